@@ -39,6 +39,18 @@ format() {
     tracked '*.c' '*.h' '*.cu' '*.cuh' | xargs -0 -r -n 8 -P "$jobs" "$tool" --dry-run -Werror
 }
 
+# Leaves one entry of each file and set of definitions: a file that several targets compile would be read as often.
+once() {
+    awk '/^\{/ { entry = ""; key = "" }
+        { entry = entry $0 "\n" }
+        /^ *"command":/ { for (i = 1; i <= NF; i++) if ($i ~ /^-D/) key = key " " $i }
+        /^ *"file":/ { key = $0 key }
+        /^\}/ { sub(/,?\n$/, "", entry); if (!seen[key]++) { printf "%s%s", separator, entry; separator = ",\n" } }
+        BEGIN { print "[" }
+        END { print "\n]" }' "$1" >"$1.once"
+    mv "$1.once" "$1"
+}
+
 # One file a process, so that they share the cores; output in one piece a file.
 tidy_one() {
     local output
@@ -92,6 +104,7 @@ if ! log=$(cmake --preset release -B "$database" -DFMLA_CUDA=OFF 2>&1); then
     printf '%s\n' "$log" >&2
     exit 1
 fi
+once "$database/compile_commands.json"
 mkdir -p "$database/cppcheck"
 
 step clang-format format

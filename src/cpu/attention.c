@@ -44,28 +44,41 @@ struct work {
 };
 _Static_assert(sizeof(struct work) <= sizeof((struct prepared *)0)->decided, "it is decided once a call");
 
-/* Rows of a tile. The plan counts tiles of PLAN_ROW_TILE; without one as many as the kernel takes, so that the keys of a token
- * are gathered and converted once for them. */
-static int32_t tile_rows_of(const struct attention_problem *p, int32_t most, int64_t set_rows)
+enum { TILES_A_WORKER = 4 }; /* as few as leave little time in which some workers have none */
+
+/* Rows of a tile. The plan counts tiles of PLAN_ROW_TILE; without one as many as the kernel takes, so that keys are gathered,
+ * converted and interleaved once for them; of a head's keys, which have many tiles, as many as leave work for all workers. */
+static int32_t tile_rows_of(const struct attention_problem *p, const struct cpu_attention *attention,
+                            int64_t sets, int64_t set_rows, int32_t workers)
 {
     if (p->cut == CUT_BY_PLAN || p->cut == CUT_INVARIANT || !set_rows) return PLAN_ROW_TILE;
+    int32_t most = attention->most_rows;
+    if (p->cut == CUT_NEVER) {
+        most = attention->most_rows_of_heads;
+        for (; most > PLAN_ROW_TILE; most /= 2) {
+            const int64_t tiles = (set_rows + most - 1) / most;
+            if ((double)p->b * (double)sets * (double)tiles >= TILES_A_WORKER * (double)workers) break;
+        }
+    }
     return set_rows > most - PLAN_ROW_TILE
                ? most
                : (int32_t)(set_rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE * PLAN_ROW_TILE;
 }
 
-static struct cpu_call call_of(const struct attention_problem *p, int32_t most_rows)
+static struct cpu_call call_of(const struct attention_problem *p, const struct cpu_attention *attention,
+                               int32_t workers)
 {
     const bool listed = p->keys[0].kind == KEYS_LISTED;
     const int64_t tokens = listed ? 1 : p->s_q, set_rows = tokens * (p->h_q / p->h_kv);
+    const int64_t sets = (listed ? p->s_q : 1) * p->h_kv;
     return (struct cpu_call){
         .problem = p,
         .layout = kv_layout_of(p->format, (int32_t)p->d_qk),
         .next_keys = listed ? cpu_listed_keys : cpu_paged_keys,
         .tokens_of_set = tokens,
-        .sets = (listed ? p->s_q : 1) * p->h_kv,
+        .sets = sets,
         .set_rows = set_rows,
-        .tile_rows = tile_rows_of(p, most_rows, set_rows),
+        .tile_rows = tile_rows_of(p, attention, sets, set_rows, workers),
         .value_bytes = p->keys[0].values_apart ? (int32_t)(p->d_v * (int64_t)sizeof(uint16_t)) : 0,
         .keys_at_once = listed && p->cut != CUT_EVENLY,
     };
@@ -125,8 +138,8 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     struct work *w = (struct work *)(void *)prepared->decided;
     memset(w, 0, sizeof *w);
     w->attention = kernel->inner;
-    w->call = call_of(p, w->attention->most_rows);
     w->pool = threads_now();
+    w->call = call_of(p, w->attention, w->pool.workers);
     w->row_tiles = w->call.sets * tiles_of(w, w->call.set_rows);
     w->chunk_keys = chunk_keys_of(p, w);
     size_t at = 0;
@@ -187,22 +200,36 @@ static float base_of(float max)
     return max == -INFINITY ? 0.0f : max;
 }
 
-/* Row `row` of a set, finished, to the caller's tensors. lse is relative to max. */
-static void write_row(const struct cpu_call *call, int64_t request, int64_t first_token, int64_t set,
-                      int64_t row, const float *values, float relative_lse, float max)
+/* A row, finished, to the caller's tensors. lse is relative to max. */
+static void write_row(const struct work *w, int64_t request, struct cpu_row to, const float *values,
+                      float relative_lse, float max)
 {
-    const struct attention_problem *p = call->problem;
+    const struct attention_problem *p = w->call.problem;
     const struct result_rules *rules = &p->rules;
-    struct cpu_row to = cpu_row_of(call, set, row);
-    to.token += first_token;
     const float lse = base_of(max) + relative_lse;
     const int64_t at = request * p->out_stride[0] + to.token * p->out_stride[1] + to.head * p->out_stride[2];
-    result_store(p->out, p->element, at, values, result_sink_factor(rules, to.head, lse), p->d_v);
+    w->attention->round((uint16_t *)p->out + at, values, result_sink_factor(rules, to.head, lse), p->d_v,
+                        p->element);
     if (p->lse)
         p->lse[request * p->lse_stride[0] + to.head * p->lse_stride[1] + to.token] = result_lse(rules, lse);
     if (p->max_logits)
         p->max_logits[request * p->max_stride[0] + to.head * p->max_stride[1] + to.token] =
             max * rules->lse_factor;
+}
+
+/* `rows` rows of a set from row `first` on, from values one after the other. */
+static void write_rows(const struct work *w, int64_t request, int64_t first_token, int64_t set, int64_t first,
+                       int32_t rows, const float *values, const float *relative_lse, const float *max)
+{
+    const struct attention_problem *p = w->call.problem;
+    const int64_t group = p->h_q / p->h_kv;
+    struct cpu_row to = cpu_row_of(&w->call, set, first);
+    const int64_t end_head = to.head - first % group + group;
+    to.token += first_token;
+    for (int32_t i = 0; i < rows; i++) {
+        write_row(w, request, to, values + i * p->d_v, relative_lse[i], max[i]);
+        if (++to.head == end_head) to.head -= group, to.token++;
+    }
 }
 
 struct tile_rows {
@@ -254,9 +281,7 @@ static void run_piece(const struct work *w, int64_t request, int64_t row_tile, i
     };
     w->attention->attend(&tile, scratch + cpu_line_up(tile_floats(&w->call) * sizeof(float)));
     if (slot != DIRECT) return;
-    for (int32_t i = 0; i < t.rows; i++)
-        write_row(&w->call, request, span.first_token, t.set, t.first_row + i, tile.out + i * p->d_v,
-                  tile.lse[i], tile.max[i]);
+    write_rows(w, request, span.first_token, t.set, t.first_row, t.rows, tile.out, tile.lse, tile.max);
 }
 
 /* Joins `count` slots of a request, first, second, second + step, …, for one row tile. Weights are of what is above the
@@ -283,7 +308,7 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
         }
         if (total != 0.0f)
             for (int64_t d = 0; d < p->d_v; d++) sum[d] /= total;
-        write_row(&w->call, request, 0, t.set, i, sum, logf(total), max);
+        write_row(w, request, cpu_row_of(&w->call, t.set, i), sum, logf(total), max);
     }
 }
 

@@ -7,7 +7,7 @@
  *   ATTENTION_NAME     the struct cpu_attention to define
  *   LANES, VECTORS, AT_ONCE, LARGER: products_f32.h
  *
- *   scratch of a worker (floats)
+ *   scratch of a worker (floats), of 64 rows; of a head's keys up to 256 rows meet them at a time
  *     q         [groups][d_qk][16]   Q of the tile, scaled, lanes innermost       64 × 576 × 4 B = 144 KiB
  *     keys      [64][d_qk]           one block of keys, converted once            64 × 576 × 4 B = 144 KiB
  *     values    [64][d_v]            … and of values, where they lie apart
@@ -21,6 +21,9 @@
  *   Limit: the two products, 2 · (d_qk + d_v) FLOP per row and key, at the rate of the multiply-adds.
  */
 #include "products_f32.h"
+#include "result.h"
+
+enum { ROWS_OF_HEADS = 4 * PLAN_ROW_TILE };
 
 struct scratch {
     float *q, *keys, *values, *o, *s, *max, *sum;
@@ -72,31 +75,39 @@ static void pack_q(const struct cpu_tile *tile, float *q, float *row)
 /* ---- Softmax -------------------------------------------------------------------------------- */
 
 /* One step of the online softmax over s[0 … count): row l sees the first visible[l] of them, and below `fewest` every
- * row sees the key. Turns scores into probabilities against the new maximum and gives in `rescale` what older sums must
+ * row sees the key. `largest` is of all of them and of older ones. Turns scores into probabilities against the new maximum and gives in `rescale` what older sums must
  * be multiplied by. */
-static void softmax_step(float *s, int32_t count, int32_t fewest, const int32_t visible[GROUP_ROWS],
-                         float *max, float *sum, float *rescale)
+static void softmax_step(float *s, const float *largest, int32_t count, int32_t fewest,
+                         const int32_t visible[GROUP_ROWS], float *max, float *sum, float *rescale,
+                         int vectors)
 {
     const vector nothing = (vector){0} - INFINITY;
-    for (int v = 0; v < VECTORS; v++) {
+    for (int v = 0; v < vectors; v++) {
         vector *const at = (vector *)(s + v * LANES);
         const vector old = *(const vector *)(max + v * LANES);
         vector_int sees;
         memcpy(&sees, visible + v * LANES, sizeof sees);
         vector top = old;
-        for (int32_t t = 0; t < count; t++) {
-            vector x = at[t * VECTORS];
-            if (t >= fewest) at[t * VECTORS] = x = select((vector_int)(sees > t), x, nothing);
-            top = LARGER(x, top); /* a NaN does not become the maximum; it reaches the sum */
+        if (fewest == count) {
+            top = *(const vector *)(largest + v * LANES);
+        } else {
+            for (int32_t t = 0; t < count; t++) {
+                if (t >= fewest) at[t * VECTORS] = select((vector_int)(sees > t), at[t * VECTORS], nothing);
+                top =
+                    LARGER(at[t * VECTORS], top); /* a NaN does not become the maximum; it reaches the sum */
+            }
         }
         const vector base =
             select((vector_int)(top == nothing), (vector){0}, top); /* keeps exp(-inf - base) at 0 */
-        vector total = {0};
-        for (int32_t t = 0; t < count; t++) {
-            const vector e = exp2_of(at[t * VECTORS] - base);
-            at[t * VECTORS] = e;
-            total += e;
+        vector total = {0}, odd = {0}; /* two sums that do not wait for each other */
+        int32_t t = 0;
+        for (; t + 2 <= count; t += 2) {
+            const vector e = exp2_of(at[t * VECTORS] - base), f = exp2_of(at[(t + 1) * VECTORS] - base);
+            at[t * VECTORS] = e, at[(t + 1) * VECTORS] = f;
+            total += e, odd += f;
         }
+        if (t < count) total += at[t * VECTORS] = exp2_of(at[t * VECTORS] - base);
+        total += odd;
         const vector older = exp2_of(old - base);
         *(vector *)(rescale + v * LANES) = older;
         *(vector *)(max + v * LANES) = top;
@@ -113,19 +124,22 @@ static void attend_block(const struct cpu_tile *tile, const struct scratch *scra
     int32_t visible[GROUP_ROWS], fewest, most;
     tile_visible(tile, group * GROUP_ROWS, begin, count, GROUP_ROWS, visible, &fewest, &most);
     if (!most) return;
-    _Alignas(64) float rescale[GROUP_ROWS];
+    _Alignas(64) float rescale[GROUP_ROWS], largest[GROUP_ROWS];
     float *o = scratch->o + group * p->d_v * GROUP_ROWS;
-    scores(scratch->s, scratch->keys, scratch->q + group * p->d_qk * GROUP_ROWS, most, p->d_qk);
-    softmax_step(scratch->s, most, fewest, visible, scratch->max + group * GROUP_ROWS,
-                 scratch->sum + group * GROUP_ROWS, rescale);
+    const float *q = scratch->q + group * p->d_qk * GROUP_ROWS;
+    const int vectors = vectors_of(tile->rows - group * GROUP_ROWS);
+    memcpy(largest, scratch->max + group * GROUP_ROWS, sizeof largest);
+    scores(vectors, scratch->s, largest, scratch->keys, q, most, p->d_qk);
+    softmax_step(scratch->s, largest, most, fewest, visible, scratch->max + group * GROUP_ROWS,
+                 scratch->sum + group * GROUP_ROWS, rescale, vectors);
     if (are_finite(scratch->values, scratch->value_step, fewest, most, p->d_v))
         fewest = most; /* a row that does not see a key has weight 0 for it */
-    add_values(o, scratch->values, scratch->value_step, p->d_v, scratch->s, fewest, rescale, ahead);
+    add_values(vectors, o, scratch->values, scratch->value_step, p->d_v, scratch->s, fewest, rescale, ahead);
     for (int32_t t = fewest; t < most; t++) {
         bool sees[GROUP_ROWS];
         for (int l = 0; l < GROUP_ROWS; l++) sees[l] = t < visible[l];
         add_value_where_seen(o, scratch->values + t * scratch->value_step, scratch->s + t * GROUP_ROWS,
-                             p->d_v, sees);
+                             p->d_v, sees, vectors * LANES);
     }
 }
 
@@ -163,4 +177,5 @@ static void attend(const struct cpu_tile *tile, void *memory)
                    scratch.max + g * GROUP_ROWS, scratch.sum + g * GROUP_ROWS);
 }
 
-const struct cpu_attention ATTENTION_NAME = {PLAN_ROW_TILE, scratch_bytes, attend};
+const struct cpu_attention ATTENTION_NAME = {PLAN_ROW_TILE, ROWS_OF_HEADS, scratch_bytes, attend,
+                                             result_round};

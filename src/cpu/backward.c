@@ -16,7 +16,7 @@
 
 #include <string.h>
 
-enum { LANES = PLAN_ROW_TILE, TOKENS_OF_ITEM = 64 };
+enum { TOKENS_OF_ITEM = 64 };
 
 struct work {
     const struct backward_problem *problem;
@@ -113,10 +113,18 @@ static void clear_outside(const struct work *w, const struct ragged *ragged, con
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
+/* Lanes of a tile of a request that has `count` of them for each head: the bits of a request hang on nothing else. */
+static int64_t lanes_of(const struct work *w, int64_t count)
+{
+    int64_t most = w->gradients->most_lanes;
+    while (most > PLAN_ROW_TILE && count < 2 * most) most /= 2;
+    return most;
+}
+
 static int64_t tiles_of(const struct work *w, int64_t count)
 {
-    const int64_t most = w->gradients->most_lanes;
-    return (count + most - 1) / most;
+    const int64_t lanes = lanes_of(w, count);
+    return (count + lanes - 1) / lanes;
 }
 
 /* Fills the spans; returns how many tiles there are. */
@@ -141,7 +149,7 @@ static void run_tile(void *data, int64_t index, int32_t worker)
 {
     const struct work *w = data;
     const struct backward_problem *p = w->problem;
-    const int64_t group = backward_group(p), most = w->gradients->most_lanes;
+    const int64_t group = backward_group(p);
     const int64_t request = cpu_span_at(w->spans, p->b, index);
     const struct span *span = &w->spans[request].span;
     const int64_t of_keys = tiles_of(w, span->keys), of_head = of_keys + tiles_of(w, span->tokens * group);
@@ -156,8 +164,9 @@ static void run_tile(void *data, int64_t index, int32_t worker)
                               .lse = w->lse + row,
                               .delta = w->delta + row,
                               .are_keys = tile < of_keys};
+    const int64_t all = lanes.are_keys ? span->keys : span->tokens * group, most = lanes_of(w, all);
     lanes.first = (lanes.are_keys ? tile : tile - of_keys) * most;
-    const int64_t left = (lanes.are_keys ? span->keys : span->tokens * group) - lanes.first;
+    const int64_t left = all - lanes.first;
     lanes.count = left < most ? (int32_t)left : (int32_t)most;
     w->gradients->tile(&lanes, w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes);
 }

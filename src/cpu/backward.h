@@ -13,8 +13,8 @@
 #ifndef FMLA_CPU_BACKWARD_H
 #define FMLA_CPU_BACKWARD_H
 
-#include "../num_fast.h"
 #include "convert.h"
+#include "result.h"
 #include "tile.h"
 
 /* A tile of lanes: keys of a key head, which meet its query rows, or query rows, which meet its keys. Rows are counted token by
@@ -70,6 +70,17 @@ static inline struct cpu_key backward_vectors(const struct cpu_lanes *lanes, boo
                             .value = backward_at(&p->dout, request, token, head)};
 }
 
+/* Brings the vectors of a tile's lanes along: nothing foresees them. */
+static inline void backward_fetch(const struct cpu_lanes *lanes)
+{
+    const struct backward_problem *p = lanes->problem;
+    for (int32_t l = 0; l < lanes->count; l++) {
+        const struct cpu_key own = backward_vectors(lanes, lanes->are_keys, lanes->first + l);
+        for (int64_t byte = 0; byte < p->d_qk * 2; byte += CACHE_LINE) __builtin_prefetch(own.token + byte);
+        for (int64_t byte = 0; byte < p->d_v * 2; byte += CACHE_LINE) __builtin_prefetch(own.value + byte);
+    }
+}
+
 /* The other side's vectors that lanes meet next. */
 struct cpu_met {
     struct cpu_key vectors[PLAN_BLOCK];
@@ -110,14 +121,26 @@ static inline int64_t backward_end(const struct cpu_lanes *lanes)
 /* The next vectors from *at on, before `end`; *at moves past them. Rows that saw no key are passed over. */
 static inline void backward_meet(const struct cpu_lanes *lanes, int64_t *at, int64_t end, struct cpu_met *met)
 {
+    const struct backward_problem *p = lanes->problem;
+    const struct token_view *const x = lanes->are_keys ? &p->q : &p->k, *const y = lanes->are_keys ? &p->dout
+                                                                                                   : &p->v;
+    const int64_t group = lanes->are_keys ? backward_group(p) : 1;
+    int64_t token = *at / group, head = *at % group;
     int32_t count = 0;
+    met->count = 0;
+    if (*at >= end) return;
+    const struct cpu_key first = backward_vectors(lanes, !lanes->are_keys, token * group);
+    const int64_t before = token;
     for (; *at < end && count < PLAN_BLOCK; (*at)++) {
-        if (lanes->are_keys) {
-            if (lanes->lse[*at] == INFINITY) continue;
-            met->lse[count] = lanes->lse[*at], met->delta[count] = lanes->delta[*at];
+        if (!lanes->are_keys || lanes->lse[*at] != INFINITY) {
+            const int64_t x_at = (token - before) * x->token + head * x->head,
+                          y_at = (token - before) * y->token + head * y->head;
+            if (lanes->are_keys) met->lse[count] = lanes->lse[*at], met->delta[count] = lanes->delta[*at];
+            met->index[count] = *at;
+            met->vectors[count++] = (struct cpu_key){.token = first.token + x_at * (int64_t)sizeof(uint16_t),
+                                                     .value = first.value + y_at * (int64_t)sizeof(uint16_t)};
         }
-        met->index[count] = *at;
-        met->vectors[count++] = backward_vectors(lanes, !lanes->are_keys, *at);
+        if (++head == group) head = 0, token++;
     }
     met->count = count;
 }
@@ -133,14 +156,22 @@ struct cpu_seen {
 static inline void backward_masks(const struct cpu_lanes *lanes, const struct cpu_met *met, int32_t first,
                                   int32_t width, struct cpu_seen *seen)
 {
+    const int64_t least = lanes->first + first;
+    int64_t most = least + width - 1;
+    if (first + width > lanes->count) most = lanes->first + lanes->count - 1;
+    if (!lanes->problem->causal || !met->count ||
+        (lanes->are_keys ? backward_first_row(lanes, most) <= met->index[0]
+                         : backward_seen(lanes, least) > met->index[met->count - 1])) { /* all see all */
+        for (int32_t l = 0; l < width; l++) seen->from[l] = 0, seen->to[l] = met->count;
+        seen->begin = seen->whole = 0, seen->end = seen->whole_end = met->count;
+        return;
+    }
     seen->begin = seen->whole_end = met->count, seen->end = seen->whole = 0;
     int32_t from = 0, to = 0;
     for (int32_t l = 0; l < width; l++) { /* both rise with the lane */
         const int32_t lane = first + l < lanes->count ? first + l : lanes->count - 1;
         const int64_t i = lanes->first + lane;
-        if (!lanes->problem->causal) {
-            to = met->count;
-        } else if (lanes->are_keys) {
+        if (lanes->are_keys) {
             const int64_t row = backward_first_row(lanes, i);
             while (from < met->count && met->index[from] < row) from++;
             to = met->count;
@@ -160,16 +191,6 @@ static inline void backward_masks(const struct cpu_lanes *lanes, const struct cp
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
-/* `count` values times `factor`, rounded; without branches, for the compiler's vectors. */
-static inline void backward_round(uint16_t *to, const float *from, float factor, int64_t count,
-                                  enum element element)
-{
-    if (element == ELEMENT_BF16)
-        for (int64_t i = 0; i < count; i++) to[i] = fast_to_bf16(from[i] * factor);
-    else
-        for (int64_t i = 0; i < count; i++) to[i] = fast_to_fp16(from[i] * factor);
-}
-
 /* Lane `lane`, finished: dx, and of a key dy. A row that saw no key has zeros. */
 static inline void backward_store(const struct cpu_lanes *lanes, int32_t lane, const float *dx,
                                   const float *dy)
@@ -179,10 +200,10 @@ static inline void backward_store(const struct cpu_lanes *lanes, int32_t lane, c
     if (lanes->are_keys) {
         const int64_t key = lanes->span.first_key + i;
         const struct token_view *dk = &p->dk, *dv = &p->dv;
-        backward_round(dk->data + lanes->request * dk->request + key * dk->token + lanes->key_head * dk->head,
-                       dx, p->scale, p->d_qk, p->element);
-        backward_round(dv->data + lanes->request * dv->request + key * dv->token + lanes->key_head * dv->head,
-                       dy, 1.0f, p->d_v, p->element);
+        result_round(dk->data + lanes->request * dk->request + key * dk->token + lanes->key_head * dk->head,
+                     dx, p->scale, p->d_qk, p->element);
+        result_round(dv->data + lanes->request * dv->request + key * dv->token + lanes->key_head * dv->head,
+                     dy, 1.0f, p->d_v, p->element);
         return;
     }
     const int64_t token = lanes->span.first_token + i / group, head = lanes->key_head * group + i % group;
@@ -190,7 +211,7 @@ static inline void backward_store(const struct cpu_lanes *lanes, int32_t lane, c
     if (lanes->lse[i] == INFINITY)
         memset(dq, 0, (size_t)p->d_qk * sizeof *dq);
     else
-        backward_round(dq, dx, p->scale, p->d_qk, p->element);
+        result_round(dq, dx, p->scale, p->d_qk, p->element);
 }
 
 /* Σ out · dout, in sums that do not wait for each other. */

@@ -16,13 +16,15 @@
 #include "backward.h"
 #include "products_f32.h"
 
+enum { MOST_LANES = 2 * PLAN_ROW_TILE };
+
 struct scratch {
     float *x, *y, *dx, *dy, *mx, *my, *p, *ds;
 };
 
 static size_t scratch_layout(const struct backward_problem *p, uintptr_t base, struct scratch *scratch)
 {
-    const size_t lanes = PLAN_ROW_TILE * sizeof(float), d_qk = (size_t)p->d_qk, d_v = (size_t)p->d_v;
+    const size_t lanes = MOST_LANES * sizeof(float), d_qk = (size_t)p->d_qk, d_v = (size_t)p->d_v;
     uintptr_t at = base;
     scratch->x = tile_take(&at, lanes * d_qk), scratch->y = tile_take(&at, lanes * d_v);
     scratch->dx = tile_take(&at, lanes * d_qk), scratch->dy = tile_take(&at, lanes * d_v);
@@ -51,10 +53,10 @@ static void pack(float *to, const uint8_t *from, int64_t width, int32_t lane, fl
 /* P and dS of the vectors that some lane sees, from S and dP. Of rows in the lanes lse and delta are the lanes', of keys those of the
  * vector met. */
 static void weigh(const struct cpu_lanes *lanes, const struct cpu_met *met, const struct cpu_seen *seen,
-                  const float *lane_lse, const float *lane_delta, const struct scratch *scratch)
+                  const float *lane_lse, const float *lane_delta, const struct scratch *scratch, int vectors)
 {
     const vector most = (vector){0} + 128.0f; /* from there on it is infinite */
-    for (int v = 0; v < VECTORS; v++) {
+    for (int v = 0; v < vectors; v++) {
         vector lse = *(const vector *)(lane_lse + v * LANES),
                delta = *(const vector *)(lane_delta + v * LANES);
         vector_int from, to;
@@ -64,7 +66,7 @@ static void weigh(const struct cpu_lanes *lanes, const struct cpu_met *met, cons
                           *const ds = (vector *)(scratch->ds + t * GROUP_ROWS + v * LANES);
             if (lanes->are_keys) lse = (vector){0} + met->lse[t], delta = (vector){0} + met->delta[t];
             const vector above = *p - lse;
-            const vector weight = exp2_of(select((vector_int)(above > most), most, above));
+            const vector weight = exp2_of(SMALLER(most, above));
             vector of_score = weight * (*ds - delta);
             *p = weight;
             if (t < seen->whole || t >= seen->whole_end) {
@@ -78,28 +80,29 @@ static void weigh(const struct cpu_lanes *lanes, const struct cpu_met *met, cons
 }
 
 /* sum[d][lane] += Σ_t of[t][d] · by[t][lane] over the vectors [begin, end). */
-static void add_met(float *sum, const float *of, const float *by, int64_t width, int32_t begin, int32_t end,
-                    struct tile_ahead *ahead)
+static void add_met(int vectors, float *sum, const float *of, const float *by, int64_t width, int32_t begin,
+                    int32_t end, struct tile_ahead *ahead)
 {
     static const _Alignas(64) float ones[GROUP_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     if (begin < end)
-        add_values(sum, of + begin * width, width, width, by + begin * GROUP_ROWS, end - begin, ones, ahead);
+        add_values(vectors, sum, of + begin * width, width, width, by + begin * GROUP_ROWS, end - begin, ones,
+                   ahead);
 }
 
 /* … and of those that only some lanes see, where one that holds NaN or infinity must not meet the others. */
-static void add_seen(float *sum, const float *of, const float *by, int64_t width, const struct cpu_seen *seen,
-                     bool all_finite, struct tile_ahead *ahead)
+static void add_seen(int vectors, float *sum, const float *of, const float *by, int64_t width,
+                     const struct cpu_seen *seen, bool all_finite, struct tile_ahead *ahead)
 {
     if (all_finite) {
-        add_met(sum, of, by, width, seen->begin, seen->end, ahead);
+        add_met(vectors, sum, of, by, width, seen->begin, seen->end, ahead);
         return;
     }
-    add_met(sum, of, by, width, seen->whole, seen->whole_end, ahead);
+    add_met(vectors, sum, of, by, width, seen->whole, seen->whole_end, ahead);
     for (int32_t t = seen->begin; t < seen->end; t++) {
         bool sees[GROUP_ROWS];
         if (t >= seen->whole && t < seen->whole_end) continue;
         for (int l = 0; l < GROUP_ROWS; l++) sees[l] = seen->from[l] <= t && t < seen->to[l];
-        add_value_where_seen(sum, of + t * width, by + t * GROUP_ROWS, width, sees);
+        add_value_where_seen(sum, of + t * width, by + t * GROUP_ROWS, width, sees, vectors * LANES);
     }
 }
 
@@ -114,29 +117,41 @@ static void meet(const struct cpu_lanes *lanes, const struct scratch *scratch, c
 {
     const struct backward_problem *p = lanes->problem;
     const int64_t x = (int64_t)group * GROUP_ROWS * p->d_qk, y = (int64_t)group * GROUP_ROWS * p->d_v;
+    const int vectors = vectors_of(lanes->count - group * GROUP_ROWS);
     struct cpu_seen seen;
     backward_masks(lanes, met, group * GROUP_ROWS, GROUP_ROWS, &seen);
     const int32_t count = seen.end - seen.begin, at = seen.begin;
     if (!count) return;
-    scores(scratch->p + at * GROUP_ROWS, scratch->mx + at * p->d_qk, scratch->x + x, count, p->d_qk);
-    scores(scratch->ds + at * GROUP_ROWS, scratch->my + at * p->d_v, scratch->y + y, count, p->d_v);
-    weigh(lanes, met, &seen, lse + group * GROUP_ROWS, delta + group * GROUP_ROWS, scratch);
-    add_seen(scratch->dx + x, scratch->mx, scratch->ds, p->d_qk, &seen,
+    scores(vectors, scratch->p + at * GROUP_ROWS, NULL, scratch->mx + at * p->d_qk, scratch->x + x, count,
+           p->d_qk);
+    scores(vectors, scratch->ds + at * GROUP_ROWS, NULL, scratch->my + at * p->d_v, scratch->y + y, count,
+           p->d_v);
+    weigh(lanes, met, &seen, lse + group * GROUP_ROWS, delta + group * GROUP_ROWS, scratch, vectors);
+    add_seen(vectors, scratch->dx + x, scratch->mx, scratch->ds, p->d_qk, &seen,
              partly_finite(scratch->mx, p->d_qk, &seen), ahead);
     if (lanes->are_keys)
-        add_seen(scratch->dy + y, scratch->my, scratch->p, p->d_v, &seen,
+        add_seen(vectors, scratch->dy + y, scratch->my, scratch->p, p->d_v, &seen,
                  partly_finite(scratch->my, p->d_v, &seen), ahead);
+}
+
+/* The rows of a group's lanes. */
+static void unpack(float *to, const float *from, int64_t width)
+{
+    for (int64_t d = 0; d < width; d++)
+        for (int l = 0; l < GROUP_ROWS; l++) to[l * width + d] = from[d * GROUP_ROWS + l];
 }
 
 static void finish(const struct cpu_lanes *lanes, const struct scratch *scratch)
 {
     const struct backward_problem *p = lanes->problem;
-    float *dx = scratch->mx, *dy = scratch->my;
+    float *dx = scratch->mx, *dy = scratch->my; /* of the rows of a group */
     for (int32_t l = 0; l < lanes->count; l++) {
         const int64_t group = l / GROUP_ROWS, lane = l % GROUP_ROWS;
-        for (int64_t d = 0; d < p->d_qk; d++) dx[d] = scratch->dx[(group * p->d_qk + d) * GROUP_ROWS + lane];
-        for (int64_t d = 0; d < p->d_v; d++) dy[d] = scratch->dy[(group * p->d_v + d) * GROUP_ROWS + lane];
-        backward_store(lanes, l, dx, dy);
+        if (!lane) {
+            unpack(dx, scratch->dx + group * p->d_qk * GROUP_ROWS, p->d_qk);
+            if (lanes->are_keys) unpack(dy, scratch->dy + group * p->d_v * GROUP_ROWS, p->d_v);
+        }
+        backward_store(lanes, l, dx + lane * p->d_qk, dy + lane * p->d_v);
     }
 }
 
@@ -147,10 +162,11 @@ static void tile(const struct cpu_lanes *lanes, void *memory)
     const int32_t groups = (lanes->count + GROUP_ROWS - 1) / GROUP_ROWS;
     const size_t all = (size_t)groups * GROUP_ROWS * sizeof(float);
     const int64_t end = backward_end(lanes);
-    _Alignas(64) float lse[PLAN_ROW_TILE] = {0}, delta[PLAN_ROW_TILE] = {0};
+    _Alignas(64) float lse[MOST_LANES] = {0}, delta[MOST_LANES] = {0};
     struct cpu_met met[2]; /* of this block and the next */
     struct scratch s;
     scratch_layout(p, (uintptr_t)memory, &s);
+    backward_fetch(lanes);
     memset(s.x, 0, all * (size_t)p->d_qk), memset(s.y, 0, all * (size_t)p->d_v);
     memset(s.dx, 0, all * (size_t)p->d_qk), memset(s.dy, 0, all * (size_t)p->d_v);
     for (int32_t l = 0; l < lanes->count; l++) {
@@ -179,4 +195,4 @@ static void tile(const struct cpu_lanes *lanes, void *memory)
     finish(lanes, &s);
 }
 
-const struct cpu_gradients GRADIENTS_NAME = {PLAN_ROW_TILE, scratch_bytes, backward_delta, tile};
+const struct cpu_gradients GRADIENTS_NAME = {MOST_LANES, scratch_bytes, backward_delta, tile};

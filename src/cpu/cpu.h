@@ -100,9 +100,12 @@ struct cpu_tile {
 
 /* One instruction set's attention over a tile. */
 struct cpu_attention {
-    int32_t most_rows;                                          /* of a tile: a multiple of PLAN_ROW_TILE */
-    size_t (*scratch_bytes)(const struct cpu_call *call);       /* of one worker; a multiple of 64 */
+    int32_t most_rows;                                    /* of a tile: PLAN_ROW_TILE times a power of two */
+    int32_t most_rows_of_heads;                           /* … where keys are those of a head and not cut */
+    size_t (*scratch_bytes)(const struct cpu_call *call); /* of one worker; a multiple of 64 */
     void (*attend)(const struct cpu_tile *tile, void *scratch); /* scratch is 64-byte aligned */
+    /* Finished values times `factor`, rounded to bf16 or fp16. */
+    void (*round)(uint16_t *to, const float *values, float factor, int64_t count, enum element element);
 };
 
 /* Where the build has them: FMLA_AVX512_BF16, FMLA_AVX512, FMLA_AVX2. */

@@ -24,6 +24,22 @@ static struct cpu_key key_at(const struct cpu_tile *tile, const struct key_sourc
     };
 }
 
+/* `count` keys from slot `slot` of a page on. Where scales lie in their tokens, or there are none, all are so many bytes apart. */
+static void keys_of_page(const struct cpu_tile *tile, const struct key_source *source, int64_t page,
+                         int64_t slot, struct cpu_key *keys, int32_t count)
+{
+    if (tile->call->layout.scale_bytes) {
+        for (int32_t t = 0; t < count; t++) keys[t] = key_at(tile, source, page, slot + t);
+        return;
+    }
+    const int64_t step = source->k.slot_bytes,
+                  value_step = tile->call->value_bytes ? source->v.slot_bytes : step;
+    const struct cpu_key first = key_at(tile, source, page, slot);
+    for (int32_t t = 0; t < count; t++)
+        keys[t] =
+            (struct cpu_key){first.token + t * step, first.scales + t * step, first.value + t * value_step};
+}
+
 int32_t cpu_paged_keys(const struct cpu_tile *tile, int64_t *at, int64_t end, struct cpu_key keys[PLAN_BLOCK])
 {
     const struct key_source *source = &tile->call->problem->keys[0];
@@ -31,9 +47,13 @@ int32_t cpu_paged_keys(const struct cpu_tile *tile, int64_t *at, int64_t end, st
     int32_t count = 0;
     if (*at >= end) return 0;
     int64_t page = *at / source->page_size, slot = *at % source->page_size;
-    for (; *at < end && count < PLAN_BLOCK; ++*at) {
-        keys[count++] = key_at(tile, source, table ? table[page] : tile->request, tile->first_key + slot);
-        if (++slot == source->page_size) slot = 0, page++;
+    while (*at < end && count < PLAN_BLOCK) {
+        int64_t run = source->page_size - slot;
+        if (run > PLAN_BLOCK - count) run = PLAN_BLOCK - count;
+        if (run > end - *at) run = end - *at;
+        keys_of_page(tile, source, table ? table[page] : tile->request, tile->first_key + slot, keys + count,
+                     (int32_t)run);
+        count += (int32_t)run, *at += run, slot = 0, page++;
     }
     return count;
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * From an attention's fp32 row and natural lse to what the caller asked for, shared by decode and merge. An lse of ±inf says that no key was seen.
+ * From an attention's fp32 row and natural lse to what the caller asked for, shared by attention, its gradients and merge. An lse of ±inf says that no key was seen.
  */
 #ifndef FMLA_CPU_RESULT_H
 #define FMLA_CPU_RESULT_H
 
-#include "../num.h"
+#include "../num_fast.h"
 #include "../problem.h"
 
 #include <math.h>
@@ -20,22 +20,24 @@ static inline float result_load(const void *data, enum element element, int64_t 
     return ((const float *)data)[i];
 }
 
+/* `count` values times `factor`, rounded to 16 bits; without branches, for the compiler's vectors. */
+static inline void result_round(uint16_t *to, const float *values, float factor, int64_t count,
+                                enum element element)
+{
+    if (element == ELEMENT_BF16)
+        for (int64_t i = 0; i < count; i++) to[i] = fast_to_bf16(values[i] * factor);
+    else
+        for (int64_t i = 0; i < count; i++) to[i] = fast_to_fp16(values[i] * factor);
+}
+
 /* Writes `count` values times `factor` from data[at]. */
 static inline void result_store(void *data, enum element element, int64_t at, const float *values,
                                 float factor, int64_t count)
 {
-    uint16_t *narrow = (uint16_t *)data + at;
-    switch (element) {
-    case ELEMENT_BF16:
-        for (int64_t i = 0; i < count; i++) narrow[i] = num_to_bf16(values[i] * factor);
-        break;
-    case ELEMENT_FP16:
-        for (int64_t i = 0; i < count; i++) narrow[i] = num_to_fp16(values[i] * factor);
-        break;
-    case ELEMENT_F32:
+    if (element == ELEMENT_F32)
         for (int64_t i = 0; i < count; i++) ((float *)data)[at + i] = values[i] * factor;
-        break;
-    }
+    else
+        result_round((uint16_t *)data + at, values, factor, count, element);
 }
 
 /* What `out` is multiplied by. */

@@ -95,9 +95,10 @@ static inline struct tile_ahead tile_ahead_of_call(const struct cpu_call *call, 
 /* With `values` more of them added. */
 static inline void tile_bring(struct tile_ahead *ahead, int32_t values)
 {
-    if (!ahead->count) return;
+    ahead->due += values * ahead->rate;
+    if (ahead->due <= 0 || !ahead->count) return;
     struct tile_ahead now = *ahead;
-    for (now.due += values * now.rate; now.due > 0 && now.count; now.due -= 256) {
+    for (; now.due > 0 && now.count; now.due -= 256) {
         __builtin_prefetch(now.byte < now.token_bytes ? now.keys->token + now.byte
                                                       : now.keys->value + (now.byte - now.token_bytes),
                            0, 2);
@@ -109,22 +110,31 @@ static inline void tile_bring(struct tile_ahead *ahead, int32_t values)
     *ahead = now;
 }
 
-/* Rows first_row … of a tile, up to `lanes` of them, from o[d · stride + lane] and the softmax's maxima and sums. */
+/* lse and largest score of rows first_row … of a tile, up to `lanes` of them, from the softmax's maxima and sums. A sum is 0 where there
+ * was no key, or none whose score is above -inf. */
+static inline void tile_write_lse(const struct cpu_tile *tile, int32_t first_row, int lanes, const float *max,
+                                  const float *sum)
+{
+    for (int l = 0; l < lanes && first_row + l < tile->rows; l++) {
+        tile->max[first_row + l] = max[l] * TILE_LN_2;
+        tile->lse[first_row + l] = sum[l] == 0.0f ? -INFINITY : logf(sum[l]);
+    }
+}
+
+/* … and their values, from o[d · stride + lane]. */
 static inline void tile_write(const struct cpu_tile *tile, int32_t first_row, int lanes, const float *o,
                               int64_t stride, const float *max, const float *sum)
 {
     const int64_t d_v = tile->call->problem->d_v;
+    tile_write_lse(tile, first_row, lanes, max, sum);
     for (int l = 0; l < lanes && first_row + l < tile->rows; l++) {
         float *out = tile->out + (first_row + l) * d_v;
-        tile->max[first_row + l] = max[l] * TILE_LN_2;
-        if (sum[l] == 0.0f) { /* no key, or none whose score is above -inf */
+        if (sum[l] == 0.0f) {
             for (int64_t d = 0; d < d_v; d++) out[d] = 0.0f;
-            tile->lse[first_row + l] = -INFINITY;
             continue;
         }
         const float factor = 1.0f / sum[l];
         for (int64_t d = 0; d < d_v; d++) out[d] = o[d * stride + l] * factor;
-        tile->lse[first_row + l] = logf(sum[l]);
     }
 }
 

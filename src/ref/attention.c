@@ -128,15 +128,15 @@ static double dot_of(const double *q, const double *key, int64_t width)
 {
     double dot[4] = {0}; /* four at a time: one sum after the other would wait for each addition */
     int64_t d = 0;
-    for (; d + 4 <= width; d += 4)
-        for (int i = 0; i < 4; i++) dot[i] += q[d + i] * key[d + i];
-    for (; d < width; d++) dot[0] += q[d] * key[d];
+    for (; d + 4 <= width; d += 4, q += 4, key += 4)
+        for (int i = 0; i < 4; i++) dot[i] += q[i] * key[i];
+    for (; d < width; d++) dot[0] += *q++ * *key++;
     return (dot[0] + dot[1]) + (dot[2] + dot[3]);
 }
 
 static void add_value(double *sum, double weight, const double *value, int64_t width)
 {
-    for (int64_t d = 0; d < width; d++) sum[d] += weight * value[d];
+    for (const double *const end = value + width; value < end;) *sum++ += weight * *value++;
 }
 
 /* Fills the scores of all rows; or adds up the values, by the weights that stand in the scores' places. Returns how many

@@ -290,8 +290,10 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
 /* ---- Comparison ------------------------------------------------------------------------------ */
 
 /* Every vector, by the oracle in memory of its own. */
-static void compare_gathered(struct test_case *c, const struct run *run, struct tally *tally)
+static void compare_gathered(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
+                             struct oracle *oracle)
 {
+    (void)inputs, (void)oracle;
     const int64_t *v = c->v, bytes = v[C_ELEMENT] == 2 ? 4 : 2;
     struct guarded *out = &c->tensor[GATHER(out)], theirs;
     union call_args args = c->args;
@@ -317,8 +319,10 @@ static void compare_gathered(struct test_case *c, const struct run *run, struct 
 
 /* Every byte, by the oracle in a copy of what the cache was. On a GPU slots outside the cache are skipped; the oracle is a
  * kernel of the CPU, which refuses them. */
-static void compare_cache(struct test_case *c, const struct run *run, struct tally *tally)
+static void compare_cache(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
+                          struct oracle *oracle)
 {
+    (void)inputs, (void)oracle;
     const struct guarded *g = cache_of(c);
     const int64_t slots = ((const struct cache_case *)c)->slots, *given = guarded_at(slots_of(c), 0, 0, 0, 0);
     unsigned char *theirs = must_alloc(g->whole);

@@ -153,8 +153,9 @@ struct maker {
     void (*magnitude)(const struct test_case *c, int64_t request, int64_t token, int64_t head,
                       struct magnitude *magnitude);
     bool bounds_out; /* the bound is for elements of out too */
-    /* In place of rows: compares all of it. */
-    void (*compare)(struct test_case *c, const struct run *run, struct tally *tally);
+    /* In place of rows: compares all of it. `inputs` and `oracle` as for compare_oracle. */
+    void (*compare)(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
+                    struct oracle *oracle);
     /* Makes a part of a batch-invariant case, with that request (-1: a drawn one). The view is of the whole. An operation without
      * an axis of that name promises the same bits in every case; no request is drawn there. */
     void (*part)(struct test_case *c, int64_t request, const struct run *run, struct part *part);
@@ -336,6 +337,8 @@ struct oracle {
     unsigned char *out; /* NULL: nothing was made */
     float *values[RESULTS];
     int failures;
+    void *kept; /* by a maker that compares by itself, which says how it is freed; NULL: nothing */
+    void (*forget)(void *kept);
 };
 void oracle_free(struct oracle *oracle);
 

@@ -61,6 +61,7 @@ static void oracle_task(void *data, int64_t i, int32_t worker)
 
 void oracle_free(struct oracle *o)
 {
+    if (o->kept) o->forget(o->kept);
     free(o->out);
     for (int k = 1; k < RESULTS; k++) free(o->values[k]);
     memset(o, 0, sizeof *o);
@@ -205,7 +206,7 @@ void compare_oracle(struct test_case *c, const struct run *run, struct tally *ta
                     struct oracle *oracle)
 {
     if (c->op->maker->compare) {
-        c->op->maker->compare(c, run, tally);
+        c->op->maker->compare(c, run, tally, inputs, oracle);
         return;
     }
     if (!c->b || !c->s_q) return;

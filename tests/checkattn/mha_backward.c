@@ -40,7 +40,7 @@ static void choose(struct subject *op, const struct run *run)
     mha_choose_types(op, run);
     op->axis[H_INPUTS].count = hopper ? INPUTS_NAN_ENDS : INPUTS_NAN_ENDS + 1;
     op->grid.possible = hopper ? hopper_possible : NULL;
-    op->grid.cost = mha_cost, op->grid.dear = on_gpu(run) ? 2e6 : 3e4;
+    op->grid.cost = mha_cost_seen, op->grid.dear = on_gpu(run) ? 2e6 : 3e4;
 }
 
 /* ---- A case ----------------------------------------------------------------------------------- */
@@ -110,7 +110,7 @@ static void make(struct test_case *c, const struct run *run)
 
 /* Tokens from `token` on, of a request, and its keys from `key` on: for the one row, or for the one key. */
 struct item {
-    bool of_key;
+    int64_t of_key; /* without a gap behind it: items are compared as bytes */
     int64_t request, token, tokens, key, keys, head, heads;
 };
 
@@ -269,39 +269,102 @@ static int64_t choose_items(struct test_case *c, struct item *items)
     return count;
 }
 
-struct comparing {
-    struct test_case *c;
+/* What the oracle made of a case's items: made for one kernel, and good for others of the same inputs and items. */
+struct known {
+    uint64_t inputs;
+    int64_t count;
     struct item items[MOST_ITEMS];
-    struct comparison of[MOST_ITEMS][GRADIENTS];
+    uint16_t gradients[MOST_ITEMS][GRADIENTS][WIDEST]; /* dq of a row, dk and dv of a key */
+    double (*bounds[MOST_ITEMS])[WIDEST];              /* of gradients; NULL: nobody has asked */
     atomic_int refused;
 };
+
+static void forget(void *kept)
+{
+    struct known *known = kept;
+    for (int64_t i = 0; i < known->count; i++) free(known->bounds[i]);
+    free(known);
+}
+
+struct comparing {
+    struct test_case *c;
+    struct known *known;
+    struct comparison of[MOST_ITEMS][GRADIENTS];
+};
+
+/* A row has dq, a key dk and dv. */
+static int first_of(const struct item *item)
+{
+    return item->of_key ? 1 : 0;
+}
+
+static int end_of(const struct item *item)
+{
+    return item->of_key ? GRADIENTS : 1;
+}
+
+static int64_t width_of(const struct test_case *c, int k)
+{
+    return k == 2 ? c->d_v : c->d_qk;
+}
+
+static void ask_item(void *data, int64_t i, int32_t worker)
+{
+    const struct comparing *all = data;
+    struct known *known = all->known;
+    const struct item *item = &known->items[i];
+    uint16_t *theirs[GRADIENTS];
+    (void)worker;
+    if (by_oracle(all->c, item, theirs)) atomic_fetch_add(&known->refused, 1);
+    for (int k = first_of(item); k < end_of(item); k++)
+        memcpy(known->gradients[i][k], theirs[k], (size_t)width_of(all->c, k) * sizeof(uint16_t));
+    for (int k = 0; k < GRADIENTS; k++) free(theirs[k]);
+}
+
+/* Items are chosen anew, for that draws from the case. */
+static struct known *ask(struct comparing *all, const struct run *run, uint64_t inputs, struct oracle *oracle)
+{
+    struct known *known = calloc(1, sizeof *known), *kept = oracle ? oracle->kept : NULL;
+    if (!known) exit(1);
+    all->known = known;
+    known->inputs = inputs, known->count = choose_items(all->c, known->items);
+    if (kept && kept->inputs == inputs && kept->count == known->count &&
+        !memcmp(kept->items, known->items, (size_t)kept->count * sizeof *kept->items)) {
+        free(known);
+        return all->known = kept;
+    }
+    if (kept) forget(kept);
+    for_rows(run, known->count, ask_item, all);
+    if (oracle) oracle->kept = known, oracle->forget = forget;
+    return known;
+}
 
 static void compare_item(void *data, int64_t i, int32_t worker)
 {
     struct comparing *all = data;
     const struct test_case *c = all->c;
-    const struct item *item = &all->items[i];
-    double bounds[GRADIENTS][WIDEST];
-    uint16_t *theirs[GRADIENTS];
-    bool known = false;
+    struct known *known = all->known;
+    const struct item *item = &known->items[i];
     (void)worker;
-    if (by_oracle(c, item, theirs)) atomic_fetch_add(&all->refused, 1);
-    for (int k = item->of_key; k < (item->of_key ? GRADIENTS : 1); k++) {
+    for (int k = first_of(item); k < end_of(item); k++) {
         const struct guarded *g = &c->tensor[FIRST + k];
         const uint16_t *mine = place_of(c, item, k);
-        for (int64_t d = 0; d < (k == 2 ? c->d_v : c->d_qk); d++) {
-            const double value = guarded_value(g, mine + d), expected = guarded_value(g, theirs[k] + d);
+        for (int64_t d = 0; d < width_of(c, k); d++) {
+            const double value = guarded_value(g, mine + d),
+                         expected = guarded_value(g, known->gradients[i][k] + d);
             /* dS cancel in a sum over keys that look alike, as spiked ones do, so of such inputs the cosine too is of what
              * rounding does not explain. */
             const bool look = c->other || compare_misses(&c->tolerance[k], value, expected);
-            if (look && !known) find_bounds(c, item, bounds), known = true;
+            if (look && !known->bounds[i]) {
+                known->bounds[i] = must_alloc(GRADIENTS * sizeof *known->bounds[i]);
+                find_bounds(c, item, known->bounds[i]);
+            }
             /* Two roundings to fp16's subnormals, a few units large, may be one unit apart. */
-            const bool rounded = (look && fabs(value - expected) <= bounds[k][d]) ||
+            const bool rounded = (look && fabs(value - expected) <= known->bounds[i][k][d]) ||
                                  (c->v[H_DTYPE] && fabs(value - expected) <= 0x1p-24);
             compare_add_within(&all->of[i][k], &c->tolerance[k], rounded ? expected : value, expected, 0.0);
         }
     }
-    for (int k = 0; k < GRADIENTS; k++) free(theirs[k]);
 }
 
 static void add_comparison(struct comparison *to, const struct comparison *from)
@@ -362,15 +425,17 @@ static bool zeros_outside(const struct test_case *c)
     return zeros;
 }
 
-static void compare(struct test_case *c, const struct run *run, struct tally *tally)
+static void compare(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
+                    struct oracle *oracle)
 {
     struct comparing *all = calloc(1, sizeof *all);
     if (!all) exit(1);
     all->c = c;
-    const int64_t count = choose_items(c, all->items);
+    struct known *known = ask(all, run, inputs, oracle);
+    const int64_t count = known->count;
     for_rows(run, count, compare_item, all);
     tally->rows += count;
-    if (atomic_load(&all->refused)) report(tally, run, c->name, "the oracle refused rows or keys");
+    if (atomic_load(&known->refused)) report(tally, run, c->name, "the oracle refused rows or keys");
     if (!all_written(c)) report(tally, run, c->name, "a row of a result was not written");
     if (!zeros_outside(c)) report(tally, run, c->name, "a gradient of a token of no request is not 0");
     for (int k = 0; k < GRADIENTS; k++) {
@@ -383,7 +448,7 @@ static void compare(struct test_case *c, const struct run *run, struct tally *ta
         }
         tally->cosine_out = fmax(tally->cosine_out, compare_cosine(&sum));
         if ((c->other ? compare_passed_other : compare_passed)(&sum, &c->tolerance[k])) continue;
-        const struct item *item = &all->items[first < 0 ? 0 : first];
+        const struct item *item = &known->items[first < 0 ? 0 : first];
         snprintf(what, sizeof what,
                  "%s: %lld of %lld off, worst |Δ| %.3g, cosine difference %.3g; first in request %lld, token "
                  "%lld, "
@@ -393,6 +458,7 @@ static void compare(struct test_case *c, const struct run *run, struct tally *ta
                  (long long)item->head);
         report(tally, run, c->name, what);
     }
+    if (!oracle) forget(known);
     free(all);
 }
 
@@ -413,9 +479,8 @@ static bool plant_item(struct test_case *c, bool of_key, int64_t change)
                 item.keys += change;
             if (item.token < 0 || item.tokens < 1 || item.keys < 1 || item.keys > keys) continue;
             const bool good = by_oracle(c, &item, theirs) == FMLA_OK;
-            for (int k = of_key; k < (of_key ? GRADIENTS : 1); k++)
-                memcpy(place_of(c, &item, k), theirs[k],
-                       (size_t)(k == 2 ? c->d_v : c->d_qk) * sizeof(uint16_t));
+            for (int k = first_of(&item); k < end_of(&item); k++)
+                memcpy(place_of(c, &item, k), theirs[k], (size_t)width_of(c, k) * sizeof(uint16_t));
             for (int k = 0; k < GRADIENTS; k++) free(theirs[k]);
             return good;
         }

@@ -34,6 +34,15 @@ double mha_cost(const int64_t *v)
     return (double)(v[H_B] * heads_of[v[H_HEADS]][0]) * (double)(shape[0] + 16) * (double)(shape[1] + 16);
 }
 
+double mha_cost_seen(const int64_t *v)
+{
+    const double tokens = (double)shapes[v[H_SHAPE]][0], keys = (double)shapes[v[H_SHAPE]][1];
+    const double unseen = !v[H_CAUSAL]    ? 0.0
+                          : tokens < keys ? tokens * tokens / 2.0
+                                          : keys * (tokens - keys / 2.0);
+    return mha_cost(v) - (double)(v[H_B] * heads_of[v[H_HEADS]][0]) * unseen;
+}
+
 bool mha_has(const struct run *run, const int64_t *v)
 {
     return v[H_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 72);

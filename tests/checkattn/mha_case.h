@@ -46,6 +46,9 @@ bool mha_is_taken(const char *kernel, const int64_t *v);
 /* For a grid. */
 bool mha_counts(const int64_t *v, int i, int j);
 double mha_cost(const int64_t *v);
+/* The same without what a causal mask leaves out, for an operation of which large cases take ten times what making them does. Lengths that
+ * are drawn count as the shape's, or else cases that may have next to nothing would be preferred. */
+double mha_cost_seen(const int64_t *v);
 bool mha_has(const struct run *run, const int64_t *v);
 void mha_choose_types(struct subject *op, const struct run *run);
 

@@ -22,7 +22,7 @@ static bool counts(const int64_t *v, int i, int j)
     return true;
 }
 
-/* Row-keys that the generic kernel computes: its vectors hold 16 rows. */
+/* Row-keys, in groups of 16 rows: what a kernel computes that leaves no vector out. */
 static double cost(const int64_t *v)
 {
     const int64_t shape = v[S_SHAPE], extra = v[S_EXTRA];

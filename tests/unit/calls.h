@@ -34,7 +34,7 @@ static const struct small_call {
     {OP_MHA_FORWARD, DESIGNATED(ANY_BF16, .splits = 4, .tokens_q = 90, .tokens_k = 150, .h_q = 4, .h_kv = 2,
                                 .d_qk = 192, .d_v = 128, .flat = true, .causal = 1, .has = HAS_LSE)},
     {OP_MHA_BACKWARD, DESIGNATED(ANY_BF16, .splits = 4, .tokens_q = 90, .tokens_k = 150, .h_q = 4, .h_kv = 2,
-                                 .d_qk = 192, .d_v = 128, .flat = true, .causal = 1, .has = HAS_LSE)},
+                                 .d_qk = 64, .d_v = 64, .flat = true, .causal = 1, .has = HAS_LSE)},
     {OP_MERGE, DESIGNATED(ANY_F32, .n = 3, .b = 3, .s_q = 2, .h_q = 5, .d_v = 512, .has = HAS_LSE)},
 /* NOLINTBEGIN(bugprone-macro-parentheses): initialisers */
 #define CACHES(name, size)                                                                                   \

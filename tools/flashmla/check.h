@@ -22,10 +22,12 @@ struct check_result {
 bool check_against_oracle(const struct call *call, bool by_gpu, struct check_result *result,
                           struct fault *fault);
 
-/* The same, whole, of inputs of the table of tolerances, which may have been written: `fresh` is the call as it was, which the
- * oracle then computes. Inputs must be as they were. */
-bool check_against_fresh(const struct call *call, struct call *fresh, struct check_result *result,
-                         struct fault *fault);
+/* Computes the call, whole, with the oracle. False with a fault if it could not. */
+bool check_ask(struct call *call, struct fault *fault);
+
+/* The same comparison, whole, of inputs of the table of tolerances, which may have been written: `asked` is the call as it was,
+ * computed by check_ask. Inputs must be as they were. */
+void check_against_asked(const struct call *call, const struct call *asked, struct check_result *result);
 
 /* "1 values of out and 0 of lse differ", of a check that did not pass. */
 void check_words(const struct check_result *result, char *text, size_t room);

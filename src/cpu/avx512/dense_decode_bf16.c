@@ -9,7 +9,7 @@
  *   scores   S[t][rows] += (q[2i], q[2i+1])[rows] · (k[t][2i], k[t][2i+1])      pairs along d, as they lie in a key
  *   values   O[d][rows] += (p[2j], p[2j+1])[rows] · (v[2j][d], v[2j+1][d])      pairs along t: values are interleaved
  *
- *   Rows are handled in parts of 64, one in decode, two in sparse prefill, whose keys are gathered for both at once.
+ *   Rows are handled in parts of 64, one in decode, up to two in sparse prefill and four in MHA, whose keys are gathered for all at once.
  *
  *   scratch of a worker
  *     q       of a part [d_qk / 2][vectors][16] pairs   Q                                64 × 576 × 2 B =  72 KiB
@@ -27,13 +27,15 @@
  *   Limit: the issue rate of vdpbf16ps, 64 FLOP each.
  */
 #include "../convert.h"
+#include "../result.h"
 
 #include <math.h>
 
 #include "products.h"
 #include "softmax.h"
+#include "transpose.h"
 
-enum { PARTS = 2, WIDEST_FP8 = 576 };
+enum { PARTS = 4, WIDEST_FP8 = 576 };
 
 /* Up to PLAN_ROW_TILE rows of a tile. */
 struct part {
@@ -87,10 +89,11 @@ static void begin_part(const struct cpu_tile *tile, struct part *part, int32_t r
     part->vectors = (int32_t)lanes / VECTOR;
     memset(part->o, 0, (size_t)(p->d_v * lanes) * sizeof(float));
     for (int64_t i = 0; i < lanes; i++) part->max[i] = -INFINITY, part->sum[i] = 0.0f;
-    memset(part->q, 0, (size_t)(p->d_qk / 2 * lanes) * sizeof *part->q);
-    for (int32_t i = 0; i < rows; i++) {
-        const uint16_t *row = cpu_query(tile, part->first_row + i);
-        for (int64_t d = 0; d < p->d_qk / 2; d++) part->q[d * lanes + i] = pair_at(row + 2 * d);
+    for (int32_t i = 0; i < rows; i += VECTOR) {
+        const int32_t count = rows - i < VECTOR ? rows - i : VECTOR;
+        const uint16_t *row[VECTOR];
+        for (int32_t l = 0; l < count; l++) row[l] = cpu_query(tile, part->first_row + i + l);
+        pack_pairs(part->q + i, row, count, p->d_qk, lanes);
     }
 }
 
@@ -123,30 +126,60 @@ static void find_keys(const struct cpu_call *call, const struct cpu_key *from, u
     }
 }
 
+/* Of a block in which rows see `most` keys and not all of them the same: those that the vectors of a whole part see. */
+static struct stairs stairs_of(const int32_t *visible, int32_t most)
+{
+    struct stairs stairs = {.from_below = false};
+    for (int v = 0; v < VECTORS; v++) { /* the last row of a vector sees most */
+        const int32_t end = (visible[v * VECTOR + VECTOR - 1] + STEP - 1) / STEP * STEP;
+        stairs.edge[v + 1] = end < most ? end : most;
+    }
+    return stairs;
+}
+
 INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *scratch,
                            const struct part *part, struct block *block, const int vectors,
                            const int keys_at_once, const int values_at_once)
 {
     const struct attention_problem *p = tile->call->problem;
     const int lanes = vectors * VECTOR;
+    const float scale = p->scale * TILE_LOG2_E;
     int32_t visible[PLAN_ROW_TILE], fewest, most;
     tile_visible(tile, part->first_row, block->begin, block->count, lanes, visible, &fewest, &most);
     if (!most) return;
-    scores(scratch->s, block->keys, part->q, most, p->d_qk / 2, vectors, keys_at_once);
-    const float scale = p->scale * TILE_LOG2_E;
-    if (fewest < most || !softmax_step_to_bf16(scratch->p, scratch->s, most, scale, vectors, part->max,
+    const bool is_stairs = vectors == VECTORS && fewest < most;
+    int32_t counts[VECTORS] = {most, most, most, most};
+    struct stairs stairs = {0};
+    __m512 tops[VECTORS];
+    if (is_stairs) {
+        stairs = stairs_of(visible, most);
+        for (int v = 0; v < VECTORS; v++) counts[v] = stairs.edge[v + 1];
+        scores_of_stairs(scratch->s, block->keys, part->q, &stairs, p->d_qk / 2);
+    } else {
+        scores(scratch->s, tops, block->keys, part->q, most, p->d_qk / 2, vectors, keys_at_once);
+    }
+    uint32_t *weights = (uint32_t *)(void *)scratch->s;
+    bool all = true; /* keys that only some rows see go the way of the others */
+    if (fewest < most || !softmax_step_to_bf16(weights, scratch->s, tops, most, scale, vectors, part->max,
                                                part->sum, part->rescale)) {
-        softmax_step(scratch->s, most, fewest, visible, scale, vectors, part->max, part->sum, part->rescale);
-        if (are_finite(block->values, fewest, most, p->d_v))
-            fewest = most; /* a row that does not see a key has weight 0 for it */
+        softmax_step(scratch->s, counts, fewest, visible, scale, vectors, part->max, part->sum,
+                     part->rescale);
+        all = are_finite(block->values, fewest, most,
+                         p->d_v); /* a row that does not see a key has weight 0 for it */
+        if (all) fewest = most;
+        weights = scratch->p;
         softmax_to_bf16(scratch->p, scratch->s, fewest, vectors);
     }
     if (fewest != block->interleaved) {
         interleave(scratch->values, block->values, fewest, p->d_v);
         block->interleaved = fewest;
     }
-    add_values(part->o, scratch->values, p->d_v, scratch->p, part->rescale, (fewest + 1) / 2, &block->ahead,
-               vectors, values_at_once);
+    if (is_stairs && all)
+        add_values_of_stairs(part->o, scratch->values, p->d_v, scratch->p, part->rescale, &stairs,
+                             &block->ahead);
+    else
+        add_values(part->o, scratch->values, p->d_v, weights, part->rescale, (fewest + 1) / 2, &block->ahead,
+                   vectors, values_at_once);
     for (int32_t t = fewest; t < most; t++) {
         __mmask16 sees[VECTORS];
         for (int v = 0; v < vectors; v++)
@@ -164,6 +197,20 @@ static void attend_part(const struct cpu_tile *tile, const struct scratch *scrat
     case 2: attend_vectors(tile, scratch, part, block, 2, 8, 8); break;
     case 3: attend_vectors(tile, scratch, part, block, 3, 6, 8); break;
     default: attend_vectors(tile, scratch, part, block, 4, 4, 4); break;
+    }
+}
+
+/* Rows of a part from its sums. Where a sum is 0 there was no key, or none whose score is above -inf. */
+static void finish_part(const struct cpu_tile *tile, const struct part *part)
+{
+    const int64_t d_v = tile->call->problem->d_v, lanes = (int64_t)part->vectors * VECTOR;
+    for (int32_t v = 0; v < part->vectors; v++) {
+        const int32_t first = part->first_row + v * VECTOR, left = tile->rows - first;
+        const __m512 sum = _mm512_load_ps(part->sum + v * VECTOR);
+        const __mmask16 some = _mm512_cmp_ps_mask(sum, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+        unpack_rows(tile->out + first * d_v, part->o + v * VECTOR, left, d_v, lanes,
+                    _mm512_maskz_div_ps(some, _mm512_set1_ps(1.0f), sum), some);
+        tile_write_lse(tile, first, VECTOR, part->max + v * VECTOR, part->sum + v * VECTOR);
     }
 }
 
@@ -192,11 +239,8 @@ static void attend(const struct cpu_tile *tile, void *memory)
         for (int32_t i = 0; i < parts; i++) attend_part(tile, &scratch, &scratch.part[i], &block);
         block.begin = next_begin, block.count = next;
     }
-    for (int32_t i = 0; i < parts; i++) {
-        const struct part *part = &scratch.part[i];
-        const int lanes = part->vectors * VECTOR;
-        tile_write(tile, part->first_row, lanes, part->o, lanes, part->max, part->sum);
-    }
+    for (int32_t i = 0; i < parts; i++) finish_part(tile, &scratch.part[i]);
 }
 
-const struct cpu_attention cpu_avx512bf16_attention = {PARTS * PLAN_ROW_TILE, scratch_bytes, attend};
+const struct cpu_attention cpu_avx512bf16_attention = {2 * PLAN_ROW_TILE, PARTS *PLAN_ROW_TILE, scratch_bytes,
+                                                       attend, result_round};

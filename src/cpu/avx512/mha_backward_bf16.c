@@ -3,13 +3,13 @@
  * Gradients of dense MHA for a tile of lanes (backward.h) with AVX-512 BF16: all products by vdpbf16ps, P and dS rounded to bf16.
  *
  *   scratch of a worker                                                                          192/128
- *     x, y    of a part [d / 2][vectors][16] pairs      the lanes' vectors                        2 × 40 KiB
- *     dx, dy  of a part [d][vectors][16] float          their gradients                           2 × 80 KiB
+ *     x, y    of a part [d / 2][vectors][16] pairs      the lanes' vectors                        4 × 40 KiB
+ *     dx, dy  of a part [d][vectors][16] float          their gradients                           4 × 80 KiB
  *     mx, my  [d / 32][32][32] pairs                    vectors met, two a pair                       40 KiB
  *     p, ds   [64][vectors][16] float                   scores, then P; dP, then dS                   32 KiB
  *     pairs   [32][vectors][16] pairs                   P, or dS, rounded to bf16                      8 KiB
  *
- *   Lanes are handled in two parts of 64, for which the vectors met are interleaved once.
+ *   Lanes are handled in up to four parts of 64, for which the vectors met are interleaved once.
  *   for each block of 64 vectors met, for each part:  S = mx x, dP = my y  →  P, dS  →  dx += mxᵀ dS, and of keys dy += myᵀ P
  */
 #include "../backward.h"
@@ -18,8 +18,9 @@
 
 #include "products.h"
 #include "softmax.h"
+#include "transpose.h"
 
-enum { PARTS = 2 };
+enum { PARTS = 4 };
 
 /* Up to PLAN_ROW_TILE lanes of a tile. */
 struct part {
@@ -67,10 +68,28 @@ struct block {
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
+/* Of a block that lanes do not see alike: what meets the vectors of a whole part, counted from the first that some lane sees. */
+static struct stairs stairs_of(const struct cpu_seen *seen, bool are_keys)
+{
+    const int32_t count = seen->end - seen->begin;
+    struct stairs stairs = {.from_below = are_keys};
+    stairs.edge[VECTORS] = count;
+    for (int v = 0; v < VECTORS; v++) {
+        if (are_keys) { /* the first lane of a vector sees most */
+            stairs.edge[v] = (seen->from[v * VECTOR] - seen->begin) / STEP * STEP;
+            if (stairs.edge[v] > count) stairs.edge[v] = count / STEP * STEP;
+        } else { /* the last one does */
+            const int32_t end = (seen->to[v * VECTOR + VECTOR - 1] - seen->begin + STEP - 1) / STEP * STEP;
+            stairs.edge[v + 1] = end < count ? end : count;
+        }
+    }
+    return stairs;
+}
+
 /* P and dS of the vectors that some lane sees, from S and dP. Of rows in the lanes lse and delta are the lanes', of keys those of the
  * vector met. */
 static void weigh(const struct cpu_lanes *lanes, const struct cpu_met *met, const struct cpu_seen *seen,
-                  const struct part *part, const struct scratch *scratch)
+                  const struct part *part, const struct stairs *stairs, const struct scratch *scratch)
 {
     const __m512 scale = _mm512_set1_ps(lanes->problem->scale * TILE_LOG2_E);
     const int64_t stride = (int64_t)part->vectors * VECTOR;
@@ -78,7 +97,12 @@ static void weigh(const struct cpu_lanes *lanes, const struct cpu_met *met, cons
         __m512 lse = _mm512_load_ps(part->lse + v * VECTOR), delta = _mm512_load_ps(part->delta + v * VECTOR);
         const __m512i from = _mm512_loadu_si512(seen->from + v * VECTOR),
                       to = _mm512_loadu_si512(seen->to + v * VECTOR);
-        for (int32_t t = seen->begin; t < seen->end; t++) {
+        int32_t begin = seen->begin, end = seen->end;
+        if (stairs) {
+            stairs_of_vector(stairs, v, &begin, &end);
+            begin += seen->begin, end += seen->begin;
+        }
+        for (int32_t t = begin; t < end; t++) {
             float *const p = scratch->p + t * stride + v * VECTOR, *const ds =
                                                                        scratch->ds + t * stride + v * VECTOR;
             if (lanes->are_keys) lse = _mm512_set1_ps(met->lse[t]), delta = _mm512_set1_ps(met->delta[t]);
@@ -120,7 +144,8 @@ static bool bring(uint32_t *to, const uint16_t *const *from, int64_t width, cons
 /* sum[d][lane] += Σ_t of[t][d] · by[t][lane] over the vectors that some lane sees. */
 INLINE void add_seen(float *sum, const uint16_t *const *of, uint32_t *pairs_of, const float *by,
                      int64_t width, const struct cpu_seen *seen, const struct scratch *scratch,
-                     bool *interleaved, struct block *block, const int vectors, const int at_once)
+                     const struct stairs *stairs, bool *interleaved, struct block *block, const int vectors,
+                     const int at_once)
 {
     static const _Alignas(64) float ones[PLAN_ROW_TILE] = {
         1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
@@ -128,8 +153,12 @@ INLINE void add_seen(float *sum, const uint16_t *const *of, uint32_t *pairs_of, 
     const int lanes = vectors * VECTOR;
     const bool all = bring(pairs_of, of, width, seen, block->met->count, interleaved);
     softmax_to_bf16(scratch->pairs, by + (int64_t)seen->begin * lanes, seen->end - seen->begin, vectors);
-    add_values(sum, pairs_of + (int64_t)seen->begin / 2 * GROUP, width, scratch->pairs, ones,
-               (seen->end - seen->begin + 1) / 2, &block->ahead, vectors, at_once);
+    if (vectors == VECTORS && stairs)
+        add_values_of_stairs(sum, pairs_of + (int64_t)seen->begin / 2 * GROUP, width, scratch->pairs, ones,
+                             stairs, &block->ahead);
+    else
+        add_values(sum, pairs_of + (int64_t)seen->begin / 2 * GROUP, width, scratch->pairs, ones,
+                   (seen->end - seen->begin + 1) / 2, &block->ahead, vectors, at_once);
     for (int32_t t = seen->begin; t < seen->end && !all; t++) {
         __mmask16 sees[VECTORS];
         if (is_whole(seen, t)) continue;
@@ -155,14 +184,24 @@ INLINE void meet_vectors(const struct cpu_lanes *lanes, const struct scratch *sc
     if (seen.end % 2 && seen.end < block->met->count) seen.end++;
     const int32_t count = seen.end - seen.begin;
     const int64_t at = (int64_t)seen.begin * width;
-    scores(scratch->p + at, block->x + seen.begin, part->x, count, p->d_qk / 2, vectors, met_at_once);
-    scores(scratch->ds + at, block->y + seen.begin, part->y, count, p->d_v / 2, vectors, met_at_once);
-    weigh(lanes, block->met, &seen, part, scratch);
-    add_seen(part->dx, block->x, scratch->mx, scratch->ds, p->d_qk, &seen, scratch, &block->interleaved[0],
-             block, vectors, values_at_once);
+    struct stairs cut;
+    const struct stairs *stairs = NULL;
+    if (vectors == VECTORS && (seen.begin < seen.whole || seen.whole_end < seen.end)) {
+        cut = stairs_of(&seen, lanes->are_keys), stairs = &cut;
+        scores_of_stairs(scratch->p + at, block->x + seen.begin, part->x, stairs, p->d_qk / 2);
+        scores_of_stairs(scratch->ds + at, block->y + seen.begin, part->y, stairs, p->d_v / 2);
+    } else {
+        scores(scratch->p + at, NULL, block->x + seen.begin, part->x, count, p->d_qk / 2, vectors,
+               met_at_once);
+        scores(scratch->ds + at, NULL, block->y + seen.begin, part->y, count, p->d_v / 2, vectors,
+               met_at_once);
+    }
+    weigh(lanes, block->met, &seen, part, stairs, scratch);
+    add_seen(part->dx, block->x, scratch->mx, scratch->ds, p->d_qk, &seen, scratch, stairs,
+             &block->interleaved[0], block, vectors, values_at_once);
     if (lanes->are_keys)
-        add_seen(part->dy, block->y, scratch->my, scratch->p, p->d_v, &seen, scratch, &block->interleaved[1],
-                 block, vectors, values_at_once);
+        add_seen(part->dy, block->y, scratch->my, scratch->p, p->d_v, &seen, scratch, stairs,
+                 &block->interleaved[1], block, vectors, values_at_once);
 }
 
 static void meet(const struct cpu_lanes *lanes, const struct scratch *scratch, const struct part *part,
@@ -178,49 +217,54 @@ static void meet(const struct cpu_lanes *lanes, const struct scratch *scratch, c
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
 
-static void pack(uint32_t *to, const uint8_t *from, int64_t width, int64_t lanes, int32_t lane)
-{
-    const uint16_t *row = (const uint16_t *)(const void *)from;
-    for (int64_t d = 0; d < width / 2; d++) to[d * lanes + lane] = pair_at(row + 2 * d);
-}
-
 static void begin_part(const struct cpu_lanes *lanes, struct part *part)
 {
     const struct backward_problem *p = lanes->problem;
     const int32_t left = lanes->count - part->first_lane, count = left < PLAN_ROW_TILE ? left : PLAN_ROW_TILE;
     part->vectors = (count + VECTOR - 1) / VECTOR;
-    const int64_t all = part->vectors * VECTOR;
-    memset(part->x, 0, (size_t)(p->d_qk * all) * 2), memset(part->y, 0, (size_t)(p->d_v * all) * 2);
+    const int64_t all = part->vectors * VECTOR, first = lanes->first + part->first_lane;
     memset(part->dx, 0, (size_t)(p->d_qk * all) * 4), memset(part->dy, 0, (size_t)(p->d_v * all) * 4);
     memset(part->lse, 0, sizeof part->lse), memset(part->delta, 0, sizeof part->delta);
-    for (int32_t l = 0; l < count; l++) {
-        const int64_t i = lanes->first + part->first_lane + l;
-        const struct cpu_key own = backward_vectors(lanes, lanes->are_keys, i);
-        pack(part->x, own.token, p->d_qk, all, l);
-        pack(part->y, own.value, p->d_v, all, l);
-        if (!lanes->are_keys) part->lse[l] = lanes->lse[i], part->delta[l] = lanes->delta[i];
+    for (int32_t l = 0; l < count && !lanes->are_keys; l++)
+        part->lse[l] = lanes->lse[first + l], part->delta[l] = lanes->delta[first + l];
+    for (int32_t v = 0; v < count; v += VECTOR) {
+        const int32_t some = count - v < VECTOR ? count - v : VECTOR;
+        const uint16_t *x[VECTOR], *y[VECTOR];
+        for (int32_t l = 0; l < some; l++) {
+            const struct cpu_key own = backward_vectors(lanes, lanes->are_keys, first + v + l);
+            x[l] = (const uint16_t *)(const void *)own.token,
+            y[l] = (const uint16_t *)(const void *)own.value;
+        }
+        pack_pairs(part->x + v, x, some, p->d_qk, all);
+        pack_pairs(part->y + v, y, some, p->d_v, all);
     }
 }
 
+/* `dx` and `dy` have room for 16 rows. */
 static void finish_part(const struct cpu_lanes *lanes, const struct part *part, float *dx, float *dy)
 {
     const struct backward_problem *p = lanes->problem;
     const int64_t all = part->vectors * VECTOR;
-    for (int32_t l = 0; l < all && part->first_lane + l < lanes->count; l++) {
-        for (int64_t d = 0; d < p->d_qk; d++) dx[d] = part->dx[d * all + l];
-        for (int64_t d = 0; d < p->d_v; d++) dy[d] = part->dy[d * all + l];
-        backward_store(lanes, part->first_lane + l, dx, dy);
+    const __m512 one = _mm512_set1_ps(1.0f);
+    for (int32_t v = 0; v < all; v += VECTOR) {
+        const int32_t first = part->first_lane + v, left = lanes->count - first,
+                      count = left < VECTOR ? left : VECTOR;
+        unpack_rows(dx, part->dx + v, count, p->d_qk, all, one, (__mmask16)-1);
+        if (lanes->are_keys) unpack_rows(dy, part->dy + v, count, p->d_v, all, one, (__mmask16)-1);
+        for (int32_t l = 0; l < count; l++)
+            backward_store(lanes, first + l, dx + l * p->d_qk, dy + l * p->d_v);
     }
 }
 
 static void tile(const struct cpu_lanes *lanes, void *memory)
 {
     const struct backward_problem *p = lanes->problem;
-    const int32_t parts = lanes->count > PLAN_ROW_TILE ? PARTS : 1;
+    const int32_t parts = (lanes->count + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
     const int64_t end = backward_end(lanes), widths = p->d_qk + (lanes->are_keys ? p->d_v : 0);
     struct cpu_met met[2]; /* of this block and the next */
     struct scratch scratch;
     scratch_layout(p, (uintptr_t)memory, &scratch);
+    backward_fetch(lanes);
     for (int32_t i = 0; i < parts; i++) begin_part(lanes, &scratch.part[i]);
     int64_t at = backward_begin(lanes);
     backward_meet(lanes, &at, end, &met[0]);
@@ -236,7 +280,8 @@ static void tile(const struct cpu_lanes *lanes, void *memory)
         }
         for (int32_t i = 0; i < parts; i++) meet(lanes, &scratch, &scratch.part[i], &block);
     }
-    for (int32_t i = 0; i < parts; i++) finish_part(lanes, &scratch.part[i], scratch.p, scratch.ds);
+    for (int32_t i = 0; i < parts; i++)
+        finish_part(lanes, &scratch.part[i], (float *)(void *)scratch.mx, (float *)(void *)scratch.my);
 }
 
 const struct cpu_gradients cpu_avx512bf16_gradients = {PARTS * PLAN_ROW_TILE, scratch_bytes, backward_delta,

@@ -30,42 +30,103 @@ INLINE __m512bh load_pairs(const uint32_t *at)
     return (__m512bh)_mm512_load_si512(at);
 }
 
+/* ---- What some vectors of rows do not see ---------------------------------------------------- */
+
+/* Of VECTORS vectors of rows and keys [0, edge[VECTORS]) those that meet: keys [edge[n], edge[n + 1]) meet the vectors from n on or,
+ * where `from_below`, vectors 0 … n. Edges below the last are multiples of STEP. */
+enum { STEP = 4 };
+
+struct stairs {
+    bool from_below;
+    int32_t edge[VECTORS + 1];
+};
+
+INLINE int stairs_first(bool from_below, int n)
+{
+    return from_below ? 0 : n;
+}
+
+INLINE int stairs_after(bool from_below, int n)
+{
+    return from_below ? n + 1 : VECTORS;
+}
+
+/* The keys that vector `v` meets: from `begin` on, before `end`. */
+static inline void stairs_of_vector(const struct stairs *stairs, int v, int32_t *begin, int32_t *end)
+{
+    *begin = stairs->from_below ? stairs->edge[v] : 0;
+    *end = stairs->from_below ? stairs->edge[VECTORS] : stairs->edge[v + 1];
+}
+
 /* ---- Scores --------------------------------------------------------------------------------- */
 
-/* `count` (compile-time) keys from `keys`, `vectors` (compile-time) vectors of rows. */
-INLINE void score_tile(float *s, const uint16_t *const *keys, const uint32_t *q, int64_t pairs,
-                       const int vectors, const int count)
+/* `count` keys from `keys`, vectors first … after - 1 of `vectors` vectors of rows (all but `keys` compile-time). */
+INLINE void score_tile(float *s, __m512 *top, const uint16_t *const *keys, const uint32_t *q, int64_t pairs,
+                       const int first, const int after, const int vectors, const int count)
 {
     __m512 sum[12][VECTORS];
 #pragma GCC unroll 12
     for (int t = 0; t < count; t++)
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) sum[t][v] = _mm512_setzero_ps();
+        for (int v = first; v < after; v++) sum[t][v] = _mm512_setzero_ps();
+#pragma GCC unroll 4
     for (int64_t i = 0; i < pairs; i++) {
         __m512bh x[VECTORS];
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) x[v] = load_pairs(q + (i * vectors + v) * VECTOR);
+        for (int v = first; v < after; v++) x[v] = load_pairs(q + (i * vectors + v) * VECTOR);
 #pragma GCC unroll 12
         for (int t = 0; t < count; t++) {
             const __m512bh k = (__m512bh)_mm512_set1_epi32((int)pair_at(keys[t] + 2 * i));
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) sum[t][v] = _mm512_dpbf16_ps(sum[t][v], x[v], k);
+            for (int v = first; v < after; v++) sum[t][v] = _mm512_dpbf16_ps(sum[t][v], x[v], k);
         }
     }
 #pragma GCC unroll 12
     for (int t = 0; t < count; t++)
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) _mm512_store_ps(s + (t * vectors + v) * VECTOR, sum[t][v]);
+        for (int v = first; v < after; v++) {
+            _mm512_store_ps(s + (t * vectors + v) * VECTOR, sum[t][v]);
+            if (top) top[v] = _mm512_max_ps(sum[t][v], top[v]);
+        }
 }
 
-/* s[t][row] for `count` keys. */
-INLINE void scores(float *s, const uint16_t *const *keys, const uint32_t *q, int32_t count, int64_t pairs,
-                   const int vectors, const int at_once)
+/* s[t][row] for `count` keys, and where `top` is not NULL (compile-time) the largest of them by rows, which a NaN does not become. */
+INLINE void scores(float *s, __m512 *top, const uint16_t *const *keys, const uint32_t *q, int32_t count,
+                   int64_t pairs, const int vectors, const int at_once)
 {
     int32_t t = 0;
+    for (int v = 0; top && v < vectors; v++) top[v] = _mm512_set1_ps(-INFINITY);
     for (; t + at_once <= count; t += at_once)
-        score_tile(s + (int64_t)t * vectors * VECTOR, keys + t, q, pairs, vectors, at_once);
-    for (; t < count; t++) score_tile(s + (int64_t)t * vectors * VECTOR, keys + t, q, pairs, vectors, 1);
+        score_tile(s + (int64_t)t * vectors * VECTOR, top, keys + t, q, pairs, 0, vectors, vectors, at_once);
+    for (; t < count; t++)
+        score_tile(s + (int64_t)t * vectors * VECTOR, top, keys + t, q, pairs, 0, vectors, vectors, 1);
+}
+
+INLINE void scores_between(float *s, const uint16_t *const *keys, const uint32_t *q, int32_t from, int32_t to,
+                           int64_t pairs, const int first, const int after)
+{
+    int32_t t = from;
+    for (; t + STEP <= to; t += STEP)
+        score_tile(s + t * VECTORS * VECTOR, NULL, keys + t, q, pairs, first, after, VECTORS, STEP);
+    for (; t < to; t++)
+        score_tile(s + t * VECTORS * VECTOR, NULL, keys + t, q, pairs, first, after, VECTORS, 1);
+}
+
+/* s[t][row] of vectors of rows and keys that meet. */
+static inline void scores_of_stairs(float *s, const uint16_t *const *keys, const uint32_t *q,
+                                    const struct stairs *stairs, int64_t pairs)
+{
+    if (stairs->from_below) {
+#pragma GCC unroll 4
+        for (int n = 0; n < VECTORS; n++)
+            scores_between(s, keys, q, stairs->edge[n], stairs->edge[n + 1], pairs, stairs_first(true, n),
+                           stairs_after(true, n));
+    } else {
+#pragma GCC unroll 4
+        for (int n = 0; n < VECTORS; n++)
+            scores_between(s, keys, q, stairs->edge[n], stairs->edge[n + 1], pairs, stairs_first(false, n),
+                           stairs_after(false, n));
+    }
 }
 
 /* ---- Values --------------------------------------------------------------------------------- */
@@ -89,31 +150,41 @@ static inline void interleave(uint32_t *values, const uint16_t *const *from, int
     }
 }
 
-INLINE void value_tile(float *o, const uint32_t *values, const uint32_t *p, const float *rescale,
-                       int32_t pairs, const int vectors, const int count)
+INLINE void load_values(__m512 sum[16][VECTORS], const float *o, const float *rescale, const int vectors,
+                        const int count)
 {
-    __m512 sum[16][VECTORS];
 #pragma GCC unroll 16
     for (int d = 0; d < count; d++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
             sum[d][v] = _mm512_mul_ps(_mm512_load_ps(o + (d * vectors + v) * VECTOR),
                                       _mm512_load_ps(rescale + v * VECTOR));
-    for (int32_t j = 0; j < pairs; j++) {
-        __m512bh x[VECTORS];
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) x[v] = load_pairs(p + (j * vectors + v) * VECTOR);
-#pragma GCC unroll 16
-        for (int d = 0; d < count; d++) {
-            const __m512bh y = (__m512bh)_mm512_set1_epi32((int)values[j * GROUP + d]);
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) sum[d][v] = _mm512_dpbf16_ps(sum[d][v], x[v], y);
-        }
-    }
+}
+
+INLINE void store_values(float *o, __m512 sum[16][VECTORS], const int vectors, const int count)
+{
 #pragma GCC unroll 16
     for (int d = 0; d < count; d++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) _mm512_store_ps(o + (d * vectors + v) * VECTOR, sum[d][v]);
+}
+
+/* Adds pairs [from, to) to `count` values of vectors first … after - 1. */
+INLINE void add_pairs(__m512 sum[16][VECTORS], const uint32_t *values, const uint32_t *p, int32_t from,
+                      int32_t to, const int first, const int after, const int vectors, const int count)
+{
+#pragma GCC unroll 4
+    for (int32_t j = from; j < to; j++) {
+        __m512bh x[VECTORS];
+#pragma GCC unroll 4
+        for (int v = first; v < after; v++) x[v] = load_pairs(p + (j * vectors + v) * VECTOR);
+#pragma GCC unroll 16
+        for (int d = 0; d < count; d++) {
+            const __m512bh y = (__m512bh)_mm512_set1_epi32((int)values[j * GROUP + d]);
+#pragma GCC unroll 4
+            for (int v = first; v < after; v++) sum[d][v] = _mm512_dpbf16_ps(sum[d][v], x[v], y);
+        }
+    }
 }
 
 /* o[d][row] = o[d][row] · rescale[row] + Σ_t v[t][d] · p[t][row], for `width` numbers d, over `pairs` pairs of
@@ -124,9 +195,40 @@ INLINE void add_values(float *o, const uint32_t *values, int64_t width, const ui
 {
     for (int64_t d = 0; d < width; d += at_once) {
         tile_bring(ahead, at_once);
-        value_tile(o + d * vectors * VECTOR, values + d / GROUP * PAIRS * GROUP + d % GROUP, p, rescale,
-                   pairs, vectors, at_once);
+        __m512 sum[16][VECTORS];
+        load_values(sum, o + d * vectors * VECTOR, rescale, vectors, at_once);
+        add_pairs(sum, values + d / GROUP * PAIRS * GROUP + d % GROUP, p, 0, pairs, 0, vectors, vectors,
+                  at_once);
+        store_values(o + d * vectors * VECTOR, sum, vectors, at_once);
     }
+}
+
+INLINE void add_values_of_stairs_by(const bool from_below, float *o, const uint32_t *values, int64_t width,
+                                    const uint32_t *p, const float *rescale, const int32_t *edge,
+                                    struct tile_ahead *ahead)
+{
+    for (int64_t d = 0; d < width; d += STEP) {
+        tile_bring(ahead, STEP);
+        __m512 sum[16][VECTORS];
+        load_values(sum, o + d * VECTORS * VECTOR, rescale, VECTORS, STEP);
+#pragma GCC unroll 4
+        for (int n = 0; n < VECTORS; n++)
+            add_pairs(sum, values + d / GROUP * PAIRS * GROUP + d % GROUP, p, (edge[n] + 1) / 2,
+                      (edge[n + 1] + 1) / 2, stairs_first(from_below, n), stairs_after(from_below, n),
+                      VECTORS, STEP);
+        store_values(o + d * VECTORS * VECTOR, sum, VECTORS, STEP);
+    }
+}
+
+/* The same, of vectors of rows and keys that meet. */
+static inline void add_values_of_stairs(float *o, const uint32_t *values, int64_t width, const uint32_t *p,
+                                        const float *rescale, const struct stairs *stairs,
+                                        struct tile_ahead *ahead)
+{
+    if (stairs->from_below)
+        add_values_of_stairs_by(true, o, values, width, p, rescale, stairs->edge, ahead);
+    else
+        add_values_of_stairs_by(false, o, values, width, p, rescale, stairs->edge, ahead);
 }
 
 /* Is every value of keys [from, to) finite? */

@@ -52,14 +52,15 @@ static inline __m512i softmax_pairs(__m512 first, __m512 second)
 
 /* One step of the online softmax over s[0 … count)[vectors][16]: turns scores into probabilities against the new
  * maximum (kept in base 2, scaled) and gives what older sums must be multiplied by. Below `fewest` every row sees
- * the key. */
-static inline void softmax_step(float *s, int32_t count, int32_t fewest, const int32_t *visible, float scale,
-                                int vectors, float *max, float *sum, float *rescale)
+ * the key; of vector v there are counts[v] scores. */
+static inline void softmax_step(float *s, const int32_t *counts, int32_t fewest, const int32_t *visible,
+                                float scale, int vectors, float *max, float *sum, float *rescale)
 {
     const __m512 factor = _mm512_set1_ps(scale), nothing = _mm512_set1_ps(-INFINITY);
     for (int v = 0; v < vectors; v++) {
         float *at = s + v * 16;
         const int64_t stride = (int64_t)vectors * 16;
+        const int32_t count = counts[v];
         const __m512i sees = _mm512_loadu_si512(visible + v * 16);
         __m512 top = _mm512_load_ps(max + v * 16);
         for (int32_t t = 0; t < count; t++) {
@@ -94,10 +95,10 @@ static inline void softmax_to_bf16(uint32_t *p, const float *s, int32_t count, i
 }
 
 /* The same step, and the probabilities as pairs of bf16, of keys that every row sees, an even number of them: without scaled scores or
- * probabilities in memory. Of products that are not rounded before the base is subtracted the largest may be above it, by half a
+ * probabilities in memory. `largest` are the largest scores by rows, and p may be where s is. Of products that are not rounded before the base is subtracted the largest may be above it, by half a
  * unit in the last place: so bases are small here. false, and nothing done: they are not, or the largest score is not the largest product. */
-static inline bool softmax_step_to_bf16(uint32_t *p, const float *s, int32_t count, float scale, int vectors,
-                                        float *max, float *sum, float *rescale)
+static inline bool softmax_step_to_bf16(uint32_t *p, const float *s, const __m512 *largest, int32_t count,
+                                        float scale, int vectors, float *max, float *sum, float *rescale)
 {
     const __m512 factor = _mm512_set1_ps(scale), most = _mm512_set1_ps(8192.0f);
     const int64_t stride = (int64_t)vectors * 16;
@@ -105,14 +106,7 @@ static inline bool softmax_step_to_bf16(uint32_t *p, const float *s, int32_t cou
     __mmask16 large = 0;
     if (!(scale > 0.0f) || count % 2) return false;
     for (int v = 0; v < vectors; v++) {
-        const float *at = s + v * 16;
-        __m512 a = _mm512_set1_ps(-INFINITY), b = a;
-        for (int32_t t = 0; t < count;
-             t += 2) { /* in this order a NaN does not become the maximum; it reaches the sum */
-            a = _mm512_max_ps(_mm512_load_ps(at + t * stride), a);
-            b = _mm512_max_ps(_mm512_load_ps(at + (t + 1) * stride), b);
-        }
-        tops[v] = _mm512_max_ps(_mm512_mul_ps(_mm512_max_ps(a, b), factor), _mm512_load_ps(max + v * 16));
+        tops[v] = _mm512_max_ps(_mm512_mul_ps(largest[v], factor), _mm512_load_ps(max + v * 16));
         large |= _mm512_cmp_ps_mask(_mm512_abs_ps(softmax_base(tops[v])), most, _CMP_NLE_UQ);
     }
     if (large) return false;

@@ -10,4 +10,10 @@
 #define VECTORS 4
 #define AT_ONCE 2
 
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#define LARGER(x, top)  (vector) _mm_max_ps((__m128)(x), (__m128)(top))
+#define SMALLER(x, top) (vector) _mm_min_ps((__m128)(x), (__m128)(top))
+#endif
+
 #endif
