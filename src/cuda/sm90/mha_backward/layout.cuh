@@ -6,11 +6,13 @@
  *   V         the same; K too, but at 192 in tiles of 32 columns, lines of 64 bytes (swizzle_64), so that half of dQ's columns are tiles
  *   dS        a line a key, of 64 rows: as columns it is the A of dQ = dS K
  *
+ *   dQ        of each consumer, fp32, in the order in which threads hold it, until it is added to memory
+ *
  *            rows    keys     registers of a consumer
- *            a tile  a block  dK  dV  S, then dP  P   dQ (after these)   shared memory
- *   192/128  64      128      96  64  32          16  48                 193 KiB
- *   128/128  64      128      64  64  32 + 32     16  32                 161
- *   64/64    128     128      32  32  64 + 64     32  32                 162
+ *            a tile  a block  dK  dV  S, then dP  P, of 16 bits  dQ (after these)   shared memory
+ *   192/128  64      128      96  64  32          16 + 16        48                 226 KiB
+ *   128/128  64      128      64  64  32 + 32     16             32                 194
+ *   64/64    128     128      32  32  64 + 64     32 + 32        32                 195
  */
 #pragma once
 
@@ -44,7 +46,7 @@ struct Item {
     int diagonal;      /* row i from first_tile on sees key t of the block if t + diagonal <= i */
     uint32_t phase;    /* of the barriers of K and V */
     int start;         /* the tile with which a head's begin */
-    int order;         /* deterministic: blocks of keys that add to dQ before it; causal: those behind it */
+    int order;         /* deterministic: how many blocks of keys add to dQ before it, at most */
     int gap[2];
 };
 
