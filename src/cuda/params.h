@@ -247,7 +247,7 @@ struct mha_backward_sm90_params {
     int32_t heads_of_set;             /* key heads whose items are taken together */
     float *rows;    /* [h_q][row_tiles][2][rows of a tile]: lse of base 2, inf where there is no key; delta */
     float *dq_sums; /* [h_q][row_tiles][a tile]: results.cuh says in what order */
-    uint32_t *taken; /* items, beside the first one of each block of threads */
+    uint32_t *taken; /* how many items are; in any order, beside the first one of each block of threads */
     /* Deterministic: [h_q][row_tiles][consumers]: how many blocks of keys have added to a tile's dQ; NULL: they add in any order. */
     uint32_t *turns;
 };

@@ -126,7 +126,7 @@ static void find_keys(const struct cpu_call *call, const struct cpu_key *from, u
     }
 }
 
-/* Of a block in which rows see `most` keys and not all of them the same: those that the vectors of a whole part see. */
+/* Says which keys the vectors of a whole part see, in a block of which some row sees `most` keys and others fewer. */
 static struct stairs stairs_of(const int32_t *visible, int32_t most)
 {
     struct stairs stairs = {.from_below = false};

@@ -68,7 +68,7 @@ struct block {
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
-/* Of a block that lanes do not see alike: what meets the vectors of a whole part, counted from the first that some lane sees. */
+/* Says what meets the vectors of a whole part, in a block that lanes do not see alike; counted from the first vector that some lane sees. */
 static struct stairs stairs_of(const struct cpu_seen *seen, bool are_keys)
 {
     const int32_t count = seen->end - seen->begin;

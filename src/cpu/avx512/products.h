@@ -32,7 +32,7 @@ INLINE __m512bh load_pairs(const uint32_t *at)
 
 /* ---- What some vectors of rows do not see ---------------------------------------------------- */
 
-/* Of VECTORS vectors of rows and keys [0, edge[VECTORS]) those that meet: keys [edge[n], edge[n + 1]) meet the vectors from n on or,
+/* Says which of VECTORS vectors of rows and keys [0, edge[VECTORS]) meet: keys [edge[n], edge[n + 1]) meet the vectors from n on or,
  * where `from_below`, vectors 0 … n. Edges below the last are multiples of STEP. */
 enum { STEP = 4 };
 

@@ -22,7 +22,7 @@ int64_t sm90_mha_backward_key_blocks(const struct backward_problem *p)
 
 int32_t sm90_mha_backward_heads(const struct backward_problem *p, int32_t sms)
 {
-    if (p->deterministic) return 1; /* whose blocks of threads follow each other without waiting */
+    if (p->deterministic) return 1; /* blocks of keys of one head come to a tile one after the other */
     const int64_t blocks = cuda_ceil_div(p->s_k, MHA_BACKWARD_SM90_KEYS(p->d_qk)),
                   heads = blocks ? 2 * sms / blocks : p->h_kv;
     return (int32_t)(heads < 1 ? 1 : heads < p->h_kv ? heads : p->h_kv);
