@@ -22,9 +22,12 @@ int64_t sm90_mha_backward_key_blocks(const struct backward_problem *p)
 
 int32_t sm90_mha_backward_heads(const struct backward_problem *p, int32_t sms)
 {
-    if (p->deterministic) return 1; /* blocks of keys of one head come to a tile one after the other */
     const int64_t blocks = cuda_ceil_div(p->s_k, MHA_BACKWARD_SM90_KEYS(p->d_qk)),
-                  heads = blocks ? 2 * sms / blocks : p->h_kv;
+                  tiles = cuda_ceil_div(p->s_q, MHA_BACKWARD_SM90_ROWS(p->d_qk)) * (p->h_q / p->h_kv);
+    int64_t heads = blocks ? 2 * sms / blocks : p->h_kv;
+    /* Blocks of keys of a head come to a tile one after the other. Causal: each begins at another tile. Full: all begin with the first, and
+     * so many heads are taken together that the next block is taken about a tile later. */
+    if (p->deterministic) heads = p->causal || !tiles ? 1 : cuda_ceil_div(sms, tiles);
     return (int32_t)(heads < 1 ? 1 : heads < p->h_kv ? heads : p->h_kv);
 }
 
@@ -35,9 +38,8 @@ struct sm90_mha_backward_layout sm90_mha_backward_layout(const struct backward_p
     struct sm90_mha_backward_layout l = {0};
     l.dq_sums = l.rows + cuda_line_up(tiles * 2 * (size_t)rows * sizeof(float));
     l.taken = l.dq_sums + cuda_line_up(tiles * (size_t)rows * (size_t)p->d_qk * sizeof(float));
-    l.turns = l.taken + cuda_line_up(sizeof(uint32_t));
-    l.bytes =
-        l.turns + (p->deterministic ? cuda_line_up(tiles * MHA_BACKWARD_CONSUMERS * sizeof(uint32_t)) : 0);
+    l.added = l.taken + cuda_line_up(sizeof(uint32_t));
+    l.bytes = l.added + cuda_line_up(tiles * MHA_BACKWARD_CONSUMERS * sizeof(uint32_t));
     return l;
 }
 

@@ -23,7 +23,7 @@ int64_t sm90_mha_backward_key_blocks(const struct backward_problem *p);
 int32_t sm90_mha_backward_heads(const struct backward_problem *p, int32_t sms);
 
 struct sm90_mha_backward_layout {
-    size_t rows, dq_sums, taken, turns; /* where they begin */
+    size_t rows, dq_sums, taken, added; /* where they begin */
     size_t bytes;
 };
 struct sm90_mha_backward_layout sm90_mha_backward_layout(const struct backward_problem *p);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Hopper's gradients of dense MHA: three launches, of the rows before and after, and between them of the products, by as many blocks of
- * threads as there are SMs.
+ * threads as there are SMs. Each may begin before the one in front of it has ended.
  */
 #include "../../backward.h"
 #include "choice.h"
@@ -14,6 +14,7 @@ static fmla_status launch_rows(const struct cuda_scope *scope, const struct back
         .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_MHA_BACKWARD_ROWS, .element = p->element,
                                                    .variant = MHA_BACKWARD_SM90_SIZES(p->d_qk) + variant}),
         .blocks = blocks ? blocks : 1, /* the first one clears counters */
+        .flags = variant == MHA_BACKWARD_FINISH ? LAUNCH_OVERLAP : 0,
         .stream = p->stream,
     };
     return cuda_launch(operation_name(OP_MHA_BACKWARD), scope, &launch, (void *[]){params});
@@ -27,6 +28,7 @@ static fmla_status launch_products(const struct cuda_scope *scope, const struct 
         .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_MHA_BACKWARD, .element = p->element,
                                                    .variant = MHA_BACKWARD_SM90_SIZES(p->d_qk)}),
         .blocks = params->items < sms ? params->items : sms,
+        .flags = LAUNCH_OVERLAP,
         .stream = p->stream,
     };
     return params->items ? cuda_launch(operation_name(OP_MHA_BACKWARD), scope, &launch, (void *[]){params})
@@ -49,7 +51,8 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
         .rows = (float *)(void *)(workspace + at.rows),
         .dq_sums = (float *)(void *)(workspace + at.dq_sums),
         .taken = (uint32_t *)(void *)(workspace + at.taken),
-        .turns = p->deterministic ? (uint32_t *)(void *)(workspace + at.turns) : NULL,
+        .in_order = p->deterministic,
+        .added = (uint32_t *)(void *)(workspace + at.added),
     };
     const struct tensor_view q = sm90_mha_backward_view(p, &p->q, false, p->d_qk, 64),
                              k = sm90_mha_backward_view(p, &p->k, true, p->d_qk, key_columns),

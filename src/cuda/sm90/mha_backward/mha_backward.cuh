@@ -276,8 +276,7 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
         while (take_item()) {
         }
         if constexpr (Layout::DQ_BY == DQ_APART) return;
-        float dq[Layout::DQ_VALUES];
-        queries().hand_over(makes(n) ? n : n + 1, -1, 0, dq);
+        queries().end(makes(n) ? n : n + 1);
     }
 };
 
@@ -286,6 +285,8 @@ template <typename Element, typename Layout> DEVICE void mha_backward(const mha_
     extern __shared__ __align__(1024) unsigned char memory[]; /* as tiles ask */
     const Layout l = {(uint32_t)__cvta_generic_to_shared(memory)};
     if (threadIdx.x == 0) l.init_barriers();
+    wait_for_kernels_before();
+    let_next_kernel_start(); /* it reads counters that those before have cleared */
     __syncthreads();
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP_THREADS, 0);
     if (warpgroup == 0) {

@@ -103,11 +103,11 @@ template <typename Layout> struct Producer {
                   heads = min(p.call.h_kv - first_of_set, p.heads_of_set),
                   in_set = within - first_of_set * r.room, head = first_of_set + in_set % heads;
         const int number = in_set / heads, blocks = (r.keys + KEYS - 1) / KEYS,
-                  block = p.turns && p.call.causal ? r.room - 1 - number : number;
+                  block = p.in_order && p.call.causal ? r.room - 1 - number : number;
         if (block >= blocks) return; /* a number without keys */
         const int diagonal = p.call.causal ? block * KEYS - (r.keys - r.tokens) : -KEYS;
         const int first = max(diagonal, 0) / ROWS, tiles = max((r.tokens + ROWS - 1) / ROWS - first, 0);
-        const int start = p.call.causal || p.turns ? 0 : (int)((int64_t)block * tiles / blocks);
+        const int start = p.call.causal || p.in_order ? 0 : (int)((int64_t)block * tiles / blocks);
         tell(make_uint4(r.key + block * KEYS, min(r.keys - block * KEYS, KEYS), p.call.starts_q ? 0 : r.index,
                         head),
              make_uint4(r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity ^ 1), start,
@@ -135,7 +135,7 @@ template <typename Layout> struct Producer {
      * until the item at work is done. */
     DEVICE void run()
     {
-        const bool in_order = p.turns, ahead = !in_order;
+        const bool in_order = p.in_order, ahead = !in_order;
         for (int i = in_order ? __reduce_max_sync(~0u, take_number()) : (int)blockIdx.x; i < p.items;) {
             int next = ahead ? (int)gridDim.x + take_number() : 0;
             take(i);

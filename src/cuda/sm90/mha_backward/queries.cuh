@@ -5,7 +5,9 @@
  * The sums, fp32, stand in the order in which threads hold them: of a maker's part of a tile, the four values that each thread has of
  * eight columns, thread after thread. rows.cuh brings them in the order of dq.
  *
- * Deterministic: blocks of keys add to a tile in an order that hangs on the sizes alone. A counter a tile and maker says how many have.
+ * A counter a tile and maker says how many blocks of keys have added. The first one stores, so that nobody clears the sums. In any order
+ * it is the one that claims the tile, and others wait until it has stored. Deterministic: the order hangs on the sizes alone, and a block
+ * waits for those before it.
  *
  *   causal   the last block first, as it comes to the tile first: each begins at its own diagonal
  *   full     the first block first; all begin with the first tile
@@ -20,7 +22,7 @@
 template <typename Layout>
 DEVICE uint32_t turn_of(const mha_backward_sm90_params &p, const Walk<Layout> &t, uint32_t item)
 {
-    if (!p.turns) return 0;
+    if (!p.in_order) return 0;
     const int order = word_at(item + offsetof(Item, order));
     return (uint32_t)(p.call.causal ? min((Layout::ROWS - 1 - t.diagonal) / Layout::KEYS, order) : order);
 }
@@ -46,22 +48,39 @@ template <typename Element, typename Layout> struct QueryMaker {
         wgmma_commit();
     }
 
-    /* The maker's tile `n` to where its adder takes it. head_and_tile < 0: there is none any more. */
-    DEVICE void hand_over(uint32_t n, int head_and_tile, uint32_t turn,
-                          const float (&dq)[Layout::DQ_VALUES]) const
+    DEVICE void await_place(uint32_t n) const
+    {
+        mbarrier_wait(l.barrier(Layout::DQ_EMPTY, Layout::dq_place(maker, n)), Layout::dq_parity(n) ^ 1);
+    }
+
+    /* Tells the adder of tile `n`. head_and_tile < 0: there is none any more. */
+    DEVICE void tell(uint32_t n, int head_and_tile, uint32_t turn) const
     {
         const int place = Layout::dq_place(maker, n), thread = (int)fresh_thread() % WARPGROUP_THREADS;
-        mbarrier_wait(l.barrier(Layout::DQ_EMPTY, place), Layout::dq_parity(n) ^ 1);
-        if (head_and_tile >= 0)
-#pragma unroll
-            for (int i = 0; i < Layout::DQ_VALUES; i += 4)
-                store_shared_16(l.dq(place) + (uint32_t)(i * WARPGROUP_THREADS * 4 + thread * 16),
-                                make_uint4(__float_as_uint(dq[i]), __float_as_uint(dq[i + 1]),
-                                           __float_as_uint(dq[i + 2]), __float_as_uint(dq[i + 3])));
         if (thread == 0)
             store_shared_4(l.where(place), (uint32_t)head_and_tile), store_shared_4(l.where(place) + 4, turn);
         __syncwarp();
         mbarrier_arrive_if(thread % 32 == 0, l.barrier(Layout::DQ_FULL, place));
+    }
+
+    /* The maker's tile `n` to where its adder takes it. */
+    DEVICE void hand_over(uint32_t n, int head_and_tile, uint32_t turn,
+                          const float (&dq)[Layout::DQ_VALUES]) const
+    {
+        await_place(n);
+        const uint32_t to = l.dq(Layout::dq_place(maker, n)) + fresh_thread() % WARPGROUP_THREADS * 16;
+#pragma unroll
+        for (int i = 0; i < Layout::DQ_VALUES; i += 4)
+            store_shared_16(to + (uint32_t)(i * WARPGROUP_THREADS * 4),
+                            make_uint4(__float_as_uint(dq[i]), __float_as_uint(dq[i + 1]),
+                                       __float_as_uint(dq[i + 2]), __float_as_uint(dq[i + 3])));
+        tell(n, head_and_tile, turn);
+    }
+
+    DEVICE void end(uint32_t n) const
+    {
+        await_place(n);
+        tell(n, -1, 0);
     }
 
     /* By a warpgroup that does nothing else. */
@@ -99,7 +118,7 @@ template <typename Element, typename Layout> struct QueryMaker {
             __syncwarp();
             mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::ITEM_EMPTY, slot.at));
         }
-        hand_over(n, -1, 0, dq), hand_over(n + 1, -1, 0, dq);
+        end(n), end(n + 1);
     }
 };
 
@@ -111,42 +130,65 @@ DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
                  : "memory");
 }
 
-DEVICE void wait_for_turn(const uint32_t *counter, uint32_t turn)
+DEVICE uint32_t load_acquire(const uint32_t *from)
+{
+    uint32_t word;
+    asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+    return word;
+}
+
+DEVICE void wait_for_turn(const uint32_t *added, uint32_t turn)
+{
+    while (load_acquire(added) != turn) {
+    }
+}
+
+static constexpr uint32_t CLAIMED = 1u << 31; /* the counter while the first block of keys stores */
+
+/* In any order: is this block of keys the first? If not, what the first one stores is there. */
+DEVICE bool claim(uint32_t *added)
 {
     uint32_t now;
-    do {
-        asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-    } while (now != turn);
+    asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], %2, %3;"
+                 : "=r"(now)
+                 : "l"(added), "r"(0), "r"(CLAIMED)
+                 : "memory");
+    const bool first = now == 0;
+    while (now == CLAIMED) now = load_acquire(added);
+    return first;
 }
 
 /* What this thread has added is there before the counter says so. */
-DEVICE void end_turn(uint32_t *counter, uint32_t turn)
+DEVICE void count(uint32_t *added, uint32_t more)
 {
     bulk_wait<0>();
-    asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(counter), "r"(turn + 1) : "memory");
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(added), "r"(more) : "memory");
 }
 
-/* By one thread a place: adds what its maker hands over. */
+/* By one thread a place: adds what its maker hands over. Bulk operations alone touch the sums meanwhile, so that no fence stands between
+ * those of one block of threads and the next one's. */
 template <typename Layout>
 DEVICE void add_queries(const mha_backward_sm90_params &p, const Layout &l, int place)
 {
+    constexpr int PLACES = Layout::MAKERS == 1 ? 2 : 1; /* of a maker, which takes them in turns */
     const int maker = Layout::MAKERS == 1 ? 0 : place;
-    for (uint32_t n = Layout::MAKERS == 1 ? (uint32_t)place : 0;; n += Layout::MAKERS == 1 ? 2 : 1) {
+    for (uint32_t n = PLACES == 2 ? (uint32_t)place : 0;; n += PLACES) {
         mbarrier_wait_thread(l.barrier(Layout::DQ_FULL, place), Layout::dq_parity(n));
         const int at = (int)load_shared_4(l.where(place));
         if (at < 0) return;
         const uint32_t turn = load_shared_4(l.where(place) + 4);
-        uint32_t *const counter = p.turns + (int64_t)at * Layout::MAKERS + maker;
+        uint32_t *const added = p.added + (int64_t)at * Layout::MAKERS + maker;
         fence_async_shared();
-        if (p.turns) wait_for_turn(counter, turn);
+        if (p.in_order) wait_for_turn(added, turn);
+        const bool claimed = !p.in_order && claim(added);
         float *const sums = p.dq_sums + (int64_t)at * Layout::DQ_TILE + maker * Layout::DQ_OF_MAKER;
-        if (p.turns && turn == 0)
+        if (p.in_order ? turn == 0 : claimed)
             bulk_store(sums, l.dq(place), Layout::DQ_BYTES);
         else
             bulk_add(sums, l.dq(place), Layout::DQ_BYTES);
         bulk_commit();
         bulk_wait_read<0>();
         mbarrier_arrive(l.barrier(Layout::DQ_EMPTY, place));
-        if (p.turns) end_turn(counter, turn);
+        count(added, claimed ? 1 - CLAIMED : 1);
     }
 }

@@ -2,12 +2,12 @@
  *
  * What is done row by row before and after the products, a block of 256 threads a tile of rows of a head:
  *
- *   prepare   lse in base 2 (inf where a row sees no key, or where there is no row, so that P is 0), delta = Σ dO out, cleared sums of dQ
- *   finish    dq = scale · sums, in dq's order
+ *   prepare   lse in base 2 (inf where a row sees no key, or where there is no row, so that P is 0), delta = Σ dO out, counters of dQ
+ *   finish    dq = scale · sums, in dq's order; begins where SMs have no more products to make, with tiles to which all have added
  */
 #pragma once
 
-#include "layout.cuh"
+#include "queries.cuh"
 
 enum { ROW_KERNEL_THREADS = MHA_BACKWARD_ROW_THREADS };
 
@@ -22,22 +22,42 @@ template <typename Element> DEVICE float dot_of_pair(uint32_t a, uint32_t b)
            Element::to_float((uint16_t)(a >> 16)) * Element::to_float((uint16_t)(b >> 16));
 }
 
+/* Blocks of keys that the tile of rows that begins with `first` sees. */
+template <typename Layout>
+DEVICE int blocks_of_tile(const mha_backward_params &call, const Request &r, int first)
+{
+    const int keys = call.causal ? min(first + Layout::ROWS + r.keys - r.tokens, r.keys) : r.keys;
+    return (max(keys, 0) + Layout::KEYS - 1) / Layout::KEYS;
+}
+
+/* Until as many blocks of keys have added to a tile: the products may not have ended. */
+template <typename Layout>
+DEVICE void await_sums(const mha_backward_sm90_params &p, int64_t place, int blocks)
+{
+    if (!blocks) {
+        wait_for_kernels_before();
+    } else if (threadIdx.x < Layout::MAKERS) {
+        const uint32_t *added = p.added + place * Layout::MAKERS + threadIdx.x;
+        while (load_acquire(added) != (uint32_t)blocks) __nanosleep(200);
+    }
+    __syncthreads();
+}
+
 template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_backward_sm90_params &p)
 {
     constexpr int LANES = Layout::D_V / 8, AT_A_TIME = ROW_KERNEL_THREADS / LANES, ROWS = Layout::ROWS;
     const mha_backward_params &call = p.call;
     const int head = (int)blockIdx.x / max(p.row_tiles, 1), tile_at = (int)blockIdx.x - head * p.row_tiles,
               thread = (int)threadIdx.x;
+    let_next_kernel_start();
     if (tile_at == 0 && head == 0 && thread == 0) *p.taken = 0;
     const Request r = find_request<true, ROWS, Layout::KEYS>(call, tile_at);
     const int first = (tile_at - r.row_tile) * ROWS;
     if (first >= r.tokens) return;
     const int64_t place = (int64_t)head * p.row_tiles + tile_at, request = call.starts_q ? 0 : r.index;
-    if (p.turns && thread < Layout::MAKERS) p.turns[place * Layout::MAKERS + thread] = 0;
+    if (thread < Layout::MAKERS) p.added[place * Layout::MAKERS + thread] = 0;
     float *sums = p.dq_sums + place * Layout::DQ_TILE, *numbers = p.rows + place * 2 * ROWS;
-    /* Deterministic: the first block of keys stores its sums, if one sees the tile. */
-    const bool seen = r.keys && (!call.causal || first + ROWS > r.tokens - r.keys);
-    if (!p.turns || !seen)
+    if (!blocks_of_tile<Layout>(call, r, first)) /* else the first one stores its sums */
 #pragma unroll
         for (int i = thread * 4; i < Layout::DQ_TILE; i += ROW_KERNEL_THREADS * 4)
             *(float4 *)(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -70,12 +90,19 @@ template <typename Element, typename Layout> DEVICE void finish_rows(const mha_b
 {
     constexpr int ROWS = Layout::ROWS, VALUES = Layout::DQ_TILE / ROW_KERNEL_THREADS;
     const mha_backward_params &call = p.call;
-    const int head = (int)blockIdx.x / max(p.row_tiles, 1), tile_at = (int)blockIdx.x - head * p.row_tiles,
-              group = (int)threadIdx.x / WARPGROUP_THREADS, thread = (int)threadIdx.x % WARPGROUP_THREADS;
+    /* In the order in which the products come to them: requests, then heads. */
+    const int tiles = max((p.row_tiles + call.b - 1) / call.b, 1), number = (int)blockIdx.x,
+              request_tiles = number / (tiles * call.h_q) * tiles, within = number - request_tiles * call.h_q,
+              width = max(min(tiles, p.row_tiles - request_tiles), 1), head = within / width,
+              tile_at = request_tiles + within - head * width;
+    const int group = (int)threadIdx.x / WARPGROUP_THREADS, thread = (int)threadIdx.x % WARPGROUP_THREADS;
     const Request r = find_request<true, ROWS, Layout::KEYS>(call, tile_at);
     const int first = (tile_at - r.row_tile) * ROWS;
+    if (blockIdx.x == gridDim.x - 1)
+        wait_for_kernels_before(); /* so that dk and dv are written, too, when this kernel ends */
     if (first >= r.tokens) return;
     const int64_t place = (int64_t)head * p.row_tiles + tile_at, request = call.starts_q ? 0 : r.index;
+    await_sums<Layout>(p, place, blocks_of_tile<Layout>(call, r, first));
     const float *from = p.dq_sums + place * Layout::DQ_TILE + group * (Layout::DQ_TILE / 2) + thread * 4;
     float dq[VALUES];
 #pragma unroll
@@ -83,9 +110,8 @@ template <typename Element, typename Layout> DEVICE void finish_rows(const mha_b
         const float4 four = __ldcs((const float4 *)(from + i * WARPGROUP_THREADS));
         dq[i] = four.x, dq[i + 1] = four.y, dq[i + 2] = four.z, dq[i + 3] = four.w;
     }
-    const int column = group * (Layout::D_QK / 2);
     write_keys<Element>(call.dq.data + request * call.dq.request + head * call.dq.head +
-                            (int64_t)(r.token + first) * call.dq.token + column,
+                            (int64_t)(r.token + first) * call.dq.token + group * (Layout::D_QK / 2),
                         call.dq.token, r.tokens - first, call.scale * Layout::template DS_UNSCALE<Element>,
                         dq);
 }
