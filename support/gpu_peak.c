@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "gpu_peak.h"
 
-#include <stdarg.h>
-#include <stdio.h>
+#include "ptx_text.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,29 +59,6 @@ static const char ptx_read[] =
 
 /* ---- Matrix units: a loop over products of what stands in registers or shared memory ---------- */
 
-struct text {
-    char *at;
-    size_t size, used;
-};
-
-static void add(struct text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static void add(struct text *text, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    const int length = vsnprintf(text->at + text->used, text->size - text->used, format, arguments);
-    va_end(arguments);
-    text->used += (size_t)length;
-    if (text->used >= text->size) abort(); /* the texts below are of fixed length */
-}
-
-static void add_list(struct text *text, const char *name, int from, int count)
-{
-    for (int i = 0; i < count; i++) add(text, "%s%s%d", i ? ", " : "{", name, from + i);
-    add(text, "}");
-}
-
 /* Values of ±(2^-5 … 2^-3), drawn: units that multiply zeros take less power, and run faster than they can. */
 static const char ptx_draw[] = "mul.lo.u32 h, h, 1664525; add.u32 h, h, 1013904223;\n"
                                "shr.u32 x, h, 8; and.b32 x, x, 0x80ff80ff; or.b32 x, x, 0x3d003d00;\n";
@@ -97,62 +74,62 @@ static const char ptx_head[] = ".version 8.0\n"
                                ".reg .b64 to;\n";
 
 /* What the sums are needed for. */
-static void add_tail(struct text *text, int sums)
+static void add_tail(struct ptx_text *text, int sums)
 {
-    add(text, "ld.param.u64 to, [sink];\nmov.f32 sum, 0f00000000;\n");
-    for (int i = 0; i < sums; i++) add(text, "add.f32 sum, sum, c%d;\n", i);
-    add(text, "setp.eq.f32 q, sum, 0f7f000000;\n@q st.global.f32 [to], sum;\nret;\n}\n");
+    ptx_add(text, "ld.param.u64 to, [sink];\nmov.f32 sum, 0f00000000;\n");
+    for (int i = 0; i < sums; i++) ptx_add(text, "add.f32 sum, sum, c%d;\n", i);
+    ptx_add(text, "setp.eq.f32 q, sum, 0f7f000000;\n@q st.global.f32 [to], sum;\nret;\n}\n");
 }
 
 enum { MMA_SUMS = 12 /* independent products a warp */, WGMMA_STEPS = 4 /* of 16, in a line of 128 bytes */ };
 
-static void ptx_mma(struct text *text)
+static void ptx_mma(struct ptx_text *text)
 {
-    add(text, ptx_head, "sm_80", "", MATRIX_THREADS);
-    add(text, ".reg .b32 a<4>, b<%d>;\n.reg .f32 c<%d>, sum;\n", 2 * MMA_SUMS, 4 * MMA_SUMS);
-    add(text, "mov.u32 h, %%tid.x;\nld.param.u32 n, [rounds];\n");
-    for (int i = 0; i < 4; i++) add(text, "%smov.b32 a%d, x;\n", ptx_draw, i);
-    for (int i = 0; i < 2 * MMA_SUMS; i++) add(text, "%smov.b32 b%d, x;\n", ptx_draw, i);
-    for (int i = 0; i < 4 * MMA_SUMS; i++) add(text, "mov.f32 c%d, 0f00000000;\n", i);
-    add(text, "loop:\n");
+    ptx_add(text, ptx_head, "sm_80", "", MATRIX_THREADS);
+    ptx_add(text, ".reg .b32 a<4>, b<%d>;\n.reg .f32 c<%d>, sum;\n", 2 * MMA_SUMS, 4 * MMA_SUMS);
+    ptx_add(text, "mov.u32 h, %%tid.x;\nld.param.u32 n, [rounds];\n");
+    for (int i = 0; i < 4; i++) ptx_add(text, "%smov.b32 a%d, x;\n", ptx_draw, i);
+    for (int i = 0; i < 2 * MMA_SUMS; i++) ptx_add(text, "%smov.b32 b%d, x;\n", ptx_draw, i);
+    for (int i = 0; i < 4 * MMA_SUMS; i++) ptx_add(text, "mov.f32 c%d, 0f00000000;\n", i);
+    ptx_add(text, "loop:\n");
     for (int i = 0; i < MMA_SUMS; i++) {
-        add(text, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ");
-        add_list(text, "c", 4 * i, 4), add(text, ", ");
-        add_list(text, "a", 0, 4), add(text, ", ");
-        add_list(text, "b", 2 * i, 2), add(text, ", ");
-        add_list(text, "c", 4 * i, 4), add(text, ";\n");
+        ptx_add(text, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ");
+        ptx_add_list(text, "c", 4 * i, 4), ptx_add(text, ", ");
+        ptx_add_list(text, "a", 0, 4), ptx_add(text, ", ");
+        ptx_add_list(text, "b", 2 * i, 2), ptx_add(text, ", ");
+        ptx_add_list(text, "c", 4 * i, 4), ptx_add(text, ";\n");
     }
-    add(text, "sub.u32 n, n, 1;\nsetp.ne.u32 p, n, 0;\n@p bra loop;\n");
+    ptx_add(text, "sub.u32 n, n, 1;\nsetp.ne.u32 p, n, 0;\n@p bra loop;\n");
     add_tail(text, 4 * MMA_SUMS);
 }
 
 /* Two groups of four warps, each 64 × 256 sums, over 128-byte lines that are swizzled: A 8 KiB a group, B 32 KiB. */
-static void ptx_wgmma(struct text *text)
+static void ptx_wgmma(struct ptx_text *text)
 {
     enum { SUMS = 128, SHARED = 49152, B_AT = 16384 };
-    add(text, ptx_head, "sm_90a", ".shared .align 1024 .b8 tiles[49152];\n", MATRIX_THREADS);
-    add(text, ".reg .f32 c<%d>, sum;\n.reg .b64 a<%d>, b<%d>;\n", SUMS, WGMMA_STEPS, WGMMA_STEPS);
-    add(text, "mov.u32 h, %%tid.x;\nmov.u32 tid, %%tid.x;\nld.param.u32 n, [rounds];\n");
-    add(text, "mov.u32 at, tiles;\nshl.b32 x, tid, 2;\nadd.u32 at, at, x;\nmov.u32 tid, 0;\nfill:\n%s",
-        ptx_draw);
-    add(text, "st.shared.u32 [at], x;\nadd.u32 at, at, %d;\nadd.u32 tid, tid, %d;\n", 4 * MATRIX_THREADS,
-        4 * MATRIX_THREADS);
-    add(text, "setp.lt.u32 p, tid, %d;\n@p bra fill;\nfence.proxy.async;\nbar.sync 0;\n", SHARED);
+    ptx_add(text, ptx_head, "sm_90a", ".shared .align 1024 .b8 tiles[49152];\n", MATRIX_THREADS);
+    ptx_add(text, ".reg .f32 c<%d>, sum;\n.reg .b64 a<%d>, b<%d>;\n", SUMS, WGMMA_STEPS, WGMMA_STEPS);
+    ptx_add(text, "mov.u32 h, %%tid.x;\nmov.u32 tid, %%tid.x;\nld.param.u32 n, [rounds];\n");
+    ptx_add(text, "mov.u32 at, tiles;\nshl.b32 x, tid, 2;\nadd.u32 at, at, x;\nmov.u32 tid, 0;\nfill:\n%s",
+            ptx_draw);
+    ptx_add(text, "st.shared.u32 [at], x;\nadd.u32 at, at, %d;\nadd.u32 tid, tid, %d;\n", 4 * MATRIX_THREADS,
+            4 * MATRIX_THREADS);
+    ptx_add(text, "setp.lt.u32 p, tid, %d;\n@p bra fill;\nfence.proxy.async;\nbar.sync 0;\n", SHARED);
     /* Descriptors: address / 16, 1024 / 16 from eight lines to the next, swizzle of 128 bytes. */
-    add(text, "mov.u32 tid, %%tid.x;\nshr.u32 tid, tid, 7;\nshl.b32 tid, tid, 13;\n");
-    add(text, "mov.u32 at, tiles;\nadd.u32 tid, tid, at;\nadd.u32 at, at, %d;\n", B_AT);
-    add(text, "shr.u32 tid, tid, 4;\nshr.u32 at, at, 4;\ncvt.u64.u32 a0, tid;\ncvt.u64.u32 b0, at;\n");
-    add(text, "or.b64 a0, a0, 0x4000004000010000;\nor.b64 b0, b0, 0x4000004000010000;\n");
+    ptx_add(text, "mov.u32 tid, %%tid.x;\nshr.u32 tid, tid, 7;\nshl.b32 tid, tid, 13;\n");
+    ptx_add(text, "mov.u32 at, tiles;\nadd.u32 tid, tid, at;\nadd.u32 at, at, %d;\n", B_AT);
+    ptx_add(text, "shr.u32 tid, tid, 4;\nshr.u32 at, at, 4;\ncvt.u64.u32 a0, tid;\ncvt.u64.u32 b0, at;\n");
+    ptx_add(text, "or.b64 a0, a0, 0x4000004000010000;\nor.b64 b0, b0, 0x4000004000010000;\n");
     for (int i = 1; i < WGMMA_STEPS; i++)
-        add(text, "add.u64 a%d, a0, %d;\nadd.u64 b%d, b0, %d;\n", i, 2 * i, i, 2 * i);
-    for (int i = 0; i < SUMS; i++) add(text, "mov.f32 c%d, 0f00000000;\n", i);
-    add(text, "setp.ne.u32 q, n, 0;\nloop:\nwgmma.fence.sync.aligned;\n");
+        ptx_add(text, "add.u64 a%d, a0, %d;\nadd.u64 b%d, b0, %d;\n", i, 2 * i, i, 2 * i);
+    for (int i = 0; i < SUMS; i++) ptx_add(text, "mov.f32 c%d, 0f00000000;\n", i);
+    ptx_add(text, "setp.ne.u32 q, n, 0;\nloop:\nwgmma.fence.sync.aligned;\n");
     for (int i = 0; i < WGMMA_STEPS; i++) {
-        add(text, "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 ");
-        add_list(text, "c", 0, SUMS), add(text, ", a%d, b%d, q, 1, 1, 0, 0;\n", i, i);
+        ptx_add(text, "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 ");
+        ptx_add_list(text, "c", 0, SUMS), ptx_add(text, ", a%d, b%d, q, 1, 1, 0, 0;\n", i, i);
     }
-    add(text, "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n");
-    add(text, "sub.u32 n, n, 1;\nsetp.ne.u32 p, n, 0;\n@p bra loop;\n");
+    ptx_add(text, "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n");
+    ptx_add(text, "sub.u32 n, n, 1;\nsetp.ne.u32 p, n, 0;\n@p bra loop;\n");
     add_tail(text, SUMS);
 }
 
@@ -166,7 +143,7 @@ static double matrix_flop(const struct gpu_peak *peak)
 
 static bool open_matrix(struct gpu_peak *peak, struct fault *fault)
 {
-    struct text text = {.size = 32768};
+    struct ptx_text text = {.size = 32768};
     text.at = malloc(text.size);
     if (!text.at) return fault_set(fault, "no memory for a kernel's text");
     peak->wgmma = peak->gpu.major == 9;

@@ -20,10 +20,12 @@ static const struct command bench = {
     "\n"
     "Grids: cpu (the default), h20, latency, peers and varlen (shapes of server GPUs), quick (three "
     "small rows, warm caches). A list replaces that axis of the grid. Before each run the caches are "
-    "emptied by reading memory larger than they are. floor is the longer of bytes / read bandwidth and "
+    "emptied: on the CPU by reading memory larger than they are; on a GPU by two matrix products with "
+    "weights and code larger than its caches, as in an engine, or by reading (--between read). floor is the "
+    "longer of bytes / read bandwidth and "
     "FLOP / peak, both measured in this run on as many threads. A row that takes over 2 s is run 3 "
-    "times. On a GPU a call is captured in a graph, the plan is made before and timed apart, and the "
-    "caches are its L2; stream is what a bare kernel takes to read the row's keys and nothing else, "
+    "times. On a GPU a call is captured in a graph, the plan is made before and timed apart; "
+    "stream is what a bare kernel takes to read the row's keys and nothing else, "
     "timed in turns with the call. --fixed times a batch of varying lengths in turns with one of fixed "
     "length with as many keys, and tells var / fixed; the grid varlen (the large batches of peers) "
     "always does. sparse_decode and sparse_prefill have the grids cpu, peers and quick, with formats of "
@@ -54,6 +56,8 @@ struct bench_options {
     int op, dtype, causal, varlen;     /* indices of the choices */
     const char *names[OPTION_CHOICES]; /* those of op */
     bool dtype_given, causal_given, varlen_given;
+    int between; /* index of the choices: enum bench_between */
+    bool between_given;
     int64_t repeat, threads;
     bool warm, no_stream, fixed;
     struct bench_axes axes;
@@ -83,12 +87,18 @@ static bool all_rows(struct bench_session *s, const struct shape *rows, int64_t 
     return outfile_commit(json, fault);
 }
 
+static enum bench_between between_of(const struct bench_options *o)
+{
+    if (o->warm || (!strcmp(o->grid, "quick") && !o->between_given)) return BENCH_NOTHING;
+    return device_is_gpu(o->device) ? (enum bench_between)o->between : BENCH_READ;
+}
+
 static int bench_rows(const struct bench_options *o, enum operation op, const struct shape *rows,
                       int64_t count)
 {
     const fmla_device device = o->device;
     const bool stream = device_is_gpu(device) && op == OP_DENSE_DECODE && !o->no_stream;
-    struct bench_session s = {.timer = {.device = device, .warm = o->warm, .repeat = o->repeat},
+    struct bench_session s = {.timer = {.device = device, .between = between_of(o), .repeat = o->repeat},
                               .report = {.op = op, .stream = stream},
                               .kernel = o->kernel,
                               .fixed = o->fixed && op == OP_DENSE_DECODE};
@@ -126,6 +136,10 @@ static int bench_all(struct bench_options *o)
     int64_t count;
     if (!kernel_exists(o->names[o->op], o->kernel, &fault))
         return complain(&bench, EXIT_USAGE, "%s", fault.text);
+    if (o->between_given && o->warm)
+        return complain(&bench, EXIT_USAGE, "--between and --warm: one of them at most");
+    if (o->between_given && o->between == BENCH_PRODUCTS && !device_is_gpu(o->device))
+        return complain(&bench, EXIT_USAGE, "--between products takes a GPU (--device cuda:0)");
     choose(&o->axes.axis[AXIS_DTYPE], o->dtype, o->dtype_given);
     choose(&o->axes.axis[AXIS_CAUSAL], o->causal, o->causal_given);
     choose(&o->axes.axis[AXIS_VARLEN], o->varlen, o->varlen_given);
@@ -142,7 +156,6 @@ static int bench_all(struct bench_options *o)
     for (int64_t i = 0; i < count; i++)
         rows[i].no_forward = op == OP_MHA_BACKWARD && device_is_gpu(o->device);
     if (o->threads) fmla_set_num_threads((int32_t)o->threads); /* in range by its option */
-    if (!strcmp(o->grid, "quick")) o->warm = true;
     if (!strcmp(o->grid, "varlen")) o->fixed = true;
     const int exit_code = bench_rows(o, op, rows, count);
     free(rows);
@@ -182,6 +195,9 @@ int command_bench(int argc, char **argv)
         OPTION_KERNEL(&o.kernel),
         OPTION_THREADS(&o.threads),
         OPTION_NUMBER("--repeat", &o.repeat, 1, 100000, "runs of a row; default 15", NULL),
+        OPTION_ONE_OF("--between", &o.between, "WHAT",
+                      "what empties the caches before a run: products (the default on a GPU) or read",
+                      &o.between_given, "products", "read"),
         OPTION_SWITCH("--warm", &o.warm, "leave the caches as the last run left them"),
         OPTION_SWITCH("--fixed", &o.fixed,
                       "beside varying lengths a batch of fixed length with as many keys"),

@@ -7,12 +7,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Events lie beside the launch in the stream: what the host takes to send it does not count, while the GPU is busy with
- * reading. */
-static bool time_launch(const struct bench_gpu *b, void *graph, void *stream, bool warm, double *seconds,
-                        struct fault *fault)
+static bool send_between(const struct bench_gpu *b, enum bench_between between, void *stream,
+                         struct fault *fault)
 {
-    return (warm || gpu_peak_flush(&b->peak, stream, fault)) && gpu_event_record(b->first, stream, fault) &&
+    if (between == BENCH_PRODUCTS) return gpu_products_send(&b->products, stream, fault);
+    return between == BENCH_NOTHING || gpu_peak_flush(&b->peak, stream, fault);
+}
+
+/* Events lie beside the launch in the stream: what the host takes to send it does not count, while the GPU is busy with
+ * what comes before. */
+static bool time_launch(const struct bench_gpu *b, void *graph, void *stream, enum bench_between between,
+                        double *seconds, struct fault *fault)
+{
+    return send_between(b, between, stream, fault) && gpu_event_record(b->first, stream, fault) &&
            gpu_graph_launch(graph, stream, fault) && gpu_event_record(b->second, stream, fault) &&
            gpu_event_seconds(b->first, b->second, seconds, fault);
 }
@@ -46,10 +53,11 @@ static bool capture(const struct bench_gpu *b, const struct bench_timed *t, void
     return sent && captured;
 }
 
-bool bench_gpu_time(const struct bench_gpu *b, const struct bench_timed *timed, int count, bool warm,
-                    int64_t runs, fmla_status *status, struct fault *fault)
+bool bench_gpu_time(const struct bench_gpu *b, const struct bench_timed *timed, int count,
+                    enum bench_between between, int64_t runs, fmla_status *status, struct fault *fault)
 {
     void *graph[BENCH_TIMED] = {NULL};
+    const bool warm = between == BENCH_NOTHING;
     bool good = true;
     *status = FMLA_OK;
     for (int t = 0; good && t < count; t++)
@@ -58,14 +66,15 @@ bool bench_gpu_time(const struct bench_gpu *b, const struct bench_timed *timed, 
     for (int64_t i = 0; good && i < runs * count; i++) {
         const int64_t t = warm ? i / runs : i % count, run = warm ? i % runs : i / count;
         good = (!warm || run || launch(graph[t], stream_of(&timed[t]), fault)) &&
-               time_launch(b, graph[t], stream_of(&timed[t]), warm, &timed[t].seconds[run], fault);
+               time_launch(b, graph[t], stream_of(&timed[t]), between, &timed[t].seconds[run], fault);
     }
     for (int t = 0; t < count; t++) gpu_graph_close(graph[t]);
     return good;
 }
 
 /* What a graph with nothing in it takes: no call can be faster. */
-static bool time_nothing(const struct bench_gpu *b, double *median, struct fault *fault)
+static bool time_nothing(const struct bench_gpu *b, enum bench_between between, double *median,
+                         struct fault *fault)
 {
     enum { RUNS = 15 };
     double seconds[RUNS];
@@ -73,7 +82,7 @@ static bool time_nothing(const struct bench_gpu *b, double *median, struct fault
     bool good = gpu_stream_open(&stream, fault) && gpu_capture_begin(stream, fault) &&
                 gpu_peak_nothing(&b->peak, stream, fault) && gpu_capture_end(stream, &graph, fault) &&
                 launch(graph, stream, fault);
-    for (int i = 0; good && i < RUNS; i++) good = time_launch(b, graph, stream, false, &seconds[i], fault);
+    for (int i = 0; good && i < RUNS; i++) good = time_launch(b, graph, stream, between, &seconds[i], fault);
     gpu_graph_close(graph), gpu_stream_close(stream);
     if (!good) return false;
     qsort(seconds, RUNS, sizeof *seconds, double_by_value);
@@ -81,13 +90,14 @@ static bool time_nothing(const struct bench_gpu *b, double *median, struct fault
     return true;
 }
 
-bool bench_gpu_open(struct bench_gpu *b, fmla_device device, bool warm, struct fault *fault)
+bool bench_gpu_open(struct bench_gpu *b, fmla_device device, enum bench_between between, struct fault *fault)
 {
     double nothing = 0.0;
     if (!gpu_open(device.id, fault) || !gpu_peak_open(&b->peak, device.id, fault) ||
         !gpu_event_open(&b->first, fault) || !gpu_event_open(&b->second, fault) ||
         !gpu_peak_bandwidth(&b->peak, &b->bandwidth, fault) || !gpu_peak_flops(&b->peak, &b->flops, fault) ||
-        !time_nothing(b, &nothing, fault))
+        (between == BENCH_PRODUCTS && !gpu_products_open(&b->products, fault)) ||
+        !time_nothing(b, between == BENCH_NOTHING ? BENCH_READ : between, &nothing, fault))
         return false;
     const struct gpu_description *gpu = &b->peak.gpu;
     printf("flashmla %s, %s, compute capability %d.%d, %d SMs, driver %s\n", fmla_version_string(), gpu->name,
@@ -96,11 +106,14 @@ bool bench_gpu_open(struct bench_gpu *b, fmla_device device, bool warm, struct f
            1e-12 * b->flops);
     printf("memory %-27s %8.1f GB/s\n", "read", 1e-9 * b->bandwidth);
     printf("launch %-27s %8.1f us\n", "graph of an empty kernel", 1e6 * nothing);
-    if (warm)
-        puts("caches warm: not emptied between runs");
-    else
+    if (between == BENCH_PRODUCTS)
+        printf("between runs two matrix products, of %d tokens with %zu MB of weights each\n",
+               GPU_PRODUCT_TOKENS, gpu_product_weights_bytes(&b->products.of[0]) / 1000000);
+    else if (between == BENCH_READ)
         printf("L2 emptied between runs by reading %zu MB (L2: %zu MB)\n", b->peak.bytes / 1000000,
                gpu->cache / 1000000);
+    else
+        puts("caches warm: not emptied between runs");
     return true;
 }
 
@@ -108,6 +121,7 @@ void bench_gpu_close(struct bench_gpu *b)
 {
     gpu_event_close(b->first), gpu_event_close(b->second);
     gpu_stream_kernel_close(&b->bare);
+    gpu_products_close(&b->products);
     if (b->peak.sink) gpu_peak_close(&b->peak);
     memset(b, 0, sizeof *b);
 }

@@ -234,13 +234,14 @@ static json_t *pack_figures(const struct bench_timer *timer, const struct bench_
     const struct bench_timed *t = &row->timed;
     const bool copies = bench_only_copies(row->shape->op), gpu = device_is_gpu(timer->device);
     return json_pack(
-        "{s:f, s:f, s:f, s:o*, s:f, s:f, s:I, s:o*, s:f, s:b, s:s}", "us", 1e6 * t->median, "us_min",
+        "{s:f, s:f, s:f, s:o*, s:f, s:f, s:I, s:o*, s:f, s:b, s:s, s:s}", "us", 1e6 * t->median, "us_min",
         1e6 * t->least, "us_max", 1e6 * t->most, "tflops",
         copies ? NULL : json_real(1e-12 * row->work.flop / t->median), "gbs",
         1e-9 * row->work.bytes / t->median, "floor_us", 1e6 * row->floor, "runs", (json_int_t)t->runs,
         "peak_tflops", copies ? NULL : json_real(1e-12 * bench_peak(timer, row->kernel)),
         copies && gpu ? "copy_gbs" : "read_gbs", 1e-9 * (copies ? timer->copy : bench_bandwidth(timer)),
-        "warm", (int)timer->warm, "version", fmla_version_string());
+        "warm", timer->between == BENCH_NOTHING, "between", bench_between_name(timer->between), "version",
+        fmla_version_string());
 }
 
 /* What the row was timed on. */

@@ -10,15 +10,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+const char *bench_between_name(enum bench_between between)
+{
+    static const char *const names[] = {"products", "read", "nothing"};
+    return names[between];
+}
+
 bool bench_timer_open(struct bench_timer *t, bool copies, bool streams, struct fault *fault)
 {
     if (device_is_gpu(t->device)) {
-        if (!bench_gpu_open(&t->gpu, t->device, t->warm, fault) ||
+        if (!bench_gpu_open(&t->gpu, t->device, t->between, fault) ||
             (streams && !gpu_stream_kernel_open(&t->gpu.bare, &t->gpu.peak.gpu, fault)) ||
             (copies && !gpu_copy_bandwidth(&t->gpu.peak.gpu, &t->copy, fault)))
             return false;
         if (copies) printf("memory %-27s %8.1f GB/s\n", "copied, read and written", 1e-9 * t->copy);
-    } else if (!bench_cpu_measure(&t->cpu, t->warm, fault)) {
+    } else if (!bench_cpu_measure(&t->cpu, t->between == BENCH_NOTHING, fault)) {
         return false;
     }
     if (!device_is_gpu(t->device)) t->copy = t->cpu.bandwidth;
@@ -55,10 +61,11 @@ static bool run_once(const struct bench_timed *timed, double *seconds, fmla_stat
 static bool time_on_cpu(struct bench_timer *timer, struct bench_timed *timed, int count, int64_t runs,
                         fmla_status *status, struct fault *fault)
 {
+    const bool warm = timer->between == BENCH_NOTHING;
     bool good = true;
     for (int64_t i = 0; good && i < runs * count; i++) {
-        const int64_t t = timer->warm ? i / runs : i % count, run = timer->warm ? i % runs : i / count;
-        if (!timer->warm)
+        const int64_t t = warm ? i / runs : i % count, run = warm ? i % runs : i / count;
+        if (!warm)
             peak_memory_read(&timer->cpu.memory, timer->cpu.threads);
         else if (t && !run)
             good = run_once(&timed[t], &timed[t].seconds[run], status, fault);
@@ -91,7 +98,7 @@ bool bench_time(struct bench_timer *timer, struct bench_timed *timed, int count,
     double *seconds = calloc((size_t)(runs * count), sizeof *seconds);
     if (!seconds) return fault_set(fault, "no memory for %" PRId64 " times", runs * count);
     for (int t = 0; t < count; t++) timed[t].seconds = seconds + t * runs, timed[t].runs = runs;
-    const bool good = gpu ? bench_gpu_time(&timer->gpu, timed, count, timer->warm, runs, status, fault)
+    const bool good = gpu ? bench_gpu_time(&timer->gpu, timed, count, timer->between, runs, status, fault)
                           : time_on_cpu(timer, timed, count, runs, status, fault);
     for (int t = 0; good && t < count; t++) {
         qsort(timed[t].seconds, (size_t)runs, sizeof *seconds, double_by_value);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Timing of calls on a device whose peaks are measured first: the same for every operation, and for all that times one. On a
- * GPU a call is captured in a graph, and each run is one launch of it between two events, after the L2 was emptied by reading.
+ * GPU a call is captured in a graph, and each run is one launch of it between two events, after what --between says.
  * What the launch itself takes is measured too, on a graph that holds one kernel that does nothing.
  */
 #ifndef FLASHMLA_TOOL_BENCH_TIME_H
@@ -10,6 +10,7 @@
 #include "call.h"
 
 #include "gpu_peak.h"
+#include "gpu_products.h"
 #include "gpu_stream.h"
 #include "peak.h"
 #include "progress.h"
@@ -29,14 +30,23 @@ bool bench_cpu_measure(struct bench_cpu *cpu, bool warm, struct fault *fault);
 /* The instructions that do the work of a kernel. */
 enum peak_unit bench_cpu_unit(const char *kernel);
 
+/* What comes before each run. */
+enum bench_between {
+    BENCH_PRODUCTS, /* on a GPU: two matrix products (gpu_products.h) */
+    BENCH_READ,     /* of more memory than the caches have */
+    BENCH_NOTHING   /* caches stay as the run before left them */
+};
+const char *bench_between_name(enum bench_between between);
+
 /* ---- On a GPU (bench_gpu.c) ------------------------------------------------------------------- */
 
 /* Zero-initialised. */
 struct bench_gpu {
     struct gpu_peak peak;
-    struct gpu_stream bare;  /* the caller's to open */
-    double bandwidth, flops; /* bytes/s, FLOP/s */
-    void *first, *second;    /* events */
+    struct gpu_products products; /* open where they come between */
+    struct gpu_stream bare;       /* the caller's to open */
+    double bandwidth, flops;      /* bytes/s, FLOP/s */
+    void *first, *second;         /* events */
 };
 
 /* What is timed, and its times. */
@@ -53,21 +63,22 @@ struct bench_timed {
 enum { BENCH_TIMED = 3 /* at once, at most */ };
 
 /* Measures the GPU, and prints what it found. */
-bool bench_gpu_open(struct bench_gpu *bench, fmla_device device, bool warm, struct fault *fault);
+bool bench_gpu_open(struct bench_gpu *bench, fmla_device device, enum bench_between between,
+                    struct fault *fault);
 void bench_gpu_close(struct bench_gpu *bench);
 
-/* Times `runs` launches of each, in turns, so that all see the same clocks; with `warm`, which is about what the run
+/* Times `runs` launches of each, in turns, so that all see the same clocks; with nothing between, which is about what the run
  * before left in the caches, one after another. A first launch is not counted. *status is the library's; false with a
  * fault where it or the GPU refused. */
-bool bench_gpu_time(const struct bench_gpu *bench, const struct bench_timed *timed, int count, bool warm,
-                    int64_t runs, fmla_status *status, struct fault *fault);
+bool bench_gpu_time(const struct bench_gpu *bench, const struct bench_timed *timed, int count,
+                    enum bench_between between, int64_t runs, fmla_status *status, struct fault *fault);
 
 /* ---- On either (bench_time.c) ----------------------------------------------------------------- */
 
 /* Zero-initialised. */
 struct bench_timer {
     fmla_device device;
-    bool warm;      /* caches stay as the run before left them; else they are emptied by reading */
+    enum bench_between between;
     int64_t repeat; /* runs of each */
     struct bench_cpu cpu;
     struct bench_gpu gpu; /* where the device is one */

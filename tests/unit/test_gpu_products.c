@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * On a real GPU: the products that `flashmla bench` puts between runs are products. Drawn results against sums in double. Exit 77
+ * where there is no GPU of compute capability 8.0 or later.
+ */
+#include "check.h"
+
+#include "gpu_products.h"
+#include "random.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SKIPPED = 77, DRAWN = 200 };
+
+static double bf16(uint16_t bits)
+{
+    const uint32_t word = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &word, sizeof value);
+    return (double)value;
+}
+
+static void *downloaded(const void *memory, size_t bytes)
+{
+    struct fault fault = {""};
+    void *to = malloc(bytes);
+    if (!to || !gpu_download(to, memory, bytes, &fault)) {
+        CHECK(false, "%zu bytes: %s", bytes, fault.text);
+        exit(1);
+    }
+    return to;
+}
+
+static void check_product(const struct gpu_product *product, struct random_state *random)
+{
+    const uint16_t *inputs = downloaded(product->inputs, gpu_product_inputs_bytes(product)),
+                   *weights = downloaded(product->weights, gpu_product_weights_bytes(product));
+    const float *results = downloaded(product->results, gpu_product_results_bytes(product));
+    const int64_t parts = product->columns / GPU_PRODUCT_PART;
+    for (int i = 0; i < DRAWN; i++) {
+        const int64_t part = random_between(random, 0, parts - 1),
+                      token = random_between(random, 0, GPU_PRODUCT_TOKENS - 1),
+                      row = random_between(random, 0, product->rows - 1);
+        const uint16_t *x = inputs + token * product->columns + part * GPU_PRODUCT_PART,
+                       *w = weights + row * product->columns + part * GPU_PRODUCT_PART;
+        const double got = (double)results[(part * GPU_PRODUCT_TOKENS + token) * product->rows + row];
+        double sum = 0.0, terms = 0.0;
+        for (int c = 0; c < GPU_PRODUCT_PART; c++)
+            sum += bf16(x[c]) * bf16(w[c]), terms += fabs(bf16(x[c]) * bf16(w[c]));
+        CHECK(fabs(got - sum) <= 0x1p-14 * terms && terms > 1.0, "part %d, token %d, row %d: %g, expected %g",
+              (int)part, (int)token, (int)row, got, sum);
+    }
+    free((void *)(uintptr_t)inputs), free((void *)(uintptr_t)weights), free((void *)(uintptr_t)results);
+}
+
+int main(void)
+{
+    struct gpu_products products = {0};
+    struct gpu_description gpu;
+    struct fault fault = {""};
+    struct random_state random = {1};
+    if (!gpu_open(0, &fault) || !gpu_describe(0, &gpu, &fault) || gpu.major < 8) {
+        printf("no GPU of compute capability 8.0 or later: %s\n", fault.text);
+        return SKIPPED;
+    }
+    bool good = gpu_products_open(&products, &fault);
+    for (int i = 0; good && i < GPU_PRODUCTS; i++)
+        good = gpu_fill(products.of[i].results, 0xff, gpu_product_results_bytes(&products.of[i]), &fault);
+    good = good && gpu_products_send(&products, NULL, &fault) && gpu_stream_wait(NULL, &fault);
+    CHECK(good, "%s", fault.text);
+    for (int i = 0; good && i < GPU_PRODUCTS; i++) check_product(&products.of[i], &random);
+    gpu_products_close(&products);
+    return check_done("test_gpu_products");
+}
