@@ -34,7 +34,8 @@ static const char ptx_draw[] =
     "bra loop;\n"
     "}\n";
 
-/* Lane (g, t) loads columns 8 t … of rows g, g + 8, …: of both factors alike, so that any of them may stand for any of mma's. */
+/* Lane (g, t) loads columns 8 t to 8 t + 7 of rows g, g + 8, … of both factors. mma takes them for other columns, the same ones in both,
+ * which leaves the sum as it is. */
 static void add_step(struct ptx_text *text, const struct gpu_product *product, int step)
 {
     for (int factor = 0; factor < 2; factor++)

@@ -248,10 +248,9 @@ struct mha_backward_sm90_params {
     float *rows;    /* [h_q][row_tiles][2][rows of a tile]: lse of base 2, inf where there is no key; delta */
     float *dq_sums; /* [h_q][row_tiles][a tile]: queries.cuh says in what order */
     uint32_t *taken; /* how many items are; in any order, beside the first one of each block of threads */
-    int32_t
-        in_order; /* deterministic: blocks of keys add to a tile's dQ in an order that hangs on the sizes alone */
-    uint32_t *
-        added; /* [h_q][row_tiles][makers]: how many blocks of keys have added to a tile's dQ (queries.cuh) */
+    /* Deterministic: blocks of keys add to a tile's dQ in an order that hangs on the sizes alone. */
+    int32_t in_order;
+    uint32_t *added; /* [h_q][row_tiles][makers]: how many blocks of keys have added (queries.cuh) */
 };
 
 /* Rows of its tiles and keys of a block, by d_qk; variants of its kernels; threads of a block. */

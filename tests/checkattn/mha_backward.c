@@ -201,7 +201,7 @@ static double dot(const double *a, const double *b, int64_t width, double *magni
     return sum;
 }
 
-/* Of each number of an item's gradients: how far it may be, and its largest term. */
+/* How far each number of an item's gradients may be off, and its largest term. */
 struct terms {
     double bound[GRADIENTS][WIDEST], largest[GRADIENTS][WIDEST];
 };
@@ -357,7 +357,7 @@ static struct known *ask(struct comparing *all, const struct run *run, uint64_t 
     return known;
 }
 
-/* The items' own thread asks, or there is one only. */
+/* No two threads ask for the same item. */
 static const struct terms *terms_of(const struct comparing *all, int64_t i)
 {
     struct known *known = all->known;

@@ -33,7 +33,7 @@ template <typename Element, typename Layout> struct QueryMaker {
     const Layout l;
     const int maker;
 
-    /* Of tile `n`, whose dS is there. */
+    /* Asks for dQ of tile `n`, whose dS is there. */
     DEVICE void issue(float (&dq)[Layout::DQ_VALUES], uint32_t n) const
     {
         const uint32_t ds = l.ds((int)(n % 2)),
@@ -63,7 +63,7 @@ template <typename Element, typename Layout> struct QueryMaker {
         mbarrier_arrive_if(thread % 32 == 0, l.barrier(Layout::DQ_FULL, place));
     }
 
-    /* The maker's tile `n` to where its adder takes it. */
+    /* Stores dQ of the maker's tile `n` where its adder takes it. */
     DEVICE void hand_over(uint32_t n, int head_and_tile, uint32_t turn,
                           const float (&dq)[Layout::DQ_VALUES]) const
     {

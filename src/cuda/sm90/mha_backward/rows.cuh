@@ -30,7 +30,7 @@ DEVICE int blocks_of_tile(const mha_backward_params &call, const Request &r, int
     return (max(keys, 0) + Layout::KEYS - 1) / Layout::KEYS;
 }
 
-/* Until as many blocks of keys have added to a tile: the products may not have ended. */
+/* Waits until as many blocks of keys have added to the tile: the products may not have ended. */
 template <typename Layout>
 DEVICE void await_sums(const mha_backward_sm90_params &p, int64_t place, int blocks)
 {
