@@ -31,7 +31,8 @@ DEVICE ListEnds list_ends(const struct sparse_decode_params &p, int request)
 DEVICE PieceList piece_list(const struct sparse_decode_params &p, unsigned worker)
 {
     const struct split_params &split = p.split;
-    if (split.partitions || split.chunk_lanes < split.chunks) return piece_list(p, (int64_t)worker);
+    if (split.partitions || split.chunk_lanes < split.chunks)
+        return piece_list<struct sparse_decode_params>(p, worker);
     PieceList list;
     list.request = fast_divide((int)worker, p.chunks_divisor);
     list.first = (int)worker - list.request * split.chunks, list.step = split.chunks;

@@ -188,7 +188,7 @@ struct PieceList {
     Partition partition;
 };
 
-template <typename Params> DEVICE PieceList piece_list(const Params &p, int64_t worker)
+template <typename Params> DEVICE PieceList piece_list(const Params &p, unsigned worker)
 {
     PieceList list;
     if (p.split.partitions) {
@@ -201,8 +201,9 @@ template <typename Params> DEVICE PieceList piece_list(const Params &p, int64_t 
         list.last = fits ? list.partition.last : p.b - 1;
         list.step = fits ? 1 : p.split.num_partitions;
     } else {
-        list.request = (int)(worker / p.split.chunk_lanes);
-        list.first = (int)(worker % p.split.chunk_lanes), list.step = p.split.chunk_lanes;
+        const unsigned lanes = (unsigned)p.split.chunk_lanes;
+        list.request = (int)(worker / lanes);
+        list.first = (int)(worker % lanes), list.step = p.split.chunk_lanes;
         list.last = chunks_of(p, request_length(p, list.request)) - 1;
     }
     return list;

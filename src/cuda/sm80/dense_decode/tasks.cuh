@@ -21,7 +21,7 @@ DEVICE bool next_task(const struct dense_decode_params &p, int rows, Turn &turn,
     while (turn.next > turn.list.last) {
         turn.item += gridDim.x;
         if (turn.item >= workers * tiles) return false;
-        turn.list = piece_list(p, turn.item / tiles);
+        turn.list = piece_list(p, (unsigned)(turn.item / tiles));
         turn.next = turn.list.first;
     }
     const int tile = (int)(turn.item % tiles);

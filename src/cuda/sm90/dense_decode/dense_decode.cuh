@@ -41,6 +41,8 @@ enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 40, SIDE_REGISTERS 
  * there all addresses are constants. What is done once a piece is compiled once: it is code that comes from far. */
 template <typename V> struct Side : SideThread {
     using Element = typename V::Element;
+    /* One text of multiply_last for both sides; without rope columns ptxas then keeps no descriptor in uniform registers. */
+    static constexpr bool ONE_LAST_BLOCK = V::ROPE;
 
     const struct dense_decode_sm90_params &p;
     Shared &shared;
@@ -64,25 +66,25 @@ template <typename V> struct Side : SideThread {
     template <int SIDE> DEVICE void score_early(bool follows)
     {
         if constexpr (V::ROPE) score_rope<Element, SIDE>(s, q_rope, base, own & 1);
-        if (follows) wait_for_turn<SIDE>(base, others);
-        score_unit<Element, SIDE, Home<SIDE>::FIRST, V::ROPE>(s, base, own & 1);
-        score_unit<Element, SIDE, Home<1 - SIDE>::FIRST>(s, base, own & 1);
-        if constexpr (V::EARLY_UNITS == 3) score_unit<Element, SIDE, Home<SIDE>::SECOND>(s, base, own & 1);
+        if (follows) wait_for_turn(base, SIDE, others);
+        score_unit<Element, SIDE, first_of_home(SIDE), V::ROPE>(s, base, own & 1);
+        score_unit<Element, SIDE, first_of_home(1 - SIDE)>(s, base, own & 1);
+        if constexpr (V::EARLY_UNITS == 3) score_unit<Element, SIDE, second_of_home(SIDE)>(s, base, own & 1);
         wgmma_commit();
     }
 
     template <int SIDE> DEVICE void score_late()
     {
-        if constexpr (V::EARLY_UNITS == 2) score_unit<Element, SIDE, Home<SIDE>::SECOND>(s, base, own & 1);
-        score_unit<Element, SIDE, Home<1 - SIDE>::SECOND>(s, base, own & 1);
+        if constexpr (V::EARLY_UNITS == 2) score_unit<Element, SIDE, second_of_home(SIDE)>(s, base, own & 1);
+        score_unit<Element, SIDE, second_of_home(1 - SIDE)>(s, base, own & 1);
         wgmma_commit();
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), SIDE));
     }
 
-    template <int SIDE> DEVICE void follow_reference()
+    DEVICE void follow_reference(int side)
     {
-        if (!__any_sync(~0u, shared.rescaled[1 - SIDE][warp()])) return;
-        const float to[2] = {shared.reference[1 - SIDE][row()], shared.reference[1 - SIDE][row() + 8]};
+        if (!__any_sync(~0u, shared.rescaled[1 - side][warp()])) return;
+        const float to[2] = {shared.reference[1 - side][row()], shared.reference[1 - side][row() + 8]};
         move_reference(state, to, left, right, p.call.scale_log2);
     }
 
@@ -133,18 +135,18 @@ template <typename V> struct Side : SideThread {
         const bool follows = SIDE == 1 || k > 0;
         score_early<SIDE>(follows);
         if (follows) {
-            wait_for_weights<SIDE>(base, others);
+            wait_for_weights(base, SIDE, others);
             wgmma_wait<0>();
             hold(s);
-            follow_reference<SIDE>();
-            multiply_home<Element, SIDE, 1 - SIDE>(left, right, base, SIDE == 0 || k > 1);
+            follow_reference(SIDE);
+            multiply_home<Element>(left, right, base, SIDE, 1 - SIDE, SIDE == 0 || k > 1);
             wgmma_wait<1>();
-            release_unit<1 - SIDE>(base, Home<SIDE>::FIRST, lane());
+            release_unit(base, 1 - SIDE, first_of_home(SIDE), lane());
         }
         score_late<SIDE>();
         wgmma_wait<1>();
         if (follows) {
-            release_unit<1 - SIDE>(base, Home<SIDE>::SECOND, lane());
+            release_unit(base, 1 - SIDE, second_of_home(SIDE), lane());
             others++;
         }
         wgmma_wait<0>();
@@ -156,27 +158,29 @@ template <typename V> struct Side : SideThread {
 
         if (all_see - first_key < KEYS) mask<SIDE>(first_key);
         softmax<SIDE>(k == 0);
-        multiply_home<Element, SIDE, SIDE>(left, right, base, k > 0, weights);
+        multiply_home<Element>(left, right, base, SIDE, SIDE, k > 0, weights);
         wgmma_wait<1>();
-        release_unit<SIDE>(base, Home<SIDE>::FIRST, lane());
+        release_unit(base, SIDE, first_of_home(SIDE), lane());
         wgmma_wait<0>();
         hold(left), hold(right);
-        release_unit<SIDE>(base, Home<SIDE>::SECOND, lane());
+        release_unit(base, SIDE, second_of_home(SIDE), lane());
         own++;
     }
 
     /* The last block of the piece where it is the other side's. */
-    template <int SIDE> DEVICE void multiply_last(bool add)
+    DEVICE void multiply_last(int my_side, int blocks)
     {
-        wait_for_turn<SIDE>(
-            base, others); /* over before P came: so that no phase of a barrier goes by unwaited for */
-        wait_for_weights<SIDE>(base, others);
-        follow_reference<SIDE>();
-        multiply_home<Element, SIDE, 1 - SIDE>(left, right, base, add);
+        if (__any_sync(~0u, (blocks - 1) % 2 == my_side)) return;
+        const int add = __any_sync(~0u, my_side == 0 || blocks > 1);
+        wait_for_turn(base, my_side,
+                      others); /* over before P came: so that no phase of a barrier goes by unwaited for */
+        wait_for_weights(base, my_side, others);
+        follow_reference(my_side);
+        multiply_home<Element>(left, right, base, my_side, 1 - my_side, add);
         wgmma_wait<0>();
         hold(left), hold(right);
-        release_unit<1 - SIDE>(base, Home<SIDE>::FIRST, lane());
-        release_unit<1 - SIDE>(base, Home<SIDE>::SECOND, lane());
+        release_unit(base, 1 - my_side, first_of_home(my_side), lane());
+        release_unit(base, 1 - my_side, second_of_home(my_side), lane());
         others++;
     }
 
@@ -186,7 +190,7 @@ template <typename V> struct Side : SideThread {
         int first_key = begin + SIDE * KEYS;
         for (int k = SIDE; k < blocks; k += 2, first_key += 2 * KEYS)
             run_block<SIDE>(k, blocks, first_key, all_see);
-        if ((blocks - 1) % 2 != SIDE) multiply_last<SIDE>(SIDE == 0 || blocks > 1);
+        if (!ONE_LAST_BLOCK) multiply_last(SIDE, blocks);
     }
 
     /* Each side has summed its own blocks; both hold the same references by now. */
@@ -260,21 +264,21 @@ template <typename V> struct Side : SideThread {
             run_blocks<0>(blocks, begin, all_see);
         else
             run_blocks<1>(blocks, begin, all_see);
+        if (ONE_LAST_BLOCK) multiply_last(is_first_side() ? 0 : 1, blocks);
         end_piece();
         pieces++;
     }
 
-    DEVICE void run()
+    DEVICE void run(const PieceList &list)
     {
 #pragma unroll
         for (int i = 0; i < 64; i++) left[i] = right[i] = 0.0f;
-        const PieceList list = piece_list(p.call, Place(p).worker);
         for (int i = list.first; i <= list.last; i += list.step) {
             const Place place(p);
             run_piece(Work(p, list, i, place.kv_head, place.tile * ROWS));
         }
         barrier_sync(PIECE_BARRIER, 2 * WARPGROUP_THREADS);
-        if (__any_sync(~0u, shared.poisoned)) redo_poisoned<Element>(p, Place(p));
+        if (SELDOM(__any_sync(~0u, shared.poisoned))) redo_poisoned<Element>(p, list, Place(p));
     }
 };
 
@@ -309,17 +313,19 @@ template <typename V> DEVICE void dense_decode(const struct dense_decode_sm90_pa
     __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
-    if (threadIdx.x < WARPGROUP_THREADS) {
+    const Place place(p);
+    const PieceList list = piece_list(p.call, (unsigned)place.worker);
+    if (SELDOM(threadIdx.x >= WARPGROUP_THREADS)) {
+        take_registers<SIDE_REGISTERS>();
+        Side<V>(p, shared).run(list);
+    } else {
         give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x / 32 == 0 && elect_one()) {
-            shared.parities = produce_keys<V>(p, Place(p), base);
+            shared.parities = produce_keys<V>(p, list, place, base);
             mbarrier_arrive(SHARED_AT(base, keys_asked));
         }
-        if (threadIdx.x / 32 == 1 && elect_one()) produce_queries<V>(p, Place(p), base);
-        if (threadIdx.x / 32 == 2) produce_second_part<V>(p, Place(p), shared, base);
-    } else {
-        take_registers<SIDE_REGISTERS>();
-        Side<V>(p, shared).run();
+        if (threadIdx.x / 32 == 1 && elect_one()) produce_queries<V>(p, list, place, base);
+        if (threadIdx.x / 32 == 2) produce_second_part<V>(p, list, place, shared, base);
     }
 }
 

@@ -50,10 +50,9 @@ template <typename Element> DEVICE bool poisoned(const struct dense_decode_param
 
 /* By the warps of both sides, after the last piece: writes again what the poisoned pieces left. */
 template <typename Element>
-DEVICE void redo_poisoned(const struct dense_decode_sm90_params &p, const Place &place)
+DEVICE void redo_poisoned(const struct dense_decode_sm90_params &p, const PieceList &list, const Place &place)
 {
     const int warp = (int)(threadIdx.x - WARPGROUP_THREADS) / 32, warps = 2 * WARPGROUP_THREADS / 32;
-    const PieceList list = piece_list(p.call, place.worker);
 #pragma unroll 1
     for (int i = list.first; i <= list.last; i += list.step) {
         const Work work(p, list, i, place.kv_head, place.tile * ROWS);

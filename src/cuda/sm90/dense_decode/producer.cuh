@@ -69,7 +69,7 @@ DEVICE void load_block(const struct dense_decode_sm90_params &p, uint32_t base, 
 template <typename V> DEVICE void wait_for_place(uint32_t base, int side, uint32_t parity)
 {
     if constexpr (V::ROPE) mbarrier_wait_thread(barrier_at(SHARED_AT(base, rope_empty), side), parity ^ 1);
-#pragma unroll
+#pragma unroll 1
     for (int unit = 0; unit < UNITS; unit++)
         mbarrier_wait_thread(barrier_at(SHARED_AT(base, keys_empty), side * UNITS + unit), parity ^ 1);
 }
@@ -83,10 +83,10 @@ template <typename V> DEVICE void prefetch_block(const struct dense_decode_sm90_
 
 /* Returns the parities (bit `side`) as they would be for the next block of either side. */
 template <typename V>
-DEVICE uint32_t produce_keys(const struct dense_decode_sm90_params &p, const Place &place, uint32_t base)
+DEVICE uint32_t produce_keys(const struct dense_decode_sm90_params &p, const PieceList &list,
+                             const Place &place, uint32_t base)
 {
     uint32_t parities = 0; /* bit `side`: of the side's blocks so far */
-    const PieceList list = piece_list(p.call, place.worker);
     for (int i = list.first; i <= list.last; i += list.step) {
         const Work work(p, list, i, place.kv_head, place.tile * ROWS);
         if (work.blocks == 0) continue;
@@ -115,12 +115,12 @@ DEVICE uint32_t produce_keys(const struct dense_decode_sm90_params &p, const Pla
 }
 
 template <typename V>
-DEVICE void produce_queries(const struct dense_decode_sm90_params &p, const Place &place, uint32_t base)
+DEVICE void produce_queries(const struct dense_decode_sm90_params &p, const PieceList &list,
+                            const Place &place, uint32_t base)
 {
     const uint32_t full = SHARED_AT(base, q_full);
     const int row = place.tile * ROWS;
     uint32_t count = 0;
-    const PieceList list = piece_list(p.call, place.worker);
     for (int i = list.first; i <= list.last; i += list.step) {
         const Work work(p, list, i, place.kv_head, row);
         if (work.blocks == 0) continue;

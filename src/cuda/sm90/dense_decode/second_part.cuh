@@ -86,11 +86,10 @@ DEVICE bool looks_for_second_part(const struct dense_decode_params &p, const Pie
 
 /* By one warp that has nothing else to do. */
 template <typename V>
-DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const Place &place, Shared &shared,
-                                uint32_t base)
+DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const PieceList &list,
+                                const Place &place, Shared &shared, uint32_t base)
 {
     const int lane = (int)(fresh_thread() % 32);
-    const PieceList list = piece_list(p.call, place.worker);
     if (list.last < list.first) return;
     const Work work(p, list, list.last, place.kv_head, place.tile * ROWS);
     if (!looks_for_second_part(p.call, work.task.piece)) return;
@@ -110,16 +109,19 @@ DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const 
     uint32_t bytes = 0;
     if (there) {
         if (lane == 0) bulk_prefetch(from, (uint32_t)(rows * SECOND_ROW_BYTES));
+#pragma unroll 1
         for (int row = lane; row < rows; row += 32) {
             shared.second_lse[row] = __ldcg(p.call.split.slot_lse + first_row + row);
             bytes += SECOND_ROW_BYTES;
         }
-        wait_for_place<V>(base, 0, parities & 1), wait_for_place<V>(base, 1, parities >> 1 & 1);
+#pragma unroll 1
+        for (int side = 0; side < 2; side++) wait_for_place<V>(base, side, parities >> side & 1);
         fence_async_global();
     }
     if (lane == 0) shared.second_part = there;
     mbarrier_arrive_expect(full, bytes);
     if (there)
+#pragma unroll 1
         for (int row = lane; row < rows; row += 32)
             bulk_load(base + (uint32_t)(row * SECOND_LINE_BYTES), from + row * D_V, SECOND_ROW_BYTES, full);
 }

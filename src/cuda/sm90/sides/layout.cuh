@@ -18,10 +18,16 @@ enum { ROWS = 64 /* of a tile */, KEYS = PLAN_BLOCK /* of a block */ };
 enum { UNIT_BYTES = 2 * TILE_BYTES /* 64 lines of 128 columns */, UNITS = 4 /* of V */ };
 static_assert(KEYS == TILE_LINES && ROWS == TILE_LINES, "");
 
-/* SIDE's home is its half of the columns of V, two units: it multiplies these of every block. */
-template <int SIDE> struct Home {
-    static constexpr int FIRST = 2 * SIDE, SECOND = 2 * SIDE + 1;
-};
+/* A side's home is its half of the columns of V, two units: it multiplies these of every block. */
+DEVICE constexpr int first_of_home(int side)
+{
+    return 2 * side;
+}
+
+DEVICE constexpr int second_of_home(int side)
+{
+    return 2 * side + 1;
+}
 
 struct Barrier {
     uint64_t state;

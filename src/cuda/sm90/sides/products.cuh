@@ -42,52 +42,54 @@ DEVICE void multiply_keys(float (&s)[32], uint32_t base)
     }
 }
 
-/* O (+)= P·V over one unit of a block of side OWNER: P in shared memory … */
-template <typename Element, int OWNER>
-DEVICE void multiply_unit(float (&o)[64], uint32_t base, int unit, int add)
+/* O (+)= P·V over one unit of a block of side `owner`: P in shared memory … */
+template <typename Element>
+DEVICE void multiply_unit(float (&o)[64], uint32_t base, int owner, int unit, int add)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        wgmma_128_columns<Element>(o, wgmma_lines(SHARED_AT(base, p) + OWNER * TILE_BYTES, k),
-                                   wgmma_columns(unit_at(base, OWNER, unit), k), k > 0 || add);
+        wgmma_128_columns<Element>(o, wgmma_lines(SHARED_AT(base, p) + (uint32_t)owner * TILE_BYTES, k),
+                                   wgmma_columns(unit_at(base, owner, unit), k), k > 0 || add);
     wgmma_commit();
 }
 
 /* … or in registers. */
-template <typename Element, int OWNER>
-DEVICE void multiply_unit(float (&o)[64], const uint32_t (&p)[4][4], uint32_t base, int unit, int add)
+template <typename Element>
+DEVICE void multiply_unit(float (&o)[64], const uint32_t (&p)[4][4], uint32_t base, int owner, int unit,
+                          int add)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        wgmma_128_columns<Element>(o, p[k], wgmma_columns(unit_at(base, OWNER, unit), k), k > 0 || add);
+        wgmma_128_columns<Element>(o, p[k], wgmma_columns(unit_at(base, owner, unit), k), k > 0 || add);
     wgmma_commit();
 }
 
-/* O (+)= P·V over the home units of SIDE, of a block of side OWNER; `p`: its weights where they are in registers. */
-template <typename Element, int SIDE, int OWNER, typename... P>
-DEVICE void multiply_home(float (&left)[64], float (&right)[64], uint32_t base, int add, const P &...p)
+/* O (+)= P·V over the home units of `side`, of a block of side `owner`; `p`: its weights where they are in registers. */
+template <typename Element, typename... P>
+DEVICE void multiply_home(float (&left)[64], float (&right)[64], uint32_t base, int side, int owner, int add,
+                          const P &...p)
 {
     hold(left), hold(right);
     wgmma_fence();
-    multiply_unit<Element, OWNER>(left, p..., base, Home<SIDE>::FIRST, add);
-    multiply_unit<Element, OWNER>(right, p..., base, Home<SIDE>::SECOND, add);
+    multiply_unit<Element>(left, p..., base, owner, first_of_home(side), add);
+    multiply_unit<Element>(right, p..., base, owner, second_of_home(side), add);
 }
 
 /* Until the other side has issued the Q·Kᵀ of the block before: the tensor cores then do that one first, and its softmax, for
  * which this side waits, begins early. `others`: how many of its blocks came before. */
-template <int SIDE> DEVICE void wait_for_turn(uint32_t base, uint32_t others)
+DEVICE void wait_for_turn(uint32_t base, int side, uint32_t others)
 {
-    mbarrier_wait(barrier_at(SHARED_AT(base, scored), 1 - SIDE), others & 1);
+    mbarrier_wait(barrier_at(SHARED_AT(base, scored), 1 - side), others & 1);
 }
 
 /* P of the other side's block is there; its reference may have moved. */
-template <int SIDE> DEVICE void wait_for_weights(uint32_t base, uint32_t others)
+DEVICE void wait_for_weights(uint32_t base, int side, uint32_t others)
 {
-    mbarrier_wait(barrier_at(SHARED_AT(base, p_full), 1 - SIDE), others & 1);
+    mbarrier_wait(barrier_at(SHARED_AT(base, p_full), 1 - side), others & 1);
 }
 
-/* Gives a unit back to the producer; by every warp of SIDE, when its last product has been waited for. */
-template <int OWNER> DEVICE void release_unit(uint32_t base, int unit, int lane)
+/* Gives a unit back to the producer; by every warp whose home it is, when its last product has been waited for. */
+DEVICE void release_unit(uint32_t base, int owner, int unit, int lane)
 {
-    if (lane == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, keys_empty), OWNER * UNITS + unit));
+    if (lane == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, keys_empty), owner * UNITS + unit));
 }

@@ -186,11 +186,29 @@ template <typename F> struct Keys {
 
     DEVICE void begin()
     {
-        set_next_piece(shared.list.first), over = false;
-        enter_piece(shared.list.first);
-        load_indices(), take_indices(read_of_extra()), load_indices();
+        if constexpr (F::PREFILL) {
+            set_next_piece(shared.list.first), over = false;
+            enter_piece(shared.list.first);
+            load_indices(), take_indices(read_of_extra()), load_indices();
+        } else {
+            begin_short();
+        }
         ask_first(rope);
 #pragma unroll
         for (int c = 0; c < V_TILES; c++) ask_chunk(c);
+    }
+
+    /* The same in little code. It is as if a piece without entries came before the first: one place enters pieces. */
+    DEVICE void begin_short()
+    {
+        set_next_piece(shared.list.first - shared.list.step), over = false;
+        at = 0;
+        if (lane() == 0) ahead().count = ahead().end = 0, ahead().extra_begin = INT32_MAX;
+        __syncwarp();
+#pragma unroll 1
+        for (int block = -1; block < 2; block++) {
+            if (block > 0) take_indices(read_of_extra());
+            load_indices();
+        }
     }
 };

@@ -54,16 +54,20 @@ template <typename F> DEVICE void prefetch_queries(const struct sparse_decode_pa
 
 enum { ROUNDS = 2, HEADS_APART = HEADS / ROUNDS };
 
+/* Whether a tile is that of the rope values: known to the compiler, or by its number. */
+enum rope_tile { NO_ROPE, IS_ROPE, BY_TILE };
+
 /* What a thread has of a tile to shared memory, as fp16, of the rope values as it is. most: the larger of what it was and the
  * magnitudes that became fp16. */
-template <typename F, bool ROPE>
+template <typename F, enum rope_tile ROPE = BY_TILE>
 DEVICE void store_queries(const QueryLanes &lanes, uint32_t base, int tile, uint4 (&words)[ROUNDS],
                           uint32_t &most)
 {
+    const bool rope = ROPE == BY_TILE ? tile == F::ROPE_TILE : ROPE == IS_ROPE;
 #pragma unroll
     for (int i = 0; i < ROUNDS; i++) {
         uint4 &x = words[i];
-        if (!ROPE) {
+        if (!rope) {
             most = larger_bf16x2(larger_bf16x2(most, x.x), x.y);
             most = larger_bf16x2(larger_bf16x2(most, x.z), x.w);
             x = make_uint4(convert_bf16x2<Fp16>(x.x), convert_bf16x2<Fp16>(x.y), convert_bf16x2<Fp16>(x.z),
@@ -71,7 +75,7 @@ DEVICE void store_queries(const QueryLanes &lanes, uint32_t base, int tile, uint
         }
         lanes.store(SHARED_AT(base, q) + (uint32_t)tile * TILE_BYTES +
                         (uint32_t)(lanes.head + i * HEADS_APART) * LINE_BYTES,
-                    x, !F::ROPE_IS_V && ROPE);
+                    x, !F::ROPE_IS_V && rope);
     }
 }
 
@@ -82,10 +86,42 @@ DEVICE void queries_are_there(uint32_t base)
     if (fresh_thread() % 32 == 0) mbarrier_arrive(SHARED_AT(base, q_full));
 }
 
-/* Of the first piece: all tiles are under way together, in registers that O has no use for yet. */
+/* Of the first piece: three tiles at a time, in registers that O has no use for yet; all are on their way to L2 at once. A loop
+ * with registers that move up would wait for all that is under way. */
 template <typename F>
 DEVICE void load_first_queries(const struct sparse_decode_params &p, int request, Shared &shared,
                                uint32_t base)
+{
+    enum { TOGETHER = 3 };
+    prefetch_queries<F>(p, request);
+    const Place place(p);
+    const QueryLanes lanes((int)fresh_thread() / 32 - WARPGROUP_THREADS / 32);
+    const int heads = p.h_q - place.tile * HEADS - lanes.head;
+    const uint16_t *from =
+        first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.piece;
+    uint32_t most = 0;
+#pragma unroll 1
+    for (int first = F::Q_TILES - TOGETHER; first > -TOGETHER; first -= TOGETHER) {
+        uint4 words[TOGETHER][ROUNDS];
+#pragma unroll
+        for (int c = 0; c < TOGETHER; c++)
+#pragma unroll
+            for (int i = 0; i < ROUNDS; i++)
+                words[c][i] = (first + c >= 0) & (i * HEADS_APART < heads)
+                                  ? __ldg((const uint4 *)(from + i * HEADS_APART * p.q_stride[2] +
+                                                          LINE_ELEMENTS * (first + c)))
+                                  : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int c = 0; c < TOGETHER; c++)
+            if (first + c >= 0) store_queries<F>(lanes, base, first + c, words[c], most);
+    }
+    if (too_large_for_fp16(most)) shared.q_beyond = 1;
+    queries_are_there(base);
+}
+
+/* The same, all tiles under way together. */
+template <typename F>
+DEVICE void load_all_queries(const struct sparse_decode_params &p, int request, Shared &shared, uint32_t base)
 {
     const Place place(p);
     const QueryLanes lanes((int)fresh_thread() / 32 - WARPGROUP_THREADS / 32);
@@ -104,9 +140,9 @@ DEVICE void load_first_queries(const struct sparse_decode_params &p, int request
                     ? __ldg((const uint4 *)(from + i * HEADS_APART * p.q_stride[2] + LINE_ELEMENTS * tile))
                     : make_uint4(0, 0, 0, 0);
         }
-    store_queries<F, true>(lanes, base, F::ROPE_TILE, words[F::ROPE_TILE], most);
+    store_queries<F>(lanes, base, F::ROPE_TILE, words[F::ROPE_TILE], most);
 #pragma unroll
-    for (int c = 0; c < F::CODE_CHUNKS; c++) store_queries<F, false>(lanes, base, c, words[c], most);
+    for (int c = 0; c < F::CODE_CHUNKS; c++) store_queries<F>(lanes, base, c, words[c], most);
     if (too_large_for_fp16(most)) shared.q_beyond = 1;
     queries_are_there(base);
 }
@@ -137,11 +173,13 @@ DEVICE void load_queries(const struct sparse_decode_params &p, const Request &re
                                   : make_uint4(0, 0, 0, 0);
         mbarrier_wait(SHARED_AT(base, q_free) + 8 * (uint32_t)group, (count & 1) ^ 1);
         uint32_t most = 0;
-        if (group)
-            store_queries<F, false>(lanes, base, first, words[0], most);
+        if (!F::PREFILL)
+            store_queries<F>(lanes, base, first, words[0], most);
+        else if (group)
+            store_queries<F, NO_ROPE>(lanes, base, first, words[0], most);
         else
-            store_queries<F, true>(lanes, base, first, words[0], most);
-        if (two) store_queries<F, false>(lanes, base, first + 1, words[1], most);
+            store_queries<F, IS_ROPE>(lanes, base, first, words[0], most);
+        if (two) store_queries<F, F::PREFILL ? NO_ROPE : BY_TILE>(lanes, base, first + 1, words[1], most);
         if (too_large_for_fp16(most)) shared.q_beyond = count + 1;
     }
     queries_are_there(base);

@@ -66,6 +66,16 @@ template <typename F> struct Sums {
                      : make_float4(low[0] * factor, low[1] * factor, high[0] * factor, high[1] * factor);
     }
 
+    /* All of them, of one of the two rows. */
+    DEVICE void take_row(float (&x)[16], int c, bool second) const
+    {
+#pragma unroll
+        for (int e = 0; e < 16; e++) {
+            const int at = 32 * c + 4 * (e / 2) + e % 2;
+            x[e] = second ? o[at + 2] : o[at];
+        }
+    }
+
     /* ---- Stores, of whole lines ------------------------------------------------------------------- */
 
     /* Four lanes have 128 bytes of a row that stand together, 32 each, and so have four of the next row. They exchange halves:
@@ -100,41 +110,32 @@ template <typename F> struct Sums {
         if (lines.there[1]) *(uint4 *)(lines.to[1] + at) = odd ? y : got;
     }
 
-    DEVICE float most_of_tile(int c, int i) const
+    static DEVICE float most_of(const float (&x)[16])
     {
         float most = 0.0f;
 #pragma unroll
-        for (int e = 0; e < 32; e += 4)
-            most = fmaxf(most, fmaxf(fabsf(o[32 * c + e + 2 * i]), fabsf(o[32 * c + e + 2 * i + 1])));
+        for (int e = 0; e < 16; e++) most = fmaxf(most, fabsf(x[e]));
         return quad_max(most);
     }
 
-    /* `scales`: of a slot's row, the side's; of no use otherwise, or where the row is of no head. */
-    template <typename Stored, bool SLOT>
-    DEVICE void store_row(const LinePair &lines, float *scales, int i, float factor, bool empty) const
+    /* ---- Rows of prefill: a text for each, since a block of threads ends many tiles ------------------- */
+
+    DEVICE void store_row(const LinePair &lines, int i, float factor, bool empty) const
     {
-        float down = 0.0f; /* of the lane's of four tiles */
 #pragma unroll
         for (int c = 0; c < HALF_TILES; c++) {
             float by = factor;
-            if (SLOT) {
-                const HalfScale scale(most_of_tile(c, i) * factor);
-                by *= scale.up;
-                if (lane() % 4 == c) down = scale.down;
-            }
             uint4 words[2];
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const float4 a = values(c, 2 * h, i, by, empty), b = values(c, 2 * h + 1, i, by, empty);
-                words[h] = make_uint4(Stored::pack(a.x, a.y), Stored::pack(a.z, a.w), Stored::pack(b.x, b.y),
-                                      Stored::pack(b.z, b.w));
+                words[h] = make_uint4(Bf16::pack(a.x, a.y), Bf16::pack(a.z, a.w), Bf16::pack(b.x, b.y),
+                                      Bf16::pack(b.z, b.w));
             }
             store_lines(lines, LINE_BYTES * c, words[0], words[1]);
         }
-        if (SLOT && scales) scales[lane() % 4] = down;
     }
 
-    /* `most`: of prefill. */
     DEVICE void store_largest(int token, int head, float most) const
     {
         const struct sparse_prefill_fp8_params &call = (const struct sparse_prefill_fp8_params &)p;
@@ -143,7 +144,55 @@ template <typename F> struct Sums {
     }
 
     /* All lanes, also those of heads that are none. */
-    DEVICE void end_row(int i, float sum, float below, float most) const
+    DEVICE void end_prefill_row(int i, float sum, float below, float most) const
+    {
+        const Place place(p);
+        const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
+        const int first = asked & ~1, rows = p.h_q - first; /* of two rows that are stored together */
+        const int column = side() * (D_V / 2), request = piece().request;
+        const bool stores_lse = asked < p.h_q && side() == 0 && lane() % 4 == 0;
+        const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
+        const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+        if (stores_lse) store_lse(p.output, request, {place.token, head}, lse);
+        if (stores_lse) store_largest(request, head, most);
+        uint16_t *to = p.output.out + out_offset(p.output, request, {place.token, first}) + column;
+        store_row(line_pair(to, p.output.out_stride[2], rows), i,
+                  factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f);
+    }
+
+    /* ---- Rows of decode: one text for `out` and slots and for both rows, since a call walks through it once ---- */
+
+    static DEVICE uint32_t pack(bool slot, float low, float high)
+    {
+        return slot ? Fp16::pack(low, high) : Bf16::pack(low, high);
+    }
+
+    /* To `out`, or, scaled, to a slot. `scales`: of a slot's row, the side's; NULL otherwise, and where the row is of no head.
+     * `empty`: it saw no key, and is 0 whatever weights of 0 made of V. */
+    DEVICE void store_row(const LinePair &lines, bool slot, float *scales, bool second, float factor,
+                          bool empty) const
+    {
+        float down = 0.0f; /* of the lane's of four tiles */
+#pragma unroll
+        for (int c = 0; c < HALF_TILES; c++) {
+            float x[16], by = factor;
+            take_row(x, c, second);
+            if (__any_sync(~0u, slot)) {
+                const HalfScale scale(most_of(x) * factor);
+                by *= scale.up;
+                if (lane() % 4 == c) down = scale.down;
+            }
+            uint32_t words[8];
+#pragma unroll
+            for (int w = 0; w < 8; w++) words[w] = empty ? 0u : pack(slot, x[2 * w] * by, x[2 * w + 1] * by);
+            store_lines(lines, LINE_BYTES * c, make_uint4(words[0], words[1], words[2], words[3]),
+                        make_uint4(words[4], words[5], words[6], words[7]));
+        }
+        if (scales) scales[lane() % 4] = down;
+    }
+
+    /* All lanes, also those of heads that are none. */
+    DEVICE void end_row(int i, float sum, float below) const
     {
         const Place place(p);
         const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
@@ -152,21 +201,24 @@ template <typename F> struct Sums {
         const int64_t slot = piece().slot;
         const bool stores_lse = asked < p.h_q && side() == 0 && lane() % 4 == 0;
         const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
-        const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-        if (F::PREFILL || __any_sync(~0u, slot == DIRECT)) {
+        float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+        float *scales = NULL;
+        uint16_t *to;
+        int64_t row_elements;
+        const bool direct = __any_sync(~0u, slot == DIRECT);
+        if (direct) {
             if (stores_lse) store_lse(p.output, request, {place.token, head}, lse);
-            if (F::PREFILL && stores_lse) store_largest(request, head, most);
-            uint16_t *to = p.output.out + out_offset(p.output, request, {place.token, first}) + column;
-            store_row<Bf16, false>(line_pair(to, p.output.out_stride[2], rows), NULL, i,
-                                   factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f);
+            to = p.output.out + out_offset(p.output, request, {place.token, first});
+            row_elements = p.output.out_stride[2];
+            factor *= result_sink_factor(p.output.rules, head, lse);
         } else {
             const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q;
             if (stores_lse) p.split.slot_lse[slot_row + head] = lse;
-            float *scales =
-                asked < p.h_q ? half_row_scales(p.split, slot_row + head) + column / HALF_ROW_TILE : NULL;
-            store_row<Fp16, true>(line_pair(half_row(p.split, slot_row + first) + column, 2 * D_V, rows),
-                                  scales, i, factor, sum == 0.0f);
+            if (asked < p.h_q) scales = half_row_scales(p.split, slot_row + head) + column / HALF_ROW_TILE;
+            to = half_row(p.split, slot_row + first);
+            row_elements = 2 * D_V;
         }
+        store_row(line_pair(to + column, row_elements, rows), !direct, scales, i == 1, factor, sum == 0.0f);
     }
 
     DEVICE void end_piece(uint32_t parity)
@@ -180,8 +232,13 @@ template <typename F> struct Sums {
             most[i] = F::PREFILL ? shared.largest[row() + 8 * i] : 0.0f;
         __syncwarp();
         if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_empty));
+        if constexpr (F::PREFILL) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) end_row(i, sum[i], below[i], most[i]);
+            for (int i = 0; i < 2; i++) end_prefill_row(i, sum[i], below[i], most[i]);
+        } else {
+#pragma unroll 1
+            for (int i = 0; i < 2; i++) end_row(i, i ? sum[1] : sum[0], i ? below[1] : below[0]);
+        }
         __syncwarp();
     }
 
@@ -199,7 +256,10 @@ template <typename F> struct Sums {
     {
         uint32_t count = 0, pieces = 1 /* whose queries have been asked for */, half = (uint32_t)side();
         if (__any_sync(~0u, shared.list.first > shared.list.last)) return;
-        load_first_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
+        if constexpr (F::PREFILL)
+            load_all_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
+        else
+            load_first_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
         for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {

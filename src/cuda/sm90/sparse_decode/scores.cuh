@@ -185,6 +185,12 @@ template <typename F> struct Scores {
         next_fits = !softmax.template block<Element>(s, buffer, !fits);
     }
 
+    DEVICE void end_piece(uint32_t count)
+    {
+        mbarrier_wait(SHARED_AT(base, empty) + 8 * half, half_parity ^ 1);
+        softmax.end((float(*)[HEADS])shared.v[half], (count & 1) ^ 1);
+    }
+
     DEVICE int blocks_of_piece(int i) const
     {
         return blocks_of(piece_of<F>(p, shared.list, i));
@@ -206,12 +212,19 @@ template <typename F> struct Scores {
             const bool fp16 = shared.q_beyond != count;
             for (; __any_sync(~0u, fp16 && next_fits && left > 0); left--, buffer ^= 1)
                 add_block<Fp16>(buffer, left == 1);
-            if (__any_sync(~0u, left > 0)) {
+            if constexpr (F::PREFILL) {
+                if (__any_sync(~0u, left > 0)) {
+                    reload_queries<F>(p, request_of<F>(p, shared.list, i), base);
+                    for (; __any_sync(~0u, left > 0); left--, buffer ^= 1) add_block<Bf16>(buffer, left == 1);
+                }
+                end_piece(count);
+            } else if (SELDOM(__any_sync(~0u, left > 0))) {
                 reload_queries<F>(p, request_of<F>(p, shared.list, i), base);
                 for (; __any_sync(~0u, left > 0); left--, buffer ^= 1) add_block<Bf16>(buffer, left == 1);
+                end_piece(count);
+            } else {
+                end_piece(count); /* twice in the text: this one is beside the code for fp16 */
             }
-            mbarrier_wait(SHARED_AT(base, empty) + 8 * half, half_parity ^ 1);
-            softmax.end((float(*)[HEADS])shared.v[half], (count & 1) ^ 1);
         }
         cp_async_wait<0>();
     }

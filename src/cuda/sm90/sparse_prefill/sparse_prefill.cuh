@@ -107,7 +107,7 @@ template <typename V> struct Side : SideThread {
 
     template <int SIDE> DEVICE void score_early(bool follows)
     {
-        constexpr int FIRST = Home<SIDE>::FIRST, SECOND = Home<1 - SIDE>::FIRST;
+        constexpr int FIRST = first_of_home(SIDE), SECOND = first_of_home(1 - SIDE);
         uint32_t come = 0;
         hold(s);
         if constexpr (V::ROPE) {
@@ -116,20 +116,20 @@ template <typename V> struct Side : SideThread {
             wgmma_fence();
             multiply_rope<Element, SIDE>(s, q_rope, base);
         }
-        if (follows) wait_for_turn<SIDE>(base, others);
+        if (follows) wait_for_turn(base, SIDE, others);
         score_units<SIDE, FIRST, SECOND, V::ROPE>(come);
     }
 
     /* The other two units. Where products of the other side's block come between, they are looked for before these. */
     template <int SIDE> DEVICE uint32_t see_late()
     {
-        return see_units<SIDE, Home<SIDE>::SECOND, Home<1 - SIDE>::SECOND>();
+        return see_units<SIDE, second_of_home(SIDE), second_of_home(1 - SIDE)>();
     }
 
     template <int SIDE> DEVICE void score_late(uint32_t come)
     {
-        score_units<SIDE, Home<SIDE>::SECOND, Home<1 - SIDE>::SECOND, true>(come);
-        static_assert(last_unit(SIDE) == Home<1 - SIDE>::SECOND, "after it all of a block is known");
+        score_units<SIDE, second_of_home(SIDE), second_of_home(1 - SIDE), true>(come);
+        static_assert(last_unit(SIDE) == second_of_home(1 - SIDE), "after it all of a block is known");
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), SIDE));
     }
 
@@ -231,28 +231,28 @@ template <typename V> struct Side : SideThread {
         uint32_t come = 0;
         score_early<SIDE>(follows);
         if (follows) {
-            wait_for_weights<SIDE>(base, others);
+            wait_for_weights(base, SIDE, others);
             wgmma_wait<0>();
             come = see_late<SIDE>();
             hold(s);
             follow_reference<SIDE>();
-            multiply_home<Element, SIDE, 1 - SIDE>(left, right, base, SIDE == 0 || k > 1);
+            multiply_home<Element>(left, right, base, SIDE, 1 - SIDE, SIDE == 0 || k > 1);
             wgmma_wait<1>();
-            release_unit<1 - SIDE>(base, Home<SIDE>::FIRST, lane());
+            release_unit(base, 1 - SIDE, first_of_home(SIDE), lane());
         }
         score_late<SIDE>(come);
         if (SIDE == 0 && k == 0 && keeps_units) give_back_units(1);
         const uint2 there = *(const uint2 *)shared.there[SIDE];
         wgmma_wait<1>();
         if (follows) {
-            release_unit<1 - SIDE>(base, Home<SIDE>::SECOND, lane());
+            release_unit(base, 1 - SIDE, second_of_home(SIDE), lane());
             others++;
         }
         wgmma_wait<0>();
         hold(s), hold(left), hold(right);
         mask(there);
         softmax<SIDE>(k == 0);
-        multiply_home<Element, SIDE, SIDE>(left, right, base, k > 0, weights);
+        multiply_home<Element>(left, right, base, SIDE, SIDE, k > 0, weights);
         if (lane() == 0) { /* were read before the softmax, which the other side waits for: time enough now */
             if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, rope_empty), SIDE));
             if (k + 2 >= item.blocks) mbarrier_arrive(SHARED_AT(base, q_empty));
@@ -260,20 +260,20 @@ template <typename V> struct Side : SideThread {
         own++;
         if (k + 1 >= item.blocks) return end_item<SIDE>(item); /* its units are the results' place */
         wgmma_wait<1>();
-        release_unit<SIDE>(base, Home<SIDE>::FIRST, lane());
+        release_unit(base, SIDE, first_of_home(SIDE), lane());
         wgmma_wait<0>();
         hold(left), hold(right);
-        release_unit<SIDE>(base, Home<SIDE>::SECOND, lane());
+        release_unit(base, SIDE, second_of_home(SIDE), lane());
     }
 
     /* The last block of the tile where it is the other side's. */
     template <int SIDE> DEVICE void multiply_last(bool add, const Item &item)
     {
-        wait_for_turn<SIDE>(
-            base, others); /* over before P came: so that no phase of a barrier goes by unwaited for */
-        wait_for_weights<SIDE>(base, others);
+        wait_for_turn(base, SIDE,
+                      others); /* over before P came: so that no phase of a barrier goes by unwaited for */
+        wait_for_weights(base, SIDE, others);
         follow_reference<SIDE>();
-        multiply_home<Element, SIDE, 1 - SIDE>(left, right, base, add);
+        multiply_home<Element>(left, right, base, SIDE, 1 - SIDE, add);
         others++;
         end_item<SIDE>(item);
     }
@@ -351,7 +351,7 @@ template <typename V> struct Side : SideThread {
     template <int SIDE> DEVICE void end_item(const Item &item)
     {
         const int owner = (item.blocks - 1) % 2, head = item.tile * ROWS + row();
-        const uint32_t place = unit_at(base, owner, Home<SIDE>::FIRST);
+        const uint32_t place = unit_at(base, owner, first_of_home(SIDE));
         float factor[2], over[2], lse[2];
         load_next_rope(next_item);
         join_sides<SIDE>(over);
@@ -362,10 +362,10 @@ template <typename V> struct Side : SideThread {
         }
         wgmma_wait<1>();
         hold(left);
-        send_unit<SIDE>(left, factor, item, Home<SIDE>::FIRST, place);
+        send_unit<SIDE>(left, factor, item, first_of_home(SIDE), place);
         wgmma_wait<0>();
         hold(right);
-        send_unit<SIDE>(right, factor, item, Home<SIDE>::SECOND, place + UNIT_BYTES);
+        send_unit<SIDE>(right, factor, item, second_of_home(SIDE), place + UNIT_BYTES);
         if (lane() % 4 == 0)
 #pragma unroll
             for (int i = 0; i < 2; i++)

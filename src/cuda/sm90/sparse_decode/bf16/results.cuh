@@ -15,7 +15,7 @@ template <typename R> struct Sums {
     using Element = typename R::Element;
     enum { ROWS_APART = 16 /* a warpgroup takes so many rows at a time, eight lanes each */ };
     enum { PARTS = 2 /* of a side's columns: multiplied, freed and asked for one after the other */ };
-    enum { PART_TILES = HALF_TILES / PARTS, PART_COLUMNS = PART_TILES * LINE_ELEMENTS };
+    enum { PART_TILES = HALF_TILES / PARTS };
 
     const struct sparse_decode_params &p;
     Shared &shared;
@@ -146,50 +146,59 @@ template <typename R> struct Sums {
 
     /* ---- The end of a piece --------------------------------------------------------------------------- */
 
-    /* Pair e of eight columns of row i of the thread's two: from `column` of the side's on. */
-    DEVICE const float *pair_of(int column, int e, int i) const
+    /* 64 columns of one of the thread's two rows: two of every eight. */
+    DEVICE void take_row(float (&x)[16], int tile, bool second) const
     {
-        return o[column / PART_COLUMNS] + column % PART_COLUMNS / 2 + 4 * e + 2 * i;
+        const float *from = o[tile / PART_TILES] + tile % PART_TILES * (LINE_ELEMENTS / 2);
+#pragma unroll
+        for (int e = 0; e < 16; e++) {
+            const int at = 4 * (e / 2) + e % 2;
+            x[e] = second ? from[at + 2] : from[at];
+        }
     }
 
-    DEVICE float most_of_tile(int column, int i) const
+    static DEVICE float most_of(const float (&x)[16])
     {
         float most = 0.0f;
 #pragma unroll
-        for (int e = 0; e < LINE_ELEMENTS / 8; e++) {
-            const float *pair = pair_of(column, e, i);
-            most = fmaxf(most, fmaxf(fabsf(pair[0]), fabsf(pair[1])));
-        }
+        for (int e = 0; e < 16; e++) most = fmaxf(most, fabsf(x[e]));
         return quad_max(most);
     }
 
-    /* Row i from the side's first column on. `empty`: it saw no key, and is 0 whatever weights of 0 made of V. `scales`: of a slot's
-     * row; of no use otherwise. */
-    template <typename Stored, bool SLOT>
-    DEVICE void store_row(uint16_t *to, float *scales, int i, float factor, bool empty, bool there) const
+    static DEVICE uint32_t pack(bool slot, float low, float high)
+    {
+        return slot ? Fp16::pack(low, high) : Element::pack(low, high);
+    }
+
+    /* To `out`, or, scaled, to a slot, from the side's first column on: one text for both, and for both rows, since a call walks
+     * through it once. `scales`: of a slot's row; NULL otherwise. `empty`: it saw no key, and is 0 whatever weights of 0
+     * made of V. */
+    DEVICE void store_row(uint16_t *to, bool slot, float *scales, bool second, float factor, bool empty,
+                          bool there) const
     {
         float down = 0.0f; /* of the lane's of four tiles */
 #pragma unroll
         for (int tile = 0; tile < HALF_TILES; tile++) {
-            float by = factor;
-            if (SLOT) {
-                const HalfScale scale(most_of_tile(tile * LINE_ELEMENTS, i) * factor);
+            float x[16], by = factor;
+            take_row(x, tile, second);
+            if (__any_sync(~0u, slot)) {
+                const HalfScale scale(most_of(x) * factor);
                 by *= scale.up;
                 if (lane() % 4 == tile) down = scale.down;
             }
 #pragma unroll
-            for (int column = tile * LINE_ELEMENTS; column < (tile + 1) * LINE_ELEMENTS; column += 32) {
+            for (int half = 0; half < 2; half++) {
                 uint32_t words[4];
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    const float *pair = pair_of(column, e, i);
-                    words[e] = empty ? 0 : Stored::pack(pair[0] * by, pair[1] * by);
+                    const float *pair = x + 8 * half + 2 * e;
+                    words[e] = empty ? 0u : pack(slot, pair[0] * by, pair[1] * by);
                 }
                 const uint4 eight = quad_gather_eight(words);
-                if (there) *(uint4 *)(to + column + 8 * (lane() % 4)) = eight;
+                if (there) *(uint4 *)(to + tile * LINE_ELEMENTS + 32 * half + 8 * (lane() % 4)) = eight;
             }
         }
-        if (SLOT && there) scales[lane() % 4] = down;
+        if (scales && there) scales[lane() % 4] = down;
     }
 
     /* All lanes, also those of heads that are none. */
@@ -202,20 +211,22 @@ template <typename R> struct Sums {
         const int64_t slot = shared.piece[warp].slot;
         const bool there = asked < p.h_q, stores_lse = there && side() == 0 && lane() % 4 == 0;
         const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
-        const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+        float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
         const RowPlace where = {place.token, head};
-        if (__any_sync(~0u, slot == DIRECT)) {
+        const bool direct = __any_sync(~0u, slot == DIRECT);
+        float *scales = NULL;
+        uint16_t *to;
+        if (direct) {
             if (stores_lse) store_lse(p.output, request, where, lse);
-            store_row<Element, false>(p.output.out + out_offset(p.output, request, where) + column, NULL, i,
-                                      factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f,
-                                      there);
+            to = p.output.out + out_offset(p.output, request, where);
+            factor *= result_sink_factor(p.output.rules, head, lse);
         } else {
             const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + head;
             if (stores_lse) p.split.slot_lse[slot_row] = lse;
-            store_row<Fp16, true>(half_row(p.split, slot_row) + column,
-                                  half_row_scales(p.split, slot_row) + column / HALF_ROW_TILE, i, factor,
-                                  sum == 0.0f, there);
+            to = half_row(p.split, slot_row);
+            scales = half_row_scales(p.split, slot_row) + column / HALF_ROW_TILE;
         }
+        store_row(to + column, !direct, scales, i == 1, factor, sum == 0.0f, there);
     }
 
     DEVICE void end_piece(uint32_t parity)
@@ -230,8 +241,8 @@ template <typename R> struct Sums {
         }
         __syncwarp();
         if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_empty));
-#pragma unroll
-        for (int i = 0; i < 2; i++) end_row(i, sum[i], below[i]);
+#pragma unroll 1
+        for (int i = 0; i < 2; i++) end_row(i, i ? sum[1] : sum[0], i ? below[1] : below[0]);
         __syncwarp();
     }
 
