@@ -7,10 +7,9 @@
 /* Inlined into its callers, whose registers and addresses it then shares. */
 #define DEVICE __device__ __forceinline__
 
-/* Which side of a branch lies behind the other in the kernel's code: what is behind the first 64 KB comes late (docs/architecture.md,
- * "Decisions worth knowing"). */
+/* The side of a branch that is taken where this is true lies behind the other one in the kernel's code: what is behind the first
+ * 64 KB comes late (docs/architecture.md, "Decisions worth knowing"). */
 #define SELDOM(CONDITION) __builtin_expect(!!(CONDITION), 0)
-#define MOSTLY(CONDITION) __builtin_expect(!!(CONDITION), 1)
 
 /* A function that is one instruction without operands, or with the constant N. */
 #define INSTRUCTION(NAME, TEXT)                                                                              \
