@@ -36,3 +36,12 @@ DEVICE uint4 quad_gather_eight(uint32_t (&w)[4])
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
+
+/* The largest magnitude among the values of the four lanes. */
+template <int COUNT> DEVICE float quad_magnitude(const float (&x)[COUNT])
+{
+    float most = 0.0f;
+#pragma unroll
+    for (int e = 0; e < COUNT; e++) most = fmaxf(most, fabsf(x[e]));
+    return quad_max(most);
+}

@@ -119,7 +119,7 @@ DEVICE void load_first_queries(const struct sparse_decode_params &p, int request
     queries_are_there(base);
 }
 
-/* The same, all tiles under way together. */
+/* Prefill's: all tiles are under way together, since its blocks of threads stay and code is no matter. */
 template <typename F>
 DEVICE void load_all_queries(const struct sparse_decode_params &p, int request, Shared &shared, uint32_t base)
 {

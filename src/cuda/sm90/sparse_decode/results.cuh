@@ -110,25 +110,17 @@ template <typename F> struct Sums {
         if (lines.there[1]) *(uint4 *)(lines.to[1] + at) = odd ? y : got;
     }
 
-    static DEVICE float most_of(const float (&x)[16])
-    {
-        float most = 0.0f;
-#pragma unroll
-        for (int e = 0; e < 16; e++) most = fmaxf(most, fabsf(x[e]));
-        return quad_max(most);
-    }
-
     /* ---- Rows of prefill: a text for each, since a block of threads ends many tiles ------------------- */
 
     DEVICE void store_row(const LinePair &lines, int i, float factor, bool empty) const
     {
 #pragma unroll
         for (int c = 0; c < HALF_TILES; c++) {
-            float by = factor;
             uint4 words[2];
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const float4 a = values(c, 2 * h, i, by, empty), b = values(c, 2 * h + 1, i, by, empty);
+                const float4 a = values(c, 2 * h, i, factor, empty),
+                             b = values(c, 2 * h + 1, i, factor, empty);
                 words[h] = make_uint4(Bf16::pack(a.x, a.y), Bf16::pack(a.z, a.w), Bf16::pack(b.x, b.y),
                                       Bf16::pack(b.z, b.w));
             }
@@ -178,7 +170,7 @@ template <typename F> struct Sums {
             float x[16], by = factor;
             take_row(x, c, second);
             if (__any_sync(~0u, slot)) {
-                const HalfScale scale(most_of(x) * factor);
+                const HalfScale scale(quad_magnitude(x) * factor);
                 by *= scale.up;
                 if (lane() % 4 == c) down = scale.down;
             }

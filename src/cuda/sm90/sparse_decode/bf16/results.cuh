@@ -157,14 +157,6 @@ template <typename R> struct Sums {
         }
     }
 
-    static DEVICE float most_of(const float (&x)[16])
-    {
-        float most = 0.0f;
-#pragma unroll
-        for (int e = 0; e < 16; e++) most = fmaxf(most, fabsf(x[e]));
-        return quad_max(most);
-    }
-
     static DEVICE uint32_t pack(bool slot, float low, float high)
     {
         return slot ? Fp16::pack(low, high) : Element::pack(low, high);
@@ -182,7 +174,7 @@ template <typename R> struct Sums {
             float x[16], by = factor;
             take_row(x, tile, second);
             if (__any_sync(~0u, slot)) {
-                const HalfScale scale(most_of(x) * factor);
+                const HalfScale scale(quad_magnitude(x) * factor);
                 by *= scale.up;
                 if (lane() % 4 == tile) down = scale.down;
             }
