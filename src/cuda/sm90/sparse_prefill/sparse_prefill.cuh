@@ -60,6 +60,9 @@ template <typename V> struct Side : SideThread {
     uint32_t own = 0, others = 0, tiles = 0; /* blocks of both sides and tiles so far: parities of barriers */
     int next_item;                           /* after the one in hand */
     bool keeps_units;                        /* results are still being read from the last block's */
+    struct {
+        float factor[2], over[2], lse[2]; /* of the thread's rows */
+    } ending;                             /* what is known of them when their last products have been made */
 
     DEVICE Side(const struct sparse_prefill_sm90_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory))
@@ -133,10 +136,10 @@ template <typename V> struct Side : SideThread {
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), SIDE));
     }
 
-    template <int SIDE> DEVICE void follow_reference()
+    DEVICE void follow_reference(int my_side)
     {
-        if (!__any_sync(~0u, shared.rescaled[1 - SIDE][warp()])) return;
-        const float to[2] = {shared.reference[1 - SIDE][row()], shared.reference[1 - SIDE][row() + 8]};
+        if (!__any_sync(~0u, shared.rescaled[1 - my_side][warp()])) return;
+        const float to[2] = {shared.reference[1 - my_side][row()], shared.reference[1 - my_side][row() + 8]};
         move_reference(state, to, left, right);
     }
 
@@ -235,7 +238,7 @@ template <typename V> struct Side : SideThread {
             wgmma_wait<0>();
             come = see_late<SIDE>();
             hold(s);
-            follow_reference<SIDE>();
+            follow_reference(SIDE);
             multiply_home<Element>(left, right, base, SIDE, 1 - SIDE, SIDE == 0 || k > 1);
             wgmma_wait<1>();
             release_unit(base, 1 - SIDE, first_of_home(SIDE), lane());
@@ -258,7 +261,7 @@ template <typename V> struct Side : SideThread {
             if (k + 2 >= item.blocks) mbarrier_arrive(SHARED_AT(base, q_empty));
         }
         own++;
-        if (k + 1 >= item.blocks) return end_item<SIDE>(item); /* its units are the results' place */
+        if (k + 1 >= item.blocks) return end_products(SIDE, item); /* its units are the results' place */
         wgmma_wait<1>();
         release_unit(base, SIDE, first_of_home(SIDE), lane());
         wgmma_wait<0>();
@@ -267,15 +270,17 @@ template <typename V> struct Side : SideThread {
     }
 
     /* The last block of the tile where it is the other side's. */
-    template <int SIDE> DEVICE void multiply_last(bool add, const Item &item)
+    DEVICE void multiply_last(int my_side, const Item &item)
     {
-        wait_for_turn(base, SIDE,
+        if (__any_sync(~0u, (item.blocks - 1) % 2 == my_side)) return;
+        const int add = __any_sync(~0u, my_side == 0 || item.blocks > 1);
+        wait_for_turn(base, my_side,
                       others); /* over before P came: so that no phase of a barrier goes by unwaited for */
-        wait_for_weights(base, SIDE, others);
-        follow_reference<SIDE>();
-        multiply_home<Element>(left, right, base, SIDE, 1 - SIDE, add);
+        wait_for_weights(base, my_side, others);
+        follow_reference(my_side);
+        multiply_home<Element>(left, right, base, my_side, 1 - my_side, add);
         others++;
-        end_item<SIDE>(item);
+        end_products(my_side, item);
     }
 
     template <int SIDE> DEVICE void run_blocks(const Item &item)
@@ -283,37 +288,35 @@ template <typename V> struct Side : SideThread {
         const int blocks = item.blocks;
         if (SIDE == 1 && blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
         for (int k = SIDE; k < blocks; k += 2) run_block<SIDE>(k, item);
-        if ((blocks - 1) % 2 != SIDE) multiply_last<SIDE>(SIDE == 0 || blocks > 1, item);
     }
 
     /* ---- The end of a tile, or of a piece ------------------------------------------------------------ */
 
     /* Each side has summed its own blocks; both hold the same references by now. */
-    template <int SIDE> DEVICE void join_sides(float (&over)[2])
+    DEVICE void join_sides(int my_side, float (&over)[2])
     {
         float2(&ends)[2][ROWS] = shared.end[tiles % 2];
         const int barrier = SUMS_BARRIER + 2 * (int)(tiles % 2);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             state.sum[i] = quad_sum(state.sum[i]), over[i] = quad_max(__int_as_float(state.over[i]));
-            if (lane() % 4 == 0) ends[SIDE][row() + 8 * i] = make_float2(state.sum[i], over[i]);
+            if (lane() % 4 == 0) ends[my_side][row() + 8 * i] = make_float2(state.sum[i], over[i]);
         }
-        barrier_arrive(barrier + SIDE, 2 * WARPGROUP_THREADS);
-        barrier_sync(barrier + 1 - SIDE, 2 * WARPGROUP_THREADS);
+        barrier_arrive(barrier + my_side, 2 * WARPGROUP_THREADS);
+        barrier_sync(barrier + 1 - my_side, 2 * WARPGROUP_THREADS);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float2 other = ends[1 - SIDE][row() + 8 * i];
+            const float2 other = ends[1 - my_side][row() + 8 * i];
             state.sum[i] += other.x, over[i] = fmaxf(over[i], other.y);
         }
     }
 
     /* Rows of a unit's columns: 64 lines from `at` on, where keys were that all warps' products have read. */
-    template <int SIDE>
-    DEVICE void send_unit(const float (&o)[64], const float (&factor)[2], const Item &item, int unit,
-                          uint32_t at)
+    DEVICE void send_unit(const float (&o)[64], const float (&factor)[2], const Item &item, int my_side,
+                          int unit, uint32_t at)
     {
         const uint32_t lines = at + (uint32_t)(16 * warp()) * LINE_BYTES;
-        barrier_sync(SIDE_BARRIER + SIDE, WARPGROUP_THREADS); /* a warp waits for its own products alone */
+        barrier_sync(SIDE_BARRIER + my_side, WARPGROUP_THREADS); /* a warp waits for its own products alone */
         if (is_piece(item)) {
             float *down = &slot_of(p, item)->down[row()][2 * unit];
             stage_half_group<0>(o, down, lines);
@@ -322,7 +325,7 @@ template <typename V> struct Side : SideThread {
             stage_rows<Element>(o, factor, lines);
         }
         fence_async_shared();
-        barrier_sync(SIDE_BARRIER + SIDE, WARPGROUP_THREADS);
+        barrier_sync(SIDE_BARRIER + my_side, WARPGROUP_THREADS);
         if (is_first_warp() && elect_one()) {
             if (is_piece(item))
                 bulk_store(slot_of(p, item)->units[unit], at, UNIT_BYTES);
@@ -334,43 +337,53 @@ template <typename V> struct Side : SideThread {
     }
 
     /* lse by the first side, max_logits by the other. */
-    template <int SIDE> DEVICE void store_end(const Item &item, int i, float lse, float largest)
+    DEVICE void store_end(const Item &item, int my_side, int i, float lse, float largest)
     {
         const int my_row = row() + 8 * i, head = item.tile * ROWS + my_row;
         if (is_piece(item)) {
-            if (SIDE == 0)
+            if (my_side == 0)
                 slot_of(p, item)->end[my_row] = make_float4(state.reference[i], state.sum[i], largest, 0.0f);
         } else if (head < p.call.h_q) {
-            if (SIDE == 0) store_lse(p.call, item.token, head, lse);
-            if (SIDE == 1) store_largest(p.call, item.token, head, largest);
+            if (my_side == 0) store_lse(p.call, item.token, head, lse);
+            if (my_side == 1) store_largest(p.call, item.token, head, largest);
         }
     }
 
-    /* While the last products run, what the rows are multiplied with is found, and then the first half of them goes out: to where
-     * the last block's keys of these columns were, which the side alone has read, and from there by TMA. */
-    template <int SIDE> DEVICE void end_item(const Item &item)
+    /* While the last products run, what the rows are multiplied with is found. */
+    DEVICE void end_products(int my_side, const Item &item)
     {
-        const int owner = (item.blocks - 1) % 2, head = item.tile * ROWS + row();
-        const uint32_t place = unit_at(base, owner, first_of_home(SIDE));
-        float factor[2], over[2], lse[2];
-        load_next_rope(next_item);
-        join_sides<SIDE>(over);
+        const int head = item.tile * ROWS + row();
+        join_sides(my_side, ending.over);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            lse[i] = row_lse(state.reference[i], state.sum[i]);
-            factor[i] = row_factor(p.call, min(head + 8 * i, p.call.h_q - 1), lse[i], state.sum[i]);
+            ending.lse[i] = row_lse(state.reference[i], state.sum[i]);
+            ending.factor[i] =
+                row_factor(p.call, min(head + 8 * i, p.call.h_q - 1), ending.lse[i], state.sum[i]);
         }
-        wgmma_wait<1>();
-        hold(left);
-        send_unit<SIDE>(left, factor, item, first_of_home(SIDE), place);
         wgmma_wait<0>();
-        hold(right);
-        send_unit<SIDE>(right, factor, item, second_of_home(SIDE), place + UNIT_BYTES);
+        hold(left), hold(right);
+    }
+
+    /* Rows go to where the last block's keys of these columns were, which the side alone has read, and from there by TMA. Once
+     * a tile, so that there is one text for both sides and both units. */
+    DEVICE void end_item(int my_side, const Item &item)
+    {
+        const int owner = (item.blocks - 1) % 2;
+        const uint32_t place = unit_at(base, owner, first_of_home(my_side));
+        load_next_rope(next_item);
+#pragma unroll 1
+        for (int i = 0; i < 2; i++) {
+            float o[64];
+#pragma unroll
+            for (int e = 0; e < 64; e++) o[e] = i ? right[e] : left[e];
+            send_unit(o, ending.factor, item, my_side, first_of_home(my_side) + i,
+                      place + (uint32_t)i * UNIT_BYTES);
+        }
         if (lane() % 4 == 0)
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                store_end<SIDE>(item, i, lse[i], row_largest(state.reference[i], over[i]));
-        keeps_units = SIDE == 0 && owner == 1;
+                store_end(item, my_side, i, ending.lse[i], row_largest(state.reference[i], ending.over[i]));
+        keeps_units = my_side == 0 && owner == 1;
         if (!keeps_units) give_back_units(owner);
     }
 
@@ -413,6 +426,9 @@ template <typename V> struct Side : SideThread {
             run_blocks<0>(item);
         else
             run_blocks<1>(item);
+        const int my_side = is_first_side() ? 0 : 1;
+        multiply_last(my_side, item);
+        end_item(my_side, item);
         tiles++;
     }
 
@@ -455,12 +471,12 @@ template <typename V> DEVICE void sparse_prefill(const struct sparse_prefill_sm9
     __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
-    if (threadIdx.x < WARPGROUP_THREADS) {
-        give_registers<PRODUCER_REGISTERS>();
-        Producer<V>(p, shared).run();
-    } else {
+    if (SELDOM(threadIdx.x >= WARPGROUP_THREADS)) { /* behind the producer's code */
         take_registers<SIDE_REGISTERS>();
         Side<V>(p, shared).run();
+    } else {
+        give_registers<PRODUCER_REGISTERS>();
+        Producer<V>(p, shared).run();
     }
 }
 
