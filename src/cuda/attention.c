@@ -96,7 +96,7 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     if (status) return status;
     if (work->makes_plan) status = launch_plan(&scope, p, work);
     if (!status) status = attention->launch(&scope, p, work);
-    if (!status && work->slots) status = cuda_launch_join(&scope, p, work);
+    if (!status && work->slots && !work->joins_itself) status = cuda_launch_join(&scope, p, work);
     cuda_leave(&scope);
     return status;
 }

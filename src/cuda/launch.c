@@ -4,6 +4,7 @@
 #include "images.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -131,7 +132,7 @@ fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
     const int32_t shared_bytes = launch->shared_bytes ? launch->shared_bytes : launch->kernel->dynamic_bytes;
     const fmla_status status = cuda_load(operation, scope, launch->kernel, shared_bytes);
     if (status) return status;
-    struct cu_launch_attribute attributes[2];
+    struct cu_launch_attribute attributes[3];
     struct cu_launch_config config = {
         .grid_x = launch->blocks < INT32_MAX ? (unsigned)launch->blocks : INT32_MAX,
         .grid_y = 1,
@@ -149,6 +150,11 @@ fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
         attribute->id = CU_LAUNCH_CLUSTER;
         attribute->value.cluster.x = (unsigned)launch->cluster;
         attribute->value.cluster.y = attribute->value.cluster.z = 1;
+    }
+    if (launch->flags & LAUNCH_TOGETHER) {
+        struct cu_launch_attribute *attribute = &attributes[config.num_attributes++];
+        attribute->id = CU_LAUNCH_TOGETHER;
+        attribute->value.together = 1;
     }
     if ((launch->flags & LAUNCH_OVERLAP) && scope->device->capability >= 90) {
         struct cu_launch_attribute *attribute = &attributes[config.num_attributes++];
@@ -170,4 +176,14 @@ fmla_status cuda_launch_alone(const char *operation, const char *argument, int32
     status = cuda_launch(operation, &scope, launch, parameters);
     cuda_leave(&scope);
     return status;
+}
+
+uint64_t cuda_ticket(void)
+{
+    static _Atomic uint64_t launches;
+    uint64_t x =
+        (atomic_fetch_add_explicit(&launches, 1, memory_order_relaxed) + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
 }

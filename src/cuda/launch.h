@@ -21,9 +21,11 @@ struct cuda_kernel {
 };
 
 enum {
-    LAUNCH_OVERLAP =
-        1 << 0 /* may begin before the kernel in front of it has ended: it waits itself for what it reads.
-                               Without effect before compute capability 9.0 */
+    /* May begin before the kernel in front of it has ended: it waits itself for what it reads. Without effect before compute
+     * capability 9.0. */
+    LAUNCH_OVERLAP = 1 << 0,
+    /* All blocks of threads are at work at the same time, and may wait for each other; there must be room for them. */
+    LAUNCH_TOGETHER = 1 << 1
 };
 
 struct cuda_launch {
@@ -40,6 +42,9 @@ struct cuda_launch {
  * right while a stream is being captured. */
 fmla_status cuda_load(const char *operation, const struct cuda_scope *scope, struct cuda_kernel *kernel,
                       int32_t shared_bytes);
+
+/* A number that no other launch has had, and that memory hardly holds by chance. */
+uint64_t cuda_ticket(void);
 
 static inline int64_t cuda_ceil_div(int64_t a, int64_t b)
 {

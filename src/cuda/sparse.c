@@ -2,6 +2,8 @@
  *
  * Sparse decode on a GPU, as all its kernels share it. A query token's keys are its own: a partition of the plan is taken by as
  * many blocks of threads as the tokens of a request have tiles of heads.
+ *
+ * Workspace: that of attention.h | on Hopper, where requests may be cut, words by which blocks of threads meet, one an SM
  */
 #include "attention.h"
 
@@ -30,6 +32,14 @@ int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, 
                          &(struct sm90_sparse_shape){b, s_q, h_q, topk, extra_topk, device->sms, true});
 }
 
+/* Room to meet, behind the rest. */
+static void place_meetings(bool may_be_cut, struct cuda_work *w)
+{
+    if (!may_be_cut || !has_hoppers(w->device)) return;
+    w->meetings_offset = w->bytes;
+    w->bytes += cuda_line_up((size_t)w->device->sms * sizeof(uint64_t));
+}
+
 /* Any call up to these sizes, with the partitions of the default: every number of tiles of a request is tried, with as many rows as
  * they hold. With others, or in chunks, larger sizes take more. */
 static fmla_status lay_out_most(const struct attention_problem *p, const struct sm90_sparse_shape *shape,
@@ -49,7 +59,9 @@ static fmla_status lay_out_most(const struct attention_problem *p, const struct 
             cuda_most_add(&most, partitions, all_rows < tiles * heads[i] ? all_rows : tiles * heads[i]);
         }
     }
-    return cuda_lay_out_most(p, &most, w);
+    const fmla_status status = cuda_lay_out_most(p, &most, w);
+    place_meetings(most.partitions > 1, w);
+    return status;
 }
 
 fmla_status cuda_sparse_prepare(const struct attention_problem *p, int64_t tiles, struct cuda_work *w)
@@ -59,7 +71,11 @@ fmla_status cuda_sparse_prepare(const struct attention_problem *p, int64_t tiles
     w->chunk_keys = p->cut == CUT_INVARIANT ? INVARIANT_CHUNK : 0;
     w->num_partitions = p->num_partitions ? p->num_partitions : partitions_of(w->device, &shape);
     const fmla_status status = cuda_lay_out(p, w);
-    if (status || !p->bound || w->chunk_keys || p->num_partitions) return status;
+    if (status || w->chunk_keys) return status;
+    if (!p->bound || p->num_partitions) {
+        place_meetings(w->slots > 0, w);
+        return FMLA_OK;
+    }
     return lay_out_most(p, &shape, w);
 }
 

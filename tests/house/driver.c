@@ -26,6 +26,7 @@ SAME(CU_TENSOR_INTERLEAVE_NONE, CU_TENSOR_MAP_INTERLEAVE_NONE);
 SAME(CU_TENSOR_SWIZZLE_128B, CU_TENSOR_MAP_SWIZZLE_128B);
 SAME(CU_TENSOR_PROMOTION_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 SAME(CU_TENSOR_FILL_ZERO, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+SAME(CU_LAUNCH_TOGETHER, CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
 SAME(CU_LAUNCH_CLUSTER, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
 SAME(CU_LAUNCH_OVERLAP, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
 
@@ -41,6 +42,7 @@ ATTRIBUTE(value.cluster.x, value.clusterDim.x);
 ATTRIBUTE(value.cluster.y, value.clusterDim.y);
 ATTRIBUTE(value.cluster.z, value.clusterDim.z);
 ATTRIBUTE(value.overlap, value.programmaticStreamSerializationAllowed);
+ATTRIBUTE(value.together, value.cooperative);
 _Static_assert(sizeof(struct cu_launch_attribute) == sizeof(CUlaunchAttribute), "size of CUlaunchAttribute");
 
 #define CONFIG(member, their_member) MEMBER(cu_launch_config, member, CUlaunchConfig, their_member)

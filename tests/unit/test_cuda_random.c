@@ -99,7 +99,7 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
         if (chunks > 1) slots = b * chunks;
     }
     const struct fake_launch *const join = launch_named("join"), *const planner = launch_named("decode_plan");
-    HOLDS(!join == !slots && !split->slot_out == !slots && !split->slot_lse == !slots);
+    HOLDS(!join == (!slots || joins_itself(decode)) && !split->slot_out == !slots && !split->slot_lse == !slots);
     if (slots) {
         HOLDS(inside(split->slot_out, slots * rows, 512 * (int64_t)sizeof(float), split->slot_lse));
         HOLDS(inside(split->slot_lse, slots * rows, sizeof(float), end));
@@ -137,8 +137,16 @@ static void judge_sparse(size_t bytes)
     HOLDS(p.tiles_of_token == (hopper ? tiles / s_q : 0) && divides(p.heads_divisor, h_q));
     HOLDS(divides(p.tiles_divisor, tiles) && (!hopper || divides(p.token_divisor, tiles / s_q)));
     HOLDS(divides(p.chunks_divisor, p.split.chunks) && p.split.slots_in_halves == hopper && !p.split.marks);
+    const char *end = workspace + bytes;
+    if (joins_itself(decode)) {
+        const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
+        HOLDS(inside(params.meetings, b * tiles, sizeof(uint64_t), end) && params.ticket);
+        HOLDS(p.split.chunks > 1 && p.split.chunks <= MOST_PARTS_TOGETHER && p.split.chunk_lanes == p.split.chunks);
+        HOLDS(decode->config.grid_x <= (unsigned)machine.sms);
+        end = (const char *)params.meetings;
+    }
     judge_split(&p.split, b, s_q * h_q, plan_topk_length(topk, extra, extra), tiles, decode, false,
-                a->batch_invariant ? NULL : a->plan, a->partitions && !a->batch_invariant, workspace + bytes);
+                a->batch_invariant ? NULL : a->plan, a->partitions && !a->batch_invariant, end);
 }
 
 static void judge_dense(size_t bytes)

@@ -12,6 +12,7 @@
 /* A good call: 5 requests of 2 tokens and 96 heads, 2000 entries that name keys in 9 pages of 64, and 70 of an extra cache of 4
  * pages of 2. With a tenth of the entries it is for Hopper's kernel for small batches. */
 enum { B = 5, S_Q = 2, H_Q = 96, TOPK = 2000, SMALL_TOPK = 200, EXTRA = 70 };
+enum { MEETING_BYTES = (132 * 8 + 255) / 256 * 256 /* a word an SM */ };
 
 /* The call of a shape; sizes that are 0 are those of that call. */
 static void shaped_call(struct sparse_decode_call *c, struct layout l)
@@ -69,7 +70,7 @@ static void on_hopper(void)
     const size_t plan_end = (plan_bytes(B, PARTITIONS) + 255) / 256 * 256, rows = 2 * PARTITIONS * S_Q * H_Q;
     CHECK_ALL({(char *)p.split.slot_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},
               {(char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)},
-              {c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256});
+              {c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256 + MEETING_BYTES});
 
     /* One key head: rows are a token's heads, one token after the other. */
     const struct join_params join = join_params_of(launched(0));
@@ -90,7 +91,6 @@ static void small_batch(void)
     } all[] = {{NULL, "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
                {"cuda-sm90", "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
                {"cuda-sm90-16", "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
-               {"cuda-sm90-64", "sm90_sparse_decode_bf16_fp8_656", 64, 384, 227 * 1024},
                {"cuda", "sparse_decode_fp8_656_bf16", 0, 32 * SPARSE_WARPS, 0}};
     /* 264 blocks of threads at once, 12 tiles: 22 partitions for 5 requests of 4 + 2 blocks, so that two are a piece. */
     enum { PARTITIONS = (5 * (6 + 5) + 1) / 2 };
@@ -127,14 +127,15 @@ static void chunks(void)
         int heads, keys;
     } all[] = {{1, 64, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656", 16, 64},
                {1, 96, SMALL_TOPK, EXTRA, "sm90_sparse_decode_small_bf16_fp8_656", 16, 64},
-               {B, 96, SMALL_TOPK, EXTRA, "sm90_sparse_decode_bf16_fp8_656", 64, 64},
-               {2, 128, 2048, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 128},
-               {16, 64, 2048, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 512},
+               {B, 96, SMALL_TOPK, EXTRA, "sm90_sparse_decode_bf16_fp8_656_together", 64, 64},
+               {2, 128, 2048, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 128},
+               {16, 64, 2048, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 512},
                {16, 16, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656", 16, 256},
                {64, 64, 500, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 512},
                /* Of 64 keys they would not fit the slots. */
-               {17, 64, 192, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 128},
-               {3, 128, 704, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 128}};
+               {17, 64, 192, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 128},
+               {3, 128, 704, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 128}};
+    uint64_t ticket = 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         for (int given = 0; given < 2; given++) {
             struct sparse_decode_call c;
@@ -146,8 +147,8 @@ static void chunks(void)
             const int length = all[i].extra ? (all[i].topk + 63) / 64 * 64 + all[i].extra : all[i].topk;
             const int count = (length + all[i].keys - 1) / all[i].keys,
                       tiles = S_Q * ((all[i].h_q + all[i].heads - 1) / all[i].heads);
-            CHECK_EQ(fake->launches - before, count > 1 ? 2 : 1);
             const struct fake_launch *const decode = &fake->launch[before];
+            CHECK_EQ(fake->launches - before, count > 1 && !joins_itself(decode) ? 2 : 1);
             CHECK(!strcmp(decode->kernel, all[i].kernel), "%zu: %s", i, decode->kernel);
             CHECK_EQ(decode->config.grid_x, all[i].b * count * tiles);
             const struct sparse_decode_params p = sparse_decode_params_of(decode);
@@ -155,10 +156,17 @@ static void chunks(void)
             CHECK_ALL({p.split.chunk_keys, all[i].keys}, {p.split.chunks, count},
                       {p.split.chunk_lanes, count}, {divides(p.chunks_divisor, (uint32_t)count), true});
             if (count == 1) continue;
+            const char *limit = region(REGION_OF_WORKSPACE) + c.bytes;
+            if (joins_itself(decode)) { /* a word for each tile, behind the slots; a ticket of its own */
+                const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
+                CHECK((const char *)(params.meetings + all[i].b * tiles) <= limit, "%s", "no room to meet");
+                CHECK(params.ticket != ticket, "%s", "two launches have the same ticket");
+                ticket = params.ticket, limit = (const char *)params.meetings;
+            }
             const int64_t rows = (int64_t)all[i].b * count * S_Q * all[i].h_q;
             const char *const end = (const char *)(p.split.slot_lse + rows);
             CHECK((const char *)p.split.slot_lse - (const char *)p.split.slot_out >= rows * 512 * 4 &&
-                      end <= region(REGION_OF_WORKSPACE) + c.bytes,
+                      end <= limit,
                   "%s", "the slots do not fit the workspace");
         }
     /* More requests than begin at once: a plan, and the kernel that it is for. */
@@ -169,7 +177,11 @@ static void chunks(void)
     CHECK(!strcmp(launched(0)->kernel, "sm90_sparse_decode_small_bf16_fp8_656") ||
               !strcmp(launched(1)->kernel, "sm90_sparse_decode_small_bf16_fp8_656"),
           "%s", launched(0)->kernel);
-    /* Partitions that the caller names are followed, and so are plans where there are lengths. */
+    /* Lengths are no matter where a large tile has a short chunk. */
+    sparse_call(&c, FMLA_KV_FP8_656, true);
+    c.indices.shape[2] = SMALL_TOPK, c.args.kernel = "cuda-sm90-64";
+    RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656_together");
+    /* Partitions that the caller names are followed, and so are plans where there are lengths and tiles are small. */
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK, c.args.topk_length = NULL, c.args.num_partitions = 7;
     RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");

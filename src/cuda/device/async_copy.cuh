@@ -28,6 +28,12 @@ DEVICE void cp_async_8(uint32_t to, const void *from, bool valid)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+/* 4 bytes. */
+DEVICE void cp_async_4(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
 INSTRUCTION(cp_async_commit, "cp.async.commit_group")
 
 /* Waits until at most N of this thread's newest groups are still under way. */

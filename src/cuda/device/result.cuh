@@ -23,6 +23,18 @@ APPROXIMATION(exp2_approx, "ex2") /* 2 ulp */
 APPROXIMATION(log2_approx, "lg2") /* 2^-22 near 1, relative elsewhere */
 APPROXIMATION(reciprocal_approx, "rcp")
 
+/* Of parts of a row: e^x of an lse relative to the largest or the whole one; the natural lse of parts whose largest is `most`, and
+ * whose exponentials relative to it sum to `sum`. */
+DEVICE float part_exp(float x)
+{
+    return exp2_approx(x * 1.44269504088896341f);
+}
+
+DEVICE float part_lse(float most, float sum)
+{
+    return sum == 0.0f ? -INFINITY : fmaf(log2_approx(sum), LN_2, most);
+}
+
 /* What the sink leaves of a row whose natural lse is given (-inf: it saw no key, and its out is 0). */
 DEVICE float result_sink_factor(const struct result_params &rules, int64_t head, float lse)
 {

@@ -5,20 +5,7 @@
 #include "../../attention.h"
 #include "choice.h"
 
-#include <stdatomic.h>
-
 enum { CACHED_BYTES = 24 * 1000 * 1000 /* of L2: keys and values of heads that are taken together */ };
-
-/* A number that no other launch has had, and that memory hardly holds by chance. */
-static uint64_t ticket(void)
-{
-    static _Atomic uint64_t launches;
-    uint64_t x =
-        (atomic_fetch_add_explicit(&launches, 1, memory_order_relaxed) + 1) * UINT64_C(0x9e3779b97f4a7c15);
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-    return x ^ x >> 31;
-}
 
 static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
                           const struct cuda_work *w)
@@ -39,7 +26,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
         .units_of_key_head = (int32_t)(p->h_q / p->h_kv / heads),
         .cached_keys = (int32_t)(CACHED_BYTES / (2 * (p->d_qk + p->d_v))),
         .turns = tiles > sms ? p->workspace : NULL,
-        .ticket = ticket(),
+        .ticket = cuda_ticket(),
     };
     const struct tensor_view q = sm90_mha_forward_q_view(p),
                              k = sm90_mha_forward_key_view(p, &keys->k, p->d_qk),

@@ -24,7 +24,7 @@ DEVICE int warp()
 /* A token is chunks of 64 codes, and 64 bf16 values: of K alone, or, V's last tile, of both. */
 template <enum kv_format FORMAT_> struct Format {
     static constexpr enum kv_format FORMAT = FORMAT_;
-    static constexpr bool PREFILL = false;
+    static constexpr bool PREFILL = false, ONE_PIECE = false;
     static constexpr int SCORE_REGISTERS =
         160; /* with more, ptxas converts chunks long before their turn: some 5 % slower */
     static constexpr bool ROPE_IS_V = FORMAT == KV_FP8_584;
@@ -33,6 +33,12 @@ template <enum kv_format FORMAT_> struct Format {
     static constexpr int Q_TILES = CODE_CHUNKS + 1;
     static constexpr int ROPE_OFFSET = ROPE_IS_V ? 448 : 528;
     static constexpr int SCALE_WORDS = ROPE_IS_V ? 2 : 4; /* of a key */
+};
+
+/* A block of threads has one piece, the first of its list, if there is any: a chunk of a request, of whose chunks it joins a share
+ * (join_share.cuh). This is less code, which all comes with the launch. */
+template <enum kv_format FORMAT> struct OnePieceFormat : Format<FORMAT> {
+    static constexpr bool ONE_PIECE = true;
 };
 
 /* Of sparse prefill: requests are tokens, none is cut, and workers take them in turns. Largest scores are asked for. */
@@ -56,8 +62,14 @@ struct Place {
 
 template <typename F> DEVICE PieceList pieces_of(const struct sparse_decode_params &p, int worker)
 {
-    if constexpr (!F::PREFILL) return piece_list(p, (unsigned)worker);
+    if constexpr (!F::PREFILL && !F::ONE_PIECE) return piece_list(p, (unsigned)worker);
     PieceList list;
+    if constexpr (F::ONE_PIECE) {
+        list.request = fast_divide(worker, p.chunks_divisor);
+        list.first = worker - list.request * p.split.chunks, list.step = 1;
+        list.last = chunks_of(p, request_length(p, list.request)) - 1; /* of the request */
+        return list;
+    }
     list.first = worker, list.step = p.split.num_partitions, list.last = p.b - 1;
     return list;
 }
@@ -66,6 +78,11 @@ template <typename F>
 DEVICE Piece piece_of(const struct sparse_decode_params &p, const PieceList &list, int i)
 {
     int length;
+    if constexpr (F::ONE_PIECE) {
+        Piece chunk = chunk_piece(p, list.request, i, request_length(p, list.request));
+        chunk.slot = (int64_t)list.request * p.split.chunks + i; /* of an only one too */
+        return chunk;
+    }
     if constexpr (!F::PREFILL) return list_piece(p, list, i, &length);
     Piece piece = {};
     piece.request = i, piece.begin = 0, piece.end = request_length(p, i), piece.slot = DIRECT;
@@ -76,7 +93,7 @@ DEVICE Piece piece_of(const struct sparse_decode_params &p, const PieceList &lis
 template <typename F>
 DEVICE int request_of(const struct sparse_decode_params &p, const PieceList &list, int i)
 {
-    return F::PREFILL || p.split.partitions ? i : list.request;
+    return F::PREFILL || (!F::ONE_PIECE && p.split.partitions) ? i : list.request;
 }
 
 /* Every piece has a block, if only one without keys: its result is written all the same. */

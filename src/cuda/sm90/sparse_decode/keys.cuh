@@ -90,6 +90,10 @@ template <typename F> struct Keys {
         at += KEYS;
         ahead().of_extra = of_extra; /* the same in all lanes */
         if (__any_sync(~0u, at >= piece.end)) {
+            if constexpr (F::ONE_PIECE) {
+                over = true;
+                return;
+            }
             const int next = next_piece() + shared.list.step;
             set_next_piece(next);
             over = next > shared.list.last;
@@ -201,7 +205,17 @@ template <typename F> struct Keys {
     /* The same in little code. It is as if a piece without entries came before the first: one place enters pieces. */
     DEVICE void begin_short()
     {
-        set_next_piece(shared.list.first - shared.list.step), over = false;
+        over = false;
+        if constexpr (F::ONE_PIECE) {
+            enter_piece(shared.list.first);
+#pragma unroll 1
+            for (int block = 0; block < 2; block++) {
+                if (block > 0) take_indices(read_of_extra());
+                load_indices();
+            }
+            return;
+        }
+        set_next_piece(shared.list.first - shared.list.step);
         at = 0;
         if (lane() == 0) ahead().count = ahead().end = 0, ahead().extra_begin = INT32_MAX;
         __syncwarp();

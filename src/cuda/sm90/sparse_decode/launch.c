@@ -5,6 +5,7 @@
 #include "../../attention.h"
 #include "choice.h"
 
+enum { FEW_KEYS = 2 * PLAN_BLOCK /* of a chunk */ };
 enum { LARGE = SM90_SPARSE_DECODE_HEADS, SMALL = SM90_SPARSE_DECODE_SMALL_HEADS };
 
 static int64_t tiles_of(const struct attention_problem *p, int heads)
@@ -23,14 +24,27 @@ static const char *refuses(const struct attention_problem *p, const char **argum
 static int32_t chunk_of(const struct attention_problem *p, const struct sm90_sparse_shape *shape, int heads,
                         int32_t partitions)
 {
-    if (shape->lengths || (p->num_partitions && p->num_partitions != partitions)) return 0;
+    const bool rows = p->format == KV_BF16 || p->format == KV_FP16;
+    if (p->num_partitions && p->num_partitions != partitions) return 0;
     const int64_t keys = sm90_sparse_decode_chunk(shape, heads);
     if (!keys) return 0;
+    /* What lengths differ in matters little where a chunk is short, and its blocks of threads join (meet_to_join). */
+    if (shape->lengths && (heads != LARGE || rows || keys > FEW_KEYS)) return 0;
     /* The workspace, the same for all kernels, has two slots a partition, if there are several: no more chunks than that.
      * Where it has fewer slots than there are requests, each request is one chunk, which needs none. */
     const int64_t fit = partitions > 1 ? 2 * (int64_t)partitions / p->b : 1, most = fit > 1 ? fit : 1,
                   least_keys = cuda_ceil_div(cuda_ceil_div(p->capacity, PLAN_BLOCK), most) * PLAN_BLOCK;
     return (int32_t)(keys > least_keys ? keys : least_keys);
+}
+
+/* Where all blocks of threads are at work at the same time, those that have the parts of a tile join them. */
+static void meet_to_join(const struct attention_problem *p, struct cuda_work *w)
+{
+    w->joins_itself = w->slots && w->meetings_offset && w->chunks <= MOST_PARTS_TOGETHER &&
+                      cuda_blocks(p, w) <= w->device->sms;
+    if (!w->joins_itself) return;
+    w->flags |= LAUNCH_TOGETHER;
+    w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_SPARSE_DECODE, p->element, p->format, 2});
 }
 
 static fmla_status prepare_tiles(const struct attention_problem *p, int heads, struct cuda_work *w)
@@ -48,6 +62,7 @@ static fmla_status prepare_tiles(const struct attention_problem *p, int heads, s
                              p->num_partitions ? sm90_sparse_decode_partitions(&shape) : w->num_partitions);
     w->chunks_at_once = true;
     if (w->chunk_keys) status = cuda_lay_out(p, w);
+    if (w->chunk_keys && heads == LARGE && !rows) meet_to_join(p, w);
     w->bytes = bytes;
     return status;
 }
@@ -74,7 +89,11 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
 static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
                           const struct cuda_work *w)
 {
-    struct sparse_decode_params params = cuda_sparse_params(p, w, w->tiles / p->s_q);
+    struct sparse_decode_sm90_params params = {.call = cuda_sparse_params(p, w, w->tiles / p->s_q)};
+    if (w->joins_itself) {
+        params.meetings = (uint64_t *)(void *)((char *)p->workspace + w->meetings_offset);
+        params.ticket = cuda_ticket();
+    }
     const struct cuda_launch launch = {
         .kernel = w->kernel, .blocks = cuda_blocks(p, w), .flags = w->flags, .stream = p->stream};
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});

@@ -57,7 +57,7 @@ DEVICE int row()
     return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0);
 }
 
-enum { SCORES_BARRIER = 1 /* of the scores' warps */ };
+enum { SCORES_BARRIER = 1 /* of the scores' warps */, SUMS_BARRIER = 2 /* of the others */ };
 
 /* Of every 64 columns lane t of four has 16 neighbours, four of them (c0 … c3, a word of codes) in each step of 16 of a
  * product: as k = 2t, 2t + 1 (c0, c1) and 2t + 8, 2t + 9 (c2, c3) of A's fragment. Q, V and O have the same order. Of FP8_656's rope values, which are in

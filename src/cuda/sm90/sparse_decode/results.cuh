@@ -7,7 +7,10 @@
 
 #include "../../device/half_rows.cuh"
 #include "../../device/quad.cuh"
+#include "join_share.cuh"
 #include "queries.cuh"
+
+static_assert(SHARE_WARPS * SHARE_BYTES <= offsetof(Shared, p), "the join has the place of V and Q");
 
 template <typename F> struct Sums {
     const struct sparse_decode_params &p;
@@ -169,14 +172,14 @@ template <typename F> struct Sums {
         for (int c = 0; c < HALF_TILES; c++) {
             float x[16], by = factor;
             take_row(x, c, second);
-            if (__any_sync(~0u, slot)) {
+            if (F::ONE_PIECE || __any_sync(~0u, slot)) {
                 const HalfScale scale(quad_magnitude(x) * factor);
                 by *= scale.up;
                 if (lane() % 4 == c) down = scale.down;
             }
             uint32_t words[8];
 #pragma unroll
-            for (int w = 0; w < 8; w++) words[w] = empty ? 0u : pack(slot, x[2 * w] * by, x[2 * w + 1] * by);
+            for (int w = 0; w < 8; w++) words[w] = empty ? 0u : pack(F::ONE_PIECE || slot, x[2 * w] * by, x[2 * w + 1] * by);
             store_lines(lines, LINE_BYTES * c, make_uint4(words[0], words[1], words[2], words[3]),
                         make_uint4(words[4], words[5], words[6], words[7]));
         }
@@ -197,7 +200,7 @@ template <typename F> struct Sums {
         float *scales = NULL;
         uint16_t *to;
         int64_t row_elements;
-        const bool direct = __any_sync(~0u, slot == DIRECT);
+        const bool direct = !F::ONE_PIECE && __any_sync(~0u, slot == DIRECT);
         if (direct) {
             if (stores_lse) store_lse(p.output, request, {place.token, head}, lse);
             to = p.output.out + out_offset(p.output, request, {place.token, first});
@@ -254,13 +257,14 @@ template <typename F> struct Sums {
             load_first_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
-        for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
+        for (int i = shared.list.first; F::ONE_PIECE ? pieces == 1 : __any_sync(~0u, i <= shared.list.last);
+             i += shared.list.step) {
             const bool more = shared.list.last - i >= shared.list.step;
             const int blocks = begin_piece(i);
             for (int k = 0; __any_sync(~0u, k < blocks); k++) {
-                if (__any_sync(~0u, more && k == max(0, blocks - PREFETCH_BLOCKS)))
+                if (!F::ONE_PIECE && __any_sync(~0u, more && k == max(0, blocks - PREFETCH_BLOCKS)))
                     prefetch_queries<F>(p, request_of<F>(p, shared.list, i + shared.list.step));
-                if (__any_sync(~0u, more && k == blocks - 1))
+                if (!F::ONE_PIECE && __any_sync(~0u, more && k == blocks - 1))
                     load_queries<F>(
                         p, [&] { return request_of<F>(p, shared.list, i + shared.list.step); }, shared, base,
                         pieces);
@@ -271,5 +275,7 @@ template <typename F> struct Sums {
             end_piece((pieces & 1) ^ 1);
             pieces++;
         }
+        if constexpr (F::ONE_PIECE)
+            join_together<Bf16>(p, shared.list, HEADS, base, WARPGROUP_THREADS, SUMS_BARRIER);
     }
 };

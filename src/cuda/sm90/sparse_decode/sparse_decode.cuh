@@ -62,7 +62,10 @@ template <typename F> DEVICE void sparse_decode(const struct sparse_decode_param
     wait_for_kernels_before();
     let_next_kernel_start();
     if (threadIdx.x == 0) shared.list = pieces_of<F>(p, Place(p).worker);
+    if constexpr (F::ONE_PIECE)
+        if (threadIdx.x / 32 == 1 && elect_one()) begin_meeting(p);
     __syncthreads();
+    if (F::ONE_PIECE && shared.list.first > shared.list.last) return; /* the request has fewer chunks */
     if (threadIdx.x < WARPGROUP_THREADS) {
         give_registers<F::SCORE_REGISTERS>();
         if (__any_sync(~0u, shared.list.first <= shared.list.last)) Scores<F>(p, shared).run();
@@ -74,3 +77,5 @@ template <typename F> DEVICE void sparse_decode(const struct sparse_decode_param
 
 #define SPARSE_DECODE_KERNEL(NAME, FORMAT)                                                                   \
     DEFINE_KERNEL(NAME, sparse_decode_params, (THREADS, 1), sparse_decode<Format<FORMAT>>(p))
+#define SPARSE_DECODE_KERNEL_OF_ONE_PIECE(NAME, FORMAT)                                                      \
+    DEFINE_KERNEL(NAME, sparse_decode_sm90_params, (THREADS, 1), sparse_decode<OnePieceFormat<FORMAT>>(p.call))
