@@ -46,7 +46,11 @@ enum {
     CU_TENSOR_FILL_ZERO = 0
 };
 
-enum { CU_LAUNCH_TOGETHER = 2 /* cooperative */, CU_LAUNCH_CLUSTER = 4, CU_LAUNCH_OVERLAP = 6 /* programmatic stream serialization */ };
+enum {
+    CU_LAUNCH_TOGETHER = 2 /* cooperative */,
+    CU_LAUNCH_CLUSTER = 4,
+    CU_LAUNCH_OVERLAP = 6 /* programmatic stream serialization */
+};
 
 struct cu_launch_attribute {
     unsigned id;

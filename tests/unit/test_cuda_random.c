@@ -99,7 +99,8 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
         if (chunks > 1) slots = b * chunks;
     }
     const struct fake_launch *const join = launch_named("join"), *const planner = launch_named("decode_plan");
-    HOLDS(!join == (!slots || joins_itself(decode)) && !split->slot_out == !slots && !split->slot_lse == !slots);
+    HOLDS(!join == (!slots || joins_itself(decode)) && !split->slot_out == !slots &&
+          !split->slot_lse == !slots);
     if (slots) {
         HOLDS(inside(split->slot_out, slots * rows, 512 * (int64_t)sizeof(float), split->slot_lse));
         HOLDS(inside(split->slot_lse, slots * rows, sizeof(float), end));
@@ -141,7 +142,8 @@ static void judge_sparse(size_t bytes)
     if (joins_itself(decode)) {
         const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
         HOLDS(inside(params.meetings, b * tiles, sizeof(uint64_t), end) && params.ticket);
-        HOLDS(p.split.chunks > 1 && p.split.chunks <= MOST_PARTS_TOGETHER && p.split.chunk_lanes == p.split.chunks);
+        HOLDS(p.split.chunks > 1 && p.split.chunks <= MOST_PARTS_TOGETHER &&
+              p.split.chunk_lanes == p.split.chunks);
         HOLDS(decode->config.grid_x <= (unsigned)machine.sms);
         end = (const char *)params.meetings;
     }

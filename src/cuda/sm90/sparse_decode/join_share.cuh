@@ -18,7 +18,10 @@
 #include "../../device/shared.cuh"
 #include "common.cuh"
 
-enum { SHARE_WARPS = 8, SHARE_COPIES = 32 /* of a warp: parts times items, as many at most as there are lanes */ };
+enum {
+    SHARE_WARPS = 8,
+    SHARE_COPIES = 32 /* of a warp: parts times items, as many at most as there are lanes */
+};
 enum { SHARE_VALUES = 32 * 16, SHARE_BYTES = SHARE_COPIES * (SHARE_VALUES + 32 * 4) /* of a warp */ };
 static_assert(SHARE_COPIES >= (int)MOST_PARTS_TOGETHER, "one item takes as many copies as there are parts");
 
@@ -41,7 +44,8 @@ struct Share {
 
     DEVICE int64_t slot_row(const struct sparse_decode_params &p, int part, int row) const
     {
-        return ((int64_t)request * p.split.chunks + part) * (p.h_q * p.s_q) + token * p.h_q + first_head + row;
+        return ((int64_t)request * p.split.chunks + part) * (p.h_q * p.s_q) + token * p.h_q + first_head +
+               row;
     }
 };
 
@@ -66,7 +70,8 @@ DEVICE void join_items(const struct sparse_decode_params &p, const Share &share,
     const bool some = own_item < items && own_part < parts;
     const float mine = some ? __ldcg(p.split.slot_lse + share.slot_row(p, own_part, own_row)) : -INFINITY;
 
-    uint32_t to = memory + (uint32_t)lane * 16, scale_to = memory + SHARE_COPIES * SHARE_VALUES + (uint32_t)lane * 4;
+    uint32_t to = memory + (uint32_t)lane * 16,
+             scale_to = memory + SHARE_COPIES * SHARE_VALUES + (uint32_t)lane * 4;
     const int64_t step = (int64_t)(p.h_q * p.s_q) * HALF_ROW_COLUMNS; /* floats from a part to the next */
 #pragma unroll 1
     for (int item = first; item < items; item += SHARE_WARPS) {
@@ -85,7 +90,8 @@ DEVICE void join_items(const struct sparse_decode_params &p, const Share &share,
     /* The weights. A part that saw no key (lse -inf) does not count: -1. */
     float most = mine;
 #pragma unroll 1
-    for (int lanes = 1 << shift >> 1; lanes; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
+    for (int lanes = 1 << shift >> 1; lanes; lanes /= 2)
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
     if (most == -INFINITY) most = 0.0f;
     float sum = part_exp(mine - most);
 #pragma unroll 1
@@ -109,7 +115,8 @@ DEVICE void join_items(const struct sparse_decode_params &p, const Share &share,
             for (int k = 0; k < SHARE_TOGETHER; k++) { /* past the last weights are -1 */
                 const float of_part = __shfl_sync(~0u, weight, of_item + part + k);
                 const uint4 x = load_shared_16(to + (uint32_t)((part + k) * SHARE_VALUES));
-                const float by = of_part * __uint_as_float(load_shared_4(scale_to + (uint32_t)((part + k) * 128)));
+                const float by =
+                    of_part * __uint_as_float(load_shared_4(scale_to + (uint32_t)((part + k) * 128)));
                 const uint32_t words[] = {x.x, x.y, x.z, x.w};
                 if (of_part < 0.0f) continue;
 #pragma unroll
@@ -133,7 +140,8 @@ DEVICE const struct sparse_decode_sm90_params &with_meetings(const struct sparse
 
 DEVICE uint64_t *meeting_of(const struct sparse_decode_params &p, const Place &place, int request)
 {
-    return with_meetings(p).meetings + (int64_t)request * p.tiles + place.token * p.tiles_of_token + place.tile;
+    return with_meetings(p).meetings + (int64_t)request * p.tiles + place.token * p.tiles_of_token +
+           place.tile;
 }
 
 /* By one thread, as soon as the workspace is the call's. */
@@ -150,12 +158,12 @@ DEVICE void join_together(const struct sparse_decode_params &p, const PieceList 
 {
     const Share share(p, list, heads_of_tile);
     barrier_sync(id, 32 * SHARE_WARPS);
-    if (fresh_thread() == first_thread)
-        meet(meeting_of(p, Place(p), share.request), (uint32_t)share.parts);
+    if (fresh_thread() == first_thread) meet(meeting_of(p, Place(p), share.request), (uint32_t)share.parts);
     barrier_sync(id, 32 * SHARE_WARPS);
     const int warp = (int)(fresh_thread() - first_thread) / 32, items = 2 * (share.end - share.begin);
     const int of_turn = SHARE_WARPS << (5 - share_shift(share.parts));
 #pragma unroll 1
     for (int first = warp; first < items; first += of_turn)
-        join_items<Element>(p, share, memory + (uint32_t)warp * SHARE_BYTES, first, min(items, first + of_turn));
+        join_items<Element>(p, share, memory + (uint32_t)warp * SHARE_BYTES, first,
+                            min(items, first + of_turn));
 }

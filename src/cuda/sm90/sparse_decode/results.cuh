@@ -179,7 +179,8 @@ template <typename F> struct Sums {
             }
             uint32_t words[8];
 #pragma unroll
-            for (int w = 0; w < 8; w++) words[w] = empty ? 0u : pack(F::ONE_PIECE || slot, x[2 * w] * by, x[2 * w + 1] * by);
+            for (int w = 0; w < 8; w++)
+                words[w] = empty ? 0u : pack(F::ONE_PIECE || slot, x[2 * w] * by, x[2 * w + 1] * by);
             store_lines(lines, LINE_BYTES * c, make_uint4(words[0], words[1], words[2], words[3]),
                         make_uint4(words[4], words[5], words[6], words[7]));
         }

@@ -205,8 +205,8 @@ template <typename F> struct Scores {
         keys.begin();
         next_fits = !any_of_scores(!take_first(keys.read_of_extra()));
         uint32_t buffer = 0, count = 0;
-        for (int i = shared.list.first;
-             F::ONE_PIECE ? count == 0 : __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
+        for (int i = shared.list.first; F::ONE_PIECE ? count == 0 : __any_sync(~0u, i <= shared.list.last);
+             i += shared.list.step) {
             int left = blocks_of_piece(i);
             softmax.begin();
             mbarrier_wait(SHARED_AT(base, q_full), count++ & 1);
