@@ -173,10 +173,10 @@ struct sparse_prefill_sm90_params {
     struct prefill_cut cut;
 };
 
-/* Hopper's of FP8 caches. Where chunks are few, the blocks of threads that make the parts of a tile join them (sm90/sparse_decode/join_share.cuh). */
+/* Hopper's kernel over FP8 caches whose blocks of threads join the parts that they made (sm90/sparse_decode/join_share.cuh). */
 struct sparse_decode_sm90_params {
     struct sparse_decode_params call; /* first: most of the kernel knows only this */
-    uint64_t *meetings;               /* [b][tiles]; NULL: a kernel of its own joins, or nothing is cut */
+    uint64_t *meetings;               /* [b][tiles] */
     uint64_t ticket;                  /* of this launch */
 };
 enum { MOST_PARTS_TOGETHER = 32 };

@@ -28,7 +28,7 @@ DEVICE void cp_async_8(uint32_t to, const void *from, bool valid)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-/* 4 bytes. */
+/* Copies 4 bytes. */
 DEVICE void cp_async_4(uint32_t to, const void *from)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");

@@ -23,13 +23,13 @@ APPROXIMATION(exp2_approx, "ex2") /* 2 ulp */
 APPROXIMATION(log2_approx, "lg2") /* 2^-22 near 1, relative elsewhere */
 APPROXIMATION(reciprocal_approx, "rcp")
 
-/* Of parts of a row: e^x of an lse relative to the largest or the whole one; the natural lse of parts whose largest is `most`, and
- * whose exponentials relative to it sum to `sum`. */
+/* The weight of a part: e^x, where x is its lse minus the largest lse or the whole row's. */
 DEVICE float part_exp(float x)
 {
     return exp2_approx(x * 1.44269504088896341f);
 }
 
+/* The natural lse of a row: `most` is the largest lse of its parts, `sum` the sum of their part_exp relative to it. */
 DEVICE float part_lse(float most, float sum)
 {
     return sum == 0.0f ? -INFINITY : fmaf(log2_approx(sum), LN_2, most);
