@@ -40,7 +40,7 @@ static int32_t chunk_of(const struct attention_problem *p, const struct sm90_spa
 /* Where all blocks of threads are at work at the same time, those that have the parts of a tile join them. */
 static void meet_to_join(const struct attention_problem *p, struct cuda_work *w)
 {
-    w->joins_itself = w->slots && w->meetings_offset && w->chunks <= MOST_PARTS_TOGETHER &&
+    w->joins_itself = !w->apart && w->slots && w->meetings_offset && w->chunks <= MOST_PARTS_TOGETHER &&
                       cuda_blocks(p, w) <= w->device->sms;
     if (!w->joins_itself) return;
     w->flags |= LAUNCH_TOGETHER;
