@@ -138,12 +138,12 @@ static void chunks(void)
         int b, h_q, topk, extra;
         const char *kernel;
         int heads, keys;
-    } all[] = {{1, 64, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656", 16, 64},
-               {1, 96, SMALL_TOPK, EXTRA, "sm90_sparse_decode_small_bf16_fp8_656", 16, 64},
+    } all[] = {{1, 64, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656_together", 16, 64},
+               {1, 96, SMALL_TOPK, EXTRA, "sm90_sparse_decode_small_bf16_fp8_656_together", 16, 64},
                {B, 96, SMALL_TOPK, EXTRA, "sm90_sparse_decode_bf16_fp8_656_together", 64, 64},
                {2, 128, 2048, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 128},
                {16, 64, 2048, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 512},
-               {16, 16, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656", 16, 256},
+               {16, 16, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656_together", 16, 256},
                {64, 64, 500, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 512},
                /* Of 64 keys they would not fit the slots. */
                {17, 64, 192, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 128},
