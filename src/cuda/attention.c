@@ -85,6 +85,16 @@ static fmla_status launch_plan(const struct cuda_scope *scope, const struct atte
     return cuda_launch_plan(operation_name(p->operation), scope, &problem);
 }
 
+static fmla_status launch_all(const struct cuda_scope *scope, const struct cuda_attention *attention,
+                              const struct attention_problem *p, const struct cuda_work *work)
+{
+    fmla_status status = FMLA_OK;
+    if (work->makes_plan) status = launch_plan(scope, p, work);
+    if (!status) status = attention->launch(scope, p, work);
+    if (!status && work->slots && !work->joins_itself) status = cuda_launch_join(scope, p, work);
+    return status;
+}
+
 static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
     const struct attention_problem *p = problem.attention;
@@ -94,9 +104,12 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     if (!p->b) return FMLA_OK;
     fmla_status status = cuda_enter(operation_name(p->operation), "q", p->device.id, &scope);
     if (status) return status;
-    if (work->makes_plan) status = launch_plan(&scope, p, work);
-    if (!status) status = attention->launch(&scope, p, work);
-    if (!status && work->slots && !work->joins_itself) status = cuda_launch_join(&scope, p, work);
+    status = launch_all(&scope, attention, p, work);
+    if (status == CUDA_NO_ROOM) {
+        struct cuda_work again = {.device = work->device, .apart = true};
+        status = attention->prepare(p, &again);
+        if (!status) status = launch_all(&scope, attention, p, &again);
+    }
     cuda_leave(&scope);
     return status;
 }

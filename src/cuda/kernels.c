@@ -27,7 +27,7 @@ static struct {
 enum { KERNELS = sizeof rows / sizeof rows[0] };
 
 /* The row of a key, + 1. Written once: a launch does not look through all rows. */
-enum { VARIANTS = 5 };
+enum { VARIANTS = 8 };
 static uint8_t row_of[CUDA_SCHEDULES][ELEMENT_F32 + 1][KV_FORMATS][VARIANTS];
 static pthread_once_t indexed = PTHREAD_ONCE_INIT;
 _Static_assert(KERNELS < UINT8_MAX && DENSE_DECODE_SHAPE_COUNT <= (int)VARIANTS,

@@ -164,6 +164,7 @@ fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
     /* The driver takes a kernel where it asks for a function: the current context's. */
     const cu_result error =
         scope->driver->launch(&config, (cu_function)(void *)launch->kernel->handle, parameters, NULL);
+    if (error == CU_ERROR_NO_ROOM_TOGETHER && (launch->flags & LAUNCH_TOGETHER)) return CUDA_NO_ROOM;
     return error ? failed(operation, scope, "launch", launch->kernel->name, error) : FMLA_OK;
 }
 

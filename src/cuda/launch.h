@@ -62,6 +62,10 @@ static inline bool cuda_rows_aligned(const void *data, const int64_t *shape, con
     return true;
 }
 
+/* What cuda_launch answers of LAUNCH_TOGETHER, besides, with nothing launched and no words: there is no room for all blocks of threads at
+ * once, for the context has fewer SMs than the device (a green context, say). */
+#define CUDA_NO_ROOM ((fmla_status)-1)
+
 /* parameters: a pointer to each of the kernel's, read before this returns. */
 fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
                         const struct cuda_launch *launch, void **parameters);

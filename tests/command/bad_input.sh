@@ -212,6 +212,8 @@ bad 2 '--d-qk be 512 or 576' bench --grid quick --d-qk 513
 bad 2 "'3'" bench --op 3
 bad 2 '--between products takes a GPU (--device cuda:0)' bench --grid quick --between products
 bad 2 '--between and --warm: one of them at most' bench --between read --warm
+bad 2 '--host: without --warm and --between' bench --host --warm --device cuda:0
+bad 2 '--host takes a GPU' bench --host
 bad 2 "--between: 'nothing' must be one of products, read" bench --between nothing
 bad 2 "--grid: 'h20' must be one of cpu, peers, quick" bench --op sparse_prefill --grid h20
 bad 2 '--kv-heads must divide --heads' bench --op sparse_prefill --grid quick --kv-heads 3

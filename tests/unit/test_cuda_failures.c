@@ -3,7 +3,7 @@
  * Every step of every operation refused by the driver, launches behind others that went well too: FMLA_DEVICE_ERROR with the
  * operation and the driver's words, contexts and the mode of captures as before, and the next call works.
  */
-#include "fake_cuda/calls.h"
+#include "fake_cuda/launches.h"
 
 static const char *name_of(int call)
 {
@@ -73,6 +73,22 @@ static void each_step(void)
     CHECK_EQ(fake->retained[0], 1);
 }
 
+/* A context with fewer SMs than its device: where blocks of threads would wait for each other, the call is made of several launches. */
+static void no_room_together(void)
+{
+    for (int i = 0; i < SMALL_CALLS; i++) {
+        if (small_calls[i].operation != OP_DENSE_DECODE) continue;
+        CHECK_OK(small_call(&small_calls[i], 0));
+        CHECK(joins_itself(launched(0)), "%s", launched(0)->kernel);
+        fake->launches = 0;
+        fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_NO_ROOM_TOGETHER, fake->once[CALL_cuLaunchKernelEx] = 1;
+        CHECK_OK(small_call(&small_calls[i], 0));
+        CHECK_ALL({fake->launches, 3}, {fake_depth(), 0});
+        CHECK(!joins_itself(launched(1)) && !strncmp(launched(0)->kernel, "join", 4), "%s",
+              launched(1)->kernel);
+    }
+}
+
 /* A kernel that is in error: an entry that only looks is told of it, and so are all later ones. */
 static void an_error_that_stays(void)
 {
@@ -88,5 +104,5 @@ static void an_error_that_stays(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_failures", each_step, an_error_that_stays);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_failures", each_step, no_room_together, an_error_that_stays);
 }

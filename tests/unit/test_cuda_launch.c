@@ -398,13 +398,24 @@ static void hopper_variants(void)
         layout.type = k & 4 ? fp16 : bf16, layout.d_qk = d_qk;
         decode_call(&c, layout);
         const char *type = k & 4 ? "fp16" : "bf16";
-        RUNS(dense_decode, &c, "decode_plan|sm90_dense_decode_%s_%d%s|join_splits_%s_halves", type, (int)d_qk,
-             k & 2 ? "_shared" : "", type);
-        const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
-        CHECK_ALL({p.tiles_of_head, k & 2 ? 2 : 1}, {p.q_heads, h_q},
-                  {launched(1)->config.grid_x, (k & 2 ? 66 : 132) * p.tiles_of_head},
-                  {told_of(&p.keys)->type, k & 4 ? CU_TENSOR_FLOAT16 : CU_TENSOR_BFLOAT16},
-                  {told_of(&p.queries)->sizes[3], d_qk / 64}, {told_of(&p.keys)->sizes[2], d_qk / 64});
+        for (int planned = 0; planned < 2;
+             planned++) { /* two of them: shared out, or by a plan of other partitions */
+            c.args.num_partitions = planned ? 30 : 0;
+            if (planned)
+                RUNS(dense_decode, &c, "decode_plan|sm90_dense_decode_%s_%d%s|join_splits_%s_halves", type,
+                     (int)d_qk, k & 2 ? "_shared" : "", type);
+            else
+                RUNS(dense_decode, &c, "sm90_dense_decode_%s_%d%s_together", type, (int)d_qk,
+                     k & 2 ? "_shared" : "");
+            const struct fake_launch *const decode = launched(planned);
+            const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(decode);
+            const int64_t workers = planned ? 30 : k & 2 ? 66 : 132;
+            CHECK_ALL({p.tiles_of_head, k & 2 ? 2 : 1}, {p.q_heads, h_q},
+                      {decode->config.grid_x, workers * p.tiles_of_head}, {p.workers, planned ? 0 : workers},
+                      {p.of_request, planned ? 0 : workers / 2},
+                      {told_of(&p.keys)->type, k & 4 ? CU_TENSOR_FLOAT16 : CU_TENSOR_BFLOAT16},
+                      {told_of(&p.queries)->sizes[3], d_qk / 64}, {told_of(&p.keys)->sizes[2], d_qk / 64});
+        }
     }
 }
 
@@ -427,8 +438,8 @@ static void hopper_shared_tensors(void)
 {
     SMALL_CALL(c);
     c.q.strides[0] = 0, c.kv_cache.strides[0] = 0;
-    RUNS(dense_decode, &c, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
-    const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
+    RUNS(dense_decode, &c, "sm90_dense_decode_bf16_576_together");
+    const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(0));
     CHECK_ALL({p.request_step, 0}, {p.page_step, 0}, {told_of(&p.queries)->sizes[4], 1},
               {told_of(&p.keys)->sizes[3], 1});
 }

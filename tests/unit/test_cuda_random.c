@@ -142,9 +142,9 @@ static void judge_sparse(size_t bytes)
     if (joins_itself(decode)) {
         const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
         HOLDS(inside(params.meetings, b * tiles, sizeof(uint64_t), end) && params.ticket);
-        HOLDS(p.split.chunks > 1 && p.split.chunks <= MOST_PARTS_TOGETHER &&
+        HOLDS(p.split.chunks > 1 && p.split.chunks <= MOST_PARTS_OF_LANES &&
               p.split.chunk_lanes == p.split.chunks);
-        HOLDS(decode->config.grid_x <= (unsigned)machine.sms);
+        HOLDS(decode->config.grid_x <= (unsigned)((few ? 2 : 1) * machine.sms));
         end = (const char *)params.meetings;
     }
     judge_split(&p.split, b, s_q * h_q, plan_topk_length(topk, extra, extra), tiles, decode, false,
@@ -174,6 +174,17 @@ static void judge_dense(size_t bytes)
         HOLDS(params.tiles_of_head == tiles_of_head && divides(params.tiles_divisor, tiles) &&
               divides(params.tiles_of_head_divisor, tiles_of_head));
     const char *end = workspace + bytes;
+    if (joins_itself(decode)) {
+        HOLDS(inside(params.meetings, b * tiles, sizeof(uint64_t), end) && params.ticket &&
+              !p->split.partitions);
+        HOLDS(decode->config.grid_x == params.workers * tiles && params.workers * tiles <= machine.sms);
+        HOLDS(params.of_request == params.workers / b && params.of_request >= 2);
+        HOLDS(inside(p->split.slot_out, params.workers * s_q * h_q, 512 * (int64_t)sizeof(float),
+                     p->split.slot_lse));
+        HOLDS(inside(p->split.slot_lse, params.workers * s_q * h_q, sizeof(float),
+                     (const char *)params.meetings));
+        return;
+    }
     HOLDS(!p->split.marks == !(hopper && p->split.partitions && p->split.num_partitions > 1));
     if (p->split.marks) {
         const int64_t mark_tiles = h_kv * ceil_div(rows, ROWS_OF_MARK);

@@ -118,6 +118,19 @@ static void small_batch(void)
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * 6);
 }
 
+/* A context with fewer SMs than its device has no room for all blocks of threads at once: the same chunks, and a join of its own. */
+static void no_room_together(void)
+{
+    struct sparse_decode_call c;
+    shaped_call(&c, SHAPE_OF(layout, .b = 2, .h_q = 128, .topk = 2048, .format = FMLA_KV_FP8_656));
+    RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656_together");
+    const size_t bytes = c.bytes;
+    fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_NO_ROOM_TOGETHER, fake->once[CALL_cuLaunchKernelEx] = 1;
+    RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
+    CHECK_ALL({c.bytes, bytes}, {sparse_decode_params_of(launched(1)).split.chunk_keys, 128},
+              {fake_depth(), 0});
+}
+
 /* Without lengths, few entries are cut into chunks: no plan is made, and one that is given is not read. */
 static void chunks(void)
 {
@@ -125,12 +138,12 @@ static void chunks(void)
         int b, h_q, topk, extra;
         const char *kernel;
         int heads, keys;
-    } all[] = {{1, 64, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656", 16, 64},
-               {1, 96, SMALL_TOPK, EXTRA, "sm90_sparse_decode_small_bf16_fp8_656", 16, 64},
+    } all[] = {{1, 64, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656_together", 16, 64},
+               {1, 96, SMALL_TOPK, EXTRA, "sm90_sparse_decode_small_bf16_fp8_656_together", 16, 64},
                {B, 96, SMALL_TOPK, EXTRA, "sm90_sparse_decode_bf16_fp8_656_together", 64, 64},
                {2, 128, 2048, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 128},
                {16, 64, 2048, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 512},
-               {16, 16, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656", 16, 256},
+               {16, 16, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656_together", 16, 256},
                {64, 64, 500, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 512},
                /* Of 64 keys they would not fit the slots. */
                {17, 64, 192, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 128},
@@ -169,6 +182,7 @@ static void chunks(void)
                       end <= limit,
                   "%s", "the slots do not fit the workspace");
         }
+    no_room_together();
     /* More requests than begin at once: a plan, and the kernel that it is for. */
     struct sparse_decode_call c;
     shaped_call(&c, SHAPE_OF(layout, .b = 67, .h_q = 64, .topk = 64, .format = FMLA_KV_FP8_656));

@@ -59,7 +59,7 @@ struct bench_options {
     int between; /* index of the choices: enum bench_between */
     bool between_given;
     int64_t repeat, threads;
-    bool warm, no_stream, fixed;
+    bool warm, host, no_stream, fixed;
     struct bench_axes axes;
 };
 
@@ -89,6 +89,7 @@ static bool all_rows(struct bench_session *s, const struct shape *rows, int64_t 
 
 static enum bench_between between_of(const struct bench_options *o)
 {
+    if (o->host) return BENCH_HOST;
     if (o->warm || (!strcmp(o->grid, "quick") && !o->between_given)) return BENCH_NOTHING;
     return device_is_gpu(o->device) ? (enum bench_between)o->between : BENCH_READ;
 }
@@ -97,7 +98,7 @@ static int bench_rows(const struct bench_options *o, enum operation op, const st
                       int64_t count)
 {
     const fmla_device device = o->device;
-    const bool stream = device_is_gpu(device) && op == OP_DENSE_DECODE && !o->no_stream;
+    const bool stream = device_is_gpu(device) && op == OP_DENSE_DECODE && !o->no_stream && !o->host;
     struct bench_session s = {.timer = {.device = device, .between = between_of(o), .repeat = o->repeat},
                               .report = {.op = op, .stream = stream},
                               .kernel = o->kernel,
@@ -138,6 +139,10 @@ static int bench_all(struct bench_options *o)
         return complain(&bench, EXIT_USAGE, "%s", fault.text);
     if (o->between_given && o->warm)
         return complain(&bench, EXIT_USAGE, "--between and --warm: one of them at most");
+    if (o->host && (o->warm || o->between_given))
+        return complain(&bench, EXIT_USAGE, "--host: without --warm and --between, for the GPU is idle");
+    if (o->host && !device_is_gpu(o->device))
+        return complain(&bench, EXIT_USAGE, "--host takes a GPU (--device cuda:0)");
     if (o->between_given && o->between == BENCH_PRODUCTS && !device_is_gpu(o->device))
         return complain(&bench, EXIT_USAGE, "--between products takes a GPU (--device cuda:0)");
     choose(&o->axes.axis[AXIS_DTYPE], o->dtype, o->dtype_given);
@@ -199,6 +204,8 @@ int command_bench(int argc, char **argv)
                       "what empties the caches before a run: products (the default on a GPU) or read",
                       &o.between_given, "products", "read"),
         OPTION_SWITCH("--warm", &o.warm, "leave the caches as the last run left them"),
+        OPTION_SWITCH("--host", &o.host,
+                      "on a GPU: what a call takes on the host until it returns, in place of its time there"),
         OPTION_SWITCH("--fixed", &o.fixed,
                       "beside varying lengths a batch of fixed length with as many keys"),
         OPTION_SWITCH("--no-stream", &o.no_stream,

@@ -3,6 +3,8 @@
 
 #include "policy.h"
 
+#include "timing.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +13,7 @@ static bool send_between(const struct bench_gpu *b, enum bench_between between, 
                          struct fault *fault)
 {
     if (between == BENCH_PRODUCTS) return gpu_products_send(&b->products, stream, fault);
-    return between == BENCH_NOTHING || gpu_peak_flush(&b->peak, stream, fault);
+    return between >= BENCH_NOTHING || gpu_peak_flush(&b->peak, stream, fault);
 }
 
 /* Events lie beside the launch in the stream: what the host takes to send it does not count, while the GPU is busy with
@@ -53,6 +55,20 @@ static bool capture(const struct bench_gpu *b, const struct bench_timed *t, void
     return sent && captured;
 }
 
+/* What the host takes to send each, when the GPU has nothing to do. A first time is not counted. */
+static bool time_on_host(const struct bench_gpu *b, const struct bench_timed *timed, int count, int64_t runs,
+                         fmla_status *status, struct fault *fault)
+{
+    for (int t = 0; t < count; t++)
+        for (int64_t run = -1; run < runs; run++) {
+            if (!gpu_stream_wait(stream_of(&timed[t]), fault)) return false;
+            const double start = timing_now();
+            if (!send(b, &timed[t], status, fault)) return false;
+            if (run >= 0) timed[t].seconds[run] = timing_now() - start;
+        }
+    return gpu_stream_wait(stream_of(&timed[count - 1]), fault);
+}
+
 bool bench_gpu_time(const struct bench_gpu *b, const struct bench_timed *timed, int count,
                     enum bench_between between, int64_t runs, fmla_status *status, struct fault *fault)
 {
@@ -60,6 +76,7 @@ bool bench_gpu_time(const struct bench_gpu *b, const struct bench_timed *timed, 
     const bool warm = between == BENCH_NOTHING;
     bool good = true;
     *status = FMLA_OK;
+    if (between == BENCH_HOST) return time_on_host(b, timed, count, runs, status, fault);
     for (int t = 0; good && t < count; t++)
         good = capture(b, &timed[t], &graph[t], status, fault) &&
                (warm || launch(graph[t], stream_of(&timed[t]), fault));
@@ -97,7 +114,7 @@ bool bench_gpu_open(struct bench_gpu *b, fmla_device device, enum bench_between 
         !gpu_event_open(&b->first, fault) || !gpu_event_open(&b->second, fault) ||
         !gpu_peak_bandwidth(&b->peak, &b->bandwidth, fault) || !gpu_peak_flops(&b->peak, &b->flops, fault) ||
         (between == BENCH_PRODUCTS && !gpu_products_open(&b->products, fault)) ||
-        !time_nothing(b, between == BENCH_NOTHING ? BENCH_READ : between, &nothing, fault))
+        !time_nothing(b, between >= BENCH_NOTHING ? BENCH_READ : between, &nothing, fault))
         return false;
     const struct gpu_description *gpu = &b->peak.gpu;
     printf("flashmla %s, %s, compute capability %d.%d, %d SMs, driver %s\n", fmla_version_string(), gpu->name,
@@ -112,6 +129,8 @@ bool bench_gpu_open(struct bench_gpu *b, fmla_device device, enum bench_between 
     else if (between == BENCH_READ)
         printf("L2 emptied between runs by reading %zu MB (L2: %zu MB)\n", b->peak.bytes / 1000000,
                gpu->cache / 1000000);
+    else if (between == BENCH_HOST)
+        puts("host: what a call takes until it returns, while the GPU is idle");
     else
         puts("caches warm: not emptied between runs");
     return true;

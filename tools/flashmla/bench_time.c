@@ -12,7 +12,7 @@
 
 const char *bench_between_name(enum bench_between between)
 {
-    static const char *const names[] = {"products", "read", "nothing"};
+    static const char *const names[] = {"products", "read", "nothing", "host"};
     return names[between];
 }
 

@@ -34,7 +34,8 @@ enum peak_unit bench_cpu_unit(const char *kernel);
 enum bench_between {
     BENCH_PRODUCTS, /* on a GPU: two matrix products (gpu_products.h) */
     BENCH_READ,     /* of more memory than the caches have */
-    BENCH_NOTHING   /* caches stay as the run before left them */
+    BENCH_NOTHING,  /* caches stay as the run before left them */
+    BENCH_HOST      /* nothing: what a call takes on the host, until it returns, is timed; the GPU is idle then */
 };
 const char *bench_between_name(enum bench_between between);
 

@@ -14,7 +14,8 @@
 static constexpr int MEETING_LEFT_SHIFT = 12, MEETING_TICKET_SHIFT = 24;
 static constexpr uint64_t MEETING_COUNT = (1u << MEETING_LEFT_SHIFT) - 1;
 
-/* By one thread of each block of threads, before it comes: from here on the word is of this launch. */
+/* By the thread of a block of threads that will come, as soon as the workspace is the call's: from here on the word is of this
+ * launch. It takes a microsecond or two, for which there should be time. */
 DEVICE void meeting_begin(uint64_t *word, uint64_t ticket)
 {
     unsigned long long *const at = (unsigned long long *)word, own = ticket << MEETING_TICKET_SHIFT;

@@ -65,7 +65,7 @@ static const struct small_call {
     struct layout layout;
 } small_calls[] = {
     {OP_DECODE_PLAN, 1, "seqlens", DESIGNATED(.b = 5, .s_q = 1, .h_q = 16, .h_kv = 1)},
-    {OP_DENSE_DECODE, 3, "q",
+    {OP_DENSE_DECODE, 1, "q",
      DESIGNATED(.b = 2, .s_q = 1, .h_q = 16, .h_kv = 1, .pages = 64, .page_size = 64, .max_pages = 32,
                 .has = HAS_TABLE | HAS_SINK | HAS_LSE)},
     {OP_SPARSE_DECODE, 3, "q",

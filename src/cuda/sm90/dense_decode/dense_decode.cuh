@@ -28,6 +28,7 @@
 #pragma once
 
 #include "layout.cuh"
+#include "one_piece.cuh"
 #include "poison.cuh"
 #include "producer.cuh"
 #include "products.cuh"
@@ -43,6 +44,8 @@ template <typename V> struct Side : SideThread {
     using Element = typename V::Element;
     /* One text of multiply_last for both sides; without rope columns ptxas then keeps no descriptor in uniform registers. */
     static constexpr bool ONE_LAST_BLOCK = V::ROPE;
+    /* One text of all for both sides, of pieces that are short. */
+    static constexpr bool ONE_TEXT = V::ROPE && V::TOGETHER;
 
     const struct dense_decode_sm90_params &p;
     Shared &shared;
@@ -63,22 +66,24 @@ template <typename V> struct Side : SideThread {
 
     /* ---- Steps of a block ---------------------------------------------------------------------- */
 
-    template <int SIDE> DEVICE void score_early(bool follows)
+    DEVICE void score_early(int my_side, bool follows)
     {
-        if constexpr (V::ROPE) score_rope<Element, SIDE>(s, q_rope, base, own & 1);
-        if (follows) wait_for_turn(base, SIDE, others);
-        score_unit<Element, SIDE, first_of_home(SIDE), V::ROPE>(s, base, own & 1);
-        score_unit<Element, SIDE, first_of_home(1 - SIDE)>(s, base, own & 1);
-        if constexpr (V::EARLY_UNITS == 3) score_unit<Element, SIDE, second_of_home(SIDE)>(s, base, own & 1);
+        if constexpr (V::ROPE) score_rope<Element>(s, q_rope, base, my_side, own & 1);
+        if (follows) wait_for_turn(base, my_side, others);
+        score_unit<Element>(s, base, my_side, first_of_home(my_side), own & 1, V::ROPE);
+        score_unit<Element>(s, base, my_side, first_of_home(1 - my_side), own & 1);
+        if constexpr (V::EARLY_UNITS == 3)
+            score_unit<Element>(s, base, my_side, second_of_home(my_side), own & 1);
         wgmma_commit();
     }
 
-    template <int SIDE> DEVICE void score_late()
+    DEVICE void score_late(int my_side)
     {
-        if constexpr (V::EARLY_UNITS == 2) score_unit<Element, SIDE, second_of_home(SIDE)>(s, base, own & 1);
-        score_unit<Element, SIDE, second_of_home(1 - SIDE)>(s, base, own & 1);
+        if constexpr (V::EARLY_UNITS == 2)
+            score_unit<Element>(s, base, my_side, second_of_home(my_side), own & 1);
+        score_unit<Element>(s, base, my_side, second_of_home(1 - my_side), own & 1);
         wgmma_commit();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), SIDE));
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), my_side));
     }
 
     DEVICE void follow_reference(int side)
@@ -90,19 +95,19 @@ template <typename V> struct Side : SideThread {
 
     /* Scores that do not count, and keys that must not reach a product. By all warps of the side, between the last product
      * with K and the first with V. */
-    template <int SIDE> DEVICE void mask(int first_key)
+    DEVICE void mask(int my_side, int first_key)
     {
         mask_scores(s, p.call, task(), first_key, row());
         const int end = clamp_int(task().end - first_key, 0, KEYS),
                   all_see = clamp_int(task().all_see - first_key, 0, end);
-        barrier_sync(SIDE_BARRIER + SIDE, WARPGROUP_THREADS); /* every warp's Q·Kᵀ has read the block */
-        if (__any_sync(~0u, not_finite<Element>(base, SIDE, all_see, end))) shared.poisoned = 1;
-        clear_keys(base, SIDE, end);
+        barrier_sync(SIDE_BARRIER + my_side, WARPGROUP_THREADS); /* every warp's Q·Kᵀ has read the block */
+        if (__any_sync(~0u, not_finite<Element>(base, my_side, all_see, end))) shared.poisoned = 1;
+        clear_keys(base, my_side, end);
         fence_async_shared();
-        barrier_sync(SIDE_BARRIER + SIDE, WARPGROUP_THREADS);
+        barrier_sync(SIDE_BARRIER + my_side, WARPGROUP_THREADS);
     }
 
-    template <int SIDE> DEVICE void softmax(bool first)
+    DEVICE void softmax(int my_side, bool first)
     {
         float most[2];
         row_maxima(s, most);
@@ -115,55 +120,56 @@ template <typename V> struct Side : SideThread {
             for (int i = 0; i < 2; i++)
                 most[i] = fmaxf(fmaxf(state.reference[i], quad_max(most[i])), LEAST_SCORE);
             move_reference(state, most, left, right, p.call.scale_log2);
-            shared.reference[SIDE][row()] = most[0], shared.reference[SIDE][row() + 8] = most[1];
+            shared.reference[my_side][row()] = most[0], shared.reference[my_side][row() + 8] = most[1];
         }
-        if (lane() == 0) shared.rescaled[SIDE][warp()] = moves;
+        if (lane() == 0) shared.rescaled[my_side][warp()] = moves;
         /* Nobody reads P of the block before last any more: the other side waited for that product before it made the P
          * that this side has already seen. */
-        const uint32_t p_line = weights_line(SHARED_AT(base, p) + SIDE * TILE_BYTES, warp(), lane());
+        const uint32_t p_line =
+            weights_line(SHARED_AT(base, p) + (uint32_t)my_side * TILE_BYTES, warp(), lane());
         exponentials<Element>(s, weights, p_line, p.call.scale_log2, state);
         fence_async_shared();
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), SIDE));
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), my_side));
     }
 
     /* ---- A block, a piece, all pieces ----------------------------------------------------------- */
 
     /* Block k of the piece, this side's. */
-    template <int SIDE> DEVICE void run_block(int k, int blocks, int first_key, int all_see)
+    DEVICE void run_block(int my_side, int k, int blocks, int first_key, int all_see)
     {
-        const bool follows = SIDE == 1 || k > 0;
-        score_early<SIDE>(follows);
+        const bool follows = my_side == 1 || k > 0;
+        score_early(my_side, follows);
         if (follows) {
-            wait_for_weights(base, SIDE, others);
+            wait_for_weights(base, my_side, others);
             wgmma_wait<0>();
             hold(s);
-            follow_reference(SIDE);
-            multiply_home<Element>(left, right, base, SIDE, 1 - SIDE, SIDE == 0 || k > 1);
+            follow_reference(my_side);
+            multiply_home<Element>(left, right, base, my_side, 1 - my_side, my_side == 0 || k > 1);
             wgmma_wait<1>();
-            release_unit(base, 1 - SIDE, first_of_home(SIDE), lane());
+            release_unit(base, 1 - my_side, first_of_home(my_side), lane());
         }
-        score_late<SIDE>();
+        score_late(my_side);
         wgmma_wait<1>();
         if (follows) {
-            release_unit(base, 1 - SIDE, second_of_home(SIDE), lane());
+            release_unit(base, 1 - my_side, second_of_home(my_side), lane());
             others++;
         }
         wgmma_wait<0>();
         hold(s), hold(left), hold(right);
         if (lane() == 0) {
-            if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, rope_empty), SIDE));
+            if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, rope_empty), my_side));
             if (k + 2 >= blocks) mbarrier_arrive(SHARED_AT(base, q_empty));
         }
 
-        if (all_see - first_key < KEYS) mask<SIDE>(first_key);
-        softmax<SIDE>(k == 0);
-        multiply_home<Element>(left, right, base, SIDE, SIDE, k > 0, weights);
+        if (all_see - first_key < KEYS) mask(my_side, first_key);
+        softmax(my_side, k == 0);
+        multiply_home<Element>(left, right, base, my_side, my_side, k > 0, weights);
         wgmma_wait<1>();
-        release_unit(base, SIDE, first_of_home(SIDE), lane());
+        release_unit(base, my_side, first_of_home(my_side), lane());
         wgmma_wait<0>();
         hold(left), hold(right);
-        release_unit(base, SIDE, second_of_home(SIDE), lane());
+        release_unit(base, my_side, second_of_home(my_side), lane());
         own++;
     }
 
@@ -184,13 +190,13 @@ template <typename V> struct Side : SideThread {
         others++;
     }
 
-    template <int SIDE> DEVICE void run_blocks(int blocks, int begin, int all_see)
+    DEVICE void run_blocks(int my_side, int blocks, int begin, int all_see)
     {
-        if (SIDE == 1 && blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
-        int first_key = begin + SIDE * KEYS;
-        for (int k = SIDE; k < blocks; k += 2, first_key += 2 * KEYS)
-            run_block<SIDE>(k, blocks, first_key, all_see);
-        if (!ONE_LAST_BLOCK) multiply_last(SIDE, blocks);
+        if (my_side == 1 && blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
+        int first_key = begin + my_side * KEYS;
+        for (int k = my_side; k < blocks; k += 2, first_key += 2 * KEYS)
+            run_block(my_side, k, blocks, first_key, all_see);
+        if (!ONE_LAST_BLOCK) multiply_last(my_side, blocks);
     }
 
     /* Each side has summed its own blocks; both hold the same references by now. */
@@ -213,13 +219,19 @@ template <typename V> struct Side : SideThread {
         const int column = my_side * (D_V / 2), first_row = my_row / 16 * 16; /* of the warp */
         const uint32_t lines = SHARED_AT(base, p) + (uint32_t)(my_side * TILE_BYTES + first_row * LINE_BYTES);
         const bool stores_lse = my_side == 0 && lane() % 4 == 0;
-        const bool looks = __any_sync(~0u, looks_for_second_part(p.call, task().piece));
+        const bool looks = !V::TOGETHER && __any_sync(~0u, looks_for_second_part(p.call, task().piece));
         join_sums(my_side, my_row);
         float lse[2], factor[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             lse[i] = natural_lse(p.call, state.reference[i], state.sum[i]);
             factor[i] = state.sum[i] == 0.0f ? 0.0f : 1.0f / state.sum[i];
+        }
+        if constexpr (V::TOGETHER) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) finish_row(p.call, task(), false, lse[i], my_row + 8 * i, stores_lse);
+            store_halves(p.call, task(), left, right, factor, first_row, column, lines);
+            return;
         }
         if (looks) mbarrier_wait(SHARED_AT(base, second_full), 0);
         /* A piece that is poisoned is written again later. */
@@ -260,10 +272,12 @@ template <typename V> struct Side : SideThread {
         state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
         if constexpr (V::ROPE) load_q_rope(q_rope, p.call, task(), task().first_row + row());
         mbarrier_wait(SHARED_AT(base, q_full), pieces & 1);
-        if (is_first_side())
-            run_blocks<0>(blocks, begin, all_see);
+        if constexpr (ONE_TEXT)
+            run_blocks(is_first_side() ? 0 : 1, blocks, begin, all_see);
+        else if (is_first_side())
+            run_blocks(0, blocks, begin, all_see);
         else
-            run_blocks<1>(blocks, begin, all_see);
+            run_blocks(1, blocks, begin, all_see);
         if (ONE_LAST_BLOCK) multiply_last(is_first_side() ? 0 : 1, blocks);
         end_piece();
         pieces++;
@@ -273,12 +287,33 @@ template <typename V> struct Side : SideThread {
     {
 #pragma unroll
         for (int i = 0; i < 64; i++) left[i] = right[i] = 0.0f;
+        if constexpr (V::TOGETHER)
+            run_and_join();
+        else
+            run_all(list);
+    }
+
+    DEVICE void run_all(const PieceList &list)
+    {
         for (int i = list.first; i <= list.last; i += list.step) {
             const Place place(p);
             run_piece(Work(p, list, i, place.kv_head, place.tile * ROWS));
         }
         barrier_sync(PIECE_BARRIER, 2 * WARPGROUP_THREADS);
         if (SELDOM(__any_sync(~0u, shared.poisoned))) redo_poisoned<Element>(p, list, Place(p));
+    }
+
+    DEVICE void run_and_join()
+    {
+        const Place place(p);
+        /* By the thread that will meet, while the first keys are on their way. */
+        if (fresh_thread() == WARPGROUP_THREADS)
+            meeting_begin(meeting_of(p, place, shared.one.request), p.ticket);
+        __syncwarp();
+        run_piece(Work(p, shared.one, place.kv_head, place.tile * ROWS));
+        const RowShare share(p.call, shared.one, place.kv_head, place.tile * ROWS);
+        join_together<Element, true, false>(share, meeting_of(p, place, share.request), base, WARPGROUP_THREADS,
+                                     PIECE_BARRIER);
     }
 };
 
@@ -314,21 +349,30 @@ template <typename V> DEVICE void dense_decode(const struct dense_decode_sm90_pa
     wait_for_kernels_before();
     let_next_kernel_start();
     const Place place(p);
-    const PieceList list = piece_list(p.call, (unsigned)place.worker);
+    PieceList list;
+    if constexpr (V::TOGETHER) {
+        if (threadIdx.x / 32 == 0) shared.one.parts = 0, __syncwarp(), share_out(p, place.worker, shared.one);
+        __syncthreads();
+        if (!__any_sync(~0u, shared.one.parts)) return;
+        list.first = list.last = 0, list.step = 1;
+    } else {
+        list = piece_list(p.call, (unsigned)place.worker);
+    }
     if (SELDOM(threadIdx.x >= WARPGROUP_THREADS)) {
         take_registers<SIDE_REGISTERS>();
         Side<V>(p, shared).run(list);
     } else {
         give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x / 32 == 0 && elect_one()) {
-            shared.parities = produce_keys<V>(p, list, place, base);
+            shared.parities = produce_keys<V>(p, list, place, shared, base);
             mbarrier_arrive(SHARED_AT(base, keys_asked));
         }
-        if (threadIdx.x / 32 == 1 && elect_one()) produce_queries<V>(p, list, place, base);
-        if (threadIdx.x / 32 == 2) produce_second_part<V>(p, list, place, shared, base);
+        if (threadIdx.x / 32 == 1 && elect_one()) produce_queries<V>(p, list, place, shared, base);
+        if constexpr (!V::TOGETHER)
+            if (threadIdx.x / 32 == 2) produce_second_part<V>(p, list, place, shared, base);
     }
 }
 
-#define DENSE_DECODE_KERNEL(NAME, ELEMENT, D_QK, SHARED_KEYS)                                                \
+#define DENSE_DECODE_KERNEL(NAME, ELEMENT, D_QK, SHARED_KEYS, TOGETHER)                                      \
     DEFINE_KERNEL(NAME, dense_decode_sm90_params, (THREADS, 1),                                              \
-                  dense_decode<Variant<ELEMENT, D_QK, SHARED_KEYS>>(p))
+                  dense_decode<Variant<ELEMENT, D_QK, SHARED_KEYS, TOGETHER>>(p))

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 #include "dense_decode.cuh"
 
-/* Element, d_qk, whether several tiles of rows read the same keys. */
-DENSE_DECODE_KERNEL(sm90_dense_decode_fp16_576, Fp16, 576, false)
-DENSE_DECODE_KERNEL(sm90_dense_decode_fp16_576_shared, Fp16, 576, true)
-DENSE_DECODE_KERNEL(sm90_dense_decode_fp16_512, Fp16, 512, false)
-DENSE_DECODE_KERNEL(sm90_dense_decode_fp16_512_shared, Fp16, 512, true)
+/* Element, d_qk, whether several tiles of rows read the same keys, whether blocks of threads join what they made. */
+DENSE_DECODE_KERNEL(sm90_dense_decode_fp16_576, Fp16, 576, false, false)
+DENSE_DECODE_KERNEL(sm90_dense_decode_fp16_576_shared, Fp16, 576, true, false)
+DENSE_DECODE_KERNEL(sm90_dense_decode_fp16_512, Fp16, 512, false, false)
+DENSE_DECODE_KERNEL(sm90_dense_decode_fp16_512_shared, Fp16, 512, true, false)
+DENSE_DECODE_KERNEL(sm90_dense_decode_fp16_576_together, Fp16, 576, false, true)
+DENSE_DECODE_KERNEL(sm90_dense_decode_fp16_576_shared_together, Fp16, 576, true, true)
+DENSE_DECODE_KERNEL(sm90_dense_decode_fp16_512_together, Fp16, 512, false, true)
+DENSE_DECODE_KERNEL(sm90_dense_decode_fp16_512_shared_together, Fp16, 512, true, true)

@@ -14,11 +14,11 @@ static_assert(ROWS == (int)ROWS_OF_MARK, "");
 /* A named barrier, of both sides: at the end of a piece. */
 enum { PIECE_BARRIER = 3 };
 
-/* With SHARED_KEYS several tiles of rows read the same keys, from L2 but for the first: they bring them there in turns, and
+/* With TOGETHER a block of threads has one piece (one_piece.cuh). With SHARED_KEYS several tiles of rows read the same keys, from L2 but for the first: they bring them there in turns, and
  * the early Q·Kᵀ is the longer one. A tile by itself is bound by memory, and loses by both. */
-template <typename Element_, int D_QK_, bool SHARED_KEYS_> struct Variant {
+template <typename Element_, int D_QK_, bool SHARED_KEYS_, bool TOGETHER_> struct Variant {
     using Element = Element_;
-    static constexpr bool ROPE = D_QK_ > D_V, SHARED_KEYS = SHARED_KEYS_;
+    static constexpr bool ROPE = D_QK_ > D_V, SHARED_KEYS = SHARED_KEYS_, TOGETHER = TOGETHER_;
     static constexpr int EARLY_UNITS =
         SHARED_KEYS ? 3 : 2;               /* of Q·Kᵀ, done before the block before is multiplied */
     static constexpr int BLOCKS_AHEAD = 2; /* that keys are brought to L2 */
@@ -49,6 +49,10 @@ struct Shared {
     uint32_t second_part; /* of the last piece's request is in the keys' place (second_part.cuh) */
     uint32_t parities;    /* of the producer, after the last block */
     float second_lse[ROWS];
+    struct OnePiece {
+        int request, part, parts, begin, end, length;
+        int64_t slot; /* of the request's first part */
+    } one;
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 
@@ -68,6 +72,16 @@ struct Work {
         task = task_of(p.call, piece, length, kv_head, first_row, ROWS);
         blocks = (int)((unsigned)(piece.end - piece.begin + KEYS - 1) / KEYS);
     }
+
+    DEVICE Work(const struct dense_decode_sm90_params &p, const Shared::OnePiece &one, int kv_head,
+                int first_row)
+    {
+        Piece piece = {};
+        piece.request = one.request, piece.begin = one.begin, piece.end = one.end;
+        piece.slot = one.slot + one.part;
+        task = task_of(p.call, piece, one.length, kv_head, first_row, ROWS);
+        blocks = (int)((unsigned)(piece.end - piece.begin + KEYS - 1) / KEYS);
+    }
 };
 
 /* The worker and the tile of rows of this block of threads. */
@@ -82,3 +96,14 @@ struct Place {
         kv_head = fast_divide(within, p.tiles_of_head_divisor), tile = within - kv_head * p.tiles_of_head;
     }
 };
+
+/* Piece i of the list; or the only one. */
+template <typename V>
+DEVICE Work work_of(const struct dense_decode_sm90_params &p, const PieceList &list, const Shared &shared,
+                    int i, const Place &place)
+{
+    if constexpr (V::TOGETHER)
+        return Work(p, shared.one, place.kv_head, place.tile * ROWS);
+    else
+        return Work(p, list, i, place.kv_head, place.tile * ROWS);
+}

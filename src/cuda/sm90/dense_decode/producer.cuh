@@ -84,11 +84,11 @@ template <typename V> DEVICE void prefetch_block(const struct dense_decode_sm90_
 /* Returns the parities (bit `side`) as they would be for the next block of either side. */
 template <typename V>
 DEVICE uint32_t produce_keys(const struct dense_decode_sm90_params &p, const PieceList &list,
-                             const Place &place, uint32_t base)
+                             const Place &place, const Shared &shared, uint32_t base)
 {
     uint32_t parities = 0; /* bit `side`: of the side's blocks so far */
     for (int i = list.first; i <= list.last; i += list.step) {
-        const Work work(p, list, i, place.kv_head, place.tile * ROWS);
+        const Work work = work_of<V>(p, list, shared, i, place);
         if (work.blocks == 0) continue;
         const int last = work.blocks - 1;
         int turn = place.tile;
@@ -116,13 +116,13 @@ DEVICE uint32_t produce_keys(const struct dense_decode_sm90_params &p, const Pie
 
 template <typename V>
 DEVICE void produce_queries(const struct dense_decode_sm90_params &p, const PieceList &list,
-                            const Place &place, uint32_t base)
+                            const Place &place, const Shared &shared, uint32_t base)
 {
     const uint32_t full = SHARED_AT(base, q_full);
     const int row = place.tile * ROWS;
     uint32_t count = 0;
     for (int i = list.first; i <= list.last; i += list.step) {
-        const Work work(p, list, i, place.kv_head, row);
+        const Work work = work_of<V>(p, list, shared, i, place);
         if (work.blocks == 0) continue;
         mbarrier_wait_thread(SHARED_AT(base, q_empty), ~count & 1);
         mbarrier_arrive_expect(full, UNITS * UNIT_BYTES);

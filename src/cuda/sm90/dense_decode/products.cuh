@@ -22,21 +22,21 @@ DEVICE void load_q_rope(uint32_t (&q)[4][4], const struct dense_decode_params &p
 }
 
 /* S = Q·Kᵀ over the rope columns. */
-template <typename Element, int SIDE>
-DEVICE void score_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t base, uint32_t parity)
+template <typename Element>
+DEVICE void score_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t base, int side, uint32_t parity)
 {
-    mbarrier_wait(barrier_at(SHARED_AT(base, rope_full), SIDE), parity);
+    mbarrier_wait(barrier_at(SHARED_AT(base, rope_full), side), parity);
     hold(s);
     wgmma_fence();
-    multiply_rope<Element, SIDE>(s, q, base);
+    multiply_rope<Element>(s, q, base, side);
 }
 
 /* S (+)= Q·Kᵀ over one unit, as soon as it has arrived. */
-template <typename Element, int SIDE, int UNIT, bool ADD = true>
-DEVICE void score_unit(float (&s)[32], uint32_t base, uint32_t parity)
+template <typename Element>
+DEVICE void score_unit(float (&s)[32], uint32_t base, int side, int unit, uint32_t parity, bool add = true)
 {
-    mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), SIDE * UNITS + UNIT), parity);
-    if (!ADD) hold(s);
+    mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), side * UNITS + unit), parity);
+    if (!add) hold(s);
     wgmma_fence(); /* the wait is a branch: without this ptxas adds one of its own */
-    multiply_keys<Element, SIDE, UNIT, ADD>(s, base);
+    multiply_keys<Element>(s, base, side, unit, add);
 }

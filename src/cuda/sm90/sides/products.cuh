@@ -22,23 +22,24 @@ DEVICE void load_rope_row(uint32_t (&q)[4][4], const uint16_t *from, bool some, 
 }
 
 /* S = Q·Kᵀ over the rope columns, which of Q are in registers. */
-template <typename Element, int SIDE>
-DEVICE void multiply_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t base)
+template <typename Element>
+DEVICE void multiply_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t base, int side)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        wgmma_64<Element>(s, q[k], wgmma_lines(SHARED_AT(base, rope) + SIDE * TILE_BYTES, k), k > 0);
+        wgmma_64<Element>(s, q[k], wgmma_lines(SHARED_AT(base, rope) + (uint32_t)side * TILE_BYTES, k),
+                          k > 0);
 }
 
 /* S (+)= Q·Kᵀ over one unit. */
-template <typename Element, int SIDE, int UNIT, bool ADD>
-DEVICE void multiply_keys(float (&s)[32], uint32_t base)
+template <typename Element>
+DEVICE void multiply_keys(float (&s)[32], uint32_t base, int side, int unit, bool add)
 {
 #pragma unroll
     for (int k = 0; k < 8; k++) {
         const uint32_t tile = (uint32_t)(k / 4) * TILE_BYTES;
-        wgmma_64<Element>(s, wgmma_lines(SHARED_AT(base, q) + UNIT * UNIT_BYTES + tile, k % 4),
-                          wgmma_lines(unit_at(base, SIDE, UNIT) + tile, k % 4), ADD || k > 0);
+        wgmma_64<Element>(s, wgmma_lines(SHARED_AT(base, q) + (uint32_t)unit * UNIT_BYTES + tile, k % 4),
+                          wgmma_lines(unit_at(base, side, unit) + tile, k % 4), add || k > 0);
     }
 }
 

@@ -38,13 +38,15 @@ static int32_t chunk_of(const struct attention_problem *p, const struct sm90_spa
 }
 
 /* Where all blocks of threads are at work at the same time, those that have the parts of a tile join them. */
-static void meet_to_join(const struct attention_problem *p, struct cuda_work *w)
+static void meet_to_join(const struct attention_problem *p, int heads, struct cuda_work *w)
 {
-    w->joins_itself = w->slots && w->meetings_offset && w->chunks <= MOST_PARTS_TOGETHER &&
-                      cuda_blocks(p, w) <= w->device->sms;
+    const int64_t of_sm = heads == SMALL ? SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM : 1;
+    w->joins_itself = !w->apart && w->slots && w->meetings_offset && w->chunks <= MOST_PARTS_OF_LANES &&
+                      cuda_blocks(p, w) <= of_sm * w->device->sms;
     if (!w->joins_itself) return;
     w->flags |= LAUNCH_TOGETHER;
-    w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_SPARSE_DECODE, p->element, p->format, 2});
+    w->kernel = cuda_kernel_of((struct cuda_key){
+        heads == SMALL ? CUDA_SM90_SPARSE_DECODE_SMALL : CUDA_SM90_SPARSE_DECODE, p->element, p->format, 2});
 }
 
 static fmla_status prepare_tiles(const struct attention_problem *p, int heads, struct cuda_work *w)
@@ -62,7 +64,7 @@ static fmla_status prepare_tiles(const struct attention_problem *p, int heads, s
                              p->num_partitions ? sm90_sparse_decode_partitions(&shape) : w->num_partitions);
     w->chunks_at_once = true;
     if (w->chunk_keys) status = cuda_lay_out(p, w);
-    if (w->chunk_keys && heads == LARGE && !rows) meet_to_join(p, w);
+    if (w->chunk_keys && !rows) meet_to_join(p, heads, w);
     w->bytes = bytes;
     return status;
 }

@@ -256,6 +256,10 @@ template <typename F> struct Sums {
             load_all_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
         else
             load_first_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
+        if constexpr (F::ONE_PIECE) { /* while the first keys are on their way */
+            if (fresh_thread() == WARPGROUP_THREADS) begin_meeting(p, shared.list.request);
+            __syncwarp();
+        }
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
         for (int i = shared.list.first; F::ONE_PIECE ? pieces == 1 : __any_sync(~0u, i <= shared.list.last);
@@ -276,7 +280,10 @@ template <typename F> struct Sums {
             end_piece((pieces & 1) ^ 1);
             pieces++;
         }
-        if constexpr (F::ONE_PIECE)
-            join_together<Bf16>(p, shared.list, HEADS, base, WARPGROUP_THREADS, SUMS_BARRIER);
+        if constexpr (F::ONE_PIECE) {
+            const HeadShare share(p, shared.list, HEADS);
+            join_together<Bf16, false, false>(share, meeting_of(p, Place(p), share.request), base, WARPGROUP_THREADS,
+                                       SUMS_BARRIER);
+        }
     }
 };

@@ -62,8 +62,6 @@ template <typename F> DEVICE void sparse_decode(const struct sparse_decode_param
     wait_for_kernels_before();
     let_next_kernel_start();
     if (threadIdx.x == 0) shared.list = pieces_of<F>(p, Place(p).worker);
-    if constexpr (F::ONE_PIECE)
-        if (threadIdx.x / 32 == 1 && elect_one()) begin_meeting(p);
     __syncthreads();
     if (F::ONE_PIECE && shared.list.first > shared.list.last) return; /* the request has fewer chunks */
     if (threadIdx.x < WARPGROUP_THREADS) {

@@ -98,13 +98,13 @@ template <typename V> struct Side : SideThread {
             come = see_units<SIDE, FIRST, SECOND>();
         }
         wgmma_fence(); /* the wait is a branch: without this ptxas adds one of its own */
-        multiply_keys<Element, SIDE, FIRST, ADD>(s, base);
+        multiply_keys<Element>(s, base, SIDE, FIRST, ADD);
         if (!(come & 2)) {
             mbarrier_wait(keys_full(base, SIDE, SECOND), own & 1);
             fence_async_shared();
         }
         wgmma_fence();
-        multiply_keys<Element, SIDE, SECOND, true>(s, base);
+        multiply_keys<Element>(s, base, SIDE, SECOND, true);
         wgmma_commit();
     }
 
@@ -117,7 +117,7 @@ template <typename V> struct Side : SideThread {
             mbarrier_wait(barrier_at(SHARED_AT(base, rope_full), SIDE), own & 1);
             come = see_units<SIDE, FIRST, SECOND>();
             wgmma_fence();
-            multiply_rope<Element, SIDE>(s, q_rope, base);
+            multiply_rope<Element>(s, q_rope, base, SIDE);
         }
         if (follows) wait_for_turn(base, SIDE, others);
         score_units<SIDE, FIRST, SECOND, V::ROPE>(come);

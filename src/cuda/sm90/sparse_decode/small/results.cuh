@@ -8,7 +8,7 @@
 #include "../../../device/quad.cuh"
 #include "layout.cuh"
 
-struct SmallSums : SmallPhase {
+template <bool ONE_PIECE> struct SmallSums : SmallPhase {
     using SmallPhase::SmallPhase;
     float o[8][4]; /* of 8 columns each: C of mma */
 
@@ -79,7 +79,7 @@ struct SmallSums : SmallPhase {
         const int column = LINE_ELEMENTS * warp();
         const bool there = asked < p.h_q;
         const float factor = shared.last_factor[row];
-        if (__any_sync(~0u, shared.piece.slot == DIRECT)) {
+        if (!ONE_PIECE && __any_sync(~0u, shared.piece.slot == DIRECT)) {
             store_row<Bf16, false>(
                 p.output.out + out_offset(p.output, shared.piece.request, {place.token, head}) + column, NULL,
                 i, factor, there);

@@ -20,6 +20,7 @@
  */
 #pragma once
 
+#include "../join_share.cuh"
 #include "queries.cuh"
 #include "results.cuh"
 #include "scores.cuh"
@@ -31,7 +32,7 @@ template <typename F> struct SmallDecode {
     const uint32_t base;
     SmallKeys<F> keys;
     SmallSoftmax softmax;
-    SmallSums sums;
+    SmallSums<F::ONE_PIECE> sums;
 
     DEVICE SmallDecode(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)), keys(params, memory),
@@ -45,11 +46,10 @@ template <typename F> struct SmallDecode {
         SmallPiece &to = shared.piece;
         const PieceList &list = shared.list;
         const int i = shared.next_piece;
-        shared.next_piece = i + list.step;
+        shared.next_piece = F::ONE_PIECE ? INT_MAX : i + list.step;
         to.there = i <= list.last, to.beyond = false;
         if (i > list.last) return;
-        int length;
-        const Piece piece = list_piece(p, list, i, &length);
+        const Piece piece = piece_of<F>(p, list, i);
         const ListEnds ends = list_ends(p, piece.request);
         const Place place(p);
         to.request = piece.request, to.slot = piece.slot;
@@ -89,6 +89,8 @@ template <typename F> struct SmallDecode {
             }
             if (__any_sync(~0u, k < last)) keys.ask(), keys.load_index();
             if (__any_sync(~0u, k < 0)) {
+                /* By the thread that will meet, while the first keys are on their way. */
+                if (F::ONE_PIECE && fresh_thread() == 0) begin_meeting(p, shared.piece.request);
                 if (!SmallQueries<F>::convert(base)) shared.piece.beyond = true;
                 softmax.begin(), sums.begin();
                 continue;
@@ -99,9 +101,9 @@ template <typename F> struct SmallDecode {
             __syncthreads();
             if (__any_sync(~0u, k > 0)) sums.shrink();
             if (bf16)
-                sums.multiply<Bf16>(base);
+                sums.template multiply<Bf16>(base);
             else
-                sums.multiply<Fp16>(base);
+                sums.template multiply<Fp16>(base);
         }
         sums.end();
     }
@@ -117,7 +119,7 @@ template <typename F> struct SmallDecode {
     DEVICE void run()
     {
         if (threadIdx.x == 0) {
-            shared.list = piece_list(p, (unsigned)Place(p).worker);
+            shared.list = pieces_of<F>(p, Place(p).worker);
             shared.next_piece = shared.list.first;
         }
 #pragma unroll 1
@@ -127,6 +129,13 @@ template <typename F> struct SmallDecode {
             if (!shared.piece.there) break;
             take_piece();
             __syncthreads(); /* what is known of the piece has been read */
+        }
+        if constexpr (F::ONE_PIECE) {
+            static_assert(2 * (SMALL_HEADS + MOST_PARTS_OF_LANES) * SHARE_COPY_BYTES <= sizeof(Shared::v),
+                          "");
+            if (shared.list.first > shared.list.last) return; /* the request has fewer chunks */
+            const HeadShare share(p, shared.list, SMALL_HEADS);
+            join_together<Bf16, false, true>(share, meeting_of(p, Place(p), share.request), base, 0, 0);
         }
     }
 };
@@ -141,3 +150,6 @@ template <typename F> DEVICE void sparse_decode_small(const struct sparse_decode
 
 #define SPARSE_DECODE_SMALL_KERNEL(NAME, FORMAT)                                                             \
     DEFINE_KERNEL(NAME, sparse_decode_params, (SMALL_THREADS, 2), sparse_decode_small<Format<FORMAT>>(p))
+#define SPARSE_DECODE_SMALL_KERNEL_OF_ONE_PIECE(NAME, FORMAT)                                                \
+    DEFINE_KERNEL(NAME, sparse_decode_sm90_params, (SMALL_THREADS, 2),                                       \
+                  sparse_decode_small<OnePieceFormat<FORMAT>>(p.call))
