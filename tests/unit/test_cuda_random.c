@@ -142,7 +142,7 @@ static void judge_sparse(size_t bytes)
     if (joins_itself(decode)) {
         const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
         HOLDS(inside(params.meetings, b * tiles, sizeof(uint64_t), end) && params.ticket);
-        HOLDS(p.split.chunks > 1 && p.split.chunks <= MOST_PARTS_OF_LANES &&
+        HOLDS(p.split.chunks > 1 && p.split.chunks <= MOST_PARTS_TOGETHER &&
               p.split.chunk_lanes == p.split.chunks);
         HOLDS(decode->config.grid_x <= (unsigned)((few ? 2 : 1) * machine.sms));
         end = (const char *)params.meetings;

@@ -9,9 +9,9 @@
 
 #include <math.h>
 
-/* A good call: 5 requests of 2 tokens and 96 heads, 2000 entries that name keys in 9 pages of 64, and 70 of an extra cache of 4
+/* A good call: 5 requests of 2 tokens and 96 heads, 4000 entries that name keys in 9 pages of 64, and 70 of an extra cache of 4
  * pages of 2. With a tenth of the entries it is for Hopper's kernel for small batches. */
-enum { B = 5, S_Q = 2, H_Q = 96, TOPK = 2000, SMALL_TOPK = 200, EXTRA = 70 };
+enum { B = 5, S_Q = 2, H_Q = 96, TOPK = 4000, SMALL_TOPK = 200, EXTRA = 70 };
 enum { MEETING_BYTES = (132 * 8 + 255) / 256 * 256 /* a word an SM */ };
 
 /* The call of a shape; sizes that are 0 are those of that call. */
@@ -82,7 +82,8 @@ static void on_hopper(void)
               {divides(join.group_divisor, H_Q), true});
 }
 
-/* Few entries: tiles of 16 heads, and a plan for as many blocks of threads as begin at once; forced, either kernel follows it. */
+/* Few entries of more requests than tiles of 64 heads begin at once for: tiles of 16 heads, and a plan for as many blocks of threads as
+ * begin at once; forced, either kernel follows it. */
 static void small_batch(void)
 {
     static const struct {
@@ -92,14 +93,13 @@ static void small_batch(void)
                {"cuda-sm90", "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
                {"cuda-sm90-16", "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
                {"cuda", "sparse_decode_fp8_656_bf16", 0, 32 * SPARSE_WARPS, 0}};
-    /* 264 blocks of threads at once, 12 tiles: 22 partitions for 5 requests of 4 + 2 blocks, so that two are a piece. */
-    enum { PARTITIONS = (5 * (6 + 5) + 1) / 2 };
+    enum { PARTITIONS = 264 / 12 /* tiles */ };
     size_t size = 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct sparse_decode_call c;
-        sparse_call(&c, FMLA_KV_FP8_656, true);
-        c.indices.shape[2] = SMALL_TOPK, c.args.kernel = all[i].kernel;
-        RUNS(sparse_decode, &c, "decode_plan|%s|join_%s_bf16_halves", all[i].launched,
+        shaped_call(&c, SHAPE_OF(layout, .b = 35, .topk = 64, .format = FMLA_KV_FP8_656, .has = HAS_LENGTHS));
+        c.args.kernel = all[i].kernel;
+        RUNS(sparse_decode, &c, "decode_plan|%s|join_%s_bf16", all[i].launched,
              all[i].heads ? "half_rows" : "splits");
         const struct plan_params plan = plan_params_of(launched(2));
         CHECK_EQ(plan.num_partitions, PARTITIONS);
@@ -126,7 +126,7 @@ static void no_room_together(void)
     RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656_together");
     const size_t bytes = c.bytes;
     fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_NO_ROOM_TOGETHER, fake->once[CALL_cuLaunchKernelEx] = 1;
-    RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
+    RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_quarters");
     CHECK_ALL({c.bytes, bytes}, {sparse_decode_params_of(launched(1)).split.chunk_keys, 128},
               {fake_depth(), 0});
 }
@@ -191,18 +191,17 @@ static void chunks(void)
     CHECK(!strcmp(launched(0)->kernel, "sm90_sparse_decode_small_bf16_fp8_656") ||
               !strcmp(launched(1)->kernel, "sm90_sparse_decode_small_bf16_fp8_656"),
           "%s", launched(0)->kernel);
-    /* Lengths are no matter where a large tile has a short chunk. */
-    sparse_call(&c, FMLA_KV_FP8_656, true);
-    c.indices.shape[2] = SMALL_TOPK, c.args.kernel = "cuda-sm90-64";
-    RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656_together");
-    /* Partitions that the caller names are followed, and so are plans where there are lengths and tiles are small. */
+    /* Lengths are shared out where chunks are short. */
+    for (int forced = 0; forced < 2; forced++) {
+        sparse_call(&c, FMLA_KV_FP8_656, true);
+        c.indices.shape[2] = SMALL_TOPK, c.args.kernel = forced ? "cuda-sm90-16" : NULL;
+        RUNS(sparse_decode, &c, "sm90_sparse_decode%s_bf16_fp8_656_together", forced ? "_small" : "");
+    }
+    /* Partitions that the caller names are followed. */
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK, c.args.topk_length = NULL, c.args.num_partitions = 7;
     RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
     CHECK_EQ(sparse_decode_params_of(launched(1)).split.num_partitions, 7);
-    sparse_call(&c, FMLA_KV_FP8_656, true);
-    c.indices.shape[2] = SMALL_TOPK;
-    RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_small_bf16_fp8_656|join_half_rows_bf16_halves");
 }
 
 /* Which bits come out of a request may not depend on the requests beside it, nor on how many there are: few heads decide. */

@@ -69,7 +69,7 @@ static const struct small_call {
      DESIGNATED(.b = 2, .s_q = 1, .h_q = 16, .h_kv = 1, .pages = 64, .page_size = 64, .max_pages = 32,
                 .has = HAS_TABLE | HAS_SINK | HAS_LSE)},
     {OP_SPARSE_DECODE, 3, "q",
-     DESIGNATED(.b = 5, .s_q = 2, .h_q = 96, .topk = 2000, .page_size = 64, .format = FMLA_KV_FP8_656,
+     DESIGNATED(.b = 5, .s_q = 2, .h_q = 96, .topk = 4000, .page_size = 64, .format = FMLA_KV_FP8_656,
                 .has = HAS_LENGTHS)},
     {OP_SPARSE_PREFILL, 4, "q",
      DESIGNATED(.s_q = 5, .h_q = 128, .h_kv = 2, .topk = 2048, .format = FMLA_KV_BF16, .flat = true)},

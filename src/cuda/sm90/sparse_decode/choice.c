@@ -91,26 +91,30 @@ int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int head
     return as_even_as_a_plan ? (int32_t)piece * PLAN_BLOCK : 0;
 }
 
-/* Without lengths: where it has one block of keys for each of its blocks of threads; by a plan as with lengths. (On an H200,
- * 2048 entries of 64 and 128 heads: with one 16.7 µs, the large kernel 18.5; with two 20.6, the large one 18.7, since every
- * tile converts the keys for itself.) */
-bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant)
+/* So little that a plan is for the kernel of small tiles. */
+static bool few_units(const struct sm90_sparse_shape *shape)
 {
     const int64_t heads = SM90_SPARSE_DECODE_SMALL_HEADS;
-    if (shape->h_q <= heads) return true;
-    if (batch_invariant || !shape->b) return false;
-    if (!shape->lengths && even_piece(shape, heads) == 1) return true;
-    if (!shape->lengths && sm90_sparse_decode_chunk(shape, SM90_SPARSE_DECODE_HEADS)) return false;
     const double tiles = (double)shape->b * (double)shape->s_q * (double)cuda_ceil_div(shape->h_q, heads);
-    return tiles * (double)blocks_of(shape) <= (double)SMALL_MOST_UNITS * shape->sms;
+    return shape->h_q <= heads ||
+           (shape->b && tiles * (double)blocks_of(shape) <= (double)SMALL_MOST_UNITS * shape->sms);
+}
+
+/* Where each of its blocks of threads has one block of keys: with two the large kernel is faster, since every tile converts the keys for
+ * itself. Else where no request is cut into chunks, and there is little to do. */
+bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant)
+{
+    if (shape->h_q <= SM90_SPARSE_DECODE_SMALL_HEADS) return true;
+    if (batch_invariant || !shape->b) return false;
+    if (even_piece(shape, SM90_SPARSE_DECODE_SMALL_HEADS) == 1) return true;
+    const int32_t chunk = sm90_sparse_decode_chunk(shape, SM90_SPARSE_DECODE_HEADS);
+    if (chunk && (!shape->lengths || chunk <= SM90_SPARSE_DECODE_FEW_KEYS)) return false;
+    return few_units(shape);
 }
 
 int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape)
 {
-    struct sm90_sparse_shape planned = *shape;
-    planned.lengths = true;
-    const int64_t heads = sm90_sparse_decode_is_small(&planned, false) ? SM90_SPARSE_DECODE_SMALL_HEADS
-                                                                       : SM90_SPARSE_DECODE_HEADS;
+    const int64_t heads = few_units(shape) ? SM90_SPARSE_DECODE_SMALL_HEADS : SM90_SPARSE_DECODE_HEADS;
     const int64_t piece = even_piece(shape, heads), b = shape->b, blocks = blocks_of(shape);
     if (!piece || piece > FEW_BLOCKS) return (int32_t)workers_at_once(shape, heads);
     if (piece >= blocks) return (int32_t)b; /* none is cut */
@@ -120,7 +124,7 @@ int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape)
 }
 
 /* Pieces of as few blocks as there may be let more partitions stay idle: of one block, and of two with large tiles, for where one
- * would do the batch is small (sm90_sparse_decode_is_small). */
+ * would do there are few units. */
 int32_t sm90_sparse_decode_most_partitions(const struct sm90_sparse_shape *shape, int64_t tiles, int heads)
 {
     const int64_t at_once = workers_of_tiles(shape, tiles, heads), blocks = blocks_of(shape);

@@ -12,7 +12,9 @@
 enum {
     SM90_SPARSE_DECODE_HEADS = 64,
     SM90_SPARSE_DECODE_SMALL_HEADS = 16,
-    SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM = 2
+    SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM = 2,
+    SM90_SPARSE_DECODE_FEW_KEYS =
+        512 /* of a chunk: what lengths differ in matters less then than a plan and a second kernel */
 };
 
 /* NULL if it takes the problem; else what it takes, and which argument differs. */

@@ -35,8 +35,9 @@ template <enum kv_format FORMAT_> struct Format {
     static constexpr int SCALE_WORDS = ROPE_IS_V ? 2 : 4; /* of a key */
 };
 
-/* A block of threads has one piece, the first of its list, if there is any: a chunk of a request, of whose chunks it joins a share
- * (join_share.cuh). This is less code, which all comes with the launch. */
+/* A block of threads has one piece, the first of its list, if there is any: a part of a request, of which it joins a share
+ * (join_share.cuh). This is less code, which all comes with the launch. Where lists have lengths, a request's keys are shared out among
+ * as many blocks of threads as there are for all that it could have; a list's step is then the keys of a part. */
 template <enum kv_format FORMAT> struct OnePieceFormat : Format<FORMAT> {
     static constexpr bool ONE_PIECE = true;
 };
@@ -66,8 +67,10 @@ template <typename F> DEVICE PieceList pieces_of(const struct sparse_decode_para
     PieceList list;
     if constexpr (F::ONE_PIECE) {
         list.request = fast_divide(worker, p.chunks_divisor);
-        list.first = worker - list.request * p.split.chunks, list.step = 1;
-        list.last = chunks_of(p, request_length(p, list.request)) - 1; /* of the request */
+        list.first = worker - list.request * p.split.chunks;
+        const int blocks = (int)((unsigned)(request_length(p, list.request) + KEYS - 1) / KEYS),
+                  of_part = fast_divide(blocks + p.split.chunks - 1, p.chunks_divisor);
+        list.step = of_part * KEYS, list.last = (int)((unsigned)(blocks - 1) / (unsigned)of_part);
         return list;
     }
     list.first = worker, list.step = p.split.num_partitions, list.last = p.b - 1;
@@ -79,9 +82,11 @@ DEVICE Piece piece_of(const struct sparse_decode_params &p, const PieceList &lis
 {
     int length;
     if constexpr (F::ONE_PIECE) {
-        Piece chunk = chunk_piece(p, list.request, i, request_length(p, list.request));
-        chunk.slot = (int64_t)list.request * p.split.chunks + i; /* of an only one too */
-        return chunk;
+        Piece part = {};
+        part.request = list.request, part.begin = i * list.step;
+        part.end = i < list.last ? part.begin + list.step : request_length(p, list.request);
+        part.slot = (int64_t)list.request * p.split.chunks + i; /* of an only one too */
+        return part;
     }
     if constexpr (!F::PREFILL) return list_piece(p, list, i, &length);
     Piece piece = {};

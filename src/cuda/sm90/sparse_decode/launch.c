@@ -5,7 +5,6 @@
 #include "../../attention.h"
 #include "choice.h"
 
-enum { FEW_KEYS = 2 * PLAN_BLOCK /* of a chunk */ };
 enum { LARGE = SM90_SPARSE_DECODE_HEADS, SMALL = SM90_SPARSE_DECODE_SMALL_HEADS };
 
 static int64_t tiles_of(const struct attention_problem *p, int heads)
@@ -29,7 +28,7 @@ static int32_t chunk_of(const struct attention_problem *p, const struct sm90_spa
     const int64_t keys = sm90_sparse_decode_chunk(shape, heads);
     if (!keys) return 0;
     /* What lengths differ in matters little where a chunk is short, and its blocks of threads join (meet_to_join). */
-    if (shape->lengths && (heads != LARGE || rows || keys > FEW_KEYS)) return 0;
+    if (shape->lengths && (rows || keys > SM90_SPARSE_DECODE_FEW_KEYS)) return 0;
     /* The workspace, the same for all kernels, has two slots a partition, if there are several: no more chunks than that.
      * Where it has fewer slots than there are requests, each request is one chunk, which needs none. */
     const int64_t fit = partitions > 1 ? 2 * (int64_t)partitions / p->b : 1, most = fit > 1 ? fit : 1,
@@ -40,8 +39,9 @@ static int32_t chunk_of(const struct attention_problem *p, const struct sm90_spa
 /* Where all blocks of threads are at work at the same time, those that have the parts of a tile join them. */
 static void meet_to_join(const struct attention_problem *p, int heads, struct cuda_work *w)
 {
-    const int64_t of_sm = heads == SMALL ? SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM : 1;
-    w->joins_itself = !w->apart && w->slots && w->meetings_offset && w->chunks <= MOST_PARTS_OF_LANES &&
+    const int64_t of_sm = heads == SMALL ? SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM : 1,
+                  most = heads == SMALL ? MOST_SMALL_PARTS_TOGETHER : MOST_PARTS_TOGETHER;
+    w->joins_itself = !w->apart && w->slots && w->meetings_offset && w->chunks <= most &&
                       cuda_blocks(p, w) <= of_sm * w->device->sms;
     if (!w->joins_itself) return;
     w->flags |= LAUNCH_TOGETHER;
