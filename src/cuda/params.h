@@ -109,10 +109,10 @@ struct dense_decode_sm90_params {
     struct divisor tiles_of_head_divisor, tiles_divisor; /* … and of all key heads */
     int32_t request_step, page_step; /* 0 where all requests share the queries, or the cache: a stride of 0 */
     /* Where there is no plan, and the blocks of threads share the requests out and join what they made (one_piece.cuh). */
-    uint64_t *meetings;  /* [b][tiles] */
-    uint64_t ticket;     /* of this launch */
-    int32_t workers;     /* of a tile */
-    int32_t of_request;  /* workers / b */
+    uint64_t *meetings; /* [b][tiles] */
+    uint64_t ticket;    /* of this launch */
+    int32_t workers;    /* of a tile */
+    int32_t of_request; /* workers / b */
 };
 
 /* A cache of sparse decode, and the keys that are named in it (struct key_source of problem.h). */
@@ -184,7 +184,9 @@ struct sparse_decode_sm90_params {
     uint64_t *meetings;               /* [b][tiles] */
     uint64_t ticket;                  /* of this launch */
 };
-enum { MOST_PARTS_TOGETHER = 128, MOST_PARTS_OF_LANES = 32 /* that a warp joins by itself */ };
+/* Parts of a tile that blocks of threads join together: 8 warps take so many each. Of tiles of 16 heads there are fewer registers and less
+ * memory. */
+enum { MOST_PARTS_TOGETHER = 128, MOST_SMALL_PARTS_TOGETHER = 64 };
 
 /* Over FP8 pages: a token is what a request is to sparse decode, whose kernel it is. split.num_partitions: workers. */
 struct sparse_prefill_fp8_params {

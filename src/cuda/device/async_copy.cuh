@@ -28,10 +28,11 @@ DEVICE void cp_async_8(uint32_t to, const void *from, bool valid)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-/* Copies 4 bytes. */
-DEVICE void cp_async_4(uint32_t to, const void *from)
+/* … and of 4. */
+DEVICE void cp_async_4(uint32_t to, const void *from, bool valid)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+    const int bytes = valid ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
 INSTRUCTION(cp_async_commit, "cp.async.commit_group")

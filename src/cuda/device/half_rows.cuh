@@ -10,7 +10,10 @@
 #pragma once
 
 #include "../params.h"
+#include "element.cuh"
 #include "kernel.cuh"
+#include "quad.cuh"
+#include "result.cuh"
 
 #include <stdint.h>
 
@@ -37,4 +40,21 @@ DEVICE uint16_t *half_row(const struct split_params &split, int64_t slot_row)
 DEVICE float *half_row_scales(const struct split_params &split, int64_t slot_row)
 {
     return split.slot_out + slot_row * HALF_ROW_COLUMNS + HALF_ROW_COLUMNS / 2;
+}
+
+/* 64 columns of a row by the four lanes that have them, 16 each in an order of their own: of every 32 values that stand together a
+ * lane has eight. Who reads them knows which they are. `to`: the lane's first; returns the power of two. */
+DEVICE float store_half_tile(uint16_t *to, const float (&x)[16], float factor, bool stores)
+{
+    float most[4] = {0.0f, 0.0f, 0.0f, 0.0f}; /* four: short chains */
+#pragma unroll
+    for (int e = 0; e < 16; e++) most[e % 4] = fmaxf(most[e % 4], fabsf(x[e]));
+    const HalfScale scale(quad_max(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]))) * factor);
+    const float by = factor * scale.up;
+    uint32_t words[8];
+#pragma unroll
+    for (int w = 0; w < 8; w++) words[w] = Fp16::pack(x[2 * w] * by, x[2 * w + 1] * by);
+    store_global_16(to, make_uint4(words[0], words[1], words[2], words[3]), stores);
+    store_global_16(to + HALF_ROW_TILE / 2, make_uint4(words[4], words[5], words[6], words[7]), stores);
+    return scale.down;
 }

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * The join of a tile's parts by the blocks of threads that made them: each stores its part, they meet, and each joins a share of the
- * rows. No second kernel begins, whose code and parameters would come from far; what the blocks of threads read was just
- * written, and lies in L2.
+ * The join of a tile's parts by the blocks of threads that made them: each stores its part, they meet, and each joins a share. No
+ * second kernel begins, whose code and parameters would come from far; what the blocks of threads read was just written, and lies
+ * in L2.
  *
- * Eight warps take items: half of the columns of a row, 8 a lane. All parts of a warp's items are under way together, by cp.async to
- * where keys and queries were. (With one part there are two turns.) Of more parts than a warp has lanes, four warps take a
- * quarter each. Loops are not unrolled where it saves little: it is code that is walked through once.
+ * An item is half of the columns of a row, 8 a lane. If there are few items, two, four or eight of the eight warps take one together:
+ * a warp has every second, fourth or eighth part of it, and the sums of the warps pass through shared memory to the first of them. If
+ * there are many items and few parts, a warp takes several items at a time. All that a warp takes is on its way together, by cp.async.
  *
- * A kernel says what a share is: struct Share with split, output, request, parts, begin and end (rows), slot_row(part, row) and
- * place(row).
+ * A kernel says what a share is: struct Share with split, output, request, parts, begin and end (items), slot_row(part, row) and
+ * place(row), where item 2 r + h is half h of row r; and which columns a lane has, column(half, lane) and the next seven, or, of
+ * PAIRS, those when four lanes have exchanged pairs.
  */
 #pragma once
 
@@ -17,28 +18,29 @@
 #include "element.cuh"
 #include "half_rows.cuh"
 #include "meeting.cuh"
+#include "reference.cuh"
 #include "result.cuh"
 #include "shared.cuh"
 #include "warpgroup.cuh"
 
 enum {
     SHARE_WARPS = 8,
-    SHARE_COPIES = 32, /* of a warp: parts times items, as many at most as there are lanes */
-    SHARE_QUARTERS = 4 /* of more parts than that */
+    SHARE_TOGETHER = 4, /* parts that are added in a row, without a branch */
+    SHARE_COPY_BYTES = 32 * (16 + 4) /* of a part of an item: values and powers of two */,
+    SHARE_LSE_BYTES = 32 * 4 /* of an item */,
+    SHARE_SUM_BYTES = 2 * 32 * 16 /* of a warp: 8 columns a lane */
 };
-enum {
-    SHARE_VALUES = 32 * 16,
-    SHARE_COPY_BYTES = SHARE_VALUES + 32 * 4,
-    SHARE_BYTES = SHARE_COPIES * SHARE_COPY_BYTES
-};
-static_assert(SHARE_COPIES * SHARE_QUARTERS >= (int)MOST_PARTS_TOGETHER, "");
 
-enum { SHARE_TOGETHER = 4 /* parts that are added in a row, without a branch */ };
-
-/* Lanes of an item's parts, as a shift: a power of two, SHARE_TOGETHER at least. */
-DEVICE int share_shift(int parts)
+/* Memory of the join, where a warp has room for so many parts: a warp's copies, the lse of an item for every SHARE_TOGETHER of them, and
+ * what an item's warps tell each other. Their sums lie in the place of the copies. */
+DEVICE constexpr int share_warp_bytes(int depth)
 {
-    return max(2, 32 - __clz(parts - 1));
+    return depth * SHARE_COPY_BYTES + depth / SHARE_TOGETHER * SHARE_LSE_BYTES + 16;
+}
+
+DEVICE constexpr int share_bytes(int depth)
+{
+    return SHARE_WARPS * share_warp_bytes(depth);
 }
 
 /* n / parts; the numbers are small, so that a half is more than what rounding takes. */
@@ -47,172 +49,196 @@ DEVICE int share_up_to(int n, int parts)
     return (int)(((float)n + 0.5f) * reciprocal_approx((float)parts));
 }
 
-/* Where a warp's copies go, of a lane. */
-struct ShareCopies {
-    uint32_t values, scales;
+/* What a warp has of an item: columns of the lane, and the sum of weights, relative to `most`. */
+struct ShareSums {
+    float o[8], most, weights;
+};
 
-    DEVICE ShareCopies(uint32_t memory, int copies, int lane)
-        : values(memory + (uint32_t)lane * 16),
-          scales(memory + (uint32_t)copies * SHARE_VALUES + (uint32_t)lane * 4)
+DEVICE uint4 as_words(const float *x)
+{
+    return make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
+                      __float_as_uint(x[3]));
+}
+
+/* For another warp. `memory`: the warp's copies, which all its lanes have read; `of_row`: 8 bytes. */
+DEVICE void put_sums(const ShareSums &sums, uint32_t memory, uint32_t of_row, int lane)
+{
+    const uint32_t at = memory + 16 * (uint32_t)lane;
+    store_shared_16(at, as_words(sums.o)), store_shared_16(at + SHARE_SUM_BYTES / 2, as_words(sums.o + 4));
+    if (lane == 0)
+        store_shared_4(of_row, __float_as_uint(sums.most)),
+            store_shared_4(of_row + 4, __float_as_uint(sums.weights));
+}
+
+/* What another warp has put. */
+DEVICE void add_sums(ShareSums &sums, uint32_t memory, uint32_t of_row, int lane)
+{
+    const uint32_t at = memory + 16 * (uint32_t)lane;
+    const uint4 low = load_shared_16(at), high = load_shared_16(at + SHARE_SUM_BYTES / 2);
+    const float its_most = __uint_as_float(load_shared_4(of_row)), to = fmaxf(sums.most, its_most),
+                own = part_exp(sums.most - to), its = part_exp(its_most - to);
+    const uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int i = 0; i < 8; i++) sums.o[i] = fmaf(sums.o[i], own, its * __uint_as_float(words[i]));
+    sums.weights = fmaf(sums.weights, own, its * __uint_as_float(load_shared_4(of_row + 4)));
+    sums.most = to;
+}
+
+/* Where a warp's copies of an item are. */
+struct ShareCopies {
+    uint32_t values, scales, lse; /* of the lane; the last of one part */
+
+    DEVICE ShareCopies(uint32_t parts, uint32_t of_lse, int lane)
+        : values(parts + 16 * (uint32_t)lane),
+          scales(parts + (uint32_t)(SHARE_COPY_BYTES - 32 * 4) + 4 * (uint32_t)lane),
+          lse(of_lse + 4 * (uint32_t)lane)
     {
     }
 };
 
-/* Asks for parts first, first + apart, … of half of a row. */
+/* Asks for `count` parts of an item, first, first + step, …; up to a multiple of SHARE_TOGETHER zeros come. */
 template <typename Share>
-DEVICE void ask_for_parts(const Share &share, int row, int half, int first, int apart, ShareCopies &to,
+DEVICE void ask_for_parts(const Share &share, int item, int first, int step, int count, const ShareCopies &to,
                           int lane)
 {
-    const float *from = share.split.slot_out + share.slot_row(first, row) * HALF_ROW_COLUMNS;
-    const int64_t step = (share.slot_row(first + apart, row) - share.slot_row(first, row)) * HALF_ROW_COLUMNS;
-    const float *values = from + half * (HALF_ROW_COLUMNS / 4) + 4 * lane,
-                *scale = from + HALF_ROW_COLUMNS / 2 + half * 4 + lane / 8;
-#pragma unroll 2
-    for (int part = first; part < share.parts; part += apart) {
-        cp_async_16(to.values, values, true), cp_async_4(to.scales, scale);
-        values += step, scale += step, to.values += SHARE_VALUES, to.scales += 32 * 4;
-    }
+    const int row = item / 2, half = item % 2;
+    const int64_t slot_row = share.slot_row(first, row), rows = share.slot_row(first + step, row) - slot_row;
+    const bool some = lane < count;
+    cp_async_4(to.lse, share.split.slot_lse + (some ? slot_row + rows * lane : 0), some);
+    const char *from = (const char *)half_row(share.split, slot_row);
+    const uint32_t value_at = (uint32_t)(half * HALF_ROW_COLUMNS + 16 * lane),
+                   scale_at = (uint32_t)(2 * HALF_ROW_COLUMNS + 16 * half + lane / 8 * 4);
+    const int64_t row_bytes = rows * (HALF_ROW_COLUMNS * (int)sizeof(float));
+#pragma unroll 1
+    for (int k = 0; k < count; k += SHARE_TOGETHER)
+#pragma unroll
+        for (int i = 0; i < SHARE_TOGETHER; i++, from += row_bytes) {
+            const bool valid = k + i < count;
+            const uint32_t at = (uint32_t)((k + i) * SHARE_COPY_BYTES);
+            const char *const part = valid ? from : (const char *)share.split.slot_out;
+            cp_async_16(to.values + at, part + value_at, valid),
+                cp_async_4(to.scales + at, part + scale_at, valid);
+        }
 }
 
-/* Adds `count` copies, weighed by what lanes from `lanes` on hold; past the last that is -1. */
-DEVICE void add_parts(float (&o)[8], const ShareCopies &from, int count, float weight, int lanes)
+/* The sums of parts that have come. One that saw no key has an lse of -inf, and does not count; its values are 0 then if others have
+ * some. */
+DEVICE ShareSums sum_of_parts(int count, const ShareCopies &from, int lane)
 {
+    const float mine = lane < count ? __uint_as_float(load_shared_4(from.lse)) : -INFINITY;
+    ShareSums sums = {};
+    sums.most = fmaxf(mine, LEAST_REFERENCE);
+#pragma unroll
+    for (int lanes = 16; lanes; lanes /= 2)
+        sums.most = fmaxf(sums.most, __shfl_xor_sync(~0u, sums.most, lanes));
+    const float weight = part_exp(mine - sums.most);
+    sums.weights = weight;
+#pragma unroll
+    for (int lanes = 16; lanes; lanes /= 2) sums.weights += __shfl_xor_sync(~0u, sums.weights, lanes);
 #pragma unroll 1
-    for (int part = 0; part < count; part += SHARE_TOGETHER)
+    for (int k = 0; k < count; k += SHARE_TOGETHER)
 #pragma unroll
-        for (int k = 0; k < SHARE_TOGETHER; k++) {
-            const float of_part = __shfl_sync(~0u, weight, lanes + part + k);
-            const uint4 x = load_shared_16(from.values + (uint32_t)((part + k) * SHARE_VALUES));
+        for (int i = 0; i < SHARE_TOGETHER; i++) {
+            const uint32_t at = (uint32_t)((k + i) * SHARE_COPY_BYTES);
+            const uint4 x = load_shared_16(from.values + at);
             const float by =
-                of_part * __uint_as_float(load_shared_4(from.scales + (uint32_t)((part + k) * 128)));
+                __shfl_sync(~0u, weight, k + i) * __uint_as_float(load_shared_4(from.scales + at));
             const uint32_t words[] = {x.x, x.y, x.z, x.w};
-            if (of_part < 0.0f) continue;
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                o[i] = fmaf(by, Fp16::to_float((uint16_t)(words[i / 2] >> 16 * (i % 2))), o[i]);
+            for (int e = 0; e < 8; e++)
+                sums.o[e] = fmaf(by, Fp16::to_float((uint16_t)(words[e / 2] >> 16 * (e % 2))), sums.o[e]);
         }
+    return sums;
 }
 
 template <typename Element, typename Share>
-DEVICE void store_half(const Share &share, int row, int half, const float (&o)[8], int lane)
+DEVICE void store_item(const Share &share, const ShareSums &sums, int row, int half, int lane)
 {
-    const int column = half * (HALF_ROW_COLUMNS / 2) + 8 * lane;
-    *(uint4 *)(share.output.out + out_offset(share.output, share.request, share.place(row)) + column) =
-        make_uint4(Element::pack(o[0], o[1]), Element::pack(o[2], o[3]), Element::pack(o[4], o[5]),
-                   Element::pack(o[6], o[7]));
+    const RowPlace place = share.place(row);
+    const float lse = part_lse(sums.most, sums.weights);
+    const float by =
+        result_sink_factor(share.output.rules, place.head, lse) * reciprocal_approx(sums.weights);
+    float o[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) o[i] = sums.weights == 0.0f ? 0.0f : sums.o[i] * by;
+    uint32_t words[4];
+#pragma unroll
+    for (int w = 0; w < 4; w++) words[w] = Element::pack(o[2 * w], o[2 * w + 1]);
+    const uint4 eight =
+        Share::PAIRS ? quad_gather_eight(words) : make_uint4(words[0], words[1], words[2], words[3]);
+    *(uint4 *)(share.output.out + out_offset(share.output, share.request, place) +
+               Share::column(half, lane)) = eight;
+    if (lane == 0 && half == 0) store_lse(share.output, share.request, place, lse);
 }
 
-/* The weight of a part; one that saw no key (lse -inf) does not count: -1. */
-template <typename Share> DEVICE float share_weight(const Share &share, int row, float mine, float lse)
-{
-    if (isinf(mine)) return -1.0f;
-    return part_exp(mine - lse) * result_sink_factor(share.output.rules, share.place(row).head, lse);
-}
+/* How a tile's items are taken: 1 << shift warps each, so that a warp has DEPTH parts at most, and all warps have some if there are
+ * few items; or each warp takes several at a time, which wait for memory together. */
+struct ShareWay {
+    int shift, at_once;
 
-/* The sums of quarters, which warps w, w + 2, w + 4, w + 6 have, to the first of them; by all SHARE_WARPS, each of which has an item. They
- * pass where the copies were, 32 bytes a lane. */
-DEVICE void add_quarters(float (&o)[8], uint32_t memory, int warp, int lane, int id)
-{
-    const uint32_t own = memory + (uint32_t)(warp * SHARE_BYTES + 32 * lane);
-    uint32_t bits[8];
+    template <int DEPTH> static DEVICE ShareWay of(int items, int parts)
+    {
+        ShareWay way = {0, 1};
 #pragma unroll
-    for (int i = 0; i < 8; i++) bits[i] = __float_as_uint(o[i]);
-    __syncwarp(); /* all lanes have read their copies */
-    store_shared_16(own, make_uint4(bits[0], bits[1], bits[2], bits[3]));
-    store_shared_16(own + 16, make_uint4(bits[4], bits[5], bits[6], bits[7]));
-    barrier_sync(id, 32 * SHARE_WARPS);
-    if (warp < 2)
-#pragma unroll 1
-        for (uint32_t at = own + 2 * SHARE_BYTES; at < own + SHARE_WARPS * SHARE_BYTES;
-             at += 2 * SHARE_BYTES) {
-            const uint4 x = load_shared_16(at), y = load_shared_16(at + 16);
-            const uint32_t other[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+        for (int i = 1; i <= 3; i++)
+            way.shift += (parts > DEPTH << (i - 1)) | (items << i <= (int)SHARE_WARPS);
 #pragma unroll
-            for (int i = 0; i < 8; i++) o[i] += __uint_as_float(other[i]);
-        }
-    barrier_sync(id, 32 * SHARE_WARPS);
-}
-
-/* By one warp of SHARE_WARPS: its items from `first` on, as many as its lanes have room for the parts of. An item is half of a row, of
- * QUARTERS a quarter of its parts: part q, q + 4, … `memory`: of all warps, with room for so many copies each; `id`: their barrier. */
-template <typename Element, bool MANY, typename Share>
-DEVICE void join_items(const Share &share, uint32_t memory, int copies, int warp, int first, int items,
-                       int quarters, int id)
-{
-    const int lane = (int)(fresh_thread() % 32), parts = share.parts;
-    const int shift = share_shift((parts + quarters - 1) / quarters);
-    const uint32_t own = memory + (uint32_t)(warp * copies * SHARE_COPY_BYTES);
-
-    /* A lane has the lse of a part of an item, of quarters those of four neighbours, of which one is the item's. */
-    const int own_item = first + SHARE_WARPS * (lane >> shift), own_part = lane & ((1 << shift) - 1);
-    const int own_row = share.begin + own_item / 2 / quarters, own_quarter = own_item / 2 % quarters;
-    float lse[MANY ? SHARE_QUARTERS : 1], mine = -INFINITY, most = -INFINITY, sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < (MANY ? SHARE_QUARTERS : 1); i++) {
-        const int part = own_part * quarters + i;
-        const bool some = (own_item < items) & (part < parts) & (i < quarters);
-        lse[i] = some ? __ldcg(share.split.slot_lse + share.slot_row(part, own_row)) : -INFINITY;
+        for (int room = DEPTH / 2; room >= (int)SHARE_TOGETHER; room /= 2)
+            if (way.shift == 0 && parts <= room) way.at_once *= 2;
+        return way;
     }
+};
 
-    ShareCopies to(own, copies, lane);
-#pragma unroll 1
-    for (int item = first; item < items; item += SHARE_WARPS)
-        ask_for_parts(share, share.begin + item / 2 / quarters, item % 2, item / 2 % quarters, quarters, to,
-                      lane);
-    cp_async_commit();
-
-#pragma unroll
-    for (int i = 0; i < (MANY ? SHARE_QUARTERS : 1); i++) {
-        most = fmaxf(most, lse[i]);
-        if (i == own_quarter) mine = lse[i];
-    }
-#pragma unroll 1
-    for (int lanes = 1 << shift >> 1; lanes; lanes /= 2)
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
-    if (most == -INFINITY) most = 0.0f;
-#pragma unroll
-    for (int i = 0; i < (MANY ? SHARE_QUARTERS : 1); i++) sum += part_exp(lse[i] - most);
-#pragma unroll 1
-    for (int lanes = 1 << shift >> 1; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-    const float whole = part_lse(most, sum);
-    float weight = -1.0f;
-    if (own_item < items) {
-        weight = share_weight(share, own_row, mine, whole);
-        if (own_part == 0 && own_item % 2 == 0 && own_quarter == 0)
-            store_lse(share.output, share.request, share.place(own_row), whole);
-    }
-
-    cp_async_wait<0>();
-    ShareCopies from(own, copies, lane);
-#pragma unroll 1
-    for (int item = first, lanes = 0; item < items; item += SHARE_WARPS, lanes += 1 << shift) {
-        const int quarter = item / 2 % quarters, count = (parts - quarter + quarters - 1) / quarters;
-        float o[8] = {};
-        add_parts(o, from, count, weight, lanes);
-        from.values += (uint32_t)count * SHARE_VALUES, from.scales += (uint32_t)count * 128;
-        if (MANY && __any_sync(~0u, quarters > 1)) add_quarters(o, memory, warp, lane, id);
-        if (quarter == 0) store_half<Element>(share, share.begin + item / 2 / quarters, item % 2, o, lane);
-    }
-}
-
-/* By the SHARE_WARPS warps, from thread `first_thread` on, that have stored the part; barrier `id` is theirs. MANY: there may be more
- * parts than SHARE_COPIES. FEW_ROWS: a tile has 16 rows at most; then `memory` is 64 copies, else SHARE_WARPS · SHARE_BYTES. */
-template <typename Element, bool MANY, bool FEW_ROWS, typename Share>
+/* By the SHARE_WARPS warps, from thread `first_thread` on, that have stored the part; barrier `id` is theirs. A warp takes DEPTH parts at
+ * most; `memory`: share_bytes(DEPTH). */
+template <typename Element, int DEPTH, typename Share>
 DEVICE void join_together(const Share &share, uint64_t *meeting, uint32_t memory, unsigned first_thread,
                           int id)
 {
-    static_assert(!MANY || !FEW_ROWS, "quarters take all of the memory");
     barrier_sync(id, 32 * SHARE_WARPS);
     if (fresh_thread() == first_thread) meet(meeting, (uint32_t)share.parts);
     barrier_sync(id, 32 * SHARE_WARPS);
-    const int warp = (int)(fresh_thread() - first_thread) / 32;
-    const int quarters = MANY && share.parts > SHARE_COPIES ? (int)SHARE_QUARTERS : 1;
-    const int items = 2 * quarters * (share.end - share.begin);
-    const int of_turn = SHARE_WARPS << (5 - share_shift((share.parts + quarters - 1) / quarters));
-    /* The first warps have items; together they have no more copies than 2 (16 + parts). */
-    const int copies = FEW_ROWS ? (items + SHARE_WARPS - 1) / SHARE_WARPS * share.parts : (int)SHARE_COPIES;
+    const int warp = (int)(fresh_thread() - first_thread) / 32, lane = (int)fresh_thread() % 32;
+    const ShareWay way = ShareWay::of<DEPTH>(share.end - share.begin, share.parts);
+    const int step = 1 << way.shift, own = warp & (step - 1), turn = SHARE_WARPS >> way.shift;
+    const int count =
+        max((share.parts - own + step - 1) >> way.shift, 0); /* of the warp's parts of an item */
+    const uint32_t parts = memory + (uint32_t)(warp * share_warp_bytes(DEPTH)),
+                   of_lse = parts + (uint32_t)(DEPTH * SHARE_COPY_BYTES),
+                   of_row = parts + (uint32_t)(share_warp_bytes(DEPTH) - 16);
+    const uint32_t item_bytes = (uint32_t)(DEPTH * SHARE_COPY_BYTES) / (uint32_t)way.at_once;
 #pragma unroll 1
-    for (int first = warp; first < items; first += of_turn)
-        join_items<Element, MANY>(share, memory, copies, warp, first, min(items, first + of_turn), quarters,
-                                  id);
+    for (int first = share.begin + (warp >> way.shift);
+         __any_sync(~0u, first - (warp >> way.shift) < share.end); first += way.at_once * turn) {
+#pragma unroll 1
+        for (int i = 0; i < way.at_once; i++)
+            if (__any_sync(~0u, first + i * turn < share.end))
+                ask_for_parts(share, first + i * turn, own, step, count,
+                              ShareCopies(parts + (uint32_t)i * item_bytes,
+                                          of_lse + (uint32_t)(i * SHARE_LSE_BYTES), lane),
+                              lane);
+        cp_async_commit();
+        cp_async_wait<0>();
+#pragma unroll 1
+        for (int i = 0; i < way.at_once; i++) {
+            const int item = first + i * turn;
+            const bool there = __any_sync(~0u, item < share.end);
+            ShareSums sums = sum_of_parts(
+                there ? count : 0,
+                ShareCopies(parts + (uint32_t)i * item_bytes, of_lse + (uint32_t)(i * SHARE_LSE_BYTES), lane),
+                lane);
+            if (__any_sync(~0u, way.shift > 0)) {
+                __syncwarp();
+                put_sums(sums, parts, of_row, lane);
+                barrier_sync(id, 32 * SHARE_WARPS);
+                if (own == 0)
+#pragma unroll 1
+                    for (uint32_t other = 1; other < (uint32_t)step; other++)
+                        add_sums(sums, parts + other * (uint32_t)share_warp_bytes(DEPTH),
+                                 of_row + other * (uint32_t)share_warp_bytes(DEPTH), lane);
+                barrier_sync(id, 32 * SHARE_WARPS);
+            }
+            if (there && own == 0) store_item<Element>(share, sums, item / 2, item % 2, lane);
+        }
+    }
 }

@@ -230,7 +230,7 @@ template <typename V> struct Side : SideThread {
         if constexpr (V::TOGETHER) {
 #pragma unroll
             for (int i = 0; i < 2; i++) finish_row(p.call, task(), false, lse[i], my_row + 8 * i, stores_lse);
-            store_halves(p.call, task(), left, right, factor, first_row, column, lines);
+            store_halves(p.call, task(), left, right, factor, first_row, column);
             return;
         }
         if (looks) mbarrier_wait(SHARED_AT(base, second_full), 0);
@@ -312,8 +312,8 @@ template <typename V> struct Side : SideThread {
         __syncwarp();
         run_piece(Work(p, shared.one, place.kv_head, place.tile * ROWS));
         const RowShare share(p.call, shared.one, place.kv_head, place.tile * ROWS);
-        join_together<Element, true, false>(share, meeting_of(p, place, share.request), base, WARPGROUP_THREADS,
-                                     PIECE_BARRIER);
+        join_together<Element, MOST_PARTS_TOGETHER / SHARE_WARPS>(share, meeting_of(p, place, share.request),
+                                                                  base, WARPGROUP_THREADS, PIECE_BARRIER);
     }
 };
 
@@ -345,13 +345,13 @@ template <typename V> DEVICE void dense_decode(const struct dense_decode_sm90_pa
     Shared &shared = *(Shared *)memory;
     const uint32_t base = shared_address(memory);
     if (threadIdx.x == 0) prepare<V>(p, shared);
-    __syncthreads();
+    if (!V::TOGETHER) __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
     const Place place(p);
     PieceList list;
     if constexpr (V::TOGETHER) {
-        if (threadIdx.x / 32 == 0) shared.one.parts = 0, __syncwarp(), share_out(p, place.worker, shared.one);
+        if (threadIdx.x / 32 == 1) shared.one.parts = 0, __syncwarp(), share_out(p, place.worker, shared.one);
         __syncthreads();
         if (!__any_sync(~0u, shared.one.parts)) return;
         list.first = list.last = 0, list.step = 1;

@@ -7,8 +7,8 @@
 #include "../../device/join_share.cuh"
 #include "common.cuh"
 
-/* Rows begin … end - 1 of the tile's heads. */
-struct HeadShare {
+/* BY_SIXTEEN: a lane that stored a tile had 16 neighbouring columns of it (store_half_tile), else eight and eight. Items begin … end - 1 of the tile's heads. */
+template <bool BY_SIXTEEN> struct HeadShare {
     const struct split_params &split;
     const struct output_params &output;
     int request, token, first_head; /* of the tile */
@@ -21,8 +21,8 @@ struct HeadShare {
         const Place at(p);
         request = list.request, token = at.token, first_head = at.tile * heads_of_tile;
         parts = list.last + 1;
-        const int rows = min(heads_of_tile, p.h_q - first_head);
-        begin = share_up_to(list.first * rows, parts), end = share_up_to((list.first + 1) * rows, parts);
+        const int items = 2 * min(heads_of_tile, p.h_q - first_head);
+        begin = share_up_to(list.first * items, parts), end = share_up_to((list.first + 1) * items, parts);
     }
 
     DEVICE int64_t slot_row(int part, int row) const
@@ -31,6 +31,13 @@ struct HeadShare {
     }
 
     DEVICE RowPlace place(int row) const { return {token, first_head + row}; }
+
+    static constexpr bool PAIRS = false;
+    static DEVICE int column(int half, int lane)
+    {
+        return half * (HALF_ROW_COLUMNS / 2) +
+               (BY_SIXTEEN ? lane / 8 * HALF_ROW_TILE + lane % 4 * 16 + lane / 4 % 2 * 8 : 8 * lane);
+    }
 };
 
 /* What the kernel is told beside the call. */

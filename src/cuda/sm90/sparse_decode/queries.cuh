@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "../../device/async_copy.cuh"
 #include "convert.cuh"
 #include "layout.cuh"
 
@@ -86,34 +87,44 @@ DEVICE void queries_are_there(uint32_t base)
     if (fresh_thread() % 32 == 0) mbarrier_arrive(SHARED_AT(base, q_full));
 }
 
-/* Of the first piece: three tiles at a time, in registers that O has no use for yet; all are on their way to L2 at once. A loop
- * with registers that move up would wait for all that is under way. */
+/* Of the first piece: all of it is on its way at once, as it is, each thread's part to its own place in the lines that it will be
+ * spread over. */
 template <typename F>
 DEVICE void load_first_queries(const struct sparse_decode_params &p, int request, Shared &shared,
                                uint32_t base)
 {
-    enum { TOGETHER = 3 };
-    prefetch_queries<F>(p, request);
+    enum { TOGETHER = F::Q_TILES % 3 ? 4 : 3 };
+    static_assert(F::Q_TILES % TOGETHER == 0, "");
     const Place place(p);
     const QueryLanes lanes((int)fresh_thread() / 32 - WARPGROUP_THREADS / 32);
     const int heads = p.h_q - place.tile * HEADS - lanes.head;
+    const uint32_t own = SHARED_AT(base, q) + (uint32_t)(lanes.head * LINE_BYTES + CHUNK_BYTES * lanes.piece);
     const uint16_t *from =
         first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.piece;
+    const int64_t apart = HEADS_APART * p.q_stride[2];
+#pragma unroll 1
+    for (int tile = 0; tile < F::Q_TILES; tile++, from += LINE_ELEMENTS)
+#pragma unroll
+        for (int i = 0; i < ROUNDS; i++) {
+            const bool there = i * HEADS_APART < heads;
+            cp_async_16(own + (uint32_t)(tile * TILE_BYTES + i * HEADS_APART * LINE_BYTES),
+                        there ? from + i * apart : p.q, there);
+        }
+    cp_async_commit();
+    cp_async_wait<0>();
     uint32_t most = 0;
 #pragma unroll 1
-    for (int first = F::Q_TILES - TOGETHER; first > -TOGETHER; first -= TOGETHER) {
+    for (int first = 0; first < F::Q_TILES; first += TOGETHER) {
         uint4 words[TOGETHER][ROUNDS];
 #pragma unroll
         for (int c = 0; c < TOGETHER; c++)
 #pragma unroll
             for (int i = 0; i < ROUNDS; i++)
-                words[c][i] = (first + c >= 0) & (i * HEADS_APART < heads)
-                                  ? __ldg((const uint4 *)(from + i * HEADS_APART * p.q_stride[2] +
-                                                          LINE_ELEMENTS * (first + c)))
-                                  : make_uint4(0, 0, 0, 0);
+                words[c][i] =
+                    load_shared_16(own + (uint32_t)((first + c) * TILE_BYTES + i * HEADS_APART * LINE_BYTES));
+        __syncwarp(); /* a line is one warp's */
 #pragma unroll
-        for (int c = 0; c < TOGETHER; c++)
-            if (first + c >= 0) store_queries<F>(lanes, base, first + c, words[c], most);
+        for (int c = 0; c < TOGETHER; c++) store_queries<F>(lanes, base, first + c, words[c], most);
     }
     if (too_large_for_fp16(most)) shared.q_beyond = 1;
     queries_are_there(base);

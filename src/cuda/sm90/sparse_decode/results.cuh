@@ -10,7 +10,8 @@
 #include "join_share.cuh"
 #include "queries.cuh"
 
-static_assert(SHARE_WARPS * SHARE_BYTES <= offsetof(Shared, p), "the join has the place of V and Q");
+static_assert(share_bytes(MOST_PARTS_TOGETHER / SHARE_WARPS) <= offsetof(Shared, p),
+              "the join has the place of V and Q");
 
 template <typename F> struct Sums {
     const struct sparse_decode_params &p;
@@ -172,19 +173,70 @@ template <typename F> struct Sums {
         for (int c = 0; c < HALF_TILES; c++) {
             float x[16], by = factor;
             take_row(x, c, second);
-            if (F::ONE_PIECE || __any_sync(~0u, slot)) {
+            if (__any_sync(~0u, slot)) {
                 const HalfScale scale(quad_magnitude(x) * factor);
                 by *= scale.up;
                 if (lane() % 4 == c) down = scale.down;
             }
             uint32_t words[8];
 #pragma unroll
-            for (int w = 0; w < 8; w++)
-                words[w] = empty ? 0u : pack(F::ONE_PIECE || slot, x[2 * w] * by, x[2 * w + 1] * by);
+            for (int w = 0; w < 8; w++) words[w] = empty ? 0u : pack(slot, x[2 * w] * by, x[2 * w + 1] * by);
             store_lines(lines, LINE_BYTES * c, make_uint4(words[0], words[1], words[2], words[3]),
                         make_uint4(words[4], words[5], words[6], words[7]));
         }
         if (scales) scales[lane() % 4] = down;
+    }
+
+    /* ---- Rows of a part that is joined beside it -------------------------------------------------------- */
+
+    DEVICE void clear_row(int i, bool clears)
+    {
+        asm volatile("" ::: "memory"); /* else nvcc makes choices of it, for which there is no branch */
+#pragma unroll
+        for (int e = 0; e < 64; e++) {
+            float &x = o[4 * (e / 2) + 2 * i + e % 2];
+            x = clears ? 0.0f : x;
+        }
+    }
+
+    /* Of the piece's slot, the row of one of the thread's two heads; less than 2^31 where blocks of threads join. */
+    DEVICE int part_row(int head) const
+    {
+        return ((int)piece().slot * p.s_q + Place(p).token) * p.h_q + head;
+    }
+
+    /* Both rows to the piece's slot, in the order of the fragment: one text, which is walked through once. A row that saw no key is
+     * 0 whatever weights of 0 made of V. */
+    DEVICE void end_part(const float (&sum)[2], const float (&below)[2])
+    {
+        const int first = Place(p).tile * HEADS + row();
+        float factor[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const bool empty = sum[i] == 0.0f;
+            if (SELDOM(__any_sync(~0u, empty))) clear_row(i, empty);
+            if (first + 8 * i < p.h_q && side() == 0 && lane() % 4 == 0)
+                p.split.slot_lse[part_row(first + 8 * i)] =
+                    empty ? -INFINITY : (log2_approx(sum[i]) - below[i]) * LN_2;
+            factor[i] = empty ? 0.0f : reciprocal_approx(sum[i]);
+        }
+#pragma unroll 1
+        for (int i = 0; i < 2; i++) {
+            const int head = first + 8 * i, column = side() * (D_V / 2);
+            const bool stores = head < p.h_q;
+            const int at = part_row(head);
+            uint16_t *const to = half_row(p.split, at) + column + CHUNK_ELEMENTS * (lane() % 4);
+            float down[HALF_TILES];
+#pragma unroll
+            for (int c = 0; c < HALF_TILES; c++) {
+                float x[16];
+                take_row(x, c, i == 1);
+                down[c] = store_half_tile(to + HALF_ROW_TILE * c, x, i ? factor[1] : factor[0], stores);
+            }
+            if (stores && lane() % 4 == 0)
+                *(float4 *)(half_row_scales(p.split, at) + column / HALF_ROW_TILE) =
+                    make_float4(down[0], down[1], down[2], down[3]);
+        }
     }
 
     /* All lanes, also those of heads that are none. */
@@ -201,7 +253,7 @@ template <typename F> struct Sums {
         float *scales = NULL;
         uint16_t *to;
         int64_t row_elements;
-        const bool direct = !F::ONE_PIECE && __any_sync(~0u, slot == DIRECT);
+        const bool direct = __any_sync(~0u, slot == DIRECT);
         if (direct) {
             if (stores_lse) store_lse(p.output, request, {place.token, head}, lse);
             to = p.output.out + out_offset(p.output, request, {place.token, first});
@@ -231,6 +283,8 @@ template <typename F> struct Sums {
         if constexpr (F::PREFILL) {
 #pragma unroll
             for (int i = 0; i < 2; i++) end_prefill_row(i, sum[i], below[i], most[i]);
+        } else if constexpr (F::ONE_PIECE) {
+            end_part(sum, below);
         } else {
 #pragma unroll 1
             for (int i = 0; i < 2; i++) end_row(i, i ? sum[1] : sum[0], i ? below[1] : below[0]);
@@ -281,9 +335,9 @@ template <typename F> struct Sums {
             pieces++;
         }
         if constexpr (F::ONE_PIECE) {
-            const HeadShare share(p, shared.list, HEADS);
-            join_together<Bf16, false, false>(share, meeting_of(p, Place(p), share.request), base, WARPGROUP_THREADS,
-                                       SUMS_BARRIER);
+            const HeadShare<true> share(p, shared.list, HEADS);
+            join_together<Bf16, MOST_PARTS_TOGETHER / SHARE_WARPS>(
+                share, meeting_of(p, Place(p), share.request), base, WARPGROUP_THREADS, SUMS_BARRIER);
         }
     }
 };

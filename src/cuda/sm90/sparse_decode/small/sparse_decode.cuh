@@ -131,11 +131,11 @@ template <typename F> struct SmallDecode {
             __syncthreads(); /* what is known of the piece has been read */
         }
         if constexpr (F::ONE_PIECE) {
-            static_assert(2 * (SMALL_HEADS + MOST_PARTS_OF_LANES) * SHARE_COPY_BYTES <= sizeof(Shared::v),
-                          "");
+            static_assert(share_bytes(MOST_SMALL_PARTS_TOGETHER / SHARE_WARPS) <= sizeof(Shared::v), "");
             if (shared.list.first > shared.list.last) return; /* the request has fewer chunks */
-            const HeadShare share(p, shared.list, SMALL_HEADS);
-            join_together<Bf16, false, true>(share, meeting_of(p, Place(p), share.request), base, 0, 0);
+            const HeadShare<false> share(p, shared.list, SMALL_HEADS);
+            join_together<Bf16, MOST_SMALL_PARTS_TOGETHER / SHARE_WARPS>(
+                share, meeting_of(p, Place(p), share.request), base, 0, 0);
         }
     }
 };
