@@ -39,7 +39,7 @@ struct cuda_work {
     size_t slot_out_offset, slot_lse_offset;
     int64_t mark_tiles; /* of a request, as marks of dense decode count them; 0: no marks */
     size_t marks_offset;
-    bool apart;              /* given: blocks of threads may not wait for each other */
+    bool apart;             /* given: blocks of threads may not wait for each other */
     bool joins_itself;      /* the kernel joins the parts of requests that are cut */
     size_t meetings_offset; /* then: a word for each tile of a request; 0: no room */
     size_t bytes;           /* of the workspace */

@@ -35,7 +35,7 @@ enum bench_between {
     BENCH_PRODUCTS, /* on a GPU: two matrix products (gpu_products.h) */
     BENCH_READ,     /* of more memory than the caches have */
     BENCH_NOTHING,  /* caches stay as the run before left them */
-    BENCH_HOST      /* nothing: what a call takes on the host, until it returns, is timed; the GPU is idle then */
+    BENCH_HOST /* nothing: what a call takes on the host, until it returns, is timed; the GPU is idle then */
 };
 const char *bench_between_name(enum bench_between between);
 
