@@ -8,7 +8,8 @@
  * a warp has every second, fourth or eighth part of it, and the sums of the warps pass through shared memory to the first of them. If
  * there are many items and few parts, a warp takes several items at a time. All that a warp takes is on its way together, by cp.async.
  *
- * A kernel says what a share is: struct Share with split, output, request, parts, begin and end (items), slot_row(part, row) and
+ * A kernel says what a share is: struct Share with split, output, request, parts, takers (blocks of threads that take a share: those that
+ * have the parts, or more), begin and end (items), slot_row(part, row) and
  * place(row), where item 2 r + h is half h of row r; and which columns a lane has, column(half, lane) and the next seven, or, of
  * PAIRS, those when four lanes have exchanged pairs.
  */
@@ -189,14 +190,14 @@ struct ShareWay {
     }
 };
 
-/* By the SHARE_WARPS warps, from thread `first_thread` on, that have stored the part; barrier `id` is theirs. A warp takes DEPTH parts at
+/* By the SHARE_WARPS warps, from thread `first_thread` on, that have stored the part, if there is one; barrier `id` is theirs. A warp takes DEPTH parts at
  * most; `memory`: share_bytes(DEPTH). */
 template <typename Element, int DEPTH, typename Share>
 DEVICE void join_together(const Share &share, uint64_t *meeting, uint32_t memory, unsigned first_thread,
                           int id)
 {
     barrier_sync(id, 32 * SHARE_WARPS);
-    if (fresh_thread() == first_thread) meet(meeting, (uint32_t)share.parts);
+    if (fresh_thread() == first_thread) meet(meeting, (uint32_t)share.takers);
     barrier_sync(id, 32 * SHARE_WARPS);
     const int warp = (int)(fresh_thread() - first_thread) / 32, lane = (int)fresh_thread() % 32;
     const ShareWay way = ShareWay::of<DEPTH>(share.end - share.begin, share.parts);

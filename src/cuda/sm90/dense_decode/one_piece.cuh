@@ -50,12 +50,12 @@ struct RowShare {
     const struct output_params &output;
     const struct dense_decode_params &call;
     int request, kv_head, first_row;
-    int parts, begin, end;
+    int parts, takers, begin, end;
     int64_t slot;
 
     DEVICE RowShare(const struct dense_decode_params &p, const Shared::OnePiece &one, int head, int row)
         : split(p.split), output(p.output), call(p), request(one.request), kv_head(head), first_row(row),
-          parts(one.parts), slot(one.slot)
+          parts(one.parts), takers(one.parts), slot(one.slot)
     {
         const int items = 2 * min((int)ROWS, p.rows - first_row);
         begin = share_up_to(one.part * items, parts), end = share_up_to((one.part + 1) * items, parts);

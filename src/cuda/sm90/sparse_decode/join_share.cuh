@@ -12,7 +12,7 @@ template <bool BY_SIXTEEN> struct HeadShare {
     const struct split_params &split;
     const struct output_params &output;
     int request, token, first_head; /* of the tile */
-    int parts, begin, end;
+    int parts, takers, begin, end;
     int heads, tokens; /* of a request */
 
     DEVICE HeadShare(const struct sparse_decode_params &p, const PieceList &list, int heads_of_tile)
@@ -20,9 +20,9 @@ template <bool BY_SIXTEEN> struct HeadShare {
     {
         const Place at(p);
         request = list.request, token = at.token, first_head = at.tile * heads_of_tile;
-        parts = list.last + 1;
+        parts = list.last + 1, takers = p.split.chunks;
         const int items = 2 * min(heads_of_tile, p.h_q - first_head);
-        begin = share_up_to(list.first * items, parts), end = share_up_to((list.first + 1) * items, parts);
+        begin = share_up_to(list.first * items, takers), end = share_up_to((list.first + 1) * items, takers);
     }
 
     DEVICE int64_t slot_row(int part, int row) const

@@ -302,18 +302,14 @@ template <typename F> struct Sums {
 
     /* Votes: as in Scores. The queries of the next piece go to L2 some blocks before the end of a piece, and to shared memory
      * beside the scores of its last block: the product before that is not kept. */
-    DEVICE void run()
+    DEVICE void run_pieces()
     {
         uint32_t count = 0, pieces = 1 /* whose queries have been asked for */, half = (uint32_t)side();
-        if (__any_sync(~0u, shared.list.first > shared.list.last)) return;
         if constexpr (F::PREFILL)
             load_all_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
         else
             load_first_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
-        if constexpr (F::ONE_PIECE) { /* while the first keys are on their way */
-            if (fresh_thread() == WARPGROUP_THREADS) begin_meeting(p, shared.list.request);
-            __syncwarp();
-        }
+        if constexpr (F::ONE_PIECE) begin_to_meet(); /* while the first keys are on their way */
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
         for (int i = shared.list.first; F::ONE_PIECE ? pieces == 1 : __any_sync(~0u, i <= shared.list.last);
@@ -334,6 +330,21 @@ template <typename F> struct Sums {
             end_piece((pieces & 1) ^ 1);
             pieces++;
         }
+    }
+
+    DEVICE void begin_to_meet() const
+    {
+        if (fresh_thread() == WARPGROUP_THREADS) begin_meeting(p, shared.list.request);
+        __syncwarp();
+    }
+
+    /* Who has no part joins all the same. */
+    DEVICE void run()
+    {
+        if (__any_sync(~0u, shared.list.first <= shared.list.last))
+            run_pieces();
+        else if (F::ONE_PIECE)
+            begin_to_meet();
         if constexpr (F::ONE_PIECE) {
             const HeadShare<true> share(p, shared.list, HEADS);
             join_together<Bf16, MOST_PARTS_TOGETHER / SHARE_WARPS>(

@@ -63,7 +63,6 @@ template <typename F> DEVICE void sparse_decode(const struct sparse_decode_param
     let_next_kernel_start();
     if (threadIdx.x == 0) shared.list = pieces_of<F>(p, Place(p).worker);
     __syncthreads();
-    if (F::ONE_PIECE && shared.list.first > shared.list.last) return; /* the request has fewer chunks */
     if (threadIdx.x < WARPGROUP_THREADS) {
         give_registers<F::SCORE_REGISTERS>();
         if (__any_sync(~0u, shared.list.first <= shared.list.last)) Scores<F>(p, shared).run();

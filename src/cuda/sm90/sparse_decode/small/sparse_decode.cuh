@@ -132,7 +132,8 @@ template <typename F> struct SmallDecode {
         }
         if constexpr (F::ONE_PIECE) {
             static_assert(share_bytes(MOST_SMALL_PARTS_TOGETHER / SHARE_WARPS) <= sizeof(Shared::v), "");
-            if (shared.list.first > shared.list.last) return; /* the request has fewer chunks */
+            if (fresh_thread() == 0 && shared.list.first > shared.list.last)
+                begin_meeting(p, shared.list.request);
             const HeadShare<false> share(p, shared.list, SMALL_HEADS);
             join_together<Bf16, MOST_SMALL_PARTS_TOGETHER / SHARE_WARPS>(
                 share, meeting_of(p, Place(p), share.request), base, 0, 0);
