@@ -190,8 +190,8 @@ struct ShareWay {
     }
 };
 
-/* By the SHARE_WARPS warps, from thread `first_thread` on, that have stored the part, if there is one; barrier `id` is theirs. A warp takes DEPTH parts at
- * most; `memory`: share_bytes(DEPTH). */
+/* By the SHARE_WARPS warps, from thread `first_thread` on, that have stored the part, if there is one; barrier `id` is theirs. A warp
+ * takes DEPTH parts at most; `memory`: share_bytes(DEPTH). */
 template <typename Element, int DEPTH, typename Share>
 DEVICE void join_together(const Share &share, uint64_t *meeting, uint32_t memory, unsigned first_thread,
                           int id)

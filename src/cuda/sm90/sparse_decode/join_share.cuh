@@ -7,7 +7,8 @@
 #include "../../device/join_share.cuh"
 #include "common.cuh"
 
-/* BY_SIXTEEN: a lane that stored a tile had 16 neighbouring columns of it (store_half_tile), else eight and eight. Items begin … end - 1 of the tile's heads. */
+/* Items begin … end - 1 of the tile's heads. BY_SIXTEEN: a lane that stored 64 columns had 16 neighbours of them (store_half_tile), else
+ * eight and eight. */
 template <bool BY_SIXTEEN> struct HeadShare {
     const struct split_params &split;
     const struct output_params &output;
