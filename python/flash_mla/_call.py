@@ -54,7 +54,8 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 class Call:
     """The arguments of one operation: `args`, the struct, which lies in `memory`; `address`, its own; `places`, of the tensors, and
     their `addresses`; `wants_all`: none of the tensors may be None; `values`: those that the struct has, in the order of who filled
-    it; `scratch`: what whoever makes memory for it keeps for its next call."""
+    it; `sized`: the first tensor's shape that the size of its workspace is for; `scratch`: what whoever makes memory for it keeps
+    for its next call."""
 
     def __init__(self, struct_type: type[ctypes.Structure], tensors: int, wants_all: bool):
         self.memory = (ctypes.c_char * ctypes.sizeof(struct_type))()
@@ -64,6 +65,7 @@ class Call:
         self.addresses = tuple([place.address for place in self.places])
         self.wants_all = wants_all
         self.values: Any = None
+        self.sized: Any = None
         self.scratch: Any = None
 
 

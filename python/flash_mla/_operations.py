@@ -149,17 +149,28 @@ class Operation:
             self._pack(call.memory, 0, *ordered)
         except (OverflowError, struct.error):
             self._pack(call.memory, 0, *self._struct.cut_off(ordered))
-        call.values = values
+        call.values, call.sized = values, None
 
     def _launch_in_memory(self, arrays: Any, call: Call, like: Any, stream: int) -> int:
-        args, address = call.args, call.address
-        status = self._ask_size(address, address + self._size_at, None)
+        """With as much memory as the call before took, where that had the same values and first shape: if it is too little the library
+        says so, and is asked."""
+        shape = like.shape
+        if shape == call.sized and not self._launch_with(arrays, call, like, stream):
+            return 0
+        call.sized = None
+        status = self._ask_size(call.address, call.address + self._size_at, None)
         if status:
             return status
+        status = self._launch_with(arrays, call, like, stream)
+        call.sized = None if status else shape
+        return status
+
+    def _launch_with(self, arrays: Any, call: Call, like: Any, stream: int) -> int:
+        args = call.args
         size = args.workspace_size
         memory, args.workspace = arrays.scratch(call, like, size, stream) if size else (None, None)
         try:
-            return self.launch(address)
+            return self.launch(call.address)
         finally:
             arrays.free_scratch(memory)
 

@@ -6,6 +6,7 @@ Imported where PyTorch has been: with this package if it was there before, else 
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
@@ -32,17 +33,17 @@ def _is_plain(tensors: Tuple[Optional[torch.Tensor], ...]) -> bool:
         return False
     if forward_ad._current_level >= 0:
         return False
-    with_gradients = _grad_is_enabled()
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        if type(tensor) is not _Tensor or _is_negative(tensor) or (with_gradients and tensor.requires_grad):
-            return False
-    first: Any = tensors[0]
+    if not _KINDS.issuperset(map(type, tensors)):
+        return False
+    present: Any = [tensor for tensor in tensors if tensor is not None]
+    if any(map(_is_negative, present)) or (_grad_is_enabled() and any(map(_requires_grad, present))):
+        return False
+    first = present[0]
     return first.is_cuda or first.is_cpu
 
 
-_Tensor, _is_negative, _grad_is_enabled = torch.Tensor, torch.Tensor.is_neg, torch.is_grad_enabled
+_KINDS, _is_negative, _grad_is_enabled = {torch.Tensor, type(None)}, torch.Tensor.is_neg, torch.is_grad_enabled
+_requires_grad = operator.attrgetter("requires_grad")
 _dispatch_modes, _transforms = of_c("_len_torch_dispatch_stack"), of_c("_functorch", "peek_interpreter_stack")
 _is_profiled, _is_tracing = of_c("_autograd", "_profiler_enabled"), of_c("_is_tracing")
 
@@ -89,7 +90,7 @@ def run(operation, inputs, given, options, stream, d_v=None):
         return results if len(results) != 1 else results[0]
     try:
         if all_new:
-            results = operators.new_results(operation, inputs, size)
+            results = operators.plain_results(operation, inputs, size)
             tensors = inputs + results
         operators.launch(operation, tensors, options)
     except (ValueError, RuntimeError):

@@ -12,6 +12,7 @@ compiled graph, whose backward pass is made before it is known whether anybody w
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any, NoReturn, Sequence, Tuple
 
@@ -20,6 +21,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from . import _library, _operations, _torch_tensors
+from ._call import contiguous
 from ._members import MEMBERS
 from ._torch_tensors import current_device, current_stream, device_of, is_elsewhere, stream_of
 
@@ -115,6 +117,34 @@ def new_results(
 
 
 _SCALAR: Any = ((),)
+
+
+def plain_results(
+    operation: _operations.Operation, inputs: Sequence[torch.Tensor], size: int
+) -> Tuple[torch.Tensor, ...]:
+    """The same, where nobody compiles, traces or watches: on the current GPU without PyTorch's dispatcher."""
+    first, results = inputs[0], operation.results
+    if _empty_on_gpu is None or not first.is_cuda or first.get_device() != current_device():
+        return new_results(operation, inputs, size)
+    forms = results(first.shape, None if operation.is_attention else inputs[1].shape, size)
+    return tuple(
+        [
+            _empty_on_gpu(shape, _strides(shape), first.dtype if dtype is None else _DTYPES[dtype])
+            for shape, dtype in forms
+        ]
+    )
+
+
+# What compiled graphs of PyTorch make their memory with.
+_empty_on_gpu: Any = None
+with contextlib.suppress(AttributeError):
+    _empty_on_gpu = torch._C._dynamo.guards._empty_strided_cuda
+
+
+@functools.lru_cache(maxsize=256)
+def _strides(shape: Tuple[int, ...]) -> Tuple[int, ...]:
+    """As PyTorch has them of a tensor without gaps."""
+    return contiguous([max(size, 1) for size in shape])
 
 
 def launch(operation: _operations.Operation, tensors: Tuple[Any, ...], options: Tuple[Any, ...]) -> None:

@@ -128,3 +128,27 @@ def test_every_argument_is_in_the_table():
     code = workspace_bound.__code__
     assert {name for _, name, _ in WRONG} == set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
     assert math.isfinite(workspace_bound(**PREFILL))
+
+
+def test_size_is_asked_for_once(monkeypatch):
+    """A call like the one before takes as much memory, and more is asked for where that is too little."""
+    operation, asked = _operations.DENSE_DECODE, []
+    ask = operation._ask_size
+    monkeypatch.setattr(operation, "_ask_size", lambda *arguments: asked.append(1) or ask(*arguments))
+    numbers = numpy.random.default_rng(0)
+    queries, cache = (numbers.standard_normal(shape).astype("float16") for shape in ((2, 1, 16, 576), (8, 64, 1, 576)))
+    table, lengths = numpy.arange(8, dtype=numpy.int32).reshape(2, 4), numpy.array([200, 256], numpy.int32)
+
+    def call(q=queries):
+        return flash_mla_with_kvcache(q, cache, table[: len(q)], lengths[: len(q)], 512, None)
+
+    first = call()
+    before = len(asked)
+    assert all(numpy.array_equal(a, b) for a, b in zip(first, call())) and len(asked) == before
+    size = taken(operation)
+    assert size > 1
+    operation.idle[_arrays][-1].args.workspace_size = 1
+    assert all(numpy.array_equal(a, b) for a, b in zip(first, call())) and len(asked) == before + 1
+    assert taken(operation) == size
+    call(queries[:1])
+    assert len(asked) == before + 2
