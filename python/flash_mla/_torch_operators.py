@@ -127,12 +127,11 @@ def plain_results(
     if _empty_on_gpu is None or not first.is_cuda or first.get_device() != current_device():
         return new_results(operation, inputs, size)
     forms = results(first.shape, None if operation.is_attention else inputs[1].shape, size)
-    return tuple(
-        [
-            _empty_on_gpu(shape, _strides(shape), first.dtype if dtype is None else _DTYPES[dtype])
-            for shape, dtype in forms
-        ]
-    )
+    made = []
+    for shape, dtype in forms:
+        shape = tuple(shape)  # no torch.Size
+        made.append(_empty_on_gpu(shape, _strides(shape), first.dtype if dtype is None else _DTYPES[dtype]))
+    return tuple(made)
 
 
 # What compiled graphs of PyTorch make their memory with.
