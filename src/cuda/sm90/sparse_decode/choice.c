@@ -5,8 +5,8 @@
 
 enum { ALIGNMENT = 16 };
 
-/* Where lists have lengths: units of a block of 64 keys and a tile of 16 heads, an SM, as if all were full. (On an H200, 128
- * heads, 128 + 1024 entries of which half count on average: at 4.4 17.9 µs, the large kernel 20.8.) */
+/* By a plan: units of a block of 64 keys and a tile of 16 heads, an SM, as if all lists were full. (On an H200, 128 heads, 128 + 1024
+ * entries of which half count on average: at 4.4 17.9 µs, the large kernel 20.8.) */
 enum { SMALL_MOST_UNITS = 6 };
 
 /* Up to so many blocks a piece the plan's overhead of a request would cut them unevenly. */
