@@ -138,7 +138,8 @@ static void chunks(void)
         int b, h_q, topk, extra;
         const char *kernel;
         int heads, keys;
-    } all[] = {{1, 64, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656_together", 16, 64},
+    } all[] = {{1, 64, 1024, 0, "sm90_sparse_decode_small_bf16_fp8_656_together", 16, 64},
+               {1, 64, 2048, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 64},
                {1, 96, SMALL_TOPK, EXTRA, "sm90_sparse_decode_small_bf16_fp8_656_together", 16, 64},
                {B, 96, SMALL_TOPK, EXTRA, "sm90_sparse_decode_bf16_fp8_656_together", 64, 64},
                {2, 128, 2048, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 128},

@@ -5,9 +5,10 @@
 
 enum { ALIGNMENT = 16 };
 
-/* By a plan: units of a block of 64 keys and a tile of 16 heads, an SM, as if all lists were full. (On an H200, 128 heads, 128 + 1024
- * entries of which half count on average: at 4.4 17.9 µs, the large kernel 20.8.) */
+/* By a plan: units an SM. (On an H200, 128 heads, 128 + 1024 entries of which half count on average: at 4.4 17.9 µs, the large kernel
+ * 20.8.) And where each is a block of threads: with two an SM the large kernel is as fast, and faster with warm caches. */
 enum { SMALL_MOST_UNITS = 6 };
+static const double SMALL_MOST_UNITS_AT_ONCE = 1.5;
 
 /* Up to so many blocks a piece the plan's overhead of a request would cut them unevenly. */
 enum { FEW_BLOCKS = 8, MOST_PARTITIONS = 65536 };
@@ -91,22 +92,30 @@ int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int head
     return as_even_as_a_plan ? (int32_t)piece * PLAN_BLOCK : 0;
 }
 
+/* Units of a block of 64 keys and a tile of 16 heads, an SM, as if all lists were full. */
+static double units_of_sm(const struct sm90_sparse_shape *shape)
+{
+    const double tiles = (double)shape->b * (double)shape->s_q *
+                         (double)cuda_ceil_div(shape->h_q, SM90_SPARSE_DECODE_SMALL_HEADS);
+    return tiles * (double)blocks_of(shape) / shape->sms;
+}
+
 /* So little that a plan is for the kernel of small tiles. */
 static bool few_units(const struct sm90_sparse_shape *shape)
 {
-    const int64_t heads = SM90_SPARSE_DECODE_SMALL_HEADS;
-    const double tiles = (double)shape->b * (double)shape->s_q * (double)cuda_ceil_div(shape->h_q, heads);
-    return shape->h_q <= heads ||
-           (shape->b && tiles * (double)blocks_of(shape) <= (double)SMALL_MOST_UNITS * shape->sms);
+    return shape->h_q <= SM90_SPARSE_DECODE_SMALL_HEADS ||
+           (shape->b && units_of_sm(shape) <= SMALL_MOST_UNITS);
 }
 
-/* Where each of its blocks of threads has one block of keys: with two the large kernel is faster, since every tile converts the keys for
- * itself. Else where no request is cut into chunks, and there is little to do. */
+/* Where each of its blocks of threads has one block of keys, and they are not many: with two blocks of keys the large kernel is faster,
+ * since every tile converts the keys for itself. Else where no request is cut into chunks, and there is little to do. */
 bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant)
 {
     if (shape->h_q <= SM90_SPARSE_DECODE_SMALL_HEADS) return true;
     if (batch_invariant || !shape->b) return false;
-    if (even_piece(shape, SM90_SPARSE_DECODE_SMALL_HEADS) == 1) return true;
+    if (even_piece(shape, SM90_SPARSE_DECODE_SMALL_HEADS) == 1 &&
+        units_of_sm(shape) <= SMALL_MOST_UNITS_AT_ONCE)
+        return true;
     const int32_t chunk = sm90_sparse_decode_chunk(shape, SM90_SPARSE_DECODE_HEADS);
     if (chunk && (!shape->lengths || chunk <= SM90_SPARSE_DECODE_FEW_KEYS)) return false;
     return few_units(shape);
