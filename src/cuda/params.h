@@ -114,6 +114,7 @@ struct dense_decode_sm90_params {
     int32_t workers;    /* of a tile */
     int32_t of_request; /* workers / b */
 };
+enum { MOST_REQUESTS_TOGETHER = 32 /* that a warp shares out, a lane each */ };
 
 /* A cache of sparse decode, and the keys that are named in it (struct key_source of problem.h). */
 struct sparse_cache_params {
@@ -184,8 +185,7 @@ struct sparse_decode_sm90_params {
     uint64_t *meetings;               /* [b][tiles] */
     uint64_t ticket;                  /* of this launch */
 };
-/* Parts of a tile that blocks of threads join together: 8 warps take so many each. Of tiles of 16 heads there are fewer registers and less
- * memory. */
+/* The most parts of a tile that blocks of threads join: what 8 warps have memory for. The kernel of 16 heads has less. */
 enum { MOST_PARTS_TOGETHER = 128, MOST_SMALL_PARTS_TOGETHER = 64 };
 
 /* Over FP8 pages: a token is what a request is to sparse decode, whose kernel it is. split.num_partitions: workers. */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Rows of partial results in 16 bits (Hopper's sparse decode; sparse prefill has slots of its own): half of what fp32 moves, to
- * the slots and from there to the join. 64 columns of a row are fp16 times a power of two, chosen so that the largest of them is in [2^14, 2^15): values down to
- * 2^-28 of it have all 11 bits, and lose an eighth of what bf16 results lose when they are rounded in the end; what is below
- * 2^-40 of it becomes 0.
+ * Rows of partial results in 16 bits (Hopper's sparse decode, and its dense decode of few requests; sparse prefill has slots of its
+ * own): half of what fp32 moves, to the slots and from there to the join. 64 columns of a row are fp16 times a power of two, chosen so
+ * that the largest of them is in [2^14, 2^15): values down to 2^-28 of it have all 11 bits, and lose an eighth of what bf16 results lose
+ * when they are rounded in the end; what is below 2^-40 of it becomes 0.
  *
- * A row has the memory of one in fp32: 512 fp16 values, columns in order; then 8 powers of two, fp32.
+ * A row has the memory of one in fp32: 512 fp16 values, columns in order, or as store_half_tile puts them; then 8 powers of two, fp32.
  */
 #pragma once
 
@@ -42,8 +42,9 @@ DEVICE float *half_row_scales(const struct split_params &split, int64_t slot_row
     return split.slot_out + slot_row * HALF_ROW_COLUMNS + HALF_ROW_COLUMNS / 2;
 }
 
-/* 64 columns of a row by the four lanes that have them, 16 each in an order of their own: of every 32 values that stand together a
- * lane has eight. Who reads them knows which they are. `to`: the lane's first; returns the power of two. */
+/* Stores 64 columns of a row by the four lanes that have them, 16 each, in the order in which the lanes have them: of every 32 values
+ * in memory a lane stores eight. Whoever reads them puts them in order (join_share.cuh). `to`: where the lane's first value goes.
+ * Returns the power of two. */
 DEVICE float store_half_tile(uint16_t *to, const float (&x)[16], float factor, bool stores)
 {
     float most[4] = {0.0f, 0.0f, 0.0f, 0.0f}; /* four: short chains */

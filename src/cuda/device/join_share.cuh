@@ -8,10 +8,9 @@
  * a warp has every second, fourth or eighth part of it, and the sums of the warps pass through shared memory to the first of them. If
  * there are many items and few parts, a warp takes several items at a time. All that a warp takes is on its way together, by cp.async.
  *
- * A kernel says what a share is: struct Share with split, output, request, parts, takers (blocks of threads that take a share: those that
- * have the parts, or more), begin and end (items), slot_row(part, row) and
- * place(row), where item 2 r + h is half h of row r; and which columns a lane has, column(half, lane) and the next seven, or, of
- * PAIRS, those when four lanes have exchanged pairs.
+ * A kernel says what a share is: struct Share with split, output, request, parts, takers (how many blocks of threads take a share: those
+ * that have the parts, or more), begin and end (items; item 2 r + h is half h of row r), slot_row(part, row) and place(row). Its
+ * column(half, lane) is the first of the eight columns that a lane has; with PAIRS a lane has them only after quad_gather_eight.
  */
 #pragma once
 

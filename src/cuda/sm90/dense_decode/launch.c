@@ -5,10 +5,7 @@
 #include "../../attention.h"
 #include "choice.h"
 
-enum {
-    MOST_REQUESTS = 32,   /* that a warp shares out, a lane each */
-    MOST_BLOCKS = 1 << 20 /* of keys, of all of them: it divides in fp32 */
-};
+enum { MOST_BLOCKS = 1 << 20 /* of keys of all requests: the kernel divides their number in fp32 */ };
 
 /* Few requests: no plan is made or read; the blocks of threads share the requests out, and join what they made. Rows that see other
  * keys than the tile's last row may have to be done again, which goes by a plan. The words by which they meet have the place
@@ -19,7 +16,7 @@ static void meet_to_join(const struct attention_problem *p, struct cuda_work *w)
                   usual = plan_default_partitions(w->device->sms, p->s_q, p->h_q, p->h_kv);
     const size_t words = (size_t)(p->b * w->tiles) * sizeof(uint64_t);
     if (w->apart || p->bound || p->cut == CUT_INVARIANT || workers != usual || workers < 2 * p->b ||
-        p->b > MOST_REQUESTS || p->b * cuda_ceil_div(p->capacity, PLAN_BLOCK) > MOST_BLOCKS ||
+        p->b > MOST_REQUESTS_TOGETHER || p->b * cuda_ceil_div(p->capacity, PLAN_BLOCK) > MOST_BLOCKS ||
         (p->causal && p->s_q > 1) || w->marks_offset + words > w->bytes)
         return;
     w->joins_itself = true, w->makes_plan = false;

@@ -15,7 +15,8 @@ static_assert(ROWS == (int)ROWS_OF_MARK, "");
 enum { PIECE_BARRIER = 3 };
 
 /* With TOGETHER a block of threads has one piece (one_piece.cuh). With SHARED_KEYS several tiles of rows read the same keys, from L2
- * but for the first: they bring them there in turns, and the early Q·Kᵀ is the longer one. A tile by itself is bound by memory, and loses by both. */
+ * but for the first: they bring them there in turns, and the early Q·Kᵀ is the longer one. A tile by itself is bound by memory, and
+ * loses by both. */
 template <typename Element_, int D_QK_, bool SHARED_KEYS_, bool TOGETHER_> struct Variant {
     using Element = Element_;
     static constexpr bool ROPE = D_QK_ > D_V, SHARED_KEYS = SHARED_KEYS_, TOGETHER = TOGETHER_;

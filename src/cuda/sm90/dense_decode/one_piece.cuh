@@ -10,16 +10,14 @@
 #include "../../device/join_share.cuh"
 #include "results.cuh"
 
-enum { MOST_REQUESTS = 32 /* a lane each */ };
-
 /* n / d, rounded up; n and d are below 2^21, so that a half is more than what rounding takes. */
 DEVICE unsigned share_ceil(unsigned n, unsigned d)
 {
     return (unsigned)(((float)(n + d - 1) + 0.5f) * reciprocal_approx((float)d));
 }
 
-/* By one warp: the piece of worker `worker`; false where none is left for it. */
-DEVICE bool share_out(const struct dense_decode_sm90_params &p, int worker, Shared::OnePiece &one)
+/* Finds the piece of worker `worker`, by one warp; where none is left for it `one` stays as it was. */
+DEVICE void share_out(const struct dense_decode_sm90_params &p, int worker, Shared::OnePiece &one)
 {
     const int lane = (int)(fresh_thread() % 32), b = p.call.b;
     const int length = lane < b ? request_length(p.call, lane) : 0;
@@ -41,7 +39,6 @@ DEVICE bool share_out(const struct dense_decode_sm90_params &p, int worker, Shar
         one.request = lane, one.part = part, one.parts = parts, one.slot = end - parts, one.length = length;
         one.begin = min(first, length), one.end = min(first + (int)c * KEYS, length);
     }
-    return mine != 0;
 }
 
 /* Halves of some rows of a tile. */
@@ -74,8 +71,8 @@ struct RowShare {
 
 /* ---- A part's rows in halves ------------------------------------------------------------------- */
 
-/* Half of the side's columns of a row of the warp's, the first or the second of the thread's two, to a slot. A tile's chunk h has
- * the pairs of columns that the lane has of every eight from 32 h on. */
+/* Stores half of the side's columns of the first or the second of the thread's two rows to a slot, and returns two powers of two. Chunk h
+ * of 64 columns has the pairs that the lane has of every eight columns from 32 h on. */
 DEVICE float2 store_halves(uint16_t *to, const float (&o)[64], bool second, float factor, bool stores)
 {
     float down[2];
@@ -92,7 +89,7 @@ DEVICE float2 store_halves(uint16_t *to, const float (&o)[64], bool second, floa
     return make_float2(down[0], down[1]);
 }
 
-/* The warp's rows and columns to the piece's slot; `column`: the side's first. */
+/* Stores the warp's rows and columns to the piece's slot; `column`: the side's first. */
 DEVICE void store_halves(const struct dense_decode_params &p, const Task &task, const float (&left)[64],
                          const float (&right)[64], const float (&factor)[2], int tile_row, int column)
 {

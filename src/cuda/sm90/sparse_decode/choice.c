@@ -5,9 +5,11 @@
 
 enum { ALIGNMENT = 16 };
 
-/* By a plan: units an SM. (On an H200, 128 heads, 128 + 1024 entries of which half count on average: at 4.4 17.9 µs, the large kernel
- * 20.8.) And where each is a block of threads: with two an SM the large kernel is as fast, and faster with warm caches. */
+/* Up to so many units an SM the kernel of small tiles takes a plan. (On an H200, 128 heads, 128 + 1024 entries of which half count on
+ * average: at 4.4 17.9 µs, the large kernel 20.8.) */
 enum { SMALL_MOST_UNITS = 6 };
+
+/* Up to so many it takes chunks of one unit. With two the large kernel is no slower. */
 static const double SMALL_MOST_UNITS_AT_ONCE = 1.5;
 
 /* Up to so many blocks a piece the plan's overhead of a request would cut them unevenly. */
@@ -92,7 +94,7 @@ int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int head
     return as_even_as_a_plan ? (int32_t)piece * PLAN_BLOCK : 0;
 }
 
-/* Units of a block of 64 keys and a tile of 16 heads, an SM, as if all lists were full. */
+/* How many units an SM has, as if all lists were full: a unit is a block of 64 keys for a tile of 16 heads. */
 static double units_of_sm(const struct sm90_sparse_shape *shape)
 {
     const double tiles = (double)shape->b * (double)shape->s_q *
@@ -100,15 +102,15 @@ static double units_of_sm(const struct sm90_sparse_shape *shape)
     return tiles * (double)blocks_of(shape) / shape->sms;
 }
 
-/* So little that a plan is for the kernel of small tiles. */
+/* Whether the kernel of small tiles is the one that a plan is for. */
 static bool few_units(const struct sm90_sparse_shape *shape)
 {
     return shape->h_q <= SM90_SPARSE_DECODE_SMALL_HEADS ||
            (shape->b && units_of_sm(shape) <= SMALL_MOST_UNITS);
 }
 
-/* Where each of its blocks of threads has one block of keys, and they are not many: with two blocks of keys the large kernel is faster,
- * since every tile converts the keys for itself. Else where no request is cut into chunks, and there is little to do. */
+/* The kernel of small tiles takes a call where each of its blocks of threads has one unit and they are not many: with two units the
+ * large kernel is faster, since every tile converts the keys for itself. It also takes a call of few units that goes by a plan. */
 bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant)
 {
     if (shape->h_q <= SM90_SPARSE_DECODE_SMALL_HEADS) return true;

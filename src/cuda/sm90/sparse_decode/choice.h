@@ -12,10 +12,11 @@
 enum {
     SM90_SPARSE_DECODE_HEADS = 64,
     SM90_SPARSE_DECODE_SMALL_HEADS = 16,
-    SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM = 2,
-    SM90_SPARSE_DECODE_FEW_KEYS =
-        512 /* of a chunk: what lengths differ in matters less then than a plan and a second kernel */
+    SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM = 2
 };
+
+/* Lists with lengths are cut into chunks of up to so many keys: a plan, which evens lengths out, and a second kernel cost more. */
+enum { SM90_SPARSE_DECODE_FEW_KEYS = 512 };
 
 /* NULL if it takes the problem; else what it takes, and which argument differs. */
 const char *sm90_sparse_decode_refuses(const struct attention_problem *problem, const char **argument);

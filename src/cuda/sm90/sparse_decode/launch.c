@@ -27,7 +27,6 @@ static int32_t chunk_of(const struct attention_problem *p, const struct sm90_spa
     if (p->num_partitions && p->num_partitions != partitions) return 0;
     const int64_t keys = sm90_sparse_decode_chunk(shape, heads);
     if (!keys) return 0;
-    /* What lengths differ in matters little where a chunk is short, and its blocks of threads join (meet_to_join). */
     if (shape->lengths && (rows || keys > SM90_SPARSE_DECODE_FEW_KEYS)) return 0;
     /* The workspace, the same for all kernels, has two slots a partition, if there are several: no more chunks than that.
      * Where it has fewer slots than there are requests, each request is one chunk, which needs none. */

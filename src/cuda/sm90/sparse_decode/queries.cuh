@@ -87,8 +87,8 @@ DEVICE void queries_are_there(uint32_t base)
     if (fresh_thread() % 32 == 0) mbarrier_arrive(SHARED_AT(base, q_full));
 }
 
-/* Of the first piece: all of it is on its way at once, as it is, each thread's part to its own place in the lines that it will be
- * spread over. */
+/* Loads the queries of the first piece. All copies are on their way at once; a thread copies its chunks unconverted to places of their
+ * own in the lines of shared memory over which it spreads them afterwards. */
 template <typename F>
 DEVICE void load_first_queries(const struct sparse_decode_params &p, int request, Shared &shared,
                                uint32_t base)

@@ -187,11 +187,13 @@ template <typename F> struct Sums {
         if (scales) scales[lane() % 4] = down;
     }
 
-    /* ---- Rows of a part that is joined beside it -------------------------------------------------------- */
+    /* ---- Rows of a part that the blocks of threads join themselves -------------------------------------- */
 
     DEVICE void clear_row(int i, bool clears)
     {
-        asm volatile("" ::: "memory"); /* else nvcc makes choices of it, for which there is no branch */
+        asm volatile(
+            "" ::
+                : "memory"); /* keeps the branch: without this nvcc turns it into selects, which all pieces would execute */
 #pragma unroll
         for (int e = 0; e < 64; e++) {
             float &x = o[4 * (e / 2) + 2 * i + e % 2];
@@ -199,14 +201,14 @@ template <typename F> struct Sums {
         }
     }
 
-    /* Of the piece's slot, the row of one of the thread's two heads; less than 2^31 where blocks of threads join. */
+    /* The row of the piece's slot that a head has; where blocks of threads join, there are fewer than 2^31. */
     DEVICE int part_row(int head) const
     {
         return ((int)piece().slot * p.s_q + Place(p).token) * p.h_q + head;
     }
 
-    /* Both rows to the piece's slot, in the order of the fragment: one text, which is walked through once. A row that saw no key is
-     * 0 whatever weights of 0 made of V. */
+    /* Stores both rows to the piece's slot, by one text, since a call walks through it once. A row that saw no key is 0 whatever
+     * weights of 0 made of V. */
     DEVICE void end_part(const float (&sum)[2], const float (&below)[2])
     {
         const int first = Place(p).tile * HEADS + row();
@@ -338,7 +340,7 @@ template <typename F> struct Sums {
         __syncwarp();
     }
 
-    /* Who has no part joins all the same. */
+    /* A block of threads without a part takes its share of the join all the same. */
     DEVICE void run()
     {
         if (__any_sync(~0u, shared.list.first <= shared.list.last))
