@@ -9,6 +9,21 @@
 
 #include "../sides/products.cuh"
 
+/* By a warp. Heads that are none are zeros. */
+template <typename Item>
+DEVICE void ask_for_queries(const struct sparse_prefill_sm90_params &p, uint32_t base, const Item &item)
+{
+    const uint32_t full = SHARED_AT(base, q_full);
+    if (elect_one()) {
+        mbarrier_arrive_expect(full, UNITS * UNIT_BYTES);
+#pragma unroll
+        for (int unit = 0; unit < UNITS; unit++)
+            tma_load_once(SHARED_AT(base, q) + (uint32_t)unit * UNIT_BYTES, &p.queries, full,
+                          {0, item.tile * ROWS, 2 * unit, item.token, 0});
+    }
+    __syncwarp();
+}
+
 template <typename V> struct Producer {
     using Item = ItemOf<V>;
     enum { ROWS_APART = WARPGROUP_THREADS / 8, ROWS_OF_THREAD = KEYS / ROWS_APART };
@@ -112,19 +127,11 @@ template <typename V> struct Producer {
         parity[SIDE] ^= 1;
     }
 
-    /* By a warp. Heads that are none are zeros. */
+    /* Are given back later than keys. */
     DEVICE void load_queries(const Item &item)
     {
-        const uint32_t full = SHARED_AT(base, q_full);
         mbarrier_wait(SHARED_AT(base, q_empty), ~tiles & 1);
-        if (elect_one()) {
-            mbarrier_arrive_expect(full, UNITS * UNIT_BYTES);
-#pragma unroll
-            for (int unit = 0; unit < UNITS; unit++)
-                tma_load_once(SHARED_AT(base, q) + (uint32_t)unit * UNIT_BYTES, &p.queries, full,
-                              {0, item.tile * ROWS, 2 * unit, item.token, 0});
-        }
-        __syncwarp();
+        ask_for_queries(p, base, item);
     }
 
     DEVICE void run()
@@ -134,7 +141,7 @@ template <typename V> struct Producer {
             const Item item = next;
             for (int block = 0; block < item.blocks; block += 2) {
                 load_block<0>(item, block);
-                if (block == 0 && threadIdx.x < 32) load_queries(item); /* are given back later than keys */
+                if (block == 0 && threadIdx.x < 32 && !is_short(p)) load_queries(item);
                 if (block + 1 < item.blocks) load_block<1>(item, block + 1);
             }
             tiles++;

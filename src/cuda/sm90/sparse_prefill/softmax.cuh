@@ -17,8 +17,9 @@ struct RowState {
     bool special; /* some row of the warp saw no key yet, or its reference is beyond CAREFUL_REFERENCE */
 };
 
-/* Moves the reference, and with it what was summed relative to the old one. */
-DEVICE void move_reference(RowState &state, const float (&to)[2], float (&left)[64], float (&right)[64])
+/* Moves the reference, and with it what was summed relative to the old one: before the first block nothing was. */
+DEVICE void move_reference(RowState &state, const float (&to)[2], float (&left)[64], float (&right)[64],
+                           bool first)
 {
     float factor[2];
 #pragma unroll
@@ -29,7 +30,7 @@ DEVICE void move_reference(RowState &state, const float (&to)[2], float (&left)[
         state.reference[i] = to[i], state.sum[i] *= factor[i];
     }
     state.special = __any_sync(~0u, fmaxf(fabsf(to[0]), fabsf(to[1])) > CAREFUL_REFERENCE);
-    rescale(left, factor), rescale(right, factor);
+    if (!first) rescale(left, factor), rescale(right, factor);
 }
 
 /* Of either row the bits of the largest element, or 0 if none is above 0: those of positive numbers are ordered as integers

@@ -18,7 +18,7 @@
  * Barriers: keys_full, keys_empty (a unit of a side's block), rope_full, rope_empty; q_full, q_empty; p_full: P of a block is
  * there; scored: its Q·Kᵀ has been issued.
  *
- * Shared memory (struct Shared): two blocks of keys 147456 bytes, Q 65536, P of either side 8192. All addresses are constants.
+ * Shared memory (struct Shared): two blocks of keys 147456 bytes, Q 65536, P of either side 8192.
  *
  * A tile ends with its rows in the last block's home units, from where TMA takes them to `out`, the first half while the
  * products of the second still run. Of a short call the tiles of the last round are cut by keys into pieces, whose rows go to
@@ -45,15 +45,16 @@ DEVICE void load_q_rope(uint32_t (&q)[4][4], const struct sparse_prefill_params 
     }
 }
 
-/* One side; its state from block to block. What differs between the sides is compiled for either (template argument SIDE):
- * there all addresses are constants. */
+/* One side; its state from block to block. Both sides run one text: a text for each, in which all addresses were constants, was no
+ * faster in long calls and half as long again, and a short call walks through all of it. */
 template <typename V> struct Side : SideThread {
     using Element = typename V::Element;
     using Item = ItemOf<V>;
 
     const struct sparse_prefill_sm90_params &p;
     Shared &shared;
-    uint32_t base;
+    const uint32_t base;
+    const int side;
     float s[32], left[64], right[64]; /* S of a block; O of the two home units */
     uint32_t weights[4][4], q_rope[4][4];
     RowState state;
@@ -65,7 +66,9 @@ template <typename V> struct Side : SideThread {
     } ending;                             /* what is known of them when their last products have been made */
 
     DEVICE Side(const struct sparse_prefill_sm90_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory))
+        : p(params), shared(memory),
+          base(shared_address(&memory)), /* the shuffle says that a warp is of one side */
+          side(__shfl_sync(~0u, SideThread::side(), 0))
     {
     }
 
@@ -82,65 +85,61 @@ template <typename V> struct Side : SideThread {
     /* Which of two units of the block have come, bits 0 and 1: these may be multiplied from here on. cp.async writes keys as threads
      * do, through the generic proxy, and wgmma reads them through the async one, so that between the wait and the product there is
      * a fence. It takes time, the more so beside products that are under way: one serves as many units as have come. */
-    template <int SIDE, int FIRST, int SECOND> DEVICE uint32_t see_units()
+    DEVICE uint32_t see_units(int first_unit, int second_unit)
     {
-        const bool first = __all_sync(~0u, mbarrier_test(keys_full(base, SIDE, FIRST), own & 1)),
-                   second = __all_sync(~0u, mbarrier_test(keys_full(base, SIDE, SECOND), own & 1));
+        const bool first = __all_sync(~0u, mbarrier_test(keys_full(base, side, first_unit), own & 1)),
+                   second = __all_sync(~0u, mbarrier_test(keys_full(base, side, second_unit), own & 1));
         fence_async_shared();
         return (uint32_t)first | (uint32_t)second << 1;
     }
 
     /* S (+)= Q·Kᵀ over two units; `come`: of see_units. */
-    template <int SIDE, int FIRST, int SECOND, bool ADD> DEVICE void score_units(uint32_t come)
+    DEVICE void score_units(int first_unit, int second_unit, bool add, uint32_t come)
     {
         if (!(come & 1)) {
-            mbarrier_wait(keys_full(base, SIDE, FIRST), own & 1);
-            come = see_units<SIDE, FIRST, SECOND>();
+            mbarrier_wait(keys_full(base, side, first_unit), own & 1);
+            come = see_units(first_unit, second_unit);
         }
         wgmma_fence(); /* the wait is a branch: without this ptxas adds one of its own */
-        multiply_keys<Element>(s, base, SIDE, FIRST, ADD);
+        multiply_keys<Element>(s, base, side, first_unit, add);
         if (!(come & 2)) {
-            mbarrier_wait(keys_full(base, SIDE, SECOND), own & 1);
+            mbarrier_wait(keys_full(base, side, second_unit), own & 1);
             fence_async_shared();
         }
         wgmma_fence();
-        multiply_keys<Element>(s, base, SIDE, SECOND, true);
+        multiply_keys<Element>(s, base, side, second_unit, true);
         wgmma_commit();
     }
 
-    template <int SIDE> DEVICE void score_early(bool follows)
+    DEVICE void score_early(bool follows)
     {
-        constexpr int FIRST = first_of_home(SIDE), SECOND = first_of_home(1 - SIDE);
+        const int first_unit = first_of_home(side), second_unit = first_of_home(1 - side);
         uint32_t come = 0;
         hold(s);
         if constexpr (V::ROPE) {
-            mbarrier_wait(barrier_at(SHARED_AT(base, rope_full), SIDE), own & 1);
-            come = see_units<SIDE, FIRST, SECOND>();
+            mbarrier_wait(barrier_at(SHARED_AT(base, rope_full), side), own & 1);
+            come = see_units(first_unit, second_unit);
             wgmma_fence();
-            multiply_rope<Element>(s, q_rope, base, SIDE);
+            multiply_rope<Element>(s, q_rope, base, side);
         }
-        if (follows) wait_for_turn(base, SIDE, others);
-        score_units<SIDE, FIRST, SECOND, V::ROPE>(come);
+        if (follows) wait_for_turn(base, side, others);
+        score_units(first_unit, second_unit, V::ROPE, come);
     }
 
     /* The other two units. Where products of the other side's block come between, they are looked for before these. */
-    template <int SIDE> DEVICE uint32_t see_late()
+    DEVICE uint32_t see_late() { return see_units(second_of_home(side), second_of_home(1 - side)); }
+
+    DEVICE void score_late(uint32_t come)
     {
-        return see_units<SIDE, second_of_home(SIDE), second_of_home(1 - SIDE)>();
+        score_units(second_of_home(side), second_of_home(1 - side), true, come);
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), side));
     }
 
-    template <int SIDE> DEVICE void score_late(uint32_t come)
+    DEVICE void follow_reference()
     {
-        score_units<SIDE, second_of_home(SIDE), second_of_home(1 - SIDE), true>(come);
-        static_assert(last_unit(SIDE) == second_of_home(1 - SIDE), "after it all of a block is known");
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), SIDE));
-    }
-
-    DEVICE void follow_reference(int my_side)
-    {
-        if (!__any_sync(~0u, shared.rescaled[1 - my_side][warp()])) return;
-        const float to[2] = {shared.reference[1 - my_side][row()], shared.reference[1 - my_side][row() + 8]};
-        move_reference(state, to, left, right);
+        if (!__any_sync(~0u, shared.rescaled[1 - side][warp()])) return;
+        const float to[2] = {shared.reference[1 - side][row()], shared.reference[1 - side][row() + 8]};
+        move_reference(state, to, left, right, false);
     }
 
     /* Scores of entries that name no key do not count. `keys`: Shared::there. */
@@ -154,66 +153,49 @@ template <typename V> struct Side : SideThread {
             if (!(there[e / 4 % 2] >> (4 * (e / 8) + e % 2) & 1)) s[e] = -INFINITY;
     }
 
-    template <int SIDE> DEVICE void tell_reference(const float (&to)[2])
+    /* Moves the references to the largest score of all that were seen. Scores become relative to them; `raw`: they are not yet
+     * relative to the old ones. NaN is no score. Where a reference is rounded by much, scores are rounded as it was before it is
+     * subtracted: raw ones are multiplied first, others go by way of their sum with the old reference. */
+    DEVICE void move_references(bool first, bool raw)
     {
-        move_reference(state, to, left, right);
-        shared.reference[SIDE][row()] = to[0], shared.reference[SIDE][row() + 8] = to[1];
-    }
-
-    /* To the largest score of all that were seen. */
-    template <int SIDE> DEVICE void set_reference(bool first)
-    {
-        float to[2];
+        float to[2], back[2], by[2], scale = raw ? p.call.scale_log2 : 1.0f;
         row_maxima(s, to);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            to[i] = fmaxf(quad_max(to[i]) * p.call.scale_log2, LEAST_REFERENCE);
-            if (!first) to[i] = fmaxf(to[i], state.reference[i]);
+            const float most = quad_max(to[i]), reference = state.reference[i];
+            to[i] = raw ? fmaxf(most * scale, reference) : reference + fmaxf(most, 0.0f);
+            const bool careful = !raw && fabsf(to[i]) > CAREFUL_REFERENCE;
+            back[i] = careful ? reference : 0.0f;
+            by[i] = raw || careful ? to[i] : to[i] - reference;
         }
-        tell_reference<SIDE>(to);
+        move_reference(state, to, left, right, first);
+        shared.reference[side][row()] = to[0], shared.reference[side][row() + 8] = to[1];
+        if (raw && state.special) scale_scores(s, scale), scale = 1.0f;
+#pragma unroll
+        for (int e = 0; e < 32; e++) s[e] = fmaf(s[e] + back[e / 2 % 2], scale, -by[e / 2 % 2]);
     }
 
-    /* To the largest score of the block, where it is above; scores are relative to the reference by now. NaN is none. To a
-     * reference that is rounded by much they go by way of the scores themselves, which are rounded as it was: the largest is
-     * relative to it 0. */
-    template <int SIDE> DEVICE void raise_reference()
+    DEVICE void softmax(bool first)
     {
-        float to[2], back[2], by[2];
-        row_maxima(s, to);
+        const bool raw = first | state.special;
+        bool moves = raw;
+        int over[2] = {0, 0};
+        if (!raw) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            to[i] = state.reference[i] + fmaxf(quad_max(to[i]), 0.0f);
-            const bool careful = fabsf(to[i]) > CAREFUL_REFERENCE;
-            back[i] = careful ? state.reference[i] : 0.0f;
-            by[i] = careful ? to[i] : to[i] - state.reference[i];
+            for (int e = 0; e < 32; e++) s[e] = fmaf(s[e], p.call.scale_log2, -state.reference[e / 2 % 2]);
+            positive_maxima(s, over);
+            moves = __any_sync(~0u, max(over[0], over[1]) > __float_as_int(REFERENCE_SLACK));
         }
-#pragma unroll
-        for (int e = 0; e < 32; e++) s[e] = (s[e] + back[e / 2 % 2]) - by[e / 2 % 2];
-        tell_reference<SIDE>(to);
-    }
-
-    template <int SIDE> DEVICE void softmax(bool first)
-    {
-        bool moves = first | state.special;
-        float scale = p.call.scale_log2;
         if (moves) {
-            set_reference<SIDE>(first);
-            if (state.special) scale_scores(s, scale), scale = 1.0f;
-        }
-#pragma unroll
-        for (int e = 0; e < 32; e++) s[e] = fmaf(s[e], scale, -state.reference[e / 2 % 2]);
-        int over[2];
-        positive_maxima(s, over);
-        if (__any_sync(~0u, max(over[0], over[1]) > __float_as_int(REFERENCE_SLACK))) {
-            raise_reference<SIDE>();
-            moves = true, over[0] = over[1] = 0;
+            move_references(first, raw);
+            over[0] = over[1] = 0;
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) state.over[i] = max(state.over[i], over[i]);
-        if (lane() == 0) shared.rescaled[SIDE][warp()] = moves;
+        if (lane() == 0) shared.rescaled[side][warp()] = moves;
         /* Nobody reads P of the block before last any more: the other side waited for that product before it made the P
          * that this side has already seen. */
-        const uint32_t p_line = weights_line(SHARED_AT(base, p) + SIDE * TILE_BYTES, warp(), lane());
+        const uint32_t p_line = weights_line(SHARED_AT(base, p) + side * TILE_BYTES, warp(), lane());
         exponentials(s, 0);
 #pragma unroll
         for (int k = 0; k < 4; k++) { /* those ahead are under way while these are used */
@@ -222,101 +204,106 @@ template <typename V> struct Side : SideThread {
         }
         fence_async_shared();
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), SIDE));
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), side));
     }
 
     /* ---- A block, a tile, all tiles -------------------------------------------------------------- */
 
-    /* Block k of the tile, this side's. */
-    template <int SIDE> DEVICE void run_block(int k, const Item &item)
+    /* What a block's scores were made of, and at a side's last block the queries: read before the softmax, which the other side
+     * waits for, and given back behind it. */
+    DEVICE void give_back_scored(bool queries)
     {
-        const bool follows = SIDE == 1 || k > 0;
+        if (lane()) return;
+        if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, rope_empty), side));
+        if (queries) mbarrier_arrive(SHARED_AT(base, q_empty));
+    }
+
+    /* Block k of the tile, this side's. */
+    DEVICE void run_block(int k, const Item &item)
+    {
+        const bool follows = side == 1 || k > 0;
         uint32_t come = 0;
-        score_early<SIDE>(follows);
+        score_early(follows);
         if (follows) {
-            wait_for_weights(base, SIDE, others);
+            wait_for_weights(base, side, others);
             wgmma_wait<0>();
-            come = see_late<SIDE>();
+            come = see_late();
             hold(s);
-            follow_reference(SIDE);
-            multiply_home<Element>(left, right, base, SIDE, 1 - SIDE, SIDE == 0 || k > 1);
+            follow_reference();
+            multiply_home<Element>(left, right, base, side, 1 - side, k > 1);
             wgmma_wait<1>();
-            release_unit(base, 1 - SIDE, first_of_home(SIDE), lane());
+            release_unit(base, 1 - side, first_of_home(side), lane());
         }
-        score_late<SIDE>(come);
-        if (SIDE == 0 && k == 0 && keeps_units) give_back_units(1);
-        const uint2 there = *(const uint2 *)shared.there[SIDE];
+        score_late(come);
+        if (side == 0 && k == 0 && keeps_units) give_back_units(1);
+        const uint2 there = *(const uint2 *)shared.there[side];
         wgmma_wait<1>();
         if (follows) {
-            release_unit(base, 1 - SIDE, second_of_home(SIDE), lane());
+            release_unit(base, 1 - side, second_of_home(side), lane());
             others++;
         }
         wgmma_wait<0>();
         hold(s), hold(left), hold(right);
         mask(there);
-        softmax<SIDE>(k == 0);
-        multiply_home<Element>(left, right, base, SIDE, SIDE, k > 0, weights);
-        if (lane() == 0) { /* were read before the softmax, which the other side waits for: time enough now */
-            if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, rope_empty), SIDE));
-            if (k + 2 >= item.blocks) mbarrier_arrive(SHARED_AT(base, q_empty));
-        }
+        softmax(k == 0);
         own++;
-        if (k + 1 >= item.blocks) return end_products(SIDE, item); /* its units are the results' place */
+        if (k + 1 >= item.blocks) return give_back_scored(true);
+        multiply_home<Element>(left, right, base, side, side, k > 0, weights);
+        give_back_scored(k + 2 >= item.blocks);
         wgmma_wait<1>();
-        release_unit(base, SIDE, first_of_home(SIDE), lane());
+        release_unit(base, side, first_of_home(side), lane());
         wgmma_wait<0>();
         hold(left), hold(right);
-        release_unit(base, SIDE, second_of_home(SIDE), lane());
+        release_unit(base, side, second_of_home(side), lane());
     }
 
-    /* The last block of the tile where it is the other side's. */
-    DEVICE void multiply_last(int my_side, const Item &item)
+    /* The last block of the tile, whosever it is, once for both sides: its units become the results' place. */
+    DEVICE void multiply_last(const Item &item)
     {
-        if (__any_sync(~0u, (item.blocks - 1) % 2 == my_side)) return;
-        const int add = __any_sync(~0u, my_side == 0 || item.blocks > 1);
-        wait_for_turn(base, my_side,
-                      others); /* over before P came: so that no phase of a barrier goes by unwaited for */
-        wait_for_weights(base, my_side, others);
-        follow_reference(my_side);
-        multiply_home<Element>(left, right, base, my_side, 1 - my_side, add);
-        others++;
-        end_products(my_side, item);
+        const int owner = (item.blocks - 1) % 2;
+        const bool mine = __all_sync(~0u, owner == side);
+        /* Over before P came: so that no phase of a barrier goes by unwaited for. */
+        if (!mine) wait_for_turn(base, side, others);
+        mbarrier_wait(barrier_at(SHARED_AT(base, p_full), owner), (mine ? own - 1 : others) & 1);
+        if (!mine) follow_reference(), others++;
+        multiply_home<Element>(left, right, base, side, owner, item.blocks > 1);
+        end_products(item);
     }
 
-    template <int SIDE> DEVICE void run_blocks(const Item &item)
+    DEVICE void run_blocks(const Item &item)
     {
         const int blocks = item.blocks;
-        if (SIDE == 1 && blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
-        for (int k = SIDE; k < blocks; k += 2) run_block<SIDE>(k, item);
+        if (side == 1 && blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
+        for (int k = side; k < blocks; k += 2) run_block(k, item);
     }
 
     /* ---- The end of a tile, or of a piece ------------------------------------------------------------ */
 
     /* Each side has summed its own blocks; both hold the same references by now. */
-    DEVICE void join_sides(int my_side, float (&over)[2])
+    DEVICE void join_sides(float (&over)[2])
     {
         float2(&ends)[2][ROWS] = shared.end[tiles % 2];
         const int barrier = SUMS_BARRIER + 2 * (int)(tiles % 2);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             state.sum[i] = quad_sum(state.sum[i]), over[i] = quad_max(__int_as_float(state.over[i]));
-            if (lane() % 4 == 0) ends[my_side][row() + 8 * i] = make_float2(state.sum[i], over[i]);
+            if (lane() % 4 == 0) ends[side][row() + 8 * i] = make_float2(state.sum[i], over[i]);
         }
-        barrier_arrive(barrier + my_side, 2 * WARPGROUP_THREADS);
-        barrier_sync(barrier + 1 - my_side, 2 * WARPGROUP_THREADS);
+        barrier_arrive(barrier + side, 2 * WARPGROUP_THREADS);
+        barrier_sync(barrier + 1 - side, 2 * WARPGROUP_THREADS);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float2 other = ends[1 - my_side][row() + 8 * i];
+            const float2 other = ends[1 - side][row() + 8 * i];
             state.sum[i] += other.x, over[i] = fmaxf(over[i], other.y);
         }
     }
 
     /* Rows of a unit's columns: 64 lines from `at` on, where keys were that all warps' products have read. */
-    DEVICE void send_unit(const float (&o)[64], const float (&factor)[2], const Item &item, int my_side,
-                          int unit, uint32_t at)
+    DEVICE void send_unit(const float (&o)[64], const float (&factor)[2], const Item &item, int unit,
+                          uint32_t at)
     {
         const uint32_t lines = at + (uint32_t)(16 * warp()) * LINE_BYTES;
-        barrier_sync(SIDE_BARRIER + my_side, WARPGROUP_THREADS); /* a warp waits for its own products alone */
+        barrier_sync(SIDE_BARRIER + side, WARPGROUP_THREADS); /* a warp waits for its own products alone */
         if (is_piece(item)) {
             float *down = &slot_of(p, item)->down[row()][2 * unit];
             stage_half_group<0>(o, down, lines);
@@ -325,7 +312,7 @@ template <typename V> struct Side : SideThread {
             stage_rows<Element>(o, factor, lines);
         }
         fence_async_shared();
-        barrier_sync(SIDE_BARRIER + my_side, WARPGROUP_THREADS);
+        barrier_sync(SIDE_BARRIER + side, WARPGROUP_THREADS);
         if (is_first_warp() && elect_one()) {
             if (is_piece(item))
                 bulk_store(slot_of(p, item)->units[unit], at, UNIT_BYTES);
@@ -337,23 +324,23 @@ template <typename V> struct Side : SideThread {
     }
 
     /* lse by the first side, max_logits by the other. */
-    DEVICE void store_end(const Item &item, int my_side, int i, float lse, float largest)
+    DEVICE void store_end(const Item &item, int i, float lse, float largest)
     {
         const int my_row = row() + 8 * i, head = item.tile * ROWS + my_row;
         if (is_piece(item)) {
-            if (my_side == 0)
+            if (side == 0)
                 slot_of(p, item)->end[my_row] = make_float4(state.reference[i], state.sum[i], largest, 0.0f);
         } else if (head < p.call.h_q) {
-            if (my_side == 0) store_lse(p.call, item.token, head, lse);
-            if (my_side == 1) store_largest(p.call, item.token, head, largest);
+            if (side == 0) store_lse(p.call, item.token, head, lse);
+            if (side == 1) store_largest(p.call, item.token, head, largest);
         }
     }
 
     /* While the last products run, what the rows are multiplied with is found. */
-    DEVICE void end_products(int my_side, const Item &item)
+    DEVICE void end_products(const Item &item)
     {
         const int head = item.tile * ROWS + row();
-        join_sides(my_side, ending.over);
+        join_sides(ending.over);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             ending.lse[i] = row_lse(state.reference[i], state.sum[i]);
@@ -366,24 +353,23 @@ template <typename V> struct Side : SideThread {
 
     /* Rows go to where the last block's keys of these columns were, which the side alone has read, and from there by TMA. Once
      * a tile, so that there is one text for both sides and both units. */
-    DEVICE void end_item(int my_side, const Item &item)
+    DEVICE void end_item(const Item &item)
     {
         const int owner = (item.blocks - 1) % 2;
-        const uint32_t place = unit_at(base, owner, first_of_home(my_side));
+        const uint32_t place = unit_at(base, owner, first_of_home(side));
         load_next_rope(next_item);
 #pragma unroll 1
         for (int i = 0; i < 2; i++) {
             float o[64];
 #pragma unroll
             for (int e = 0; e < 64; e++) o[e] = i ? right[e] : left[e];
-            send_unit(o, ending.factor, item, my_side, first_of_home(my_side) + i,
-                      place + (uint32_t)i * UNIT_BYTES);
+            send_unit(o, ending.factor, item, first_of_home(side) + i, place + (uint32_t)i * UNIT_BYTES);
         }
         if (lane() % 4 == 0)
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                store_end(item, my_side, i, ending.lse[i], row_largest(state.reference[i], ending.over[i]));
-        keeps_units = my_side == 0 && owner == 1;
+                store_end(item, i, ending.lse[i], row_largest(state.reference[i], ending.over[i]));
+        keeps_units = side == 0 && owner == 1;
         if (!keeps_units) give_back_units(owner);
     }
 
@@ -391,7 +377,7 @@ template <typename V> struct Side : SideThread {
      * item's first block before it waits for that, where that block's place is the other one. */
     DEVICE void give_back_units(int slot)
     {
-        const int first = slot * UNITS + 2 * side();
+        const int first = slot * UNITS + 2 * side;
         keeps_units = false;
         if (is_first_warp() && elect_one()) {
             bulk_wait_read<1>();
@@ -421,14 +407,11 @@ template <typename V> struct Side : SideThread {
         }
         state = {{LEAST_REFERENCE, LEAST_REFERENCE}, {0.0f, 0.0f}, {0, 0}, false};
         next_item = next;
+        if (is_short(p) && side == 1 && is_first_warp()) ask_for_queries(p, base, item);
         mbarrier_wait(SHARED_AT(base, q_full), tiles & 1);
-        if (is_first_side())
-            run_blocks<0>(item);
-        else
-            run_blocks<1>(item);
-        const int my_side = is_first_side() ? 0 : 1;
-        multiply_last(my_side, item);
-        end_item(my_side, item);
+        run_blocks(item);
+        multiply_last(item);
+        end_item(item);
         tiles++;
     }
 
