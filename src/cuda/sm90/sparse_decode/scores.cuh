@@ -178,11 +178,12 @@ template <typename F> struct Scores {
                 for (int j = 0; j < 8; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = -INFINITY;
     }
 
-    template <typename Element> DEVICE void add_block(uint32_t buffer, bool last)
+    /* Where a block of threads has many pieces, a first block costs less than a register for saying so. */
+    template <typename Element> DEVICE void add_block(uint32_t buffer, bool first, bool last)
     {
         const bool fits = score_block<Element>(last);
         mask();
-        next_fits = !softmax.template block<Element>(s, buffer, !fits);
+        next_fits = !softmax.template block<Element>(s, buffer, !fits, F::ONE_PIECE && first);
     }
 
     DEVICE void end_piece(uint32_t count)
@@ -207,21 +208,24 @@ template <typename F> struct Scores {
         uint32_t buffer = 0, count = 0;
         for (int i = shared.list.first; F::ONE_PIECE ? count == 0 : __any_sync(~0u, i <= shared.list.last);
              i += shared.list.step) {
-            int left = blocks_of_piece(i);
+            const int blocks = blocks_of_piece(i);
+            int left = blocks;
             softmax.begin();
             mbarrier_wait(SHARED_AT(base, q_full), count++ & 1);
             const bool fp16 = shared.q_beyond != count;
             for (; __any_sync(~0u, fp16 && next_fits && left > 0); left--, buffer ^= 1)
-                add_block<Fp16>(buffer, left == 1);
+                add_block<Fp16>(buffer, left == blocks, left == 1);
             if constexpr (F::PREFILL) {
                 if (__any_sync(~0u, left > 0)) {
                     reload_queries<F>(p, request_of<F>(p, shared.list, i), base);
-                    for (; __any_sync(~0u, left > 0); left--, buffer ^= 1) add_block<Bf16>(buffer, left == 1);
+                    for (; __any_sync(~0u, left > 0); left--, buffer ^= 1)
+                        add_block<Bf16>(buffer, left == blocks, left == 1);
                 }
                 end_piece(count);
             } else if (SELDOM(__any_sync(~0u, left > 0))) {
                 reload_queries<F>(p, request_of<F>(p, shared.list, i), base);
-                for (; __any_sync(~0u, left > 0); left--, buffer ^= 1) add_block<Bf16>(buffer, left == 1);
+                for (; __any_sync(~0u, left > 0); left--, buffer ^= 1)
+                    add_block<Bf16>(buffer, left == blocks, left == 1);
                 end_piece(count);
             } else {
                 end_piece(count); /* twice in the text: this one is beside the code for fp16 */

@@ -124,29 +124,36 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* P goes where the maxima are */
     }
 
-    /* Weights of a block to P; tells the other warpgroups that P and V are there. What `mine` is asked of all threads for
-     * comes with a vote that is taken anyway: is it true in any of them? */
-    template <typename Element> DEVICE bool block(float (&s)[32], uint32_t buffer, bool mine)
+    /* By how much the largest score of the thread is above its reference. */
+    DEVICE float largest_over(const float (&s)[32], float scale) const
     {
-        float scale = p.scale_log2;
-        if (PREFILL && careful) scale_scores(s, scale), scale = 1.0f;
         float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}; /* four: short chains */
 #pragma unroll
         for (int h = 0; h < 16; h++)
             most[h % 4] = fmaxf(most[h % 4], fmaf(larger_of_two_keys(s, h), scale, below[h]));
-        const float over = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
-        bool any = false, moves = false;
+        return fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+    }
+
+    /* Weights of a block to P; tells the other warpgroups that P and V are there. What `mine` is asked of all threads for
+     * comes with a vote that is taken anyway: is it true in any of them? The `first` block of a piece sets all references. */
+    template <typename Element> DEVICE bool block(float (&s)[32], uint32_t buffer, bool mine, bool first)
+    {
+        float scale = p.scale_log2, over = 0.0f;
+        if (PREFILL && careful) scale_scores(s, scale), scale = 1.0f;
+        if (!first) over = largest_over(s, scale);
+        bool any = false, moves = first;
         if (any_of_scores(mine | (over > REFERENCE_SLACK))) {
-            any = any_of_scores(mine), moves = any_of_scores(over > REFERENCE_SLACK);
-            if (moves) {
-                move_references(s, scale, buffer);
-                if (PREFILL && careful) scale_scores(s, scale), scale = 1.0f;
-            }
+            any = first || any_of_scores(mine);
+            moves |= any_of_scores(over > REFERENCE_SLACK);
+        }
+        if (moves) {
+            move_references(s, scale, buffer);
+            if (PREFILL && careful) scale_scores(s, scale), scale = 1.0f;
         }
         /* A reference is a score that has been kept. */
         if (PREFILL && __any_sync(~0u, moves | (over > 0.0f))) keep_largest(s, scale);
-        if (Shared::ALL_TELL || threadIdx.x == 0) /* the first block of a piece finds no O that counts */
-            shared.block[buffer] = (moves ? BLOCK_MOVED : 0) | (Element::IS_BF16 ? BLOCK_BF16 : 0);
+        if (Shared::ALL_TELL || threadIdx.x == 0) /* the first block finds no O that counts */
+            shared.block[buffer] = (moves && !first ? BLOCK_MOVED : 0) | (Element::IS_BF16 ? BLOCK_BF16 : 0);
         const uint32_t p_tile = SHARED_AT(base, p) + buffer * TILE_BYTES;
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {

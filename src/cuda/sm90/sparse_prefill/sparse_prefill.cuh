@@ -347,24 +347,38 @@ template <typename V> struct Side : SideThread {
             ending.factor[i] =
                 row_factor(p.call, min(head + 8 * i, p.call.h_q - 1), ending.lse[i], state.sum[i]);
         }
-        wgmma_wait<0>();
-        hold(left), hold(right);
     }
 
-    /* Rows go to where the last block's keys of these columns were, which the side alone has read, and from there by TMA. Once
-     * a tile, so that there is one text for both sides and both units. */
-    DEVICE void end_item(const Item &item)
+    /* The first unit's rows go out beside the second's products. Where tiles are cut both units have one text, since a short call
+     * walks through it once. */
+    DEVICE void send_rows(const Item &item, uint32_t place)
     {
-        const int owner = (item.blocks - 1) % 2;
-        const uint32_t place = unit_at(base, owner, first_of_home(side));
-        load_next_rope(next_item);
+        const int unit = first_of_home(side);
+        if constexpr (!V::PIECES) {
+            wgmma_wait<1>();
+            hold(left);
+            send_unit(left, ending.factor, item, unit, place);
+            wgmma_wait<0>();
+            hold(right);
+            return send_unit(right, ending.factor, item, unit + 1, place + UNIT_BYTES);
+        }
+        wgmma_wait<0>();
+        hold(left), hold(right);
 #pragma unroll 1
         for (int i = 0; i < 2; i++) {
             float o[64];
 #pragma unroll
             for (int e = 0; e < 64; e++) o[e] = i ? right[e] : left[e];
-            send_unit(o, ending.factor, item, first_of_home(side) + i, place + (uint32_t)i * UNIT_BYTES);
+            send_unit(o, ending.factor, item, unit + i, place + (uint32_t)i * UNIT_BYTES);
         }
+    }
+
+    /* Rows go to where the last block's keys of these columns were, which the side alone has read, and from there by TMA. */
+    DEVICE void end_item(const Item &item)
+    {
+        const int owner = (item.blocks - 1) % 2;
+        load_next_rope(next_item);
+        send_rows(item, unit_at(base, owner, first_of_home(side)));
         if (lane() % 4 == 0)
 #pragma unroll
             for (int i = 0; i < 2; i++)

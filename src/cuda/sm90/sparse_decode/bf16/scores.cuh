@@ -75,12 +75,12 @@ template <typename R> struct Scores {
                 for (int j = 0; j < 8; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = -INFINITY;
     }
 
-    DEVICE void add_block()
+    DEVICE void add_block(bool first)
     {
         score_block(count & 1, count >> 1 & 1);
         mask();
         mbarrier_wait(SHARED_AT(base, empty), (count & 1) ^ 1);
-        softmax.template block<Element>(s, 0, false);
+        softmax.template block<Element>(s, 0, false, first);
         there[0] = there[1], there[1] = there[2];
         count++;
     }
@@ -114,10 +114,10 @@ template <typename R> struct Scores {
         barrier_sync(START_BARRIER, 3 * WARPGROUP_THREADS);
         uint32_t pieces = 0;
         for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
-            int left = blocks_of_piece(i);
+            const int blocks = blocks_of_piece(i);
             softmax.begin();
             mbarrier_wait(SHARED_AT(base, q_full), pieces & 1);
-            for (; __any_sync(~0u, left > 0); left--) add_block();
+            for (int k = 0; __any_sync(~0u, k < blocks); k++) add_block(k == 0);
             end_piece(pieces & 1);
             pieces++;
         }
