@@ -5,7 +5,7 @@
 #include "flashmla/flashmla.h"
 
 /* Sets this thread's message and returns `status`, so that a check reads `return fail(…)`. */
-fmla_status fail(fmla_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+fmla_status fail(fmla_status status, const char *format, ...) __attribute__((cold, format(printf, 2, 3)));
 
 /* Appends to a text of `size` bytes; what does not fit is left out. */
 void text_append(char *text, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));

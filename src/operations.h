@@ -91,15 +91,14 @@ struct member {
 };
 
 struct range {
-    enum dimension dimension;
-    int64_t low, high;
+    int64_t low, high; /* both 0: any size */
 };
 
 struct descriptor {
     const char *name;
     size_t size;                  /* of the argument struct */
     const struct member *members; /* in their order; the last has no name */
-    const struct range *ranges;   /* the last is of no dimension */
+    struct range ranges[DIMENSIONS];
 };
 
 extern const struct descriptor descriptors[OPERATIONS];
