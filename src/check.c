@@ -78,7 +78,7 @@ struct layout_found {
     bool in_order; /* every dimension strides over those behind it, so that no two elements share memory */
 };
 
-/* Fills shape and stride. Every offset of an element fits 63 bits in bytes. */
+/* Fills shape and stride, of which all are 0 before. Every offset of an element fits 63 bits in bytes. */
 static fmla_status check_layout(const char *operation, const struct fmla_tensor *tensor,
                                 int64_t element_bytes, struct checked_tensor *checked,
                                 struct layout_found *found)
@@ -94,16 +94,18 @@ static fmla_status check_layout(const char *operation, const struct fmla_tensor 
         empty |= tensor->shape[i] == 0;
     }
     *found = (struct layout_found){empty, true};
-    int64_t contiguous = 1;
-    int64_t span = 1; /* elements from the first to one past the last */
+    if (empty) {
+        /* Any stride is allowed, and none is kept: it may be multiplied by an index of another tensor, and must not overflow. */
+        checked->stride[ndim - 1] = checked->shape[ndim - 1] == 1;
+        return FMLA_OK;
+    }
+    int64_t span =
+        1; /* elements from the first to one past the last; and the next stride of a tensor without gaps */
     for (int i = ndim - 1; i >= 0; i--) {
-        const int64_t size = checked->shape[i];
-        const int64_t stride = tensor->strides ? tensor->strides[i] : contiguous;
+        const int64_t size = checked->shape[i], stride = tensor->strides ? tensor->strides[i] : span;
         checked->stride[i] = stride;
-        if (empty || size == 1) {
-            /* Any stride is allowed here. One of a single element is only multiplied by 0; one of a tensor without
-             * elements may be multiplied by an index of another tensor, so it must not overflow. */
-            checked->stride[i] = size == 1 && i == ndim - 1 ? 1 : empty ? 0 : stride;
+        if (size == 1) { /* Any stride is allowed: it is only multiplied by 0. */
+            if (i == ndim - 1) checked->stride[i] = 1;
             continue;
         }
         if (i == ndim - 1 && stride != 1)
@@ -116,8 +118,7 @@ static fmla_status check_layout(const char *operation, const struct fmla_tensor 
         found->in_order &= stride >= span;
         int64_t reach, bytes;
         if (__builtin_mul_overflow(size - 1, stride, &reach) || __builtin_add_overflow(span, reach, &span) ||
-            __builtin_mul_overflow(span, element_bytes, &bytes) ||
-            (!tensor->strides && __builtin_mul_overflow(contiguous, size, &contiguous)))
+            __builtin_mul_overflow(span, element_bytes, &bytes))
             return fail(FMLA_INVALID_ARGUMENT,
                         "%s: %s: sizes and strides overflow at dimension %d: the tensor must span "
                         "less than 2^63 bytes",
@@ -179,7 +180,7 @@ static fmla_status check_tensor(const char *operation, const char *name, const f
     if (!tensor->data)
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: data is NULL, but the tensor has elements", operation,
                     name);
-    if ((uintptr_t)checked->data % (uintptr_t)element_bytes)
+    if ((uintptr_t)checked->data & (uintptr_t)(element_bytes - 1)) /* which is a power of 2 */
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: %s: data + byte_offset is not a multiple of the %lld bytes of an element", operation,
                     name, (long long)element_bytes);
@@ -249,15 +250,12 @@ static fmla_status check_options(const struct descriptor *descriptor, const char
                                  struct checked_call *call)
 {
     for (const struct member *m = descriptor->members; m->name; m++) {
-        int64_t value;
-        if (m->kind == MEMBER_INTEGER || m->kind == MEMBER_FORMAT)
-            value = *(const int32_t *)(const void *)(args + m->offset);
-        else if (m->kind == MEMBER_WIDE)
-            value = *(const int64_t *)(const void *)(args + m->offset);
-        else
-            continue;
+        if (m->kind > MEMBER_LAST_INTEGER) continue;
+        const void *const at = args + m->offset;
+        const int64_t value = m->kind == MEMBER_WIDE ? *(const int64_t *)at : *(const int32_t *)at;
         if (m->kind == MEMBER_FORMAT) call->kv_format = (int32_t)value;
-        TRY(check_range(descriptor->name, m->name, value, m->low, m->high));
+        if (value < m->low || value > m->high)
+            return check_range(descriptor->name, m->name, value, m->low, m->high);
     }
     return FMLA_OK;
 }
@@ -294,20 +292,26 @@ static fmla_status check_flat(const struct member *m, const fmla_tensor *tensor,
                 cache ? "[pages, page_size, 1, d_qk]" : "[b, s_q, h_q, d_qk]");
 }
 
+static fmla_status refuse_dimension(const char *operation, const struct checked_tensor *tensor, int dimension,
+                                    const char *words, const struct range *range)
+{
+    char about[64];
+    snprintf(about, sizeof about, "%s: %s (dimension %d)", tensor->name, words, dimension);
+    return check_range(operation, about, tensor->shape[dimension], range->low, range->high);
+}
+
 /* A dimension of a tensor has a name: the first one binds it, others must agree. */
 static fmla_status bind(const struct descriptor *descriptor, const struct checked_tensor *tensor,
-                        int dimension, enum dimension name, int64_t size, struct checked_call *call)
+                        int dimension, enum dimension name, struct checked_call *call)
 {
+    const int64_t size = tensor->shape[dimension];
     const struct range *range = &descriptor->ranges[name];
-    if (call->bound_by[name])
+    const struct checked_tensor *bound = call->bound_by[name];
+    if (bound)
         return check_size(descriptor->name, tensor, dimension, dimension_words[name], call->size[name],
-                          call->bound_by[name]->name);
-    if (range->high && (size < range->low || size > range->high)) {
-        char about[64];
-        snprintf(about, sizeof about, "%s: %s (dimension %d)", tensor->name, dimension_words[name],
-                 dimension);
-        return check_range(descriptor->name, about, size, range->low, range->high);
-    }
+                          bound->name);
+    if (range->high && (size < range->low || size > range->high))
+        return refuse_dimension(descriptor->name, tensor, dimension, dimension_words[name], range);
     call->size[name] = size, call->bound_by[name] = tensor, call->bound_at[name] = dimension;
     return FMLA_OK;
 }
@@ -333,7 +337,7 @@ static fmla_status check_cache_layout(const struct member *m, const struct check
     const bool in_pieces = format->format == KV_FP8_584; /* tokens of a page, then their scales */
     if (!cache->shape[0]) return FMLA_OK;
     for (int i = 0; (m->allowed & IN_UNITS) && i < 2; i++)
-        if (cache->shape[i] > 1 && cache->stride[i] % format->unit)
+        if (cache->shape[i] > 1 && (cache->stride[i] & (format->unit - 1)))
             return fail(FMLA_INVALID_ARGUMENT,
                         "%s: %s: stride of dimension %d is %lld, must be a multiple of %lld in %s",
                         call->operation, cache->name, i, (long long)cache->stride[i], (long long)format->unit,
@@ -343,7 +347,8 @@ static fmla_status check_cache_layout(const struct member *m, const struct check
                     "%s: %s: stride of dimension 1 is %lld, must be %lld: a page of %s is in one piece",
                     call->operation, cache->name, (long long)cache->stride[1], (long long)format->token,
                     format->name);
-    if (!call->shape_only && (m->allowed & IN_UNITS) && (uintptr_t)cache->data % (uintptr_t)format->unit)
+    if (!call->shape_only && (m->allowed & IN_UNITS) &&
+        ((uintptr_t)cache->data & (uintptr_t)(format->unit - 1)))
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: %s: data + byte_offset is not a multiple of %lld bytes as %s wants", call->operation,
                     cache->name, (long long)format->unit, format->name);
@@ -397,8 +402,7 @@ static fmla_status check_member(const struct descriptor *descriptor, const struc
     if (!call->first) call->first = checked;
     TRY(check_same_device(descriptor->name, checked, call->first));
     const bool token = (allowed & IS_CACHE) && call->format->token;
-    for (int i = 0; i < rank - token; i++)
-        TRY(bind(descriptor, checked, i, dimensions[i], checked->shape[i], call));
+    for (int i = 0; i < rank - token; i++) TRY(bind(descriptor, checked, i, dimensions[i], call));
     if (token) TRY(bind_token(descriptor, checked, call));
     if ((allowed & IS_CACHE) && !call->flat) {
         if (allowed & OR_FLAT) /* pages have one key head */
@@ -414,7 +418,7 @@ fmla_status check_call(enum operation operation, const void *caller, void *args,
 {
     const struct descriptor *descriptor = &descriptors[operation];
     const size_t sizes[] = {descriptor->size, 0};
-    memset(call, 0, sizeof *call);
+    clear_struct(call, sizeof *call);
     struct checked_tensor *checked = call->tensors;
     call->operation = descriptor->name, call->args = args, call->shape_only = shape_only;
     TRY(check_struct(descriptor->name, "args", caller, args, descriptor->size, sizes));
