@@ -46,7 +46,8 @@ static int number_of_dtype(fmla_dtype dtype, unsigned allow)
     return DTYPES;
 }
 
-static fmla_status refuse_dtype(const char *operation, const char *name, fmla_dtype dtype, unsigned allow)
+__attribute__((cold)) static fmla_status refuse_dtype(const char *operation, const char *name,
+                                                      fmla_dtype dtype, unsigned allow)
 {
     char allowed[64] = "", came[48];
     for (int i = 0; i < DTYPES; i++)
@@ -292,8 +293,9 @@ static fmla_status check_flat(const struct member *m, const fmla_tensor *tensor,
                 cache ? "[pages, page_size, 1, d_qk]" : "[b, s_q, h_q, d_qk]");
 }
 
-static fmla_status refuse_dimension(const char *operation, const struct checked_tensor *tensor, int dimension,
-                                    const char *words, const struct range *range)
+__attribute__((cold)) static fmla_status refuse_dimension(const char *operation,
+                                                          const struct checked_tensor *tensor, int dimension,
+                                                          const char *words, const struct range *range)
 {
     char about[64];
     snprintf(about, sizeof about, "%s: %s (dimension %d)", tensor->name, words, dimension);
@@ -307,9 +309,11 @@ static fmla_status bind(const struct descriptor *descriptor, const struct checke
     const int64_t size = tensor->shape[dimension];
     const struct range *range = &descriptor->ranges[name];
     const struct checked_tensor *bound = call->bound_by[name];
-    if (bound)
+    if (bound) {
+        if (size == call->size[name]) return FMLA_OK;
         return check_size(descriptor->name, tensor, dimension, dimension_words[name], call->size[name],
                           bound->name);
+    }
     if (range->high && (size < range->low || size > range->high))
         return refuse_dimension(descriptor->name, tensor, dimension, dimension_words[name], range);
     call->size[name] = size, call->bound_by[name] = tensor, call->bound_at[name] = dimension;
