@@ -8,7 +8,7 @@
 
 /* ---- One tensor ------------------------------------------------------------------------------ */
 
-/* By the number of the bit that allows them. */
+/* A type's place is the number of the bit that allows it. */
 static const struct {
     fmla_dtype dtype;
     const char *name;
@@ -34,7 +34,7 @@ static const char *name_of_dtype(fmla_dtype dtype, char buffer[48])
     return buffer;
 }
 
-/* Its number among the types that are allowed; DTYPES: it is none of them. */
+/* Returns the number of the type, or DTYPES where it is none of those that are allowed. */
 static int number_of_dtype(fmla_dtype dtype, unsigned allow)
 {
     for (unsigned left = allow & ((1u << DTYPES) - 1); left; left &= left - 1) {
@@ -73,7 +73,7 @@ static fmla_status check_device(const char *operation, const char *name, fmla_de
     return FMLA_OK;
 }
 
-/* What check_layout finds out beside. */
+/* check_layout finds these out beside. */
 struct layout_found {
     bool empty;    /* there is no element */
     bool in_order; /* every dimension strides over those behind it, so that no two elements share memory */

@@ -169,11 +169,11 @@ class Operation:
         return status
 
     def ask_size(self, call: Call) -> int:
-        """Writes how much memory the call takes into it; a status."""
+        """Writes how much memory the call takes into it, and returns a status."""
         return self._ask_size(call.address, call.address + self._size_at, None) if self.is_attention else 0
 
     def launch_sized(self, arrays: Any, call: Call, like: Any, stream: int) -> int:
-        """A call that knows how much memory it takes; a status."""
+        """Makes a call that knows how much memory it takes, and returns a status."""
         return self._launch_with(arrays, call, like, stream) if self.is_attention else self.launch(call.address)
 
     def _launch_with(self, arrays: Any, call: Call, like: Any, stream: int) -> int:

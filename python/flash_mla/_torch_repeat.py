@@ -22,27 +22,28 @@ from ._torch_tensors import current_device, form_of, of_guards, stream_of
 
 _Guards = of_guards("TensorGuards")
 _EMPTY = {"cpu": of_guards("_empty_strided_cpu"), "cuda": of_guards("_empty_strided_cuda")}
-_WORTH = 8  # so many calls that are like one take less time by as much as it takes to make ready for them
-_MOST_WAITED, _MOST_KEPT = 1 << 10, 64
+_WORTH = 8  # so many short calls save what it takes to make ready for them
+_MOST_WAITED = 1 << 10
+_MOST_KEPT = 8  # of an operation; on the CPU each may keep some memory for its next call (_described.host_scratch)
 
 _PLAIN, _data_ptr = {torch.Tensor}, torch.Tensor.data_ptr
 _is_nested, _requires_grad = operator.attrgetter("is_nested"), operator.attrgetter("requires_grad")
 _WORDS = ctypes.sizeof(Tensor) // 8
-"""Of a tensor as C has it. The first is the address."""
+"""A tensor as C has it has so many, of which the first is the address."""
 
 
 class Repeats:
-    """The last calls of one operation, by what most often tells them apart."""
+    """One operation has these: its last calls, by what most often tells them apart."""
 
     def __init__(self) -> None:
         self._last: Dict[Any, Last] = {}
 
     def last(self, inputs: Tuple[Any, ...], d_v: Any, options: Tuple[Any, ...]) -> Last:
-        """Those with such numbers, and queries of this shape."""
+        """Returns what is kept of the last call with such numbers and queries of this shape."""
         try:
             key = inputs[0].shape, d_v, options
             return self._last[key]
-        except RuntimeError:  # of a tensor that has no shape
+        except RuntimeError:  # the tensor has no shape
             return Last()
         except KeyError:
             if len(self._last) >= _MOST_KEPT:
@@ -51,7 +52,7 @@ class Repeats:
 
 
 class Last:
-    """The last call of its kind, if another may be like it."""
+    """It keeps the last call of its kind, if another may be like it."""
 
     def __init__(self) -> None:
         self.repeat: Optional[Repeat] = None
@@ -60,8 +61,8 @@ class Last:
     def note(
         self, operation: _operations.Operation, inputs: Tuple[Any, ...], results: Tuple[Any, ...], options: Any
     ) -> None:
-        """Of a call that was not like it, of plain tensors (_torch.py), where nobody watches. After one that was of little use the next
-        waits, for twice as many calls each time."""
+        """A call was not like it; its tensors are plain (_torch.py), and nobody watches. It is kept in the place of the other. After one that
+        was of little use the next waits, for twice as many calls each time."""
         self._passed += 1
         if self._passed <= self._wait:
             return
@@ -72,12 +73,12 @@ class Last:
         elif not any(map(_requires_grad, [tensor for tensor in inputs if tensor is not None])):
             try:
                 self.repeat = Repeat(operation, inputs, results, options)
-            except (TypeError, ValueError, RuntimeError):  # of guards of a version that wants to be asked otherwise
+            except (TypeError, ValueError, RuntimeError):  # the guards of this version want to be asked otherwise
                 self._wait = _MOST_WAITED
 
 
 class Repeat:
-    """What stays the same from a call to one that is like it."""
+    """It has what stays the same from a call to one that is like it."""
 
     def __init__(
         self, operation: _operations.Operation, inputs: Tuple[Any, ...], results: Tuple[Any, ...], options: Any
@@ -98,7 +99,8 @@ class Repeat:
         self._idle: List[_Arguments] = []
 
     def __call__(self, inputs: Tuple[Any, ...]) -> Any:
-        """The results of a call that is like it, where nobody watches. None: it is not, or it fails, and the long way says why."""
+        """Returns the results of a call that is like it, where nobody watches. If the call is another one, or fails, it returns None, and the
+        long way says why."""
         for at in self._absent:
             if inputs[at] is not None:
                 return None
@@ -125,7 +127,7 @@ class Repeat:
         return tuple(results) if len(results) != 1 else results[0]
 
     def _launch(self, pointers: List[int], like: Any, stream: int) -> int:
-        """A status. Whoever takes arguments has them alone until they are given back, as of an Operation."""
+        """Returns a status. Whoever takes arguments has them alone until they are given back, as with an Operation."""
         try:
             arguments = self._idle.pop()
         except IndexError:
@@ -139,7 +141,7 @@ class Repeat:
 
 
 class _Arguments:
-    """Those of one call at a time, all but the addresses of its tensors, which lie one after the other in `words`."""
+    """One call at a time has them: all but the addresses of its tensors, which are written to `words`."""
 
     def __init__(self, operation: _operations.Operation, places: List[int], forms: List[Any], options: Tuple[Any, ...]):
         self.call = operation.new_call()

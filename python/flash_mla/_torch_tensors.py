@@ -180,7 +180,7 @@ def of_c(*names: str) -> Any:
 
 
 def of_guards(name: str) -> Any:
-    """Something that compiled graphs of PyTorch use; None in a version that has it not."""
+    """Returns what compiled graphs of PyTorch use under this name; None, where a version has no such thing."""
     return getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), name, None)
 
 

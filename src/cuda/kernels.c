@@ -26,7 +26,8 @@ static struct {
 };
 enum { KERNELS = sizeof rows / sizeof rows[0] };
 
-/* The row of a key, + 1. Written once, as is which kernels were built: a launch does not look through all rows and images. */
+/* A key has the number of its row here, + 1. It is written once, and so is which kernels were built: a launch does not look through
+ * all rows and images. */
 enum { VARIANTS = 8 };
 static uint8_t row_of[CUDA_SCHEDULES][ELEMENT_F32 + 1][KV_FORMATS][VARIANTS];
 static pthread_once_t indexed = PTHREAD_ONCE_INIT;

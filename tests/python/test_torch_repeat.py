@@ -288,4 +288,4 @@ def test_calls_of_many_shapes(device):
     call = of("dense_decode", device)
     for count in range(200):
         call(softmax_scale=1 + count)
-    assert len(_torch._repeats[_operations.DENSE_DECODE]._last) <= 64
+    assert len(_torch._repeats[_operations.DENSE_DECODE]._last) <= _torch_repeat._MOST_KEPT
