@@ -314,7 +314,7 @@ static fmla_status prepare_mha_forward(struct call *c)
 static fmla_status prepare(enum operation operation, const void *caller, bool shape_only, struct call *c)
 {
     TRY(check_call(operation, caller, &c->args, shape_only, &c->checked));
-    memset(&c->problem, 0, sizeof c->problem);
+    clear_struct(&c->problem, sizeof c->problem);
     c->problem.operation = operation;
     return operation == OP_DENSE_DECODE    ? prepare_dense_decode(c)
            : operation == OP_SPARSE_DECODE ? prepare_sparse_decode(c)

@@ -8,19 +8,18 @@
 
 /* ---- One tensor ------------------------------------------------------------------------------ */
 
+/* A type's place is the number of the bit that allows it. */
 static const struct {
-    unsigned allowed_by; /* the first ones in the order of enum element */
     fmla_dtype dtype;
     const char *name;
 } dtypes[] = {
-    {ALLOW_BF16, {FMLA_TYPE_BFLOAT, 16, 1}, "bfloat16"},
-    {ALLOW_FP16, {FMLA_TYPE_FLOAT, 16, 1}, "float16"},
-    {ALLOW_F32, {FMLA_TYPE_FLOAT, 32, 1}, "float32"},
-    {ALLOW_I32, {FMLA_TYPE_INT, 32, 1}, "int32"},
-    {ALLOW_I64, {FMLA_TYPE_INT, 64, 1}, "int64"},
-    {ALLOW_BYTES, {FMLA_TYPE_UINT, 8, 1}, "a type of one byte"}, /* of any code */
+    {{FMLA_TYPE_BFLOAT, 16, 1}, "bfloat16"}, {{FMLA_TYPE_FLOAT, 16, 1}, "float16"},
+    {{FMLA_TYPE_FLOAT, 32, 1}, "float32"},   {{FMLA_TYPE_INT, 32, 1}, "int32"},
+    {{FMLA_TYPE_INT, 64, 1}, "int64"},       {{FMLA_TYPE_UINT, 8, 1}, "a type of one byte"}, /* of any code */
 };
 enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
+_Static_assert(ALLOW_FLOATS == 7 && ALLOW_I32 == 8 && ALLOW_I64 == 16 && ALLOW_BYTES == 1 << (DTYPES - 1),
+               "the types are in the order of their bits");
 
 static const char *name_of_dtype(fmla_dtype dtype, char buffer[48])
 {
@@ -35,19 +34,25 @@ static const char *name_of_dtype(fmla_dtype dtype, char buffer[48])
     return buffer;
 }
 
-static fmla_status check_dtype(const char *operation, const char *name, fmla_dtype dtype, unsigned allow,
-                               int *which)
+/* Returns the number of the type, or DTYPES where it is none of those that are allowed. */
+static int number_of_dtype(fmla_dtype dtype, unsigned allow)
+{
+    for (unsigned left = allow & ((1u << DTYPES) - 1); left; left &= left - 1) {
+        const int i = __builtin_ctz(left);
+        if (dtype.bits == dtypes[i].dtype.bits && dtype.lanes == 1 &&
+            (dtype.code == dtypes[i].dtype.code || 1 << i == ALLOW_BYTES))
+            return i;
+    }
+    return DTYPES;
+}
+
+__attribute__((cold)) static fmla_status refuse_dtype(const char *operation, const char *name,
+                                                      fmla_dtype dtype, unsigned allow)
 {
     char allowed[64] = "", came[48];
-    for (int i = 0; i < DTYPES; i++) {
-        if (!(allow & dtypes[i].allowed_by)) continue;
-        if ((dtype.code == dtypes[i].dtype.code || dtypes[i].allowed_by == ALLOW_BYTES) &&
-            dtype.bits == dtypes[i].dtype.bits && dtype.lanes == 1) {
-            *which = i;
-            return FMLA_OK;
-        }
-        text_append(allowed, sizeof allowed, "%s%s", *allowed ? " or " : "", dtypes[i].name);
-    }
+    for (int i = 0; i < DTYPES; i++)
+        if (allow & 1u << i)
+            text_append(allowed, sizeof allowed, "%s%s", *allowed ? " or " : "", dtypes[i].name);
     return fail(FMLA_INVALID_ARGUMENT, "%s: %s: dtype is %s, must be %s", operation, name,
                 name_of_dtype(dtype, came), allowed);
 }
@@ -68,31 +73,40 @@ static fmla_status check_device(const char *operation, const char *name, fmla_de
     return FMLA_OK;
 }
 
-/* Fills shape and stride; *empty says that there is no element. Every offset of an element fits 63 bits in
- * bytes. */
+/* check_layout finds these out beside. */
+struct layout_found {
+    bool empty;    /* there is no element */
+    bool in_order; /* every dimension strides over those behind it, so that no two elements share memory */
+};
+
+/* Fills shape and stride, of which all are 0 before. Every offset of an element fits 63 bits in bytes. */
 static fmla_status check_layout(const char *operation, const struct fmla_tensor *tensor,
-                                int64_t element_bytes, struct checked_tensor *checked, bool *empty)
+                                int64_t element_bytes, struct checked_tensor *checked,
+                                struct layout_found *found)
 {
     const char *name = checked->name;
     const int ndim = tensor->ndim;
-    *empty = false;
+    bool empty = false;
     for (int i = 0; i < ndim; i++) {
         checked->shape[i] = tensor->shape[i];
         if (tensor->shape[i] < 0)
             return fail(FMLA_INVALID_ARGUMENT, "%s: %s: size of dimension %d is %lld, must be ≥ 0", operation,
                         name, i, (long long)tensor->shape[i]);
-        *empty |= tensor->shape[i] == 0;
+        empty |= tensor->shape[i] == 0;
     }
-    int64_t contiguous = 1;
-    int64_t span = 1; /* elements from the first to one past the last */
+    *found = (struct layout_found){empty, true};
+    if (empty) {
+        /* Any stride is allowed, and none is kept: it may be multiplied by an index of another tensor, and must not overflow. */
+        checked->stride[ndim - 1] = checked->shape[ndim - 1] == 1;
+        return FMLA_OK;
+    }
+    int64_t span =
+        1; /* elements from the first to one past the last; and the next stride of a tensor without gaps */
     for (int i = ndim - 1; i >= 0; i--) {
-        const int64_t size = checked->shape[i];
-        const int64_t stride = tensor->strides ? tensor->strides[i] : contiguous;
+        const int64_t size = checked->shape[i], stride = tensor->strides ? tensor->strides[i] : span;
         checked->stride[i] = stride;
-        if (*empty || size == 1) {
-            /* Any stride is allowed here. One of a single element is only multiplied by 0; one of a tensor without
-             * elements may be multiplied by an index of another tensor, so it must not overflow. */
-            checked->stride[i] = size == 1 && i == ndim - 1 ? 1 : *empty ? 0 : stride;
+        if (size == 1) { /* Any stride is allowed: it is only multiplied by 0. */
+            if (i == ndim - 1) checked->stride[i] = 1;
             continue;
         }
         if (i == ndim - 1 && stride != 1)
@@ -102,10 +116,10 @@ static fmla_status check_layout(const char *operation, const struct fmla_tensor 
         if (stride < 0)
             return fail(FMLA_INVALID_ARGUMENT, "%s: %s: stride of dimension %d is %lld, must be ≥ 0",
                         operation, name, i, (long long)stride);
+        found->in_order &= stride >= span;
         int64_t reach, bytes;
         if (__builtin_mul_overflow(size - 1, stride, &reach) || __builtin_add_overflow(span, reach, &span) ||
-            __builtin_mul_overflow(span, element_bytes, &bytes) ||
-            (!tensor->strides && __builtin_mul_overflow(contiguous, size, &contiguous)))
+            __builtin_mul_overflow(span, element_bytes, &bytes))
             return fail(FMLA_INVALID_ARGUMENT,
                         "%s: %s: sizes and strides overflow at dimension %d: the tensor must span "
                         "less than 2^63 bytes",
@@ -133,11 +147,10 @@ static bool elements_are_distinct(const struct checked_tensor *tensor, int ndim)
     return true;
 }
 
-/* `allow`: its types are all named. */
+/* `allow`: its types are all named. `checked` is all zero. */
 static fmla_status check_tensor(const char *operation, const char *name, const fmla_tensor *tensor, int ndim,
                                 unsigned allow, bool shape_only, struct checked_tensor *checked)
 {
-    memset(checked, 0, sizeof *checked);
     if (!tensor) {
         if (allow & ALLOW_NULL) return FMLA_OK;
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must be a tensor", operation, name);
@@ -147,22 +160,20 @@ static fmla_status check_tensor(const char *operation, const char *name, const f
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: has %d dimensions, must have %d", operation, name,
                     tensor->ndim, ndim);
     if (!tensor->shape) return fail(FMLA_INVALID_ARGUMENT, "%s: %s: shape is NULL", operation, name);
-    int which = 0;
-    fmla_status status = check_dtype(operation, name, tensor->dtype, allow, &which);
-    if (!status) status = check_device(operation, name, tensor->device, &checked->device);
-    if (status) return status;
+    const int which = number_of_dtype(tensor->dtype, allow);
+    if (which == DTYPES) return refuse_dtype(operation, name, tensor->dtype, allow);
+    TRY(check_device(operation, name, tensor->device, &checked->device));
     checked->element = (enum element)which; /* not read for integers and bytes */
 
     const int64_t element_bytes = dtypes[which].dtype.bits / 8;
-    bool empty;
-    status = check_layout(operation, tensor, element_bytes, checked, &empty);
-    if (status) return status;
+    struct layout_found found = {0};
+    TRY(check_layout(operation, tensor, element_bytes, checked, &found));
     if (tensor->byte_offset > PTRDIFF_MAX)
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: byte_offset is %llu, must be below 2^63", operation, name,
                     (unsigned long long)tensor->byte_offset);
     checked->data = tensor->data ? (void *)((uintptr_t)tensor->data + tensor->byte_offset) : NULL;
-    if (empty) return FMLA_OK;
-    if ((allow & IS_OUTPUT) && !elements_are_distinct(checked, ndim))
+    if (found.empty) return FMLA_OK;
+    if ((allow & IS_OUTPUT) && !found.in_order && !elements_are_distinct(checked, ndim))
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: %s: strides let elements of this output share memory, must keep them apart",
                     operation, name);
@@ -170,7 +181,7 @@ static fmla_status check_tensor(const char *operation, const char *name, const f
     if (!tensor->data)
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: data is NULL, but the tensor has elements", operation,
                     name);
-    if ((uintptr_t)checked->data % (uintptr_t)element_bytes)
+    if ((uintptr_t)checked->data & (uintptr_t)(element_bytes - 1)) /* which is a power of 2 */
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: %s: data + byte_offset is not a multiple of the %lld bytes of an element", operation,
                     name, (long long)element_bytes);
@@ -240,15 +251,12 @@ static fmla_status check_options(const struct descriptor *descriptor, const char
                                  struct checked_call *call)
 {
     for (const struct member *m = descriptor->members; m->name; m++) {
-        int64_t value;
-        if (m->kind == MEMBER_INTEGER || m->kind == MEMBER_FORMAT)
-            value = *(const int32_t *)(const void *)(args + m->offset);
-        else if (m->kind == MEMBER_WIDE)
-            value = *(const int64_t *)(const void *)(args + m->offset);
-        else
-            continue;
+        if (m->kind > MEMBER_LAST_INTEGER) continue;
+        const void *const at = args + m->offset;
+        const int64_t value = m->kind == MEMBER_WIDE ? *(const int64_t *)at : *(const int32_t *)at;
         if (m->kind == MEMBER_FORMAT) call->kv_format = (int32_t)value;
-        TRY(check_range(descriptor->name, m->name, value, m->low, m->high));
+        if (value < m->low || value > m->high)
+            return check_range(descriptor->name, m->name, value, m->low, m->high);
     }
     return FMLA_OK;
 }
@@ -285,20 +293,29 @@ static fmla_status check_flat(const struct member *m, const fmla_tensor *tensor,
                 cache ? "[pages, page_size, 1, d_qk]" : "[b, s_q, h_q, d_qk]");
 }
 
-/* A dimension of a tensor has a name: the first one binds it, others must agree. */
-static fmla_status bind(const struct descriptor *descriptor, const struct checked_tensor *tensor,
-                        int dimension, enum dimension name, int64_t size, struct checked_call *call)
+__attribute__((cold)) static fmla_status refuse_dimension(const char *operation,
+                                                          const struct checked_tensor *tensor, int dimension,
+                                                          const char *words, const struct range *range)
 {
     char about[64];
-    const char *words = dimension_words[name];
-    if (call->bound_by[name])
-        return check_size(descriptor->name, tensor, dimension, words, call->size[name],
-                          call->bound_by[name]->name);
-    for (const struct range *r = descriptor->ranges; r->dimension != DIM__; r++) {
-        if (r->dimension != name || (size >= r->low && size <= r->high)) continue;
-        snprintf(about, sizeof about, "%s: %s (dimension %d)", tensor->name, words, dimension);
-        return check_range(descriptor->name, about, size, r->low, r->high);
+    snprintf(about, sizeof about, "%s: %s (dimension %d)", tensor->name, words, dimension);
+    return check_range(operation, about, tensor->shape[dimension], range->low, range->high);
+}
+
+/* A dimension of a tensor has a name: the first one binds it, others must agree. */
+static fmla_status bind(const struct descriptor *descriptor, const struct checked_tensor *tensor,
+                        int dimension, enum dimension name, struct checked_call *call)
+{
+    const int64_t size = tensor->shape[dimension];
+    const struct range *range = &descriptor->ranges[name];
+    const struct checked_tensor *bound = call->bound_by[name];
+    if (bound) {
+        if (size == call->size[name]) return FMLA_OK;
+        return check_size(descriptor->name, tensor, dimension, dimension_words[name], call->size[name],
+                          bound->name);
     }
+    if (range->high && (size < range->low || size > range->high))
+        return refuse_dimension(descriptor->name, tensor, dimension, dimension_words[name], range);
     call->size[name] = size, call->bound_by[name] = tensor, call->bound_at[name] = dimension;
     return FMLA_OK;
 }
@@ -324,7 +341,7 @@ static fmla_status check_cache_layout(const struct member *m, const struct check
     const bool in_pieces = format->format == KV_FP8_584; /* tokens of a page, then their scales */
     if (!cache->shape[0]) return FMLA_OK;
     for (int i = 0; (m->allowed & IN_UNITS) && i < 2; i++)
-        if (cache->shape[i] > 1 && cache->stride[i] % format->unit)
+        if (cache->shape[i] > 1 && (cache->stride[i] & (format->unit - 1)))
             return fail(FMLA_INVALID_ARGUMENT,
                         "%s: %s: stride of dimension %d is %lld, must be a multiple of %lld in %s",
                         call->operation, cache->name, i, (long long)cache->stride[i], (long long)format->unit,
@@ -334,7 +351,8 @@ static fmla_status check_cache_layout(const struct member *m, const struct check
                     "%s: %s: stride of dimension 1 is %lld, must be %lld: a page of %s is in one piece",
                     call->operation, cache->name, (long long)cache->stride[1], (long long)format->token,
                     format->name);
-    if (!call->shape_only && (m->allowed & IN_UNITS) && (uintptr_t)cache->data % (uintptr_t)format->unit)
+    if (!call->shape_only && (m->allowed & IN_UNITS) &&
+        ((uintptr_t)cache->data & (uintptr_t)(format->unit - 1)))
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: %s: data + byte_offset is not a multiple of %lld bytes as %s wants", call->operation,
                     cache->name, (long long)format->unit, format->name);
@@ -378,14 +396,17 @@ static fmla_status check_member(const struct descriptor *descriptor, const struc
     }
     if ((allowed & OR_FLAT) && (checked == call->tensors || (allowed & IS_CACHE)))
         TRY(check_flat(m, tensor, call));
-    const struct form form = form_of(m, call->flat);
-    TRY(check_tensor(descriptor->name, m->name, tensor, form.rank, allowed, call->shape_only, checked));
+    struct form flat;
+    int rank = m->rank;
+    const enum dimension *dimensions = m->dimensions;
+    if (call->flat && (allowed & OR_FLAT))
+        flat = form_of(m, true), rank = flat.rank, dimensions = flat.dimensions;
+    TRY(check_tensor(descriptor->name, m->name, tensor, rank, allowed, call->shape_only, checked));
     if (!checked->name) return FMLA_OK;
     if (!call->first) call->first = checked;
     TRY(check_same_device(descriptor->name, checked, call->first));
     const bool token = (allowed & IS_CACHE) && call->format->token;
-    for (int i = 0; i < form.rank - token; i++)
-        TRY(bind(descriptor, checked, i, form.dimensions[i], checked->shape[i], call));
+    for (int i = 0; i < rank - token; i++) TRY(bind(descriptor, checked, i, dimensions[i], call));
     if (token) TRY(bind_token(descriptor, checked, call));
     if ((allowed & IS_CACHE) && !call->flat) {
         if (allowed & OR_FLAT) /* pages have one key head */
@@ -401,7 +422,7 @@ fmla_status check_call(enum operation operation, const void *caller, void *args,
 {
     const struct descriptor *descriptor = &descriptors[operation];
     const size_t sizes[] = {descriptor->size, 0};
-    memset(call, 0, sizeof *call);
+    clear_struct(call, sizeof *call);
     struct checked_tensor *checked = call->tensors;
     call->operation = descriptor->name, call->args = args, call->shape_only = shape_only;
     TRY(check_struct(descriptor->name, "args", caller, args, descriptor->size, sizes));

@@ -244,15 +244,15 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
     char device[32];
     const char *takes;
     const bool asked = wanted->problem.attention != NULL;
+    const char *missing = "";
     *argument = wanted->argument;
     if (kernel->device_type != wanted->device.device_type)
         snprintf(why, size, "device is %s, kernel %s runs on %s", device_name(wanted->device, device),
                  kernel->name, kernel->device_type == FMLA_DEVICE_CPU ? "cpu" : "cuda");
-    else if (*dispatch_device_reason(wanted->device))
-        snprintf(why, size, "device is %s: %s", device_name(wanted->device, device),
-                 dispatch_device_reason(wanted->device));
-    else if (*missing_feature(kernel, wanted->device))
-        snprintf(why, size, "kernel %s: %s", kernel->name, missing_feature(kernel, wanted->device));
+    else if (*(missing = missing_feature(kernel, wanted->device)))
+        snprintf(why, size, "%s %s: %s", *dispatch_device_reason(wanted->device) ? "device is" : "kernel",
+                 *dispatch_device_reason(wanted->device) ? device_name(wanted->device, device) : kernel->name,
+                 missing);
     else if (wanted->elements & ~kernel->elements) {
         snprintf(why, size, "kernel %s takes", kernel->name);
         append_elements(why, size, kernel->elements);
@@ -341,8 +341,9 @@ fmla_status dispatch(const struct wanted *wanted, const char *forced, const stru
     pthread_once(&state.once, initialise);
     const char *operation = operation_name(wanted->operation);
     const char *argument = wanted->argument;
-    char why[480] = "";
+    char why[480];
 
+    *why = 0;
     if (forced) {
         *kernel = find(wanted->operation, forced, strlen(forced));
         if (!*kernel) return unknown_kernel(wanted->operation, "kernel", forced, strlen(forced));

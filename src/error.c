@@ -25,6 +25,11 @@ void text_append(char *text, size_t size, const char *format, ...)
     va_end(values);
 }
 
+void clear_struct(void *at, size_t size)
+{
+    memset(at, 0, size);
+}
+
 const char *fmla_last_error(void)
 {
     return message;

@@ -45,13 +45,9 @@ struct form form_of(const struct member *member, bool flat)
         0                                                                                                    \
     }                                                                                                        \
     }                                                                                                        \
-    , .ranges = (const struct range[])                                                                       \
-    {
-#define RANGE(op, which, least, most) {DIM_##which, (least), (most)},
+    , .ranges = {[DIM__] = {0},
+#define RANGE(op, which, least, most) [DIM_##which] = {(least), (most)},
 #define END(op)                                                                                              \
-    {                                                                                                        \
-        0                                                                                                    \
-    }                                                                                                        \
     }                                                                                                        \
     }                                                                                                        \
     ,

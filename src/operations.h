@@ -69,10 +69,11 @@ enum {
 };
 
 enum member_kind {
-    MEMBER_TENSOR,  /* const fmla_tensor * */
     MEMBER_INTEGER, /* int32_t */
     MEMBER_FORMAT,  /* int32_t: the format of the caches, FMLA_KV_… */
     MEMBER_WIDE,    /* int64_t */
+    MEMBER_LAST_INTEGER = MEMBER_WIDE,
+    MEMBER_TENSOR,  /* const fmla_tensor * */
     MEMBER_REAL,    /* float */
     MEMBER_POINTER, /* void * */
     MEMBER_BYTES,   /* size_t */
@@ -91,15 +92,14 @@ struct member {
 };
 
 struct range {
-    enum dimension dimension;
-    int64_t low, high;
+    int64_t low, high; /* both 0: any size */
 };
 
 struct descriptor {
     const char *name;
     size_t size;                  /* of the argument struct */
     const struct member *members; /* in their order; the last has no name */
-    const struct range *ranges;   /* the last is of no dimension */
+    struct range ranges[DIMENSIONS];
 };
 
 extern const struct descriptor descriptors[OPERATIONS];
@@ -122,7 +122,7 @@ struct cache_format {
     unsigned allowed; /* types of a cache */
     int64_t d_qk;     /* 0: any */
     int64_t token;    /* elements of a token as the tensor's last dimension has them; 0: d_qk */
-    int64_t unit;     /* bytes that strides and addresses must be multiples of */
+    int64_t unit;     /* bytes that strides and addresses must be multiples of, a power of 2 */
 };
 
 extern const struct cache_format cache_formats[FMLA_KV_FP8_576 + 1];

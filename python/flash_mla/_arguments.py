@@ -98,8 +98,13 @@ def scale_of(function: str, name: str, value: Any, otherwise: str = "") -> float
 _NOTHING_AS_FP32, _INFINITE_AS_FP32 = 2.0**-150, (2 - 2**-24) * 2.0**127
 
 
+_INFINITY, _E = math.inf, math.e
+
+
 def lse_options(function: str, lse_empty: float, log_base: float) -> Tuple[int, int]:
     """As the library counts them."""
+    if lse_empty == _INFINITY and log_base == _E:  # most often
+        return 0, 0
     if lse_empty == math.inf:
         empty = 0
     elif lse_empty == -math.inf:

@@ -140,7 +140,10 @@ class Operation:
         try:
             return self.idle[kind].pop()
         except IndexError:
-            return Call(self._struct_type, len(self.tensors), not any(self.may_be_none))
+            return self.new_call()
+
+    def new_call(self) -> Call:
+        return Call(self._struct_type, len(self.tensors), not any(self.may_be_none))
 
     def fill(self, call: Call, values: Tuple[Any, ...]) -> None:
         """`values`: addresses of tensors, options, the stream."""
@@ -158,12 +161,20 @@ class Operation:
         if shape == call.sized and not self._launch_with(arrays, call, like, stream):
             return 0
         call.sized = None
-        status = self._ask_size(call.address, call.address + self._size_at, None)
+        status = self.ask_size(call)
         if status:
             return status
         status = self._launch_with(arrays, call, like, stream)
         call.sized = None if status else shape
         return status
+
+    def ask_size(self, call: Call) -> int:
+        """Writes how much memory the call takes into it, and returns a status."""
+        return self._ask_size(call.address, call.address + self._size_at, None) if self.is_attention else 0
+
+    def launch_sized(self, arrays: Any, call: Call, like: Any, stream: int) -> int:
+        """Makes a call that knows how much memory it takes, and returns a status."""
+        return self._launch_with(arrays, call, like, stream) if self.is_attention else self.launch(call.address)
 
     def _launch_with(self, arrays: Any, call: Call, like: Any, stream: int) -> int:
         args = call.args

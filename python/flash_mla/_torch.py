@@ -7,7 +7,8 @@ Imported where PyTorch has been: with this package if it was there before, else 
 from __future__ import annotations
 
 import operator
-from typing import Any, Dict, Optional, Sequence, Tuple
+from collections import defaultdict
+from typing import Any, DefaultDict, Dict, Optional, Sequence, Tuple
 
 import torch
 from torch.autograd import forward_ad
@@ -15,6 +16,7 @@ from torch.autograd import forward_ad
 from . import _operations
 from . import _torch_gradients as _torch_gradients  # registers its operators
 from . import _torch_operators as operators
+from ._torch_repeat import Repeats
 from ._torch_tensors import KIND, device_of, is_array, kind_of, of_c, shape_of, strange
 
 # What it has for the public functions beside those below:
@@ -25,14 +27,17 @@ is_compiling = torch.compiler.is_compiling
 # ---- How an operation is called ---------------------------------------------------------------------------------------
 
 
-def _is_plain(tensors: Tuple[Optional[torch.Tensor], ...]) -> bool:
-    """Nobody is compiling, tracing, transforming, watching or asking for gradients, and these are tensors whose values lie in their
-    memory: an operator's function may then be called without the dispatcher, whose time a call of few microseconds feels. The first
-    is there."""
+def _is_watched() -> bool:
+    """Somebody is compiling, tracing, transforming, watching, or asking for tangents: all calls go through the dispatcher then."""
     if is_compiling() or _dispatch_modes() or _transforms() or _is_profiled() or _is_tracing():
-        return False
-    if forward_ad._current_level >= 0:
-        return False
+        return True
+    return forward_ad._current_level >= 0
+
+
+def _are_plain(tensors: Tuple[Optional[torch.Tensor], ...]) -> bool:
+    """These are tensors whose values lie in their memory, and nobody asks for their gradients: where nobody watches, an operator's
+    function may then be called without the dispatcher, whose time a call of few microseconds feels. The first is there.
+    """
     if not _KINDS.issuperset(map(type, tensors)):
         return False
     present: Any = [tensor for tensor in tensors if tensor is not None]
@@ -63,6 +68,7 @@ def _note(operation: _operations.Operation) -> None:
 
 
 _operations.tell(_note)
+_repeats: DefaultDict[_operations.Operation, Repeats] = defaultdict(Repeats)
 
 
 # ---- What the public functions call -----------------------------------------------------------------------------------
@@ -72,16 +78,22 @@ _operations.tell(_note)
 
 def run(operation, inputs, given, options, stream, d_v=None):
     """Calls an operation. The results are those `given`, and new ones in the place of None."""
-    size, tensors, results, all_new = options[0] if d_v is None else d_v, inputs, given, len(given) > 0
+    watched, last, all_new = _is_watched(), None, len(given) > 0
     for result in given:
         if result is not None:
             all_new = False
+    if all_new and not watched:
+        last = _repeats[operation].last(inputs, d_v, options)
+        again = last.repeat and last.repeat(inputs)
+        if again is not None:
+            return again
+    size, tensors, results = options[0] if d_v is None else d_v, inputs, given
     if not all_new:
         if any([result is None for result in given]):
             made = operators.new_results(operation, inputs, size)
             results = tuple([new if result is None else result for result, new in zip(given, made)])
         tensors = inputs + results
-    if not _is_plain(tensors):
+    if watched or not _are_plain(tensors):
         if not is_compiling():
             _refuse_strange(operation.function, operation.names, tensors)
         if all_new:
@@ -96,7 +108,9 @@ def run(operation, inputs, given, options, stream, d_v=None):
     except (ValueError, RuntimeError):
         _refuse_strange(operation.function, operation.names, tensors)
         raise
-    if not all_new:
+    if last is not None:
+        last.note(operation, inputs, results, options)
+    else:
         operators.count_writes(*[tensors[i] for i in operation.written])
     return results if len(results) != 1 else results[0]
 
@@ -106,7 +120,7 @@ def plan(operation, function, like, lengths, sizes, stream):
     names, tensors, name = operation.names[: len(lengths)], lengths, "decode_plan"
     if operation is _operations.SPARSE_PLAN:
         names, tensors, name = ("q", *names), (like, *lengths), "sparse_plan"
-    if _is_plain(tensors):
+    if not _is_watched() and _are_plain(tensors):
         return operators.plan(operation, function, like, lengths, sizes)
     if not is_compiling():
         _refuse_strange(function, names, tensors)

@@ -12,7 +12,6 @@ compiled graph, whose backward pass is made before it is known whether anybody w
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import Any, NoReturn, Sequence, Tuple
 
@@ -23,7 +22,7 @@ from torch.autograd.graph import increment_version
 from . import _library, _operations, _torch_tensors
 from ._call import contiguous
 from ._members import MEMBERS
-from ._torch_tensors import current_device, current_stream, device_of, is_elsewhere, stream_of
+from ._torch_tensors import current_device, current_stream, device_of, is_elsewhere, of_guards, stream_of
 
 # ---- How one is registered ------------------------------------------------------------------------------------------
 
@@ -134,10 +133,7 @@ def plain_results(
     return tuple(made)
 
 
-# What compiled graphs of PyTorch make their memory with.
-_empty_on_gpu: Any = None
-with contextlib.suppress(AttributeError):
-    _empty_on_gpu = torch._C._dynamo.guards._empty_strided_cuda
+_empty_on_gpu = of_guards("_empty_strided_cuda")
 
 
 @functools.lru_cache(maxsize=256)

@@ -22,9 +22,13 @@ _WORDS = {
 }
 
 
+def form_of(tensor: torch.Tensor) -> Tuple[int, int, int, Sequence[int], Sequence[int]]:
+    """What `put_tensor` takes behind the address."""
+    return *device_of(tensor), _WORDS[tensor.dtype], tensor.shape, tensor.stride()
+
+
 def _put_by_attributes(tensor: torch.Tensor, place: Place) -> int:
-    form = *device_of(tensor), _WORDS[tensor.dtype], tensor.shape, tensor.stride()
-    return put_tensor(place, tensor.data_ptr(), *form)
+    return put_tensor(place, tensor.data_ptr(), *form_of(tensor))
 
 
 def _exchange() -> Optional[Any]:
@@ -173,6 +177,11 @@ def of_c(*names: str) -> Any:
     for name in names:
         value = getattr(value, name, None)
     return value or (lambda *arguments: True)
+
+
+def of_guards(name: str) -> Any:
+    """Returns what compiled graphs of PyTorch use under this name; None, where a version has no such thing."""
+    return getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), name, None)
 
 
 _transforms = of_c("_functorch", "peek_interpreter_stack")

@@ -26,7 +26,8 @@ static struct {
 };
 enum { KERNELS = sizeof rows / sizeof rows[0] };
 
-/* The row of a key, + 1. Written once: a launch does not look through all rows. */
+/* A key has the number of its row here, + 1. It is written once, and so is which kernels were built: a launch does not look through
+ * all rows and images. */
 enum { VARIANTS = 8 };
 static uint8_t row_of[CUDA_SCHEDULES][ELEMENT_F32 + 1][KV_FORMATS][VARIANTS];
 static pthread_once_t indexed = PTHREAD_ONCE_INIT;
@@ -40,7 +41,10 @@ static uint8_t *place_of(struct cuda_key key)
 
 static void index_rows(void)
 {
-    for (int i = 0; i < KERNELS; i++) *place_of(rows[i].key) = (uint8_t)(i + 1);
+    for (int i = 0; i < KERNELS; i++) {
+        *place_of(rows[i].key) = (uint8_t)(i + 1);
+        rows[i].kernel.built = cuda_build_has(&cuda_build, rows[i].kernel.image);
+    }
 }
 
 struct cuda_kernel *cuda_kernel_of(struct cuda_key key)
@@ -57,8 +61,8 @@ struct cuda_kernel *cuda_kernel_at(int index)
 
 bool cuda_can_have(const struct cuda_device *device, const struct cuda_kernel *kernel)
 {
-    return kernel->capability != 90 ||
-           (device->capability == 90 && cuda_build_has(&cuda_build, kernel->image));
+    pthread_once(&indexed, index_rows);
+    return kernel->capability != 90 || (device->capability == 90 && kernel->built);
 }
 
 /* What launches give the kernel: of sm80's shapes, of which not all fit every GPU, 0 where it does not. */

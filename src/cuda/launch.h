@@ -9,11 +9,12 @@
 
 #include <stdatomic.h>
 
-/* A kernel by its name. One object a kernel for the life of the process; what stands below the names is launch.c's. */
+/* A kernel by its name. One object a kernel for the life of the process; from the handle on it is launch.c's. */
 struct cuda_kernel {
     const char *image; /* of images.h */
     const char *name;
     int32_t capability, threads, dynamic_bytes; /* as kernels.def has them */
+    bool built;                                 /* its image is in this build: cuda_can_have asks */
     cu_kernel handle;                           /* valid in every context; NULL: not loaded */
     /* The last context that it was made ready in, and the dynamic shared memory that it may be launched with. */
     _Atomic uint64_t ready_in[CUDA_DEVICES];

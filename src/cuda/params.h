@@ -20,9 +20,8 @@ struct divisor {
  * less than 2^(31 + s) to n·m·d: not enough to reach the next quotient. 0, of what there is none, counts as 1. */
 static inline struct divisor divisor_of(uint32_t d)
 {
-    uint32_t s = 0;
     if (d <= 1) return (struct divisor){1u << 31, 31};
-    while (((uint64_t)1 << s) < d) s++;
+    const uint32_t s = 32 - (uint32_t)__builtin_clz(d - 1); /* the least with 2^s ≥ d */
     const uint64_t power = (uint64_t)1 << (31 + s);
     return (struct divisor){(uint32_t)((power + d - 1) / d), 31 + s};
 }

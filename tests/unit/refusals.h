@@ -207,11 +207,11 @@ static inline void refuse_sizes(struct good_call *good)
             }
             bool may_grow = true;
             bound[name] = true;
-            for (const struct range *r = descriptors[good->operation].ranges; r->dimension != DIM__; r++) {
-                if (r->dimension != name) continue;
-                refuse_size(good, m, which, i, r->low - 1, m->name, called);
-                refuse_size(good, m, which, i, r->high + 1, m->name, called);
-                may_grow = size < r->high;
+            const struct range *range = &descriptors[good->operation].ranges[name];
+            if (range->high) {
+                refuse_size(good, m, which, i, range->low - 1, m->name, called);
+                refuse_size(good, m, which, i, range->high + 1, m->name, called);
+                may_grow = size < range->high;
             }
             const char *other = may_grow ? named_with(good, m, name) : NULL;
             if (other) refuse_size(good, m, which, i, size + 1, other, called);

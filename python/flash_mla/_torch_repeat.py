@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: MIT
+"""A call of an operation that is like the one before, on PyTorch's tensors: with the same numbers, and tensors that differ in nothing
+but their addresses, as the layers of a model make them.
+
+What is asked of the tensors then is one question of PyTorch's guards, which torch.compile puts in front of a graph: a tensor's class, its
+dispatch keys, type, device, sizes and strides, and whether it requires a gradient. Of the arguments as C has them only the addresses are
+written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+
+from . import _operations, _torch_tensors
+from ._call import put_tensor
+from ._structs import Tensor
+from ._torch_tensors import current_device, form_of, of_guards, stream_of
+
+_Guards = of_guards("TensorGuards")
+_EMPTY = {"cpu": of_guards("_empty_strided_cpu"), "cuda": of_guards("_empty_strided_cuda")}
+_WORTH = 8  # so many short calls save what it takes to make ready for them
+_MOST_WAITED = 1 << 10
+_MOST_KEPT = 8  # of an operation; on the CPU each may keep some memory for its next call (_described.host_scratch)
+
+_PLAIN, _data_ptr = {torch.Tensor}, torch.Tensor.data_ptr
+_is_nested, _requires_grad = operator.attrgetter("is_nested"), operator.attrgetter("requires_grad")
+_WORDS = ctypes.sizeof(Tensor) // 8
+"""A tensor as C has it has so many, of which the first is the address."""
+
+
+class Repeats:
+    """One operation has these: its last calls, by what most often tells them apart."""
+
+    def __init__(self) -> None:
+        self._last: Dict[Any, Last] = {}
+
+    def last(self, inputs: Tuple[Any, ...], d_v: Any, options: Tuple[Any, ...]) -> Last:
+        """Returns what is kept of the last call with such numbers and queries of this shape."""
+        try:
+            key = inputs[0].shape, d_v, options
+            return self._last[key]
+        except RuntimeError:  # the tensor has no shape
+            return Last()
+        except KeyError:
+            if len(self._last) >= _MOST_KEPT:
+                self._last.clear()
+            return self._last.setdefault(key, Last())
+
+
+class Last:
+    """It keeps the last call of its kind, if another may be like it."""
+
+    def __init__(self) -> None:
+        self.repeat: Optional[Repeat] = None
+        self._passed, self._wait = 0, 1
+
+    def note(
+        self, operation: _operations.Operation, inputs: Tuple[Any, ...], results: Tuple[Any, ...], options: Any
+    ) -> None:
+        """A call was not like it; its tensors are plain (_torch.py), and nobody watches. It is kept in the place of the other. After one that
+        was of little use the next waits, for twice as many calls each time."""
+        self._passed += 1
+        if self._passed <= self._wait:
+            return
+        useless = self.repeat is not None and self.repeat.hits < _WORTH
+        self._passed, self._wait = 0, min(2 * self._wait + 1, _MOST_WAITED) if useless else 0
+        if _Guards is None or _EMPTY[inputs[0].device.type] is None:
+            self._wait = _MOST_WAITED
+        elif not any(map(_requires_grad, [tensor for tensor in inputs if tensor is not None])):
+            try:
+                self.repeat = Repeat(operation, inputs, results, options)
+            except (TypeError, ValueError, RuntimeError):  # the guards of this version want to be asked otherwise
+                self._wait = _MOST_WAITED
+
+
+class Repeat:
+    """It has what stays the same from a call to one that is like it."""
+
+    def __init__(
+        self, operation: _operations.Operation, inputs: Tuple[Any, ...], results: Tuple[Any, ...], options: Any
+    ):
+        present = [at for at, tensor in enumerate(inputs) if tensor is not None]
+        first, tensors = inputs[0], [inputs[at] for at in present]
+        self.hits = 0
+        self._operation, self._options = operation, options
+        self._absent = [at for at, tensor in enumerate(inputs) if tensor is None]
+        self._present = operator.itemgetter(*present)  # of two or more: no operation has fewer
+        sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
+        self._are_alike = _Guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        self._device = first.get_device() if first.is_cuda else None
+        self._empty = _EMPTY[first.device.type]
+        self._results = [(tuple(result.shape), result.stride(), result.dtype) for result in results]
+        self._places = [*present, *operation.written]
+        self._forms = [form_of(tensor) for tensor in (*tensors, *results)]
+        self._idle: List[_Arguments] = []
+
+    def __call__(self, inputs: Tuple[Any, ...]) -> Any:
+        """Returns the results of a call that is like it, where nobody watches. If the call is another one, or fails, it returns None, and the
+        long way says why."""
+        for at in self._absent:
+            if inputs[at] is not None:
+                return None
+        tensors, stream = self._present(inputs), 0
+        # The guards do not survive a tensor that has no strides: one without memory, and a nested one.
+        if not _PLAIN.issuperset(map(type, tensors)) or any(map(_is_nested, tensors)):
+            return None
+        try:
+            pointers = [*map(_data_ptr, tensors)]
+        except RuntimeError:
+            return None
+        if not self._are_alike(*tensors):
+            return None
+        if self._device is not None:
+            if current_device() != self._device:
+                return None
+            stream = stream_of(self._device)
+        empty = self._empty
+        results = [empty(*form) for form in self._results]
+        pointers += map(_data_ptr, results)
+        if self._launch(pointers, tensors[0], stream):
+            return None
+        self.hits += 1
+        return tuple(results) if len(results) != 1 else results[0]
+
+    def _launch(self, pointers: List[int], like: Any, stream: int) -> int:
+        """Returns a status. Whoever takes arguments has them alone until they are given back, as with an Operation."""
+        try:
+            arguments = self._idle.pop()
+        except IndexError:
+            arguments = _Arguments(self._operation, self._places, self._forms, self._options)
+        arguments.words[::_WORDS] = pointers
+        arguments.call.args.stream = stream
+        status = self._operation.launch_sized(_torch_tensors, arguments.call, like, stream)
+        if not status:
+            self._idle.append(arguments)
+        return status
+
+
+class _Arguments:
+    """One call at a time has them: all but the addresses of its tensors, which are written to `words`."""
+
+    def __init__(self, operation: _operations.Operation, places: List[int], forms: List[Any], options: Tuple[Any, ...]):
+        self.call = operation.new_call()
+        tensors = (Tensor * len(places))()
+        addresses = [0] * len(operation.tensors)
+        for i, (place, form) in enumerate(zip(places, forms)):
+            put_tensor(self.call.places[place], 0, *form)
+            tensors[i] = Tensor.from_buffer(self.call.places[place])  # its shape and strides stay in the place
+            addresses[place] = ctypes.addressof(tensors) + i * ctypes.sizeof(Tensor)
+        operation.fill(self.call, (*addresses, *options, 0))
+        operation.ask_size(self.call)
+        self.words: Any = (ctypes.c_uint64 * (_WORDS * len(places))).from_buffer(tensors)

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: MIT
+"""Calls that are like the one before, which take a shorter way, and calls that are not."""
+
+import pytest
+
+from calls import NAMES, OPERATIONS
+from flash_mla import _operations
+from kinds import each_device, needs_cuda, torch
+from programs import in_threads
+from test_errors import check_message
+from test_torch_lazy import alike
+from torch_calls import of, same
+
+from flash_mla import _torch, _torch_repeat  # isort: skip
+
+# Those that make their results.
+WAYS = [name for name in NAMES if not of(name).given()]
+each_way = pytest.mark.parametrize("name", WAYS)
+each_input = pytest.mark.parametrize(
+    "name,argument", [(name, argument) for name in WAYS for argument in of(name).inputs]
+)
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """Every test begins without a last call."""
+    _torch._repeats.clear()
+
+
+def hits(call):
+    """How often the short way has been taken."""
+    last = _torch._repeats[OPERATIONS[call.operation]]._last.values()
+    return sum(each.repeat.hits for each in last if each.repeat is not None)
+
+
+def settled(name, device):
+    """A call whose next one takes the short way, as one did already, and its results."""
+    call = of(name, device)
+    call(), call()
+    results = call()
+    assert hits(call) == 1
+    return call, results
+
+
+def long_way(call, **changed):
+    _torch._repeats.clear()
+    return call(**changed)
+
+
+# ---- Taken --------------------------------------------------------------------------------------------------------------
+
+
+@each_device
+@each_way
+def test_short_way(name, device):
+    """Every call has results of its own, and the bits are those of the long way."""
+    call, results = settled(name, device)
+    before = [result.clone() for result in results]
+    again, expected = call(), long_way(call)
+    assert same(again, expected) and same(before, expected) and same(results, expected)
+    assert not {result.data_ptr() for result in again} & {result.data_ptr() for result in results}
+    assert [(result.shape, result.stride()) for result in again] == [(its.shape, its.stride()) for its in expected]
+
+
+SAME_FORM = {
+    "memory of its own": torch.clone,
+    "behind another": lambda tensor: torch.cat([tensor, tensor])[len(tensor) :],
+}
+OTHER_FORM = {
+    "rows apart": lambda tensor: torch.stack([tensor, tensor], 1)[:, 0] if tensor.ndim > 1 else tensor.clone(),
+    "negative": lambda tensor: torch._neg_view(-tensor),
+    "parameter": lambda tensor: torch.nn.Parameter(tensor.clone(), requires_grad=False),
+    "subclass": lambda tensor: tensor.clone().as_subclass(type("Sub", (torch.Tensor,), {})),
+}
+
+
+@each_device
+@each_input
+@pytest.mark.parametrize("change", [*SAME_FORM, *OTHER_FORM])
+def test_input_elsewhere(name, argument, change, device):
+    """What stood where the input was is gone, and nobody looks there."""
+    call, expected = settled(name, device)
+    held, call.inputs[argument] = call.inputs[argument], {**SAME_FORM, **OTHER_FORM}[change](call.inputs[argument])
+    held.zero_()
+    before = hits(call)
+    results = [array.as_subclass(torch.Tensor) for array in call()]
+    # Over rows that are apart another kernel may run on a GPU.
+    assert same(results, expected) if device == "cpu" or change != "rows apart" else alike(results, expected)
+    if change != "rows apart":  # which may be none
+        assert hits(call) - before == (change in SAME_FORM)
+
+
+@each_device
+def test_input_that_comes_and_goes(device):
+    call = of("dense_decode", device)
+    without = dict(attn_sink=None)
+    expected = [long_way(call), long_way(call, **without)]
+    for given, wanted in ((without, 1), ({}, 0), (without, 1)):
+        _torch._repeats.clear()
+        other = {} if given else without
+        call(**given), call(**given), call(**given)
+        assert hits(call) == 1 and same(call(**other), expected[1 - wanted]) and same(call(**given), expected[wanted])
+
+
+@each_device
+def test_numbers_that_change(device):
+    call, results = settled("dense_decode", device)
+    for changed in (dict(softmax_scale=0.5), dict(causal=True), dict(log_base=2), dict(batch_invariant=True)):
+        got = call(**changed)
+        assert same(got, long_way(call, **changed))
+        settled_again = call(), call()
+        assert same(settled_again[1], results)
+
+
+@each_device
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_modes_of_autograd(mode, device):
+    call, expected = settled("dense_decode", device)
+    with mode():
+        for _ in range(4):
+            results = call()
+            assert same(results, expected)
+            assert all(result.is_inference() == (mode is torch.inference_mode) for result in results)
+        assert hits(call) > 1
+    assert same(call(), expected)
+
+
+@each_device
+def test_threads_that_make_the_same_call(device):
+    call, expected = settled("dense_decode", device)
+
+    def work(i):
+        for _ in range(50):
+            assert same(call(), expected)
+
+    in_threads(4, work)
+
+
+@needs_cuda
+def test_stream_of_a_call():
+    """It is the current one, whichever the calls before had; and a graph has the short way as it has the long one."""
+    call, expected = settled("dense_decode", "cuda")
+    late, before = call.inputs["q"].clone(), hits(call)
+    call.inputs["q"].zero_()
+    torch.cuda.synchronize()
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        call.inputs["q"].copy_(late)
+        results = call()
+    stream.synchronize()
+    assert same(results, expected) and hits(call) == before + 1
+    with torch.cuda.graph(graph):
+        results = call()
+    assert hits(call) == before + 2
+    for result in results:
+        result.zero_()
+    graph.replay()
+    assert same(results, expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="PyTorch sees no two GPUs")
+def test_gpu_that_is_not_the_current_one():
+    call, expected = settled("dense_decode", "cuda:0")
+    with torch.cuda.device(1):
+        assert same(call(), expected)
+    assert hits(call) == 1 and same(call(), expected) and hits(call) == 2
+    other = of("dense_decode", "cuda:1")
+    for _ in range(3):
+        assert same([result.to("cuda:0") for result in other()], expected)
+
+
+# ---- Not taken ----------------------------------------------------------------------------------------------------------
+
+
+@each_device
+@pytest.mark.parametrize("argument", ["q", "k_cache", "attn_sink"])
+def test_gradients_are_refused(argument, device):
+    """Also where calls under no_grad came before, in which the same tensor is taken."""
+    call, expected = settled("dense_decode", device)
+    call.inputs[argument] = call.inputs[argument].clone().requires_grad_()
+    for _ in range(3):
+        with pytest.raises(NotImplementedError, match=f"{argument}: requires a gradient|requires a gradient"):
+            call()
+        with torch.no_grad():
+            assert same(call(), expected)
+
+
+REFUSED = {
+    "nested": lambda tensor: torch.nested.nested_tensor(list(tensor) if tensor.ndim > 1 else [tensor]),
+    "sparse": lambda tensor: tensor.to_sparse(),
+    "of another type": lambda tensor: tensor.double(),
+    "of more dimensions": lambda tensor: tensor[None],
+    "meta": lambda tensor: tensor.to("meta"),
+    "zero": lambda tensor: torch._efficientzerotensor(tensor.shape, dtype=tensor.dtype, device=tensor.device),
+}
+
+
+@each_device
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("change", REFUSED)
+@pytest.mark.parametrize("argument", ["q", "k_cache", "block_table", "cache_seqlens", "attn_sink"])
+def test_input_that_is_refused(argument, change, device):
+    call, expected = settled("dense_decode", device)
+    if argument not in call.inputs:
+        pytest.skip(f"there is no {argument}")
+    with pytest.raises(ValueError) as caught:
+        call(**{argument: REFUSED[change](call.inputs[argument])})
+    check_message(caught.value, call.name, argument)
+    assert same(call(), expected)
+
+
+@each_device
+def test_who_watches_sees_the_operator(device):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            seen.append(str(function))
+            return function(*arguments, **(options or {}))
+
+    call, expected = settled("dense_decode", device)
+    seen = []
+    with Watch():
+        assert same(call(), expected)
+    assert "flash_mla.dense_decode.default" in seen
+
+
+@each_device
+def test_call_that_fails_takes_the_long_way(device, monkeypatch):
+    call, expected = settled("dense_decode", device)
+    operation, launched = _operations.DENSE_DECODE, []
+    launch = operation.launch
+
+    def fails_once(address):
+        launched.append(address)
+        return launch(address) if len(launched) > 1 else 3
+
+    monkeypatch.setattr(operation, "launch", fails_once)
+    assert same(call(), expected) and len(launched) == 2
+
+
+@each_device
+@pytest.mark.parametrize("missing", ["guards", "guards of these arguments", "memory"])
+def test_pytorch_without(missing, device, monkeypatch):
+    """What the short way is made of is private to PyTorch, and another version may not have it."""
+    expected = of("dense_decode", device)()
+    _torch._repeats.clear()
+    if missing == "memory":
+        monkeypatch.setitem(_torch_repeat._EMPTY, device.split(":")[0], None)
+    else:
+        monkeypatch.setattr(_torch_repeat, "_Guards", None if missing == "guards" else lambda *tensors: None)
+    call = of("dense_decode", device)
+    for _ in range(3):
+        assert same(call(), expected)
+    assert not hits(call)
+
+
+@each_device
+def test_calls_in_turns(device, monkeypatch):
+    """With queries of two shapes both take the short way. With caches of two shapes neither can be made ready for, and it is tried less and
+    less often, until calls settle."""
+    made = []
+    repeat = _torch_repeat.Repeat
+    monkeypatch.setattr(_torch_repeat, "Repeat", lambda *arguments: made.append(1) or repeat(*arguments))
+    for argument, change, most in (
+        ("q", lambda q: q[:, :1], 2),
+        ("k_cache", lambda cache: torch.cat([cache, cache]), 12),
+    ):
+        calls = of("dense_decode", device), of("dense_decode", device)
+        calls[1].inputs[argument] = change(calls[1].inputs[argument])
+        expected = [long_way(call) for call in calls]
+        _torch._repeats.clear()
+        made.clear()
+        for _ in range(40):
+            for call, results in zip(calls, expected):
+                assert same(call(), results)
+        assert 2 <= len(made) <= most
+    for _ in range(200):
+        calls[0]()
+    before = hits(calls[0])
+    assert same(calls[0](), expected[0]) and hits(calls[0]) == before + 1
+
+
+@each_device
+def test_calls_of_many_shapes(device):
+    """Not all are kept."""
+    call = of("dense_decode", device)
+    for count in range(200):
+        call(softmax_scale=1 + count)
+    assert len(_torch._repeats[_operations.DENSE_DECODE]._last) <= _torch_repeat._MOST_KEPT
