@@ -38,18 +38,15 @@
 
 enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 40, SIDE_REGISTERS = 232 };
 
-/* One side; its state from block to block. What differs between the sides is compiled for either (template argument SIDE):
- * there all addresses are constants. What is done once a piece is compiled once: it is code that comes from far. */
+/* One side; its state from block to block. Both sides run one text: a text for each, in which all addresses were constants, was no
+ * faster and half as long again, and a short call walks through all of it. */
 template <typename V> struct Side : SideThread {
     using Element = typename V::Element;
-    /* One text of multiply_last for both sides; without rope columns ptxas then keeps no descriptor in uniform registers. */
-    static constexpr bool ONE_LAST_BLOCK = V::ROPE;
-    /* One text of all for both sides, of pieces that are short. */
-    static constexpr bool ONE_TEXT = V::ROPE && V::TOGETHER;
 
     const struct dense_decode_sm90_params &p;
     Shared &shared;
-    uint32_t base;
+    const uint32_t base;
+    const int side;
     float s[32], left[64], right[64]; /* S of a block; O of the two home units */
     uint32_t weights[4][4], q_rope[4][4];
     RowState state;
@@ -57,7 +54,7 @@ template <typename V> struct Side : SideThread {
              pieces = 0; /* blocks of both sides and pieces so far: parities of barriers */
 
     DEVICE Side(const struct dense_decode_sm90_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory))
+        : p(params), shared(memory), base(shared_address(&memory)), side(uniform_side())
     {
     }
 
@@ -66,27 +63,25 @@ template <typename V> struct Side : SideThread {
 
     /* ---- Steps of a block ---------------------------------------------------------------------- */
 
-    DEVICE void score_early(int my_side, bool follows)
+    DEVICE void score_early(bool follows)
     {
-        if constexpr (V::ROPE) score_rope<Element>(s, q_rope, base, my_side, own & 1);
-        if (follows) wait_for_turn(base, my_side, others);
-        score_unit<Element>(s, base, my_side, first_of_home(my_side), own & 1, V::ROPE);
-        score_unit<Element>(s, base, my_side, first_of_home(1 - my_side), own & 1);
-        if constexpr (V::EARLY_UNITS == 3)
-            score_unit<Element>(s, base, my_side, second_of_home(my_side), own & 1);
+        if constexpr (V::ROPE) score_rope<Element>(s, q_rope, base, side, own & 1);
+        if (follows) wait_for_turn(base, side, others);
+        score_unit<Element>(s, base, side, first_of_home(side), own & 1, V::ROPE);
+        score_unit<Element>(s, base, side, first_of_home(1 - side), own & 1);
+        if constexpr (V::EARLY_UNITS == 3) score_unit<Element>(s, base, side, second_of_home(side), own & 1);
         wgmma_commit();
     }
 
-    DEVICE void score_late(int my_side)
+    DEVICE void score_late()
     {
-        if constexpr (V::EARLY_UNITS == 2)
-            score_unit<Element>(s, base, my_side, second_of_home(my_side), own & 1);
-        score_unit<Element>(s, base, my_side, second_of_home(1 - my_side), own & 1);
+        if constexpr (V::EARLY_UNITS == 2) score_unit<Element>(s, base, side, second_of_home(side), own & 1);
+        score_unit<Element>(s, base, side, second_of_home(1 - side), own & 1);
         wgmma_commit();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), my_side));
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), side));
     }
 
-    DEVICE void follow_reference(int side)
+    DEVICE void follow_reference()
     {
         if (!__any_sync(~0u, shared.rescaled[1 - side][warp()])) return;
         const float to[2] = {shared.reference[1 - side][row()], shared.reference[1 - side][row() + 8]};
@@ -95,19 +90,19 @@ template <typename V> struct Side : SideThread {
 
     /* Scores that do not count, and keys that must not reach a product. By all warps of the side, between the last product
      * with K and the first with V. */
-    DEVICE void mask(int my_side, int first_key)
+    DEVICE void mask(int first_key)
     {
         mask_scores(s, p.call, task(), first_key, row());
         const int end = clamp_int(task().end - first_key, 0, KEYS),
                   all_see = clamp_int(task().all_see - first_key, 0, end);
-        barrier_sync(SIDE_BARRIER + my_side, WARPGROUP_THREADS); /* every warp's Q·Kᵀ has read the block */
-        if (__any_sync(~0u, not_finite<Element>(base, my_side, all_see, end))) shared.poisoned = 1;
-        clear_keys(base, my_side, end);
+        barrier_sync(SIDE_BARRIER + side, WARPGROUP_THREADS); /* every warp's Q·Kᵀ has read the block */
+        if (__any_sync(~0u, not_finite<Element>(base, side, all_see, end))) shared.poisoned = 1;
+        clear_keys(base, side, end);
         fence_async_shared();
-        barrier_sync(SIDE_BARRIER + my_side, WARPGROUP_THREADS);
+        barrier_sync(SIDE_BARRIER + side, WARPGROUP_THREADS);
     }
 
-    DEVICE void softmax(int my_side, bool first)
+    DEVICE void softmax(bool first)
     {
         float most[2];
         row_maxima(s, most);
@@ -120,89 +115,87 @@ template <typename V> struct Side : SideThread {
             for (int i = 0; i < 2; i++)
                 most[i] = fmaxf(fmaxf(state.reference[i], quad_max(most[i])), LEAST_SCORE);
             move_reference(state, most, left, right, p.call.scale_log2);
-            shared.reference[my_side][row()] = most[0], shared.reference[my_side][row() + 8] = most[1];
+            shared.reference[side][row()] = most[0], shared.reference[side][row() + 8] = most[1];
         }
-        if (lane() == 0) shared.rescaled[my_side][warp()] = moves;
+        if (lane() == 0) shared.rescaled[side][warp()] = moves;
         /* Nobody reads P of the block before last any more: the other side waited for that product before it made the P
          * that this side has already seen. */
         const uint32_t p_line =
-            weights_line(SHARED_AT(base, p) + (uint32_t)my_side * TILE_BYTES, warp(), lane());
+            weights_line(SHARED_AT(base, p) + (uint32_t)side * TILE_BYTES, warp(), lane());
         exponentials<Element>(s, weights, p_line, p.call.scale_log2, state);
         fence_async_shared();
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), my_side));
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), side));
     }
 
     /* ---- A block, a piece, all pieces ----------------------------------------------------------- */
 
     /* Block k of the piece, this side's. */
-    DEVICE void run_block(int my_side, int k, int blocks, int first_key, int all_see)
+    DEVICE void run_block(int k, int blocks, int first_key, int all_see)
     {
-        const bool follows = my_side == 1 || k > 0;
-        score_early(my_side, follows);
+        const bool follows = side == 1 || k > 0;
+        score_early(follows);
         if (follows) {
-            wait_for_weights(base, my_side, others);
+            wait_for_weights(base, side, others);
             wgmma_wait<0>();
             hold(s);
-            follow_reference(my_side);
-            multiply_home<Element>(left, right, base, my_side, 1 - my_side, my_side == 0 || k > 1);
+            follow_reference();
+            multiply_home<Element>(left, right, base, side, 1 - side, k > 1);
             wgmma_wait<1>();
-            release_unit(base, 1 - my_side, first_of_home(my_side), lane());
+            release_unit(base, 1 - side, first_of_home(side), lane());
         }
-        score_late(my_side);
+        score_late();
         wgmma_wait<1>();
         if (follows) {
-            release_unit(base, 1 - my_side, second_of_home(my_side), lane());
+            release_unit(base, 1 - side, second_of_home(side), lane());
             others++;
         }
         wgmma_wait<0>();
         hold(s), hold(left), hold(right);
         if (lane() == 0) {
-            if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, rope_empty), my_side));
+            if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, rope_empty), side));
             if (k + 2 >= blocks) mbarrier_arrive(SHARED_AT(base, q_empty));
         }
 
-        if (all_see - first_key < KEYS) mask(my_side, first_key);
-        softmax(my_side, k == 0);
-        multiply_home<Element>(left, right, base, my_side, my_side, k > 0, weights);
+        if (all_see - first_key < KEYS) mask(first_key);
+        softmax(k == 0);
+        multiply_home<Element>(left, right, base, side, side, k > 0, weights);
         wgmma_wait<1>();
-        release_unit(base, my_side, first_of_home(my_side), lane());
+        release_unit(base, side, first_of_home(side), lane());
         wgmma_wait<0>();
         hold(left), hold(right);
-        release_unit(base, my_side, second_of_home(my_side), lane());
+        release_unit(base, side, second_of_home(side), lane());
         own++;
     }
 
     /* The last block of the piece where it is the other side's. */
-    DEVICE void multiply_last(int my_side, int blocks)
+    DEVICE void multiply_last(int blocks)
     {
-        if (__any_sync(~0u, (blocks - 1) % 2 == my_side)) return;
-        const int add = __any_sync(~0u, my_side == 0 || blocks > 1);
-        wait_for_turn(base, my_side,
+        if (__any_sync(~0u, (blocks - 1) % 2 == side)) return;
+        wait_for_turn(base, side,
                       others); /* over before P came: so that no phase of a barrier goes by unwaited for */
-        wait_for_weights(base, my_side, others);
-        follow_reference(my_side);
-        multiply_home<Element>(left, right, base, my_side, 1 - my_side, add);
+        wait_for_weights(base, side, others);
+        follow_reference();
+        multiply_home<Element>(left, right, base, side, 1 - side, blocks > 1);
         wgmma_wait<0>();
         hold(left), hold(right);
-        release_unit(base, 1 - my_side, first_of_home(my_side), lane());
-        release_unit(base, 1 - my_side, second_of_home(my_side), lane());
+        release_unit(base, 1 - side, first_of_home(side), lane());
+        release_unit(base, 1 - side, second_of_home(side), lane());
         others++;
     }
 
-    DEVICE void run_blocks(int my_side, int blocks, int begin, int all_see)
+    DEVICE void run_blocks(int blocks, int begin, int all_see)
     {
-        if (my_side == 1 && blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
-        int first_key = begin + my_side * KEYS;
-        for (int k = my_side; k < blocks; k += 2, first_key += 2 * KEYS)
-            run_block(my_side, k, blocks, first_key, all_see);
-        if (!ONE_LAST_BLOCK) multiply_last(my_side, blocks);
+        if (side == 1 && blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
+        int first_key = begin + side * KEYS;
+        for (int k = side; k < blocks; k += 2, first_key += 2 * KEYS)
+            run_block(k, blocks, first_key, all_see);
     }
 
     /* Each side has summed its own blocks; both hold the same references by now. */
-    DEVICE void join_sums(int my_side, int my_row)
+    DEVICE void join_sums(int my_row)
     {
-        float *own_sums = shared.sum[pieces % 2][my_side], *other_sums = shared.sum[pieces % 2][1 - my_side];
+        float *own_sums = shared.sum[pieces % 2][side], *other_sums = shared.sum[pieces % 2][1 - side];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             state.sum[i] = quad_sum(state.sum[i]);
@@ -215,12 +208,12 @@ template <typename V> struct Side : SideThread {
 
     DEVICE void end_piece()
     {
-        const int my_side = side(), my_row = row();
-        const int column = my_side * (D_V / 2), first_row = my_row / 16 * 16; /* of the warp */
-        const uint32_t lines = SHARED_AT(base, p) + (uint32_t)(my_side * TILE_BYTES + first_row * LINE_BYTES);
-        const bool stores_lse = my_side == 0 && lane() % 4 == 0;
+        const int my_row = row();
+        const int column = side * (D_V / 2), first_row = my_row / 16 * 16; /* of the warp */
+        const uint32_t lines = SHARED_AT(base, p) + (uint32_t)(side * TILE_BYTES + first_row * LINE_BYTES);
+        const bool stores_lse = side == 0 && lane() % 4 == 0;
         const bool looks = !V::TOGETHER && __any_sync(~0u, looks_for_second_part(p.call, task().piece));
-        join_sums(my_side, my_row);
+        join_sums(my_row);
         float lse[2], factor[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -266,19 +259,14 @@ template <typename V> struct Side : SideThread {
         if (lane() == 0) task() = work.task;
         __syncwarp();
         if (blocks == 0) {
-            if (is_first_side()) store_empty(p.call, task());
+            if (side == 0) store_empty(p.call, task());
             return;
         }
         state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
         if constexpr (V::ROPE) load_q_rope(q_rope, p.call, task(), task().first_row + row());
         mbarrier_wait(SHARED_AT(base, q_full), pieces & 1);
-        if constexpr (ONE_TEXT)
-            run_blocks(is_first_side() ? 0 : 1, blocks, begin, all_see);
-        else if (is_first_side())
-            run_blocks(0, blocks, begin, all_see);
-        else
-            run_blocks(1, blocks, begin, all_see);
-        if (ONE_LAST_BLOCK) multiply_last(is_first_side() ? 0 : 1, blocks);
+        run_blocks(blocks, begin, all_see);
+        multiply_last(blocks);
         end_piece();
         pieces++;
     }

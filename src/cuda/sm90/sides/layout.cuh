@@ -41,8 +41,8 @@ struct SideThread {
     static DEVICE int warp() /* of the side */ { return (int)threadIdx.x / 32 % 4; }
     static DEVICE int side() { return (int)(fresh_thread() / WARPGROUP_THREADS) - 1; }
 
-    /* The vote tells ptxas that a warp is of one side. */
-    static DEVICE bool is_first_side() { return __all_sync(~0u, threadIdx.x < 2 * WARPGROUP_THREADS); }
+    /* The shuffle tells ptxas that a warp is of one side: what is computed from it stays in uniform registers. */
+    static DEVICE int uniform_side() { return __shfl_sync(~0u, side(), 0); }
 
     /* This thread has that row of the tile, and the one eight on. */
     static DEVICE int row() { return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0); }

@@ -66,9 +66,7 @@ template <typename V> struct Side : SideThread {
     } ending;                             /* what is known of them when their last products have been made */
 
     DEVICE Side(const struct sparse_prefill_sm90_params &params, Shared &memory)
-        : p(params), shared(memory),
-          base(shared_address(&memory)), /* the shuffle says that a warp is of one side */
-          side(__shfl_sync(~0u, SideThread::side(), 0))
+        : p(params), shared(memory), base(shared_address(&memory)), side(uniform_side())
     {
     }
 
