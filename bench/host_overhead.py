@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What a call of flash_mla_with_kvcache takes on the host, with the plan reused, or one of flash_attn_varlen_func: the median of many,
-with the GPU idle. Of PyTorch's tensors every call is like the one before (_torch_repeat.py), as those of a model's layers are.
+with the GPU idle. With PyTorch's tensors every call is like the one before (_torch_repeat.py), as those of a model's layers are.
 
     python3 bench/host_overhead.py [--op dense_decode] [--arrays torch] [--device cuda] [--rounds 21] [--calls 200]
     OMP_NUM_THREADS=1 python3 bench/host_overhead.py --arrays numpy

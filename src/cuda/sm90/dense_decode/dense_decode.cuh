@@ -39,7 +39,7 @@
 enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 40, SIDE_REGISTERS = 232 };
 
 /* One side; its state from block to block. Both sides run one text: a text for each, in which all addresses were constants, was no
- * faster and half as long again, and a short call walks through all of it. */
+ * faster and up to a third longer, and a short call walks through all of it. */
 template <typename V> struct Side : SideThread {
     using Element = typename V::Element;
 

@@ -9,7 +9,7 @@
 
 #include "../sides/products.cuh"
 
-/* By a warp. Heads that are none are zeros. */
+/* Asks TMA for a tile's queries, by a warp; heads past the end are zeros. */
 template <typename Item>
 DEVICE void ask_for_queries(const struct sparse_prefill_sm90_params &p, uint32_t base, const Item &item)
 {

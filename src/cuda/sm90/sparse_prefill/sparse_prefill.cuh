@@ -8,7 +8,7 @@
  * products:
  *
  *      who                    what                                                                        registers
- *      warpgroup 0, producer  gathers rows of keys (cp.async), one thread asks TMA for queries                 56
+ *      warpgroup 0, producer  gathers rows of keys (cp.async); asks TMA for queries, unless a side does       56
  *      warpgroup 1, side 0    S and softmax of even blocks; O of columns   0 … 255, of all blocks               224
  *      warpgroup 2, side 1    S and softmax of odd blocks;  O of columns 256 … 511, of all blocks               224
  *
@@ -46,7 +46,7 @@ DEVICE void load_q_rope(uint32_t (&q)[4][4], const struct sparse_prefill_params 
 }
 
 /* One side; its state from block to block. Both sides run one text: a text for each, in which all addresses were constants, was no
- * faster in long calls and half as long again, and a short call walks through all of it. */
+ * faster in long calls and a third longer, and a short call walks through all of it. */
 template <typename V> struct Side : SideThread {
     using Element = typename V::Element;
     using Item = ItemOf<V>;
@@ -207,8 +207,8 @@ template <typename V> struct Side : SideThread {
 
     /* ---- A block, a tile, all tiles -------------------------------------------------------------- */
 
-    /* What a block's scores were made of, and at a side's last block the queries: read before the softmax, which the other side
-     * waits for, and given back behind it. */
+    /* Gives back what a block's scores were made of, and at a side's last block the queries. They were read before the softmax, which
+     * the other side waits for: behind it is time enough. */
     DEVICE void give_back_scored(bool queries)
     {
         if (lane()) return;
@@ -255,12 +255,12 @@ template <typename V> struct Side : SideThread {
         release_unit(base, side, second_of_home(side), lane());
     }
 
-    /* The last block of the tile, whosever it is, once for both sides: its units become the results' place. */
+    /* Multiplies the last block of the tile, whosever it is: its units become the results' place. */
     DEVICE void multiply_last(const Item &item)
     {
         const int owner = (item.blocks - 1) % 2;
         const bool mine = __all_sync(~0u, owner == side);
-        /* Over before P came: so that no phase of a barrier goes by unwaited for. */
+        /* The turn is over before P comes; this wait sees every phase of its barrier. */
         if (!mine) wait_for_turn(base, side, others);
         mbarrier_wait(barrier_at(SHARED_AT(base, p_full), owner), (mine ? own - 1 : others) & 1);
         if (!mine) follow_reference(), others++;
