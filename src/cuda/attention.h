@@ -58,6 +58,10 @@ struct cuda_attention {
 
 /* ---- Requests that are cut (split.c) --------------------------------------------------------- */
 
+/* Places slots from byte `at` of the workspace on; `rows`: of all slots together, < 0 where they do not fit 63 bits. */
+fmla_status cuda_place_slots(const struct attention_problem *p, int64_t rows, size_t at,
+                             struct cuda_work *work);
+
 /* The workspace of requests that are cut as `work` says, tiles included. */
 fmla_status cuda_lay_out(const struct attention_problem *p, struct cuda_work *work);
 
@@ -136,8 +140,12 @@ fmla_status cuda_prefill_launch(const struct cuda_scope *scope, const struct att
                                                       const struct attention_problem *p,
                                                       const struct prefill_part *part));
 
-/* The workspace that some kernel of the device takes: Hopper's of bf16 keys cuts tiles. */
+/* The workspace that some kernel of the device takes: Hopper's of bf16 keys cuts tiles, that of FP8 pages lists. */
 fmla_status cuda_prefill_prepare(const struct attention_problem *p, struct cuda_work *work);
+
+/* Cuts the lists of few tokens over FP8 pages into parts, which the kernel joins, and lays the workspace out; where they are not cut
+ * there are no chunks. */
+fmla_status cuda_prefill_cut_lists(const struct attention_problem *p, struct cuda_work *work);
 
 struct mha_forward_params cuda_mha_params(const struct attention_problem *p);
 fmla_status cuda_mha_prepare(const struct attention_problem *p, struct cuda_work *work);

@@ -189,9 +189,10 @@ enum { MOST_PARTS_TOGETHER = 128, MOST_SMALL_PARTS_TOGETHER = 64 };
 
 /* Over FP8 pages: a token is what a request is to sparse decode, whose kernel it is. split.num_partitions: workers. */
 struct sparse_prefill_fp8_params {
-    struct sparse_decode_params call; /* first: the kernel, which is told of this, finds the rest behind it */
-    float *max_logits;                /* NULL: not wanted */
-    int64_t max_stride;               /* token */
+    struct sparse_decode_sm90_params
+        decode;         /* first: the kernel, which is told of its call, finds the rest behind it */
+    float *max_logits;  /* NULL: not wanted */
+    int64_t max_stride; /* token */
 };
 
 /* Dense MHA. The tokens of ragged requests lie one after the other, as if they were one request's. */

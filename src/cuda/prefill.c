@@ -60,23 +60,59 @@ fmla_status cuda_prefill_launch(const struct cuda_scope *scope, const struct att
     return status;
 }
 
+enum { HEADS = SM90_SPARSE_PREFILL_HEADS };
+
+/* Behind the slots: a word for each tile. */
+static void place_meetings(struct cuda_work *w)
+{
+    w->meetings_offset = w->bytes;
+    w->bytes += cuda_line_up((size_t)w->device->sms * sizeof(uint64_t));
+}
+
+fmla_status cuda_prefill_cut_lists(const struct attention_problem *p, struct cuda_work *w)
+{
+    w->tiles = cuda_prefill_tiles(p, HEADS);
+    w->chunk_keys = sm90_sparse_prefill_part_keys(p->b * w->tiles, p->capacity, w->device->sms);
+    if (!w->chunk_keys) return FMLA_OK;
+    w->chunks_at_once = w->slots_in_halves = w->joins_itself = true;
+    const fmla_status status = cuda_lay_out(p, w);
+    place_meetings(w);
+    return status;
+}
+
+/* Of FP8 pages. Calls up to some sizes have at most a tile's part an SM. */
+static fmla_status lists_bytes(const struct attention_problem *p, struct cuda_work *w)
+{
+    struct cuda_work cut = {.device = w->device};
+    const int32_t sms = w->device->sms;
+    fmla_status status = FMLA_OK;
+    if (!p->bound) {
+        status = cuda_prefill_cut_lists(p, &cut);
+    } else if (sm90_sparse_prefill_part_keys(p->b > 0, p->capacity, sms)) {
+        const int64_t most = p->h_q < HEADS ? p->h_q : HEADS; /* rows of a tile */
+        status = cuda_place_slots(p, sms * most, 0, &cut);
+        place_meetings(&cut);
+    }
+    w->bytes = cut.bytes;
+    return status;
+}
+
 /* Launches follow one another. */
+static int64_t most_pieces(const struct attention_problem *p, int32_t sms)
+{
+    const int64_t tiles = cuda_prefill_tiles(p, HEADS);
+    if (p->bound) /* of all parts, each of which has fewer tiles */
+        return sm90_sparse_prefill_most_pieces(p->b * tiles, p->capacity, sms);
+    const int64_t last = p->b % cuda_prefill_most_tokens(p, HEADS); /* the others are too many */
+    const struct prefill_cut cut = sm90_sparse_prefill_cut(last * tiles, p->capacity, sms);
+    return cut.pieces > 1 ? (last * tiles - cut.whole) * cut.pieces : 0;
+}
+
 fmla_status cuda_prefill_prepare(const struct attention_problem *p, struct cuda_work *w)
 {
-    enum { HEADS = SM90_SPARSE_PREFILL_HEADS };
-    const int64_t tiles = cuda_prefill_tiles(p, HEADS), sms = w->device->sms;
     const struct cuda_key join = {.schedule = CUDA_SM90_SPARSE_PREFILL_JOIN};
-    int64_t pieces = 0;
-    if (p->format != KV_BF16 || w->device->capability != 90 ||
-        !cuda_can_have(w->device, cuda_kernel_of(join)))
-        return FMLA_OK;
-    if (p->bound) { /* of all parts, each of which has fewer tiles */
-        pieces = sm90_sparse_prefill_most_pieces(p->b * tiles, p->capacity, (int32_t)sms);
-    } else {
-        const int64_t last = p->b % cuda_prefill_most_tokens(p, HEADS); /* the others are too many */
-        const struct prefill_cut cut = sm90_sparse_prefill_cut(last * tiles, p->capacity, (int32_t)sms);
-        if (cut.pieces > 1) pieces = (last * tiles - cut.whole) * cut.pieces;
-    }
-    w->bytes = (size_t)pieces * PREFILL_SLOT_BYTES;
+    if (w->device->capability != 90 || !cuda_can_have(w->device, cuda_kernel_of(join))) return FMLA_OK;
+    if (p->format != KV_BF16) return lists_bytes(p, w);
+    w->bytes = (size_t)most_pieces(p, w->device->sms) * PREFILL_SLOT_BYTES;
     return FMLA_OK;
 }

@@ -23,9 +23,7 @@ static fmla_status check_plan(const struct attention_problem *p, const struct cu
     return FMLA_OK;
 }
 
-/* Behind what is there already; `rows`: of all slots together, < 0 where they do not fit 63 bits. */
-static fmla_status place_slots(const struct attention_problem *p, int64_t rows, size_t at,
-                               struct cuda_work *w)
+fmla_status cuda_place_slots(const struct attention_problem *p, int64_t rows, size_t at, struct cuda_work *w)
 {
     int64_t floats, bytes;
     w->slot_out_offset = at;
@@ -65,13 +63,13 @@ fmla_status cuda_lay_out(const struct attention_problem *p, struct cuda_work *w)
     }
     int64_t rows;
     if (__builtin_mul_overflow(w->slots, p->h_q * p->s_q, &rows)) rows = -1;
-    return place_slots(p, rows, at, w);
+    return cuda_place_slots(p, rows, at, w);
 }
 
 fmla_status cuda_lay_out_most(const struct attention_problem *p, const struct cuda_most *most,
                               struct cuda_work *w)
 {
-    return place_slots(p, most->slot_rows, cuda_line_up(plan_bytes(p->b, most->partitions)), w);
+    return cuda_place_slots(p, most->slot_rows, cuda_line_up(plan_bytes(p->b, most->partitions)), w);
 }
 
 void cuda_most_add(struct cuda_most *most, int32_t partitions, int64_t rows)

@@ -308,13 +308,15 @@ static void hopper_fp8(void)
         const int64_t d_qk = all[i].d_qk;
         const struct fake_launch *launch = launch_of(&all[i]);
         const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
-        CHECK_ALL({p.call.b, S_Q}, {p.call.s_q, 1}, {p.call.h_q, H_Q}, {p.call.d_qk, d_qk},
-                  {p.call.split.num_partitions, S_Q}, {p.call.topk.topk, TOPK}, {p.call.topk.extra_topk, 0},
-                  {offset(p.call.q, 0), 0}, {p.call.q_stride[0], H_Q * d_qk}, {p.call.q_stride[2], d_qk},
-                  {offset(p.call.output.out, 5), 0}, {p.call.output.out_stride[0], H_Q * 512},
-                  {p.call.output.out_stride[2], 512}, {offset(p.call.cache[0].indices, 2), 0},
-                  {p.call.cache[0].indices_stride[0], TOPK});
-        check_keys(&p.call.cache[0], &all[i].pages, all[i].slot_bytes);
+        CHECK_ALL({p.decode.call.b, S_Q}, {p.decode.call.s_q, 1}, {p.decode.call.h_q, H_Q},
+                  {p.decode.call.d_qk, d_qk}, {p.decode.call.split.num_partitions, S_Q},
+                  {p.decode.call.topk.topk, TOPK}, {p.decode.call.topk.extra_topk, 0},
+                  {offset(p.decode.call.q, 0), 0}, {p.decode.call.q_stride[0], H_Q * d_qk},
+                  {p.decode.call.q_stride[2], d_qk}, {offset(p.decode.call.output.out, 5), 0},
+                  {p.decode.call.output.out_stride[0], H_Q * 512}, {p.decode.call.output.out_stride[2], 512},
+                  {offset(p.decode.call.cache[0].indices, 2), 0},
+                  {p.decode.call.cache[0].indices_stride[0], TOPK});
+        check_keys(&p.decode.call.cache[0], &all[i].pages, all[i].slot_bytes);
     }
 }
 
@@ -336,14 +338,65 @@ static void hopper_fp8_tiles(void)
         const struct fake_launch *launch = launched(0);
         const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
         CHECK_ALL({launch->config.grid_x, all[i].workers * all[i].tiles},
-                  {p.call.split.num_partitions, all[i].workers}, {p.call.b, all[i].tokens},
-                  {p.call.tiles, all[i].tiles}, {p.call.tiles_of_token, all[i].tiles});
-        CHECK(divides(p.call.tiles_divisor, (uint32_t)all[i].tiles), "%d: tiles", i);
-        CHECK(divides(p.call.token_divisor, (uint32_t)all[i].tiles), "%d: tiles of a token", i);
-        CHECK_ALL({p.call.h_q, heads}, {offset(p.call.topk.length, 3), 0},
-                  {offset(p.call.output.rules.attn_sink, 4), 0}, {offset(p.max_logits, 6), 0},
-                  {p.max_stride, heads}, {offset(p.call.output.lse, 7), 0},
-                  {p.call.output.lse_stride[0], heads}, {p.call.output.lse_stride[1], 1});
+                  {p.decode.call.split.num_partitions, all[i].workers}, {p.decode.call.b, all[i].tokens},
+                  {p.decode.call.tiles, all[i].tiles}, {p.decode.call.tiles_of_token, all[i].tiles});
+        CHECK(divides(p.decode.call.tiles_divisor, (uint32_t)all[i].tiles), "%d: tiles", i);
+        CHECK(divides(p.decode.call.token_divisor, (uint32_t)all[i].tiles), "%d: tiles of a token", i);
+        CHECK_ALL({p.decode.call.h_q, heads}, {offset(p.decode.call.topk.length, 3), 0},
+                  {offset(p.decode.call.output.rules.attn_sink, 4), 0}, {offset(p.max_logits, 6), 0},
+                  {p.max_stride, heads}, {offset(p.decode.call.output.lse, 7), 0},
+                  {p.decode.call.output.lse_stride[0], heads}, {p.decode.call.output.lse_stride[1], 1});
+    }
+}
+
+/* Lists of few tokens are cut into parts, one an SM, which the blocks of threads join themselves. */
+static void hopper_fp8_parts(void)
+{
+    static const struct {
+        int64_t tokens, heads, topk, keys, parts; /* keys: of a part; 0: lists are whole */
+    } all[] = {{1, 128, 2048, 64, 32},   {16, 128, 2048, 512, 4}, {33, 64, 2048, 512, 4},
+               {1, 64, 12800, 128, 100}, {1, 16, 256, 64, 4},     {64, 128, 2048, 0, 1},
+               {67, 64, 2048, 0, 1},     {1, 64, 192, 0, 1}};
+    uint64_t ticket = 0;
+    for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
+        const int64_t tiles = (all[i].heads + 63) / 64, blocks = all[i].tokens * tiles * all[i].parts;
+        struct sparse_prefill_call c;
+        prefill_call(&c, all[i].tokens, all[i].heads, 1);
+        REGION(&c.kv, 1, u8, 4, 9, 64, 1, 656);
+        REGION(&c.indices, 2, i32, 3, all[i].tokens, 1, all[i].topk);
+        c.args.kv_format = FMLA_KV_FP8_656;
+        CHECK_EQ(run(&c), 1);
+        const struct fake_launch *launch = launched(0);
+        const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
+        const char *const kernel =
+            all[i].keys ? "sm90_sparse_prefill_fp8_656_together" : "sm90_sparse_prefill_fp8_656";
+        CHECK(!strcmp(launch->kernel, kernel), "%d: %s", i, launch->kernel);
+        CHECK_ALL({launch->config.grid_x, blocks}, {p.decode.call.b, all[i].tokens}, {p.decode.call.s_q, 1},
+                  {p.decode.call.tiles, tiles}, {offset(p.max_logits, 6), 0}, {p.max_stride, all[i].heads});
+        CHECK_EQ(joins_itself(launch), all[i].keys > 0);
+        if (!all[i].keys) continue;
+        const struct split_params *const split = &p.decode.call.split;
+        const char *const limit = region(REGION_OF_WORKSPACE) + c.bytes, *const lse_end =
+                                                                             (const char *)(split->slot_lse +
+                                                                                            all[i].tokens *
+                                                                                                all[i].parts *
+                                                                                                all[i].heads);
+        CHECK_ALL({split->chunk_keys, all[i].keys}, {split->chunks, all[i].parts},
+                  {offset(p.decode.call.q, 0), 0}, {offset(p.decode.call.topk.length, 3), 0},
+                  {p.decode.call.cache[0].indices_stride[0], all[i].topk},
+                  {offset(p.decode.call.output.lse, 7), 0},
+                  {p.decode.call.output.lse_stride[0], all[i].heads});
+        CHECK(lse_end <= (const char *)p.decode.meetings &&
+                  (const char *)(p.decode.meetings + all[i].tokens * tiles) <= limit,
+              "%d: the workspace has no room", i);
+        CHECK(p.decode.ticket != ticket, "%d: two launches have the same ticket", i);
+        ticket = p.decode.ticket;
+        /* Where blocks of threads find no room at once, lists are whole. */
+        const size_t bytes = c.bytes;
+        fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_NO_ROOM_TOGETHER, fake->once[CALL_cuLaunchKernelEx] = 1;
+        CHECK_EQ(run(&c), 1);
+        CHECK(!strcmp(launched(0)->kernel, "sm90_sparse_prefill_fp8_656"), "%d: %s", i, launched(0)->kernel);
+        CHECK_ALL({c.bytes, bytes}, {fake_depth(), 0});
     }
 }
 
@@ -459,7 +512,7 @@ static void hopper_refuses_keys(void)
     c.kv.shape[0] = 0, c.kv.tensor.byte_offset = 8;
     check_taken(&c, "no pages", NULL, NULL);
     CHECK_EQ(run(&c), 1);
-    CHECK_EQ(sparse_prefill_fp8_params_of(launched(0)).call.cache[0].slots, 0);
+    CHECK_EQ(sparse_prefill_fp8_params_of(launched(0)).decode.call.cache[0].slots, 0);
 }
 
 /* Tiles of a launch, with those that blocks of threads step over at the end, are counted in 32 bits. */
@@ -486,6 +539,6 @@ static void hopper_many_tokens(void)
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_prefill", key_heads, formats, many_tokens, nothing, failing,
-                         chosen, hopper, hopper_bf16, hopper_fp8, hopper_fp8_tiles, hopper_refuses,
-                         hopper_refuses_keys, hopper_many_tokens);
+                         chosen, hopper, hopper_bf16, hopper_fp8, hopper_fp8_tiles, hopper_fp8_parts,
+                         hopper_refuses, hopper_refuses_keys, hopper_many_tokens);
 }

@@ -212,6 +212,27 @@ static void judge_pieces(const struct fake_launch *launch, const struct fake_lau
     HOLDS(next->config.grid_x == cut * 64 / PREFILL_JOIN_WARPS);
 }
 
+/* One launch over FP8 pages: blocks of threads that stay, or a part of a token's list each. */
+static void judge_pages(const struct fake_launch *launch, int64_t tiles, size_t bytes)
+{
+    const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
+    const struct sparse_decode_params *const call = &p.decode.call;
+    const struct split_params *const split = &call->split;
+    HOLDS(call->tiles == tiles && divides(call->tiles_divisor, tiles));
+    if (!joins_itself(launch)) {
+        const int64_t workers = split->num_partitions;
+        HOLDS(workers >= 1 && workers <= call->b && !split->slot_out);
+        HOLDS(launch->config.grid_x == workers * tiles);
+        return;
+    }
+    const int64_t blocks = call->b * split->chunks * tiles, rows = call->b * split->chunks * call->h_q;
+    HOLDS(split->chunks > 1 && split->chunks <= MOST_PARTS_TOGETHER && blocks <= machine.sms);
+    HOLDS(launch->config.grid_x == blocks && divides(call->chunks_divisor, split->chunks));
+    HOLDS(inside(split->slot_out, rows, 512 * sizeof(float), workspace + bytes));
+    HOLDS(inside(split->slot_lse, rows, sizeof(float), workspace + bytes));
+    HOLDS(inside(p.decode.meetings, call->b * tiles, sizeof(uint64_t), workspace + bytes));
+}
+
 static void judge_prefill(size_t bytes)
 {
     const struct sparse_prefill_call *c = &call.sparse_prefill;
@@ -221,12 +242,8 @@ static void judge_prefill(size_t bytes)
         const struct fake_launch *const launch = &fake->launch[i];
         if (!strcmp(launch->kernel, "sm90_sparse_prefill_join")) continue;
         if (!strncmp(launch->kernel, "sm90_sparse_prefill_fp8", 23)) {
-            const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
-            const int64_t workers = p.call.split.num_partitions;
-            HOLDS(workers >= 1 && workers <= p.call.b && p.call.tiles == ceil_div(h_q, 64));
-            HOLDS(launch->config.grid_x == workers * p.call.tiles && !p.call.split.slot_out);
-            HOLDS(divides(p.call.tiles_divisor, p.call.tiles) && !bytes);
-            tokens += p.call.b;
+            judge_pages(launch, ceil_div(h_q, 64), bytes);
+            tokens += sparse_prefill_fp8_params_of(launch).decode.call.b;
             continue;
         }
         const struct sparse_prefill_params p = sparse_prefill_params_of(launch);

@@ -42,6 +42,12 @@ DEVICE float *half_row_scales(const struct split_params &split, int64_t slot_row
     return split.slot_out + slot_row * HALF_ROW_COLUMNS + HALF_ROW_COLUMNS / 2;
 }
 
+/* Where parts have it: the row's largest score, behind the powers of two. */
+DEVICE float *half_row_largest(const struct split_params &split, int64_t slot_row)
+{
+    return half_row_scales(split, slot_row) + HALF_ROW_COLUMNS / HALF_ROW_TILE;
+}
+
 /* Stores 64 columns of a row by the four lanes that have them, 16 each, in the order in which the lanes have them: of every 32 values
  * in memory a lane stores eight. Whoever reads them puts them in order (join_share.cuh). `to`: where the lane's first value goes.
  * Returns the power of two. */

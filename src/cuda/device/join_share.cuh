@@ -33,14 +33,14 @@ enum {
 
 /* Memory of the join, where a warp has room for so many parts: a warp's copies, the lse of an item for every SHARE_TOGETHER of them, and
  * what an item's warps tell each other. Their sums lie in the place of the copies. */
-DEVICE constexpr int share_warp_bytes(int depth)
+DEVICE constexpr int share_warp_bytes(int depth, bool largest)
 {
-    return depth * SHARE_COPY_BYTES + depth / SHARE_TOGETHER * SHARE_LSE_BYTES + 16;
+    return depth * SHARE_COPY_BYTES + (1 + largest) * (depth / SHARE_TOGETHER) * SHARE_LSE_BYTES + 16;
 }
 
-DEVICE constexpr int share_bytes(int depth)
+DEVICE constexpr int share_bytes(int depth, bool largest)
 {
-    return SHARE_WARPS * share_warp_bytes(depth);
+    return SHARE_WARPS * share_warp_bytes(depth, largest);
 }
 
 /* n / parts; the numbers are small, so that a half is more than what rounding takes. */
@@ -52,6 +52,7 @@ DEVICE int share_up_to(int n, int parts)
 /* What a warp has of an item: columns of the lane, and the sum of weights, relative to `most`. */
 struct ShareSums {
     float o[8], most, weights;
+    float largest; /* where parts have it */
 };
 
 DEVICE uint4 as_words(const float *x)
@@ -60,7 +61,8 @@ DEVICE uint4 as_words(const float *x)
                       __float_as_uint(x[3]));
 }
 
-/* For another warp. `memory`: the warp's copies, which all its lanes have read; `of_row`: 8 bytes. */
+/* For another warp. `memory`: the warp's copies, which all its lanes have read; `of_row`: 12 bytes. */
+template <bool LARGEST>
 DEVICE void put_sums(const ShareSums &sums, uint32_t memory, uint32_t of_row, int lane)
 {
     const uint32_t at = memory + 16 * (uint32_t)lane;
@@ -68,10 +70,11 @@ DEVICE void put_sums(const ShareSums &sums, uint32_t memory, uint32_t of_row, in
     if (lane == 0)
         store_shared_4(of_row, __float_as_uint(sums.most)),
             store_shared_4(of_row + 4, __float_as_uint(sums.weights));
+    if (LARGEST && lane == 0) store_shared_4(of_row + 8, __float_as_uint(sums.largest));
 }
 
 /* What another warp has put. */
-DEVICE void add_sums(ShareSums &sums, uint32_t memory, uint32_t of_row, int lane)
+template <bool LARGEST> DEVICE void add_sums(ShareSums &sums, uint32_t memory, uint32_t of_row, int lane)
 {
     const uint32_t at = memory + 16 * (uint32_t)lane;
     const uint4 low = load_shared_16(at), high = load_shared_16(at + SHARE_SUM_BYTES / 2);
@@ -82,16 +85,17 @@ DEVICE void add_sums(ShareSums &sums, uint32_t memory, uint32_t of_row, int lane
     for (int i = 0; i < 8; i++) sums.o[i] = fmaf(sums.o[i], own, its * __uint_as_float(words[i]));
     sums.weights = fmaf(sums.weights, own, its * __uint_as_float(load_shared_4(of_row + 4)));
     sums.most = to;
+    if (LARGEST) sums.largest = fmaxf(sums.largest, __uint_as_float(load_shared_4(of_row + 8)));
 }
 
 /* Where a warp's copies of an item are. */
 struct ShareCopies {
-    uint32_t values, scales, lse; /* of the lane; the last of one part */
+    uint32_t values, scales, lse, largest; /* of the lane; the last two of one part */
 
-    DEVICE ShareCopies(uint32_t parts, uint32_t of_lse, int lane)
+    DEVICE ShareCopies(uint32_t parts, uint32_t of_lse, uint32_t to_largest, int lane)
         : values(parts + 16 * (uint32_t)lane),
           scales(parts + (uint32_t)(SHARE_COPY_BYTES - 32 * 4) + 4 * (uint32_t)lane),
-          lse(of_lse + 4 * (uint32_t)lane)
+          lse(of_lse + 4 * (uint32_t)lane), largest(lse + to_largest)
     {
     }
 };
@@ -105,6 +109,8 @@ DEVICE void ask_for_parts(const Share &share, int item, int first, int step, int
     const int64_t slot_row = share.slot_row(first, row), rows = share.slot_row(first + step, row) - slot_row;
     const bool some = lane < count;
     cp_async_4(to.lse, share.split.slot_lse + (some ? slot_row + rows * lane : 0), some);
+    if constexpr (Share::LARGEST)
+        cp_async_4(to.largest, half_row_largest(share.split, some ? slot_row + rows * lane : 0), some);
     const char *from = (const char *)half_row(share.split, slot_row);
     const uint32_t value_at = (uint32_t)(half * HALF_ROW_COLUMNS + 16 * lane),
                    scale_at = (uint32_t)(2 * HALF_ROW_COLUMNS + 16 * half + lane / 8 * 4);
@@ -123,7 +129,7 @@ DEVICE void ask_for_parts(const Share &share, int item, int first, int step, int
 
 /* The sums of parts that have come. One that saw no key has an lse of -inf, and does not count; its values are 0 then if others have
  * some. */
-DEVICE ShareSums sum_of_parts(int count, const ShareCopies &from, int lane)
+template <bool LARGEST> DEVICE ShareSums sum_of_parts(int count, const ShareCopies &from, int lane)
 {
     const float mine = lane < count ? __uint_as_float(load_shared_4(from.lse)) : -INFINITY;
     ShareSums sums = {};
@@ -131,6 +137,12 @@ DEVICE ShareSums sum_of_parts(int count, const ShareCopies &from, int lane)
 #pragma unroll
     for (int lanes = 16; lanes; lanes /= 2)
         sums.most = fmaxf(sums.most, __shfl_xor_sync(~0u, sums.most, lanes));
+    if constexpr (LARGEST) {
+        sums.largest = lane < count ? __uint_as_float(load_shared_4(from.largest)) : -INFINITY;
+#pragma unroll
+        for (int lanes = 16; lanes; lanes /= 2)
+            sums.largest = fmaxf(sums.largest, __shfl_xor_sync(~0u, sums.largest, lanes));
+    }
     const float weight = part_exp(mine - sums.most);
     sums.weights = weight;
 #pragma unroll
@@ -168,7 +180,10 @@ DEVICE void store_item(const Share &share, const ShareSums &sums, int row, int h
         Share::PAIRS ? quad_gather_eight(words) : make_uint4(words[0], words[1], words[2], words[3]);
     *(uint4 *)(share.output.out + out_offset(share.output, share.request, place) +
                Share::column(half, lane)) = eight;
-    if (lane == 0 && half == 0) store_lse(share.output, share.request, place, lse);
+    if (lane == 0 && half == 0) {
+        store_lse(share.output, share.request, place, lse);
+        if constexpr (Share::LARGEST) share.store_largest(row, sums.largest);
+    }
 }
 
 /* How a tile's items are taken: 1 << shift warps each, so that a warp has DEPTH parts at most, and all warps have some if there are
@@ -198,14 +213,16 @@ DEVICE void join_together(const Share &share, uint64_t *meeting, uint32_t memory
     barrier_sync(id, 32 * SHARE_WARPS);
     if (fresh_thread() == first_thread) meet(meeting, (uint32_t)share.takers);
     barrier_sync(id, 32 * SHARE_WARPS);
+    constexpr int WARP_BYTES = share_warp_bytes(DEPTH, Share::LARGEST);
+    constexpr uint32_t TO_LARGEST = DEPTH / SHARE_TOGETHER * SHARE_LSE_BYTES;
     const int warp = (int)(fresh_thread() - first_thread) / 32, lane = (int)fresh_thread() % 32;
     const ShareWay way = ShareWay::of<DEPTH>(share.end - share.begin, share.parts);
     const int step = 1 << way.shift, own = warp & (step - 1), turn = SHARE_WARPS >> way.shift;
     const int count =
         max((share.parts - own + step - 1) >> way.shift, 0); /* of the warp's parts of an item */
-    const uint32_t parts = memory + (uint32_t)(warp * share_warp_bytes(DEPTH)),
+    const uint32_t parts = memory + (uint32_t)(warp * WARP_BYTES),
                    of_lse = parts + (uint32_t)(DEPTH * SHARE_COPY_BYTES),
-                   of_row = parts + (uint32_t)(share_warp_bytes(DEPTH) - 16);
+                   of_row = parts + (uint32_t)(WARP_BYTES - 16);
     const uint32_t item_bytes = (uint32_t)(DEPTH * SHARE_COPY_BYTES) / (uint32_t)way.at_once;
 #pragma unroll 1
     for (int first = share.begin + (warp >> way.shift);
@@ -215,7 +232,7 @@ DEVICE void join_together(const Share &share, uint64_t *meeting, uint32_t memory
             if (__any_sync(~0u, first + i * turn < share.end))
                 ask_for_parts(share, first + i * turn, own, step, count,
                               ShareCopies(parts + (uint32_t)i * item_bytes,
-                                          of_lse + (uint32_t)(i * SHARE_LSE_BYTES), lane),
+                                          of_lse + (uint32_t)(i * SHARE_LSE_BYTES), TO_LARGEST, lane),
                               lane);
         cp_async_commit();
         cp_async_wait<0>();
@@ -223,19 +240,20 @@ DEVICE void join_together(const Share &share, uint64_t *meeting, uint32_t memory
         for (int i = 0; i < way.at_once; i++) {
             const int item = first + i * turn;
             const bool there = __any_sync(~0u, item < share.end);
-            ShareSums sums = sum_of_parts(
+            ShareSums sums = sum_of_parts<Share::LARGEST>(
                 there ? count : 0,
-                ShareCopies(parts + (uint32_t)i * item_bytes, of_lse + (uint32_t)(i * SHARE_LSE_BYTES), lane),
+                ShareCopies(parts + (uint32_t)i * item_bytes, of_lse + (uint32_t)(i * SHARE_LSE_BYTES),
+                            TO_LARGEST, lane),
                 lane);
             if (__any_sync(~0u, way.shift > 0)) {
                 __syncwarp();
-                put_sums(sums, parts, of_row, lane);
+                put_sums<Share::LARGEST>(sums, parts, of_row, lane);
                 barrier_sync(id, 32 * SHARE_WARPS);
                 if (own == 0)
 #pragma unroll 1
                     for (uint32_t other = 1; other < (uint32_t)step; other++)
-                        add_sums(sums, parts + other * (uint32_t)share_warp_bytes(DEPTH),
-                                 of_row + other * (uint32_t)share_warp_bytes(DEPTH), lane);
+                        add_sums<Share::LARGEST>(sums, parts + other * (uint32_t)WARP_BYTES,
+                                                 of_row + other * (uint32_t)WARP_BYTES, lane);
                 barrier_sync(id, 32 * SHARE_WARPS);
             }
             if (there && own == 0) store_item<Element>(share, sums, item / 2, item % 2, lane);

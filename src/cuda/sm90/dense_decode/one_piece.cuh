@@ -65,7 +65,7 @@ struct RowShare {
 
     DEVICE RowPlace place(int row) const { return row_place(call, first_row + row, kv_head); }
 
-    static constexpr bool PAIRS = true; /* as store_halves has them */
+    static constexpr bool PAIRS = true /* as store_halves has them */, LARGEST = false;
     static DEVICE int column(int half, int lane) { return half * (HALF_ROW_COLUMNS / 2) + 8 * lane; }
 };
 

@@ -48,6 +48,11 @@ template <enum kv_format FORMAT> struct PrefillFormat : Format<FORMAT> {
     static constexpr int SCORE_REGISTERS = 168; /* with 160 FP8_584's kernel spills */
 };
 
+/* The same of few tokens, whose lists are cut into parts as decode's of few keys are. */
+template <enum kv_format FORMAT> struct PrefillPartFormat : PrefillFormat<FORMAT> {
+    static constexpr bool ONE_PIECE = true;
+};
+
 /* The worker, query token and tile of heads of this block of threads. */
 struct Place {
     int worker, token, tile;
@@ -98,7 +103,7 @@ DEVICE Piece piece_of(const struct sparse_decode_params &p, const PieceList &lis
 template <typename F>
 DEVICE int request_of(const struct sparse_decode_params &p, const PieceList &list, int i)
 {
-    return F::PREFILL || (!F::ONE_PIECE && p.split.partitions) ? i : list.request;
+    return !F::ONE_PIECE && (F::PREFILL || p.split.partitions) ? i : list.request;
 }
 
 /* Every piece has a block, if only one without keys: its result is written all the same. */

@@ -7,9 +7,19 @@
 #include "../../device/join_share.cuh"
 #include "common.cuh"
 
+/* Of prefill, whose requests are tokens: to max_logits the largest score of a head, in powers of two. */
+DEVICE void store_largest(const struct sparse_decode_params &p, int token, int head, float most)
+{
+    const struct sparse_prefill_fp8_params &call = (const struct sparse_prefill_fp8_params &)p;
+    if (call.max_logits)
+        call.max_logits[token * call.max_stride + head] = most * LN_2 * p.output.rules.lse_factor;
+}
+
 /* Items begin … end - 1 of the tile's heads. BY_SIXTEEN: a lane that stored 64 columns had 16 neighbours of them (store_half_tile), else
  * eight and eight. */
-template <bool BY_SIXTEEN> struct HeadShare {
+template <bool BY_SIXTEEN, bool LARGEST_ = false> struct HeadShare {
+    static constexpr bool LARGEST = LARGEST_;
+    const struct sparse_decode_params &call;
     const struct split_params &split;
     const struct output_params &output;
     int request, token, first_head; /* of the tile */
@@ -17,7 +27,7 @@ template <bool BY_SIXTEEN> struct HeadShare {
     int heads, tokens; /* of a request */
 
     DEVICE HeadShare(const struct sparse_decode_params &p, const PieceList &list, int heads_of_tile)
-        : split(p.split), output(p.output), heads(p.h_q), tokens(p.s_q)
+        : call(p), split(p.split), output(p.output), heads(p.h_q), tokens(p.s_q)
     {
         const Place at(p);
         request = list.request, token = at.token, first_head = at.tile * heads_of_tile;
@@ -32,6 +42,11 @@ template <bool BY_SIXTEEN> struct HeadShare {
     }
 
     DEVICE RowPlace place(int row) const { return {token, first_head + row}; }
+
+    DEVICE void store_largest(int row, float most) const
+    {
+        ::store_largest(call, request, first_head + row, most);
+    }
 
     static constexpr bool PAIRS = false;
     static DEVICE int column(int half, int lane)

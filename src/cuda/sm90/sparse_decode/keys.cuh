@@ -190,7 +190,7 @@ template <typename F> struct Keys {
 
     DEVICE void begin()
     {
-        if constexpr (F::PREFILL) {
+        if constexpr (F::PREFILL && !F::ONE_PIECE) {
             set_next_piece(shared.list.first), over = false;
             enter_piece(shared.list.first);
             load_indices(), take_indices(read_of_extra()), load_indices();

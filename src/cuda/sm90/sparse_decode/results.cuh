@@ -10,7 +10,7 @@
 #include "join_share.cuh"
 #include "queries.cuh"
 
-static_assert(share_bytes(MOST_PARTS_TOGETHER / SHARE_WARPS) <= offsetof(Shared, p),
+static_assert(share_bytes(MOST_PARTS_TOGETHER / SHARE_WARPS, true) <= offsetof(Shared, p),
               "the join has the place of V and Q");
 
 template <typename F> struct Sums {
@@ -132,13 +132,6 @@ template <typename F> struct Sums {
         }
     }
 
-    DEVICE void store_largest(int token, int head, float most) const
-    {
-        const struct sparse_prefill_fp8_params &call = (const struct sparse_prefill_fp8_params &)p;
-        if (call.max_logits)
-            call.max_logits[token * call.max_stride + head] = most * LN_2 * p.output.rules.lse_factor;
-    }
-
     /* All lanes, also those of heads that are none. */
     DEVICE void end_prefill_row(int i, float sum, float below, float most) const
     {
@@ -150,7 +143,7 @@ template <typename F> struct Sums {
         const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
         const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
         if (stores_lse) store_lse(p.output, request, {place.token, head}, lse);
-        if (stores_lse) store_largest(request, head, most);
+        if (stores_lse) store_largest(p, request, head, most);
         uint16_t *to = p.output.out + out_offset(p.output, request, {place.token, first}) + column;
         store_row(line_pair(to, p.output.out_stride[2], rows), i,
                   factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f);
@@ -208,8 +201,8 @@ template <typename F> struct Sums {
     }
 
     /* Stores both rows to the piece's slot, by one text, since a call walks through it once. A row that saw no key is 0 whatever
-     * weights of 0 made of V. */
-    DEVICE void end_part(const float (&sum)[2], const float (&below)[2])
+     * weights of 0 made of V. `most`: of prefill, the largest scores. */
+    DEVICE void end_part(const float (&sum)[2], const float (&below)[2], const float (&most)[2])
     {
         const int first = Place(p).tile * HEADS + row();
         float factor[2];
@@ -217,9 +210,11 @@ template <typename F> struct Sums {
         for (int i = 0; i < 2; i++) {
             const bool empty = sum[i] == 0.0f;
             if (SELDOM(__any_sync(~0u, empty))) clear_row(i, empty);
-            if (first + 8 * i < p.h_q && side() == 0 && lane() % 4 == 0)
-                p.split.slot_lse[part_row(first + 8 * i)] =
-                    empty ? -INFINITY : (log2_approx(sum[i]) - below[i]) * LN_2;
+            if (first + 8 * i < p.h_q && side() == 0 && lane() % 4 == 0) {
+                const int at = part_row(first + 8 * i);
+                p.split.slot_lse[at] = empty ? -INFINITY : (log2_approx(sum[i]) - below[i]) * LN_2;
+                if constexpr (F::PREFILL) *half_row_largest(p.split, at) = most[i];
+            }
             factor[i] = empty ? 0.0f : reciprocal_approx(sum[i]);
         }
 #pragma unroll 1
@@ -282,11 +277,11 @@ template <typename F> struct Sums {
             most[i] = F::PREFILL ? shared.largest[row() + 8 * i] : 0.0f;
         __syncwarp();
         if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_empty));
-        if constexpr (F::PREFILL) {
+        if constexpr (F::ONE_PIECE) {
+            end_part(sum, below, most);
+        } else if constexpr (F::PREFILL) {
 #pragma unroll
             for (int i = 0; i < 2; i++) end_prefill_row(i, sum[i], below[i], most[i]);
-        } else if constexpr (F::ONE_PIECE) {
-            end_part(sum, below);
         } else {
 #pragma unroll 1
             for (int i = 0; i < 2; i++) end_row(i, i ? sum[1] : sum[0], i ? below[1] : below[0]);
@@ -307,7 +302,7 @@ template <typename F> struct Sums {
     DEVICE void run_pieces()
     {
         uint32_t count = 0, pieces = 1 /* whose queries have been asked for */, half = (uint32_t)side();
-        if constexpr (F::PREFILL)
+        if constexpr (F::PREFILL && !F::ONE_PIECE)
             load_all_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
         else
             load_first_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
@@ -348,7 +343,7 @@ template <typename F> struct Sums {
         else if (F::ONE_PIECE)
             begin_to_meet();
         if constexpr (F::ONE_PIECE) {
-            const HeadShare<true> share(p, shared.list, HEADS);
+            const HeadShare<true, F::PREFILL> share(p, shared.list, HEADS);
             join_together<Bf16, MOST_PARTS_TOGETHER / SHARE_WARPS>(
                 share, meeting_of(p, Place(p), share.request), base, WARPGROUP_THREADS, SUMS_BARRIER);
         }

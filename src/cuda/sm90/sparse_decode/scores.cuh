@@ -215,7 +215,7 @@ template <typename F> struct Scores {
             const bool fp16 = shared.q_beyond != count;
             for (; __any_sync(~0u, fp16 && next_fits && left > 0); left--, buffer ^= 1)
                 add_block<Fp16>(buffer, left == blocks, left == 1);
-            if constexpr (F::PREFILL) {
+            if constexpr (F::PREFILL && !F::ONE_PIECE) {
                 if (__any_sync(~0u, left > 0)) {
                     reload_queries<F>(p, request_of<F>(p, shared.list, i), base);
                     for (; __any_sync(~0u, left > 0); left--, buffer ^= 1)

@@ -82,6 +82,14 @@ struct prefill_cut sm90_sparse_prefill_cut(int64_t tiles, int64_t topk, int32_t 
                                 .pieces_divisor = divisor_of((uint32_t)pieces)};
 }
 
+int32_t sm90_sparse_prefill_part_keys(int64_t tiles, int64_t topk, int32_t sms)
+{
+    const int64_t blocks = cuda_ceil_div(topk, BLOCK), fit = tiles ? sms / tiles : 0,
+                  parts = fit < MOST_PARTS_TOGETHER ? fit : MOST_PARTS_TOGETHER;
+    const int64_t most = parts ? cuda_ceil_div(blocks, parts) : blocks; /* blocks of a part */
+    return blocks - most < LEAST_SAVED ? 0 : (int32_t)(most * BLOCK);
+}
+
 /* No list gives more pieces than one of as many blocks as a tile may have pieces, or a few times as many. */
 int64_t sm90_sparse_prefill_most_pieces(int64_t tiles, int64_t topk, int32_t sms)
 {

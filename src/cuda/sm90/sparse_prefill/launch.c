@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Hopper's sparse prefill: its launches. The kernel over bf16 keys cuts the tiles of a short call's last round, where they are
- * few, and a second launch joins their pieces; FP8 pages are sparse decode's kernel's.
+ * few, and a second launch joins their pieces; FP8 pages are sparse decode's kernel's, and few tokens' lists are cut there.
  */
 #include "../../attention.h"
 #include "choice.h"
@@ -58,26 +58,26 @@ static fmla_status launch_fp8(const struct cuda_scope *scope, const struct atten
     const int32_t sms = scope->device->sms, at_once = sms > call.tiles ? sms / call.tiles : 1;
     const int32_t workers = call.s_q < at_once ? call.s_q : at_once;
     struct sparse_prefill_fp8_params params = {
-        .call = {.b = call.s_q,
-                 .s_q = 1,
-                 .h_q = call.h_q,
-                 .d_qk = call.d_qk,
-                 .tiles = call.tiles,
-                 .tiles_of_token = call.tiles,
-                 .tiles_divisor = call.tiles_divisor,
-                 .token_divisor = call.tiles_divisor,
-                 .scale = call.scale,
-                 .scale_log2 = call.scale_log2,
-                 .q = call.q,
-                 .q_stride = {call.q_stride[0], 0, call.q_stride[1]},
-                 .cache = {call.kv},
-                 .topk = {.topk = call.topk, .length = call.topk_length},
-                 .split = {.num_partitions = workers},
-                 .output = {.out = call.out,
-                            .lse = call.lse,
-                            .out_stride = {call.out_stride[0], 0, call.out_stride[1]},
-                            .lse_stride = {call.lse_stride, 1},
-                            .rules = call.rules}},
+        .decode.call = {.b = call.s_q,
+                        .s_q = 1,
+                        .h_q = call.h_q,
+                        .d_qk = call.d_qk,
+                        .tiles = call.tiles,
+                        .tiles_of_token = call.tiles,
+                        .tiles_divisor = call.tiles_divisor,
+                        .token_divisor = call.tiles_divisor,
+                        .scale = call.scale,
+                        .scale_log2 = call.scale_log2,
+                        .q = call.q,
+                        .q_stride = {call.q_stride[0], 0, call.q_stride[1]},
+                        .cache = {call.kv},
+                        .topk = {.topk = call.topk, .length = call.topk_length},
+                        .split = {.num_partitions = workers},
+                        .output = {.out = call.out,
+                                   .lse = call.lse,
+                                   .out_stride = {call.out_stride[0], 0, call.out_stride[1]},
+                                   .lse_stride = {call.lse_stride, 1},
+                                   .rules = call.rules}},
         .max_logits = call.max_logits,
         .max_stride = call.max_stride,
     };
@@ -91,12 +91,38 @@ static fmla_status launch_fp8(const struct cuda_scope *scope, const struct atten
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
 }
 
+/* … of few tokens: a block of threads has a part of a token's list. */
+static fmla_status launch_parts(const struct cuda_scope *scope, const struct attention_problem *p,
+                                const struct cuda_work *w)
+{
+    struct sparse_prefill_fp8_params params = {
+        .decode = {.call = cuda_sparse_params(p, w, w->tiles),
+                   .meetings = (uint64_t *)(void *)((char *)p->workspace + w->meetings_offset),
+                   .ticket = cuda_ticket()},
+        .max_logits = p->max_logits,
+        .max_stride = p->max_stride[0],
+    };
+    const struct cuda_launch launch = {
+        .kernel =
+            cuda_kernel_of((struct cuda_key){CUDA_SM90_SPARSE_PREFILL, p->element, p->format, .variant = 2}),
+        .blocks = cuda_blocks(p, w),
+        .flags = LAUNCH_OVERLAP | LAUNCH_TOGETHER,
+        .stream = p->stream,
+    };
+    return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
+}
+
+static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
+{
+    const bool may_be_cut = p->format != KV_BF16 && !p->bound && !w->apart;
+    return may_be_cut ? cuda_prefill_cut_lists(p, w) : cuda_prefill_prepare(p, w);
+}
+
 static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
                           const struct cuda_work *w)
 {
-    (void)w;
+    if (w->joins_itself) return launch_parts(scope, p, w);
     return cuda_prefill_launch(scope, p, HEADS, p->format == KV_BF16 ? launch_rows : launch_fp8);
 }
 
-const struct cuda_attention cuda_sm90_sparse_prefill = {sm90_sparse_prefill_refuses, cuda_prefill_prepare,
-                                                        launch};
+const struct cuda_attention cuda_sm90_sparse_prefill = {sm90_sparse_prefill_refuses, prepare, launch};

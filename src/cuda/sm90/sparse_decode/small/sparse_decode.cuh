@@ -131,7 +131,8 @@ template <typename F> struct SmallDecode {
             __syncthreads(); /* what is known of the piece has been read */
         }
         if constexpr (F::ONE_PIECE) {
-            static_assert(share_bytes(MOST_SMALL_PARTS_TOGETHER / SHARE_WARPS) <= sizeof(Shared::v), "");
+            static_assert(share_bytes(MOST_SMALL_PARTS_TOGETHER / SHARE_WARPS, false) <= sizeof(Shared::v),
+                          "");
             if (fresh_thread() == 0 && shared.list.first > shared.list.last)
                 begin_meeting(p, shared.list.request);
             const HeadShare<false> share(p, shared.list, SMALL_HEADS);
