@@ -541,8 +541,8 @@ typedef struct fmla_sparse_prefill_args {
 } fmla_sparse_prefill_args;
 
 /* How much workspace fmla_sparse_prefill takes with these arguments, and its alignment (either may be NULL),
- * from shapes, types, options and device, as fmla_dense_decode_workspace_size does: 0 bytes on a GPU, but on Hopper, over
- * bf16 keys, up to 68608 for each SM where a call is so short that it cuts lists.
+ * from shapes, types, options and device, as fmla_dense_decode_workspace_size does: 0 bytes on a GPU, but on Hopper, where a
+ * call is so short that it cuts lists, up to 68608 for each SM over bf16 keys, and up to 131344 over FP8 pages.
  * Errors: as fmla_sparse_prefill, workspace aside. */
 FMLA_API fmla_status fmla_sparse_prefill_workspace_size(const fmla_sparse_prefill_args *args, size_t *bytes,
                                                         size_t *alignment);

@@ -349,57 +349,6 @@ static void hopper_fp8_tiles(void)
     }
 }
 
-/* Lists of few tokens are cut into parts, one an SM, which the blocks of threads join themselves. */
-static void hopper_fp8_parts(void)
-{
-    static const struct {
-        int64_t tokens, heads, topk, keys, parts; /* keys: of a part; 0: lists are whole */
-    } all[] = {{1, 128, 2048, 64, 32},   {16, 128, 2048, 512, 4}, {33, 64, 2048, 512, 4},
-               {1, 64, 12800, 128, 100}, {1, 16, 256, 64, 4},     {64, 128, 2048, 0, 1},
-               {67, 64, 2048, 0, 1},     {1, 64, 192, 0, 1}};
-    uint64_t ticket = 0;
-    for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
-        const int64_t tiles = (all[i].heads + 63) / 64, blocks = all[i].tokens * tiles * all[i].parts;
-        struct sparse_prefill_call c;
-        prefill_call(&c, all[i].tokens, all[i].heads, 1);
-        REGION(&c.kv, 1, u8, 4, 9, 64, 1, 656);
-        REGION(&c.indices, 2, i32, 3, all[i].tokens, 1, all[i].topk);
-        c.args.kv_format = FMLA_KV_FP8_656;
-        CHECK_EQ(run(&c), 1);
-        const struct fake_launch *launch = launched(0);
-        const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
-        const char *const kernel =
-            all[i].keys ? "sm90_sparse_prefill_fp8_656_together" : "sm90_sparse_prefill_fp8_656";
-        CHECK(!strcmp(launch->kernel, kernel), "%d: %s", i, launch->kernel);
-        CHECK_ALL({launch->config.grid_x, blocks}, {p.decode.call.b, all[i].tokens}, {p.decode.call.s_q, 1},
-                  {p.decode.call.tiles, tiles}, {offset(p.max_logits, 6), 0}, {p.max_stride, all[i].heads});
-        CHECK_EQ(joins_itself(launch), all[i].keys > 0);
-        if (!all[i].keys) continue;
-        const struct split_params *const split = &p.decode.call.split;
-        const char *const limit = region(REGION_OF_WORKSPACE) + c.bytes, *const lse_end =
-                                                                             (const char *)(split->slot_lse +
-                                                                                            all[i].tokens *
-                                                                                                all[i].parts *
-                                                                                                all[i].heads);
-        CHECK_ALL({split->chunk_keys, all[i].keys}, {split->chunks, all[i].parts},
-                  {offset(p.decode.call.q, 0), 0}, {offset(p.decode.call.topk.length, 3), 0},
-                  {p.decode.call.cache[0].indices_stride[0], all[i].topk},
-                  {offset(p.decode.call.output.lse, 7), 0},
-                  {p.decode.call.output.lse_stride[0], all[i].heads});
-        CHECK(lse_end <= (const char *)p.decode.meetings &&
-                  (const char *)(p.decode.meetings + all[i].tokens * tiles) <= limit,
-              "%d: the workspace has no room", i);
-        CHECK(p.decode.ticket != ticket, "%d: two launches have the same ticket", i);
-        ticket = p.decode.ticket;
-        /* Where blocks of threads find no room at once, lists are whole. */
-        const size_t bytes = c.bytes;
-        fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_NO_ROOM_TOGETHER, fake->once[CALL_cuLaunchKernelEx] = 1;
-        CHECK_EQ(run(&c), 1);
-        CHECK(!strcmp(launched(0)->kernel, "sm90_sparse_prefill_fp8_656"), "%d: %s", i, launched(0)->kernel);
-        CHECK_ALL({c.bytes, bytes}, {fake_depth(), 0});
-    }
-}
-
 /* A call that Hopper's kernel does not take for the argument: not chosen, and if forced refused by its name. NULL: it is
  * taken. */
 static void check_taken(struct sparse_prefill_call *c, const char *label, const char *argument,
@@ -539,6 +488,6 @@ static void hopper_many_tokens(void)
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_prefill", key_heads, formats, many_tokens, nothing, failing,
-                         chosen, hopper, hopper_bf16, hopper_fp8, hopper_fp8_tiles, hopper_fp8_parts,
-                         hopper_refuses, hopper_refuses_keys, hopper_many_tokens);
+                         chosen, hopper, hopper_bf16, hopper_fp8, hopper_fp8_tiles, hopper_refuses,
+                         hopper_refuses_keys, hopper_many_tokens);
 }

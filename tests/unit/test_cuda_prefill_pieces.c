@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse prefill on Hopper, the host's side: which tiles of a call are cut by keys, what the launches are told of the pieces, and
- * how much workspace they take.
+ * Sparse prefill on Hopper, the host's side: which tiles of a call are cut by keys, and of FP8 pages which lists, what the launches
+ * are told of the pieces, and how much workspace they take.
  */
 #include "fake_cuda/launches.h"
 
@@ -17,6 +17,14 @@ static void call_of(struct sparse_prefill_call *c, int64_t s_q, int64_t h_q, int
     prefill_call(c, s_q, h_q, 1);
     c->indices.shape[2] = topk, c->indices.strides[1] = topk, c->indices.strides[0] = topk;
     c->args.workspace = region(REGION_OF_WORKSPACE), c->args.workspace_size = SIZE_MAX / 2;
+}
+
+static void call_of_pages(struct sparse_prefill_call *c, int64_t s_q, int64_t h_q, int64_t topk)
+{
+    call_of(c, s_q, h_q, topk);
+    c->args.kv_format = FMLA_KV_FP8_656;
+    HELD(&c->kv, region(1), ((fmla_dtype){FMLA_TYPE_UINT, 8, 1}), 4, 9, 64, 1, 656);
+    c->kv.tensor.device = c->q.tensor.device;
 }
 
 static size_t size_of(const struct sparse_prefill_call *c)
@@ -128,6 +136,69 @@ static void key_heads(void)
               "launch %d", i);
 }
 
+/* ---- Lists over FP8 pages ----------------------------------------------------------------------- */
+
+static const struct fake_launch *launch_of_pages(struct sparse_prefill_call *c, const char *kernel)
+{
+    const int before = fake->launches;
+    CHECK_OK(fmla_sparse_prefill(&c->args));
+    CHECK_EQ(fake->launches, before + 1);
+    CHECK(!strcmp(fake->launch[before].kernel, kernel), "%s", fake->launch[before].kernel);
+    return &fake->launch[before];
+}
+
+/* What blocks of threads need to join their parts lies in the workspace, and that of a larger call has room for it too. */
+static void check_places(struct sparse_prefill_call *c, const struct sparse_prefill_fp8_params *p,
+                         int64_t rows, int64_t tiles)
+{
+    const struct split_params *const split = &p->decode.call.split;
+    const char *const begin = region(REGION_OF_WORKSPACE), *const end = begin + size_of(c),
+                      *const lse = (const char *)split->slot_lse,
+                      *const words = (const char *)p->decode.meetings;
+    CHECK((const char *)split->slot_out == begin && lse >= begin + rows * 512 * 4 &&
+              words >= lse + rows * 4 && end >= words + tiles * 8,
+          "%lld rows do not fit", (long long)rows);
+    size_t bound = 0, alignment;
+    CHECK_OK(fmla_sparse_prefill_workspace_bound(&c->args, &bound, &alignment));
+    CHECK(bound >= size_of(c), "%zu is no bound", bound);
+}
+
+/* Lists of few tokens are cut into parts, one an SM, which the blocks of threads join themselves; where these find no room at the
+ * same time, lists are whole. */
+static void lists(void)
+{
+    static const char whole[] = "sm90_sparse_prefill_fp8_656", cut[] = "sm90_sparse_prefill_fp8_656_together";
+    static const struct {
+        int64_t tokens, heads, topk, keys, parts; /* keys: of a part; 0: lists are whole */
+    } all[] = {{1, 128, 2048, 64, 32},   {16, 128, 2048, 512, 4}, {33, 64, 2048, 512, 4},
+               {1, 64, 12800, 128, 100}, {1, 16, 256, 64, 4},     {64, 128, 2048, 0, 1},
+               {67, 64, 2048, 0, 1},     {1, 64, 192, 0, 1}};
+    uint64_t ticket = 0;
+    for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
+        const int64_t tiles = (all[i].heads + TILE - 1) / TILE, parts = all[i].tokens * all[i].parts;
+        struct sparse_prefill_call c;
+        call_of_pages(&c, all[i].tokens, all[i].heads, all[i].topk);
+        const struct fake_launch *const launch = launch_of_pages(&c, all[i].keys ? cut : whole);
+        const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
+        const struct sparse_decode_params *const call = &p.decode.call;
+        CHECK_ALL({launch->config.grid_x, parts * tiles}, {call->b, all[i].tokens}, {call->s_q, 1},
+                  {call->tiles, tiles}, {(const char *)p.max_logits - region(6), 0},
+                  {p.max_stride, all[i].heads}, {joins_itself(launch), all[i].keys > 0});
+        if (!all[i].keys) continue;
+        CHECK_ALL({call->split.chunk_keys, all[i].keys}, {call->split.chunks, all[i].parts},
+                  {divides(call->chunks_divisor, all[i].parts), true},
+                  {(const char *)call->topk.length - region(3), 0},
+                  {call->cache[0].indices_stride[0], all[i].topk},
+                  {call->output.lse_stride[0], all[i].heads});
+        check_places(&c, &p, parts * all[i].heads, all[i].tokens * tiles);
+        CHECK(p.decode.ticket != ticket, "%d: two launches have the same ticket", i);
+        ticket = p.decode.ticket;
+        fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_NO_ROOM_TOGETHER, fake->once[CALL_cuLaunchKernelEx] = 1;
+        launch_of_pages(&c, whole);
+        CHECK_EQ(fake_depth(), 0);
+    }
+}
+
 /* ---- How much workspace ------------------------------------------------------------------------- */
 
 static void too_small(void)
@@ -158,10 +229,11 @@ static void of_kernels(void)
     CHECK_EQ((int64_t)size_of(&c), (int64_t)size);
     call_of(&c, 0, 64, 2048);
     CHECK_EQ((int64_t)size_of(&c), 0);
-    call_of(&c, 1, 64, 2048);
-    c.args.kv_format = FMLA_KV_FP8_656;
-    HELD(&c.kv, region(1), ((fmla_dtype){FMLA_TYPE_UINT, 8, 1}), 4, 9, 64, 1, 656);
-    c.kv.tensor.device = c.q.tensor.device;
+    call_of_pages(&c, 1, 64, 2048);
+    const size_t of_pages = size_of(&c);
+    c.args.kernel = "cuda";
+    CHECK_EQ((int64_t)size_of(&c), (int64_t)of_pages);
+    call_of_pages(&c, 1, 64, 192); /* too few to be cut */
     CHECK_EQ((int64_t)size_of(&c), 0);
 }
 
@@ -196,6 +268,6 @@ static void many_tokens(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_prefill_pieces", cuts, launches, key_heads, too_small,
+    return RUN_SCENARIOS(argc, argv, "test_cuda_prefill_pieces", cuts, launches, key_heads, lists, too_small,
                          of_kernels, elsewhere, many_tokens);
 }
