@@ -11,6 +11,9 @@
  * A kernel says what a share is: struct Share with split, output, request, parts, takers (how many blocks of threads take a share: those
  * that have the parts, or more), begin and end (items; item 2 r + h is half h of row r), slot_row(part, row) and place(row). Its
  * column(half, lane) is the first of the eight columns that a lane has; with PAIRS a lane has them only after quad_gather_eight.
+ *
+ * A part's lse is natural. With LARGEST a part has two numbers in its place, so that scores of any size keep the weights of their parts:
+ * the largest score, and the lse relative to it, both in powers of two.
  */
 #pragma once
 
@@ -49,11 +52,23 @@ DEVICE int share_up_to(int n, int parts)
     return (int)(((float)n + 0.5f) * reciprocal_approx((float)parts));
 }
 
-/* What a warp has of an item: columns of the lane, and the sum of weights, relative to `most`. */
+/* What a warp has of an item: columns of the lane, and the sum of weights, relative to `most`: the largest lse of its parts, or their
+ * largest score. */
 struct ShareSums {
     float o[8], most, weights;
-    float largest; /* where parts have it */
 };
+
+/* What a difference of two `most` weighs. */
+template <bool LARGEST> DEVICE float share_exp(float x)
+{
+    return LARGEST ? exp2_approx(x) : part_exp(x);
+}
+
+/* Of parts that may have seen no key: what differences are taken from. */
+template <bool LARGEST> DEVICE float share_reference(float most)
+{
+    return LARGEST ? fmaxf(most, LEAST_REFERENCE) : most;
+}
 
 DEVICE uint4 as_words(const float *x)
 {
@@ -61,8 +76,7 @@ DEVICE uint4 as_words(const float *x)
                       __float_as_uint(x[3]));
 }
 
-/* For another warp. `memory`: the warp's copies, which all its lanes have read; `of_row`: 12 bytes. */
-template <bool LARGEST>
+/* For another warp. `memory`: the warp's copies, which all its lanes have read; `of_row`: 8 bytes. */
 DEVICE void put_sums(const ShareSums &sums, uint32_t memory, uint32_t of_row, int lane)
 {
     const uint32_t at = memory + 16 * (uint32_t)lane;
@@ -70,7 +84,6 @@ DEVICE void put_sums(const ShareSums &sums, uint32_t memory, uint32_t of_row, in
     if (lane == 0)
         store_shared_4(of_row, __float_as_uint(sums.most)),
             store_shared_4(of_row + 4, __float_as_uint(sums.weights));
-    if (LARGEST && lane == 0) store_shared_4(of_row + 8, __float_as_uint(sums.largest));
 }
 
 /* What another warp has put. */
@@ -78,14 +91,14 @@ template <bool LARGEST> DEVICE void add_sums(ShareSums &sums, uint32_t memory, u
 {
     const uint32_t at = memory + 16 * (uint32_t)lane;
     const uint4 low = load_shared_16(at), high = load_shared_16(at + SHARE_SUM_BYTES / 2);
-    const float its_most = __uint_as_float(load_shared_4(of_row)), to = fmaxf(sums.most, its_most),
-                own = part_exp(sums.most - to), its = part_exp(its_most - to);
+    const float its_most = __uint_as_float(load_shared_4(of_row)), most = fmaxf(sums.most, its_most),
+                to = share_reference<LARGEST>(most), own = share_exp<LARGEST>(sums.most - to),
+                its = share_exp<LARGEST>(its_most - to);
     const uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
     for (int i = 0; i < 8; i++) sums.o[i] = fmaf(sums.o[i], own, its * __uint_as_float(words[i]));
     sums.weights = fmaf(sums.weights, own, its * __uint_as_float(load_shared_4(of_row + 4)));
-    sums.most = to;
-    if (LARGEST) sums.largest = fmaxf(sums.largest, __uint_as_float(load_shared_4(of_row + 8)));
+    sums.most = most;
 }
 
 /* Where a warp's copies of an item are. */
@@ -133,17 +146,14 @@ template <bool LARGEST> DEVICE ShareSums sum_of_parts(int count, const ShareCopi
 {
     const float mine = lane < count ? __uint_as_float(load_shared_4(from.lse)) : -INFINITY;
     ShareSums sums = {};
-    sums.most = fmaxf(mine, LEAST_REFERENCE);
+    float largest = fmaxf(mine, LEAST_REFERENCE);
+    if constexpr (LARGEST) largest = lane < count ? __uint_as_float(load_shared_4(from.largest)) : -INFINITY;
+    sums.most = largest;
 #pragma unroll
     for (int lanes = 16; lanes; lanes /= 2)
         sums.most = fmaxf(sums.most, __shfl_xor_sync(~0u, sums.most, lanes));
-    if constexpr (LARGEST) {
-        sums.largest = lane < count ? __uint_as_float(load_shared_4(from.largest)) : -INFINITY;
-#pragma unroll
-        for (int lanes = 16; lanes; lanes /= 2)
-            sums.largest = fmaxf(sums.largest, __shfl_xor_sync(~0u, sums.largest, lanes));
-    }
-    const float weight = part_exp(mine - sums.most);
+    const float weight = share_exp<LARGEST>(LARGEST ? mine + (largest - share_reference<LARGEST>(sums.most))
+                                                    : mine - sums.most);
     sums.weights = weight;
 #pragma unroll
     for (int lanes = 16; lanes; lanes /= 2) sums.weights += __shfl_xor_sync(~0u, sums.weights, lanes);
@@ -167,7 +177,7 @@ template <typename Element, typename Share>
 DEVICE void store_item(const Share &share, const ShareSums &sums, int row, int half, int lane)
 {
     const RowPlace place = share.place(row);
-    const float lse = part_lse(sums.most, sums.weights);
+    const float lse = Share::LARGEST ? score_lse(sums.most, sums.weights) : part_lse(sums.most, sums.weights);
     const float by =
         result_sink_factor(share.output.rules, place.head, lse) * reciprocal_approx(sums.weights);
     float o[8];
@@ -182,7 +192,7 @@ DEVICE void store_item(const Share &share, const ShareSums &sums, int row, int h
                Share::column(half, lane)) = eight;
     if (lane == 0 && half == 0) {
         store_lse(share.output, share.request, place, lse);
-        if constexpr (Share::LARGEST) share.store_largest(row, sums.largest);
+        if constexpr (Share::LARGEST) share.store_largest(row, sums.most);
     }
 }
 
@@ -247,7 +257,7 @@ DEVICE void join_together(const Share &share, uint64_t *meeting, uint32_t memory
                 lane);
             if (__any_sync(~0u, way.shift > 0)) {
                 __syncwarp();
-                put_sums<Share::LARGEST>(sums, parts, of_row, lane);
+                put_sums(sums, parts, of_row, lane);
                 barrier_sync(id, 32 * SHARE_WARPS);
                 if (own == 0)
 #pragma unroll 1

@@ -35,6 +35,12 @@ DEVICE float part_lse(float most, float sum)
     return sum == 0.0f ? -INFINITY : fmaf(log2_approx(sum), LN_2, most);
 }
 
+/* The same where `most` is the largest score, in powers of two, and `sum` the sum of weights relative to it. */
+DEVICE float score_lse(float most, float sum)
+{
+    return sum == 0.0f ? -INFINITY : (log2_approx(sum) + most) * LN_2;
+}
+
 /* What the sink leaves of a row whose natural lse is given (-inf: it saw no key, and its out is 0). */
 DEVICE float result_sink_factor(const struct result_params &rules, int64_t head, float lse)
 {

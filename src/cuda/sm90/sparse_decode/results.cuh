@@ -212,8 +212,14 @@ template <typename F> struct Sums {
             if (SELDOM(__any_sync(~0u, empty))) clear_row(i, empty);
             if (first + 8 * i < p.h_q && side() == 0 && lane() % 4 == 0) {
                 const int at = part_row(first + 8 * i);
-                p.split.slot_lse[at] = empty ? -INFINITY : (log2_approx(sum[i]) - below[i]) * LN_2;
-                if constexpr (F::PREFILL) *half_row_largest(p.split, at) = most[i];
+                float lse = log2_approx(sum[i]);
+                if constexpr (F::PREFILL) {
+                    lse -= below[i] + most[i]; /* the reference is near the largest score: the sum is exact */
+                    *half_row_largest(p.split, at) = most[i];
+                } else {
+                    lse = (lse - below[i]) * LN_2;
+                }
+                p.split.slot_lse[at] = empty ? -INFINITY : lse;
             }
             factor[i] = empty ? 0.0f : reciprocal_approx(sum[i]);
         }
