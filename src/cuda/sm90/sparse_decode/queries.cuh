@@ -5,6 +5,7 @@
 #pragma once
 
 #include "../../device/async_copy.cuh"
+#include "../../device/tma.cuh"
 #include "convert.cuh"
 #include "layout.cuh"
 
@@ -24,61 +25,38 @@ struct QueryLanes {
     {
     }
 
-    /* To the head's line of a tile; `halves`: in the order of FP8_656's rope values. */
-    DEVICE void store(uint32_t line, const uint4 &x, bool halves) const
+    /* Where the first word of a chunk goes, in the head's line of a tile; `halves`: in the order of FP8_656's rope values. */
+    DEVICE uint32_t first_word(bool halves) const
     {
         const int lane = halves ? piece % 4 : piece / 2, half = halves ? piece / 4 : piece % 2;
-        const uint32_t chunk = (4 * (uint32_t)half) ^ (head & 7u), to = line + 4 * (uint32_t)lane;
-        store_shared_4(to + chunk * CHUNK_BYTES, x.x);
-        store_shared_4(to + (chunk ^ 1) * CHUNK_BYTES, x.y);
-        store_shared_4(to + (chunk ^ 2) * CHUNK_BYTES, x.z);
-        store_shared_4(to + (chunk ^ 3) * CHUNK_BYTES, x.w);
+        return 4 * (uint32_t)lane + ((4 * (uint32_t)half) ^ (head & 7u)) * CHUNK_BYTES;
+    }
+
+    /* Where word w of a chunk goes, the first of which goes to `first`: to another chunk of the line. */
+    static DEVICE uint32_t other_word(uint32_t first, uint32_t w) { return first ^ (w * CHUNK_BYTES); }
+
+    DEVICE void store(uint32_t line, const uint4 &x, bool halves) const
+    {
+        const uint32_t to = line + first_word(halves);
+        store_shared_4(to, x.x), store_shared_4(other_word(to, 1), x.y);
+        store_shared_4(other_word(to, 2), x.z), store_shared_4(other_word(to, 3), x.w);
     }
 };
 
 /* ---- By the sums' warps, ahead of the piece ------------------------------------------------------ */
 
-enum { LOADING_THREADS = 2 * WARPGROUP_THREADS, PREFETCH_BLOCKS = 4 };
+enum { PREFETCH_BLOCKS = 4 };
 
-/* To L2. Early enough to come, and late enough to be there still: keys pass through L2 all the time. */
+/* To L2, a head a thread. Early enough to come, and late enough to be there still: keys pass through L2 all the time. */
 template <typename F> DEVICE void prefetch_queries(const struct sparse_decode_params &p, int request)
 {
     const Place place(p);
-    const char *from = (const char *)first_query(p, request, place);
-    const int heads = min((int)HEADS, p.h_q - place.tile * HEADS);
-#pragma unroll 1
-    for (int line = (int)fresh_thread() - WARPGROUP_THREADS; line < heads * F::Q_TILES;
-         line += LOADING_THREADS)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + line / F::Q_TILES * (2 * p.q_stride[2]) +
-                                                      line % F::Q_TILES * LINE_BYTES));
+    const int head = (int)fresh_thread() - WARPGROUP_THREADS;
+    if (head < min((int)HEADS, p.h_q - place.tile * HEADS))
+        bulk_prefetch(first_query(p, request, place) + head * p.q_stride[2], F::Q_TILES * LINE_BYTES);
 }
 
 enum { ROUNDS = 2, HEADS_APART = HEADS / ROUNDS };
-
-/* Whether a tile is that of the rope values: known to the compiler, or by its number. */
-enum rope_tile { NO_ROPE, IS_ROPE, BY_TILE };
-
-/* What a thread has of a tile to shared memory, as fp16, of the rope values as it is. most: the larger of what it was and the
- * magnitudes that became fp16. */
-template <typename F, enum rope_tile ROPE = BY_TILE>
-DEVICE void store_queries(const QueryLanes &lanes, uint32_t base, int tile, uint4 (&words)[ROUNDS],
-                          uint32_t &most)
-{
-    const bool rope = ROPE == BY_TILE ? tile == F::ROPE_TILE : ROPE == IS_ROPE;
-#pragma unroll
-    for (int i = 0; i < ROUNDS; i++) {
-        uint4 &x = words[i];
-        if (!rope) {
-            most = larger_bf16x2(larger_bf16x2(most, x.x), x.y);
-            most = larger_bf16x2(larger_bf16x2(most, x.z), x.w);
-            x = make_uint4(convert_bf16x2<Fp16>(x.x), convert_bf16x2<Fp16>(x.y), convert_bf16x2<Fp16>(x.z),
-                           convert_bf16x2<Fp16>(x.w));
-        }
-        lanes.store(SHARED_AT(base, q) + (uint32_t)tile * TILE_BYTES +
-                        (uint32_t)(lanes.head + i * HEADS_APART) * LINE_BYTES,
-                    x, !F::ROPE_IS_V && rope);
-    }
-}
 
 DEVICE void queries_are_there(uint32_t base)
 {
@@ -87,112 +65,122 @@ DEVICE void queries_are_there(uint32_t base)
     if (fresh_thread() % 32 == 0) mbarrier_arrive(SHARED_AT(base, q_full));
 }
 
-/* Loads the queries of the first piece. All copies are on their way at once; a thread copies its chunks unconverted to places of their
- * own in the lines of shared memory over which it spreads them afterwards. */
-template <typename F>
-DEVICE void load_first_queries(const struct sparse_decode_params &p, int request, Shared &shared,
-                               uint32_t base)
-{
-    enum { TOGETHER = F::Q_TILES % 3 ? 4 : 3 };
-    static_assert(F::Q_TILES % TOGETHER == 0, "");
-    const Place place(p);
-    const QueryLanes lanes((int)fresh_thread() / 32 - WARPGROUP_THREADS / 32);
-    const int heads = p.h_q - place.tile * HEADS - lanes.head;
-    const uint32_t own = SHARED_AT(base, q) + (uint32_t)(lanes.head * LINE_BYTES + CHUNK_BYTES * lanes.piece);
-    const uint16_t *from =
-        first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.piece;
-    const int64_t apart = HEADS_APART * p.q_stride[2];
-#pragma unroll 1
-    for (int tile = 0; tile < F::Q_TILES; tile++, from += LINE_ELEMENTS)
+/* How a thread takes its part of a piece's queries to shared memory: chunks come unconverted to places of their own, in the lines over
+ * which they are spread when they have come. All addresses are made once, since tiles follow each other. */
+template <typename F> struct QueryWay {
+    using Chunks = uint4[ROUNDS]; /* of a tile */
+    const uint16_t *from;
+    int heads;            /* there are from the thread's first one on */
+    uint32_t own;         /* of tile 0 */
+    uint32_t codes, rope; /* where the first word of a chunk goes */
+
+    DEVICE QueryWay(const struct sparse_decode_params &p, int request, uint32_t base)
+    {
+        const Place place(p);
+        const QueryLanes lanes((int)fresh_thread() / 32 - WARPGROUP_THREADS / 32);
+        heads = p.h_q - place.tile * HEADS - lanes.head;
+        from = first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.piece;
+        const uint32_t line = SHARED_AT(base, q) + (uint32_t)(lanes.head * LINE_BYTES);
+        own = line + (uint32_t)(CHUNK_BYTES * lanes.piece);
+        codes = line + lanes.first_word(false), rope = line + lanes.first_word(!F::ROPE_IS_V);
+    }
+
+    DEVICE void ask(const struct sparse_decode_params &p, int tile) const
+    {
+        const int64_t apart = HEADS_APART * p.q_stride[2];
 #pragma unroll
         for (int i = 0; i < ROUNDS; i++) {
             const bool there = i * HEADS_APART < heads;
             cp_async_16(own + (uint32_t)(tile * TILE_BYTES + i * HEADS_APART * LINE_BYTES),
-                        there ? from + i * apart : p.q, there);
+                        there ? from + LINE_ELEMENTS * tile + i * apart : p.q, there);
         }
-    cp_async_commit();
-    cp_async_wait<0>();
-    uint32_t most = 0;
-#pragma unroll 1
-    for (int first = 0; first < F::Q_TILES; first += TOGETHER) {
-        uint4 words[TOGETHER][ROUNDS];
-#pragma unroll
-        for (int c = 0; c < TOGETHER; c++)
-#pragma unroll
-            for (int i = 0; i < ROUNDS; i++)
-                words[c][i] =
-                    load_shared_16(own + (uint32_t)((first + c) * TILE_BYTES + i * HEADS_APART * LINE_BYTES));
-        __syncwarp(); /* a line is one warp's */
-#pragma unroll
-        for (int c = 0; c < TOGETHER; c++) store_queries<F>(lanes, base, first + c, words[c], most);
     }
-    if (too_large_for_fp16(most)) shared.q_beyond = 1;
-    queries_are_there(base);
-}
 
-/* Prefill's: all tiles are under way together, since its blocks of threads stay and code is no matter. */
-template <typename F>
-DEVICE void load_all_queries(const struct sparse_decode_params &p, int request, Shared &shared, uint32_t base)
-{
-    const Place place(p);
-    const QueryLanes lanes((int)fresh_thread() / 32 - WARPGROUP_THREADS / 32);
-    const int heads = p.h_q - place.tile * HEADS - lanes.head;
-    const uint16_t *from =
-        first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.piece;
-    uint4 words[F::Q_TILES][ROUNDS];
-    uint32_t most = 0;
+    DEVICE void take(int tile, Chunks &x) const
+    {
 #pragma unroll
-    for (int c = 0; c < F::Q_TILES; c++)
+        for (int i = 0; i < ROUNDS; i++)
+            x[i] = load_shared_16(own + (uint32_t)(tile * TILE_BYTES + i * HEADS_APART * LINE_BYTES));
+    }
+
+    /* As fp16, rope values as they are. All lanes of the warp have taken the tile, for a line is one warp's. most: the larger of what it
+     * was and the magnitudes that became fp16. */
+    DEVICE void spread(int tile, const Chunks &x, bool is_rope, uint32_t &most) const
+    {
+        const uint32_t to = (uint32_t)(tile * TILE_BYTES) + (is_rope ? rope : codes);
 #pragma unroll
         for (int i = 0; i < ROUNDS; i++) {
-            const int tile = (c + F::ROPE_TILE) % F::Q_TILES;
-            words[tile][i] =
-                i * HEADS_APART < heads
-                    ? __ldg((const uint4 *)(from + i * HEADS_APART * p.q_stride[2] + LINE_ELEMENTS * tile))
-                    : make_uint4(0, 0, 0, 0);
-        }
-    store_queries<F>(lanes, base, F::ROPE_TILE, words[F::ROPE_TILE], most);
+            uint32_t word[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+            if (!is_rope)
 #pragma unroll
-    for (int c = 0; c < F::CODE_CHUNKS; c++) store_queries<F>(lanes, base, c, words[c], most);
+                for (int w = 0; w < 4; w++)
+                    most = larger_bf16x2(most, word[w]), word[w] = convert_bf16x2<Fp16>(word[w]);
+#pragma unroll
+            for (uint32_t w = 0; w < 4; w++)
+                store_shared_4(QueryLanes::other_word(to, w) + (uint32_t)(i * HEADS_APART * LINE_BYTES),
+                               word[w]);
+        }
+    }
+};
+
+/* Loads the queries of a block of threads that has one piece. */
+template <typename F>
+DEVICE void load_only_queries(const struct sparse_decode_params &p, int request, Shared &shared,
+                              uint32_t base)
+{
+    enum { TOGETHER = F::Q_TILES % 3 ? 4 : 3 };
+    static_assert(F::Q_TILES % TOGETHER == 0, "");
+    const QueryWay<F> way(p, request, base);
+    uint32_t most = 0;
+#pragma unroll 1
+    for (int tile = 0; tile < F::Q_TILES; tile++) way.ask(p, tile);
+    cp_async_commit();
+    cp_async_wait<0>();
+#pragma unroll 1
+    for (int first = 0; first < F::Q_TILES; first += TOGETHER) {
+        typename QueryWay<F>::Chunks x[TOGETHER];
+#pragma unroll
+        for (int c = 0; c < TOGETHER; c++) way.take(first + c, x[c]);
+        __syncwarp();
+#pragma unroll
+        for (int c = 0; c < TOGETHER; c++) way.spread(first + c, x[c], first + c == F::ROPE_TILE, most);
+    }
     if (too_large_for_fp16(most)) shared.q_beyond = 1;
     queries_are_there(base);
 }
 
-/* Of the next piece: a group of tiles as soon as the scores' warps need it no more. `count`: of the piece. */
-template <typename F, typename Request>
-DEVICE void load_queries(const struct sparse_decode_params &p, const Request &request, Shared &shared,
-                         uint32_t base, uint32_t count)
+/* Loads the queries of piece `count`. Of the first one all groups of tiles are asked for, and spread when they have come; of another a
+ * group is asked for as soon as the scores' warps need that of the piece before no more, and spread while others are on their way. */
+template <typename F>
+DEVICE void load_queries(const struct sparse_decode_params &p, int request, Shared &shared, uint32_t base,
+                         uint32_t count)
 {
+    enum { ON_THEIR_WAY = 2 };
+    const auto first_tile = [](int group) { return group ? 2 * group - 2 : (int)F::ROPE_TILE; };
+    const auto has_two = [&](int group) { return group && first_tile(group) + 1 < F::CODE_CHUNKS; };
+    const QueryWay<F> way(p, request, base);
+    const int behind = count ? (int)ON_THEIR_WAY : (int)Q_GROUPS;
+    uint32_t most = 0;
 #pragma unroll 1
-    for (int group = 0; group < Q_GROUPS; group++) {
-        /* Anew each time: O leaves few registers. */
-        const Place place(p);
-        const QueryLanes lanes((int)fresh_thread() / 32 - WARPGROUP_THREADS / 32);
-        const int heads = p.h_q - place.tile * HEADS - lanes.head;
-        const uint16_t *from =
-            first_query(p, request(), place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.piece;
-        const int first = group ? 2 * group - 2 : F::ROPE_TILE;
-        const bool two = group && first + 1 < F::CODE_CHUNKS;
-        uint4 words[2][ROUNDS];
-#pragma unroll
-        for (int c = 0; c < 2; c++)
-#pragma unroll
-            for (int i = 0; i < ROUNDS; i++)
-                words[c][i] = (c == 0 || two) && i * HEADS_APART < heads
-                                  ? __ldg((const uint4 *)(from + i * HEADS_APART * p.q_stride[2] +
-                                                          LINE_ELEMENTS * (first + c)))
-                                  : make_uint4(0, 0, 0, 0);
-        mbarrier_wait(SHARED_AT(base, q_free) + 8 * (uint32_t)group, (count & 1) ^ 1);
-        uint32_t most = 0;
-        if (!F::PREFILL)
-            store_queries<F>(lanes, base, first, words[0], most);
-        else if (group)
-            store_queries<F, NO_ROPE>(lanes, base, first, words[0], most);
-        else
-            store_queries<F, IS_ROPE>(lanes, base, first, words[0], most);
-        if (two) store_queries<F, F::PREFILL ? NO_ROPE : BY_TILE>(lanes, base, first + 1, words[1], most);
-        if (too_large_for_fp16(most)) shared.q_beyond = count + 1;
+    for (int step = 0; step < Q_GROUPS + behind; step++) {
+        if (step < Q_GROUPS) {
+            mbarrier_wait(SHARED_AT(base, q_free) + 8 * (uint32_t)step, (count & 1) ^ 1);
+            way.ask(p, first_tile(step));
+            if (has_two(step)) way.ask(p, first_tile(step) + 1);
+        }
+        cp_async_commit();
+        if (step < behind) continue;
+        cp_async_wait<ON_THEIR_WAY>();
+        const int group = step - behind, tile = first_tile(group);
+        const bool two = has_two(group);
+        typename QueryWay<F>::Chunks x[2];
+        way.take(tile, x[0]);
+        if (two) way.take(tile + 1, x[1]);
+        __syncwarp();
+        way.spread(tile, x[0], group == 0, most);
+        if (two) way.spread(tile + 1, x[1], false, most);
     }
+    if (too_large_for_fp16(most)) shared.q_beyond = count + 1;
     queries_are_there(base);
 }
 

@@ -40,7 +40,7 @@ template <typename F> struct Sums {
 #pragma unroll
             for (int i = 0; i < 128; i++) o[i] *= factor[i / 2 % 2];
         }
-        if (__any_sync(~0u, block & BLOCK_BF16))
+        if (SELDOM(__any_sync(~0u, block & BLOCK_BF16)))
             multiply<Bf16>(buffer, half, first);
         else
             multiply<Fp16>(buffer, half, first);
@@ -61,15 +61,6 @@ template <typename F> struct Sums {
         hold(o);
     }
 
-    /* Columns 4 s … 4 s + 3 of the thread's 16 of tile c of the side, of row i of its two. `empty`: it saw no key, and
-     * is 0 whatever weights of 0 made of V. */
-    DEVICE float4 values(int c, int s, int i, float factor, bool empty) const
-    {
-        const float *low = o + 32 * c + 8 * s + 2 * i, *high = low + 4;
-        return empty ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
-                     : make_float4(low[0] * factor, low[1] * factor, high[0] * factor, high[1] * factor);
-    }
-
     /* All of them, of one of the two rows. */
     DEVICE void take_row(float (&x)[16], int c, bool second) const
     {
@@ -77,6 +68,18 @@ template <typename F> struct Sums {
         for (int e = 0; e < 16; e++) {
             const int at = 32 * c + 4 * (e / 2) + e % 2;
             x[e] = second ? o[at + 2] : o[at];
+        }
+    }
+
+    DEVICE void clear_row(int i, bool clears)
+    {
+        asm volatile(
+            "" ::
+                : "memory"); /* keeps the branch: without this nvcc turns it into selects, which all pieces would execute */
+#pragma unroll
+        for (int e = 0; e < 64; e++) {
+            float &x = o[4 * (e / 2) + 2 * i + e % 2];
+            x = clears ? 0.0f : x;
         }
     }
 
@@ -102,59 +105,38 @@ template <typename F> struct Sums {
         return lane() & 4;
     }
 
+    /* In registers: of a select between what two stores take nvcc makes two stores, of half of the lanes each. */
+    static DEVICE uint4 select(bool first, const uint4 &x, const uint4 &y)
+    {
+        uint4 z;
+        asm("{\n"
+            ".reg .pred p;\n"
+            "setp.ne.b32 p, %12, 0;\n"
+            "selp.b32 %0, %4, %8, p;\n"
+            "selp.b32 %1, %5, %9, p;\n"
+            "selp.b32 %2, %6, %10, p;\n"
+            "selp.b32 %3, %7, %11, p;\n"
+            "}\n"
+            : "=r"(z.x), "=r"(z.y), "=r"(z.z), "=r"(z.w)
+            : "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(y.x), "r"(y.y), "r"(y.z), "r"(y.w),
+              "r"((int)first));
+        return z;
+    }
+
     /* x and y stand next to each other. */
     static DEVICE void store_lines(const LinePair &lines, int at, const uint4 &x, const uint4 &y)
     {
         const bool odd = odd_row();
-        const uint4 send = odd ? x : y;
+        const uint4 send = select(odd, x, y);
         uint4 got;
         got.x = __shfl_xor_sync(~0u, send.x, 4), got.y = __shfl_xor_sync(~0u, send.y, 4);
         got.z = __shfl_xor_sync(~0u, send.z, 4), got.w = __shfl_xor_sync(~0u, send.w, 4);
-        if (lines.there[0]) *(uint4 *)(lines.to[0] + at) = odd ? got : x;
-        if (lines.there[1]) *(uint4 *)(lines.to[1] + at) = odd ? y : got;
+        const uint4 low = select(odd, got, x), high = select(odd, y, got);
+        if (lines.there[0]) *(uint4 *)(lines.to[0] + at) = low;
+        if (lines.there[1]) *(uint4 *)(lines.to[1] + at) = high;
     }
 
-    /* ---- Rows of prefill: a text for each, since a block of threads ends many tiles ------------------- */
-
-    DEVICE void store_row(const LinePair &lines, int i, float factor, bool empty) const
-    {
-#pragma unroll
-        for (int c = 0; c < HALF_TILES; c++) {
-            uint4 words[2];
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const float4 a = values(c, 2 * h, i, factor, empty),
-                             b = values(c, 2 * h + 1, i, factor, empty);
-                words[h] = make_uint4(Bf16::pack(a.x, a.y), Bf16::pack(a.z, a.w), Bf16::pack(b.x, b.y),
-                                      Bf16::pack(b.z, b.w));
-            }
-            store_lines(lines, LINE_BYTES * c, words[0], words[1]);
-        }
-    }
-
-    /* All lanes, also those of heads that are none. */
-    DEVICE void end_prefill_row(int i, float sum, float below, float most) const
-    {
-        const Place place(p);
-        const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
-        const int first = asked & ~1, rows = p.h_q - first; /* of two rows that are stored together */
-        const int column = side() * (D_V / 2), request = piece().request;
-        const bool stores_lse = asked < p.h_q && side() == 0 && lane() % 4 == 0;
-        const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
-        const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-        if (stores_lse) store_lse(p.output, request, {place.token, head}, lse);
-        if (stores_lse) store_largest(p, request, head, most);
-        uint16_t *to = p.output.out + out_offset(p.output, request, {place.token, first}) + column;
-        store_row(line_pair(to, p.output.out_stride[2], rows), i,
-                  factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f);
-    }
-
-    /* ---- Rows of decode: one text for `out` and slots and for both rows, since a call walks through it once ---- */
-
-    static DEVICE uint32_t pack(bool slot, float low, float high)
-    {
-        return slot ? Fp16::pack(low, high) : Bf16::pack(low, high);
-    }
+    /* ---- Rows of `out` and of slots: decode has one text for both and for both rows, since a call walks through it once ---- */
 
     /* To `out`, or, scaled, to a slot. `scales`: of a slot's row, the side's; NULL otherwise, and where the row is of no head.
      * `empty`: it saw no key, and is 0 whatever weights of 0 made of V. */
@@ -164,35 +146,67 @@ template <typename F> struct Sums {
         float down = 0.0f; /* of the lane's of four tiles */
 #pragma unroll
         for (int c = 0; c < HALF_TILES; c++) {
-            float x[16], by = factor;
-            take_row(x, c, second);
-            if (__any_sync(~0u, slot)) {
-                const HalfScale scale(quad_magnitude(x) * factor);
-                by *= scale.up;
-                if (lane() % 4 == c) down = scale.down;
-            }
+            float x[16];
             uint32_t words[8];
+            take_row(x, c, second);
+            if (!F::PREFILL && __any_sync(~0u, slot)) {
+                const HalfScale scale(quad_magnitude(x) * factor);
+                const float by = factor * scale.up;
+                if (lane() % 4 == c) down = scale.down;
 #pragma unroll
-            for (int w = 0; w < 8; w++) words[w] = empty ? 0u : pack(slot, x[2 * w] * by, x[2 * w + 1] * by);
+                for (int w = 0; w < 8; w++) words[w] = Fp16::pack(x[2 * w] * by, x[2 * w + 1] * by);
+            } else {
+#pragma unroll
+                for (int w = 0; w < 8; w++) words[w] = Bf16::pack(x[2 * w] * factor, x[2 * w + 1] * factor);
+            }
+#pragma unroll
+            for (int w = 0; w < 8; w++) words[w] = empty ? 0u : words[w];
             store_lines(lines, LINE_BYTES * c, make_uint4(words[0], words[1], words[2], words[3]),
                         make_uint4(words[4], words[5], words[6], words[7]));
         }
         if (scales) scales[lane() % 4] = down;
     }
 
-    /* ---- Rows of a part that the blocks of threads join themselves -------------------------------------- */
-
-    DEVICE void clear_row(int i, bool clears)
+    /* Row i of its two: read when it is stored, since O leaves few registers. */
+    DEVICE float of_row(const float (&of)[HEADS], int i) const
     {
-        asm volatile(
-            "" ::
-                : "memory"); /* keeps the branch: without this nvcc turns it into selects, which all pieces would execute */
-#pragma unroll
-        for (int e = 0; e < 64; e++) {
-            float &x = o[4 * (e / 2) + 2 * i + e % 2];
-            x = clears ? 0.0f : x;
-        }
+        return __uint_as_float(load_shared_4(shared_address(&of[row() + 8 * i])));
     }
+
+    /* All lanes, also those of heads that are none. */
+    DEVICE void end_row(int i) const
+    {
+        const float sum = of_row(shared.sum, i), below = of_row(shared.below, i);
+        const Place place(p);
+        const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
+        const int first = asked & ~1, rows = p.h_q - first; /* of two rows that are stored together */
+        const int column = side() * (D_V / 2), request = piece().request;
+        const int64_t slot = piece().slot;
+        const bool stores_lse = asked < p.h_q && side() == 0 && lane() % 4 == 0;
+        const bool empty = sum == 0.0f;
+        const float lse = empty ? -INFINITY : (log2_approx(sum) - below) * LN_2;
+        float factor = empty ? 0.0f : reciprocal_approx(sum);
+        float *scales = NULL;
+        uint16_t *to;
+        int64_t row_elements;
+        const bool direct = F::PREFILL || __any_sync(~0u, slot == DIRECT);
+        if (direct) {
+            if (stores_lse) store_lse(p.output, request, {place.token, head}, lse);
+            if (F::PREFILL && stores_lse) store_largest(p, request, head, of_row(shared.largest, i));
+            to = p.output.out + out_offset(p.output, request, {place.token, first});
+            row_elements = p.output.out_stride[2];
+            factor *= result_sink_factor(p.output.rules, head, lse);
+        } else {
+            const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q;
+            if (stores_lse) p.split.slot_lse[slot_row + head] = lse;
+            if (asked < p.h_q) scales = half_row_scales(p.split, slot_row + head) + column / HALF_ROW_TILE;
+            to = half_row(p.split, slot_row + first);
+            row_elements = 2 * D_V;
+        }
+        store_row(line_pair(to + column, row_elements, rows), !direct, scales, i == 1, factor, empty);
+    }
+
+    /* ---- Rows of a part that the blocks of threads join themselves -------------------------------------- */
 
     /* The row of the piece's slot that a head has; where blocks of threads join, there are fewer than 2^31. */
     DEVICE int part_row(int head) const
@@ -242,55 +256,26 @@ template <typename F> struct Sums {
         }
     }
 
-    /* All lanes, also those of heads that are none. */
-    DEVICE void end_row(int i, float sum, float below) const
-    {
-        const Place place(p);
-        const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
-        const int first = asked & ~1, rows = p.h_q - first; /* of two rows that are stored together */
-        const int column = side() * (D_V / 2), request = piece().request;
-        const int64_t slot = piece().slot;
-        const bool stores_lse = asked < p.h_q && side() == 0 && lane() % 4 == 0;
-        const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
-        float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-        float *scales = NULL;
-        uint16_t *to;
-        int64_t row_elements;
-        const bool direct = __any_sync(~0u, slot == DIRECT);
-        if (direct) {
-            if (stores_lse) store_lse(p.output, request, {place.token, head}, lse);
-            to = p.output.out + out_offset(p.output, request, {place.token, first});
-            row_elements = p.output.out_stride[2];
-            factor *= result_sink_factor(p.output.rules, head, lse);
-        } else {
-            const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q;
-            if (stores_lse) p.split.slot_lse[slot_row + head] = lse;
-            if (asked < p.h_q) scales = half_row_scales(p.split, slot_row + head) + column / HALF_ROW_TILE;
-            to = half_row(p.split, slot_row + first);
-            row_elements = 2 * D_V;
-        }
-        store_row(line_pair(to + column, row_elements, rows), !direct, scales, i == 1, factor, sum == 0.0f);
-    }
-
     DEVICE void end_piece(uint32_t parity)
     {
         mbarrier_wait(SHARED_AT(base, sum_full), parity);
-        float sum[2], below[2];
-        float most[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            sum[i] = shared.sum[row() + 8 * i], below[i] = shared.below[row() + 8 * i],
-            most[i] = F::PREFILL ? shared.largest[row() + 8 * i] : 0.0f;
-        __syncwarp();
-        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_empty));
         if constexpr (F::ONE_PIECE) {
-            end_part(sum, below, most);
-        } else if constexpr (F::PREFILL) {
+            float sum[2], below[2], most[2];
 #pragma unroll
-            for (int i = 0; i < 2; i++) end_prefill_row(i, sum[i], below[i], most[i]);
+            for (int i = 0; i < 2; i++)
+                sum[i] = shared.sum[row() + 8 * i], below[i] = shared.below[row() + 8 * i],
+                most[i] = F::PREFILL ? shared.largest[row() + 8 * i] : 0.0f;
+            __syncwarp();
+            end_part(sum, below, most);
         } else {
+            if constexpr (F::PREFILL) {
+                end_row(0), end_row(1);
+            } else {
 #pragma unroll 1
-            for (int i = 0; i < 2; i++) end_row(i, i ? sum[1] : sum[0], i ? below[1] : below[0]);
+                for (int i = 0; i < 2; i++) end_row(i);
+            }
+            __syncwarp();
+            if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_empty));
         }
         __syncwarp();
     }
@@ -305,32 +290,42 @@ template <typename F> struct Sums {
 
     /* Votes: as in Scores. The queries of the next piece go to L2 some blocks before the end of a piece, and to shared memory
      * beside the scores of its last block: the product before that is not kept. */
+    DEVICE void prepare_queries(int i, int k, int blocks, uint32_t piece)
+    {
+        const bool first = k < 0, more = shared.list.last - i >= shared.list.step;
+        const bool near = more && k == max(0, blocks - PREFETCH_BLOCKS),
+                   now = first || (more && k == blocks - 1);
+        if (__any_sync(~0u, near | now)) {
+            const int request = request_of<F>(p, shared.list, first ? i : i + shared.list.step);
+            if (__any_sync(~0u, near)) prefetch_queries<F>(p, request);
+            if (__any_sync(~0u, now)) load_queries<F>(p, request, shared, base, piece + !first);
+        }
+    }
+
     DEVICE void run_pieces()
     {
-        uint32_t count = 0, pieces = 1 /* whose queries have been asked for */, half = (uint32_t)side();
-        if constexpr (F::PREFILL && !F::ONE_PIECE)
-            load_all_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
-        else
-            load_first_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
-        if constexpr (F::ONE_PIECE) begin_to_meet(); /* while the first keys are on their way */
+        uint32_t count = 0, pieces = 0 /* that have ended */, half = (uint32_t)side();
+        if constexpr (F::ONE_PIECE) {
+            load_only_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
+            begin_to_meet(); /* while the first keys are on their way */
+        }
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
-        for (int i = shared.list.first; F::ONE_PIECE ? pieces == 1 : __any_sync(~0u, i <= shared.list.last);
+        for (int i = shared.list.first; F::ONE_PIECE ? pieces == 0 : __any_sync(~0u, i <= shared.list.last);
              i += shared.list.step) {
-            const bool more = shared.list.last - i >= shared.list.step;
-            const int blocks = begin_piece(i);
-            for (int k = 0; __any_sync(~0u, k < blocks); k++) {
-                if (!F::ONE_PIECE && __any_sync(~0u, more && k == max(0, blocks - PREFETCH_BLOCKS)))
-                    prefetch_queries<F>(p, request_of<F>(p, shared.list, i + shared.list.step));
-                if (!F::ONE_PIECE && __any_sync(~0u, more && k == blocks - 1))
-                    load_queries<F>(
-                        p, [&] { return request_of<F>(p, shared.list, i + shared.list.step); }, shared, base,
-                        pieces);
+            int blocks = F::ONE_PIECE ? begin_piece(i) : 1;
+            /* Block -1: the first queries are loaded by the text that loads the next ones. */
+            for (int k = F::ONE_PIECE || pieces ? 0 : -1; __any_sync(~0u, k < blocks); k++) {
+                if constexpr (!F::ONE_PIECE) {
+                    if (__any_sync(~0u, k == 0)) blocks = begin_piece(i);
+                    prepare_queries(i, k, blocks, pieces);
+                    if (__any_sync(~0u, k < 0)) continue;
+                }
                 add_block(count, half, k == 0, k + 2 < blocks);
                 count++, half += 2;
                 if (half >= HALVES) half -= HALVES;
             }
-            end_piece((pieces & 1) ^ 1);
+            end_piece(pieces & 1);
             pieces++;
         }
     }
