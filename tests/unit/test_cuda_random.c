@@ -216,21 +216,21 @@ static void judge_pieces(const struct fake_launch *launch, const struct fake_lau
 static void judge_pages(const struct fake_launch *launch, int64_t tiles, size_t bytes)
 {
     const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
-    const struct sparse_decode_params *const call = &p.decode.call;
-    const struct split_params *const split = &call->split;
-    HOLDS(call->tiles == tiles && divides(call->tiles_divisor, tiles));
+    const struct sparse_decode_params *const decode = &p.decode.call;
+    const struct split_params *const split = &decode->split;
+    HOLDS(decode->tiles == tiles && divides(decode->tiles_divisor, tiles));
     if (!joins_itself(launch)) {
         const int64_t workers = split->num_partitions;
-        HOLDS(workers >= 1 && workers <= call->b && !split->slot_out);
+        HOLDS(workers >= 1 && workers <= decode->b && !split->slot_out);
         HOLDS(launch->config.grid_x == workers * tiles);
         return;
     }
-    const int64_t blocks = call->b * split->chunks * tiles, rows = call->b * split->chunks * call->h_q;
+    const int64_t blocks = decode->b * split->chunks * tiles, rows = decode->b * split->chunks * decode->h_q;
     HOLDS(split->chunks > 1 && split->chunks <= MOST_PARTS_TOGETHER && blocks <= machine.sms);
-    HOLDS(launch->config.grid_x == blocks && divides(call->chunks_divisor, split->chunks));
+    HOLDS(launch->config.grid_x == blocks && divides(decode->chunks_divisor, split->chunks));
     HOLDS(inside(split->slot_out, rows, 512 * sizeof(float), workspace + bytes));
     HOLDS(inside(split->slot_lse, rows, sizeof(float), workspace + bytes));
-    HOLDS(inside(p.decode.meetings, call->b * tiles, sizeof(uint64_t), workspace + bytes));
+    HOLDS(inside(p.decode.meetings, decode->b * tiles, sizeof(uint64_t), workspace + bytes));
 }
 
 static void judge_prefill(size_t bytes)
