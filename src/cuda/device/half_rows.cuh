@@ -42,7 +42,7 @@ DEVICE float *half_row_scales(const struct split_params &split, int64_t slot_row
     return split.slot_out + slot_row * HALF_ROW_COLUMNS + HALF_ROW_COLUMNS / 2;
 }
 
-/* Where parts have it: the row's largest score, behind the powers of two. */
+/* Where the row's largest score lies, if parts have it: behind the powers of two. */
 DEVICE float *half_row_largest(const struct split_params &split, int64_t slot_row)
 {
     return half_row_scales(split, slot_row) + HALF_ROW_COLUMNS / HALF_ROW_TILE;

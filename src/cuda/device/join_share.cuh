@@ -64,7 +64,7 @@ template <bool LARGEST> DEVICE float share_exp(float x)
     return LARGEST ? exp2_approx(x) : part_exp(x);
 }
 
-/* Of parts that may have seen no key: what differences are taken from. */
+/* What differences are taken from: parts that saw no key have a largest score of -inf. */
 template <bool LARGEST> DEVICE float share_reference(float most)
 {
     return LARGEST ? fmaxf(most, LEAST_REFERENCE) : most;

@@ -7,7 +7,7 @@
 #include "../../device/join_share.cuh"
 #include "common.cuh"
 
-/* Of prefill, whose requests are tokens: to max_logits the largest score of a head, in powers of two. */
+/* Stores to max_logits the largest score of a head, in powers of two, of prefill, whose requests are tokens. */
 DEVICE void store_largest(const struct sparse_decode_params &p, int token, int head, float most)
 {
     const struct sparse_prefill_fp8_params &call = (const struct sparse_prefill_fp8_params &)p;

@@ -103,7 +103,7 @@ template <typename F> struct QueryWay {
             x[i] = load_shared_16(own + (uint32_t)(tile * TILE_BYTES + i * HEADS_APART * LINE_BYTES));
     }
 
-    /* As fp16, rope values as they are. All lanes of the warp have taken the tile, for a line is one warp's. most: the larger of what it
+    /* Stores it as fp16, rope values as they are. All lanes of the warp have taken the tile, for a line is one warp's. most: the larger of what it
      * was and the magnitudes that became fp16. */
     DEVICE void spread(int tile, const Chunks &x, bool is_rope, uint32_t &most) const
     {

@@ -167,7 +167,7 @@ template <typename F> struct Sums {
         if (scales) scales[lane() % 4] = down;
     }
 
-    /* Row i of its two: read when it is stored, since O leaves few registers. */
+    /* Reads what belongs to row i of its two when that is stored, since O leaves few registers. */
     DEVICE float of_row(const float (&of)[HEADS], int i) const
     {
         return __uint_as_float(load_shared_4(shared_address(&of[row() + 8 * i])));

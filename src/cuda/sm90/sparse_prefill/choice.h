@@ -22,8 +22,8 @@ struct tensor_view sm90_sparse_prefill_view(const struct attention_problem *prob
 /* Which of a launch's `tiles` are cut, on a GPU of `sms` SMs, with lists of `topk` entries; places are the caller's to give. */
 struct prefill_cut sm90_sparse_prefill_cut(int64_t tiles, int64_t topk, int32_t sms);
 
-/* Over FP8 pages: keys of a part, where the lists of a call of `tiles` tiles are cut into parts, each of which finds an SM; 0: they
- * are not cut. */
+/* How many keys a part has where the lists of a call over FP8 pages, of `tiles` tiles, are cut into parts, each of which finds an SM;
+ * 0: they are not cut. */
 int32_t sm90_sparse_prefill_part_keys(int64_t tiles, int64_t topk, int32_t sms);
 
 /* The most pieces of any launch of at most so many tiles and entries. */
