@@ -137,7 +137,6 @@ static fmla_status fill_cut(struct call *c, int32_t batch_invariant, int32_t num
     return FMLA_OK;
 }
 
-/* A cache of dense decode has the type of q: no format is asked. */
 static fmla_status choose(struct call *c, const char *name)
 {
     const struct attention_problem *p = &c->problem;
@@ -151,6 +150,29 @@ static fmla_status choose(struct call *c, const char *name)
                                   .formats = c->checked.format ? 1u << p->format : 0,
                                   .problem.attention = p};
     return dispatch(&wanted, name, &c->taken.kernel);
+}
+
+/* Pages of dense decode: of keys of the type of q any number of heads, of bytes one. */
+static fmla_status fill_dense_cache(struct call *c, const struct checked_tensor *cache,
+                                    struct key_source *keys)
+{
+    const struct checked_tensor *scale = OF(dense_decode, kv_scale);
+    fill_pages(&c->checked, cache, keys);
+    if (!c->checked.format->token) {
+        const uint64_t bytes = sizeof(uint16_t); /* a stride that is never used may wrap */
+        keys->k = (struct key_view){cache->data, (int64_t)((uint64_t)cache->stride[0] * bytes),
+                                    (int64_t)((uint64_t)cache->stride[1] * bytes),
+                                    (int64_t)((uint64_t)cache->stride[2] * bytes)};
+        keys->v = keys->k;
+    } else {
+        TRY(check_range(c->checked.operation, "kv_cache: h_kv (dimension 2)", cache->shape[2], 1, 1));
+    }
+    if (scale->name && c->problem.format != KV_FP8_576)
+        return fail(FMLA_INVALID_ARGUMENT,
+                    "%s: kv_scale: is a tensor, must be NULL: %s has no scale of the cache",
+                    c->checked.operation, c->checked.format->name);
+    c->problem.kv_scale = scale->data;
+    return FMLA_OK;
 }
 
 /* ---- Each ------------------------------------------------------------------------------------ */
@@ -169,7 +191,7 @@ static fmla_status prepare_dense_decode(struct call *c)
              OF(dense_decode, lse)));
     TRY(check_heads(op, "q", p->h_q, p->h_kv));
     keys->kind = KEYS_PAGED;
-    keys->pages = kv->shape[0], keys->page_size = kv->shape[1];
+    TRY(fill_dense_cache(c, kv, keys));
     if (!table->name && keys->pages < p->b)
         return fail(
             FMLA_INVALID_ARGUMENT,
@@ -178,11 +200,6 @@ static fmla_status prepare_dense_decode(struct call *c)
             op, (long long)keys->pages, (long long)p->b);
     p->capacity = (table->name ? table->shape[1] : 1) * keys->page_size; /* < 2^62 */
     if (p->capacity > INT32_MAX) p->capacity = INT32_MAX;                /* no length is above it */
-    const uint64_t bytes = sizeof(uint16_t); /* a stride that is never used may wrap */
-    keys->k = (struct key_view){kv->data, (int64_t)((uint64_t)kv->stride[0] * bytes),
-                                (int64_t)((uint64_t)kv->stride[1] * bytes),
-                                (int64_t)((uint64_t)kv->stride[2] * bytes)};
-    keys->v = keys->k;
     keys->table = table->name ? table->data : NULL, keys->table_stride[0] = table->stride[0];
     keys->lengths = OF(dense_decode, seqlens)->data;
     keys->capacity = p->capacity;

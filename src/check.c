@@ -261,17 +261,27 @@ static fmla_status check_options(const struct descriptor *descriptor, const char
     return FMLA_OK;
 }
 
+/* The cache has bytes, and nobody says of which format. */
+__attribute__((cold)) static fmla_status refuse_bytes(const struct descriptor *descriptor,
+                                                      const struct member *m)
+{
+    const struct member *option = descriptor->members;
+    while (option->kind != MEMBER_FORMAT) option++;
+    char formats[128] = "";
+    for (int f = FMLA_KV_FP8_656; f <= option->high; f++)
+        text_append(formats, sizeof formats, "%s%s (%d)", *formats ? " or " : "", cache_formats[f].name, f);
+    return fail(FMLA_INVALID_ARGUMENT, "%s: kv_format: is 0, must name the format of the bytes in %s: %s",
+                descriptor->name, m->name, formats);
+}
+
 /* The format that kv_format names; 0: that of the first tensor's type, unless the first cache has bytes. */
-static fmla_status check_format(const struct member *m, const fmla_tensor *cache, struct checked_call *call)
+static fmla_status check_format(const struct descriptor *descriptor, const struct member *m,
+                                const fmla_tensor *cache, struct checked_call *call)
 {
     const enum element element = call->tensors[0].element;
     int32_t which = call->kv_format;
     if (!which) {
-        if (cache && !call->format && cache->dtype.bits == 8)
-            return fail(FMLA_INVALID_ARGUMENT,
-                        "%s: kv_format: is 0, must name the format of the bytes in %s: %s (%d) or %s (%d)",
-                        call->operation, m->name, cache_formats[FMLA_KV_FP8_656].name, FMLA_KV_FP8_656,
-                        cache_formats[FMLA_KV_FP8_584].name, FMLA_KV_FP8_584);
+        if (cache && !call->format && cache->dtype.bits == 8) return refuse_bytes(descriptor, m);
         which = element == ELEMENT_BF16 ? FMLA_KV_BF16 : FMLA_KV_FP16;
     }
     call->format = &cache_formats[which];
@@ -389,7 +399,7 @@ static fmla_status check_member(const struct descriptor *descriptor, const struc
 {
     unsigned allowed = m->allowed;
     if (allowed & IS_CACHE) {
-        TRY(check_format(m, tensor, call));
+        TRY(check_format(descriptor, m, tensor, call));
         allowed |= call->format->allowed;
     } else if (allowed & ALLOW_SAME) {
         allowed |= 1u << call->tensors[0].element;

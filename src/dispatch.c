@@ -207,12 +207,6 @@ static const char *missing_feature(const struct kernel *kernel, fmla_device devi
                                            : "this processor has no AVX2 with FMA and F16C";
 }
 
-/* A cache of dense decode has the type of q. */
-static unsigned formats_of(const struct kernel *kernel, enum operation operation)
-{
-    return operation == OP_DENSE_DECODE ? 0 : kernel->formats;
-}
-
 static void append_elements(char *text, size_t size, unsigned elements)
 {
     static const char *const names[] = {"bf16", "fp16", "fp32"};
@@ -221,10 +215,10 @@ static void append_elements(char *text, size_t size, unsigned elements)
 }
 
 /* "d_qk 512 576, d_v 512, cache BF16 FP8_656" */
-static void append_shapes(char *text, size_t size, const struct kernel *kernel, enum operation operation)
+static void append_shapes(char *text, size_t size, const struct kernel *kernel)
 {
     const int32_t *const sizes[] = {kernel->d_qk, kernel->d_v};
-    const unsigned formats = formats_of(kernel, operation);
+    const unsigned formats = kernel->formats;
     for (int which = 0; which < 2; which++) {
         text_append(text, size, which ? ", d_v" : " d_qk");
         for (int i = 0; i < KERNEL_SIZES && sizes[which][i]; i++)
@@ -261,11 +255,11 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
         if (!qk && wanted->values) *argument = wanted->values;
         snprintf(why, size, "d_%s is %lld, kernel %s takes", qk ? "qk" : "v",
                  (long long)(qk ? wanted->d_qk : wanted->d_v), kernel->name);
-        append_shapes(why, size, kernel, wanted->operation);
+        append_shapes(why, size, kernel);
     } else if (wanted->formats & ~kernel->formats) {
         *argument = "kv_format";
         snprintf(why, size, "kernel %s takes", kernel->name);
-        append_shapes(why, size, kernel, wanted->operation);
+        append_shapes(why, size, kernel);
     } else if (asked && kernel->driver->refuses &&
                (takes = kernel->driver->refuses(kernel, wanted->problem, argument)))
         snprintf(why, size, "kernel %s %s", kernel->name, takes);
@@ -392,7 +386,7 @@ static void describe_row(fmla_device device, enum operation operation, const str
     if (kernel->part_of) row->part_of = kernel->part_of;
     row->forced_only = kernel->forced_only;
     row->types = (int32_t)kernel->elements;
-    row->kv_formats = (int32_t)(formats_of(kernel, operation) << FMLA_KV_BF16);
+    row->kv_formats = (int32_t)(kernel->formats << FMLA_KV_BF16);
     memcpy(row->d_qk, kernel->d_qk, sizeof row->d_qk);
     memcpy(row->d_v, kernel->d_v, sizeof row->d_v);
 }

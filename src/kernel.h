@@ -20,7 +20,8 @@ enum { /* of caches, as bits */
        FORMATS_BF16 = 1 << KV_BF16,
        FORMATS_FP16 = 1 << KV_FP16,
        FORMATS_FP8_656 = 1 << KV_FP8_656,
-       FORMATS_FP8_584 = 1 << KV_FP8_584
+       FORMATS_FP8_584 = 1 << KV_FP8_584,
+       FORMATS_FP8_576 = 1 << KV_FP8_576
 };
 enum { KERNEL_SIZES = 4 };
 

@@ -100,6 +100,7 @@ struct attention_problem {
     struct ragged ragged_q, ragged_k;     /* a ragged request is in page 0, from its start on */
     enum element element;                 /* of q and out */
     enum kv_format format;                /* of all keys and values */
+    const float *kv_scale;                /* where the scale of an FP8_576 cache lies; NULL: it is 1 */
     fmla_device device;
     const uint16_t *q;
     int64_t q_stride[3]; /* request, token, head */

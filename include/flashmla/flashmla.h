@@ -358,7 +358,9 @@ enum FMLA_INT32 { FMLA_LOG_NATURAL = 0, FMLA_LOG_BASE_2 = 2 };
 typedef struct fmla_dense_decode_args {
     size_t struct_size;
     const fmla_tensor *q;           /* [b, s_q, h_q, d_qk] bf16 or fp16 */
-    const fmla_tensor *kv_cache;    /* [pages, page_size, h_kv, d_qk], the type of q */
+    /* [pages, page_size, h_kv, d_qk], the type of q; or bytes as in fmla_sparse_decode_args, of FMLA_KV_FP8_576
+     * [pages, page_size, 1, 576]. They are worth bf16 values (docs/semantics.md, "Cache formats") */
+    const fmla_tensor *kv_cache;
     const fmla_tensor *block_table; /* [b, max_pages] int32: the page of each page_size keys of a request.
                                        Entries past ceil(length / page_size) are never used, whatever they
                                        hold. NULL: page r holds the keys of request r, pages ≥ b */
@@ -373,6 +375,8 @@ typedef struct fmla_dense_decode_args {
     size_t workspace_size;
     void *stream;            /* CUDA stream; not used on the CPU */
     const char *kernel;      /* force a kernel by name (fmla_capabilities lists them); NULL = the best */
+    int32_t kv_format;       /* FMLA_KV_…; may be 0 where kv_cache has the type of q */
+    int32_t products;        /* FMLA_PRODUCTS_…, of caches of bytes; 0 = in bf16 */
     float softmax_scale;     /* 0 = 1/sqrt(d_qk); finite */
     int32_t causal;          /* 1: token j of s_q sees keys t ≤ s_k - s_q + j; 0: all see all */
     int32_t lse_empty;       /* FMLA_LSE_EMPTY_… */
@@ -390,6 +394,7 @@ typedef struct fmla_dense_decode_args {
      * other fields. */
     const fmla_tensor *partitions; /* [partitions of the plan, 8] int32, rows without gaps, 16-byte aligned */
     const fmla_tensor *num_splits; /* [b + 1] int32 */
+    const fmla_tensor *kv_scale;   /* [1] fp32: the scale of an FMLA_KV_FP8_576 cache; NULL = 1 */
 } fmla_dense_decode_args;
 
 /* How much workspace fmla_dense_decode takes with these arguments, and its alignment (either may be NULL),

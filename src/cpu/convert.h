@@ -92,21 +92,22 @@ static inline void convert_key(float *to, const struct kv_layout *layout, const 
                 layout->element == KV_ELEMENT_BF16);
         return;
     }
-    for (int32_t group = 0, i = 0; i < layout->nope; group++, i += layout->group) {
+    const int32_t span = layout->group ? layout->group : layout->nope;
+    for (int32_t group = 0, i = 0; i < layout->nope; group++, i += span) {
         float scale;
-        if (layout->scale == KV_SCALE_F32)
-            memcpy(&scale, key->scales + 4 * group, sizeof scale);
-        else
+        if (layout->scale == KV_SCALE_UE8M0)
             scale = num_from_ue8m0(key->scales[group]);
+        else
+            memcpy(&scale, key->scales + 4 * group, sizeof scale);
         const uint32_t bits = num_bits(scale), exponent = bits >> 23 & 0xffu;
         const uint8_t *from = key->token + i;
-        if (exponent < 32u || exponent > 222u || convert_any_nan(from, layout->group)) {
-            for (int32_t k = 0; k < layout->group; k++)
+        if (exponent < 32u || exponent > 222u || convert_any_nan(from, span)) {
+            for (int32_t k = 0; k < span; k++)
                 to[i + k] = num_from_bf16(num_to_bf16(num_from_e4m3(from[k]) * scale));
             continue;
         }
-        convert_e4m3(to + i, from, layout->group, scale);
-        if (bits & 0x7fffffu) convert_round(to + i, layout->group);
+        convert_e4m3(to + i, from, span, scale);
+        if (bits & 0x7fffffu) convert_round(to + i, span);
     }
     convert(to + layout->nope, (const uint16_t *)(const void *)(key->token + layout->rope_offset),
             layout->rope, true);

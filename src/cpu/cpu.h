@@ -47,7 +47,7 @@ struct cpu_tile;
 /* Where a key is. */
 struct cpu_key {
     const uint8_t *token;
-    const uint8_t *scales; /* of FP8 formats */
+    const uint8_t *scales; /* of FP8 formats; of FP8_576 that of the cache */
     const uint8_t *value;  /* the token, where values are the first elements of their keys */
 };
 

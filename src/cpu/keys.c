@@ -6,18 +6,26 @@
  */
 #include "cpu.h"
 
+static const uint8_t *scales_at(const struct cpu_tile *tile, const uint8_t *page, const uint8_t *token,
+                                int64_t page_size, int64_t slot)
+{
+    static const float one = 1.0f;
+    const struct kv_layout *layout = &tile->call->layout;
+    const float *of_cache = tile->call->problem->kv_scale;
+    if (layout->scale == KV_SCALE_OF_CACHE) return (const uint8_t *)(of_cache ? of_cache : &one);
+    return layout->scale_bytes ? page + kv_scales_at(layout, page_size, slot) : token + layout->scale_offset;
+}
+
 static struct cpu_key key_at(const struct cpu_tile *tile, const struct key_source *source, int64_t page,
                              int64_t slot)
 {
-    const struct kv_layout *layout = &tile->call->layout;
     const int64_t head = tile->set % tile->call->problem->h_kv;
     const uint8_t *data = source->k.data + page * source->k.page_bytes + head * source->k.head_bytes;
     const uint8_t *token = data + slot * source->k.slot_bytes;
     const struct key_view *v = &source->v;
     return (struct cpu_key){
         .token = token,
-        .scales = layout->scale_bytes ? data + kv_scales_at(layout, source->page_size, slot)
-                                      : token + layout->scale_offset,
+        .scales = scales_at(tile, data, token, source->page_size, slot),
         .value = tile->call->value_bytes
                      ? v->data + page * v->page_bytes + head * v->head_bytes + slot * v->slot_bytes
                      : token,
@@ -28,7 +36,7 @@ static struct cpu_key key_at(const struct cpu_tile *tile, const struct key_sourc
 static void keys_of_page(const struct cpu_tile *tile, const struct key_source *source, int64_t page,
                          int64_t slot, struct cpu_key *keys, int32_t count)
 {
-    if (tile->call->layout.scale_bytes) {
+    if (tile->call->layout.scale_bytes || tile->call->layout.scale == KV_SCALE_OF_CACHE) {
         for (int32_t t = 0; t < count; t++) keys[t] = key_at(tile, source, page, slot + t);
         return;
     }

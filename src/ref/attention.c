@@ -113,13 +113,15 @@ static void decode(const struct attention_problem *p, const struct key_source *s
         return;
     }
     const uint8_t *token = data + kv_token_at(&layout, slot);
+    const float of_cache = p->kv_scale ? *p->kv_scale : 1.0f;
+    const int32_t span = layout.group ? layout.group : layout.nope;
     int32_t d = 0;
     while (d < layout.nope) { /* nor for each the scale of its group; `to` has room for a key */
-        const float scale = kv_scale_of(&layout, data, page_size, slot, d, 1.0f);
-        for (const int32_t end = d + layout.group; d < end; d++)
+        const float scale = kv_scale_of(&layout, data, page_size, slot, d, of_cache);
+        for (const int32_t end = d + span; d < end; d++)
             to[d] = (double)num_from_bf16(num_to_bf16(num_from_e4m3(token[d]) * scale));
     }
-    for (; d < width; d++) to[d] = (double)kv_load(&layout, data, page_size, slot, d, 1.0f);
+    for (; d < width; d++) to[d] = (double)kv_load(&layout, data, page_size, slot, d, of_cache);
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */

@@ -13,7 +13,9 @@ static struct good_call call = {.operation = OP_DENSE_DECODE, .elsewhere = "q", 
 
 static void set_up(void)
 {
-    begin(&call, &good_layout, BIT(TENSOR_dense_decode_partitions) | BIT(TENSOR_dense_decode_num_splits));
+    begin(&call, &good_layout,
+          BIT(TENSOR_dense_decode_partitions) | BIT(TENSOR_dense_decode_num_splits) |
+              BIT(TENSOR_dense_decode_kv_scale));
     PUT(T(block_table), int32_t, 4, 0, -1, 5, 1, 2);
     PUT(T(seqlens), int32_t, 20, 33);
 }

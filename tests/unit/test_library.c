@@ -81,7 +81,7 @@ static void test_capabilities(void)
                                    : sparse || dense          ? latent
                                                               : any;
         CHECK(!memcmp(row.d_qk, sizes[0], sizeof row.d_qk) && !memcmp(row.d_v, sizes[1], sizeof row.d_v) &&
-                  (row.types == 0) == plan && (row.kv_formats != 0) == sparse,
+                  (row.types == 0) == plan && (row.kv_formats != 0) == (sparse || dense),
               "%s %s: d_qk %d %d %d, d_v %d %d, types %d, formats %d", row.operation, row.kernel, row.d_qk[0],
               row.d_qk[1], row.d_qk[2], row.d_v[0], row.d_v[1], row.types, row.kv_formats);
         /* "Runs when named" is meant. */
