@@ -93,7 +93,7 @@ static inline void take_damaged_plans(void)
         check_taken(good, "a damaged plan");
         CHECK(!count_outputs(good, true), "damaged plan %d: written past the end", n);
         /* The same as tables, each in memory of its own. One that does not end with the last request is refused. */
-        good->absent = 0, good->layout.size[DIM_rows] = count;
+        good->absent &= ~(BIT(planned.rows) | BIT(planned.splits)), good->layout.size[DIM_rows] = count;
         void *const plan = NULL;
         lay_out(good);
         give_plan(plan, 0);
@@ -117,7 +117,7 @@ static inline void give_tables(int64_t requests, int32_t count)
     fmla_plan_view view = FMLA_INIT(fmla_plan_view);
     planned.make(requests, count, plan_data, &plan_bytes);
     CHECK(fmla_plan_describe(plan_data, plan_bytes, &view) == FMLA_OK, "%s", fmla_last_error());
-    good->absent = 0, good->layout.size[DIM_rows] = count;
+    good->absent &= ~(BIT(planned.rows) | BIT(planned.splits)), good->layout.size[DIM_rows] = count;
     lay_out(good);
     memcpy(good->held[planned.rows].tensor.data, view.partitions, (size_t)count * FIELDS * sizeof(int32_t));
     memcpy(good->held[planned.splits].tensor.data, view.num_splits,

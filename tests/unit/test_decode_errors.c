@@ -11,17 +11,35 @@ static struct good_call call = {.operation = OP_DENSE_DECODE, .elsewhere = "q", 
 #define ARGS    (*(fmla_dense_decode_args *)call.args)
 #define T(name) (call.held[TENSOR_dense_decode_##name])
 
-static void set_up(void)
+/* Zeros are sound tokens of caches of bytes, which have one key head. */
+static void set_up_format(int32_t format)
 {
-    begin(&call, &good_layout,
+    struct layout layout = good_layout;
+    const bool of_cache = format == FMLA_KV_FP8_576;
+    if (format) layout.format = format;
+    if (cache_formats[layout.format].token) layout.h_kv = 1, layout.d_qk = cache_formats[layout.format].d_qk;
+    begin(&call, &layout,
           BIT(TENSOR_dense_decode_partitions) | BIT(TENSOR_dense_decode_num_splits) |
-              BIT(TENSOR_dense_decode_kv_scale));
+              (of_cache ? 0 : BIT(TENSOR_dense_decode_kv_scale)));
     PUT(T(block_table), int32_t, 4, 0, -1, 5, 1, 2);
     PUT(T(seqlens), int32_t, 20, 33);
+    ARGS.kv_format = format;
 }
+
+SET_UP(set_up, set_up_format(0))
+SET_UP(set_up_656, set_up_format(FMLA_KV_FP8_656))
+SET_UP(set_up_584, set_up_format(FMLA_KV_FP8_584))
+SET_UP(set_up_576, set_up_format(FMLA_KV_FP8_576))
 
 #define TABLE   ((int32_t *)T(block_table).tensor.data)
 #define LENGTHS ((int32_t *)T(seqlens).tensor.data)
+
+/* No page of the table is used, whatever becomes of the cache. */
+static void set_up_no_key(int32_t format)
+{
+    set_up_format(format);
+    LENGTHS[0] = LENGTHS[1] = 0;
+}
 
 static void make_plan(int64_t requests, int32_t partitions, char *plan, size_t *bytes)
 {
@@ -38,7 +56,11 @@ static void make_plan(int64_t requests, int32_t partitions, char *plan, size_t *
 
 static void test_refused(void)
 {
-    refuse_by_descriptor(&call);
+    void (*const set_ups[])(void) = {set_up_656, set_up_584, set_up_576, set_up};
+    for (int i = 0; i < 4; i++) {
+        call.set_up = set_ups[i];
+        refuse_by_descriptor(&call);
+    }
     REFUSED(call, "q", "h_q|3|multiple|2", resize(&call, DIM_h_q, 3));
     REFUSED(call, "q", "s_q · h_q|4294967296", resize(&call, DIM_s_q, 1 << 16),
             resize(&call, DIM_h_q, 1 << 16));
@@ -49,9 +71,34 @@ static void test_refused(void)
     REFUSED_CALL(call, "block_table", "[0, 0]|4|0", resize(&call, DIM_pages, 0));
 }
 
+/* What sparse decode has not: a scale of the cache, and any number of key heads where there are no bytes. */
+static void test_formats_of_dense(void)
+{
+    test_formats(&call, set_up_no_key);
+    call.set_up = set_up_576;
+    REFUSED(call, "kv_format", "0|FP8_656|FP8_584|FP8_576", ARGS.kv_format = 0);
+    REFUSED(call, "kv_cache", "uint8|bfloat16", ARGS.kv_format = FMLA_KV_BF16);
+    REFUSED(call, "kv_cache", "bytes|576|656|FP8_656", ARGS.kv_format = FMLA_KV_FP8_656);
+    REFUSED(call, "q", "d_qk|512|576|FP8_576", T(q).shape[3] = 512);
+    REFUSED(call, "kv_cache", "h_kv|2|[1, 1]", resize(&call, DIM_h_kv, 2));
+    TAKEN(call, "a scale of 1", ARGS.kv_scale = NULL);
+    TAKEN(call, "tokens at any byte", T(kv_cache).shape[0] = 5, TABLE[3] = 3, T(kv_cache).strides[1] = 577,
+          T(kv_cache).strides[0] = 577 * T(kv_cache).shape[1], T(kv_cache).tensor.byte_offset = 1);
+    call.set_up = set_up;
+    REFUSED(call, "kv_cache", "bfloat16|one byte", ARGS.kv_format = FMLA_KV_FP8_576);
+    REFUSED(call, "kv_scale", "must be NULL|FP8_656|scale of the cache", set_up_656(),
+            ARGS.kv_scale = &T(kv_scale).tensor);
+    REFUSED(call, "kv_scale", "must be NULL|FMLA_KV_BF16|scale of the cache",
+            ARGS.kv_scale = &T(kv_scale).tensor);
+}
+
 static void test_taken(void)
 {
-    take_by_descriptor(&call);
+    void (*const set_ups[])(void) = {set_up_656, set_up_584, set_up_576, set_up};
+    for (int i = 0; i < 4; i++) {
+        call.set_up = set_ups[i];
+        take_by_descriptor(&call);
+    }
     make_plans();
     TAKEN(call, "optional tensors left out", ARGS.block_table = ARGS.attn_sink = ARGS.lse = NULL,
           LENGTHS[1] = 5);
@@ -94,6 +141,7 @@ int main(void)
                                .lengths = TENSOR_dense_decode_seqlens,
                                .most = {32, 48}};
     test_refused();
+    test_formats_of_dense();
     test_taken();
     test_attention_rules(&call);
     call.set_up = set_up_many_pages;
