@@ -94,7 +94,6 @@ void case_sinks(struct test_case *c, int64_t kind)
 
 void case_spike(uint8_t *end, bool fp16)
 {
-    enum { SPIKE = 32 };
     const uint16_t half = fp16 ? 0x3800 : 0x3f00;
     for (int i = 1; i <= SPIKE; i++) memcpy(end - 2 * i, &half, sizeof half);
 }

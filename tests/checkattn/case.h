@@ -69,6 +69,7 @@ struct test_case {
     struct tolerance tolerance[RESULTS];
     double rounded;   /* the bound of their own that values of a row have for rounded scales; 0: none */
     bool other;       /* inputs that the table of tolerances is not for */
+    bool bounds_out;  /* elements of out too have a bound of their own */
     bool infinite;    /* there are rows with a score of +inf */
     bool beyond;      /* scores that fp32 does not hold: of rows with a key nothing is promised */
     bool large_apart; /* elements of out above 1 are not in the cosine */
@@ -152,7 +153,6 @@ struct maker {
     /* Goes through the keys of a row. NULL: results of this operation have no bound of their own. */
     void (*magnitude)(const struct test_case *c, int64_t request, int64_t token, int64_t head,
                       struct magnitude *magnitude);
-    bool bounds_out; /* the bound is for elements of out too */
     /* In place of rows: compares all of it. `inputs` and `oracle` as for compare_oracle. */
     void (*compare)(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
                     struct oracle *oracle);
@@ -178,7 +178,8 @@ struct subject {
     const char *special[TEXTS]; /* ends with NULL */
     void (*more)(struct suite *suite);
 
-    uint64_t faults; /* bits of enum defect that a kernel could have */
+    uint64_t faults;     /* bits of enum defect that a kernel could have */
+    uint64_t cpu_faults; /* those that only one of the CPU could */
     /* The text of case i for a defect; NULL: no more. NULL: the grid's cases, until one has a place for it. */
     const char *(*fault_case)(const struct run *run, uint64_t i);
     bool (*plant_before)(struct test_case *c, enum defect fault, struct patch *patch);
@@ -212,7 +213,7 @@ static inline bool is_result(const struct subject *op, int i)
 /* Such a tensor is a table of a plan, made by case_plan. */
 static inline bool is_table(const struct subject *op, int i)
 {
-    return op->tables && i >= op->tables;
+    return op->tables && i >= op->tables && i < op->tables + 2;
 }
 
 /* Every operation; NULL: it has no cases here, as plans have none. */
@@ -244,6 +245,7 @@ void case_sinks(struct test_case *c, int64_t kind);
 
 /* A spike: the last values of a vector, which ends there, are 1/2. Two vectors with spikes have a product larger by 8, and
  * the values keep their size, so that the tolerance keeps its meaning. */
+enum { SPIKE = 32 };
 void case_spike(uint8_t *end, bool fp16);
 
 /* Scores of +inf, by the last two columns of a key or a query: all that a special query has, and those of a special key with

@@ -205,7 +205,9 @@ static int check_faults(const struct asked *asked, bool verbose)
     if (device.device_type == FMLA_DEVICE_CUDA) device_open(device);
     for (int i = 0; i < OPERATIONS; i++)
         for (int fault = FAULT_NONE + 1; fault < FAULTS; fault++) {
-            if (!subjects[i] || !(subjects[i]->faults >> fault & 1)) continue;
+            const bool gpu = device.device_type == FMLA_DEVICE_CUDA;
+            const struct subject *op = subjects[i];
+            if (!op || !((op->faults | (gpu ? 0 : op->cpu_faults)) >> fault & 1)) continue;
             if (asked->operation && strcmp(asked->operation, descriptors[i].name) != 0) continue;
             planted++;
             memset(suite, 0, sizeof *suite);

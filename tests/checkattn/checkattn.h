@@ -29,7 +29,7 @@
     X(MERGE_BASE, "merge-base")     /* parts joined in the wrong base */                                     \
     X(INVALID_KEY, "invalid-key")   /* sparse: an index of no key is taken for key 0 */                      \
     X(LATE_KEY, "late-key")         /* sparse: an index past the length counts */                            \
-    X(WRONG_SCALE, "wrong-scale")   /* sparse: a group of values has the scale of another */                 \
+    X(WRONG_SCALE, "wrong-scale")   /* FP8: a group of values has the scale of another */                    \
     X(NO_EXTRA, "no-extra")         /* sparse: the extra cache is left out */                                \
     X(CACHE_SLOT, "cache-slot")     /* two tokens in each other's slots */                                   \
     X(CACHE_VALUE, "cache-value")   /* one value of the cache is rounded the other way */                    \

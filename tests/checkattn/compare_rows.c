@@ -125,7 +125,7 @@ static void add_out(struct comparison *outs, const struct test_case *c, int64_t 
     struct magnitude magnitude = {0}; /* looked for where an element misses */
     for (int64_t d = 0; d < c->d_v; d++, mine += element, theirs += element) {
         const double value = guarded_value(g, mine), reference = guarded_value(g, theirs);
-        const bool look = c->op->maker->bounds_out && c->other && compare_misses(tolerance, value, reference);
+        const bool look = c->bounds_out && compare_misses(tolerance, value, reference);
         if (look && !magnitude.any) c->op->maker->magnitude(c, request, token, head, &magnitude);
         struct comparison alone = {0};
         const bool large = c->large_apart && isfinite(reference) && fabs(reference) > 1.0;

@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* Values are drawn once and copied from random places. */
-enum { DRAWN = 1 << 18, WIDEST = 576 };
+enum { DRAWN = 1 << 18 };
 static uint16_t drawn[2][DRAWN]; /* [dtype] */
 
 static void draw(uint64_t seed)
@@ -19,6 +19,7 @@ static void draw(uint64_t seed)
         drawn[0][i] = num_to_bf16(x);
         drawn[1][i] = num_to_fp16(x);
     }
+    sparse_pool_draw(&random, 0.0f);
 }
 
 /* A vector of a case: a copied one, spiked or with what makes scores of +inf. */
@@ -84,12 +85,27 @@ static int64_t page_of(const struct decode_case *d, int64_t request, int64_t key
                     : request;
 }
 
-static void *key_at(const struct decode_case *d, int64_t request, int64_t key, int64_t head)
+int64_t decode_slot(const struct decode_case *d, int64_t request, int64_t key)
 {
-    const int64_t at = page_of(d, request, key) * d->strides[0] + key % d->c.page_size * d->strides[1] +
-                       head * d->strides[2];
-    return (char *)d->c.tensor[DENSE(kv_cache)].tensor.data +
-           d->c.tensor[DENSE(kv_cache)].tensor.byte_offset + at * (int64_t)sizeof(uint16_t);
+    return page_of(d, request, key) * d->c.page_size + key % d->c.page_size;
+}
+
+static uint8_t *key_at(const struct decode_case *d, int64_t request, int64_t key, int64_t head)
+{
+    return sparse_pool_token(&d->pool, decode_slot(d, request, key)) + head * d->pool.head_bytes;
+}
+
+static void put_key(struct decode_case *d, int64_t request, int64_t key, int64_t head, bool spike,
+                    bool special)
+{
+    uint8_t *to = key_at(d, request, key, head);
+    if (d->c.v[A_CACHE] == CACHE_OF_Q) {
+        put_vector(d, to, spike, true, special);
+        return;
+    }
+    sparse_pool_put(&d->pool, &d->c.random, d->c.v[A_CODES], decode_slot(d, request, key), head, spike);
+    if (d->c.v[A_INPUTS] == INPUTS_INFINITE)
+        case_infinite(sparse_pool_end(&d->pool, to), false, true, special);
 }
 
 /* Writes every slot that some request reads once: pages and memory that requests share belong to the first. */
@@ -107,7 +123,7 @@ static void fill_cache(struct decode_case *d, bool aliased)
             filled[page] = 1;
             for (int64_t h = 0; h < d->c.h_kv; h++) {
                 const bool spike = d->c.v[A_INPUTS] == INPUTS_SPIKED && is_border(d, t, d->length[r]);
-                put_vector(d, key_at(d, r, t, h), spike, true, r % 2 && t == d->length[r] / 2);
+                put_key(d, r, t, h, spike, r % 2 && t == d->length[r] / 2);
             }
         }
         if (d->length[r] > shared) shared = d->length[r];
@@ -115,8 +131,37 @@ static void fill_cache(struct decode_case *d, bool aliased)
     free(filled);
 }
 
+/* Memory of the cache, NaN everywhere, and the view of it that is the argument. */
+static void make_pool(struct decode_case *d, enum layout layout)
+{
+    static const int32_t names[CACHE_KINDS] = {0, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576};
+    struct test_case *c = &d->c;
+    struct sparse_pool *pool = &d->pool;
+    const int32_t name = c->args.dense_decode.kv_format = names[c->v[A_CACHE]];
+    pool->format = name ? (enum kv_format)(name - FMLA_KV_BF16) : c->v[A_DTYPE] == 1 ? KV_FP16 : KV_BF16;
+    pool->layout = kv_layout_of(pool->format, (int32_t)c->d_qk), pool->d_qk = c->d_qk;
+    pool->pages = c->pages, pool->page_size = c->page_size;
+    pool->memory = &c->tensor[DENSE(kv_cache)], pool->view = &c->view[DENSE(kv_cache)];
+    if (name) {
+        sparse_pool_make(pool, &c->random, layout);
+        case_name(c, DENSE(kv_cache));
+    } else {
+        case_tensor(c, DENSE(kv_cache), layout, true);
+        const int64_t *strides = pool->memory->strides;
+        const int64_t bytes = sizeof(uint16_t);
+        memcpy(pool->strides, strides, sizeof pool->strides);
+        pool->page_bytes = bytes * strides[0], pool->slot_bytes = bytes * strides[1];
+        pool->head_bytes = bytes * strides[2];
+    }
+    if (pool->layout.scale != KV_SCALE_OF_CACHE) return;
+    pool->scale = sparse_pool_scale(&c->random, c->v[A_CODES]);
+    case_tensor(c, DENSE(kv_scale), LAYOUT_CONTIGUOUS, pool->scale != 1.0f);
+    *(float *)guarded_at(&c->tensor[DENSE(kv_scale)], 0, 0, 0, 0) = pool->scale;
+}
+
 static void make_cache(struct decode_case *d, enum layout layout)
 {
+    struct sparse_pool *pool = &d->pool;
     int64_t shared = 1;
     if (d->paged) { /* at most 8192 slots to share */
         for (int64_t r = 0; r < d->c.b; r++) shared += d->length[r] / d->c.page_size;
@@ -127,40 +172,55 @@ static void make_cache(struct decode_case *d, enum layout layout)
     /* A contiguous cache of many long requests: all read the same memory, through a stride of 0. */
     const bool aliased = !d->paged && d->c.b * d->s_k > 65536;
     if (aliased) d->c.pages = 1;
-    case_tensor(&d->c, DENSE(kv_cache), layout, true); /* NaN everywhere */
-    memcpy(d->strides, d->c.tensor[DENSE(kv_cache)].strides, sizeof d->strides);
+    make_pool(d, layout);
     if (aliased) {
-        d->strides[0] = 0;
-        d->c.pages = d->c.tensor[DENSE(kv_cache)].shape[0] = d->c.b;
-        d->c.view[DENSE(kv_cache)].strides = d->strides;
+        pool->strides[0] = pool->page_bytes = 0;
+        d->c.pages = pool->pages = pool->shape[0] = pool->memory->shape[0] = d->c.b;
+        pool->view->strides = pool->strides;
     }
     fill_cache(d, aliased);
     const bool nan_ends = d->c.v[A_INPUTS] == INPUTS_NAN_ENDS && d->c.v[A_CAUSAL] && d->c.s_q > 1;
     for (int64_t r = 0; nan_ends && r < d->c.b; r++)
-        for (int64_t h = 0; d->length[r] && h < d->c.h_kv; h++) {
-            uint16_t *key = key_at(d, r, d->length[r] - 1, h);
-            for (int64_t i = 0; i < d->c.d_qk; i++)
-                key[i] = 0x7fff; /* NaN in both types; not what outputs are filled with */
-        }
+        for (int64_t h = 0; d->length[r] && h < d->c.h_kv; h++)
+            sparse_pool_put_nans(pool, key_at(d, r, d->length[r] - 1, h));
+    if (d->c.v[A_CODES] != S_CODES_NAN || !d->c.b || !d->length[0]) return;
+    const int64_t nan = random_between(&d->c.random, 0, d->length[0] - 1); /* of a request that is compared */
+    sparse_pool_put_nan(pool, &d->c.random, key_at(d, 0, nan, 0),
+                        sparse_pool_scales(pool, decode_slot(d, 0, nan)));
 }
 
 /* Pages so far apart that the elements of the third are more than 2^31 from the first, those of the fifth more than 2^32. */
 static void spread_pages(struct decode_case *d)
 {
     enum { BETWEEN = (1 << 30) + 64 /* elements; a multiple of 16 bytes */ };
-    struct guarded *g = &d->c.tensor[DENSE(kv_cache)];
-    const size_t element = sizeof(uint16_t), front = element << 31;
-    guarded_spread(g, d->c.pages, (size_t)d->strides[0] * element, front, BETWEEN * element, false);
-    fmla_tensor *view = &d->c.view[DENSE(kv_cache)];
-    d->c.strides[DENSE(kv_cache)] = d->strides[0], d->strides[0] = BETWEEN;
-    view->data = g->far + front, view->byte_offset = 0, view->strides = d->strides;
+    struct sparse_pool *pool = &d->pool;
+    const size_t element = pool->view->dtype.bits / 8, front = element << 31;
+    guarded_spread(pool->memory, d->c.pages, (size_t)pool->page_bytes, front, BETWEEN * element, false);
+    d->c.strides[DENSE(kv_cache)] = pool->strides[0], pool->strides[0] = BETWEEN;
+    pool->view->data = pool->memory->far + front, pool->view->byte_offset = 0;
+    pool->view->strides = pool->strides;
+}
+
+/* Queries, whose value that meets the large one of a key is 0. */
+static void make_q(struct decode_case *d)
+{
+    struct test_case *c = &d->c;
+    const bool fp16 = c->v[A_DTYPE] == 1, beyond = c->v[A_CODES] == S_CODES_BEYOND;
+    for (int64_t r = 0; r < c->b; r++)
+        for (int64_t j = 0; j < c->s_q; j++)
+            for (int64_t h = 0; h < c->h_q; h++) {
+                uint8_t *row = guarded_at(&c->tensor[DENSE(q)], r, j, h, 0);
+                put_vector(d, row, c->v[A_INPUTS] == INPUTS_SPIKED, false, (j + h) % 3 == 0);
+                if (beyond) memset(row + 2 * (c->d_qk - d->pool.layout.rope), 0, 2);
+                if (beyond && r % 4 == 3 && h % 61 == 60 && !fp16)
+                    memcpy(row, &(uint16_t){SPARSE_LARGE_BF16}, sizeof(uint16_t));
+            }
 }
 
 static void make(struct test_case *c, const struct run *run)
 {
     struct decode_case *d = (struct decode_case *)c;
     const int64_t *v = c->v;
-    (void)run;
     d->s_k = c->s_kv = v[A_SK], d->paged = v[A_PAGE] != 0;
     d->c.page_size = d->paged ? v[A_PAGE] : d->s_k + 3;
     d->c.max_pages =
@@ -175,11 +235,7 @@ static void make(struct test_case *c, const struct run *run)
     make_lengths(d);
     make_cache(d, layout);
     if (v[A_LAYOUT] == LAYOUT_FAR) spread_pages(d);
-    for (int64_t r = 0; r < c->b; r++)
-        for (int64_t j = 0; j < c->s_q; j++)
-            for (int64_t h = 0; h < c->h_q; h++)
-                put_vector(d, guarded_at(&c->tensor[DENSE(q)], r, j, h, 0), v[A_INPUTS] == INPUTS_SPIKED,
-                           false, (j + h) % 3 == 0);
+    make_q(d);
     case_sinks(c, v[A_SINK]);
 
     fmla_dense_decode_args *args = &c->args.dense_decode;
@@ -188,7 +244,12 @@ static void make(struct test_case *c, const struct run *run)
                           : v[A_INPUTS] == INPUTS_BEYOND ? 3e38f
                                                          : 0.0f;
     c->tolerance[0] = tolerance_dense_decode_out, c->tolerance[1] = tolerance_decode_lse;
-    c->other = v[A_INPUTS] != INPUTS_NORMAL && v[A_INPUTS] != INPUTS_NAN_ENDS;
+    const bool table = v[A_CODES] == S_CODES_WRITTEN || v[A_CODES] == S_CODES_NAN;
+    c->other = (v[A_INPUTS] != INPUTS_NORMAL && v[A_INPUTS] != INPUTS_NAN_ENDS) || !table;
+    c->bounds_out = !table;
+    c->large_apart = v[A_CODES] == S_CODES_BEYOND;
+    /* Only a GPU's kernels round scales. */
+    c->rounded = on_gpu(run) && v[A_CODES] == S_CODES_SCALES ? rounded_scale_lse : 0.0;
     c->infinite = v[A_INPUTS] == INPUTS_INFINITE, c->beyond = v[A_INPUTS] == INPUTS_BEYOND;
 }
 
@@ -239,15 +300,16 @@ static void narrow(const struct test_case *c, const struct rows *rows, struct vi
 static void magnitude_of(const struct test_case *c, int64_t request, int64_t token, int64_t head,
                          struct magnitude *magnitude)
 {
+    const struct decode_case *d = (const struct decode_case *)c;
     const struct guarded *q = &c->tensor[DENSE(q)];
     const float given = c->args.dense_decode.softmax_scale;
     const double scale = given == 0.0f ? 1.0 / sqrt((double)c->d_qk) : (double)given;
     const uint16_t *row = case_row(c, DENSE(q), request, token, head);
-    float values[WIDEST] = {0}, key[WIDEST] = {0};
+    float values[SPARSE_WIDEST] = {0}, key[SPARSE_WIDEST] = {0};
     for (int64_t i = 0; i < c->d_qk; i++) values[i] = (float)guarded_value(q, row + i);
     for (int64_t t = 0; t < decode_seen_by(c, request, token); t++) {
-        const uint16_t *at = key_at((const struct decode_case *)c, request, t, head / (c->h_q / c->h_kv));
-        for (int64_t i = 0; i < c->d_qk; i++) key[i] = (float)guarded_value(q, at + i);
+        sparse_pool_values(&d->pool, key_at(d, request, t, head / (c->h_q / c->h_kv)),
+                           decode_slot(d, request, t), key);
         magnitude_add(magnitude, scale, values, key, c->d_qk, key, c->d_v);
     }
 }

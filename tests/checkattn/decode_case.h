@@ -5,7 +5,7 @@
 #ifndef CHECKATTN_DECODE_CASE_H
 #define CHECKATTN_DECODE_CASE_H
 
-#include "case.h"
+#include "sparse_pool.h"
 
 /* The axes of the grid, and what their values mean where they are not numbers. */
 #define DENSE_AXES(X)                                                                                        \
@@ -18,6 +18,8 @@
     X(A_CAUSAL, "causal: 0 1")                                                                               \
     X(A_DTYPE, "dtype: bf16 fp16")                                                                           \
     X(A_DQK, "d_qk: 576 512")                                                                                \
+    X(A_CACHE, "cache: q fp8_656 fp8_584 fp8_576")         /* q: of the type of q */                         \
+    X(A_CODES, "codes: written scales extreme beyond nan") /* of FP8 */                                      \
     X(A_LENGTHS, "lengths: fixed varied beyond")                                                             \
     X(A_SINK, "sink: none finite infinite")                                                                  \
     X(A_EMPTY, "lse_empty: 0 1")                                                                             \
@@ -30,6 +32,7 @@
     X(A_LSE, "lse: 1 0")                                                                                     \
     X(A_THREADS, "threads: built_in one own")
 enum { DENSE_AXES(AXIS_NAME) AXES };
+enum { CACHE_OF_Q, CACHE_656, CACHE_584, CACHE_576, CACHE_KINDS };
 enum { LENGTHS_FIXED, LENGTHS_VARIED, LENGTHS_BEYOND };
 enum {
     INPUTS_NORMAL,
@@ -47,12 +50,15 @@ enum { D_V = 512 };
 struct decode_case {
     struct test_case c;
     int64_t s_k;
-    int64_t *length;    /* of each request, clamped */
-    int64_t strides[4]; /* of the cache that is given; requests of a contiguous one may share memory */
+    int64_t *length;         /* of each request, clamped */
+    struct sparse_pool pool; /* the cache, without lists; requests of a contiguous one may share memory */
     bool paged;
 };
 
 extern const struct maker decode_maker;
+
+/* The slot of a key. */
+int64_t decode_slot(const struct decode_case *d, int64_t request, int64_t key);
 
 /* How many keys a row sees, and a row as a problem of its own over the first keys of its request, without a mask. */
 int64_t decode_seen_by(const struct test_case *c, int64_t request, int64_t token);

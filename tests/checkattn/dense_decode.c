@@ -10,10 +10,15 @@
 
 /* ---- The grid --------------------------------------------------------------------------------- */
 
+/* Bytes have one key head, and their format says d_qk; codes are theirs, and values beyond fp16 have groups of their own. */
 static bool possible(const int64_t *v)
 {
-    const int64_t h_q = v[A_HQ], h_kv = v[A_HKV];
-    return h_q <= 0 || h_kv <= 0 || h_q % h_kv == 0;
+    const int64_t h_q = v[A_HQ], h_kv = v[A_HKV], cache = v[A_CACHE], codes = v[A_CODES];
+    if (h_q > 0 && h_kv > 0 && h_q % h_kv) return false;
+    if (cache <= CACHE_OF_Q && codes <= S_CODES_WRITTEN) return true;
+    if (cache == CACHE_OF_Q || h_kv > 1) return false;
+    if (cache == CACHE_576 && codes == S_CODES_BEYOND) return false;
+    return cache < 0 || v[A_DQK] < 0 || v[A_DQK] == (cache == CACHE_584 ? 512 : 576);
 }
 
 /* A batch or a cache of nothing computes nothing, batch-invariant mode reads no plan, and an end is NaN only where some
@@ -69,11 +74,12 @@ static double device_bytes(const int64_t *v)
 
 static const char *grid_kernel; /* that the grid at hand is of */
 
-/* Does the kernel take such a case? Values that are not chosen yet are -1. All kernels take all cases, but Hopper's: it
- * wants a cache that TMA can bring in by blocks of 64 keys, and tiles of 64 rows that are boxes of the queries. Said here
- * once more, in the words of the case; the library must agree. */
+/* Does the kernel take such a case? Values that are not chosen yet are -1. All kernels of the CPU take all
+ * cases, those of a GPU no bytes, and Hopper's wants a cache that TMA can bring in by blocks of 64 keys, and tiles of 64 rows that
+ * are boxes of the queries. Said here once more, in the words of the case; the library must agree. */
 static bool is_taken(const char *kernel, const int64_t *v)
 {
+    if (v[A_CACHE] > CACHE_OF_Q && !strncmp(kernel, "cuda-", 5)) return false;
     if (strcmp(kernel, "cuda-sm90") != 0 || !v[A_B]) return true;
     if (v[A_LAYOUT] == LAYOUT_ODD || (v[A_PAGE] > 0 && v[A_PAGE] % 64)) return false;
     if (v[A_SQ] <= 1 || v[A_HQ] < 0 || v[A_HKV] < 1 || v[A_LAYOUT] < 0) return true;
@@ -96,7 +102,7 @@ static bool gpu_possible(const int64_t *v)
     return !whole || (host_bytes(v) <= 0x1p30 && device_bytes(v) <= 0x1p34 && cost(v) <= 5e10);
 }
 
-/* Only types that the kernel takes are in its grid; a CPU leaves out the last values of `b` and `s_k`. */
+/* Only types that the kernel takes are in its grid, which on a GPU has no bytes; a CPU leaves out the last values of `b` and `s_k`. */
 static void choose(struct subject *op, const struct run *run)
 {
     struct axis *dtype = &op->axis[A_DTYPE];
@@ -105,6 +111,8 @@ static void choose(struct subject *op, const struct run *run)
     if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
     op->axis[A_B].count = on_gpu(run) ? 7 : 6;
     op->axis[A_SK].count = on_gpu(run) ? 9 : 8;
+    op->axis[A_CACHE].count = on_gpu(run) ? 1 : CACHE_KINDS;
+    op->axis[A_CODES].count = on_gpu(run) ? 1 : S_CODES_NAN + 1;
     grid_kernel = run->kernel;
     op->grid.possible = on_gpu(run) ? gpu_possible : possible;
     op->grid.cost = on_gpu(run) ? cost : cost_on_cpu;
@@ -147,6 +155,10 @@ static bool plant_after(struct test_case *c, enum defect fault)
 static bool plant_before(struct test_case *c, enum defect fault, struct patch *patch)
 {
     const struct decode_case *d = (const struct decode_case *)c;
+    for (int64_t r = 0; fault == FAULT_WRONG_SCALE && r < c->b; r++) {
+        int32_t slot = d->length[r] ? (int32_t)decode_slot(d, r, 0) : -1;
+        if (sparse_pool_plant(&d->pool, fault, &slot, 0, 1, NULL, patch)) return true;
+    }
     if (fault != FAULT_SWAPPED_PAGE || !d->paged || c->page_size < 16) return false;
     for (int64_t r = 0; r < c->b; r++) {
         if (d->length[r] < 2 * c->page_size) continue;
@@ -165,26 +177,31 @@ static const char *fault_case(const struct run *run, uint64_t i)
     snprintf(text, sizeof text,
              "b 6, s_q 3, h_q 8, page_size %d, causal 1, layout padded, batch_invariant %d, %s",
              strcmp(run->kernel, "cuda-sm90") ? 16 : 64, run->fault == FAULT_BATCH,
-             run->fault == FAULT_LSE_CANCELLED ? "s_k 1, inputs steep" : "s_k 140, lengths varied");
+             run->fault == FAULT_LSE_CANCELLED ? "s_k 1, inputs steep"
+             : run->fault == FAULT_WRONG_SCALE ? "s_k 20, lengths varied, cache fp8_656, codes scales"
+                                               : "s_k 140, lengths varied");
     return i < 8 ? text : NULL;
 }
 
 /* ---- Cases beside the grid -------------------------------------------------------------------- */
 
-/* On a GPU a cache past 2^32 elements takes memory: check_large_cache. */
+/* On a GPU a cache past 2^32 elements takes memory: check_large_cache. Its kernels take no bytes. */
 static bool has(const struct run *run, const int64_t *v)
 {
-    return !on_gpu(run) || v[A_LAYOUT] != LAYOUT_FAR;
+    return !on_gpu(run) || (v[A_LAYOUT] != LAYOUT_FAR && v[A_CACHE] == CACHE_OF_Q);
 }
 
 /* The whole of a small case by the oracle, and row by row by the oracle: its own causal masking, head groups and strides
  * against problems that have none. */
 static void more(struct suite *suite)
 {
-    suite_case(suite,
-               "b 3, s_q 3, s_k 70, h_q 6, h_kv 2, page_size 16, causal 1, lengths varied, sink finite, "
-               "layout odd, dtype bf16",
-               suite->run[0].seed, true);
+#define SMALL                                                                                                \
+    "b 3, s_q 3, s_k 70, h_q 6, page_size 16, causal 1, lengths varied, sink finite, layout odd, dtype "     \
+    "bf16, "
+    static const char *const caches[] = {SMALL "h_kv 2", SMALL "cache fp8_656, codes scales",
+                                         SMALL "cache fp8_584, d_qk 512, codes scales",
+                                         SMALL "cache fp8_576, codes scales"};
+    for (int i = 0; i < 4; i++) suite_case(suite, caches[i], suite->run[0].seed, true);
 }
 
 /* A plan that was made with other partitions than the call is told: the host cannot see that, and the results stand. */
@@ -229,7 +246,7 @@ static void check_large_cache(const struct run *run, struct tally *tally)
     const struct decode_case *d = (const struct decode_case *)c;
     struct guarded *table = &c->tensor[DENSE(block_table)];
     tally->cases++;
-    const int64_t page_elements = d->strides[0], pages = elements / page_elements;
+    const int64_t page_elements = d->pool.strides[0], pages = elements / page_elements;
     const size_t page_bytes = (size_t)page_elements * sizeof(uint16_t);
     struct device_scratch cache;
     device_scratch_make(&cache, (size_t)pages * page_bytes, 0xff); /* NaN wherever no page is */
@@ -265,6 +282,9 @@ static void more_on_gpu(const struct run *run, struct tally *tally)
     check_large_cache(run, tally);
 }
 
+#define FAR_BYTES                                                                                            \
+    "b 2, s_q 2, s_k 200, h_q 4, page_size 64, causal 1, num_partitions 3, codes scales, layout far, "
+
 struct subject dense_decode = {
     .of = OP_DENSE_DECODE,
     .maker = &decode_maker,
@@ -287,9 +307,13 @@ struct subject dense_decode = {
          "finite",
          "b 4, s_k 65, h_q 64, page_size 64, d_qk 512, lengths varied, inputs infinite",
          "b 6, s_q 2, s_k 140, h_q 16, page_size 64, causal 1, lengths varied, num_partitions 3, inputs "
-         "beyond"},
+         "beyond",
+         FAR_BYTES "cache fp8_656", FAR_BYTES "cache fp8_584, d_qk 512", FAR_BYTES "cache fp8_576",
+         "b 3, s_q 3, s_k 200, h_q 16, page_size 64, cache fp8_584, d_qk 512, causal 1, num_partitions 5, "
+         "inputs infinite, sink finite"},
     .more = more,
     .faults = (FAULT(MERGE_BASE) - 1) | FAULT(BATCH),
+    .cpu_faults = FAULT(WRONG_SCALE),
     .fault_case = fault_case,
     .plant_before = plant_before,
     .plant_after = plant_after,

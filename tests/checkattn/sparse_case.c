@@ -295,7 +295,8 @@ static void make_rules(struct sparse_case *s, const struct run *run, int32_t for
     c->tolerance[0] = *out, c->tolerance[1] = c->tolerance[2] = *row;
     /* Only a GPU's kernels round scales. */
     c->rounded = on_gpu(run) && s->codes == S_CODES_SCALES ? rounded_scale_lse : 0.0;
-    c->other = s->inputs != S_NORMAL || (s->codes != S_CODES_WRITTEN && s->codes != S_CODES_NAN);
+    c->other = c->bounds_out =
+        s->inputs != S_NORMAL || (s->codes != S_CODES_WRITTEN && s->codes != S_CODES_NAN);
     c->infinite = s->inputs == S_INFINITE, c->beyond = s->inputs == S_BEYOND;
     if (run->fault != FAULT_LSE_CANCELLED) return;
     for (int64_t i = 0; i < (s->prefill ? c->s_q : c->b); i++) { /* one key stands alone in each list */
@@ -515,7 +516,7 @@ bool sparse_plant(struct test_case *c, enum defect fault, struct patch *patch)
 
 #define LISTED                                                                                               \
     .size = sizeof(struct sparse_case), .choose_rows = choose_rows, .narrow = narrow, .sees = sparse_sees,   \
-    .magnitude = magnitude_of, .bounds_out = true
+    .magnitude = magnitude_of
 
 const struct maker prefill_maker = {LISTED, .draw = draw_prefill, .cases_of_a_draw = 16,
                                     .make = make_prefill},

@@ -10,26 +10,38 @@
 /* ---- Drawn values ---------------------------------------------------------------------------- */
 
 /* Drawn once and copied from random places. */
-enum { DRAWN = 1 << 16, TOKENS = 256, FP8 = 2 /* formats */, CODES = 4 };
+enum { DRAWN = 1 << 16, TOKENS = 256, FP8 = 3 /* formats */, CODES = 4 };
 static uint16_t drawn_keys[2][DRAWN]; /* [bf16, fp16] */
 static struct token {
     uint8_t bytes[656], scales[8];
 } drawn_tokens[FP8][CODES][TOKENS];
 
+/* Codes are written with this scale of the cache, or, to be extreme, with 1. With another one from half of it on they have
+ * values of the same size. */
+static const float scale_of_codes = 0x1p-8f;
+
+float sparse_pool_scale(struct random_state *random, int64_t codes)
+{
+    if (codes == S_CODES_EXTREME) return 1.0f;
+    if (codes == S_CODES_SCALES) return scale_of_codes * (float)(0.5 + 0.5 * random_unit(random));
+    return random_between(random, 0, 1) ? scale_of_codes : scale_of_codes / 2.0f;
+}
+
 /* A token whose groups have scales of any kind. The values stay within ±1. */
 static void draw_scales(struct random_state *random, bool extreme, const struct kv_layout *layout,
                         struct token *token)
 {
-    for (int g = 0; g * layout->group < layout->nope; g++) {
+    const int span = layout->group ? layout->group : layout->nope;
+    for (int g = 0; g * span < layout->nope; g++) {
         const float amax = (float)(0.05 + 0.3 * random_unit(random));
         float scale = amax / 448.0f;
         if (layout->scale == KV_SCALE_UE8M0 || extreme)
             scale = ldexpf(1.0f, (int)random_between(random, extreme ? -14 : -12, extreme ? -2 : -9));
-        if (layout->scale == KV_SCALE_UE8M0)
-            token->scales[g] = (uint8_t)(127 + ilogbf(scale));
-        else
+        if (layout->scale == KV_SCALE_OF_CACHE) scale = sparse_pool_scale(random, S_CODES_EXTREME);
+        if (layout->scale == KV_SCALE_UE8M0) token->scales[g] = (uint8_t)(127 + ilogbf(scale));
+        if (layout->scale == KV_SCALE_F32)
             memcpy(token->bytes + layout->scale_offset + 4 * g, &scale, sizeof scale);
-        for (int i = g * layout->group; i < (g + 1) * layout->group; i++) {
+        for (int i = g * span; i < (g + 1) * span; i++) {
             uint8_t code = num_to_e4m3(random_input(random, 0.0f, amax / 3.0f) / scale);
             if (extreme) {
                 const bool small = scale * 448.0f > 1.0f; /* then only small codes stay within ±1 */
@@ -67,7 +79,7 @@ static void draw_beyond(int t, const struct kv_layout *layout, struct token *tok
 
 void sparse_pool_draw(struct random_state *random, float mean)
 {
-    static const enum kv_format formats[FP8] = {KV_FP8_656, KV_FP8_584};
+    static const enum kv_format formats[FP8] = {KV_FP8_656, KV_FP8_584, KV_FP8_576};
     float values[SPARSE_WIDEST] = {0};
     for (int i = 0; i < DRAWN; i++) {
         const float key = random_input(random, mean, 0.1f);
@@ -80,10 +92,12 @@ void sparse_pool_draw(struct random_state *random, float mean)
                 struct token *token = &drawn_tokens[f][codes][t];
                 uint8_t page[656];
                 for (int d = 0; d < SPARSE_WIDEST; d++) values[d] = random_input(random, mean, 0.1f);
-                kv_store_token(&layout, page, 1, 0, values, 1.0f); /* a page of one token: scales behind it */
+                /* A page of one token: scales behind it. */
+                kv_store_token(&layout, page, 1, 0, values, scale_of_codes);
                 memcpy(token->bytes, page, (size_t)layout.token_bytes);
                 memcpy(token->scales, page + layout.token_bytes, (size_t)layout.scale_bytes);
                 token->scales[7] = 0xff; /* the pad byte is anything */
+                if (layout.scale == KV_SCALE_OF_CACHE && codes != S_CODES_EXTREME) continue;
                 if (codes == S_CODES_BEYOND)
                     draw_beyond(t, &layout, token);
                 else if (codes != S_CODES_WRITTEN)
@@ -120,17 +134,15 @@ uint8_t *sparse_pool_scales(const struct sparse_pool *pool, int64_t slot)
     return token - kv_token_at(&pool->layout, at) + kv_scales_at(&pool->layout, pool->page_size, at);
 }
 
-/* The values of a key, as attention takes them: d_qk of them, from the bytes of its token. */
-static void sparse_pool_values(const struct sparse_pool *pool, const uint8_t *token, int64_t slot,
-                               float *values)
+void sparse_pool_values(const struct sparse_pool *pool, const uint8_t *token, int64_t slot, float *values)
 {
     const int64_t at = slot % pool->page_size;
     const bool in_page =
         pool->layout.scale_bytes != 0; /* where others lie apart, each is a page of one slot */
     const uint8_t *page = in_page ? token - kv_token_at(&pool->layout, at) : token;
     for (int64_t d = 0; d < pool->d_qk; d++)
-        values[d] =
-            kv_load(&pool->layout, page, in_page ? pool->page_size : 1, in_page ? at : 0, (int32_t)d, 1.0f);
+        values[d] = kv_load(&pool->layout, page, in_page ? pool->page_size : 1, in_page ? at : 0, (int32_t)d,
+                            pool->scale);
 }
 
 /* Bytes lie in units that alignment asks for. */
@@ -140,6 +152,8 @@ void sparse_pool_make(struct sparse_pool *pool, struct random_state *random, enu
     const int64_t pages = pool->pages, page_size = pool->page_size;
     static const fmla_dtype bytes[] = {
         {FMLA_TYPE_UINT, 8, 1}, {FMLA_TYPE_INT, 8, 1}, {10 /* DLPack's e4m3fn */, 8, 1}};
+    const bool odd = layout == LAYOUT_ODD; /* then a token of FP8_576 may begin at any byte */
+    const int64_t unit = odd ? 1 : 2;
     pool->shape[0] = pages, pool->shape[1] = page_size, pool->shape[2] = 1;
     switch (pool->format) {
     case KV_FP8_656:
@@ -151,6 +165,11 @@ void sparse_pool_make(struct sparse_pool *pool, struct random_state *random, enu
         guarded_make(g, dtype_bf16, 2, (int64_t[]){pages, page_size * 584 / 2}, layout);
         pool->page_bytes = 2 * g->strides[0], pool->slot_bytes = 584;
         pool->shape[3] = 584;
+        break;
+    case KV_FP8_576:
+        guarded_make(g, odd ? bytes[0] : dtype_bf16, 3, (int64_t[]){pages, page_size, 576 / unit}, layout);
+        pool->page_bytes = unit * g->strides[0], pool->slot_bytes = unit * g->strides[1];
+        pool->shape[3] = 576;
         break;
     default:
         guarded_make(g, pool->format == KV_FP16 ? dtype_fp16 : dtype_bf16, 4,
@@ -176,7 +195,7 @@ void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random
                      int64_t key_head, bool spike)
 {
     uint8_t *to = sparse_pool_token(pool, slot) + key_head * pool->head_bytes;
-    const int fp8 = pool->format == KV_FP8_584;
+    const int fp8 = (int)pool->format - (int)KV_FP8_656;
     const bool fp16 = pool->format == KV_FP16;
     if (pool->layout.element != KV_ELEMENT_E4M3) {
         memcpy(to, drawn_keys[fp16] + random_between(random, 0, DRAWN - pool->d_qk),
@@ -188,9 +207,12 @@ void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random
     const struct token *token = &drawn_tokens[fp8][codes == S_CODES_NAN ? S_CODES_WRITTEN : codes]
                                              [random_between(random, 0, TOKENS - 1)];
     memcpy(to, token->bytes, (size_t)pool->layout.token_bytes);
-    memcpy(sparse_pool_scales(pool, slot), fp8 ? token->scales : token->bytes + pool->layout.scale_offset,
-           fp8 ? 8 : 16);
-    if (spike) case_spike(sparse_pool_end(pool, to), false);
+    if (pool->layout.scale_bytes)
+        memcpy(sparse_pool_scales(pool, slot), token->scales, (size_t)pool->layout.scale_bytes);
+    if (spike && pool->layout.scale == KV_SCALE_OF_CACHE)
+        memset(sparse_pool_end(pool, to) - SPIKE, num_to_e4m3(0.5f / pool->scale), SPIKE);
+    else if (spike)
+        case_spike(sparse_pool_end(pool, to), false);
 }
 
 void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *random, uint8_t *token,
@@ -200,12 +222,23 @@ void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *ra
     static const uint32_t nan32 = 0x7fc00000;
     if (pool->layout.element != KV_ELEMENT_E4M3)
         memcpy(token + 100, &nan16, sizeof nan16);
-    else if (random_between(random, 0, 1))
+    else if (pool->layout.scale == KV_SCALE_OF_CACHE || random_between(random, 0, 1))
         token[random_between(random, 0, pool->layout.nope - 1)] = 0x7f;
     else if (pool->layout.scale_bytes)
         *scales = 0xff;
     else
         memcpy(scales, &nan32, sizeof nan32);
+}
+
+void sparse_pool_put_nans(const struct sparse_pool *pool, uint8_t *token)
+{
+    static const uint16_t nan16 = 0x7fff; /* in both types; not what outputs are filled with */
+    const struct kv_layout *l = &pool->layout;
+    const int32_t bytes = l->element == KV_ELEMENT_E4M3 ? l->nope : 0;
+    memset(token, 0x7f, (size_t)bytes);
+    for (uint8_t *at = token + (l->rope ? l->rope_offset : bytes); at < sparse_pool_end(pool, token);
+         at += sizeof nan16)
+        memcpy(at, &nan16, sizeof nan16);
 }
 
 int64_t sparse_pool_spread(struct sparse_pool *pool)
@@ -268,7 +301,7 @@ bool sparse_pool_plant(const struct sparse_pool *pool, enum defect fault, int32_
     case FAULT_LATE_KEY:
         return i == count && pool->has_length && key && plant_index(patch, length, count + 1);
     case FAULT_WRONG_SCALE: {
-        if (!counted || !key || pool->layout.element != KV_ELEMENT_E4M3) return false;
+        if (!counted || !key || !pool->layout.scales) return false;
         uint8_t *scales = sparse_pool_scales(pool, *entry);
         const size_t size = pool->format == KV_FP8_656 ? 4 : 1;
         return plant(patch, scales, scales + size, size); /* the group after it */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Keys that lists of indices name, for cases of sparse decode and of sparse prefill: memory in every format, NaN wherever no
- * key was put, and what keys are drawn from.
+ * Keys that lists of indices name, or pages of dense decode hold: memory in every format, NaN wherever no key was put, and what
+ * keys are drawn from.
  */
 #ifndef CHECKATTN_SPARSE_POOL_H
 #define CHECKATTN_SPARSE_POOL_H
@@ -54,6 +54,7 @@ struct sparse_pool {
     int64_t shape[4], strides[4];
     int64_t page_bytes, slot_bytes; /* in memory */
     int64_t head_bytes;             /* from a key head to the next, where there are more */
+    float scale;                    /* of the whole cache; read for FP8_576 alone */
     bool has_length;
     int64_t *count; /* of each request: indices that count */
 };
@@ -79,8 +80,11 @@ int64_t sparse_pool_first(const struct sparse_pool *pool, const int32_t *list, i
 uint8_t *sparse_pool_token(const struct sparse_pool *pool, int64_t slot);
 uint8_t *sparse_pool_scales(const struct sparse_pool *pool, int64_t slot);
 
-/* The end of the token's last values, which are 16 bits wide in every format. */
+/* The end of the token's last values, which are 16 bits wide in every format but FP8_576. */
 uint8_t *sparse_pool_end(const struct sparse_pool *pool, uint8_t *token);
+
+/* The scale of a cache whose keys are made of such codes. */
+float sparse_pool_scale(struct random_state *random, int64_t codes);
 
 /* A drawn key into a slot. */
 void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random, int64_t codes, int64_t slot,
@@ -89,6 +93,12 @@ void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random
 /* One value of a key that is seen: NaN, by its code or by its scale. */
 void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *random, uint8_t *token,
                          uint8_t *scales);
+
+/* A whole key of NaN. */
+void sparse_pool_put_nans(const struct sparse_pool *pool, uint8_t *token);
+
+/* The values of a key, as attention takes them: d_qk of them, from the bytes of its token. */
+void sparse_pool_values(const struct sparse_pool *pool, const uint8_t *token, int64_t slot, float *values);
 
 /* Copies the pages to where they are more than 2^31 bytes apart, and sets the view to that. Returns the stride of pages
  * before. */

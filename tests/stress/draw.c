@@ -53,19 +53,26 @@ static int64_t page_of(struct random_state *random)
 /* Rows and keys of a case: what the oracle computes. */
 enum { MOST_WORK = 12000 };
 
-static void draw_dense(struct random_state *random, int32_t types, int64_t *v)
+static void draw_dense(struct random_state *random, int32_t types, bool gpu, int64_t *v)
 {
+    if (gpu) v[A_CACHE] = CACHE_OF_Q; /* all that its kernels take */
+    const bool bytes = v[A_CACHE] != CACHE_OF_Q;
     do {
         v[A_B] = ONE_OF(random, 0, 1, 1, 2, 3, 5, 7);
         v[A_SQ] = ONE_OF(random, 1, 1, 2, 3, 5, 7);
         v[A_SK] = size_of(random, 1025);
-        v[A_HKV] = ONE_OF(random, 1, 1, 1, 2, 3);
+        v[A_HKV] = bytes ? 1 : ONE_OF(random, 1, 1, 1, 2, 3);
         v[A_HQ] = v[A_HKV] * heads_of(random);
     } while (v[A_B] * v[A_SQ] * v[A_HQ] * (v[A_SK] + 1) > MOST_WORK);
     v[A_PAGE] = kind(random, 5) ? page_of(random) : 0 /* contiguous */;
     if (!(types & FMLA_TAKES_FP16)) v[A_DTYPE] = 0;
     v[A_PARTITIONS] = ONE_OF(random, 0, 0, 1, 2, 3, 7, 78);
     v[A_INPUTS] = kind(random, INPUTS_BEYOND + 1);
+    if (!bytes) v[A_CODES] = S_CODES_WRITTEN;
+    if (bytes) v[A_DQK] = v[A_CACHE] == CACHE_584 ? 512 : 576;
+    /* Codes know no infinity, and one scale of all no value beyond fp16. */
+    if (v[A_CACHE] == CACHE_576 && v[A_INPUTS] == INPUTS_INFINITE) v[A_INPUTS] = INPUTS_NORMAL;
+    if (v[A_CACHE] == CACHE_576 && v[A_CODES] == S_CODES_BEYOND) v[A_CODES] = S_CODES_SCALES;
 }
 
 static void draw_sparse(struct random_state *random, int32_t types, int64_t *v)
@@ -146,7 +153,7 @@ void draw_case(struct random_state *random, enum operation operation, int32_t ty
     const struct subject *const op = subjects[operation];
     memset(v, 0, GRID_AXES * sizeof *v);
     for (int i = 0; i < op->axes; i++) v[i] = op->axis[i].values[kind(random, op->axis[i].count)];
-    if (operation == OP_DENSE_DECODE) draw_dense(random, types, v);
+    if (operation == OP_DENSE_DECODE) draw_dense(random, types, gpu, v);
     if (operation == OP_SPARSE_DECODE) draw_sparse(random, types, v);
     if (operation == OP_SPARSE_PREFILL) draw_prefill(random, v);
     if (operation_is_mha(operation)) draw_mha(random, types, gpu, v);
