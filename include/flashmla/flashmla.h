@@ -357,7 +357,7 @@ enum FMLA_INT32 { FMLA_LOG_NATURAL = 0, FMLA_LOG_BASE_2 = 2 };
  * Query head h reads key head h / (h_q / h_kv). */
 typedef struct fmla_dense_decode_args {
     size_t struct_size;
-    const fmla_tensor *q;           /* [b, s_q, h_q, d_qk] bf16 or fp16 */
+    const fmla_tensor *q; /* [b, s_q, h_q, d_qk] bf16 or fp16 */
     /* [pages, page_size, h_kv, d_qk], the type of q; or bytes as in fmla_sparse_decode_args, of FMLA_KV_FP8_576
      * [pages, page_size, 1, 576]. They are worth bf16 values (docs/semantics.md, "Cache formats") */
     const fmla_tensor *kv_cache;

@@ -191,13 +191,14 @@ static bool has(const struct run *run, const int64_t *v)
     return !on_gpu(run) || (v[A_LAYOUT] != LAYOUT_FAR && v[A_CACHE] == CACHE_OF_Q);
 }
 
+#define SMALL                                                                                                \
+    "b 3, s_q 3, s_k 70, h_q 6, page_size 16, causal 1, lengths varied, sink finite, layout odd, dtype "     \
+    "bf16, "
+
 /* The whole of a small case by the oracle, and row by row by the oracle: its own causal masking, head groups and strides
  * against problems that have none. */
 static void more(struct suite *suite)
 {
-#define SMALL                                                                                                \
-    "b 3, s_q 3, s_k 70, h_q 6, page_size 16, causal 1, lengths varied, sink finite, layout odd, dtype "     \
-    "bf16, "
     static const char *const caches[] = {SMALL "h_kv 2", SMALL "cache fp8_656, codes scales",
                                          SMALL "cache fp8_584, d_qk 512, codes scales",
                                          SMALL "cache fp8_576, codes scales"};
