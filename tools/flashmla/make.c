@@ -69,6 +69,7 @@ static bool is_there(const struct shape *s, const struct member *member)
     if (call_of_plan(member)) return false;
     if (!(member->allowed & ALLOW_NULL)) return true;
     if (!strcmp(name, "attn_sink")) return s->sink;
+    if (!strcmp(name, "kv_scale")) return s->format == FMLA_KV_FP8_576;
     if (!strcmp(name, "block_table")) return s->page_size > 0;
     if (!strcmp(name, "topk_length") || !strncmp(name, "cu_seqlens", 10)) return s->varlen;
     if (!strcmp(name, "extra_topk_length")) return s->extra_topk && (s->varlen || s->extra_varlen);
@@ -84,7 +85,8 @@ static fmla_dtype type_of(const struct shape *s, const struct member *member)
     if (allowed & ALLOW_BYTES) return dtype_of(FMLA_TYPE_UINT, 8);
     if (allowed & ALLOW_I32) return dtype_of(FMLA_TYPE_INT, 32);
     if (allowed & ALLOW_I64) return dtype_of(FMLA_TYPE_INT, 64);
-    if (member->allowed & IS_CACHE) return elements[allowed & ALLOW_FP16 ? ELEMENT_FP16 : ELEMENT_BF16].dtype;
+    if (allowed & ALLOW_FLOATS && member->allowed & IS_CACHE) /* where none is named, the type of q */
+        return elements[allowed & ALLOW_FP16 ? ELEMENT_FP16 : ELEMENT_BF16].dtype;
     const unsigned floats = allowed & ALLOW_FLOATS;
     return elements[floats == ALLOW_F32 ? ELEMENT_F32 : s->type].dtype;
 }
