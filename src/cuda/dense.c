@@ -80,8 +80,11 @@ struct dense_decode_params cuda_dense_params(const struct attention_problem *p, 
         .block_table_stride = keys->table_stride[0],
         .split = cuda_split_params(p, w),
         .output = cuda_output_params(p),
+        .kv_format = (int32_t)p->format,
+        .kv_scale = p->kv_scale,
     };
     memcpy(params.q_stride, p->q_stride, sizeof params.q_stride);
-    for (int i = 0; i < 3; i++) params.kv_stride[i] = kv_bytes[i] / (int64_t)sizeof(uint16_t);
+    const int64_t unit = kv_layout_of(p->format, 0).element == KV_ELEMENT_E4M3 ? 1 : (int64_t)sizeof(uint16_t);
+    for (int i = 0; i < 3; i++) params.kv_stride[i] = kv_bytes[i] / unit;
     return params;
 }

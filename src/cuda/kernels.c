@@ -70,8 +70,9 @@ static int32_t dynamic_bytes_of(int index, const struct cuda_device *device)
 {
     if (rows[index].kernel.dynamic_bytes != BY_DEVICE) return rows[index].kernel.dynamic_bytes;
     const struct dense_decode_shape *shape = &dense_decode_shapes[rows[index].key.variant];
-    const int32_t stages = dense_decode_stages(shape, device->shared_bytes);
-    return stages ? dense_decode_shared_bytes(shape, stages) : 0;
+    const bool of_bytes = rows[index].key.format == CUDA_BYTES;
+    const int32_t stages = dense_decode_stages(shape, of_bytes, device->shared_bytes);
+    return stages ? dense_decode_shared_bytes(shape, of_bytes, stages) : 0;
 }
 
 fmla_status cuda_prepare(int32_t id)

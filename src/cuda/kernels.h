@@ -29,6 +29,9 @@ enum cuda_schedule {
     CUDA_SCHEDULES
 };
 
+/* The format that stands for all formats of bytes, where a kernel takes them all. */
+#define CUDA_BYTES KV_FP8_656
+
 /* What tells a kernel from the others; what a schedule does not tell apart is 0. */
 struct cuda_key {
     enum cuda_schedule schedule;

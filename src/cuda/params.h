@@ -90,6 +90,10 @@ struct dense_decode_params {
     int64_t block_table_stride;
     struct split_params split;
     struct output_params output;
+    /* A cache of bytes: its format (enum kv_format); kv_stride counts bytes; kv_scale: NULL where there is none, or it is 1. */
+    int32_t kv_format;
+    int32_t end_gap;
+    const float *kv_scale;
 };
 
 /* A tensor as TMA is told of it: what cuTensorMapEncodeTiled makes (tensor_map.h). */

@@ -75,12 +75,14 @@ static double device_bytes(const int64_t *v)
 static const char *grid_kernel; /* that the grid at hand is of */
 
 /* Does the kernel take such a case? Values that are not chosen yet are -1. All kernels of the CPU take all
- * cases, those of a GPU no bytes, and Hopper's wants a cache that TMA can bring in by blocks of 64 keys, and tiles of 64 rows that
- * are boxes of the queries. Said here once more, in the words of the case; the library must agree. */
+ * cases, the portable one of a GPU bytes with bf16 queries, and Hopper's no bytes: it wants a cache that TMA can bring in by blocks
+ * of 64 keys, and tiles of 64 rows that are boxes of the queries. Said here once more, in the words of the case; the library must
+ * agree. */
 static bool is_taken(const char *kernel, const int64_t *v)
 {
-    if (v[A_CACHE] > CACHE_OF_Q && !strncmp(kernel, "cuda-", 5)) return false;
-    if (strcmp(kernel, "cuda-sm90") != 0 || !v[A_B]) return true;
+    const bool hopper = !strcmp(kernel, "cuda-sm90"), portable = !strcmp(kernel, "cuda-sm80");
+    if (v[A_CACHE] > CACHE_OF_Q && (hopper || (portable && v[A_DTYPE] > 0))) return false;
+    if (!hopper || !v[A_B]) return true;
     if (v[A_LAYOUT] == LAYOUT_ODD || (v[A_PAGE] > 0 && v[A_PAGE] % 64)) return false;
     if (v[A_SQ] <= 1 || v[A_HQ] < 0 || v[A_HKV] < 1 || v[A_LAYOUT] < 0) return true;
     const int64_t group = v[A_HQ] / v[A_HKV];
@@ -102,7 +104,8 @@ static bool gpu_possible(const int64_t *v)
     return !whole || (host_bytes(v) <= 0x1p30 && device_bytes(v) <= 0x1p34 && cost(v) <= 5e10);
 }
 
-/* Only types that the kernel takes are in its grid, which on a GPU has no bytes; a CPU leaves out the last values of `b` and `s_k`. */
+/* Only types that the kernel takes are in its grid, which for Hopper's has no bytes; a CPU leaves out the last values of `b` and
+ * `s_k`. */
 static void choose(struct subject *op, const struct run *run)
 {
     struct axis *dtype = &op->axis[A_DTYPE];
@@ -111,8 +114,9 @@ static void choose(struct subject *op, const struct run *run)
     if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
     op->axis[A_B].count = on_gpu(run) ? 7 : 6;
     op->axis[A_SK].count = on_gpu(run) ? 9 : 8;
-    op->axis[A_CACHE].count = on_gpu(run) ? 1 : CACHE_KINDS;
-    op->axis[A_CODES].count = on_gpu(run) ? 1 : S_CODES_NAN + 1;
+    const bool bytes = strcmp(run->kernel, "cuda-sm90") != 0;
+    op->axis[A_CACHE].count = bytes ? CACHE_KINDS : 1;
+    op->axis[A_CODES].count = bytes ? S_CODES_NAN + 1 : 1;
     grid_kernel = run->kernel;
     op->grid.possible = on_gpu(run) ? gpu_possible : possible;
     op->grid.cost = on_gpu(run) ? cost : cost_on_cpu;

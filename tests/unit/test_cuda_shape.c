@@ -22,18 +22,20 @@ static void test_table(void)
         CHECK(!i || s->rows > s[-1].rows || (s->rows == s[-1].rows && s->keys > s[-1].keys),
               "%dx%d: the order", s->rows, s->keys);
     }
-    CHECK(dense_decode_shared_bytes(&dense_decode_shapes[0], 2) <= KIB_99 - 1024, "%d bytes",
-          dense_decode_shared_bytes(&dense_decode_shapes[0], 2));
+    CHECK(dense_decode_shared_bytes(&dense_decode_shapes[0], false, 2) <= KIB_99 - 1024, "%d bytes",
+          dense_decode_shared_bytes(&dense_decode_shapes[0], false, 2));
 }
 
 static void test_bytes(void)
 {
     const struct dense_decode_shape narrow = {16, 32, 4, 5, 0}, deep = {16, 64, 8, 5, 1},
                                     wide = {64, 64, 8, 5, 0};
-    CHECK_EQ(dense_decode_shared_bytes(&narrow, 2),
+    CHECK_EQ(dense_decode_shared_bytes(&narrow, false, 2),
              16 * 1152 + 2 * 32 * 1152 + 16 * 128 + 4 * 16 * 4 + 16 * 4);
-    CHECK_EQ(dense_decode_shared_bytes(&deep, 3), 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4);
-    CHECK_EQ(dense_decode_shared_bytes(&wide, 2), 64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4);
+    CHECK_EQ(dense_decode_shared_bytes(&deep, false, 3), 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4);
+    CHECK_EQ(dense_decode_shared_bytes(&wide, false, 2), 64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4);
+    CHECK_EQ(dense_decode_shared_bytes(&narrow, true, 1),
+             16 * 1152 + 32 * 1152 + 32 * 704 + 16 * 128 + 4 * 16 * 4 + 16 * 4);
 }
 
 static void test_examples(void)
@@ -41,6 +43,7 @@ static void test_examples(void)
     static const struct {
         int64_t rows;
         int32_t shared_bytes, shape, stages;
+        bool of_bytes;
     } cases[] = {
         {1, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},    {16, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},
         {64, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},   {16, KIB_163, DENSE_DECODE_SHAPE_16x64, 2},
@@ -49,9 +52,12 @@ static void test_examples(void)
         {17, KIB_227, DENSE_DECODE_SHAPE_32x64, 2},  {32, KIB_227, DENSE_DECODE_SHAPE_32x64, 2},
         {33, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},  {64, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},
         {128, KIB_227, DENSE_DECODE_SHAPE_64x64, 2}, {INT64_C(1) << 31, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},
+        {16, KIB_99, DENSE_DECODE_SHAPE_16x32, 1, true}, {64, KIB_99, DENSE_DECODE_SHAPE_16x32, 1, true},
+        {16, KIB_163, DENSE_DECODE_SHAPE_16x64, 1, true}, {64, KIB_163, DENSE_DECODE_SHAPE_64x32, 1, true},
+        {64, KIB_227, DENSE_DECODE_SHAPE_64x64, 1, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const struct dense_decode_choice c = dense_decode_choose(cases[i].rows, cases[i].shared_bytes);
+        const struct dense_decode_choice c = dense_decode_choose(cases[i].rows, cases[i].of_bytes, cases[i].shared_bytes);
         CHECK(c.shape == cases[i].shape && c.stages == cases[i].stages,
               "%lld rows, %d bytes: shape %d, %d stages", (long long)cases[i].rows, cases[i].shared_bytes,
               c.shape, c.stages);
@@ -60,22 +66,23 @@ static void test_examples(void)
 
 /* Whatever the table holds: the choice fits; no other shape that fits would read the keys less often, or, reading them as
  * often, leave fewer rows of the tile idle or take more keys at once; and one more stage would not fit or be of no use. */
-static void test_rules(void)
+static void test_rules_of(bool of_bytes)
 {
+    const int32_t least = of_bytes ? 1 : 2;
     for (int32_t bytes = KIB_99; bytes <= KIB_227; bytes += 512)
         for (int64_t rows = 1; rows <= 200; rows++) {
-            const struct dense_decode_choice c = dense_decode_choose(rows, bytes);
+            const struct dense_decode_choice c = dense_decode_choose(rows, of_bytes, bytes);
             const struct dense_decode_shape *chosen = &dense_decode_shapes[c.shape];
-            CHECK(c.stages >= 2 && c.stages <= chosen->most_stages && c.shared_bytes < bytes &&
-                      c.shared_bytes == dense_decode_shared_bytes(chosen, c.stages),
+            CHECK(c.stages >= least && c.stages <= chosen->most_stages && c.shared_bytes < bytes &&
+                      c.shared_bytes == dense_decode_shared_bytes(chosen, of_bytes, c.stages),
                   "%lld rows, %d bytes: %d stages, %d bytes", (long long)rows, bytes, c.stages,
                   c.shared_bytes);
-            CHECK(c.stages == chosen->most_stages ||
-                      dense_decode_shared_bytes(chosen, c.stages + 1) + 1024 > bytes,
+            CHECK(of_bytes || c.stages == chosen->most_stages ||
+                      dense_decode_shared_bytes(chosen, of_bytes, c.stages + 1) + 1024 > bytes,
                   "%lld rows, %d bytes: a stage more fits", (long long)rows, bytes);
             for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) {
                 const struct dense_decode_shape *s = &dense_decode_shapes[i];
-                if (!dense_decode_stages(s, bytes)) continue;
+                if (!dense_decode_stages(s, of_bytes, bytes)) continue;
                 const int64_t tiles = (rows + s->rows - 1) / s->rows;
                 const int64_t chosen_tiles = (rows + chosen->rows - 1) / chosen->rows;
                 const int better = s->rows > chosen->rows   ? tiles < chosen_tiles
@@ -85,6 +92,12 @@ static void test_rules(void)
                       s->rows, s->keys, chosen->rows, chosen->keys);
             }
         }
+}
+
+static void test_rules(void)
+{
+    test_rules_of(false);
+    test_rules_of(true);
 }
 
 /* The division that kernels make of keys by the size of a page. */

@@ -14,18 +14,41 @@
 #include "task.cuh"
 #include "warpgroup.cuh"
 
-/* Key `key` of a task's request, in memory. */
+/* Where key `key` of a task's request is. */
+struct KeySlot {
+    int64_t page, slot;
+
+    DEVICE KeySlot(const struct dense_decode_params &p, const Task &task, int key)
+    {
+        const int index = fast_divide(key, p.page_divisor);
+        page = p.block_table ? p.block_table[task.piece.request * p.block_table_stride + index]
+                             : task.piece.request;
+        slot = p.block_table ? key - index * p.page_size : key;
+    }
+};
+
 DEVICE const uint16_t *key_of(const struct dense_decode_params &p, const Task &task, int key)
 {
-    const int index = fast_divide(key, p.page_divisor);
-    const int64_t page =
-        p.block_table ? p.block_table[task.piece.request * p.block_table_stride + index] : task.piece.request;
-    const int64_t slot = p.block_table ? key - index * p.page_size : key;
-    return p.kv + page * p.kv_stride[0] + slot * p.kv_stride[1] + task.kv_head * p.kv_stride[2];
+    const KeySlot at(p, task, key);
+    return p.kv + at.page * p.kv_stride[0] + at.slot * p.kv_stride[1] + task.kv_head * p.kv_stride[2];
 }
 
+/* A key whose values are of the queries' type; a cache of bytes has ByteKey. */
+template <typename Element> struct PlainKey {
+    const uint16_t *values;
+
+    DEVICE PlainKey(const struct dense_decode_params &p, const Task &task, int key)
+        : values(key_of(p, task, key))
+    {
+    }
+    DEVICE float value(const struct dense_decode_params &, int column) const
+    {
+        return Element::to_float(values[column]);
+    }
+};
+
 /* By warp `warp` of `warps`. */
-template <typename Element>
+template <typename Element, typename Key = PlainKey<Element>>
 __device__ void attend_by_rows(const struct dense_decode_params &p, const Task &task, int rows, int warp,
                                int warps)
 {
@@ -38,9 +61,9 @@ __device__ void attend_by_rows(const struct dense_decode_params &p, const Task &
         float most = -INFINITY, sum = 0.0f, o[LANE_COLUMNS] = {};
         for (int key = task.piece.begin;
              key < min(task.piece.end, visible_end(p, task, row - task.first_row)); key++) {
-            const uint16_t *k = key_of(p, task, key);
+            const Key k(p, task, key);
             float s = 0.0f;
-            for (int d = lane; d < p.d_qk; d += 32) s += Element::to_float(q[d]) * Element::to_float(k[d]);
+            for (int d = lane; d < p.d_qk; d += 32) s += Element::to_float(q[d]) * k.value(p, d);
             for (int lanes = 16; lanes; lanes /= 2) s += __shfl_xor_sync(~0u, s, lanes);
             s *= p.scale_log2;
             if (most == -INFINITY && s == -INFINITY) continue; /* the difference would be NaN */
@@ -50,7 +73,7 @@ __device__ void attend_by_rows(const struct dense_decode_params &p, const Task &
             sum = sum * factor + weight;
 #pragma unroll
             for (int i = 0; i < LANE_COLUMNS; i++)
-                o[i] = o[i] * factor + weight * Element::to_float(k[lane + 32 * i]);
+                o[i] = o[i] * factor + weight * k.value(p, lane + 32 * i);
         }
         const bool empty = most == -INFINITY && sum == 0.0f;
         const float lse = empty ? -INFINITY : (most + log2f(sum)) * LN_2;

@@ -47,6 +47,13 @@ DEVICE uint32_t load_shared_4(uint32_t from)
     return word;
 }
 
+DEVICE uint2 load_shared_8(uint32_t from)
+{
+    uint2 words;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(from) : "memory");
+    return words;
+}
+
 DEVICE uint4 load_shared_16(uint32_t from)
 {
     uint4 words;

@@ -24,6 +24,7 @@
  * Shared memory, in bytes:
  *      Q  ROWS × 1152, or none if in registers | P  ROWS × 128 | ring  stages × KEYS × 1152 |
  *      maxima  KEY_GROUPS × ROWS × 4 | factors  ROWS × 4
+ * Where the cache is of bytes, the ring is one stage, and behind it a block of tokens as they lie, KEYS × 704, is on its way.
  * Q, P and the ring in lines of 128 bytes (64 columns of a row), swizzled: ldmatrix meets no bank twice.
  * Registers a thread: O = ROWS · 512 / (32 · WARPS), the largest part.
  *
@@ -40,9 +41,22 @@
 #include "../../device/quad.cuh"
 #include "../../device/reference.cuh"
 #include "../../device/result.cuh"
+#include "byte_copies.cuh"
 #include "copies.cuh"
 
-template <typename Element_, int ROWS_, int KEYS_, int WARPS_, int COLUMN_SPLITS_, bool Q_IN_REGISTERS_>
+/* How keys come to shared memory, and how a key is read by itself. */
+template <bool BYTES, typename Element, int ROWS, int KEYS, int THREADS> struct CacheOf {
+    using Copying = Copier<ROWS, KEYS, THREADS>;
+    using Key = PlainKey<Element>;
+};
+template <typename Element, int ROWS, int KEYS, int THREADS>
+struct CacheOf<true, Element, ROWS, KEYS, THREADS> {
+    using Copying = ByteCopier<ROWS, KEYS, THREADS>;
+    using Key = ByteKey;
+};
+
+template <typename Element_, int ROWS_, int KEYS_, int WARPS_, int COLUMN_SPLITS_, bool Q_IN_REGISTERS_,
+          bool BYTES>
 struct DenseDecode {
     using Element = Element_;
     static constexpr int ROWS = ROWS_, KEYS = KEYS_, WARPS = WARPS_, THREADS = 32 * WARPS_;
@@ -57,9 +71,10 @@ struct DenseDecode {
     static constexpr int CHAINS = KEY_TILES == 1 ? 4 : KEY_TILES == 2 ? 2 : 1;
     /* P·V: warps over columns. */
     static constexpr int WARP_COLUMNS = D_V / WARPS, COLUMN_PAIRS = WARP_COLUMNS / 16;
+    using Cache = CacheOf<BYTES, Element, ROWS, KEYS, THREADS>;
+    using Copying = typename Cache::Copying;
     /* Copies are issued in batches between the steps of the scores; all at once where little else is to be done. */
     static constexpr int COPY_BATCHES = ROWS == 16 ? 1 : 3, COPY_STEPS = 4;
-    using Copying = Copier<ROWS, KEYS, THREADS>;
     static constexpr int COPY_BATCH = MAX_GROUPS * Copying::PASSES / COPY_BATCHES;
 
     /* Where a warp's share of O is small, its fragments of Q stay in registers too: shared memory for one stage more. */
@@ -69,7 +84,9 @@ struct DenseDecode {
     static constexpr uint32_t Q_BYTES = Q_IN_REGISTERS ? 0 : MAX_GROUPS * Q_GROUP,
                               STAGE_BYTES = MAX_GROUPS * KEY_GROUP;
 
-    static constexpr uint32_t LEAST_BYTES = Q_BYTES + ROWS * LINE_BYTES + 2 * STAGE_BYTES;
+    static constexpr uint32_t RAW_BYTES = BYTES ? KEYS * RAW_LINE_BYTES : 0;
+    static constexpr uint32_t LEAST_BYTES =
+        Q_BYTES + ROWS * LINE_BYTES + (BYTES ? STAGE_BYTES + RAW_BYTES : 2 * STAGE_BYTES);
 
     struct QFragments {
         uint32_t a[Q_IN_REGISTERS ? 4 * MAX_GROUPS : 1][4]; /* of 16 columns each */
@@ -97,7 +114,9 @@ struct DenseDecode {
         ring_at = p_at + ROWS * LINE_BYTES;
         q_at = Q_IN_REGISTERS ? ring_at + (uint32_t)(p.stages - 1) * STAGE_BYTES
                               : base; /* the stage that is filled last */
-        maxima = (float *)(memory + Q_BYTES + ROWS * LINE_BYTES + (uint32_t)p.stages * STAGE_BYTES);
+        const uint32_t raw_at = Q_BYTES + ROWS * LINE_BYTES + (uint32_t)p.stages * STAGE_BYTES;
+        if constexpr (BYTES) copying.raw_at = base + raw_at;
+        maxima = (float *)(memory + raw_at + RAW_BYTES);
         factors = maxima + KEY_GROUPS * ROWS;
     }
 
@@ -435,7 +454,8 @@ struct DenseDecode {
         if (Q_IN_REGISTERS) cp_async_commit();
         typename Copying::KeyPlaces places;
         if (some) places = copying.find_keys((unsigned)task.piece.begin, task.end);
-        for (int i = 0; i < p.stages - 1; i++) {
+        const int blocks_ahead = BYTES ? 1 : p.stages - 1;
+        for (int i = 0; i < blocks_ahead; i++) {
             /* What is past the end is no copy at all. Keys are unsigned: a block that is ahead may pass 2^31. */
             if (some)
                 copying.copy_keys(ring_at + (uint32_t)i * STAGE_BYTES,
@@ -460,15 +480,23 @@ struct DenseDecode {
         for (unsigned key = (unsigned)task.piece.begin; some && key < (unsigned)task.end; key += KEYS) {
             const uint32_t stage_at = ring_at + (uint32_t)stage * STAGE_BYTES;
             const int first_key = (int)key;
-            const unsigned ahead = key + (unsigned)(p.stages - 1) * KEYS;
+            const unsigned ahead = key + (unsigned)blocks_ahead * KEYS;
             copying.wait_for_block();
             __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
             const uint32_t free_at = ring_at + (uint32_t)(stage ? stage - 1 : p.stages - 1) * STAGE_BYTES;
-            copying.copy_keys_unaligned(free_at, ahead, task.end, places);
+            if constexpr (BYTES) {
+                copying.convert(stage_at, min(task.end - first_key, KEYS));
+                __syncthreads(); /* the block is there, and its tokens have been read */
+                if (ahead < (unsigned)task.end) copying.copy_keys(stage_at, ahead, task.end, places);
+                places = copying.find_keys(ahead + KEYS, task.end);
+            } else {
+                copying.copy_keys_unaligned(free_at, ahead, task.end, places);
+            }
 
             typename Copying::Copies copies;
             float s[KEY_TILES][4];
             score(stage_at, q, s, [&](int step) {
+                if constexpr (BYTES) return;
                 if (step == 0) copies = copying.prepare_copies(free_at, ahead, task.end, places);
                 if (step % COPY_STEPS == 0 && step / COPY_STEPS < COPY_BATCHES)
                     copying.issue_copies(copies, step / COPY_STEPS * COPY_BATCH,
@@ -485,7 +513,7 @@ struct DenseDecode {
                 poisoned(stage_at, clamp_int(task.all_see - first_key, 0, KEYS),
                          clamp_int(task.end - first_key, 0, KEYS))) {
                 cp_async_wait<0>();
-                attend_by_rows<Element>(p, task, ROWS, warp, WARPS);
+                attend_by_rows<Element, typename Cache::Key>(p, task, ROWS, warp, WARPS);
                 return;
             }
             accumulate(stage_at, o);
@@ -536,11 +564,12 @@ template <typename Kernel> DEVICE void dense_decode(const struct dense_decode_pa
     }
 }
 
-#define DENSE_DECODE_KERNEL(NAME, ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS)                 \
-    DEFINE_KERNEL(NAME, dense_decode_params, (32 * (WARPS)),                                                 \
-                  dense_decode<DenseDecode<ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS>>(p))
+#define DENSE_DECODE_KERNEL(NAME, ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS, BYTES)          \
+    DEFINE_KERNEL(                                                                                           \
+        NAME, dense_decode_params, (32 * (WARPS)),                                                           \
+        dense_decode<DenseDecode<ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS, BYTES>>(p))
 
 /* Is made for a shape of shape.h; with 64 rows pairs of warps split the columns. */
-#define DENSE_DECODE_OF_SHAPE(NAME, ELEMENT, ROWS, KEYS, WARPS, Q_IN_REGISTERS)                              \
+#define DENSE_DECODE_OF_SHAPE(NAME, ELEMENT, ROWS, KEYS, WARPS, Q_IN_REGISTERS, BYTES)                       \
     DENSE_DECODE_KERNEL(NAME##_##ROWS##x##KEYS, ELEMENT, ROWS, KEYS, WARPS, ROWS == 64 ? 2 : 1,              \
-                        Q_IN_REGISTERS)
+                        Q_IN_REGISTERS, BYTES)

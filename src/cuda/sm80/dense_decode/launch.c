@@ -5,12 +5,24 @@
 #include "../../attention.h"
 #include "shape.h"
 
+static bool of_bytes(const struct attention_problem *p)
+{
+    return kv_layout_of(p->format, 0).element == KV_ELEMENT_E4M3;
+}
+
+static const char *refuses(const struct attention_problem *p, const char **argument)
+{
+    *argument = "q";
+    return of_bytes(p) && p->element != ELEMENT_BF16 ? "takes bf16 queries of caches of bytes" : NULL;
+}
+
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
     const struct dense_decode_choice choice =
-        dense_decode_choose(p->s_q * (p->h_q / p->h_kv), w->device->shared_bytes);
+        dense_decode_choose(p->s_q * (p->h_q / p->h_kv), of_bytes(p), w->device->shared_bytes);
     w->kernel = cuda_kernel_of(
-        (struct cuda_key){CUDA_SM80_DENSE_DECODE, .element = p->element, .variant = choice.shape});
+        (struct cuda_key){CUDA_SM80_DENSE_DECODE, .element = p->element,
+                          .format = of_bytes(p) ? CUDA_BYTES : 0, .variant = choice.shape});
     w->stages = choice.stages, w->shared_bytes = choice.shared_bytes;
     const fmla_status status = cuda_dense_prepare(p, dense_decode_shapes[choice.shape].rows, w);
     w->mark_tiles = 0; /* it has room for marks, and makes none */
@@ -28,4 +40,4 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
 }
 
-const struct cuda_attention cuda_sm80_dense_decode = {.prepare = prepare, .launch = launch};
+const struct cuda_attention cuda_sm80_dense_decode = {refuses, prepare, launch};

@@ -5,10 +5,14 @@
 #ifndef FMLA_SM80_DENSE_DECODE_SHAPE_H
 #define FMLA_SM80_DENSE_DECODE_SHAPE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 enum { MAX_GROUPS = 9 /* of 64 columns: d_qk 576 */ };
+
+/* A token of a cache of bytes in shared memory, its scales behind it: as many 64 bytes that four of them lie in different banks. */
+enum { RAW_LINE_BYTES = 704 };
 
 /* SHAPE(rows, keys, warps, most stages that are of use, Q in registers instead of shared memory); fewest rows first, then
  * fewest keys. */
@@ -40,14 +44,15 @@ struct dense_decode_choice {
     int32_t shared_bytes;
 };
 
-/* Of dynamic shared memory for one block of threads. */
-int32_t dense_decode_shared_bytes(const struct dense_decode_shape *shape, int32_t stages);
+/* Of dynamic shared memory for one block of threads. `of_bytes` here and below: the cache is; there is one stage then, and a block
+ * of tokens. */
+int32_t dense_decode_shared_bytes(const struct dense_decode_shape *shape, bool of_bytes, int32_t stages);
 
 /* As many stages as fit and are of use; 0 where the shape does not fit with the least number of them. */
-int32_t dense_decode_stages(const struct dense_decode_shape *shape, int32_t shared_bytes);
+int32_t dense_decode_stages(const struct dense_decode_shape *shape, bool of_bytes, int32_t shared_bytes);
 
 /* The choice for `rows` rows a key head on a GPU whose blocks may have `shared_bytes`. Every GPU since Ampere gives 99 KiB,
  * and the smallest shape fits into that. */
-struct dense_decode_choice dense_decode_choose(int64_t rows, int32_t shared_bytes);
+struct dense_decode_choice dense_decode_choose(int64_t rows, bool of_bytes, int32_t shared_bytes);
 
 #endif

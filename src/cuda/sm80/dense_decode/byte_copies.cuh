@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Blocks of keys from a cache of bytes: cp.async brings tokens as they lie to shared memory, with their scales behind them, while
+ * the block before is multiplied; then all threads make bf16 values of them, for the ring's only stage.
+ */
+#pragma once
+
+#include "../../device/byte_key.cuh"
+#include "../../device/shared.cuh"
+#include "copies.cuh"
+
+template <int ROWS, int KEYS, int THREADS> struct ByteCopier : Copier<ROWS, KEYS, THREADS> {
+    using Base = Copier<ROWS, KEYS, THREADS>;
+    using Base::KEY_GROUP;
+    using Base::KEYS_AT_ONCE;
+    using Base::p;
+    using Base::PASSES;
+    using KeyPlaces = typename Base::KeyPlaces;
+
+    static_assert(PASSES <= 2, "copy_keys names both places of a thread's keys");
+
+    uint32_t raw_at; /* KEYS lines of RAW_LINE_BYTES */
+
+    DEVICE ByteCopier(const struct dense_decode_params &params, const Task &shared_task)
+        : Base{params, shared_task}
+    {
+    }
+
+    /* By every byte: of a cache that cannot be read 16 bytes at a time. */
+    static DEVICE void copy_bytes(uint32_t to, const uint8_t *from, int bytes)
+    {
+#pragma unroll 1
+        for (int i = (int)threadIdx.x % 8; i < bytes; i += 8)
+            asm volatile("st.shared.u8 [%0], %1;" ::"r"(to + (uint32_t)i), "r"((uint32_t)__ldg(from + i)) : "memory");
+    }
+
+    /* Slots past the end of the piece are not read. */
+    DEVICE void copy_keys(uint32_t, unsigned first_key, int end, const KeyPlaces &places) const
+    {
+        const unsigned row = threadIdx.x / 8;
+        const ByteLayout layout(p);
+#pragma unroll 1
+        for (int pass = 0; pass < PASSES; pass++) {
+            if (first_key + row + pass * KEYS_AT_ONCE >= (unsigned)end) return;
+            const ByteKey key(p, pass == 0 ? places.page[0] : places.page[PASSES - 1],
+                              pass == 0 ? places.slot[0] : places.slot[PASSES - 1]);
+            const uint32_t to = raw_at + (row + (uint32_t)(pass * KEYS_AT_ONCE)) * RAW_LINE_BYTES;
+            if (!p.vectors_aligned) {
+                copy_bytes(to, key.token, layout.token_bytes);
+                copy_bytes(to + (uint32_t)layout.token_bytes, key.scales, layout.scale_bytes);
+                continue;
+            }
+#pragma unroll 1
+            for (int at = (int)threadIdx.x % 8 * CHUNK_BYTES; at < layout.token_bytes; at += 8 * CHUNK_BYTES)
+                cp_async_16(to + (uint32_t)at, key.token + at, true);
+            if (threadIdx.x % 8 == 0 && layout.scale_bytes)
+                cp_async_8(to + (uint32_t)layout.token_bytes, key.scales, true);
+        }
+    }
+
+    /* Makes a block, of which `keys` have been copied, bf16 values; what is behind them becomes 0. */
+    DEVICE void convert(uint32_t stage_at, int keys) const
+    {
+        const ByteLayout layout(p);
+        const uint32_t chunk = threadIdx.x % 8;
+        const float of_cache = p.kv_scale ? __ldg(p.kv_scale) : 1.0f;
+#pragma unroll 1
+        for (int row = (int)threadIdx.x / 8; row < KEYS; row += KEYS_AT_ONCE) {
+            const uint32_t from = raw_at + (uint32_t)row * RAW_LINE_BYTES,
+                           to = stage_at + swizzle_128((uint32_t)row, chunk);
+#pragma unroll 3
+            for (int g = 0; g < MAX_GROUPS; g++) {
+                const int column = g * LINE_ELEMENTS + (int)chunk * CHUNK_ELEMENTS;
+                uint4 values = make_uint4(0, 0, 0, 0);
+                if (row < keys && g * LINE_ELEMENTS < layout.nope) {
+                    const uint2 codes = load_shared_8(from + (uint32_t)column);
+                    values = bf16_of_codes(codes, layout.scale(from, column, of_cache));
+                } else if (row < keys && g * LINE_ELEMENTS < p.d_qk) {
+                    values = load_shared_16(from + (uint32_t)(layout.rope_offset + 2 * (column - layout.nope)));
+                }
+                if (g * LINE_ELEMENTS < p.d_qk) store_shared_16(to + (uint32_t)g * KEY_GROUP, values);
+            }
+        }
+    }
+
+    DEVICE void wait_for_block() const { cp_async_wait<0>(); }
+};
