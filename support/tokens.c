@@ -9,13 +9,14 @@
 
 static struct kv_layout layout_of(int32_t format)
 {
-    return kv_layout_of(format == FMLA_KV_FP8_656 ? KV_FP8_656 : KV_FP8_584, 0);
+    return kv_layout_of((enum kv_format)(format - FMLA_KV_BF16), 0);
 }
 
-void tokens_store(int32_t format, void *page, int64_t page_size, int64_t slot, const float *values)
+void tokens_store(int32_t format, void *page, int64_t page_size, int64_t slot, const float *values,
+                  float of_cache)
 {
     const struct kv_layout layout = layout_of(format);
-    kv_store_token(&layout, page, page_size, slot, values, 1.0f);
+    kv_store_token(&layout, page, page_size, slot, values, of_cache);
 }
 
 void tokens_copy(int32_t format, void *page, int64_t page_size, int64_t slot, const void *one)

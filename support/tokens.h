@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tokens of byte-packed caches (FMLA_KV_FP8_656, FMLA_KV_FP8_584): what tools need to make a cache.
+ * Tokens of byte-packed caches (FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576): what tools need to make a cache.
  */
 #ifndef FMLA_SUPPORT_TOKENS_H
 #define FMLA_SUPPORT_TOKENS_H
@@ -9,8 +9,9 @@
 
 enum { TOKENS_WIDTH = 576 /* values, at most */, TOKENS_BYTES = 656 /* of a page of one token, at most */ };
 
-/* Quantises a token's values, 576 or 512, into a slot of a page. */
-void tokens_store(int32_t format, void *page, int64_t page_size, int64_t slot, const float *values);
+/* Quantises a token's values, 576 or 512, into a slot of a page. `of_cache`: the scale of an FMLA_KV_FP8_576 cache. */
+void tokens_store(int32_t format, void *page, int64_t page_size, int64_t slot, const float *values,
+                  float of_cache);
 
 /* Copies the token of a page of one into a slot of another page. */
 void tokens_copy(int32_t format, void *page, int64_t page_size, int64_t slot, const void *one);

@@ -40,6 +40,7 @@ static const struct command bench = {
     "  flashmla bench\n"
     "  flashmla bench --heads 128 --seq-len 4096,16384 --batch 1 --threads 1 --kernel cpu-avx2\n"
     "  flashmla bench --grid quick --json quick.jsonl\n"
+    "  flashmla bench --cache all --batch 8 --heads 16\n"
     "  flashmla bench --op merge --parts 2,8\n"
     "  flashmla bench --op sparse_decode --grid quick --heads 16,128\n"
     "  flashmla bench --op sparse_prefill --device cuda:0 --grid peers --json sparse_prefill.jsonl\n"
@@ -53,9 +54,9 @@ static const struct command bench = {
 struct bench_options {
     const char *grid, *kernel, *json;
     fmla_device device;
-    int op, dtype, causal, varlen;     /* indices of the choices */
-    const char *names[OPTION_CHOICES]; /* those of op */
-    bool dtype_given, causal_given, varlen_given;
+    int op, dtype, cache, causal, varlen; /* indices of the choices */
+    const char *names[OPTION_CHOICES];    /* those of op */
+    bool dtype_given, cache_given, causal_given, varlen_given;
     int between; /* index of the choices: enum bench_between */
     bool between_given;
     int64_t repeat, threads;
@@ -115,11 +116,12 @@ static int bench_rows(const struct bench_options *o, enum operation op, const st
 
 /* ---- The command ---------------------------------------------------------------------------- */
 
-/* A switch with the choices no, yes, both as values of an axis. */
-static void choose(struct option_counts *axis, int choice, bool given)
+/* One of the values of an axis, or the choice behind them: all. */
+static void choose(struct option_counts *axis, int64_t *values, int count, int choice, bool given)
 {
-    static int64_t no_yes[2] = {0, 1};
-    if (given) *axis = (struct option_counts){choice == 1 ? no_yes + 1 : no_yes, choice == 2 ? 2 : 1};
+    if (given)
+        *axis = choice == count ? (struct option_counts){values, count}
+                                : (struct option_counts){values + choice, 1};
 }
 
 static bool fits(const struct shape *shape)
@@ -132,6 +134,7 @@ static bool fits(const struct shape *shape)
 static int bench_all(struct bench_options *o)
 {
     const enum operation op = operation_named(o->names[o->op]);
+    static int64_t no_yes[] = {0, 1}, caches[] = {0, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576};
     struct fault fault = {""};
     char grids[128];
     int64_t count;
@@ -145,9 +148,10 @@ static int bench_all(struct bench_options *o)
         return complain(&bench, EXIT_USAGE, "--host takes a GPU (--device cuda:0)");
     if (o->between_given && o->between == BENCH_PRODUCTS && !device_is_gpu(o->device))
         return complain(&bench, EXIT_USAGE, "--between products takes a GPU (--device cuda:0)");
-    choose(&o->axes.axis[AXIS_DTYPE], o->dtype, o->dtype_given);
-    choose(&o->axes.axis[AXIS_CAUSAL], o->causal, o->causal_given);
-    choose(&o->axes.axis[AXIS_VARLEN], o->varlen, o->varlen_given);
+    choose(&o->axes.axis[AXIS_DTYPE], no_yes, 2, o->dtype, o->dtype_given);
+    choose(&o->axes.axis[AXIS_FORMAT], caches, 4, o->cache, o->cache_given);
+    choose(&o->axes.axis[AXIS_CAUSAL], no_yes, 2, o->causal, o->causal_given);
+    choose(&o->axes.axis[AXIS_VARLEN], no_yes, 2, o->varlen, o->varlen_given);
     struct shape *rows = bench_grid(op, o->grid, &o->axes, &count);
     bench_grid_names(op, grids, sizeof grids);
     if (count < 0) return complain(&bench, EXIT_USAGE, "--grid: '%s' must be one of %s", o->grid, grids);
@@ -190,6 +194,10 @@ int command_bench(int argc, char **argv)
         AXIS("--page-size", AXIS_PAGE_SIZE, 1, 65536, "keys of a page"),
         OPTION_ONE_OF("--dtype", &o.dtype, "TYPE", "bf16, fp16 or both", &o.dtype_given, "bf16", "fp16",
                       "both"),
+        OPTION_ONE_OF("--cache", &o.cache, "FORMAT",
+                      "of dense_decode and the cache operations: plain (of --dtype, of dense_decode the "
+                      "default), fp8_656, fp8_584, fp8_576 or all of these",
+                      &o.cache_given, "plain", "fp8_656", "fp8_584", "fp8_576", "all"),
         OPTION_ONE_OF("--causal", &o.causal, "WHEN", "no, yes or both", &o.causal_given, "no", "yes", "both"),
         OPTION_ONE_OF("--varlen", &o.varlen, "WHEN", "lengths around --seq-len, or up to it: no, yes or both",
                       &o.varlen_given, "no", "yes", "both"),
@@ -217,6 +225,7 @@ int command_bench(int argc, char **argv)
     int status = options_parse(&bench, options, argc, argv, NULL);
     if (status < 0) status = bench_all(&o);
     for (int a = 0; a < BENCH_AXES; a++)
-        if (a != AXIS_DTYPE && a != AXIS_CAUSAL && a != AXIS_VARLEN) free(o.axes.axis[a].items);
+        if (a != AXIS_DTYPE && a != AXIS_FORMAT && a != AXIS_CAUSAL && a != AXIS_VARLEN)
+            free(o.axes.axis[a].items);
     return status;
 }

@@ -111,7 +111,8 @@ void bench_grid_names(enum operation op, char *names, size_t room)
     }
 }
 
-/* Is a row of the operation told apart by this axis? Of the sparse operations bytes have the sizes of their format. */
+/* Is a row of the operation told apart by this axis? Of the sparse operations bytes have the sizes of their format. Dense
+ * decode has one product for keys of every format. */
 static bool is_axis(enum operation op, const struct product *p, enum bench_axis axis)
 {
     enum {
@@ -122,8 +123,8 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
               1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN
     };
     static const int axes[OPERATIONS] = {
-        [OP_DENSE_DECODE] = ALL | KEYS | 1 << AXIS_PAGE_SIZE | 1 << AXIS_DTYPE | 1 << AXIS_CAUSAL |
-                            1 << AXIS_VARLEN | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN,
+        [OP_DENSE_DECODE] = ALL | KEYS | 1 << AXIS_PAGE_SIZE | 1 << AXIS_DTYPE | 1 << AXIS_FORMAT |
+                            1 << AXIS_CAUSAL | 1 << AXIS_VARLEN | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN,
         [OP_MERGE] = ALL | 1 << AXIS_DTYPE | 1 << AXIS_BATCH | 1 << AXIS_PARTS,
         [OP_SPARSE_DECODE] = ALL | 1 << AXIS_PAGE_SIZE | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
         [OP_SPARSE_PREFILL] = ALL | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
@@ -155,6 +156,7 @@ static struct option_counts list_of(enum operation op, const struct product *p, 
     int64_t count = 0;
     while (count < MOST && items[count]) count++;
     if (axis == AXIS_PAGE_SIZE && (p->page_size || op == OP_SPARSE_PREFILL)) items = &p->page_size, count = 1;
+    if (axis == AXIS_FORMAT && op == OP_DENSE_DECODE) items = no_yes, count = 1; /* 0 */
     if (axis == AXIS_CAUSAL || axis == AXIS_VARLEN) {
         const int which = axis == AXIS_CAUSAL ? p->causal : p->varying;
         items = no_yes + (which == YES), count = which == BOTH ? 2 : 1;
@@ -193,9 +195,9 @@ static struct shape row_of(enum operation op, const struct product *p, const str
                           .varlen = (dense || mha) && v[AXIS_VARLEN],
                           .extra_varlen = p->extra_varlen,
                           .no_lse = op == OP_MERGE};
-    if (dense) shape.format = shape.type == ELEMENT_FP16 ? FMLA_KV_FP16 : FMLA_KV_BF16;
+    if (of_caches && !shape.format) shape.format = shape.type == ELEMENT_FP16 ? FMLA_KV_FP16 : FMLA_KV_BF16;
     if (mha && !shape.d_v) shape.d_v = shape.d_qk < 128 ? shape.d_qk : 128;
-    if (cache_formats[shape.format].d_qk) shape.d_qk = cache_formats[shape.format].d_qk;
+    if (cache_formats[shape.format].d_qk) shape.d_qk = cache_formats[shape.format].d_qk, shape.h_kv = 1;
     return shape;
 }
 
@@ -231,7 +233,7 @@ struct shape *bench_grid(enum operation op, const char *name, const struct bench
     /* What products differ in. */
     const int of_mha =
         1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_HEADS | 1 << AXIS_KV_HEADS | 1 << AXIS_VARLEN;
-    const int apart = operation_is_mha(op) ? of_mha : grid->op == OP_DENSE_DECODE ? -1 : 0;
+    const int apart = operation_is_mha(op) ? of_mha : grid->op == OP_DENSE_DECODE ? ~(1 << AXIS_FORMAT) : 0;
     bool any = false;
     for (int a = 0; a < BENCH_AXES; a++) any |= chosen->axis[a].count > 0 && apart >> a & 1;
     struct shape *rows = NULL;

@@ -17,7 +17,7 @@ enum bench_axis {
     AXIS_D_V,
     AXIS_PAGE_SIZE,
     AXIS_DTYPE,  /* enum element */
-    AXIS_FORMAT, /* not chosen */
+    AXIS_FORMAT, /* FMLA_KV_…; 0: of the type that the row has */
     AXIS_CAUSAL,
     AXIS_VARLEN,
     AXIS_TOPK,

@@ -42,15 +42,18 @@ static int64_t tokens_of(const struct shape *s)
 static void print_shape(const struct bench_row *row)
 {
     const struct shape *s = row->shape;
-    char options[32], width[48], number[24] = "", b[24] = "-"; /* a prompt has no batch */
+    char options[32] = "", width[48], number[24] = "", b[24] = "-"; /* a prompt has no batch */
     if (bench_only_copies(s->op)) {
         printf("%-13s %8" PRId64 " %5s %-8s ", descriptors[s->op].name, s->tokens, element_name(s->type),
                s->format ? format_name(s->format) : "-");
         return;
     }
-    snprintf(options, sizeof options, "%s%s%s", s->causal ? "causal" : "", s->causal && s->varlen ? "," : "",
-             s->varlen ? "var" : "");
-    if (s->topk) snprintf(options, sizeof options, "%s", format_name(s->format));
+    const char *const words[] = {s->causal ? "causal" : "", s->varlen ? "var" : "",
+                                 s->topk || cache_formats[s->format].token ? format_name(s->format) : ""};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        const size_t used = strlen(options);
+        snprintf(options + used, sizeof options - used, "%s%s", used && *words[i] ? "," : "", words[i]);
+    }
     if (s->b) snprintf(b, sizeof b, "%" PRId64, s->b);
     if (s->parts) snprintf(number, sizeof number, "%" PRId64, s->parts);
     snprintf(width, sizeof width, "%" PRId64, s->d_qk);
@@ -80,7 +83,10 @@ void bench_report_row(const struct bench_report *report, const struct bench_row 
     printf("%-15s %10.1f %10.1f %10.1f %8.1f %7.2f %10.1f", row->kernel, 1e6 * t->median, 1e6 * t->least,
            1e6 * t->most, 1e-9 * row->work.flop / t->median, 1e-9 * row->work.bytes / t->median,
            1e6 * row->floor);
-    if (report->stream) printf(" %10.1f", 1e6 * row->stream);
+    if (row->stream > 0.0)
+        printf(" %10.1f", 1e6 * row->stream);
+    else if (report->stream)
+        printf(" %10s", "-");
     printf(" %7.2f %6.1f", t->median / row->floor,
            100.0 * row->work.flop / t->median / bench_peak(report->timer, row->kernel));
     if (row->plan > 0.0) printf(" plan %.1f us", 1e6 * row->plan);

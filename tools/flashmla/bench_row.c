@@ -61,7 +61,7 @@ static bool time_calls(struct bench_session *s, struct calls *calls, struct benc
     const struct call *call = calls->runs[TIMED];
     struct bench_timed plan = {.call = call, .plan = true}, timed[BENCH_TIMED] = {{.call = call}};
     int count = 1, bare_at = 0, even_at = 0;
-    if (s->report.stream) bare_at = count++;
+    if (s->report.stream && bench_stream_can(call)) bare_at = count++;
     if (calls->runs[EVEN]) even_at = count++;
     if (bare_at) timed[bare_at] = (struct bench_timed){.call = call, .bare = &calls->list};
     if (even_at) timed[even_at].call = calls->runs[EVEN];

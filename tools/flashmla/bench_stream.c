@@ -7,7 +7,13 @@
 
 uint32_t bench_stream_vector_bytes(const struct call *call)
 {
-    return (uint32_t)call_size(call, DIM_d_qk) * call_tensor(call, "kv_cache")->dtype.bits / 8;
+    const fmla_tensor *cache = call_tensor(call, "kv_cache");
+    return (uint32_t)cache->shape[3] * (uint32_t)element_bytes(cache->dtype);
+}
+
+bool bench_stream_can(const struct call *call)
+{
+    return bench_stream_vector_bytes(call) % 16 == 0;
 }
 
 int64_t bench_stream_vectors(const struct call *call)

@@ -15,6 +15,9 @@
 uint32_t bench_stream_vector_bytes(const struct call *call);
 int64_t bench_stream_vectors(const struct call *call);
 
+/* Can a stream copy such vectors? It moves 16 bytes at a time; a key of FP8_584 is no multiple of that. */
+bool bench_stream_can(const struct call *call);
+
 /* The chunks, each within a page and of at most `most` vectors, in the order in which requests hold them; how many there
  * are. With NULL they are only counted. Of the last page of a request the keys that are there. Tensors lie in host
  * memory; vectors of the cache are fewer than 2^32. */

@@ -82,13 +82,22 @@ static bool read_numbers(struct call *call, const struct safetensors_file *file,
     return true;
 }
 
-static bool read_format(const char *name, const char *path, int32_t *to, struct fault *fault)
+static bool read_format(enum operation op, const char *name, const char *path, int32_t *to,
+                        struct fault *fault)
 {
-    for (int32_t i = FMLA_KV_BF16; name && i <= FMLA_KV_FP8_584; i++)
+    const int32_t last = last_format(op);
+    char formats[80] = "";
+    for (int32_t i = FMLA_KV_BF16; name && i <= last; i++) {
+        const size_t used = strlen(formats);
         if (!strcmp(name, format_name(i))) *to = i;
+        snprintf(formats + used, sizeof formats - used, "%s%s",
+                 !used      ? ""
+                 : i < last ? ", "
+                            : " or ",
+                 format_name(i));
+    }
     if (!name || *to) return true;
-    return fault_set(fault, "%s: __metadata__: kv_format is '%s', must be BF16, FP16, FP8_656 or FP8_584",
-                     path, name);
+    return fault_set(fault, "%s: __metadata__: kv_format is '%s', must be %s", path, name, formats);
 }
 
 bool call_file_read(struct call *call, const struct safetensors_file *file, const char *path,
@@ -103,7 +112,7 @@ bool call_file_read(struct call *call, const struct safetensors_file *file, cons
     call_set_longest(call);
     int32_t *causal = call_option(call, "causal"), *format = call_option(call, "kv_format");
     return (!causal || read_causal(safetensors_metadata(file, "causal"), path, causal, fault)) &&
-           (!format || read_format(safetensors_metadata(file, "kv_format"), path, format, fault)) &&
+           (!format || read_format(call->op, safetensors_metadata(file, "kv_format"), path, format, fault)) &&
            read_numbers(call, file, path, fault);
 }
 

@@ -68,6 +68,7 @@ static int64_t bytes_that_differ(const fmla_tensor *mine, const fmla_tensor *the
 static bool gather(const struct call *row, const fmla_tensor *cache, int64_t width,
                    int64_t slots[KEYS_AT_ONCE], int64_t count, float keys[KEYS_AT_ONCE * WIDEST_KEY])
 {
+    const fmla_tensor *of_cache = call_tensor(row, "kv_scale");
     const int64_t *strides = cache->strides;
     const int64_t flat[] = {cache->shape[0], 1, 1, width},
                   flat_strides[] = {strides[0], strides[0], width, 1};
@@ -80,6 +81,7 @@ static bool gather(const struct call *row, const fmla_tensor *cache, int64_t wid
     fmla_cache_gather_args args = FMLA_INIT(fmla_cache_gather_args);
     args.kv_cache = &pages, args.slots = &named, args.out = &values;
     args.kv_format = call_format(row), args.kernel = "ref";
+    if (of_cache) args.cache_scale = *(const float *)of_cache->data;
     return fmla_cache_gather(&args) == FMLA_OK;
 }
 
@@ -224,7 +226,8 @@ bool check_against_oracle(const struct call *call, bool by_gpu, struct check_res
                           struct fault *fault)
 {
     const struct policy *policy = &policies[call->op];
-    const bool scales = by_gpu && call_format(call) == FMLA_KV_FP8_656;
+    const int32_t format = call_format(call); /* may its scales be no powers of two? */
+    const bool scales = by_gpu && (format == FMLA_KV_FP8_656 || format == FMLA_KV_FP8_576);
     const struct beside beside = {.other = true, .rounded = scales ? rounded_scale_lse : 0.0};
     const bool whole = 0.5 * call_work(call).flop <= policy->budget;
     struct random_state random = {2025};

@@ -18,6 +18,8 @@ static const struct {
                 [ELEMENT_FP16] = {"fp16", {FMLA_TYPE_FLOAT, 16, 1}},
                 [ELEMENT_F32] = {"f32", {FMLA_TYPE_FLOAT, 32, 1}}};
 
+const float made_cache_scale = 0.037f;
+
 const char *element_name(enum element type)
 {
     return elements[type].name;
@@ -52,7 +54,8 @@ static void sizes_of(const struct shape *s, int64_t size[DIMENSIONS])
     memset(size, 0, DIMENSIONS * sizeof *size);
     size[DIM_b] = s->b, size[DIM_s_q] = s_q, size[DIM_h_q] = s->h_q, size[DIM_h_kv] = s->h_kv;
     size[DIM_d_qk] = s->d_qk, size[DIM_d_v] = s->d_v ? s->d_v : CALL_D_V;
-    size[DIM_s_k] = size[DIM_s_kv] = s->s_k, size[DIM_one_head] = 1, size[DIM_splits] = s->b + 1;
+    size[DIM_s_k] = size[DIM_s_kv] = s->s_k, size[DIM_one_head] = size[DIM_one] = 1,
+    size[DIM_splits] = s->b + 1;
     size[DIM_tokens_q] = s->b * s_q, size[DIM_tokens_k] = s->b * s->s_k;
     size[DIM_pages] = s->tokens ? of_request : dense && !s->page_size ? s->b : requests * of_request;
     size[DIM_page_size] = dense && !s->page_size ? s->s_k : s->page_size, size[DIM_max_pages] = of_request;
@@ -172,7 +175,7 @@ static void fill_cache(struct making *m, const char *name, float mean)
     float values[TOKENS_WIDTH] = {0};
     for (int t = 0; t < TOKENS; t++) {
         for (int d = 0; d < TOKENS_WIDTH; d++) values[d] = random_input(&m->random, mean, 0.1f);
-        tokens_store(format, tokens[t], 1, 0, values);
+        tokens_store(format, tokens[t], 1, 0, values, made_cache_scale);
     }
     for (int64_t i = 0; i < slots; i++)
         tokens_copy(format, (uint8_t *)cache->data + i / page_size * page_size * cache->shape[3], page_size,
@@ -212,7 +215,9 @@ static bool dense_values(struct making *m, struct fault *fault)
     memcpy(data_of(m, "seqlens"), m->lengths, (size_t)m->shape->b * sizeof *m->lengths);
     if (m->shape->page_size)
         memcpy(data_of(m, "block_table"), m->pages.block_table, entries * sizeof *m->pages.block_table);
-    fill(m, "q", 0.0f), fill(m, "kv_cache", 0.0f), fill(m, "attn_sink", 0.0f);
+    fill(m, "q", 0.0f), fill_cache(m, "kv_cache", 0.0f), fill(m, "attn_sink", 0.0f);
+    float *of_cache = data_of(m, "kv_scale");
+    if (of_cache) *of_cache = made_cache_scale;
     return true;
 }
 
@@ -422,7 +427,7 @@ static bool cache_values(struct making *m, struct fault *fault)
     /* Bytes from 0x38 to 0x3f: e4m3, scales and 16-bit values that are ordinary numbers. */
     for (size_t i = 0; i < call_bytes(cache) / 8; i++)
         ((uint64_t *)cache->data)[i] = 0x3838383838383838u | (random_u64(&m->random) & 0x0707070707070707u);
-    if (m->shape->format == FMLA_KV_FP8_576) *(float *)call_option(m->call, "cache_scale") = 0.037f;
+    if (m->shape->format == FMLA_KV_FP8_576) *(float *)call_option(m->call, "cache_scale") = made_cache_scale;
     return true;
 }
 

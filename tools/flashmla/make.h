@@ -33,6 +33,9 @@ struct shape {
     uint64_t seed;
 };
 
+/* The scale of an FP8_576 cache. */
+extern const float made_cache_scale;
+
 /* "bf16". */
 const char *element_name(enum element type);
 

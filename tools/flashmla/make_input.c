@@ -11,6 +11,7 @@
 
 #include "elements.h"
 #include "progress.h"
+#include "tokens.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -24,7 +25,9 @@ static const struct command make_input = {
     "\n"
     "Writes the tensors q [b, s_q, h_q, d_qk], kv_cache [pages, page_size, h_kv, d_qk], block_table and "
     "seqlens (int32), and attn_sink [h_q] (fp32) with --sink. Values are N(0, 0.1^2), clamped to [-1, "
-    "1]. Without --seq-len or --seq-lens the lengths are random. The same options give the same bytes.\n"
+    "1]. Without --seq-len or --seq-lens the lengths are random. The same options give the same bytes. "
+    "With --cache fp8_656, fp8_584 or fp8_576 kv_cache has one head of bytes in that format; the last has "
+    "the tensor kv_scale [1] (fp32) beside it.\n"
     "\n"
     "--op sparse_decode writes q, kv_cache in the format of --cache, indices [b, s_q, topk], and with "
     "--extra-topk the tensors of an extra cache; then --seq-len is the keys that a request's tokens "
@@ -44,6 +47,7 @@ static const struct command make_input = {
     "fp16\n"
     "  flashmla make-input sparse.safetensors --op sparse_decode --cache fp8_656 --topk 2048 --seq-len "
     "8192\n"
+    "  flashmla make-input bytes.safetensors --cache fp8_576 --batch 4\n"
     "  flashmla make-input mha.safetensors --op mha_forward --varlen --seq-lens 100,0,700 --causal\n",
     OPERAND_OUTPUT,
     NULL};
@@ -51,7 +55,7 @@ static const struct command make_input = {
 struct make_options {
     struct lengths lengths;
     int64_t query_tokens, heads, kv_heads, d_qk, d_v, page_size, topk, extra_topk, extra_page_size;
-    int op, dtype, cache;              /* indices of the choices; cache: of q's type, FP8_656, FP8_584 */
+    int op, dtype, cache;              /* indices of the choices; cache 0: of q's type */
     const char *names[OPTION_CHOICES]; /* of the choices of op */
     bool causal, varlen, sink, short_lists;
     bool query_tokens_given, kv_heads_given, d_qk_given, d_v_given, page_given, cache_given, topk_given,
@@ -70,7 +74,7 @@ static int kind_of(const struct make_options *o)
 
 static struct shape shape_of(const struct make_options *o)
 {
-    static const int32_t bytes[] = {FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584};
+    static const int32_t bytes[] = {FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576};
     const int kind = kind_of(o);
     const bool mha = kind == MHA || kind == BACKWARD, lengths = kind == DENSE || mha;
     const uint64_t seed = (uint64_t)o->lengths.seed;
@@ -94,14 +98,14 @@ static struct shape shape_of(const struct make_options *o)
         return shape;
     }
     shape.page_size = kind == PREFILL && !o->cache && !o->page_given ? 0 : o->page_size;
+    if (o->cache) shape.format = bytes[o->cache], shape.d_qk = cache_formats[shape.format].d_qk;
     if (kind == DENSE) return shape;
     shape.b = kind == SPARSE ? o->lengths.batch : 0;
     shape.s_k = o->lengths.seq_len_given ? o->lengths.seq_len : 4096;
     shape.topk = o->topk, shape.extra_topk = o->extra_topk;
     shape.extra_page_size = o->extra_topk ? o->extra_page_size : 0;
-    shape.format = !o->cache && o->dtype ? FMLA_KV_FP16 : bytes[o->cache];
+    if (!o->cache) shape.format = o->dtype ? FMLA_KV_FP16 : FMLA_KV_BF16;
     shape.holes = shape.varlen = o->short_lists;
-    if (o->cache) shape.d_qk = cache_formats[shape.format].d_qk;
     return shape;
 }
 
@@ -110,9 +114,10 @@ static void print_dense(const struct shape *s, const struct making *made)
     int64_t keys = 0;
     for (int64_t r = 0; r < s->b; r++) keys += made->lengths[r];
     printf("%" PRId64 " requests, %" PRId64 " keys in %" PRId64 " pages of %" PRId64 ", %" PRId64
-           " query tokens, %" PRId64 " heads over %" PRId64 ", d_qk %" PRId64 ", %s%s",
+           " query tokens, %" PRId64 " heads over %" PRId64 ", d_qk %" PRId64 ", %s%s%s%s",
            s->b, keys, made->pages.count, s->page_size, s->s_q, s->h_q, s->h_kv, s->d_qk,
-           element_name(s->type), s->causal ? ", causal" : "");
+           element_name(s->type), s->format ? ", " : "", s->format ? format_name(s->format) : "",
+           s->causal ? ", causal" : "");
 }
 
 static void print_sparse(const struct shape *s, const struct making *made)
@@ -154,7 +159,7 @@ static const struct {
     /* Those with larger elements before bytes, so that every one is aligned. */
     const char *const names[CALL_FILE_NAMES];
 } kinds[MADE] = {
-    [DENSE] = {print_dense, {"kv_cache", "q", "block_table", "seqlens", "attn_sink"}},
+    [DENSE] = {print_dense, {"kv_cache", "q", "block_table", "seqlens", "attn_sink", "kv_scale"}},
     [SPARSE] = {print_sparse,
                 {"indices", "extra_indices", "topk_length", "extra_topk_length", "attn_sink", "q", "kv_cache",
                  "extra_kv_cache"}},
@@ -185,7 +190,7 @@ static const char *needless(const struct make_options *o, char *others, size_t r
         {"--kv-heads", o->kv_heads_given, 1 << DENSE | 1 << PREFILL | EITHER_MHA},
         {"--d-v", o->d_v_given, EITHER_MHA},
         {"--page-size", o->page_given, 1 << DENSE | 1 << SPARSE | 1 << PREFILL},
-        {"--cache", o->cache_given, 1 << SPARSE | 1 << PREFILL},
+        {"--cache", o->cache_given, 1 << DENSE | 1 << SPARSE | 1 << PREFILL},
         {"--topk", o->topk_given, 1 << SPARSE | 1 << PREFILL},
         {"--extra-topk", o->extra_topk_given, 1 << SPARSE},
         {"--extra-page-size", o->extra_page_given, 1 << SPARSE},
@@ -219,13 +224,17 @@ static int check_options(const struct make_options *o, const struct shape *s)
                         descriptors[s->op].name);
     if (!operation_is_mha(s->op) && s->d_qk != 512 && s->d_qk != 576)
         return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be 512 or 576", s->d_qk);
+    if (s->format > last_format(s->op))
+        return complain(&make_input, EXIT_USAGE, "--cache: %s not with --op %s", format_name(s->format),
+                        descriptors[s->op].name);
     if (o->cache && o->d_qk_given && o->d_qk != s->d_qk)
         return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be the %" PRId64 " of that cache",
                         o->d_qk, s->d_qk);
     if (o->cache && o->dtype)
         return complain(&make_input, EXIT_USAGE, "--dtype: fp16 only with --cache plain");
-    if (s->op == OP_SPARSE_PREFILL && s->page_size && s->h_kv != 1)
-        return complain(&make_input, EXIT_USAGE, "--kv-heads: %" PRId64 " must be 1 with pages", s->h_kv);
+    if (s->h_kv != 1 && (o->cache || s->op == OP_SPARSE_PREFILL) && s->page_size)
+        return complain(&make_input, EXIT_USAGE, "--kv-heads: %" PRId64 " must be 1 with pages%s", s->h_kv,
+                        s->op == OP_SPARSE_PREFILL ? "" : " of bytes");
     if (s->h_q % s->h_kv)
         return complain(&make_input, EXIT_USAGE, "--kv-heads: %" PRId64 " must divide --heads %" PRId64,
                         s->h_kv, s->h_q);
@@ -253,20 +262,38 @@ static bool write_values(struct safetensors_writer *writer, struct random_state 
     return true;
 }
 
+/* A page of bytes; where there is no key, NaN in any format. */
+static bool write_bytes(struct making *made, struct safetensors_writer *writer, uint8_t *page, size_t bytes,
+                        int64_t keys, struct fault *fault)
+{
+    const struct shape *s = made->shape;
+    float values[TOKENS_WIDTH];
+    memset(page, 0xff, bytes);
+    for (int64_t key = 0; key < keys; key++) {
+        for (int d = 0; d < TOKENS_WIDTH; d++) values[d] = random_input(&made->random, 0.0f, 0.1f);
+        tokens_store(s->format, page, s->page_size, key, values, made_cache_scale);
+    }
+    return safetensors_write(writer, page, bytes, fault);
+}
+
 static bool write_pages(struct making *made, struct safetensors_writer *writer, const fmla_tensor *cache,
                         struct fault *fault)
 {
     const int64_t token = cache->shape[2] * cache->shape[3], page_size = cache->shape[1];
+    const size_t bytes = cache_formats[made->shape->format].token ? (size_t)(page_size * token) : 0;
+    uint8_t *of_bytes = bytes ? malloc(bytes) : NULL;
     struct progress progress;
-    bool good = true;
+    bool good = of_bytes || !bytes || fault_set(fault, "no memory for a page of %zu bytes", bytes);
     progress_begin(&progress, "writing");
     for (int64_t page = 0; good && page < cache->shape[0]; page++) {
         const int64_t keys = made->pages.page_keys[page];
         progress_update(&progress, page, cache->shape[0]);
-        good = write_values(writer, &made->random, cache->dtype, keys * token, (page_size - keys) * token,
-                            fault);
+        good = bytes ? write_bytes(made, writer, of_bytes, bytes, keys, fault)
+                     : write_values(writer, &made->random, cache->dtype, keys * token,
+                                    (page_size - keys) * token, fault);
     }
     progress_wipe(&progress);
+    free(of_bytes);
     return good;
 }
 
@@ -284,6 +311,8 @@ static bool write_dense(struct making *made, struct safetensors_writer *writer,
             good = safetensors_write(writer, made->pages.block_table, call_bytes(tensor), fault);
         else if (!strcmp(tensors[i].name, "seqlens"))
             good = safetensors_write(writer, made->lengths, call_bytes(tensor), fault);
+        else if (!strcmp(tensors[i].name, "kv_scale"))
+            good = safetensors_write(writer, &made_cache_scale, call_bytes(tensor), fault);
         else
             good = write_values(writer, &made->random, tensor->dtype, elements, 0, fault);
     }
@@ -306,17 +335,15 @@ static bool write_file(struct making *made, const struct make_options *o, const 
     char seed[32], number[32];
     snprintf(seed, sizeof seed, "%" PRId64, o->lengths.seed);
     snprintf(number, sizeof number, "%g", scale ? (double)*scale : 0.0);
-    const struct safetensors_note notes[] = {{plain    ? "operation"
-                                              : causal ? "causal"
-                                                       : "kv_format",
-                                              plain       ? o->names[o->op]
-                                              : !causal   ? format_name(made->shape->format)
-                                              : o->causal ? "true"
-                                                          : "false"},
-                                             {"seed", seed},
-                                             {real, number}};
-    struct safetensors_writer *writer =
-        safetensors_create(path, tensors, count, notes, scale && *scale != 0.0f ? 3 : 2, fault);
+    struct safetensors_note notes[5];
+    size_t noted = 0;
+    if (plain) notes[noted++] = (struct safetensors_note){"operation", o->names[o->op]};
+    if (!plain && causal) notes[noted++] = (struct safetensors_note){"causal", o->causal ? "true" : "false"};
+    if (made->shape->format)
+        notes[noted++] = (struct safetensors_note){"kv_format", format_name(made->shape->format)};
+    notes[noted++] = (struct safetensors_note){"seed", seed};
+    if (scale && *scale != 0.0f) notes[noted++] = (struct safetensors_note){real, number};
+    struct safetensors_writer *writer = safetensors_create(path, tensors, count, notes, noted, fault);
     if (!writer) return false;
     if (o->op == DENSE ? write_dense(made, writer, tensors, count, fault)
                        : call_file_write(made->call, tensors, count, writer, fault))
@@ -383,8 +410,9 @@ int command_make_input(int argc, char **argv)
         OPTION_SWITCH("--varlen", &o.varlen, "mha_forward: requests of any length, one after the other"),
         OPTION_SWITCH("--sink", &o.sink, "add attn_sink"),
         OPTION_ONE_OF("--cache", &o.cache, "FORMAT",
-                      "sparse: plain (of q's type, the default), fp8_656 or fp8_584", &o.cache_given, "plain",
-                      "fp8_656", "fp8_584"),
+                      "of decode and sparse_prefill: plain (of q's type, the default), fp8_656, fp8_584 or, "
+                      "with dense_decode, fp8_576",
+                      &o.cache_given, "plain", "fp8_656", "fp8_584", "fp8_576"),
         OPTION_NUMBER("--topk", &o.topk, 0, INT32_MAX, "sparse: indices of a query token; default 2048",
                       &o.topk_given),
         OPTION_NUMBER("--extra-topk", &o.extra_topk, 1, INT32_MAX,

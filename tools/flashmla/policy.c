@@ -25,6 +25,11 @@ static double size(const struct call *call, enum dimension dimension)
     return (double)call_size(call, dimension);
 }
 
+static double token_bytes(const fmla_tensor *cache)
+{
+    return (double)cache->shape[cache->ndim - 1] * element_bytes(cache->dtype);
+}
+
 int32_t call_format(const struct call *call)
 {
     const int32_t *format = call_option(call, "kv_format");
@@ -52,8 +57,10 @@ static void print_q(const struct call *call)
 
 static void print_dense(const struct call *call, const struct work *work)
 {
+    const int32_t format = call_format(call);
     print_q(call);
     print_shape("kv_cache", call_tensor(call, "kv_cache"));
+    if (cache_formats[format].token) printf(" %s", format_name(format));
     puts(call_tensor(call, "block_table") ? "" : ", no block table");
     printf("%-12s %.0f of %" PRId64 " requests; %.0f (row, key) pairs attended\n", "keys", work->keys,
            call_size(call, DIM_b), work->pairs);
@@ -94,14 +101,15 @@ int64_t call_visible(const struct call *call, int64_t r, int64_t j)
 static struct work dense_work(const struct call *call)
 {
     const int64_t b = call_size(call, DIM_b), s_q = call_size(call, DIM_s_q);
-    const double h_q = size(call, DIM_h_q), d_qk = size(call, DIM_d_qk), row = d_qk + size(call, DIM_d_v);
+    const double h_q = size(call, DIM_h_q), row = size(call, DIM_d_qk) + size(call, DIM_d_v);
     struct work work = {0};
     for (int64_t r = 0; r < b; r++) {
         work.keys += (double)call_length(call, r);
         for (int64_t j = 0; j < s_q; j++) work.pairs += (double)call_visible(call, r, j) * h_q;
     }
     work.flop = 2.0 * work.pairs * row;
-    work.bytes = 2.0 * (work.keys * size(call, DIM_h_kv) * d_qk + (double)b * (double)s_q * h_q * row);
+    work.bytes = work.keys * size(call, DIM_h_kv) * token_bytes(call_tensor(call, "kv_cache")) +
+                 2.0 * (double)b * (double)s_q * h_q * row;
     return work;
 }
 
@@ -169,11 +177,6 @@ static double named_keys(const int32_t *list, int64_t lists, int64_t topk, const
         for (int64_t i = 0; i < count; i++) keys += list[i] >= 0 && list[i] < slots;
     }
     return keys;
-}
-
-static double token_bytes(const fmla_tensor *cache)
-{
-    return (double)cache->shape[cache->ndim - 1] * element_bytes(cache->dtype);
 }
 
 int64_t call_row_keys(const struct call *row, const struct key_source *from)
@@ -509,6 +512,13 @@ const char *operation_title(enum operation op)
 const char *format_name(int32_t kv_format)
 {
     return cache_formats[kv_format].name + strlen("FMLA_KV_");
+}
+
+int32_t last_format(enum operation op)
+{
+    const struct member *member = descriptors[op].members;
+    while (member->name && member->kind != MEMBER_FORMAT) member++;
+    return (int32_t)member->high;
 }
 
 int double_by_value(const void *left, const void *right)

@@ -62,6 +62,9 @@ const char *operation_title(enum operation op);
 /* "FP8_656" and so on. */
 const char *format_name(int32_t kv_format);
 
+/* The last FMLA_KV_… that the descriptor lets a call of the operation name; 0 where it can name none. */
+int32_t last_format(enum operation op);
+
 struct work call_work(const struct call *call);
 
 /* What a result of the call has a row for each of; DIM__ after the last one. */
