@@ -51,6 +51,23 @@ edited sparse.safetensors 's/"FP8_656"/"FP8_657"/' "kv_format is 'FP8_657'"
 edited sparse.safetensors 's/"FP8_656"/"FP8_584"/' 'kv_cache: bytes of a token (dimension 3) is 656, must be 584 as in FMLA_KV_FP8_584'
 edited sparse.safetensors 's/"kv_format"/"kv_farmot"/' 'kv_format: is 0, must name the format'
 edited sparse.safetensors 's/"topk_length"/"topk_lengtg"/; s/"kv_cache"/"kv_cashe"/' 'has no tensor "kv_cache"'
+good make-input bytes.safetensors --cache fp8_576 --seq-lens 5,70 --heads 2 --sink
+bad 3 'GPU: ' run bytes.safetensors --device cuda:999 --out o
+edited bytes.safetensors 's/"FP8_576"/"FP8_577"/' "kv_format is 'FP8_577', must be BF16, FP16, FP8_656, FP8_584 or FP8_576"
+edited bytes.safetensors 's/"FP8_576"/"FP8_656"/' 'kv_cache: bytes of a token (dimension 3) is 576, must be 656 as in FMLA_KV_FP8_656'
+edited bytes.safetensors 's/"FP8_576"/"BF16"   /' 'kv_cache: dtype is uint8'
+edited bytes.safetensors 's/"kv_format"/"kv_farmot"/' 'dense_decode: kv_format: is 0, must name the format of the bytes in kv_cache'
+edited bytes.safetensors 's/"kv_scale"/"kv_other"/; s/"attn_sink"/"kv_scale" /' 'dense_decode: kv_scale: values (dimension 0): is 2, must be in [1, 1]'
+edited bytes.safetensors 's/"kv_scale":{"dtype":"F32"/"kv_scale":{"dtype":"I32"/' 'dense_decode: kv_scale: dtype is int32'
+edited bytes.safetensors 's/"kv_scale":{"dtype":"F32","shape":\[1\]/"kv_scale":{"dtype":"F32","shape":[] /' 'tensor "kv_scale": has 0 dimensions, must have 1'
+edited sparse.safetensors 's/"FP8_656"/"FP8_576"/' "kv_format is 'FP8_576', must be BF16, FP16, FP8_656 or FP8_584"
+lies width.safetensors 'dense_decode: q: d_qk (dimension 3) is 576, must be 512 as in FMLA_KV_FP8_584' 1740 "{\"__metadata__\":{\"kv_format\":\"FP8_584\"},$q,\"kv_cache\":{\"dtype\":\"U8\",\"shape\":[1,1,1,584],\"data_offsets\":[1152,1736]},\"seqlens\":{\"dtype\":\"I32\",\"shape\":[1],\"data_offsets\":[1736,1740]}}"
+# A scale of the cache in a format that has none.
+for format in fp8_656 fp8_584; do
+    good make-input bytes.safetensors --cache $format --seq-lens 5 --heads 1 --sink
+    edited bytes.safetensors 's/"attn_sink"/"kv_scale" /' "dense_decode: kv_scale: is a tensor, must be NULL: FMLA_KV_${format^^} has no scale of the cache"
+done
+lies scaled.safetensors 'dense_decode: kv_scale: is a tensor, must be NULL: FMLA_KV_BF16' 2312 "{$q,$cache,$seqlens,\"kv_scale\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[2308,2312]}}"
 good make-input prompt.safetensors --op sparse_prefill --query-tokens 2 --seq-len 100 --topk 20 --cache fp8_656
 bad 2 '--causal: not with sparse prefill' run prompt.safetensors --causal
 bad 2 '--batch-invariant: not with sparse prefill' run prompt.safetensors --batch-invariant
@@ -138,6 +155,13 @@ bad 2 '--topk: only with --op sparse_decode or sparse_prefill' make-input x --to
 bad 2 '--causal: not with --op sparse_decode' make-input x --op sparse_decode --causal
 bad 2 '--d-qk: 512 must be the 576 of that cache' make-input x --op sparse_decode --cache fp8_656 --d-qk 512
 bad 2 '--dtype: fp16 only with --cache plain' make-input x --op sparse_decode --cache fp8_584 --dtype fp16
+bad 2 '--d-qk: 512 must be the 576 of that cache' make-input x --cache fp8_576 --d-qk 512
+bad 2 '--dtype: fp16 only with --cache plain' make-input x --cache fp8_584 --dtype fp16
+bad 2 '--kv-heads: 2 must be 1 with pages of bytes' make-input x --cache fp8_656 --kv-heads 2
+bad 2 '--cache: FP8_576 not with --op sparse_decode' make-input x --op sparse_decode --cache fp8_576
+bad 2 '--cache: FP8_576 not with --op sparse_prefill' make-input x --op sparse_prefill --cache fp8_576
+bad 2 '--cache: not with --op mha_forward' make-input x --op mha_forward --cache plain
+bad 2 "--cache: 'fp8_577' must be one of plain, fp8_656, fp8_584, fp8_576, all" bench --cache fp8_577
 bad 2 '--batch: not with --op sparse_prefill' make-input x --op sparse_prefill --batch 2
 bad 2 '--causal: not with --op sparse_prefill' make-input x --op sparse_prefill --causal
 bad 2 '--extra-topk: not with --op sparse_prefill' make-input x --op sparse_prefill --extra-topk 2

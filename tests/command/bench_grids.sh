@@ -56,6 +56,10 @@ sparse() { # sparse "B…" S_K "S_Q…" "H_Q…" D_QK FORMAT
         echo "$b $2 $s_q $h_q 1 $5 bf16 $6 $too_large"
     done; done; done
 }
+passed_over cpu --cache fp8_584 < <( # all of a grid's products
+    for s_k in 1024 4096 16384; do sparse '1 8' $s_k 1 '16 128' 512 FP8_584; done
+    sparse 128 512 1 '16 128' 512 FP8_584
+)
 passed_over peers --op sparse_decode < <(
     sparse '1 2 16 64 128' 32768 '1 2' '64 128' 576 FP8_656
     sparse '2 64 128' 16384 2 '64 128' 512 FP8_584

@@ -36,6 +36,14 @@ good make-input d.safetensors --seq-lens 0,1,63,64,65,200 --query-tokens 3 --hea
     --dtype fp16 --causal --sink
 both d.safetensors --log-base 2 --lse-empty neg
 
+# Dense decode over caches of bytes, where a kernel takes them.
+for format in FP8_656 FP8_584 FP8_576; do
+    "$flashmla" info | grep -Eq "^cuda:0 +dense_decode .* $format.* yes$" || continue
+    good make-input f.safetensors --cache ${format,,} --seq-lens 0,1,63,64,65,200 --query-tokens 3 --heads 70 --page-size 16 --causal --sink
+    both f.safetensors --log-base 2 --lse-empty neg
+    has "^kv_cache +\[27, 16, 1, ${format#FP8_}\] $format$"
+done
+
 # Sparse decode: every format, either type, two caches, lists that end early and have holes, a sink.
 good make-input s.safetensors --op sparse_decode --batch 3 --seq-len 300 --topk 200 --cache fp8_656 --query-tokens 2 --sink
 both s.safetensors

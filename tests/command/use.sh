@@ -47,6 +47,29 @@ good make-input big.safetensors --seq-lens 2200,50,1500 --heads 128 --query-toke
 good run big.safetensors --check --repeat 1
 has '^check +PASS: 64 of 1536 rows'
 
+# Dense decode over caches of bytes, in every format.
+for format in FP8_656 FP8_584 FP8_576; do
+    good make-input f.safetensors --cache ${format,,} --seq-lens 0,1,63,64,65,200 --query-tokens 3 --heads 6 --page-size 17 --causal --sink
+    has ", 6 heads over 1, d_qk 5(12|76), bf16, $format, causal, sink$"
+    good run f.safetensors --check --repeat 1 --out f.out --log-base 2 --lse-empty neg
+    has "^kv_cache +\[25, 17, 1, ${format#FP8_}\] $format$"
+    has '^check +PASS: 108 of 108 rows'
+    passes f.safetensors --kernel cpu-generic --batch-invariant --repeat 1 --no-causal
+    good plan f.safetensors --partitions 4
+    good make-input c.safetensors --cache ${format,,} --seq-lens 0,1,63,64,65,200 --query-tokens 3 --heads 6 --page-size 17 --causal --sink
+    holds 'make-input is not repeatable' cmp f.safetensors c.safetensors
+    good make-input empty.safetensors --cache ${format,,} --batch 0
+    passes empty.safetensors --out empty.out
+done
+# The scale of an FP8_576 cache counts: without it the keys are others.
+sed 's/"kv_scale"/"kv_other"/' f.safetensors >c.safetensors
+passes c.safetensors --repeat 1 --out c.out --log-base 2 --lse-empty neg
+cmp -s f.out c.out && wrong 'run does not read kv_scale'
+# More than the oracle does whole.
+good make-input big.safetensors --cache fp8_576 --seq-lens 2200,50,1500 --heads 128 --query-tokens 4 --causal
+good run big.safetensors --check --repeat 1
+has '^check +PASS: 64 of 1536 rows'
+
 # Sparse decode, in every format.
 good make-input s.safetensors --op sparse_decode --batch 3 --seq-len 300 --topk 200 --cache fp8_656 --query-tokens 2 --sink
 has 'FP8_656 cache of 15 pages of 64, 200 indices, sink$'
@@ -189,7 +212,7 @@ good verify
 for op in dense_decode sparse_decode sparse_prefill mha_forward merge cache_append cache_gather; do has "^ok +$op +cpu-generic "; done
 good verify --json verify.jsonl
 has '^ok +dense_decode +cpu-generic '
-grep -q '^{"operation":"dense_decode","kernel":"cpu-generic","passed":true,' verify.jsonl || wrong "verify.jsonl: $(cat verify.jsonl)"
+grep -q '^{"operation":"dense_decode","kernel":"cpu-generic","passed":true,"cases":17,' verify.jsonl || wrong "verify.jsonl: $(cat verify.jsonl)"
 
 # bench: peaks, rows, and a line of JSON for each row.
 json_lines() { # json_lines FILE COUNT: every line is an object with these fields
@@ -209,6 +232,25 @@ json_lines quick.jsonl 3
 good bench --grid quick --repeat 1 --threads 1 --kernel cpu-generic --seq-len 64,65 --dtype both --causal yes --json chosen.jsonl
 has 'fp16 causal +cpu-generic '
 json_lines chosen.jsonl 4
+good bench --cache all --repeat 1 --threads 1 --batch 2 --query-tokens 3 --seq-len 100 --heads 8 --kernel cpu-generic --json bytes.jsonl
+has '^ +2 +100 +3 +8 +1 +576 +bf16 - +cpu-generic '
+has '^ +2 +100 +3 +8 +1 +512 +bf16 FP8_584 +cpu-generic '
+json_lines bytes.jsonl 4
+# Each key is read once, as many bytes as its format has for a token.
+awk '
+    function number(name) { return match($0, "\"" name "\":[0-9.e+-]+") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
+    function near(a, b) { return a > 0.999 * b && a < 1.001 * b }
+    BEGIN { token["BF16"] = 1152; token["FP8_656"] = 656; token["FP8_584"] = 584; token["FP8_576"] = 576 }
+    match($0, /"cache":"[A-Z0-9_]+"/) { cache = substr($0, RSTART + 9, RLENGTH - 10) }
+    { width = (cache == "FP8_584" ? 512 : 576) + 512; flop = 2 * 2 * 3 * 8 * 100 * width }
+    { bytes = 2 * 100 * token[cache] + 2 * 2 * 3 * 8 * width }
+    { memory = bytes / number("read_gbs") / 1e3; products = flop / number("peak_tflops") / 1e6 }
+    near(number("tflops") * number("us") * 1e6, flop) && near(number("gbs") * number("us") * 1e3, bytes) &&
+        near(number("floor_us"), memory > products ? memory : products) && !seen[cache]++ { right++ }
+    END { exit !(NR == 4 && right == 4) }' bytes.jsonl || wrong "other FLOP, bytes or floor: $(cat bytes.jsonl)"
+good bench --cache fp8_576 --grid quick --repeat 1 --kv-heads 2 --d-qk 512 --dtype fp16 --json bytes.jsonl
+has '^ +1 +256 +1 +16 +1 +576 +fp16 FP8_576 ' # a format has its own sizes
+json_lines bytes.jsonl 3
 good bench --op merge --grid quick --parts 2,3 --repeat 1 --json merge.jsonl
 has '^ +3 .* cpu-generic '
 json_lines merge.jsonl 2
@@ -217,6 +259,10 @@ for op in cache_append cache_gather; do
     has "^$op +70 +fp16 +FP8_584 +16 +cpu-generic "
     json_lines cache.jsonl 20
 done
+good bench --op cache_append --grid quick --tokens 5 --cache all --dtype both --repeat 1 --json cache.jsonl
+has '^cache_append +5 +fp16 +FP16 '
+json_lines cache.jsonl 8
+[ "$(grep -c '"cache":"FP8_576"' cache.jsonl)" -eq 2 ] || wrong "not two rows of FP8_576: $(cat cache.jsonl)"
 good bench --op sparse_decode --grid quick --repeat 1 --json sparse.jsonl
 has '^ +1 +1024 +1 +16 +1 +576 +bf16 FP8_656 .* topk 256'
 json_lines sparse.jsonl 2

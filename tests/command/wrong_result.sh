@@ -7,6 +7,7 @@ export flashmla=$1
 . "$(dirname "$0")/common.sh"
 
 good make-input batch.safetensors --seq-lens 5,70 --heads 2
+good make-input bytes.safetensors --cache fp8_576 --seq-lens 5,70 --heads 2
 
 # The same program without a plant: what fails below fails because of the plant.
 unset FMLA_PLANT
@@ -128,6 +129,20 @@ for file in dense sparse prefill mha; do
         export FMLA_PLANT=$plant
         bad 1 'the result is wrong: ' run $file --kernel cpu-generic --check --repeat 1
     done
+done
+# The same keys as codes of ±1 and a scale of 64.
+scaled='"dtype":"F32","shape":[1],"data_offsets":[2308,2312]'
+put fp8 "{\"__metadata__\":{\"kv_format\":\"FP8_576\"},$(bf16 q 1,1,1,576 0 1152),\"kv_cache\":{\"dtype\":\"U8\",\"shape\":[1,2,1,576],\"data_offsets\":[1152,2304]},\"seqlens\":{\"dtype\":\"I32\",\"shape\":[1],\"data_offsets\":[2304,2308]},\"kv_scale\":{$scaled}}" 0
+{ many 576 '\0200\077'; many 288 '\0070\0270'; many 288 '\0270\0070'; printf '%b' '\02\0\0\0' '\0\0\0200\0102'; } >>fp8
+for plant in near-out near-lse; do
+    export FMLA_PLANT=$plant
+    good run fp8 --kernel cpu-generic --check --repeat 1
+    has '^check +PASS: 1 of 1 rows '
+    bad 1 'the result is wrong: ' run bytes.safetensors --kernel cpu-generic --check --repeat 1
+done
+for plant in out lse; do
+    export FMLA_PLANT=$plant
+    bad 1 'the result is wrong: ' run fp8 --kernel cpu-generic --check --repeat 1
 done
 for file in batch sparse prompt mha; do
     for plant in near-out near-lse; do

@@ -156,7 +156,7 @@ static struct option_counts list_of(enum operation op, const struct product *p, 
     int64_t count = 0;
     while (count < MOST && items[count]) count++;
     if (axis == AXIS_PAGE_SIZE && (p->page_size || op == OP_SPARSE_PREFILL)) items = &p->page_size, count = 1;
-    if (axis == AXIS_FORMAT && op == OP_DENSE_DECODE) items = no_yes, count = 1; /* 0 */
+    if (axis == AXIS_FORMAT && op == OP_DENSE_DECODE) items = no_yes, count = 1; /* q's type */
     if (axis == AXIS_CAUSAL || axis == AXIS_VARLEN) {
         const int which = axis == AXIS_CAUSAL ? p->causal : p->varying;
         items = no_yes + (which == YES), count = which == BOTH ? 2 : 1;

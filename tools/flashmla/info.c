@@ -108,7 +108,7 @@ static void print_row(const char *device, const fmla_capability *row)
     json_t *lists = json_takes(row);
     words_of(lists, takes, sizeof takes);
     json_decref(lists);
-    printf("%-7s %-14s %-14s %-64s %s%s%s\n", device, or_dash(row->operation), or_dash(row->kernel), takes,
+    printf("%-7s %-14s %-14s %-68s %s%s%s\n", device, or_dash(row->operation), or_dash(row->kernel), takes,
            state, *row->part_of ? ", part of " : "", row->part_of);
 }
 
@@ -154,7 +154,7 @@ static void print_table(void)
     const fmla_device_info first = describe(gpu(0));
     char version[16];
     printf("flashmla %s, %d threads\n\n", fmla_version_string(), (int)fmla_num_threads());
-    printf("%-7s %-14s %-14s %-64s %s\n", "device", "operation", "kernel", "takes", "runs here");
+    printf("%-7s %-14s %-14s %-68s %s\n", "device", "operation", "kernel", "takes", "runs here");
     walk(cpu, NULL);
     for (int32_t id = 0; id < first.count; id++)
         if (!*describe(gpu(id)).reason) walk(gpu(id), NULL);
