@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from typing import Any, Optional, Tuple
+from typing import Any, Mapping, Optional, Tuple
 
 from . import _library
 
@@ -144,10 +144,13 @@ def of_values(
     return d_v, scale_of(this, "softmax_scale", scale, "None = 1 / sqrt(d_qk)")
 
 
-def kv_format_of(function: str, name: str, is_fp8_kvcache: Any, shape: Any) -> int:
-    """FMLA_KV_…; 0: that of the type."""
+def kv_format_of(
+    function: str, name: str, is_fp8_kvcache: Any, shape: Any, formats: Mapping[int, int] = _library.FP8_FORMATS
+) -> int:
+    """FMLA_KV_…, one of `formats` by the bytes of a token; 0: that of the type."""
     if not flag_of(function, "is_fp8_kvcache", is_fp8_kvcache):
         return 0
-    if shape[-1] not in _library.FP8_FORMATS:
-        raise ValueError(f"{function}: {name}: shape is {tuple(shape)}, must end with 656 or 584 where it is FP8")
-    return _library.FP8_FORMATS[shape[-1]]
+    if shape[-1] not in formats:
+        sizes = " or ".join(map(str, formats))
+        raise ValueError(f"{function}: {name}: shape is {tuple(shape)}, must end with {sizes} where it is FP8")
+    return formats[shape[-1]]

@@ -16,7 +16,9 @@ from ._structs import Capability, Device, DeviceInfo
 
 CPU, CUDA = 1, 2  # FMLA_DEVICE_…
 PARTITION_FIELDS = 8  # FMLA_PARTITION_FIELDS
-FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4}  # bytes of a token → FMLA_KV_FP8_…
+# Bytes of a token → FMLA_KV_FP8_…, of what sparse attention reads and of what dense decode does.
+FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4}
+DENSE_FP8_FORMATS: Mapping[int, int] = {**FP8_FORMATS, 576: 5}
 
 # ---- The library ----------------------------------------------------------------------------------------------------
 

@@ -55,12 +55,12 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 }
 # What Python says in another way: the format is a number there, and here a flag and the number of bytes; lse is transposed.
 _SENTENCES: Mapping[str, Mapping[str, str]] = {
-    **{
-        function: {
-            "kv_format: is 0, must name the format": f"is_fp8_kvcache: is False, must be True where {cache} has bytes"
-        }
-        for function, cache in ((DECODE, "k_cache"), (PREFILL, "kv"))
+    DECODE: {
+        "kv_format: is 0, must name the format": "is_fp8_kvcache: is False, must be True where k_cache has bytes",
+        "kv_scale: is a tensor, must be NULL": "kv_scale: is given, must be None unless is_fp8_kvcache is True and a "
+        "token of k_cache has 576 bytes",
     },
+    PREFILL: {"kv_format: is 0, must name the format": "is_fp8_kvcache: is False, must be True where kv has bytes"},
     MHA: {
         "lse: stride of the innermost": "lse: stride of dimension 0 must be 1, as in the transpose of a new [h_q, tokens]"
     },
@@ -241,8 +241,8 @@ def _of_gather(kv_cache: Shape, slots: Shape, kv_format: int) -> Tuple[Form, ...
 _FP8_584 = 4  # FMLA_KV_FP8_584
 DENSE_DECODE = Operation(
     *("dense_decode", DECODE),
-    "q kv_cache block_table? seqlens partitions? num_splits? attn_sink? out! lse!",
-    "softmax_scale causal lse_empty log_base batch_invariant",
+    "q kv_cache block_table? seqlens partitions? num_splits? attn_sink? kv_scale? out! lse!",
+    "kv_format softmax_scale causal lse_empty log_base batch_invariant",
     _of_decode,
 )
 SPARSE_DECODE = Operation(

@@ -75,14 +75,13 @@ def workspace_bound(
     if dtype not in ("bfloat16", "float16"):
         raise ValueError(f"{_THIS}: dtype: is {dtype!r}, must be 'bfloat16' or 'float16'")
     packed = flag_of(_THIS, "is_fp8_kvcache", is_fp8_kvcache)
-    if packed and topk is None:
-        raise ValueError(f"{_THIS}: is_fp8_kvcache: is True, must be False without topk")
-    bytes_of = {d: size for size, d in ((656, 576), (584, 512))}
+    bytes_of = {576: 656, 512: 584}
     if packed and d_qk not in bytes_of:
         raise ValueError(f"{_THIS}: d_qk: is {d_qk}, must be 576 or 512 where the cache is FP8")
+    if packed and h_k != 1:
+        raise ValueError(f"{_THIS}: h_k: is {h_k}, must be 1 where the cache is FP8")
     options: dict[str, Any] = {"softmax_scale": d_qk**-0.5}
-    if topk is not None:
-        options["kv_format"] = _library.FP8_FORMATS[bytes_of[d_qk]] if packed else 0
+    options["kv_format"] = _library.FP8_FORMATS[bytes_of[d_qk]] if packed else 0
     if not prefill:
         options["batch_invariant"] = flag_of(_THIS, "batch_invariant", batch_invariant)
     element = word_of(dtype, 16)
@@ -98,10 +97,14 @@ def workspace_bound(
     tensors = {"q": (element, (b, s_q, h_q, d_qk)), "kv_cache": cache}
     tensors.update({"out": (element, (b, s_q, h_q, _D_V)), "lse": (fp32, (b, h_q, s_q))})
     if topk is None:
-        pages = int(b or 0) * int(max_pages or 0)
-        tensors["kv_cache"] = element, (min(pages, 2**31 - 1), page_size, h_k, d_qk)
+        pages, most = min(int(b or 0) * int(max_pages or 0), 2**31 - 1), 0
         tensors.update({"block_table": (int32, (b, max_pages)), "seqlens": (int32, (b,))})
-        return _ask(_operations.DENSE_DECODE, place, tensors, options)
+        type_, (_, *of_page, size) = cache
+        for row in (size, 576) if packed and d_qk == 576 else (size,):  # which says d_qk, but not the format
+            tensors["kv_cache"] = type_, (pages, *of_page, row)
+            options["kv_format"] = _library.DENSE_FP8_FORMATS[row] if packed else 0
+            most = max(most, _ask(_operations.DENSE_DECODE, place, tensors, options))
+        return most
     tensors["indices"] = int32, (b, s_q, topk)
     if extra_topk:
         tensors.update({"extra_kv_cache": cache, "extra_indices": (int32, (b, s_q, extra_topk))})

@@ -180,6 +180,7 @@ def flash_mla_with_kvcache(
     lse_empty: float = math.inf,
     log_base: float = math.e,
     stream: int = 0,
+    kv_scale: Optional[Any] = None,
 ) -> Tuple[Any, Any]:
     """Attention of a few new tokens of each request over its cached latent keys; V is the first head_dim_v values of K.
 
@@ -196,8 +197,9 @@ def flash_mla_with_kvcache(
         causal: token j of s_q sees the keys t ≤ length - s_q + j; else all of them.
         indices: [b, s_q, topk], int32: sparse attention: the keys that each token sees, page · page_size + slot; one that is
             no slot of the cache is no key. h_k is then 1.
-        is_fp8_kvcache: of sparse attention: k_cache is bytes, of any type of one byte, [pages, page_size, 1, 656] (d_qk is
-            576) or [pages, page_size, 1, 584] (512); docs/semantics.md, "Cache formats". Else it has the type of q.
+        is_fp8_kvcache: k_cache is bytes, of any type of one byte, [pages, page_size, 1, 656] (d_qk is 576), [pages,
+            page_size, 1, 584] (512) or, unless indices is given, [pages, page_size, 1, 576] (576); docs/semantics.md,
+            "Cache formats". Else it has the type of q.
         topk_length: [b], int32: only so many indices of a token are looked at.
         extra_k_cache, extra_indices_in_kvcache, extra_topk_length: of a second cache of the same format, beside the first.
         attn_sink: [h_q], fp32: out *= 1 / (1 + exp(attn_sink - lse)).
@@ -206,6 +208,7 @@ def flash_mla_with_kvcache(
         lse_empty: lse of a row that sees no key, math.inf or -math.inf (which merging wants). Its out is 0.
         log_base: of lse: math.e or 2.
         stream: the CUDA stream's handle, for arrays other than PyTorch's, whose current stream is used.
+        kv_scale: [1], fp32: the scale of an FP8 cache of 576 bytes a token; None: 1. Another cache has none.
 
     Returns:
         (out, lse): [b, s_q, h_q, head_dim_v] of the type of q, and [b, h_q, s_q] fp32, the log-sum-exp of each row's scores.
@@ -219,18 +222,17 @@ def flash_mla_with_kvcache(
     this = _operations.DECODE
     module = module_of(this, "q", q)
     if indices is None:
-        if flag_of(this, "is_fp8_kvcache", is_fp8_kvcache):
-            raise NotImplementedError(
-                f"{this}: is_fp8_kvcache: an FP8 cache has kernels for sparse attention only; pass indices"
-            )
         if extra_k_cache is not None or extra_indices_in_kvcache is not None:
             raise ValueError(f"{this}: extra_k_cache, extra_indices_in_kvcache: must be None where indices is None")
         if topk_length is not None or extra_topk_length is not None:
             raise ValueError(f"{this}: topk_length, extra_topk_length: must be None where indices is None")
-        names = _DENSE
-        read: Tuple[Any, ...] = (k_cache, block_table, cache_seqlens)
+        names, formats = _DENSE, _library.DENSE_FP8_FORMATS
+        read: Tuple[Any, ...] = (k_cache, block_table, cache_seqlens, kv_scale)
     else:
-        names, extra = _SPARSE, (extra_k_cache, extra_indices_in_kvcache, extra_topk_length)
+        if kv_scale is not None:
+            raise ValueError(f"{this}: kv_scale: must be None where indices is given")
+        names, formats = _SPARSE, _library.FP8_FORMATS
+        extra = extra_k_cache, extra_indices_in_kvcache, extra_topk_length
         read = k_cache, indices, topk_length, *extra
     arrays = read + (attn_sink, out, lse)
     for array in arrays:
@@ -242,22 +244,23 @@ def flash_mla_with_kvcache(
         raise TypeError(f"{this}: {name}: is None, must be {module.KIND}{where}")
     causal = flag_of(this, "causal", causal)
     b, s_q, h_q, d_qk = shape_of(this, module, "q", q, 4)
-    _, page_size, h_k, d_of_cache = shape_of(this, module, "k_cache", k_cache, 4)
+    of_cache = shape_of(this, module, "k_cache", k_cache, 4)
+    _, page_size, h_k, _ = of_cache
     head_dim_v, softmax_scale = of_values(this, module, d_qk, head_dim_v, softmax_scale, out)
     batch_invariant, stream = flag_of(this, "batch_invariant", batch_invariant), integer_of(this, "stream", stream)
     of_lse = lse_options(this, lse_empty, log_base)
+    kv_format = kv_format_of(this, "k_cache", is_fp8_kvcache, of_cache, formats)
     if indices is None:
-        config: Tuple[Any, ...] = b, s_q, h_q, page_size, h_k, causal, False, None, None, None
+        config: Tuple[Any, ...] = b, s_q, h_q, page_size, h_k, causal, kv_format != 0, None, None, None
         plan = _plan_of(tile_scheduler_metadata, num_splits, config, module, cache_seqlens, stream, batch_invariant)
-        dense = q, k_cache, block_table, cache_seqlens, *plan, attn_sink
-        options = softmax_scale, causal, *of_lse, batch_invariant
+        dense = q, k_cache, block_table, cache_seqlens, *plan, attn_sink, kv_scale
+        options = kv_format, softmax_scale, causal, *of_lse, batch_invariant
         return module.run(_operations.DENSE_DECODE, dense, (out, lse), options, stream, head_dim_v)
     if causal:
         raise ValueError(f"{this}: causal: is True, must be False where indices is given: it names what a token sees")
     topk = shape_of(this, module, "indices", indices, 3)[2]
     extra_page_size = shape_of(this, module, "extra_k_cache", extra_k_cache, 4)[1]
     extra_topk = shape_of(this, module, "extra_indices_in_kvcache", extra_indices_in_kvcache, 3)[2]
-    kv_format = kv_format_of(this, "k_cache", is_fp8_kvcache, module.shape_of(this, "k_cache", k_cache))
     config = b, s_q, h_q, page_size, h_k, False, kv_format != 0, topk, extra_page_size, extra_topk
     lengths = topk_length, extra_topk_length
     plan = _plan_of(tile_scheduler_metadata, num_splits, config, module, q, stream, batch_invariant, lengths)
@@ -267,7 +270,7 @@ def flash_mla_with_kvcache(
 
 
 # The arrays beside q, of attention over all keys and over those that are named.
-_DENSE: Tuple[str, ...] = ("k_cache", "block_table", "cache_seqlens", "attn_sink", "out", "lse")
+_DENSE: Tuple[str, ...] = ("k_cache", "block_table", "cache_seqlens", "kv_scale", "attn_sink", "out", "lse")
 _SPARSE = (
     "k_cache",
     "indices",
@@ -275,7 +278,7 @@ _SPARSE = (
     "extra_k_cache",
     "extra_indices_in_kvcache",
     "extra_topk_length",
-    *_DENSE[3:],
+    *_DENSE[4:],
 )
 
 
