@@ -10,6 +10,8 @@ import math
 
 import numpy
 
+from caches import D_QK, Cache
+
 GARBAGE = (-1, 2147480000)  # what stands in a block table past the last page of a request
 
 
@@ -61,11 +63,29 @@ def dense(q, keys, d_v, scale=None, causal=False, values=None):
 
 
 class Batch:
-    """A batch of requests over a paged cache, in NumPy. Where no key is the cache holds NaN, and the table garbage."""
+    """A batch of requests over a paged cache, in NumPy. Where no key is the cache holds NaN, and the table garbage.
 
-    def __init__(self, lengths, s_q=1, h_q=4, h_kv=1, d=576, page_size=64, table=True, seed=0, spare=2):
+    `layout` is "plain", or the bytes of a token of an FP8 cache; `kv_scale` is given to calls over 576 bytes, unless it is None.
+    """
+
+    def __init__(
+        self,
+        lengths,
+        s_q=1,
+        h_q=4,
+        h_kv=1,
+        d=576,
+        page_size=64,
+        table=True,
+        seed=0,
+        spare=2,
+        layout="plain",
+        kv_scale=None,
+    ):
         random = numpy.random.default_rng(seed)
-        self.lengths = list(lengths)
+        d = D_QK.get(layout, d)
+        self.lengths, self.layout = list(lengths), layout
+        self.kv_scale = None if kv_scale is None else numpy.array([kv_scale], numpy.float32)
         self.b, self.s_q, self.h_q, self.h_kv, self.d, self.page_size = len(lengths), s_q, h_q, h_kv, d, page_size
         self.q = self._values(random, (self.b, s_q, h_q, d))
         self.keys = [self._values(random, (length, h_kv, d)) for length in lengths]
@@ -78,16 +98,23 @@ class Batch:
             assert max(used, default=0) <= 1, "without a table, a request has one page"
             pages = numpy.arange(self.b + spare)
             self.table = None
-        self.cache = numpy.full((len(pages), page_size, h_kv, d), math.nan, numpy.float32)
-        first = 0
-        for request, keys in enumerate(self.keys):
-            for i in range(used[request]):
-                page = pages[first + i] if table else request
-                part = keys[i * page_size : (i + 1) * page_size]
-                self.cache[page, : len(part)] = part
-                if table:
-                    self.table[request, i] = page
+        first, slots = 0, []
+        for request, length in enumerate(lengths):
+            of_request = pages[first : first + used[request]] if table else pages[[request]]
+            if table:
+                self.table[request, : len(of_request)] = of_request
+            slots.append((of_request[:, None] * page_size + numpy.arange(page_size)).reshape(-1)[:length])
             first += used[request]
+        if layout == "plain":
+            self.cache = numpy.full((len(pages), page_size, h_kv, d), math.nan, numpy.float32)
+            for of_request, keys in zip(slots, self.keys):
+                self.cache.reshape(-1, h_kv, d)[of_request] = keys
+            return
+        holds_key = numpy.zeros(len(pages) * page_size, bool)
+        for of_request in slots:
+            holds_key[of_request] = True
+        cache = Cache(random, layout, len(pages), page_size, d, holds_key, kv_scale)
+        self.keys, self.cache = [cache.values[of_request][:, None] for of_request in slots], cache.memory
 
     @staticmethod
     def _values(random, shape):
@@ -97,7 +124,9 @@ class Batch:
         """{name: (values, type; None: that of the queries)}."""
         lengths = numpy.array(self.lengths, numpy.int32)
         tables = {"block_table": (self.table, "int32"), "cache_seqlens": (lengths, "int32")}
-        return {"q": (self.q, None), "k_cache": (self.cache, None), **tables}
+        scale = {} if self.kv_scale is None else {"kv_scale": (self.kv_scale, "float32")}
+        k_cache = self.cache, None if self.layout == "plain" else "uint8"
+        return {"q": (self.q, None), "k_cache": k_cache, **tables, **scale}
 
     def arrays(self, kind):
         """The arguments of a call."""
@@ -109,7 +138,8 @@ class Batch:
 
     def arguments(self, kind):
         """All that a call must have, by name."""
-        return dict(self.arrays(kind), head_dim_v=512, tile_scheduler_metadata=None)
+        options = dict(head_dim_v=512, tile_scheduler_metadata=None, is_fp8_kvcache=self.layout != "plain")
+        return {**self.arrays(kind), **options}
 
     def expected(
         self, kind, d_v=512, scale=None, causal=False, sink=None, lse_empty=math.inf, log_base=math.e, lengths=None
@@ -118,7 +148,9 @@ class Batch:
         out, lse = numpy.zeros((self.b, self.s_q, self.h_q, d_v)), numpy.zeros((self.b, self.h_q, self.s_q))
         q = kind.float64(kind.array(self.q))
         for r, length in enumerate(self.lengths if lengths is None else lengths):
-            keys = kind.float64(kind.array(self.keys[r][:length]))
+            keys = self.keys[r][:length]
+            if self.layout == "plain":
+                keys = kind.float64(kind.array(keys))
             out[r], lse[r] = dense(q[r], keys, d_v, scale, causal)
         return with_sink(out, lse, sink), conventions(lse, lse_empty, log_base)
 

@@ -14,6 +14,7 @@ import numpy
 import pytest
 
 import flash_mla
+from caches import D_QK
 from flash_mla import _operations
 
 TEXT = (pathlib.Path(__file__).resolve().parents[2] / "src" / "operations.def").read_text()
@@ -21,7 +22,7 @@ OPERATIONS = {o.name: o for o in vars(_operations).values() if isinstance(o, _op
 NAMES = ("dense_decode", "sparse_decode", "sparse_prefill", "mha_forward", "merge", "cache_append", "cache_gather")
 
 SIZES = dict(b=2, s_q=2, h_q=4, h_kv=1, one_head=1, d_qk=576, d_v=512, pages=4, page_size=64, max_pages=2, s_kv=200)
-SIZES.update(extra_pages=1, extra_page_size=64, topk=64, extra_topk=32, n=3, tokens=3, width=40, rope=64)
+SIZES.update(one=1, extra_pages=1, extra_page_size=64, topk=64, extra_topk=32, n=3, tokens=3, width=40, rope=64)
 OF_CACHE = dict(pages=2, page_size=4, d_qk=104)
 OTHER_SIZES = {"sparse_prefill": dict(s_q=3), "merge": dict(d_v=16), "cache_append": OF_CACHE, "cache_gather": OF_CACHE}
 OTHER_SIZES["mha_forward"] = dict(tokens_q=6, tokens_k=9, splits=4, h_kv=2, d_qk=192, d_v=128)
@@ -29,14 +30,16 @@ IF_FLAT = {"b": None, "page_size": None, "pages": "s_kv", "one_head": "h_kv", "s
 
 
 @functools.lru_cache(maxsize=None)
-def is_there(operation, device):
-    """Whether a kernel for it runs on the device."""
+def is_there(operation, device, element=None, bytes_of_token=None):
+    """Whether a kernel for it runs on the device; `element` and `bytes_of_token`: with queries of this type over such an FP8 cache."""
     rows = [row for row in flash_mla.capabilities(device) if row["operation"] == operation]
+    if bytes_of_token is not None:
+        rows = [row for row in rows if element in row["types"] and f"FP8_{bytes_of_token}" in row["kv_formats"]]
     return any(row["available"] and not row["forced_only"] for row in rows)
 
 
-def kinds_for(operation, kinds):
-    return [kind for kind in kinds if is_there(operation, kind.device)]
+def kinds_for(operation, kinds, bytes_of_token=None):
+    return [kind for kind in kinds if is_there(operation, kind.device, kind.element, bytes_of_token)]
 
 
 class Tensor(NamedTuple):
@@ -74,14 +77,16 @@ def tensors(operation, layout, sizes):
     for member, allowed, dims in re.findall(rf"^TENSOR\({operation}, (\w+), ([\w |]+), (.*)\)$", TEXT, re.M):
         if member in ("partitions", "num_splits"):  # which are made by get_mla_metadata
             continue
+        if member == "kv_scale" and layout != "576":
+            continue
         allowed, dims = set(allowed.split(" | ")), [dim for dim in dims.split(", ") if dim != "_"]
         if "OR_FLAT" in allowed and not layout:  # form_of
             dims = [dim for dim in (IF_FLAT.get(dim, dim) for dim in dims) if dim is not None]
         order = "F" if (operation, member) == ("mha_forward", "lse") else "C"  # Python's is the transpose
         dims = dims[::-1] if order == "F" else dims
         shape = [sizes["one_head" if layout and dim == "h_kv" else dim] for dim in dims]
-        if layout == "656":
-            shape[-1] = {"IS_CACHE" in allowed: 656, dims == ["tokens", "width"]: 512}.get(True, shape[-1])
+        if layout.isdigit():
+            shape[-1] = {"IS_CACHE" in allowed: int(layout), dims == ["tokens", "width"]: 512}.get(True, shape[-1])
         found.append(Tensor(names[member], allowed, dims, tuple(shape), order))
     return found
 
@@ -90,13 +95,19 @@ class Call:
     """`inputs`: the arrays that are read, by name; `outputs`: those that can be given to be written; `options`: the rest."""
 
     def __init__(self, name, kind, **sizes):
-        """`name`: of the operation, with -656 behind it where its cache is FP8's, and -pages where keys can be flat and are in pages.
-        Every time with the same values in arrays of its own."""
+        """`name`: of the operation, with the bytes of a token behind it, -656, where its cache is FP8's, and -pages where keys can be
+        flat and are in pages. Every time with the same values in arrays of its own."""
         self.operation, _, layout = name.partition("-")
-        if not is_there(self.operation, kind.device):
-            pytest.skip(f"{self.operation} has no kernel on {kind.device}")
-        self.is_packed = packed = layout == "656"
-        sizes = {**SIZES, **OTHER_SIZES.get(self.operation, {}), **(dict(d_qk=576) if packed else {}), **sizes}
+        self.is_packed = packed = layout.isdigit()
+        of_bytes = (kind.element, layout) if packed and "cache" not in self.operation else ()
+        if not is_there(self.operation, kind.device, *of_bytes):
+            pytest.skip(f"{name} has no kernel on {kind.device}")
+        sizes = {
+            **SIZES,
+            **OTHER_SIZES.get(self.operation, {}),
+            **(dict(d_qk=D_QK[int(layout)]) if packed else {}),
+            **sizes,
+        }
         self.kind, self.tensors = kind, tensors(self.operation, layout, sizes)
         self.name = OPERATIONS[self.operation].function
         self.function = getattr(flash_mla, self.name)
@@ -117,6 +128,8 @@ class Call:
             dtype = tensor.dtype(packed)
             if tensor.is_output:
                 self.outputs[tensor.argument] = kind.full(tensor.shape, 7, dtype, tensor.order)
+            elif tensor.argument == "kv_scale":
+                self.inputs[tensor.argument] = kind.fp32([0.3])
             elif dtype is None or dtype == "float32":
                 self.inputs[tensor.argument] = kind.array(random.normal(0, 0.25, tensor.shape), dtype)
             else:
@@ -124,7 +137,7 @@ class Call:
                 self.inputs[tensor.argument] = kind.array(numpy.resize(values, tensor.shape), dtype)
         plain = {"bfloat16": "BF16", "float16": "FP16"}.get(kind.element)
         values = dict(head_dim_v=512, sm_scale=0.04, is_fp8_kvcache=bool(packed), tile_scheduler_metadata=None)
-        values.update(kv_format="FP8_656" if packed else plain, num_q_tokens_per_head_k=8, num_heads_k=2)
+        values.update(kv_format=f"FP8_{layout}" if packed else plain, num_q_tokens_per_head_k=8, num_heads_k=2)
         values.update(block_table=None, cache_seqlens=None, max_seqlen_qo=4, max_seqlen_kv=5)
         arguments = [name for name in inspect.signature(self.function).parameters if name not in self.inputs]
         self.options = {name: values[name] for name in arguments if name in values}

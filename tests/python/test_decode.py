@@ -7,6 +7,8 @@ import numpy
 import pytest
 
 from attention import DECODE_OUT, Batch, check_close, check_decode
+from caches import D_QK
+from calls import is_there
 from flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache, get_mla_metadata
 from kinds import each_kind, each_torch_kind, torch
 from programs import output_of
@@ -43,6 +45,23 @@ SHAPES = [
     dict(lengths=[80] * 20, h_q=16),
     dict(lengths=[2000, 5], h_q=16, causal=True),
 ]
+
+
+# Every format of an FP8 cache has these. Where a token has 576 bytes they also have a scale; the second rounds the values.
+SHAPES_OF_BYTES = [
+    dict(lengths=[100], h_q=16),
+    dict(lengths=[1, 64, 65, 0, 200], h_q=1),
+    dict(lengths=[130, 3], h_q=128),
+    dict(lengths=[0, 0], h_q=3),
+    dict(lengths=[300, 1], h_q=16, s_q=2, causal=True),
+    dict(lengths=[3, 70, 0], h_q=3, s_q=4, causal=True),
+    dict(lengths=[40, 17, 0, 33], h_q=16, page_size=16),
+    dict(lengths=[20, 1, 9], h_q=16, page_size=1, s_q=2, causal=True),
+    dict(lengths=[50, 7], h_q=3, s_q=2, table=False, page_size=100, causal=True),
+    dict(lengths=[80] * 20, h_q=16),
+    dict(lengths=[2000, 5], h_q=16, causal=True),
+]
+KV_SCALES = [2.0**-10, 0.8125 * 2.0**-9]
 
 
 @each_torch_kind
@@ -83,6 +102,39 @@ def test_arguments_are_those_of_flash_mla(kind, by_name):
 
 OF_FLASH_MLA = """q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal
 is_fp8_kvcache indices attn_sink extra_k_cache extra_indices_in_kvcache topk_length extra_topk_length""".split()
+
+
+# ---- FP8 caches -----------------------------------------------------------------------------------------------------
+
+
+@each_kind
+def test_scale_of_the_cache_is_read_by_each_call(kind):
+    """A call reads it from memory when it runs, and takes 1 where none is given."""
+    if not is_there("dense_decode", kind.device, kind.element, 576):
+        pytest.skip(f"no kernel on {kind.device}")
+    ones, meta = Batch([100, 30], s_q=2, layout=576), get_mla_metadata()[0]
+    halves = Batch([100, 30], s_q=2, layout=576)
+    halves.keys = [keys / 2 for keys in halves.keys]  # bf16 holds these too
+    arguments = dict(ones.arguments(kind), tile_scheduler_metadata=meta)
+    scales = kind.fp32([1]), kind.fp32([0.5])
+    for _ in range(4):
+        for batch, scale in ((ones, scales[0]), (halves, scales[1]), (ones, None)):
+            check_decode(kind, flash_mla_with_kvcache(**arguments, kv_scale=scale), batch.expected(kind))
+    scales[0][:] = 0.5
+    check_decode(kind, flash_mla_with_kvcache(**arguments, kv_scale=scales[0]), halves.expected(kind))
+
+
+@each_kind
+@pytest.mark.parametrize("layout", D_QK)
+def test_metadata_is_for_bytes_or_not(kind, layout):
+    if not is_there("dense_decode", kind.device, kind.element, layout):
+        pytest.skip(f"no kernel on {kind.device}")
+    batch, plain = Batch([100, 30], layout=layout), Batch([100, 30], d=D_QK[layout])
+    meta, _ = get_mla_metadata()
+    flash_mla_with_kvcache(**dict(batch.arguments(kind), tile_scheduler_metadata=meta))
+    assert meta.config == (2, 1, 4, 64, 1, False, True, None, None, None)
+    with pytest.raises(ValueError, match="^flash_mla_with_kvcache: tile_scheduler_metadata: .* is_fp8_kvcache is True"):
+        flash_mla_with_kvcache(**dict(plain.arguments(kind), tile_scheduler_metadata=meta))
 
 
 # ---- Conventions ----------------------------------------------------------------------------------------------------

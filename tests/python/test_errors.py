@@ -12,6 +12,7 @@ import pytest
 
 import flash_mla
 from attention import Batch
+from caches import D_QK
 from calls import Call, kinds_for, ranges
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 from kinds import BF16_KINDS, KINDS, WORDS, Kind, needs_cuda, needs_torch, torch
@@ -47,6 +48,11 @@ FUNCTIONS = {
     "dense_decode": ("dense_decode", None, KINDS),
     "dense_decode, planned before": ("dense_decode", empty_metadata, KINDS),
     "dense_decode, planned in tables": ("dense_decode", tables, KINDS),
+    **{f"dense_decode of {n} bytes": (f"dense_decode-{n}", None, kinds_for("dense_decode", KINDS, n)) for n in D_QK},
+    "dense_decode of 576 bytes, planned before": (
+        *("dense_decode-576", empty_metadata),
+        kinds_for("dense_decode", KINDS, 576),
+    ),
     "sparse_decode": ("sparse_decode", None, KINDS),
     "sparse_decode of bytes": ("sparse_decode-656", None, KINDS),
     "sparse_decode of bytes, planned before": ("sparse_decode-656", empty_metadata, KINDS),
@@ -145,7 +151,7 @@ def wrong_arrays(name, kind):
             yield argument, wrong, VALUE, lambda tensor=tensor, wrong=wrong: kind.full(tensor.shape, 0, wrong)
         for what, shape in wrong_shapes(tensor, call, given).items():
             yield argument, what, VALUE, lambda shape=shape, dtype=dtype: kind.full(shape, 0, dtype)
-        if dtype != "uint8":
+        if dtype != "uint8" and tensor.shape != (1,):
             yield argument, "spaced", VALUE, lambda tensor=tensor, dtype=dtype: spaced(kind, tensor, dtype)
         if tensor.is_output and (dtype or kind is not WORDS):
             yield argument, "shared", VALUE, lambda tensor=tensor, dtype=dtype: shared(kind, tensor, dtype)
@@ -255,7 +261,23 @@ SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}
     ("dense_decode", {"block_table": [[0, 1, 2, 3], [-1, 0, 0, 0]]}, VALUE, "block_table"),
     ("dense_decode", {"block_table": [[0, 1, 2, 3], [8, 0, 0, 0]], "cache_seqlens": [200, 70]}, VALUE, "block_table"),
     ("dense_decode", {"block_table": None, "k_cache": ((1, 256, 2, 576), None)}, VALUE, "k_cache"),  # a page for each
-    ("dense_decode", {"is_fp8_kvcache": True}, NOT_THERE, "is_fp8_kvcache"),
+    ("dense_decode", {"is_fp8_kvcache": True}, VALUE, "k_cache"),  # which has no bytes
+    ("dense_decode", {"kv_scale": ((1,), "float32")}, VALUE, "kv_scale"),
+    *[
+        (f"dense_decode of {n} bytes{planned}", changed, VALUE, named)
+        for n, d_qk in D_QK.items()
+        for planned in ("", ", planned before")[: 1 + (n == 576)]
+        for changed, named in (
+            ({"is_fp8_kvcache": False}, "is_fp8_kvcache"),
+            ({"k_cache": ((8, 64, 1, 600), "uint8")}, "k_cache"),
+            ({"k_cache": ((8, 64, 2, n), "uint8")}, "k_cache"),
+            ({"k_cache": ((8, 64, 1, n), None)}, "k_cache"),
+            ({"q": ((2, 3, 4, 1088 - d_qk), None)}, "q"),
+            ({"k_cache": ((8, 64, 1, 584 if n == 656 else 656), "uint8")}, "kv_scale" if n == 576 else "q"),
+            ({"kv_scale": ((1,), "float32")}, "kv_scale"),
+        )
+        if n != 576 or "kv_scale" not in changed
+    ],
     ("dense_decode", {"tile_scheduler_metadata": ((8, 8), "int32")}, TYPE, "tile_scheduler_metadata"),
     ("dense_decode", {"num_splits": ((3,), "int32")}, TYPE, "tile_scheduler_metadata"),
     ("dense_decode", {"tile_scheduler_metadata": 1, "batch_invariant": True}, TYPE, "tile_scheduler_metadata"),
@@ -289,6 +311,7 @@ SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}
         for changed, named in (
             ({"causal": True}, "causal"),
             ({"is_fp8_kvcache": False}, "is_fp8_kvcache"),
+            ({"kv_scale": ((1,), "float32")}, "kv_scale"),
             ({"k_cache": ((4, 64, 1, 584), "uint8")}, "q"),  # whose d_qk is 512
             ({"k_cache": ((4, 64, 1, 576), "uint8")}, "k_cache"),
             ({"extra_k_cache": None}, "extra_k_cache"),

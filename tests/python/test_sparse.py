@@ -7,66 +7,13 @@ import numpy
 import pytest
 
 from attention import SPARSE_OUT, Batch, check_decode, conventions, dense, with_sink
+from caches import Cache
 from flash_mla import FlashMLASchedMeta, _operations, _structs, flash_mla_with_kvcache, get_mla_metadata
 from kinds import each_kind
 
 D_V = 512
 
-# ---- Caches ---------------------------------------------------------------------------------------------------------
-
-
-def e4m3(code):
-    """The value of a byte."""
-    exponent, mantissa = code >> 3 & 15, code & 7
-    value = mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)
-    return -value if code & 128 else value
-
-
-E4M3 = numpy.array([math.nan if code & 127 == 127 else e4m3(code) for code in range(256)])
-
-
-def bf16_bits(values):
-    """Of values that bf16 holds, or cut off."""
-    return (numpy.asarray(values, numpy.float32).view(numpy.uint32) >> 16).astype(numpy.uint16)
-
-
-class Cache:
-    """Pages of tokens of one format, all of whose slots hold keys; `values` are what they are worth."""
-
-    def __init__(self, random, layout, pages, page_size, d):
-        self.layout, self.pages, self.page_size = layout, pages, page_size
-        slots = pages * page_size
-        if layout == "plain":
-            self.memory = numpy.clip(random.normal(0, 0.1, (pages, page_size, 1, d)), -1, 1).astype(numpy.float32)
-            return
-        nope, group = (512, 128) if layout == 656 else (448, 64)
-        codes = random.integers(0, 0x70, (slots, nope)) | random.integers(0, 2, (slots, nope)) << 7
-        exponents = random.integers(-11, -8, (slots, nope // group))
-        rope = numpy.clip(random.normal(0, 0.1, (slots, 64)), -1, 1).astype(numpy.float32)
-        bits = bf16_bits(rope)
-        scales = numpy.repeat(2.0**exponents, group, axis=1)
-        rope_values = (bits.astype(numpy.uint32) << 16).view(numpy.float32)
-        self.values = numpy.concatenate([E4M3[codes] * scales, rope_values], axis=1)
-        rope_bytes = bits.view(numpy.uint8).reshape(slots, 128)
-        if layout == 656:
-            scale_bytes = (2.0**exponents).astype(numpy.float32).view(numpy.uint8).reshape(slots, 16)
-            tokens = numpy.concatenate([codes.astype(numpy.uint8), scale_bytes, rope_bytes], axis=1)
-            self.memory = tokens.reshape(pages, page_size, 1, 656)
-        else:
-            tokens = numpy.concatenate([codes.astype(numpy.uint8), rope_bytes], axis=1).reshape(pages, -1)
-            scale_bytes = numpy.full((slots, 8), 255, numpy.uint8)
-            scale_bytes[:, :7] = exponents + 127
-            parts = [tokens, scale_bytes.reshape(pages, -1)]
-            self.memory = numpy.concatenate(parts, axis=1).reshape(pages, page_size, 1, 584)
-
-    def array(self, kind):
-        return kind.array(self.memory, None if self.layout == "plain" else "uint8")
-
-    def keys(self, kind, slots):
-        """In double precision, as a call of this kind of array takes them."""
-        if self.layout != "plain":
-            return self.values[slots]
-        return kind.float64(self.array(kind)).reshape(-1, self.memory.shape[-1])[slots]
+# ---- Batches --------------------------------------------------------------------------------------------------------
 
 
 class Sparse:

@@ -7,9 +7,9 @@ import numpy
 import pytest
 
 from attention import check_close, conventions, log_sum_exp, with_sink
+from caches import Cache, bf16_bits
 from flash_mla import flash_mla_sparse_fwd
 from kinds import BF16_KINDS, WORDS
-from test_sparse import Cache, bf16_bits
 
 D_V = 512
 NO_KEYS = (-1, 2147483647, -2147483648, -123456, 114514)  # and s_kv

@@ -16,7 +16,7 @@ from torch_calls import BATCH
 
 
 CALLS = [
-    *[(name, {}) for name in (*NAMES, "sparse_decode-656", "sparse_prefill-656")],
+    *[(name, {}) for name in (*NAMES, "dense_decode-576", "sparse_decode-656", "sparse_prefill-656")],
     ("dense_decode", dict(causal=True, lse_empty=-math.inf, log_base=2)),
     ("sparse_decode-656", dict(batch_invariant=True)),
     *[(name, dict(lse_empty=-math.inf, log_base=2)) for name in ("merge", "mha_forward")],
@@ -217,7 +217,7 @@ arrays = q, k_cache, block_table, cache_seqlens
 if {how!r} == "compile":
     out, lse = torch.compile(Layer(), backend="aot_eager", fullgraph=True)(*arrays)
 elif {how!r} == "operator":
-    out, lse = torch.ops.flash_mla.dense_decode(*arrays, None, None, None, 512, 1.0, False, 0, 0, False)
+    out, lse = torch.ops.flash_mla.dense_decode(*arrays, *[None] * 4, 512, 0, 1.0, False, 0, 0, False)
 else:
     program = torch.export.export(Layer(), arrays)
     out, lse = program.module()(*arrays)

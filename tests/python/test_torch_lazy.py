@@ -90,7 +90,7 @@ def test_input_that_is_repeated_by_its_strides(name, argument, device):
     expected = call(**call.given())
     call.outputs = torch_calls.of(name, device).outputs
     repeated = first.expand_as(call.inputs[argument])
-    if first.ndim == 1:
+    if first.ndim == 1 and repeated.stride() == (0,):
         with pytest.raises(ValueError) as caught:
             call(**call.given(), **{argument: repeated})
         check_message(caught.value, call.name, argument)

@@ -8,6 +8,7 @@ import numpy
 import pytest
 
 import flash_mla
+from caches import D_QK
 from flash_mla import (
     _arrays,
     _operations,
@@ -40,15 +41,17 @@ def draws(first):
 
 @pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_dense_decode(batch_invariant, planned):
-    options = dict(batch_invariant=batch_invariant)
-    bound = workspace_bound("flash_mla_with_kvcache", b=6, s_q=3, h_q=32, max_pages=4, dtype=KIND.element, **options)
-    cache, most = zeros(24, 64, 1, 576), 0
+@pytest.mark.parametrize("layout", [None, *D_QK])
+def test_dense_decode(layout, batch_invariant, planned):
+    options, d_qk = dict(batch_invariant=batch_invariant, is_fp8_kvcache=layout is not None), D_QK.get(layout, 576)
+    sizes = dict(b=6, s_q=3, h_q=32, max_pages=4, d_qk=d_qk, dtype=KIND.element)
+    bound = workspace_bound("flash_mla_with_kvcache", **sizes, **options)
+    cache, most = zeros(24, 64, 1, layout or d_qk, dtype=layout and "uint8"), 0
     for b, s_q, h_q, length in draws((6, 3, 32, 256)):
         table = numpy.arange(4 * b, dtype=numpy.int32).reshape(b, 4)
         lengths = numpy.linspace(0, length, b).astype(numpy.int32)
         meta = get_mla_metadata()[0] if planned else None
-        flash_mla_with_kvcache(zeros(b, s_q, h_q, 576), cache, table, lengths, 512, meta, **options)
+        flash_mla_with_kvcache(zeros(b, s_q, h_q, d_qk), cache, table, lengths, 512, meta, **options)
         most = max(most, taken(_operations.DENSE_DECODE))
     assert 0 < most <= bound
 
@@ -107,9 +110,10 @@ WRONG = [
     *[(DENSE, name, None) for name in ("b", "max_pages")],
     *[(PREFILL, name, 3) for name in ("b", "max_pages", "extra_topk")],
     *[(DENSE, "dtype", value) for value in ("float32", None, 16)],
-    *[(DENSE, "is_fp8_kvcache", value) for value in (True, 2, "yes")],
+    *[(DENSE, "is_fp8_kvcache", value) for value in (2, "yes")],
     *[(SPARSE, "batch_invariant", value) for value in (2, "yes")],
-    (dict(SPARSE, is_fp8_kvcache=True), "d_qk", 500),
+    *[(dict(sizes, is_fp8_kvcache=True), "d_qk", value) for sizes in (DENSE, SPARSE) for value in (500, 656)],
+    *[(dict(sizes, is_fp8_kvcache=True), "h_k", 2) for sizes in (DENSE, SPARSE, PREFILL)],
     (DENSE, "d_qk", 400),
     (DENSE, "extra_topk", 8),
     (SPARSE, "max_pages", 8),

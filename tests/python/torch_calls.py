@@ -12,7 +12,7 @@ import pytest
 
 import flash_mla
 from attention import Batch, check_decode
-from calls import NAMES, Call
+from calls import NAMES, Call, is_there
 from kinds import Kind, torch
 from test_mha import KV, QKV, Sequences, packed
 from test_mha import check as check_mha
@@ -33,8 +33,8 @@ def of(name, device="cpu"):
     return Call(name, Kind("torch", "bfloat16", device))
 
 
-# (call, input) and (call, output) of each; a cache that is appended to is always given.
-INPUTS = [(name, argument) for name in NAMES for argument in of(name).inputs]
+# (call, input) and (call, output) of each; a cache that is appended to is always given. One input is of bytes alone.
+INPUTS = [(name, argument) for name in NAMES for argument in of(name).inputs] + [("dense_decode-576", "kv_scale")]
 OUTPUTS = [(name, argument) for name in NAMES for argument in of(name).outputs]
 
 
@@ -54,12 +54,23 @@ def same(got, expected):
 
 # ---- Batches --------------------------------------------------------------------------------------------------------
 
+
+class OfBytes(Batch):
+    """A test of it is skipped where no kernel reads its cache."""
+
+    def arguments(self, kind):
+        if not is_there("dense_decode", kind.device, kind.element, self.layout):
+            pytest.skip(f"no kernel on {kind.device}")
+        return super().arguments(kind)
+
+
 BATCH = Batch([100, 0, 65, 7], s_q=2, h_q=4)
 # A batch of either decode with its lengths, and how its results are compared: over FP8 caches Hopper has a kernel of its own.
 LENGTHS = [300, 20, 65, 140]
 SPARSE = dict(b=4, h_q=16, topk=300)
 BATCHES = {
     "dense": (functools.partial(Batch, LENGTHS, s_q=2, h_q=16), check_decode),
+    "dense-576": (functools.partial(OfBytes, LENGTHS, s_q=2, h_q=16, layout=576, kv_scale=2.0**-10), check_decode),
     "plain": (functools.partial(Sparse, **SPARSE, lengths=[LENGTHS]), check_sparse),
     "FP8_656": (functools.partial(Sparse, layout=656, **SPARSE, lengths=[LENGTHS]), check_sparse),
     "FP8_584-twice": (

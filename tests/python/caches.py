@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""Here tests get pages of tokens in every cache format, and the values that the bytes stand for: docs/semantics.md, "Cache formats"."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+
+D_QK = {656: 576, 584: 512, 576: 576}
+"""An FP8 format goes by the bytes of a token."""
+
+
+def e4m3(code):
+    """The value of a byte."""
+    exponent, mantissa = code >> 3 & 15, code & 7
+    value = mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+    return -value if code & 128 else value
+
+
+E4M3 = numpy.array([math.nan if code & 127 == 127 else e4m3(code) for code in range(256)])
+
+
+def bf16_bits(values):
+    """Of values that bf16 holds, or cut off."""
+    return (numpy.asarray(values, numpy.float32).view(numpy.uint32) >> 16).astype(numpy.uint16)
+
+
+def of_bf16_bits(bits):
+    return (bits.astype(numpy.uint32) << 16).view(numpy.float32)
+
+
+def nearest_bf16(values):
+    """Finite values are rounded to bf16, to the nearest and half-way to even."""
+    bits = numpy.asarray(values, numpy.float32).view(numpy.uint32)
+    return of_bf16_bits(((bits + (bits >> 16 & 1) + numpy.uint32(0x7FFF)) >> 16).astype(numpy.uint16))
+
+
+class Cache:
+    """Pages have tokens of one format; `values` are what those are worth. Every slot that is `used` holds a key (None: all are), and the
+    others are NaN. `scale` is that of a cache of 576 bytes a token; None stands for 1."""
+
+    def __init__(self, random, layout, pages, page_size, d, used=None, scale=None):
+        self.layout, self.pages, self.page_size = layout, pages, page_size
+        slots = pages * page_size
+        if layout == "plain":
+            self.memory = numpy.clip(random.normal(0, 0.1, (pages, page_size, 1, d)), -1, 1).astype(numpy.float32)
+            return
+        unused = numpy.zeros(slots, bool) if used is None else ~used
+        nope, group = {656: (512, 128), 584: (448, 64), 576: (576, 576)}[layout]
+        most = 0x20 if layout == 576 and scale is None else 0x70  # the values are tenths either way
+        codes = random.integers(0, most, (slots, nope)) | random.integers(0, 2, (slots, nope)) << 7
+        code_bytes = codes.astype(numpy.uint8)
+        if layout == 576:
+            self.values = nearest_bf16(E4M3[codes].astype(numpy.float32) * numpy.float32(scale or 1)).astype(float)
+            code_bytes[unused] = 255
+            self.memory = code_bytes.reshape(pages, page_size, 1, 576)
+            return
+        exponents = random.integers(-11, -8, (slots, nope // group))
+        rope = numpy.clip(random.normal(0, 0.1, (slots, 64)), -1, 1).astype(numpy.float32)
+        bits = bf16_bits(rope)
+        scales = numpy.repeat(2.0**exponents, group, axis=1)
+        self.values = numpy.concatenate([E4M3[codes] * scales, of_bf16_bits(bits)], axis=1)
+        rope_bytes = bits.view(numpy.uint8).reshape(slots, 128)
+        if layout == 656:
+            scale_bytes = (2.0**exponents).astype(numpy.float32).view(numpy.uint8).reshape(slots, 16)
+            tokens = numpy.concatenate([code_bytes, scale_bytes, rope_bytes], axis=1)
+            tokens[unused] = 255
+            self.memory = tokens.reshape(pages, page_size, 1, 656)
+        else:
+            tokens = numpy.concatenate([code_bytes, rope_bytes], axis=1)
+            scale_bytes = numpy.full((slots, 8), 255, numpy.uint8)
+            scale_bytes[:, :7] = exponents + 127
+            tokens[unused] = scale_bytes[unused] = 255
+            parts = [tokens.reshape(pages, page_size * 576), scale_bytes.reshape(pages, page_size * 8)]
+            self.memory = numpy.concatenate(parts, axis=1).reshape(pages, page_size, 1, 584)
+
+    def array(self, kind):
+        return kind.array(self.memory, None if self.layout == "plain" else "uint8")
+
+    def keys(self, kind, slots):
+        """In double precision, as a call of this kind of array takes them."""
+        if self.layout != "plain":
+            return self.values[slots]
+        return kind.float64(self.array(kind)).reshape(-1, self.memory.shape[-1])[slots]
