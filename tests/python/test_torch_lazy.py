@@ -171,7 +171,7 @@ def test_input_that_is_refused(name, argument, kind, device):
     with pytest.raises(ValueError) as caught:
         call(**call.given(), **{argument: strange})
     message = str(caught.value)
-    is_bytes = kind in ("float8", "bits") and name.startswith("sparse") and argument in ("k_cache", "kv")
+    is_bytes = kind in ("float8", "bits") and argument in ("k_cache", "kv")
     check_message(caught.value, call.name, "is_fp8_kvcache" if is_bytes else argument)
     assert (is_bytes or said in message) and "type code" not in message, message
     assert all(torch.all(tensor == 7) for tensor in call.outputs.values()), "nothing is written"
