@@ -56,6 +56,21 @@ def test_dense_decode(layout, batch_invariant, planned):
     assert 0 < most <= bound
 
 
+@pytest.mark.parametrize("larger", [3, 5])
+def test_bound_of_dense_decode_is_for_both_formats_of_a_width(larger, monkeypatch):
+    """d_qk does not tell 656 bytes a token from 576, and a call may have either."""
+    ask = _operations.DENSE_DECODE.workspace_bound
+
+    def more_for_one(place, tensors, options):
+        status, size = ask(place, tensors, options)
+        return status, size + 1000 * (options["kv_format"] == larger)
+
+    sizes = dict(b=6, s_q=3, h_q=32, max_pages=4, is_fp8_kvcache=True)
+    bound = workspace_bound("flash_mla_with_kvcache", **sizes)
+    monkeypatch.setattr(_operations.DENSE_DECODE, "workspace_bound", more_for_one)
+    assert workspace_bound("flash_mla_with_kvcache", **sizes) == bound + 1000
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "FP8"])
 @pytest.mark.parametrize("extra_topk", [0, 90])
 @pytest.mark.parametrize("prefill", [False, True], ids=["decode", "prefill"])
