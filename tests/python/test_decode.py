@@ -137,6 +137,19 @@ def test_metadata_is_for_bytes_or_not(kind, layout):
         flash_mla_with_kvcache(**dict(plain.arguments(kind), tile_scheduler_metadata=meta))
 
 
+@each_kind
+@pytest.mark.parametrize("layout", ["plain", 656, 584])
+def test_scale_of_a_cache_that_has_none(kind, layout):
+    """It is refused in Python's words."""
+    if layout != "plain" and not is_there("dense_decode", kind.device, kind.element, layout):
+        pytest.skip(f"no kernel on {kind.device}")
+    arguments = Batch([10], layout=layout).arguments(kind)
+    with pytest.raises(
+        ValueError, match="^flash_mla_with_kvcache: kv_scale: is given, must be None unless .* 576 bytes$"
+    ):
+        flash_mla_with_kvcache(**arguments, kv_scale=kind.fp32([1]))
+
+
 # ---- Conventions ----------------------------------------------------------------------------------------------------
 
 
