@@ -112,6 +112,7 @@ static const struct {
     {"sm90/sparse_prefill/sparse_prefill_fp8.cu", "sm_90a"},
     {"any/mha_forward.cu", "sm_90"},
     {"sm90/mha_forward/mha_forward_bf16.cu", "sm_90a"},
+    {"sm80/dense_decode/dense_decode_bytes.cu", "sm_90"},
 };
 static const struct {
     const char *kernel;
@@ -135,6 +136,7 @@ static const struct {
     {"cuda-sm90", {.op = OP_SPARSE_PREFILL, .format = FMLA_KV_BF16}, 9, "c"},
     {"cuda", {.op = OP_MHA_FORWARD}, 9, "e"},
     {"cuda-sm90", {.op = OP_MHA_FORWARD}, 9, "f"},
+    {"cuda-sm80", {.op = OP_DENSE_DECODE, .format = FMLA_KV_FP8_576}, 9, "0"}, /* of 16 */
     {"another", {.op = OP_SPARSE_DECODE, .format = FMLA_KV_BF16}, 9, ""},
 };
 
