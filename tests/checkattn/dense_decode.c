@@ -91,7 +91,8 @@ static const char *grid_kernel; /* that the grid at hand is of */
 static bool is_taken(const char *kernel, const int64_t *v)
 {
     const bool hopper = !strcmp(kernel, "cuda-sm90"), portable = !strcmp(kernel, "cuda-sm80");
-    if (v[A_CACHE] > CACHE_OF_Q && (hopper || (portable && v[A_DTYPE] > 0))) return false;
+    const bool bytes = v[A_CACHE] > CACHE_OF_Q || v[A_CODES] > S_CODES_WRITTEN;
+    if (bytes && (hopper || (portable && v[A_DTYPE] > 0))) return false;
     if (!hopper || !v[A_B]) return true;
     if (v[A_LAYOUT] == LAYOUT_ODD || (v[A_PAGE] > 0 && v[A_PAGE] % 64)) return false;
     if (v[A_SQ] <= 1 || v[A_HQ] < 0 || v[A_HKV] < 1 || v[A_LAYOUT] < 0) return true;

@@ -33,7 +33,8 @@ static void test_bytes(void)
     CHECK_EQ(dense_decode_shared_bytes(&narrow, false, 2),
              16 * 1152 + 2 * 32 * 1152 + 16 * 128 + 4 * 16 * 4 + 16 * 4);
     CHECK_EQ(dense_decode_shared_bytes(&deep, false, 3), 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4);
-    CHECK_EQ(dense_decode_shared_bytes(&wide, false, 2), 64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4);
+    CHECK_EQ(dense_decode_shared_bytes(&wide, false, 2),
+             64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4);
     CHECK_EQ(dense_decode_shared_bytes(&narrow, true, 1),
              16 * 1152 + 32 * 1152 + 32 * 704 + 16 * 128 + 4 * 16 * 4 + 16 * 4);
 }
@@ -45,19 +46,29 @@ static void test_examples(void)
         int32_t shared_bytes, shape, stages;
         bool of_bytes;
     } cases[] = {
-        {1, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},    {16, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},
-        {64, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},   {16, KIB_163, DENSE_DECODE_SHAPE_16x64, 2},
-        {17, KIB_163, DENSE_DECODE_SHAPE_64x32, 2},  {64, KIB_163, DENSE_DECODE_SHAPE_64x32, 2},
-        {1, KIB_227, DENSE_DECODE_SHAPE_16x64, 3},   {16, KIB_227, DENSE_DECODE_SHAPE_16x64, 3},
-        {17, KIB_227, DENSE_DECODE_SHAPE_32x64, 2},  {32, KIB_227, DENSE_DECODE_SHAPE_32x64, 2},
-        {33, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},  {64, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},
-        {128, KIB_227, DENSE_DECODE_SHAPE_64x64, 2}, {INT64_C(1) << 31, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},
-        {16, KIB_99, DENSE_DECODE_SHAPE_16x32, 1, true}, {64, KIB_99, DENSE_DECODE_SHAPE_16x32, 1, true},
-        {16, KIB_163, DENSE_DECODE_SHAPE_16x64, 1, true}, {64, KIB_163, DENSE_DECODE_SHAPE_64x32, 1, true},
+        {1, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},
+        {16, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},
+        {64, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},
+        {16, KIB_163, DENSE_DECODE_SHAPE_16x64, 2},
+        {17, KIB_163, DENSE_DECODE_SHAPE_64x32, 2},
+        {64, KIB_163, DENSE_DECODE_SHAPE_64x32, 2},
+        {1, KIB_227, DENSE_DECODE_SHAPE_16x64, 3},
+        {16, KIB_227, DENSE_DECODE_SHAPE_16x64, 3},
+        {17, KIB_227, DENSE_DECODE_SHAPE_32x64, 2},
+        {32, KIB_227, DENSE_DECODE_SHAPE_32x64, 2},
+        {33, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},
+        {64, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},
+        {128, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},
+        {INT64_C(1) << 31, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},
+        {16, KIB_99, DENSE_DECODE_SHAPE_16x32, 1, true},
+        {64, KIB_99, DENSE_DECODE_SHAPE_16x32, 1, true},
+        {16, KIB_163, DENSE_DECODE_SHAPE_16x64, 1, true},
+        {64, KIB_163, DENSE_DECODE_SHAPE_64x32, 1, true},
         {64, KIB_227, DENSE_DECODE_SHAPE_64x64, 1, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const struct dense_decode_choice c = dense_decode_choose(cases[i].rows, cases[i].of_bytes, cases[i].shared_bytes);
+        const struct dense_decode_choice c =
+            dense_decode_choose(cases[i].rows, cases[i].of_bytes, cases[i].shared_bytes);
         CHECK(c.shape == cases[i].shape && c.stages == cases[i].stages,
               "%lld rows, %d bytes: shape %d, %d stages", (long long)cases[i].rows, cases[i].shared_bytes,
               c.shape, c.stages);

@@ -139,8 +139,7 @@ static struct bench_sources sources_of(const struct bench_row *row)
         source_of_sparse(row->kernel, &sources);
     else if (s->op == OP_DENSE_DECODE)
         snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/dense_decode/dense_decode_%s.cu",
-                 family ? family + 1 : "",
-                 cache_formats[s->format].token ? "bytes" : element_name(s->type));
+                 family ? family + 1 : "", cache_formats[s->format].token ? "bytes" : element_name(s->type));
     else if (s->op == OP_SPARSE_PREFILL && family)
         snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/sparse_prefill/sparse_prefill_%s.cu",
                  family + 1, s->format == FMLA_KV_BF16 ? "bf16" : "fp8");

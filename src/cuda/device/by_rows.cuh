@@ -72,8 +72,7 @@ __device__ void attend_by_rows(const struct dense_decode_params &p, const Task &
             const float weight = exp2f(s - most);
             sum = sum * factor + weight;
 #pragma unroll
-            for (int i = 0; i < LANE_COLUMNS; i++)
-                o[i] = o[i] * factor + weight * k.value(p, lane + 32 * i);
+            for (int i = 0; i < LANE_COLUMNS; i++) o[i] = o[i] * factor + weight * k.value(p, lane + 32 * i);
         }
         const bool empty = most == -INFINITY && sum == 0.0f;
         const float lse = empty ? -INFINITY : (most + log2f(sum)) * LN_2;

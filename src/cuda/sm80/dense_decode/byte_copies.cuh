@@ -31,7 +31,8 @@ template <int ROWS, int KEYS, int THREADS> struct ByteCopier : Copier<ROWS, KEYS
     {
 #pragma unroll 1
         for (int i = (int)threadIdx.x % 8; i < bytes; i += 8)
-            asm volatile("st.shared.u8 [%0], %1;" ::"r"(to + (uint32_t)i), "r"((uint32_t)__ldg(from + i)) : "memory");
+            asm volatile("st.shared.u8 [%0], %1;" ::"r"(to + (uint32_t)i), "r"((uint32_t)__ldg(from + i))
+                         : "memory");
     }
 
     /* Slots past the end of the piece are not read. */
@@ -76,12 +77,16 @@ template <int ROWS, int KEYS, int THREADS> struct ByteCopier : Copier<ROWS, KEYS
                     const uint2 codes = load_shared_8(from + (uint32_t)column);
                     values = bf16_of_codes(codes, layout.scale(from, column, of_cache));
                 } else if (row < keys && g * LINE_ELEMENTS < p.d_qk) {
-                    values = load_shared_16(from + (uint32_t)(layout.rope_offset + 2 * (column - layout.nope)));
+                    values =
+                        load_shared_16(from + (uint32_t)(layout.rope_offset + 2 * (column - layout.nope)));
                 }
                 if (g * LINE_ELEMENTS < p.d_qk) store_shared_16(to + (uint32_t)g * KEY_GROUP, values);
             }
         }
     }
 
-    DEVICE void wait_for_block() const { cp_async_wait<0>(); }
+    DEVICE void wait_for_block() const
+    {
+        cp_async_wait<0>();
+    }
 };

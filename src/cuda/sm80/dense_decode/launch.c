@@ -20,9 +20,9 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
 {
     const struct dense_decode_choice choice =
         dense_decode_choose(p->s_q * (p->h_q / p->h_kv), of_bytes(p), w->device->shared_bytes);
-    w->kernel = cuda_kernel_of(
-        (struct cuda_key){CUDA_SM80_DENSE_DECODE, .element = p->element,
-                          .format = of_bytes(p) ? CUDA_BYTES : 0, .variant = choice.shape});
+    w->kernel =
+        cuda_kernel_of((struct cuda_key){CUDA_SM80_DENSE_DECODE, .element = p->element,
+                                         .format = of_bytes(p) ? CUDA_BYTES : 0, .variant = choice.shape});
     w->stages = choice.stages, w->shared_bytes = choice.shared_bytes;
     const fmla_status status = cuda_dense_prepare(p, dense_decode_shapes[choice.shape].rows, w);
     w->mark_tiles = 0; /* it has room for marks, and makes none */

@@ -43,6 +43,7 @@ struct dense_decode_choice dense_decode_choose(int64_t rows, bool of_bytes, int3
         if (stages && (best->rows < rows || shape->rows == best->rows))
             choice = (struct dense_decode_choice){.shape = i, .stages = stages};
     }
-    choice.shared_bytes = dense_decode_shared_bytes(&dense_decode_shapes[choice.shape], of_bytes, choice.stages);
+    choice.shared_bytes =
+        dense_decode_shared_bytes(&dense_decode_shapes[choice.shape], of_bytes, choice.stages);
     return choice;
 }
