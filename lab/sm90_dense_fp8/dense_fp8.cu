@@ -1,11 +1,18 @@
-// Dense decode over FP8_576 with e4m3 products on Hopper: one scale, q given as e4m3. See NOTES.md.
+// Dense decode over FP8_576 on Hopper: S by e4m3 products, P·V by fp16 products of the same bytes; one scale, q given as e4m3. NOTES.md
+// says why V is not multiplied in e4m3, and has the ladder.
 //
-//   producer warp   keys of a block by TMA: four boxes of 128 columns and one of 64, and Q once
-//   sides 0, 1      (warpgroups) S of blocks of 64 keys in turns, softmax, P as e4m3 to shared memory; both: O^T of 256 columns of V each
-//                   += V^T P^T, with V^T as A in registers: ldmatrix.trans of 16-bit pairs of columns, and byte permutes
+//      who                    what                                                                                        registers
+//      warpgroup 0, producer  one thread asks TMA for Q, and for the keys of every block: four boxes of 128 columns, one of 64    24
+//      warpgroup 1, scores    S of the next block under way while softmax makes P of this one, fp16, in one of three slots       136
+//      warpgroups 2, 3        O^T of 256 columns of V each: += V^T P^T, V^T as A in registers                                    176
+//
+// V^T: ldmatrix.trans reads 16 columns of 32 keys as pairs of columns, a byte permute puts the even column's two keys before the odd
+// one's, and cvt makes each two fp16: what a row of A has. Shared memory: four blocks of keys 147456 bytes, Q 36864, P 24576.
 #include "../../src/cuda/device/mbarrier.cuh"
 #include "../../src/cuda/device/shared.cuh"
 #include "../../src/cuda/device/warpgroup.cuh"
+#include "../../src/cuda/device/wgmma.cuh"
+#include "../../src/cuda/device/element.cuh"
 #include <cuda.h>
 #include <math.h>
 #include <stddef.h>
@@ -15,15 +22,30 @@
 #include <vector>
 #include <algorithm>
 
+// Where a lane's row of P begins; the fragment of keys 16 k … 16 k + 15 to the row's line.
+DEVICE uint32_t weights_line(uint32_t p, int warp, int lane)
+{
+    return p + (uint32_t)(16 * warp + ldmatrix_tile_row(lane)) * LINE_BYTES;
+}
+DEVICE void store_weights(uint32_t line, int k, uint32_t lane, const uint32_t (&a)[4])
+{
+    store_matrices(line + (((2 * (uint32_t)k + lane / 16) ^ (lane % 8)) * CHUNK_BYTES), a);
+}
+
 #ifndef BUFFERS
 #define BUFFERS 4
 #endif
-enum { ROWS = 64, KEYS = 64, WG = 128, THREADS = 3 * WG, TILE = 64 * 128, BLOCK_BYTES = 4 * TILE + 64 * 64, D = 576, DV = 512 };
+enum { ROWS = 64, KEYS = 64, WG = 128, THREADS = 4 * WG, TILE = 64 * 128, BLOCK_BYTES = 4 * TILE + 64 * 64, D = 576, DV = 512 };
+enum {
+    SLOTS = 3 /* of P */,
+    STEPS = D / 32 /* products of S */,
+    Q_IN_REGISTERS = 8 /* of them: beside products that read both operands from shared memory others hardly get at it */
+};
 struct __align__(1024) Shared {
-    unsigned char keys[BUFFERS][BLOCK_BYTES], q[BLOCK_BYTES], p[2][64 * 64];
-    float ref[2][ROWS], factor[2][ROWS], sum[2][ROWS];
-    uint32_t moved[2][4];
-    uint64_t full[BUFFERS], empty[BUFFERS], q_full, p_full[2], p_empty[2], ref_full[2][4];
+    unsigned char keys[BUFFERS][BLOCK_BYTES], q[BLOCK_BYTES], p[SLOTS][64 * 128];
+    float factor[SLOTS][ROWS], sum[ROWS];
+    uint32_t moved[SLOTS][4];
+    uint64_t full[BUFFERS], empty[BUFFERS], q_full, p_full[SLOTS], p_empty[SLOTS], ended;
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "");
 #define AT(member) (base + (uint32_t)offsetof(Shared, member))
@@ -51,9 +73,9 @@ __device__ __forceinline__ void mma_ss(float (&d)[32], uint64_t a, uint64_t b, i
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" N32 "}, %32, %33, p, 1, 1;\n}" : S32(d) : "l"(a), "l"(b), "r"(add));
 }
-__device__ __forceinline__ void mma_rs(float (&d)[32], const uint32_t (&a)[4], uint64_t b)
+__device__ __forceinline__ void mma_rs(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
 {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" N32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1;" : S32(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" N32 "}, {%32, %33, %34, %35}, %36, p, 1, 1;\n}" : S32(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 #define FENCE() asm volatile("wgmma.fence.sync.aligned;" ::: "memory")
 #define COMMIT() asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory")
@@ -64,104 +86,50 @@ template <int N> __device__ __forceinline__ void keep(float (&d)[N])
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-__device__ __forceinline__ uint32_t e4m3x4(float a, float b, float c, float d)
-{
-    uint16_t lo, hi;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(lo) : "f"(b), "f"(a));
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(hi) : "f"(d), "f"(c));
-    return (uint32_t)hi << 16 | lo;
-}
+__device__ __forceinline__ int thread() { int t; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t)); return t; }
+#define lane (thread() % 32)
+#define warp (thread() / 32 % 4)
 
-// V^T of 16 columns (of the warp) and 32 keys as A.
-__device__ __forceinline__ void v_fragment(uint32_t (&a)[4], uint32_t keys, int column, int step, int lane)
-{
-    const uint32_t token = 32 * step + lane; // lane / 8: of four matrices; lane % 8: its row
-    const uint32_t at = keys + (uint32_t)(column / 128) * TILE + token * 128 + ((((uint32_t)column % 128 / 16) ^ (token & 7)) << 4);
-    uint32_t r[4];
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-    a[0] = __byte_perm(r[0], r[1], 0x6420), a[1] = __byte_perm(r[0], r[1], 0x7531);
-    a[2] = __byte_perm(r[2], r[3], 0x6420), a[3] = __byte_perm(r[2], r[3], 0x7531);
-}
-
-struct Side {
+// Scores, softmax: P of a block at a time.
+struct Scores {
     const Params &p;
     Shared &shared;
     const uint32_t base;
-    const int side, warp, lane, blocks, length_of_part;
-    float o[4][32];
+    const int blocks, length_of_part;
+    float s[32], next[32]; // S; that of the next block, which is under way
+    uint32_t q[Q_IN_REGISTERS][4];
+    float ref[2], sum[2];
 
-    // Its place in ring and phases: block k has buffer k % BUFFERS; P of a side is used once in two blocks.
-    // Behind the last block it multiplies what is there, for nobody: so that the loop has one text.
-    __device__ __forceinline__ void multiply_keys(float (&s)[32], int k)
+    template <int FROM, int TO> __device__ __forceinline__ void score(uint32_t keys)
     {
-        if (__any_sync(~0u, k < blocks)) mbarrier_wait(AT(full) + 8 * (k % BUFFERS), k / BUFFERS & 1);
-        const uint32_t keys = AT(keys) + (k % BUFFERS) * BLOCK_BYTES, q = AT(q);
+        const uint32_t q_at = AT(q);
+        if (FROM == 0) keep(next);
         FENCE();
 #pragma unroll
-        for (int t = 0; t < 4; t++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) mma_ss(s, desc128(q + t * TILE + 32 * i), desc128(keys + t * TILE + 32 * i), t + i > 0);
-#pragma unroll
-        for (int i = 0; i < 2; i++) mma_ss(s, desc64(q + 4 * TILE + 32 * i), desc64(keys + 4 * TILE + 32 * i), 1);
+        for (int i = FROM; i < TO; i++) {
+            if (i < Q_IN_REGISTERS)
+                mma_rs(next, q[i < Q_IN_REGISTERS ? i : 0], desc128(keys + i / 4 * TILE + 32 * (i % 4)), i > 0);
+            else if (i < 16)
+                mma_ss(next, desc128(q_at + i / 4 * TILE + 32 * (i % 4)), desc128(keys + i / 4 * TILE + 32 * (i % 4)), i > 0);
+            else
+                mma_ss(next, desc64(q_at + 4 * TILE + 32 * (i - 16)), desc64(keys + 4 * TILE + 32 * (i - 16)), 1);
+        }
         COMMIT();
     }
-
-    __device__ __forceinline__ void load_v(uint32_t (&a)[8][4], int k)
+    __device__ __forceinline__ void load_q()
     {
-        const uint32_t keys = AT(keys) + (k % BUFFERS) * BLOCK_BYTES;
+        const int row = 16 * warp + lane % 16, chunk = lane / 16;
 #pragma unroll
-        for (int step = 0; step < 2; step++)
-#pragma unroll
-            for (int m = 0; m < 4; m++) v_fragment(a[4 * step + m], keys, 256 * side + 64 * m + 16 * warp, step, lane);
-    }
-
-    __device__ __forceinline__ void shrink(int k)
-    {
-        const int of = k & 1;
-        const uint32_t any = shared.moved[of][0] | shared.moved[of][1] | shared.moved[of][2] | shared.moved[of][3];
-        if (__any_sync(~0u, any)) {
-#pragma unroll
-            for (int n = 0; n < 8; n++) {
-                const float2 f = *(const float2 *)&shared.factor[of][8 * n + 2 * (lane % 4)];
-#pragma unroll
-                for (int m = 0; m < 4; m++) o[m][4 * n] *= f.x, o[m][4 * n + 1] *= f.y, o[m][4 * n + 2] *= f.x, o[m][4 * n + 3] *= f.y;
-            }
+        for (int i = 0; i < Q_IN_REGISTERS; i++) {
+            const uint32_t at = AT(q) + i / 4 * TILE + row * 128 + (((2 * (i % 4) + chunk) ^ (row & 7)) << 4);
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(q[i][0]), "=r"(q[i][1]), "=r"(q[i][2]), "=r"(q[i][3]) : "r"(at) : "memory");
         }
     }
 
-    __device__ __forceinline__ void multiply_v(const uint32_t (&a)[8][4], int k)
-    {
-        const uint32_t weights = AT(p) + (k & 1) * 64 * 64;
-        FENCE();
-#pragma unroll
-        for (int step = 0; step < 2; step++)
-#pragma unroll
-            for (int m = 0; m < 4; m++) mma_rs(o[m], a[4 * step + m], desc64(weights + 32 * step));
-        COMMIT();
-    }
-    __device__ __forceinline__ void keep_o()
-    {
-#pragma unroll
-        for (int m = 0; m < 4; m++) keep(o[m]);
-    }
-    __device__ __forceinline__ void multiply_block(uint32_t (&a)[8][4], int k)
-    {
-        load_v(a, k);
-        wait_p(k);
-        shrink(k);
-        keep_o();
-        multiply_v(a, k);
-    }
-    __device__ __forceinline__ void done_with(int k)
-    {
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(AT(empty) + 8 * (k % BUFFERS)), mbarrier_arrive(AT(p_empty) + 8 * (k & 1));
-    }
-    __device__ __forceinline__ void wait_p(int k) { mbarrier_wait(AT(p_full) + 8 * (k & 1), k / 2 & 1); }
-
     // References: in powers of two, 6 below the maximum when they move, so that P is up to 64 then and 448 later.
-    __device__ __forceinline__ void softmax(float (&s)[32], int k, float (&ref)[2], float (&sum)[2])
+    __device__ __forceinline__ void softmax(int k, int slot, int parity, uint32_t keys)
     {
+        score<0, 5>(keys);
         const int row = 16 * warp + lane / 4;
         if ((k + 1) * KEYS > length_of_part)
 #pragma unroll
@@ -170,97 +138,170 @@ struct Side {
         float most[2] = {-INFINITY, -INFINITY};
 #pragma unroll
         for (int e = 0; e < 32; e++) most[e / 2 % 2] = fmaxf(most[e / 2 % 2], s[e]);
+        const bool moves = __any_sync(~0u, most[0] * p.scale_log2 > ref[0] + 8.5f || most[1] * p.scale_log2 > ref[1] + 8.5f);
+        score<5, 10>(keys);
+        mbarrier_wait(AT(p_empty) + 8 * slot, parity ^ 1);
+        if (moves) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 1));
-            most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 2)) * p.scale_log2;
+            for (int i = 0; i < 2; i++) {
+                most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 1));
+                most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 2)) * p.scale_log2;
+                const float to = fmaxf(ref[i], most[i] - 6.0f), f = ex2(ref[i] - to);
+                if (lane % 4 == 0) shared.factor[slot][row + 8 * i] = f;
+                sum[i] *= f, ref[i] = to;
+            }
         }
-        float before[2] = {-1e30f, -1e30f};
-        if (k > 0) {
-            mbarrier_wait(AT(ref_full[(k & 1) ^ 1]) + 8 * warp, (k - 1) / 2 & 1);
-            before[0] = shared.ref[(k & 1) ^ 1][row], before[1] = shared.ref[(k & 1) ^ 1][row + 8];
-        }
-        if (k >= 2) mbarrier_wait(AT(p_empty) + 8 * (k & 1), (k / 2 - 1) & 1); // P, factors of two blocks ago have been used
-        bool moves = false;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const bool up = most[i] > before[i] + 8.5f;
-            const float to = up ? most[i] - 6.0f : before[i];
-            if (lane % 4 == 0) shared.ref[k & 1][row + 8 * i] = to, shared.factor[k & 1][row + 8 * i] = ex2(before[i] - to);
-            sum[i] *= ex2(ref[i] - to), ref[i] = to, moves |= up;
-        }
-        const uint32_t any = __ballot_sync(~0u, moves);
-        if (lane == 0) shared.moved[k & 1][warp] = any;
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(AT(ref_full[k & 1]) + 8 * warp);
-#pragma unroll
-        for (int e = 0; e < 32; e++) s[e] = ex2(fmaf(s[e], p.scale_log2, -ref[e / 2 % 2])), sum[e / 2 % 2] += s[e];
-        uint32_t low[4], high[4];
+        if (lane == 0) shared.moved[slot][warp] = moves;
+        const uint32_t line = weights_line(AT(p) + slot * 8192, warp, lane);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            low[i] = e4m3x4(s[8 * i], s[8 * i + 1], s[8 * i + 4], s[8 * i + 5]);
-            high[i] = e4m3x4(s[8 * i + 2], s[8 * i + 3], s[8 * i + 6], s[8 * i + 7]);
+            uint32_t w[4];
+            if (i == 1) score<10, 14>(keys);
+            if (i == 3) score<14, STEPS>(keys);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float low = ex2(fmaf(s[8 * i + 2 * j], p.scale_log2, -ref[j % 2])), high = ex2(fmaf(s[8 * i + 2 * j + 1], p.scale_log2, -ref[j % 2]));
+                sum[j % 2] += low + high;
+                w[j] = Fp16::pack(low, high);
+            }
+            store_weights(line, i, lane, w);
         }
-        const uint32_t at = 16 * warp + lane % 8, i = lane / 8, to = AT(p) + (k & 1) * 64 * 64 + at * 64 + ((i ^ (at >> 1 & 3)) << 4);
-        store_matrices(to, low), store_matrices(to + 8 * 64, high); // eight rows on the swizzle is the same
         fence_async_shared();
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(AT(p_full) + 8 * (k & 1));
+        if (lane == 0) mbarrier_arrive(AT(p_full) + 8 * slot);
     }
 
-    __device__ void run(int request, int tile)
+    __device__ __forceinline__ void run()
     {
-        float s[32], ref[2] = {-1e30f, -1e30f}, sum[2] = {0, 0};
+        ref[0] = ref[1] = -1e30f, sum[0] = sum[1] = 0;
+        mbarrier_wait(AT(q_full), 0);
+        mbarrier_wait(AT(full), 0);
+        load_q();
+        score<0, STEPS>(AT(keys));
+        int buffer = 0, parity = 0, slot = 0, slot_parity = 0;
+#pragma unroll 1
+        for (int k = 0; k < blocks; k++) {
+            WAITG(0);
+            keep(next);
+#pragma unroll
+            for (int i = 0; i < 32; i++) asm volatile("mov.b32 %0, %1;" : "=f"(s[i]) : "f"(next[i]));
+            buffer++;
+            if (buffer == BUFFERS) buffer = 0, parity ^= 1;
+            // Behind the last block it multiplies what is there, for nobody.
+            if (k + 1 < blocks) mbarrier_wait(AT(full) + 8 * buffer, parity);
+            const uint32_t keys = AT(keys) + buffer * BLOCK_BYTES;
+            softmax(k, slot, slot_parity, keys);
+            slot++;
+            if (slot == SLOTS) slot = 0, slot_parity ^= 1;
+        }
+        WAITG(0);
+        keep(next);
+        const int row = 16 * warp + lane / 4;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            sum[i] += __shfl_xor_sync(~0u, sum[i], 1), sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
+            if (lane % 4 == 0) shared.sum[row + 8 * i] = sum[i];
+        }
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(AT(ended));
+    }
+};
+
+// O^T of 256 columns of V.
+struct Values {
+    const Params &p;
+    Shared &shared;
+    const uint32_t base;
+    const int side, blocks;
+    float o[4][32];
+    uint32_t v_at; // of the lane, in a block
+
+    // V^T of 64 columns (16 of the warp) and 32 keys, as it lies; then as A.
+    __device__ __forceinline__ void load_v(uint32_t (&r)[4], uint32_t keys, int i)
+    {
+        const uint32_t at = ((keys + v_at) ^ (uint32_t)(64 * (i / 2 % 2))) + (uint32_t)(i / 4 * TILE + i % 2 * 4096);
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+    }
+    __device__ __forceinline__ void convert(uint32_t (&a)[2][4], const uint32_t (&r)[4])
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t x = __byte_perm(r[i], 0, 0x3120);
+            asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(a[i / 2][2 * (i % 2)]) : "h"((uint16_t)x));
+            asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(a[i / 2][2 * (i % 2) + 1]) : "h"((uint16_t)(x >> 16)));
+        }
+    }
+    __device__ __forceinline__ void multiply(float (&d)[32], const uint32_t (&a)[2][4], uint32_t weights)
+    {
+        FENCE();
+#pragma unroll
+        for (int i = 0; i < 2; i++) wgmma_64<Fp16>(d, a[i], desc128(weights + 32 * i), 1);
+        COMMIT();
+    }
+    __device__ __forceinline__ void shrink(int slot)
+    {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            // Of the 16 rows of a warp that did not move nothing is written.
+            const bool moves = shared.moved[slot][n / 2];
+            const float2 f = *(const float2 *)&shared.factor[slot][8 * n + 2 * (lane % 4)];
+            const float x = moves ? f.x : 1.0f, y = moves ? f.y : 1.0f;
+#pragma unroll
+            for (int m = 0; m < 4; m++) o[m][4 * n] *= x, o[m][4 * n + 1] *= y, o[m][4 * n + 2] *= x, o[m][4 * n + 3] *= y;
+        }
+    }
+    __device__ __forceinline__ void run(int request, int tile)
+    {
+        v_at = (uint32_t)(2 * side * TILE + lane * 128 + ((warp ^ (lane & 7)) << 4));
+        asm volatile("" : "+r"(v_at));
 #pragma unroll
         for (int m = 0; m < 4; m++)
 #pragma unroll
             for (int i = 0; i < 32; i++) o[m][i] = 0.0f;
-        mbarrier_wait(AT(q_full), 0);
-        multiply_keys(s, side);
-        uint32_t a[8][4];
-        for (int k = side; __any_sync(~0u, k < blocks); k += 2) {
-            WAITG(0);
-            keep(s);
-            softmax(s, k, ref, sum);
-            if (__any_sync(~0u, k > 0)) {
-                multiply_block(a, k - 1);
-                WAITG(0);
-                keep_o();
-                done_with(k - 1);
-            }
-            multiply_block(a, k);
-            multiply_keys(s, k + 2);
-            WAITG(1);
-            keep_o();
-            done_with(k);
-        }
-        WAITG(0);
-        keep(s);
-        // The last block is of the other side.
-        if (__any_sync(~0u, blocks > 0 && ((blocks - 1) & 1) != side)) {
-            multiply_block(a, blocks - 1);
-            WAITG(0);
-            keep_o();
-            done_with(blocks - 1);
-        }
-        // Sums of both sides, relative to the last reference.
-        const int row = 16 * warp + lane / 4, last = (blocks - 1) & 1;
-        barrier_sync(1, 2 * WG);
+        int buffer = 0, parity = 0, slot = 0, slot_parity = 0;
+        uint32_t a[2][2][4], r[2][4], keys = AT(keys);
+        mbarrier_wait(AT(full), 0);
+        load_v(r[0], keys, 0);
+        convert(a[0], r[0]);
+        load_v(r[1], keys, 1);
+#pragma unroll 1
+        for (int k = 0; k < blocks; k++) {
+            const uint32_t weights = AT(p) + slot * 8192;
+            mbarrier_wait(AT(p_full) + 8 * slot, slot_parity);
+            if (__any_sync(~0u, shared.moved[slot][0] | shared.moved[slot][1] | shared.moved[slot][2] | shared.moved[slot][3])) shrink(slot);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float to = shared.ref[last][row + 8 * i];
-            sum[i] *= ex2(ref[i] - to);
-            sum[i] += __shfl_xor_sync(~0u, sum[i], 1), sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
-            if (lane % 4 == 0) shared.sum[side][row + 8 * i] = ref[i] < -1e29f ? 0.0f : sum[i];
+            for (int m = 0; m < 4; m++) keep(o[m]);
+            const int now = buffer;
+            buffer++;
+            if (buffer == BUFFERS) buffer = 0, parity ^= 1;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                if (i == 6) {
+                    // Of the next block, while this one ends.
+                    keys = AT(keys) + buffer * BLOCK_BYTES;
+                    if (k + 1 < blocks) mbarrier_wait(AT(full) + 8 * buffer, parity);
+                }
+                load_v(r[i % 2], keys, (i + 2) % 8);
+                multiply(o[i / 2], a[i % 2], weights + 64 * (i % 2));
+                if (i > 0) WAITG(1);
+                convert(a[(i + 1) % 2], r[(i + 1) % 2]);
+            }
+            WAITG(0);
+#pragma unroll
+            for (int m = 0; m < 4; m++) keep(o[m]);
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(AT(empty) + 8 * now), mbarrier_arrive(AT(p_empty) + 8 * slot);
+            slot++;
+            if (slot == SLOTS) slot = 0, slot_parity ^= 1;
         }
-        barrier_sync(1, 2 * WG);
+        mbarrier_wait(AT(ended), 0);
         uint16_t *out = p.out + ((int64_t)request * p.rows + tile * ROWS) * DV;
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const int head = 8 * n + 2 * (lane % 4) + h;
-                const float by = p.v_scale / (shared.sum[0][head] + shared.sum[1][head]);
+                const float by = p.v_scale / shared.sum[head];
                 if (tile * ROWS + head >= p.rows) continue;
 #pragma unroll
                 for (int m = 0; m < 4; m++) {
@@ -272,6 +313,8 @@ struct Side {
     }
 };
 
+#undef lane
+#undef warp
 __global__ void __launch_bounds__(THREADS, 1) dense_fp8(const __grid_constant__ Params p)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -281,10 +324,8 @@ __global__ void __launch_bounds__(THREADS, 1) dense_fp8(const __grid_constant__ 
     const int all = (p.s_k + KEYS - 1) / KEYS, begin = (int)((int64_t)all * part / p.parts), end = (int)((int64_t)all * (part + 1) / p.parts);
     if (threadIdx.x == 0) {
         for (int i = 0; i < BUFFERS; i++) mbarrier_init(AT(full) + 8 * i, 1), mbarrier_init(AT(empty) + 8 * i, 8);
-        for (int i = 0; i < 2; i++) {
-            mbarrier_init(AT(p_full) + 8 * i, 4), mbarrier_init(AT(p_empty) + 8 * i, 8);
-            for (int w = 0; w < 4; w++) mbarrier_init(AT(ref_full[i]) + 8 * w, 1);
-        }
+        for (int i = 0; i < SLOTS; i++) mbarrier_init(AT(p_full) + 8 * i, 4), mbarrier_init(AT(p_empty) + 8 * i, 8);
+        mbarrier_init(AT(ended), 4);
         mbarrier_init(AT(q_full), 1);
         mbarrier_fence_init();
     }
@@ -305,10 +346,16 @@ __global__ void __launch_bounds__(THREADS, 1) dense_fp8(const __grid_constant__ 
             }
         }
     } else {
-        take_registers<240>();
-        const int side = __shfl_sync(~0u, (int)threadIdx.x / WG - 1, 0);
-        Side work{p, shared, base, side, (int)threadIdx.x / 32 % 4, (int)threadIdx.x % 32, end - begin, p.s_k - begin * KEYS};
-        work.run(request, tile);
+        const int role = __shfl_sync(~0u, (int)threadIdx.x / WG - 1, 0);
+        if (role == 0) {
+            take_registers<136>();
+            Scores work{p, shared, base, end - begin, p.s_k - begin * KEYS};
+            work.run();
+        } else {
+            take_registers<176>();
+            Values work{p, shared, base, role - 1, end - begin};
+            work.run(request, tile);
+        }
     }
 }
 
@@ -331,14 +378,15 @@ int main(int n, char **argument)
     C(cudaFree(0));
     C(cudaFuncSetAttribute(dense_fp8, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(Shared)));
     for (int a = 1; a < n; a++) {
-        int b, rows, s_k, parts, check;
-        if (sscanf(argument[a], "%d,%d,%d,%d,%d", &b, &rows, &s_k, &parts, &check) != 5) return 1;
+        int b, rows, s_k, parts, check, kind = 0;
+        if (sscanf(argument[a], "%d,%d,%d,%d,%d,%d", &b, &rows, &s_k, &parts, &check, &kind) < 5) return 1;
         const int pages = (s_k + 63) / 64, tiles = (rows + 63) / 64;
         std::vector<uint8_t> keys((size_t)b * pages * 64 * D), q((size_t)b * rows * D);
         std::vector<int> table(b * pages);
         uint64_t seed = 12345 + a;
         auto draw = [&] { seed = seed * 6364136223846793005ull + 1442695040888963407ull; return (uint32_t)(seed >> 33); };
         for (auto &x : keys) { x = (uint8_t)(draw() & 0xbf); if ((x & 0x3f) > 0x38) x &= 0xb8; }
+        if (kind & 1) for (size_t i = 0; i < keys.size(); i++) if (i % D < DV) keys[i] = (keys[i] & 7) | 0x28; // 0.25 .. 0.47
         for (auto &x : q) { x = (uint8_t)(draw() & 0xbf); if ((x & 0x3f) > 0x34) x &= 0xb4; }
         for (int i = 0; i < b * pages; i++) table[i] = i;
         for (int i = b * pages - 1; i > 0; i--) std::swap(table[i], table[draw() % (i + 1)]);
@@ -350,7 +398,7 @@ int main(int n, char **argument)
         map2d(&p.keys, dk, (uint64_t)b * pages * 64, 128, CU_TENSOR_MAP_SWIZZLE_128B), map2d(&p.keys_end, dk, (uint64_t)b * pages * 64, 64, CU_TENSOR_MAP_SWIZZLE_64B);
         map2d(&p.q, dq, (uint64_t)b * rows, 128, CU_TENSOR_MAP_SWIZZLE_128B), map2d(&p.q_end, dq, (uint64_t)b * rows, 64, CU_TENSOR_MAP_SWIZZLE_64B);
         p.table = dt, p.out = out, p.pages = pages, p.s_k = s_k, p.tiles = tiles, p.parts = parts, p.rows = rows, p.v_scale = 1.0f;
-        const float scale = 0.02f;
+        const float scale = kind & 2 ? 0.4f : 0.02f;
         p.scale_log2 = scale * 1.4426950408889634f;
         cudaEvent_t e0, e1;
         cudaEventCreate(&e0), cudaEventCreate(&e1);
@@ -363,7 +411,7 @@ int main(int n, char **argument)
             float ms; cudaEventElapsedTime(&ms, e0, e1); t.push_back(ms * 1e3f);
         }
         std::sort(t.begin(), t.end());
-        double worst = 0, dot = 0, norm = 0;
+        double worst = 0, dot = 0, norm = 0, bias = 0, count = 1e-30;
         if (check && parts == 1) {
             std::vector<uint16_t> r((size_t)b * rows * DV);
             C(cudaMemcpy(r.data(), out, r.size() * 2, cudaMemcpyDefault));
@@ -386,13 +434,13 @@ int main(int n, char **argument)
                     uint32_t bits = (uint32_t)r[((size_t)request * rows + row) * DV + i] << 16;
                     float got; memcpy(&got, &bits, 4);
                     const double want = o[i] / sum;
-                    worst = std::max(worst, std::isfinite(got) ? fabs(got - want) : 1e9), dot += got * want, norm += (double)got * got + want * want;
+                    bias += (got - want) / fabs(want), count++, worst = std::max(worst, std::isfinite(got) ? fabs(got - want) : 1e9), dot += got * want, norm += (double)got * got + want * want;
                 }
             }
         }
         const double flop = 2.0 * b * rows * (double)s_k * (D + DV), bytes = (double)b * s_k * D;
         printf("b %4d rows %4d s_k %7d parts %3d: %8.1f us (least %8.1f) %6.0f TFLOP/s %5.2f TB/s", b, rows, s_k, parts, t[t.size() / 2], t[0], flop / t[t.size() / 2] * 1e-6, bytes / t[t.size() / 2] * 1e-6);
-        if (check) printf("   worst %.4f cosine %.2e", worst, 1 - 2 * dot / norm);
+        if (check) printf("  kind %d bias %.2e worst %.4f cosine %.2e", kind, bias / count, worst, 1 - 2 * dot / norm);
         printf("\n"); fflush(stdout);
         cudaFree(dk), cudaFree(dq), cudaFree(dt), cudaFree(out);
     }
