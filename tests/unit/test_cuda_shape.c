@@ -68,11 +68,26 @@ static void test_examples(void)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct dense_decode_choice c =
-            dense_decode_choose(cases[i].rows, cases[i].of_bytes, cases[i].shared_bytes);
+            dense_decode_choose(cases[i].rows, INT32_MAX, cases[i].of_bytes, cases[i].shared_bytes);
         CHECK(c.shape == cases[i].shape && c.stages == cases[i].stages,
               "%lld rows, %d bytes: shape %d, %d stages", (long long)cases[i].rows, cases[i].shared_bytes,
               c.shape, c.stages);
     }
+}
+
+/* Where a GPU does not convert codes. */
+static void test_most_rows(void)
+{
+    for (int32_t bytes = KIB_99; bytes <= KIB_227; bytes += 512)
+        for (int64_t rows = 1; rows <= 200; rows++) {
+            const struct dense_decode_choice c =
+                dense_decode_choose(rows, DENSE_DECODE_ROWS_WITHOUT_CODES, true, bytes);
+            CHECK(dense_decode_shapes[c.shape].rows <= DENSE_DECODE_ROWS_WITHOUT_CODES &&
+                      c.shared_bytes < bytes && c.stages == 1,
+                  "%lld rows, %d bytes: shape %d", (long long)rows, bytes, c.shape);
+        }
+    CHECK_EQ(dense_decode_choose(64, DENSE_DECODE_ROWS_WITHOUT_CODES, true, KIB_163).shape,
+             DENSE_DECODE_SHAPE_32x64);
 }
 
 /* Whatever the table holds: the choice fits; no other shape that fits would read the keys less often, or, reading them as
@@ -82,7 +97,7 @@ static void test_rules_of(bool of_bytes)
     const int32_t least = of_bytes ? 1 : 2;
     for (int32_t bytes = KIB_99; bytes <= KIB_227; bytes += 512)
         for (int64_t rows = 1; rows <= 200; rows++) {
-            const struct dense_decode_choice c = dense_decode_choose(rows, of_bytes, bytes);
+            const struct dense_decode_choice c = dense_decode_choose(rows, INT32_MAX, of_bytes, bytes);
             const struct dense_decode_shape *chosen = &dense_decode_shapes[c.shape];
             CHECK(c.stages >= least && c.stages <= chosen->most_stages && c.shared_bytes < bytes &&
                       c.shared_bytes == dense_decode_shared_bytes(chosen, of_bytes, c.stages),
@@ -148,6 +163,7 @@ int main(int argc, char **argv)
     test_bytes();
     test_examples();
     test_rules();
+    test_most_rows();
     test_divisor();
     return check_done("test_cuda_shape");
 }

@@ -84,6 +84,14 @@ struct DenseDecode {
     static constexpr uint32_t Q_BYTES = Q_IN_REGISTERS ? 0 : MAX_GROUPS * Q_GROUP,
                               STAGE_BYTES = MAX_GROUPS * KEY_GROUP;
 
+    /* Ampere does not convert codes in hardware: it has no registers for that beside 64 rows, nor for the places of keys beside the
+     * products of fewer. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+    static constexpr bool HAS_REGISTERS = !BYTES || ROWS <= DENSE_DECODE_ROWS_WITHOUT_CODES,
+                          FINDS_LATE = true;
+#else
+    static constexpr bool HAS_REGISTERS = true, FINDS_LATE = false;
+#endif
     static constexpr uint32_t RAW_BYTES = BYTES ? KEYS * RAW_LINE_BYTES : 0;
     static constexpr uint32_t LEAST_BYTES =
         Q_BYTES + ROWS * LINE_BYTES + (BYTES ? STAGE_BYTES + RAW_BYTES : 2 * STAGE_BYTES);
@@ -487,8 +495,9 @@ struct DenseDecode {
             if constexpr (BYTES) {
                 copying.convert(stage_at, min(task.end - first_key, KEYS));
                 __syncthreads(); /* the block is there, and its tokens have been read */
+                if (FINDS_LATE) places = copying.find_keys(ahead, task.end);
                 if (ahead < (unsigned)task.end) copying.copy_keys(stage_at, ahead, task.end, places);
-                places = copying.find_keys(ahead + KEYS, task.end);
+                if (!FINDS_LATE) places = copying.find_keys(ahead + KEYS, task.end);
             } else {
                 copying.copy_keys_unaligned(free_at, ahead, task.end, places);
             }
@@ -552,7 +561,7 @@ template <typename Kernel> DEVICE void dense_decode(const struct dense_decode_pa
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Turn turn; /* not in registers: those are dear */
     __shared__ Task task;
-    if constexpr (Kernel::LEAST_BYTES > MOST_SHARED) {
+    if constexpr (Kernel::LEAST_BYTES > MOST_SHARED || !Kernel::HAS_REGISTERS) {
         __trap(); /* shape.c does not choose it here, and there is no need to compile it */
     } else {
         Kernel kernel(p, memory, task);

@@ -18,8 +18,11 @@ static const char *refuses(const struct attention_problem *p, const char **argum
 
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
+    enum { CONVERTS_CODES = 90 /* a capability that does, whatever machine code it is given */ };
+    const int32_t most_rows =
+        of_bytes(p) && w->device->capability < CONVERTS_CODES ? DENSE_DECODE_ROWS_WITHOUT_CODES : INT32_MAX;
     const struct dense_decode_choice choice =
-        dense_decode_choose(p->s_q * (p->h_q / p->h_kv), of_bytes(p), w->device->shared_bytes);
+        dense_decode_choose(p->s_q * (p->h_q / p->h_kv), most_rows, of_bytes(p), w->device->shared_bytes);
     w->kernel =
         cuda_kernel_of((struct cuda_key){CUDA_SM80_DENSE_DECODE, .element = p->element,
                                          .format = of_bytes(p) ? CUDA_BYTES : 0, .variant = choice.shape});

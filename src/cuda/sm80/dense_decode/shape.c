@@ -33,14 +33,15 @@ int32_t dense_decode_stages(const struct dense_decode_shape *shape, bool of_byte
 
 /* Keys are read once a tile: the fewest rows that hold a key head whole, or else the most that fit; of the same rows the
  * most keys. */
-struct dense_decode_choice dense_decode_choose(int64_t rows, bool of_bytes, int32_t shared_bytes)
+struct dense_decode_choice dense_decode_choose(int64_t rows, int32_t most_rows, bool of_bytes,
+                                               int32_t shared_bytes)
 {
     struct dense_decode_choice choice = {0, of_bytes ? 1 : DENSE_DECODE_LEAST_STAGES, 0};
     for (int32_t i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) {
         const struct dense_decode_shape *shape = &dense_decode_shapes[i],
                                         *best = &dense_decode_shapes[choice.shape];
         const int32_t stages = dense_decode_stages(shape, of_bytes, shared_bytes);
-        if (stages && (best->rows < rows || shape->rows == best->rows))
+        if (stages && shape->rows <= most_rows && (best->rows < rows || shape->rows == best->rows))
             choice = (struct dense_decode_choice){.shape = i, .stages = stages};
     }
     choice.shared_bytes =

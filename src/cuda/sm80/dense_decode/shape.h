@@ -51,8 +51,12 @@ int32_t dense_decode_shared_bytes(const struct dense_decode_shape *shape, bool o
 /* As many stages as fit and are of use; 0 where the shape does not fit with the least number of them. */
 int32_t dense_decode_stages(const struct dense_decode_shape *shape, bool of_bytes, int32_t shared_bytes);
 
-/* The choice for `rows` rows a key head on a GPU whose blocks may have `shared_bytes`. Every GPU since Ampere gives 99 KiB,
+/* The most rows of a tile where a cache of bytes meets a GPU that does not convert e4m3 in hardware. */
+enum { DENSE_DECODE_ROWS_WITHOUT_CODES = 32 };
+
+/* The choice for `rows` rows a key head on a GPU whose blocks may have `shared_bytes`, tiles of at most `most_rows`. Every GPU since Ampere gives 99 KiB,
  * and the smallest shape fits into that. */
-struct dense_decode_choice dense_decode_choose(int64_t rows, bool of_bytes, int32_t shared_bytes);
+struct dense_decode_choice dense_decode_choose(int64_t rows, int32_t most_rows, bool of_bytes,
+                                               int32_t shared_bytes);
 
 #endif
