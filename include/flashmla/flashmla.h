@@ -352,6 +352,9 @@ enum FMLA_INT32 {
 /* The base of the logarithm in `lse`. */
 enum FMLA_INT32 { FMLA_LOG_NATURAL = 0, FMLA_LOG_BASE_2 = 2 };
 
+/* How the keys of a cache of bytes are multiplied. BF16: each is made a bf16 value first; this version has no other way. */
+enum FMLA_INT32 { FMLA_PRODUCTS_BF16 = 0 };
+
 /* Attention of a few new tokens of each request over its cached keys (docs/semantics.md, "Dense decode"):
  *     S = softmax_scale · Q Kᵀ,  lse = ln Σ exp(S),  out = softmax(S) V,  V = the first d_v values of K.
  * Query head h reads key head h / (h_q / h_kv). */
@@ -359,7 +362,8 @@ typedef struct fmla_dense_decode_args {
     size_t struct_size;
     const fmla_tensor *q; /* [b, s_q, h_q, d_qk] bf16 or fp16 */
     /* [pages, page_size, h_kv, d_qk], the type of q; or bytes as in fmla_sparse_decode_args, of FMLA_KV_FP8_576
-     * [pages, page_size, 1, 576]. They are worth bf16 values (docs/semantics.md, "Cache formats") */
+     * [pages, page_size, 1, 576]. Bytes are worth bf16 values, which are multiplied (docs/semantics.md,
+     * "Cache formats"); on a GPU q is then bf16 */
     const fmla_tensor *kv_cache;
     const fmla_tensor *block_table; /* [b, max_pages] int32: the page of each page_size keys of a request.
                                        Entries past ceil(length / page_size) are never used, whatever they
@@ -376,7 +380,7 @@ typedef struct fmla_dense_decode_args {
     void *stream;            /* CUDA stream; not used on the CPU */
     const char *kernel;      /* force a kernel by name (fmla_capabilities lists them); NULL = the best */
     int32_t kv_format;       /* FMLA_KV_…; may be 0 where kv_cache has the type of q */
-    int32_t products;        /* FMLA_PRODUCTS_…, of caches of bytes; 0 = in bf16 */
+    int32_t products;        /* FMLA_PRODUCTS_…, of a cache of bytes */
     float softmax_scale;     /* 0 = 1/sqrt(d_qk); finite */
     int32_t causal;          /* 1: token j of s_q sees keys t ≤ s_k - s_q + j; 0: all see all */
     int32_t lse_empty;       /* FMLA_LSE_EMPTY_… */

@@ -98,6 +98,9 @@ struct sparse_cache_params cuda_cache_params(const struct key_source *keys);
 
 /* ---- Of one operation, for all its kernels (dense.c, sparse.c, prefill.c, mha.c) --------------- */
 
+/* Is the cache of bytes, in place of values of the queries' type? */
+bool cuda_of_bytes(const struct attention_problem *p);
+
 /* `rows` of a tile. */
 fmla_status cuda_dense_prepare(const struct attention_problem *p, int64_t rows, struct cuda_work *work);
 struct dense_decode_params cuda_dense_params(const struct attention_problem *p, const struct cuda_work *work);

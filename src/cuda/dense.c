@@ -8,6 +8,11 @@
 
 #include <string.h>
 
+bool cuda_of_bytes(const struct attention_problem *p)
+{
+    return kv_layout_of(p->format, 0).element == KV_ELEMENT_E4M3;
+}
+
 static size_t mark_bytes(int64_t tiles)
 {
     return cuda_line_up((size_t)tiles * MARKS_OF_TILE * sizeof(uint32_t));
@@ -84,8 +89,7 @@ struct dense_decode_params cuda_dense_params(const struct attention_problem *p, 
         .kv_scale = p->kv_scale,
     };
     memcpy(params.q_stride, p->q_stride, sizeof params.q_stride);
-    const int64_t unit =
-        kv_layout_of(p->format, 0).element == KV_ELEMENT_E4M3 ? 1 : (int64_t)sizeof(uint16_t);
+    const int64_t unit = cuda_of_bytes(p) ? 1 : (int64_t)sizeof(uint16_t);
     for (int i = 0; i < 3; i++) params.kv_stride[i] = kv_bytes[i] / unit;
     return params;
 }

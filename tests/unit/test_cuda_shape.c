@@ -75,7 +75,7 @@ static void test_examples(void)
     }
 }
 
-/* Where a GPU does not convert codes. */
+/* Tiles stay small where a GPU does not convert codes. */
 static void test_most_rows(void)
 {
     for (int32_t bytes = KIB_99; bytes <= KIB_227; bytes += 512)

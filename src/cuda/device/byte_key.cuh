@@ -8,7 +8,7 @@
 #include "cache.cuh"
 #include "shared.cuh"
 
-/* Eight codes as bf16(code · scale). */
+/* Makes eight codes bf16(code · scale). */
 DEVICE uint4 bf16_of_codes(uint2 codes, float scale)
 {
     uint32_t words[4];
@@ -20,7 +20,7 @@ DEVICE uint4 bf16_of_codes(uint2 codes, float scale)
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* What of a format's layout the kernels need. */
+/* This is what the kernels need of a format's layout. */
 struct ByteLayout {
     enum kv_scale kind;
     int nope, group_shift, token_bytes, rope_offset, scale_offset, scale_bytes;
@@ -43,7 +43,7 @@ struct ByteLayout {
         scale_offset = l.scale_bytes ? l.token_bytes : l.scale_offset;
     }
 
-    /* Of a token in shared memory with its scales behind it. */
+    /* Reads the scale of a column from a token in shared memory, whose scales are in it or behind it. */
     DEVICE float scale(uint32_t token, int column, float of_cache) const
     {
         const uint32_t at = token + (uint32_t)scale_offset, index = (uint32_t)column >> group_shift;
@@ -55,7 +55,7 @@ struct ByteLayout {
 };
 
 struct ByteKey {
-    const uint8_t *token, *scales; /* scales: those that stand behind all tokens of a page, or in the token */
+    const uint8_t *token, *scales; /* scales stand in the token, or behind all tokens of its page */
 
     DEVICE ByteKey(const struct dense_decode_params &p, int64_t page, int64_t slot)
     {
@@ -72,7 +72,7 @@ struct ByteKey {
     {
     }
 
-    /* One value, from global memory. */
+    /* Reads one value from global memory. */
     DEVICE float value(const struct dense_decode_params &p, int column) const
     {
         const ByteLayout layout(p);

@@ -26,7 +26,7 @@ template <int ROWS, int KEYS, int THREADS> struct ByteCopier : Copier<ROWS, KEYS
     {
     }
 
-    /* By every byte: of a cache that cannot be read 16 bytes at a time. */
+    /* Copies byte by byte, from a cache that cannot be read 16 bytes at a time. */
     static DEVICE void copy_bytes(uint32_t to, const uint8_t *from, int bytes)
     {
 #pragma unroll 1

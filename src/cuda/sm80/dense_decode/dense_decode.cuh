@@ -44,7 +44,7 @@
 #include "byte_copies.cuh"
 #include "copies.cuh"
 
-/* How keys come to shared memory, and how a key is read by itself. */
+/* Names how keys come to shared memory, and how a key is read by itself. */
 template <bool BYTES, typename Element, int ROWS, int KEYS, int THREADS> struct CacheOf {
     using Copying = Copier<ROWS, KEYS, THREADS>;
     using Key = PlainKey<Element>;

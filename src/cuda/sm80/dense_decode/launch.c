@@ -5,27 +5,23 @@
 #include "../../attention.h"
 #include "shape.h"
 
-static bool of_bytes(const struct attention_problem *p)
-{
-    return kv_layout_of(p->format, 0).element == KV_ELEMENT_E4M3;
-}
-
 static const char *refuses(const struct attention_problem *p, const char **argument)
 {
     *argument = "q";
-    return of_bytes(p) && p->element != ELEMENT_BF16 ? "takes bf16 queries of caches of bytes" : NULL;
+    return cuda_of_bytes(p) && p->element != ELEMENT_BF16 ? "takes bf16 queries of caches of bytes" : NULL;
 }
 
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
     enum { CONVERTS_CODES = 90 /* a capability that does, whatever machine code it is given */ };
-    const int32_t most_rows =
-        of_bytes(p) && w->device->capability < CONVERTS_CODES ? DENSE_DECODE_ROWS_WITHOUT_CODES : INT32_MAX;
-    const struct dense_decode_choice choice =
-        dense_decode_choose(p->s_q * (p->h_q / p->h_kv), most_rows, of_bytes(p), w->device->shared_bytes);
-    w->kernel =
-        cuda_kernel_of((struct cuda_key){CUDA_SM80_DENSE_DECODE, .element = p->element,
-                                         .format = of_bytes(p) ? CUDA_BYTES : 0, .variant = choice.shape});
+    const int32_t most_rows = cuda_of_bytes(p) && w->device->capability < CONVERTS_CODES
+                                  ? DENSE_DECODE_ROWS_WITHOUT_CODES
+                                  : INT32_MAX;
+    const struct dense_decode_choice choice = dense_decode_choose(p->s_q * (p->h_q / p->h_kv), most_rows,
+                                                                  cuda_of_bytes(p), w->device->shared_bytes);
+    w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM80_DENSE_DECODE, .element = p->element,
+                                                 .format = cuda_of_bytes(p) ? CUDA_BYTES : 0,
+                                                 .variant = choice.shape});
     w->stages = choice.stages, w->shared_bytes = choice.shared_bytes;
     const fmla_status status = cuda_dense_prepare(p, dense_decode_shapes[choice.shape].rows, w);
     w->mark_tiles = 0; /* it has room for marks, and makes none */

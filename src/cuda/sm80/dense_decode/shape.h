@@ -11,7 +11,8 @@
 
 enum { MAX_GROUPS = 9 /* of 64 columns: d_qk 576 */ };
 
-/* A token of a cache of bytes in shared memory, its scales behind it: as many 64 bytes that four of them lie in different banks. */
+/* A line holds a token of a cache of bytes, with its scales, in shared memory. It is an odd multiple of 64 bytes: two tokens, of which
+ * half a warp reads 64 bytes each, lie in different banks. */
 enum { RAW_LINE_BYTES = 704 };
 
 /* SHAPE(rows, keys, warps, most stages that are of use, Q in registers instead of shared memory); fewest rows first, then
@@ -44,8 +45,8 @@ struct dense_decode_choice {
     int32_t shared_bytes;
 };
 
-/* Of dynamic shared memory for one block of threads. `of_bytes` here and below: the cache is; there is one stage then, and a block
- * of tokens. */
+/* Returns the dynamic shared memory of a block of threads. `of_bytes` here and below says that the cache is of bytes: there is one
+ * stage then, and a block of tokens. */
 int32_t dense_decode_shared_bytes(const struct dense_decode_shape *shape, bool of_bytes, int32_t stages);
 
 /* As many stages as fit and are of use; 0 where the shape does not fit with the least number of them. */
@@ -54,8 +55,8 @@ int32_t dense_decode_stages(const struct dense_decode_shape *shape, bool of_byte
 /* The most rows of a tile where a cache of bytes meets a GPU that does not convert e4m3 in hardware. */
 enum { DENSE_DECODE_ROWS_WITHOUT_CODES = 32 };
 
-/* The choice for `rows` rows a key head on a GPU whose blocks may have `shared_bytes`, tiles of at most `most_rows`. Every GPU since Ampere gives 99 KiB,
- * and the smallest shape fits into that. */
+/* The choice for `rows` rows a key head on a GPU whose blocks may have `shared_bytes`, among tiles of at most `most_rows`. Every GPU
+ * since Ampere gives 99 KiB, and the smallest shape fits into that. */
 struct dense_decode_choice dense_decode_choose(int64_t rows, int32_t most_rows, bool of_bytes,
                                                int32_t shared_bytes);
 
