@@ -148,6 +148,7 @@ static fmla_status choose(struct call *c, const char *name)
                                   .d_qk = p->d_qk,
                                   .d_v = p->d_v,
                                   .formats = c->checked.format ? 1u << p->format : 0,
+                                  .products = p->operation == OP_DENSE_DECODE ? 1u << p->products : 0,
                                   .problem.attention = p};
     return dispatch(&wanted, name, &c->taken.kernel);
 }
@@ -175,6 +176,33 @@ static fmla_status fill_dense_cache(struct call *c, const struct checked_tensor 
     return FMLA_OK;
 }
 
+/* Where products are FP8 the queries are values, which will be quantised, or codes. */
+static fmla_status fill_queries(struct call *c)
+{
+    const char *op = c->checked.operation;
+    const int32_t products = c->checked.products;
+    const struct checked_tensor *q = OF(dense_decode, q), *scale = OF(dense_decode, q_scale);
+    struct attention_problem *p = &c->problem;
+    if (products == FMLA_PRODUCTS_FP8 && p->format != KV_FP8_576 && p->format != KV_FP8_656)
+        return fail(
+            FMLA_INVALID_ARGUMENT,
+            "%s: products: is FMLA_PRODUCTS_FP8 (1), must be FMLA_PRODUCTS_BF16 (0) over %s; FP8 takes "
+            "FMLA_KV_FP8_656 and FMLA_KV_FP8_576",
+            op, c->checked.format->name);
+    if (q->of_bytes && p->format == KV_FP8_656)
+        return fail(
+            FMLA_INVALID_ARGUMENT,
+            "%s: q: has codes of one byte, must be bfloat16 over FMLA_KV_FP8_656, for which the last 64 "
+            "values of a query are not quantised",
+            op);
+    if (scale->name && !q->of_bytes)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: q_scale: is a tensor, must be NULL: q has values, not codes",
+                    op);
+    p->products = products;
+    if (q->of_bytes) p->q = NULL, p->q_codes = q->data, p->q_scale = scale->data;
+    return FMLA_OK;
+}
+
 /* ---- Each ------------------------------------------------------------------------------------ */
 
 static fmla_status prepare_dense_decode(struct call *c)
@@ -192,6 +220,7 @@ static fmla_status prepare_dense_decode(struct call *c)
     TRY(check_heads(op, "q", p->h_q, p->h_kv));
     keys->kind = KEYS_PAGED;
     TRY(fill_dense_cache(c, kv, keys));
+    TRY(fill_queries(c));
     if (!table->name && keys->pages < p->b)
         return fail(
             FMLA_INVALID_ARGUMENT,

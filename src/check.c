@@ -163,7 +163,8 @@ static fmla_status check_tensor(const char *operation, const char *name, const f
     const int which = number_of_dtype(tensor->dtype, allow);
     if (which == DTYPES) return refuse_dtype(operation, name, tensor->dtype, allow);
     TRY(check_device(operation, name, tensor->device, &checked->device));
-    checked->element = (enum element)which; /* not read for integers and bytes */
+    checked->of_bytes = 1u << which == ALLOW_BYTES;
+    checked->element = checked->of_bytes ? ELEMENT_BF16 : (enum element)which; /* not read for integers */
 
     const int64_t element_bytes = dtypes[which].dtype.bits / 8;
     struct layout_found found = {0};
@@ -255,6 +256,7 @@ static fmla_status check_options(const struct descriptor *descriptor, const char
         const void *const at = args + m->offset;
         const int64_t value = m->kind == MEMBER_WIDE ? *(const int64_t *)at : *(const int32_t *)at;
         if (m->kind == MEMBER_FORMAT) call->kv_format = (int32_t)value;
+        if (m->kind == MEMBER_PRODUCTS) call->products = (int32_t)value;
         if (value < m->low || value > m->high)
             return check_range(descriptor->name, m->name, value, m->low, m->high);
     }
@@ -287,7 +289,8 @@ static fmla_status check_format(const struct descriptor *descriptor, const struc
     call->format = &cache_formats[which];
     if ((m->allowed & ALLOW_SAME) && !(call->format->allowed & (ALLOW_BYTES | 1u << element)))
         return fail(FMLA_INVALID_ARGUMENT, "%s: kv_format: is %s, whose values must have the type of q, %s",
-                    call->operation, call->format->name, element == ELEMENT_BF16 ? "bfloat16" : "float16");
+                    call->operation, call->format->name,
+                    dtypes[call->tensors[0].of_bytes ? DTYPES - 1 : (int)element].name);
     return FMLA_OK;
 }
 
@@ -403,6 +406,8 @@ static fmla_status check_member(const struct descriptor *descriptor, const struc
         allowed |= call->format->allowed;
     } else if (allowed & ALLOW_SAME) {
         allowed |= 1u << call->tensors[0].element;
+    } else if ((allowed & ALLOW_CODES) && call->products == FMLA_PRODUCTS_FP8) {
+        allowed = (allowed & ~(unsigned)ALLOW_FP16) | ALLOW_BYTES;
     }
     if ((allowed & OR_FLAT) && (checked == call->tensors || (allowed & IS_CACHE)))
         TRY(check_flat(m, tensor, call));

@@ -231,6 +231,13 @@ static void append_shapes(char *text, size_t size, const struct kernel *kernel)
                         cache_formats[f + FMLA_KV_BF16].name + strlen("FMLA_KV_"));
 }
 
+static void append_products(char *text, size_t size, unsigned products)
+{
+    static const char *const names[] = {"FMLA_PRODUCTS_BF16", "FMLA_PRODUCTS_FP8"};
+    for (int p = 0; p < 2; p++)
+        if (products & (1u << p)) text_append(text, size, " %s (%d)", names[p], p);
+}
+
 /* Writes why `kernel` cannot run `wanted`, with the argument that it cannot take, and returns true; false if it can. */
 static bool refuses(const struct kernel *kernel, const struct wanted *wanted, const char **argument,
                     char *why, size_t size)
@@ -260,6 +267,10 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
         *argument = "kv_format";
         snprintf(why, size, "kernel %s takes", kernel->name);
         append_shapes(why, size, kernel);
+    } else if (wanted->products & ~kernel->products) {
+        *argument = "products";
+        snprintf(why, size, "kernel %s takes", kernel->name);
+        append_products(why, size, kernel->products);
     } else if (asked && kernel->driver->refuses &&
                (takes = kernel->driver->refuses(kernel, wanted->problem, argument)))
         snprintf(why, size, "kernel %s %s", kernel->name, takes);
@@ -387,6 +398,7 @@ static void describe_row(fmla_device device, enum operation operation, const str
     row->forced_only = kernel->forced_only;
     row->types = (int32_t)kernel->elements;
     row->kv_formats = (int32_t)(kernel->formats << FMLA_KV_BF16);
+    row->products = (int32_t)kernel->products;
     memcpy(row->d_qk, kernel->d_qk, sizeof row->d_qk);
     memcpy(row->d_v, kernel->d_v, sizeof row->d_v);
 }

@@ -17,6 +17,7 @@ struct wanted {
     unsigned elements;     /* all of these must be taken; 0 = not asked */
     int64_t d_qk, d_v;     /* 0 = not asked */
     unsigned formats;      /* FORMATS_… of the cache; 0 = not asked */
+    unsigned products;     /* PRODUCTS_…; 0 = not asked */
     union problem problem; /* none = not asked */
 };
 

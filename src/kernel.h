@@ -23,6 +23,7 @@ enum { /* of caches, as bits */
        FORMATS_FP8_584 = 1 << KV_FP8_584,
        FORMATS_FP8_576 = 1 << KV_FP8_576
 };
+enum { PRODUCTS_BF16 = 1 << FMLA_PRODUCTS_BF16, PRODUCTS_FP8 = 1 << FMLA_PRODUCTS_FP8 };
 enum { KERNEL_SIZES = 4 };
 
 /* What a back end decides about a problem, once: the size query asks no more, and the call goes on with it. */
@@ -54,7 +55,8 @@ struct kernel {
     unsigned elements;          /* ELEMENTS_…; 0 = any */
     int32_t d_qk[KERNEL_SIZES]; /* allowed sizes, zero-terminated; empty = any */
     int32_t d_v[KERNEL_SIZES];
-    unsigned formats; /* FORMATS_… of a cache; 0 = not asked */
+    unsigned formats;  /* FORMATS_… of a cache; 0 = not asked */
+    unsigned products; /* PRODUCTS_… of dense decode, over the formats that have them; 0 = not asked */
     bool forced_only;
     const char *part_of; /* the kernel that runs this one where it suits; NULL for all others */
     bool slow_on_intel;  /* on Intel processors the next row of the table is the better one */

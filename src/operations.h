@@ -27,7 +27,7 @@ enum {
     ALLOW_I32 = 1 << 3,
     ALLOW_I64 = 1 << 4,
     ALLOW_BYTES = 1 << 5, /* any type of one byte */
-    /* The type of the operation's first tensor; of a cache: where its format is one of 16 bits. */
+    /* The type of the operation's first tensor, bf16 where that has codes; of a cache: where its format is one of 16 bits. */
     ALLOW_SAME = 1 << 6,
     ALLOW_NULL = 1 << 7, /* the tensor may be absent */
     IS_OUTPUT = 1 << 8,  /* no two elements may share memory */
@@ -35,9 +35,10 @@ enum {
     IS_CACHE = 1 << 9,
     /* All tokens may be one dimension (form_of); of a cache where its format is one of 16 bits. */
     OR_FLAT = 1 << 10,
-    IN_UNITS = 1 << 11, /* … at addresses and strides that are multiples of the format's unit */
-    IN_ROWS = 1 << 12,  /* rows without gaps, aligned to 16 bytes */
-    IN_CALLS = 1 << 13  /* not looked at where a size is asked */
+    IN_UNITS = 1 << 11,   /* … at addresses and strides that are multiples of the format's unit */
+    IN_ROWS = 1 << 12,    /* rows without gaps, aligned to 16 bytes */
+    IN_CALLS = 1 << 13,   /* not looked at where a size is asked */
+    ALLOW_CODES = 1 << 14 /* where products are FP8: any type of one byte, and no fp16 */
 };
 
 enum { MAX_DIMENSIONS = 5, MAX_TENSORS = 12 };
@@ -69,9 +70,10 @@ enum {
 };
 
 enum member_kind {
-    MEMBER_INTEGER, /* int32_t */
-    MEMBER_FORMAT,  /* int32_t: the format of the caches, FMLA_KV_… */
-    MEMBER_WIDE,    /* int64_t */
+    MEMBER_INTEGER,  /* int32_t */
+    MEMBER_FORMAT,   /* int32_t: the format of the caches, FMLA_KV_… */
+    MEMBER_PRODUCTS, /* int32_t: FMLA_PRODUCTS_… */
+    MEMBER_WIDE,     /* int64_t */
     MEMBER_LAST_INTEGER = MEMBER_WIDE,
     MEMBER_TENSOR,  /* const fmla_tensor * */
     MEMBER_REAL,    /* float */

@@ -12,6 +12,7 @@
 #include "kvformat.h"
 #include "operations.h"
 #include "plan.h"
+#include "queries.h"
 
 #include <stdbool.h>
 
@@ -98,12 +99,16 @@ struct attention_problem {
     enum operation operation;
     int64_t b, s_q, h_q, h_kv, d_qk, d_v; /* of ragged requests s_q is the most, as the caller says */
     struct ragged ragged_q, ragged_k;     /* a ragged request is in page 0, from its start on */
-    enum element element;                 /* of q and out */
+    enum element element;                 /* of q and out; BF16 where q has codes */
     enum kv_format format;                /* of all keys and values */
     const float *kv_scale;                /* where the scale of an FP8_576 cache lies; NULL: it is 1 */
+    int32_t products;                     /* FMLA_PRODUCTS_… */
     fmla_device device;
     const uint16_t *q;
     int64_t q_stride[3]; /* request, token, head */
+    const uint8_t
+        *q_codes;         /* NULL: the queries are values, in q; else q is NULL, and q_stride counts bytes */
+    const float *q_scale; /* where the scale of q_codes lies; NULL: it is 1 */
     uint16_t *out;
     int64_t out_stride[3];                /* request, token, head */
     float *lse, *max_logits;              /* NULL: not wanted */
@@ -124,6 +129,18 @@ struct attention_problem {
     void *workspace;
     void *stream;
 };
+
+/* The bf16 values that stand for a query where products are FP8, to `to`, [d_qk]. */
+static inline void attention_quantise(const struct attention_problem *p, int64_t request, int64_t token,
+                                      int64_t head, uint16_t *to)
+{
+    const int64_t at = request * p->q_stride[0] + token * p->q_stride[1] + head * p->q_stride[2];
+    const int32_t width = (int32_t)p->d_qk;
+    if (p->q_codes)
+        query_of_codes(to, p->q_codes + at, p->q_scale ? *p->q_scale : 1.0f, width);
+    else
+        query_quantise(to, p->q + at, query_quantised(p->format), width);
+}
 
 /* What the plan of a call cuts. */
 static inline struct plan_topk attention_lists(const struct attention_problem *p)
@@ -254,8 +271,9 @@ struct checked_tensor {
     void *data;
     int64_t shape[MAX_DIMENSIONS];
     int64_t stride[MAX_DIMENSIONS];
-    enum element element; /* floating types */
-    fmla_device device;   /* pinned host memory counts as cpu */
+    enum element element; /* of floating types; of bytes that of their values, bf16 */
+    bool of_bytes;
+    fmla_device device; /* pinned host memory counts as cpu */
 };
 
 /* A call that passed all that its descriptor says. */
@@ -264,7 +282,7 @@ struct checked_call {
     const void *args; /* the copy of the caller's struct */
     bool shape_only;  /* a size is asked: data is not looked at, and may be NULL */
     bool flat;        /* the tensors that may be have all tokens in one dimension */
-    int32_t kv_format;
+    int32_t kv_format, products;
     const struct cache_format *format;          /* of the caches; NULL where the operation has none */
     const struct checked_tensor *first;         /* of those that are there: its device is the call's */
     struct checked_tensor tensors[MAX_TENSORS]; /* by TENSOR_<op>_<member> */

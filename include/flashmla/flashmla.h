@@ -215,6 +215,8 @@ typedef struct fmla_capability {
     int32_t kv_formats; /* bits 1 << FMLA_KV_… that a call may name; 0 where it names none, or any */
     int32_t d_qk[4];    /* the sizes that are taken, then zeros; without one, any */
     int32_t d_v[4];
+    int32_t products; /* bits 1 << FMLA_PRODUCTS_… that a call may name; 0 where it names none */
+    int32_t reserved;
 } fmla_capability;
 
 /* The index-th row for a device, in order of operation and then of preference: of the available kernels whose
@@ -352,25 +354,28 @@ enum FMLA_INT32 {
 /* The base of the logarithm in `lse`. */
 enum FMLA_INT32 { FMLA_LOG_NATURAL = 0, FMLA_LOG_BASE_2 = 2 };
 
-/* How the keys of a cache of bytes are multiplied. BF16: each is made a bf16 value first; this version has no other way. */
-enum FMLA_INT32 { FMLA_PRODUCTS_BF16 = 0 };
+/* How queries meet the keys of a cache of bytes (docs/semantics.md, "FP8 products"). BF16: queries are taken as they are, and each
+ * key is made a bf16 value. FP8: each query row is also quantised to e4m3, so that a kernel may multiply codes with codes. */
+enum FMLA_INT32 { FMLA_PRODUCTS_BF16 = 0, FMLA_PRODUCTS_FP8 = 1 };
 
 /* Attention of a few new tokens of each request over its cached keys (docs/semantics.md, "Dense decode"):
  *     S = softmax_scale · Q Kᵀ,  lse = ln Σ exp(S),  out = softmax(S) V,  V = the first d_v values of K.
  * Query head h reads key head h / (h_q / h_kv). */
 typedef struct fmla_dense_decode_args {
     size_t struct_size;
-    const fmla_tensor *q; /* [b, s_q, h_q, d_qk] bf16 or fp16 */
+    /* [b, s_q, h_q, d_qk] bf16 or fp16; with FMLA_PRODUCTS_FP8 bf16, or, over FMLA_KV_FP8_576 alone, e4m3 codes of any type of
+     * one byte. FMLA_KV_FP8_656 takes no codes, because the last 64 values of its queries stay bf16 */
+    const fmla_tensor *q;
     /* [pages, page_size, h_kv, d_qk], the type of q; or bytes as in fmla_sparse_decode_args, of FMLA_KV_FP8_576
      * [pages, page_size, 1, 576]. Bytes are worth bf16 values, which are multiplied (docs/semantics.md,
-     * "Cache formats"); on a GPU q is then bf16 */
+     * "Cache formats"); on a GPU q is then not fp16 */
     const fmla_tensor *kv_cache;
     const fmla_tensor *block_table; /* [b, max_pages] int32: the page of each page_size keys of a request.
                                        Entries past ceil(length / page_size) are never used, whatever they
                                        hold. NULL: page r holds the keys of request r, pages ≥ b */
     const fmla_tensor *seqlens; /* [b] int32: keys of each request; clamped to [0, max_pages · page_size] */
     const fmla_tensor *attn_sink; /* [h_q] fp32 or NULL: out *= 1 / (1 + exp(sink - lse)), natural lse */
-    const fmla_tensor *out;       /* [b, s_q, h_q, d_v], the type of q; written */
+    const fmla_tensor *out;       /* [b, s_q, h_q, d_v], the type of q, of codes bf16; written */
     const fmla_tensor *lse;       /* [b, h_q, s_q] fp32, written; NULL = not wanted */
     const void *plan; /* from fmla_decode_plan for this b; NULL = planned inside the call. A plan made
                          for other lengths is safe; made for other heads, safe and unbalanced */
@@ -380,7 +385,7 @@ typedef struct fmla_dense_decode_args {
     void *stream;            /* CUDA stream; not used on the CPU */
     const char *kernel;      /* force a kernel by name (fmla_capabilities lists them); NULL = the best */
     int32_t kv_format;       /* FMLA_KV_…; may be 0 where kv_cache has the type of q */
-    int32_t products;        /* FMLA_PRODUCTS_…, of a cache of bytes */
+    int32_t products;        /* FMLA_PRODUCTS_…; FP8 over FMLA_KV_FP8_576 and FMLA_KV_FP8_656 alone */
     float softmax_scale;     /* 0 = 1/sqrt(d_qk); finite */
     int32_t causal;          /* 1: token j of s_q sees keys t ≤ s_k - s_q + j; 0: all see all */
     int32_t lse_empty;       /* FMLA_LSE_EMPTY_… */
@@ -399,6 +404,7 @@ typedef struct fmla_dense_decode_args {
     const fmla_tensor *partitions; /* [partitions of the plan, 8] int32, rows without gaps, 16-byte aligned */
     const fmla_tensor *num_splits; /* [b + 1] int32 */
     const fmla_tensor *kv_scale;   /* [1] fp32: the scale of an FMLA_KV_FP8_576 cache; NULL = 1 */
+    const fmla_tensor *q_scale;    /* [1] fp32: the scale of q where it has codes; NULL = 1 */
 } fmla_dense_decode_args;
 
 /* How much workspace fmla_dense_decode takes with these arguments, and its alignment (either may be NULL),

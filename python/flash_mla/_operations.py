@@ -361,6 +361,7 @@ def place_of(function: str, device: Any) -> tuple[int, int]:
 
 FORMATS = {"BF16": 1, "FP16": 2, "FP8_656": 3, "FP8_584": 4, "FP8_576": 5}  # fmla_kv_format
 _TYPES = ("bfloat16", "float16", "float32")  # the bits of FMLA_TAKES_…
+_PRODUCTS = ("bf16", "fp8")  # the bits 1 << FMLA_PRODUCTS_…
 
 
 def capabilities(device_type: int, device_id: int) -> list[dict[str, Any]]:
@@ -378,6 +379,7 @@ def capabilities(device_type: int, device_id: int) -> list[dict[str, Any]]:
                 "kv_formats": tuple(name for name, format in FORMATS.items() if row.kv_formats >> format & 1),
                 "d_qk": tuple(filter(None, row.d_qk)),
                 "d_v": tuple(filter(None, row.d_v)),
+                "products": tuple(name for bit, name in enumerate(_PRODUCTS) if row.products >> bit & 1),
             }
         )
     return rows

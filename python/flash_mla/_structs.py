@@ -42,6 +42,7 @@ class Capability(ctypes.Structure):
         *neighbours(c_char_p, "operation kernel reason part_of"),
         *neighbours(c_int32, "available forced_only types kv_formats"),
         *neighbours(c_int32 * 4, "d_qk d_v"),
+        *neighbours(c_int32, "products reserved"),
     ]
 
 
@@ -60,6 +61,7 @@ _TYPES = {
     "TEXT": c_char_p,
     "INTEGER": c_int32,
     "FORMAT": c_int32,
+    "PRODUCTS": c_int32,
     "WIDE": c_int64,
     "REAL": c_float,
     "DEVICE": Device,

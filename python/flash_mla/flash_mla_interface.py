@@ -486,7 +486,8 @@ def capabilities(device: Any = "cpu") -> list[dict[str, Any]]:
         A row for each kernel: operation, kernel (None where the operation has none there), reason (why it does not run
         there; "" if it does), part_of (the kernel that runs this one where it suits; "" for others), available,
         forced_only (it runs only when named), types (of vectors that are no cache's, "bfloat16"), kv_formats (that a call
-        may name), d_qk and d_v (the sizes that it takes). An empty tuple: any, or it has no such argument.
+        may name), d_qk and d_v (the sizes that it takes), products (of dense decode, "bf16" or "fp8"). An empty tuple: any,
+        or it has no such argument.
 
     Raises:
         ValueError: the device is none of these.

@@ -10,9 +10,11 @@
  * straight to `out`; any other leaves its fp32 rows, their largest scores and their lse relative to these in a slot of the
  * workspace, and a second pass joins the slots of a request in split order.
  *
+ * Where products are FP8, a pass before all others makes of every query the bf16 values that its codes are worth.
+ *
  * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | largest scores of the slots |
- *             spans of requests that are not cut | one scratch a worker, in it the rows of a tile, then what the inner
- *             kernel wants
+ *             spans of requests that are not cut | quantised queries | one scratch a worker, in it the rows of a tile,
+ *             then what the inner kernel wants
  */
 #include "cpu.h"
 
@@ -37,7 +39,8 @@ struct work {
     int64_t chunks;                          /* most chunks of a request */
     int64_t slots;
     int32_t num_partitions;
-    size_t slots_offset, slot_lse_offset, slot_max_offset, spans_offset, scratch_offset, scratch_bytes;
+    size_t slots_offset, slot_lse_offset, slot_max_offset, spans_offset, queries_offset, scratch_offset;
+    size_t scratch_bytes;
     float *slot_out, *slot_lse, *slot_max; /* of slot 0 */
     struct cpu_span *spans;                /* [b + 1], of row tiles; where no request is cut */
     char *workspace;
@@ -172,6 +175,13 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     at += cpu_line_up((size_t)rows * sizeof(float));
     w->spans_offset = at;
     if (p->cut == CUT_NEVER) at += cpu_line_up((size_t)(p->b + 1) * sizeof(struct cpu_span));
+    w->queries_offset = at;
+    if (p->products == FMLA_PRODUCTS_FP8) {
+        if (__builtin_mul_overflow(p->b * p->s_q, p->h_q * p->d_qk * (int64_t)sizeof(uint16_t), &bytes) ||
+            bytes > INT64_MAX / 4)
+            goto too_large;
+        at += cpu_line_up((size_t)bytes);
+    }
     w->scratch_offset = at;
     w->scratch_bytes =
         cpu_line_up(tile_floats(&w->call) * sizeof(float)) + w->attention->scratch_bytes(&w->call);
@@ -414,6 +424,39 @@ static void run_whole(void *data, int64_t index, int32_t worker)
     run_piece(w, request, index - at->first_item, 0, at->span.keys, DIRECT, worker);
 }
 
+/* ---- Queries of FP8 products ---------------------------------------------------------------- */
+
+struct quantised {
+    const struct attention_problem *problem;
+    uint16_t *to; /* [b][s_q][h_q][d_qk] */
+};
+
+/* Item: the heads of a token. */
+static void quantise_token(void *data, int64_t index, int32_t worker)
+{
+    const struct quantised *q = data;
+    const struct attention_problem *p = q->problem;
+    (void)worker;
+    for (int64_t head = 0; head < p->h_q; head++)
+        attention_quantise(p, index / p->s_q, index % p->s_q, head,
+                           q->to + (index * p->h_q + head) * p->d_qk);
+}
+
+/* The problem with what the codes of its queries are worth, in the workspace. */
+static struct attention_problem quantise(const struct work *w, const struct attention_problem *p)
+{
+    struct quantised q = {p, (uint16_t *)(void *)((char *)p->workspace + w->queries_offset)};
+    struct attention_problem made = *p;
+    const int64_t tokens = p->b * p->s_q;
+    threads_run(&w->pool, tokens,
+                cost_of_moving(2.0 * sizeof(uint16_t) * (double)(tokens * p->h_q) * (double)p->d_qk),
+                quantise_token, &q);
+    made.q = q.to, made.q_codes = NULL;
+    made.q_stride[2] = p->d_qk, made.q_stride[1] = p->h_q * p->d_qk;
+    made.q_stride[0] = p->s_q * made.q_stride[1];
+    return made;
+}
+
 /* ---- The call ------------------------------------------------------------------------------- */
 
 /* The sum over all requests. */
@@ -431,10 +474,12 @@ static double cost_of_pieces(const struct work *w)
 static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
     const struct attention_problem *p = problem.attention;
+    struct attention_problem quantised;
     struct work w = *(const struct work *)(const void *)prepared->decided;
     (void)kernel;
     const fmla_status status = cpu_check_pages(p);
     if (status || !p->b) return status;
+    if (p->products == FMLA_PRODUCTS_FP8) quantised = quantise(&w, p), w.call.problem = p = &quantised;
     w.workspace = p->workspace;
     w.spans = (struct cpu_span *)(void *)(w.workspace + w.spans_offset);
     const int64_t tiles = p->cut == CUT_NEVER ? find_spans(&w) : 0;

@@ -10,6 +10,8 @@
 #include <math.h>
 #include <string.h>
 
+enum { QUANTISED_WIDTH = 576 /* d_qk of the formats that have FP8 products */ };
+
 /* Workspace: of all rows that are taken together, and of one key. */
 struct memory {
     double *scores;       /* [rows][most_keys] */
@@ -187,15 +189,24 @@ static void write_row(const struct attention_problem *p, const struct rows *rows
             empty ? rules->lse_of_empty : (float)(lse * (double)rules->lse_factor);
 }
 
+/* The query of a head, [d_qk]: where products are FP8, what its codes are worth. */
+static void load_query(const struct attention_problem *p, const struct rows *rows, int64_t head, double *to)
+{
+    const int64_t request = rows->request.index, token = rows->request.first_token + rows->token;
+    if (p->products == FMLA_PRODUCTS_FP8) {
+        uint16_t values[QUANTISED_WIDTH];
+        attention_quantise(p, request, token, head, values);
+        for (int64_t d = 0; d < p->d_qk; d++) to[d] = (double)num_from_bf16(values[d]);
+        return;
+    }
+    const uint16_t *query = p->q + request * p->q_stride[0] + token * p->q_stride[1] + head * p->q_stride[2];
+    for (int64_t d = 0; d < p->d_qk; d++) to[d] = (double)ref_load(query, p->element, d);
+}
+
 static void attend(const struct attention_problem *p, const struct rows *rows, const struct memory *m)
 {
     const int64_t first_head = rows->key_head * rows->count;
-    for (int64_t r = 0; r < rows->count; r++) {
-        const uint16_t *query = p->q + rows->request.index * p->q_stride[0] +
-                                (rows->request.first_token + rows->token) * p->q_stride[1] +
-                                (first_head + r) * p->q_stride[2];
-        for (int64_t d = 0; d < p->d_qk; d++) m->q[r * p->d_qk + d] = (double)ref_load(query, p->element, d);
-    }
+    for (int64_t r = 0; r < rows->count; r++) load_query(p, rows, first_head + r, m->q + r * p->d_qk);
     const int64_t keys = meet_keys(p, rows, m, false);
     for (int64_t r = 0; r < rows->count; r++) {
         double *scores = m->scores + (size_t)r * most_keys(p), most = -INFINITY, total = 0.0;

@@ -221,6 +221,12 @@ static void draw_layout(struct bytes *in, struct call *c, bool any_size)
         *format = 1 + (int32_t)choose(in, FMLA_KV_FP8_576);
     else if (format && choose(in, 2))
         *format = choose(in, 2) ? FMLA_KV_FP8_656 : FMLA_KV_FP8_584, l->type = bf16;
+    int32_t *const products = option_at(c->operation, c->args, "products");
+    if (products && *format && choose(in, 2)) {
+        *format = choose(in, 2) ? FMLA_KV_FP8_656 : FMLA_KV_FP8_576;
+        *products = (int32_t)choose(in, 2);
+        l->codes = *products && *format == FMLA_KV_FP8_576 && choose(in, 2);
+    }
     l->format = format && *format ? *format : l->type.code == FMLA_TYPE_BFLOAT ? FMLA_KV_BF16 : FMLA_KV_FP16;
     const bool bytes = cache_formats[l->format].token;
     if (attention && format && !*format && choose(in, 2)) *format = l->format;
@@ -256,6 +262,9 @@ static void leave_out(struct bytes *in, struct call *c)
             t->present = given & 4;
         else if (!strncmp(m->name, "cu_seqlens", 10))
             t->present = c->layout.flat;
+        else if (!strcmp(m->name, "q_scale") || !strcmp(m->name, "kv_scale"))
+            t->present =
+                (m->name[0] == 'q' ? c->layout.codes : c->layout.format == FMLA_KV_FP8_576) && choose(in, 4);
         else if (m->allowed & ALLOW_NULL)
             t->present = tables ? given % 4 == 3 : choose(in, 2);
         if (tables && t->present)
@@ -294,7 +303,8 @@ static void spoil_member(struct bytes *in, struct call *c, const struct member *
     switch (m->kind) {
     case MEMBER_TENSOR: spoil_tensor(in, tensor); break;
     case MEMBER_INTEGER:
-    case MEMBER_FORMAT: memcpy(at, &(int32_t){(int32_t)value}, sizeof(int32_t)); break;
+    case MEMBER_FORMAT:
+    case MEMBER_PRODUCTS: memcpy(at, &(int32_t){(int32_t)value}, sizeof(int32_t)); break;
     case MEMBER_WIDE: memcpy(at, &value, sizeof value); break;
     case MEMBER_REAL: memcpy(at, &real, sizeof real); break;
     case MEMBER_DEVICE: *(fmla_device *)at = (fmla_device){(int32_t)choose(in, 5), (int32_t)value}; break;

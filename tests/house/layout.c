@@ -31,7 +31,7 @@ _Static_assert(FMLA_TYPE_INT == 0 && FMLA_TYPE_UINT == 1 && FMLA_TYPE_FLOAT == 2
 /* Structs end with their last member: padding would be bytes that a later version cannot tell from a zero. */
 #define ENDS_WITH(type, member)                                                                              \
     _Static_assert(sizeof(type) == offsetof(type, member) + sizeof(((type *)0)->member), #type " is padded")
-ENDS_WITH(fmla_capability, d_v);
+ENDS_WITH(fmla_capability, reserved);
 ENDS_WITH(fmla_device_info, ptx);
 ENDS_WITH(fmla_plan_view, num_splits);
 

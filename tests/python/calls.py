@@ -75,7 +75,7 @@ def tensors(operation, layout, sizes):
     """The tensors that the public function has arguments for, in their order."""
     names, found = dict(zip(OPERATIONS[operation].tensors, OPERATIONS[operation].names)), []
     for member, allowed, dims in re.findall(rf"^TENSOR\({operation}, (\w+), ([\w |]+), (.*)\)$", TEXT, re.M):
-        if member in ("partitions", "num_splits"):  # which are made by get_mla_metadata
+        if member in ("partitions", "num_splits", "q_scale"):  # made by get_mla_metadata; of queries that have codes
             continue
         if member == "kv_scale" and layout != "576":
             continue

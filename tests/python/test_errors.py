@@ -456,7 +456,7 @@ def test_capabilities_of_the_cpu():
     assert rows == flash_mla.capabilities("cpu")
     columns = {
         str: "operation reason part_of kernel",
-        tuple: "types kv_formats d_qk d_v",
+        tuple: "types kv_formats d_qk d_v products",
         bool: "available forced_only",
     }
     types = {name: type_ for type_, names in columns.items() for name in names.split()}

@@ -29,6 +29,7 @@ struct layout {
     };
     fmla_dtype type; /* of values that may have several types */
     int32_t format;  /* of caches, FMLA_KV_… */
+    bool codes;      /* queries that may have codes have */
     bool flat;       /* tensors that may have all tokens in one dimension have (form_of) */
     /* Calls that are made by name alone have these (named_calls.h): */
     unsigned has; /* optional tensors, HAS_… */
@@ -57,7 +58,8 @@ static inline int described_shape(const struct member *m, const struct layout *l
 static inline fmla_dtype described_dtype(const struct member *m, const struct layout *layout)
 {
     const unsigned format = m->allowed & IS_CACHE ? cache_formats[layout->format].allowed : 0;
-    if (format & ALLOW_BYTES) return (fmla_dtype){FMLA_TYPE_UINT, 8, 1};
+    if ((format & ALLOW_BYTES) || (layout->codes && (m->allowed & ALLOW_CODES)))
+        return (fmla_dtype){FMLA_TYPE_UINT, 8, 1};
     if (format & ALLOW_BF16) return (fmla_dtype){FMLA_TYPE_BFLOAT, 16, 1};
     if (format & ALLOW_FP16) return (fmla_dtype){FMLA_TYPE_FLOAT, 16, 1};
     if (m->allowed & (ALLOW_I32 | ALLOW_I64))

@@ -24,7 +24,8 @@ static inline void allowed_words(const struct member *m, fmla_dtype dtype, char 
                                                   : "float32");
     for (int i = 0; !*words && i < 5; i++)
         if (m->allowed & 1u << i)
-            snprintf(words + strlen(words), 64 - strlen(words), "%s%s", *words ? " or |" : "", names[i]);
+            snprintf(words + strlen(words), 64 - strlen(words), "%s%s", *words ? " or |" : "",
+                     i && (m->allowed & ALLOW_CODES) && dtype.bits == 8 ? "a type of one byte" : names[i]);
 }
 
 /* Spoils a tensor by fault `number`. Returns what it is called; NULL where the tensor cannot have it, "" behind the last one. `words`
@@ -230,7 +231,7 @@ static inline void refuse_options(struct good_call *good)
         const bool wide = m->kind == MEMBER_WIDE;
         const int64_t values[] = {m->low - 1, wide ? INT64_MIN : INT32_MIN,
                                   m->high < INT64_MAX ? m->high + 1 : 0, wide ? INT64_MAX : INT32_MAX};
-        const bool integer = wide || m->kind == MEMBER_INTEGER || m->kind == MEMBER_FORMAT;
+        const bool integer = m->kind <= MEMBER_LAST_INTEGER;
         for (int i = 0; integer && i < 4; i++) {
             if (values[i] >= m->low && values[i] <= m->high) continue;
             good->set_up();

@@ -12,24 +12,38 @@ static struct good_call call = {.operation = OP_DENSE_DECODE, .elsewhere = "q", 
 #define T(name) (call.held[TENSOR_dense_decode_##name])
 
 /* Zeros are sound tokens of caches of bytes, which have one key head. */
-static void set_up_format(int32_t format)
+static void set_up_products(int32_t format, int32_t products, bool codes)
 {
     struct layout layout = good_layout;
     const bool of_cache = format == FMLA_KV_FP8_576;
+    layout.codes = codes;
     if (format) layout.format = format;
     if (cache_formats[layout.format].token) layout.h_kv = 1, layout.d_qk = cache_formats[layout.format].d_qk;
     begin(&call, &layout,
           BIT(TENSOR_dense_decode_partitions) | BIT(TENSOR_dense_decode_num_splits) |
+              (codes ? 0 : BIT(TENSOR_dense_decode_q_scale)) |
               (of_cache ? 0 : BIT(TENSOR_dense_decode_kv_scale)));
     PUT(T(block_table), int32_t, 4, 0, -1, 5, 1, 2);
     PUT(T(seqlens), int32_t, 20, 33);
-    ARGS.kv_format = format;
+    ARGS.kv_format = format, ARGS.products = products;
+}
+
+static void set_up_format(int32_t format)
+{
+    set_up_products(format, FMLA_PRODUCTS_BF16, false);
 }
 
 SET_UP(set_up, set_up_format(0))
 SET_UP(set_up_656, set_up_format(FMLA_KV_FP8_656))
 SET_UP(set_up_584, set_up_format(FMLA_KV_FP8_584))
 SET_UP(set_up_576, set_up_format(FMLA_KV_FP8_576))
+SET_UP(set_up_656_fp8, set_up_products(FMLA_KV_FP8_656, FMLA_PRODUCTS_FP8, false))
+SET_UP(set_up_576_fp8, set_up_products(FMLA_KV_FP8_576, FMLA_PRODUCTS_FP8, false))
+SET_UP(set_up_codes, set_up_products(FMLA_KV_FP8_576, FMLA_PRODUCTS_FP8, true))
+
+static void (*const set_ups[])(void) = {set_up_656,     set_up_584,   set_up_576, set_up_656_fp8,
+                                        set_up_576_fp8, set_up_codes, set_up};
+enum { SET_UPS = sizeof set_ups / sizeof set_ups[0] };
 
 #define TABLE   ((int32_t *)T(block_table).tensor.data)
 #define LENGTHS ((int32_t *)T(seqlens).tensor.data)
@@ -56,8 +70,7 @@ static void make_plan(int64_t requests, int32_t partitions, char *plan, size_t *
 
 static void test_refused(void)
 {
-    void (*const set_ups[])(void) = {set_up_656, set_up_584, set_up_576, set_up};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < SET_UPS; i++) {
         call.set_up = set_ups[i];
         refuse_by_descriptor(&call);
     }
@@ -92,10 +105,32 @@ static void test_formats_of_dense(void)
             ARGS.kv_scale = &T(kv_scale).tensor);
 }
 
+/* Queries of FP8 products are bf16, or codes over the format whose queries are quantised whole. */
+static void test_products(void)
+{
+    call.set_up = set_up_576_fp8;
+    REFUSED(call, "q", "float16|bfloat16 or a type of one byte", T(q).tensor.dtype = fp16);
+    REFUSED(call, "q_scale", "must be NULL|not codes", ARGS.q_scale = &T(q_scale).tensor);
+    REFUSED(call, "products", "FMLA_PRODUCTS_FP8 (1)|FMLA_PRODUCTS_BF16 (0)|FMLA_KV_FP8_584|FP8_656|FP8_576",
+            set_up_584(), ARGS.products = FMLA_PRODUCTS_FP8);
+    REFUSED(call, "products", "FMLA_PRODUCTS_FP8 (1)|FMLA_KV_BF16|FP8_656|FP8_576", set_up(),
+            ARGS.products = FMLA_PRODUCTS_FP8);
+    call.set_up = set_up_codes;
+    REFUSED(call, "q", "uint8|bfloat16 or float16", ARGS.products = FMLA_PRODUCTS_BF16);
+    REFUSED(call, "q", "one byte|bfloat16|FMLA_KV_FP8_656|64", ARGS.kv_format = FMLA_KV_FP8_656,
+            ARGS.kv_scale = NULL, T(kv_cache).shape[3] = 656, T(kv_cache).strides[2] = 656,
+            T(kv_cache).strides[1] = 656, T(kv_cache).strides[0] = 656 * T(kv_cache).shape[1]);
+    REFUSED(call, "kv_format", "FMLA_KV_FP16|one byte", ARGS.kv_format = FMLA_KV_FP16);
+    REFUSED(call, "out", "uint8|bfloat16", T(out).tensor.dtype = T(q).tensor.dtype);
+    TAKEN(call, "codes without a scale", ARGS.q_scale = NULL);
+    TAKEN(call, "codes of float8_e4m3fn", T(q).tensor.dtype.code = 10);
+    TAKEN(call, "codes at any byte", T(q).tensor.byte_offset = 1);
+    call.set_up = set_up;
+}
+
 static void test_taken(void)
 {
-    void (*const set_ups[])(void) = {set_up_656, set_up_584, set_up_576, set_up};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < SET_UPS; i++) {
         call.set_up = set_ups[i];
         take_by_descriptor(&call);
     }
@@ -142,6 +177,7 @@ int main(void)
                                .most = {32, 48}};
     test_refused();
     test_formats_of_dense();
+    test_products();
     test_taken();
     test_attention_rules(&call);
     call.set_up = set_up_many_pages;

@@ -67,8 +67,9 @@ static const char *version_text(int32_t version, char text[16])
 /* What a kernel takes, as lists; one without elements limits nothing. */
 static json_t *json_takes(const fmla_capability *row)
 {
-    static const char *const types[] = {"bf16", "fp16", "fp32"};
-    json_t *type = json_array(), *format = json_array(), *d_qk = json_array(), *d_v = json_array();
+    static const char *const types[] = {"bf16", "fp16", "fp32"}, *const products[] = {"bf16", "fp8"};
+    json_t *type = json_array(), *format = json_array(), *d_qk = json_array(), *d_v = json_array(),
+           *product = json_array();
     for (int t = 0; t < 3; t++)
         if (row->types >> t & 1) json_array_append_new(type, json_string(types[t]));
     for (int i = 0; i < 4; i++) {
@@ -77,10 +78,13 @@ static json_t *json_takes(const fmla_capability *row)
     }
     for (int32_t f = FMLA_KV_BF16; f <= FMLA_KV_FP8_576; f++)
         if (row->kv_formats >> f & 1) json_array_append_new(format, json_string(format_name(f)));
-    return json_pack("{s:o, s:o, s:o, s:o}", "types", type, "d_qk", d_qk, "d_v", d_v, "kv_formats", format);
+    for (int p = 0; p < 2; p++)
+        if (row->products >> p & 1) json_array_append_new(product, json_string(products[p]));
+    return json_pack("{s:o, s:o, s:o, s:o, s:o}", "types", type, "d_qk", d_qk, "d_v", d_v, "kv_formats",
+                     format, "products", product);
 }
 
-/* "bf16 fp16, d_qk 512 576, d_v 512, BF16 FP8_656" */
+/* "bf16 fp16, d_qk 512 576, d_v 512, BF16 FP8_656, products bf16 fp8" */
 static void words_of(json_t *lists, char *text, size_t size)
 {
     const char *name;
@@ -91,11 +95,12 @@ static void words_of(json_t *lists, char *text, size_t size)
         json_array_foreach(list, i, element)
         {
             const char *before = i ? " " : used ? ", " : "";
-            const int length =
-                json_is_string(element)
-                    ? snprintf(text + used, size - used, "%s%s", before, json_string_value(element))
-                    : snprintf(text + used, size - used, "%s%s%s%d", before, i ? "" : name, i ? "" : " ",
-                               (int)json_integer_value(element));
+            const bool named = !i && (json_is_integer(element) || !strcmp(name, "products"));
+            const int length = json_is_string(element)
+                                   ? snprintf(text + used, size - used, "%s%s%s%s", before, named ? name : "",
+                                              named ? " " : "", json_string_value(element))
+                                   : snprintf(text + used, size - used, "%s%s%s%d", before, named ? name : "",
+                                              named ? " " : "", (int)json_integer_value(element));
             used += (size_t)length;
         }
     }
@@ -108,7 +113,7 @@ static void print_row(const char *device, const fmla_capability *row)
     json_t *lists = json_takes(row);
     words_of(lists, takes, sizeof takes);
     json_decref(lists);
-    printf("%-7s %-14s %-14s %-68s %s%s%s\n", device, or_dash(row->operation), or_dash(row->kernel), takes,
+    printf("%-7s %-14s %-14s %-87s %s%s%s\n", device, or_dash(row->operation), or_dash(row->kernel), takes,
            state, *row->part_of ? ", part of " : "", row->part_of);
 }
 

@@ -73,6 +73,7 @@ static bool is_there(const struct shape *s, const struct member *member)
     if (!(member->allowed & ALLOW_NULL)) return true;
     if (!strcmp(name, "attn_sink")) return s->sink;
     if (!strcmp(name, "kv_scale")) return s->format == FMLA_KV_FP8_576;
+    if (!strcmp(name, "q_scale")) return false; /* queries have values */
     if (!strcmp(name, "block_table")) return s->page_size > 0;
     if (!strcmp(name, "topk_length") || !strncmp(name, "cu_seqlens", 10)) return s->varlen;
     if (!strcmp(name, "extra_topk_length")) return s->extra_topk && (s->varlen || s->extra_varlen);
