@@ -9,6 +9,7 @@ static const double leaning = 0x1p-17;
 
 const struct tolerance tolerance_dense_decode_out = {8e-4, 2.01 / 128, 5e-6};
 const struct tolerance tolerance_sparse_decode_out = {1e-3, 2.01 / 128, 5e-6};
+const struct tolerance tolerance_fp8_products_out = {3e-3, 4.01 / 128, 2e-4};
 const struct tolerance tolerance_decode_lse = {1e-6, 8.01 / 65536, 1e-7};
 const struct tolerance tolerance_sparse_prefill_out = {8e-4, 3.01 / 128, 7e-6};
 const struct tolerance tolerance_mha_out = {1e-3, 8.01 / 128, 7e-6};

@@ -17,6 +17,8 @@ struct tolerance {
 
 extern const struct tolerance tolerance_dense_decode_out;  /* of bf16 and fp16 outputs */
 extern const struct tolerance tolerance_sparse_decode_out; /* the same */
+extern const struct tolerance
+    tolerance_fp8_products_out; /* of kernels that multiply codes; FP8 products as defined have the above */
 extern const struct tolerance tolerance_decode_lse;
 extern const struct tolerance tolerance_sparse_prefill_out;
 extern const struct tolerance tolerance_prefill_lse; /* of max_logits too */

@@ -17,7 +17,7 @@
 
 #include <stddef.h>
 
-enum { RESULTS = 3, MOST_ROWS = 4096, ROW_HEADS = 128, TEXTS = 16 };
+enum { RESULTS = 3, MOST_ROWS = 4096, ROW_HEADS = 128, TEXTS = 20 };
 
 /* The axes of an operation are a list of X(enumerator, "name: values"). */
 #define AXIS_NAME(name, text) name,

@@ -80,7 +80,8 @@ static int check_here(const struct asked *asked, fmla_device device, const fmla_
     for (int i = 0; i < count; i++) {
         struct run *run = &suite->run[i];
         *run = asked->like;
-        run->kernel = rows[i].kernel, run->types = rows[i].types, run->device = device;
+        run->kernel = rows[i].kernel, run->types = rows[i].types, run->products = rows[i].products;
+        run->device = device;
     }
     const double start = timing_now();
     if (on_gpu(&suite->run[0])) device_open(suite->run[0].device);
@@ -141,7 +142,7 @@ static int check_kernels(struct asked *asked, fmla_device device, int *reached)
         int together = 1, left = 0;
         for (int i = 1; i < count; i++)
             if (!gpu && together < SUITE_KERNELS && !strcmp(rows[i].operation, group[0].operation) &&
-                rows[i].types == group[0].types)
+                rows[i].types == group[0].types && rows[i].products == group[0].products)
                 group[together++] = rows[i];
             else
                 rows[left++] = rows[i];
@@ -188,7 +189,7 @@ static bool kernel_for_faults(fmla_device device, const char *operation, struct 
     if (device.device_type == FMLA_DEVICE_CPU) return true;
     for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
         if (!row.available || strcmp(row.operation, operation) != 0) continue;
-        run->kernel = row.kernel, run->types = row.types;
+        run->kernel = row.kernel, run->types = row.types, run->products = row.products;
         return true;
     }
     fprintf(stderr, "checkattn: there is no kernel of %s on that device\n", operation);

@@ -50,6 +50,7 @@ extern const char *const fault_names[FAULTS];
 struct run {
     const char *kernel; /* under test */
     int32_t types;      /* that it takes, as fmla_capabilities says */
+    int32_t products;   /* of dense decode, likewise */
     fmla_device device; /* where it runs */
     uint64_t seed;
     enum defect fault;

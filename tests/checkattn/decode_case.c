@@ -2,10 +2,13 @@
 #include "decode_case.h"
 
 #include "num.h"
+#include "queries.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { DLPACK_E4M3 = 10 /* kDLFloat8_e4m3fn */ };
 
 /* Values are drawn once and copied from random places. */
 enum { DRAWN = 1 << 18 };
@@ -201,20 +204,53 @@ static void spread_pages(struct decode_case *d)
     pool->view->strides = pool->strides;
 }
 
-/* Queries, whose value that meets the large one of a key is 0. */
+/* A query, whose value that meets the large one of a key is 0. Where queries are quantised some have no finite number. */
+static void make_query(struct decode_case *d, int64_t r, int64_t j, int64_t h, uint8_t *row)
+{
+    const struct test_case *c = &d->c;
+    const bool fp16 = c->v[A_DTYPE] == 1, beyond = c->v[A_CODES] == S_CODES_BEYOND;
+    put_vector(d, row, c->v[A_INPUTS] == INPUTS_SPIKED, false, (j + h) % 3 == 0);
+    if (beyond) memset(row + 2 * (c->d_qk - d->pool.layout.rope), 0, 2);
+    if (beyond && r % 4 == 3 && h % 61 == 60 && !fp16)
+        memcpy(row, &(uint16_t){SPARSE_LARGE_BF16}, sizeof(uint16_t));
+    if (c->v[A_PRODUCTS] && c->v[A_CODES] == S_CODES_NAN && r % 2 && h % 7 == 2)
+        memcpy(row + 2 * (37 * h % 512), &(uint16_t){h % 2 ? 0x7fc0 : 0xff80}, sizeof(uint16_t));
+}
+
+/* Codes are those of drawn values by one scale, some beyond the largest code. */
 static void make_q(struct decode_case *d)
 {
     struct test_case *c = &d->c;
-    const bool fp16 = c->v[A_DTYPE] == 1, beyond = c->v[A_CODES] == S_CODES_BEYOND;
     for (int64_t r = 0; r < c->b; r++)
         for (int64_t j = 0; j < c->s_q; j++)
             for (int64_t h = 0; h < c->h_q; h++) {
-                uint8_t *row = guarded_at(&c->tensor[DENSE(q)], r, j, h, 0);
-                put_vector(d, row, c->v[A_INPUTS] == INPUTS_SPIKED, false, (j + h) % 3 == 0);
-                if (beyond) memset(row + 2 * (c->d_qk - d->pool.layout.rope), 0, 2);
-                if (beyond && r % 4 == 3 && h % 61 == 60 && !fp16)
-                    memcpy(row, &(uint16_t){SPARSE_LARGE_BF16}, sizeof(uint16_t));
+                uint16_t values[SPARSE_WIDEST];
+                uint8_t *const row = guarded_at(&c->tensor[DENSE(q)], r, j, h, 0);
+                if (c->v[A_PRODUCTS] != OF_CODES) {
+                    make_query(d, r, j, h, row);
+                    continue;
+                }
+                make_query(d, r, j, h, (uint8_t *)values);
+                for (int64_t i = 0; i < c->d_qk; i++)
+                    row[i] = num_to_e4m3(num_from_bf16(values[i]) / d->q_scale);
             }
+}
+
+/* The tensor of the queries, of codes with their scale, which is NULL for 1. */
+static void make_q_tensor(struct decode_case *d, enum layout layout)
+{
+    struct test_case *c = &d->c;
+    const fmla_dtype of_values = c->dtype;
+    d->q_scale = 1.0f;
+    if (c->v[A_PRODUCTS] == OF_CODES) {
+        if (random_between(&c->random, 0, 3)) d->q_scale = 0.001f * (float)random_between(&c->random, 1, 9);
+        case_tensor(c, DENSE(q_scale), LAYOUT_CONTIGUOUS, d->q_scale != 1.0f);
+        *(float *)guarded_at(&c->tensor[DENSE(q_scale)], 0, 0, 0, 0) = d->q_scale;
+        c->dtype = (fmla_dtype){random_between(&c->random, 0, 1) ? FMLA_TYPE_UINT : DLPACK_E4M3, 8, 1};
+    }
+    case_tensor(c, DENSE(q), layout, true);
+    c->dtype = of_values;
+    c->args.dense_decode.products = c->v[A_PRODUCTS] ? FMLA_PRODUCTS_FP8 : FMLA_PRODUCTS_BF16;
 }
 
 static void make(struct test_case *c, const struct run *run)
@@ -229,7 +265,7 @@ static void make(struct test_case *c, const struct run *run)
     c->capacity = d->c.max_pages * d->c.page_size;
     c->d_v = D_V, c->dtype = v[A_DTYPE] ? dtype_fp16 : dtype_bf16;
     const enum layout layout = near_layout(v[A_LAYOUT]);
-    case_tensor(c, DENSE(q), layout, true), case_tensor(c, DENSE(seqlens), LAYOUT_CONTIGUOUS, true);
+    make_q_tensor(d, layout), case_tensor(c, DENSE(seqlens), LAYOUT_CONTIGUOUS, true);
     case_tensor(c, DENSE(out), layout, true), case_tensor(c, DENSE(lse), layout, v[A_LSE] != 0);
     case_tensor(c, DENSE(block_table), layout, d->paged);
     make_lengths(d);
@@ -244,12 +280,17 @@ static void make(struct test_case *c, const struct run *run)
                           : v[A_INPUTS] == INPUTS_BEYOND ? 3e38f
                                                          : 0.0f;
     c->tolerance[0] = tolerance_dense_decode_out, c->tolerance[1] = tolerance_decode_lse;
+    /* A kernel that takes no other products multiplies codes, without the roundings of their values to bf16. The best kernel
+     * of a GPU may be one. */
+    const bool by_codes =
+        v[A_PRODUCTS] && (run->products == 1 << FMLA_PRODUCTS_FP8 || (run->by_default && on_gpu(run)));
+    if (by_codes) c->tolerance[0] = tolerance_fp8_products_out;
     const bool table = v[A_CODES] == S_CODES_WRITTEN || v[A_CODES] == S_CODES_NAN;
     c->other = (v[A_INPUTS] != INPUTS_NORMAL && v[A_INPUTS] != INPUTS_NAN_ENDS) || !table;
     c->bounds_out = !table;
     c->large_apart = v[A_CODES] == S_CODES_BEYOND;
     /* Only a GPU's kernels round scales. */
-    c->rounded = on_gpu(run) && v[A_CODES] == S_CODES_SCALES ? rounded_scale_lse : 0.0;
+    c->rounded = by_codes || (on_gpu(run) && v[A_CODES] == S_CODES_SCALES) ? rounded_scale_lse : 0.0;
     c->infinite = v[A_INPUTS] == INPUTS_INFINITE, c->beyond = v[A_INPUTS] == INPUTS_BEYOND;
 }
 
@@ -306,7 +347,13 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
     const double scale = given == 0.0f ? 1.0 / sqrt((double)c->d_qk) : (double)given;
     const uint16_t *row = case_row(c, DENSE(q), request, token, head);
     float values[SPARSE_WIDEST] = {0}, key[SPARSE_WIDEST] = {0};
-    for (int64_t i = 0; i < c->d_qk; i++) values[i] = (float)guarded_value(q, row + i);
+    uint16_t quantised[SPARSE_WIDEST];
+    if (c->v[A_PRODUCTS] == OF_CODES)
+        query_of_codes(quantised, (const uint8_t *)row, d->q_scale, (int32_t)c->d_qk);
+    else if (c->v[A_PRODUCTS])
+        query_quantise(quantised, row, query_quantised(d->pool.format), (int32_t)c->d_qk);
+    for (int64_t i = 0; i < c->d_qk; i++)
+        values[i] = c->v[A_PRODUCTS] ? num_from_bf16(quantised[i]) : (float)guarded_value(q, row + i);
     for (int64_t t = 0; t < decode_seen_by(c, request, token); t++) {
         sparse_pool_values(&d->pool, key_at(d, request, t, head / (c->h_q / c->h_kv)),
                            decode_slot(d, request, t), key);

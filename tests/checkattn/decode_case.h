@@ -20,6 +20,7 @@
     X(A_DQK, "d_qk: 576 512")                                                                                \
     X(A_CACHE, "cache: q fp8_656 fp8_584 fp8_576")         /* q: of the type of q */                         \
     X(A_CODES, "codes: written scales extreme beyond nan") /* of FP8 */                                      \
+    X(A_PRODUCTS, "products: bf16 fp8 codes")              /* codes: fp8, and q has codes */                 \
     X(A_LENGTHS, "lengths: fixed varied beyond")                                                             \
     X(A_SINK, "sink: none finite infinite")                                                                  \
     X(A_EMPTY, "lse_empty: 0 1")                                                                             \
@@ -33,6 +34,7 @@
     X(A_THREADS, "threads: built_in one own")
 enum { DENSE_AXES(AXIS_NAME) AXES };
 enum { CACHE_OF_Q, CACHE_656, CACHE_584, CACHE_576, CACHE_KINDS };
+enum { OF_BF16, OF_FP8, OF_CODES /* the values of the axis of products */ };
 enum { LENGTHS_FIXED, LENGTHS_VARIED, LENGTHS_BEYOND };
 enum {
     INPUTS_NORMAL,
@@ -53,6 +55,7 @@ struct decode_case {
     int64_t *length;         /* of each request, clamped */
     struct sparse_pool pool; /* the cache, without lists; requests of a contiguous one may share memory */
     bool paged;
+    float q_scale;
 };
 
 extern const struct maker decode_maker;

@@ -10,12 +10,24 @@
 
 /* ---- The grid --------------------------------------------------------------------------------- */
 
-/* Bytes have one key head, and their format says d_qk; codes are theirs, and values beyond fp16 have groups of their own. */
+/* FP8 products are of bf16 queries, or of codes, over the two formats that are 576 wide, of which codes meet one. */
+static bool products_possible(const int64_t *v)
+{
+    const int64_t cache = v[A_CACHE];
+    if (v[A_PRODUCTS] <= OF_BF16) return true;
+    if (v[A_DTYPE] > 0 || v[A_DQK] == 512 || (cache >= 0 && cache != CACHE_656 && cache != CACHE_576))
+        return false;
+    return v[A_PRODUCTS] != OF_CODES || (cache != CACHE_656 && v[A_CODES] != S_CODES_BEYOND);
+}
+
+/* Bytes have one key head, and their format says d_qk; codes are theirs, and values beyond fp16 have groups of their own. What is
+ * refused here of a whole case is of some two values: else pairs would be waited for that have no case. */
 static bool possible(const int64_t *v)
 {
     const int64_t h_q = v[A_HQ], h_kv = v[A_HKV], cache = v[A_CACHE], codes = v[A_CODES];
     if (h_q > 0 && h_kv > 0 && h_q % h_kv) return false;
-    if (cache <= CACHE_OF_Q && codes <= S_CODES_WRITTEN) return true;
+    if (!products_possible(v)) return false;
+    if (cache <= CACHE_OF_Q && codes <= S_CODES_WRITTEN && v[A_PRODUCTS] <= OF_BF16) return true;
     if (cache == CACHE_OF_Q || h_kv > 1) return false;
     if (cache == CACHE_576 && codes == S_CODES_BEYOND) return false;
     return cache < 0 || v[A_DQK] < 0 || v[A_DQK] == (cache == CACHE_584 ? 512 : 576);
@@ -82,16 +94,28 @@ static double device_bytes(const int64_t *v)
     return v[A_INVARIANT] ? rows * chunks * 4.0 * (D_V + 1) : 0.0;
 }
 
-static const char *grid_kernel; /* that the grid at hand is of */
+/* Of the kernel that the grid at hand is of: */
+static const char *grid_kernel;
+static int32_t grid_products;
+
+/* Does a kernel that multiplies codes take such a case? It takes FP8_576 alone, by blocks of 64 keys. */
+static bool is_taken_by_codes(const int64_t *v)
+{
+    if (!v[A_PRODUCTS] || v[A_DTYPE] > 0 || v[A_HKV] > 1 || v[A_DQK] == 512 || v[A_CODES] == S_CODES_BEYOND)
+        return false;
+    return (v[A_CACHE] < 0 || v[A_CACHE] == CACHE_576) &&
+           (v[A_PAGE] < 0 || (v[A_PAGE] && v[A_PAGE] % 64 == 0));
+}
 
 /* Does the kernel take such a case? Values that are not chosen yet are -1. All kernels of the CPU take all
  * cases, the portable one of a GPU bytes with bf16 queries, and Hopper's no bytes: it wants a cache that TMA can bring in by blocks
  * of 64 keys, and tiles of 64 rows that are boxes of the queries. Said here once more, in the words of the case; the library must
  * agree. */
-static bool is_taken(const char *kernel, const int64_t *v)
+static bool is_taken(const char *kernel, int32_t products, const int64_t *v)
 {
     const bool hopper = !strcmp(kernel, "cuda-sm90"), portable = !strcmp(kernel, "cuda-sm80");
-    const bool bytes = v[A_CACHE] > CACHE_OF_Q || v[A_CODES] > S_CODES_WRITTEN;
+    const bool bytes = v[A_CACHE] > CACHE_OF_Q || v[A_CODES] > S_CODES_WRITTEN || v[A_PRODUCTS] > OF_BF16;
+    if (products == 1 << FMLA_PRODUCTS_FP8) return is_taken_by_codes(v);
     if (bytes && (hopper || (portable && v[A_DTYPE] > 0))) return false;
     if (!hopper || !v[A_B]) return true;
     if (v[A_LAYOUT] == LAYOUT_ODD || (v[A_PAGE] > 0 && v[A_PAGE] % 64)) return false;
@@ -104,18 +128,24 @@ static bool is_taken(const char *kernel, const int64_t *v)
 static bool leaves(const struct test_case *c, const struct run *run, bool *must)
 {
     *must = true;
-    return !is_taken(run->kernel, c->v);
+    return !is_taken(run->kernel, run->products, c->v);
 }
 
 static bool gpu_possible(const int64_t *v)
 {
     bool whole = true;
     for (int i = 0; i < AXES; i++) whole &= v[i] >= 0;
-    if (!possible(v) || !is_taken(grid_kernel, v)) return false;
+    if (!possible(v) || !is_taken(grid_kernel, grid_products, v)) return false;
     return !whole || (host_bytes(v) <= 0x1p30 && device_bytes(v) <= 0x1p34 && cost(v) <= 5e10);
 }
 
-/* Only types that the kernel takes are in its grid, which for Hopper's has no bytes; a CPU leaves out the last values of `b` and
+static void take_values(struct axis *axis, int64_t first, int64_t last)
+{
+    axis->count = 0;
+    for (int64_t value = first; value <= last; value++) axis->values[axis->count++] = value;
+}
+
+/* Only types, caches and products that the kernel takes are in its grid; a CPU leaves out the last values of `b` and
  * `s_k`. */
 static void choose(struct subject *op, const struct run *run)
 {
@@ -125,10 +155,12 @@ static void choose(struct subject *op, const struct run *run)
     if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
     op->axis[A_B].count = on_gpu(run) ? 7 : 6;
     op->axis[A_SK].count = on_gpu(run) ? 9 : 8;
-    const bool bytes = strcmp(run->kernel, "cuda-sm90") != 0;
-    op->axis[A_CACHE].count = bytes ? CACHE_KINDS : 1;
-    op->axis[A_CODES].count = bytes ? S_CODES_NAN + 1 : 1;
-    grid_kernel = run->kernel;
+    const bool bytes = strcmp(run->kernel, "cuda-sm90") != 0,
+               by_codes = run->products == 1 << FMLA_PRODUCTS_FP8;
+    take_values(&op->axis[A_CACHE], by_codes ? CACHE_576 : CACHE_OF_Q, bytes ? CACHE_576 : CACHE_OF_Q);
+    take_values(&op->axis[A_CODES], S_CODES_WRITTEN, bytes ? S_CODES_NAN : S_CODES_WRITTEN);
+    take_values(&op->axis[A_PRODUCTS], by_codes ? OF_FP8 : OF_BF16, bytes ? OF_CODES : OF_BF16);
+    grid_kernel = run->kernel, grid_products = run->products;
     op->grid.possible = on_gpu(run) ? gpu_possible : possible;
     op->grid.cost = on_gpu(run) ? cost_on_gpu : cost_on_cpu;
     tile = on_gpu(run) ? 64 : 16;
@@ -200,10 +232,10 @@ static const char *fault_case(const struct run *run, uint64_t i)
 
 /* ---- Cases beside the grid -------------------------------------------------------------------- */
 
-/* On a GPU a cache past 2^32 elements takes memory: check_large_cache. Its kernels take no bytes. */
+/* On a GPU a cache past 2^32 elements takes memory: check_large_cache. */
 static bool has(const struct run *run, const int64_t *v)
 {
-    return !on_gpu(run) || (v[A_LAYOUT] != LAYOUT_FAR && v[A_CACHE] == CACHE_OF_Q);
+    return !on_gpu(run) || (v[A_LAYOUT] != LAYOUT_FAR && (v[A_CACHE] == CACHE_OF_Q || v[A_PRODUCTS]));
 }
 
 #define SMALL                                                                                                \
@@ -214,10 +246,13 @@ static bool has(const struct run *run, const int64_t *v)
  * against problems that have none. */
 static void more(struct suite *suite)
 {
-    static const char *const caches[] = {SMALL "h_kv 2", SMALL "cache fp8_656, codes scales",
+    static const char *const caches[] = {SMALL "h_kv 2",
+                                         SMALL "cache fp8_656, codes scales",
                                          SMALL "cache fp8_584, d_qk 512, codes scales",
-                                         SMALL "cache fp8_576, codes scales"};
-    for (int i = 0; i < 4; i++) suite_case(suite, caches[i], suite->run[0].seed, true);
+                                         SMALL "cache fp8_576, codes scales",
+                                         SMALL "cache fp8_656, codes scales, products fp8",
+                                         SMALL "cache fp8_576, codes scales, products codes"};
+    for (int i = 0; i < 6; i++) suite_case(suite, caches[i], suite->run[0].seed, true);
 }
 
 /* A plan that was made with other partitions than the call is told: the host cannot see that, and the results stand. */
@@ -326,7 +361,15 @@ struct subject dense_decode = {
          "beyond",
          FAR_BYTES "cache fp8_656", FAR_BYTES "cache fp8_584, d_qk 512", FAR_BYTES "cache fp8_576",
          "b 3, s_q 3, s_k 200, h_q 16, page_size 64, cache fp8_584, d_qk 512, causal 1, num_partitions 5, "
-         "inputs infinite, sink finite"},
+         "inputs infinite, sink finite",
+         "b 3, s_q 3, s_k 200, h_q 16, page_size 64, cache fp8_656, products fp8, causal 1, num_partitions "
+         "5, "
+         "inputs infinite, sink finite",
+         "b 2, s_k 9000, h_q 3, page_size 64, cache fp8_576, products codes, lengths varied, batch_invariant "
+         "1",
+         "b 4, s_q 2, s_k 700, h_q 16, page_size 64, cache fp8_576, products fp8, codes nan, lengths varied",
+         "b 1, s_q 3, s_k 4096, h_q 16, page_size 64, cache fp8_576, products fp8, causal 1, plan given, "
+         "num_partitions 78, inputs spiked"},
     .more = more,
     .faults = (FAULT(MERGE_BASE) - 1) | FAULT(BATCH),
     .cpu_faults = FAULT(WRONG_SCALE),

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { GRID_AXES = 22, GRID_VALUES = 12 };
+enum { GRID_AXES = 23, GRID_VALUES = 12 };
 
 struct axis {
     char name[24];

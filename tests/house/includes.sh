@@ -25,7 +25,7 @@ rules=$(cat <<'RULES'
 + src/cuda/sm90/                      src/cuda/sm90/
 + support/                            src/(num|kvformat)[.]h
 + support/op_call[.]                  src/operations[.](h|def)
-+ tests/(unit|checkattn|fuzz)/        src/(num|num_fast|kvformat|plan)[.]h
++ tests/(unit|checkattn|fuzz)/        src/(num|num_fast|kvformat|queries|plan)[.]h
 + (tools|tests)/                      src/operations[.](h|def)
 + tests/fuzz/                         tests/unit/(described|tensors|plan_walk)[.]h
 + tools/flashmla/layout[.]c           src/cuda/device/fragment[.]h

@@ -57,6 +57,9 @@ static void draw_dense(struct random_state *random, int32_t types, bool gpu, int
 {
     if (gpu && v[A_DTYPE] > 0) v[A_CACHE] = CACHE_OF_Q; /* a GPU has no kernel of fp16 queries over bytes */
     const bool bytes = v[A_CACHE] != CACHE_OF_Q;
+    if (v[A_CACHE] != CACHE_656 && v[A_CACHE] != CACHE_576) v[A_PRODUCTS] = OF_BF16;
+    if (v[A_CACHE] == CACHE_656 && v[A_PRODUCTS] == OF_CODES) v[A_PRODUCTS] = OF_FP8;
+    if (v[A_PRODUCTS]) v[A_DTYPE] = 0;
     do {
         v[A_B] = ONE_OF(random, 0, 1, 1, 2, 3, 5, 7);
         v[A_SQ] = ONE_OF(random, 1, 1, 2, 3, 5, 7);
