@@ -42,6 +42,7 @@ struct cuda_work {
     bool apart;             /* given: blocks of threads may not wait for each other */
     bool joins_itself;      /* the kernel joins the parts of requests that are cut */
     size_t meetings_offset; /* then: a word for each tile of a request; 0: no room */
+    size_t queries_offset;  /* of dense decode with FP8 products: room for [b][s_q][h_q][d_qk] bf16 values */
     size_t bytes;           /* of the workspace */
 };
 
@@ -100,6 +101,14 @@ struct sparse_cache_params cuda_cache_params(const struct key_source *keys);
 
 /* Is the cache of bytes, in place of values of the queries' type? */
 bool cuda_of_bytes(const struct attention_problem *p);
+
+/* Launches what makes bf16 values of the queries of FP8 products, in the room for them in the workspace. */
+fmla_status cuda_dense_quantise(const struct cuda_scope *scope, const struct attention_problem *p,
+                                const struct cuda_work *work);
+
+/* The problem with these values as its queries. */
+struct attention_problem cuda_dense_quantised(const struct attention_problem *p,
+                                              const struct cuda_work *work);
 
 /* `rows` of a tile. */
 fmla_status cuda_dense_prepare(const struct attention_problem *p, int64_t rows, struct cuda_work *work);

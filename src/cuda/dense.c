@@ -2,7 +2,7 @@
  *
  * Dense decode on a GPU, as all its kernels share it.
  *
- * Workspace: that of attention.h | marks
+ * Workspace: that of attention.h | marks | where products are FP8, room for the queries as bf16 values, whatever a kernel puts there
  */
 #include "attention.h"
 
@@ -38,6 +38,21 @@ static fmla_status lay_out_most(const struct attention_problem *p, struct cuda_w
     return status;
 }
 
+/* Adds the room for the queries of FP8 products, which all kernels of a GPU have alike. */
+static fmla_status place_queries(const struct attention_problem *p, struct cuda_work *w)
+{
+    int64_t bytes;
+    w->queries_offset = w->bytes;
+    if (p->products != FMLA_PRODUCTS_FP8) return FMLA_OK;
+    if (__builtin_mul_overflow(p->b * p->s_q, p->h_q * p->d_qk * (int64_t)sizeof(uint16_t), &bytes) ||
+        bytes > INT64_MAX / 4)
+        return fail(FMLA_UNSUPPORTED,
+                    "%s: q: the queries of %lld requests would not fit into memory that can be addressed",
+                    operation_name(p->operation), (long long)p->b);
+    w->bytes += cuda_line_up((size_t)bytes);
+    return FMLA_OK;
+}
+
 /* What the rows of a tile change is how many workers there are, not what they need. */
 fmla_status cuda_dense_prepare(const struct attention_problem *p, int64_t rows, struct cuda_work *w)
 {
@@ -52,7 +67,48 @@ fmla_status cuda_dense_prepare(const struct attention_problem *p, int64_t rows, 
         w->mark_tiles = p->h_kv * cuda_ceil_div(rows_of_head, ROWS_OF_MARK); /* fewer than rows */
     w->marks_offset = w->bytes;
     w->bytes += mark_bytes(w->mark_tiles * w->num_partitions);
-    return p->bound && !w->chunk_keys && !p->num_partitions ? lay_out_most(p, w) : FMLA_OK;
+    const bool bound = p->bound && !w->chunk_keys && !p->num_partitions;
+    const fmla_status most = bound ? lay_out_most(p, w) : FMLA_OK;
+    return most ? most : place_queries(p, w);
+}
+
+static uint16_t *queries_of(const struct attention_problem *p, const struct cuda_work *w)
+{
+    return (uint16_t *)(void *)((char *)p->workspace + w->queries_offset);
+}
+
+fmla_status cuda_dense_quantise(const struct cuda_scope *scope, const struct attention_problem *p,
+                                const struct cuda_work *w)
+{
+    const int64_t shape[] = {p->b, p->s_q, p->h_q}, element = p->q_codes ? 1 : (int64_t)sizeof(uint16_t);
+    const void *const q = p->q_codes ? (const void *)p->q_codes : p->q;
+    struct quantise_params params = {
+        .q = p->q,
+        .codes = p->q_codes,
+        .scale = p->q_scale,
+        .to = queries_of(p, w),
+        .rows = p->b * p->s_q * p->h_q,
+        .s_q = (int32_t)p->s_q,
+        .h_q = (int32_t)p->h_q,
+        .quantised = query_quantised(p->format),
+        .pairs_aligned = cuda_rows_aligned(q, shape, p->q_stride, 3, element, 2 * element),
+    };
+    memcpy(params.q_stride, p->q_stride, sizeof params.q_stride);
+    const struct cuda_launch launch = {
+        .kernel = cuda_kernel_of((struct cuda_key){CUDA_QUANTISE_QUERIES, .element = ELEMENT_BF16}),
+        .blocks = cuda_ceil_div(params.rows, QUANTISE_WARPS), /* any number of them walks through all rows */
+        .stream = p->stream,
+    };
+    return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
+}
+
+struct attention_problem cuda_dense_quantised(const struct attention_problem *p, const struct cuda_work *w)
+{
+    struct attention_problem made = *p;
+    made.q = queries_of(p, w), made.q_codes = NULL;
+    made.q_stride[2] = p->d_qk, made.q_stride[1] = p->h_q * p->d_qk;
+    made.q_stride[0] = p->s_q * made.q_stride[1];
+    return made;
 }
 
 struct dense_decode_params cuda_dense_params(const struct attention_problem *p, const struct cuda_work *w)

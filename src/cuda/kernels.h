@@ -16,6 +16,7 @@ enum cuda_schedule {
 #include "../operations.def"
     CUDA_PLAN,
     CUDA_JOIN,
+    CUDA_QUANTISE_QUERIES,
     CUDA_SM80_DENSE_DECODE,
     CUDA_SM90_DENSE_DECODE,
     CUDA_SM90_SPARSE_DECODE,

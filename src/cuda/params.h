@@ -96,6 +96,20 @@ struct dense_decode_params {
     const float *kv_scale;
 };
 
+/* Queries of FP8 products, to what their codes are worth. Rows are of 576 values or codes. */
+struct quantise_params {
+    const uint16_t *q;
+    const uint8_t *codes; /* NULL: q has values */
+    const float *scale;   /* of codes; NULL: 1 */
+    int64_t q_stride[3];  /* request, token, head; of codes in bytes */
+    uint16_t *to;         /* [rows][576] */
+    int64_t rows;         /* of all requests */
+    int32_t s_q, h_q;
+    int32_t quantised;     /* of a row of values, from the first on: 512 or 576 */
+    int32_t pairs_aligned; /* two neighbours may be read as one word */
+};
+enum { QUANTISE_WARPS = 8 /* a row each */ };
+
 /* A tensor as TMA is told of it: what cuTensorMapEncodeTiled makes (tensor_map.h). */
 struct tensor_map {
     unsigned char opaque[128];

@@ -33,7 +33,7 @@ struct layout {
     bool flat;       /* tensors that may have all tokens in one dimension have (form_of) */
     /* Calls that are made by name alone have these (named_calls.h): */
     unsigned has; /* optional tensors, HAS_… */
-    int32_t batch_invariant, num_partitions, causal;
+    int32_t batch_invariant, num_partitions, causal, products;
 };
 
 /* The name of a dimension; DIM__ where there is none, or where it is the bytes of a token. */

@@ -39,7 +39,7 @@ static inline bool layout_has(const struct layout *l, const struct member *m)
                     {"num_splits", HAS_TABLES}};
     if (!strncmp(m->name, "cu_seqlens", 10)) return l->flat;
     if (!strcmp(m->name, "kv_scale")) return l->format == FMLA_KV_FP8_576;
-    if (!strcmp(m->name, "q_scale")) return false; /* it is of codes */
+    if (!strcmp(m->name, "q_scale")) return l->codes;
     for (size_t i = 0; (m->allowed & ALLOW_NULL) && i < sizeof optional / sizeof optional[0]; i++)
         if (!strcmp(m->name, optional[i].name)) return l->has & optional[i].bit;
     return true;
@@ -72,6 +72,7 @@ static inline void named_make(enum operation operation, void *args, struct held 
     put_number(operation, args, "batch_invariant", layout->batch_invariant);
     put_number(operation, args, "num_partitions", layout->num_partitions);
     put_number(operation, args, "causal", layout->causal);
+    put_number(operation, args, "products", layout->products);
 }
 
 /* clang-format off */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the kernels of merge, plans and the cache operations are given on a GPU, and with which attributes kernels are launched:
+ * What the kernels of merge, plans, the cache operations and of FP8 products are given on a GPU, and with which attributes kernels are launched:
  * as test_cuda_launch.c has it of dense decode.
  */
 #include "fake_cuda/launches.h"
@@ -124,6 +124,40 @@ static void cache_operations(void)
     }
 }
 
+/* Queries of FP8 products become bf16 values in the workspace, and the kernel over bytes reads these: b 3, s_q 2, h_q 16. */
+static void fp8_products(void)
+{
+    static struct dense_decode_call call, of_bf16;
+    struct layout layout =
+        SHAPE_OF(layout, .b = 3, .s_q = 2, .h_q = 16, .h_kv = 1, .page_size = 64, .pages = 9, .max_pages = 4,
+                 .d_qk = 576, .format = FMLA_KV_FP8_576, .has = HAS_TABLE | HAS_LSE);
+    dense_decode_make(&of_bf16, &layout, gpu_number(0));
+    of_bf16.args.kernel = "cuda-sm80", of_bf16.args.workspace = region(REGION_OF_WORKSPACE);
+    RUNS(dense_decode, &of_bf16, "decode_plan|sm80_dense_decode_bytes_32x64|join_splits_bf16%s", "_halves");
+    layout.products = FMLA_PRODUCTS_FP8;
+    for (int way = 0; way < 4;
+         way++) { /* values, codes, values of the other format, values that lie anywhere */
+        layout.codes = way == 1, layout.format = way == 2 ? FMLA_KV_FP8_656 : FMLA_KV_FP8_576;
+        dense_decode_make(&call, &layout, gpu_number(0));
+        call.args.kernel = "cuda-sm80", call.args.workspace = region(REGION_OF_WORKSPACE);
+        if (way == 3) call.q.strides[2] = 577, call.q.strides[1] = 16 * 577, call.q.strides[0] = 2 * 16 * 577;
+        RUNS(dense_decode, &call,
+             "decode_plan|quantise_queries|sm80_dense_decode_bytes_32x64|join_splits_bf16%s", "_halves");
+        const struct quantise_params p = quantise_params_of(launched(2));
+        const struct dense_decode_params d = dense_decode_params_of(launched(1));
+        CHECK_ALL(GRID(launched(2), 3 * 2 * 16 / QUANTISE_WARPS, 32 * QUANTISE_WARPS, 0),
+                  {p.rows, 3 * 2 * 16}, {p.s_q, 2}, {p.h_q, 16}, {p.quantised, way == 2 ? 512 : 576},
+                  {p.pairs_aligned, way != 3}, {p.codes != NULL, way == 1}, {p.q == NULL, way == 1},
+                  {p.scale != NULL, way == 1}, {p.q_stride[2], way == 3 ? 577 : 576},
+                  {p.q_stride[1], call.q.strides[1]}, {p.q_stride[0], call.q.strides[0]}, {d.q == p.to, true},
+                  {d.q_stride[2], 576}, {d.q_stride[1], 16 * 576}, {d.q_stride[0], 2 * 16 * 576},
+                  {d.vectors_aligned, 1});
+        /* The values are the last of the workspace, and all that FP8 products add to it. */
+        CHECK_ALL({call.bytes - of_bf16.bytes, 3 * 2 * 16 * 576 * 2},
+                  {(const char *)p.to - (const char *)call.args.workspace, (int64_t)of_bf16.bytes});
+    }
+}
+
 /* The payload of a plan of 128 requests of 8192 keys, made on the host for a device. */
 static int64_t payload_for(fmla_device target, int32_t num_workers, int64_t *partitions)
 {
@@ -220,7 +254,7 @@ static void no_overlap_before_hopper(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_others", merge_and_plan, cache_operations,
+    return RUN_SCENARIOS(argc, argv, "test_cuda_others", merge_and_plan, cache_operations, fp8_products,
                          planned_on_the_host, planned_on_the_host_for_another, planned_on_the_gpu_for_the_cpu,
                          attributes, no_overlap_before_hopper);
 }

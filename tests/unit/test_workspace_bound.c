@@ -79,6 +79,11 @@ static struct shape draw_most(void)
     struct layout *const l = &most.of;
     const bool hopper = kernel && !strncmp(kernel, "cuda-sm90", 9), sparse = operation == OP_SPARSE_DECODE;
     most.odd = false;
+    if (operation == OP_DENSE_DECODE && draw_one_in(3)) { /* FP8 products, whose queries take room */
+        l->h_q = draw_clamp(l->h_q / l->h_kv, 1, 1 << 10), l->h_kv = 1;
+        l->products = FMLA_PRODUCTS_FP8, l->codes = draw_one_in(3), l->type = bf16, l->d_qk = 576;
+        l->format = l->codes || draw_one_in(2) ? FMLA_KV_FP8_576 : FMLA_KV_FP8_656;
+    }
     most.plan = l->num_partitions && draw_one_in(2) ? PLAN_TABLES : PLAN_NONE; /* whose rows name as many */
     l->has |= HAS_TABLE;
     if (sparse && hopper && !strcmp(kernel, "cuda-sm90-16")) l->format = FMLA_KV_FP8_656, l->d_qk = 0;
@@ -134,7 +139,8 @@ static bool check_bound(void)
         some.of.has ^=
             draw_bits_of(HAS_LENGTHS) | (some.of.has & HAS_EXTRA ? draw_bits_of(HAS_EXTRA_LENGTHS) : 0);
         other_plan(&some);
-        if (prefill || (sparse && kernel && !strncmp(kernel, "cuda-sm90", 9))) some.odd = false;
+        if (prefill || some.of.products || (sparse && kernel && !strncmp(kernel, "cuda-sm90", 9)))
+            some.odd = false;
         HOLDS(ask(&some, false) <= bound);
         if (sparse) check_plan_of_any(&most, some, bound);
     }
@@ -162,7 +168,10 @@ static void check_tight(struct layout most)
     struct shape s = {.of = most};
     s.of.page_size = 64, s.of.max_pages = s.of.pages = 64, s.of.has = HAS_TABLE;
     s.of.flat = operation == OP_SPARSE_PREFILL;
-    s.of.format = sparse ? FMLA_KV_FP8_656 : operation == OP_SPARSE_PREFILL ? FMLA_KV_BF16 : 0;
+    s.of.format = sparse                           ? FMLA_KV_FP8_656
+                  : operation == OP_SPARSE_PREFILL ? FMLA_KV_BF16
+                  : most.products                  ? FMLA_KV_FP8_576
+                                                   : 0;
     const struct shape all = s;
     shape_in_words(operation, &all, words, sizeof words);
     for (s.of.s_q = operation == OP_SPARSE_PREFILL ? 0 : 1; s.of.s_q <= most.s_q; s.of.s_q++)
@@ -181,17 +190,19 @@ static void check_tight(struct layout most)
 static void tight(void)
 {
     static const int64_t sizes[][5] = {
-        /* b, s_q, h_q, h_kv, topk; b 0: prefill, topk 0: dense decode */
-        {1, 1, 16, 1, 0},      {8, 1, 128, 1, 0},     {300, 2, 128, 1, 0}, {64, 4, 64, 1, 0},
-        {20000, 1, 64, 1, 0},  {8, 2, 128, 2, 0},     {8, 4, 384, 3, 0},   {8, 13, 320, 1, 0},
-        {1, 1, 64, 1, 2048},   {1, 1, 128, 1, 2048},  {1, 2, 16, 1, 64},   {300, 1, 16, 1, 640},
-        {300, 1, 64, 1, 256},  {40, 3, 128, 1, 1024}, {80, 1, 128, 1, 64}, {33, 2, 32, 1, 192},
-        {0, 1, 128, 1, 2048},  {0, 1, 64, 1, 64},     {0, 16, 64, 1, 128}, {0, 5, 320, 1, 6144},
-        {0, 120, 128, 1, 640}, {0, 300, 64, 1, 2048}};
+        /* b, s_q, h_q, h_kv, topk; b 0: prefill, topk 0: dense decode, < 0: with FP8 products */
+        {1, 1, 16, 1, 0},     {8, 1, 128, 1, 0},    {300, 2, 128, 1, 0},   {64, 4, 64, 1, 0},
+        {20000, 1, 64, 1, 0}, {8, 2, 128, 2, 0},    {8, 4, 384, 3, 0},     {8, 13, 320, 1, 0},
+        {8, 1, 128, 1, -1},   {300, 2, 128, 1, -1}, {1, 1, 64, 1, 2048},   {1, 1, 128, 1, 2048},
+        {1, 2, 16, 1, 64},    {300, 1, 16, 1, 640}, {300, 1, 64, 1, 256},  {40, 3, 128, 1, 1024},
+        {80, 1, 128, 1, 64},  {33, 2, 32, 1, 192},  {0, 1, 128, 1, 2048},  {0, 1, 64, 1, 64},
+        {0, 16, 64, 1, 128},  {0, 5, 320, 1, 6144}, {0, 120, 128, 1, 640}, {0, 300, 64, 1, 2048}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         const int64_t *const s = sizes[i];
-        operation = !s[0] ? OP_SPARSE_PREFILL : s[4] ? OP_SPARSE_DECODE : OP_DENSE_DECODE;
-        check_tight(SHAPE_OF(layout, .b = s[0], .s_q = s[1], .h_q = s[2], .h_kv = s[3], .topk = s[4]));
+        operation = !s[0] ? OP_SPARSE_PREFILL : s[4] > 0 ? OP_SPARSE_DECODE : OP_DENSE_DECODE;
+        check_tight(SHAPE_OF(layout, .b = s[0], .s_q = s[1], .h_q = s[2], .h_kv = s[3],
+                             .topk = s[4] > 0 ? s[4] : 0,
+                             .products = s[4] < 0 ? FMLA_PRODUCTS_FP8 : FMLA_PRODUCTS_BF16));
     }
 }
 

@@ -25,6 +25,7 @@ static inline const struct fake_launch *launched(int from_last)
         return p;                                                                                            \
     }
 PARAMS_OF(plan_params)
+PARAMS_OF(quantise_params)
 PARAMS_OF(dense_decode_params)
 PARAMS_OF(dense_decode_sm90_params)
 PARAMS_OF(join_params)

@@ -31,6 +31,12 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
 static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
                           const struct cuda_work *w)
 {
+    struct attention_problem quantised;
+    if (p->products == FMLA_PRODUCTS_FP8) {
+        const fmla_status status = cuda_dense_quantise(scope, p, w);
+        if (status) return status;
+        quantised = cuda_dense_quantised(p, w), p = &quantised;
+    }
     struct dense_decode_params params = cuda_dense_params(p, w);
     const struct cuda_launch launch = {.kernel = w->kernel,
                                        .blocks = cuda_blocks(p, w),
