@@ -2,6 +2,7 @@
 #include "tokens.h"
 
 #include "kvformat.h"
+#include "queries.h"
 
 #include "flashmla/flashmla.h"
 
@@ -28,4 +29,13 @@ void tokens_copy(int32_t format, void *page, int64_t page_size, int64_t slot, co
     if (layout.scale_bytes)
         memcpy(to + kv_scales_at(&layout, page_size, slot), from + kv_scales_at(&layout, 1, 0),
                (size_t)layout.scale_bytes);
+}
+
+void tokens_quantise_query(int32_t format, float values[TOKENS_WIDTH])
+{
+    const struct kv_layout layout = layout_of(format);
+    uint16_t narrow[TOKENS_WIDTH];
+    for (int i = 0; i < kv_width(&layout); i++) narrow[i] = num_to_bf16(values[i]);
+    query_quantise(narrow, narrow, layout.nope, layout.nope);
+    for (int i = 0; i < kv_width(&layout); i++) values[i] = num_from_bf16(narrow[i]);
 }

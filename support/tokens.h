@@ -13,6 +13,9 @@ enum { TOKENS_WIDTH = 576 /* values, at most */, TOKENS_BYTES = 656 /* of a page
 void tokens_store(int32_t format, void *page, int64_t page_size, int64_t slot, const float *values,
                   float of_cache);
 
+/* Replaces a query of bf16 values by what stands for it where products over a cache of the format are FP8. */
+void tokens_quantise_query(int32_t format, float values[TOKENS_WIDTH]);
+
 /* Copies the token of a page of one into a slot of another page. */
 void tokens_copy(int32_t format, void *page, int64_t page_size, int64_t slot, const void *one);
 

@@ -213,8 +213,9 @@ static void make_query(struct decode_case *d, int64_t r, int64_t j, int64_t h, u
     if (beyond) memset(row + 2 * (c->d_qk - d->pool.layout.rope), 0, 2);
     if (beyond && r % 4 == 3 && h % 61 == 60 && !fp16)
         memcpy(row, &(uint16_t){SPARSE_LARGE_BF16}, sizeof(uint16_t));
+    const uint16_t no_number = h % 2 ? 0x7fc0 : 0xff80;
     if (c->v[A_PRODUCTS] && c->v[A_CODES] == S_CODES_NAN && r % 2 && h % 7 == 2)
-        memcpy(row + 2 * (37 * h % 512), &(uint16_t){h % 2 ? 0x7fc0 : 0xff80}, sizeof(uint16_t));
+        memcpy(row + 2 * (37 * h % 512), &no_number, sizeof no_number);
 }
 
 /* Codes are those of drawn values by one scale, some beyond the largest code. */

@@ -98,6 +98,12 @@ static double device_bytes(const int64_t *v)
 static const char *grid_kernel;
 static int32_t grid_products;
 
+/* Does the kernel take no other products? It multiplies codes. */
+static bool is_by_codes(int32_t products)
+{
+    return products == 1 << FMLA_PRODUCTS_FP8;
+}
+
 /* Does a kernel that multiplies codes take such a case? It takes FP8_576 alone, by blocks of 64 keys. */
 static bool is_taken_by_codes(const int64_t *v)
 {
@@ -115,7 +121,7 @@ static bool is_taken(const char *kernel, int32_t products, const int64_t *v)
 {
     const bool hopper = !strcmp(kernel, "cuda-sm90"), portable = !strcmp(kernel, "cuda-sm80");
     const bool bytes = v[A_CACHE] > CACHE_OF_Q || v[A_CODES] > S_CODES_WRITTEN || v[A_PRODUCTS] > OF_BF16;
-    if (products == 1 << FMLA_PRODUCTS_FP8) return is_taken_by_codes(v);
+    if (is_by_codes(products)) return is_taken_by_codes(v);
     if (bytes && (hopper || (portable && v[A_DTYPE] > 0))) return false;
     if (!hopper || !v[A_B]) return true;
     if (v[A_LAYOUT] == LAYOUT_ODD || (v[A_PAGE] > 0 && v[A_PAGE] % 64)) return false;
@@ -155,8 +161,7 @@ static void choose(struct subject *op, const struct run *run)
     if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
     op->axis[A_B].count = on_gpu(run) ? 7 : 6;
     op->axis[A_SK].count = on_gpu(run) ? 9 : 8;
-    const bool bytes = strcmp(run->kernel, "cuda-sm90") != 0,
-               by_codes = run->products == 1 << FMLA_PRODUCTS_FP8;
+    const bool bytes = strcmp(run->kernel, "cuda-sm90") != 0, by_codes = is_by_codes(run->products);
     take_values(&op->axis[A_CACHE], by_codes ? CACHE_576 : CACHE_OF_Q, bytes ? CACHE_576 : CACHE_OF_Q);
     take_values(&op->axis[A_CODES], S_CODES_WRITTEN, bytes ? S_CODES_NAN : S_CODES_WRITTEN);
     take_values(&op->axis[A_PRODUCTS], by_codes ? OF_FP8 : OF_BF16, bytes ? OF_CODES : OF_BF16);
@@ -217,13 +222,16 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
     return false;
 }
 
+#define BY_CODES "cache fp8_576, products fp8, "
+
 /* Cases with room for every fault: pages, empty requests, gaps, causal. An lse is small where one key stands alone. */
 static const char *fault_case(const struct run *run, uint64_t i)
 {
     static char text[200];
     snprintf(text, sizeof text,
-             "b 6, s_q 3, h_q 8, page_size %d, causal 1, layout padded, batch_invariant %d, %s",
-             strcmp(run->kernel, "cuda-sm90") ? 16 : 64, run->fault == FAULT_BATCH,
+             "b 6, s_q 3, h_q 8, page_size %d, causal 1, layout padded, batch_invariant %d, %s%s",
+             strcmp(run->kernel, "cuda-sm90") && !is_by_codes(run->products) ? 16 : 64,
+             run->fault == FAULT_BATCH, is_by_codes(run->products) ? BY_CODES : "",
              run->fault == FAULT_LSE_CANCELLED ? "s_k 1, inputs steep"
              : run->fault == FAULT_WRONG_SCALE ? "s_k 20, lengths varied, cache fp8_656, codes scales"
                                                : "s_k 140, lengths varied");
@@ -255,16 +263,16 @@ static void more(struct suite *suite)
     for (int i = 0; i < 6; i++) suite_case(suite, caches[i], suite->run[0].seed, true);
 }
 
+#define FOREIGN                                                                                              \
+    "b 9, s_q 2, s_k 700, h_q 16, page_size 64, causal 1, lengths varied, plan given, num_partitions 13"
+
 /* A plan that was made with other partitions than the call is told: the host cannot see that, and the results stand. */
 static void check_foreign_plan(const struct run *run, struct tally *tally)
 {
     for (int32_t told = 1; told <= 7; told += 3) {
         int64_t v[AXES];
         bool same;
-        case_values(&dense_decode,
-                    "b 9, s_q 2, s_k 700, h_q 16, page_size 64, causal 1, lengths varied, plan given, "
-                    "num_partitions 13",
-                    v);
+        case_values(&dense_decode, is_by_codes(run->products) ? BY_CODES FOREIGN : FOREIGN, v);
         struct test_case *c = case_make(&dense_decode, run, v, run->seed * 7919 + 250 + (uint64_t)told);
         tally->cases++;
         if (case_plan(c, &same)) report(tally, run, c->name, fmla_last_error());
@@ -330,7 +338,7 @@ static void check_large_cache(const struct run *run, struct tally *tally)
 static void more_on_gpu(const struct run *run, struct tally *tally)
 {
     check_foreign_plan(run, tally);
-    check_large_cache(run, tally);
+    if (!is_by_codes(run->products)) check_large_cache(run, tally); /* which is of 16-bit values */
 }
 
 #define FAR_BYTES                                                                                            \
@@ -376,12 +384,12 @@ struct subject dense_decode = {
     .fault_case = fault_case,
     .plant_before = plant_before,
     .plant_after = plant_after,
-    .gpu = {.bases = {""},
+    .gpu = {.bases = {"", "d_qk 512", "cache fp8_576, products fp8"},
             .graph =
                 "b 6, s_q 2, s_k 5000, h_q 16, page_size 64, causal 1, layout padded", /* the most pages */
             .next = {"lengths varied", "lengths varied", "lengths varied"},
             .repeats = {"b 6, s_q 2, s_k 4096, h_q 16, page_size 64, causal 1, lengths varied",
-                        "b 128, s_k 1000, h_q 128, page_size 64, d_qk 512",
+                        "b 128, s_k 1000, h_q 128, page_size 64",
                         "b 7, s_q 3, s_k 9000, h_q 11, page_size 61, layout odd, batch_invariant 1"},
             .positions = {"b 128, s_q 2, s_k 5000, h_q 16, page_size 64, causal 1, lengths varied",
                           "b 128, s_q 1, s_k 5000, h_q 128, page_size 64, causal 1, lengths varied"},

@@ -62,6 +62,11 @@ edited bytes.safetensors 's/"kv_scale":{"dtype":"F32"/"kv_scale":{"dtype":"I32"/
 edited bytes.safetensors 's/"kv_scale":{"dtype":"F32","shape":\[1\]/"kv_scale":{"dtype":"F32","shape":[] /' 'tensor "kv_scale": has 0 dimensions, must have 1'
 edited sparse.safetensors 's/"FP8_656"/"FP8_576"/' "kv_format is 'FP8_576', must be BF16, FP16, FP8_656 or FP8_584"
 lies width.safetensors 'dense_decode: q: d_qk (dimension 3) is 576, must be 512 as in FMLA_KV_FP8_584' 1740 "{\"__metadata__\":{\"kv_format\":\"FP8_584\"},$q,\"kv_cache\":{\"dtype\":\"U8\",\"shape\":[1,1,1,584],\"data_offsets\":[1152,1736]},\"seqlens\":{\"dtype\":\"I32\",\"shape\":[1],\"data_offsets\":[1736,1740]}}"
+good make-input codes.safetensors --cache fp8_576 --products codes --seq-lens 5 --heads 2
+edited codes.safetensors 's/"products":"fp8"/"products":"fp4"/' "products is 'fp4', must be bf16 or fp8"
+edited codes.safetensors 's/"products"/"prodacts"/' 'dense_decode: q: dtype is uint8, must be bfloat16 or float16'
+bad 1 'dense_decode: q: dtype is uint8, must be bfloat16 or float16' run codes.safetensors --products bf16
+bad 2 '--products: not with sparse decode' run sparse.safetensors --products fp8
 # A scale of the cache in a format that has none.
 for format in fp8_656 fp8_584; do
     good make-input bytes.safetensors --cache $format --seq-lens 5 --heads 1 --sink
@@ -158,6 +163,12 @@ bad 2 '--dtype: fp16 only with --cache plain' make-input x --op sparse_decode --
 bad 2 '--d-qk: 512 must be the 576 of that cache' make-input x --cache fp8_576 --d-qk 512
 bad 2 '--dtype: fp16 only with --cache plain' make-input x --cache fp8_584 --dtype fp16
 bad 2 '--kv-heads: 2 must be 1 with pages of bytes' make-input x --cache fp8_656 --kv-heads 2
+bad 2 '--products: fp8 only with --cache fp8_656 or fp8_576' make-input x --products fp8
+bad 2 '--products: fp8 only with --cache fp8_656 or fp8_576' make-input x --products fp8 --cache fp8_584
+bad 2 '--products: codes only with --cache fp8_576' make-input x --products codes --cache fp8_656
+bad 2 '--products: not with --op sparse_decode' make-input x --op sparse_decode --products fp8
+bad 2 '--products: fp8 only with --cache fp8_656 or fp8_576' bench --products fp8
+bad 2 "--products: 'fp4' must be one of bf16, fp8, codes, all" bench --products fp4
 bad 2 '--cache: FP8_576 not with --op sparse_decode' make-input x --op sparse_decode --cache fp8_576
 bad 2 '--cache: FP8_576 not with --op sparse_prefill' make-input x --op sparse_prefill --cache fp8_576
 bad 2 '--cache: not with --op mha_forward' make-input x --op mha_forward --cache plain

@@ -65,6 +65,25 @@ done
 sed 's/"kv_scale"/"kv_other"/' f.safetensors >c.safetensors
 passes c.safetensors --repeat 1 --out c.out --log-base 2 --lse-empty neg
 cmp -s f.out c.out && wrong 'run does not read kv_scale'
+# FP8 products, of values and of codes.
+for which in fp8:FP8_656 fp8:FP8_576 codes:FP8_576; do
+    products=${which%:*} format=${which#*:}
+    type=bf16
+    [ "$products" = fp8 ] || type=e4m3
+    good make-input p.safetensors --cache "${format,,}" --products "$products" --seq-lens 0,1,65,200 --query-tokens 3 --heads 6 --causal --sink
+    has ", bf16, $format, products $products, causal, sink$"
+    good run p.safetensors --check --repeat 1 --out p.out
+    has "^q +\[4, 3, 6, 576\] $type, FP8 products, causal, sink$"
+    has '^check +PASS: 72 of 72 rows'
+done
+# The scale of codes counts, and products are what the option says.
+sed 's/"q_scale"/"q_other"/' p.safetensors >c.safetensors
+passes c.safetensors --repeat 1 --out c.out
+cmp -s p.out c.out && wrong 'run does not read q_scale'
+good make-input c.safetensors --cache fp8_576 --seq-lens 0,1,65,200 --heads 6
+passes c.safetensors --repeat 1 --out c.out
+passes c.safetensors --repeat 1 --out p.out --products fp8
+cmp -s p.out c.out && wrong 'run --products fp8 is as bf16'
 # More than the oracle does whole.
 good make-input big.safetensors --cache fp8_576 --seq-lens 2200,50,1500 --heads 128 --query-tokens 4 --causal
 good run big.safetensors --check --repeat 1
@@ -212,7 +231,7 @@ good verify
 for op in dense_decode sparse_decode sparse_prefill mha_forward merge cache_append cache_gather; do has "^ok +$op +cpu-generic "; done
 good verify --json verify.jsonl
 has '^ok +dense_decode +cpu-generic '
-grep -q '^{"operation":"dense_decode","kernel":"cpu-generic","passed":true,"cases":17,' verify.jsonl || wrong "verify.jsonl: $(cat verify.jsonl)"
+grep -q '^{"operation":"dense_decode","kernel":"cpu-generic","passed":true,"cases":20,' verify.jsonl || wrong "verify.jsonl: $(cat verify.jsonl)"
 
 # bench: peaks, rows, and a line of JSON for each row.
 json_lines() { # json_lines FILE COUNT: every line is an object with these fields
@@ -251,6 +270,10 @@ awk '
 good bench --cache fp8_576 --grid quick --repeat 1 --kv-heads 2 --d-qk 512 --dtype fp16 --json bytes.jsonl
 has '^ +1 +256 +1 +16 +1 +576 +fp16 FP8_576 ' # a format has its own sizes
 json_lines bytes.jsonl 3
+good bench --cache all --products all --grid quick --seq-len 64 --repeat 1 --json products.jsonl
+has '^ +1 +64 +1 +16 +1 +576 +bf16 FP8_576,codes +cpu-'
+json_lines products.jsonl 7 # of bf16 four caches, of fp8 two, of codes one
+[ "$(grep -c '"products":"fp8"' products.jsonl)" = 2 ] || wrong "other products: $(cat products.jsonl)"
 good bench --op merge --grid quick --parts 2,3 --repeat 1 --json merge.jsonl
 has '^ +3 .* cpu-generic '
 json_lines merge.jsonl 2

@@ -23,7 +23,7 @@ rules=$(cat <<'RULES'
 + src/cuda/any/                       src/cuda/any/
 + src/cuda/sm80/                      src/cuda/sm80/
 + src/cuda/sm90/                      src/cuda/sm90/
-+ support/                            src/(num|kvformat)[.]h
++ support/                            src/(num|kvformat|queries)[.]h
 + support/op_call[.]                  src/operations[.](h|def)
 + tests/(unit|checkattn|fuzz)/        src/(num|num_fast|kvformat|queries|plan)[.]h
 + (tools|tests)/                      src/operations[.](h|def)

@@ -42,6 +42,7 @@ static const struct command bench = {
     "  flashmla bench --heads 128 --seq-len 4096,16384 --batch 1 --threads 1 --kernel cpu-avx2\n"
     "  flashmla bench --grid quick --json quick.jsonl\n"
     "  flashmla bench --cache all --batch 8 --heads 16\n"
+    "  flashmla bench --cache fp8_576 --products all --batch 8 --heads 16\n"
     "  flashmla bench --op merge --parts 2,8\n"
     "  flashmla bench --op sparse_decode --grid quick --heads 16,128\n"
     "  flashmla bench --op sparse_prefill --device cuda:0 --grid peers --json sparse_prefill.jsonl\n"
@@ -55,9 +56,9 @@ static const struct command bench = {
 struct bench_options {
     const char *grid, *kernel, *json;
     fmla_device device;
-    int op, dtype, cache, causal, varlen; /* indices of the choices */
-    const char *names[OPTION_CHOICES];    /* those of op */
-    bool dtype_given, cache_given, causal_given, varlen_given;
+    int op, dtype, cache, products, causal, varlen; /* indices of the choices */
+    const char *names[OPTION_CHOICES];              /* those of op */
+    bool dtype_given, cache_given, products_given, causal_given, varlen_given;
     int between; /* index of the choices: enum bench_between */
     bool between_given;
     int64_t repeat, threads;
@@ -135,7 +136,8 @@ static bool fits(const struct shape *shape)
 static int bench_all(struct bench_options *o)
 {
     const enum operation op = operation_named(o->names[o->op]);
-    static int64_t no_yes[] = {0, 1}, caches[] = {0, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576};
+    static int64_t no_yes[] = {0, 1}, products[] = {MADE_BF16, MADE_FP8, MADE_CODES},
+                   caches[] = {0, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576};
     struct fault fault = {""};
     char grids[128];
     int64_t count;
@@ -151,12 +153,18 @@ static int bench_all(struct bench_options *o)
         return complain(&bench, EXIT_USAGE, "--between products takes a GPU (--device cuda:0)");
     choose(&o->axes.axis[AXIS_DTYPE], no_yes, 2, o->dtype, o->dtype_given);
     choose(&o->axes.axis[AXIS_FORMAT], caches, 4, o->cache, o->cache_given);
+    choose(&o->axes.axis[AXIS_PRODUCTS], products, MADE_PRODUCTS, o->products, o->products_given);
     choose(&o->axes.axis[AXIS_CAUSAL], no_yes, 2, o->causal, o->causal_given);
     choose(&o->axes.axis[AXIS_VARLEN], no_yes, 2, o->varlen, o->varlen_given);
     struct shape *rows = bench_grid(op, o->grid, &o->axes, &count);
     bench_grid_names(op, grids, sizeof grids);
     if (count < 0) return complain(&bench, EXIT_USAGE, "--grid: '%s' must be one of %s", o->grid, grids);
     if (!rows) return complain(&bench, EXIT_FAILED, "no memory for so many rows");
+    if (!count) {
+        free(rows);
+        return complain(&bench, EXIT_USAGE, "--products: %s only with --cache %s", products_name(o->products),
+                        o->products == MADE_CODES ? "fp8_576" : "fp8_656 or fp8_576");
+    }
     for (int64_t i = 0; i < count; i++)
         if (!fits(&rows[i])) {
             free(rows);
@@ -199,6 +207,11 @@ int command_bench(int argc, char **argv)
                       "of dense_decode and the cache operations: plain (of --dtype, of dense_decode the "
                       "default), fp8_656, fp8_584, fp8_576 or all of these",
                       &o.cache_given, "plain", "fp8_656", "fp8_584", "fp8_576", "all"),
+        OPTION_ONE_OF(
+            "--products", &o.products, "WHICH",
+            "of dense_decode over fp8_656 or fp8_576: bf16 (the default), fp8, codes (fp8, with q of "
+            "codes) or all of these",
+            &o.products_given, "bf16", "fp8", "codes", "all"),
         OPTION_ONE_OF("--causal", &o.causal, "WHEN", "no, yes or both", &o.causal_given, "no", "yes", "both"),
         OPTION_ONE_OF("--varlen", &o.varlen, "WHEN", "lengths around --seq-len, or up to it: no, yes or both",
                       &o.varlen_given, "no", "yes", "both"),
@@ -226,7 +239,7 @@ int command_bench(int argc, char **argv)
     int status = options_parse(&bench, options, argc, argv, NULL);
     if (status < 0) status = bench_all(&o);
     for (int a = 0; a < BENCH_AXES; a++)
-        if (a != AXIS_DTYPE && a != AXIS_FORMAT && a != AXIS_CAUSAL && a != AXIS_VARLEN)
+        if (a != AXIS_DTYPE && a != AXIS_FORMAT && a != AXIS_PRODUCTS && a != AXIS_CAUSAL && a != AXIS_VARLEN)
             free(o.axes.axis[a].items);
     return status;
 }

@@ -124,7 +124,8 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
     };
     static const int axes[OPERATIONS] = {
         [OP_DENSE_DECODE] = ALL | KEYS | 1 << AXIS_PAGE_SIZE | 1 << AXIS_DTYPE | 1 << AXIS_FORMAT |
-                            1 << AXIS_CAUSAL | 1 << AXIS_VARLEN | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN,
+                            1 << AXIS_PRODUCTS | 1 << AXIS_CAUSAL | 1 << AXIS_VARLEN | 1 << AXIS_BATCH |
+                            1 << AXIS_SEQ_LEN,
         [OP_MERGE] = ALL | 1 << AXIS_DTYPE | 1 << AXIS_BATCH | 1 << AXIS_PARTS,
         [OP_SPARSE_DECODE] = ALL | 1 << AXIS_PAGE_SIZE | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
         [OP_SPARSE_PREFILL] = ALL | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
@@ -189,6 +190,7 @@ static struct shape row_of(enum operation op, const struct product *p, const str
                           .tokens = tokens ? v[AXIS_TOKENS] : 0,
                           .parts = op == OP_MERGE ? v[AXIS_PARTS] : 0,
                           .format = of_caches ? (int32_t)v[AXIS_FORMAT] : p->format,
+                          .products = dense ? (int32_t)v[AXIS_PRODUCTS] : MADE_BF16,
                           .type = (enum element)v[AXIS_DTYPE],
                           .d_v = v[AXIS_D_V],
                           .causal = (dense || mha) && v[AXIS_CAUSAL],
@@ -219,7 +221,10 @@ static bool append(enum operation op, const struct product *p, const struct benc
     struct shape *grown = realloc(*rows, (size_t)(*count + more) * sizeof **rows);
     if (!grown) return false;
     *rows = grown;
-    for (int64_t i = 0; i < more; i++) grown[(*count)++] = row_of(op, p, lists, i);
+    for (int64_t i = 0; i < more; i++) {
+        const struct shape row = row_of(op, p, lists, i);
+        if (products_fit(row.products, row.format, row.type)) grown[(*count)++] = row;
+    }
     return true;
 }
 
@@ -233,7 +238,9 @@ struct shape *bench_grid(enum operation op, const char *name, const struct bench
     /* What products differ in. */
     const int of_mha =
         1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_HEADS | 1 << AXIS_KV_HEADS | 1 << AXIS_VARLEN;
-    const int apart = operation_is_mha(op) ? of_mha : grid->op == OP_DENSE_DECODE ? ~(1 << AXIS_FORMAT) : 0;
+    const int apart = operation_is_mha(op)          ? of_mha
+                      : grid->op == OP_DENSE_DECODE ? ~(1 << AXIS_FORMAT | 1 << AXIS_PRODUCTS)
+                                                    : 0;
     bool any = false;
     for (int a = 0; a < BENCH_AXES; a++) any |= chosen->axis[a].count > 0 && apart >> a & 1;
     struct shape *rows = NULL;

@@ -16,8 +16,9 @@ enum bench_axis {
     AXIS_D_QK,
     AXIS_D_V,
     AXIS_PAGE_SIZE,
-    AXIS_DTYPE,  /* enum element */
-    AXIS_FORMAT, /* FMLA_KV_…; 0: of the type that the row has */
+    AXIS_DTYPE,    /* enum element */
+    AXIS_FORMAT,   /* FMLA_KV_…; 0: of the type that the row has */
+    AXIS_PRODUCTS, /* MADE_… */
     AXIS_CAUSAL,
     AXIS_VARLEN,
     AXIS_TOPK,
@@ -37,7 +38,7 @@ struct bench_axes {
 void bench_grid_names(enum operation op, char *names, size_t room);
 
 /* The rows of grid `name`, allocated, with the lists in `chosen` instead of its own; where products differ in a list
- * that was chosen, only the first one is left then. NULL with *count = -1 if the operation has no such grid, NULL with
+ * that was chosen, only the first one is left then. A row whose products do not fit its cache is left out. NULL with *count = -1 if the operation has no such grid, NULL with
  * *count = 0 if there is no memory. */
 struct shape *bench_grid(enum operation op, const char *name, const struct bench_axes *chosen,
                          int64_t *count);

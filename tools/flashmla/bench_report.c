@@ -25,7 +25,7 @@ void bench_report_head(const struct bench_report *report)
                "cache", "page", "kernel", "us", "min", "max", "GB/s", "floor us", "x floor");
         return;
     }
-    printf("\n%5s %4s %6s %5s %5s %5s %7s %5s %-10s %-15s %10s %10s %10s %8s %7s %10s",
+    printf("\n%5s %4s %6s %5s %5s %5s %7s %5s %-13s %-15s %10s %10s %10s %8s %7s %10s",
            report->op == OP_MERGE ? "parts" : "", "b", "s_k", "s_q", "h_q", "h_kv",
            operation_is_mha(report->op) ? "qk/v" : "d_qk", "type", "options", "kernel", "us", "min", "max",
            "GFLOP/s", "GB/s", "floor us");
@@ -42,14 +42,15 @@ static int64_t tokens_of(const struct shape *s)
 static void print_shape(const struct bench_row *row)
 {
     const struct shape *s = row->shape;
-    char options[32] = "", width[48], number[24] = "", b[24] = "-"; /* a prompt has no batch */
+    char options[40] = "", width[48], number[24] = "", b[24] = "-"; /* a prompt has no batch */
     if (bench_only_copies(s->op)) {
         printf("%-13s %8" PRId64 " %5s %-8s ", descriptors[s->op].name, s->tokens, element_name(s->type),
                s->format ? format_name(s->format) : "-");
         return;
     }
     const char *const words[] = {s->causal ? "causal" : "", s->varlen ? "var" : "",
-                                 s->topk || cache_formats[s->format].token ? format_name(s->format) : ""};
+                                 s->topk || cache_formats[s->format].token ? format_name(s->format) : "",
+                                 s->products ? products_name(s->products) : ""};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         const size_t used = strlen(options);
         snprintf(options + used, sizeof options - used, "%s%s", used && *words[i] ? "," : "", words[i]);
@@ -58,7 +59,7 @@ static void print_shape(const struct bench_row *row)
     if (s->parts) snprintf(number, sizeof number, "%" PRId64, s->parts);
     snprintf(width, sizeof width, "%" PRId64, s->d_qk);
     if (s->d_v) snprintf(width, sizeof width, "%" PRId64 "/%" PRId64, s->d_qk, s->d_v);
-    printf("%5s %4s %6" PRId64 " %5" PRId64 " %5" PRId64 " %5" PRId64 " %7s %5s %-10s ", number, b, s->s_k,
+    printf("%5s %4s %6" PRId64 " %5" PRId64 " %5" PRId64 " %5" PRId64 " %7s %5s %-13s ", number, b, s->s_k,
            tokens_of(s), s->h_q, s->h_kv, width, element_name(s->type), *options ? options : "-");
 }
 
@@ -148,6 +149,8 @@ static struct bench_sources sources_of(const struct bench_row *row)
                  descriptors[s->op].name, descriptors[s->op].name, element_name(s->type));
     else
         snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/any/%s.cu", descriptors[s->op].name);
+    if (s->op == OP_DENSE_DECODE && s->products)
+        snprintf(sources.file[1], sizeof sources.file[1], "src/cuda/any/quantise_queries.cu");
     return sources;
 }
 
@@ -226,10 +229,11 @@ static json_t *pack_shape(const struct shape *s)
                   "parts", count(s->parts));
     if (s->parts) return shape;
     json_t *keys =
-        json_pack("{s:I, s:I, s:I, s:s*, s:o*, s:o*, s:o*, s:o*, s:o*}", "s_k", (json_int_t)s->s_k, "h_kv",
-                  (json_int_t)s->h_kv, "d_qk", (json_int_t)s->d_qk, "cache", cache, "page_size",
-                  count(s->page_size), "topk", count(s->topk), "extra", pack_extra(s), "causal",
-                  masks ? json_boolean(s->causal) : NULL, "varlen", masks ? json_boolean(s->varlen) : NULL);
+        json_pack("{s:I, s:I, s:I, s:s*, s:s*, s:o*, s:o*, s:o*, s:o*, s:o*}", "s_k", (json_int_t)s->s_k,
+                  "h_kv", (json_int_t)s->h_kv, "d_qk", (json_int_t)s->d_qk, "cache", cache, "products",
+                  s->products ? products_name(s->products) : NULL, "page_size", count(s->page_size), "topk",
+                  count(s->topk), "extra", pack_extra(s), "causal", masks ? json_boolean(s->causal) : NULL,
+                  "varlen", masks ? json_boolean(s->varlen) : NULL);
     json_object_update(shape, keys);
     json_decref(keys);
     return shape;

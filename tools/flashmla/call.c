@@ -144,7 +144,7 @@ bool call_allocate(struct call *call, int index, struct fault *fault)
 
 void call_set_results(struct call *call)
 {
-    const fmla_dtype fp32 = {FMLA_TYPE_FLOAT, 32, 1};
+    const fmla_dtype fp32 = {FMLA_TYPE_FLOAT, 32, 1}, bf16 = {FMLA_TYPE_BFLOAT, 16, 1};
     const bool flat = call_is_flat(call);
     const struct member *member;
     for (int i = 0; (member = call_member(call->op, i)); i++) {
@@ -152,8 +152,8 @@ void call_set_results(struct call *call)
         int64_t shape[MAX_DIMENSIONS];
         if (call->tensor[i].shape || !(member->allowed & IS_OUTPUT)) continue;
         for (int d = 0; d < form.rank; d++) shape[d] = call_size(call, form.dimensions[d]);
-        call_set(call, i, member->allowed & ALLOW_SAME ? call->tensor[0].dtype : fp32, form.rank, shape,
-                 NULL);
+        const fmla_dtype same = call->tensor[0].dtype.bits == 8 ? bf16 : call->tensor[0].dtype;
+        call_set(call, i, member->allowed & ALLOW_SAME ? same : fp32, form.rank, shape, NULL);
     }
 }
 

@@ -100,6 +100,14 @@ static bool read_format(enum operation op, const char *name, const char *path, i
     return fault_set(fault, "%s: __metadata__: kv_format is '%s', must be %s", path, name, formats);
 }
 
+static bool read_products(const char *name, const char *path, int32_t *to, struct fault *fault)
+{
+    const bool fp8 = name && !strcmp(name, "fp8");
+    *to = fp8 ? FMLA_PRODUCTS_FP8 : FMLA_PRODUCTS_BF16;
+    return !name || fp8 || !strcmp(name, "bf16") ||
+           fault_set(fault, "%s: __metadata__: products is '%s', must be bf16 or fp8", path, name);
+}
+
 bool call_file_read(struct call *call, const struct safetensors_file *file, const char *path,
                     struct fault *fault)
 {
@@ -110,8 +118,10 @@ bool call_file_read(struct call *call, const struct safetensors_file *file, cons
         if (!read_tensor(call, i, file, path, fault)) return false;
     }
     call_set_longest(call);
-    int32_t *causal = call_option(call, "causal"), *format = call_option(call, "kv_format");
-    return (!causal || read_causal(safetensors_metadata(file, "causal"), path, causal, fault)) &&
+    int32_t *causal = call_option(call, "causal"), *format = call_option(call, "kv_format"),
+            *products = call_option(call, "products");
+    return (!products || read_products(safetensors_metadata(file, "products"), path, products, fault)) &&
+           (!causal || read_causal(safetensors_metadata(file, "causal"), path, causal, fault)) &&
            (!format || read_format(call->op, safetensors_metadata(file, "kv_format"), path, format, fault)) &&
            read_numbers(call, file, path, fault);
 }

@@ -9,6 +9,7 @@
 #include "magnitude.h"
 #include "progress.h"
 #include "random.h"
+#include "tokens.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -20,8 +21,24 @@ enum { SAMPLED_ROWS = 64, WIDEST_KEY = 576, KEYS_AT_ONCE = 16 };
 /* What holds beside the tolerances. */
 struct beside {
     bool other;     /* the inputs are none of the table's */
+    bool by_codes;  /* e4m3 codes may have been multiplied */
     double rounded; /* how far an lse may be, where scales may have been rounded */
 };
+
+/* A GPU's kernel may multiply codes where products are FP8; its sums then lack the roundings of values to bf16. */
+static bool may_be_by_codes(const struct call *call, bool by_gpu)
+{
+    const int32_t *products = call_option(call, "products");
+    return by_gpu && products && *products == FMLA_PRODUCTS_FP8;
+}
+
+static const struct tolerance *tolerance_of(const struct call *call, const struct beside *beside, int k)
+{
+    const struct tolerance *usual = policies[call->op].results[k].tolerance;
+    return beside->by_codes && !strcmp(policies[call->op].results[k].name, "out")
+               ? &tolerance_fp8_products_out
+               : usual;
+}
 
 static int64_t rows_of(const struct call *call)
 {
@@ -94,7 +111,12 @@ static void measure(const struct call *row, struct magnitude *magnitude)
     const double scale = given != 0.0 ? given : 1.0 / sqrt((double)d_qk);
     float q[WIDEST_KEY], keys[KEYS_AT_ONCE * WIDEST_KEY], apart[KEYS_AT_ONCE * WIDEST_KEY];
     if (d_qk > WIDEST_KEY || d_v > MAGNITUDE_MOST) return; /* which the oracle alone takes */
-    for (int64_t d = 0; d < d_qk; d++) q[d] = element_load(row->tensor[0].data, row->tensor[0].dtype, d);
+    const fmla_tensor *of_q = call_tensor(row, "q_scale");
+    const int32_t *products = call_option(row, "products");
+    const float q_scale = of_q ? *(const float *)of_q->data : 1.0f;
+    for (int64_t d = 0; d < d_qk; d++)
+        q[d] = element_load(row->tensor[0].data, row->tensor[0].dtype, d) * q_scale;
+    if (products && *products && row->tensor[0].dtype.bits != 8) tokens_quantise_query(call_format(row), q);
     for (int k = 0; k < KEY_SOURCES && from[k].cache; k++) {
         const fmla_tensor *cache = call_tensor(row, from[k].cache),
                           *v = from[k].values ? call_tensor(row, from[k].values) : NULL;
@@ -160,7 +182,7 @@ static void compare(const struct call *done, const struct call *oracle, const st
     struct magnitude magnitude = {0};
     int64_t at[ROW_DIMENSIONS] = {0};
     for (int k = 0; k < RESULTS && policy->results[k].name; k++) {
-        const struct tolerance *tolerance = policy->results[k].tolerance;
+        const struct tolerance *tolerance = tolerance_of(done, beside, k);
         const char *name = policy->results[k].name;
         const fmla_tensor *mine = call_tensor(done, name), *theirs = call_tensor(oracle, name);
         if (!mine) continue;
@@ -183,13 +205,15 @@ static bool passed(const struct call *call, const struct beside *beside, const s
     bool good = !result->wrong_bytes;
     for (int k = 0; k < RESULTS && policy->results[k].tolerance; k++)
         good = good && (k == 0 && beside->other ? compare_passed_other : compare_passed)(
-                           &result->of[k], policy->results[k].tolerance);
+                           &result->of[k], tolerance_of(call, beside, k));
     return good;
 }
 
-void check_against_asked(const struct call *call, const struct call *asked, struct check_result *result)
+void check_against_asked(const struct call *call, const struct call *asked, bool by_gpu,
+                         struct check_result *result)
 {
-    const struct beside beside = {.other = false};
+    const bool by_codes = may_be_by_codes(call, by_gpu);
+    const struct beside beside = {.by_codes = by_codes, .rounded = by_codes ? rounded_scale_lse : 0.0};
     const struct member *member;
     *result = (struct check_result){.op = call->op, .all_rows = rows_of(call)};
     compare(call, asked, &beside, result);
@@ -228,7 +252,9 @@ bool check_against_oracle(const struct call *call, bool by_gpu, struct check_res
     const struct policy *policy = &policies[call->op];
     const int32_t format = call_format(call); /* may its scales be no powers of two? */
     const bool scales = by_gpu && (format == FMLA_KV_FP8_656 || format == FMLA_KV_FP8_576);
-    const struct beside beside = {.other = true, .rounded = scales ? rounded_scale_lse : 0.0};
+    const struct beside beside = {.other = true,
+                                  .by_codes = may_be_by_codes(call, by_gpu),
+                                  .rounded = scales ? rounded_scale_lse : 0.0};
     const bool whole = 0.5 * call_work(call).flop <= policy->budget;
     struct random_state random = {2025};
     const enum dimension *rows = call_rows(call);

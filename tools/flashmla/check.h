@@ -27,7 +27,8 @@ bool check_ask(struct call *call, struct fault *fault);
 
 /* The same comparison, whole, of inputs of the table of tolerances, which may have been written: `asked` is the call as it was,
  * computed by check_ask. Inputs must be as they were. */
-void check_against_asked(const struct call *call, const struct call *asked, struct check_result *result);
+void check_against_asked(const struct call *call, const struct call *asked, bool by_gpu,
+                         struct check_result *result);
 
 /* "1 values of out and 0 of lse differ", of a check that did not pass. */
 void check_words(const struct check_result *result, char *text, size_t room);

@@ -18,7 +18,20 @@ static const struct {
                 [ELEMENT_FP16] = {"fp16", {FMLA_TYPE_FLOAT, 16, 1}},
                 [ELEMENT_F32] = {"f32", {FMLA_TYPE_FLOAT, 32, 1}}};
 
-const float made_cache_scale = 0.037f;
+const float made_cache_scale = 0.037f, made_q_scale = 0.0021f;
+
+const char *products_name(int32_t products)
+{
+    static const char *const names[MADE_PRODUCTS] = {"bf16", "fp8", "codes"};
+    return names[products];
+}
+
+bool products_fit(int32_t products, int32_t format, enum element type)
+{
+    if (products == MADE_BF16) return true;
+    return type == ELEMENT_BF16 &&
+           (format == FMLA_KV_FP8_576 || (format == FMLA_KV_FP8_656 && products == MADE_FP8));
+}
 
 const char *element_name(enum element type)
 {
@@ -73,7 +86,7 @@ static bool is_there(const struct shape *s, const struct member *member)
     if (!(member->allowed & ALLOW_NULL)) return true;
     if (!strcmp(name, "attn_sink")) return s->sink;
     if (!strcmp(name, "kv_scale")) return s->format == FMLA_KV_FP8_576;
-    if (!strcmp(name, "q_scale")) return false; /* queries have values */
+    if (!strcmp(name, "q_scale")) return s->products == MADE_CODES;
     if (!strcmp(name, "block_table")) return s->page_size > 0;
     if (!strcmp(name, "topk_length") || !strncmp(name, "cu_seqlens", 10)) return s->varlen;
     if (!strcmp(name, "extra_topk_length")) return s->extra_topk && (s->varlen || s->extra_varlen);
@@ -86,7 +99,8 @@ static fmla_dtype type_of(const struct shape *s, const struct member *member)
     const unsigned allowed = member->allowed & IS_CACHE ? cache_formats[s->format].allowed
                                                         : member->allowed & ~(unsigned)ALLOW_SAME;
     if (!strcmp(member->name, "out_parts")) return elements[ELEMENT_F32].dtype;
-    if (allowed & ALLOW_BYTES) return dtype_of(FMLA_TYPE_UINT, 8);
+    if (allowed & ALLOW_BYTES || (allowed & ALLOW_CODES && s->products == MADE_CODES))
+        return dtype_of(FMLA_TYPE_UINT, 8);
     if (allowed & ALLOW_I32) return dtype_of(FMLA_TYPE_INT, 32);
     if (allowed & ALLOW_I64) return dtype_of(FMLA_TYPE_INT, 64);
     if (allowed & ALLOW_FLOATS && member->allowed & IS_CACHE) /* where none is named, the type of q */
@@ -135,9 +149,9 @@ static void *data_of(const struct making *m, const char *name)
     return tensor ? tensor->data : NULL;
 }
 
-/* N(mean, 0.1²), clamped to [-1, 1], whole vectors copied from random places of a pool: drawing each value would take longer
- * than computing with it. */
-static void fill(struct making *m, const char *name, float mean)
+/* N(mean, 0.1²), clamped to [-1, 1], by `scale`, whole vectors copied from random places of a pool: drawing each value would take
+ * longer than computing with it. */
+static void fill_scaled(struct making *m, const char *name, float mean, float scale)
 {
     enum { POOL = 1 << 15, LONGEST = 4096 };
     static float pool[POOL]; /* as large as the widest type asks */
@@ -146,12 +160,17 @@ static void fill(struct making *m, const char *name, float mean)
     const int64_t bytes = element_bytes(tensor->dtype), count = (int64_t)call_bytes(tensor) / bytes;
     const int64_t length = tensor->ndim > 1 ? tensor->shape[tensor->ndim - 1] : LONGEST;
     for (int i = 0; i < POOL; i++)
-        element_store(pool, tensor->dtype, i, random_input(&m->random, mean, 0.1f));
+        element_store(pool, tensor->dtype, i, random_input(&m->random, mean, 0.1f) / scale);
     for (int64_t done = 0; done < count; done += length) {
         const int64_t now = count - done < length ? count - done : length;
         const int64_t from = random_between(&m->random, 0, POOL - LONGEST);
         memcpy((char *)tensor->data + done * bytes, (const char *)pool + from * bytes, (size_t)(now * bytes));
     }
+}
+
+static void fill(struct making *m, const char *name, float mean)
+{
+    fill_scaled(m, name, mean, 1.0f);
 }
 
 static void fill_normal(struct making *m, const char *name, float deviation)
@@ -216,9 +235,11 @@ static bool dense_values(struct making *m, struct fault *fault)
     memcpy(data_of(m, "seqlens"), m->lengths, (size_t)m->shape->b * sizeof *m->lengths);
     if (m->shape->page_size)
         memcpy(data_of(m, "block_table"), m->pages.block_table, entries * sizeof *m->pages.block_table);
-    fill(m, "q", 0.0f), fill_cache(m, "kv_cache", 0.0f), fill(m, "attn_sink", 0.0f);
-    float *of_cache = data_of(m, "kv_scale");
+    float *of_cache = data_of(m, "kv_scale"), *of_q = data_of(m, "q_scale");
+    fill_scaled(m, "q", 0.0f, of_q ? made_q_scale : 1.0f);
+    fill_cache(m, "kv_cache", 0.0f), fill(m, "attn_sink", 0.0f);
     if (of_cache) *of_cache = made_cache_scale;
+    if (of_q) *of_q = made_q_scale;
     return true;
 }
 
@@ -472,7 +493,9 @@ bool make_begin(struct making *m, struct call *call, const struct shape *s, stru
         const int32_t rank = shape_of(s, m->size, member, shape);
         call_set(call, i, type_of(s, member), rank, shape, NULL);
     }
-    int32_t *causal = call_option(call, "causal"), *format = call_option(call, "kv_format");
+    int32_t *causal = call_option(call, "causal"), *format = call_option(call, "kv_format"),
+            *products = call_option(call, "products");
+    if (products) *products = s->products ? FMLA_PRODUCTS_FP8 : FMLA_PRODUCTS_BF16;
     if (causal) *causal = s->causal;
     if (format) *format = s->format;
     return true;

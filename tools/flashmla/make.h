@@ -9,6 +9,15 @@
 #include "call.h"
 #include "pages.h"
 
+/* Products, and where they are FP8 whether q has values or codes. */
+enum { MADE_BF16, MADE_FP8, MADE_CODES, MADE_PRODUCTS };
+
+/* "bf16", "fp8" or "codes". */
+const char *products_name(int32_t products);
+
+/* May a call over caches of that format, 0 where they have the type of q, have such products? */
+bool products_fit(int32_t products, int32_t format, enum element type);
+
 /* What a call is like. An operation has no use for sizes that its tensors do not name. Without s_q requests of MHA have as many
  * tokens as keys. */
 struct shape {
@@ -20,6 +29,7 @@ struct shape {
     int64_t parts, tokens;
     int64_t d_v;       /* 0: CALL_D_V */
     int32_t format;    /* FMLA_KV_…, of caches */
+    int32_t products;  /* MADE_…, of dense decode */
     enum element type; /* of the vectors; fp32 of merge and the cache operations alone */
     bool causal, sink;
     /* Dense decode: lengths N(s_k, (s_k/2)²) between s_q and 2 · s_k; sparse: topk_length between 0 and topk; MHA: requests
@@ -35,6 +45,9 @@ struct shape {
 
 /* The scale of an FP8_576 cache. */
 extern const float made_cache_scale;
+
+/* The scale of queries that are codes. */
+extern const float made_q_scale;
 
 /* "bf16". */
 const char *element_name(enum element type);

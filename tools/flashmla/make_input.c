@@ -27,7 +27,8 @@ static const struct command make_input = {
     "seqlens (int32), and attn_sink [h_q] (fp32) with --sink. Values are N(0, 0.1^2), clamped to [-1, "
     "1]. Without --seq-len or --seq-lens the lengths are random. The same options give the same bytes. "
     "With --cache fp8_656, fp8_584 or fp8_576 kv_cache has one head of bytes in that format; the last has "
-    "the tensor kv_scale [1] (fp32) beside it.\n"
+    "the tensor kv_scale [1] (fp32) beside it. --products fp8 asks for FP8 products over fp8_656 or fp8_576; "
+    "--products codes too, with q of e4m3 codes over fp8_576 and the tensor q_scale [1] (fp32).\n"
     "\n"
     "--op sparse_decode writes q, kv_cache in the format of --cache, indices [b, s_q, topk], and with "
     "--extra-topk the tensors of an extra cache; then --seq-len is the keys that a request's tokens "
@@ -48,6 +49,7 @@ static const struct command make_input = {
     "  flashmla make-input sparse.safetensors --op sparse_decode --cache fp8_656 --topk 2048 --seq-len "
     "8192\n"
     "  flashmla make-input bytes.safetensors --cache fp8_576 --batch 4\n"
+    "  flashmla make-input codes.safetensors --cache fp8_576 --products codes --heads 128\n"
     "  flashmla make-input mha.safetensors --op mha_forward --varlen --seq-lens 100,0,700 --causal\n",
     OPERAND_OUTPUT,
     NULL};
@@ -55,11 +57,11 @@ static const struct command make_input = {
 struct make_options {
     struct lengths lengths;
     int64_t query_tokens, heads, kv_heads, d_qk, d_v, page_size, topk, extra_topk, extra_page_size;
-    int op, dtype, cache;              /* indices of the choices; cache 0: of q's type */
+    int op, dtype, cache, products;    /* indices of the choices; cache 0: of q's type */
     const char *names[OPTION_CHOICES]; /* of the choices of op */
     bool causal, varlen, sink, short_lists;
     bool query_tokens_given, kv_heads_given, d_qk_given, d_v_given, page_given, cache_given, topk_given,
-        extra_topk_given, extra_page_given;
+        extra_topk_given, extra_page_given, products_given;
 };
 
 /* ---- What each operation has of its own ------------------------------------------------------- */
@@ -99,6 +101,7 @@ static struct shape shape_of(const struct make_options *o)
     }
     shape.page_size = kind == PREFILL && !o->cache && !o->page_given ? 0 : o->page_size;
     if (o->cache) shape.format = bytes[o->cache], shape.d_qk = cache_formats[shape.format].d_qk;
+    shape.products = o->products;
     if (kind == DENSE) return shape;
     shape.b = kind == SPARSE ? o->lengths.batch : 0;
     shape.s_k = o->lengths.seq_len_given ? o->lengths.seq_len : 4096;
@@ -114,9 +117,10 @@ static void print_dense(const struct shape *s, const struct making *made)
     int64_t keys = 0;
     for (int64_t r = 0; r < s->b; r++) keys += made->lengths[r];
     printf("%" PRId64 " requests, %" PRId64 " keys in %" PRId64 " pages of %" PRId64 ", %" PRId64
-           " query tokens, %" PRId64 " heads over %" PRId64 ", d_qk %" PRId64 ", %s%s%s%s",
+           " query tokens, %" PRId64 " heads over %" PRId64 ", d_qk %" PRId64 ", %s%s%s%s%s%s",
            s->b, keys, made->pages.count, s->page_size, s->s_q, s->h_q, s->h_kv, s->d_qk,
            element_name(s->type), s->format ? ", " : "", s->format ? format_name(s->format) : "",
+           s->products ? ", products " : "", s->products ? products_name(s->products) : "",
            s->causal ? ", causal" : "");
 }
 
@@ -159,7 +163,7 @@ static const struct {
     /* Those with larger elements before bytes, so that every one is aligned. */
     const char *const names[CALL_FILE_NAMES];
 } kinds[MADE] = {
-    [DENSE] = {print_dense, {"kv_cache", "q", "block_table", "seqlens", "attn_sink", "kv_scale"}},
+    [DENSE] = {print_dense, {"kv_cache", "q", "block_table", "seqlens", "attn_sink", "kv_scale", "q_scale"}},
     [SPARSE] = {print_sparse,
                 {"indices", "extra_indices", "topk_length", "extra_topk_length", "attn_sink", "q", "kv_cache",
                  "extra_kv_cache"}},
@@ -191,6 +195,7 @@ static const char *needless(const struct make_options *o, char *others, size_t r
         {"--d-v", o->d_v_given, EITHER_MHA},
         {"--page-size", o->page_given, 1 << DENSE | 1 << SPARSE | 1 << PREFILL},
         {"--cache", o->cache_given, 1 << DENSE | 1 << SPARSE | 1 << PREFILL},
+        {"--products", o->products_given, 1 << DENSE},
         {"--topk", o->topk_given, 1 << SPARSE | 1 << PREFILL},
         {"--extra-topk", o->extra_topk_given, 1 << SPARSE},
         {"--extra-page-size", o->extra_page_given, 1 << SPARSE},
@@ -232,6 +237,10 @@ static int check_options(const struct make_options *o, const struct shape *s)
                         o->d_qk, s->d_qk);
     if (o->cache && o->dtype)
         return complain(&make_input, EXIT_USAGE, "--dtype: fp16 only with --cache plain");
+    if (!products_fit(s->products, s->format, s->type))
+        return complain(&make_input, EXIT_USAGE, "--products: %s only with --cache %s",
+                        products_name(s->products),
+                        s->products == MADE_CODES ? "fp8_576" : "fp8_656 or fp8_576");
     if (s->h_kv != 1 && (o->cache || s->op == OP_SPARSE_PREFILL) && s->page_size)
         return complain(&make_input, EXIT_USAGE, "--kv-heads: %" PRId64 " must be 1 with pages%s", s->h_kv,
                         s->op == OP_SPARSE_PREFILL ? "" : " of bytes");
@@ -243,9 +252,9 @@ static int check_options(const struct make_options *o, const struct shape *s)
 
 /* ---- The file -------------------------------------------------------------------------------- */
 
-/* `count` random values, then `unused` NaN, in pieces. */
+/* `count` random values by `scale`, then `unused` NaN, in pieces. */
 static bool write_values(struct safetensors_writer *writer, struct random_state *random, fmla_dtype dtype,
-                         int64_t count, int64_t unused, struct fault *fault)
+                         float scale, int64_t count, int64_t unused, struct fault *fault)
 {
     enum { PIECE = 16384 };
     float piece[PIECE];
@@ -253,7 +262,7 @@ static bool write_values(struct safetensors_writer *writer, struct random_state 
         const int64_t left = count + unused - done;
         const int64_t now = left < PIECE ? left : PIECE;
         for (int64_t i = 0; i < now; i++) {
-            const float value = done + i < count ? random_input(random, 0.0f, 0.1f) : (float)NAN;
+            const float value = done + i < count ? random_input(random, 0.0f, 0.1f) / scale : (float)NAN;
             element_store(piece, dtype, i, value);
         }
         if (!safetensors_write(writer, piece, (size_t)now * dtype.bits / 8, fault)) return false;
@@ -289,7 +298,7 @@ static bool write_pages(struct making *made, struct safetensors_writer *writer, 
         const int64_t keys = made->pages.page_keys[page];
         progress_update(&progress, page, cache->shape[0]);
         good = bytes ? write_bytes(made, writer, of_bytes, bytes, keys, fault)
-                     : write_values(writer, &made->random, cache->dtype, keys * token,
+                     : write_values(writer, &made->random, cache->dtype, 1.0f, keys * token,
                                     (page_size - keys) * token, fault);
     }
     progress_wipe(&progress);
@@ -313,8 +322,11 @@ static bool write_dense(struct making *made, struct safetensors_writer *writer,
             good = safetensors_write(writer, made->lengths, call_bytes(tensor), fault);
         else if (!strcmp(tensors[i].name, "kv_scale"))
             good = safetensors_write(writer, &made_cache_scale, call_bytes(tensor), fault);
+        else if (!strcmp(tensors[i].name, "q_scale"))
+            good = safetensors_write(writer, &made_q_scale, call_bytes(tensor), fault);
         else
-            good = write_values(writer, &made->random, tensor->dtype, elements, 0, fault);
+            good = write_values(writer, &made->random, tensor->dtype,
+                                tensor->dtype.bits == 8 ? made_q_scale : 1.0f, elements, 0, fault);
     }
     return good;
 }
@@ -335,12 +347,13 @@ static bool write_file(struct making *made, const struct make_options *o, const 
     char seed[32], number[32];
     snprintf(seed, sizeof seed, "%" PRId64, o->lengths.seed);
     snprintf(number, sizeof number, "%g", scale ? (double)*scale : 0.0);
-    struct safetensors_note notes[5];
+    struct safetensors_note notes[6];
     size_t noted = 0;
     if (plain) notes[noted++] = (struct safetensors_note){"operation", o->names[o->op]};
     if (!plain && causal) notes[noted++] = (struct safetensors_note){"causal", o->causal ? "true" : "false"};
     if (made->shape->format)
         notes[noted++] = (struct safetensors_note){"kv_format", format_name(made->shape->format)};
+    if (made->shape->products) notes[noted++] = (struct safetensors_note){"products", "fp8"};
     notes[noted++] = (struct safetensors_note){"seed", seed};
     if (scale && *scale != 0.0f) notes[noted++] = (struct safetensors_note){real, number};
     struct safetensors_writer *writer = safetensors_create(path, tensors, count, notes, noted, fault);
@@ -413,6 +426,11 @@ int command_make_input(int argc, char **argv)
                       "of decode and sparse_prefill: plain (of q's type, the default), fp8_656, fp8_584 or, "
                       "with dense_decode, fp8_576",
                       &o.cache_given, "plain", "fp8_656", "fp8_584", "fp8_576"),
+        OPTION_ONE_OF(
+            "--products", &o.products, "WHICH",
+            "dense_decode over fp8_656 or fp8_576: bf16 (the default), fp8, or codes: fp8, with q of "
+            "codes",
+            &o.products_given, "bf16", "fp8", "codes"),
         OPTION_NUMBER("--topk", &o.topk, 0, INT32_MAX, "sparse: indices of a query token; default 2048",
                       &o.topk_given),
         OPTION_NUMBER("--extra-topk", &o.extra_topk, 1, INT32_MAX,

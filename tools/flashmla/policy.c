@@ -51,8 +51,12 @@ static void print_q(const struct call *call)
 {
     const fmla_tensor *q = call_tensor(call, "q");
     print_shape("q", q);
-    printf(" %s%s%s\n", q->dtype.code == FMLA_TYPE_BFLOAT ? "bf16" : "fp16",
-           is_on(call, "causal") ? ", causal" : "", call_tensor(call, "attn_sink") ? ", sink" : "");
+    printf(" %s%s%s%s\n",
+           q->dtype.bits == 8                  ? "e4m3"
+           : q->dtype.code == FMLA_TYPE_BFLOAT ? "bf16"
+                                               : "fp16",
+           is_on(call, "products") ? ", FP8 products" : "", is_on(call, "causal") ? ", causal" : "",
+           call_tensor(call, "attn_sink") ? ", sink" : "");
 }
 
 static void print_dense(const struct call *call, const struct work *work)

@@ -27,7 +27,7 @@ static const struct command run = {
     "FILE has the tensors q, kv_cache, seqlens, and optionally block_table and attn_sink, as make-input "
     "writes them; \"causal\" and \"softmax_scale\" of its metadata hold unless options say otherwise. Of a "
     "kv_cache of bytes \"kv_format\" there names the format, and the tensor kv_scale is the scale of one in "
-    "FP8_576. "
+    "FP8_576; with \"products\" fp8 q may have e4m3 codes, whose scale is the tensor q_scale. "
     "--out gets the tensors out and lse. With --check the result is compared with the oracle - all of it "
     "if that is quick, else 64 rows - and a wrong one is not written. A file with the tensor indices is "
     "one of sparse decode: q, kv_cache, and optionally topk_length, extra_kv_cache, extra_indices, "
@@ -57,7 +57,8 @@ struct run_options {
     fmla_device device;
     bool causal, no_causal, check, batch_invariant, scale_given;
     double softmax_scale;
-    int lse_empty, log_base; /* indices of the choices */
+    int lse_empty, log_base, products; /* indices of the choices */
+    bool products_given;
     int64_t repeat, threads;
 };
 
@@ -100,6 +101,9 @@ static void set_options(struct call *call, const struct run_options *options)
     if (scale && options->scale_given) *scale = (float)options->softmax_scale;
     if (causal) *causal = options->causal || (*causal && !options->no_causal);
     if (invariant) *invariant = options->batch_invariant;
+    int32_t *products = call_option(call, "products");
+    if (products && options->products_given)
+        *products = options->products ? FMLA_PRODUCTS_FP8 : FMLA_PRODUCTS_BF16;
     if (lse_empty)
         *lse_empty = options->lse_empty ? FMLA_LSE_EMPTY_NEGATIVE_INFINITY : FMLA_LSE_EMPTY_POSITIVE_INFINITY;
     if (log_base) *log_base = options->log_base ? FMLA_LOG_BASE_2 : FMLA_LOG_NATURAL;
@@ -286,6 +290,7 @@ static const char *needless(struct call *call, const struct run_options *options
 {
     return options->causal && !call_option(call, "causal")                     ? "--causal"
            : options->no_causal && !call_option(call, "causal")                ? "--no-causal"
+           : options->products_given && !call_option(call, "products")         ? "--products"
            : options->batch_invariant && !call_option(call, "batch_invariant") ? "--batch-invariant"
                                                                                : NULL;
 }
@@ -346,6 +351,9 @@ int command_run(int argc, char **argv)
                    &o.scale_given, NULL),
         OPTION_SWITCH("--batch-invariant", &o.batch_invariant,
                       "same bits for a request whatever else is in the batch"),
+        OPTION_ONE_OF("--products", &o.products, "WHICH",
+                      "over bytes: bf16 or fp8; default as the file says, or bf16", &o.products_given, "bf16",
+                      "fp8"),
         OPTION_ONE_OF("--lse-empty", &o.lse_empty, "SIGN",
                       "lse of a row without keys: pos (infinity, the default) or neg", NULL, "pos", "neg"),
         OPTION_ONE_OF("--log-base", &o.log_base, "BASE", "of lse: e (the default) or 2", NULL, "e", "2"),

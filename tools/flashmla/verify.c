@@ -67,6 +67,13 @@ static const struct verify_case {
                                                 .format = FMLA_KV_FP8_576, .sink = true, .lengths = edges}},
     {"FP8_576, contiguous",
      .shape = {OP_DENSE_DECODE, 2, 1, 150, 16, 1, 576, .page_size = 0, .format = FMLA_KV_FP8_576}},
+    {"FP8 products", .shape = {OP_DENSE_DECODE, 3, 2, 200, 16, 1, 576, .page_size = 64, .causal = true,
+                               .format = FMLA_KV_FP8_656, .products = MADE_FP8}},
+    {"FP8 products, many heads", .shape = {OP_DENSE_DECODE, 2, 1, 300, 128, 1, 576, .page_size = 64,
+                                           .format = FMLA_KV_FP8_576, .products = MADE_FP8}},
+    {"FP8 products of codes, edge lengths",
+     .shape = {OP_DENSE_DECODE, 5, 1, 130, 16, 1, 576, .page_size = 64, .format = FMLA_KV_FP8_576,
+               .products = MADE_CODES, .lengths = edges}},
     {"sparse, FP8_656", .shape = {OP_SPARSE_DECODE, 2, 2, 300, 16, 1, 576, 64, .topk = 130,
                                   .format = FMLA_KV_FP8_656, .holes = true}},
     {"sparse, FP8_584 and an extra cache",
@@ -205,7 +212,7 @@ static void verify_case(fmla_device device, const char *kernel, int i, const str
     fmla_status status = FMLA_OK;
     if (make_case(&call, which, kernel, &fault) && run_call(device, &call, &status, &fault) &&
         (by_oracle = ask(i, which, &fault))) {
-        check_against_asked(&call, by_oracle, &result);
+        check_against_asked(&call, by_oracle, device_is_gpu(device), &result);
         add(tally, which->name, &result);
     } else if (status == FMLA_UNSUPPORTED) {
         tally->passed_over++;

@@ -52,7 +52,8 @@ static inline struct layout with_defaults(enum operation operation, const struct
     const bool latent = described_member(operation, "workspace") && !operation_is_mha(operation);
     if (latent) l.d_v = 512;
     if (latent && operation != OP_DENSE_DECODE) l.pages = 9;
-    l.extra_pages = 4, l.extra_page_size = 2, l.one_head = l.one = 1, l.s_kv = 100, l.fields = FMLA_PARTITION_FIELDS;
+    l.extra_pages = 4, l.extra_page_size = 2, l.one_head = l.one = 1, l.s_kv = 100,
+    l.fields = FMLA_PARTITION_FIELDS;
     return l;
 }
 
