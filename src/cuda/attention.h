@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Attention on a GPU, as the hosts of its kernels share it. A call is up to three launches on the caller's stream: the
- * planner, if the call is cut by a plan and brings none | the kernel | the join, where requests may be cut. Nothing here waits
- * or reads device memory.
+ * planner, if the call is cut by a plan and brings none | the kernel | the join, where requests may be cut. The portable dense
+ * decode launches what quantises the queries of FP8 products before its kernel. Nothing here waits or reads device memory.
  *
  * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | what the kernel adds
  * with two slots a partition of the plan, or one a chunk of a request (params.h).
