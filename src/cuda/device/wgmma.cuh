@@ -50,6 +50,15 @@ DEVICE uint64_t wgmma_lines(uint32_t tile, int step)
     return wgmma_descriptor(tile, 0, (uint32_t)step * 32);
 }
 
+/* The same of lines of 64 bytes (swizzle_64). */
+DEVICE uint64_t wgmma_short_lines(uint32_t tile, int step)
+{
+    constexpr uint32_t EIGHT_LINES = 8 * LINE_BYTES / 2, SWIZZLE_64 = 2u << 30;
+    uint64_t descriptor;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"((tile >> 4) + (uint32_t)step * 2), "r"(EIGHT_LINES >> 4 | SWIZZLE_64));
+    return descriptor;
+}
+
 /* The same of what lies `bytes` behind, in shared memory that begins at 0: one addition, where ptxas otherwise makes the
  * address first and works out every descriptor anew, among the products. */
 DEVICE uint64_t wgmma_behind(uint64_t descriptor, uint32_t bytes)
@@ -81,6 +90,8 @@ DEVICE uint64_t wgmma_columns(uint32_t tile, int step)
 #define WGMMA_NAMES_56 WGMMA_NAMES_32 ", " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55"
+#define WGMMA_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define WGMMA_D_8(d) WGMMA_SUMS_8(d, 0)
 #define WGMMA_D_32(d) WGMMA_SUMS_32(d, 0)
 #define WGMMA_D_56(d) WGMMA_D_32(d), WGMMA_SUMS_8(d, 32), WGMMA_SUMS_8(d, 40), WGMMA_SUMS_8(d, 48)
 #define WGMMA_D_64(d) WGMMA_D_32(d), WGMMA_SUMS_32(d, 32)
@@ -116,6 +127,20 @@ template <typename Element> DEVICE void wgmma_64(float (&d)[32], const uint32_t 
 {
     WGMMA_OF("m64n64k16", WGMMA_NAMES_32, "%37", "{%32, %33, %34, %35}", "%36", "0", WGMMA_D_32, "r"(a[0]),
              "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+/* 16 columns, A in registers; 64 under the same name. */
+template <typename Element>
+DEVICE void wgmma_lines_of(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    WGMMA_OF("m64n16k16", WGMMA_NAMES_8, "%13", "{%8, %9, %10, %11}", "%12", "0", WGMMA_D_8, "r"(a[0]),
+             "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+template <typename Element>
+DEVICE void wgmma_lines_of(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    wgmma_64<Element>(d, a, b, add);
 }
 
 /* The same, 112 or 128 columns. */
@@ -156,4 +181,28 @@ template <typename Element> DEVICE void wgmma_256_columns(float (&d)[128], uint6
 {
     WGMMA_OF("m64n256k16", WGMMA_NAMES_128, "%130", "%128", "%129", "0, 1", WGMMA_D_128, "l"(a), "l"(b),
              "r"(add));
+}
+
+/* ---- Products of e4m3 -------------------------------------------------------------------------- */
+
+/* They have no flags: A and B stand in lines, of which a step takes 32 columns. Sums are not those of fp32: each of the 32 terms, and
+ * the sum so far, is cut off at 2^-13 of the largest of them (docs/fp8-accuracy.md). */
+#define WGMMA_E4M3(SHAPE, NAMES, ADD, A, B)                                                                  \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE ".f32.e4m3.e4m3 {"   \
+    NAMES "}, " A ", " B ", p, 1, 1;\n}"
+
+/* D (+)= A·B: 64 columns. */
+DEVICE void wgmma_64_e4m3(float (&d)[32], uint64_t a, uint64_t b, int add)
+{
+    asm volatile(WGMMA_E4M3("m64n64k32", WGMMA_NAMES_32, "%34", "%32", "%33")
+                 : WGMMA_D_32(d)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+/* The same with A in registers. */
+DEVICE void wgmma_64_e4m3(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    asm volatile(WGMMA_E4M3("m64n64k32", WGMMA_NAMES_32, "%37", "{%32, %33, %34, %35}", "%36")
+                 : WGMMA_D_32(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }

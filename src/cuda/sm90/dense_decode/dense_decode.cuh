@@ -259,7 +259,7 @@ template <typename V> struct Side : SideThread {
         if (lane() == 0) task() = work.task;
         __syncwarp();
         if (blocks == 0) {
-            if (side == 0) store_empty(p.call, task());
+            if (side == 0) store_empty(p.call, task(), ROWS);
             return;
         }
         state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
@@ -285,7 +285,7 @@ template <typename V> struct Side : SideThread {
     {
         for (int i = list.first; i <= list.last; i += list.step) {
             const Place place(p);
-            run_piece(Work(p, list, i, place.kv_head, place.tile * ROWS));
+            run_piece(Work(p, list, i, place.kv_head, place.tile * ROWS, ROWS));
         }
         barrier_sync(PIECE_BARRIER, 2 * WARPGROUP_THREADS);
         if (SELDOM(__any_sync(~0u, shared.poisoned))) redo_poisoned<Element>(p, list, Place(p));
@@ -298,8 +298,8 @@ template <typename V> struct Side : SideThread {
         if (fresh_thread() == WARPGROUP_THREADS)
             meeting_begin(meeting_of(p, place, shared.one.request), p.ticket);
         __syncwarp();
-        run_piece(Work(p, shared.one, place.kv_head, place.tile * ROWS));
-        const RowShare share(p.call, shared.one, place.kv_head, place.tile * ROWS);
+        run_piece(Work(p, shared.one, place.kv_head, place.tile * ROWS, ROWS));
+        const RowShare<true> share(p.call, shared.one, place.kv_head, place.tile * ROWS, ROWS);
         join_together<Element, MOST_PARTS_TOGETHER / SHARE_WARPS>(share, meeting_of(p, place, share.request),
                                                                   base, WARPGROUP_THREADS, PIECE_BARRIER);
     }

@@ -2,45 +2,29 @@
  *
  * Hopper's dense decode: its launch.
  */
-#include "../../attention.h"
+#include "launch.h"
+
 #include "choice.h"
 
 enum { MOST_BLOCKS = 1 << 20 /* of keys of all requests: the kernel divides their number in fp32 */ };
 
-/* Few requests: no plan is made or read; the blocks of threads share the requests out, and join what they made. Rows that see other
- * keys than the tile's last row may have to be done again, which goes by a plan. The words by which they meet have the place
- * of the marks. */
-static void meet_to_join(const struct attention_problem *p, struct cuda_work *w)
+void sm90_dense_decode_meet(const struct attention_problem *p, struct cuda_work *w)
 {
     const int32_t workers = w->num_partitions,
                   usual = plan_default_partitions(w->device->sms, p->s_q, p->h_q, p->h_kv);
     const size_t words = (size_t)(p->b * w->tiles) * sizeof(uint64_t);
     if (w->apart || p->bound || p->cut == CUT_INVARIANT || workers != usual || workers < 2 * p->b ||
         p->b > MOST_REQUESTS_TOGETHER || p->b * cuda_ceil_div(p->capacity, PLAN_BLOCK) > MOST_BLOCKS ||
-        (p->causal && p->s_q > 1) || w->marks_offset + words > w->bytes)
+        w->marks_offset + words > w->bytes)
         return;
     w->joins_itself = true, w->makes_plan = false;
     w->meetings_offset = w->marks_offset;
     w->flags |= LAUNCH_TOGETHER;
 }
 
-static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
+struct dense_decode_sm90_params sm90_dense_decode_params(const struct attention_problem *p,
+                                                         const struct cuda_work *w)
 {
-    const bool shared = p->s_q * (p->h_q / p->h_kv) > SM90_DENSE_DECODE_ROWS;
-    w->flags = LAUNCH_OVERLAP;
-    const fmla_status status = cuda_dense_prepare(p, SM90_DENSE_DECODE_ROWS, w);
-    if (status) return status;
-    if (p->b) meet_to_join(p, w);
-    w->kernel =
-        cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE, .element = p->element,
-                                         .variant = 4 * w->joins_itself + 2 * (p->d_qk > p->d_v) + shared});
-    return FMLA_OK;
-}
-
-static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
-                          const struct cuda_work *w)
-{
-    const char *op = operation_name(p->operation);
     const uint32_t tiles_of_head = (uint32_t)(w->tiles / p->h_kv);
     struct dense_decode_sm90_params params = {
         .call = cuda_dense_params(p, w),
@@ -58,6 +42,28 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
         params.call.split.header = NULL, params.call.split.partitions = NULL;
         params.call.split.num_splits = NULL, params.call.split.marks = NULL;
     }
+    return params;
+}
+
+static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
+{
+    const bool shared = p->s_q * (p->h_q / p->h_kv) > SM90_DENSE_DECODE_ROWS;
+    w->flags = LAUNCH_OVERLAP;
+    const fmla_status status = cuda_dense_prepare(p, SM90_DENSE_DECODE_ROWS, w);
+    if (status) return status;
+    /* Rows that see other keys than the tile's last row may have to be done again, which goes by a plan. */
+    if (p->b && !(p->causal && p->s_q > 1)) sm90_dense_decode_meet(p, w);
+    w->kernel =
+        cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE, .element = p->element,
+                                         .variant = 4 * w->joins_itself + 2 * (p->d_qk > p->d_v) + shared});
+    return FMLA_OK;
+}
+
+static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
+                          const struct cuda_work *w)
+{
+    const char *op = operation_name(p->operation);
+    struct dense_decode_sm90_params params = sm90_dense_decode_params(p, w);
     const struct tensor_view keys = sm90_dense_decode_key_view(p, 2), rope = sm90_dense_decode_key_view(p, 1),
                              queries = sm90_dense_decode_q_view(p);
     fmla_status status = tensor_map_make(op, scope, "kv_cache", &keys, &params.keys);

@@ -4,10 +4,9 @@
  */
 #pragma once
 
-#include "../../device/divide.cuh"
-#include "../../device/task.cuh"
 #include "../../device/tma.cuh"
 #include "../sides/layout.cuh"
+#include "work.cuh"
 
 static_assert(ROWS == (int)ROWS_OF_MARK, "");
 
@@ -50,53 +49,9 @@ struct Shared {
     uint32_t second_part; /* of the last piece's request is in the keys' place (second_part.cuh) */
     uint32_t parities;    /* of the producer, after the last block */
     float second_lse[ROWS];
-    struct OnePiece {
-        int request, part, parts, begin, end, length;
-        int64_t slot; /* of the request's first part */
-    } one;
+    OnePiece one;
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
-
-/* ---- The way through the pieces ---------------------------------------------------------------- */
-
-/* Every role goes through the same list by itself. The plan is read by plain loads from addresses that all threads share:
- * ptxas then knows the bounds of the loops to be uniform, and keeps the descriptors of wgmma in uniform registers. */
-struct Work {
-    Task task;
-    int blocks;
-
-    DEVICE Work(const struct dense_decode_sm90_params &p, const PieceList &list, int i, int kv_head,
-                int first_row)
-    {
-        int length;
-        const Piece piece = list_piece(p.call, list, i, &length);
-        task = task_of(p.call, piece, length, kv_head, first_row, ROWS);
-        blocks = (int)((unsigned)(piece.end - piece.begin + KEYS - 1) / KEYS);
-    }
-
-    DEVICE Work(const struct dense_decode_sm90_params &p, const Shared::OnePiece &one, int kv_head,
-                int first_row)
-    {
-        Piece piece = {};
-        piece.request = one.request, piece.begin = one.begin, piece.end = one.end;
-        piece.slot = one.slot + one.part;
-        task = task_of(p.call, piece, one.length, kv_head, first_row, ROWS);
-        blocks = (int)((unsigned)(piece.end - piece.begin + KEYS - 1) / KEYS);
-    }
-};
-
-/* The worker and the tile of rows of this block of threads. */
-struct Place {
-    int worker, kv_head, tile;
-
-    DEVICE explicit Place(const struct dense_decode_sm90_params &p)
-    {
-        const int block = fresh_block();
-        worker = fast_divide(block, p.tiles_divisor);
-        const int within = block - worker * p.call.h_kv * p.tiles_of_head;
-        kv_head = fast_divide(within, p.tiles_of_head_divisor), tile = within - kv_head * p.tiles_of_head;
-    }
-};
 
 /* Piece i of the list; or the only one. */
 template <typename V>
@@ -104,7 +59,7 @@ DEVICE Work work_of(const struct dense_decode_sm90_params &p, const PieceList &l
                     int i, const Place &place)
 {
     if constexpr (V::TOGETHER)
-        return Work(p, shared.one, place.kv_head, place.tile * ROWS);
+        return Work(p, shared.one, place.kv_head, place.tile * ROWS, ROWS);
     else
-        return Work(p, list, i, place.kv_head, place.tile * ROWS);
+        return Work(p, list, i, place.kv_head, place.tile * ROWS, ROWS);
 }

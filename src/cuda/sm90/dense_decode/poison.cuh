@@ -55,7 +55,7 @@ DEVICE void redo_poisoned(const struct dense_decode_sm90_params &p, const PieceL
     const int warp = (int)(threadIdx.x - WARPGROUP_THREADS) / 32, warps = 2 * WARPGROUP_THREADS / 32;
 #pragma unroll 1
     for (int i = list.first; i <= list.last; i += list.step) {
-        const Work work(p, list, i, place.kv_head, place.tile * ROWS);
+        const Work work(p, list, i, place.kv_head, place.tile * ROWS, ROWS);
         if (poisoned<Element>(p.call, work.task))
             attend_by_rows<Element>(p.call, work.task, ROWS, warp, warps);
     }

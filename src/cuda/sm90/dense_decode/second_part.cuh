@@ -91,7 +91,7 @@ DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const 
 {
     const int lane = (int)(fresh_thread() % 32);
     if (list.last < list.first) return;
-    const Work work(p, list, list.last, place.kv_head, place.tile * ROWS);
+    const Work work(p, list, list.last, place.kv_head, place.tile * ROWS, ROWS);
     if (!looks_for_second_part(p.call, work.task.piece)) return;
     clear_next_marks(p.call);
     if (work.blocks == 0) return;

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Few requests without a plan: the blocks of threads of a tile share the requests out by themselves, a piece each, and join
+ * what they made (../../device/join_share.cuh). A request has as many pieces of c blocks of keys as it takes, where c is the
+ * lesser of two that leave no piece over: what the longest request needs of an equal share of the workers, and what all need of
+ * those that are left when every request has one that is not full.
+ */
+#pragma once
+
+#include "../../device/join_share.cuh"
+#include "work.cuh"
+
+/* n / d, rounded up; n and d are below 2^21, so that a half is more than what rounding takes. */
+DEVICE unsigned share_ceil(unsigned n, unsigned d)
+{
+    return (unsigned)(((float)(n + d - 1) + 0.5f) * reciprocal_approx((float)d));
+}
+
+/* Finds the piece of worker `worker`, by one warp; where none is left for it `one` stays as it was. */
+DEVICE void share_out(const struct dense_decode_sm90_params &p, int worker, OnePiece &one)
+{
+    const int lane = (int)(fresh_thread() % 32), b = p.call.b;
+    const int length = lane < b ? request_length(p.call, lane) : 0;
+    const unsigned blocks = (unsigned)(length + PLAN_BLOCK - 1) / PLAN_BLOCK;
+    const unsigned most = __reduce_max_sync(~0u, blocks), all = __reduce_add_sync(~0u, blocks);
+    const unsigned even = share_ceil(most, p.of_request), packed = share_ceil(all, p.workers - b),
+                   least = (most + MOST_PARTS_TOGETHER - 1) / MOST_PARTS_TOGETHER;
+    const unsigned c = max(max(min(even, packed), least), 1u);
+    const int parts = lane < b ? max((int)share_ceil(blocks, c), 1) : 0;
+    int end = parts; /* of the parts of the requests so far */
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+        const int before = __shfl_up_sync(~0u, end, lanes);
+        if (lane >= lanes) end += before;
+    }
+    const uint32_t mine = __ballot_sync(~0u, worker < end && worker >= end - parts);
+    if (mine >> lane & 1) {
+        const int part = worker - (end - parts), first = part * (int)c * (int)PLAN_BLOCK;
+        one.request = lane, one.part = part, one.parts = parts, one.slot = end - parts, one.length = length;
+        one.begin = min(first, length), one.end = min(first + (int)c * (int)PLAN_BLOCK, length);
+    }
+}
+
+/* Halves of some rows of a tile. PAIRS: parts are stored as store_half_tile has them; else their columns are in order. */
+template <bool PAIRS_> struct RowShare {
+    const struct split_params &split;
+    const struct output_params &output;
+    const struct dense_decode_params &call;
+    int request, kv_head, first_row;
+    int parts, takers, begin, end;
+    int64_t slot;
+
+    DEVICE RowShare(const struct dense_decode_params &p, const OnePiece &one, int head, int row, int rows)
+        : split(p.split), output(p.output), call(p), request(one.request), kv_head(head), first_row(row),
+          parts(one.parts), takers(one.parts), slot(one.slot)
+    {
+        const int items = 2 * min(rows, p.rows - first_row);
+        begin = share_up_to(one.part * items, parts), end = share_up_to((one.part + 1) * items, parts);
+    }
+
+    DEVICE int64_t slot_row(int part, int row) const
+    {
+        return (slot + part) * (call.h_q * call.s_q) + (int64_t)kv_head * call.rows + first_row + row;
+    }
+
+    DEVICE RowPlace place(int row) const { return row_place(call, first_row + row, kv_head); }
+
+    static constexpr bool PAIRS = PAIRS_, LARGEST = false;
+    static DEVICE int column(int half, int lane) { return half * (HALF_ROW_COLUMNS / 2) + 8 * lane; }
+};
+
+/* Where those meet that have parts of a request. */
+DEVICE uint64_t *meeting_of(const struct dense_decode_sm90_params &p, const Place &place, int request)
+{
+    return p.meetings + ((int64_t)request * p.call.h_kv + place.kv_head) * p.tiles_of_head + place.tile;
+}

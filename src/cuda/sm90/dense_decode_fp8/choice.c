@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: MIT */
+#include "choice.h"
+
+#include "../dense_decode/choice.h"
+
+/* TMA counts pairs of codes here: elements of 16 bits. */
+enum { PAIR = 2, LINE = 128 / PAIR, SHORT_LINE = 64 / PAIR, LINES = 4, KEYS = 64 /* of a block */, ALIGNMENT = 16 };
+enum { MANY_ROWS = 64, FEW_ROWS = 16, MOST_LANES = 1 << 20 };
+
+int32_t sm90_dense_decode_fp8_rows(const struct attention_problem *p)
+{
+    return p->s_q * (p->h_q / p->h_kv) <= FEW_ROWS ? FEW_ROWS : MANY_ROWS;
+}
+
+static bool strides_possible(const struct attention_problem *p, int64_t bytes)
+{
+    const int64_t pairs = PAIR / bytes;
+    const bool outer = !p->q_stride[0] || tensor_stride_possible(p->b, p->q_stride[0] / pairs);
+    for (int i = 0; i < 3; i++)
+        if (p->q_stride[i] % pairs) return false;
+    return outer && tensor_stride_possible(p->s_q, p->q_stride[1] / pairs) &&
+           tensor_stride_possible(p->h_q, p->q_stride[2] / pairs);
+}
+
+const char *sm90_dense_decode_fp8_refuses(const struct attention_problem *p, const char **argument)
+{
+    const struct key_source *keys = &p->keys[0];
+    const bool some_keys = keys->pages > 0 && keys->page_size > 0;
+    const void *const q = p->q_codes ? (const void *)p->q_codes : p->q;
+    if (!p->b) return NULL;
+    *argument = "products";
+    if (p->products != FMLA_PRODUCTS_FP8) return "takes FMLA_PRODUCTS_FP8 (1) over a cache of bytes";
+    *argument = "kv_cache";
+    if (keys->table && keys->page_size % KEYS) return "takes pages of a multiple of 64 keys";
+    if (some_keys &&
+        ((uintptr_t)keys->k.data % ALIGNMENT || keys->k.page_bytes % PAIR || keys->k.slot_bytes % PAIR ||
+         (keys->k.page_bytes && !tensor_stride_possible(keys->pages, keys->k.page_bytes / PAIR)) ||
+         !tensor_stride_possible(keys->page_size, keys->k.slot_bytes / PAIR)))
+        return "takes a cache whose base and strides are multiples of 16 bytes";
+    *argument = "q";
+    if ((uintptr_t)q % ALIGNMENT || !strides_possible(p, p->q_codes ? 1 : PAIR))
+        return "takes queries whose base and strides are multiples of 16 bytes";
+    const int64_t rows = sm90_dense_decode_fp8_rows(p), tiles = (p->s_q * p->h_q - 1) / rows + 1;
+    const int64_t workers = p->b > p->num_partitions ? p->b : p->num_partitions; /* > 0 */
+    if (tiles > (INT32_MAX - MOST_LANES) / workers) return "takes fewer than 2^31 tiles of 64 rows and partitions";
+    if (p->q_codes && !sm90_dense_decode_q_heads(p))
+        return "takes codes of several tokens where their heads lie one after the other, or where h_q divides 64 or is a multiple "
+               "of it";
+    *argument = "out";
+    if ((uintptr_t)p->out % ALIGNMENT || !tensor_stride_possible(p->b, p->out_stride[0]) ||
+        !tensor_stride_possible(p->s_q, p->out_stride[1]) || !tensor_stride_possible(p->h_q, p->out_stride[2]))
+        return "takes an output whose base and strides are multiples of 16 bytes";
+    *argument = "softmax_scale";
+    if (!(p->scale >= 1e-30f)) return "takes a scale of at least 1e-30";
+    return NULL;
+}
+
+struct tensor_view sm90_dense_decode_fp8_q_view(const struct attention_problem *p, bool end)
+{
+    struct attention_problem pairs = *p;
+    const int32_t line = end ? SHORT_LINE : LINE, rows = sm90_dense_decode_fp8_rows(p);
+    pairs.q = (const uint16_t *)(const void *)(p->q_codes + (end ? p->d_v : 0));
+    for (int i = 0; i < 3; i++) pairs.q_stride[i] /= PAIR;
+    struct tensor_view view = sm90_dense_decode_q_view(&pairs);
+    view.element = ELEMENT_BF16;
+    view.size[0] = view.stride[3] = view.box[0] = line;
+    view.size[3] = view.box[3] = end ? 1 : LINES;
+    if (rows < view.box[1])
+        view.box[1] = rows;
+    else if (rows == FEW_ROWS)
+        view.box[2] = FEW_ROWS / view.box[1];
+    return view;
+}
+
+struct tensor_view sm90_dense_decode_fp8_key_view(const struct attention_problem *p, bool end)
+{
+    const struct key_source *keys = &p->keys[0];
+    const bool some_keys = keys->pages && keys->page_size; /* an empty cache may have no address */
+    const void *const q = p->q_codes ? (const void *)p->q_codes : p->q;
+    const int32_t line = end ? SHORT_LINE : LINE, lines = end ? 1 : LINES;
+    return (struct tensor_view){
+        .data = some_keys ? keys->k.data + (end ? p->d_v : 0) : q,
+        .element = ELEMENT_BF16,
+        .size = {line, keys->page_size, lines, keys->pages > 0 && !keys->k.page_bytes ? 1 : keys->pages, 1},
+        .stride = {1, keys->k.slot_bytes / PAIR, line, keys->k.page_bytes / PAIR, 0},
+        .box = {line, KEYS, lines, 1, 1},
+    };
+}

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What Hopper's dense decode over caches of bytes takes, and how it is told of the queries and the cache. Functions of the problem alone.
+ */
+#ifndef FMLA_SM90_DENSE_DECODE_FP8_CHOICE_H
+#define FMLA_SM90_DENSE_DECODE_FP8_CHOICE_H
+
+#include "../../tensor_map.h"
+
+/* NULL if it takes the problem; else what it takes, and which argument differs. */
+const char *sm90_dense_decode_fp8_refuses(const struct attention_problem *problem, const char **argument);
+
+/* Rows of a tile. */
+int32_t sm90_dense_decode_fp8_rows(const struct attention_problem *problem);
+
+/* Codes 0 … 511 of keys, or of queries that are given as codes; or the last 64. */
+struct tensor_view sm90_dense_decode_fp8_key_view(const struct attention_problem *problem, bool end);
+struct tensor_view sm90_dense_decode_fp8_q_view(const struct attention_problem *problem, bool end);
+
+#endif

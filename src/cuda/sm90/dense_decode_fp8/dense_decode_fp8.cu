@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: MIT */
+#include "dense_decode_fp8.cuh"
+
+/* Rows of a tile, whether blocks of threads join what they made. */
+DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_576_64, 64, false)
+DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_576_16, 16, false)
+DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_576_64_together, 64, true)
+DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_576_16_together, 16, true)

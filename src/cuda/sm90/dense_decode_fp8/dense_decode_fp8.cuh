@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Dense decode on Hopper over caches of FP8_576, in mode fp8 (docs/kernels/dense-decode.md tells how it came about): S by e4m3 products,
+ * P V by fp16 products of the same codes, which are converted on their way through registers. e4m3 products of P and V would take the
+ * tensor cores half as long, but their sums lose what lies 2^-13 below the largest term, and P in e4m3 has three bits
+ * (docs/fp8-accuracy.md).
+ *
+ *      who                    what                                                                             registers
+ *      warpgroup 0, producer  one thread asks TMA for keys, one for queries                                         24
+ *      warpgroup 1, scores    S of the next block under way while softmax makes P of this one, in one of           120
+ *                             three slots
+ *      warpgroups 2, 3        O^T of 256 columns of V each: += V^T P^T, V^T as A in registers                       184
+ *
+ * A slot of P carries what goes with it: factors for the sums so far where references have moved, and with the last block of a piece
+ * what makes rows of the sums. The warpgroups with values know nothing else of scores, which may be up to three blocks ahead, and in the
+ * next piece while the rows of this one are stored.
+ *
+ * Shared memory (struct SharedOf): four blocks of keys 147456 bytes, of 64 rows Q 36864, P 24576, rows on their way out 18432.
+ */
+#pragma once
+
+#include "layout.cuh"
+#include "producer.cuh"
+#include "scores.cuh"
+#include "values.cuh"
+
+template <typename V> DEVICE void prepare(const struct dense_decode_fp8_params &p, uint32_t base)
+{
+    using Shared = SharedOf<V>;
+    constexpr int VALUES_WARPS = 2 * WARPGROUP_THREADS / 32;
+    tma_prefetch_map(&p.dense.keys), tma_prefetch_map(&p.dense.rope);
+    if (p.q_given) tma_prefetch_map(&p.dense.queries), tma_prefetch_map(&p.queries_end);
+    for (int i = 0; i < BUFFERS; i++)
+        mbarrier_init(barrier_at(SHARED_AT(base, keys_full), i), 1),
+            mbarrier_init(barrier_at(SHARED_AT(base, keys_empty), i), VALUES_WARPS);
+    for (int i = 0; i < SLOTS; i++)
+        mbarrier_init(barrier_at(SHARED_AT(base, p_full), i), V::ROW_WARPS),
+            mbarrier_init(barrier_at(SHARED_AT(base, p_empty), i), VALUES_WARPS);
+    mbarrier_init(SHARED_AT(base, q_full), 1), mbarrier_init(SHARED_AT(base, q_empty), WARPGROUP_THREADS / 32);
+    mbarrier_fence_init();
+    fence_async_shared();
+}
+
+template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8_params &p)
+{
+    using Shared = SharedOf<V>;
+    static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
+    static_assert(share_bytes(MOST_PARTS_TOGETHER / SHARE_WARPS, false) <= sizeof(Shared::keys), "it lies in the place of keys");
+    extern __shared__ __align__(1024) unsigned char memory[];
+    Shared &shared = *(Shared *)memory;
+    const uint32_t base = shared_address(memory);
+    if (threadIdx.x == 0) prepare<V>(p, base);
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    const Place place(p.dense);
+    if constexpr (V::TOGETHER) {
+        if (threadIdx.x / 32 == 1) shared.one.parts = 0, __syncwarp(), share_out(p.dense, place.worker, shared.one);
+        if (threadIdx.x == 0) shared.list.first = shared.list.last = 0, shared.list.step = 1;
+        __syncthreads();
+        if (!__any_sync(~0u, shared.one.parts)) return;
+    } else {
+        if (threadIdx.x == 0) shared.list = piece_list(p.dense.call, (unsigned)place.worker);
+        __syncthreads();
+    }
+    const int role = __shfl_sync(~0u, (int)(threadIdx.x / WARPGROUP_THREADS), 0);
+    if (role == PRODUCER) {
+        give_registers<PRODUCER_REGISTERS>();
+        if (threadIdx.x / 32 == 0 && elect_one()) produce_keys<V>(p, shared, place, base);
+        if (threadIdx.x / 32 == 1 && p.q_given && elect_one()) produce_queries<V>(p, shared, place, base);
+    } else if (role == SCORES) {
+        take_registers<SCORES_REGISTERS>();
+        Scores<V>(p, shared).run();
+    } else {
+        take_registers<VALUES_REGISTERS>();
+        Values<V>(p, shared, role - VALUES).run();
+    }
+}
+
+#define DENSE_DECODE_FP8_KERNEL(NAME, ROWS, TOGETHER)                                                        \
+    DEFINE_KERNEL(NAME, dense_decode_fp8_params, (THREADS, 1), dense_decode_fp8<Variant<ROWS, TOGETHER>>(p))

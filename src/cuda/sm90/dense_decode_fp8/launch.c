@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Hopper's dense decode over caches of bytes: its launch.
+ */
+#include "choice.h"
+
+#include "../dense_decode/launch.h"
+
+static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
+{
+    const int32_t rows = sm90_dense_decode_fp8_rows(p);
+    w->flags = LAUNCH_OVERLAP, w->slots_in_halves = true;
+    const fmla_status status = cuda_dense_prepare(p, rows, w);
+    if (status) return status;
+    w->mark_tiles = 0;
+    if (p->b) sm90_dense_decode_meet(p, w);
+    w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE_FP8, ELEMENT_BF16, p->format,
+                                                 .variant = 2 * w->joins_itself + (rows == 16)});
+    return FMLA_OK;
+}
+
+static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
+                          const struct cuda_work *w)
+{
+    const char *op = operation_name(p->operation);
+    struct dense_decode_fp8_params params = {
+        .dense = sm90_dense_decode_params(p, w),
+        .q_scale = p->q_scale,
+        .q_given = p->q_codes != NULL,
+    };
+    fmla_status status = FMLA_OK;
+    for (int end = 0; end < 2 && !status; end++) {
+        const struct tensor_view keys = sm90_dense_decode_fp8_key_view(p, end),
+                                 queries = sm90_dense_decode_fp8_q_view(p, end);
+        status = tensor_map_make(op, scope, "kv_cache", &keys, end ? &params.dense.rope : &params.dense.keys);
+        if (!status && p->q_codes)
+            status = tensor_map_make(op, scope, "q", &queries, end ? &params.queries_end : &params.dense.queries);
+    }
+    if (status) return status;
+    const struct cuda_launch launch = {
+        .kernel = w->kernel, .blocks = cuda_blocks(p, w), .flags = w->flags, .stream = p->stream};
+    return cuda_launch(op, scope, &launch, (void *[]){&params});
+}
+
+const struct cuda_attention cuda_sm90_dense_decode_fp8 = {sm90_dense_decode_fp8_refuses, prepare, launch};

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The warpgroup with the scores: S of all blocks and, one block behind, their weights. S of the next block is under way while softmax
+ * runs: a few products are asked for at a time, because a warp that asks for more waits until the first are done.
+ *
+ * A thread has two rows of the tile. References and scores are in powers of two.
+ */
+#pragma once
+
+#include "../dense_decode/finish.cuh"
+#include "../sides/softmax.cuh"
+#include "queries.cuh"
+
+#include <float.h>
+
+enum {
+    STEPS = D_QK / 32 /* products of S */,
+    STEPS_OF_LINE = CODES_OF_LINE / 32,
+    Q_IN_REGISTERS = 6 /* of them: the tensor cores then leave shared memory to others */
+};
+
+/* A reference moves to this much below the largest score, and only when that is this much above it: weights are up to 2^8.5, and what is
+ * 2^-20 of the largest still has all bits of fp16. */
+static constexpr float REFERENCE_BELOW = 6.0f, REFERENCE_LATE = 8.5f;
+
+/* Codes of NaN in columns of V become 0, of keys from … 63 of a block; by the warpgroup. A row that sees such a key has a NaN for its
+ * score; rows that do not see it multiply its values by 0. */
+DEVICE void clear_codes(uint32_t keys, int from)
+{
+    constexpr int CHUNKS = D_V / CHUNK_BYTES, CHUNKS_OF_LINE = LINE_BYTES / CHUNK_BYTES;
+#pragma unroll 1
+    for (int i = (int)(fresh_thread() % WARPGROUP_THREADS); i < (KEYS - from) * CHUNKS; i += WARPGROUP_THREADS) {
+        const int chunk = i % CHUNKS;
+        const uint32_t at = keys + (uint32_t)(chunk / CHUNKS_OF_LINE * KEY_TILE_BYTES + (from + i / CHUNKS) * LINE_BYTES +
+                                              chunk % CHUNKS_OF_LINE * CHUNK_BYTES);
+        const uint4 codes = load_shared_16(at);
+        uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w}, nan = 0;
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            const uint32_t is = __vcmpeq4(words[w] & 0x7f7f7f7fu, 0x7f7f7f7fu);
+            words[w] &= ~is, nan |= is;
+        }
+        if (nan) store_shared_16(at, make_uint4(words[0], words[1], words[2], words[3]));
+    }
+}
+
+template <typename V> struct Scores {
+    using Shared = SharedOf<V>;
+    const struct dense_decode_fp8_params &p;
+    Shared &shared;
+    const uint32_t base;
+    float s[32], next[32]; /* S; that of the next block, which is under way */
+    uint32_t q[Q_IN_REGISTERS][4];
+    float scale[2], reference[2], sum[2];
+    Turn<BUFFERS> buffer; /* of the block whose products are asked for */
+    Turn<SLOTS> slot;
+    uint32_t pieces = 0;
+
+    DEVICE Scores(const struct dense_decode_fp8_params &params, Shared &memory)
+        : p(params), shared(memory), base(shared_address(&memory))
+    {
+    }
+
+    /* Read anew each time: registers are what limits this warpgroup. */
+    DEVICE static int lane() { return (int)(fresh_thread() % 32); }
+    DEVICE static int warp() { return (int)(fresh_thread() / 32 % 4); }
+    DEVICE static int row() { return 16 * warp() + lane() / 4; }
+
+    /* Do the warp's rows count? */
+    DEVICE static bool has_rows() { return V::ROW_WARPS == 4 || __any_sync(~0u, warp() < V::ROW_WARPS); }
+
+    /* Of the piece in hand, in shared memory; every warp has its own. */
+    DEVICE Task &task() const { return shared.task[warp()]; }
+
+    DEVICE uint32_t keys_at(int index) const { return SHARED_AT(base, keys) + (uint32_t)(index * KEYS_BYTES); }
+
+    /* ---- Queries --------------------------------------------------------------------------------- */
+
+    DEVICE void load_q()
+    {
+        const uint32_t line = (uint32_t)(16 * warp() + lane() % 16);
+#pragma unroll
+        for (int i = 0; i < Q_IN_REGISTERS; i++)
+            ldmatrix_x4(q[i], SHARED_AT(base, q) + (uint32_t)(i / STEPS_OF_LINE * Shared::QUERY_TILE_BYTES) +
+                                    swizzle_128(line, (uint32_t)(2 * (i % STEPS_OF_LINE) + lane() / 16)));
+    }
+
+    /* Queries of a piece, and what makes scores of sums of their codes. */
+    DEVICE void take_queries()
+    {
+        const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
+        float of_queries[2];
+        if (__any_sync(~0u, p.q_given)) {
+            of_queries[0] = of_queries[1] = p.q_scale ? __ldg(p.q_scale) : 1.0f;
+            mbarrier_wait(SHARED_AT(base, q_full), pieces & 1);
+        } else {
+            barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* the piece before has been scored by all warps */
+            quantize_queries<V::ROWS>(p.dense.call, task(), SHARED_AT(base, q), SHARED_AT(base, q_scales));
+            fence_async_shared();
+            barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
+#pragma unroll
+            for (int i = 0; i < 2; i++) of_queries[i] = has_rows() ? shared.q_scales[row() + 8 * i] : 1.0f;
+        }
+        /* Finite, so that no score is 0 times infinity; a NaN of queries is in their codes. */
+#pragma unroll
+        for (int i = 0; i < 2; i++) scale[i] = fminf(of_queries[i] * of_cache * p.dense.call.scale_log2, FLT_MAX);
+        load_q();
+    }
+
+    /* ---- S ----------------------------------------------------------------------------------------- */
+
+    /* Products FROM … TO - 1 of the next block. */
+    template <int FROM, int TO> DEVICE void score(uint32_t keys)
+    {
+        const uint32_t queries = SHARED_AT(base, q);
+        if (FROM == 0) hold(next);
+        wgmma_fence();
+#pragma unroll
+        for (int i = FROM; i < TO; i++) {
+            const uint32_t line = (uint32_t)(i / STEPS_OF_LINE);
+            if (i < Q_IN_REGISTERS)
+                wgmma_64_e4m3(next, q[i < Q_IN_REGISTERS ? i : 0],
+                              wgmma_lines(keys + line * KEY_TILE_BYTES, i % STEPS_OF_LINE), i > 0);
+            else if (i < LINES * STEPS_OF_LINE)
+                wgmma_64_e4m3(next, wgmma_lines(queries + line * Shared::QUERY_TILE_BYTES, i % STEPS_OF_LINE),
+                              wgmma_lines(keys + line * KEY_TILE_BYTES, i % STEPS_OF_LINE), 1);
+            else
+                wgmma_64_e4m3(next, wgmma_short_lines(queries + LINES * Shared::QUERY_TILE_BYTES, i % STEPS_OF_LINE),
+                              wgmma_short_lines(keys + LINES * KEY_TILE_BYTES, i % STEPS_OF_LINE), 1);
+        }
+        wgmma_commit();
+    }
+
+    /* ---- Weights ----------------------------------------------------------------------------------- */
+
+    /* Scores of keys that a row does not see, and codes that must not reach a product. */
+    DEVICE void mask(int first_key, uint32_t keys)
+    {
+        const Task &task = this->task();
+        int limit[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            limit[i] = min(task.end, visible_end(p.dense.call, task, row() + 8 * i)) - first_key;
+#pragma unroll
+        for (int e = 0; e < 32; e++)
+            if (wgmma_d_column(lane(), e) >= limit[e / 2 % 2]) s[e] = -INFINITY;
+        barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* every warp's products have read the block */
+        clear_codes(keys, clamp_int(task.all_see - first_key, 0, KEYS));
+        fence_async_shared();
+        barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
+    }
+
+    /* What makes rows of the sums over a piece. */
+    DEVICE void finish()
+    {
+        const Task &task = this->task();
+        const bool direct = task.piece.slot == DIRECT;
+        const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float whole = quad_sum(sum[i]);
+            const float lse = score_lse(reference[i], whole),
+                        left = finish_row(p.dense.call, task, direct, lse, row() + 8 * i, lane() % 4 == 0);
+            if (lane() % 4 == 0)
+                shared.finish[slot.index][row() + 8 * i] = whole == 0.0f ? 0.0f : left * of_cache / whole;
+        }
+    }
+
+    /* P of a block, and the products of the next one, if there is one: `keys`. */
+    DEVICE void softmax(bool first, bool last, uint32_t keys)
+    {
+        if (!last) score<0, 5>(keys);
+        if (!has_rows()) {
+            if (!last) score<5, 10>(keys), score<10, 14>(keys), score<14, STEPS>(keys);
+            return;
+        }
+        float most[2];
+        row_maxima(s, most);
+        const bool moves = __any_sync(~0u, most[0] * scale[0] > reference[0] + REFERENCE_LATE ||
+                                               most[1] * scale[1] > reference[1] + REFERENCE_LATE);
+        if (!last) score<5, 10>(keys);
+        mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
+        if (moves) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float to = fmaxf(reference[i], fminf(quad_max(most[i]) * scale[i], FLT_MAX) - REFERENCE_BELOW),
+                            factor = exp2_approx(reference[i] - to);
+                if (lane() % 4 == 0) shared.factor[slot.index][row() + 8 * i] = factor;
+                sum[i] *= factor, reference[i] = to;
+            }
+        }
+        if (lane() == 0) shared.moved[slot.index][warp()] = moves && !first;
+        const uint32_t line =
+            weights_line(SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES), warp(), lane());
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t words[4];
+            if (!last && i == 1) score<10, 14>(keys);
+            if (!last && i == 3) score<14, STEPS>(keys);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int e = 8 * i + 2 * j;
+                const float low = exp2_approx(fmaf(s[e], scale[j % 2], -reference[j % 2])),
+                            high = exp2_approx(fmaf(s[e + 1], scale[j % 2], -reference[j % 2]));
+                sum[j % 2] += low + high;
+                words[j] = Fp16::pack(low, high);
+            }
+            store_weights(line, i, (uint32_t)lane(), words);
+        }
+        if (last) finish();
+        fence_async_shared();
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), slot.index));
+    }
+
+    /* ---- A piece, all pieces ------------------------------------------------------------------------- */
+
+    DEVICE void run_piece(const Work &work)
+    {
+        const int blocks = work.blocks, all_see = work.task.all_see;
+        int first_key = work.task.piece.begin;
+        if (__all_sync(~0u, blocks == 0)) {
+            store_empty(p.dense.call, work.task, V::ROWS);
+            return;
+        }
+        __syncwarp();
+        if (lane() == 0) task() = work.task;
+        __syncwarp();
+        reference[0] = reference[1] = LEAST_REFERENCE, sum[0] = sum[1] = 0.0f;
+        take_queries();
+        mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+        score<0, STEPS>(keys_at(buffer.index));
+#pragma unroll 1
+        for (int left = blocks - 1; __all_sync(~0u, left >= 0); left--, first_key += KEYS) {
+            const uint32_t own = keys_at(buffer.index);
+            const bool last = __all_sync(~0u, left == 0);
+            wgmma_wait<0>();
+            hold(next);
+#pragma unroll
+            for (int i = 0; i < 32; i++) asm volatile("mov.b32 %0, %1;" : "=f"(s[i]) : "f"(next[i]));
+            const bool masked = __any_sync(~0u, all_see - first_key < KEYS);
+            if (masked) mask(first_key, own);
+            if (fresh_thread() == SCORES * WARPGROUP_THREADS) shared.cleared[slot.index] = masked;
+            if (last && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
+            buffer.next();
+            if (!last) mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+            softmax(left + 1 == blocks, last, keys_at(buffer.index));
+            slot.next();
+        }
+        pieces++;
+    }
+
+    DEVICE void run()
+    {
+        for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
+            run_piece(work_of<V>(p.dense, shared, i, Place(p.dense)));
+    }
+};

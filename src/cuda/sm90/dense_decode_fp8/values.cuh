@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A warpgroup with values: O^T += V^T P^T of half of the columns, 64 a warp, of all blocks. ldmatrix.trans reads 16 columns of 32 keys as
+ * pairs of columns; a byte permute puts the even column's two keys before the odd one's, and each two become fp16: a row of A, so that
+ * rows g and g + 8 of a product are columns 2 g and 2 g + 1. Fragments are read two ahead, and converted one ahead.
+ */
+#pragma once
+
+#include "../../device/half_rows.cuh"
+#include "../../device/mma.cuh"
+#include "../../device/shared.cuh"
+#include "../dense_decode/shares.cuh"
+#include "layout.cuh"
+
+enum { GROUPS = 4 /* of 16 columns */, KEY_STEP = 32 /* keys of a fragment */, FRAGMENTS = GROUPS * KEYS / KEY_STEP };
+
+/* Four codes as fp16, two a word; the names of the halves make ptxas take the upper one without a shift. */
+DEVICE void fp16_of_e4m3(uint32_t &low, uint32_t &high, uint32_t codes)
+{
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+        : "=r"(low), "=r"(high)
+        : "r"(codes));
+}
+
+template <typename V> struct Values {
+    using Shared = SharedOf<V>;
+    const struct dense_decode_fp8_params &p;
+    Shared &shared;
+    const uint32_t base;
+    const int side;
+    uint32_t v_at; /* of the lane's row of the first fragment, in a block of keys */
+    float o[GROUPS][V::ROWS / 2];
+    uint32_t fragment[2][2][4], raw[2][4];
+    Turn<BUFFERS> buffer;
+    Turn<SLOTS> slot;
+
+    DEVICE Values(const struct dense_decode_fp8_params &params, Shared &memory, int which)
+        : p(params), shared(memory), base(shared_address(&memory)), side(which)
+    {
+        const int column = HALF_ROW_TILE * share();
+        v_at = (uint32_t)(column / CODES_OF_LINE * KEY_TILE_BYTES) +
+               swizzle_128((uint32_t)lane(), (uint32_t)(column % CODES_OF_LINE / CHUNK_BYTES));
+        asm volatile("" : "+r"(v_at)); /* kept: worked out anew for every fragment it cost 8 % of all */
+    }
+
+    /* Read anew each time: sums take nearly all registers. */
+    DEVICE static int lane() { return (int)(fresh_thread() % 32); }
+    /* The warp's 64 columns, of eight times as many. */
+    DEVICE int share() const { return 4 * side + (int)(fresh_thread() / 32 % 4); }
+
+    /* Of the piece in hand, in shared memory; every warp has its own. */
+    DEVICE Task &task() const { return shared.task[4 + share()]; }
+
+    DEVICE uint32_t keys_at(int index) const { return SHARED_AT(base, keys) + (uint32_t)(index * KEYS_BYTES); }
+
+    /* ---- Fragments ----------------------------------------------------------------------------------- */
+
+    DEVICE void load(uint32_t (&to)[4], uint32_t keys, int i)
+    {
+        const uint32_t at = ((keys + v_at) ^ (uint32_t)(CHUNK_BYTES * (i / 2))) + (uint32_t)(i % 2 * KEY_STEP * LINE_BYTES);
+        ldmatrix_x4_trans(to, at);
+    }
+
+    DEVICE void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[4])
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            fp16_of_e4m3(a[i / 2][2 * (i % 2)], a[i / 2][2 * (i % 2) + 1], __byte_perm(codes[i], 0, 0x3120));
+    }
+
+    /* The first fragments of a block. */
+    DEVICE void begin(uint32_t keys)
+    {
+        load(raw[0], keys, 0);
+        convert(fragment[0], raw[0]);
+        load(raw[1], keys, 1);
+    }
+
+    /* ---- A block ---------------------------------------------------------------------------------------- */
+
+    DEVICE bool some_moved() const
+    {
+        uint32_t moved = shared.moved[slot.index][0];
+        if (V::ROW_WARPS == 4)
+            moved |= shared.moved[slot.index][1] | shared.moved[slot.index][2] | shared.moved[slot.index][3];
+        return __any_sync(~0u, moved);
+    }
+
+    DEVICE void rescale()
+    {
+#pragma unroll
+        for (int n = 0; n < V::ROWS / 8; n++) {
+            const bool moved = shared.moved[slot.index][n / 2]; /* of other rows no factor has been written */
+            const float2 both = *(const float2 *)&shared.factor[slot.index][8 * n + 2 * (lane() % 4)];
+            const float x = moved ? both.x : 1.0f, y = moved ? both.y : 1.0f;
+#pragma unroll
+            for (int m = 0; m < GROUPS; m++)
+                o[m][4 * n] *= x, o[m][4 * n + 1] *= y, o[m][4 * n + 2] *= x, o[m][4 * n + 3] *= y;
+        }
+    }
+
+    DEVICE void multiply(float (&sums)[V::ROWS / 2], const uint32_t (&a)[2][4], uint32_t weights, int keys)
+    {
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 2; i++) wgmma_lines_of<Fp16>(sums, a[i], wgmma_lines(weights, 2 * keys + i), 1);
+        wgmma_commit();
+    }
+
+    DEVICE void hold_sums()
+    {
+#pragma unroll
+        for (int m = 0; m < GROUPS; m++) hold(o[m]);
+    }
+
+    /* The first fragments of the next block are read while this one ends; behind the last block of a piece for nobody. */
+    DEVICE void run_block(bool last)
+    {
+        uint32_t keys = keys_at(buffer.index);
+        const uint32_t weights = SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES);
+        mbarrier_wait(barrier_at(SHARED_AT(base, p_full), slot.index), slot.parity);
+        if (some_moved()) rescale();
+        if (SELDOM(__any_sync(~0u, shared.cleared[slot.index]))) begin(keys);
+        hold_sums();
+        const int own = buffer.index;
+        buffer.next();
+#pragma unroll
+        for (int i = 0; i < FRAGMENTS; i++) {
+            if (i == FRAGMENTS - 2) {
+                keys = keys_at(buffer.index);
+                if (!last) mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+            }
+            load(raw[i % 2], keys, (i + 2) % FRAGMENTS);
+            multiply(o[i / 2], fragment[i % 2], weights, i % 2);
+            if (i > 0) wgmma_wait<1>();
+            convert(fragment[(i + 1) % 2], raw[(i + 1) % 2]);
+        }
+        wgmma_wait<0>();
+        hold_sums();
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, keys_empty), own));
+    }
+
+    DEVICE void release_weights()
+    {
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_empty), slot.index));
+        slot.next();
+    }
+
+    /* ---- The end of a piece ------------------------------------------------------------------------------- */
+
+    /* What the rows of 8 n … 8 n + 7 that the lane has are multiplied by on their way to a slot; stores the powers of two. */
+    DEVICE float2 scale_for_slot(const Task &task, int n, float2 factor)
+    {
+        float most[2] = {0.0f, 0.0f}, by[2] = {factor.x, factor.y};
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+#pragma unroll
+            for (int m = 0; m < GROUPS; m++)
+                most[j] = fmaxf(most[j], fmaxf(fabsf(o[m][4 * n + j]), fabsf(o[m][4 * n + 2 + j])));
+#pragma unroll
+            for (int lanes = 4; lanes < 32; lanes *= 2)
+                most[j] = fmaxf(most[j], __shfl_xor_sync(~0u, most[j], lanes));
+            const HalfScale scale(most[j] * by[j]);
+            by[j] *= scale.up;
+            const int row = task.first_row + 8 * n + 2 * (lane() % 4) + j;
+            if (lane() / 4 == 0 && row < p.dense.call.rows)
+                half_row_scales(p.dense.call.split, slot_row(p.dense.call, task, row))[share()] = scale.down;
+        }
+        return make_float2(by[0], by[1]);
+    }
+
+    /* Where columns of the warp of a row of the tile go. */
+    DEVICE uint16_t *place_of_row(int row, bool direct) const
+    {
+        const struct dense_decode_params &call = p.dense.call;
+        const int inside = min(task().first_row + row, call.rows - 1);
+        uint16_t *const to = direct ? call.output.out + out_offset(call.output, task().piece.request,
+                                                                   row_place(call, inside, task().kv_head))
+                                    : half_row(call.split, slot_row(call, task(), inside));
+        return to + HALF_ROW_TILE * share();
+    }
+
+    /* Rows 8 n … 8 n + 7 of the tile to lines of shared memory from `stage` on. */
+    DEVICE void stage_rows(int n, uint32_t stage, bool direct)
+    {
+        float2 factor = *(const float2 *)&shared.finish[slot.index][8 * n + 2 * (lane() % 4)];
+        if (!direct) factor = scale_for_slot(task(), n, factor);
+        const uint32_t at = stage + (uint32_t)(2 * (lane() % 4) * STAGE_LINE_BYTES + lane() / 4 * 4);
+#pragma unroll
+        for (int m = 0; m < GROUPS; m++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const float by = j ? factor.y : factor.x, even = o[m][4 * n + j] * by, odd = o[m][4 * n + 2 + j] * by;
+                store_shared_4(at + (uint32_t)(j * STAGE_LINE_BYTES + 32 * m),
+                               direct ? Bf16::pack(even, odd) : Fp16::pack(even, odd));
+            }
+    }
+
+    /* The sums of a piece, through the warp's lines in shared memory, so that eight lanes store 128 bytes of a row. */
+    DEVICE void store()
+    {
+        const bool direct = __any_sync(~0u, task().piece.slot == DIRECT);
+        const uint32_t stage = shared_address(shared.stage[side][share() % 4]);
+#pragma unroll
+        for (int first = 0; first < V::ROWS; first += STAGE_ROWS) {
+            stage_rows(first / 8, stage, direct);
+            stage_rows(first / 8 + 1, stage + 8 * STAGE_LINE_BYTES, direct);
+            __syncwarp();
+#pragma unroll 1
+            for (int line = lane() / 8; line < STAGE_ROWS; line += 4)
+                store_global_16(place_of_row(first + line, direct) + 8 * (lane() % 8),
+                                load_shared_16(stage + (uint32_t)(line * STAGE_LINE_BYTES + lane() % 8 * CHUNK_BYTES)),
+                                task().first_row + first + line < p.dense.call.rows);
+            __syncwarp();
+        }
+    }
+
+    /* ---- Pieces --------------------------------------------------------------------------------------------- */
+
+    DEVICE void run_piece(const Work &work)
+    {
+        const int blocks = work.blocks;
+        if (__all_sync(~0u, blocks == 0)) return;
+        __syncwarp();
+        if (lane() == 0) task() = work.task;
+        __syncwarp();
+#pragma unroll
+        for (int m = 0; m < GROUPS; m++)
+#pragma unroll
+            for (int i = 0; i < V::ROWS / 2; i++) o[m][i] = 0.0f;
+        mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+        begin(keys_at(buffer.index));
+#pragma unroll 1
+        for (int left = blocks - 1; __all_sync(~0u, left >= 0); left--) {
+            run_block(__all_sync(~0u, left == 0));
+            if (__all_sync(~0u, left > 0)) release_weights();
+        }
+        store();
+        release_weights();
+    }
+
+    DEVICE void run()
+    {
+        if constexpr (V::TOGETHER) {
+            run_and_join();
+        } else {
+            for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
+                run_piece(work_of<V>(p.dense, shared, i, Place(p.dense)));
+        }
+    }
+
+    DEVICE void run_and_join()
+    {
+        const Place place(p.dense);
+        const OnePiece &one = shared.one;
+        /* By the thread that will meet, while the first keys are on their way. */
+        if (fresh_thread() == VALUES * WARPGROUP_THREADS)
+            meeting_begin(meeting_of(p.dense, place, one.request), p.dense.ticket);
+        __syncwarp();
+        run_piece(Work(p.dense, one, place.kv_head, place.tile * V::ROWS, V::ROWS));
+        const RowShare<false> rows(p.dense.call, one, place.kv_head, place.tile * V::ROWS, V::ROWS);
+        join_together<Bf16, MOST_PARTS_TOGETHER / SHARE_WARPS>(rows, meeting_of(p.dense, place, rows.request), base,
+                                                               VALUES * WARPGROUP_THREADS, VALUES_BARRIER);
+    }
+};
