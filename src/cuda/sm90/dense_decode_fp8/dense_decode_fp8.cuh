@@ -68,7 +68,7 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
         if (threadIdx.x / 32 == 0 && elect_one()) produce_keys<V>(p, shared, place, base);
         if (threadIdx.x / 32 == 1 && p.q_given && elect_one()) produce_queries<V>(p, shared, place, base);
     } else if (role == SCORES) {
-        take_registers<SCORES_REGISTERS>();
+        give_registers<SCORES_REGISTERS>();
         Scores<V>(p, shared).run();
     } else {
         take_registers<VALUES_REGISTERS>();
