@@ -29,6 +29,7 @@ struct cuda_work {
     unsigned flags;               /* LAUNCH_…, of the kernel and the join */
     bool slots_in_halves;
     int64_t tiles; /* of a request: blocks of threads that take a partition together */
+    int32_t rows;  /* of a tile, where that is a question of each launch; else not read */
     /* How requests are cut: by a plan of so many partitions, or into chunks. */
     int32_t num_partitions;
     int32_t chunk_keys;          /* 0: by a plan */

@@ -91,7 +91,9 @@ DEVICE uint64_t wgmma_columns(uint32_t tile, int step)
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55"
 #define WGMMA_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define WGMMA_NAMES_16 WGMMA_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_D_8(d) WGMMA_SUMS_8(d, 0)
+#define WGMMA_D_16(d) WGMMA_SUMS_8(d, 0), WGMMA_SUMS_8(d, 8)
 #define WGMMA_D_32(d) WGMMA_SUMS_32(d, 0)
 #define WGMMA_D_56(d) WGMMA_D_32(d), WGMMA_SUMS_8(d, 32), WGMMA_SUMS_8(d, 40), WGMMA_SUMS_8(d, 48)
 #define WGMMA_D_64(d) WGMMA_D_32(d), WGMMA_SUMS_32(d, 32)
@@ -129,11 +131,18 @@ template <typename Element> DEVICE void wgmma_64(float (&d)[32], const uint32_t 
              "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-/* 16 columns, A in registers; 64 under the same name. */
+/* 16 or 32 columns, A in registers; 64 under the same name. */
 template <typename Element>
 DEVICE void wgmma_lines_of(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int add)
 {
     WGMMA_OF("m64n16k16", WGMMA_NAMES_8, "%13", "{%8, %9, %10, %11}", "%12", "0", WGMMA_D_8, "r"(a[0]),
+             "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+template <typename Element>
+DEVICE void wgmma_lines_of(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    WGMMA_OF("m64n32k16", WGMMA_NAMES_16, "%21", "{%16, %17, %18, %19}", "%20", "0", WGMMA_D_16, "r"(a[0]),
              "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 

@@ -55,20 +55,18 @@ const char *sm90_dense_decode_fp8_refuses(const struct attention_problem *p, con
     return NULL;
 }
 
-struct tensor_view sm90_dense_decode_fp8_q_view(const struct attention_problem *p, bool end)
+struct tensor_view sm90_dense_decode_fp8_q_view(const struct attention_problem *p, int32_t rows, bool end)
 {
     struct attention_problem pairs = *p;
-    const int32_t line = end ? SHORT_LINE : LINE, rows = sm90_dense_decode_fp8_rows(p);
+    const int32_t line = end ? SHORT_LINE : LINE;
     pairs.q = (const uint16_t *)(const void *)(p->q_codes + (end ? p->d_v : 0));
     for (int i = 0; i < 3; i++) pairs.q_stride[i] /= PAIR;
     struct tensor_view view = sm90_dense_decode_q_view(&pairs);
     view.element = ELEMENT_BF16;
     view.size[0] = view.stride[3] = view.box[0] = line;
     view.size[3] = view.box[3] = end ? 1 : LINES;
-    if (rows < view.box[1])
-        view.box[1] = rows;
-    else if (rows == FEW_ROWS)
-        view.box[2] = FEW_ROWS / view.box[1];
+    if (rows < view.box[1]) view.box[1] = rows;
+    view.box[2] = view.box[2] > 1 ? rows / view.box[1] : 1;
     return view;
 }
 

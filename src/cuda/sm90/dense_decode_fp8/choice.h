@@ -10,11 +10,11 @@
 /* NULL if it takes the problem; else what it takes, and which argument differs. */
 const char *sm90_dense_decode_fp8_refuses(const struct attention_problem *problem, const char **argument);
 
-/* Rows of a tile. */
+/* Rows of a tile, where parts of requests are not joined by those that made them. */
 int32_t sm90_dense_decode_fp8_rows(const struct attention_problem *problem);
 
-/* Codes 0 … 511 of keys, or of queries that are given as codes; or the last 64. */
+/* Codes 0 … 511 of keys, or of queries that are given as codes, `rows` a tile; or the last 64. */
 struct tensor_view sm90_dense_decode_fp8_key_view(const struct attention_problem *problem, bool end);
-struct tensor_view sm90_dense_decode_fp8_q_view(const struct attention_problem *problem, bool end);
+struct tensor_view sm90_dense_decode_fp8_q_view(const struct attention_problem *problem, int32_t rows, bool end);
 
 #endif

@@ -5,4 +5,5 @@
 DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_576_64, 64, false)
 DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_576_16, 16, false)
 DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_576_64_together, 64, true)
+DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_576_32_together, 32, true)
 DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_576_16_together, 16, true)

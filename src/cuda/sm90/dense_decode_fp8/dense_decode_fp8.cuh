@@ -35,6 +35,7 @@ template <typename V> DEVICE void prepare(const struct dense_decode_fp8_params &
             mbarrier_init(barrier_at(SHARED_AT(base, keys_empty), i), VALUES_WARPS);
     for (int i = 0; i < SLOTS; i++)
         mbarrier_init(barrier_at(SHARED_AT(base, p_full), i), V::ROW_WARPS),
+            mbarrier_init(barrier_at(SHARED_AT(base, done), i), V::ROW_WARPS),
             mbarrier_init(barrier_at(SHARED_AT(base, p_empty), i), VALUES_WARPS);
     mbarrier_init(SHARED_AT(base, q_full), 1), mbarrier_init(SHARED_AT(base, q_empty), WARPGROUP_THREADS / 32);
     mbarrier_fence_init();

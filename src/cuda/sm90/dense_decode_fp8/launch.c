@@ -5,17 +5,23 @@
 #include "choice.h"
 
 #include "../dense_decode/launch.h"
+#include <stdlib.h>
 
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
-    const int32_t rows = sm90_dense_decode_fp8_rows(p);
+    int32_t rows = sm90_dense_decode_fp8_rows(p);
     w->flags = LAUNCH_OVERLAP, w->slots_in_halves = true;
     const fmla_status status = cuda_dense_prepare(p, rows, w);
     if (status) return status;
     w->mark_tiles = 0;
     if (p->b) sm90_dense_decode_meet(p, w);
+    if (w->joins_itself) {
+        const char *e = getenv("FP8_ROWS");
+        if (e && rows > atoi(e) && w->device->sms / cuda_ceil_div(p->s_q * p->h_q, atoi(e)) >= 2 * p->b) rows = atoi(e), w->tiles = cuda_ceil_div(p->s_q * p->h_q, rows), w->num_partitions = w->device->sms / (int32_t)w->tiles;
+    }
+    w->rows = rows;
     w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE_FP8, ELEMENT_BF16, p->format,
-                                                 .variant = 2 * w->joins_itself + (rows == 16)});
+                                                 .variant = w->joins_itself ? -rows : rows});
     return FMLA_OK;
 }
 
@@ -31,7 +37,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     fmla_status status = FMLA_OK;
     for (int end = 0; end < 2 && !status; end++) {
         const struct tensor_view keys = sm90_dense_decode_fp8_key_view(p, end),
-                                 queries = sm90_dense_decode_fp8_q_view(p, end);
+                                 queries = sm90_dense_decode_fp8_q_view(p, w->rows, end);
         status = tensor_map_make(op, scope, "kv_cache", &keys, end ? &params.dense.rope : &params.dense.keys);
         if (!status && p->q_codes)
             status = tensor_map_make(op, scope, "q", &queries, end ? &params.queries_end : &params.dense.queries);

@@ -33,12 +33,12 @@ enum { PRODUCER_REGISTERS = 24, SCORES_REGISTERS = 120, VALUES_REGISTERS = 184 }
 /* Named barriers: of the warpgroup with the scores; of those with the values. */
 enum { SCORES_BARRIER = 1, VALUES_BARRIER };
 
-/* A tile has 64 rows, or 16, of which the products of scores take 64 all the same, and those of values 16. With TOGETHER a block of
- * threads has one piece (../dense_decode/shares.cuh). */
+/* A tile has 64, 32 or 16 rows: the products of values take as many, those of scores 64 all the same. With TOGETHER a block of threads
+ * has one piece (../dense_decode/shares.cuh). */
 template <int ROWS_, bool TOGETHER_> struct Variant {
     static constexpr int ROWS = ROWS_, ROW_WARPS = ROWS / 16;
     static constexpr bool TOGETHER = TOGETHER_;
-    static_assert(ROWS == 64 || ROWS == 16, "");
+    static_assert(ROWS == 64 || ROWS == 32 || ROWS == 16, "");
 };
 
 /* Lines of 64 values of a row on their way out, with a gap, so that words of rows 0, 2, 4, 6 are in different banks. */
@@ -57,7 +57,8 @@ template <typename V> struct SharedOf {
     float q_scales[V::ROWS]; /* of queries that became codes here */
     uint32_t moved[SLOTS][4];         /* [warp] */
     uint32_t cleared[SLOTS];          /* codes of the block's keys have been cleared */
-    uint64_t keys_full[BUFFERS], keys_empty[BUFFERS], q_full, q_empty, p_full[SLOTS], p_empty[SLOTS];
+    uint64_t keys_full[BUFFERS], keys_empty[BUFFERS], q_full, q_empty, p_full[SLOTS], p_empty[SLOTS],
+        done[SLOTS]; /* … and with the last block of a piece what makes rows of it is there */
     Task task[12]; /* [warp] of those with scores, then of those with values: out of the way until it is asked for */
     PieceList list;
     OnePiece one;

@@ -164,6 +164,7 @@ template <typename V> struct Scores {
             if (lane() % 4 == 0)
                 shared.finish[slot.index][row() + 8 * i] = whole == 0.0f ? 0.0f : left * of_cache / whole;
         }
+        __syncwarp();
     }
 
     /* P of a block, and the products of the next one, if there is one: `keys`. */
@@ -207,10 +208,11 @@ template <typename V> struct Scores {
             }
             store_weights(line, i, (uint32_t)lane(), words);
         }
-        if (last) finish();
         fence_async_shared();
         __syncwarp();
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), slot.index));
+        if (last) finish();
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, done), slot.index));
     }
 
     /* ---- A piece, all pieces ------------------------------------------------------------------------- */

@@ -80,9 +80,9 @@ template <typename V> struct Values {
 
     DEVICE bool some_moved() const
     {
-        uint32_t moved = shared.moved[slot.index][0];
-        if (V::ROW_WARPS == 4)
-            moved |= shared.moved[slot.index][1] | shared.moved[slot.index][2] | shared.moved[slot.index][3];
+        uint32_t moved = 0;
+#pragma unroll
+        for (int i = 0; i < V::ROW_WARPS; i++) moved |= shared.moved[slot.index][i];
         return __any_sync(~0u, moved);
     }
 
@@ -150,70 +150,83 @@ template <typename V> struct Values {
 
     /* ---- The end of a piece ------------------------------------------------------------------------------- */
 
-    /* What the rows of 8 n … 8 n + 7 that the lane has are multiplied by on their way to a slot; stores the powers of two. */
-    DEVICE float2 scale_for_slot(const Task &task, int n, float2 factor)
+    /* Sums of eight rows of the tile from element e on, of which the lane has two: what they are multiplied by on their way to a slot; stores
+     * the powers of two. `row`: the lane's first. */
+    DEVICE float2 scale_for_slot(int e, float2 factor, int row)
     {
-        float most[2] = {0.0f, 0.0f}, by[2] = {factor.x, factor.y};
+        float most[2] = {0.0f, 0.0f};
+        const float by[2] = {factor.x, factor.y};
+        float scaled[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
 #pragma unroll
-            for (int m = 0; m < GROUPS; m++)
-                most[j] = fmaxf(most[j], fmaxf(fabsf(o[m][4 * n + j]), fabsf(o[m][4 * n + 2 + j])));
-#pragma unroll
-            for (int lanes = 4; lanes < 32; lanes *= 2)
-                most[j] = fmaxf(most[j], __shfl_xor_sync(~0u, most[j], lanes));
-            const HalfScale scale(most[j] * by[j]);
-            by[j] *= scale.up;
-            const int row = task.first_row + 8 * n + 2 * (lane() % 4) + j;
-            if (lane() / 4 == 0 && row < p.dense.call.rows)
-                half_row_scales(p.dense.call.split, slot_row(p.dense.call, task, row))[share()] = scale.down;
+            for (int m = 0; m < GROUPS; m++) most[j] = fmaxf(most[j], fmaxf(fabsf(o[m][e + j]), fabsf(o[m][e + 2 + j])));
         }
-        return make_float2(by[0], by[1]);
+#pragma unroll
+        for (int lanes = 4; lanes < 32; lanes *= 2)
+#pragma unroll
+            for (int j = 0; j < 2; j++) most[j] = fmaxf(most[j], __shfl_xor_sync(~0u, most[j], lanes));
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const HalfScale scale(most[j] * by[j]);
+            scaled[j] = by[j] * scale.up;
+            if (lane() / 4 == 0 && row + j < p.dense.call.rows)
+                half_row_scales(p.dense.call.split, slot_row(p.dense.call, task(), row + j))[share()] = scale.down;
+        }
+        return make_float2(scaled[0], scaled[1]);
     }
 
-    /* Where columns of the warp of a row of the tile go. */
-    DEVICE uint16_t *place_of_row(int row, bool direct) const
+    /* Sixteen rows of the tile from `first` on, whose sums are the first of the lane's, to the warp's lines of shared memory. */
+    DEVICE void stage_rows(int first, uint32_t stage, bool direct)
     {
-        const struct dense_decode_params &call = p.dense.call;
-        const int inside = min(task().first_row + row, call.rows - 1);
-        uint16_t *const to = direct ? call.output.out + out_offset(call.output, task().piece.request,
-                                                                   row_place(call, inside, task().kv_head))
-                                    : half_row(call.split, slot_row(call, task(), inside));
-        return to + HALF_ROW_TILE * share();
-    }
-
-    /* Rows 8 n … 8 n + 7 of the tile to lines of shared memory from `stage` on. */
-    DEVICE void stage_rows(int n, uint32_t stage, bool direct)
-    {
-        float2 factor = *(const float2 *)&shared.finish[slot.index][8 * n + 2 * (lane() % 4)];
-        if (!direct) factor = scale_for_slot(task(), n, factor);
+        const int row = first + 2 * (lane() % 4);
         const uint32_t at = stage + (uint32_t)(2 * (lane() % 4) * STAGE_LINE_BYTES + lane() / 4 * 4);
 #pragma unroll
-        for (int m = 0; m < GROUPS; m++)
+        for (int i = 0; i < 2; i++) {
+            float2 factor = *(const float2 *)&shared.finish[slot.index][row + 8 * i];
+            if (!direct) factor = scale_for_slot(4 * i, factor, task().first_row + row + 8 * i);
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const float by = j ? factor.y : factor.x, even = o[m][4 * n + j] * by, odd = o[m][4 * n + 2 + j] * by;
-                store_shared_4(at + (uint32_t)(j * STAGE_LINE_BYTES + 32 * m),
-                               direct ? Bf16::pack(even, odd) : Fp16::pack(even, odd));
-            }
+            for (int m = 0; m < GROUPS; m++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    const float by = j ? factor.y : factor.x, even = o[m][4 * i + j] * by, odd = o[m][4 * i + 2 + j] * by;
+                    store_shared_4(at + (uint32_t)((8 * i + j) * STAGE_LINE_BYTES + 32 * m),
+                                   direct ? Bf16::pack(even, odd) : Fp16::pack(even, odd));
+                }
+        }
     }
 
-    /* The sums of a piece, through the warp's lines in shared memory, so that eight lanes store 128 bytes of a row. */
+    /* From there, eight lanes 128 bytes of a row. */
+    DEVICE void store_staged(int first, uint32_t stage, bool direct)
+    {
+        const struct dense_decode_params &call = p.dense.call;
+        const Task &task = this->task();
+#pragma unroll
+        for (int i = 0; i < STAGE_ROWS / 4; i++) {
+            const int line = lane() / 8 + 4 * i, row = task.first_row + first + line;
+            const uint4 chunk = load_shared_16(stage + (uint32_t)(line * STAGE_LINE_BYTES + lane() % 8 * CHUNK_BYTES));
+            uint16_t *const to = direct ? call.output.out + out_offset(call.output, task.piece.request,
+                                                                       row_place(call, min(row, call.rows - 1), task.kv_head))
+                                        : half_row(call.split, slot_row(call, task, row));
+            store_global_16(to + HALF_ROW_TILE * share() + 8 * (lane() % 8), chunk, row < call.rows);
+        }
+    }
+
+    /* The sums of a piece. One text for all rows, which go down to the first places: it is walked through once a piece. */
     DEVICE void store()
     {
         const bool direct = __any_sync(~0u, task().piece.slot == DIRECT);
         const uint32_t stage = shared_address(shared.stage[side][share() % 4]);
-#pragma unroll
-        for (int first = 0; first < V::ROWS; first += STAGE_ROWS) {
-            stage_rows(first / 8, stage, direct);
-            stage_rows(first / 8 + 1, stage + 8 * STAGE_LINE_BYTES, direct);
-            __syncwarp();
 #pragma unroll 1
-            for (int line = lane() / 8; line < STAGE_ROWS; line += 4)
-                store_global_16(place_of_row(first + line, direct) + 8 * (lane() % 8),
-                                load_shared_16(stage + (uint32_t)(line * STAGE_LINE_BYTES + lane() % 8 * CHUNK_BYTES)),
-                                task().first_row + first + line < p.dense.call.rows);
+        for (int first = 0; first < V::ROWS; first += STAGE_ROWS) {
+            stage_rows(first, stage, direct);
             __syncwarp();
+            store_staged(first, stage, direct);
+            __syncwarp();
+#pragma unroll
+            for (int m = 0; m < GROUPS; m++)
+#pragma unroll
+                for (int i = 0; i + STAGE_ROWS / 2 < V::ROWS / 2; i++) o[m][i] = o[m][i + STAGE_ROWS / 2];
         }
     }
 
@@ -237,6 +250,7 @@ template <typename V> struct Values {
             run_block(__all_sync(~0u, left == 0));
             if (__all_sync(~0u, left > 0)) release_weights();
         }
+        mbarrier_wait(barrier_at(SHARED_AT(base, done), slot.index), slot.parity);
         store();
         release_weights();
     }
