@@ -44,6 +44,10 @@ template <int ROWS_, bool TOGETHER_> struct Variant {
 /* Lines of 64 values of a row on their way out, with a gap, so that words of rows 0, 2, 4, 6 are in different banks. */
 enum { STAGE_LINE_BYTES = LINE_BYTES + 16, STAGE_ROWS = 16, STAGE_BYTES = STAGE_ROWS * STAGE_LINE_BYTES };
 
+/* A weighted mean of codes is 448 at most, and of 65536 codes that cancel each other seldom below 2^-17: times this it is a normal number
+ * of fp16 in a slot, whatever the row. */
+static constexpr float SLOT_UNIT = 64.0f;
+
 template <typename V> struct SharedOf {
     static constexpr int QUERY_TILE_BYTES = V::ROWS * CODES_OF_LINE;
 

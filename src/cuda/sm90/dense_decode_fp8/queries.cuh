@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queries given as values, which become codes here: a row's scale is its largest magnitude over 448, and 1 where that is 0. A warp takes
- * a row at a time; a lane has two columns of every 64.
+ * Queries given as values, which become codes here, the same as ../../../queries.h has them. A warp takes a row at a time; a lane has two
+ * columns of every 64.
  */
 #pragma once
 
@@ -9,10 +9,9 @@
 #include "../../device/mma.cuh"
 #include "../../device/result.cuh"
 #include "../../device/shared.cuh"
-#include "../../device/warp.cuh"
 #include "layout.cuh"
 
-static constexpr float MOST_E4M3 = 448.0f;
+#include "../../../queries.h"
 
 /* Where columns c and c + 1 of a row stand, c even. */
 template <int ROWS> DEVICE uint32_t code_place(int row, int c)
@@ -65,16 +64,15 @@ DEVICE void quantize_queries(const struct dense_decode_params &p, const Task &ta
         const uint32_t *from = (const uint32_t *)(p.q + task.piece.request * p.q_stride[0] +
                                                   place.token * p.q_stride[1] + place.head * p.q_stride[2]) +
                                lane;
-        float most = 0.0f;
         uint32_t words[WORDS];
+        int32_t most = 0;
 #pragma unroll
         for (int i = 0; i < WORDS; i++) words[i] = some ? __ldg(from + 32 * i) : 0;
 #pragma unroll
         for (int i = 0; i < WORDS; i++)
-            most = fmaxf(most, fmaxf(fabsf(Bf16::to_float((uint16_t)words[i])),
-                                     fabsf(Bf16::to_float((uint16_t)(words[i] >> 16)))));
-        most = warp_max(most);
-        const float scale = most == 0.0f ? 1.0f : most / MOST_E4M3, enlarged = scale < LEAST_DIVISOR ? ENLARGED : 1.0f;
+            most = max(most, max(query_magnitude(Bf16::to_float((uint16_t)words[i])),
+                                 query_magnitude(Bf16::to_float((uint16_t)(words[i] >> 16)))));
+        const float scale = query_scale(__reduce_max_sync(~0u, most)), enlarged = scale < LEAST_DIVISOR ? ENLARGED : 1.0f;
         const Divisor divisor(scale * enlarged);
         if (lane == 0) store_shared_4(scales + 4 * (uint32_t)row, __float_as_uint(scale));
 #pragma unroll

@@ -162,7 +162,8 @@ template <typename V> struct Scores {
             const float lse = score_lse(reference[i], whole),
                         left = finish_row(p.dense.call, task, direct, lse, row() + 8 * i, lane() % 4 == 0);
             if (lane() % 4 == 0)
-                shared.finish[slot.index][row() + 8 * i] = whole == 0.0f ? 0.0f : left * of_cache / whole;
+                shared.finish[slot.index][row() + 8 * i] =
+                    whole == 0.0f ? 0.0f : (direct ? left * of_cache : SLOT_UNIT) / whole;
         }
         __syncwarp();
     }

@@ -150,32 +150,6 @@ template <typename V> struct Values {
 
     /* ---- The end of a piece ------------------------------------------------------------------------------- */
 
-    /* Sums of eight rows of the tile from element e on, of which the lane has two: what they are multiplied by on their way to a slot; stores
-     * the powers of two. `row`: the lane's first. */
-    DEVICE float2 scale_for_slot(int e, float2 factor, int row)
-    {
-        float most[2] = {0.0f, 0.0f};
-        const float by[2] = {factor.x, factor.y};
-        float scaled[2];
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-#pragma unroll
-            for (int m = 0; m < GROUPS; m++) most[j] = fmaxf(most[j], fmaxf(fabsf(o[m][e + j]), fabsf(o[m][e + 2 + j])));
-        }
-#pragma unroll
-        for (int lanes = 4; lanes < 32; lanes *= 2)
-#pragma unroll
-            for (int j = 0; j < 2; j++) most[j] = fmaxf(most[j], __shfl_xor_sync(~0u, most[j], lanes));
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const HalfScale scale(most[j] * by[j]);
-            scaled[j] = by[j] * scale.up;
-            if (lane() / 4 == 0 && row + j < p.dense.call.rows)
-                half_row_scales(p.dense.call.split, slot_row(p.dense.call, task(), row + j))[share()] = scale.down;
-        }
-        return make_float2(scaled[0], scaled[1]);
-    }
-
     /* Sixteen rows of the tile from `first` on, whose sums are the first of the lane's, to the warp's lines of shared memory. */
     DEVICE void stage_rows(int first, uint32_t stage, bool direct)
     {
@@ -183,8 +157,7 @@ template <typename V> struct Values {
         const uint32_t at = stage + (uint32_t)(2 * (lane() % 4) * STAGE_LINE_BYTES + lane() / 4 * 4);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            float2 factor = *(const float2 *)&shared.finish[slot.index][row + 8 * i];
-            if (!direct) factor = scale_for_slot(4 * i, factor, task().first_row + row + 8 * i);
+            const float2 factor = *(const float2 *)&shared.finish[slot.index][row + 8 * i];
 #pragma unroll
             for (int m = 0; m < GROUPS; m++)
 #pragma unroll
@@ -201,6 +174,7 @@ template <typename V> struct Values {
     {
         const struct dense_decode_params &call = p.dense.call;
         const Task &task = this->task();
+        const float unit = (call.kv_scale ? __ldg(call.kv_scale) : 1.0f) / SLOT_UNIT;
 #pragma unroll
         for (int i = 0; i < STAGE_ROWS / 4; i++) {
             const int line = lane() / 8 + 4 * i, row = task.first_row + first + line;
@@ -209,6 +183,8 @@ template <typename V> struct Values {
                                                                        row_place(call, min(row, call.rows - 1), task.kv_head))
                                         : half_row(call.split, slot_row(call, task, row));
             store_global_16(to + HALF_ROW_TILE * share() + 8 * (lane() % 8), chunk, row < call.rows);
+            if (!direct && lane() % 8 == 0 && row < call.rows)
+                half_row_scales(call.split, slot_row(call, task, row))[share()] = unit;
         }
     }
 
