@@ -158,6 +158,52 @@ static void fp8_products(void)
     }
 }
 
+/* Hopper's own kernel quantises queries itself, or is told of codes; its tiles have as many rows as the call needs, or fewer where blocks of
+ * threads join what they made: b 3, 256 keys. */
+static void fp8_products_on_hopper(void)
+{
+    static const struct {
+        int64_t s_q, h_q;
+        int32_t rows, together; /* of a tile */
+        const char *join;
+    } shapes[] = {{1, 16, 16, 16, "_quarters"},
+                  {2, 16, 32, 16, "_quarters"},
+                  {1, 33, 64, 16, "_quarters"},
+                  {1, 128, 64, 16, "_quarters"},
+                  {4, 128, 64, 32, ""}};
+    for (int i = 0; i < 5; i++)
+        for (int way = 0; way < 4; way++) {
+            static struct dense_decode_call call;
+            const bool codes = way % 2, planned = way / 2;
+            const struct layout layout =
+                SHAPE_OF(layout, .b = 3, .s_q = shapes[i].s_q, .h_q = shapes[i].h_q, .h_kv = 1,
+                         .page_size = 64, .pages = 9, .max_pages = 4, .d_qk = 576, .format = FMLA_KV_FP8_576,
+                         .products = FMLA_PRODUCTS_FP8, .codes = codes, .has = HAS_TABLE | HAS_LSE);
+            dense_decode_make(&call, &layout, gpu_number(0));
+            call.args.workspace = region(REGION_OF_WORKSPACE), call.args.num_partitions = planned ? 7 : 0;
+            const int32_t rows = planned ? shapes[i].rows : shapes[i].together;
+            const int64_t tiles = (shapes[i].s_q * shapes[i].h_q - 1) / rows + 1, maps = fake->tensors;
+            if (planned)
+                RUNS(dense_decode, &call, "decode_plan|sm90_dense_decode_fp8_576_%d|join_half_rows_bf16%s",
+                     rows, shapes[i].join);
+            else
+                RUNS(dense_decode, &call, "sm90_dense_decode_fp8_576_%d_together", rows);
+            const struct fake_launch *const launch = launched(planned);
+            const struct dense_decode_fp8_params p = dense_decode_fp8_params_of(launch);
+            const int64_t workers = planned ? 7 : 132 / tiles;
+            CHECK_ALL(
+                GRID(launch, workers * tiles, 512, 232448), {p.q_given, codes}, {p.q_scale != NULL, codes},
+                {p.dense.tiles_of_head, tiles}, {p.dense.workers, planned ? 0 : workers},
+                {fake->tensors - maps, codes ? 4 : 2}, {told_of(&p.dense.keys)->box[0], 64},
+                {told_of(&p.dense.keys)->box[2], 4}, {told_of(&p.dense.rope)->box[0], 32},
+                {(const char *)told_of(&p.dense.rope)->base - (const char *)told_of(&p.dense.keys)->base,
+                 512});
+            if (codes)
+                CHECK_ALL({told_of(&p.dense.queries)->box[1], rows}, {told_of(&p.queries_end)->box[1], rows},
+                          {told_of(&p.dense.queries)->strides[0], 576});
+        }
+}
+
 /* The payload of a plan of 128 requests of 8192 keys, made on the host for a device. */
 static int64_t payload_for(fmla_device target, int32_t num_workers, int64_t *partitions)
 {
@@ -255,6 +301,6 @@ static void no_overlap_before_hopper(void)
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_others", merge_and_plan, cache_operations, fp8_products,
-                         planned_on_the_host, planned_on_the_host_for_another, planned_on_the_gpu_for_the_cpu,
-                         attributes, no_overlap_before_hopper);
+                         fp8_products_on_hopper, planned_on_the_host, planned_on_the_host_for_another,
+                         planned_on_the_gpu_for_the_cpu, attributes, no_overlap_before_hopper);
 }

@@ -79,10 +79,12 @@ static struct shape draw_most(void)
     struct layout *const l = &most.of;
     const bool hopper = kernel && !strncmp(kernel, "cuda-sm90", 9), sparse = operation == OP_SPARSE_DECODE;
     most.odd = false;
-    if (operation == OP_DENSE_DECODE && draw_one_in(3)) { /* FP8 products, whose queries take room */
+    const bool codes_alone = kernel && !strcmp(kernel, "cuda-sm90-fp8");
+    if (operation == OP_DENSE_DECODE &&
+        (draw_one_in(3) || codes_alone)) { /* FP8 products, whose queries take room */
         l->h_q = draw_clamp(l->h_q / l->h_kv, 1, 1 << 10), l->h_kv = 1;
         l->products = FMLA_PRODUCTS_FP8, l->codes = draw_one_in(3), l->type = bf16, l->d_qk = 576;
-        l->format = l->codes || draw_one_in(2) ? FMLA_KV_FP8_576 : FMLA_KV_FP8_656;
+        l->format = l->codes || codes_alone || draw_one_in(2) ? FMLA_KV_FP8_576 : FMLA_KV_FP8_656;
     }
     most.plan = l->num_partitions && draw_one_in(2) ? PLAN_TABLES : PLAN_NONE; /* whose rows name as many */
     l->has |= HAS_TABLE;

@@ -55,7 +55,9 @@ DEVICE uint64_t wgmma_short_lines(uint32_t tile, int step)
 {
     constexpr uint32_t EIGHT_LINES = 8 * LINE_BYTES / 2, SWIZZLE_64 = 2u << 30;
     uint64_t descriptor;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"((tile >> 4) + (uint32_t)step * 2), "r"(EIGHT_LINES >> 4 | SWIZZLE_64));
+    asm("mov.b64 %0, {%1, %2};"
+        : "=l"(descriptor)
+        : "r"((tile >> 4) + (uint32_t)step * 2), "r"(EIGHT_LINES >> 4 | SWIZZLE_64));
     return descriptor;
 }
 
@@ -197,8 +199,8 @@ template <typename Element> DEVICE void wgmma_256_columns(float (&d)[128], uint6
 /* They have no flags: A and B stand in lines, of which a step takes 32 columns. Sums are not those of fp32: each of the 32 terms, and
  * the sum so far, is cut off at 2^-13 of the largest of them (docs/fp8-accuracy.md). */
 #define WGMMA_E4M3(SHAPE, NAMES, ADD, A, B)                                                                  \
-    "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE ".f32.e4m3.e4m3 {"   \
-    NAMES "}, " A ", " B ", p, 1, 1;\n}"
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE                      \
+    ".f32.e4m3.e4m3 {" NAMES "}, " A ", " B ", p, 1, 1;\n}"
 
 /* D (+)= A·B: 64 columns. */
 DEVICE void wgmma_64_e4m3(float (&d)[32], uint64_t a, uint64_t b, int add)

@@ -41,7 +41,7 @@ static struct CUkern_st {
     int shared_bytes[FAKE_DEVICES]; /* set by attribute */
 } kernels[KERNELS_ASKED];
 
-_Static_assert(sizeof(struct dense_decode_sm90_params) <= FAKE_PARAMETERS, "room for parameters");
+_Static_assert(sizeof(struct dense_decode_fp8_params) <= FAKE_PARAMETERS, "room for parameters");
 
 static struct CUlib_st libraries[FORMS + MORE];
 static int num_libraries;

@@ -34,7 +34,7 @@ enum {
     FAKE_CONTEXTS = 4,
     FAKE_LAUNCHES = 4096,
     FAKE_TENSORS = 64, /* that are remembered: the last ones */
-    FAKE_PARAMETERS = 1024,
+    FAKE_PARAMETERS = 1280,
     FAKE_HANDLE = 1000 /* device k has the handle 1000 + k: a handle is no ordinal */
 };
 

@@ -4,11 +4,11 @@
  */
 #pragma once
 
+#include "../../device/fragment.h"
 #include "../../device/latent.cuh"
 #include "../../device/result.cuh"
 #include "../../device/task.cuh"
 #include "../../device/warpgroup.cuh"
-#include "../../device/fragment.h"
 
 /* Returns what the sink leaves of the row if it is written to `out` (`direct`), else 1; one lane of four stores lse where
  * `stores`. */

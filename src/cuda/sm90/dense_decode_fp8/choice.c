@@ -4,12 +4,44 @@
 #include "../dense_decode/choice.h"
 
 /* TMA counts pairs of codes here: elements of 16 bits. */
-enum { PAIR = 2, LINE = 128 / PAIR, SHORT_LINE = 64 / PAIR, LINES = 4, KEYS = 64 /* of a block */, ALIGNMENT = 16 };
-enum { MANY_ROWS = 64, FEW_ROWS = 16, MOST_LANES = 1 << 20 };
+enum {
+    PAIR = 2,
+    LINE = 128 / PAIR,
+    SHORT_LINE = 64 / PAIR,
+    LINES = 4,
+    KEYS = 64 /* of a block */,
+    ALIGNMENT = 16
+};
+enum { MOST_LANES = 1 << 20 };
+
+/* The sizes of tiles, and what a call takes on an H200 with each: nanoseconds besides its blocks of keys, and a block of keys (rows of 1 to
+ * 16 requests with 1024 to 16384 keys and 16 to 256 rows, 26 November 2026). */
+static const struct {
+    int32_t rows;
+    int64_t call, block;
+} tiles_of[] = {{16, 12700, 1080}, {32, 13900, 1170}, {64, 16500, 1330}};
+enum { TILES = sizeof tiles_of / sizeof *tiles_of };
 
 int32_t sm90_dense_decode_fp8_rows(const struct attention_problem *p)
 {
-    return p->s_q * (p->h_q / p->h_kv) <= FEW_ROWS ? FEW_ROWS : MANY_ROWS;
+    int i = 0;
+    while (i < TILES - 1 && tiles_of[i].rows < p->s_q * p->h_q) i++;
+    return tiles_of[i].rows;
+}
+
+int32_t sm90_dense_decode_fp8_rows_together(const struct attention_problem *p, int32_t sms)
+{
+    const int32_t most = sm90_dense_decode_fp8_rows(p);
+    const int64_t blocks = p->b * ((p->capacity - 1) / KEYS + 1);
+    int32_t best = most;
+    int64_t least = INT64_MAX;
+    for (int i = 0; i < TILES && tiles_of[i].rows <= most; i++) {
+        const int64_t tiles = (p->s_q * p->h_q - 1) / tiles_of[i].rows + 1, workers = sms / tiles;
+        if (workers < 2 * p->b) continue; /* every request has a worker, and some are left */
+        const int64_t time = tiles_of[i].call + tiles_of[i].block * ((blocks - 1) / workers + 1);
+        if (time < least) best = tiles_of[i].rows, least = time;
+    }
+    return best;
 }
 
 static bool strides_possible(const struct attention_problem *p, int64_t bytes)
@@ -42,13 +74,16 @@ const char *sm90_dense_decode_fp8_refuses(const struct attention_problem *p, con
         return "takes queries whose base and strides are multiples of 16 bytes";
     const int64_t rows = sm90_dense_decode_fp8_rows(p), tiles = (p->s_q * p->h_q - 1) / rows + 1;
     const int64_t workers = p->b > p->num_partitions ? p->b : p->num_partitions; /* > 0 */
-    if (tiles > (INT32_MAX - MOST_LANES) / workers) return "takes fewer than 2^31 tiles of 64 rows and partitions";
+    if (tiles > (INT32_MAX - MOST_LANES) / workers)
+        return "takes fewer than 2^31 tiles of 64 rows and partitions";
     if (p->q_codes && !sm90_dense_decode_q_heads(p))
-        return "takes codes of several tokens where their heads lie one after the other, or where h_q divides 64 or is a multiple "
+        return "takes codes of several tokens where their heads lie one after the other, or where h_q "
+               "divides 64 or is a multiple "
                "of it";
     *argument = "out";
     if ((uintptr_t)p->out % ALIGNMENT || !tensor_stride_possible(p->b, p->out_stride[0]) ||
-        !tensor_stride_possible(p->s_q, p->out_stride[1]) || !tensor_stride_possible(p->h_q, p->out_stride[2]))
+        !tensor_stride_possible(p->s_q, p->out_stride[1]) ||
+        !tensor_stride_possible(p->h_q, p->out_stride[2]))
         return "takes an output whose base and strides are multiples of 16 bytes";
     *argument = "softmax_scale";
     if (!(p->scale >= 1e-30f)) return "takes a scale of at least 1e-30";

@@ -13,8 +13,12 @@ const char *sm90_dense_decode_fp8_refuses(const struct attention_problem *proble
 /* Rows of a tile, where parts of requests are not joined by those that made them. */
 int32_t sm90_dense_decode_fp8_rows(const struct attention_problem *problem);
 
+/* The same, where they are: tiles of fewer rows read keys more often, and have less to store and to join. */
+int32_t sm90_dense_decode_fp8_rows_together(const struct attention_problem *problem, int32_t sms);
+
 /* Codes 0 … 511 of keys, or of queries that are given as codes, `rows` a tile; or the last 64. */
 struct tensor_view sm90_dense_decode_fp8_key_view(const struct attention_problem *problem, bool end);
-struct tensor_view sm90_dense_decode_fp8_q_view(const struct attention_problem *problem, int32_t rows, bool end);
+struct tensor_view sm90_dense_decode_fp8_q_view(const struct attention_problem *problem, int32_t rows,
+                                                bool end);
 
 #endif

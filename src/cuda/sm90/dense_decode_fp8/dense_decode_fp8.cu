@@ -3,6 +3,7 @@
 
 /* Rows of a tile, whether blocks of threads join what they made. */
 DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_576_64, 64, false)
+DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_576_32, 32, false)
 DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_576_16, 16, false)
 DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_576_64_together, 64, true)
 DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_576_32_together, 32, true)

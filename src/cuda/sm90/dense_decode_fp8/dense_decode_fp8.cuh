@@ -37,7 +37,8 @@ template <typename V> DEVICE void prepare(const struct dense_decode_fp8_params &
         mbarrier_init(barrier_at(SHARED_AT(base, p_full), i), V::ROW_WARPS),
             mbarrier_init(barrier_at(SHARED_AT(base, done), i), V::ROW_WARPS),
             mbarrier_init(barrier_at(SHARED_AT(base, p_empty), i), VALUES_WARPS);
-    mbarrier_init(SHARED_AT(base, q_full), 1), mbarrier_init(SHARED_AT(base, q_empty), WARPGROUP_THREADS / 32);
+    mbarrier_init(SHARED_AT(base, q_full), 1),
+        mbarrier_init(SHARED_AT(base, q_empty), WARPGROUP_THREADS / 32);
     mbarrier_fence_init();
     fence_async_shared();
 }
@@ -46,7 +47,8 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
 {
     using Shared = SharedOf<V>;
     static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
-    static_assert(share_bytes(MOST_PARTS_TOGETHER / SHARE_WARPS, false) <= sizeof(Shared::keys), "it lies in the place of keys");
+    static_assert(share_bytes(MOST_PARTS_TOGETHER / SHARE_WARPS, false) <= sizeof(Shared::keys),
+                  "it lies in the place of keys");
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &shared = *(Shared *)memory;
     const uint32_t base = shared_address(memory);
@@ -55,7 +57,8 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
     let_next_kernel_start();
     const Place place(p.dense);
     if constexpr (V::TOGETHER) {
-        if (threadIdx.x / 32 == 1) shared.one.parts = 0, __syncwarp(), share_out(p.dense, place.worker, shared.one);
+        if (threadIdx.x / 32 == 1)
+            shared.one.parts = 0, __syncwarp(), share_out(p.dense, place.worker, shared.one);
         if (threadIdx.x == 0) shared.list.first = shared.list.last = 0, shared.list.step = 1;
         __syncthreads();
         if (!__any_sync(~0u, shared.one.parts)) return;

@@ -5,7 +5,6 @@
 #include "choice.h"
 
 #include "../dense_decode/launch.h"
-#include <stdlib.h>
 
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
@@ -16,8 +15,9 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
     w->mark_tiles = 0;
     if (p->b) sm90_dense_decode_meet(p, w);
     if (w->joins_itself) {
-        const char *e = getenv("FP8_ROWS");
-        if (e && rows > atoi(e) && w->device->sms / cuda_ceil_div(p->s_q * p->h_q, atoi(e)) >= 2 * p->b) rows = atoi(e), w->tiles = cuda_ceil_div(p->s_q * p->h_q, rows), w->num_partitions = w->device->sms / (int32_t)w->tiles;
+        rows = sm90_dense_decode_fp8_rows_together(p, w->device->sms);
+        w->tiles = cuda_ceil_div(p->s_q * p->h_q, rows);
+        w->num_partitions = w->device->sms / (int32_t)w->tiles;
     }
     w->rows = rows;
     w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE_FP8, ELEMENT_BF16, p->format,
@@ -40,7 +40,8 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
                                  queries = sm90_dense_decode_fp8_q_view(p, w->rows, end);
         status = tensor_map_make(op, scope, "kv_cache", &keys, end ? &params.dense.rope : &params.dense.keys);
         if (!status && p->q_codes)
-            status = tensor_map_make(op, scope, "q", &queries, end ? &params.queries_end : &params.dense.queries);
+            status =
+                tensor_map_make(op, scope, "q", &queries, end ? &params.queries_end : &params.dense.queries);
     }
     if (status) return status;
     const struct cuda_launch launch = {

@@ -56,14 +56,15 @@ template <typename V> struct SharedOf {
     unsigned char p[SLOTS][V::ROWS * LINE_BYTES];
     unsigned char stage[2][4][STAGE_BYTES]; /* of the warps with values */
     /* Beside a block's weights: */
-    float factor[SLOTS][V::ROWS];     /* of what was summed so far, of the rows of warps that have moved */
-    float finish[SLOTS][V::ROWS];     /* with the last block of a piece: what makes a row of it */
-    float q_scales[V::ROWS]; /* of queries that became codes here */
-    uint32_t moved[SLOTS][4];         /* [warp] */
-    uint32_t cleared[SLOTS];          /* codes of the block's keys have been cleared */
+    float factor[SLOTS][V::ROWS]; /* of what was summed so far, of the rows of warps that have moved */
+    float finish[SLOTS][V::ROWS]; /* with the last block of a piece: what makes a row of it */
+    float q_scales[V::ROWS];      /* of queries that became codes here */
+    uint32_t moved[SLOTS][4];     /* [warp] */
+    uint32_t cleared[SLOTS];      /* codes of the block's keys have been cleared */
     uint64_t keys_full[BUFFERS], keys_empty[BUFFERS], q_full, q_empty, p_full[SLOTS], p_empty[SLOTS],
         done[SLOTS]; /* … and with the last block of a piece what makes rows of it is there */
-    Task task[12]; /* [warp] of those with scores, then of those with values: out of the way until it is asked for */
+    Task task
+        [12]; /* [warp] of those with scores, then of those with values: out of the way until it is asked for */
     PieceList list;
     OnePiece one;
 };
@@ -89,7 +90,8 @@ template <int COUNT> struct Turn {
 
 /* Piece i of the list; or the only one. */
 template <typename V>
-DEVICE Work work_of(const struct dense_decode_sm90_params &p, const SharedOf<V> &shared, int i, const Place &place)
+DEVICE Work work_of(const struct dense_decode_sm90_params &p, const SharedOf<V> &shared, int i,
+                    const Place &place)
 {
     if constexpr (V::TOGETHER)
         return Work(p, shared.one, place.kv_head, place.tile * V::ROWS, V::ROWS);

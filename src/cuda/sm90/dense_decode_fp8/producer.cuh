@@ -14,7 +14,8 @@ DEVICE int page_of_block(const struct dense_decode_sm90_params &p, const Task &t
     return __ldg(p.call.block_table + task.piece.request * p.call.block_table_stride + index) * p.page_step;
 }
 
-DEVICE BoxPlace place_of_block(const struct dense_decode_sm90_params &p, const Task &task, int block, int page)
+DEVICE BoxPlace place_of_block(const struct dense_decode_sm90_params &p, const Task &task, int block,
+                               int page)
 {
     const int key = task.piece.begin + block * KEYS;
     const int first = p.call.block_table ? fast_divide(key, p.call.page_divisor) * p.call.page_size : 0;
@@ -23,8 +24,8 @@ DEVICE BoxPlace place_of_block(const struct dense_decode_sm90_params &p, const T
 
 /* Keys that only this block of threads reads leave L2 first. */
 template <typename V>
-DEVICE void produce_keys(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared, const Place &place,
-                         uint32_t base)
+DEVICE void produce_keys(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared,
+                         const Place &place, uint32_t base)
 {
     using Shared = SharedOf<V>;
     const bool alone = p.dense.tiles_of_head == 1;
@@ -54,8 +55,8 @@ DEVICE void produce_keys(const struct dense_decode_fp8_params &p, const SharedOf
 }
 
 template <typename V>
-DEVICE void produce_queries(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared, const Place &place,
-                            uint32_t base)
+DEVICE void produce_queries(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared,
+                            const Place &place, uint32_t base)
 {
     using Shared = SharedOf<V>;
     const uint32_t full = SHARED_AT(base, q_full), to = SHARED_AT(base, q);

@@ -17,9 +17,11 @@
 template <int ROWS> DEVICE uint32_t code_place(int row, int c)
 {
     if (c >= D_V)
-        return (uint32_t)(D_V * ROWS) + swizzle_64((uint32_t)row, (uint32_t)(c - D_V) / CHUNK_BYTES) + (uint32_t)c % CHUNK_BYTES;
+        return (uint32_t)(D_V * ROWS) + swizzle_64((uint32_t)row, (uint32_t)(c - D_V) / CHUNK_BYTES) +
+               (uint32_t)c % CHUNK_BYTES;
     return (uint32_t)(c / CODES_OF_LINE * CODES_OF_LINE * ROWS) +
-           swizzle_128((uint32_t)row, (uint32_t)(c % CODES_OF_LINE) / CHUNK_BYTES) + (uint32_t)c % CHUNK_BYTES;
+           swizzle_128((uint32_t)row, (uint32_t)(c % CODES_OF_LINE) / CHUNK_BYTES) +
+           (uint32_t)c % CHUNK_BYTES;
 }
 
 /* The codes of two values; NaN where one is, else the nearest that are finite. */
@@ -53,7 +55,8 @@ static constexpr float LEAST_DIVISOR = 0x1p-60f, ENLARGED = 0x1p64f;
 
 /* By the warps of a warpgroup; rows past the last one are 0. `scales`: of the rows, in shared memory. */
 template <int ROWS>
-DEVICE void quantize_queries(const struct dense_decode_params &p, const Task &task, uint32_t q, uint32_t scales)
+DEVICE void quantize_queries(const struct dense_decode_params &p, const Task &task, uint32_t q,
+                             uint32_t scales)
 {
     constexpr int WORDS = D_QK / 64;
     const int warp = (int)(fresh_thread() / 32 % 4), lane = (int)(fresh_thread() % 32);
@@ -72,7 +75,8 @@ DEVICE void quantize_queries(const struct dense_decode_params &p, const Task &ta
         for (int i = 0; i < WORDS; i++)
             most = max(most, max(query_magnitude(Bf16::to_float((uint16_t)words[i])),
                                  query_magnitude(Bf16::to_float((uint16_t)(words[i] >> 16)))));
-        const float scale = query_scale(__reduce_max_sync(~0u, most)), enlarged = scale < LEAST_DIVISOR ? ENLARGED : 1.0f;
+        const float scale = query_scale(__reduce_max_sync(~0u, most)),
+                    enlarged = scale < LEAST_DIVISOR ? ENLARGED : 1.0f;
         const Divisor divisor(scale * enlarged);
         if (lane == 0) store_shared_4(scales + 4 * (uint32_t)row, __float_as_uint(scale));
 #pragma unroll

@@ -29,10 +29,12 @@ DEVICE void clear_codes(uint32_t keys, int from)
 {
     constexpr int CHUNKS = D_V / CHUNK_BYTES, CHUNKS_OF_LINE = LINE_BYTES / CHUNK_BYTES;
 #pragma unroll 1
-    for (int i = (int)(fresh_thread() % WARPGROUP_THREADS); i < (KEYS - from) * CHUNKS; i += WARPGROUP_THREADS) {
+    for (int i = (int)(fresh_thread() % WARPGROUP_THREADS); i < (KEYS - from) * CHUNKS;
+         i += WARPGROUP_THREADS) {
         const int chunk = i % CHUNKS;
-        const uint32_t at = keys + (uint32_t)(chunk / CHUNKS_OF_LINE * KEY_TILE_BYTES + (from + i / CHUNKS) * LINE_BYTES +
-                                              chunk % CHUNKS_OF_LINE * CHUNK_BYTES);
+        const uint32_t at =
+            keys + (uint32_t)(chunk / CHUNKS_OF_LINE * KEY_TILE_BYTES + (from + i / CHUNKS) * LINE_BYTES +
+                              chunk % CHUNKS_OF_LINE * CHUNK_BYTES);
         const uint4 codes = load_shared_16(at);
         uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w}, nan = 0;
 #pragma unroll
@@ -72,7 +74,10 @@ template <typename V> struct Scores {
     /* Of the piece in hand, in shared memory; every warp has its own. */
     DEVICE Task &task() const { return shared.task[warp()]; }
 
-    DEVICE uint32_t keys_at(int index) const { return SHARED_AT(base, keys) + (uint32_t)(index * KEYS_BYTES); }
+    DEVICE uint32_t keys_at(int index) const
+    {
+        return SHARED_AT(base, keys) + (uint32_t)(index * KEYS_BYTES);
+    }
 
     /* ---- Queries --------------------------------------------------------------------------------- */
 
@@ -82,7 +87,7 @@ template <typename V> struct Scores {
 #pragma unroll
         for (int i = 0; i < Q_IN_REGISTERS; i++)
             ldmatrix_x4(q[i], SHARED_AT(base, q) + (uint32_t)(i / STEPS_OF_LINE * Shared::QUERY_TILE_BYTES) +
-                                    swizzle_128(line, (uint32_t)(2 * (i % STEPS_OF_LINE) + lane() / 16)));
+                                  swizzle_128(line, (uint32_t)(2 * (i % STEPS_OF_LINE) + lane() / 16)));
     }
 
     /* Queries of a piece, and what makes scores of sums of their codes. */
@@ -94,7 +99,8 @@ template <typename V> struct Scores {
             of_queries[0] = of_queries[1] = p.q_scale ? __ldg(p.q_scale) : 1.0f;
             mbarrier_wait(SHARED_AT(base, q_full), pieces & 1);
         } else {
-            barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* the piece before has been scored by all warps */
+            barrier_sync(SCORES_BARRIER,
+                         WARPGROUP_THREADS); /* the piece before has been scored by all warps */
             quantize_queries<V::ROWS>(p.dense.call, task(), SHARED_AT(base, q), SHARED_AT(base, q_scales));
             fence_async_shared();
             barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
@@ -103,7 +109,8 @@ template <typename V> struct Scores {
         }
         /* Finite, so that no score is 0 times infinity; a NaN of queries is in their codes. */
 #pragma unroll
-        for (int i = 0; i < 2; i++) scale[i] = fminf(of_queries[i] * of_cache * p.dense.call.scale_log2, FLT_MAX);
+        for (int i = 0; i < 2; i++)
+            scale[i] = fminf(of_queries[i] * of_cache * p.dense.call.scale_log2, FLT_MAX);
         load_q();
     }
 
@@ -125,8 +132,9 @@ template <typename V> struct Scores {
                 wgmma_64_e4m3(next, wgmma_lines(queries + line * Shared::QUERY_TILE_BYTES, i % STEPS_OF_LINE),
                               wgmma_lines(keys + line * KEY_TILE_BYTES, i % STEPS_OF_LINE), 1);
             else
-                wgmma_64_e4m3(next, wgmma_short_lines(queries + LINES * Shared::QUERY_TILE_BYTES, i % STEPS_OF_LINE),
-                              wgmma_short_lines(keys + LINES * KEY_TILE_BYTES, i % STEPS_OF_LINE), 1);
+                wgmma_64_e4m3(
+                    next, wgmma_short_lines(queries + LINES * Shared::QUERY_TILE_BYTES, i % STEPS_OF_LINE),
+                    wgmma_short_lines(keys + LINES * KEY_TILE_BYTES, i % STEPS_OF_LINE), 1);
         }
         wgmma_commit();
     }
@@ -185,7 +193,8 @@ template <typename V> struct Scores {
         if (moves) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const float to = fmaxf(reference[i], fminf(quad_max(most[i]) * scale[i], FLT_MAX) - REFERENCE_BELOW),
+                const float to = fmaxf(reference[i],
+                                       fminf(quad_max(most[i]) * scale[i], FLT_MAX) - REFERENCE_BELOW),
                             factor = exp2_approx(reference[i] - to);
                 if (lane() % 4 == 0) shared.factor[slot.index][row() + 8 * i] = factor;
                 sum[i] *= factor, reference[i] = to;

@@ -12,7 +12,11 @@
 #include "../dense_decode/shares.cuh"
 #include "layout.cuh"
 
-enum { GROUPS = 4 /* of 16 columns */, KEY_STEP = 32 /* keys of a fragment */, FRAGMENTS = GROUPS * KEYS / KEY_STEP };
+enum {
+    GROUPS = 4 /* of 16 columns */,
+    KEY_STEP = 32 /* keys of a fragment */,
+    FRAGMENTS = GROUPS * KEYS / KEY_STEP
+};
 
 /* Four codes as fp16, two a word; the names of the halves make ptxas take the upper one without a shift. */
 DEVICE void fp16_of_e4m3(uint32_t &low, uint32_t &high, uint32_t codes)
@@ -51,13 +55,17 @@ template <typename V> struct Values {
     /* Of the piece in hand, in shared memory; every warp has its own. */
     DEVICE Task &task() const { return shared.task[4 + share()]; }
 
-    DEVICE uint32_t keys_at(int index) const { return SHARED_AT(base, keys) + (uint32_t)(index * KEYS_BYTES); }
+    DEVICE uint32_t keys_at(int index) const
+    {
+        return SHARED_AT(base, keys) + (uint32_t)(index * KEYS_BYTES);
+    }
 
     /* ---- Fragments ----------------------------------------------------------------------------------- */
 
     DEVICE void load(uint32_t (&to)[4], uint32_t keys, int i)
     {
-        const uint32_t at = ((keys + v_at) ^ (uint32_t)(CHUNK_BYTES * (i / 2))) + (uint32_t)(i % 2 * KEY_STEP * LINE_BYTES);
+        const uint32_t at =
+            ((keys + v_at) ^ (uint32_t)(CHUNK_BYTES * (i / 2))) + (uint32_t)(i % 2 * KEY_STEP * LINE_BYTES);
         ldmatrix_x4_trans(to, at);
     }
 
@@ -162,7 +170,8 @@ template <typename V> struct Values {
             for (int m = 0; m < GROUPS; m++)
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
-                    const float by = j ? factor.y : factor.x, even = o[m][4 * i + j] * by, odd = o[m][4 * i + 2 + j] * by;
+                    const float by = j ? factor.y : factor.x, even = o[m][4 * i + j] * by,
+                                odd = o[m][4 * i + 2 + j] * by;
                     store_shared_4(at + (uint32_t)((8 * i + j) * STAGE_LINE_BYTES + 32 * m),
                                    direct ? Bf16::pack(even, odd) : Fp16::pack(even, odd));
                 }
@@ -178,10 +187,12 @@ template <typename V> struct Values {
 #pragma unroll
         for (int i = 0; i < STAGE_ROWS / 4; i++) {
             const int line = lane() / 8 + 4 * i, row = task.first_row + first + line;
-            const uint4 chunk = load_shared_16(stage + (uint32_t)(line * STAGE_LINE_BYTES + lane() % 8 * CHUNK_BYTES));
-            uint16_t *const to = direct ? call.output.out + out_offset(call.output, task.piece.request,
-                                                                       row_place(call, min(row, call.rows - 1), task.kv_head))
-                                        : half_row(call.split, slot_row(call, task, row));
+            const uint4 chunk =
+                load_shared_16(stage + (uint32_t)(line * STAGE_LINE_BYTES + lane() % 8 * CHUNK_BYTES));
+            uint16_t *const to =
+                direct ? call.output.out + out_offset(call.output, task.piece.request,
+                                                      row_place(call, min(row, call.rows - 1), task.kv_head))
+                       : half_row(call.split, slot_row(call, task, row));
             store_global_16(to + HALF_ROW_TILE * share() + 8 * (lane() % 8), chunk, row < call.rows);
             if (!direct && lane() % 8 == 0 && row < call.rows)
                 half_row_scales(call.split, slot_row(call, task, row))[share()] = unit;
@@ -251,7 +262,7 @@ template <typename V> struct Values {
         __syncwarp();
         run_piece(Work(p.dense, one, place.kv_head, place.tile * V::ROWS, V::ROWS));
         const RowShare<false> rows(p.dense.call, one, place.kv_head, place.tile * V::ROWS, V::ROWS);
-        join_together<Bf16, MOST_PARTS_TOGETHER / SHARE_WARPS>(rows, meeting_of(p.dense, place, rows.request), base,
-                                                               VALUES * WARPGROUP_THREADS, VALUES_BARRIER);
+        join_together<Bf16, MOST_PARTS_TOGETHER / SHARE_WARPS>(
+            rows, meeting_of(p.dense, place, rows.request), base, VALUES * WARPGROUP_THREADS, VALUES_BARRIER);
     }
 };
