@@ -8,6 +8,7 @@ by the Python array API (`__array_namespace__`); an array without it can be give
 from __future__ import annotations
 
 import ctypes
+import importlib
 import sys
 from typing import Any, Optional, Sequence, Tuple
 
@@ -39,7 +40,7 @@ def _maker(like: Any) -> Any:
     """What makes a new array of the kind and on the device of `like` from a shape and a type, or the name of one; None: nothing."""
     like = _whole(like)
     if is_numpy(like):
-        return sys.modules["numpy"].empty
+        return _numpy_empty
     if not hasattr(like, "__array_namespace__"):
         return None
     namespace = like.__array_namespace__()
@@ -49,6 +50,12 @@ def _maker(like: Any) -> Any:
         return namespace.empty(shape, dtype=dtype, device=like.device)
 
     return make
+
+
+def _numpy_empty(shape: Tuple[int, ...], dtype: Any) -> Any:
+    if dtype == "bfloat16" and "ml_dtypes" not in sys.modules:  # which gives NumPy the type
+        importlib.import_module("ml_dtypes")
+    return sys.modules["numpy"].empty(shape, dtype)
 
 
 def _memory(function: str, name: str, like: Any, shape: Tuple[int, ...], bits: int) -> Any:
@@ -110,13 +117,20 @@ def _completed(
         )
     second = min(1, len(inputs) - 1)  # of one input, that again
     forms = operation.results(shape_of(this, names[0], like), shape_of(this, names[second], inputs[second]), size)
-    dtype = getattr(_whole(like), "dtype", None)
-    return tuple(
-        [
-            make(form[0], "float32" if form[1] else dtype) if array is None else array  # not every library has bf16
-            for array, form in zip(given, forms)
-        ]
-    )
+    dtypes = {None: getattr(_whole(like), "dtype", None), _operations.BF16_OR_FP32: "float32"}
+    try:
+        return tuple(
+            [
+                make(shape, dtypes.get(dtype, dtype)) if array is None else array
+                for array, (shape, dtype) in zip(given, forms)
+            ]
+        )
+    except (AttributeError, ImportError):
+        kind = type(_whole(like)).__name__
+        raise TypeError(
+            f"{this}: {names[len(inputs)]}: cannot be made where arrays are {kind}, whose library has no bfloat16 (NumPy's has it "
+            f"of ml_dtypes); pass {names[len(inputs)]}="
+        ) from None
 
 
 def call(operation: _operations.Operation, tensors: Tuple[Any, ...], options: Tuple[Any, ...], stream: int) -> None:

@@ -19,9 +19,10 @@ from ._types import dtype_word
 
 # The functions' names, and how they call what the library's messages begin with, where that differs.
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
+PLAN_FP8, DECODE_FP8 = "get_mla_metadata_dense_fp8", "flash_mla_with_kvcache_fp8"
 PREFILL, MHA = "flash_mla_sparse_fwd", "flash_attn_varlen_func"
 APPEND, GATHER = "cache_append", "cache_gather"
-_NAMES: Mapping[str, Mapping[str, str]] = {
+_NAMES: dict[str, Mapping[str, str]] = {
     PLAN: {
         "seqlens:": "cache_seqlens:",
         "s_q:": "num_q_tokens_per_head_k:",
@@ -53,12 +54,27 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "max_s_k:": "max_seqlen_kv:",
     },
 }
+_NAMES[PLAN_FP8] = _NAMES[PLAN]
+_NAMES[DECODE_FP8] = {
+    **_NAMES[DECODE],
+    "kv_format:": "k_cache:",
+    "kv_scale:": "descale_k:",
+    "q_scale:": "descale_q:",
+    "products:": "q: FP8 products:",
+}
 # What Python says in another way: the format is a number there, and here a flag and the number of bytes; lse is transposed.
 _SENTENCES: Mapping[str, Mapping[str, str]] = {
     DECODE: {
         "kv_format: is 0, must name the format": "is_fp8_kvcache: is False, must be True where k_cache has bytes",
         "kv_scale: is a tensor, must be NULL": "kv_scale: is given, must be None unless is_fp8_kvcache is True and a "
         "token of k_cache has 576 bytes",
+    },
+    DECODE_FP8: {
+        "kv_scale: is a tensor, must be NULL": "descale_k: is given, must be None unless a token of k_cache has 576 bytes",
+        "q_scale: is a tensor, must be NULL": "descale_q: is given, must be None where q has bfloat16 values: the call "
+        "quantises them, each row with a scale of its own",
+        "q: has codes of one byte, must be bfloat16": "q: has codes of one byte, must be bfloat16 where a token of k_cache has "
+        "656 bytes: the last 64 values of its queries are not quantised",
     },
     PREFILL: {"kv_format: is 0, must name the format": "is_fp8_kvcache: is False, must be True where kv has bytes"},
     MHA: {
@@ -83,6 +99,7 @@ def in_words_of(function: str, text: str) -> str:
 Shape = Tuple[int, ...]
 Form = Tuple[Shape, Optional[str]]
 """A shape, and the name of a type; None: that of the operation's first tensor."""
+BF16_OR_FP32 = "bfloat16, or float32 of a library that has no bfloat16"
 
 
 class Operation:
@@ -93,11 +110,21 @@ class Operation:
     `function`: the public one that it is of, which calls the tensors `names`. `tensors`: in the order of the arguments, those that
     may be None with a "?" behind them, those that are written with a "!"; results are the last. `options`: the numbers that come
     after them. `results`: the forms of new results, from the shapes of the first two tensors and a number, which is d_v for
-    attention, where the second shape is not looked at, and else the first option.
+    attention, where the second shape is not looked at, and else the first option. `fixed`: numbers that are the same in every call;
+    `operator`: PyTorch's name for it, where that is another than the library's.
     """
 
-    def __init__(self, name: str, function: str, tensors: str, options: str, results: Any = None):
-        self.name, self.function, self.results = name, function, results
+    def __init__(
+        self,
+        name: str,
+        function: str,
+        tensors: str,
+        options: str,
+        results: Any = None,
+        fixed: Mapping[str, int] = {},
+        operator: Optional[str] = None,
+    ):
+        self.name, self.function, self.results, self.operator = name, function, results, operator or name
         struct_type = _structs.ARGUMENTS[name]
         words = tensors.split()
         self.tensors, self.options = [word.rstrip("?!") for word in words], options.split()
@@ -106,7 +133,8 @@ class Operation:
         self.written = [i for i, written in enumerate(self.is_written) if written]
         self.is_attention = hasattr(struct_type, "workspace")  # the others take no memory
         self._struct_type, self._struct_size = struct_type, ctypes.sizeof(struct_type)
-        self._struct = Struct(struct_type, ["struct_size", *self.tensors, *self.options, "stream"])
+        self._struct = Struct(struct_type, ["struct_size", *fixed, *self.tensors, *self.options, "stream"])
+        self._first = 0, self._struct_size, *fixed.values()
         self._order, self._pack = self._struct.order, self._struct.pack
         self.idle: defaultdict[Any, list[Call]] = defaultdict(list)
         self.launch = getattr(library, f"fmla_{name}")
@@ -147,7 +175,7 @@ class Operation:
 
     def fill(self, call: Call, values: Tuple[Any, ...]) -> None:
         """`values`: addresses of tensors, options, the stream."""
-        ordered = self._order((0, self._struct_size, *values))
+        ordered = self._order((*self._first, *values))
         try:
             self._pack(call.memory, 0, *ordered)
         except (OverflowError, struct.error):
@@ -216,6 +244,12 @@ def _of_decode(q: Shape, keys: Shape, d_v: int) -> Tuple[Form, ...]:
     return ((b, s_q, h_q, d_v), None), ((b, h_q, s_q), "float32")
 
 
+def _of_decode_fp8(q: Shape, keys: Shape, d_v: int) -> Tuple[Form, ...]:
+    """What q has, codes or values, out has values."""
+    (out, _), lse = _of_decode(q, keys, d_v)
+    return (out, "bfloat16"), lse
+
+
 def _of_prefill(q: Shape, keys: Shape, d_v: int) -> Tuple[Form, ...]:
     row = q[:2], "float32"
     return ((*q[:2], d_v), None), row, row
@@ -234,7 +268,7 @@ def _of_gather(kv_cache: Shape, slots: Shape, kv_format: int) -> Tuple[Form, ...
     """What is no shape of a cache or of slots is the library's to refuse."""
     tokens = slots[0] if len(slots) else 0
     if kv_format > 2:
-        return (((tokens, 512 if kv_format == _FP8_584 else 576), "bfloat16"),)
+        return (((tokens, 512 if kv_format == _FP8_584 else 576), BF16_OR_FP32),)
     return (((tokens, kv_cache[-1] if len(kv_cache) else 0), None),)
 
 
@@ -244,6 +278,14 @@ DENSE_DECODE = Operation(
     "q kv_cache block_table? seqlens partitions? num_splits? attn_sink? kv_scale? out! lse!",
     "kv_format softmax_scale causal lse_empty log_base batch_invariant",
     _of_decode,
+)
+DENSE_DECODE_FP8 = Operation(
+    *("dense_decode", DECODE_FP8),
+    "q kv_cache block_table? seqlens partitions? num_splits? attn_sink? kv_scale? q_scale? out! lse!",
+    "kv_format softmax_scale causal lse_empty log_base batch_invariant",
+    _of_decode_fp8,
+    fixed={"products": 1},  # FMLA_PRODUCTS_FP8
+    operator="dense_decode_fp8",
 )
 SPARSE_DECODE = Operation(
     *("sparse_decode", DECODE),

@@ -59,7 +59,7 @@ def _refuse_strange(this: str, names: Sequence[str], tensors: Tuple[Any, ...]) -
         raise ValueError(why) from None
 
 
-_WRITTEN: Dict[str, Tuple[str, ...]] = {_operations.PLAN: ()}
+_WRITTEN: Dict[str, Tuple[str, ...]] = {_operations.PLAN: (), _operations.PLAN_FP8: ()}
 
 
 def _note(operation: _operations.Operation) -> None:
@@ -97,7 +97,7 @@ def run(operation, inputs, given, options, stream, d_v=None):
         if not is_compiling():
             _refuse_strange(operation.function, operation.names, tensors)
         if all_new:
-            return getattr(_ops, operation.name).default(*inputs, *(() if d_v is None else (d_v,)), *options)
+            return getattr(_ops, operation.operator).default(*inputs, *(() if d_v is None else (d_v,)), *options)
         getattr(_ops, operators.into_name(operation)).default(*tensors, *options)
         return results if len(results) != 1 else results[0]
     try:

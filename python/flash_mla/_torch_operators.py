@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The operations as operators of PyTorch's dispatcher.
 
-Registered are flash_mla::decode_plan, ::dense_decode, ::sparse_plan, ::sparse_decode, ::sparse_prefill, ::mha_forward, ::merge,
-::cache_gather, which make their results, and ::dense_decode_out, ::sparse_decode_out, ::sparse_prefill_out, ::mha_forward_out,
-::merge_out, ::cache_gather_out, ::cache_append, which write into given ones; each with what torch.compile asks of it. They run on the
-current stream, take their memory from PyTorch's allocator and do not synchronise.
+Registered are flash_mla::decode_plan, ::dense_decode, ::dense_decode_fp8, ::sparse_plan, ::sparse_decode, ::sparse_prefill,
+::mha_forward, ::merge, ::cache_gather, which make their results, and ::dense_decode_out, ::dense_decode_fp8_out, ::sparse_decode_out,
+::sparse_prefill_out, ::mha_forward_out, ::merge_out, ::cache_gather_out, ::cache_append, which write into given ones; each with what
+torch.compile asks of it. They run on the current stream, take their memory from PyTorch's allocator and do not synchronise.
 
 ::mha_backward writes gradients. None of these has a gradient (_torch_gradients.py has the one that does), and each says so at the call: under grad mode it refuses a tensor that requires one, in eager mode as in a
 compiled graph, whose backward pass is made before it is known whether anybody wants it.
@@ -93,12 +93,12 @@ def _refuse_gradient(function: str, name: str, why: str) -> NoReturn:
 # ---- Operators ------------------------------------------------------------------------------------------------------
 
 _FLAGS, _NUMBERS = ("causal", "batch_invariant"), {"REAL": "float", "WIDE": "SymInt"}
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, _operations.BF16_OR_FP32: torch.bfloat16}
 
 
 def into_name(operation: _operations.Operation) -> str:
     """The name of the operator that writes into given results; an operation without results has no other."""
-    return operation.name if operation.results is None else operation.name + "_out"
+    return operation.operator if operation.results is None else operation.operator + "_out"
 
 
 def new_results(
@@ -182,7 +182,7 @@ def _add(operation: _operations.Operation) -> None:
 
     made = ", ".join(["Tensor"] * len(operation.written))
     schema = f"({', '.join(tensors[:inputs] + numbers)}) -> " + (f"({made})" if len(operation.written) > 1 else made)
-    register(operation.name, schema, operation.function, make, functools.partial(make, fake=True))
+    register(operation.operator, schema, operation.function, make, functools.partial(make, fake=True))
 
 
 _operations.tell(_add)

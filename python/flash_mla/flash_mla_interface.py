@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The functions of FlashMLA (github.com/deepseek-ai/FlashMLA), with its names, signatures and conventions.
+"""The functions of FlashMLA (github.com/deepseek-ai/FlashMLA), with its names, signatures and conventions, and the two that vLLM's
+copy of it has for FP8 products.
 
 Arrays are PyTorch's tensors, or NumPy's and any others that speak DLPack; results are of the first argument's kind. All of one
 call are on one device, which chooses the back end. What is computed stands in docs/semantics.md.
@@ -24,7 +25,9 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_mla_sparse_fwd",
     "flash_mla_with_kvcache",
+    "flash_mla_with_kvcache_fp8",
     "get_mla_metadata",
+    "get_mla_metadata_dense_fp8",
     "merge_states",
 ]
 
@@ -34,7 +37,7 @@ __all__ = [
 @dataclasses.dataclass
 class FlashMLASchedMeta:
     """How the keys of a batch are shared among the SMs: made by `get_mla_metadata`, filled by the first
-    `flash_mla_with_kvcache` that it is given to, used by the next ones.
+    `flash_mla_with_kvcache` or `flash_mla_with_kvcache_fp8` that it is given to, used by the next ones.
 
     It serves every layer of a model in one step: it depends on the lengths (of sparse attention: topk_length and
     extra_topk_length) and the shapes only. Take a new one when lengths have changed: with the old one, what a GPU computes
@@ -93,9 +96,39 @@ def get_mla_metadata(
     Raises:
         As `flash_mla_with_kvcache`.
     """
-    this = _operations.PLAN
     if cache_seqlens is None:
         return FlashMLASchedMeta(), None
+    lists = None if topk is None else (num_heads_q, topk)
+    return _tables(_operations.PLAN, cache_seqlens, num_q_tokens_per_head_k, num_heads_k, lists)
+
+
+def get_mla_metadata_dense_fp8(cache_seqlens: Any, num_q_tokens_per_head_k: int, num_heads_k: int) -> Tuple[Any, Any]:
+    """What `flash_mla_with_kvcache_fp8` wants to know of a batch before, with vLLM's name and arguments.
+
+    The plan is that of `get_mla_metadata`, whose results do as well.
+
+    Args:
+        cache_seqlens: [b], int32: the keys of each request.
+        num_q_tokens_per_head_k: s_q · h_q / h_k.
+        num_heads_k: h_k, which is 1.
+
+    Returns:
+        (tile_scheduler_metadata, num_splits), as `get_mla_metadata` with arguments.
+
+    Raises:
+        As `flash_mla_with_kvcache`.
+    """
+    return _tables(_operations.PLAN_FP8, cache_seqlens, num_q_tokens_per_head_k, num_heads_k, None)
+
+
+def _tables(
+    this: str,
+    cache_seqlens: Any,
+    num_q_tokens_per_head_k: Any,
+    num_heads_k: Any,
+    lists: Optional[Tuple[Any, Any]],
+) -> Tuple[Any, Any]:
+    """New tables of the split plan. `lists`: num_heads_q and topk, of sparse attention."""
     module = module_of(this, "cache_seqlens", cache_seqlens)
     (b,) = shape_of(this, module, "cache_seqlens", cache_seqlens, 1)
     rows = integer_of(this, "num_q_tokens_per_head_k", num_q_tokens_per_head_k)
@@ -105,11 +138,11 @@ def get_mla_metadata(
             raise ValueError(f"{this}: {name}: is {value}, must be at least 1")
     if rows * heads >= 2**31:
         raise ValueError(f"{this}: num_q_tokens_per_head_k: times num_heads_k is {rows * heads}, must be below 2^31")
-    if topk is None:
+    if lists is None:
         sizes: Tuple[int, ...] = (1, rows * heads, heads)
         tables = module.plan(_operations.DENSE_PLAN, this, cache_seqlens, (cache_seqlens,), sizes, 0)
     else:
-        h_q, topk = integer_of(this, "num_heads_q", num_heads_q), integer_of(this, "topk", topk)
+        h_q, topk = integer_of(this, "num_heads_q", lists[0]), integer_of(this, "topk", lists[1])
         if heads != 1:
             raise ValueError(f"{this}: num_heads_k: is {heads}, must be 1 where topk is given")
         if h_q < 1 or rows % h_q:
@@ -142,13 +175,13 @@ _CONFIG_NAMES = {
 }
 
 
-def _check_config(filled_for: Any, config: Tuple[Any, ...]) -> None:
+def _check_config(this: str, filled_for: Any, config: Tuple[Any, ...]) -> None:
     """Raises, with the name of what differs, if something does."""
     for field, first, now in zip(FlashMLASchedMeta.Config._fields, filled_for, config):
         if first != now:
             name = _CONFIG_NAMES.get(field, field)
             raise ValueError(
-                f"{_operations.DECODE}: tile_scheduler_metadata: was filled by a call where {name} is {first}, it is {now}; "
+                f"{this}: tile_scheduler_metadata: was filled by a call where {name} is {first}, it is {now}; "
                 "take a new one from get_mla_metadata"
             )
 
@@ -252,7 +285,9 @@ def flash_mla_with_kvcache(
     kv_format = kv_format_of(this, "k_cache", is_fp8_kvcache, of_cache, formats)
     if indices is None:
         config: Tuple[Any, ...] = b, s_q, h_q, page_size, h_k, causal, kv_format != 0, None, None, None
-        plan = _plan_of(tile_scheduler_metadata, num_splits, config, module, cache_seqlens, stream, batch_invariant)
+        plan = _plan_of(
+            this, tile_scheduler_metadata, num_splits, config, module, cache_seqlens, stream, batch_invariant
+        )
         dense = q, k_cache, block_table, cache_seqlens, *plan, attn_sink, kv_scale
         options = kv_format, softmax_scale, causal, *of_lse, batch_invariant
         return module.run(_operations.DENSE_DECODE, dense, (out, lse), options, stream, head_dim_v)
@@ -263,10 +298,76 @@ def flash_mla_with_kvcache(
     extra_topk = shape_of(this, module, "extra_indices_in_kvcache", extra_indices_in_kvcache, 3)[2]
     config = b, s_q, h_q, page_size, h_k, False, kv_format != 0, topk, extra_page_size, extra_topk
     lengths = topk_length, extra_topk_length
-    plan = _plan_of(tile_scheduler_metadata, num_splits, config, module, q, stream, batch_invariant, lengths)
+    plan = _plan_of(this, tile_scheduler_metadata, num_splits, config, module, q, stream, batch_invariant, lengths)
     sparse = q, k_cache, indices, topk_length, attn_sink, *extra, *plan
     of_sparse = kv_format, softmax_scale, *of_lse, batch_invariant
     return module.run(_operations.SPARSE_DECODE, sparse, (out, lse), of_sparse, stream, head_dim_v)
+
+
+def flash_mla_with_kvcache_fp8(
+    q: Any,
+    k_cache: Any,
+    block_table: Optional[Any],
+    cache_seqlens: Any,
+    head_dim_v: int,
+    tile_scheduler_metadata: Optional[Any],
+    num_splits: Optional[Any] = None,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    descale_q: Optional[Any] = None,
+    descale_k: Optional[Any] = None,
+    *,
+    out: Optional[Any] = None,
+    lse: Optional[Any] = None,
+    attn_sink: Optional[Any] = None,
+    batch_invariant: bool = False,
+    lse_empty: float = math.inf,
+    log_base: float = math.e,
+    stream: int = 0,
+) -> Tuple[Any, Any]:
+    """`flash_mla_with_kvcache` over all keys of an FP8 cache with FP8 products: queries are e4m3 codes too, and a kernel may multiply
+    codes with codes (docs/semantics.md, "FP8 products"). The name and the arguments up to descale_k are vLLM's.
+
+    Args:
+        q: [b, s_q, h_q, 576]: e4m3 codes, of float8_e4m3fn or any other type of one byte. Or, which vLLM's function does not take,
+            bf16 values: the call quantises each row with a scale of its own.
+        k_cache: [pages, page_size, 1, 576]: e4m3 codes, of any type of one byte. Or, which vLLM's function does not take either,
+            [pages, page_size, 1, 656], with q in bf16.
+        descale_q: [1], fp32: the scale of q's codes; None: 1. Values have none.
+        descale_k: [1], fp32: the scale of a cache of 576 bytes a token; None: 1. One of 656 has its scales within.
+        block_table, cache_seqlens, head_dim_v, softmax_scale, causal, out, lse, attn_sink, batch_invariant, lse_empty, log_base,
+            stream: as in `flash_mla_with_kvcache`.
+        tile_scheduler_metadata, num_splits: both results of `get_mla_metadata_dense_fp8` or of `get_mla_metadata`. None: planned
+            anew in this call.
+
+    Returns:
+        (out, lse): [b, s_q, h_q, head_dim_v] bf16, and [b, h_q, s_q] fp32, the log-sum-exp of each row's scores.
+
+    Raises:
+        As `flash_mla_with_kvcache`.
+    """
+    this = _operations.DECODE_FP8
+    module = module_of(this, "q", q)
+    arrays = k_cache, block_table, cache_seqlens, descale_q, descale_k, attn_sink, out, lse
+    for array in arrays:
+        if array is not None and type(array) is not type(q):  # which most often settles it
+            check_kinds(this, module, *zip(_DENSE_FP8, arrays))
+            break
+    if k_cache is None or cache_seqlens is None:
+        raise TypeError(f"{this}: {'k_cache' if k_cache is None else 'cache_seqlens'}: is None, must be {module.KIND}")
+    causal = flag_of(this, "causal", causal)
+    b, s_q, h_q, d_qk = shape_of(this, module, "q", q, 4)
+    of_cache = shape_of(this, module, "k_cache", k_cache, 4)
+    _, page_size, h_k, _ = of_cache
+    head_dim_v, softmax_scale = of_values(this, module, d_qk, head_dim_v, softmax_scale, out)
+    batch_invariant, stream = flag_of(this, "batch_invariant", batch_invariant), integer_of(this, "stream", stream)
+    of_lse = lse_options(this, lse_empty, log_base)
+    kv_format = kv_format_of(this, "k_cache", True, of_cache, _library.FP8_PRODUCT_FORMATS)
+    config = b, s_q, h_q, page_size, h_k, causal, True, None, None, None
+    plan = _plan_of(this, tile_scheduler_metadata, num_splits, config, module, cache_seqlens, stream, batch_invariant)
+    inputs = q, k_cache, block_table, cache_seqlens, *plan, attn_sink, descale_k, descale_q
+    options = kv_format, softmax_scale, causal, *of_lse, batch_invariant
+    return module.run(_operations.DENSE_DECODE_FP8, inputs, (out, lse), options, stream, head_dim_v)
 
 
 # The arrays beside q, of attention over all keys and over those that are named.
@@ -280,9 +381,11 @@ _SPARSE = (
     "extra_topk_length",
     *_DENSE[4:],
 )
+_DENSE_FP8 = *_DENSE[:3], "descale_q", "descale_k", *_DENSE[4:]
 
 
 def _plan_of(
+    this: str,
     metadata: Optional[Any],
     num_splits: Optional[Any],
     config: Tuple[Any, ...],
@@ -294,7 +397,6 @@ def _plan_of(
 ) -> Tuple[Optional[Any], Optional[Any]]:
     """The two tables of the plan to follow, made if they are not there yet; None: a plan is made in the call, if one is needed.
     `like`: cache_seqlens; with `lengths`, those of sparse attention, q."""
-    this = _operations.DECODE
     if num_splits is not None:  # the older generation
         check_kinds(this, module, ("tile_scheduler_metadata", metadata), ("num_splits", num_splits))
         if metadata is None:
@@ -332,7 +434,7 @@ def _plan_of(
         meta.config, meta.have_initialized = filled, True
         return tables
     if meta.config != config:  # or torch.compile thinks so, to some of whose versions a named tuple equals no plain one
-        _check_config(meta.config, config)
+        _check_config(this, meta.config, config)
     if not module.is_array(meta.tile_scheduler_metadata):
         kind = type(meta.tile_scheduler_metadata).__name__
         raise TypeError(f"{this}: tile_scheduler_metadata: was filled by a call with {kind}, must be {module.KIND}")

@@ -10,7 +10,7 @@ import math
 
 import numpy
 
-from caches import D_QK, Cache
+from caches import D_QK, Cache, of_codes, quantised, random_codes
 
 GARBAGE = (-1, 2147480000)  # what stands in a block table past the last page of a request
 
@@ -141,18 +141,47 @@ class Batch:
         options = dict(head_dim_v=512, tile_scheduler_metadata=None, is_fp8_kvcache=self.layout != "plain")
         return {**self.arrays(kind), **options}
 
+    def queries(self, kind):
+        """What they are worth to a call."""
+        return kind.float64(kind.array(self.q))
+
     def expected(
         self, kind, d_v=512, scale=None, causal=False, sink=None, lse_empty=math.inf, log_base=math.e, lengths=None
     ):
         """(out, lse) of the values that the kind rounds them to, in double precision."""
         out, lse = numpy.zeros((self.b, self.s_q, self.h_q, d_v)), numpy.zeros((self.b, self.h_q, self.s_q))
-        q = kind.float64(kind.array(self.q))
+        q = self.queries(kind)
         for r, length in enumerate(self.lengths if lengths is None else lengths):
             keys = self.keys[r][:length]
             if self.layout == "plain":
                 keys = kind.float64(kind.array(keys))
             out[r], lse[r] = dense(q[r], keys, d_v, scale, causal)
         return with_sink(out, lse, sink), conventions(lse, lse_empty, log_base)
+
+
+class BatchFp8(Batch):
+    """The same for flash_mla_with_kvcache_fp8, of bf16 results. `codes`: queries have codes, of the scale `q_scale`, which is given unless
+    it is None; else they have values."""
+
+    def __init__(self, lengths, layout=576, codes=True, q_scale=None, seed=0, **shape):
+        super().__init__(lengths, layout=layout, seed=seed, **shape)
+        self.codes, self.q_scale = codes, None if q_scale is None else numpy.array([q_scale], numpy.float32)
+        if codes:
+            self.q = random_codes(numpy.random.default_rng(seed + 1000), self.q.shape, q_scale)
+
+    def inputs(self):
+        given = super().inputs()
+        scales = {"descale_q": self.q_scale, "descale_k": given.pop("kv_scale", (None,))[0]}
+        given["q"] = self.q, "uint8" if self.codes else None
+        return {**given, **{name: (scale, "float32") for name, scale in scales.items() if scale is not None}}
+
+    def arguments(self, kind):
+        return {**self.arrays(kind), "head_dim_v": 512, "tile_scheduler_metadata": None}
+
+    def queries(self, kind):
+        if self.codes:
+            return of_codes(self.q, None if self.q_scale is None else self.q_scale[0])
+        return quantised(super().queries(kind), self.layout)
 
 
 def strided(kind, array, dtype=None):
@@ -170,7 +199,9 @@ def strided(kind, array, dtype=None):
 
 DECODE_OUT = (8e-4, 2.01 / 128, 5e-6)
 SPARSE_OUT = (1e-3, 2.01 / 128, 5e-6)
+FP8_OUT = (3e-3, 4.01 / 128, 2e-4)
 DECODE_LSE = (1e-6, 8.01 / 65536, 1e-7)
+FP8_LSE = (1e-3, 8.01 / 65536, 1e-7)  # scales may come behind the products
 EXACT_FP32 = (1e-6, 1e-5, 1e-9)  # a merge of fp32 parts
 
 
@@ -190,10 +221,15 @@ def check_close(name, values, reference, tolerance):
         assert difference < cosine, f"{name}: cosine difference is {difference}, must be below {cosine}"
 
 
-def check_decode(kind, got, expected, tolerance=DECODE_OUT):
+def check_decode(kind, got, expected, tolerance=DECODE_OUT, of_lse=DECODE_LSE):
     """Results of a decode call against (out, lse), their types included. `tolerance`: of out."""
     out, lse = got
     assert kind.is_one(out) and kind.is_one(lse)
     assert (kind.dtype_name(out), kind.dtype_name(lse)) == (kind.element, "float32")
     check_close("out", kind.float64(out), expected[0], tolerance)
-    check_close("lse", kind.float64(lse), expected[1], DECODE_LSE)
+    check_close("lse", kind.float64(lse), expected[1], of_lse)
+
+
+def check_fp8(kind, got, expected):
+    """The same of FP8 products. A CPU multiplies bf16 values of the quantised inputs."""
+    check_decode(kind, got, expected, *(() if kind.device == "cpu" else (FP8_OUT, FP8_LSE)))

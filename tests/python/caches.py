@@ -36,6 +36,39 @@ def nearest_bf16(values):
     return of_bf16_bits(((bits + (bits >> 16 & 1) + numpy.uint32(0x7FFF)) >> 16).astype(numpy.uint16))
 
 
+_MAGNITUDES = E4M3[:127]
+_BETWEEN = (_MAGNITUDES[1:] + _MAGNITUDES[:-1]) / 2
+
+
+def nearest_e4m3(values):
+    """Finite values are rounded to those of codes, to the nearest and half-way to the even code, and at most to 448."""
+    magnitudes = numpy.abs(values)
+    codes = numpy.searchsorted(_BETWEEN, magnitudes)
+    half_way = magnitudes == _BETWEEN[numpy.minimum(codes, len(_BETWEEN) - 1)]
+    return numpy.copysign(_MAGNITUDES[codes + (half_way & (codes % 2 == 1))], values)
+
+
+def of_codes(codes, scale):
+    """What bytes are worth that have one scale; None stands for 1."""
+    return nearest_bf16(E4M3[codes].astype(numpy.float32) * numpy.float32(scale or 1)).astype(float)
+
+
+def quantised(queries, layout):
+    """What FP8 products take bf16 queries for, over a cache of so many bytes a token (docs/semantics.md, "FP8 products")."""
+    queries = numpy.asarray(queries, numpy.float32)
+    first, rest = numpy.split(queries, [{576: 576, 656: 512}[layout]], axis=-1)
+    scale = numpy.max(numpy.abs(first), axis=-1, keepdims=True) / numpy.float32(448)
+    scale[scale == 0] = 1
+    worth = nearest_bf16(nearest_e4m3(first / scale).astype(numpy.float32) * scale)
+    return numpy.concatenate([worth, rest], axis=-1).astype(float)
+
+
+def random_codes(random, shape, scale):
+    """Codes whose values are tenths with the scale, or with scales of about 2^-10; None stands for 1."""
+    most = 0x20 if scale is None else 0x70
+    return (random.integers(0, most, shape) | random.integers(0, 2, shape) << 7).astype(numpy.uint8)
+
+
 class Cache:
     """Pages have tokens of one format; `values` are what those are worth. Every slot that is `used` holds a key (None: all are), and the
     others are NaN. `scale` is that of a cache of 576 bytes a token; None stands for 1."""
@@ -48,11 +81,10 @@ class Cache:
             return
         unused = numpy.zeros(slots, bool) if used is None else ~used
         nope, group = {656: (512, 128), 584: (448, 64), 576: (576, 576)}[layout]
-        most = 0x20 if layout == 576 and scale is None else 0x70  # the values are tenths either way
-        codes = random.integers(0, most, (slots, nope)) | random.integers(0, 2, (slots, nope)) << 7
-        code_bytes = codes.astype(numpy.uint8)
+        codes = random_codes(random, (slots, nope), scale if layout == 576 else 1)
+        code_bytes = codes.copy()
         if layout == 576:
-            self.values = nearest_bf16(E4M3[codes].astype(numpy.float32) * numpy.float32(scale or 1)).astype(float)
+            self.values = of_codes(codes, scale)
             code_bytes[unused] = 255
             self.memory = code_bytes.reshape(pages, page_size, 1, 576)
             return

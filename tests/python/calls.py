@@ -18,7 +18,7 @@ from caches import D_QK
 from flash_mla import _operations
 
 TEXT = (pathlib.Path(__file__).resolve().parents[2] / "src" / "operations.def").read_text()
-OPERATIONS = {o.name: o for o in vars(_operations).values() if isinstance(o, _operations.Operation)}
+OPERATIONS = {o.operator: o for o in vars(_operations).values() if isinstance(o, _operations.Operation)}
 NAMES = ("dense_decode", "sparse_decode", "sparse_prefill", "mha_forward", "merge", "cache_append", "cache_gather")
 
 SIZES = dict(b=2, s_q=2, h_q=4, h_kv=1, one_head=1, d_qk=576, d_v=512, pages=4, page_size=64, max_pages=2, s_kv=200)
@@ -32,7 +32,9 @@ IF_FLAT = {"b": None, "page_size": None, "pages": "s_kv", "one_head": "h_kv", "s
 @functools.lru_cache(maxsize=None)
 def is_there(operation, device, element=None, bytes_of_token=None):
     """Whether a kernel for it runs on the device; `element` and `bytes_of_token`: with queries of this type over such an FP8 cache."""
-    rows = [row for row in flash_mla.capabilities(device) if row["operation"] == operation]
+    rows = [row for row in flash_mla.capabilities(device) if row["operation"] == OPERATIONS[operation].name]
+    if operation == "dense_decode_fp8":
+        rows = [row for row in rows if "fp8" in row["products"]]
     if bytes_of_token is not None:
         rows = [row for row in rows if element in row["types"] and f"FP8_{bytes_of_token}" in row["kv_formats"]]
     return any(row["available"] and not row["forced_only"] for row in rows)
