@@ -19,12 +19,14 @@ from flash_mla import _operations
 
 TEXT = (pathlib.Path(__file__).resolve().parents[2] / "src" / "operations.def").read_text()
 OPERATIONS = {o.operator: o for o in vars(_operations).values() if isinstance(o, _operations.Operation)}
-NAMES = ("dense_decode", "sparse_decode", "sparse_prefill", "mha_forward", "merge", "cache_append", "cache_gather")
+NAMES = ("dense_decode", "dense_decode_fp8-576", "sparse_decode", "sparse_prefill", "mha_forward", "merge")
+NAMES += ("cache_append", "cache_gather")
 
 SIZES = dict(b=2, s_q=2, h_q=4, h_kv=1, one_head=1, d_qk=576, d_v=512, pages=4, page_size=64, max_pages=2, s_kv=200)
 SIZES.update(one=1, extra_pages=1, extra_page_size=64, topk=64, extra_topk=32, n=3, tokens=3, width=40, rope=64)
 OF_CACHE = dict(pages=2, page_size=4, d_qk=104)
 OTHER_SIZES = {"sparse_prefill": dict(s_q=3), "merge": dict(d_v=16), "cache_append": OF_CACHE, "cache_gather": OF_CACHE}
+OTHER_SIZES["dense_decode_fp8"] = dict(h_q=16)  # Hopper's kernel takes these
 OTHER_SIZES["mha_forward"] = dict(tokens_q=6, tokens_k=9, splits=4, h_kv=2, d_qk=192, d_v=128)
 IF_FLAT = {"b": None, "page_size": None, "pages": "s_kv", "one_head": "h_kv", "s_q": "tokens_q", "s_k": "tokens_k"}
 
@@ -34,7 +36,7 @@ def is_there(operation, device, element=None, bytes_of_token=None):
     """Whether a kernel for it runs on the device; `element` and `bytes_of_token`: with queries of this type over such an FP8 cache."""
     rows = [row for row in flash_mla.capabilities(device) if row["operation"] == OPERATIONS[operation].name]
     if operation == "dense_decode_fp8":
-        rows = [row for row in rows if "fp8" in row["products"]]
+        rows = [row for row in rows if "fp8" in row["products"] and element in (None, "bfloat16")]
     if bytes_of_token is not None:
         rows = [row for row in rows if element in row["types"] and f"FP8_{bytes_of_token}" in row["kv_formats"]]
     return any(row["available"] and not row["forced_only"] for row in rows)
@@ -64,24 +66,29 @@ class Tensor(NamedTuple):
         return next((dtype for word, dtype in DTYPES.items() if word in self.allowed), None)
 
 
-DTYPES = {"ALLOW_F32": "float32", "ALLOW_I32": "int32", "ALLOW_I64": "int64"}
+DTYPES = {"ALLOW_F32": "float32", "ALLOW_I32": "int32", "ALLOW_I64": "int64", "ALLOW_CODES": "uint8"}
 
 
 def ranges(operation):
     """{dimension: (least, greatest)} of an operation; None: no number."""
-    found = re.findall(rf"^RANGE\({operation}, (\w+), (\d+), (\w+)\)$", TEXT, re.M)
+    found = re.findall(rf"^RANGE\({OPERATIONS[operation].name}, (\w+), (\d+), (\w+)\)$", TEXT, re.M)
     return {dimension: (int(low), int(high) if high.isdigit() else None) for dimension, low, high in found}
 
 
 def tensors(operation, layout, sizes):
     """The tensors that the public function has arguments for, in their order."""
-    names, found = dict(zip(OPERATIONS[operation].tensors, OPERATIONS[operation].names)), []
-    for member, allowed, dims in re.findall(rf"^TENSOR\({operation}, (\w+), ([\w |]+), (.*)\)$", TEXT, re.M):
-        if member in ("partitions", "num_splits", "q_scale"):  # made by get_mla_metadata; of queries that have codes
+    this, found = OPERATIONS[operation], []
+    names = dict(zip(this.tensors, this.names))
+    of_codes = operation == "dense_decode_fp8" and layout == "576"
+    for member, allowed, dims in re.findall(rf"^TENSOR\({this.name}, (\w+), ([\w |]+), (.*)\)$", TEXT, re.M):
+        if member in ("partitions", "num_splits"):  # made by get_mla_metadata
             continue
-        if member == "kv_scale" and layout != "576":
+        if member == "kv_scale" and layout != "576" or member == "q_scale" and not of_codes:
             continue
         allowed, dims = set(allowed.split(" | ")), [dim for dim in dims.split(", ") if dim != "_"]
+        if "ALLOW_CODES" in allowed:
+            allowed = {"ALLOW_CODES"} if of_codes else allowed - {"ALLOW_CODES"}
+            allowed -= {"ALLOW_FP16"} if operation == "dense_decode_fp8" else set()
         if "OR_FLAT" in allowed and not layout:  # form_of
             dims = [dim for dim in (IF_FLAT.get(dim, dim) for dim in dims) if dim is not None]
         order = "F" if (operation, member) == ("mha_forward", "lse") else "C"  # Python's is the transpose
@@ -97,7 +104,7 @@ class Call:
     """`inputs`: the arrays that are read, by name; `outputs`: those that can be given to be written; `options`: the rest."""
 
     def __init__(self, name, kind, **sizes):
-        """`name`: of the operation, with the bytes of a token behind it, -656, where its cache is FP8's, and -pages where keys can be
+        """`name`: PyTorch's of the operation, with the bytes of a token behind it, -656, where its cache is FP8's, and -pages where keys can be
         flat and are in pages. Every time with the same values in arrays of its own."""
         self.operation, _, layout = name.partition("-")
         self.is_packed = packed = layout.isdigit()
@@ -130,8 +137,11 @@ class Call:
             dtype = tensor.dtype(packed)
             if tensor.is_output:
                 self.outputs[tensor.argument] = kind.full(tensor.shape, 7, dtype, tensor.order)
-            elif tensor.argument == "kv_scale":
+            elif tensor.argument in ("kv_scale", "descale_k", "descale_q"):
                 self.inputs[tensor.argument] = kind.fp32([0.3])
+            elif "ALLOW_CODES" in tensor.allowed:
+                codes = numpy.resize([48, 170, 25, 0, 60, 181, 40], tensor.shape)
+                self.inputs[tensor.argument] = kind.array(codes, dtype)
             elif dtype is None or dtype == "float32":
                 self.inputs[tensor.argument] = kind.array(random.normal(0, 0.25, tensor.shape), dtype)
             else:

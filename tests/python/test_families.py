@@ -9,13 +9,14 @@ import numpy
 import pytest
 
 import flash_mla
-from attention import Batch, check_decode, strided
+from attention import Batch, BatchFp8, check_decode, check_fp8, strided
 from caches import D_QK
 from calls import kinds_for
 from flash_mla import _library, _operations, flash_mla_with_kvcache, get_mla_metadata, merge_states
-from flash_mla._operations import DECODE, MHA
+from flash_mla._operations import DECODE, DECODE_FP8, MHA
 from capsules import Capsuled
 import test_decode
+import test_decode_fp8
 import test_mha
 import test_sparse
 import test_sparse_prefill
@@ -38,7 +39,8 @@ class Family:
     def __init__(self, make, shape, call, check, kinds):
         self.of, self.shape, self.call, self.check, self.kinds = make, shape, call, check, kinds
         self.function = FUNCTIONS[make]
-        self.is_decode = self.function == "flash_mla_with_kvcache"
+        self.is_decode = self.function in (DECODE, DECODE_FP8)
+        self.is_dense_decode = issubclass(make, Batch)
 
     def make(self, **changed):
         return self.of(**{**self.shape, **changed})
@@ -59,7 +61,8 @@ class Family:
         return got
 
 
-FUNCTIONS = {Batch: DECODE, Sparse: DECODE, Prompt: "flash_mla_sparse_fwd", Sequences: MHA, Parts: "merge_states"}
+FUNCTIONS = {Batch: DECODE, BatchFp8: DECODE_FP8, Sparse: DECODE}
+FUNCTIONS.update({Prompt: "flash_mla_sparse_fwd", Sequences: MHA, Parts: "merge_states"})
 
 
 def with_sink(kind, problem):
@@ -75,6 +78,7 @@ def call_plainly(function):
 
 
 call_decode = call_plainly(flash_mla_with_kvcache)
+CPU_BF16_KINDS = [kind for kind in BF16_KINDS if kind.device == "cpu"]  # Hopper's kernel does not take all that follows
 OF_SPARSE = call_decode, check_sparse, KINDS
 OF_PREFILL = call_prefill, check_prefill, BF16_KINDS
 TWICE = dict(extra=(70, 30, 2), lengths=[[90, 60], [70, 3]])
@@ -87,6 +91,12 @@ FAMILIES = {
             *(call_decode, check_decode, kinds_for("dense_decode", KINDS, layout)),
         )
         for layout, more in ((656, {}), (584, {}), (576, dict(kv_scale=test_decode.KV_SCALES[1])))
+    },
+    **{
+        f"dense-fp8{name}": Family(
+            BatchFp8, dict(lengths=[100, 3, 64], s_q=2, **way), test_decode_fp8.call, check_fp8, CPU_BF16_KINDS
+        )
+        for name, way in (("", test_decode_fp8.WAYS[1]), ("-656", dict(codes=False, layout=656)))
     },
     "sparse": Family(Sparse, dict(layout="plain", lengths=[[90, 60]]), *OF_SPARSE),
     "sparse-656": Family(Sparse, dict(layout=656, lengths=[[90, 60]]), *OF_SPARSE),
@@ -160,7 +170,7 @@ def test_values(family, kind, shape):
 
 def large(family):
     """A shape that several threads, or splits, work on."""
-    if family.check is check_decode:
+    if family.is_dense_decode:
         return dict(lengths=[500, 64, 0, 70], h_q=16)
     if family.of is Sequences:
         return dict(lengths=[(300, 300), (1, 500), (0, 5), (70, 9)], h_q=16)
@@ -183,7 +193,11 @@ def test_the_same_call_gives_the_same_bits_and_writes_only_its_results(family, k
     assert held() == before and before.keys() == family.inputs(problem).keys()
 
 
-SCALES = {DECODE: [0.02, 1.0, -0.1, 3], "flash_mla_sparse_fwd": [0.02, -0.1], MHA: [0.02, 1.0, -0.1]}
+SCALES = {
+    **dict.fromkeys((DECODE, DECODE_FP8), [0.02, 1.0, -0.1, 3]),
+    "flash_mla_sparse_fwd": [0.02, -0.1],
+    MHA: [0.02, 1.0, -0.1],
+}
 
 
 @of(scale=lambda family: SCALES.get(family.function, []))
@@ -196,7 +210,7 @@ def test_scale(family, kind, scale):
 
 # Rows that see no key, for all the reasons that there are.
 EMPTY = {
-    Batch: dict(lengths=[70, 0, 2], s_q=4),
+    **dict.fromkeys((Batch, BatchFp8), dict(lengths=[70, 0, 2], s_q=4)),
     Sparse: dict(lengths=[[0, 60], [0, 3]]),
     Prompt: dict(lengths=[0, 90, -3, 64, 65]),
     Sequences: dict(lengths=[(5, 7), (4, 0), (70, 3)]),
@@ -221,7 +235,7 @@ def test_conventions(family, kind, lse_empty, log_base, more):
             arguments["sm_scale" if family.of is Prompt else "softmax_scale"] = options["scale"] = -0.3
         if family.is_decode:
             arguments["batch_invariant"] = True
-        if family.of in (Batch, Sequences):
+        if family.is_dense_decode or family.of is Sequences:
             arguments["causal"] = options["causal"] = True
     got, expected = family.call(kind, {**arguments, "lse_empty": lse_empty, "log_base": log_base}), problem.expected(
         kind, **options
@@ -265,7 +279,9 @@ def test_metadata_of_another_call_is_refused(family, kind, field):
     meta.config = filled._replace(**{field: not getattr(filled, field) if field in ("causal", "is_fp8_kvcache") else 9})
     with pytest.raises(ValueError) as caught:
         family.call(kind, arguments)
-    assert re.match(rf"{DECODE}: tile_scheduler_metadata: .* {re.escape(FIELDS[field])} is ", str(caught.value))
+    assert re.match(
+        rf"{family.function}: tile_scheduler_metadata: .* {re.escape(FIELDS[field])} is ", str(caught.value)
+    )
     meta.config = filled
     family.check_call(kind, problem, arguments)  # and it still serves what it was filled for
 
@@ -293,7 +309,7 @@ def test_batch_invariant(family, kind, nothing):
 def test_lengths_that_change_in_place_after_metadata_was_filled(family, kind, nothing):
     """On the CPU results stay right; on a GPU a plan is for its lengths (docs/semantics.md): new ones, a new plan."""
     lengths = [300, 20, 65, 140]
-    problem, name = family.make(lengths=lengths, h_q=16) if family.check is check_decode else None, "cache_seqlens"
+    problem, name = family.make(lengths=lengths, h_q=16) if family.is_dense_decode else None, "cache_seqlens"
     if problem is None:
         extra = [[70, 3, 0, -1]] if "extra" in family.shape else []
         problem, name = family.make(b=4, h_q=16, topk=300, lengths=[lengths, *extra]), "topk_length"
@@ -308,7 +324,7 @@ def test_lengths_that_change_in_place_after_metadata_was_filled(family, kind, no
 
 @of(planned=decodes(False, True))
 def test_no_requests(family, kind, planned):
-    nothing = dict(lengths=[]) if family.check is check_decode else dict(b=0, lengths=None)
+    nothing = dict(lengths=[]) if family.is_dense_decode else dict(b=0, lengths=None)
     meta = get_mla_metadata()[0] if planned else None
     out, lse = family.call(kind, dict(family.make(**nothing).arguments(kind), tile_scheduler_metadata=meta))
     assert tuple(out.shape) == (0, 2, 4, 512) and tuple(lse.shape) == (0, 4, 2)
@@ -455,8 +471,8 @@ def test_inputs_that_start_anywhere(family, kind, which):
 def test_types_of_one_byte(family, kind, dtype):
     problem = family.make()
     arguments = family.arguments(kind, problem)
-    name = "kv" if "kv" in arguments else "k_cache"
-    family.check_call(kind, problem, arguments, **{name: arguments[name].view(getattr(torch, dtype))})
+    for name in [name for name, array in arguments.items() if getattr(array, "dtype", None) is torch.uint8]:
+        family.check_call(kind, problem, arguments, **{name: arguments[name].view(getattr(torch, dtype))})
 
 
 # ---- The kernel -----------------------------------------------------------------------------------------------------

@@ -54,6 +54,16 @@ def inputs_and_options(device):
         )
         if is_there("dense_decode", device, kind.element, n)
     ]
+    of_fp8 = [
+        (of(f"dense_decode_fp8-{n}", *without, **given), (kv_format, scale, *numbers))
+        for n, kv_format, without, given, numbers in (
+            (576, 5, ["attn_sink"], planned, (True, 0, 0, False)),
+            (576, 5, ["descale_q", "descale_k"], {}, (False, 1, 2, True)),
+            (576, 5, ["descale_q"], {"q": kind.full((2, 2, 16, 576), 0.1)}, (True, 0, 0, False)),
+            (656, 3, ["attn_sink"], {}, (True, 0, 0, False)),
+        )
+        if is_there("dense_decode_fp8", device, kind.element, n)
+    ]
     return {
         _operations.DENSE_DECODE: [
             (of("dense_decode", "attn_sink"), (0, scale, False, 0, 0, False)),
@@ -64,6 +74,7 @@ def inputs_and_options(device):
             ((*small, None, None, None, None), (0, scale, False, 0, 0, False)),
             *of_bytes,
         ],
+        _operations.DENSE_DECODE_FP8: of_fp8,
         _operations.SPARSE_DECODE: [
             (of("sparse_decode", "topk_length", "attn_sink", *extra), (0, 0.04, 0, 0, False)),
             (of("sparse_decode-656", "attn_sink", *extra), (3, 0.04, 1, 2, True)),
@@ -131,7 +142,7 @@ def samples(device):
                 continue
             d_v = 128 if operation is _operations.MHA_FORWARD else 512
             sized = (d_v,) if operation.is_attention else ()
-            found.setdefault(operation.name, []).append((*inputs, *sized, *options))
+            found.setdefault(operation.operator, []).append((*inputs, *sized, *options))
             made = [torch.zeros_like(r) for r in _torch_operators.new_results(operation, inputs, (*sized, *options)[0])]
             into.append((*inputs, *made, *options))
         if several and operation.results is not None:

@@ -16,8 +16,12 @@ from torch_calls import BATCH
 
 
 CALLS = [
-    *[(name, {}) for name in (*NAMES, "dense_decode-576", "sparse_decode-656", "sparse_prefill-656")],
+    *[
+        (name, {})
+        for name in (*NAMES, "dense_decode-576", "dense_decode_fp8-656", "sparse_decode-656", "sparse_prefill-656")
+    ],
     ("dense_decode", dict(causal=True, lse_empty=-math.inf, log_base=2)),
+    ("dense_decode_fp8-576", dict(causal=True, lse_empty=-math.inf, log_base=2, batch_invariant=True)),
     ("sparse_decode-656", dict(batch_invariant=True)),
     *[(name, dict(lse_empty=-math.inf, log_base=2)) for name in ("merge", "mha_forward")],
     ("sparse_prefill", dict(indexer_topk=32)),

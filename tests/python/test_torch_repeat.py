@@ -14,7 +14,7 @@ from torch_calls import of, same
 from flash_mla import _torch, _torch_repeat  # isort: skip
 
 # Those that make their results.
-WAYS = [name for name in (*NAMES, "dense_decode-576") if not of(name).given()]
+WAYS = [name for name in (*NAMES, "dense_decode-576", "dense_decode_fp8-656") if not of(name).given()]
 each_way = pytest.mark.parametrize("name", WAYS)
 each_input = pytest.mark.parametrize(
     "name,argument", [(name, argument) for name in WAYS for argument in of(name).inputs]
@@ -91,7 +91,13 @@ def test_input_elsewhere(name, argument, change, device):
 
 
 @each_device
-@pytest.mark.parametrize("name,argument", [("dense_decode", "attn_sink"), ("dense_decode-576", "kv_scale")])
+@pytest.mark.parametrize(
+    "name,argument",
+    [
+        *[("dense_decode", "attn_sink"), ("dense_decode-576", "kv_scale")],
+        *[("dense_decode_fp8-576", "descale_q"), ("dense_decode_fp8-576", "descale_k")],
+    ],
+)
 def test_input_that_comes_and_goes(name, argument, device):
     call = of(name, device)
     without = {argument: None}

@@ -11,7 +11,7 @@ import inspect
 import pytest
 
 import flash_mla
-from attention import Batch, check_decode
+from attention import Batch, BatchFp8, check_decode, check_fp8
 from calls import NAMES, Call, is_there
 from kinds import Kind, torch
 from test_mha import KV, QKV, Sequences, packed
@@ -26,6 +26,7 @@ if torch is None:
 importlib.import_module("flash_mla._torch")  # which registers the operators, and is else imported for the first tensor
 
 DECODE, PREFILL = flash_mla.flash_mla_with_kvcache, flash_mla.flash_mla_sparse_fwd
+DECODE_FP8 = flash_mla.flash_mla_with_kvcache_fp8
 
 
 def of(name, device="cpu"):
@@ -58,10 +59,18 @@ def same(got, expected):
 class OfBytes(Batch):
     """A test of it is skipped where no kernel reads its cache."""
 
+    operation = "dense_decode"
+
     def arguments(self, kind):
-        if not is_there("dense_decode", kind.device, kind.element, self.layout):
+        if not is_there(self.operation, kind.device, kind.element, self.layout):
             pytest.skip(f"no kernel on {kind.device}")
         return super().arguments(kind)
+
+
+class OfCodes(OfBytes, BatchFp8):
+    """The same of FP8 products, whose results are bf16."""
+
+    operation = "dense_decode_fp8"
 
 
 BATCH = Batch([100, 0, 65, 7], s_q=2, h_q=4)
@@ -71,6 +80,11 @@ SPARSE = dict(b=4, h_q=16, topk=300)
 BATCHES = {
     "dense": (functools.partial(Batch, LENGTHS, s_q=2, h_q=16), check_decode),
     "dense-576": (functools.partial(OfBytes, LENGTHS, s_q=2, h_q=16, layout=576, kv_scale=2.0**-10), check_decode),
+    "dense-fp8": (
+        functools.partial(OfCodes, LENGTHS, s_q=2, h_q=16, q_scale=2.0**-10, kv_scale=2.0**-10),
+        check_fp8,
+    ),
+    "dense-fp8-128": (functools.partial(OfCodes, LENGTHS, h_q=128), check_fp8),
     "plain": (functools.partial(Sparse, **SPARSE, lengths=[LENGTHS]), check_sparse),
     "FP8_656": (functools.partial(Sparse, layout=656, **SPARSE, lengths=[LENGTHS]), check_sparse),
     "FP8_584-twice": (
@@ -86,8 +100,9 @@ def decode(arrays, meta=None, **options):
 
 
 def call(arguments, meta=None, **options):
-    """What either decode computes."""
-    return DECODE(**dict(arguments, tile_scheduler_metadata=meta), **options)
+    """What a decode computes; queries of bytes have codes."""
+    function = DECODE_FP8 if arguments["q"].dtype.itemsize == 1 else DECODE
+    return function(**dict(arguments, tile_scheduler_metadata=meta), **options)
 
 
 def tensors(arguments):
