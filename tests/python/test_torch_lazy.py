@@ -166,6 +166,8 @@ def make(wrap, tensor):
 @pytest.mark.parametrize("kind", REFUSED)
 def test_input_that_is_refused(name, argument, kind, device):
     call = torch_calls.of(name, device)
+    if call.inputs[argument].dtype is torch.uint8 and kind in ("float8", "quantized", "bits"):
+        pytest.skip("bytes may be of any type")
     wrap, said = REFUSED[kind]
     strange = make(wrap, call.inputs[argument])
     with pytest.raises(ValueError) as caught:
