@@ -53,9 +53,9 @@ def _maker(like: Any) -> Any:
 
 
 def _numpy_empty(shape: Tuple[int, ...], dtype: Any) -> Any:
-    if dtype == "bfloat16" and "ml_dtypes" not in sys.modules:  # which gives NumPy the type
-        importlib.import_module("ml_dtypes")
-    return sys.modules["numpy"].empty(shape, dtype)
+    return sys.modules["numpy"].empty(
+        shape, importlib.import_module("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
+    )
 
 
 def _memory(function: str, name: str, like: Any, shape: Tuple[int, ...], bits: int) -> Any:

@@ -35,13 +35,14 @@ def workspace_bound(
     the largest one, so a trial run of that does not tell.
 
     Args:
-        function: "flash_mla_with_kvcache" or "flash_mla_sparse_fwd".
+        function: "flash_mla_with_kvcache", "flash_mla_with_kvcache_fp8" or "flash_mla_sparse_fwd".
         device: as in `capabilities`.
         s_q, h_q, b, topk, extra_topk, max_pages: the largest of any call: tokens of a request (of flash_mla_sparse_fwd: of the
             prompt), heads, requests, the lengths of the lists of `indices` and of `extra_indices_in_kvcache`, entries of a row of
-            the block table. flash_mla_sparse_fwd has no b, and of flash_mla_with_kvcache either topk (sparse attention) or
-            max_pages is given.
-        page_size, h_k, d_qk, dtype, is_fp8_kvcache, batch_invariant: the same in all calls; dtype is that of q.
+            the block table. flash_mla_sparse_fwd has no b, flash_mla_with_kvcache_fp8 no topk, and of flash_mla_with_kvcache
+            either topk (sparse attention) or max_pages is given.
+        page_size, h_k, d_qk, dtype, is_fp8_kvcache, batch_invariant: the same in all calls; dtype is that of q. Of
+            flash_mla_with_kvcache_fp8 the cache is always FP8, and dtype is "bfloat16" or "float8_e4m3fn".
 
     Returns:
         Bytes. Calls with a plan of `get_mla_metadata`, or without, take no more.
@@ -49,13 +50,13 @@ def workspace_bound(
     Raises:
         As `flash_mla_with_kvcache`.
     """
-    if function not in (_operations.DECODE, _operations.PREFILL):
-        names = f"{_operations.DECODE!r} or {_operations.PREFILL!r}"
+    if function not in (_operations.DECODE, _operations.DECODE_FP8, _operations.PREFILL):
+        names = f"{_operations.DECODE!r}, {_operations.DECODE_FP8!r} or {_operations.PREFILL!r}"
         raise ValueError(f"{_THIS}: function: is {function!r}, must be {names}")
-    prefill = function == _operations.PREFILL
+    prefill, fp8_products = function == _operations.PREFILL, function == _operations.DECODE_FP8
     for name, value, wanted in (
         ("b", b, not prefill),
-        ("max_pages", max_pages, not prefill and topk is None),
+        ("max_pages", max_pages, fp8_products or (not prefill and topk is None)),
         ("topk", topk, prefill or max_pages is None),
     ):
         if (value is not None) != wanted:
@@ -72,19 +73,21 @@ def workspace_bound(
     if not 0 <= extra_topk < 2**31 or (extra_topk and (prefill or topk is None)):
         raise ValueError(f"{_THIS}: extra_topk: is {extra_topk}, must be at least 0, and 0 without sparse decode")
     place = _operations.place_of(_THIS, device)
-    if dtype not in ("bfloat16", "float16"):
-        raise ValueError(f"{_THIS}: dtype: is {dtype!r}, must be 'bfloat16' or 'float16'")
-    packed = flag_of(_THIS, "is_fp8_kvcache", is_fp8_kvcache)
-    bytes_of = {576: 656, 512: 584}
+    other = "float8_e4m3fn" if fp8_products else "float16"
+    if dtype not in ("bfloat16", other):
+        raise ValueError(f"{_THIS}: dtype: is {dtype!r}, must be 'bfloat16' or {other!r}")
+    packed = flag_of(_THIS, "is_fp8_kvcache", is_fp8_kvcache) or fp8_products
+    bytes_of = {576: 656} if fp8_products else {576: 656, 512: 584}
     if packed and d_qk not in bytes_of:
-        raise ValueError(f"{_THIS}: d_qk: is {d_qk}, must be 576 or 512 where the cache is FP8")
+        raise ValueError(f"{_THIS}: d_qk: is {d_qk}, must be {' or '.join(map(str, bytes_of))} where the cache is FP8")
     if packed and h_k != 1:
         raise ValueError(f"{_THIS}: h_k: is {h_k}, must be 1 where the cache is FP8")
     options: dict[str, Any] = {"softmax_scale": d_qk**-0.5}
     options["kv_format"] = _library.FP8_FORMATS[bytes_of[d_qk]] if packed else 0
     if not prefill:
         options["batch_invariant"] = flag_of(_THIS, "batch_invariant", batch_invariant)
-    element = word_of(dtype, 16)
+    codes = dtype == "float8_e4m3fn"
+    element, of_out = word_of(dtype, 8 if codes else 16), word_of("bfloat16" if codes else dtype, 16)
     cache = (word_of("uint8", 8), (1, page_size, 1, bytes_of[d_qk])) if packed else (element, (1, page_size, h_k, d_qk))
     int32, fp32 = dtype_word(0, 32), word_of("float32", 32)
     if prefill:
@@ -95,15 +98,17 @@ def workspace_bound(
         )
         return _ask(_operations.SPARSE_PREFILL, place, tensors, options)
     tensors = {"q": (element, (b, s_q, h_q, d_qk)), "kv_cache": cache}
-    tensors.update({"out": (element, (b, s_q, h_q, _D_V)), "lse": (fp32, (b, h_q, s_q))})
+    tensors.update({"out": (of_out, (b, s_q, h_q, _D_V)), "lse": (fp32, (b, h_q, s_q))})
     if topk is None:
         pages, most = min(int(b or 0) * int(max_pages or 0), 2**31 - 1), 0
         tensors.update({"block_table": (int32, (b, max_pages)), "seqlens": (int32, (b,))})
+        operation = _operations.DENSE_DECODE_FP8 if fp8_products else _operations.DENSE_DECODE
         type_, (_, *of_page, size) = cache
-        for row in (size, 576) if packed and d_qk == 576 else (size,):  # which says d_qk, but not the format
+        rows = (size, 576) if packed and d_qk == 576 else (size,)  # d_qk is known, but not the format
+        for row in (576,) if codes else rows:
             tensors["kv_cache"] = type_, (pages, *of_page, row)
             options["kv_format"] = _library.DENSE_FP8_FORMATS[row] if packed else 0
-            most = max(most, _ask(_operations.DENSE_DECODE, place, tensors, options))
+            most = max(most, _ask(operation, place, tensors, options))
         return most
     tensors["indices"] = int32, (b, s_q, topk)
     if extra_topk:

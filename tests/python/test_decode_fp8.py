@@ -4,12 +4,22 @@
 Shapes on a GPU are those that Hopper's kernel takes.
 """
 
+import inspect
+import re
+
+import numpy
 import pytest
 
 from attention import BatchFp8, check_fp8
 from calls import is_there
-from flash_mla import flash_mla_with_kvcache_fp8, get_mla_metadata, get_mla_metadata_dense_fp8
-from kinds import BF16_KINDS
+from flash_mla import (
+    flash_mla_with_kvcache,
+    flash_mla_with_kvcache_fp8,
+    get_mla_metadata,
+    get_mla_metadata_dense_fp8,
+)
+from kinds import BF16_KINDS, ml_dtypes, torch
+from programs import output_of
 
 SHAPES = [
     dict(lengths=[100], h_q=16),
@@ -78,3 +88,163 @@ def test_values(kind, shape, way):
         check_fp8(kind, call(kind, arguments, causal=causal, **planned), expected)
     got = call(kind, arguments, causal=causal, attn_sink=kind.fp32(batch.sink))
     check_fp8(kind, got, batch.expected(kind, causal=causal, sink=batch.sink))
+
+
+# ---- Arguments ------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_are_those_of_vllm():
+    """By place, and by name."""
+    assert list(inspect.signature(get_mla_metadata_dense_fp8).parameters) == OF_PLAN
+    parameters = inspect.signature(flash_mla_with_kvcache_fp8).parameters
+    assert [name for name, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY] == OF_VLLM
+
+
+OF_PLAN = ["cache_seqlens", "num_q_tokens_per_head_k", "num_heads_k"]
+OF_VLLM = """q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal descale_q
+descale_k""".split()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BF16_KINDS if kind.makes], ids=repr)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_call_of_vllm(kind, by_name):
+    """With a type of its own for e4m3."""
+    batch = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16, q_scale=2.0**-10, kv_scale=2.0**-9)
+    given = batch.arguments(kind)
+    for name in ("q", "k_cache"):
+        given[name] = given[name].view(torch.float8_e4m3fn if kind.is_torch else ml_dtypes.float8_e4m3fn)
+    plan = dict(zip(OF_PLAN, (given["cache_seqlens"], 2 * 16, 1)))
+    plan = get_mla_metadata_dense_fp8(**plan) if by_name else get_mla_metadata_dense_fp8(*plan.values())
+    arrays = [given[name] for name in OF_VLLM[:4]]
+    values = *arrays, 512, *plan, 0.3, True, given["descale_q"], given["descale_k"]
+    for _ in range(4):
+        if by_name:
+            got = flash_mla_with_kvcache_fp8(**dict(zip(OF_VLLM, values)))
+        else:
+            got = flash_mla_with_kvcache_fp8(*values)
+        check_fp8(kind, got, batch.expected(kind, scale=0.3, causal=True))
+
+
+@each_kind
+def test_scales_are_read_by_each_call(kind):
+    """A call reads them from memory when it runs, and takes 1 where none is given."""
+    ones = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16)
+    arguments = ones.arguments(kind)
+    small = kind.fp32([1]), kind.fp32([1])
+    for q_scale, k_scale in ((0.5, 1), (1, 0.5), (0.25, 0.5), (1, 1)):
+        small[0][:], small[1][:] = q_scale, k_scale
+        batch = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16, q_scale=q_scale)
+        batch.q, batch.keys = ones.q, [keys * k_scale for keys in ones.keys]  # bf16 holds these too
+        for _ in range(3):
+            got = call(kind, arguments, descale_q=small[0], descale_k=small[1])
+            check_fp8(kind, got, batch.expected(kind))
+        check_fp8(kind, call(kind, arguments), ones.expected(kind))
+
+
+@each_kind
+def test_values_are_quantised_row_by_row(kind):
+    """Rows of any size beside each other, one of zeros, and none depends on another."""
+    batch = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16, codes=False)
+    batch.q *= 2.0 ** numpy.linspace(-40, 3, 64).round().reshape(2, 2, 16, 1)
+    batch.q[1, 0, 3] = 0
+    check_fp8(kind, call(kind, batch.arguments(kind)), batch.expected(kind))
+
+
+@each_kind
+@pytest.mark.parametrize("code", [127, 255])
+def test_nan_among_the_codes_goes_through(kind, code):
+    """Of a query to its row alone."""
+    batch = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16)
+    batch.q[1, 0, 3, 500] = code
+    out, lse = call(kind, batch.arguments(kind))
+    expected = batch.expected(kind)
+    assert numpy.sum(numpy.isnan(expected[1])) == 1
+    check_fp8(kind, (out, lse), expected)
+
+
+# ---- Metadata -------------------------------------------------------------------------------------------------------
+
+
+@each_kind
+@pytest.mark.parametrize("lengths,rows", [([300, 0, 65], 32), ([1] * 40, 128), ([], 16)])
+def test_metadata(kind, lengths, rows):
+    """It is that of get_mla_metadata, bit by bit."""
+    lengths = kind.int32(lengths)
+    tables, expected = get_mla_metadata_dense_fp8(lengths, rows, 1), get_mla_metadata(lengths, rows, 1)
+    assert kind.all_bits(tables) == kind.all_bits(expected)
+    assert all(mine.shape == its.shape and mine.dtype == its.dtype for mine, its in zip(tables, expected))
+
+
+@each_kind
+def test_metadata_of_either_function_serves_both(kind):
+    """One plan of one step. That of other sizes is refused in the words of the function that is called."""
+    batch, meta = batch_for(kind, lengths=[300, 0, 65], s_q=2, h_q=16, codes=False), get_mla_metadata()[0]
+    arguments = dict(batch.arguments(kind), tile_scheduler_metadata=meta)
+    check_fp8(kind, call(kind, arguments), batch.expected(kind))
+    assert meta.config == (3, 2, 16, 64, 1, False, True, None, None, None)
+    held = kind.all_bits((meta.tile_scheduler_metadata, meta.num_splits))
+    if kind.makes:
+        flash_mla_with_kvcache(**arguments, is_fp8_kvcache=True)
+    assert kind.all_bits((meta.tile_scheduler_metadata, meta.num_splits)) == held
+    with pytest.raises(ValueError, match="^flash_mla_with_kvcache_fp8: tile_scheduler_metadata: .* causal is False"):
+        call(kind, arguments, causal=True)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BF16_KINDS if kind.is_torch], ids=repr)
+def test_first_table_alone_is_filled_by_the_first_call(kind):
+    """As that of get_mla_metadata."""
+    batch = batch_for(kind, lengths=[300, 0, 65], s_q=2, h_q=16)
+    stale, _ = get_mla_metadata_dense_fp8(kind.int32([1, 1, 1]), 2 * 16, 1)
+    arguments = dict(batch.arguments(kind), tile_scheduler_metadata=stale)
+    check_fp8(kind, call(kind, arguments, causal=True), batch.expected(kind, causal=True))
+    assert stale.sched_meta.have_initialized
+
+
+LENGTHS = numpy.array([100, 20], numpy.int32)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *[(lengths, 16, 1) for lengths in (3, [1, 2], LENGTHS[None], LENGTHS.astype("int64"), LENGTHS[::-1])],
+        *[(LENGTHS, rows, 1) for rows in (None, "1", 1.0, 0, -1, 2**40)],
+        *[(LENGTHS, 16, heads) for heads in (None, "1", 1.0, 0, -1, 2**40)],
+    ],
+    ids=str,
+)
+def test_metadata_is_refused_in_its_own_name(arguments):
+    """And else in the words of get_mla_metadata."""
+    with pytest.raises((TypeError, ValueError)) as caught:
+        get_mla_metadata(*arguments)
+    words = str(caught.value).partition(": ")[2]
+    with pytest.raises(caught.type, match="^" + re.escape(f"get_mla_metadata_dense_fp8: {words}") + "$"):
+        get_mla_metadata_dense_fp8(*arguments)
+
+
+def test_metadata_wants_lengths():
+    """It is never empty."""
+    with pytest.raises(TypeError, match="^get_mla_metadata_dense_fp8: cache_seqlens: is NoneType"):
+        get_mla_metadata_dense_fp8(None, 16, 1)
+
+
+# ---- Results --------------------------------------------------------------------------------------------------------
+
+
+def test_numpy_without_bf16():
+    """Results of codes are of a type that NumPy has from ml_dtypes, which is imported for them; without it they are given."""
+    program = """
+import sys, numpy
+from flash_mla import flash_mla_with_kvcache_fp8
+if {hidden}:
+    sys.modules["ml_dtypes"] = None
+q, cache = numpy.zeros((1, 1, 16, 576), "uint8"), numpy.zeros((2, 64, 1, 576), "uint8")
+table, lengths = numpy.zeros((1, 2), "int32"), numpy.array([100], "int32")
+try:
+    print(flash_mla_with_kvcache_fp8(q, cache, table, lengths, 512, None)[0].dtype)
+except TypeError as error:
+    print(error)
+"""
+    if ml_dtypes is not None:
+        assert output_of("-c", program.format(hidden=False)).strip() == "bfloat16"
+    said = output_of("-c", program.format(hidden=True))
+    assert said.startswith("flash_mla_with_kvcache_fp8: out: cannot be made") and said.strip().endswith("pass out=")

@@ -14,7 +14,7 @@ import flash_mla
 from attention import Batch
 from caches import D_QK
 from calls import Call, kinds_for, ranges
-from flash_mla import flash_mla_with_kvcache, get_mla_metadata
+from flash_mla import flash_mla_with_kvcache, get_mla_metadata, get_mla_metadata_dense_fp8
 from kinds import BF16_KINDS, KINDS, WORDS, Kind, needs_cuda, needs_torch, torch
 from programs import output_of
 
@@ -43,6 +43,12 @@ def tables(call):
     return {"tile_scheduler_metadata": partitions, "num_splits": num_splits}
 
 
+def tables_fp8(call):
+    return dict(zip(NAMES_OF_TABLES, get_mla_metadata_dense_fp8(call.inputs["cache_seqlens"], 3 * 16, 1)))
+
+
+NAMES_OF_TABLES = "tile_scheduler_metadata", "num_splits"
+FP8_KINDS = kinds_for("dense_decode_fp8", BF16_KINDS, 576)
 # By name: the operation, what is given beside its arguments, and the kinds of array.
 FUNCTIONS = {
     "dense_decode": ("dense_decode", None, KINDS),
@@ -53,6 +59,10 @@ FUNCTIONS = {
         *("dense_decode-576", empty_metadata),
         kinds_for("dense_decode", KINDS, 576),
     ),
+    "FP8 products": ("dense_decode_fp8-576", None, FP8_KINDS),
+    "FP8 products, planned before": ("dense_decode_fp8-576", empty_metadata, FP8_KINDS),
+    "FP8 products, planned in tables": ("dense_decode_fp8-576", tables_fp8, FP8_KINDS),
+    "FP8 products of 656 bytes": ("dense_decode_fp8-656", None, kinds_for("dense_decode_fp8", BF16_KINDS, 656)),
     "sparse_decode": ("sparse_decode", None, KINDS),
     "sparse_decode of bytes": ("sparse_decode-656", None, KINDS),
     "sparse_decode of bytes, planned before": ("sparse_decode-656", empty_metadata, KINDS),
@@ -209,6 +219,15 @@ OPTIONS = {
         **OF_LSE,
         **STREAM,
     },
+    "flash_mla_with_kvcache_fp8": {
+        "head_dim_v": [(TYPE, None, "512", [512], 512.0, 1.5), (VALUE, 0, -1, 577, 2**40), (NOT_THERE, 256, 1)],
+        "tile_scheduler_metadata": [(TYPE, 1, "text", (1, 2))],
+        "softmax_scale": SCALE,
+        "causal": [FLAG],
+        "batch_invariant": [FLAG],
+        **OF_LSE,
+        **STREAM,
+    },
     "flash_mla_sparse_fwd": {
         "sm_scale": [(TYPE, None, "text", [1]), (VALUE, 0, 0.0, 1e-60, math.inf, -math.inf, math.nan, 1e300)],
         "d_v": [(TYPE, None, "512", 512.0), (VALUE, 0, -1, 577, 2**40), (NOT_THERE, 256, 1)],
@@ -278,6 +297,35 @@ SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}
         )
         if n != 576 or "kv_scale" not in changed
     ],
+    *[
+        (name, changed, VALUE, named)
+        for name in ("FP8 products", "FP8 products, planned before", "FP8 products, planned in tables")
+        for changed, named in (
+            ({"q": ((2, 3, 16, 576), "float16")}, "q"),
+            ({"q": ((2, 3, 16, 512), "uint8")}, "q"),
+            ({"q": ((2, 3, 16, 576), None)}, "descale_q"),  # which has values
+            ({"k_cache": ((8, 64, 1, 656), "uint8")}, "descale_k"),
+            ({"k_cache": ((8, 64, 1, 656), "uint8"), "descale_k": None}, "q"),
+            ({"k_cache": ((8, 64, 1, 584), "uint8")}, "k_cache"),
+            ({"k_cache": ((8, 64, 2, 576), "uint8")}, "k_cache"),
+            ({"k_cache": ((8, 64, 1, 576), None)}, "k_cache"),
+            ({"descale_q": ((), "float32")}, "descale_q"),
+            ({"descale_k": ((16,), "float32")}, "descale_k"),
+        )
+    ],
+    *[
+        ("FP8 products of 656 bytes", changed, VALUE, named)
+        for changed, named in (
+            ({"q": ((2, 3, 16, 576), "uint8")}, "q"),
+            ({"descale_q": ((1,), "float32")}, "descale_q"),
+            ({"descale_k": ((1,), "float32")}, "descale_k"),
+        )
+    ],
+    ("FP8 products", {"block_table": [[0, 1, 2, 3], [-1, 0, 0, 0]]}, VALUE, "block_table"),
+    ("FP8 products", {"block_table": None, "k_cache": ((1, 256, 1, 576), "uint8")}, VALUE, "k_cache"),
+    ("FP8 products", {"tile_scheduler_metadata": ((8, 8), "int32")}, TYPE, "tile_scheduler_metadata"),
+    ("FP8 products", {"num_splits": ((3,), "int32")}, TYPE, "tile_scheduler_metadata"),
+    ("FP8 products, planned in tables", {"num_splits": ((2,), "int32")}, VALUE, "num_splits"),
     ("dense_decode", {"tile_scheduler_metadata": ((8, 8), "int32")}, TYPE, "tile_scheduler_metadata"),
     ("dense_decode", {"num_splits": ((3,), "int32")}, TYPE, "tile_scheduler_metadata"),
     ("dense_decode", {"tile_scheduler_metadata": 1, "batch_invariant": True}, TYPE, "tile_scheduler_metadata"),

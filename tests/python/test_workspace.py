@@ -14,6 +14,7 @@ from flash_mla import (
     _operations,
     flash_mla_sparse_fwd,
     flash_mla_with_kvcache,
+    flash_mla_with_kvcache_fp8,
     get_mla_metadata,
     workspace_bound,
 )
@@ -53,6 +54,24 @@ def test_dense_decode(layout, batch_invariant, planned):
         meta = get_mla_metadata()[0] if planned else None
         flash_mla_with_kvcache(zeros(b, s_q, h_q, d_qk), cache, table, lengths, 512, meta, **options)
         most = max(most, taken(_operations.DENSE_DECODE))
+    assert 0 < most <= bound
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("dtype,layout", [("bfloat16", 656), ("bfloat16", 576), ("float8_e4m3fn", 576)])
+def test_fp8_products(dtype, layout, batch_invariant):
+    sizes, options = dict(b=6, s_q=3, h_q=32, max_pages=4), dict(batch_invariant=batch_invariant)
+    bound = workspace_bound("flash_mla_with_kvcache_fp8", **sizes, dtype=dtype, **options)
+    assert bound == workspace_bound("flash_mla_with_kvcache_fp8", **sizes, dtype=dtype, is_fp8_kvcache=True, **options)
+    if ml_dtypes is None:
+        pytest.skip("results are bf16")
+    cache, most = zeros(24, 64, 1, layout, dtype="uint8"), 0
+    for b, s_q, h_q, length in draws((6, 3, 32, 256)):
+        table = numpy.arange(4 * b, dtype=numpy.int32).reshape(b, 4)
+        lengths = numpy.linspace(0, length, b).astype(numpy.int32)
+        q = zeros(b, s_q, h_q, 576, dtype="uint8" if dtype == "float8_e4m3fn" else None)
+        flash_mla_with_kvcache_fp8(q, cache, table, lengths, 512, None, **options)
+        most = max(most, taken(_operations.DENSE_DECODE_FP8))
     assert 0 < most <= bound
 
 
@@ -111,6 +130,7 @@ def test_it_never_falls(name, device):
 DENSE = dict(function="flash_mla_with_kvcache", b=4, s_q=2, h_q=16, max_pages=8)
 SPARSE = dict(function="flash_mla_with_kvcache", b=4, s_q=2, h_q=16, topk=64)
 PREFILL = dict(function="flash_mla_sparse_fwd", s_q=2, h_q=16, topk=64)
+FP8 = dict(DENSE, function="flash_mla_with_kvcache_fp8")
 NUMBERS = [0, -1, 2**31, "4", 1.5]
 WRONG = [
     *[(DENSE, "function", value) for value in ("merge_states", "", None, 1)],
@@ -129,6 +149,11 @@ WRONG = [
     *[(SPARSE, "batch_invariant", value) for value in (2, "yes")],
     *[(dict(sizes, is_fp8_kvcache=True), "d_qk", value) for sizes in (DENSE, SPARSE) for value in (500, 656)],
     *[(dict(sizes, is_fp8_kvcache=True), "h_k", 2) for sizes in (DENSE, SPARSE, PREFILL)],
+    *[(FP8, name, None) for name in ("b", "max_pages")],
+    *[(FP8, "dtype", value) for value in ("float16", "uint8", None)],
+    *[(FP8, "d_qk", value) for value in (512, 400, 656)],
+    *[(FP8, name, 2) for name in ("topk", "extra_topk", "h_k")],
+    (DENSE, "dtype", "float8_e4m3fn"),
     (DENSE, "d_qk", 400),
     (DENSE, "extra_topk", 8),
     (SPARSE, "max_pages", 8),
