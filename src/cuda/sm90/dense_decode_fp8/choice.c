@@ -60,8 +60,6 @@ const char *sm90_dense_decode_fp8_refuses(const struct attention_problem *p, con
     const bool some_keys = keys->pages > 0 && keys->page_size > 0;
     const void *const q = p->q_codes ? (const void *)p->q_codes : p->q;
     if (!p->b) return NULL;
-    *argument = "products";
-    if (p->products != FMLA_PRODUCTS_FP8) return "takes FMLA_PRODUCTS_FP8 (1) over a cache of bytes";
     *argument = "kv_cache";
     if (keys->table && keys->page_size % KEYS) return "takes pages of a multiple of 64 keys";
     if (some_keys &&

@@ -19,6 +19,7 @@
  */
 #pragma once
 
+#include "converted.cuh"
 #include "layout.cuh"
 #include "producer.cuh"
 #include "scores.cuh"
@@ -30,12 +31,12 @@ template <typename V> DEVICE void prepare(const struct dense_decode_fp8_params &
     constexpr int VALUES_WARPS = 2 * WARPGROUP_THREADS / 32;
     tma_prefetch_map(&p.dense.keys), tma_prefetch_map(&p.dense.rope);
     if (p.q_given) tma_prefetch_map(&p.dense.queries), tma_prefetch_map(&p.queries_end);
-    for (int i = 0; i < BUFFERS; i++)
+    for (int i = 0; i < V::BUFFERS; i++)
         mbarrier_init(barrier_at(SHARED_AT(base, keys_full), i), 1),
             mbarrier_init(barrier_at(SHARED_AT(base, keys_empty), i), VALUES_WARPS);
-    for (int i = 0; i < SLOTS; i++)
-        mbarrier_init(barrier_at(SHARED_AT(base, p_full), i), V::ROW_WARPS),
-            mbarrier_init(barrier_at(SHARED_AT(base, done), i), V::ROW_WARPS),
+    for (int i = 0; i < V::SLOTS; i++)
+        mbarrier_init(barrier_at(SHARED_AT(base, p_full), i), V::SCORE_WARPS),
+            mbarrier_init(barrier_at(SHARED_AT(base, done), i), V::SCORE_WARPS),
             mbarrier_init(barrier_at(SHARED_AT(base, p_empty), i), VALUES_WARPS);
     mbarrier_init(SHARED_AT(base, q_full), 1),
         mbarrier_init(SHARED_AT(base, q_empty), WARPGROUP_THREADS / 32);
@@ -73,12 +74,15 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
         if (threadIdx.x / 32 == 1 && p.q_given && elect_one()) produce_queries<V>(p, shared, place, base);
     } else if (role == SCORES) {
         give_registers<SCORES_REGISTERS>();
-        Scores<V>(p, shared).run();
+        if constexpr (V::OF_CODES)
+            Scores<V>(p, shared).run();
+        else
+            ConvertedScores<V>(p, shared).run();
     } else {
         take_registers<VALUES_REGISTERS>();
         Values<V>(p, shared, role - VALUES).run();
     }
 }
 
-#define DENSE_DECODE_FP8_KERNEL(NAME, ROWS, TOGETHER)                                                        \
-    DEFINE_KERNEL(NAME, dense_decode_fp8_params, (THREADS, 1), dense_decode_fp8<Variant<ROWS, TOGETHER>>(p))
+#define DENSE_DECODE_FP8_KERNEL(NAME, ROWS, TOGETHER, PRODUCTS)                                                        \
+    DEFINE_KERNEL(NAME, dense_decode_fp8_params, (THREADS, 1), dense_decode_fp8<Variant<ROWS, TOGETHER, PRODUCTS>>(p))

@@ -20,8 +20,9 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
         w->num_partitions = w->device->sms / (int32_t)w->tiles;
     }
     w->rows = rows;
+    const int32_t variant = rows + (p->products == FMLA_PRODUCTS_BF16);
     w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE_FP8, ELEMENT_BF16, p->format,
-                                                 .variant = w->joins_itself ? -rows : rows});
+                                                 .variant = w->joins_itself ? -variant : variant});
     return FMLA_OK;
 }
 

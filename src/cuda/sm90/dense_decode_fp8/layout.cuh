@@ -20,9 +20,7 @@ enum {
     LINES = D_V / CODES_OF_LINE /* of a key; then its end */,
     END_COLUMNS = D_QK - D_V,
     KEY_TILE_BYTES = KEYS * CODES_OF_LINE,
-    KEYS_BYTES = KEYS * D_QK,
-    BUFFERS = 4 /* of keys */,
-    SLOTS = 3 /* of weights */
+    KEYS_BYTES = KEYS * D_QK
 };
 static_assert(KEYS == TILE_LINES, "");
 
@@ -33,11 +31,21 @@ enum { PRODUCER_REGISTERS = 24, SCORES_REGISTERS = 120, VALUES_REGISTERS = 184 }
 /* Named barriers: of the warpgroup with the scores; of those with the values. */
 enum { SCORES_BARRIER = 1, VALUES_BARRIER };
 
-/* A tile has 64, 32 or 16 rows: the products of values take as many, those of scores 64 all the same. With TOGETHER a block of threads
- * has one piece (../dense_decode/shares.cuh). */
-template <int ROWS_, bool TOGETHER_> struct Variant {
+/* How scores are multiplied: codes with codes, which is mode fp8; or values in fp16, keys converted on their way through registers. */
+enum Products { CODES, CONVERTED };
+
+/* A tile has 64, 32 or 16 rows: the products of values take as many, and those of scores of codes 64 all the same. With TOGETHER a block of
+ * threads has one piece (../dense_decode/shares.cuh). */
+template <int ROWS_, bool TOGETHER_, Products PRODUCTS_> struct Variant {
     static constexpr int ROWS = ROWS_, ROW_WARPS = ROWS / 16;
-    static constexpr bool TOGETHER = TOGETHER_;
+    static constexpr bool TOGETHER = TOGETHER_, OF_CODES = PRODUCTS_ == CODES;
+    /* Columns of Q: lines of codes, or of half as many values. */
+    static constexpr int Q_LINES = OF_CODES ? LINES : D_QK / LINE_ELEMENTS,
+                         Q_BYTES = ROWS * (OF_CODES ? D_QK : D_QK * (int)sizeof(uint16_t));
+    static constexpr int BUFFERS = !OF_CODES && ROWS == 64 ? 3 : 4; /* of keys */
+    static constexpr int SLOTS = 3;                                 /* of weights */
+    /* Warps of the warpgroup with scores that have weights of a block. */
+    static constexpr int SCORE_WARPS = OF_CODES ? ROW_WARPS : WARPGROUP_THREADS / 32;
     static_assert(ROWS == 64 || ROWS == 32 || ROWS == 16, "");
 };
 
@@ -49,24 +57,27 @@ enum { STAGE_LINE_BYTES = LINE_BYTES + 16, STAGE_ROWS = 16, STAGE_BYTES = STAGE_
 static constexpr float SLOT_UNIT = 64.0f;
 
 template <typename V> struct SharedOf {
-    static constexpr int QUERY_TILE_BYTES = V::ROWS * CODES_OF_LINE;
+    static constexpr int QUERY_TILE_BYTES = V::ROWS * LINE_BYTES;
 
-    unsigned char keys[BUFFERS][KEYS_BYTES]; /* four tiles of 64 lines of 128 codes, one of lines of 64 */
-    unsigned char q[V::ROWS * D_QK];         /* likewise */
-    unsigned char p[SLOTS][V::ROWS * LINE_BYTES];
+    unsigned char keys[V::BUFFERS][KEYS_BYTES]; /* four tiles of 64 lines of 128 codes, one of lines of 64 */
+    unsigned char q[V::Q_BYTES];                /* codes likewise; or tiles of lines of 64 values */
+    unsigned char p[V::SLOTS][V::ROWS * LINE_BYTES];
     unsigned char stage[2][4][STAGE_BYTES]; /* of the warps with values */
     /* Beside a block's weights: */
-    float factor[SLOTS][V::ROWS]; /* of what was summed so far, of the rows of warps that have moved */
-    float finish[SLOTS][V::ROWS]; /* with the last block of a piece: what makes a row of it */
-    float q_scales[V::ROWS];      /* of queries that became codes here */
-    uint32_t moved[SLOTS][4];     /* [warp] */
-    uint32_t cleared[SLOTS];      /* codes of the block's keys have been cleared */
-    uint64_t keys_full[BUFFERS], keys_empty[BUFFERS], q_full, q_empty, p_full[SLOTS], p_empty[SLOTS],
-        done[SLOTS]; /* … and with the last block of a piece what makes rows of it is there */
-    Task task
-        [12]; /* [warp] of those with scores, then of those with values: out of the way until it is asked for */
+    float factor[V::SLOTS][V::ROWS]; /* of what was summed so far, of the rows of warps that have moved */
+    float finish[V::SLOTS][V::ROWS]; /* with the last block of a piece: what makes a row of it */
+    float q_scales[V::ROWS];         /* of queries that became codes, or fp16, here */
+    uint32_t moved[V::SLOTS][4];     /* [rows / 16] */
+    uint32_t cleared[V::SLOTS];      /* codes of the block's keys have been cleared */
+    uint64_t keys_full[V::BUFFERS], keys_empty[V::BUFFERS], q_full, q_empty, p_full[V::SLOTS],
+        p_empty[V::SLOTS], done[V::SLOTS]; /* … and with the last block of a piece what makes rows of it is there */
+    /* [warp] of those with scores, then of those with values: out of the way until it is asked for */
+    Task task[12];
     PieceList list;
     OnePiece one;
+    /* Where products are of converted keys (converted.cuh): */
+    float references[V::ROWS], of_warps[4][V::ROWS];
+    uint32_t moves[2][4]; /* [block % 2][warp] */
 };
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
@@ -97,4 +108,12 @@ DEVICE Work work_of(const struct dense_decode_sm90_params &p, const SharedOf<V> 
         return Work(p, shared.one, place.kv_head, place.tile * V::ROWS, V::ROWS);
     else
         return Work(p, shared.list, i, place.kv_head, place.tile * V::ROWS, V::ROWS);
+}
+
+/* Four codes as fp16, two a word; the names of the halves make ptxas take the upper one without a shift. */
+DEVICE void fp16_of_e4m3(uint32_t &low, uint32_t &high, uint32_t codes)
+{
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+        : "=r"(low), "=r"(high)
+        : "r"(codes));
 }

@@ -29,7 +29,7 @@ DEVICE void produce_keys(const struct dense_decode_fp8_params &p, const SharedOf
 {
     using Shared = SharedOf<V>;
     const bool alone = p.dense.tiles_of_head == 1;
-    Turn<BUFFERS> turn;
+    Turn<V::BUFFERS> turn;
     for (int i = shared.list.first; i <= shared.list.last; i += shared.list.step) {
         const Work work = work_of<V>(p.dense, shared, i, place);
         if (work.blocks == 0) continue;

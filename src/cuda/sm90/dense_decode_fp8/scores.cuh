@@ -54,8 +54,8 @@ template <typename V> struct Scores {
     float s[32], next[32]; /* S; that of the next block, which is under way */
     uint32_t q[Q_IN_REGISTERS][4];
     float scale[2], reference[2], sum[2];
-    Turn<BUFFERS> buffer; /* of the block whose products are asked for */
-    Turn<SLOTS> slot;
+    Turn<V::BUFFERS> buffer; /* of the block whose products are asked for */
+    Turn<V::SLOTS> slot;
     uint32_t pieces = 0;
 
     DEVICE Scores(const struct dense_decode_fp8_params &params, Shared &memory)

@@ -18,14 +18,6 @@ enum {
     FRAGMENTS = GROUPS * KEYS / KEY_STEP
 };
 
-/* Four codes as fp16, two a word; the names of the halves make ptxas take the upper one without a shift. */
-DEVICE void fp16_of_e4m3(uint32_t &low, uint32_t &high, uint32_t codes)
-{
-    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
-        : "=r"(low), "=r"(high)
-        : "r"(codes));
-}
-
 template <typename V> struct Values {
     using Shared = SharedOf<V>;
     const struct dense_decode_fp8_params &p;
@@ -35,8 +27,8 @@ template <typename V> struct Values {
     uint32_t v_at; /* of the lane's row of the first fragment, in a block of keys */
     float o[GROUPS][V::ROWS / 2];
     uint32_t fragment[2][2][4], raw[2][4];
-    Turn<BUFFERS> buffer;
-    Turn<SLOTS> slot;
+    Turn<V::BUFFERS> buffer;
+    Turn<V::SLOTS> slot;
 
     DEVICE Values(const struct dense_decode_fp8_params &params, Shared &memory, int which)
         : p(params), shared(memory), base(shared_address(&memory)), side(which)

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The warpgroup with the scores, where queries are values: S^T = K Q^T in fp16. Codes of 16 keys by 32 columns are read by ldmatrix, and
+ * each four of a row become two pairs of a row of A; columns of Q stand in the order in which they come so. A row of Q is fp16 times a
+ * power of two, so that no bit of bf16 is lost which is 2^-29 of the row's largest value or more.
+ *
+ * A thread has two keys of a block and a fourth of the rows: row maxima are a question of all warps. So references are asked of memory,
+ * and all warps agree, by a barrier a block, whether one of them is to move.
+ */
+#pragma once
+
+#include "../../device/half_rows.cuh"
+#include "../../device/warp.cuh"
+#include "scores.cuh"
+
+/* Where columns c and c + 1 of a row of values stand, c even: the pair of the four codes that a lane reads which comes first is one of
+ * the first eight columns of a product's sixteen, the other one of the last eight. */
+template <int ROWS> DEVICE uint32_t value_place(int row, int c)
+{
+    const int pair = c / 2 % 8, word = pair % 2 * 4 + pair / 2, column = c / 16 * 16 + 2 * word;
+    return (uint32_t)(column / LINE_ELEMENTS * ROWS * LINE_BYTES) +
+           swizzle_128((uint32_t)row, (uint32_t)(column % LINE_ELEMENTS / CHUNK_ELEMENTS)) +
+           (uint32_t)(column % CHUNK_ELEMENTS * 2);
+}
+
+/* By the warps of a warpgroup, a row each at a time; rows past the last one are 0. `scales`: of the rows, in shared memory; they make
+ * scores of products. */
+template <int ROWS>
+DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, uint32_t q, uint32_t scales,
+                         float scale_of_all)
+{
+    constexpr int WORDS = D_QK / 64;
+    const int warp = (int)(fresh_thread() / 32 % 4), lane = (int)(fresh_thread() % 32);
+#pragma unroll 2
+    for (int row = warp; row < ROWS; row += 4) {
+        const bool some = task.first_row + row < p.rows;
+        const RowPlace place = row_place(p, min(task.first_row + row, p.rows - 1), task.kv_head);
+        const uint32_t *from =
+            (const uint32_t *)(p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
+                               place.head * p.q_stride[2]) +
+            lane;
+        uint32_t words[WORDS];
+        float most = 0.0f;
+#pragma unroll
+        for (int i = 0; i < WORDS; i++) words[i] = some ? __ldg(from + 32 * i) : 0;
+#pragma unroll
+        for (int i = 0; i < WORDS; i++)
+            most = fmaxf(most, fmaxf(fabsf(Bf16::to_float((uint16_t)words[i])),
+                                     fabsf(Bf16::to_float((uint16_t)(words[i] >> 16)))));
+        const HalfScale scale(warp_max(most));
+        if (lane == 0)
+            store_shared_4(scales + 4 * (uint32_t)row,
+                           __float_as_uint(fminf(scale.down * scale_of_all, FLT_MAX)));
+#pragma unroll
+        for (int i = 0; i < WORDS; i++)
+            store_shared_4(q + value_place<ROWS>(row, 64 * i + 2 * lane),
+                           Fp16::pack(Bf16::to_float((uint16_t)words[i]) * scale.up,
+                                      Bf16::to_float((uint16_t)(words[i] >> 16)) * scale.up));
+    }
+}
+
+template <typename V> struct ConvertedScores {
+    using Shared = SharedOf<V>;
+    static constexpr int NS = V::ROWS / 8; /* of eight rows, of which a thread has two */
+    const struct dense_decode_fp8_params &p;
+    Shared &shared;
+    const uint32_t base;
+    float s[V::ROWS / 2]; /* S^T of a block */
+    float sum[NS][2];     /* of the thread's keys */
+    uint32_t fragment[2][2][4], raw[2][4];
+    Turn<V::BUFFERS> buffer;
+    Turn<V::SLOTS> slot;
+    uint32_t blocks = 0; /* of all pieces */
+
+    DEVICE ConvertedScores(const struct dense_decode_fp8_params &params, Shared &memory)
+        : p(params), shared(memory), base(shared_address(&memory))
+    {
+    }
+
+    DEVICE static int lane() { return (int)(fresh_thread() % 32); }
+    DEVICE static int warp() { return (int)(fresh_thread() / 32 % 4); }
+    /* The first of the thread's two of eight rows. */
+    DEVICE static int column() { return 2 * (lane() % 4); }
+
+    DEVICE Task &task() const { return shared.task[warp()]; }
+
+    DEVICE static void sync() { barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); }
+
+    /* ---- S^T --------------------------------------------------------------------------------------- */
+
+    DEVICE void load(uint32_t (&to)[4], uint32_t keys, int step)
+    {
+        const uint32_t key = (uint32_t)(16 * warp() + lane() % 16),
+                       chunk = (uint32_t)(2 * (step % STEPS_OF_LINE) + lane() / 16);
+        ldmatrix_x4(to, keys + (uint32_t)(step / STEPS_OF_LINE * KEY_TILE_BYTES) +
+                            (step < LINES * STEPS_OF_LINE ? swizzle_128(key, chunk) : swizzle_64(key, chunk)));
+    }
+
+    DEVICE void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[4])
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++) fp16_of_e4m3(a[i / 2][i % 2], a[i / 2][i % 2 + 2], codes[i]);
+    }
+
+    DEVICE void score(uint32_t keys)
+    {
+        const uint32_t queries = SHARED_AT(base, q);
+        load(raw[0], keys, 0);
+        convert(fragment[0], raw[0]);
+        load(raw[1], keys, 1);
+        hold(s);
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            if (i + 2 < STEPS) load(raw[i % 2], keys, i + 2);
+            wgmma_fence();
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                wgmma_lines_of<Fp16>(
+                    s, fragment[i % 2][h],
+                    wgmma_lines(queries + (uint32_t)(i / 2 * Shared::QUERY_TILE_BYTES), 2 * (i % 2) + h),
+                    i + h > 0);
+            wgmma_commit();
+            if (i > 0) wgmma_wait<1>();
+            if (i + 1 < STEPS) convert(fragment[(i + 1) % 2], raw[(i + 1) % 2]);
+        }
+        wgmma_wait<0>();
+        hold(s);
+    }
+
+    /* ---- Weights ----------------------------------------------------------------------------------- */
+
+    /* Scores of keys that a row does not see, and codes that must not reach a product. */
+    DEVICE void mask(int first_key, uint32_t keys)
+    {
+        const Task &task = this->task();
+        const int key = first_key + 16 * warp() + lane() / 4;
+#pragma unroll
+        for (int n = 0; n < NS; n++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const int end = min(task.end, visible_end(p.dense.call, task, 8 * n + column() + j));
+                if (key >= end) s[4 * n + j] = -INFINITY;
+                if (key + 8 >= end) s[4 * n + 2 + j] = -INFINITY;
+            }
+        sync(); /* every warp's products have read the block */
+        clear_codes(keys, clamp_int(task.all_see - first_key, 0, KEYS));
+        fence_async_shared();
+        sync();
+    }
+
+    /* Scores in powers of two. Is a reference of a row to move, for the keys of any warp? */
+    DEVICE bool scale()
+    {
+        bool late = false;
+#pragma unroll
+        for (int n = 0; n < NS; n++) {
+            const float2 by = *(const float2 *)&shared.q_scales[8 * n + column()],
+                         reference = *(const float2 *)&shared.references[8 * n + column()];
+            s[4 * n] *= by.x, s[4 * n + 1] *= by.y, s[4 * n + 2] *= by.x, s[4 * n + 3] *= by.y;
+            late |= fmaxf(s[4 * n], s[4 * n + 2]) > reference.x + REFERENCE_LATE ||
+                    fmaxf(s[4 * n + 1], s[4 * n + 3]) > reference.y + REFERENCE_LATE;
+        }
+        uint32_t(&moves)[4] = shared.moves[blocks % 2];
+        late = __any_sync(~0u, late);
+        if (lane() == 0) moves[warp()] = late;
+        sync();
+        return __any_sync(~0u, moves[0] | moves[1] | moves[2] | moves[3]);
+    }
+
+    DEVICE void move_references()
+    {
+#pragma unroll
+        for (int n = 0; n < NS; n++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float most = fmaxf(s[4 * n + j], s[4 * n + 2 + j]);
+#pragma unroll
+                for (int lanes = 4; lanes < 32; lanes *= 2)
+                    most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
+                if (lane() / 4 == 0) shared.of_warps[warp()][8 * n + column() + j] = most;
+            }
+        sync();
+        const int row = (int)(fresh_thread() % WARPGROUP_THREADS);
+        if (row < V::ROWS) {
+            const float most = fmaxf(fmaxf(shared.of_warps[0][row], shared.of_warps[1][row]),
+                                     fmaxf(shared.of_warps[2][row], shared.of_warps[3][row])),
+                        from = shared.references[row],
+                        to = fmaxf(from, fminf(most, FLT_MAX) - REFERENCE_BELOW);
+            shared.factor[slot.index][row] = exp2_approx(from - to), shared.references[row] = to;
+        }
+        sync();
+#pragma unroll
+        for (int n = 0; n < NS; n++) {
+            const float2 factor = *(const float2 *)&shared.factor[slot.index][8 * n + column()];
+            sum[n][0] *= factor.x, sum[n][1] *= factor.y;
+        }
+    }
+
+    /* P^T of two times eight rows, as it stands in D, to lines of rows. */
+    DEVICE void store_weights(int n, const uint32_t (&words)[4])
+    {
+        const uint32_t row = (uint32_t)(8 * (n + lane() / 16) + lane() % 8),
+                       chunk = (uint32_t)(2 * warp() + lane() / 8 % 2);
+        store_matrices_transposed(SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES) +
+                                      swizzle_128(row, chunk),
+                                  words);
+    }
+
+    DEVICE void exponentials()
+    {
+#pragma unroll
+        for (int n = 0; n < NS; n += 2) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float2 reference = *(const float2 *)&shared.references[8 * (n + i) + column()];
+                const float *const of = s + 4 * (n + i);
+                const float low[2] = {exp2_approx(of[0] - reference.x), exp2_approx(of[1] - reference.y)},
+                            high[2] = {exp2_approx(of[2] - reference.x), exp2_approx(of[3] - reference.y)};
+                sum[n + i][0] += low[0] + high[0], sum[n + i][1] += low[1] + high[1];
+                words[2 * i] = Fp16::pack(low[0], low[1]), words[2 * i + 1] = Fp16::pack(high[0], high[1]);
+            }
+            store_weights(n, words);
+        }
+    }
+
+    /* What makes rows of the sums over a piece; a thread has a row. */
+    DEVICE void finish()
+    {
+        const Task &task = this->task();
+        const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
+        const int row = (int)(fresh_thread() % WARPGROUP_THREADS);
+#pragma unroll
+        for (int n = 0; n < NS; n++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float all = sum[n][j];
+#pragma unroll
+                for (int lanes = 4; lanes < 32; lanes *= 2) all += __shfl_xor_sync(~0u, all, lanes);
+                if (lane() / 4 == 0) shared.of_warps[warp()][8 * n + column() + j] = all;
+            }
+        sync();
+        if (row < V::ROWS) {
+            const bool direct = task.piece.slot == DIRECT;
+            const float whole = (shared.of_warps[0][row] + shared.of_warps[1][row]) +
+                                (shared.of_warps[2][row] + shared.of_warps[3][row]);
+            const float left = finish_row(p.dense.call, task, direct,
+                                          score_lse(shared.references[row], whole), row, true);
+            shared.finish[slot.index][row] =
+                whole == 0.0f ? 0.0f : (direct ? left * of_cache : SLOT_UNIT) / whole;
+        }
+        __syncwarp();
+    }
+
+    /* ---- A block, a piece, all pieces ----------------------------------------------------------------- */
+
+    DEVICE void run_block(bool first, bool last, bool masked, int first_key)
+    {
+        const uint32_t keys = SHARED_AT(base, keys) + (uint32_t)(buffer.index * KEYS_BYTES);
+        mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+        score(keys);
+        if (masked) mask(first_key, keys);
+        const bool moves = scale();
+        mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
+        if (moves) move_references();
+        if (fresh_thread() < SCORES * WARPGROUP_THREADS + 4)
+            shared.moved[slot.index][fresh_thread() % 4] = moves && !first;
+        if (fresh_thread() == SCORES * WARPGROUP_THREADS) shared.cleared[slot.index] = masked;
+        exponentials();
+        fence_async_shared();
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), slot.index));
+        if (last) finish();
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, done), slot.index));
+        buffer.next(), slot.next(), blocks++;
+    }
+
+    DEVICE void run_piece(const Work &work)
+    {
+        const int count = work.blocks, all_see = work.task.all_see;
+        int first_key = work.task.piece.begin;
+        if (__all_sync(~0u, count == 0)) {
+            store_empty(p.dense.call, work.task, V::ROWS);
+            return;
+        }
+        __syncwarp();
+        if (lane() == 0) task() = work.task;
+        const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
+        const int row = (int)(fresh_thread() % WARPGROUP_THREADS);
+        sync(); /* the piece before has been scored and finished by all warps */
+        if (row < V::ROWS) shared.references[row] = LEAST_REFERENCE;
+        load_queries<V::ROWS>(p.dense.call, task(), SHARED_AT(base, q), SHARED_AT(base, q_scales),
+                              fminf(of_cache * p.dense.call.scale_log2, FLT_MAX));
+        fence_async_shared();
+        sync();
+#pragma unroll
+        for (int n = 0; n < NS; n++) sum[n][0] = sum[n][1] = 0.0f;
+#pragma unroll 1
+        for (int left = count - 1; __all_sync(~0u, left >= 0); left--, first_key += KEYS)
+            run_block(left + 1 == count, __all_sync(~0u, left == 0),
+                      __any_sync(~0u, all_see - first_key < KEYS), first_key);
+    }
+
+    DEVICE void run()
+    {
+        for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
+            run_piece(work_of<V>(p.dense, shared, i, Place(p.dense)));
+    }
+};
