@@ -67,6 +67,8 @@ struct test_case {
     union call_args args;               /* of tensors in host memory, on a GPU too */
     void *plan, *owned[2];              /* owned: by the maker, freed with the case */
     struct tolerance tolerance[RESULTS];
+    double
+        of_product; /* how far, relative to it, a product of q and k may be from the oracle's beyond the rounding of fp32 */
     double rounded;   /* the bound of their own that values of a row have for rounded scales; 0: none */
     bool other;       /* inputs that the table of tolerances is not for */
     bool bounds_out;  /* elements of out too have a bound of their own */

@@ -106,7 +106,15 @@ double compare_bound(const struct test_case *c, int64_t request, int64_t token, 
     struct magnitude magnitude = {0};
     if (!c->op->maker->magnitude) return 0.0;
     c->op->maker->magnitude(c, request, token, head, &magnitude);
-    return magnitude_bound(&magnitude, *(const int32_t *)op_option(c->op->of, &c->args, "log_base"));
+    return (1.0 + c->of_product * 0x1p20) *
+           magnitude_bound(&magnitude, *(const int32_t *)op_option(c->op->of, &c->args, "log_base"));
+}
+
+/* How many times as far off elements of out may be as by the rounding of weights to bf16: scores that are off change weights, and their
+ * sum. */
+static double of_weights(const struct test_case *c, const struct magnitude *magnitude)
+{
+    return 1.0 + 0x1p8 * expm1(2.0 * c->of_product * magnitude->sum);
 }
 
 /* A row of out. Of other inputs an element may be off by the rounding of what it is summed of; and one above 1 there, of a
@@ -130,7 +138,8 @@ static void add_out(struct comparison *outs, const struct test_case *c, int64_t 
         struct comparison alone = {0};
         const bool large = c->large_apart && isfinite(reference) && fabs(reference) > 1.0;
         compare_add_within(large ? &alone : outs, tolerance, value, reference,
-                           look ? magnitude_out_bound(&magnitude, sink, (int)d) : 0.0);
+                           look ? magnitude_out_bound(&magnitude, sink, (int)d) * of_weights(c, &magnitude)
+                                : 0.0);
         outs->count += alone.count, outs->wrong += alone.wrong;
         outs->worst_abs = fmax(outs->worst_abs, alone.worst_abs);
     }

@@ -96,32 +96,34 @@ static double device_bytes(const int64_t *v)
 
 /* Of the kernel that the grid at hand is of: */
 static const char *grid_kernel;
-static int32_t grid_products;
 
-/* Does the kernel take no other products? It multiplies codes. */
-static bool is_by_codes(int32_t products)
+/* Is it Hopper's over bytes, which takes FP8_576 alone? */
+static bool is_of_576(const char *kernel)
 {
-    return products == 1 << FMLA_PRODUCTS_FP8;
+    return !strcmp(kernel, "cuda-sm90-fp8");
 }
 
-/* Does a kernel that multiplies codes take such a case? It takes FP8_576 alone, by blocks of 64 keys. */
-static bool is_taken_by_codes(const int64_t *v)
+/* Does it take such a case? By blocks of 64 keys, with bf16 queries, or codes in tiles that are boxes. */
+static bool is_taken_of_576(const int64_t *v)
 {
-    if (!v[A_PRODUCTS] || v[A_DTYPE] > 0 || v[A_HKV] > 1 || v[A_DQK] == 512 || v[A_CODES] == S_CODES_BEYOND)
-        return false;
-    return (v[A_CACHE] < 0 || v[A_CACHE] == CACHE_576) &&
-           (v[A_PAGE] < 0 || (v[A_PAGE] && v[A_PAGE] % 64 == 0));
+    if (v[A_DTYPE] > 0 || v[A_HKV] > 1 || v[A_DQK] == 512 || v[A_CODES] == S_CODES_BEYOND) return false;
+    if (v[A_CACHE] >= 0 && v[A_CACHE] != CACHE_576) return false;
+    if (!v[A_B]) return true;
+    if (v[A_LAYOUT] == LAYOUT_ODD || (v[A_PAGE] > 0 && v[A_PAGE] % 64)) return false;
+    const bool boxes = v[A_SQ] <= 1 || v[A_HQ] < 0 || v[A_LAYOUT] < 0 || v[A_HQ] == 1 ||
+                       v[A_LAYOUT] == LAYOUT_CONTIGUOUS || v[A_HQ] % 64 == 0 || 64 % v[A_HQ] == 0;
+    return boxes || v[A_PRODUCTS] != OF_CODES;
 }
 
 /* Does the kernel take such a case? Values that are not chosen yet are -1. All kernels of the CPU take all
  * cases, the portable one of a GPU bytes with bf16 queries, and Hopper's no bytes: it wants a cache that TMA can bring in by blocks
  * of 64 keys, and tiles of 64 rows that are boxes of the queries. Said here once more, in the words of the case; the library must
  * agree. */
-static bool is_taken(const char *kernel, int32_t products, const int64_t *v)
+static bool is_taken(const char *kernel, const int64_t *v)
 {
     const bool hopper = !strcmp(kernel, "cuda-sm90"), portable = !strcmp(kernel, "cuda-sm80");
     const bool bytes = v[A_CACHE] > CACHE_OF_Q || v[A_CODES] > S_CODES_WRITTEN || v[A_PRODUCTS] > OF_BF16;
-    if (is_by_codes(products)) return is_taken_by_codes(v);
+    if (is_of_576(kernel)) return is_taken_of_576(v);
     if (bytes && (hopper || (portable && v[A_DTYPE] > 0))) return false;
     if (!hopper || !v[A_B]) return true;
     if (v[A_LAYOUT] == LAYOUT_ODD || (v[A_PAGE] > 0 && v[A_PAGE] % 64)) return false;
@@ -134,14 +136,14 @@ static bool is_taken(const char *kernel, int32_t products, const int64_t *v)
 static bool leaves(const struct test_case *c, const struct run *run, bool *must)
 {
     *must = true;
-    return !is_taken(run->kernel, run->products, c->v);
+    return !is_taken(run->kernel, c->v);
 }
 
 static bool gpu_possible(const int64_t *v)
 {
     bool whole = true;
     for (int i = 0; i < AXES; i++) whole &= v[i] >= 0;
-    if (!possible(v) || !is_taken(grid_kernel, grid_products, v)) return false;
+    if (!possible(v) || !is_taken(grid_kernel, v)) return false;
     return !whole || (host_bytes(v) <= 0x1p30 && device_bytes(v) <= 0x1p34 && cost(v) <= 5e10);
 }
 
@@ -161,11 +163,11 @@ static void choose(struct subject *op, const struct run *run)
     if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
     op->axis[A_B].count = on_gpu(run) ? 7 : 6;
     op->axis[A_SK].count = on_gpu(run) ? 9 : 8;
-    const bool bytes = strcmp(run->kernel, "cuda-sm90") != 0, by_codes = is_by_codes(run->products);
-    take_values(&op->axis[A_CACHE], by_codes ? CACHE_576 : CACHE_OF_Q, bytes ? CACHE_576 : CACHE_OF_Q);
+    const bool bytes = strcmp(run->kernel, "cuda-sm90") != 0, of_576 = is_of_576(run->kernel);
+    take_values(&op->axis[A_CACHE], of_576 ? CACHE_576 : CACHE_OF_Q, bytes ? CACHE_576 : CACHE_OF_Q);
     take_values(&op->axis[A_CODES], S_CODES_WRITTEN, bytes ? S_CODES_NAN : S_CODES_WRITTEN);
-    take_values(&op->axis[A_PRODUCTS], by_codes ? OF_FP8 : OF_BF16, bytes ? OF_CODES : OF_BF16);
-    grid_kernel = run->kernel, grid_products = run->products;
+    take_values(&op->axis[A_PRODUCTS], OF_BF16, bytes ? OF_CODES : OF_BF16);
+    grid_kernel = run->kernel;
     op->grid.possible = on_gpu(run) ? gpu_possible : possible;
     op->grid.cost = on_gpu(run) ? cost_on_gpu : cost_on_cpu;
     tile = on_gpu(run) ? 64 : 16;
@@ -222,7 +224,7 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
     return false;
 }
 
-#define BY_CODES "cache fp8_576, products fp8, "
+#define OF_576 "cache fp8_576, products fp8, "
 
 /* Cases with room for every fault: pages, empty requests, gaps, causal. An lse is small where one key stands alone. */
 static const char *fault_case(const struct run *run, uint64_t i)
@@ -230,8 +232,8 @@ static const char *fault_case(const struct run *run, uint64_t i)
     static char text[200];
     snprintf(text, sizeof text,
              "b 6, s_q 3, h_q 8, page_size %d, causal 1, layout padded, batch_invariant %d, %s%s",
-             strcmp(run->kernel, "cuda-sm90") && !is_by_codes(run->products) ? 16 : 64,
-             run->fault == FAULT_BATCH, is_by_codes(run->products) ? BY_CODES : "",
+             strcmp(run->kernel, "cuda-sm90") && !is_of_576(run->kernel) ? 16 : 64, run->fault == FAULT_BATCH,
+             is_of_576(run->kernel) ? OF_576 : "",
              run->fault == FAULT_LSE_CANCELLED ? "s_k 1, inputs steep"
              : run->fault == FAULT_WRONG_SCALE ? "s_k 20, lengths varied, cache fp8_656, codes scales"
                                                : "s_k 140, lengths varied");
@@ -272,7 +274,7 @@ static void check_foreign_plan(const struct run *run, struct tally *tally)
     for (int32_t told = 1; told <= 7; told += 3) {
         int64_t v[AXES];
         bool same;
-        case_values(&dense_decode, is_by_codes(run->products) ? BY_CODES FOREIGN : FOREIGN, v);
+        case_values(&dense_decode, is_of_576(run->kernel) ? OF_576 FOREIGN : FOREIGN, v);
         struct test_case *c = case_make(&dense_decode, run, v, run->seed * 7919 + 250 + (uint64_t)told);
         tally->cases++;
         if (case_plan(c, &same)) report(tally, run, c->name, fmla_last_error());
@@ -338,7 +340,7 @@ static void check_large_cache(const struct run *run, struct tally *tally)
 static void more_on_gpu(const struct run *run, struct tally *tally)
 {
     check_foreign_plan(run, tally);
-    if (!is_by_codes(run->products)) check_large_cache(run, tally); /* which is of 16-bit values */
+    if (!is_of_576(run->kernel)) check_large_cache(run, tally); /* which is of 16-bit values */
 }
 
 #define FAR_BYTES                                                                                            \

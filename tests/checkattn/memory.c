@@ -30,7 +30,9 @@ void *must_alloc(size_t bytes)
 
 void guarded_make(struct guarded *g, fmla_dtype dtype, int ndim, const int64_t *shape, enum layout layout)
 {
-    const int64_t gap = layout == LAYOUT_CONTIGUOUS ? 0 : layout == LAYOUT_ODD ? 3 : 8;
+    const int64_t gap = layout == LAYOUT_CONTIGUOUS ? 0
+                        : layout == LAYOUT_ODD      ? 3
+                                                    : 128 / dtype.bits; /* 16 bytes */
     const int swapped = layout == LAYOUT_SWAPPED_FIRST ? 0 : layout == LAYOUT_SWAPPED && ndim >= 4 ? 1 : -2;
     const size_t element = dtype.bits / 8;
     memset(g, 0, sizeof *g);

@@ -15,7 +15,7 @@ void sm90_dense_decode_meet(const struct attention_problem *p, struct cuda_work 
     const size_t words = (size_t)(p->b * w->tiles) * sizeof(uint64_t);
     if (w->apart || p->bound || p->cut == CUT_INVARIANT || workers != usual || workers < 2 * p->b ||
         p->b > MOST_REQUESTS_TOGETHER || p->b * cuda_ceil_div(p->capacity, PLAN_BLOCK) > MOST_BLOCKS ||
-        w->marks_offset + words > w->bytes)
+        w->marks_offset + words > w->queries_offset)
         return;
     w->joins_itself = true, w->makes_plan = false;
     w->meetings_offset = w->marks_offset;

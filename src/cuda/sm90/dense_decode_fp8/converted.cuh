@@ -35,10 +35,9 @@ DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, 
     for (int row = warp; row < ROWS; row += 4) {
         const bool some = task.first_row + row < p.rows;
         const RowPlace place = row_place(p, min(task.first_row + row, p.rows - 1), task.kv_head);
-        const uint32_t *from =
-            (const uint32_t *)(p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
-                               place.head * p.q_stride[2]) +
-            lane;
+        const uint32_t *from = (const uint32_t *)(p.q + task.piece.request * p.q_stride[0] +
+                                                  place.token * p.q_stride[1] + place.head * p.q_stride[2]) +
+                               lane;
         uint32_t words[WORDS];
         float most = 0.0f;
 #pragma unroll
@@ -92,8 +91,9 @@ template <typename V> struct ConvertedScores {
     {
         const uint32_t key = (uint32_t)(16 * warp() + lane() % 16),
                        chunk = (uint32_t)(2 * (step % STEPS_OF_LINE) + lane() / 16);
-        ldmatrix_x4(to, keys + (uint32_t)(step / STEPS_OF_LINE * KEY_TILE_BYTES) +
-                            (step < LINES * STEPS_OF_LINE ? swizzle_128(key, chunk) : swizzle_64(key, chunk)));
+        ldmatrix_x4(to,
+                    keys + (uint32_t)(step / STEPS_OF_LINE * KEY_TILE_BYTES) +
+                        (step < LINES * STEPS_OF_LINE ? swizzle_128(key, chunk) : swizzle_64(key, chunk)));
     }
 
     DEVICE void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[4])
@@ -244,8 +244,8 @@ template <typename V> struct ConvertedScores {
             const bool direct = task.piece.slot == DIRECT;
             const float whole = (shared.of_warps[0][row] + shared.of_warps[1][row]) +
                                 (shared.of_warps[2][row] + shared.of_warps[3][row]);
-            const float left = finish_row(p.dense.call, task, direct,
-                                          score_lse(shared.references[row], whole), row, true);
+            const float left =
+                finish_row(p.dense.call, task, direct, score_lse(shared.references[row], whole), row, true);
             shared.finish[slot.index][row] =
                 whole == 0.0f ? 0.0f : (direct ? left * of_cache : SLOT_UNIT) / whole;
         }

@@ -84,5 +84,6 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
     }
 }
 
-#define DENSE_DECODE_FP8_KERNEL(NAME, ROWS, TOGETHER, PRODUCTS)                                                        \
-    DEFINE_KERNEL(NAME, dense_decode_fp8_params, (THREADS, 1), dense_decode_fp8<Variant<ROWS, TOGETHER, PRODUCTS>>(p))
+#define DENSE_DECODE_FP8_KERNEL(NAME, ROWS, TOGETHER, PRODUCTS)                                              \
+    DEFINE_KERNEL(NAME, dense_decode_fp8_params, (THREADS, 1),                                               \
+                  dense_decode_fp8<Variant<ROWS, TOGETHER, PRODUCTS>>(p))

@@ -70,7 +70,8 @@ template <typename V> struct SharedOf {
     uint32_t moved[V::SLOTS][4];     /* [rows / 16] */
     uint32_t cleared[V::SLOTS];      /* codes of the block's keys have been cleared */
     uint64_t keys_full[V::BUFFERS], keys_empty[V::BUFFERS], q_full, q_empty, p_full[V::SLOTS],
-        p_empty[V::SLOTS], done[V::SLOTS]; /* … and with the last block of a piece what makes rows of it is there */
+        p_empty[V::SLOTS],
+        done[V::SLOTS]; /* … and with the last block of a piece what makes rows of it is there */
     /* [warp] of those with scores, then of those with values: out of the way until it is asked for */
     Task task[12];
     PieceList list;
