@@ -19,6 +19,16 @@ D_V = 512  # the width of a value of MLA
 ROPE = 64  # the last elements of a key, which encode its position
 
 
+class Limits(NamedTuple):
+    """Of two results that agree."""
+
+    cosine: float  # at least
+    worst: float  # at most, of an element's difference over the root mean square of its row
+
+
+OF_BF16 = Limits(0.9999, 0.1)  # rounding to bf16 makes a worst element of 0.03
+
+
 class Problem:
     """What a class says only where it differs."""
 
@@ -26,9 +36,10 @@ class Problem:
     results = ("output",)
     together = 1  # rows of results, whose largest root mean square is the measure of a difference in any of them
     least_row = 0.0  # and at least so many root mean squares of all rows are
+    limits = OF_BF16  # of others' results beside ours
     needed = ()  # peers without which there is no ratio
     variants = {}  # other calls that take part: {name: (contestant, method)}
-    reference = None  # gives a part of the results in fp32 arithmetic, for a check of ours
+    reference = None  # gives a part of the results in fp32 arithmetic, for a check of ours by OF_BF16
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,13 @@ except ImportError:  # only timing needs it
     torch = None
 
 from beside.contestants import brief
-from beside.rows import normal
+from beside.rows import OF_BF16, normal
 
 AHEAD = 4_000_000  # clocks, some 2 ms: a GPU waits so long before a call that is not captured, and the host gets ahead
 LONGEST = 0.5  # seconds: a call that takes more is not timed, and a contestant has fewer runs where all would take more
-COSINE = 0.9999  # of two outputs, at least
-WORST = 0.1  # at most, of an element's difference over the root mean square of its row; rounding to bf16 makes 0.03
 
 
-def difference(ours, theirs, name="output", together=1, least_row=0.0, whose="ours"):
+def difference(ours, theirs, name="output", together=1, least_row=0.0, whose="ours", limits=OF_BF16):
     """What is wrong with a peer's output; None where it agrees with ours. A NaN in either agrees with nothing."""
     width = ours.shape[-1]
     if theirs.shape[-1] != width or theirs.numel() != ours.numel():
@@ -38,7 +36,7 @@ def difference(ours, theirs, name="output", together=1, least_row=0.0, whose="ou
         size = torch.maximum(largest_of(a.square().mean(1).sqrt(), together), least)
         worst = torch.maximum(worst, ((a - b).abs().amax(1) / size).amax())
     cosine, worst = (sums[0] / (sums[1] * sums[2]).sqrt()).item(), worst.item()
-    if cosine >= COSINE and worst <= WORST:
+    if cosine >= limits.cosine and worst <= limits.worst:
         return None
     numbers = f"cosine {cosine:.6f}, worst element {worst:.3g} root mean squares of its row"
     return f"its {name} differs from {whose}: {numbers}"
@@ -51,11 +49,10 @@ def largest_of(values, together):
     return padded.amax(1).repeat_interleave(together)[:count]
 
 
-def first_difference(row, ours, theirs, whose="ours"):
+def first_difference(row, ours, theirs, whose, limits):
     """That of the first of a row's results that differs."""
-    found = (
-        difference(a, b, name, row.together, row.least_row, whose) for a, b, name in zip(ours, theirs, row.results)
-    )
+    measure = (row.together, row.least_row, whose, limits)
+    found = (difference(a, b, name, *measure) for a, b, name in zip(ours, theirs, row.results))
     return next(filter(None, found), None)
 
 
@@ -206,10 +203,10 @@ def disagreements(row, x, ready):
     ours, texts = ready["ours"].results, []
     if row.reference:
         part, expected = row.reference(x)
-        text = first_difference(row, expected, part(*ours), "fp32 arithmetic")
+        text = first_difference(row, expected, part(*ours), "fp32 arithmetic", OF_BF16)
         texts += [f"ours: {text}"] if text else []
     for name, one in ready.items():
-        text = first_difference(row, ours, one.results) if name != "ours" else None
+        text = first_difference(row, ours, one.results, "ours", row.limits) if name != "ours" else None
         texts += [f"{name}: {text}"] if text else []
         if name.endswith("_deterministic") and not one.same_again:
             texts.append(f"{name}: two calls gave other bits")
