@@ -5,9 +5,10 @@
     python3 bench/sidebyside.py time OUT.jsonl --peers FOLDER [--groups dense mha] [--runs 15] [--flush engine]
                                      [--without ours_deterministic]
 
-`fetch` downloads the peers' wheels with pip and unpacks what is needed of them into FOLDER: FlashMLA and
-FlashAttention-3, which vLLM's wheel contains, and FlashAttention-4 with the packages that compile it. It needs no GPU.
---python is the version of the Python that will run `time`, on a machine of the same kind. cuDNN comes with PyTorch.
+`fetch` downloads the peers' wheels with pip and unpacks what is needed of them into FOLDER: FlashMLA, FlashAttention-3
+and vLLM's own FP8 decode, which vLLM's wheel contains, and FlashAttention-4 with the packages that compile it. It needs
+no GPU. --python is the version of the Python that will run `time`, on a machine of the same kind. cuDNN comes with
+PyTorch.
 
 `time` needs a Hopper GPU, this package and PyTorch 2.10 or later; FlashAttention-4 also needs cuda-bindings and
 protobuf. It appends one line of JSON a row to OUT.jsonl and prints a summary. FOLDER may lack peers: rows are then
@@ -18,6 +19,11 @@ Before each run, two products with 264 MB of weights each leave the caches as an
 are read (--flush read). The order of the contestants turns round from run to run, and the median counts. The ratio of a
 row is the time of its fastest peer divided by ours. What the graphs wrote is compared before anything is timed; a row
 whose outputs differ is not timed.
+
+The group fp8 has dense decode with FP8 products, over caches of FP8_576 beside vLLM's, and over FP8_656 without a peer
+or a ratio. ours takes e4m3 queries, as vLLM's does, and over FP8_656 bf16 ones; ours_bf16_q quantises bf16 queries in
+the call; ours_bf16 has products in bf16, and ours_bf16_cache has them over a bf16 cache of the same values. Ours is
+compared with fp32 arithmetic of one request too; others may differ from it by what e4m3 rounds.
 
 The group mha_bwd has the gradients of dense MHA, by torch.autograd.grad, of a forward pass that is made before and not
 timed. Its runs are calls, not graphs; the GPU waits for some 2 ms before each, so that the host's time does not show.
@@ -47,7 +53,7 @@ except ImportError:  # only the command `time` needs it
     torch = None
 
 from beside.contestants import Ours, contestants_for
-from beside.rows import GROUPS, MhaGradients, shape_of, words_for
+from beside.rows import GROUPS, shape_of, words_for
 from beside.timing import Session, summary, what_comes_before
 
 
@@ -116,11 +122,13 @@ def time_rows(options):
     return 1 if all_wrong else 0
 
 
-OURS = [name for name, (contestant, _) in MhaGradients.variants.items() if contestant == "ours"]
+VARIANTS = {name: who for rows in GROUPS.values() for row in rows for name, (who, _) in row.variants.items()}
+OURS = [name for name, who in VARIANTS.items() if who == "ours"]
 
 VLLM = "vllm==0.33.0"
 VLLM_LIBRARIES = (
     "vllm/_flashmla_C.abi3.so",
+    "vllm/_flashmla_extension_C.abi3.so",
     "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
 )
 FA4 = (

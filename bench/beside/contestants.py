@@ -7,6 +7,7 @@ Gradients are (dq, dk, dv), in the order of tokens, then heads, too.
 import importlib.metadata
 import math
 import sys
+from types import SimpleNamespace
 
 try:
     import torch
@@ -36,10 +37,29 @@ class Ours:
 
         self.functions, self.version = flash_mla, flash_mla.__version__
 
-    def dense_decode(self, x):
+    def dense_decode(self, x, **options):
         meta, _ = self.functions.get_mla_metadata()  # the first call puts the plan there
         arguments = (x.q, x.cache, x.table, x.lengths, D_V, meta)
-        return lambda: first(self.functions.flash_mla_with_kvcache(*arguments, softmax_scale=x.scale, causal=True))
+        options = dict(softmax_scale=x.scale, causal=True, **options)
+        return lambda: first(self.functions.flash_mla_with_kvcache(*arguments, **options))
+
+    def dense_decode_of_bytes(self, x):
+        return self.dense_decode(x, is_fp8_kvcache=True, kv_scale=x.descale_k)
+
+    def dense_decode_of_values(self, x):
+        return self.dense_decode(SimpleNamespace(**{**vars(x), "cache": x.cache.to(torch.bfloat16)}))
+
+    def fp8_products(self, x, q, descale_q):
+        _, s_q, h_q, _ = q.shape
+        plan = self.functions.get_mla_metadata_dense_fp8(x.lengths, s_q * h_q, 1)
+        arguments = (q, x.cache, x.table, x.lengths, D_V, *plan, x.scale, True, descale_q, x.descale_k)
+        return lambda: first(self.functions.flash_mla_with_kvcache_fp8(*arguments))
+
+    def dense_fp8(self, x):
+        return self.fp8_products(x, x.codes, x.descale_q)
+
+    def dense_fp8_of_values(self, x):
+        return self.fp8_products(x, x.q, None)
 
     def sparse_decode(self, x):
         meta, _ = self.functions.get_mla_metadata()
@@ -112,6 +132,20 @@ class FlashMLA:
     def sparse_prefill(self, x):
         given = (x.q, x.kv, x.indices, x.scale, D_V, x.sink, None, None)
         return lambda: first(self.functions.sparse_prefill_fwd(*given))
+
+
+class VllmFp8:
+    """vLLM's dense decode with FP8 products, which its wheel contains beside FlashMLA."""
+
+    def __init__(self, folder):
+        self.functions = library(folder, "_flashmla_extension_C")
+        self.version = version_in(folder, "vllm")
+
+    def dense_fp8(self, x):
+        _, s_q, h_q, _ = x.codes.shape
+        plan = self.functions.get_mla_decoding_metadata_dense_fp8(x.lengths, s_q * h_q, 1)
+        given = (x.codes, x.cache, D_V, x.lengths, x.table, x.scale, True, *plan, x.descale_q, x.descale_k)
+        return lambda: first(self.functions.fwd_kvcache_mla_fp8(*given))
 
 
 class FlashAttention3:
@@ -220,7 +254,7 @@ class CuDNN:
         return lambda: tuple(gradient.transpose(1, 2) for gradient in call())
 
 
-PEERS = {"flashmla": FlashMLA, "fa3": FlashAttention3, "fa4": FlashAttention4, "cudnn": CuDNN}
+PEERS = {"flashmla": FlashMLA, "vllm_fp8": VllmFp8, "fa3": FlashAttention3, "fa4": FlashAttention4, "cudnn": CuDNN}
 
 
 def in_order(defaults, given):

@@ -16,6 +16,7 @@ except ImportError:  # only timing needs it
     torch = None
 
 D_V = 512  # the width of a value of MLA
+E4M3_MOST = 448  # the largest value of e4m3
 ROPE = 64  # the last elements of a key, which encode its position
 
 
@@ -71,6 +72,84 @@ class Dense(Problem):
             scale=(D_V + ROPE) ** -0.5,
             flop=2 * sum(lengths) * self.s_q * self.h_q * (2 * D_V + ROPE),
         )
+
+
+@dataclass(frozen=True)
+class DenseFp8(Problem):
+    """Decode with FP8 products, of e4m3 queries, over all s_k keys of each of b requests, from a cache of FP8_576 with
+    a scale of 1. Variants have bf16 queries: the call quantises them, or products are in bf16, over this cache or over
+    one of bf16 with the same values."""
+
+    b: int
+    s_q: int
+    s_k: int
+    h_q: int
+
+    kind = "dense_fp8"
+    operation = "dense_fp8"
+    peers = ("vllm_fp8",)
+    variants = {
+        "ours_bf16_q": ("ours", "dense_fp8_of_values"),
+        "ours_bf16": ("ours", "dense_decode_of_bytes"),
+        "ours_bf16_cache": ("ours", "dense_decode_of_values"),
+    }
+    limits = Limits(0.9995, 0.3)  # queries rounded in another way, or weights to e4m3, make 0.9997 and 0.17 by PyTorch
+    page = 64
+
+    def inputs(self, chance):
+        pages = self.b * math.ceil(self.s_k / self.page)
+        q = normal(self.b, self.s_q, self.h_q, D_V + ROPE)
+        return SimpleNamespace(
+            q=q,
+            codes=q.to(torch.float8_e4m3fn),
+            descale_q=torch.ones(1),
+            **self.cache_of(pages),
+            table=torch.randperm(pages, dtype=torch.int32).view(self.b, -1),
+            lengths=torch.full((self.b,), self.s_k, dtype=torch.int32),
+            scale=(D_V + ROPE) ** -0.5,
+            flop=2 * self.b * self.s_k * self.s_q * self.h_q * (2 * D_V + ROPE),
+        )
+
+    def cache_of(self, pages):
+        values = normal(pages, self.page, 1, D_V + ROPE, deviation=1)
+        return dict(cache=values.to(torch.float8_e4m3fn), descale_k=torch.ones(1))
+
+    def reference(self, x):
+        """(a function that takes the last request from an output, what fp32 arithmetic gives for it)"""
+        pages = x.cache.view(torch.uint8)[x.table[-1].long()]
+        tokens = pages.flatten(0, 2)[: self.s_k]
+        return lambda output: (output[-1],), (attended(self.query_values(x)[-1], self.key_values(tokens), x.scale),)
+
+    def query_values(self, x):
+        return x.codes.float()
+
+    def key_values(self, tokens):
+        return tokens.view(torch.float8_e4m3fn).float()
+
+
+@dataclass(frozen=True)
+class DenseFp8Packed(DenseFp8):
+    """The same over caches of FP8_656, with bf16 queries, which the call quantises. There is no peer."""
+
+    kind = "dense_fp8_656"
+    operation = "dense_fp8_of_values"
+    peers = ()
+    variants = {"ours_bf16": ("ours", "dense_decode_of_bytes")}
+
+    def cache_of(self, pages):
+        cache = packed_cache(pages * self.page, "FP8_656", self.page, deviation=1)
+        return dict(cache=cache, descale_k=None)  # its scales are in it
+
+    def query_values(self, x):
+        latent, rope = x.q.float().split((D_V, ROPE), -1)
+        scale = latent.abs().amax(-1, keepdim=True) / E4M3_MOST
+        return torch.cat([(latent / scale).to(torch.float8_e4m3fn).float() * scale, rope], -1)
+
+    def key_values(self, tokens):
+        codes, scales, rope = (part.contiguous() for part in tokens.split((D_V, 16, 2 * ROPE), 1))
+        latent = codes.view(torch.float8_e4m3fn).float().view(len(tokens), 4, -1)
+        latent = latent * scales.view(torch.float32)[..., None]
+        return torch.cat([latent.flatten(1), rope.view(torch.bfloat16).float()], 1)
 
 
 class Second(NamedTuple):
@@ -246,6 +325,12 @@ def small_rows():
     return [Dense(*shape, kind="dense_small") for shape in shapes]
 
 
+def fp8_rows():
+    shapes = product(((1, 8192), (16, 8192), (128, 4096), (128, 32768)), ((1, 16), (1, 64), (1, 128), (2, 128)))
+    sizes = [(b, s_q, s_k, h_q) for (b, s_k), (s_q, h_q) in shapes]
+    return [kind(*size) for kind in (DenseFp8, DenseFp8Packed) for size in sizes]
+
+
 def sparse_rows():
     shapes = product((16, 64, 128), (1, 2), (1, 2, 4, 8, 16, 32, 64, 128))
     rows = [Sparse(b, s_q, 32768, h_q, 2048, 576) for h_q, s_q, b in shapes]
@@ -282,6 +367,7 @@ def mha_gradients_rows():
 GROUPS = {
     "dense": dense_rows(),
     "small": small_rows(),
+    "fp8": fp8_rows(),
     "sparse": sparse_rows(),
     "prefill": prefill_rows(),
     "mha": mha_rows(),
@@ -320,15 +406,23 @@ def lists(b, s_q, topk, s_k, tokens):
     return torch.stack(rows).view(b, s_q, topk)
 
 
-def packed_cache(tokens, layout, page):
+def packed_cache(tokens, layout, page, deviation=0.1):
     """A cache in pages of so many tokens, which flash_mla quantised: FP8_656 and FP8_584 are FlashMLA's own layouts."""
     import flash_mla
 
     size, latent = {"FP8_656": (656, 512), "FP8_584": (584, 448)}[layout]
     cache = torch.zeros(math.ceil(tokens / page), page, 1, size, dtype=torch.uint8)
     for slots in torch.arange(tokens, dtype=torch.int64).split(1 << 18):
-        flash_mla.cache_append(normal(len(slots), latent), normal(len(slots), ROPE), cache, slots, layout)
+        values = (normal(len(slots), width, deviation=deviation) for width in (latent, ROPE))
+        flash_mla.cache_append(*values, cache, slots, layout)
     return cache
+
+
+def attended(q, k, scale):
+    """What the last tokens of a request see of its keys: q is [tokens, heads, d_qk], k [keys, d_qk]."""
+    tokens, places = torch.arange(len(q)), torch.arange(len(k))
+    hidden = places > len(k) - len(q) + tokens[:, None, None]
+    return (q @ k.T * scale).masked_fill(hidden, -math.inf).softmax(-1) @ k[:, :D_V]
 
 
 def sequences(lengths, row):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """bench/sidebyside.py, as far as it goes without a GPU: the rows, the peers that they name, and what is refused; where
-PyTorch is, the gradients of dense MHA on the CPU, beside a stand-in for peers."""
+PyTorch is, the gradients of dense MHA and decode with FP8 products on the CPU, beside stand-ins for peers."""
 
 import collections
 import importlib
@@ -78,6 +78,7 @@ def test_rows_and_their_peers(script):
     assert found == {
         "dense": {("dense", ("flashmla", "fa3")): 35},
         "small": {("dense_small", ("flashmla", "fa3")): 58},
+        "fp8": {("dense_fp8", ("vllm_fp8",)): 16, ("dense_fp8_656", ()): 16},
         "sparse": {("sparse_decode", ("flashmla",)): 48, ("sparse_decode", ()): 16},
         "prefill": {("sparse_prefill", ("flashmla",)): 14},
         "mha": {("mha_fwd", ("fa3", "fa4", "cudnn")): 19, ("mha_varlen", ("fa3",)): 2},
@@ -88,7 +89,12 @@ def test_rows_and_their_peers(script):
     for row in rows:
         for contestant, method in script.calls_of(row).values():
             assert callable(getattr({"ours": script.Ours, **script.PEERS}[contestant], method)), (row, contestant)
-    assert script.OURS == ["ours_direct", "ours_deterministic"]
+    assert script.OURS == ["ours_bf16_q", "ours_bf16", "ours_bf16_cache", "ours_direct", "ours_deterministic"]
+    assert set(script.VLLM_LIBRARIES) == {
+        "vllm/_flashmla_C.abi3.so",
+        "vllm/_flashmla_extension_C.abi3.so",
+        "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
+    }
 
 
 def test_arguments_by_their_places(script):
@@ -106,6 +112,26 @@ def test_summary(script):
         "mha_fwd 192/128: 0 of 2 rows have a ratio",
         "failed: a row: fa4 is not there",
     ]
+
+
+def test_fp8_rows(script):
+    """The shapes of either cache, and what is counted of rows that have no peer."""
+    rows = script.GROUPS["fp8"]
+    shapes = [tuple(script.shape_of(row).values()) for row in rows]
+    assert shapes[:16] == shapes[16:] and shapes[:5] == [
+        (1, 1, 8192, 16),
+        (1, 1, 8192, 64),
+        (1, 1, 8192, 128),
+        (1, 2, 8192, 128),
+        (16, 1, 8192, 16),
+    ]
+    assert sorted({(b, s_k) for b, _, s_k, _ in shapes}) == [(1, 8192), (16, 8192), (128, 4096), (128, 32768)]
+    assert script.words_for(rows[16]) == "dense_fp8_656 b=1 s_q=1 s_k=8192 h_q=16"
+    lines = [{"ratio": 1.5}] * 16 + [{}] * 16
+    text = "fp8: 16 of 32 rows have a ratio, geometric mean 1.500, smallest 1.500"
+    assert script.summary([("fp8", row) for row in rows], lines, []) == [text]
+    us = dict(ours=2, vllm_fp8=5, ours_bf16_q=3, ours_bf16=3, ours_bf16_cache=1)
+    assert script.ratios(rows[0], us) == {"ratio": 2.5} and script.ratios(rows[16], dict(ours=2, ours_bf16=3)) == {}
 
 
 def test_summary_of_gradients(script):
@@ -250,3 +276,109 @@ def test_gradients_beside_fp32(with_torch):
     results[0][41, 1, 3] += 1
     (text,) = with_torch.disagreements(row, x, ready)
     assert text.startswith("ours: its dq differs from fp32 arithmetic: cosine 0.99")
+
+
+class Operators:
+    """vLLM's with FP8 products, by PyTorch's arithmetic on the CPU: weights are rounded to e4m3, as there."""
+
+    plan = ("the plan", "its splits")
+
+    def get_mla_decoding_metadata_dense_fp8(self, seqlens_k, rows, heads):
+        self.planned = (seqlens_k.tolist(), rows, heads)
+        return self.plan
+
+    def fwd_kvcache_mla_fp8(
+        self, q, cache, d_v, seqlens_k, table, scale, causal, plan, num_splits, descale_q, descale_k
+    ):
+        import torch
+
+        (b, s_q, h_q, d_qk), codes = q.shape, torch.float8_e4m3fn
+        assert (d_qk, d_v, causal, (plan, num_splits)) == (576, 512, True, self.plan)
+        assert self.planned == (seqlens_k.tolist(), s_q * h_q, 1)
+        assert q.dtype == cache.dtype == codes and descale_q.tolist() == descale_k.tolist() == [1.0]
+        output = torch.empty(b, s_q, h_q, d_v, dtype=torch.bfloat16)
+        for request, length in enumerate(seqlens_k.tolist()):
+            k = torch.cat([cache[page, :, 0].float() for page in table[request]])[:length]
+            for token in range(s_q):
+                seen = k[: length - s_q + token + 1]
+                scores = q[request, token].float() @ seen.T * scale
+                p = (scores - scores.amax(1, keepdim=True)).exp()
+                output[request, token] = p.to(codes).float() @ seen[:, :d_v] / p.sum(1, keepdim=True)
+        return [output, None]
+
+
+@pytest.fixture
+def fp8(with_torch, session, monkeypatch):
+    """The session with a stand-in for vLLM's operators, and with calls in place of graphs."""
+
+    def called(call):
+        return types.SimpleNamespace(replay=call), call()
+
+    monkeypatch.setattr(sys.modules["beside.timing"], "captured", called)
+    vllm = with_torch.VllmFp8.__new__(with_torch.VllmFp8)
+    vllm.functions = Operators()
+    session.present["vllm_fp8"] = vllm
+    return session
+
+
+NAMES_FP8 = {
+    "DenseFp8": ["ours", "vllm_fp8", "ours_bf16_q", "ours_bf16", "ours_bf16_cache"],
+    "DenseFp8Packed": ["ours", "ours_bf16"],
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 330, 4), (3, 1, 128, 2), (1, 3, 70, 16)])
+@pytest.mark.parametrize("kind", NAMES_FP8)
+def test_fp8(with_torch, fp8, kind, shape):
+    row = getattr(with_torch, kind)(*shape)
+    measured, wrong = fp8.outcome(row)
+    assert wrong == [] and "lacks" not in measured
+    assert [name[:-3] for name in measured if name.endswith("_us")] == NAMES_FP8[kind]
+    assert ("ratio" in measured) == (kind == "DenseFp8")
+
+
+def test_fp8_without(with_torch, fp8):
+    row = with_torch.DenseFp8(1, 1, 70, 2)
+    fp8.left_out = ["ours_bf16_cache"]
+    fp8.absent = {"vllm_fp8": fp8.present.pop("vllm_fp8")}
+    measured, wrong = fp8.outcome(row)
+    assert wrong == ["vllm_fp8 is not there"] and measured["lacks"] == ["vllm_fp8"]
+    assert "ours_bf16_us" in measured and not {"ours_bf16_cache_us", "ratio"} & set(measured)
+    assert fp8.outcome(with_torch.DenseFp8Packed(1, 1, 70, 2))[1] == []
+
+
+@pytest.mark.parametrize("kind, name", [(kind, name) for kind, names in NAMES_FP8.items() for name in names])
+def test_fp8_that_differs(with_torch, fp8, monkeypatch, kind, name):
+    """A planted fault in one element, of half of its row's root mean square; in ours, which is held to fp32 arithmetic
+    more closely than others to ours, of a sixth."""
+    row = getattr(with_torch, kind)(2, 2, 130, 4)
+    contestant, method = with_torch.calls_of(row)[name]
+    honest = getattr(fp8.present[contestant], method)
+
+    def planted(x):
+        def wrong_call():
+            output = call()
+            of_row = output[-1, -1, -1]
+            of_row[5] += (0.16 if name == "ours" else 0.5) * of_row.float().square().mean().sqrt()
+            return output
+
+        call = honest(x)
+        return wrong_call
+
+    monkeypatch.setattr(fp8.present[contestant], method, planted)
+    measured, wrong = fp8.outcome(row)
+    whose = "fp32 arithmetic" if name == "ours" else "ours"
+    assert measured == {} and len(wrong) == 1, wrong
+    assert wrong[0].startswith(f"{name}: its output differs from {whose}: "), wrong
+
+
+def test_fp8_reads_the_pages_of_its_table(with_torch, fp8):
+    """Calls that have another table than the reference."""
+    for row in (with_torch.DenseFp8(2, 1, 130, 4), with_torch.DenseFp8Packed(2, 1, 130, 4)):
+        x = row.inputs(random.Random(1))
+        output = getattr(with_torch.Ours(), row.operation)(x)()
+        ready = {"ours": with_torch.Prepared(None, None, (output,), 1)}
+        assert with_torch.disagreements(row, x, ready) == []
+        x.table = x.table.flip(0)
+        (text,) = with_torch.disagreements(row, x, ready)
+        assert text.startswith("ours: its output differs from fp32 arithmetic: ")
