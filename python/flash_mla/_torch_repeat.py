@@ -89,8 +89,13 @@ class Repeat:
         self._operation, self._options = operation, options
         self._absent = [at for at, tensor in enumerate(inputs) if tensor is None]
         self._present = operator.itemgetter(*present)  # of two or more: no operation has fewer
-        sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
-        self._are_alike = _Guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        # The guards refuse a tensor that comes twice, as one scale for queries and keys: who it is is asked apart.
+        first_of = {id(tensor): at for at, tensor in reversed([*enumerate(tensors)])}
+        self._twice = [(at, first_of[id(tensor)]) for at, tensor in enumerate(tensors) if at != first_of[id(tensor)]]
+        self._once = sorted(first_of.values())
+        once = [tensors[at] for at in self._once]
+        sizes, strides = [list(tensor.shape) for tensor in once], [list(tensor.stride()) for tensor in once]
+        self._are_alike = _Guards(*once, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
         self._device = first.get_device() if first.is_cuda else None
         self._empty = _EMPTY[first.device.type]
         self._results = [(tuple(result.shape), result.stride(), result.dtype) for result in results]
@@ -112,7 +117,12 @@ class Repeat:
             pointers = [*map(_data_ptr, tensors)]
         except RuntimeError:
             return None
-        if not self._are_alike(*tensors):
+        once = tensors
+        if self._twice:
+            if any([tensors[at] is not tensors[first] for at, first in self._twice]):
+                return None
+            once = [tensors[at] for at in self._once]
+        if not self._are_alike(*once):
             return None
         if self._device is not None:
             if current_device() != self._device:

@@ -110,6 +110,23 @@ def test_input_that_comes_and_goes(name, argument, device):
 
 
 @each_device
+def test_one_tensor_for_two_inputs(device):
+    """A scale of queries and keys. Calls in which each has its own come in between."""
+    call = of("dense_decode_fp8-576", device)
+    scale, other = call.inputs["descale_q"], call.inputs["descale_q"] / 2
+    pairs = [
+        dict(descale_q=q, descale_k=k) for q, k in ((scale, scale), (scale, other), (other, other), (other, scale))
+    ]
+    expected = [long_way(call, **pair) for pair in pairs]
+    for pair in pairs:
+        _torch._repeats.clear()
+        call(**pair), call(**pair), call(**pair)
+        assert hits(call) == 1
+        for changed, results in zip(pairs, expected):
+            assert same(call(**changed), results)
+
+
+@each_device
 def test_numbers_that_change(device):
     call, results = settled("dense_decode", device)
     for changed in (dict(softmax_scale=0.5), dict(causal=True), dict(log_base=2), dict(batch_invariant=True)):
