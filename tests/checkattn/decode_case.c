@@ -282,13 +282,14 @@ static void make(struct test_case *c, const struct run *run)
                                                          : 0.0f;
     c->tolerance[0] = tolerance_dense_decode_out, c->tolerance[1] = tolerance_decode_lse;
     /* Hopper's kernel over bytes multiplies codes, without the roundings of their values to bf16. It is the best of a GPU that has it. */
-    const bool by_codes =
-        v[A_PRODUCTS] && (!strcmp(run->kernel, "cuda-sm90-fp8") || (run->by_default && on_gpu(run)));
+    const bool exact = !strcmp(run->kernel, "cuda-sm90-fp8") || (run->by_default && on_gpu(run)),
+               by_codes = exact && v[A_PRODUCTS], rounds = exact && v[A_CODES] == S_CODES_SCALES;
     if (by_codes) c->tolerance[0] = tolerance_fp8_products_out;
     const bool table = v[A_CODES] == S_CODES_WRITTEN || v[A_CODES] == S_CODES_NAN;
     c->other = (v[A_INPUTS] != INPUTS_NORMAL && v[A_INPUTS] != INPUTS_NAN_ENDS) || !table;
     c->bounds_out = !table || by_codes;
-    c->of_product = by_codes ? 0x1p-8 /* q and k are rounded to bf16 there, by 2^-9 each */ : 0.0;
+    /* q and k are rounded to bf16 there, by 2^-9 each. */
+    c->of_product = by_codes ? 0x1p-8 : rounds ? 0x1p-9 : 0.0;
     c->large_apart = v[A_CODES] == S_CODES_BEYOND;
     /* Only a GPU's kernels round scales. */
     c->rounded = by_codes || (on_gpu(run) && v[A_CODES] == S_CODES_SCALES) ? rounded_scale_lse : 0.0;
