@@ -59,5 +59,6 @@ bool compare_passed(const struct comparison *comparison, const struct tolerance 
 bool compare_passed_other(const struct comparison *comparison, const struct tolerance *tolerance)
 {
     const bool few = comparison->most_refref > comparison->sum_refref / 256;
-    return comparison->wrong == 0 && compare_cosine(comparison) < (few ? fmax(leaning, tolerance->cosine) : tolerance->cosine);
+    return comparison->wrong == 0 &&
+           compare_cosine(comparison) < (few ? fmax(leaning, tolerance->cosine) : tolerance->cosine);
 }

@@ -256,7 +256,7 @@ static bool has(const struct run *run, const int64_t *v)
  * against problems that have none. */
 static void more(struct suite *suite)
 {
-    static const char *const caches[] = {SMALL "h_kv 2",
+    static const char *const caches[] = {SMALL "cache q, h_kv 2",
                                          SMALL "cache fp8_656, codes scales",
                                          SMALL "cache fp8_584, d_qk 512, codes scales",
                                          SMALL "cache fp8_576, codes scales",

@@ -198,7 +198,7 @@ bad 1 'no memory for indices [4096, 16, 2147483647] of 562949953159168 bytes' ma
 bad 1 'more than indices count' make-input x --op sparse_decode --batch 1000 --seq-len 10000000
 bad 2 "lengths, heads and query tokens are the file's" plan fine.safetensors --heads 3
 bad 2 "--kernel: 'nosuch' must be a kernel of dense_decode: " run fine.safetensors --kernel nosuch
-bad 2 'cpu-generic, ref, cuda-sm90, cuda-sm80' run fine.safetensors --kernel zzz
+bad 2 'cpu-generic, ref, cuda-sm90, cuda-sm90-fp8, cuda-sm80' run fine.safetensors --kernel zzz
 
 # ---- Places that cannot be written
 bad 1 '/dev/full: cannot write: No space left on device' make-input /dev/full --batch 1
