@@ -58,16 +58,17 @@ DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, 
     }
 }
 
+enum { FRAGMENT_SETS = 2 };
+
 template <typename V> struct ConvertedScores {
     using Shared = SharedOf<V>;
-    static constexpr int SETS = V::ROWS == 16 ? 3 : 2; /* of fragments */
     static constexpr int NS = V::ROWS / 8; /* of eight rows, of which a thread has two */
     const struct dense_decode_fp8_params &p;
     Shared &shared;
     const uint32_t base;
-    float s[V::ROWS / 2], next[V::ROWS / 2]; /* S^T of a block; that of the next one, which is under way */
+    float s[V::ROWS / 2]; /* S^T of a block */
     float sum[NS][2];     /* of the thread's keys */
-    uint32_t fragment[SETS][2][4], raw[2][4];
+    uint32_t fragment[FRAGMENT_SETS][2][4], raw[2][4];
     Turn<V::BUFFERS> buffer;
     Turn<V::SLOTS> slot;
     uint32_t blocks = 0; /* of all pieces */
@@ -116,46 +117,35 @@ template <typename V> struct ConvertedScores {
         load(raw[1], keys, 1);
     }
 
-    /* Step i of the next block's S^T: fragments are read two ahead, and converted one ahead. */
-    template <int I> DEVICE void score(uint32_t keys)
+    /* Fragments are read two ahead, and converted one ahead; a third set of them is what products under way read. */
+    DEVICE void score(uint32_t keys)
     {
         const uint32_t queries = SHARED_AT(base, q);
-        if (I == 0) hold(next);
-        if (I + 2 < STEPS) load(raw[I % 2], keys, I + 2);
-        wgmma_fence();
+        hold(s);
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-            wgmma_lines_of<Fp16>(
-                next, fragment[I % SETS][h],
-                wgmma_lines(queries + (uint32_t)(I / 2 * Shared::QUERY_TILE_BYTES), 2 * (I % 2) + h), I + h > 0);
-        wgmma_commit();
-        if (I >= SETS - 1) wgmma_wait<SETS - 1>();
-        if (I + 1 < STEPS) convert(fragment[(I + 1) % SETS], raw[(I + 1) % 2]);
-    }
-
-    /* Waits for the last steps: what was the next block is in hand. */
-    DEVICE void take_scores()
-    {
+        for (int i = 0; i < STEPS; i++) {
+            if (i + 2 < STEPS) load(raw[i % 2], keys, i + 2);
+            wgmma_fence();
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                wgmma_lines_of<Fp16>(
+                    s, fragment[i % FRAGMENT_SETS][h],
+                    wgmma_lines(queries + (uint32_t)(i / 2 * Shared::QUERY_TILE_BYTES), 2 * (i % 2) + h),
+                    i + h > 0);
+            wgmma_commit();
+            if (i >= FRAGMENT_SETS - 1) wgmma_wait<FRAGMENT_SETS - 1>();
+            if (i + 1 < STEPS) convert(fragment[(i + 1) % FRAGMENT_SETS], raw[(i + 1) % 2]);
+        }
         wgmma_wait<0>();
-        hold(next);
-#pragma unroll
-        for (int i = 0; i < V::ROWS / 2; i++) asm volatile("mov.b32 %0, %1;" : "=f"(s[i]) : "f"(next[i]));
-    }
-
-    template <int I> DEVICE void score_from(uint32_t keys)
-    {
-        score<I>(keys);
-        if constexpr (I + 1 < STEPS) score_from<I + 1>(keys);
+        hold(s);
     }
 
     /* ---- Weights ----------------------------------------------------------------------------------- */
 
     /* Scores of keys that a row does not see, and codes that must not reach a product. */
-    DEVICE void mask(int left, uint32_t keys)
+    DEVICE void mask(int first_key, uint32_t keys)
     {
         const Task &task = this->task();
-        const int blocks_of_piece = (task.piece.end - task.piece.begin + KEYS - 1) / KEYS,
-                  first_key = task.piece.begin + (blocks_of_piece - 1 - left) * KEYS;
         const int key = first_key + 16 * warp() + lane() / 4;
 #pragma unroll
         for (int n = 0; n < NS; n++)
@@ -171,19 +161,18 @@ template <typename V> struct ConvertedScores {
         sync();
     }
 
-    /* Scores in powers of two, of eight rows. Is a reference of one of the thread's to move? */
-    DEVICE bool scale(int n)
+    /* Scores in powers of two. Is a reference of a row to move, for the keys of any warp? */
+    DEVICE bool scale()
     {
-        const float2 by = *(const float2 *)&shared.q_scales[8 * n + column()],
-                     reference = *(const float2 *)&shared.references[8 * n + column()];
-        s[4 * n] *= by.x, s[4 * n + 1] *= by.y, s[4 * n + 2] *= by.x, s[4 * n + 3] *= by.y;
-        return fmaxf(s[4 * n], s[4 * n + 2]) > reference.x + REFERENCE_LATE ||
-               fmaxf(s[4 * n + 1], s[4 * n + 3]) > reference.y + REFERENCE_LATE;
-    }
-
-    /* Is one to move for the keys of any warp? */
-    DEVICE bool all_ask(bool late)
-    {
+        bool late = false;
+#pragma unroll
+        for (int n = 0; n < NS; n++) {
+            const float2 by = *(const float2 *)&shared.q_scales[8 * n + column()],
+                         reference = *(const float2 *)&shared.references[8 * n + column()];
+            s[4 * n] *= by.x, s[4 * n + 1] *= by.y, s[4 * n + 2] *= by.x, s[4 * n + 3] *= by.y;
+            late |= fmaxf(s[4 * n], s[4 * n + 2]) > reference.x + REFERENCE_LATE ||
+                    fmaxf(s[4 * n + 1], s[4 * n + 3]) > reference.y + REFERENCE_LATE;
+        }
         uint32_t(&moves)[4] = shared.moves[blocks % 2];
         late = __any_sync(~0u, late);
         if (lane() == 0) moves[warp()] = late;
@@ -230,20 +219,22 @@ template <typename V> struct ConvertedScores {
                                   words);
     }
 
-    /* Of two times eight rows. */
-    DEVICE void exponentials(int n)
+    DEVICE void exponentials()
     {
-        uint32_t words[4];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float2 reference = *(const float2 *)&shared.references[8 * (n + i) + column()];
-            const float *const of = s + 4 * (n + i);
-            const float low[2] = {exp2_approx(of[0] - reference.x), exp2_approx(of[1] - reference.y)},
-                        high[2] = {exp2_approx(of[2] - reference.x), exp2_approx(of[3] - reference.y)};
-            sum[n + i][0] += low[0] + high[0], sum[n + i][1] += low[1] + high[1];
-            words[2 * i] = Fp16::pack(low[0], low[1]), words[2 * i + 1] = Fp16::pack(high[0], high[1]);
+        for (int n = 0; n < NS; n += 2) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float2 reference = *(const float2 *)&shared.references[8 * (n + i) + column()];
+                const float *const of = s + 4 * (n + i);
+                const float low[2] = {exp2_approx(of[0] - reference.x), exp2_approx(of[1] - reference.y)},
+                            high[2] = {exp2_approx(of[2] - reference.x), exp2_approx(of[3] - reference.y)};
+                sum[n + i][0] += low[0] + high[0], sum[n + i][1] += low[1] + high[1];
+                words[2 * i] = Fp16::pack(low[0], low[1]), words[2 * i + 1] = Fp16::pack(high[0], high[1]);
+            }
+            store_weights(n, words);
         }
-        store_weights(n, words);
     }
 
     /* What makes rows of the sums over a piece; a thread has a row. */
@@ -276,61 +267,36 @@ template <typename V> struct ConvertedScores {
 
     /* ---- A block, a piece, all pieces ----------------------------------------------------------------- */
 
-    /* What is done of a block between steps I and I + 1 of the next one. `late`: of the rows so far. */
-    template <int I> DEVICE void soften(bool &late, bool first, bool masked)
+    DEVICE void run_block(bool first, bool last, bool masked, int first_key)
     {
-        constexpr int ALL_SCALED = 4, STORED = 6; /* steps */
-        if constexpr (I < ALL_SCALED) {
-#pragma unroll
-            for (int n = I * NS / ALL_SCALED; n < (I + 1) * NS / ALL_SCALED; n++) late |= scale(n);
-        } else if constexpr (I == ALL_SCALED) {
-            const bool moves = all_ask(late);
-            mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
-            if (SELDOM(moves)) move_references();
-            if (fresh_thread() < SCORES * WARPGROUP_THREADS + 4)
-                shared.moved[slot.index][fresh_thread() % 4] = moves && !first;
-            if (fresh_thread() == SCORES * WARPGROUP_THREADS) shared.cleared[slot.index] = masked;
-        } else if constexpr (I >= STORED && I % 2 == 0 && I - STORED < NS) {
-            exponentials(I - STORED);
-        }
-        if constexpr (I == STORED + (NS - 2) + 1) {
-            fence_async_shared();
-            __syncwarp();
-            if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), slot.index));
-        }
-    }
-
-    template <int I> DEVICE void run_steps(bool &late, bool first, bool last, bool masked, uint32_t keys)
-    {
-        if (!last) score<I>(keys);
-        soften<I>(late, first, masked);
-        if constexpr (I + 1 < STEPS) run_steps<I + 1>(late, first, last, masked, keys);
-    }
-
-    /* `left`: how many blocks are behind it. */
-    DEVICE void run_block(bool first, int left, bool masked)
-    {
-        const bool last = __all_sync(~0u, left == 0);
-        if (masked) mask(left, keys_at(buffer.index));
-        buffer.next();
         const uint32_t keys = keys_at(buffer.index);
+        score(keys);
+        buffer.next();
         if (!last) {
             mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
-            begin(keys);
+            begin(keys_at(buffer.index));
         }
-        bool late = false;
-        run_steps<0>(late, first, last, masked, keys);
-        if (last)
-            finish();
-        else
-            take_scores();
+        if (masked) mask(first_key, keys);
+        const bool moves = scale();
+        mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
+        if (moves) move_references();
+        if (fresh_thread() < SCORES * WARPGROUP_THREADS + 4)
+            shared.moved[slot.index][fresh_thread() % 4] = moves && !first;
+        if (fresh_thread() == SCORES * WARPGROUP_THREADS) shared.cleared[slot.index] = masked;
+        exponentials();
+        fence_async_shared();
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), slot.index));
+        if (last) finish();
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, done), slot.index));
         slot.next(), blocks++;
     }
 
     DEVICE void run_piece(const Work &work)
     {
-        if (__all_sync(~0u, work.blocks == 0)) {
+        const int count = work.blocks, all_see = work.task.all_see;
+        int first_key = work.task.piece.begin;
+        if (__all_sync(~0u, count == 0)) {
             store_empty(p.dense.call, work.task, V::ROWS);
             return;
         }
@@ -348,26 +314,15 @@ template <typename V> struct ConvertedScores {
         for (int n = 0; n < NS; n++) sum[n][0] = sum[n][1] = 0.0f;
         mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
         begin(keys_at(buffer.index));
-        score_from<0>(keys_at(buffer.index));
-        take_scores();
-        /* Blocks behind this one, and of all the last that are masked. */
-        const int masked = work.blocks - max(work.task.all_see - work.task.piece.begin, 0) / KEYS;
-        bool first = true;
 #pragma unroll 1
-        for (int left = work.blocks - 1; __all_sync(~0u, left >= 0); left--, first = false)
-            run_block(first, left, __any_sync(~0u, left < masked));
+        for (int left = count - 1; __all_sync(~0u, left >= 0); left--, first_key += KEYS)
+            run_block(left + 1 == count, __all_sync(~0u, left == 0),
+                      __any_sync(~0u, all_see - first_key < KEYS), first_key);
     }
 
-    /* Which piece is in hand is asked of memory, too. */
     DEVICE void run()
     {
-        if (lane() == 0) shared.piece[warp()] = shared.list.first;
-        __syncwarp();
-        while (__all_sync(~0u, shared.piece[warp()] <= shared.list.last)) {
-            run_piece(work_of<V>(p.dense, shared, shared.piece[warp()], Place(p.dense)));
-            __syncwarp();
-            if (lane() == 0) shared.piece[warp()] += shared.list.step;
-            __syncwarp();
-        }
+        for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
+            run_piece(work_of<V>(p.dense, shared, i, Place(p.dense)));
     }
 };

@@ -73,16 +73,13 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
         if (threadIdx.x / 32 == 0 && elect_one()) produce_keys<V>(p, shared, place, base);
         if (threadIdx.x / 32 == 1 && p.q_given && elect_one()) produce_queries<V>(p, shared, place, base);
     } else if (role == SCORES) {
-        if constexpr (V::OF_CODES)
-            give_registers<V::SCORES_REGISTERS>();
-        else
-            take_registers<V::SCORES_REGISTERS>();
+        give_registers<SCORES_REGISTERS>();
         if constexpr (V::OF_CODES)
             Scores<V>(p, shared).run();
         else
             ConvertedScores<V>(p, shared).run();
     } else {
-        take_registers<V::VALUES_REGISTERS>();
+        take_registers<VALUES_REGISTERS>();
         Values<V>(p, shared, role - VALUES).run();
     }
 }

@@ -26,7 +26,7 @@ static_assert(KEYS == TILE_LINES, "");
 
 /* Warpgroups. */
 enum { PRODUCER, SCORES, VALUES, WARPGROUPS = VALUES + 2, THREADS = WARPGROUPS * WARPGROUP_THREADS };
-enum { PRODUCER_REGISTERS = 24 };
+enum { PRODUCER_REGISTERS = 24, SCORES_REGISTERS = 120, VALUES_REGISTERS = 184 };
 
 /* Named barriers: of the warpgroup with the scores; of those with the values. */
 enum { SCORES_BARRIER = 1, VALUES_BARRIER };
@@ -44,8 +44,6 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_> struct Variant {
                          Q_BYTES = ROWS * (OF_CODES ? D_QK : D_QK * (int)sizeof(uint16_t));
     static constexpr int BUFFERS = !OF_CODES && ROWS == 64 ? 3 : 4; /* of keys */
     static constexpr int SLOTS = 3;                                 /* of weights */
-    /* Registers of a thread; 512 with those of the producer and of both warpgroups with values. */
-    static constexpr int SCORES_REGISTERS = OF_CODES ? 120 : 136, VALUES_REGISTERS = OF_CODES ? 184 : 176;
     /* Warps of the warpgroup with scores that have weights of a block. */
     static constexpr int SCORE_WARPS = OF_CODES ? ROW_WARPS : WARPGROUP_THREADS / 32;
     static_assert(ROWS == 64 || ROWS == 32 || ROWS == 16, "");
@@ -81,7 +79,6 @@ template <typename V> struct SharedOf {
     /* Where products are of converted keys (converted.cuh): */
     float references[V::ROWS], of_warps[4][V::ROWS];
     uint32_t moves[2][4]; /* [block % 2][warp] */
-    int piece[4];         /* [warp] */
 };
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
