@@ -72,16 +72,21 @@ template <typename V> struct ConvertedScores {
     Turn<V::BUFFERS> buffer;
     Turn<V::SLOTS> slot;
     uint32_t blocks = 0; /* of all pieces */
+    uint32_t line_at, end_at, p_at; /* of the lane: in a line and in the end of a block's keys; in the first 16 rows of P */
+    int column;                     /* the first of the thread's two of eight rows */
 
     DEVICE ConvertedScores(const struct dense_decode_fp8_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory))
+        : p(params), shared(memory), base(shared_address(&memory)), column(2 * (lane() % 4))
     {
+        const uint32_t key = (uint32_t)(16 * warp() + lane() % 16), chunk = (uint32_t)lane() / 16;
+        line_at = swizzle_128(key, chunk), end_at = LINES * KEY_TILE_BYTES + swizzle_64(key, chunk);
+        p_at = swizzle_128((uint32_t)(8 * (lane() / 16) + lane() % 8), (uint32_t)(2 * warp() + lane() / 8 % 2));
+        /* Kept: a thread's number, read anew for every address, is what a block waits for. */
+        asm volatile("" : "+r"(line_at), "+r"(end_at), "+r"(p_at), "+r"(column));
     }
 
     DEVICE static int lane() { return (int)(fresh_thread() % 32); }
     DEVICE static int warp() { return (int)(fresh_thread() / 32 % 4); }
-    /* The first of the thread's two of eight rows. */
-    DEVICE static int column() { return 2 * (lane() % 4); }
 
     DEVICE Task &task() const { return shared.task[warp()]; }
 
@@ -96,11 +101,9 @@ template <typename V> struct ConvertedScores {
 
     DEVICE void load(uint32_t (&to)[4], uint32_t keys, int step)
     {
-        const uint32_t key = (uint32_t)(16 * warp() + lane() % 16),
-                       chunk = (uint32_t)(2 * (step % STEPS_OF_LINE) + lane() / 16);
-        ldmatrix_x4(to,
-                    keys + (uint32_t)(step / STEPS_OF_LINE * KEY_TILE_BYTES) +
-                        (step < LINES * STEPS_OF_LINE ? swizzle_128(key, chunk) : swizzle_64(key, chunk)));
+        const bool end = step >= LINES * STEPS_OF_LINE;
+        ldmatrix_x4(to, ((keys + (end ? end_at : line_at)) ^ (uint32_t)(2 * CHUNK_BYTES * (step % STEPS_OF_LINE))) +
+                            (end ? 0 : (uint32_t)(step / STEPS_OF_LINE * KEY_TILE_BYTES)));
     }
 
     DEVICE void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[4])
@@ -151,7 +154,7 @@ template <typename V> struct ConvertedScores {
         for (int n = 0; n < NS; n++)
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                const int end = min(task.end, visible_end(p.dense.call, task, 8 * n + column() + j));
+                const int end = min(task.end, visible_end(p.dense.call, task, 8 * n + column + j));
                 if (key >= end) s[4 * n + j] = -INFINITY;
                 if (key + 8 >= end) s[4 * n + 2 + j] = -INFINITY;
             }
@@ -167,8 +170,8 @@ template <typename V> struct ConvertedScores {
         bool late = false;
 #pragma unroll
         for (int n = 0; n < NS; n++) {
-            const float2 by = *(const float2 *)&shared.q_scales[8 * n + column()],
-                         reference = *(const float2 *)&shared.references[8 * n + column()];
+            const float2 by = *(const float2 *)&shared.q_scales[8 * n + column],
+                         reference = *(const float2 *)&shared.references[8 * n + column];
             s[4 * n] *= by.x, s[4 * n + 1] *= by.y, s[4 * n + 2] *= by.x, s[4 * n + 3] *= by.y;
             late |= fmaxf(s[4 * n], s[4 * n + 2]) > reference.x + REFERENCE_LATE ||
                     fmaxf(s[4 * n + 1], s[4 * n + 3]) > reference.y + REFERENCE_LATE;
@@ -190,7 +193,7 @@ template <typename V> struct ConvertedScores {
 #pragma unroll
                 for (int lanes = 4; lanes < 32; lanes *= 2)
                     most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
-                if (lane() / 4 == 0) shared.of_warps[warp()][8 * n + column() + j] = most;
+                if (lane() / 4 == 0) shared.of_warps[warp()][8 * n + column + j] = most;
             }
         sync();
         const int row = (int)(fresh_thread() % WARPGROUP_THREADS);
@@ -204,7 +207,7 @@ template <typename V> struct ConvertedScores {
         sync();
 #pragma unroll
         for (int n = 0; n < NS; n++) {
-            const float2 factor = *(const float2 *)&shared.factor[slot.index][8 * n + column()];
+            const float2 factor = *(const float2 *)&shared.factor[slot.index][8 * n + column];
             sum[n][0] *= factor.x, sum[n][1] *= factor.y;
         }
     }
@@ -212,10 +215,8 @@ template <typename V> struct ConvertedScores {
     /* P^T of two times eight rows, as it stands in D, to lines of rows. */
     DEVICE void store_weights(int n, const uint32_t (&words)[4])
     {
-        const uint32_t row = (uint32_t)(8 * (n + lane() / 16) + lane() % 8),
-                       chunk = (uint32_t)(2 * warp() + lane() / 8 % 2);
-        store_matrices_transposed(SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES) +
-                                      swizzle_128(row, chunk),
+        store_matrices_transposed(SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES) + p_at +
+                                      (uint32_t)(8 * n * LINE_BYTES),
                                   words);
     }
 
@@ -226,7 +227,7 @@ template <typename V> struct ConvertedScores {
             uint32_t words[4];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const float2 reference = *(const float2 *)&shared.references[8 * (n + i) + column()];
+                const float2 reference = *(const float2 *)&shared.references[8 * (n + i) + column];
                 const float *const of = s + 4 * (n + i);
                 const float low[2] = {exp2_approx(of[0] - reference.x), exp2_approx(of[1] - reference.y)},
                             high[2] = {exp2_approx(of[2] - reference.x), exp2_approx(of[3] - reference.y)};
@@ -250,7 +251,7 @@ template <typename V> struct ConvertedScores {
                 float all = sum[n][j];
 #pragma unroll
                 for (int lanes = 4; lanes < 32; lanes *= 2) all += __shfl_xor_sync(~0u, all, lanes);
-                if (lane() / 4 == 0) shared.of_warps[warp()][8 * n + column() + j] = all;
+                if (lane() / 4 == 0) shared.of_warps[warp()][8 * n + column + j] = all;
             }
         sync();
         if (row < V::ROWS) {
