@@ -136,8 +136,12 @@ static struct bench_sources sources_of(const struct bench_row *row)
     struct bench_sources sources = {{""}};
     const struct shape *s = row->shape;
     const char *family = strchr(row->kernel, '-'); /* cuda-sm90 */
+    const bool fp8_on_hopper = s->op == OP_DENSE_DECODE && !strcmp(row->kernel, "cuda-sm90-fp8");
     if (s->op == OP_SPARSE_DECODE)
         source_of_sparse(row->kernel, &sources);
+    else if (fp8_on_hopper)
+        snprintf(sources.file[0], sizeof sources.file[0],
+                 "src/cuda/sm90/dense_decode_fp8/dense_decode_fp8.cu");
     else if (s->op == OP_DENSE_DECODE)
         snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/dense_decode/dense_decode_%s.cu",
                  family ? family + 1 : "", cache_formats[s->format].token ? "bytes" : element_name(s->type));
@@ -149,7 +153,7 @@ static struct bench_sources sources_of(const struct bench_row *row)
                  descriptors[s->op].name, descriptors[s->op].name, element_name(s->type));
     else
         snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/any/%s.cu", descriptors[s->op].name);
-    if (s->op == OP_DENSE_DECODE && s->products)
+    if (s->op == OP_DENSE_DECODE && s->products && !fp8_on_hopper)
         snprintf(sources.file[1], sizeof sources.file[1], "src/cuda/any/quantise_queries.cu");
     return sources;
 }
