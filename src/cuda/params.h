@@ -132,14 +132,15 @@ struct dense_decode_sm90_params {
     int32_t of_request; /* workers / b */
 };
 
-/* The same over a cache of bytes: `keys` has boxes of 64 keys × 512 codes, `rope` of 64 keys × their last 64 codes, and so have the
- * queries, where they are given as codes. */
+/* The same over a cache of bytes: `keys` has boxes of 64 keys × 512 codes, and so have queries that are given as codes; `rope` of 64 keys
+ * × their last 64 codes or values. */
 struct dense_decode_fp8_params {
     struct dense_decode_sm90_params dense;
-    struct tensor_map queries_end;
-    const float *q_scale; /* of queries that are given; NULL: 1 */
-    int32_t q_given;      /* as codes; else as bf16, of which the kernel makes them */
-    int32_t gap;
+    struct tensor_map queries_end; /* rows × their last 64 codes */
+    struct tensor_map scales;      /* of FP8_656: 64 keys × four */
+    const float *q_scale;          /* of queries that are given; NULL: 1 */
+    int32_t q_given;               /* as codes; else as bf16 … */
+    int32_t q_quantised;           /* … of which the kernel makes what codes are worth; of FP8_576 codes */
 };
 enum { MOST_REQUESTS_TOGETHER = 32 /* that a warp shares out, a lane each */ };
 

@@ -41,7 +41,9 @@ fmla_status tensor_map_make(const char *operation, const struct cuda_scope *scop
     const cu_result error = scope->driver->tensor_map_encode(
         (cu_tensor_map)(void *)map, view->element == ELEMENT_BF16 ? CU_TENSOR_BFLOAT16 : CU_TENSOR_FLOAT16,
         TENSOR_DIMS, from.base, sizes, strides, box, steps, CU_TENSOR_INTERLEAVE_NONE,
-        view->box[0] == NARROW_LINE ? CU_TENSOR_SWIZZLE_64B : CU_TENSOR_SWIZZLE_128B,
+        view->box[0] < NARROW_LINE    ? CU_TENSOR_SWIZZLE_NONE
+        : view->box[0] == NARROW_LINE ? CU_TENSOR_SWIZZLE_64B
+                                      : CU_TENSOR_SWIZZLE_128B,
         CU_TENSOR_PROMOTION_128B, CU_TENSOR_FILL_ZERO);
     if (!error) return FMLA_OK;
     char asked[64];

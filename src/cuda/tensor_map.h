@@ -2,7 +2,7 @@
  *
  * Tensors as TMA is told of them: five dimensions of 16-bit elements, and the box that one copy brings to shared memory in
  * lines of 128 bytes, swizzled (swizzle_128 of device/fragment.h); lines of a box of 32 columns have 64 bytes, and their own
- * swizzle.
+ * swizzle; those of narrower boxes have none.
  */
 #ifndef FMLA_CUDA_TENSOR_MAP_H
 #define FMLA_CUDA_TENSOR_MAP_H

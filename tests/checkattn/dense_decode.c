@@ -97,17 +97,17 @@ static double device_bytes(const int64_t *v)
 /* Of the kernel that the grid at hand is of: */
 static const char *grid_kernel;
 
-/* Is it Hopper's over bytes, which takes FP8_576 alone? */
-static bool is_of_576(const char *kernel)
+/* Is it Hopper's over bytes, which takes FP8_656 and FP8_576? */
+static bool is_of_bytes(const char *kernel)
 {
     return !strcmp(kernel, "cuda-sm90-fp8");
 }
 
 /* Does it take such a case? By blocks of 64 keys, with bf16 queries, or codes in tiles that are boxes. */
-static bool is_taken_of_576(const int64_t *v)
+static bool is_taken_of_bytes(const int64_t *v)
 {
-    if (v[A_DTYPE] > 0 || v[A_HKV] > 1 || v[A_DQK] == 512 || v[A_CODES] == S_CODES_BEYOND) return false;
-    if (v[A_CACHE] >= 0 && v[A_CACHE] != CACHE_576) return false;
+    if (v[A_DTYPE] > 0 || v[A_HKV] > 1 || v[A_DQK] == 512) return false;
+    if (v[A_CACHE] >= 0 && v[A_CACHE] != CACHE_656 && v[A_CACHE] != CACHE_576) return false;
     if (!v[A_B]) return true;
     if (v[A_LAYOUT] == LAYOUT_ODD || (v[A_PAGE] > 0 && v[A_PAGE] % 64)) return false;
     const bool boxes = v[A_SQ] <= 1 || v[A_HQ] < 0 || v[A_LAYOUT] < 0 || v[A_HQ] == 1 ||
@@ -123,7 +123,7 @@ static bool is_taken(const char *kernel, const int64_t *v)
 {
     const bool hopper = !strcmp(kernel, "cuda-sm90"), portable = !strcmp(kernel, "cuda-sm80");
     const bool bytes = v[A_CACHE] > CACHE_OF_Q || v[A_CODES] > S_CODES_WRITTEN || v[A_PRODUCTS] > OF_BF16;
-    if (is_of_576(kernel)) return is_taken_of_576(v);
+    if (is_of_bytes(kernel)) return is_taken_of_bytes(v);
     if (bytes && (hopper || (portable && v[A_DTYPE] > 0))) return false;
     if (!hopper || !v[A_B]) return true;
     if (v[A_LAYOUT] == LAYOUT_ODD || (v[A_PAGE] > 0 && v[A_PAGE] % 64)) return false;
@@ -163,8 +163,8 @@ static void choose(struct subject *op, const struct run *run)
     if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
     op->axis[A_B].count = on_gpu(run) ? 7 : 6;
     op->axis[A_SK].count = on_gpu(run) ? 9 : 8;
-    const bool bytes = strcmp(run->kernel, "cuda-sm90") != 0, of_576 = is_of_576(run->kernel);
-    take_values(&op->axis[A_CACHE], of_576 ? CACHE_576 : CACHE_OF_Q, bytes ? CACHE_576 : CACHE_OF_Q);
+    const bool bytes = strcmp(run->kernel, "cuda-sm90") != 0, of_bytes = is_of_bytes(run->kernel);
+    take_values(&op->axis[A_CACHE], of_bytes ? CACHE_656 : CACHE_OF_Q, bytes ? CACHE_576 : CACHE_OF_Q);
     take_values(&op->axis[A_CODES], S_CODES_WRITTEN, bytes ? S_CODES_NAN : S_CODES_WRITTEN);
     take_values(&op->axis[A_PRODUCTS], OF_BF16, bytes ? OF_CODES : OF_BF16);
     grid_kernel = run->kernel;
@@ -232,8 +232,8 @@ static const char *fault_case(const struct run *run, uint64_t i)
     static char text[200];
     snprintf(text, sizeof text,
              "b 6, s_q 3, h_q 8, page_size %d, causal 1, layout padded, batch_invariant %d, %s%s",
-             strcmp(run->kernel, "cuda-sm90") && !is_of_576(run->kernel) ? 16 : 64, run->fault == FAULT_BATCH,
-             is_of_576(run->kernel) ? OF_576 : "",
+             strcmp(run->kernel, "cuda-sm90") && !is_of_bytes(run->kernel) ? 16 : 64,
+             run->fault == FAULT_BATCH, is_of_bytes(run->kernel) ? OF_576 : "",
              run->fault == FAULT_LSE_CANCELLED ? "s_k 1, inputs steep"
              : run->fault == FAULT_WRONG_SCALE ? "s_k 20, lengths varied, cache fp8_656, codes scales"
                                                : "s_k 140, lengths varied");
@@ -274,7 +274,7 @@ static void check_foreign_plan(const struct run *run, struct tally *tally)
     for (int32_t told = 1; told <= 7; told += 3) {
         int64_t v[AXES];
         bool same;
-        case_values(&dense_decode, is_of_576(run->kernel) ? OF_576 FOREIGN : FOREIGN, v);
+        case_values(&dense_decode, is_of_bytes(run->kernel) ? OF_576 FOREIGN : FOREIGN, v);
         struct test_case *c = case_make(&dense_decode, run, v, run->seed * 7919 + 250 + (uint64_t)told);
         tally->cases++;
         if (case_plan(c, &same)) report(tally, run, c->name, fmla_last_error());
@@ -340,7 +340,7 @@ static void check_large_cache(const struct run *run, struct tally *tally)
 static void more_on_gpu(const struct run *run, struct tally *tally)
 {
     check_foreign_plan(run, tally);
-    if (!is_of_576(run->kernel)) check_large_cache(run, tally); /* which is of 16-bit values */
+    if (!is_of_bytes(run->kernel)) check_large_cache(run, tally); /* which is of 16-bit values */
 }
 
 #define FAR_BYTES                                                                                            \

@@ -85,7 +85,7 @@ static struct shape draw_most(void)
         l->h_q = draw_clamp(l->h_q / l->h_kv, 1, 1 << 10), l->h_kv = 1;
         l->products = codes_alone && draw_one_in(2) ? FMLA_PRODUCTS_BF16 : FMLA_PRODUCTS_FP8,
         l->codes = l->products && draw_one_in(3), l->type = bf16, l->d_qk = 576;
-        l->format = l->codes || codes_alone || draw_one_in(2) ? FMLA_KV_FP8_576 : FMLA_KV_FP8_656;
+        l->format = l->codes || draw_one_in(2) ? FMLA_KV_FP8_576 : FMLA_KV_FP8_656;
     }
     most.plan = l->num_partitions && draw_one_in(2) ? PLAN_TABLES : PLAN_NONE; /* whose rows name as many */
     l->has |= HAS_TABLE;

@@ -154,6 +154,22 @@ DEVICE void wgmma_lines_of(float (&d)[32], const uint32_t (&a)[4], uint64_t b, i
     wgmma_64<Element>(d, a, b, add);
 }
 
+/* The same with A in lines, too. */
+template <typename Element> DEVICE void wgmma_lines_of(float (&d)[8], uint64_t a, uint64_t b, int add)
+{
+    WGMMA_OF("m64n16k16", WGMMA_NAMES_8, "%10", "%8", "%9", "0, 0", WGMMA_D_8, "l"(a), "l"(b), "r"(add));
+}
+
+template <typename Element> DEVICE void wgmma_lines_of(float (&d)[16], uint64_t a, uint64_t b, int add)
+{
+    WGMMA_OF("m64n32k16", WGMMA_NAMES_16, "%18", "%16", "%17", "0, 0", WGMMA_D_16, "l"(a), "l"(b), "r"(add));
+}
+
+template <typename Element> DEVICE void wgmma_lines_of(float (&d)[32], uint64_t a, uint64_t b, int add)
+{
+    wgmma_64<Element>(d, a, b, add);
+}
+
 /* The same, 112 or 128 columns. */
 template <typename Element> DEVICE void wgmma_lines_of(float (&d)[56], uint64_t a, uint64_t b, int add)
 {

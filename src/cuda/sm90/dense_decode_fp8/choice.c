@@ -103,17 +103,31 @@ struct tensor_view sm90_dense_decode_fp8_q_view(const struct attention_problem *
     return view;
 }
 
-struct tensor_view sm90_dense_decode_fp8_key_view(const struct attention_problem *p, bool end)
+/* Of every key `lines` lines from byte `at` on. */
+static struct tensor_view view_of_keys(const struct attention_problem *p, int32_t at, int32_t line,
+                                       int32_t lines)
 {
     const struct key_source *keys = &p->keys[0];
     const bool some_keys = keys->pages && keys->page_size; /* an empty cache may have no address */
     const void *const q = p->q_codes ? (const void *)p->q_codes : p->q;
-    const int32_t line = end ? SHORT_LINE : LINE, lines = end ? 1 : LINES;
     return (struct tensor_view){
-        .data = some_keys ? keys->k.data + (end ? p->d_v : 0) : q,
+        .data = some_keys ? (const void *)(keys->k.data + at) : q,
         .element = ELEMENT_BF16,
         .size = {line, keys->page_size, lines, keys->pages > 0 && !keys->k.page_bytes ? 1 : keys->pages, 1},
         .stride = {1, keys->k.slot_bytes / PAIR, line, keys->k.page_bytes / PAIR, 0},
         .box = {line, KEYS, lines, 1, 1},
     };
+}
+
+struct tensor_view sm90_dense_decode_fp8_key_view(const struct attention_problem *p, bool end)
+{
+    const struct kv_layout layout = kv_layout_of(p->format, 0);
+    if (!end) return view_of_keys(p, 0, LINE, LINES);
+    return p->format == KV_FP8_656 ? view_of_keys(p, layout.rope_offset, LINE, 1)
+                                   : view_of_keys(p, (int32_t)p->d_v, SHORT_LINE, 1);
+}
+
+struct tensor_view sm90_dense_decode_fp8_scale_view(const struct attention_problem *p)
+{
+    return view_of_keys(p, kv_layout_of(p->format, 0).scale_offset, SCALES, 1);
 }

@@ -16,9 +16,12 @@ int32_t sm90_dense_decode_fp8_rows(const struct attention_problem *problem);
 /* The same, where they are: tiles of fewer rows read keys more often, and have less to store and to join. */
 int32_t sm90_dense_decode_fp8_rows_together(const struct attention_problem *problem, int32_t sms);
 
-/* Codes 0 … 511 of keys, or of queries that are given as codes, `rows` a tile; or the last 64. */
+/* Codes 0 … 511 of keys, or of queries that are given as codes, `rows` a tile; or the last 64 columns. */
 struct tensor_view sm90_dense_decode_fp8_key_view(const struct attention_problem *problem, bool end);
 struct tensor_view sm90_dense_decode_fp8_q_view(const struct attention_problem *problem, int32_t rows,
                                                 bool end);
+
+/* The four scales of keys of FP8_656. */
+struct tensor_view sm90_dense_decode_fp8_scale_view(const struct attention_problem *problem);
 
 #endif

@@ -9,8 +9,10 @@
  */
 #pragma once
 
+#include "../../device/cache.cuh"
 #include "../../device/half_rows.cuh"
 #include "../../device/warp.cuh"
+#include "scales.cuh"
 #include "scores.cuh"
 
 /* Where columns c and c + 1 of a row of values stand, c even: the pair of the four codes that a lane reads which comes first is one of
@@ -23,15 +25,27 @@ template <int ROWS> DEVICE uint32_t value_place(int row, int c)
            (uint32_t)(column % CHUNK_ELEMENTS * 2);
 }
 
-/* By the warps of a warpgroup, a row each at a time; rows past the last one are 0. `scales`: of the rows, in shared memory; they make
- * scores of products. */
-template <int ROWS>
-DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, uint32_t q, uint32_t scales,
-                         float scale_of_all)
+/* Powers of two of rows are no less than this: rope columns divided by it, and by a key's power, stay finite. */
+static constexpr float LEAST_POWER = 0x1p-30f;
+
+/* Two values of a row of which `scale` makes codes; what these are worth, in units of `unit`. */
+DEVICE uint32_t worth_of_codes(uint32_t word, const Divisor &divisor, float enlarged, float units)
 {
-    constexpr int WORDS = D_QK / 64;
+    const uint16_t codes = e4m3_of(divisor.of(Bf16::to_float((uint16_t)word) * enlarged),
+                                   divisor.of(Bf16::to_float((uint16_t)(word >> 16)) * enlarged));
+    const float2 values = from_e4m3_2(codes);
+    return Fp16::pack(values.x * units, values.y * units);
+}
+
+/* By the warps of a warpgroup, a row each at a time; rows past the last one are 0. `scales`: of the rows, in shared memory; they make
+ * scores of products. With SCALED the last columns stay as they are, in a tile of their own. */
+template <typename V>
+DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, uint32_t q, uint32_t scales,
+                         float scale_of_all, bool quantised)
+{
+    constexpr int WORDS = D_QK / 64, SCALED_WORDS = V::SCALED ? D_V / 64 : WORDS, ROWS = V::ROWS;
     const int warp = (int)(fresh_thread() / 32 % 4), lane = (int)(fresh_thread() % 32);
-#pragma unroll 2
+#pragma unroll 1
     for (int row = warp; row < ROWS; row += 4) {
         const bool some = task.first_row + row < p.rows;
         const RowPlace place = row_place(p, min(task.first_row + row, p.rows - 1), task.kv_head);
@@ -39,23 +53,49 @@ DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, 
                                                   place.token * p.q_stride[1] + place.head * p.q_stride[2]) +
                                lane;
         uint32_t words[WORDS];
-        float most = 0.0f;
+        int32_t bits = 0;
 #pragma unroll
         for (int i = 0; i < WORDS; i++) words[i] = some ? __ldg(from + 32 * i) : 0;
 #pragma unroll
-        for (int i = 0; i < WORDS; i++)
-            most = fmaxf(most, fmaxf(fabsf(Bf16::to_float((uint16_t)words[i])),
-                                     fabsf(Bf16::to_float((uint16_t)(words[i] >> 16)))));
-        const HalfScale scale(warp_max(most));
+        for (int i = 0; i < SCALED_WORDS; i++)
+            bits = max(bits, max(query_magnitude(Bf16::to_float((uint16_t)words[i])),
+                                 query_magnitude(Bf16::to_float((uint16_t)(words[i] >> 16)))));
+        bits = __reduce_max_sync(~0u, bits);
+        float power = HalfScale(__uint_as_float((uint32_t)bits)).down;
+        if (V::SCALED && quantised) power = query_scale(bits);
+        power = fmaxf(power, LEAST_POWER); /* a NaN is in the values, too */
         if (lane == 0)
-            store_shared_4(scales + 4 * (uint32_t)row,
-                           __float_as_uint(fminf(scale.down * scale_of_all, FLT_MAX)));
+            store_shared_4(scales + 4 * (uint32_t)row, __float_as_uint(fminf(power * scale_of_all, FLT_MAX)));
+        if (V::SCALED && quantised) {
+            const float scale = query_scale(bits), enlarged = scale < LEAST_DIVISOR ? ENLARGED : 1.0f;
+            const Divisor divisor(scale * enlarged);
 #pragma unroll
-        for (int i = 0; i < WORDS; i++)
-            store_shared_4(q + value_place<ROWS>(row, 64 * i + 2 * lane),
-                           Fp16::pack(Bf16::to_float((uint16_t)words[i]) * scale.up,
-                                      Bf16::to_float((uint16_t)(words[i] >> 16)) * scale.up));
+            for (int i = 0; i < SCALED_WORDS; i++)
+                store_shared_4(q + value_place<ROWS>(row, 64 * i + 2 * lane),
+                               worth_of_codes(words[i], divisor, enlarged, scale / power));
+        } else {
+            const float up = 1.0f / power;
+#pragma unroll
+            for (int i = 0; i < SCALED_WORDS; i++)
+                store_shared_4(q + value_place<ROWS>(row, 64 * i + 2 * lane),
+                               Fp16::pack(Bf16::to_float((uint16_t)words[i]) * up,
+                                          Bf16::to_float((uint16_t)(words[i] >> 16)) * up));
+        }
+        if constexpr (V::SCALED)
+            store_shared_4(q + (uint32_t)(SCALED_WORDS * ROWS * LINE_BYTES) +
+                               swizzle_128((uint32_t)row, (uint32_t)lane / 4) + (uint32_t)(lane % 4 * 4),
+                           words[WORDS - 1]);
     }
+}
+
+/* Factors of keys from … 63 that are no numbers become 0, as codes do. */
+DEVICE void clear_scales(uint16_t (&scales)[SCALES_OF_KEY][KEYS], int from)
+{
+    const int thread = (int)(fresh_thread() % WARPGROUP_THREADS);
+#pragma unroll 1
+    for (int i = thread; i < SCALES_OF_KEY * KEYS; i += WARPGROUP_THREADS)
+        if (i % KEYS >= from && (scales[i / KEYS][i % KEYS] & Fp16::EXPONENT) == Fp16::EXPONENT)
+            scales[i / KEYS][i % KEYS] = 0;
 }
 
 enum { FRAGMENT_SETS = 2 };
@@ -68,19 +108,22 @@ template <typename V> struct ConvertedScores {
     const uint32_t base;
     float s[V::ROWS / 2]; /* S^T of a block */
     float sum[NS][2];     /* of the thread's keys */
-    uint32_t fragment[FRAGMENT_SETS][2][4], raw[2][4];
+    uint32_t fragment[FRAGMENT_SETS][2][4], raw[2][4], factor[2];
     Turn<V::BUFFERS> buffer;
     Turn<V::SLOTS> slot;
-    uint32_t blocks = 0; /* of all pieces */
-    uint32_t line_at, end_at, p_at; /* of the lane: in a line and in the end of a block's keys; in the first 16 rows of P */
-    int column;                     /* the first of the thread's two of eight rows */
+    uint32_t blocks = 0;               /* of all pieces */
+    uint32_t exponent[2] = {127, 127}; /* of the thread's two keys, as fp32 has them; of FP8_656 */
+    uint32_t line_at, end_at,
+        p_at;   /* of the lane: in a line and in the end of a block's keys; in the first 16 rows of P */
+    int column; /* the first of the thread's two of eight rows */
 
     DEVICE ConvertedScores(const struct dense_decode_fp8_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)), column(2 * (lane() % 4))
     {
         const uint32_t key = (uint32_t)(16 * warp() + lane() % 16), chunk = (uint32_t)lane() / 16;
         line_at = swizzle_128(key, chunk), end_at = LINES * KEY_TILE_BYTES + swizzle_64(key, chunk);
-        p_at = swizzle_128((uint32_t)(8 * (lane() / 16) + lane() % 8), (uint32_t)(2 * warp() + lane() / 8 % 2));
+        p_at =
+            swizzle_128((uint32_t)(8 * (lane() / 16) + lane() % 8), (uint32_t)(2 * warp() + lane() / 8 % 2));
         /* Kept: a thread's number, read anew for every address, is what a block waits for. */
         asm volatile("" : "+r"(line_at), "+r"(end_at), "+r"(p_at), "+r"(column));
     }
@@ -92,7 +135,7 @@ template <typename V> struct ConvertedScores {
 
     DEVICE uint32_t keys_at(int index) const
     {
-        return SHARED_AT(base, keys) + (uint32_t)(index * KEYS_BYTES);
+        return SHARED_AT(base, keys) + (uint32_t)(index * V::KEYS_BYTES);
     }
 
     DEVICE static void sync() { barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); }
@@ -102,42 +145,93 @@ template <typename V> struct ConvertedScores {
     DEVICE void load(uint32_t (&to)[4], uint32_t keys, int step)
     {
         const bool end = step >= LINES * STEPS_OF_LINE;
-        ldmatrix_x4(to, ((keys + (end ? end_at : line_at)) ^ (uint32_t)(2 * CHUNK_BYTES * (step % STEPS_OF_LINE))) +
-                            (end ? 0 : (uint32_t)(step / STEPS_OF_LINE * KEY_TILE_BYTES)));
+        ldmatrix_x4(
+            to, ((keys + (end ? end_at : line_at)) ^ (uint32_t)(2 * CHUNK_BYTES * (step % STEPS_OF_LINE))) +
+                    (end ? 0 : (uint32_t)(step / STEPS_OF_LINE * KEY_TILE_BYTES)));
     }
 
-    DEVICE void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[4])
+    /* `factor`: of the lane's two keys, twice each. */
+    DEVICE void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[4], const uint32_t (&factor)[2])
     {
 #pragma unroll
-        for (int i = 0; i < 4; i++) fp16_of_e4m3(a[i / 2][i % 2], a[i / 2][i % 2 + 2], codes[i]);
+        for (int i = 0; i < 4; i++) {
+            fp16_of_e4m3(a[i / 2][i % 2], a[i / 2][i % 2 + 2], codes[i]);
+            if constexpr (V::SCALED)
+                scale_pair(a[i / 2][i % 2], factor[i % 2]), scale_pair(a[i / 2][i % 2 + 2], factor[i % 2]);
+        }
+    }
+
+    /* Those of columns of step `step` of a block. */
+    DEVICE void take_factors(uint32_t (&factor)[2], int index, int step)
+    {
+        if constexpr (V::SCALED)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                factor[i] = 0x10001u * shared.scales[index][step / STEPS_OF_LINE][key() + 8 * i];
+    }
+
+    /* The first of the thread's keys. */
+    DEVICE static int key()
+    {
+        return 16 * warp() + lane() / 4;
     }
 
     /* The first fragments of a block. */
-    DEVICE void begin(uint32_t keys)
+    DEVICE void begin(int index)
     {
+        const uint32_t keys = keys_at(index);
+        take_factors(factor, index, 0);
         load(raw[0], keys, 0);
-        convert(fragment[0], raw[0]);
+        convert(fragment[0], raw[0], factor);
         load(raw[1], keys, 1);
     }
 
-    /* Fragments are read two ahead, and converted one ahead; a third set of them is what products under way read. */
-    DEVICE void score(uint32_t keys)
+    /* The last columns of FP8_656 are multiplied first, in bf16, and divided by what the other sums are multiplied by later. */
+    DEVICE void score_rope(uint32_t keys, int index)
     {
+        const uint32_t lines = keys + LINES * KEY_TILE_BYTES,
+                       queries =
+                           SHARED_AT(base, q) + (uint32_t)(D_V / LINE_ELEMENTS * Shared::QUERY_TILE_BYTES);
+        hold(s);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            wgmma_lines_of<Bf16>(s, wgmma_lines(lines, i), wgmma_lines(queries, i), i > 0);
+        wgmma_commit();
+#pragma unroll
+        for (int i = 0; i < 2; i++) exponent[i] = shared.exponents[index][key() + 8 * i];
+        wgmma_wait<0>();
+        hold(s);
+        const float low = power_below(exponent[0]), high = power_below(exponent[1]);
+#pragma unroll
+        for (int n = 0; n < NS; n++) {
+            const float2 of_rows = *(const float2 *)&shared.q_scales[8 * n + column];
+            const float x = p.dense.call.scale_log2 * reciprocal_approx(fmaxf(of_rows.x, FLT_MIN)),
+                        y = p.dense.call.scale_log2 * reciprocal_approx(fmaxf(of_rows.y, FLT_MIN));
+            s[4 * n] *= x * low, s[4 * n + 1] *= y * low, s[4 * n + 2] *= x * high, s[4 * n + 3] *= y * high;
+        }
+    }
+
+    DEVICE void score(uint32_t keys, int index)
+    {
+        constexpr int ALL = V::SCALED ? LINES * STEPS_OF_LINE : STEPS;
         const uint32_t queries = SHARED_AT(base, q);
+        if constexpr (V::SCALED) score_rope(keys, index);
         hold(s);
 #pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            if (i + 2 < STEPS) load(raw[i % 2], keys, i + 2);
+        for (int i = 0; i < ALL; i++) {
+            if (i + 2 < ALL) load(raw[i % 2], keys, i + 2);
             wgmma_fence();
 #pragma unroll
             for (int h = 0; h < 2; h++)
                 wgmma_lines_of<Fp16>(
                     s, fragment[i % FRAGMENT_SETS][h],
                     wgmma_lines(queries + (uint32_t)(i / 2 * Shared::QUERY_TILE_BYTES), 2 * (i % 2) + h),
-                    i + h > 0);
+                    V::SCALED || i + h > 0);
             wgmma_commit();
             if (i >= FRAGMENT_SETS - 1) wgmma_wait<FRAGMENT_SETS - 1>();
-            if (i + 1 < STEPS) convert(fragment[(i + 1) % FRAGMENT_SETS], raw[(i + 1) % 2]);
+            if (i + 1 < ALL && (i + 1) % STEPS_OF_LINE == 0) take_factors(factor, index, i + 1);
+            if (i + 1 < ALL) convert(fragment[(i + 1) % FRAGMENT_SETS], raw[(i + 1) % 2], factor);
         }
         wgmma_wait<0>();
         hold(s);
@@ -146,7 +240,7 @@ template <typename V> struct ConvertedScores {
     /* ---- Weights ----------------------------------------------------------------------------------- */
 
     /* Scores of keys that a row does not see, and codes that must not reach a product. */
-    DEVICE void mask(int first_key, uint32_t keys)
+    DEVICE void mask(int first_key, uint32_t keys, int index)
     {
         const Task &task = this->task();
         const int key = first_key + 16 * warp() + lane() / 4;
@@ -159,7 +253,9 @@ template <typename V> struct ConvertedScores {
                 if (key + 8 >= end) s[4 * n + 2 + j] = -INFINITY;
             }
         sync(); /* every warp's products have read the block */
-        clear_codes(keys, clamp_int(task.all_see - first_key, 0, KEYS));
+        const int from = clamp_int(task.all_see - first_key, 0, KEYS);
+        clear_codes(keys, from);
+        if constexpr (V::SCALED) clear_scales(shared.scales[index], from);
         fence_async_shared();
         sync();
     }
@@ -172,7 +268,18 @@ template <typename V> struct ConvertedScores {
         for (int n = 0; n < NS; n++) {
             const float2 by = *(const float2 *)&shared.q_scales[8 * n + column],
                          reference = *(const float2 *)&shared.references[8 * n + column];
-            s[4 * n] *= by.x, s[4 * n + 1] *= by.y, s[4 * n + 2] *= by.x, s[4 * n + 3] *= by.y;
+            if constexpr (V::SCALED) {
+                /* … as weights of values have them: more by the key's power of two. */
+                const float low = power_of(exponent[0]), high = power_of(exponent[1]),
+                            low_more = (float)((int)exponent[0] - 127),
+                            high_more = (float)((int)exponent[1] - 127);
+                s[4 * n] = fmaf(s[4 * n] * by.x, low, low_more),
+                      s[4 * n + 1] = fmaf(s[4 * n + 1] * by.y, low, low_more);
+                s[4 * n + 2] = fmaf(s[4 * n + 2] * by.x, high, high_more),
+                          s[4 * n + 3] = fmaf(s[4 * n + 3] * by.y, high, high_more);
+            } else {
+                s[4 * n] *= by.x, s[4 * n + 1] *= by.y, s[4 * n + 2] *= by.x, s[4 * n + 3] *= by.y;
+            }
             late |= fmaxf(s[4 * n], s[4 * n + 2]) > reference.x + REFERENCE_LATE ||
                     fmaxf(s[4 * n + 1], s[4 * n + 3]) > reference.y + REFERENCE_LATE;
         }
@@ -231,7 +338,13 @@ template <typename V> struct ConvertedScores {
                 const float *const of = s + 4 * (n + i);
                 const float low[2] = {exp2_approx(of[0] - reference.x), exp2_approx(of[1] - reference.y)},
                             high[2] = {exp2_approx(of[2] - reference.x), exp2_approx(of[3] - reference.y)};
-                sum[n + i][0] += low[0] + high[0], sum[n + i][1] += low[1] + high[1];
+                if constexpr (V::SCALED) {
+                    const float of_low = power_below(exponent[0]), of_high = power_below(exponent[1]);
+                    sum[n + i][0] += fmaf(low[0], of_low, high[0] * of_high);
+                    sum[n + i][1] += fmaf(low[1], of_low, high[1] * of_high);
+                } else {
+                    sum[n + i][0] += low[0] + high[0], sum[n + i][1] += low[1] + high[1];
+                }
                 words[2 * i] = Fp16::pack(low[0], low[1]), words[2 * i + 1] = Fp16::pack(high[0], high[1]);
             }
             store_weights(n, words);
@@ -260,8 +373,11 @@ template <typename V> struct ConvertedScores {
                                 (shared.of_warps[2][row] + shared.of_warps[3][row]);
             const float left =
                 finish_row(p.dense.call, task, direct, score_lse(shared.references[row], whole), row, true);
-            shared.finish[slot.index][row] =
-                whole == 0.0f ? 0.0f : (direct ? left * of_cache : SLOT_UNIT) / whole;
+            shared.finish[slot.index][row] = whole == 0.0f ? 0.0f
+                                                           : (direct      ? left * of_cache
+                                                              : V::SCALED ? 1.0f
+                                                                          : SLOT_UNIT) /
+                                                                 whole;
         }
         __syncwarp();
     }
@@ -270,14 +386,15 @@ template <typename V> struct ConvertedScores {
 
     DEVICE void run_block(bool first, bool last, bool masked, int first_key)
     {
-        const uint32_t keys = keys_at(buffer.index);
-        score(keys);
+        const int own = buffer.index;
+        const uint32_t keys = keys_at(own);
+        score(keys, own);
         buffer.next();
         if (!last) {
-            mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
-            begin(keys_at(buffer.index));
+            wait_for_keys<V>(base, buffer);
+            begin(buffer.index);
         }
-        if (masked) mask(first_key, keys);
+        if (masked) mask(first_key, keys, own);
         const bool moves = scale();
         mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
         if (moves) move_references();
@@ -307,14 +424,14 @@ template <typename V> struct ConvertedScores {
         const int row = (int)(fresh_thread() % WARPGROUP_THREADS);
         sync(); /* the piece before has been scored and finished by all warps */
         if (row < V::ROWS) shared.references[row] = LEAST_REFERENCE;
-        load_queries<V::ROWS>(p.dense.call, task(), SHARED_AT(base, q), SHARED_AT(base, q_scales),
-                              fminf(of_cache * p.dense.call.scale_log2, FLT_MAX));
+        load_queries<V>(p.dense.call, task(), SHARED_AT(base, q), SHARED_AT(base, q_scales),
+                        fminf(of_cache * p.dense.call.scale_log2, FLT_MAX), p.q_quantised);
         fence_async_shared();
         sync();
 #pragma unroll
         for (int n = 0; n < NS; n++) sum[n][0] = sum[n][1] = 0.0f;
-        mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
-        begin(keys_at(buffer.index));
+        wait_for_keys<V>(base, buffer);
+        begin(buffer.index);
 #pragma unroll 1
         for (int left = count - 1; __all_sync(~0u, left >= 0); left--, first_key += KEYS)
             run_block(left + 1 == count, __all_sync(~0u, left == 0),

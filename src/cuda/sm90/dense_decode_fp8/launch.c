@@ -20,7 +20,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
         w->num_partitions = w->device->sms / (int32_t)w->tiles;
     }
     w->rows = rows;
-    const int32_t variant = rows + (p->products == FMLA_PRODUCTS_BF16);
+    const int32_t variant = rows + (p->products == FMLA_PRODUCTS_BF16 || p->format == KV_FP8_656);
     w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE_FP8, ELEMENT_BF16, p->format,
                                                  .variant = w->joins_itself ? -variant : variant});
     return FMLA_OK;
@@ -34,6 +34,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
         .dense = sm90_dense_decode_params(p, w),
         .q_scale = p->q_scale,
         .q_given = p->q_codes != NULL,
+        .q_quantised = p->products == FMLA_PRODUCTS_FP8 && !p->q_codes,
     };
     fmla_status status = FMLA_OK;
     for (int end = 0; end < 2 && !status; end++) {
@@ -43,6 +44,10 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
         if (!status && p->q_codes)
             status =
                 tensor_map_make(op, scope, "q", &queries, end ? &params.queries_end : &params.dense.queries);
+    }
+    if (!status && p->format == KV_FP8_656) {
+        const struct tensor_view scales = sm90_dense_decode_fp8_scale_view(p);
+        status = tensor_map_make(op, scope, "kv_cache", &scales, &params.scales);
     }
     if (status) return status;
     const struct cuda_launch launch = {

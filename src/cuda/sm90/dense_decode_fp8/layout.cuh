@@ -20,7 +20,10 @@ enum {
     LINES = D_V / CODES_OF_LINE /* of a key; then its end */,
     END_COLUMNS = D_QK - D_V,
     KEY_TILE_BYTES = KEYS * CODES_OF_LINE,
-    KEYS_BYTES = KEYS * D_QK
+    END_BYTES = KEYS * END_COLUMNS,
+    ROPE_BYTES = KEYS * LINE_BYTES /* of bf16 values, of FP8_656 */,
+    SCALES_OF_KEY = LINES,
+    SCALES_BYTES = KEYS * SCALES_OF_KEY * 4
 };
 static_assert(KEYS == TILE_LINES, "");
 
@@ -34,23 +37,30 @@ enum { SCORES_BARRIER = 1, VALUES_BARRIER };
 /* How scores are multiplied: codes with codes, which is mode fp8; or values in fp16, keys converted on their way through registers. */
 enum Products { CODES, CONVERTED };
 
+enum Cache { OF_576, OF_656 };
+
 /* A tile has 64, 32 or 16 rows: the products of values take as many, and those of scores of codes 64 all the same. With TOGETHER a block of
  * threads has one piece (../dense_decode/shares.cuh). */
-template <int ROWS_, bool TOGETHER_, Products PRODUCTS_> struct Variant {
+template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Variant {
     static constexpr int ROWS = ROWS_, ROW_WARPS = ROWS / 16;
-    static constexpr bool TOGETHER = TOGETHER_, OF_CODES = PRODUCTS_ == CODES;
+    static constexpr bool TOGETHER = TOGETHER_, OF_CODES = PRODUCTS_ == CODES,
+                          SCALED = CACHE_ == OF_656; /* four scales a key, and the last columns in bf16 */
     /* Columns of Q: lines of codes, or of half as many values. */
     static constexpr int Q_LINES = OF_CODES ? LINES : D_QK / LINE_ELEMENTS,
                          Q_BYTES = ROWS * (OF_CODES ? D_QK : D_QK * (int)sizeof(uint16_t));
-    static constexpr int BUFFERS = !OF_CODES && ROWS == 64 ? 3 : 4; /* of keys */
-    static constexpr int SLOTS = 3;                                 /* of weights */
+    static constexpr int KEYS_BYTES =
+        LINES * KEY_TILE_BYTES + (SCALED ? ROPE_BYTES + SCALES_BYTES : END_BYTES);
+    static constexpr int BUFFERS = !OF_CODES && (ROWS == 64 || (SCALED && ROWS == 32)) ? 3 : 4; /* of keys */
+    static constexpr int SLOTS = SCALED && ROWS == 64 ? 2 : 3;       /* of weights */
+    static constexpr int STAGE_ROWS = SCALED && ROWS == 64 ? 8 : 16; /* on their way out at a time */
+    static_assert(!(OF_CODES && SCALED), "");
     /* Warps of the warpgroup with scores that have weights of a block. */
     static constexpr int SCORE_WARPS = OF_CODES ? ROW_WARPS : WARPGROUP_THREADS / 32;
     static_assert(ROWS == 64 || ROWS == 32 || ROWS == 16, "");
 };
 
 /* Lines of 64 values of a row on their way out, with a gap, so that words of rows 0, 2, 4, 6 are in different banks. */
-enum { STAGE_LINE_BYTES = LINE_BYTES + 16, STAGE_ROWS = 16, STAGE_BYTES = STAGE_ROWS * STAGE_LINE_BYTES };
+enum { STAGE_LINE_BYTES = LINE_BYTES + 16 };
 
 /* A weighted mean of codes is 448 at most, and of 65536 codes that cancel each other seldom below 2^-17: times this it is a normal number
  * of fp16 in a slot, whatever the row. */
@@ -59,10 +69,13 @@ static constexpr float SLOT_UNIT = 64.0f;
 template <typename V> struct SharedOf {
     static constexpr int QUERY_TILE_BYTES = V::ROWS * LINE_BYTES;
 
-    unsigned char keys[V::BUFFERS][KEYS_BYTES]; /* four tiles of 64 lines of 128 codes, one of lines of 64 */
-    unsigned char q[V::Q_BYTES];                /* codes likewise; or tiles of lines of 64 values */
+    unsigned char
+        keys[V::BUFFERS]
+            [V::KEYS_BYTES];     /* four tiles of 64 lines of 128 codes; one of lines of 64 codes, or of 64
+                                                      values, and scales */
+    unsigned char q[V::Q_BYTES]; /* codes likewise; or tiles of lines of 64 values */
     unsigned char p[V::SLOTS][V::ROWS * LINE_BYTES];
-    unsigned char stage[2][4][STAGE_BYTES]; /* of the warps with values */
+    unsigned char stage[2][4][V::STAGE_ROWS * STAGE_LINE_BYTES]; /* of the warps with values */
     /* Beside a block's weights: */
     float factor[V::SLOTS][V::ROWS]; /* of what was summed so far, of the rows of warps that have moved */
     float finish[V::SLOTS][V::ROWS]; /* with the last block of a piece: what makes a row of it */
@@ -79,6 +92,10 @@ template <typename V> struct SharedOf {
     /* Where products are of converted keys (converted.cuh): */
     float references[V::ROWS], of_warps[4][V::ROWS];
     uint32_t moves[2][4]; /* [block % 2][warp] */
+    /* Of FP8_656 (scales.cuh): a key's scales relative to its power of two, and that, as fp32 has exponents. */
+    uint16_t scales[V::SCALED ? V::BUFFERS : 1][SCALES_OF_KEY][KEYS];
+    uint32_t exponents[V::SCALED ? V::BUFFERS : 1][KEYS];
+    uint64_t scaled[V::SCALED ? V::BUFFERS : 1]; /* the keys are there, and these */
 };
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
@@ -117,4 +134,18 @@ DEVICE void fp16_of_e4m3(uint32_t &low, uint32_t &high, uint32_t codes)
     asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
         : "=r"(low), "=r"(high)
         : "r"(codes));
+}
+
+/* Keys of a buffer are there, with all that is made of them. */
+template <typename V> DEVICE void wait_for_keys(uint32_t base, const Turn<V::BUFFERS> &turn)
+{
+    using Shared = SharedOf<V>;
+    mbarrier_wait(barrier_at(V::SCALED ? SHARED_AT(base, scaled) : SHARED_AT(base, keys_full), turn.index),
+                  turn.parity);
+}
+
+/* Words of two fp16, multiplied. */
+DEVICE void scale_pair(uint32_t &pair, uint32_t by)
+{
+    asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(by));
 }

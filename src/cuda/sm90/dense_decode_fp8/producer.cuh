@@ -23,6 +23,15 @@ DEVICE BoxPlace place_of_block(const struct dense_decode_sm90_params &p, const T
 }
 
 /* Keys that only this block of threads reads leave L2 first. */
+DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t full, const BoxPlace &at,
+                      bool alone)
+{
+    if (alone)
+        tma_load_once(to, map, full, at);
+    else
+        tma_load(to, map, full, at);
+}
+
 template <typename V>
 DEVICE void produce_keys(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared,
                          const Place &place, uint32_t base)
@@ -38,17 +47,13 @@ DEVICE void produce_keys(const struct dense_decode_fp8_params &p, const SharedOf
             /* The table is read a block before it is needed. */
             const int next = page_of_block(p.dense, work.task, min(block + 1, work.blocks - 1));
             const uint32_t full = barrier_at(SHARED_AT(base, keys_full), turn.index),
-                           to = SHARED_AT(base, keys) + (uint32_t)(turn.index * KEYS_BYTES);
+                           to = SHARED_AT(base, keys) + (uint32_t)(turn.index * V::KEYS_BYTES);
             const BoxPlace at = place_of_block(p.dense, work.task, block, page);
             mbarrier_wait_thread(barrier_at(SHARED_AT(base, keys_empty), turn.index), turn.parity ^ 1);
-            mbarrier_arrive_expect(full, KEYS_BYTES);
-            if (alone) {
-                tma_load_once(to, &p.dense.keys, full, at);
-                tma_load_once(to + LINES * KEY_TILE_BYTES, &p.dense.rope, full, at);
-            } else {
-                tma_load(to, &p.dense.keys, full, at);
-                tma_load(to + LINES * KEY_TILE_BYTES, &p.dense.rope, full, at);
-            }
+            mbarrier_arrive_expect(full, V::KEYS_BYTES);
+            load_keys(to, &p.dense.keys, full, at, alone);
+            load_keys(to + LINES * KEY_TILE_BYTES, &p.dense.rope, full, at, alone);
+            if (V::SCALED) load_keys(to + LINES * KEY_TILE_BYTES + ROPE_BYTES, &p.scales, full, at, alone);
             page = next;
         }
     }

@@ -76,7 +76,7 @@ template <typename V> struct Scores {
 
     DEVICE uint32_t keys_at(int index) const
     {
-        return SHARED_AT(base, keys) + (uint32_t)(index * KEYS_BYTES);
+        return SHARED_AT(base, keys) + (uint32_t)(index * V::KEYS_BYTES);
     }
 
     /* ---- Queries --------------------------------------------------------------------------------- */

@@ -49,7 +49,7 @@ template <typename V> struct Values {
 
     DEVICE uint32_t keys_at(int index) const
     {
-        return SHARED_AT(base, keys) + (uint32_t)(index * KEYS_BYTES);
+        return SHARED_AT(base, keys) + (uint32_t)(index * V::KEYS_BYTES);
     }
 
     /* ---- Fragments ----------------------------------------------------------------------------------- */
@@ -61,19 +61,34 @@ template <typename V> struct Values {
         ldmatrix_x4_trans(to, at);
     }
 
-    DEVICE void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[4])
+    /* Of FP8_656, fragment i's values times the factors of its keys, in `scales` of the block: of the warp's columns. */
+    DEVICE void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[4], uint32_t scales, int i)
     {
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            fp16_of_e4m3(a[i / 2][2 * (i % 2)], a[i / 2][2 * (i % 2) + 1], __byte_perm(codes[i], 0, 0x3120));
+        for (int k = 0; k < 4; k++) {
+            uint32_t &even = a[k / 2][2 * (k % 2)], &odd = a[k / 2][2 * (k % 2) + 1];
+            fp16_of_e4m3(even, odd, __byte_perm(codes[k], 0, 0x3120));
+            if constexpr (V::SCALED) {
+                const uint32_t both = load_shared_4(scales + (uint32_t)(2 * (KEY_STEP * (i % 2) + 8 * k)));
+                scale_pair(even, both), scale_pair(odd, both);
+            }
+        }
+    }
+
+    /* Of the lane's first two keys. */
+    DEVICE uint32_t scales_at(int index) const
+    {
+        if constexpr (!V::SCALED) return 0;
+        return SHARED_AT(base, scales) +
+               (uint32_t)(((index * SCALES_OF_KEY + share() / 2) * KEYS + 2 * (lane() % 4)) * 2);
     }
 
     /* The first fragments of a block. */
-    DEVICE void begin(uint32_t keys)
+    DEVICE void begin(int index)
     {
-        load(raw[0], keys, 0);
-        convert(fragment[0], raw[0]);
-        load(raw[1], keys, 1);
+        load(raw[0], keys_at(index), 0);
+        convert(fragment[0], raw[0], scales_at(index), 0);
+        load(raw[1], keys_at(index), 1);
     }
 
     /* ---- A block ---------------------------------------------------------------------------------------- */
@@ -116,11 +131,11 @@ template <typename V> struct Values {
     /* The first fragments of the next block are read while this one ends; behind the last block of a piece for nobody. */
     DEVICE void run_block(bool last)
     {
-        uint32_t keys = keys_at(buffer.index);
+        uint32_t keys = keys_at(buffer.index), scales = scales_at(buffer.index);
         const uint32_t weights = SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES);
         mbarrier_wait(barrier_at(SHARED_AT(base, p_full), slot.index), slot.parity);
         if (some_moved()) rescale();
-        if (SELDOM(__any_sync(~0u, shared.cleared[slot.index]))) begin(keys);
+        if (SELDOM(__any_sync(~0u, shared.cleared[slot.index]))) begin(buffer.index);
         hold_sums();
         const int own = buffer.index;
         buffer.next();
@@ -128,12 +143,14 @@ template <typename V> struct Values {
         for (int i = 0; i < FRAGMENTS; i++) {
             if (i == FRAGMENTS - 2) {
                 keys = keys_at(buffer.index);
-                if (!last) mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+                if (!last) wait_for_keys<V>(base, buffer);
             }
+            if (i == FRAGMENTS - 1)
+                scales = scales_at(buffer.index); /* the fragment that is converted here is of that block */
             load(raw[i % 2], keys, (i + 2) % FRAGMENTS);
             multiply(o[i / 2], fragment[i % 2], weights, i % 2);
             if (i > 0) wgmma_wait<1>();
-            convert(fragment[(i + 1) % 2], raw[(i + 1) % 2]);
+            convert(fragment[(i + 1) % 2], raw[(i + 1) % 2], scales, i + 1);
         }
         wgmma_wait<0>();
         hold_sums();
@@ -150,14 +167,42 @@ template <typename V> struct Values {
 
     /* ---- The end of a piece ------------------------------------------------------------------------------- */
 
-    /* Sixteen rows of the tile from `first` on, whose sums are the first of the lane's, to the warp's lines of shared memory. */
+    /* Of FP8_656 sums are of any size: a row's 64 of them, from element e on, are multiplied by a power of two of their own, which is
+     * stored. `row`: the lane's first. */
+    DEVICE float2 scale_for_slot(int e, float2 factor, int row)
+    {
+        float most[2] = {0.0f, 0.0f};
+        const float by[2] = {factor.x, factor.y};
+        float scaled[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int m = 0; m < GROUPS; m++)
+                most[j] = fmaxf(most[j], fmaxf(fabsf(o[m][e + j]), fabsf(o[m][e + 2 + j])));
+#pragma unroll
+        for (int lanes = 4; lanes < 32; lanes *= 2)
+#pragma unroll
+            for (int j = 0; j < 2; j++) most[j] = fmaxf(most[j], __shfl_xor_sync(~0u, most[j], lanes));
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const HalfScale scale(most[j] * by[j]);
+            scaled[j] = by[j] * scale.up;
+            if (lane() / 4 == 0 && row + j < p.dense.call.rows)
+                half_row_scales(p.dense.call.split, slot_row(p.dense.call, task(), row + j))[share()] =
+                    scale.down;
+        }
+        return make_float2(scaled[0], scaled[1]);
+    }
+
+    /* Some rows of the tile from `first` on, whose sums are the first of the lane's, to the warp's lines of shared memory. */
     DEVICE void stage_rows(int first, uint32_t stage, bool direct)
     {
         const int row = first + 2 * (lane() % 4);
         const uint32_t at = stage + (uint32_t)(2 * (lane() % 4) * STAGE_LINE_BYTES + lane() / 4 * 4);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float2 factor = *(const float2 *)&shared.finish[slot.index][row + 8 * i];
+        for (int i = 0; i < V::STAGE_ROWS / 8; i++) {
+            float2 factor = *(const float2 *)&shared.finish[slot.index][row + 8 * i];
+            if (V::SCALED && !direct) factor = scale_for_slot(4 * i, factor, task().first_row + row + 8 * i);
 #pragma unroll
             for (int m = 0; m < GROUPS; m++)
 #pragma unroll
@@ -177,7 +222,7 @@ template <typename V> struct Values {
         const Task &task = this->task();
         const float unit = (call.kv_scale ? __ldg(call.kv_scale) : 1.0f) / SLOT_UNIT;
 #pragma unroll
-        for (int i = 0; i < STAGE_ROWS / 4; i++) {
+        for (int i = 0; i < V::STAGE_ROWS / 4; i++) {
             const int line = lane() / 8 + 4 * i, row = task.first_row + first + line;
             const uint4 chunk =
                 load_shared_16(stage + (uint32_t)(line * STAGE_LINE_BYTES + lane() % 8 * CHUNK_BYTES));
@@ -186,7 +231,7 @@ template <typename V> struct Values {
                                                       row_place(call, min(row, call.rows - 1), task.kv_head))
                        : half_row(call.split, slot_row(call, task, row));
             store_global_16(to + HALF_ROW_TILE * share() + 8 * (lane() % 8), chunk, row < call.rows);
-            if (!direct && lane() % 8 == 0 && row < call.rows)
+            if (!V::SCALED && !direct && lane() % 8 == 0 && row < call.rows)
                 half_row_scales(call.split, slot_row(call, task, row))[share()] = unit;
         }
     }
@@ -197,7 +242,7 @@ template <typename V> struct Values {
         const bool direct = __any_sync(~0u, task().piece.slot == DIRECT);
         const uint32_t stage = shared_address(shared.stage[side][share() % 4]);
 #pragma unroll 1
-        for (int first = 0; first < V::ROWS; first += STAGE_ROWS) {
+        for (int first = 0; first < V::ROWS; first += V::STAGE_ROWS) {
             stage_rows(first, stage, direct);
             __syncwarp();
             store_staged(first, stage, direct);
@@ -205,7 +250,8 @@ template <typename V> struct Values {
 #pragma unroll
             for (int m = 0; m < GROUPS; m++)
 #pragma unroll
-                for (int i = 0; i + STAGE_ROWS / 2 < V::ROWS / 2; i++) o[m][i] = o[m][i + STAGE_ROWS / 2];
+                for (int i = 0; i + V::STAGE_ROWS / 2 < V::ROWS / 2; i++)
+                    o[m][i] = o[m][i + V::STAGE_ROWS / 2];
         }
     }
 
@@ -222,8 +268,8 @@ template <typename V> struct Values {
         for (int m = 0; m < GROUPS; m++)
 #pragma unroll
             for (int i = 0; i < V::ROWS / 2; i++) o[m][i] = 0.0f;
-        mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
-        begin(keys_at(buffer.index));
+        wait_for_keys<V>(base, buffer);
+        begin(buffer.index);
 #pragma unroll 1
         for (int left = blocks - 1; __all_sync(~0u, left >= 0); left--) {
             run_block(__all_sync(~0u, left == 0));
