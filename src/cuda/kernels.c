@@ -28,11 +28,15 @@ enum { KERNELS = sizeof rows / sizeof rows[0] };
 
 /* A key has the number of its row here, + 1. It is written once, and so is which kernels were built: a launch does not look through
  * all rows and images. */
-enum { VARIANTS = 8 };
+enum { VARIANTS = 12 };
 static uint8_t row_of[CUDA_SCHEDULES][ELEMENT_F32 + 1][KV_FORMATS][VARIANTS];
 static pthread_once_t indexed = PTHREAD_ONCE_INIT;
 _Static_assert(KERNELS < UINT8_MAX && DENSE_DECODE_SHAPE_COUNT <= (int)VARIANTS,
                "there is room for all rows");
+#define KERNEL(schedule, element, format, variant, ...)                                                      \
+    _Static_assert((int)(variant) >= 0 && (int)(variant) < VARIANTS, "a variant has a place");
+#include "kernels.def"
+#undef KERNEL
 
 static uint8_t *place_of(struct cuda_key key)
 {

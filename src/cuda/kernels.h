@@ -34,6 +34,9 @@ enum cuda_schedule {
 /* The format that stands for all formats of bytes, where a kernel takes them all. */
 #define CUDA_BYTES KV_FP8_656
 
+/* Variants of Hopper's dense decode over bytes, by the rows of a tile. */
+enum { DENSE_DECODE_FP8_64 = 0, DENSE_DECODE_FP8_32 = 4, DENSE_DECODE_FP8_16 = 8 };
+
 /* What tells a kernel from the others; what a schedule does not tell apart is 0. */
 struct cuda_key {
     enum cuda_schedule schedule;

@@ -164,7 +164,10 @@ static void choose(struct subject *op, const struct run *run)
     op->axis[A_B].count = on_gpu(run) ? 7 : 6;
     op->axis[A_SK].count = on_gpu(run) ? 9 : 8;
     const bool bytes = strcmp(run->kernel, "cuda-sm90") != 0, of_bytes = is_of_bytes(run->kernel);
-    take_values(&op->axis[A_CACHE], of_bytes ? CACHE_656 : CACHE_OF_Q, bytes ? CACHE_576 : CACHE_OF_Q);
+    take_values(&op->axis[A_CACHE], CACHE_OF_Q, bytes ? CACHE_576 : CACHE_OF_Q);
+    if (of_bytes)
+        op->axis[A_CACHE].count = 2, op->axis[A_CACHE].values[0] = CACHE_656,
+        op->axis[A_CACHE].values[1] = CACHE_576;
     take_values(&op->axis[A_CODES], S_CODES_WRITTEN, bytes ? S_CODES_NAN : S_CODES_WRITTEN);
     take_values(&op->axis[A_PRODUCTS], OF_BF16, bytes ? OF_CODES : OF_BF16);
     grid_kernel = run->kernel;

@@ -8,6 +8,7 @@ enum {
     PAIR = 2,
     LINE = 128 / PAIR,
     SHORT_LINE = 64 / PAIR,
+    SCALES = 16 / PAIR,
     LINES = 4,
     KEYS = 64 /* of a block */,
     ALIGNMENT = 16

@@ -20,9 +20,12 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
         w->num_partitions = w->device->sms / (int32_t)w->tiles;
     }
     w->rows = rows;
-    const int32_t variant = rows + (p->products == FMLA_PRODUCTS_BF16 || p->format == KV_FP8_656);
+    const int of_rows = rows == 64   ? DENSE_DECODE_FP8_64
+                        : rows == 32 ? DENSE_DECODE_FP8_32
+                                     : DENSE_DECODE_FP8_16;
+    const bool converted = p->products == FMLA_PRODUCTS_BF16 || p->format == KV_FP8_656;
     w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE_FP8, ELEMENT_BF16, p->format,
-                                                 .variant = w->joins_itself ? -variant : variant});
+                                                 .variant = of_rows + converted + 2 * w->joins_itself});
     return FMLA_OK;
 }
 
