@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The warpgroup with the scores, where queries are values: S^T = K Q^T in fp16. Codes of 16 keys by 32 columns are read by ldmatrix, and
- * each four of a row become two pairs of a row of A; columns of Q stand in the order in which they come so. A row of Q is fp16 times a
- * power of two, so that no bit of bf16 is lost which is 2^-29 of the row's largest value or more.
+ * The warpgroup with the scores, where queries are values: S^T = K Q^T. Codes of 16 keys by 32 columns are read by ldmatrix, and each four of
+ * a row become two pairs of a row of A; columns of Q stand in the order in which they come so. Over FP8_576 this is done in fp16, which
+ * holds all codes; a row of Q is fp16 times a power of two then, so that no bit of bf16 is lost which is 2^-29 of the row's largest value
+ * or more. Over FP8_656 it is done in bf16, of codes times scales.
  *
  * A thread has two keys of a block and a fourth of the rows: row maxima are a question of all warps. So references are asked of memory,
  * and all warps agree, by a barrier a block, whether one of them is to move.
@@ -12,7 +13,6 @@
 #include "../../device/cache.cuh"
 #include "../../device/half_rows.cuh"
 #include "../../device/warp.cuh"
-#include "scales.cuh"
 #include "scores.cuh"
 
 /* Where columns c and c + 1 of a row of values stand, c even: the pair of the four codes that a lane reads which comes first is one of
@@ -25,25 +25,13 @@ template <int ROWS> DEVICE uint32_t value_place(int row, int c)
            (uint32_t)(column % CHUNK_ELEMENTS * 2);
 }
 
-/* Powers of two of rows are no less than this: rope columns divided by it, and by a key's power, stay finite. */
-static constexpr float LEAST_POWER = 0x1p-30f;
-
-/* Two values of a row of which `scale` makes codes; what these are worth, in units of `unit`. */
-DEVICE uint32_t worth_of_codes(uint32_t word, const Divisor &divisor, float enlarged, float units)
-{
-    const uint16_t codes = e4m3_of(divisor.of(Bf16::to_float((uint16_t)word) * enlarged),
-                                   divisor.of(Bf16::to_float((uint16_t)(word >> 16)) * enlarged));
-    const float2 values = from_e4m3_2(codes);
-    return Fp16::pack(values.x * units, values.y * units);
-}
-
 /* By the warps of a warpgroup, a row each at a time; rows past the last one are 0. `scales`: of the rows, in shared memory; they make
- * scores of products. With SCALED the last columns stay as they are, in a tile of their own. */
+ * scores of products. Of FP8_656 rows stay as they are, but for what is quantised, and the last columns have a tile of their own. */
 template <typename V>
 DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, uint32_t q, uint32_t scales,
                          float scale_of_all, bool quantised)
 {
-    constexpr int WORDS = D_QK / 64, SCALED_WORDS = V::SCALED ? D_V / 64 : WORDS, ROWS = V::ROWS;
+    constexpr int WORDS = D_QK / 64, CODE_WORDS = V::SCALED ? D_V / 64 : WORDS, ROWS = V::ROWS;
     const int warp = (int)(fresh_thread() / 32 % 4), lane = (int)(fresh_thread() % 32);
 #pragma unroll 1
     for (int row = warp; row < ROWS; row += 4) {
@@ -57,48 +45,48 @@ DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, 
 #pragma unroll
         for (int i = 0; i < WORDS; i++) words[i] = some ? __ldg(from + 32 * i) : 0;
 #pragma unroll
-        for (int i = 0; i < SCALED_WORDS; i++)
+        for (int i = 0; i < CODE_WORDS; i++)
             bits = max(bits, max(query_magnitude(Bf16::to_float((uint16_t)words[i])),
                                  query_magnitude(Bf16::to_float((uint16_t)(words[i] >> 16)))));
         bits = __reduce_max_sync(~0u, bits);
-        float power = HalfScale(__uint_as_float((uint32_t)bits)).down;
-        if (V::SCALED && quantised) power = query_scale(bits);
-        power = fmaxf(power, LEAST_POWER); /* a NaN is in the values, too */
+        const HalfScale power(__uint_as_float((uint32_t)bits)); /* not of FP8_656 */
+        const float scale = query_scale(bits), enlarged = scale < LEAST_DIVISOR ? ENLARGED : 1.0f;
+        const Divisor divisor(scale * enlarged);
         if (lane == 0)
-            store_shared_4(scales + 4 * (uint32_t)row, __float_as_uint(fminf(power * scale_of_all, FLT_MAX)));
-        if (V::SCALED && quantised) {
-            const float scale = query_scale(bits), enlarged = scale < LEAST_DIVISOR ? ENLARGED : 1.0f;
-            const Divisor divisor(scale * enlarged);
+            store_shared_4(
+                scales + 4 * (uint32_t)row,
+                __float_as_uint(V::SCALED ? scale_of_all : fminf(power.down * scale_of_all, FLT_MAX)));
 #pragma unroll
-            for (int i = 0; i < SCALED_WORDS; i++)
-                store_shared_4(q + value_place<ROWS>(row, 64 * i + 2 * lane),
-                               worth_of_codes(words[i], divisor, enlarged, scale / power));
-        } else {
-            const float up = 1.0f / power;
-#pragma unroll
-            for (int i = 0; i < SCALED_WORDS; i++)
-                store_shared_4(q + value_place<ROWS>(row, 64 * i + 2 * lane),
-                               Fp16::pack(Bf16::to_float((uint16_t)words[i]) * up,
-                                          Bf16::to_float((uint16_t)(words[i] >> 16)) * up));
+        for (int i = 0; i < CODE_WORDS; i++) {
+            const float low = Bf16::to_float((uint16_t)words[i]),
+                        high = Bf16::to_float((uint16_t)(words[i] >> 16));
+            uint32_t word = words[i];
+            if (!V::SCALED) {
+                word = Fp16::pack(low * power.up, high * power.up);
+            } else if (quantised) {
+                const float2 values =
+                    from_e4m3_2(e4m3_of(divisor.of(low * enlarged), divisor.of(high * enlarged)));
+                word = Bf16::pack(values.x * scale, values.y * scale);
+            }
+            store_shared_4(q + value_place<ROWS>(row, 64 * i + 2 * lane), word);
         }
         if constexpr (V::SCALED)
-            store_shared_4(q + (uint32_t)(SCALED_WORDS * ROWS * LINE_BYTES) +
+            store_shared_4(q + (uint32_t)(CODE_WORDS * ROWS * LINE_BYTES) +
                                swizzle_128((uint32_t)row, (uint32_t)lane / 4) + (uint32_t)(lane % 4 * 4),
                            words[WORDS - 1]);
     }
 }
 
-/* Factors of keys from … 63 that are no numbers become 0, as codes do. */
-DEVICE void clear_scales(uint16_t (&scales)[SCALES_OF_KEY][KEYS], int from)
+/* Scales that are no numbers become 0, of keys from … 63 of a block. */
+DEVICE void clear_scales(uint32_t scales, int from)
 {
-    const int thread = (int)(fresh_thread() % WARPGROUP_THREADS);
+    constexpr uint32_t EXPONENT = 0x7f800000u;
 #pragma unroll 1
-    for (int i = thread; i < SCALES_OF_KEY * KEYS; i += WARPGROUP_THREADS)
-        if (i % KEYS >= from && (scales[i / KEYS][i % KEYS] & Fp16::EXPONENT) == Fp16::EXPONENT)
-            scales[i / KEYS][i % KEYS] = 0;
+    for (int i = from * SCALES_OF_KEY + (int)(fresh_thread() % WARPGROUP_THREADS); i < KEYS * SCALES_OF_KEY;
+         i += WARPGROUP_THREADS)
+        if ((load_shared_4(scales + 4 * (uint32_t)i) & EXPONENT) == EXPONENT)
+            store_shared_4(scales + 4 * (uint32_t)i, 0);
 }
-
-enum { FRAGMENT_SETS = 2 };
 
 template <typename V> struct ConvertedScores {
     using Shared = SharedOf<V>;
@@ -108,11 +96,11 @@ template <typename V> struct ConvertedScores {
     const uint32_t base;
     float s[V::ROWS / 2]; /* S^T of a block */
     float sum[NS][2];     /* of the thread's keys */
-    uint32_t fragment[FRAGMENT_SETS][2][4], raw[2][4], factor[2];
+    uint32_t fragment[2][2][4], raw[2][4];
+    float factor[2]; /* of FP8_656: the scales of the thread's keys for the columns in hand */
     Turn<V::BUFFERS> buffer;
     Turn<V::SLOTS> slot;
-    uint32_t blocks = 0;               /* of all pieces */
-    uint32_t exponent[2] = {127, 127}; /* of the thread's two keys, as fp32 has them; of FP8_656 */
+    uint32_t blocks = 0; /* of all pieces */
     uint32_t line_at, end_at,
         p_at;   /* of the lane: in a line and in the end of a block's keys; in the first 16 rows of P */
     int column; /* the first of the thread's two of eight rows */
@@ -150,88 +138,75 @@ template <typename V> struct ConvertedScores {
                     (end ? 0 : (uint32_t)(step / STEPS_OF_LINE * KEY_TILE_BYTES)));
     }
 
-    /* `factor`: of the lane's two keys, twice each. */
-    DEVICE void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[4], const uint32_t (&factor)[2])
+    DEVICE void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[4])
     {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            fp16_of_e4m3(a[i / 2][i % 2], a[i / 2][i % 2 + 2], codes[i]);
-            if constexpr (V::SCALED)
-                scale_pair(a[i / 2][i % 2], factor[i % 2]), scale_pair(a[i / 2][i % 2 + 2], factor[i % 2]);
+            uint32_t &low = a[i / 2][i % 2], &high = a[i / 2][i % 2 + 2];
+            if constexpr (V::SCALED) {
+                const float2 both = make_float2(factor[i % 2], factor[i % 2]);
+                bf16_of_e4m3(low, high, codes[i], both, both);
+            } else {
+                fp16_of_e4m3(low, high, codes[i]);
+            }
         }
     }
 
-    /* Those of columns of step `step` of a block. */
-    DEVICE void take_factors(uint32_t (&factor)[2], int index, int step)
+    /* Scales of the columns of step `step`. */
+    DEVICE void take_factors(uint32_t keys, int step)
     {
-        if constexpr (V::SCALED)
+        if constexpr (V::SCALED) {
+            const uint32_t at =
+                keys + (uint32_t)(LINES * KEY_TILE_BYTES + ROPE_BYTES + step / STEPS_OF_LINE * 4 +
+                                  (16 * warp() + lane() / 4) * SCALES_OF_KEY * 4);
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                factor[i] = 0x10001u * shared.scales[index][step / STEPS_OF_LINE][key() + 8 * i];
-    }
-
-    /* The first of the thread's keys. */
-    DEVICE static int key()
-    {
-        return 16 * warp() + lane() / 4;
+                factor[i] = __uint_as_float(load_shared_4(at + (uint32_t)(8 * i * SCALES_OF_KEY * 4)));
+        }
     }
 
     /* The first fragments of a block. */
-    DEVICE void begin(int index)
+    DEVICE void begin(uint32_t keys)
     {
-        const uint32_t keys = keys_at(index);
-        take_factors(factor, index, 0);
+        take_factors(keys, 0);
         load(raw[0], keys, 0);
-        convert(fragment[0], raw[0], factor);
+        convert(fragment[0], raw[0]);
         load(raw[1], keys, 1);
     }
 
-    /* The last columns of FP8_656 are multiplied first, in bf16, and divided by what the other sums are multiplied by later. */
-    DEVICE void score_rope(uint32_t keys, int index)
+    /* The last columns of FP8_656, which are values already. */
+    DEVICE void score_rope(uint32_t keys)
     {
         const uint32_t lines = keys + LINES * KEY_TILE_BYTES,
                        queries =
                            SHARED_AT(base, q) + (uint32_t)(D_V / LINE_ELEMENTS * Shared::QUERY_TILE_BYTES);
-        hold(s);
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < LINE_ELEMENTS / 16; i++)
             wgmma_lines_of<Bf16>(s, wgmma_lines(lines, i), wgmma_lines(queries, i), i > 0);
-        wgmma_commit();
-#pragma unroll
-        for (int i = 0; i < 2; i++) exponent[i] = shared.exponents[index][key() + 8 * i];
-        wgmma_wait<0>();
-        hold(s);
-        const float low = power_below(exponent[0]), high = power_below(exponent[1]);
-#pragma unroll
-        for (int n = 0; n < NS; n++) {
-            const float2 of_rows = *(const float2 *)&shared.q_scales[8 * n + column];
-            const float x = p.dense.call.scale_log2 * reciprocal_approx(fmaxf(of_rows.x, FLT_MIN)),
-                        y = p.dense.call.scale_log2 * reciprocal_approx(fmaxf(of_rows.y, FLT_MIN));
-            s[4 * n] *= x * low, s[4 * n + 1] *= y * low, s[4 * n + 2] *= x * high, s[4 * n + 3] *= y * high;
-        }
     }
 
-    DEVICE void score(uint32_t keys, int index)
+    /* Fragments are read two ahead, and converted one ahead. */
+    DEVICE void score(uint32_t keys)
     {
         constexpr int ALL = V::SCALED ? LINES * STEPS_OF_LINE : STEPS;
         const uint32_t queries = SHARED_AT(base, q);
-        if constexpr (V::SCALED) score_rope(keys, index);
         hold(s);
+        if constexpr (V::SCALED) score_rope(keys);
 #pragma unroll
         for (int i = 0; i < ALL; i++) {
             if (i + 2 < ALL) load(raw[i % 2], keys, i + 2);
             wgmma_fence();
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                wgmma_lines_of<Fp16>(
-                    s, fragment[i % FRAGMENT_SETS][h],
+                wgmma_lines_of<typename V::Element>(
+                    s, fragment[i % 2][h],
                     wgmma_lines(queries + (uint32_t)(i / 2 * Shared::QUERY_TILE_BYTES), 2 * (i % 2) + h),
                     V::SCALED || i + h > 0);
             wgmma_commit();
-            if (i >= FRAGMENT_SETS - 1) wgmma_wait<FRAGMENT_SETS - 1>();
-            if (i + 1 < ALL && (i + 1) % STEPS_OF_LINE == 0) take_factors(factor, index, i + 1);
-            if (i + 1 < ALL) convert(fragment[(i + 1) % FRAGMENT_SETS], raw[(i + 1) % 2], factor);
+            if (i > 0) wgmma_wait<1>();
+            if (i + 1 < ALL && (i + 1) % STEPS_OF_LINE == 0) take_factors(keys, i + 1);
+            if (i + 1 < ALL) convert(fragment[(i + 1) % 2], raw[(i + 1) % 2]);
         }
         wgmma_wait<0>();
         hold(s);
@@ -240,7 +215,7 @@ template <typename V> struct ConvertedScores {
     /* ---- Weights ----------------------------------------------------------------------------------- */
 
     /* Scores of keys that a row does not see, and codes that must not reach a product. */
-    DEVICE void mask(int first_key, uint32_t keys, int index)
+    DEVICE void mask(int first_key, uint32_t keys)
     {
         const Task &task = this->task();
         const int key = first_key + 16 * warp() + lane() / 4;
@@ -255,7 +230,7 @@ template <typename V> struct ConvertedScores {
         sync(); /* every warp's products have read the block */
         const int from = clamp_int(task.all_see - first_key, 0, KEYS);
         clear_codes(keys, from);
-        if constexpr (V::SCALED) clear_scales(shared.scales[index], from);
+        if constexpr (V::SCALED) clear_scales(keys + LINES * KEY_TILE_BYTES + ROPE_BYTES, from);
         fence_async_shared();
         sync();
     }
@@ -268,18 +243,7 @@ template <typename V> struct ConvertedScores {
         for (int n = 0; n < NS; n++) {
             const float2 by = *(const float2 *)&shared.q_scales[8 * n + column],
                          reference = *(const float2 *)&shared.references[8 * n + column];
-            if constexpr (V::SCALED) {
-                /* … as weights of values have them: more by the key's power of two. */
-                const float low = power_of(exponent[0]), high = power_of(exponent[1]),
-                            low_more = (float)((int)exponent[0] - 127),
-                            high_more = (float)((int)exponent[1] - 127);
-                s[4 * n] = fmaf(s[4 * n] * by.x, low, low_more),
-                      s[4 * n + 1] = fmaf(s[4 * n + 1] * by.y, low, low_more);
-                s[4 * n + 2] = fmaf(s[4 * n + 2] * by.x, high, high_more),
-                          s[4 * n + 3] = fmaf(s[4 * n + 3] * by.y, high, high_more);
-            } else {
-                s[4 * n] *= by.x, s[4 * n + 1] *= by.y, s[4 * n + 2] *= by.x, s[4 * n + 3] *= by.y;
-            }
+            s[4 * n] *= by.x, s[4 * n + 1] *= by.y, s[4 * n + 2] *= by.x, s[4 * n + 3] *= by.y;
             late |= fmaxf(s[4 * n], s[4 * n + 2]) > reference.x + REFERENCE_LATE ||
                     fmaxf(s[4 * n + 1], s[4 * n + 3]) > reference.y + REFERENCE_LATE;
         }
@@ -338,14 +302,9 @@ template <typename V> struct ConvertedScores {
                 const float *const of = s + 4 * (n + i);
                 const float low[2] = {exp2_approx(of[0] - reference.x), exp2_approx(of[1] - reference.y)},
                             high[2] = {exp2_approx(of[2] - reference.x), exp2_approx(of[3] - reference.y)};
-                if constexpr (V::SCALED) {
-                    const float of_low = power_below(exponent[0]), of_high = power_below(exponent[1]);
-                    sum[n + i][0] += fmaf(low[0], of_low, high[0] * of_high);
-                    sum[n + i][1] += fmaf(low[1], of_low, high[1] * of_high);
-                } else {
-                    sum[n + i][0] += low[0] + high[0], sum[n + i][1] += low[1] + high[1];
-                }
-                words[2 * i] = Fp16::pack(low[0], low[1]), words[2 * i + 1] = Fp16::pack(high[0], high[1]);
+                sum[n + i][0] += low[0] + high[0], sum[n + i][1] += low[1] + high[1];
+                words[2 * i] = V::Element::pack(low[0], low[1]),
+                          words[2 * i + 1] = V::Element::pack(high[0], high[1]);
             }
             store_weights(n, words);
         }
@@ -386,15 +345,14 @@ template <typename V> struct ConvertedScores {
 
     DEVICE void run_block(bool first, bool last, bool masked, int first_key)
     {
-        const int own = buffer.index;
-        const uint32_t keys = keys_at(own);
-        score(keys, own);
+        const uint32_t keys = keys_at(buffer.index);
+        score(keys);
         buffer.next();
         if (!last) {
-            wait_for_keys<V>(base, buffer);
-            begin(buffer.index);
+            mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+            begin(keys_at(buffer.index));
         }
-        if (masked) mask(first_key, keys, own);
+        if (masked) mask(first_key, keys);
         const bool moves = scale();
         mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
         if (moves) move_references();
@@ -430,8 +388,8 @@ template <typename V> struct ConvertedScores {
         sync();
 #pragma unroll
         for (int n = 0; n < NS; n++) sum[n][0] = sum[n][1] = 0.0f;
-        wait_for_keys<V>(base, buffer);
-        begin(buffer.index);
+        mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+        begin(keys_at(buffer.index));
 #pragma unroll 1
         for (int left = count - 1; __all_sync(~0u, left >= 0); left--, first_key += KEYS)
             run_block(left + 1 == count, __all_sync(~0u, left == 0),

@@ -22,7 +22,6 @@
 #include "converted.cuh"
 #include "layout.cuh"
 #include "producer.cuh"
-#include "scales.cuh"
 #include "scores.cuh"
 #include "values.cuh"
 
@@ -32,8 +31,6 @@ template <typename V> DEVICE void prepare(const struct dense_decode_fp8_params &
     constexpr int VALUES_WARPS = 2 * WARPGROUP_THREADS / 32;
     tma_prefetch_map(&p.dense.keys), tma_prefetch_map(&p.dense.rope);
     if (p.q_given) tma_prefetch_map(&p.dense.queries), tma_prefetch_map(&p.queries_end);
-    if (V::SCALED)
-        for (int i = 0; i < V::BUFFERS; i++) mbarrier_init(barrier_at(SHARED_AT(base, scaled), i), 1);
     for (int i = 0; i < V::BUFFERS; i++)
         mbarrier_init(barrier_at(SHARED_AT(base, keys_full), i), 1),
             mbarrier_init(barrier_at(SHARED_AT(base, keys_empty), i), VALUES_WARPS);
@@ -74,8 +71,6 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
     if (role == PRODUCER) {
         give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x / 32 == 0 && elect_one()) produce_keys<V>(p, shared, place, base);
-        if constexpr (V::SCALED)
-            if (threadIdx.x / 32 == 2) prepare_scales<V>(p, shared, place, base);
         if (threadIdx.x / 32 == 1 && p.q_given && elect_one()) produce_queries<V>(p, shared, place, base);
     } else if (role == SCORES) {
         give_registers<SCORES_REGISTERS>();

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "../../device/async_copy.cuh"
+#include "../../device/element.cuh"
 #include "../../device/latent.cuh"
 #include "../../device/mbarrier.cuh"
 #include "../../device/tma.cuh"
@@ -12,6 +13,8 @@
 #include "../../device/wgmma.cuh"
 #include "../../params.h"
 #include "../dense_decode/work.cuh"
+
+#include <type_traits>
 
 enum {
     KEYS = PLAN_BLOCK /* of a block */,
@@ -45,6 +48,8 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Va
     static constexpr int ROWS = ROWS_, ROW_WARPS = ROWS / 16;
     static constexpr bool TOGETHER = TOGETHER_, OF_CODES = PRODUCTS_ == CODES,
                           SCALED = CACHE_ == OF_656; /* four scales a key, and the last columns in bf16 */
+    /* Of weights and values: codes times scales pass the range of fp16. */
+    using Element = std::conditional_t<SCALED, Bf16, Fp16>;
     /* Columns of Q: lines of codes, or of half as many values. */
     static constexpr int Q_LINES = OF_CODES ? LINES : D_QK / LINE_ELEMENTS,
                          Q_BYTES = ROWS * (OF_CODES ? D_QK : D_QK * (int)sizeof(uint16_t));
@@ -92,10 +97,6 @@ template <typename V> struct SharedOf {
     /* Where products are of converted keys (converted.cuh): */
     float references[V::ROWS], of_warps[4][V::ROWS];
     uint32_t moves[2][4]; /* [block % 2][warp] */
-    /* Of FP8_656 (scales.cuh): a key's scales relative to its power of two, and that, as fp32 has exponents. */
-    uint16_t scales[V::SCALED ? V::BUFFERS : 1][SCALES_OF_KEY][KEYS];
-    uint32_t exponents[V::SCALED ? V::BUFFERS : 1][KEYS];
-    uint64_t scaled[V::SCALED ? V::BUFFERS : 1]; /* the keys are there, and these */
 };
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
@@ -136,16 +137,12 @@ DEVICE void fp16_of_e4m3(uint32_t &low, uint32_t &high, uint32_t codes)
         : "r"(codes));
 }
 
-/* Keys of a buffer are there, with all that is made of them. */
-template <typename V> DEVICE void wait_for_keys(uint32_t base, const Turn<V::BUFFERS> &turn)
+/* The same times a scale each pair, as bf16. */
+DEVICE void bf16_of_e4m3(uint32_t &low, uint32_t &high, uint32_t codes, float2 of_low, float2 of_high)
 {
-    using Shared = SharedOf<V>;
-    mbarrier_wait(barrier_at(V::SCALED ? SHARED_AT(base, scaled) : SHARED_AT(base, keys_full), turn.index),
-                  turn.parity);
-}
-
-/* Words of two fp16, multiplied. */
-DEVICE void scale_pair(uint32_t &pair, uint32_t by)
-{
-    asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(by));
+    uint32_t a, b;
+    fp16_of_e4m3(a, b, codes);
+    low = Bf16::pack(Fp16::to_float((uint16_t)a) * of_low.x, Fp16::to_float((uint16_t)(a >> 16)) * of_low.y);
+    high =
+        Bf16::pack(Fp16::to_float((uint16_t)b) * of_high.x, Fp16::to_float((uint16_t)(b >> 16)) * of_high.y);
 }

@@ -61,26 +61,29 @@ template <typename V> struct Values {
         ldmatrix_x4_trans(to, at);
     }
 
-    /* Of FP8_656, fragment i's values times the factors of its keys, in `scales` of the block: of the warp's columns. */
+    /* Fragment i; `scales`: of FP8_656, where the lane's first key of the block has that of the warp's columns. */
     DEVICE void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[4], uint32_t scales, int i)
     {
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             uint32_t &even = a[k / 2][2 * (k % 2)], &odd = a[k / 2][2 * (k % 2) + 1];
-            fp16_of_e4m3(even, odd, __byte_perm(codes[k], 0, 0x3120));
+            const uint32_t columns = __byte_perm(codes[k], 0, 0x3120);
             if constexpr (V::SCALED) {
-                const uint32_t both = load_shared_4(scales + (uint32_t)(2 * (KEY_STEP * (i % 2) + 8 * k)));
-                scale_pair(even, both), scale_pair(odd, both);
+                const uint32_t at = scales + (uint32_t)((KEY_STEP * (i % 2) + 8 * k) * SCALES_OF_KEY * 4);
+                const float2 both = make_float2(__uint_as_float(load_shared_4(at)),
+                                                __uint_as_float(load_shared_4(at + SCALES_OF_KEY * 4)));
+                bf16_of_e4m3(even, odd, columns, both, both);
+            } else {
+                fp16_of_e4m3(even, odd, columns);
             }
         }
     }
 
-    /* Of the lane's first two keys. */
     DEVICE uint32_t scales_at(int index) const
     {
         if constexpr (!V::SCALED) return 0;
-        return SHARED_AT(base, scales) +
-               (uint32_t)(((index * SCALES_OF_KEY + share() / 2) * KEYS + 2 * (lane() % 4)) * 2);
+        return keys_at(index) + (uint32_t)(LINES * KEY_TILE_BYTES + ROPE_BYTES + share() / 2 * 4 +
+                                           2 * (lane() % 4) * SCALES_OF_KEY * 4);
     }
 
     /* The first fragments of a block. */
@@ -118,7 +121,8 @@ template <typename V> struct Values {
     {
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < 2; i++) wgmma_lines_of<Fp16>(sums, a[i], wgmma_lines(weights, 2 * keys + i), 1);
+        for (int i = 0; i < 2; i++)
+            wgmma_lines_of<typename V::Element>(sums, a[i], wgmma_lines(weights, 2 * keys + i), 1);
         wgmma_commit();
     }
 
@@ -143,7 +147,7 @@ template <typename V> struct Values {
         for (int i = 0; i < FRAGMENTS; i++) {
             if (i == FRAGMENTS - 2) {
                 keys = keys_at(buffer.index);
-                if (!last) wait_for_keys<V>(base, buffer);
+                if (!last) mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
             }
             if (i == FRAGMENTS - 1)
                 scales = scales_at(buffer.index); /* the fragment that is converted here is of that block */
@@ -268,7 +272,7 @@ template <typename V> struct Values {
         for (int m = 0; m < GROUPS; m++)
 #pragma unroll
             for (int i = 0; i < V::ROWS / 2; i++) o[m][i] = 0.0f;
-        wait_for_keys<V>(base, buffer);
+        mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
         begin(buffer.index);
 #pragma unroll 1
         for (int left = blocks - 1; __all_sync(~0u, left >= 0); left--) {
