@@ -142,7 +142,8 @@ class DenseFp8Packed(DenseFp8):
 
     def query_values(self, x):
         latent, rope = x.q.float().split((D_V, ROPE), -1)
-        scale = latent.abs().amax(-1, keepdim=True) / E4M3_MOST
+        # By a tensor: on a GPU PyTorch multiplies by the reciprocal of a number, and one code in some millions is another.
+        scale = latent.abs().amax(-1, keepdim=True) / latent.new_full((1,), E4M3_MOST)
         return torch.cat([(latent / scale).to(torch.float8_e4m3fn).float() * scale, rope], -1)
 
     def key_values(self, tokens):
