@@ -15,9 +15,9 @@ extern const struct kernel_driver cuda_attention_driver, cuda_plan_driver, cuda_
 /* Dense decode and dense MHA have the portable one and Hopper's; sparse decode has the portable one, and Hopper's with tiles as the problem
  * says, of 64 heads, of 16. What Hopper's take: choice.h beside each. */
 struct cuda_attention;
-extern const struct cuda_attention cuda_sm80_dense_decode, cuda_sm90_dense_decode, cuda_sm90_dense_decode_fp8, cuda_sparse_decode,
-    cuda_sm90_sparse_decode, cuda_sm90_sparse_decode_64, cuda_sm90_sparse_decode_16, cuda_sparse_prefill,
-    cuda_sm90_sparse_prefill, cuda_mha_forward, cuda_sm90_mha_forward;
+extern const struct cuda_attention cuda_sm80_dense_decode, cuda_sm90_dense_decode, cuda_sm90_dense_decode_fp8,
+    cuda_sparse_decode, cuda_sm90_sparse_decode, cuda_sm90_sparse_decode_64, cuda_sm90_sparse_decode_16,
+    cuda_sparse_prefill, cuda_sm90_sparse_prefill, cuda_mha_forward, cuda_sm90_mha_forward;
 
 /* Partitions of a plan for sparse decode where the caller names none: the same for all kernels. */
 int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, int64_t topk,

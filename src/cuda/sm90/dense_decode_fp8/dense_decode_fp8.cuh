@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense decode on Hopper over caches of FP8_576, in mode fp8 (docs/kernels/dense-decode.md tells how it came about): S by e4m3 products,
- * P V by fp16 products of the same codes, which are converted on their way through registers. e4m3 products of P and V would take the
- * tensor cores half as long, but their sums lose what lies 2^-13 below the largest term, and P in e4m3 has three bits
- * (docs/fp8-accuracy.md).
+ * Dense decode on Hopper over caches of FP8_576 and FP8_656 (docs/kernels/dense-decode.md, "Over FP8 caches"). In mode fp8 over FP8_576
+ * S is made by e4m3 products; in the other cases keys are converted on their way through registers (converted.cuh). P V is multiplied in
+ * 16 bits, V converted likewise. e4m3 products of P and V would take the tensor cores half as long, but their sums lose what lies 2^-13
+ * below the largest term, and P in e4m3 has three bits (docs/fp8-accuracy.md).
  *
  *      who                    what                                                                             registers
  *      warpgroup 0, producer  one thread asks TMA for keys, one for queries                                         24
- *      warpgroup 1, scores    S of the next block under way while softmax makes P of this one, in one of           120
- *                             three slots
+ *      warpgroup 1, scores    S of a block, and softmax, which makes P of it in one of three slots                  120
  *      warpgroups 2, 3        O^T of 256 columns of V each: += V^T P^T, V^T as A in registers                       184
  *
  * A slot of P carries what goes with it: factors for the sums so far where references have moved, and with the last block of a piece
  * what makes rows of the sums. The warpgroups with values know nothing else of scores, which may be up to three blocks ahead, and in the
  * next piece while the rows of this one are stored.
  *
- * Shared memory (struct SharedOf): four blocks of keys 147456 bytes, of 64 rows Q 36864, P 24576, rows on their way out 18432.
+ * Shared memory (struct SharedOf), of FP8_576 and 64 rows: four blocks of keys 147456 bytes, Q in codes 36864, P 24576, rows on their way
+ * out 18432. Q in values has 73728, and then there are three blocks of keys.
  */
 #pragma once
 
