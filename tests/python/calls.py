@@ -39,6 +39,8 @@ def is_there(operation, device, element=None, bytes_of_token=None):
         rows = [row for row in rows if "fp8" in row["products"] and element in (None, "bfloat16")]
     if bytes_of_token is not None:
         rows = [row for row in rows if element in row["types"] and f"FP8_{bytes_of_token}" in row["kv_formats"]]
+        if operation == "dense_decode" and device != "cpu":  # a GPU's kernels take bf16 queries of such caches
+            rows = [row for row in rows if element == "bfloat16"]
     return any(row["available"] and not row["forced_only"] for row in rows)
 
 
