@@ -134,6 +134,17 @@ static void fill_cache(struct decode_case *d, bool aliased)
     free(filled);
 }
 
+/* Slots behind the keys of every other request hold numbers whose values are infinite: codes of 448, scales near the end of fp32. */
+static void put_large_tails(struct decode_case *d)
+{
+    enum { LARGE = 0x7e };
+    for (int64_t r = 0; r < d->c.b; r += 2) {
+        const int64_t page = d->c.page_size, end = (d->length[r] + page - 1) / page * page;
+        for (int64_t t = d->length[r]; t < end; t++)
+            memset(key_at(d, r, t, 0), LARGE, (size_t)d->pool.layout.token_bytes);
+    }
+}
+
 /* Memory of the cache, NaN everywhere, and the view of it that is the argument. */
 static void make_pool(struct decode_case *d, enum layout layout)
 {
@@ -271,6 +282,10 @@ static void make(struct test_case *c, const struct run *run)
     case_tensor(c, DENSE(block_table), layout, d->paged);
     make_lengths(d);
     make_cache(d, layout);
+    /* Hopper's kernel over bytes, which is the best of a GPU that has it, differs in two ways (docs/semantics.md): it does not keep such
+     * tails away, and it multiplies codes, without the roundings of their values to bf16. */
+    const bool hopper = !strcmp(run->kernel, "cuda-sm90-fp8") || (run->by_default && on_gpu(run));
+    if (d->pool.format == KV_FP8_656 && d->pool.page_bytes && !hopper) put_large_tails(d);
     if (v[A_LAYOUT] == LAYOUT_FAR) spread_pages(d);
     make_q(d);
     case_sinks(c, v[A_SINK]);
@@ -281,9 +296,7 @@ static void make(struct test_case *c, const struct run *run)
                           : v[A_INPUTS] == INPUTS_BEYOND ? 3e38f
                                                          : 0.0f;
     c->tolerance[0] = tolerance_dense_decode_out, c->tolerance[1] = tolerance_decode_lse;
-    /* Hopper's kernel over bytes multiplies codes, without the roundings of their values to bf16. It is the best of a GPU that has it. */
-    const bool exact = !strcmp(run->kernel, "cuda-sm90-fp8") || (run->by_default && on_gpu(run)),
-               by_codes = exact && v[A_PRODUCTS], rounds = exact && v[A_CODES] == S_CODES_SCALES;
+    const bool by_codes = hopper && v[A_PRODUCTS], rounds = hopper && v[A_CODES] == S_CODES_SCALES;
     if (by_codes) c->tolerance[0] = tolerance_fp8_products_out;
     const bool table = v[A_CODES] == S_CODES_WRITTEN || v[A_CODES] == S_CODES_NAN;
     c->other = (v[A_INPUTS] != INPUTS_NORMAL && v[A_INPUTS] != INPUTS_NAN_ENDS) || !table;
