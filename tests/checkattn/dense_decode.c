@@ -94,7 +94,7 @@ static double device_bytes(const int64_t *v)
     return v[A_INVARIANT] ? rows * chunks * 4.0 * (D_V + 1) : 0.0;
 }
 
-/* Of the kernel that the grid at hand is of: */
+/* The kernel whose grid is at hand. */
 static const char *grid_kernel;
 
 /* Is it Hopper's over bytes, which takes FP8_656 and FP8_576? */

@@ -104,7 +104,7 @@ struct tensor_view sm90_dense_decode_fp8_q_view(const struct attention_problem *
     return view;
 }
 
-/* Of every key `lines` lines from byte `at` on. */
+/* `lines` lines of every key, from byte `at` of it on. */
 static struct tensor_view view_of_keys(const struct attention_problem *p, int32_t at, int32_t line,
                                        int32_t lines)
 {

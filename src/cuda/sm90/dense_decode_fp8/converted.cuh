@@ -25,8 +25,8 @@ template <int ROWS> DEVICE uint32_t value_place(int row, int c)
            (uint32_t)(column % CHUNK_ELEMENTS * 2);
 }
 
-/* By the warps of a warpgroup, a row each at a time; rows past the last one are 0. `scales`: of the rows, in shared memory; they make
- * scores of products. Of FP8_656 rows stay as they are, but for what is quantised, and the last columns have a tile of their own. */
+/* The warps of a warpgroup take a row each at a time. `scales`: where the factors go that make scores of products, in shared memory. Over
+ * FP8_656 values stay as they are, but for what is quantised, and the last columns have a tile of their own. */
 template <typename V>
 DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, uint32_t q, uint32_t scales,
                          float scale_of_all, bool quantised)
@@ -35,21 +35,10 @@ DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, 
     const int warp = (int)(fresh_thread() / 32 % 4), lane = (int)(fresh_thread() % 32);
 #pragma unroll 1
     for (int row = warp; row < ROWS; row += 4) {
-        const bool some = task.first_row + row < p.rows;
-        const RowPlace place = row_place(p, min(task.first_row + row, p.rows - 1), task.kv_head);
-        const uint32_t *from = (const uint32_t *)(p.q + task.piece.request * p.q_stride[0] +
-                                                  place.token * p.q_stride[1] + place.head * p.q_stride[2]) +
-                               lane;
         uint32_t words[WORDS];
-        int32_t bits = 0;
-#pragma unroll
-        for (int i = 0; i < WORDS; i++) words[i] = some ? __ldg(from + 32 * i) : 0;
-#pragma unroll
-        for (int i = 0; i < CODE_WORDS; i++)
-            bits = max(bits, max(query_magnitude(Bf16::to_float((uint16_t)words[i])),
-                                 query_magnitude(Bf16::to_float((uint16_t)(words[i] >> 16)))));
-        bits = __reduce_max_sync(~0u, bits);
-        const HalfScale power(__uint_as_float((uint32_t)bits)); /* not of FP8_656 */
+        load_query_words(words, p, task, row, lane);
+        const int32_t bits = largest_magnitude<CODE_WORDS>(words);
+        const HalfScale power(__uint_as_float((uint32_t)bits)); /* FP8_656 does not use it */
         const float scale = query_scale(bits), enlarged = scale < LEAST_DIVISOR ? ENLARGED : 1.0f;
         const Divisor divisor(scale * enlarged);
         if (lane == 0)

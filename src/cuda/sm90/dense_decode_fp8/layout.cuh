@@ -48,7 +48,7 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Va
     static constexpr int ROWS = ROWS_, ROW_WARPS = ROWS / 16;
     static constexpr bool TOGETHER = TOGETHER_, OF_CODES = PRODUCTS_ == CODES,
                           SCALED = CACHE_ == OF_656; /* four scales a key, and the last columns in bf16 */
-    /* Of weights and values: codes times scales pass the range of fp16. */
+    /* Weights and values have this type: codes times scales pass the range of fp16. */
     using Element = std::conditional_t<SCALED, Bf16, Fp16>;
     /* Columns of Q: lines of codes, or of half as many values. */
     static constexpr int Q_LINES = OF_CODES ? LINES : D_QK / LINE_ELEMENTS,

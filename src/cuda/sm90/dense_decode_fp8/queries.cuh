@@ -53,7 +53,32 @@ struct Divisor {
 /* Rows of smaller values are divided 2^64 times as large. */
 static constexpr float LEAST_DIVISOR = 0x1p-60f, ENLARGED = 0x1p64f;
 
-/* By the warps of a warpgroup; rows past the last one are 0. `scales`: of the rows, in shared memory. */
+/* Reads the lane's words of a row of the tile, two values each; a row past the last one is 0. */
+template <int WORDS>
+DEVICE void load_query_words(uint32_t (&words)[WORDS], const struct dense_decode_params &p, const Task &task,
+                             int row, int lane)
+{
+    const bool some = task.first_row + row < p.rows;
+    const RowPlace place = row_place(p, min(task.first_row + row, p.rows - 1), task.kv_head);
+    const uint32_t *from = (const uint32_t *)(p.q + task.piece.request * p.q_stride[0] +
+                                              place.token * p.q_stride[1] + place.head * p.q_stride[2]) +
+                           lane;
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) words[i] = some ? __ldg(from + 32 * i) : 0;
+}
+
+/* The bits of the largest magnitude among the first COUNT words of all lanes. */
+template <int COUNT, int WORDS> DEVICE int32_t largest_magnitude(const uint32_t (&words)[WORDS])
+{
+    int32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        bits = max(bits, max(query_magnitude(Bf16::to_float((uint16_t)words[i])),
+                             query_magnitude(Bf16::to_float((uint16_t)(words[i] >> 16)))));
+    return __reduce_max_sync(~0u, bits);
+}
+
+/* The warps of a warpgroup take a row each at a time. `scales`: where those of the rows go, in shared memory. */
 template <int ROWS>
 DEVICE void quantize_queries(const struct dense_decode_params &p, const Task &task, uint32_t q,
                              uint32_t scales)
@@ -62,20 +87,9 @@ DEVICE void quantize_queries(const struct dense_decode_params &p, const Task &ta
     const int warp = (int)(fresh_thread() / 32 % 4), lane = (int)(fresh_thread() % 32);
 #pragma unroll 1
     for (int row = warp; row < ROWS; row += 4) {
-        const bool some = task.first_row + row < p.rows;
-        const RowPlace place = row_place(p, min(task.first_row + row, p.rows - 1), task.kv_head);
-        const uint32_t *from = (const uint32_t *)(p.q + task.piece.request * p.q_stride[0] +
-                                                  place.token * p.q_stride[1] + place.head * p.q_stride[2]) +
-                               lane;
         uint32_t words[WORDS];
-        int32_t most = 0;
-#pragma unroll
-        for (int i = 0; i < WORDS; i++) words[i] = some ? __ldg(from + 32 * i) : 0;
-#pragma unroll
-        for (int i = 0; i < WORDS; i++)
-            most = max(most, max(query_magnitude(Bf16::to_float((uint16_t)words[i])),
-                                 query_magnitude(Bf16::to_float((uint16_t)(words[i] >> 16)))));
-        const float scale = query_scale(__reduce_max_sync(~0u, most)),
+        load_query_words(words, p, task, row, lane);
+        const float scale = query_scale(largest_magnitude<WORDS>(words)),
                     enlarged = scale < LEAST_DIVISOR ? ENLARGED : 1.0f;
         const Divisor divisor(scale * enlarged);
         if (lane == 0) store_shared_4(scales + 4 * (uint32_t)row, __float_as_uint(scale));

@@ -71,7 +71,7 @@ template <typename V> struct Scores {
     /* Do the warp's rows count? */
     DEVICE static bool has_rows() { return V::ROW_WARPS == 4 || __any_sync(~0u, warp() < V::ROW_WARPS); }
 
-    /* Of the piece in hand, in shared memory; every warp has its own. */
+    /* The task of the piece in hand lies in shared memory; every warp has a copy of its own. */
     DEVICE Task &task() const { return shared.task[warp()]; }
 
     DEVICE uint32_t keys_at(int index) const

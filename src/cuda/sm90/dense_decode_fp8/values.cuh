@@ -44,7 +44,7 @@ template <typename V> struct Values {
     /* The warp's 64 columns, of eight times as many. */
     DEVICE int share() const { return 4 * side + (int)(fresh_thread() / 32 % 4); }
 
-    /* Of the piece in hand, in shared memory; every warp has its own. */
+    /* The task of the piece in hand lies in shared memory; every warp has a copy of its own. */
     DEVICE Task &task() const { return shared.task[4 + share()]; }
 
     DEVICE uint32_t keys_at(int index) const
@@ -171,7 +171,7 @@ template <typename V> struct Values {
 
     /* ---- The end of a piece ------------------------------------------------------------------------------- */
 
-    /* Of FP8_656 sums are of any size: a row's 64 of them, from element e on, are multiplied by a power of two of their own, which is
+    /* Over FP8_656 sums may have any magnitude: 64 of a row, from element e on, are multiplied by a power of two of their own, which is
      * stored. `row`: the lane's first. */
     DEVICE float2 scale_for_slot(int e, float2 factor, int row)
     {
