@@ -14,7 +14,7 @@ BLOCK = 8192  # keys that are in memory as products at a time
 
 
 def draws_of(keys):
-    """Of all inputs: heavy tails differ from draw to draw."""
+    """How often all inputs are drawn: heavy tails differ from draw to draw."""
     return min(8, max(2, 16384 // keys))
 
 
@@ -74,7 +74,7 @@ class Problem:
 
     @functools.cached_property
     def cut_scores(self):
-        """Of each cache, with e4m3 queries: sums as tensor cores have them."""
+        """Scores of each cache with e4m3 queries, summed as tensor cores do."""
         return [self.scores(cache, e4m3_products) for cache in self.caches]
 
     def scores(self, cache, products):

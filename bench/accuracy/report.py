@@ -59,7 +59,7 @@ def table(header, rows):
 
 
 def words_of(name):
-    """Of a mode and its cache."""
+    """A mode and its cache, as the document calls them."""
     mode, _, cache = name.partition(" ")
     return f"`{mode}` over `{cache}`" if mode != "all-e4m3" else f"all e4m3 over `{cache}`"
 
