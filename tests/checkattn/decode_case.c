@@ -282,10 +282,10 @@ static void make(struct test_case *c, const struct run *run)
     case_tensor(c, DENSE(block_table), layout, d->paged);
     make_lengths(d);
     make_cache(d, layout);
-    /* Hopper's kernel over bytes, which is the best of a GPU that has it, differs in two ways (docs/semantics.md): it does not keep such
-     * tails away, and it multiplies codes, without the roundings of their values to bf16. */
+    /* Hopper's kernel over bytes, which is the best of a GPU that has it, multiplies codes, without the roundings of their values to bf16
+     * (docs/semantics.md). */
     const bool hopper = !strcmp(run->kernel, "cuda-sm90-fp8") || (run->by_default && on_gpu(run));
-    if (d->pool.format == KV_FP8_656 && d->pool.page_bytes && !hopper) put_large_tails(d);
+    if (d->pool.format == KV_FP8_656 && d->pool.page_bytes) put_large_tails(d);
     if (v[A_LAYOUT] == LAYOUT_FAR) spread_pages(d);
     make_q(d);
     case_sinks(c, v[A_SINK]);

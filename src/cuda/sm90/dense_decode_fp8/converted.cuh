@@ -66,15 +66,41 @@ DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, 
     }
 }
 
-/* Scales that are no numbers become 0, of keys from … 63 of a block. */
-DEVICE void clear_scales(uint32_t scales, int from)
+/* Codes of a key in a line of 128 columns become 0 where, times the key's scale, they are infinite in bf16. */
+DEVICE void clear_infinite(uint32_t line, float scale)
 {
-    constexpr uint32_t EXPONENT = 0x7f800000u;
+    constexpr float LIMIT = 0x1.ffp127f; /* what rounds to infinity, and above */
+#pragma unroll 1
+    for (uint32_t at = line; at < line + LINE_BYTES; at += 4) {
+        const uint32_t codes = load_shared_4(at);
+        uint32_t kept = codes;
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            const float2 values = from_e4m3_2(codes >> 8 * i);
+            if (!(fabsf(values.x * scale) < LIMIT)) kept &= ~(0xffu << 8 * i);
+            if (!(fabsf(values.y * scale) < LIMIT)) kept &= ~(0xff00u << 8 * i);
+        }
+        if (kept != codes) store_shared_4(at, kept);
+    }
+}
+
+/* What of FP8_656 would be NaN or infinite as a value, of keys from … 63 of a block, becomes 0: scales of keys from `end` on, which no
+ * row sees, and scales that are no numbers; codes of the others where the scale is large. A row that sees such a key has a score that is
+ * no number. Follows a barrier behind clear_codes, which writes the same words. */
+DEVICE void clear_values(uint32_t keys, int from, int end)
+{
+    constexpr float LARGE = 0x1p118f; /* times 448 a number still */
+    const uint32_t scales = keys + LINES * KEY_TILE_BYTES + ROPE_BYTES;
 #pragma unroll 1
     for (int i = from * SCALES_OF_KEY + (int)(fresh_thread() % WARPGROUP_THREADS); i < KEYS * SCALES_OF_KEY;
-         i += WARPGROUP_THREADS)
-        if ((load_shared_4(scales + 4 * (uint32_t)i) & EXPONENT) == EXPONENT)
+         i += WARPGROUP_THREADS) {
+        const int key = i / SCALES_OF_KEY, line = i % SCALES_OF_KEY;
+        const float scale = __uint_as_float(load_shared_4(scales + 4 * (uint32_t)i));
+        if (key >= end || !(fabsf(scale) <= FLT_MAX))
             store_shared_4(scales + 4 * (uint32_t)i, 0);
+        else if (fabsf(scale) >= LARGE)
+            clear_infinite(keys + (uint32_t)(line * KEY_TILE_BYTES + key * LINE_BYTES), scale);
+    }
 }
 
 template <typename V> struct ConvertedScores {
@@ -219,7 +245,7 @@ template <typename V> struct ConvertedScores {
         sync(); /* every warp's products have read the block */
         const int from = clamp_int(task.all_see - first_key, 0, KEYS);
         clear_codes(keys, from);
-        if constexpr (V::SCALED) clear_scales(keys + LINES * KEY_TILE_BYTES + ROPE_BYTES, from);
+        if constexpr (V::SCALED) sync(), clear_values(keys, from, task.end - first_key);
         fence_async_shared();
         sync();
     }
