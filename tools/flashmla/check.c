@@ -294,7 +294,10 @@ void check_words(const struct check_result *result, char *text, size_t room)
         snprintf(text, room, "%" PRId64 " bytes differ from the oracle's", result->wrong_bytes);
     else if (result->of[2].wrong)
         snprintf(text, room, "%" PRId64 " values of max_logits differ", result->of[2].wrong);
-    else
+    else if (result->of[0].wrong || result->of[1].wrong)
         snprintf(text, room, "%" PRId64 " values of out and %" PRId64 " of lse differ", result->of[0].wrong,
                  result->of[1].wrong);
+    else
+        snprintf(text, room, "cosine difference %.2g of out and %.2g of lse", compare_cosine(&result->of[0]),
+                 compare_cosine(&result->of[1]));
 }

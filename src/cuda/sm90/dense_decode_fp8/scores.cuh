@@ -177,7 +177,7 @@ template <typename V> struct Scores {
     }
 
     /* P of a block, and the products of the next one, if there is one: `keys`. */
-    DEVICE void softmax(bool first, bool last, uint32_t keys)
+    DEVICE void softmax(bool first, bool last, bool masked, uint32_t keys)
     {
         if (!last) score<0, 5>(keys);
         if (!has_rows()) {
@@ -200,6 +200,7 @@ template <typename V> struct Scores {
                 sum[i] *= factor, reference[i] = to;
             }
         }
+        if (fresh_thread() == SCORES * WARPGROUP_THREADS) shared.cleared[slot.index] = masked;
         if (lane() == 0) shared.moved[slot.index][warp()] = moves && !first;
         const uint32_t line =
             weights_line(SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES), warp(), lane());
@@ -252,11 +253,10 @@ template <typename V> struct Scores {
             for (int i = 0; i < 32; i++) asm volatile("mov.b32 %0, %1;" : "=f"(s[i]) : "f"(next[i]));
             const bool masked = __any_sync(~0u, all_see - first_key < KEYS);
             if (masked) mask(first_key, own);
-            if (fresh_thread() == SCORES * WARPGROUP_THREADS) shared.cleared[slot.index] = masked;
             if (last && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
             buffer.next();
             if (!last) mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
-            softmax(left + 1 == blocks, last, keys_at(buffer.index));
+            softmax(left + 1 == blocks, last, masked, keys_at(buffer.index));
             slot.next();
         }
         pieces++;
