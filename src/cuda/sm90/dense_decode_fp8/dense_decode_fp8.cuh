@@ -74,10 +74,10 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
         if (threadIdx.x / 32 == 1 && p.q_given && elect_one()) produce_queries<V>(p, shared, place, base);
     } else if (role == SCORES) {
         give_registers<SCORES_REGISTERS>();
-        if constexpr (V::OF_CODES)
-            Scores<V>(p, shared).run();
-        else
+        if constexpr (V::KEYS_FIRST)
             ConvertedScores<V>(p, shared).run();
+        else
+            Scores<V>(p, shared).run();
     } else {
         take_registers<VALUES_REGISTERS>();
         Values<V>(p, shared, role - VALUES).run();

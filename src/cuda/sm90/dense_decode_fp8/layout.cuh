@@ -50,17 +50,22 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Va
                           SCALED = CACHE_ == OF_656; /* four scales a key, and the last columns in bf16 */
     /* Weights and values have this type: codes times scales pass the range of fp16. */
     using Element = std::conditional_t<SCALED, Bf16, Fp16>;
-    /* Columns of Q: lines of codes, or of half as many values. */
-    static constexpr int Q_LINES = OF_CODES ? LINES : D_QK / LINE_ELEMENTS,
-                         Q_BYTES = ROWS * (OF_CODES ? D_QK : D_QK * (int)sizeof(uint16_t));
+    /* S^T is a sum over lines of codes, each times the key's scale (by_lines.cuh). */
+    static constexpr bool BY_LINES = OF_CODES && SCALED;
+    /* S^T is made, not S: keys are the first factor. */
+    static constexpr bool KEYS_FIRST = !OF_CODES || SCALED;
+    static constexpr int Q_BYTES = ROWS * (BY_LINES   ? D_V + END_COLUMNS * (int)sizeof(uint16_t)
+                                           : OF_CODES ? D_QK
+                                                      : D_QK * (int)sizeof(uint16_t));
     static constexpr int KEYS_BYTES =
         LINES * KEY_TILE_BYTES + (SCALED ? ROPE_BYTES + SCALES_BYTES : END_BYTES);
-    static constexpr int BUFFERS = !OF_CODES && (ROWS == 64 || (SCALED && ROWS == 32)) ? 3 : 4; /* of keys */
-    static constexpr int SLOTS = SCALED && ROWS == 64 ? 2 : 3;       /* of weights */
-    static constexpr int STAGE_ROWS = SCALED && ROWS == 64 ? 8 : 16; /* on their way out at a time */
-    static_assert(!(OF_CODES && SCALED), "");
+    static constexpr bool LARGE_Q = SCALED && ROWS == 64 && !OF_CODES; /* leaves the least room */
+    static constexpr int BUFFERS =
+        (KEYS_FIRST && ROWS == 64) || (!OF_CODES && SCALED && ROWS == 32) ? 3 : 4; /* of keys */
+    static constexpr int SLOTS = LARGE_Q ? 2 : 3;                                  /* of weights */
+    static constexpr int STAGE_ROWS = LARGE_Q ? 8 : 16; /* on their way out at a time */
     /* Warps of the warpgroup with scores that have weights of a block. */
-    static constexpr int SCORE_WARPS = OF_CODES ? ROW_WARPS : WARPGROUP_THREADS / 32;
+    static constexpr int SCORE_WARPS = KEYS_FIRST ? WARPGROUP_THREADS / 32 : ROW_WARPS;
     static_assert(ROWS == 64 || ROWS == 32 || ROWS == 16, "");
 };
 
@@ -94,7 +99,7 @@ template <typename V> struct SharedOf {
     Task task[12];
     PieceList list;
     OnePiece one;
-    /* Where products are of converted keys (converted.cuh): */
+    /* Where keys are the first factor (converted.cuh): */
     float references[V::ROWS], of_warps[4][V::ROWS];
     uint32_t moves[2][4]; /* [block % 2][warp] */
 };
