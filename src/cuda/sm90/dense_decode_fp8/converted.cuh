@@ -121,8 +121,8 @@ template <typename V> struct ConvertedScores {
     {
         const uint32_t key = (uint32_t)(16 * warp() + lane() % 16), chunk = (uint32_t)lane() / 16;
         line_at = swizzle_128(key, chunk), end_at = LINES * KEY_TILE_BYTES + swizzle_64(key, chunk);
-        scale_at = (uint32_t)(LINES * KEY_TILE_BYTES + ROPE_BYTES +
-                              (16 * warp() + lane() / 4) * SCALES_OF_KEY * (int)sizeof(float));
+        scale_at =
+            (uint32_t)(SCALES_AT + (16 * warp() + lane() / 4) * SCALES_OF_KEY * (int)sizeof(float));
         p_at = first_rows_at();
         /* Kept: a thread's number, read anew for every address, is what a block waits for. */
         asm volatile("" : "+r"(line_at), "+r"(end_at), "+r"(p_at), "+r"(column), "+r"(scale_at));
@@ -247,7 +247,7 @@ template <typename V> struct ConvertedScores {
     /* ---- Weights ----------------------------------------------------------------------------------- */
 
     /* Scores of keys that a row does not see, and codes that must not reach a product. */
-    DEVICE void mask(int left, uint32_t keys)
+    DEVICE void mask(int left, uint32_t keys, bool fits)
     {
         const Task &task = this->task();
         const int first_key = task.piece.begin + (blocks() - 1 - left) * KEYS;
@@ -263,7 +263,8 @@ template <typename V> struct ConvertedScores {
         sync(); /* every warp's products have read the block */
         const int from = clamp_int(task.all_see - first_key, 0, KEYS);
         clear_codes(keys, from);
-        if constexpr (V::SCALED) sync(), clear_values(keys, from, task.end - first_key);
+        /* Where values fit in fp16 they are finite, and those of keys that no row sees have scales of 0. */
+        if (V::SCALED && !fits) sync(), clear_values(keys, from, task.end - first_key);
         fence_async_shared();
         sync();
     }
@@ -422,12 +423,17 @@ template <typename V> struct ConvertedScores {
     DEVICE void run_block(int left, bool masked)
     {
         const bool last = __all_sync(~0u, left == 0);
+        bool fits = true;
+        if constexpr (V::SCALED) {
+            mbarrier_wait(barrier_at(SHARED_AT(base, scales_full), buffer.index), buffer.parity);
+            fits = __any_sync(~0u, shared.fits[buffer.index]);
+        }
         const uint32_t keys = keys_at(buffer.index);
         score(keys);
         buffer.next();
         if (!last) mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
         if (V::BY_LINES || !last) begin(keys_at(buffer.index));
-        if (masked) mask(left, keys);
+        if (masked) mask(left, keys, fits);
         const bool moves = scale(left);
         begin_more(keys_at(buffer.index));
         mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
@@ -435,7 +441,10 @@ template <typename V> struct ConvertedScores {
         if (fresh_thread() < SCORES * WARPGROUP_THREADS + 4)
             shared.moved[slot.index][fresh_thread() % 4] = moves && left + 1 < blocks();
         if (fresh_thread() == SCORES * WARPGROUP_THREADS) shared.cleared[slot.index] = masked;
-        make_weights<typename V::Element>();
+        if (V::SCALED && SELDOM(!fits))
+            make_weights<Bf16>();
+        else
+            make_weights<Fp16>();
         if (last) finish();
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, done), slot.index));
         slot.next();
