@@ -121,8 +121,7 @@ template <typename V> struct ConvertedScores {
     {
         const uint32_t key = (uint32_t)(16 * warp() + lane() % 16), chunk = (uint32_t)lane() / 16;
         line_at = swizzle_128(key, chunk), end_at = LINES * KEY_TILE_BYTES + swizzle_64(key, chunk);
-        scale_at =
-            (uint32_t)(SCALES_AT + (16 * warp() + lane() / 4) * SCALES_OF_KEY * (int)sizeof(float));
+        scale_at = (uint32_t)(SCALES_AT + (16 * warp() + lane() / 4) * SCALES_OF_KEY * (int)sizeof(float));
         p_at = first_rows_at();
         /* Kept: a thread's number, read anew for every address, is what a block waits for. */
         asm volatile("" : "+r"(line_at), "+r"(end_at), "+r"(p_at), "+r"(column), "+r"(scale_at));

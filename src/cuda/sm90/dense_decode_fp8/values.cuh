@@ -27,7 +27,8 @@ template <typename V> struct Values {
     uint32_t v_at; /* of the lane's row of the first fragment, in a block of keys */
     float o[GROUPS][V::ROWS / 2];
     uint32_t fragment[2][2][4], raw[2][4];
-    uint32_t pairs[2][KEY_STEP / 8]; /* of FP8_656: scales of two keys in fp16, of a fragment of either half of a block */
+    /* Of FP8_656: scales of two keys in fp16, for fragments of either half of a block. */
+    uint32_t pairs[2][KEY_STEP / 8];
     Turn<V::BUFFERS> buffer;
     Turn<V::SLOTS> slot;
 
@@ -91,9 +92,10 @@ template <typename V> struct Values {
     DEVICE void load_pairs(int index, int half)
     {
         if constexpr (V::SCALED) {
-            const uint4 four = load_shared_16(
-                SHARED_AT(base, half_scales) +
-                (uint32_t)(index * HALF_SCALES_BYTES + share() / 2 * HALF_LINE_BYTES + lane() % 4 * 32 + 16 * half));
+            const uint4 four =
+                load_shared_16(SHARED_AT(base, half_scales) +
+                               (uint32_t)(index * HALF_SCALES_BYTES + share() / 2 * HALF_LINE_BYTES +
+                                          lane() % 4 * 32 + 16 * half));
             pairs[half][0] = four.x, pairs[half][1] = four.y, pairs[half][2] = four.z,
             pairs[half][3] = four.w;
         }
@@ -176,7 +178,7 @@ template <typename V> struct Values {
 
     /* Products of a block in fp16. The first fragments of the next block are read while this one ends; behind the last block of a piece for
      * nobody. */
-    DEVICE void multiply_halves_of(uint32_t keys, uint32_t weights, bool last)
+    DEVICE void multiply_narrow(uint32_t keys, uint32_t weights, bool last)
     {
 #pragma unroll
         for (int i = 0; i < FRAGMENTS; i++) {
@@ -209,7 +211,7 @@ template <typename V> struct Values {
             if (!last) wait_for_keys();
             begin(buffer.index);
         } else {
-            multiply_halves_of(keys_at(own), weights, last);
+            multiply_narrow(keys_at(own), weights, last);
         }
         hold_sums();
         __syncwarp();
