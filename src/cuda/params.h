@@ -139,8 +139,7 @@ struct dense_decode_fp8_params {
     struct tensor_map queries_end; /* rows × their last 64 codes */
     struct tensor_map scales;      /* of FP8_656: 64 keys × four */
     const float *q_scale;          /* of queries that are given; NULL: 1 */
-    int32_t q_given;               /* as codes; else as bf16 … */
-    int32_t q_quantised;           /* … of which the kernel makes what codes are worth; of FP8_576 codes */
+    int32_t q_given;               /* as codes; else as bf16 */
 };
 enum { MOST_REQUESTS_TOGETHER = 32 /* that a warp shares out, a lane each */ };
 

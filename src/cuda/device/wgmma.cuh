@@ -233,3 +233,23 @@ DEVICE void wgmma_64_e4m3(float (&d)[32], const uint32_t (&a)[4], uint64_t b, in
                  : WGMMA_D_32(d)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
+
+/* 16 or 32 columns, A in lines; 64 under the same name. */
+DEVICE void wgmma_lines_of_e4m3(float (&d)[8], uint64_t a, uint64_t b, int add)
+{
+    asm volatile(WGMMA_E4M3("m64n16k32", WGMMA_NAMES_8, "%10", "%8", "%9")
+                 : WGMMA_D_8(d)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+DEVICE void wgmma_lines_of_e4m3(float (&d)[16], uint64_t a, uint64_t b, int add)
+{
+    asm volatile(WGMMA_E4M3("m64n32k32", WGMMA_NAMES_16, "%18", "%16", "%17")
+                 : WGMMA_D_16(d)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+DEVICE void wgmma_lines_of_e4m3(float (&d)[32], uint64_t a, uint64_t b, int add)
+{
+    wgmma_64_e4m3(d, a, b, add);
+}

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The warpgroup with the scores, where queries are values: S^T = K Q^T. Codes of 16 keys by 32 columns are read by ldmatrix, and each four of
- * a row become two pairs of a row of A; columns of Q stand in the order in which they come so. Over FP8_576 this is done in fp16, which
- * holds all codes; a row of Q is fp16 times a power of two then, so that no bit of bf16 is lost which is 2^-29 of the row's largest value
- * or more. Over FP8_656 it is done in bf16, of codes times scales.
+ * The warpgroup with the scores, where keys are the first factor: S^T = K Q^T. Where queries are values codes of 16 keys by 32 columns are
+ * read by ldmatrix, and each four of a row become two pairs of a row of A; columns of Q stand in the order in which they come so. Over
+ * FP8_576 this is done in fp16, which holds all codes; a row of Q is fp16 times a power of two then, so that no bit of bf16 is lost which is
+ * 2^-29 of the row's largest value or more. Over FP8_656 it is done in bf16, of codes times scales. Where queries are codes of FP8_656,
+ * S^T is made as by_lines.cuh has it.
  *
  * A thread has two keys of a block and a fourth of the rows: row maxima are a question of all warps. So references are asked of memory,
  * and all warps agree, by a barrier a block, whether one of them is to move.
@@ -13,6 +14,7 @@
 #include "../../device/cache.cuh"
 #include "../../device/half_rows.cuh"
 #include "../../device/warp.cuh"
+#include "by_lines.cuh"
 #include "scores.cuh"
 
 /* Where columns c and c + 1 of a row of values stand, c even: the pair of the four codes that a lane reads which comes first is one of
@@ -26,10 +28,10 @@ template <int ROWS> DEVICE uint32_t value_place(int row, int c)
 }
 
 /* The warps of a warpgroup take a row each at a time. `scales`: where the factors go that make scores of products, in shared memory. Over
- * FP8_656 values stay as they are, but for what is quantised, and the last columns have a tile of their own. */
+ * FP8_656 values stay as they are, and the last columns have a tile of their own. */
 template <typename V>
 DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, uint32_t q, uint32_t scales,
-                         float scale_of_all, bool quantised)
+                         float scale_of_all)
 {
     constexpr int WORDS = D_QK / 64, CODE_WORDS = V::SCALED ? D_V / 64 : WORDS, ROWS = V::ROWS;
     const int warp = (int)(fresh_thread() / 32 % 4), lane = (int)(fresh_thread() % 32);
@@ -37,10 +39,8 @@ DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, 
     for (int row = warp; row < ROWS; row += 4) {
         uint32_t words[WORDS];
         load_query_words(words, p, task, row, lane);
-        const int32_t bits = largest_magnitude<CODE_WORDS>(words);
-        const HalfScale power(__uint_as_float((uint32_t)bits)); /* FP8_656 does not use it */
-        const float scale = query_scale(bits), enlarged = scale < LEAST_DIVISOR ? ENLARGED : 1.0f;
-        const Divisor divisor(scale * enlarged);
+        const HalfScale power(
+            __uint_as_float((uint32_t)largest_magnitude<CODE_WORDS>(words))); /* FP8_656 does not use it */
         if (lane == 0)
             store_shared_4(
                 scales + 4 * (uint32_t)row,
@@ -49,15 +49,8 @@ DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, 
         for (int i = 0; i < CODE_WORDS; i++) {
             const float low = Bf16::to_float((uint16_t)words[i]),
                         high = Bf16::to_float((uint16_t)(words[i] >> 16));
-            uint32_t word = words[i];
-            if (!V::SCALED) {
-                word = Fp16::pack(low * power.up, high * power.up);
-            } else if (quantised) {
-                const float2 values =
-                    from_e4m3_2(e4m3_of(divisor.of(low * enlarged), divisor.of(high * enlarged)));
-                word = Bf16::pack(values.x * scale, values.y * scale);
-            }
-            store_shared_4(q + value_place<ROWS>(row, 64 * i + 2 * lane), word);
+            store_shared_4(q + value_place<ROWS>(row, 64 * i + 2 * lane),
+                           V::SCALED ? words[i] : Fp16::pack(low * power.up, high * power.up));
         }
         if constexpr (V::SCALED)
             store_shared_4(q + (uint32_t)(CODE_WORDS * ROWS * LINE_BYTES) +
@@ -110,14 +103,17 @@ template <typename V> struct ConvertedScores {
     Shared &shared;
     const uint32_t base;
     float s[V::ROWS / 2]; /* S^T of a block */
-    float sum[NS][2];     /* of the thread's keys */
+    float sum[NS][2];     /* of the thread's keys; or, by lines: */
+    RowSums<V> row_sums;
+    ByLines<V> lines;
     uint32_t fragment[2][2][4], raw[2][4];
     float factor[2]; /* of FP8_656: the scales of the thread's keys for the columns in hand */
     Turn<V::BUFFERS> buffer;
     Turn<V::SLOTS> slot;
-    uint32_t blocks = 0; /* of all pieces */
     uint32_t line_at, end_at,
-        p_at;   /* of the lane: in a line and in the end of a block's keys; in the first 16 rows of P */
+        p_at; /* of the lane: in a line and in the end of a block's keys; in the first 16 rows of P */
+    uint32_t
+        scale_at; /* by lines, in place of the first two: the scales of the thread's first key, in a block's keys */
     int column; /* the first of the thread's two of eight rows */
 
     DEVICE ConvertedScores(const struct dense_decode_fp8_params &params, Shared &memory)
@@ -125,16 +121,21 @@ template <typename V> struct ConvertedScores {
     {
         const uint32_t key = (uint32_t)(16 * warp() + lane() % 16), chunk = (uint32_t)lane() / 16;
         line_at = swizzle_128(key, chunk), end_at = LINES * KEY_TILE_BYTES + swizzle_64(key, chunk);
-        p_at =
-            swizzle_128((uint32_t)(8 * (lane() / 16) + lane() % 8), (uint32_t)(2 * warp() + lane() / 8 % 2));
+        scale_at = (uint32_t)(SCALES_AT + (16 * warp() + lane() / 4) * SCALES_OF_KEY * (int)sizeof(float));
+        p_at = first_rows_at();
         /* Kept: a thread's number, read anew for every address, is what a block waits for. */
-        asm volatile("" : "+r"(line_at), "+r"(end_at), "+r"(p_at), "+r"(column));
+        asm volatile("" : "+r"(line_at), "+r"(end_at), "+r"(p_at), "+r"(column), "+r"(scale_at));
     }
 
     DEVICE static int lane() { return (int)(fresh_thread() % 32); }
     DEVICE static int warp() { return (int)(fresh_thread() / 32 % 4); }
 
+    /* The task of the piece in hand lies in shared memory; every warp has a copy of its own. */
     DEVICE Task &task() const { return shared.task[warp()]; }
+    DEVICE int blocks() const
+    {
+        return (int)((unsigned)(task().piece.end - task().piece.begin + KEYS - 1) / KEYS);
+    }
 
     DEVICE uint32_t keys_at(int index) const
     {
@@ -180,13 +181,23 @@ template <typename V> struct ConvertedScores {
         }
     }
 
-    /* The first fragments of a block. */
+    /* The first fragments, or products, of a block. */
     DEVICE void begin(uint32_t keys)
     {
+        if constexpr (V::BY_LINES) {
+            lines.template multiply<0>(keys, SHARED_AT(base, q));
+            return;
+        }
         take_factors(keys, 0);
         load(raw[0], keys, 0);
         convert(fragment[0], raw[0]);
         load(raw[1], keys, 1);
+    }
+
+    /* More of them: a warp that asked for all of these at once would wait. */
+    DEVICE void begin_more(uint32_t keys)
+    {
+        if constexpr (V::BY_LINES) lines.template multiply<1>(keys, SHARED_AT(base, q));
     }
 
     /* The last columns of FP8_656, which are values already. */
@@ -204,6 +215,11 @@ template <typename V> struct ConvertedScores {
     /* Fragments are read two ahead, and converted one ahead. */
     DEVICE void score(uint32_t keys)
     {
+        if constexpr (V::BY_LINES) {
+            lines.score(s, keys, SHARED_AT(base, q), keys + scale_at, &shared.q_scales[column],
+                        fminf(p.dense.call.scale_log2, FLT_MAX));
+            return;
+        }
         constexpr int ALL = V::SCALED ? LINES * STEPS_OF_LINE : STEPS;
         const uint32_t queries = SHARED_AT(base, q);
         hold(s);
@@ -230,9 +246,10 @@ template <typename V> struct ConvertedScores {
     /* ---- Weights ----------------------------------------------------------------------------------- */
 
     /* Scores of keys that a row does not see, and codes that must not reach a product. */
-    DEVICE void mask(int first_key, uint32_t keys)
+    DEVICE void mask(int left, uint32_t keys, bool fits)
     {
         const Task &task = this->task();
+        const int first_key = task.piece.begin + (blocks() - 1 - left) * KEYS;
         const int key = first_key + 16 * warp() + lane() / 4;
 #pragma unroll
         for (int n = 0; n < NS; n++)
@@ -245,24 +262,27 @@ template <typename V> struct ConvertedScores {
         sync(); /* every warp's products have read the block */
         const int from = clamp_int(task.all_see - first_key, 0, KEYS);
         clear_codes(keys, from);
-        if constexpr (V::SCALED) sync(), clear_values(keys, from, task.end - first_key);
+        /* Where values fit in fp16 they are finite, and those of keys that no row sees have scales of 0. */
+        if (V::SCALED && !fits) sync(), clear_values(keys, from, task.end - first_key);
         fence_async_shared();
         sync();
     }
 
-    /* Scores in powers of two. Is a reference of a row to move, for the keys of any warp? */
-    DEVICE bool scale()
+    /* Scores in powers of two, which they are already by lines. Is a reference of a row to move, for the keys of any warp? */
+    DEVICE bool scale(int left)
     {
         bool late = false;
 #pragma unroll
         for (int n = 0; n < NS; n++) {
-            const float2 by = *(const float2 *)&shared.q_scales[8 * n + column],
-                         reference = *(const float2 *)&shared.references[8 * n + column];
-            s[4 * n] *= by.x, s[4 * n + 1] *= by.y, s[4 * n + 2] *= by.x, s[4 * n + 3] *= by.y;
+            const float2 reference = *(const float2 *)&shared.references[8 * n + column];
+            if (!V::BY_LINES) {
+                const float2 by = *(const float2 *)&shared.q_scales[8 * n + column];
+                s[4 * n] *= by.x, s[4 * n + 1] *= by.y, s[4 * n + 2] *= by.x, s[4 * n + 3] *= by.y;
+            }
             late |= fmaxf(s[4 * n], s[4 * n + 2]) > reference.x + REFERENCE_LATE ||
                     fmaxf(s[4 * n + 1], s[4 * n + 3]) > reference.y + REFERENCE_LATE;
         }
-        uint32_t(&moves)[4] = shared.moves[blocks % 2];
+        uint32_t(&moves)[4] = shared.moves[left % 2];
         late = __any_sync(~0u, late);
         if (lane() == 0) moves[warp()] = late;
         sync();
@@ -291,22 +311,37 @@ template <typename V> struct ConvertedScores {
             shared.factor[slot.index][row] = exp2_approx(from - to), shared.references[row] = to;
         }
         sync();
+        if (V::BY_LINES) row_sums.rescale(shared.factor[slot.index]);
 #pragma unroll
-        for (int n = 0; n < NS; n++) {
+        for (int n = 0; n < NS && !V::BY_LINES; n++) {
             const float2 factor = *(const float2 *)&shared.factor[slot.index][8 * n + column];
             sum[n][0] *= factor.x, sum[n][1] *= factor.y;
         }
     }
 
-    /* P^T of two times eight rows, as it stands in D, to lines of rows. */
-    DEVICE void store_weights(int n, const uint32_t (&words)[4])
+    /* Where the lane's row of 16 bytes of the first 16 rows goes, in a slot. */
+    DEVICE static uint32_t first_rows_at()
     {
-        store_matrices_transposed(SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES) + p_at +
-                                      (uint32_t)(8 * n * LINE_BYTES),
-                                  words);
+        return swizzle_128((uint32_t)(8 * (lane() / 16) + lane() % 8),
+                           (uint32_t)(2 * warp() + lane() / 8 % 2));
     }
 
-    DEVICE void exponentials()
+    /* The same in the slot in hand; by lines no register is left to keep it. */
+    DEVICE uint32_t weights_at() const
+    {
+        return SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES) +
+               (V::BY_LINES ? first_rows_at() : p_at);
+    }
+
+    /* What is left of a weight when it is rounded; of one that is no number nothing. */
+    DEVICE static float rest_of(float weight)
+    {
+        const float rest = weight - Bf16::to_float(Bf16::from_float(weight));
+        return fabsf(rest) < 1.0f ? rest : 0.0f;
+    }
+
+    /* Weights; or, with RESTS, what is left of them when they are rounded to bf16. */
+    template <typename Element, bool RESTS> DEVICE void exponentials(uint32_t to)
     {
 #pragma unroll
         for (int n = 0; n < NS; n += 2) {
@@ -315,14 +350,37 @@ template <typename V> struct ConvertedScores {
             for (int i = 0; i < 2; i++) {
                 const float2 reference = *(const float2 *)&shared.references[8 * (n + i) + column];
                 const float *const of = s + 4 * (n + i);
-                const float low[2] = {exp2_approx(of[0] - reference.x), exp2_approx(of[1] - reference.y)},
-                            high[2] = {exp2_approx(of[2] - reference.x), exp2_approx(of[3] - reference.y)};
-                sum[n + i][0] += low[0] + high[0], sum[n + i][1] += low[1] + high[1];
-                words[2 * i] = V::Element::pack(low[0], low[1]),
-                          words[2 * i + 1] = V::Element::pack(high[0], high[1]);
+                float low[2] = {exp2_approx(of[0] - reference.x), exp2_approx(of[1] - reference.y)},
+                      high[2] = {exp2_approx(of[2] - reference.x), exp2_approx(of[3] - reference.y)};
+#pragma unroll
+                for (int j = 0; j < 2; j++)
+                    if (RESTS)
+                        low[j] = rest_of(low[j]), high[j] = rest_of(high[j]);
+                    else if (!V::BY_LINES)
+                        sum[n + i][j] += low[j] + high[j];
+                words[2 * i] = Element::pack(low[0], low[1]),
+                          words[2 * i + 1] = Element::pack(high[0], high[1]);
             }
-            store_weights(n, words);
+            /* P^T of two times eight rows, as it stands in D, goes to lines of rows. */
+            store_matrices_transposed(to + (uint32_t)(8 * n * LINE_BYTES), words);
         }
+    }
+
+    /* P of a block. By lines its sums are made of what is stored; of bf16, which lse would show, what rounding leaves is added. */
+    template <typename Element> DEVICE void make_weights()
+    {
+        const uint32_t to = weights_at();
+        if constexpr (V::BY_LINES && Element::IS_BF16) {
+            exponentials<Element, true>(to);
+            __syncwarp();
+            row_sums.template add<Element>(to);
+            __syncwarp();
+        }
+        exponentials<Element, false>(to);
+        fence_async_shared();
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), slot.index));
+        if constexpr (V::BY_LINES) row_sums.template add<Element>(to);
     }
 
     /* What makes rows of the sums over a piece; a thread has a row. */
@@ -331,8 +389,9 @@ template <typename V> struct ConvertedScores {
         const Task &task = this->task();
         const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
         const int row = (int)(fresh_thread() % WARPGROUP_THREADS);
+        if (V::BY_LINES) row_sums.store(shared.of_warps[warp()]);
 #pragma unroll
-        for (int n = 0; n < NS; n++)
+        for (int n = 0; n < NS && !V::BY_LINES; n++)
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 float all = sum[n][j];
@@ -358,57 +417,74 @@ template <typename V> struct ConvertedScores {
 
     /* ---- A block, a piece, all pieces ----------------------------------------------------------------- */
 
-    DEVICE void run_block(bool first, bool last, bool masked, int first_key)
+    /* `left`: blocks of the piece behind this one. By lines products are asked for behind the last block, too, for nobody: ptxas takes two branches for ones that may differ, and would
+     * wait for each product. */
+    DEVICE void run_block(int left, bool masked)
     {
+        const bool last = __all_sync(~0u, left == 0);
+        bool fits = true;
+        if constexpr (V::SCALED) {
+            mbarrier_wait(barrier_at(SHARED_AT(base, scales_full), buffer.index), buffer.parity);
+            fits = __any_sync(~0u, shared.fits[buffer.index]);
+        }
         const uint32_t keys = keys_at(buffer.index);
         score(keys);
         buffer.next();
-        if (!last) {
-            mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
-            begin(keys_at(buffer.index));
-        }
-        if (masked) mask(first_key, keys);
-        const bool moves = scale();
+        if (!last) mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+        if (V::BY_LINES || !last) begin(keys_at(buffer.index));
+        if (masked) mask(left, keys, fits);
+        const bool moves = scale(left);
+        begin_more(keys_at(buffer.index));
         mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
         if (moves) move_references();
         if (fresh_thread() < SCORES * WARPGROUP_THREADS + 4)
-            shared.moved[slot.index][fresh_thread() % 4] = moves && !first;
+            shared.moved[slot.index][fresh_thread() % 4] = moves && left + 1 < blocks();
         if (fresh_thread() == SCORES * WARPGROUP_THREADS) shared.cleared[slot.index] = masked;
-        exponentials();
-        fence_async_shared();
-        __syncwarp();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), slot.index));
+        if (V::SCALED && SELDOM(!fits))
+            make_weights<Bf16>();
+        else
+            make_weights<Fp16>();
         if (last) finish();
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, done), slot.index));
-        slot.next(), blocks++;
+        slot.next();
+    }
+
+    DEVICE void take_queries()
+    {
+        if constexpr (V::BY_LINES) {
+            load_query_lines<V>(p.dense.call, task(), SHARED_AT(base, q), SHARED_AT(base, q_scales));
+        } else {
+            const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
+            load_queries<V>(p.dense.call, task(), SHARED_AT(base, q), SHARED_AT(base, q_scales),
+                            fminf(of_cache * p.dense.call.scale_log2, FLT_MAX));
+        }
     }
 
     DEVICE void run_piece(const Work &work)
     {
-        const int count = work.blocks, all_see = work.task.all_see;
-        int first_key = work.task.piece.begin;
-        if (__all_sync(~0u, count == 0)) {
+        const int begin_key = work.task.piece.begin,
+                  masked = KEYS * work.blocks - (max(work.task.all_see, begin_key) - begin_key);
+        if (__all_sync(~0u, work.blocks == 0)) {
             store_empty(p.dense.call, work.task, V::ROWS);
             return;
         }
         __syncwarp();
         if (lane() == 0) task() = work.task;
-        const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
         const int row = (int)(fresh_thread() % WARPGROUP_THREADS);
         sync(); /* the piece before has been scored and finished by all warps */
         if (row < V::ROWS) shared.references[row] = LEAST_REFERENCE;
-        load_queries<V>(p.dense.call, task(), SHARED_AT(base, q), SHARED_AT(base, q_scales),
-                        fminf(of_cache * p.dense.call.scale_log2, FLT_MAX), p.q_quantised);
+        take_queries();
         fence_async_shared();
         sync();
 #pragma unroll
         for (int n = 0; n < NS; n++) sum[n][0] = sum[n][1] = 0.0f;
+        row_sums.clear();
         mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
-        begin(keys_at(buffer.index));
+        begin(keys_at(buffer.index)), begin_more(keys_at(buffer.index));
 #pragma unroll 1
-        for (int left = count - 1; __all_sync(~0u, left >= 0); left--, first_key += KEYS)
-            run_block(left + 1 == count, __all_sync(~0u, left == 0),
-                      __any_sync(~0u, all_see - first_key < KEYS), first_key);
+        for (int left = work.blocks - 1; __all_sync(~0u, left >= 0); left--)
+            run_block(left, __any_sync(~0u, KEYS * left < masked));
+        if constexpr (V::BY_LINES) lines.end();
     }
 
     DEVICE void run()

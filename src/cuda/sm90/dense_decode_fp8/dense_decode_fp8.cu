@@ -24,3 +24,11 @@ DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_converted_656_16, 16, false, CONVERTED
 DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_converted_656_64_together, 64, true, CONVERTED, OF_656)
 DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_converted_656_32_together, 32, true, CONVERTED, OF_656)
 DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_converted_656_16_together, 16, true, CONVERTED, OF_656)
+
+/* … by lines of codes. */
+DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_656_64, 64, false, CODES, OF_656)
+DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_656_32, 32, false, CODES, OF_656)
+DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_656_16, 16, false, CODES, OF_656)
+DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_656_64_together, 64, true, CODES, OF_656)
+DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_656_32_together, 32, true, CODES, OF_656)
+DENSE_DECODE_FP8_KERNEL(sm90_dense_decode_fp8_656_16_together, 16, true, CODES, OF_656)

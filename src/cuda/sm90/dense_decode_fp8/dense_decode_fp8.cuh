@@ -20,6 +20,7 @@
 #pragma once
 
 #include "converted.cuh"
+#include "half_scales.cuh"
 #include "layout.cuh"
 #include "producer.cuh"
 #include "scores.cuh"
@@ -34,6 +35,8 @@ template <typename V> DEVICE void prepare(const struct dense_decode_fp8_params &
     for (int i = 0; i < V::BUFFERS; i++)
         mbarrier_init(barrier_at(SHARED_AT(base, keys_full), i), 1),
             mbarrier_init(barrier_at(SHARED_AT(base, keys_empty), i), VALUES_WARPS);
+    for (int i = 0; i < V::BUFFERS && V::SCALED; i++)
+        mbarrier_init(barrier_at(SHARED_AT(base, scales_full), i), 1);
     for (int i = 0; i < V::SLOTS; i++)
         mbarrier_init(barrier_at(SHARED_AT(base, p_full), i), V::SCORE_WARPS),
             mbarrier_init(barrier_at(SHARED_AT(base, done), i), V::SCORE_WARPS),
@@ -72,12 +75,14 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
         give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x / 32 == 0 && elect_one()) produce_keys<V>(p, shared, place, base);
         if (threadIdx.x / 32 == 1 && p.q_given && elect_one()) produce_queries<V>(p, shared, place, base);
+        if constexpr (V::SCALED)
+            if (threadIdx.x / 32 == 2) halve_scales<V>(p, shared, base);
     } else if (role == SCORES) {
         give_registers<SCORES_REGISTERS>();
-        if constexpr (V::OF_CODES)
-            Scores<V>(p, shared).run();
-        else
+        if constexpr (V::KEYS_FIRST)
             ConvertedScores<V>(p, shared).run();
+        else
+            Scores<V>(p, shared).run();
     } else {
         take_registers<VALUES_REGISTERS>();
         Values<V>(p, shared, role - VALUES).run();

@@ -23,7 +23,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
     const int of_rows = rows == 64   ? DENSE_DECODE_FP8_64
                         : rows == 32 ? DENSE_DECODE_FP8_32
                                      : DENSE_DECODE_FP8_16;
-    const bool converted = p->products == FMLA_PRODUCTS_BF16 || p->format == KV_FP8_656;
+    const bool converted = p->products == FMLA_PRODUCTS_BF16;
     w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE_FP8, ELEMENT_BF16, p->format,
                                                  .variant = of_rows + converted + 2 * w->joins_itself});
     return FMLA_OK;
@@ -37,7 +37,6 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
         .dense = sm90_dense_decode_params(p, w),
         .q_scale = p->q_scale,
         .q_given = p->q_codes != NULL,
-        .q_quantised = p->products == FMLA_PRODUCTS_FP8 && !p->q_codes,
     };
     fmla_status status = FMLA_OK;
     for (int end = 0; end < 2 && !status; end++) {

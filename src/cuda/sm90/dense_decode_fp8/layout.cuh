@@ -26,7 +26,11 @@ enum {
     END_BYTES = KEYS * END_COLUMNS,
     ROPE_BYTES = KEYS * LINE_BYTES /* of bf16 values, of FP8_656 */,
     SCALES_OF_KEY = LINES,
-    SCALES_BYTES = KEYS * SCALES_OF_KEY * 4
+    SCALES_BYTES_OF_KEY = SCALES_OF_KEY * 4,
+    SCALES_BYTES = KEYS * SCALES_BYTES_OF_KEY,
+    SCALES_AT = LINES * KEY_TILE_BYTES + ROPE_BYTES /* in a block's keys */,
+    HALF_LINE_BYTES = KEYS * 2 /* a column of scales, in fp16 */,
+    HALF_SCALES_BYTES = SCALES_OF_KEY * HALF_LINE_BYTES
 };
 static_assert(KEYS == TILE_LINES, "");
 
@@ -48,19 +52,24 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Va
     static constexpr int ROWS = ROWS_, ROW_WARPS = ROWS / 16;
     static constexpr bool TOGETHER = TOGETHER_, OF_CODES = PRODUCTS_ == CODES,
                           SCALED = CACHE_ == OF_656; /* four scales a key, and the last columns in bf16 */
-    /* Weights and values have this type: codes times scales pass the range of fp16. */
+    /* Keys that are converted have this type: codes times scales may pass the range of fp16. */
     using Element = std::conditional_t<SCALED, Bf16, Fp16>;
-    /* Columns of Q: lines of codes, or of half as many values. */
-    static constexpr int Q_LINES = OF_CODES ? LINES : D_QK / LINE_ELEMENTS,
-                         Q_BYTES = ROWS * (OF_CODES ? D_QK : D_QK * (int)sizeof(uint16_t));
+    /* S^T is a sum over lines of codes, each times the key's scale (by_lines.cuh). */
+    static constexpr bool BY_LINES = OF_CODES && SCALED;
+    /* S^T is made, not S: keys are the first factor. */
+    static constexpr bool KEYS_FIRST = !OF_CODES || SCALED;
+    static constexpr int Q_BYTES = ROWS * (BY_LINES   ? D_V + END_COLUMNS * (int)sizeof(uint16_t)
+                                           : OF_CODES ? D_QK
+                                                      : D_QK * (int)sizeof(uint16_t));
     static constexpr int KEYS_BYTES =
         LINES * KEY_TILE_BYTES + (SCALED ? ROPE_BYTES + SCALES_BYTES : END_BYTES);
-    static constexpr int BUFFERS = !OF_CODES && (ROWS == 64 || (SCALED && ROWS == 32)) ? 3 : 4; /* of keys */
-    static constexpr int SLOTS = SCALED && ROWS == 64 ? 2 : 3;       /* of weights */
-    static constexpr int STAGE_ROWS = SCALED && ROWS == 64 ? 8 : 16; /* on their way out at a time */
-    static_assert(!(OF_CODES && SCALED), "");
+    static constexpr bool LARGE_Q = SCALED && ROWS == 64 && !OF_CODES; /* leaves the least room */
+    static constexpr int BUFFERS =
+        (KEYS_FIRST && ROWS == 64) || (!OF_CODES && SCALED && ROWS == 32) ? 3 : 4; /* of keys */
+    static constexpr int SLOTS = LARGE_Q ? 2 : 3;                                  /* of weights */
+    static constexpr int STAGE_ROWS = LARGE_Q ? 8 : 16; /* on their way out at a time */
     /* Warps of the warpgroup with scores that have weights of a block. */
-    static constexpr int SCORE_WARPS = OF_CODES ? ROW_WARPS : WARPGROUP_THREADS / 32;
+    static constexpr int SCORE_WARPS = KEYS_FIRST ? WARPGROUP_THREADS / 32 : ROW_WARPS;
     static_assert(ROWS == 64 || ROWS == 32 || ROWS == 16, "");
 };
 
@@ -87,6 +96,10 @@ template <typename V> struct SharedOf {
     float q_scales[V::ROWS];         /* of queries that became codes, or fp16, here */
     uint32_t moved[V::SLOTS][4];     /* [rows / 16] */
     uint32_t cleared[V::SLOTS];      /* codes of the block's keys have been cleared */
+    /* Of FP8_656, beside a buffer's keys (half_scales.cuh): */
+    __align__(16) uint32_t half_scales[V::BUFFERS][V::SCALED ? HALF_SCALES_BYTES / 4 : 4];
+    uint32_t fits[V::BUFFERS]; /* do values and weights of the block have fp16? else bf16 */
+    uint64_t scales_full[V::BUFFERS];
     uint64_t keys_full[V::BUFFERS], keys_empty[V::BUFFERS], q_full, q_empty, p_full[V::SLOTS],
         p_empty[V::SLOTS],
         done[V::SLOTS]; /* … and with the last block of a piece what makes rows of it is there */
@@ -94,7 +107,7 @@ template <typename V> struct SharedOf {
     Task task[12];
     PieceList list;
     OnePiece one;
-    /* Where products are of converted keys (converted.cuh): */
+    /* Where keys are the first factor (converted.cuh): */
     float references[V::ROWS], of_warps[4][V::ROWS];
     uint32_t moves[2][4]; /* [block % 2][warp] */
 };
@@ -135,6 +148,14 @@ DEVICE void fp16_of_e4m3(uint32_t &low, uint32_t &high, uint32_t codes)
     asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
         : "=r"(low), "=r"(high)
         : "r"(codes));
+}
+
+/* Two products of fp16. */
+DEVICE uint32_t multiply_halves(uint32_t a, uint32_t b)
+{
+    uint32_t product;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
 }
 
 /* The same times a scale each pair, as bf16. */

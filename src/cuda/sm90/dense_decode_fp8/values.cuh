@@ -27,6 +27,8 @@ template <typename V> struct Values {
     uint32_t v_at; /* of the lane's row of the first fragment, in a block of keys */
     float o[GROUPS][V::ROWS / 2];
     uint32_t fragment[2][2][4], raw[2][4];
+    /* Of FP8_656: scales of two keys in fp16, for fragments of either half of a block. */
+    uint32_t pairs[2][KEY_STEP / 8];
     Turn<V::BUFFERS> buffer;
     Turn<V::SLOTS> slot;
 
@@ -61,36 +63,58 @@ template <typename V> struct Values {
         ldmatrix_x4_trans(to, at);
     }
 
-    /* Fragment i; `scales`: of FP8_656, where the lane's first key of the block has that of the warp's columns. */
-    DEVICE void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[4], uint32_t scales, int i)
+    /* Fragment i. */
+    DEVICE void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[4], int i)
     {
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             uint32_t &even = a[k / 2][2 * (k % 2)], &odd = a[k / 2][2 * (k % 2) + 1];
-            const uint32_t columns = __byte_perm(codes[k], 0, 0x3120);
-            if constexpr (V::SCALED) {
-                const uint32_t at = scales + (uint32_t)((KEY_STEP * (i % 2) + 8 * k) * SCALES_OF_KEY * 4);
-                const float2 both = make_float2(__uint_as_float(load_shared_4(at)),
-                                                __uint_as_float(load_shared_4(at + SCALES_OF_KEY * 4)));
-                bf16_of_e4m3(even, odd, columns, both, both);
-            } else {
-                fp16_of_e4m3(even, odd, columns);
-            }
+            fp16_of_e4m3(even, odd, __byte_perm(codes[k], 0, 0x3120));
+            if constexpr (V::SCALED)
+                even = multiply_halves(even, pairs[i % 2][k]), odd = multiply_halves(odd, pairs[i % 2][k]);
         }
     }
 
-    DEVICE uint32_t scales_at(int index) const
+    /* The same as bf16; `scales`: where the lane's first key of the block has that of the warp's columns. */
+    DEVICE void convert_wide(uint32_t (&a)[2][4], const uint32_t (&codes)[4], uint32_t scales, int i)
     {
-        if constexpr (!V::SCALED) return 0;
-        return keys_at(index) + (uint32_t)(LINES * KEY_TILE_BYTES + ROPE_BYTES + share() / 2 * 4 +
-                                           2 * (lane() % 4) * SCALES_OF_KEY * 4);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const uint32_t at = scales + (uint32_t)((KEY_STEP * (i % 2) + 8 * k) * SCALES_OF_KEY * 4);
+            const float2 both = make_float2(__uint_as_float(load_shared_4(at)),
+                                            __uint_as_float(load_shared_4(at + SCALES_OF_KEY * 4)));
+            bf16_of_e4m3(a[k / 2][2 * (k % 2)], a[k / 2][2 * (k % 2) + 1], __byte_perm(codes[k], 0, 0x3120),
+                         both, both);
+        }
+    }
+
+    /* Scales in fp16 of half of a block, for the warp's columns. */
+    DEVICE void load_pairs(int index, int half)
+    {
+        if constexpr (V::SCALED) {
+            const uint4 four =
+                load_shared_16(SHARED_AT(base, half_scales) +
+                               (uint32_t)(index * HALF_SCALES_BYTES + share() / 2 * HALF_LINE_BYTES +
+                                          lane() % 4 * 32 + 16 * half));
+            pairs[half][0] = four.x, pairs[half][1] = four.y, pairs[half][2] = four.z,
+            pairs[half][3] = four.w;
+        }
+    }
+
+    /* The keys of the buffer in hand are there, and so are their scales. */
+    DEVICE void wait_for_keys() const
+    {
+        mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+        if constexpr (V::SCALED)
+            mbarrier_wait(barrier_at(SHARED_AT(base, scales_full), buffer.index), buffer.parity);
     }
 
     /* The first fragments of a block. */
     DEVICE void begin(int index)
     {
+        load_pairs(index, 0), load_pairs(index, 1);
         load(raw[0], keys_at(index), 0);
-        convert(fragment[0], raw[0], scales_at(index), 0);
+        convert(fragment[0], raw[0], 0);
         load(raw[1], keys_at(index), 1);
     }
 
@@ -117,12 +141,13 @@ template <typename V> struct Values {
         }
     }
 
+    template <typename Element>
     DEVICE void multiply(float (&sums)[V::ROWS / 2], const uint32_t (&a)[2][4], uint32_t weights, int keys)
     {
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            wgmma_lines_of<typename V::Element>(sums, a[i], wgmma_lines(weights, 2 * keys + i), 1);
+            wgmma_lines_of<Element>(sums, a[i], wgmma_lines(weights, 2 * keys + i), 1);
         wgmma_commit();
     }
 
@@ -132,31 +157,62 @@ template <typename V> struct Values {
         for (int m = 0; m < GROUPS; m++) hold(o[m]);
     }
 
-    /* The first fragments of the next block are read while this one ends; behind the last block of a piece for nobody. */
-    DEVICE void run_block(bool last)
+    /* Products of a block in bf16: of one whose scales do not fit in fp16. One text for both halves of the keys: it comes seldom. */
+    DEVICE void multiply_wide(int index, uint32_t weights)
     {
-        uint32_t keys = keys_at(buffer.index), scales = scales_at(buffer.index);
-        const uint32_t weights = SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES);
-        mbarrier_wait(barrier_at(SHARED_AT(base, p_full), slot.index), slot.parity);
-        if (some_moved()) rescale();
-        if (SELDOM(__any_sync(~0u, shared.cleared[slot.index]))) begin(buffer.index);
-        hold_sums();
-        const int own = buffer.index;
-        buffer.next();
+        const uint32_t keys = keys_at(index),
+                       scales = keys + (uint32_t)(SCALES_AT + share() / 2 * 4 +
+                                                  2 * (lane() % 4) * SCALES_OF_KEY * 4);
+#pragma unroll
+        for (int m = 0; m < GROUPS; m++)
+#pragma unroll 1
+            for (int half = 0; half < 2; half++) {
+                load(raw[0], keys, 2 * m + half);
+                convert_wide(fragment[0], raw[0], scales, half);
+                hold(o[m]);
+                multiply<Bf16>(o[m], fragment[0], weights, half);
+                wgmma_wait<0>();
+                hold(o[m]);
+            }
+    }
+
+    /* Products of a block in fp16. The first fragments of the next block are read while this one ends; behind the last block of a piece for
+     * nobody. */
+    DEVICE void multiply_narrow(uint32_t keys, uint32_t weights, bool last)
+    {
 #pragma unroll
         for (int i = 0; i < FRAGMENTS; i++) {
             if (i == FRAGMENTS - 2) {
                 keys = keys_at(buffer.index);
-                if (!last) mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+                if (!last) wait_for_keys();
+                load_pairs(buffer.index, 0);
             }
-            if (i == FRAGMENTS - 1)
-                scales = scales_at(buffer.index); /* the fragment that is converted here is of that block */
+            if (i == FRAGMENTS - 1) load_pairs(buffer.index, 1);
             load(raw[i % 2], keys, (i + 2) % FRAGMENTS);
-            multiply(o[i / 2], fragment[i % 2], weights, i % 2);
+            multiply<Fp16>(o[i / 2], fragment[i % 2], weights, i % 2);
             if (i > 0) wgmma_wait<1>();
-            convert(fragment[(i + 1) % 2], raw[(i + 1) % 2], scales, i + 1);
+            convert(fragment[(i + 1) % 2], raw[(i + 1) % 2], i + 1);
         }
         wgmma_wait<0>();
+    }
+
+    DEVICE void run_block(bool last)
+    {
+        const uint32_t weights = SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES);
+        mbarrier_wait(barrier_at(SHARED_AT(base, p_full), slot.index), slot.parity);
+        if (some_moved()) rescale();
+        const bool fits = !V::SCALED || __any_sync(~0u, shared.fits[buffer.index]);
+        if (SELDOM(__any_sync(~0u, shared.cleared[slot.index]))) begin(buffer.index);
+        hold_sums();
+        const int own = buffer.index;
+        buffer.next();
+        if (SELDOM(!fits)) {
+            multiply_wide(own, weights);
+            if (!last) wait_for_keys();
+            begin(buffer.index);
+        } else {
+            multiply_narrow(keys_at(own), weights, last);
+        }
         hold_sums();
         __syncwarp();
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, keys_empty), own));
@@ -272,7 +328,7 @@ template <typename V> struct Values {
         for (int m = 0; m < GROUPS; m++)
 #pragma unroll
             for (int i = 0; i < V::ROWS / 2; i++) o[m][i] = 0.0f;
-        mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+        wait_for_keys();
         begin(buffer.index);
 #pragma unroll 1
         for (int left = blocks - 1; __all_sync(~0u, left >= 0); left--) {
