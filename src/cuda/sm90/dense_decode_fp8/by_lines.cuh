@@ -43,6 +43,14 @@ DEVICE void load_query_lines(const struct dense_decode_params &p, const Task &ta
     }
 }
 
+/* A key's scale of a line; `scales`: in shared memory, those of the key. One that is infinite makes a NaN, as the products of its values
+ * would: they are of both signs. */
+DEVICE float scale_of_line(uint32_t scales, int line)
+{
+    const float scale = __uint_as_float(load_shared_4(scales + (uint32_t)(4 * line)));
+    return fmaf(0.0f, scale, scale);
+}
+
 template <typename V> struct ByLines {
     using Shared = SharedOf<V>;
     static constexpr int SUMS = V::ROWS / 2 /* of a thread */, ROPE = LINES /* the number of the last line */;
@@ -65,17 +73,13 @@ template <typename V> struct ByLines {
         wgmma_commit();
     }
 
-    /* Adds line LINE times the scales of the thread's two keys, of which the first has its scales at `scales`. A scale that is infinite
-     * makes a NaN, as the products of its values would: they are of both signs. */
+    /* Adds line LINE times the scales of the thread's two keys, of which the first has its scales at `scales`. */
     template <int LINE> DEVICE void add(float (&s)[SUMS], uint32_t scales)
     {
         float scale[2];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            scale[i] = __uint_as_float(
-                load_shared_4(scales + (uint32_t)(4 * LINE + 8 * i * SCALES_OF_KEY * (int)sizeof(float))));
-            scale[i] = fmaf(0.0f, scale[i], scale[i]);
-        }
+        for (int i = 0; i < 2; i++)
+            scale[i] = scale_of_line(scales + (uint32_t)(8 * i * SCALES_BYTES_OF_KEY), LINE);
         if (LINE > 1) wgmma_wait<1>(), hold(part[LINE % 2]);
 #pragma unroll
         for (int e = 0; e < SUMS; e++)
