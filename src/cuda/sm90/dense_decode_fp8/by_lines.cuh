@@ -93,8 +93,8 @@ template <typename V> struct ByLines {
                       const float *of_rows, float of_rope)
     {
         static_assert(LINES == 4, "");
-        wgmma_wait<
-            0>(); /* of a wait for the first one alone ptxas does not see, around a loop, that it is enough */
+        /* For both: of a wait for the first one ptxas does not see, around a loop, that it is enough. */
+        wgmma_wait<0>();
         hold(part[0]), hold(part[1]);
         add<0>(s, scales);
         multiply<2>(keys, queries);
@@ -138,8 +138,8 @@ template <typename V> struct RowSums {
     template <typename Element> DEVICE void add(uint32_t weights)
     {
         constexpr uint32_t ONES = Element::IS_BF16 ? 0x3f803f80 : 0x3c003c00;
-        constexpr int AT_ONCE =
-            Element::IS_BF16 ? 1 : V::ROW_WARPS; /* of bf16 seldom, where registers are few */
+        /* Of bf16 weights there are sums seldom, and twice: the first time registers are few. */
+        constexpr int AT_ONCE = Element::IS_BF16 ? 1 : V::ROW_WARPS;
 #pragma unroll AT_ONCE
         for (int j = 0; j < V::ROW_WARPS; j++) {
             uint32_t read[4];

@@ -81,15 +81,15 @@ template <typename V> struct ConvertedScores {
     float sum[NS][2];     /* of the thread's keys; or, by lines: */
     RowSums<V> row_sums;
     ByLines<V> lines;
-    static constexpr int AHEAD =
-        V::SCALED ? 1 : 2; /* steps that codes are read ahead; two sums leave few registers */
+    /* Steps that codes are read ahead: two sums leave few registers. */
+    static constexpr int AHEAD = V::SCALED ? 1 : 2;
     uint32_t fragment[2][2][4], raw[AHEAD][4];
     float part[V::ROWS / 2]; /* of FP8_656: the sum of the line in hand */
     Turn<V::BUFFERS> buffer;
     Turn<V::SLOTS> slot;
     uint32_t line_at, end_at,
         p_at; /* of the lane: in a line and in the end of a block's keys; in the first 16 rows of P */
-    uint32_t scale_at; /* by lines: scales_of_thread(); else no register is left to keep it */
+    uint32_t scale_at; /* of FP8_656: the scales of the thread's first key, in a block's keys */
     int column;        /* the first of the thread's two of eight rows */
 
     DEVICE ConvertedScores(const struct dense_decode_fp8_params &params, Shared &memory)
@@ -97,7 +97,7 @@ template <typename V> struct ConvertedScores {
     {
         const uint32_t key = (uint32_t)(16 * warp() + lane() % 16), chunk = (uint32_t)lane() / 16;
         line_at = swizzle_128(key, chunk), end_at = LINES * KEY_TILE_BYTES + swizzle_64(key, chunk);
-        scale_at = scales_of_thread();
+        scale_at = (uint32_t)(SCALES_AT + (16 * warp() + lane() / 4) * SCALES_BYTES_OF_KEY);
         p_at = first_rows_at();
         /* Kept: a thread's number, read anew for every address, is what a block waits for. */
         asm volatile("" : "+r"(line_at), "+r"(end_at), "+r"(p_at), "+r"(column), "+r"(scale_at));
@@ -116,12 +116,6 @@ template <typename V> struct ConvertedScores {
     DEVICE uint32_t keys_at(int index) const
     {
         return SHARED_AT(base, keys) + (uint32_t)(index * V::KEYS_BYTES);
-    }
-
-    /* Where the scales of the thread's first key are, in a block's keys of FP8_656. */
-    DEVICE static uint32_t scales_of_thread()
-    {
-        return (uint32_t)(SCALES_AT + (16 * warp() + lane() / 4) * SCALES_BYTES_OF_KEY);
     }
 
     DEVICE static void sync() { barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); }
@@ -179,8 +173,7 @@ template <typename V> struct ConvertedScores {
         float scale[2];
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            scale[i] =
-                scale_of_line(keys + scales_of_thread() + (uint32_t)(8 * i * SCALES_BYTES_OF_KEY), line);
+            scale[i] = scale_of_line(keys + scale_at + (uint32_t)(8 * i * SCALES_BYTES_OF_KEY), line);
         wgmma_wait<0>();
         hold(part);
         if (line == 0) hold(s);
@@ -406,15 +399,15 @@ template <typename V> struct ConvertedScores {
 
     /* ---- A block, a piece, all pieces ----------------------------------------------------------------- */
 
-    /* `left`: blocks of the piece behind this one. By lines products are asked for behind the last block, too, for nobody: ptxas takes two branches for ones that may differ, and would
-     * wait for each product. */
+    /* `left`: blocks of the piece behind this one. By lines products are asked for behind the last block, too, for nobody: ptxas takes two
+     * branches on one condition for branches that may differ, and would wait for each product. */
     DEVICE void run_block(int left, bool masked)
     {
         const bool last = __all_sync(~0u, left == 0);
         if (V::SCALED) mbarrier_wait(barrier_at(SHARED_AT(base, scales_full), buffer.index), buffer.parity);
         const uint32_t keys = keys_at(buffer.index);
         score(keys);
-        if (V::SCALED && !V::BY_LINES) column = 2 * (lane() % 4); /* so it takes no register before */
+        if (V::SCALED && !V::BY_LINES) column = 2 * (lane() % 4); /* so that it takes no register before */
         const bool fits = !V::SCALED || __any_sync(~0u, shared.fits[buffer.index]);
         buffer.next();
         if (!last) mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);

@@ -33,7 +33,7 @@ DEVICE bool some_infinite(uint32_t line, float scale)
     return !(value * fabsf(scale) < LIMIT);
 }
 
-/* Codes are multiplied without their scales to make scores. So values that are infinite must be seen from the scale: it becomes infinite. */
+/* Scores are made of codes without their scales, so that an infinite value must be seen from the scale: it becomes infinite. */
 DEVICE void mark_infinite(uint32_t keys, int key, int line)
 {
     constexpr float LARGE = 0x1p118f; /* times 448 a number still */
