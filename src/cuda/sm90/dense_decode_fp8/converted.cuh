@@ -118,6 +118,9 @@ template <typename V> struct ConvertedScores {
         return SHARED_AT(base, keys) + (uint32_t)(index * V::KEYS_BYTES);
     }
 
+    /* The barrier of the keys in hand. */
+    DEVICE uint32_t full_at() const { return barrier_at(SHARED_AT(base, keys_full), buffer.index); }
+
     DEVICE static void sync() { barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); }
 
     /* ---- S^T --------------------------------------------------------------------------------------- */
@@ -250,8 +253,11 @@ template <typename V> struct ConvertedScores {
         sync();
     }
 
-    /* Scores in powers of two, which they are already by lines. Is a reference of a row to move, for the keys of any warp? */
-    DEVICE bool scale(int left)
+    /* What warps agree about by their barrier, of a block. */
+    enum { MOVES = 1 /* a reference of a row is to move, for the keys of any warp */, TOO_EARLY = 2 };
+
+    /* Scores in powers of two, which they are already by lines. Returns MOVES and TOO_EARLY, if this or another warp is for it. */
+    DEVICE uint32_t scale(int left, bool too_early)
     {
         bool late = false;
 #pragma unroll
@@ -266,9 +272,9 @@ template <typename V> struct ConvertedScores {
         }
         uint32_t(&moves)[4] = shared.moves[left % 2];
         late = __any_sync(~0u, late);
-        if (lane() == 0) moves[warp()] = late;
+        if (lane() == 0) moves[warp()] = (late ? MOVES : 0) | (too_early ? TOO_EARLY : 0);
         sync();
-        return __any_sync(~0u, moves[0] | moves[1] | moves[2] | moves[3]);
+        return moves[0] | moves[1] | moves[2] | moves[3];
     }
 
     DEVICE void move_references()
@@ -399,8 +405,9 @@ template <typename V> struct ConvertedScores {
 
     /* ---- A block, a piece, all pieces ----------------------------------------------------------------- */
 
-    /* `left`: blocks of the piece behind this one. By lines products are asked for behind the last block, too, for nobody: ptxas takes two
-     * branches on one condition for branches that may differ, and would wait for each product. */
+    /* `left`: blocks of the piece behind this one. By lines products of the next block are asked for in any case: ptxas takes two branches on
+     * one condition for branches that may differ, and would wait for each product. Behind the last block they are for nobody; and where the
+     * keys have not come, they are asked for again behind this block's softmax, which does not wait for them. */
     DEVICE void run_block(int left, bool masked)
     {
         const bool last = __all_sync(~0u, left == 0);
@@ -410,10 +417,13 @@ template <typename V> struct ConvertedScores {
         if (V::SCALED && !V::BY_LINES) column = 2 * (lane() % 4); /* so that it takes no register before */
         const bool fits = !V::SCALED || __any_sync(~0u, shared.fits[buffer.index]);
         buffer.next();
-        if (!last) mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+        const bool too_early =
+            V::BY_LINES && !last && !__all_sync(~0u, mbarrier_test(full_at(), buffer.parity));
+        if (!V::BY_LINES && !last) mbarrier_wait(full_at(), buffer.parity);
         if (V::BY_LINES || !last) begin(keys_at(buffer.index));
         if (masked) mask(left, keys, fits);
-        const bool moves = scale(left);
+        const uint32_t agreed = scale(left, too_early);
+        const bool moves = __any_sync(~0u, agreed & MOVES);
         begin_more(keys_at(buffer.index));
         mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
         if (moves) move_references();
@@ -427,6 +437,11 @@ template <typename V> struct ConvertedScores {
         if (last) finish();
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, done), slot.index));
         slot.next();
+        if constexpr (V::BY_LINES)
+            if (SELDOM(__any_sync(~0u, agreed & TOO_EARLY))) {
+                mbarrier_wait(full_at(), buffer.parity);
+                lines.multiply_again(keys_at(buffer.index), SHARED_AT(base, q));
+            }
     }
 
     DEVICE void take_queries()
@@ -459,7 +474,7 @@ template <typename V> struct ConvertedScores {
 #pragma unroll
         for (int n = 0; n < NS; n++) sum[n][0] = sum[n][1] = 0.0f;
         row_sums.clear();
-        mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+        mbarrier_wait(full_at(), buffer.parity);
         begin(keys_at(buffer.index)), begin_more(keys_at(buffer.index));
 #pragma unroll 1
         for (int left = work.blocks - 1; __all_sync(~0u, left >= 0); left--)

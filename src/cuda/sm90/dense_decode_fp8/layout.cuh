@@ -105,7 +105,7 @@ template <typename V> struct SharedOf {
     OnePiece one;
     /* Where keys are the first factor (converted.cuh): */
     float references[V::ROWS], of_warps[4][V::ROWS];
-    uint32_t moves[2][4]; /* [block % 2][warp] */
+    uint32_t moves[2][4]; /* [block % 2][warp]: what it is for */
 };
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
