@@ -43,6 +43,14 @@ DEVICE void load_query_lines(const struct dense_decode_params &p, const Task &ta
     }
 }
 
+/* A key's scale of a line; `scales`: in shared memory, those of the key. One that is infinite makes a NaN, as the products of its values
+ * would: they are of both signs. */
+DEVICE float scale_of_line(uint32_t scales, int line)
+{
+    const float scale = __uint_as_float(load_shared_4(scales + (uint32_t)(4 * line)));
+    return fmaf(0.0f, scale, scale);
+}
+
 template <typename V> struct ByLines {
     using Shared = SharedOf<V>;
     static constexpr int SUMS = V::ROWS / 2 /* of a thread */, ROPE = LINES /* the number of the last line */;
@@ -65,17 +73,13 @@ template <typename V> struct ByLines {
         wgmma_commit();
     }
 
-    /* Adds line LINE times the scales of the thread's two keys, of which the first has its scales at `scales`. A scale that is infinite
-     * makes a NaN, as the products of its values would: they are of both signs. */
+    /* Adds line LINE times the scales of the thread's two keys, of which the first has its scales at `scales`. */
     template <int LINE> DEVICE void add(float (&s)[SUMS], uint32_t scales)
     {
         float scale[2];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            scale[i] = __uint_as_float(
-                load_shared_4(scales + (uint32_t)(4 * LINE + 8 * i * SCALES_OF_KEY * (int)sizeof(float))));
-            scale[i] = fmaf(0.0f, scale[i], scale[i]);
-        }
+        for (int i = 0; i < 2; i++)
+            scale[i] = scale_of_line(scales + (uint32_t)(8 * i * SCALES_BYTES_OF_KEY), LINE);
         if (LINE > 1) wgmma_wait<1>(), hold(part[LINE % 2]);
 #pragma unroll
         for (int e = 0; e < SUMS; e++)
@@ -89,8 +93,8 @@ template <typename V> struct ByLines {
                       const float *of_rows, float of_rope)
     {
         static_assert(LINES == 4, "");
-        wgmma_wait<
-            0>(); /* of a wait for the first one alone ptxas does not see, around a loop, that it is enough */
+        /* For both: of a wait for the first one ptxas does not see, around a loop, that it is enough. */
+        wgmma_wait<0>();
         hold(part[0]), hold(part[1]);
         add<0>(s, scales);
         multiply<2>(keys, queries);
@@ -108,6 +112,14 @@ template <typename V> struct ByLines {
 #pragma unroll
             for (int e = 4 * n; e < 4 * n + 4; e++) s[e] = fmaf(s[e], e % 2 ? by.y : by.x, rope[e] * of_rope);
         }
+    }
+
+    /* Asks once more for the first two lines of keys that have come only now, and waits for them. */
+    DEVICE void multiply_again(uint32_t keys, uint32_t queries)
+    {
+        end();
+        multiply<0>(keys, queries), multiply<1>(keys, queries);
+        end();
     }
 
     /* Waits for what nobody needs. */
@@ -134,8 +146,8 @@ template <typename V> struct RowSums {
     template <typename Element> DEVICE void add(uint32_t weights)
     {
         constexpr uint32_t ONES = Element::IS_BF16 ? 0x3f803f80 : 0x3c003c00;
-        constexpr int AT_ONCE =
-            Element::IS_BF16 ? 1 : V::ROW_WARPS; /* of bf16 seldom, where registers are few */
+        /* Of bf16 weights there are sums seldom, and twice: the first time registers are few. */
+        constexpr int AT_ONCE = Element::IS_BF16 ? 1 : V::ROW_WARPS;
 #pragma unroll AT_ONCE
         for (int j = 0; j < V::ROW_WARPS; j++) {
             uint32_t read[4];

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * The warpgroup with the scores, where keys are the first factor: S^T = K Q^T. Where queries are values codes of 16 keys by 32 columns are
- * read by ldmatrix, and each four of a row become two pairs of a row of A; columns of Q stand in the order in which they come so. Over
- * FP8_576 this is done in fp16, which holds all codes; a row of Q is fp16 times a power of two then, so that no bit of bf16 is lost which is
- * 2^-29 of the row's largest value or more. Over FP8_656 it is done in bf16, of codes times scales. Where queries are codes of FP8_656,
- * S^T is made as by_lines.cuh has it.
+ * read by ldmatrix, and each four of a row become two pairs of a row of A; columns of Q stand in the order in which they come so. This is
+ * done in fp16, which holds all codes; a row of Q is fp16 times a power of two, so that no bit of bf16 is lost which is 2^-29 of the row's
+ * largest value or more. Over FP8_656 each line of 128 columns has a sum of its own, which is added in fp32 times the key's scale; the last
+ * columns are bf16 times the same power. Where queries are codes of FP8_656, S^T is made as by_lines.cuh has it.
  *
  * A thread has two keys of a block and a fourth of the rows: row maxima are a question of all warps. So references are asked of memory,
  * and all warps agree, by a barrier a block, whether one of them is to move.
@@ -27,8 +27,8 @@ template <int ROWS> DEVICE uint32_t value_place(int row, int c)
            (uint32_t)(column % CHUNK_ELEMENTS * 2);
 }
 
-/* The warps of a warpgroup take a row each at a time. `scales`: where the factors go that make scores of products, in shared memory. Over
- * FP8_656 values stay as they are, and the last columns have a tile of their own. */
+/* The warps of a warpgroup take a row each at a time. `scales`: where the factors go that make scores of products, in shared memory. The
+ * last columns of FP8_656 have a tile of their own. */
 template <typename V>
 DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, uint32_t q, uint32_t scales,
                          float scale_of_all)
@@ -39,60 +39,35 @@ DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, 
     for (int row = warp; row < ROWS; row += 4) {
         uint32_t words[WORDS];
         load_query_words(words, p, task, row, lane);
-        const HalfScale power(
-            __uint_as_float((uint32_t)largest_magnitude<CODE_WORDS>(words))); /* FP8_656 does not use it */
+        const HalfScale power(__uint_as_float((uint32_t)largest_magnitude<WORDS>(words)));
         if (lane == 0)
-            store_shared_4(
-                scales + 4 * (uint32_t)row,
-                __float_as_uint(V::SCALED ? scale_of_all : fminf(power.down * scale_of_all, FLT_MAX)));
+            store_shared_4(scales + 4 * (uint32_t)row,
+                           __float_as_uint(fminf(power.down * scale_of_all, FLT_MAX)));
 #pragma unroll
-        for (int i = 0; i < CODE_WORDS; i++) {
-            const float low = Bf16::to_float((uint16_t)words[i]),
-                        high = Bf16::to_float((uint16_t)(words[i] >> 16));
-            store_shared_4(q + value_place<ROWS>(row, 64 * i + 2 * lane),
-                           V::SCALED ? words[i] : Fp16::pack(low * power.up, high * power.up));
+        for (int i = 0; i < WORDS; i++) {
+            const float low = Bf16::to_float((uint16_t)words[i]) * power.up,
+                        high = Bf16::to_float((uint16_t)(words[i] >> 16)) * power.up;
+            if (i < CODE_WORDS)
+                store_shared_4(q + value_place<ROWS>(row, 64 * i + 2 * lane), Fp16::pack(low, high));
+            else
+                store_shared_4(q + (uint32_t)(CODE_WORDS * ROWS * LINE_BYTES) +
+                                   swizzle_128((uint32_t)row, (uint32_t)lane / 4) + (uint32_t)(lane % 4 * 4),
+                               Bf16::pack(low, high));
         }
-        if constexpr (V::SCALED)
-            store_shared_4(q + (uint32_t)(CODE_WORDS * ROWS * LINE_BYTES) +
-                               swizzle_128((uint32_t)row, (uint32_t)lane / 4) + (uint32_t)(lane % 4 * 4),
-                           words[WORDS - 1]);
     }
 }
 
-/* Codes of a key in a line of 128 columns become 0 where, times the key's scale, they are infinite in bf16. */
-DEVICE void clear_infinite(uint32_t line, float scale)
-{
-    constexpr float LIMIT = 0x1.ffp127f; /* what rounds to infinity, and above */
-#pragma unroll 1
-    for (uint32_t at = line; at < line + LINE_BYTES; at += 4) {
-        const uint32_t codes = load_shared_4(at);
-        uint32_t kept = codes;
-#pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-            const float2 values = from_e4m3_2(codes >> 8 * i);
-            if (!(fabsf(values.x * scale) < LIMIT)) kept &= ~(0xffu << 8 * i);
-            if (!(fabsf(values.y * scale) < LIMIT)) kept &= ~(0xff00u << 8 * i);
-        }
-        if (kept != codes) store_shared_4(at, kept);
-    }
-}
-
-/* What of FP8_656 would be NaN or infinite as a value, of keys from … 63 of a block, becomes 0: scales of keys from `end` on, which no
- * row sees, and scales that are no numbers; codes of the others where the scale is large. A row that sees such a key has a score that is
- * no number. Follows a barrier behind clear_codes, which writes the same words. */
+/* Scales of FP8_656 of keys from … 63 of a block become 0: of keys from `end` on, which no row sees, and those that are infinite, as they
+ * are where a value is (half_scales.cuh), or NaN. A row that sees such a key has a score that is no number. */
 DEVICE void clear_values(uint32_t keys, int from, int end)
 {
-    constexpr float LARGE = 0x1p118f; /* times 448 a number still */
-    const uint32_t scales = keys + LINES * KEY_TILE_BYTES + ROPE_BYTES;
+    const uint32_t scales = keys + SCALES_AT;
 #pragma unroll 1
     for (int i = from * SCALES_OF_KEY + (int)(fresh_thread() % WARPGROUP_THREADS); i < KEYS * SCALES_OF_KEY;
          i += WARPGROUP_THREADS) {
-        const int key = i / SCALES_OF_KEY, line = i % SCALES_OF_KEY;
         const float scale = __uint_as_float(load_shared_4(scales + 4 * (uint32_t)i));
-        if (key >= end || !(fabsf(scale) <= FLT_MAX))
+        if (i / SCALES_OF_KEY >= end || !(fabsf(scale) <= FLT_MAX))
             store_shared_4(scales + 4 * (uint32_t)i, 0);
-        else if (fabsf(scale) >= LARGE)
-            clear_infinite(keys + (uint32_t)(line * KEY_TILE_BYTES + key * LINE_BYTES), scale);
     }
 }
 
@@ -106,22 +81,23 @@ template <typename V> struct ConvertedScores {
     float sum[NS][2];     /* of the thread's keys; or, by lines: */
     RowSums<V> row_sums;
     ByLines<V> lines;
-    uint32_t fragment[2][2][4], raw[2][4];
-    float factor[2]; /* of FP8_656: the scales of the thread's keys for the columns in hand */
+    /* Steps that codes are read ahead: two sums leave few registers. */
+    static constexpr int AHEAD = V::SCALED ? 1 : 2;
+    uint32_t fragment[2][2][4], raw[AHEAD][4];
+    float part[V::ROWS / 2]; /* of FP8_656: the sum of the line in hand */
     Turn<V::BUFFERS> buffer;
     Turn<V::SLOTS> slot;
     uint32_t line_at, end_at,
         p_at; /* of the lane: in a line and in the end of a block's keys; in the first 16 rows of P */
-    uint32_t
-        scale_at; /* by lines, in place of the first two: the scales of the thread's first key, in a block's keys */
-    int column; /* the first of the thread's two of eight rows */
+    uint32_t scale_at; /* of FP8_656: the scales of the thread's first key, in a block's keys */
+    int column;        /* the first of the thread's two of eight rows */
 
     DEVICE ConvertedScores(const struct dense_decode_fp8_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)), column(2 * (lane() % 4))
     {
         const uint32_t key = (uint32_t)(16 * warp() + lane() % 16), chunk = (uint32_t)lane() / 16;
         line_at = swizzle_128(key, chunk), end_at = LINES * KEY_TILE_BYTES + swizzle_64(key, chunk);
-        scale_at = (uint32_t)(SCALES_AT + (16 * warp() + lane() / 4) * SCALES_OF_KEY * (int)sizeof(float));
+        scale_at = (uint32_t)(SCALES_AT + (16 * warp() + lane() / 4) * SCALES_BYTES_OF_KEY);
         p_at = first_rows_at();
         /* Kept: a thread's number, read anew for every address, is what a block waits for. */
         asm volatile("" : "+r"(line_at), "+r"(end_at), "+r"(p_at), "+r"(column), "+r"(scale_at));
@@ -142,6 +118,9 @@ template <typename V> struct ConvertedScores {
         return SHARED_AT(base, keys) + (uint32_t)(index * V::KEYS_BYTES);
     }
 
+    /* The barrier of the keys in hand. */
+    DEVICE uint32_t full_at() const { return barrier_at(SHARED_AT(base, keys_full), buffer.index); }
+
     DEVICE static void sync() { barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); }
 
     /* ---- S^T --------------------------------------------------------------------------------------- */
@@ -157,28 +136,7 @@ template <typename V> struct ConvertedScores {
     DEVICE void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[4])
     {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t &low = a[i / 2][i % 2], &high = a[i / 2][i % 2 + 2];
-            if constexpr (V::SCALED) {
-                const float2 both = make_float2(factor[i % 2], factor[i % 2]);
-                bf16_of_e4m3(low, high, codes[i], both, both);
-            } else {
-                fp16_of_e4m3(low, high, codes[i]);
-            }
-        }
-    }
-
-    /* Scales of the columns of step `step`. */
-    DEVICE void take_factors(uint32_t keys, int step)
-    {
-        if constexpr (V::SCALED) {
-            const uint32_t at =
-                keys + (uint32_t)(LINES * KEY_TILE_BYTES + ROPE_BYTES + step / STEPS_OF_LINE * 4 +
-                                  (16 * warp() + lane() / 4) * SCALES_OF_KEY * 4);
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                factor[i] = __uint_as_float(load_shared_4(at + (uint32_t)(8 * i * SCALES_OF_KEY * 4)));
-        }
+        for (int i = 0; i < 4; i++) fp16_of_e4m3(a[i / 2][i % 2], a[i / 2][i % 2 + 2], codes[i]);
     }
 
     /* The first fragments, or products, of a block. */
@@ -188,10 +146,9 @@ template <typename V> struct ConvertedScores {
             lines.template multiply<0>(keys, SHARED_AT(base, q));
             return;
         }
-        take_factors(keys, 0);
         load(raw[0], keys, 0);
         convert(fragment[0], raw[0]);
-        load(raw[1], keys, 1);
+        if (AHEAD > 1) load(raw[1], keys, 1);
     }
 
     /* More of them: a warp that asked for all of these at once would wait. */
@@ -210,9 +167,33 @@ template <typename V> struct ConvertedScores {
 #pragma unroll
         for (int i = 0; i < LINE_ELEMENTS / 16; i++)
             wgmma_lines_of<Bf16>(s, wgmma_lines(lines, i), wgmma_lines(queries, i), i > 0);
+        wgmma_commit();
     }
 
-    /* Fragments are read two ahead, and converted one ahead. */
+    /* Adds the sum of a line, of which the last products are under way, times the scales of the thread's two keys. */
+    DEVICE void add_line(uint32_t keys, int line)
+    {
+        float scale[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            scale[i] = scale_of_line(keys + scale_at + (uint32_t)(8 * i * SCALES_BYTES_OF_KEY), line);
+        wgmma_wait<0>();
+        hold(part);
+        if (line == 0) hold(s);
+#pragma unroll
+        for (int e = 0; e < V::ROWS / 2; e++) s[e] = fmaf(part[e], scale[e / 2 % 2], s[e]);
+    }
+
+    /* What products are added to. */
+    DEVICE float (&sums())[V::ROWS / 2]
+    {
+        if constexpr (V::SCALED)
+            return part;
+        else
+            return s;
+    }
+
+    /* Fragments are read one or two ahead, and converted one ahead. */
     DEVICE void score(uint32_t keys)
     {
         if constexpr (V::BY_LINES) {
@@ -226,18 +207,22 @@ template <typename V> struct ConvertedScores {
         if constexpr (V::SCALED) score_rope(keys);
 #pragma unroll
         for (int i = 0; i < ALL; i++) {
-            if (i + 2 < ALL) load(raw[i % 2], keys, i + 2);
+            const bool begins = i == 0 || (V::SCALED && i % STEPS_OF_LINE == 0);
+            if (i + AHEAD < ALL) load(raw[(i + AHEAD) % AHEAD], keys, i + AHEAD);
+            if constexpr (V::SCALED)
+                if (begins) hold(part);
             wgmma_fence();
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                wgmma_lines_of<typename V::Element>(
-                    s, fragment[i % 2][h],
+                wgmma_lines_of<Fp16>(
+                    sums(), fragment[i % 2][h],
                     wgmma_lines(queries + (uint32_t)(i / 2 * Shared::QUERY_TILE_BYTES), 2 * (i % 2) + h),
-                    V::SCALED || i + h > 0);
+                    !begins || h > 0);
             wgmma_commit();
             if (i > 0) wgmma_wait<1>();
-            if (i + 1 < ALL && (i + 1) % STEPS_OF_LINE == 0) take_factors(keys, i + 1);
-            if (i + 1 < ALL) convert(fragment[(i + 1) % 2], raw[(i + 1) % 2]);
+            if (i + 1 < ALL) convert(fragment[(i + 1) % 2], raw[(i + 1) % AHEAD]);
+            if constexpr (V::SCALED)
+                if (i % STEPS_OF_LINE == STEPS_OF_LINE - 1) add_line(keys, i / STEPS_OF_LINE);
         }
         wgmma_wait<0>();
         hold(s);
@@ -263,13 +248,16 @@ template <typename V> struct ConvertedScores {
         const int from = clamp_int(task.all_see - first_key, 0, KEYS);
         clear_codes(keys, from);
         /* Where values fit in fp16 they are finite, and those of keys that no row sees have scales of 0. */
-        if (V::SCALED && !fits) sync(), clear_values(keys, from, task.end - first_key);
+        if (V::SCALED && !fits) clear_values(keys, from, task.end - first_key);
         fence_async_shared();
         sync();
     }
 
-    /* Scores in powers of two, which they are already by lines. Is a reference of a row to move, for the keys of any warp? */
-    DEVICE bool scale(int left)
+    /* What warps agree about by their barrier, of a block. */
+    enum { MOVES = 1 /* a reference of a row is to move, for the keys of any warp */, TOO_EARLY = 2 };
+
+    /* Scores in powers of two, which they are already by lines. Returns MOVES and TOO_EARLY, if this or another warp is for it. */
+    DEVICE uint32_t scale(int left, bool too_early)
     {
         bool late = false;
 #pragma unroll
@@ -284,9 +272,9 @@ template <typename V> struct ConvertedScores {
         }
         uint32_t(&moves)[4] = shared.moves[left % 2];
         late = __any_sync(~0u, late);
-        if (lane() == 0) moves[warp()] = late;
+        if (lane() == 0) moves[warp()] = (late ? MOVES : 0) | (too_early ? TOO_EARLY : 0);
         sync();
-        return __any_sync(~0u, moves[0] | moves[1] | moves[2] | moves[3]);
+        return moves[0] | moves[1] | moves[2] | moves[3];
     }
 
     DEVICE void move_references()
@@ -326,11 +314,11 @@ template <typename V> struct ConvertedScores {
                            (uint32_t)(2 * warp() + lane() / 8 % 2));
     }
 
-    /* The same in the slot in hand; by lines no register is left to keep it. */
+    /* The same in the slot in hand; of FP8_656 no register is left to keep it. */
     DEVICE uint32_t weights_at() const
     {
         return SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES) +
-               (V::BY_LINES ? first_rows_at() : p_at);
+               (V::SCALED ? first_rows_at() : p_at);
     }
 
     /* What is left of a weight when it is rounded; of one that is no number nothing. */
@@ -417,23 +405,25 @@ template <typename V> struct ConvertedScores {
 
     /* ---- A block, a piece, all pieces ----------------------------------------------------------------- */
 
-    /* `left`: blocks of the piece behind this one. By lines products are asked for behind the last block, too, for nobody: ptxas takes two branches for ones that may differ, and would
-     * wait for each product. */
+    /* `left`: blocks of the piece behind this one. By lines products of the next block are asked for in any case: ptxas takes two branches on
+     * one condition for branches that may differ, and would wait for each product. Behind the last block they are for nobody; and where the
+     * keys have not come, they are asked for again behind this block's softmax, which does not wait for them. */
     DEVICE void run_block(int left, bool masked)
     {
         const bool last = __all_sync(~0u, left == 0);
-        bool fits = true;
-        if constexpr (V::SCALED) {
-            mbarrier_wait(barrier_at(SHARED_AT(base, scales_full), buffer.index), buffer.parity);
-            fits = __any_sync(~0u, shared.fits[buffer.index]);
-        }
+        if (V::SCALED) mbarrier_wait(barrier_at(SHARED_AT(base, scales_full), buffer.index), buffer.parity);
         const uint32_t keys = keys_at(buffer.index);
         score(keys);
+        if (V::SCALED && !V::BY_LINES) column = 2 * (lane() % 4); /* so that it takes no register before */
+        const bool fits = !V::SCALED || __any_sync(~0u, shared.fits[buffer.index]);
         buffer.next();
-        if (!last) mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+        const bool too_early =
+            V::BY_LINES && !last && !__all_sync(~0u, mbarrier_test(full_at(), buffer.parity));
+        if (!V::BY_LINES && !last) mbarrier_wait(full_at(), buffer.parity);
         if (V::BY_LINES || !last) begin(keys_at(buffer.index));
         if (masked) mask(left, keys, fits);
-        const bool moves = scale(left);
+        const uint32_t agreed = scale(left, too_early);
+        const bool moves = __any_sync(~0u, agreed & MOVES);
         begin_more(keys_at(buffer.index));
         mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
         if (moves) move_references();
@@ -447,6 +437,11 @@ template <typename V> struct ConvertedScores {
         if (last) finish();
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, done), slot.index));
         slot.next();
+        if constexpr (V::BY_LINES)
+            if (SELDOM(__any_sync(~0u, agreed & TOO_EARLY))) {
+                mbarrier_wait(full_at(), buffer.parity);
+                lines.multiply_again(keys_at(buffer.index), SHARED_AT(base, q));
+            }
     }
 
     DEVICE void take_queries()
@@ -479,7 +474,7 @@ template <typename V> struct ConvertedScores {
 #pragma unroll
         for (int n = 0; n < NS; n++) sum[n][0] = sum[n][1] = 0.0f;
         row_sums.clear();
-        mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+        mbarrier_wait(full_at(), buffer.parity);
         begin(keys_at(buffer.index)), begin_more(keys_at(buffer.index));
 #pragma unroll 1
         for (int left = work.blocks - 1; __all_sync(~0u, left >= 0); left--)

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense decode on Hopper over caches of FP8_576 and FP8_656 (docs/kernels/dense-decode.md, "Over FP8 caches"). In mode fp8 over FP8_576
- * S is made by e4m3 products; in the other cases keys are converted on their way through registers (converted.cuh). P V is multiplied in
- * 16 bits, V converted likewise. e4m3 products of P and V would take the tensor cores half as long, but their sums lose what lies 2^-13
- * below the largest term, and P in e4m3 has three bits (docs/fp8-accuracy.md).
+ * Dense decode on Hopper over caches of FP8_576 and FP8_656 (docs/kernels/dense-decode.md, "Over FP8 caches"). In mode fp8 S is made by
+ * e4m3 products, over FP8_656 by lines (by_lines.cuh); in mode bf16 keys are converted on their way through registers (converted.cuh). P V is
+ * multiplied in 16 bits, V converted likewise: in fp16, but for blocks of FP8_656 whose scales do not fit (half_scales.cuh). e4m3 products of
+ * P and V would take the tensor cores half as long, but their sums lose what lies 2^-13 below the largest term, and P in e4m3 has three bits
+ * (docs/fp8-accuracy.md).
  *
  *      who                    what                                                                             registers
- *      warpgroup 0, producer  one thread asks TMA for keys, one for queries                                         24
+ *      warpgroup 0, producer  one thread asks TMA for keys, one for queries; a warp makes fp16 of scales            24
  *      warpgroup 1, scores    S of a block, and softmax, which makes P of it in one of three slots                  120
  *      warpgroups 2, 3        O^T of 256 columns of V each: += V^T P^T, V^T as A in registers                       184
  *
@@ -15,7 +16,7 @@
  * next piece while the rows of this one are stored.
  *
  * Shared memory (struct SharedOf), of FP8_576 and 64 rows: four blocks of keys 147456 bytes, Q in codes 36864, P 24576, rows on their way
- * out 18432. Q in values has 73728, and then there are three blocks of keys.
+ * out 18432. Q in values has 73728, and then there are three blocks of keys. A block of FP8_656 has 41984 bytes.
  */
 #pragma once
 

@@ -33,8 +33,7 @@ DEVICE bool some_infinite(uint32_t line, float scale)
     return !(value * fabsf(scale) < LIMIT);
 }
 
-/* Where codes are multiplied without their scales (by_lines.cuh) values that are infinite must be seen from the scale: it becomes
- * infinite. */
+/* Scores are made of codes without their scales, so that an infinite value must be seen from the scale: it becomes infinite. */
 DEVICE void mark_infinite(uint32_t keys, int key, int line)
 {
     constexpr float LARGE = 0x1p118f; /* times 448 a number still */
@@ -77,7 +76,7 @@ DEVICE void halve_scales(const struct dense_decode_fp8_params &p, SharedOf<V> &s
                                Fp16::pack(__uint_as_float(low.y), __uint_as_float(high.y)));
             }
             fits = __all_sync(~0u, fits);
-            if (V::BY_LINES && SELDOM(!fits)) {
+            if (SELDOM(!fits)) {
 #pragma unroll 1
                 for (int n = 0; n < 2 * SCALES_OF_KEY; n++)
                     if (n / SCALES_OF_KEY < seen)

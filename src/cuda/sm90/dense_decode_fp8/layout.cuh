@@ -14,8 +14,6 @@
 #include "../../params.h"
 #include "../dense_decode/work.cuh"
 
-#include <type_traits>
-
 enum {
     KEYS = PLAN_BLOCK /* of a block */,
     D_QK = 576,
@@ -52,8 +50,6 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Va
     static constexpr int ROWS = ROWS_, ROW_WARPS = ROWS / 16;
     static constexpr bool TOGETHER = TOGETHER_, OF_CODES = PRODUCTS_ == CODES,
                           SCALED = CACHE_ == OF_656; /* four scales a key, and the last columns in bf16 */
-    /* Keys that are converted have this type: codes times scales may pass the range of fp16. */
-    using Element = std::conditional_t<SCALED, Bf16, Fp16>;
     /* S^T is a sum over lines of codes, each times the key's scale (by_lines.cuh). */
     static constexpr bool BY_LINES = OF_CODES && SCALED;
     /* S^T is made, not S: keys are the first factor. */
@@ -109,7 +105,7 @@ template <typename V> struct SharedOf {
     OnePiece one;
     /* Where keys are the first factor (converted.cuh): */
     float references[V::ROWS], of_warps[4][V::ROWS];
-    uint32_t moves[2][4]; /* [block % 2][warp] */
+    uint32_t moves[2][4]; /* [block % 2][warp]: what it is for */
 };
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
