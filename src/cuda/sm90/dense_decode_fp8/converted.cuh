@@ -428,8 +428,8 @@ template <typename V> struct ConvertedScores {
         mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
         if (moves) move_references();
         if (fresh_thread() < SCORES * WARPGROUP_THREADS + 4)
-            shared.moved[slot.index][fresh_thread() % 4] = moves && left + 1 < blocks();
-        if (fresh_thread() == SCORES * WARPGROUP_THREADS) shared.cleared[slot.index] = masked;
+            shared.flags[slot.index].moved[fresh_thread() % 4] = moves && left + 1 < blocks();
+        if (fresh_thread() == SCORES * WARPGROUP_THREADS) shared.flags[slot.index].cleared = masked;
         if (V::SCALED && SELDOM(!fits))
             make_weights<Bf16>();
         else

@@ -58,6 +58,7 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
     Shared &shared = *(Shared *)memory;
     const uint32_t base = shared_address(memory);
     if (threadIdx.x == 0) prepare<V>(p, base);
+    if (threadIdx.x < V::SLOTS) shared.flags[threadIdx.x] = {}; /* small tiles have fewer warps with rows */
     wait_for_kernels_before();
     let_next_kernel_start();
     const Place place(p.dense);

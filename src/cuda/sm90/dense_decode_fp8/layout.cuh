@@ -76,6 +76,12 @@ enum { STAGE_LINE_BYTES = LINE_BYTES + 16 };
  * of fp16 in a slot, whatever the row. */
 static constexpr float SLOT_UNIT = 64.0f;
 
+/* What goes with a block's weights, read as 8 bytes. */
+struct alignas(8) BlockFlags {
+    uint8_t moved[4]; /* references of 16 rows */
+    uint32_t cleared; /* codes of the block's keys have been cleared */
+};
+
 template <typename V> struct SharedOf {
     static constexpr int QUERY_TILE_BYTES = V::ROWS * LINE_BYTES;
 
@@ -90,8 +96,7 @@ template <typename V> struct SharedOf {
     float factor[V::SLOTS][V::ROWS]; /* of what was summed so far, of the rows of warps that have moved */
     float finish[V::SLOTS][V::ROWS]; /* with the last block of a piece: what makes a row of it */
     float q_scales[V::ROWS];         /* of queries that became codes, or fp16, here */
-    uint32_t moved[V::SLOTS][4];     /* [rows / 16] */
-    uint32_t cleared[V::SLOTS];      /* codes of the block's keys have been cleared */
+    BlockFlags flags[V::SLOTS];
     /* Of FP8_656, beside a buffer's keys (half_scales.cuh): */
     __align__(16) uint32_t half_scales[V::BUFFERS][V::SCALED ? HALF_SCALES_BYTES / 4 : 4];
     uint32_t fits[V::BUFFERS]; /* do values and weights of the block have fp16? else bf16 */

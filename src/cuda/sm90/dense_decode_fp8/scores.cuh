@@ -16,12 +16,23 @@
 enum {
     STEPS = D_QK / 32 /* products of S */,
     STEPS_OF_LINE = CODES_OF_LINE / 32,
-    Q_IN_REGISTERS = 6 /* of them: the tensor cores then leave shared memory to others */
+    Q_IN_REGISTERS = 2 /* of them: the tensor cores then leave shared memory to others */
 };
 
 /* A reference moves to this much below the largest score, and only when that is this much above it: weights are up to 2^8.5, and what is
  * 2^-20 of the largest still has all bits of fp16. */
 static constexpr float REFERENCE_BELOW = 6.0f, REFERENCE_LATE = 8.5f;
+
+/* The same as a weight, twice: 2^8.5 in fp16. */
+static constexpr uint32_t LARGEST_WEIGHTS = 0x5da85da8u;
+
+/* The larger ones of two pairs of fp16; NaN is none. */
+DEVICE uint32_t largest_halves(uint32_t a, uint32_t b)
+{
+    uint32_t most;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+    return most;
+}
 
 /* Codes of NaN in columns of V become 0, of keys from … 63 of a block; by the warpgroup. A row that sees such a key has a NaN for its
  * score; rows that do not see it multiply its values by 0. */
@@ -176,54 +187,98 @@ template <typename V> struct Scores {
         __syncwarp();
     }
 
-    /* P of a block, and the products of the next one, if there is one: `keys`. */
-    DEVICE void softmax(bool first, bool last, bool masked, uint32_t keys)
+    /* References of the warp's rows move to what the block asks for; `factor`: of what was summed so far. */
+    DEVICE void move_references(float (&factor)[2])
     {
-        if (!last) score<0, 5>(keys);
-        if (!has_rows()) {
-            if (!last) score<5, 10>(keys), score<10, 14>(keys), score<14, STEPS>(keys);
-            return;
-        }
         float most[2];
         row_maxima(s, most);
-        const bool moves = __any_sync(~0u, most[0] * scale[0] > reference[0] + REFERENCE_LATE ||
-                                               most[1] * scale[1] > reference[1] + REFERENCE_LATE);
-        if (!last) score<5, 10>(keys);
-        mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
-        if (moves) {
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const float to = fmaxf(reference[i],
-                                       fminf(quad_max(most[i]) * scale[i], FLT_MAX) - REFERENCE_BELOW),
-                            factor = exp2_approx(reference[i] - to);
-                if (lane() % 4 == 0) shared.factor[slot.index][row() + 8 * i] = factor;
-                sum[i] *= factor, reference[i] = to;
-            }
+        for (int i = 0; i < 2; i++) {
+            const float to =
+                fmaxf(reference[i], fminf(quad_max(most[i]) * scale[i], FLT_MAX) - REFERENCE_BELOW);
+            factor[i] = exp2_approx(reference[i] - to);
+            sum[i] *= factor[i], reference[i] = to;
         }
-        if (fresh_thread() == SCORES * WARPGROUP_THREADS) shared.cleared[slot.index] = masked;
-        if (lane() == 0) shared.moved[slot.index][warp()] = moves && !first;
+    }
+
+    /* Weights of keys 16 i … 16 i + 15 to the row's line; what they add to the sums, and the largest ones so far. */
+    DEVICE void weigh(uint32_t line, int i, float (&added)[2], uint32_t &largest)
+    {
+        uint32_t words[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int e = 8 * i + 2 * j;
+            const float low = exp2_approx(fmaf(s[e], scale[j % 2], -reference[j % 2])),
+                        high = exp2_approx(fmaf(s[e + 1], scale[j % 2], -reference[j % 2]));
+            added[j % 2] += low + high;
+            words[j] = Fp16::pack(low, high);
+        }
+        largest = largest_halves(largest, largest_halves(largest_halves(words[0], words[1]),
+                                                         largest_halves(words[2], words[3])));
+        store_weights(line, i, (uint32_t)lane(), words);
+    }
+
+    /* P of a block, and the products of the next one, if there is one: `keys`. `ready`: the slot is free, and those keys are there. Weights
+     * are computed relative to the references that are there: where one is too large, which is seldom, all of the warp's are computed again.
+     * Products are asked for late, between them: a warp whose products wait for their turn computes nothing. */
+    DEVICE void softmax(bool first, bool last, bool masked, bool ready, uint32_t keys)
+    {
         const uint32_t line =
             weights_line(SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES), warp(), lane());
+        const bool has_rows = this->has_rows();
+        float factor[2], added[2] = {0.0f, 0.0f};
+        uint32_t largest = 0;
+        if (!ready) wait_for_next(last);
+        if (first && has_rows) move_references(factor);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint32_t words[4];
-            if (!last && i == 1) score<10, 14>(keys);
-            if (!last && i == 3) score<14, STEPS>(keys);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const int e = 8 * i + 2 * j;
-                const float low = exp2_approx(fmaf(s[e], scale[j % 2], -reference[j % 2])),
-                            high = exp2_approx(fmaf(s[e + 1], scale[j % 2], -reference[j % 2]));
-                sum[j % 2] += low + high;
-                words[j] = Fp16::pack(low, high);
-            }
-            store_weights(line, i, (uint32_t)lane(), words);
+            if (!last) score_part(i, keys);
+            if (has_rows) weigh(line, i, added, largest);
         }
+        if (!last) score<12, STEPS>(keys);
+        if (!has_rows) return;
+        const bool late = __any_sync(~0u, __vmaxu2(largest, LARGEST_WEIGHTS) != LARGEST_WEIGHTS);
+        if (SELDOM(late)) {
+            move_references(factor);
+            added[0] = added[1] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 4; i++) weigh(line, i, added, largest);
+            if (lane() % 4 == 0)
+#pragma unroll
+                for (int i = 0; i < 2; i++) shared.factor[slot.index][row() + 8 * i] = factor[i];
+        }
+        sum[0] += added[0], sum[1] += added[1];
+        if (fresh_thread() == SCORES * WARPGROUP_THREADS) shared.flags[slot.index].cleared = masked;
+        if (lane() == 0) shared.flags[slot.index].moved[warp()] = late && !first;
         fence_async_shared();
         __syncwarp();
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), slot.index));
         if (last) finish();
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, done), slot.index));
+    }
+
+    /* Some of the first twelve products of the next block. */
+    DEVICE void score_part(int i, uint32_t keys)
+    {
+        if (i == 0) score<0, 2>(keys);
+        if (i == 1) score<2, 5>(keys);
+        if (i == 2) score<5, 8>(keys);
+        if (i == 3) score<8, 12>(keys);
+    }
+
+    /* Is the slot of this block free, and are the keys of the next one there, which `buffer` is at? Asked early: the answer takes a while. */
+    DEVICE bool asks_for_next(bool last) const
+    {
+        const bool slot_free =
+            mbarrier_test(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
+        const bool keys = mbarrier_test(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+        return slot_free && (last || keys);
+    }
+
+    DEVICE void wait_for_next(bool last) const
+    {
+        mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
+        if (!last) mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
     }
 
     /* ---- A piece, all pieces ------------------------------------------------------------------------- */
@@ -247,6 +302,8 @@ template <typename V> struct Scores {
         for (int left = blocks - 1; __all_sync(~0u, left >= 0); left--, first_key += KEYS) {
             const uint32_t own = keys_at(buffer.index);
             const bool last = __all_sync(~0u, left == 0);
+            buffer.next();
+            const bool asked = asks_for_next(last);
             wgmma_wait<0>();
             hold(next);
 #pragma unroll
@@ -254,9 +311,8 @@ template <typename V> struct Scores {
             const bool masked = __any_sync(~0u, all_see - first_key < KEYS);
             if (masked) mask(first_key, own);
             if (last && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
-            buffer.next();
-            if (!last) mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
-            softmax(left + 1 == blocks, last, masked, keys_at(buffer.index));
+            softmax(__all_sync(~0u, left + 1 == blocks), last, masked, __all_sync(~0u, asked),
+                    keys_at(buffer.index));
             slot.next();
         }
         pieces++;

@@ -109,6 +109,15 @@ template <typename V> struct Values {
             mbarrier_wait(barrier_at(SHARED_AT(base, scales_full), buffer.index), buffer.parity);
     }
 
+    /* Are they? Asked early: the answer takes a while. */
+    DEVICE bool ask_for_keys() const
+    {
+        const int index = buffer.index;
+        bool there = mbarrier_test(barrier_at(SHARED_AT(base, keys_full), index), buffer.parity);
+        if (V::SCALED) there &= mbarrier_test(barrier_at(SHARED_AT(base, scales_full), index), buffer.parity);
+        return there;
+    }
+
     /* The first fragments of a block. */
     DEVICE void begin(int index)
     {
@@ -120,19 +129,12 @@ template <typename V> struct Values {
 
     /* ---- A block ---------------------------------------------------------------------------------------- */
 
-    DEVICE bool some_moved() const
-    {
-        uint32_t moved = 0;
-#pragma unroll
-        for (int i = 0; i < V::ROW_WARPS; i++) moved |= shared.moved[slot.index][i];
-        return __any_sync(~0u, moved);
-    }
-
-    DEVICE void rescale()
+    /* `moved`: of 16 rows, a byte each. */
+    DEVICE void rescale(uint32_t moved_rows)
     {
 #pragma unroll
         for (int n = 0; n < V::ROWS / 8; n++) {
-            const bool moved = shared.moved[slot.index][n / 2]; /* of other rows no factor has been written */
+            const bool moved = moved_rows >> 8 * (n / 2) & 255; /* of other rows no factor has been written */
             const float2 both = *(const float2 *)&shared.factor[slot.index][8 * n + 2 * (lane() % 4)];
             const float x = moved ? both.x : 1.0f, y = moved ? both.y : 1.0f;
 #pragma unroll
@@ -180,11 +182,12 @@ template <typename V> struct Values {
      * nobody. */
     DEVICE void multiply_narrow(uint32_t keys, uint32_t weights, bool last)
     {
+        const bool keys_asked = ask_for_keys();
 #pragma unroll
         for (int i = 0; i < FRAGMENTS; i++) {
             if (i == FRAGMENTS - 2) {
                 keys = keys_at(buffer.index);
-                if (!last) wait_for_keys();
+                if (!last && !__all_sync(~0u, keys_asked)) wait_for_keys();
                 load_pairs(buffer.index, 0);
             }
             if (i == FRAGMENTS - 1) load_pairs(buffer.index, 1);
@@ -200,9 +203,11 @@ template <typename V> struct Values {
     {
         const uint32_t weights = SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES);
         mbarrier_wait(barrier_at(SHARED_AT(base, p_full), slot.index), slot.parity);
-        if (some_moved()) rescale();
+        const uint2 flags =
+            load_shared_8(SHARED_AT(base, flags) + (uint32_t)(slot.index * (int)sizeof(BlockFlags)));
+        if (SELDOM(__any_sync(~0u, flags.x))) rescale(flags.x);
         const bool fits = !V::SCALED || __any_sync(~0u, shared.fits[buffer.index]);
-        if (SELDOM(__any_sync(~0u, shared.cleared[slot.index]))) begin(buffer.index);
+        if (SELDOM(__any_sync(~0u, flags.y))) begin(buffer.index);
         hold_sums();
         const int own = buffer.index;
         buffer.next();
