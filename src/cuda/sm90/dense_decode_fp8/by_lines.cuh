@@ -73,6 +73,76 @@ template <typename V> struct ByLines {
         wgmma_commit();
     }
 
+    /* Ends the life of what was there: registers are free until the first product. */
+    DEVICE void clear()
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int e = 0; e < SUMS; e++) part[i][e] = 0.0f;
+    }
+
+    /* The same with queries as the first factor. */
+    template <int LINE> DEVICE void multiply_rows(uint32_t keys, uint32_t queries)
+    {
+        const uint32_t a = queries + (uint32_t)(LINE * Shared::QUERY_TILE_BYTES),
+                       b = keys + (uint32_t)(LINE * KEY_TILE_BYTES);
+        float(&to)[SUMS] = part[LINE % 2];
+        hold(to);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < LINE_BYTES / 32; i++)
+            if (LINE == ROPE)
+                wgmma_lines_of<Bf16>(to, wgmma_lines(a, i), wgmma_lines(b, i), i > 0);
+            else
+                wgmma_lines_of_e4m3(to, wgmma_lines(a, i), wgmma_lines(b, i), i > 0);
+        wgmma_commit();
+    }
+
+    /* Adds line LINE times the scales of its keys, of which the thread has two of eight; `scales`: of the line, of the thread's first key. */
+    template <int LINE> DEVICE void add_rows(float (&s)[SUMS], uint32_t scales)
+    {
+        constexpr int AHEAD = 3, PAIRS = SUMS / 4; /* registers are few: scales are read so many pairs ahead */
+        uint2 pair[AHEAD];
+#pragma unroll
+        for (int n = 0; n < AHEAD; n++) pair[n] = load_shared_8(scales + (uint32_t)(32 * n));
+#pragma unroll
+        for (int n = 0; n < PAIRS; n++) {
+            const uint2 scale = pair[n % AHEAD];
+            if (n + AHEAD < PAIRS) pair[n % AHEAD] = load_shared_8(scales + (uint32_t)(32 * (n + AHEAD)));
+#pragma unroll
+            for (int e = 4 * n; e < 4 * n + 4; e++) {
+                const float by = __uint_as_float(e % 2 ? scale.y : scale.x);
+                s[e] = LINE == 0 ? part[LINE % 2][e] * by : fmaf(part[LINE % 2][e], by, s[e]);
+            }
+        }
+    }
+
+    /* S of the block whose first two lines have been asked for, in powers of two. `scales`: of the block, of the thread's first key; of_row:
+     * what makes scores of sums of codes, of the thread's two rows. */
+    DEVICE void score_rows(float (&s)[SUMS], uint32_t keys, uint32_t queries, uint32_t scales,
+                           const float *of_rows, float of_rope)
+    {
+        static_assert(LINES == 4, "");
+        constexpr uint32_t NEXT = KEYS * sizeof(float); /* line of scales */
+        /* For all: of a wait for the first ones ptxas does not see, around a loop, that it is enough. */
+        wgmma_wait<0>(), hold(part[0]), hold(part[1]);
+        add_rows<0>(s, scales);
+        multiply_rows<2>(keys, queries);
+        add_rows<1>(s, scales + NEXT);
+        multiply_rows<3>(keys, queries);
+        wgmma_wait<1>(), hold(part[0]);
+        add_rows<2>(s, scales + 2 * NEXT);
+        multiply_rows<ROPE>(keys, queries);
+        wgmma_wait<1>(), hold(part[1]);
+        add_rows<3>(s, scales + 3 * NEXT);
+        wgmma_wait<0>();
+        float(&rope)[SUMS] = part[ROPE % 2];
+        hold(rope);
+#pragma unroll
+        for (int e = 0; e < SUMS; e++) s[e] = fmaf(s[e], of_rows[8 * (e / 2 % 2)], rope[e] * of_rope);
+    }
+
     /* Adds line LINE times the scales of the thread's two keys, of which the first has its scales at `scales`. */
     template <int LINE> DEVICE void add(float (&s)[SUMS], uint32_t scales)
     {
