@@ -57,6 +57,20 @@ DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, 
     }
 }
 
+/* Scales of FP8_656 of keys from … 63 of a block become 0: of keys from `end` on, which no row sees, and those that are infinite, as they
+ * are where a value is (half_scales.cuh), or NaN. A row that sees such a key has a score that is no number. */
+DEVICE void clear_values(uint32_t keys, int from, int end)
+{
+    const uint32_t scales = keys + SCALES_AT;
+#pragma unroll 1
+    for (int i = from * SCALES_OF_KEY + (int)(fresh_thread() % WARPGROUP_THREADS); i < KEYS * SCALES_OF_KEY;
+         i += WARPGROUP_THREADS) {
+        const float scale = __uint_as_float(load_shared_4(scales + 4 * (uint32_t)i));
+        if (i / SCALES_OF_KEY >= end || !(fabsf(scale) <= FLT_MAX))
+            store_shared_4(scales + 4 * (uint32_t)i, 0);
+    }
+}
+
 template <typename V> struct ConvertedScores {
     using Shared = SharedOf<V>;
     static constexpr int NS = V::ROWS / 8; /* of eight rows, of which a thread has two */

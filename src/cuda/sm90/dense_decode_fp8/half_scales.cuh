@@ -8,7 +8,6 @@
 
 #include "../../device/cache.cuh"
 #include "../../device/shared.cuh"
-#include "by_lines.cuh"
 #include "layout.cuh"
 
 #include <float.h>
@@ -83,14 +82,6 @@ DEVICE void halve_scales(const struct dense_decode_fp8_params &p, SharedOf<V> &s
                     if (n / SCALES_OF_KEY < seen)
                         mark_infinite(keys, key + n / SCALES_OF_KEY, n % SCALES_OF_KEY);
                 fence_async_shared();
-            }
-            if constexpr (V::LINES_OF_ROWS) {
-#pragma unroll
-                for (int line = 0; line < SCALES_OF_KEY; line++)
-#pragma unroll
-                    for (int j = 0; j < 2; j++)
-                        shared.line_scales[turn.index][line][key + j] =
-                            scale_of_line(from + (uint32_t)(j * SCALES_BYTES_OF_KEY), line);
             }
             if (lane == 0) shared.fits[turn.index] = fits;
             __syncwarp();

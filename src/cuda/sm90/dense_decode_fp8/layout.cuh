@@ -52,8 +52,8 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Va
                           SCALED = CACHE_ == OF_656; /* four scales a key, and the last columns in bf16 */
     /* S^T is a sum over lines of codes, each times the key's scale (by_lines.cuh). */
     static constexpr bool BY_LINES = OF_CODES && SCALED;
-    /* S^T is made, not S: keys are the first factor. By lines small tiles have it so. */
-    static constexpr bool KEYS_FIRST = !OF_CODES || (SCALED && ROWS < 64), LINES_OF_ROWS = BY_LINES && !KEYS_FIRST;
+    /* S^T is made, not S: keys are the first factor. */
+    static constexpr bool KEYS_FIRST = !OF_CODES || SCALED;
     static constexpr int Q_BYTES = ROWS * (BY_LINES   ? D_V + END_COLUMNS * (int)sizeof(uint16_t)
                                            : OF_CODES ? D_QK
                                                       : D_QK * (int)sizeof(uint16_t));
@@ -61,7 +61,7 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Va
         LINES * KEY_TILE_BYTES + (SCALED ? ROPE_BYTES + SCALES_BYTES : END_BYTES);
     static constexpr bool LARGE_Q = SCALED && ROWS == 64 && !OF_CODES; /* leaves the least room */
     static constexpr int BUFFERS =
-        ((!OF_CODES || SCALED) && ROWS == 64) || (!OF_CODES && SCALED && ROWS == 32) ? 3 : 4; /* of keys */
+        (KEYS_FIRST && ROWS == 64) || (!OF_CODES && SCALED && ROWS == 32) ? 3 : 4; /* of keys */
     static constexpr int SLOTS = LARGE_Q ? 2 : 3;                                  /* of weights */
     static constexpr int STAGE_ROWS = LARGE_Q ? 8 : 16; /* on their way out at a time */
     /* Warps of the warpgroup with scores that have weights of a block. */
@@ -99,7 +99,6 @@ template <typename V> struct SharedOf {
     BlockFlags flags[V::SLOTS];
     /* Of FP8_656, beside a buffer's keys (half_scales.cuh): */
     __align__(16) uint32_t half_scales[V::BUFFERS][V::SCALED ? HALF_SCALES_BYTES / 4 : 4];
-    float line_scales[V::BUFFERS][V::LINES_OF_ROWS ? SCALES_OF_KEY : 1][V::LINES_OF_ROWS ? KEYS : 4]; /* fp32, as scores take them */
     uint32_t fits[V::BUFFERS]; /* do values and weights of the block have fp16? else bf16 */
     uint64_t scales_full[V::BUFFERS];
     uint64_t keys_full[V::BUFFERS], keys_empty[V::BUFFERS], q_full, q_empty, p_full[V::SLOTS],

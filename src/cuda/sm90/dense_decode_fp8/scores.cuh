@@ -9,8 +9,6 @@
 
 #include "../dense_decode/finish.cuh"
 #include "../sides/softmax.cuh"
-#include "by_lines.cuh"
-#include "clear.cuh"
 #include "queries.cuh"
 
 #include <float.h>
@@ -36,15 +34,35 @@ DEVICE uint32_t largest_halves(uint32_t a, uint32_t b)
     return most;
 }
 
+/* Codes of NaN in columns of V become 0, of keys from … 63 of a block; by the warpgroup. A row that sees such a key has a NaN for its
+ * score; rows that do not see it multiply its values by 0. */
+DEVICE void clear_codes(uint32_t keys, int from)
+{
+    constexpr int CHUNKS = D_V / CHUNK_BYTES, CHUNKS_OF_LINE = LINE_BYTES / CHUNK_BYTES;
+#pragma unroll 1
+    for (int i = (int)(fresh_thread() % WARPGROUP_THREADS); i < (KEYS - from) * CHUNKS;
+         i += WARPGROUP_THREADS) {
+        const int chunk = i % CHUNKS;
+        const uint32_t at =
+            keys + (uint32_t)(chunk / CHUNKS_OF_LINE * KEY_TILE_BYTES + (from + i / CHUNKS) * LINE_BYTES +
+                              chunk % CHUNKS_OF_LINE * CHUNK_BYTES);
+        const uint4 codes = load_shared_16(at);
+        uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w}, nan = 0;
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            const uint32_t is = __vcmpeq4(words[w] & 0x7f7f7f7fu, 0x7f7f7f7fu);
+            words[w] &= ~is, nan |= is;
+        }
+        if (nan) store_shared_16(at, make_uint4(words[0], words[1], words[2], words[3]));
+    }
+}
+
 template <typename V> struct Scores {
     using Shared = SharedOf<V>;
     const struct dense_decode_fp8_params &p;
     Shared &shared;
     const uint32_t base;
-    static constexpr bool BY_LINES = V::BY_LINES;
-    float s[32];                   /* S */
-    float next[BY_LINES ? 1 : 32]; /* that of the next block, which is under way; or: */
-    ByLines<V> lines;
+    float s[32], next[32]; /* S; that of the next block, which is under way */
     uint32_t q[Q_IN_REGISTERS][4];
     float scale[2], reference[2], sum[2];
     Turn<V::BUFFERS> buffer; /* of the block whose products are asked for */
@@ -94,10 +112,7 @@ template <typename V> struct Scores {
         } else {
             barrier_sync(SCORES_BARRIER,
                          WARPGROUP_THREADS); /* the piece before has been scored by all warps */
-            if constexpr (BY_LINES)
-                load_query_lines<V>(p.dense.call, task(), SHARED_AT(base, q), SHARED_AT(base, q_scales));
-            else
-                quantize_queries<V::ROWS>(p.dense.call, task(), SHARED_AT(base, q), SHARED_AT(base, q_scales));
+            quantize_queries<V::ROWS>(p.dense.call, task(), SHARED_AT(base, q), SHARED_AT(base, q_scales));
             fence_async_shared();
             barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
 #pragma unroll
@@ -106,39 +121,15 @@ template <typename V> struct Scores {
         /* Finite, so that no score is 0 times infinity; a NaN of queries is in their codes. */
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            scale[i] = BY_LINES ? of_queries[i] : fminf(of_queries[i] * of_cache * p.dense.call.scale_log2, FLT_MAX);
-        if (!BY_LINES) load_q();
+            scale[i] = fminf(of_queries[i] * of_cache * p.dense.call.scale_log2, FLT_MAX);
+        load_q();
     }
 
     /* ---- S ----------------------------------------------------------------------------------------- */
 
-    /* What makes powers of two of S. */
-    DEVICE float unit(int i) const { return BY_LINES ? 1.0f : scale[i]; }
-
-    /* S of a block, whose products have been asked for; by lines only the first of them have. `index`: of its buffer. */
-    DEVICE void take_scores(int index)
-    {
-        if constexpr (BY_LINES) {
-            lines.score_rows(s, keys_at(index), SHARED_AT(base, q), 
-                             SHARED_AT(base, line_scales) + (uint32_t)(index * SCALES_OF_KEY * KEYS * 4 + lane() % 4 * 8),
-                             &shared.q_scales[row()],
-                             fminf(p.dense.call.scale_log2, FLT_MAX));
-        } else {
-            wgmma_wait<0>();
-            hold(next);
-#pragma unroll
-            for (int i = 0; i < 32; i++) asm volatile("mov.b32 %0, %1;" : "=f"(s[i]) : "f"(next[i]));
-        }
-    }
-
     /* Products FROM … TO - 1 of the next block. */
     template <int FROM, int TO> DEVICE void score(uint32_t keys)
     {
-        if constexpr (BY_LINES) {
-            if (FROM == 0) lines.template multiply_rows<0>(keys, SHARED_AT(base, q));
-            if (FROM == 5) lines.template multiply_rows<1>(keys, SHARED_AT(base, q));
-            return;
-        } else {
         const uint32_t queries = SHARED_AT(base, q);
         if (FROM == 0) hold(next);
         wgmma_fence();
@@ -157,13 +148,12 @@ template <typename V> struct Scores {
                     wgmma_short_lines(keys + LINES * KEY_TILE_BYTES, i % STEPS_OF_LINE), 1);
         }
         wgmma_commit();
-        }
     }
 
     /* ---- Weights ----------------------------------------------------------------------------------- */
 
     /* Scores of keys that a row does not see, and codes that must not reach a product. */
-    DEVICE void mask(int first_key, uint32_t keys, bool fits)
+    DEVICE void mask(int first_key, uint32_t keys)
     {
         const Task &task = this->task();
         int limit[2];
@@ -174,9 +164,7 @@ template <typename V> struct Scores {
         for (int e = 0; e < 32; e++)
             if (wgmma_d_column(lane(), e) >= limit[e / 2 % 2]) s[e] = -INFINITY;
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* every warp's products have read the block */
-        const int from = clamp_int(task.all_see - first_key, 0, KEYS);
-        clear_codes(keys, from);
-        if (BY_LINES && !fits) clear_values(keys, from, task.end - first_key);
+        clear_codes(keys, clamp_int(task.all_see - first_key, 0, KEYS));
         fence_async_shared();
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
     }
@@ -194,7 +182,7 @@ template <typename V> struct Scores {
                         left = finish_row(p.dense.call, task, direct, lse, row() + 8 * i, lane() % 4 == 0);
             if (lane() % 4 == 0)
                 shared.finish[slot.index][row() + 8 * i] =
-                    whole == 0.0f ? 0.0f : (direct ? left * of_cache : V::SCALED ? 1.0f : SLOT_UNIT) / whole;
+                    whole == 0.0f ? 0.0f : (direct ? left * of_cache : SLOT_UNIT) / whole;
         }
         __syncwarp();
     }
@@ -207,24 +195,23 @@ template <typename V> struct Scores {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const float to =
-                fmaxf(reference[i], fminf(quad_max(most[i]) * unit(i), FLT_MAX) - REFERENCE_BELOW);
+                fmaxf(reference[i], fminf(quad_max(most[i]) * scale[i], FLT_MAX) - REFERENCE_BELOW);
             factor[i] = exp2_approx(reference[i] - to);
             sum[i] *= factor[i], reference[i] = to;
         }
     }
 
     /* Weights of keys 16 i … 16 i + 15 to the row's line; what they add to the sums, and the largest ones so far. */
-    template <typename Element>
     DEVICE void weigh(uint32_t line, int i, float (&added)[2], uint32_t &largest)
     {
         uint32_t words[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const int e = 8 * i + 2 * j;
-            const float low = exp2_approx(fmaf(s[e], unit(j % 2), -reference[j % 2])),
-                        high = exp2_approx(fmaf(s[e + 1], unit(j % 2), -reference[j % 2]));
+            const float low = exp2_approx(fmaf(s[e], scale[j % 2], -reference[j % 2])),
+                        high = exp2_approx(fmaf(s[e + 1], scale[j % 2], -reference[j % 2]));
             added[j % 2] += low + high;
-            words[j] = Element::pack(low, high);
+            words[j] = Fp16::pack(low, high);
         }
         largest = largest_halves(largest, largest_halves(largest_halves(words[0], words[1]),
                                                          largest_halves(words[2], words[3])));
@@ -234,7 +221,7 @@ template <typename V> struct Scores {
     /* P of a block, and the products of the next one, if there is one: `keys`. `ready`: the slot is free, and those keys are there. Weights
      * are computed relative to the references that are there: where one is too large, which is seldom, all of the warp's are computed again.
      * Products are asked for late, between them: a warp whose products wait for their turn computes nothing. */
-    DEVICE void softmax(bool first, bool last, bool masked, bool fits, bool ready, uint32_t keys)
+    DEVICE void softmax(bool first, bool last, bool masked, bool ready, uint32_t keys)
     {
         const uint32_t line =
             weights_line(SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES), warp(), lane());
@@ -246,37 +233,28 @@ template <typename V> struct Scores {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (!last) score_part(i, keys);
-            if (has_rows) weigh<Fp16>(line, i, added, largest);
+            if (has_rows) weigh(line, i, added, largest);
         }
         if (!last) score<12, STEPS>(keys);
         if (!has_rows) return;
         const bool late = __any_sync(~0u, __vmaxu2(largest, LARGEST_WEIGHTS) != LARGEST_WEIGHTS);
-        const bool moves = late || !fits;
-        if (SELDOM(moves)) {
+        if (SELDOM(late)) {
             move_references(factor);
             added[0] = added[1] = 0.0f;
 #pragma unroll
-            for (int i = 0; i < 4; i++) weigh_again(line, i, fits, added, largest);
+            for (int i = 0; i < 4; i++) weigh(line, i, added, largest);
             if (lane() % 4 == 0)
 #pragma unroll
                 for (int i = 0; i < 2; i++) shared.factor[slot.index][row() + 8 * i] = factor[i];
         }
         sum[0] += added[0], sum[1] += added[1];
         if (fresh_thread() == SCORES * WARPGROUP_THREADS) shared.flags[slot.index].cleared = masked;
-        if (lane() == 0) shared.flags[slot.index].moved[warp()] = moves && !first;
+        if (lane() == 0) shared.flags[slot.index].moved[warp()] = late && !first;
         fence_async_shared();
         __syncwarp();
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), slot.index));
         if (last) finish();
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, done), slot.index));
-    }
-
-    DEVICE void weigh_again(uint32_t line, int i, bool fits, float (&added)[2], uint32_t &largest)
-    {
-        if (V::SCALED && !fits)
-            weigh<Bf16>(line, i, added, largest);
-        else
-            weigh<Fp16>(line, i, added, largest);
     }
 
     /* Some of the first twelve products of the next block. */
@@ -319,24 +297,21 @@ template <typename V> struct Scores {
         reference[0] = reference[1] = LEAST_REFERENCE, sum[0] = sum[1] = 0.0f;
         take_queries();
         mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
-        if (BY_LINES) lines.clear();
-        if (BY_LINES)
-            score<0, 2>(keys_at(buffer.index)), score<5, 8>(keys_at(buffer.index));
-        else
-            score<0, STEPS>(keys_at(buffer.index));
+        score<0, STEPS>(keys_at(buffer.index));
 #pragma unroll 1
         for (int left = blocks - 1; __all_sync(~0u, left >= 0); left--, first_key += KEYS) {
-            const int own = buffer.index;
+            const uint32_t own = keys_at(buffer.index);
             const bool last = __all_sync(~0u, left == 0);
-            if (V::SCALED) mbarrier_wait(barrier_at(SHARED_AT(base, scales_full), own), buffer.parity);
             buffer.next();
             const bool asked = asks_for_next(last);
-            take_scores(own);
-            const bool fits = !V::SCALED || __any_sync(~0u, shared.fits[own]);
+            wgmma_wait<0>();
+            hold(next);
+#pragma unroll
+            for (int i = 0; i < 32; i++) asm volatile("mov.b32 %0, %1;" : "=f"(s[i]) : "f"(next[i]));
             const bool masked = __any_sync(~0u, all_see - first_key < KEYS);
-            if (masked) mask(first_key, keys_at(own), fits);
+            if (masked) mask(first_key, own);
             if (last && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
-            softmax(__all_sync(~0u, left + 1 == blocks), last, masked, fits, __all_sync(~0u, asked),
+            softmax(__all_sync(~0u, left + 1 == blocks), last, masked, __all_sync(~0u, asked),
                     keys_at(buffer.index));
             slot.next();
         }
