@@ -43,9 +43,9 @@ static bool may_round_scales(const struct call *call, bool by_gpu, bool any_scal
 static const struct tolerance *tolerance_of(const struct call *call, const struct beside *beside, int k)
 {
     const struct tolerance *usual = policies[call->op].results[k].tolerance;
-    return beside->by_codes && !strcmp(policies[call->op].results[k].name, "out")
-               ? &tolerance_fp8_products_out
-               : usual;
+    if (strcmp(policies[call->op].results[k].name, "out") != 0) return usual;
+    if (beside->by_codes) return &tolerance_fp8_products_out;
+    return beside->rounded > 0.0 && call->op == OP_DENSE_DECODE ? &tolerance_dense_unrounded_out : usual;
 }
 
 static int64_t rows_of(const struct call *call)

@@ -213,8 +213,8 @@ template <typename V> struct Scores {
             added[j % 2] += low + high;
             words[j] = Fp16::pack(low, high);
         }
-        largest = largest_halves(largest, largest_halves(largest_halves(words[0], words[1]),
-                                                         largest_halves(words[2], words[3])));
+        largest = largest_halves(
+            largest, largest_halves(largest_halves(words[0], words[1]), largest_halves(words[2], words[3])));
         store_weights(line, i, (uint32_t)lane(), words);
     }
 
