@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The warpgroup with the scores: S of all blocks and, one block behind, their weights. S of the next block is under way while softmax
- * runs: a few products are asked for at a time, because a warp that asks for more waits until the first are done.
+ * runs. Its products are asked for a few at a time, and late: a warp whose products wait for their turn at the tensor cores computes
+ * nothing, and S is done long before softmax is.
  *
  * A thread has two rows of the tile. References and scores are in powers of two.
  */
