@@ -9,8 +9,8 @@ static const double leaning = 0x1p-17;
 
 const struct tolerance tolerance_dense_decode_out = {8e-4, 2.01 / 128, 5e-6};
 const struct tolerance tolerance_sparse_decode_out = {1e-3, 2.01 / 128, 5e-6};
-/* The oracle rounds keys to bf16 where a kernel multiplies codes and scales apart: beside the rounding of results, scores differ by what
- * that makes of keys, and values by as much. */
+/* The oracle rounds dequantised keys to bf16; a kernel that multiplies codes and applies scales later does not. That changes scores and
+ * values by up to 2^-9 each, beside the 2^-9 of the result. */
 const struct tolerance tolerance_dense_unrounded_out = {8e-4, 2.01 / 128, 9 * 0x1p-19 /* (3 · 2^-9)² / 2 */};
 const struct tolerance tolerance_fp8_products_out = {3e-3, 4.01 / 128, 2e-4};
 const struct tolerance tolerance_decode_lse = {1e-6, 8.01 / 65536, 1e-7};

@@ -27,16 +27,13 @@ DEVICE void load_query_lines(const struct dense_decode_params &p, const Task &ta
     for (int row = warp; row < ROWS; row += 4) {
         uint32_t words[WORDS];
         load_query_words(words, p, task, row, lane);
-        const float scale = query_scale(largest_magnitude<CODE_WORDS>(words)),
-                    enlarged = scale < LEAST_DIVISOR ? ENLARGED : 1.0f;
-        const Divisor divisor(scale * enlarged);
+        const float scale = query_scale(largest_magnitude<CODE_WORDS>(words));
+        const QueryQuantiser quantiser(scale);
         if (lane == 0)
             store_shared_4(scales + 4 * (uint32_t)row, __float_as_uint(fminf(scale * p.scale_log2, FLT_MAX)));
 #pragma unroll
         for (int i = 0; i < CODE_WORDS; i++)
-            store_shared_2(q + code_place<ROWS>(row, 64 * i + 2 * lane),
-                           e4m3_of(divisor.of(Bf16::to_float((uint16_t)words[i]) * enlarged),
-                                   divisor.of(Bf16::to_float((uint16_t)(words[i] >> 16)) * enlarged)));
+            store_shared_2(q + code_place<ROWS>(row, 64 * i + 2 * lane), quantiser.codes_of(words[i]));
         store_shared_4(q + (uint32_t)(LINES * ROWS * LINE_BYTES) +
                            swizzle_128((uint32_t)row, (uint32_t)lane / 4) + (uint32_t)(lane % 4 * 4),
                        words[WORDS - 1]);
@@ -93,7 +90,7 @@ template <typename V> struct ByLines {
                       const float *of_rows, float of_rope)
     {
         static_assert(LINES == 4, "");
-        /* For both: of a wait for the first one ptxas does not see, around a loop, that it is enough. */
+        /* Waits for both: across the back edge of the loop ptxas cannot prove that a wait for the first one suffices. */
         wgmma_wait<0>();
         hold(part[0]), hold(part[1]);
         add<0>(s, scales);
@@ -122,7 +119,7 @@ template <typename V> struct ByLines {
         end();
     }
 
-    /* Waits for what nobody needs. */
+    /* Drains products whose results are dropped. */
     DEVICE void end()
     {
         wgmma_wait<0>();
@@ -136,7 +133,7 @@ template <typename V> struct RowSums {
     float sum[2];
 
     DEVICE static int lane() { return (int)(fresh_thread() % 32); }
-    /* Has the lane sums? */
+    /* Does the lane keep sums? */
     DEVICE static bool has() { return lane() % 4 < V::ROW_WARPS; }
     DEVICE static int row(int i) { return 16 * (lane() % 4) + 8 * i + lane() / 4; }
 
@@ -146,7 +143,7 @@ template <typename V> struct RowSums {
     template <typename Element> DEVICE void add(uint32_t weights)
     {
         constexpr uint32_t ONES = Element::IS_BF16 ? 0x3f803f80 : 0x3c003c00;
-        /* Of bf16 weights there are sums seldom, and twice: the first time registers are few. */
+        /* Sums of bf16 weights are made seldom, and twice a block; the first time few registers are free. */
         constexpr int AT_ONCE = Element::IS_BF16 ? 1 : V::ROW_WARPS;
 #pragma unroll AT_ONCE
         for (int j = 0; j < V::ROW_WARPS; j++) {
@@ -159,7 +156,7 @@ template <typename V> struct RowSums {
         }
     }
 
-    /* Rows' references have moved: `factors` of the tile. */
+    /* Rescales the sums when references have moved; `factors`: those of the tile's rows. */
     DEVICE void rescale(const float *factors)
     {
         if (has()) sum[0] *= factors[row(0)], sum[1] *= factors[row(1)];

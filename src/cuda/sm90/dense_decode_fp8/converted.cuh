@@ -151,7 +151,7 @@ template <typename V> struct ConvertedScores {
         if (AHEAD > 1) load(raw[1], keys, 1);
     }
 
-    /* More of them: a warp that asked for all of these at once would wait. */
+    /* Issues the products of the second line, later: a warp that issues both lines at once stalls. */
     DEVICE void begin_more(uint32_t keys)
     {
         if constexpr (V::BY_LINES) lines.template multiply<1>(keys, SHARED_AT(base, q));
@@ -253,7 +253,7 @@ template <typename V> struct ConvertedScores {
         sync();
     }
 
-    /* What warps agree about by their barrier, of a block. */
+    /* Flags that the warps exchange at the barrier of a block. */
     enum { MOVES = 1 /* a reference of a row is to move, for the keys of any warp */, TOO_EARLY = 2 };
 
     /* Scores in powers of two, which they are already by lines. Returns MOVES and TOO_EARLY, if this or another warp is for it. */
@@ -314,21 +314,21 @@ template <typename V> struct ConvertedScores {
                            (uint32_t)(2 * warp() + lane() / 8 % 2));
     }
 
-    /* The same in the slot in hand; of FP8_656 no register is left to keep it. */
+    /* The same in the slot in hand; over FP8_656 it is recomputed, for lack of registers. */
     DEVICE uint32_t weights_at() const
     {
         return SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES) +
                (V::SCALED ? first_rows_at() : p_at);
     }
 
-    /* What is left of a weight when it is rounded; of one that is no number nothing. */
+    /* The rounding error of a weight in bf16; 0 where the weight is NaN or infinite. */
     DEVICE static float rest_of(float weight)
     {
         const float rest = weight - Bf16::to_float(Bf16::from_float(weight));
         return fabsf(rest) < 1.0f ? rest : 0.0f;
     }
 
-    /* Weights; or, with RESTS, what is left of them when they are rounded to bf16. */
+    /* Stores the weights; or, with RESTS, their rounding errors in bf16. */
     template <typename Element, bool RESTS> DEVICE void exponentials(uint32_t to)
     {
 #pragma unroll
@@ -354,7 +354,7 @@ template <typename V> struct ConvertedScores {
         }
     }
 
-    /* P of a block. By lines its sums are made of what is stored; of bf16, which lse would show, what rounding leaves is added. */
+    /* Makes P of a block. By lines the row sums are sums of the stored weights; in bf16 the rounding errors are added, or lse would show them. */
     template <typename Element> DEVICE void make_weights()
     {
         const uint32_t to = weights_at();

@@ -44,8 +44,8 @@ DEVICE void mark_infinite(uint32_t keys, int key, int line)
         store_shared_4(at, __float_as_uint(INFINITY));
 }
 
-/* By a warp; a lane has two keys. Of each line the pairs of keys 8 k + 2 c and 8 k + 2 c + 1 stand in the order of c, then of k: lane c of
- * four that convert values has its own together. */
+/* One warp runs this; a lane has two keys. Pairs of keys 8 k + 2 c and 8 k + 2 c + 1 of a line are stored in the order of c, then of k, so
+ * that lane c of the four that convert values reads its own with two loads of 16 bytes. */
 template <typename V>
 DEVICE void halve_scales(const struct dense_decode_fp8_params &p, SharedOf<V> &shared, uint32_t base)
 {

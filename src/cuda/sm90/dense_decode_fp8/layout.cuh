@@ -97,7 +97,7 @@ template <typename V> struct SharedOf {
     float finish[V::SLOTS][V::ROWS]; /* with the last block of a piece: what makes a row of it */
     float q_scales[V::ROWS];         /* of queries that became codes, or fp16, here */
     BlockFlags flags[V::SLOTS];
-    /* Of FP8_656, beside a buffer's keys (half_scales.cuh): */
+    /* FP8_656 has these beside a buffer's keys (half_scales.cuh): */
     __align__(16) uint32_t half_scales[V::BUFFERS][V::SCALED ? HALF_SCALES_BYTES / 4 : 4];
     uint32_t fits[V::BUFFERS]; /* do values and weights of the block have fp16? else bf16 */
     uint64_t scales_full[V::BUFFERS];
@@ -110,7 +110,7 @@ template <typename V> struct SharedOf {
     OnePiece one;
     /* Where keys are the first factor (converted.cuh): */
     float references[V::ROWS], of_warps[4][V::ROWS];
-    uint32_t moves[2][4]; /* [block % 2][warp]: what it is for */
+    uint32_t moves[2][4]; /* [block % 2][warp]: flags of converted.cuh */
 };
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))

@@ -78,6 +78,23 @@ template <int COUNT, int WORDS> DEVICE int32_t largest_magnitude(const uint32_t 
     return __reduce_max_sync(~0u, bits);
 }
 
+/* Makes codes of a row's words, which have two values each. */
+struct QueryQuantiser {
+    float enlarged;
+    Divisor divisor;
+
+    DEVICE explicit QueryQuantiser(float scale)
+        : enlarged(scale < LEAST_DIVISOR ? ENLARGED : 1.0f), divisor(scale * enlarged)
+    {
+    }
+
+    DEVICE uint16_t codes_of(uint32_t word) const
+    {
+        return e4m3_of(divisor.of(Bf16::to_float((uint16_t)word) * enlarged),
+                       divisor.of(Bf16::to_float((uint16_t)(word >> 16)) * enlarged));
+    }
+};
+
 /* The warps of a warpgroup take a row each at a time. `scales`: where those of the rows go, in shared memory. */
 template <int ROWS>
 DEVICE void quantize_queries(const struct dense_decode_params &p, const Task &task, uint32_t q,
@@ -89,14 +106,11 @@ DEVICE void quantize_queries(const struct dense_decode_params &p, const Task &ta
     for (int row = warp; row < ROWS; row += 4) {
         uint32_t words[WORDS];
         load_query_words(words, p, task, row, lane);
-        const float scale = query_scale(largest_magnitude<WORDS>(words)),
-                    enlarged = scale < LEAST_DIVISOR ? ENLARGED : 1.0f;
-        const Divisor divisor(scale * enlarged);
+        const float scale = query_scale(largest_magnitude<WORDS>(words));
+        const QueryQuantiser quantiser(scale);
         if (lane == 0) store_shared_4(scales + 4 * (uint32_t)row, __float_as_uint(scale));
 #pragma unroll
         for (int i = 0; i < WORDS; i++)
-            store_shared_2(q + code_place<ROWS>(row, 64 * i + 2 * lane),
-                           e4m3_of(divisor.of(Bf16::to_float((uint16_t)words[i]) * enlarged),
-                                   divisor.of(Bf16::to_float((uint16_t)(words[i] >> 16)) * enlarged)));
+            store_shared_2(q + code_place<ROWS>(row, 64 * i + 2 * lane), quantiser.codes_of(words[i]));
     }
 }

@@ -24,7 +24,7 @@ enum {
  * 2^-20 of the largest still has all bits of fp16. */
 static constexpr float REFERENCE_BELOW = 6.0f, REFERENCE_LATE = 8.5f;
 
-/* The same as a weight, twice: 2^8.5 in fp16. */
+/* 2^REFERENCE_LATE in fp16, in both halves of a word. */
 static constexpr uint32_t LARGEST_WEIGHTS = 0x5da85da8u;
 
 /* The larger ones of two pairs of fp16; NaN is none. */
@@ -188,7 +188,7 @@ template <typename V> struct Scores {
         __syncwarp();
     }
 
-    /* References of the warp's rows move to what the block asks for; `factor`: of what was summed so far. */
+    /* Raises the references of the warp's rows to what the block needs; `factor` rescales what was summed so far. */
     DEVICE void move_references(float (&factor)[2])
     {
         float most[2];

@@ -27,7 +27,7 @@ template <typename V> struct Values {
     uint32_t v_at; /* of the lane's row of the first fragment, in a block of keys */
     float o[GROUPS][V::ROWS / 2];
     uint32_t fragment[2][2][4], raw[2][4];
-    /* Of FP8_656: scales of two keys in fp16, for fragments of either half of a block. */
+    /* FP8_656: scales of two keys in fp16, for the fragments of each half of a block. */
     uint32_t pairs[2][KEY_STEP / 8];
     Turn<V::BUFFERS> buffer;
     Turn<V::SLOTS> slot;
@@ -63,7 +63,7 @@ template <typename V> struct Values {
         ldmatrix_x4_trans(to, at);
     }
 
-    /* Fragment i. */
+    /* Converts fragment i to fp16. */
     DEVICE void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[4], int i)
     {
 #pragma unroll
@@ -109,7 +109,7 @@ template <typename V> struct Values {
             mbarrier_wait(barrier_at(SHARED_AT(base, scales_full), buffer.index), buffer.parity);
     }
 
-    /* Are they? Asked early: the answer takes a while. */
+    /* Tests the same barriers without waiting; early, since the answer has a latency. */
     DEVICE bool ask_for_keys() const
     {
         const int index = buffer.index;
@@ -159,7 +159,7 @@ template <typename V> struct Values {
         for (int m = 0; m < GROUPS; m++) hold(o[m]);
     }
 
-    /* Products of a block in bf16: of one whose scales do not fit in fp16. One text for both halves of the keys: it comes seldom. */
+    /* Products of a block in bf16, whose scales do not fit in fp16. Such blocks are rare, so both halves of the keys share one text. */
     DEVICE void multiply_wide(int index, uint32_t weights)
     {
         const uint32_t keys = keys_at(index),
