@@ -50,18 +50,6 @@ DEVICE void barrier_sync(int id, int threads)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* The same; is `says` true of any of the threads? */
-DEVICE bool barrier_any(int id, int threads, bool says)
-{
-    uint32_t any;
-    asm volatile(
-        "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\nselp.u32 %0, 1, 0, q;\n}"
-        : "=r"(any)
-        : "r"((uint32_t)says), "r"(id), "r"(threads)
-        : "memory");
-    return any;
-}
-
 /* Arrives there for threads that wait by barrier_sync: what this thread wrote comes before what they do then. */
 DEVICE void barrier_arrive(int id, int threads)
 {

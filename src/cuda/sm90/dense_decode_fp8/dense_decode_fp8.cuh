@@ -22,11 +22,9 @@
 
 #include "converted.cuh"
 #include "half_scales.cuh"
-#include "key_scores.cuh"
 #include "layout.cuh"
 #include "producer.cuh"
 #include "scores.cuh"
-#include "softmax.cuh"
 #include "values.cuh"
 
 template <typename V> DEVICE void prepare(const struct dense_decode_fp8_params &p, uint32_t base)
@@ -39,16 +37,13 @@ template <typename V> DEVICE void prepare(const struct dense_decode_fp8_params &
         mbarrier_init(barrier_at(SHARED_AT(base, keys_full), i), 1),
             mbarrier_init(barrier_at(SHARED_AT(base, keys_empty), i), VALUES_WARPS);
     for (int i = 0; i < V::BUFFERS && V::SCALED; i++)
-        mbarrier_init(barrier_at(SHARED_AT(base, scales_full), i), WARPGROUP_THREADS / 32);
-    for (int i = 0; i < V::BUFFERS; i++) store_shared_4(SHARED_AT(base, released) + 4 * (uint32_t)i, 0);
+        mbarrier_init(barrier_at(SHARED_AT(base, scales_full), i), 1);
     for (int i = 0; i < V::SLOTS; i++)
-        mbarrier_init(barrier_at(SHARED_AT(base, p_full), i), V::SOFTMAX_WARPS),
-            mbarrier_init(barrier_at(SHARED_AT(base, done), i), V::SOFTMAX_WARPS),
+        mbarrier_init(barrier_at(SHARED_AT(base, p_full), i), V::SCORE_WARPS),
+            mbarrier_init(barrier_at(SHARED_AT(base, done), i), V::SCORE_WARPS),
             mbarrier_init(barrier_at(SHARED_AT(base, p_empty), i), VALUES_WARPS);
     mbarrier_init(SHARED_AT(base, q_full), 1),
         mbarrier_init(SHARED_AT(base, q_empty), WARPGROUP_THREADS / 32);
-    mbarrier_init(SHARED_AT(base, s_full), WARPGROUP_THREADS / 32),
-        mbarrier_init(SHARED_AT(base, s_empty), V::SOFTMAX_WARPS);
     mbarrier_fence_init();
     fence_async_shared();
 }
@@ -79,26 +74,17 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
     }
     const int role = __shfl_sync(~0u, (int)(threadIdx.x / WARPGROUP_THREADS), 0);
     if (role == PRODUCER) {
-        give_registers<V::KEYS_FIRST ? V::SOFTMAX_REGISTERS : PRODUCER_REGISTERS>();
-        if (!V::KEYS_FIRST && threadIdx.x / 32 == 1 && p.q_given && elect_one())
-            produce_queries<V>(p, shared, place, base);
-        const int warp = __shfl_sync(~0u, (int)(threadIdx.x / 32), 0);
-        if constexpr (V::KEYS_FIRST) {
-            if (warp < V::SOFTMAX_WARPS) Softmax<V>(p, shared).run();
-        } else {
-            if (warp == 0) produce_keys<V>(p, shared, base);
-        }
+        give_registers<PRODUCER_REGISTERS>();
+        if (threadIdx.x / 32 == 0 && elect_one()) produce_keys<V>(p, shared, place, base);
+        if (threadIdx.x / 32 == 1 && p.q_given && elect_one()) produce_queries<V>(p, shared, place, base);
+        if constexpr (V::SCALED)
+            if (threadIdx.x / 32 == 2) halve_scales<V>(p, shared, base);
     } else if (role == SCORES) {
-        if constexpr (V::KEYS_FIRST) {
-            give_registers<V::KEY_SCORES_REGISTERS>();
-            if constexpr (V::BY_LINES)
-                KeyScores<V, ByLines<V>>(p, shared).run();
-            else
-                KeyScores<V, ConvertedKeys<V>>(p, shared).run();
-        } else {
-            give_registers<SCORES_REGISTERS>();
+        give_registers<SCORES_REGISTERS>();
+        if constexpr (V::KEYS_FIRST)
+            ConvertedScores<V>(p, shared).run();
+        else
             Scores<V>(p, shared).run();
-        }
     } else {
         take_registers<VALUES_REGISTERS>();
         Values<V>(p, shared, role - VALUES).run();
