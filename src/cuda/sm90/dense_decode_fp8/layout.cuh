@@ -70,9 +70,11 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Va
     /* Registers of a thread of each warpgroup. */
     static constexpr int FIRST_REGISTERS = !KEYS_FIRST ? 24
                                            : BY_LINES  ? 64
+                                           : SCALED    ? 80
                                                        : 72,
                          SCORES_REGISTERS = !KEYS_FIRST ? 120
                                             : BY_LINES  ? 96
+                                            : SCALED    ? 80
                                                         : 88,
                          VALUES_REGISTERS = !KEYS_FIRST ? 184 : 176;
     static_assert(FIRST_REGISTERS + SCORES_REGISTERS + 2 * VALUES_REGISTERS == 512, "what an SM has");
