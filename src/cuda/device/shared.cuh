@@ -28,6 +28,11 @@ DEVICE void store_shared_4(uint32_t to, uint32_t word)
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
 }
 
+DEVICE void store_shared_8(uint32_t to, uint32_t first, uint32_t second)
+{
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second) : "memory");
+}
+
 DEVICE void store_shared_16(uint32_t to, const uint4 &words)
 {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words.x), "r"(words.y),
@@ -38,6 +43,14 @@ DEVICE void store_shared_16(uint32_t to, const uint4 &words)
 DEVICE void store_zero_16(uint32_t to)
 {
     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+}
+
+/* Adds 1; returns what was there before. What the thread did before comes before what threads do that see a greater number. */
+DEVICE uint32_t count_shared(uint32_t at)
+{
+    uint32_t before;
+    asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(at) : "memory");
+    return before;
 }
 
 DEVICE uint32_t load_shared_4(uint32_t from)

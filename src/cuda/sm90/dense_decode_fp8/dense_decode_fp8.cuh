@@ -7,9 +7,15 @@
  * (docs/fp8-accuracy.md).
  *
  *      who                    what                                                                             registers
- *      warpgroup 0, producer  one thread asks TMA for keys, one for queries; a warp makes fp16 of scales            24
+ *      warpgroup 0, producer  one thread asks TMA for keys, one for queries                                         24
  *      warpgroup 1, scores    S of a block, and softmax, which makes P of it in one of three slots                  120
  *      warpgroups 2, 3        O^T of 256 columns of V each: += V^T P^T, V^T as A in registers                       184
+ *
+ * Where keys are the first factor, which is everywhere but in mode fp8 over FP8_576, softmax has warps of its own:
+ *
+ *      warpgroup 0, softmax   P of a block, 16 rows a warp (softmax.cuh); with fewer than 64 rows a warp is the producer   72 or 64
+ *      warpgroup 1, scores    S^T of a block, to shared memory (key_scores.cuh)                                     88 or 96
+ *      warpgroups 2, 3        as above; with 64 rows the last warp that needs a buffer asks for keys (Values)       176
  *
  * A slot of P carries what goes with it: factors for the sums so far where references have moved, and with the last block of a piece
  * what makes rows of the sums. The warpgroups with values know nothing else of scores, which may be up to three blocks ahead, and in the
@@ -22,9 +28,11 @@
 
 #include "converted.cuh"
 #include "half_scales.cuh"
+#include "key_scores.cuh"
 #include "layout.cuh"
 #include "producer.cuh"
 #include "scores.cuh"
+#include "softmax.cuh"
 #include "values.cuh"
 
 template <typename V> DEVICE void prepare(const struct dense_decode_fp8_params &p, uint32_t base)
@@ -37,13 +45,16 @@ template <typename V> DEVICE void prepare(const struct dense_decode_fp8_params &
         mbarrier_init(barrier_at(SHARED_AT(base, keys_full), i), 1),
             mbarrier_init(barrier_at(SHARED_AT(base, keys_empty), i), VALUES_WARPS);
     for (int i = 0; i < V::BUFFERS && V::SCALED; i++)
-        mbarrier_init(barrier_at(SHARED_AT(base, scales_full), i), 1);
+        mbarrier_init(barrier_at(SHARED_AT(base, scales_full), i), WARPGROUP_THREADS / 32);
+    for (int i = 0; i < V::BUFFERS; i++) store_shared_4(SHARED_AT(base, released) + 4 * (uint32_t)i, 0);
     for (int i = 0; i < V::SLOTS; i++)
-        mbarrier_init(barrier_at(SHARED_AT(base, p_full), i), V::SCORE_WARPS),
-            mbarrier_init(barrier_at(SHARED_AT(base, done), i), V::SCORE_WARPS),
+        mbarrier_init(barrier_at(SHARED_AT(base, p_full), i), V::ROW_WARPS),
+            mbarrier_init(barrier_at(SHARED_AT(base, done), i), V::ROW_WARPS),
             mbarrier_init(barrier_at(SHARED_AT(base, p_empty), i), VALUES_WARPS);
     mbarrier_init(SHARED_AT(base, q_full), 1),
         mbarrier_init(SHARED_AT(base, q_empty), WARPGROUP_THREADS / 32);
+    mbarrier_init(SHARED_AT(base, s_full), WARPGROUP_THREADS / 32),
+        mbarrier_init(SHARED_AT(base, s_empty), V::ROW_WARPS);
     mbarrier_fence_init();
     fence_async_shared();
 }
@@ -74,19 +85,24 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
     }
     const int role = __shfl_sync(~0u, (int)(threadIdx.x / WARPGROUP_THREADS), 0);
     if (role == PRODUCER) {
-        give_registers<PRODUCER_REGISTERS>();
-        if (threadIdx.x / 32 == 0 && elect_one()) produce_keys<V>(p, shared, place, base);
-        if (threadIdx.x / 32 == 1 && p.q_given && elect_one()) produce_queries<V>(p, shared, place, base);
-        if constexpr (V::SCALED)
-            if (threadIdx.x / 32 == 2) halve_scales<V>(p, shared, base);
+        give_registers<V::FIRST_REGISTERS>();
+        const int warp = __shfl_sync(~0u, (int)(threadIdx.x / 32), 0);
+        if (!V::REFILLS && warp == KEYS_WARP)
+            produce_keys<V>(p, shared, base);
+        else if (V::KEYS_FIRST && warp < V::ROW_WARPS)
+            Softmax<V>(p, shared).run();
+        else if (!V::KEYS_FIRST && warp == 1 && p.q_given && elect_one())
+            produce_queries<V>(p, shared, place, base);
     } else if (role == SCORES) {
-        give_registers<SCORES_REGISTERS>();
-        if constexpr (V::KEYS_FIRST)
-            ConvertedScores<V>(p, shared).run();
+        give_registers<V::SCORES_REGISTERS>();
+        if constexpr (V::BY_LINES)
+            KeyScores<V, ByLines<V>>(p, shared).run();
+        else if constexpr (V::KEYS_FIRST)
+            KeyScores<V, ConvertedKeys<V>>(p, shared).run();
         else
             Scores<V>(p, shared).run();
     } else {
-        take_registers<VALUES_REGISTERS>();
+        take_registers<V::VALUES_REGISTERS>();
         Values<V>(p, shared, role - VALUES).run();
     }
 }

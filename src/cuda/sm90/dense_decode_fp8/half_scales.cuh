@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Scales of FP8_656 in fp16, by an idle warp of the producer's. fp16 holds every code, and codes times scales with three bits more than
+ * Scales of FP8_656 in fp16. fp16 holds every code, and codes times scales with three bits more than
  * bf16 has, where the scales of a block are in its range; then values and weights of the block are fp16, and a scale costs a product for
  * two values. A block with other scales is multiplied in bf16. Keys that no row sees decide nothing: their scales count as 0.
  */
@@ -44,49 +44,40 @@ DEVICE void mark_infinite(uint32_t keys, int key, int line)
         store_shared_4(at, __float_as_uint(INFINITY));
 }
 
-/* One warp runs this; a lane has two keys. Pairs of keys 8 k + 2 c and 8 k + 2 c + 1 of a line are stored in the order of c, then of k, so
- * that lane c of the four that convert values reads its own with two loads of 16 bytes. */
-template <typename V>
-DEVICE void halve_scales(const struct dense_decode_fp8_params &p, SharedOf<V> &shared, uint32_t base)
+/* What a line's sum of a key is multiplied by: its scale, or NaN where that is infinite, as the products of its values would be, which are of
+ * both signs. */
+DEVICE float scale_of_line(uint32_t keys, int key, int line)
 {
-    using Shared = SharedOf<V>;
-    const int lane = (int)(fresh_thread() % 32), key = 2 * lane;
-    Turn<V::BUFFERS> turn;
-    for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step) {
-        const Work work = work_of<V>(p.dense, shared, i, Place(p.dense));
-        int seen = work.task.end - work.task.piece.begin - key; /* from the lane's first key on */
-#pragma unroll 1
-        for (int left = work.blocks; __all_sync(~0u, left > 0); left--, seen -= KEYS) {
-            const uint32_t keys = SHARED_AT(base, keys) + (uint32_t)(turn.index * V::KEYS_BYTES),
-                           from = keys + (uint32_t)(SCALES_AT + key * SCALES_BYTES_OF_KEY),
-                           to = SHARED_AT(base, half_scales) +
-                                (uint32_t)(turn.index * HALF_SCALES_BYTES + lane % 4 * 32 + lane / 4 * 4);
-            mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), turn.index), turn.parity);
-            bool fits = true;
-#pragma unroll
-            for (int line = 0; line < SCALES_OF_KEY; line += 2) {
-                uint2 low = load_shared_8(from + (uint32_t)(4 * line)),
-                      high = load_shared_8(from + (uint32_t)(4 * line + SCALES_BYTES_OF_KEY));
-                if (seen < 1) low.x = low.y = 0;
-                if (seen < 2) high.x = high.y = 0;
-                fits &= fits_half(low.x) && fits_half(low.y) && fits_half(high.x) && fits_half(high.y);
-                store_shared_4(to + (uint32_t)(line * HALF_LINE_BYTES),
-                               Fp16::pack(__uint_as_float(low.x), __uint_as_float(high.x)));
-                store_shared_4(to + (uint32_t)((line + 1) * HALF_LINE_BYTES),
-                               Fp16::pack(__uint_as_float(low.y), __uint_as_float(high.y)));
-            }
-            fits = __all_sync(~0u, fits);
-            if (SELDOM(!fits)) {
-#pragma unroll 1
-                for (int n = 0; n < 2 * SCALES_OF_KEY; n++)
-                    if (n / SCALES_OF_KEY < seen)
-                        mark_infinite(keys, key + n / SCALES_OF_KEY, n % SCALES_OF_KEY);
-                fence_async_shared();
-            }
-            if (lane == 0) shared.fits[turn.index] = fits;
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scales_full), turn.index));
-            turn.next();
-        }
+    const float scale =
+        __uint_as_float(load_shared_4(keys + (uint32_t)(SCALES_AT + key * SCALES_BYTES_OF_KEY + 4 * line)));
+    return fmaf(0.0f, scale, scale);
+}
+
+/* Where the word stands with the scale of a key in fp16, of a line: pairs of keys 8 k + 2 c and 8 k + 2 c + 1 stand in the order of c, then of
+ * k, so that lane c of the four that convert values reads its own with two loads of 16 bytes. */
+DEVICE uint32_t half_scale_place(int key, int line)
+{
+    return (uint32_t)(line * HALF_LINE_BYTES + key / 2 % 4 * 32 + key / 8 * 4);
+}
+
+/* Scales of a block in fp16: a warp of the scores' warpgroup has 16 keys, a lane a line of two. `half_scales`: where they go; `seen`: how many
+ * keys of the block some row sees. Returns whether those of the warp fit, to all. */
+DEVICE bool halve_scales(uint32_t keys, uint32_t half_scales, int seen)
+{
+    const int lane = (int)(fresh_thread() % 32), line = lane % SCALES_OF_KEY,
+              key = (int)(fresh_thread() / 32 % 4) * 16 + lane / SCALES_OF_KEY * 2;
+    const uint32_t from = keys + (uint32_t)(SCALES_AT + key * SCALES_BYTES_OF_KEY + 4 * line);
+    uint32_t low = load_shared_4(from), high = load_shared_4(from + SCALES_BYTES_OF_KEY);
+    if (key >= seen) low = 0;
+    if (key + 1 >= seen) high = 0;
+    store_shared_4(half_scales + half_scale_place(key, line),
+                   Fp16::pack(__uint_as_float(low), __uint_as_float(high)));
+    const bool fits = __all_sync(~0u, fits_half(low) && fits_half(high));
+    if (SELDOM(!fits)) {
+        if (key < seen) mark_infinite(keys, key, line);
+        if (key + 1 < seen) mark_infinite(keys, key + 1, line);
+        fence_async_shared();
     }
+    __syncwarp();
+    return fits;
 }

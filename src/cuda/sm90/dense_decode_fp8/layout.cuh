@@ -34,7 +34,7 @@ static_assert(KEYS == TILE_LINES, "");
 
 /* Warpgroups. */
 enum { PRODUCER, SCORES, VALUES, WARPGROUPS = VALUES + 2, THREADS = WARPGROUPS * WARPGROUP_THREADS };
-enum { PRODUCER_REGISTERS = 24, SCORES_REGISTERS = 120, VALUES_REGISTERS = 184 };
+enum { SOFTMAX_ROWS = 16 /* of a warp */, KEYS_WARP = 3 };
 
 /* Named barriers: of the warpgroup with the scores; of those with the values. */
 enum { SCORES_BARRIER = 1, VALUES_BARRIER };
@@ -59,13 +59,25 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Va
                                                       : D_QK * (int)sizeof(uint16_t));
     static constexpr int KEYS_BYTES =
         LINES * KEY_TILE_BYTES + (SCALED ? ROPE_BYTES + SCALES_BYTES : END_BYTES);
-    static constexpr bool LARGE_Q = SCALED && ROWS == 64 && !OF_CODES; /* leaves the least room */
     static constexpr int BUFFERS =
         (KEYS_FIRST && ROWS == 64) || (!OF_CODES && SCALED && ROWS == 32) ? 3 : 4; /* of keys */
-    static constexpr int SLOTS = LARGE_Q ? 2 : 3;                                  /* of weights */
-    static constexpr int STAGE_ROWS = LARGE_Q ? 8 : 16; /* on their way out at a time */
-    /* Warps of the warpgroup with scores that have weights of a block. */
-    static constexpr int SCORE_WARPS = KEYS_FIRST ? WARPGROUP_THREADS / 32 : ROW_WARPS;
+    /* P of FP8_656 lies in the place of the block's last columns, which are scored by then: a slot for each buffer. */
+    static constexpr bool P_IN_KEYS = SCALED;
+    static constexpr int SLOTS = P_IN_KEYS ? BUFFERS : KEYS_FIRST && ROWS == 64 ? 2 : 3; /* of weights */
+    static constexpr int STAGE_ROWS = !OF_CODES && ROWS == 64 ? 8 : 16; /* on their way out at a time */
+    /* Softmax has all warps of warpgroup 0: keys are asked for by who is the last to need the buffer. */
+    static constexpr bool REFILLS = KEYS_FIRST && ROW_WARPS == 4;
+    /* Registers of a thread of each warpgroup. */
+    static constexpr int FIRST_REGISTERS = !KEYS_FIRST ? 24
+                                           : BY_LINES  ? 64
+                                           : SCALED    ? 80
+                                                       : 72,
+                         SCORES_REGISTERS = !KEYS_FIRST ? 120
+                                            : BY_LINES  ? 96
+                                            : SCALED    ? 80
+                                                        : 88,
+                         VALUES_REGISTERS = !KEYS_FIRST ? 184 : 176;
+    static_assert(FIRST_REGISTERS + SCORES_REGISTERS + 2 * VALUES_REGISTERS == 512, "what an SM has");
     static_assert(ROWS == 64 || ROWS == 32 || ROWS == 16, "");
 };
 
@@ -76,11 +88,37 @@ enum { STAGE_LINE_BYTES = LINE_BYTES + 16 };
  * of fp16 in a slot, whatever the row. */
 static constexpr float SLOT_UNIT = 64.0f;
 
+/* Where a block of keys stands in its page; page -1: there is none. */
+struct alignas(8) KeyBox {
+    int key, page;
+};
+
+/* How far the blocks of keys are that have been asked for (producer.cuh). */
+struct alignas(16) KeyPosition {
+    int turn /* of two rounds of buffers */,
+        left /* blocks of the piece, this one included; none at the end of all */;
+    int key, page /* where the block stands */;
+    int page_behind, piece;
+    const int32_t *table; /* behind the page of the block */
+};
+
+static constexpr uint32_t ALL_FIT = 0x01010101;
+
 /* What goes with a block's weights, read as 8 bytes. */
 struct alignas(8) BlockFlags {
     uint8_t moved[4]; /* references of 16 rows */
     uint32_t cleared; /* codes of the block's keys have been cleared */
 };
+
+/* Where S^T of a key and a row stands, from the beginning of S^T: lines of rows with a gap behind each, and one more behind eight. So neither
+ * what a half of a warp of the scores' warpgroup stores (eight rows, of four keys) nor what one of softmax loads (eight rows, of keys eight
+ * apart) meets in a bank. */
+enum { SCORE_GAP_BYTES = 32 };
+template <int ROWS> DEVICE constexpr uint32_t score_place(int key, int row)
+{
+    return (uint32_t)(key * (ROWS * (int)sizeof(float) + SCORE_GAP_BYTES) + key / 8 * SCORE_GAP_BYTES +
+                      row * (int)sizeof(float));
+}
 
 template <typename V> struct SharedOf {
     static constexpr int QUERY_TILE_BYTES = V::ROWS * LINE_BYTES;
@@ -90,30 +128,44 @@ template <typename V> struct SharedOf {
             [V::KEYS_BYTES];     /* four tiles of 64 lines of 128 codes; one of lines of 64 codes, or of 64
                                                       values, and scales */
     unsigned char q[V::Q_BYTES]; /* codes likewise; or tiles of lines of 64 values */
-    unsigned char p[V::SLOTS][V::ROWS * LINE_BYTES];
+    alignas(V::P_IN_KEYS ? 16 : 1024) unsigned char p[V::P_IN_KEYS ? 1 : V::SLOTS]
+                                                     [V::P_IN_KEYS ? 16 : V::ROWS * LINE_BYTES];
+    __align__(16) unsigned char s[V::KEYS_FIRST ? score_place<V::ROWS>(KEYS - 1, V::ROWS)
+                                                : 16];           /* S^T of a block */
     unsigned char stage[2][4][V::STAGE_ROWS * STAGE_LINE_BYTES]; /* of the warps with values */
     /* Beside a block's weights: */
     float factor[V::SLOTS][V::ROWS]; /* of what was summed so far, of the rows of warps that have moved */
     float finish[V::SLOTS][V::ROWS]; /* with the last block of a piece: what makes a row of it */
-    float q_scales[V::ROWS];         /* of queries that became codes, or fp16, here */
+    float q_scales[2][V::ROWS];      /* [piece % 2]: of queries that became codes, or fp16, here */
     BlockFlags flags[V::SLOTS];
     /* FP8_656 has these beside a buffer's keys (half_scales.cuh): */
     __align__(16) uint32_t half_scales[V::BUFFERS][V::SCALED ? HALF_SCALES_BYTES / 4 : 4];
-    uint32_t fits[V::BUFFERS]; /* do values and weights of the block have fp16? else bf16 */
+    uint32_t
+        fits[V::BUFFERS]; /* ALL_FIT: values and weights of the block have fp16, else bf16; a byte a warp */
+    KeyBox box[2][V::BUFFERS]; /* [round % 2] what comes into a buffer next */
+    KeyPosition behind_boxes;
+    uint32_t released[V::BUFFERS]; /* by warps with values, so far */
     uint64_t scales_full[V::BUFFERS];
     uint64_t keys_full[V::BUFFERS], keys_empty[V::BUFFERS], q_full, q_empty, p_full[V::SLOTS],
         p_empty[V::SLOTS],
-        done[V::SLOTS]; /* … and with the last block of a piece what makes rows of it is there */
-    /* [warp] of those with scores, then of those with values: out of the way until it is asked for */
-    Task task[12];
+        done[V::SLOTS], /* … and with the last block of a piece what makes rows of it is there */
+        s_full, s_empty;
+    /* [warp] of those with scores, those with values, those that run softmax: out of the way until it is asked for */
+    Task task[16];
     PieceList list;
     OnePiece one;
-    /* Where keys are the first factor (converted.cuh): */
-    float references[V::ROWS], of_warps[4][V::ROWS];
-    uint32_t moves[2][4]; /* [block % 2][warp]: flags of converted.cuh */
 };
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
+
+/* Where the weights of a slot lie: 64 of a row a line. */
+template <typename V> DEVICE uint32_t weights_tile(uint32_t base, int slot)
+{
+    using Shared = SharedOf<V>;
+    static_assert(!V::P_IN_KEYS || (V::SLOTS == V::BUFFERS && V::ROWS * LINE_BYTES <= ROPE_BYTES), "");
+    return V::P_IN_KEYS ? SHARED_AT(base, keys) + (uint32_t)(slot * V::KEYS_BYTES + LINES * KEY_TILE_BYTES)
+                        : SHARED_AT(base, p) + (uint32_t)(slot * V::ROWS * LINE_BYTES);
+}
 
 DEVICE uint32_t barrier_at(uint32_t first, int index)
 {
@@ -141,6 +193,18 @@ DEVICE Work work_of(const struct dense_decode_sm90_params &p, const SharedOf<V> 
         return Work(p, shared.one, place.kv_head, place.tile * V::ROWS, V::ROWS);
     else
         return Work(p, shared.list, i, place.kv_head, place.tile * V::ROWS, V::ROWS);
+}
+
+DEVICE int blocks_of(const Task &task)
+{
+    return (int)((unsigned)(task.piece.end - task.piece.begin + KEYS - 1) / KEYS);
+}
+
+/* Of a piece, how many keys at the end of its last block, counted backwards, are not seen by all rows. */
+DEVICE int masked_keys(const Work &work)
+{
+    const int begin = work.task.piece.begin;
+    return KEYS * work.blocks - (max(work.task.all_see, begin) - begin);
 }
 
 /* Four codes as fp16, two a word; the names of the halves make ptxas take the upper one without a shift. */

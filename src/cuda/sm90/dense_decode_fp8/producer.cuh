@@ -6,22 +6,6 @@
 
 #include "layout.cuh"
 
-/* The page of block `block` of a piece; without a table page r belongs to request r. */
-DEVICE int page_of_block(const struct dense_decode_sm90_params &p, const Task &task, int block)
-{
-    if (!p.call.block_table) return task.piece.request * p.page_step;
-    const int index = fast_divide(task.piece.begin + block * KEYS, p.call.page_divisor);
-    return __ldg(p.call.block_table + task.piece.request * p.call.block_table_stride + index) * p.page_step;
-}
-
-DEVICE BoxPlace place_of_block(const struct dense_decode_sm90_params &p, const Task &task, int block,
-                               int page)
-{
-    const int key = task.piece.begin + block * KEYS;
-    const int first = p.call.block_table ? fast_divide(key, p.call.page_divisor) * p.call.page_size : 0;
-    return {0, key - first, 0, page, 0};
-}
-
 /* Keys that only this block of threads reads leave L2 first. */
 DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t full, const BoxPlace &at,
                       bool alone)
@@ -32,31 +16,141 @@ DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t full, 
         tma_load(to, map, full, at);
 }
 
+/* Asks for a block of keys, by one thread. */
 template <typename V>
-DEVICE void produce_keys(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared,
-                         const Place &place, uint32_t base)
+DEVICE void ask_for_keys(const struct dense_decode_fp8_params &p, uint32_t base, int buffer,
+                         const KeyBox &box)
 {
     using Shared = SharedOf<V>;
+    const uint32_t full = barrier_at(SHARED_AT(base, keys_full), buffer),
+                   to = SHARED_AT(base, keys) + (uint32_t)(buffer * V::KEYS_BYTES);
+    const BoxPlace at = {0, box.key, 0, box.page, 0};
     const bool alone = p.dense.tiles_of_head == 1;
-    Turn<V::BUFFERS> turn;
-    for (int i = shared.list.first; i <= shared.list.last; i += shared.list.step) {
-        const Work work = work_of<V>(p.dense, shared, i, place);
-        if (work.blocks == 0) continue;
-        int page = page_of_block(p.dense, work.task, 0);
-        for (int block = 0; block < work.blocks; block++, turn.next()) {
-            /* The table is read a block before it is needed. */
-            const int next = page_of_block(p.dense, work.task, min(block + 1, work.blocks - 1));
-            const uint32_t full = barrier_at(SHARED_AT(base, keys_full), turn.index),
-                           to = SHARED_AT(base, keys) + (uint32_t)(turn.index * V::KEYS_BYTES);
-            const BoxPlace at = place_of_block(p.dense, work.task, block, page);
-            mbarrier_wait_thread(barrier_at(SHARED_AT(base, keys_empty), turn.index), turn.parity ^ 1);
-            mbarrier_arrive_expect(full, V::KEYS_BYTES);
-            load_keys(to, &p.dense.keys, full, at, alone);
-            load_keys(to + LINES * KEY_TILE_BYTES, &p.dense.rope, full, at, alone);
-            if (V::SCALED) load_keys(to + LINES * KEY_TILE_BYTES + ROPE_BYTES, &p.scales, full, at, alone);
-            page = next;
+    mbarrier_arrive_expect(full, V::KEYS_BYTES);
+    load_keys(to, &p.dense.keys, full, at, alone);
+    load_keys(to + LINES * KEY_TILE_BYTES, &p.dense.rope, full, at, alone);
+    if (V::SCALED) load_keys(to + LINES * KEY_TILE_BYTES + ROPE_BYTES, &p.scales, full, at, alone);
+}
+
+/* Where all blocks of keys stand, piece after piece, one after the other; a warp goes together. A block costs few instructions, and a page is read
+ * from the table a page before it is needed. Without a table page r belongs to request r. */
+template <typename V> struct KeyBoxes {
+    const struct dense_decode_sm90_params &p;
+    const SharedOf<V> &shared;
+    KeyPosition at;
+
+    DEVICE KeyBoxes(const struct dense_decode_sm90_params &params, const SharedOf<V> &memory,
+                    const KeyPosition &from)
+        : p(params), shared(memory), at(from)
+    {
+    }
+
+    DEVICE KeyBoxes(const struct dense_decode_sm90_params &params, const SharedOf<V> &memory)
+        : p(params), shared(memory)
+    {
+        at.turn = 0, at.piece = memory.list.first;
+        find_piece();
+    }
+
+    DEVICE int page_size() const { return p.call.block_table ? p.call.page_size : INT32_MAX; }
+
+    /* The first piece from the one in hand on that has blocks. */
+    DEVICE void find_piece()
+    {
+        at.left = at.key = at.page = at.page_behind = 0, at.table = NULL;
+#pragma unroll 1
+        for (; __all_sync(~0u, at.piece <= shared.list.last); at.piece += shared.list.step) {
+            const Work work = work_of<V>(p, shared, at.piece, Place(p));
+            if (__all_sync(~0u, work.blocks == 0)) continue;
+            at.left = work.blocks, at.key = work.task.piece.begin, at.page = work.task.piece.request;
+            if (!p.call.block_table) return;
+            const int number = fast_divide(at.key, p.call.page_divisor);
+            at.table = p.call.block_table + at.page * p.call.block_table_stride + number;
+            at.key -= number * p.call.page_size;
+            at.page = __ldg(at.table++);
+            if ((unsigned)(at.left * KEYS) > (unsigned)(page_size() - at.key))
+                at.page_behind = __ldg(at.table);
+            return;
         }
     }
+
+    DEVICE int buffer() const
+    {
+        return at.turn % V::BUFFERS;
+    }
+    DEVICE uint32_t round() const
+    {
+        return at.turn >= V::BUFFERS;
+    }
+
+    DEVICE bool more() const
+    {
+        return __all_sync(~0u, at.left > 0);
+    }
+
+    /* The next one; behind the last one a page of -1. */
+    DEVICE KeyBox next()
+    {
+        const KeyBox box = {at.key, at.left > 0 ? at.page * p.page_step : -1};
+        at.turn = at.turn == 2 * V::BUFFERS - 1 ? 0 : at.turn + 1;
+        at.left--;
+        if (__all_sync(~0u, at.left <= 0)) {
+            at.piece += shared.list.step;
+            find_piece();
+            return box;
+        }
+        at.key += KEYS;
+        if (at.key == page_size()) {
+            at.key = 0, at.page = at.page_behind, at.table++;
+            if ((unsigned)(at.left * KEYS) > (unsigned)page_size()) at.page_behind = __ldg(at.table);
+        }
+        return box;
+    }
+};
+
+/* By a warp of its own. */
+template <typename V>
+DEVICE void produce_keys(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared, uint32_t base)
+{
+    using Shared = SharedOf<V>;
+    KeyBoxes<V> boxes(p.dense, shared);
+#pragma unroll 1
+    while (boxes.more()) {
+        const int buffer = boxes.buffer();
+        const uint32_t round = boxes.round();
+        const KeyBox box = boxes.next();
+        mbarrier_wait(barrier_at(SHARED_AT(base, keys_empty), buffer), round ^ 1);
+        if (elect_one()) ask_for_keys<V>(p, base, buffer, box);
+        __syncwarp();
+    }
+}
+
+/* Where softmax has no warp to spare: a warp of it asks for the first blocks, … */
+template <typename V>
+DEVICE void ask_for_first_keys(const struct dense_decode_fp8_params &p, SharedOf<V> &shared)
+{
+    KeyBoxes<V> boxes(p.dense, shared);
+#pragma unroll 1
+    for (int i = 0; i < V::BUFFERS; i++) {
+        const KeyBox box = boxes.next();
+        if (__all_sync(~0u, box.page >= 0) && elect_one())
+            ask_for_keys<V>(p, shared_address(&shared), i, box);
+        __syncwarp();
+    }
+    if (elect_one()) boxes.at.turn = 0, shared.behind_boxes = boxes.at;
+    __syncwarp();
+}
+
+/* … and then leaves with each block where that stands which comes into its buffer. Who is the last to need the buffer asks for it (Values). The
+ * place that the block before in this buffer left may not have been read yet, so there are two. */
+template <typename V> DEVICE void leave_next_box(const struct dense_decode_fp8_params &p, SharedOf<V> &shared)
+{
+    KeyBoxes<V> boxes(p.dense, shared, shared.behind_boxes);
+    KeyBox &to = shared.box[boxes.round()][boxes.buffer()];
+    const KeyBox box = boxes.next();
+    __syncwarp(); /* all have read */
+    if (elect_one()) to = box, shared.behind_boxes = boxes.at;
+    __syncwarp();
 }
 
 template <typename V>

@@ -10,6 +10,7 @@
 
 #include "../dense_decode/finish.cuh"
 #include "../sides/softmax.cuh"
+#include "clear.cuh"
 #include "queries.cuh"
 
 #include <float.h>
@@ -19,44 +20,6 @@ enum {
     STEPS_OF_LINE = CODES_OF_LINE / 32,
     Q_IN_REGISTERS = 2 /* of them: the tensor cores then leave shared memory to others */
 };
-
-/* A reference moves to this much below the largest score, and only when that is this much above it: weights are up to 2^8.5, and what is
- * 2^-20 of the largest still has all bits of fp16. */
-static constexpr float REFERENCE_BELOW = 6.0f, REFERENCE_LATE = 8.5f;
-
-/* 2^REFERENCE_LATE in fp16, in both halves of a word. */
-static constexpr uint32_t LARGEST_WEIGHTS = 0x5da85da8u;
-
-/* The larger ones of two pairs of fp16; NaN is none. */
-DEVICE uint32_t largest_halves(uint32_t a, uint32_t b)
-{
-    uint32_t most;
-    asm("max.f16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
-    return most;
-}
-
-/* Codes of NaN in columns of V become 0, of keys from … 63 of a block; by the warpgroup. A row that sees such a key has a NaN for its
- * score; rows that do not see it multiply its values by 0. */
-DEVICE void clear_codes(uint32_t keys, int from)
-{
-    constexpr int CHUNKS = D_V / CHUNK_BYTES, CHUNKS_OF_LINE = LINE_BYTES / CHUNK_BYTES;
-#pragma unroll 1
-    for (int i = (int)(fresh_thread() % WARPGROUP_THREADS); i < (KEYS - from) * CHUNKS;
-         i += WARPGROUP_THREADS) {
-        const int chunk = i % CHUNKS;
-        const uint32_t at =
-            keys + (uint32_t)(chunk / CHUNKS_OF_LINE * KEY_TILE_BYTES + (from + i / CHUNKS) * LINE_BYTES +
-                              chunk % CHUNKS_OF_LINE * CHUNK_BYTES);
-        const uint4 codes = load_shared_16(at);
-        uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w}, nan = 0;
-#pragma unroll
-        for (int w = 0; w < 4; w++) {
-            const uint32_t is = __vcmpeq4(words[w] & 0x7f7f7f7fu, 0x7f7f7f7fu);
-            words[w] &= ~is, nan |= is;
-        }
-        if (nan) store_shared_16(at, make_uint4(words[0], words[1], words[2], words[3]));
-    }
-}
 
 template <typename V> struct Scores {
     using Shared = SharedOf<V>;
@@ -117,7 +80,7 @@ template <typename V> struct Scores {
             fence_async_shared();
             barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
 #pragma unroll
-            for (int i = 0; i < 2; i++) of_queries[i] = has_rows() ? shared.q_scales[row() + 8 * i] : 1.0f;
+            for (int i = 0; i < 2; i++) of_queries[i] = has_rows() ? shared.q_scales[0][row() + 8 * i] : 1.0f;
         }
         /* Finite, so that no score is 0 times infinity; a NaN of queries is in their codes. */
 #pragma unroll
@@ -224,8 +187,7 @@ template <typename V> struct Scores {
      * Products are asked for late, between them: a warp whose products wait for their turn computes nothing. */
     DEVICE void softmax(bool first, bool last, bool masked, bool ready, uint32_t keys)
     {
-        const uint32_t line =
-            weights_line(SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES), warp(), lane());
+        const uint32_t line = weights_line(weights_tile<V>(base, slot.index), warp(), lane());
         const bool has_rows = this->has_rows();
         float factor[2], added[2] = {0.0f, 0.0f};
         uint32_t largest = 0;

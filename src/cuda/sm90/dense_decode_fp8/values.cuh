@@ -10,7 +10,7 @@
 #include "../../device/mma.cuh"
 #include "../../device/shared.cuh"
 #include "../dense_decode/shares.cuh"
-#include "layout.cuh"
+#include "producer.cuh"
 
 enum {
     GROUPS = 4 /* of 16 columns */,
@@ -110,7 +110,7 @@ template <typename V> struct Values {
     }
 
     /* Tests the same barriers without waiting; early, since the answer has a latency. */
-    DEVICE bool ask_for_keys() const
+    DEVICE bool test_keys() const
     {
         const int index = buffer.index;
         bool there = mbarrier_test(barrier_at(SHARED_AT(base, keys_full), index), buffer.parity);
@@ -182,7 +182,7 @@ template <typename V> struct Values {
      * nobody. */
     DEVICE void multiply_narrow(uint32_t keys, uint32_t weights, bool last)
     {
-        const bool keys_asked = ask_for_keys();
+        const bool keys_asked = test_keys();
 #pragma unroll
         for (int i = 0; i < FRAGMENTS; i++) {
             if (i == FRAGMENTS - 2) {
@@ -201,15 +201,16 @@ template <typename V> struct Values {
 
     DEVICE void run_block(bool last)
     {
-        const uint32_t weights = SHARED_AT(base, p) + (uint32_t)(slot.index * V::ROWS * LINE_BYTES);
+        const uint32_t weights = weights_tile<V>(base, slot.index);
         mbarrier_wait(barrier_at(SHARED_AT(base, p_full), slot.index), slot.parity);
         const uint2 flags =
             load_shared_8(SHARED_AT(base, flags) + (uint32_t)(slot.index * (int)sizeof(BlockFlags)));
         if (SELDOM(__any_sync(~0u, flags.x))) rescale(flags.x);
-        const bool fits = !V::SCALED || __any_sync(~0u, shared.fits[buffer.index]);
+        const bool fits = !V::SCALED || __all_sync(~0u, shared.fits[buffer.index] == ALL_FIT);
         if (SELDOM(__any_sync(~0u, flags.y))) begin(buffer.index);
         hold_sums();
         const int own = buffer.index;
+        const uint32_t round = buffer.parity;
         buffer.next();
         if (SELDOM(!fits)) {
             multiply_wide(own, weights);
@@ -219,8 +220,28 @@ template <typename V> struct Values {
             multiply_narrow(keys_at(own), weights, last);
         }
         hold_sums();
+        release_keys(own, round);
+    }
+
+    /* The warp needs the buffer no more. */
+    DEVICE void release_keys(int buffer, uint32_t round)
+    {
+        constexpr uint32_t WARPS = 2 * WARPGROUP_THREADS / 32;
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, keys_empty), own));
+        if constexpr (V::REFILLS) {
+            const uint32_t before =
+                lane() == 0 ? count_shared(SHARED_AT(base, released) + 4 * (uint32_t)buffer) : 0;
+            if (__any_sync(~0u, before % WARPS == WARPS - 1)) {
+                const uint2 box =
+                    load_shared_8(SHARED_AT(base, box[0]) +
+                                  (round * V::BUFFERS + (uint32_t)buffer) * (uint32_t)sizeof(KeyBox));
+                if (__all_sync(~0u, (int)box.y >= 0) && elect_one())
+                    ask_for_keys<V>(p, base, buffer, {(int)box.x, (int)box.y});
+                __syncwarp();
+            }
+        } else {
+            if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, keys_empty), buffer));
+        }
     }
 
     DEVICE void release_weights()

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What those that make scores and weights agree on: when references move, and what must not reach the products of P and V.
+ */
+#pragma once
+
+#include "../../device/cache.cuh"
+#include "../../device/shared.cuh"
+#include "layout.cuh"
+
+#include <float.h>
+
+/* A reference moves to this much below the largest score, and only when that is this much above it: weights are up to 2^8.5, and what is
+ * 2^-20 of the largest still has all bits of fp16. */
+static constexpr float REFERENCE_BELOW = 6.0f, REFERENCE_LATE = 8.5f;
+
+/* 2^REFERENCE_LATE in fp16, in both halves of a word. */
+static constexpr uint32_t LARGEST_WEIGHTS = 0x5da85da8u;
+
+/* The larger ones of two pairs of fp16; NaN is none. */
+DEVICE uint32_t largest_halves(uint32_t a, uint32_t b)
+{
+    uint32_t most;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+    return most;
+}
+
+/* Codes of NaN in columns of V become 0, of keys from … 63 of a block; by the warpgroup. A row that sees such a key has a NaN for its
+ * score; rows that do not see it multiply its values by 0. */
+DEVICE void clear_codes(uint32_t keys, int from)
+{
+    constexpr int CHUNKS = D_V / CHUNK_BYTES, CHUNKS_OF_LINE = LINE_BYTES / CHUNK_BYTES;
+#pragma unroll 1
+    for (int i = (int)(fresh_thread() % WARPGROUP_THREADS); i < (KEYS - from) * CHUNKS;
+         i += WARPGROUP_THREADS) {
+        const int chunk = i % CHUNKS;
+        const uint32_t at =
+            keys + (uint32_t)(chunk / CHUNKS_OF_LINE * KEY_TILE_BYTES + (from + i / CHUNKS) * LINE_BYTES +
+                              chunk % CHUNKS_OF_LINE * CHUNK_BYTES);
+        const uint4 codes = load_shared_16(at);
+        uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w}, nan = 0;
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            const uint32_t is = __vcmpeq4(words[w] & 0x7f7f7f7fu, 0x7f7f7f7fu);
+            words[w] &= ~is, nan |= is;
+        }
+        if (nan) store_shared_16(at, make_uint4(words[0], words[1], words[2], words[3]));
+    }
+}
+
+/* Scales of FP8_656 of keys from … 63 of a block become 0: of keys from `end` on, which no row sees, and those that are infinite, as they
+ * are where a value is (half_scales.cuh), or NaN. A row that sees such a key has a score that is no number. */
+DEVICE void clear_values(uint32_t keys, int from, int end)
+{
+    const uint32_t scales = keys + SCALES_AT;
+#pragma unroll 1
+    for (int i = from * SCALES_OF_KEY + (int)(fresh_thread() % WARPGROUP_THREADS); i < KEYS * SCALES_OF_KEY;
+         i += WARPGROUP_THREADS) {
+        const float scale = __uint_as_float(load_shared_4(scales + 4 * (uint32_t)i));
+        if (i / SCALES_OF_KEY >= end || !(fabsf(scale) <= FLT_MAX))
+            store_shared_4(scales + 4 * (uint32_t)i, 0);
+    }
+}

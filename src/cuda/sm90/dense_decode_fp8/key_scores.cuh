@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The warpgroup with scores, where keys are the first factor: S^T = K Q^T of one block after the other, which goes to shared memory as it
+ * comes out. Weights are made of it by others (softmax.cuh), so that the products of the next block begin at once.
+ *
+ * `Products` says how S^T is made: of keys converted on their way through registers (converted.cuh), or of codes line by line
+ * (by_lines.cuh).
+ */
+#pragma once
+
+#include "../../device/shared.cuh"
+#include "../dense_decode/finish.cuh"
+#include "clear.cuh"
+#include "half_scales.cuh"
+#include "layout.cuh"
+#include "score_place.cuh"
+
+template <typename V, typename Products> struct KeyScores {
+    using Shared = SharedOf<V>;
+    /* The next block is made ready before S^T of this one is stored, where its keys are there. Over FP8_656 calls of 64 rows a tile take 3 %
+     * longer so. */
+    static constexpr bool BEGINS_EARLY = !V::SCALED;
+    const struct dense_decode_fp8_params &p;
+    Shared &shared;
+    const uint32_t base;
+    float s[V::ROWS / 2];
+    Products products;
+    Turn<V::BUFFERS> buffer;
+    uint32_t pieces = 0, parity = 1;
+    int seen_last; /* keys of the last block that some row sees */
+    int masked; /* keys at the end of the piece, the last block's rest included, that some row does not see */
+    const ScorePlace<V> place;
+
+    DEVICE KeyScores(const struct dense_decode_fp8_params &params, Shared &memory)
+        : p(params), shared(memory), base(shared_address(&memory)), place(SHARED_AT(base, s))
+    {
+    }
+
+    DEVICE static int lane() { return (int)(fresh_thread() % 32); }
+    DEVICE static int warp() { return (int)(fresh_thread() / 32 % 4); }
+    DEVICE static void sync() { barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); }
+
+    /* Codes and values of keys from … 63, which some row does not see, must not reach the products of P and V. */
+    DEVICE void clear(uint32_t keys, int from, int end, bool fits)
+    {
+        sync(); /* every warp's products have read the block */
+        clear_codes(keys, from);
+        /* Where values fit in fp16 they are finite, and those of keys that no row sees have scales of 0. */
+        if (V::SCALED && !fits) clear_values(keys, from, end);
+        fence_async_shared();
+        sync();
+    }
+
+    /* Until S^T of the block before has been read. */
+    DEVICE void wait_for_place() const { mbarrier_wait(SHARED_AT(base, s_empty), parity); }
+
+    DEVICE void store()
+    {
+        wait_for_place();
+        parity ^= 1;
+        place.store(s);
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, s_full));
+    }
+
+    /* The task of the piece in hand lies in shared memory; every warp has a copy of its own. */
+    DEVICE Task &task() const { return shared.task[warp()]; }
+
+    /* Makes ready what a block needs before its products: first fragments, or scales in fp16. `left`: blocks of the piece behind it. */
+    DEVICE void begin(int index, int left)
+    {
+        const uint32_t keys = keys_at(index);
+        if constexpr (V::SCALED) {
+            const bool fits = halve_scales(keys, half_scales_at(index), left > 0 ? (int)KEYS : seen_last);
+            if (lane() == 0) ((volatile uint8_t *)&shared.fits[index])[warp()] = fits;
+            __syncwarp();
+            if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scales_full), index));
+        } else {
+            products.begin(keys);
+        }
+    }
+
+    DEVICE uint32_t keys_at(int index) const
+    {
+        return SHARED_AT(base, keys) + (uint32_t)(index * V::KEYS_BYTES);
+    }
+
+    DEVICE uint32_t half_scales_at(int index) const
+    {
+        return SHARED_AT(base, half_scales) + (uint32_t)(index * HALF_SCALES_BYTES);
+    }
+
+    /* `begun`: the block has been made ready. Returns whether the next one has. */
+    DEVICE bool run_block(int left, bool begun)
+    {
+        const Turn<V::BUFFERS> own = buffer;
+        buffer.next();
+        if (!begun) {
+            mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), own.index), own.parity);
+            begin(own.index, left);
+        }
+        bool fits = true;
+        if constexpr (V::SCALED) {
+            mbarrier_wait(barrier_at(SHARED_AT(base, scales_full), own.index), own.parity);
+            fits = __all_sync(~0u, shared.fits[own.index] == ALL_FIT);
+            if (SELDOM(!fits)) wait_for_place();
+        }
+        const uint32_t keys = keys_at(own.index);
+        products.score(p, s, keys, base, (int)(pieces & 1), half_scales_at(own.index), fits, place);
+        if (SELDOM(__any_sync(~0u, KEYS * left < masked))) {
+            const Task &task = this->task();
+            const int first_key = task.piece.begin + (blocks_of(task) - 1 - left) * KEYS;
+            clear(keys, max(task.all_see - first_key, 0), task.end - first_key, fits);
+        }
+        const uint32_t next_full = barrier_at(SHARED_AT(base, keys_full), buffer.index);
+        const bool begins =
+            BEGINS_EARLY && __all_sync(~0u, left > 0 && mbarrier_test(next_full, buffer.parity));
+        if (begins) begin(buffer.index, left - 1);
+        store();
+        return begins;
+    }
+
+    DEVICE void run_piece(const Work &work)
+    {
+        if (__all_sync(~0u, work.blocks == 0)) {
+            store_empty(p.dense.call, work.task, V::ROWS);
+            return;
+        }
+        masked = masked_keys(work);
+        seen_last = work.task.end - work.task.piece.begin - (work.blocks - 1) * KEYS;
+        __syncwarp();
+        if (lane() == 0) task() = work.task;
+        sync(); /* the piece before has been scored by all warps */
+        products.take_queries(p, task(), base, (int)(pieces & 1));
+        fence_async_shared();
+        sync();
+        bool begun = false;
+#pragma unroll 1
+        for (int left = work.blocks - 1; __all_sync(~0u, left >= 0); left--) begun = run_block(left, begun);
+        pieces++;
+    }
+
+    DEVICE void run()
+    {
+        for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
+            run_piece(work_of<V>(p.dense, shared, i, Place(p.dense)));
+    }
+};

@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The warps that make weights of S^T, where keys are the first factor: four lanes share two rows, so neither their largest scores nor their sums of
+ * weights concern another warp. Scores and references are in powers of two.
+ */
+#pragma once
+
+#include "../../device/element.cuh"
+#include "../../device/reference.cuh"
+#include "../../device/shared.cuh"
+#include "../dense_decode/finish.cuh"
+#include "clear.cuh"
+#include "layout.cuh"
+#include "producer.cuh"
+
+#include <float.h>
+
+/* A reference moves to this much below the largest score, and only when that is this much above it: weights are 2^11 at most, which fp16 has
+ * room for, and what is 2^-20 of the largest still has all of its bits. */
+static constexpr float SOFTMAX_BELOW = 6.0f, SOFTMAX_LATE = 11.0f;
+
+template <typename V> struct Softmax {
+    using Shared = SharedOf<V>;
+    /* A lane has two rows, and of the block's eight chunks of keys this one of the first four and that of the last four. */
+    enum {
+        LANES_OF_ROW = 4,
+        CHUNKS = KEYS / CHUNK_ELEMENTS / LANES_OF_ROW,
+        KEYS_OF_LANE = CHUNKS * CHUNK_ELEMENTS
+    };
+    /* Where no weight of a row is larger than 2^SOFTMAX_LATE, a lane's add up to this much at most. */
+    static constexpr float LARGEST_SUM = KEYS_OF_LANE * 2048.0f;
+    using Rows = float[2];
+    const struct dense_decode_fp8_params &p;
+    Shared &shared;
+    const uint32_t base;
+    Rows scale, reference, sum;
+    Turn<V::SLOTS> slot;
+    uint32_t turns = 0;  /* bit 0: of blocks; bit 1: of pieces */
+    int masked;          /* keys at the end of the piece that some row does not see */
+    uint32_t s_at, p_at; /* the thread's first scores; where they go in a slot of weights */
+
+    DEVICE Softmax(const struct dense_decode_fp8_params &params, Shared &memory)
+        : p(params), shared(memory), base(shared_address(&memory))
+    {
+        s_at = SHARED_AT(base, s) + score_place<V::ROWS>(key(0), row());
+        p_at = (uint32_t)(row() * LINE_BYTES + (row() % 8 ^ key(0) / CHUNK_ELEMENTS) * CHUNK_BYTES);
+        /* Kept: a thread's number, read anew for every address, is what a block waits for. */
+        asm volatile("" : "+r"(s_at), "+r"(p_at));
+    }
+
+    DEVICE static int lane() { return (int)(fresh_thread() % 32); }
+    DEVICE static int warp() { return (int)(fresh_thread() / 32); }
+    /* The lane's first row: eight lanes have rows that differ by 4, so that their weights go to all banks. */
+    DEVICE static int row()
+    {
+        return SOFTMAX_ROWS * warp() + lane() / 16 * 8 + lane() / 4 % 2 * 4 + lane() / 8 % 2 * 2;
+    }
+    /* The lane's key k. */
+    DEVICE static int key(int k)
+    {
+        return (lane() % LANES_OF_ROW + k / CHUNK_ELEMENTS * LANES_OF_ROW) * CHUNK_ELEMENTS +
+               k % CHUNK_ELEMENTS;
+    }
+
+    DEVICE Task &task() const { return shared.task[12 + warp()]; }
+
+    /* Scores of the lane's key k. */
+    DEVICE void load(Rows &s, int k) const
+    {
+        const int chunk = k / CHUNK_ELEMENTS, i = k % CHUNK_ELEMENTS;
+        const uint2 both =
+            load_shared_8(s_at + score_place<V::ROWS>(chunk * LANES_OF_ROW * CHUNK_ELEMENTS + i, 0));
+        s[0] = __uint_as_float(both.x), s[1] = __uint_as_float(both.y);
+    }
+
+    /* Scores of keys that a row does not see. */
+    DEVICE void mask(int left)
+    {
+        const Task &task = this->task();
+        const int first_key = task.piece.begin + (blocks_of(task) - 1 - left) * KEYS;
+#pragma unroll 1
+        for (int r = 0; r < 2; r++) {
+            const int end = min(task.end, visible_end(p.dense.call, task, row() + r)) - first_key;
+#pragma unroll 1
+            for (int k = 0; k < KEYS_OF_LANE; k++)
+                if (key(k) >= end)
+                    store_shared_4(SHARED_AT(base, s) + score_place<V::ROWS>(key(k), row() + r),
+                                   __float_as_uint(-INFINITY));
+        }
+        __syncwarp();
+    }
+
+    /* Raises references to what the block needs, where some row of the warp needs it; what was summed so far is rescaled. Returns whether they
+     * have moved. */
+    DEVICE bool move_references()
+    {
+        Rows most = {-INFINITY, -INFINITY}, factor;
+#pragma unroll 4
+        for (int k = 0; k < KEYS_OF_LANE; k++) {
+            Rows s;
+            load(s, k);
+#pragma unroll
+            for (int r = 0; r < 2; r++) most[r] = fmaxf(most[r], s[r]);
+        }
+        bool late = false;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+#pragma unroll
+            for (int lanes = 1; lanes < LANES_OF_ROW; lanes *= 2)
+                most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], lanes));
+            most[r] = fminf(most[r] * scale[r], FLT_MAX);
+            late |= most[r] > reference[r] + SOFTMAX_LATE;
+        }
+        if (!__any_sync(~0u, late)) return false;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float to = fmaxf(reference[r], most[r] - SOFTMAX_BELOW);
+            factor[r] = exp2_approx(reference[r] - to);
+            sum[r] *= factor[r], reference[r] = to;
+        }
+        if (lane() % LANES_OF_ROW == 0)
+            *(float2 *)&shared.factor[slot.index][row()] = make_float2(factor[0], factor[1]);
+        return true;
+    }
+
+    DEVICE float weigh(float score, int r) const
+    {
+        return exp2_approx(fmaf(score, scale[r], -reference[r]));
+    }
+
+    /* Where the weights of a row and a chunk go. */
+    DEVICE uint32_t weights_at(int r, int chunk) const
+    {
+        return ((weights_tile<V>(base, slot.index) + p_at) ^
+                (uint32_t)((r + LANES_OF_ROW * chunk) * CHUNK_BYTES)) +
+               (uint32_t)(r * LINE_BYTES);
+    }
+
+    /* Weights of a block, in fp16, and what those of the lane add up to. All scores are asked for at once: the tensor cores read shared memory
+     * meanwhile, and a load takes long. */
+    DEVICE void weigh_halves(Rows &added) const
+    {
+        Rows s[KEYS_OF_LANE];
+#pragma unroll
+        for (int k = 0; k < KEYS_OF_LANE; k++) load(s[k], k);
+        __syncwarp(); /* none of them is put off */
+        added[0] = added[1] = 0.0f;
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            uint32_t words[2][4];
+#pragma unroll
+            for (int k = 0; k < CHUNK_ELEMENTS; k += 2)
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const float low = weigh(s[CHUNK_ELEMENTS * chunk + k][r], r),
+                                high = weigh(s[CHUNK_ELEMENTS * chunk + k + 1][r], r);
+                    added[r] += low, added[r] += high;
+                    words[r][k / 2] = Fp16::pack(low, high);
+                }
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                store_shared_16(weights_at(r, chunk),
+                                make_uint4(words[r][0], words[r][1], words[r][2], words[r][3]));
+        }
+    }
+
+    /* The same in little code, in fp16 or bf16. */
+    DEVICE void weigh_seldom(Rows &added, bool halves) const
+    {
+        added[0] = added[1] = 0.0f;
+#pragma unroll 1
+        for (int k = 0; k < KEYS_OF_LANE; k += 2) {
+            Rows s, next;
+            load(s, k), load(next, k + 1);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const float low = weigh(s[r], r), high = weigh(next[r], r);
+                added[r] += low + high;
+                store_shared_4(weights_at(r, k / CHUNK_ELEMENTS) + (uint32_t)(k % CHUNK_ELEMENTS * 2),
+                               !V::SCALED || halves ? Fp16::pack(low, high) : Bf16::pack(low, high));
+            }
+        }
+    }
+
+    /* P of a block. Weights are computed relative to the references that are there; where one is too large, which is seldom, all of the
+     * warp's are computed again. Behind the first block of a piece, and for bf16, the largest scores are looked at before. Returns whether
+     * references have moved. */
+    DEVICE bool make_weights(bool first, bool halves)
+    {
+        Rows added;
+        bool looks = first || !halves, again = false, moved = false;
+        for (;;) {
+            if (SELDOM(looks)) moved |= move_references();
+            if (SELDOM(again) || (V::SCALED && SELDOM(!halves))) {
+                weigh_seldom(added, halves);
+                break;
+            }
+            weigh_halves(added);
+            if (!__any_sync(~0u, fmaxf(added[0], added[1]) > LARGEST_SUM) || moved) break;
+            looks = again = true;
+        }
+        sum[0] += added[0], sum[1] += added[1];
+        return moved;
+    }
+
+    DEVICE void finish()
+    {
+        const Task &task = this->task();
+        const bool direct = task.piece.slot == DIRECT, second = lane() % 2;
+        const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int lanes = 1; lanes < LANES_OF_ROW; lanes *= 2)
+                sum[r] += __shfl_xor_sync(~0u, sum[r], lanes);
+        /* A lane finishes one of its rows; two of a row's four do so once more. */
+        const float own_sum = second ? sum[1] : sum[0], own_reference = second ? reference[1] : reference[0];
+        const int own_row = row() + second;
+        const float left = finish_row(p.dense.call, task, direct, score_lse(own_reference, own_sum), own_row,
+                                      lane() % LANES_OF_ROW < 2);
+        shared.finish[slot.index][own_row] = own_sum == 0.0f ? 0.0f
+                                                             : (direct      ? left * of_cache
+                                                                : V::SCALED ? 1.0f
+                                                                            : SLOT_UNIT) /
+                                                                   own_sum;
+        __syncwarp();
+    }
+
+    DEVICE void run_block(int left, bool first)
+    {
+        if (V::REFILLS && warp() == V::ROW_WARPS - 1) leave_next_box(p, shared);
+        mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
+        mbarrier_wait(SHARED_AT(base, s_full), turns & 1);
+        turns ^= 1;
+        if (first) {
+            const float2 both = V::BY_LINES ? make_float2(1.0f, 1.0f)
+                                            : *(const float2 *)&shared.q_scales[turns >> 1 & 1][row()];
+            scale[0] = both.x, scale[1] = both.y;
+        }
+        const bool is_masked = __any_sync(~0u, KEYS * left < masked);
+        if (SELDOM(is_masked)) mask(left);
+        static_assert(!V::SCALED || V::SLOTS == V::BUFFERS, "");
+        const bool moved =
+            make_weights(first, !V::SCALED || __all_sync(~0u, shared.fits[slot.index] == ALL_FIT));
+        __syncwarp();
+        if (lane() == 0) {
+            mbarrier_arrive(SHARED_AT(base, s_empty));
+            shared.flags[slot.index].moved[warp()] = moved && !first;
+            if (warp() == 0) shared.flags[slot.index].cleared = is_masked;
+        }
+        fence_async_shared();
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), slot.index));
+        if (__all_sync(~0u, left == 0)) finish();
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, done), slot.index));
+        slot.next();
+    }
+
+    DEVICE void run_piece(const Work &work)
+    {
+        if (__all_sync(~0u, work.blocks == 0)) return;
+        __syncwarp();
+        if (lane() == 0) task() = work.task;
+        __syncwarp();
+        masked = masked_keys(work);
+        reference[0] = reference[1] = LEAST_REFERENCE, sum[0] = sum[1] = 0.0f;
+        bool first = true;
+#pragma unroll 1
+        for (int left = work.blocks - 1; __all_sync(~0u, left >= 0); left--, first = false)
+            run_block(left, __all_sync(~0u, first));
+        turns ^= 2;
+    }
+
+    DEVICE void run()
+    {
+        if (V::REFILLS && warp() == V::ROW_WARPS - 1) ask_for_first_keys(p, shared);
+        for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
+            run_piece(work_of<V>(p.dense, shared, i, Place(p.dense)));
+    }
+};
