@@ -10,36 +10,9 @@
 
 #include "../../device/mma.cuh"
 #include "half_scales.cuh"
-#include "queries.cuh"
 #include "score_place.cuh"
 
 #include <float.h>
-
-/* The warps of a warpgroup take a row each at a time: codes of its first columns, in lines; its last columns stay as they are, in a line
- * of their own behind. `scales`: where what makes scores of sums of codes goes, in shared memory: finite, so that no score is 0 times
- * infinity; a NaN of queries is in their codes. */
-template <typename V>
-DEVICE void load_query_lines(const struct dense_decode_params &p, const Task &task, uint32_t q,
-                             uint32_t scales)
-{
-    constexpr int WORDS = D_QK / 64, CODE_WORDS = D_V / 64, ROWS = V::ROWS;
-    const int warp = (int)(fresh_thread() / 32 % 4), lane = (int)(fresh_thread() % 32);
-#pragma unroll 1
-    for (int row = warp; row < ROWS; row += 4) {
-        uint32_t words[WORDS];
-        load_query_words(words, p, task, row, lane);
-        const float scale = query_scale(largest_magnitude<CODE_WORDS>(words));
-        const QueryQuantiser quantiser(scale);
-        if (lane == 0)
-            store_shared_4(scales + 4 * (uint32_t)row, __float_as_uint(fminf(scale * p.scale_log2, FLT_MAX)));
-#pragma unroll
-        for (int i = 0; i < CODE_WORDS; i++)
-            store_shared_2(q + code_place<ROWS>(row, 64 * i + 2 * lane), quantiser.codes_of(words[i]));
-        store_shared_4(q + (uint32_t)(LINES * ROWS * LINE_BYTES) +
-                           swizzle_128((uint32_t)row, (uint32_t)lane / 4) + (uint32_t)(lane % 4 * 4),
-                       words[WORDS - 1]);
-    }
-}
 
 template <typename V> struct ByLines {
     using Shared = SharedOf<V>;
@@ -52,13 +25,6 @@ template <typename V> struct ByLines {
           column(2 * (int)(fresh_thread() % 4))
     {
         asm volatile("" : "+r"(key), "+r"(column));
-    }
-
-    DEVICE void take_queries(const struct dense_decode_fp8_params &p, const Task &task, uint32_t base,
-                             int turn)
-    {
-        load_query_lines<V>(p.dense.call, task, SHARED_AT(base, q),
-                            SHARED_AT(base, q_scales[0]) + (uint32_t)(turn * V::ROWS * 4));
     }
 
     /* Asks for line LINE of the keys times that of the queries. */

@@ -7,51 +7,8 @@
  */
 #pragma once
 
-#include "../../device/half_rows.cuh"
 #include "by_lines.cuh"
 #include "score_place.cuh"
-
-#include <float.h>
-
-/* Where columns c and c + 1 of a row of values stand, c even: the pair of the four codes that a lane reads which comes first is one of
- * the first eight columns of a product's sixteen, the other one of the last eight. */
-template <int ROWS> DEVICE uint32_t value_place(int row, int c)
-{
-    const int pair = c / 2 % 8, word = pair % 2 * 4 + pair / 2, column = c / 16 * 16 + 2 * word;
-    return (uint32_t)(column / LINE_ELEMENTS * ROWS * LINE_BYTES) +
-           swizzle_128((uint32_t)row, (uint32_t)(column % LINE_ELEMENTS / CHUNK_ELEMENTS)) +
-           (uint32_t)(column % CHUNK_ELEMENTS * 2);
-}
-
-/* The warps of a warpgroup take a row each at a time. `scales`: where the factors go that make scores of products, in shared memory. The
- * last columns of FP8_656 have a tile of their own. */
-template <typename V>
-DEVICE void load_queries(const struct dense_decode_params &p, const Task &task, uint32_t q, uint32_t scales,
-                         float scale_of_all)
-{
-    constexpr int WORDS = D_QK / 64, CODE_WORDS = V::SCALED ? D_V / 64 : WORDS, ROWS = V::ROWS;
-    const int warp = (int)(fresh_thread() / 32 % 4), lane = (int)(fresh_thread() % 32);
-#pragma unroll 1
-    for (int row = warp; row < ROWS; row += 4) {
-        uint32_t words[WORDS];
-        load_query_words(words, p, task, row, lane);
-        const HalfScale power(__uint_as_float((uint32_t)largest_magnitude<WORDS>(words)));
-        if (lane == 0)
-            store_shared_4(scales + 4 * (uint32_t)row,
-                           __float_as_uint(fminf(power.down * scale_of_all, FLT_MAX)));
-#pragma unroll
-        for (int i = 0; i < WORDS; i++) {
-            const float low = Bf16::to_float((uint16_t)words[i]) * power.up,
-                        high = Bf16::to_float((uint16_t)(words[i] >> 16)) * power.up;
-            if (i < CODE_WORDS)
-                store_shared_4(q + value_place<ROWS>(row, 64 * i + 2 * lane), Fp16::pack(low, high));
-            else
-                store_shared_4(q + (uint32_t)(CODE_WORDS * ROWS * LINE_BYTES) +
-                                   swizzle_128((uint32_t)row, (uint32_t)lane / 4) + (uint32_t)(lane % 4 * 4),
-                               Bf16::pack(low, high));
-        }
-    }
-}
 
 template <typename V> struct ConvertedKeys {
     using Shared = SharedOf<V>;
@@ -69,15 +26,6 @@ template <typename V> struct ConvertedKeys {
         line_at = swizzle_128(key, chunk), end_at = LINES * KEY_TILE_BYTES + swizzle_64(key, chunk);
         this->key = 16 * warp + lane / 4;
         asm volatile("" : "+r"(line_at), "+r"(end_at), "+r"(this->key));
-    }
-
-    DEVICE void take_queries(const struct dense_decode_fp8_params &p, const Task &task, uint32_t base,
-                             int turn)
-    {
-        const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
-        load_queries<V>(p.dense.call, task, SHARED_AT(base, q),
-                        SHARED_AT(base, q_scales[0]) + (uint32_t)(turn * V::ROWS * 4),
-                        fminf(of_cache * p.dense.call.scale_log2, FLT_MAX));
     }
 
     DEVICE void load(uint32_t (&to)[4], uint32_t keys, int step)
@@ -108,13 +56,13 @@ template <typename V> struct ConvertedKeys {
     }
 
     /* Two products of a step, whose columns of queries begin at line `queries`. */
-    DEVICE void multiply(Sums &to, uint32_t queries, int step, bool adds)
+    DEVICE void multiply(Sums &to, const uint32_t (&a)[2][4], uint32_t queries, int step, bool adds)
     {
         wgmma_fence();
 #pragma unroll
         for (int h = 0; h < 2; h++)
             wgmma_lines_of<Fp16>(
-                to, fragment[step % 2][h],
+                to, a[h],
                 wgmma_lines(queries + (uint32_t)(step / 2 * Shared::QUERY_TILE_BYTES), 2 * (step % 2) + h),
                 adds || h > 0);
         wgmma_commit();
@@ -170,11 +118,12 @@ template <typename V> struct ConvertedKeys {
             if constexpr (V::SCALED)
                 if (i % STEPS_OF_LINE == 1 && i + STEPS_OF_LINE < STEPS)
                     load_pair(pair[(i / STEPS_OF_LINE + 1) % 2], half_scales, i / STEPS_OF_LINE + 1);
-            multiply(s, queries, i, V::SCALED || i > 0);
+            multiply(s, fragment[i % 2], queries, i, V::SCALED || i > 0);
             if (i > 0 || V::SCALED) wgmma_wait<1>();
             if (i + 1 < STEPS) convert(fragment[(i + 1) % 2], raw[(i + 1) % 2]);
             if constexpr (V::SCALED)
                 if (i + 1 < STEPS) scale_fragment(fragment[(i + 1) % 2], pair[(i + 1) / STEPS_OF_LINE % 2]);
+            if (V::TOGETHER) __syncwarp(); /* ptxas then converts a whole step before its products */
         }
         wgmma_wait<0>();
         hold(s);
@@ -193,11 +142,11 @@ template <typename V> struct ConvertedKeys {
                            of_queries = queries + (uint32_t)(line * 2 * Shared::QUERY_TILE_BYTES);
             place.store(s);
             hold(s);
-#pragma unroll
+#pragma unroll 1
             for (int i = 0; i < STEPS_OF_LINE; i++) {
                 load(raw[0], of_keys, i);
-                convert(fragment[i % 2], raw[0]);
-                multiply(s, of_queries, i, i > 0);
+                convert(fragment[0], raw[0]);
+                multiply(s, fragment[0], of_queries, i, i > 0);
                 wgmma_wait<0>();
                 hold(s);
             }

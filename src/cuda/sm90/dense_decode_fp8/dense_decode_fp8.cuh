@@ -17,6 +17,9 @@
  *      warpgroup 1, scores    S^T of a block, to shared memory (key_scores.cuh)                                     88 or 96
  *      warpgroups 2, 3        as above; with 64 rows the last warp that needs a buffer asks for keys (Values)       176
  *
+ * Where a block of threads has one piece, warpgroups 1 to 3 make its queries ready before they take their roles (queries.cuh); else the
+ * warpgroup with scores does, at the beginning of each piece.
+ *
  * A slot of P carries what goes with it: factors for the sums so far where references have moved, and with the last block of a piece
  * what makes rows of the sums. The warpgroups with values know nothing else of scores, which may be up to three blocks ahead, and in the
  * next piece while the rows of this one are stored.
@@ -59,6 +62,21 @@ template <typename V> DEVICE void prepare(const struct dense_decode_fp8_params &
     fence_async_shared();
 }
 
+/* Where a block of threads has one piece: its queries, by the warpgroups that wait for its first keys. */
+template <typename V>
+DEVICE void load_queries_together(const struct dense_decode_fp8_params &p, SharedOf<V> &shared,
+                                  const Place &place, int role)
+{
+    constexpr int LOADERS = THREADS - WARPGROUP_THREADS;
+    const Work work(p.dense, shared.one, place.kv_head, place.tile * V::ROWS, V::ROWS);
+    const int warp = __shfl_sync(~0u, (int)(threadIdx.x / 32), 0) - WARPGROUP_THREADS / 32;
+    load_queries<V>(p, work.task, {warp, LOADERS / 32}, shared_address(&shared), 0);
+    if (role == SCORES)
+        barrier_sync(QUERIES_BARRIER, LOADERS);
+    else
+        barrier_arrive(QUERIES_BARRIER, LOADERS);
+}
+
 template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8_params &p)
 {
     using Shared = SharedOf<V>;
@@ -84,13 +102,17 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
         __syncthreads();
     }
     const int role = __shfl_sync(~0u, (int)(threadIdx.x / WARPGROUP_THREADS), 0);
+    const int warp = __shfl_sync(~0u, (int)(threadIdx.x / 32), 0);
+    if (V::REFILLS && warp == KEYS_WARP) ask_for_first_keys<V>(p, shared);
+    if constexpr (V::TOGETHER)
+        if (role != PRODUCER && !p.q_given) load_queries_together<V>(p, shared, place, role);
     if (role == PRODUCER) {
         give_registers<V::FIRST_REGISTERS>();
-        const int warp = __shfl_sync(~0u, (int)(threadIdx.x / 32), 0);
-        if (!V::REFILLS && warp == KEYS_WARP)
-            produce_keys<V>(p, shared, base);
-        else if (V::KEYS_FIRST && warp < V::ROW_WARPS)
+        /* The producer's code comes first: keys are asked for before there are scores. */
+        if (V::KEYS_FIRST && (V::REFILLS || SELDOM(warp < V::ROW_WARPS)))
             Softmax<V>(p, shared).run();
+        else if (!V::REFILLS && warp == KEYS_WARP)
+            produce_keys<V>(p, shared, base);
         else if (!V::KEYS_FIRST && warp == 1 && p.q_given && elect_one())
             produce_queries<V>(p, shared, place, base);
     } else if (role == SCORES) {

@@ -13,6 +13,7 @@
 #include "clear.cuh"
 #include "half_scales.cuh"
 #include "layout.cuh"
+#include "queries.cuh"
 #include "score_place.cuh"
 
 template <typename V, typename Products> struct KeyScores {
@@ -120,7 +121,7 @@ template <typename V, typename Products> struct KeyScores {
         return begins;
     }
 
-    DEVICE void run_piece(const Work &work)
+    DEVICE void run_piece(const Work &work, int i)
     {
         if (__all_sync(~0u, work.blocks == 0)) {
             store_empty(p.dense.call, work.task, V::ROWS);
@@ -130,10 +131,12 @@ template <typename V, typename Products> struct KeyScores {
         seen_last = work.task.end - work.task.piece.begin - (work.blocks - 1) * KEYS;
         __syncwarp();
         if (lane() == 0) task() = work.task;
-        sync(); /* the piece before has been scored by all warps */
-        products.take_queries(p, task(), base, (int)(pieces & 1));
-        fence_async_shared();
-        sync();
+        if constexpr (!V::TOGETHER) {
+            sync(); /* the piece before has been scored by all warps */
+            load_queries<V>(p, task(), {warp(), WARPGROUP_THREADS / 32}, base, (int)(pieces & 1));
+            prefetch_next_queries(p, shared, i);
+            sync();
+        }
         bool begun = false;
 #pragma unroll 1
         for (int left = work.blocks - 1; __all_sync(~0u, left >= 0); left--) begun = run_block(left, begun);
@@ -143,6 +146,6 @@ template <typename V, typename Products> struct KeyScores {
     DEVICE void run()
     {
         for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
-            run_piece(work_of<V>(p.dense, shared, i, Place(p.dense)));
+            run_piece(work_of<V>(p.dense, shared, i, Place(p.dense)), i);
     }
 };

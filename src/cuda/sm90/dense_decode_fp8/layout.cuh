@@ -36,8 +36,8 @@ static_assert(KEYS == TILE_LINES, "");
 enum { PRODUCER, SCORES, VALUES, WARPGROUPS = VALUES + 2, THREADS = WARPGROUPS * WARPGROUP_THREADS };
 enum { SOFTMAX_ROWS = 16 /* of a warp */, KEYS_WARP = 3 };
 
-/* Named barriers: of the warpgroup with the scores; of those with the values. */
-enum { SCORES_BARRIER = 1, VALUES_BARRIER };
+/* Named barriers: of the warpgroup with the scores; of those with the values; of both. */
+enum { SCORES_BARRIER = 1, VALUES_BARRIER, QUERIES_BARRIER };
 
 /* How scores are multiplied: codes with codes, which is mode fp8; or values in fp16, keys converted on their way through registers. */
 enum Products { CODES, CONVERTED };
@@ -67,6 +67,8 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Va
     static constexpr int STAGE_ROWS = !OF_CODES && ROWS == 64 ? 8 : 16; /* on their way out at a time */
     /* Softmax has all warps of warpgroup 0: keys are asked for by who is the last to need the buffer. */
     static constexpr bool REFILLS = KEYS_FIRST && ROW_WARPS == 4;
+    /* What a call walks through is more than the 64 KB that a launch brings along: some loops are not unrolled. */
+    static constexpr bool LONG = SCALED && TOGETHER && (!OF_CODES || ROWS == 16);
     /* Registers of a thread of each warpgroup. */
     static constexpr int FIRST_REGISTERS = !KEYS_FIRST ? 24
                                            : BY_LINES  ? 64

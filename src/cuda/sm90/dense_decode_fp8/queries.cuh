@@ -1,17 +1,27 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queries given as values, which become codes here, the same as ../../../queries.h has them. A warp takes a row at a time; a lane has two
- * columns of every 64.
+ * Queries given as values, which become codes here, the same as ../../../queries.h has them, or fp16. A warp takes a row at a time; a lane has
+ * two columns of every 64.
  */
 #pragma once
 
 #include "../../device/element.cuh"
+#include "../../device/half_rows.cuh"
 #include "../../device/mma.cuh"
 #include "../../device/result.cuh"
 #include "../../device/shared.cuh"
 #include "layout.cuh"
 
 #include "../../../queries.h"
+
+#include <float.h>
+
+enum { QUERY_WORDS = D_QK / 64 /* of a lane, two values each */ };
+
+/* Rows first, first + step, … of a tile, which a warp takes. */
+struct RowsOfWarp {
+    int first, step;
+};
 
 /* Where columns c and c + 1 of a row stand, c even. */
 template <int ROWS> DEVICE uint32_t code_place(int row, int c)
@@ -53,18 +63,48 @@ struct Divisor {
 /* Rows of smaller values are divided 2^64 times as large. */
 static constexpr float LEAST_DIVISOR = 0x1p-60f, ENLARGED = 0x1p64f;
 
-/* Reads the lane's words of a row of the tile, two values each; a row past the last one is 0. */
-template <int WORDS>
-DEVICE void load_query_words(uint32_t (&words)[WORDS], const struct dense_decode_params &p, const Task &task,
-                             int row, int lane)
+/* A row of the tile, or the last one of all. */
+DEVICE const uint16_t *query_row(const struct dense_decode_params &p, const Task &task, int row)
 {
-    const bool some = task.first_row + row < p.rows;
     const RowPlace place = row_place(p, min(task.first_row + row, p.rows - 1), task.kv_head);
-    const uint32_t *from = (const uint32_t *)(p.q + task.piece.request * p.q_stride[0] +
-                                              place.token * p.q_stride[1] + place.head * p.q_stride[2]) +
-                           lane;
+    return p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
+           place.head * p.q_stride[2];
+}
+
+/* Brings a tile's queries to L2; thread `thread` has one row. */
+template <int ROWS>
+DEVICE void prefetch_queries(const struct dense_decode_params &p, const Task &task, int thread)
+{
+    if (thread < ROWS) bulk_prefetch(query_row(p, task, thread), D_QK * (int)sizeof(uint16_t));
+}
+
+/* Calls put(row, words) for each of the warp's rows, with the lane's words of it; a row past the last one is 0. Words of some rows are loaded
+ * together, since a load takes longer than a row takes to store. */
+template <typename V, typename Put>
+DEVICE void for_query_rows(const struct dense_decode_params &p, const Task &task, RowsOfWarp rows, Put put)
+{
+    constexpr int ROWS = V::ROWS, ROWS_AT_ONCE = V::TOGETHER && ROWS == 16 ? 2 : 3;
+    const int lane = (int)(fresh_thread() % 32);
+#pragma unroll 1
+    for (int first = rows.first; first < ROWS; first += ROWS_AT_ONCE * rows.step) {
+        uint32_t words[ROWS_AT_ONCE][QUERY_WORDS];
 #pragma unroll
-    for (int i = 0; i < WORDS; i++) words[i] = some ? __ldg(from + 32 * i) : 0;
+        for (int j = 0; j < ROWS_AT_ONCE; j++) {
+            const int row = first + j * rows.step;
+            const bool some = row < ROWS && task.first_row + row < p.rows;
+            const uint32_t *from = (const uint32_t *)query_row(p, task, row) + lane;
+#pragma unroll
+            for (int i = 0; i < QUERY_WORDS; i++) words[j][i] = some ? __ldg(from + 32 * i) : 0;
+        }
+#pragma unroll 1
+        for (int row = first; row < min(ROWS, first + ROWS_AT_ONCE * rows.step); row += rows.step) {
+            put(row, words[0]);
+#pragma unroll
+            for (int j = 1; j < ROWS_AT_ONCE; j++)
+#pragma unroll
+                for (int i = 0; i < QUERY_WORDS; i++) words[j - 1][i] = words[j][i];
+        }
+    }
 }
 
 /* The bits of the largest magnitude among the first COUNT words of all lanes. */
@@ -95,22 +135,106 @@ struct QueryQuantiser {
     }
 };
 
-/* The warps of a warpgroup take a row each at a time. `scales`: where those of the rows go, in shared memory. */
-template <int ROWS>
-DEVICE void quantize_queries(const struct dense_decode_params &p, const Task &task, uint32_t q,
-                             uint32_t scales)
+/* Rows of codes. `scales`: where those of the rows go, in shared memory. */
+template <typename V>
+DEVICE void load_query_codes(const struct dense_decode_fp8_params &p, const Task &task, RowsOfWarp rows,
+                             uint32_t q, uint32_t scales)
 {
-    constexpr int WORDS = D_QK / 64;
-    const int warp = (int)(fresh_thread() / 32 % 4), lane = (int)(fresh_thread() % 32);
-#pragma unroll 1
-    for (int row = warp; row < ROWS; row += 4) {
-        uint32_t words[WORDS];
-        load_query_words(words, p, task, row, lane);
-        const float scale = query_scale(largest_magnitude<WORDS>(words));
+    const int lane = (int)(fresh_thread() % 32);
+    for_query_rows<V>(p.dense.call, task, rows, [=](int row, const uint32_t(&words)[QUERY_WORDS]) {
+        const float scale = query_scale(largest_magnitude<QUERY_WORDS>(words));
         const QueryQuantiser quantiser(scale);
         if (lane == 0) store_shared_4(scales + 4 * (uint32_t)row, __float_as_uint(scale));
 #pragma unroll
-        for (int i = 0; i < WORDS; i++)
-            store_shared_2(q + code_place<ROWS>(row, 64 * i + 2 * lane), quantiser.codes_of(words[i]));
-    }
+        for (int i = 0; i < QUERY_WORDS; i++)
+            store_shared_2(q + code_place<V::ROWS>(row, 64 * i + 2 * lane), quantiser.codes_of(words[i]));
+    });
+}
+
+/* Codes of a row's first columns, in lines; its last columns stay as they are, in a line of their own behind. `scales`: where what makes scores of
+ * sums of codes goes: finite, so that no score is 0 times infinity; a NaN of queries is in their codes. */
+template <typename V>
+DEVICE void load_query_lines(const struct dense_decode_fp8_params &p, const Task &task, RowsOfWarp rows,
+                             uint32_t q, uint32_t scales)
+{
+    constexpr int CODE_WORDS = D_V / 64;
+    const int lane = (int)(fresh_thread() % 32);
+    const float scale_log2 = p.dense.call.scale_log2;
+    for_query_rows<V>(p.dense.call, task, rows, [=](int row, const uint32_t(&words)[QUERY_WORDS]) {
+        const float scale = query_scale(largest_magnitude<CODE_WORDS>(words));
+        const QueryQuantiser quantiser(scale);
+        if (lane == 0)
+            store_shared_4(scales + 4 * (uint32_t)row, __float_as_uint(fminf(scale * scale_log2, FLT_MAX)));
+#pragma unroll
+        for (int i = 0; i < CODE_WORDS; i++)
+            store_shared_2(q + code_place<V::ROWS>(row, 64 * i + 2 * lane), quantiser.codes_of(words[i]));
+        store_shared_4(q + (uint32_t)(LINES * V::ROWS * LINE_BYTES) +
+                           swizzle_128((uint32_t)row, (uint32_t)lane / 4) + (uint32_t)(lane % 4 * 4),
+                       words[QUERY_WORDS - 1]);
+    });
+}
+
+/* Where columns c and c + 1 of a row of values stand, c even: the pair of the four codes that a lane reads which comes first is one of
+ * the first eight columns of a product's sixteen, the other one of the last eight. */
+template <int ROWS> DEVICE uint32_t value_place(int row, int c)
+{
+    const int pair = c / 2 % 8, word = pair % 2 * 4 + pair / 2, column = c / 16 * 16 + 2 * word;
+    return (uint32_t)(column / LINE_ELEMENTS * ROWS * LINE_BYTES) +
+           swizzle_128((uint32_t)row, (uint32_t)(column % LINE_ELEMENTS / CHUNK_ELEMENTS)) +
+           (uint32_t)(column % CHUNK_ELEMENTS * 2);
+}
+
+/* Rows of fp16, each times a power of two. `scales`: where the factors go that make scores of products. The last columns of FP8_656 have a tile of
+ * their own. */
+template <typename V>
+DEVICE void load_query_values(const struct dense_decode_fp8_params &p, const Task &task, RowsOfWarp rows,
+                              uint32_t q, uint32_t scales)
+{
+    constexpr int CODE_WORDS = V::SCALED ? D_V / 64 : QUERY_WORDS, ROWS = V::ROWS;
+    const int lane = (int)(fresh_thread() % 32);
+    const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f,
+                of_all = fminf(of_cache * p.dense.call.scale_log2, FLT_MAX);
+    for_query_rows<V>(p.dense.call, task, rows, [=](int row, const uint32_t(&words)[QUERY_WORDS]) {
+        const HalfScale power(__uint_as_float((uint32_t)largest_magnitude<QUERY_WORDS>(words)));
+        if (lane == 0)
+            store_shared_4(scales + 4 * (uint32_t)row, __float_as_uint(fminf(power.down * of_all, FLT_MAX)));
+#pragma unroll
+        for (int i = 0; i < QUERY_WORDS; i++) {
+            const float low = Bf16::to_float((uint16_t)words[i]) * power.up,
+                        high = Bf16::to_float((uint16_t)(words[i] >> 16)) * power.up;
+            if (i < CODE_WORDS)
+                store_shared_4(q + value_place<ROWS>(row, 64 * i + 2 * lane), Fp16::pack(low, high));
+            else
+                store_shared_4(q + (uint32_t)(CODE_WORDS * ROWS * LINE_BYTES) +
+                                   swizzle_128((uint32_t)row, (uint32_t)lane / 4) + (uint32_t)(lane % 4 * 4),
+                               Bf16::pack(low, high));
+        }
+    });
+}
+
+/* Queries of a piece as the products of scores want them, for the other proxy to read; `turn`: pieces so far % 2. */
+template <typename V>
+DEVICE void load_queries(const struct dense_decode_fp8_params &p, const Task &task, RowsOfWarp rows,
+                         uint32_t base, int turn)
+{
+    using Shared = SharedOf<V>;
+    const uint32_t q = SHARED_AT(base, q),
+                   scales = SHARED_AT(base, q_scales[0]) + (uint32_t)(turn * V::ROWS * (int)sizeof(float));
+    if constexpr (V::BY_LINES)
+        load_query_lines<V>(p, task, rows, q, scales);
+    else if constexpr (V::OF_CODES)
+        load_query_codes<V>(p, task, rows, q, scales);
+    else
+        load_query_values<V>(p, task, rows, q, scales);
+    fence_async_shared();
+}
+
+/* Brings those of the piece behind piece i of the list to L2, by the warpgroup with scores. */
+template <typename V>
+DEVICE void prefetch_next_queries(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared, int i)
+{
+    const int next = i + shared.list.step;
+    if (__all_sync(~0u, next <= shared.list.last))
+        prefetch_queries<V::ROWS>(p.dense.call, work_of<V>(p.dense, shared, next, Place(p.dense)).task,
+                                  (int)(fresh_thread() % WARPGROUP_THREADS));
 }

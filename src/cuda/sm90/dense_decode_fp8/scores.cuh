@@ -66,7 +66,7 @@ template <typename V> struct Scores {
     }
 
     /* Queries of a piece, and what makes scores of sums of their codes. */
-    DEVICE void take_queries()
+    DEVICE void take_queries(int i)
     {
         const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
         float of_queries[2];
@@ -74,11 +74,13 @@ template <typename V> struct Scores {
             of_queries[0] = of_queries[1] = p.q_scale ? __ldg(p.q_scale) : 1.0f;
             mbarrier_wait(SHARED_AT(base, q_full), pieces & 1);
         } else {
-            barrier_sync(SCORES_BARRIER,
-                         WARPGROUP_THREADS); /* the piece before has been scored by all warps */
-            quantize_queries<V::ROWS>(p.dense.call, task(), SHARED_AT(base, q), SHARED_AT(base, q_scales));
-            fence_async_shared();
-            barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
+            if constexpr (!V::TOGETHER) {
+                barrier_sync(SCORES_BARRIER,
+                             WARPGROUP_THREADS); /* the piece before has been scored by all warps */
+                load_queries<V>(p, task(), {warp(), WARPGROUP_THREADS / 32}, base, 0);
+                prefetch_next_queries(p, shared, i);
+                barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
+            }
 #pragma unroll
             for (int i = 0; i < 2; i++) of_queries[i] = has_rows() ? shared.q_scales[0][row() + 8 * i] : 1.0f;
         }
@@ -246,7 +248,7 @@ template <typename V> struct Scores {
 
     /* ---- A piece, all pieces ------------------------------------------------------------------------- */
 
-    DEVICE void run_piece(const Work &work)
+    DEVICE void run_piece(const Work &work, int i)
     {
         const int blocks = work.blocks, all_see = work.task.all_see;
         int first_key = work.task.piece.begin;
@@ -258,7 +260,7 @@ template <typename V> struct Scores {
         if (lane() == 0) task() = work.task;
         __syncwarp();
         reference[0] = reference[1] = LEAST_REFERENCE, sum[0] = sum[1] = 0.0f;
-        take_queries();
+        take_queries(i);
         mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
         score<0, STEPS>(keys_at(buffer.index));
 #pragma unroll 1
@@ -284,6 +286,6 @@ template <typename V> struct Scores {
     DEVICE void run()
     {
         for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
-            run_piece(work_of<V>(p.dense, shared, i, Place(p.dense)));
+            run_piece(work_of<V>(p.dense, shared, i, Place(p.dense)), i);
     }
 };

@@ -273,7 +273,6 @@ template <typename V> struct Softmax {
 
     DEVICE void run()
     {
-        if (V::REFILLS && warp() == V::ROW_WARPS - 1) ask_for_first_keys(p, shared);
         for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
             run_piece(work_of<V>(p.dense, shared, i, Place(p.dense)));
     }

@@ -165,17 +165,31 @@ template <typename V> struct Values {
         const uint32_t keys = keys_at(index),
                        scales = keys + (uint32_t)(SCALES_AT + share() / 2 * 4 +
                                                   2 * (lane() % 4) * SCALES_OF_KEY * 4);
-#pragma unroll
-        for (int m = 0; m < GROUPS; m++)
+#pragma unroll(V::OF_CODES &&V::ROWS == 64 ? GROUPS : 1)
+        for (int m = 0; m < GROUPS; m++) {
 #pragma unroll 1
             for (int half = 0; half < 2; half++) {
                 load(raw[0], keys, 2 * m + half);
                 convert_wide(fragment[0], raw[0], scales, half);
-                hold(o[m]);
-                multiply<Bf16>(o[m], fragment[0], weights, half);
+                hold(o[0]);
+                multiply<Bf16>(o[0], fragment[0], weights, half);
                 wgmma_wait<0>();
-                hold(o[m]);
+                hold(o[0]);
             }
+            next_group();
+        }
+    }
+
+    /* The sums of each column group go to the place of the one before. */
+    DEVICE void next_group()
+    {
+#pragma unroll
+        for (int e = 0; e < V::ROWS / 2; e++) {
+            const float first = o[0][e];
+#pragma unroll
+            for (int m = 0; m + 1 < GROUPS; m++) o[m][e] = o[m + 1][e];
+            o[GROUPS - 1][e] = first;
+        }
     }
 
     /* Products of a block in fp16. The first fragments of the next block are read while this one ends; behind the last block of a piece for
@@ -307,7 +321,7 @@ template <typename V> struct Values {
         const struct dense_decode_params &call = p.dense.call;
         const Task &task = this->task();
         const float unit = (call.kv_scale ? __ldg(call.kv_scale) : 1.0f) / SLOT_UNIT;
-#pragma unroll
+#pragma unroll(V::LONG ? 1 : V::STAGE_ROWS / 4)
         for (int i = 0; i < V::STAGE_ROWS / 4; i++) {
             const int line = lane() / 8 + 4 * i, row = task.first_row + first + line;
             const uint4 chunk =
