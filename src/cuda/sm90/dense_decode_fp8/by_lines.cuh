@@ -4,7 +4,7 @@
  * there, e4m3 products make a partial sum of each line, and the sums are added in fp32, each times the key's scale. A thread has two keys,
  * so it needs two scales a line. The last columns are a fifth partial sum, of bf16 products, which the row's scale does not concern.
  *
- * Two sums take turns: one is added while the next is under way.
+ * The first two sums are under way together; each of the others begins when the one before has been read out of the accumulators.
  */
 #pragma once
 

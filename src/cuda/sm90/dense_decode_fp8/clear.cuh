@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What those that make scores and weights agree on: when references move, and what must not reach the products of P and V.
+ * What must not reach the products of P and V: NaN and infinite values of keys that some row does not see. The warpgroup with scores clears
+ * them.
  */
 #pragma once
 
@@ -9,21 +10,6 @@
 #include "layout.cuh"
 
 #include <float.h>
-
-/* A reference moves to this much below the largest score, and only when that is this much above it: weights are up to 2^8.5, and what is
- * 2^-20 of the largest still has all bits of fp16. */
-static constexpr float REFERENCE_BELOW = 6.0f, REFERENCE_LATE = 8.5f;
-
-/* 2^REFERENCE_LATE in fp16, in both halves of a word. */
-static constexpr uint32_t LARGEST_WEIGHTS = 0x5da85da8u;
-
-/* The larger ones of two pairs of fp16; NaN is none. */
-DEVICE uint32_t largest_halves(uint32_t a, uint32_t b)
-{
-    uint32_t most;
-    asm("max.f16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
-    return most;
-}
 
 /* Codes of NaN in columns of V become 0, of keys from … 63 of a block; by the warpgroup. A row that sees such a key has a NaN for its
  * score; rows that do not see it multiply its values by 0. */

@@ -2,8 +2,9 @@
  *
  * S^T = K Q^T of converted keys: codes of 16 keys by 32 columns are read by ldmatrix, and each four of a row become two pairs of a row of A;
  * columns of Q stand in the order in which they come so. This is done in fp16, which holds all codes; a row of Q is fp16 times a power of
- * two, so that no bit of bf16 is lost which is 2^-29 of the row's largest value or more. Over FP8_656 each line of 128 columns has a sum of
- * its own, which is added in fp32 times the key's scale; the last columns are bf16 times the same power.
+ * two, so that no bit of bf16 is lost which is 2^-29 of the row's largest value or more. Over FP8_656 codes are multiplied by their scale in fp16;
+ * in blocks whose scales do not fit, each line of 128 columns has a sum of its own, which is added in fp32 times the key's scale. The last
+ * columns are bf16 times the same power.
  */
 #pragma once
 
@@ -68,7 +69,7 @@ template <typename V> struct ConvertedKeys {
         wgmma_commit();
     }
 
-    /* Of FP8_656: two times the scale of the thread's first key of a line in fp16, and two times that of the other one. */
+    /* FP8_656: reads the scales in fp16 of the thread's two keys for a line, each in both halves of a word. */
     DEVICE void load_pair(uint32_t (&pair)[2], uint32_t half_scales, int line) const
     {
         const uint2 both = load_shared_8(half_scales + half_scale_place(key, line));
@@ -129,7 +130,7 @@ template <typename V> struct ConvertedKeys {
         hold(s);
     }
 
-    /* Of blocks of FP8_656 whose scales do not fit, which are rare: each line has a sum of its own, which is added times the scales. What has
+    /* Scores blocks of FP8_656 whose scales do not fit, which are rare: each line has a sum of its own, which is added times the scales. What has
      * been summed stands in the thread's place of shared memory meanwhile, which is free. */
     DEVICE void score_wide(Sums &s, uint32_t keys, uint32_t queries, const ScorePlace<V> &place)
     {

@@ -13,8 +13,8 @@
  *
  * Where keys are the first factor, which is everywhere but in mode fp8 over FP8_576, softmax has warps of its own:
  *
- *      warpgroup 0, softmax   P of a block, 16 rows a warp (softmax.cuh); with fewer than 64 rows a warp is the producer   72 or 64
- *      warpgroup 1, scores    S^T of a block, to shared memory (key_scores.cuh)                                     88 or 96
+ *      warpgroup 0, softmax   P of a block, 16 rows a warp (softmax.cuh); with fewer than 64 rows a warp is the producer   64 to 80
+ *      warpgroup 1, scores    S^T of a block, to shared memory (key_scores.cuh)                                     80 to 96
  *      warpgroups 2, 3        as above; with 64 rows the last warp that needs a buffer asks for keys (Values)       176
  *
  * Where a block of threads has one piece, warpgroups 1 to 3 make its queries ready before they take their roles (queries.cuh); else the

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Scales of FP8_656 in fp16. fp16 holds every code, and codes times scales with three bits more than
- * bf16 has, where the scales of a block are in its range; then values and weights of the block are fp16, and a scale costs a product for
+ * Makes fp16 of the scales of FP8_656. fp16 holds every code, and codes times scales with three bits more than bf16 has, where the scales of a block are in its range; then values and weights of the block are fp16, and a scale costs a product for
  * two values. A block with other scales is multiplied in bf16. Keys that no row sees decide nothing: their scales count as 0.
  */
 #pragma once

@@ -52,7 +52,7 @@ template <typename V, typename Products> struct KeyScores {
         sync();
     }
 
-    /* Until S^T of the block before has been read. */
+    /* Waits until S^T of the block before has been read. */
     DEVICE void wait_for_place() const { mbarrier_wait(SHARED_AT(base, s_empty), parity); }
 
     DEVICE void store()

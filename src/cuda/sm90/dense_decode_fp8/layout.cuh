@@ -202,7 +202,7 @@ DEVICE int blocks_of(const Task &task)
     return (int)((unsigned)(task.piece.end - task.piece.begin + KEYS - 1) / KEYS);
 }
 
-/* Of a piece, how many keys at the end of its last block, counted backwards, are not seen by all rows. */
+/* Counts the keys from the end of the piece's last block backwards that some row does not see, those behind the piece included. */
 DEVICE int masked_keys(const Work &work)
 {
     const int begin = work.task.piece.begin;

@@ -108,7 +108,7 @@ template <typename V> struct KeyBoxes {
     }
 };
 
-/* By a warp of its own. */
+/* A warp of its own asks for all keys. */
 template <typename V>
 DEVICE void produce_keys(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared, uint32_t base)
 {

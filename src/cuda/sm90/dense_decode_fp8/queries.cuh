@@ -71,13 +71,6 @@ DEVICE const uint16_t *query_row(const struct dense_decode_params &p, const Task
            place.head * p.q_stride[2];
 }
 
-/* Brings a tile's queries to L2; thread `thread` has one row. */
-template <int ROWS>
-DEVICE void prefetch_queries(const struct dense_decode_params &p, const Task &task, int thread)
-{
-    if (thread < ROWS) bulk_prefetch(query_row(p, task, thread), D_QK * (int)sizeof(uint16_t));
-}
-
 /* Calls put(row, words) for each of the warp's rows, with the lane's words of it; a row past the last one is 0. Words of some rows are loaded
  * together, since a load takes longer than a row takes to store. */
 template <typename V, typename Put>
@@ -229,12 +222,14 @@ DEVICE void load_queries(const struct dense_decode_fp8_params &p, const Task &ta
     fence_async_shared();
 }
 
-/* Brings those of the piece behind piece i of the list to L2, by the warpgroup with scores. */
+/* Brings the queries of the piece behind piece i of the list to L2, by the warpgroup with scores: a row a thread. */
 template <typename V>
 DEVICE void prefetch_next_queries(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared, int i)
 {
     const int next = i + shared.list.step;
-    if (__all_sync(~0u, next <= shared.list.last))
-        prefetch_queries<V::ROWS>(p.dense.call, work_of<V>(p.dense, shared, next, Place(p.dense)).task,
-                                  (int)(fresh_thread() % WARPGROUP_THREADS));
+    if (__all_sync(~0u, next <= shared.list.last)) {
+        const Task task = work_of<V>(p.dense, shared, next, Place(p.dense)).task;
+        const int row = (int)(fresh_thread() % WARPGROUP_THREADS);
+        if (row < V::ROWS) bulk_prefetch(query_row(p.dense.call, task, row), D_QK * (int)sizeof(uint16_t));
+    }
 }

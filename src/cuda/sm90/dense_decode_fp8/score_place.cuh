@@ -7,7 +7,7 @@
 #include "../../device/shared.cuh"
 #include "layout.cuh"
 
-/* Of a thread of the warpgroup: two keys, and two of every eight rows. */
+/* Where the scores of a thread of the warpgroup stand: it has two keys, and two of every eight rows. */
 template <typename V> struct ScorePlace {
     using Sums = float[V::ROWS / 2];
     uint32_t first;

@@ -21,6 +21,21 @@ enum {
     Q_IN_REGISTERS = 2 /* of them: the tensor cores then leave shared memory to others */
 };
 
+/* A reference moves to REFERENCE_BELOW below the largest score, and only when that is 8.5 above it: weights are 2^8.5 at most, and what is
+ * 2^-20 of the largest still has all bits of fp16. */
+static constexpr float REFERENCE_BELOW = 6.0f;
+
+/* 2^8.5 in fp16, in both halves of a word. */
+static constexpr uint32_t LARGEST_WEIGHTS = 0x5da85da8u;
+
+/* The larger ones of two pairs of fp16; NaN is none. */
+DEVICE uint32_t largest_halves(uint32_t a, uint32_t b)
+{
+    uint32_t most;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+    return most;
+}
+
 template <typename V> struct Scores {
     using Shared = SharedOf<V>;
     const struct dense_decode_fp8_params &p;
