@@ -351,7 +351,8 @@ static fmla_status check_cache_layout(const struct member *m, const struct check
                                       const struct checked_call *call)
 {
     const struct cache_format *format = call->format;
-    const bool in_pieces = format->format == KV_FP8_584; /* tokens of a page, then their scales */
+    const bool in_pieces =
+        kv_layout_of(format->format, 0).scale_bytes; /* tokens of a page, then their scales */
     if (!cache->shape[0]) return FMLA_OK;
     for (int i = 0; (m->allowed & IN_UNITS) && i < 2; i++)
         if (cache->shape[i] > 1 && (cache->stride[i] & (format->unit - 1)))
@@ -378,10 +379,11 @@ void cache_steps(const struct checked_call *call, const struct checked_tensor *c
     /* The stride of a dimension of one element may be anything, and is not multiplied. Of others check_tensor has seen
      * that no offset overflows. */
     const int64_t bytes = call->format->token ? 1 : 2;
+    const struct kv_layout layout = kv_layout_of(call->format->format, 0);
     *page_bytes = cache->shape[0] > 1 ? cache->stride[0] * bytes : 0;
-    *slot_bytes = cache->shape[1] <= 1                 ? 0
-                  : call->format->format == KV_FP8_584 ? kv_layout_of(KV_FP8_584, 0).token_bytes
-                                                       : cache->stride[1] * bytes;
+    *slot_bytes = cache->shape[1] <= 1 ? 0
+                  : layout.scale_bytes ? layout.token_bytes
+                                       : cache->stride[1] * bytes;
 }
 
 static fmla_status check_rows(const struct checked_tensor *table, const struct checked_call *call)

@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * The five cache layouts (docs/semantics.md, "Cache formats"), spelled once, byte by byte, for C and CUDA.
+ * The cache layouts (docs/semantics.md, "Cache formats"), spelled once, byte by byte, for C and CUDA.
  * A page is a run of bytes; everything here is an offset from its start.
  *
  *   FP8_656   token: 512 e4m3 (NoPE) | 4 f32 scales, one per 128 | 64 bf16 (RoPE)
  *   FP8_584   token: 448 e4m3 (NoPE) | 64 bf16 (RoPE)
  *             behind the page_size tokens of the page: page_size × (7 ue8m0 scales, one per 64 | 1 pad byte)
  *   FP8_576   token: 576 e4m3; one f32 scale for the whole cache, given apart
+ *   FP8_528   token: 512 e4m3 | 16 ue8m0 scales, one per 32; the RoPE values are the last 64, quantised like the rest
+ *   FP4_288   token: 256 bytes of 512 e2m1, value 2 i in the low half of byte i | 32 e4m3 scales, one per 16
+ *   FP8_528_SPLIT, FP4_288_SPLIT
+ *             the same, but the scales of a page stand behind its page_size tokens
+ *   FP8_528_F32
+ *             token: 512 e4m3 | 4 f32 scales, one per 128
  *   BF16      token: d_qk bf16
  *   FP16      token: d_qk fp16
  */
@@ -17,10 +23,22 @@
 
 #include <stddef.h>
 
-enum kv_format { KV_BF16, KV_FP16, KV_FP8_656, KV_FP8_584, KV_FP8_576, KV_FORMATS };
+enum kv_format {
+    KV_BF16,
+    KV_FP16,
+    KV_FP8_656,
+    KV_FP8_584,
+    KV_FP8_576,
+    KV_FP8_528,
+    KV_FP8_528_SPLIT,
+    KV_FP4_288,
+    KV_FP4_288_SPLIT,
+    KV_FP8_528_F32,
+    KV_FORMATS
+};
 
-enum kv_element { KV_ELEMENT_BF16, KV_ELEMENT_FP16, KV_ELEMENT_E4M3 };
-enum kv_scale { KV_SCALE_NONE, KV_SCALE_F32, KV_SCALE_UE8M0, KV_SCALE_OF_CACHE };
+enum kv_element { KV_ELEMENT_BF16, KV_ELEMENT_FP16, KV_ELEMENT_E4M3, KV_ELEMENT_E2M1 };
+enum kv_scale { KV_SCALE_NONE, KV_SCALE_F32, KV_SCALE_UE8M0, KV_SCALE_OF_CACHE, KV_SCALE_E4M3 };
 
 /* What a layout is made of. Lengths count elements unless they say bytes. */
 struct kv_layout {
@@ -37,7 +55,7 @@ struct kv_layout {
     int32_t page_bytes_a_slot; /* token_bytes + scale_bytes: the least page stride is page_size times this */
 };
 
-/* d_qk is read for KV_BF16 and KV_FP16 alone; the FP8 layouts are 576 wide, FP8_584 512. */
+/* d_qk is read for KV_BF16 and KV_FP16 alone; FP8_656 and FP8_576 are 576 wide, the other layouts of bytes 512. */
 NUM_FN struct kv_layout kv_layout_of(enum kv_format format, int32_t d_qk)
 {
     struct kv_layout l;
@@ -57,6 +75,29 @@ NUM_FN struct kv_layout kv_layout_of(enum kv_format format, int32_t d_qk)
         l.element = KV_ELEMENT_E4M3, l.scale = KV_SCALE_OF_CACHE;
         l.nope = 576, l.token_bytes = 576;
         break;
+    case KV_FP8_528:
+    case KV_FP8_528_SPLIT:
+        l.element = KV_ELEMENT_E4M3, l.scale = KV_SCALE_UE8M0;
+        l.nope = 512, l.group = 32, l.scales = 16;
+        if (format == KV_FP8_528)
+            l.token_bytes = 528, l.scale_offset = 512;
+        else
+            l.token_bytes = 512, l.scale_bytes = 16;
+        break;
+    case KV_FP4_288:
+    case KV_FP4_288_SPLIT:
+        l.element = KV_ELEMENT_E2M1, l.scale = KV_SCALE_E4M3;
+        l.nope = 512, l.group = 16, l.scales = 32;
+        if (format == KV_FP4_288)
+            l.token_bytes = 288, l.scale_offset = 256;
+        else
+            l.token_bytes = 256, l.scale_bytes = 32;
+        break;
+    case KV_FP8_528_F32:
+        l.element = KV_ELEMENT_E4M3, l.scale = KV_SCALE_F32;
+        l.nope = 512, l.group = 128, l.scales = 4;
+        l.token_bytes = 528, l.scale_offset = 512;
+        break;
     case KV_FP16:
     case KV_BF16:
     default:
@@ -66,6 +107,12 @@ NUM_FN struct kv_layout kv_layout_of(enum kv_format format, int32_t d_qk)
     }
     l.page_bytes_a_slot = l.token_bytes + l.scale_bytes;
     return l;
+}
+
+/* Do values have codes of a byte or less, and scales? */
+NUM_FN int kv_is_quantised(const struct kv_layout *l)
+{
+    return l->element == KV_ELEMENT_E4M3 || l->element == KV_ELEMENT_E2M1;
 }
 
 NUM_FN int32_t kv_width(const struct kv_layout *l)
@@ -101,13 +148,21 @@ NUM_FN float kv_scale_of(const struct kv_layout *l, const uint8_t *page, int64_t
     switch (l->scale) {
     case KV_SCALE_F32: memcpy(&scale, scales + 4 * (i / l->group), sizeof scale); break;
     case KV_SCALE_UE8M0: scale = num_from_ue8m0(scales[i / l->group]); break;
+    case KV_SCALE_E4M3: scale = num_from_e4m3(scales[i / l->group]); break;
     case KV_SCALE_OF_CACHE: scale = cache_scale; break;
     case KV_SCALE_NONE: break;
     }
     return scale;
 }
 
-/* Value i of a token. An FP8 element is worth bf16(e4m3 × scale), in every kernel and in the oracle.
+/* What code i of a token is worth, times its scale or not. */
+NUM_FN float kv_code_value(const struct kv_layout *l, const uint8_t *token, int32_t i)
+{
+    if (l->element == KV_ELEMENT_E2M1) return num_from_e2m1((uint8_t)(token[i / 2] >> 4 * (i % 2) & 15));
+    return num_from_e4m3(token[i]);
+}
+
+/* Value i of a token. An FP8 element is worth bf16(e4m3 × scale), in every kernel and in the oracle; e2m1 × scale is exact in bf16.
  * cache_scale is read for FP8_576 alone. */
 NUM_FN float kv_load(const struct kv_layout *l, const uint8_t *page, int64_t page_size, int64_t slot,
                      int32_t i, float cache_scale)
@@ -117,14 +172,31 @@ NUM_FN float kv_load(const struct kv_layout *l, const uint8_t *page, int64_t pag
     switch (l->element) {
     case KV_ELEMENT_BF16: return num_from_bf16(kv_get16(token + 2 * i));
     case KV_ELEMENT_FP16: return num_from_fp16(kv_get16(token + 2 * i));
-    case KV_ELEMENT_E4M3: break;
+    case KV_ELEMENT_E4M3:
+    case KV_ELEMENT_E2M1: break;
     }
     const float scale = kv_scale_of(l, page, page_size, slot, i, cache_scale);
-    return num_from_bf16(num_to_bf16(num_from_e4m3(token[i]) * scale));
+    return num_from_bf16(num_to_bf16(kv_code_value(l, token, i) * scale));
+}
+
+/* 16 values as FP4: a group with a NaN has a NaN for its scale, and codes of 0. */
+NUM_FN void kv_store_fp4(uint8_t *codes, uint8_t *scale, const float *values)
+{
+    float amax = 0.0f;
+    int32_t nan = 0;
+    for (int32_t i = 0; i < 16; i++) {
+        const float a = values[i] < 0.0f ? -values[i] : values[i];
+        if (a > amax) amax = a;
+        nan |= a != a;
+    }
+    *scale = (uint8_t)(nan ? 0x7f : num_e4m3_scale(amax));
+    const float by = num_from_e4m3(*scale);
+    for (int32_t i = 0; i < 16; i += 2)
+        codes[i / 2] = (uint8_t)(num_to_e2m1(values[i] / by) | num_to_e2m1(values[i + 1] / by) << 4);
 }
 
 /* Writes one token's kv_width(l) values: quantised group by group where the layout has groups, with the scale
- * of num_ue8m0_scale (as f32 in FP8_656); with cache_scale in FP8_576. The pad byte of FP8_584 is written 0.
+ * of num_ue8m0_scale (as f32 in FP8_656 and FP8_528_F32); with cache_scale in FP8_576. The pad byte of FP8_584 is written 0.
  */
 NUM_FN void kv_store_token(const struct kv_layout *l, uint8_t *page, int64_t page_size, int64_t slot,
                            const float *values, float cache_scale)
@@ -134,6 +206,11 @@ NUM_FN void kv_store_token(const struct kv_layout *l, uint8_t *page, int64_t pag
     for (int32_t i = 0; i < l->rope; i++) {
         const uint16_t v = num_to_bf16(values[l->nope + i]);
         memcpy(token + l->rope_offset + 2 * i, &v, sizeof v);
+    }
+    if (l->element == KV_ELEMENT_E2M1) {
+        for (int32_t first = 0; first < l->nope; first += 16)
+            kv_store_fp4(token + first / 2, scales + first / 16, values + first);
+        return;
     }
     if (l->element != KV_ELEMENT_E4M3) {
         for (int32_t i = 0; i < l->nope; i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The number formats, spelled once: bf16, fp16, e4m3 (OCP "fn") and ue8m0 against fp32.
+ * The number formats, spelled once: bf16, fp16, e4m3 (OCP "fn"), e2m1 and ue8m0 against fp32.
  * Plain C that CUDA compiles too; no state, no tables. Conversions to a narrower type round to nearest, ties
  * to even, and are exact about signed zeros, subnormals, infinities and NaN. No function depends on the
  * flush-to-zero mode of the thread that calls it: subnormals are built from integers.
@@ -129,6 +129,37 @@ NUM_FN uint8_t num_ue8m0_scale(float amax)
     const uint32_t u = num_bits(quotient > 1e-4f ? quotient : 1e-4f);
     const uint32_t exponent = (u >> 23) + ((u & 0x7fffffu) ? 1u : 0u);
     return (uint8_t)(exponent < 254u ? exponent : 254u);
+}
+
+/* ---- e2m1: 1 sign, 2 exponent bits (bias 1), 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6 ------ */
+
+NUM_FN float num_from_e2m1(uint8_t v)
+{
+    const uint32_t sign = (uint32_t)(v & 8u) << 28;
+    const uint32_t magnitude = v & 7u;
+    const uint32_t normal = (magnitude << 22) + ((127u - 1u) << 23);
+    return num_float((magnitude >= 2u ? normal : magnitude ? 0x3f000000u : 0u) | sign);
+}
+
+/* Saturating: everything beyond 6, infinities included, becomes ±6. A NaN becomes 0: there is no code for it. */
+NUM_FN uint8_t num_to_e2m1(float x)
+{
+    const uint32_t u = num_bits(x);
+    const uint8_t sign = (uint8_t)((u >> 28) & 8u);
+    const uint32_t a = u & 0x7fffffffu;
+    if (a > 0x7f800000u) return 0;
+    if (a >= 0x40c00000u) return (uint8_t)(sign | 7u); /* 6 and above */
+    if (a >= 0x3f800000u)                              /* 1 and above: normal */
+        return (uint8_t)(sign | ((a - ((127u - 1u) << 23) + 0x1fffffu + ((a >> 22) & 1u)) >> 22));
+    const uint32_t magnitude = (a > 0x3e800000u) + (a >= 0x3f400000u); /* above 0.25; 0.75 and above */
+    return (uint8_t)(sign | magnitude);
+}
+
+/* The scale of a group of FP4 values whose largest magnitude is amax: e4m3(clamp(amax / 6, 2^-9, 448)). */
+NUM_FN uint8_t num_e4m3_scale(float amax)
+{
+    const float quotient = amax / 6.0f; /* correctly rounded in CUDA too, unless -use_fast_math */
+    return num_to_e4m3(quotient > 0x1p-9f ? quotient : 0x1p-9f);
 }
 
 #endif

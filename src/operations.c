@@ -59,14 +59,22 @@ const struct descriptor descriptors[OPERATIONS] = {
 
 _Static_assert(FMLA_KV_BF16 == KV_BF16 + 1 && FMLA_KV_FP16 == KV_FP16 + 1 &&
                    FMLA_KV_FP8_656 == KV_FP8_656 + 1 && FMLA_KV_FP8_584 == KV_FP8_584 + 1 &&
-                   FMLA_KV_FP8_576 == KV_FP8_576 + 1,
+                   FMLA_KV_FP8_576 == KV_FP8_576 + 1 && FMLA_KV_FP8_528 == KV_FP8_528 + 1 &&
+                   FMLA_KV_FP8_528_SPLIT == KV_FP8_528_SPLIT + 1 && FMLA_KV_FP4_288 == KV_FP4_288 + 1 &&
+                   FMLA_KV_FP4_288_SPLIT == KV_FP4_288_SPLIT + 1 &&
+                   FMLA_KV_FP8_528_F32 == KV_FP8_528_F32 + 1 && FMLA_KV_FP8_528_F32 == (int)KV_FORMATS,
                "the public formats are those of kvformat.h, behind FMLA_KV_NONE");
 
-const struct cache_format cache_formats[FMLA_KV_FP8_576 + 1] = {
+const struct cache_format cache_formats[KV_FORMATS + 1] = {
     {"not named", KV_BF16, 0, 0, 0, 1},
     {"FMLA_KV_BF16", KV_BF16, ALLOW_BF16, 0, 0, 1},
     {"FMLA_KV_FP16", KV_FP16, ALLOW_FP16, 0, 0, 1},
     {"FMLA_KV_FP8_656", KV_FP8_656, ALLOW_BYTES, 576, 656, 4},
     {"FMLA_KV_FP8_584", KV_FP8_584, ALLOW_BYTES, 512, 584, 2},
     {"FMLA_KV_FP8_576", KV_FP8_576, ALLOW_BYTES, 576, 576, 1},
+    {"FMLA_KV_FP8_528", KV_FP8_528, ALLOW_BYTES, 512, 528, 1},
+    {"FMLA_KV_FP8_528_SPLIT", KV_FP8_528_SPLIT, ALLOW_BYTES, 512, 528, 1},
+    {"FMLA_KV_FP4_288", KV_FP4_288, ALLOW_BYTES, 512, 288, 1},
+    {"FMLA_KV_FP4_288_SPLIT", KV_FP4_288_SPLIT, ALLOW_BYTES, 512, 288, 1},
+    {"FMLA_KV_FP8_528_F32", KV_FP8_528_F32, ALLOW_BYTES, 512, 528, 4},
 };

@@ -127,6 +127,6 @@ struct cache_format {
     int64_t unit;     /* bytes that strides and addresses must be multiples of, a power of 2 */
 };
 
-extern const struct cache_format cache_formats[FMLA_KV_FP8_576 + 1];
+extern const struct cache_format cache_formats[KV_FORMATS + 1];
 
 #endif

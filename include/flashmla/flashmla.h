@@ -449,7 +449,14 @@ enum FMLA_INT32 {
     FMLA_KV_FP16 = 2,    /* d_qk fp16 */
     FMLA_KV_FP8_656 = 3, /* d_qk 576: 512 e4m3, 4 f32 scales, 64 bf16 */
     FMLA_KV_FP8_584 = 4, /* d_qk 512: 448 e4m3, 64 bf16; behind the tokens of a page 8 bytes of scales each */
-    FMLA_KV_FP8_576 = 5  /* d_qk 576: 576 e4m3; one scale for the whole cache */
+    FMLA_KV_FP8_576 = 5, /* d_qk 576: 576 e4m3; one scale for the whole cache */
+    FMLA_KV_FP8_528 = 6, /* d_qk 512: 512 e4m3, 16 ue8m0 scales */
+    FMLA_KV_FP8_528_SPLIT =
+        7,               /* the same, but the 16 scales of each token stand behind all tokens of the page */
+    FMLA_KV_FP4_288 = 8, /* d_qk 512: 512 e2m1 in 256 bytes, 32 e4m3 scales */
+    FMLA_KV_FP4_288_SPLIT =
+        9, /* the same, but the 32 scales of each token stand behind all tokens of the page */
+    FMLA_KV_FP8_528_F32 = 10 /* d_qk 512: 512 e4m3, 4 f32 scales */
 };
 
 /* ---- Sparse decode -------------------------------------------------------------------------- */

@@ -401,7 +401,18 @@ def place_of(function: str, device: Any) -> tuple[int, int]:
     return places[kind], int(index or 0)
 
 
-FORMATS = {"BF16": 1, "FP16": 2, "FP8_656": 3, "FP8_584": 4, "FP8_576": 5}  # fmla_kv_format
+FORMATS = {  # fmla_kv_format
+    "BF16": 1,
+    "FP16": 2,
+    "FP8_656": 3,
+    "FP8_584": 4,
+    "FP8_576": 5,
+    "FP8_528": 6,
+    "FP8_528_SPLIT": 7,
+    "FP4_288": 8,
+    "FP4_288_SPLIT": 9,
+    "FP8_528_F32": 10,
+}
 _TYPES = ("bfloat16", "float16", "float32")  # the bits of FMLA_TAKES_…
 _PRODUCTS = ("bf16", "fp8")  # the bits 1 << FMLA_PRODUCTS_…
 

@@ -118,14 +118,28 @@ static void store_e4m3(const struct cache_problem *p, int64_t token, struct toke
     }
 }
 
+/* Of a group with a NaN the scale is NaN, and codes are 0. */
+static void store_e2m1(const struct cache_problem *p, int64_t token, struct token_place at)
+{
+    const struct kv_layout *l = &p->layout;
+    for (int32_t first = 0; first < l->nope; first += l->group) {
+        float values[SPAN];
+        load_vector(p, token, first, l->group, values);
+        kv_store_fp4(at.values + first / 2, at.scales + first / l->group, values);
+    }
+}
+
 static void store_token(const struct cache_problem *p, int64_t token, int64_t slot)
 {
     const struct kv_layout *l = &p->layout;
     const struct token_place at = place_of(p, slot);
     float values[SPAN];
     uint16_t rope[64];
-    if (l->element == KV_ELEMENT_E4M3) {
-        store_e4m3(p, token, at);
+    if (kv_is_quantised(l)) {
+        if (l->element == KV_ELEMENT_E2M1)
+            store_e2m1(p, token, at);
+        else
+            store_e4m3(p, token, at);
         if (!l->rope) return;
         load_vector(p, token, l->nope, l->rope, values);
         store_elements(rope, ELEMENT_BF16, 0, l->rope, values);
@@ -142,14 +156,18 @@ static void store_token(const struct cache_problem *p, int64_t token, int64_t sl
 
 /* ---- Gather --------------------------------------------------------------------------------- */
 
-static void load_e4m3(const struct kv_layout *l, struct token_place at, float cache_scale, int32_t first,
-                      int32_t span, float *restrict values)
+static void load_codes(const struct kv_layout *l, struct token_place at, float cache_scale, int32_t first,
+                       int32_t span, float *restrict values)
 {
     float scale = cache_scale;
     if (l->scale == KV_SCALE_F32) memcpy(&scale, at.scales + first / span * 4, sizeof scale);
     if (l->scale == KV_SCALE_UE8M0) scale = num_from_ue8m0(at.scales[first / span]);
-    for (int32_t i = 0; i < span; i++)
-        values[i] = num_from_bf16(fast_to_bf16(num_from_e4m3(at.values[first + i]) * scale));
+    if (l->scale == KV_SCALE_E4M3) scale = num_from_e4m3(at.scales[first / span]);
+    if (l->element == KV_ELEMENT_E2M1)
+        for (int32_t i = 0; i < span; i++) values[i] = kv_code_value(l, at.values, first + i) * scale;
+    else
+        for (int32_t i = 0; i < span; i++)
+            values[i] = num_from_bf16(fast_to_bf16(num_from_e4m3(at.values[first + i]) * scale));
 }
 
 /* slot = -1: zeros. */
@@ -165,10 +183,10 @@ static void load_token(const struct cache_problem *p, int64_t token, int64_t slo
         return;
     }
     const struct token_place at = place_of(p, slot);
-    if (l->element == KV_ELEMENT_E4M3) {
+    if (kv_is_quantised(l)) {
         const int32_t span = l->group ? l->group : 64;
         for (int32_t first = 0; first < l->nope; first += span) {
-            load_e4m3(l, at, p->cache_scale, first, span, values);
+            load_codes(l, at, p->cache_scale, first, span, values);
             store_elements(p->out, p->element, to + first, span, values);
         }
         if (!l->rope) return;

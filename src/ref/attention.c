@@ -121,7 +121,7 @@ static void decode(const struct attention_problem *p, const struct key_source *s
     while (d < layout.nope) { /* nor for each the scale of its group; `to` has room for a key */
         const float scale = kv_scale_of(&layout, data, page_size, slot, d, of_cache);
         for (const int32_t end = d + span; d < end; d++)
-            to[d] = (double)num_from_bf16(num_to_bf16(num_from_e4m3(token[d]) * scale));
+            to[d] = (double)num_from_bf16(num_to_bf16(kv_code_value(&layout, token, d) * scale));
     }
     for (; d < width; d++) to[d] = (double)kv_load(&layout, data, page_size, slot, d, of_cache);
 }

@@ -42,7 +42,7 @@ static fmla_status append(const struct cache_problem *p)
         if (p->slots[t] == -1) continue;
         const struct place at = place_of(p, p->slots[t]);
         float values[576] = {0};
-        if (p->layout.element == KV_ELEMENT_E4M3) {
+        if (kv_is_quantised(&p->layout)) {
             for (int64_t i = 0; i < p->d_qk; i++) values[i] = value_of(p, t, i);
             kv_store_token(&p->layout, at.page, at.page_size, at.slot, values, p->cache_scale);
         } else { /* any number of values, each by itself */

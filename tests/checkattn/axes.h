@@ -45,7 +45,9 @@ enum { MERGE_AXES(AXIS_NAME) M_AXES };
 enum { EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL, EMPTIES_NAN /* of some rows one part has an lse of NaN */ };
 
 #define CACHE_AXES(X)                                                                                        \
-    X(C_FORMAT, "format: (none) bf16 fp16 fp8_656 fp8_584 fp8_576")                                          \
+    X(C_FORMAT,                                                                                              \
+      "format: (none) bf16 fp16 fp8_656 fp8_584 fp8_576 fp8_528 fp8_528_split fp4_288 fp4_288_split "        \
+      "fp8_528_f32")                                                                                         \
     X(C_ELEMENT, "vectors: bf16 fp16 fp32")                                                                  \
     X(C_TOKENS, "tokens: 0 1 128 4097")                                                                      \
     X(C_PAGE_SIZE, "page_size: 1 2 61 64 256")                                                               \

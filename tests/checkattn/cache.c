@@ -26,6 +26,12 @@ static bool is_16_bit(int64_t format)
     return format == FMLA_KV_BF16 || format == FMLA_KV_FP16;
 }
 
+/* Are a page's scales behind its tokens, so that they lie one after the other? */
+static bool in_pieces(int64_t format)
+{
+    return format > 0 && kv_layout_of((enum kv_format)(format - 1), 512).scale_bytes;
+}
+
 /* Sizes are bf16's and fp16's to choose, a scale FP8_576's; other formats have the first of the list. */
 static bool possible(const int64_t *v)
 {
@@ -34,7 +40,7 @@ static bool possible(const int64_t *v)
     if (sized && (scaled || (known && !is_16_bit(format)))) return false;
     if (scaled && known && format != FMLA_KV_FP8_576) return false;
     if (sized && v[C_D_QK] <= 64 && v[C_ROPE] == 1) return false;
-    return !(format == FMLA_KV_FP8_584 && v[C_CACHE] == CACHE_SPREAD);
+    return !(in_pieces(format) && v[C_CACHE] == CACHE_SPREAD);
 }
 
 static bool counts(const int64_t *v, int i, int j)
@@ -357,7 +363,7 @@ static void more(struct suite *suite)
 {
     const bool gather = suite->op == &cache_gather;
     char text[200];
-    for (int format = FMLA_KV_BF16; format <= FMLA_KV_FP8_576; format++)
+    for (int format = FMLA_KV_BF16; format <= FMLA_KV_FP8_528_F32; format++)
         for (int element = 0; element < 3; element++)
             for (int scale = 0; scale < (format == FMLA_KV_FP8_576 ? CACHE_SCALES : 1); scale++) {
                 snprintf(text, sizeof text,
@@ -366,7 +372,7 @@ static void more(struct suite *suite)
                          format, element, scale, !gather && element);
                 suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
             }
-    for (int format = FMLA_KV_FP8_656; format <= FMLA_KV_FP8_584; format++) {
+    for (int format = FMLA_KV_FP8_656; format <= FMLA_KV_FP8_528_F32; format++) {
         snprintf(text, sizeof text, "format %d, tokens 128, page_size 64, cache far, slots skipped", format);
         suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
     }

@@ -9,6 +9,7 @@
 #include "random.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 enum { GUARD = 63, POISON = 0xa5, MAX_PAGE = 64 * 1152 };
@@ -24,10 +25,18 @@ static const struct {
     enum kv_format format;
     int32_t d_qk, slot_bytes;
 } layouts[] = {
-    {"BF16", KV_BF16, 576, 1152},      {"BF16 512 wide", KV_BF16, 512, 1024},
-    {"FP16", KV_FP16, 576, 1152},      {"FP16 64 wide", KV_FP16, 64, 128},
-    {"FP8_656", KV_FP8_656, 576, 656}, {"FP8_584", KV_FP8_584, 512, 584},
+    {"BF16", KV_BF16, 576, 1152},
+    {"BF16 512 wide", KV_BF16, 512, 1024},
+    {"FP16", KV_FP16, 576, 1152},
+    {"FP16 64 wide", KV_FP16, 64, 128},
+    {"FP8_656", KV_FP8_656, 576, 656},
+    {"FP8_584", KV_FP8_584, 512, 584},
     {"FP8_576", KV_FP8_576, 576, 576},
+    {"FP8_528", KV_FP8_528, 512, 528},
+    {"FP8_528_SPLIT", KV_FP8_528_SPLIT, 512, 528},
+    {"FP4_288", KV_FP4_288, 512, 288},
+    {"FP4_288_SPLIT", KV_FP4_288_SPLIT, 512, 288},
+    {"FP8_528_F32", KV_FP8_528_F32, 512, 528},
 };
 enum { LAYOUTS = sizeof layouts / sizeof layouts[0] };
 
@@ -74,6 +83,18 @@ static void test_constants(void)
                   {kv_scales_at(&l, size, last), 576 * size + 8 * last});
         l = kv_layout_of(KV_FP8_576, 0);
         CHECK_EQ(kv_token_at(&l, last), 576 * last);
+        l = kv_layout_of(KV_FP8_528, 0);
+        CHECK_ALL({kv_token_at(&l, last), 528 * last}, {kv_scales_at(&l, size, last), 528 * last + 512});
+        l = kv_layout_of(KV_FP8_528_SPLIT, 0);
+        CHECK_ALL({kv_token_at(&l, last), 512 * last},
+                  {kv_scales_at(&l, size, last), 512 * size + 16 * last});
+        l = kv_layout_of(KV_FP4_288, 0);
+        CHECK_ALL({kv_token_at(&l, last), 288 * last}, {kv_scales_at(&l, size, last), 288 * last + 256});
+        l = kv_layout_of(KV_FP4_288_SPLIT, 0);
+        CHECK_ALL({kv_token_at(&l, last), 256 * last},
+                  {kv_scales_at(&l, size, last), 256 * size + 32 * last});
+        l = kv_layout_of(KV_FP8_528_F32, 0);
+        CHECK_ALL({kv_token_at(&l, last), 528 * last}, {kv_scales_at(&l, size, last), 528 * last + 512});
         l = kv_layout_of(KV_BF16, 512);
         CHECK_EQ(kv_token_at(&l, last), 1024 * last);
         l = kv_layout_of(KV_FP16, 576);
@@ -117,6 +138,21 @@ static void fill_rope(float *values, uint8_t *bytes)
     }
 }
 
+/* Sixteen values that e2m1 holds times a scale that e4m3 holds, s · 2^k / 8; the first is ±6, which fixes the scale. */
+static void fill_fp4(float *values, uint8_t *codes, uint8_t *scale, int k, int turn)
+{
+    static const float e2m1[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    const int s = 8 + turn % 8;
+    uint8_t nibbles[16];
+    *scale = (uint8_t)((k + 7) << 3 | (s - 8));
+    for (int i = 0; i < 16; i++) {
+        const int pick = i ? (i * 5 + turn) & 15 : 7 | (turn & 1) << 3;
+        nibbles[i] = (uint8_t)pick;
+        values[i] = (pick & 8 ? -1.0f : 1.0f) * e2m1[pick & 7] * ldexpf((float)s, k - 3);
+    }
+    for (int i = 0; i < 8; i++) codes[i] = (uint8_t)(nibbles[2 * i] | nibbles[2 * i + 1] << 4);
+}
+
 /* Puts one token's expected bytes where the format's description has them. */
 static void assemble(int f, int64_t size, int64_t slot, float *values)
 {
@@ -141,6 +177,34 @@ static void assemble(int f, int64_t size, int64_t slot, float *values)
         expected_page[576 * size + 8 * slot + 7] = 0;
         memcpy(token, codes, 448);
         fill_rope(values + 448, token + 448);
+        break;
+    case KV_FP8_528:
+    case KV_FP8_528_SPLIT: {
+        const bool split = layouts[f].format == KV_FP8_528_SPLIT;
+        token = expected_page + (split ? 512 : 528) * slot;
+        for (int g = 0; g < 16; g++) {
+            fill_group(values + 32 * g, token + 32 * g, 32, g - 9 + (int)(slot % 4), g);
+            *(split ? expected_page + 512 * size + 16 * slot + g : token + 512 + g) =
+                (uint8_t)(127 + g - 9 + (int)(slot % 4));
+        }
+        break;
+    }
+    case KV_FP4_288:
+    case KV_FP4_288_SPLIT: {
+        const bool split = layouts[f].format == KV_FP4_288_SPLIT;
+        token = expected_page + (split ? 256 : 288) * slot;
+        for (int g = 0; g < 32; g++)
+            fill_fp4(values + 16 * g, token + 8 * g,
+                     split ? expected_page + 256 * size + 32 * slot + g : token + 256 + g,
+                     g % 12 - 6 + (int)(slot % 3), g + (int)slot);
+        break;
+    }
+    case KV_FP8_528_F32:
+        token = expected_page + 528 * slot;
+        for (int g = 0; g < 4; g++) {
+            fill_group(values + 128 * g, token + 128 * g, 128, 3 * g - 6 + (int)(slot % 5), g);
+            put_f32(token + 512 + 4 * g, ldexpf(1.0f, 3 * g - 6 + (int)(slot % 5)));
+        }
         break;
     case KV_FP8_576:
         fill_group(values, codes, 576, -4, (int)(slot & 1));
@@ -207,6 +271,16 @@ static void test_store_special(void)
               {page[66], 0x38}, {page[577], 127});
     CHECK(isnan(kv_load(&l, page, 1, 0, 511, 1.0f)), "a NaN of the RoPE part is %a",
           (double)kv_load(&l, page, 1, 0, 511, 1.0f));
+    /* FP4: zeros get the least scale, 2^-9; infinity the largest, and ±6; of a group with a NaN the scale is one. */
+    l = kv_layout_of(KV_FP4_288, 0);
+    for (int i = 0; i < 512; i++) values[i] = 0.0f;
+    values[16] = -INFINITY, values[17] = 1e30f, values[32] = NAN, values[33] = 6.0f, values[48] = 2700.0f;
+    values[49] = -2016.0f, values[64] = 1.0f, values[65] = 0.25f, values[66] = 0.125f;
+    kv_store_token(&l, page, 1, 0, values, 1.0f);
+    CHECK_ALL({page[256], 1}, {page[0], 0}, {page[257], 0x7e}, {page[8], 0x7f}, {page[258], 0x7f},
+              {page[16], 0}, {page[259], 0x7e}, {page[24], 0xe7}, {page[260], 0x23}, {page[32], 0x37},
+              {page[33], 1});
+    for (int i = 32; i < 48; i++) CHECK(isnan(kv_load(&l, page, 1, 0, i, 1.0f)), "value %d is no NaN", i);
     /* A cache-wide scale is not derived: what it cannot hold saturates. */
     l = kv_layout_of(KV_FP8_576, 0);
     for (int i = 0; i < 576; i++) values[i] = i & 1 ? -1000.0f : 1.0f;
@@ -237,6 +311,24 @@ static uint32_t expected_load(int f, int64_t size, int64_t slot, int32_t i, floa
     const enum kv_format format = layouts[f].format;
     const uint8_t *at;
     if (format == KV_FP8_576) return product(page[576 * slot + i], cache_scale);
+    if (format == KV_FP8_528)
+        return product(page[528 * slot + i], num_from_ue8m0(page[528 * slot + 512 + i / 32]));
+    if (format == KV_FP8_528_SPLIT)
+        return product(page[512 * slot + i], num_from_ue8m0(page[512 * size + 16 * slot + i / 32]));
+    if (format == KV_FP8_528_F32) {
+        float scale;
+        memcpy(&scale, page + 528 * slot + 512 + 4 * (i / 128), sizeof scale);
+        return product(page[528 * slot + i], scale);
+    }
+    if (format == KV_FP4_288 || format == KV_FP4_288_SPLIT) {
+        static const float e2m1[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+        const bool split = format == KV_FP4_288_SPLIT;
+        const uint8_t byte = page[(split ? 256 : 288) * slot + i / 2],
+                      scale = split ? page[256 * size + 32 * slot + i / 16] : page[288 * slot + 256 + i / 16];
+        const int nibble = i % 2 ? byte >> 4 : byte & 15;
+        const float value = nibble & 8 ? -e2m1[nibble & 7] : e2m1[nibble & 7];
+        return num_bits((float)((double)value * (double)num_from_e4m3(scale))); /* exact */
+    }
     if (format == KV_FP8_656 && i < 512) {
         float scale;
         memcpy(&scale, page + 656 * slot + 512 + 4 * (i >> 7), sizeof scale);
@@ -263,9 +355,9 @@ static void test_load(void)
         for (int k = 0; k < PAGE_SIZES; k++) {
             const int64_t size = page_sizes[k];
             for (size_t n = 0; n < sizeof memory; n++) memory[n] = (uint8_t)random_u64(&random);
-            for (int64_t slot = 0; layouts[f].format == KV_FP8_656 && slot < size; slot++)
+            for (int64_t slot = 0; l.scale == KV_SCALE_F32 && slot < size; slot++)
                 for (int g = 0; g < 4; g++) /* no power of two, and different everywhere */
-                    put_f32(page + 656 * slot + 512 + 4 * g,
+                    put_f32(page + layouts[f].slot_bytes * slot + 512 + 4 * g,
                             (float)(0.001 + random_unit(&random)) * ldexpf(1.0f, 5 * g - 8));
             for (int64_t slot = 0; slot < size; slot++)
                 for (int32_t i = 0; i < layouts[f].d_qk; i++)
@@ -323,7 +415,12 @@ static void test_golden(void)
                            {"FP16", KV_FP16, 2304, 0x7d4db5fc4d512382},
                            {"FP8_656", KV_FP8_656, 1312, 0xc52ece23d5a5c955},
                            {"FP8_584", KV_FP8_584, 1168, 0xd12565ef5dce77d1},
-                           {"FP8_576", KV_FP8_576, 1152, 0xd431f5a4c5518b87}};
+                           {"FP8_576", KV_FP8_576, 1152, 0xd431f5a4c5518b87},
+                           {"FP8_528", KV_FP8_528, 1056, 0xc80f596701341e85},
+                           {"FP8_528_SPLIT", KV_FP8_528_SPLIT, 1056, 0x9bd1eeee38aeb2b5},
+                           {"FP4_288", KV_FP4_288, 576, 0xf3f1eaae6190f18c},
+                           {"FP4_288_SPLIT", KV_FP4_288_SPLIT, 576, 0x68ac2cceda49b4b4},
+                           {"FP8_528_F32", KV_FP8_528_F32, 1056, 0x4780c716d5e63110}};
     static float values[576];
     for (int f = 0; f < KV_FORMATS; f++) {
         const struct kv_layout l = kv_layout_of(pages[f].format, 576);

@@ -349,10 +349,36 @@ static void __attribute__((noinline)) test_all(int64_t sweep)
     test_sweep(&random, sweep);
 }
 
+/* e2m1 has no NaN and eight magnitudes: every border between two of them, and what lies beyond. */
+static void test_e2m1(void)
+{
+    static const float magnitudes[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    for (uint8_t code = 0; code < 16; code++) {
+        const float value = num_from_e2m1(code);
+        CHECK(num_bits(value) == (num_bits(magnitudes[code & 7]) | (code & 8u) << 28), "e2m1 %x is %a", code,
+              (double)value);
+        CHECK_EQ(num_to_e2m1(value), code);
+    }
+    for (uint8_t m = 0; m < 7; m++)
+        for (uint32_t sign = 0; sign < 2; sign++) {
+            const uint32_t middle = num_bits((magnitudes[m] + magnitudes[m + 1]) / 2), s = sign << 31;
+            const uint8_t code_sign = (uint8_t)(sign << 3);
+            CHECK_ALL({num_to_e2m1(num_float(s | (middle - 1))), code_sign | m},
+                      {num_to_e2m1(num_float(s | middle)), code_sign | (m + m % 2)},
+                      {num_to_e2m1(num_float(s | (middle + 1))), code_sign | (m + 1)});
+        }
+    CHECK_ALL({num_to_e2m1(1e30f), 7}, {num_to_e2m1(-INFINITY), 15}, {num_to_e2m1(NAN), 0},
+              {num_to_e2m1(-0.0f), 8}, {num_to_e2m1(0x1p-149f), 0});
+    /* e4m3(clamp(amax / 6, 2^-9, 448)) */
+    CHECK_ALL({num_e4m3_scale(0.0f), 1}, {num_e4m3_scale(6.0f), 0x38}, {num_e4m3_scale(6.0f * 448.0f), 0x7e},
+              {num_e4m3_scale(INFINITY), 0x7e}, {num_e4m3_scale(1.0f), 0x23});
+}
+
 int main(int argc, char **argv)
 {
     const int64_t sweep = argc > 1 && !strcmp(argv[1], "--short") ? SWEEP_INSTRUMENTED : SWEEP;
     build_tables();
+    test_e2m1();
     test_all(sweep);
 #if defined(__x86_64__)
     const unsigned before = _mm_getcsr();

@@ -3,8 +3,8 @@
  * New vectors into pages (fmla_cache_append): a warp a token, CACHE_WARPS of them in a block of threads.
  *
  *   slot of the token, and all units of its vector   loads that do not wait for each other
- *   FP8: the largest magnitude of each group         a group is 8, 16 or 32 neighbouring lanes of one round: shuffles
- *   e4m3, scales, RoPE into the slot                 by lanes side by side
+ *   FP8, FP4: the largest magnitude of each group    a group is 2 to 32 neighbouring lanes of one round: shuffles
+ *   codes, scales, RoPE into the slot                by lanes side by side
  *
  * Registers only: 3 (16-bit vectors) or 5 (fp32) units a lane. Limit: memory, 1152 bytes in and 656 out of a bf16 token of
  * FP8_656. Bytes are those of kv_store_token (kvformat.h), NaN included.
@@ -150,6 +150,38 @@ DEVICE void append_groups(const struct kv_layout &l, const uint4 &unit, int firs
         scales[first / l.group] = code;
 }
 
+/* A round of units of FP4, of which two or four have a scale: all lanes take part. A NaN has the largest bits, and makes the scale one. */
+template <bool ALIGNED, typename In>
+DEVICE void append_fp4(const struct kv_layout &l, const uint4 &unit, int first, uint8_t *values,
+                       uint8_t *scales)
+{
+    constexpr int VALUES = Unit<In>::VALUES;
+    constexpr uint32_t INFINITE = 0x7f800000;
+    float x[VALUES];
+    uint32_t most = 0, word = 0;
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        x[i] = value_of<In>(unit, i);
+        most = max(most, __float_as_uint(x[i]) & 0x7fffffffu);
+    }
+#pragma unroll
+    for (int lanes = l.group / VALUES / 2; lanes; lanes /= 2)
+        most = max(most, __shfl_xor_sync(~0u, most, lanes));
+    const uint8_t code = most > INFINITE ? 0x7f : num_e4m3_scale(__uint_as_float(most));
+    const float scale = num_from_e4m3(code);
+    if (first >= l.nope) return;
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) word |= (uint32_t)num_to_e2m1(x[i] / scale) << 4 * i;
+    uint8_t *const at = values + first / 2;
+    if (VALUES == 8)
+        store_words<ALIGNED, 1>(at, &word);
+    else if (ALIGNED)
+        *(uint16_t *)at = (uint16_t)word;
+    else
+        at[0] = (uint8_t)word, at[1] = (uint8_t)(word >> 8);
+    if (first % l.group == 0) scales[first / l.group] = code;
+}
+
 /* One scale for all. */
 template <bool ALIGNED, typename In>
 DEVICE void append_unit(const struct cache_params &p, const uint4 &unit, uint8_t *at)
@@ -188,13 +220,15 @@ DEVICE void append_fp8(const struct cache_params &p, int64_t token, int64_t slot
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
         const int first = (lane + 32 * r) * VALUES;
-        if (l.group && 32 * r * VALUES < l.nope)
+        if (l.element == KV_ELEMENT_E2M1 && 32 * r * VALUES < l.nope)
+            append_fp4<ALIGNED, In>(l, unit[r], first, place.values, scales);
+        else if (l.group && 32 * r * VALUES < l.nope)
             append_groups<ALIGNED, In>(l, unit[r], first, place.values, scales);
         if (!l.group && first < l.nope) append_unit<ALIGNED, In>(p, unit[r], place.values + first);
         if (first >= l.nope && first < width)
             store_unit<ALIGNED, In, Bf16>(place.values + l.rope_offset + 2 * (first - l.nope), unit[r]);
     }
-    if (l.scale == KV_SCALE_UE8M0 && lane == 31) scales[l.scales] = 0; /* the pad byte */
+    if (l.scale_bytes > l.scales && lane == 31) scales[l.scales] = 0; /* the pad byte */
 }
 
 /* ---- 16 bits -------------------------------------------------------------------------------- */

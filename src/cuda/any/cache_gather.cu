@@ -29,7 +29,7 @@ DEVICE float load_scale(const struct kv_layout &l, const uint8_t *scales, int gr
         return scale;
     }
     asm volatile("ld.global.u8 %0, [%1];" : "=r"(code) : "l"(scales + group) : "memory");
-    return num_from_ue8m0((uint8_t)code);
+    return l.scale == KV_SCALE_E4M3 ? num_from_e4m3((uint8_t)code) : num_from_ue8m0((uint8_t)code);
 }
 
 /* ---- Into out -------------------------------------------------------------------------------- */
@@ -80,6 +80,29 @@ template <typename Out> DEVICE uint4 from_e4m3(const uint4 &raw, float scale)
     return Convert<Bf16, Out>::unit(make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
 }
 
+/* Codes of a unit of FP4: 4 or 2 bytes. */
+template <int VALUES> DEVICE uint4 load_fp4(const uint8_t *at)
+{
+    if (VALUES == 8) return load_once_4(at);
+    uint4 v = make_uint4(0, 0, 0, 0);
+    asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=r"(v.x) : "l"(at) : "memory");
+    return v;
+}
+
+/* e2m1 × scale, exact in bf16, as a unit of the caller's vector. */
+template <typename Out> DEVICE uint4 from_e2m1(const uint4 &raw, float scale)
+{
+    constexpr int VALUES = Unit<Out>::VALUES;
+    uint32_t pairs[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < VALUES / 2; i++) {
+        const uint32_t two = raw.x >> 8 * i;
+        pairs[i] = Bf16::pack(num_from_e2m1((uint8_t)(two & 15)) * scale,
+                              num_from_e2m1((uint8_t)(two >> 4 & 15)) * scale);
+    }
+    return Convert<Bf16, Out>::unit(make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+}
+
 /* One value after the other, from any address. */
 template <typename Out>
 DEVICE void gather_any(const struct cache_params &p, const struct kv_layout &l, const SlotPlace &place,
@@ -119,7 +142,8 @@ DEVICE void gather_fp8(const struct cache_params &p, int64_t token, int64_t slot
             raw[r] = make_uint4(0, 0, 0, 0), scale[r] = 0.0f;
             if (!some) continue;
             if (first < l.nope) {
-                raw[r] = load_words<VALUES / 4>(place.values + first);
+                raw[r] = l.element == KV_ELEMENT_E2M1 ? load_fp4<VALUES>(place.values + first / 2)
+                                                      : load_words<VALUES / 4>(place.values + first);
                 scale[r] = l.group ? load_scale(l, scales, first / l.group) : p.cache_scale;
             } else if (first < width) {
                 raw[r] = load_words<VALUES / 2>(place.values + l.rope_offset + 2 * (first - l.nope));
@@ -131,7 +155,8 @@ DEVICE void gather_fp8(const struct cache_params &p, int64_t token, int64_t slot
             const int first = (lane + 32 * r) * VALUES;
             uint4 *at = (uint4 *)(to + first * Vector<Out>::BYTES);
             if (first < l.nope)
-                *at = from_e4m3<Out>(raw[r], scale[r]);
+                *at = l.element == KV_ELEMENT_E2M1 ? from_e2m1<Out>(raw[r], scale[r])
+                                                   : from_e4m3<Out>(raw[r], scale[r]);
             else if (first < width)
                 *at = Convert<Bf16, Out>::unit(raw[r]);
         }

@@ -169,4 +169,9 @@ DEVICE float2 from_e4m3_2(uint32_t bytes)
     CACHE_KERNELS_OF(NAME##_fp16, call_16, Fp16)                                                             \
     CACHE_KERNELS_OF(NAME##_fp8_656, call_fp8, KV_FP8_656)                                                   \
     CACHE_KERNELS_OF(NAME##_fp8_584, call_fp8, KV_FP8_584)                                                   \
-    CACHE_KERNELS_OF(NAME##_fp8_576, call_fp8, KV_FP8_576)
+    CACHE_KERNELS_OF(NAME##_fp8_576, call_fp8, KV_FP8_576)                                                   \
+    CACHE_KERNELS_OF(NAME##_fp8_528, call_fp8, KV_FP8_528)                                                   \
+    CACHE_KERNELS_OF(NAME##_fp8_528_split, call_fp8, KV_FP8_528_SPLIT)                                       \
+    CACHE_KERNELS_OF(NAME##_fp4_288, call_fp8, KV_FP4_288)                                                   \
+    CACHE_KERNELS_OF(NAME##_fp4_288_split, call_fp8, KV_FP4_288_SPLIT)                                       \
+    CACHE_KERNELS_OF(NAME##_fp8_528_f32, call_fp8, KV_FP8_528_F32)

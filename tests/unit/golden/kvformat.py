@@ -33,6 +33,7 @@ def codes(mantissa_bits, bias, count):
 BF16 = codes(7, 127, 0x7F80)
 FP16 = codes(10, 15, 0x7C00)
 E4M3 = codes(3, 7, 0x7F)
+E2M1 = codes(1, 1, 8)
 
 
 def nearest(table, x):
@@ -100,6 +101,48 @@ def fp8_576():
     return b"".join(quantised([value(s, i) for i in range(576)], -3) for s in range(SLOTS))
 
 
+def groups_of(slot, size):
+    return [[value(slot, first + i) for i in range(size)] for first in range(0, 512, size)]
+
+
+def by_tokens(parts, split):
+    """Codes and scales of each token: token after token, or all codes of the page before all scales."""
+    return b"".join(c for c, _ in parts) + b"".join(s for _, s in parts) if split else b"".join(c + s for c, s in parts)
+
+
+def fp8_528(split):
+    parts = []
+    for s in range(SLOTS):
+        exponents = [exponent_of_scale(g) for g in groups_of(s, 32)]
+        codes_of_token = b"".join(quantised(g, k) for g, k in zip(groups_of(s, 32), exponents))
+        parts.append((codes_of_token, bytes(k + 127 for k in exponents)))
+    return by_tokens(parts, split)
+
+
+def fp4_288(split):
+    parts = []
+    for s in range(SLOTS):
+        nibbles, scales = [], b""
+        for group in groups_of(s, 16):
+            wanted = min(max(max(abs(x) for x in group) / 6, Fraction(1, 512)), Fraction(448))
+            code, _ = nearest(E4M3, wanted)
+            scales += bytes([code])
+            for x in group:
+                magnitude, negative = nearest(E2M1, x / E4M3[code])
+                nibbles.append(magnitude | (8 if negative else 0))
+        parts.append((bytes(a | b << 4 for a, b in zip(nibbles[::2], nibbles[1::2])), scales))
+    return by_tokens(parts, split)
+
+
+def fp8_528_f32():
+    parts = []
+    for s in range(SLOTS):
+        exponents = [exponent_of_scale(g) for g in groups_of(s, 128)]
+        codes_of_token = b"".join(quantised(g, k) for g, k in zip(groups_of(s, 128), exponents))
+        parts.append((codes_of_token, b"".join(struct.pack("<f", 2.0**k) for k in exponents)))
+    return by_tokens(parts, False)
+
+
 def digest(page):
     h = 0xCBF29CE484222325
     for byte in page:
@@ -114,6 +157,11 @@ if __name__ == "__main__":
         ("FP8_656", fp8_656()),
         ("FP8_584", fp8_584()),
         ("FP8_576", fp8_576()),
+        ("FP8_528", fp8_528(False)),
+        ("FP8_528_SPLIT", fp8_528(True)),
+        ("FP4_288", fp4_288(False)),
+        ("FP4_288_SPLIT", fp4_288(True)),
+        ("FP8_528_F32", fp8_528_f32()),
     ):
         print(name, len(page), hex(digest(page)))
         if "--bytes" in sys.argv:
