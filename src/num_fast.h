@@ -44,6 +44,17 @@ NUM_FN uint8_t fast_to_e4m3(float x)
     return (uint8_t)((uint32_t)v | ((u >> 24) & 0x80u));
 }
 
+NUM_FN uint8_t fast_to_e2m1(float x)
+{
+    const uint32_t u = num_bits(x);
+    const int32_t a = (int32_t)(u & 0x7fffffffu);
+    const int32_t normal = (a - ((127 - 1) << 23) + 0x1fffff + ((a >> 22) & 1)) >> 22;
+    const int32_t below_1 = (a > 0x3e800000) + (a >= 0x3f400000);
+    int32_t v = a < 0x3f800000 ? below_1 : normal;
+    v = a >= 0x40c00000 ? 7 : v;
+    return (uint8_t)(a > 0x7f800000 ? 0u : (uint32_t)v | (u >> 28 & 8u));
+}
+
 /* Of the bits of amax, which is no NaN and not negative: 448 is 1.75 · 2^8, so the quotient's logarithm is the exponent's
  * difference, one more where the mantissa is above 1.75. 114: 2^-13, the first power of two above 1e-4. */
 NUM_FN uint8_t fast_ue8m0_scale(uint32_t amax)

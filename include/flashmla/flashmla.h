@@ -724,8 +724,9 @@ typedef struct fmla_cache_append_args {
     const fmla_tensor
         *rope; /* [tokens, 64], the type of latent: the last 64 values of each token. NULL: latent has
                                   them; two views of one tensor do as well */
-    /* [pages, page_size, 1, d_qk] bf16 or fp16; or [pages, page_size, 1, bytes of a token: 656, 584 or 576] of any type of
-     * one byte, where a token is without gaps, and with FMLA_KV_FP8_584 a page. Written. */
+    /* [pages, page_size, 1, d_qk] bf16 or fp16; or [pages, page_size, 1, bytes of a token: 656, 584, 576, 528 or 288] of
+     * any type of one byte, where a token is without gaps, and with FMLA_KV_FP8_584, FMLA_KV_FP8_528_SPLIT and
+     * FMLA_KV_FP4_288_SPLIT a page. Written. */
     const fmla_tensor *kv_cache;
     const fmla_tensor
         *slot_mapping;  /* [tokens] int64: where each token goes; -1: nowhere, and its vector is not used.

@@ -41,7 +41,8 @@ def cache_append(
             written.
         slot_mapping: [tokens], int64 (int32 is converted): page · page_size + offset; -1: the token is skipped. On a GPU, so is
             one that is no slot.
-        kv_format: "BF16", "FP16", "FP8_656", "FP8_584" or "FP8_576" (docs/semantics.md, "Cache formats").
+        kv_format: "BF16", "FP16", "FP8_656", "FP8_584", "FP8_576", "FP8_528", "FP8_528_SPLIT", "FP4_288", "FP4_288_SPLIT" or
+            "FP8_528_F32" (docs/semantics.md, "Cache formats").
         cache_scale: of FP8_576, one for the whole cache; 0: 1. Of others 0.
         stream: as in `flash_mla_with_kvcache`.
 

@@ -268,11 +268,11 @@ def _of_gather(kv_cache: Shape, slots: Shape, kv_format: int) -> Tuple[Form, ...
     """What is no shape of a cache or of slots is the library's to refuse."""
     tokens = slots[0] if len(slots) else 0
     if kv_format > 2:
-        return (((tokens, 512 if kv_format == _FP8_584 else 576), BF16_OR_FP32),)
+        return (((tokens, 576 if kv_format in _WIDE else 512), BF16_OR_FP32),)
     return (((tokens, kv_cache[-1] if len(kv_cache) else 0), None),)
 
 
-_FP8_584 = 4  # FMLA_KV_FP8_584
+_WIDE = (3, 5)  # FMLA_KV_FP8_656 and FMLA_KV_FP8_576: 576 values, other bytes 512
 DENSE_DECODE = Operation(
     *("dense_decode", DECODE),
     "q kv_cache block_table? seqlens partitions? num_splits? attn_sink? kv_scale? out! lse!",

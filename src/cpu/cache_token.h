@@ -118,14 +118,29 @@ static void store_e4m3(const struct cache_problem *p, int64_t token, struct toke
     }
 }
 
-/* Of a group with a NaN the scale is NaN, and codes are 0. */
+/* Of a group with a NaN, whose bits are the largest, the scale is NaN and codes are 0. */
 static void store_e2m1(const struct cache_problem *p, int64_t token, struct token_place at)
 {
-    const struct kv_layout *l = &p->layout;
-    for (int32_t first = 0; first < l->nope; first += l->group) {
+    enum { GROUP = 16 };
+    const int32_t nope = p->layout.nope;
+    for (int32_t first = 0; first < nope; first += SPAN) {
         float values[SPAN];
-        load_vector(p, token, first, l->group, values);
-        kv_store_fp4(at.values + first / 2, at.scales + first / l->group, values);
+        uint8_t codes[SPAN], bytes[SPAN / 2];
+        load_vector(p, token, first, SPAN, values);
+        for (int32_t g = 0; g < SPAN; g += GROUP) {
+            int32_t most = 0;
+            for (int32_t i = g; i < g + GROUP; i++) {
+                const int32_t a = (int32_t)(num_bits(values[i]) & 0x7fffffffu);
+                most = a > most ? a : most;
+            }
+            const uint8_t scale =
+                (uint8_t)(most > 0x7f800000 ? 0x7f : num_e4m3_scale(num_float((uint32_t)most)));
+            const float by = num_from_e4m3(scale);
+            at.scales[(first + g) / GROUP] = scale;
+            for (int32_t i = g; i < g + GROUP; i++) codes[i] = fast_to_e2m1(values[i] / by);
+        }
+        for (int32_t i = 0; i < SPAN / 2; i++) bytes[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
+        memcpy(at.values + first / 2, bytes, sizeof bytes);
     }
 }
 
@@ -164,7 +179,11 @@ static void load_codes(const struct kv_layout *l, struct token_place at, float c
     if (l->scale == KV_SCALE_UE8M0) scale = num_from_ue8m0(at.scales[first / span]);
     if (l->scale == KV_SCALE_E4M3) scale = num_from_e4m3(at.scales[first / span]);
     if (l->element == KV_ELEMENT_E2M1)
-        for (int32_t i = 0; i < span; i++) values[i] = kv_code_value(l, at.values, first + i) * scale;
+        for (int32_t i = 0; i < span; i += 2) {
+            const uint8_t two = at.values[(first + i) / 2];
+            values[i] = num_from_e2m1((uint8_t)(two & 15)) * scale,
+            values[i + 1] = num_from_e2m1((uint8_t)(two >> 4)) * scale;
+        }
     else
         for (int32_t i = 0; i < span; i++)
             values[i] = num_from_bf16(fast_to_bf16(num_from_e4m3(at.values[first + i]) * scale));

@@ -280,7 +280,7 @@ json_lines merge.jsonl 2
 for op in cache_append cache_gather; do
     good bench --op $op --grid quick --tokens 1,70 --dtype both --page-size 16 --repeat 2 --kernel cpu-generic --json cache.jsonl
     has "^$op +70 +fp16 +FP8_584 +16 +cpu-generic "
-    json_lines cache.jsonl 20
+    json_lines cache.jsonl 40
 done
 good bench --op cache_append --grid quick --tokens 5 --cache all --dtype both --repeat 1 --json cache.jsonl
 has '^cache_append +5 +fp16 +FP16 '

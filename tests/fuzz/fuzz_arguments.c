@@ -218,7 +218,7 @@ static void draw_layout(struct bytes *in, struct call *c, bool any_size)
         size[i] = small[i].least + (small[i].count > 1 ? choose(in, small[i].count) : 0);
     l->type = choose(in, 2) && c->operation != OP_SPARSE_PREFILL ? fp16 : bf16;
     if (format && !attention)
-        *format = 1 + (int32_t)choose(in, FMLA_KV_FP8_576);
+        *format = 1 + (int32_t)choose(in, FMLA_KV_FP8_528_F32);
     else if (format && choose(in, 2))
         *format = choose(in, 2) ? FMLA_KV_FP8_656 : FMLA_KV_FP8_584, l->type = bf16;
     int32_t *const products = option_at(c->operation, c->args, "products");

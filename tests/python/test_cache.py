@@ -10,12 +10,28 @@ from kinds import each_kind, each_torch_kind, torch
 
 TOKENS, PAGES, PAGE_SIZE, SCALE = 7, 3, 4, 0.25
 SLOTS = [11, 0, -1, 4, 7, 2, 9]
-BYTES = {"FP8_656": 656, "FP8_584": 584, "FP8_576": 576}
+BYTES = {
+    "FP8_656": 656,
+    "FP8_584": 584,
+    "FP8_576": 576,
+    "FP8_528": 528,
+    "FP8_528_SPLIT": 528,
+    "FP4_288": 288,
+    "FP4_288_SPLIT": 288,
+    "FP8_528_F32": 528,
+}
 FORMATS = ["BF16", "FP16", *BYTES]
+GROUPS = {  # values of e4m3, and how many share a scale
+    "FP8_656": (512, 128),
+    "FP8_584": (448, 64),
+    "FP8_528": (512, 32),
+    "FP8_528_SPLIT": (512, 32),
+    "FP8_528_F32": (512, 128),
+}
 
 
 def d_qk(kv_format):
-    return 512 if kv_format == "FP8_584" else 576
+    return 512 if kv_format == "FP8_584" or "28" in kv_format else 576
 
 
 def scale_of(kv_format):
@@ -46,6 +62,13 @@ def to_e4m3(x):
     return numpy.sign(x) * numpy.minimum(numpy.round(magnitude / step) * step, 448.0)
 
 
+def to_e2m1(x):
+    """The values of e2m1 nearest to x, ties to even: steps of 0.5 below 2, of 1 below 4, of 2 above."""
+    magnitude = numpy.minimum(numpy.abs(x), 6.0)
+    step = numpy.where(magnitude < 2, 0.5, numpy.where(magnitude < 4, 1.0, 2.0))
+    return numpy.sign(x) * numpy.round(magnitude / step) * step
+
+
 def kept(kv_format, values):
     """What a cache of the format makes of the values."""
     values = values.astype(numpy.float64)
@@ -53,7 +76,11 @@ def kept(kv_format, values):
         return values
     if kv_format == "FP8_576":
         return to_e4m3(values / SCALE) * SCALE
-    nope, group = (512, 128) if kv_format == "FP8_656" else (448, 64)
+    if kv_format.startswith("FP4"):
+        groups = values.reshape(len(values), -1, 16)
+        scale = to_e4m3(numpy.clip(numpy.abs(groups).max(-1, keepdims=True) / 6, 2.0**-9, 448))
+        return (to_e2m1(groups / scale) * scale).reshape(values.shape)
+    nope, group = GROUPS[kv_format]
     groups = values[:, :nope].reshape(len(values), -1, group)
     amax = numpy.abs(groups).max(-1, keepdims=True)
     scale = 2.0 ** numpy.ceil(numpy.log2(numpy.maximum(amax / 448, 1e-4)))

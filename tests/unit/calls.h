@@ -46,6 +46,8 @@ static const struct small_call {
     }
     CACHES(FMLA_KV_FP8_656, 576),
     CACHES(FMLA_KV_FP8_584, 512),
+    CACHES(FMLA_KV_FP8_528_SPLIT, 512),
+    CACHES(FMLA_KV_FP4_288, 512),
 };
 /* NOLINTEND(bugprone-macro-parentheses) */
 enum { SPARSE_DECODE = 3, CALLS = sizeof small_calls / sizeof small_calls[0] };

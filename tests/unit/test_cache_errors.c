@@ -37,12 +37,14 @@ static void set_up_format(int32_t format, int64_t d_qk)
 SET_UP(set_up, set_up_format(FMLA_KV_FP8_656, D_QK))
 SET_UP(set_up_576, set_up_format(FMLA_KV_FP8_576, D_QK))
 SET_UP(set_up_584, set_up_format(FMLA_KV_FP8_584, 512))
+SET_UP(set_up_528, set_up_format(FMLA_KV_FP8_528_SPLIT, 512))
+SET_UP(set_up_288, set_up_format(FMLA_KV_FP4_288, 512))
 SET_UP(set_up_bf16, set_up_format(FMLA_KV_BF16, D_QK))
 
 static void test_refused(void)
 {
-    void (*const set_ups[])(void) = {set_up_576, set_up_584, set_up_bf16, set_up};
-    for (int i = 0; i < 4; i++) {
+    void (*const set_ups[])(void) = {set_up_576, set_up_584, set_up_528, set_up_288, set_up_bf16, set_up};
+    for (int i = 0; i < 6; i++) {
         append.set_up = gather.set_up = set_ups[i];
         refuse_by_descriptor(&append), refuse_by_descriptor(&gather);
     }
@@ -54,6 +56,9 @@ static void test_refused(void)
     REFUSED_BOTH("cache_scale", "nan|finite", set_up_576(), BOTH(cache_scale = NAN));
     REFUSED_BOTH("kv_cache", "stride of dimension 1|592|584", set_up_584(), BOTH_CACHES(strides[1] = 592),
                  BOTH_CACHES(strides[0] = 8192));
+    REFUSED_BOTH("kv_cache", "stride of dimension 1|544|528|FP8_528_SPLIT", set_up_528(),
+                 BOTH_CACHES(strides[1] = 544), BOTH_CACHES(strides[0] = 8192));
+    REFUSED_BOTH("kv_cache", "288|528", set_up_288(), BOTH(kv_format = FMLA_KV_FP8_528));
     REFUSED(append, "latent", "d_qk - 64|576|512", resize(&append, DIM_width, D_QK));
     REFUSED(append, "latent", "d_qk|512|576", APPEND.rope = NULL);
     REFUSED(append, "rope", "bfloat16|float32", A(rope).tensor.dtype = bf16);

@@ -16,6 +16,8 @@ static void check_value(uint32_t bits)
           num_to_bf16(x));
     CHECK(fast_to_fp16(x) == num_to_fp16(x), "fp16 of %#x: %#x, not %#x", bits, fast_to_fp16(x),
           num_to_fp16(x));
+    CHECK(fast_to_e2m1(x) == num_to_e2m1(x), "e2m1 of %#x: %#x, not %#x", bits, fast_to_e2m1(x),
+          num_to_e2m1(x));
     CHECK(fast_to_e4m3(x) == num_to_e4m3(x), "e4m3 of %#x: %#x, not %#x", bits, fast_to_e4m3(x),
           num_to_e4m3(x));
     if (bits <= 0x7f800000u)

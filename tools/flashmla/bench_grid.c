@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 8, PRODUCTS = 5 };
+enum { MOST = 12, PRODUCTS = 5 };
 
 /* In the order of the rows below. Lists end with 0; an axis without one has its usual value. page_size 0: 64, but of sparse
  * prefill keys without pages. A second cache has as many keys; with extra_varlen its lists count from 0 to all of their
@@ -146,7 +146,9 @@ static struct option_counts list_of(enum operation op, const struct product *p, 
         [AXIS_KV_HEADS] = {1},
         [AXIS_D_QK] = {576},
         [AXIS_PARTS] = {2, 8},
-        [AXIS_FORMAT] = {FMLA_KV_BF16, FMLA_KV_FP16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576},
+        [AXIS_FORMAT] = {FMLA_KV_BF16, FMLA_KV_FP16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576,
+                         FMLA_KV_FP8_528, FMLA_KV_FP8_528_SPLIT, FMLA_KV_FP4_288, FMLA_KV_FP4_288_SPLIT,
+                         FMLA_KV_FP8_528_F32},
         [AXIS_PAGE_SIZE] = {64}};
     static const int64_t no_yes[2] = {0, 1};
     const int64_t *const lists[BENCH_AXES] = {

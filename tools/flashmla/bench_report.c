@@ -21,7 +21,7 @@ bool bench_only_copies(enum operation op)
 void bench_report_head(const struct bench_report *report)
 {
     if (bench_only_copies(report->op)) {
-        printf("\n%-13s %8s %5s %-8s %5s %-12s %10s %10s %10s %8s %10s %7s\n", "operation", "tokens", "type",
+        printf("\n%-13s %8s %5s %-13s %5s %-12s %10s %10s %10s %8s %10s %7s\n", "operation", "tokens", "type",
                "cache", "page", "kernel", "us", "min", "max", "GB/s", "floor us", "x floor");
         return;
     }
@@ -44,7 +44,7 @@ static void print_shape(const struct bench_row *row)
     const struct shape *s = row->shape;
     char options[40] = "", width[48], number[24] = "", b[24] = "-"; /* a prompt has no batch */
     if (bench_only_copies(s->op)) {
-        printf("%-13s %8" PRId64 " %5s %-8s ", descriptors[s->op].name, s->tokens, element_name(s->type),
+        printf("%-13s %8" PRId64 " %5s %-13s ", descriptors[s->op].name, s->tokens, element_name(s->type),
                s->format ? format_name(s->format) : "-");
         return;
     }

@@ -76,7 +76,7 @@ static json_t *json_takes(const fmla_capability *row)
         if (row->d_qk[i]) json_array_append_new(d_qk, json_integer(row->d_qk[i]));
         if (row->d_v[i]) json_array_append_new(d_v, json_integer(row->d_v[i]));
     }
-    for (int32_t f = FMLA_KV_BF16; f <= FMLA_KV_FP8_576; f++)
+    for (int32_t f = FMLA_KV_BF16; f <= FMLA_KV_FP8_528_F32; f++)
         if (row->kv_formats >> f & 1) json_array_append_new(format, json_string(format_name(f)));
     for (int p = 0; p < 2; p++)
         if (row->products >> p & 1) json_array_append_new(product, json_string(products[p]));

@@ -127,7 +127,7 @@ static const struct verify_case {
 enum { CASES = sizeof cases / sizeof *cases };
 
 /* What the oracle made of the cases, listed and plain ones, in each format: made for one kernel, and good for the next. */
-enum { PLAIN = 2 * OPERATIONS, FORMATS = FMLA_KV_FP8_576 + 1 };
+enum { PLAIN = 2 * OPERATIONS, FORMATS = FMLA_KV_FP8_528_F32 + 1 };
 static struct {
     struct call call;
     bool made;
@@ -226,9 +226,10 @@ static void verify_case(fmla_device device, const char *kernel, int i, const str
 static bool next_format(struct verify_case *which)
 {
     struct shape *shape = &which->shape;
-    if (!shape->tokens || shape->format == FMLA_KV_FP8_576) return false;
+    if (!shape->tokens || shape->format == FMLA_KV_FP8_528_F32) return false;
     which->name = format_name(++shape->format);
-    shape->d_qk = shape->format == FMLA_KV_FP8_584 ? 512 : 576;
+    const int64_t width = cache_formats[shape->format].d_qk;
+    shape->d_qk = width ? width : 576;
     return true;
 }
 
