@@ -150,6 +150,18 @@ DEVICE void append_groups(const struct kv_layout &l, const uint4 &unit, int firs
         scales[first / l.group] = code;
 }
 
+/* x / scale as e2m1, with one step of correction as in fast_quotient: beyond fp32 that makes a NaN, of which the minimum is 6. A sum with a number
+ * whose last bit is worth a step of e2m1 there rounds to it; steps are 0.5 below 2, 1 below 4, and 2. */
+DEVICE uint32_t to_e2m1(float x, float scale, float inverse)
+{
+    constexpr float HALVES = 0x1p22f, ONES = 0x1p23f, TWOS = 0x1p24f;
+    const float quotient = x * inverse,
+                magnitude = fminf(fabsf(fmaf(fmaf(-quotient, scale, x), inverse, quotient)), 6.0f);
+    const float by = magnitude < 2.0f ? HALVES : magnitude < 4.0f ? ONES : TWOS;
+    const uint32_t first = magnitude < 2.0f ? 0 : magnitude < 4.0f ? 2 : 4;
+    return (__float_as_uint(magnitude + by) - __float_as_uint(by) + first) | (__float_as_uint(x) >> 28 & 8u);
+}
+
 /* A round of units of FP4, of which two or four have a scale: all lanes take part. A NaN has the largest bits, and makes the scale one. */
 template <bool ALIGNED, typename In>
 DEVICE void append_fp4(const struct kv_layout &l, const uint4 &unit, int first, uint8_t *values,
@@ -168,10 +180,11 @@ DEVICE void append_fp4(const struct kv_layout &l, const uint4 &unit, int first, 
     for (int lanes = l.group / VALUES / 2; lanes; lanes /= 2)
         most = max(most, __shfl_xor_sync(~0u, most, lanes));
     const uint8_t code = most > INFINITE ? 0x7f : num_e4m3_scale(__uint_as_float(most));
-    const float scale = num_from_e4m3(code);
+    const float scale = num_from_e4m3(code), inverse = 1.0f / scale;
     if (first >= l.nope) return;
 #pragma unroll
-    for (int i = 0; i < VALUES; i++) word |= (uint32_t)num_to_e2m1(x[i] / scale) << 4 * i;
+    for (int i = 0; i < VALUES; i++) word |= to_e2m1(x[i], scale, inverse) << 4 * i;
+    if (most > INFINITE) word = 0;
     uint8_t *const at = values + first / 2;
     if (VALUES == 8)
         store_words<ALIGNED, 1>(at, &word);
