@@ -10,6 +10,7 @@
  * FP8_656. Bytes are those of kv_store_token (kvformat.h), NaN included.
  */
 #include "../device/cache.cuh"
+#include "../device/result.cuh"
 
 /* ---- The caller's vectors ------------------------------------------------------------------- */
 
@@ -150,6 +151,16 @@ DEVICE void append_groups(const struct kv_layout &l, const uint4 &unit, int firs
         scales[first / l.group] = code;
 }
 
+/* num_e4m3_scale of a number: amax is clamped before the quotient by 6, whose product with 1 / 6 is corrected once. */
+DEVICE uint8_t fp4_scale(float amax)
+{
+    constexpr float BY = 6.0f, INVERSE = 1.0f / 6.0f;
+    const float clamped = fminf(fmaxf(amax, BY * 0x1p-9f), BY * 448.0f), quotient = clamped * INVERSE,
+                scale = fmaf(fmaf(-quotient, BY, clamped), INVERSE, quotient);
+    const float four[4] = {scale, scale, scale, scale};
+    return (uint8_t)to_e4m3_4(four, four);
+}
+
 /* x / scale as e2m1, with one step of correction as in fast_quotient: beyond fp32 that makes a NaN, of which the minimum is 6. A sum with a number
  * whose last bit is worth a step of e2m1 there rounds to it; steps are 0.5 below 2, 1 below 4, and 2. */
 DEVICE uint32_t to_e2m1(float x, float scale, float inverse)
@@ -179,8 +190,8 @@ DEVICE void append_fp4(const struct kv_layout &l, const uint4 &unit, int first, 
 #pragma unroll
     for (int lanes = l.group / VALUES / 2; lanes; lanes /= 2)
         most = max(most, __shfl_xor_sync(~0u, most, lanes));
-    const uint8_t code = most > INFINITE ? 0x7f : num_e4m3_scale(__uint_as_float(most));
-    const float scale = num_from_e4m3(code), inverse = 1.0f / scale;
+    const uint8_t code = most > INFINITE ? 0x7f : fp4_scale(__uint_as_float(most));
+    const float scale = from_e4m3_2(code).x, inverse = reciprocal_approx(scale);
     if (first >= l.nope) return;
 #pragma unroll
     for (int i = 0; i < VALUES; i++) word |= to_e2m1(x[i], scale, inverse) << 4 * i;
