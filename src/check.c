@@ -167,6 +167,7 @@ static fmla_status check_tensor(const char *operation, const char *name, const f
     checked->element = checked->of_bytes ? ELEMENT_BF16 : (enum element)which; /* not read for integers */
 
     const int64_t element_bytes = dtypes[which].dtype.bits / 8;
+    checked->element_bytes = (int32_t)element_bytes;
     struct layout_found found = {0};
     TRY(check_layout(operation, tensor, element_bytes, checked, &found));
     if (tensor->byte_offset > PTRDIFF_MAX)

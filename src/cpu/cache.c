@@ -40,10 +40,18 @@ static void append_share(void *data, int64_t index, int32_t worker)
 static fmla_status append(const struct cpu_cache *inner, const struct cache_problem *p)
 {
     for (int64_t t = 0; t < p->tokens; t++)
-        if (p->slots[t] < -1 || p->slots[t] >= p->slots_of_cache)
+        if (p->slots[t] < -1 || p->slots[t] >= p->cache.slots)
             return fail(FMLA_INVALID_ARGUMENT,
                         "cache_append: slot_mapping: entry %lld is %lld, must be -1 or in [0, %lld)",
-                        (long long)t, (long long)p->slots[t], (long long)p->slots_of_cache);
+                        (long long)t, (long long)p->slots[t], (long long)p->cache.slots);
+    for (int64_t t = 0; p->rope_pairs && t < p->tokens; t++) {
+        const int64_t position = cache_position(p, t);
+        if (p->slots[t] >= 0 && (position < 0 || position >= p->table_rows))
+            return fail(FMLA_INVALID_ARGUMENT,
+                        "cache_append: positions: entry %lld is %lld, must be in [0, %lld) as rope_table has "
+                        "rows",
+                        (long long)t, (long long)position, (long long)p->table_rows);
+    }
     const struct thread_pool pool = threads_now();
     const double cost = cost_of(p);
     const int32_t threads = threads_worth(&pool, cost);
@@ -63,7 +71,7 @@ static void gather_item(void *data, int64_t index, int32_t worker)
     (void)worker;
     for (int64_t t = index * TOKENS_OF_ITEM; t < p->tokens && t < (index + 1) * TOKENS_OF_ITEM; t++) {
         const int64_t slot = p->slots[t];
-        work->inner->load(p, t, slot >= 0 && slot < p->slots_of_cache ? slot : -1);
+        work->inner->load(p, t, cache_has(&p->cache, slot) ? slot : -1);
     }
 }
 

@@ -22,6 +22,14 @@ struct cache_params {
     int32_t aligned;             /* vectors and cache may be read and written 16 bytes at a time */
     float cache_scale;           /* gather; append: prescaled, */
     float prescale, inverse;     /* as fast_quotient of num_fast.h has them */
+    /* Of the fused append: */
+    const void *norm_weight; /* NULL: no norm */
+    const void *positions;
+    const float *rope_table;
+    int64_t table_rows, table_stride;
+    float norm_eps;
+    int32_t turns, halves; /* RoPE, of pairs that are halves; without it the four above are not looked at */
+    int32_t wide_positions;
 };
 
 /* A warp a token. */

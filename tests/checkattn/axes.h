@@ -58,12 +58,17 @@ enum { EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL, EMPTIES_NAN /* of some rows one 
     X(C_VALUES, "values: normal hostile all")                                                                \
     X(C_SCALE, "scale: 0 1 2 3 4") /* of FP8_576 */                                                          \
     X(C_SLOTS, "slots: distinct skipped twice")                                                              \
+    X(C_NORM, "norm: none with_eps without_eps")                                                             \
+    X(C_TURN, "turned: none interleaved halves")                                                             \
+    X(C_POSITIONS, "positions: i32 i64")                                                                     \
     X(C_GRAPH, "graph: 0 1")                                                                                 \
     X(C_THREADS, "threads: built_in (one) own")
 enum { CACHE_AXES(AXIS_NAME) C_AXES };
 enum { CACHE_DENSE, CACHE_PADDED, CACHE_ODD, CACHE_SPREAD, CACHE_FAR /* pages more than 2^31 bytes apart */ };
 enum { VALUES_NORMAL, VALUES_HOSTILE, VALUES_ALL };
 enum { SLOTS_DISTINCT, SLOTS_SKIPPED, SLOTS_TWICE };
+/* C_TURN has the values of FMLA_ROPE_…. */
+enum { NORM_NONE, NORM_EPS, NORM_NO_EPS };
 enum { CACHE_SCALES = 5 };
 
 #endif

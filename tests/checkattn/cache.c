@@ -40,6 +40,8 @@ static bool possible(const int64_t *v)
     if (sized && (scaled || (known && !is_16_bit(format)))) return false;
     if (scaled && known && format != FMLA_KV_FP8_576) return false;
     if (sized && v[C_D_QK] <= 64 && v[C_ROPE] == 1) return false;
+    if (!v[C_TURN] && v[C_POSITIONS] > 0) return false;
+    if (sized && v[C_D_QK] != 576 && (v[C_NORM] > 0 || v[C_TURN] > 0 || v[C_POSITIONS] > 0)) return false;
     return !(in_pieces(format) && v[C_CACHE] == CACHE_SPREAD);
 }
 
@@ -58,6 +60,7 @@ static void choose(struct subject *op, const struct run *run)
     const bool gather = op == &cache_gather;
     op->axis[C_GRAPH].count = on_gpu(run) ? 2 : 1;
     op->axis[C_ROPE].count = gather ? 1 : 2;
+    for (int i = C_NORM; i <= C_POSITIONS; i++) op->axis[i].count = gather ? 1 : i == C_POSITIONS ? 2 : 3;
     /* Which of the tokens of one slot stays is not said of a GPU; reading one twice is. */
     op->axis[C_SLOTS].count = on_gpu(run) && !gather ? 2 : 3;
 }
@@ -184,6 +187,50 @@ static void fill_vectors(struct test_case *c)
     }
 }
 
+/* What is done to the values first. Positions are drawn, so that some occur twice; of a GPU and of tokens that are skipped some
+ * are outside the table. */
+static void make_norm(struct test_case *c, enum layout layout)
+{
+    const int64_t *v = c->v;
+    const float eps = v[C_NORM] == NORM_EPS ? 1e-6f : 0.0f;
+    c->normed = 512;
+    case_tensor(c, APPEND(norm_weight), layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS, true);
+    *(float *)op_option(c->op->of, &c->args, "norm_eps") = eps;
+    char *weight = guarded_at(&c->tensor[APPEND(norm_weight)], 0, 0, 0, 0);
+    for (int64_t i = 0; i < c->normed; i++, weight += c->dtype.bits / 8)
+        put_value(weight, c->dtype, v[C_VALUES] == VALUES_HOSTILE ? VALUES_HOSTILE : VALUES_NORMAL, i, 1.0f,
+                  &c->random);
+}
+
+static int64_t position_outside(struct random_state *random, bool wide, int64_t positions)
+{
+    const int64_t outside[] = {positions, -1, wide ? INT64_MIN : INT32_MIN, wide ? INT64_C(1) << 32 : INT32_MAX};
+    return outside[random_between(random, 0, 3)];
+}
+
+static void make_turns(struct test_case *c, enum layout layout, bool gpu)
+{
+    const int64_t *v = c->v, *slot = guarded_at(&c->tensor[APPEND(slot_mapping)], 0, 0, 0, 0);
+    c->max_positions = 333, c->turned = 64, c->wide = v[C_POSITIONS];
+    case_tensor(c, APPEND(positions), layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS, true);
+    case_tensor(c, APPEND(rope_table), layout, true);
+    *(int32_t *)op_option(c->op->of, &c->args, "rope_pairs") = (int32_t)v[C_TURN];
+    for (int64_t t = 0; t < c->max_positions; t++) {
+        float *row = guarded_at(&c->tensor[APPEND(rope_table)], t, 0, 0, 0);
+        fmla_rope_table(row, 1, 1e4); /* which is too plain to be all of them */
+        for (int i = 0; t && i < 64; i++)
+            row[i] = v[C_VALUES] == VALUES_HOSTILE ? hostile(&c->random) : 0.7f * random_normal(&c->random);
+    }
+    char *at = guarded_at(&c->tensor[APPEND(positions)], 0, 0, 0, 0);
+    for (int64_t t = 0; t < v[C_TOKENS]; t++, at += c->wide ? 8 : 4) {
+        int64_t position = random_between(&c->random, 0, c->max_positions - 1);
+        if (slot[t] == -1 || (gpu && v[C_SLOTS] == SLOTS_SKIPPED && t % 7 == 3))
+            position = position_outside(&c->random, c->wide, c->max_positions);
+        const int32_t narrow = (int32_t)position;
+        memcpy(at, c->wide ? (const void *)&position : &narrow, c->wide ? 8 : 4);
+    }
+}
+
 static int64_t common_divisor(int64_t a, int64_t b)
 {
     while (b) {
@@ -233,6 +280,8 @@ static void make(struct test_case *c, const struct run *run)
     case_tensor(c, APPEND(latent), layout, true);
     if (v[C_ROPE]) case_tensor(c, APPEND(rope), layout, true);
     fill_vectors(c);
+    if (v[C_NORM]) make_norm(c, layout);
+    if (v[C_TURN]) make_turns(c, layout, on_gpu(run));
 }
 
 /* ---- Faults ---------------------------------------------------------------------------------- */
@@ -323,8 +372,18 @@ static void compare_gathered(struct test_case *c, const struct run *run, struct 
     guarded_free(&theirs);
 }
 
-/* Every byte, by the oracle in a copy of what the cache was. On a GPU slots outside the cache are skipped; the oracle is a
- * kernel of the CPU, which refuses them. */
+static bool is_turned(const struct test_case *c, int64_t token)
+{
+    const char *at = guarded_at(&c->tensor[APPEND(positions)], 0, 0, 0, 0);
+    int64_t position;
+    int32_t narrow;
+    memcpy(&narrow, at + 4 * token, sizeof narrow), position = narrow;
+    if (c->wide) memcpy(&position, at + 8 * token, sizeof position);
+    return position >= 0 && position < c->max_positions;
+}
+
+/* Every byte, by the oracle in a copy of what the cache was. On a GPU tokens whose slot or position there is not are skipped; the
+ * oracle is a kernel of the CPU, which refuses them. */
 static void compare_cache(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
                           struct oracle *oracle)
 {
@@ -336,7 +395,9 @@ static void compare_cache(struct test_case *c, const struct run *run, struct tal
     union call_args args = c->args;
     fmla_tensor cache = g->tensor, list = c->view[APPEND(slot_mapping)];
     memcpy(theirs, g->initial, g->whole);
-    for (int64_t t = 0; t < c->v[C_TOKENS]; t++) all[t] = given[t] < 0 || given[t] >= slots ? -1 : given[t];
+    for (int64_t t = 0; t < c->v[C_TOKENS]; t++)
+        all[t] =
+            given[t] < 0 || given[t] >= slots || (c->v[C_TURN] && !is_turned(c, t)) ? -1 : given[t];
     cache.data = theirs + GUARDED_FRONT;
     list.data = all, list.byte_offset = 0;
     args.cache_append.kv_cache = &cache, args.cache_append.slot_mapping = &list,
@@ -372,6 +433,16 @@ static void more(struct suite *suite)
                          format, element, scale, !gather && element);
                 suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
             }
+    static const char *const changed[] = {"norm with_eps", "turned interleaved", "turned halves",
+                                          "norm without_eps, turned interleaved",
+                                          "norm with_eps, turned halves, positions i64"};
+    for (int format = FMLA_KV_BF16; !gather && format <= FMLA_KV_FP8_528_F32; format++)
+        for (int i = 0; i < 15; i++) {
+            snprintf(text, sizeof text,
+                     "format %d, vectors %d, tokens 131, page_size 64, d_qk 576, rope apart %d, values all, %s",
+                     format, i % 3, i % 2, changed[i / 3]);
+            suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
+        }
     for (int format = FMLA_KV_FP8_656; format <= FMLA_KV_FP8_528_F32; format++) {
         snprintf(text, sizeof text, "format %d, tokens 128, page_size 64, cache far, slots skipped", format);
         suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);

@@ -147,6 +147,7 @@ static void draw_cache(struct random_state *random, bool gather, bool gpu, int64
     v[C_ROPE] = !gather && v[C_D_QK] > 64 && kind(random, 2);
     v[C_SCALE] = v[C_FORMAT] == FMLA_KV_FP8_576 ? kind(random, CACHE_SCALES) : 0;
     v[C_GRAPH] = 0;
+    if (gather || (wide && v[C_D_QK] != 512 && v[C_D_QK] != 576)) v[C_NORM] = v[C_TURN] = 0;
     v[C_SLOTS] = kind(random, gpu && !gather ? SLOTS_TWICE : SLOTS_TWICE + 1);
 }
 

@@ -32,6 +32,7 @@ static void set_up_format(int32_t format, int64_t d_qk)
     begin(&append, &layout, 0), begin(&gather, &layout, 0);
     PUT(A(slot_mapping), int64_t, 7, -1, 2), PUT(G(slots), int64_t, 7, -1, 2);
     BOTH(kv_format = format);
+    APPEND.norm_eps = 1e-6f, APPEND.rope_pairs = FMLA_ROPE_HALVES;
 }
 
 SET_UP(set_up, set_up_format(FMLA_KV_FP8_656, D_QK))
@@ -40,6 +41,24 @@ SET_UP(set_up_584, set_up_format(FMLA_KV_FP8_584, 512))
 SET_UP(set_up_528, set_up_format(FMLA_KV_FP8_528_SPLIT, 512))
 SET_UP(set_up_288, set_up_format(FMLA_KV_FP4_288, 512))
 SET_UP(set_up_bf16, set_up_format(FMLA_KV_BF16, D_QK))
+
+/* Of 64 bits; the token between is skipped. */
+static void put_positions(int64_t skipped, int64_t last)
+{
+    static int64_t positions[TOKENS];
+    positions[0] = 4, positions[1] = skipped, positions[2] = last;
+    A(positions).tensor.data = positions, A(positions).tensor.dtype = (fmla_dtype){FMLA_TYPE_INT, 64, 1};
+}
+
+static void leave_norm_out(void)
+{
+    APPEND.norm_weight = NULL, APPEND.norm_eps = 0.0f;
+}
+
+static void leave_rope_out(void)
+{
+    APPEND.positions = APPEND.rope_table = NULL, APPEND.rope_pairs = FMLA_ROPE_NONE;
+}
 
 static void test_refused(void)
 {
@@ -64,6 +83,27 @@ static void test_refused(void)
     REFUSED(append, "rope", "bfloat16|float32", A(rope).tensor.dtype = bf16);
     REFUSED(append, "rope", "NULL|64", set_up_format(FMLA_KV_BF16, ROPE));
 
+    /* What is done to the values first. */
+    REFUSED(append, "norm_eps", "-1|finite", APPEND.norm_eps = -1.0f);
+    REFUSED(append, "norm_eps", "inf|finite", APPEND.norm_eps = INFINITY);
+    REFUSED(append, "norm_eps", "nan|finite", APPEND.norm_eps = NAN);
+    REFUSED(append, "norm_eps", "1e-06|0 without norm_weight", APPEND.norm_weight = NULL);
+    REFUSED(append, "positions", "NULL|rope_table", APPEND.positions = NULL);
+    REFUSED(append, "rope_table", "NULL|positions", APPEND.rope_table = NULL);
+    REFUSED(append, "rope_pairs", "0|1|2|rope_table", APPEND.rope_pairs = FMLA_ROPE_NONE);
+    REFUSED(append, "rope_pairs", "2|0 without rope_table", APPEND.positions = APPEND.rope_table = NULL);
+    REFUSED(append, "norm_weight", "NULL|40|512 or 576", set_up_format(FMLA_KV_BF16, 40), APPEND.rope = NULL,
+            resize(&append, DIM_width, 40), APPEND.rope = NULL);
+    REFUSED(append, "rope_table", "NULL|640|512 or 576", set_up_format(FMLA_KV_BF16, 640),
+            APPEND.norm_weight = NULL, APPEND.norm_eps = 0.0f);
+    for (int i = 0; i < 8; i++) { /* a position that the table does not have, of a token that is not skipped */
+        static const int64_t positions[] = {5, -1, INT64_MAX, INT64_MIN};
+        char words[64];
+        snprintf(words, sizeof words, "entry 2 is %" PRId64 "|0|5|rope_table", positions[i / 2]);
+        REFUSED(append, "positions", words, put_positions(99, positions[i / 2]),
+                APPEND.kernel = i % 2 ? "ref" : NULL);
+    }
+
     /* A slot that is none: found before anything is written. */
     static const int64_t none[] = {8, -2, INT64_MAX, INT64_MIN};
     for (int i = 0; i < 8; i++) {
@@ -87,7 +127,8 @@ static void check_both(const char *label, bool written)
     CHECK(out[0] == in[0] && out[D_QK] == 0.0f && out[2 * D_QK - 1] == 0.0f, "gather, %s: %g %g %g", label,
           (double)out[0], (double)out[D_QK], (double)out[2 * D_QK - 1]);
 }
-#define TAKEN_BOTH(label, written, ...) (set_up(), __VA_ARGS__, check_both(label, written))
+#define TAKEN_BOTH(label, written, ...)                                                                      \
+    (set_up(), __VA_ARGS__, leave_norm_out(), leave_rope_out(), check_both(label, written))
 
 static void no_slots(void)
 {
@@ -110,12 +151,16 @@ static void test_taken(void)
                cache->shape[1] = PAGE_SIZE, cache->strides[1] = BYTES + 3,
                cache->strides[0] = PAGE_SIZE * (BYTES + 3));
     TAKEN_BOTH("one tensor of all values", true, resize(&append, DIM_width, D_QK), APPEND.rope = NULL);
+    TAKEN(append, "a position of a token that is skipped", put_positions(INT64_MIN, 0));
+    TAKEN(append, "no norm", leave_norm_out());
+    TAKEN(append, "no RoPE", leave_rope_out());
     TAKEN_BOTH("FP8_576", true, set_up_576(), BOTH(cache_scale = 1.0f));
     TAKEN_BOTH("no slots", false, no_slots());
     TAKEN_BOTH("no tokens", false, resize(&append, DIM_tokens, 0), resize(&gather, DIM_tokens, 0));
     TAKEN_BOTH("no pages", false, resize(&append, DIM_pages, 0), resize(&gather, DIM_pages, 0), no_slots());
     /* The last token of a slot stays, on any number of threads; at an odd address. */
-    set_up(), cache->tensor.byte_offset = 1, GATHER.kv_cache = APPEND.kv_cache;
+    set_up(), leave_norm_out(), leave_rope_out();
+    cache->tensor.byte_offset = 1, GATHER.kv_cache = APPEND.kv_cache;
     PUT(A(slot_mapping), int64_t, 5, 5, 5), PUT(G(slots), int64_t, 5, 5, 5);
     check_taken(&append, "one slot"), check_taken(&gather, "one slot"), check_written(&gather, "one slot");
     const float *rope = A(rope).tensor.data, *out = G(out).tensor.data;

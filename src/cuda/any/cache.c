@@ -10,13 +10,15 @@
 static bool aligned(const struct cache_problem *p)
 {
     const int64_t bytes = p->element == ELEMENT_F32 ? 4 : 2, values = 16 / bytes;
-    const int64_t pages = p->slots_of_cache / p->page_size;
+    const int64_t pages = p->cache.slots / p->cache.page_size;
     return p->d_qk % values == 0 && p->latent_width % values == 0 &&
            cuda_rows_aligned(p->latent, &p->tokens, &p->latent_stride, 1, bytes, 16) &&
            cuda_rows_aligned(p->rope, &p->tokens, &p->rope_stride, 1, bytes, 16) &&
            cuda_rows_aligned(p->out, &p->tokens, &p->out_stride, 1, bytes, 16) &&
-           cuda_rows_aligned(p->cache, (const int64_t[]){pages, p->page_size},
-                             (const int64_t[]){p->page_stride, p->slot_stride}, 2, 1, 16);
+           cuda_rows_aligned(p->norm_weight, NULL, NULL, 0, bytes, 16) &&
+           cuda_rows_aligned(p->rope_table, &p->table_rows, &p->table_stride, 1, 4, 16) &&
+           cuda_rows_aligned(p->cache.data, (const int64_t[]){pages, p->cache.page_size},
+                             (const int64_t[]){p->cache.page_stride, p->cache.slot_stride}, 2, 1, 16);
 }
 
 static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
@@ -26,34 +28,44 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     const char *operation = operation_name(p->operation);
     (void)kernel, (void)prepared;
     if (!p->tokens) return FMLA_OK; /* nothing to write */
-    const float prescale = append ? fast_prescale(p->cache_scale) : 1.0f;
-    const bool few_slots = p->slots_of_cache <= INT32_MAX;
+    const float prescale = append ? fast_prescale(p->cache.scale) : 1.0f;
+    const bool few_slots = p->cache.slots <= INT32_MAX;
     struct cache_params params = {
         .slots = p->slots,
         .latent = p->latent,
         .rope = p->rope,
         .out = p->out,
-        .cache = p->cache,
+        .cache = p->cache.data,
         .tokens = p->tokens,
-        .page_size = p->page_size,
-        .slots_of_cache = p->slots_of_cache,
+        .page_size = p->cache.page_size,
+        .slots_of_cache = p->cache.slots,
         .latent_stride = p->latent_stride,
         .rope_stride = p->rope_stride,
         .out_stride = p->out_stride,
-        .page_stride = p->page_stride,
-        .slot_stride = p->slot_stride,
+        .page_stride = p->cache.page_stride,
+        .slot_stride = p->cache.slot_stride,
         .d_qk = (int32_t)p->d_qk,
         .latent_width = (int32_t)p->latent_width,
-        .page_divisor = divisor_of((uint32_t)p->page_size),
+        .page_divisor = divisor_of((uint32_t)p->cache.page_size),
         .few_slots = few_slots,
         .aligned = aligned(p),
-        .cache_scale = p->cache_scale * prescale,
+        .cache_scale = p->cache.scale * prescale,
         .prescale = prescale,
-        .inverse = 1.0f / (p->cache_scale * prescale),
+        .inverse = 1.0f / (p->cache.scale * prescale),
+        .norm_weight = p->norm_weight,
+        .positions = p->positions,
+        .rope_table = p->rope_table,
+        .table_rows = p->table_rows,
+        .table_stride = p->table_stride,
+        .norm_eps = p->norm_eps,
+        .turns = p->rope_pairs != FMLA_ROPE_NONE,
+        .halves = p->rope_pairs == FMLA_ROPE_HALVES,
+        .wide_positions = p->position_bytes == 8,
     };
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of(
-            (struct cuda_key){append ? CUDA_CACHE_APPEND : CUDA_CACHE_GATHER, p->element, p->format, 0}),
+            (struct cuda_key){append ? CUDA_CACHE_APPEND : CUDA_CACHE_GATHER, p->element, p->cache.format,
+                              cache_append_is_fused(p)}),
         .blocks = (p->tokens - 1) / CACHE_WARPS + 1, /* any number of them walks through all tokens */
         .stream = p->stream,
     };

@@ -156,7 +156,10 @@ DEVICE float2 from_e4m3_2(uint32_t bytes)
     else                                                                                                     \
         for (; token < p.tokens; token += step) call<false, __VA_ARGS__>(p, token, __ldg(p.slots + token))
 
-#define CACHE_KERNEL(NAME, ...) DEFINE_KERNEL(NAME, cache_params, (32 * CACHE_WARPS), EACH_TOKEN(__VA_ARGS__))
+#ifndef CACHE_BOUNDS /* or with blocks of an SM, where they limit registers */
+#define CACHE_BOUNDS (32 * CACHE_WARPS)
+#endif
+#define CACHE_KERNEL(NAME, ...) DEFINE_KERNEL(NAME, cache_params, CACHE_BOUNDS, EACH_TOKEN(__VA_ARGS__))
 
 /* Defines the kernels of a cache format, with vectors of each type; `call` does a token. */
 #define CACHE_KERNELS_OF(NAME, call, FORMAT)                                                                 \
