@@ -22,6 +22,22 @@ def _cache_scale(function: str, cache_scale: Any) -> float:
     return value if value == 0 else scale_of(function, "cache_scale", value, "0 = 1")
 
 
+def _norm_eps(function: str, norm_eps: Any) -> float:
+    value = number_of(function, "norm_eps", norm_eps)
+    return value if value == 0 else scale_of(function, "norm_eps", value, "0: nothing is added")
+
+
+_ROPE_PAIRS = {None: 0, "interleaved": 1, "halves": 2}  # FMLA_ROPE_…
+
+
+def _rope_pairs(function: str, rope_pairs: Any) -> int:
+    if rope_pairs is not None and not isinstance(rope_pairs, str):
+        raise TypeError(f"{function}: rope_pairs: is {type(rope_pairs).__name__}, must be a str or None")
+    if rope_pairs not in _ROPE_PAIRS:
+        raise ValueError(f"{function}: rope_pairs: is {rope_pairs!r}, must be 'interleaved' or 'halves'")
+    return _ROPE_PAIRS[rope_pairs]
+
+
 def cache_append(
     latent: Any,
     rope: Optional[Any],
@@ -30,9 +46,15 @@ def cache_append(
     kv_format: str,
     *,
     cache_scale: float = 0.0,
+    norm_weight: Optional[Any] = None,
+    norm_eps: float = 0.0,
+    positions: Optional[Any] = None,
+    rope_table: Optional[Any] = None,
+    rope_pairs: Optional[str] = None,
     stream: int = 0,
 ) -> None:
-    """Writes the vectors of new tokens into pages, quantised as the format says.
+    """Writes the vectors of new tokens into pages, quantised as the format says, in one pass with the RMS norm and the RoPE in front
+    of it where these are asked for (docs/semantics.md, "Cache append").
 
     Args:
         latent: [tokens, d_qk - 64], bf16, fp16 or fp32; [tokens, d_qk] where rope is None.
@@ -44,6 +66,11 @@ def cache_append(
         kv_format: "BF16", "FP16", "FP8_656", "FP8_584", "FP8_576", "FP8_528", "FP8_528_SPLIT", "FP4_288", "FP4_288_SPLIT" or
             "FP8_528_F32" (docs/semantics.md, "Cache formats").
         cache_scale: of FP8_576, one for the whole cache; 0: 1. Of others 0.
+        norm_weight, norm_eps: [512], of the type of latent, and what is added to the mean of the squares: RMS norm of the first
+            512 values of each token. None: no norm.
+        positions, rope_table, rope_pairs: [tokens], int32 or int64; [max_positions, 64], fp32: 32 cosines and 32 sines of each
+            position; "interleaved" (values 2 i and 2 i + 1 are a pair) or "halves" (i and 32 + i): RoPE of the last 64 values.
+            None, all three: no RoPE. On a GPU a token whose position the table does not have is skipped.
         stream: as in `flash_mla_with_kvcache`.
 
     Raises:
@@ -55,10 +82,13 @@ def cache_append(
         if array is None:
             raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
     check_kinds(this, module, ("rope", rope), ("kv_cache", kv_cache), ("slot_mapping", slot_mapping))
+    check_kinds(this, module, ("norm_weight", norm_weight), ("positions", positions), ("rope_table", rope_table))
     options = _format(this, kv_format), _cache_scale(this, cache_scale)
+    changes = _norm_eps(this, norm_eps), _rope_pairs(this, rope_pairs)
     stream = integer_of(this, "stream", stream)
     slots = module.slots_of(this, "slot_mapping", slot_mapping, stream)
-    module.run(_operations.CACHE_APPEND, (latent, rope, kv_cache, slots), (), options, stream)
+    tensors = latent, rope, kv_cache, slots, norm_weight, positions, rope_table
+    module.run(_operations.CACHE_APPEND, tensors, (), options + changes, stream)
 
 
 def cache_gather(

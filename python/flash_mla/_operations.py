@@ -77,6 +77,13 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = {
         "656 bytes: the last 64 values of its queries are not quantised",
     },
     PREFILL: {"kv_format: is 0, must name the format": "is_fp8_kvcache: is False, must be True where kv has bytes"},
+    APPEND: {
+        "positions: is NULL": "positions: is None",
+        "rope_table: is NULL": "rope_table: is None",
+        "rope_pairs: is 0, must be 1 (interleaved) or 2 (halves)": "rope_pairs: is None, must be 'interleaved' or 'halves'",
+        "rope_pairs: is 1, must be 0": "rope_pairs: is 'interleaved', must be None",
+        "rope_pairs: is 2, must be 0": "rope_pairs: is 'halves', must be None",
+    },
     MHA: {
         "lse: stride of the innermost": "lse: stride of dimension 0 must be 1, as in the transpose of a new [h_q, tokens]"
     },
@@ -312,7 +319,11 @@ MHA_BACKWARD = Operation(
     "max_s_q max_s_k softmax_scale causal deterministic log_base",
 )
 MERGE_STATES = Operation(*("merge", MERGE), "out_parts lse_parts attn_sink? out! lse!", "lse_empty log_base", _of_merge)
-CACHE_APPEND = Operation(*("cache_append", APPEND), "latent rope? kv_cache! slot_mapping", "kv_format cache_scale")
+CACHE_APPEND = Operation(
+    *("cache_append", APPEND),
+    "latent rope? kv_cache! slot_mapping norm_weight? positions? rope_table?",
+    "kv_format cache_scale norm_eps rope_pairs",
+)
 CACHE_GATHER = Operation(*("cache_gather", GATHER), "kv_cache slots out!", "kv_format cache_scale", _of_gather)
 DENSE_PLAN = Operation(*("decode_plan", PLAN), "seqlens partitions! num_splits!", "s_q h_q h_kv")
 SPARSE_PLAN = Operation(

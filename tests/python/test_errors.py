@@ -110,7 +110,7 @@ def wrong_types(tensor, call):
     may = {tensor.dtype(call.is_packed) or call.kind.element}
     may |= {"ALLOW_FLOATS", "ALLOW_FP16"} & tensor.allowed and {"float16"}
     may |= {"ALLOW_FLOATS"} & tensor.allowed and {"float32"}
-    may |= {"ALLOW_I64"} & tensor.allowed and {"int32"}  # which is converted
+    may |= {"ALLOW_I64"} & tensor.allowed and {"int32", "int64"}  # slots are converted
     return sorted(wrong - may)
 
 
@@ -246,7 +246,11 @@ OPTIONS = {
         **STREAM,
     },
     "merge_states": {**OF_LSE, **STREAM},
-    "cache_append": OF_CACHE,
+    "cache_append": {
+        **OF_CACHE,
+        "norm_eps": [(TYPE, None, "1"), (VALUE, -1.0, 1e-50, math.inf, math.nan)],
+        "rope_pairs": [(TYPE, 1, True), (VALUE, "none", "half", "")],
+    },
     "cache_gather": OF_CACHE,
     "get_mla_metadata": {
         "num_q_tokens_per_head_k": [(TYPE, None, "1", 1.0), (VALUE, 0, -1, 2**40)],

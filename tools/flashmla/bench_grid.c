@@ -131,7 +131,8 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
         [OP_SPARSE_PREFILL] = ALL | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
         [OP_MHA_FORWARD] = MHA,
         [OP_MHA_BACKWARD] = MHA,
-        [OP_CACHE_APPEND] = CACHES | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE,
+        [OP_CACHE_APPEND] =
+            CACHES | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE | 1 << AXIS_NORM | 1 << AXIS_TURNS,
         [OP_CACHE_GATHER] = CACHES | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE,
     };
     const int of_keys = p->page_size ? 1 << AXIS_PAGE_SIZE : KEYS;
@@ -198,6 +199,8 @@ static struct shape row_of(enum operation op, const struct product *p, const str
                           .causal = (dense || mha) && v[AXIS_CAUSAL],
                           .varlen = (dense || mha) && v[AXIS_VARLEN],
                           .extra_varlen = p->extra_varlen,
+                          .norm = v[AXIS_NORM],
+                          .turns = (int32_t)v[AXIS_TURNS],
                           .no_lse = op == OP_MERGE};
     if (of_caches && !shape.format) shape.format = shape.type == ELEMENT_FP16 ? FMLA_KV_FP16 : FMLA_KV_BF16;
     if (mha && !shape.d_v) shape.d_v = shape.d_qk < 128 ? shape.d_qk : 128;

@@ -76,6 +76,7 @@ static void sizes_of(const struct shape *s, int64_t size[DIMENSIONS])
     size[DIM_extra_page_size] = s->extra_page_size;
     size[DIM_topk] = s->topk, size[DIM_extra_topk] = s->extra_topk, size[DIM_n] = s->parts;
     size[DIM_tokens] = s->tokens, size[DIM_rope] = 64, size[DIM_width] = s->d_qk - 64;
+    size[DIM_normed] = 512, size[DIM_max_positions] = s->tokens, size[DIM_turned] = 64;
 }
 
 /* Which of the tensors that may be absent are there; what is made inside a call is not. */
@@ -87,6 +88,8 @@ static bool is_there(const struct shape *s, const struct member *member)
     if (!strcmp(name, "attn_sink")) return s->sink;
     if (!strcmp(name, "kv_scale")) return s->format == FMLA_KV_FP8_576;
     if (!strcmp(name, "q_scale")) return s->products == MADE_CODES;
+    if (!strcmp(name, "norm_weight")) return s->norm;
+    if (!strcmp(name, "positions") || !strcmp(name, "rope_table")) return s->turns != FMLA_ROPE_NONE;
     if (!strcmp(name, "block_table")) return s->page_size > 0;
     if (!strcmp(name, "topk_length") || !strncmp(name, "cu_seqlens", 10)) return s->varlen;
     if (!strcmp(name, "extra_topk_length")) return s->extra_topk && (s->varlen || s->extra_varlen);
@@ -446,6 +449,13 @@ static bool cache_values(struct making *m, struct fault *fault)
         slots[t] = m->shape->holes && t % 7 == 3 ? -1 : order[t / page_size] * page_size + t % page_size;
     free(order);
     fill(m, "latent", 0.0f), fill(m, "rope", 0.0f);
+    if (m->shape->norm) fill(m, "norm_weight", 1.0f), *(float *)call_option(m->call, "norm_eps") = 1e-6f;
+    if (m->shape->turns) {
+        int32_t *positions = data_of(m, "positions");
+        for (int64_t t = 0; t < m->shape->tokens; t++) positions[t] = (int32_t)t;
+        fmla_rope_table(data_of(m, "rope_table"), m->shape->tokens, 1e4);
+        *(int32_t *)call_option(m->call, "rope_pairs") = m->shape->turns;
+    }
     /* Bytes from 0x38 to 0x3f: e4m3, scales and 16-bit values that are ordinary numbers. */
     for (size_t i = 0; i < call_bytes(cache) / 8; i++)
         ((uint64_t *)cache->data)[i] = 0x3838383838383838u | (random_u64(&m->random) & 0x0707070707070707u);

@@ -121,6 +121,10 @@ static const struct verify_case {
     /* … and the formats that come after it */
     {"BF16", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
                        .type = ELEMENT_F32, .holes = true}},
+    {"BF16", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
+                       .type = ELEMENT_BF16, .norm = true, .turns = FMLA_ROPE_INTERLEAVED, .holes = true}},
+    {"BF16", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
+                       .type = ELEMENT_BF16, .norm = true, .turns = FMLA_ROPE_HALVES, .holes = true}},
     {"BF16", .shape = {OP_CACHE_GATHER, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
                        .type = ELEMENT_F32, .holes = true}},
 };
