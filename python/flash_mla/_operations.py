@@ -78,11 +78,11 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = {
     },
     PREFILL: {"kv_format: is 0, must name the format": "is_fp8_kvcache: is False, must be True where kv has bytes"},
     APPEND: {
-        "positions: is NULL": "positions: is None",
-        "rope_table: is NULL": "rope_table: is None",
-        "rope_pairs: is 0, must be 1 (interleaved) or 2 (halves)": "rope_pairs: is None, must be 'interleaved' or 'halves'",
-        "rope_pairs: is 1, must be 0": "rope_pairs: is 'interleaved', must be None",
-        "rope_pairs: is 2, must be 0": "rope_pairs: is 'halves', must be None",
+        "positions: is NULL": "positions: is None, must be given as rope_table is",
+        "rope_table: is NULL": "rope_table: is None, must be given as positions is",
+        "rope_pairs: is 0": "rope_pairs: is None, must be 'interleaved' or 'halves' with rope_table",
+        "rope_pairs: is 1, must be 0": "rope_pairs: is 'interleaved', must be None without rope_table",
+        "rope_pairs: is 2, must be 0": "rope_pairs: is 'halves', must be None without rope_table",
     },
     MHA: {
         "lse: stride of the innermost": "lse: stride of dimension 0 must be 1, as in the transpose of a new [h_q, tokens]"

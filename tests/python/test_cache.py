@@ -262,8 +262,8 @@ def test_norm_and_rope_that_do_not_fit(kind):
     call = Call("cache_append-656", kind)
     for argument, value, words in (
         ("norm_weight", None, "norm_eps: is 1e-06, must be 0 without norm_weight"),
-        ("positions", None, "positions: is None, must be a tensor as rope_table is"),
-        ("rope_table", None, "rope_table: is None, must be a tensor as positions is"),
+        ("positions", None, "positions: is None, must be given as rope_table is"),
+        ("rope_table", None, "rope_table: is None, must be given as positions is"),
         ("rope_pairs", None, "rope_pairs: is None, must be 'interleaved' or 'halves' with rope_table"),
     ):
         with pytest.raises(ValueError, match=f"^cache_append: {words}"):
