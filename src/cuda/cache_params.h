@@ -32,7 +32,8 @@ struct cache_params {
     int32_t wide_positions;
 };
 
-/* A warp a token. */
-enum { CACHE_WARPS = 4 };
+/* A warp a token. FUSED_BLOCKS of them are at work on an SM at a time: those of the fused append, which have as many registers, and of
+ * which no more are launched, so that each reads its weights once. */
+enum { CACHE_WARPS = 4, FUSED_BLOCKS = 8 };
 
 #endif

@@ -92,8 +92,7 @@ static void test_refused(void)
     REFUSED(append, "rope_table", "NULL|positions", APPEND.rope_table = NULL);
     REFUSED(append, "rope_pairs", "0|1|2|rope_table", APPEND.rope_pairs = FMLA_ROPE_NONE);
     REFUSED(append, "rope_pairs", "2|0 without rope_table", APPEND.positions = APPEND.rope_table = NULL);
-    REFUSED(append, "norm_weight", "NULL|40|512 or 576", set_up_format(FMLA_KV_BF16, 40), APPEND.rope = NULL,
-            resize(&append, DIM_width, 40), APPEND.rope = NULL);
+    REFUSED(append, "norm_weight", "NULL|104|512 or 576", set_up_format(FMLA_KV_BF16, 104));
     REFUSED(append, "rope_table", "NULL|640|512 or 576", set_up_format(FMLA_KV_BF16, 640),
             APPEND.norm_weight = NULL, APPEND.norm_eps = 0.0f);
     for (int i = 0; i < 8; i++) { /* a position that the table does not have, of a token that is not skipped */

@@ -21,6 +21,16 @@ static bool aligned(const struct cache_problem *p)
                              (const int64_t[]){p->cache.page_stride, p->cache.slot_stride}, 2, 1, 16);
 }
 
+/* Have all numbers and strides 31 bits? The fused append has its fast way for these alone. */
+static bool small(const struct cache_problem *p)
+{
+    const int64_t all[] = {p->tokens,           p->cache.slots,       p->latent_stride, p->rope_stride,
+                           p->cache.page_stride, p->cache.slot_stride, p->table_rows,    p->table_stride};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i] < 0 || all[i] > INT32_MAX) return false;
+    return true;
+}
+
 static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
     const struct cache_problem *p = problem.cache;
@@ -48,7 +58,7 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
         .latent_width = (int32_t)p->latent_width,
         .page_divisor = divisor_of((uint32_t)p->cache.page_size),
         .few_slots = few_slots,
-        .aligned = aligned(p),
+        .aligned = aligned(p) && (!cache_append_is_fused(p) || small(p)),
         .cache_scale = p->cache.scale * prescale,
         .prescale = prescale,
         .inverse = 1.0f / (p->cache.scale * prescale),
@@ -62,14 +72,22 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
         .halves = p->rope_pairs == FMLA_ROPE_HALVES,
         .wide_positions = p->position_bytes == 8,
     };
+    const bool fused = cache_append_is_fused(p);
+    struct cuda_scope scope;
+    fmla_status status = cuda_enter(operation, "kv_cache", p->device.id, &scope);
+    if (status) return status;
+    const int64_t blocks = (p->tokens - 1) / CACHE_WARPS + 1; /* any number of them walks through all tokens */
+    const int64_t at_once = (int64_t)scope.device->sms * FUSED_BLOCKS;
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of(
             (struct cuda_key){append ? CUDA_CACHE_APPEND : CUDA_CACHE_GATHER, p->element, p->cache.format,
-                              cache_append_is_fused(p)}),
-        .blocks = (p->tokens - 1) / CACHE_WARPS + 1, /* any number of them walks through all tokens */
+                              fused}),
+        .blocks = fused && blocks > at_once ? at_once : blocks,
         .stream = p->stream,
     };
-    return cuda_launch_alone(operation, "kv_cache", p->device.id, &launch, (void *[]){&params});
+    status = cuda_launch(operation, &scope, &launch, (void *[]){&params});
+    cuda_leave(&scope);
+    return status;
 }
 
 const struct kernel_driver cuda_cache_driver = {.run = run};

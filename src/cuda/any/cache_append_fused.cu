@@ -8,10 +8,14 @@
  *   RMS norm   squares and sums in double, in the order of norm_sum_of_squares: a lane's own, then between lanes
  *   RoPE       two values a lane, which come from the lanes that have them, and go back
  *
+ * What is aligned here is also small (cache.c): products of 32 bits say where something is.
+ *
  * Limit: memory for many tokens, two trips to memory one behind the other (position, then its row of the table) for few. Every
  * rounding is one of new_token.h; what is packed to 16 bits is rounded by the hardware, to nearest even.
  */
-#define CACHE_BOUNDS (32 * CACHE_WARPS, 8) /* 64 registers */
+#define CACHE_KERNEL(NAME, call, ...)                                                                        \
+    DEFINE_KERNEL(NAME, cache_params, (32 * CACHE_WARPS, FUSED_BLOCKS), if (p.aligned) call<true, __VA_ARGS__>(p); \
+                  else call<false, __VA_ARGS__>(p))
 #include "../device/append.cuh"
 
 #include "../../new_token.h"
@@ -40,39 +44,36 @@ template <> DEVICE uint4 unit_of<F32>(const float *x)
 
 /* ---- RMS norm -------------------------------------------------------------------------------- */
 
-template <typename In> struct Normed {
-    static constexpr int VALUES = Unit<In>::VALUES, ROUNDS = NORM_WIDTH / 32 / VALUES;
+/* The weights of a lane's values, which are those of every token. */
+template <bool ALIGNED, typename In> struct Weights {
+    static constexpr int VALUES = Unit<In>::VALUES, ROUNDS = NORM_WIDTH / 32 / VALUES, BYTES = 16 / VALUES;
+    uint4 unit[ROUNDS];
+
+    DEVICE explicit Weights(const struct cache_params &p)
+    {
+#pragma unroll
+        for (int r = 0; r < ROUNDS; r++) {
+            const uint8_t *const at =
+                (const uint8_t *)p.norm_weight + ((threadIdx.x & 31) + 32 * r) * VALUES * BYTES;
+            unit[r] = make_uint4(0, 0, 0, 0);
+            if (p.norm_weight) unit[r] = ALIGNED ? __ldg((const uint4 *)at) : load_elements<BYTES>(at);
+        }
+    }
 };
 
-template <bool ALIGNED, typename In> DEVICE uint4 load_weights(const struct cache_params &p, int first)
-{
-    constexpr int BYTES = 16 / Unit<In>::VALUES;
-    const uint8_t *const at = (const uint8_t *)p.norm_weight + first * BYTES;
-    if constexpr (ALIGNED) return __ldg((const uint4 *)at);
-    return load_elements<BYTES>(at);
-}
-
-template <typename In> DEVICE double squares_of_four(const uint4 &unit, int first)
-{
-    const float x[4] = {number_of<In>(unit, first), number_of<In>(unit, first + 1),
-                        number_of<In>(unit, first + 2), number_of<In>(unit, first + 3)};
-    return norm_of_four(x);
-}
-
 /* In all lanes. A sum of eight neighbours is a lane's, of fp32 two lanes'. */
-template <typename In> DEVICE double sum_of_squares(const uint4 *unit)
+template <typename In> DEVICE double sum_of_squares(const float (&x)[NORM_WIDTH / 32])
 {
     double sum;
     if constexpr (Unit<In>::VALUES == 8) {
-        sum = (squares_of_four<In>(unit[0], 0) + squares_of_four<In>(unit[0], 4)) +
-              (squares_of_four<In>(unit[1], 0) + squares_of_four<In>(unit[1], 4));
+        sum = (norm_of_four(x) + norm_of_four(x + 4)) + (norm_of_four(x + 8) + norm_of_four(x + 12));
 #pragma unroll
         for (int lanes = 16; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
     } else {
         double four[4];
 #pragma unroll
         for (int r = 0; r < 4; r++) {
-            four[r] = squares_of_four<In>(unit[r], 0);
+            four[r] = norm_of_four(x + 4 * r);
             four[r] += __shfl_xor_sync(~0u, four[r], 1);
         }
         sum = (four[0] + four[2]) + (four[1] + four[3]);
@@ -82,18 +83,39 @@ template <typename In> DEVICE double sum_of_squares(const uint4 *unit)
     return sum;
 }
 
-template <typename In> DEVICE void norm(const struct cache_params &p, uint4 *unit, const uint4 *weight)
+/* norm_factor. The reciprocal root is within an ulp of the exact one, and the definition's, which is rounded twice, hardly farther:
+ * where none of both could be beside the middle between two fp32 both round to the same. Others go by the definition. */
+__device__ __noinline__ float exact_norm_factor(double sum_of_squares, float eps)
+{
+    return norm_factor(sum_of_squares, eps);
+}
+
+DEVICE float fast_norm_factor(double sum_of_squares, float eps)
+{
+    constexpr int LOST = 29, MIDDLE = 1 << (LOST - 1), AROUND = 64; /* bits of double that fp32 does not have */
+    constexpr int LEAST = 0x38100000, MOST = 0x47efffff; /* upper words of double: fp32's normal numbers */
+    const double root = rsqrt(fma(sum_of_squares, 1.0 / NORM_WIDTH, (double)eps));
+    const int lost = __double2loint(root) & ((1 << LOST) - 1), high = __double2hiint(root);
+    const bool certain = abs(lost - MIDDLE) > AROUND && high >= LEAST && high < MOST;
+    return certain ? (float)root : exact_norm_factor(sum_of_squares, eps);
+}
+
+template <bool ALIGNED, typename In>
+DEVICE void norm(const struct cache_params &p, uint4 *unit, const Weights<ALIGNED, In> &weights)
 {
     constexpr int VALUES = Unit<In>::VALUES;
-    const float factor = norm_factor(sum_of_squares<In>(unit), p.norm_eps);
+    float x[NORM_WIDTH / 32];
 #pragma unroll
-    for (int r = 0; r < Normed<In>::ROUNDS; r++) {
-        float x[VALUES];
-#pragma unroll
-        for (int i = 0; i < VALUES; i++)
-            x[i] = norm_value(number_of<In>(unit[r], i), factor, number_of<In>(weight[r], i));
-        unit[r] = unit_of<In>(x);
+    for (int i = 0; i < NORM_WIDTH / 32; i++) {
+        x[i] = number_of<In>(unit[i / VALUES], i % VALUES);
+        asm volatile("" : "+f"(x[i])); /* else they are made a second time below */
     }
+    const float factor = fast_norm_factor(sum_of_squares<In>(x), p.norm_eps);
+#pragma unroll
+    for (int i = 0; i < NORM_WIDTH / 32; i++)
+        x[i] = norm_value(x[i], factor, number_of<In>(weights.unit[i / VALUES], i % VALUES));
+#pragma unroll
+    for (int r = 0; r < NORM_WIDTH / 32 / VALUES; r++) unit[r] = unit_of<In>(x + r * VALUES);
 }
 
 /* ---- RoPE ------------------------------------------------------------------------------------ */
@@ -107,15 +129,20 @@ DEVICE uint32_t last_word(const uint4 &unit, int base, int k)
     return word & 2 ? (word & 1 ? w : z) : (word & 1 ? y : x);
 }
 
+template <bool SMALL> DEVICE const float *rope_row(const struct cache_params &p, int64_t position)
+{
+    return (const float *)((const uint8_t *)p.rope_table + steps_of<SMALL>(position, p.table_stride) * 4);
+}
+
 /* Every lane turns two of the 64 values, with the cosines and sines that it loads ahead: of 16 bits those of word `lane`, of fp32
  * pair `lane`. */
 template <typename In> struct Turn {
     float cosine[2], sine[2];
 
-    DEVICE void load(const struct cache_params &p, int64_t position)
+    template <bool SMALL> DEVICE void load(const struct cache_params &p, int64_t position)
     {
         const int lane = threadIdx.x & 31, first = p.halves ? lane % 16 * 2 : lane;
-        const float *const row = p.rope_table + position * p.table_stride + first;
+        const float *const row = rope_row<SMALL>(p, position) + first;
         const int second = p.halves ? 1 : 0;
         cosine[0] = __ldg(row), cosine[1] = __ldg(row + second);
         sine[0] = __ldg(row + ROPE_PAIRS), sine[1] = __ldg(row + ROPE_PAIRS + second);
@@ -145,9 +172,9 @@ template <typename In> struct Turn {
 template <> struct Turn<F32> {
     float cosine, sine;
 
-    DEVICE void load(const struct cache_params &p, int64_t position)
+    template <bool SMALL> DEVICE void load(const struct cache_params &p, int64_t position)
     {
-        const float *const row = p.rope_table + position * p.table_stride + (threadIdx.x & 31);
+        const float *const row = rope_row<SMALL>(p, position) + (threadIdx.x & 31);
         cosine = __ldg(row), sine = __ldg(row + ROPE_PAIRS);
     }
 
@@ -178,31 +205,30 @@ DEVICE int64_t load_position(const struct cache_params &p, int64_t token)
 
 /* Loads a token's units, and changes them; false: the token is skipped. d_qk is 512 or 576. */
 template <bool ALIGNED, typename In, int ROUNDS>
-DEVICE bool load_changed(const struct cache_params &p, int64_t token, int64_t slot, int d_qk, uint4 (&unit)[ROUNDS])
+DEVICE bool load_changed(const struct cache_params &p, const Weights<ALIGNED, In> &weights, int64_t token,
+                         int64_t slot, int d_qk, uint4 (&unit)[ROUNDS])
 {
     constexpr int VALUES = Unit<In>::VALUES;
     const int lane = threadIdx.x & 31;
     const int64_t position = p.turns ? load_position(p, token) : 0;
-    const VectorPlace<In> vector(p, token);
-    uint4 weight[Normed<In>::ROUNDS];
+    const VectorPlace<In, ALIGNED> vector(p, token);
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
         const int first = (lane + 32 * r) * VALUES;
         unit[r] = make_uint4(0, 0, 0, 0);
-        if (first < d_qk) unit[r] = vector.template load_unit<ALIGNED>(first);
+        if (32 * (r + 1) * VALUES <= d_qk - ROPE_WIDTH) /* never of `rope` */
+            unit[r] = vector.template load_latent<ALIGNED>(first);
+        else if (first < d_qk)
+            unit[r] = vector.template load_unit<ALIGNED>(first);
     }
-    if (p.norm_weight)
-#pragma unroll
-        for (int r = 0; r < Normed<In>::ROUNDS; r++)
-            weight[r] = load_weights<ALIGNED, In>(p, (lane + 32 * r) * VALUES);
     __syncwarp();
     if (!is_slot(p, slot)) return false;
     Turn<In> turn;
     if (p.turns) {
         if ((uint64_t)position >= (uint64_t)p.table_rows) return false;
-        turn.load(p, position);
+        turn.template load<ALIGNED>(p, position);
     }
-    if (p.norm_weight) norm<In>(p, unit, weight);
+    if (p.norm_weight) norm<ALIGNED, In>(p, unit, weights);
     if (p.turns) {
         const int rope = d_qk - ROPE_WIDTH, round = rope / (32 * VALUES), base = rope / VALUES % 32;
         const bool has = lane >= base && lane < base + ROPE_WIDTH / VALUES;
@@ -218,28 +244,48 @@ DEVICE bool load_changed(const struct cache_params &p, int64_t token, int64_t sl
     return true;
 }
 
-template <bool ALIGNED, typename In, int FORMAT>
-DEVICE void append_fp8(const struct cache_params &p, int64_t token, int64_t slot)
+/* Calls append(token, slot) of this warp's tokens. What is aligned has fewer than 2^31 of them, and fewer than 2^15 are a step. */
+template <bool ALIGNED> struct CountOf {
+    using Type = uint32_t;
+};
+template <> struct CountOf<false> {
+    using Type = int64_t;
+};
+
+template <bool ALIGNED, typename Token> DEVICE void each_token(const struct cache_params &p, Token append)
+{
+    using Count = typename CountOf<ALIGNED>::Type;
+    const Count step = (Count)gridDim.x * CACHE_WARPS, tokens = (Count)p.tokens;
+    for (Count token = (Count)blockIdx.x * CACHE_WARPS + threadIdx.x / 32; token < tokens; token += step)
+        append(token, __ldg(p.slots + token));
+}
+
+template <bool ALIGNED, typename In, int FORMAT> DEVICE void append_fp8(const struct cache_params &p)
 {
     constexpr int VALUES = Unit<In>::VALUES, MOST = 576, ROUNDS = (MOST / VALUES + 31) / 32;
     const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
-    uint4 unit[ROUNDS];
-    if (load_changed<ALIGNED, In>(p, token, slot, l.nope + l.rope, unit))
-        store_quantised<ALIGNED, In, FORMAT>(p, unit, slot);
+    const Weights<ALIGNED, In> weights(p);
+    each_token<ALIGNED>(p, [&](int64_t token, int64_t slot) {
+        uint4 unit[ROUNDS];
+        if (load_changed<ALIGNED, In>(p, weights, token, slot, l.nope + l.rope, unit))
+            store_quantised<ALIGNED, In, FORMAT, ALIGNED>(p, unit, slot);
+    });
 }
 
-template <bool ALIGNED, typename In, typename To>
-DEVICE void append_16(const struct cache_params &p, int64_t token, int64_t slot)
+template <bool ALIGNED, typename In, typename To> DEVICE void append_16(const struct cache_params &p)
 {
     constexpr int VALUES = Unit<In>::VALUES, ROUNDS = (576 / VALUES + 31) / 32;
-    uint4 unit[ROUNDS];
-    if (!load_changed<ALIGNED, In>(p, token, slot, p.d_qk, unit)) return;
-    uint8_t *const values = slot_place(p, slot).values;
+    const Weights<ALIGNED, In> weights(p);
+    each_token<ALIGNED>(p, [&](int64_t token, int64_t slot) {
+        uint4 unit[ROUNDS];
+        if (!load_changed<ALIGNED, In>(p, weights, token, slot, p.d_qk, unit)) return;
+        uint8_t *const values = slot_place<ALIGNED>(p, slot).values;
 #pragma unroll
-    for (int r = 0; r < ROUNDS; r++) {
-        const int first = ((threadIdx.x & 31) + 32 * r) * VALUES;
-        if (first < p.d_qk) store_unit<ALIGNED, In, To>(values + 2 * first, unit[r]);
-    }
+        for (int r = 0; r < ROUNDS; r++) {
+            const int first = ((threadIdx.x & 31) + 32 * r) * VALUES;
+            if (first < p.d_qk) store_unit<ALIGNED, In, To>(values + 2 * first, unit[r]);
+        }
+    });
 }
 
 CACHE_KERNELS(cache_append_fused, append_16, append_fp8)

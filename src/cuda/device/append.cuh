@@ -23,14 +23,14 @@ template <int BYTES> DEVICE uint4 load_elements(const uint8_t *from)
 }
 
 /* A token's vector. Values below latent_width are latent's; both pointers count from the first value of all. */
-template <typename In> struct VectorPlace {
+template <typename In, bool SMALL = false> struct VectorPlace {
     static constexpr int BYTES = 16 / Unit<In>::VALUES;
     const uint8_t *latent, *rope;
     int latent_width;
 
     DEVICE VectorPlace(const struct cache_params &p, int64_t token)
-        : latent((const uint8_t *)p.latent + token * p.latent_stride * BYTES),
-          rope((const uint8_t *)p.rope + (token * p.rope_stride - p.latent_width) * BYTES),
+        : latent((const uint8_t *)p.latent + steps_of<SMALL>(token, p.latent_stride) * BYTES),
+          rope((const uint8_t *)p.rope + (steps_of<SMALL>(token, p.rope_stride) - p.latent_width) * BYTES),
           latent_width(p.latent_width)
     {
     }
@@ -41,7 +41,15 @@ template <typename In> struct VectorPlace {
     /* A unit is whole in one of the two tensors. */
     template <bool ALIGNED> DEVICE uint4 load_unit(int first) const
     {
-        const uint8_t *from = at(first);
+        return load<ALIGNED>(at(first));
+    }
+    /* … in latent */
+    template <bool ALIGNED> DEVICE uint4 load_latent(int first) const
+    {
+        return load<ALIGNED>(latent + first * BYTES);
+    }
+    template <bool ALIGNED> static DEVICE uint4 load(const uint8_t *from)
+    {
         if constexpr (ALIGNED) return load_once_16(from);
         return load_elements<BYTES>(from);
     }
@@ -118,6 +126,15 @@ template <bool ALIGNED, typename In, typename To> DEVICE void store_unit(uint8_t
 
 /* ---- FP8 ------------------------------------------------------------------------------------ */
 
+/* Four values that came of values 4 i … 4 i + 3 of a unit times something positive. */
+template <typename In> DEVICE uint32_t signed_e4m3_4(const float value[4], const uint4 &unit, int i)
+{
+    if constexpr (Unit<In>::VALUES == 4)
+        return to_e4m3_4(value, __byte_perm(__byte_perm(unit.x, unit.y, 0x0073),
+                                            __byte_perm(unit.z, unit.w, 0x0073), 0x5410));
+    return to_e4m3_4(value, __byte_perm(word_of(unit, 2 * i), word_of(unit, 2 * i + 1), 0x7531));
+}
+
 /* A round of units that share scales by groups; all lanes take part. Lanes past `nope` keep their own. */
 template <bool ALIGNED, typename In>
 DEVICE void append_groups(const struct kv_layout &l, const uint4 &unit, int first, uint8_t *values,
@@ -133,21 +150,21 @@ DEVICE void append_groups(const struct kv_layout &l, const uint4 &unit, int firs
 #pragma unroll
     for (int lanes = l.group / VALUES / 2; lanes; lanes /= 2)
         amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, lanes));
-    const uint8_t code = fast_ue8m0_scale(__float_as_uint(amax));
+    const int code = fast_ue8m0_scale(__float_as_uint(amax));
     const float inverse = fast_ue8m0_inverse(code);
 #pragma unroll
     for (int i = 0; i < VALUES; i++) y[i] = x[i] * inverse;
     if (first >= l.nope) return;
     uint32_t words[VALUES / 4];
 #pragma unroll
-    for (int i = 0; i < VALUES / 4; i++) words[i] = to_e4m3_4(y + 4 * i, x + 4 * i);
+    for (int i = 0; i < VALUES / 4; i++) words[i] = signed_e4m3_4<In>(y + 4 * i, unit, i);
     store_words<ALIGNED, VALUES / 4>(values + first, words);
     if (first % l.group) return;
-    const uint32_t scale = __float_as_uint(num_from_ue8m0(code));
+    const uint32_t scale = (uint32_t)code << 23; /* 2^-13 at least, 2^127 at most */
     if (l.scale == KV_SCALE_F32)
         store_words<ALIGNED, 1>(scales + first / l.group * 4, &scale);
     else
-        scales[first / l.group] = code;
+        scales[first / l.group] = (uint8_t)code;
 }
 
 /* num_e4m3_scale of a number: amax is clamped before the quotient by 6, whose product with 1 / 6 is corrected once. */
@@ -157,7 +174,7 @@ DEVICE uint8_t fp4_scale(float amax)
     const float clamped = fminf(fmaxf(amax, BY * 0x1p-9f), BY * 448.0f), quotient = clamped * INVERSE,
                 scale = fmaf(fmaf(-quotient, BY, clamped), INVERSE, quotient);
     const float four[4] = {scale, scale, scale, scale};
-    return (uint8_t)to_e4m3_4(four, four);
+    return (uint8_t)to_e4m3_4(four, 0);
 }
 
 /* x / scale as e2m1, with one step of correction as in fast_quotient: beyond fp32 that makes a NaN, of which the minimum is 6. A sum with a number
@@ -218,18 +235,18 @@ DEVICE void append_unit(const struct cache_params &p, const uint4 &unit, uint8_t
         y[i] = fast_quotient(x[i] * p.prescale, p.cache_scale, p.inverse);
     }
 #pragma unroll
-    for (int i = 0; i < VALUES / 4; i++) words[i] = to_e4m3_4(y + 4 * i, x + 4 * i);
+    for (int i = 0; i < VALUES / 4; i++) words[i] = signed_e4m3_4<In>(y + 4 * i, unit, i);
     store_words<ALIGNED, VALUES / 4>(at, words);
 }
 
 /* A whole token, of which a lane has every 32nd unit; all lanes take part. */
-template <bool ALIGNED, typename In, int FORMAT, int ROUNDS>
+template <bool ALIGNED, typename In, int FORMAT, bool SMALL = false, int ROUNDS>
 DEVICE void store_quantised(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot)
 {
     constexpr int VALUES = Unit<In>::VALUES;
     const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
     const int lane = threadIdx.x & 31, width = l.nope + l.rope;
-    const SlotPlace place = slot_place(p, slot);
+    const SlotPlace place = slot_place<SMALL>(p, slot);
     uint8_t *scales = scales_at(p, l, place);
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
