@@ -22,7 +22,7 @@ static fmla_status fill(const struct checked_call *c, enum operation operation,
     p->tokens = c->size[DIM_tokens], p->d_qk = c->size[DIM_d_qk];
     p->layout = kv_layout_of(p->format, (int32_t)p->d_qk);
     p->page_size = cache->shape[1], p->slots_of_cache = cache->shape[0] * cache->shape[1];
-    cache_steps(c, cache, &p->page_stride, &p->slot_stride);
+    cache_steps(c->format, cache, &p->page_stride, &p->slot_stride);
     p->cache = cache->data, p->device = cache->device;
     return FMLA_OK;
 }

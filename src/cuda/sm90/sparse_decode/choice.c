@@ -37,6 +37,8 @@ const char *sm90_sparse_decode_refuses(const struct attention_problem *p, const 
     *argument = "kv_cache";
     if (!cache_aligned(&p->keys[0].k))
         return "takes a cache whose base and strides are multiples of 16 bytes";
+    *argument = "extra_kv_format";
+    if (p->keys[1].format != p->format) return "takes an extra cache of the format of the other one";
     *argument = "extra_kv_cache";
     /* Without entries too, so that a request's kernel is the same whatever room its lists have. */
     if (!cache_aligned(&p->keys[1].k))
