@@ -25,6 +25,22 @@ static bool cache_aligned(const struct key_view *keys)
     return cuda_rows_aligned(keys->data, several, steps, 2, 1, ALIGNMENT);
 }
 
+struct sm90_sparse_formats sm90_sparse_decode_formats(const struct attention_problem *p)
+{
+    const enum kv_format first = kv_unsplit(p->keys[0].format), second = kv_unsplit(p->keys[1].format);
+    if (first != KV_FP4_288 && second != KV_FP4_288) return (struct sm90_sparse_formats){first, false};
+    const enum kv_format other = first == KV_FP4_288 ? second : first;
+    return (struct sm90_sparse_formats){other == KV_FP4_288 ? KV_FP8_528 : other, true};
+}
+
+/* Both of one format, or FP4_288 beside one whose kernels know it. */
+static bool formats_go_together(const struct attention_problem *p)
+{
+    const struct sm90_sparse_formats formats = sm90_sparse_decode_formats(p);
+    if (formats.some_fp4) return formats.format == KV_FP8_528 || formats.format == KV_FP8_528_F32;
+    return kv_unsplit(p->keys[0].format) == kv_unsplit(p->keys[1].format);
+}
+
 const char *sm90_sparse_decode_refuses(const struct attention_problem *p, const char **argument)
 {
     const int64_t shape[] = {p->b, p->s_q, p->h_q};
@@ -38,7 +54,8 @@ const char *sm90_sparse_decode_refuses(const struct attention_problem *p, const 
     if (!cache_aligned(&p->keys[0].k))
         return "takes a cache whose base and strides are multiples of 16 bytes";
     *argument = "extra_kv_format";
-    if (p->keys[1].format != p->format) return "takes an extra cache of the format of the other one";
+    if (!formats_go_together(p))
+        return "takes two caches of one format, or of FP4_288 and FP8_528 or FP8_528_F32, split or not";
     *argument = "extra_kv_cache";
     /* Without entries too, so that a request's kernel is the same whatever room its lists have. */
     if (!cache_aligned(&p->keys[1].k))

@@ -21,6 +21,15 @@ enum { SM90_SPARSE_DECODE_FEW_KEYS = 512 };
 /* NULL if it takes the problem; else what it takes, and which argument differs. */
 const char *sm90_sparse_decode_refuses(const struct attention_problem *problem, const char **argument);
 
+/* Which of the kernels over caches of bytes takes the formats of both: whose `format` it is, and whether some blocks of keys have FP4.
+ * The queries' kernels, over caches of their type, are found alike. */
+struct sm90_sparse_formats {
+    enum kv_format format;
+    bool some_fp4;
+};
+
+struct sm90_sparse_formats sm90_sparse_decode_formats(const struct attention_problem *problem);
+
 /* As far as the choice depends on a call. */
 struct sm90_sparse_shape {
     int64_t b, s_q, h_q, topk, extra_topk;
