@@ -120,8 +120,8 @@ static inline void convert_e2m1(float *to, const uint8_t *from, const float *sca
     for (int i = 0; i < 4; i++) {
         const __m512i place = _mm512_add_epi32(places, _mm512_set1_epi32(2 * i));
         const __m512i codes = _mm512_srlv_epi32(_mm512_permutexvar_epi32(place, all), shifts);
-        _mm512_storeu_ps(to + 16 * i, _mm512_mul_ps(_mm512_permutexvar_ps(codes, worth),
-                                                    _mm512_set1_ps(scales[i])));
+        _mm512_storeu_ps(to + 16 * i,
+                         _mm512_mul_ps(_mm512_permutexvar_ps(codes, worth), _mm512_set1_ps(scales[i])));
     }
 #elif defined(__AVX2__)
     const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);

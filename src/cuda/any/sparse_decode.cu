@@ -48,15 +48,13 @@ template <bool BYTES, typename Element> struct Row {
         const ListEnds ends = list_ends(p, piece.request);
         row.begin(p.q + piece.request * p.q_stride[0] + token * p.q_stride[1] + head * p.q_stride[2]);
         row.add_keys(piece.begin, piece.end, [&](int at) {
-            return row_key(p.cache[at >= ends.extra_begin],
-                           list_entry(p, ends, piece.request, token, at));
+            return row_key(p.cache[at >= ends.extra_begin], list_entry(p, ends, piece.request, token, at));
         });
         store(piece);
     }
 };
 
-template <bool BYTES, typename Element>
-DEVICE void sparse_decode(const struct sparse_decode_params &p)
+template <bool BYTES, typename Element> DEVICE void sparse_decode(const struct sparse_decode_params &p)
 {
     const int worker = fast_divide((int)blockIdx.x, p.tiles_divisor);
     const int tile = (int)blockIdx.x - worker * p.tiles, row = tile * SPARSE_WARPS + (int)threadIdx.x / 32;

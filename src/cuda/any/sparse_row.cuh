@@ -105,8 +105,7 @@ template <typename Element> struct KeyValues {
                 continue;
             }
 #pragma unroll
-            for (int e = 0; e < OF_LANE; e++)
-                v[g][e] = value_16<Bf16>(rope + 2 * (column + e - layout.nope));
+            for (int e = 0; e < OF_LANE; e++) v[g][e] = value_16<Bf16>(rope + 2 * (column + e - layout.nope));
         }
 #pragma unroll
         for (int e = 0; e < TAIL; e++)
