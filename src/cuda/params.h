@@ -152,9 +152,10 @@ struct sparse_cache_params {
     uint32_t slots;            /* an index below this is a key: pages · page_size, 2^31 at most */
     int32_t page_size;
     struct divisor page_divisor;
+    /* Scales of a slot of a page are at scale_base + slot · scale_step bytes of it, in their tokens or behind all of them. */
+    int64_t scale_base, scale_step;
     int32_t format; /* enum kv_format */
-    /* In bytes: from a page to the scales of its first slot, and from those of a slot to the next one's. */
-    int64_t scales, scale_step;
+    int32_t gap;
 };
 
 struct sparse_decode_params {

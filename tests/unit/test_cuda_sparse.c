@@ -92,7 +92,7 @@ static void small_batch(void)
     } all[] = {{NULL, "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
                {"cuda-sm90", "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
                {"cuda-sm90-16", "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
-               {"cuda", "sparse_decode_fp8_656_bf16", 0, 32 * SPARSE_WARPS, 0}};
+               {"cuda", "sparse_decode_bytes_bf16", 0, 32 * SPARSE_WARPS, 0}};
     enum { PARTITIONS = 264 / 12 /* tiles */ };
     size_t size = 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
@@ -279,8 +279,9 @@ static void formats(void)
         const char *kernel;
     } all[] = {{FMLA_KV_FP8_656, false, "sm90_sparse_decode_bf16_fp8_656"},
                {FMLA_KV_FP8_584, false, "sm90_sparse_decode_bf16_fp8_584"},
-               {FMLA_KV_FP8_656, true, "sparse_decode_fp8_656_fp16"},
-               {FMLA_KV_FP8_584, true, "sparse_decode_fp8_584_fp16"},
+               {FMLA_KV_FP8_656, true, "sparse_decode_bytes_fp16"},
+               {FMLA_KV_FP8_584, true, "sparse_decode_bytes_fp16"},
+               {FMLA_KV_FP4_288, true, "sparse_decode_bytes_fp16"},
                {FMLA_KV_BF16, false, "sm90_sparse_decode_bf16_576"},
                {FMLA_KV_FP16, true, "sm90_sparse_decode_fp16_576"}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
@@ -354,7 +355,7 @@ static void rows(void)
 /* What Hopper's kernel does not take goes to the portable one, with as large a workspace; and says so if it is forced. */
 static void refused(const char *label, struct sparse_decode_call *c, const char *argument, const char *words)
 {
-    RUNS(sparse_decode, c, "decode_plan|sparse_decode_fp8_656_bf16|join_splits_bf16_halves");
+    RUNS(sparse_decode, c, "decode_plan|sparse_decode_bytes_bf16|join_splits_bf16_halves");
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * H_Q / SPARSE_WARPS);
     const size_t size = c->bytes;
     c->args.kernel = "cuda-sm90";
@@ -393,7 +394,7 @@ static void odd_pages(void)
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_584, false);
     c.kv_cache.shape[1] = 61, c.kv_cache.strides[0] = 61 * 584;
-    RUNS(sparse_decode, &c, "decode_plan|sparse_decode_fp8_584_bf16|join_splits_bf16_halves");
+    RUNS(sparse_decode, &c, "decode_plan|sparse_decode_bytes_bf16|join_splits_bf16_halves");
     c.kv_cache.strides[0] = 61 * 584 + 8;
     RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_bf16_fp8_584|join_half_rows_bf16_halves");
     CHECK_ALL({sparse_decode_params_of(launched(1)).cache[0].page_bytes, 61 * 584 + 8},
@@ -460,7 +461,7 @@ static void elsewhere(void)
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK;
-    RUNS(sparse_decode, &c, "decode_plan|sparse_decode_fp8_656_bf16|join_splits_bf16_halves");
+    RUNS(sparse_decode, &c, "decode_plan|sparse_decode_bytes_bf16|join_splits_bf16_halves");
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * H_Q / SPARSE_WARPS);
 }
 

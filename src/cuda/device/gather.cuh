@@ -92,7 +92,7 @@ DEVICE KeyPlace place_of_key_as_told(const struct sparse_cache_params &cache, in
 {
     const int page = fast_divide(index, cache.page_divisor), slot = index - page * cache.page_size;
     const uint8_t *data = cache.data + page * cache.page_bytes;
-    return {data + slot * cache.slot_bytes, data + cache.scales + slot * cache.scale_step};
+    return {data + slot * cache.slot_bytes, data + cache.scale_base + slot * cache.scale_step};
 }
 
 template <enum kv_format FORMAT> DEVICE KeyPlace key_place(const struct sparse_cache_params &cache, int index)
