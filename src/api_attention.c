@@ -149,8 +149,8 @@ static fmla_status choose(struct call *c, const char *name)
                                   .elements = 1u << p->element,
                                   .d_qk = p->d_qk,
                                   .d_v = p->d_v,
-                                  .formats =
-                                      c->checked.format ? 1u << p->format | 1u << p->keys[1].format : 0,
+                                  .formats = c->checked.format ? 1u << p->format : 0,
+                                  .extra_formats = c->checked.second ? 1u << p->keys[1].format : 0,
                                   .products = p->operation == OP_DENSE_DECODE ? 1u << p->products : 0,
                                   .problem.attention = p};
     return dispatch(&wanted, name, &c->taken.kernel);

@@ -353,11 +353,17 @@ static fmla_status bind(const struct descriptor *descriptor, const struct checke
 }
 
 /* The last dimension of bytes is a token's, and says d_qk. */
-static fmla_status bind_token(const struct descriptor *descriptor, const struct cache_format *format,
-                              const struct checked_tensor *cache, struct checked_call *call)
+static fmla_status bind_token(const struct descriptor *descriptor, const struct member *m,
+                              const struct cache_format *format, const struct checked_tensor *cache,
+                              struct checked_call *call)
 {
     const struct checked_tensor *bound = call->bound_by[DIM_d_qk];
     TRY(check_size(descriptor->name, cache, 3, "bytes of a token", format->token, format->name));
+    if ((m->allowed & IS_SECOND) && bound && call->size[DIM_d_qk] != format->d_qk)
+        return fail(FMLA_INVALID_ARGUMENT,
+                    "%s: %s: is %s, of d_qk %lld, must be a format of d_qk %lld as in %s", descriptor->name,
+                    format_option(descriptor, m)->name, format->name, (long long)format->d_qk,
+                    (long long)call->size[DIM_d_qk], bound->name);
     if (bound)
         return check_size(descriptor->name, bound, call->bound_at[DIM_d_qk], "d_qk", format->d_qk,
                           format->name);
@@ -442,7 +448,7 @@ static fmla_status check_member(const struct descriptor *descriptor, const struc
     TRY(check_same_device(descriptor->name, checked, call->first));
     const bool token = format && format->token;
     for (int i = 0; i < rank - token; i++) TRY(bind(descriptor, checked, i, dimensions[i], call));
-    if (token) TRY(bind_token(descriptor, format, checked, call));
+    if (token) TRY(bind_token(descriptor, m, format, checked, call));
     if (format && !call->flat) {
         if (allowed & OR_FLAT) /* pages have one key head */
             call->size[DIM_h_kv] = 1, call->bound_by[DIM_h_kv] = checked, call->bound_at[DIM_h_kv] = 2;

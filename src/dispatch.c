@@ -214,6 +214,12 @@ static void append_elements(char *text, size_t size, unsigned elements)
         if (elements & (1u << e)) text_append(text, size, " %s", names[e]);
 }
 
+/* Of the first of FORMATS_…. */
+static const char *format_name(unsigned formats)
+{
+    return cache_formats[__builtin_ctz(formats) + FMLA_KV_BF16].name + strlen("FMLA_KV_");
+}
+
 /* "d_qk 512 576, d_v 512, cache BF16 FP8_656" */
 static void append_shapes(char *text, size_t size, const struct kernel *kernel)
 {
@@ -228,7 +234,7 @@ static void append_shapes(char *text, size_t size, const struct kernel *kernel)
     for (int f = 0; f < KV_FORMATS; f++)
         if (formats & (1u << f))
             text_append(text, size, "%s %s", formats & ((1u << f) - 1) ? "" : ", cache",
-                        cache_formats[f + FMLA_KV_BF16].name + strlen("FMLA_KV_"));
+                        format_name(1u << f));
 }
 
 static void append_products(char *text, size_t size, unsigned products)
@@ -263,9 +269,11 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
         snprintf(why, size, "d_%s is %lld, kernel %s takes", qk ? "qk" : "v",
                  (long long)(qk ? wanted->d_qk : wanted->d_v), kernel->name);
         append_shapes(why, size, kernel);
-    } else if (wanted->formats & ~kernel->formats) {
-        *argument = "kv_format";
-        snprintf(why, size, "kernel %s takes", kernel->name);
+    } else if ((wanted->formats | wanted->extra_formats) & ~kernel->formats) {
+        const unsigned first = wanted->formats & ~kernel->formats;
+        *argument = first ? "kv_format" : "extra_kv_format";
+        snprintf(why, size, "is %s, kernel %s takes",
+                 format_name(first ? first : wanted->extra_formats & ~kernel->formats), kernel->name);
         append_shapes(why, size, kernel);
     } else if (wanted->products & ~kernel->products) {
         *argument = "products";

@@ -13,12 +13,13 @@ struct wanted {
     enum operation operation;
     fmla_device device;
     const char *argument;
-    const char *values;    /* the one that has d_v; NULL: argument */
-    unsigned elements;     /* all of these must be taken; 0 = not asked */
-    int64_t d_qk, d_v;     /* 0 = not asked */
-    unsigned formats;      /* FORMATS_… of the cache; 0 = not asked */
-    unsigned products;     /* PRODUCTS_…; 0 = not asked */
-    union problem problem; /* none = not asked */
+    const char *values;     /* the one that has d_v; NULL: argument */
+    unsigned elements;      /* all of these must be taken; 0 = not asked */
+    int64_t d_qk, d_v;      /* 0 = not asked */
+    unsigned formats;       /* FORMATS_… of the cache; 0 = not asked */
+    unsigned extra_formats; /* … and of a second one */
+    unsigned products;      /* PRODUCTS_…; 0 = not asked */
+    union problem problem;  /* none = not asked */
 };
 
 /* The best kernel for `wanted`, or the one that `forced` (may be NULL) or the environment names. */

@@ -36,7 +36,6 @@ _NAMES: dict[str, Mapping[str, str]] = {
         "q: d_v": "head_dim_v: d_v",
         "extra_kv_cache:": "extra_k_cache:",
         "extra_indices:": "extra_indices_in_kvcache:",
-        "kv_format:": "is_fp8_kvcache:",
         # The plan that is made for the call says these:
         "s_q:": "q: s_q:",
         "h_q:": "q: h_q:",
@@ -46,7 +45,7 @@ _NAMES: dict[str, Mapping[str, str]] = {
         "extra_topk:": "extra_indices_in_kvcache: extra_topk:",
         "partitions:": "tile_scheduler_metadata:",
     },
-    PREFILL: {"q: d_v": "d_v: d_v", "kv_format:": "is_fp8_kvcache:", "softmax_scale:": "sm_scale:"},
+    PREFILL: {"q: d_v": "d_v: d_v", "softmax_scale:": "sm_scale:"},
     MHA: {
         "cu_seqlens_q:": "cu_seqlens_qo:",
         "cu_seqlens_k:": "cu_seqlens_kv:",
@@ -291,7 +290,7 @@ SPARSE_DECODE = Operation(
     *("sparse_decode", DECODE),
     "q kv_cache indices topk_length? attn_sink? extra_kv_cache? extra_indices? extra_topk_length? partitions? num_splits? "
     "out! lse!",
-    "kv_format softmax_scale lse_empty log_base batch_invariant",
+    "kv_format softmax_scale lse_empty log_base batch_invariant extra_kv_format",
     _of_decode,
 )
 SPARSE_PREFILL = Operation(

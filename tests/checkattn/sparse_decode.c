@@ -65,6 +65,15 @@ static void tell_left(const struct axis *axis, int64_t value)
     printf("  not of this kernel: %s\n", text);
 }
 
+/* Which formats of the two caches the kernel in hand takes beside each other. */
+static bool taken[S_FORMATS][S_EXTRA_FORMATS];
+
+static bool possible(const int64_t *v)
+{
+    if (v[S_FORMAT] < 0 || v[S_EXTRA_FORMAT] < 0) return true;
+    return sparse_is_sound(v) && taken[v[S_FORMAT]][v[S_EXTRA_FORMAT]];
+}
+
 /* Only what the kernel takes is in its grid. The kernels of the CPU and the portable one of GPUs take all formats, but for those of a
  * type of queries that they do not have; a tuned one is asked, and what it leaves is told. */
 static void choose(struct subject *op, const struct run *run)
@@ -83,19 +92,19 @@ static void choose(struct subject *op, const struct run *run)
         else
             format->values[format->count++] = i;
     }
-    for (int j = 0; j < S_EXTRA_FORMATS; j++) { /* beside the first format that it may stand beside */
-        int64_t beside = -1;
+    for (int j = 0; j < S_EXTRA_FORMATS; j++) {
+        bool beside_any = false;
         case_values(op, "shape 0, b 1, h_q 16, extra 1", v);
         v[S_EXTRA_FORMAT] = j;
-        for (int i = 0; i < format->count && beside < 0; i++) {
-            v[S_FORMAT] = format->values[i];
-            if (sparse_is_sound(v)) beside = v[S_FORMAT];
+        for (int i = 0; i < format->count; i++) {
+            const int64_t first = v[S_FORMAT] = format->values[i];
+            taken[first][j] = sparse_is_sound(v) && !(tuned && sparse_refuses(op, run, v));
+            beside_any |= taken[first][j];
         }
-        v[S_FORMAT] = beside;
-        if (tuned && (beside < 0 || sparse_refuses(op, run, v)))
-            tell_left(extra, j);
-        else
+        if (beside_any)
             extra->values[extra->count++] = j;
+        else
+            tell_left(extra, j);
     }
 }
 /* ---- Faults ---------------------------------------------------------------------------------- */
@@ -135,7 +144,7 @@ static bool has(const struct run *run, const int64_t *v)
     bool known = false, known_extra = false;
     for (int i = 0; i < formats->count; i++) known |= formats->values[i] == v[S_FORMAT];
     for (int i = 0; i < extra->count; i++) known_extra |= extra->values[i] == v[S_EXTRA_FORMAT];
-    return known && known_extra && sparse_is_sound(v) &&
+    return known && known_extra && possible(v) &&
            (v[S_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
 
@@ -160,7 +169,7 @@ struct subject sparse_decode = {
     .of = OP_SPARSE_DECODE,
     .maker = &sparse_maker,
     .values = SPARSE_AXES(AXIS_TEXT),
-    .grid = {.possible = sparse_is_sound, .counts = counts},
+    .grid = {.possible = possible, .counts = counts},
     .choose = choose,
     .has = has,
     .leaves = leaves,

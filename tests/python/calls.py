@@ -153,6 +153,8 @@ class Call:
         values = dict(head_dim_v=512, sm_scale=0.04, is_fp8_kvcache=bool(packed), tile_scheduler_metadata=None)
         values.update(kv_format=f"FP8_{layout}" if packed else plain, num_q_tokens_per_head_k=8, num_heads_k=2)
         values.update(block_table=None, cache_seqlens=None, max_seqlen_qo=4, max_seqlen_kv=5)
+        if "cache" not in self.operation:  # elsewhere it is told by the bytes of a token
+            del values["kv_format"]
         arguments = [name for name in inspect.signature(self.function).parameters if name not in self.inputs]
         self.options = {name: values[name] for name in arguments if name in values}
 
