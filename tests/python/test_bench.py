@@ -147,6 +147,21 @@ def test_what_is_timed_attends():
             numpy.testing.assert_allclose(out, numpy.asarray(dense, numpy.float64), atol=2e-3)
 
 
+@needs_torch
+@pytest.mark.parametrize("row", list(dict.fromkeys(bench.ROWS["cuda"])), ids=lambda row: f"{row.op}-{row.words()}")
+def test_calls_on_tensors(row):
+    """What is timed on a GPU, made of tensors on the CPU."""
+    on = bench.Gpu.__new__(bench.Gpu)
+    on.torch, on.device, on.dtype, on.type = torch, torch.device("cpu"), "bfloat16", torch.bfloat16
+    sizes = dict(b=2, s_q=2, s_k=70, h_q=4, topk=64)
+    row = bench.dataclasses.replace(
+        row, **{name: size for name, size in sizes.items() if getattr(row, name) is not None}
+    )
+    work = bench.WORK[row.op](row, on)
+    first, second = (work.call()[0].clone() for _ in range(2))
+    assert first.isfinite().all() and first.abs().max() > 0 and torch.equal(first, second)
+
+
 def test_each_row_once():
     parser = bench._parser()
     options = parser.parse_args(["--heads", "16", "--seq-len", "64", "--ops", "dense_decode", "sparse_decode"])

@@ -190,10 +190,12 @@ for variant in (place / "build").iterdir():
 module = kernels.get_local_kernel(place, backend="cpu")
 {ATTEND}
 assert attend(module).isfinite().all()
+assert kernels.get_kernel("someone/flash-mla", version=0, backend="cpu") is module
 (loaded,) = kernels.get_loaded_kernels()
 print(loaded.metadata.id, loaded.metadata.name.python_name, module.__version__)
 """
-    said = output_of("-B", "-c", program, FLASHMLA_LIBRARY="", PYTHONPATH=path_without_package()).split()
+    environment = dict(FLASHMLA_LIBRARY="", PYTHONPATH=path_without_package())
+    said = output_of("-B", "-c", program, **environment, LOCAL_KERNELS=f"someone/flash-mla={repository}").split()
     metadata = json.loads((variant_of(repository, "cpu") / "metadata.json").read_text())
     assert said == [metadata["id"], "flash_mla", flash_mla.__version__]
 
