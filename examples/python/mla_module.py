@@ -92,7 +92,15 @@ class Batch:
         return self._step(tokens, absorbed=False)
 
     def _step(self, tokens: list[int], absorbed: bool) -> Step:
-        before, self.lengths = self.lengths, [old + new for old, new in zip(self.lengths, tokens)]
+        if len(tokens) != len(self.lengths) or min(tokens) < absorbed:
+            wanted = f"{len(self.lengths)} numbers from {int(absorbed)} on"
+            raise ValueError(f"tokens: is {tokens}, must be {wanted}, one of each request")
+        after, most = [old + new for old, new in zip(self.lengths, tokens)], self._table.shape[1] * PAGE
+        if max(after) > most:
+            raise ValueError(
+                f"tokens: request {after.index(max(after))} would have {max(after)}, must be at most {most}"
+            )
+        before, self.lengths = self.lengths, after
         for request, (old, new) in enumerate(zip(before, self.lengths)):
             for page in range(-(-old // PAGE), -(-new // PAGE)):
                 self._table[request, page] = self._free.pop()
@@ -142,11 +150,11 @@ def rope(x: torch.Tensor, positions: torch.Tensor, frequencies: torch.Tensor) ->
 
 
 class MLA(nn.Module):
-    """DeepSeek-V3's attention; the sizes that are given when nothing else is are V3's.
+    """DeepSeek-V3's attention, by default in V3's sizes.
 
     Args:
-        frequencies: [32], fp32, of RoPE; None: those of `theta`. A model with YaRN gives its own.
-        softmax_scale: None: 1 / sqrt(192). A model with YaRN multiplies it by its mscale².
+        frequencies: [32], fp32, of RoPE; None: those of `theta`. A model with YaRN, as V3 itself, gives its own.
+        softmax_scale: None: 1 / sqrt(192). A model with YaRN gives this times its mscale².
         kv_format: of the cache: "BF16" or "FP16", which is then the type of the weights too, or "FP8_656".
     """
 

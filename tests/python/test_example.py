@@ -133,6 +133,21 @@ def test_mla_module_layers_share_a_step(mla):
     assert torch.equal(*outs)
 
 
+def test_mla_module_batch_refuses(mla):
+    """And is as it was."""
+    batch = mla.Batch(2, 100, "cpu")
+    batch.prefill([100, 3])
+    for call, text in (
+        (lambda: batch.decode(29), "request 0 would have 129, must be at most 128"),
+        (lambda: batch.decode(0), r"is \[0, 0\], must be 2 numbers from 1 on"),
+        (lambda: batch.prefill([1, -1]), r"is \[1, -1\], must be 2 numbers from 0 on"),
+        (lambda: batch.prefill([1]), r"is \[1\], must be 2 numbers"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call()
+    assert batch.lengths == [100, 3] and batch.decode(28).most == 28
+
+
 @pytest.mark.parametrize("option", [("--prompts", -1), ("--prompts", 0), ("--steps", -1), ("--context-part", 0)])
 def test_mla_module_refuses(mla, monkeypatch, capsys, option):
     with pytest.raises(SystemExit) as ended:
