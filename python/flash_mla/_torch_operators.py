@@ -26,7 +26,10 @@ from ._torch_tensors import current_device, current_stream, device_of, is_elsewh
 
 # ---- How one is registered ------------------------------------------------------------------------------------------
 
-operators = torch.library.Library("flash_mla", "DEF")
+# The package's own name, which a process may have under several: a kernel of the Hugging Face Hub is loaded under its id.
+NAMESPACE = __package__
+operators = torch.library.Library(NAMESPACE, "DEF")
+registered = getattr(torch.ops, NAMESPACE)
 
 
 def register(name: str, schema: str, of: str, function: Any, fake: Any, differentiable: bool = False) -> None:
@@ -35,14 +38,14 @@ def register(name: str, schema: str, of: str, function: Any, fake: Any, differen
     operators.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in ("CPU", "CUDA"):
         operators.impl(name, function, key)
-    operator = getattr(torch.ops.flash_mla, name).default
+    operator = getattr(registered, name).default
     if not differentiable:
         operators.impl(name, _without_gradient(operator, of), "Autograd", with_keyset=True)
     aliases = [argument.alias_info for argument in operator._schema.arguments]
     written = [i for i, alias in enumerate(aliases) if alias is not None and alias.is_write]
     if written:
         operators.impl(name, _counting(operator, written), "ADInplaceOrView", with_keyset=True)
-    torch.library.register_fake("flash_mla::" + name)(fake)
+    torch.library.register_fake(f"{NAMESPACE}::{name}")(fake)
 
 
 def _without_gradient(operator, function: str):
