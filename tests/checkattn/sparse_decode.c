@@ -65,7 +65,7 @@ static void tell_left(const struct axis *axis, int64_t value)
     printf("  not of this kernel: %s\n", text);
 }
 
-/* Which formats of the two caches the kernel in hand takes beside each other. */
+/* Which formats of the two caches the kernel in hand takes beside each other; one that is the first cache's is called `same` alone. */
 static bool taken[S_FORMATS][S_EXTRA_FORMATS];
 
 static bool possible(const int64_t *v)
@@ -98,7 +98,8 @@ static void choose(struct subject *op, const struct run *run)
         v[S_EXTRA_FORMAT] = j;
         for (int i = 0; i < format->count; i++) {
             const int64_t first = v[S_FORMAT] = format->values[i];
-            taken[first][j] = sparse_is_sound(v) && !(tuned && sparse_refuses(op, run, v));
+            const bool twice = j != S_EXTRA_SAME && sparse_extra_format(v) == sparse_formats[first].format;
+            taken[first][j] = !twice && sparse_is_sound(v) && !(tuned && sparse_refuses(op, run, v));
             beside_any |= taken[first][j];
         }
         if (beside_any)
@@ -144,8 +145,7 @@ static bool has(const struct run *run, const int64_t *v)
     bool known = false, known_extra = false;
     for (int i = 0; i < formats->count; i++) known |= formats->values[i] == v[S_FORMAT];
     for (int i = 0; i < extra->count; i++) known_extra |= extra->values[i] == v[S_EXTRA_FORMAT];
-    return known && known_extra && possible(v) &&
-           (v[S_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
+    return known && known_extra && possible(v) && (v[S_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
 
 /* Scores of +inf or beyond fp32; and the oracle's own strides and batches against its rows. */
