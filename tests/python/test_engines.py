@@ -43,10 +43,25 @@ def test_one_import_brings_all():
     assert set(SIGNATURES["vllm"]) | {"FlashMLASchedMeta"} == set(names) - {"__builtins__"}
 
 
-def test_what_vllm_asks_first():
-    for supported in (vllm._is_flashmla_available, vllm.is_flashmla_dense_supported, vllm.is_flashmla_sparse_supported):
+@pytest.mark.parametrize("uses_a_gpu", [False, True])
+def test_what_vllm_asks_first(monkeypatch, uses_a_gpu):
+    """Before a GPU is used the driver is not asked."""
+    monkeypatch.setattr(vllm, "_uses_a_gpu", lambda: uses_a_gpu)
+    rows = flash_mla.capabilities("cuda") if uses_a_gpu else []
+    if not uses_a_gpu:
+        monkeypatch.setattr(flash_mla.flash_mla_interface, "capabilities", None)
+    for supported, operation in (
+        (vllm._is_flashmla_available, "sparse_decode"),
+        (vllm.is_flashmla_dense_supported, "dense_decode"),
+        (vllm.is_flashmla_sparse_supported, "sparse_decode"),
+    ):
         there, reason = supported()
-        assert (there, type(reason)) in ((True, type(None)), (False, str)) and (there or reason)
+        if any(row["available"] and row["operation"] == operation and not row["forced_only"] for row in rows):
+            assert (there, reason) == (True, None)
+        elif uses_a_gpu:
+            assert there is False and isinstance(reason, str) and reason
+        else:
+            assert (there, reason) == (True, None)
 
 
 # ---- Tensors --------------------------------------------------------------------------------------------------------

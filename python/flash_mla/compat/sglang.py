@@ -50,7 +50,7 @@ _FORMATS: Dict[str, Tuple[int, Optional[str], Optional[str]]] = {
     "V4": (584, None, None),
     "V41": (528, "FP8_528_SPLIT", "FP8_528"),
 }
-_FP4 = (288, "FP4_288_SPLIT", "FP4_288")
+_FP4 = "FP4_288_SPLIT", "FP4_288"  # 288 bytes
 
 
 def _formats_of(
@@ -72,7 +72,7 @@ def _formats_of(
         return {}
     if extra_k_cache is None:
         return {"kv_format": name}
-    extra = _FP4[1 + (not use_legacy)] if extra_k_cache.shape[-1] == _FP4[0] else name
+    extra = _FP4[not use_legacy] if extra_k_cache.shape[-1] == 288 else name
     return {"kv_format": name, "extra_kv_format": extra}
 
 

@@ -6,6 +6,7 @@ What the functions compute and refuse is said at those of the same names in flas
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Optional, Tuple
 
 from .. import _operations, flash_mla_interface
@@ -34,8 +35,17 @@ __all__ = [
 # ---- What runs here -------------------------------------------------------------------------------------------------
 
 
+def _uses_a_gpu() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
 def _supported(operation: str) -> Tuple[bool, Optional[str]]:
-    """Whether a kernel of the operation runs on the first GPU, and if not, why."""
+    """Whether a kernel of the operation runs on the first GPU, and if not, why. vLLM asks before it forks, too, and the children of a
+    process that has asked the driver cannot use a GPU: as long as PyTorch uses none the answer is yes, and a call says why not.
+    """
+    if not _uses_a_gpu():
+        return True, None
     rows = [row for row in flash_mla_interface.capabilities("cuda") if row["operation"] == operation]
     if any(row["available"] and not row["forced_only"] for row in rows):
         return True, None
@@ -43,7 +53,7 @@ def _supported(operation: str) -> Tuple[bool, Optional[str]]:
 
 
 def _is_flashmla_available() -> Tuple[bool, Optional[str]]:
-    """(True, None) where a kernel of either decode runs on the first GPU, else (False, why not)."""
+    """(True, None), or (False, why sparse decode does not run on the first GPU)."""
     return _supported(_operations.SPARSE_DECODE.name)
 
 
