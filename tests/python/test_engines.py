@@ -4,6 +4,10 @@
 import importlib
 import inspect
 import math
+import pathlib
+import re
+import shutil
+import subprocess
 
 import numpy
 import pytest
@@ -467,3 +471,60 @@ def test_the_functions_of_the_extension_module(kind):
     _, named = tensors.arguments(sglang)
     results = flash_mla.cuda.sparse_prefill_fwd(*[named[name] for name in list(named)])
     check_close("out", kind.float64(results[0]), tensors.expected_of_prefill(math.e)[0], PREFILL_OUT)
+
+
+# ---- The patches ----------------------------------------------------------------------------------------------------
+
+PATCHES = sorted((pathlib.Path(__file__).resolve().parents[2] / "examples" / "engines").glob("*.patch"))
+WRAPPERS = {
+    "vllm": "vllm/v1/attention/ops/flashmla.py",
+    "sglang": "sglang/kernels/ops/attention/flash_mla_interface.py",
+}
+
+
+def hunks_of(text):
+    """(first line of the old text, its lines, lines of the new one) of each; what stands before the first file is for people."""
+    hunks, lines = [], text[text.index("--- a/") :].splitlines()[2:]
+    while lines:
+        begin, old, new = re.fullmatch(r"@@ -(\d+(?:,\d+)?) \+\d+(?:,(\d+))? @@", lines.pop(0)).group(1, 1, 2)
+        first, _, count = begin.partition(",")
+        wanted, body = (int(count or 1), int(new or 1)), []
+        while lines and not lines[0].startswith("@@"):
+            body.append(lines.pop(0))
+        assert {line[:1] for line in body} <= {" ", "-", "+"}, old
+        sides = [[line[1:] for line in body if line[0] != other] for other in "+-"]
+        assert tuple(map(len, sides)) == wanted
+        hunks.append((int(first), *sides))
+    return hunks
+
+
+def test_there_is_a_patch_for_each_engine():
+    assert {patch.name.split("-")[0] for patch in PATCHES} == set(WRAPPERS) == {call.engine for call in CALLS}
+    versions = {call.wheel.replace(" ", "-") for call in CALLS}
+    assert {patch.stem for patch in PATCHES} == versions
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
+def test_patch(patch, tmp_path):
+    """It is of the engine's wrapper file, brings the one import behind everything else, and `patch -p1` takes it."""
+    engine, text = patch.name.split("-")[0], patch.read_text()
+    assert re.findall(r"^(?:---|\+\+\+) [ab]/(.*)$", text, re.M) == [WRAPPERS[engine]] * 2
+    hunks = hunks_of(text)
+    added = [line[1:] for line in text.splitlines() if re.match(r"\+(?!\+)", line)]
+    assert added[-1].startswith(f"from flash_mla.compat.{engine} import *")
+    assert all(not line or line[0] == "#" for line in added[:-1])
+    for line in [line[1:] for line in text.splitlines() if re.match(r"-(?!-)", line)]:
+        with pytest.raises(ImportError):  # of this package, which is why it goes
+            exec(line)
+    if shutil.which("patch") is None:
+        pytest.skip("there is no patch")
+    old, new = [], []
+    for first, before, after in hunks:
+        between = [f"# {number}" for number in range(len(old) + 1, first)]
+        old, new = old + between + before, new + between + after
+    file = tmp_path / WRAPPERS[engine]
+    file.parent.mkdir(parents=True)
+    file.write_text("".join(line + "\n" for line in old))
+    done = subprocess.run(["patch", "-p1"], cwd=tmp_path, stdin=patch.open(), capture_output=True, text=True)
+    assert done.returncode == 0 and "fuzz" not in done.stdout and "offset" not in done.stdout, done
+    assert file.read_text().splitlines() == new
