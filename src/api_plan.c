@@ -67,10 +67,9 @@ static fmla_status choose_partitions(struct request *r)
                         "%s: target: is %s, whose number of SMs is not known here; set num_workers or "
                         "num_partitions: %s",
                         r->call.operation, device_name(r->target, name), dispatch_device_reason(r->target));
-        *partitions = p->kind == KEYS_LISTED
-                          ? dispatch_sparse_rows(r->target, r->h_kv, r->h_q / r->h_kv, p->lists.topk,
-                                                 p->lists.extra_topk)
-                          : plan_default_partitions(workers, r->s_q, r->h_q, r->h_kv);
+        *partitions = p->kind == KEYS_LISTED ? dispatch_sparse_rows(r->target, r->h_kv, r->h_q / r->h_kv,
+                                                                    p->lists.topk, p->lists.extra_topk)
+                                             : plan_default_partitions(workers, r->s_q, r->h_q, r->h_kv);
     }
     return FMLA_OK;
 }
@@ -85,8 +84,8 @@ static void choose_planned(struct request *r)
         !dispatch_workers(r->target))
         return;
     if (plan->num_partitions == dispatch_sparse_rows(r->target, s_q, h_q, lists->topk, lists->extra_topk))
-        plan->planned = dispatch_sparse_partitions(r->target, r->problem.b, s_q, h_q, lists->topk,
-                                                   lists->extra_topk);
+        plan->planned =
+            dispatch_sparse_partitions(r->target, r->problem.b, s_q, h_q, lists->topk, lists->extra_topk);
 }
 
 /* All that follows where the lengths are known. `asked`: 0 or num_partitions. */

@@ -55,7 +55,8 @@ static void build_default(struct plan_tables plan, int64_t batch, const struct p
     int64_t total = 0;
     for (int64_t r = 0; r < batch; r++) total += blocks_of(lists, r) + PLAN_OVERHEAD;
     const int64_t planned = plan_planned(plan);
-    const int64_t payload = (total + planned - 1) / planned + PLAN_OVERHEAD; /* which that many have room for */
+    const int64_t payload =
+        (total + planned - 1) / planned + PLAN_OVERHEAD; /* which that many have room for */
     write_header(plan, batch, payload);
     num_splits[0] = 0;
 

@@ -19,7 +19,7 @@ from caches import Cache, of_codes, random_codes
 from engine_calls import CALLS, SIGNATURES, Metadata, OneRow, T
 from flash_mla import FlashMLASchedMeta
 from flash_mla.compat import sglang, vllm
-from kinds import KINDS, each_kind, torch
+from kinds import KINDS, Kind, each_kind, needs_cuda, torch
 from test_sparse_prefill import OUT as PREFILL_OUT
 from test_sparse_prefill import ROWS as PREFILL_ROWS
 
@@ -329,30 +329,53 @@ def test_tables_of_vllm_ask_for_the_batch_invariant_mode(kind):
     assert kind.all_bits(results) == kind.all_bits(again)
 
 
+def tables_of_dsa(kind, b, topk):
+    return sglang.get_mla_metadata(
+        cache_seqlens=kind.int32([1] * b),
+        num_q_tokens_per_head_k=64,
+        **dict(num_heads_k=1, num_heads_q=64, is_fp8_kvcache=True, topk=topk),
+    )
+
+
+def of_dsa(kind, **sizes):
+    """The tensors of the call, and its arguments."""
+    call = of_name("sglang_dsa")
+    tensors = Tensors(call._replace(sizes={**call.sizes, **sizes}), kind)
+    return tensors, tensors.arguments(sglang)[1]
+
+
 @each_kind
 def test_the_plan_of_a_small_batch_in_the_memory_of_a_large_one(kind):
     """SGLang captures its sparse decode with slices of the tables of the largest batch, and copies those of a step into them."""
     if not can_run(of_name("sglang_dsa"), kind):
         pytest.skip("is of bf16")
-
-    def tables(b):
-        return sglang.get_mla_metadata(
-            cache_seqlens=kind.int32([1] * b),
-            num_q_tokens_per_head_k=64,
-            **dict(num_heads_k=1, num_heads_q=64, is_fp8_kvcache=True, topk=128),
-        )
-
-    largest = tables(64)
-    rows = {b: tuple(tables(b)[0].shape) for b in (1, 2, 3, 4, 8, 16, 33, 64)}
-    assert set(rows.values()) == {tuple(largest[0].shape)}
+    largest = tables_of_dsa(kind, 64, 128)
+    rows = {tuple(tables_of_dsa(kind, b, 128)[0].shape) for b in (1, 2, 3, 4, 8, 16, 33, 64)}
+    assert rows == {tuple(largest[0].shape)}
     for b in (1, 3):
-        tensors = Tensors(of_name("sglang_dsa")._replace(sizes={**of_name("sglang_dsa").sizes, "b": b}), kind)
-        _, named = tensors.arguments(sglang)
+        _, named = of_dsa(kind, b=b)
         expected = kind.all_bits(sglang.flash_mla_with_kvcache(**named))
-        largest[0][...] = tables(b)[0]
-        largest[1][: b + 1] = tables(b)[1]
+        largest[0][...] = tables_of_dsa(kind, b, 128)[0]
+        largest[1][: b + 1] = tables_of_dsa(kind, b, 128)[1]
         named.update(tile_scheduler_metadata=largest[0], num_splits=largest[1][: b + 1])
         assert kind.all_bits(sglang.flash_mla_with_kvcache(**named)) == expected
+
+
+@needs_cuda
+@pytest.mark.parametrize("b", [1, 4, 8, 33, 64])
+def test_captured_sparse_decode_of_sglang(b):
+    """The same in a graph: captured with the tables of the largest batch as they are, replayed with those of the step in them."""
+    kind, topk = Kind("torch", "bfloat16", "cuda"), 2048
+    tensors, named = of_dsa(kind, b=b, topk=topk, pages=40)
+    rows, splits = tables_of_dsa(kind, 64, topk)
+    named.update(tile_scheduler_metadata=rows, num_splits=splits[: b + 1])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = sglang.flash_mla_with_kvcache(**named)
+    for table, of_step in zip((rows, splits[: b + 1]), tables_of_dsa(kind, b, topk)):
+        table.copy_(of_step)
+    graph.replay()
+    check_decode(kind, results, tensors.expected(), SPARSE_OUT)
 
 
 @each_kind

@@ -280,9 +280,8 @@ static void same_rows(void)
 {
     static const struct {
         int s_q, h_q, topk, extra, rows;
-    } all[] = {{1, 64, 2048, 0, 153}, {1, 128, 2048, 0, 74}, {1, 16, 2048, 0, 306},
-               {2, 64, 2048, 0, 74},  {1, 64, 256, 0, 297},  {1, 128, 128, 1024, 85},
-               {1, 64, 0, 0, 132},    {1, 65536, 64, 0, 1}};
+    } all[] = {{1, 64, 2048, 0, 153}, {1, 128, 2048, 0, 74},   {1, 16, 2048, 0, 306}, {2, 64, 2048, 0, 74},
+               {1, 64, 256, 0, 297},  {1, 128, 128, 1024, 85}, {1, 64, 0, 0, 132},    {1, 65536, 64, 0, 1}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         fmla_sparse_plan_args args = FMLA_INIT(fmla_sparse_plan_args);
         args.s_q = all[i].s_q, args.h_q = all[i].h_q, args.topk = all[i].topk;
