@@ -145,8 +145,7 @@ static int64_t rows_of(struct sm90_sparse_shape shape, int64_t heads)
 {
     const int64_t at_once = workers_at_once(&shape, heads), blocks = blocks_of(&shape);
     int64_t most = at_once;
-    for (int64_t workers = 2; workers <= at_once; workers = at_once / (at_once / workers) + 1) {
-        shape.b = at_once / workers;
+    for (shape.b = at_once / 2; shape.b >= 1; shape.b = at_once / (at_once / shape.b + 1)) {
         const int64_t piece = even_piece(&shape, heads);
         if (piece < least_piece(heads) || piece > FEW_BLOCKS || piece >= blocks) continue;
         const int64_t partitions = cuda_ceil_div(shape.b * (blocks + PLAN_OVERHEAD), piece);
