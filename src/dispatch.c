@@ -64,6 +64,11 @@ int32_t dispatch_sparse_partitions(fmla_device device, int64_t b, int64_t s_q, i
     return cuda_sparse_partitions(device.id, b, s_q, h_q, topk, extra_topk);
 }
 
+int32_t dispatch_sparse_rows(fmla_device device, int64_t s_q, int64_t h_q, int64_t topk, int64_t extra_topk)
+{
+    return cuda_sparse_rows(device.id, s_q, h_q, topk, extra_topk);
+}
+
 fmla_status dispatch_prepare(fmla_device device)
 {
     if (device.device_type == FMLA_DEVICE_CUDA) return cuda_prepare(device.id);

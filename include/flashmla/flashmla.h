@@ -310,8 +310,10 @@ typedef struct fmla_sparse_plan_args {
     int64_t extra_topk; /* of the extra cache; 0 without one */
     fmla_device target;
     int32_t num_workers;
-    int32_t num_partitions; /* 0 = from num_workers, h_q, s_q, topk, extra_topk and b (0: for large batches);
-                               else in [1, 65536] */
+    int32_t
+        num_partitions; /* 0 = from num_workers, h_q, s_q, topk and extra_topk, never from b: the plan of a
+                               batch may be copied over another one's, and what it does not need of its
+                               partitions is idle; else in [1, 65536] */
     void *plan;
     size_t plan_size; /* at least what fmla_sparse_plan_size answered */
     void *stream;

@@ -335,11 +335,9 @@ def plan_shapes(
     place: Tuple[int, int],
     lengths: Optional[Shape],
     sizes: Tuple[int, ...],
-    known: Optional[Tuple[int, ...]] = None,
 ) -> Tuple[Shape, Shape]:
     """The shapes of the two tables of a plan on a device. `lengths`: the shape of the lengths, which those of sparse decode need
-    not have. `known`: the sizes that the number of partitions is to depend on, if they are others. b and the lists may be 0
-    there, where they are not known: as many partitions as a large batch wants."""
+    not have. b plays no part in the number of partitions, and may be a symbol: one compiled graph serves every b."""
     if plan is DENSE_PLAN and len(lengths or ()) != 1:
         raise ValueError(f"{function}: cache_seqlens: has {len(lengths or ())} dimensions, must have 1")
     b = lengths[0] if lengths and plan is DENSE_PLAN else sizes[0]
@@ -347,7 +345,8 @@ def plan_shapes(
     addresses = [0] * len(plan.tensors)
     if plan is DENSE_PLAN:  # the lengths and their number play no part
         addresses[0] = put_tensor(call.places[0], 0, *place, INT32, (0,), (1,))
-    plan.fill(call, (*addresses, *_plan_options(plan, known or sizes, place), 0))
+    of_any = sizes if plan is DENSE_PLAN else (0, *sizes[1:])
+    plan.fill(call, (*addresses, *_plan_options(plan, of_any, place), 0))
     partitions = getattr(library, f"fmla_{plan.name}_partitions")
     check(partitions(call.address, ctypes.addressof(count)), function)
     plan.idle[None].append(call)

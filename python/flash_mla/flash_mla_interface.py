@@ -84,6 +84,8 @@ def get_mla_metadata(
     num_heads_q: Optional[int] = None,
     is_fp8_kvcache: bool = False,
     topk: Optional[int] = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Tuple[Any, Any]:
     """What `flash_mla_with_kvcache` wants to know of a batch before, in the way of either generation of FlashMLA.
 
@@ -99,10 +101,11 @@ def get_mla_metadata(
         num_heads_k: h_k.
         num_heads_q, is_fp8_kvcache, topk: of sparse attention, where every query token names topk keys; the lengths are not
             looked at then, but for their number. is_fp8_kvcache makes no difference.
+        args, kwargs: whatever else FlashMLA is called with, which looks at none of its arguments since 2026. Not looked at.
 
     Returns:
         (FlashMLASchedMeta, None), or two arrays: [partitions, 8], where the number of partitions depends on the device and
-        on num_q_tokens_per_head_k and num_heads_k (of sparse attention also on b and topk), and [b + 1].
+        on num_q_tokens_per_head_k and num_heads_k (of sparse attention also on topk), never on the batch, and [b + 1].
 
     Raises:
         As `flash_mla_with_kvcache`.
@@ -217,8 +220,9 @@ def flash_mla_with_kvcache(
     extra_indices_in_kvcache: Optional[Any] = None,
     topk_length: Optional[Any] = None,
     extra_topk_length: Optional[Any] = None,
-    *,
     out: Optional[Any] = None,
+    enable_batch_invariant: bool = False,
+    *,
     lse: Optional[Any] = None,
     batch_invariant: bool = False,
     lse_empty: float = math.inf,
@@ -251,7 +255,8 @@ def flash_mla_with_kvcache(
             or, where k_cache is bytes and its tokens have another number of them, the one that has so many.
         attn_sink: [h_q], fp32: out *= 1 / (1 + exp(attn_sink - lse)).
         out, lse: where to write the results, in place of new ones. They may have strides.
-        batch_invariant: a request's result has the same bits whatever else is in the batch.
+        batch_invariant, or by FlashMLA's name enable_batch_invariant: a request's result has the same bits whatever else is in
+            the batch.
         lse_empty: lse of a row that sees no key, math.inf or -math.inf (which merging wants). Its out is 0.
         log_base: of lse: math.e or 2.
         stream: the CUDA stream's handle, for arrays other than PyTorch's, whose current stream is used.
@@ -299,6 +304,8 @@ def flash_mla_with_kvcache(
     _, page_size, h_k, _ = of_cache
     head_dim_v, softmax_scale = of_values(this, module, d_qk, head_dim_v, softmax_scale, out)
     batch_invariant, stream = flag_of(this, "batch_invariant", batch_invariant), integer_of(this, "stream", stream)
+    if enable_batch_invariant is not False:
+        batch_invariant |= flag_of(this, "enable_batch_invariant", enable_batch_invariant)
     of_lse = lse_options(this, lse_empty, log_base)
     format_ = kv_format_of(this, "k_cache", is_fp8_kvcache, of_cache, formats, kv_format, named)
     if indices is None:

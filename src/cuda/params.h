@@ -350,7 +350,8 @@ struct plan_params {
     struct plan_partition *partitions;
     int32_t *num_splits;
     int32_t num_partitions;
-    struct divisor partitions_divisor; /* num_partitions; set by the launch */
+    int32_t planned;                   /* how many of them the keys are shared among (plan.h) */
+    struct divisor partitions_divisor; /* planned; set by the launch */
     struct plan_costs costs;
 };
 

@@ -218,6 +218,7 @@ OPTIONS = {
         "is_fp8_kvcache": [FLAG, (VALUE, 2)],
         "kv_format": OF_FORMAT,
         "batch_invariant": [FLAG],
+        "enable_batch_invariant": [FLAG],
         **OF_LSE,
         **STREAM,
     },
@@ -434,7 +435,8 @@ def test_every_argument_is_in_a_table(function):
             tested |= {argument for argument, *_ in wrong_arrays(name, kinds[0])}
     functions = {name: right(name, kinds[-1])[0].name for name, (*_, kinds) in FUNCTIONS.items()}
     tested |= {argument for name, changed, *_ in SPECIAL if functions[name] == function for argument in changed}
-    unused = {"is_fp8_kvcache"} if function == "get_mla_metadata" else set()  # which makes no difference
+    no_difference = {"is_fp8_kvcache", "args", "kwargs"}
+    unused = no_difference if function == "get_mla_metadata" else set()
     assert tested | unused == set(inspect.signature(getattr(flash_mla, function)).parameters)
 
 

@@ -63,14 +63,17 @@ static void on_hopper(void)
               {p.cache[1].indices_stride[1], EXTRA}, {p.cache[1].page_size, 2},
               {divides(p.cache[0].page_divisor, 64), true}, {divides(p.cache[1].page_divisor, 2), true});
 
-    /* Plan, then two slots a partition, and none past the size asked for. */
+    /* Plan, then two slots a partition, and none past the size asked for, which a call with a plan's tables takes, too. */
     CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
               p.split.num_splits == plan.num_splits && !p.split.marks,
           "%s", "another plan");
     const size_t plan_end = (plan_bytes(B, PARTITIONS) + 255) / 256 * 256, rows = 2 * PARTITIONS * S_Q * H_Q;
     CHECK_ALL({(char *)p.split.slot_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},
               {(char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)},
-              {c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256 + MEETING_BYTES});
+              {plan.planned, PARTITIONS});
+    enum { ROWS = 35 };
+    const size_t end = (plan_bytes(B, ROWS) + 255) / 256 * 256, most = 2 * ROWS * S_Q * H_Q;
+    CHECK_EQ(c.bytes, end + most * 512 * 4 + (most * 4 + 255) / 256 * 256 + MEETING_BYTES);
 
     /* One key head: rows are a token's heads, one token after the other. */
     const struct join_params join = join_params_of(launched(0));
@@ -243,14 +246,15 @@ static void small_plans(void)
         args.target = gpu_number(0);
         int32_t partitions = 0;
         CHECK_OK(fmla_sparse_plan_partitions(&args, &partitions));
-        CHECK(partitions == all[i].partitions, "%zu: %d partitions, expected %d", i, partitions,
-              all[i].partitions);
         struct plan_params plan;
         args.plan = region(0), args.plan_size = MEMORY;
         CHECK_OK(fmla_sparse_plan(&args));
         memcpy(&plan, launched(0)->parameters, sizeof plan);
-        CHECK_EQ(plan.num_partitions, all[i].partitions);
-        const struct plan_tables tables = plan_tables_of(host, partitions);
+        CHECK_EQ(plan.num_partitions, partitions);
+        CHECK(plan.planned == all[i].partitions, "%zu: %d partitions, expected %d", i, plan.planned,
+              all[i].partitions);
+        struct plan_tables tables = plan_tables_of(host, partitions);
+        tables.planned = plan.planned;
         plan_build(tables, all[i].b, (struct plan_topk){all[i].topk, all[i].extra, NULL, NULL},
                    (struct plan_costs){0, 0});
         const int64_t length = plan_topk_length(all[i].topk, all[i].extra, all[i].extra);
@@ -268,6 +272,34 @@ static void small_plans(void)
         args.num_workers = 132;
         CHECK_OK(fmla_sparse_plan_partitions(&args, &partitions));
         CHECK_EQ(partitions, plan_default_partitions(132, 1, all[i].s_q * all[i].h_q, all[i].s_q));
+    }
+}
+
+/* A plan has as many rows as any batch may want, and no more. */
+static void same_rows(void)
+{
+    static const struct {
+        int s_q, h_q, topk, extra, rows;
+    } all[] = {{1, 64, 2048, 0, 153}, {1, 128, 2048, 0, 74},   {1, 16, 2048, 0, 306}, {2, 64, 2048, 0, 74},
+               {1, 64, 256, 0, 297},  {1, 128, 128, 1024, 85}, {1, 64, 0, 0, 132},    {1, 65536, 64, 0, 1}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        fmla_sparse_plan_args args = FMLA_INIT(fmla_sparse_plan_args);
+        args.s_q = all[i].s_q, args.h_q = all[i].h_q, args.topk = all[i].topk;
+        args.extra_topk = all[i].extra, args.target = gpu_number(0);
+        int32_t most = 0;
+        for (int b = 0; b <= 600; b++) {
+            int32_t rows = 0;
+            args.b = b, args.plan = NULL;
+            CHECK_OK(fmla_sparse_plan_partitions(&args, &rows));
+            CHECK(rows == all[i].rows, "%zu: %d rows for %d requests, expected %d", i, rows, b, all[i].rows);
+            args.plan = region(0), args.plan_size = MEMORY;
+            fake->launches = 0;
+            CHECK_OK(fmla_sparse_plan(&args));
+            const struct plan_params plan = plan_params_of(&fake->launch[0]);
+            CHECK_EQ(plan.num_partitions, rows);
+            if (plan.planned > most) most = plan.planned;
+        }
+        CHECK(most == all[i].rows, "%zu: at most %d partitions of %d rows", i, most, all[i].rows);
     }
 }
 
@@ -320,9 +352,10 @@ static void rows(void)
     sparse_call(&codes, FMLA_KV_FP8_656, true);
     codes.indices.shape[2] = SMALL_TOPK;
     CHECK_OK(sparse_decode_run(&codes));
-    const fmla_sparse_plan_args plan_alone = plan_args(SMALL_TOPK);
-    int32_t partitions = 0;
-    CHECK_OK(fmla_sparse_plan_partitions(&plan_alone, &partitions));
+    fmla_sparse_plan_args plan_alone = plan_args(SMALL_TOPK);
+    plan_alone.plan = region(0), plan_alone.plan_size = MEMORY;
+    CHECK_OK(fmla_sparse_plan(&plan_alone));
+    const int32_t partitions = plan_params_of(launched(0)).planned;
     CHECK(partitions != 33, "%s", "the batch is not small");
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct sparse_decode_call c;
@@ -477,8 +510,8 @@ static void planner(void)
         CHECK_OK(fmla_sparse_plan(&args));
         const struct plan_params plan = plan_params_of(launched(0));
         CHECK(!plan.seqlens && (const char *)plan.topk.length == (i ? region(3) : NULL), "%s", "lengths");
-        CHECK_ALL({plan.topk.topk, TOPK}, {plan.topk.extra_topk, EXTRA}, {plan.num_partitions, 33},
-                  {plan.b, B});
+        CHECK_ALL({plan.topk.topk, TOPK}, {plan.topk.extra_topk, EXTRA}, {plan.num_partitions, 35},
+                  {plan.planned, 33}, {plan.b, B});
     }
     check_kernels(0, "decode_plan|decode_plan");
 }
@@ -486,6 +519,6 @@ static void planner(void)
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_sparse", on_hopper, small_batch, chunks,
-                         small_batch_invariant, small_plans, formats, rows, not_taken, odd_pages,
+                         small_batch_invariant, small_plans, same_rows, formats, rows, not_taken, odd_pages,
                          batch_invariant, many_blocks, large, elsewhere, planner);
 }

@@ -53,8 +53,12 @@ int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int head
  * can be. Of the shape alone, with lengths or without: a plan is needed only with them, or where there are many keys. */
 int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape);
 
-/* The most that it answers where requests have `tiles` tiles of so many heads, and of everything else at most what the shape
- * says, of b 0 too. It is never less for fewer tiles; 1 where there are more tiles than half of what fits the GPU at a time. */
+/* The most that it answers for the shape with any b, which is not looked at: the rows of a plan that may be copied over that of
+ * another batch. */
+int32_t sm90_sparse_decode_rows(const struct sm90_sparse_shape *shape);
+
+/* The most rows where requests have `tiles` tiles of so many heads, any b, and lists at most as long as the shape says. It is never
+ * less for fewer tiles; 1 where there are more tiles than half of what fits the GPU at a time. */
 int32_t sm90_sparse_decode_most_partitions(const struct sm90_sparse_shape *shape, int64_t tiles, int heads);
 
 #endif

@@ -18,13 +18,15 @@ static const char *refuses(const struct attention_problem *p, const char **argum
     return why ? why : sm90_sparse_decode_refuses(p, argument);
 }
 
-/* Keys of a chunk; 0: by a plan, which evens out what lengths differ in. Partitions that the caller names are followed.
- * `partitions`: those of the default. */
-static int32_t chunk_of(const struct attention_problem *p, const struct sm90_sparse_shape *shape, int heads,
-                        int32_t partitions)
+/* Keys of a chunk; 0: by a plan, which evens out what lengths differ in. Partitions that the caller names are followed, unless
+ * they are as many as the default, or as a plan by the default has rows. */
+static int32_t chunk_of(const struct attention_problem *p, const struct sm90_sparse_shape *shape, int heads)
 {
     const bool rows = p->format == KV_BF16 || p->format == KV_FP16;
-    if (p->num_partitions && p->num_partitions != partitions) return 0;
+    const int32_t partitions = sm90_sparse_decode_partitions(shape);
+    if (p->num_partitions && p->num_partitions != partitions &&
+        p->num_partitions != sm90_sparse_decode_rows(shape))
+        return 0;
     const int64_t keys = sm90_sparse_decode_chunk(shape, heads);
     if (!keys) return 0;
     if (shape->lengths && (rows || keys > SM90_SPARSE_DECODE_FEW_KEYS)) return 0;
@@ -67,8 +69,7 @@ static fmla_status prepare_tiles(const struct attention_problem *p, int heads, s
     w->flags = LAUNCH_OVERLAP, w->slots_in_halves = true;
     if (status || w->chunk_keys || p->bound) return status;
     const size_t bytes = w->bytes; /* that of a plan, which other kernels of the device would go by */
-    w->chunk_keys = chunk_of(p, &shape, heads,
-                             p->num_partitions ? sm90_sparse_decode_partitions(&shape) : w->num_partitions);
+    w->chunk_keys = chunk_of(p, &shape, heads);
     w->chunks_at_once = true;
     if (w->chunk_keys) status = cuda_lay_out(p, w);
     if (w->chunk_keys && !rows) meet_to_join(p, heads, w);
