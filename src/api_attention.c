@@ -52,6 +52,7 @@ static fmla_status fill(struct call *c, const struct common *common, const struc
     p->format = c->checked.format            ? c->checked.format->format
                 : q->element == ELEMENT_BF16 ? KV_BF16
                                              : KV_FP16;
+    p->keys[0].format = p->keys[1].format = p->format;
     p->q = q->data, p->out = out->data, p->lse = lse->data;
     memcpy(p->q_stride, q->stride, sizeof p->q_stride);
     memcpy(p->out_stride, out->stride, sizeof p->out_stride);
@@ -71,12 +72,13 @@ static fmla_status check_latent(const struct call *c)
 }
 
 /* Pages of a cache format. */
-static void fill_pages(const struct checked_call *call, const struct checked_tensor *cache,
+static void fill_pages(const struct cache_format *format, const struct checked_tensor *cache,
                        struct key_source *keys)
 {
+    keys->format = format->format;
     keys->pages = cache->shape[0], keys->page_size = cache->shape[1];
     keys->k.data = cache->data;
-    cache_steps(call, cache, &keys->k.page_bytes, &keys->k.slot_bytes);
+    cache_steps(format, cache, &keys->k.page_bytes, &keys->k.slot_bytes);
     keys->v = keys->k;
 }
 
@@ -148,6 +150,7 @@ static fmla_status choose(struct call *c, const char *name)
                                   .d_qk = p->d_qk,
                                   .d_v = p->d_v,
                                   .formats = c->checked.format ? 1u << p->format : 0,
+                                  .extra_formats = c->checked.second ? 1u << p->keys[1].format : 0,
                                   .products = p->operation == OP_DENSE_DECODE ? 1u << p->products : 0,
                                   .problem.attention = p};
     return dispatch(&wanted, name, &c->taken.kernel);
@@ -158,7 +161,7 @@ static fmla_status fill_dense_cache(struct call *c, const struct checked_tensor 
                                     struct key_source *keys)
 {
     const struct checked_tensor *scale = OF(dense_decode, kv_scale);
-    fill_pages(&c->checked, cache, keys);
+    fill_pages(c->checked.format, cache, keys);
     if (!c->checked.format->token) {
         const uint64_t bytes = sizeof(uint16_t); /* a stride that is never used may wrap */
         keys->k = (struct key_view){cache->data, (int64_t)((uint64_t)cache->stride[0] * bytes),
@@ -249,6 +252,9 @@ static fmla_status check_extra(const struct call *c)
     if (!cache && OF(sparse_decode, extra_topk_length)->name)
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: extra_topk_length: is given, must be NULL as extra_kv_cache is", op);
+    if (!cache && c->args.sparse.extra_kv_format)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: extra_kv_format: is %d, must be 0: extra_kv_cache is NULL",
+                    op, c->args.sparse.extra_kv_format);
     return FMLA_OK;
 }
 
@@ -263,10 +269,10 @@ static fmla_status prepare_sparse_decode(struct call *c)
     TRY(fill(c, &common, OF(sparse_decode, q), OF(sparse_decode, attn_sink), OF(sparse_decode, out),
              OF(sparse_decode, lse)));
     p->h_kv = 1;
-    fill_pages(&c->checked, OF(sparse_decode, kv_cache), &p->keys[0]);
+    fill_pages(c->checked.format, OF(sparse_decode, kv_cache), &p->keys[0]);
     fill_lists(OF(sparse_decode, indices), OF(sparse_decode, topk_length), &p->keys[0]);
     if (OF(sparse_decode, extra_kv_cache)->name) {
-        fill_pages(&c->checked, OF(sparse_decode, extra_kv_cache), &p->keys[1]);
+        fill_pages(c->checked.second, OF(sparse_decode, extra_kv_cache), &p->keys[1]);
         fill_lists(OF(sparse_decode, extra_indices), OF(sparse_decode, extra_topk_length), &p->keys[1]);
     }
     p->capacity = plan_topk_length(p->keys[0].capacity, p->keys[1].capacity, p->keys[1].capacity);
@@ -299,7 +305,7 @@ static fmla_status prepare_sparse_prefill(struct call *c)
         if (p->h_kv > 1) keys->k.head_bytes = kv->stride[1] * (int64_t)sizeof(uint16_t);
         keys->v = keys->k;
     } else {
-        fill_pages(&c->checked, kv, keys);
+        fill_pages(c->checked.format, kv, keys);
     }
     fill_lists(indices, OF(sparse_prefill, topk_length), keys);
     keys->table_stride[1] = 0, keys->table_stride[2] = indices->stride[1];

@@ -25,7 +25,7 @@ static fmla_status fill(const struct checked_call *c, enum operation operation,
     p->tokens = c->size[DIM_tokens], p->d_qk = c->size[DIM_d_qk];
     pages->layout = kv_layout_of(pages->format, (int32_t)p->d_qk);
     pages->page_size = cache->shape[1], pages->slots = cache->shape[0] * cache->shape[1];
-    cache_steps(c, cache, &pages->page_stride, &pages->slot_stride);
+    cache_steps(c->format, cache, &pages->page_stride, &pages->slot_stride);
     pages->data = cache->data, p->device = cache->device;
     return FMLA_OK;
 }

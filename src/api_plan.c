@@ -48,7 +48,8 @@ fmla_status check_tables(const struct checked_call *call, const struct checked_t
     return FMLA_OK;
 }
 
-/* The partitions to plan: as asked, or what the target's workers suggest. */
+/* The partitions to plan: as asked, or what the target's workers suggest. Those of sparse attention on a GPU are as many as any batch
+ * may want, so that a plan may be copied over another batch's. */
 static fmla_status choose_partitions(struct request *r)
 {
     char name[32];
@@ -66,12 +67,25 @@ static fmla_status choose_partitions(struct request *r)
                         "%s: target: is %s, whose number of SMs is not known here; set num_workers or "
                         "num_partitions: %s",
                         r->call.operation, device_name(r->target, name), dispatch_device_reason(r->target));
-        *partitions = p->kind == KEYS_LISTED
-                          ? dispatch_sparse_partitions(r->target, p->b, r->h_kv, r->h_q / r->h_kv,
-                                                       p->lists.topk, p->lists.extra_topk)
-                          : plan_default_partitions(workers, r->s_q, r->h_q, r->h_kv);
+        *partitions = p->kind == KEYS_LISTED ? dispatch_sparse_rows(r->target, r->h_kv, r->h_q / r->h_kv,
+                                                                    p->lists.topk, p->lists.extra_topk)
+                                             : plan_default_partitions(workers, r->s_q, r->h_q, r->h_kv);
     }
     return FMLA_OK;
+}
+
+/* How many of them the batch is shared among, which depends on it. Other numbers of rows are a caller's own choice, and followed. */
+static void choose_planned(struct request *r)
+{
+    const struct plan_topk *lists = &r->problem.lists;
+    struct plan_tables *plan = &r->problem.plan;
+    const int64_t s_q = r->h_kv, h_q = r->h_q / r->h_kv;
+    if (r->problem.kind != KEYS_LISTED || r->num_workers || r->target.device_type == FMLA_DEVICE_CPU ||
+        !dispatch_workers(r->target))
+        return;
+    if (plan->num_partitions == dispatch_sparse_rows(r->target, s_q, h_q, lists->topk, lists->extra_topk))
+        plan->planned =
+            dispatch_sparse_partitions(r->target, r->problem.b, s_q, h_q, lists->topk, lists->extra_topk);
 }
 
 /* All that follows where the lengths are known. `asked`: 0 or num_partitions. */
@@ -94,9 +108,12 @@ static fmla_status finish(struct request *r, enum operation operation, const str
     if (p->kind == KEYS_PAGED && dispatch_has_plan_costs(r->target))
         p->costs = plan_costs_of(r->s_q, r->h_q, r->h_kv);
     p->plan.num_partitions = asked;
-    if (!rows->name) return choose_partitions(r);
-    p->plan = (struct plan_tables){
-        .partitions = rows->data, .num_splits = splits->data, .num_partitions = (int32_t)rows->shape[0]};
+    if (rows->name)
+        p->plan = (struct plan_tables){
+            .partitions = rows->data, .num_splits = splits->data, .num_partitions = (int32_t)rows->shape[0]};
+    else
+        TRY(choose_partitions(r));
+    if (!asked) choose_planned(r);
     return FMLA_OK;
 }
 
@@ -188,7 +205,9 @@ static fmla_status make_plan(preparer *prepare, const void *caller)
     if (!plan->partitions) {
         const size_t needed = plan_bytes(r.problem.b, plan->num_partitions);
         TRY(check_buffer(r.call.operation, "plan", r.plan, r.plan_size, needed, 16));
+        const int32_t planned = plan->planned;
         *plan = plan_tables_of(r.plan, plan->num_partitions);
+        plan->planned = planned;
     }
     return r.kernel->driver->run(r.kernel, (union problem){.plan = &r.problem}, NULL);
 }

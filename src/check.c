@@ -257,6 +257,7 @@ static fmla_status check_options(const struct descriptor *descriptor, const char
         const void *const at = args + m->offset;
         const int64_t value = m->kind == MEMBER_WIDE ? *(const int64_t *)at : *(const int32_t *)at;
         if (m->kind == MEMBER_FORMAT) call->kv_format = (int32_t)value;
+        if (m->kind == MEMBER_SECOND_FORMAT) call->second_format = (int32_t)value;
         if (m->kind == MEMBER_PRODUCTS) call->products = (int32_t)value;
         if (value < m->low || value > m->high)
             return check_range(descriptor->name, m->name, value, m->low, m->high);
@@ -264,33 +265,51 @@ static fmla_status check_options(const struct descriptor *descriptor, const char
     return FMLA_OK;
 }
 
+/* The option that names the format of a cache. */
+static const struct member *format_option(const struct descriptor *descriptor, const struct member *cache)
+{
+    const enum member_kind kind = cache->allowed & IS_SECOND ? MEMBER_SECOND_FORMAT : MEMBER_FORMAT;
+    const struct member *option = descriptor->members;
+    while (option->kind != kind) option++;
+    return option;
+}
+
+/* The format of a cache, once it is checked. */
+static const struct cache_format **format_of(const struct member *cache, struct checked_call *call)
+{
+    return cache->allowed & IS_SECOND ? &call->second : &call->format;
+}
+
 /* The cache has bytes, and nobody says of which format. */
 __attribute__((cold)) static fmla_status refuse_bytes(const struct descriptor *descriptor,
                                                       const struct member *m)
 {
-    const struct member *option = descriptor->members;
-    while (option->kind != MEMBER_FORMAT) option++;
-    char formats[128] = "";
+    const struct member *option = format_option(descriptor, m);
+    char formats[256] = "";
     for (int f = FMLA_KV_FP8_656; f <= option->high; f++)
         text_append(formats, sizeof formats, "%s%s (%d)", *formats ? " or " : "", cache_formats[f].name, f);
-    return fail(FMLA_INVALID_ARGUMENT, "%s: kv_format: is 0, must name the format of the bytes in %s: %s",
-                descriptor->name, m->name, formats);
+    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is 0, must name the format of the bytes in %s: %s",
+                descriptor->name, option->name, m->name, formats);
 }
 
-/* The format that kv_format names; 0: that of the first tensor's type, unless the first cache has bytes. */
+/* The format that a cache's option names; 0: of a second cache that of the first, else that of the first tensor's type, unless the
+ * cache has bytes. */
 static fmla_status check_format(const struct descriptor *descriptor, const struct member *m,
                                 const fmla_tensor *cache, struct checked_call *call)
 {
     const enum element element = call->tensors[0].element;
-    int32_t which = call->kv_format;
+    const bool is_second = m->allowed & IS_SECOND;
+    int32_t which = is_second ? call->second_format : call->kv_format;
+    const struct cache_format **format = format_of(m, call);
+    if (!which && is_second) which = (int32_t)(call->format - cache_formats);
     if (!which) {
-        if (cache && !call->format && cache->dtype.bits == 8) return refuse_bytes(descriptor, m);
+        if (cache && cache->dtype.bits == 8) return refuse_bytes(descriptor, m);
         which = element == ELEMENT_BF16 ? FMLA_KV_BF16 : FMLA_KV_FP16;
     }
-    call->format = &cache_formats[which];
-    if ((m->allowed & ALLOW_SAME) && !(call->format->allowed & (ALLOW_BYTES | 1u << element)))
-        return fail(FMLA_INVALID_ARGUMENT, "%s: kv_format: is %s, whose values must have the type of q, %s",
-                    call->operation, call->format->name,
+    *format = &cache_formats[which];
+    if ((m->allowed & ALLOW_SAME) && !((*format)->allowed & (ALLOW_BYTES | 1u << element)))
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is %s, whose values must have the type of q, %s",
+                    call->operation, format_option(descriptor, m)->name, (*format)->name,
                     dtypes[call->tensors[0].of_bytes ? DTYPES - 1 : (int)element].name);
     return FMLA_OK;
 }
@@ -335,12 +354,17 @@ static fmla_status bind(const struct descriptor *descriptor, const struct checke
 }
 
 /* The last dimension of bytes is a token's, and says d_qk. */
-static fmla_status bind_token(const struct descriptor *descriptor, const struct checked_tensor *cache,
+static fmla_status bind_token(const struct descriptor *descriptor, const struct member *m,
+                              const struct cache_format *format, const struct checked_tensor *cache,
                               struct checked_call *call)
 {
-    const struct cache_format *format = call->format;
     const struct checked_tensor *bound = call->bound_by[DIM_d_qk];
     TRY(check_size(descriptor->name, cache, 3, "bytes of a token", format->token, format->name));
+    if ((m->allowed & IS_SECOND) && bound && call->size[DIM_d_qk] != format->d_qk)
+        return fail(FMLA_INVALID_ARGUMENT,
+                    "%s: %s: is %s, of d_qk %lld, must be a format of d_qk %lld as in %s", descriptor->name,
+                    format_option(descriptor, m)->name, format->name, (long long)format->d_qk,
+                    (long long)call->size[DIM_d_qk], bound->name);
     if (bound)
         return check_size(descriptor->name, bound, call->bound_at[DIM_d_qk], "d_qk", format->d_qk,
                           format->name);
@@ -348,10 +372,9 @@ static fmla_status bind_token(const struct descriptor *descriptor, const struct 
     return FMLA_OK;
 }
 
-static fmla_status check_cache_layout(const struct member *m, const struct checked_tensor *cache,
-                                      const struct checked_call *call)
+static fmla_status check_cache_layout(const struct member *m, const struct cache_format *format,
+                                      const struct checked_tensor *cache, const struct checked_call *call)
 {
-    const struct cache_format *format = call->format;
     const bool in_pieces =
         kv_layout_of(format->format, 0).scale_bytes; /* tokens of a page, then their scales */
     if (!cache->shape[0]) return FMLA_OK;
@@ -374,13 +397,13 @@ static fmla_status check_cache_layout(const struct member *m, const struct check
     return FMLA_OK;
 }
 
-void cache_steps(const struct checked_call *call, const struct checked_tensor *cache, int64_t *page_bytes,
+void cache_steps(const struct cache_format *format, const struct checked_tensor *cache, int64_t *page_bytes,
                  int64_t *slot_bytes)
 {
     /* The stride of a dimension of one element may be anything, and is not multiplied. Of others check_tensor has seen
      * that no offset overflows. */
-    const int64_t bytes = call->format->token ? 1 : 2;
-    const struct kv_layout layout = kv_layout_of(call->format->format, 0);
+    const int64_t bytes = format->token ? 1 : 2;
+    const struct kv_layout layout = kv_layout_of(format->format, 0);
     *page_bytes = cache->shape[0] > 1 ? cache->stride[0] * bytes : 0;
     *slot_bytes = cache->shape[1] <= 1 ? 0
                   : layout.scale_bytes ? layout.token_bytes
@@ -403,10 +426,11 @@ static fmla_status check_member(const struct descriptor *descriptor, const struc
                                 const fmla_tensor *tensor, struct checked_tensor *checked,
                                 struct checked_call *call)
 {
+    const struct cache_format *format = NULL; /* of a cache */
     unsigned allowed = m->allowed;
     if (allowed & IS_CACHE) {
         TRY(check_format(descriptor, m, tensor, call));
-        allowed |= call->format->allowed;
+        format = *format_of(m, call), allowed |= format->allowed;
     } else if (allowed & ALLOW_SAME) {
         allowed |= 1u << call->tensors[0].element;
     } else if ((allowed & ALLOW_CODES) && call->products == FMLA_PRODUCTS_FP8) {
@@ -423,13 +447,13 @@ static fmla_status check_member(const struct descriptor *descriptor, const struc
     if (!checked->name) return FMLA_OK;
     if (!call->first) call->first = checked;
     TRY(check_same_device(descriptor->name, checked, call->first));
-    const bool token = (allowed & IS_CACHE) && call->format->token;
+    const bool token = format && format->token;
     for (int i = 0; i < rank - token; i++) TRY(bind(descriptor, checked, i, dimensions[i], call));
-    if (token) TRY(bind_token(descriptor, checked, call));
-    if ((allowed & IS_CACHE) && !call->flat) {
+    if (token) TRY(bind_token(descriptor, m, format, checked, call));
+    if (format && !call->flat) {
         if (allowed & OR_FLAT) /* pages have one key head */
             call->size[DIM_h_kv] = 1, call->bound_by[DIM_h_kv] = checked, call->bound_at[DIM_h_kv] = 2;
-        TRY(check_cache_layout(m, checked, call));
+        TRY(check_cache_layout(m, format, checked, call));
     }
     if (allowed & IN_ROWS) TRY(check_rows(checked, call));
     return FMLA_OK;

@@ -22,7 +22,7 @@ fmla_status check_call(enum operation operation, const void *caller, void *args,
                        struct checked_call *call);
 
 /* The bytes from one page of a cache, and from one token, to the next; 0 where there is but one. */
-void cache_steps(const struct checked_call *call, const struct checked_tensor *cache, int64_t *page_bytes,
+void cache_steps(const struct cache_format *format, const struct checked_tensor *cache, int64_t *page_bytes,
                  int64_t *slot_bytes);
 
 /* Dimension `dimension` of a tensor, called `words`, must have `size`, as in `other`. */

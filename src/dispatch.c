@@ -64,6 +64,11 @@ int32_t dispatch_sparse_partitions(fmla_device device, int64_t b, int64_t s_q, i
     return cuda_sparse_partitions(device.id, b, s_q, h_q, topk, extra_topk);
 }
 
+int32_t dispatch_sparse_rows(fmla_device device, int64_t s_q, int64_t h_q, int64_t topk, int64_t extra_topk)
+{
+    return cuda_sparse_rows(device.id, s_q, h_q, topk, extra_topk);
+}
+
 fmla_status dispatch_prepare(fmla_device device)
 {
     if (device.device_type == FMLA_DEVICE_CUDA) return cuda_prepare(device.id);
@@ -214,6 +219,12 @@ static void append_elements(char *text, size_t size, unsigned elements)
         if (elements & (1u << e)) text_append(text, size, " %s", names[e]);
 }
 
+/* Of the first of FORMATS_…. */
+static const char *format_name(unsigned formats)
+{
+    return cache_formats[__builtin_ctz(formats) + FMLA_KV_BF16].name + strlen("FMLA_KV_");
+}
+
 /* "d_qk 512 576, d_v 512, cache BF16 FP8_656" */
 static void append_shapes(char *text, size_t size, const struct kernel *kernel)
 {
@@ -228,7 +239,7 @@ static void append_shapes(char *text, size_t size, const struct kernel *kernel)
     for (int f = 0; f < KV_FORMATS; f++)
         if (formats & (1u << f))
             text_append(text, size, "%s %s", formats & ((1u << f) - 1) ? "" : ", cache",
-                        cache_formats[f + FMLA_KV_BF16].name + strlen("FMLA_KV_"));
+                        format_name(1u << f));
 }
 
 static void append_products(char *text, size_t size, unsigned products)
@@ -263,9 +274,11 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
         snprintf(why, size, "d_%s is %lld, kernel %s takes", qk ? "qk" : "v",
                  (long long)(qk ? wanted->d_qk : wanted->d_v), kernel->name);
         append_shapes(why, size, kernel);
-    } else if (wanted->formats & ~kernel->formats) {
-        *argument = "kv_format";
-        snprintf(why, size, "kernel %s takes", kernel->name);
+    } else if ((wanted->formats | wanted->extra_formats) & ~kernel->formats) {
+        const unsigned first = wanted->formats & ~kernel->formats;
+        *argument = first ? "kv_format" : "extra_kv_format";
+        snprintf(why, size, "is %s, kernel %s takes",
+                 format_name(first ? first : wanted->extra_formats & ~kernel->formats), kernel->name);
         append_shapes(why, size, kernel);
     } else if (wanted->products & ~kernel->products) {
         *argument = "products";

@@ -13,12 +13,13 @@ struct wanted {
     enum operation operation;
     fmla_device device;
     const char *argument;
-    const char *values;    /* the one that has d_v; NULL: argument */
-    unsigned elements;     /* all of these must be taken; 0 = not asked */
-    int64_t d_qk, d_v;     /* 0 = not asked */
-    unsigned formats;      /* FORMATS_… of the cache; 0 = not asked */
-    unsigned products;     /* PRODUCTS_…; 0 = not asked */
-    union problem problem; /* none = not asked */
+    const char *values;     /* the one that has d_v; NULL: argument */
+    unsigned elements;      /* all of these must be taken; 0 = not asked */
+    int64_t d_qk, d_v;      /* 0 = not asked */
+    unsigned formats;       /* FORMATS_… of the cache; 0 = not asked */
+    unsigned extra_formats; /* … and of a second one */
+    unsigned products;      /* PRODUCTS_…; 0 = not asked */
+    union problem problem;  /* none = not asked */
 };
 
 /* The best kernel for `wanted`, or the one that `forced` (may be NULL) or the environment names. */
@@ -45,9 +46,11 @@ int32_t dispatch_workers(fmla_device device);
 /* Are the costs of plan_costs.h those of the device? */
 bool dispatch_has_plan_costs(fmla_device device);
 
-/* Partitions of a plan for sparse decode on a GPU that can be used, where the caller names neither them nor workers. */
+/* Of a plan for sparse decode on a GPU that can be used, where the caller names neither partitions nor workers: partitions that a
+ * batch is shared among, and rows that a plan of any batch has. */
 int32_t dispatch_sparse_partitions(fmla_device device, int64_t b, int64_t s_q, int64_t h_q, int64_t topk,
                                    int64_t extra_topk);
+int32_t dispatch_sparse_rows(fmla_device device, int64_t s_q, int64_t h_q, int64_t topk, int64_t extra_topk);
 
 /* Why nothing of this build runs on the device; "" if something does. Static. */
 const char *dispatch_device_reason(fmla_device device);

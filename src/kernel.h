@@ -21,7 +21,14 @@ enum { /* of caches, as bits */
        FORMATS_FP16 = 1 << KV_FP16,
        FORMATS_FP8_656 = 1 << KV_FP8_656,
        FORMATS_FP8_584 = 1 << KV_FP8_584,
-       FORMATS_FP8_576 = 1 << KV_FP8_576
+       FORMATS_FP8_576 = 1 << KV_FP8_576,
+       FORMATS_FP8_528 = 1 << KV_FP8_528 | 1 << KV_FP8_528_SPLIT,
+       FORMATS_FP4_288 = 1 << KV_FP4_288 | 1 << KV_FP4_288_SPLIT,
+       FORMATS_FP8_528_F32 = 1 << KV_FP8_528_F32,
+       /* … of the bytes that lists name, and of those that tables do. */
+       FORMATS_LISTED =
+           FORMATS_FP8_656 | FORMATS_FP8_584 | FORMATS_FP8_528 | FORMATS_FP4_288 | FORMATS_FP8_528_F32,
+       FORMATS_PAGED = FORMATS_FP8_656 | FORMATS_FP8_584 | FORMATS_FP8_576
 };
 enum { PRODUCTS_BF16 = 1 << FMLA_PRODUCTS_BF16, PRODUCTS_FP8 = 1 << FMLA_PRODUCTS_FP8 };
 enum { KERNEL_SIZES = 4 };

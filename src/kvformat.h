@@ -115,6 +115,12 @@ NUM_FN int kv_is_quantised(const struct kv_layout *l)
     return l->element == KV_ELEMENT_E4M3 || l->element == KV_ELEMENT_E2M1;
 }
 
+/* The format whose tokens are in one piece, of one whose scales stand behind the tokens of a page. */
+NUM_FN enum kv_format kv_unsplit(enum kv_format format)
+{
+    return format == KV_FP8_528_SPLIT ? KV_FP8_528 : format == KV_FP4_288_SPLIT ? KV_FP4_288 : format;
+}
+
 NUM_FN int32_t kv_width(const struct kv_layout *l)
 {
     return l->nope + l->rope;

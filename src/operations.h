@@ -35,10 +35,11 @@ enum {
     IS_CACHE = 1 << 9,
     /* All tokens may be one dimension (form_of); of a cache where its format is one of 16 bits. */
     OR_FLAT = 1 << 10,
-    IN_UNITS = 1 << 11,   /* … at addresses and strides that are multiples of the format's unit */
-    IN_ROWS = 1 << 12,    /* rows without gaps, aligned to 16 bytes */
-    IN_CALLS = 1 << 13,   /* not looked at where a size is asked */
-    ALLOW_CODES = 1 << 14 /* where products are FP8: any type of one byte, and no fp16 */
+    IN_UNITS = 1 << 11,    /* … at addresses and strides that are multiples of the format's unit */
+    IN_ROWS = 1 << 12,     /* rows without gaps, aligned to 16 bytes */
+    IN_CALLS = 1 << 13,    /* not looked at where a size is asked */
+    ALLOW_CODES = 1 << 14, /* where products are FP8: any type of one byte, and no fp16 */
+    IS_SECOND = 1 << 15    /* a cache whose format another option names: that of MEMBER_SECOND_FORMAT */
 };
 
 enum { MAX_DIMENSIONS = 5, MAX_TENSORS = 12 };
@@ -70,10 +71,11 @@ enum {
 };
 
 enum member_kind {
-    MEMBER_INTEGER,  /* int32_t */
-    MEMBER_FORMAT,   /* int32_t: the format of the caches, FMLA_KV_… */
-    MEMBER_PRODUCTS, /* int32_t: FMLA_PRODUCTS_… */
-    MEMBER_WIDE,     /* int64_t */
+    MEMBER_INTEGER,       /* int32_t */
+    MEMBER_FORMAT,        /* int32_t: the format of the caches, or of the first one, FMLA_KV_… */
+    MEMBER_SECOND_FORMAT, /* int32_t: the format of the cache that IS_SECOND; 0: that of the other one */
+    MEMBER_PRODUCTS,      /* int32_t: FMLA_PRODUCTS_… */
+    MEMBER_WIDE,          /* int64_t */
     MEMBER_LAST_INTEGER = MEMBER_WIDE,
     MEMBER_TENSOR,  /* const fmla_tensor * */
     MEMBER_REAL,    /* float */

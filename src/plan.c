@@ -54,7 +54,9 @@ static void build_default(struct plan_tables plan, int64_t batch, const struct p
     int32_t *num_splits = plan.num_splits;
     int64_t total = 0;
     for (int64_t r = 0; r < batch; r++) total += blocks_of(lists, r) + PLAN_OVERHEAD;
-    const int64_t payload = (total + num_partitions - 1) / num_partitions + PLAN_OVERHEAD;
+    const int64_t planned = plan_planned(plan);
+    const int64_t payload =
+        (total + planned - 1) / planned + PLAN_OVERHEAD; /* which that many have room for */
     write_header(plan, batch, payload);
     num_splits[0] = 0;
 

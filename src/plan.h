@@ -66,6 +66,8 @@ struct plan_tables {
     struct plan_partition *partitions; /* [num_partitions], aligned to 16 bytes */
     int32_t *num_splits;               /* [batch + 1] */
     int32_t num_partitions;
+    int32_t
+        planned; /* the keys are shared among so many of them at most, and those behind stay idle; 0: among all */
 };
 
 /* Of a plan in one piece. Its header is not read: a planner has yet to write it. */
@@ -73,7 +75,13 @@ static inline struct plan_tables plan_tables_of(void *plan, int32_t num_partitio
 {
     struct plan_header *header = (struct plan_header *)plan;
     struct plan_partition *partitions = plan_partitions(header);
-    return (struct plan_tables){header, partitions, (int32_t *)(partitions + num_partitions), num_partitions};
+    return (struct plan_tables){header, partitions, (int32_t *)(partitions + num_partitions), num_partitions,
+                                0};
+}
+
+static inline int32_t plan_planned(struct plan_tables plan)
+{
+    return plan.planned ? plan.planned : plan.num_partitions;
 }
 
 /* The lengths of a batch: request r has `topk` keys at most, of which the first length[r] count, and behind them

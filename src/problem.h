@@ -75,6 +75,7 @@ struct key_view {
 
 struct key_source {
     enum key_kind kind;
+    enum kv_format format;
     struct key_view k, v;
     bool values_apart; /* else values are the first d_v elements of their keys, and the views are the same */
     int64_t pages, page_size;
@@ -100,7 +101,7 @@ struct attention_problem {
     int64_t b, s_q, h_q, h_kv, d_qk, d_v; /* of ragged requests s_q is the most, as the caller says */
     struct ragged ragged_q, ragged_k;     /* a ragged request is in page 0, from its start on */
     enum element element;                 /* of q and out; BF16 where q has codes */
-    enum kv_format format;                /* of all keys and values */
+    enum kv_format format;                /* of keys[0] */
     const float *kv_scale;                /* where the scale of an FP8_576 cache lies; NULL: it is 1 */
     int32_t products;                     /* FMLA_PRODUCTS_… */
     fmla_device device;
@@ -313,8 +314,9 @@ struct checked_call {
     const void *args; /* the copy of the caller's struct */
     bool shape_only;  /* a size is asked: data is not looked at, and may be NULL */
     bool flat;        /* the tensors that may be have all tokens in one dimension */
-    int32_t kv_format, products;
-    const struct cache_format *format;          /* of the caches; NULL where the operation has none */
+    int32_t kv_format, second_format, products;
+    const struct cache_format *format;          /* of the first cache; NULL where the operation has none */
+    const struct cache_format *second;          /* of the cache that IS_SECOND, if it is there */
     const struct checked_tensor *first;         /* of those that are there: its device is the call's */
     struct checked_tensor tensors[MAX_TENSORS]; /* by TENSOR_<op>_<member> */
     int64_t size[DIMENSIONS];                   /* 0 where nothing binds the name */

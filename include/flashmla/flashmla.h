@@ -310,8 +310,10 @@ typedef struct fmla_sparse_plan_args {
     int64_t extra_topk; /* of the extra cache; 0 without one */
     fmla_device target;
     int32_t num_workers;
-    int32_t num_partitions; /* 0 = from num_workers, h_q, s_q, topk, extra_topk and b (0: for large batches);
-                               else in [1, 65536] */
+    int32_t
+        num_partitions; /* 0 = from num_workers, h_q, s_q, topk and extra_topk, never from b: the plan of a
+                               batch may be copied over another one's, and what it does not need of its
+                               partitions is idle; else in [1, 65536] */
     void *plan;
     size_t plan_size; /* at least what fmla_sparse_plan_size answered */
     void *stream;
@@ -466,10 +468,10 @@ enum FMLA_INT32 {
 typedef struct fmla_sparse_decode_args {
     size_t struct_size;
     const fmla_tensor *q; /* [b, s_q, h_q, d_qk] bf16 or fp16 */
-    /* [pages, page_size, 1, d_qk] of the type of q; or bytes, of any type of one byte: [pages, page_size, 1, 656], whose
-     * pages and tokens lie at strides and addresses that are multiples of 4, or [pages, page_size, 1, 584], whose pages
-     * are in one piece each, at strides and addresses that are multiples of 2 (dimension 1 has stride 584, which says
-     * nothing of where a token is) */
+    /* [pages, page_size, 1, d_qk] of the type of q; or [pages, page_size, 1, bytes of a token], of any type of one byte.
+     * Pages and tokens lie at strides and addresses that are multiples of 4 (FMLA_KV_FP8_656, FMLA_KV_FP8_528_F32), 2
+     * (FMLA_KV_FP8_584) or 1. A page of FMLA_KV_FP8_584, FMLA_KV_FP8_528_SPLIT or FMLA_KV_FP4_288_SPLIT is in one piece:
+     * dimension 1 has the stride of the bytes of a token, which says nothing of where a token is */
     const fmla_tensor *kv_cache;
     const fmla_tensor
         *indices; /* [b, s_q, topk] int32: page · page_size + slot; outside [0, pages · page_size) there
@@ -478,7 +480,7 @@ typedef struct fmla_sparse_decode_args {
         *topk_length; /* [b] int32 or NULL = topk: how many of the indices count, from the first on;
                                        clamped to [0, topk] */
     const fmla_tensor *attn_sink; /* [h_q] fp32 or NULL: out *= 1 / (1 + exp(sink - lse)), natural lse */
-    /* A second cache, of the same format, with page size, indices and lengths of its own: a token sees the keys that it
+    /* A second cache, with a format (extra_kv_format), page size, indices and lengths of its own: a token sees the keys that it
      * names in either. The first two both or neither; the last only with them. */
     const fmla_tensor *extra_kv_cache;    /* as kv_cache */
     const fmla_tensor *extra_indices;     /* [b, s_q, extra_topk] int32 */
@@ -504,6 +506,7 @@ typedef struct fmla_sparse_decode_args {
                                 wherever it stands in it; plan is then not read. Takes workspace in proportion
                                 to topk and extra_topk */
     int32_t num_partitions;  /* of the plan made inside the call, as in fmla_dense_decode_args */
+    int32_t extra_kv_format; /* of extra_kv_cache, FMLA_KV_… of the same d_qk; 0 = kv_format */
 } fmla_sparse_decode_args;
 
 /* How much workspace fmla_sparse_decode takes with these arguments, and its alignment (either may be NULL),
@@ -537,8 +540,8 @@ FMLA_API fmla_status fmla_sparse_decode(const fmla_sparse_decode_args *args);
 typedef struct fmla_sparse_prefill_args {
     size_t struct_size;
     const fmla_tensor *q; /* [s_q, h_q, d_qk] bf16 */
-    /* [s_kv, h_kv, d_qk] bf16; or pages, [pages, page_size, 1, d_qk] bf16, or of bytes as in fmla_sparse_decode_args:
-     * [pages, page_size, 1, 656 or 584]. Of pages s_kv is pages · page_size, and h_kv is 1 */
+    /* [s_kv, h_kv, d_qk] bf16; or pages, [pages, page_size, 1, d_qk] bf16, or of bytes as in fmla_sparse_decode_args.
+     * Of pages s_kv is pages · page_size, and h_kv is 1 */
     const fmla_tensor *kv;
     const fmla_tensor
         *indices; /* [s_q, h_kv, topk] int32: a token of kv, of pages page · page_size + slot; outside
@@ -556,7 +559,7 @@ typedef struct fmla_sparse_prefill_args {
     size_t workspace_size;
     void *stream;        /* CUDA stream; not used on the CPU */
     const char *kernel;  /* force a kernel by name (fmla_capabilities lists them); NULL = the best */
-    int32_t kv_format;   /* FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584; may be 0 where kv is bf16 */
+    int32_t kv_format;   /* FMLA_KV_…, of d_qk values a token; may be 0 where kv is bf16 */
     float softmax_scale; /* 0 = 1/sqrt(d_qk); finite */
     int32_t lse_empty;   /* FMLA_LSE_EMPTY_… */
     int32_t log_base;    /* FMLA_LOG_…, of lse and max_logits */

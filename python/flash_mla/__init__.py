@@ -15,7 +15,11 @@ from ._workspace import workspace_bound
 from .flash_mla_interface import *  # noqa: F403
 from .flash_mla_interface import __all__ as _names
 
-__all__ = [*_names, "cache_append", "cache_gather", "workspace_bound", "__version__"]
+__all__ = [*_names, "cache_append", "cache_gather", "workspace_bound", "upstream_version", "__version__"]
+
+upstream_version = "2026.04"
+"""Year and month of the FlashMLA whose functions these stand in for; __version__ is that of this package. FlashMLA calls all of
+its versions 1.0.0."""
 
 
 if TYPE_CHECKING:

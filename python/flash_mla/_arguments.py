@@ -6,9 +6,14 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any, Container, Mapping, Optional, Tuple
 
 from . import _library
+from ._operations import FORMATS
+
+OF_LISTS, OF_TABLES = tuple(name for name in FORMATS if name != "FP8_576"), tuple(FORMATS)[: FORMATS["FP8_576"]]
+"""Formats of keys that indices name, and of those that block tables do."""
+_FIRST_OF_BYTES = FORMATS["FP8_656"]
 
 _torch: Any = None
 """The module, as soon as PyTorch is there: this package does not import it for those who do not."""
@@ -144,13 +149,48 @@ def of_values(
     return d_v, scale_of(this, "softmax_scale", scale, "None = 1 / sqrt(d_qk)")
 
 
+def format_named(function: str, name: str, value: Any, names: Container[str] = FORMATS) -> int:
+    """FMLA_KV_…, of a format by its name, one of `names`."""
+    if not isinstance(value, str):
+        raise TypeError(f"{function}: {name}: is {type(value).__name__}, must be a str")
+    if value not in FORMATS or value not in names:
+        allowed = ", ".join(each for each in FORMATS if each in names)
+        raise ValueError(f"{function}: {name}: is {value!r}, must be one of {allowed}")
+    return FORMATS[value]
+
+
 def kv_format_of(
-    function: str, name: str, is_fp8_kvcache: Any, shape: Any, formats: Mapping[int, int] = _library.FP8_FORMATS
+    function: str,
+    name: str,
+    is_fp8_kvcache: Any,
+    shape: Any,
+    formats: Mapping[int, int] = _library.FP8_FORMATS,
+    named: Optional[str] = None,
+    names: Container[str] = OF_LISTS,
 ) -> int:
-    """FMLA_KV_…, one of `formats` by the bytes of a token; 0: that of the type."""
-    if not flag_of(function, "is_fp8_kvcache", is_fp8_kvcache):
+    """FMLA_KV_…: that which is named, or one of `formats` by the bytes of a token; 0: that of the type."""
+    packed = flag_of(function, "is_fp8_kvcache", is_fp8_kvcache)
+    if named is not None:
+        kv_format = format_named(function, "kv_format", named, names)
+        if packed and named in ("BF16", "FP16"):
+            raise ValueError(
+                f"{function}: kv_format: is {named!r}, must be a format of bytes where is_fp8_kvcache is True"
+            )
+        return kv_format
+    if not packed:
         return 0
     if shape[-1] not in formats:
         sizes = " or ".join(map(str, formats))
         raise ValueError(f"{function}: {name}: shape is {tuple(shape)}, must end with {sizes} where it is FP8")
     return formats[shape[-1]]
+
+
+def extra_format_of(function: str, named: Optional[str], kv_format: int, shape: Any, extra_shape: Any) -> int:
+    """FMLA_KV_… of extra_k_cache; 0: that of k_cache, as ever where a token has as many bytes."""
+    if named is not None:
+        if extra_shape[-1] is None:
+            raise ValueError(f"{function}: extra_kv_format: must be None where extra_k_cache is None")
+        return format_named(function, "extra_kv_format", named, OF_LISTS)
+    if kv_format < _FIRST_OF_BYTES or extra_shape[-1] in (None, shape[-1]):
+        return 0
+    return _library.FP8_FORMATS.get(extra_shape[-1], 0)

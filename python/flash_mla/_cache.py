@@ -6,15 +6,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from . import _operations
-from ._arguments import check_kinds, integer_of, module_of, number_of, scale_of
-
-
-def _format(function: str, kv_format: Any) -> int:
-    if not isinstance(kv_format, str):
-        raise TypeError(f"{function}: kv_format: is {type(kv_format).__name__}, must be a str")
-    if kv_format not in _operations.FORMATS:
-        raise ValueError(f"{function}: kv_format: is {kv_format!r}, must be one of {', '.join(_operations.FORMATS)}")
-    return _operations.FORMATS[kv_format]
+from ._arguments import check_kinds, format_named, integer_of, module_of, number_of, scale_of
 
 
 def _cache_scale(function: str, cache_scale: Any) -> float:
@@ -83,7 +75,7 @@ def cache_append(
             raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
     check_kinds(this, module, ("rope", rope), ("kv_cache", kv_cache), ("slot_mapping", slot_mapping))
     check_kinds(this, module, ("norm_weight", norm_weight), ("positions", positions), ("rope_table", rope_table))
-    options = _format(this, kv_format), _cache_scale(this, cache_scale)
+    options = format_named(this, "kv_format", kv_format), _cache_scale(this, cache_scale)
     changes = _norm_eps(this, norm_eps), _rope_pairs(this, rope_pairs)
     stream = integer_of(this, "stream", stream)
     slots = module.slots_of(this, "slot_mapping", slot_mapping, stream)
@@ -114,7 +106,7 @@ def cache_gather(
     if slots is None:
         raise TypeError(f"{this}: slots: is None, must be {module.KIND}")
     check_kinds(this, module, ("slots", slots), ("out", out))
-    options = _format(this, kv_format), _cache_scale(this, cache_scale)
+    options = format_named(this, "kv_format", kv_format), _cache_scale(this, cache_scale)
     stream = integer_of(this, "stream", stream)
     slots = module.slots_of(this, "slots", slots, stream)
     return module.run(_operations.CACHE_GATHER, (kv_cache, slots), (out,), options, stream)

@@ -17,8 +17,9 @@ from ._structs import Capability, Device, DeviceInfo
 CPU, CUDA = 1, 2  # FMLA_DEVICE_…
 PARTITION_FIELDS = 8  # FMLA_PARTITION_FIELDS
 # Bytes of a token → FMLA_KV_FP8_…, of what sparse attention reads, of what dense decode does, and of what it has FP8 products over.
-FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4}
-DENSE_FP8_FORMATS: Mapping[int, int] = {**FP8_FORMATS, 576: 5}
+# Of two formats of so many bytes that which keeps scales in their tokens.
+FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4, 528: 6, 288: 8}
+DENSE_FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4, 576: 5}
 FP8_PRODUCT_FORMATS: Mapping[int, int] = {576: 5, 656: 3}
 
 # ---- The library ----------------------------------------------------------------------------------------------------

@@ -36,7 +36,6 @@ _NAMES: dict[str, Mapping[str, str]] = {
         "q: d_v": "head_dim_v: d_v",
         "extra_kv_cache:": "extra_k_cache:",
         "extra_indices:": "extra_indices_in_kvcache:",
-        "kv_format:": "is_fp8_kvcache:",
         # The plan that is made for the call says these:
         "s_q:": "q: s_q:",
         "h_q:": "q: h_q:",
@@ -46,7 +45,7 @@ _NAMES: dict[str, Mapping[str, str]] = {
         "extra_topk:": "extra_indices_in_kvcache: extra_topk:",
         "partitions:": "tile_scheduler_metadata:",
     },
-    PREFILL: {"q: d_v": "d_v: d_v", "kv_format:": "is_fp8_kvcache:", "softmax_scale:": "sm_scale:"},
+    PREFILL: {"q: d_v": "d_v: d_v", "softmax_scale:": "sm_scale:"},
     MHA: {
         "cu_seqlens_q:": "cu_seqlens_qo:",
         "cu_seqlens_k:": "cu_seqlens_kv:",
@@ -298,7 +297,7 @@ SPARSE_DECODE = Operation(
     *("sparse_decode", DECODE),
     "q kv_cache indices topk_length? attn_sink? extra_kv_cache? extra_indices? extra_topk_length? partitions? num_splits? "
     "out! lse!",
-    "kv_format softmax_scale lse_empty log_base batch_invariant",
+    "kv_format softmax_scale lse_empty log_base batch_invariant extra_kv_format",
     _of_decode,
 )
 SPARSE_PREFILL = Operation(
@@ -347,11 +346,9 @@ def plan_shapes(
     place: Tuple[int, int],
     lengths: Optional[Shape],
     sizes: Tuple[int, ...],
-    known: Optional[Tuple[int, ...]] = None,
 ) -> Tuple[Shape, Shape]:
     """The shapes of the two tables of a plan on a device. `lengths`: the shape of the lengths, which those of sparse decode need
-    not have. `known`: the sizes that the number of partitions is to depend on, if they are others. b and the lists may be 0
-    there, where they are not known: as many partitions as a large batch wants."""
+    not have. b plays no part in the number of partitions, and may be a symbol: one compiled graph serves every b."""
     if plan is DENSE_PLAN and len(lengths or ()) != 1:
         raise ValueError(f"{function}: cache_seqlens: has {len(lengths or ())} dimensions, must have 1")
     b = lengths[0] if lengths and plan is DENSE_PLAN else sizes[0]
@@ -359,7 +356,8 @@ def plan_shapes(
     addresses = [0] * len(plan.tensors)
     if plan is DENSE_PLAN:  # the lengths and their number play no part
         addresses[0] = put_tensor(call.places[0], 0, *place, INT32, (0,), (1,))
-    plan.fill(call, (*addresses, *_plan_options(plan, known or sizes, place), 0))
+    of_any = sizes if plan is DENSE_PLAN else (0, *sizes[1:])
+    plan.fill(call, (*addresses, *_plan_options(plan, of_any, place), 0))
     partitions = getattr(library, f"fmla_{plan.name}_partitions")
     check(partitions(call.address, ctypes.addressof(count)), function)
     plan.idle[None].append(call)

@@ -61,6 +61,7 @@ _TYPES = {
     "TEXT": c_char_p,
     "INTEGER": c_int32,
     "FORMAT": c_int32,
+    "SECOND_FORMAT": c_int32,
     "PRODUCTS": c_int32,
     "WIDE": c_int64,
     "REAL": c_float,

@@ -21,7 +21,7 @@ from ._torch_tensors import KIND, device_of, is_array, kind_of, of_c, shape_of, 
 
 # What it has for the public functions beside those below:
 __all__ = ["KIND", "device_of", "is_array", "kind_of", "shape_of"]
-_ops = torch.ops.flash_mla
+_ops = operators.registered
 is_compiling = torch.compiler.is_compiling
 
 # ---- How an operation is called ---------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def _backward(ctx, dout, dlse):
     if dout is None:
         return nothing
     q, k, v, *others = ctx.saved_tensors
-    made = torch.ops.flash_mla.mha_gradients(q, k, v, *others, dout, *ctx.options)
+    made = _torch_operators.registered.mha_gradients(q, k, v, *others, dout, *ctx.options)
     return (*(None if of is None else gradient for of, gradient in zip((q, k, v), made)), *nothing[3:])
 
 
@@ -92,4 +92,6 @@ _torch_operators.register(
     _gradients,
     _gradients_fake,
 )
-torch.library.register_autograd("flash_mla::mha", _backward, setup_context=_keep, lib=_torch_operators.operators)
+torch.library.register_autograd(
+    f"{_torch_operators.NAMESPACE}::mha", _backward, setup_context=_keep, lib=_torch_operators.operators
+)

@@ -26,7 +26,10 @@ from ._torch_tensors import current_device, current_stream, device_of, is_elsewh
 
 # ---- How one is registered ------------------------------------------------------------------------------------------
 
-operators = torch.library.Library("flash_mla", "DEF")
+# The package's own name, which a process may have under several: a kernel of the Hugging Face Hub is loaded under its id.
+NAMESPACE = __package__
+operators = torch.library.Library(NAMESPACE, "DEF")
+registered = getattr(torch.ops, NAMESPACE)
 
 
 def register(name: str, schema: str, of: str, function: Any, fake: Any, differentiable: bool = False) -> None:
@@ -35,14 +38,14 @@ def register(name: str, schema: str, of: str, function: Any, fake: Any, differen
     operators.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in ("CPU", "CUDA"):
         operators.impl(name, function, key)
-    operator = getattr(torch.ops.flash_mla, name).default
+    operator = getattr(registered, name).default
     if not differentiable:
         operators.impl(name, _without_gradient(operator, of), "Autograd", with_keyset=True)
     aliases = [argument.alias_info for argument in operator._schema.arguments]
     written = [i for i, alias in enumerate(aliases) if alias is not None and alias.is_write]
     if written:
         operators.impl(name, _counting(operator, written), "ADInplaceOrView", with_keyset=True)
-    torch.library.register_fake("flash_mla::" + name)(fake)
+    torch.library.register_fake(f"{NAMESPACE}::{name}")(fake)
 
 
 def _without_gradient(operator, function: str):
@@ -190,21 +193,21 @@ _operations.tell(_add)
 # ---- The plan -------------------------------------------------------------------------------------------------------
 
 
-def plan(operation, function, like, lengths, sizes, known=None):
-    """The tables on the device of `like`; `known`: the sizes that the number of partitions is to depend on, if they are others."""
+def plan(operation, function, like, lengths, sizes):
+    """The tables on the device of `like`."""
     if is_elsewhere(like):
         with torch.cuda.device(like.device):
-            return plan(operation, function, like, lengths, sizes, known)
-    tables = _tables(operation, function, like, lengths, sizes, known)
+            return plan(operation, function, like, lengths, sizes)
+    tables = _tables(operation, function, like, lengths, sizes)
     place = device_of(like)
     _operations.fill_plan(operation, function, _torch_tensors, place, lengths, tables, sizes, current_stream(like))
     return tables
 
 
-def _tables(operation, function, like, lengths, sizes, known):
+def _tables(operation, function, like, lengths, sizes):
     place = (_library.CUDA, like.device.index or 0) if like.is_cuda else (_library.CPU, 0)
     shape = None if lengths[0] is None else lengths[0].shape
-    shapes = _operations.plan_shapes(operation, function, place, shape, sizes, known)
+    shapes = _operations.plan_shapes(operation, function, place, shape, sizes)
     return tuple([like.new_empty(shape, dtype=torch.int32) for shape in shapes])
 
 
@@ -220,20 +223,15 @@ def _add_plan(name: str, schema: str, operation: _operations.Operation, argument
     )
 
 
-def _of_lists(q, topk_length, extra_topk_length, *sizes):
-    """In a compiled graph b can be a symbol, and one graph serves every b: the number of partitions does not depend on it."""
-    return q, (topk_length, extra_topk_length), sizes, (0, 0, 0, *sizes[3:])
-
-
 _add_plan(
     "decode_plan",
     "Tensor seqlens, int s_q, int h_q, int h_kv",
     _operations.DENSE_PLAN,
-    lambda seqlens, *sizes: (seqlens, (seqlens,), sizes, None),
+    lambda seqlens, *sizes: (seqlens, (seqlens,), sizes),
 )
 _add_plan(
     "sparse_plan",
     "Tensor q, Tensor? topk_length, Tensor? extra_topk_length, int b, int topk, int extra_topk, int s_q, int h_q",
     _operations.SPARSE_PLAN,
-    _of_lists,
+    lambda q, topk_length, extra_topk_length, *sizes: (q, (topk_length, extra_topk_length), sizes),
 )

@@ -13,7 +13,18 @@ import math
 from typing import Any, Literal, NamedTuple, Optional, Tuple, overload
 
 from . import _library, _operations
-from ._arguments import check_kinds, flag_of, integer_of, kv_format_of, lse_options, module_of, number_of
+from ._arguments import (
+    OF_LISTS,
+    OF_TABLES,
+    check_kinds,
+    extra_format_of,
+    flag_of,
+    integer_of,
+    kv_format_of,
+    lse_options,
+    module_of,
+    number_of,
+)
 from ._arguments import of_values, scale_of, shape_of
 from ._mha import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
 
@@ -73,6 +84,8 @@ def get_mla_metadata(
     num_heads_q: Optional[int] = None,
     is_fp8_kvcache: bool = False,
     topk: Optional[int] = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Tuple[Any, Any]:
     """What `flash_mla_with_kvcache` wants to know of a batch before, in the way of either generation of FlashMLA.
 
@@ -88,10 +101,11 @@ def get_mla_metadata(
         num_heads_k: h_k.
         num_heads_q, is_fp8_kvcache, topk: of sparse attention, where every query token names topk keys; the lengths are not
             looked at then, but for their number. is_fp8_kvcache makes no difference.
+        args, kwargs: whatever else FlashMLA is called with, which looks at none of its arguments since 2026. Not looked at.
 
     Returns:
         (FlashMLASchedMeta, None), or two arrays: [partitions, 8], where the number of partitions depends on the device and
-        on num_q_tokens_per_head_k and num_heads_k (of sparse attention also on b and topk), and [b + 1].
+        on num_q_tokens_per_head_k and num_heads_k (of sparse attention also on topk), never on the batch, and [b + 1].
 
     Raises:
         As `flash_mla_with_kvcache`.
@@ -206,14 +220,17 @@ def flash_mla_with_kvcache(
     extra_indices_in_kvcache: Optional[Any] = None,
     topk_length: Optional[Any] = None,
     extra_topk_length: Optional[Any] = None,
-    *,
     out: Optional[Any] = None,
+    enable_batch_invariant: bool = False,
+    *,
     lse: Optional[Any] = None,
     batch_invariant: bool = False,
     lse_empty: float = math.inf,
     log_base: float = math.e,
     stream: int = 0,
     kv_scale: Optional[Any] = None,
+    kv_format: Optional[str] = None,
+    extra_kv_format: Optional[str] = None,
 ) -> Tuple[Any, Any]:
     """Attention of a few new tokens of each request over its cached latent keys; V is the first head_dim_v values of K.
 
@@ -231,17 +248,21 @@ def flash_mla_with_kvcache(
         indices: [b, s_q, topk], int32: sparse attention: the keys that each token sees, page · page_size + slot; one that is
             no slot of the cache is no key. h_k is then 1.
         is_fp8_kvcache: k_cache is bytes, of any type of one byte, [pages, page_size, 1, 656] (d_qk is 576), [pages,
-            page_size, 1, 584] (512) or, unless indices is given, [pages, page_size, 1, 576] (576); docs/semantics.md,
-            "Cache formats". Else it has the type of q.
+            page_size, 1, 584] (512) or, unless indices is given, [pages, page_size, 1, 576] (576), and if it is, 528 (512,
+            FP8_528) or 288 (512, FP4_288); docs/semantics.md, "Cache formats". Else it has the type of q.
         topk_length: [b], int32: only so many indices of a token are looked at.
-        extra_k_cache, extra_indices_in_kvcache, extra_topk_length: of a second cache of the same format, beside the first.
+        extra_k_cache, extra_indices_in_kvcache, extra_topk_length: of a second cache, beside the first. Its format is the same,
+            or, where k_cache is bytes and its tokens have another number of them, the one that has so many.
         attn_sink: [h_q], fp32: out *= 1 / (1 + exp(attn_sink - lse)).
         out, lse: where to write the results, in place of new ones. They may have strides.
-        batch_invariant: a request's result has the same bits whatever else is in the batch.
+        batch_invariant, or by FlashMLA's name enable_batch_invariant: a request's result has the same bits whatever else is in
+            the batch.
         lse_empty: lse of a row that sees no key, math.inf or -math.inf (which merging wants). Its out is 0.
         log_base: of lse: math.e or 2.
         stream: the CUDA stream's handle, for arrays other than PyTorch's, whose current stream is used.
         kv_scale: [1], fp32: the scale of an FP8 cache of 576 bytes a token; None: 1. Another cache has none.
+        kv_format, extra_kv_format: the formats of the caches by their names, as `cache_append` has them; is_fp8_kvcache then need
+            not be given. "FP8_528_SPLIT", "FP4_288_SPLIT" and "FP8_528_F32" are not told from others by a token's bytes.
 
     Returns:
         (out, lse): [b, s_q, h_q, head_dim_v] of the type of q, and [b, h_q, s_q] fp32, the log-sum-exp of each row's scores.
@@ -259,12 +280,14 @@ def flash_mla_with_kvcache(
             raise ValueError(f"{this}: extra_k_cache, extra_indices_in_kvcache: must be None where indices is None")
         if topk_length is not None or extra_topk_length is not None:
             raise ValueError(f"{this}: topk_length, extra_topk_length: must be None where indices is None")
-        names, formats = _DENSE, _library.DENSE_FP8_FORMATS
+        if extra_kv_format is not None:
+            raise ValueError(f"{this}: extra_kv_format: must be None where indices is None")
+        names, formats, named = _DENSE, _library.DENSE_FP8_FORMATS, OF_TABLES
         read: Tuple[Any, ...] = (k_cache, block_table, cache_seqlens, kv_scale)
     else:
         if kv_scale is not None:
             raise ValueError(f"{this}: kv_scale: must be None where indices is given")
-        names, formats = _SPARSE, _library.FP8_FORMATS
+        names, formats, named = _SPARSE, _library.FP8_FORMATS, OF_LISTS
         extra = extra_k_cache, extra_indices_in_kvcache, extra_topk_length
         read = k_cache, indices, topk_length, *extra
     arrays = read + (attn_sink, out, lse)
@@ -281,26 +304,29 @@ def flash_mla_with_kvcache(
     _, page_size, h_k, _ = of_cache
     head_dim_v, softmax_scale = of_values(this, module, d_qk, head_dim_v, softmax_scale, out)
     batch_invariant, stream = flag_of(this, "batch_invariant", batch_invariant), integer_of(this, "stream", stream)
+    if enable_batch_invariant is not False:
+        batch_invariant |= flag_of(this, "enable_batch_invariant", enable_batch_invariant)
     of_lse = lse_options(this, lse_empty, log_base)
-    kv_format = kv_format_of(this, "k_cache", is_fp8_kvcache, of_cache, formats)
+    format_ = kv_format_of(this, "k_cache", is_fp8_kvcache, of_cache, formats, kv_format, named)
     if indices is None:
-        config: Tuple[Any, ...] = b, s_q, h_q, page_size, h_k, causal, kv_format != 0, None, None, None
+        config: Tuple[Any, ...] = b, s_q, h_q, page_size, h_k, causal, format_ > 2, None, None, None
         plan = _plan_of(
             this, tile_scheduler_metadata, num_splits, config, module, cache_seqlens, stream, batch_invariant
         )
         dense = q, k_cache, block_table, cache_seqlens, *plan, attn_sink, kv_scale
-        options = kv_format, softmax_scale, causal, *of_lse, batch_invariant
+        options = format_, softmax_scale, causal, *of_lse, batch_invariant
         return module.run(_operations.DENSE_DECODE, dense, (out, lse), options, stream, head_dim_v)
     if causal:
         raise ValueError(f"{this}: causal: is True, must be False where indices is given: it names what a token sees")
     topk = shape_of(this, module, "indices", indices, 3)[2]
-    extra_page_size = shape_of(this, module, "extra_k_cache", extra_k_cache, 4)[1]
+    of_extra = shape_of(this, module, "extra_k_cache", extra_k_cache, 4)
     extra_topk = shape_of(this, module, "extra_indices_in_kvcache", extra_indices_in_kvcache, 3)[2]
-    config = b, s_q, h_q, page_size, h_k, False, kv_format != 0, topk, extra_page_size, extra_topk
+    config = b, s_q, h_q, page_size, h_k, False, format_ > 2, topk, of_extra[1], extra_topk
     lengths = topk_length, extra_topk_length
     plan = _plan_of(this, tile_scheduler_metadata, num_splits, config, module, q, stream, batch_invariant, lengths)
     sparse = q, k_cache, indices, topk_length, attn_sink, *extra, *plan
-    of_sparse = kv_format, softmax_scale, *of_lse, batch_invariant
+    extra_format = extra_format_of(this, extra_kv_format, format_, of_cache, of_extra)
+    of_sparse = format_, softmax_scale, *of_lse, batch_invariant, extra_format
     return module.run(_operations.SPARSE_DECODE, sparse, (out, lse), of_sparse, stream, head_dim_v)
 
 
@@ -489,7 +515,7 @@ def flash_mla_sparse_fwd(
     q: Any, kv: Any, indices: Any, sm_scale: float, d_v: int = 512, attn_sink: Optional[Any] = None,
     topk_length: Optional[Any] = None, indexer_topk: Literal[0] = 0, *, is_fp8_kvcache: bool = False,
     out: Optional[Any] = None, max_logits: Optional[Any] = None, lse: Optional[Any] = None,
-    lse_empty: float = math.inf, log_base: float = math.e, stream: int = 0,
+    lse_empty: float = math.inf, log_base: float = math.e, stream: int = 0, kv_format: Optional[str] = None,
 ) -> Tuple[Any, Any, Any]:  # fmt: skip
     ...
 
@@ -499,7 +525,7 @@ def flash_mla_sparse_fwd(
     q: Any, kv: Any, indices: Any, sm_scale: float, d_v: int = 512, attn_sink: Optional[Any] = None,
     topk_length: Optional[Any] = None, indexer_topk: int = 0, *, is_fp8_kvcache: bool = False,
     out: Optional[Any] = None, max_logits: Optional[Any] = None, lse: Optional[Any] = None,
-    lse_empty: float = math.inf, log_base: float = math.e, stream: int = 0,
+    lse_empty: float = math.inf, log_base: float = math.e, stream: int = 0, kv_format: Optional[str] = None,
 ) -> Tuple[Any, ...]:  # fmt: skip
     ...
 
@@ -521,6 +547,7 @@ def flash_mla_sparse_fwd(
     lse_empty: float = math.inf,
     log_base: float = math.e,
     stream: int = 0,
+    kv_format: Optional[str] = None,
 ) -> Tuple[Any, ...]:
     """Attention of each token of a prompt over the keys that `indices` names; V is the first d_v values of K.
 
@@ -537,12 +564,12 @@ def flash_mla_sparse_fwd(
             indexer_topk indices of a token, of which topk_length counts as ever. Any number will do, and any h_q. It costs as
             much as a call with lists of that length; the other results have the same bits with and without.
         is_fp8_kvcache: kv is pages of bytes, of any type of one byte, [pages, page_size, 1, 656] (d_qk is 576) or [pages,
-            page_size, 1, 584] (512); docs/semantics.md, "Cache formats".
+            page_size, 1, 584, 528 or 288] (512); docs/semantics.md, "Cache formats".
         out, max_logits, lse: where to write the results, in place of new ones. They may have strides.
         lse_empty: lse of a row that sees no key, math.inf or -math.inf. Its out is 0, its max_logits -inf.
         log_base: of lse, lse_indexer and max_logits: math.e, as FlashMLA has it since 2026, or 2, as its documentation had it
             in 2025.
-        stream: as in `flash_mla_with_kvcache`.
+        stream, kv_format: as in `flash_mla_with_kvcache`.
 
     Returns:
         (out, max_logits, lse), with indexer_topk (out, max_logits, lse, lse_indexer): [s_q, h_q, d_v] bf16 and [s_q, h_q] fp32,
@@ -565,7 +592,8 @@ def flash_mla_sparse_fwd(
     indexer_topk = integer_of(this, "indexer_topk", indexer_topk)
     if indexer_topk < 0:
         raise ValueError(f"{this}: indexer_topk: is {indexer_topk}, must be 0 (no lse_indexer) or more")
-    options = (kv_format_of(this, "kv", is_fp8_kvcache, keys), sm_scale, *lse_options(this, lse_empty, log_base))
+    format_ = kv_format_of(this, "kv", is_fp8_kvcache, keys, named=kv_format)
+    options = format_, sm_scale, *lse_options(this, lse_empty, log_base)
     stream, operation = integer_of(this, "stream", stream), _operations.SPARSE_PREFILL
     of_the_first: Tuple[Any, ...] = ()
     if indexer_topk:  # before the others: what it leaves in out and max_logits is not wanted

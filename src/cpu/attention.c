@@ -76,7 +76,8 @@ static struct cpu_call call_of(const struct attention_problem *p, const struct c
     const int64_t sets = (listed ? p->s_q : 1) * p->h_kv;
     return (struct cpu_call){
         .problem = p,
-        .layout = kv_layout_of(p->format, (int32_t)p->d_qk),
+        .layouts = {kv_layout_of(p->keys[0].format, (int32_t)p->d_qk),
+                    kv_layout_of(p->keys[1].format, (int32_t)p->d_qk)},
         .next_keys = listed ? cpu_listed_keys : cpu_paged_keys,
         .tokens_of_set = tokens,
         .sets = sets,

@@ -164,7 +164,7 @@ static void attend(const struct cpu_tile *tile, void *memory)
         struct tile_ahead ahead =
             tile_ahead_of_call(tile->call, keys[now ^ 1], next, (groups + 1) / 2 * p->d_v);
         for (int32_t t = 0; t < count; t++) {
-            convert_key(scratch.keys + t * p->d_qk, &tile->call->layout, &keys[now][t]);
+            convert_key(scratch.keys + t * p->d_qk, &keys[now][t]);
             if (tile->call->value_bytes)
                 convert(scratch.values + t * p->d_v, (const uint16_t *)(const void *)keys[now][t].value,
                         p->d_v, p->element == ELEMENT_BF16);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Keys as they lie in a cache, to fp32: bf16, fp16, and the FP8 formats. Compiled with the flags of the instruction set
- * that includes it.
+ * Keys as they lie in a cache, to fp32: bf16, fp16, and the formats of FP8 and FP4. Compiled with the flags of the instruction
+ * set that includes it.
  *
  * FP8: e4m3 moved up by 7 bits is an fp16 with the value times 2^-8, subnormals included, which one instruction (F16C)
  * turns into fp32; the 2^8 goes into the scale. Without it, e4m3 becomes fp32 by its bits. Groups with a NaN, or with a scale
@@ -84,15 +84,11 @@ static inline void convert_round(float *x, int32_t count)
     }
 }
 
-/* A key to fp32. */
-static inline void convert_key(float *to, const struct kv_layout *layout, const struct cpu_key *key)
+/* FP8 values of a key; a NaN is looked for in all of them first, since groups are short. */
+static inline void convert_fp8(float *to, const struct kv_layout *layout, const struct cpu_key *key)
 {
-    if (layout->element != KV_ELEMENT_E4M3) {
-        convert(to, (const uint16_t *)(const void *)key->token, layout->nope,
-                layout->element == KV_ELEMENT_BF16);
-        return;
-    }
     const int32_t span = layout->group ? layout->group : layout->nope;
+    const bool any_nan = convert_any_nan(key->token, layout->nope);
     for (int32_t group = 0, i = 0; i < layout->nope; group++, i += span) {
         float scale;
         if (layout->scale == KV_SCALE_UE8M0)
@@ -101,7 +97,7 @@ static inline void convert_key(float *to, const struct kv_layout *layout, const 
             memcpy(&scale, key->scales + 4 * group, sizeof scale);
         const uint32_t bits = num_bits(scale), exponent = bits >> 23 & 0xffu;
         const uint8_t *from = key->token + i;
-        if (exponent < 32u || exponent > 222u || convert_any_nan(from, span)) {
+        if (exponent < 32u || exponent > 222u || (any_nan && convert_any_nan(from, span))) {
             for (int32_t k = 0; k < span; k++)
                 to[i + k] = num_from_bf16(num_to_bf16(num_from_e4m3(from[k]) * scale));
             continue;
@@ -109,6 +105,73 @@ static inline void convert_key(float *to, const struct kv_layout *layout, const 
         convert_e4m3(to + i, from, span, scale);
         if (bits & 0x7fffffu) convert_round(to + i, span);
     }
+}
+
+/* 64 values of FP4, from 32 bytes, times the scales of their groups of 16. A vector's lanes are moved by four bits each, so that a lane's
+ * code is in its lowest bits, and tell the magnitude, or the value, from a table in a register. */
+static inline void convert_e2m1(float *to, const uint8_t *from, const float *scales)
+{
+#if defined(__AVX512F__)
+    const __m512i places = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1),
+                  shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    const __m512 worth = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f,
+                                        -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+    const __m512i all = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)from));
+    for (int i = 0; i < 4; i++) {
+        const __m512i place = _mm512_add_epi32(places, _mm512_set1_epi32(2 * i));
+        const __m512i codes = _mm512_srlv_epi32(_mm512_permutexvar_epi32(place, all), shifts);
+        _mm512_storeu_ps(to + 16 * i,
+                         _mm512_mul_ps(_mm512_permutexvar_ps(codes, worth), _mm512_set1_ps(scales[i])));
+    }
+#elif defined(__AVX2__)
+    const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    const __m256 worth = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+    for (int i = 0; i < 8; i++) {
+        int32_t eight;
+        memcpy(&eight, from + 4 * i, sizeof eight);
+        const __m256i codes = _mm256_srlv_epi32(_mm256_set1_epi32(eight), shifts);
+        const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(codes, 3), 31);
+        const __m256 magnitude = _mm256_permutevar8x32_ps(worth, codes);
+        _mm256_storeu_ps(to + 8 * i, _mm256_mul_ps(_mm256_xor_ps(magnitude, _mm256_castsi256_ps(sign)),
+                                                   _mm256_set1_ps(scales[i / 2])));
+    }
+#else
+    static const float worth[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    for (int i = 0; i < 32; i++) {
+        const float scale = scales[i / 8];
+        to[2 * i] = worth[from[i] & 15] * scale, to[2 * i + 1] = worth[from[i] >> 4] * scale;
+    }
+#endif
+}
+
+/* FP4 values of a key. The product with a scale is exact in bf16, and with NaN, which conversion without looking would take for 480, a
+ * NaN. */
+static inline void convert_fp4(float *to, const struct kv_layout *layout, const struct cpu_key *key)
+{
+    enum { MOST_SCALES = 32 };
+    _Alignas(64) float scales[MOST_SCALES];
+    convert_e4m3(scales, key->scales, layout->scales, 1.0f);
+    if (convert_any_nan(key->scales, layout->scales))
+        for (int32_t i = 0; i < layout->scales; i++) scales[i] = num_from_e4m3(key->scales[i]);
+    for (int32_t i = 0; i < layout->nope; i += 64)
+        convert_e2m1(to + i, key->token + i / 2, scales + i / layout->group);
+}
+
+/* A key to fp32. */
+static inline void convert_key(float *to, const struct cpu_key *key)
+{
+    const struct kv_layout *layout = key->layout;
+    if (layout->element == KV_ELEMENT_E2M1) {
+        convert_fp4(to, layout, key);
+        return;
+    }
+    if (layout->element != KV_ELEMENT_E4M3) {
+        convert(to, (const uint16_t *)(const void *)key->token, layout->nope,
+                layout->element == KV_ELEMENT_BF16);
+        return;
+    }
+    convert_fp8(to, layout, key);
     convert(to + layout->nope, (const uint16_t *)(const void *)(key->token + layout->rope_offset),
             layout->rope, true);
 }

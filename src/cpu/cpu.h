@@ -49,13 +49,14 @@ struct cpu_key {
     const uint8_t *token;
     const uint8_t *scales; /* of FP8 formats; of FP8_576 that of the cache */
     const uint8_t *value;  /* the token, where values are the first elements of their keys */
+    const struct kv_layout *layout;
 };
 
 /* A problem as the driver and the inner kernels see it. Query rows that read the same keys are a set: those of a key head, and
  * where every token has lists of its own, of one token alone. */
 struct cpu_call {
     const struct attention_problem *problem;
-    struct kv_layout layout;
+    struct kv_layout layouts[KEY_SOURCES];
     /* Up to a block of the keys of a tile from entry *at on, before `end`, which it moves past them. Entries without a key are
      * passed over, so that the last keys may be fewer, or none. */
     int32_t (*next_keys)(const struct cpu_tile *tile, int64_t *at, int64_t end,

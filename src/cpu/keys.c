@@ -6,11 +6,15 @@
  */
 #include "cpu.h"
 
-static const uint8_t *scales_at(const struct cpu_tile *tile, const uint8_t *page, const uint8_t *token,
-                                int64_t page_size, int64_t slot)
+static const struct kv_layout *layout_of(const struct cpu_tile *tile, const struct key_source *source)
+{
+    return &tile->call->layouts[source - tile->call->problem->keys];
+}
+
+static const uint8_t *scales_at(const struct cpu_tile *tile, const struct kv_layout *layout,
+                                const uint8_t *page, const uint8_t *token, int64_t page_size, int64_t slot)
 {
     static const float one = 1.0f;
-    const struct kv_layout *layout = &tile->call->layout;
     const float *of_cache = tile->call->problem->kv_scale;
     if (layout->scale == KV_SCALE_OF_CACHE) return (const uint8_t *)(of_cache ? of_cache : &one);
     return layout->scale_bytes ? page + kv_scales_at(layout, page_size, slot) : token + layout->scale_offset;
@@ -23,12 +27,14 @@ static struct cpu_key key_at(const struct cpu_tile *tile, const struct key_sourc
     const uint8_t *data = source->k.data + page * source->k.page_bytes + head * source->k.head_bytes;
     const uint8_t *token = data + slot * source->k.slot_bytes;
     const struct key_view *v = &source->v;
+    const struct kv_layout *layout = layout_of(tile, source);
     return (struct cpu_key){
         .token = token,
-        .scales = scales_at(tile, data, token, source->page_size, slot),
+        .scales = scales_at(tile, layout, data, token, source->page_size, slot),
         .value = tile->call->value_bytes
                      ? v->data + page * v->page_bytes + head * v->head_bytes + slot * v->slot_bytes
                      : token,
+        .layout = layout,
     };
 }
 
@@ -36,7 +42,8 @@ static struct cpu_key key_at(const struct cpu_tile *tile, const struct key_sourc
 static void keys_of_page(const struct cpu_tile *tile, const struct key_source *source, int64_t page,
                          int64_t slot, struct cpu_key *keys, int32_t count)
 {
-    if (tile->call->layout.scale_bytes || tile->call->layout.scale == KV_SCALE_OF_CACHE) {
+    const struct kv_layout *layout = layout_of(tile, source);
+    if (layout->scale_bytes || layout->scale == KV_SCALE_OF_CACHE) {
         for (int32_t t = 0; t < count; t++) keys[t] = key_at(tile, source, page, slot + t);
         return;
     }
@@ -44,8 +51,8 @@ static void keys_of_page(const struct cpu_tile *tile, const struct key_source *s
                   value_step = tile->call->value_bytes ? source->v.slot_bytes : step;
     const struct cpu_key first = key_at(tile, source, page, slot);
     for (int32_t t = 0; t < count; t++)
-        keys[t] =
-            (struct cpu_key){first.token + t * step, first.scales + t * step, first.value + t * value_step};
+        keys[t] = (struct cpu_key){first.token + t * step, first.scales + t * step,
+                                   first.value + t * value_step, layout};
 }
 
 int32_t cpu_paged_keys(const struct cpu_tile *tile, int64_t *at, int64_t end, struct cpu_key keys[PLAN_BLOCK])

@@ -46,11 +46,11 @@ static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, 
 static inline void tile_prefetch(const struct cpu_call *call, const struct cpu_key *keys, int32_t count)
 {
     for (int32_t t = 0; t < count; t++) {
-        for (int32_t byte = 0; byte < call->layout.token_bytes; byte += CACHE_LINE)
+        for (int32_t byte = 0; byte < keys[t].layout->token_bytes; byte += CACHE_LINE)
             __builtin_prefetch(keys[t].token + byte, 0, 2);
         for (int32_t byte = 0; byte < call->value_bytes; byte += CACHE_LINE)
             __builtin_prefetch(keys[t].value + byte, 0, 2);
-        if (call->layout.scale_bytes) __builtin_prefetch(keys[t].scales, 0, 2);
+        if (keys[t].layout->scale_bytes) __builtin_prefetch(keys[t].scales, 0, 2);
     }
 }
 
@@ -79,7 +79,7 @@ static inline struct tile_ahead tile_ahead_of(const struct cpu_key *keys, int32_
                                .bytes = bytes};
 }
 
-/* Those of a call; `values` are half of all its rows', for the last lines take their time. */
+/* Those of a call; `values` are half of all its rows', for the last lines take their time. Keys of two layouts are brought at once. */
 static inline struct tile_ahead tile_ahead_of_call(const struct cpu_call *call, const struct cpu_key *keys,
                                                    int32_t count, int64_t values)
 {
@@ -87,8 +87,9 @@ static inline struct tile_ahead tile_ahead_of_call(const struct cpu_call *call, 
         tile_prefetch(call, keys, count);
         return (struct tile_ahead){0};
     }
-    struct tile_ahead ahead = tile_ahead_of(keys, count, call->layout.token_bytes, call->value_bytes, values);
-    ahead.has_scales = call->layout.scale_bytes != 0;
+    const struct kv_layout *layout = &call->layouts[0];
+    struct tile_ahead ahead = tile_ahead_of(keys, count, layout->token_bytes, call->value_bytes, values);
+    ahead.has_scales = layout->scale_bytes != 0;
     return ahead;
 }
 

@@ -36,6 +36,7 @@ struct output_params cuda_output_params(const struct attention_problem *p)
 struct sparse_cache_params cuda_cache_params(const struct key_source *keys)
 {
     const int64_t slots = keys->pages * keys->page_size, most = (int64_t)1 << 31; /* indices are int32 */
+    const struct kv_layout layout = kv_layout_of(keys->format, 0); /* of scales no width is asked */
     return (struct sparse_cache_params){
         .data = keys->k.data,
         .page_bytes = keys->k.page_bytes,
@@ -45,6 +46,9 @@ struct sparse_cache_params cuda_cache_params(const struct key_source *keys)
         .slots = (uint32_t)(slots < most ? slots : most),
         .page_size = (int32_t)keys->page_size,
         .page_divisor = divisor_of((uint32_t)(keys->page_size ? keys->page_size : 1)),
+        .scale_base = (int64_t)kv_scales_at(&layout, keys->page_size, 0),
+        .scale_step = layout.scale_bytes ? layout.scale_bytes : keys->k.slot_bytes,
+        .format = (int32_t)keys->format,
     };
 }
 

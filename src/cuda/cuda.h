@@ -19,9 +19,11 @@ extern const struct cuda_attention cuda_sm80_dense_decode, cuda_sm90_dense_decod
     cuda_sparse_decode, cuda_sm90_sparse_decode, cuda_sm90_sparse_decode_64, cuda_sm90_sparse_decode_16,
     cuda_sparse_prefill, cuda_sm90_sparse_prefill, cuda_mha_forward, cuda_sm90_mha_forward;
 
-/* Partitions of a plan for sparse decode where the caller names none: the same for all kernels. */
+/* Partitions of a plan for sparse decode where the caller names none, the same for all kernels: those that a batch is shared
+ * among, and the rows that a plan of any batch has, so that one may be copied over another. */
 int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, int64_t topk,
                                int64_t extra_topk);
+int32_t cuda_sparse_rows(int32_t id, int64_t s_q, int64_t h_q, int64_t topk, int64_t extra_topk);
 
 /* Loads every kernel that the device may be given. */
 fmla_status cuda_prepare(int32_t id);

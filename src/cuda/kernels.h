@@ -31,7 +31,7 @@ enum cuda_schedule {
     CUDA_SCHEDULES
 };
 
-/* The format that stands for all formats of bytes, where a kernel takes them all. */
+/* The format that stands for all formats of bytes, where a kernel takes them all; of sparse operations also beside a cache of another. */
 #define CUDA_BYTES KV_FP8_656
 
 /* Variants of Hopper's dense decode over bytes, by the rows of a tile. */

@@ -152,6 +152,10 @@ struct sparse_cache_params {
     uint32_t slots;            /* an index below this is a key: pages · page_size, 2^31 at most */
     int32_t page_size;
     struct divisor page_divisor;
+    /* Scales of a slot of a page are at scale_base + slot · scale_step bytes of it, in their tokens or behind all of them. */
+    int64_t scale_base, scale_step;
+    int32_t format; /* enum kv_format */
+    int32_t gap;
 };
 
 struct sparse_decode_params {
@@ -346,7 +350,8 @@ struct plan_params {
     struct plan_partition *partitions;
     int32_t *num_splits;
     int32_t num_partitions;
-    struct divisor partitions_divisor; /* num_partitions; set by the launch */
+    int32_t planned;                   /* how many of them the keys are shared among (plan.h) */
+    struct divisor partitions_divisor; /* planned; set by the launch */
     struct plan_costs costs;
 };
 

@@ -11,7 +11,8 @@ fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *sco
         .partitions = p->plan.partitions,
         .num_splits = p->plan.num_splits,
         .num_partitions = p->plan.num_partitions,
-        .partitions_divisor = divisor_of((uint32_t)p->plan.num_partitions),
+        .planned = plan_planned(p->plan),
+        .partitions_divisor = divisor_of((uint32_t)plan_planned(p->plan)),
         .costs = p->costs,
     };
     if (p->kind == KEYS_PAGED)

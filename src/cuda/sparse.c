@@ -24,6 +24,17 @@ static int32_t partitions_of(const struct cuda_device *device, const struct sm90
                                : plan_default_partitions(shape->sms, 1, shape->s_q * shape->h_q, shape->s_q);
 }
 
+static int32_t rows_of(const struct cuda_device *device, const struct sm90_sparse_shape *shape)
+{
+    return has_hoppers(device) ? sm90_sparse_decode_rows(shape) : partitions_of(device, shape);
+}
+
+int32_t cuda_sparse_rows(int32_t id, int64_t s_q, int64_t h_q, int64_t topk, int64_t extra_topk)
+{
+    const struct cuda_device *device = cuda_device(id);
+    return rows_of(device, &(struct sm90_sparse_shape){0, s_q, h_q, topk, extra_topk, device->sms, true});
+}
+
 int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, int64_t topk,
                                int64_t extra_topk)
 {
@@ -69,14 +80,18 @@ fmla_status cuda_sparse_prepare(const struct attention_problem *p, int64_t tiles
     const struct sm90_sparse_shape shape = sm90_sparse_shape_of(p, w->device->sms);
     w->tiles = tiles;
     w->chunk_keys = p->cut == CUT_INVARIANT ? INVARIANT_CHUNK : 0;
-    w->num_partitions = p->num_partitions ? p->num_partitions : partitions_of(w->device, &shape);
-    const fmla_status status = cuda_lay_out(p, w);
+    w->num_partitions = p->num_partitions ? p->num_partitions : rows_of(w->device, &shape);
+    fmla_status status = cuda_lay_out(p, w);
     if (status || w->chunk_keys) return status;
-    if (!p->bound || p->num_partitions) {
-        place_meetings(w->slots > 0, w);
-        return FMLA_OK;
-    }
-    return lay_out_most(p, &shape, w);
+    if (p->bound && !p->num_partitions) return lay_out_most(p, &shape, w);
+    place_meetings(w->slots > 0, w);
+    if (!w->makes_plan || p->num_partitions) return FMLA_OK;
+    const size_t bytes = w->bytes; /* those of a call by a plan, too, whose rows are more */
+    w->num_partitions = partitions_of(w->device, &shape);
+    status = cuda_lay_out(p, w);
+    place_meetings(w->slots > 0, w);
+    w->bytes = bytes;
+    return status;
 }
 
 const char *cuda_sparse_refuses(const struct attention_problem *p, int64_t tiles, const char **argument)

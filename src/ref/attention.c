@@ -102,15 +102,15 @@ static void decode(const struct attention_problem *p, const struct key_source *s
                    const struct key_view *view, const struct rows *rows, int64_t page, int64_t slot,
                    int64_t width, double *to)
 {
-    const struct kv_layout layout = kv_layout_of(p->format, (int32_t)width);
+    const struct kv_layout layout = kv_layout_of(source->format, (int32_t)width);
     const uint8_t *data = view->data + page * view->page_bytes + rows->key_head * view->head_bytes;
     int64_t page_size = source->page_size;
     if (!layout.scale_bytes) { /* tokens may lie apart: each is a page of one slot */
         data += slot * view->slot_bytes;
         page_size = 1, slot = 0;
     }
-    if (p->format == KV_BF16 || p->format == KV_FP16) { /* as kv_load, without a choice for each element */
-        const enum element element = p->format == KV_BF16 ? ELEMENT_BF16 : ELEMENT_FP16;
+    if (!kv_is_quantised(&layout)) { /* as kv_load, without a choice for each element */
+        const enum element element = layout.element == KV_ELEMENT_BF16 ? ELEMENT_BF16 : ELEMENT_FP16;
         for (int64_t d = 0; d < width; d++) to[d] = (double)ref_load(data, element, d);
         return;
     }

@@ -341,9 +341,18 @@ static fmla_status plan_on_device(struct test_case *c, struct plan_call args, co
     return status;
 }
 
+void case_plan_on_host(struct plan_call *plan, struct guarded *full)
+{
+    if (!plan->sparse || plan->topk_length || plan->extra_topk_length) return;
+    guarded_make(full, dtype_i32, 1, &plan->b, LAYOUT_CONTIGUOUS);
+    for (int64_t r = 0; r < plan->b; r++) *(int32_t *)guarded_at(full, r, 0, 0, 0) = (int32_t)plan->topk;
+    plan->topk_length = &full->tensor;
+}
+
 fmla_status case_plan(struct test_case *c, bool *same)
 {
     struct lengths lengths = {0};
+    struct guarded full = {0};
     struct plan_call args;
     fmla_plan_view view = FMLA_INIT(fmla_plan_view);
     const bool apart = is_apart(c->device);
@@ -352,12 +361,8 @@ fmla_status case_plan(struct test_case *c, bool *same)
     struct plan_call there = args;
     fmla_status status = FMLA_OK;
     *same = true;
-    if (args.sparse &&
-        apart) { /* without lengths, which host memory it is for cannot be told: all but how many is made as for the host */
-        status = plan_call_partitions(&args, &args.num_partitions);
-        args.target = (fmla_device){0, 0};
-    }
-    if (!status) status = plan_call_size(&args, &args.plan_size);
+    if (apart) case_plan_on_host(&args, &full);
+    status = plan_call_size(&args, &args.plan_size);
     c->plan = args.plan = must_alloc(args.plan_size);
     if (!status) status = plan_call_run(&args);
     if (!status) status = fmla_plan_describe(args.plan, args.plan_size, &view);
@@ -367,6 +372,7 @@ fmla_status case_plan(struct test_case *c, bool *same)
     set_pointer(c->op, &c->args, "plan", c->plan);
     set_size(c->op, &c->args, "plan_size", args.plan_size);
     for (int k = 0; k < 2; k++) guarded_free(&lengths.tensor[k]);
+    guarded_free(&full);
     return status;
 }
 

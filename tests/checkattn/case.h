@@ -258,6 +258,10 @@ void case_infinite(uint8_t *end, bool fp16, bool of_key, bool special);
 /* Makes the plan that the case asks for, and passes it. On a GPU the device makes it too, and *same says whether all that
  * were made, in one piece and as tables, have the same bits. */
 fmla_status case_plan(struct test_case *c, bool *same);
+
+/* The same plan from host memory: without lengths it would be for memory of the target, so it is given lengths of lists that are
+ * full, in *full (guarded_free). */
+void case_plan_on_host(struct plan_call *plan, struct guarded *full);
 void case_use_tables(struct test_case *c); /* from now on in place of the plan in one piece */
 
 /* Everything but lengths of a plan for a case, and the tensors of lengths that `args` name. */

@@ -4,6 +4,7 @@
  * decode_plan with the costs of the GPU and, as for a plan that the CPU will use, without; and the published case by its own
  * figures.
  */
+#include "case.h"
 #include "checkattn.h"
 #include "device.h"
 #include "plan.h"
@@ -82,8 +83,9 @@ static void run_call(const struct run *run, const struct plan_call *call, struct
     struct plan_call host = *call, device = *call;
     struct device_blocks blocks = {0};
     struct device_scratch scratch;
+    struct guarded full = {0};
     fmla_tensor there[2];
-    fmla_status status = FMLA_OK;
+    fmla_status status;
     tally->cases++;
     for (int k = 0; k < 2; k++) {
         if (!lengths[k].memory) continue;
@@ -91,12 +93,9 @@ static void run_call(const struct run *run, const struct plan_call *call, struct
         *plan_call_length(&host, k) = &lengths[k].tensor;
         *plan_call_length(&device, k) = device_tensor(&blocks, &lengths[k].tensor, &there[k]);
     }
-    if (call->sparse) { /* without lengths, which host memory it is for cannot be told */
-        status = plan_call_partitions(&device, &host.num_partitions);
-        host.target = (fmla_device){0, 0};
-    }
+    case_plan_on_host(&host, &full);
     *bytes = 0;
-    if (!status) status = plan_call_size(&host, bytes);
+    status = plan_call_size(&host, bytes);
     *plan = host.plan = aligned_alloc(64, (*bytes + 127) / 64 * 64);
     host.plan_size = *bytes;
     if (!status) status = plan_call_run(&host);
@@ -125,6 +124,7 @@ static void run_call(const struct run *run, const struct plan_call *call, struct
     device_scratch_free(&scratch);
     device_drop(&blocks, 0);
     for (int k = 0; k < 2; k++) guarded_free(&lengths[k]);
+    guarded_free(&full);
 }
 
 static void run_case(const struct run *run, const struct plan_case *c, uint64_t seed, struct tally *tally,

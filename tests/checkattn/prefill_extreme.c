@@ -27,6 +27,29 @@ static void put(uint8_t *end, int column, float value)
     memcpy(end - column * (int)sizeof bits, &bits, sizeof bits);
 }
 
+/* Have keys codes for all of their values? */
+static bool has_codes(const struct sparse_case *s)
+{
+    const struct kv_layout *layout = &s->pool[0].layout;
+    return kv_is_quantised(layout) && !layout->rope;
+}
+
+/* Where the columns are then: groups have 128 values at most, and the longest leave none of its own to COLUMN_KEY, which needs none
+ * where all columns are V's. */
+static int column_at(const struct sparse_case *s, int column)
+{
+    enum { GROUP = 128 };
+    return (int)s->c.d_qk - 1 -
+           (column == COLUMN_KEY ? GROUP - 1 : GROUP * (column > COLUMN_KEY ? column - 2 : column - 1));
+}
+
+/* A value of a query. */
+static void put_query(const struct sparse_case *s, uint8_t *row, int column, float value)
+{
+    const int64_t from_end = has_codes(s) ? s->c.d_qk - column_at(s, column) : column;
+    put(row + (s->c.d_qk - from_end + column) * (int)sizeof(uint16_t), column, value);
+}
+
 /* What keys have in the first of these columns: 1 at most where it is in V, else about half of the magnitude of a low score.
  * All factors are powers of two, so that equal scores are equal however they are summed. */
 static float unit_of(const struct sparse_case *s)
@@ -56,13 +79,30 @@ static int32_t slot_of(const struct sparse_pool *pool, int32_t slot, enum key ke
     return other < pool->s_k ? other : at;
 }
 
+/* Keys that have codes for all values: the columns are in groups of their own, or share one where their values suit it. FP4 has no scale
+ * of 2^-30. */
+static void put_codes(const struct sparse_case *s, int64_t slot, enum key key, float low, float large)
+{
+    const struct sparse_pool *pool = &s->pool[0];
+    const bool fp4 = pool->layout.element == KV_ELEMENT_E2M1;
+    sparse_pool_put_alone(pool, slot, column_at(s, COLUMN_LOW), fp4 && key == KEY_LESS_LOW ? 0x1p-9f : low);
+    sparse_pool_put_alone(pool, slot, column_at(s, COLUMN_LARGE), large);
+    sparse_pool_put_alone(pool, slot, column_at(s, COLUMN_QUERY), 0.5f);
+    sparse_pool_put_alone(pool, slot, column_at(s, COLUMN_ONE), key == KEY_LARGEST ? 0.5f : -0.5f);
+}
+
 void prefill_extreme_key(const struct sparse_case *s, uint8_t *token, int64_t slot)
 {
     static const float low[KEYS] = {[KEY_LOW] = 0x1p-6f, [KEY_LOWER] = 1.0f, [KEY_LESS_LOW] = 0x1p-30f};
     const enum key key = (enum key)(slot % KEYS);
+    const float large = key == KEY_LARGEST ? 1.0f : key == KEY_STEP ? 0x1.4p-5f : 0.0f;
+    if (has_codes(s)) {
+        put_codes(s, slot, key, low[key], large);
+        return;
+    }
     uint8_t *end = sparse_pool_end(&s->pool[0], token);
     put(end, COLUMN_LOW, low[key] * unit_of(s));
-    put(end, COLUMN_LARGE, key == KEY_LARGEST ? 1.0f : key == KEY_STEP ? 0x1.4p-5f : 0.0f);
+    put(end, COLUMN_LARGE, large);
     put(end, COLUMN_QUERY, 0.5f);
     put(end, COLUMN_ONE, key == KEY_LARGEST ? 0.5f : -0.5f);
     if (key == KEY_INFINITE && s->c.d_qk > S_D_V) put(end, COLUMN_KEY, -INFINITY);
@@ -169,15 +209,14 @@ static float large_of(struct sparse_case *s, enum query query)
 void prefill_extreme_query(struct sparse_case *s, uint8_t *row, int64_t token, int64_t head)
 {
     static const uint16_t nan = 0x7fff; /* not what outputs are filled with */
-    uint8_t *end = row + s->c.d_qk * (int)sizeof nan;
     const enum query query = query_of(s, token, head);
     const float low = query == QUERY_LOW ? 0x1p126f : query == QUERY_LESS_LOW ? 0x1p106f : 0.0f;
-    put(end, COLUMN_LOW, -low / unit_of(s));
-    put(end, COLUMN_LARGE, large_of(s, query));
-    put(end, COLUMN_KEY, 0.25f);
-    put(end, COLUMN_ONE, query == QUERY_ONE ? INFINITY : 0.0f);
+    put_query(s, row, COLUMN_LOW, -low / unit_of(s));
+    put_query(s, row, COLUMN_LARGE, large_of(s, query));
+    put_query(s, row, COLUMN_KEY, 0.25f);
+    put_query(s, row, COLUMN_ONE, query == QUERY_ONE ? INFINITY : 0.0f);
     if (query == QUERY_INFINITE || query == QUERY_ABOVE)
-        put(end, COLUMN_QUERY, query == QUERY_ABOVE ? INFINITY : -INFINITY);
+        put_query(s, row, COLUMN_QUERY, query == QUERY_ABOVE ? INFINITY : -INFINITY);
     if (query == QUERY_NAN)
         memcpy(row + 2 * random_between(&s->c.random, 0, s->c.d_qk - 1), &nan, sizeof nan);
 }

@@ -222,7 +222,9 @@ static void fill_keys(struct sparse_case *s, struct sparse_pool *pool)
         if (!named[i]) continue;
         sparse_pool_put(pool, &s->c.random, s->codes, slot, i % heads, s->inputs == S_SPIKED && heavy);
         uint8_t *token = sparse_pool_token(pool, slot) + i % heads * pool->head_bytes;
-        if (s->inputs == S_INFINITE)
+        if (s->inputs == S_INFINITE && kv_is_quantised(&pool->layout) && !pool->layout.rope)
+            sparse_pool_put_end(pool, slot, (float[]){0.0f, 0.5f}, 2); /* no code is infinite */
+        else if (s->inputs == S_INFINITE)
             case_infinite(sparse_pool_end(pool, token), fp16, true, slot == pool->s_k / 2);
         if (s->inputs == P_EXTREME) prefill_extreme_key(s, token, slot);
     }
@@ -264,7 +266,7 @@ static void make_pool(struct sparse_case *s, int k, int first, enum kv_format fo
 
 /* ---- The case -------------------------------------------------------------------------------- */
 
-static void make_q(struct sparse_case *s, bool fp8)
+static void make_q(struct sparse_case *s, bool of_codes)
 {
     struct test_case *c = &s->c;
     const bool fp16 = c->dtype.code == FMLA_TYPE_FLOAT;
@@ -277,11 +279,21 @@ static void make_q(struct sparse_case *s, bool fp8)
         if (s->inputs == S_SPIKED) case_spike(row + c->d_qk * 2, fp16);
         if (s->inputs == S_INFINITE) case_infinite(row + c->d_qk * 2, fp16, false, (t + h) % 3 == 0);
         if (s->inputs == P_EXTREME) prefill_extreme_query(s, row, t, h);
-        if (s->codes != S_CODES_BEYOND || !fp8) continue;
+        if (s->codes != S_CODES_BEYOND || !of_codes) continue;
         memset(row + 2 * (c->d_qk - rope), 0, 2); /* what the large rope value meets */
         if (r % 4 == 3 && h % 61 == 60 && !fp16)
             memcpy(row, &(uint16_t){SPARSE_LARGE_BF16}, sizeof(uint16_t));
     }
+}
+
+bool sparse_refuses(const struct subject *op, const struct run *run, const int64_t *v)
+{
+    const char *kernel;
+    struct test_case *c = case_make(op, run, v, 1);
+    case_to_device(c, NULL);
+    const bool refused = case_kernel(c, &kernel) == FMLA_UNSUPPORTED;
+    case_free(c);
+    return refused;
 }
 
 /* What both have beside tensors. */
@@ -306,46 +318,87 @@ static void make_rules(struct sparse_case *s, const struct run *run, int32_t for
     }
 }
 
+const struct sparse_format sparse_formats[S_FORMATS] = {
+    [S_BF16] = {KV_BF16, 0, 576, false},
+    [S_BF16_512] = {KV_BF16, FMLA_KV_BF16, 512, false},
+    [S_FP8_656] = {KV_FP8_656, FMLA_KV_FP8_656, 576, false},
+    [S_FP8_584] = {KV_FP8_584, FMLA_KV_FP8_584, 512, false},
+    [S_FP16] = {KV_FP16, 0, 576, true},
+    [S_FP8_656_Q16] = {KV_FP8_656, FMLA_KV_FP8_656, 576, true},
+    [S_FP8_528] = {KV_FP8_528, FMLA_KV_FP8_528, 512, false},
+    [S_FP8_528_SPLIT] = {KV_FP8_528_SPLIT, FMLA_KV_FP8_528_SPLIT, 512, false},
+    [S_FP4_288] = {KV_FP4_288, FMLA_KV_FP4_288, 512, false},
+    [S_FP4_288_SPLIT] = {KV_FP4_288_SPLIT, FMLA_KV_FP4_288_SPLIT, 512, false},
+    [S_FP8_528_F32] = {KV_FP8_528_F32, FMLA_KV_FP8_528_F32, 512, false},
+    [S_FP4_288_Q16] = {KV_FP4_288, FMLA_KV_FP4_288, 512, true},
+};
+
+enum kv_format sparse_extra_format(const int64_t *v)
+{
+    static const enum kv_format formats[S_EXTRA_FORMATS] = {
+        [S_EXTRA_656] = KV_FP8_656,         [S_EXTRA_584] = KV_FP8_584,
+        [S_EXTRA_528] = KV_FP8_528,         [S_EXTRA_528_SPLIT] = KV_FP8_528_SPLIT,
+        [S_EXTRA_288] = KV_FP4_288,         [S_EXTRA_288_SPLIT] = KV_FP4_288_SPLIT,
+        [S_EXTRA_528_F32] = KV_FP8_528_F32,
+    };
+    const struct sparse_format *first = &sparse_formats[v[S_FORMAT]];
+    switch (v[S_EXTRA_FORMAT]) {
+    case S_EXTRA_SAME: return first->format;
+    case S_EXTRA_HALF: return first->fp16 ? KV_FP16 : KV_BF16;
+    default: return formats[v[S_EXTRA_FORMAT]];
+    }
+}
+
+bool sparse_is_sound(const int64_t *v)
+{
+    if (v[S_FORMAT] < 0 || v[S_EXTRA_FORMAT] < 0) return true;
+    const int64_t d_qk = sparse_formats[v[S_FORMAT]].d_qk;
+    const struct kv_layout extra = kv_layout_of(sparse_extra_format(v), (int32_t)d_qk);
+    return kv_width(&extra) == d_qk;
+}
+
 static void make_decode(struct test_case *c, const struct run *run)
 {
-    static const struct {
-        enum kv_format format;
-        int32_t name;
-        int64_t d_qk;
-    } formats[S_FORMATS] = {{KV_BF16, 0, 576},
-                            {KV_BF16, FMLA_KV_BF16, 512},
-                            {KV_FP8_656, FMLA_KV_FP8_656, 576},
-                            {KV_FP8_584, FMLA_KV_FP8_584, 512},
-                            {KV_FP16, FMLA_KV_FP16, 576},
-                            {KV_FP8_656, FMLA_KV_FP8_656, 576}};
     struct sparse_case *s = (struct sparse_case *)c;
-    const int64_t *v = c->v, kind = v[S_FORMAT];
-    const enum kv_format format = formats[kind].format;
+    const int64_t *v = c->v;
+    const struct sparse_format *of = &sparse_formats[v[S_FORMAT]];
+    const enum kv_format format = of->format, extra = sparse_extra_format(v);
     const enum layout layout = near_layout(v[S_LAYOUT]);
-    const bool fp16 = kind == S_FP16 || kind == S_FP8_656_Q16;
     int64_t shape[3];
     s->indices = v[S_INDICES], s->codes = v[S_CODES], s->inputs = v[S_INPUTS];
-    c->d_qk = formats[kind].d_qk, c->d_v = S_D_V, c->dtype = fp16 ? dtype_fp16 : dtype_bf16;
+    c->d_qk = of->d_qk, c->d_v = S_D_V, c->dtype = of->fp16 ? dtype_fp16 : dtype_bf16;
     c->args.sparse_decode.softmax_scale = s->inputs == S_SPIKED   ? 0.5f
                                           : s->inputs == S_STEEP  ? 60.0f
                                           : s->inputs == S_BEYOND ? 3e38f
                                                                   : (float)pow((double)c->d_qk, -0.55);
     case_tensor(c, SPARSE(q), layout, true), case_tensor(c, SPARSE(out), layout, true);
     case_tensor(c, SPARSE(lse), layout, v[S_LSE] != 0);
-    make_q(s, format == KV_FP8_656 || format == KV_FP8_584);
+    make_q(s, format >= KV_FP8_656 && extra >= KV_FP8_656);
     axis_shape_take(v[S_SHAPE], sparse_shapes[0], 3, shape);
     make_pool(s, 0, SPARSE(kv_cache), format, shape, v[S_LENGTHS], layout);
     axis_shape_take(v[S_EXTRA] ? v[S_EXTRA] - 1 : 0, sparse_shapes[0], 3, shape);
     c->extra_topk = 0;
-    if (v[S_EXTRA]) make_pool(s, 1, SPARSE(extra_kv_cache), format, shape, v[S_EXTRA_LENGTHS], layout);
-    make_rules(s, run, formats[kind].name, v[S_SINK], &tolerance_sparse_decode_out, &tolerance_decode_lse);
+    if (v[S_EXTRA]) make_pool(s, 1, SPARSE(extra_kv_cache), extra, shape, v[S_EXTRA_LENGTHS], layout);
+    c->args.sparse_decode.extra_kv_format = v[S_EXTRA] && v[S_EXTRA_FORMAT] ? (int32_t)extra + 1 : 0;
+    make_rules(s, run, of->name, v[S_SINK], &tolerance_sparse_decode_out, &tolerance_decode_lse);
     c->large_apart = true;
 }
 
 static void make_prefill(struct test_case *c, const struct run *run)
 {
-    static const enum kv_format formats[P_SOURCES] = {KV_BF16, KV_BF16, KV_FP8_656, KV_FP8_584, KV_BF16};
-    static const int32_t names[P_SOURCES] = {0, FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_BF16};
+    static const enum kv_format formats[P_SOURCES] = {
+        KV_BF16,    KV_BF16,          KV_FP8_656, KV_FP8_584,       KV_BF16,
+        KV_FP8_528, KV_FP8_528_SPLIT, KV_FP4_288, KV_FP4_288_SPLIT, KV_FP8_528_F32};
+    static const int32_t names[P_SOURCES] = {0,
+                                             FMLA_KV_BF16,
+                                             FMLA_KV_FP8_656,
+                                             FMLA_KV_FP8_584,
+                                             FMLA_KV_BF16,
+                                             FMLA_KV_FP8_528,
+                                             FMLA_KV_FP8_528_SPLIT,
+                                             FMLA_KV_FP4_288,
+                                             FMLA_KV_FP4_288_SPLIT,
+                                             FMLA_KV_FP8_528_F32};
     struct sparse_case *s = (struct sparse_case *)c;
     const int64_t *v = c->v, source = v[P_SOURCE], results = v[P_RESULTS];
     const enum layout layout = near_layout(v[P_LAYOUT]);

@@ -14,9 +14,12 @@
     X(S_B, "b: 1 4 74 321")                                                                                  \
     X(S_SQ, "s_q: 1 3")                                                                                      \
     X(S_HQ, "h_q: 1 8 16 48 64 96 128")                                                                      \
-    X(S_FORMAT, "format: bf16 bf16_512 fp8_656 fp8_584 fp16 fp8_656_q16")                                    \
+    X(S_FORMAT, "format: bf16 bf16_512 fp8_656 fp8_584 fp16 fp8_656_q16 fp8_528 fp8_528_split fp4_288 "      \
+                "fp4_288_split fp8_528_f32 fp4_288_q16")                                                     \
     X(S_LENGTHS, "lengths: none full varied zero beyond")                                                    \
     X(S_EXTRA, "extra: 0 1 2 3 4 5 6 7") /* 0: none; else 1 + the row of sparse_shapes */                    \
+    X(S_EXTRA_FORMAT, "extra_format: same half fp8_656 fp8_584 fp8_528 fp8_528_split fp4_288 fp4_288_split " \
+                      "fp8_528_f32") /* half: the type of q */                                               \
     X(S_EXTRA_LENGTHS, "extra_lengths: none full varied zero beyond")                                        \
     X(S_INDICES, "indices: some all none twice")                                                             \
     X(S_CODES, "codes: written scales extreme beyond nan")                                                   \
@@ -31,7 +34,48 @@
     X(S_LSE, "lse: 1 0")                                                                                     \
     X(S_THREADS, "threads: built_in one own")
 enum { SPARSE_AXES(AXIS_NAME) S_AXES };
-enum { S_BF16, S_BF16_512, S_FP8_656, S_FP8_584, S_FP16, S_FP8_656_Q16 /* queries in fp16 */, S_FORMATS };
+enum {
+    S_BF16,
+    S_BF16_512,
+    S_FP8_656,
+    S_FP8_584,
+    S_FP16,
+    S_FP8_656_Q16, /* queries in fp16 */
+    S_FP8_528,
+    S_FP8_528_SPLIT,
+    S_FP4_288,
+    S_FP4_288_SPLIT,
+    S_FP8_528_F32,
+    S_FP4_288_Q16,
+    S_FORMATS
+};
+enum {
+    S_EXTRA_SAME,
+    S_EXTRA_HALF,
+    S_EXTRA_656,
+    S_EXTRA_584,
+    S_EXTRA_528,
+    S_EXTRA_528_SPLIT,
+    S_EXTRA_288,
+    S_EXTRA_288_SPLIT,
+    S_EXTRA_528_F32,
+    S_EXTRA_FORMATS
+};
+
+/* By the values of the axis of formats. */
+struct sparse_format {
+    enum kv_format format;
+    int32_t name; /* kv_format of the call */
+    int64_t d_qk;
+    bool fp16; /* queries */
+};
+extern const struct sparse_format sparse_formats[S_FORMATS];
+
+/* Of the extra cache, whether there is one or not. */
+enum kv_format sparse_extra_format(const int64_t *v);
+
+/* Are keys of both formats of a width, or is one not chosen yet? */
+bool sparse_is_sound(const int64_t *v);
 enum { S_CACHES = 2 };
 
 /* Keys a request chooses from, indices, page size. */
@@ -45,7 +89,8 @@ extern const int64_t sparse_shapes[SPARSE_SHAPES][3];
     X(P_HQ, "h_q: 1 16 64 80 128")                                                                           \
     X(P_HKV, "h_kv: 1 2")                                                                                    \
     X(P_DQK, "d_qk: 512 576")                                                                                \
-    X(P_SOURCE, "source: flat flat_gaps fp8_656 fp8_584 pages")                                              \
+    X(P_SOURCE, "source: flat flat_gaps fp8_656 fp8_584 pages fp8_528 fp8_528_split fp4_288 fp4_288_split "  \
+                "fp8_528_f32")                                                                               \
     X(P_PAGE, "page_size: 64 1 61 576") /* slots of a page */                                                \
     X(P_LENGTHS, "lengths: none (full) varied (zero) beyond")                                                \
     X(P_INDICES, "indices: some all none twice blocks any")                                                  \
@@ -64,6 +109,11 @@ enum {
     P_FP8_656,
     P_FP8_584,
     P_PAGES,
+    P_FP8_528,
+    P_FP8_528_SPLIT,
+    P_FP4_288,
+    P_FP4_288_SPLIT,
+    P_FP8_528_F32,
     P_SOURCES
 };
 enum { P_RESULTS_BOTH, P_RESULTS_LSE, P_RESULTS_MAX, P_RESULTS_NONE };
@@ -100,6 +150,9 @@ int32_t *sparse_list(const struct test_case *c, int k, int64_t request, int64_t 
 int64_t sparse_count(const struct test_case *c, int k, int64_t request, int64_t token);
 
 bool sparse_sees(const struct test_case *c, int64_t request, int64_t token, int64_t head);
+
+/* Does the kernel under test refuse such a case? */
+bool sparse_refuses(const struct subject *op, const struct run *run, const int64_t *v);
 
 /* A defect in the first list of the first keys that has a place for it. */
 bool sparse_plant(struct test_case *c, enum defect fault, struct patch *patch);

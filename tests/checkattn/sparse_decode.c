@@ -10,15 +10,17 @@
 
 /* ---- The grid -------------------------------------------------------------------------------- */
 
-/* Lengths of an extra cache that is not there play no part, nor does a plan in batch-invariant mode; codes do in FP8, but
- * for NaN. */
+/* Lengths and format of an extra cache that is not there play no part, nor does a plan in batch-invariant mode; codes do where
+ * the first cache has some, but for NaN. */
 static bool counts(const int64_t *v, int i, int j)
 {
     const bool plan = i == S_PLAN || j == S_PLAN || i == S_PARTITIONS || j == S_PARTITIONS;
-    const bool fp8 = v[S_FORMAT] == S_FP8_656 || v[S_FORMAT] == S_FP8_584 || v[S_FORMAT] == S_FP8_656_Q16;
-    if ((i == S_EXTRA_LENGTHS || j == S_EXTRA_LENGTHS) && !v[S_EXTRA]) return i == S_EXTRA;
+    const bool of_codes = sparse_formats[v[S_FORMAT]].format >= KV_FP8_656;
+    const bool of_extra =
+        i == S_EXTRA_LENGTHS || i == S_EXTRA_FORMAT || j == S_EXTRA_LENGTHS || j == S_EXTRA_FORMAT;
+    if (of_extra && !v[S_EXTRA]) return i == S_EXTRA;
     if (plan && v[S_INVARIANT]) return i == S_INVARIANT || j == S_INVARIANT;
-    if ((i == S_CODES || j == S_CODES) && !fp8 && i != S_FORMAT) return v[S_CODES] == S_CODES_NAN;
+    if ((i == S_CODES || j == S_CODES) && !of_codes && i != S_FORMAT) return v[S_CODES] == S_CODES_NAN;
     return true;
 }
 
@@ -47,26 +49,63 @@ static bool leaves(const struct test_case *c, const struct run *run, bool *must)
     const struct sparse_case *s = (const struct sparse_case *)c;
     *must = true;
     if (strncmp(run->kernel, "cuda-sm90", 9) != 0) return false;
-    if (c->v[S_LAYOUT] == LAYOUT_ODD || c->v[S_FORMAT] == S_FP8_656_Q16) return true;
-    const int64_t size = s->pool[0].layout.element == KV_ELEMENT_E4M3 ? 1 : 2;
-    for (int k = 0; k < S_CACHES; k++)
+    if (c->v[S_LAYOUT] == LAYOUT_ODD || c->v[S_FORMAT] == S_FP8_656_Q16 || c->v[S_FORMAT] == S_FP4_288_Q16)
+        return true;
+    for (int k = 0; k < S_CACHES; k++) {
+        const int64_t size = kv_is_quantised(&s->pool[k].layout) ? 1 : 2;
         if (s->pool[k].memory && s->pool[k].pages > 1 && s->pool[k].strides[0] * size % 16) return true;
+    }
     return false;
 }
 
-/* Only what the kernel takes is in its grid. */
+static void tell_left(const struct axis *axis, int64_t value)
+{
+    char text[80];
+    axes_write(axis, 1, &value, text, sizeof text);
+    printf("  not of this kernel: %s\n", text);
+}
+
+/* Which formats of the two caches the kernel in hand takes beside each other; one that is the first cache's is called `same` alone. */
+static bool taken[S_FORMATS][S_EXTRA_FORMATS];
+
+static bool possible(const int64_t *v)
+{
+    if (v[S_FORMAT] < 0 || v[S_EXTRA_FORMAT] < 0) return true;
+    return sparse_is_sound(v) && taken[v[S_FORMAT]][v[S_EXTRA_FORMAT]];
+}
+
+/* Only what the kernel takes is in its grid. The kernels of the CPU and the portable one of GPUs take all formats, but for those of a
+ * type of queries that they do not have; a tuned one is asked, and what it leaves is told. */
 static void choose(struct subject *op, const struct run *run)
 {
-    struct axis *format = &op->axis[S_FORMAT];
-    const bool fp8_alone = !strcmp(run->kernel, "cuda-sm90-16"),
-               hopper = !strncmp(run->kernel, "cuda-sm90", 9);
+    struct axis *format = &op->axis[S_FORMAT], *extra = &op->axis[S_EXTRA_FORMAT];
+    const bool tuned = on_gpu(run) && strcmp(run->kernel, "cuda") != 0;
+    int64_t v[GRID_AXES];
     op->grid.cost = on_gpu(run) ? cost : cost_on_cpu, op->grid.dear = on_gpu(run) ? 4e5 : 2e5;
-    format->count = 0;
+    format->count = extra->count = 0;
     for (int i = 0; i < S_FORMATS; i++) {
-        const bool fp16 = i == S_FP16 || i == S_FP8_656_Q16, fp8 = i == S_FP8_656 || i == S_FP8_584;
-        if (hopper && i == S_FP8_656_Q16) continue;
-        if ((!fp16 || run->types & FMLA_TAKES_FP16) && (fp8 || !fp8_alone))
+        case_values(op, "shape 0, b 1, h_q 16", v);
+        v[S_FORMAT] = i;
+        if (sparse_formats[i].fp16 && !(run->types & FMLA_TAKES_FP16)) continue;
+        if (tuned && sparse_refuses(op, run, v))
+            tell_left(format, i);
+        else
             format->values[format->count++] = i;
+    }
+    for (int j = 0; j < S_EXTRA_FORMATS; j++) {
+        bool beside_any = false;
+        case_values(op, "shape 0, b 1, h_q 16, extra 1", v);
+        v[S_EXTRA_FORMAT] = j;
+        for (int i = 0; i < format->count; i++) {
+            const int64_t first = v[S_FORMAT] = format->values[i];
+            const bool twice = j != S_EXTRA_SAME && sparse_extra_format(v) == sparse_formats[first].format;
+            taken[first][j] = !twice && sparse_is_sound(v) && !(tuned && sparse_refuses(op, run, v));
+            beside_any |= taken[first][j];
+        }
+        if (beside_any)
+            extra->values[extra->count++] = j;
+        else
+            tell_left(extra, j);
     }
 }
 /* ---- Faults ---------------------------------------------------------------------------------- */
@@ -98,13 +137,15 @@ static const char *fault_case(const struct run *run, uint64_t i)
 }
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
 
-/* Is that format in the kernel's grid? */
+/* Are these formats in the kernel's grid? */
 static bool has(const struct run *run, const int64_t *v)
 {
     const struct axis *formats = &sparse_decode.axis[S_FORMAT];
-    bool known = false;
+    const struct axis *extra = &sparse_decode.axis[S_EXTRA_FORMAT];
+    bool known = false, known_extra = false;
     for (int i = 0; i < formats->count; i++) known |= formats->values[i] == v[S_FORMAT];
-    return known && (v[S_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
+    for (int i = 0; i < extra->count; i++) known_extra |= extra->values[i] == v[S_EXTRA_FORMAT];
+    return known && known_extra && possible(v) && (v[S_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
 
 /* Scores of +inf or beyond fp32; and the oracle's own strides and batches against its rows. */
@@ -128,7 +169,7 @@ struct subject sparse_decode = {
     .of = OP_SPARSE_DECODE,
     .maker = &sparse_maker,
     .values = SPARSE_AXES(AXIS_TEXT),
-    .grid = {.counts = counts},
+    .grid = {.possible = possible, .counts = counts},
     .choose = choose,
     .has = has,
     .leaves = leaves,
@@ -140,7 +181,11 @@ struct subject sparse_decode = {
          "shape 5, b 2, h_q 2, format fp8_584, extra 5, extra_lengths full, inputs steep, batch_invariant 1",
          "shape 5, h_q 2, format bf16, extra 6, inputs spiked, layout far",
          "shape 6, h_q 2, format fp8_656, extra 6, inputs spiked, layout far",
-         "shape 6, h_q 2, format fp8_584, extra 6, inputs spiked, layout far"},
+         "shape 6, h_q 2, format fp8_584, extra 6, inputs spiked, layout far",
+         "shape 6, h_q 2, format fp8_528, extra 6, extra_format fp4_288, inputs spiked, layout far",
+         "shape 6, h_q 2, format fp4_288_split, extra 6, extra_format fp8_528_split, inputs spiked, layout "
+         "far",
+         "shape 6, h_q 2, format fp8_528_f32, extra 6, extra_format half, inputs spiked, layout far"},
     .more = more,
     .faults = ((FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK)) & ~(FAULT(MERGE_BASE))) | FAULT(BATCH),
     .fault_case = fault_case,
@@ -161,6 +206,8 @@ struct subject sparse_decode = {
             .foreign = "shape 3, " BUSY_EXTRA
                        "b 9, s_q 2, h_q 64, format fp8_656, lengths varied, plan given, num_partitions 13"},
     .timed = {"shape 5, h_q 128, format bf16, indices all", "shape 5, h_q 128, format fp8_656, indices all",
-              "shape 5, h_q 16, format fp8_656, indices all",
-              "shape 5, h_q 128, format fp8_584, indices all"},
+              "shape 5, h_q 16, format fp8_656, indices all", "shape 5, h_q 128, format fp8_584, indices all",
+              "shape 5, h_q 16, format fp8_584, indices all", "shape 5, h_q 128, format fp8_528, indices all",
+              "shape 5, h_q 16, format fp8_528, indices all", "shape 5, h_q 128, format fp4_288, indices all",
+              "shape 5, h_q 16, format fp4_288, indices all"},
 };

@@ -10,11 +10,11 @@
 /* ---- Drawn values ---------------------------------------------------------------------------- */
 
 /* Drawn once and copied from random places. */
-enum { DRAWN = 1 << 16, TOKENS = 256, FP8 = 3 /* formats */, CODES = 4 };
+enum { DRAWN = 1 << 16, TOKENS = 256, OF_BYTES = KV_FORMATS - KV_FP8_656 /* formats */, CODES = 4 };
 static uint16_t drawn_keys[2][DRAWN]; /* [bf16, fp16] */
 static struct token {
-    uint8_t bytes[656], scales[8];
-} drawn_tokens[FP8][CODES][TOKENS];
+    uint8_t bytes[656], scales[32]; /* where scales stand behind all tokens */
+} drawn_tokens[OF_BYTES][CODES][TOKENS];
 
 /* Codes are written with this scale of the cache, or, to be extreme, with 1. With another one from half of it on they have
  * values of the same size. */
@@ -27,20 +27,66 @@ float sparse_pool_scale(struct random_state *random, int64_t codes)
     return random_between(random, 0, 1) ? scale_of_codes : scale_of_codes / 2.0f;
 }
 
+static uint8_t *scales_of(const struct kv_layout *layout, struct token *token)
+{
+    return layout->scale_bytes ? token->scales : token->bytes + layout->scale_offset;
+}
+
+static size_t bytes_of_scale(const struct kv_layout *layout)
+{
+    return layout->scale == KV_SCALE_F32 ? sizeof(float) : 1;
+}
+
+/* A scale, which is one of the format's, to its place. */
+static void put_scale(const struct kv_layout *layout, uint8_t *scales, int group, float scale)
+{
+    if (layout->scale == KV_SCALE_F32) memcpy(scales + 4 * group, &scale, sizeof scale);
+    if (layout->scale == KV_SCALE_UE8M0) scales[group] = (uint8_t)(127 + ilogbf(scale));
+    if (layout->scale == KV_SCALE_E4M3) scales[group] = num_to_e4m3(scale);
+}
+
+static void put_code(uint8_t *token, int i, uint8_t code)
+{
+    const int shift = 4 * (i % 2);
+    token[i / 2] = (uint8_t)((token[i / 2] & (0xf0 >> shift)) | code << shift);
+}
+
+/* As draw_scales, of FP4: extreme scales are the subnormal ones and zero, and those of which 6 is 1 at most; codes are any. */
+static void draw_fp4(struct random_state *random, bool extreme, const struct kv_layout *layout,
+                     struct token *token)
+{
+    enum { LARGEST = 0x22 /* 0.15625 */ };
+    uint8_t *scales = scales_of(layout, token);
+    for (int g = 0; g < layout->scales; g++) {
+        const float amax = (float)(0.05 + 0.3 * random_unit(random));
+        scales[g] = num_to_e4m3((float)(0.5 + random_unit(random)) * amax / 6.0f);
+        if (extreme)
+            scales[g] = (uint8_t)random_between(random, 0, random_between(random, 0, 1) ? 8 : LARGEST);
+        const float scale = num_from_e4m3(scales[g]);
+        for (int i = g * layout->group; i < (g + 1) * layout->group; i++) {
+            const float x = random_input(random, 0.0f, amax / 3.0f);
+            put_code(token->bytes, i,
+                     extreme ? (uint8_t)random_between(random, 0, 15) : num_to_e2m1(x / scale));
+        }
+    }
+}
+
 /* A token whose groups have scales of any kind. The values stay within ±1. */
 static void draw_scales(struct random_state *random, bool extreme, const struct kv_layout *layout,
                         struct token *token)
 {
     const int span = layout->group ? layout->group : layout->nope;
+    if (layout->element == KV_ELEMENT_E2M1) {
+        draw_fp4(random, extreme, layout, token);
+        return;
+    }
     for (int g = 0; g * span < layout->nope; g++) {
         const float amax = (float)(0.05 + 0.3 * random_unit(random));
         float scale = amax / 448.0f;
         if (layout->scale == KV_SCALE_UE8M0 || extreme)
             scale = ldexpf(1.0f, (int)random_between(random, extreme ? -14 : -12, extreme ? -2 : -9));
         if (layout->scale == KV_SCALE_OF_CACHE) scale = sparse_pool_scale(random, S_CODES_EXTREME);
-        if (layout->scale == KV_SCALE_UE8M0) token->scales[g] = (uint8_t)(127 + ilogbf(scale));
-        if (layout->scale == KV_SCALE_F32)
-            memcpy(token->bytes + layout->scale_offset + 4 * g, &scale, sizeof scale);
+        put_scale(layout, scales_of(layout, token), g, scale);
         for (int i = g * span; i < (g + 1) * span; i++) {
             uint8_t code = num_to_e4m3(random_input(random, 0.0f, amax / 3.0f) / scale);
             if (extreme) {
@@ -63,32 +109,28 @@ enum { BEYOND_LARGE = 17, BEYOND_SMALL = 33, BEYOND_ROPE = 101 };
 
 static void draw_beyond(int t, const struct kv_layout *layout, struct token *token)
 {
-    const bool large = t == BEYOND_LARGE;
+    const bool large = t == BEYOND_LARGE, fp4 = layout->element == KV_ELEMENT_E2M1;
+    const int group = fp4 ? layout->group / 2 : layout->group; /* bytes */
+    const float least = layout->rope ? 0x1p-40f : fp4 ? 0.0f : 0x1p-127f;
     token->bytes[0] = 0;
-    if (large) memset(token->bytes + layout->group, 0, (size_t)layout->group);
-    if (large || t == BEYOND_SMALL) {
-        const float scale = large ? 0x1p127f : 0x1p-40f; /* of the second group */
-        if (layout->scale == KV_SCALE_UE8M0)
-            token->scales[1] = (uint8_t)(127 + ilogbf(scale));
-        else
-            memcpy(token->bytes + layout->scale_offset + 4, &scale, sizeof scale);
-    }
-    if (t == BEYOND_ROPE)
+    if (large) memset(token->bytes + group, 0, (size_t)group);
+    if (large || t == BEYOND_SMALL) /* of the second group */
+        put_scale(layout, scales_of(layout, token), 1, !large ? least : fp4 ? 448.0f : 0x1p127f);
+    if (t == BEYOND_ROPE && layout->rope)
         memcpy(token->bytes + layout->rope_offset, &(uint16_t){SPARSE_LARGE_BF16}, sizeof(uint16_t));
 }
 
 void sparse_pool_draw(struct random_state *random, float mean)
 {
-    static const enum kv_format formats[FP8] = {KV_FP8_656, KV_FP8_584, KV_FP8_576};
     float values[SPARSE_WIDEST] = {0};
     for (int i = 0; i < DRAWN; i++) {
         const float key = random_input(random, mean, 0.1f);
         drawn_keys[0][i] = num_to_bf16(key), drawn_keys[1][i] = num_to_fp16(key);
     }
-    for (int f = 0; f < FP8; f++)
+    for (int f = 0; f < OF_BYTES; f++)
         for (int codes = 0; codes < CODES; codes++)
             for (int t = 0; t < TOKENS; t++) {
-                const struct kv_layout layout = kv_layout_of(formats[f], 0);
+                const struct kv_layout layout = kv_layout_of((enum kv_format)(KV_FP8_656 + f), 0);
                 struct token *token = &drawn_tokens[f][codes][t];
                 uint8_t page[656];
                 for (int d = 0; d < SPARSE_WIDEST; d++) values[d] = random_input(random, mean, 0.1f);
@@ -96,7 +138,8 @@ void sparse_pool_draw(struct random_state *random, float mean)
                 kv_store_token(&layout, page, 1, 0, values, scale_of_codes);
                 memcpy(token->bytes, page, (size_t)layout.token_bytes);
                 memcpy(token->scales, page + layout.token_bytes, (size_t)layout.scale_bytes);
-                token->scales[7] = 0xff; /* the pad byte is anything */
+                if (layout.scales < layout.scale_bytes)
+                    token->scales[layout.scales] = 0xff; /* the pad byte is anything */
                 if (layout.scale == KV_SCALE_OF_CACHE && codes != S_CODES_EXTREME) continue;
                 if (codes == S_CODES_BEYOND)
                     draw_beyond(t, &layout, token);
@@ -152,24 +195,35 @@ void sparse_pool_make(struct sparse_pool *pool, struct random_state *random, enu
     const int64_t pages = pool->pages, page_size = pool->page_size;
     static const fmla_dtype bytes[] = {
         {FMLA_TYPE_UINT, 8, 1}, {FMLA_TYPE_INT, 8, 1}, {10 /* DLPack's e4m3fn */, 8, 1}};
-    const bool odd = layout == LAYOUT_ODD; /* then a token of FP8_576 may begin at any byte */
+    const bool odd = layout == LAYOUT_ODD; /* then a token without alignment may begin at any byte */
     const int64_t unit = odd ? 1 : 2;
-    pool->shape[0] = pages, pool->shape[1] = page_size, pool->shape[2] = 1;
+    const int64_t of_token = pool->layout.page_bytes_a_slot; /* bytes */
+    pool->shape[0] = pages, pool->shape[1] = page_size, pool->shape[2] = 1, pool->shape[3] = of_token;
     switch (pool->format) {
     case KV_FP8_656:
-        guarded_make(g, dtype_i32, 3, (int64_t[]){pages, page_size, 656 / 4}, layout);
+        guarded_make(g, dtype_i32, 3, (int64_t[]){pages, page_size, of_token / 4}, layout);
         pool->page_bytes = 4 * g->strides[0], pool->slot_bytes = 4 * g->strides[1];
-        pool->shape[3] = 656;
         break;
     case KV_FP8_584:
-        guarded_make(g, dtype_bf16, 2, (int64_t[]){pages, page_size * 584 / 2}, layout);
-        pool->page_bytes = 2 * g->strides[0], pool->slot_bytes = 584;
-        pool->shape[3] = 584;
+        guarded_make(g, dtype_bf16, 2, (int64_t[]){pages, page_size * of_token / 2}, layout);
+        pool->page_bytes = 2 * g->strides[0], pool->slot_bytes = of_token;
+        break;
+    case KV_FP8_528_F32:
+        guarded_make(g, dtype_i32, 3, (int64_t[]){pages, page_size, of_token / 4}, layout);
+        pool->page_bytes = 4 * g->strides[0], pool->slot_bytes = 4 * g->strides[1];
+        break;
+    case KV_FP8_528_SPLIT:
+    case KV_FP4_288_SPLIT:
+        guarded_make(g, odd ? bytes[0] : dtype_bf16, 2, (int64_t[]){pages, page_size * of_token / unit},
+                     layout);
+        pool->page_bytes = unit * g->strides[0], pool->slot_bytes = of_token;
         break;
     case KV_FP8_576:
-        guarded_make(g, odd ? bytes[0] : dtype_bf16, 3, (int64_t[]){pages, page_size, 576 / unit}, layout);
+    case KV_FP8_528:
+    case KV_FP4_288:
+        guarded_make(g, odd ? bytes[0] : dtype_bf16, 3, (int64_t[]){pages, page_size, of_token / unit},
+                     layout);
         pool->page_bytes = unit * g->strides[0], pool->slot_bytes = unit * g->strides[1];
-        pool->shape[3] = 576;
         break;
     default:
         guarded_make(g, pool->format == KV_FP16 ? dtype_fp16 : dtype_bf16, 4,
@@ -177,7 +231,7 @@ void sparse_pool_make(struct sparse_pool *pool, struct random_state *random, enu
         pool->page_bytes = 2 * g->strides[0], pool->slot_bytes = 2 * g->strides[1];
         pool->shape[3] = pool->d_qk;
     }
-    const int64_t size = pool->layout.element == KV_ELEMENT_E4M3 ? 1 : 2;
+    const int64_t size = kv_is_quantised(&pool->layout) ? 1 : 2;
     *pool->view = g->tensor;
     if (size == 1) pool->view->dtype = bytes[random_between(random, 0, 2)];
     pool->view->ndim = 4, pool->view->shape = pool->shape, pool->view->strides = pool->strides;
@@ -195,24 +249,66 @@ void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random
                      int64_t key_head, bool spike)
 {
     uint8_t *to = sparse_pool_token(pool, slot) + key_head * pool->head_bytes;
-    const int fp8 = (int)pool->format - (int)KV_FP8_656;
+    const int of_bytes = (int)pool->format - (int)KV_FP8_656;
     const bool fp16 = pool->format == KV_FP16;
-    if (pool->layout.element != KV_ELEMENT_E4M3) {
+    if (!kv_is_quantised(&pool->layout)) {
         memcpy(to, drawn_keys[fp16] + random_between(random, 0, DRAWN - pool->d_qk),
                (size_t)pool->layout.token_bytes);
         if (spike) case_spike(sparse_pool_end(pool, to), fp16);
         return;
     }
     _Static_assert((int)S_CODES_NAN == (int)CODES, "the others are drawn");
-    const struct token *token = &drawn_tokens[fp8][codes == S_CODES_NAN ? S_CODES_WRITTEN : codes]
+    const struct token *token = &drawn_tokens[of_bytes][codes == S_CODES_NAN ? S_CODES_WRITTEN : codes]
                                              [random_between(random, 0, TOKENS - 1)];
     memcpy(to, token->bytes, (size_t)pool->layout.token_bytes);
     if (pool->layout.scale_bytes)
         memcpy(sparse_pool_scales(pool, slot), token->scales, (size_t)pool->layout.scale_bytes);
-    if (spike && pool->layout.scale == KV_SCALE_OF_CACHE)
+    if (spike && !pool->layout.rope && pool->layout.scales) {
+        float values[SPIKE];
+        for (int i = 0; i < SPIKE; i++) values[i] = 0.5f;
+        sparse_pool_put_end(pool, slot, values, SPIKE);
+    } else if (spike && pool->layout.scale == KV_SCALE_OF_CACHE)
         memset(sparse_pool_end(pool, to) - SPIKE, num_to_e4m3(0.5f / pool->scale), SPIKE);
     else if (spike)
         case_spike(sparse_pool_end(pool, to), false);
+}
+
+void sparse_pool_put_end(const struct sparse_pool *pool, int64_t slot, const float *last, int count)
+{
+    const struct kv_layout *l = &pool->layout;
+    float values[SPARSE_WIDEST], written[SPARSE_WIDEST];
+    uint8_t *to = sparse_pool_token(pool, slot), *scales = sparse_pool_scales(pool, slot);
+    uint8_t page[656];
+    const int first = (l->nope - count) / l->group; /* of the groups that are written again */
+    const size_t codes = (size_t)(l->element == KV_ELEMENT_E2M1 ? first * l->group / 2 : first * l->group),
+                 all = (size_t)(l->element == KV_ELEMENT_E2M1 ? l->nope / 2 : l->nope),
+                 of_scale = bytes_of_scale(l);
+    sparse_pool_values(pool, to, slot, values);
+    for (int i = 0; i < l->nope; i++)
+        written[i] = i < l->nope - count ? values[i] : last[i - (l->nope - count)];
+    kv_store_token(l, page, 1, 0, written, 1.0f);
+    const size_t from = kv_scales_at(l, 1, 0);
+    memcpy(to + codes, page + codes, all - codes);
+    memcpy(scales + of_scale * (size_t)first, page + from + of_scale * (size_t)first,
+           of_scale * (size_t)(l->scales - first));
+}
+
+void sparse_pool_put_alone(const struct sparse_pool *pool, int64_t slot, int column, float value)
+{
+    const struct kv_layout *l = &pool->layout;
+    const bool fp4 = l->element == KV_ELEMENT_E2M1;
+    uint8_t *to = sparse_pool_token(pool, slot), code = 0;
+    const int group = column / l->group, bytes = fp4 ? l->group / 2 : l->group;
+    const float size = fabsf(value);
+    memset(to + group * bytes, 0, (size_t)bytes);
+    if (size == 0.0f) return;
+    const float scale = fp4 ? num_from_e4m3(num_to_e4m3(size)) : ldexpf(1.0f, ilogbf(size));
+    put_scale(l, sparse_pool_scales(pool, slot), group, scale);
+    code = fp4 ? num_to_e2m1(value / scale) : num_to_e4m3(value / scale);
+    if (fp4)
+        put_code(to, column, code);
+    else
+        to[column] = code;
 }
 
 void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *random, uint8_t *token,
@@ -220,21 +316,29 @@ void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *ra
 {
     static const uint16_t nan16 = 0x7fff; /* none of these is what outputs are filled with */
     static const uint32_t nan32 = 0x7fc00000;
-    if (pool->layout.element != KV_ELEMENT_E4M3)
+    const struct kv_layout *l = &pool->layout;
+    if (!kv_is_quantised(l)) {
         memcpy(token + 100, &nan16, sizeof nan16);
-    else if (pool->layout.scale == KV_SCALE_OF_CACHE || random_between(random, 0, 1))
-        token[random_between(random, 0, pool->layout.nope - 1)] = 0x7f;
-    else if (pool->layout.scale_bytes)
-        *scales = 0xff;
-    else
-        memcpy(scales, &nan32, sizeof nan32);
+        return;
+    }
+    const bool has_nan = l->element == KV_ELEMENT_E4M3; /* among its codes */
+    if (has_nan && (!l->scales || random_between(random, 0, 1))) {
+        token[random_between(random, 0, l->nope - 1)] = 0x7f;
+        return;
+    }
+    scales += (int64_t)bytes_of_scale(l) * random_between(random, 0, l->scales - 1);
+    switch (l->scale) {
+    case KV_SCALE_UE8M0: *scales = 0xff; break;
+    case KV_SCALE_E4M3: *scales = random_between(random, 0, 1) ? 0xff : 0x7f; break;
+    default: memcpy(scales, &nan32, sizeof nan32);
+    }
 }
 
 void sparse_pool_put_nans(const struct sparse_pool *pool, uint8_t *token)
 {
     static const uint16_t nan16 = 0x7fff; /* in both types; not what outputs are filled with */
     const struct kv_layout *l = &pool->layout;
-    const int32_t bytes = l->element == KV_ELEMENT_E4M3 ? l->nope : 0;
+    const int32_t bytes = kv_is_quantised(l) ? l->nope : 0; /* of the formats that tables name */
     memset(token, 0x7f, (size_t)bytes);
     for (uint8_t *at = token + (l->rope ? l->rope_offset : bytes); at < sparse_pool_end(pool, token);
          at += sizeof nan16)
@@ -247,7 +351,7 @@ int64_t sparse_pool_spread(struct sparse_pool *pool)
     const int64_t before = pool->strides[0];
     guarded_spread(pool->memory, pool->pages, (size_t)pool->page_bytes, front, between, false);
     pool->view->data = pool->memory->far + front, pool->view->byte_offset = 0;
-    pool->strides[0] = (int64_t)between / (pool->layout.element == KV_ELEMENT_E4M3 ? 1 : 2);
+    pool->strides[0] = (int64_t)between / (kv_is_quantised(&pool->layout) ? 1 : 2);
     pool->view->strides = pool->strides;
     return before;
 }
@@ -303,7 +407,7 @@ bool sparse_pool_plant(const struct sparse_pool *pool, enum defect fault, int32_
     case FAULT_WRONG_SCALE: {
         if (!counted || !key || !pool->layout.scales) return false;
         uint8_t *scales = sparse_pool_scales(pool, *entry);
-        const size_t size = pool->format == KV_FP8_656 ? 4 : 1;
+        const size_t size = bytes_of_scale(&pool->layout);
         return plant(patch, scales, scales + size, size); /* the group after it */
     }
     default: return false;

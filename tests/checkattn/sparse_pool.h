@@ -80,7 +80,7 @@ int64_t sparse_pool_first(const struct sparse_pool *pool, const int32_t *list, i
 uint8_t *sparse_pool_token(const struct sparse_pool *pool, int64_t slot);
 uint8_t *sparse_pool_scales(const struct sparse_pool *pool, int64_t slot);
 
-/* The end of the token's last values, which are 16 bits wide in every format but FP8_576. */
+/* The end of the token's last values, which are 16 bits wide where not all have codes. */
 uint8_t *sparse_pool_end(const struct sparse_pool *pool, uint8_t *token);
 
 /* The scale of a cache whose keys are made of such codes. */
@@ -89,6 +89,12 @@ float sparse_pool_scale(struct random_state *random, int64_t codes);
 /* A drawn key into a slot. */
 void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random, int64_t codes, int64_t slot,
                      int64_t key_head, bool spike);
+
+/* The last values of a key that has codes for all, and scales: their groups are written again. */
+void sparse_pool_put_end(const struct sparse_pool *pool, int64_t slot, const float *last, int count);
+
+/* … or one whose group is otherwise 0, exactly: a small power of two times 1 or 1.25, which in FP4 is one of e4m3. */
+void sparse_pool_put_alone(const struct sparse_pool *pool, int64_t slot, int column, float value);
 
 /* One value of a key that is seen: NaN, by its code or by its scale. */
 void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *random, uint8_t *token,

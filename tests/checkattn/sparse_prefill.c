@@ -18,20 +18,20 @@ static struct {
     bool source[P_SOURCES][2], two_heads, unaligned;
 } leaves;
 
-static bool is_fp8(int64_t source)
+static bool has_codes(int64_t source)
 {
-    return source == P_FP8_656 || source == P_FP8_584;
+    return source != P_FLAT && source != P_FLAT_GAPS && source != P_PAGES;
 }
 
 static bool has_pages(int64_t source)
 {
-    return is_fp8(source) || source == P_PAGES;
+    return has_codes(source) || source == P_PAGES;
 }
 
-/* FP8 has a width of its own; pages have one key head, and a group of heads is whole. h_q is -1 where it is not chosen yet. */
+/* Formats of bytes have a width of their own; pages have one key head, and a group of heads is whole. h_q is -1 where it is not chosen yet. */
 static bool is_sound(int64_t source, int64_t d_qk, int64_t h_q, int64_t h_kv)
 {
-    if ((source == P_FP8_656 && d_qk == 512) || (source == P_FP8_584 && d_qk == 576)) return false;
+    if (has_codes(source) && d_qk != (source == P_FP8_656 ? 576 : 512)) return false;
     if (leaves.source[source][d_qk == 576]) return false;
     return h_kv == 1 || (!has_pages(source) && h_q != 1 && !leaves.two_heads);
 }
@@ -50,7 +50,7 @@ static bool may_be_of(const int64_t *v, int64_t source)
     if (page_size >= 0 && !has_pages(source)) return false;
     if (page_size >= 0 && leaves.unaligned && is_unaligned(LAYOUT_CONTIGUOUS, source, page_size))
         return false;
-    return codes < 0 || codes == S_CODES_NAN || is_fp8(source);
+    return codes < 0 || codes == S_CODES_NAN || has_codes(source);
 }
 
 /* Of few keys with values of ±1 some sums are all but 0, and tolerances are not for the rounded weights of those. */
@@ -81,7 +81,7 @@ static bool counts(const int64_t *v, int i, int j)
     if (!v[P_SQ]) return i == P_SQ || j == P_SQ;
     if (v[P_INDICES] == S_INDICES_NONE && (codes || inputs)) return i == P_INDICES || j == P_INDICES;
     if ((i == P_PAGE || j == P_PAGE) && !has_pages(source)) return i == P_SOURCE;
-    if (codes && !is_fp8(source) && i != P_SOURCE && v[P_CODES] != S_CODES_NAN) return false;
+    if (codes && !has_codes(source) && i != P_SOURCE && v[P_CODES] != S_CODES_NAN) return false;
     if (base && results == P_RESULTS_NONE) return with_results;
     if (empty && (results == P_RESULTS_NONE || results == P_RESULTS_MAX)) return with_results;
     return true;
@@ -114,22 +114,12 @@ static bool leaves_case(const struct test_case *c, const struct run *run, bool *
     return leaves.unaligned && is_unaligned(c->v[P_LAYOUT], c->v[P_SOURCE], c->v[P_PAGE]);
 }
 
-/* Does the kernel under test refuse such a case? */
-static bool refuses(const struct run *run, const int64_t *v)
-{
-    const char *kernel;
-    struct test_case *c = case_make(&sparse_prefill, run, v, 1);
-    case_to_device(c, NULL);
-    const bool refused = case_kernel(c, &kernel) == FMLA_UNSUPPORTED;
-    case_free(c);
-    return refused;
-}
-
 /* The kernels of the CPU and the portable one of GPUs take everything; a tuned one is asked, and what it leaves is told. */
 static void choose(struct subject *op, const struct run *run)
 {
-    static const char *const names[P_SOURCES] = {"flat keys", "flat keys with gaps", "FP8_656", "FP8_584",
-                                                 "BF16 pages"};
+    static const char *const names[P_SOURCES] = {
+        "flat keys", "flat keys with gaps", "FP8_656", "FP8_584",       "BF16 pages",
+        "FP8_528",   "FP8_528_SPLIT",       "FP4_288", "FP4_288_SPLIT", "FP8_528_F32"};
     memset(&leaves, 0, sizeof leaves);
     /* The portable kernel would take minutes for them. */
     const bool tuned = on_gpu(run) && strcmp(run->kernel, "cuda") != 0;
@@ -145,13 +135,13 @@ static void choose(struct subject *op, const struct run *run)
     for (int64_t source = 0; source < P_SOURCES; source++)
         for (int64_t d_qk = 512; d_qk <= 576; d_qk += 64) {
             v[P_SOURCE] = source, v[P_DQK] = d_qk;
-            if (!is_sound(source, d_qk, 128, 1) || !refuses(run, v)) continue;
+            if (!is_sound(source, d_qk, 128, 1) || !sparse_refuses(&sparse_prefill, run, v)) continue;
             leaves.source[source][d_qk == 576] = true;
             printf("  not of this kernel: %s, d_qk %lld\n", names[source], (long long)d_qk);
         }
     v[P_SOURCE] = P_FLAT, v[P_DQK] = leaves.source[P_FLAT][1] ? 512 : 576;
-    v[P_LAYOUT] = LAYOUT_ODD, leaves.unaligned = refuses(run, v);
-    v[P_LAYOUT] = LAYOUT_CONTIGUOUS, v[P_HKV] = 2, leaves.two_heads = refuses(run, v);
+    v[P_LAYOUT] = LAYOUT_ODD, leaves.unaligned = sparse_refuses(&sparse_prefill, run, v);
+    v[P_LAYOUT] = LAYOUT_CONTIGUOUS, v[P_HKV] = 2, leaves.two_heads = sparse_refuses(&sparse_prefill, run, v);
     if (leaves.unaligned) printf("  not of this kernel: what is not aligned to 16 bytes\n");
     if (leaves.two_heads) printf("  not of this kernel: two key heads\n");
 }
@@ -203,13 +193,28 @@ static bool has(const struct run *run, const int64_t *v)
  * various lengths, into three; and so few tokens that the CPU cuts their lists for three threads. */
 static void more(struct suite *suite)
 {
-    enum { FORMATS = 4 };
-    static const char *const formats[FORMATS] = {"flat", "flat, d_qk 512", "fp8_656", "fp8_584, d_qk 512"};
+    enum { FORMATS = 8 };
+    static const char *const formats[FORMATS] = {"flat",
+                                                 "flat, d_qk 512",
+                                                 "fp8_656",
+                                                 "fp8_584, d_qk 512",
+                                                 "fp8_528, d_qk 512",
+                                                 "fp4_288, d_qk 512",
+                                                 "fp4_288_split, d_qk 512",
+                                                 "fp8_528_f32, d_qk 512"};
     static const char *const shapes[] = {
         "shape blocks, s_q 16, h_q 128", "shape blocks, s_q 9, h_q 80", "shape pieces, s_q 9, h_q 80",
         "shape pieces, s_q 20, h_q 80, lengths varied", "shape blocks, s_q 7, h_q 64, threads own"};
-    static const char *const sources[P_SOURCES] = {"flat, h_kv 2", "flat_gaps, h_kv 2", "fp8_656",
-                                                   "fp8_584, d_qk 512", "pages"};
+    static const char *const sources[P_SOURCES] = {"flat, h_kv 2",
+                                                   "flat_gaps, h_kv 2",
+                                                   "fp8_656",
+                                                   "fp8_584, d_qk 512",
+                                                   "pages",
+                                                   "fp8_528, d_qk 512",
+                                                   "fp8_528_split, d_qk 512",
+                                                   "fp4_288, d_qk 512",
+                                                   "fp4_288_split, d_qk 512",
+                                                   "fp8_528_f32, d_qk 512"};
     const uint64_t seed = suite->run[0].seed;
     char text[300];
     for (uint64_t i = 0; i <= 4 * FORMATS; i++) {
@@ -248,6 +253,8 @@ struct subject sparse_prefill = {
                 "shape far_pages, s_q 9, source pages, page_size 53, layout far",
                 "shape far_pages, s_q 9, source fp8_656, page_size 53, layout far",
                 "shape far_pages, s_q 9, d_qk 512, source fp8_584, page_size 54, layout far",
+                "shape far_pages, s_q 9, d_qk 512, source fp8_528, page_size 53, layout far",
+                "shape far_pages, s_q 9, d_qk 512, source fp4_288_split, page_size 53, layout far",
                 "shape pair, s_q 70000, h_q 1, d_qk 512"},
     .more = more,
     .faults = ((FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK) | FAULT(MERGE_BASE) | FAULT(NO_EXTRA))) |

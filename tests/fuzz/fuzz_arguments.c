@@ -206,6 +206,24 @@ static void draw_mha(struct bytes *in, int64_t size[DIMENSIONS], bool any_size)
     size[DIM_d_v] = any_size ? 1 + choose(in, 40) : 64 * (1 + choose(in, 2));
 }
 
+/* A format of bytes up to `last`; where lists name keys, all but one. */
+static int32_t any_of_bytes(struct bytes *in, int32_t last)
+{
+    const int32_t format = FMLA_KV_FP8_656 + (int32_t)choose(in, (uint32_t)(last - FMLA_KV_FP8_656 + 1));
+    return format == FMLA_KV_FP8_576 ? FMLA_KV_FP8_584 : format;
+}
+
+/* A format that keys of an extra cache may have: now and then another one than the first cache's. */
+static void draw_second_format(struct bytes *in, struct call *c)
+{
+    struct layout *l = &c->layout;
+    int32_t *const second = option_at(c->operation, c->args, "extra_kv_format");
+    if (!second || choose(in, 2)) return;
+    const int32_t extra = any_of_bytes(in, FMLA_KV_FP8_528_F32);
+    if (cache_formats[extra].d_qk != l->d_qk && choose(in, 8)) return;
+    l->extra_format = *second = extra;
+}
+
 /* Sizes and types that go together. */
 static void draw_layout(struct bytes *in, struct call *c, bool any_size)
 {
@@ -220,7 +238,8 @@ static void draw_layout(struct bytes *in, struct call *c, bool any_size)
     if (format && !attention)
         *format = 1 + (int32_t)choose(in, FMLA_KV_FP8_528_F32);
     else if (format && choose(in, 2))
-        *format = choose(in, 2) ? FMLA_KV_FP8_656 : FMLA_KV_FP8_584, l->type = bf16;
+        *format = any_of_bytes(in, (int32_t)described_member(c->operation, "kv_format")->high),
+        l->type = bf16;
     int32_t *const products = option_at(c->operation, c->args, "products");
     if (products && *format && choose(in, 2)) {
         *format = choose(in, 2) ? FMLA_KV_FP8_656 : FMLA_KV_FP8_576;
@@ -248,6 +267,7 @@ static void draw_layout(struct bytes *in, struct call *c, bool any_size)
     if (mha) draw_mha(in, size, any_size);
     size[DIM_width] = size[DIM_d_qk];
     size[DIM_splits] = size[DIM_b] + 1;
+    draw_second_format(in, c);
 }
 
 /* Tensors that come together or not at all. */
@@ -304,6 +324,7 @@ static void spoil_member(struct bytes *in, struct call *c, const struct member *
     case MEMBER_TENSOR: spoil_tensor(in, tensor); break;
     case MEMBER_INTEGER:
     case MEMBER_FORMAT:
+    case MEMBER_SECOND_FORMAT:
     case MEMBER_PRODUCTS: memcpy(at, &(int32_t){(int32_t)value}, sizeof(int32_t)); break;
     case MEMBER_WIDE: memcpy(at, &value, sizeof value); break;
     case MEMBER_REAL: memcpy(at, &real, sizeof real); break;

@@ -12,7 +12,7 @@
 set -euo pipefail
 
 # The list is fixed so that naming a whole folder that does not exist is noticed too.
-folders='include|src|support|tools|python|tests|bench|docs|examples|lab|scripts|cmake|\.ci'
+folders='include|src|support|tools|python|packaging|tests|bench|docs|examples|lab|scripts|cmake|\.ci'
 
 # Lines of "file:line:path", path from the root.
 named_paths() {
@@ -41,7 +41,7 @@ named_paths() {
                 }
             }' "$file"
     done
-    find include src support tools python tests bench examples lab -type f \
+    find include src support tools python packaging tests bench examples lab -type f \
         \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.def' -o -name '*.py' \) 2>/dev/null |
         LC_ALL=C sort | while IFS= read -r file; do
         awk -v file="$file" '

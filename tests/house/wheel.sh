@@ -46,7 +46,7 @@ facts=("$packages"/flash_mla-*.dist-info)
 version() { sed -n "s/^#define FMLA_VERSION_$1 \([0-9]*\)$/\1/p" "$root/include/flashmla/flashmla.h"; }
 
 # The modules, the mark that they are typed, the descriptors, and one library.
-(cd "$root/python/flash_mla" && ls -- *.py py.typed && printf "%s\n" libflashmla.so operations.def) | LC_ALL=C sort >"$work/expected"
+(cd "$root/python/flash_mla" && ls -- *.py compat/*.py py.typed && printf "%s\n" compat libflashmla.so operations.def) | LC_ALL=C sort >"$work/expected"
 find "$packages/flash_mla" -mindepth 1 -name __pycache__ -prune -o -printf '%P\n' | LC_ALL=C sort |
     diff "$work/expected" - || fail '^ expected (<) and installed (>) files differ'
 

@@ -69,15 +69,57 @@ def random_codes(random, shape, scale):
     return (random.integers(0, most, shape) | random.integers(0, 2, shape) << 7).astype(numpy.uint8)
 
 
+E2M1 = numpy.array([sign * value for sign in (1, -1) for value in (0, 0.5, 1, 1.5, 2, 3, 4, 6)])
+
+NAMED = {  # formats of 512 values that are all codes: bytes of a token's codes and of its scales, values that share one, in pages
+    "FP8_528": (512, 16, 32, False),
+    "FP8_528_SPLIT": (512, 16, 32, True),
+    "FP4_288": (256, 32, 16, False),
+    "FP4_288_SPLIT": (256, 32, 16, True),
+    "FP8_528_F32": (512, 16, 128, False),
+}
+
+
+def named_pages(random, name, pages, page_size):
+    """Pages of random tokens of a format, and the values of the tokens, which are tenths."""
+    of_codes_, of_scales, group, split = NAMED[name]
+    slots, groups = pages * page_size, 512 // group
+    if name.startswith("FP4"):
+        code_bytes = random.integers(0, 256, (slots, 256)).astype(numpy.uint8)
+        scale_bytes = random.integers(0x04, 0x18, (slots, groups)).astype(numpy.uint8)
+        codes, scales = (
+            E2M1[numpy.stack([code_bytes & 15, code_bytes >> 4], axis=2).reshape(slots, 512)],
+            E4M3[scale_bytes],
+        )
+    else:
+        code_bytes = random_codes(random, (slots, 512), 1)
+        exponents = random.integers(-11, -8, (slots, groups))
+        codes, scales = E4M3[code_bytes], 2.0**exponents
+        scale_bytes = (exponents + 127).astype(numpy.uint8)
+        if name == "FP8_528_F32":
+            scales = (scales * random.uniform(0.5, 1, scales.shape)).astype(numpy.float32)
+            scale_bytes = scales.view(numpy.uint8).reshape(slots, 16)
+    values = nearest_bf16(codes.astype(numpy.float32) * numpy.repeat(scales, group, axis=1).astype(numpy.float32))
+    parts = code_bytes, scale_bytes
+    if split:
+        parts = tuple(part.reshape(pages, page_size * part.shape[1]) for part in parts)
+    memory = numpy.concatenate(parts, axis=1).reshape(pages, page_size, 1, of_codes_ + of_scales)
+    return memory, values.astype(float)
+
+
 class Cache:
     """Pages have tokens of one format; `values` are what those are worth. Every slot that is `used` holds a key (None: all are), and the
-    others are NaN. `scale` is that of a cache of 576 bytes a token; None stands for 1."""
+    others are NaN, but for those of a layout with a name. `scale` is that of a cache of 576 bytes a token; None stands for 1.
+    """
 
     def __init__(self, random, layout, pages, page_size, d, used=None, scale=None):
         self.layout, self.pages, self.page_size = layout, pages, page_size
         slots = pages * page_size
         if layout == "plain":
             self.memory = numpy.clip(random.normal(0, 0.1, (pages, page_size, 1, d)), -1, 1).astype(numpy.float32)
+            return
+        if layout in NAMED:
+            self.memory, self.values = named_pages(random, layout, pages, page_size)
             return
         unused = numpy.zeros(slots, bool) if used is None else ~used
         nope, group = {656: (512, 128), 584: (448, 64), 576: (576, 576)}[layout]

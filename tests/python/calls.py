@@ -158,6 +158,8 @@ class Call:
         values.update(kv_format=f"FP8_{layout}" if packed else plain, num_q_tokens_per_head_k=8, num_heads_k=2)
         values.update(block_table=None, cache_seqlens=None, max_seqlen_qo=4, max_seqlen_kv=5)
         values.update(norm_eps=1e-6 if packed else 0.0, rope_pairs="halves" if packed else None)
+        if "cache" not in self.operation:  # elsewhere it is told by the bytes of a token
+            del values["kv_format"]
         arguments = [name for name in inspect.signature(self.function).parameters if name not in self.inputs]
         self.options = {name: values[name] for name in arguments if name in values}
 

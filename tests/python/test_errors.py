@@ -203,6 +203,7 @@ OF_CACHE = {
     "cache_scale": [(TYPE, None, "1"), (VALUE, 0.5, 1e-50, math.nan)],
     **STREAM,
 }
+OF_FORMAT = [(TYPE, 3, ["FP8_656"]), (VALUE, "FP8", "fp8_656", "")]
 SCALE = [
     (TYPE, "text", [1]),
     (VALUE, 0, 0.0, 1e-50, -1e-50, 7e-46, math.inf, -math.inf, math.nan, 1e300, 3.5e38),
@@ -215,7 +216,9 @@ OPTIONS = {
         "softmax_scale": SCALE,
         "causal": [FLAG],
         "is_fp8_kvcache": [FLAG, (VALUE, 2)],
+        "kv_format": OF_FORMAT,
         "batch_invariant": [FLAG],
+        "enable_batch_invariant": [FLAG],
         **OF_LSE,
         **STREAM,
     },
@@ -233,6 +236,7 @@ OPTIONS = {
         "d_v": [(TYPE, None, "512", 512.0), (VALUE, 0, -1, 577, 2**40), (NOT_THERE, 256, 1)],
         "indexer_topk": [(TYPE, None, "512", 512.0, [512]), (VALUE, -1, -512)],
         "is_fp8_kvcache": [FLAG, (VALUE, 2)],
+        "kv_format": OF_FORMAT,
         **OF_LSE,
         **STREAM,
     },
@@ -366,6 +370,11 @@ SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}
             ({"kv_scale": ((1,), "float32")}, "kv_scale"),
             ({"k_cache": ((4, 64, 1, 584), "uint8")}, "q"),  # whose d_qk is 512
             ({"k_cache": ((4, 64, 1, 576), "uint8")}, "k_cache"),
+            ({"kv_format": "FP8_576"}, "kv_format"),
+            ({"kv_format": "BF16"}, "kv_format"),
+            ({"extra_kv_format": "FP8_576"}, "extra_kv_format"),
+            ({"extra_kv_format": "FP8_528"}, "extra_k_cache"),
+            ({"extra_k_cache": ((1, 16, 1, 528), "uint8")}, "extra_kv_format"),  # whose d_qk is 512
             ({"extra_k_cache": None}, "extra_k_cache"),
             ({"extra_indices_in_kvcache": None}, "extra_indices_in_kvcache"),
             ({"extra_k_cache": None, "extra_indices_in_kvcache": None}, "extra_topk_length"),
@@ -377,6 +386,11 @@ SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}
     ("sparse_prefill", {"q": ((3, 3, 576), None), "attn_sink": None}, VALUE, "q"),  # over 2
     ("sparse_prefill of bytes", {"kv": ((8, 64, 1, 584), "uint8")}, VALUE, "q"),
     ("sparse_prefill of bytes", {"kv": ((8, 64, 1, 576), "uint8")}, VALUE, "kv"),
+    ("sparse_prefill of bytes", {"kv_format": "FP8_576"}, VALUE, "kv_format"),
+    ("sparse_prefill of bytes", {"kv_format": "FP8_528"}, VALUE, "kv"),
+    ("dense_decode", {"extra_kv_format": "FP8_528"}, VALUE, "extra_kv_format"),
+    ("dense_decode", {"kv_format": "FP8_528"}, VALUE, "kv_format"),
+    ("sparse_decode of bytes", {"extra_kv_format": 3}, TYPE, "extra_kv_format"),
     ("mha_forward", {"k": ((9, 3, 192), None), "v": ((9, 3, 128), None)}, VALUE, "q"),  # 4 heads over 3
     ("mha_forward", {"q": ((6, 4, 96), None), "k": ((9, 2, 96), None)}, NOT_THERE, "d_qk"),
     ("mha_forward", {"v": ((9, 2, 96), None)}, NOT_THERE, "d_v"),
@@ -425,7 +439,8 @@ def test_every_argument_is_in_a_table(function):
             tested |= {argument for argument, *_ in wrong_arrays(name, kinds[0])}
     functions = {name: right(name, kinds[-1])[0].name for name, (*_, kinds) in FUNCTIONS.items()}
     tested |= {argument for name, changed, *_ in SPECIAL if functions[name] == function for argument in changed}
-    unused = {"is_fp8_kvcache"} if function == "get_mla_metadata" else set()  # which makes no difference
+    no_difference = {"is_fp8_kvcache", "args", "kwargs"}
+    unused = no_difference if function == "get_mla_metadata" else set()
     assert tested | unused == set(inspect.signature(getattr(flash_mla, function)).parameters)
 
 

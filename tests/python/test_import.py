@@ -70,6 +70,11 @@ def test_version_is_the_header_s():
     assert flash_mla.__version__ == ".".join(number.group(1) for number in numbers)
 
 
+def test_version_of_flash_mla():
+    """What it stands in for, which is another number."""
+    assert re.fullmatch(r"20\d\d\.\d\d", flash_mla.upstream_version)
+
+
 def test_attribute_that_is_not_there():
     with pytest.raises(AttributeError, match="'flash_mla' has no attribute 'nothing'"):
         flash_mla.nothing
@@ -88,6 +93,8 @@ from flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_meta
 from flash_mla.flash_mla_interface import FlashMLASchedMeta
 import flash_mla.flash_mla_interface as interface
 assert interface.flash_mla_with_kvcache is flash_mla_with_kvcache
+import flash_mla.cuda
+assert flash_mla.cuda.sparse_decode_fwd
 """
     python(program)
 
@@ -197,7 +204,9 @@ def test_type_checker_sees_what_is_there(tmp_path):
     assert found == marked, done.stdout
 
 
-@pytest.mark.parametrize("name", [name for name in flash_mla.__all__ if name != "__version__"])
+@pytest.mark.parametrize(
+    "name", [name for name in flash_mla.__all__ if name not in ("__version__", "upstream_version")]
+)
 def test_documentation(name):
     """Every argument of a function is spoken of; those of the packed functions are flash_attn_varlen_func's."""
     value = getattr(flash_mla, name)
@@ -210,10 +219,11 @@ def test_documentation(name):
 
 SIGNATURES = {
     "get_mla_metadata": "(cache_seqlens=None, num_q_tokens_per_head_k=None, num_heads_k=None, num_heads_q=None, "
-    "is_fp8_kvcache=False, topk=None)",  # of 2025; that of 2026 does not look at what it is given
+    "is_fp8_kvcache=False, topk=None, *args, **kwargs)",  # of 2025; that of 2026 takes anything and does not look at it
     "flash_mla_with_kvcache": "(q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, "
     "num_splits=None, softmax_scale=None, causal=False, is_fp8_kvcache=False, indices=None, attn_sink=None, "
-    "extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None)",
+    "extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None, out=None, "
+    "enable_batch_invariant=False)",  # the last two since September 2026
     "flash_mla_sparse_fwd": "(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None, " "indexer_topk=0)",
     "flash_attn_varlen_func": "(q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, dropout_p=0.0, "
     "softmax_scale=None, causal=False, deterministic=False, is_varlen=True)",

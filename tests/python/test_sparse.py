@@ -7,11 +7,13 @@ import numpy
 import pytest
 
 from attention import SPARSE_OUT, Batch, check_decode, conventions, dense, with_sink
-from caches import Cache
+from caches import NAMED, Cache
 from flash_mla import FlashMLASchedMeta, _operations, _structs, flash_mla_with_kvcache, get_mla_metadata
 from kinds import each_kind
 
 D_V = 512
+INFERRED = "FP8_528", "FP4_288"
+"""What is told by the bytes of a token alone."""
 
 # ---- Batches --------------------------------------------------------------------------------------------------------
 
@@ -20,25 +22,38 @@ class Sparse:
     """A batch: lists of any keys, with holes; where a length is given, what stands behind it names keys too."""
 
     def __init__(
-        self, layout="plain", b=2, s_q=2, h_q=4, topk=90, pages=5, page_size=64, extra=None, lengths=None, seed=0
+        self,
+        layout="plain",
+        b=2,
+        s_q=2,
+        h_q=4,
+        topk=90,
+        pages=5,
+        page_size=64,
+        extra=None,
+        lengths=None,
+        seed=0,
+        extra_layout=None,
+        d=576,
     ):
         random = numpy.random.default_rng(seed)
         self.b, self.s_q, self.h_q, self.layout = b, s_q, h_q, layout
-        self.d = 512 if layout == 584 else 576
+        self.d = 512 if layout == 584 or layout in NAMED else d
+        self.layouts = layout, extra_layout or layout
         self.q = numpy.clip(random.normal(0, 1, (b, s_q, h_q, self.d)), -1, 1).astype(numpy.float32)
         self.sink = random.normal(0, 2, h_q).astype(numpy.float32)
         self.caches, self.lists, self.lengths = [], [], []
         for i, (count, of_pages, of_page) in enumerate([(topk, pages, page_size), *([extra] if extra else [])]):
-            self.caches.append(Cache(random, layout, of_pages, of_page, self.d))
+            self.caches.append(Cache(random, self.layouts[i], of_pages, of_page, self.d))
             slots = of_pages * of_page
             self.lists.append(random.integers(-slots // 8, slots + slots // 8, (b, s_q, count)).astype(numpy.int32))
             self.lengths.append(None if lengths is None else numpy.array(lengths[i], numpy.int32))
 
     def inputs(self):
         """{name: (values, type; None: that of the queries)}."""
-        dtype = None if self.layout == "plain" else "uint8"
         inputs = {"q": (self.q, None)}
         for i, names in enumerate(self.NAMES[: len(self.caches)]):
+            dtype = None if self.layouts[i] == "plain" else "uint8"
             values = (self.caches[i].memory, dtype), (self.lists[i], "int32"), (self.lengths[i], "int32")
             inputs.update({name: value for name, value in zip(names, values) if value[0] is not None})
         return inputs
@@ -49,7 +64,17 @@ class Sparse:
     def arguments(self, kind):
         nothing = dict(block_table=None, cache_seqlens=None, tile_scheduler_metadata=None)
         options = dict(nothing, head_dim_v=D_V, is_fp8_kvcache=self.layout != "plain")
+        if self.layout in NAMED and self.layout not in INFERRED:
+            options["kv_format"] = self.layout
+        told = self.layout != "plain" and self.layouts[1] in INFERRED
+        if self.layouts[1] in NAMED and self.layouts[1] != self.layout and (not told or self.same_bytes()):
+            options["extra_kv_format"] = self.layouts[1]
+        if self.layouts[1] == "plain" and self.layout != "plain":
+            options["extra_kv_format"] = {"bfloat16": "BF16", "float16": "FP16"}[kind.element]
         return {**{name: kind.array(*given) for name, given in self.inputs().items()}, **options}
+
+    def same_bytes(self):
+        return self.caches[0].memory.shape[-1] == self.caches[1].memory.shape[-1]
 
     def expected(self, kind, scale=None, sink=None, lse_empty=math.inf, log_base=math.e, lengths=None):
         """`lengths`: of the first cache's lists, in place of its own."""
@@ -86,6 +111,18 @@ SHAPES = [
     dict(layout=584, lengths=[[-3, 1000], [70, 0]], extra=(70, 30, 2)),
     dict(layout=656, page_size=1, pages=50, topk=1),
     dict(topk=0),
+    *[dict(layout=name) for name in NAMED],
+    *[dict(layout=name, extra=(70, 30, 2), page_size=61, h_q=64) for name in NAMED],
+    dict(layout="FP8_528", extra=(70, 30, 2), extra_layout="FP4_288", lengths=[[90, 3], [70, 9]]),
+    dict(layout="FP4_288", extra=(70, 30, 2), extra_layout="FP8_528"),
+    dict(layout="FP8_528", extra=(70, 30, 2), extra_layout="FP8_528_F32"),
+    dict(layout="FP8_528_SPLIT", extra=(70, 30, 2), extra_layout="FP4_288_SPLIT"),
+    dict(layout="FP8_528_F32", extra=(70, 30, 2), extra_layout="FP4_288"),
+    dict(layout=584, extra=(70, 30, 2), extra_layout="FP4_288"),
+    dict(layout="FP4_288", extra=(70, 30, 2), extra_layout=584),
+    dict(layout="FP8_528", extra=(70, 30, 2), extra_layout="plain"),
+    dict(d=512, extra=(70, 30, 2), extra_layout="FP4_288_SPLIT"),
+    dict(layout=656, extra=(70, 30, 2), extra_layout="plain"),
 ]
 
 
@@ -126,14 +163,15 @@ class Planned:
 
 
 @each_kind
-def test_partitions_are_those_of_the_call(kind, monkeypatch):
-    """On Hopper they depend on the number of requests and on the lists: large batches want others than small ones."""
+def test_partitions_are_those_of_any_batch(kind, monkeypatch):
+    """They depend on the lists and the heads, on Hopper too, and never on the number of requests: SGLang copies the tables of a small
+    batch into those of the largest one."""
     library = Planned(_operations.library)
     monkeypatch.setattr(_operations, "library", library)
     batch = Sparse(layout=584, b=3, extra=(70, 30, 2))
     flash_mla_with_kvcache(**dict(batch.arguments(kind), tile_scheduler_metadata=get_mla_metadata()[0]))
     get_mla_metadata(kind.int32([0, 0]), 2 * 4, 1, num_heads_q=4, is_fp8_kvcache=True, topk=90)
-    assert library.asked == [(3, 90, 70, 2, 4), (2, 90, 0, 2, 4)]
+    assert library.asked == [(0, 90, 70, 2, 4), (0, 90, 0, 2, 4)]
 
 
 @each_kind

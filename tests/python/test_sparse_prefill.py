@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from attention import check_close, conventions, log_sum_exp, with_sink
-from caches import Cache, bf16_bits
+from caches import NAMED, Cache, bf16_bits
 from flash_mla import flash_mla_sparse_fwd
 from kinds import BF16_KINDS, WORDS
 
@@ -45,7 +45,7 @@ class Prompt:
     ):
         random = numpy.random.default_rng(seed)
         self.s_q, self.h_q, self.h_kv, self.layout = s_q, h_q, h_kv, layout
-        self.d = {"plain": d, 656: 576, 584: 512}[layout]
+        self.d = {"plain": d, 656: 576}.get(layout, 512)
         self.s_kv = s_kv if pages is None else math.prod(pages)
         self.lengths = None if lengths is None else numpy.array(lengths, numpy.int32)
         self.sink = random.normal(0, 2, h_q).astype(numpy.float32)
@@ -85,6 +85,8 @@ class Prompt:
 
     def arguments(self, kind):
         options = dict(sm_scale=0.5, is_fp8_kvcache=self.layout != "plain")
+        if self.layout in NAMED and self.layout not in ("FP8_528", "FP4_288"):
+            options = dict(sm_scale=0.5, kv_format=self.layout)
         return {**{name: kind.array(*given) for name, given in self.inputs().items()}, **options}
 
     def expected(self, kind, scale=0.5, sink=None, lse_empty=math.inf, log_base=math.e, first=None):
@@ -135,6 +137,7 @@ SHAPES = [
     dict(topk=0),
     dict(s_kv=0),
     dict(pages=(0, 64), layout=656),
+    *[dict(layout=name, pages=(5, 61)) for name in NAMED],
     dict(s_q=0),
     dict(s_q=300, s_kv=40, h_q=16, topk=40),
 ]

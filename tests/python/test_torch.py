@@ -76,9 +76,9 @@ def inputs_and_options(device):
         ],
         _operations.DENSE_DECODE_FP8: of_fp8,
         _operations.SPARSE_DECODE: [
-            (of("sparse_decode", "topk_length", "attn_sink", *extra), (0, 0.04, 0, 0, False)),
-            (of("sparse_decode-656", "attn_sink", *extra), (3, 0.04, 1, 2, True)),
-            (of("sparse_decode-656", **both), (3, 0.04, 0, 0, False)),
+            (of("sparse_decode", "topk_length", "attn_sink", *extra), (0, 0.04, 0, 0, False, 0)),
+            (of("sparse_decode-656", "attn_sink", *extra), (3, 0.04, 1, 2, True, 0)),
+            (of("sparse_decode-656", **both), (3, 0.04, 0, 0, False, 3)),
         ],
         _operations.SPARSE_PREFILL: [
             (of("sparse_prefill", "attn_sink"), (0, 0.5, 0, 0)),

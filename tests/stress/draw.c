@@ -89,7 +89,9 @@ static void draw_sparse(struct random_state *random, int32_t types, int64_t *v)
     } while (v[S_B] * v[S_SQ] * v[S_HQ] * (topk + extra + 1) > MOST_WORK);
     v[S_SHAPE] = axis_shape(size_of(random, 1025), topk, page_of(random));
     v[S_EXTRA] = kind(random, 2) ? 1 + axis_shape(size_of(random, 257), extra, page_of(random)) : 0;
-    if (!(types & FMLA_TAKES_FP16)) v[S_FORMAT] = kind(random, S_FP16); /* those before it */
+    while (sparse_formats[v[S_FORMAT]].fp16 && !(types & FMLA_TAKES_FP16))
+        v[S_FORMAT] = kind(random, S_FORMATS);
+    while (!sparse_is_sound(v)) v[S_EXTRA_FORMAT] = kind(random, S_EXTRA_FORMATS);
     v[S_INPUTS] = kind(random, S_BEYOND + 1);
     v[S_PARTITIONS] = ONE_OF(random, 0, 0, 1, 2, 3, 7, 78);
 }
@@ -105,7 +107,7 @@ static void draw_prefill(struct random_state *random, int64_t *v)
         topk = size_of(random, 641);
     } while (v[P_SQ] * v[P_HQ] * (topk + 1) > MOST_WORK);
     v[P_SHAPE] = axis_shape(size_of(random, 1025), topk, 0);
-    if (v[P_SOURCE] == P_FP8_656 || v[P_SOURCE] == P_FP8_584) v[P_DQK] = v[P_SOURCE] == P_FP8_656 ? 576 : 512;
+    if (!flat && v[P_SOURCE] != P_PAGES) v[P_DQK] = v[P_SOURCE] == P_FP8_656 ? 576 : 512;
     v[P_PAGE] = page_of(random);
     v[P_INPUTS] = ONE_OF(random, S_NORMAL, S_SPIKED, S_STEEP, S_BEYOND, P_EXTREME);
     /* As in the grid: of few keys with values of ±1 some sums are all but 0, and tolerances are not for those. */
@@ -142,7 +144,8 @@ static void draw_cache(struct random_state *random, bool gather, bool gpu, int64
     const bool wide = v[C_FORMAT] == FMLA_KV_BF16 || v[C_FORMAT] == FMLA_KV_FP16;
     v[C_TOKENS] = size_of(random, 193);
     v[C_PAGE_SIZE] = page_of(random);
-    v[C_CACHE] = kind(random, v[C_FORMAT] == FMLA_KV_FP8_584 ? CACHE_SPREAD : CACHE_SPREAD + 1);
+    const bool in_pieces = kv_layout_of(cache_formats[v[C_FORMAT]].format, 0).scale_bytes;
+    v[C_CACHE] = kind(random, in_pieces ? CACHE_SPREAD : CACHE_SPREAD + 1);
     v[C_D_QK] = wide ? ONE_OF(random, 1, 2, 3, 61, 64, 67, 130, 512, 576, 577, 1040) : 512;
     v[C_ROPE] = !gather && v[C_D_QK] > 64 && kind(random, 2);
     v[C_SCALE] = v[C_FORMAT] == FMLA_KV_FP8_576 ? kind(random, CACHE_SCALES) : 0;

@@ -27,19 +27,27 @@ struct layout {
 #include "operations.def"
         };
     };
-    fmla_dtype type; /* of values that may have several types */
-    int32_t format;  /* of caches, FMLA_KV_… */
-    bool codes;      /* queries that may have codes have */
-    bool flat;       /* tensors that may have all tokens in one dimension have (form_of) */
+    fmla_dtype type;      /* of values that may have several types */
+    int32_t format;       /* of caches, FMLA_KV_… */
+    int32_t extra_format; /* of a second one; 0: format */
+    bool codes;           /* queries that may have codes have */
+    bool flat;            /* tensors that may have all tokens in one dimension have (form_of) */
     /* Calls that are made by name alone have these (named_calls.h): */
     unsigned has; /* optional tensors, HAS_… */
     int32_t batch_invariant, num_partitions, causal, products;
 };
 
+/* The format of a cache. */
+static inline const struct cache_format *described_format(const struct member *m, const struct layout *layout)
+{
+    return &cache_formats[(m->allowed & IS_SECOND) && layout->extra_format ? layout->extra_format
+                                                                           : layout->format];
+}
+
 /* The name of a dimension; DIM__ where there is none, or where it is the bytes of a token. */
 static inline enum dimension described_name(const struct member *m, const struct layout *layout, int i)
 {
-    if ((m->allowed & IS_CACHE) && !layout->flat && cache_formats[layout->format].token && i == 3)
+    if ((m->allowed & IS_CACHE) && !layout->flat && described_format(m, layout)->token && i == 3)
         return DIM__;
     return form_of(m, layout->flat).dimensions[i];
 }
@@ -50,14 +58,14 @@ static inline int described_shape(const struct member *m, const struct layout *l
     const int rank = form_of(m, layout->flat).rank;
     for (int i = 0; i < rank; i++) {
         const enum dimension name = described_name(m, layout, i);
-        shape[i] = name == DIM__ ? cache_formats[layout->format].token : layout->size[name];
+        shape[i] = name == DIM__ ? described_format(m, layout)->token : layout->size[name];
     }
     return rank;
 }
 
 static inline fmla_dtype described_dtype(const struct member *m, const struct layout *layout)
 {
-    const unsigned format = m->allowed & IS_CACHE ? cache_formats[layout->format].allowed : 0;
+    const unsigned format = m->allowed & IS_CACHE ? described_format(m, layout)->allowed : 0;
     if ((format & ALLOW_BYTES) || (layout->codes && (m->allowed & ALLOW_CODES)))
         return (fmla_dtype){FMLA_TYPE_UINT, 8, 1};
     if (format & ALLOW_BF16) return (fmla_dtype){FMLA_TYPE_BFLOAT, 16, 1};

@@ -87,7 +87,7 @@ static inline void build(struct plan_tables tables, const struct batch *batch, c
 static inline struct plan_tables own_tables(const struct batch *batch)
 {
     return (struct plan_tables){NULL, poisoned(32 * (size_t)batch->partitions),
-                                poisoned(4 * ((size_t)batch->requests + 1)), (int32_t)batch->partitions};
+                                poisoned(4 * ((size_t)batch->requests + 1)), (int32_t)batch->partitions, 0};
 }
 
 static inline void check_own(const struct batch *batch, struct plan_tables tables, const void *rows,

@@ -50,6 +50,12 @@ static inline void test_huge(struct good_call *good, void (*enlarge)(void))
 
 /* ---- Cache formats --------------------------------------------------------------------------- */
 
+/* The last format that a call of the operation may name. */
+static inline int32_t last_of_bytes(const struct good_call *good)
+{
+    return (int32_t)described_member(good->operation, "kv_format")->high;
+}
+
 /* Says of caches of bytes what may be wrong with one, or be as good. */
 static inline void test_cache_of_bytes(struct good_call *good, void (*set_up)(int32_t format), int which)
 {
@@ -72,9 +78,22 @@ static inline void test_cache_of_bytes(struct good_call *good, void (*set_up)(in
           kv->tensor.byte_offset = 4);
     TAKEN(*good, "pages apart", AS_584, kv->shape[0] = 2, kv->strides[0] += 2, kv->tensor.byte_offset = 2);
     /* A cache without pages may begin anywhere, as every tensor without elements. */
-    for (int32_t format = FMLA_KV_FP8_656; format <= FMLA_KV_FP8_584; format++)
-        TAKEN(*good, "a cache of no bytes at an odd address", set_up(format), kv->shape[0] = 0,
+    for (int32_t format = FMLA_KV_FP8_656; format <= last_of_bytes(good); format++)
+        if (format != FMLA_KV_FP8_576)
+            TAKEN(*good, "a cache of no bytes at an odd address", set_up(format), kv->shape[0] = 0,
+                  kv->tensor.byte_offset = 1);
+    if (last_of_bytes(good) < FMLA_KV_FP8_528) return;
+    REFUSED(*good, name, "bytes|527|528|FP8_528", set_up(FMLA_KV_FP8_528), kv->shape[3] = 527);
+    REFUSED(*good, name, "bytes|528|288|FP4_288", set_up(FMLA_KV_FP4_288), kv->shape[3] = 528);
+    REFUSED(*good, name, "stride|1|529|528|one piece", set_up(FMLA_KV_FP8_528_SPLIT), kv->strides[1] += 1);
+    REFUSED(*good, name, "stride|1|256|288|one piece", set_up(FMLA_KV_FP4_288_SPLIT), kv->strides[1] = 256);
+    REFUSED(*good, name, "stride|1|530|multiple of 4", set_up(FMLA_KV_FP8_528_F32), kv->strides[1] += 2);
+    REFUSED_CALL(*good, name, "multiple of 4", set_up(FMLA_KV_FP8_528_F32), kv->tensor.byte_offset = 2);
+    for (int32_t format = FMLA_KV_FP8_528; format <= FMLA_KV_FP4_288_SPLIT; format++)
+        TAKEN(*good, "pages at odd addresses", set_up(format), kv->shape[0] = 2, kv->strides[0] += 1,
               kv->tensor.byte_offset = 1);
+    TAKEN(*good, "tokens at odd addresses", set_up(FMLA_KV_FP4_288), kv->shape[0] = 2, kv->strides[1] += 1,
+          kv->strides[0] += 21, kv->tensor.byte_offset = 1);
 }
 
 /* set_up makes the good call over pages of a format. */
@@ -101,6 +120,12 @@ static inline void test_formats(struct good_call *good, void (*set_up)(int32_t f
     TAKEN(*good, "pages of a format that is named", set_up(FMLA_KV_BF16));
     TAKEN(*good, "FP8_656", AS_656);
     TAKEN(*good, "FP8_584", AS_584);
+    if (last_of_bytes(good) >= FMLA_KV_FP8_528) {
+        REFUSED(*good, "kv_format", "11|0|10", put_int(good, "kv_format", FMLA_KV_FP8_528_F32 + 1));
+        REFUSED_HERE(*good, "kv_format", "FP8_576|FP8_656 FP8_584 FP8_528", set_up(FMLA_KV_FP8_576));
+        for (int32_t format = FMLA_KV_FP8_528; format <= FMLA_KV_FP8_528_F32; format++)
+            TAKEN(*good, "a newer format", set_up(format));
+    }
 #undef AS_656
 #undef AS_584
 }

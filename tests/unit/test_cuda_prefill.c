@@ -92,14 +92,19 @@ static void formats(void)
 {
     static const struct {
         int32_t format;
-        int64_t token, slot_bytes, page_bytes;
+        int64_t token, slot_bytes, page_bytes, scale_base, scale_step;
         const char *kernel;
-    } all[] = {{FMLA_KV_BF16, 576, 1152, 64 * 1152, "sparse_prefill_bf16"},
-               {FMLA_KV_FP8_656, 656, 656, 64 * 656, "sparse_prefill_fp8_656"},
-               {FMLA_KV_FP8_584, 584, 576, 64 * 584, "sparse_prefill_fp8_584"}};
-    for (int i = 0; i < 3; i++) {
+    } all[] = {{FMLA_KV_BF16, 576, 1152, 64 * 1152, 0, 1152, "sparse_prefill_bf16"},
+               {FMLA_KV_FP8_656, 656, 656, 64 * 656, 512, 656, "sparse_prefill_bytes"},
+               {FMLA_KV_FP8_584, 584, 576, 64 * 584, 64 * 576, 8, "sparse_prefill_bytes"},
+               {FMLA_KV_FP8_528, 528, 528, 64 * 528, 512, 528, "sparse_prefill_bytes"},
+               {FMLA_KV_FP8_528_SPLIT, 528, 512, 64 * 528, 64 * 512, 16, "sparse_prefill_bytes"},
+               {FMLA_KV_FP4_288, 288, 288, 64 * 288, 256, 288, "sparse_prefill_bytes"},
+               {FMLA_KV_FP4_288_SPLIT, 288, 256, 64 * 288, 64 * 256, 32, "sparse_prefill_bytes"},
+               {FMLA_KV_FP8_528_F32, 528, 528, 64 * 528, 512, 528, "sparse_prefill_bytes"}};
+    for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
         struct sparse_prefill_call c;
-        const bool wide = all[i].format != FMLA_KV_FP8_584;
+        const bool wide = all[i].format <= FMLA_KV_FP8_656;
         const int64_t d_qk = wide ? 576 : 512;
         sparse_prefill_make(&c,
                             &SHAPE_OF(layout, .s_q = S_Q, .h_q = 64, .h_kv = 1, .topk = TOPK, .page_size = 64,
@@ -112,7 +117,9 @@ static void formats(void)
         CHECK(!strcmp(launch->kernel, all[i].kernel), "%s", launch->kernel);
         CHECK_ALL({launch->config.grid_x, S_Q * 8}, {p.d_qk, d_qk}, {p.kv.slots, 9 * 64},
                   {p.kv.page_size, 64}, {p.kv.page_bytes, all[i].page_bytes},
-                  {p.kv.slot_bytes, all[i].slot_bytes}, {divides(p.kv.page_divisor, 64), true});
+                  {p.kv.slot_bytes, all[i].slot_bytes}, {p.kv.scale_base, all[i].scale_base},
+                  {p.kv.scale_step, all[i].scale_step}, {p.kv.format, all[i].format - 1},
+                  {divides(p.kv.page_divisor, 64), true});
     }
 }
 

@@ -113,7 +113,8 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
     if (!planner) return;
     const struct plan_params plan = plan_params_of(planner);
     HOLDS(plan.b == b && plan.header == split->header && plan.partitions == split->partitions &&
-          plan.num_splits == split->num_splits && plan.num_partitions == split->num_partitions);
+          plan.num_splits == split->num_splits && plan.num_partitions == split->num_partitions &&
+          plan.planned == plan.num_partitions);
     HOLDS(divides(plan.partitions_divisor, split->num_partitions));
     HOLDS((char *)plan.header == workspace &&
           inside(plan.num_splits, b + 1, sizeof(int32_t), slots ? (const char *)split->slot_out : end));
@@ -408,7 +409,7 @@ static void plan_drawn(void)
     HOLDS(described_run(operation, args) == FMLA_OK && fake->launches == 1);
     const struct plan_params p = plan_params_of(&fake->launch[0]);
     HOLDS(fake->launch[0].config.grid_x == 1 && p.b == b && p.num_partitions == partitions);
-    HOLDS(divides(p.partitions_divisor, partitions));
+    HOLDS(p.planned >= 1 && p.planned <= partitions && divides(p.partitions_divisor, p.planned));
     if (tables) return;
     HOLDS((char *)p.header == workspace &&
           (char *)(p.num_splits + b + 1) == workspace + answer[ASK_BYTES].bytes);

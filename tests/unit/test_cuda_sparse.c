@@ -63,14 +63,17 @@ static void on_hopper(void)
               {p.cache[1].indices_stride[1], EXTRA}, {p.cache[1].page_size, 2},
               {divides(p.cache[0].page_divisor, 64), true}, {divides(p.cache[1].page_divisor, 2), true});
 
-    /* Plan, then two slots a partition, and none past the size asked for. */
+    /* Plan, then two slots a partition, and none past the size asked for, which a call with a plan's tables takes, too. */
     CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
               p.split.num_splits == plan.num_splits && !p.split.marks,
           "%s", "another plan");
     const size_t plan_end = (plan_bytes(B, PARTITIONS) + 255) / 256 * 256, rows = 2 * PARTITIONS * S_Q * H_Q;
     CHECK_ALL({(char *)p.split.slot_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},
               {(char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)},
-              {c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256 + MEETING_BYTES});
+              {plan.planned, PARTITIONS});
+    enum { ROWS = 35 };
+    const size_t end = (plan_bytes(B, ROWS) + 255) / 256 * 256, most = 2 * ROWS * S_Q * H_Q;
+    CHECK_EQ(c.bytes, end + most * 512 * 4 + (most * 4 + 255) / 256 * 256 + MEETING_BYTES);
 
     /* One key head: rows are a token's heads, one token after the other. */
     const struct join_params join = join_params_of(launched(0));
@@ -92,7 +95,7 @@ static void small_batch(void)
     } all[] = {{NULL, "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
                {"cuda-sm90", "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
                {"cuda-sm90-16", "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
-               {"cuda", "sparse_decode_fp8_656_bf16", 0, 32 * SPARSE_WARPS, 0}};
+               {"cuda", "sparse_decode_bytes_bf16", 0, 32 * SPARSE_WARPS, 0}};
     enum { PARTITIONS = 264 / 12 /* tiles */ };
     size_t size = 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
@@ -243,14 +246,15 @@ static void small_plans(void)
         args.target = gpu_number(0);
         int32_t partitions = 0;
         CHECK_OK(fmla_sparse_plan_partitions(&args, &partitions));
-        CHECK(partitions == all[i].partitions, "%zu: %d partitions, expected %d", i, partitions,
-              all[i].partitions);
         struct plan_params plan;
         args.plan = region(0), args.plan_size = MEMORY;
         CHECK_OK(fmla_sparse_plan(&args));
         memcpy(&plan, launched(0)->parameters, sizeof plan);
-        CHECK_EQ(plan.num_partitions, all[i].partitions);
-        const struct plan_tables tables = plan_tables_of(host, partitions);
+        CHECK_EQ(plan.num_partitions, partitions);
+        CHECK(plan.planned == all[i].partitions, "%zu: %d partitions, expected %d", i, plan.planned,
+              all[i].partitions);
+        struct plan_tables tables = plan_tables_of(host, partitions);
+        tables.planned = plan.planned;
         plan_build(tables, all[i].b, (struct plan_topk){all[i].topk, all[i].extra, NULL, NULL},
                    (struct plan_costs){0, 0});
         const int64_t length = plan_topk_length(all[i].topk, all[i].extra, all[i].extra);
@@ -271,6 +275,34 @@ static void small_plans(void)
     }
 }
 
+/* A plan has as many rows as any batch may want, and no more. */
+static void same_rows(void)
+{
+    static const struct {
+        int s_q, h_q, topk, extra, rows;
+    } all[] = {{1, 64, 2048, 0, 153}, {1, 128, 2048, 0, 74},   {1, 16, 2048, 0, 306}, {2, 64, 2048, 0, 74},
+               {1, 64, 256, 0, 297},  {1, 128, 128, 1024, 85}, {1, 64, 0, 0, 132},    {1, 65536, 64, 0, 1}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        fmla_sparse_plan_args args = FMLA_INIT(fmla_sparse_plan_args);
+        args.s_q = all[i].s_q, args.h_q = all[i].h_q, args.topk = all[i].topk;
+        args.extra_topk = all[i].extra, args.target = gpu_number(0);
+        int32_t most = 0;
+        for (int b = 0; b <= 600; b++) {
+            int32_t rows = 0;
+            args.b = b, args.plan = NULL;
+            CHECK_OK(fmla_sparse_plan_partitions(&args, &rows));
+            CHECK(rows == all[i].rows, "%zu: %d rows for %d requests, expected %d", i, rows, b, all[i].rows);
+            args.plan = region(0), args.plan_size = MEMORY;
+            fake->launches = 0;
+            CHECK_OK(fmla_sparse_plan(&args));
+            const struct plan_params plan = plan_params_of(&fake->launch[0]);
+            CHECK_EQ(plan.num_partitions, rows);
+            if (plan.planned > most) most = plan.planned;
+        }
+        CHECK(most == all[i].rows, "%zu: at most %d partitions of %d rows", i, most, all[i].rows);
+    }
+}
+
 static void formats(void)
 {
     static const struct {
@@ -279,8 +311,9 @@ static void formats(void)
         const char *kernel;
     } all[] = {{FMLA_KV_FP8_656, false, "sm90_sparse_decode_bf16_fp8_656"},
                {FMLA_KV_FP8_584, false, "sm90_sparse_decode_bf16_fp8_584"},
-               {FMLA_KV_FP8_656, true, "sparse_decode_fp8_656_fp16"},
-               {FMLA_KV_FP8_584, true, "sparse_decode_fp8_584_fp16"},
+               {FMLA_KV_FP8_656, true, "sparse_decode_bytes_fp16"},
+               {FMLA_KV_FP8_584, true, "sparse_decode_bytes_fp16"},
+               {FMLA_KV_FP4_288, true, "sparse_decode_bytes_fp16"},
                {FMLA_KV_BF16, false, "sm90_sparse_decode_bf16_576"},
                {FMLA_KV_FP16, true, "sm90_sparse_decode_fp16_576"}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
@@ -319,9 +352,10 @@ static void rows(void)
     sparse_call(&codes, FMLA_KV_FP8_656, true);
     codes.indices.shape[2] = SMALL_TOPK;
     CHECK_OK(sparse_decode_run(&codes));
-    const fmla_sparse_plan_args plan_alone = plan_args(SMALL_TOPK);
-    int32_t partitions = 0;
-    CHECK_OK(fmla_sparse_plan_partitions(&plan_alone, &partitions));
+    fmla_sparse_plan_args plan_alone = plan_args(SMALL_TOPK);
+    plan_alone.plan = region(0), plan_alone.plan_size = MEMORY;
+    CHECK_OK(fmla_sparse_plan(&plan_alone));
+    const int32_t partitions = plan_params_of(launched(0)).planned;
     CHECK(partitions != 33, "%s", "the batch is not small");
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct sparse_decode_call c;
@@ -354,7 +388,7 @@ static void rows(void)
 /* What Hopper's kernel does not take goes to the portable one, with as large a workspace; and says so if it is forced. */
 static void refused(const char *label, struct sparse_decode_call *c, const char *argument, const char *words)
 {
-    RUNS(sparse_decode, c, "decode_plan|sparse_decode_fp8_656_bf16|join_splits_bf16_halves");
+    RUNS(sparse_decode, c, "decode_plan|sparse_decode_bytes_bf16|join_splits_bf16_halves");
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * H_Q / SPARSE_WARPS);
     const size_t size = c->bytes;
     c->args.kernel = "cuda-sm90";
@@ -393,7 +427,7 @@ static void odd_pages(void)
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_584, false);
     c.kv_cache.shape[1] = 61, c.kv_cache.strides[0] = 61 * 584;
-    RUNS(sparse_decode, &c, "decode_plan|sparse_decode_fp8_584_bf16|join_splits_bf16_halves");
+    RUNS(sparse_decode, &c, "decode_plan|sparse_decode_bytes_bf16|join_splits_bf16_halves");
     c.kv_cache.strides[0] = 61 * 584 + 8;
     RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_bf16_fp8_584|join_half_rows_bf16_halves");
     CHECK_ALL({sparse_decode_params_of(launched(1)).cache[0].page_bytes, 61 * 584 + 8},
@@ -460,7 +494,7 @@ static void elsewhere(void)
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK;
-    RUNS(sparse_decode, &c, "decode_plan|sparse_decode_fp8_656_bf16|join_splits_bf16_halves");
+    RUNS(sparse_decode, &c, "decode_plan|sparse_decode_bytes_bf16|join_splits_bf16_halves");
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * H_Q / SPARSE_WARPS);
 }
 
@@ -476,8 +510,8 @@ static void planner(void)
         CHECK_OK(fmla_sparse_plan(&args));
         const struct plan_params plan = plan_params_of(launched(0));
         CHECK(!plan.seqlens && (const char *)plan.topk.length == (i ? region(3) : NULL), "%s", "lengths");
-        CHECK_ALL({plan.topk.topk, TOPK}, {plan.topk.extra_topk, EXTRA}, {plan.num_partitions, 33},
-                  {plan.b, B});
+        CHECK_ALL({plan.topk.topk, TOPK}, {plan.topk.extra_topk, EXTRA}, {plan.num_partitions, 35},
+                  {plan.planned, 33}, {plan.b, B});
     }
     check_kernels(0, "decode_plan|decode_plan");
 }
@@ -485,6 +519,6 @@ static void planner(void)
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_sparse", on_hopper, small_batch, chunks,
-                         small_batch_invariant, small_plans, formats, rows, not_taken, odd_pages,
+                         small_batch_invariant, small_plans, same_rows, formats, rows, not_taken, odd_pages,
                          batch_invariant, many_blocks, large, elsewhere, planner);
 }

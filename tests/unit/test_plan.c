@@ -164,6 +164,31 @@ static void test_ends(void)
     }
 }
 
+/* Keys shared among fewer partitions than there are: those of the plan that has as many, and idle ones behind them. */
+static void test_planned(void)
+{
+    enum { MOST = 40, ROWS = 200 };
+    static struct plan_partition rows[ROWS], fewer[ROWS];
+    static int32_t lengths[MOST], splits[MOST + 1], splits_of_fewer[MOST + 1];
+    struct random_state random = {79};
+    for (int n = 0; n < 2000; n++) {
+        const int32_t b = (int32_t)random_between(&random, 0, MOST),
+                      planned = (int32_t)random_between(&random, 1, ROWS);
+        for (int r = 0; r < b; r++) lengths[r] = (int32_t)random_between(&random, 0, 3000);
+        const struct plan_topk lists = {.topk = 2048, .length = lengths};
+        plan_build((struct plan_tables){NULL, rows, splits, ROWS, planned}, b, lists,
+                   (struct plan_costs){0, 0});
+        plan_build((struct plan_tables){NULL, fewer, splits_of_fewer, planned, 0}, b, lists,
+                   (struct plan_costs){0, 0});
+        CHECK(!memcmp(rows, fewer, (size_t)planned * sizeof rows[0]), "%d of %d: other rows", planned, ROWS);
+        CHECK(!memcmp(splits, splits_of_fewer, ((size_t)b + 1) * sizeof splits[0]), "%d: other splits",
+              planned);
+        for (int i = planned; i < ROWS; i++)
+            CHECK(rows[i].begin_request == b && rows[i].end_request == b - 1 && !rows[i].begin_block,
+                  "row %d of %d is not idle", i, planned);
+    }
+}
+
 /* max(1, workers / h_kv / ceil(s_q · h_q / h_kv / 64)), worked out by hand. */
 static void test_default_partitions(void)
 {
@@ -193,6 +218,7 @@ int main(int argc, char **argv)
     test_golden();
     test_random(argc > 1 && !strcmp(argv[1], "--short") ? 300 : 6000);
     test_ends();
+    test_planned();
     test_default_partitions();
     return check_done("test_plan");
 }

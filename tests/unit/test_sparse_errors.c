@@ -20,18 +20,24 @@ static void put_indices(struct held *held, int64_t keys)
         ((int32_t *)held->tensor.data)[i] = (int32_t)(i * 7 % keys);
 }
 
-static void set_up_typed(int32_t format, fmla_dtype type)
+static void set_up_two(int32_t format, int32_t extra, fmla_dtype type)
 {
     struct layout layout = good_layout;
     layout.type = type;
     if (format) layout.format = format;
-    if (format == FMLA_KV_FP8_584) layout.d_qk = 512;
+    layout.extra_format = extra;
+    if (cache_formats[layout.format].d_qk) layout.d_qk = cache_formats[layout.format].d_qk;
     begin(&call, &layout, BIT(TENSOR_OF(partitions)) | BIT(TENSOR_OF(num_splits)));
     put_indices(&T(indices), layout.pages * layout.page_size);
     put_indices(&T(extra_indices), layout.extra_pages * layout.extra_page_size);
     PUT(T(topk_length), int32_t, 20, 33);
     PUT(T(extra_topk_length), int32_t, EXTRA, 3);
-    ARGS.kv_format = format;
+    ARGS.kv_format = format, ARGS.extra_kv_format = extra;
+}
+
+static void set_up_typed(int32_t format, fmla_dtype type)
+{
+    set_up_two(format, 0, type);
 }
 
 /* Zeros are sound tokens of caches of bytes. */
@@ -43,6 +49,7 @@ static void set_up_format(int32_t format)
 SET_UP(set_up, set_up_format(0))
 SET_UP(set_up_656, set_up_format(FMLA_KV_FP8_656))
 SET_UP(set_up_584, set_up_format(FMLA_KV_FP8_584))
+SET_UP(set_up_both, set_up_two(FMLA_KV_FP8_528, FMLA_KV_FP4_288, bf16))
 
 static void make_plan(int64_t requests, int32_t partitions, char *plan, size_t *bytes)
 {
@@ -59,8 +66,8 @@ static void make_plan(int64_t requests, int32_t partitions, char *plan, size_t *
 
 static void test_refused(void)
 {
-    void (*const set_ups[])(void) = {set_up_656, set_up_584, set_up};
-    for (int i = 0; i < 3; i++) {
+    void (*const set_ups[])(void) = {set_up_656, set_up_584, set_up_both, set_up};
+    for (int i = 0; i < 4; i++) {
         call.set_up = set_ups[i];
         refuse_by_descriptor(&call);
     }
@@ -78,6 +85,38 @@ static void test_refused(void)
     ARGS.kernel = "ref";
     check_rejected("scores of 2^31 heads", fmla_sparse_decode_workspace_size(&ARGS, &bytes, NULL),
                    FMLA_UNSUPPORTED, "sparse_decode", "indices", "would not fit");
+}
+
+/* Formats of two caches. */
+static void test_extra_format(void)
+{
+    enum { LAST = FMLA_KV_FP8_528_F32 };
+    REFUSED(call, "extra_kv_format", "11|0|10", ARGS.extra_kv_format = LAST + 1);
+    REFUSED(call, "extra_kv_format", "-1|0|10", ARGS.extra_kv_format = -1);
+    REFUSED(call, "extra_kv_format", "FP8_656|576|512|q", set_up_two(FMLA_KV_FP8_528, FMLA_KV_FP8_656, bf16));
+    REFUSED(call, "extra_kv_format", "FP8_528|512|576|q", set_up_two(FMLA_KV_FP8_656, FMLA_KV_FP8_528, bf16));
+    REFUSED(call, "extra_kv_format", "FP4_288|512|576|q", set_up_two(0, FMLA_KV_FP4_288, bf16));
+    REFUSED(call, "extra_kv_format", "FP16|type of q|bfloat16", set_up_both(),
+            ARGS.extra_kv_format = FMLA_KV_FP16);
+    REFUSED(call, "extra_kv_cache", "uint8|bfloat16", set_up_both(), ARGS.extra_kv_format = FMLA_KV_BF16);
+    REFUSED(call, "extra_kv_cache", "288|528|FP8_528", set_up_both(), ARGS.extra_kv_format = 0);
+    REFUSED(call, "extra_kv_cache", "288|584|FP8_584", set_up_both(), ARGS.extra_kv_format = FMLA_KV_FP8_584);
+    REFUSED(call, "extra_kv_cache", "512|576", set_up_two(FMLA_KV_FP8_656, FMLA_KV_BF16, bf16),
+            T(extra_kv_cache).shape[3] = 512);
+    REFUSED(call, "extra_kv_format", "8|must be 0|extra_kv_cache is NULL", set_up_both(),
+            ARGS.extra_kv_cache = ARGS.extra_indices = ARGS.extra_topk_length = NULL);
+    REFUSED_HERE(call, "extra_kv_format", "FP8_576|FP8_656",
+                 set_up_two(FMLA_KV_FP8_656, FMLA_KV_FP8_576, bf16));
+    for (int32_t format = FMLA_KV_BF16; format <= LAST; format++)
+        for (int32_t extra = FMLA_KV_BF16; extra <= LAST; extra++) {
+            const int64_t d_qk = cache_formats[format].d_qk, of_extra = cache_formats[extra].d_qk;
+            const bool halves = format == FMLA_KV_FP16 || extra == FMLA_KV_FP16;
+            if (format == FMLA_KV_FP8_576 || extra == FMLA_KV_FP8_576 ||
+                (d_qk && of_extra && d_qk != of_extra) ||
+                (halves && (format == FMLA_KV_BF16 || extra == FMLA_KV_BF16)) || (!d_qk && of_extra == 512))
+                continue; /* of 16 bits the good call has 576 values */
+            TAKEN(call, "caches of two formats", set_up_two(format, extra, halves ? fp16 : bf16));
+        }
 }
 
 static void test_taken(void)
@@ -124,6 +163,7 @@ int main(void)
                                .lengths = TENSOR_OF(topk_length),
                                .most = {TOPK, TOPK}};
     test_refused();
+    test_extra_format();
     test_taken();
     test_attention_rules(&call);
     test_formats(&call, set_up_format);

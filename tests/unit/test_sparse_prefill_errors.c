@@ -17,7 +17,7 @@ static void set_up_keys(bool flat, int32_t format)
     layout.s_q = 3, layout.page_size = 10, layout.flat = flat;
     if (!flat) layout.h_kv = 1;
     if (format) layout.format = format;
-    if (format == FMLA_KV_FP8_584) layout.d_qk = 512;
+    if (cache_formats[layout.format].d_qk) layout.d_qk = cache_formats[layout.format].d_qk;
     begin(&call, &layout, 0);
     for (int i = 0; i < 3 * layout.h_kv * TOPK; i++) INTS(indices)[i] = i * 7 % 60;
     PUT(T(topk_length), int32_t, 20, 33, TOPK);

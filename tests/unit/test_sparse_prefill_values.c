@@ -14,6 +14,11 @@ static const struct format formats[] = {
     {"BF16", FMLA_KV_BF16, KV_BF16, 512, 512, 0},
     {"FP8_656", FMLA_KV_FP8_656, KV_FP8_656, 576, 656, 0},
     {"FP8_584", FMLA_KV_FP8_584, KV_FP8_584, 512, 584, 0},
+    {"FP8_528", FMLA_KV_FP8_528, KV_FP8_528, 512, 528, 0},
+    {"FP8_528_SPLIT", FMLA_KV_FP8_528_SPLIT, KV_FP8_528_SPLIT, 512, 528, 0},
+    {"FP4_288", FMLA_KV_FP4_288, KV_FP4_288, 512, 288, 0},
+    {"FP4_288_SPLIT", FMLA_KV_FP4_288_SPLIT, KV_FP4_288_SPLIT, 512, 288, 0},
+    {"FP8_528_F32", FMLA_KV_FP8_528_F32, KV_FP8_528_F32, 512, 528, 0},
 };
 enum { FORMATS = sizeof formats / sizeof formats[0] };
 
@@ -94,7 +99,7 @@ static void check_by_hand(const struct way *c)
     float sinks[H_Q] = {0.5f, -INFINITY, -1.0f, 2.0f};
     const struct format *f = c->f;
     const int heads = f->flat ? HEADS : 1;
-    const int64_t page_bytes = f->last > f->d_qk ? PAGE * f->last : PAGE * 2 * f->d_qk;
+    const int64_t page_bytes = bytes_of_page(f, PAGE);
     memset(kv, 0xff, sizeof kv), memset(q, 0, sizeof q), memset(out, 0xff, sizeof out);
     memset(max_data, 0x55, sizeof max_data), memset(lse_data, 0x55, sizeof lse_data);
     if (f->flat) { /* a key of two heads is two tokens here */

@@ -11,6 +11,11 @@ static const struct format formats[] = {
     {"FP16", FMLA_KV_FP16, KV_FP16, 576, 576, 0},
     {"FP8_656", FMLA_KV_FP8_656, KV_FP8_656, 576, 656, 0},
     {"FP8_584", FMLA_KV_FP8_584, KV_FP8_584, 512, 584, 0},
+    {"FP8_528", FMLA_KV_FP8_528, KV_FP8_528, 512, 528, 0},
+    {"FP8_528_SPLIT", FMLA_KV_FP8_528_SPLIT, KV_FP8_528_SPLIT, 512, 528, 0},
+    {"FP4_288", FMLA_KV_FP4_288, KV_FP4_288, 512, 288, 0},
+    {"FP4_288_SPLIT", FMLA_KV_FP4_288_SPLIT, KV_FP4_288_SPLIT, 512, 288, 0},
+    {"FP8_528_F32", FMLA_KV_FP8_528_F32, KV_FP8_528_F32, 512, 528, 0},
 };
 enum { FORMATS = sizeof formats / sizeof formats[0] };
 
@@ -30,7 +35,7 @@ static void check_by_hand(const char *kernel, const struct format *f, int list, 
     memset(cache, 0xff, sizeof cache), memset(extra, 0xff, sizeof extra), memset(q, 0, sizeof q);
     memset(out, 0xff, sizeof out);
     q[0] = code_of(1.0f, f);
-    put_keys(cache + (f->last > f->d_qk ? 2 * f->last : 4 * f->d_qk), 2, 0, 1, f); /* slots 2 and 3 */
+    put_keys(cache + bytes_of_page(f, 2), 2, 0, 1, f); /* slots 2 and 3 */
     put_token(extra, 3, 1, f, 0, 1);
     if (list == ONLY_EXTRA) put_token(extra, 3, 0, f, AT, 0), extra_lists[list][2] = 0;
     float lse = NAN, sink = 0.5f;
@@ -76,7 +81,7 @@ static void make_cache(struct cache *c, const struct format *f, int64_t pages, i
     const struct kv_layout layout = kv_layout_of(f->format, (int32_t)f->d_qk);
     float values[WIDEST] = {0};
     c->pages = pages, c->page_size = page_size;
-    c->slot_stride = f->last == 584 ? 584 : layout.token_bytes + 12;
+    c->slot_stride = layout.scale_bytes ? f->last : layout.token_bytes + 12;
     c->page_stride = page_size * c->slot_stride + 36;
     c->bytes = aligned_alloc(64, (size_t)(pages * c->page_stride + 63) / 64 * 64);
     memset(c->bytes, 0xff, (size_t)(pages * c->page_stride));
@@ -84,16 +89,16 @@ static void make_cache(struct cache *c, const struct format *f, int64_t pages, i
         for (int64_t s = 0; s < page_size; s++) {
             uint8_t *page = c->bytes + p * c->page_stride;
             for (int d = 0; d < f->d_qk; d++) values[d] = random_input(random, 0.0f, 0.3f);
-            if (f->last == 584)
+            if (layout.scale_bytes)
                 kv_store_token(&layout, page, page_size, s, values, 1.0f);
             else
                 kv_store_token(&layout, page + s * c->slot_stride, 1, 0, values, 1.0f);
         }
 }
 
-/* Appends the keys that the list names, as values of q's type; returns how many there are then. */
+/* Appends the keys that the list names, as values of q's type; returns how many there are then. `to` has that type. */
 static int64_t gather(const struct cache *c, const struct format *f, const int32_t *list, int64_t length,
-                      uint16_t *keys, int64_t count)
+                      const struct format *to, uint16_t *keys, int64_t count)
 {
     const struct kv_layout layout = kv_layout_of(f->format, (int32_t)f->d_qk);
     for (int64_t i = 0; i < length; i++) {
@@ -101,9 +106,10 @@ static int64_t gather(const struct cache *c, const struct format *f, const int32
         const int64_t slot = list[i] % c->page_size;
         const uint8_t *page = c->bytes + list[i] / c->page_size * c->page_stride;
         for (int d = 0; d < f->d_qk; d++) {
-            const float x = f->last == 584 ? kv_load(&layout, page, c->page_size, slot, d, 1.0f)
-                                           : kv_load(&layout, page + slot * c->slot_stride, 1, 0, d, 1.0f);
-            keys[count * f->d_qk + d] = code_of(x, f);
+            const float x = layout.scale_bytes
+                                ? kv_load(&layout, page, c->page_size, slot, d, 1.0f)
+                                : kv_load(&layout, page + slot * c->slot_stride, 1, 0, d, 1.0f);
+            keys[count * f->d_qk + d] = code_of(x, to);
         }
         count++;
     }
@@ -127,7 +133,8 @@ static const fmla_tensor *hold_cache(struct held *held, const struct cache *c, c
     return &held->tensor;
 }
 
-static void check_oracle(const struct format *f, int with_extra, struct random_state *random)
+/* with_extra: the format of the extra cache, or NULL. */
+static void check_oracle(const struct format *f, const struct format *with_extra, struct random_state *random)
 {
     static uint16_t q[B * S_Q * H_Q * WIDEST], out[B * S_Q * H_Q * D_V], expected[H_Q * D_V];
     static uint16_t keys[(TOPK + EXTRA) * WIDEST];
@@ -136,7 +143,8 @@ static void check_oracle(const struct format *f, int with_extra, struct random_s
     int32_t lengths[B] = {TOPK + 9, -3, 23}, extra_lengths[B] = {0, EXTRA, 5};
     const fmla_dtype type = type_of(f);
     struct cache cache, extra;
-    make_cache(&cache, f, PAGES, PAGE, random), make_cache(&extra, f, EXTRA_PAGES, EXTRA_PAGE, random);
+    const struct format *const other = with_extra ? with_extra : f;
+    make_cache(&cache, f, PAGES, PAGE, random), make_cache(&extra, other, EXTRA_PAGES, EXTRA_PAGE, random);
     for (size_t i = 0; i < sizeof q / 2; i++) q[i] = code_of(random_input(random, 0.0f, 1.0f), f);
     for (int h = 0; h < H_Q; h++) sink[h] = random_input(random, 0.0f, 1.0f);
     draw_list(random, list, B * S_Q * TOPK, PAGES * PAGE);
@@ -146,21 +154,22 @@ static void check_oracle(const struct format *f, int with_extra, struct random_s
     args.q = TENSOR_OF(q, type, B, S_Q, H_Q, f->d_qk);
     args.kv_cache = hold_cache(&(struct held){0}, &cache, f);
     args.indices = TENSOR_OF(list, i32, B, S_Q, TOPK), args.topk_length = TENSOR_OF(lengths, i32, B);
-    args.extra_kv_cache = with_extra ? hold_cache(&(struct held){0}, &extra, f) : NULL;
+    args.extra_kv_cache = with_extra ? hold_cache(&(struct held){0}, &extra, other) : NULL;
     args.extra_indices = with_extra ? TENSOR_OF(extra_list, i32, B, S_Q, EXTRA) : NULL;
     args.extra_topk_length = with_extra ? TENSOR_OF(extra_lengths, i32, B) : NULL;
     args.attn_sink = TENSOR_OF(sink, f32, H_Q);
     args.out = TENSOR_OF(out, type, B, S_Q, H_Q, D_V), args.lse = TENSOR_OF(lse, f32, B, H_Q, S_Q);
     args.kv_format = f->public_name, args.kernel = "ref", args.softmax_scale = 0.05f;
+    args.extra_kv_format = with_extra && other != f ? (int32_t)other->format + 1 : 0;
     CHECK(run_in_room(OP_SPARSE_DECODE, &args) == FMLA_OK, "%s: %s", f->name, fmla_last_error());
 
     for (int r = 0; r < B; r++)
         for (int j = 0; j < S_Q; j++) {
             const int64_t length = lengths[r] < 0 ? 0 : lengths[r] > TOPK ? TOPK : lengths[r];
             const int64_t token = r * S_Q + j;
-            int64_t count = gather(&cache, f, list + token * TOPK, length, keys, 0);
+            int64_t count = gather(&cache, f, list + token * TOPK, length, f, keys, 0);
             if (with_extra)
-                count = gather(&extra, f, extra_list + token * EXTRA, extra_lengths[r], keys, count);
+                count = gather(&extra, other, extra_list + token * EXTRA, extra_lengths[r], f, keys, count);
             float one_lse[H_Q];
             int32_t seqlen = (int32_t)count;
             fmla_dense_decode_args dense = FMLA_INIT(fmla_dense_decode_args);
@@ -172,11 +181,12 @@ static void check_oracle(const struct format *f, int with_extra, struct random_s
             dense.kernel = "ref", dense.softmax_scale = args.softmax_scale;
             CHECK_OK(run_in_room(OP_DENSE_DECODE, &dense));
             CHECK(!memcmp(expected, out + token * H_Q * D_V, sizeof expected),
-                  "%s, extra %d: out of token %d, %d", f->name, with_extra, r, j);
+                  "%s, extra %s: out of token %d, %d", f->name, with_extra ? other->name : "none", r, j);
             for (int h = 0; h < H_Q; h++)
                 CHECK(lse[(r * H_Q + h) * S_Q + j] == one_lse[h],
-                      "%s, extra %d: lse of token %d, %d: %g, expected %g", f->name, with_extra, r, j,
-                      (double)lse[(r * H_Q + h) * S_Q + j], (double)one_lse[h]);
+                      "%s, extra %s: lse of token %d, %d: %g, expected %g", f->name,
+                      with_extra ? other->name : "none", r, j, (double)lse[(r * H_Q + h) * S_Q + j],
+                      (double)one_lse[h]);
         }
     free(cache.bytes), free(extra.bytes);
 }
@@ -185,7 +195,12 @@ int main(void)
 {
     struct random_state random = {11};
     for_kernels(OP_SPARSE_DECODE, check_kernel);
-    for (int f = 0; f < FORMATS; f++)
-        for (int extra = 0; extra < 2; extra++) check_oracle(&formats[f], extra, &random);
+    for (int f = 0; f < FORMATS; f++) {
+        const struct format *const of = &formats[f];
+        check_oracle(of, NULL, &random);
+        for (int e = 0; e < FORMATS; e++)
+            if (formats[e].d_qk == of->d_qk && (of_bytes(&formats[e]) || formats[e].format == of->format))
+                check_oracle(of, &formats[e], &random);
+    }
     return check_done("test_sparse_values");
 }

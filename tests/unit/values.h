@@ -20,7 +20,7 @@
 enum {
     D_V = 512,
     WIDEST = 576,
-    AT = 130 /* of another group of values than 0, in both formats of bytes */
+    AT = 130 /* of another group of values than 0, in every format of bytes */
 };
 
 struct format {
@@ -36,9 +36,19 @@ static inline fmla_dtype type_of(const struct format *f)
     return f->format == KV_FP16 ? fp16 : bf16;
 }
 
+static inline int of_bytes(const struct format *f)
+{
+    return f->format >= KV_FP8_656;
+}
+
 static inline fmla_dtype cache_type_of(const struct format *f)
 {
-    return f->last > f->d_qk ? u8 : type_of(f);
+    return of_bytes(f) ? u8 : type_of(f);
+}
+
+static inline int64_t bytes_of_page(const struct format *f, int64_t page_size)
+{
+    return page_size * (of_bytes(f) ? f->last : 2 * f->d_qk);
 }
 
 static inline float value_of(uint16_t v, const struct format *f)
@@ -98,19 +108,52 @@ static inline void for_kernels(enum operation operation, void (*check)(const fml
           kernels, oracles);
 }
 
+/* Where tokens and scales of a page of bytes are: the bytes of a token, and from one token's scales to the next one's. */
+struct spelled {
+    int64_t token, scales_at, scales_step;
+};
+
+static inline struct spelled spelled_of(const struct format *f, int64_t page_size)
+{
+    switch (f->format) {
+    case KV_FP8_656: return (struct spelled){656, 512, 656};
+    case KV_FP8_584: return (struct spelled){576, page_size * 576, 8};
+    case KV_FP8_528:
+    case KV_FP8_528_F32: return (struct spelled){528, 512, 528};
+    case KV_FP8_528_SPLIT: return (struct spelled){512, page_size * 512, 16};
+    case KV_FP4_288: return (struct spelled){288, 256, 288};
+    case KV_FP4_288_SPLIT: return (struct spelled){256, page_size * 256, 32};
+    default: return (struct spelled){2 * f->d_qk, 0, 0};
+    }
+}
+
 /* One token: 1, or 24, at `d`, and 0 elsewhere; spelled out, nothing here goes through kvformat.h. Quantised it is code · scale,
  * with that group's scale and others elsewhere. */
 static inline void put_token(uint8_t *page, int64_t page_size, int64_t slot, const struct format *f,
                              int64_t d, int twenty_four)
 {
-    static const float scales[4] = {2.0f, 0.25f, 8.0f, 1.0f};
-    static const uint8_t exponents[7] = {128, 131, 125, 127, 120, 140, 127}; /* 2, 16, 1/4, … */
-    const int64_t bytes = f->last == 656 ? 656 : f->last == 584 ? 576 : 2 * f->d_qk;
-    uint8_t *const token = page + slot * bytes;
-    memset(token, 0, (size_t)bytes);
-    if (f->last == 656) memcpy(token + 512, scales, sizeof scales);
-    if (f->last == 584) memcpy(page + page_size * 576 + slot * 8, exponents, 7); /* and not the pad byte */
-    if (f->last > f->d_qk) {
+    static const float of_128[4] = {2.0f, 0.25f, 8.0f, 1.0f};
+    static const uint8_t of_64[7] = {128, 131, 125, 127, 120, 140, 127}; /* 2, 16, 1/4, … */
+    static const uint8_t of_32[16] = {128, 131, 140, 127, 125, 120, 0, 254, 127, 140, 1, 2, 3, 200, 90, 127};
+    static const uint8_t of_16[32] = {0x48 /* 4 */, 0x7e, 0x01, 0, 0x38, 0x39, 0x08, 0x07, 0x28 /* 1/4 */};
+    const struct spelled at = spelled_of(f, page_size);
+    uint8_t *const token = page + slot * at.token, *const scales =
+                                                       page + at.scales_at + slot * at.scales_step;
+    memset(token, 0, (size_t)at.token);
+    switch (f->format) {
+    case KV_FP8_656:
+    case KV_FP8_528_F32: memcpy(scales, of_128, sizeof of_128); break;
+    case KV_FP8_584: memcpy(scales, of_64, sizeof of_64); break; /* and not the pad byte */
+    case KV_FP8_528:
+    case KV_FP8_528_SPLIT: memcpy(scales, of_32, sizeof of_32); break;
+    case KV_FP4_288:
+    case KV_FP4_288_SPLIT:
+        memcpy(scales, of_16, sizeof of_16);
+        token[d / 2] = twenty_four ? 0x07 /* 6 · 4 */ : 0x06 /* 4 · 1/4 */; /* d is even */
+        return;
+    default: break;
+    }
+    if (of_bytes(f)) {
         token[d] = twenty_four ? 0x54 /* 12 · 2 */ : 0x48 /* 4 · 1/4 */;
     } else {
         const uint16_t value =

@@ -140,12 +140,24 @@ static int bench_all(struct bench_options *o)
     const enum operation op = operation_named(o->names[o->op]);
     static int64_t no_yes[] = {0, 1}, turns[] = {FMLA_ROPE_NONE, FMLA_ROPE_INTERLEAVED, FMLA_ROPE_HALVES},
                    products[] = {MADE_BF16, MADE_FP8, MADE_CODES},
-                   caches[] = {0, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576};
+                   caches[] = {0,
+                               FMLA_KV_FP8_656,
+                               FMLA_KV_FP8_584,
+                               FMLA_KV_FP8_576,
+                               FMLA_KV_FP8_528,
+                               FMLA_KV_FP8_528_SPLIT,
+                               FMLA_KV_FP4_288,
+                               FMLA_KV_FP4_288_SPLIT,
+                               FMLA_KV_FP8_528_F32};
+    enum { CACHES = sizeof caches / sizeof *caches };
     struct fault fault = {""};
     char grids[128];
     int64_t count;
     if (!kernel_exists(o->names[o->op], o->kernel, &fault))
         return complain(&bench, EXIT_USAGE, "%s", fault.text);
+    if (o->cache_given && o->cache < CACHES && !takes_format(op, (int32_t)caches[o->cache]))
+        return complain(&bench, EXIT_USAGE, "--cache: %s not with --op %s",
+                        format_name((int32_t)caches[o->cache]), o->names[o->op]);
     if (o->between_given && o->warm)
         return complain(&bench, EXIT_USAGE, "--between and --warm: one of them at most");
     if (o->host && (o->warm || o->between_given))
@@ -155,7 +167,7 @@ static int bench_all(struct bench_options *o)
     if (o->between_given && o->between == BENCH_PRODUCTS && !device_is_gpu(o->device))
         return complain(&bench, EXIT_USAGE, "--between products takes a GPU (--device cuda:0)");
     choose(&o->axes.axis[AXIS_DTYPE], no_yes, 2, o->dtype, o->dtype_given);
-    choose(&o->axes.axis[AXIS_FORMAT], caches, 4, o->cache, o->cache_given);
+    choose(&o->axes.axis[AXIS_FORMAT], caches, CACHES, o->cache, o->cache_given);
     choose(&o->axes.axis[AXIS_PRODUCTS], products, MADE_PRODUCTS, o->products, o->products_given);
     choose(&o->axes.axis[AXIS_NORM], no_yes, 2, o->norm, o->norm_given);
     choose(&o->axes.axis[AXIS_TURNS], turns, 3, o->rope, o->rope_given);
@@ -195,8 +207,8 @@ int command_bench(int argc, char **argv)
     struct option options[] = {
         OPTION_ONE_OF("--op", &o.op, "NAME", operations, NULL, NULL),
         OPTION_ROW("--grid", OPTION_TEXT, &o.grid, "NAME",
-                   "cpu (the default), h20, latency, peers, varlen, mha or quick", 0, 0, NULL, "cpu", "h20",
-                   "latency", "peers", "varlen", "mha", "quick"),
+                   "cpu (the default), h20, latency, peers, formats, varlen, mha or quick", 0, 0, NULL, "cpu",
+                   "h20", "latency", "peers", "formats", "varlen", "mha", "quick"),
         AXIS("--batch", AXIS_BATCH, 1, 65536, "requests"),
         AXIS("--query-tokens", AXIS_QUERY_TOKENS, 1, 1 << 20, "query tokens of a request, or of a prompt"),
         AXIS("--seq-len", AXIS_SEQ_LEN, 1, 1 << 24, "keys of a request, or all that a prompt can name"),
@@ -208,10 +220,13 @@ int command_bench(int argc, char **argv)
         AXIS("--page-size", AXIS_PAGE_SIZE, 1, 65536, "keys of a page"),
         OPTION_ONE_OF("--dtype", &o.dtype, "TYPE", "bf16, fp16 or both", &o.dtype_given, "bf16", "fp16",
                       "both"),
-        OPTION_ONE_OF("--cache", &o.cache, "FORMAT",
-                      "of dense_decode and the cache operations: plain (of --dtype, of dense_decode the "
-                      "default), fp8_656, fp8_584, fp8_576 or all of these",
-                      &o.cache_given, "plain", "fp8_656", "fp8_584", "fp8_576", "all"),
+        OPTION_ONE_OF(
+            "--cache", &o.cache, "FORMAT",
+            "of decode, sparse_prefill and the cache operations: plain (of --dtype, of dense_decode "
+            "the default), fp8_656, fp8_584, fp8_576 (of lists none), fp8_528, fp8_528_split, fp4_288, "
+            "fp4_288_split, fp8_528_f32 (of dense_decode none) or all of these",
+            &o.cache_given, "plain", "fp8_656", "fp8_584", "fp8_576", "fp8_528", "fp8_528_split", "fp4_288",
+            "fp4_288_split", "fp8_528_f32", "all"),
         OPTION_ONE_OF(
             "--products", &o.products, "WHICH",
             "of dense_decode over fp8_656 or fp8_576: bf16 (the default), fp8, codes (fp8, with q of "

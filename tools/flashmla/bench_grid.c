@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "bench_grid.h"
 
+#include "policy.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,12 +17,12 @@ struct product {
     int64_t page_size, extra_topk, extra_page_size, extra_varlen;
     enum { NO, YES, BOTH } causal, varying;
     int64_t d_qk[MOST], h_kv[MOST];
-    int32_t format;
+    int64_t format, extra_format; /* extra_format 0: format */
 };
 
 /* h20 is the grid whose figures FlashMLA's authors published for that GPU; peers the shapes on which the kernels of others
  * were measured, of which latency is the part of small batches, and varlen the one of large batches with varying lengths; of
- * sparse prefill two more over bytes. Their largest rows ask for a server's memory. Merge has the grids of dense decode. */
+ * sparse prefill two more over bytes. formats has as many keys in one format as in another, in one cache or in two. Their largest rows ask for a server's memory. Merge has the grids of dense decode. */
 static const struct grid {
     enum operation op;
     const char *name;
@@ -54,6 +56,22 @@ static const struct grid {
       {{2, 64, 128}, {2}, {16384}, {128}, {128}, 256, 1024, 64, .format = FMLA_KV_FP8_584},
       {{2, 64, 128}, {2}, {16384}, {128}, {128}, 256, 1024, 2, 1, .format = FMLA_KV_FP8_584},
       {{148}, {2}, {32768}, {128}, {16384}, .format = FMLA_KV_FP8_656}}},
+    {OP_SPARSE_DECODE,
+     "formats",
+     {{{2, 64, 128}, {1}, {16384}, {16, 64, 128}, {1152}, .format = FMLA_KV_FP8_584},
+      {{2, 64, 128}, {1}, {16384}, {16, 64, 128}, {1152}, .format = FMLA_KV_FP8_528},
+      {{2, 64, 128}, {1}, {16384}, {16, 64, 128}, {1152}, .format = FMLA_KV_FP4_288},
+      {{2, 64, 128}, {1}, {16384}, {16, 64, 128}, {128}, 64, 1024, 64, .format = FMLA_KV_FP8_584},
+      {{2, 64, 128},
+       {1},
+       {16384},
+       {16, 64, 128},
+       {128},
+       64,
+       1024,
+       64,
+       .format = FMLA_KV_FP8_528,
+       .extra_format = FMLA_KV_FP4_288}}},
     {OP_SPARSE_DECODE, "quick", {{{1}, {1}, {1024}, {16}, {64, 256}, .format = FMLA_KV_FP8_656}}},
     {OP_SPARSE_PREFILL,
      "cpu",
@@ -111,6 +129,11 @@ void bench_grid_names(enum operation op, char *names, size_t room)
     }
 }
 
+static bool is_sparse(enum operation op)
+{
+    return op == OP_SPARSE_DECODE || op == OP_SPARSE_PREFILL;
+}
+
 /* Is a row of the operation told apart by this axis? Of the sparse operations bytes have the sizes of their format. Dense
  * decode has one product for keys of every format. */
 static bool is_axis(enum operation op, const struct product *p, enum bench_axis axis)
@@ -127,8 +150,9 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
                             1 << AXIS_PRODUCTS | 1 << AXIS_CAUSAL | 1 << AXIS_VARLEN | 1 << AXIS_BATCH |
                             1 << AXIS_SEQ_LEN,
         [OP_MERGE] = ALL | 1 << AXIS_DTYPE | 1 << AXIS_BATCH | 1 << AXIS_PARTS,
-        [OP_SPARSE_DECODE] = ALL | 1 << AXIS_PAGE_SIZE | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
-        [OP_SPARSE_PREFILL] = ALL | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
+        [OP_SPARSE_DECODE] = ALL | 1 << AXIS_PAGE_SIZE | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN |
+                             1 << AXIS_TOPK | 1 << AXIS_FORMAT,
+        [OP_SPARSE_PREFILL] = ALL | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK | 1 << AXIS_FORMAT,
         [OP_MHA_FORWARD] = MHA,
         [OP_MHA_BACKWARD] = MHA,
         [OP_CACHE_APPEND] =
@@ -161,6 +185,7 @@ static struct option_counts list_of(enum operation op, const struct product *p, 
     while (count < MOST && items[count]) count++;
     if (axis == AXIS_PAGE_SIZE && (p->page_size || op == OP_SPARSE_PREFILL)) items = &p->page_size, count = 1;
     if (axis == AXIS_FORMAT && op == OP_DENSE_DECODE) items = no_yes, count = 1; /* q's type */
+    if (axis == AXIS_FORMAT && is_sparse(op)) items = &p->format, count = 1;
     if (axis == AXIS_CAUSAL || axis == AXIS_VARLEN) {
         const int which = axis == AXIS_CAUSAL ? p->causal : p->varying;
         items = no_yes + (which == YES), count = which == BOTH ? 2 : 1;
@@ -192,7 +217,8 @@ static struct shape row_of(enum operation op, const struct product *p, const str
                           .extra_page_size = p->extra_page_size,
                           .tokens = tokens ? v[AXIS_TOKENS] : 0,
                           .parts = op == OP_MERGE ? v[AXIS_PARTS] : 0,
-                          .format = of_caches ? (int32_t)v[AXIS_FORMAT] : p->format,
+                          .format = (int32_t)(of_caches ? v[AXIS_FORMAT] : p->format),
+                          .extra_format = (int32_t)p->extra_format,
                           .products = dense ? (int32_t)v[AXIS_PRODUCTS] : MADE_BF16,
                           .type = (enum element)v[AXIS_DTYPE],
                           .d_v = v[AXIS_D_V],
@@ -204,6 +230,7 @@ static struct shape row_of(enum operation op, const struct product *p, const str
                           .no_lse = op == OP_MERGE};
     if (of_caches && !shape.format) shape.format = shape.type == ELEMENT_FP16 ? FMLA_KV_FP16 : FMLA_KV_BF16;
     if (mha && !shape.d_v) shape.d_v = shape.d_qk < 128 ? shape.d_qk : 128;
+    if (cache_formats[shape.format].token && !shape.page_size && is_sparse(op)) shape.page_size = 64;
     if (cache_formats[shape.format].d_qk) shape.d_qk = cache_formats[shape.format].d_qk, shape.h_kv = 1;
     return shape;
 }
@@ -228,6 +255,7 @@ static bool append(enum operation op, const struct product *p, const struct benc
     *rows = grown;
     for (int64_t i = 0; i < more; i++) {
         const struct shape row = row_of(op, p, lists, i);
+        if (row.format && !takes_format(op, row.format)) continue;
         if (products_fit(row.products, row.format, row.type)) grown[(*count)++] = row;
     }
     return true;
@@ -244,6 +272,7 @@ struct shape *bench_grid(enum operation op, const char *name, const struct bench
     const int of_mha =
         1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_HEADS | 1 << AXIS_KV_HEADS | 1 << AXIS_VARLEN;
     const int apart = operation_is_mha(op)          ? of_mha
+                      : is_sparse(op)               ? 1 << AXIS_FORMAT
                       : grid->op == OP_DENSE_DECODE ? ~(1 << AXIS_FORMAT | 1 << AXIS_PRODUCTS)
                                                     : 0;
     bool any = false;

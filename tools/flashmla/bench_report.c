@@ -53,9 +53,10 @@ static void print_shape(const struct bench_row *row)
                s->format ? format_name(s->format) : "-");
         return;
     }
+    const char *const extra = s->extra_topk && s->extra_format ? format_name(s->extra_format) : "";
     const char *const words[] = {s->causal ? "causal" : "", s->varlen ? "var" : "",
                                  s->topk || cache_formats[s->format].token ? format_name(s->format) : "",
-                                 s->products ? products_name(s->products) : ""};
+                                 extra, s->products ? products_name(s->products) : ""};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         const size_t used = strlen(options);
         snprintf(options + used, sizeof options - used, "%s%s", used && *words[i] ? "," : "", words[i]);
@@ -224,8 +225,9 @@ static json_t *real(double value)
 static json_t *pack_extra(const struct shape *s)
 {
     if (!s->extra_topk) return NULL;
-    return json_pack("{s:I, s:I, s:I, s:b}", "s_k", (json_int_t)s->s_k, "topk", (json_int_t)s->extra_topk,
-                     "page_size", (json_int_t)s->extra_page_size, "varlen", (int)s->extra_varlen);
+    return json_pack("{s:I, s:I, s:I, s:b, s:s*}", "s_k", (json_int_t)s->s_k, "topk",
+                     (json_int_t)s->extra_topk, "page_size", (json_int_t)s->extra_page_size, "varlen",
+                     (int)s->extra_varlen, "cache", s->extra_format ? format_name(s->extra_format) : NULL);
 }
 
 static json_t *pack_shape(const struct shape *s)

@@ -92,12 +92,15 @@ static bool read_numbers(struct call *call, const struct safetensors_file *file,
     return true;
 }
 
-static bool read_format(enum operation op, const char *name, const char *path, int32_t *to,
-                        struct fault *fault)
+/* `note`: of the metadata. */
+static bool read_format(enum operation op, const struct safetensors_file *file, const char *note,
+                        const char *path, int32_t *to, struct fault *fault)
 {
+    const char *name = safetensors_metadata(file, note);
     const int32_t last = last_format(op);
-    char formats[80] = "";
+    char formats[160] = "";
     for (int32_t i = FMLA_KV_BF16; name && i <= last; i++) {
+        if (!takes_format(op, i)) continue;
         const size_t used = strlen(formats);
         if (!strcmp(name, format_name(i))) *to = i;
         snprintf(formats + used, sizeof formats - used, "%s%s",
@@ -107,7 +110,7 @@ static bool read_format(enum operation op, const char *name, const char *path, i
                  format_name(i));
     }
     if (!name || *to) return true;
-    return fault_set(fault, "%s: __metadata__: kv_format is '%s', must be %s", path, name, formats);
+    return fault_set(fault, "%s: __metadata__: %s is '%s', must be %s", path, note, name, formats);
 }
 
 static bool read_products(const char *name, const char *path, int32_t *to, struct fault *fault)
@@ -129,11 +132,13 @@ bool call_file_read(struct call *call, const struct safetensors_file *file, cons
     }
     call_set_longest(call);
     int32_t *causal = call_option(call, "causal"), *format = call_option(call, "kv_format"),
-            *products = call_option(call, "products"), *pairs = call_option(call, "rope_pairs");
+            *second = call_option(call, "extra_kv_format"), *products = call_option(call, "products"),
+            *pairs = call_option(call, "rope_pairs");
     return (!products || read_products(safetensors_metadata(file, "products"), path, products, fault)) &&
            (!causal || read_causal(safetensors_metadata(file, "causal"), path, causal, fault)) &&
            (!pairs || read_pairs(safetensors_metadata(file, "rope_pairs"), path, pairs, fault)) &&
-           (!format || read_format(call->op, safetensors_metadata(file, "kv_format"), path, format, fault)) &&
+           (!format || read_format(call->op, file, "kv_format", path, format, fault)) &&
+           (!second || read_format(call->op, file, "extra_kv_format", path, second, fault)) &&
            read_numbers(call, file, path, fault);
 }
 

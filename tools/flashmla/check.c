@@ -35,9 +35,13 @@ static bool may_be_by_codes(const struct call *call, bool by_gpu)
 /* A GPU's kernel need not round codes times scales to bf16, or may round scales before, which shows where a scale is no power of two. */
 static bool may_round_scales(const struct call *call, bool by_gpu, bool any_scale_of_keys)
 {
-    const int32_t format = call_format(call);
-    return by_gpu && (format == FMLA_KV_FP8_576 || (format == FMLA_KV_FP8_656 && any_scale_of_keys) ||
-                      may_be_by_codes(call, by_gpu));
+    const int32_t formats[] = {call_format(call), call_format_of(call, "extra_kv_cache")};
+    bool any_scale = formats[0] == FMLA_KV_FP8_576;
+    for (int k = 0; k < 2 && any_scale_of_keys; k++) {
+        const enum kv_scale scale = kv_layout_of(cache_formats[formats[k]].format, 0).scale;
+        any_scale |= scale == KV_SCALE_F32 || scale == KV_SCALE_E4M3;
+    }
+    return by_gpu && (any_scale || may_be_by_codes(call, by_gpu));
 }
 
 static const struct tolerance *tolerance_of(const struct call *call, const struct beside *beside, int k)
@@ -90,7 +94,7 @@ static int64_t bytes_that_differ(const fmla_tensor *mine, const fmla_tensor *the
 /* ---- What rounding is relative to ------------------------------------------------------------ */
 
 /* What stands in these slots of a cache of the row, `width` numbers each; keys without pages are pages of one. */
-static bool gather(const struct call *row, const fmla_tensor *cache, int64_t width,
+static bool gather(const struct call *row, const fmla_tensor *cache, int32_t format, int64_t width,
                    int64_t slots[KEYS_AT_ONCE], int64_t count, float keys[KEYS_AT_ONCE * WIDEST_KEY])
 {
     const fmla_tensor *of_cache = call_tensor(row, "kv_scale");
@@ -105,7 +109,7 @@ static bool gather(const struct call *row, const fmla_tensor *cache, int64_t wid
     if (cache->ndim == 3) pages.ndim = 4, pages.shape = flat, pages.strides = flat_strides;
     fmla_cache_gather_args args = FMLA_INIT(fmla_cache_gather_args);
     args.kv_cache = &pages, args.slots = &named, args.out = &values;
-    args.kv_format = call_format(row), args.kernel = "ref";
+    args.kv_format = format, args.kernel = "ref";
     if (of_cache) args.cache_scale = *(const float *)of_cache->data;
     return fmla_cache_gather(&args) == FMLA_OK;
 }
@@ -137,8 +141,9 @@ static void measure(const struct call *row, struct magnitude *magnitude)
             slots[now] = call_row_slot(row, &from[k], i);
             now += slots[now] >= 0 && slots[now] < all;
             if (!now || (now < KEYS_AT_ONCE && i + 1 < count)) continue;
-            if (!gather(row, cache, d_qk, slots, now, keys)) return;
-            if (v && !gather(row, v, d_v, slots, now, apart)) return;
+            const int32_t format = call_format_of(row, from[k].cache);
+            if (!gather(row, cache, format, d_qk, slots, now, keys)) return;
+            if (v && !gather(row, v, format, d_v, slots, now, apart)) return;
             for (int64_t j = 0; j < now; j++)
                 magnitude_add(magnitude, scale, q, keys + j * d_qk, d_qk, values + j * width, d_v);
             now = 0;

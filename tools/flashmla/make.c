@@ -97,9 +97,15 @@ static bool is_there(const struct shape *s, const struct member *member)
     return strcmp(name, "lse") != 0 || !s->no_lse;
 }
 
+/* FMLA_KV_…, of a cache. */
+static int32_t format_of(const struct shape *s, const struct member *cache)
+{
+    return cache->allowed & IS_SECOND && s->extra_format ? s->extra_format : s->format;
+}
+
 static fmla_dtype type_of(const struct shape *s, const struct member *member)
 {
-    const unsigned allowed = member->allowed & IS_CACHE ? cache_formats[s->format].allowed
+    const unsigned allowed = member->allowed & IS_CACHE ? cache_formats[format_of(s, member)].allowed
                                                         : member->allowed & ~(unsigned)ALLOW_SAME;
     if (!strcmp(member->name, "out_parts")) return elements[ELEMENT_F32].dtype;
     if (allowed & ALLOW_BYTES || (allowed & ALLOW_CODES && s->products == MADE_CODES))
@@ -118,8 +124,8 @@ static int32_t shape_of(const struct shape *s, const int64_t size[DIMENSIONS], c
 {
     const struct form form = form_of(member, operation_is_mha(s->op) ? s->varlen : !s->page_size);
     for (int32_t d = 0; d < form.rank; d++) shape[d] = size[form.dimensions[d]];
-    if (member->allowed & IS_CACHE && cache_formats[s->format].token)
-        shape[form.rank - 1] = cache_formats[s->format].token;
+    if (member->allowed & IS_CACHE && cache_formats[format_of(s, member)].token)
+        shape[form.rank - 1] = cache_formats[format_of(s, member)].token;
     return form.rank;
 }
 
@@ -189,7 +195,8 @@ static void fill_cache(struct making *m, const char *name, float mean)
     enum { TOKENS = 512 };
     static uint8_t tokens[TOKENS][TOKENS_BYTES];
     const fmla_tensor *cache = tensor_of(m, name);
-    const int32_t format = m->shape->format;
+    const bool second = !strcmp(name, "extra_kv_cache") && m->shape->extra_format;
+    const int32_t format = second ? m->shape->extra_format : m->shape->format;
     if (cache->dtype.bits != 8) {
         fill(m, name, mean);
         return;
@@ -504,10 +511,11 @@ bool make_begin(struct making *m, struct call *call, const struct shape *s, stru
         call_set(call, i, type_of(s, member), rank, shape, NULL);
     }
     int32_t *causal = call_option(call, "causal"), *format = call_option(call, "kv_format"),
-            *products = call_option(call, "products");
+            *second = call_option(call, "extra_kv_format"), *products = call_option(call, "products");
     if (products) *products = s->products ? FMLA_PRODUCTS_FP8 : FMLA_PRODUCTS_BF16;
     if (causal) *causal = s->causal;
     if (format) *format = s->format;
+    if (second && s->extra_topk) *second = s->extra_format;
     return true;
 }
 

@@ -27,12 +27,13 @@ struct shape {
     int64_t topk, extra_topk, extra_page_size,
         extra_s_k; /* extra_topk 0: no second cache; extra_s_k 0: s_k */
     int64_t parts, tokens;
-    int64_t d_v;       /* 0: CALL_D_V */
-    int32_t format;    /* FMLA_KV_…, of caches */
-    int32_t products;  /* MADE_…, of dense decode */
-    enum element type; /* of the vectors; fp32 of merge and the cache operations alone */
-    bool norm;         /* of cache append: RMS norm first */
-    int32_t turns;     /* of cache append: FMLA_ROPE_…, each token at a position of its own */
+    int64_t d_v;          /* 0: CALL_D_V */
+    int32_t format;       /* FMLA_KV_…, of caches */
+    int32_t extra_format; /* of the second cache; 0: format */
+    int32_t products;     /* MADE_…, of dense decode */
+    enum element type;    /* of the vectors; fp32 of merge and the cache operations alone */
+    bool norm;            /* of cache append: RMS norm first */
+    int32_t turns;        /* of cache append: FMLA_ROPE_…, each token at a position of its own */
     bool causal, sink;
     /* Dense decode: lengths N(s_k, (s_k/2)²) between s_q and 2 · s_k; sparse: topk_length between 0 and topk; MHA: requests
      * one after the other, of s_k/80 to s_k keys. */

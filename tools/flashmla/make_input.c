@@ -31,7 +31,8 @@ static const struct command make_input = {
     "--products codes too, with q of e4m3 codes over fp8_576 and the tensor q_scale [1] (fp32).\n"
     "\n"
     "--op sparse_decode writes q, kv_cache in the format of --cache, indices [b, s_q, topk], and with "
-    "--extra-topk the tensors of an extra cache; then --seq-len is the keys that a request's tokens "
+    "--extra-topk the tensors of an extra cache, in that of --extra-cache; then --seq-len is the keys that a "
+    "request's tokens "
     "choose from. --op sparse_prefill writes a prompt: q [s_q, h_q, d_qk], kv [--seq-len, h_kv, d_qk], "
     "or pages with --page-size or --cache, and indices [s_q, h_kv, topk]; values are around means, and "
     "softmax_scale is 0.5.\n"
@@ -48,6 +49,8 @@ static const struct command make_input = {
     "fp16\n"
     "  flashmla make-input sparse.safetensors --op sparse_decode --cache fp8_656 --topk 2048 --seq-len "
     "8192\n"
+    "  flashmla make-input two.safetensors --op sparse_decode --cache fp8_528 --topk 128 --extra-topk 512 "
+    "--extra-cache fp4_288\n"
     "  flashmla make-input bytes.safetensors --cache fp8_576 --batch 4\n"
     "  flashmla make-input codes.safetensors --cache fp8_576 --products codes --heads 128\n"
     "  flashmla make-input mha.safetensors --op mha_forward --varlen --seq-lens 100,0,700 --causal\n",
@@ -57,11 +60,11 @@ static const struct command make_input = {
 struct make_options {
     struct lengths lengths;
     int64_t query_tokens, heads, kv_heads, d_qk, d_v, page_size, topk, extra_topk, extra_page_size;
-    int op, dtype, cache, products;    /* indices of the choices; cache 0: of q's type */
-    const char *names[OPTION_CHOICES]; /* of the choices of op */
+    int op, dtype, cache, extra_cache, products; /* indices of the choices; cache 0: of q's type */
+    const char *names[OPTION_CHOICES];           /* of the choices of op */
     bool causal, varlen, sink, short_lists;
     bool query_tokens_given, kv_heads_given, d_qk_given, d_v_given, page_given, cache_given, topk_given,
-        extra_topk_given, extra_page_given, products_given;
+        extra_topk_given, extra_page_given, extra_cache_given, products_given;
 };
 
 /* ---- What each operation has of its own ------------------------------------------------------- */
@@ -76,7 +79,10 @@ static int kind_of(const struct make_options *o)
 
 static struct shape shape_of(const struct make_options *o)
 {
-    static const int32_t bytes[] = {FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576};
+    /* In the order of the choices of --cache. */
+    static const int32_t bytes[] = {FMLA_KV_BF16,    FMLA_KV_FP8_656,       FMLA_KV_FP8_584,
+                                    FMLA_KV_FP8_576, FMLA_KV_FP8_528,       FMLA_KV_FP8_528_SPLIT,
+                                    FMLA_KV_FP4_288, FMLA_KV_FP4_288_SPLIT, FMLA_KV_FP8_528_F32};
     const int kind = kind_of(o);
     const bool mha = kind == MHA || kind == BACKWARD, lengths = kind == DENSE || mha;
     const uint64_t seed = (uint64_t)o->lengths.seed;
@@ -108,6 +114,8 @@ static struct shape shape_of(const struct make_options *o)
     shape.topk = o->topk, shape.extra_topk = o->extra_topk;
     shape.extra_page_size = o->extra_topk ? o->extra_page_size : 0;
     if (!o->cache) shape.format = o->dtype ? FMLA_KV_FP16 : FMLA_KV_BF16;
+    if (o->extra_cache_given)
+        shape.extra_format = o->extra_cache ? bytes[o->extra_cache] : o->dtype ? FMLA_KV_FP16 : FMLA_KV_BF16;
     shape.holes = shape.varlen = o->short_lists;
     return shape;
 }
@@ -199,6 +207,7 @@ static const char *needless(const struct make_options *o, char *others, size_t r
         {"--topk", o->topk_given, 1 << SPARSE | 1 << PREFILL},
         {"--extra-topk", o->extra_topk_given, 1 << SPARSE},
         {"--extra-page-size", o->extra_page_given, 1 << SPARSE},
+        {"--extra-cache", o->extra_cache_given, 1 << SPARSE},
         {"--short-lists", o->short_lists, 1 << SPARSE | 1 << PREFILL},
         {"--dtype fp16", o->dtype, 1 << DENSE | 1 << SPARSE | EITHER_MHA | 1 << PLAIN},
     };
@@ -229,12 +238,23 @@ static int check_options(const struct make_options *o, const struct shape *s)
                         descriptors[s->op].name);
     if (!operation_is_mha(s->op) && s->d_qk != 512 && s->d_qk != 576)
         return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be 512 or 576", s->d_qk);
-    if (s->format > last_format(s->op))
+    if (s->format && !takes_format(s->op, s->format))
         return complain(&make_input, EXIT_USAGE, "--cache: %s not with --op %s", format_name(s->format),
                         descriptors[s->op].name);
     if (o->cache && o->d_qk_given && o->d_qk != s->d_qk)
         return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be the %" PRId64 " of that cache",
                         o->d_qk, s->d_qk);
+    if (o->extra_cache_given && !o->extra_topk)
+        return complain(&make_input, EXIT_USAGE, "--extra-cache: only with --extra-topk");
+    if (!takes_format(s->op, s->extra_format))
+        return complain(&make_input, EXIT_USAGE, "--extra-cache: %s not with --op %s",
+                        format_name(s->extra_format), descriptors[s->op].name);
+    const int64_t of_extra = cache_formats[s->extra_format].d_qk;
+    if (of_extra && of_extra != s->d_qk)
+        return complain(&make_input, EXIT_USAGE,
+                        "--extra-cache: %s has keys of %" PRId64 ", must have %" PRId64
+                        " as those of --cache",
+                        format_name(s->extra_format), of_extra, s->d_qk);
     if (o->cache && o->dtype)
         return complain(&make_input, EXIT_USAGE, "--dtype: fp16 only with --cache plain");
     if (!products_fit(s->products, s->format, s->type))
@@ -347,12 +367,14 @@ static bool write_file(struct making *made, const struct make_options *o, const 
     char seed[32], number[32];
     snprintf(seed, sizeof seed, "%" PRId64, o->lengths.seed);
     snprintf(number, sizeof number, "%g", scale ? (double)*scale : 0.0);
-    struct safetensors_note notes[6];
+    struct safetensors_note notes[7];
     size_t noted = 0;
     if (plain) notes[noted++] = (struct safetensors_note){"operation", o->names[o->op]};
     if (!plain && causal) notes[noted++] = (struct safetensors_note){"causal", o->causal ? "true" : "false"};
     if (made->shape->format)
         notes[noted++] = (struct safetensors_note){"kv_format", format_name(made->shape->format)};
+    if (made->shape->extra_format)
+        notes[noted++] = (struct safetensors_note){"extra_kv_format", format_name(made->shape->extra_format)};
     if (made->shape->products) notes[noted++] = (struct safetensors_note){"products", "fp8"};
     notes[noted++] = (struct safetensors_note){"seed", seed};
     if (scale && *scale != 0.0f) notes[noted++] = (struct safetensors_note){real, number};
@@ -422,10 +444,13 @@ int command_make_input(int argc, char **argv)
         OPTION_SWITCH("--causal", &o.causal, "later query tokens see more keys"),
         OPTION_SWITCH("--varlen", &o.varlen, "mha_forward: requests of any length, one after the other"),
         OPTION_SWITCH("--sink", &o.sink, "add attn_sink"),
-        OPTION_ONE_OF("--cache", &o.cache, "FORMAT",
-                      "of decode and sparse_prefill: plain (of q's type, the default), fp8_656, fp8_584 or, "
-                      "with dense_decode, fp8_576",
-                      &o.cache_given, "plain", "fp8_656", "fp8_584", "fp8_576"),
+        OPTION_ONE_OF(
+            "--cache", &o.cache, "FORMAT",
+            "of decode and sparse_prefill: plain (of q's type, the default), fp8_656, fp8_584; with "
+            "dense_decode fp8_576, and sparse fp8_528, fp8_528_split, fp4_288, fp4_288_split, "
+            "fp8_528_f32",
+            &o.cache_given, "plain", "fp8_656", "fp8_584", "fp8_576", "fp8_528", "fp8_528_split", "fp4_288",
+            "fp4_288_split", "fp8_528_f32"),
         OPTION_ONE_OF(
             "--products", &o.products, "WHICH",
             "dense_decode over fp8_656 or fp8_576: bf16 (the default), fp8, or codes: fp8, with q of "
@@ -437,6 +462,10 @@ int command_make_input(int argc, char **argv)
                       "sparse: indices into an extra cache; default none", &o.extra_topk_given),
         OPTION_NUMBER("--extra-page-size", &o.extra_page_size, 1, 65536, "sparse: its page size; default 64",
                       &o.extra_page_given),
+        OPTION_ONE_OF("--extra-cache", &o.extra_cache, "FORMAT",
+                      "sparse: its format; default that of --cache", &o.extra_cache_given, "plain", "fp8_656",
+                      "fp8_584", "fp8_576", "fp8_528", "fp8_528_split", "fp4_288", "fp4_288_split",
+                      "fp8_528_f32"),
         OPTION_SWITCH("--short-lists", &o.short_lists, "sparse: lists of all lengths, and holes in them"),
         {0}};
     operation_choices(true, o.names, operations, sizeof operations);

@@ -38,6 +38,12 @@ int32_t call_format(const struct call *call)
                                                             : FMLA_KV_FP16;
 }
 
+int32_t call_format_of(const struct call *call, const char *cache)
+{
+    const int32_t *second = call_option(call, "extra_kv_format");
+    return second && *second && !strcmp(cache, "extra_kv_cache") ? *second : call_format(call);
+}
+
 /* ---- What run prints ------------------------------------------------------------------------- */
 
 static void print_shape(const char *name, const fmla_tensor *tensor)
@@ -78,7 +84,7 @@ static void print_sparse(const struct call *call, const struct work *work)
         const fmla_tensor *cache = call_tensor(call, keys[k].cache);
         if (!cache) continue;
         print_shape(k ? "extra cache" : keys[k].cache, cache);
-        printf(" %s, %" PRId64 " indices a token\n", format_name(call_format(call)),
+        printf(" %s, %" PRId64 " indices a token\n", format_name(call_format_of(call, keys[k].cache)),
                call_tensor(call, keys[k].list)->shape[2]);
     }
     printf("%-12s %.0f (token, key) pairs attended\n", "keys", work->keys);
@@ -209,14 +215,18 @@ static struct work sparse_work(const struct call *call)
     const double rows = (double)tokens * size(call, DIM_h_q);
     const double row = size(call, DIM_d_qk) + size(call, DIM_d_v);
     struct work work = {0};
-    work.keys = named_keys(integers(call, "indices"), tokens, call_size(call, DIM_topk),
-                           integers(call, "topk_length"), s_q,
-                           call_size(call, DIM_pages) * call_size(call, DIM_page_size)) +
-                named_keys(integers(call, "extra_indices"), tokens, call_size(call, DIM_extra_topk),
-                           integers(call, "extra_topk_length"), s_q,
-                           call_size(call, DIM_extra_pages) * call_size(call, DIM_extra_page_size));
+    const fmla_tensor *extra = call_tensor(call, "extra_kv_cache");
+    const double keys = named_keys(integers(call, "indices"), tokens, call_size(call, DIM_topk),
+                                   integers(call, "topk_length"), s_q,
+                                   call_size(call, DIM_pages) * call_size(call, DIM_page_size));
+    const double of_extra =
+        named_keys(integers(call, "extra_indices"), tokens, call_size(call, DIM_extra_topk),
+                   integers(call, "extra_topk_length"), s_q,
+                   call_size(call, DIM_extra_pages) * call_size(call, DIM_extra_page_size));
+    work.keys = keys + of_extra;
     work.flop = 2.0 * work.keys * size(call, DIM_h_q) * row;
-    work.bytes = work.keys * token_bytes(call_tensor(call, "kv_cache")) + 2.0 * rows * row;
+    work.bytes = keys * token_bytes(call_tensor(call, "kv_cache")) + 2.0 * rows * row;
+    if (extra) work.bytes += of_extra * token_bytes(extra);
     return work;
 }
 
@@ -516,6 +526,12 @@ const char *operation_title(enum operation op)
 const char *format_name(int32_t kv_format)
 {
     return cache_formats[kv_format].name + strlen("FMLA_KV_");
+}
+
+bool takes_format(enum operation op, int32_t kv_format)
+{
+    const bool listed = op == OP_SPARSE_DECODE || op == OP_SPARSE_PREFILL;
+    return kv_format <= last_format(op) && !(listed && kv_format == FMLA_KV_FP8_576);
 }
 
 int32_t last_format(enum operation op)

@@ -62,6 +62,9 @@ const char *operation_title(enum operation op);
 /* "FP8_656" and so on. */
 const char *format_name(int32_t kv_format);
 
+/* May a call of the operation name that format? */
+bool takes_format(enum operation op, int32_t kv_format);
+
 /* The last FMLA_KV_… that the descriptor lets a call of the operation name; 0 where it can name none. */
 int32_t last_format(enum operation op);
 
@@ -75,6 +78,9 @@ void call_set_longest(struct call *call);
 
 /* The format that a call's keys have: kv_format, or where that is not said the type of the call's first tensor. */
 int32_t call_format(const struct call *call);
+
+/* … and that of the keys of that cache, which may have a format of its own. */
+int32_t call_format_of(const struct call *call, const char *cache);
 
 /* The keys from a source that the one row of a call of one row may see, and the slot that the i-th of them is in. */
 int64_t call_row_keys(const struct call *row, const struct key_source *from);

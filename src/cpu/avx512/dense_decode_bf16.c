@@ -68,7 +68,9 @@ static size_t scratch_layout(const struct cpu_call *call, uintptr_t base, struct
     scratch->s = tile_take(&at, rows * BLOCK * 4);
     scratch->p = tile_take(&at, rows * BLOCK * 2);
     scratch->values = tile_take(&at, BLOCK * d_v * 2);
-    scratch->keys = tile_take(&at, call->layout.element == KV_ELEMENT_BF16 ? 0 : BLOCK * d_qk * 2);
+    bool as_they_lie = true;
+    for (int i = 0; i < KEY_SOURCES; i++) as_they_lie &= call->layouts[i].element == KV_ELEMENT_BF16;
+    scratch->keys = tile_take(&at, as_they_lie ? 0 : BLOCK * d_qk * 2);
     return at - base;
 }
 
@@ -112,13 +114,13 @@ static void find_keys(const struct cpu_call *call, const struct cpu_key *from, u
     const int64_t d_qk = call->problem->d_qk;
     _Alignas(64) float row[WIDEST_FP8];
     for (int32_t t = 0; t < block->count; t++) {
-        if (call->layout.element == KV_ELEMENT_BF16) {
+        if (from[t].layout->element == KV_ELEMENT_BF16) {
             block->keys[t] = (const uint16_t *)(const void *)from[t].token;
             block->values[t] = (const uint16_t *)(const void *)from[t].value;
             continue;
         }
         uint16_t *to = memory + t * d_qk;
-        convert_key(row, &call->layout, &from[t]);
+        convert_key(row, &from[t]);
         for (int64_t d = 0; d < d_qk; d += 32)
             _mm512_store_si512(
                 to + d, (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(row + d + 16), _mm512_load_ps(row + d)));

@@ -6,6 +6,14 @@
 
 /* ---- Sparse decode --------------------------------------------------------------------------- */
 
+/* The format of a kernel that reads the keys: of the queries' type, or of any. */
+static enum kv_format format_of(const struct attention_problem *p)
+{
+    for (int i = 0; i < KEY_SOURCES; i++)
+        if (p->keys[i].format != KV_BF16 && p->keys[i].format != KV_FP16) return CUDA_BYTES;
+    return p->format;
+}
+
 static int64_t tiles_of(const struct attention_problem *p)
 {
     return cuda_ceil_div(p->s_q * p->h_q, SPARSE_WARPS);
@@ -18,7 +26,7 @@ static const char *decode_refuses(const struct attention_problem *p, const char 
 
 static fmla_status decode_prepare(const struct attention_problem *p, struct cuda_work *w)
 {
-    w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SPARSE_DECODE, p->element, p->format, 0});
+    w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SPARSE_DECODE, p->element, format_of(p), 0});
     return cuda_sparse_prepare(p, tiles_of(p), w);
 }
 
@@ -39,7 +47,7 @@ static fmla_status launch_part(const struct cuda_scope *scope, const struct atte
 {
     struct sparse_prefill_params params = cuda_prefill_params(p, part, SPARSE_WARPS);
     const struct cuda_launch launch = {
-        .kernel = cuda_kernel_of((struct cuda_key){CUDA_SPARSE_PREFILL, p->element, p->format, 0}),
+        .kernel = cuda_kernel_of((struct cuda_key){CUDA_SPARSE_PREFILL, p->element, format_of(p), 0}),
         .blocks = part->tokens * params.tiles,
         .stream = p->stream,
     };

@@ -95,7 +95,7 @@ DEVICE void plan_by_walk(const struct plan_params &p, Tile &tile)
     int64_t cost = 0, total;
     for (int64_t r = thread; r < p.b; r += PLAN_THREADS) cost += cost_of(p, r);
     block_inclusive_sum(cost, tile.sums[1], &total);
-    const int64_t payload = (total + p.num_partitions - 1) / p.num_partitions + PLAN_OVERHEAD;
+    const int64_t payload = (total + p.planned - 1) / p.planned + PLAN_OVERHEAD;
     Walk walk = {};
     Begun begun = {};
     walk.room_end = payload;

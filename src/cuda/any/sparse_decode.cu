@@ -6,10 +6,10 @@
 #include "../device/fragment.h"
 #include "sparse_row.cuh"
 
-template <enum kv_format FORMAT, typename Element> struct Row {
+template <bool BYTES, typename Element> struct Row {
     const struct sparse_decode_params &p;
     const int token, head;
-    SparseRow<FORMAT, Element> row;
+    SparseRow<BYTES, Element> row;
 
     DEVICE Row(const struct sparse_decode_params &params, int number)
         : p(params), token(fast_divide(number, params.heads_divisor)), head(number - token * params.h_q),
@@ -48,20 +48,18 @@ template <enum kv_format FORMAT, typename Element> struct Row {
         const ListEnds ends = list_ends(p, piece.request);
         row.begin(p.q + piece.request * p.q_stride[0] + token * p.q_stride[1] + head * p.q_stride[2]);
         row.add_keys(piece.begin, piece.end, [&](int at) {
-            return key_place<FORMAT>(p.cache[at >= ends.extra_begin],
-                                     list_entry(p, ends, piece.request, token, at));
+            return row_key(p.cache[at >= ends.extra_begin], list_entry(p, ends, piece.request, token, at));
         });
         store(piece);
     }
 };
 
-template <enum kv_format FORMAT, typename Element>
-DEVICE void sparse_decode(const struct sparse_decode_params &p)
+template <bool BYTES, typename Element> DEVICE void sparse_decode(const struct sparse_decode_params &p)
 {
     const int worker = fast_divide((int)blockIdx.x, p.tiles_divisor);
     const int tile = (int)blockIdx.x - worker * p.tiles, row = tile * SPARSE_WARPS + (int)threadIdx.x / 32;
     if (row >= p.s_q * p.h_q) return; /* a whole warp */
-    Row<FORMAT, Element> mine(p, row);
+    Row<BYTES, Element> mine(p, row);
     const PieceList list = piece_list(p, worker);
     for (int i = list.first; i <= list.last; i += list.step) {
         int length;
@@ -69,12 +67,10 @@ DEVICE void sparse_decode(const struct sparse_decode_params &p)
     }
 }
 
-#define SPARSE_DECODE_KERNEL(NAME, FORMAT, ELEMENT)                                                          \
-    DEFINE_KERNEL(NAME, sparse_decode_params, (32 * SPARSE_WARPS), sparse_decode<FORMAT, ELEMENT>(p))
+#define SPARSE_DECODE_KERNEL(NAME, BYTES, ELEMENT)                                                           \
+    DEFINE_KERNEL(NAME, sparse_decode_params, (32 * SPARSE_WARPS), sparse_decode<BYTES, ELEMENT>(p))
 
-SPARSE_DECODE_KERNEL(sparse_decode_bf16, KV_BF16, Bf16)
-SPARSE_DECODE_KERNEL(sparse_decode_fp16, KV_FP16, Fp16)
-SPARSE_DECODE_KERNEL(sparse_decode_fp8_656_bf16, KV_FP8_656, Bf16)
-SPARSE_DECODE_KERNEL(sparse_decode_fp8_656_fp16, KV_FP8_656, Fp16)
-SPARSE_DECODE_KERNEL(sparse_decode_fp8_584_bf16, KV_FP8_584, Bf16)
-SPARSE_DECODE_KERNEL(sparse_decode_fp8_584_fp16, KV_FP8_584, Fp16)
+SPARSE_DECODE_KERNEL(sparse_decode_bf16, false, Bf16)
+SPARSE_DECODE_KERNEL(sparse_decode_fp16, false, Fp16)
+SPARSE_DECODE_KERNEL(sparse_decode_bytes_bf16, true, Bf16)
+SPARSE_DECODE_KERNEL(sparse_decode_bytes_fp16, true, Fp16)

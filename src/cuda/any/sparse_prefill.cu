@@ -6,7 +6,7 @@
  */
 #include "sparse_row.cuh"
 
-template <enum kv_format FORMAT> DEVICE void sparse_prefill(const struct sparse_prefill_params &p)
+template <bool BYTES> DEVICE void sparse_prefill(const struct sparse_prefill_params &p)
 {
     const int token = fast_divide((int)blockIdx.x, p.tiles_divisor);
     const unsigned tile = blockIdx.x - (unsigned)token * (unsigned)p.tiles;
@@ -14,9 +14,9 @@ template <enum kv_format FORMAT> DEVICE void sparse_prefill(const struct sparse_
     if (head >= (unsigned)p.h_q) return; /* a whole warp */
     const int count = topk_count(p.topk, p.topk_length, token);
     const int32_t *indices = p.kv.indices + token * p.kv.indices_stride[0];
-    SparseRow<FORMAT, Bf16> row(p.d_qk, p.scale);
+    SparseRow<BYTES, Bf16> row(p.d_qk, p.scale);
     row.begin(p.q + token * p.q_stride[0] + head * p.q_stride[1]);
-    row.add_keys(0, count, [&](int at) { return key_place<FORMAT>(p.kv, __ldg(indices + at)); });
+    row.add_keys(0, count, [&](int at) { return row_key(p.kv, __ldg(indices + at)); });
 
     const float lse = row.lse(), factor = row.factor(result_sink_factor(p.rules, head, lse));
     uint16_t *out = p.out + token * p.out_stride[0] + head * p.out_stride[1];
@@ -31,9 +31,8 @@ template <enum kv_format FORMAT> DEVICE void sparse_prefill(const struct sparse_
     if (p.lse) p.lse[token * p.lse_stride + head] = result_lse(p.rules, lse);
 }
 
-#define SPARSE_PREFILL_KERNEL(NAME, FORMAT)                                                                  \
-    DEFINE_KERNEL(NAME, sparse_prefill_params, (32 * SPARSE_WARPS), sparse_prefill<FORMAT>(p))
+#define SPARSE_PREFILL_KERNEL(NAME, BYTES)                                                                   \
+    DEFINE_KERNEL(NAME, sparse_prefill_params, (32 * SPARSE_WARPS), sparse_prefill<BYTES>(p))
 
-SPARSE_PREFILL_KERNEL(sparse_prefill_bf16, KV_BF16)
-SPARSE_PREFILL_KERNEL(sparse_prefill_fp8_656, KV_FP8_656)
-SPARSE_PREFILL_KERNEL(sparse_prefill_fp8_584, KV_FP8_584)
+SPARSE_PREFILL_KERNEL(sparse_prefill_bf16, false)
+SPARSE_PREFILL_KERNEL(sparse_prefill_bytes, true)

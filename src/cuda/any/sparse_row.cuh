@@ -27,50 +27,94 @@ DEVICE int column_of(int group)
     return GROUP_COLUMNS * group + OF_LANE * lane_of_warp();
 }
 
+/* Where a key is, and what its format is. */
+struct RowKey {
+    KeyPlace place;
+    int format; /* enum kv_format */
+};
+
+/* The key that an index names in a cache of any format. */
+DEVICE RowKey row_key(const struct sparse_cache_params &cache, int index)
+{
+    if (!names_key(cache, index)) return {{NULL, NULL}, 0};
+    const int page = fast_divide(index, cache.page_divisor), slot = index - page * cache.page_size;
+    const uint8_t *data = cache.data + page * cache.page_bytes;
+    return {{data + slot * cache.slot_bytes, data + cache.scale_base + slot * cache.scale_step},
+            cache.format};
+}
+
 /* A key's values in the columns of a lane. */
-template <enum kv_format FORMAT> struct KeyValues {
+template <typename Element> struct KeyValues {
     float v[GROUPS][OF_LANE], tail[TAIL];
 
-    static DEVICE float scale_of(const uint8_t *scales, int column)
+    template <typename Type> static DEVICE float value_16(const uint8_t *from)
     {
-        if constexpr (FORMAT == KV_FP8_656) return __ldg((const float *)scales + column / 128);
-        return num_from_ue8m0(__ldg(scales + column / 64));
+        return Type::to_float(__ldg((const uint16_t *)from));
     }
 
-    static DEVICE float value_16(const uint8_t *from)
+    /* Of the group of values in which a column is; groups have a power of two of them. */
+    static DEVICE float scale_of(const struct kv_layout &layout, const uint8_t *scales, int column)
     {
-        const uint16_t bits = __ldg((const uint16_t *)from);
-        return FORMAT == KV_FP16 ? Fp16::to_float(bits) : Bf16::to_float(bits);
+        const int group = column >> (31 - __clz(layout.group));
+        if (layout.scale == KV_SCALE_F32) return __ldg((const float *)scales + group);
+        const uint8_t code = __ldg(scales + group);
+        return layout.scale == KV_SCALE_UE8M0 ? num_from_ue8m0(code) : num_from_e4m3(code);
     }
 
-    DEVICE void load(const KeyPlace &key, int d_qk)
+    /* All in a group, from an even column on. */
+    static DEVICE void load_codes(float (&to)[OF_LANE], const struct kv_layout &layout, const KeyPlace &key,
+                                  int column)
     {
-        const struct kv_layout layout = kv_layout_of(FORMAT, 0);
+        const float scale = scale_of(layout, key.scales, column);
+#pragma unroll
+        for (int e = 0; e < OF_LANE; e++) {
+            const bool halves = layout.element == KV_ELEMENT_E2M1;
+            const uint8_t byte = __ldg(key.token + (halves ? (column + e) / 2 : column + e));
+            const float code =
+                halves ? num_from_e2m1((uint8_t)(byte >> 4 * (e % 2) & 15)) : num_from_e4m3(byte);
+            to[e] = num_from_bf16(num_to_bf16(code * scale));
+        }
+    }
+
+    /* Keys of the queries' type. */
+    DEVICE void load(const uint8_t *token, int d_qk)
+    {
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+#pragma unroll
+            for (int e = 0; e < OF_LANE; e++) v[g][e] = value_16<Element>(token + 2 * (column_of(g) + e));
+#pragma unroll
+        for (int e = 0; e < TAIL; e++)
+            tail[e] = d_qk > D_V ? value_16<Element>(token + 2 * (D_V + TAIL * lane_of_warp() + e)) : 0.0f;
+    }
+
+    /* Keys of any format. */
+    DEVICE void load(const RowKey &key, int d_qk)
+    {
+        if (key.format == KV_BF16 || key.format == KV_FP16) {
+            load(key.place.token, d_qk);
+            return;
+        }
+        const struct kv_layout layout = kv_layout_of((enum kv_format)key.format, d_qk);
+        const uint8_t *rope = key.place.token + layout.rope_offset;
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
             const int column = column_of(g);
-            if constexpr (FORMAT == KV_FP8_656 || FORMAT == KV_FP8_584) {
-                if (column < layout.nope) {
-                    const float scale = scale_of(key.scales, column);
-#pragma unroll
-                    for (int e = 0; e < OF_LANE; e++)
-                        v[g][e] =
-                            num_from_bf16(num_to_bf16(num_from_e4m3(__ldg(key.token + column + e)) * scale));
-                    continue;
-                }
+            if (column < layout.nope) {
+                load_codes(v[g], layout, key.place, column);
+                continue;
             }
-            const int rope = FORMAT == KV_FP8_584 ? layout.rope_offset - 2 * layout.nope : 0;
 #pragma unroll
-            for (int e = 0; e < OF_LANE; e++) v[g][e] = value_16(key.token + rope + 2 * (column + e));
+            for (int e = 0; e < OF_LANE; e++) v[g][e] = value_16<Bf16>(rope + 2 * (column + e - layout.nope));
         }
-        const int rope = FORMAT == KV_FP8_656 ? layout.rope_offset : 2 * D_V;
 #pragma unroll
         for (int e = 0; e < TAIL; e++)
-            tail[e] = d_qk > D_V ? value_16(key.token + rope + 2 * (TAIL * lane_of_warp() + e)) : 0.0f;
+            tail[e] = d_qk > D_V ? value_16<Bf16>(rope + 2 * (TAIL * lane_of_warp() + e)) : 0.0f;
     }
 };
 
-template <enum kv_format FORMAT, typename Element> struct SparseRow {
+/* BYTES: of keys of any format; else of keys of the queries' type. */
+template <bool BYTES, typename Element> struct SparseRow {
     const int d_qk;
     const float scale;
     float q[GROUPS][OF_LANE], q_tail[TAIL];
@@ -94,10 +138,13 @@ template <enum kv_format FORMAT, typename Element> struct SparseRow {
             q_tail[e] = d_qk > D_V ? Element::to_float(__ldg(from + D_V + TAIL * lane_of_warp() + e)) : 0.0f;
     }
 
-    DEVICE void add_key(const KeyPlace &key)
+    DEVICE void add_key(const RowKey &key)
     {
-        KeyValues<FORMAT> k;
-        k.load(key, d_qk);
+        KeyValues<Element> k;
+        if constexpr (BYTES)
+            k.load(key, d_qk);
+        else
+            k.load(key.place.token, d_qk);
         float dot = 0.0f;
 #pragma unroll
         for (int i = 0; i < GROUPS * OF_LANE; i++)
@@ -122,14 +169,19 @@ template <enum kv_format FORMAT, typename Element> struct SparseRow {
 #pragma unroll 1
         for (int64_t first = begin; first < end; first += 32) {
             const int64_t at = first + lane_of_warp();
-            const KeyPlace mine = at < end ? place((int)at) : KeyPlace{NULL, NULL};
-            uint32_t there = __ballot_sync(~0u, mine.token != NULL);
+            const RowKey mine = at < end ? place((int)at) : RowKey{{NULL, NULL}, 0};
+            uint32_t there = __ballot_sync(~0u, mine.place.token != NULL);
 #pragma unroll 1
             for (; there; there &= there - 1) {
                 const int source = __ffs((int)there) - 1;
-                const KeyPlace key = {
-                    (const uint8_t *)__shfl_sync(~0u, (unsigned long long)mine.token, source),
-                    (const uint8_t *)__shfl_sync(~0u, (unsigned long long)mine.scales, source)};
+                RowKey key = {};
+                key.place.token =
+                    (const uint8_t *)__shfl_sync(~0u, (unsigned long long)mine.place.token, source);
+                if constexpr (BYTES) {
+                    key.place.scales =
+                        (const uint8_t *)__shfl_sync(~0u, (unsigned long long)mine.place.scales, source);
+                    key.format = __shfl_sync(~0u, mine.format, source);
+                }
                 add_key(key);
             }
         }

@@ -87,6 +87,14 @@ DEVICE KeyPlace place_of_key(const struct sparse_cache_params &cache, int index)
                                         : token + layout.scale_offset};
 }
 
+/* The same where scales stand in tokens or behind those of a page, as the cache says. */
+DEVICE KeyPlace place_of_key_as_told(const struct sparse_cache_params &cache, int index)
+{
+    const int page = fast_divide(index, cache.page_divisor), slot = index - page * cache.page_size;
+    const uint8_t *data = cache.data + page * cache.page_bytes;
+    return {data + slot * cache.slot_bytes, data + cache.scale_base + slot * cache.scale_step};
+}
+
 template <enum kv_format FORMAT> DEVICE KeyPlace key_place(const struct sparse_cache_params &cache, int index)
 {
     return names_key(cache, index) ? place_of_key<FORMAT>(cache, index) : KeyPlace{NULL, NULL};

@@ -25,6 +25,22 @@ static bool cache_aligned(const struct key_view *keys)
     return cuda_rows_aligned(keys->data, several, steps, 2, 1, ALIGNMENT);
 }
 
+struct sm90_sparse_formats sm90_sparse_decode_formats(const struct attention_problem *p)
+{
+    const enum kv_format first = kv_unsplit(p->keys[0].format), second = kv_unsplit(p->keys[1].format);
+    if (first != KV_FP4_288 && second != KV_FP4_288) return (struct sm90_sparse_formats){first, false};
+    const enum kv_format other = first == KV_FP4_288 ? second : first;
+    return (struct sm90_sparse_formats){other == KV_FP4_288 ? KV_FP8_528 : other, true};
+}
+
+/* Both of one format, or FP4_288 beside one whose kernels know it. */
+static bool formats_go_together(const struct attention_problem *p)
+{
+    const struct sm90_sparse_formats formats = sm90_sparse_decode_formats(p);
+    if (formats.some_fp4) return formats.format == KV_FP8_528 || formats.format == KV_FP8_528_F32;
+    return kv_unsplit(p->keys[0].format) == kv_unsplit(p->keys[1].format);
+}
+
 const char *sm90_sparse_decode_refuses(const struct attention_problem *p, const char **argument)
 {
     const int64_t shape[] = {p->b, p->s_q, p->h_q};
@@ -37,6 +53,9 @@ const char *sm90_sparse_decode_refuses(const struct attention_problem *p, const 
     *argument = "kv_cache";
     if (!cache_aligned(&p->keys[0].k))
         return "takes a cache whose base and strides are multiples of 16 bytes";
+    *argument = "extra_kv_format";
+    if (!formats_go_together(p))
+        return "takes two caches of one format, or of FP4_288 and FP8_528 or FP8_528_F32, split or not";
     *argument = "extra_kv_cache";
     /* Without entries too, so that a request's kernel is the same whatever room its lists have. */
     if (!cache_aligned(&p->keys[1].k))
@@ -134,14 +153,43 @@ int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape)
     return (int32_t)(partitions < MOST_PARTITIONS ? partitions : MOST_PARTITIONS);
 }
 
-/* Pieces of as few blocks as there may be let more partitions stay idle: of one block, and of two with large tiles, for where one
- * would do there are few units. */
+/* The fewest blocks of a piece that a kernel is given by a plan: where one block would do for large tiles there are few units. */
+static int64_t least_piece(int64_t heads)
+{
+    return heads == SM90_SPARSE_DECODE_SMALL_HEADS ? 1 : 2;
+}
+
+/* The most partitions of one of the kernels. Among batches in which each request has as many workers the largest one has most. */
+static int64_t rows_of(struct sm90_sparse_shape shape, int64_t heads)
+{
+    const int64_t at_once = workers_at_once(&shape, heads), blocks = blocks_of(&shape);
+    int64_t most = at_once;
+    for (shape.b = at_once / 2; shape.b >= 1; shape.b = at_once / (at_once / shape.b + 1)) {
+        const int64_t piece = even_piece(&shape, heads);
+        if (piece < least_piece(heads) || piece > FEW_BLOCKS || piece >= blocks) continue;
+        const int64_t partitions = cuda_ceil_div(shape.b * (blocks + PLAN_OVERHEAD), piece);
+        if (partitions > most) most = partitions;
+    }
+    return most;
+}
+
+int32_t sm90_sparse_decode_rows(const struct sm90_sparse_shape *shape)
+{
+    int64_t most = rows_of(*shape, SM90_SPARSE_DECODE_SMALL_HEADS);
+    if (shape->h_q > SM90_SPARSE_DECODE_SMALL_HEADS) {
+        const int64_t large = rows_of(*shape, SM90_SPARSE_DECODE_HEADS);
+        if (large > most) most = large;
+    }
+    return (int32_t)(most < MOST_PARTITIONS ? most : MOST_PARTITIONS);
+}
+
+/* Pieces of as few blocks as there may be let more partitions stay idle. */
 int32_t sm90_sparse_decode_most_partitions(const struct sm90_sparse_shape *shape, int64_t tiles, int heads)
 {
     const int64_t at_once = workers_of_tiles(shape, tiles, heads), blocks = blocks_of(shape);
-    const int64_t piece = heads == SM90_SPARSE_DECODE_SMALL_HEADS ? 1 : 2;
+    const int64_t piece = least_piece(heads);
     int64_t most = at_once;
-    for (int64_t b = 1; b <= shape->b && b <= at_once / 2; b++) {
+    for (int64_t b = 1; b <= at_once / 2; b++) {
         const int64_t of_request = piece * (at_once / b), some = of_request < blocks ? of_request : blocks;
         const int64_t partitions = some > piece ? cuda_ceil_div(b * (some + PLAN_OVERHEAD), piece) : b;
         if (partitions > most) most = partitions;

@@ -21,6 +21,15 @@ enum { SM90_SPARSE_DECODE_FEW_KEYS = 512 };
 /* NULL if it takes the problem; else what it takes, and which argument differs. */
 const char *sm90_sparse_decode_refuses(const struct attention_problem *problem, const char **argument);
 
+/* Which of the kernels over caches of bytes takes the formats of both: whose `format` it is, and whether some blocks of keys have FP4.
+ * The queries' kernels, over caches of their type, are found alike. */
+struct sm90_sparse_formats {
+    enum kv_format format;
+    bool some_fp4;
+};
+
+struct sm90_sparse_formats sm90_sparse_decode_formats(const struct attention_problem *problem);
+
 /* As far as the choice depends on a call. */
 struct sm90_sparse_shape {
     int64_t b, s_q, h_q, topk, extra_topk;
@@ -44,8 +53,12 @@ int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int head
  * can be. Of the shape alone, with lengths or without: a plan is needed only with them, or where there are many keys. */
 int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape);
 
-/* The most that it answers where requests have `tiles` tiles of so many heads, and of everything else at most what the shape
- * says, of b 0 too. It is never less for fewer tiles; 1 where there are more tiles than half of what fits the GPU at a time. */
+/* The most that it answers for the shape with any b, which is not looked at: the rows of a plan that may be copied over that of
+ * another batch. */
+int32_t sm90_sparse_decode_rows(const struct sm90_sparse_shape *shape);
+
+/* The most rows where requests have `tiles` tiles of so many heads, any b, and lists at most as long as the shape says. It is never
+ * less for fewer tiles; 1 where there are more tiles than half of what fits the GPU at a time. */
 int32_t sm90_sparse_decode_most_partitions(const struct sm90_sparse_shape *shape, int64_t tiles, int heads);
 
 #endif

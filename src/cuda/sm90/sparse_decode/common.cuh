@@ -21,35 +21,66 @@ DEVICE int warp()
     return (int)(fresh_thread() / 32);
 }
 
-/* A token is chunks of 64 codes, and 64 bf16 values: of K alone, or, V's last tile, of both. */
-template <enum kv_format FORMAT_> struct Format {
+/* Which blocks of keys have FP4 codes: a block's keys are all of one cache. */
+enum Fp4Blocks { NO_BLOCKS, ALL_BLOCKS, BLOCKS_OF_SOME_CACHE };
+
+/* A token is chunks of 64 codes, and with FP8_656 and FP8_584 64 bf16 values: of K alone, or, V's last tile, of both. FP8_528 and
+ * FP4_288 stand for their split forms too. FP4: which blocks have FP4_288 in place of FORMAT. */
+template <enum kv_format FORMAT_, Fp4Blocks FP4_ = FORMAT_ == KV_FP4_288 ? ALL_BLOCKS : NO_BLOCKS>
+struct Format {
     static constexpr enum kv_format FORMAT = FORMAT_;
+    static constexpr Fp4Blocks FP4 = FP4_;
     static constexpr bool PREFILL = false, ONE_PIECE = false;
+    /* With more, ptxas converts chunks long before their turn, which takes some 5 % longer; with fewer these formats spill. */
     static constexpr int SCORE_REGISTERS =
-        160; /* with more, ptxas converts chunks long before their turn: some 5 % slower */
-    static constexpr bool ROPE_IS_V = FORMAT == KV_FP8_584;
+        FORMAT == KV_FP8_528_F32 || (FORMAT == KV_FP8_528 && FP4 == NO_BLOCKS) ? 168 : 160;
+    static constexpr bool ROPE_IS_V = FORMAT == KV_FP8_584, HAS_ROPE = ROPE_IS_V || FORMAT == KV_FP8_656;
     static constexpr int CODE_CHUNKS = ROPE_IS_V ? 7 : 8;
-    static constexpr int ROPE_TILE = CODE_CHUNKS; /* of Q, and of V if it is in V */
-    static constexpr int Q_TILES = CODE_CHUNKS + 1;
+    static constexpr int ROPE_TILE = HAS_ROPE ? CODE_CHUNKS : -1; /* of Q, and of V if it is in V */
+    static constexpr int Q_TILES = CODE_CHUNKS + HAS_ROPE;
     static constexpr int ROPE_OFFSET = ROPE_IS_V ? 448 : 528;
-    static constexpr int SCALE_WORDS = ROPE_IS_V ? 2 : 4; /* of a key */
+    static constexpr bool F32_SCALES = FORMAT == KV_FP8_656 || FORMAT == KV_FP8_528_F32;
+    static constexpr bool NEXT_PIECE_IN_SHARED = ROPE_IS_V || FP4 == BLOCKS_OF_SOME_CACHE;
+    static constexpr int SCALE_WORDS = F32_SCALES ? 4 : 2; /* of a key */
+
+    /* Has a block FP4 codes, of which this is said? */
+    static DEVICE bool fp4(bool said) { return FP4 == ALL_BLOCKS || (FP4 == BLOCKS_OF_SOME_CACHE && said); }
+
+    static DEVICE KeyPlace place(const struct sparse_cache_params &cache, int index)
+    {
+        if constexpr (HAS_ROPE) return place_of_key<FORMAT>(cache, index);
+        return place_of_key_as_told(cache, index);
+    }
 };
+
+using Fp8_656 = Format<KV_FP8_656>;
+using Fp8_584 = Format<KV_FP8_584>;
+using Fp8_528 = Format<KV_FP8_528>;
+using Fp8_528_F32 = Format<KV_FP8_528_F32>;
+using Fp4_288 = Format<KV_FP4_288>;
+using Fp8_528_Or_Fp4 = Format<KV_FP8_528, BLOCKS_OF_SOME_CACHE>;
+using Fp8_528_F32_Or_Fp4 = Format<KV_FP8_528_F32, BLOCKS_OF_SOME_CACHE>;
+
+DEVICE bool has_fp4(const struct sparse_cache_params &cache)
+{
+    return cache.format == KV_FP4_288 || cache.format == KV_FP4_288_SPLIT;
+}
 
 /* A block of threads has one piece, the first of its list, if there is any: a part of a request, of which it joins a share
  * (join_share.cuh). This is less code, which all comes with the launch. Where lists have lengths, a request's keys are shared out among
  * as many blocks of threads as there are for all that it could have; a list's step is then the keys of a part. */
-template <enum kv_format FORMAT> struct OnePieceFormat : Format<FORMAT> {
+template <typename F> struct OnePieceFormat : F {
     static constexpr bool ONE_PIECE = true;
 };
 
 /* Of sparse prefill: requests are tokens, none is cut, and workers take them in turns. Largest scores are asked for. */
-template <enum kv_format FORMAT> struct PrefillFormat : Format<FORMAT> {
+template <typename F> struct PrefillFormat : F {
     static constexpr bool PREFILL = true;
     static constexpr int SCORE_REGISTERS = 168; /* with 160 FP8_584's kernel spills */
 };
 
 /* The same of few tokens, whose lists are cut into parts as decode's of few keys are. */
-template <enum kv_format FORMAT> struct PrefillPartFormat : PrefillFormat<FORMAT> {
+template <typename F> struct PrefillPartFormat : PrefillFormat<F> {
     static constexpr bool ONE_PIECE = true;
 };
 

@@ -43,6 +43,33 @@ DEVICE void convert_codes(uint32_t codes, float scale, uint32_t &low, uint32_t &
     high = Bf16::pack(Fp16::to_float((uint16_t)b) * scale, Fp16::to_float((uint16_t)(b >> 16)) * scale);
 }
 
+/* Eight e2m1 codes to e4m3 codes of 2^-6 of their values, in the same order. */
+DEVICE uint2 e4m3_of_e2m1(uint32_t codes)
+{
+    constexpr uint32_t SIGNS = 0x80808080, MAGNITUDES = 0x1c1c1c1c;
+    const uint32_t even = (codes << 4 & SIGNS) | (codes << 2 & MAGNITUDES),
+                   odd = (codes & SIGNS) | (codes >> 2 & MAGNITUDES);
+    return make_uint2(__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362));
+}
+
+static constexpr float E2M1_IN_E4M3 = 64.0f; /* what the scale makes good */
+
+/* An e4m3 scale of e4m3_of_e2m1's codes, for either conversion: fp16 holds all of them, and their products with codes. */
+template <typename Element> DEVICE auto fp4_scale(uint32_t code)
+{
+    uint32_t twice;
+    asm("{\n.reg .b16 x;\ncvt.u16.u32 x, %1;\ncvt.rn.f16x2.e4m3x2 %0, x;\n}"
+        : "=r"(twice)
+        : "r"(code * 0x101u));
+    if constexpr (Element::IS_BF16) {
+        return Fp16::to_float((uint16_t)twice) * E2M1_IN_E4M3;
+    } else {
+        const uint32_t by = Fp16::pack(E2M1_IN_E4M3, E2M1_IN_E4M3);
+        asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(twice) : "r"(by));
+        return twice;
+    }
+}
+
 /* Two bf16 values to what is multiplied. */
 template <typename Element> DEVICE uint32_t convert_bf16x2(uint32_t word)
 {
@@ -63,23 +90,46 @@ DEVICE bool too_large_for_fp16(uint32_t word)
     return (word & 0x7fffu) >= BF16_TOO_LARGE || (word >> 16 & 0x7fffu) >= BF16_TOO_LARGE;
 }
 
-/* The scales of a key. */
+/* Of what four lanes read of a key, the lane's scales: a byte a chunk. Of FP8_528 a chunk has two scales, of FP4_288 four. */
+DEVICE uint32_t scales_of_32(uint32_t a, uint32_t b)
+{
+    return __byte_perm(a, b, lane() % 4 < 2 ? 0x6420 : 0x7531);
+}
+
+DEVICE uint32_t scales_of_16(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    const uint32_t which = 0x40u + 0x11u * (uint32_t)(lane() % 4);
+    return __byte_perm(__byte_perm(a, b, which), __byte_perm(c, d, which), 0x5410);
+}
+
+/* The scales of a key: four of 32 bits, or a code for each chunk, of the lane's 16 values where a chunk has several. */
 template <typename F> struct Scales {
     uint32_t word[F::SCALE_WORDS];
 
-    DEVICE void load(uint32_t from)
+    DEVICE void load(uint32_t from, bool fp4)
     {
         const uint4 words = load_shared_16(from);
-        word[0] = words.x, word[1] = words.y;
-        if constexpr (!F::ROPE_IS_V) word[2] = words.z, word[3] = words.w;
+        if (F::fp4(fp4)) {
+            const uint4 more = load_shared_16(from + 16);
+            word[0] = scales_of_16(words.x, words.y, words.z, words.w);
+            word[1] = scales_of_16(more.x, more.y, more.z, more.w);
+        } else if constexpr (F::F32_SCALES) {
+            word[0] = words.x, word[1] = words.y, word[2] = words.z, word[3] = words.w;
+        } else if constexpr (F::ROPE_IS_V) {
+            word[0] = words.x, word[1] = words.y;
+        } else {
+            word[0] = scales_of_32(words.x, words.y), word[1] = scales_of_32(words.z, words.w);
+        }
     }
 
     /* Does fp16 hold what the codes make with them? */
-    DEVICE bool fit(float softmax_scale) const
+    DEVICE bool fit(float softmax_scale, bool fp4) const
     {
-        if constexpr (F::ROPE_IS_V) {
+        if (F::fp4(fp4)) return true;
+        if constexpr (!F::F32_SCALES) {
             constexpr uint32_t all = SCALE_CODES * 0x01010101u;
-            return !((word[0] ^ all) & 0xf0f0f0f0u) & !((word[1] ^ all) & 0x00f0f0f0u);
+            constexpr uint32_t last = F::ROPE_IS_V ? 0x00f0f0f0u : 0xf0f0f0f0u; /* seven scales, or eight */
+            return !((word[0] ^ all) & 0xf0f0f0f0u) & !((word[1] ^ all) & last);
         } else {
             const uint32_t fraction = softmax_scale > MOST_SOFTMAX_SCALE_FOR_ROUNDED ? 0x007fffffu : 0;
             uint32_t most = 0, least = ~0u, odd = 0;
@@ -94,11 +144,17 @@ template <typename F> struct Scales {
     template <typename Element> DEVICE auto of_chunk(int chunk) const
     {
         if constexpr (Element::IS_BF16) {
-            return F::ROPE_IS_V ? num_from_ue8m0((uint8_t)code_of(chunk)) : __uint_as_float(word_of(chunk));
+            return F::F32_SCALES ? __uint_as_float(word_of(chunk)) : num_from_ue8m0((uint8_t)code_of(chunk));
         } else {
-            const float scale = __uint_as_float(F::ROPE_IS_V ? code_of(chunk) << 23 : word_of(chunk));
+            const float scale = __uint_as_float(F::F32_SCALES ? word_of(chunk) : code_of(chunk) << 23);
             return Fp16::pack(scale, scale);
         }
+    }
+
+    /* The same where codes are FP4. */
+    template <typename Element> DEVICE auto fp4_of_chunk(int chunk) const
+    {
+        return fp4_scale<Element>(code_of(chunk));
     }
 
   private:
@@ -107,7 +163,7 @@ template <typename F> struct Scales {
         return word[chunk / 2 % F::SCALE_WORDS];
     }
 
-    DEVICE uint32_t code_of(int chunk) const /* ue8m0 */
+    DEVICE uint32_t code_of(int chunk) const /* ue8m0, of FP4 e4m3 */
     {
         return word[chunk / 4 % F::SCALE_WORDS] >> (8 * (chunk % 4)) & 0xffu;
     }

@@ -19,6 +19,7 @@ template <typename F> struct Keys {
     const uint8_t *token[2], *scales; /* of the block whose raw keys are asked for */
     bool over;                        /* no piece is left whose indices are to be loaded */
     bool there[2];                    /* a key is; where none is nothing is read */
+    bool fp4;                         /* of the same block: F::fp4 is told this */
     uint32_t rope;                    /* where the thread's rope values of the block are that is taken next */
 
     DEVICE Keys(const struct sparse_decode_params &params, Shared &memory)
@@ -36,10 +37,10 @@ template <typename F> struct Keys {
 
     DEVICE Shared::Ahead &ahead() { return shared.ahead[warp()]; }
 
-    /* Of the list: the piece whose indices are loaded next. FP8_584's kernel has no register for it. */
+    /* Of the list: the piece whose indices are loaded next. Some kernels have no register for it. */
     DEVICE int next_piece()
     {
-        if constexpr (F::ROPE_IS_V)
+        if constexpr (F::NEXT_PIECE_IN_SHARED)
             return ahead().next_piece;
         else
             return own_next_piece;
@@ -47,7 +48,7 @@ template <typename F> struct Keys {
 
     DEVICE void set_next_piece(int which)
     {
-        if constexpr (!F::ROPE_IS_V) {
+        if constexpr (!F::NEXT_PIECE_IN_SHARED) {
             own_next_piece = which;
             return;
         }
@@ -113,15 +114,32 @@ template <typename F> struct Keys {
 #pragma unroll
         for (int i = 0; i < 2; i++) { /* without branches, so that neither key waits for the other */
             there[i] = names_key(cache, index[i]);
-            place[i] = place_of_key<F::FORMAT>(cache, there[i] ? index[i] : 0);
+            place[i] = F::place(cache, there[i] ? index[i] : 0);
             token[i] = place[i].token + 16 * (lane() % 4);
         }
         scales = lane() % 2 ? place[1].scales : place[0].scales;
+        if constexpr (F::FP4 == BLOCKS_OF_SOME_CACHE) fp4 = has_fp4(cache);
     }
 
     DEVICE uint32_t raw_at(int c, int i) const
     {
         return SHARED_AT(base, raw) + (uint32_t)((c * 2 + i) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
+    }
+
+    /* Raw keys of FP4: 16 bytes of a key are of two lanes, and what a thread asks for others read: chunk c's are two of the four units
+     * asked for with the even chunk. */
+    DEVICE uint32_t first_raw(bool fp4_now) const
+    {
+        return raw_at(0, 0) - (F::fp4(fp4_now) ? 8 * (threadIdx.x % 4) : 0);
+    }
+
+    /* Of a block, the raw keys of chunk c that the thread converts. */
+    static DEVICE uint4 take_raw(uint32_t first, int c, int i, bool fp4_now)
+    {
+        constexpr uint32_t ROW = WARPGROUP_THREADS * 16;
+        if (!F::fp4(fp4_now)) return load_shared_16(first + (uint32_t)(c * 2 + i) * ROW);
+        const uint2 half = load_shared_8(first + (uint32_t)((c & ~1) * 2 + i) * ROW + 32 * (uint32_t)(c & 1));
+        return make_uint4(half.x, half.y, 0, 0);
     }
 
     DEVICE uint32_t rope_at(uint32_t rope_base, int i, int half) const
@@ -136,17 +154,25 @@ template <typename F> struct Keys {
         return F::ROPE_IS_V ? SHARED_AT(base, rope) + SHARED_AT(base, q[V_TILES]) - rope : rope;
     }
 
+    /* Formats without rope values have their place for up to 32 bytes of scales. */
     DEVICE uint32_t scales_at(int i) const
     {
-        return SHARED_AT(base, scale) + (uint32_t)key(i) * 16;
+        static_assert(sizeof(Shared::rope) >= KEYS * 32, "");
+        return F::HAS_ROPE ? SHARED_AT(base, scale) + (uint32_t)key(i) * 16
+                           : SHARED_AT(base, rope) + (uint32_t)key(i) * 32;
     }
 
     /* ---- Asking: a group of cp.async each, nine a block, always in the same order -------------------- */
 
+    /* Of FP4 two chunks with the even one, whose place other lanes have read. */
     DEVICE void ask_codes(int c)
     {
+        if (F::FP4 != NO_BLOCKS && c % 2 == 0) __syncwarp();
+        if (c % 2 == 0 || !F::fp4(fp4))
 #pragma unroll
-        for (int i = 0; i < 2; i++) cp_async_16(raw_at(c, i), token[i] + LINE_ELEMENTS * c, there[i]);
+            for (int i = 0; i < 2; i++)
+                cp_async_16(raw_at(c, i), token[i] + (F::fp4(fp4) ? LINE_ELEMENTS / 2 : LINE_ELEMENTS) * c,
+                            there[i]);
         cp_async_commit();
     }
 
@@ -164,18 +190,18 @@ template <typename F> struct Keys {
 
     DEVICE void copy_scales()
     {
-        const int i = lane() % 4;
+        const int i = lane() % 2, half = lane() % 4 / 2;
         const bool valid = i ? there[1] : there[0];
-        if (i >= 2) return;
+        if (half && !F::fp4(fp4)) return;
         if constexpr (F::ROPE_IS_V)
             cp_async_8(scales_at(i), scales, valid);
         else
-            cp_async_16(scales_at(i), scales, valid);
+            cp_async_16(scales_at(i) + 16 * (uint32_t)half, scales + 16 * half, valid);
     }
 
     DEVICE void ask_first(uint32_t rope_to)
     {
-        copy_rope(rope_to);
+        if constexpr (F::HAS_ROPE) copy_rope(rope_to);
         copy_scales();
         cp_async_commit();
     }

@@ -18,13 +18,15 @@ static const char *refuses(const struct attention_problem *p, const char **argum
     return why ? why : sm90_sparse_decode_refuses(p, argument);
 }
 
-/* Keys of a chunk; 0: by a plan, which evens out what lengths differ in. Partitions that the caller names are followed.
- * `partitions`: those of the default. */
-static int32_t chunk_of(const struct attention_problem *p, const struct sm90_sparse_shape *shape, int heads,
-                        int32_t partitions)
+/* Keys of a chunk; 0: by a plan, which evens out what lengths differ in. Partitions that the caller names are followed, unless
+ * they are as many as the default, or as a plan by the default has rows. */
+static int32_t chunk_of(const struct attention_problem *p, const struct sm90_sparse_shape *shape, int heads)
 {
     const bool rows = p->format == KV_BF16 || p->format == KV_FP16;
-    if (p->num_partitions && p->num_partitions != partitions) return 0;
+    const int32_t partitions = sm90_sparse_decode_partitions(shape);
+    if (p->num_partitions && p->num_partitions != partitions &&
+        p->num_partitions != sm90_sparse_decode_rows(shape))
+        return 0;
     const int64_t keys = sm90_sparse_decode_chunk(shape, heads);
     if (!keys) return 0;
     if (shape->lengths && (rows || keys > SM90_SPARSE_DECODE_FEW_KEYS)) return 0;
@@ -33,6 +35,17 @@ static int32_t chunk_of(const struct attention_problem *p, const struct sm90_spa
     const int64_t fit = partitions > 1 ? 2 * (int64_t)partitions / p->b : 1, most = fit > 1 ? fit : 1,
                   least_keys = cuda_ceil_div(cuda_ceil_div(p->capacity, PLAN_BLOCK), most) * PLAN_BLOCK;
     return (int32_t)(keys > least_keys ? keys : least_keys);
+}
+
+/* Variants of the kernels over caches of bytes. */
+enum { TOGETHER = 2, SOME_FP4 = 4 };
+
+static struct cuda_kernel *kernel_of(const struct attention_problem *p, int heads, int variant)
+{
+    const struct sm90_sparse_formats formats = sm90_sparse_decode_formats(p);
+    return cuda_kernel_of(
+        (struct cuda_key){heads == SMALL ? CUDA_SM90_SPARSE_DECODE_SMALL : CUDA_SM90_SPARSE_DECODE,
+                          p->element, formats.format, variant + (formats.some_fp4 ? SOME_FP4 : 0)});
 }
 
 /* Where all blocks of threads are at work at the same time, those that have the parts of a tile join them. */
@@ -44,8 +57,7 @@ static void meet_to_join(const struct attention_problem *p, int heads, struct cu
                       cuda_blocks(p, w) <= of_sm * w->device->sms;
     if (!w->joins_itself) return;
     w->flags |= LAUNCH_TOGETHER;
-    w->kernel = cuda_kernel_of((struct cuda_key){
-        heads == SMALL ? CUDA_SM90_SPARSE_DECODE_SMALL : CUDA_SM90_SPARSE_DECODE, p->element, p->format, 2});
+    w->kernel = kernel_of(p, heads, TOGETHER);
 }
 
 static fmla_status prepare_tiles(const struct attention_problem *p, int heads, struct cuda_work *w)
@@ -53,14 +65,11 @@ static fmla_status prepare_tiles(const struct attention_problem *p, int heads, s
     const struct sm90_sparse_shape shape = sm90_sparse_shape_of(p, w->device->sms);
     const bool rows = p->format == KV_BF16 || p->format == KV_FP16; /* of the queries' type */
     fmla_status status = cuda_sparse_prepare(p, tiles_of(p, heads), w);
-    w->kernel = cuda_kernel_of(
-        (struct cuda_key){heads == SMALL ? CUDA_SM90_SPARSE_DECODE_SMALL : CUDA_SM90_SPARSE_DECODE,
-                          p->element, p->format, rows && p->d_qk > p->d_v});
+    w->kernel = kernel_of(p, heads, rows && p->d_qk > p->d_v);
     w->flags = LAUNCH_OVERLAP, w->slots_in_halves = true;
     if (status || w->chunk_keys || p->bound) return status;
     const size_t bytes = w->bytes; /* that of a plan, which other kernels of the device would go by */
-    w->chunk_keys = chunk_of(p, &shape, heads,
-                             p->num_partitions ? sm90_sparse_decode_partitions(&shape) : w->num_partitions);
+    w->chunk_keys = chunk_of(p, &shape, heads);
     w->chunks_at_once = true;
     if (w->chunk_keys) status = cuda_lay_out(p, w);
     if (w->chunk_keys && !rows) meet_to_join(p, heads, w);

@@ -157,13 +157,14 @@ DEVICE void load_queries(const struct sparse_decode_params &p, int request, Shar
 {
     enum { ON_THEIR_WAY = 2 };
     const auto first_tile = [](int group) { return group ? 2 * group - 2 : (int)F::ROPE_TILE; };
+    const auto has_one = [](int group) { return F::HAS_ROPE || group; };
     const auto has_two = [&](int group) { return group && first_tile(group) + 1 < F::CODE_CHUNKS; };
     const QueryWay<F> way(p, request, base);
     const int behind = count ? (int)ON_THEIR_WAY : (int)Q_GROUPS;
     uint32_t most = 0;
 #pragma unroll 1
     for (int step = 0; step < Q_GROUPS + behind; step++) {
-        if (step < Q_GROUPS) {
+        if (step < Q_GROUPS && has_one(step)) {
             mbarrier_wait(SHARED_AT(base, q_free) + 8 * (uint32_t)step, (count & 1) ^ 1);
             way.ask(p, first_tile(step));
             if (has_two(step)) way.ask(p, first_tile(step) + 1);
@@ -172,6 +173,7 @@ DEVICE void load_queries(const struct sparse_decode_params &p, int request, Shar
         if (step < behind) continue;
         cp_async_wait<ON_THEIR_WAY>();
         const int group = step - behind, tile = first_tile(group);
+        if (!has_one(group)) continue;
         const bool two = has_two(group);
         typename QueryWay<F>::Chunks x[2];
         way.take(tile, x[0]);

@@ -16,6 +16,7 @@ template <typename F> struct Scores {
     Scales<F> scales[2];
     uint4 raw[3][2], rope[2][2];
     bool valid[2], next_valid[2];
+    bool fp4; /* of the block, or, once that has its scores, of the next one: F::fp4 is told this */
     float s[32];
     Softmax<Shared, F::PREFILL> softmax;
     uint32_t half, half_parity; /* of V: the next one to fill */
@@ -28,11 +29,11 @@ template <typename F> struct Scores {
     }
 
     /* Chunk c of this block, from shared memory. */
-    DEVICE void take_chunk(int c)
+    DEVICE void take_chunk(uint32_t first, int c)
     {
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            if (c < F::CODE_CHUNKS) raw[c % 3][i] = load_shared_16(keys.raw_at(c, i));
+            if (c < F::CODE_CHUNKS) raw[c % 3][i] = keys.take_raw(first, c, i, fp4);
         if (F::ROPE_IS_V && c == F::ROPE_TILE) take_rope();
     }
 
@@ -52,14 +53,15 @@ template <typename F> struct Scores {
         __syncwarp();
         bool fits = true;
         uint32_t most[4] = {0, 0, 0, 0};
-        take_rope();
-        scales[0].load(keys.scales_at(0)), scales[1].load(keys.scales_at(1));
+        if constexpr (F::HAS_ROPE) take_rope();
+        fp4 = F::FP4 == BLOCKS_OF_SOME_CACHE && __any_sync(~0u, keys.fp4);
+        scales[0].load(keys.scales_at(0), fp4), scales[1].load(keys.scales_at(1), fp4);
         next_valid[0] = keys.there[0], next_valid[1] = keys.there[1];
         keys.take_indices(of_extra);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            fits &= scales[i].fit(F::PREFILL ? INFINITY : p.scale) |
-                    (F::ROPE_IS_V && !next_valid[i]); /* of no key: 0, which fits */
+            fits &= scales[i].fit(F::PREFILL ? INFINITY : p.scale, fp4) |
+                    (!F::F32_SCALES && !next_valid[i]); /* of no key: 0, which fits */
 #pragma unroll
             for (int h = 0; F::ROPE_IS_V && h < 2; h++) { /* else they are multiplied as bf16 in any case */
                 const uint4 &x = rope[i][h];
@@ -85,11 +87,24 @@ template <typename F> struct Scores {
             }
     }
 
-    template <typename Element> DEVICE void code_fragments(int c, uint32_t (&f)[4][4]) const
+    template <typename Element> DEVICE void code_fragments(int c, uint32_t (&f)[4][4])
     {
+        decltype(scales[0].template of_chunk<Element>(c)) scale[2];
+        if (F::fp4(fp4)) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint4 &x = raw[c % 3][i];
+                const uint2 low = e4m3_of_e2m1(x.x), high = e4m3_of_e2m1(x.y);
+                x = make_uint4(low.x, low.y, high.x, high.y);
+                scale[i] = scales[i].template fp4_of_chunk<Element>(c);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; i++) scale[i] = scales[i].template of_chunk<Element>(c);
+        }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const auto by = scales[i].template of_chunk<Element>(c);
+            const auto by = scale[i];
             const uint4 x = raw[c % 3][i];
             convert_codes(x.x, by, f[0][i], f[0][i + 2]), convert_codes(x.y, by, f[1][i], f[1][i + 2]);
             convert_codes(x.z, by, f[2][i], f[2][i + 2]), convert_codes(x.w, by, f[3][i], f[3][i + 2]);
@@ -112,12 +127,16 @@ template <typename F> struct Scores {
     template <typename Element> DEVICE bool score_block(bool last)
     {
         cp_async_wait<5>(); /* chunks 0 to 2; from here on always the oldest but six */
-        take_chunk(0), take_chunk(1), take_chunk(2);
+        if constexpr (F::FP4 != NO_BLOCKS) __syncwarp();
+        const uint32_t first = keys.first_raw(fp4);
+        take_chunk(first, 0), take_chunk(first, 1), take_chunk(first, 2);
         valid[0] = next_valid[0], valid[1] = next_valid[1];
         uint32_t frag[2][4][4];
-        rope_fragments<Bf16>(frag[1]);
         hold(s);
-        multiply_chunk<Bf16>(frag[1], F::ROPE_TILE, true);
+        if constexpr (F::HAS_ROPE) {
+            rope_fragments<Bf16>(frag[1]);
+            multiply_chunk<Bf16>(frag[1], F::ROPE_TILE, true);
+        }
         keys.load_indices();
         __syncwarp(); /* every lane has its scales */
         keys.ask_first(keys.next_rope());
@@ -139,12 +158,16 @@ template <typename F> struct Scores {
             }
             if (c < F::CODE_CHUNKS) {
                 code_fragments<Element>(c, f);
-                multiply_chunk<Element>(f, c, false);
+                multiply_chunk<Element>(f, c, !F::HAS_ROPE && c == 0);
             } else {
                 rope_fragments<Element>(f); /* V alone: K was first */
             }
             keys.ask_chunk(c);
-            if (c + 3 < V_TILES) cp_async_wait<6>(), take_chunk(c + 3);
+            if (c + 3 < V_TILES) {
+                cp_async_wait<6>();
+                if constexpr (F::FP4 != NO_BLOCKS) __syncwarp();
+                take_chunk(first, c + 3);
+            }
             if (c == V_TILES - 1)
                 of_extra = keys.read_of_extra(); /* before V's stores: it waits for what is before it */
 #pragma unroll

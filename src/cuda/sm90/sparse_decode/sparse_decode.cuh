@@ -72,8 +72,8 @@ template <typename F> DEVICE void sparse_decode(const struct sparse_decode_param
     }
 }
 
-#define SPARSE_DECODE_KERNEL(NAME, FORMAT)                                                                   \
-    DEFINE_KERNEL(NAME, sparse_decode_params, (THREADS, 1), sparse_decode<Format<FORMAT>>(p))
-#define SPARSE_DECODE_KERNEL_OF_ONE_PIECE(NAME, FORMAT)                                                      \
-    DEFINE_KERNEL(NAME, sparse_decode_sm90_params, (THREADS, 1),                                             \
+/* Both kernels of a format: that of one piece, and the other. */
+#define SPARSE_DECODE_KERNELS(NAME, FORMAT)                                                                  \
+    DEFINE_KERNEL(NAME, sparse_decode_params, (THREADS, 1), sparse_decode<FORMAT>(p))                        \
+    DEFINE_KERNEL(NAME##_together, sparse_decode_sm90_params, (THREADS, 1),                                  \
                   sparse_decode<OnePieceFormat<FORMAT>>(p.call))

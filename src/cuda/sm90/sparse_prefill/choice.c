@@ -31,12 +31,13 @@ const char *sm90_sparse_prefill_refuses(const struct attention_problem *p, const
             "takes FP8_584 pages whose base and stride are multiples of 16 bytes, as where an even "
             "page_size has no gaps behind it",
     };
+    static const char any_keys[] = "takes pages whose base and strides are multiples of 16 bytes";
     if (!p->b) return NULL;
     *argument = "q";
     if (!rows_possible(p, p->q, p->q_stride))
         return "takes queries whose base and strides are multiples of 16 bytes, strides of 16 to below 2^40";
     *argument = "kv";
-    if (!keys_aligned(p)) return keys[p->format];
+    if (!keys_aligned(p)) return keys[p->format] ? keys[p->format] : any_keys;
     *argument = "indices";
     if (p->capacity > MOST_ENTRIES) return "takes fewer than 2^31 - 256 entries of a token";
     *argument = "out";

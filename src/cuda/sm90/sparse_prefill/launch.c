@@ -82,8 +82,8 @@ static fmla_status launch_fp8(const struct cuda_scope *scope, const struct atten
         .max_stride = call.max_stride,
     };
     const struct cuda_launch launch = {
-        .kernel = cuda_kernel_of(
-            (struct cuda_key){CUDA_SM90_SPARSE_PREFILL, .element = p->element, .format = p->format}),
+        .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_SPARSE_PREFILL, .element = p->element,
+                                                   .format = kv_unsplit(p->format)}),
         .blocks = (int64_t)workers * call.tiles,
         .flags = LAUNCH_OVERLAP,
         .stream = p->stream,
@@ -103,8 +103,8 @@ static fmla_status launch_parts(const struct cuda_scope *scope, const struct att
         .max_stride = p->max_stride[0],
     };
     const struct cuda_launch launch = {
-        .kernel =
-            cuda_kernel_of((struct cuda_key){CUDA_SM90_SPARSE_PREFILL, p->element, p->format, .variant = 2}),
+        .kernel = cuda_kernel_of(
+            (struct cuda_key){CUDA_SM90_SPARSE_PREFILL, p->element, kv_unsplit(p->format), .variant = 2}),
         .blocks = cuda_blocks(p, w),
         .flags = LAUNCH_OVERLAP | LAUNCH_TOGETHER,
         .stream = p->stream,

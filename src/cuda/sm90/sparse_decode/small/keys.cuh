@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
  * The way of a block of threads through the keys: raw ones to registers, one block ahead, indices two. A thread has,
- * of two keys, 16 codes of every 64 of its half, 8 rope values and the scales. What an entry does not name is 0.
+ * of two keys, 16 codes of every 64 of its half, 8 rope values if there are any, and the scales. What an entry does not name is 0.
  */
 #pragma once
 
 #include "layout.cuh"
 
 template <typename F> struct SmallKeys : SmallPhase {
-    enum { SCALES = F::ROPE_IS_V ? 1 : 2 /* words */ };
+    /* Words of scales of a key's half. */
+    enum { SCALES = F::FP4 != NO_BLOCKS ? 4 : F::ROPE_IS_V ? 1 : 2 };
 
     using SmallPhase::SmallPhase;
     int at;    /* where the block begins whose indices are loaded next */
@@ -16,6 +17,7 @@ template <typename F> struct SmallKeys : SmallPhase {
     uint4 code[HALF_CHUNKS][2], rope[2];
     uint32_t scale[2][SCALES];
     bool there[2];
+    bool fp4; /* F::fp4 is told this of the block whose raw keys are asked for */
 
     /* A block begins at a multiple of 64 of the list, so that its entries are of one cache. */
     DEVICE void load_index()
@@ -35,29 +37,64 @@ template <typename F> struct SmallKeys : SmallPhase {
 
     DEVICE void ask()
     {
-        const KeyPlace place = key_place<F::FORMAT>(p.cache[at - KEYS >= shared.piece.extra_begin], index);
+        const struct sparse_cache_params &cache = p.cache[at - KEYS >= shared.piece.extra_begin];
+        const KeyPlace place = names_key(cache, index) ? F::place(cache, index) : KeyPlace{NULL, NULL};
         const int t = lane() % 4;
+        if constexpr (F::FP4 == BLOCKS_OF_SOME_CACHE) fp4 = has_fp4(cache);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int from = lane() / 4 + 8 * i;
             const uint8_t *const token = of_lane(place.token, from),
                                  *const scales =
-                                     F::ROPE_IS_V
-                                         ? of_lane(place.scales, from) + 4 * side()
-                                         : token + kv_layout_of(F::FORMAT, 0).scale_offset + 8 * side();
+                                     F::FORMAT == KV_FP8_656
+                                         ? token + kv_layout_of(F::FORMAT, 0).scale_offset + 8 * side()
+                                         : of_lane(place.scales, from);
             there[i] = token != NULL;
+            if (F::fp4(fp4)) {
+                ask_fp4(i, token, scales);
+                continue;
+            }
             /* Of FP8_584 the last chunk of the second half is rope values, which nobody takes for codes. */
             const uint8_t *const own = token + LINE_ELEMENTS * HALF_CHUNKS * side() + 16 * t;
 #pragma unroll
             for (int c = 0; c < HALF_CHUNKS; c++)
                 code[c][i] = load_or_zero_16(own + LINE_ELEMENTS * c, there[i]);
-            rope[i] = load_or_zero_16(token + F::ROPE_OFFSET + 64 * side() + 16 * t, there[i]);
+            if constexpr (F::HAS_ROPE)
+                rope[i] = load_or_zero_16(token + F::ROPE_OFFSET + 64 * side() + 16 * t, there[i]);
             if constexpr (F::ROPE_IS_V) {
-                scale[i][0] = load_or_zero_4(scales, there[i]);
+                scale[i][0] = load_or_zero_4(scales + 4 * side(), there[i]);
             } else {
-                const uint2 two = load_or_zero_8(scales, there[i]);
+                const uint2 two =
+                    load_or_zero_8(scales + (F::FORMAT == KV_FP8_656 ? 0 : 8 * side()), there[i]);
                 scale[i][0] = two.x, scale[i][1] = two.y;
             }
+        }
+    }
+
+    /* The same of key i of a block of FP4. */
+    DEVICE void ask_fp4(int i, const uint8_t *token, const uint8_t *scales)
+    {
+        const uint8_t *const own = token + LINE_ELEMENTS / 2 * HALF_CHUNKS * side() + 8 * (lane() % 4);
+#pragma unroll
+        for (int c = 0; c < HALF_CHUNKS; c++) {
+            const uint2 two = load_or_zero_8(own + LINE_ELEMENTS / 2 * c, there[i]);
+            code[c][i].x = two.x, code[c][i].y = two.y;
+        }
+        const uint4 four = load_or_zero_16(scales + 16 * side(), there[i]);
+        scale[i][0] = four.x, scale[i][1] = four.y, scale[i][SCALES - 2] = four.z,
+        scale[i][SCALES - 1] = four.w;
+    }
+
+    /* Once the scales are there: a word of the codes of the lane's four chunks, where scales have codes. */
+    DEVICE void settle_scales()
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (F::fp4(fp4))
+                scale[i][0] =
+                    scales_of_16(scale[i][0], scale[i][1], scale[i][SCALES - 2], scale[i][SCALES - 1]);
+            else if constexpr (F::FORMAT == KV_FP8_528)
+                scale[i][0] = scales_of_32(scale[i][0], scale[i][1]);
         }
     }
 
@@ -68,7 +105,8 @@ template <typename F> struct SmallKeys : SmallPhase {
         uint32_t most = 0;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            fit &= scales_fit(scale[i]) | (F::ROPE_IS_V && !there[i]); /* of no key: 0, which fits */
+            fit &= scales_fit(scale[i]) | (!F::F32_SCALES && !there[i]); /* of no key: 0, which fits */
+            if constexpr (!F::HAS_ROPE) continue;
             const uint4 &x = rope[i];
             most = larger_bf16x2(larger_bf16x2(most, x.x), x.y);
             most = larger_bf16x2(larger_bf16x2(most, x.z), x.w);
@@ -79,8 +117,10 @@ template <typename F> struct SmallKeys : SmallPhase {
     /* As Scales::fit, of the half's. */
     DEVICE bool scales_fit(const uint32_t (&word)[SCALES]) const
     {
-        if constexpr (F::ROPE_IS_V) {
-            return !((word[0] ^ SCALE_CODES * 0x01010101u) & (side() ? 0x00f0f0f0u : 0xf0f0f0f0u));
+        if (F::fp4(fp4)) return true;
+        if constexpr (!F::F32_SCALES) {
+            return !((word[0] ^ SCALE_CODES * 0x01010101u) &
+                     (F::ROPE_IS_V && side() ? 0x00f0f0f0u : 0xf0f0f0f0u));
         } else {
             const uint32_t fraction = p.scale > MOST_SOFTMAX_SCALE_FOR_ROUNDED ? 0x007fffffu : 0;
             const uint32_t most = max(word[0], word[1]), least = min(word[0] - 1u, word[1] - 1u);
@@ -92,11 +132,24 @@ template <typename F> struct SmallKeys : SmallPhase {
     template <typename Element> DEVICE auto scale_now(int i) const
     {
         const uint32_t word = scale[i][0];
+        if (F::fp4(fp4)) return fp4_scale<Element>(word & 0xffu);
         if constexpr (Element::IS_BF16) {
-            return F::ROPE_IS_V ? num_from_ue8m0((uint8_t)word) : __uint_as_float(word);
+            return F::F32_SCALES ? __uint_as_float(word) : num_from_ue8m0((uint8_t)word);
         } else {
-            const float x = __uint_as_float(F::ROPE_IS_V ? (word & 0xffu) << 23 : word);
+            const float x = __uint_as_float(F::F32_SCALES ? word : (word & 0xffu) << 23);
             return Fp16::pack(x, x);
+        }
+    }
+
+    /* Of the same chunk, e4m3 codes. */
+    DEVICE void expand_now()
+    {
+        if (!F::fp4(fp4)) return;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint4 &x = code[0][i];
+            const uint2 low = e4m3_of_e2m1(x.x), high = e4m3_of_e2m1(x.y);
+            x = make_uint4(low.x, low.y, high.x, high.y);
         }
     }
 
@@ -107,7 +160,7 @@ template <typename F> struct SmallKeys : SmallPhase {
         for (int i = 0; i < 2; i++) {
 #pragma unroll
             for (int k = 1; k < HALF_CHUNKS; k++) code[k - 1][i] = code[k][i];
-            if constexpr (F::ROPE_IS_V)
+            if (!F::F32_SCALES || F::fp4(fp4))
                 scale[i][0] >>= 8;
             else if (c == 1)
                 scale[i][0] = scale[i][1];

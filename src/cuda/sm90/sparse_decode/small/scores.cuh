@@ -35,17 +35,20 @@ DEVICE void score_block(SmallKeys<F> &keys, float (&s)[2][4], uint32_t base)
 #pragma unroll
     for (int i = 0; i < 8; i++) s[i / 4][i % 4] = 0.0f;
     uint4 y[2];
+    if constexpr (F::HAS_ROPE) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const uint4 &x = keys.rope[i];
-        y[i] = make_uint4(convert_bf16x2<Element>(x.x), convert_bf16x2<Element>(x.y),
-                          convert_bf16x2<Element>(x.z), convert_bf16x2<Element>(x.w));
+        for (int i = 0; i < 2; i++) {
+            const uint4 &x = keys.rope[i];
+            y[i] = make_uint4(convert_bf16x2<Element>(x.x), convert_bf16x2<Element>(x.y),
+                              convert_bf16x2<Element>(x.z), convert_bf16x2<Element>(x.w));
+        }
+        multiply_steps<Element>(s, y, SHARED_AT(base, q[F::HAS_ROPE ? F::ROPE_TILE : 0]) + own_rope());
     }
-    multiply_steps<Element>(s, y, SHARED_AT(base, q[F::ROPE_TILE]) + own_rope());
     if (F::ROPE_IS_V) store_values(SHARED_AT(base, v[V_TILES - 1]) + of_group + own_rope(), y);
     const int chunks = min((int)HALF_CHUNKS, F::CODE_CHUNKS - HALF_CHUNKS * side());
 #pragma unroll 1
     for (int c = 0; __any_sync(~0u, c < chunks); c++) {
+        keys.expand_now();
 #pragma unroll
         for (int part = 0; part < 2; part++) {
 #pragma unroll

@@ -80,6 +80,7 @@ template <typename F> struct SmallDecode {
         for (int k = -1, last = shared.piece.blocks - 1; __any_sync(~0u, k <= last); k++) {
             if (__any_sync(~0u, k >= 0)) {
                 /* V, P and the scores before are done with; the queries are there. */
+                keys.settle_scales();
                 const bool beyond = __syncthreads_or(!keys.fits());
                 if (!bf16 && (beyond || shared.piece.beyond)) bf16 = true, reload_queries();
                 if (bf16)
@@ -150,8 +151,8 @@ template <typename F> DEVICE void sparse_decode_small(const struct sparse_decode
     SmallDecode<F>(p, *(Shared *)memory).run();
 }
 
-#define SPARSE_DECODE_SMALL_KERNEL(NAME, FORMAT)                                                             \
-    DEFINE_KERNEL(NAME, sparse_decode_params, (SMALL_THREADS, 2), sparse_decode_small<Format<FORMAT>>(p))
-#define SPARSE_DECODE_SMALL_KERNEL_OF_ONE_PIECE(NAME, FORMAT)                                                \
-    DEFINE_KERNEL(NAME, sparse_decode_sm90_params, (SMALL_THREADS, 2),                                       \
+/* Both kernels of a format: that of one piece, and the other. */
+#define SPARSE_DECODE_SMALL_KERNELS(NAME, FORMAT)                                                            \
+    DEFINE_KERNEL(NAME, sparse_decode_params, (SMALL_THREADS, 2), sparse_decode_small<FORMAT>(p))            \
+    DEFINE_KERNEL(NAME##_together, sparse_decode_sm90_params, (SMALL_THREADS, 2),                            \
                   sparse_decode_small<OnePieceFormat<FORMAT>>(p.call))

@@ -1,0 +1,9 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Over pages of formats of 512 columns without rope values.
+ */
+#include "sparse_prefill_fp8.cuh"
+
+SPARSE_PREFILL_FP8_KERNELS(sm90_sparse_prefill_fp8_528, Fp8_528)
+SPARSE_PREFILL_FP8_KERNELS(sm90_sparse_prefill_fp8_528_f32, Fp8_528_F32)
+SPARSE_PREFILL_FP8_KERNELS(sm90_sparse_prefill_fp4_288, Fp4_288)

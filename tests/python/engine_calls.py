@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: MIT
+"""How inference engines call FlashMLA: the calls that their published wheels make, read there and recorded.
+
+A Call says in which file of which wheel, and in which line, it stands; which function of the engine's own wrapper file it calls; and
+its arguments in their order, each under its name ("=" before the name: given by it). A tensor is a T: its type, its dimensions, and its
+strides where it is not contiguous. Sizes that depend on a model or a batch are letters, and have small values here (SIZES).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional, Tuple
+
+
+class T(NamedTuple):
+    dtype: str
+    dims: str
+    strides: Optional[str] = None
+
+
+class Call(NamedTuple):
+    name: str
+    wheel: str
+    file: str
+    line: int
+    function: str
+    arguments: Tuple[Tuple[str, Any], ...]
+    sizes: dict
+
+    @property
+    def engine(self):
+        return self.wheel.split()[0]
+
+
+class Metadata(NamedTuple):
+    """What the engine got from get_mla_metadata, or from `function`, called with these arguments."""
+
+    arguments: Tuple[Tuple[str, Any], ...] = ()
+    function: str = "get_mla_metadata"
+    part: Optional[int] = None  # of the results; None: both are passed on
+
+
+class OneRow(NamedTuple):
+    """A FlashMLASchedMeta into which vLLM has written tables of its own: one row, (0, 0, b - 1, blocks of the table, 0, 0, 0, 0), and
+    zeros for num_splits."""
+
+
+VLLM, SGLANG = "vllm 0.33.0", "sglang 0.5.23"
+MLA, SPARSE = "vllm/v1/attention/backends/mla/flashmla.py", "vllm/v1/attention/backends/mla/flashmla_sparse.py"
+V4, V41 = "vllm/models/deepseek_v4/nvidia/flashmla.py", "vllm/models/deepseek_v41/nvidia/flashmla.py"
+HY = "vllm/models/hy_v4/nvidia/flashmla_sparse.py"
+BACKEND, DSA = "sglang/srt/layers/attention/flashmla_backend.py", "sglang/srt/layers/attention/dsa_backend.py"
+SG_V4 = "sglang/srt/layers/attention/deepseek_v4_backend.py"
+
+# Letters in dimensions and strides.
+SIZES = dict(b=3, s=1, h=16, pages=9, table=5, topk=128, extra=192, tokens=6, kv=300, real=16)
+BF16, I32, F32, BYTES, E4M3 = "bfloat16", "int32", "float32", "uint8", "float8_e4m3fn"
+
+
+def _call(name, wheel, file, line, function, *arguments, **sizes):
+    return Call(name, wheel, file, line, function, arguments, {**SIZES, **sizes})
+
+
+def _dense(name, wheel, file, line, metadata, q=BF16, cache=BF16, function="flash_mla_with_kvcache", more=(), **sizes):
+    return _call(
+        *(name, wheel, file, line, function),
+        ("=q", T(q, "b s h 576")),
+        ("=k_cache", T(cache, "pages 64 1 576")),
+        ("=block_table", T(I32, "b table")),
+        ("=cache_seqlens", T(I32, "b")),
+        ("=head_dim_v", 512),
+        *metadata,
+        ("=softmax_scale", 0.1352),
+        ("=causal", True),
+        *more,
+        **sizes,
+    )
+
+
+_LENGTHS = (("cache_seqlens", T(I32, "b")), ("num_q_tokens_per_head_k", "s*h"), ("num_heads_k", 1))
+_OF_VLLM = [("=tile_scheduler_metadata", Metadata(_LENGTHS + (("=is_fp8_kvcache", False),), part=0))]
+_SGLANG = Metadata(_LENGTHS + (("=is_fp8_kvcache", False),))
+_SGLANG_FP8 = Metadata(_LENGTHS + (("=is_fp8_kvcache", True),))
+_SCALES = ("=descale_q", T(F32, "1")), ("=descale_k", T(F32, "1"))
+_OF_DSA = Metadata(
+    (
+        ("=cache_seqlens", T(I32, "b")),
+        ("=num_q_tokens_per_head_k", "s*h"),
+        ("=num_heads_k", 1),
+        ("=num_heads_q", "h"),
+        ("=is_fp8_kvcache", True),
+        ("=topk", "topk"),
+    )
+)
+
+
+def _pages_of_584(page_size):
+    """They are padded to multiples of 576 bytes."""
+    return T(BYTES, f"pages {page_size} 1 584", f"({page_size}*584+575)//576*576 584 584 1")
+
+
+def _v4_of_vllm(name, file, line, extra_page_size, **sizes):
+    """DeepSeek-V4: a window of the last keys in one cache, and compressed keys in another."""
+    has_extra = extra_page_size is not None
+    return _call(
+        *(name, VLLM, file, line, "flash_mla_with_kvcache"),
+        ("=q", T(BF16, "b 1 h 512")),
+        ("=k_cache", _pages_of_584(64)),
+        ("=block_table", None),
+        ("=head_dim_v", 512),
+        ("=tile_scheduler_metadata", Metadata(part=0)),
+        ("=cache_seqlens", None),
+        ("=is_fp8_kvcache", True),
+        ("=indices", T(I32, "b 1 topk")),
+        ("=topk_length", T(I32, "b")),
+        ("=softmax_scale", 0.0442),
+        ("=attn_sink", T(F32, "h")),
+        ("=extra_k_cache", _pages_of_584(extra_page_size) if has_extra else None),
+        ("=extra_indices_in_kvcache", T(I32, "b 1 extra") if has_extra else None),
+        ("=extra_topk_length", T(I32, "b") if has_extra else None),
+        ("=out", T(BF16, "b 1 h 512")),
+        **sizes,
+    )
+
+
+def _prefill(name, wheel, file, line, *arguments, **sizes):
+    return _call(name, wheel, file, line, "flash_mla_sparse_fwd", *arguments, **sizes)
+
+
+def _prefill_of_vllm(name, file, line, d, sink, out, **sizes):
+    """Positional up to the scale; no argument for d_v."""
+    return _prefill(
+        *(name, VLLM, file, line),
+        ("q", T(BF16, f"tokens h {d}")),
+        ("kv", T(BF16, f"kv 1 {d}")),
+        ("indices", T(I32, "tokens 1 topk")),
+        ("sm_scale", 0.1352),
+        *((("=attn_sink", T(F32, "h")),) if sink else ()),
+        ("=topk_length", T(I32, "tokens")),
+        ("=out", T(BF16, "tokens h 512") if out else None),
+        **sizes,
+    )
+
+
+CALLS = [
+    # ---- vLLM: dense decode. s is above 1 where drafts are verified, and prompts of up to 128 tokens come this way, too.
+    _dense("vllm_dense", VLLM, MLA, 325, _OF_VLLM, more=[("=is_fp8_kvcache", False)]),
+    _dense("vllm_dense_drafts", VLLM, MLA, 325, _OF_VLLM, more=[("=is_fp8_kvcache", False)], s=3, h=128, b=2),
+    _dense(
+        *("vllm_dense_batch_invariant", VLLM, MLA, 325),
+        [("=tile_scheduler_metadata", OneRow())],
+        more=[("=is_fp8_kvcache", False)],
+        table=64,
+    ),
+    _dense(
+        *("vllm_dense_fp8", VLLM, MLA, 311),
+        [("=tile_scheduler_metadata", Metadata(_LENGTHS, "get_mla_metadata_dense_fp8"))],
+        *(E4M3, E4M3, "flash_mla_with_kvcache_fp8"),
+        more=_SCALES,
+        s=2,
+    ),
+    # ---- vLLM: sparse decode of DeepSeek-V3.2, over 656 bytes; a mixed batch is one request of many tokens.
+    *(
+        _call(
+            *(name, VLLM, file, line, "flash_mla_with_kvcache"),
+            ("=q", T(BF16, "b s h 576")),
+            ("=k_cache", T(BYTES, "pages 64 1 656")),
+            ("=block_table", T(I32, "b 1")),
+            ("=head_dim_v", 512),
+            ("=cache_seqlens", T(I32, "b")),
+            ("=tile_scheduler_metadata", Metadata(part=0)),
+            ("=is_fp8_kvcache", True),
+            ("=indices", T(I32, "b s topk")),
+            ("=softmax_scale", 0.1352),
+            *more,
+            **sizes,
+        )
+        for name, file, line, more, sizes in (
+            ("vllm_sparse", SPARSE, 1304, (), dict(h=64)),
+            ("vllm_sparse_mixed_batch", SPARSE, 1304, (), dict(b=1, s=7, h=64)),
+            ("vllm_sparse_sink", HY, 197, (("=attn_sink", T(F32, "h")),), dict(h=64, b=2)),
+        )
+    ),
+    # ---- vLLM: sparse decode of DeepSeek-V4 and, on Hopper, V4.1, both over 584 bytes in padded pages.
+    _v4_of_vllm("vllm_v4_window", V4, 248, None, h=64),
+    _v4_of_vllm("vllm_v4_c4", V4, 248, 64, h=64),
+    _v4_of_vllm("vllm_v4_c128", V4, 248, 2, h=128, b=2),
+    _v4_of_vllm("vllm_v41", V41, 251, 128, h=64),
+    # ---- vLLM: sparse prefill over keys that it has gathered.
+    _prefill_of_vllm("vllm_prefill", SPARSE, 1393, 576, False, False, h=64),
+    _prefill_of_vllm("vllm_prefill_out", SPARSE, 1393, 576, False, True, h=64),
+    _prefill_of_vllm("vllm_prefill_sink", HY, 267, 576, True, True, h=64),
+    _prefill(
+        *("vllm_v4_prefill", VLLM, V4, 390),
+        ("=q", T(BF16, "tokens h 512")),
+        ("=kv", T(BF16, "kv 1 512")),
+        ("=indices", T(I32, "tokens 1 topk")),
+        ("=sm_scale", 0.0442),
+        ("=attn_sink", T(F32, "h")),
+        ("=topk_length", T(I32, "tokens")),
+        ("=out", T(BF16, "tokens h 512")),
+        h=64,
+    ),
+    # The real heads of 64: slices of q, of the sinks and of out.
+    *(
+        _prefill(
+            *(f"vllm_v41_prefill_{heads}_heads", VLLM, V41, 372),
+            ("=q", T(BF16, "tokens real 512", "64*512 512 1")),
+            ("=kv", T(BF16, "kv 1 512")),
+            ("=indices", T(I32, "tokens 1 topk")),
+            ("=sm_scale", 0.0442),
+            ("=attn_sink", T(F32, "real")),
+            ("=topk_length", T(I32, "tokens")),
+            ("=out", T(BF16, "tokens real 512", "64*512 512 1")),
+            real=heads,
+        )
+        for heads in (8, 16, 32)
+    ),
+    # ---- SGLang: dense decode, verifying of drafts, extending of drafts.
+    _dense("sglang_dense", SGLANG, BACKEND, 495, [("=tile_scheduler_metadata", _SGLANG)]),
+    _dense("sglang_verify", SGLANG, BACKEND, 584, [("=tile_scheduler_metadata", _SGLANG)], s=4),
+    _dense(
+        *("sglang_dense_fp8", SGLANG, BACKEND, 478),
+        *([("=tile_scheduler_metadata", _SGLANG_FP8)], E4M3, E4M3),
+        more=_SCALES,
+    ),
+    _dense(
+        *("sglang_verify_fp8", SGLANG, BACKEND, 570),
+        *([("=tile_scheduler_metadata", _SGLANG_FP8)], E4M3, E4M3),
+        more=_SCALES,
+        s=4,
+    ),
+    # ---- SGLang: sparse decode of DeepSeek-V3.2, and of V4.
+    _call(
+        *("sglang_dsa", SGLANG, DSA, 3351, "flash_mla_with_kvcache"),
+        ("=q", T(BF16, "b 1 h 576")),
+        ("=k_cache", T(BYTES, "pages 64 1 656")),
+        ("=cache_seqlens", T(I32, "b")),
+        ("=head_dim_v", 512),
+        ("=tile_scheduler_metadata", _OF_DSA),
+        ("=softmax_scale", 0.1352),
+        ("=indices", T(I32, "b 1 topk")),
+        ("=block_table", T(I32, "b 0")),
+        ("=is_fp8_kvcache", True),
+        ("=kv_format", "V32"),
+        h=64,
+    ),
+    *(
+        _call(
+            *(name, SGLANG, SG_V4, 4384, "flash_mla_with_kvcache"),
+            ("=q", T(BF16, "b 1 h 512")),
+            ("=k_cache", _pages_of_584(128)),
+            ("=head_dim_v", 512),
+            ("=block_table", None),
+            ("=cache_seqlens", None),
+            ("=tile_scheduler_metadata", Metadata(part=0)),
+            ("=softmax_scale", 0.0442),
+            ("=is_fp8_kvcache", True),
+            ("=indices", T(I32, "b 1 topk")),
+            ("=topk_length", T(I32, "b")),
+            ("=attn_sink", T(F32, "h")),
+            ("=extra_k_cache", extra and _pages_of_584(extra)),
+            ("=extra_indices_in_kvcache", extra and T(I32, "b 1 extra")),
+            ("=extra_topk_length", extra and T(I32, "b")),
+            ("=use_legacy", True),
+            h=64,
+        )
+        for name, extra in (("sglang_v4_window", None), ("sglang_v4_c4", 64), ("sglang_v4_c128", 2))
+    ),
+    # ---- SGLang: sparse prefill; the first over the cache itself, the second over keys that it has gathered.
+    _prefill(
+        *("sglang_dsa_prefill", SGLANG, DSA, 2865),
+        ("=q", T(BF16, "tokens h 576")),
+        ("=kv", T(BF16, "kv 1 576")),
+        ("=indices", T(I32, "tokens 1 topk")),
+        ("=sm_scale", 0.1352),
+        ("=d_v", 512),
+        ("=attn_sink", None),
+        ("=topk_length", T(I32, "tokens")),
+        h=64,
+    ),
+    _prefill(
+        *("sglang_v4_prefill", SGLANG, SG_V4, 4496),
+        ("=q", T(BF16, "tokens h 512")),
+        ("=kv", T(BF16, "kv 1 512")),
+        ("=indices", T(I32, "tokens 1 topk")),
+        ("=sm_scale", 0.0442),
+        ("=d_v", 512),
+        ("=attn_sink", T(F32, "h")),
+        ("=topk_length", T(I32, "tokens")),
+        h=64,
+    ),
+]
+
+# ---- The engines' own wrapper files: the functions that flash_mla.compat has, as they are declared there ---------------
+
+_TOKENS = "q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata"
+_EXTRA = "extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None"
+_PACKED = "dropout_p=0.0, softmax_scale=None, causal=False, deterministic=False, is_varlen=True"
+_LISTS = "q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None"
+_PLAN = "cache_seqlens=None, num_q_tokens_per_head_k=None, num_heads_k=None, num_heads_q=None, is_fp8_kvcache=False, topk=None"
+_SG_DECODE = (
+    f"{_TOKENS}, num_splits=None, softmax_scale=None, causal=False, descale_q=None, descale_k=None, is_fp8_kvcache=False, "
+    f"indices=None, attn_sink=None, {_EXTRA}, kv_format=None"
+)
+_MEGA = "indices, positions, cos_sin_cache, softmax_scale, *, attn_sink=None, topk_length=None"
+_MEGA_END = "enable_q_norm=False, rms_norm_eps=0.0, use_legacy=True"
+SIGNATURES = {
+    "vllm": {  # vllm/v1/attention/ops/flashmla.py and vllm/third_party/flashmla/flash_mla_interface.py, vllm 0.33.0
+        "_is_flashmla_available": "",
+        "is_flashmla_dense_supported": "",
+        "is_flashmla_sparse_supported": "",
+        "get_mla_metadata": "*args, **kwargs",
+        "get_mla_metadata_dense_fp8": "cache_seqlens, num_q_tokens_per_head_k, num_heads_k",
+        "flash_mla_with_kvcache": f"{_TOKENS}, num_splits=None, softmax_scale=None, causal=False, is_fp8_kvcache=False, "
+        f"indices=None, attn_sink=None, {_EXTRA}, out=None, enable_batch_invariant=False",
+        "flash_mla_with_kvcache_fp8": f"{_TOKENS}, num_splits, softmax_scale=None, causal=False, descale_q=None, "
+        "descale_k=None",
+        "flash_mla_sparse_fwd": f"{_LISTS}, out=None",
+        "flash_attn_varlen_func": "q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, " + _PACKED,
+        "flash_attn_varlen_qkvpacked_func": "qkv, cu_seqlens, max_seqlen, head_dim_qk, " + _PACKED,
+        "flash_attn_varlen_kvpacked_func": "q, kv, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, "
+        "head_dim_qk, " + _PACKED,
+    },
+    "sglang": {  # sglang/kernels/ops/attention/flash_mla_interface.py, sglang 0.5.23
+        "get_mla_metadata": _PLAN,
+        "flash_mla_with_kvcache": f"{_SG_DECODE}, *, use_legacy=True",
+        "flash_mla_sparse_fwd": f"{_LISTS}, *, use_legacy=True",
+        "flash_mla_mega_prefill": f"q, kv, {_MEGA}, {_MEGA_END}",
+        "flash_mla_mega_decode": f"q, kv, {_MEGA}, extra_kv=None, extra_indices=None, extra_topk_length=None, {_MEGA_END}",
+    },
+    "sgl_kernel": {  # sgl_kernel/flash_mla.py, sglang-kernel 0.4.10
+        "get_mla_metadata": _PLAN,
+        "flash_mla_with_kvcache": _SG_DECODE,
+        "flash_mla_sparse_fwd": _LISTS,
+    },
+}
