@@ -8,32 +8,38 @@
 
 #include <math.h>
 
+/* What a cache and its options make; the scale is called by the option's name. */
+static fmla_status fill_pages(const struct checked_call *c, const struct cache_format *format,
+                              const struct checked_tensor *cache, const char *name, float scale,
+                              struct cache_pages *pages)
+{
+    pages->format = format->format;
+    if (pages->format == KV_FP8_576 && !(scale >= 0.0f && isfinite(scale)))
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is %g, must be finite and > 0 (0 = 1)", c->operation,
+                    name, (double)scale);
+    if (pages->format != KV_FP8_576 && scale != 0.0f)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is %g, must be 0: %s has no scale of the cache",
+                    c->operation, name, (double)scale, format->name);
+    pages->scale = scale == 0.0f ? 1.0f : scale;
+    pages->layout = kv_layout_of(pages->format, (int32_t)c->size[DIM_d_qk]);
+    pages->page_size = cache->shape[1], pages->slots = cache->shape[0] * cache->shape[1];
+    cache_steps(format, cache, &pages->page_stride, &pages->slot_stride);
+    pages->data = cache->data;
+    return FMLA_OK;
+}
+
 static fmla_status fill(const struct checked_call *c, enum operation operation,
                         const struct checked_tensor *cache, float cache_scale, struct cache_problem *p)
 {
-    struct cache_pages *pages = &p->cache;
     p->operation = operation;
-    pages->format = c->format->format;
-    if (pages->format == KV_FP8_576 && !(cache_scale >= 0.0f && isfinite(cache_scale)))
-        return fail(FMLA_INVALID_ARGUMENT, "%s: cache_scale: is %g, must be finite and > 0 (0 = 1)",
-                    c->operation, (double)cache_scale);
-    if (pages->format != KV_FP8_576 && cache_scale != 0.0f)
-        return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: cache_scale: is %g, must be 0: this kv_format has no scale of the cache",
-                    c->operation, (double)cache_scale);
-    pages->scale = cache_scale == 0.0f ? 1.0f : cache_scale;
-    p->tokens = c->size[DIM_tokens], p->d_qk = c->size[DIM_d_qk];
-    pages->layout = kv_layout_of(pages->format, (int32_t)p->d_qk);
-    pages->page_size = cache->shape[1], pages->slots = cache->shape[0] * cache->shape[1];
-    cache_steps(c->format, cache, &pages->page_stride, &pages->slot_stride);
-    pages->data = cache->data, p->device = cache->device;
-    return FMLA_OK;
+    p->tokens = c->size[DIM_tokens], p->d_qk = c->size[DIM_d_qk], p->device = cache->device;
+    return fill_pages(c, c->format, cache, "cache_scale", cache_scale, &p->cache);
 }
 
 static fmla_status run(const char *kernel_name, const struct cache_problem *p)
 {
     const struct wanted wanted = {
-        .operation = p->operation, .device = p->device, .argument = "kv_cache", .elements = 1u << p->element};
+        .operation = p->operation, .device = p->device, .argument = p->operation == OP_CACHE_CONVERT ? "dst_cache" : "kv_cache", .elements = 1u << p->element};
     const struct kernel *kernel;
     TRY(dispatch(&wanted, kernel_name, &kernel));
     return kernel->driver->run(kernel, (union problem){.cache = p}, NULL);
@@ -140,6 +146,26 @@ fmla_status fmla_cache_gather(const fmla_cache_gather_args *caller)
     p.element = out->element;
     p.slots = c.tensors[TENSOR_cache_gather_slots].data;
     p.out = out->data, p.out_stride = out->stride[0];
+    p.stream = args.stream;
+    return run(args.kernel, &p);
+}
+
+/* ---- Convert -------------------------------------------------------------------------------- */
+
+fmla_status fmla_cache_convert(const fmla_cache_convert_args *caller)
+{
+    fmla_cache_convert_args args;
+    struct checked_call c;
+    struct cache_problem p = {.operation = OP_CACHE_CONVERT};
+    TRY(check_call(OP_CACHE_CONVERT, caller, &args, false, &c));
+    const struct checked_tensor *source = &c.tensors[TENSOR_cache_convert_src_cache],
+                                *cache = &c.tensors[TENSOR_cache_convert_dst_cache];
+    TRY(fill_pages(&c, c.format, source, "src_scale", args.src_scale, &p.source));
+    TRY(fill_pages(&c, c.second, cache, "dst_scale", args.dst_scale, &p.cache));
+    p.tokens = c.size[DIM_tokens], p.d_qk = c.size[DIM_d_qk], p.device = cache->device;
+    p.element = p.source.format == KV_FP16 ? ELEMENT_FP16 : ELEMENT_BF16;
+    p.source_slots = c.tensors[TENSOR_cache_convert_src_slots].data;
+    p.slots = c.tensors[TENSOR_cache_convert_dst_slots].data;
     p.stream = args.stream;
     return run(args.kernel, &p);
 }

@@ -365,6 +365,7 @@ static fmla_status bind_token(const struct descriptor *descriptor, const struct 
                     "%s: %s: is %s, of d_qk %lld, must be a format of d_qk %lld as in %s", descriptor->name,
                     format_option(descriptor, m)->name, format->name, (long long)format->d_qk,
                     (long long)call->size[DIM_d_qk], bound->name);
+    if (bound && (m->allowed & IS_SECOND)) return FMLA_OK; /* which may be bytes itself */
     if (bound)
         return check_size(descriptor->name, bound, call->bound_at[DIM_d_qk], "d_qk", format->d_qk,
                           format->name);

@@ -258,12 +258,12 @@ static inline bool cache_has(const struct cache_pages *cache, int64_t slot)
     return slot >= 0 && slot < cache->slots;
 }
 
-/* New vectors into pages, or vectors out of pages. */
+/* New vectors into pages, vectors out of pages, or tokens from pages into others. */
 struct cache_problem {
-    enum operation operation; /* OP_CACHE_APPEND or OP_CACHE_GATHER */
+    enum operation operation; /* OP_CACHE_APPEND, OP_CACHE_GATHER or OP_CACHE_CONVERT */
     int64_t tokens;
     int64_t d_qk;
-    enum element element; /* of the vectors */
+    enum element element; /* of the vectors; of convert the type that holds the source's values */
     fmla_device device;
     const int64_t *slots; /* [tokens], of cache */
     struct cache_pages cache;
@@ -279,6 +279,8 @@ struct cache_problem {
     int32_t position_bytes;
     const float *rope_table; /* [table_rows][ROPE_WIDTH] */
     int64_t table_rows, table_stride;
+    const int64_t *source_slots; /* convert: [tokens], of source */
+    struct cache_pages source;
     void *out; /* gather: [tokens][d_qk] */
     int64_t out_stride;
     void *stream;

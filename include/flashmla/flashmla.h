@@ -785,6 +785,28 @@ typedef struct fmla_cache_gather_args {
 /* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. */
 FMLA_API fmla_status fmla_cache_gather(const fmla_cache_gather_args *args);
 
+/* ---- Cache convert --------------------------------------------------------------------------- */
+
+/* Takes tokens from pages of one format and page size into pages of another, with equal d_qk, in one pass (docs/semantics.md, "Cache
+ * convert"): what fmla_cache_gather and fmla_cache_append would do through values that hold every element exactly. */
+typedef struct fmla_cache_convert_args {
+    size_t struct_size;
+    const fmla_tensor *src_cache; /* as kv_cache of fmla_cache_append_args, in src_format; read */
+    const fmla_tensor *src_slots; /* [tokens] int64: where each token is */
+    const fmla_tensor *dst_cache; /* the same in dst_format; written; must not overlap src_cache */
+    const fmla_tensor
+        *dst_slots;     /* [tokens] int64: where each token goes. -1 here or in src_slots: it is skipped. A slot
+                           that occurs twice here: as in fmla_cache_append_args */
+    void *stream;       /* CUDA stream; not used on the CPU */
+    const char *kernel; /* force a kernel by name; NULL = the best */
+    int32_t src_format, dst_format; /* FMLA_KV_…, not FMLA_KV_NONE */
+    float src_scale, dst_scale;     /* of FMLA_KV_FP8_576, finite and > 0; 0 = 1. Others: 0 */
+} fmla_cache_convert_args;
+
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. On the CPU a slot that is neither -1 nor one of its cache is
+ * FMLA_INVALID_ARGUMENT, and nothing was written; on a GPU its token is skipped. */
+FMLA_API fmla_status fmla_cache_convert(const fmla_cache_convert_args *args);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

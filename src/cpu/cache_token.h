@@ -283,4 +283,43 @@ static void load_token(const struct cache_problem *p, int64_t token, int64_t slo
     }
 }
 
-const struct cpu_cache CACHE_NAME = {store_token, load_token};
+/* ---- Convert -------------------------------------------------------------------------------- */
+
+/* All values of a token that has scales; what is no code keeps the digits of a NaN. */
+static void load_scaled(const struct cache_pages *cache, struct token_place at, float *values)
+{
+    const struct kv_layout *l = &cache->layout;
+    const int32_t span = l->group ? l->group : 64;
+    uint16_t rope[64];
+    for (int32_t first = 0; first < l->nope; first += span)
+        load_codes(l, at, cache->scale, first, span, values + first);
+    for (int32_t i = 0; i < l->nope; i++) values[i] = kv_convert(l, i, values[i]);
+    if (!l->rope) return;
+    memcpy(rope, at.values + l->rope_offset, sizeof rope);
+    load_elements(rope, ELEMENT_BF16, 0, l->rope, values + l->nope);
+}
+
+static void convert_token(const struct cache_problem *p, int64_t token, int64_t slot)
+{
+    const struct cache_pages *from = &p->source;
+    const struct token_place at = place_of(from, p->source_slots[token]);
+    float values[MOST];
+    const struct token_source source = {p, token, values};
+    if (kv_is_quantised(&from->layout)) {
+        load_scaled(from, at, values);
+        store(&source, &p->cache, slot);
+    } else if (kv_is_quantised(&p->cache.layout)) {
+        load_elements(at.values, p->element, 0, p->d_qk, values);
+        store(&source, &p->cache, slot);
+    } else { /* any number of values */
+        const struct token_place to = place_of(&p->cache, slot);
+        const enum element element = p->cache.format == KV_BF16 ? ELEMENT_BF16 : ELEMENT_FP16;
+        for (int64_t first = 0; first < p->d_qk; first += SPAN) {
+            const int64_t count = least(p->d_qk - first, SPAN);
+            load_elements(at.values, p->element, first, count, values);
+            store_elements(to.values, element, first, count, values);
+        }
+    }
+}
+
+const struct cpu_cache CACHE_NAME = {store_token, load_token, convert_token};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Cache append and gather, token after token, by kvformat.h alone.
+ * Cache append, gather and convert, token after token, by kvformat.h alone.
  */
 #include "ref.h"
 
@@ -112,10 +112,48 @@ static fmla_status gather(const struct cache_problem *p)
     return FMLA_OK;
 }
 
+/* ---- Convert -------------------------------------------------------------------------------- */
+
+static fmla_status check_slots(const char *name, const int64_t *slots, const int64_t *others, int64_t tokens,
+                               const struct cache_pages *cache)
+{
+    for (int64_t t = 0; t < tokens; t++)
+        if (slots[t] != -1 && others[t] != -1 && !cache_has(cache, slots[t]))
+            return fail(FMLA_INVALID_ARGUMENT,
+                        "cache_convert: %s: entry %lld is %lld, must be -1 or in [0, %lld)", name,
+                        (long long)t, (long long)slots[t], (long long)cache->slots);
+    return FMLA_OK;
+}
+
+static fmla_status convert(const struct cache_problem *p)
+{
+    const struct cache_pages *source = &p->source, *cache = &p->cache;
+    fmla_status status = check_slots("src_slots", p->source_slots, p->slots, p->tokens, source);
+    if (!status) status = check_slots("dst_slots", p->slots, p->source_slots, p->tokens, cache);
+    const bool at_once = kv_is_quantised(&cache->layout);
+    const struct kv_layout one = kv_layout_of(cache->format, 1);
+    for (int64_t t = 0; !status && t < p->tokens; t++) {
+        if (p->slots[t] == -1 || p->source_slots[t] == -1) continue;
+        const struct place from = place_of(source, p->source_slots[t]), to = place_of(cache, p->slots[t]);
+        float values[576] = {0};
+        for (int64_t i = 0; i < p->d_qk; i++) {
+            float *value = &values[at_once ? i : 0];
+            *value = kv_load(&source->layout, from.page, from.page_size, from.slot, (int32_t)i, source->scale);
+            *value = kv_convert(&source->layout, (int32_t)i, *value);
+            if (!at_once) kv_store_token(&one, to.page, 1, i, value, cache->scale);
+        }
+        if (at_once) kv_store_token(&cache->layout, to.page, to.page_size, to.slot, values, cache->scale);
+    }
+    return status;
+}
+
 static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
     (void)kernel, (void)prepared;
-    return problem.cache->operation == OP_CACHE_APPEND ? append(problem.cache) : gather(problem.cache);
+    const enum operation operation = problem.cache->operation;
+    return operation == OP_CACHE_APPEND   ? append(problem.cache)
+           : operation == OP_CACHE_GATHER ? gather(problem.cache)
+                                          : convert(problem.cache);
 }
 
 const struct kernel_driver ref_cache_driver = {.run = run};

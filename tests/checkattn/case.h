@@ -206,7 +206,7 @@ struct subject {
 #define FAULT(name) (UINT64_C(1) << FAULT_##name)
 
 extern struct subject dense_decode, sparse_decode, sparse_prefill, mha_forward, mha_backward, merge,
-    cache_append, cache_gather;
+    cache_append, cache_gather, cache_convert;
 
 static inline bool is_result(const struct subject *op, int i)
 {

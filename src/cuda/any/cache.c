@@ -5,20 +5,24 @@
 
 #include "../../num_fast.h"
 
+static bool pages_aligned(const struct cache_pages *cache)
+{
+    return cuda_rows_aligned(cache->data, (const int64_t[]){cache->slots / cache->page_size, cache->page_size},
+                             (const int64_t[]){cache->page_stride, cache->slot_stride}, 2, 1, 16);
+}
+
 /* May everything be read and written 16 bytes at a time? Units of a vector are whole in one of its two tensors, and as
  * 16-bit values in the cache, 8 bytes at least. */
 static bool aligned(const struct cache_problem *p)
 {
     const int64_t bytes = p->element == ELEMENT_F32 ? 4 : 2, values = 16 / bytes;
-    const int64_t pages = p->cache.slots / p->cache.page_size;
     return p->d_qk % values == 0 && p->latent_width % values == 0 &&
            cuda_rows_aligned(p->latent, &p->tokens, &p->latent_stride, 1, bytes, 16) &&
            cuda_rows_aligned(p->rope, &p->tokens, &p->rope_stride, 1, bytes, 16) &&
            cuda_rows_aligned(p->out, &p->tokens, &p->out_stride, 1, bytes, 16) &&
+           pages_aligned(&p->cache) && (p->operation != OP_CACHE_CONVERT || pages_aligned(&p->source)) &&
            cuda_rows_aligned(p->norm_weight, NULL, NULL, 0, bytes, 16) &&
-           cuda_rows_aligned(p->rope_table, &p->table_rows, &p->table_stride, 1, 4, 16) &&
-           cuda_rows_aligned(p->cache.data, (const int64_t[]){pages, p->cache.page_size},
-                             (const int64_t[]){p->cache.page_stride, p->cache.slot_stride}, 2, 1, 16);
+           cuda_rows_aligned(p->rope_table, &p->table_rows, &p->table_stride, 1, 4, 16);
 }
 
 /* Have all numbers and strides 31 bits? The fused append has its fast way for these alone. */
@@ -31,14 +35,26 @@ static bool small(const struct cache_problem *p)
     return true;
 }
 
+static void source_of(const struct cache_problem *p, struct cache_params *params)
+{
+    const struct cache_pages *source = &p->source;
+    params->source_slots = p->source_slots, params->source = source->data;
+    params->source_page_size = source->page_size, params->source_slots_of_cache = source->slots;
+    params->source_page_stride = source->page_stride, params->source_slot_stride = source->slot_stride;
+    params->source_layout = source->layout, params->source_scale = source->scale;
+    params->source_page_divisor = divisor_of((uint32_t)source->page_size);
+    params->few_source_slots = source->slots <= INT32_MAX;
+    while (source->layout.group >> params->source_group_shift > 1) params->source_group_shift++;
+}
+
 static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
     const struct cache_problem *p = problem.cache;
-    const bool append = p->operation == OP_CACHE_APPEND;
+    const bool append = p->operation == OP_CACHE_APPEND, convert = p->operation == OP_CACHE_CONVERT;
     const char *operation = operation_name(p->operation);
     (void)kernel, (void)prepared;
     if (!p->tokens) return FMLA_OK; /* nothing to write */
-    const float prescale = append ? fast_prescale(p->cache.scale) : 1.0f;
+    const float prescale = append || convert ? fast_prescale(p->cache.scale) : 1.0f;
     const bool few_slots = p->cache.slots <= INT32_MAX;
     struct cache_params params = {
         .slots = p->slots,
@@ -78,9 +94,12 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     if (status) return status;
     const int64_t blocks = (p->tokens - 1) / CACHE_WARPS + 1; /* any number of them walks through all tokens */
     const int64_t at_once = (int64_t)scope.device->sms * FUSED_BLOCKS;
+    if (convert) source_of(p, &params);
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of(
-            (struct cuda_key){append ? CUDA_CACHE_APPEND : CUDA_CACHE_GATHER, p->element, p->cache.format,
+            (struct cuda_key){append    ? CUDA_CACHE_APPEND
+                              : convert ? CUDA_CACHE_CONVERT
+                                        : CUDA_CACHE_GATHER, p->element, p->cache.format,
                               fused}),
         .blocks = fused && blocks > at_once ? at_once : blocks,
         .stream = p->stream,
