@@ -38,8 +38,10 @@ static fmla_status fill(const struct checked_call *c, enum operation operation,
 
 static fmla_status run(const char *kernel_name, const struct cache_problem *p)
 {
-    const struct wanted wanted = {
-        .operation = p->operation, .device = p->device, .argument = p->operation == OP_CACHE_CONVERT ? "dst_cache" : "kv_cache", .elements = 1u << p->element};
+    const struct wanted wanted = {.operation = p->operation,
+                                  .device = p->device,
+                                  .argument = p->operation == OP_CACHE_CONVERT ? "dst_cache" : "kv_cache",
+                                  .elements = 1u << p->element};
     const struct kernel *kernel;
     TRY(dispatch(&wanted, kernel_name, &kernel));
     return kernel->driver->run(kernel, (union problem){.cache = p}, NULL);
@@ -69,7 +71,8 @@ static fmla_status fill_rope(const struct checked_call *c, const fmla_cache_appe
                                 *table = &c->tensors[TENSOR_cache_append_rope_table];
     if (!positions->name != !table->name)
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must be a tensor as %s is", c->operation,
-                    positions->name ? "rope_table" : "positions", positions->name ? "positions" : "rope_table");
+                    positions->name ? "rope_table" : "positions",
+                    positions->name ? "positions" : "rope_table");
     if (table->name && !args->rope_pairs)
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: rope_pairs: is 0, must be 1 (interleaved) or 2 (halves) with rope_table",

@@ -752,7 +752,7 @@ typedef struct fmla_cache_append_args {
     const fmla_tensor *positions;   /* [tokens] int32 or int64: rows of rope_table; NULL: no RoPE */
     /* [max_positions, 64] fp32: 32 cosines and 32 sines of each position (fmla_rope_table); NULL: no RoPE */
     const fmla_tensor *rope_table;
-    float norm_eps;     /* what is added to the mean of the squares, finite and ≥ 0; 0 without norm_weight */
+    float norm_eps; /* what is added to the mean of the squares, finite and ≥ 0; 0 without norm_weight */
     int32_t rope_pairs; /* FMLA_ROPE_… */
 } fmla_cache_append_args;
 
@@ -795,12 +795,14 @@ typedef struct fmla_cache_convert_args {
     const fmla_tensor *src_slots; /* [tokens] int64: where each token is */
     const fmla_tensor *dst_cache; /* the same in dst_format; written; must not overlap src_cache */
     const fmla_tensor
-        *dst_slots;     /* [tokens] int64: where each token goes. -1 here or in src_slots: it is skipped. A slot
+        *dst_slots; /* [tokens] int64: where each token goes. -1 here or in src_slots: it is skipped. A slot
                            that occurs twice here: as in fmla_cache_append_args */
-    void *stream;       /* CUDA stream; not used on the CPU */
+    void *stream;   /* CUDA stream; not used on the CPU */
     const char *kernel; /* force a kernel by name; NULL = the best */
-    int32_t src_format, dst_format; /* FMLA_KV_…, not FMLA_KV_NONE */
-    float src_scale, dst_scale;     /* of FMLA_KV_FP8_576, finite and > 0; 0 = 1. Others: 0 */
+    int32_t src_format; /* FMLA_KV_…, not FMLA_KV_NONE */
+    int32_t dst_format; /* the same */
+    float src_scale;    /* of FMLA_KV_FP8_576, finite and > 0; 0 = 1. Others: 0 */
+    float dst_scale;    /* the same */
 } fmla_cache_convert_args;
 
 /* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. On the CPU a slot that is neither -1 nor one of its cache is

@@ -9,9 +9,9 @@ from . import _operations
 from ._arguments import check_kinds, format_named, integer_of, module_of, number_of, scale_of
 
 
-def _cache_scale(function: str, cache_scale: Any) -> float:
-    value = number_of(function, "cache_scale", cache_scale)
-    return value if value == 0 else scale_of(function, "cache_scale", value, "0 = 1")
+def _cache_scale(function: str, cache_scale: Any, name: str = "cache_scale") -> float:
+    value = number_of(function, name, cache_scale)
+    return value if value == 0 else scale_of(function, name, value, "0 = 1")
 
 
 def _norm_eps(function: str, norm_eps: Any) -> float:
@@ -110,3 +110,41 @@ def cache_gather(
     stream = integer_of(this, "stream", stream)
     slots = module.slots_of(this, "slots", slots, stream)
     return module.run(_operations.CACHE_GATHER, (kv_cache, slots), (out,), options, stream)
+
+
+def cache_convert(
+    src_cache: Any,
+    src_slots: Any,
+    src_format: str,
+    dst_cache: Any,
+    dst_slots: Any,
+    dst_format: str,
+    *,
+    src_scale: float = 0.0,
+    dst_scale: float = 0.0,
+    stream: int = 0,
+) -> None:
+    """Takes tokens from pages of one format and page size into pages of another, in one pass.
+
+    Args:
+        src_cache, src_format, src_scale: as kv_cache, kv_format and cache_scale in `cache_append`, but read.
+        dst_cache, dst_format, dst_scale: the same, with equal d_qk; written; its memory is not that of src_cache.
+        src_slots, dst_slots: [tokens], int64 (int32 is converted): where each token is, and where it goes. -1 in either: it is
+            skipped. On a GPU, so is one that is no slot.
+        stream: as in `flash_mla_with_kvcache`.
+
+    Raises:
+        As `flash_mla_with_kvcache`.
+    """
+    this = _operations.CONVERT
+    module = module_of(this, "src_cache", src_cache)
+    for name, array in (("src_slots", src_slots), ("dst_cache", dst_cache), ("dst_slots", dst_slots)):
+        if array is None:
+            raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
+    check_kinds(this, module, ("src_slots", src_slots), ("dst_cache", dst_cache), ("dst_slots", dst_slots))
+    formats = format_named(this, "src_format", src_format), format_named(this, "dst_format", dst_format)
+    scales = _cache_scale(this, src_scale, "src_scale"), _cache_scale(this, dst_scale, "dst_scale")
+    stream = integer_of(this, "stream", stream)
+    sources = module.slots_of(this, "src_slots", src_slots, stream)
+    slots = module.slots_of(this, "dst_slots", dst_slots, stream)
+    module.run(_operations.CACHE_CONVERT, (src_cache, sources, dst_cache, slots), (), formats + scales, stream)

@@ -21,7 +21,7 @@ from ._types import dtype_word
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
 PLAN_FP8, DECODE_FP8 = "get_mla_metadata_dense_fp8", "flash_mla_with_kvcache_fp8"
 PREFILL, MHA = "flash_mla_sparse_fwd", "flash_attn_varlen_func"
-APPEND, GATHER = "cache_append", "cache_gather"
+APPEND, GATHER, CONVERT = "cache_append", "cache_gather", "cache_convert"
 _NAMES: dict[str, Mapping[str, str]] = {
     PLAN: {
         "seqlens:": "cache_seqlens:",
@@ -324,6 +324,9 @@ CACHE_APPEND = Operation(
     "kv_format cache_scale norm_eps rope_pairs",
 )
 CACHE_GATHER = Operation(*("cache_gather", GATHER), "kv_cache slots out!", "kv_format cache_scale", _of_gather)
+CACHE_CONVERT = Operation(
+    *("cache_convert", CONVERT), "src_cache src_slots dst_cache! dst_slots", "src_format dst_format src_scale dst_scale"
+)
 DENSE_PLAN = Operation(*("decode_plan", PLAN), "seqlens partitions! num_splits!", "s_q h_q h_kv")
 SPARSE_PLAN = Operation(
     *("sparse_plan", PLAN),

@@ -104,10 +104,9 @@ static fmla_status gather(const struct cache_problem *p)
         const bool some = cache_has(cache, p->slots[t]);
         const struct place at = place_of(cache, some ? p->slots[t] : 0);
         for (int64_t i = 0; i < p->d_qk; i++)
-            ref_store(
-                p->out, p->element, t * p->out_stride + i,
-                some ? kv_load(&cache->layout, at.page, at.page_size, at.slot, (int32_t)i, cache->scale)
-                     : 0.0f);
+            ref_store(p->out, p->element, t * p->out_stride + i,
+                      some ? kv_load(&cache->layout, at.page, at.page_size, at.slot, (int32_t)i, cache->scale)
+                           : 0.0f);
     }
     return FMLA_OK;
 }
@@ -138,7 +137,8 @@ static fmla_status convert(const struct cache_problem *p)
         float values[576] = {0};
         for (int64_t i = 0; i < p->d_qk; i++) {
             float *value = &values[at_once ? i : 0];
-            *value = kv_load(&source->layout, from.page, from.page_size, from.slot, (int32_t)i, source->scale);
+            *value =
+                kv_load(&source->layout, from.page, from.page_size, from.slot, (int32_t)i, source->scale);
             *value = kv_convert(&source->layout, (int32_t)i, *value);
             if (!at_once) kv_store_token(&one, to.page, 1, i, value, cache->scale);
         }

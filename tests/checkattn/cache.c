@@ -189,7 +189,8 @@ static void make_norm(struct test_case *c, enum layout layout)
 
 static int64_t position_outside(struct random_state *random, bool wide, int64_t positions)
 {
-    const int64_t outside[] = {positions, -1, wide ? INT64_MIN : INT32_MIN, wide ? INT64_C(1) << 32 : INT32_MAX};
+    const int64_t outside[] = {positions, -1, wide ? INT64_MIN : INT32_MIN,
+                               wide ? INT64_C(1) << 32 : INT32_MAX};
     return outside[random_between(random, 0, 3)];
 }
 
@@ -281,7 +282,7 @@ static unsigned char *some_token(struct test_case *c)
     if (slot < 0 || slot >= k->pages.slots) return NULL;
     const int64_t element = is_16_bit(c->v[C_FORMAT]) ? 2 : 1;
     const int64_t in_page = k->pages.layout.scale_bytes ? slot % k->c.page_size * k->pages.layout.token_bytes
-                                                  : slot % k->c.page_size * g->strides[1] * element;
+                                                        : slot % k->c.page_size * g->strides[1] * element;
     return g->memory + GUARDED_FRONT + g->tensor.byte_offset +
            slot / k->c.page_size * g->strides[0] * element + in_page;
 }
@@ -295,7 +296,8 @@ static bool plant_after(struct test_case *c, enum defect fault)
     switch (fault) {
     case FAULT_CACHE_VALUE: planted = token; break;
     case FAULT_CACHE_SCALE:
-        if (token && k->pages.layout.scale == KV_SCALE_F32) planted = token + k->pages.layout.scale_offset + 3;
+        if (token && k->pages.layout.scale == KV_SCALE_F32)
+            planted = token + k->pages.layout.scale_offset + 3;
         break;
     case FAULT_CACHE_GAP:
         if (v[C_CACHE] == CACHE_PADDED)
@@ -389,15 +391,15 @@ static void compare_cache(struct test_case *c, const struct run *run, struct tal
 {
     (void)inputs, (void)oracle;
     const struct guarded *g = cache_of(c);
-    const int64_t slots = ((const struct cache_case *)c)->pages.slots, *given = guarded_at(slots_of(c), 0, 0, 0, 0);
+    const int64_t slots = ((const struct cache_case *)c)->pages.slots,
+                  *given = guarded_at(slots_of(c), 0, 0, 0, 0);
     unsigned char *theirs = must_alloc(g->whole);
     int64_t *all = must_alloc((size_t)c->v[C_TOKENS] * sizeof *all);
     union call_args args = c->args;
     fmla_tensor cache = g->tensor, list = c->view[APPEND(slot_mapping)];
     memcpy(theirs, g->initial, g->whole);
     for (int64_t t = 0; t < c->v[C_TOKENS]; t++)
-        all[t] =
-            given[t] < 0 || given[t] >= slots || (c->v[C_TURN] && !is_turned(c, t)) ? -1 : given[t];
+        all[t] = given[t] < 0 || given[t] >= slots || (c->v[C_TURN] && !is_turned(c, t)) ? -1 : given[t];
     cache.data = theirs + GUARDED_FRONT;
     list.data = all, list.byte_offset = 0;
     args.cache_append.kv_cache = &cache, args.cache_append.slot_mapping = &list,
@@ -429,9 +431,10 @@ static void more(struct suite *suite)
                                           "norm with_eps, turned halves, positions i64"};
     for (int format = FMLA_KV_BF16; !gather && format <= FMLA_KV_FP8_528_F32; format++)
         for (int i = 0; i < 15; i++) {
-            snprintf(text, sizeof text,
-                     "format %d, vectors %d, tokens 131, page_size 64, d_qk 576, rope apart %d, values all, %s",
-                     format, i % 3, i % 2, changed[i / 3]);
+            snprintf(
+                text, sizeof text,
+                "format %d, vectors %d, tokens 131, page_size 64, d_qk 576, rope apart %d, values all, %s",
+                format, i % 3, i % 2, changed[i / 3]);
             suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
         }
     for (int format = FMLA_KV_FP8_656; format <= FMLA_KV_FP8_528_F32; format++) {

@@ -11,29 +11,13 @@
 
 #define CONVERT(member) TENSOR_cache_convert_##member
 
-#define FORMATS_OF_AXIS                                                                                      \
-    "(none) bf16 fp16 fp8_656 fp8_584 fp8_576 fp8_528 fp8_528_split fp4_288 fp4_288_split fp8_528_f32"
-#define CONVERT_AXES(X)                                                                                      \
-    X(V_FROM, "from: " FORMATS_OF_AXIS)                                                                      \
-    X(V_TO, "to: " FORMATS_OF_AXIS)                                                                          \
-    X(V_TOKENS, "tokens: 0 1 128 1031")                                                                      \
-    X(V_FROM_PAGE, "page_size from: 1 61 64")                                                                \
-    X(V_TO_PAGE, "page_size to: 2 64 256")                                                                   \
-    X(V_FROM_CACHE, "source: dense padded odd spread (far)")                                                 \
-    X(V_TO_CACHE, "cache: dense padded odd spread (far)")                                                    \
-    X(V_D_QK, "d_qk: 512 576 1 130 1040") /* of bf16 and fp16 */                                             \
-    X(V_SCALE, "scale: 0 1 2 3 4")        /* of FP8_576 */                                                   \
-    X(V_SLOTS, "slots: distinct skipped twice")                                                              \
-    X(V_GRAPH, "graph: 0 1")                                                                                 \
-    X(V_THREADS, "threads: built_in (one) own")
-enum { CONVERT_AXES(AXIS_NAME) V_AXES };
-
 /* The width that a format has; 0: any, -1: not known yet. */
 static int64_t width_of(int64_t format)
 {
     if (format < 0) return -1;
-    return is_16_bit(format) ? 0 : kv_layout_of((enum kv_format)(format - 1), 0).nope +
-                                       kv_layout_of((enum kv_format)(format - 1), 0).rope;
+    return is_16_bit(format) ? 0
+                             : kv_layout_of((enum kv_format)(format - 1), 0).nope +
+                                   kv_layout_of((enum kv_format)(format - 1), 0).rope;
 }
 
 /* Sizes are of those that may have any; those of bytes have their own. */
@@ -166,11 +150,14 @@ static void more(struct suite *suite)
             const int64_t d_qk = of_from ? of_from : of_to ? of_to : 576;
             if (of_from && of_to && of_from != of_to) continue;
             snprintf(text, sizeof text,
-                     "from %d, to %d, tokens 131, page_size from 64, page_size to 64, d_qk %d, scale %d, source %s, cache %s",
-                     (int)from, (int)to, (int)d_qk, d_qk == 576 ? 2 : 0, "dense", (from + to) % 3 ? "dense" : "far");
+                     "from %d, to %d, tokens 131, page_size from 64, page_size to 64, d_qk %d, scale %d, "
+                     "source %s, cache %s",
+                     (int)from, (int)to, (int)d_qk, d_qk == 576 ? 2 : 0, "dense",
+                     (from + to) % 3 ? "dense" : "far");
             suite_case(suite, text, suite->run[0].seed + (uint64_t)(from * 16 + to), false);
             snprintf(text, sizeof text,
-                     "from %d, to %d, tokens 29, page_size from 61, page_size to 2, d_qk %d, source %s, slots skipped",
+                     "from %d, to %d, tokens 29, page_size from 61, page_size to 2, d_qk %d, source %s, "
+                     "slots skipped",
                      (int)from, (int)to, (int)d_qk, (from + to) % 3 ? "dense" : "far");
             suite_case(suite, text, suite->run[0].seed + (uint64_t)(from * 16 + to), false);
         }

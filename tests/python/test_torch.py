@@ -113,6 +113,10 @@ def inputs_and_options(device):
                 (5, 0.5, 0.0, 0),
             ),
         ],
+        _operations.CACHE_CONVERT: [
+            (of("cache_convert"), (1, 1, 0.0, 0.0)),
+            (of("cache_convert-656", dst_cache=kind.full((2, 4, 1, 576), 0, "uint8")), (3, 5, 0.0, 0.5)),
+        ],
         _operations.CACHE_GATHER: [
             (of("cache_gather"), (1, 0.0)),
             (of("cache_gather-656"), (3, 0.0)),

@@ -68,8 +68,12 @@ static inline void named_make(enum operation operation, void *args, struct held 
     for (const struct member *m = descriptors[operation].members; m->name; m++) {
         char *const at = (char *)args + m->offset;
         if (m->kind == MEMBER_FORMAT) memcpy(at, &layout->format, sizeof layout->format);
-        if (m->kind == MEMBER_SECOND_FORMAT) /* only where there is one */
-            memcpy(at, layout->has & HAS_EXTRA ? &layout->extra_format : &(int32_t){0}, sizeof(int32_t));
+        if (m->kind == MEMBER_SECOND_FORMAT) { /* where it may be 0, only where there is one */
+            int32_t second = layout->extra_format;
+            if (!m->low && !(layout->has & HAS_EXTRA)) second = 0;
+            if (m->low && !second) second = layout->format;
+            memcpy(at, &second, sizeof second);
+        }
         if (described_wide(m)) memcpy(at, &layout->size[described_wide(m)], sizeof(int64_t));
         if (m->kind != MEMBER_TENSOR) continue;
         place(&held[which], m, which, layout);

@@ -363,7 +363,7 @@ static inline void refuse_by_descriptor(struct good_call *good)
 /* One of everything: strides of dimensions with one element are never used. */
 static inline void one_of_each(struct good_call *good)
 {
-    static const enum dimension kept[] = {DIM_d_qk,  DIM_d_v,    DIM_width,  DIM_rope,
+    static const enum dimension kept[] = {DIM_d_qk,   DIM_d_v,    DIM_width,  DIM_rope,
                                           DIM_normed, DIM_turned, DIM_fields, DIM_splits};
     const struct layout before = good->layout;
     for (int i = 0; i < DIMENSIONS; i++) good->layout.size[i] = 1;

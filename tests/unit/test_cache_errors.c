@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Every argument that fmla_cache_append and fmla_cache_gather must reject, and odd ones that they must take.
+ * Every argument that fmla_cache_append, fmla_cache_gather and fmla_cache_convert must reject, and odd ones that they must take.
  */
 #include "refusals.h"
 
@@ -13,8 +13,14 @@ static struct good_call append = {.operation = OP_CACHE_APPEND,
                                   .partly = true},
                         gather = {.operation = OP_CACHE_GATHER, .elsewhere = "kv_cache", .set_up = set_up};
 
+static void set_up_convert(void);
+static struct good_call convert = {
+    .operation = OP_CACHE_CONVERT, .elsewhere = "dst_cache", .set_up = set_up_convert, .partly = true};
+
 #define APPEND  (*(fmla_cache_append_args *)append.args)
 #define GATHER  (*(fmla_cache_gather_args *)gather.args)
+#define CONVERT (*(fmla_cache_convert_args *)convert.args)
+#define C(name) (convert.held[TENSOR_cache_convert_##name])
 #define A(name) (append.held[TENSOR_cache_append_##name])
 #define G(name) (gather.held[TENSOR_cache_gather_##name])
 
@@ -95,7 +101,8 @@ static void test_refused(void)
     REFUSED(append, "norm_weight", "NULL|104|512 or 576", set_up_format(FMLA_KV_BF16, 104));
     REFUSED(append, "rope_table", "NULL|640|512 or 576", set_up_format(FMLA_KV_BF16, 640),
             APPEND.norm_weight = NULL, APPEND.norm_eps = 0.0f);
-    for (int i = 0; i < 8; i++) { /* a position that the table does not have, of a token that is not skipped */
+    for (int i = 0; i < 8;
+         i++) { /* a position that the table does not have, of a token that is not skipped */
         static const int64_t positions[] = {5, -1, INT64_MAX, INT64_MIN};
         char words[64];
         snprintf(words, sizeof words, "entry 2 is %" PRId64 "|0|5|rope_table", positions[i / 2]);
@@ -167,9 +174,58 @@ static void test_taken(void)
         CHECK(out[t * D_QK + D_QK - ROPE] == rope[(TOKENS - 1) * ROPE], "one slot: token %d", t);
 }
 
+/* ---- Convert -------------------------------------------------------------------------------- */
+
+static void set_up_between(int32_t from, int32_t to, int64_t d_qk)
+{
+    struct layout layout = good_layout;
+    layout.pages = layout.extra_pages = PAGES, layout.page_size = PAGE_SIZE, layout.extra_page_size = 5;
+    layout.d_qk = d_qk, layout.format = from, layout.extra_format = to;
+    begin(&convert, &layout, 0);
+    PUT(C(src_slots), int64_t, 7, -1, 2), PUT(C(dst_slots), int64_t, 9, 1, 0);
+    CONVERT.src_format = from, CONVERT.dst_format = to;
+}
+
+SET_UP(set_up_convert, set_up_between(FMLA_KV_FP8_656, FMLA_KV_FP8_576, D_QK))
+SET_UP(set_up_from_bf16, set_up_between(FMLA_KV_BF16, FMLA_KV_FP8_656, D_QK))
+SET_UP(set_up_to_bf16, set_up_between(FMLA_KV_FP8_584, FMLA_KV_BF16, 512))
+SET_UP(set_up_fp4, set_up_between(FMLA_KV_FP8_528, FMLA_KV_FP4_288_SPLIT, 512))
+
+static void test_convert(void)
+{
+    void (*const set_ups[])(void) = {set_up_from_bf16, set_up_to_bf16, set_up_fp4, set_up_convert};
+    for (int i = 0; i < 4; i++) {
+        convert.set_up = set_ups[i];
+        refuse_by_descriptor(&convert), take_by_descriptor(&convert);
+    }
+    REFUSED(convert, "dst_format", "FMLA_KV_FP8_584|512|576|src_cache",
+            set_up_between(FMLA_KV_FP8_656, FMLA_KV_FP8_584, D_QK));
+    REFUSED(convert, "dst_cache", "d_qk|512|576|src_cache", set_up_from_bf16(),
+            CONVERT.dst_format = FMLA_KV_BF16, set_up_between(FMLA_KV_FP8_656, FMLA_KV_BF16, 512));
+    REFUSED(convert, "src_scale", "0.5|must be 0|FMLA_KV_FP8_656", CONVERT.src_scale = 0.5f);
+    REFUSED(convert, "dst_scale", "-1|finite and > 0", CONVERT.dst_scale = -1.0f);
+    REFUSED(convert, "dst_scale", "nan|finite", CONVERT.dst_scale = NAN);
+    static const int64_t none[] = {10, -2, INT64_MAX, INT64_MIN};
+    for (int i = 0; i < 16; i++) {
+        const bool source = i & 1;
+        char words[64];
+        const int64_t slot = source && i / 4 == 0 ? 8 : none[i / 4];
+        snprintf(words, sizeof words, "entry 2 is %" PRId64 "|-1|%d", slot, source ? 8 : 10);
+        REFUSED(convert, source ? "src_slots" : "dst_slots", words,
+                PUT(C(src_slots), int64_t, 7, -1, source ? slot : 2),
+                PUT(C(dst_slots), int64_t, 9, 1, source ? 0 : slot), CONVERT.kernel = i & 2 ? "ref" : NULL);
+    }
+    TAKEN(convert, "a slot of a token that is skipped by the other list",
+          PUT(C(dst_slots), int64_t, 9, 77, 0));
+    TAKEN(convert, "a scale", CONVERT.dst_scale = 0.5f);
+    set_up_convert(), resize(&convert, DIM_tokens, 0), check_taken(&convert, "no tokens");
+    CHECK(untouched(&convert), "no tokens, and something was written");
+}
+
 int main(void)
 {
     test_refused();
+    test_convert();
     test_taken();
     return check_done("test_cache_errors");
 }

@@ -58,9 +58,8 @@ struct bench_options {
     const char *grid, *kernel, *json;
     fmla_device device;
     int op, dtype, cache, products, causal, varlen, norm, rope; /* indices of the choices */
-    const char *names[OPTION_CHOICES];              /* those of op */
-    bool dtype_given, cache_given, products_given, causal_given, varlen_given, norm_given,
-        rope_given;
+    const char *names[OPTION_CHOICES];                          /* those of op */
+    bool dtype_given, cache_given, products_given, causal_given, varlen_given, norm_given, rope_given;
     int between; /* index of the choices: enum bench_between */
     bool between_given;
     int64_t repeat, threads;

@@ -236,8 +236,8 @@ static json_t *pack_shape(const struct shape *s)
     const char *dtype = element_name(s->type), *cache = s->format ? format_name(s->format) : NULL;
     const bool masks = s->op == OP_DENSE_DECODE || operation_is_mha(s->op);
     if (bench_only_copies(s->op))
-        return json_pack("{s:I, s:s, s:s*, s:I, s:I, s:o*, s:s*, s:s*}", "tokens", (json_int_t)s->tokens, "dtype",
-                         dtype, "cache", cache, "d_qk", (json_int_t)s->d_qk, "page_size",
+        return json_pack("{s:I, s:s, s:s*, s:I, s:I, s:o*, s:s*, s:s*}", "tokens", (json_int_t)s->tokens,
+                         "dtype", dtype, "cache", cache, "d_qk", (json_int_t)s->d_qk, "page_size",
                          (json_int_t)s->page_size, "norm", s->norm ? json_true() : NULL, "rope",
                          s->turns ? pairs_name(s->turns) : NULL, "to",
                          s->op == OP_CACHE_CONVERT ? format_name(s->extra_format) : NULL);

@@ -69,11 +69,10 @@ static bool read_causal(const char *causal, const char *path, int32_t *to, struc
 
 static bool read_pairs(const char *pairs, const char *path, int32_t *to, struct fault *fault)
 {
-    *to = !pairs                          ? FMLA_ROPE_NONE
-          : !strcmp(pairs, "interleaved") ? FMLA_ROPE_INTERLEAVED
-                                          : FMLA_ROPE_HALVES;
+    *to = !pairs ? FMLA_ROPE_NONE : !strcmp(pairs, "interleaved") ? FMLA_ROPE_INTERLEAVED : FMLA_ROPE_HALVES;
     return !pairs || *to == FMLA_ROPE_INTERLEAVED || !strcmp(pairs, "halves") ||
-           fault_set(fault, "%s: __metadata__: rope_pairs is '%s', must be interleaved or halves", path, pairs);
+           fault_set(fault, "%s: __metadata__: rope_pairs is '%s', must be interleaved or halves", path,
+                     pairs);
 }
 
 static bool read_numbers(struct call *call, const struct safetensors_file *file, const char *path,

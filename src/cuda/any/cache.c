@@ -7,7 +7,8 @@
 
 static bool pages_aligned(const struct cache_pages *cache)
 {
-    return cuda_rows_aligned(cache->data, (const int64_t[]){cache->slots / cache->page_size, cache->page_size},
+    return cuda_rows_aligned(cache->data,
+                             (const int64_t[]){cache->slots / cache->page_size, cache->page_size},
                              (const int64_t[]){cache->page_stride, cache->slot_stride}, 2, 1, 16);
 }
 
@@ -19,8 +20,8 @@ static bool aligned(const struct cache_problem *p)
     return p->d_qk % values == 0 && p->latent_width % values == 0 &&
            cuda_rows_aligned(p->latent, &p->tokens, &p->latent_stride, 1, bytes, 16) &&
            cuda_rows_aligned(p->rope, &p->tokens, &p->rope_stride, 1, bytes, 16) &&
-           cuda_rows_aligned(p->out, &p->tokens, &p->out_stride, 1, bytes, 16) &&
-           pages_aligned(&p->cache) && (p->operation != OP_CACHE_CONVERT || pages_aligned(&p->source)) &&
+           cuda_rows_aligned(p->out, &p->tokens, &p->out_stride, 1, bytes, 16) && pages_aligned(&p->cache) &&
+           (p->operation != OP_CACHE_CONVERT || pages_aligned(&p->source)) &&
            cuda_rows_aligned(p->norm_weight, NULL, NULL, 0, bytes, 16) &&
            cuda_rows_aligned(p->rope_table, &p->table_rows, &p->table_stride, 1, 4, 16);
 }
@@ -28,8 +29,9 @@ static bool aligned(const struct cache_problem *p)
 /* Have all numbers and strides 31 bits? The fused append has its fast way for these alone. */
 static bool small(const struct cache_problem *p)
 {
-    const int64_t all[] = {p->tokens,           p->cache.slots,       p->latent_stride, p->rope_stride,
-                           p->cache.page_stride, p->cache.slot_stride, p->table_rows,    p->table_stride};
+    const int64_t all[] = {p->tokens,      p->cache.slots,       p->latent_stride,
+                           p->rope_stride, p->cache.page_stride, p->cache.slot_stride,
+                           p->table_rows,  p->table_stride};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i] < 0 || all[i] > INT32_MAX) return false;
     return true;
@@ -92,15 +94,15 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     struct cuda_scope scope;
     fmla_status status = cuda_enter(operation, "kv_cache", p->device.id, &scope);
     if (status) return status;
-    const int64_t blocks = (p->tokens - 1) / CACHE_WARPS + 1; /* any number of them walks through all tokens */
+    const int64_t blocks =
+        (p->tokens - 1) / CACHE_WARPS + 1; /* any number of them walks through all tokens */
     const int64_t at_once = (int64_t)scope.device->sms * FUSED_BLOCKS;
     if (convert) source_of(p, &params);
     const struct cuda_launch launch = {
-        .kernel = cuda_kernel_of(
-            (struct cuda_key){append    ? CUDA_CACHE_APPEND
-                              : convert ? CUDA_CACHE_CONVERT
-                                        : CUDA_CACHE_GATHER, p->element, p->cache.format,
-                              fused}),
+        .kernel = cuda_kernel_of((struct cuda_key){append    ? CUDA_CACHE_APPEND
+                                                   : convert ? CUDA_CACHE_CONVERT
+                                                             : CUDA_CACHE_GATHER,
+                                                   p->element, p->cache.format, fused}),
         .blocks = fused && blocks > at_once ? at_once : blocks,
         .stream = p->stream,
     };

@@ -14,7 +14,8 @@
  * rounding is one of new_token.h; what is packed to 16 bits is rounded by the hardware, to nearest even.
  */
 #define CACHE_KERNEL(NAME, call, ...)                                                                        \
-    DEFINE_KERNEL(NAME, cache_params, (32 * CACHE_WARPS, FUSED_BLOCKS), if (p.aligned) call<true, __VA_ARGS__>(p); \
+    DEFINE_KERNEL(NAME, cache_params, (32 * CACHE_WARPS, FUSED_BLOCKS),                                      \
+                  if (p.aligned) call<true, __VA_ARGS__>(p);                                                 \
                   else call<false, __VA_ARGS__>(p))
 #include "../device/append.cuh"
 
@@ -92,7 +93,8 @@ __device__ __noinline__ float exact_norm_factor(double sum_of_squares, float eps
 
 DEVICE float fast_norm_factor(double sum_of_squares, float eps)
 {
-    constexpr int LOST = 29, MIDDLE = 1 << (LOST - 1), AROUND = 64; /* bits of double that fp32 does not have */
+    constexpr int LOST = 29, MIDDLE = 1 << (LOST - 1),
+                  AROUND = 64;                           /* bits of double that fp32 does not have */
     constexpr int LEAST = 0x38100000, MOST = 0x47efffff; /* upper words of double: fp32's normal numbers */
     const double root = rsqrt(fma(sum_of_squares, 1.0 / NORM_WIDTH, (double)eps));
     const int lost = __double2loint(root) & ((1 << LOST) - 1), high = __double2hiint(root);
@@ -156,7 +158,8 @@ template <typename In> struct Turn {
         float other_of_low = high, other_of_high = low, first = -1.0f, second = 1.0f;
         if (p.halves) {
             const uint32_t other = __shfl_xor_sync(~0u, word, 16);
-            other_of_low = In::to_float((uint16_t)other), other_of_high = In::to_float((uint16_t)(other >> 16));
+            other_of_low = In::to_float((uint16_t)other),
+            other_of_high = In::to_float((uint16_t)(other >> 16));
             first = second = lane < 16 ? -1.0f : 1.0f;
         }
         const uint32_t made = In::pack(rope_value(low, other_of_low, cosine[0], first * sine[0]),

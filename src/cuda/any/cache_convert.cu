@@ -29,8 +29,8 @@ struct SourcePlace {
         page = p.source + number * p.source_page_stride;
         values = page + in_page * p.source_slot_stride;
         const struct kv_layout &l = p.source_layout;
-        scales = l.scale_bytes ? page + kv_scales_at(&l, p.source_page_size, in_page)
-                               : values + l.scale_offset;
+        scales =
+            l.scale_bytes ? page + kv_scales_at(&l, p.source_page_size, in_page) : values + l.scale_offset;
     }
     /* Value i, by kvformat.h alone. */
     DEVICE float value(const struct cache_params &p, int i) const
@@ -92,7 +92,8 @@ DEVICE void load_units(const struct cache_params &p, const SourcePlace &from, in
             uint32_t words[4] = {0, 0, 0, 0};
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                if (first < d_qk) words[i / 2] |= (uint32_t)Cache<In>::exact(from.value(p, first + i)) << i % 2 * 16;
+                if (first < d_qk)
+                    words[i / 2] |= (uint32_t)Cache<In>::exact(from.value(p, first + i)) << i % 2 * 16;
             unit[r] = make_uint4(words[0], words[1], words[2], words[3]);
         }
     }
@@ -138,8 +139,7 @@ DEVICE void convert_16(const struct cache_params &p, int64_t token, int64_t slot
             }
         }
     } else { /* one value after the other */
-        for (int i = lane; i < p.d_qk; i += 32)
-            ((uint16_t *)values)[i] = Cache<To>::exact(from.value(p, i));
+        for (int i = lane; i < p.d_qk; i += 32) ((uint16_t *)values)[i] = Cache<To>::exact(from.value(p, i));
     }
 }
 

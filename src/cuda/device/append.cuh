@@ -15,10 +15,9 @@ template <int BYTES> DEVICE uint4 load_elements(const uint8_t *from)
     uint32_t words[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        words[i] =
-            BYTES == 4
-                ? ((const uint32_t *)from)[i]
-                : ((const uint16_t *)from)[2 * i] | (uint32_t)((const uint16_t *)from)[2 * i + 1] << 16;
+        words[i] = BYTES == 4 ? ((const uint32_t *)from)[i]
+                              : ((const uint16_t *)from)[2 * i] |
+                                    (uint32_t)((const uint16_t *)from)[2 * i + 1] << 16;
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
@@ -39,10 +38,7 @@ template <typename In, bool SMALL = false> struct VectorPlace {
         return (value < latent_width ? latent : rope) + (int64_t)value * BYTES;
     }
     /* A unit is whole in one of the two tensors. */
-    template <bool ALIGNED> DEVICE uint4 load_unit(int first) const
-    {
-        return load<ALIGNED>(at(first));
-    }
+    template <bool ALIGNED> DEVICE uint4 load_unit(int first) const { return load<ALIGNED>(at(first)); }
     /* … in latent */
     template <bool ALIGNED> DEVICE uint4 load_latent(int first) const
     {
