@@ -189,7 +189,7 @@ struct call {
 
 /* What every name may be at first, from `least` on. */
 static const struct {
-    uint8_t least, count;
+    uint16_t least, count;
 } small[DIMENSIONS] = DESIGNATED(
     [DIM_b] = {0, 4}, [DIM_s_q] = {1, 3}, [DIM_h_kv] = {1, 2}, [DIM_h_q] = {1, 3}, [DIM_pages] = {0, 5},
     [DIM_page_size] = {1, 8}, [DIM_max_pages] = {1, 3}, [DIM_extra_pages] = {0, 4},
