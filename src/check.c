@@ -167,6 +167,7 @@ static fmla_status check_tensor(const char *operation, const char *name, const f
     checked->element = checked->of_bytes ? ELEMENT_BF16 : (enum element)which; /* not read for integers */
 
     const int64_t element_bytes = dtypes[which].dtype.bits / 8;
+    checked->element_bytes = (int32_t)element_bytes;
     struct layout_found found = {0};
     TRY(check_layout(operation, tensor, element_bytes, checked, &found));
     if (tensor->byte_offset > PTRDIFF_MAX)
@@ -364,6 +365,7 @@ static fmla_status bind_token(const struct descriptor *descriptor, const struct 
                     "%s: %s: is %s, of d_qk %lld, must be a format of d_qk %lld as in %s", descriptor->name,
                     format_option(descriptor, m)->name, format->name, (long long)format->d_qk,
                     (long long)call->size[DIM_d_qk], bound->name);
+    if (bound && (m->allowed & IS_SECOND)) return FMLA_OK; /* which may be bytes itself */
     if (bound)
         return check_size(descriptor->name, bound, call->bound_at[DIM_d_qk], "d_qk", format->d_qk,
                           format->name);

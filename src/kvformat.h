@@ -185,6 +185,12 @@ NUM_FN float kv_load(const struct kv_layout *l, const uint8_t *page, int64_t pag
     return num_from_bf16(num_to_bf16(kv_code_value(l, token, i) * scale));
 }
 
+/* Value i of a token as it goes into another cache: of codes a NaN is bf16's with all bits but the sign, as GPUs convert it. */
+NUM_FN float kv_convert(const struct kv_layout *l, int32_t i, float value)
+{
+    return kv_is_quantised(l) && i < l->nope && value != value ? num_from_bf16(0x7fff) : value;
+}
+
 /* 16 values as FP4: a group with a NaN has a NaN for its scale, and codes of 0. */
 NUM_FN void kv_store_fp4(uint8_t *codes, uint8_t *scale, const float *values)
 {

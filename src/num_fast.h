@@ -64,10 +64,12 @@ NUM_FN uint8_t fast_ue8m0_scale(uint32_t amax)
     return (uint8_t)(amax >= 0x7f800000u ? 254 : finite);
 }
 
-/* 1 / the scale of a code that fast_ue8m0_scale gives. A product with it is the quotient: both are the same power of two. */
-NUM_FN float fast_ue8m0_inverse(uint8_t code)
+/* 1 / the scale of a code that fast_ue8m0_scale gives, at most 254, whose inverse is the subnormal 2^-127. A product with it is
+ * the quotient: both are the same power of two. */
+NUM_FN float fast_ue8m0_inverse(int32_t code)
 {
-    return num_from_ue8m0((uint8_t)(254 - code));
+    const int32_t bits = (254 - code) << 23;
+    return num_float((uint32_t)(bits > 0x00400000 ? bits : 0x00400000));
 }
 
 /* What x and the scale of a quotient are multiplied by, so that nothing in fast_quotient over- or underflows that e4m3

@@ -63,6 +63,12 @@ static inline bool operation_is_mha(enum operation operation)
     return operation == OP_MHA_FORWARD || operation == OP_MHA_BACKWARD;
 }
 
+/* Tokens into pages and out of them. */
+static inline bool operation_is_of_caches(enum operation operation)
+{
+    return operation == OP_CACHE_APPEND || operation == OP_CACHE_GATHER || operation == OP_CACHE_CONVERT;
+}
+
 /* The tensors of each operation, numbered from 0. */
 enum {
 #define OPERATION(op, OP)                               TENSORS_BEFORE_##op = -1,

@@ -242,29 +242,61 @@ struct merge_problem {
     void *stream;
 };
 
-/* New vectors into pages, or vectors out of pages. */
-struct cache_problem {
-    enum operation operation; /* OP_CACHE_APPEND or OP_CACHE_GATHER */
-    int64_t tokens;
-    int64_t d_qk;
-    int64_t page_size;
-    int64_t slots_of_cache; /* pages · page_size */
+/* The pages of a cache, and how tokens lie in them. */
+struct cache_pages {
     enum kv_format format;
     struct kv_layout layout; /* of the format */
-    enum element element;    /* of the vectors */
+    int64_t page_size;
+    int64_t slots; /* pages · page_size */
+    uint8_t *data;
+    int64_t page_stride, slot_stride; /* bytes */
+    float scale;                      /* of FP8_576 */
+};
+
+static inline bool cache_has(const struct cache_pages *cache, int64_t slot)
+{
+    return slot >= 0 && slot < cache->slots;
+}
+
+/* New vectors into pages, vectors out of pages, or tokens from pages into others. */
+struct cache_problem {
+    enum operation operation; /* OP_CACHE_APPEND, OP_CACHE_GATHER or OP_CACHE_CONVERT */
+    int64_t tokens;
+    int64_t d_qk;
+    enum element element; /* of the vectors; of convert the type that holds the source's values */
     fmla_device device;
-    const int64_t *slots; /* [tokens] */
+    const int64_t *slots; /* [tokens], of cache */
+    struct cache_pages cache;
     const void
         *latent; /* append: [tokens][latent_width], and rope the rest of d_qk, NULL where there is none */
     const void *rope;
     int64_t latent_width, latent_stride, rope_stride;
+    /* Append, what becomes of the values before (new_token.h): */
+    const void *norm_weight; /* [NORM_WIDTH], of `element`; NULL: no norm */
+    float norm_eps;
+    int32_t rope_pairs;    /* FMLA_ROPE_…; 0: no RoPE, and no more of it */
+    const void *positions; /* [tokens], of 4 or 8 bytes */
+    int32_t position_bytes;
+    const float *rope_table; /* [table_rows][ROPE_WIDTH] */
+    int64_t table_rows, table_stride;
+    const int64_t *source_slots; /* convert: [tokens], of source */
+    struct cache_pages source;
     void *out; /* gather: [tokens][d_qk] */
     int64_t out_stride;
-    uint8_t *cache;
-    int64_t page_stride, slot_stride; /* bytes */
-    float cache_scale;
     void *stream;
 };
+
+/* Does append do more than to quantise? Then d_qk is 512 or 576. */
+static inline bool cache_append_is_fused(const struct cache_problem *p)
+{
+    return p->norm_weight || p->rope_pairs;
+}
+
+static inline int64_t cache_position(const struct cache_problem *p, int64_t token)
+{
+    return p->position_bytes == 8 ? ((const int64_t *)p->positions)[token]
+                                  : ((const int32_t *)p->positions)[token];
+}
 
 /* A tensor that passed: byte offset applied, strides given. */
 struct checked_tensor {
@@ -274,6 +306,7 @@ struct checked_tensor {
     int64_t stride[MAX_DIMENSIONS];
     enum element element; /* of floating types; of bytes that of their values, bf16 */
     bool of_bytes;
+    int32_t element_bytes;
     fmla_device device; /* pinned host memory counts as cpu */
 };
 

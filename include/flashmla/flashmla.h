@@ -720,6 +720,13 @@ FMLA_API fmla_status fmla_merge(const fmla_merge_args *args);
 
 /* ---- Cache append --------------------------------------------------------------------------- */
 
+/* Which of the 64 values of RoPE are turned together, as pair i of 32. */
+enum {
+    FMLA_ROPE_NONE = 0,
+    FMLA_ROPE_INTERLEAVED = 1, /* 2 i and 2 i + 1 */
+    FMLA_ROPE_HALVES = 2       /* i and 32 + i */
+};
+
 /* Writes the vectors of new tokens into pages, quantised as the format says (docs/semantics.md, "Cache append"). Slot s is
  * slot s mod page_size of page s / page_size. Bytes of the cache that belong to no slot written stay as they are. */
 typedef struct fmla_cache_append_args {
@@ -740,11 +747,26 @@ typedef struct fmla_cache_append_args {
     const char *kernel; /* force a kernel by name; NULL = the best */
     int32_t kv_format;  /* FMLA_KV_…, not FMLA_KV_NONE */
     float cache_scale;  /* of FMLA_KV_FP8_576, finite and > 0; 0 = 1. Others: 0 */
+    /* What is done to the values first, in the same pass, where d_qk is 512 or 576: RMS norm of the first 512, then RoPE of
+     * the last 64 (docs/semantics.md, "Cache append"). Both by themselves, too; zero of everything: neither. */
+    const fmla_tensor *norm_weight; /* [512], the type of latent; NULL: no norm */
+    const fmla_tensor *positions;   /* [tokens] int32 or int64: rows of rope_table; NULL: no RoPE */
+    /* [max_positions, 64] fp32: 32 cosines and 32 sines of each position (fmla_rope_table); NULL: no RoPE */
+    const fmla_tensor *rope_table;
+    float norm_eps; /* what is added to the mean of the squares, finite and ≥ 0; 0 without norm_weight */
+    int32_t rope_pairs; /* FMLA_ROPE_… */
 } fmla_cache_append_args;
 
-/* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. On the CPU a slot that is neither -1 nor in [0, pages · page_size) is
- * FMLA_INVALID_ARGUMENT, and nothing was written; on a GPU its token is skipped. */
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. On the CPU a slot that is neither -1 nor in [0, pages · page_size), or
+ * a position outside [0, max_positions) of a token that is not skipped, is FMLA_INVALID_ARGUMENT, and nothing was written; on a GPU such
+ * a token is skipped. */
 FMLA_API fmla_status fmla_cache_append(const fmla_cache_append_args *args);
+
+/* Fills a table for `rope_table`, in host memory without gaps, for positions 0 … positions - 1: entry i of a row is
+ * cos(position · base^(-i/32)), entry 32 + i the sine, worked out in double precision and rounded to fp32. What a model has beyond
+ * a base (YaRN's frequencies, say) is its caller's to write.
+ * Errors: FMLA_INVALID_ARGUMENT (positions < 0; base not finite or ≤ 0; table NULL with positions). */
+FMLA_API fmla_status fmla_rope_table(float *table, int64_t positions, double base);
 
 /* ---- Cache gather --------------------------------------------------------------------------- */
 
@@ -763,6 +785,30 @@ typedef struct fmla_cache_gather_args {
 
 /* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. */
 FMLA_API fmla_status fmla_cache_gather(const fmla_cache_gather_args *args);
+
+/* ---- Cache convert --------------------------------------------------------------------------- */
+
+/* Takes tokens from pages of one format and page size into pages of another, with equal d_qk, in one pass (docs/semantics.md, "Cache
+ * convert"): what fmla_cache_gather and fmla_cache_append would do through values that hold every element exactly. */
+typedef struct fmla_cache_convert_args {
+    size_t struct_size;
+    const fmla_tensor *src_cache; /* as kv_cache of fmla_cache_append_args, in src_format; read */
+    const fmla_tensor *src_slots; /* [tokens] int64: where each token is */
+    const fmla_tensor *dst_cache; /* the same in dst_format; written; must not overlap src_cache */
+    const fmla_tensor
+        *dst_slots; /* [tokens] int64: where each token goes. -1 here or in src_slots: it is skipped. A slot
+                           that occurs twice here: as in fmla_cache_append_args */
+    void *stream;   /* CUDA stream; not used on the CPU */
+    const char *kernel; /* force a kernel by name; NULL = the best */
+    int32_t src_format; /* FMLA_KV_…, not FMLA_KV_NONE */
+    int32_t dst_format; /* the same */
+    float src_scale;    /* of FMLA_KV_FP8_576, finite and > 0; 0 = 1. Others: 0 */
+    float dst_scale;    /* the same */
+} fmla_cache_convert_args;
+
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. On the CPU a slot that is neither -1 nor one of its cache is
+ * FMLA_INVALID_ARGUMENT, and nothing was written; on a GPU its token is skipped. */
+FMLA_API fmla_status fmla_cache_convert(const fmla_cache_convert_args *args);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -10,12 +10,20 @@ flash_mla._cache, workspace_bound in flash_mla._workspace; what they compute, in
 
 from typing import TYPE_CHECKING
 
-from ._cache import cache_append, cache_gather
+from ._cache import cache_append, cache_convert, cache_gather
 from ._workspace import workspace_bound
 from .flash_mla_interface import *  # noqa: F403
 from .flash_mla_interface import __all__ as _names
 
-__all__ = [*_names, "cache_append", "cache_gather", "workspace_bound", "upstream_version", "__version__"]
+__all__ = [
+    *_names,
+    "cache_append",
+    "cache_convert",
+    "cache_gather",
+    "workspace_bound",
+    "upstream_version",
+    "__version__",
+]
 
 upstream_version = "2026.04"
 """Year and month of the FlashMLA whose functions these stand in for; __version__ is that of this package. FlashMLA calls all of

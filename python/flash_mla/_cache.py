@@ -9,9 +9,25 @@ from . import _operations
 from ._arguments import check_kinds, format_named, integer_of, module_of, number_of, scale_of
 
 
-def _cache_scale(function: str, cache_scale: Any) -> float:
-    value = number_of(function, "cache_scale", cache_scale)
-    return value if value == 0 else scale_of(function, "cache_scale", value, "0 = 1")
+def _cache_scale(function: str, cache_scale: Any, name: str = "cache_scale") -> float:
+    value = number_of(function, name, cache_scale)
+    return value if value == 0 else scale_of(function, name, value, "0 = 1")
+
+
+def _norm_eps(function: str, norm_eps: Any) -> float:
+    value = number_of(function, "norm_eps", norm_eps)
+    return value if value == 0 else scale_of(function, "norm_eps", value, "0: nothing is added")
+
+
+_ROPE_PAIRS = {None: 0, "interleaved": 1, "halves": 2}  # FMLA_ROPE_…
+
+
+def _rope_pairs(function: str, rope_pairs: Any) -> int:
+    if rope_pairs is not None and not isinstance(rope_pairs, str):
+        raise TypeError(f"{function}: rope_pairs: is {type(rope_pairs).__name__}, must be a str or None")
+    if rope_pairs not in _ROPE_PAIRS:
+        raise ValueError(f"{function}: rope_pairs: is {rope_pairs!r}, must be 'interleaved' or 'halves'")
+    return _ROPE_PAIRS[rope_pairs]
 
 
 def cache_append(
@@ -22,9 +38,15 @@ def cache_append(
     kv_format: str,
     *,
     cache_scale: float = 0.0,
+    norm_weight: Optional[Any] = None,
+    norm_eps: float = 0.0,
+    positions: Optional[Any] = None,
+    rope_table: Optional[Any] = None,
+    rope_pairs: Optional[str] = None,
     stream: int = 0,
 ) -> None:
-    """Writes the vectors of new tokens into pages, quantised as the format says.
+    """Writes the vectors of new tokens into pages, quantised as the format says, in one pass with the RMS norm and the RoPE in front
+    of it where these are asked for (docs/semantics.md, "Cache append").
 
     Args:
         latent: [tokens, d_qk - 64], bf16, fp16 or fp32; [tokens, d_qk] where rope is None.
@@ -36,6 +58,11 @@ def cache_append(
         kv_format: "BF16", "FP16", "FP8_656", "FP8_584", "FP8_576", "FP8_528", "FP8_528_SPLIT", "FP4_288", "FP4_288_SPLIT" or
             "FP8_528_F32" (docs/semantics.md, "Cache formats").
         cache_scale: of FP8_576, one for the whole cache; 0: 1. Of others 0.
+        norm_weight, norm_eps: [512], of the type of latent, and what is added to the mean of the squares: RMS norm of the first
+            512 values of each token. None: no norm.
+        positions, rope_table, rope_pairs: [tokens], int32 or int64; [max_positions, 64], fp32: 32 cosines and 32 sines of each
+            position; "interleaved" (values 2 i and 2 i + 1 are a pair) or "halves" (i and 32 + i): RoPE of the last 64 values.
+            None, all three: no RoPE. On a GPU a token whose position the table does not have is skipped.
         stream: as in `flash_mla_with_kvcache`.
 
     Raises:
@@ -47,10 +74,13 @@ def cache_append(
         if array is None:
             raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
     check_kinds(this, module, ("rope", rope), ("kv_cache", kv_cache), ("slot_mapping", slot_mapping))
+    check_kinds(this, module, ("norm_weight", norm_weight), ("positions", positions), ("rope_table", rope_table))
     options = format_named(this, "kv_format", kv_format), _cache_scale(this, cache_scale)
+    changes = _norm_eps(this, norm_eps), _rope_pairs(this, rope_pairs)
     stream = integer_of(this, "stream", stream)
     slots = module.slots_of(this, "slot_mapping", slot_mapping, stream)
-    module.run(_operations.CACHE_APPEND, (latent, rope, kv_cache, slots), (), options, stream)
+    tensors = latent, rope, kv_cache, slots, norm_weight, positions, rope_table
+    module.run(_operations.CACHE_APPEND, tensors, (), options + changes, stream)
 
 
 def cache_gather(
@@ -80,3 +110,41 @@ def cache_gather(
     stream = integer_of(this, "stream", stream)
     slots = module.slots_of(this, "slots", slots, stream)
     return module.run(_operations.CACHE_GATHER, (kv_cache, slots), (out,), options, stream)
+
+
+def cache_convert(
+    src_cache: Any,
+    src_slots: Any,
+    src_format: str,
+    dst_cache: Any,
+    dst_slots: Any,
+    dst_format: str,
+    *,
+    src_scale: float = 0.0,
+    dst_scale: float = 0.0,
+    stream: int = 0,
+) -> None:
+    """Takes tokens from pages of one format and page size into pages of another, in one pass.
+
+    Args:
+        src_cache, src_format, src_scale: as kv_cache, kv_format and cache_scale in `cache_append`, but read.
+        dst_cache, dst_format, dst_scale: the same, with equal d_qk; written; its memory is not that of src_cache.
+        src_slots, dst_slots: [tokens], int64 (int32 is converted): where each token is, and where it goes. -1 in either: it is
+            skipped. On a GPU, so is one that is no slot.
+        stream: as in `flash_mla_with_kvcache`.
+
+    Raises:
+        As `flash_mla_with_kvcache`.
+    """
+    this = _operations.CONVERT
+    module = module_of(this, "src_cache", src_cache)
+    for name, array in (("src_slots", src_slots), ("dst_cache", dst_cache), ("dst_slots", dst_slots)):
+        if array is None:
+            raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
+    check_kinds(this, module, ("src_slots", src_slots), ("dst_cache", dst_cache), ("dst_slots", dst_slots))
+    formats = format_named(this, "src_format", src_format), format_named(this, "dst_format", dst_format)
+    scales = _cache_scale(this, src_scale, "src_scale"), _cache_scale(this, dst_scale, "dst_scale")
+    stream = integer_of(this, "stream", stream)
+    sources = module.slots_of(this, "src_slots", src_slots, stream)
+    slots = module.slots_of(this, "dst_slots", dst_slots, stream)
+    module.run(_operations.CACHE_CONVERT, (src_cache, sources, dst_cache, slots), (), formats + scales, stream)

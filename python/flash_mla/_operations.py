@@ -21,7 +21,7 @@ from ._types import dtype_word
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
 PLAN_FP8, DECODE_FP8 = "get_mla_metadata_dense_fp8", "flash_mla_with_kvcache_fp8"
 PREFILL, MHA = "flash_mla_sparse_fwd", "flash_attn_varlen_func"
-APPEND, GATHER = "cache_append", "cache_gather"
+APPEND, GATHER, CONVERT = "cache_append", "cache_gather", "cache_convert"
 _NAMES: dict[str, Mapping[str, str]] = {
     PLAN: {
         "seqlens:": "cache_seqlens:",
@@ -76,6 +76,13 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = {
         "656 bytes: the last 64 values of its queries are not quantised",
     },
     PREFILL: {"kv_format: is 0, must name the format": "is_fp8_kvcache: is False, must be True where kv has bytes"},
+    APPEND: {
+        "positions: is NULL": "positions: is None, must be given as rope_table is",
+        "rope_table: is NULL": "rope_table: is None, must be given as positions is",
+        "rope_pairs: is 0": "rope_pairs: is None, must be 'interleaved' or 'halves' with rope_table",
+        "rope_pairs: is 1, must be 0": "rope_pairs: is 'interleaved', must be None without rope_table",
+        "rope_pairs: is 2, must be 0": "rope_pairs: is 'halves', must be None without rope_table",
+    },
     MHA: {
         "lse: stride of the innermost": "lse: stride of dimension 0 must be 1, as in the transpose of a new [h_q, tokens]"
     },
@@ -311,8 +318,15 @@ MHA_BACKWARD = Operation(
     "max_s_q max_s_k softmax_scale causal deterministic log_base",
 )
 MERGE_STATES = Operation(*("merge", MERGE), "out_parts lse_parts attn_sink? out! lse!", "lse_empty log_base", _of_merge)
-CACHE_APPEND = Operation(*("cache_append", APPEND), "latent rope? kv_cache! slot_mapping", "kv_format cache_scale")
+CACHE_APPEND = Operation(
+    *("cache_append", APPEND),
+    "latent rope? kv_cache! slot_mapping norm_weight? positions? rope_table?",
+    "kv_format cache_scale norm_eps rope_pairs",
+)
 CACHE_GATHER = Operation(*("cache_gather", GATHER), "kv_cache slots out!", "kv_format cache_scale", _of_gather)
+CACHE_CONVERT = Operation(
+    *("cache_convert", CONVERT), "src_cache src_slots dst_cache! dst_slots", "src_format dst_format src_scale dst_scale"
+)
 DENSE_PLAN = Operation(*("decode_plan", PLAN), "seqlens partitions! num_splits!", "s_q h_q h_kv")
 SPARSE_PLAN = Operation(
     *("sparse_plan", PLAN),

@@ -3,7 +3,7 @@
 
 Registered are flash_mla::decode_plan, ::dense_decode, ::dense_decode_fp8, ::sparse_plan, ::sparse_decode, ::sparse_prefill,
 ::mha_forward, ::merge, ::cache_gather, which make their results, and ::dense_decode_out, ::dense_decode_fp8_out, ::sparse_decode_out,
-::sparse_prefill_out, ::mha_forward_out, ::merge_out, ::cache_gather_out, ::cache_append, which write into given ones; each with what
+::sparse_prefill_out, ::mha_forward_out, ::merge_out, ::cache_gather_out, ::cache_append, ::cache_convert, which write into given ones; each with what
 torch.compile asks of it. They run on the current stream, take their memory from PyTorch's allocator and do not synchronise.
 
 ::mha_backward writes gradients. None of these has a gradient (_torch_gradients.py has the one that does), and each says so at the call: under grad mode it refuses a tensor that requires one, in eager mode as in a

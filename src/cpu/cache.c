@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Cache append and gather on the CPU: who does which token. What becomes of one is cache_token.h's.
+ * Cache append, gather and convert on the CPU: who does which token. What becomes of one is cache_token.h's.
  */
 #include "cpu.h"
 
@@ -18,7 +18,7 @@ static double cost_of(const struct cache_problem *p)
     return cost_of_moving((double)p->tokens * (double)p->d_qk * sizeof(float));
 }
 
-/* ---- Append --------------------------------------------------------------------------------- */
+/* ---- Append, and what convert has of it --------------------------------------------------------------------------------- */
 
 /* Whose a slot is. All tokens of a slot are written by one share, in their order, so that the last one stays, and without
  * memory to sort them in; the multiplication spreads slots that have a step in common. */
@@ -27,29 +27,68 @@ static int64_t share_of(int64_t slot, int64_t shares)
     return (int64_t)(((uint64_t)slot * UINT64_C(0x9e3779b97f4a7c15) >> 32) % (uint64_t)shares);
 }
 
-static void append_share(void *data, int64_t index, int32_t worker)
+static void write_share(void *data, int64_t index, int32_t worker)
 {
     const struct work *work = data;
     const struct cache_problem *p = work->problem;
+    const bool converts = p->operation == OP_CACHE_CONVERT;
     (void)worker;
-    for (int64_t t = 0; t < p->tokens; t++)
-        if (p->slots[t] >= 0 && (work->shares == 1 || share_of(p->slots[t], work->shares) == index))
+    for (int64_t t = 0; t < p->tokens; t++) {
+        if (p->slots[t] < 0 || (converts && p->source_slots[t] < 0)) continue;
+        if (work->shares > 1 && share_of(p->slots[t], work->shares) != index) continue;
+        if (converts)
+            work->inner->convert(p, t, p->slots[t]);
+        else
             work->inner->store(p, t, p->slots[t]);
+    }
+}
+
+static fmla_status write_all(const struct cpu_cache *inner, const struct cache_problem *p)
+{
+    const struct thread_pool pool = threads_now();
+    const double cost = cost_of(p);
+    const int32_t threads = threads_worth(&pool, cost);
+    struct work work = {p, inner, threads < p->tokens ? threads : p->tokens};
+    threads_run(&pool, work.shares, cost, write_share, &work);
+    return FMLA_OK;
 }
 
 static fmla_status append(const struct cpu_cache *inner, const struct cache_problem *p)
 {
     for (int64_t t = 0; t < p->tokens; t++)
-        if (p->slots[t] < -1 || p->slots[t] >= p->slots_of_cache)
+        if (p->slots[t] < -1 || p->slots[t] >= p->cache.slots)
             return fail(FMLA_INVALID_ARGUMENT,
                         "cache_append: slot_mapping: entry %lld is %lld, must be -1 or in [0, %lld)",
-                        (long long)t, (long long)p->slots[t], (long long)p->slots_of_cache);
-    const struct thread_pool pool = threads_now();
-    const double cost = cost_of(p);
-    const int32_t threads = threads_worth(&pool, cost);
-    struct work work = {p, inner, threads < p->tokens ? threads : p->tokens};
-    threads_run(&pool, work.shares, cost, append_share, &work);
+                        (long long)t, (long long)p->slots[t], (long long)p->cache.slots);
+    for (int64_t t = 0; p->rope_pairs && t < p->tokens; t++) {
+        const int64_t position = cache_position(p, t);
+        if (p->slots[t] >= 0 && (position < 0 || position >= p->table_rows))
+            return fail(FMLA_INVALID_ARGUMENT,
+                        "cache_append: positions: entry %lld is %lld, must be in [0, %lld) as rope_table has "
+                        "rows",
+                        (long long)t, (long long)position, (long long)p->table_rows);
+    }
+    return write_all(inner, p);
+}
+
+/* ---- Convert -------------------------------------------------------------------------------- */
+
+static fmla_status check_slots(const char *name, const int64_t *slots, const int64_t *others, int64_t tokens,
+                               const struct cache_pages *cache)
+{
+    for (int64_t t = 0; t < tokens; t++)
+        if (slots[t] != -1 && others[t] != -1 && !cache_has(cache, slots[t]))
+            return fail(FMLA_INVALID_ARGUMENT,
+                        "cache_convert: %s: entry %lld is %lld, must be -1 or in [0, %lld)", name,
+                        (long long)t, (long long)slots[t], (long long)cache->slots);
     return FMLA_OK;
+}
+
+static fmla_status convert(const struct cpu_cache *inner, const struct cache_problem *p)
+{
+    fmla_status status = check_slots("src_slots", p->source_slots, p->slots, p->tokens, &p->source);
+    if (!status) status = check_slots("dst_slots", p->slots, p->source_slots, p->tokens, &p->cache);
+    return status ? status : write_all(inner, p);
 }
 
 /* ---- Gather --------------------------------------------------------------------------------- */
@@ -63,7 +102,7 @@ static void gather_item(void *data, int64_t index, int32_t worker)
     (void)worker;
     for (int64_t t = index * TOKENS_OF_ITEM; t < p->tokens && t < (index + 1) * TOKENS_OF_ITEM; t++) {
         const int64_t slot = p->slots[t];
-        work->inner->load(p, t, slot >= 0 && slot < p->slots_of_cache ? slot : -1);
+        work->inner->load(p, t, cache_has(&p->cache, slot) ? slot : -1);
     }
 }
 
@@ -78,8 +117,10 @@ static fmla_status gather(const struct cpu_cache *inner, const struct cache_prob
 static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
     (void)prepared;
-    return problem.cache->operation == OP_CACHE_APPEND ? append(kernel->inner, problem.cache)
-                                                       : gather(kernel->inner, problem.cache);
+    const enum operation operation = problem.cache->operation;
+    return operation == OP_CACHE_APPEND   ? append(kernel->inner, problem.cache)
+           : operation == OP_CACHE_GATHER ? gather(kernel->inner, problem.cache)
+                                          : convert(kernel->inner, problem.cache);
 }
 
 const struct kernel_driver cpu_cache_driver = {.run = run};

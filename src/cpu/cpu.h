@@ -166,6 +166,7 @@ int64_t cpu_most_slot_rows(const struct cpu_call *call, int32_t most_rows, int32
 struct cpu_cache {
     void (*store)(const struct cache_problem *problem, int64_t token, int64_t slot);
     void (*load)(const struct cache_problem *problem, int64_t token, int64_t slot); /* slot -1: zeros */
+    void (*convert)(const struct cache_problem *problem, int64_t token, int64_t slot);
 };
 
 /* Where the build has them: FMLA_AVX512, FMLA_AVX2. */

@@ -7,6 +7,8 @@
 
 #include "params.h"
 
+#include "../kvformat.h"
+
 struct cache_params {
     const int64_t *slots;
     const void *latent, *rope; /* append; rope NULL: latent has all values */
@@ -22,9 +24,26 @@ struct cache_params {
     int32_t aligned;             /* vectors and cache may be read and written 16 bytes at a time */
     float cache_scale;           /* gather; append: prescaled, */
     float prescale, inverse;     /* as fast_quotient of num_fast.h has them */
+    /* Of convert: where tokens come from. Values are those of its layout, in 64 bits where it has no groups. */
+    const int64_t *source_slots;
+    const uint8_t *source;
+    int64_t source_page_size, source_slots_of_cache, source_page_stride, source_slot_stride;
+    struct kv_layout source_layout;
+    struct divisor source_page_divisor;
+    int32_t few_source_slots, source_group_shift;
+    float source_scale;
+    /* Of the fused append: */
+    const void *norm_weight; /* NULL: no norm */
+    const void *positions;
+    const float *rope_table;
+    int64_t table_rows, table_stride;
+    float norm_eps;
+    int32_t turns, halves; /* RoPE, of pairs that are halves; without it the four above are not looked at */
+    int32_t wide_positions;
 };
 
-/* A warp a token. */
-enum { CACHE_WARPS = 4 };
+/* A warp a token. FUSED_BLOCKS of them are at work on an SM at a time: those of the fused append, which have as many registers, and of
+ * which no more are launched, so that each reads its weights once. */
+enum { CACHE_WARPS = 4, FUSED_BLOCKS = 8 };
 
 #endif

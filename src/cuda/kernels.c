@@ -29,16 +29,16 @@ enum { KERNELS = sizeof rows / sizeof rows[0] };
 /* A key has the number of its row here, + 1. It is written once, and so is which kernels were built: a launch does not look through
  * all rows and images. */
 enum { VARIANTS = 12 };
-static uint8_t row_of[CUDA_SCHEDULES][ELEMENT_F32 + 1][KV_FORMATS][VARIANTS];
+static uint16_t row_of[CUDA_SCHEDULES][ELEMENT_F32 + 1][KV_FORMATS][VARIANTS];
 static pthread_once_t indexed = PTHREAD_ONCE_INIT;
-_Static_assert(KERNELS < UINT8_MAX && DENSE_DECODE_SHAPE_COUNT <= (int)VARIANTS,
+_Static_assert(KERNELS < UINT16_MAX && DENSE_DECODE_SHAPE_COUNT <= (int)VARIANTS,
                "there is room for all rows");
 #define KERNEL(schedule, element, format, variant, ...)                                                      \
     _Static_assert((int)(variant) >= 0 && (int)(variant) < VARIANTS, "a variant has a place");
 #include "kernels.def"
 #undef KERNEL
 
-static uint8_t *place_of(struct cuda_key key)
+static uint16_t *place_of(struct cuda_key key)
 {
     return &row_of[key.schedule][key.element][key.format][key.variant];
 }
@@ -46,7 +46,7 @@ static uint8_t *place_of(struct cuda_key key)
 static void index_rows(void)
 {
     for (int i = 0; i < KERNELS; i++) {
-        *place_of(rows[i].key) = (uint8_t)(i + 1);
+        *place_of(rows[i].key) = (uint16_t)(i + 1);
         rows[i].kernel.built = cuda_build_has(&cuda_build, rows[i].kernel.image);
     }
 }

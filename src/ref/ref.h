@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The oracle: every operation as its definition reads (docs/semantics.md), scalar, in double, one row after
- * the other, with nothing shared with the kernels but the number formats. It runs when named, and decides who
- * is right.
+ * the other, with nothing shared with the kernels but the number formats and the roundings of new_token.h. It runs when named, and decides
+ * who is right.
  */
 #ifndef FMLA_REF_H
 #define FMLA_REF_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The axes of cases of dense MHA, of merge, of cache append and of cache gather, and what their values mean where they are not
+ * The axes of cases of dense MHA, of merge, of cache append, cache gather and cache convert, and what their values mean where they are not
  * numbers.
  */
 #ifndef CHECKATTN_AXES_H
@@ -58,12 +58,33 @@ enum { EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL, EMPTIES_NAN /* of some rows one 
     X(C_VALUES, "values: normal hostile all")                                                                \
     X(C_SCALE, "scale: 0 1 2 3 4") /* of FP8_576 */                                                          \
     X(C_SLOTS, "slots: distinct skipped twice")                                                              \
+    X(C_NORM, "norm: none with_eps without_eps")                                                             \
+    X(C_TURN, "turned: none interleaved halves")                                                             \
+    X(C_POSITIONS, "positions: i32 i64")                                                                     \
     X(C_GRAPH, "graph: 0 1")                                                                                 \
     X(C_THREADS, "threads: built_in (one) own")
 enum { CACHE_AXES(AXIS_NAME) C_AXES };
+#define FORMATS_OF_AXIS                                                                                      \
+    "(none) bf16 fp16 fp8_656 fp8_584 fp8_576 fp8_528 fp8_528_split fp4_288 fp4_288_split fp8_528_f32"
+#define CONVERT_AXES(X)                                                                                      \
+    X(V_FROM, "from: " FORMATS_OF_AXIS)                                                                      \
+    X(V_TO, "to: " FORMATS_OF_AXIS)                                                                          \
+    X(V_TOKENS, "tokens: 0 1 128 1031")                                                                      \
+    X(V_FROM_PAGE, "page_size from: 1 61 64")                                                                \
+    X(V_TO_PAGE, "page_size to: 2 64 256")                                                                   \
+    X(V_FROM_CACHE, "source: dense padded odd spread (far)")                                                 \
+    X(V_TO_CACHE, "cache: dense padded odd spread (far)")                                                    \
+    X(V_D_QK, "d_qk: 512 576 1 130 1040") /* of bf16 and fp16 */                                             \
+    X(V_SCALE, "scale: 0 1 2 3 4")        /* of FP8_576 */                                                   \
+    X(V_SLOTS, "slots: distinct skipped twice")                                                              \
+    X(V_GRAPH, "graph: 0 1")                                                                                 \
+    X(V_THREADS, "threads: built_in (one) own")
+enum { CONVERT_AXES(AXIS_NAME) V_AXES };
 enum { CACHE_DENSE, CACHE_PADDED, CACHE_ODD, CACHE_SPREAD, CACHE_FAR /* pages more than 2^31 bytes apart */ };
 enum { VALUES_NORMAL, VALUES_HOSTILE, VALUES_ALL };
 enum { SLOTS_DISTINCT, SLOTS_SKIPPED, SLOTS_TWICE };
+/* C_TURN has the values of FMLA_ROPE_…. */
+enum { NORM_NONE, NORM_EPS, NORM_NO_EPS };
 enum { CACHE_SCALES = 5 };
 
 #endif

@@ -4,7 +4,7 @@
  * between pages included, all of it random; of what the oracle makes of a copy every byte is compared, so that each that is wrong, missing
  * or not the call's to write shows. Of a NaN that was gathered only that it is one is compared.
  */
-#include "axes.h"
+#include "cache_case.h"
 #include "elements.h"
 #include "kvformat.h"
 #include "num.h"
@@ -17,20 +17,9 @@
 #define APPEND(member) TENSOR_cache_append_##member
 #define GATHER(member) TENSOR_cache_gather_##member
 
-static const float cache_scales[CACHE_SCALES] = {0.0f, 0.25f, 0.037f, 3.1e-33f, 2.7e31f};
+const float cache_scales[CACHE_SCALES] = {0.0f, 0.25f, 0.037f, 3.1e-33f, 2.7e31f};
 
 /* ---- The grid ------------------------------------------------------------------------------- */
-
-static bool is_16_bit(int64_t format)
-{
-    return format == FMLA_KV_BF16 || format == FMLA_KV_FP16;
-}
-
-/* Are a page's scales behind its tokens, so that they lie one after the other? */
-static bool in_pieces(int64_t format)
-{
-    return format > 0 && kv_layout_of((enum kv_format)(format - 1), 512).scale_bytes;
-}
 
 /* Sizes are bf16's and fp16's to choose, a scale FP8_576's; other formats have the first of the list. */
 static bool possible(const int64_t *v)
@@ -40,6 +29,8 @@ static bool possible(const int64_t *v)
     if (sized && (scaled || (known && !is_16_bit(format)))) return false;
     if (scaled && known && format != FMLA_KV_FP8_576) return false;
     if (sized && v[C_D_QK] <= 64 && v[C_ROPE] == 1) return false;
+    if (!v[C_TURN] && v[C_POSITIONS] > 0) return false;
+    if (sized && v[C_D_QK] != 576 && (v[C_NORM] > 0 || v[C_TURN] > 0 || v[C_POSITIONS] > 0)) return false;
     return !(in_pieces(format) && v[C_CACHE] == CACHE_SPREAD);
 }
 
@@ -58,6 +49,7 @@ static void choose(struct subject *op, const struct run *run)
     const bool gather = op == &cache_gather;
     op->axis[C_GRAPH].count = on_gpu(run) ? 2 : 1;
     op->axis[C_ROPE].count = gather ? 1 : 2;
+    for (int i = C_NORM; i <= C_POSITIONS; i++) op->axis[i].count = gather ? 1 : i == C_POSITIONS ? 2 : 3;
     /* Which of the tokens of one slot stays is not said of a GPU; reading one twice is. */
     op->axis[C_SLOTS].count = on_gpu(run) && !gather ? 2 : 3;
 }
@@ -66,8 +58,7 @@ static void choose(struct subject *op, const struct run *run)
 
 struct cache_case {
     struct test_case c;
-    struct kv_layout layout;
-    int64_t slots, far_strides[4];
+    struct made_pages pages;
 };
 
 static const fmla_dtype dtype_u8 = {FMLA_TYPE_UINT, 8, 1};
@@ -88,23 +79,20 @@ static struct guarded *slots_of(struct test_case *c)
     return &c->tensor[is_gather(c) ? GATHER(slots) : APPEND(slot_mapping)];
 }
 
-/* Random bytes everywhere; the scales that a reader may be given are positive and finite. */
-static void make_cache(struct cache_case *k)
+void cache_make_pages(struct test_case *c, int which, const struct cache_shape *shape_of, int64_t tokens,
+                      struct made_pages *made)
 {
-    struct test_case *c = &k->c;
-    const int64_t *v = c->v;
-    struct guarded *g = cache_of(c);
-    const bool wide = is_16_bit(v[C_FORMAT]);
-    const int64_t element = wide ? 2 : 1, kind = v[C_CACHE];
-    k->layout = kv_layout_of((enum kv_format)(v[C_FORMAT] - 1), (int32_t)v[C_D_QK]);
-    c->d_qk = kv_width(&k->layout);
-    const int64_t pages = (v[C_TOKENS] + v[C_TOKENS] / 8 + k->c.page_size) / k->c.page_size + 1;
-    k->slots = pages * k->c.page_size;
-    const int64_t of_slot = k->layout.page_bytes_a_slot / element;
+    struct guarded *g = &c->tensor[which];
+    const bool wide = is_16_bit(shape_of->format), written = c->op->tensor[which]->allowed & IS_OUTPUT;
+    const int64_t element = wide ? 2 : 1, kind = shape_of->kind, page_size = shape_of->page_size;
+    made->layout = kv_layout_of((enum kv_format)(shape_of->format - 1), (int32_t)shape_of->d_qk);
+    const int64_t pages = (tokens + tokens / 8 + page_size) / page_size + 1;
+    made->slots = pages * page_size;
+    const int64_t of_slot = made->layout.page_bytes_a_slot / element;
     const int64_t slot_stride = of_slot + (kind == CACHE_SPREAD ? 48 : 0);
     const int64_t gap = kind == CACHE_PADDED ? 64 : kind == CACHE_ODD ? 3 : kind == CACHE_SPREAD ? 16 : 0;
-    const int64_t page_stride = k->c.page_size * slot_stride + gap;
-    const int64_t shape[4] = {pages, k->c.page_size, 1, of_slot},
+    const int64_t page_stride = page_size * slot_stride + gap;
+    const int64_t shape[4] = {pages, page_size, 1, of_slot},
                   strides[4] = {page_stride, slot_stride, slot_stride, 1};
     memcpy(g->shape, shape, sizeof shape), memcpy(g->strides, strides, sizeof strides);
     g->bytes = (size_t)(pages * page_stride * element);
@@ -117,29 +105,29 @@ static void make_cache(struct cache_case *k)
     g->tensor = (fmla_tensor){.data = g->memory + GUARDED_FRONT,
                               .device = {FMLA_DEVICE_CPU, 0},
                               .ndim = 4,
-                              .dtype = !wide                         ? dtype_u8
-                                       : v[C_FORMAT] == FMLA_KV_BF16 ? dtype_bf16
-                                                                     : dtype_fp16,
+                              .dtype = !wide                              ? dtype_u8
+                                       : shape_of->format == FMLA_KV_BF16 ? dtype_bf16
+                                                                          : dtype_fp16,
                               .shape = g->shape,
                               .byte_offset = (uint64_t)shift,
                               .strides = g->strides};
-    for (int64_t s = 0; k->layout.scale == KV_SCALE_F32 && s < k->slots; s++)
-        for (int i = 0; i < k->layout.scales; i++) {
+    for (int64_t s = 0; made->layout.scale == KV_SCALE_F32 && s < made->slots; s++)
+        for (int i = 0; i < made->layout.scales; i++) {
             const float scale = num_float((uint32_t)random_between(&c->random, 1, 0x7f7fffff));
-            memcpy(g->memory + GUARDED_FRONT + shift + s / k->c.page_size * page_stride +
-                       s % k->c.page_size * slot_stride + k->layout.scale_offset + 4 * i,
+            memcpy(g->memory + GUARDED_FRONT + shift + s / page_size * page_stride +
+                       s % page_size * slot_stride + made->layout.scale_offset + 4 * i,
                    &scale, sizeof scale);
         }
-    if (!is_gather(c)) guarded_keep(g);
-    const int i = (int)(g - c->tensor);
-    c->view[i] = g->tensor;
-    case_name(c, i);
+    if (written) guarded_keep(g);
+    c->view[which] = g->tensor;
+    case_name(c, which);
     if (kind != CACHE_FAR) return;
     const size_t front = (size_t)1 << 31, between = front + 4096;
-    guarded_spread(g, pages, (size_t)(page_stride * element), front, between, !is_gather(c));
-    memcpy(k->far_strides, strides, sizeof strides);
-    k->far_strides[0] = (int64_t)between / element;
-    c->view[i].data = g->far + front, c->view[i].byte_offset = 0, c->view[i].strides = k->far_strides;
+    guarded_spread(g, pages, (size_t)(page_stride * element), front, between, written);
+    memcpy(made->far_strides, strides, sizeof strides);
+    made->far_strides[0] = (int64_t)between / element;
+    c->view[which].data = g->far + front, c->view[which].byte_offset = 0,
+    c->view[which].strides = made->far_strides;
 }
 
 static float hostile(struct random_state *random)
@@ -184,6 +172,51 @@ static void fill_vectors(struct test_case *c)
     }
 }
 
+/* What is done to the values first. Positions are drawn, so that some occur twice; of a GPU and of tokens that are skipped some
+ * are outside the table. */
+static void make_norm(struct test_case *c, enum layout layout)
+{
+    const int64_t *v = c->v;
+    const float eps = v[C_NORM] == NORM_EPS ? 1e-6f : 0.0f;
+    c->normed = 512;
+    case_tensor(c, APPEND(norm_weight), layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS, true);
+    *(float *)op_option(c->op->of, &c->args, "norm_eps") = eps;
+    char *weight = guarded_at(&c->tensor[APPEND(norm_weight)], 0, 0, 0, 0);
+    for (int64_t i = 0; i < c->normed; i++, weight += c->dtype.bits / 8)
+        put_value(weight, c->dtype, v[C_VALUES] == VALUES_HOSTILE ? VALUES_HOSTILE : VALUES_NORMAL, i, 1.0f,
+                  &c->random);
+}
+
+static int64_t position_outside(struct random_state *random, bool wide, int64_t positions)
+{
+    const int64_t outside[] = {positions, -1, wide ? INT64_MIN : INT32_MIN,
+                               wide ? INT64_C(1) << 32 : INT32_MAX};
+    return outside[random_between(random, 0, 3)];
+}
+
+static void make_turns(struct test_case *c, enum layout layout, bool gpu)
+{
+    const int64_t *v = c->v, *slot = guarded_at(&c->tensor[APPEND(slot_mapping)], 0, 0, 0, 0);
+    c->max_positions = 333, c->turned = 64, c->wide = v[C_POSITIONS];
+    case_tensor(c, APPEND(positions), layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS, true);
+    case_tensor(c, APPEND(rope_table), layout, true);
+    *(int32_t *)op_option(c->op->of, &c->args, "rope_pairs") = (int32_t)v[C_TURN];
+    for (int64_t t = 0; t < c->max_positions; t++) {
+        float *row = guarded_at(&c->tensor[APPEND(rope_table)], t, 0, 0, 0);
+        fmla_rope_table(row, 1, 1e4); /* which is too plain to be all of them */
+        for (int i = 0; t && i < 64; i++)
+            row[i] = v[C_VALUES] == VALUES_HOSTILE ? hostile(&c->random) : 0.7f * random_normal(&c->random);
+    }
+    char *at = guarded_at(&c->tensor[APPEND(positions)], 0, 0, 0, 0);
+    for (int64_t t = 0; t < v[C_TOKENS]; t++, at += c->wide ? 8 : 4) {
+        int64_t position = random_between(&c->random, 0, c->max_positions - 1);
+        if (slot[t] == -1 || (gpu && v[C_SLOTS] == SLOTS_SKIPPED && t % 7 == 3))
+            position = position_outside(&c->random, c->wide, c->max_positions);
+        const int32_t narrow = (int32_t)position;
+        memcpy(at, c->wide ? (const void *)&position : &narrow, c->wide ? 8 : 4);
+    }
+}
+
 static int64_t common_divisor(int64_t a, int64_t b)
 {
     while (b) {
@@ -193,21 +226,19 @@ static int64_t common_divisor(int64_t a, int64_t b)
     return a;
 }
 
-/* Distinct slots in a random order, by steps that share no divisor with their number. */
-static void fill_slots(struct cache_case *k, bool any)
+void cache_fill_slots(struct random_state *random, const struct guarded *to, int64_t tokens, int64_t slots,
+                      int64_t kind, bool any)
 {
-    const int64_t *v = k->c.v;
-    struct random_state *random = &k->c.random;
     static const int64_t outside[] = {-2, INT64_MIN, INT64_MAX, INT64_C(1) << 32};
-    int64_t step = random_between(random, 1, k->slots);
-    while (common_divisor(step, k->slots) != 1) step++;
-    const int64_t first = random_between(random, 0, k->slots - 1);
-    int64_t *slot = guarded_at(slots_of(&k->c), 0, 0, 0, 0);
-    for (int64_t t = 0; t < v[C_TOKENS]; t++) {
-        slot[t] = (first + t * step) % k->slots;
-        if (v[C_SLOTS] == SLOTS_SKIPPED && t % 3 == 1)
-            slot[t] = any && t % 2 ? (t % 5 ? outside[t % 4] : k->slots) : -1;
-        if (v[C_SLOTS] == SLOTS_TWICE && t % 2) slot[t] = slot[t / 2];
+    int64_t step = random_between(random, 1, slots);
+    while (common_divisor(step, slots) != 1) step++;
+    const int64_t first = random_between(random, 0, slots - 1);
+    int64_t *slot = guarded_at(to, 0, 0, 0, 0);
+    for (int64_t t = 0; t < tokens; t++) {
+        slot[t] = (first + t * step) % slots;
+        if (kind == SLOTS_SKIPPED && t % 3 == 1)
+            slot[t] = any && t % 2 ? (t % 5 ? outside[t % 4] : slots) : -1;
+        if (kind == SLOTS_TWICE && t % 2) slot[t] = slot[t / 2];
     }
 }
 
@@ -221,11 +252,13 @@ static void make(struct test_case *c, const struct run *run)
     c->captured = v[C_GRAPH] && v[C_TOKENS]; /* else nothing is sent */
     *(int32_t *)op_option(c->op->of, &c->args, "kv_format") = (int32_t)v[C_FORMAT];
     *(float *)op_option(c->op->of, &c->args, "cache_scale") = scale;
-    make_cache(k);
+    const struct cache_shape pages = {v[C_FORMAT], v[C_D_QK], c->page_size, v[C_CACHE]};
+    cache_make_pages(c, (int)(cache_of(c) - c->tensor), &pages, v[C_TOKENS], &k->pages);
+    c->d_qk = kv_width(&k->pages.layout);
     c->dtype = *elements[v[C_ELEMENT]], c->rope = 64, c->width = v[C_ROPE] ? c->d_qk - 64 : c->d_qk;
     case_tensor(c, (int)(slots_of(c) - c->tensor), layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS,
                 true);
-    fill_slots(k, gather || on_gpu(run));
+    cache_fill_slots(&c->random, slots_of(c), v[C_TOKENS], k->pages.slots, v[C_SLOTS], gather || on_gpu(run));
     if (gather) {
         case_tensor(c, GATHER(out), layout, true);
         return;
@@ -233,6 +266,8 @@ static void make(struct test_case *c, const struct run *run)
     case_tensor(c, APPEND(latent), layout, true);
     if (v[C_ROPE]) case_tensor(c, APPEND(rope), layout, true);
     fill_vectors(c);
+    if (v[C_NORM]) make_norm(c, layout);
+    if (v[C_TURN]) make_turns(c, layout, on_gpu(run));
 }
 
 /* ---- Faults ---------------------------------------------------------------------------------- */
@@ -244,10 +279,10 @@ static unsigned char *some_token(struct test_case *c)
     const struct guarded *g = cache_of(c);
     const int64_t slot =
         c->v[C_TOKENS] ? ((const int64_t *)guarded_at(slots_of(c), 0, 0, 0, 0))[c->v[C_TOKENS] / 2] : -1;
-    if (slot < 0 || slot >= k->slots) return NULL;
+    if (slot < 0 || slot >= k->pages.slots) return NULL;
     const int64_t element = is_16_bit(c->v[C_FORMAT]) ? 2 : 1;
-    const int64_t in_page = k->layout.scale_bytes ? slot % k->c.page_size * k->layout.token_bytes
-                                                  : slot % k->c.page_size * g->strides[1] * element;
+    const int64_t in_page = k->pages.layout.scale_bytes ? slot % k->c.page_size * k->pages.layout.token_bytes
+                                                        : slot % k->c.page_size * g->strides[1] * element;
     return g->memory + GUARDED_FRONT + g->tensor.byte_offset +
            slot / k->c.page_size * g->strides[0] * element + in_page;
 }
@@ -261,7 +296,8 @@ static bool plant_after(struct test_case *c, enum defect fault)
     switch (fault) {
     case FAULT_CACHE_VALUE: planted = token; break;
     case FAULT_CACHE_SCALE:
-        if (token && k->layout.scale == KV_SCALE_F32) planted = token + k->layout.scale_offset + 3;
+        if (token && k->pages.layout.scale == KV_SCALE_F32)
+            planted = token + k->pages.layout.scale_offset + 3;
         break;
     case FAULT_CACHE_GAP:
         if (v[C_CACHE] == CACHE_PADDED)
@@ -323,36 +359,54 @@ static void compare_gathered(struct test_case *c, const struct run *run, struct 
     guarded_free(&theirs);
 }
 
-/* Every byte, by the oracle in a copy of what the cache was. On a GPU slots outside the cache are skipped; the oracle is a
- * kernel of the CPU, which refuses them. */
+void cache_compare_bytes(const struct test_case *c, const struct run *run, struct tally *tally,
+                         const struct guarded *mine, const unsigned char *theirs)
+{
+    int64_t wrong = 0;
+    size_t first = 0;
+    for (size_t i = 0; i < mine->whole; i++)
+        if (mine->memory[i] != theirs[i] && !wrong++) first = i;
+    char what[200];
+    snprintf(what, sizeof what,
+             "%lld bytes of the cache and around it differ from the oracle's, the first is byte %lld: %#x, "
+             "not %#x",
+             (long long)wrong, (long long)first - GUARDED_FRONT, mine->memory[first], theirs[first]);
+    if (wrong) report(tally, run, c->name, what);
+}
+
+static bool is_turned(const struct test_case *c, int64_t token)
+{
+    const char *at = guarded_at(&c->tensor[APPEND(positions)], 0, 0, 0, 0);
+    int64_t position;
+    int32_t narrow;
+    memcpy(&narrow, at + 4 * token, sizeof narrow), position = narrow;
+    if (c->wide) memcpy(&position, at + 8 * token, sizeof position);
+    return position >= 0 && position < c->max_positions;
+}
+
+/* Every byte, by the oracle in a copy of what the cache was. On a GPU tokens whose slot or position there is not are skipped; the
+ * oracle is a kernel of the CPU, which refuses them. */
 static void compare_cache(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
                           struct oracle *oracle)
 {
     (void)inputs, (void)oracle;
     const struct guarded *g = cache_of(c);
-    const int64_t slots = ((const struct cache_case *)c)->slots, *given = guarded_at(slots_of(c), 0, 0, 0, 0);
+    const int64_t slots = ((const struct cache_case *)c)->pages.slots,
+                  *given = guarded_at(slots_of(c), 0, 0, 0, 0);
     unsigned char *theirs = must_alloc(g->whole);
     int64_t *all = must_alloc((size_t)c->v[C_TOKENS] * sizeof *all);
     union call_args args = c->args;
     fmla_tensor cache = g->tensor, list = c->view[APPEND(slot_mapping)];
     memcpy(theirs, g->initial, g->whole);
-    for (int64_t t = 0; t < c->v[C_TOKENS]; t++) all[t] = given[t] < 0 || given[t] >= slots ? -1 : given[t];
+    for (int64_t t = 0; t < c->v[C_TOKENS]; t++)
+        all[t] = given[t] < 0 || given[t] >= slots || (c->v[C_TURN] && !is_turned(c, t)) ? -1 : given[t];
     cache.data = theirs + GUARDED_FRONT;
     list.data = all, list.byte_offset = 0;
     args.cache_append.kv_cache = &cache, args.cache_append.slot_mapping = &list,
     args.cache_append.kernel = "ref";
     if (fmla_cache_append(&args.cache_append)) report(tally, run, c->name, fmla_last_error());
     tally->rows += c->v[C_TOKENS];
-    int64_t wrong = 0;
-    size_t first = 0;
-    for (size_t i = 0; i < g->whole; i++)
-        if (g->memory[i] != theirs[i] && !wrong++) first = i;
-    char what[200];
-    snprintf(what, sizeof what,
-             "%lld bytes of the cache and around it differ from the oracle's, the first is byte %lld: %#x, "
-             "not %#x",
-             (long long)wrong, (long long)first - GUARDED_FRONT, g->memory[first], theirs[first]);
-    if (wrong) report(tally, run, c->name, what);
+    cache_compare_bytes(c, run, tally, g, theirs);
     free(theirs), free(all);
 }
 
@@ -372,6 +426,17 @@ static void more(struct suite *suite)
                          format, element, scale, !gather && element);
                 suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
             }
+    static const char *const changed[] = {"norm with_eps", "turned interleaved", "turned halves",
+                                          "norm without_eps, turned interleaved",
+                                          "norm with_eps, turned halves, positions i64"};
+    for (int format = FMLA_KV_BF16; !gather && format <= FMLA_KV_FP8_528_F32; format++)
+        for (int i = 0; i < 15; i++) {
+            snprintf(
+                text, sizeof text,
+                "format %d, vectors %d, tokens 131, page_size 64, d_qk 576, rope apart %d, values all, %s",
+                format, i % 3, i % 2, changed[i / 3]);
+            suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
+        }
     for (int format = FMLA_KV_FP8_656; format <= FMLA_KV_FP8_528_F32; format++) {
         snprintf(text, sizeof text, "format %d, tokens 128, page_size 64, cache far, slots skipped", format);
         suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);

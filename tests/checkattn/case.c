@@ -75,6 +75,7 @@ void case_tensor(struct test_case *c, int i, enum layout layout, bool wanted)
                  types == ALLOW_F32   ? dtype_f32
                  : types == ALLOW_I32 ? dtype_i32
                  : types == ALLOW_I64 ? dtype_i64
+                 : types & ALLOW_I64  ? (c->wide ? dtype_i64 : dtype_i32)
                                       : c->dtype,
                  form.rank, shape, layout);
     c->view[i] = c->tensor[i].tensor;

@@ -60,6 +60,7 @@ struct test_case {
     bool
         flat; /* a batch whose tokens are one dimension is one of one request here, and its tokens are those of all */
     fmla_dtype dtype;                   /* of tensors that may have several */
+    bool wide;                          /* integers that may have 32 or 64 bits have 64 */
     int64_t capacity;                   /* keys that a table has room for; 0: as many as there are */
     struct guarded tensor[MAX_TENSORS]; /* by the operation's descriptor */
     fmla_tensor view[MAX_TENSORS];      /* what the arguments name */
@@ -205,7 +206,7 @@ struct subject {
 #define FAULT(name) (UINT64_C(1) << FAULT_##name)
 
 extern struct subject dense_decode, sparse_decode, sparse_prefill, mha_forward, mha_backward, merge,
-    cache_append, cache_gather;
+    cache_append, cache_gather, cache_convert;
 
 static inline bool is_result(const struct subject *op, int i)
 {

@@ -97,7 +97,7 @@ has '^kernel +cuda on cuda:0$'
 
 # verify takes every operation, and parts of a kernel, which are told as such.
 good verify --device cuda:0
-for op in sparse_prefill merge cache_append cache_gather; do has "^ok +$op +cuda +"; done
+for op in sparse_prefill merge cache_append cache_gather cache_convert; do has "^ok +$op +cuda +"; done
 has '^ok +sparse_decode +cuda +'
 if "$flashmla" info | grep -Eq '^cuda:0 +sparse_decode +cuda-sm90 .* yes$'; then
     has '^ok +sparse_decode +cuda-sm90-64 +'
@@ -123,6 +123,6 @@ if [ "$fake" = --fake ]; then
     good make-input p.safetensors --op sparse_prefill --query-tokens 2 --seq-len 100 --topk 50
     bad 1 'the result is wrong: ' run p.safetensors --device cuda:0 --check --repeat 1 --out o
     bad 1 ': ' verify --device cuda:0
-    for op in dense_decode sparse_decode sparse_prefill merge cache_append cache_gather; do has "^FAILED +$op +cuda"; done
+    for op in dense_decode sparse_decode sparse_prefill merge cache_append cache_gather cache_convert; do has "^FAILED +$op +cuda"; done
 fi
 finish

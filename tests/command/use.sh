@@ -228,7 +228,7 @@ grep -q '<title>request 5, keys 0 to ' plan.svg || wrong 'plan.svg does not show
 
 # Every kernel of this machine agrees with the oracle.
 good verify
-for op in dense_decode sparse_decode sparse_prefill mha_forward merge cache_append cache_gather; do has "^ok +$op +cpu-generic "; done
+for op in dense_decode sparse_decode sparse_prefill mha_forward merge cache_append cache_gather cache_convert; do has "^ok +$op +cpu-generic "; done
 good verify --json verify.jsonl
 has '^ok +dense_decode +cpu-generic '
 grep -q '^{"operation":"dense_decode","kernel":"cpu-generic","passed":true,"cases":20,' verify.jsonl || wrong "verify.jsonl: $(cat verify.jsonl)"
@@ -282,6 +282,15 @@ for op in cache_append cache_gather; do
     has "^$op +70 +fp16 +FP8_584 +16 +cpu-generic "
     json_lines cache.jsonl 40
 done
+good bench --op cache_convert --grid quick --tokens 1,70 --page-size 16 --repeat 2 --kernel cpu-generic --json cache.jsonl
+has "^cache_convert +70 +bf16 +FP8_528 +16 +cpu-generic .* to FP4_288$"
+json_lines cache.jsonl 20
+grep -q '"cache":"FP8_656",.*"to":"FP8_576"' cache.jsonl || wrong "no format to convert to in cache.jsonl"
+good bench --op cache_append --grid quick --tokens 3 --cache fp8_656 --norm both --rope all --repeat 1 --json cache.jsonl
+has "^cache_append +3 +bf16 +FP8_656 .* norm rope interleaved$"
+json_lines cache.jsonl 6
+[ "$(grep -c '"norm":true' cache.jsonl)" -eq 3 ] || wrong "not three rows with norm: $(cat cache.jsonl)"
+[ "$(grep -c '"rope":"halves"' cache.jsonl)" -eq 2 ] || wrong "not two rows with RoPE of halves: $(cat cache.jsonl)"
 good bench --op cache_append --grid quick --tokens 5 --cache all --dtype both --repeat 1 --json cache.jsonl
 has '^cache_append +5 +fp16 +FP16 '
 json_lines cache.jsonl 18

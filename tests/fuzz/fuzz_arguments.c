@@ -195,7 +195,8 @@ static const struct {
     [DIM_page_size] = {1, 8}, [DIM_max_pages] = {1, 3}, [DIM_extra_pages] = {0, 4},
     [DIM_extra_page_size] = {1, 6}, [DIM_topk] = {0, 140}, [DIM_extra_topk] = {0, 70}, [DIM_s_kv] = {0, 9},
     [DIM_n] = {0, 5}, [DIM_tokens] = {0, 4}, [DIM_one_head] = {1, 1}, [DIM_rows] = {1, 5},
-    [DIM_d_qk] = {1, 8}, [DIM_rope] = {64, 1}, [DIM_fields] = {FMLA_PARTITION_FIELDS, 1});
+    [DIM_d_qk] = {1, 8}, [DIM_rope] = {64, 1}, [DIM_normed] = {512, 1}, [DIM_turned] = {64, 1},
+    [DIM_max_positions] = {1, 3}, [DIM_fields] = {FMLA_PARTITION_FIELDS, 1});
 
 /* Dense MHA has any number of tokens and keys, none too, and its own sizes of values. */
 static void draw_mha(struct bytes *in, int64_t size[DIMENSIONS], bool any_size)
@@ -217,10 +218,15 @@ static int32_t any_of_bytes(struct bytes *in, int32_t last)
 static void draw_second_format(struct bytes *in, struct call *c)
 {
     struct layout *l = &c->layout;
-    int32_t *const second = option_at(c->operation, c->args, "extra_kv_format");
-    if (!second || choose(in, 2)) return;
-    const int32_t extra = any_of_bytes(in, FMLA_KV_FP8_528_F32);
-    if (cache_formats[extra].d_qk != l->d_qk && choose(in, 8)) return;
+    const struct member *const m = described_kind(c->operation, MEMBER_SECOND_FORMAT);
+    if (!m) return;
+    int32_t *const second = (int32_t *)(void *)((char *)c->args + m->offset);
+    if (m->low) l->extra_format = *second = l->format; /* it is always named */
+    if (choose(in, 2)) return;
+    const int32_t extra =
+        m->low ? 1 + (int32_t)choose(in, FMLA_KV_FP8_528_F32) : any_of_bytes(in, FMLA_KV_FP8_528_F32);
+    const int64_t d_qk = cache_formats[extra].d_qk;
+    if ((m->low ? d_qk && d_qk != l->d_qk : d_qk != l->d_qk) && choose(in, 8)) return;
     l->extra_format = *second = extra;
 }
 
@@ -231,15 +237,15 @@ static void draw_layout(struct bytes *in, struct call *c, bool any_size)
     int64_t *size = l->size;
     const bool attention = described_member(c->operation, "workspace"), merge = c->operation == OP_MERGE,
                mha = operation_is_mha(c->operation);
-    int32_t *const format = option_at(c->operation, c->args, "kv_format");
+    const struct member *const named = described_kind(c->operation, MEMBER_FORMAT);
+    int32_t *const format = named ? (int32_t *)(void *)((char *)c->args + named->offset) : NULL;
     for (int i = 0; i < DIMENSIONS; i++)
         size[i] = small[i].least + (small[i].count > 1 ? choose(in, small[i].count) : 0);
     l->type = choose(in, 2) && c->operation != OP_SPARSE_PREFILL ? fp16 : bf16;
     if (format && !attention)
         *format = 1 + (int32_t)choose(in, FMLA_KV_FP8_528_F32);
     else if (format && choose(in, 2))
-        *format = any_of_bytes(in, (int32_t)described_member(c->operation, "kv_format")->high),
-        l->type = bf16;
+        *format = any_of_bytes(in, (int32_t)named->high), l->type = bf16;
     int32_t *const products = option_at(c->operation, c->args, "products");
     if (products && *format && choose(in, 2)) {
         *format = choose(in, 2) ? FMLA_KV_FP8_656 : FMLA_KV_FP8_576;
@@ -285,6 +291,8 @@ static void leave_out(struct bytes *in, struct call *c)
         else if (!strcmp(m->name, "q_scale") || !strcmp(m->name, "kv_scale"))
             t->present =
                 (m->name[0] == 'q' ? c->layout.codes : c->layout.format == FMLA_KV_FP8_576) && choose(in, 4);
+        else if (!strcmp(m->name, "positions") || !strcmp(m->name, "rope_table"))
+            t->present = *(int32_t *)option_at(c->operation, c->args, "rope_pairs") != FMLA_ROPE_NONE;
         else if (m->allowed & ALLOW_NULL)
             t->present = tables ? given % 4 == 3 : choose(in, 2);
         if (tables && t->present)

@@ -20,14 +20,17 @@ from flash_mla import _operations
 TEXT = (pathlib.Path(__file__).resolve().parents[2] / "src" / "operations.def").read_text()
 OPERATIONS = {o.operator: o for o in vars(_operations).values() if isinstance(o, _operations.Operation)}
 NAMES = ("dense_decode", "dense_decode_fp8-576", "sparse_decode", "sparse_prefill", "mha_forward", "merge")
-NAMES += ("cache_append", "cache_gather")
+NAMES += ("cache_append", "cache_gather", "cache_convert")
 
 SIZES = dict(b=2, s_q=2, h_q=4, h_kv=1, one_head=1, d_qk=576, d_v=512, pages=4, page_size=64, max_pages=2, s_kv=200)
 SIZES.update(one=1, extra_pages=1, extra_page_size=64, topk=64, extra_topk=32, n=3, tokens=3, width=40, rope=64)
+SIZES.update(normed=512, max_positions=9, turned=64)
 OF_CACHE = dict(pages=2, page_size=4, d_qk=104)
 OTHER_SIZES = {"sparse_prefill": dict(s_q=3), "merge": dict(d_v=16), "cache_append": OF_CACHE, "cache_gather": OF_CACHE}
+OTHER_SIZES["cache_convert"] = dict(pages=2, page_size=4, d_qk=104, extra_pages=2, extra_page_size=4)
 OTHER_SIZES["dense_decode_fp8"] = dict(h_q=16)  # Hopper's kernel takes these
 OTHER_SIZES["mha_forward"] = dict(tokens_q=6, tokens_k=9, splits=4, h_kv=2, d_qk=192, d_v=128)
+NEW_TOKEN = ("norm_weight", "positions", "rope_table")
 IF_FLAT = {"b": None, "page_size": None, "pages": "s_kv", "one_head": "h_kv", "s_q": "tokens_q", "s_k": "tokens_k"}
 
 
@@ -84,6 +87,8 @@ def tensors(operation, layout, sizes):
     of_codes = operation == "dense_decode_fp8" and layout == "576"
     for member, allowed, dims in re.findall(rf"^TENSOR\({this.name}, (\w+), ([\w |]+), (.*)\)$", TEXT, re.M):
         if member in ("partitions", "num_splits"):  # made by get_mla_metadata
+            continue
+        if member in NEW_TOKEN and not layout:  # of d_qk 512 and 576 alone
             continue
         if member == "kv_scale" and layout != "576" or member == "q_scale" and not of_codes:
             continue
@@ -153,6 +158,8 @@ class Call:
         values = dict(head_dim_v=512, sm_scale=0.04, is_fp8_kvcache=bool(packed), tile_scheduler_metadata=None)
         values.update(kv_format=f"FP8_{layout}" if packed else plain, num_q_tokens_per_head_k=8, num_heads_k=2)
         values.update(block_table=None, cache_seqlens=None, max_seqlen_qo=4, max_seqlen_kv=5)
+        values.update(src_format=values["kv_format"], dst_format=values["kv_format"])
+        values.update(norm_eps=1e-6 if packed else 0.0, rope_pairs="halves" if packed else None)
         if "cache" not in self.operation:  # elsewhere it is told by the bytes of a token
             del values["kv_format"]
         arguments = [name for name in inspect.signature(self.function).parameters if name not in self.inputs]
@@ -162,9 +169,9 @@ class Call:
         """The results as a tuple."""
         given = {**self.inputs, **self.options, **changed}
         got = self.function(**given)
-        got = given["kv_cache"] if self.name == "cache_append" else got
+        got = given.get("kv_cache", given.get("dst_cache")) if self.name in ("cache_append", "cache_convert") else got
         return got if isinstance(got, tuple) else (got,)
 
     def given(self):
         """The outputs that it cannot do without."""
-        return dict(self.outputs) if self.name == "cache_append" or not self.kind.makes else {}
+        return dict(self.outputs) if self.name in ("cache_append", "cache_convert") or not self.kind.makes else {}

@@ -4,8 +4,9 @@
 import numpy
 import pytest
 
+from caches import nearest_bf16
 from calls import Call
-from flash_mla import cache_append, cache_gather
+from flash_mla import cache_append, cache_convert, cache_gather
 from kinds import each_kind, each_torch_kind, torch
 
 TOKENS, PAGES, PAGE_SIZE, SCALE = 7, 3, 4, 0.25
@@ -45,13 +46,13 @@ def vectors(kv_format, tokens=TOKENS):
     return (random.integers(-120, 121, (tokens, d_qk(kv_format))) / 8 * size).astype(numpy.float32)
 
 
-def new_cache(kind, kv_format, fill=60):
+def new_cache(kind, kv_format, fill=60, size=576):
     if kv_format in BYTES:
         return kind.array(numpy.full((PAGES, PAGE_SIZE, 1, BYTES[kv_format]), fill), "uint8")
     dtype = {"BF16": "bfloat16", "FP16": "float16"}[kv_format]
     if not kind.is_torch and dtype == "bfloat16" and kind.element != dtype:
         pytest.skip("NumPy has no bf16")
-    return kind.array(numpy.full((PAGES, PAGE_SIZE, 1, 576), 1.0), dtype)
+    return kind.array(numpy.full((PAGES, PAGE_SIZE, 1, size), 1.0), dtype)
 
 
 def to_e4m3(x):
@@ -117,6 +118,79 @@ def test_what_was_appended_is_gathered(kind, kv_format, apart):
     assert kind.dtype_name(made) == (wide if kv_format in BYTES else kind.dtype_name(cache))
 
 
+def rounded(kind, x):
+    """To the type of the kind's arrays, from fp32."""
+    if kind.element == "float32":
+        return x
+    return nearest_bf16(x) if kind.element == "bfloat16" else x.astype(numpy.float16).astype(numpy.float32)
+
+
+def normed(kind, x, weight, eps):
+    """RMS norm of the first 512 values: the mean in double, its factor in fp32, two products in fp32."""
+    mean = (x[:, :512].astype(numpy.float64) ** 2).mean(axis=1, keepdims=True)
+    factor = (1 / numpy.sqrt(mean + numpy.float64(numpy.float32(eps)))).astype(numpy.float32)
+    return numpy.concatenate([rounded(kind, x[:, :512] * factor * weight), x[:, 512:]], axis=1)
+
+
+def turned(kind, x, rows, pairs):
+    """RoPE of the last 64 values, in fp32."""
+    cosine, sine = rows[:, :32], rows[:, 32:]
+    last = x[:, -64:]
+    a, b = (last[:, ::2], last[:, 1::2]) if pairs == "interleaved" else (last[:, :32], last[:, 32:])
+    a, b = rounded(kind, a * cosine - b * sine), rounded(kind, b * cosine + a * sine)
+    order = numpy.stack([a, b], axis=-1).reshape(last.shape) if pairs == "interleaved" else numpy.hstack([a, b])
+    return numpy.concatenate([x[:, :-64], order], axis=1)
+
+
+def rope_table(positions, base=1e4):
+    angle = numpy.arange(positions)[:, None] * base ** (-numpy.arange(32) / 32)
+    return numpy.hstack([numpy.cos(angle), numpy.sin(angle)]).astype(numpy.float32)
+
+
+@each_kind
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("pairs", [None, "interleaved", "halves"])
+def test_norm_and_rope(kind, kv_format, norm, pairs):
+    """In one pass what comes of three steps."""
+    if not norm and not pairs:
+        return
+    cache, x = new_cache(kind, kv_format), vectors(kv_format)
+    x = rounded(kind, x)
+    random, table = numpy.random.default_rng(7), rope_table(40)
+    weight = rounded(kind, random.normal(1, 0.3, 512).astype(numpy.float32))
+    positions = [3, 39, 10**6, 0, 3, 17, 8]  # of a token that is skipped any
+    options = {"cache_scale": scale_of(kv_format)}
+    if norm:
+        options.update(norm_weight=kind.array(weight), norm_eps=1e-5)
+    if pairs:
+        dtype = "int64" if d_qk(kv_format) == 576 else "int32"
+        options.update(
+            positions=kind.array(positions, dtype), rope_table=kind.array(table, "float32"), rope_pairs=pairs
+        )
+    whole = kind.array(x)
+    cache_append(whole[:, :-64], whole[:, -64:], cache, kind.array(SLOTS, "int64"), kv_format, **options)
+    x = normed(kind, x, weight, 1e-5) if norm else x
+    x = turned(kind, x, table[numpy.minimum(positions, 39)], pairs) if pairs else x
+    if kv_format in ("BF16", "FP16"):  # an array of such a cache has that type
+        x = x if kv_format == {"bfloat16": "BF16", "float16": "FP16"}.get(kind.element) else narrowed(kv_format, x)
+    got = cache_gather(
+        cache,
+        kind.array(SLOTS, "int64"),
+        kv_format,
+        out=kind.full(x.shape, 9, "float32"),
+        cache_scale=scale_of(kv_format),
+    )
+    wanted = expected(kv_format, x)
+    if kv_format in GROUPS and d_qk(kv_format) > GROUPS[kv_format][0] or kv_format == "FP8_584":
+        wanted[:, -64:] = nearest_bf16(wanted[:, -64:])
+    assert numpy.array_equal(kind.float64(got), wanted)
+
+
+def narrowed(kv_format, x):
+    return nearest_bf16(x) if kv_format == "BF16" else x.astype(numpy.float16).astype(numpy.float32)
+
+
 @each_kind
 def test_other_slots_stay(kind):
     cache = new_cache(kind, "FP8_656")
@@ -175,6 +249,72 @@ def test_slots_of_32_bits(kind, step):
     assert kind.bits(caches[0]) == kind.bits(caches[1])
     gathered = [cache_gather(caches[0], slots, "FP8_656") for slots in (wide, narrow)]
     assert kind.bits(gathered[0]) == kind.bits(gathered[1])
+
+
+@each_kind
+@pytest.mark.parametrize("source", FORMATS)
+@pytest.mark.parametrize("target", FORMATS)
+def test_convert(kind, source, target):
+    """What is gathered afterwards is what the second format makes of the first one's values."""
+    if d_qk(source) != d_qk(target) and source in BYTES and target in BYTES:
+        with pytest.raises(ValueError, match="^cache_convert: dst_format: is FMLA_KV_.*, of d_qk"):
+            cache_convert(
+                *(new_cache(kind, source), kind.array([0], "int64"), source),
+                *(new_cache(kind, target), kind.array([0], "int64"), target),
+            )
+        return
+    size = d_qk(source if source in BYTES else target)
+    caches = [new_cache(kind, name, size=size) for name in (source, target)]
+    scales = {"src_scale": scale_of(source), "dst_scale": scale_of(target)}
+    values = vectors("FP8_528" if size == 512 else "FP8_656")
+    cache_append(kind.array(values), None, caches[0], kind.array(SLOTS, "int64"), source, cache_scale=scale_of(source))
+    to = [3, 5, 1, -1, 0, 8, 10]  # the third is not there, and the fourth goes nowhere
+    cache_convert(
+        *(caches[0], kind.array(SLOTS, "int64"), source, caches[1], kind.array(to, "int64"), target),
+        **scales,
+    )
+    out = kind.full((TOKENS, size), 9, "float32")
+    cache_gather(caches[1], kind.array(to, "int64"), target, out=out, cache_scale=scale_of(target))
+    wanted = kept(target, narrowed_to(target, kept(source, narrowed_to(source, values))))
+    wanted[3] = 0
+    got = kind.float64(out)
+    rows = [0, 1, 3, 4, 5, 6]
+    assert numpy.array_equal(got[rows], wanted[rows])
+    assert (got[2] != wanted[2]).any()  # slot 1, which nothing was written to
+
+
+def narrowed_to(kv_format, values):
+    """Of values that the format keeps as they are, in its own type; all here are exact in bf16."""
+    return narrowed(kv_format, numpy.asarray(values, numpy.float32)) if kv_format in ("BF16", "FP16") else values
+
+
+@each_kind
+def test_position_that_is_none(kind):
+    call = Call("cache_append-656", kind)
+    call.inputs["positions"] = kind.array([0, 8, 9], "int64")
+    if kind.device != "cpu":  # skipped
+        call(**call.outputs)
+        return
+    with pytest.raises(
+        ValueError, match=r"^cache_append: positions: entry 2 is 9, must be in \[0, 9\) as rope_table has rows"
+    ):
+        call(**call.outputs)
+
+
+@each_kind
+def test_norm_and_rope_that_do_not_fit(kind):
+    """What is asked for by several arguments is asked for by all of them."""
+    call = Call("cache_append-656", kind)
+    for argument, value, words in (
+        ("norm_weight", None, "norm_eps: is 1e-06, must be 0 without norm_weight"),
+        ("positions", None, "positions: is None, must be given as rope_table is"),
+        ("rope_table", None, "rope_table: is None, must be given as positions is"),
+        ("rope_pairs", None, "rope_pairs: is None, must be 'interleaved' or 'halves' with rope_table"),
+    ):
+        with pytest.raises(ValueError, match=f"^cache_append: {words}"):
+            call(**call.outputs, **{argument: value})
+    with pytest.raises(ValueError, match="^cache_append: rope_pairs: is 'halves', must be None without rope_table"):
+        call(**call.outputs, positions=None, rope_table=None)
 
 
 @each_kind

@@ -76,6 +76,8 @@ FUNCTIONS = {
     "cache_append of bytes": ("cache_append-656", None, KINDS),
     "cache_gather": ("cache_gather", None, KINDS),
     "cache_gather of bytes": ("cache_gather-656", None, KINDS),
+    "cache_convert": ("cache_convert", None, KINDS),
+    "cache_convert of bytes": ("cache_convert-656", None, KINDS),
     "get_mla_metadata": ("decode_plan", None, KINDS),
 }
 FUNCTIONS = {name: row for name, row in FUNCTIONS.items() if row[2]}  # where nothing makes bf16, lse_indexer has none
@@ -110,7 +112,7 @@ def wrong_types(tensor, call):
     may = {tensor.dtype(call.is_packed) or call.kind.element}
     may |= {"ALLOW_FLOATS", "ALLOW_FP16"} & tensor.allowed and {"float16"}
     may |= {"ALLOW_FLOATS"} & tensor.allowed and {"float32"}
-    may |= {"ALLOW_I64"} & tensor.allowed and {"int32"}  # which is converted
+    may |= {"ALLOW_I64"} & tensor.allowed and {"int32", "int64"}  # slots are converted
     return sorted(wrong - may)
 
 
@@ -250,8 +252,17 @@ OPTIONS = {
         **STREAM,
     },
     "merge_states": {**OF_LSE, **STREAM},
-    "cache_append": OF_CACHE,
+    "cache_append": {
+        **OF_CACHE,
+        "norm_eps": [(TYPE, None, "1"), (VALUE, -1.0, 1e-50, math.inf, math.nan)],
+        "rope_pairs": [(TYPE, 1, True), (VALUE, "none", "half", "")],
+    },
     "cache_gather": OF_CACHE,
+    "cache_convert": {
+        **{name: [(TYPE, None, 3), (VALUE, "FP8", "fp8_656", "")] for name in ("src_format", "dst_format")},
+        **{name: OF_CACHE["cache_scale"] for name in ("src_scale", "dst_scale")},
+        **STREAM,
+    },
     "get_mla_metadata": {
         "num_q_tokens_per_head_k": [(TYPE, None, "1", 1.0), (VALUE, 0, -1, 2**40)],
         "num_heads_k": [(TYPE, None, "1", 1.0), (VALUE, 0, -1, 2**40)],
@@ -527,7 +538,7 @@ def test_capabilities_of_the_cpu():
         no_kernel = {"kernel": str} if row["kernel"] is None else {}
         assert {**{name: type(value) for name, value in row.items()}, **no_kernel} == types
         assert row["available"] == (row["reason"] == "")
-    for operation in ("dense_decode", "merge", "decode_plan", "cache_append", "cache_gather"):
+    for operation in ("dense_decode", "merge", "decode_plan", "cache_append", "cache_gather", "cache_convert"):
         assert any(row["operation"] == operation and row["available"] and not row["forced_only"] for row in rows)
 
 

@@ -96,18 +96,26 @@ def inputs_and_options(device):
             ((parts[0][:, 1:], parts[1][:, 1:], None), (0, 2)),
         ],
         _operations.CACHE_APPEND: [
-            (of("cache_append"), (1, 0.0)),
-            (of("cache_append-656"), (3, 0.0)),
-            (of("cache_append-656", latent=kind.full((3, 448), 1), kv_cache=in_584), (4, 0.0)),
+            (of("cache_append"), (1, 0.0, 0.0, 0)),
+            (of("cache_append-656"), (3, 0.0, 1e-6, 2)),
+            (of("cache_append-656", "norm_weight", positions=kind.array([8, 0, 8], "int64")), (3, 0.0, 0.0, 1)),
+            (
+                of("cache_append-656", "positions", "rope_table", latent=kind.full((3, 448), 1), kv_cache=in_584),
+                (4, 0.0, 0.0, 0),
+            ),
             (
                 of(
-                    "cache_append",
-                    "rope",
+                    "cache_append-656",
+                    *("rope", "norm_weight", "positions", "rope_table"),
                     latent=kind.full((3, 576), 1, "float32"),
                     kv_cache=kind.full((2, 4, 1, 576), 0, "uint8"),
                 ),
-                (5, 0.5),
+                (5, 0.5, 0.0, 0),
             ),
+        ],
+        _operations.CACHE_CONVERT: [
+            (of("cache_convert"), (1, 1, 0.0, 0.0)),
+            (of("cache_convert-656", dst_cache=kind.full((2, 4, 1, 576), 0, "uint8")), (3, 5, 0.0, 0.5)),
         ],
         _operations.CACHE_GATHER: [
             (of("cache_gather"), (1, 0.0)),

@@ -150,7 +150,18 @@ static void draw_cache(struct random_state *random, bool gather, bool gpu, int64
     v[C_ROPE] = !gather && v[C_D_QK] > 64 && kind(random, 2);
     v[C_SCALE] = v[C_FORMAT] == FMLA_KV_FP8_576 ? kind(random, CACHE_SCALES) : 0;
     v[C_GRAPH] = 0;
+    if (gather || (wide && v[C_D_QK] != 512 && v[C_D_QK] != 576)) v[C_NORM] = v[C_TURN] = 0;
     v[C_SLOTS] = kind(random, gpu && !gather ? SLOTS_TWICE : SLOTS_TWICE + 1);
+}
+
+/* Formats of one d_qk. */
+static void draw_convert(struct random_state *random, const struct subject *op, int64_t *v)
+{
+    do {
+        for (int i = 0; i < op->axes; i++) v[i] = op->axis[i].values[kind(random, op->axis[i].count)];
+        v[V_GRAPH] = 0;
+    } while (!op->grid.possible(v));
+    v[V_TOKENS] = size_of(random, 193), v[V_FROM_PAGE] = page_of(random), v[V_TO_PAGE] = page_of(random);
 }
 
 void draw_case(struct random_state *random, enum operation operation, int32_t types, bool gpu,
@@ -166,4 +177,5 @@ void draw_case(struct random_state *random, enum operation operation, int32_t ty
     if (operation == OP_MERGE) draw_merge(random, v);
     if (operation == OP_CACHE_APPEND || operation == OP_CACHE_GATHER)
         draw_cache(random, operation == OP_CACHE_GATHER, gpu, v);
+    if (operation == OP_CACHE_CONVERT) draw_convert(random, op, v);
 }

@@ -48,6 +48,12 @@ static const struct small_call {
     CACHES(FMLA_KV_FP8_584, 512),
     CACHES(FMLA_KV_FP8_528_SPLIT, 512),
     CACHES(FMLA_KV_FP4_288, 512),
+    {OP_CACHE_APPEND, DESIGNATED(ANY_BF16, .tokens = 12, .width = 448, .rope = 64, .pages = 1, .page_size = 8,
+                                 .one_head = 1, .normed = 512, .max_positions = 9, .turned = 64,
+                                 .format = FMLA_KV_FP8_528, .has = HAS_ROPE | HAS_NORM | HAS_TURNS)},
+    {OP_CACHE_CONVERT,
+     DESIGNATED(ANY_BF16, .tokens = 12, .pages = 2, .page_size = 8, .extra_pages = 2, .extra_page_size = 8,
+                .one_head = 1, .format = FMLA_KV_FP8_528, .extra_format = FMLA_KV_FP4_288)},
 };
 /* NOLINTEND(bugprone-macro-parentheses) */
 enum { SPARSE_DECODE = 3, CALLS = sizeof small_calls / sizeof small_calls[0] };
@@ -110,7 +116,8 @@ static fmla_status call_small(int i, struct result *result, const struct way *wa
         held[which].tensor.shape = held[which].shape, held[which].tensor.strides = held[which].strides;
         if (m->allowed & IS_OUTPUT) held[which].tensor.data = result->bytes + made[i].at[which];
         if (gathered) held[which].tensor.data = result->bytes + made[i - 1].at[TENSOR_cache_append_kv_cache];
-        if (operation == OP_CACHE_APPEND && (m->allowed & IS_OUTPUT) && !way->wanted)
+        if ((operation == OP_CACHE_APPEND || operation == OP_CACHE_CONVERT) && (m->allowed & IS_OUTPUT) &&
+            !way->wanted)
             memset(held[which].tensor.data, 0, bytes_of(&held[which])); /* a slot stays as it was */
         if (*tensor) *tensor = &held[which].tensor;
     }

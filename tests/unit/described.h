@@ -90,6 +90,14 @@ static inline void *option_at(enum operation operation, void *args, const char *
     return m ? (char *)args + m->offset : NULL;
 }
 
+/* The first option of a kind; NULL: the operation has none. */
+static inline const struct member *described_kind(enum operation operation, enum member_kind kind)
+{
+    for (const struct member *m = descriptors[operation].members; m->name; m++)
+        if (m->kind == kind) return m;
+    return NULL;
+}
+
 /* The tensors of an operation, from 0 on; NULL behind the last. */
 static inline const struct member *described_tensor(enum operation operation, int which)
 {

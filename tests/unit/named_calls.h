@@ -18,7 +18,9 @@ enum {
     HAS_SINK = 16,
     HAS_LSE = 32,
     HAS_ROPE = 64,
-    HAS_TABLES = 128 /* of a plan */
+    HAS_TABLES = 128, /* of a plan */
+    HAS_NORM = 256,
+    HAS_TURNS = 512
 };
 
 static inline bool layout_has(const struct layout *l, const struct member *m)
@@ -35,6 +37,9 @@ static inline bool layout_has(const struct layout *l, const struct member *m)
                     {"lse", HAS_LSE},
                     {"max_logits", HAS_LSE},
                     {"rope", HAS_ROPE},
+                    {"norm_weight", HAS_NORM},
+                    {"positions", HAS_TURNS},
+                    {"rope_table", HAS_TURNS},
                     {"partitions", HAS_TABLES},
                     {"num_splits", HAS_TABLES}};
     if (!strncmp(m->name, "cu_seqlens", 10)) return l->flat;
@@ -63,8 +68,12 @@ static inline void named_make(enum operation operation, void *args, struct held 
     for (const struct member *m = descriptors[operation].members; m->name; m++) {
         char *const at = (char *)args + m->offset;
         if (m->kind == MEMBER_FORMAT) memcpy(at, &layout->format, sizeof layout->format);
-        if (m->kind == MEMBER_SECOND_FORMAT) /* only where there is one */
-            memcpy(at, layout->has & HAS_EXTRA ? &layout->extra_format : &(int32_t){0}, sizeof(int32_t));
+        if (m->kind == MEMBER_SECOND_FORMAT) { /* where it may be 0, only where there is one */
+            int32_t second = layout->extra_format;
+            if (!m->low && !(layout->has & HAS_EXTRA)) second = 0;
+            if (m->low && !second) second = layout->format;
+            memcpy(at, &second, sizeof second);
+        }
         if (described_wide(m)) memcpy(at, &layout->size[described_wide(m)], sizeof(int64_t));
         if (m->kind != MEMBER_TENSOR) continue;
         place(&held[which], m, which, layout);
@@ -75,6 +84,7 @@ static inline void named_make(enum operation operation, void *args, struct held 
     put_number(operation, args, "num_partitions", layout->num_partitions);
     put_number(operation, args, "causal", layout->causal);
     put_number(operation, args, "products", layout->products);
+    put_number(operation, args, "rope_pairs", layout->has & HAS_TURNS ? FMLA_ROPE_HALVES : FMLA_ROPE_NONE);
 }
 
 /* clang-format off */

@@ -67,7 +67,7 @@ static inline const char *spoil(const struct good_call *good, const struct membe
     FAULT_DTYPE("dtype code", bytes > 1,
                 t->dtype.code = t->dtype.code == FMLA_TYPE_INT ? FMLA_TYPE_UINT : FMLA_TYPE_INT, came)
     FAULT_DTYPE("unknown dtype code", bytes > 1, t->dtype.code = 77, "|77")
-    FAULT_DTYPE("dtype bits", bytes < 8, t->dtype.bits = 64, "|64")
+    FAULT_DTYPE("dtype bits", bytes < 8 && !(m->allowed & ALLOW_I64), t->dtype.bits = 64, "|64")
     FAULT_DTYPE("dtype lanes", true, t->dtype.lanes = 4, "|4 lanes")
     FAULT_RANK("rank 0", 0)
     FAULT_RANK("rank too small", rank - 1)
@@ -363,7 +363,8 @@ static inline void refuse_by_descriptor(struct good_call *good)
 /* One of everything: strides of dimensions with one element are never used. */
 static inline void one_of_each(struct good_call *good)
 {
-    static const enum dimension kept[] = {DIM_d_qk, DIM_d_v, DIM_width, DIM_rope, DIM_fields, DIM_splits};
+    static const enum dimension kept[] = {DIM_d_qk,   DIM_d_v,    DIM_width,  DIM_rope,
+                                          DIM_normed, DIM_turned, DIM_fields, DIM_splits};
     const struct layout before = good->layout;
     for (int i = 0; i < DIMENSIONS; i++) good->layout.size[i] = 1;
     for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)

@@ -35,10 +35,10 @@ static struct cache_gather_call gather;
 
 static void cache_calls(int32_t format, fmla_dtype type)
 {
-    const int64_t d_qk = format == FMLA_KV_FP8_584 ? 512 : 576;
-    const struct layout layout =
-        SHAPE_OF(layout, .tokens = 2, .width = d_qk - 64, .rope = 64, .d_qk = d_qk, .pages = 4,
-                 .page_size = 64, .format = format, .type = type, .has = HAS_ROPE);
+    const int64_t d_qk = format == FMLA_KV_FP8_584 || format == FMLA_KV_FP4_288 ? 512 : 576;
+    const struct layout layout = SHAPE_OF(layout, .tokens = 2, .width = d_qk - 64, .rope = 64, .d_qk = d_qk,
+                                          .pages = 4, .normed = 512, .max_positions = 9, .turned = 64,
+                                          .page_size = 64, .format = format, .type = type, .has = HAS_ROPE);
     cache_append_make(&append, &layout, gpu_number(0)), cache_gather_make(&gather, &layout, gpu_number(0));
 }
 
@@ -86,6 +86,32 @@ static void cache_operations(void)
               {offset(p.slots, 3), 0}, {p.latent_stride, 520}, {p.rope_stride, 1024}, {p.tokens, 2},
               {p.slots_of_cache, 256}, {p.few_slots, 1}, {divides(p.page_divisor, 64), true},
               {launched(0)->config.grid_x, 1});
+
+    /* With norm or RoPE it is another kernel, of which no more blocks are launched than there is room for on 132 SMs. */
+    for (int i = 1; i < 8; i++) {
+        cache_calls(i & 4 ? FMLA_KV_FP4_288 : FMLA_KV_FP8_656, bf16);
+        append.norm_weight.shape[0] = 512, append.rope_table.shape[0] = 9, append.rope_table.shape[1] = 64;
+        append.rope_table.strides[0] = 64, append.positions.shape[0] = 2;
+        append.positions.tensor.dtype.bits = i & 4 ? 64 : 32;
+        if (i & 1) append.args.norm_weight = &append.norm_weight.tensor, append.args.norm_eps = 0.25f;
+        if (i & 2)
+            append.args.positions = &append.positions.tensor,
+            append.args.rope_table = &append.rope_table.tensor,
+            append.args.rope_pairs = i & 1 ? FMLA_ROPE_HALVES : FMLA_ROPE_INTERLEAVED;
+        if (!(i & 3)) continue;
+        const struct cache_params fused =
+            appended(i & 4 ? "cache_append_fused_fp4_288_bf16" : "cache_append_fused_fp8_656_bf16");
+        CHECK_ALL({fused.norm_weight != NULL, i & 1}, {fused.norm_eps == 0.25f, i & 1},
+                  {fused.turns, (i & 2) / 2}, {fused.halves, (i & 3) == 3}, {fused.table_rows, i & 2 ? 9 : 0},
+                  {fused.wide_positions, (i & 6) == 6}, {fused.aligned, 1}, {launched(0)->config.grid_x, 1});
+    }
+    append.latent.shape[0] = append.rope.shape[0] = append.slot_mapping.shape[0] = append.positions.shape[0] =
+        9999;
+    append.rope_table.strides[0] = 65;
+    CHECK_EQ(appended("cache_append_fused_fp4_288_bf16").aligned, 0);
+    CHECK_EQ(launched(0)->config.grid_x, 132 * FUSED_BLOCKS);
+    append.rope_table.strides[0] = INT64_C(1) << 32; /* more than products of 32 bits count */
+    CHECK_EQ(appended("cache_append_fused_fp4_288_bf16").aligned, 0);
 
     /* What is no multiple of 16 bytes goes another way. */
     struct held *const cache = &append.kv_cache;

@@ -466,7 +466,7 @@ static void tokens_drawn(void)
     l->width = l->d_qk, l->pages = size_or_none(1 << 20), l->page_size = draw_size(1 << 16);
     l->tokens = draw_fit(size_or_none(INT64_C(1) << 40), (double)l->d_qk * 8.0);
     make(&s);
-    judge_one(l->tokens > 0, option("kv_format") ? ceil_div(l->tokens, CACHE_WARPS) : 0);
+    judge_one(l->tokens > 0, operation_is_of_caches(operation) ? ceil_div(l->tokens, CACHE_WARPS) : 0);
 }
 
 /* ---- All of it ---------------------------------------------------------------------------------- */

@@ -109,10 +109,33 @@ static void check_merges(const fmla_capability *row)
     check_merge(row->kernel, FMLA_LOG_NATURAL), check_merge(row->kernel, FMLA_LOG_BASE_2);
 }
 
+/* A table of cosines and sines. */
+static void check_rope_table(void)
+{
+    float table[3][64] = {{0}};
+    CHECK(!fmla_rope_table(&table[0][0], 3, 1e4), "%s", fmla_last_error());
+    for (int t = 0; t < 3; t++)
+        for (int i = 0; i < 32; i++) {
+            const double angle = t * pow(1e4, -i / 32.0);
+            CHECK(fabs((double)table[t][i] - cos(angle)) < 1e-7 &&
+                      fabs((double)table[t][32 + i] - sin(angle)) < 1e-7,
+                  "position %d, pair %d: %g %g", t, i, (double)table[t][i], (double)table[t][32 + i]);
+        }
+    check_rejected("no room", fmla_rope_table(NULL, 1, 1e4), FMLA_INVALID_ARGUMENT, "rope_table", "table",
+                   "NULL|1 rows");
+    check_rejected("rows", fmla_rope_table(&table[0][0], -1, 1e4), FMLA_INVALID_ARGUMENT, "rope_table",
+                   "positions", "-1|≥ 0");
+    for (int i = 0; i < 3; i++)
+        check_rejected("base", fmla_rope_table(&table[0][0], 3, (double[]){0.0, INFINITY, NAN}[i]),
+                       FMLA_INVALID_ARGUMENT, "rope_table", "base", "finite and > 0");
+    CHECK(!fmla_rope_table(NULL, 0, 1e4), "%s", fmla_last_error());
+}
+
 int main(void)
 {
     for_kernels(OP_DENSE_DECODE, check_decode);
     for_kernels(OP_MERGE, check_merges);
     for_kernels(OP_CACHE_APPEND, check_cache);
+    check_rope_table();
     return check_done("test_values");
 }

@@ -48,6 +48,7 @@ static const struct command bench = {
     "  flashmla bench --op sparse_prefill --device cuda:0 --grid peers --json sparse_prefill.jsonl\n"
     "  flashmla bench --op mha_forward --d-qk 192 --causal yes --threads 1\n"
     "  flashmla bench --op cache_append --device cuda:0 --tokens 128,65536\n"
+    "  flashmla bench --op cache_append --norm both --rope all --tokens 128\n"
     "  flashmla bench --device cuda:0 --grid peers --json dense_decode.jsonl\n"
     "  flashmla bench --device cuda:0 --grid varlen --seq-len 4096,8192 --no-stream\n",
     OPERAND_WORD,
@@ -56,9 +57,9 @@ static const struct command bench = {
 struct bench_options {
     const char *grid, *kernel, *json;
     fmla_device device;
-    int op, dtype, cache, products, causal, varlen; /* indices of the choices */
-    const char *names[OPTION_CHOICES];              /* those of op */
-    bool dtype_given, cache_given, products_given, causal_given, varlen_given;
+    int op, dtype, cache, products, causal, varlen, norm, rope; /* indices of the choices */
+    const char *names[OPTION_CHOICES];                          /* those of op */
+    bool dtype_given, cache_given, products_given, causal_given, varlen_given, norm_given, rope_given;
     int between; /* index of the choices: enum bench_between */
     bool between_given;
     int64_t repeat, threads;
@@ -136,7 +137,8 @@ static bool fits(const struct shape *shape)
 static int bench_all(struct bench_options *o)
 {
     const enum operation op = operation_named(o->names[o->op]);
-    static int64_t no_yes[] = {0, 1}, products[] = {MADE_BF16, MADE_FP8, MADE_CODES},
+    static int64_t no_yes[] = {0, 1}, turns[] = {FMLA_ROPE_NONE, FMLA_ROPE_INTERLEAVED, FMLA_ROPE_HALVES},
+                   products[] = {MADE_BF16, MADE_FP8, MADE_CODES},
                    caches[] = {0,
                                FMLA_KV_FP8_656,
                                FMLA_KV_FP8_584,
@@ -166,6 +168,8 @@ static int bench_all(struct bench_options *o)
     choose(&o->axes.axis[AXIS_DTYPE], no_yes, 2, o->dtype, o->dtype_given);
     choose(&o->axes.axis[AXIS_FORMAT], caches, CACHES, o->cache, o->cache_given);
     choose(&o->axes.axis[AXIS_PRODUCTS], products, MADE_PRODUCTS, o->products, o->products_given);
+    choose(&o->axes.axis[AXIS_NORM], no_yes, 2, o->norm, o->norm_given);
+    choose(&o->axes.axis[AXIS_TURNS], turns, 3, o->rope, o->rope_given);
     choose(&o->axes.axis[AXIS_CAUSAL], no_yes, 2, o->causal, o->causal_given);
     choose(&o->axes.axis[AXIS_VARLEN], no_yes, 2, o->varlen, o->varlen_given);
     struct shape *rows = bench_grid(op, o->grid, &o->axes, &count);
@@ -230,6 +234,11 @@ int command_bench(int argc, char **argv)
         OPTION_ONE_OF("--causal", &o.causal, "WHEN", "no, yes or both", &o.causal_given, "no", "yes", "both"),
         OPTION_ONE_OF("--varlen", &o.varlen, "WHEN", "lengths around --seq-len, or up to it: no, yes or both",
                       &o.varlen_given, "no", "yes", "both"),
+        OPTION_ONE_OF("--norm", &o.norm, "WHEN", "of cache_append, RMS norm first: no, yes or both",
+                      &o.norm_given, "no", "yes", "both"),
+        OPTION_ONE_OF("--rope", &o.rope, "PAIRS",
+                      "of cache_append, RoPE first: none, interleaved, halves or all of these", &o.rope_given,
+                      "none", "interleaved", "halves", "all"),
         AXIS("--topk", AXIS_TOPK, 1, 1 << 24, "sparse: indices of a token"),
         AXIS("--parts", AXIS_PARTS, 1, 1024, "parts to merge; default 2,8"),
         AXIS("--tokens", AXIS_TOKENS, 1, 1 << 24, "of the cache operations; default 128,4096,65536"),
@@ -254,7 +263,8 @@ int command_bench(int argc, char **argv)
     int status = options_parse(&bench, options, argc, argv, NULL);
     if (status < 0) status = bench_all(&o);
     for (int a = 0; a < BENCH_AXES; a++)
-        if (a != AXIS_DTYPE && a != AXIS_FORMAT && a != AXIS_PRODUCTS && a != AXIS_CAUSAL && a != AXIS_VARLEN)
+        if (a != AXIS_DTYPE && a != AXIS_FORMAT && a != AXIS_PRODUCTS && a != AXIS_CAUSAL &&
+            a != AXIS_VARLEN && a != AXIS_NORM && a != AXIS_TURNS)
             free(o.axes.axis[a].items);
     return status;
 }

@@ -155,8 +155,10 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
         [OP_SPARSE_PREFILL] = ALL | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK | 1 << AXIS_FORMAT,
         [OP_MHA_FORWARD] = MHA,
         [OP_MHA_BACKWARD] = MHA,
-        [OP_CACHE_APPEND] = CACHES | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE,
+        [OP_CACHE_APPEND] =
+            CACHES | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE | 1 << AXIS_NORM | 1 << AXIS_TURNS,
         [OP_CACHE_GATHER] = CACHES | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE,
+        [OP_CACHE_CONVERT] = 1 << AXIS_TOKENS | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE,
     };
     const int of_keys = p->page_size ? 1 << AXIS_PAGE_SIZE : KEYS;
     return ((axes[op] ? axes[op] : CACHES) | (op == OP_SPARSE_PREFILL ? of_keys : 0)) & 1 << axis;
@@ -224,10 +226,20 @@ static struct shape row_of(enum operation op, const struct product *p, const str
                           .causal = (dense || mha) && v[AXIS_CAUSAL],
                           .varlen = (dense || mha) && v[AXIS_VARLEN],
                           .extra_varlen = p->extra_varlen,
+                          .norm = v[AXIS_NORM],
+                          .turns = (int32_t)v[AXIS_TURNS],
                           .no_lse = op == OP_MERGE};
     if (of_caches && !shape.format) shape.format = shape.type == ELEMENT_FP16 ? FMLA_KV_FP16 : FMLA_KV_BF16;
     if (mha && !shape.d_v) shape.d_v = shape.d_qk < 128 ? shape.d_qk : 128;
     if (cache_formats[shape.format].token && !shape.page_size && is_sparse(op)) shape.page_size = 64;
+    if (op == OP_CACHE_CONVERT) { /* into that which the width has most often, or back from it */
+        const bool wide = cache_formats[shape.format].d_qk != 512;
+        shape.extra_page_size = shape.page_size;
+        shape.extra_format = shape.format == FMLA_KV_FP8_656   ? FMLA_KV_FP8_576
+                             : shape.format == FMLA_KV_FP8_528 ? FMLA_KV_FP4_288
+                             : wide                            ? FMLA_KV_FP8_656
+                                                               : FMLA_KV_FP8_528;
+    }
     if (cache_formats[shape.format].d_qk) shape.d_qk = cache_formats[shape.format].d_qk, shape.h_kv = 1;
     return shape;
 }

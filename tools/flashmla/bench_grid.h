@@ -19,6 +19,8 @@ enum bench_axis {
     AXIS_DTYPE,    /* enum element */
     AXIS_FORMAT,   /* FMLA_KV_…; 0: of the type that the row has */
     AXIS_PRODUCTS, /* MADE_… */
+    AXIS_NORM,
+    AXIS_TURNS, /* FMLA_ROPE_… */
     AXIS_CAUSAL,
     AXIS_VARLEN,
     AXIS_TOPK,

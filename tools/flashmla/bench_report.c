@@ -39,6 +39,11 @@ static int64_t tokens_of(const struct shape *s)
     return operation_is_mha(s->op) && !s->s_q ? s->s_k : s->s_q;
 }
 
+static const char *pairs_name(int32_t turns)
+{
+    return turns == FMLA_ROPE_HALVES ? "halves" : "interleaved";
+}
+
 static void print_shape(const struct bench_row *row)
 {
     const struct shape *s = row->shape;
@@ -67,9 +72,13 @@ static void print_shape(const struct bench_row *row)
 static void print_copy(const struct bench_row *row)
 {
     const struct bench_timed *t = &row->timed;
-    printf("%5" PRId64 " %-12s %10.1f %10.1f %10.1f %8.1f %10.1f %7.2f\n", row->shape->page_size, row->kernel,
+    printf("%5" PRId64 " %-12s %10.1f %10.1f %10.1f %8.1f %10.1f %7.2f", row->shape->page_size, row->kernel,
            1e6 * t->median, 1e6 * t->least, 1e6 * t->most, 1e-9 * row->work.bytes / t->median,
            1e6 * row->floor, t->median / row->floor);
+    if (row->shape->op == OP_CACHE_CONVERT) printf(" to %s", format_name(row->shape->extra_format));
+    if (row->shape->norm) printf(" norm");
+    if (row->shape->turns) printf(" rope %s", pairs_name(row->shape->turns));
+    putchar('\n');
 }
 
 void bench_report_row(const struct bench_report *report, const struct bench_row *row)
@@ -227,8 +236,11 @@ static json_t *pack_shape(const struct shape *s)
     const char *dtype = element_name(s->type), *cache = s->format ? format_name(s->format) : NULL;
     const bool masks = s->op == OP_DENSE_DECODE || operation_is_mha(s->op);
     if (bench_only_copies(s->op))
-        return json_pack("{s:I, s:s, s:s*, s:I, s:I}", "tokens", (json_int_t)s->tokens, "dtype", dtype,
-                         "cache", cache, "d_qk", (json_int_t)s->d_qk, "page_size", (json_int_t)s->page_size);
+        return json_pack("{s:I, s:s, s:s*, s:I, s:I, s:o*, s:s*, s:s*}", "tokens", (json_int_t)s->tokens,
+                         "dtype", dtype, "cache", cache, "d_qk", (json_int_t)s->d_qk, "page_size",
+                         (json_int_t)s->page_size, "norm", s->norm ? json_true() : NULL, "rope",
+                         s->turns ? pairs_name(s->turns) : NULL, "to",
+                         s->op == OP_CACHE_CONVERT ? format_name(s->extra_format) : NULL);
     json_t *shape =
         json_pack("{s:o*, s:I, s:I, s:I, s:s, s:o*}", "b", count(s->b), "s_q", (json_int_t)tokens_of(s),
                   "h_q", (json_int_t)s->h_q, "d_v", (json_int_t)(s->d_v ? s->d_v : CALL_D_V), "dtype", dtype,

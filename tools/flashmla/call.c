@@ -70,6 +70,13 @@ void *call_option(const struct call *call, const char *name)
     return op_option(call->op, &call->args, name);
 }
 
+void *call_option_of(const struct call *call, enum member_kind kind)
+{
+    for (const struct member *m = descriptors[call->op].members; m->name; m++)
+        if (m->kind == kind) return call_option(call, m->name);
+    return NULL;
+}
+
 const fmla_tensor *call_tensor(const struct call *call, const char *name)
 {
     const struct member *member;

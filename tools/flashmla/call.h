@@ -54,6 +54,9 @@ bool call_of_plan(const struct member *member);
 /* The member that is no tensor, of whatever type it has; NULL where the operation has none of the name. */
 void *call_option(const struct call *call, const char *name);
 
+/* The first option of a kind; NULL where there is none. */
+void *call_option_of(const struct call *call, enum member_kind kind);
+
 /* Says which tensor the index-th is, contiguous; without memory if `data` is NULL. */
 void call_set(struct call *call, int index, fmla_dtype dtype, int32_t rank, const int64_t *shape, void *data);
 

@@ -52,7 +52,8 @@ static bool read_tensor(struct call *call, int index, const struct safetensors_f
         return fault_set(fault, "%s: tensor \"%s\": does not begin at a multiple of %d bytes", path,
                          member->name, (int)bytes);
     /* The command itself reads lengths, also before the library sees them. */
-    if (rank == 1 && member->allowed & ALLOW_I32 && !dtype_is(found->type->dtype, FMLA_TYPE_INT, 32))
+    if (rank == 1 && (member->allowed & (ALLOW_I32 | ALLOW_I64)) == ALLOW_I32 &&
+        !dtype_is(found->type->dtype, FMLA_TYPE_INT, 32))
         return fault_set(fault, "%s: tensor \"%s\": dtype is %s, must be I32", path, member->name,
                          found->type->name);
     call_set(call, index, found->type->dtype, rank, found->shape, (void *)found->data); /* an input: read */
@@ -64,6 +65,14 @@ static bool read_causal(const char *causal, const char *path, int32_t *to, struc
     *to = causal && !strcmp(causal, "true");
     return !causal || *to || !strcmp(causal, "false") ||
            fault_set(fault, "%s: __metadata__: causal is '%s', must be true or false", path, causal);
+}
+
+static bool read_pairs(const char *pairs, const char *path, int32_t *to, struct fault *fault)
+{
+    *to = !pairs ? FMLA_ROPE_NONE : !strcmp(pairs, "interleaved") ? FMLA_ROPE_INTERLEAVED : FMLA_ROPE_HALVES;
+    return !pairs || *to == FMLA_ROPE_INTERLEAVED || !strcmp(pairs, "halves") ||
+           fault_set(fault, "%s: __metadata__: rope_pairs is '%s', must be interleaved or halves", path,
+                     pairs);
 }
 
 static bool read_numbers(struct call *call, const struct safetensors_file *file, const char *path,
@@ -122,9 +131,11 @@ bool call_file_read(struct call *call, const struct safetensors_file *file, cons
     }
     call_set_longest(call);
     int32_t *causal = call_option(call, "causal"), *format = call_option(call, "kv_format"),
-            *second = call_option(call, "extra_kv_format"), *products = call_option(call, "products");
+            *second = call_option(call, "extra_kv_format"), *products = call_option(call, "products"),
+            *pairs = call_option(call, "rope_pairs");
     return (!products || read_products(safetensors_metadata(file, "products"), path, products, fault)) &&
            (!causal || read_causal(safetensors_metadata(file, "causal"), path, causal, fault)) &&
+           (!pairs || read_pairs(safetensors_metadata(file, "rope_pairs"), path, pairs, fault)) &&
            (!format || read_format(call->op, file, "kv_format", path, format, fault)) &&
            (!second || read_format(call->op, file, "extra_kv_format", path, second, fault)) &&
            read_numbers(call, file, path, fault);

@@ -61,7 +61,7 @@ static void sizes_of(const struct shape *s, int64_t size[DIMENSIONS])
 {
     const bool dense = s->op == OP_DENSE_DECODE;
     const int64_t requests = s->op == OP_SPARSE_PREFILL ? 1 : s->b;
-    const int64_t keys = s->op == OP_CACHE_APPEND || s->op == OP_CACHE_GATHER ? s->tokens : s->s_k;
+    const int64_t keys = operation_is_of_caches(s->op) ? s->tokens : s->s_k;
     const int64_t of_request = pages_for(keys, s->page_size);
     const int64_t s_q = operation_is_mha(s->op) && !s->s_q ? s->s_k : s->s_q;
     memset(size, 0, DIMENSIONS * sizeof *size);
@@ -72,10 +72,12 @@ static void sizes_of(const struct shape *s, int64_t size[DIMENSIONS])
     size[DIM_tokens_q] = s->b * s_q, size[DIM_tokens_k] = s->b * s->s_k;
     size[DIM_pages] = s->tokens ? of_request : dense && !s->page_size ? s->b : requests * of_request;
     size[DIM_page_size] = dense && !s->page_size ? s->s_k : s->page_size, size[DIM_max_pages] = of_request;
-    size[DIM_extra_pages] = s->b * pages_for(extra_keys(s), s->extra_page_size);
+    size[DIM_extra_pages] = s->op == OP_CACHE_CONVERT ? pages_for(keys, s->extra_page_size)
+                                                      : s->b * pages_for(extra_keys(s), s->extra_page_size);
     size[DIM_extra_page_size] = s->extra_page_size;
     size[DIM_topk] = s->topk, size[DIM_extra_topk] = s->extra_topk, size[DIM_n] = s->parts;
     size[DIM_tokens] = s->tokens, size[DIM_rope] = 64, size[DIM_width] = s->d_qk - 64;
+    size[DIM_normed] = 512, size[DIM_max_positions] = s->tokens, size[DIM_turned] = 64;
 }
 
 /* Which of the tensors that may be absent are there; what is made inside a call is not. */
@@ -87,6 +89,8 @@ static bool is_there(const struct shape *s, const struct member *member)
     if (!strcmp(name, "attn_sink")) return s->sink;
     if (!strcmp(name, "kv_scale")) return s->format == FMLA_KV_FP8_576;
     if (!strcmp(name, "q_scale")) return s->products == MADE_CODES;
+    if (!strcmp(name, "norm_weight")) return s->norm;
+    if (!strcmp(name, "positions") || !strcmp(name, "rope_table")) return s->turns != FMLA_ROPE_NONE;
     if (!strcmp(name, "block_table")) return s->page_size > 0;
     if (!strcmp(name, "topk_length") || !strncmp(name, "cu_seqlens", 10)) return s->varlen;
     if (!strcmp(name, "extra_topk_length")) return s->extra_topk && (s->varlen || s->extra_varlen);
@@ -438,13 +442,13 @@ static bool merge_values(struct making *m, struct fault *fault)
     return true;
 }
 
-/* Tokens follow each other within a page, and pages are shuffled, as an engine hands them out. */
-static bool cache_values(struct making *m, struct fault *fault)
+/* Tokens follow each other within a page, and pages are shuffled, as an engine hands them out. The cache has bytes from 0x38 to
+ * 0x3f: e4m3, scales and 16-bit values that are ordinary numbers. */
+static bool pages_values(struct making *m, const char *name, const char *of_slots, struct fault *fault)
 {
-    const bool gather = m->shape->op == OP_CACHE_GATHER;
-    const fmla_tensor *cache = tensor_of(m, "kv_cache");
+    const fmla_tensor *cache = tensor_of(m, name);
     const int64_t pages = cache->shape[0], page_size = cache->shape[1];
-    int64_t *slots = data_of(m, gather ? "slots" : "slot_mapping");
+    int64_t *slots = data_of(m, of_slots);
     int32_t *order = calloc((size_t)pages + 1, sizeof *order);
     if (!order) return fault_set(fault, "no memory for the pages");
     for (int64_t i = 0; i < pages; i++) order[i] = (int32_t)i;
@@ -452,10 +456,32 @@ static bool cache_values(struct making *m, struct fault *fault)
     for (int64_t t = 0; t < m->shape->tokens; t++)
         slots[t] = m->shape->holes && t % 7 == 3 ? -1 : order[t / page_size] * page_size + t % page_size;
     free(order);
-    fill(m, "latent", 0.0f), fill(m, "rope", 0.0f);
-    /* Bytes from 0x38 to 0x3f: e4m3, scales and 16-bit values that are ordinary numbers. */
     for (size_t i = 0; i < call_bytes(cache) / 8; i++)
         ((uint64_t *)cache->data)[i] = 0x3838383838383838u | (random_u64(&m->random) & 0x0707070707070707u);
+    return true;
+}
+
+static bool convert_values(struct making *m, struct fault *fault)
+{
+    const struct shape *s = m->shape;
+    if (s->format == FMLA_KV_FP8_576) *(float *)call_option(m->call, "src_scale") = made_cache_scale;
+    if (s->extra_format == FMLA_KV_FP8_576) *(float *)call_option(m->call, "dst_scale") = made_cache_scale;
+    return pages_values(m, "src_cache", "src_slots", fault) &&
+           pages_values(m, "dst_cache", "dst_slots", fault);
+}
+
+static bool cache_values(struct making *m, struct fault *fault)
+{
+    const bool gather = m->shape->op == OP_CACHE_GATHER;
+    if (!pages_values(m, "kv_cache", gather ? "slots" : "slot_mapping", fault)) return false;
+    fill(m, "latent", 0.0f), fill(m, "rope", 0.0f);
+    if (m->shape->norm) fill(m, "norm_weight", 1.0f), *(float *)call_option(m->call, "norm_eps") = 1e-6f;
+    if (m->shape->turns) {
+        int32_t *positions = data_of(m, "positions");
+        for (int64_t t = 0; t < m->shape->tokens; t++) positions[t] = (int32_t)t;
+        fmla_rope_table(data_of(m, "rope_table"), m->shape->tokens, 1e4);
+        *(int32_t *)call_option(m->call, "rope_pairs") = m->shape->turns;
+    }
     if (m->shape->format == FMLA_KV_FP8_576) *(float *)call_option(m->call, "cache_scale") = made_cache_scale;
     return true;
 }
@@ -485,6 +511,7 @@ static const struct {
     [OP_MERGE] = {NULL, merge_values},
     [OP_CACHE_APPEND] = {NULL, cache_values},
     [OP_CACHE_GATHER] = {NULL, cache_values},
+    [OP_CACHE_CONVERT] = {NULL, convert_values},
 };
 
 bool make_begin(struct making *m, struct call *call, const struct shape *s, struct fault *fault)
@@ -500,12 +527,12 @@ bool make_begin(struct making *m, struct call *call, const struct shape *s, stru
         const int32_t rank = shape_of(s, m->size, member, shape);
         call_set(call, i, type_of(s, member), rank, shape, NULL);
     }
-    int32_t *causal = call_option(call, "causal"), *format = call_option(call, "kv_format"),
-            *second = call_option(call, "extra_kv_format"), *products = call_option(call, "products");
+    int32_t *causal = call_option(call, "causal"), *format = call_option_of(call, MEMBER_FORMAT),
+            *second = call_option_of(call, MEMBER_SECOND_FORMAT), *products = call_option(call, "products");
     if (products) *products = s->products ? FMLA_PRODUCTS_FP8 : FMLA_PRODUCTS_BF16;
     if (causal) *causal = s->causal;
     if (format) *format = s->format;
-    if (second && s->extra_topk) *second = s->extra_format;
+    if (second && (s->extra_topk || s->op == OP_CACHE_CONVERT)) *second = s->extra_format;
     return true;
 }
 

@@ -32,6 +32,8 @@ struct shape {
     int32_t extra_format; /* of the second cache; 0: format */
     int32_t products;     /* MADE_…, of dense decode */
     enum element type;    /* of the vectors; fp32 of merge and the cache operations alone */
+    bool norm;            /* of cache append: RMS norm first */
+    int32_t turns;        /* of cache append: FMLA_ROPE_…, each token at a position of its own */
     bool causal, sink;
     /* Dense decode: lengths N(s_k, (s_k/2)²) between s_q and 2 · s_k; sparse: topk_length between 0 and topk; MHA: requests
      * one after the other, of s_k/80 to s_k keys. */

@@ -355,14 +355,14 @@ static bool write_file(struct making *made, const struct make_options *o, const 
                        struct fault *fault)
 {
     struct safetensors_declaration tensors[CALL_FILE_NAMES];
-    const char *inputs[CALL_FILE_NAMES] = {NULL}, *real = "softmax_scale";
+    const char *inputs[CALL_FILE_NAMES] = {NULL}, *real = NULL;
     const struct member *member;
     const bool plain = kind_of(o) == PLAIN, causal = call_option(made->call, "causal");
     for (int i = 0, n = 0; (member = call_member(made->call->op, i)); i++)
         if (!(member->allowed & IS_OUTPUT)) inputs[n++] = member->name;
     for (member = descriptors[made->call->op].members; member->name; member++)
-        if (member->kind == MEMBER_REAL) real = member->name;
-    const float *scale = call_option(made->call, real);
+        if (member->kind == MEMBER_REAL && !real) real = member->name;
+    const float *scale = real ? call_option(made->call, real) : NULL;
     const size_t count = call_file_declare(made->call, plain ? inputs : kinds[o->op].names, tensors);
     char seed[32], number[32];
     snprintf(seed, sizeof seed, "%" PRId64, o->lengths.seed);

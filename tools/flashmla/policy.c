@@ -420,6 +420,13 @@ static struct work cache_work(const struct call *call)
                                   size(call, DIM_tokens) * token_bytes(cache)};
 }
 
+static struct work convert_work(const struct call *call)
+{
+    const double token =
+        token_bytes(call_tensor(call, "src_cache")) + token_bytes(call_tensor(call, "dst_cache"));
+    return (struct work){.bytes = size(call, DIM_tokens) * (token + 2.0 * sizeof(int64_t))};
+}
+
 /* ---- The table ------------------------------------------------------------------------------- */
 
 const struct policy policies[OPERATIONS] = {
@@ -481,6 +488,7 @@ const struct policy policies[OPERATIONS] = {
                   .work = merge_work},
     [OP_CACHE_APPEND] = {.rows = {DIM_tokens}, .results = {{"kv_cache", NULL}}, .work = cache_work},
     [OP_CACHE_GATHER] = {.rows = {DIM_tokens}, .results = {{"out", NULL}}, .work = cache_work},
+    [OP_CACHE_CONVERT] = {.rows = {DIM_tokens}, .results = {{"dst_cache", NULL}}, .work = convert_work},
 };
 
 const enum dimension *call_rows(const struct call *call)

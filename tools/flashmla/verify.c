@@ -127,6 +127,14 @@ static const struct verify_case {
     /* … and the formats that come after it */
     {"BF16", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
                        .type = ELEMENT_F32, .holes = true}},
+    {"BF16", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
+                       .type = ELEMENT_BF16, .norm = true, .turns = FMLA_ROPE_INTERLEAVED, .holes = true}},
+    {"BF16", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
+                       .type = ELEMENT_BF16, .norm = true, .turns = FMLA_ROPE_HALVES, .holes = true}},
+    {"BF16", .shape = {OP_CACHE_CONVERT, .d_qk = 576, .page_size = 64, .extra_page_size = 16, .tokens = 150,
+                       .format = FMLA_KV_BF16, .extra_format = FMLA_KV_FP8_656, .holes = true}},
+    {"BF16", .shape = {OP_CACHE_CONVERT, .d_qk = 576, .page_size = 1, .extra_page_size = 64, .tokens = 150,
+                       .format = FMLA_KV_BF16, .extra_format = FMLA_KV_FP16, .holes = true}},
     {"BF16", .shape = {OP_CACHE_GATHER, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
                        .type = ELEMENT_F32, .holes = true}},
 };
@@ -236,6 +244,8 @@ static bool next_format(struct verify_case *which)
     which->name = format_name(++shape->format);
     const int64_t width = cache_formats[shape->format].d_qk;
     shape->d_qk = width ? width : 576;
+    if (cache_formats[shape->extra_format].token)
+        shape->extra_format = shape->d_qk == 576 ? FMLA_KV_FP8_656 : FMLA_KV_FP8_528;
     return true;
 }
 

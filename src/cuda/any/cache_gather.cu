@@ -9,7 +9,7 @@
  * Registers only. Limit: memory, 656 bytes in and 1152 out of a bf16 token of FP8_656. Values are those of kv_load
  * (kvformat.h); of a NaN, only that it is one.
  */
-#include "../device/cache.cuh"
+#include "../device/codes.cuh"
 
 /* ---- Out of the cache ------------------------------------------------------------------------ */
 
@@ -17,19 +17,6 @@
 template <int COUNT> DEVICE uint4 load_words(const uint8_t *at)
 {
     return COUNT == 4 ? load_once_16(at) : COUNT == 2 ? load_once_8(at) : load_once_4(at);
-}
-
-/* The scale of a group. */
-DEVICE float load_scale(const struct kv_layout &l, const uint8_t *scales, int group)
-{
-    float scale;
-    uint32_t code;
-    if (l.scale == KV_SCALE_F32) {
-        asm volatile("ld.global.f32 %0, [%1];" : "=f"(scale) : "l"(scales + 4 * group) : "memory");
-        return scale;
-    }
-    asm volatile("ld.global.u8 %0, [%1];" : "=r"(code) : "l"(scales + group) : "memory");
-    return l.scale == KV_SCALE_E4M3 ? num_from_e4m3((uint8_t)code) : num_from_ue8m0((uint8_t)code);
 }
 
 /* ---- Into out -------------------------------------------------------------------------------- */
@@ -70,14 +57,7 @@ template <typename Same> struct Convert<Same, Same> {
 /* e4m3 × scale, rounded to bf16, as a unit of the caller's vector. */
 template <typename Out> DEVICE uint4 from_e4m3(const uint4 &raw, float scale)
 {
-    constexpr int VALUES = Unit<Out>::VALUES;
-    uint32_t pairs[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int i = 0; i < VALUES / 2; i++) {
-        const float2 two = from_e4m3_2(word_of(raw, i / 2) >> i % 2 * 16);
-        pairs[i] = Bf16::pack(two.x * scale, two.y * scale);
-    }
-    return Convert<Bf16, Out>::unit(make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+    return Convert<Bf16, Out>::unit(bf16_of_e4m3<Unit<Out>::VALUES>(raw, scale));
 }
 
 /* Codes of a unit of FP4: 4 or 2 bytes. */
@@ -92,15 +72,7 @@ template <int VALUES> DEVICE uint4 load_fp4(const uint8_t *at)
 /* e2m1 × scale, exact in bf16, as a unit of the caller's vector. */
 template <typename Out> DEVICE uint4 from_e2m1(const uint4 &raw, float scale)
 {
-    constexpr int VALUES = Unit<Out>::VALUES;
-    uint32_t pairs[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int i = 0; i < VALUES / 2; i++) {
-        const uint32_t two = raw.x >> 8 * i;
-        pairs[i] = Bf16::pack(num_from_e2m1((uint8_t)(two & 15)) * scale,
-                              num_from_e2m1((uint8_t)(two >> 4 & 15)) * scale);
-    }
-    return Convert<Bf16, Out>::unit(make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+    return Convert<Bf16, Out>::unit(bf16_of_e2m1<Unit<Out>::VALUES>(raw, scale));
 }
 
 /* One value after the other, from any address. */

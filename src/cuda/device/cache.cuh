@@ -26,22 +26,29 @@ template <> struct Unit<F32> {
 
 /* ---- Where a slot is ------------------------------------------------------------------------ */
 
+/* So many steps: of a call in which neither numbers nor steps reach 2^31 (SMALL), or of any. */
+template <bool SMALL> DEVICE int64_t steps_of(int64_t count, int64_t step)
+{
+    if constexpr (SMALL) return (int64_t)((uint64_t)(uint32_t)count * (uint32_t)step);
+    return count * step;
+}
+
 struct SlotPlace {
     uint8_t *page, *values;
     int64_t in_page;
 };
 
-DEVICE SlotPlace slot_place(const struct cache_params &p, int64_t slot)
+template <bool SMALL = false> DEVICE SlotPlace slot_place(const struct cache_params &p, int64_t slot)
 {
     int64_t page;
-    if (p.few_slots)
+    if (SMALL || p.few_slots)
         page = fast_divide((int)slot, p.page_divisor);
     else
         page = slot / p.page_size;
     SlotPlace place;
-    place.in_page = slot - page * p.page_size;
-    place.page = p.cache + page * p.page_stride;
-    place.values = place.page + place.in_page * p.slot_stride;
+    place.in_page = SMALL ? (int)slot - (int)page * (int)p.page_size : slot - page * p.page_size;
+    place.page = p.cache + steps_of<SMALL>(page, p.page_stride);
+    place.values = place.page + steps_of<SMALL>(place.in_page, p.slot_stride);
     return place;
 }
 
@@ -113,24 +120,24 @@ template <> DEVICE float value_of<F32>(const uint4 &unit, int i)
 
 /* ---- e4m3 ----------------------------------------------------------------------------------- */
 
-/* Four values that came of `signs` times something positive. The hardware's NaN, and a NaN that went through a product, has
- * no sign: it is that of what came. */
-DEVICE uint32_t to_e4m3_4(const float value[4], const float signs[4])
+/* Four values, with the signs in the upper bits of `signs`, a byte each. The hardware's NaN, and a NaN that went through a product,
+ * has no sign: it is that of what came. */
+DEVICE uint32_t to_e4m3_4(const float value[4], uint32_t signs)
 {
     uint32_t word;
 #if __CUDA_ARCH__ >= 890
-    uint16_t low, high;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(value[1]), "f"(value[0]));
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(value[3]), "f"(value[2]));
-    word = (uint32_t)high << 16 | low;
+    asm("{.reg .b16 low, high;\n"
+        " cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        " cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        " mov.b32 %0, {low, high};}"
+        : "=r"(word)
+        : "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]));
 #else
     word = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) word |= (uint32_t)fast_to_e4m3(value[i]) << 8 * i;
 #endif
-    const uint32_t low_signs = __byte_perm(__float_as_uint(signs[0]), __float_as_uint(signs[1]), 0x0073);
-    const uint32_t high_signs = __byte_perm(__float_as_uint(signs[2]), __float_as_uint(signs[3]), 0x0073);
-    return word | (__byte_perm(low_signs, high_signs, 0x5410) & 0x80808080u);
+    return word | (signs & 0x80808080u);
 }
 
 /* The lower two bytes of `bytes`. */
@@ -156,7 +163,9 @@ DEVICE float2 from_e4m3_2(uint32_t bytes)
     else                                                                                                     \
         for (; token < p.tokens; token += step) call<false, __VA_ARGS__>(p, token, __ldg(p.slots + token))
 
+#ifndef CACHE_KERNEL /* or what a file has in its place */
 #define CACHE_KERNEL(NAME, ...) DEFINE_KERNEL(NAME, cache_params, (32 * CACHE_WARPS), EACH_TOKEN(__VA_ARGS__))
+#endif
 
 /* Defines the kernels of a cache format, with vectors of each type; `call` does a token. */
 #define CACHE_KERNELS_OF(NAME, call, FORMAT)                                                                 \

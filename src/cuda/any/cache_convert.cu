@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tokens from pages of one format into pages of another (fmla_cache_convert): a warp a token, CACHE_WARPS of them in a block of
+ * threads. A kernel is one of a destination; the source's format is the call's, and every thread of a launch goes the same way.
+ *
+ *   both slots of the token
+ *   codes and scales of all units    loads that do not wait for each other, of 16, 8 or 4 bytes a lane
+ *   values                           bf16, which holds those of every format but FP16 exactly; of FP16 fp16
+ *   into the slot                    as cache_append.cu does it
+ *
+ * Registers only. Limit: memory, 656 bytes in and 576 out of a token from FP8_656 to FP8_576. Bytes are those of kv_store_token of
+ * kv_load (kvformat.h); a code that is NaN, or has a scale that is, becomes the positive NaN with all bits set, as the hardware
+ * converts it.
+ */
+#include "../device/append.cuh"
+#include "../device/codes.cuh"
+
+/* ---- Out of the source ------------------------------------------------------------------------ */
+
+struct SourcePlace {
+    const uint8_t *page, *values, *scales;
+    int64_t in_page;
+
+    DEVICE SourcePlace(const struct cache_params &p, int64_t slot)
+    {
+        const int64_t number = p.few_source_slots ? (int64_t)fast_divide((int)slot, p.source_page_divisor)
+                                                  : slot / p.source_page_size;
+        in_page = slot - number * p.source_page_size;
+        page = p.source + number * p.source_page_stride;
+        values = page + in_page * p.source_slot_stride;
+        const struct kv_layout &l = p.source_layout;
+        scales =
+            l.scale_bytes ? page + kv_scales_at(&l, p.source_page_size, in_page) : values + l.scale_offset;
+    }
+    /* Value i, by kvformat.h alone. */
+    DEVICE float value(const struct cache_params &p, int i) const
+    {
+        const struct kv_layout &l = p.source_layout;
+        const bool whole_page = l.scale_bytes > 0; /* others are pages of one slot to it */
+        return kv_load(&l, whole_page ? page : values, whole_page ? p.source_page_size : 1,
+                       whole_page ? in_page : 0, i, p.source_scale);
+    }
+};
+
+/* What a unit of eight values comes of: codes and a scale, or 16-bit values. */
+struct Raw {
+    uint4 bits;
+    float scale;
+
+    DEVICE void load(const struct cache_params &p, const SourcePlace &from, int first)
+    {
+        const struct kv_layout &l = p.source_layout;
+        scale = p.source_scale;
+        if (!kv_is_quantised(&l) || first >= l.nope) {
+            bits = load_once_16(from.values + (kv_is_quantised(&l) ? l.rope_offset - 2 * l.nope : 0) +
+                                2 * (int64_t)first);
+            return;
+        }
+        bits = l.element == KV_ELEMENT_E2M1 ? load_once_4(from.values + first / 2)
+                                            : load_once_8(from.values + first);
+        if (l.group) scale = load_scale(l, from.scales, first >> p.source_group_shift);
+    }
+    DEVICE uint4 unit(const struct cache_params &p, int first) const
+    {
+        const struct kv_layout &l = p.source_layout;
+        if (!kv_is_quantised(&l) || first >= l.nope) return bits;
+        return l.element == KV_ELEMENT_E2M1 ? bf16_of_e2m1<8>(bits, scale) : bf16_of_e4m3<8>(bits, scale);
+    }
+};
+
+/* The units from `begin` on of a token: as many rounds as there are. */
+template <bool ALIGNED, typename In, int ROUNDS>
+DEVICE void load_units(const struct cache_params &p, const SourcePlace &from, int begin, int d_qk,
+                       uint4 (&unit)[ROUNDS])
+{
+    const int lane = threadIdx.x & 31;
+    if constexpr (ALIGNED) {
+        Raw raw[ROUNDS];
+#pragma unroll
+        for (int r = 0; r < ROUNDS; r++) {
+            const int first = begin + (lane + 32 * r) * 8;
+            raw[r].bits = make_uint4(0, 0, 0, 0), raw[r].scale = 0.0f;
+            if (first < d_qk) raw[r].load(p, from, first);
+        }
+        __syncwarp(); /* all loads are on their way before the first is waited for */
+#pragma unroll
+        for (int r = 0; r < ROUNDS; r++) unit[r] = raw[r].unit(p, begin + (lane + 32 * r) * 8);
+    } else {
+#pragma unroll
+        for (int r = 0; r < ROUNDS; r++) {
+            const int first = begin + (lane + 32 * r) * 8;
+            uint32_t words[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                if (first < d_qk)
+                    words[i / 2] |= (uint32_t)Cache<In>::exact(from.value(p, first + i)) << i % 2 * 16;
+            unit[r] = make_uint4(words[0], words[1], words[2], words[3]);
+        }
+    }
+}
+
+/* ---- A token ---------------------------------------------------------------------------------- */
+
+DEVICE bool is_source_slot(const struct cache_params &p, int64_t slot)
+{
+    return slot >= 0 && slot < p.source_slots_of_cache;
+}
+
+template <bool ALIGNED, typename In, int FORMAT>
+DEVICE void convert_fp8(const struct cache_params &p, int64_t token, int64_t slot)
+{
+    constexpr int ROUNDS = (576 / 8 + 31) / 32;
+    const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
+    const int64_t source_slot = __ldg(p.source_slots + token);
+    if (!is_slot(p, slot) || !is_source_slot(p, source_slot)) return;
+    const SourcePlace from(p, source_slot);
+    uint4 unit[ROUNDS];
+    load_units<ALIGNED, In>(p, from, 0, l.nope + l.rope, unit);
+    store_quantised<ALIGNED, In, FORMAT>(p, unit, slot);
+}
+
+template <bool ALIGNED, typename In, typename To>
+DEVICE void convert_16(const struct cache_params &p, int64_t token, int64_t slot)
+{
+    constexpr int ROUNDS = (576 / 8 + 31) / 32;
+    const int lane = threadIdx.x & 31;
+    const int64_t source_slot = __ldg(p.source_slots + token);
+    if (!is_slot(p, slot) || !is_source_slot(p, source_slot)) return;
+    const SourcePlace from(p, source_slot);
+    uint8_t *const values = slot_place(p, slot).values;
+    if constexpr (ALIGNED) {
+        for (int begin = 0; begin < p.d_qk; begin += 32 * 8 * ROUNDS) {
+            uint4 unit[ROUNDS];
+            load_units<ALIGNED, In>(p, from, begin, p.d_qk, unit);
+#pragma unroll
+            for (int r = 0; r < ROUNDS; r++) {
+                const int first = begin + (lane + 32 * r) * 8;
+                if (first < p.d_qk) store_unit<ALIGNED, In, To>(values + 2 * (int64_t)first, unit[r]);
+            }
+        }
+    } else { /* one value after the other */
+        for (int i = lane; i < p.d_qk; i += 32) ((uint16_t *)values)[i] = Cache<To>::exact(from.value(p, i));
+    }
+}
+
+/* Of a source whose values are bf16's, and of FP16. */
+#define CONVERT_KERNELS(FORMAT, call, KIND)                                                                  \
+    CACHE_KERNEL(cache_convert_##FORMAT##_bf16, call, Bf16, KIND)                                            \
+    CACHE_KERNEL(cache_convert_##FORMAT##_fp16, call, Fp16, KIND)
+CONVERT_KERNELS(bf16, convert_16, Bf16)
+CONVERT_KERNELS(fp16, convert_16, Fp16)
+CONVERT_KERNELS(fp8_656, convert_fp8, KV_FP8_656)
+CONVERT_KERNELS(fp8_584, convert_fp8, KV_FP8_584)
+CONVERT_KERNELS(fp8_576, convert_fp8, KV_FP8_576)
+CONVERT_KERNELS(fp8_528, convert_fp8, KV_FP8_528)
+CONVERT_KERNELS(fp8_528_split, convert_fp8, KV_FP8_528_SPLIT)
+CONVERT_KERNELS(fp4_288, convert_fp8, KV_FP4_288)
+CONVERT_KERNELS(fp4_288_split, convert_fp8, KV_FP4_288_SPLIT)
+CONVERT_KERNELS(fp8_528_f32, convert_fp8, KV_FP8_528_F32)

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A token's vector from the caller's memory, and into the cache: what the kernels that write tokens share.
+ */
+#pragma once
+
+#include "cache.cuh"
+#include "result.cuh"
+
+/* ---- The caller's vectors ------------------------------------------------------------------- */
+
+/* A unit of elements of so many bytes, one after the other. */
+template <int BYTES> DEVICE uint4 load_elements(const uint8_t *from)
+{
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        words[i] = BYTES == 4 ? ((const uint32_t *)from)[i]
+                              : ((const uint16_t *)from)[2 * i] |
+                                    (uint32_t)((const uint16_t *)from)[2 * i + 1] << 16;
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* A token's vector. Values below latent_width are latent's; both pointers count from the first value of all. */
+template <typename In, bool SMALL = false> struct VectorPlace {
+    static constexpr int BYTES = 16 / Unit<In>::VALUES;
+    const uint8_t *latent, *rope;
+    int latent_width;
+
+    DEVICE VectorPlace(const struct cache_params &p, int64_t token)
+        : latent((const uint8_t *)p.latent + steps_of<SMALL>(token, p.latent_stride) * BYTES),
+          rope((const uint8_t *)p.rope + (steps_of<SMALL>(token, p.rope_stride) - p.latent_width) * BYTES),
+          latent_width(p.latent_width)
+    {
+    }
+    DEVICE const uint8_t *at(int value) const
+    {
+        return (value < latent_width ? latent : rope) + (int64_t)value * BYTES;
+    }
+    /* A unit is whole in one of the two tensors. */
+    template <bool ALIGNED> DEVICE uint4 load_unit(int first) const { return load<ALIGNED>(at(first)); }
+    /* … in latent */
+    template <bool ALIGNED> DEVICE uint4 load_latent(int first) const
+    {
+        return load<ALIGNED>(latent + first * BYTES);
+    }
+    template <bool ALIGNED> static DEVICE uint4 load(const uint8_t *from)
+    {
+        if constexpr (ALIGNED) return load_once_16(from);
+        return load_elements<BYTES>(from);
+    }
+};
+
+/* ---- Into the cache ------------------------------------------------------------------------- */
+
+/* COUNT words to an address that is a multiple of their bytes, or to any. */
+template <bool ALIGNED, int COUNT> DEVICE void store_words(uint8_t *at, const uint32_t words[COUNT])
+{
+    if (!ALIGNED) {
+#pragma unroll
+        for (int i = 0; i < 4 * COUNT; i++) at[i] = (uint8_t)(words[i / 4] >> i % 4 * 8);
+    } else if (COUNT == 4) {
+        *(uint4 *)at = make_uint4(words[0], words[1], words[COUNT - 2], words[COUNT - 1]);
+    } else if (COUNT == 2) {
+        *(uint2 *)at = make_uint2(words[0], words[COUNT - 1]);
+    } else {
+        *(uint32_t *)at = words[0];
+    }
+}
+
+template <typename To> struct Cache;
+template <> struct Cache<Bf16> {
+    static constexpr uint32_t INFINITE = 0x7f80, QUIET = 0x40;
+    static DEVICE uint16_t exact(float x) { return num_to_bf16(x); }
+};
+template <> struct Cache<Fp16> {
+    static constexpr uint32_t INFINITE = 0x7c00, QUIET = 0x200;
+    static DEVICE uint16_t exact(float x) { return num_to_fp16(x); }
+};
+
+/* A word of two values of the same type: a NaN becomes a quiet one, all else stays. */
+template <typename To> DEVICE uint32_t quiet(uint32_t word)
+{
+    if ((word & 0x7fffu) > Cache<To>::INFINITE) word |= Cache<To>::QUIET;
+    if ((word & 0x7fffffffu) >= (Cache<To>::INFINITE << 16 | 0x10000u)) word |= Cache<To>::QUIET << 16;
+    return word;
+}
+
+/* value_of, with the digits of a NaN too. */
+template <typename In> DEVICE float exact_value_of(const uint4 &unit, int i)
+{
+    return value_of<In>(unit, i);
+}
+template <> DEVICE float exact_value_of<Fp16>(const uint4 &unit, int i)
+{
+    return num_from_fp16((uint16_t)(word_of(unit, i / 2) >> i % 2 * 16));
+}
+
+/* Values 2i and 2i + 1 of a unit as a word. Of a NaN the hardware would lose sign and digits. */
+template <typename In, typename To> struct Convert {
+    static DEVICE uint32_t word(const uint4 &unit, int i)
+    {
+        const float low = value_of<In>(unit, 2 * i), high = value_of<In>(unit, 2 * i + 1);
+        if (low == low && high == high) return To::pack(low, high);
+        return Cache<To>::exact(exact_value_of<In>(unit, 2 * i)) |
+               (uint32_t)Cache<To>::exact(exact_value_of<In>(unit, 2 * i + 1)) << 16;
+    }
+};
+template <typename To> struct Convert<To, To> {
+    static DEVICE uint32_t word(const uint4 &unit, int i) { return quiet<To>(word_of(unit, i)); }
+};
+
+/* A unit as 16-bit values. */
+template <bool ALIGNED, typename In, typename To> DEVICE void store_unit(uint8_t *at, const uint4 &unit)
+{
+    constexpr int WORDS = Unit<In>::VALUES / 2;
+    uint32_t words[WORDS];
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) words[i] = Convert<In, To>::word(unit, i);
+    store_words<ALIGNED, WORDS>(at, words);
+}
+
+/* ---- FP8 ------------------------------------------------------------------------------------ */
+
+/* Four values that came of values 4 i … 4 i + 3 of a unit times something positive. */
+template <typename In> DEVICE uint32_t signed_e4m3_4(const float value[4], const uint4 &unit, int i)
+{
+    if constexpr (Unit<In>::VALUES == 4)
+        return to_e4m3_4(value, __byte_perm(__byte_perm(unit.x, unit.y, 0x0073),
+                                            __byte_perm(unit.z, unit.w, 0x0073), 0x5410));
+    return to_e4m3_4(value, __byte_perm(word_of(unit, 2 * i), word_of(unit, 2 * i + 1), 0x7531));
+}
+
+/* A round of units that share scales by groups; all lanes take part. Lanes past `nope` keep their own. */
+template <bool ALIGNED, typename In>
+DEVICE void append_groups(const struct kv_layout &l, const uint4 &unit, int first, uint8_t *values,
+                          uint8_t *scales)
+{
+    constexpr int VALUES = Unit<In>::VALUES;
+    float x[VALUES], y[VALUES], amax = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        x[i] = value_of<In>(unit, i);
+        amax = fmaxf(amax, fabsf(x[i])); /* a NaN does not count */
+    }
+#pragma unroll
+    for (int lanes = l.group / VALUES / 2; lanes; lanes /= 2)
+        amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, lanes));
+    const int code = fast_ue8m0_scale(__float_as_uint(amax));
+    const float inverse = fast_ue8m0_inverse(code);
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) y[i] = x[i] * inverse;
+    if (first >= l.nope) return;
+    uint32_t words[VALUES / 4];
+#pragma unroll
+    for (int i = 0; i < VALUES / 4; i++) words[i] = signed_e4m3_4<In>(y + 4 * i, unit, i);
+    store_words<ALIGNED, VALUES / 4>(values + first, words);
+    if (first % l.group) return;
+    const uint32_t scale = (uint32_t)code << 23; /* 2^-13 at least, 2^127 at most */
+    if (l.scale == KV_SCALE_F32)
+        store_words<ALIGNED, 1>(scales + first / l.group * 4, &scale);
+    else
+        scales[first / l.group] = (uint8_t)code;
+}
+
+/* num_e4m3_scale of a number: amax is clamped before the quotient by 6, whose product with 1 / 6 is corrected once. */
+DEVICE uint8_t fp4_scale(float amax)
+{
+    constexpr float BY = 6.0f, INVERSE = 1.0f / 6.0f;
+    const float clamped = fminf(fmaxf(amax, BY * 0x1p-9f), BY * 448.0f), quotient = clamped * INVERSE,
+                scale = fmaf(fmaf(-quotient, BY, clamped), INVERSE, quotient);
+    const float four[4] = {scale, scale, scale, scale};
+    return (uint8_t)to_e4m3_4(four, 0);
+}
+
+/* x / scale as e2m1, with one step of correction as in fast_quotient: beyond fp32 that makes a NaN, of which the minimum is 6. A sum with a number
+ * whose last bit is worth a step of e2m1 there rounds to it; steps are 0.5 below 2, 1 below 4, and 2. */
+DEVICE uint32_t to_e2m1(float x, float scale, float inverse)
+{
+    constexpr float HALVES = 0x1p22f, ONES = 0x1p23f, TWOS = 0x1p24f;
+    const float quotient = x * inverse,
+                magnitude = fminf(fabsf(fmaf(fmaf(-quotient, scale, x), inverse, quotient)), 6.0f);
+    const float by = magnitude < 2.0f ? HALVES : magnitude < 4.0f ? ONES : TWOS;
+    const uint32_t first = magnitude < 2.0f ? 0 : magnitude < 4.0f ? 2 : 4;
+    return (__float_as_uint(magnitude + by) - __float_as_uint(by) + first) | (__float_as_uint(x) >> 28 & 8u);
+}
+
+/* A round of units of FP4, of which two or four have a scale: all lanes take part. A NaN has the largest bits, and makes the scale one. */
+template <bool ALIGNED, typename In>
+DEVICE void append_fp4(const struct kv_layout &l, const uint4 &unit, int first, uint8_t *values,
+                       uint8_t *scales)
+{
+    constexpr int VALUES = Unit<In>::VALUES;
+    constexpr uint32_t INFINITE = 0x7f800000;
+    float x[VALUES];
+    uint32_t most = 0, word = 0;
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        x[i] = value_of<In>(unit, i);
+        most = max(most, __float_as_uint(x[i]) & 0x7fffffffu);
+    }
+#pragma unroll
+    for (int lanes = l.group / VALUES / 2; lanes; lanes /= 2)
+        most = max(most, __shfl_xor_sync(~0u, most, lanes));
+    const uint8_t code = most > INFINITE ? 0x7f : fp4_scale(__uint_as_float(most));
+    const float scale = from_e4m3_2(code).x, inverse = reciprocal_approx(scale);
+    if (first >= l.nope) return;
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) word |= to_e2m1(x[i], scale, inverse) << 4 * i;
+    if (most > INFINITE) word = 0;
+    uint8_t *const at = values + first / 2;
+    if (VALUES == 8)
+        store_words<ALIGNED, 1>(at, &word);
+    else if (ALIGNED)
+        *(uint16_t *)at = (uint16_t)word;
+    else
+        at[0] = (uint8_t)word, at[1] = (uint8_t)(word >> 8);
+    if (first % l.group == 0) scales[first / l.group] = code;
+}
+
+/* One scale for all. */
+template <bool ALIGNED, typename In>
+DEVICE void append_unit(const struct cache_params &p, const uint4 &unit, uint8_t *at)
+{
+    constexpr int VALUES = Unit<In>::VALUES;
+    float x[VALUES], y[VALUES];
+    uint32_t words[VALUES / 4];
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        x[i] = value_of<In>(unit, i);
+        y[i] = fast_quotient(x[i] * p.prescale, p.cache_scale, p.inverse);
+    }
+#pragma unroll
+    for (int i = 0; i < VALUES / 4; i++) words[i] = signed_e4m3_4<In>(y + 4 * i, unit, i);
+    store_words<ALIGNED, VALUES / 4>(at, words);
+}
+
+/* A whole token, of which a lane has every 32nd unit; all lanes take part. */
+template <bool ALIGNED, typename In, int FORMAT, bool SMALL = false, int ROUNDS>
+DEVICE void store_quantised(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot)
+{
+    constexpr int VALUES = Unit<In>::VALUES;
+    const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
+    const int lane = threadIdx.x & 31, width = l.nope + l.rope;
+    const SlotPlace place = slot_place<SMALL>(p, slot);
+    uint8_t *scales = scales_at(p, l, place);
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+        const int first = (lane + 32 * r) * VALUES;
+        if (l.element == KV_ELEMENT_E2M1 && 32 * r * VALUES < l.nope)
+            append_fp4<ALIGNED, In>(l, unit[r], first, place.values, scales);
+        else if (l.group && 32 * r * VALUES < l.nope)
+            append_groups<ALIGNED, In>(l, unit[r], first, place.values, scales);
+        if (!l.group && first < l.nope) append_unit<ALIGNED, In>(p, unit[r], place.values + first);
+        if (first >= l.nope && first < width)
+            store_unit<ALIGNED, In, Bf16>(place.values + l.rope_offset + 2 * (first - l.nope), unit[r]);
+    }
+    if (l.scale_bytes > l.scales && lane == 31) scales[l.scales] = 0; /* the pad byte */
+}

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Cache convert against the oracle, byte by byte, from every format into every other one of equal d_qk. Both caches are random bytes,
+ * NaN included.
+ */
+#include "cache_case.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CONVERT(member) TENSOR_cache_convert_##member
+
+/* The width that a format has; 0: any, -1: not known yet. */
+static int64_t width_of(int64_t format)
+{
+    if (format < 0) return -1;
+    return is_16_bit(format) ? 0
+                             : kv_layout_of((enum kv_format)(format - 1), 0).nope +
+                                   kv_layout_of((enum kv_format)(format - 1), 0).rope;
+}
+
+/* Sizes are of those that may have any; those of bytes have their own. */
+static bool possible(const int64_t *v)
+{
+    const int64_t from = width_of(v[V_FROM]), to = width_of(v[V_TO]), d_qk = v[V_D_QK];
+    if (from > 0 && to > 0 && from != to) return false;
+    const int64_t width = from > 0 ? from : to > 0 ? to : 0;
+    if (width && d_qk >= 0 && d_qk != width) return false;
+    const bool scaled = v[V_FROM] == FMLA_KV_FP8_576 || v[V_TO] == FMLA_KV_FP8_576,
+               may_be = v[V_FROM] < 0 || v[V_TO] < 0;
+    if (v[V_SCALE] > 0 && !scaled && !may_be) return false;
+    if (v[V_SCALE] > 0 && (width == 512 || (d_qk >= 0 && d_qk != 576))) return false;
+    return !(in_pieces(v[V_FROM]) && v[V_FROM_CACHE] == CACHE_SPREAD) &&
+           !(in_pieces(v[V_TO]) && v[V_TO_CACHE] == CACHE_SPREAD);
+}
+
+static bool counts(const int64_t *v, int i, int j)
+{
+    return v[V_TOKENS] || i == V_TOKENS || j == V_TOKENS;
+}
+
+static double cost(const int64_t *v)
+{
+    return (double)v[V_TOKENS];
+}
+
+static void choose(struct subject *op, const struct run *run)
+{
+    op->axis[V_GRAPH].count = on_gpu(run) ? 2 : 1;
+    /* Which of the tokens of one slot stays is not said of a GPU. */
+    op->axis[V_SLOTS].count = on_gpu(run) ? 2 : 3;
+}
+
+struct convert_case {
+    struct test_case c;
+    struct made_pages from, to;
+};
+
+static float scale_of(const int64_t *v, int64_t format)
+{
+    return format == FMLA_KV_FP8_576 ? cache_scales[v[V_SCALE]] : 0.0f;
+}
+
+static void make(struct test_case *c, const struct run *run)
+{
+    struct convert_case *k = (struct convert_case *)c;
+    const int64_t *v = c->v;
+    const struct cache_shape from = {v[V_FROM], v[V_D_QK], v[V_FROM_PAGE], v[V_FROM_CACHE]},
+                             to = {v[V_TO], v[V_D_QK], v[V_TO_PAGE], v[V_TO_CACHE]};
+    fmla_cache_convert_args *args = &c->args.cache_convert;
+    c->captured = v[V_GRAPH] && v[V_TOKENS]; /* else nothing is sent */
+    args->src_format = (int32_t)v[V_FROM], args->dst_format = (int32_t)v[V_TO];
+    args->src_scale = scale_of(v, v[V_FROM]), args->dst_scale = scale_of(v, v[V_TO]);
+    cache_make_pages(c, CONVERT(src_cache), &from, v[V_TOKENS], &k->from);
+    cache_make_pages(c, CONVERT(dst_cache), &to, v[V_TOKENS], &k->to);
+    c->d_qk = kv_width(&k->to.layout);
+    case_tensor(c, CONVERT(src_slots), LAYOUT_CONTIGUOUS, true);
+    case_tensor(c, CONVERT(dst_slots), LAYOUT_CONTIGUOUS, true);
+    /* One of the source may be taken twice; which are skipped is another list's. */
+    cache_fill_slots(&c->random, &c->tensor[CONVERT(src_slots)], v[V_TOKENS], k->from.slots,
+                     v[V_SLOTS] == SLOTS_DISTINCT ? SLOTS_TWICE : v[V_SLOTS], on_gpu(run));
+    cache_fill_slots(&c->random, &c->tensor[CONVERT(dst_slots)], v[V_TOKENS], k->to.slots, v[V_SLOTS],
+                     on_gpu(run));
+    int64_t *slot = guarded_at(&c->tensor[CONVERT(src_slots)], 0, 0, 0, 0);
+    for (int64_t t = 0; v[V_SLOTS] == SLOTS_SKIPPED && t + 1 < v[V_TOKENS]; t += 6) slot[t] = -1;
+}
+
+/* By the oracle in a copy of what the cache was, where tokens of slots that are none are skipped. */
+static void compare(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
+                    struct oracle *oracle)
+{
+    (void)inputs, (void)oracle;
+    const struct convert_case *k = (const struct convert_case *)c;
+    const struct guarded *g = &c->tensor[CONVERT(dst_cache)];
+    const int64_t tokens = c->v[V_TOKENS], *from = guarded_at(&c->tensor[CONVERT(src_slots)], 0, 0, 0, 0),
+                  *to = guarded_at(&c->tensor[CONVERT(dst_slots)], 0, 0, 0, 0);
+    unsigned char *theirs = must_alloc(g->whole);
+    int64_t *all = must_alloc(2 * (size_t)tokens * sizeof *all);
+    union call_args args = c->args;
+    fmla_tensor cache = g->tensor, sources = c->view[CONVERT(src_slots)], slots = c->view[CONVERT(dst_slots)];
+    memcpy(theirs, g->initial, g->whole);
+    for (int64_t t = 0; t < tokens; t++) {
+        all[t] = from[t] < 0 || from[t] >= k->from.slots ? -1 : from[t];
+        all[tokens + t] = to[t] < 0 || to[t] >= k->to.slots ? -1 : to[t];
+    }
+    cache.data = theirs + GUARDED_FRONT;
+    sources.data = all, sources.byte_offset = 0, slots.data = all + tokens, slots.byte_offset = 0;
+    args.cache_convert.src_cache = &c->tensor[CONVERT(src_cache)].tensor; /* near */
+    args.cache_convert.dst_cache = &cache, args.cache_convert.kernel = "ref";
+    args.cache_convert.src_slots = &sources, args.cache_convert.dst_slots = &slots;
+    if (fmla_cache_convert(&args.cache_convert)) report(tally, run, c->name, fmla_last_error());
+    tally->rows += tokens;
+    cache_compare_bytes(c, run, tally, g, theirs);
+    free(theirs), free(all);
+}
+
+/* ---- Faults ---------------------------------------------------------------------------------- */
+
+static bool plant_after(struct test_case *c, enum defect fault)
+{
+    const struct guarded *g = &c->tensor[CONVERT(dst_cache)];
+    const struct convert_case *k = (const struct convert_case *)c;
+    const int64_t element = is_16_bit(c->v[V_TO]) ? 2 : 1;
+    const bool gap = fault == FAULT_CACHE_GAP;
+    if (gap && c->v[V_TO_CACHE] != CACHE_PADDED) return false;
+    if (!gap && (fault != FAULT_CACHE_VALUE || k->to.slots < 2)) return false;
+    g->memory[GUARDED_FRONT + (gap ? g->strides[0] * element - 1 : k->to.layout.token_bytes / 2)] ^= 1;
+    return true;
+}
+
+/* Two tokens change places. */
+static bool plant_before(struct test_case *c, enum defect fault, struct patch *patch)
+{
+    if (fault != FAULT_CACHE_SLOT || c->v[V_TOKENS] < 3 || c->v[V_SLOTS] != SLOTS_DISTINCT) return false;
+    int64_t *slot = guarded_at(&c->tensor[CONVERT(dst_slots)], 1, 0, 0, 0);
+    const int64_t swapped[2] = {slot[1], slot[0]};
+    return plant(patch, slot, swapped, sizeof swapped);
+}
+
+/* ---- Cases beside the grid ------------------------------------------------------------------- */
+
+/* Every pair of formats that have one d_qk, and pages that are far apart on either side. */
+static void more(struct suite *suite)
+{
+    char text[200];
+    for (int64_t from = FMLA_KV_BF16; from <= FMLA_KV_FP8_528_F32; from++)
+        for (int64_t to = FMLA_KV_BF16; to <= FMLA_KV_FP8_528_F32; to++) {
+            const int64_t of_from = width_of(from), of_to = width_of(to);
+            const int64_t d_qk = of_from ? of_from : of_to ? of_to : 576;
+            if (of_from && of_to && of_from != of_to) continue;
+            snprintf(text, sizeof text,
+                     "from %d, to %d, tokens 131, page_size from 64, page_size to 64, d_qk %d, scale %d, "
+                     "source %s, cache %s",
+                     (int)from, (int)to, (int)d_qk, d_qk == 576 ? 2 : 0, "dense",
+                     (from + to) % 3 ? "dense" : "far");
+            suite_case(suite, text, suite->run[0].seed + (uint64_t)(from * 16 + to), false);
+            snprintf(text, sizeof text,
+                     "from %d, to %d, tokens 29, page_size from 61, page_size to 2, d_qk %d, source %s, "
+                     "slots skipped",
+                     (int)from, (int)to, (int)d_qk, (from + to) % 3 ? "dense" : "far");
+            suite_case(suite, text, suite->run[0].seed + (uint64_t)(from * 16 + to), false);
+        }
+}
+
+static bool has(const struct run *run, const int64_t *v)
+{
+    return (v[V_FROM_CACHE] != CACHE_FAR && v[V_TO_CACHE] != CACHE_FAR) || has_far_memory(run, 16);
+}
+
+static const struct maker maker = {.size = sizeof(struct convert_case), .make = make, .compare = compare};
+
+struct subject cache_convert = {.of = OP_CACHE_CONVERT,
+                                .maker = &maker,
+                                .values = CONVERT_AXES(AXIS_TEXT),
+                                .choose = choose,
+                                .grid = {.possible = possible, .counts = counts, .cost = cost, .dear = 5000},
+                                .has = has,
+                                .more = more,
+                                .faults = FAULT(CACHE_SLOT) | FAULT(CACHE_VALUE) | FAULT(CACHE_GAP),
+                                .plant_after = plant_after,
+                                .plant_before = plant_before};
