@@ -507,6 +507,7 @@ typedef struct fmla_sparse_decode_args {
                                 to topk and extra_topk */
     int32_t num_partitions;  /* of the plan made inside the call, as in fmla_dense_decode_args */
     int32_t extra_kv_format; /* of extra_kv_cache, FMLA_KV_… of the same d_qk; 0 = kv_format */
+    int32_t reserved;        /* 0 */
 } fmla_sparse_decode_args;
 
 /* How much workspace fmla_sparse_decode takes with these arguments, and its alignment (either may be NULL),

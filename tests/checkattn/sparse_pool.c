@@ -276,7 +276,7 @@ void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random
 void sparse_pool_put_end(const struct sparse_pool *pool, int64_t slot, const float *last, int count)
 {
     const struct kv_layout *l = &pool->layout;
-    float values[SPARSE_WIDEST], written[SPARSE_WIDEST];
+    float values[SPARSE_WIDEST] = {0}, written[SPARSE_WIDEST] = {0};
     uint8_t *to = sparse_pool_token(pool, slot), *scales = sparse_pool_scales(pool, slot);
     uint8_t page[656];
     const int first = (l->nope - count) / l->group; /* of the groups that are written again */

@@ -60,7 +60,7 @@ edited bytes.safetensors 's/"kv_format"/"kv_farmot"/' 'dense_decode: kv_format: 
 edited bytes.safetensors 's/"kv_scale"/"kv_other"/; s/"attn_sink"/"kv_scale" /' 'dense_decode: kv_scale: values (dimension 0): is 2, must be in [1, 1]'
 edited bytes.safetensors 's/"kv_scale":{"dtype":"F32"/"kv_scale":{"dtype":"I32"/' 'dense_decode: kv_scale: dtype is int32'
 edited bytes.safetensors 's/"kv_scale":{"dtype":"F32","shape":\[1\]/"kv_scale":{"dtype":"F32","shape":[] /' 'tensor "kv_scale": has 0 dimensions, must have 1'
-edited sparse.safetensors 's/"FP8_656"/"FP8_576"/' "kv_format is 'FP8_576', must be BF16, FP16, FP8_656 or FP8_584"
+edited sparse.safetensors 's/"FP8_656"/"FP8_576"/' "kv_format is 'FP8_576', must be BF16, FP16, FP8_656, FP8_584, FP8_528, FP8_528_SPLIT, FP4_288, FP4_288_SPLIT or FP8_528_F32"
 lies width.safetensors 'dense_decode: q: d_qk (dimension 3) is 576, must be 512 as in FMLA_KV_FP8_584' 1740 "{\"__metadata__\":{\"kv_format\":\"FP8_584\"},$q,\"kv_cache\":{\"dtype\":\"U8\",\"shape\":[1,1,1,584],\"data_offsets\":[1152,1736]},\"seqlens\":{\"dtype\":\"I32\",\"shape\":[1],\"data_offsets\":[1736,1740]}}"
 good make-input codes.safetensors --cache fp8_576 --products codes --seq-lens 5 --heads 2
 edited codes.safetensors 's/"products":"fp8"/"products":"fp4"/' "products is 'fp4', must be bf16 or fp8"
@@ -172,7 +172,7 @@ bad 2 "--products: 'fp4' must be one of bf16, fp8, codes, all" bench --products 
 bad 2 '--cache: FP8_576 not with --op sparse_decode' make-input x --op sparse_decode --cache fp8_576
 bad 2 '--cache: FP8_576 not with --op sparse_prefill' make-input x --op sparse_prefill --cache fp8_576
 bad 2 '--cache: not with --op mha_forward' make-input x --op mha_forward --cache plain
-bad 2 "--cache: 'fp8_577' must be one of plain, fp8_656, fp8_584, fp8_576, all" bench --cache fp8_577
+bad 2 "--cache: 'fp8_577' must be one of plain, fp8_656, fp8_584, fp8_576, fp8_528, fp8_528_split, fp4_288, fp4_288_split, fp8_528_f32, all" bench --cache fp8_577
 bad 2 '--batch: not with --op sparse_prefill' make-input x --op sparse_prefill --batch 2
 bad 2 '--causal: not with --op sparse_prefill' make-input x --op sparse_prefill --causal
 bad 2 '--extra-topk: not with --op sparse_prefill' make-input x --op sparse_prefill --extra-topk 2

@@ -293,7 +293,7 @@ json_lines cache.jsonl 6
 [ "$(grep -c '"rope":"halves"' cache.jsonl)" -eq 2 ] || wrong "not two rows with RoPE of halves: $(cat cache.jsonl)"
 good bench --op cache_append --grid quick --tokens 5 --cache all --dtype both --repeat 1 --json cache.jsonl
 has '^cache_append +5 +fp16 +FP16 '
-json_lines cache.jsonl 8
+json_lines cache.jsonl 18
 [ "$(grep -c '"cache":"FP8_576"' cache.jsonl)" -eq 2 ] || wrong "not two rows of FP8_576: $(cat cache.jsonl)"
 good bench --op sparse_decode --grid quick --repeat 1 --json sparse.jsonl
 has '^ +1 +1024 +1 +16 +1 +576 +bf16 FP8_656 .* topk 256'
@@ -301,6 +301,10 @@ json_lines sparse.jsonl 2
 good bench --op sparse_decode --grid cpu --repeat 1 --seq-len 200 --topk 100,300 --batch 1 --heads 8 --kernel cpu-generic --json sparse.jsonl
 has ' FP8_584 +cpu-generic .* topk 300 \+ 1024'
 json_lines sparse.jsonl 6
+good bench --op sparse_decode --grid formats --repeat 1 --seq-len 200 --topk 60 --batch 1 --heads 8 --kernel cpu-generic --json formats.jsonl
+has ' FP8_528,FP4_288 +cpu-generic .* topk 60 \+ 1024'
+json_lines formats.jsonl 5
+grep -q '"cache":"FP4_288"}' formats.jsonl || wrong "no format of the extra cache: $(cat formats.jsonl)"
 grep -q '"topk":300,"extra":{' sparse.jsonl || wrong 'no extra cache in sparse.jsonl'
 good bench --op sparse_prefill --grid quick --repeat 2 --json prefill.jsonl
 has '^ +- +1024 +8 +16 +1 +576 +bf16 BF16 +[a-z0-9-]+ .* topk 64$'
