@@ -11,11 +11,12 @@
 /* ---- The grid -------------------------------------------------------------------------------- */
 
 /* Lengths and format of an extra cache that is not there play no part, nor does a plan in batch-invariant mode; codes do where
- * the first cache has some, but for NaN. */
+ * either cache has some, but for NaN. */
 static bool counts(const int64_t *v, int i, int j)
 {
     const bool plan = i == S_PLAN || j == S_PLAN || i == S_PARTITIONS || j == S_PARTITIONS;
-    const bool of_codes = sparse_formats[v[S_FORMAT]].format >= KV_FP8_656;
+    const bool of_codes = sparse_formats[v[S_FORMAT]].format >= KV_FP8_656 ||
+                          (v[S_EXTRA] && sparse_extra_format(v) >= KV_FP8_656);
     const bool of_extra =
         i == S_EXTRA_LENGTHS || i == S_EXTRA_FORMAT || j == S_EXTRA_LENGTHS || j == S_EXTRA_FORMAT;
     if (of_extra && !v[S_EXTRA]) return i == S_EXTRA;
