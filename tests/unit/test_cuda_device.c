@@ -203,7 +203,7 @@ static void prepared_elsewhere(void)
 {
     fake->capability = 80, fake->shared_bytes = 166912;
     CHECK_OK(fmla_prepare(gpu));
-    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count - 15);
+    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count - 18);
 }
 
 static void prepared(void)
