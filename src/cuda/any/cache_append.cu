@@ -9,6 +9,9 @@
  * Registers only: 3 (16-bit vectors) or 5 (fp32) units a lane. Limit: memory, 1152 bytes in and 656 out of a bf16 token of
  * FP8_656. Bytes are those of kv_store_token (kvformat.h), NaN included.
  */
+/* Without saying how many registers it may have ptxas uses 48 and spills one. */
+#define CACHE_KERNEL(NAME, ...)                                                                              \
+    DEFINE_KERNEL(NAME, cache_params, (32 * CACHE_WARPS, 8), EACH_TOKEN(__VA_ARGS__))
 #include "../device/append.cuh"
 
 /* ---- FP8 and FP4 ---------------------------------------------------------------------------- */
