@@ -2,8 +2,9 @@
 """How inference engines call FlashMLA: the calls that their published wheels make, read there and recorded.
 
 A Call says in which file of which wheel, and in which line, it stands; which function of the engine's own wrapper file it calls; and
-its arguments in their order, each under its name ("=" before the name: given by it). A tensor is a T: its type, its dimensions, and its
-strides where it is not contiguous. Sizes that depend on a model or a batch are letters, and have small values here (SIZES).
+its arguments in their order, each under its name ("=" before the name: given by it). A tensor is a T: its type, its dimensions, its
+strides where it is not contiguous, and the format in which the engine has written its tokens, where their bytes do not say it. Sizes
+that depend on a model or a batch are letters, and have small values here (SIZES).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ class T(NamedTuple):
     dtype: str
     dims: str
     strides: Optional[str] = None
+    format: Optional[str] = None
 
 
 class Call(NamedTuple):
@@ -52,7 +54,7 @@ BACKEND, DSA = "sglang/srt/layers/attention/flashmla_backend.py", "sglang/srt/la
 SG_V4 = "sglang/srt/layers/attention/deepseek_v4_backend.py"
 
 # Letters in dimensions and strides.
-SIZES = dict(b=3, s=1, h=16, pages=9, table=5, topk=128, extra=192, tokens=6, kv=300, real=16)
+SIZES = dict(b=3, s=1, h=16, pages=9, table=5, topk=128, extra=192, tokens=6, kv=300, real=16, rows=160)
 BF16, I32, F32, BYTES, E4M3 = "bfloat16", "int32", "float32", "uint8", "float8_e4m3fn"
 
 
@@ -98,13 +100,19 @@ def _pages_of_584(page_size):
     return T(BYTES, f"pages {page_size} 1 584", f"({page_size}*584+575)//576*576 584 584 1")
 
 
-def _v4_of_vllm(name, file, line, extra_page_size, **sizes):
+def _rows_of_528(page_size):
+    """A block has the pages of many layers, one behind the other, and is a whole number of rows of 528 bytes: line 574 of
+    vllm/models/deepseek_v41/attention.py."""
+    return T(BYTES, f"pages {page_size} 1 528", "rows*528 528 528 1", "FP8_528")
+
+
+def _v4_of_vllm(name, file, line, k_cache, extra_k_cache, **sizes):
     """DeepSeek-V4: a window of the last keys in one cache, and compressed keys in another."""
-    has_extra = extra_page_size is not None
+    has_extra = extra_k_cache is not None
     return _call(
         *(name, VLLM, file, line, "flash_mla_with_kvcache"),
         ("=q", T(BF16, "b 1 h 512")),
-        ("=k_cache", _pages_of_584(64)),
+        ("=k_cache", k_cache),
         ("=block_table", None),
         ("=head_dim_v", 512),
         ("=tile_scheduler_metadata", Metadata(part=0)),
@@ -114,11 +122,64 @@ def _v4_of_vllm(name, file, line, extra_page_size, **sizes):
         ("=topk_length", T(I32, "b")),
         ("=softmax_scale", 0.0442),
         ("=attn_sink", T(F32, "h")),
-        ("=extra_k_cache", _pages_of_584(extra_page_size) if has_extra else None),
+        ("=extra_k_cache", extra_k_cache),
         ("=extra_indices_in_kvcache", T(I32, "b 1 extra") if has_extra else None),
         ("=extra_topk_length", T(I32, "b") if has_extra else None),
         ("=out", T(BF16, "b 1 h 512")),
         **sizes,
+    )
+
+
+def _pages_of_v41(page_size, fp4=False):
+    """They are padded to whole rows of codes."""
+    token, row, format = (288, 256, "FP4_288_SPLIT") if fp4 else (528, 512, "FP8_528_SPLIT")
+    strides = f"({page_size}*{token}+{row}-1)//{row}*{row} {token} {token} 1"
+    return T(BYTES, f"pages {page_size} 1 {token}", strides, format)
+
+
+def _tokens_of_v41(page_size, fp4=False):
+    token, format = (288, "FP4_288") if fp4 else (528, "FP8_528")
+    return T(BYTES, f"pages {page_size} 1 {token}", None, format)
+
+
+def _dsa_of_sglang(name, d, k_cache, kv_format):
+    return _call(
+        *(name, SGLANG, DSA, 3351, "flash_mla_with_kvcache"),
+        ("=q", T(BF16, f"b 1 h {d}")),
+        ("=k_cache", k_cache),
+        ("=cache_seqlens", T(I32, "b")),
+        ("=head_dim_v", 512),
+        ("=tile_scheduler_metadata", _OF_DSA),
+        ("=softmax_scale", 0.1352),
+        ("=indices", T(I32, "b 1 topk")),
+        ("=block_table", T(I32, "b 0")),
+        ("=is_fp8_kvcache", True),
+        ("=kv_format", kv_format),
+        h=64,
+    )
+
+
+def _v4_of_sglang(name, k_cache, extra_k_cache, use_legacy=True):
+    """use_legacy is bound to the function before, in line 1268."""
+    has_extra = extra_k_cache is not None
+    return _call(
+        *(name, SGLANG, SG_V4, 4384, "flash_mla_with_kvcache"),
+        ("=q", T(BF16, "b 1 h 512")),
+        ("=k_cache", k_cache),
+        ("=head_dim_v", 512),
+        ("=block_table", None),
+        ("=cache_seqlens", None),
+        ("=tile_scheduler_metadata", Metadata(part=0)),
+        ("=softmax_scale", 0.0442),
+        ("=is_fp8_kvcache", True),
+        ("=indices", T(I32, "b 1 topk")),
+        ("=topk_length", T(I32, "b")),
+        ("=attn_sink", T(F32, "h")),
+        ("=extra_k_cache", extra_k_cache),
+        ("=extra_indices_in_kvcache", T(I32, "b 1 extra") if has_extra else None),
+        ("=extra_topk_length", T(I32, "b") if has_extra else None),
+        ("=use_legacy", use_legacy),
+        h=64,
     )
 
 
@@ -181,10 +242,14 @@ CALLS = [
         )
     ),
     # ---- vLLM: sparse decode of DeepSeek-V4 and, on Hopper, V4.1, both over 584 bytes in padded pages.
-    _v4_of_vllm("vllm_v4_window", V4, 248, None, h=64),
-    _v4_of_vllm("vllm_v4_c4", V4, 248, 64, h=64),
-    _v4_of_vllm("vllm_v4_c128", V4, 248, 2, h=128, b=2),
-    _v4_of_vllm("vllm_v41", V41, 251, 128, h=64),
+    _v4_of_vllm("vllm_v4_window", V4, 248, _pages_of_584(64), None, h=64),
+    _v4_of_vllm("vllm_v4_c4", V4, 248, _pages_of_584(64), _pages_of_584(64), h=64),
+    _v4_of_vllm("vllm_v4_c128", V4, 248, _pages_of_584(64), _pages_of_584(2), h=128, b=2),
+    _v4_of_vllm("vllm_v41", V41, 251, _pages_of_584(32), _pages_of_584(64), h=64),
+    # On Blackwell V4.1 has 528 bytes in both caches; those of 288 go to the mega attention alone, which is another call.
+    _v4_of_vllm("vllm_v41_528_window", V41, 251, _rows_of_528(32), None, h=64),
+    _v4_of_vllm("vllm_v41_528_c1", V41, 251, _rows_of_528(32), _rows_of_528(128), h=64),
+    _v4_of_vllm("vllm_v41_528_c2", V41, 251, _rows_of_528(32), _rows_of_528(64), h=128, b=2),
     # ---- vLLM: sparse prefill over keys that it has gathered.
     _prefill_of_vllm("vllm_prefill", SPARSE, 1393, 576, False, False, h=64),
     _prefill_of_vllm("vllm_prefill_out", SPARSE, 1393, 576, False, True, h=64),
@@ -229,43 +294,26 @@ CALLS = [
         more=_SCALES,
         s=4,
     ),
-    # ---- SGLang: sparse decode of DeepSeek-V3.2, and of V4.
-    _call(
-        *("sglang_dsa", SGLANG, DSA, 3351, "flash_mla_with_kvcache"),
-        ("=q", T(BF16, "b 1 h 576")),
-        ("=k_cache", T(BYTES, "pages 64 1 656")),
-        ("=cache_seqlens", T(I32, "b")),
-        ("=head_dim_v", 512),
-        ("=tile_scheduler_metadata", _OF_DSA),
-        ("=softmax_scale", 0.1352),
-        ("=indices", T(I32, "b 1 topk")),
-        ("=block_table", T(I32, "b 0")),
-        ("=is_fp8_kvcache", True),
-        ("=kv_format", "V32"),
-        h=64,
-    ),
-    *(
-        _call(
-            *(name, SGLANG, SG_V4, 4384, "flash_mla_with_kvcache"),
-            ("=q", T(BF16, "b 1 h 512")),
-            ("=k_cache", _pages_of_584(128)),
-            ("=head_dim_v", 512),
-            ("=block_table", None),
-            ("=cache_seqlens", None),
-            ("=tile_scheduler_metadata", Metadata(part=0)),
-            ("=softmax_scale", 0.0442),
-            ("=is_fp8_kvcache", True),
-            ("=indices", T(I32, "b 1 topk")),
-            ("=topk_length", T(I32, "b")),
-            ("=attn_sink", T(F32, "h")),
-            ("=extra_k_cache", extra and _pages_of_584(extra)),
-            ("=extra_indices_in_kvcache", extra and T(I32, "b 1 extra")),
-            ("=extra_topk_length", extra and T(I32, "b")),
-            ("=use_legacy", True),
-            h=64,
-        )
-        for name, extra in (("sglang_v4_window", None), ("sglang_v4_c4", 64), ("sglang_v4_c128", 2))
-    ),
+    # ---- SGLang: sparse decode of DeepSeek-V3.2, also of models without RoPE values.
+    _dsa_of_sglang("sglang_dsa", 576, T(E4M3, "pages 64 1 656"), "V32"),
+    _dsa_of_sglang("sglang_dsa_no_rope", 512, T(E4M3, "pages 64 1 528", None, "FP8_528_F32"), "V32_NO_ROPE"),
+    # ---- SGLang: sparse decode of DeepSeek-V4.
+    _v4_of_sglang("sglang_v4_window", _pages_of_584(256), None),
+    _v4_of_sglang("sglang_v4_c4", _pages_of_584(256), _pages_of_584(64)),
+    _v4_of_sglang("sglang_v4_c128", _pages_of_584(256), _pages_of_584(2)),
+    # ---- SGLang: the same call over pages of V4.1, on Blackwell alone (SGLANG_DSV4_KV_LAYOUT=v41): codes before scales. The extra
+    # cache is FP4 where it has every token or every second one, unless SGLANG_DSV4_COMPRESSED_KV_LAYOUT=fp8.
+    _v4_of_sglang("sglang_v41_window", _pages_of_v41(256), None),
+    _v4_of_sglang("sglang_v41_c1", _pages_of_v41(256), _pages_of_v41(256, fp4=True)),
+    _v4_of_sglang("sglang_v41_c2", _pages_of_v41(256), _pages_of_v41(128, fp4=True)),
+    _v4_of_sglang("sglang_v41_c2_fp8", _pages_of_v41(256), _pages_of_v41(128)),
+    _v4_of_sglang("sglang_v41_c4", _pages_of_v41(256), _pages_of_v41(64)),
+    _v4_of_sglang("sglang_v41_c128", _pages_of_v41(256), _pages_of_v41(2)),
+    # ---- SGLang: and, with v41_new, each token's scales behind its codes.
+    _v4_of_sglang("sglang_v41_new_window", _tokens_of_v41(256), None, use_legacy=False),
+    _v4_of_sglang("sglang_v41_new_c1", _tokens_of_v41(256), _tokens_of_v41(256, fp4=True), use_legacy=False),
+    _v4_of_sglang("sglang_v41_new_c2", _tokens_of_v41(256), _tokens_of_v41(128, fp4=True), use_legacy=False),
+    _v4_of_sglang("sglang_v41_new_c2_fp8", _tokens_of_v41(256), _tokens_of_v41(128), use_legacy=False),
     # ---- SGLang: sparse prefill; the first over the cache itself, the second over keys that it has gathered.
     _prefill(
         *("sglang_dsa_prefill", SGLANG, DSA, 2865),
