@@ -172,7 +172,7 @@ static void store_e2m1(const struct token_source *source, int32_t nope, struct t
     enum { GROUP = 16 };
     for (int32_t first = 0; first < nope; first += SPAN) {
         float values[SPAN];
-        uint8_t codes[SPAN], bytes[SPAN / 2];
+        uint8_t codes[SPAN] = {0}, bytes[SPAN / 2]; /* all are written; cppcheck does not see it */
         load_vector(source, first, SPAN, values);
         for (int32_t g = 0; g < SPAN; g += GROUP) {
             int32_t most = 0;
