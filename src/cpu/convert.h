@@ -147,15 +147,14 @@ static inline void convert_e2m1(float *to, const uint8_t *from, const float *sca
 
 /* FP4 values of a key. The product with a scale is exact in bf16, and with NaN, which conversion without looking would take for 480, a
  * NaN. */
-static inline void convert_fp4(float *to, const struct kv_layout *layout, const struct cpu_key *key)
+static inline void convert_fp4(float *to, const struct cpu_key *key)
 {
-    enum { MOST_SCALES = 32 };
-    _Alignas(64) float scales[MOST_SCALES];
-    convert_e4m3(scales, key->scales, layout->scales, 1.0f);
-    if (convert_any_nan(key->scales, layout->scales))
-        for (int32_t i = 0; i < layout->scales; i++) scales[i] = num_from_e4m3(key->scales[i]);
-    for (int32_t i = 0; i < layout->nope; i += 64)
-        convert_e2m1(to + i, key->token + i / 2, scales + i / layout->group);
+    enum { VALUES = 512, GROUP = 16, SCALES = VALUES / GROUP };
+    _Alignas(64) float scales[SCALES] = {0}; /* all are written; clang-tidy does not see it */
+    convert_e4m3(scales, key->scales, SCALES, 1.0f);
+    if (convert_any_nan(key->scales, SCALES))
+        for (int32_t i = 0; i < SCALES; i++) scales[i] = num_from_e4m3(key->scales[i]);
+    for (int32_t i = 0; i < VALUES; i += 64) convert_e2m1(to + i, key->token + i / 2, scales + i / GROUP);
 }
 
 /* A key to fp32. */
@@ -163,7 +162,7 @@ static inline void convert_key(float *to, const struct cpu_key *key)
 {
     const struct kv_layout *layout = key->layout;
     if (layout->element == KV_ELEMENT_E2M1) {
-        convert_fp4(to, layout, key);
+        convert_fp4(to, key);
         return;
     }
     if (layout->element != KV_ELEMENT_E4M3) {

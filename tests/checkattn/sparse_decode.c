@@ -184,8 +184,7 @@ struct subject sparse_decode = {
          "shape 6, h_q 2, format fp8_656, extra 6, inputs spiked, layout far",
          "shape 6, h_q 2, format fp8_584, extra 6, inputs spiked, layout far",
          "shape 6, h_q 2, format fp8_528, extra 6, extra_format fp4_288, inputs spiked, layout far",
-         "shape 6, h_q 2, format fp4_288_split, extra 6, extra_format fp8_528_split, inputs spiked, layout "
-         "far",
+         "shape 6, h_q 2, format fp4_288_split, extra 6, extra_format fp8_528_split, layout far",
          "shape 6, h_q 2, format fp8_528_f32, extra 6, extra_format half, inputs spiked, layout far"},
     .more = more,
     .faults = ((FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK)) & ~(FAULT(MERGE_BASE))) | FAULT(BATCH),
