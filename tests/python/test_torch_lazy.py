@@ -239,7 +239,7 @@ def test_vmap_takes_one_after_the_other(name, argument, device):
     try:
         results = torch.func.vmap(lambda tensor: call(**given, **{argument: tensor}))(stacked)
     except (RuntimeError, ValueError):
-        assert name == "cache_append", "what writes into its arguments has no rule"
+        assert name in ("cache_append", "cache_convert"), "what writes into its arguments has no rule"
         return
     assert same([array[0] for array in results], expected)
 
