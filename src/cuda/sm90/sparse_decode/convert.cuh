@@ -90,7 +90,7 @@ DEVICE bool too_large_for_fp16(uint32_t word)
     return (word & 0x7fffu) >= BF16_TOO_LARGE || (word >> 16 & 0x7fffu) >= BF16_TOO_LARGE;
 }
 
-/* Of what four lanes read of a key, the lane's scales: a byte a chunk. Of FP8_528 a chunk has two scales, of FP4_288 four. */
+/* These pick the lane's scales of a key, a byte for each chunk. A chunk has two scales in FP8_528 and four in FP4_288. */
 DEVICE uint32_t scales_of_32(uint32_t a, uint32_t b)
 {
     return __byte_perm(a, b, lane() % 4 < 2 ? 0x6420 : 0x7531);

@@ -71,7 +71,7 @@ template <typename F> struct SmallKeys : SmallPhase {
         }
     }
 
-    /* The same of key i of a block of FP4. */
+    /* Asks for key i of a block of FP4 keys. */
     DEVICE void ask_fp4(int i, const uint8_t *token, const uint8_t *scales)
     {
         const uint8_t *const own = token + LINE_ELEMENTS / 2 * HALF_CHUNKS * side() + 8 * (lane() % 4);
@@ -141,7 +141,7 @@ template <typename F> struct SmallKeys : SmallPhase {
         }
     }
 
-    /* Of the same chunk, e4m3 codes. */
+    /* Turns the FP4 codes of that chunk into e4m3 codes. */
     DEVICE void expand_now()
     {
         if (!F::fp4(fp4)) return;
