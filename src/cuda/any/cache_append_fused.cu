@@ -62,19 +62,30 @@ template <bool ALIGNED, typename In> struct Weights {
     }
 };
 
+/* norm_of_four of values first … first + 3 of a unit. Conversions to double are slow, but of a pipe that has nothing else to do: to move bits in
+ * their place takes instructions of the pipe that is the limit. */
+template <typename In> DEVICE double squares_of_four(const uint4 &unit, int first)
+{
+    float x[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = number_of<In>(unit, first + i);
+    return norm_of_four(x);
+}
+
 /* In all lanes. A sum of eight neighbours is a lane's, of fp32 two lanes'. */
-template <typename In> DEVICE double sum_of_squares(const float (&x)[NORM_WIDTH / 32])
+template <typename In> DEVICE double sum_of_squares(const uint4 *unit)
 {
     double sum;
     if constexpr (Unit<In>::VALUES == 8) {
-        sum = (norm_of_four(x) + norm_of_four(x + 4)) + (norm_of_four(x + 8) + norm_of_four(x + 12));
+        sum = (squares_of_four<In>(unit[0], 0) + squares_of_four<In>(unit[0], 4)) +
+              (squares_of_four<In>(unit[1], 0) + squares_of_four<In>(unit[1], 4));
 #pragma unroll
         for (int lanes = 16; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
     } else {
         double four[4];
 #pragma unroll
         for (int r = 0; r < 4; r++) {
-            four[r] = norm_of_four(x + 4 * r);
+            four[r] = squares_of_four<In>(unit[r], 0);
             four[r] += __shfl_xor_sync(~0u, four[r], 1);
         }
         sum = (four[0] + four[2]) + (four[1] + four[3]);
@@ -86,38 +97,36 @@ template <typename In> DEVICE double sum_of_squares(const float (&x)[NORM_WIDTH 
 
 /* norm_factor. The reciprocal root is within an ulp of the exact one, and the definition's, which is rounded twice, hardly farther:
  * where none of both could be beside the middle between two fp32 both round to the same. Others go by the definition. */
-__device__ __noinline__ float exact_norm_factor(double sum_of_squares, float eps)
-{
-    return norm_factor(sum_of_squares, eps);
-}
-
-DEVICE float fast_norm_factor(double sum_of_squares, float eps)
+DEVICE float fast_norm_factor(double sum_of_squares, double eps)
 {
     constexpr int LOST = 29, MIDDLE = 1 << (LOST - 1),
-                  AROUND = 64;                           /* bits of double that fp32 does not have */
-    constexpr int LEAST = 0x38100000, MOST = 0x47efffff; /* upper words of double: fp32's normal numbers */
-    const double root = rsqrt(fma(sum_of_squares, 1.0 / NORM_WIDTH, (double)eps));
-    const int lost = __double2loint(root) & ((1 << LOST) - 1), high = __double2hiint(root);
-    const bool certain = abs(lost - MIDDLE) > AROUND && high >= LEAST && high < MOST;
-    return certain ? (float)root : exact_norm_factor(sum_of_squares, eps);
+                  AROUND = 64;                             /* bits of double that fp32 does not have */
+    constexpr uint32_t LEAST = 0x38100000, MOST = 0x47efffff; /* upper words of double: fp32's normal numbers */
+    const double mean = fma(sum_of_squares, 1.0 / NORM_WIDTH, eps);
+    double first;
+    asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(first) : "d"(mean));
+    const double error = fma(-mean, first * first, 1.0), /* some 2^-20, of which the third power is lost */
+        root = fma(first * error, fma(error, 0.375, 0.5), first);
+    const uint32_t lost = (uint32_t)__double2loint(root) << (32 - LOST), high = (uint32_t)__double2hiint(root);
+    constexpr uint32_t FROM = (uint32_t)(MIDDLE - AROUND) << (32 - LOST), NEAR = (2u * AROUND) << (32 - LOST);
+    if (SELDOM(lost - FROM <= NEAR || high - LEAST >= MOST - LEAST))
+        return norm_factor(sum_of_squares, (float)eps);
+    return (float)root;
 }
 
 template <bool ALIGNED, typename In>
 DEVICE void norm(const struct cache_params &p, uint4 *unit, const Weights<ALIGNED, In> &weights)
 {
     constexpr int VALUES = Unit<In>::VALUES;
-    float x[NORM_WIDTH / 32];
+    const float factor = fast_norm_factor(sum_of_squares<In>(unit), p.norm_eps);
 #pragma unroll
-    for (int i = 0; i < NORM_WIDTH / 32; i++) {
-        x[i] = number_of<In>(unit[i / VALUES], i % VALUES);
-        asm volatile("" : "+f"(x[i])); /* else they are made a second time below */
+    for (int r = 0; r < NORM_WIDTH / 32 / VALUES; r++) {
+        float x[VALUES];
+#pragma unroll
+        for (int i = 0; i < VALUES; i++)
+            x[i] = norm_value(number_of<In>(unit[r], i), factor, number_of<In>(weights.unit[r], i));
+        unit[r] = unit_of<In>(x);
     }
-    const float factor = fast_norm_factor(sum_of_squares<In>(x), p.norm_eps);
-#pragma unroll
-    for (int i = 0; i < NORM_WIDTH / 32; i++)
-        x[i] = norm_value(x[i], factor, number_of<In>(weights.unit[i / VALUES], i % VALUES));
-#pragma unroll
-    for (int r = 0; r < NORM_WIDTH / 32 / VALUES; r++) unit[r] = unit_of<In>(x + r * VALUES);
 }
 
 /* ---- RoPE ------------------------------------------------------------------------------------ */
@@ -200,20 +209,60 @@ template <> struct Turn<F32> {
 
 /* ---- A token --------------------------------------------------------------------------------- */
 
-DEVICE int64_t load_position(const struct cache_params &p, int64_t token)
+/* Where a token goes and stands. A warp loads this of its next token while it works at one. */
+struct Ahead {
+    int64_t slot;
+    uint2 loaded; /* the position, of 32 or 64 bits: what is worked out with it would wait for it */
+
+    DEVICE Ahead(const struct cache_params &p, int64_t token)
+        : slot(__ldg(p.slots + token)), loaded(make_uint2(0, 0))
+    {
+        if (!p.turns) return;
+        if (p.wide_positions)
+            loaded = __ldg((const uint2 *)p.positions + token);
+        else
+            loaded.x = __ldg((const uint32_t *)p.positions + token);
+    }
+    DEVICE int64_t position(const struct cache_params &p) const
+    {
+        return p.wide_positions ? (int64_t)((uint64_t)loaded.y << 32 | loaded.x) : (int32_t)loaded.x;
+    }
+    DEVICE bool has_row(const struct cache_params &p) const
+    {
+        return (uint64_t)position(p) < (uint64_t)p.table_rows;
+    }
+};
+
+enum { SECTOR = 32 /* bytes that come from memory together */ };
+
+DEVICE void prefetch_to_l2(const void *at)
 {
-    return p.wide_positions ? __ldg((const int64_t *)p.positions + token)
-                            : __ldg((const int32_t *)p.positions + token);
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
+template <bool ALIGNED, typename In> DEVICE void prefetch_vector(const struct cache_params &p, int64_t token)
+{
+    constexpr int BYTES = 16 / Unit<In>::VALUES;
+    const VectorPlace<In, ALIGNED> vector(p, token);
+#pragma unroll
+    for (int at = 0; at < NORM_WIDTH * BYTES; at += 32 * SECTOR)
+        prefetch_to_l2(vector.at((at + (int)(threadIdx.x & 31) * SECTOR) / BYTES));
+}
+
+template <bool ALIGNED> DEVICE void prefetch_row(const struct cache_params &p, const Ahead &next)
+{
+    const int lane = threadIdx.x & 31;
+    if (lane < ROPE_WIDTH * 4 / SECTOR && next.has_row(p))
+        prefetch_to_l2((const uint8_t *)rope_row<ALIGNED>(p, next.position(p)) + lane * SECTOR);
 }
 
 /* Loads a token's units, and changes them; false: the token is skipped. d_qk is 512 or 576. */
 template <bool ALIGNED, typename In, int ROUNDS>
 DEVICE bool load_changed(const struct cache_params &p, const Weights<ALIGNED, In> &weights, int64_t token,
-                         int64_t slot, int d_qk, uint4 (&unit)[ROUNDS])
+                         const Ahead &own, const Ahead &next, int d_qk, uint4 (&unit)[ROUNDS])
 {
     constexpr int VALUES = Unit<In>::VALUES;
     const int lane = threadIdx.x & 31;
-    const int64_t position = p.turns ? load_position(p, token) : 0;
     const VectorPlace<In, ALIGNED> vector(p, token);
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
@@ -225,11 +274,12 @@ DEVICE bool load_changed(const struct cache_params &p, const Weights<ALIGNED, In
             unit[r] = vector.template load_unit<ALIGNED>(first);
     }
     __syncwarp();
-    if (!is_slot(p, slot)) return false;
+    if (!is_slot(p, own.slot)) return false;
     Turn<In> turn;
     if (p.turns) {
-        if ((uint64_t)position >= (uint64_t)p.table_rows) return false;
-        turn.template load<ALIGNED>(p, position);
+        if (!own.has_row(p)) return false;
+        turn.template load<ALIGNED>(p, own.position(p));
+        prefetch_row<ALIGNED>(p, next);
     }
     if (p.norm_weight) norm<ALIGNED, In>(p, unit, weights);
     if (p.turns) {
@@ -247,7 +297,7 @@ DEVICE bool load_changed(const struct cache_params &p, const Weights<ALIGNED, In
     return true;
 }
 
-/* Calls append(token, slot) of this warp's tokens. What is aligned has fewer than 2^31 of them, and fewer than 2^15 are a step. */
+/* What is aligned has fewer than 2^31 tokens, and fewer than 2^15 are a step. */
 template <bool ALIGNED> struct CountOf {
     using Type = uint32_t;
 };
@@ -255,36 +305,45 @@ template <> struct CountOf<false> {
     using Type = int64_t;
 };
 
-template <bool ALIGNED, typename Token> DEVICE void each_token(const struct cache_params &p, Token append)
+/* Calls store(unit, slot) of each of the warp's tokens. */
+template <bool ALIGNED, typename In, typename Store>
+DEVICE void each_token(const struct cache_params &p, int d_qk, Store store)
 {
     using Count = typename CountOf<ALIGNED>::Type;
     const Count step = (Count)gridDim.x * CACHE_WARPS, tokens = (Count)p.tokens;
-    for (Count token = (Count)blockIdx.x * CACHE_WARPS + threadIdx.x / 32; token < tokens; token += step)
-        append(token, __ldg(p.slots + token));
+    Count token = (Count)blockIdx.x * CACHE_WARPS + threadIdx.x / 32;
+    if (token >= tokens) return;
+    const Weights<ALIGNED, In> weights(p);
+    Ahead own(p, token);
+    for (;;) {
+        const Count follows = token + step;
+        Ahead next = own;
+        if (follows < tokens) {
+            next = Ahead(p, follows);
+            prefetch_vector<ALIGNED, In>(p, follows);
+        }
+        uint4 unit[(576 / Unit<In>::VALUES + 31) / 32];
+        if (load_changed<ALIGNED, In>(p, weights, token, own, next, d_qk, unit)) store(unit, own.slot);
+        if (follows >= tokens) return;
+        token = follows, own = next;
+    }
 }
 
 template <bool ALIGNED, typename In, int FORMAT> DEVICE void append_fp8(const struct cache_params &p)
 {
-    constexpr int VALUES = Unit<In>::VALUES, MOST = 576, ROUNDS = (MOST / VALUES + 31) / 32;
     const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
-    const Weights<ALIGNED, In> weights(p);
-    each_token<ALIGNED>(p, [&](int64_t token, int64_t slot) {
-        uint4 unit[ROUNDS];
-        if (load_changed<ALIGNED, In>(p, weights, token, slot, l.nope + l.rope, unit))
-            store_quantised<ALIGNED, In, FORMAT, ALIGNED>(p, unit, slot);
+    each_token<ALIGNED, In>(p, l.nope + l.rope, [&](const auto &unit, int64_t slot) {
+        store_quantised<ALIGNED, In, FORMAT, ALIGNED>(p, unit, slot);
     });
 }
 
 template <bool ALIGNED, typename In, typename To> DEVICE void append_16(const struct cache_params &p)
 {
-    constexpr int VALUES = Unit<In>::VALUES, ROUNDS = (576 / VALUES + 31) / 32;
-    const Weights<ALIGNED, In> weights(p);
-    each_token<ALIGNED>(p, [&](int64_t token, int64_t slot) {
-        uint4 unit[ROUNDS];
-        if (!load_changed<ALIGNED, In>(p, weights, token, slot, p.d_qk, unit)) return;
+    each_token<ALIGNED, In>(p, p.d_qk, [&](const auto &unit, int64_t slot) {
+        constexpr int VALUES = Unit<In>::VALUES;
         uint8_t *const values = slot_place<ALIGNED>(p, slot).values;
 #pragma unroll
-        for (int r = 0; r < ROUNDS; r++) {
+        for (int r = 0; r < (576 / VALUES + 31) / 32; r++) {
             const int first = ((threadIdx.x & 31) + 32 * r) * VALUES;
             if (first < p.d_qk) store_unit<ALIGNED, In, To>(values + 2 * first, unit[r]);
         }

@@ -120,6 +120,59 @@ template <bool ALIGNED, typename In, typename To> DEVICE void store_unit(uint8_t
     store_words<ALIGNED, WORDS>(at, words);
 }
 
+/* ---- The largest magnitude of a group ------------------------------------------------------- */
+
+constexpr uint32_t INFINITE = 0x7f800000; /* of fp32; a NaN is more */
+
+/* Of two words of two magnitudes each. NANS: NaN is larger than any number, else it does not count. */
+template <bool NANS, typename In> DEVICE uint32_t larger(uint32_t a, uint32_t b)
+{
+    uint32_t larger;
+    if constexpr (In::IS_BF16 && NANS)
+        asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    else if constexpr (In::IS_BF16)
+        asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    else if constexpr (NANS)
+        asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    else
+        asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+
+template <typename In> DEVICE uint32_t magnitudes(uint32_t word)
+{
+    if constexpr (In::IS_BF16)
+        asm("abs.bf16x2 %0, %0;" : "+r"(word));
+    else
+        asm("abs.f16x2 %0, %0;" : "+r"(word));
+    return word;
+}
+
+/* As the bits of fp32: of the units of as many neighbouring lanes as have a group. All lanes take part. */
+template <bool NANS, typename In> DEVICE uint32_t largest_magnitude(const uint4 &unit, int group)
+{
+    uint32_t most;
+    if constexpr (Unit<In>::VALUES == 8) {
+        most = larger<NANS, In>(larger<NANS, In>(magnitudes<In>(unit.x), magnitudes<In>(unit.y)),
+                                larger<NANS, In>(magnitudes<In>(unit.z), magnitudes<In>(unit.w)));
+#pragma unroll
+        for (int lanes = group / 16; lanes; lanes /= 2)
+            most = larger<NANS, In>(most, __shfl_xor_sync(~0u, most, lanes));
+        const float low = In::to_float((uint16_t)most), high = In::to_float((uint16_t)(most >> 16));
+        if (NANS) return max(__float_as_uint(low), __float_as_uint(high));
+        return __float_as_uint(fmaxf(fmaxf(low, high), 0.0f));
+    }
+    most = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t one = word_of(unit, i) & 0x7fffffffu;
+        most = max(most, NANS || one <= INFINITE ? one : 0);
+    }
+#pragma unroll
+    for (int lanes = group / 8; lanes; lanes /= 2) most = max(most, __shfl_xor_sync(~0u, most, lanes));
+    return most;
+}
+
 /* ---- FP8 ------------------------------------------------------------------------------------ */
 
 /* Four values that came of values 4 i … 4 i + 3 of a unit times something positive. */
@@ -137,19 +190,11 @@ DEVICE void append_groups(const struct kv_layout &l, const uint4 &unit, int firs
                           uint8_t *scales)
 {
     constexpr int VALUES = Unit<In>::VALUES;
-    float x[VALUES], y[VALUES], amax = 0.0f;
-#pragma unroll
-    for (int i = 0; i < VALUES; i++) {
-        x[i] = value_of<In>(unit, i);
-        amax = fmaxf(amax, fabsf(x[i])); /* a NaN does not count */
-    }
-#pragma unroll
-    for (int lanes = l.group / VALUES / 2; lanes; lanes /= 2)
-        amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, lanes));
-    const int code = fast_ue8m0_scale(__float_as_uint(amax));
+    const int code = fast_ue8m0_scale(largest_magnitude<false, In>(unit, l.group));
     const float inverse = fast_ue8m0_inverse(code);
+    float y[VALUES];
 #pragma unroll
-    for (int i = 0; i < VALUES; i++) y[i] = x[i] * inverse;
+    for (int i = 0; i < VALUES; i++) y[i] = value_of<In>(unit, i) * inverse;
     if (first >= l.nope) return;
     uint32_t words[VALUES / 4];
 #pragma unroll
@@ -162,6 +207,25 @@ DEVICE void append_groups(const struct kv_layout &l, const uint4 &unit, int firs
     else
         scales[first / l.group] = (uint8_t)code;
 }
+
+/* One scale for all. */
+template <bool ALIGNED, typename In>
+DEVICE void append_unit(const struct cache_params &p, const uint4 &unit, uint8_t *at)
+{
+    constexpr int VALUES = Unit<In>::VALUES;
+    float x[VALUES], y[VALUES];
+    uint32_t words[VALUES / 4];
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        x[i] = value_of<In>(unit, i);
+        y[i] = fast_quotient(x[i] * p.prescale, p.cache_scale, p.inverse);
+    }
+#pragma unroll
+    for (int i = 0; i < VALUES / 4; i++) words[i] = signed_e4m3_4<In>(y + 4 * i, unit, i);
+    store_words<ALIGNED, VALUES / 4>(at, words);
+}
+
+/* ---- FP4 ------------------------------------------------------------------------------------ */
 
 /* num_e4m3_scale of a number: amax is clamped before the quotient by 6, whose product with 1 / 6 is corrected once. */
 DEVICE uint8_t fp4_scale(float amax)
@@ -185,28 +249,49 @@ DEVICE uint32_t to_e2m1(float x, float scale, float inverse)
     return (__float_as_uint(magnitude + by) - __float_as_uint(by) + first) | (__float_as_uint(x) >> 28 & 8u);
 }
 
-/* A round of units of FP4, of which two or four have a scale: all lanes take part. A NaN has the largest bits, and makes the scale one. */
+/* Eight bf16 values as e2m1; inverse: of 2^14 times the scale. Then 1, the least normal number of e2m1, is fp16's, so that the upper bits of
+ * fp16 are codes, and rounding to nearest even is an addition. A bf16 value and a scale of four bits make either the middle between two
+ * codes or something that is 2^-8 of itself away from it: what is rounded to fp16 before tells them apart. Values i and i + 4 share
+ * a word. */
+DEVICE uint32_t to_e2m1_8(const uint4 &unit, const float (&x)[8], float inverse)
+{
+    constexpr uint32_t MOST = 0x0e000e00 /* 6 */, CODES = MOST, BELOW_HALF = 0x00ff00ff, ODD = 0x00010001;
+    uint32_t rounded[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t two = Fp16::pack(x[i] * inverse, x[i + 4] * inverse);
+        asm("{\n.reg .b32 a;\nabs.f16x2 a, %0;\nmin.f16x2 %0, a, %1;\n}" : "+r"(two) : "r"(MOST));
+        rounded[i] = two + BELOW_HALF + (two >> 9 & ODD);
+    }
+    const uint32_t low = (rounded[0] & CODES) | (rounded[1] << 4 & CODES << 4),
+                   high = (rounded[2] & CODES) | (rounded[3] << 4 & CODES << 4);
+    uint32_t signs[2]; /* a byte each */
+    asm("prmt.b32 %0, %1, %2, 0xfbd9;" : "=r"(signs[0]) : "r"(unit.x), "r"(unit.y));
+    asm("prmt.b32 %0, %1, %2, 0xfbd9;" : "=r"(signs[1]) : "r"(unit.z), "r"(unit.w));
+    return low >> 9 | high >> 1 | (__byte_perm(signs[0], signs[1], 0x5410) & 0x08080808) |
+           (__byte_perm(signs[0], signs[1], 0x7632) & 0x80808080);
+}
+
+/* A round of units of FP4, of which two or four have a scale: all lanes take part. A NaN makes the scale one. */
 template <bool ALIGNED, typename In>
 DEVICE void append_fp4(const struct kv_layout &l, const uint4 &unit, int first, uint8_t *values,
                        uint8_t *scales)
 {
     constexpr int VALUES = Unit<In>::VALUES;
-    constexpr uint32_t INFINITE = 0x7f800000;
-    float x[VALUES];
-    uint32_t most = 0, word = 0;
-#pragma unroll
-    for (int i = 0; i < VALUES; i++) {
-        x[i] = value_of<In>(unit, i);
-        most = max(most, __float_as_uint(x[i]) & 0x7fffffffu);
-    }
-#pragma unroll
-    for (int lanes = l.group / VALUES / 2; lanes; lanes /= 2)
-        most = max(most, __shfl_xor_sync(~0u, most, lanes));
+    const uint32_t most = largest_magnitude<true, In>(unit, l.group);
     const uint8_t code = most > INFINITE ? 0x7f : fp4_scale(__uint_as_float(most));
     const float scale = from_e4m3_2(code).x, inverse = reciprocal_approx(scale);
     if (first >= l.nope) return;
+    float x[VALUES];
+    uint32_t word = 0;
 #pragma unroll
-    for (int i = 0; i < VALUES; i++) word |= to_e2m1(x[i], scale, inverse) << 4 * i;
+    for (int i = 0; i < VALUES; i++) x[i] = value_of<In>(unit, i);
+    if constexpr (In::IS_BF16) {
+        word = to_e2m1_8(unit, x, inverse * 0x1p-14f);
+    } else {
+#pragma unroll
+        for (int i = 0; i < VALUES; i++) word |= to_e2m1(x[i], scale, inverse) << 4 * i;
+    }
     if (most > INFINITE) word = 0;
     uint8_t *const at = values + first / 2;
     if (VALUES == 8)
@@ -218,22 +303,7 @@ DEVICE void append_fp4(const struct kv_layout &l, const uint4 &unit, int first, 
     if (first % l.group == 0) scales[first / l.group] = code;
 }
 
-/* One scale for all. */
-template <bool ALIGNED, typename In>
-DEVICE void append_unit(const struct cache_params &p, const uint4 &unit, uint8_t *at)
-{
-    constexpr int VALUES = Unit<In>::VALUES;
-    float x[VALUES], y[VALUES];
-    uint32_t words[VALUES / 4];
-#pragma unroll
-    for (int i = 0; i < VALUES; i++) {
-        x[i] = value_of<In>(unit, i);
-        y[i] = fast_quotient(x[i] * p.prescale, p.cache_scale, p.inverse);
-    }
-#pragma unroll
-    for (int i = 0; i < VALUES / 4; i++) words[i] = signed_e4m3_4<In>(y + 4 * i, unit, i);
-    store_words<ALIGNED, VALUES / 4>(at, words);
-}
+/* ---- A token --------------------------------------------------------------------------------- */
 
 /* A whole token, of which a lane has every 32nd unit; all lanes take part. */
 template <bool ALIGNED, typename In, int FORMAT, bool SMALL = false, int ROUNDS>

@@ -15,7 +15,9 @@
 #include "../../kvformat.h"
 #include "../../num_fast.h"
 
-struct F32 {};
+struct F32 {
+    static constexpr bool IS_BF16 = false;
+};
 
 template <typename Element> struct Unit {
     static constexpr int VALUES = 8;
