@@ -94,9 +94,10 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     struct cuda_scope scope;
     fmla_status status = cuda_enter(operation, "kv_cache", p->device.id, &scope);
     if (status) return status;
-    const int64_t blocks =
-        (p->tokens - 1) / CACHE_WARPS + 1; /* any number of them walks through all tokens */
     const int64_t at_once = (int64_t)scope.device->sms * FUSED_BLOCKS;
+    params.many = fused && params.aligned && p->element != ELEMENT_F32 && p->tokens > at_once * CACHE_WARPS;
+    const int64_t of_block = params.many ? CACHE_WARPS * (32 / MANY_LANES) : CACHE_WARPS;
+    const int64_t blocks = (p->tokens - 1) / of_block + 1; /* any number of them walks through all tokens */
     if (convert) source_of(p, &params);
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of((struct cuda_key){append    ? CUDA_CACHE_APPEND

@@ -46,8 +46,8 @@ template <> DEVICE uint4 unit_of<F32>(const float *x)
 /* ---- RMS norm -------------------------------------------------------------------------------- */
 
 /* The weights of a lane's values, which are those of every token. */
-template <bool ALIGNED, typename In> struct Weights {
-    static constexpr int VALUES = Unit<In>::VALUES, ROUNDS = NORM_WIDTH / 32 / VALUES, BYTES = 16 / VALUES;
+template <bool ALIGNED, typename In, int LANES> struct Weights {
+    static constexpr int VALUES = Unit<In>::VALUES, ROUNDS = NORM_WIDTH / LANES / VALUES, BYTES = 16 / VALUES;
     uint4 unit[ROUNDS];
 
     DEVICE explicit Weights(const struct cache_params &p)
@@ -55,15 +55,14 @@ template <bool ALIGNED, typename In> struct Weights {
 #pragma unroll
         for (int r = 0; r < ROUNDS; r++) {
             const uint8_t *const at =
-                (const uint8_t *)p.norm_weight + ((threadIdx.x & 31) + 32 * r) * VALUES * BYTES;
+                (const uint8_t *)p.norm_weight + (threadIdx.x % LANES + LANES * r) * VALUES * BYTES;
             unit[r] = make_uint4(0, 0, 0, 0);
             if (p.norm_weight) unit[r] = ALIGNED ? __ldg((const uint4 *)at) : load_elements<BYTES>(at);
         }
     }
 };
 
-/* norm_of_four of values first … first + 3 of a unit. Conversions to double are slow, but of a pipe that has nothing else to do: to move bits in
- * their place takes instructions of the pipe that is the limit. */
+/* norm_of_four of values first … first + 3 of a unit. */
 template <typename In> DEVICE double squares_of_four(const uint4 &unit, int first)
 {
     float x[4];
@@ -72,27 +71,23 @@ template <typename In> DEVICE double squares_of_four(const uint4 &unit, int firs
     return norm_of_four(x);
 }
 
-/* In all lanes. A sum of eight neighbours is a lane's, of fp32 two lanes'. */
-template <typename In> DEVICE double sum_of_squares(const uint4 *unit)
+/* In all of the token's lanes. A sum of eight neighbours is a lane's, of fp32 two lanes'. */
+template <typename In, int LANES> DEVICE double sum_of_squares(const uint4 *unit)
 {
-    double sum;
-    if constexpr (Unit<In>::VALUES == 8) {
-        sum = (squares_of_four<In>(unit[0], 0) + squares_of_four<In>(unit[0], 4)) +
-              (squares_of_four<In>(unit[1], 0) + squares_of_four<In>(unit[1], 4));
+    constexpr int VALUES = Unit<In>::VALUES, ROUNDS = NORM_WIDTH / LANES / VALUES;
+    double sum[ROUNDS];
 #pragma unroll
-        for (int lanes = 16; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-    } else {
-        double four[4];
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            four[r] = squares_of_four<In>(unit[r], 0);
-            four[r] += __shfl_xor_sync(~0u, four[r], 1);
-        }
-        sum = (four[0] + four[2]) + (four[1] + four[3]);
-#pragma unroll
-        for (int lanes = 16; lanes > 1; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    for (int r = 0; r < ROUNDS; r++) {
+        sum[r] = squares_of_four<In>(unit[r], 0);
+        sum[r] += VALUES == 8 ? squares_of_four<In>(unit[r], 4) : __shfl_xor_sync(~0u, sum[r], 1);
     }
-    return sum;
+#pragma unroll
+    for (int half = ROUNDS / 2; half; half /= 2)
+#pragma unroll
+        for (int r = 0; r < half; r++) sum[r] += sum[r + half];
+#pragma unroll
+    for (int lanes = LANES / 2; lanes >= 8 / VALUES; lanes /= 2) sum[0] += __shfl_xor_sync(~0u, sum[0], lanes);
+    return sum[0];
 }
 
 /* norm_factor. The reciprocal root is within an ulp of the exact one, and the definition's, which is rounded twice, hardly farther:
@@ -114,240 +109,293 @@ DEVICE float fast_norm_factor(double sum_of_squares, double eps)
     return (float)root;
 }
 
-template <bool ALIGNED, typename In>
-DEVICE void norm(const struct cache_params &p, uint4 *unit, const Weights<ALIGNED, In> &weights)
+/* Keeps what is made of x where it is: weights as fp32 ahead of all tokens take twice the registers, and wait for the weights before units are asked for. */
+DEVICE void hold(uint4 &x)
+{
+    asm volatile("" : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w));
+}
+
+template <bool ALIGNED, typename In, int LANES>
+DEVICE void norm(const struct cache_params &p, uint4 *unit, const Weights<ALIGNED, In, LANES> &weights)
 {
     constexpr int VALUES = Unit<In>::VALUES;
-    const float factor = fast_norm_factor(sum_of_squares<In>(unit), p.norm_eps);
+    const float factor = fast_norm_factor(sum_of_squares<In, LANES>(unit), p.norm_eps);
 #pragma unroll
-    for (int r = 0; r < NORM_WIDTH / 32 / VALUES; r++) {
+    for (int r = 0; r < NORM_WIDTH / LANES / VALUES; r++) {
         float x[VALUES];
+        uint4 weight = weights.unit[r];
+        hold(weight);
 #pragma unroll
         for (int i = 0; i < VALUES; i++)
-            x[i] = norm_value(number_of<In>(unit[r], i), factor, number_of<In>(weights.unit[r], i));
+            x[i] = norm_value(number_of<In>(unit[r], i), factor, number_of<In>(weight, i));
         unit[r] = unit_of<In>(x);
     }
 }
 
 /* ---- RoPE ------------------------------------------------------------------------------------ */
 
-/* Word k of the last units, of which lane `base` has the first four: 0 … 31, of fp32 … 63. Who asks is every lane. */
-DEVICE uint32_t last_word(const uint4 &unit, int base, int k)
-{
-    const int from = base + k / 4, word = k % 4;
-    const uint32_t x = __shfl_sync(~0u, unit.x, from), y = __shfl_sync(~0u, unit.y, from),
-                   z = __shfl_sync(~0u, unit.z, from), w = __shfl_sync(~0u, unit.w, from);
-    return word & 2 ? (word & 1 ? w : z) : (word & 1 ? y : x);
-}
-
-template <bool SMALL> DEVICE const float *rope_row(const struct cache_params &p, int64_t position)
-{
-    return (const float *)((const uint8_t *)p.rope_table + steps_of<SMALL>(position, p.table_stride) * 4);
-}
-
-/* Every lane turns two of the 64 values, with the cosines and sines that it loads ahead: of 16 bits those of word `lane`, of fp32
- * pair `lane`. */
+/* The cosines and sines of the lanes that have the last 64 values, a unit each. Pairs of neighbours are in a unit, which has one for two values;
+ * of halves the other value is in a unit half as many lanes away. */
 template <typename In> struct Turn {
-    float cosine[2], sine[2];
+    static constexpr int VALUES = Unit<In>::VALUES, OWNERS = ROPE_WIDTH / VALUES;
+    float cosine[VALUES], sine[VALUES];
 
-    template <bool SMALL> DEVICE void load(const struct cache_params &p, int64_t position)
+    /* j: which of the owners the lane is */
+    template <bool SMALL> DEVICE void load(const struct cache_params &p, int64_t position, int j)
     {
-        const int lane = threadIdx.x & 31, first = p.halves ? lane % 16 * 2 : lane;
-        const float *const row = rope_row<SMALL>(p, position) + first;
-        const int second = p.halves ? 1 : 0;
-        cosine[0] = __ldg(row), cosine[1] = __ldg(row + second);
-        sine[0] = __ldg(row + ROPE_PAIRS), sine[1] = __ldg(row + ROPE_PAIRS + second);
-    }
-
-    DEVICE uint4 turned(const struct cache_params &p, const uint4 &unit, int base) const
-    {
-        const int lane = threadIdx.x & 31;
-        const uint32_t word = last_word(unit, base, lane);
-        const float low = In::to_float((uint16_t)word), high = In::to_float((uint16_t)(word >> 16));
-        float other_of_low = high, other_of_high = low, first = -1.0f, second = 1.0f;
+        const float *row =
+            (const float *)((const uint8_t *)p.rope_table + steps_of<SMALL>(position, p.table_stride) * 4);
         if (p.halves) {
-            const uint32_t other = __shfl_xor_sync(~0u, word, 16);
-            other_of_low = In::to_float((uint16_t)other),
-            other_of_high = In::to_float((uint16_t)(other >> 16));
-            first = second = lane < 16 ? -1.0f : 1.0f;
+            row += j % (OWNERS / 2) * VALUES;
+            take<SMALL, VALUES>(cosine, row), take<SMALL, VALUES>(sine, row + ROPE_PAIRS);
+        } else {
+            row += j * (VALUES / 2);
+            take<SMALL, VALUES / 2>(cosine, row), take<SMALL, VALUES / 2>(sine, row + ROPE_PAIRS);
         }
-        const uint32_t made = In::pack(rope_value(low, other_of_low, cosine[0], first * sine[0]),
-                                       rope_value(high, other_of_high, cosine[1], second * sine[1]));
-        const int from = 4 * (lane - base);
-        uint4 turned;
-        turned.x = __shfl_sync(~0u, made, from), turned.y = __shfl_sync(~0u, made, from + 1);
-        turned.z = __shfl_sync(~0u, made, from + 2), turned.w = __shfl_sync(~0u, made, from + 3);
-        return turned;
-    }
-};
-
-template <> struct Turn<F32> {
-    float cosine, sine;
-
-    template <bool SMALL> DEVICE void load(const struct cache_params &p, int64_t position)
-    {
-        const float *const row = rope_row<SMALL>(p, position) + (threadIdx.x & 31);
-        cosine = __ldg(row), sine = __ldg(row + ROPE_PAIRS);
     }
 
-    DEVICE uint4 turned(const struct cache_params &p, const uint4 &unit, int base) const
+    template <bool ALIGNED, int COUNT> static DEVICE void take(float *to, const float *from)
     {
-        const int lane = threadIdx.x & 31;
-        const float a = __uint_as_float(last_word(unit, base, p.halves ? lane : 2 * lane)),
-                    b = __uint_as_float(last_word(unit, base, p.halves ? lane + 32 : 2 * lane + 1));
-        const float first = rope_value(a, b, cosine, -sine), second = rope_value(b, a, cosine, sine);
-        float turned[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int value = 4 * (lane - base) + i, from = p.halves ? value : value / 2;
-            const float of_first = __shfl_sync(~0u, first, from), of_second = __shfl_sync(~0u, second, from);
-            turned[i] = (p.halves ? value < 32 : i % 2 == 0) ? of_first : of_second;
+        for (int i = 0; i < COUNT; i += 4) {
+            if constexpr (ALIGNED && COUNT % 4 == 0) {
+                const float4 four = __ldg((const float4 *)(from + i));
+                to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+            } else if constexpr (ALIGNED) {
+                const float2 two = __ldg((const float2 *)from);
+                to[0] = two.x, to[1] = two.y;
+            } else {
+#pragma unroll
+                for (int k = i; k < i + 4 && k < COUNT; k++) to[k] = __ldg(from + k);
+            }
         }
-        return unit_of<F32>(turned);
+    }
+
+    /* All lanes, of which the owners' is the result. */
+    DEVICE uint4 turned(const struct cache_params &p, const uint4 &unit, int j) const
+    {
+        float x[VALUES];
+        if (p.halves) {
+            uint4 other;
+            other.x = __shfl_xor_sync(~0u, unit.x, OWNERS / 2), other.y = __shfl_xor_sync(~0u, unit.y, OWNERS / 2);
+            other.z = __shfl_xor_sync(~0u, unit.z, OWNERS / 2), other.w = __shfl_xor_sync(~0u, unit.w, OWNERS / 2);
+            const float sign = j < OWNERS / 2 ? -1.0f : 1.0f;
+#pragma unroll
+            for (int i = 0; i < VALUES; i++)
+                x[i] = rope_value(number_of<In>(unit, i), number_of<In>(other, i), cosine[i], sign * sine[i]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < VALUES; i++)
+                x[i] = rope_value(number_of<In>(unit, i), number_of<In>(unit, i ^ 1), cosine[i / 2],
+                                  i % 2 ? sine[i / 2] : -sine[i / 2]);
+        }
+        return unit_of<In>(x);
     }
 };
 
 /* ---- A token --------------------------------------------------------------------------------- */
 
-/* Where a token goes and stands. A warp loads this of its next token while it works at one. */
-struct Ahead {
+/* Where a token goes and stands; a token that there is not goes nowhere. */
+template <bool SMALL> struct Ahead {
     int64_t slot;
-    uint2 loaded; /* the position, of 32 or 64 bits: what is worked out with it would wait for it */
+    uint2 loaded; /* the position, of 32 or 64 bits: whatever is worked out with it would wait for it */
 
-    DEVICE Ahead(const struct cache_params &p, int64_t token)
-        : slot(__ldg(p.slots + token)), loaded(make_uint2(0, 0))
+    DEVICE Ahead(const struct cache_params &p, int64_t token, bool exists) : slot(-1), loaded(make_uint2(0, 0))
     {
+        if (!exists) return;
+        slot = __ldg(p.slots + token);
         if (!p.turns) return;
-        if (p.wide_positions)
-            loaded = __ldg((const uint2 *)p.positions + token);
-        else
-            loaded.x = __ldg((const uint32_t *)p.positions + token);
+        const uint32_t *const at = (const uint32_t *)p.positions + (p.wide_positions ? 2 * token : token);
+        loaded.x = __ldg(at);
+        if (p.wide_positions) loaded.y = __ldg(at + 1);
     }
     DEVICE int64_t position(const struct cache_params &p) const
     {
+        if (SMALL) return loaded.x;
         return p.wide_positions ? (int64_t)((uint64_t)loaded.y << 32 | loaded.x) : (int32_t)loaded.x;
     }
     DEVICE bool has_row(const struct cache_params &p) const
     {
+        if (SMALL) return !loaded.y && loaded.x < (uint32_t)p.table_rows;
         return (uint64_t)position(p) < (uint64_t)p.table_rows;
     }
 };
 
-enum { SECTOR = 32 /* bytes that come from memory together */ };
+/* A lane's units of the vectors from a first one on. Only the round of the last 64 values can be of `rope`. */
+template <bool ALIGNED, typename In, int LANES, int D_QK> struct Vectors {
+    static constexpr int VALUES = Unit<In>::VALUES, BYTES = 16 / VALUES, ROUNDS = (D_QK / VALUES + LANES - 1) / LANES,
+                         LAST = (D_QK - ROPE_WIDTH) / (LANES * VALUES);
+    const uint8_t *latent, *last;
+    int64_t latent_step, last_step;
 
-DEVICE void prefetch_to_l2(const void *at)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
-
-template <bool ALIGNED, typename In> DEVICE void prefetch_vector(const struct cache_params &p, int64_t token)
-{
-    constexpr int BYTES = 16 / Unit<In>::VALUES;
-    const VectorPlace<In, ALIGNED> vector(p, token);
-#pragma unroll
-    for (int at = 0; at < NORM_WIDTH * BYTES; at += 32 * SECTOR)
-        prefetch_to_l2(vector.at((at + (int)(threadIdx.x & 31) * SECTOR) / BYTES));
-}
-
-template <bool ALIGNED> DEVICE void prefetch_row(const struct cache_params &p, const Ahead &next)
-{
-    const int lane = threadIdx.x & 31;
-    if (lane < ROPE_WIDTH * 4 / SECTOR && next.has_row(p))
-        prefetch_to_l2((const uint8_t *)rope_row<ALIGNED>(p, next.position(p)) + lane * SECTOR);
-}
-
-/* Loads a token's units, and changes them; false: the token is skipped. d_qk is 512 or 576. */
-template <bool ALIGNED, typename In, int ROUNDS>
-DEVICE bool load_changed(const struct cache_params &p, const Weights<ALIGNED, In> &weights, int64_t token,
-                         const Ahead &own, const Ahead &next, int d_qk, uint4 (&unit)[ROUNDS])
-{
-    constexpr int VALUES = Unit<In>::VALUES;
-    const int lane = threadIdx.x & 31;
-    const VectorPlace<In, ALIGNED> vector(p, token);
-#pragma unroll
-    for (int r = 0; r < ROUNDS; r++) {
-        const int first = (lane + 32 * r) * VALUES;
-        unit[r] = make_uint4(0, 0, 0, 0);
-        if (32 * (r + 1) * VALUES <= d_qk - ROPE_WIDTH) /* never of `rope` */
-            unit[r] = vector.template load_latent<ALIGNED>(first);
-        else if (first < d_qk)
-            unit[r] = vector.template load_unit<ALIGNED>(first);
+    DEVICE Vectors(const struct cache_params &p, int64_t token, int64_t step)
+    {
+        const int lane = threadIdx.x % LANES, of_last = (LAST * LANES + lane) * VALUES;
+        const bool rope = of_last >= p.latent_width;
+        latent = (const uint8_t *)p.latent + (token * p.latent_stride + lane * VALUES) * BYTES;
+        last = rope ? (const uint8_t *)p.rope + (token * p.rope_stride + of_last - p.latent_width) * BYTES
+                    : (const uint8_t *)p.latent + (token * p.latent_stride + of_last) * BYTES;
+        latent_step = step * p.latent_stride * BYTES;
+        last_step = rope ? step * p.rope_stride * BYTES : latent_step;
     }
-    __syncwarp();
-    if (!is_slot(p, own.slot)) return false;
+    DEVICE void advance() { latent += latent_step, last += last_step; }
+
+    DEVICE void load(bool exists, uint4 (&unit)[ROUNDS]) const
+    {
+        const bool has_last = ((int)(threadIdx.x % LANES) + LANES * LAST) * VALUES < D_QK;
+#pragma unroll
+        for (int r = 0; r < ROUNDS; r++) unit[r] = make_uint4(0, 0, 0, 0);
+        if (!exists) return;
+        load_latent<0>(unit);
+        if (has_last) unit[LAST] = take<0>(last);
+    }
+    template <int R> DEVICE void load_latent(uint4 (&unit)[ROUNDS]) const
+    {
+        if constexpr (R < LAST) unit[R] = take<R * LANES * 16>(latent), load_latent<R + 1>(unit);
+    }
+    template <int OFFSET> static DEVICE uint4 take(const uint8_t *from)
+    {
+        if constexpr (ALIGNED) return load_once_16<OFFSET>(from);
+        return load_elements<BYTES>(from + OFFSET);
+    }
+};
+
+/* What a lane has for every token: the weights of its values, and a unit of those that RoPE turns, or none. */
+template <bool ALIGNED, typename In, int LANES, int D_QK> struct Change {
+    using From = Vectors<ALIGNED, In, LANES, D_QK>;
+    static constexpr int FIRST_OWNER = (D_QK - ROPE_WIDTH) / Unit<In>::VALUES % LANES;
+    Weights<ALIGNED, In, LANES> weights;
+    int owner;
+    bool owns;
     Turn<In> turn;
-    if (p.turns) {
-        if (!own.has_row(p)) return false;
-        turn.template load<ALIGNED>(p, own.position(p));
-        prefetch_row<ALIGNED>(p, next);
+
+    DEVICE explicit Change(const struct cache_params &p)
+        : weights(p), owner((int)(threadIdx.x % LANES) - FIRST_OWNER), owns(owner >= 0 && owner < Turn<In>::OWNERS)
+    {
     }
-    if (p.norm_weight) norm<ALIGNED, In>(p, unit, weights);
-    if (p.turns) {
-        const int rope = d_qk - ROPE_WIDTH, round = rope / (32 * VALUES), base = rope / VALUES % 32;
-        const bool has = lane >= base && lane < base + ROPE_WIDTH / VALUES;
-        uint4 last = unit[0];
-#pragma unroll
-        for (int r = 1; r < ROUNDS; r++)
-            if (r == round) last = unit[r];
-        last = turn.turned(p, last, base);
-#pragma unroll
-        for (int r = 1; r < ROUNDS; r++)
-            if (r == round && has) unit[r] = last;
+    /* The row of the table, ahead. A token whose position has none goes nowhere. */
+    DEVICE void load_row(const struct cache_params &p, Ahead<ALIGNED> &ahead)
+    {
+        if (!p.turns) return;
+        if (!ahead.has_row(p))
+            ahead.slot = -1;
+        else if (owns)
+            turn.template load<ALIGNED>(p, ahead.position(p), owner);
     }
-    return true;
+    DEVICE void norm_units(const struct cache_params &p, uint4 (&unit)[From::ROUNDS]) const
+    {
+        if (p.norm_weight) norm<ALIGNED, In, LANES>(p, unit, weights);
+    }
+    DEVICE void turn_unit(const struct cache_params &p, uint4 (&unit)[From::ROUNDS]) const
+    {
+        if (!p.turns) return;
+        const uint4 turned = turn.turned(p, unit[From::LAST], owner);
+        if (owns) unit[From::LAST] = turned;
+    }
+};
+
+/* Every token, a warp each. `To` stores them. */
+template <bool ALIGNED, typename In, int D_QK, typename To>
+DEVICE void each_token(const struct cache_params &p)
+{
+    using From = Vectors<ALIGNED, In, 32, D_QK>;
+    const int64_t step = (int64_t)gridDim.x * CACHE_WARPS;
+    int64_t token = (int64_t)blockIdx.x * CACHE_WARPS + threadIdx.x / 32;
+    if (token >= p.tokens) return;
+    From vectors(p, token, step);
+    Change<ALIGNED, In, 32, D_QK> change(p);
+    for (; token < p.tokens; token += step, vectors.advance()) {
+        Ahead<ALIGNED> ahead(p, token, true);
+        uint4 unit[From::ROUNDS];
+        vectors.load(true, unit);
+        __syncwarp();
+        change.load_row(p, ahead);
+        if (!is_slot(p, ahead.slot)) continue;
+        change.norm_units(p, unit);
+        change.turn_unit(p, unit);
+        To::template store<32>(p, unit, ahead.slot, true);
+    }
 }
 
-/* What is aligned has fewer than 2^31 tokens, and fewer than 2^15 are a step. */
-template <bool ALIGNED> struct CountOf {
-    using Type = uint32_t;
-};
-template <> struct CountOf<false> {
-    using Type = int64_t;
+/* The same of many tokens: LANES lanes have one, and a warp several at a time, which shares out what is done once a token. While it works at these,
+ * the units of its next and the places of those after them are under way, and from the RoPE on the next ones' rows of the table. */
+template <typename In, int LANES, int D_QK, typename To>
+DEVICE void each_of_many(const struct cache_params &p)
+{
+    using From = Vectors<true, In, LANES, D_QK>;
+    constexpr int OF_WARP = 32 / LANES;
+    const int step = (int)gridDim.x * (CACHE_WARPS * OF_WARP),
+              first = ((int)blockIdx.x * CACHE_WARPS + (int)threadIdx.x / 32) * OF_WARP,
+              which = (int)(threadIdx.x % 32) / LANES; /* of the warp's tokens the lane has */
+    int left = (int)p.tokens - first; /* from the warp's first on */
+    if (left <= 0) return;
+    int token = first + which;
+    From vectors(p, token, step);
+    Change<true, In, LANES, D_QK> change(p);
+    Ahead<true> own(p, token, which < left);
+    uint4 unit[From::ROUNDS];
+    vectors.load(which < left, unit);
+    change.load_row(p, own);
+    Ahead<true> next(p, token + step, which + step < left);
+    for (;;) {
+        uint4 following[From::ROUNDS];
+        vectors.advance();
+        vectors.load(which + step < left, following);
+        change.norm_units(p, unit);
+        change.turn_unit(p, unit);
+        change.load_row(p, next);
+        const Ahead<true> after(p, token + 2 * step, which + 2 * step < left);
+        const bool there = is_slot(p, own.slot);
+        To::template store<LANES>(p, unit, there ? own.slot : 0, there);
+        if (left <= step) return;
+        left -= step, token += step, own = next, next = after;
+#pragma unroll
+        for (int r = 0; r < From::ROUNDS; r++) unit[r] = following[r];
+    }
+}
+
+/* How a lane's units get into the cache. */
+template <bool ALIGNED, typename In, int FORMAT> struct Quantised {
+    template <int LANES, int ROUNDS>
+    static DEVICE void store(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot, bool there)
+    {
+        store_quantised<ALIGNED, In, FORMAT, ALIGNED, LANES>(p, unit, slot, there);
+    }
 };
 
-/* Calls store(unit, slot) of each of the warp's tokens. */
-template <bool ALIGNED, typename In, typename Store>
-DEVICE void each_token(const struct cache_params &p, int d_qk, Store store)
-{
-    using Count = typename CountOf<ALIGNED>::Type;
-    const Count step = (Count)gridDim.x * CACHE_WARPS, tokens = (Count)p.tokens;
-    Count token = (Count)blockIdx.x * CACHE_WARPS + threadIdx.x / 32;
-    if (token >= tokens) return;
-    const Weights<ALIGNED, In> weights(p);
-    Ahead own(p, token);
-    for (;;) {
-        const Count follows = token + step;
-        Ahead next = own;
-        if (follows < tokens) {
-            next = Ahead(p, follows);
-            prefetch_vector<ALIGNED, In>(p, follows);
+template <bool ALIGNED, typename In, typename To, int D_QK> struct As16 {
+    template <int LANES, int ROUNDS>
+    static DEVICE void store(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot, bool there)
+    {
+        constexpr int VALUES = Unit<In>::VALUES;
+        uint8_t *const values = slot_place<ALIGNED>(p, slot).values;
+#pragma unroll
+        for (int r = 0; r < ROUNDS; r++) {
+            const int first = ((int)(threadIdx.x % LANES) + LANES * r) * VALUES;
+            if (first < D_QK && there) store_unit<ALIGNED, In, To>(values + 2 * first, unit[r]);
         }
-        uint4 unit[(576 / Unit<In>::VALUES + 31) / 32];
-        if (load_changed<ALIGNED, In>(p, weights, token, own, next, d_qk, unit)) store(unit, own.slot);
-        if (follows >= tokens) return;
-        token = follows, own = next;
     }
+};
+
+template <bool ALIGNED, typename In, int D_QK, typename To> DEVICE void append(const struct cache_params &p)
+{
+    if constexpr (ALIGNED && Unit<In>::VALUES == 8)
+        if (p.many) return each_of_many<In, MANY_LANES, D_QK, To>(p);
+    each_token<ALIGNED, In, D_QK, To>(p);
 }
 
 template <bool ALIGNED, typename In, int FORMAT> DEVICE void append_fp8(const struct cache_params &p)
 {
-    const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
-    each_token<ALIGNED, In>(p, l.nope + l.rope, [&](const auto &unit, int64_t slot) {
-        store_quantised<ALIGNED, In, FORMAT, ALIGNED>(p, unit, slot);
-    });
+    constexpr int D_QK = FORMAT == KV_FP8_656 || FORMAT == KV_FP8_576 ? 576 : 512;
+    append<ALIGNED, In, D_QK, Quantised<ALIGNED, In, FORMAT>>(p);
 }
 
 template <bool ALIGNED, typename In, typename To> DEVICE void append_16(const struct cache_params &p)
 {
-    each_token<ALIGNED, In>(p, p.d_qk, [&](const auto &unit, int64_t slot) {
-        constexpr int VALUES = Unit<In>::VALUES;
-        uint8_t *const values = slot_place<ALIGNED>(p, slot).values;
-#pragma unroll
-        for (int r = 0; r < (576 / VALUES + 31) / 32; r++) {
-            const int first = ((threadIdx.x & 31) + 32 * r) * VALUES;
-            if (first < p.d_qk) store_unit<ALIGNED, In, To>(values + 2 * first, unit[r]);
-        }
-    });
+    if (p.d_qk == 576)
+        append<ALIGNED, In, 576, As16<ALIGNED, In, To, 576>>(p);
+    else
+        append<ALIGNED, In, 512, As16<ALIGNED, In, To, 512>>(p);
 }
 
 CACHE_KERNELS(cache_append_fused, append_16, append_fp8)

@@ -184,10 +184,11 @@ template <typename In> DEVICE uint32_t signed_e4m3_4(const float value[4], const
     return to_e4m3_4(value, __byte_perm(word_of(unit, 2 * i), word_of(unit, 2 * i + 1), 0x7531));
 }
 
-/* A round of units that share scales by groups; all lanes take part. Lanes past `nope` keep their own. */
+/* A round of units that share scales by groups; all lanes take part. Lanes past `nope` keep
+ * their own; `there`: it is stored. */
 template <bool ALIGNED, typename In>
 DEVICE void append_groups(const struct kv_layout &l, const uint4 &unit, int first, uint8_t *values,
-                          uint8_t *scales)
+                          uint8_t *scales, bool there)
 {
     constexpr int VALUES = Unit<In>::VALUES;
     const int code = fast_ue8m0_scale(largest_magnitude<false, In>(unit, l.group));
@@ -195,7 +196,7 @@ DEVICE void append_groups(const struct kv_layout &l, const uint4 &unit, int firs
     float y[VALUES];
 #pragma unroll
     for (int i = 0; i < VALUES; i++) y[i] = value_of<In>(unit, i) * inverse;
-    if (first >= l.nope) return;
+    if (first >= l.nope || !there) return;
     uint32_t words[VALUES / 4];
 #pragma unroll
     for (int i = 0; i < VALUES / 4; i++) words[i] = signed_e4m3_4<In>(y + 4 * i, unit, i);
@@ -275,13 +276,13 @@ DEVICE uint32_t to_e2m1_8(const uint4 &unit, const float (&x)[8], float inverse)
 /* A round of units of FP4, of which two or four have a scale: all lanes take part. A NaN makes the scale one. */
 template <bool ALIGNED, typename In>
 DEVICE void append_fp4(const struct kv_layout &l, const uint4 &unit, int first, uint8_t *values,
-                       uint8_t *scales)
+                       uint8_t *scales, bool there)
 {
     constexpr int VALUES = Unit<In>::VALUES;
     const uint32_t most = largest_magnitude<true, In>(unit, l.group);
     const uint8_t code = most > INFINITE ? 0x7f : fp4_scale(__uint_as_float(most));
     const float scale = from_e4m3_2(code).x, inverse = reciprocal_approx(scale);
-    if (first >= l.nope) return;
+    if (first >= l.nope || !there) return;
     float x[VALUES];
     uint32_t word = 0;
 #pragma unroll
@@ -305,25 +306,26 @@ DEVICE void append_fp4(const struct kv_layout &l, const uint4 &unit, int first, 
 
 /* ---- A token --------------------------------------------------------------------------------- */
 
-/* A whole token, of which a lane has every 32nd unit; all lanes take part. */
-template <bool ALIGNED, typename In, int FORMAT, bool SMALL = false, int ROUNDS>
-DEVICE void store_quantised(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot)
+/* A whole token, of which each of LANES lanes has every LANES-th unit; all lanes take part. `there`: it is stored. */
+template <bool ALIGNED, typename In, int FORMAT, bool SMALL = false, int LANES = 32, int ROUNDS>
+DEVICE void store_quantised(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot,
+                            bool there = true)
 {
     constexpr int VALUES = Unit<In>::VALUES;
     const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
-    const int lane = threadIdx.x & 31, width = l.nope + l.rope;
+    const int lane = threadIdx.x % LANES, width = l.nope + l.rope;
     const SlotPlace place = slot_place<SMALL>(p, slot);
     uint8_t *scales = scales_at(p, l, place);
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
-        const int first = (lane + 32 * r) * VALUES;
-        if (l.element == KV_ELEMENT_E2M1 && 32 * r * VALUES < l.nope)
-            append_fp4<ALIGNED, In>(l, unit[r], first, place.values, scales);
-        else if (l.group && 32 * r * VALUES < l.nope)
-            append_groups<ALIGNED, In>(l, unit[r], first, place.values, scales);
-        if (!l.group && first < l.nope) append_unit<ALIGNED, In>(p, unit[r], place.values + first);
-        if (first >= l.nope && first < width)
+        const int first = (lane + LANES * r) * VALUES;
+        if (l.element == KV_ELEMENT_E2M1 && LANES * r * VALUES < l.nope)
+            append_fp4<ALIGNED, In>(l, unit[r], first, place.values, scales, there);
+        else if (l.group && LANES * r * VALUES < l.nope)
+            append_groups<ALIGNED, In>(l, unit[r], first, place.values, scales, there);
+        if (!l.group && first < l.nope && there) append_unit<ALIGNED, In>(p, unit[r], place.values + first);
+        if (first >= l.nope && first < width && there)
             store_unit<ALIGNED, In, Bf16>(place.values + l.rope_offset + 2 * (first - l.nope), unit[r]);
     }
-    if (l.scale_bytes > l.scales && lane == 31) scales[l.scales] = 0; /* the pad byte */
+    if (l.scale_bytes > l.scales && lane == LANES - 1 && there) scales[l.scales] = 0; /* the pad byte */
 }

@@ -69,12 +69,12 @@ DEVICE uint8_t *scales_at(const struct cache_params &p, const struct kv_layout &
 
 /* Loads of what is read once, so that it does not stay in L1. Not ld.global.nc, and with "memory": __syncwarp() behind a group
  * of them keeps the compiler from moving one below the wait for another. */
-DEVICE uint4 load_once_16(const void *at)
+template <int OFFSET = 0> DEVICE uint4 load_once_16(const void *at)
 {
     uint4 v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4 + %5];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(at)
+                 : "l"(at), "n"(OFFSET)
                  : "memory");
     return v;
 }
