@@ -45,21 +45,46 @@ template <> DEVICE uint4 unit_of<F32>(const float *x)
 
 /* ---- RMS norm -------------------------------------------------------------------------------- */
 
+template <bool ALIGNED, typename In> DEVICE uint4 load_weights(const struct cache_params &p, int unit)
+{
+    constexpr int BYTES = 16 / Unit<In>::VALUES;
+    const uint8_t *const at = (const uint8_t *)p.norm_weight + 16 * unit;
+    return !p.norm_weight ? make_uint4(0, 0, 0, 0) : ALIGNED ? __ldg((const uint4 *)at) : load_elements<BYTES>(at);
+}
+
 /* The weights of a lane's values, which are those of every token. */
 template <bool ALIGNED, typename In, int LANES> struct Weights {
-    static constexpr int VALUES = Unit<In>::VALUES, ROUNDS = NORM_WIDTH / LANES / VALUES, BYTES = 16 / VALUES;
+    static constexpr int ROUNDS = NORM_WIDTH / LANES / Unit<In>::VALUES;
     uint4 unit[ROUNDS];
 
     DEVICE explicit Weights(const struct cache_params &p)
     {
 #pragma unroll
-        for (int r = 0; r < ROUNDS; r++) {
-            const uint8_t *const at =
-                (const uint8_t *)p.norm_weight + (threadIdx.x % LANES + LANES * r) * VALUES * BYTES;
-            unit[r] = make_uint4(0, 0, 0, 0);
-            if (p.norm_weight) unit[r] = ALIGNED ? __ldg((const uint4 *)at) : load_elements<BYTES>(at);
-        }
+        for (int r = 0; r < ROUNDS; r++)
+            unit[r] = load_weights<ALIGNED, In>(p, (int)threadIdx.x % LANES + LANES * r);
     }
+    /* Made numbers here: of those made ahead of the token, units would be asked for when the weights have come. */
+    DEVICE uint4 of_round(int r) const
+    {
+        uint4 x = unit[r];
+        asm volatile("" : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w));
+        return x;
+    }
+};
+
+/* The same of many tokens, for which registers are few: one copy for all warps, which all call this. */
+template <typename In> struct Weights<true, In, MANY_LANES> {
+    uint4 *shared;
+
+    DEVICE explicit Weights(const struct cache_params &p)
+    {
+        __shared__ uint4 memory[NORM_WIDTH / Unit<In>::VALUES];
+        static_assert(sizeof memory / 16 <= 32 * CACHE_WARPS, "a unit a thread");
+        shared = memory;
+        if (threadIdx.x < sizeof memory / 16) memory[threadIdx.x] = load_weights<true, In>(p, (int)threadIdx.x);
+        __syncthreads();
+    }
+    DEVICE uint4 of_round(int r) const { return shared[(int)threadIdx.x % MANY_LANES + MANY_LANES * r]; }
 };
 
 /* norm_of_four of values first … first + 3 of a unit. */
@@ -109,12 +134,6 @@ DEVICE float fast_norm_factor(double sum_of_squares, double eps)
     return (float)root;
 }
 
-/* Keeps what is made of x where it is: weights as fp32 ahead of all tokens take twice the registers, and wait for the weights before units are asked for. */
-DEVICE void hold(uint4 &x)
-{
-    asm volatile("" : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w));
-}
-
 template <bool ALIGNED, typename In, int LANES>
 DEVICE void norm(const struct cache_params &p, uint4 *unit, const Weights<ALIGNED, In, LANES> &weights)
 {
@@ -123,8 +142,7 @@ DEVICE void norm(const struct cache_params &p, uint4 *unit, const Weights<ALIGNE
 #pragma unroll
     for (int r = 0; r < NORM_WIDTH / LANES / VALUES; r++) {
         float x[VALUES];
-        uint4 weight = weights.unit[r];
-        hold(weight);
+        const uint4 weight = weights.of_round(r);
 #pragma unroll
         for (int i = 0; i < VALUES; i++)
             x[i] = norm_value(number_of<In>(unit[r], i), factor, number_of<In>(weight, i));
@@ -328,10 +346,10 @@ DEVICE void each_of_many(const struct cache_params &p)
               first = ((int)blockIdx.x * CACHE_WARPS + (int)threadIdx.x / 32) * OF_WARP,
               which = (int)(threadIdx.x % 32) / LANES; /* of the warp's tokens the lane has */
     int left = (int)p.tokens - first; /* from the warp's first on */
-    if (left <= 0) return;
     int token = first + which;
     From vectors(p, token, step);
     Change<true, In, LANES, D_QK> change(p);
+    if (left <= 0) return;
     Ahead<true> own(p, token, which < left);
     uint4 unit[From::ROUNDS];
     vectors.load(which < left, unit);
