@@ -213,7 +213,7 @@ def flash_mla_with_kvcache(
     num_splits: Optional[Any] = None,
     softmax_scale: Optional[float] = None,
     causal: bool = False,
-    is_fp8_kvcache: bool = False,
+    is_fp8_kvcache: Optional[bool] = None,
     indices: Optional[Any] = None,
     attn_sink: Optional[Any] = None,
     extra_k_cache: Optional[Any] = None,
@@ -247,9 +247,10 @@ def flash_mla_with_kvcache(
         causal: token j of s_q sees the keys t ≤ length - s_q + j; else all of them.
         indices: [b, s_q, topk], int32: sparse attention: the keys that each token sees, page · page_size + slot; one that is
             no slot of the cache is no key. h_k is then 1.
-        is_fp8_kvcache: k_cache is bytes, of any type of one byte, [pages, page_size, 1, 656] (d_qk is 576), [pages,
+        is_fp8_kvcache: True: k_cache is bytes, of any type of one byte, [pages, page_size, 1, 656] (d_qk is 576), [pages,
             page_size, 1, 584] (512) or, unless indices is given, [pages, page_size, 1, 576] (576), and if it is, 528 (512,
-            FP8_528) or 288 (512, FP4_288); docs/semantics.md, "Cache formats". Else it has the type of q.
+            FP8_528) or 288 (512, FP4_288); docs/semantics.md, "Cache formats". False: it has the type of q. None: whichever its
+            type says, so a call that leaves it to the default of any FlashMLA's (False, and True since September 2026) is served.
         topk_length: [b], int32: only so many indices of a token are looked at.
         extra_k_cache, extra_indices_in_kvcache, extra_topk_length: of a second cache, beside the first. Its format is the same,
             or, where k_cache is bytes and its tokens have another number of them, the one that has so many.
@@ -261,8 +262,7 @@ def flash_mla_with_kvcache(
         log_base: of lse: math.e or 2.
         stream: the CUDA stream's handle, for arrays other than PyTorch's, whose current stream is used.
         kv_scale: [1], fp32: the scale of an FP8 cache of 576 bytes a token; None: 1. Another cache has none.
-        kv_format, extra_kv_format: the formats of the caches by their names, as `cache_append` has them; is_fp8_kvcache then need
-            not be given. "FP8_528_SPLIT", "FP4_288_SPLIT" and "FP8_528_F32" are not told from others by a token's bytes.
+        kv_format, extra_kv_format: the formats of the caches by their names, as `cache_append` has them. "FP8_528_SPLIT", "FP4_288_SPLIT" and "FP8_528_F32" are not told from others by a token's bytes.
 
     Returns:
         (out, lse): [b, s_q, h_q, head_dim_v] of the type of q, and [b, h_q, s_q] fp32, the log-sum-exp of each row's scores.
@@ -307,6 +307,8 @@ def flash_mla_with_kvcache(
     if enable_batch_invariant is not False:
         batch_invariant |= flag_of(this, "enable_batch_invariant", enable_batch_invariant)
     of_lse = lse_options(this, lse_empty, log_base)
+    if is_fp8_kvcache is None:
+        is_fp8_kvcache = kv_format is None and module.is_of_bytes(this, "k_cache", k_cache, stream)
     format_ = kv_format_of(this, "k_cache", is_fp8_kvcache, of_cache, formats, kv_format, named)
     if indices is None:
         config: Tuple[Any, ...] = b, s_q, h_q, page_size, h_k, causal, format_ > 2, None, None, None
