@@ -4,8 +4,8 @@
 >>> from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
 takes PyTorch tensors (which are imported by nobody but the caller), NumPy arrays, and any that speak DLPack, on the CPU and
-on NVIDIA GPUs. The functions are documented where they are defined, in flash_mla.flash_mla_interface, those of the cache in
-flash_mla._cache, workspace_bound in flash_mla._workspace; what they compute, in docs/semantics.md of the project.
+on NVIDIA GPUs. The functions are documented where they are defined: flash_mla.flash_mla_interface has those of FlashMLA, flash_mla._cache those of
+the cache, flash_mla._workspace workspace_bound. What they compute stands in docs/semantics.md of the project.
 """
 
 from typing import TYPE_CHECKING

@@ -102,6 +102,13 @@ def shape_of(function: str, name: str, array: Any) -> Tuple[int, ...]:
     return tuple(array.shape) if hasattr(array, "shape") else tuple(Described(function, name, array).form[3])
 
 
+def is_of_bytes(function: str, name: str, array: Any, stream: int) -> bool:
+    """Whether an element has one byte. A capsule, which makes one stream wait for another, is asked for only where the array does not
+    say it."""
+    size = getattr(getattr(array, "dtype", None), "itemsize", None)
+    return size == 1 if isinstance(size, int) else Described(function, name, array, stream).form[2] >> 8 & 255 == 8
+
+
 # ---- Described ------------------------------------------------------------------------------------------------------
 
 _DEFAULT_STREAM = 1  # CUDA's, as the array API's standard names it

@@ -65,8 +65,8 @@ _NAMES[DECODE_FP8] = {
 _SENTENCES: Mapping[str, Mapping[str, str]] = {
     DECODE: {
         "kv_format: is 0, must name the format": "is_fp8_kvcache: is False, must be True where k_cache has bytes",
-        "kv_scale: is a tensor, must be NULL": "kv_scale: is given, must be None unless is_fp8_kvcache is True and a "
-        "token of k_cache has 576 bytes",
+        "kv_scale: is a tensor, must be NULL": "kv_scale: is given, must be None unless k_cache is bytes and a token of "
+        "it has 576 bytes",
     },
     DECODE_FP8: {
         "kv_scale: is a tensor, must be NULL": "descale_k: is given, must be None unless a token of k_cache has 576 bytes",

@@ -17,10 +17,10 @@ from . import _operations
 from . import _torch_gradients as _torch_gradients  # registers its operators
 from . import _torch_operators as operators
 from ._torch_repeat import Repeats
-from ._torch_tensors import KIND, device_of, is_array, kind_of, of_c, shape_of, strange
+from ._torch_tensors import KIND, device_of, is_array, is_of_bytes, kind_of, of_c, shape_of, strange
 
 # What it has for the public functions beside those below:
-__all__ = ["KIND", "device_of", "is_array", "kind_of", "shape_of"]
+__all__ = ["KIND", "device_of", "is_array", "is_of_bytes", "kind_of", "shape_of"]
 _ops = operators.registered
 is_compiling = torch.compiler.is_compiling
 

@@ -114,6 +114,11 @@ def shape_of(function: str, name: str, tensor: torch.Tensor) -> torch.Size:
         raise ValueError(strange(function, [(name, tensor)]) or f"{function}: {name}: has no shape") from None
 
 
+def is_of_bytes(function: str, name: str, tensor: torch.Tensor, stream: int) -> bool:
+    """Whether an element has one byte."""
+    return tensor.element_size() == 1
+
+
 KIND = "torch.Tensor"
 
 

@@ -173,6 +173,11 @@ bad 2 '--cache: FP8_576 not with --op sparse_decode' make-input x --op sparse_de
 bad 2 '--cache: FP8_576 not with --op sparse_prefill' make-input x --op sparse_prefill --cache fp8_576
 bad 2 '--cache: not with --op mha_forward' make-input x --op mha_forward --cache plain
 bad 2 "--cache: 'fp8_577' must be one of plain, fp8_656, fp8_584, fp8_576, fp8_528, fp8_528_split, fp4_288, fp4_288_split, fp8_528_f32, all" bench --cache fp8_577
+bad 2 '--extra-cache: only with --op sparse_decode' bench --op sparse_prefill --extra-cache fp4_288
+bad 2 '--extra-cache: --grid quick has no row with an extra cache and keys of the size of FP4_288' \
+    bench --op sparse_decode --grid quick --extra-cache fp4_288
+bad 2 '--extra-cache: --grid peers has no row with an extra cache and keys of the size of FP8_656' \
+    bench --op sparse_decode --grid peers --extra-cache fp8_656
 bad 2 '--batch: not with --op sparse_prefill' make-input x --op sparse_prefill --batch 2
 bad 2 '--causal: not with --op sparse_prefill' make-input x --op sparse_prefill --causal
 bad 2 '--extra-topk: not with --op sparse_prefill' make-input x --op sparse_prefill --extra-topk 2

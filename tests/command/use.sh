@@ -305,6 +305,18 @@ good bench --op sparse_decode --grid formats --repeat 1 --seq-len 200 --topk 60 
 has ' FP8_528,FP4_288 +cpu-generic .* topk 60 \+ 1024'
 json_lines formats.jsonl 5
 grep -q '"cache":"FP4_288"}' formats.jsonl || wrong "no format of the extra cache: $(cat formats.jsonl)"
+good bench --op sparse_decode --grid peers --repeat 1 --seq-len 100 --topk 20 --batch 1 --query-tokens 1 --heads 2 --cache fp8_528 \
+    --extra-cache fp4_288 --json extra.jsonl
+has ' FP8_528,FP4_288 .* topk 20 \+ 512$'
+has ' FP8_528,FP4_288 .* topk 20 \+ 1024 varlen$'
+json_lines extra.jsonl 3
+good bench --op sparse_decode --grid cpu --repeat 1 --seq-len 100 --topk 20 --batch 1 --heads 2 --extra-cache plain --json extra.jsonl
+has ' FP8_584,BF16 .* topk 20 \+ 1024$'
+json_lines extra.jsonl 1
+good bench --op sparse_decode --grid formats --repeat 1 --seq-len 100 --topk 20 --batch 1 --heads 2 --cache all --extra-cache fp4_288_split \
+    --json extra.jsonl
+has '512 +bf16 BF16,FP4_288_SPLIT .* topk 20 \+ 1024$'
+json_lines extra.jsonl 7
 grep -q '"topk":300,"extra":{' sparse.jsonl || wrong 'no extra cache in sparse.jsonl'
 good bench --op sparse_prefill --grid quick --repeat 2 --json prefill.jsonl
 has '^ +- +1024 +8 +16 +1 +576 +bf16 BF16 +[a-z0-9-]+ .* topk 64$'

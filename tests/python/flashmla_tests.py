@@ -2,27 +2,41 @@
 """Runs a test of FlashMLA's own (github.com/deepseek-ai/FlashMLA), of a checkout or a copy of it, on this package.
 
     PYTHONPATH=python FLASHMLA_LIBRARY=build/release/libflashmla.so \\
-        python3 tests/python/flashmla_tests.py CHECKOUT/tests/test_fmha_sm100.py [--grouped-gradients]
+        python3 tests/python/flashmla_tests.py CHECKOUT/tests/test-sparse-decode.py [--untimed] [-- --run-to-finish]
 
-The file is run as it is but for the check of the chip: `if` and `assert` statements about the compute capability that
-end the test, or leave something out, are passed over and told. --grouped-gradients also sets has_bwd where the test sets
-it to False, for it does so where query heads share key heads, whose gradients FlashMLA has not.
+The file, and the modules beside it that it imports, are run as they are but for the check of the chip: `if` and `assert`
+statements about the compute capability that end the test, or leave something out, are passed over and told. What the options
+change is told too:
 
-Modules that the test imports are found beside it. The exit code is 0, or 1 where the test fails, or 2 where the file or
-the package is refused.
+--untimed: the timed cases are checked, not timed. FlashMLA finds times by the names of its kernels, which ours do not have.
+--cases START:STOP:STEP: only these of the list `testcases`, as a slice of it.
+--grouped-gradients: has_bwd is True where the test sets it to False, which it does where query heads share key heads, whose
+gradients FlashMLA has not.
+
+What stands behind `--` is the test's. The last line says how many cases of `testcases` were begun, if the test has that list.
+The exit code is 0, or 1 where the test fails, or 2 where the file or the package is refused.
 """
 
 import argparse
 import ast
+import importlib.util
 import pathlib
 import sys
 
 CAPABILITY = "get_device_capability"
+CASES, CHOSEN = "testcases", "__chosen__"  # FlashMLA's list of cases, and what makes another of it
 
 
 def mentions(node, names):
     words = {getattr(part, "attr", getattr(part, "id", None)) for part in ast.walk(node)}
     return not words.isdisjoint(names)
+
+
+class Choice(ast.NodeTransformer):
+    """CHOSEN(testcases) in place of testcases."""
+
+    def visit_Name(self, node):
+        return ast.Call(ast.Name(CHOSEN, ast.Load()), [node], []) if node.id == CASES else node
 
 
 class Edits(ast.NodeTransformer):
@@ -31,6 +45,9 @@ class Edits(ast.NodeTransformer):
     def __init__(self, tree, grouped_gradients):
         self.grouped_gradients, self.told = grouped_gradients, []
         self.names = {CAPABILITY}  # and what is assigned from it
+        functions = (node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+        self.of_a_case = {name for name in functions if name.startswith(("test", "run_test"))}
+        self.loops = 0  # over the cases
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and mentions(node.value, self.names):
                 parts = (part for target in node.targets for part in ast.walk(target))
@@ -58,13 +75,62 @@ class Edits(ast.NodeTransformer):
             node.value = ast.copy_location(ast.Constant(True), node.value)
         return node
 
+    def visit_For(self, node):
+        runs = any(mentions(part.func, self.of_a_case) for part in ast.walk(node) if isinstance(part, ast.Call))
+        if runs and mentions(node.iter, {CASES}):
+            self.loops += 1
+            node.iter = Choice().visit(node.iter)
+        return self.generic_visit(node)
+
 
 def edited(source, file, grouped_gradients=False):
-    """(the code, what was done)"""
+    """(the code, what was done, how many loops over the cases it has)"""
     tree = ast.parse(source, str(file))
     edits = Edits(tree, grouped_gradients)
     tree = ast.fix_missing_locations(edits.visit(tree))
-    return compile(tree, str(file), "exec"), edits.told
+    return compile(tree, str(file), "exec"), edits.told, edits.loops
+
+
+def tell(file, told):
+    for line, words in told:
+        print(f"{file.name}:{line}: {words}", flush=True)
+
+
+class Beside:
+    """Finds and loads the modules beside the test, without the check of the chip. Nothing of it is cached in files."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def find_spec(self, name, _path, _target=None):
+        file = self.folder / f"{name}.py"
+        return importlib.util.spec_from_file_location(name, file, loader=self) if file.is_file() else None
+
+    def create_module(self, _spec):
+        return None
+
+    def exec_module(self, module):
+        file = pathlib.Path(module.__file__)
+        code, told, _ = edited(file.read_text(), file)
+        tell(file, told)
+        exec(code, module.__dict__)
+
+
+class Chosen:
+    """Which of the cases are run, and how: called with all of them."""
+
+    def __init__(self, cases, untimed):
+        self.cases, self.untimed, self.begun, self.of = cases, untimed, 0, 0
+
+    def __call__(self, all_cases):
+        self.of += len(all_cases)
+        for case in all_cases[self.cases]:
+            if self.untimed:
+                for name, value in (("num_runs", 0), ("test_performance", False)):
+                    if hasattr(case, name):
+                        setattr(case, name, value)
+            self.begun += 1
+            yield case
 
 
 def refuse(text):
@@ -72,25 +138,45 @@ def refuse(text):
     sys.exit(2)
 
 
+def slice_of(text):
+    try:
+        numbers = [int(part) if part else None for part in text.split(":")]
+        if len(numbers) in (2, 3):
+            return slice(*numbers)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"is '{text}', must be START:STOP or START:STOP:STEP, each a number or empty")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", metavar="CHECKOUT/tests/FILE.py", type=pathlib.Path)
+    parser.add_argument("--untimed", action="store_true", help="check timed cases without timing them")
+    parser.add_argument("--cases", type=slice_of, help="run some of the cases")
     parser.add_argument("--grouped-gradients", action="store_true", help="of grouped heads the gradients, too")
-    options = parser.parse_args()
+    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options, arguments = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
     try:
-        code, told = edited(options.file.read_text(), options.file, options.grouped_gradients)
+        code, told, loops = edited(options.file.read_text(), options.file, options.grouped_gradients)
     except (OSError, UnicodeDecodeError, SyntaxError) as error:
         refuse(f"{options.file}: {error}; must be a test of FlashMLA's")
+    if (options.untimed or options.cases) and not loops:
+        refuse(f"{options.file}: has no loop over {CASES}; must have one for --untimed and --cases")
     import flash_mla
 
     if not hasattr(flash_mla, "workspace_bound"):  # which FlashMLA has not
         refuse(f"flash_mla is another package, {flash_mla.__file__}; name this one's folder in PYTHONPATH")
     print(f"flash_mla {flash_mla.__version__}, {pathlib.Path(flash_mla.__file__).parent}")
-    for line, words in told:
-        print(f"{options.file.name}:{line}: {words}", flush=True)
-    sys.path[0] = str(options.file.parent.resolve())
-    sys.argv = [str(options.file)]
-    exec(code, {"__name__": "__main__", "__file__": str(options.file)})
+    tell(options.file, told)
+    folder = options.file.parent.resolve()
+    sys.path[0], sys.argv = str(folder), [str(options.file), *arguments]
+    sys.meta_path.insert(0, Beside(folder))
+    chosen = Chosen(options.cases or slice(None), options.untimed)
+    try:
+        exec(code, {"__name__": "__main__", "__file__": str(options.file), CHOSEN: chosen})
+    finally:
+        if loops:
+            print(f"cases: {chosen.begun} of {chosen.of} begun{', none timed' * options.untimed}", flush=True)
 
 
 if __name__ == "__main__":

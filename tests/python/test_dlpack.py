@@ -255,10 +255,23 @@ def test_capsule_that_is_refused(wrong):
     array = arrays["k_cache"]
     good = dict(data=array.__array_interface__["data"][0], shape=array.shape, code=2, bits=16)
     arrays["k_cache"] = Capsuled(**dict(good, **wrong))
-    with pytest.raises(ValueError) as caught:
-        flash_mla_with_kvcache(*arrays.values(), 512, None)
-    named = "is_fp8_kvcache" if wrong == dict(bits=8) else "k_cache"  # bytes may be an FP8 cache
-    assert str(caught.value).startswith(f"flash_mla_with_kvcache: {named}: ")
+    is_bytes = wrong == dict(bits=8)  # which may be an FP8 cache, if nobody says that they are not
+    for said in [False] if is_bytes else [False, None]:
+        with pytest.raises(ValueError) as caught:
+            flash_mla_with_kvcache(*arrays.values(), 512, None, is_fp8_kvcache=said)
+        named = "is_fp8_kvcache" if is_bytes else "k_cache"
+        assert str(caught.value).startswith(f"flash_mla_with_kvcache: {named}: ")
+
+
+@pytest.mark.parametrize("code", [0, 1, 10])
+def test_cache_of_bytes_by_its_capsule_alone(code):
+    """int8, uint8 and float8_e4m3fn, as DLPack counts them."""
+    batch = Batch([60, 100], s_q=2, layout=656)
+    arrays = batch.arrays(KIND)
+    expected = flash_mla_with_kvcache(*arrays.values(), 512, None, is_fp8_kvcache=True)
+    data, shape = arrays["k_cache"].ctypes.data, arrays["k_cache"].shape
+    given = dict(arrays, k_cache=Capsuled(data, shape, code, bits=8))
+    assert KIND.all_bits(flash_mla_with_kvcache(*given.values(), 512, None)) == KIND.all_bits(expected)
 
 
 def test_nothing_is_held_after_the_call():

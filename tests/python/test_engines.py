@@ -308,17 +308,19 @@ def test_replay(call, kind):
 # ---- What engines do beside their calls -----------------------------------------------------------------------------
 
 
-def of_name(name):
-    return next(call for call in CALLS if call.name == name)
+def recorded(name, kind, **sizes):
+    """The tensors of a call, of other sizes where some are given, and its arguments by place and by name."""
+    call = next(call for call in CALLS if call.name == name)
+    if not can_run(call, kind):
+        pytest.skip("is of bf16")
+    tensors = Tensors(call._replace(sizes={**call.sizes, **sizes}), kind)
+    return tensors, *tensors.arguments(importlib.import_module(f"flash_mla.compat.{call.engine}"))
 
 
 @each_kind
 def test_tables_of_vllm_ask_for_the_batch_invariant_mode(kind):
     """The first of two layers that do so does not fill the metadata, and the results are those of the mode."""
-    if not can_run(of_name("vllm_dense_batch_invariant"), kind):
-        pytest.skip("is of bf16")
-    tensors = Tensors(of_name("vllm_dense_batch_invariant"), kind)
-    _, named = tensors.arguments(vllm)
+    _, _, named = recorded("vllm_dense_batch_invariant", kind)
     results = vllm.flash_mla_with_kvcache(**named)
     assert not named["tile_scheduler_metadata"].have_initialized
     named.update(tile_scheduler_metadata=None, batch_invariant=True)
@@ -336,27 +338,24 @@ def tables_of_dsa(kind, b, topk):
     )
 
 
-def of_dsa(kind, **sizes):
-    """The tensors of the call, and its arguments."""
-    call = of_name("sglang_dsa")
-    tensors = Tensors(call._replace(sizes={**call.sizes, **sizes}), kind)
-    return tensors, tensors.arguments(sglang)[1]
+def put_tables_of_dsa(kind, tables, b, topk):
+    """Into the memory of those of a larger batch. What a call of b requests is given of it."""
+    places = tables[0], tables[1][: b + 1]
+    for place, table in zip(places, tables_of_dsa(kind, b, topk)):
+        place[...] = table
+    return dict(tile_scheduler_metadata=places[0], num_splits=places[1])
 
 
 @each_kind
 def test_the_plan_of_a_small_batch_in_the_memory_of_a_large_one(kind):
     """SGLang captures its sparse decode with slices of the tables of the largest batch, and copies those of a step into them."""
-    if not can_run(of_name("sglang_dsa"), kind):
-        pytest.skip("is of bf16")
+    calls = {b: recorded("sglang_dsa", kind, b=b)[2] for b in (1, 3)}
     largest = tables_of_dsa(kind, 64, 128)
     rows = {tuple(tables_of_dsa(kind, b, 128)[0].shape) for b in (1, 2, 3, 4, 8, 16, 33, 64)}
     assert rows == {tuple(largest[0].shape)}
-    for b in (1, 3):
-        _, named = of_dsa(kind, b=b)
+    for b, named in calls.items():
         expected = kind.all_bits(sglang.flash_mla_with_kvcache(**named))
-        largest[0][...] = tables_of_dsa(kind, b, 128)[0]
-        largest[1][: b + 1] = tables_of_dsa(kind, b, 128)[1]
-        named.update(tile_scheduler_metadata=largest[0], num_splits=largest[1][: b + 1])
+        named.update(put_tables_of_dsa(kind, largest, b, 128))
         assert kind.all_bits(sglang.flash_mla_with_kvcache(**named)) == expected
 
 
@@ -365,14 +364,13 @@ def test_the_plan_of_a_small_batch_in_the_memory_of_a_large_one(kind):
 def test_captured_sparse_decode_of_sglang(b):
     """The same in a graph: captured with the tables of the largest batch as they are, replayed with those of the step in them."""
     kind, topk = Kind("torch", "bfloat16", "cuda"), 2048
-    tensors, named = of_dsa(kind, b=b, topk=topk, pages=40)
-    rows, splits = tables_of_dsa(kind, 64, topk)
-    named.update(tile_scheduler_metadata=rows, num_splits=splits[: b + 1])
+    tensors, _, named = recorded("sglang_dsa", kind, b=b, topk=topk, pages=40)
+    largest = tables_of_dsa(kind, 64, topk)
+    named.update(tile_scheduler_metadata=largest[0], num_splits=largest[1][: b + 1])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = sglang.flash_mla_with_kvcache(**named)
-    for table, of_step in zip((rows, splits[: b + 1]), tables_of_dsa(kind, b, topk)):
-        table.copy_(of_step)
+    put_tables_of_dsa(kind, largest, b, topk)
     graph.replay()
     check_decode(kind, results, tensors.expected(), SPARSE_OUT)
 
@@ -380,10 +378,7 @@ def test_captured_sparse_decode_of_sglang(b):
 @each_kind
 def test_positions_of_sglang(kind):
     """descale_q to indices are the tenth to the thirteenth."""
-    if not can_run(of_name("sglang_dsa"), kind):
-        pytest.skip("is of bf16")
-    tensors = Tensors(of_name("sglang_dsa"), kind)
-    _, named = tensors.arguments(sglang)
+    _, _, named = recorded("sglang_dsa", kind)
     names = list(inspect.signature(sglang.flash_mla_with_kvcache).parameters)[:13]
     assert names[9:] == ["descale_q", "descale_k", "is_fp8_kvcache", "indices"]
     positional = [named.get(name, False if name == "causal" else None) for name in names]
@@ -394,10 +389,7 @@ def test_positions_of_sglang(kind):
 @each_kind
 def test_tables_of_sglang_are_not_read(kind):
     """On Blackwell it fills the metadata of DeepSeek-V4.1 by a kernel of its own, for tiles of FlashMLA's."""
-    if not can_run(of_name("sglang_v41_c1"), kind):
-        pytest.skip("is of bf16")
-    tensors = Tensors(of_name("sglang_v41_c1"), kind)
-    _, named = tensors.arguments(sglang)
+    tensors, _, named = recorded("sglang_v41_c1", kind)
     meta = named["tile_scheduler_metadata"]
     meta.tile_scheduler_metadata, meta.num_splits = kind.int32([[7] * 8]), kind.int32([0] * 4)
     check_decode(kind, sglang.flash_mla_with_kvcache(**named), tensors.expected(), SPARSE_OUT)
@@ -414,8 +406,7 @@ WRONG = [
 
 @pytest.mark.parametrize("changed,words", WRONG, ids=lambda value: str(value)[:20])
 def test_what_sglang_s_wrapper_refuses(changed, words):
-    kind = KINDS[0]
-    _, named = Tensors(of_name("sglang_dsa"), kind).arguments(sglang)
+    _, _, named = recorded("sglang_dsa", KINDS[0])
     with pytest.raises(ValueError, match=words):
         sglang.flash_mla_with_kvcache(**{**named, **changed})
 
@@ -451,10 +442,7 @@ def test_formats_of_sglang(of_token, of_extra, kv_format, has_tables, use_legacy
 
 @each_kind
 def test_vllm_has_no_use_for_lse(kind):
-    call = of_name("vllm_prefill_out")
-    if not can_run(call, kind):
-        pytest.skip("is of bf16")
-    positional, named = Tensors(call, kind).arguments(vllm)
+    _, positional, named = recorded("vllm_prefill_out", kind)
     out, max_logits, lse = vllm.flash_mla_sparse_fwd(*positional, **named, return_softmax_lse=False)
     assert out is named["out"] and max_logits is None and lse is None
     in_eighth_place = [*positional, 512, None, named["topk_length"], named["out"]]
@@ -466,31 +454,25 @@ def test_vllm_has_no_use_for_lse(kind):
 
 @each_kind
 def test_the_functions_of_the_extension_module(kind):
-    call = of_name("vllm_dense")
-    if not can_run(call, kind):
-        pytest.skip("is of bf16")
-    tensors = Tensors(call, kind)
-    _, named = tensors.arguments(vllm)
+    tensors, _, named = recorded("vllm_dense", kind)
     first = [named[name] for name in ("q", "k_cache", "head_dim_v", "cache_seqlens", "block_table", "softmax_scale")]
     out, lse, rows, splits = flash_mla.cuda.dense_decode_fwd(*first, True, None, None)
     check_decode(kind, (out, lse), tensors.expected())
     again = flash_mla.cuda.dense_decode_fwd(*first, True, rows, splits)
     assert kind.all_bits(again[:2]) == kind.all_bits((out, lse)) and again[2] is rows and again[3] is splits
 
-    tensors = Tensors(of_name("sglang_v4_c4"), kind)
-    _, named = tensors.arguments(sglang)
+    tensors, _, named = recorded("sglang_v4_c4", kind)
     names = "q k_cache indices topk_length attn_sink None None extra_k_cache extra_indices_in_kvcache extra_topk_length"
     first = [named.get(name) for name in (*names.split(), "head_dim_v", "softmax_scale")]
     results = flash_mla.cuda.sparse_decode_fwd(*first)
     check_decode(kind, results[:2], tensors.expected(), SPARSE_OUT)
-    assert tuple(results[2].shape)[1:] == (8,) and len(results[3]) == call.sizes["b"] + 1
+    assert tuple(results[2].shape)[1:] == (8,) and len(results[3]) == tensors.sizes["b"] + 1
     invariant = flash_mla.cuda.sparse_decode_fwd(*first, None, True)
     check_decode(kind, invariant[:2], tensors.expected(), SPARSE_OUT)
     assert invariant[2:] == (None, None)
     if kind.element != "bfloat16":
         return
-    tensors = Tensors(of_name("sglang_v4_prefill"), kind)
-    _, named = tensors.arguments(sglang)
+    tensors, _, named = recorded("sglang_v4_prefill", kind)
     results = flash_mla.cuda.sparse_prefill_fwd(*[named[name] for name in list(named)])
     check_close("out", kind.float64(results[0]), tensors.expected_of_prefill(math.e)[0], PREFILL_OUT)
 

@@ -20,7 +20,7 @@ import test_decode_fp8
 import test_mha
 import test_sparse
 import test_sparse_prefill
-from kinds import BF16_KINDS, KINDS, WORDS, Kind, torch
+from kinds import BF16_KINDS, KINDS, WORDS, Kind, ml_dtypes, torch
 from test_errors import check_message
 from test_mha import MHA_KINDS, Sequences
 from test_merge import Parts
@@ -254,6 +254,43 @@ def test_metadata_serves_every_layer(family, kind, nothing):
             h_q=16, seed=seed, **(dict(d=[576, 576, 512][seed]) if family is FAMILIES["dense"] else {})
         )
         family.check_call(kind, problem, family.arguments(kind, problem), tile_scheduler_metadata=meta)
+
+
+def of_decode(family):
+    return [None] if family.function == DECODE else []
+
+
+@of(nothing=of_decode)
+def test_is_fp8_kvcache_is_what_the_cache_has(family, kind, nothing):
+    """Where it is not given: it was then False to FlashMLA, and is True since September 2026."""
+    problem, (meta, _), (other, _) = family.make(), get_mla_metadata(), get_mla_metadata()
+    arguments = family.arguments(kind, problem)
+    said = arguments.pop("is_fp8_kvcache")
+    got = family.check_call(kind, problem, arguments, tile_scheduler_metadata=meta)
+    expected = family.call(kind, dict(arguments, is_fp8_kvcache=said, tile_scheduler_metadata=other))
+    assert kind.all_bits(got) == kind.all_bits(expected)
+    assert meta.config == other.config and meta.config.is_fp8_kvcache is said
+    with pytest.raises(ValueError, match="k_cache: " if not said else "is_fp8_kvcache: is False"):
+        family.call(kind, dict(arguments, is_fp8_kvcache=not said))
+    with pytest.raises(ValueError, match="k_cache: "):  # a format that is named is not said of another cache
+        family.call(kind, dict(arguments, kv_format=NAMES[kind.element] if said else "FP8_656"))
+
+
+NAMES = {"bfloat16": "BF16", "float16": "FP16"}
+
+
+@of(type_=lambda family: ["int8", "float8_e4m3fn"] if getattr(family.make(), "layout", "plain") != "plain" else [])
+def test_cache_of_any_type_of_one_byte(family, kind, type_):
+    library = torch if kind.is_torch else numpy if type_ == "int8" else ml_dtypes
+    if library is None:
+        pytest.skip("no library has this type")
+    arguments = family.arguments(kind, family.make())
+    expected = kind.all_bits(family.call(kind, arguments))
+    for name in {"k_cache", "extra_k_cache", "kv"} & arguments.keys():
+        arguments[name] = arguments[name].view(getattr(library, type_))
+    if family.function == DECODE:
+        del arguments["is_fp8_kvcache"]
+    assert kind.all_bits(family.call(kind, arguments)) == expected
 
 
 FIELDS = {

@@ -29,13 +29,42 @@ for h, h_k in ((4, 4), (4, 1)):
     assert has_bwd or h_k == 1
     done(name, has_bwd)
 """
+WITH_CASES = """
+import sys
+from beside_it import Case, can_run
+
+def run_test(case):
+    print(case.size, case.num_runs)
+    return case.size != 3
+
+testcases = [case for case in map(Case, range(6)) if can_run(case)]
+for number, test in enumerate(testcases):
+    if not run_test(test) and "--run-to-finish" not in sys.argv:
+        sys.exit(1)
+"""
+BESIDE = """
+import torch
+
+class Case:
+    num_runs = 10
+    def __init__(self, size):
+        self.size = size
+
+def can_run(case):
+    major, _ = torch.cuda.get_device_capability()
+    if major != 10:
+        return False
+    return case.size != 1
+
+done = print
+"""
 
 
 @pytest.fixture
 def test_file(tmp_path):
     file = tmp_path / "test_made_up.py"
     file.write_text(MADE_UP)
-    (tmp_path / "beside_it.py").write_text("done = print\n")
+    (tmp_path / "beside_it.py").write_text(BESIDE)
     (tmp_path / "torch.py").write_text("class cuda:\n    def get_device_capability():\n        return 9, 1\n")
     return file
 
@@ -50,7 +79,30 @@ def test_runs(test_file, grouped):
         "test_made_up.py:7: left out: if major != 10:",
         "test_made_up.py:9: left out: assert torch.cuda.get_device_capability()[0] == 10, 'another chip'",
     ]
-    assert lines[3:] == ["test_made_up.py:15: has_bwd is True"] * grouped + ["older True", f"older {grouped}"]
+    lines = [line for line in lines[3:] if line != OF_BESIDE]
+    assert lines == ["test_made_up.py:15: has_bwd is True"] * grouped + ["older True", f"older {grouped}"]
+
+
+OF_BESIDE = "beside_it.py:11: left out: if major != 10:"
+
+
+@pytest.mark.parametrize(
+    "options, ran, last",
+    [
+        (["--", "--run-to-finish"], "02345", "cases: 5 of 5 begun"),
+        (["--untimed", "--", "--run-to-finish"], "02345", "cases: 5 of 5 begun, none timed"),
+        (["--cases=1::2", "--", "--run-to-finish"], "24", "cases: 2 of 5 begun"),
+        (["--cases", "3:", "--untimed"], "45", "cases: 2 of 5 begun, none timed"),
+        ([], "023", "cases: 3 of 5 begun"),
+    ],
+)
+def test_cases(test_file, options, ran, last):
+    test_file.write_text(WITH_CASES)
+    done = run(SCRIPT, test_file, *options)
+    assert done.returncode == (ran[-1] == "3"), done
+    runs = 0 if "--untimed" in options else 10
+    assert done.stdout.splitlines()[1:] == [OF_BESIDE, *(f"{size} {runs}" for size in ran), last]
+    assert not list(test_file.parent.glob("__pycache__/beside_it*"))
 
 
 def test_fails_where_the_test_does(test_file):
@@ -65,6 +117,14 @@ def test_refused(test_file, tmp_path):
     for file in (test_file, tmp_path / "none.py"):
         done = run(SCRIPT, file)
         assert done.returncode == 2 and f"flashmla_tests.py: {file}: " in done.stderr, done
+    test_file.write_text("testcases = []\n")
+    for option, text in (
+        ("--untimed", f"{test_file}: has no loop over testcases"),
+        ("--cases=1", "argument --cases: is '1', must be START:STOP or START:STOP:STEP"),
+        ("--cases=a:", "argument --cases: is 'a:', must be START:STOP or START:STOP:STEP"),
+    ):
+        done = run(SCRIPT, test_file, option)
+        assert done.returncode == 2 and text in done.stderr, done
     test_file.write_text("")
     code = f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
     done = run("-c", code, test_file)

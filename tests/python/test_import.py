@@ -221,9 +221,9 @@ SIGNATURES = {
     "get_mla_metadata": "(cache_seqlens=None, num_q_tokens_per_head_k=None, num_heads_k=None, num_heads_q=None, "
     "is_fp8_kvcache=False, topk=None, *args, **kwargs)",  # of 2025; that of 2026 takes anything and does not look at it
     "flash_mla_with_kvcache": "(q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, "
-    "num_splits=None, softmax_scale=None, causal=False, is_fp8_kvcache=False, indices=None, attn_sink=None, "
+    "num_splits=None, softmax_scale=None, causal=False, is_fp8_kvcache=None, indices=None, attn_sink=None, "
     "extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None, out=None, "
-    "enable_batch_invariant=False)",  # the last two since September 2026
+    "enable_batch_invariant=False)",  # the last two since September 2026; is_fp8_kvcache was False, and is True since then
     "flash_mla_sparse_fwd": "(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None, " "indexer_topk=0)",
     "flash_attn_varlen_func": "(q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, dropout_p=0.0, "
     "softmax_scale=None, causal=False, deterministic=False, is_varlen=True)",

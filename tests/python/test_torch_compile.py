@@ -23,6 +23,7 @@ CALLS = [
     ("dense_decode", dict(causal=True, lse_empty=-math.inf, log_base=2)),
     ("dense_decode_fp8-576", dict(causal=True, lse_empty=-math.inf, log_base=2, batch_invariant=True)),
     ("sparse_decode-656", dict(batch_invariant=True)),
+    *[(name, dict(is_fp8_kvcache=None)) for name in ("dense_decode-576", "sparse_decode", "sparse_decode-656")],
     *[(name, dict(lse_empty=-math.inf, log_base=2)) for name in ("merge", "mha_forward")],
     ("sparse_prefill", dict(indexer_topk=32)),
 ]

@@ -44,6 +44,12 @@ static inline const struct cache_format *described_format(const struct member *m
                                                                            : layout->format];
 }
 
+/* A page of it is one piece: its tokens, then the scales of all. */
+static inline bool described_in_pieces(const struct member *m, const struct layout *layout)
+{
+    return (m->allowed & IS_CACHE) && kv_layout_of(described_format(m, layout)->format, 0).scale_bytes;
+}
+
 /* The name of a dimension; DIM__ where there is none, or where it is the bytes of a token. */
 static inline enum dimension described_name(const struct member *m, const struct layout *layout, int i)
 {

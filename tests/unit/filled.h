@@ -24,14 +24,25 @@ static inline size_t bytes_of(const struct held *held)
     return (size_t)elements_of(held) * held->tensor.dtype.bits / 8;
 }
 
-/* Tokens of FP8 pages: finite codes; scales of 0.01 to 0.04, or what a code below 2^0 is as a power of two. */
-static inline void fill_tokens(uint8_t *at, const struct held *held, struct random_state *random)
+/* Codes of queries and caches, finite and, of e4m3, below 2; scales of 0.01 to 0.04, or 2^-7 to 2^-4, or, of FP4, such codes. */
+static inline void fill_codes(const struct held *held, const struct member *m, const struct layout *l,
+                              struct random_state *random)
 {
+    uint8_t *const at = held->tensor.data;
     const size_t bytes = bytes_of(held);
     for (size_t i = 0; i < bytes; i++) at[i] = (uint8_t)random_between(random, 0x20, 0x3d);
-    for (size_t token = 0; held->shape[3] == 656 && token < bytes; token += 656)
-        for (int g = 0; g < 4; g++)
-            memcpy(at + token + 512 + 4 * g, &(float){0.01f * (float)(1 + g)}, sizeof(float));
+    if (!(m->allowed & IS_CACHE)) return;
+    const struct kv_layout layout = kv_layout_of(described_format(m, l)->format, 0);
+    const int64_t pages = held->shape[0], page_size = held->shape[1], of_page = page_size * held->shape[3];
+    for (int64_t slot = 0; slot < pages * page_size; slot++) {
+        uint8_t *const scales =
+            at + slot / page_size * of_page + kv_scales_at(&layout, page_size, slot % page_size);
+        for (int32_t g = 0; g < layout.scales; g++) {
+            if (layout.scale == KV_SCALE_F32)
+                memcpy(scales + 4 * g, &(float){0.01f * (float)(1 + g)}, sizeof(float));
+            if (layout.scale == KV_SCALE_UE8M0) scales[g] = (uint8_t)(120 + g % 4);
+        }
+    }
 }
 
 /* Draws lengths: all, one or none, and some. */
@@ -69,7 +80,7 @@ static inline void fill_input(const struct held *held, const struct member *m, c
     const fmla_dtype dtype = held->tensor.dtype;
     const size_t width = dtype.bits / 8;
     char *at = held->tensor.data;
-    if (width == 1) fill_tokens(held->tensor.data, held, random);
+    if (width == 1) fill_codes(held, m, l, random);
     for (int64_t i = 0; width > 1 && i < elements_of(held); i++, at += width) {
         const float x = dtype.code == FMLA_TYPE_INT ? 0.0f : random_input(random, 0.0f, 0.3f);
         const uint16_t narrow = dtype.code == FMLA_TYPE_BFLOAT ? num_to_bf16(x) : num_to_fp16(x);

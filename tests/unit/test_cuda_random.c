@@ -213,7 +213,7 @@ static void judge_pieces(const struct fake_launch *launch, const struct fake_lau
     HOLDS(next->config.grid_x == cut * 64 / PREFILL_JOIN_WARPS);
 }
 
-/* One launch over FP8 pages: blocks of threads that stay, or a part of a token's list each. */
+/* One launch over pages of bytes: blocks of threads that stay, or a part of a token's list each. */
 static void judge_pages(const struct fake_launch *launch, int64_t tiles, size_t bytes)
 {
     const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
@@ -242,7 +242,7 @@ static void judge_prefill(size_t bytes)
     for (int i = 0; i < fake->launches; i++) {
         const struct fake_launch *const launch = &fake->launch[i];
         if (!strcmp(launch->kernel, "sm90_sparse_prefill_join")) continue;
-        if (!strncmp(launch->kernel, "sm90_sparse_prefill_fp8", 23)) {
+        if (!strncmp(launch->kernel, "sm90_sparse_prefill_fp", 22)) {
             judge_pages(launch, ceil_div(h_q, 64), bytes);
             tokens += sparse_prefill_fp8_params_of(launch).decode.call.b;
             continue;
@@ -458,10 +458,13 @@ static void merge_drawn(void)
 /* Draws calls of the cache, and of operations whose tensors are rows of tokens. */
 static void tokens_drawn(void)
 {
-    struct shape s = {.of = {.type = draw_type(), .format = (int32_t)(1 + draw_below(5))},
+    struct shape s = {.of = {.type = draw_type(), .format = (int32_t)(1 + draw_below(KV_FORMATS))},
                       .odd = draw_one_in(8)};
     struct layout *const l = &s.of;
     l->d_qk = cache_formats[l->format].d_qk;
+    for (int64_t other = -1; other && l->d_qk && other != l->d_qk;
+         other = cache_formats[l->extra_format].d_qk)
+        l->extra_format = (int32_t)(1 + draw_below(KV_FORMATS));
     if (!l->d_qk) l->d_qk = draw_one_in(2) ? 576 : draw_size(4096);
     l->width = l->d_qk, l->pages = size_or_none(1 << 20), l->page_size = draw_size(1 << 16);
     l->tokens = draw_fit(size_or_none(INT64_C(1) << 40), (double)l->d_qk * 8.0);

@@ -16,7 +16,8 @@ static int has_size(const int32_t sizes[4], int64_t size)
 static int covers(const fmla_capability *row, const struct wanted *wanted)
 {
     return !(wanted->elements & ~(unsigned)row->types) && has_size(row->d_qk, wanted->d_qk) &&
-           has_size(row->d_v, wanted->d_v) && !(wanted->formats << FMLA_KV_BF16 & ~(unsigned)row->kv_formats);
+           has_size(row->d_v, wanted->d_v) &&
+           !((wanted->formats | wanted->extra_formats) << FMLA_KV_BF16 & ~(unsigned)row->kv_formats);
 }
 
 /* The first row that is available, covers the call, and runs unasked. */
@@ -35,26 +36,31 @@ static void check_choice(const struct wanted *wanted, const struct processor *pr
     const struct kernel *kernel = NULL;
     const fmla_status status = dispatch(wanted, NULL, &kernel);
     const char *first = promised(wanted), *chosen = status ? NULL : kernel->name;
-    CHECK(chosen == first || (chosen && first && !strcmp(chosen, first)),
-          "%s of types %x, d_qk %d, formats %x, on a processor with %x, Intel's %d: %s runs, the first row "
-          "is %s",
-          operation_name(wanted->operation), wanted->elements, (int)wanted->d_qk, wanted->formats,
-          processor->meets, processor->intel, chosen ? chosen : "none", first ? first : "none");
+    CHECK(
+        chosen == first || (chosen && first && !strcmp(chosen, first)),
+        "%s of types %x, d_qk %d, formats %x and %x, on a processor with %x, Intel's %d: %s runs, the first "
+        "row is %s",
+        operation_name(wanted->operation), wanted->elements, (int)wanted->d_qk, wanted->formats,
+        wanted->extra_formats, processor->meets, processor->intel, chosen ? chosen : "none",
+        first ? first : "none");
 }
 
 static void check_operation(enum operation operation, const struct processor *processor)
 {
     static const int64_t sizes[][2] = {{512, 512}, {576, 512}, {192, 128}, {128, 128}, {64, 64}, {64, 128}};
     const bool plan = operation == OP_DECODE_PLAN || operation == OP_SPARSE_PLAN,
-               sparse = operation == OP_SPARSE_DECODE || operation == OP_SPARSE_PREFILL,
-               attention = sparse || operation == OP_DENSE_DECODE || operation_is_mha(operation);
+               cached = operation == OP_DENSE_DECODE || operation == OP_SPARSE_DECODE ||
+                        operation == OP_SPARSE_PREFILL,
+               attention = cached || operation_is_mha(operation);
+    const int formats = cached ? KV_FORMATS : 1, second = operation == OP_SPARSE_DECODE ? KV_FORMATS : 0;
     for (int e = 0; e < (plan ? 1 : 3); e++)
         for (int s = 0; s < (attention ? 6 : 1); s++)
-            for (int f = KV_BF16; f <= (sparse ? KV_FP8_584 : KV_BF16); f++) {
+            for (int f = 0; f < formats * (1 + second); f++) {
                 struct wanted wanted = {.operation = operation, .device = cpu, .argument = "q"};
                 if (!plan) wanted.elements = 1u << e;
                 if (attention) wanted.d_qk = sizes[s][0], wanted.d_v = sizes[s][1];
-                if (sparse) wanted.formats = 1u << f;
+                if (cached) wanted.formats = 1u << f % formats;
+                if (f >= formats) wanted.extra_formats = 1u << (f / formats - 1);
                 check_choice(&wanted, processor);
             }
 }

@@ -31,7 +31,7 @@ static const struct way everywhere[] = {
     {.name = "without lse", .no_lse = true}};
 enum { EVERYWHERE = sizeof everywhere / sizeof everywhere[0] };
 
-/* Slots follow each other all the same, but in FP8_584. */
+/* Slots follow each other all the same, but in formats whose pages are one piece. */
 static const struct way in_pages[] = {{.name = "pages of one", .page = 1},
                                       {.name = "pages of 64", .page = 64},
                                       {.name = "one page, unaligned", .page = SLOTS, .shift = 1}};
@@ -44,9 +44,20 @@ static const struct way of_dense[] = {{.name = "by a plan", .plan = BY_PLAN, .th
                                       {.name = "pages of 61, unaligned", .page = 61, .shift = 1},
                                       {.name = "pages of 64", .page = 64}};
 
-/* Caches, in an order in which operations that have some have the first ones. */
-static const int32_t formats[] = {FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584};
-enum { FORMATS = sizeof formats / sizeof formats[0] };
+/* Formats of the caches, in an order in which operations that have some have the first ones; 0: there is no extra cache. */
+static const int32_t formats[][2] = {{FMLA_KV_BF16, 0},
+                                     {FMLA_KV_FP8_656, 0},
+                                     {FMLA_KV_FP8_584, 0},
+                                     {FMLA_KV_FP8_528, 0},
+                                     {FMLA_KV_FP8_528_SPLIT, 0},
+                                     {FMLA_KV_FP4_288, 0},
+                                     {FMLA_KV_FP4_288_SPLIT, 0},
+                                     {FMLA_KV_FP8_528_F32, 0},
+                                     {FMLA_KV_FP8_656, FMLA_KV_FP8_656},
+                                     {FMLA_KV_FP8_528, FMLA_KV_FP4_288},
+                                     {FMLA_KV_FP4_288_SPLIT, FMLA_KV_FP8_584},
+                                     {FMLA_KV_FP8_528_F32, FMLA_KV_BF16}};
+enum { FORMATS = sizeof formats / sizeof formats[0], FORMATS_OF_ONE = 8 };
 
 /* An operation: its calls, and beside the ways of all which give the bits of the plainest one. */
 static const struct tested {
@@ -60,15 +71,16 @@ static const struct tested {
 } all[] = {
 #define ROWS  .b = 3, .s_q = 2, .h_q = 5, .h_kv = 1, .d_v = 512, .type = {FMLA_TYPE_BFLOAT, 16, 1}
 #define PAGES .pages = 16, .page_size = SLOTS / 16, .one_head = 1, .topk = 150, .has = HAS_LSE | HAS_SINK
+#define EXTRA .extra_pages = 4, .extra_page_size = 10, .extra_topk = 70
     {OP_DENSE_DECODE,
      DESIGNATED(ROWS, .d_qk = 576, .pages = 3, .page_size = KEYS, .max_pages = 1, .rows = PARTITIONS,
                 .fields = FMLA_PARTITION_FIELDS, .splits = 4, .causal = 1, .has = HAS_LSE | HAS_SINK),
      of_dense, 6, 1, DIM_b, 3},
-    {OP_SPARSE_DECODE, DESIGNATED(ROWS, PAGES), in_pages, 3, FORMATS, DIM_b, 3},
+    {OP_SPARSE_DECODE, DESIGNATED(ROWS, PAGES, EXTRA), in_pages, 3, FORMATS, DIM_b, 3},
     /* So many tokens that no list is cut. */
     {OP_SPARSE_PREFILL,
      DESIGNATED(PAGES, .s_q = TOKENS, .h_q = 5, .h_kv = 1, .d_v = 512, .type = {FMLA_TYPE_BFLOAT, 16, 1}),
-     in_pages, 3, FORMATS, DIM_s_q, 1},
+     in_pages, 3, FORMATS_OF_ONE, DIM_s_q, 1},
 #define HEADS .h_q = 6, .h_kv = 2, .d_qk = 192, .d_v = 128, .causal = 1, .has = HAS_LSE
     {OP_MHA_FORWARD, DESIGNATED(HEADS, .b = 3, .s_q = TOKENS, .s_k = 100, .type = {FMLA_TYPE_BFLOAT, 16, 1}),
      NULL, 0, 1, DIM_b, 3},
@@ -115,11 +127,15 @@ static void place(struct held *held, const struct member *m, int which, const st
     place_filled(held, m, which, &l);
 }
 
-static void make(const struct tested *tested, const char *kernel, int32_t format)
+static void make(const struct tested *tested, const char *kernel, int which)
 {
     made.tested = tested, made.kernel = kernel, made.layout = tested->layout;
-    made.layout.format = format, made.layout.num_partitions = PARTITIONS;
-    if (!made.layout.d_qk) made.layout.d_qk = format == FMLA_KV_FP8_584 ? 512 : 576;
+    made.layout.num_partitions = PARTITIONS;
+    if (tested->formats > 1) made.layout.format = formats[which][0];
+    if (formats[which][1])
+        made.layout.extra_format = formats[which][1], made.layout.has |= HAS_EXTRA | HAS_EXTRA_LENGTHS;
+    const int64_t of_format = cache_formats[made.layout.format].d_qk;
+    if (!made.layout.d_qk) made.layout.d_qk = of_format ? of_format : 576;
     for (int i = 0; i < MAX_TENSORS; i++) free(made.held[i].tensor.data), made.held[i].tensor.data = NULL;
     named_make(tested->operation, made.args, made.held, &made.layout, place);
 }
@@ -142,7 +158,7 @@ static void put_in_pages(struct held *kv, struct held *table, int64_t page)
     HELD(table, entries, i32, 2, b, pages);
 }
 
-/* Copies rows between `rows` and `held`, whose rows (all but the last dimension; of FP8_584, pages) may lie apart. */
+/* Copies rows between `rows` and `held`, whose rows (all but the last dimension; pages in one piece) may lie apart. */
 static void copy_rows(const struct held *held, bool pieces, char *rows, bool out)
 {
     const int ndim = held->tensor.ndim, inner = pieces ? 1 : ndim - 1;
@@ -161,10 +177,10 @@ static void copy_rows(const struct held *held, bool pieces, char *rows, bool out
  * to. */
 static void lay_out(struct held *held, const struct member *m, char *to, int64_t shift)
 {
-    const bool pieces = (m->allowed & IS_CACHE) && made.layout.format == FMLA_KV_FP8_584;
-    const int64_t gap = m->allowed & IN_ROWS           ? 0
-                        : held->tensor.dtype.bits == 8 ? (pieces ? 2 : 4) * shift
-                                                       : shift;
+    const bool pieces = described_in_pieces(m, &made.layout), bytes = held->tensor.dtype.bits == 8;
+    const int64_t gap = m->allowed & IN_ROWS ? 0
+                        : bytes              ? described_format(m, &made.layout)->unit * shift
+                                             : shift;
     char *const from = held->tensor.data;
     const int inner = pieces ? 1 : held->tensor.ndim - 1;
     for (int i = inner - 1; i >= 0; i--)
@@ -254,18 +270,21 @@ static void check_way(const struct way *way)
                      first = way->request ? (size_t)(way->request - 1) * bytes : 0;
         if (bytes)
             CHECK(!memcmp(base.rows[which] + first, other.rows[which], bytes),
-                  "%s %s, format %d, %s, batch-invariant %d: %s has other bits", descriptors[operation].name,
-                  made.kernel, made.layout.format, way->name, way->invariant, m->name);
+                  "%s %s, formats %d and %d, %s, batch-invariant %d: %s has other bits",
+                  descriptors[operation].name, made.kernel, made.layout.format, made.layout.extra_format,
+                  way->name, way->invariant, m->name);
     }
 }
 
-static void check_operation(const struct tested *o, const char *kernel, int32_t format)
+static void check_operation(const struct tested *o, const char *kernel, int which)
 {
-    make(o, kernel, format);
+    make(o, kernel, which);
+    const struct member *const cache = described_tensor(o->operation, CACHE);
+    const int more = cache && described_in_pieces(cache, &made.layout) ? 0 : o->count;
     const int modes = option_at(o->operation, made.args, "batch_invariant") ? 1 : 0;
     for (int invariant = 0; invariant <= modes; invariant++) {
         call(&(struct way){.name = "first", .invariant = invariant}, &base);
-        for (int i = 0; i < EVERYWHERE + (format == FMLA_KV_FP8_584 ? 0 : o->count); i++) {
+        for (int i = 0; i < EVERYWHERE + more; i++) {
             struct way way = i < EVERYWHERE ? everywhere[i] : o->more[i - EVERYWHERE];
             way.invariant = invariant;
             check_way(&way);
@@ -283,7 +302,7 @@ int main(void)
         for (size_t k = 0; k < sizeof all / sizeof all[0]; k++)
             for (int f = 0; f < all[k].formats && !strcmp(row.operation, descriptors[all[k].operation].name);
                  f++)
-                check_operation(&all[k], row.kernel, all[k].formats > 1 ? formats[f] : 0);
+                check_operation(&all[k], row.kernel, f);
     }
     for (int i = 0; i < MEMORIES; i++) free(memory[i]);
     for (int i = 0; i < MAX_TENSORS; i++) free(made.held[i].tensor.data);

@@ -89,8 +89,12 @@ static struct shape draw_most(void)
     }
     most.plan = l->num_partitions && draw_one_in(2) ? PLAN_TABLES : PLAN_NONE; /* whose rows name as many */
     l->has |= HAS_TABLE;
-    if (sparse && hopper && !strcmp(kernel, "cuda-sm90-16")) l->format = FMLA_KV_FP8_656, l->d_qk = 0;
-    if (sparse && hopper) l->type = l->format == FMLA_KV_FP16 ? fp16 : bf16;
+    if (sparse && hopper) {
+        if (!strcmp(kernel, "cuda-sm90-16") && l->format < FMLA_KV_FP8_656)
+            l->format = FMLA_KV_FP8_656, l->d_qk = 0, l->extra_format = 0;
+        if (l->extra_format && l->extra_format < FMLA_KV_FP8_656) l->extra_format = 0; /* of other types */
+        l->type = l->format == FMLA_KV_FP16 ? fp16 : bf16;
+    }
     if (operation != OP_SPARSE_PREFILL) {
         const int64_t group = draw_clamp(l->h_q / key_heads(l), 1, sparse ? 1 << 12 : 1 << 10);
         l->h_q = group * key_heads(l), l->b = draw_clamp(l->b, 0, 1 << 14);

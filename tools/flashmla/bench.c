@@ -45,6 +45,7 @@ static const struct command bench = {
     "  flashmla bench --cache fp8_576 --products all --batch 8 --heads 16\n"
     "  flashmla bench --op merge --parts 2,8\n"
     "  flashmla bench --op sparse_decode --grid quick --heads 16,128\n"
+    "  flashmla bench --op sparse_decode --grid peers --cache fp8_528 --extra-cache fp4_288\n"
     "  flashmla bench --op sparse_prefill --device cuda:0 --grid peers --json sparse_prefill.jsonl\n"
     "  flashmla bench --op mha_forward --d-qk 192 --causal yes --threads 1\n"
     "  flashmla bench --op cache_append --device cuda:0 --tokens 128,65536\n"
@@ -57,9 +58,10 @@ static const struct command bench = {
 struct bench_options {
     const char *grid, *kernel, *json;
     fmla_device device;
-    int op, dtype, cache, products, causal, varlen, norm, rope; /* indices of the choices */
-    const char *names[OPTION_CHOICES];                          /* those of op */
-    bool dtype_given, cache_given, products_given, causal_given, varlen_given, norm_given, rope_given;
+    int op, dtype, cache, extra_cache, products, causal, varlen, norm, rope; /* indices of the choices */
+    const char *names[OPTION_CHOICES];                                       /* those of op */
+    bool dtype_given, cache_given, extra_cache_given, products_given, causal_given, varlen_given, norm_given,
+        rope_given;
     int between; /* index of the choices: enum bench_between */
     bool between_given;
     int64_t repeat, threads;
@@ -149,6 +151,10 @@ static int bench_all(struct bench_options *o)
                                FMLA_KV_FP4_288_SPLIT,
                                FMLA_KV_FP8_528_F32};
     enum { CACHES = sizeof caches / sizeof *caches };
+    static int64_t extras[] = {FMLA_KV_BF16,          FMLA_KV_FP8_656,       FMLA_KV_FP8_584,
+                               FMLA_KV_FP8_528,       FMLA_KV_FP8_528_SPLIT, FMLA_KV_FP4_288,
+                               FMLA_KV_FP4_288_SPLIT, FMLA_KV_FP8_528_F32};
+    enum { EXTRAS = sizeof extras / sizeof *extras };
     struct fault fault = {""};
     char grids[128];
     int64_t count;
@@ -157,6 +163,8 @@ static int bench_all(struct bench_options *o)
     if (o->cache_given && o->cache < CACHES && !takes_format(op, (int32_t)caches[o->cache]))
         return complain(&bench, EXIT_USAGE, "--cache: %s not with --op %s",
                         format_name((int32_t)caches[o->cache]), o->names[o->op]);
+    if (o->extra_cache_given && op != OP_SPARSE_DECODE)
+        return complain(&bench, EXIT_USAGE, "--extra-cache: only with --op sparse_decode");
     if (o->between_given && o->warm)
         return complain(&bench, EXIT_USAGE, "--between and --warm: one of them at most");
     if (o->host && (o->warm || o->between_given))
@@ -167,6 +175,7 @@ static int bench_all(struct bench_options *o)
         return complain(&bench, EXIT_USAGE, "--between products takes a GPU (--device cuda:0)");
     choose(&o->axes.axis[AXIS_DTYPE], no_yes, 2, o->dtype, o->dtype_given);
     choose(&o->axes.axis[AXIS_FORMAT], caches, CACHES, o->cache, o->cache_given);
+    choose(&o->axes.axis[AXIS_EXTRA_FORMAT], extras, EXTRAS, o->extra_cache, o->extra_cache_given);
     choose(&o->axes.axis[AXIS_PRODUCTS], products, MADE_PRODUCTS, o->products, o->products_given);
     choose(&o->axes.axis[AXIS_NORM], no_yes, 2, o->norm, o->norm_given);
     choose(&o->axes.axis[AXIS_TURNS], turns, 3, o->rope, o->rope_given);
@@ -178,6 +187,11 @@ static int bench_all(struct bench_options *o)
     if (!rows) return complain(&bench, EXIT_FAILED, "no memory for so many rows");
     if (!count) {
         free(rows);
+        if (o->extra_cache_given)
+            return complain(
+                &bench, EXIT_USAGE,
+                "--extra-cache: --grid %s has no row with an extra cache and keys of the size of %s", o->grid,
+                format_name((int32_t)extras[o->extra_cache]));
         return complain(&bench, EXIT_USAGE, "--products: %s only with --cache %s", products_name(o->products),
                         o->products == MADE_CODES ? "fp8_576" : "fp8_656 or fp8_576");
     }
@@ -226,6 +240,10 @@ int command_bench(int argc, char **argv)
             "fp4_288_split, fp8_528_f32 (of dense_decode none) or all of these",
             &o.cache_given, "plain", "fp8_656", "fp8_584", "fp8_576", "fp8_528", "fp8_528_split", "fp4_288",
             "fp4_288_split", "fp8_528_f32", "all"),
+        OPTION_ONE_OF("--extra-cache", &o.extra_cache, "FORMAT",
+                      "of sparse_decode: the rows with an extra cache alone, in this format",
+                      &o.extra_cache_given, "plain", "fp8_656", "fp8_584", "fp8_528", "fp8_528_split",
+                      "fp4_288", "fp4_288_split", "fp8_528_f32"),
         OPTION_ONE_OF(
             "--products", &o.products, "WHICH",
             "of dense_decode over fp8_656 or fp8_576: bf16 (the default), fp8, codes (fp8, with q of "
@@ -263,8 +281,8 @@ int command_bench(int argc, char **argv)
     int status = options_parse(&bench, options, argc, argv, NULL);
     if (status < 0) status = bench_all(&o);
     for (int a = 0; a < BENCH_AXES; a++)
-        if (a != AXIS_DTYPE && a != AXIS_FORMAT && a != AXIS_PRODUCTS && a != AXIS_CAUSAL &&
-            a != AXIS_VARLEN && a != AXIS_NORM && a != AXIS_TURNS)
+        if (a != AXIS_DTYPE && a != AXIS_FORMAT && a != AXIS_EXTRA_FORMAT && a != AXIS_PRODUCTS &&
+            a != AXIS_CAUSAL && a != AXIS_VARLEN && a != AXIS_NORM && a != AXIS_TURNS)
             free(o.axes.axis[a].items);
     return status;
 }

@@ -3,6 +3,7 @@
 
 #include "policy.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -160,8 +161,9 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
         [OP_CACHE_GATHER] = CACHES | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE,
         [OP_CACHE_CONVERT] = 1 << AXIS_TOKENS | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE,
     };
-    const int of_keys = p->page_size ? 1 << AXIS_PAGE_SIZE : KEYS;
-    return ((axes[op] ? axes[op] : CACHES) | (op == OP_SPARSE_PREFILL ? of_keys : 0)) & 1 << axis;
+    const int of_keys = p->page_size ? 1 << AXIS_PAGE_SIZE : KEYS,
+              of_extra = p->extra_topk ? 1 << AXIS_EXTRA_FORMAT : 0;
+    return ((axes[op] ? axes[op] : CACHES) | (op == OP_SPARSE_PREFILL ? of_keys : 0) | of_extra) & 1 << axis;
 }
 
 /* What the product has of an axis. */
@@ -187,6 +189,7 @@ static struct option_counts list_of(enum operation op, const struct product *p, 
     if (axis == AXIS_PAGE_SIZE && (p->page_size || op == OP_SPARSE_PREFILL)) items = &p->page_size, count = 1;
     if (axis == AXIS_FORMAT && op == OP_DENSE_DECODE) items = no_yes, count = 1; /* q's type */
     if (axis == AXIS_FORMAT && is_sparse(op)) items = &p->format, count = 1;
+    if (axis == AXIS_EXTRA_FORMAT) items = &p->extra_format, count = 1;
     if (axis == AXIS_CAUSAL || axis == AXIS_VARLEN) {
         const int which = axis == AXIS_CAUSAL ? p->causal : p->varying;
         items = no_yes + (which == YES), count = which == BOTH ? 2 : 1;
@@ -219,7 +222,7 @@ static struct shape row_of(enum operation op, const struct product *p, const str
                           .tokens = tokens ? v[AXIS_TOKENS] : 0,
                           .parts = op == OP_MERGE ? v[AXIS_PARTS] : 0,
                           .format = (int32_t)(of_caches ? v[AXIS_FORMAT] : p->format),
-                          .extra_format = (int32_t)p->extra_format,
+                          .extra_format = (int32_t)v[AXIS_EXTRA_FORMAT],
                           .products = dense ? (int32_t)v[AXIS_PRODUCTS] : MADE_BF16,
                           .type = (enum element)v[AXIS_DTYPE],
                           .d_v = v[AXIS_D_V],
@@ -240,8 +243,28 @@ static struct shape row_of(enum operation op, const struct product *p, const str
                              : wide                            ? FMLA_KV_FP8_656
                                                                : FMLA_KV_FP8_528;
     }
-    if (cache_formats[shape.format].d_qk) shape.d_qk = cache_formats[shape.format].d_qk, shape.h_kv = 1;
+    if (cache_formats[shape.format].d_qk)
+        shape.d_qk = cache_formats[shape.format].d_qk, shape.h_kv = 1;
+    else if (shape.extra_topk && cache_formats[shape.extra_format].d_qk)
+        shape.d_qk = cache_formats[shape.extra_format].d_qk;
     return shape;
+}
+
+/* Are the formats of a row's caches the operation's, and of two caches with keys of one size? */
+static bool caches_fit(const struct shape *row, const struct bench_axes *chosen)
+{
+    const int64_t d_qk = row->extra_topk ? cache_formats[row->extra_format].d_qk : 0;
+    if (row->format && !takes_format(row->op, row->format)) return false;
+    if (chosen->axis[AXIS_EXTRA_FORMAT].count && !row->extra_topk) return false;
+    return !d_qk || d_qk == row->d_qk;
+}
+
+/* Are both of two caches, and the same but for their formats? */
+static bool alike(const struct product *a, const struct product *b)
+{
+    return !memcmp(a, b, offsetof(struct product, page_size)) && a->extra_topk &&
+           a->page_size == b->page_size && a->extra_topk == b->extra_topk &&
+           a->extra_page_size == b->extra_page_size && a->extra_varlen == b->extra_varlen;
 }
 
 /* Appends the rows of a product; false without memory. */
@@ -264,8 +287,8 @@ static bool append(enum operation op, const struct product *p, const struct benc
     *rows = grown;
     for (int64_t i = 0; i < more; i++) {
         const struct shape row = row_of(op, p, lists, i);
-        if (row.format && !takes_format(op, row.format)) continue;
-        if (products_fit(row.products, row.format, row.type)) grown[(*count)++] = row;
+        if (caches_fit(&row, chosen) && products_fit(row.products, row.format, row.type))
+            grown[(*count)++] = row;
     }
     return true;
 }
@@ -284,12 +307,16 @@ struct shape *bench_grid(enum operation op, const char *name, const struct bench
                       : is_sparse(op)               ? 1 << AXIS_FORMAT
                       : grid->op == OP_DENSE_DECODE ? ~(1 << AXIS_FORMAT | 1 << AXIS_PRODUCTS)
                                                     : 0;
+    const bool of_two = chosen->axis[AXIS_EXTRA_FORMAT].count > 0;
     bool any = false;
     for (int a = 0; a < BENCH_AXES; a++) any |= chosen->axis[a].count > 0 && apart >> a & 1;
     struct shape *rows = NULL;
     *count = 0;
     for (int i = 0; i < PRODUCTS && (*grid->products[i].s_q || *grid->products[i].s_k); i++) {
-        if (i && any) break;
+        bool repeated = false;
+        for (int k = 0; any && k < i; k++)
+            repeated |= !of_two || alike(&grid->products[k], &grid->products[i]);
+        if (repeated) continue;
         if (append(op, &grid->products[i], chosen, &rows, count)) continue;
         free(rows);
         *count = 0;

@@ -36,9 +36,8 @@ static inline void place_in_region(struct held *held, const struct member *m, in
 {
     int64_t shape[MAX_DIMENSIONS];
     const int rank = described_shape(m, layout, shape);
-    const bool piece = (m->allowed & IS_CACHE) && layout->format == FMLA_KV_FP8_584;
     draw_tensor(held, which, described_dtype(m, layout), rank, shape,
-                draw_odd && rank > 1 && !piece && !(m->allowed & IN_ROWS));
+                draw_odd && rank > 1 && !described_in_pieces(m, layout) && !(m->allowed & IN_ROWS));
     for (int i = 0; i < rank; i++)
         if (!shape[i]) held->tensor.data = NULL, held->tensor.byte_offset = 0;
 }
@@ -146,10 +145,29 @@ static inline void draw_heads(struct layout *l)
     if (l->s_q * l->h_q > INT32_MAX) l->s_q = INT32_MAX / l->h_q;
 }
 
+/* A format of keys that lists name. */
+static inline int32_t draw_listed(void)
+{
+    return (int32_t)DRAW_AMONG(FMLA_KV_BF16, FMLA_KV_FP16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_528,
+                               FMLA_KV_FP8_528_SPLIT, FMLA_KV_FP4_288, FMLA_KV_FP4_288_SPLIT,
+                               FMLA_KV_FP8_528_F32);
+}
+
+/* One for an extra cache, which has the first one's d_qk and, in 16 bits, the type of q. */
+static inline int32_t draw_second(const struct layout *l)
+{
+    const int64_t first = cache_formats[l->format].d_qk, d_qk = first ? first : l->d_qk;
+    for (;;) {
+        const int32_t format = draw_listed();
+        const int64_t its = cache_formats[format].d_qk;
+        if (its ? its == d_qk : (format == FMLA_KV_FP16) == (l->type.code == FMLA_TYPE_FLOAT)) return format;
+    }
+}
+
 static inline void draw_sparse(struct layout *l, int64_t sms)
 {
     draw_heads(l);
-    l->format = (int32_t)(1 + draw_below(4));
+    l->format = draw_listed();
     const bool bytes = l->format >= FMLA_KV_FP8_656;
     if (l->format == FMLA_KV_FP16 || (bytes && draw_one_in(4))) l->type = fp16;
     if (!bytes) l->d_qk = draw_one_in(2) ? 576 : 512;
@@ -157,6 +175,7 @@ static inline void draw_sparse(struct layout *l, int64_t sms)
     if (draw_one_in(3)) {
         l->has |= HAS_EXTRA | draw_bits_of(HAS_EXTRA_LENGTHS);
         l->extra_topk = draw_one_in(6) ? 0 : DRAW_OF(INT32_MAX, 1, 64, 70, 128, 512, 1024, 8192);
+        if (draw_one_in(2)) l->extra_format = draw_second(l);
     }
     const int64_t tile = draw_one_in(2) ? 16 : 64;
     l->b = draw_one_in(3) ? draw_size(1 << 20) - draw_one_in(8)
@@ -186,7 +205,8 @@ static inline void draw_dense(struct layout *l, int64_t sms)
 
 static inline void draw_prefill(struct layout *l, int64_t sms)
 {
-    l->format = (int32_t)DRAW_AMONG(FMLA_KV_BF16, FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584);
+    l->format = draw_one_in(2) ? FMLA_KV_BF16 : draw_listed();
+    if (l->format == FMLA_KV_FP16) l->format = FMLA_KV_BF16; /* as queries are */
     const bool bytes = l->format != FMLA_KV_BF16;
     l->h_q = DRAW_OF(1 << 16, 1, 2, 8, 16, 63, 64, 65, 96, 127, 128, 128, 129, 192, 256);
     l->flat = !bytes && draw_one_in(2);
@@ -236,10 +256,10 @@ static inline int shape_in_words(enum operation operation, const struct shape *s
             length += snprintf(words + length, size - (size_t)length, " %s %" PRId64 ",", dimension_words[i],
                                s->of.size[i]);
     return length + snprintf(words + length, size - (size_t)length,
-                             " %d bits, format %d, tensors %x, plan %d of %d partitions%s%s%s",
-                             s->of.type.bits, s->of.format, s->of.has, s->plan, s->of.num_partitions,
-                             s->of.flat ? ", flat" : "", s->of.batch_invariant ? ", batch-invariant" : "",
-                             s->odd ? ", odd" : "");
+                             " %d bits, formats %d and %d, tensors %x, plan %d of %d partitions%s%s%s",
+                             s->of.type.bits, s->of.format, s->of.extra_format, s->of.has, s->plan,
+                             s->of.num_partitions, s->of.flat ? ", flat" : "",
+                             s->of.batch_invariant ? ", batch-invariant" : "", s->odd ? ", odd" : "");
 }
 
 #endif
