@@ -15,7 +15,8 @@
 #include "convert.cuh"
 #include "layout.cuh"
 
-enum { CONVERTING_WARPS = 8 /* the sums' warps; 4: those of the first half of the columns */ };
+/* Those of the first half of the columns: what the second half's convert comes late, behind a product that waits for scores. */
+enum { CONVERTING_WARPS = 4 };
 static_assert(CONVERTING_WARPS == 4 || CONVERTING_WARPS == 8, "");
 
 /* Of block `count`, by the sums' warps, which have not waited for P of the block before yet: that comes when the raw keys of this one
