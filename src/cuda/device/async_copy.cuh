@@ -21,6 +21,15 @@ DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+/* The same, if at all, from OFFSET bytes behind `from`: no branch, and no register for the address. */
+template <int OFFSET> DEVICE void cp_async_16_if(bool is, uint32_t to, const void *from, bool valid)
+{
+    asm volatile("{\n.reg .pred p, none;\nsetp.ne.u32 p, %3, 0;\nsetp.eq.u32 none, %2, 0;\n"
+                 "@p cp.async.cg.shared.global [%0], [%1 + %4], 16, none;\n}" ::"r"(to),
+                 "l"(from), "r"((uint32_t)valid), "r"((uint32_t)is), "n"(OFFSET)
+                 : "memory");
+}
+
 /* The same of 8 bytes. */
 DEVICE void cp_async_8(uint32_t to, const void *from, bool valid)
 {

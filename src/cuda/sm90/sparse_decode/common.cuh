@@ -32,8 +32,7 @@ struct Format {
     static constexpr Fp4Blocks FP4 = FP4_;
     static constexpr bool PREFILL = false, ONE_PIECE = false;
     /* With more, ptxas converts chunks long before their turn, which takes some 5 % longer; with fewer these formats spill. */
-    static constexpr int SCORE_REGISTERS =
-        FORMAT == KV_FP8_528_F32 || (FORMAT == KV_FP8_528 && FP4 == NO_BLOCKS) ? 168 : 160;
+    static constexpr int SCORE_REGISTERS = FORMAT == KV_FP8_528_F32 || FORMAT == KV_FP8_528 ? 168 : 160;
     static constexpr bool ROPE_IS_V = FORMAT == KV_FP8_584, HAS_ROPE = ROPE_IS_V || FORMAT == KV_FP8_656;
     static constexpr int CODE_CHUNKS = ROPE_IS_V ? 7 : 8;
     static constexpr int ROPE_TILE = HAS_ROPE ? CODE_CHUNKS : -1; /* of Q, and of V if it is in V */

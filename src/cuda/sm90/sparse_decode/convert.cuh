@@ -157,7 +157,64 @@ template <typename F> struct Scales {
         return fp4_scale<Element>(code_of(chunk));
     }
 
+    /* ---- To fp16 where a block may be of either kind: scales, all of which fit, are brought to one form, so that chunks are converted
+     * without a branch ---- */
+
+    /* What a chunk's scale of that form is multiplied by. */
+    static constexpr uint32_t ONE_FORM_OF_FP4 = 0x54005400, /* 2^6, twice: E2M1_IN_E4M3 */
+        ONE_FORM_OF_FP8 = 0x1c001c00 /* 2^-8, twice */;
+
+    /* Where scales are of 32 bits a word of fp16 for two chunks, already multiplied; else e4m3 codes, those of powers of two 2^8 times as
+     * large. */
+    DEVICE void to_one_form(bool fp4)
+    {
+        if constexpr (F::F32_SCALES) {
+            if (fp4) {
+                const uint32_t codes[2] = {word[0], word[1]};
+#pragma unroll
+                for (int i = 0; i < 4; i++) word[i] = twice_e4m3(codes[i / 2], i % 2, ONE_FORM_OF_FP4);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    word[i] = Fp16::pack(__uint_as_float(word[i]), __uint_as_float(word[i]));
+            }
+        } else if (!fp4) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint32_t normal =
+                    word[i] << 3 & 0x78787878u; /* 0 for 2^-15, which is a subnormal code */
+                word[i] = normal | ((0x80808080u - normal) >> 5 & 0x04040404u);
+            }
+        }
+    }
+
+    /* Of a chunk, in fp16, twice. `by`: ONE_FORM_… of the block. */
+    DEVICE uint32_t of_either(int chunk, uint32_t by) const
+    {
+        const uint32_t two = F::F32_SCALES ? word[chunk / 2 % F::SCALE_WORDS]
+                                           : twice_e4m3(word[chunk / 4 % F::SCALE_WORDS], chunk / 2 % 2, by);
+        uint32_t twice;
+        if (chunk % 2)
+            asm("{\n.reg .b16 x, y;\nmov.b32 {x, y}, %1;\nmov.b32 %0, {y, y};\n}" : "=r"(twice) : "r"(two));
+        else
+            asm("{\n.reg .b16 x, y;\nmov.b32 {x, y}, %1;\nmov.b32 %0, {x, x};\n}" : "=r"(twice) : "r"(two));
+        return twice;
+    }
+
   private:
+    /* The lower or upper two of four e4m3 codes, in fp16 and times `by`. Halves are taken in PTX: of a shift ptxas makes one. */
+    static DEVICE uint32_t twice_e4m3(uint32_t codes, bool upper, uint32_t by)
+    {
+        uint32_t low, high;
+        asm("{\n.reg .b16 x, y;\nmov.b32 {x, y}, %2;\ncvt.rn.f16x2.e4m3x2 %0, x;\ncvt.rn.f16x2.e4m3x2 %1, "
+            "y;\n}"
+            : "=r"(low), "=r"(high)
+            : "r"(codes));
+        uint32_t &two = upper ? high : low;
+        asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(two) : "r"(by));
+        return two;
+    }
+
     DEVICE uint32_t word_of(int chunk) const
     {
         return word[chunk / 2 % F::SCALE_WORDS];

@@ -19,7 +19,7 @@ template <typename F> struct Keys {
     const uint8_t *token[2], *scales; /* of the block whose raw keys are asked for */
     bool over;                        /* no piece is left whose indices are to be loaded */
     bool there[2];                    /* a key is; where none is nothing is read */
-    bool fp4;                         /* of the same block: F::fp4 is told this */
+    uint32_t fp4;                     /* of the same block: F::fp4 is told this */
     uint32_t rope;                    /* where the thread's rope values of the block are that is taken next */
 
     DEVICE Keys(const struct sparse_decode_params &params, Shared &memory)
@@ -126,20 +126,11 @@ template <typename F> struct Keys {
         return SHARED_AT(base, raw) + (uint32_t)((c * 2 + i) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
     }
 
-    /* Raw keys of FP4: 16 bytes of a key are of two lanes, and what a thread asks for others read: chunk c's are two of the four units
-     * asked for with the even chunk. */
-    DEVICE uint32_t first_raw(bool fp4_now) const
-    {
-        return raw_at(0, 0) - (F::fp4(fp4_now) ? 8 * (threadIdx.x % 4) : 0);
-    }
-
-    /* Of a block, the raw keys of chunk c that the thread converts. */
-    static DEVICE uint4 take_raw(uint32_t first, int c, int i, bool fp4_now)
+    /* Of a block, the raw keys of chunk c that the thread converts; `first`: raw_at(0, 0). */
+    static DEVICE uint4 take_raw(uint32_t first, int c, int i)
     {
         constexpr uint32_t ROW = WARPGROUP_THREADS * 16;
-        if (!F::fp4(fp4_now)) return load_shared_16(first + (uint32_t)(c * 2 + i) * ROW);
-        const uint2 half = load_shared_8(first + (uint32_t)((c & ~1) * 2 + i) * ROW + 32 * (uint32_t)(c & 1));
-        return make_uint4(half.x, half.y, 0, 0);
+        return load_shared_16(first + (uint32_t)(c * 2 + i) * ROW);
     }
 
     DEVICE uint32_t rope_at(uint32_t rope_base, int i, int half) const
@@ -162,18 +153,42 @@ template <typename F> struct Keys {
                            : SHARED_AT(base, rope) + (uint32_t)key(i) * 32;
     }
 
-    /* ---- Asking: a group of cp.async each, nine a block, always in the same order -------------------- */
+    /* ---- Asking: a group of cp.async each, nine a block, always in the same order. Where some blocks have FP4 codes the group is that
+     * of the scales alone, and codes go by barriers (fp4_keys.cuh) ------------------------------------- */
 
-    /* Of FP4 two chunks with the even one, whose place other lanes have read. */
     DEVICE void ask_codes(int c)
     {
-        if (F::FP4 != NO_BLOCKS && c % 2 == 0) __syncwarp();
-        if (c % 2 == 0 || !F::fp4(fp4))
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                cp_async_16(raw_at(c, i), token[i] + (F::fp4(fp4) ? LINE_ELEMENTS / 2 : LINE_ELEMENTS) * c,
-                            there[i]);
+        for (int i = 0; i < 2; i++) cp_async_16(raw_at(c, i), token[i] + LINE_ELEMENTS * c, there[i]);
         cp_async_commit();
+    }
+
+    /* The same where blocks may have FP4 codes: of those two chunks with the even one. `parity`: of the block's count. */
+    template <int C> DEVICE void ask_either_codes(uint32_t parity)
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            constexpr bool SOME = F::FP4 == BLOCKS_OF_SOME_CACHE, EVEN = C % 2 == 0;
+            if constexpr (C == 0)
+                cp_async_16(raw_at(C, i), token[i], there[i]);
+            else if constexpr (SOME)
+                cp_async_16_if<LINE_ELEMENTS * C>(!fp4, raw_at(C, i), token[i], there[i]);
+            if constexpr (C > 0 && EVEN)
+                cp_async_16_if<LINE_ELEMENTS / 2 * C>(F::fp4(fp4), raw_at(C, i), token[i], there[i]);
+        }
+        if constexpr (C % 2) tell_of_pair(C / 2, parity);
+    }
+
+    /* All copies of a pair of chunks have been asked for, and what was in their place has been taken. With the first pair one more arrival
+     * says what kind of block it is: an arrival of copies does not order what the thread itself has written. The kind of the block before
+     * has a word of its own, since it may still be asked for; that of the one before it does not, whose codes have all been taken. */
+    DEVICE void tell_of_pair(int pair, uint32_t parity)
+    {
+        cp_async_arrive(SHARED_AT(base, landed) + 8 * (uint32_t)pair);
+        if (F::FP4 == BLOCKS_OF_SOME_CACHE && pair == 0 && threadIdx.x == 0) {
+            store_shared_4(SHARED_AT(base, fp4) + 4 * parity, fp4);
+            mbarrier_arrive(SHARED_AT(base, landed));
+        }
     }
 
     DEVICE void copy_rope(uint32_t to)
@@ -206,12 +221,18 @@ template <typename F> struct Keys {
         cp_async_commit();
     }
 
-    DEVICE void ask_chunk(int c)
+    template <int C = 0> DEVICE void ask_chunk(int c, uint32_t parity)
     {
-        if (c < F::CODE_CHUNKS)
+        if constexpr (F::FP4 != NO_BLOCKS) {
+            if (c == C)
+                ask_either_codes<C>(parity);
+            else if constexpr (C + 1 < V_TILES)
+                ask_chunk<C + 1>(c, parity);
+        } else if (c < F::CODE_CHUNKS) {
             ask_codes(c);
-        else
+        } else {
             cp_async_commit(); /* of nothing */
+        }
     }
 
     DEVICE void begin()
@@ -225,7 +246,7 @@ template <typename F> struct Keys {
         }
         ask_first(rope);
 #pragma unroll
-        for (int c = 0; c < V_TILES; c++) ask_chunk(c);
+        for (int c = 0; c < V_TILES; c++) ask_chunk(c, 0);
     }
 
     /* The same in little code. It is as if a piece without entries came before the first: one place enters pieces. */

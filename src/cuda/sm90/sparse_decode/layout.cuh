@@ -19,7 +19,10 @@ enum { Q_GROUPS = 5 /* of Q's tiles: that of the rope values, then two each */ }
 enum { HALVES = 3 /* of V, in turns */, HALF_TILES = V_TILES / 2, HALF_BYTES = HALF_TILES * TILE_BYTES };
 static_assert(KEYS == TILE_LINES && HEADS == TILE_LINES, "");
 
-/* Raw keys: where a thread's own 16 bytes are, by chunk, key of its two, thread. Nobody else reads them. */
+enum { PAIRS = V_TILES / 2 /* of chunks, of a block's raw keys */ };
+
+/* Raw keys: where a thread's own 16 bytes are, by chunk, key of its two, thread. Nobody else reads them, but for those of FP4, which the
+ * sums' warps convert (fp4_keys.cuh). */
 struct Shared {
     static constexpr bool ALL_TELL = false; /* one thread writes `block` */
     unsigned char v[HALVES][HALF_BYTES];
@@ -41,6 +44,8 @@ struct Shared {
     Piece piece[8];        /* [warp] of the sums: out of the way until the end of the piece */
     uint32_t q_beyond;     /* the piece, counted from 1, whose queries fp16 does not hold */
     uint64_t full[2], empty[HALVES], products_done, sum_full, sum_empty, q_full, q_free[Q_GROUPS];
+    uint64_t landed[PAIRS], converted[PAIRS]; /* raw keys: where some blocks have FP4 codes */
+    uint32_t fp4[2];                          /* of a block, by its count: it has FP4 codes */
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 

@@ -7,6 +7,7 @@
 
 #include "../../device/half_rows.cuh"
 #include "../../device/quad.cuh"
+#include "fp4_keys.cuh"
 #include "join_share.cuh"
 #include "queries.cuh"
 
@@ -314,13 +315,17 @@ template <typename F> struct Sums {
         for (int i = shared.list.first; F::ONE_PIECE ? pieces == 0 : __any_sync(~0u, i <= shared.list.last);
              i += shared.list.step) {
             int blocks = F::ONE_PIECE ? begin_piece(i) : 1;
-            /* Block -1: the first queries are loaded by the text that loads the next ones. */
-            for (int k = F::ONE_PIECE || pieces ? 0 : -1; __any_sync(~0u, k < blocks); k++) {
+            /* Block -1: the first queries are loaded by the text that loads the next ones, and the first keys converted by that which
+             * converts those of the block after. */
+            constexpr bool BEGINS_BEFORE = !F::ONE_PIECE || F::FP4 != NO_BLOCKS;
+            for (int k = !BEGINS_BEFORE || pieces ? 0 : -1; __any_sync(~0u, k < blocks); k++) {
                 if constexpr (!F::ONE_PIECE) {
                     if (__any_sync(~0u, k == 0)) blocks = begin_piece(i);
                     prepare_queries(i, k, blocks, pieces);
-                    if (__any_sync(~0u, k < 0)) continue;
                 }
+                if constexpr (F::FP4 != NO_BLOCKS) convert_fp4<F>(shared, base, k < 0 ? 0 : count + 1);
+                if constexpr (BEGINS_BEFORE)
+                    if (__any_sync(~0u, k < 0)) continue;
                 add_block(count, half, k == 0, k + 2 < blocks);
                 count++, half += 2;
                 if (half >= HALVES) half -= HALVES;

@@ -16,7 +16,6 @@ template <typename F> struct Scores {
     Scales<F> scales[2];
     uint4 raw[3][2], rope[2][2];
     bool valid[2], next_valid[2];
-    bool fp4; /* of the block, or, once that has its scores, of the next one: F::fp4 is told this */
     float s[32];
     Softmax<Shared, F::PREFILL> softmax;
     uint32_t half, half_parity; /* of V: the next one to fill */
@@ -33,7 +32,7 @@ template <typename F> struct Scores {
     {
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            if (c < F::CODE_CHUNKS) raw[c % 3][i] = keys.take_raw(first, c, i, fp4);
+            if (c < F::CODE_CHUNKS) raw[c % 3][i] = keys.take_raw(first, c, i);
         if (F::ROPE_IS_V && c == F::ROPE_TILE) take_rope();
     }
 
@@ -49,12 +48,12 @@ template <typename F> struct Scores {
      * the keys of the one after it are. */
     DEVICE bool take_first(uint32_t of_extra)
     {
-        cp_async_wait<V_TILES>();
+        cp_async_wait<F::FP4 == NO_BLOCKS ? V_TILES : 0>();
         __syncwarp();
         bool fits = true;
         uint32_t most[4] = {0, 0, 0, 0};
         if constexpr (F::HAS_ROPE) take_rope();
-        fp4 = F::FP4 == BLOCKS_OF_SOME_CACHE && __any_sync(~0u, keys.fp4);
+        const bool fp4 = F::FP4 == BLOCKS_OF_SOME_CACHE && __any_sync(~0u, keys.fp4);
         scales[0].load(keys.scales_at(0), fp4), scales[1].load(keys.scales_at(1), fp4);
         next_valid[0] = keys.there[0], next_valid[1] = keys.there[1];
         keys.take_indices(of_extra);
@@ -87,17 +86,17 @@ template <typename F> struct Scores {
             }
     }
 
-    template <typename Element> DEVICE void code_fragments(int c, uint32_t (&f)[4][4])
+    /* `fp4`: of the block; F::fp4 is told this. */
+    template <typename Element> DEVICE void code_fragments(int c, bool fp4, uint32_t (&f)[4][4])
     {
         decltype(scales[0].template of_chunk<Element>(c)) scale[2];
-        if (F::fp4(fp4)) {
+        if constexpr (F::FP4 != NO_BLOCKS && !Element::IS_BF16) {
+            const uint32_t by = F::fp4(fp4) ? scales[0].ONE_FORM_OF_FP4 : scales[0].ONE_FORM_OF_FP8;
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                uint4 &x = raw[c % 3][i];
-                const uint2 low = e4m3_of_e2m1(x.x), high = e4m3_of_e2m1(x.y);
-                x = make_uint4(low.x, low.y, high.x, high.y);
-                scale[i] = scales[i].template fp4_of_chunk<Element>(c);
-            }
+            for (int i = 0; i < 2; i++) scale[i] = scales[i].of_either(c, by);
+        } else if (F::fp4(fp4)) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) scale[i] = scales[i].template fp4_of_chunk<Element>(c);
         } else {
 #pragma unroll
             for (int i = 0; i < 2; i++) scale[i] = scales[i].template of_chunk<Element>(c);
@@ -122,13 +121,27 @@ template <typename F> struct Scores {
         wgmma_commit();
     }
 
-    /* S^T of a block, whose scales and rope values are taken, and V stored; the next block's raw keys asked for, and those
-     * taken; whether fp16 holds that one, as far as the thread has seen. */
-    template <typename Element> DEVICE bool score_block(bool last)
+    /* Where some blocks have FP4 codes: all are e4m3 codes from here on. The wait is for FP8 too, so that no warp is two phases behind. */
+    DEVICE void wait_for_pair(int pair, uint32_t parity)
     {
-        cp_async_wait<5>(); /* chunks 0 to 2; from here on always the oldest but six */
-        if constexpr (F::FP4 != NO_BLOCKS) __syncwarp();
-        const uint32_t first = keys.first_raw(fp4);
+        mbarrier_wait(SHARED_AT(base, converted) + 8 * (uint32_t)pair, parity);
+    }
+
+    /* S^T of a block, whose scales and rope values are taken, and V stored; the next block's raw keys asked for, and those
+     * taken; whether fp16 holds that one, as far as the thread has seen. `parity`: of the block's count. */
+    template <typename Element> DEVICE bool score_block(bool last, uint32_t parity)
+    {
+        if constexpr (F::FP4 == NO_BLOCKS)
+            cp_async_wait<5>(); /* chunks 0 to 2; from here on always the oldest but six */
+        else
+            wait_for_pair(0, parity), wait_for_pair(1, parity);
+        bool fp4 = false; /* in shared memory, since there is no register for it through the softmax */
+        if constexpr (F::FP4 == BLOCKS_OF_SOME_CACHE)
+            fp4 = __any_sync(~0u, load_shared_4(SHARED_AT(base, fp4) + 4 * parity));
+        if constexpr (F::FP4 == BLOCKS_OF_SOME_CACHE && !Element::IS_BF16)
+#pragma unroll
+            for (int i = 0; i < 2; i++) scales[i].to_one_form(fp4);
+        const uint32_t first = keys.raw_at(0, 0);
         take_chunk(first, 0), take_chunk(first, 1), take_chunk(first, 2);
         valid[0] = next_valid[0], valid[1] = next_valid[1];
         uint32_t frag[2][4][4];
@@ -157,15 +170,17 @@ template <typename F> struct Scores {
                 for (uint32_t k = 0; k < 4; k++) to[k] = (v ^ (32 * k)) + half * HALF_BYTES;
             }
             if (c < F::CODE_CHUNKS) {
-                code_fragments<Element>(c, f);
+                code_fragments<Element>(c, fp4, f);
                 multiply_chunk<Element>(f, c, !F::HAS_ROPE && c == 0);
             } else {
                 rope_fragments<Element>(f); /* V alone: K was first */
             }
-            keys.ask_chunk(c);
+            keys.ask_chunk(c, parity ^ 1);
             if (c + 3 < V_TILES) {
-                cp_async_wait<6>();
-                if constexpr (F::FP4 != NO_BLOCKS) __syncwarp();
+                if constexpr (F::FP4 == NO_BLOCKS)
+                    cp_async_wait<6>();
+                else if ((c + 3) % 2 == 0)
+                    wait_for_pair((c + 3) / 2, parity);
                 take_chunk(first, c + 3);
             }
             if (c == V_TILES - 1)
@@ -204,7 +219,7 @@ template <typename F> struct Scores {
     /* Where a block of threads has many pieces, a first block costs less than a register for saying so. */
     template <typename Element> DEVICE void add_block(uint32_t buffer, bool first, bool last)
     {
-        const bool fits = score_block<Element>(last);
+        const bool fits = score_block<Element>(last, buffer);
         mask();
         next_fits = !softmax.template block<Element>(s, buffer, !fits, F::ONE_PIECE && first);
     }
@@ -254,6 +269,7 @@ template <typename F> struct Scores {
                 end_piece(count); /* twice in the text: this one is beside the code for fp16 */
             }
         }
+        if constexpr (F::FP4 != NO_BLOCKS) cp_async_commit();
         cp_async_wait<0>();
     }
 };

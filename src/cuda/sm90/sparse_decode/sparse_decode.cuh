@@ -25,6 +25,9 @@
  * block's scores; sum_full, sum_empty: sums and references of a piece; q_full, q_free[group]: Q of a piece is there, a group of
  * its tiles has been multiplied for the last time.
  *
+ * Where some blocks have FP4 codes, the sums' warps make e4m3 codes of them before the scores' threads take them; barriers landed and
+ * converted (fp4_keys.cuh).
+ *
  * fp16 does not hold all that the formats do: from the first block on that has such, a piece is multiplied in bf16 (scores.cuh).
  *
  * Shared memory (struct Shared): V 98304 bytes, Q 73728, P 16384, raw keys 32768 + 8192; constant addresses.
@@ -40,7 +43,7 @@
 
 enum { THREADS = 3 * WARPGROUP_THREADS, SUM_REGISTERS = 168 /* of 168 that all begin with */ };
 
-DEVICE void prepare(uint32_t base)
+template <typename F> DEVICE void prepare(uint32_t base)
 {
     enum { WARPS_OF_GROUP = WARPGROUP_THREADS / 32 };
     for (uint32_t i = 0; i < 2; i++) mbarrier_init(SHARED_AT(base, full) + 8 * i, WARPS_OF_GROUP);
@@ -50,6 +53,12 @@ DEVICE void prepare(uint32_t base)
     mbarrier_init(SHARED_AT(base, sum_empty), 2 * WARPS_OF_GROUP);
     mbarrier_init(SHARED_AT(base, q_full), 2 * WARPS_OF_GROUP);
     for (uint32_t i = 0; i < Q_GROUPS; i++) mbarrier_init(SHARED_AT(base, q_free) + 8 * i, WARPS_OF_GROUP);
+    if constexpr (F::FP4 != NO_BLOCKS)
+        for (uint32_t i = 0; i < PAIRS; i++) {
+            const bool says = F::FP4 == BLOCKS_OF_SOME_CACHE && i == 0; /* of which kind the block is */
+            mbarrier_init(SHARED_AT(base, landed) + 8 * i, WARPGROUP_THREADS + says);
+            mbarrier_init(SHARED_AT(base, converted) + 8 * i, CONVERTING_WARPS);
+        }
     mbarrier_fence_init();
 }
 
@@ -57,7 +66,7 @@ template <typename F> DEVICE void sparse_decode(const struct sparse_decode_param
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &shared = *(Shared *)memory;
-    if (threadIdx.x == 0) prepare(shared_address(memory)), shared.q_beyond = 0;
+    if (threadIdx.x == 0) prepare<F>(shared_address(memory)), shared.q_beyond = 0;
     __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
