@@ -37,7 +37,7 @@ struct cache_params {
     const void *positions;
     const float *rope_table;
     int64_t table_rows, table_stride;
-    double norm_eps; /* of fp32 */
+    double norm_eps;       /* of fp32 */
     int32_t turns, halves; /* RoPE, of pairs that are halves; without it the four above are not looked at */
     int32_t wide_positions;
     int32_t many; /* tokens */

@@ -430,11 +430,11 @@ static void more(struct suite *suite)
                                           "norm without_eps, turned interleaved",
                                           "norm with_eps, turned halves, positions i64"};
     for (int format = FMLA_KV_BF16; !gather && format <= FMLA_KV_FP8_528_F32; format++)
-        for (int i = 0; i < 15; i++) {
+        for (int i = 0; i < 30; i++) { /* few tokens, and so many that a warp may take several */
             snprintf(
                 text, sizeof text,
-                "format %d, vectors %d, tokens 131, page_size 64, d_qk 576, rope apart %d, values all, %s",
-                format, i % 3, i % 2, changed[i / 3]);
+                "format %d, vectors %d, tokens %d, page_size 64, d_qk 576, rope apart %d, values all, %s",
+                format, i % 3, i < 15 ? 131 : 4097, i % 2, changed[i % 15 / 3]);
             suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
         }
     for (int format = FMLA_KV_FP8_656; format <= FMLA_KV_FP8_528_F32; format++) {

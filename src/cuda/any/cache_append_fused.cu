@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * New vectors into pages, normed or turned on the way (fmla_cache_append with a norm_weight or a rope_table): a warp a token, as in
- * cache_append.cu, whose units are changed in registers before they are quantised.
+ * New vectors into pages, normed or turned on the way (fmla_cache_append with a norm_weight or a rope_table): lanes have units of a token as in
+ * cache_append.cu, and change them in registers before they are quantised.
  *
  *   position, slot, all units of the vector, weights   loads that do not wait for each other
  *   cosines and sines                                  on their way while the norm is worked out
  *   RMS norm   squares and sums in double, in the order of norm_sum_of_squares: a lane's own, then between lanes
- *   RoPE       two values a lane, which come from the lanes that have them, and go back
+ *   RoPE       by the lanes that have the last 64 values
+ *
+ * Few tokens have a warp each (each_token). Many have half a warp each, with the next ones' loads under way (each_of_many).
  *
  * What is aligned here is also small (cache.c): products of 32 bits say where something is.
  *
- * Limit: memory for many tokens, two trips to memory one behind the other (position, then its row of the table) for few. Every
- * rounding is one of new_token.h; what is packed to 16 bits is rounded by the hardware, to nearest even.
+ * Limit: instructions for many tokens, some 350 of a warp a token of FP8_528 with both; for few two trips to memory one behind the other (position, then
+ * its row of the table). Every rounding is one of new_token.h; what is packed to 16 bits is rounded by the hardware, to nearest even.
  */
 #define CACHE_KERNEL(NAME, call, ...)                                                                        \
     DEFINE_KERNEL(NAME, cache_params, (32 * CACHE_WARPS, FUSED_BLOCKS),                                      \
@@ -49,7 +51,9 @@ template <bool ALIGNED, typename In> DEVICE uint4 load_weights(const struct cach
 {
     constexpr int BYTES = 16 / Unit<In>::VALUES;
     const uint8_t *const at = (const uint8_t *)p.norm_weight + 16 * unit;
-    return !p.norm_weight ? make_uint4(0, 0, 0, 0) : ALIGNED ? __ldg((const uint4 *)at) : load_elements<BYTES>(at);
+    return !p.norm_weight ? make_uint4(0, 0, 0, 0)
+           : ALIGNED      ? __ldg((const uint4 *)at)
+                          : load_elements<BYTES>(at);
 }
 
 /* The weights of a lane's values, which are those of every token. */
@@ -81,7 +85,8 @@ template <typename In> struct Weights<true, In, MANY_LANES> {
         __shared__ uint4 memory[NORM_WIDTH / Unit<In>::VALUES];
         static_assert(sizeof memory / 16 <= 32 * CACHE_WARPS, "a unit a thread");
         shared = memory;
-        if (threadIdx.x < sizeof memory / 16) memory[threadIdx.x] = load_weights<true, In>(p, (int)threadIdx.x);
+        if (threadIdx.x < sizeof memory / 16)
+            memory[threadIdx.x] = load_weights<true, In>(p, (int)threadIdx.x);
         __syncthreads();
     }
     DEVICE uint4 of_round(int r) const { return shared[(int)threadIdx.x % MANY_LANES + MANY_LANES * r]; }
@@ -111,7 +116,8 @@ template <typename In, int LANES> DEVICE double sum_of_squares(const uint4 *unit
 #pragma unroll
         for (int r = 0; r < half; r++) sum[r] += sum[r + half];
 #pragma unroll
-    for (int lanes = LANES / 2; lanes >= 8 / VALUES; lanes /= 2) sum[0] += __shfl_xor_sync(~0u, sum[0], lanes);
+    for (int lanes = LANES / 2; lanes >= 8 / VALUES; lanes /= 2)
+        sum[0] += __shfl_xor_sync(~0u, sum[0], lanes);
     return sum[0];
 }
 
@@ -120,14 +126,16 @@ template <typename In, int LANES> DEVICE double sum_of_squares(const uint4 *unit
 DEVICE float fast_norm_factor(double sum_of_squares, double eps)
 {
     constexpr int LOST = 29, MIDDLE = 1 << (LOST - 1),
-                  AROUND = 64;                             /* bits of double that fp32 does not have */
-    constexpr uint32_t LEAST = 0x38100000, MOST = 0x47efffff; /* upper words of double: fp32's normal numbers */
+                  AROUND = 64; /* bits of double that fp32 does not have */
+    constexpr uint32_t LEAST = 0x38100000,
+                       MOST = 0x47efffff; /* upper words of double: fp32's normal numbers */
     const double mean = fma(sum_of_squares, 1.0 / NORM_WIDTH, eps);
     double first;
     asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(first) : "d"(mean));
     const double error = fma(-mean, first * first, 1.0), /* some 2^-20, of which the third power is lost */
         root = fma(first * error, fma(error, 0.375, 0.5), first);
-    const uint32_t lost = (uint32_t)__double2loint(root) << (32 - LOST), high = (uint32_t)__double2hiint(root);
+    const uint32_t lost = (uint32_t)__double2loint(root) << (32 - LOST),
+                   high = (uint32_t)__double2hiint(root);
     constexpr uint32_t FROM = (uint32_t)(MIDDLE - AROUND) << (32 - LOST), NEAR = (2u * AROUND) << (32 - LOST);
     if (SELDOM(lost - FROM <= NEAR || high - LEAST >= MOST - LEAST))
         return norm_factor(sum_of_squares, (float)eps);
@@ -195,8 +203,10 @@ template <typename In> struct Turn {
         float x[VALUES];
         if (p.halves) {
             uint4 other;
-            other.x = __shfl_xor_sync(~0u, unit.x, OWNERS / 2), other.y = __shfl_xor_sync(~0u, unit.y, OWNERS / 2);
-            other.z = __shfl_xor_sync(~0u, unit.z, OWNERS / 2), other.w = __shfl_xor_sync(~0u, unit.w, OWNERS / 2);
+            other.x = __shfl_xor_sync(~0u, unit.x, OWNERS / 2),
+            other.y = __shfl_xor_sync(~0u, unit.y, OWNERS / 2);
+            other.z = __shfl_xor_sync(~0u, unit.z, OWNERS / 2),
+            other.w = __shfl_xor_sync(~0u, unit.w, OWNERS / 2);
             const float sign = j < OWNERS / 2 ? -1.0f : 1.0f;
 #pragma unroll
             for (int i = 0; i < VALUES; i++)
@@ -218,7 +228,8 @@ template <bool SMALL> struct Ahead {
     int64_t slot;
     uint2 loaded; /* the position, of 32 or 64 bits: whatever is worked out with it would wait for it */
 
-    DEVICE Ahead(const struct cache_params &p, int64_t token, bool exists) : slot(-1), loaded(make_uint2(0, 0))
+    DEVICE Ahead(const struct cache_params &p, int64_t token, bool exists)
+        : slot(-1), loaded(make_uint2(0, 0))
     {
         if (!exists) return;
         slot = __ldg(p.slots + token);
@@ -241,7 +252,8 @@ template <bool SMALL> struct Ahead {
 
 /* A lane's units of the vectors from a first one on. Only the round of the last 64 values can be of `rope`. */
 template <bool ALIGNED, typename In, int LANES, int D_QK> struct Vectors {
-    static constexpr int VALUES = Unit<In>::VALUES, BYTES = 16 / VALUES, ROUNDS = (D_QK / VALUES + LANES - 1) / LANES,
+    static constexpr int VALUES = Unit<In>::VALUES, BYTES = 16 / VALUES,
+                         ROUNDS = (D_QK / VALUES + LANES - 1) / LANES,
                          LAST = (D_QK - ROPE_WIDTH) / (LANES * VALUES);
     const uint8_t *latent, *last;
     int64_t latent_step, last_step;
@@ -288,7 +300,8 @@ template <bool ALIGNED, typename In, int LANES, int D_QK> struct Change {
     Turn<In> turn;
 
     DEVICE explicit Change(const struct cache_params &p)
-        : weights(p), owner((int)(threadIdx.x % LANES) - FIRST_OWNER), owns(owner >= 0 && owner < Turn<In>::OWNERS)
+        : weights(p), owner((int)(threadIdx.x % LANES) - FIRST_OWNER),
+          owns(owner >= 0 && owner < Turn<In>::OWNERS)
     {
     }
     /* The row of the table, ahead. A token whose position has none goes nowhere. */
@@ -320,18 +333,24 @@ DEVICE void each_token(const struct cache_params &p)
     const int64_t step = (int64_t)gridDim.x * CACHE_WARPS;
     int64_t token = (int64_t)blockIdx.x * CACHE_WARPS + threadIdx.x / 32;
     if (token >= p.tokens) return;
+    Ahead<ALIGNED> ahead(p, token, true); /* first: a row of the table waits for it */
     From vectors(p, token, step);
+    uint4 unit[From::ROUNDS];
+    vectors.load(true, unit);
     Change<ALIGNED, In, 32, D_QK> change(p);
-    for (; token < p.tokens; token += step, vectors.advance()) {
-        Ahead<ALIGNED> ahead(p, token, true);
-        uint4 unit[From::ROUNDS];
-        vectors.load(true, unit);
+    for (;;) {
         __syncwarp();
         change.load_row(p, ahead);
-        if (!is_slot(p, ahead.slot)) continue;
-        change.norm_units(p, unit);
-        change.turn_unit(p, unit);
-        To::template store<32>(p, unit, ahead.slot, true);
+        if (is_slot(p, ahead.slot)) {
+            change.norm_units(p, unit);
+            change.turn_unit(p, unit);
+            To::template store<32>(p, unit, ahead.slot, true);
+        }
+        token += step;
+        if (token >= p.tokens) return;
+        vectors.advance();
+        ahead = Ahead<ALIGNED>(p, token, true);
+        vectors.load(true, unit);
     }
 }
 
@@ -345,7 +364,7 @@ DEVICE void each_of_many(const struct cache_params &p)
     const int step = (int)gridDim.x * (CACHE_WARPS * OF_WARP),
               first = ((int)blockIdx.x * CACHE_WARPS + (int)threadIdx.x / 32) * OF_WARP,
               which = (int)(threadIdx.x % 32) / LANES; /* of the warp's tokens the lane has */
-    int left = (int)p.tokens - first; /* from the warp's first on */
+    int left = (int)p.tokens - first;                  /* from the warp's first on */
     int token = first + which;
     From vectors(p, token, step);
     Change<true, In, LANES, D_QK> change(p);
@@ -375,7 +394,8 @@ DEVICE void each_of_many(const struct cache_params &p)
 /* How a lane's units get into the cache. */
 template <bool ALIGNED, typename In, int FORMAT> struct Quantised {
     template <int LANES, int ROUNDS>
-    static DEVICE void store(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot, bool there)
+    static DEVICE void store(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot,
+                             bool there)
     {
         store_quantised<ALIGNED, In, FORMAT, ALIGNED, LANES>(p, unit, slot, there);
     }
@@ -383,7 +403,8 @@ template <bool ALIGNED, typename In, int FORMAT> struct Quantised {
 
 template <bool ALIGNED, typename In, typename To, int D_QK> struct As16 {
     template <int LANES, int ROUNDS>
-    static DEVICE void store(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot, bool there)
+    static DEVICE void store(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot,
+                             bool there)
     {
         constexpr int VALUES = Unit<In>::VALUES;
         uint8_t *const values = slot_place<ALIGNED>(p, slot).values;
@@ -397,9 +418,14 @@ template <bool ALIGNED, typename In, typename To, int D_QK> struct As16 {
 
 template <bool ALIGNED, typename In, int D_QK, typename To> DEVICE void append(const struct cache_params &p)
 {
-    if constexpr (ALIGNED && Unit<In>::VALUES == 8)
-        if (p.many) return each_of_many<In, MANY_LANES, D_QK, To>(p);
-    each_token<ALIGNED, In, D_QK, To>(p);
+    if constexpr (ALIGNED && Unit<In>::VALUES == 8) {
+        if (p.many)
+            each_of_many<In, MANY_LANES, D_QK, To>(p);
+        else
+            each_token<ALIGNED, In, D_QK, To>(p);
+    } else {
+        each_token<ALIGNED, In, D_QK, To>(p);
+    }
 }
 
 template <bool ALIGNED, typename In, int FORMAT> DEVICE void append_fp8(const struct cache_params &p)
