@@ -196,12 +196,12 @@ DEVICE void append_groups(const struct kv_layout &l, const uint4 &unit, int firs
     float y[VALUES];
 #pragma unroll
     for (int i = 0; i < VALUES; i++) y[i] = value_of<In>(unit, i) * inverse;
-    if (first >= l.nope || !there) return;
+    if (first >= l.nope) return;
     uint32_t words[VALUES / 4];
 #pragma unroll
     for (int i = 0; i < VALUES / 4; i++) words[i] = signed_e4m3_4<In>(y + 4 * i, unit, i);
-    store_words<ALIGNED, VALUES / 4>(values + first, words);
-    if (first % l.group) return;
+    if (there) store_words<ALIGNED, VALUES / 4>(values + first, words);
+    if (first % l.group || !there) return;
     const uint32_t scale = (uint32_t)code << 23; /* 2^-13 at least, 2^127 at most */
     if (l.scale == KV_SCALE_F32)
         store_words<ALIGNED, 1>(scales + first / l.group * 4, &scale);
@@ -282,7 +282,7 @@ DEVICE void append_fp4(const struct kv_layout &l, const uint4 &unit, int first, 
     const uint32_t most = largest_magnitude<true, In>(unit, l.group);
     const uint8_t code = most > INFINITE ? 0x7f : fp4_scale(__uint_as_float(most));
     const float scale = from_e4m3_2(code).x, inverse = reciprocal_approx(scale);
-    if (first >= l.nope || !there) return;
+    if (first >= l.nope) return;
     float x[VALUES];
     uint32_t word = 0;
 #pragma unroll
@@ -294,6 +294,7 @@ DEVICE void append_fp4(const struct kv_layout &l, const uint4 &unit, int first, 
         for (int i = 0; i < VALUES; i++) word |= to_e2m1(x[i], scale, inverse) << 4 * i;
     }
     if (most > INFINITE) word = 0;
+    if (!there) return;
     uint8_t *const at = values + first / 2;
     if (VALUES == 8)
         store_words<ALIGNED, 1>(at, &word);
