@@ -12,7 +12,7 @@
  *
  * What is aligned here is also small (cache.c): products of 32 bits say where something is.
  *
- * Limit: instructions for many tokens, some 350 of a warp a token of FP8_528 with both; for few two trips to memory one behind the other (position, then
+ * Limit: instructions for many tokens, some 340 of a warp a token of FP8_528 with both; for few two trips to memory one behind the other (position, then
  * its row of the table). Every rounding is one of new_token.h; what is packed to 16 bits is rounded by the hardware, to nearest even.
  */
 #define CACHE_KERNEL(NAME, call, ...)                                                                        \
