@@ -120,6 +120,13 @@ template <bool ALIGNED, typename In, typename To> DEVICE void store_unit(uint8_t
     store_words<ALIGNED, WORDS>(at, words);
 }
 
+/* Are rounds of a token that is not there worked at too, so that all are scheduled together? Before 9.0 ptxas spills then. */
+#if __CUDA_ARCH__ >= 900
+static constexpr bool ROUNDS_TOGETHER = true;
+#else
+static constexpr bool ROUNDS_TOGETHER = false;
+#endif
+
 /* ---- The largest magnitude of a group ------------------------------------------------------- */
 
 constexpr uint32_t INFINITE = 0x7f800000; /* of fp32; a NaN is more */
@@ -196,7 +203,7 @@ DEVICE void append_groups(const struct kv_layout &l, const uint4 &unit, int firs
     float y[VALUES];
 #pragma unroll
     for (int i = 0; i < VALUES; i++) y[i] = value_of<In>(unit, i) * inverse;
-    if (first >= l.nope) return;
+    if (first >= l.nope || !(there || ROUNDS_TOGETHER)) return;
     uint32_t words[VALUES / 4];
 #pragma unroll
     for (int i = 0; i < VALUES / 4; i++) words[i] = signed_e4m3_4<In>(y + 4 * i, unit, i);
@@ -282,7 +289,7 @@ DEVICE void append_fp4(const struct kv_layout &l, const uint4 &unit, int first, 
     const uint32_t most = largest_magnitude<true, In>(unit, l.group);
     const uint8_t code = most > INFINITE ? 0x7f : fp4_scale(__uint_as_float(most));
     const float scale = from_e4m3_2(code).x, inverse = reciprocal_approx(scale);
-    if (first >= l.nope) return;
+    if (first >= l.nope || !(there || ROUNDS_TOGETHER)) return;
     float x[VALUES];
     uint32_t word = 0;
 #pragma unroll
