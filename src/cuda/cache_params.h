@@ -40,11 +40,11 @@ struct cache_params {
     double norm_eps;       /* of fp32 */
     int32_t turns, halves; /* RoPE, of pairs that are halves; without it the four above are not looked at */
     int32_t wide_positions;
-    int32_t many; /* tokens */
+    int32_t many; /* more tokens than warps run at a time (FUSED_BLOCKS) */
 };
 
-/* A warp a token. Of the fused append FUSED_BLOCKS are at work on an SM at a time: those that have as many registers, and no more are
- * launched, so that each reads its weights once. Of many tokens, more than these blocks have warps, a warp takes several at a time, MANY_LANES each. */
+/* A warp a token. FUSED_BLOCKS blocks of the fused append run on an SM at a time, as its registers allow, and no more are
+ * launched, so that each reads its weights once. Where there are more tokens than these blocks have warps, a warp takes several at a time, MANY_LANES lanes each. */
 enum { CACHE_WARPS = 4, FUSED_BLOCKS = 4, MANY_LANES = 16 };
 
 #endif

@@ -67,7 +67,7 @@ template <bool ALIGNED, typename In, int LANES> struct Weights {
         for (int r = 0; r < ROUNDS; r++)
             unit[r] = load_weights<ALIGNED, In>(p, (int)threadIdx.x % LANES + LANES * r);
     }
-    /* Made numbers here: of those made ahead of the token, units would be asked for when the weights have come. */
+    /* The asm keeps the conversion to fp32 here. Hoisted above the loop, it waits for the weights before the units are loaded. */
     DEVICE uint4 of_round(int r) const
     {
         uint4 x = unit[r];
@@ -76,7 +76,7 @@ template <bool ALIGNED, typename In, int LANES> struct Weights {
     }
 };
 
-/* The same of many tokens, for which registers are few: one copy for all warps, which all call this. */
+/* For many tokens, where registers are short: one copy in shared memory. All threads call the constructor. */
 template <typename In> struct Weights<true, In, MANY_LANES> {
     uint4 *shared;
 
@@ -101,7 +101,7 @@ template <typename In> DEVICE double squares_of_four(const uint4 &unit, int firs
     return norm_of_four(x);
 }
 
-/* In all of the token's lanes. A sum of eight neighbours is a lane's, of fp32 two lanes'. */
+/* All lanes of the token get the sum. A lane has the sum of eight neighbours; with fp32 two lanes share it. */
 template <typename In, int LANES> DEVICE double sum_of_squares(const uint4 *unit)
 {
     constexpr int VALUES = Unit<In>::VALUES, ROUNDS = NORM_WIDTH / LANES / VALUES;
@@ -197,7 +197,7 @@ template <typename In> struct Turn {
         }
     }
 
-    /* All lanes, of which the owners' is the result. */
+    /* All lanes call it; the owners get the turned unit. */
     DEVICE uint4 turned(const struct cache_params &p, const uint4 &unit, int j) const
     {
         float x[VALUES];
@@ -226,7 +226,7 @@ template <typename In> struct Turn {
 /* Where a token goes and stands; a token that there is not goes nowhere. */
 template <bool SMALL> struct Ahead {
     int64_t slot;
-    uint2 loaded; /* the position, of 32 or 64 bits: whatever is worked out with it would wait for it */
+    uint2 loaded; /* the position, of 32 or 64 bits, as loaded: arithmetic on it would wait for the load */
 
     DEVICE Ahead(const struct cache_params &p, int64_t token, bool exists)
         : slot(-1), loaded(make_uint2(0, 0))
@@ -250,7 +250,7 @@ template <bool SMALL> struct Ahead {
     }
 };
 
-/* A lane's units of the vectors from a first one on. Only the round of the last 64 values can be of `rope`. */
+/* Loads a lane's units of one vector after the other. Only the round of the last 64 values can be of `rope`. */
 template <bool ALIGNED, typename In, int LANES, int D_QK> struct Vectors {
     static constexpr int VALUES = Unit<In>::VALUES, BYTES = 16 / VALUES,
                          ROUNDS = (D_QK / VALUES + LANES - 1) / LANES,
@@ -304,7 +304,7 @@ template <bool ALIGNED, typename In, int LANES, int D_QK> struct Change {
           owns(owner >= 0 && owner < Turn<In>::OWNERS)
     {
     }
-    /* The row of the table, ahead. A token whose position has none goes nowhere. */
+    /* Loads the row of the table ahead of its use. A token whose position has no row goes nowhere. */
     DEVICE void load_row(const struct cache_params &p, Ahead<ALIGNED> &ahead)
     {
         if (!p.turns) return;
@@ -325,7 +325,7 @@ template <bool ALIGNED, typename In, int LANES, int D_QK> struct Change {
     }
 };
 
-/* Every token, a warp each. `To` stores them. */
+/* Few tokens: a warp takes one. `To` stores it. */
 template <bool ALIGNED, typename In, int D_QK, typename To>
 DEVICE void each_token(const struct cache_params &p)
 {
@@ -354,8 +354,8 @@ DEVICE void each_token(const struct cache_params &p)
     }
 }
 
-/* The same of many tokens: LANES lanes have one, and a warp several at a time, which shares out what is done once a token. While it works at these,
- * the units of its next and the places of those after them are under way, and from the RoPE on the next ones' rows of the table. */
+/* Many tokens: LANES lanes have one, and a warp has several at a time, so that the instructions that a token takes once serve several. While the warp works at
+ * these, the units of its next tokens are being loaded, and from the RoPE on their rows of the table. */
 template <typename In, int LANES, int D_QK, typename To>
 DEVICE void each_of_many(const struct cache_params &p)
 {

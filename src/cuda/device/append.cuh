@@ -120,7 +120,7 @@ template <bool ALIGNED, typename In, typename To> DEVICE void store_unit(uint8_t
     store_words<ALIGNED, WORDS>(at, words);
 }
 
-/* Are rounds of a token that is not there worked at too, so that all are scheduled together? Before 9.0 ptxas spills then. */
+/* A token that is not there still goes through all rounds, so that ptxas schedules them together. For GPUs before 9.0 ptxas spills then. */
 #if __CUDA_ARCH__ >= 900
 static constexpr bool ROUNDS_TOGETHER = true;
 #else
@@ -131,7 +131,7 @@ static constexpr bool ROUNDS_TOGETHER = false;
 
 constexpr uint32_t INFINITE = 0x7f800000; /* of fp32; a NaN is more */
 
-/* Of two words of two magnitudes each. NANS: NaN is larger than any number, else it does not count. */
+/* The larger magnitudes of two words, each of which has two. With NANS a NaN is larger than any number, else it does not count. */
 template <bool NANS, typename In> DEVICE uint32_t larger(uint32_t a, uint32_t b)
 {
     uint32_t larger;
@@ -155,7 +155,7 @@ template <typename In> DEVICE uint32_t magnitudes(uint32_t word)
     return word;
 }
 
-/* As the bits of fp32: of the units of as many neighbouring lanes as have a group. All lanes take part. */
+/* The largest magnitude in the units of a group, which neighbouring lanes hold, as the bits of fp32. All lanes take part. */
 template <bool NANS, typename In> DEVICE uint32_t largest_magnitude(const uint4 &unit, int group)
 {
     uint32_t most;
@@ -257,10 +257,10 @@ DEVICE uint32_t to_e2m1(float x, float scale, float inverse)
     return (__float_as_uint(magnitude + by) - __float_as_uint(by) + first) | (__float_as_uint(x) >> 28 & 8u);
 }
 
-/* Eight bf16 values as e2m1; inverse: of 2^14 times the scale. Then 1, the least normal number of e2m1, is fp16's, so that the upper bits of
- * fp16 are codes, and rounding to nearest even is an addition. A bf16 value and a scale of four bits make either the middle between two
- * codes or something that is 2^-8 of itself away from it: what is rounded to fp16 before tells them apart. Values i and i + 4 share
- * a word. */
+/* Converts eight bf16 values to e2m1. `inverse` is the reciprocal of 2^14 times the scale, which maps 1, the least normal number of e2m1, to that of
+ * fp16: the upper bits of fp16 are then the code, and rounding to nearest even is an integer addition. The quotient of a bf16 value and a scale of
+ * four bits is either a tie between two codes or at least 2^-8 of itself away from one, so rounding to fp16 first keeps ties apart. Values i and
+ * i + 4 share a word. */
 DEVICE uint32_t to_e2m1_8(const uint4 &unit, const float (&x)[8], float inverse)
 {
     constexpr uint32_t MOST = 0x0e000e00 /* 6 */, CODES = MOST, BELOW_HALF = 0x00ff00ff, ODD = 0x00010001;

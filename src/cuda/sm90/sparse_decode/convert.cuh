@@ -164,8 +164,8 @@ template <typename F> struct Scales {
     static constexpr uint32_t ONE_FORM_OF_FP4 = 0x54005400, /* 2^6, twice: E2M1_IN_E4M3 */
         ONE_FORM_OF_FP8 = 0x1c001c00 /* 2^-8, twice */;
 
-    /* Where scales are of 32 bits a word of fp16 for two chunks, already multiplied; else e4m3 codes, those of powers of two 2^8 times as
-     * large. */
+    /* Scales of 32 bits become a word of fp16 for two chunks, already multiplied. Other scales become e4m3 codes; powers of two are stored
+     * 2^8 times as large. */
     DEVICE void to_one_form(bool fp4)
     {
         if constexpr (F::F32_SCALES) {
@@ -188,7 +188,7 @@ template <typename F> struct Scales {
         }
     }
 
-    /* Of a chunk, in fp16, twice. `by`: ONE_FORM_… of the block. */
+    /* The scale of a chunk in both halves of a word, in fp16. `by` is the block's ONE_FORM_… */
     DEVICE uint32_t of_either(int chunk, uint32_t by) const
     {
         const uint32_t two = F::F32_SCALES ? word[chunk / 2 % F::SCALE_WORDS]

@@ -19,8 +19,8 @@
 enum { CONVERTING_WARPS = 4 };
 static_assert(CONVERTING_WARPS == 4 || CONVERTING_WARPS == 8, "");
 
-/* Of block `count`, by the sums' warps, which have not waited for P of the block before yet: that comes when the raw keys of this one
- * have been asked for, and the scores of this one, for which the second warpgroup's product waits (Sums::add_block), need these codes. */
+/* Converts the keys of block `count`. The sums' warps call it before they wait for P of the block before: the scores of block `count`, for
+ * which the second warpgroup's product waits (Sums::add_block), need these codes. */
 template <typename F> DEVICE void convert_fp4(Shared &shared, uint32_t base, uint32_t count)
 {
     constexpr uint32_t SLOTS = 2 * WARPGROUP_THREADS, /* of 16 bytes, of a chunk */

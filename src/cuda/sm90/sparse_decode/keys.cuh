@@ -163,7 +163,7 @@ template <typename F> struct Keys {
         cp_async_commit();
     }
 
-    /* The same where blocks may have FP4 codes: of those two chunks with the even one. `parity`: of the block's count. */
+    /* ask_codes where blocks may have FP4 codes. Two chunks of those are asked for with the even one. `parity` is that of the block's count. */
     template <int C> DEVICE void ask_either_codes(uint32_t parity)
     {
 #pragma unroll

@@ -121,7 +121,7 @@ template <typename F> struct Scores {
         wgmma_commit();
     }
 
-    /* Where some blocks have FP4 codes: all are e4m3 codes from here on. The wait is for FP8 too, so that no warp is two phases behind. */
+    /* After this wait all codes of the pair are e4m3. FP8 blocks wait too, so that no warp falls two phases behind. */
     DEVICE void wait_for_pair(int pair, uint32_t parity)
     {
         mbarrier_wait(SHARED_AT(base, converted) + 8 * (uint32_t)pair, parity);
