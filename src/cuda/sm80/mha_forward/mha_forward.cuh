@@ -1,32 +1,35 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense MHA on any NVIDIA GPU since Ampere: FlashAttention-2's way.
+ * Dense MHA on any NVIDIA GPU since Ampere: FlashAttention-2's way (docs/kernels/mha.md has what was measured).
  *
- * A block of threads takes a tile of rows of one head through the keys that they see, KEYS at a time. A warp has 16 · ROW_TILES rows of
- * the tile for itself: their scores, their weights and their share of O stay in its registers, and no warp waits for another one's.
- * The scores S = Q Kᵀ come out of the tensor cores where P is to be for the product with V (fragment.h: two C of m16n8k16 side by
- * side are one A), so that P never touches shared memory.
+ * A CTA takes a tile of 128 rows of one head (a row is one query token of one query head) through the keys that they see, KEYS at a
+ * time. A warp has 16 · ROW_TILES rows of the tile for itself: their scores, their weights and their share of O stay in its
+ * registers, and no warp needs a number of another one's. The products leave the scores S = Q Kᵀ where the product with V wants P:
+ * two C of m16n8k16 side by side are one A (fragment.h), so that P never touches shared memory.
  *
- *      memory ──cp.async──▶ ring of key blocks ──ldmatrix────────▶ S = Q·Kᵀ ◀── Q (shared, or registers)
+ *      memory ──cp.async──▶ ring of key blocks ────ldmatrix──────▶ S = Q·Kᵀ ◀──ldmatrix── Q (shared, for the whole tile)
  *                                                                    │ mask, reference, exp2
  *                                                                    ▼
- *             ──cp.async──▶ ring of value blocks ──ldmatrix.trans─▶ O += P·V        (P, O in registers)
+ *             ──cp.async──▶ ring of value blocks ──ldmatrix.trans─▶ O += P·V        (S, P and O in registers)
  *
- * A block of keys, in time (| = barrier of the whole block of threads), where AHEAD:
+ * A block of keys, in time (| = barrier of the CTA):
  *
- *      wait for its copies | ask for a later block; S of the next block, and between its products the weights of this one; O += P·V
+ *      wait for its copies | ask for the next block; S; largest scores; P of 16 keys; O += P·V, between whose products the weights of
+ *                            the next 16 keys are made
  *
- * mma.sync does not run beside other instructions of a warp unless these do not depend on it: with the scores one block ahead, the
- * exponentials stand among products that they do not need. Else they stand between the products, and other warps fill the gap.
+ * Between S and O += P·V a warp has no products under way; the warp of the other CTA on its scheduler has. That is why two CTAs
+ * share an SM, each with half of the registers: 128 of 255 are O, up to 64 S.
  *
- * A fragment of K or V serves ROW_TILES products. With one, an m16n8k16 reads 256 bytes of shared memory, which takes 2 clocks, where
- * mma.sync could take one every 1.6 clocks; with two shared memory is no limit any more.
+ * The limit on an H200 is shared memory's bandwidth. A fragment of K or V serves ROW_TILES products: with one of them an m16n8k16
+ * takes 256 bytes, which are 2 clocks, where mma.sync could take one every 1.6 clocks; with two it takes 128. The fragments of Q are
+ * read once a block of keys, so that more keys a block cost less.
  *
  * Weights are relative to a reference that follows a row's largest score only when it falls behind by more than 8 (in log2): P
- * stays below 2^8, O is seldom rescaled, and the four threads that share a row compare their scores only then.
+ * stays below 2^8, which 16 bits hold as precisely as 1, O is seldom rescaled, and the four threads that share a row compare their
+ * scores only then. A row's bits hang on the row alone.
  *
- * Shared memory, in bytes, all in lines of 128 bytes (64 columns of a row), swizzled, so that ldmatrix meets no bank twice:
- *      Q (then O)  ROWS × 2 · max(D_QK, D_V) | K  STAGES × KEYS × 2 · D_QK | V  STAGES × KEYS × 2 · D_V
+ * Shared memory, in bytes, in lines of 128 bytes (64 columns of a row), swizzled, so that ldmatrix meets no bank twice:
+ *      Q, at the end the results  ROWS × 2 · D_QK | K  STAGES × KEYS × 2 · D_QK | V  STAGES × KEYS × 2 · D_V
  */
 #pragma once
 
@@ -36,29 +39,30 @@
 #include "../../device/quad.cuh"
 #include "../../device/reference.cuh"
 #include "../../device/shared.cuh"
+#include "../../device/warpgroup.cuh"
 #include "shape.h"
 #include "tiles.cuh"
 
-template <typename Element_, int D_QK_, int D_V_, int WARPS_, int ROW_TILES_, int KEYS_, int STAGES_,
-          bool Q_IN_REGISTERS_, bool AHEAD_>
+template <typename Element_, int D_QK_, int D_V_, int ROW_TILES_, int WARPS_, int KEYS_, bool Q_IN_REGISTERS_>
 struct MhaForward {
     using Element = Element_;
-    static constexpr int D_QK = D_QK_, D_V = D_V_, WARPS = WARPS_, ROW_TILES = ROW_TILES_, KEYS = KEYS_,
-                         STAGES = STAGES_;
-    static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_, AHEAD = AHEAD_;
+    static constexpr int D_QK = D_QK_, D_V = D_V_, ROW_TILES = ROW_TILES_, WARPS = WARPS_, KEYS = KEYS_,
+                         STAGES = MHA_SM80_STAGES;
+    static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_;
     static constexpr int THREADS = 32 * WARPS, WARP_ROWS = 16 * ROW_TILES, ROWS = WARPS * WARP_ROWS;
     static constexpr int STEPS = D_QK / 16, KEY_TILES = KEYS / 8, COLUMN_TILES = D_V / 8;
-    static constexpr int UNITS = ROW_TILES * KEY_TILES; /* of 16 rows and 8 keys */
-    static constexpr int ROWS_OF_PASS = THREADS / 8; /* eight threads copy a line */
+    static constexpr int UNITS = ROW_TILES * KEY_TILES, /* of weights: 16 rows and 8 keys */
+        PARTS = 2 * ROW_TILES;                          /* units of 16 keys */
+    static constexpr int ROWS_OF_PASS = THREADS / 8;    /* eight threads copy a line */
 
     static constexpr uint32_t Q_GROUP = ROWS * LINE_BYTES, KEY_GROUP = KEYS * LINE_BYTES;
-    static constexpr uint32_t Q_BYTES = (D_QK > D_V ? D_QK : D_V) / LINE_ELEMENTS * Q_GROUP,
+    static constexpr uint32_t Q_BYTES = D_QK / LINE_ELEMENTS * Q_GROUP,
                               K_BYTES = D_QK / LINE_ELEMENTS * KEY_GROUP,
                               V_BYTES = D_V / LINE_ELEMENTS * KEY_GROUP;
-    static_assert(Q_BYTES + STAGES * (K_BYTES + V_BYTES) ==
-                      MHA_SM80_SHARED_BYTES(D_QK, D_V, ROWS, KEYS, STAGES),
+    static_assert(ROWS == MHA_SM80_ROWS && D_V <= D_QK, "");
+    static_assert(Q_BYTES + STAGES * (K_BYTES + V_BYTES) == MHA_SM80_BYTES(D_QK, D_V, KEYS),
                   "the host knows how much it is");
-    static_assert(KEYS % ROWS_OF_PASS == 0 && KEYS % 16 == 0 && STAGES >= 2, "");
+    static_assert(ROWS % ROWS_OF_PASS == 0 && KEYS % ROWS_OF_PASS == 0 && KEYS % 16 == 0, "");
 
     using Scores = float[ROW_TILES][KEY_TILES][4];
     using Weights = uint32_t[ROW_TILES][KEYS / 16][4]; /* as A of the product with V */
@@ -76,33 +80,45 @@ struct MhaForward {
     };
 
     const mha_forward_sm80_params &p;
-    const MhaTile &tile; /* in shared memory: registers are dear */
+    /* What a warp's rows see. */
+    struct Sight {
+        int keys;   /* that one of them sees: 0 or less where there is none */
+        int by_all; /* that all of them see */
+    };
+
+    /* What is read once a block is in shared memory: registers are dear. */
+    const MhaTile &tile;
+    Sight *sights;
     uint32_t q_at, k_at, v_at;
     uint32_t lane_at; /* in 16 lines: the chunk whose address this lane gives for ldmatrix */
-    int warp, lane;
 
-    DEVICE MhaForward(const mha_forward_sm80_params &params, unsigned char *memory, const MhaTile &its)
-        : p(params), tile(its), warp((int)threadIdx.x / 32), lane((int)threadIdx.x % 32)
+    DEVICE MhaForward(const mha_forward_sm80_params &params, unsigned char *memory, const MhaTile &its,
+                      Sight *of_warps)
+        : p(params), tile(its), sights(of_warps)
     {
+        const uint32_t lane = threadIdx.x % 32;
         q_at = shared_address(memory), k_at = q_at + Q_BYTES, v_at = k_at + STAGES * K_BYTES;
-        lane_at = swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
+        lane_at =
+            swizzle_128((uint32_t)ldmatrix_tile_row((int)lane), (uint32_t)ldmatrix_tile_chunk((int)lane));
     }
+
+    /* Not kept in registers. */
+    DEVICE static int lane_of_warp() { return (int)(fresh_thread() % 32); }
+    DEVICE static int first_row() { return (int)(fresh_thread() / 32) * WARP_ROWS; }
 
     /* ---- Copies -------------------------------------------------------------------------------- */
 
-    DEVICE static uint32_t place_of_thread()
-    {
-        return swizzle_128(threadIdx.x / 8, threadIdx.x % 8);
-    }
+    DEVICE static uint32_t place_of_thread() { return swizzle_128(threadIdx.x / 8, threadIdx.x % 8); }
 
-    /* Block `block` of D columns. Where it has fewer keys the others become 0, for 0 × NaN is NaN; where it has none, nothing is read
-     * that was there before. */
-    template <int D> DEVICE void copy_block(uint32_t to, const uint16_t *from, int64_t stride, int block) const
+    /* The block from first_key on, of D columns. Where it has fewer keys the others become 0, for 0 × NaN is NaN; where it has none,
+     * there is no copy. */
+    template <int D>
+    DEVICE void copy_block(uint32_t to, const uint16_t *from, int64_t stride, unsigned first_key) const
     {
-        const int row = (int)threadIdx.x / 8, left = tile.keys - block * KEYS;
+        const int row = (int)threadIdx.x / 8, left = (int)((unsigned)tile.keys - first_key);
         if (left <= 0) return;
         to += place_of_thread();
-        from += (block * KEYS + row) * stride + threadIdx.x % 8 * CHUNK_ELEMENTS;
+        from += (int64_t)(first_key + row) * stride + threadIdx.x % 8 * CHUNK_ELEMENTS;
 #pragma unroll
         for (int first = 0; first < KEYS; first += ROWS_OF_PASS) {
 #pragma unroll
@@ -113,14 +129,11 @@ struct MhaForward {
         }
     }
 
-    DEVICE void ask_for_keys(int block, int stage) const
+    DEVICE void ask_for_block(unsigned first_key, int stage) const
     {
-        copy_block<D_QK>(k_at + (uint32_t)stage * K_BYTES, tile.k, p.call.k_stride[1], block);
-    }
-
-    DEVICE void ask_for_values(int block, int stage) const
-    {
-        copy_block<D_V>(v_at + (uint32_t)stage * V_BYTES, tile.v, p.call.v_stride[1], block);
+        copy_block<D_QK>(k_at + (uint32_t)stage * K_BYTES, tile.k, p.call.k_stride[1], first_key);
+        copy_block<D_V>(v_at + (uint32_t)stage * V_BYTES, tile.v, p.call.v_stride[1], first_key);
+        cp_async_commit();
     }
 
     DEVICE void ask_for_queries() const
@@ -130,9 +143,8 @@ struct MhaForward {
         for (int first = 0; first < ROWS; first += ROWS_OF_PASS) {
             const int row = (int)threadIdx.x / 8 + first;
             const RowPlace place = place_of_row(p, tile, row);
-            const uint16_t *from = call.q + tile.request * call.q_stride[0] +
-                                   place.token * call.q_stride[1] + place.head * call.q_stride[2] +
-                                   threadIdx.x % 8 * CHUNK_ELEMENTS;
+            const uint16_t *from = call.q + tile.request * call.q_stride[0] + place.token * call.q_stride[1] +
+                                   place.head * call.q_stride[2] + threadIdx.x % 8 * CHUNK_ELEMENTS;
 #pragma unroll
             for (int g = 0; g < D_QK / LINE_ELEMENTS; g++)
                 cp_async_16(q_at + place_of_thread() + (uint32_t)(g * Q_GROUP + first * LINE_BYTES),
@@ -152,13 +164,12 @@ struct MhaForward {
     {
 #pragma unroll
         for (int m = 0; m < ROW_TILES; m++)
-            ldmatrix_x4(a[m], lane_chunk(2 * step) + q_at +
-                                  (uint32_t)(step / 4 * Q_GROUP + (warp * WARP_ROWS + 16 * m) * LINE_BYTES));
+            ldmatrix_x4(a[m], lane_chunk(2 * step) + q_at + threadIdx.x / 32 * (WARP_ROWS * LINE_BYTES) +
+                                  (uint32_t)(step / 4 * Q_GROUP + 16 * m * LINE_BYTES));
     }
 
-    /* s = Q Kᵀ; between(step) is done beside the products of each step of 16 columns. */
-    template <typename Between>
-    DEVICE void score(int stage, const QFragments &q, Scores &s, Between between) const
+    /* s = Q Kᵀ */
+    DEVICE void score(int stage, const QFragments &q, Scores &s) const
     {
         const uint32_t block_at = k_at + (uint32_t)stage * K_BYTES;
 #pragma unroll
@@ -181,12 +192,12 @@ struct MhaForward {
                 for (int m = 0; m < ROW_TILES; m++)
                     mma_16816<Element>(s[m][t], Q_IN_REGISTERS ? q.a[Q_IN_REGISTERS ? step : 0][m] : a[m],
                                        b[t / 2][t % 2], b[t / 2][t % 2 + 2]);
-            between(step);
         }
     }
 
-    /* o += P V */
-    DEVICE void add_values(int stage, const Weights &w, Sums &o) const
+    /* o += P V; before(k, part) is called before each of PARTS parts of the products with 16 keys, k. */
+    template <typename Before>
+    DEVICE void add_values(int stage, const Weights &w, Sums &o, Before before) const
     {
         const uint32_t block_at = v_at + (uint32_t)stage * V_BYTES;
 #pragma unroll
@@ -194,6 +205,7 @@ struct MhaForward {
 #pragma unroll
             for (int n = 0; n < COLUMN_TILES; n += 2) {
                 uint32_t b[4];
+                if (n % (COLUMN_TILES / PARTS) == 0) before(k, n / (COLUMN_TILES / PARTS));
                 ldmatrix_x4_trans(b, lane_chunk(n) + block_at +
                                          (uint32_t)(n / 8 * KEY_GROUP + 16 * k * LINE_BYTES));
 #pragma unroll
@@ -206,16 +218,15 @@ struct MhaForward {
 
     /* ---- Softmax ------------------------------------------------------------------------------- */
 
-    DEVICE int row_of(int m, int half) const { return warp * WARP_ROWS + 16 * m + 8 * half + lane / 4; }
-
     /* Keys from first_key on: those that a row does not see get the score -inf. */
     DEVICE void mask(Scores &s, int first_key) const
     {
+        const int lane = lane_of_warp(), row = first_row() + lane / 4;
 #pragma unroll
         for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int bound = keys_seen(p, tile, row_of(m, half)) - first_key - 2 * (lane % 4);
+                const int bound = keys_seen(p, tile, row + 16 * m + 8 * half) - first_key - 2 * (lane % 4);
 #pragma unroll
                 for (int t = 0; t < KEY_TILES; t++)
 #pragma unroll
@@ -285,14 +296,14 @@ struct MhaForward {
                 for (int t = 0; t < KEY_TILES; t++)
 #pragma unroll
                     for (int e = 2 * half; e < 2 * half + 2; e++)
-                        s[m][t][e] = extreme ? __fmul_rn(s[m][t][e], scale) - less
-                                             : fmaf(s[m][t][e], scale, -less);
+                        s[m][t][e] =
+                            extreme ? __fmul_rn(s[m][t][e], scale) - less : fmaf(s[m][t][e], scale, -less);
             }
     }
 
     /* The weights of some units of the block; exponents are scores times `scale` minus `less`. */
-    DEVICE static void weigh_units(const Scores &s, int from, int to, float scale,
-                                   const float (&less)[ROW_TILES][2], State &state, Weights &w)
+    DEVICE static void weigh(const Scores &s, int from, int to, float scale,
+                             const float (&less)[ROW_TILES][2], State &state, Weights &w)
     {
 #pragma unroll
         for (int unit = from; unit < to; unit++)
@@ -308,18 +319,14 @@ struct MhaForward {
 
     /* ---- A tile -------------------------------------------------------------------------------- */
 
-    /* Blocks of keys that rows first to last of the tile see some of. */
-    DEVICE int blocks_seen(int first, int last) const
+    DEVICE Sight sight_of_warp() const
     {
-        last = min(last, tile.rows - 1);
-        return last < first ? 0 : (max(keys_seen(p, tile, last), 0) + KEYS - 1) / KEYS;
+        const int first = first_row(), last = min(first + WARP_ROWS, tile.rows) - 1;
+        return {first <= last ? keys_seen(p, tile, last) : 0, keys_seen(p, tile, first)};
     }
 
     DEVICE void run()
     {
-        const int blocks = blocks_seen(0, ROWS - 1),
-                  mine = blocks_seen(warp * WARP_ROWS, (warp + 1) * WARP_ROWS - 1);
-        const int seen_by_all = keys_seen(p, tile, warp * WARP_ROWS); /* of this warp's rows */
         Sums o = {};
         State state;
 #pragma unroll
@@ -328,75 +335,62 @@ struct MhaForward {
             for (int half = 0; half < 2; half++)
                 state.reference[m][half] = LEAST_REFERENCE, state.sum[m][half] = 0.0f;
         state.careful = true;
-
-        /* Group j of copies has the values of block j and the keys of block j, or where AHEAD j + 1. */
-        ask_for_queries();
-        if (AHEAD) {
-            ask_for_keys(0, 0);
-            cp_async_commit();
-        }
-#pragma unroll
-        for (int j = 0; j < STAGES - 1; j++) {
-            ask_for_keys(j + AHEAD, (j + AHEAD) % STAGES);
-            ask_for_values(j, j);
-            cp_async_commit();
-        }
-        QFragments q;
-        if (AHEAD || Q_IN_REGISTERS) {
-            cp_async_wait<AHEAD ? STAGES - 1 : STAGES - 2>();
-            __syncthreads();
-            if constexpr (Q_IN_REGISTERS)
-#pragma unroll
-                for (int step = 0; step < STEPS; step++) load_q(q.a[step], step);
-        }
-        Scores s;
-        if (AHEAD && mine > 0) score(0, q, s, [](int) {});
-        int stage = 0;
-#pragma unroll 1
-        for (int block = 0; block < blocks; block++) {
-            cp_async_wait<STAGES - 2>();
-            __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
-            const int free = stage ? stage - 1 : STAGES - 1, next = stage + 1 == STAGES ? 0 : stage + 1;
-            ask_for_keys(block + STAGES - 1 + AHEAD, AHEAD ? stage : free);
-            ask_for_values(block + STAGES - 1, free);
-            cp_async_commit();
-            if (block < mine) attend(block, block + 1 < mine, stage, next, q, s, seen_by_all, state, o);
-            stage = next;
-        }
+        const int keys = keys_seen(p, tile, tile.rows - 1); /* that some row of the tile sees */
+        if (keys > 0) attend_to_all((unsigned)keys, state, o);
         finish(state, o);
     }
 
-    /* Block `block`, whose scores are there where AHEAD; `goes_on`: there is another one. */
-    DEVICE void attend(int block, bool goes_on, int stage, int next, const QFragments &q, Scores &s,
-                       int seen_by_all, State &state, Sums &o) const
+    /* Keys are unsigned: a block that is asked for may pass 2^31. */
+    DEVICE void attend_to_all(unsigned keys, State &state, Sums &o) const
     {
-        if (!AHEAD) score(stage, q, s, [](int) {});
-        if (seen_by_all - block * KEYS < KEYS) mask(s, block * KEYS);
-        follow(s, state, o);
-        Weights w;
-        if (AHEAD && goes_on && !SELDOM(state.careful)) {
-            Scores ahead;
-            score(next, q, ahead, [&](int step) {
-                weigh_units(s, step * UNITS / STEPS, (step + 1) * UNITS / STEPS, p.call.scale_log2,
-                            state.reference, state, w);
-            });
-            add_values(stage, w, o);
+        static_assert(STAGES == 2, "a block is asked for when the one before it is begun");
+        Sight *sight = &sights[threadIdx.x / 32];
+        if (threadIdx.x % 32 == 0) *sight = sight_of_warp();
+        __syncwarp();
+        ask_for_queries();
+        ask_for_block(0, 0);
+        QFragments q;
+        if constexpr (Q_IN_REGISTERS) {
+            cp_async_wait<0>();
+            __syncthreads();
 #pragma unroll
-            for (int i = 0; i < UNITS; i++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    s[i % ROW_TILES][i / ROW_TILES][e] = ahead[i % ROW_TILES][i / ROW_TILES][e];
-        } else {
-            if (SELDOM(state.careful)) {
-                const float less[ROW_TILES][2] = {};
-                make_exponents(s, state);
-                weigh_units(s, 0, UNITS, 1.0f, less, state, w);
-            } else {
-                weigh_units(s, 0, UNITS, p.call.scale_log2, state.reference, state, w);
-            }
-            add_values(stage, w, o);
-            if (AHEAD && goes_on) score(next, q, s, [](int) {});
+            for (int step = 0; step < STEPS; step++) load_q(q.a[step], step);
         }
+        int stage = 0;
+#pragma unroll 1
+        for (unsigned first_key = 0; first_key < keys; first_key += KEYS) {
+            cp_async_wait<0>();
+            __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
+            ask_for_block(first_key + KEYS, stage ^ 1);
+            if ((int)first_key < sight->keys)
+                attend((int)first_key, stage, sight->by_all - (int)first_key < KEYS, q, state, o);
+            stage ^= 1;
+        }
+    }
+
+    /* The block whose first key is first_key; `masked`: some row does not see all of it. */
+    DEVICE void attend(int first_key, int stage, bool masked, const QFragments &q, State &state,
+                       Sums &o) const
+    {
+        Scores s;
+        Weights w;
+        score(stage, q, s);
+        if (masked) mask(s, first_key);
+        follow(s, state, o);
+        float less[ROW_TILES][2], scale = p.call.scale_log2;
+#pragma unroll
+        for (int i = 0; i < 2 * ROW_TILES; i++) less[i / 2][i % 2] = state.reference[i / 2][i % 2];
+        if (SELDOM(state.careful)) {
+            make_exponents(s, state);
+            scale = 1.0f;
+#pragma unroll
+            for (int i = 0; i < 2 * ROW_TILES; i++) less[i / 2][i % 2] = 0.0f;
+        }
+        weigh(s, 0, PARTS, scale, less, state, w);
+        add_values(stage, w, o, [&](int k, int part) {
+            const int unit = (k + 1) * PARTS + part;
+            if (unit < UNITS) weigh(s, unit, unit + 1, scale, less, state, w);
+        });
     }
 
     /* ---- Results ------------------------------------------------------------------------------- */
@@ -405,13 +399,14 @@ struct MhaForward {
     DEVICE void finish(const State &state, Sums &o) const
     {
         const output_params &output = p.call.output;
-        const uint32_t lines = q_at + (uint32_t)(warp * WARP_ROWS * LINE_BYTES);
+        const int lane = lane_of_warp(), first = first_row();
+        const uint32_t lines = q_at + (uint32_t)(first * LINE_BYTES);
         __syncwarp();
 #pragma unroll
         for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int row = row_of(m, half), local = 16 * m + 8 * half + lane / 4;
+                const int local = 16 * m + 8 * half + lane / 4, row = first + local;
                 const float sum = quad_sum(state.sum[m][half]);
                 const float factor = sum == 0.0f ? 0.0f : reciprocal_approx(sum);
                 if (lane % 4 == 0 && row < tile.rows)
@@ -422,13 +417,12 @@ struct MhaForward {
                     store_shared_4(lines + (uint32_t)(n / 8 * Q_GROUP) +
                                        swizzle_128((uint32_t)local, (uint32_t)(n % 8)) +
                                        (uint32_t)(lane % 4) * 4,
-                                   Element::pack(o[m][n][2 * half] * factor,
-                                                 o[m][n][2 * half + 1] * factor));
+                                   Element::pack(o[m][n][2 * half] * factor, o[m][n][2 * half + 1] * factor));
             }
         __syncwarp();
 #pragma unroll
-        for (int first = 0; first < WARP_ROWS; first += 4) {
-            const int local = first + lane / 8, row = warp * WARP_ROWS + local;
+        for (int i = 0; i < WARP_ROWS; i += 4) {
+            const int local = i + lane / 8, row = first + local;
             if (row >= tile.rows) continue;
             uint16_t *to = output.out + out_offset(output, tile.request, place_of_row(p, tile, row)) +
                            lane % 8 * CHUNK_ELEMENTS;
@@ -456,10 +450,15 @@ template <typename Kernel> DEVICE void mha_forward(const mha_forward_sm80_params
 {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ MhaTile tile;
+    __shared__ typename Kernel::Sight sights[Kernel::WARPS];
     MhaTile found;
     if (!find_tile(p, (int)blockIdx.x, found)) return;
     if (threadIdx.x == 0) tile = found;
     __syncthreads();
-    Kernel kernel(p, memory, tile);
+    Kernel kernel(p, memory, tile, sights);
     kernel.run();
 }
+
+#define MHA_FORWARD_KERNEL(NAME, ELEMENT, D_QK, D_V, ROW_TILES, WARPS, KEYS, Q_IN_REGISTERS, CTAS)           \
+    DEFINE_KERNEL(NAME, mha_forward_sm80_params, (32 * (WARPS), CTAS),                                       \
+                  mha_forward<MhaForward<ELEMENT, D_QK, D_V, ROW_TILES, WARPS, KEYS, Q_IN_REGISTERS>>(p))
