@@ -54,14 +54,14 @@ static const char *refuses(const struct attention_problem *p, const char **argum
     return NULL;
 }
 
-/* A wide shape is good where two of its CTAs share an SM; each also has what the system and the compiler place there. */
+/* A wide shape is good where two of its CTAs share an SM; each also has what the system places there. */
 static struct cuda_kernel *kernel_for(const struct attention_problem *p, int32_t shared_bytes)
 {
-    enum { OF_SYSTEM = 1024, OF_COMPILER = 256 };
+    enum { OF_SYSTEM = 1024 };
     struct cuda_key key = {
         .schedule = CUDA_SM80_MHA_FORWARD, .element = p->element, .variant = (int)p->d_qk / 64 - 1};
     struct cuda_kernel *wide = cuda_kernel_of(key);
-    if (2 * (wide->dynamic_bytes + OF_SYSTEM + OF_COMPILER) <= shared_bytes + OF_SYSTEM) return wide;
+    if (2 * (wide->dynamic_bytes + OF_SYSTEM) <= shared_bytes + OF_SYSTEM) return wide;
     key.variant += MHA_SM80_SMALL;
     return cuda_kernel_of(key);
 }

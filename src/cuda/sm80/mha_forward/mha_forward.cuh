@@ -29,7 +29,7 @@
  * scores only then. A row's bits hang on the row alone.
  *
  * Shared memory, in bytes, in lines of 128 bytes (64 columns of a row), swizzled, so that ldmatrix meets no bank twice:
- *      Q, at the end the results  ROWS × 2 · D_QK | K  STAGES × KEYS × 2 · D_QK | V  STAGES × KEYS × 2 · D_V
+ *      Q, at the end the results  ROWS × 2 · D_QK | K  STAGES × KEYS × 2 · D_QK | V  STAGES × KEYS × 2 · D_V | 128
  */
 #pragma once
 
@@ -70,7 +70,8 @@ struct MhaForward {
                               K_BYTES = D_QK / LINE_ELEMENTS * KEY_GROUP,
                               V_BYTES = D_V / LINE_ELEMENTS * KEY_GROUP;
     static_assert(ROWS == MHA_SM80_ROWS && D_V <= D_QK, "");
-    static_assert(Q_BYTES + STAGES * (K_BYTES + V_BYTES) <= MHA_SM80_BYTES(D_QK, D_V, KEYS_),
+    static_assert(Q_BYTES + STAGES * (K_BYTES + V_BYTES) + MHA_SM80_TILE_BYTES <=
+                      MHA_SM80_BYTES(D_QK, D_V, KEYS_),
                   "the host knows how much it is");
     static_assert(ROWS % ROWS_OF_PASS == 0 && KEYS % ROWS_OF_PASS == 0 && KEYS % 16 == 0, "");
 
@@ -89,22 +90,27 @@ struct MhaForward {
         bool careful;            /* some row's reference is extreme */
     };
 
-    const mha_forward_sm80_params &p;
     /* What a warp's rows see. */
     struct Sight {
         int keys;   /* that one of them sees: 0 or less where there is none */
         int by_all; /* that all of them see */
     };
 
-    /* What is read once a block is in shared memory: registers are dear. */
-    const MhaTile &tile;
-    Sight *sights;
+    /* What is seldom read: registers are dear. */
+    struct Known {
+        MhaTile tile;
+        Sight sights[WARPS];
+    };
+    static_assert(sizeof(Known) <= MHA_SM80_TILE_BYTES, "");
+
+    const mha_forward_sm80_params &p;
+    Known *known;        /* in shared memory */
+    const MhaTile &tile; /* there */
     uint32_t q_at, k_at, v_at;
     uint32_t lane_at; /* in 16 lines: the chunk whose address this lane gives for ldmatrix */
 
-    DEVICE MhaForward(const mha_forward_sm80_params &params, unsigned char *memory, const MhaTile &its,
-                      Sight *of_warps)
-        : p(params), tile(its), sights(of_warps)
+    DEVICE MhaForward(const mha_forward_sm80_params &params, unsigned char *memory)
+        : p(params), known((Known *)(memory + Q_BYTES + STAGES * (K_BYTES + V_BYTES))), tile(known->tile)
     {
         const uint32_t lane = threadIdx.x % 32;
         q_at = shared_address(memory), k_at = q_at + Q_BYTES, v_at = k_at + STAGES * K_BYTES;
@@ -354,7 +360,7 @@ struct MhaForward {
     DEVICE void attend_to_all(unsigned keys, State &state, Sums &o) const
     {
         static_assert(STAGES == 2, "a block is asked for when the one before it is begun");
-        Sight *sight = &sights[threadIdx.x / 32];
+        Sight *sight = &known->sights[threadIdx.x / 32];
         if (threadIdx.x % 32 == 0) *sight = sight_of_warp();
         __syncwarp();
         ask_for_queries();
@@ -459,13 +465,11 @@ struct MhaForward {
 template <typename Kernel> DEVICE void mha_forward(const mha_forward_sm80_params &p)
 {
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ MhaTile tile;
-    __shared__ typename Kernel::Sight sights[Kernel::WARPS];
-    MhaTile found;
-    if (!find_tile(p, (int)blockIdx.x, found)) return;
-    if (threadIdx.x == 0) tile = found;
+    MhaTile tile;
+    if (!find_tile(p, (int)blockIdx.x, tile)) return;
+    Kernel kernel(p, memory);
+    if (threadIdx.x == 0) kernel.known->tile = tile;
     __syncthreads();
-    Kernel kernel(p, memory, tile, sights);
     kernel.run();
 }
 

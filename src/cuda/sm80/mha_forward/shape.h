@@ -5,9 +5,9 @@
 #ifndef FMLA_SM80_MHA_FORWARD_SHAPE_H
 #define FMLA_SM80_MHA_FORWARD_SHAPE_H
 
-/* SHAPE(d_qk, d_v, what its variant is greater by, suffix of its name, row tiles of a warp, warps, keys of a block, Q in registers instead of shared memory, CTAs of an SM). A wide
- * shape has 32 rows a warp: it asks least of shared memory's bandwidth, and it is good where two CTAs share an SM. A small one has
- * twice the warps, and fits 99 KiB. */
+/* SHAPE(d_qk, d_v, what its variant is greater by, suffix of its name, row tiles of a warp, warps, keys of a block, Q in registers
+ * instead of shared memory, CTAs that share an SM). A wide shape has 32 rows a warp: it asks least of shared memory's bandwidth, and it
+ * is good where two CTAs share an SM. A small one has twice the warps, and fits 99 KiB. */
 #define MHA_SM80_SHAPES(SHAPE)                                                                               \
     SHAPE(64, 64, 0, , 2, 4, 112, 0, 2)                                                                      \
     SHAPE(128, 128, 0, , 2, 4, 48, 0, 2)                                                                     \
@@ -19,11 +19,12 @@
 enum {
     MHA_SM80_ROWS = 128, /* of a tile */
     MHA_SM80_STAGES = 2, /* one block of keys is computed on while another arrives */
-    MHA_SM80_SMALL = 3   /* variants of the small shapes are so much greater */
+    MHA_SM80_TILE_BYTES = 128,
+    MHA_SM80_SMALL = 3 /* variants of the small shapes are so much greater */
 };
 
-/* The dynamic shared memory of a CTA: Q, or its results; blocks of keys and of values. */
+/* The dynamic shared memory of a CTA: Q, or its results; blocks of keys and of values; and what is known of the tile. */
 #define MHA_SM80_BYTES(d_qk, d_v, keys)                                                                      \
-    (2 * (MHA_SM80_ROWS * (d_qk) + MHA_SM80_STAGES * (keys) * ((d_qk) + (d_v))))
+    (2 * (MHA_SM80_ROWS * (d_qk) + MHA_SM80_STAGES * (keys) * ((d_qk) + (d_v))) + MHA_SM80_TILE_BYTES)
 
 #endif
