@@ -54,16 +54,16 @@ static const char *refuses(const struct attention_problem *p, const char **argum
     return NULL;
 }
 
-/* A wide shape is good where two of its CTAs share an SM; each also has what the system places there. */
+/* The widest shape two of whose CTAs share an SM, each with what the system places there beside it; else the small one. */
 static struct cuda_kernel *kernel_for(const struct attention_problem *p, int32_t shared_bytes)
 {
     enum { OF_SYSTEM = 1024 };
-    struct cuda_key key = {
-        .schedule = CUDA_SM80_MHA_FORWARD, .element = p->element, .variant = (int)p->d_qk / 64 - 1};
-    struct cuda_kernel *wide = cuda_kernel_of(key);
-    if (2 * (wide->dynamic_bytes + OF_SYSTEM) <= shared_bytes + OF_SYSTEM) return wide;
-    key.variant += MHA_SM80_SMALL;
-    return cuda_kernel_of(key);
+    for (int by = 0;; by += MHA_SM80_MIDDLE) {
+        struct cuda_kernel *kernel = cuda_kernel_of((struct cuda_key){
+            .schedule = CUDA_SM80_MHA_FORWARD, .element = p->element, .variant = (int)p->d_qk / 64 - 1 + by});
+        const bool fits = kernel && 2 * (kernel->dynamic_bytes + OF_SYSTEM) <= shared_bytes + OF_SYSTEM;
+        if (fits || by == MHA_SM80_SMALL) return kernel;
+    }
 }
 
 static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,

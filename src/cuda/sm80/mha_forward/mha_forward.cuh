@@ -14,8 +14,7 @@
  *
  * A block of keys, in time (| = barrier of the CTA):
  *
- *      wait for its copies | ask for the next block; S; largest scores; P of 16 keys; O += P·V, between whose products the weights of
- *                            the next 16 keys are made
+ *      wait for its copies | ask for the next block; S; largest scores; P; O += P·V
  *
  * Between S and O += P·V a warp has no products under way; the warp of the other CTA on its scheduler has. That is why two CTAs
  * share an SM, each with half of the registers: 128 of 255 are O, up to 64 S.
@@ -47,7 +46,7 @@
 template <int ROW_TILES> DEVICE constexpr int keys_of_block(int keys)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-    return ROW_TILES == 1 ? keys : (keys / 32 + 1) * 16;
+    return ROW_TILES == 1 ? keys : (keys / 2 + 15) / 16 * 16;
 #else
     return keys;
 #endif
@@ -61,9 +60,7 @@ struct MhaForward {
     static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_;
     static constexpr int THREADS = 32 * WARPS, WARP_ROWS = 16 * ROW_TILES, ROWS = WARPS * WARP_ROWS;
     static constexpr int STEPS = D_QK / 16, KEY_TILES = KEYS / 8, COLUMN_TILES = D_V / 8;
-    static constexpr int UNITS = ROW_TILES * KEY_TILES, /* of weights: 16 rows and 8 keys */
-        PARTS = 2 * ROW_TILES;                          /* units of 16 keys */
-    static constexpr int ROWS_OF_PASS = THREADS / 8;    /* eight threads copy a line */
+    static constexpr int ROWS_OF_PASS = THREADS / 8; /* eight threads copy a line */
 
     static constexpr uint32_t Q_GROUP = ROWS * LINE_BYTES, KEY_GROUP = KEYS * LINE_BYTES;
     static constexpr uint32_t Q_BYTES = D_QK / LINE_ELEMENTS * Q_GROUP,
@@ -211,9 +208,8 @@ struct MhaForward {
         }
     }
 
-    /* o += P V; before(k, part) is called before each of PARTS parts of the products with 16 keys, k. */
-    template <typename Before>
-    DEVICE void add_values(int stage, const Weights &w, Sums &o, Before before) const
+    /* o += P V */
+    DEVICE void add_values(int stage, const Weights &w, Sums &o) const
     {
         const uint32_t block_at = v_at + (uint32_t)stage * V_BYTES;
 #pragma unroll
@@ -221,7 +217,6 @@ struct MhaForward {
 #pragma unroll
             for (int n = 0; n < COLUMN_TILES; n += 2) {
                 uint32_t b[4];
-                if (n % (COLUMN_TILES / PARTS) == 0) before(k, n / (COLUMN_TILES / PARTS));
                 ldmatrix_x4_trans(b, lane_chunk(n) + block_at +
                                          (uint32_t)(n / 8 * KEY_GROUP + 16 * k * LINE_BYTES));
 #pragma unroll
@@ -317,20 +312,21 @@ struct MhaForward {
             }
     }
 
-    /* The weights of some units of the block; exponents are scores times `scale` minus `less`. */
-    DEVICE static void weigh(const Scores &s, int from, int to, float scale,
-                             const float (&less)[ROW_TILES][2], State &state, Weights &w)
+    /* The weights of the block; exponents are scores times `scale` minus `less`. */
+    DEVICE static void weigh(const Scores &s, float scale, const float (&less)[ROW_TILES][2], State &state,
+                             Weights &w)
     {
 #pragma unroll
-        for (int unit = from; unit < to; unit++)
+        for (int t = 0; t < KEY_TILES; t++)
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int m = unit % ROW_TILES, t = unit / ROW_TILES;
-                const float low = exp2_approx(fmaf(s[m][t][2 * half], scale, -less[m][half])),
-                            high = exp2_approx(fmaf(s[m][t][2 * half + 1], scale, -less[m][half]));
-                state.sum[m][half] += low + high;
-                w[m][t / 2][t % 2 * 2 + half] = Element::pack(low, high);
-            }
+            for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const float low = exp2_approx(fmaf(s[m][t][2 * half], scale, -less[m][half])),
+                                high = exp2_approx(fmaf(s[m][t][2 * half + 1], scale, -less[m][half]));
+                    state.sum[m][half] += low + high;
+                    w[m][t / 2][t % 2 * 2 + half] = Element::pack(low, high);
+                }
     }
 
     /* ---- A tile -------------------------------------------------------------------------------- */
@@ -360,8 +356,7 @@ struct MhaForward {
     DEVICE void attend_to_all(unsigned keys, State &state, Sums &o) const
     {
         static_assert(STAGES == 2, "a block is asked for when the one before it is begun");
-        Sight *sight = &known->sights[threadIdx.x / 32];
-        if (threadIdx.x % 32 == 0) *sight = sight_of_warp();
+        if (threadIdx.x % 32 == 0) known->sights[threadIdx.x / 32] = sight_of_warp();
         __syncwarp();
         ask_for_queries();
         ask_for_block(0, 0);
@@ -378,8 +373,9 @@ struct MhaForward {
             cp_async_wait<0>();
             __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
             ask_for_block(first_key + KEYS, stage ^ 1);
-            if ((int)first_key < sight->keys)
-                attend((int)first_key, stage, sight->by_all - (int)first_key < KEYS, q, state, o);
+            const Sight sight = known->sights[fresh_thread() / 32];
+            if ((int)first_key < sight.keys)
+                attend((int)first_key, stage, sight.by_all - (int)first_key < KEYS, q, state, o);
             stage ^= 1;
         }
     }
@@ -393,20 +389,14 @@ struct MhaForward {
         score(stage, q, s);
         if (masked) mask(s, first_key);
         follow(s, state, o);
-        float less[ROW_TILES][2], scale = p.call.scale_log2;
-#pragma unroll
-        for (int i = 0; i < 2 * ROW_TILES; i++) less[i / 2][i % 2] = state.reference[i / 2][i % 2];
         if (SELDOM(state.careful)) {
+            const float less[ROW_TILES][2] = {};
             make_exponents(s, state);
-            scale = 1.0f;
-#pragma unroll
-            for (int i = 0; i < 2 * ROW_TILES; i++) less[i / 2][i % 2] = 0.0f;
+            weigh(s, 1.0f, less, state, w);
+        } else {
+            weigh(s, p.call.scale_log2, state.reference, state, w);
         }
-        weigh(s, 0, PARTS, scale, less, state, w);
-        add_values(stage, w, o, [&](int k, int part) {
-            const int unit = (k + 1) * PARTS + part;
-            if (unit < UNITS) weigh(s, unit, unit + 1, scale, less, state, w);
-        });
+        add_values(stage, w, o);
     }
 
     /* ---- Results ------------------------------------------------------------------------------- */
