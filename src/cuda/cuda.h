@@ -12,8 +12,8 @@
 
 extern const struct kernel_driver cuda_attention_driver, cuda_plan_driver, cuda_cache_driver;
 
-/* Dense decode and dense MHA have the portable one and Hopper's; sparse decode has the portable one, and Hopper's with tiles as the problem
- * says, of 64 heads, of 16. What Hopper's take: choice.h beside each. */
+/* Dense decode has the portable one and Hopper's, dense MHA beside these one without tensor cores; sparse decode has the portable one, and
+ * Hopper's with tiles as the problem says, of 64 heads, of 16. What Hopper's take: choice.h beside each. */
 struct cuda_attention;
 extern const struct cuda_attention cuda_sm80_dense_decode, cuda_sm90_dense_decode, cuda_sm90_dense_decode_fp8,
     cuda_sparse_decode, cuda_sm90_sparse_decode, cuda_sm90_sparse_decode_64, cuda_sm90_sparse_decode_16,

@@ -93,7 +93,7 @@ struct MhaForward {
         int by_all; /* that all of them see */
     };
 
-    /* What is seldom read: registers are dear. */
+    /* What is not kept in registers, which are dear. */
     struct Known {
         MhaTile tile;
         Sight sights[WARPS];
@@ -123,13 +123,11 @@ struct MhaForward {
 
     DEVICE static uint32_t place_of_thread() { return swizzle_128(threadIdx.x / 8, threadIdx.x % 8); }
 
-    /* The block from first_key on, of D columns. Where it has fewer keys the others become 0, for 0 × NaN is NaN; where it has none,
-     * there is no copy. */
+    /* The block from first_key on, of D columns. What is behind the request's last key becomes 0, for 0 × NaN is NaN. */
     template <int D>
     DEVICE void copy_block(uint32_t to, const uint16_t *from, int64_t stride, unsigned first_key) const
     {
         const int row = (int)threadIdx.x / 8, left = (int)((unsigned)tile.keys - first_key);
-        if (left <= 0) return;
         to += place_of_thread();
         from += (int64_t)(first_key + row) * stride + threadIdx.x % 8 * CHUNK_ELEMENTS;
 #pragma unroll
@@ -352,7 +350,7 @@ struct MhaForward {
         finish(state, o);
     }
 
-    /* Keys are unsigned: a block that is asked for may pass 2^31. */
+    /* All blocks of keys. They are unsigned: the number behind the last block may pass 2^31. */
     DEVICE void attend_to_all(unsigned keys, State &state, Sums &o) const
     {
         static_assert(STAGES == 2, "a block is asked for when the one before it is begun");
@@ -372,7 +370,7 @@ struct MhaForward {
         for (unsigned first_key = 0; first_key < keys; first_key += KEYS) {
             cp_async_wait<0>();
             __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
-            ask_for_block(first_key + KEYS, stage ^ 1);
+            if (first_key + KEYS < keys) ask_for_block(first_key + KEYS, stage ^ 1);
             const Sight sight = known->sights[fresh_thread() / 32];
             if ((int)first_key < sight.keys)
                 attend((int)first_key, stage, sight.by_all - (int)first_key < KEYS, q, state, o);
