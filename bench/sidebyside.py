@@ -33,12 +33,17 @@ deterministic time over ours, share_deterministic our time over our deterministi
 has no ratio. A call of more than half a second is not timed, nor are later ones of the same contestant with as much to
 do; --without leaves a call of ours out altogether.
 
+The group sm80 has dense MHA by the kernel for every GPU since Ampere, cuda-sm80, which is forced, beside
+FlashAttention-2 of PyTorch. Values of 128 beside keys of 192 are padded for it. The library reads only once which
+kernels are forced, so that such a group is timed only where it is named, and with no other groups.
+
 The exit code is 0, or 1 where a row lacks ours or a peer or its outputs differ, or 2 where the arguments or the machine
 are refused.
 """
 
 import argparse
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -53,7 +58,7 @@ except ImportError:  # only the command `time` needs it
     torch = None
 
 from beside.contestants import Ours, contestants_for
-from beside.rows import GROUPS, shape_of, words_for
+from beside.rows import FORCED, GROUPS, shape_of, words_for
 from beside.timing import Session, summary, what_comes_before
 
 
@@ -87,7 +92,16 @@ def check_machine():
         )
 
 
+def force_kernels(groups):
+    forced = [FORCED[group] for group in groups if group in FORCED]
+    if forced and len(forced) < len(groups):
+        refuse(f"--groups: {', '.join(FORCED)} cannot be timed with groups that have other kernels; must be by itself")
+    if forced:
+        os.environ["FLASHMLA_KERNEL"] = ",".join(forced)
+
+
 def time_rows(options):
+    force_kernels(options.groups)
     if not options.peers.is_dir():
         refuse(f"--peers: {options.peers} is no folder; must be one that `sidebyside.py fetch` has filled")
     check_machine()
@@ -123,6 +137,7 @@ def time_rows(options):
 
 
 VARIANTS = {name: who for rows in GROUPS.values() for row in rows for name, (who, _) in row.variants.items()}
+NOT_FORCED = [group for group in GROUPS if group not in FORCED]
 OURS = [name for name, who in VARIANTS.items() if who == "ours"]
 
 VLLM = "vllm==0.33.0"
@@ -200,7 +215,7 @@ def parse(arguments):
     command = commands.add_parser("time", help="time them beside flash_mla")
     command.add_argument("out", metavar="OUT.jsonl", type=pathlib.Path, help="lines are appended to it")
     command.add_argument("--peers", metavar="FOLDER", type=pathlib.Path, required=True, help="that fetch has filled")
-    command.add_argument("--groups", nargs="+", choices=list(GROUPS), default=list(GROUPS), help="of rows; all")
+    command.add_argument("--groups", nargs="+", choices=list(GROUPS), default=NOT_FORCED, help="of rows; all but sm80")
     command.add_argument("--runs", type=count, default=15, help="of each contestant in a row; 15")
     command.add_argument("--flush", choices=["engine", "read"], default="engine", help="what is done before a run")
     command.add_argument("--without", nargs="+", choices=OURS, default=[], help="calls of ours that are left out; none")

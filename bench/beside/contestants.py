@@ -228,16 +228,11 @@ class FlashAttention4:
         return self.mha_backward(x, deterministic=True)
 
 
-class CuDNN:
-    """cuDNN as PyTorch's scaled_dot_product_attention calls it, on tensors with the heads before the tokens."""
-
-    def __init__(self, folder):
-        if not torch.backends.cudnn.is_available():
-            raise RuntimeError("PyTorch has no cuDNN here")
-        self.version = f"cuDNN {torch.backends.cudnn.version()}"
+class ScaledDotProduct:
+    """What PyTorch's scaled_dot_product_attention calls, a `backend`, on tensors with the heads before the tokens."""
 
     def attention(self, x, by_head):
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+        with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, self.backend)):
             function = torch.nn.functional.scaled_dot_product_attention
             return function(*by_head, is_causal=x.causal, enable_gqa=x.grouped)
 
@@ -254,7 +249,39 @@ class CuDNN:
         return lambda: tuple(gradient.transpose(1, 2) for gradient in call())
 
 
-PEERS = {"flashmla": FlashMLA, "vllm_fp8": VllmFp8, "fa3": FlashAttention3, "fa4": FlashAttention4, "cudnn": CuDNN}
+class CuDNN(ScaledDotProduct):
+    backend = "CUDNN_ATTENTION"
+
+    def __init__(self, folder):
+        if not torch.backends.cudnn.is_available():
+            raise RuntimeError("PyTorch has no cuDNN here")
+        self.version = f"cuDNN {torch.backends.cudnn.version()}"
+
+
+class FlashAttention2(ScaledDotProduct):
+    """FlashAttention-2 as PyTorch has it. It wants values as long as the keys: shorter ones are padded with zeros
+    before the call, and all of the longer output is its result's first part."""
+
+    backend = "FLASH_ATTENTION"
+
+    def __init__(self, folder):
+        self.version = f"FlashAttention-2 of PyTorch {torch.__version__}"
+
+    def mha_forward(self, x):
+        q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in x.batch)
+        d_v, more = v.shape[-1], k.shape[-1] - v.shape[-1]
+        by_head = (q, k, torch.nn.functional.pad(v, (0, more)))
+        return lambda: self.attention(x, by_head).transpose(1, 2)[..., :d_v]
+
+
+PEERS = {
+    "flashmla": FlashMLA,
+    "vllm_fp8": VllmFp8,
+    "fa2": FlashAttention2,
+    "fa3": FlashAttention3,
+    "fa4": FlashAttention4,
+    "cudnn": CuDNN,
+}
 
 
 def in_order(defaults, given):

@@ -259,6 +259,14 @@ class Mha(Problem):
 
 
 @dataclass(frozen=True)
+class MhaPortable(Mha):
+    """The same by the kernel for every GPU since Ampere, beside the kernel for those GPUs that PyTorch has."""
+
+    kind = "mha_fwd_sm80"
+    peers = ("fa2",)
+
+
+@dataclass(frozen=True)
 class MhaGradients(Mha):
     """Its gradients by q, k and v. The forward pass is made before, and is not timed. PyTorch's autograd makes all
     calls but ours_direct, which is the operator alone and writes into tensors that are there."""
@@ -352,10 +360,14 @@ def prefill_rows():
     ]
 
 
-def mha_rows():
+def mha_rows_of(kind):
     shapes = product(((192, 128), (128, 128), (64, 64)), ((8, 2048), (2, 8192), (1, 16384)), (True, False))
-    rows = [Mha(b, s, 16, 16, d_qk, d_v, causal) for (d_qk, d_v), (b, s), causal in shapes]
-    rows.append(Mha(2, 8192, 32, 4, 128, 128, True))
+    rows = [kind(b, s, 16, 16, d_qk, d_v, causal) for (d_qk, d_v), (b, s), causal in shapes]
+    return rows + [kind(2, 8192, 32, 4, 128, 128, True)]
+
+
+def mha_rows():
+    rows = mha_rows_of(Mha)
     return rows + [MhaVarlen(16, 128, 128, 192, 128), MhaVarlen(16, 32, 4, 128, 128)]
 
 
@@ -373,7 +385,11 @@ GROUPS = {
     "prefill": prefill_rows(),
     "mha": mha_rows(),
     "mha_bwd": mha_gradients_rows(),
+    "sm80": mha_rows_of(MhaPortable),
 }
+
+# Which kernels of ours a group is about, as FLASHMLA_KERNEL takes it; the others have the best of the machine.
+FORCED = {"sm80": "mha_forward=cuda-sm80"}
 
 
 def shape_of(row):

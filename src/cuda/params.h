@@ -255,6 +255,17 @@ struct mha_forward_sm90_params {
     uint64_t ticket;                  /* of this launch */
 };
 
+/* The portable kernel with tensor cores: a tile of rows a block of threads (sm80/mha_forward/tiles.cuh). */
+struct mha_forward_sm80_params {
+    struct mha_forward_params call;
+    int32_t heads_of_tile; /* that share a key head: 1, or all of them where requests have few tokens */
+    int32_t tile_tokens;
+    struct divisor heads_divisor;     /* heads_of_tile */
+    int32_t units, units_of_key_head; /* h_q / heads_of_tile; group / heads_of_tile */
+    int32_t cached_keys;              /* of a key head: so many stay in L2 */
+    int32_t out_aligned;              /* rows of out begin at multiples of 16 bytes */
+};
+
 /* Which tiles have been taken (sm90/mha_forward/tiles.cuh). */
 struct mha_turns {
     uint64_t ticket; /* the launch that this is of; anything else: not yet */

@@ -21,11 +21,15 @@ bool mha_counts(const int64_t *v, int i, int j)
     return !inputs || v[H_INPUTS] != INPUTS_NAN_ENDS || v[H_CAUSAL] || i == H_CAUSAL;
 }
 
+bool mha_on_tensor_cores(const char *kernel)
+{
+    return !strcmp(kernel, "cuda-sm90") || !strcmp(kernel, "cuda-sm80");
+}
+
 /* Row-keys, and what it takes to make the tensors. */
 bool mha_is_taken(const char *kernel, const int64_t *v)
 {
-    const bool hopper = !strcmp(kernel, "cuda-sm90");
-    return !hopper || (v[H_LAYOUT] != LAYOUT_ODD && v[H_SIZES] != SIZES_64_128);
+    return !mha_on_tensor_cores(kernel) || (v[H_LAYOUT] != LAYOUT_ODD && v[H_SIZES] != SIZES_64_128);
 }
 
 double mha_cost(const int64_t *v)

@@ -40,7 +40,9 @@ struct mha_case {
     int64_t strides[MAX_TENSORS][4]; /* of those that lie far apart */
 };
 
-/* Hopper's kernels want rows at multiples of 16 bytes, and values as long as their keys, or as 128 of 192. */
+bool mha_on_tensor_cores(const char *kernel);
+
+/* Tensor cores want rows at multiples of 16 bytes, and values as long as their keys, or as 128 of 192. */
 bool mha_is_taken(const char *kernel, const int64_t *v);
 
 /* For a grid. */

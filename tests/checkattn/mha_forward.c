@@ -9,7 +9,7 @@
 
 /* ---- The grid --------------------------------------------------------------------------------- */
 
-static bool hopper_possible(const int64_t *v)
+static bool possible_on_tensor_cores(const int64_t *v)
 {
     return mha_is_taken("cuda-sm90", v);
 }
@@ -22,11 +22,11 @@ static bool leaves(const struct test_case *c, const struct run *run, bool *must)
 
 static void choose(struct subject *op, const struct run *run)
 {
-    const bool hopper = !strcmp(run->kernel, "cuda-sm90");
+    const bool tensor_cores = mha_on_tensor_cores(run->kernel);
     mha_choose_types(op, run);
-    /* Hopper's kernel multiplies values that some rows of a tile do not see by weights of 0, which NaN survives. */
-    op->axis[H_INPUTS].count = hopper ? INPUTS_NAN_ENDS : INPUTS_NAN_ENDS + 1;
-    op->grid.possible = hopper ? hopper_possible : NULL;
+    /* The tensor cores multiply values that some rows of a tile do not see by weights of 0, which NaN survives. */
+    op->axis[H_INPUTS].count = tensor_cores ? INPUTS_NAN_ENDS : INPUTS_NAN_ENDS + 1;
+    op->grid.possible = tensor_cores ? possible_on_tensor_cores : NULL;
     op->grid.cost = mha_cost, op->grid.dear = on_gpu(run) ? 2e6 : 2e5;
 }
 

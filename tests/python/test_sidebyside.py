@@ -83,6 +83,7 @@ def test_rows_and_their_peers(script):
         "prefill": {("sparse_prefill", ("flashmla",)): 14},
         "mha": {("mha_fwd", ("fa3", "fa4", "cudnn")): 19, ("mha_varlen", ("fa3",)): 2},
         "mha_bwd": {("mha_bwd", ("fa4", "cudnn")): 20},
+        "sm80": {("mha_fwd_sm80", ("fa2",)): 19},
     }
     rows = [row for group in script.GROUPS.values() for row in group]
     assert len({script.words_for(row) for row in rows}) == len(rows)

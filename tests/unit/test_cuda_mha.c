@@ -6,6 +6,7 @@
 #include "fake_cuda/launches.h"
 
 #include "cuda/kernels.h"
+#include "cuda/sm80/mha_forward/shape.h"
 #include "cuda/sm90/mha_forward/choice.h"
 
 #include <math.h>
@@ -155,19 +156,23 @@ static const char *kernel_of(const struct mha_forward_call *c)
     return kernel;
 }
 
-/* What Hopper's refuses the portable one takes; by its name the call says why. */
-#define REFUSED(argument, words, ...)                                                                        \
+/* What Hopper's refuses another one takes, `by` its name; by Hopper's name the call says why. */
+#define REFUSED_TO(by, argument, words, ...)                                                                 \
     do {                                                                                                     \
         struct mha_forward_call c;                                                                           \
         apart(&c, S_Q, H_Q, H_KV);                                                                           \
         __VA_ARGS__;                                                                                         \
-        CHECK(!strcmp(kernel_of(&c), "cuda"), "%s: %s", #__VA_ARGS__, kernel_of(&c));                        \
+        CHECK(!strcmp(kernel_of(&c), by), "%s: %s", #__VA_ARGS__, kernel_of(&c));                            \
         CHECK_OK(mha_forward_run(&c));                                                                       \
-        CHECK(!strcmp(launched(0)->kernel, "mha_forward_bf16"), "%s", launched(0)->kernel);                  \
-        CHECK_ALL(GRID(launched(0), B *S_Q *H_Q / MHA_WARPS, 32 * MHA_WARPS, 0));                            \
+        if (!strcmp(by, "cuda")) {                                                                           \
+            CHECK(!strcmp(launched(0)->kernel, "mha_forward_bf16"), "%s", launched(0)->kernel);              \
+            CHECK_ALL(GRID(launched(0), B *S_Q *H_Q / MHA_WARPS, 32 * MHA_WARPS, 0));                        \
+        }                                                                                                    \
         c.args.kernel = "cuda-sm90";                                                                         \
         check_rejected(#__VA_ARGS__, mha_forward_run(&c), FMLA_UNSUPPORTED, "mha_forward", argument, words); \
     } while (0)
+
+#define REFUSED(argument, words, ...) REFUSED_TO("cuda", argument, words, __VA_ARGS__)
 
 static void refused(void)
 {
@@ -177,11 +182,58 @@ static void refused(void)
     REFUSED("q", "base and strides|16 bytes", c.q.tensor.byte_offset = 8);
     REFUSED("q", "base and strides|16 bytes", c.q.strides[1] = H_Q * D_QK + 4);
     REFUSED("k", "base and strides|16 bytes", c.k.strides[1] = H_KV * D_QK + 2);
-    REFUSED("k", "base and strides|16 bytes", c.k.strides[0] = 0);
+    REFUSED_TO("cuda-sm80", "k", "base and strides|16 bytes", c.k.strides[0] = 0);
     REFUSED("v", "base and strides|16 bytes", c.v.tensor.byte_offset = 2);
-    REFUSED("out", "base and strides|16 bytes", c.out.tensor.byte_offset = 8);
+    REFUSED_TO("cuda-sm80", "out", "base and strides|16 bytes", c.out.tensor.byte_offset = 8);
     REFUSED("softmax_scale", "at least 1e-30", c.args.softmax_scale = -0.1f);
     REFUSED("v", "128 where d_qk is 128 or 192", c.v.shape[3] = c.out.shape[3] = 64);
+}
+
+/* ---- The portable kernel with tensor cores ------------------------------------------------------- */
+
+static struct mha_forward_sm80_params portable(struct mha_forward_call *c, const char *kernel)
+{
+    c->args.kernel = "cuda-sm80";
+    CHECK_OK(mha_forward_run(c));
+    CHECK(!strcmp(launched(0)->kernel, kernel), "%s", launched(0)->kernel);
+    return mha_forward_sm80_params_of(launched(0));
+}
+
+/* A CTA has a tile of 128 rows of a head, or of all heads of a key head where tokens are few. */
+static void tiles_of_sm80(void)
+{
+    enum { MANY = 1024 };
+    struct mha_forward_call c;
+    apart(&c, MANY, H_Q, H_KV);
+    struct mha_forward_sm80_params p = portable(&c, "sm80_mha_forward_bf16_192");
+    CHECK_ALL({p.heads_of_tile, 1}, {p.tile_tokens, 128}, {p.units, H_Q}, {p.units_of_key_head, H_Q / H_KV},
+              {p.out_aligned, 1}, GRID(launched(0), B * MANY / 128 * H_Q, 128, MHA_SM80_BYTES(192, 128, 48)));
+    c.out.tensor.byte_offset = 8;
+    CHECK_EQ(portable(&c, "sm80_mha_forward_bf16_192").out_aligned, 0);
+    apart(&c, 1, H_Q, H_KV);
+    p = portable(&c, "sm80_mha_forward_bf16_192");
+    CHECK_ALL({p.heads_of_tile, H_Q / H_KV}, {p.tile_tokens, 32}, {p.units, H_KV}, {p.units_of_key_head, 1});
+    ragged(&c);
+    portable(&c, "sm80_mha_forward_bf16_192");
+    CHECK_EQ(launched(0)->config.grid_x, (TOKENS_Q / 32 + B) * H_KV);
+}
+
+#define REFUSED_BY_SM80(argument, words, ...)                                                                \
+    do {                                                                                                     \
+        struct mha_forward_call c;                                                                           \
+        apart(&c, S_Q, H_Q, H_KV);                                                                           \
+        c.args.kernel = "cuda-sm80";                                                                         \
+        __VA_ARGS__;                                                                                         \
+        check_rejected(#__VA_ARGS__, mha_forward_run(&c), FMLA_UNSUPPORTED, "mha_forward", argument, words); \
+    } while (0)
+
+static void refused_by_sm80(void)
+{
+    REFUSED_BY_SM80("q", "base and strides|16 bytes", c.q.tensor.byte_offset = 8);
+    REFUSED_BY_SM80("k", "base and strides|16 bytes", c.k.strides[1] = H_KV * D_QK + 2);
+    REFUSED_BY_SM80("v", "base and strides|16 bytes", c.v.tensor.byte_offset = 2);
+    REFUSED_BY_SM80("softmax_scale", "at least 1e-30", c.args.softmax_scale = -0.1f);
+    REFUSED_BY_SM80("v", "128 where d_qk is 128 or 192", c.v.shape[3] = c.out.shape[3] = 64);
 }
 
 /* ---- Gradients ---------------------------------------------------------------------------------- */
@@ -210,5 +262,5 @@ static void no_request(void)
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_mha", requests_apart, requests_ragged, tiles, turns, no_keys,
-                         refused, no_request);
+                         refused, tiles_of_sm80, refused_by_sm80, no_request);
 }

@@ -8,6 +8,7 @@
  */
 #include "fake_cuda/launches.h"
 
+#include "cuda/sm80/mha_forward/shape.h"
 #include "cuda/sm90/sparse_decode/choice.h"
 
 #include <signal.h>
@@ -273,6 +274,14 @@ static void judge_mha(size_t bytes)
     }
     HOLDS(fake->launches == 1);
     const struct fake_launch *const launch = &fake->launch[0];
+    if (!strncmp(launch->kernel, "sm80", 4)) {
+        const struct mha_forward_sm80_params p = mha_forward_sm80_params_of(launch);
+        HOLDS(p.heads_of_tile == 1 || p.heads_of_tile == h_q / h_kv);
+        HOLDS(p.tile_tokens == MHA_SM80_ROWS / p.heads_of_tile && divides(p.heads_divisor, p.heads_of_tile));
+        HOLDS(p.units * p.heads_of_tile == h_q && p.units_of_key_head * p.heads_of_tile == h_q / h_kv);
+        HOLDS(p.cached_keys > 0 && (int64_t)launch->config.grid_x * MHA_SM80_ROWS >= tokens * h_q);
+        return;
+    }
     if (strncmp(launch->kernel, "sm90", 4) != 0) {
         HOLDS(launch->config.grid_x == ceil_div(tokens * h_q, MHA_WARPS));
         return;

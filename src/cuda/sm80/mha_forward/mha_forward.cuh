@@ -1,0 +1,466 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Dense MHA on any NVIDIA GPU since Ampere: FlashAttention-2's way (docs/kernels/mha.md has what was measured).
+ *
+ * A CTA takes a tile of 128 rows of one head (a row is one query token of one query head) through the keys that they see, KEYS at a
+ * time. A warp has 16 · ROW_TILES rows of the tile for itself: their scores, their weights and their share of O stay in its
+ * registers, and no warp needs a number of another one's. The products leave the scores S = Q Kᵀ where the product with V wants P:
+ * two C of m16n8k16 side by side are one A (fragment.h), so that P never touches shared memory.
+ *
+ *      memory ──cp.async──▶ ring of key blocks ────ldmatrix──────▶ S = Q·Kᵀ ◀──ldmatrix── Q (shared, for the whole tile)
+ *                                                                    │ mask, reference, exp2
+ *                                                                    ▼
+ *             ──cp.async──▶ ring of value blocks ──ldmatrix.trans─▶ O += P·V        (S, P and O in registers)
+ *
+ * A block of keys, in time (| = barrier of the CTA):
+ *
+ *      wait for its copies | ask for the next block; S; largest scores; P; O += P·V
+ *
+ * Between S and O += P·V a warp has no products under way; the warp of the other CTA on its scheduler has. That is why two CTAs
+ * share an SM, each with half of the registers: 128 of 255 are O, up to 64 S.
+ *
+ * The limit on an H200 is shared memory's bandwidth. A fragment of K or V serves ROW_TILES products: with one of them an m16n8k16
+ * takes 256 bytes, which are 2 clocks, where mma.sync could take one every 1.6 clocks; with two it takes 128. The fragments of Q are
+ * read once a block of keys, so that more keys a block cost less.
+ *
+ * Weights are relative to a reference that follows a row's largest score only when it falls behind by more than 8 (in log2): P
+ * stays below 2^8, which 16 bits hold as precisely as 1, O is seldom rescaled, and the four threads that share a row compare their
+ * scores only then. A row's bits hang on the row alone.
+ *
+ * Shared memory, in bytes, in lines of 128 bytes (64 columns of a row), swizzled, so that ldmatrix meets no bank twice:
+ *      Q, at the end the results  ROWS × 2 · D_QK | K  STAGES × KEYS × 2 · D_QK | V  STAGES × KEYS × 2 · D_V | 128
+ */
+#pragma once
+
+#include "../../device/element.cuh"
+#include "../../device/fragment.h"
+#include "../../device/mma.cuh"
+#include "../../device/quad.cuh"
+#include "../../device/reference.cuh"
+#include "../../device/shared.cuh"
+#include "../../device/warpgroup.cuh"
+#include "shape.h"
+#include "tiles.cuh"
+
+/* The keys of a block: those of the shape; for Blackwell ptxas has no registers for so many beside 32 rows. */
+template <int ROW_TILES> DEVICE constexpr int keys_of_block(int keys)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+    return ROW_TILES == 1 ? keys : (keys / 2 + 15) / 16 * 16;
+#else
+    return keys;
+#endif
+}
+
+template <typename Element_, int D_QK_, int D_V_, int ROW_TILES_, int WARPS_, int KEYS_, bool Q_IN_REGISTERS_>
+struct MhaForward {
+    using Element = Element_;
+    static constexpr int D_QK = D_QK_, D_V = D_V_, ROW_TILES = ROW_TILES_, WARPS = WARPS_,
+                         STAGES = MHA_SM80_STAGES, KEYS = keys_of_block<ROW_TILES_>(KEYS_);
+    static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_;
+    static constexpr int THREADS = 32 * WARPS, WARP_ROWS = 16 * ROW_TILES, ROWS = WARPS * WARP_ROWS;
+    static constexpr int STEPS = D_QK / 16, KEY_TILES = KEYS / 8, COLUMN_TILES = D_V / 8;
+    static constexpr int ROWS_OF_PASS = THREADS / 8; /* eight threads copy a line */
+
+    static constexpr uint32_t Q_GROUP = ROWS * LINE_BYTES, KEY_GROUP = KEYS * LINE_BYTES;
+    static constexpr uint32_t Q_BYTES = D_QK / LINE_ELEMENTS * Q_GROUP,
+                              K_BYTES = D_QK / LINE_ELEMENTS * KEY_GROUP,
+                              V_BYTES = D_V / LINE_ELEMENTS * KEY_GROUP;
+    static_assert(ROWS == MHA_SM80_ROWS && D_V <= D_QK, "");
+    static_assert(Q_BYTES + STAGES * (K_BYTES + V_BYTES) + MHA_SM80_TILE_BYTES <=
+                      MHA_SM80_BYTES(D_QK, D_V, KEYS_),
+                  "the host knows how much it is");
+    static_assert(ROWS % ROWS_OF_PASS == 0 && KEYS % ROWS_OF_PASS == 0 && KEYS % 16 == 0, "");
+
+    using Scores = float[ROW_TILES][KEY_TILES][4];
+    using Weights = uint32_t[ROW_TILES][KEYS / 16][4]; /* as A of the product with V */
+    using Sums = float[ROW_TILES][COLUMN_TILES][4];
+
+    struct QFragments {
+        uint32_t a[Q_IN_REGISTERS ? STEPS : 1][ROW_TILES][4];
+    };
+
+    /* Of the rows 16 m + 8 half + lane / 4 of this warp. In powers of two, of scaled scores. */
+    struct State {
+        float reference[ROW_TILES][2];
+        float sum[ROW_TILES][2]; /* of this thread's weights */
+        bool careful;            /* some row's reference is extreme */
+    };
+
+    /* What a warp's rows see. */
+    struct Sight {
+        int keys;   /* that one of them sees: 0 or less where there is none */
+        int by_all; /* that all of them see */
+    };
+
+    /* What is not kept in registers, which are dear. */
+    struct Known {
+        MhaTile tile;
+        Sight sights[WARPS];
+    };
+    static_assert(sizeof(Known) <= MHA_SM80_TILE_BYTES, "");
+
+    const mha_forward_sm80_params &p;
+    Known *known;        /* in shared memory */
+    const MhaTile &tile; /* there */
+    uint32_t q_at, k_at, v_at;
+    uint32_t lane_at; /* in 16 lines: the chunk whose address this lane gives for ldmatrix */
+
+    DEVICE MhaForward(const mha_forward_sm80_params &params, unsigned char *memory)
+        : p(params), known((Known *)(memory + Q_BYTES + STAGES * (K_BYTES + V_BYTES))), tile(known->tile)
+    {
+        const uint32_t lane = threadIdx.x % 32;
+        q_at = shared_address(memory), k_at = q_at + Q_BYTES, v_at = k_at + STAGES * K_BYTES;
+        lane_at =
+            swizzle_128((uint32_t)ldmatrix_tile_row((int)lane), (uint32_t)ldmatrix_tile_chunk((int)lane));
+    }
+
+    /* Not kept in registers. */
+    DEVICE static int lane_of_warp() { return (int)(fresh_thread() % 32); }
+    DEVICE static int first_row() { return (int)(fresh_thread() / 32) * WARP_ROWS; }
+
+    /* ---- Copies -------------------------------------------------------------------------------- */
+
+    DEVICE static uint32_t place_of_thread() { return swizzle_128(threadIdx.x / 8, threadIdx.x % 8); }
+
+    /* The block from first_key on, of D columns. What is behind the request's last key becomes 0, for 0 × NaN is NaN. */
+    template <int D>
+    DEVICE void copy_block(uint32_t to, const uint16_t *from, int64_t stride, unsigned first_key) const
+    {
+        const int row = (int)threadIdx.x / 8, left = (int)((unsigned)tile.keys - first_key);
+        to += place_of_thread();
+        from += (int64_t)(first_key + row) * stride + threadIdx.x % 8 * CHUNK_ELEMENTS;
+#pragma unroll
+        for (int first = 0; first < KEYS; first += ROWS_OF_PASS) {
+#pragma unroll
+            for (int g = 0; g < D / LINE_ELEMENTS; g++)
+                cp_async_16(to + (uint32_t)(g * KEY_GROUP + first * LINE_BYTES), from + g * LINE_ELEMENTS,
+                            row + first < left);
+            from += ROWS_OF_PASS * stride;
+        }
+    }
+
+    DEVICE void ask_for_block(unsigned first_key, int stage) const
+    {
+        copy_block<D_QK>(k_at + (uint32_t)stage * K_BYTES, tile.k, p.call.k_stride[1], first_key);
+        copy_block<D_V>(v_at + (uint32_t)stage * V_BYTES, tile.v, p.call.v_stride[1], first_key);
+        cp_async_commit();
+    }
+
+    DEVICE void ask_for_queries() const
+    {
+        const mha_forward_params &call = p.call;
+#pragma unroll
+        for (int first = 0; first < ROWS; first += ROWS_OF_PASS) {
+            const int row = (int)threadIdx.x / 8 + first;
+            const RowPlace place = place_of_row(p, tile, row);
+            const uint16_t *from = call.q + tile.request * call.q_stride[0] + place.token * call.q_stride[1] +
+                                   place.head * call.q_stride[2] + threadIdx.x % 8 * CHUNK_ELEMENTS;
+#pragma unroll
+            for (int g = 0; g < D_QK / LINE_ELEMENTS; g++)
+                cp_async_16(q_at + place_of_thread() + (uint32_t)(g * Q_GROUP + first * LINE_BYTES),
+                            from + g * LINE_ELEMENTS, row < tile.rows);
+        }
+    }
+
+    /* ---- The two products ---------------------------------------------------------------------- */
+
+    /* What this lane's chunk becomes `chunk` (even) chunks further on: the swizzle is an XOR. */
+    DEVICE uint32_t lane_chunk(int chunk) const
+    {
+        return lane_at ^ (uint32_t)(chunk % 8 * CHUNK_BYTES);
+    }
+
+    DEVICE void load_q(uint32_t (&a)[ROW_TILES][4], int step) const
+    {
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+            ldmatrix_x4(a[m], lane_chunk(2 * step) + q_at + threadIdx.x / 32 * (WARP_ROWS * LINE_BYTES) +
+                                  (uint32_t)(step / 4 * Q_GROUP + 16 * m * LINE_BYTES));
+    }
+
+    /* s = Q Kᵀ */
+    DEVICE void score(int stage, const QFragments &q, Scores &s) const
+    {
+        const uint32_t block_at = k_at + (uint32_t)stage * K_BYTES;
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+            for (int t = 0; t < KEY_TILES; t++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[m][t][e] = 0.0f;
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            uint32_t a[ROW_TILES][4], b[KEY_TILES / 2][4];
+            if (!Q_IN_REGISTERS) load_q(a, step);
+#pragma unroll
+            for (int t = 0; t < KEY_TILES; t += 2)
+                ldmatrix_x4(b[t / 2], lane_chunk(2 * step) + block_at +
+                                          (uint32_t)(step / 4 * KEY_GROUP + 8 * t * LINE_BYTES));
+#pragma unroll
+            for (int t = 0; t < KEY_TILES; t++)
+#pragma unroll
+                for (int m = 0; m < ROW_TILES; m++)
+                    mma_16816<Element>(s[m][t], Q_IN_REGISTERS ? q.a[Q_IN_REGISTERS ? step : 0][m] : a[m],
+                                       b[t / 2][t % 2], b[t / 2][t % 2 + 2]);
+        }
+    }
+
+    /* o += P V */
+    DEVICE void add_values(int stage, const Weights &w, Sums &o) const
+    {
+        const uint32_t block_at = v_at + (uint32_t)stage * V_BYTES;
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++)
+#pragma unroll
+            for (int n = 0; n < COLUMN_TILES; n += 2) {
+                uint32_t b[4];
+                ldmatrix_x4_trans(b, lane_chunk(n) + block_at +
+                                         (uint32_t)(n / 8 * KEY_GROUP + 16 * k * LINE_BYTES));
+#pragma unroll
+                for (int m = 0; m < ROW_TILES; m++) {
+                    mma_16816<Element>(o[m][n], w[m][k], b[0], b[1]);
+                    mma_16816<Element>(o[m][n + 1], w[m][k], b[2], b[3]);
+                }
+            }
+    }
+
+    /* ---- Softmax ------------------------------------------------------------------------------- */
+
+    /* Keys from first_key on: those that a row does not see get the score -inf. */
+    DEVICE void mask(Scores &s, int first_key) const
+    {
+        const int lane = lane_of_warp(), row = first_row() + lane / 4;
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int bound = keys_seen(p, tile, row + 16 * m + 8 * half) - first_key - 2 * (lane % 4);
+#pragma unroll
+                for (int t = 0; t < KEY_TILES; t++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++)
+                        if (8 * t + e >= bound) s[m][t][2 * half + e] = -INFINITY;
+            }
+    }
+
+    /* Raises the references that fell behind, and what was summed relative to them. */
+    DEVICE void follow(Scores &s, State &state, Sums &o) const
+    {
+        const float scale = p.call.scale_log2;
+        float most[ROW_TILES][2];
+        bool behind = false;
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                most[m][half] = -INFINITY;
+#pragma unroll
+                for (int t = 0; t < KEY_TILES; t++)
+                    most[m][half] = fmaxf(most[m][half], fmaxf(s[m][t][2 * half], s[m][t][2 * half + 1]));
+                behind |= is_behind(most[m][half], state.reference[m][half]);
+            }
+        if (SELDOM(__any_sync(~0u, behind))) {
+            bool careful = false;
+#pragma unroll
+            for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const float highest = quad_max(most[m][half]), before = state.reference[m][half];
+                    float factor = 1.0f;
+                    if (is_behind(highest, before)) {
+                        state.reference[m][half] = highest * scale;
+                        factor = exp2_approx(before - state.reference[m][half]);
+                    }
+                    careful |= !(fabsf(state.reference[m][half]) <= MOST_FUSED);
+                    state.sum[m][half] *= factor;
+#pragma unroll
+                    for (int n = 0; n < COLUMN_TILES; n++)
+                        o[m][n][2 * half] *= factor, o[m][n][2 * half + 1] *= factor;
+                }
+            state.careful = __any_sync(~0u, careful);
+        }
+    }
+
+    DEVICE bool is_behind(float score, float reference) const
+    {
+        return fmaf(score, p.call.scale_log2, -reference) > REFERENCE_SLACK;
+    }
+
+    /* Beyond it the rounding error of a reference, which a fused multiply-add leaves in every exponent of the row, is no small power of
+     * two any more: then products are rounded before it is subtracted, as it was. Also where a row has seen no key. */
+    static constexpr float MOST_FUSED = 0x1p20f;
+
+    /* Makes the exponents of extreme rows, and of the others that the warp has beside them. */
+    DEVICE void make_exponents(Scores &s, const State &state) const
+    {
+        const float scale = p.call.scale_log2;
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float less = state.reference[m][half];
+                const bool extreme = !(fabsf(less) <= MOST_FUSED);
+#pragma unroll
+                for (int t = 0; t < KEY_TILES; t++)
+#pragma unroll
+                    for (int e = 2 * half; e < 2 * half + 2; e++)
+                        s[m][t][e] =
+                            extreme ? __fmul_rn(s[m][t][e], scale) - less : fmaf(s[m][t][e], scale, -less);
+            }
+    }
+
+    /* The weights of the block; exponents are scores times `scale` minus `less`. */
+    DEVICE static void weigh(const Scores &s, float scale, const float (&less)[ROW_TILES][2], State &state,
+                             Weights &w)
+    {
+#pragma unroll
+        for (int t = 0; t < KEY_TILES; t++)
+#pragma unroll
+            for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const float low = exp2_approx(fmaf(s[m][t][2 * half], scale, -less[m][half])),
+                                high = exp2_approx(fmaf(s[m][t][2 * half + 1], scale, -less[m][half]));
+                    state.sum[m][half] += low + high;
+                    w[m][t / 2][t % 2 * 2 + half] = Element::pack(low, high);
+                }
+    }
+
+    /* ---- A tile -------------------------------------------------------------------------------- */
+
+    DEVICE Sight sight_of_warp() const
+    {
+        const int first = first_row(), last = min(first + WARP_ROWS, tile.rows) - 1;
+        return {first <= last ? keys_seen(p, tile, last) : 0, keys_seen(p, tile, first)};
+    }
+
+    DEVICE void run()
+    {
+        Sums o = {};
+        State state;
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                state.reference[m][half] = LEAST_REFERENCE, state.sum[m][half] = 0.0f;
+        state.careful = true;
+        const int keys = keys_seen(p, tile, tile.rows - 1); /* that some row of the tile sees */
+        if (keys > 0) attend_to_all((unsigned)keys, state, o);
+        finish(state, o);
+    }
+
+    /* All blocks of keys. They are unsigned: the number behind the last block may pass 2^31. */
+    DEVICE void attend_to_all(unsigned keys, State &state, Sums &o) const
+    {
+        static_assert(STAGES == 2, "a block is asked for when the one before it is begun");
+        if (threadIdx.x % 32 == 0) known->sights[threadIdx.x / 32] = sight_of_warp();
+        __syncwarp();
+        ask_for_queries();
+        ask_for_block(0, 0);
+        QFragments q;
+        if constexpr (Q_IN_REGISTERS) {
+            cp_async_wait<0>();
+            __syncthreads();
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) load_q(q.a[step], step);
+        }
+        int stage = 0;
+#pragma unroll 1
+        for (unsigned first_key = 0; first_key < keys; first_key += KEYS) {
+            cp_async_wait<0>();
+            __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
+            if (first_key + KEYS < keys) ask_for_block(first_key + KEYS, stage ^ 1);
+            const Sight sight = known->sights[fresh_thread() / 32];
+            if ((int)first_key < sight.keys)
+                attend((int)first_key, stage, sight.by_all - (int)first_key < KEYS, q, state, o);
+            stage ^= 1;
+        }
+    }
+
+    /* The block whose first key is first_key; `masked`: some row does not see all of it. */
+    DEVICE void attend(int first_key, int stage, bool masked, const QFragments &q, State &state,
+                       Sums &o) const
+    {
+        Scores s;
+        Weights w;
+        score(stage, q, s);
+        if (masked) mask(s, first_key);
+        follow(s, state, o);
+        if (SELDOM(state.careful)) {
+            const float less[ROW_TILES][2] = {};
+            make_exponents(s, state);
+            weigh(s, 1.0f, less, state, w);
+        } else {
+            weigh(s, p.call.scale_log2, state.reference, state, w);
+        }
+        add_values(stage, w, o);
+    }
+
+    /* ---- Results ------------------------------------------------------------------------------- */
+
+    /* Rows go to `out` through the lines of Q that this warp alone has read. */
+    DEVICE void finish(const State &state, Sums &o) const
+    {
+        const output_params &output = p.call.output;
+        const int lane = lane_of_warp(), first = first_row();
+        const uint32_t lines = q_at + (uint32_t)(first * LINE_BYTES);
+        __syncwarp();
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int local = 16 * m + 8 * half + lane / 4, row = first + local;
+                const float sum = quad_sum(state.sum[m][half]);
+                const float factor = sum == 0.0f ? 0.0f : reciprocal_approx(sum);
+                if (lane % 4 == 0 && row < tile.rows)
+                    store_lse(output, tile.request, place_of_row(p, tile, row),
+                              score_lse(state.reference[m][half], sum));
+#pragma unroll
+                for (int n = 0; n < COLUMN_TILES; n++)
+                    store_shared_4(lines + (uint32_t)(n / 8 * Q_GROUP) +
+                                       swizzle_128((uint32_t)local, (uint32_t)(n % 8)) +
+                                       (uint32_t)(lane % 4) * 4,
+                                   Element::pack(o[m][n][2 * half] * factor, o[m][n][2 * half + 1] * factor));
+            }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < WARP_ROWS; i += 4) {
+            const int local = i + lane / 8, row = first + local;
+            if (row >= tile.rows) continue;
+            uint16_t *to = output.out + out_offset(output, tile.request, place_of_row(p, tile, row)) +
+                           lane % 8 * CHUNK_ELEMENTS;
+#pragma unroll
+            for (int g = 0; g < D_V / LINE_ELEMENTS; g++) {
+                const uint4 words = load_shared_16(lines + (uint32_t)(g * Q_GROUP) +
+                                                   swizzle_128((uint32_t)local, (uint32_t)(lane % 8)));
+                if (p.out_aligned)
+                    *(uint4 *)(to + g * LINE_ELEMENTS) = words;
+                else
+                    store_elements(to + g * LINE_ELEMENTS, words);
+            }
+        }
+    }
+
+    DEVICE static void store_elements(uint16_t *to, const uint4 &words)
+    {
+        const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int i = 0; i < CHUNK_ELEMENTS; i++) to[i] = (uint16_t)(word[i / 2] >> i % 2 * 16);
+    }
+};
+
+template <typename Kernel> DEVICE void mha_forward(const mha_forward_sm80_params &p)
+{
+    extern __shared__ __align__(128) unsigned char memory[];
+    MhaTile tile;
+    if (!find_tile(p, (int)blockIdx.x, tile)) return;
+    Kernel kernel(p, memory);
+    if (threadIdx.x == 0) kernel.known->tile = tile;
+    __syncthreads();
+    kernel.run();
+}
+
+#define MHA_FORWARD_KERNEL(NAME, ELEMENT, D_QK, D_V, ROW_TILES, WARPS, KEYS, Q_IN_REGISTERS, CTAS)           \
+    DEFINE_KERNEL(NAME, mha_forward_sm80_params, (32 * (WARPS), CTAS),                                       \
+                  mha_forward<MhaForward<ELEMENT, D_QK, D_V, ROW_TILES, WARPS, KEYS, Q_IN_REGISTERS>>(p))

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Which tile of rows a block of threads has, by its number: request by request; of a request sets of key heads whose keys and values fit
+ * L2 together, and of a set the tiles with the most keys first, so that the short ones fill the end.
+ *
+ *   numbers   | request 0                                      | request 1 …
+ *             | heads 0 … 3                    | heads 4 … 7   |
+ *             | last tokens h0 h1 h2 h3 | … first tokens h0 …  |
+ */
+#pragma once
+
+#include "../../device/divide.cuh"
+#include "../../device/result.cuh"
+#include "../../device/warp.cuh"
+
+/* Tokens, keys and their numbers count in their tensors, where ragged requests lie one after the other; `request` is then 0. */
+struct MhaTile {
+    int request, token, head; /* of the first row */
+    int rows;                 /* that are there */
+    int keys;                 /* of the request */
+    int seen;                 /* that the first token sees: 0 or less where it sees none */
+    const uint16_t *k, *v;    /* of the request's first key */
+};
+
+/* A request, and which of its tiles. */
+struct MhaRequest {
+    int number, token, tokens, key, keys;
+    int within;
+};
+
+DEVICE int mha_tiles_of(const mha_forward_sm80_params &p, int tokens)
+{
+    return (tokens + p.tile_tokens - 1) / p.tile_tokens * p.units;
+}
+
+/* The request that tile `number` of ragged ones is of; false: there is no such tile. A warp looks at 32 requests at a time. A start is
+ * no smaller than those in front of it, and not beyond the last token. */
+DEVICE bool find_ragged(const mha_forward_sm80_params &p, int number, MhaRequest &r)
+{
+    const mha_forward_params &call = p.call;
+    const int lane = (int)threadIdx.x % 32;
+    int last_q = min(max(call.starts_q[0], 0), call.tokens_q),
+        last_k = min(max(call.starts_k[0], 0), call.tokens_k);
+    for (int first = 0; first < call.b; first += 32) {
+        const int at = min(first + lane + 1, call.b);
+        const int end_q = min(max(warp_inclusive_max(call.starts_q[at]), last_q), call.tokens_q);
+        const int end_k = min(max(warp_inclusive_max(call.starts_k[at]), last_k), call.tokens_k);
+        const int before_q = __shfl_up_sync(~0u, end_q, 1), before_k = __shfl_up_sync(~0u, end_k, 1);
+        const int q = lane ? before_q : last_q, k = lane ? before_k : last_k;
+        const int tiles = mha_tiles_of(p, end_q - q), up_to = warp_inclusive_sum(tiles);
+        const unsigned behind = __ballot_sync(~0u, number < up_to);
+        if (behind) {
+            const int from = __ffs((int)behind) - 1;
+            r.number = 0;
+            r.token = __shfl_sync(~0u, q, from), r.tokens = __shfl_sync(~0u, end_q - q, from);
+            r.key = __shfl_sync(~0u, k, from), r.keys = __shfl_sync(~0u, end_k - k, from);
+            r.within = number - __shfl_sync(~0u, up_to - tiles, from);
+            return true;
+        }
+        number -= __shfl_sync(~0u, up_to, 31);
+        last_q = __shfl_sync(~0u, end_q, 31), last_k = __shfl_sync(~0u, end_k, 31);
+    }
+    return false;
+}
+
+/* By a whole warp: tile `number`; false: there is none. */
+DEVICE bool find_tile(const mha_forward_sm80_params &p, int number, MhaTile &t)
+{
+    const mha_forward_params &call = p.call;
+    MhaRequest r;
+    if (!call.starts_q) {
+        const int of_request = mha_tiles_of(p, call.s_q), request = number / of_request;
+        r = {request, 0, call.s_q, 0, call.s_k, number - request * of_request};
+    } else if (!find_ragged(p, number, r)) {
+        return false;
+    }
+    /* There are no more sets than heads that fit ask for, and the first of them have at most one head more. */
+    const int of_unit = (r.tokens + p.tile_tokens - 1) / p.tile_tokens,
+              of_head = of_unit * p.units_of_key_head;
+    const int fit = max(p.cached_keys / max(r.keys, 1), 1), sets = (call.h_kv + fit - 1) / fit;
+    const int heads = call.h_kv / sets, larger = call.h_kv - heads * sets;
+    const bool is_larger = r.within < larger * (heads + 1) * of_head;
+    const int of_set = is_larger ? heads + 1 : heads, passed = is_larger ? 0 : larger * (heads + 1);
+    const int first_head = passed + (r.within - passed * of_head) / (of_set * of_head) * of_set;
+    const int in_set = r.within - first_head * of_head, units = of_set * p.units_of_key_head,
+              order = in_set / units;
+    const int first_token = (call.causal ? of_unit - 1 - order : order) * p.tile_tokens;
+    t.request = r.number, t.token = r.token + first_token;
+    t.head = (first_head * p.units_of_key_head + in_set - order * units) * p.heads_of_tile;
+    t.rows = min(r.tokens - first_token, p.tile_tokens) * p.heads_of_tile;
+    t.keys = r.keys, t.seen = r.keys - r.tokens + first_token + 1;
+    const int64_t key_head = t.head / call.group;
+    t.k = call.k + r.number * call.k_stride[0] + r.key * call.k_stride[1] + key_head * call.k_stride[2];
+    t.v = call.v + r.number * call.v_stride[0] + r.key * call.v_stride[1] + key_head * call.v_stride[2];
+    return true;
+}
+
+/* Which token of its tile row `row` is of. */
+DEVICE int token_of_row(const mha_forward_sm80_params &p, int row)
+{
+    return fast_divide(row, p.heads_divisor);
+}
+
+/* Where row `row` of a tile is. */
+DEVICE RowPlace place_of_row(const mha_forward_sm80_params &p, const MhaTile &t, int row)
+{
+    const int later = token_of_row(p, row);
+    return {t.token + later, t.head + row - later * p.heads_of_tile};
+}
+
+/* How many keys a row sees, from the request's first on: none where this is 0 or less. */
+DEVICE int keys_seen(const mha_forward_sm80_params &p, const MhaTile &t, int row)
+{
+    return p.call.causal ? min(t.keys, t.seen + token_of_row(p, row)) : t.keys;
+}
