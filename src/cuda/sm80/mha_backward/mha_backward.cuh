@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The gradients of dense MHA on any NVIDIA GPU since Ampere, FlashAttention-2's way: a block of threads has a block of keys of a key head,
+ * whose dK and dV it holds in registers, and goes through the tiles of 64 rows that see them, of every query head that reads the key head.
+ *
+ *      memory ──cp.async──▶ K, V (shared, for all tiles)     Q, dO, lse, delta of a tile (shared, one or two stages)
+ *
+ *      Sᵀ = K Qᵀ            each warp WARP_KEYS keys × 32 rows          Pᵀ = 2^(Sᵀ - lse)      registers, and shared
+ *      dPᵀ = V dOᵀ          the same                                    dSᵀ = Pᵀ (dPᵀ - delta) registers, and shared
+ *      dV += Pᵀ dO          each warp its keys × half the columns       own rows' Pᵀ from registers, its neighbour's from shared memory
+ *      dK += dSᵀ Q          the same
+ *      dQ = dS K            each warp 32 rows × its columns             added to fp32 sums in memory
+ *
+ * Keys are the rows of S and dP, so that P and dS are the A of the products of keys as they lie in registers. Two neighbouring warps have the
+ * same keys: they wait for each other alone, and all warps only before dQ, and before the next tile.
+ *
+ * A tile, in time (| = barrier of the whole block of threads, : of two warps):
+ *      wait for its copies | ask for the next; S; P; own rows' dV; dP; dS; own rows' dK : the other rows' dV, dK | dQ; add it
+ * An operand with one stage is asked for behind the second barrier, beside dQ.
+ *
+ * Three launches: rows.cuh has those before and after. Deterministic: blocks of keys are taken in order, and each waits at a tile until
+ * those before it have added.
+ */
+#pragma once
+
+#include "copies.cuh"
+#include "products.cuh"
+
+/* ---- The sums of dQ ------------------------------------------------------------------------------- */
+
+/* Adds what a warp's lanes have of 16 × 8 sums. */
+DEVICE void add_sums(float *to, int lane, const float (&x)[4])
+{
+    if constexpr (ADDS_FOUR) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 4 * lane),
+                     "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+                     : "memory");
+#endif
+    } else {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to + 32 * e + lane), "f"(x[e])
+                         : "memory");
+    }
+}
+
+DEVICE uint32_t load_acquire(const uint32_t *from)
+{
+    uint32_t word;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+    return word;
+}
+
+DEVICE void store_release(uint32_t *to, uint32_t word)
+{
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+}
+
+/* ---- A block of keys ------------------------------------------------------------------------------ */
+
+/* A block of keys of a key head, and the tiles of rows of a query head that see it. */
+struct KeyBlock {
+    Request request;
+    int head;  /* the key head */
+    int block; /* of the request's */
+    int first_tile, tiles;
+
+    DEVICE int first_key(int keys) const { return block * keys; }
+};
+
+template <typename Tiles> DEVICE KeyBlock block_of_item(const mha_backward_sm80_params &p, int item)
+{
+    const int set_items = p.key_blocks * p.heads_of_set, set = item / set_items,
+              within = item - set * set_items,
+              heads = min(p.heads_of_set, p.call.h_kv - set * p.heads_of_set);
+    int number = within / heads;
+    KeyBlock b;
+    b.head = set * p.heads_of_set + within - number * heads;
+    if (p.in_order && p.call.causal) number = p.key_blocks - 1 - number;
+    b.request = find_request<false, Tiles::ROWS, Tiles::KEYS>(p.call, number);
+    b.block = number - b.request.key_block;
+    const int sees = p.call.causal ? max(0, b.block * Tiles::KEYS - (b.request.keys - b.request.tokens)) : 0;
+    b.first_tile = sees / Tiles::ROWS;
+    b.tiles = max((b.request.tokens + Tiles::ROWS - 1) / Tiles::ROWS - b.first_tile, 0);
+    return b;
+}
+
+template <typename Element, typename Tiles> struct Backward : WarpProducts<Element, Tiles> {
+    using Products = WarpProducts<Element, Tiles>;
+    using Products::base, Products::lane, Products::key_group, Products::row_group, Products::KEY_TILES,
+        Products::ROW_TILES, Products::ROW_STEPS;
+    using typename Products::Scores, typename Products::Words, typename Products::KeySums,
+        typename Products::ValueSums, typename Products::QuerySums;
+
+    const mha_backward_sm80_params &p;
+    const KeyBlock block;
+
+    DEVICE Backward(const mha_backward_sm80_params &params, uint32_t shared, int item)
+        : Products(shared), p(params), block(block_of_item<Tiles>(params, item))
+    {
+    }
+
+    /* Tile n of the block's, of all query heads: its head, and its number among the request's. Blocks of keys that work at the same head
+     * at the same time begin with different tiles, where the order does not matter. */
+    struct Place {
+        int head, tile;
+    };
+    DEVICE Place place_of(int n) const
+    {
+        const int head = n / block.tiles, start = p.in_order ? 0 : block.block % block.tiles,
+                  tile = n - head * block.tiles + start;
+        return {block.head * p.call.group + head,
+                block.first_tile + tile - (tile >= block.tiles ? block.tiles : 0)};
+    }
+
+    DEVICE int64_t tile_index(const Place &at) const
+    {
+        return (int64_t)at.head * p.row_tiles + block.request.row_tile + at.tile;
+    }
+
+    static DEVICE int q_stage(int n) { return n % Tiles::Q_STAGES; }
+    static DEVICE int dout_stage(int n) { return n % Tiles::DOUT_STAGES; }
+    static DEVICE int place(int n) { return n % 2; }
+
+    DEVICE const uint16_t *rows_of(const mha_vectors &of, const Place &at) const
+    {
+        const int64_t request = p.call.starts_q ? 0 : block.request.index;
+        return of.data + request * of.request + (block.request.token + at.tile * Tiles::ROWS) * of.token +
+               at.head * of.head;
+    }
+
+    DEVICE void copy_q(int n, const Place &at) const
+    {
+        constexpr int THREADS_OF_NUMBERS = Tiles::NUMBERS_BYTES / 16;
+        const int thread = (int)threadIdx.x;
+        copy_rows<Tiles::ROWS, Tiles::D_QK, Tiles::THREADS>(this->q(q_stage(n)), rows_of(p.call.q, at),
+                                                            p.call.q.token,
+                                                            block.request.tokens - at.tile * Tiles::ROWS);
+        if (thread < THREADS_OF_NUMBERS)
+            cp_async_16(this->numbers(place(n)) + 16 * (uint32_t)thread,
+                        p.rows + tile_index(at) * (MHA_BACKWARD_NUMBERS * Tiles::ROWS) + 4 * thread, true);
+    }
+
+    DEVICE void copy_dout(int n, const Place &at) const
+    {
+        copy_rows<Tiles::ROWS, Tiles::D_V, Tiles::THREADS>(this->dout(dout_stage(n)),
+                                                           rows_of(p.call.dout, at), p.call.dout.token,
+                                                           block.request.tokens - at.tile * Tiles::ROWS);
+    }
+
+    DEVICE const uint16_t *keys_of(const mha_vectors &of) const
+    {
+        const int64_t request = p.call.starts_q ? 0 : block.request.index;
+        return of.data + request * of.request +
+               (int64_t)(block.request.key + block.first_key(Tiles::KEYS)) * of.token + block.head * of.head;
+    }
+
+    DEVICE int keys_left() const { return block.request.keys - block.first_key(Tiles::KEYS); }
+
+    DEVICE void copy_keys() const
+    {
+        copy_rows<Tiles::KEYS, Tiles::D_QK, Tiles::THREADS>(base, keys_of(p.call.k), p.call.k.token,
+                                                            keys_left());
+        copy_rows<Tiles::KEYS, Tiles::D_V, Tiles::THREADS>(base + Tiles::V_AT, keys_of(p.call.v),
+                                                           p.call.v.token, keys_left());
+    }
+
+    /* ---- Rows that see no key, whatever their vectors hold ------------------------------------------ */
+
+    /* Is a row of tile n, whose copies have come, such a one? This thread looks at the numbers that it has copied itself. */
+    DEVICE bool copied_empty_row(int n) const
+    {
+        const int thread = (int)threadIdx.x;
+        if (thread >= Tiles::ROWS / 4) return false;
+        const uint4 lse = load_shared_16(this->numbers(place(n)) + 16 * (uint32_t)thread);
+        const float least = fmaxf(fmaxf(__uint_as_float(lse.x), __uint_as_float(lse.y)),
+                                  fmaxf(__uint_as_float(lse.z), __uint_as_float(lse.w)));
+        return least == INFINITY;
+    }
+
+    __device__ __noinline__ static void clear_empty_rows(uint32_t numbers, uint32_t q, uint32_t dout)
+    {
+        constexpr int LINES = (Tiles::D_QK + Tiles::D_V) / LINE_ELEMENTS * Tiles::ROWS,
+                      CHUNKS = LINE_BYTES / CHUNK_BYTES;
+        for (int i = (int)threadIdx.x; i < LINES * CHUNKS; i += Tiles::THREADS) {
+            const int line = i / CHUNKS, row = line % Tiles::ROWS,
+                      of_q = Tiles::D_QK / LINE_ELEMENTS * Tiles::ROWS;
+            if (__uint_as_float(load_shared_4(numbers + (uint32_t)number_at(row) * 4)) != INFINITY) continue;
+            store_zero_16((line < of_q ? q + (uint32_t)line * LINE_BYTES
+                                       : dout + (uint32_t)(line - of_q) * LINE_BYTES) +
+                          (uint32_t)(i % CHUNKS) * CHUNK_BYTES);
+        }
+        __syncthreads();
+    }
+
+    /* ---- P and dS ------------------------------------------------------------------------------------ */
+
+    /* Scores of keys that a row does not see become -inf, and those of keys behind the request's last one, which are zeros whose P might be
+     * infinite. Row i of the tile sees key t of the block if t + diagonal <= i. */
+    DEVICE void mask(Scores &s, int diagonal) const
+    {
+        const int key = key_group * Tiles::WARP_KEYS + lane / 4,
+                  row = row_group * Tiles::WARP_ROWS + lane % 4 * 2, left = keys_left();
+#pragma unroll
+        for (int m = 0; m < KEY_TILES; m++)
+#pragma unroll
+            for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int t = key + 16 * m + e / 2 * 8, i = row + 8 * n + e % 2;
+                    if (t + diagonal > i || t >= left) s[m][n][e] = -INFINITY;
+                }
+    }
+
+    /* P, times P_SCALE by lse, in place of S. */
+    DEVICE void make_p(Scores &s, Words &w, int n) const
+    {
+#pragma unroll
+        for (int k = 0; k < ROW_STEPS; k++) {
+            const float4 lse = this->row_numbers(place(n), 0, k);
+#pragma unroll
+            for (int m = 0; m < KEY_TILES; m++)
+#pragma unroll
+                for (int r = 0; r < 4; r++) {
+                    float *pair = &s[m][2 * k + r / 2][r % 2 * 2];
+                    pair[0] = exp2_approx(fmaf(pair[0], p.call.scale_log2, -(r / 2 ? lse.z : lse.x)));
+                    pair[1] = exp2_approx(fmaf(pair[1], p.call.scale_log2, -(r / 2 ? lse.w : lse.y)));
+                    w[m][k][r] = Element::pack(pair[0], pair[1]);
+                }
+        }
+    }
+
+    /* Of P with all its bits: keys that weigh alike would have the same rounding, which would stay in the sum dQ. */
+    DEVICE void make_ds(const Scores &s, const Scores &dp, Words &w, int n) const
+    {
+        constexpr float SCALE = DS_SCALE<Element>;
+#pragma unroll
+        for (int k = 0; k < ROW_STEPS; k++) {
+            const float4 delta = this->row_numbers(place(n), 1, k);
+#pragma unroll
+            for (int m = 0; m < KEY_TILES; m++)
+#pragma unroll
+                for (int r = 0; r < 4; r++) {
+                    const float *pair = &s[m][2 * k + r / 2][r % 2 * 2],
+                                *d = &dp[m][2 * k + r / 2][r % 2 * 2];
+                    w[m][k][r] = Element::pack(pair[0] * fmaf(d[0], SCALE, -(r / 2 ? delta.z : delta.x)),
+                                               pair[1] * fmaf(d[1], SCALE, -(r / 2 ? delta.w : delta.y)));
+                }
+        }
+    }
+
+    /* ---- A tile ---------------------------------------------------------------------------------------- */
+
+    /* Waits for the other warp of the same keys. Barrier 0 is __syncthreads. */
+    DEVICE void pair_barrier() const
+    {
+        asm volatile("bar.sync %0, 64;" ::"r"(key_group + 1) : "memory");
+    }
+
+    DEVICE void take_tile(KeySums &dk, ValueSums &dv, int n, const Place &at) const
+    {
+        const uint32_t q = this->q(q_stage(n)), dout = this->dout(dout_stage(n)), p_at = base + Tiles::P_AT,
+                       ds_at = base + Tiles::DS_AT;
+        const int diagonal = p.call.causal ? block.first_key(Tiles::KEYS) - at.tile * Tiles::ROWS -
+                                                 (block.request.keys - block.request.tokens)
+                                           : -Tiles::KEYS;
+        Words w;
+        {
+            Scores s, dp;
+            this->template scores<Tiles::D_QK>(s, base, q);
+            if (diagonal + Tiles::KEYS > 1 || keys_left() < Tiles::KEYS) mask(s, diagonal);
+            make_p(s, w, n);
+            this->store_words(w, p_at);
+            this->add_rows(dv, w, dout, row_group);
+            this->template scores<Tiles::D_V>(dp, base + Tiles::V_AT, dout);
+            make_ds(s, dp, w, n);
+        }
+        this->store_words(w, ds_at);
+        this->add_rows(dk, w, q, row_group);
+        pair_barrier();
+        const int other = row_group ^ 1;
+        this->load_words(w, p_at, other);
+        this->add_rows(dv, w, dout, other);
+        this->load_words(w, ds_at, other);
+        this->add_rows(dk, w, q, other);
+    }
+
+    /* How many blocks of keys add to the tile before this one. */
+    DEVICE int turn_of(const Place &at) const
+    {
+        if (!p.call.causal) return block.block;
+        const int keys =
+            min((at.tile + 1) * Tiles::ROWS + block.request.keys - block.request.tokens, block.request.keys);
+        return (keys + Tiles::KEYS - 1) / Tiles::KEYS - 1 - block.block;
+    }
+
+    DEVICE void add_queries(const Place &at) const
+    {
+        QuerySums dq;
+        this->queries(dq);
+        constexpr int TILES_OF_ROW = Tiles::D_QK / 8, TILES_OF_LINE = LINE_ELEMENTS / 8;
+        const int64_t index = tile_index(at);
+        float *to = p.dq_sums + index * (Tiles::ROWS * Tiles::D_QK) +
+                    (row_group * Products::DQ_ROW_TILES * TILES_OF_ROW + key_group * 2 * Products::DQ_PAIRS) *
+                        SUMS_OF_TILE;
+        const uint32_t turn = p.in_order ? (uint32_t)turn_of(at) : 0;
+        if (p.in_order) {
+            if (threadIdx.x == 0)
+                while (load_acquire(p.added + index) != turn) __nanosleep(100);
+            __syncthreads();
+        }
+#pragma unroll
+        for (int m = 0; m < Products::DQ_ROW_TILES; m++)
+#pragma unroll
+            for (int i = 0; i < Products::DQ_TILES; i++)
+                add_sums(to + (m * TILES_OF_ROW + i / (2 * Products::DQ_PAIRS) * TILES_OF_LINE +
+                               i % (2 * Products::DQ_PAIRS)) *
+                                  SUMS_OF_TILE,
+                         lane, dq[m][i]);
+        if (p.in_order) {
+            __threadfence();
+            __syncthreads();
+            if (threadIdx.x == 0) store_release(p.added + index, turn + 1);
+        }
+    }
+
+    /* ---- Results --------------------------------------------------------------------------------------- */
+
+    /* Writes the warp's keys and its half of the columns, 32 of every 64. */
+    template <int TILES>
+    DEVICE void write_keys(const mha_vectors &of, float factor,
+                           const float (&sums)[KEY_TILES][TILES][4]) const
+    {
+        const int key = key_group * Tiles::WARP_KEYS + lane / 4, left = keys_left();
+        uint16_t *to = const_cast<uint16_t *>(keys_of(of)) + row_group * 32 + lane % 4 * 8;
+#pragma unroll
+        for (int m = 0; m < KEY_TILES; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int i = 0; i < TILES; i += 4) {
+                    uint32_t words[4];
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        words[j] = Element::pack(sums[m][i + j][2 * half] * factor,
+                                                 sums[m][i + j][2 * half + 1] * factor);
+                    const uint4 eight = quad_gather_eight(words);
+                    const int at = key + 16 * m + 8 * half;
+                    store_global_16(to + at * of.token + i / 4 * LINE_ELEMENTS, eight, at < left);
+                }
+    }
+
+    DEVICE void run() const
+    {
+        if (keys_left() <= 0) return; /* the number of no block */
+        KeySums dk = {};
+        ValueSums dv = {};
+        const int tiles = block.tiles * p.call.group;
+        Place at = {0, 0};
+        if (tiles) {
+            at = place_of(0);
+            copy_keys();
+            copy_q(0, at), copy_dout(0, at);
+            cp_async_commit();
+        }
+        for (int n = 0; n < tiles; n++) {
+            const bool more = n + 1 < tiles;
+            const Place next = more ? place_of(n + 1) : at;
+            cp_async_wait<0>();
+            if (__syncthreads_or(copied_empty_row(n)))
+                clear_empty_rows(this->numbers(place(n)), this->q(q_stage(n)), this->dout(dout_stage(n)));
+            if (more && Tiles::Q_STAGES > 1) copy_q(n + 1, next);
+            if (more && Tiles::DOUT_STAGES > 1) copy_dout(n + 1, next);
+            cp_async_commit();
+            take_tile(dk, dv, n, at);
+            __syncthreads();
+            if (more && Tiles::Q_STAGES == 1) copy_q(n + 1, next);
+            if (more && Tiles::DOUT_STAGES == 1) copy_dout(n + 1, next);
+            cp_async_commit();
+            add_queries(at);
+            at = next;
+        }
+        write_keys(p.call.dk, p.call.scale * DS_UNSCALE<Element>, dk);
+        write_keys(p.call.dv, 1.0f / P_SCALE, dv);
+    }
+};
+
+/* The number of the block of keys that this block of threads takes. In order, one is taken only when those before it are at work. */
+DEVICE int item_of_block(const mha_backward_sm80_params &p, uint32_t shared)
+{
+    if (!p.in_order) return (int)blockIdx.x;
+    if (threadIdx.x == 0) store_shared_4(shared, atomicAdd(p.taken, 1));
+    __syncthreads();
+    const int number = (int)load_shared_4(shared);
+    __syncthreads();
+    return number;
+}
+
+template <typename Element, typename Tiles> DEVICE void backward_keys(const mha_backward_sm80_params &p)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const Backward<Element, Tiles> backward(p, shared_address(shared),
+                                            item_of_block(p, shared_address(shared)));
+    backward.run();
+}
+
+#define MHA_BACKWARD_OF_SHAPE(PREFIX, ELEMENT, d_qk, d_v, keys, warp_keys, q_stages, dout_stages, blocks)    \
+    DEFINE_KERNEL(                                                                                           \
+        MHA_BACKWARD_SHAPE_NAME(PREFIX, d_qk, d_v, keys, warp_keys, q_stages, dout_stages, blocks),          \
+        mha_backward_sm80_params, (MHA_BACKWARD_THREADS(keys, warp_keys), blocks),                           \
+        backward_keys<ELEMENT, BackwardTiles<d_qk, d_v, keys, warp_keys, q_stages, dout_stages>>(p))
