@@ -16,14 +16,14 @@ int64_t sm80_mha_backward_row_tiles(const struct backward_problem *p)
     return numbers_of(p, p->ragged_q.tokens, p->s_q, MHA_BACKWARD_ROWS);
 }
 
-int64_t sm80_mha_backward_key_blocks(const struct backward_problem *p, int32_t keys)
+int64_t sm80_mha_backward_key_blocks(const struct backward_problem *p)
 {
-    return numbers_of(p, p->ragged_k.tokens, p->s_k, keys);
+    return numbers_of(p, p->ragged_k.tokens, p->s_k, MHA_BACKWARD_KEYS);
 }
 
-int32_t sm80_mha_backward_heads(const struct backward_problem *p, int32_t keys, int32_t sms)
+int32_t sm80_mha_backward_heads(const struct backward_problem *p, int32_t sms)
 {
-    const int64_t blocks = cuda_ceil_div(p->s_k, keys),
+    const int64_t blocks = cuda_ceil_div(p->s_k, MHA_BACKWARD_KEYS),
                   tiles = cuda_ceil_div(p->s_q, MHA_BACKWARD_ROWS) * (p->h_q / p->h_kv);
     int64_t heads = blocks ? 2 * sms / blocks : p->h_kv;
     /* Blocks of keys of a head come to a tile one after the other. Causal: each begins at another tile. Full: all begin with the first, and
@@ -66,8 +66,7 @@ const char *sm80_mha_backward_refuses(const struct backward_problem *p, const ch
     *argument = "q";
     if (sm80_mha_backward_row_tiles(p) > INT32_MAX / p->h_q) return "takes fewer than 2^31 tiles of rows";
     *argument = "k";
-    if (sm80_mha_backward_key_blocks(p, MHA_BACKWARD_FEWEST_KEYS) > INT32_MAX / p->h_kv)
-        return "takes fewer than 2^31 blocks of keys";
+    if (sm80_mha_backward_key_blocks(p) > INT32_MAX / p->h_kv) return "takes fewer than 2^31 blocks of keys";
     if (!p->b) return NULL;
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
         *argument = tensors[i].name;

@@ -23,14 +23,13 @@ static fmla_status launch_kernel(const struct cuda_scope *scope, const struct ba
 static fmla_status launch(const struct cuda_scope *scope, const struct backward_problem *p)
 {
     const struct sm80_mha_backward_layout at = sm80_mha_backward_layout(p);
-    const int32_t shape = mha_backward_shape_of(p->d_qk, p->d_v, scope->device->shared_bytes),
-                  keys = mha_backward_shapes[shape].keys, size = MHA_BACKWARD_SIZE(p->d_qk);
+    const int32_t size = MHA_BACKWARD_SIZE(p->d_qk);
     char *const workspace = p->workspace;
     struct mha_backward_sm80_params params = {
         .call = cuda_backward_params(p),
         .row_tiles = (int32_t)sm80_mha_backward_row_tiles(p),
-        .key_blocks = (int32_t)sm80_mha_backward_key_blocks(p, keys),
-        .heads_of_set = sm80_mha_backward_heads(p, keys, scope->device->sms),
+        .key_blocks = (int32_t)sm80_mha_backward_key_blocks(p),
+        .heads_of_set = sm80_mha_backward_heads(p, scope->device->sms),
         .rows = (float *)(void *)(workspace + at.rows),
         .dq_sums = (float *)(void *)(workspace + at.dq_sums),
         .taken = (uint32_t *)(void *)(workspace + at.taken),
@@ -41,7 +40,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     /* Without a tile the first launch clears the counter all the same. */
     fmla_status status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_ROWS,
                                        MHA_BACKWARD_PREPARE + size, tiles ? tiles : 1);
-    if (!status) status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD, shape, blocks);
+    if (!status) status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD, size, blocks);
     if (!status)
         status =
             launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_ROWS, MHA_BACKWARD_FINISH + size, tiles);

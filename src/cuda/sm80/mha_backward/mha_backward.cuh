@@ -26,6 +26,8 @@
 #include "copies.cuh"
 #include "products.cuh"
 
+#include <stddef.h>
+
 /* ---- The sums of dQ ------------------------------------------------------------------------------- */
 
 /* Adds what a warp's lanes have of 16 × 8 sums. */
@@ -59,16 +61,20 @@ DEVICE void store_release(uint32_t *to, uint32_t word)
 
 /* ---- A block of keys ------------------------------------------------------------------------------ */
 
-/* A block of keys of a key head, and the tiles of rows of a query head that see it. */
+/* A block of keys of a key head, and the tiles of rows that see it, as it stands in shared memory: registers are needed elsewhere. */
 struct KeyBlock {
-    Request request;
-    int head;  /* the key head */
-    int block; /* of the request's */
-    int first_tile, tiles;
-
-    DEVICE int first_key(int keys) const { return block * keys; }
+    int request; /* 0 where requests are ragged */
+    int token, tokens,
+        row_tile;     /* of the request: its first token, how many, and the number of its first tile */
+    int key, keys;    /* the first key of the block, and how many are there from it on */
+    int shift;        /* row i of the request sees key t of it if t <= i + shift */
+    int head, number; /* the key head; the block's number among the request's */
+    int first_tile, end_tile; /* tiles of the request that see the block */
+    int start_tile; /* with which it begins: blocks that work at the same head at the same time add to different ones */
 };
+static_assert(sizeof(KeyBlock) <= KEY_BLOCK_BYTES, "it has room");
 
+/* By a warp. */
 template <typename Tiles> DEVICE KeyBlock block_of_item(const mha_backward_sm80_params &p, int item)
 {
     const int set_items = p.key_blocks * p.heads_of_set, set = item / set_items,
@@ -78,102 +84,133 @@ template <typename Tiles> DEVICE KeyBlock block_of_item(const mha_backward_sm80_
     KeyBlock b;
     b.head = set * p.heads_of_set + within - number * heads;
     if (p.in_order && p.call.causal) number = p.key_blocks - 1 - number;
-    b.request = find_request<false, Tiles::ROWS, Tiles::KEYS>(p.call, number);
-    b.block = number - b.request.key_block;
-    const int sees = p.call.causal ? max(0, b.block * Tiles::KEYS - (b.request.keys - b.request.tokens)) : 0;
-    b.first_tile = sees / Tiles::ROWS;
-    b.tiles = max((b.request.tokens + Tiles::ROWS - 1) / Tiles::ROWS - b.first_tile, 0);
+    const Request r = find_request<false, Tiles::ROWS, Tiles::KEYS>(p.call, number);
+    b.request = p.call.starts_q ? 0 : r.index;
+    b.token = r.token, b.tokens = r.tokens, b.row_tile = r.row_tile;
+    b.number = number - r.key_block;
+    b.key = r.key + b.number * Tiles::KEYS, b.keys = r.keys - b.number * Tiles::KEYS;
+    b.shift = p.call.causal ? r.keys - r.tokens : r.keys;
+    b.end_tile = (r.tokens + Tiles::ROWS - 1) / Tiles::ROWS;
+    b.first_tile = min(max(0, b.number * Tiles::KEYS - b.shift) / Tiles::ROWS, b.end_tile);
+    const int tiles = b.end_tile - b.first_tile;
+    b.start_tile = b.first_tile + (p.in_order || !tiles ? 0 : b.number % tiles);
     return b;
 }
 
 template <typename Element, typename Tiles> struct Backward : WarpProducts<Element, Tiles> {
     using Products = WarpProducts<Element, Tiles>;
-    using Products::base, Products::lane, Products::key_group, Products::row_group, Products::KEY_TILES,
-        Products::ROW_TILES, Products::ROW_STEPS;
-    using typename Products::Scores, typename Products::Words, typename Products::KeySums,
-        typename Products::ValueSums, typename Products::QuerySums;
+    using Products::base, Products::KEY_TILES, Products::ROW_TILES, Products::ROW_STEPS;
+    using typename Products::Lane, typename Products::Scores, typename Products::Words,
+        typename Products::KeySums, typename Products::ValueSums, typename Products::QuerySums;
 
     const mha_backward_sm80_params &p;
-    const KeyBlock block;
 
-    DEVICE Backward(const mha_backward_sm80_params &params, uint32_t shared, int item)
-        : Products(shared), p(params), block(block_of_item<Tiles>(params, item))
-    {
+    DEVICE Backward(const mha_backward_sm80_params &params, uint32_t shared) : Products(shared), p(params) {}
+
+    DEVICE int of_block(uint32_t offset) const { return (int)load_shared_4(base + Tiles::BLOCK_AT + offset); }
+#define OF_BLOCK(MEMBER)                                                                                     \
+    DEVICE int MEMBER() const                                                                                \
+    {                                                                                                        \
+        return of_block(offsetof(KeyBlock, MEMBER));                                                         \
     }
+    OF_BLOCK(request)
+    OF_BLOCK(token)
+    OF_BLOCK(tokens)
+    OF_BLOCK(row_tile)
+    OF_BLOCK(key)
+    OF_BLOCK(keys)
+    OF_BLOCK(shift)
+    OF_BLOCK(head)
+    OF_BLOCK(number)
+    OF_BLOCK(first_tile)
+    OF_BLOCK(end_tile)
+    OF_BLOCK(start_tile)
+#undef OF_BLOCK
 
-    /* Tile n of the block's, of all query heads: its head, and its number among the request's. Blocks of keys that work at the same head
-     * at the same time begin with different tiles, where the order does not matter. */
+    /* A tile of a query head, by its number among the request's. */
     struct Place {
         int head, tile;
     };
-    DEVICE Place place_of(int n) const
+    DEVICE Place first_place() const
     {
-        const int head = n / block.tiles, start = p.in_order ? 0 : block.block % block.tiles,
-                  tile = n - head * block.tiles + start;
-        return {block.head * p.call.group + head,
-                block.first_tile + tile - (tile >= block.tiles ? block.tiles : 0)};
+        return {head() * p.call.group, start_tile()};
+    }
+
+    /* From the block's start up to the last tile, then from its first to the one before the start; then of the next head. */
+    DEVICE Place place_after(const Place &at) const
+    {
+        Place next = {at.head, at.tile + 1};
+        if (next.tile == end_tile()) next.tile = first_tile();
+        if (next.tile == start_tile()) next.head++;
+        return next;
     }
 
     DEVICE int64_t tile_index(const Place &at) const
     {
-        return (int64_t)at.head * p.row_tiles + block.request.row_tile + at.tile;
+        return (int64_t)at.head * p.row_tiles + row_tile() + at.tile;
     }
 
-    static DEVICE int q_stage(int n) { return n % Tiles::Q_STAGES; }
-    static DEVICE int dout_stage(int n) { return n % Tiles::DOUT_STAGES; }
-    static DEVICE int place(int n) { return n % 2; }
+    static DEVICE int q_stage(int n)
+    {
+        return n % Tiles::Q_STAGES;
+    }
+    static DEVICE int dout_stage(int n)
+    {
+        return n % Tiles::DOUT_STAGES;
+    }
 
     DEVICE const uint16_t *rows_of(const mha_vectors &of, const Place &at) const
     {
-        const int64_t request = p.call.starts_q ? 0 : block.request.index;
-        return of.data + request * of.request + (block.request.token + at.tile * Tiles::ROWS) * of.token +
+        return of.data + request() * of.request + (token() + at.tile * Tiles::ROWS) * of.token +
                at.head * of.head;
     }
 
-    DEVICE void copy_q(int n, const Place &at) const
+    DEVICE void copy_q(const Place &at) const
     {
-        constexpr int THREADS_OF_NUMBERS = Tiles::NUMBERS_BYTES / 16;
-        const int thread = (int)threadIdx.x;
-        copy_rows<Tiles::ROWS, Tiles::D_QK, Tiles::THREADS>(this->q(q_stage(n)), rows_of(p.call.q, at),
-                                                            p.call.q.token,
-                                                            block.request.tokens - at.tile * Tiles::ROWS);
-        if (thread < THREADS_OF_NUMBERS)
-            cp_async_16(this->numbers(place(n)) + 16 * (uint32_t)thread,
+        copy_rows<Tiles::ROWS, Tiles::D_QK, Tiles::THREADS>(this->q(), rows_of(p.call.q, at), p.call.q.token,
+                                                            tokens() - at.tile * Tiles::ROWS);
+    }
+
+    DEVICE void copy_dout(const Place &at) const
+    {
+        copy_rows<Tiles::ROWS, Tiles::D_V, Tiles::THREADS>(
+            this->dout(), rows_of(p.call.dout, at), p.call.dout.token, tokens() - at.tile * Tiles::ROWS);
+    }
+
+    DEVICE void copy_numbers(const Place &at) const
+    {
+        const int thread = (int)fresh_thread();
+        if (thread < (int)Tiles::NUMBERS_BYTES / 16)
+            cp_async_16(this->numbers() + 16 * (uint32_t)thread,
                         p.rows + tile_index(at) * (MHA_BACKWARD_NUMBERS * Tiles::ROWS) + 4 * thread, true);
     }
 
-    DEVICE void copy_dout(int n, const Place &at) const
+    DEVICE void copy_rows_at(const Place &at) const
     {
-        copy_rows<Tiles::ROWS, Tiles::D_V, Tiles::THREADS>(this->dout(dout_stage(n)),
-                                                           rows_of(p.call.dout, at), p.call.dout.token,
-                                                           block.request.tokens - at.tile * Tiles::ROWS);
+        copy_q(at), copy_dout(at), copy_numbers(at);
+        cp_async_commit();
     }
 
-    DEVICE const uint16_t *keys_of(const mha_vectors &of) const
+    DEVICE uint16_t *keys_of(const mha_vectors &of) const
     {
-        const int64_t request = p.call.starts_q ? 0 : block.request.index;
-        return of.data + request * of.request +
-               (int64_t)(block.request.key + block.first_key(Tiles::KEYS)) * of.token + block.head * of.head;
+        return of.data + request() * of.request + key() * of.token + head() * of.head;
     }
-
-    DEVICE int keys_left() const { return block.request.keys - block.first_key(Tiles::KEYS); }
 
     DEVICE void copy_keys() const
     {
-        copy_rows<Tiles::KEYS, Tiles::D_QK, Tiles::THREADS>(base, keys_of(p.call.k), p.call.k.token,
-                                                            keys_left());
+        copy_rows<Tiles::KEYS, Tiles::D_QK, Tiles::THREADS>(base, keys_of(p.call.k), p.call.k.token, keys());
         copy_rows<Tiles::KEYS, Tiles::D_V, Tiles::THREADS>(base + Tiles::V_AT, keys_of(p.call.v),
-                                                           p.call.v.token, keys_left());
+                                                           p.call.v.token, keys());
     }
 
     /* ---- Rows that see no key, whatever their vectors hold ------------------------------------------ */
 
-    /* Is a row of tile n, whose copies have come, such a one? This thread looks at the numbers that it has copied itself. */
-    DEVICE bool copied_empty_row(int n) const
+    /* Is a row of the tile, whose copies have come, such a one? This thread looks at the numbers that it has copied itself. */
+    DEVICE bool copied_empty_row() const
     {
-        const int thread = (int)threadIdx.x;
+        const int thread = (int)fresh_thread();
         if (thread >= Tiles::ROWS / 4) return false;
-        const uint4 lse = load_shared_16(this->numbers(place(n)) + 16 * (uint32_t)thread);
+        const uint4 lse = load_shared_16(this->numbers() + 16 * (uint32_t)thread);
         const float least = fmaxf(fmaxf(__uint_as_float(lse.x), __uint_as_float(lse.y)),
                                   fmaxf(__uint_as_float(lse.z), __uint_as_float(lse.w)));
         return least == INFINITY;
@@ -198,10 +235,11 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
 
     /* Scores of keys that a row does not see become -inf, and those of keys behind the request's last one, which are zeros whose P might be
      * infinite. Row i of the tile sees key t of the block if t + diagonal <= i. */
-    DEVICE void mask(Scores &s, int diagonal) const
+    DEVICE void mask(Scores &s, int diagonal, int left) const
     {
-        const int key = key_group * Tiles::WARP_KEYS + lane / 4,
-                  row = row_group * Tiles::WARP_ROWS + lane % 4 * 2, left = keys_left();
+        const Lane l;
+        const int key = l.key_group * Tiles::WARP_KEYS + l.lane / 4,
+                  row = l.row_group * Tiles::WARP_ROWS + l.lane % 4 * 2;
 #pragma unroll
         for (int m = 0; m < KEY_TILES; m++)
 #pragma unroll
@@ -214,11 +252,11 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
     }
 
     /* P, times P_SCALE by lse, in place of S. */
-    DEVICE void make_p(Scores &s, Words &w, int n) const
+    DEVICE void make_p(Scores &s, Words &w) const
     {
 #pragma unroll
         for (int k = 0; k < ROW_STEPS; k++) {
-            const float4 lse = this->row_numbers(place(n), 0, k);
+            const float4 lse = this->row_numbers(0, k);
 #pragma unroll
             for (int m = 0; m < KEY_TILES; m++)
 #pragma unroll
@@ -232,12 +270,12 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
     }
 
     /* Of P with all its bits: keys that weigh alike would have the same rounding, which would stay in the sum dQ. */
-    DEVICE void make_ds(const Scores &s, const Scores &dp, Words &w, int n) const
+    DEVICE void make_ds(const Scores &s, const Scores &dp, Words &w) const
     {
         constexpr float SCALE = DS_SCALE<Element>;
 #pragma unroll
         for (int k = 0; k < ROW_STEPS; k++) {
-            const float4 delta = this->row_numbers(place(n), 1, k);
+            const float4 delta = this->row_numbers(1, k);
 #pragma unroll
             for (int m = 0; m < KEY_TILES; m++)
 #pragma unroll
@@ -255,58 +293,71 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
     /* Waits for the other warp of the same keys. Barrier 0 is __syncthreads. */
     DEVICE void pair_barrier() const
     {
-        asm volatile("bar.sync %0, 64;" ::"r"(key_group + 1) : "memory");
+        const Lane l;
+        asm volatile("bar.sync %0, 64;" ::"r"(l.key_group + 1) : "memory");
     }
 
-    DEVICE void take_tile(KeySums &dk, ValueSums &dv, int n, const Place &at) const
+    /* Ends a block of instructions by a branch that is never taken. ptxas would else begin the products behind it among those before it, for
+     * which there are no registers. */
+    DEVICE void hold_products() const
     {
-        const uint32_t q = this->q(q_stage(n)), dout = this->dout(dout_stage(n)), p_at = base + Tiles::P_AT,
+        if (p.call.b < 0) asm volatile("trap;");
+    }
+
+    DEVICE void take_tile(KeySums &dk, ValueSums &dv, const Place &at) const
+    {
+        const uint32_t q = this->q(), dout = this->dout(), p_at = base + Tiles::P_AT,
                        ds_at = base + Tiles::DS_AT;
-        const int diagonal = p.call.causal ? block.first_key(Tiles::KEYS) - at.tile * Tiles::ROWS -
-                                                 (block.request.keys - block.request.tokens)
-                                           : -Tiles::KEYS;
+        const int diagonal = number() * Tiles::KEYS - shift() - at.tile * Tiles::ROWS, left = keys();
         Words w;
         {
             Scores s, dp;
             this->template scores<Tiles::D_QK>(s, base, q);
-            if (diagonal + Tiles::KEYS > 1 || keys_left() < Tiles::KEYS) mask(s, diagonal);
-            make_p(s, w, n);
+            if (diagonal + Tiles::KEYS > 1 || left < Tiles::KEYS) mask(s, diagonal, left);
+            make_p(s, w);
             this->store_words(w, p_at);
-            this->add_rows(dv, w, dout, row_group);
+            if (Tiles::EARLY_DV) this->add_rows(dv, w, dout, false);
+            hold_products();
             this->template scores<Tiles::D_V>(dp, base + Tiles::V_AT, dout);
-            make_ds(s, dp, w, n);
+            make_ds(s, dp, w);
         }
         this->store_words(w, ds_at);
-        this->add_rows(dk, w, q, row_group);
+        hold_products();
+        this->add_rows(dk, w, q, false);
         pair_barrier();
-        const int other = row_group ^ 1;
-        this->load_words(w, p_at, other);
-        this->add_rows(dv, w, dout, other);
-        this->load_words(w, ds_at, other);
-        this->add_rows(dk, w, q, other);
+        if (!Tiles::EARLY_DV) {
+            this->load_words(w, p_at, false);
+            this->add_rows(dv, w, dout, false);
+        }
+        this->load_words(w, p_at, true);
+        this->add_rows(dv, w, dout, true);
+        this->load_words(w, ds_at, true);
+        this->add_rows(dk, w, q, true);
     }
 
     /* How many blocks of keys add to the tile before this one. */
     DEVICE int turn_of(const Place &at) const
     {
-        if (!p.call.causal) return block.block;
-        const int keys =
-            min((at.tile + 1) * Tiles::ROWS + block.request.keys - block.request.tokens, block.request.keys);
-        return (keys + Tiles::KEYS - 1) / Tiles::KEYS - 1 - block.block;
+        if (!p.call.causal) return number();
+        const int keys_of_request = number() * Tiles::KEYS + keys(),
+                  seen = min((at.tile + 1) * Tiles::ROWS + shift(), keys_of_request);
+        return (seen + Tiles::KEYS - 1) / Tiles::KEYS - 1 - number();
     }
 
     DEVICE void add_queries(const Place &at) const
     {
+        const Lane l;
         QuerySums dq;
         this->queries(dq);
         constexpr int TILES_OF_ROW = Tiles::D_QK / 8, TILES_OF_LINE = LINE_ELEMENTS / 8;
         const int64_t index = tile_index(at);
-        float *to = p.dq_sums + index * (Tiles::ROWS * Tiles::D_QK) +
-                    (row_group * Products::DQ_ROW_TILES * TILES_OF_ROW + key_group * 2 * Products::DQ_PAIRS) *
-                        SUMS_OF_TILE;
+        float *to =
+            p.dq_sums + index * (Tiles::ROWS * Tiles::D_QK) +
+            (l.row_group * Products::DQ_ROW_TILES * TILES_OF_ROW + l.key_group * 2 * Products::DQ_PAIRS) *
+                SUMS_OF_TILE;
         const uint32_t turn = p.in_order ? (uint32_t)turn_of(at) : 0;
         if (p.in_order) {
-            if (threadIdx.x == 0)
+            if (fresh_thread() == 0)
                 while (load_acquire(p.added + index) != turn) __nanosleep(100);
             __syncthreads();
         }
@@ -317,11 +368,11 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
                 add_sums(to + (m * TILES_OF_ROW + i / (2 * Products::DQ_PAIRS) * TILES_OF_LINE +
                                i % (2 * Products::DQ_PAIRS)) *
                                   SUMS_OF_TILE,
-                         lane, dq[m][i]);
+                         l.lane, dq[m][i]);
         if (p.in_order) {
             __threadfence();
             __syncthreads();
-            if (threadIdx.x == 0) store_release(p.added + index, turn + 1);
+            if (fresh_thread() == 0) store_release(p.added + index, turn + 1);
         }
     }
 
@@ -332,8 +383,9 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
     DEVICE void write_keys(const mha_vectors &of, float factor,
                            const float (&sums)[KEY_TILES][TILES][4]) const
     {
-        const int key = key_group * Tiles::WARP_KEYS + lane / 4, left = keys_left();
-        uint16_t *to = const_cast<uint16_t *>(keys_of(of)) + row_group * 32 + lane % 4 * 8;
+        const Lane l;
+        const int key = l.key_group * Tiles::WARP_KEYS + l.lane / 4, left = keys();
+        uint16_t *to = keys_of(of) + l.row_group * 32 + l.lane % 4 * 8;
 #pragma unroll
         for (int m = 0; m < KEY_TILES; m++)
 #pragma unroll
@@ -351,33 +403,22 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
                 }
     }
 
+    /* Of the block that stands in shared memory. */
     DEVICE void run() const
     {
-        if (keys_left() <= 0) return; /* the number of no block */
         KeySums dk = {};
         ValueSums dv = {};
-        const int tiles = block.tiles * p.call.group;
-        Place at = {0, 0};
-        if (tiles) {
-            at = place_of(0);
-            copy_keys();
-            copy_q(0, at), copy_dout(0, at);
-            cp_async_commit();
-        }
-        for (int n = 0; n < tiles; n++) {
-            const bool more = n + 1 < tiles;
-            const Place next = more ? place_of(n + 1) : at;
+        Place at = first_place();
+        int left = (end_tile() - first_tile()) * p.call.group;
+        if (left) copy_keys(), copy_rows_at(at);
+        for (; left; left--) {
             cp_async_wait<0>();
-            if (__syncthreads_or(copied_empty_row(n)))
-                clear_empty_rows(this->numbers(place(n)), this->q(q_stage(n)), this->dout(dout_stage(n)));
-            if (more && Tiles::Q_STAGES > 1) copy_q(n + 1, next);
-            if (more && Tiles::DOUT_STAGES > 1) copy_dout(n + 1, next);
-            cp_async_commit();
-            take_tile(dk, dv, n, at);
+            if (__syncthreads_or(copied_empty_row()))
+                clear_empty_rows(this->numbers(), this->q(), this->dout());
+            take_tile(dk, dv, at);
             __syncthreads();
-            if (more && Tiles::Q_STAGES == 1) copy_q(n + 1, next);
-            if (more && Tiles::DOUT_STAGES == 1) copy_dout(n + 1, next);
-            cp_async_commit();
+            const Place next = place_after(at);
+            if (left > 1) copy_rows_at(next);
             add_queries(at);
             at = next;
         }
@@ -400,13 +441,14 @@ DEVICE int item_of_block(const mha_backward_sm80_params &p, uint32_t shared)
 template <typename Element, typename Tiles> DEVICE void backward_keys(const mha_backward_sm80_params &p)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const Backward<Element, Tiles> backward(p, shared_address(shared),
-                                            item_of_block(p, shared_address(shared)));
+    const KeyBlock block = block_of_item<Tiles>(p, item_of_block(p, shared_address(shared)));
+    if (block.keys <= 0) return; /* the number of no block */
+    if (threadIdx.x == 0) *(KeyBlock *)(shared + Tiles::BLOCK_AT) = block;
+    __syncthreads();
+    const Backward<Element, Tiles> backward(p, shared_address(shared));
     backward.run();
 }
 
-#define MHA_BACKWARD_OF_SHAPE(PREFIX, ELEMENT, d_qk, d_v, keys, warp_keys, q_stages, dout_stages, blocks)    \
-    DEFINE_KERNEL(                                                                                           \
-        MHA_BACKWARD_SHAPE_NAME(PREFIX, d_qk, d_v, keys, warp_keys, q_stages, dout_stages, blocks),          \
-        mha_backward_sm80_params, (MHA_BACKWARD_THREADS(keys, warp_keys), blocks),                           \
-        backward_keys<ELEMENT, BackwardTiles<d_qk, d_v, keys, warp_keys, q_stages, dout_stages>>(p))
+#define MHA_BACKWARD_OF_SHAPE(PREFIX, ELEMENT, d_qk, d_v, warp_keys, early_dv, blocks)                       \
+    DEFINE_KERNEL(PREFIX##d_qk, mha_backward_sm80_params, (MHA_BACKWARD_THREADS(warp_keys), blocks),         \
+                  backward_keys<ELEMENT, BackwardTiles<d_qk, d_v, warp_keys, early_dv>>(p))

@@ -7,6 +7,8 @@
 
 #include "tiles.cuh"
 
+#include "../../device/warpgroup.cuh"
+
 /* The place of a warp and of its lanes among the tiles of a shape. */
 template <typename Element, typename Tiles> struct WarpProducts {
     static constexpr int KEY_TILES = Tiles::WARP_KEYS / 16, ROW_TILES = Tiles::WARP_ROWS / 8,
@@ -24,33 +26,41 @@ template <typename Element, typename Tiles> struct WarpProducts {
     using QuerySums = float[DQ_ROW_TILES][DQ_TILES][4];
 
     const uint32_t base;
-    const int lane, key_group, row_group;
-    const uint32_t tile_lane, pair_lane; /* what a lane adds to the address of a tile: fragment.h */
 
-    DEVICE explicit WarpProducts(uint32_t shared)
-        : base(shared), lane((int)threadIdx.x % 32), key_group((int)threadIdx.x / 32 / Tiles::ROW_GROUPS),
-          row_group((int)threadIdx.x / 32 % Tiles::ROW_GROUPS),
-          tile_lane(swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane))),
-          pair_lane(swizzle_128((uint32_t)ldmatrix_pair_row(lane), (uint32_t)ldmatrix_pair_chunk(lane)))
-    {
-    }
+    DEVICE explicit WarpProducts(uint32_t shared) : base(shared) {}
 
-    DEVICE uint32_t q(int stage) const { return base + Tiles::Q_AT + (uint32_t)stage * Tiles::Q_BYTES; }
-    DEVICE uint32_t dout(int stage) const
-    {
-        return base + Tiles::DOUT_AT + (uint32_t)stage * Tiles::DOUT_BYTES;
-    }
-    DEVICE uint32_t numbers(int place) const
-    {
-        return base + Tiles::NUMBERS_AT + (uint32_t)place * Tiles::NUMBERS_BYTES;
-    }
+    /* Which warp and lane this is. It is asked anew in every step: registers do not hold it, nor what hangs on it, through the tiles. */
+    struct Lane {
+        int lane, key_group, row_group;
+
+        DEVICE Lane()
+        {
+            const int thread = (int)fresh_thread();
+            lane = thread % 32, key_group = thread / 32 / Tiles::ROW_GROUPS,
+            row_group = thread / 32 % Tiles::ROW_GROUPS;
+        }
+        /* What a lane adds to the address of a tile: fragment.h. */
+        DEVICE uint32_t tile() const
+        {
+            return swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
+        }
+        DEVICE uint32_t pair() const
+        {
+            return swizzle_128((uint32_t)ldmatrix_pair_row(lane), (uint32_t)ldmatrix_pair_chunk(lane));
+        }
+    };
+
+    DEVICE uint32_t q() const { return base + Tiles::Q_AT; }
+    DEVICE uint32_t dout() const { return base + Tiles::DOUT_AT; }
+    DEVICE uint32_t numbers() const { return base + Tiles::NUMBERS_AT; }
 
     /* Makes K Qᵀ, or V dOᵀ, of the warp's keys and of the rows of its group. `keys` and `rows` are where all of a tile's begin. */
     template <int COLUMNS> DEVICE void scores(Scores &s, uint32_t keys, uint32_t rows) const
     {
+        const Lane l;
         constexpr int STEPS = COLUMNS / 16;
-        const uint32_t keys_at = keys + (uint32_t)(key_group * Tiles::WARP_KEYS) * LINE_BYTES + tile_lane,
-                       rows_at = rows + (uint32_t)(row_group * Tiles::WARP_ROWS) * LINE_BYTES + pair_lane;
+        const uint32_t keys_at = keys + (uint32_t)(l.key_group * Tiles::WARP_KEYS) * LINE_BYTES + l.tile(),
+                       rows_at = rows + (uint32_t)(l.row_group * Tiles::WARP_ROWS) * LINE_BYTES + l.pair();
         uint32_t a[2][KEY_TILES][4], b[2][ROW_TILES / 2][4];
 #pragma unroll
         for (int i = 0; i < KEY_TILES * ROW_TILES * 4; i++)
@@ -79,13 +89,15 @@ template <typename Element, typename Tiles> struct WarpProducts {
         }
     }
 
-    /* Adds Pᵀ dO, or dSᵀ Q, over the rows of group `of`, whose part of Pᵀ the words are, to the warp's half of the columns. */
+    /* Adds Pᵀ dO, or dSᵀ Q, over the rows of the warp's group, or of the other, whose part of Pᵀ the words are, to the warp's half of the columns. */
     template <int TILES>
-    DEVICE void add_rows(float (&sums)[KEY_TILES][TILES][4], const Words &w, uint32_t rows, int of) const
+    DEVICE void add_rows(float (&sums)[KEY_TILES][TILES][4], const Words &w, uint32_t rows, bool other) const
     {
+        const Lane l;
         constexpr int PAIRS = TILES / 2, STEPS = ROW_STEPS * PAIRS;
-        const uint32_t rows_at = (rows + (uint32_t)(of * Tiles::WARP_ROWS) * LINE_BYTES + tile_lane) ^
-                                 (uint32_t)(row_group * 4 * CHUNK_BYTES);
+        const uint32_t rows_at =
+            (rows + (uint32_t)((l.row_group ^ (int)other) * Tiles::WARP_ROWS) * LINE_BYTES + l.tile()) ^
+            (uint32_t)(l.row_group * 4 * CHUNK_BYTES);
         uint32_t b[2][4];
 #pragma unroll
         for (int step = 0; step <= STEPS; step++) {
@@ -108,9 +120,10 @@ template <typename Element, typename Tiles> struct WarpProducts {
     /* Makes dS K of the rows of the warp's group, over all keys. */
     DEVICE void queries(QuerySums &dq) const
     {
+        const Lane l;
         constexpr int PAIRS = DQ_TILES / 2, STEPS = Tiles::KEYS / 16 * PAIRS;
-        const uint32_t ds_at = (base + Tiles::DS_AT + pair_lane) ^ (uint32_t)(row_group * 4 * CHUNK_BYTES),
-                       k_at = (base + tile_lane) ^ (uint32_t)(key_group * 2 * DQ_PAIRS * CHUNK_BYTES);
+        const uint32_t ds_at = (base + Tiles::DS_AT + l.pair()) ^ (uint32_t)(l.row_group * 4 * CHUNK_BYTES),
+                       k_at = (base + l.tile()) ^ (uint32_t)(l.key_group * 2 * DQ_PAIRS * CHUNK_BYTES);
         uint32_t a[2][DQ_ROW_TILES][4], b[2][4];
 #pragma unroll
         for (int i = 0; i < DQ_ROW_TILES * DQ_TILES * 4; i++)
@@ -141,10 +154,11 @@ template <typename Element, typename Tiles> struct WarpProducts {
     /* Stores the warp's part of Pᵀ, or dSᵀ, a line a key. */
     DEVICE void store_words(const Words &w, uint32_t to) const
     {
+        const Lane l;
         const uint32_t at =
-            to + (uint32_t)(key_group * Tiles::WARP_KEYS) * LINE_BYTES +
-            swizzle_128((uint32_t)lane / 4, (uint32_t)(row_group * Tiles::WARP_ROWS / CHUNK_ELEMENTS)) +
-            (uint32_t)lane % 4 * 4;
+            to + (uint32_t)(l.key_group * Tiles::WARP_KEYS) * LINE_BYTES +
+            swizzle_128((uint32_t)l.lane / 4, (uint32_t)(l.row_group * Tiles::WARP_ROWS / CHUNK_ELEMENTS)) +
+            (uint32_t)l.lane % 4 * 4;
 #pragma unroll
         for (int m = 0; m < KEY_TILES; m++)
 #pragma unroll
@@ -156,11 +170,13 @@ template <typename Element, typename Tiles> struct WarpProducts {
                                    w[m][k][r]);
     }
 
-    /* Loads what the warp of the same keys and of row group `of` has stored. */
-    DEVICE void load_words(Words &w, uint32_t from, int of) const
+    /* Loads what the other warp of the same keys has stored. */
+    DEVICE void load_words(Words &w, uint32_t from, bool other) const
     {
-        const uint32_t at = (from + (uint32_t)(key_group * Tiles::WARP_KEYS) * LINE_BYTES + tile_lane) ^
-                            (uint32_t)(of * Tiles::WARP_ROWS / CHUNK_ELEMENTS * CHUNK_BYTES);
+        const Lane l;
+        const uint32_t at =
+            (from + (uint32_t)(l.key_group * Tiles::WARP_KEYS) * LINE_BYTES + l.tile()) ^
+            (uint32_t)((l.row_group ^ (int)other) * Tiles::WARP_ROWS / CHUNK_ELEMENTS * CHUNK_BYTES);
 #pragma unroll
         for (int m = 0; m < KEY_TILES; m++)
 #pragma unroll
@@ -170,11 +186,12 @@ template <typename Element, typename Tiles> struct WarpProducts {
     }
 
     /* The numbers of the rows that a lane has in step k: of its two rows of either eight. */
-    DEVICE float4 row_numbers(int place, int which, int k) const
+    DEVICE float4 row_numbers(int which, int k) const
     {
+        const Lane l;
         const uint4 four = load_shared_16(
-            numbers(place) +
-            (uint32_t)((which * Tiles::ROWS + row_group * Tiles::WARP_ROWS + 16 * k + lane % 4 * 4) * 4));
+            numbers() +
+            (uint32_t)((which * Tiles::ROWS + l.row_group * Tiles::WARP_ROWS + 16 * k + l.lane % 4 * 4) * 4));
         return make_float4(__uint_as_float(four.x), __uint_as_float(four.y), __uint_as_float(four.z),
                            __uint_as_float(four.w));
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared memory of the portable gradients of dense MHA, by their shape.
+ * Shared memory of the portable gradients of dense MHA, by head sizes.
  *
  *   Q, dO     tiles of 64 columns, a line of 128 bytes a row (swizzle_128); K and V the same, a line a key
  *   P, dS     a line a key, of 64 rows
@@ -40,25 +40,22 @@ static constexpr bool ADDS_FOUR = true;
 #endif
 static constexpr int SUMS_OF_TILE = 16 * 8;
 
-template <int D_QK_, int D_V_, int KEYS_, int WARP_KEYS_, int Q_STAGES_, int DOUT_STAGES_>
-struct BackwardTiles {
-    static constexpr int D_QK = D_QK_, D_V = D_V_, KEYS = KEYS_, WARP_KEYS = WARP_KEYS_, Q_STAGES = Q_STAGES_,
-                         DOUT_STAGES = DOUT_STAGES_;
+template <int D_QK_, int D_V_, int WARP_KEYS_, bool EARLY_DV_> struct BackwardTiles {
+    static constexpr int D_QK = D_QK_, D_V = D_V_, WARP_KEYS = WARP_KEYS_;
+    static constexpr bool EARLY_DV = EARLY_DV_;
     static constexpr int ROWS = MHA_BACKWARD_ROWS, ROW_GROUPS = MHA_BACKWARD_ROW_GROUPS,
                          WARP_ROWS = ROWS / ROW_GROUPS;
-    static constexpr int KEY_GROUPS = KEYS / WARP_KEYS, WARPS = KEY_GROUPS * ROW_GROUPS, THREADS = 32 * WARPS;
+    static constexpr int KEYS = MHA_BACKWARD_KEYS, KEY_GROUPS = KEYS / WARP_KEYS,
+                         THREADS = MHA_BACKWARD_THREADS(WARP_KEYS);
     /* Bytes of 64 columns of all rows, of all keys. */
     static constexpr uint32_t ROW_TILE = ROWS * LINE_BYTES, KEY_TILE = KEYS * LINE_BYTES;
-    static constexpr uint32_t Q_BYTES = ROW_TILE * (D_QK / LINE_ELEMENTS),
-                              DOUT_BYTES = ROW_TILE * (D_V / LINE_ELEMENTS),
-                              NUMBERS_BYTES = MHA_BACKWARD_NUMBERS * ROWS * 4;
     static constexpr uint32_t V_AT = KEY_TILE * (D_QK / LINE_ELEMENTS),
                               Q_AT = V_AT + KEY_TILE * (D_V / LINE_ELEMENTS),
-                              DOUT_AT = Q_AT + Q_STAGES * Q_BYTES, P_AT = DOUT_AT + DOUT_STAGES * DOUT_BYTES,
-                              DS_AT = P_AT + KEY_TILE, NUMBERS_AT = DS_AT + KEY_TILE,
-                              BYTES = NUMBERS_AT + 2 * NUMBERS_BYTES;
-    static_assert(BYTES == MHA_BACKWARD_BYTES(D_QK, D_V, KEYS, Q_STAGES, DOUT_STAGES),
-                  "the host gives as much");
+                              DOUT_AT = Q_AT + ROW_TILE * (D_QK / LINE_ELEMENTS),
+                              P_AT = DOUT_AT + ROW_TILE * (D_V / LINE_ELEMENTS), DS_AT = P_AT + KEY_TILE,
+                              NUMBERS_AT = DS_AT + KEY_TILE, NUMBERS_BYTES = MHA_BACKWARD_NUMBERS * ROWS * 4,
+                              BLOCK_AT = NUMBERS_AT + NUMBERS_BYTES, BYTES = BLOCK_AT + KEY_BLOCK_BYTES;
+    static_assert(BYTES == MHA_BACKWARD_BYTES(D_QK, D_V), "the host gives as much");
     static_assert(ROWS == LINE_ELEMENTS, "a line of P has all rows of a tile");
     static_assert(KEY_GROUPS == 2 || KEY_GROUPS == 4, "warps share dQ's columns");
 };
