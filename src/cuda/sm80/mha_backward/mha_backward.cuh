@@ -188,7 +188,6 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
     DEVICE void copy_rows_at(const Place &at) const
     {
         copy_q(at), copy_dout(at), copy_numbers(at);
-        cp_async_commit();
     }
 
     DEVICE uint16_t *keys_of(const mha_vectors &of) const
@@ -410,7 +409,10 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
         ValueSums dv = {};
         Place at = first_place();
         int left = (end_tile() - first_tile()) * p.call.group;
-        if (left) copy_keys(), copy_rows_at(at);
+        if (left) {
+            copy_keys(), copy_rows_at(at);
+            cp_async_commit();
+        }
         for (; left; left--) {
             cp_async_wait<0>();
             if (__syncthreads_or(copied_empty_row()))
@@ -419,6 +421,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
             __syncthreads();
             const Place next = place_after(at);
             if (left > 1) copy_rows_at(next);
+            cp_async_commit();
             add_queries(at);
             at = next;
         }
