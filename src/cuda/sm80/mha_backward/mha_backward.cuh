@@ -1,25 +1,28 @@
 /* SPDX-License-Identifier: MIT
  *
- * The gradients of dense MHA on any NVIDIA GPU since Ampere, FlashAttention-2's way: a block of threads has a block of keys of a key head,
- * whose dK and dV it holds in registers, and goes through the tiles of 64 rows that see them, of every query head that reads the key head.
+ * The gradients of dense MHA on any NVIDIA GPU since Ampere, FlashAttention-2's way: a block of threads has 64 keys of a key head, whose dK
+ * and dV it holds in registers, and goes through the tiles of 64 rows that see them, of every query head that reads the key head.
  *
- *      memory ──cp.async──▶ K, V (shared, for all tiles)     Q, dO, lse, delta of a tile (shared, one or two stages)
+ *      memory ──cp.async──▶ K, V (shared, for all tiles)     Q, dO, lse, delta of a tile (shared)
  *
- *      Sᵀ = K Qᵀ            each warp WARP_KEYS keys × 32 rows          Pᵀ = 2^(Sᵀ - lse)      registers, and shared
- *      dPᵀ = V dOᵀ          the same                                    dSᵀ = Pᵀ (dPᵀ - delta) registers, and shared
- *      dV += Pᵀ dO          each warp its keys × half the columns       own rows' Pᵀ from registers, its neighbour's from shared memory
- *      dK += dSᵀ Q          the same
- *      dQ = dS K            each warp 32 rows × its columns             added to fp32 sums in memory
+ *      Sᵀ = K Qᵀ       each warp WARP_KEYS keys × 32 rows       Pᵀ = 2^(Sᵀ - lse)         stored in shared memory
+ *      dPᵀ = V dOᵀ     the same                                 dSᵀ = Pᵀ (dPᵀ - delta)    stored in shared memory
+ *      dK += dSᵀ Q     each warp its keys × half the columns    dSᵀ of its own rows from registers, of its neighbour's from shared memory
+ *      dV += Pᵀ dO     the same                                 Pᵀ from shared memory; of its own rows from registers with EARLY_DV
+ *      dQ = dS K       each warp 32 rows × its columns          added to fp32 sums in memory
  *
  * Keys are the rows of S and dP, so that P and dS are the A of the products of keys as they lie in registers. Two neighbouring warps have the
  * same keys: they wait for each other alone, and all warps only before dQ, and before the next tile.
  *
  * A tile, in time (| = barrier of the whole block of threads, : of two warps):
- *      wait for its copies | ask for the next; S; P; own rows' dV; dP; dS; own rows' dK : the other rows' dV, dK | dQ; add it
- * An operand with one stage is asked for behind the second barrier, beside dQ.
+ *      wait for its copies | S; P; dP; dS; own rows' dK : dV; the other rows' dK | ask for the next tile; dQ; add it
+ * There is one stage of Q and dO: what a block of threads waits for, the others of the SM hide, and copies that are asked for beside dQ
+ * do not stand in the way of the products that begin a tile.
  *
  * Three launches: rows.cuh has those before and after. Deterministic: blocks of keys are taken in order, and each waits at a tile until
  * those before it have added.
+ *
+ * Bits: dK and dV are summed in fp32 in the order of the tiles; dQ in the order in which blocks of threads come, or of blocks of keys.
  */
 #pragma once
 
@@ -150,15 +153,6 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
         return (int64_t)at.head * p.row_tiles + row_tile() + at.tile;
     }
 
-    static DEVICE int q_stage(int n)
-    {
-        return n % Tiles::Q_STAGES;
-    }
-    static DEVICE int dout_stage(int n)
-    {
-        return n % Tiles::DOUT_STAGES;
-    }
-
     DEVICE const uint16_t *rows_of(const mha_vectors &of, const Place &at) const
     {
         return of.data + request() * of.request + (token() + at.tile * Tiles::ROWS) * of.token +
@@ -215,6 +209,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
         return least == INFINITY;
     }
 
+    /* Makes zeros of their Q and dO: 0 × NaN would be NaN. */
     __device__ __noinline__ static void clear_empty_rows(uint32_t numbers, uint32_t q, uint32_t dout)
     {
         constexpr int LINES = (Tiles::D_QK + Tiles::D_V) / LINE_ELEMENTS * Tiles::ROWS,
@@ -303,6 +298,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
         if (p.call.b < 0) asm volatile("trap;");
     }
 
+    /* Makes P and dS of a tile, and adds what they give dK and dV. */
     DEVICE void take_tile(KeySums &dk, ValueSums &dv, const Place &at) const
     {
         const uint32_t q = this->q(), dout = this->dout(), p_at = base + Tiles::P_AT,
@@ -343,6 +339,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
         return (seen + Tiles::KEYS - 1) / Tiles::KEYS - 1 - number();
     }
 
+    /* Makes the tile's dQ of this block of keys, and adds it to the sums. */
     DEVICE void add_queries(const Place &at) const
     {
         const Lane l;
