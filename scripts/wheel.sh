@@ -15,6 +15,8 @@ python=$(scripts/python.sh venv ensurepip)
 export FMLA_CUDA_ARCHS=${FMLA_CUDA_ARCHS:-all}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 unset FLASHMLA_LIBRARY PYTHONPATH
+# Each GPU's machine code is looked at before it is packed.
+[ "$FMLA_CUDA_ARCHS" != all ] || .ci/all-gpus
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
