@@ -2,6 +2,7 @@
 #include "backward.h"
 
 #include "attention.h"
+#include "sm80/mha_backward/choice.h"
 #include "sm90/mha_backward/choice.h"
 
 static struct mha_vectors vectors_of(const struct token_view *view)
@@ -57,8 +58,11 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     const struct cuda_key key = {.schedule = CUDA_SM90_MHA_BACKWARD, .element = p->element};
     (void)kernel;
     prepared->alignment = CUDA_WORKSPACE_ALIGNMENT;
-    if (device->capability == 90 && cuda_can_have(device, cuda_kernel_of(key)))
-        prepared->bytes = sm90_mha_backward_layout(p).bytes;
+    prepared->bytes = sm80_mha_backward_layout(p).bytes;
+    if (device->capability == 90 && cuda_can_have(device, cuda_kernel_of(key))) {
+        const size_t bytes = sm90_mha_backward_layout(p).bytes;
+        if (bytes > prepared->bytes) prepared->bytes = bytes;
+    }
     return FMLA_OK;
 }
 

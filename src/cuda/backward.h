@@ -14,7 +14,7 @@ struct cuda_gradients {
     const char *(*refuses)(const struct backward_problem *p, const char **argument);
     fmla_status (*launch)(const struct cuda_scope *scope, const struct backward_problem *p);
 };
-extern const struct cuda_gradients cuda_any_gradients, cuda_sm90_gradients;
+extern const struct cuda_gradients cuda_any_gradients, cuda_sm80_gradients, cuda_sm90_gradients;
 
 /* What kernels are given of a problem. */
 struct mha_backward_params cuda_backward_params(const struct backward_problem *p);

@@ -5,6 +5,7 @@
 #include "cuda.h"
 #include "images.h"
 #include "sm80/dense_decode/shape.h"
+#include "sm80/mha_backward/shape.h"
 #include "sm80/mha_forward/shape.h"
 
 #include <pthread.h>

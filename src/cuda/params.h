@@ -295,7 +295,7 @@ struct mha_backward_params {
     int64_t lse_stride[2]; /* request, head */
 };
 
-/* Hopper's: tiles of rows, and blocks of keys, are numbered so that each request has room for its own (sm90/mha_backward/requests.cuh). */
+/* Hopper's: tiles of rows, and blocks of keys, are numbered so that each request has room for its own (device/backward_requests.cuh). */
 struct mha_backward_sm90_params {
     struct mha_backward_params call;
     struct tensor_map q, k, v, dout;
@@ -309,6 +309,19 @@ struct mha_backward_sm90_params {
     /* Deterministic: blocks of keys add to a tile's dQ in an order that hangs on the sizes alone. */
     int32_t in_order;
     uint32_t *added; /* [h_q][row_tiles][makers]: how many blocks of keys have added (queries.cuh) */
+};
+
+/* The portable kernel's, with tensor cores: numbered likewise. */
+struct mha_backward_sm80_params {
+    struct mha_backward_params call;
+    int32_t row_tiles, key_blocks; /* of all requests, of one head */
+    int32_t heads_of_set;          /* key heads whose blocks of keys are taken together */
+    float *rows;     /* [h_q][row_tiles][2][rows of a tile]: lse of base 2, inf where there is no key; delta */
+    float *dq_sums;  /* [h_q][row_tiles][a tile]: tiles.cuh says in what order */
+    uint32_t *taken; /* deterministic: how many blocks of keys are */
+    /* Deterministic: blocks of keys add to a tile's dQ in an order that hangs on the sizes alone. */
+    int32_t in_order;
+    uint32_t *added; /* [h_q][row_tiles]: how many blocks of keys have added */
 };
 
 /* Rows of its tiles and keys of a block, by d_qk; variants of its kernels; threads of a block. */

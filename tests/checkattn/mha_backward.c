@@ -17,29 +17,40 @@
 enum { FIRST = GRADIENT(dq), GRADIENTS = 3, WIDEST = 192 };
 enum { H_DETERMINISTIC = H_LSE /* the axis of its own */ };
 
-static bool hopper_possible(const int64_t *v)
+/* Those of the tensor cores: what they refuse is the same, and so is what hangs on the order in which blocks of threads come. */
+static bool has_tensor_cores(const char *kernel)
 {
-    return mha_is_taken("cuda-sm90", v);
+    return !strcmp(kernel, "cuda-sm90") || !strcmp(kernel, "cuda-sm80");
+}
+
+static bool is_taken(const char *kernel, const int64_t *v)
+{
+    return mha_is_taken(has_tensor_cores(kernel) ? "cuda-sm90" : kernel, v);
+}
+
+static bool tensor_cores_possible(const int64_t *v)
+{
+    return is_taken("cuda-sm90", v);
 }
 
 static bool leaves(const struct test_case *c, const struct run *run, bool *must)
 {
     *must = true;
-    return !mha_is_taken(run->kernel, c->v);
+    return !is_taken(run->kernel, c->v);
 }
 
-/* Hopper's kernel multiplies what some rows of a tile do not see by weights of 0, which NaN survives. */
+/* Kernels of the tensor cores multiply what some rows of a tile do not see by weights of 0, which NaN survives. */
 static bool has(const struct run *run, const int64_t *v)
 {
-    return mha_has(run, v) && (strcmp(run->kernel, "cuda-sm90") || v[H_INPUTS] != INPUTS_NAN_ENDS);
+    return mha_has(run, v) && (!has_tensor_cores(run->kernel) || v[H_INPUTS] != INPUTS_NAN_ENDS);
 }
 
 static void choose(struct subject *op, const struct run *run)
 {
-    const bool hopper = !strcmp(run->kernel, "cuda-sm90");
+    const bool products = has_tensor_cores(run->kernel);
     mha_choose_types(op, run);
-    op->axis[H_INPUTS].count = hopper ? INPUTS_NAN_ENDS : INPUTS_NAN_ENDS + 1;
-    op->grid.possible = hopper ? hopper_possible : NULL;
+    op->axis[H_INPUTS].count = products ? INPUTS_NAN_ENDS : INPUTS_NAN_ENDS + 1;
+    op->grid.possible = products ? tensor_cores_possible : NULL;
     op->grid.cost = mha_cost_seen, op->grid.dear = on_gpu(run) ? 2e6 : 3e4;
 }
 
@@ -90,9 +101,9 @@ static void make(struct test_case *c, const struct run *run)
 {
     const struct mha_case *m = (const struct mha_case *)c;
     const enum layout layout = near_layout(c->v[H_LAYOUT]);
-    /* By default it may be that kernel. */
-    const bool hoppers = run->by_default ? on_gpu(run) : !strcmp(run->kernel, "cuda-sm90");
-    c->unordered = hoppers && c->v[H_DETERMINISTIC] != 1;
+    /* By default it may be such a kernel. */
+    const bool products = run->by_default ? on_gpu(run) : has_tensor_cores(run->kernel);
+    c->unordered = products && c->v[H_DETERMINISTIC] != 1;
     mha_make(c);
     for (int i = MHA(out); i < FIRST + GRADIENTS; i++) case_tensor(c, i, layout, true);
     put_nan_queries(c);

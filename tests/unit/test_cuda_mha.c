@@ -6,6 +6,7 @@
 #include "fake_cuda/launches.h"
 
 #include "cuda/kernels.h"
+#include "cuda/sm80/mha_backward/shape.h"
 #include "cuda/sm80/mha_forward/shape.h"
 #include "cuda/sm90/mha_forward/choice.h"
 
@@ -238,10 +239,10 @@ static void refused_by_sm80(void)
 
 /* ---- Gradients ---------------------------------------------------------------------------------- */
 
-static void backward(struct mha_backward_call *c, bool flat)
+static void backward(struct mha_backward_call *c, bool flat, int64_t b)
 {
     const struct layout layout =
-        SHAPE_OF(layout, .b = 0, .s_q = S_Q, .s_k = S_K, .flat = flat, .splits = 1, .tokens_q = TOKENS_Q,
+        SHAPE_OF(layout, .b = b, .s_q = S_Q, .s_k = S_K, .flat = flat, .splits = b + 1, .tokens_q = TOKENS_Q,
                  .tokens_k = TOKENS_K, .h_q = H_Q, .h_kv = H_KV, .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE);
     mha_backward_make(c, &layout, gpu_number(0));
     c->args.workspace = region(REGION_OF_WORKSPACE);
@@ -251,16 +252,59 @@ static void backward(struct mha_backward_call *c, bool flat)
 static void no_request(void)
 {
     struct mha_backward_call c;
-    backward(&c, true);
+    backward(&c, true, 0);
     RUNS(mha_backward, &c, "mha_backward_rows_bf16|mha_backward_keys_bf16");
     CHECK_ALL(GRID(launched(1), TOKENS_Q * H_Q / MHA_WARPS, 32 * MHA_WARPS, 0),
               GRID(launched(0), TOKENS_K * H_KV / MHA_WARPS, 32 * MHA_WARPS, 0));
-    backward(&c, false);
+    backward(&c, false, 0);
     RUNS(mha_backward, &c, "%s", "");
+}
+
+/* The portable kernel of the tensor cores: a block of threads a tile of rows, then one a block of keys of a key head. */
+static void gradients(void)
+{
+    enum { TILE = MHA_BACKWARD_ROWS, BLOCK = MHA_BACKWARD_KEYS };
+    for (int flat = 0; flat < 2; flat++) {
+        const int64_t tiles = flat ? TOKENS_Q / TILE + B + 2 : B * ((S_Q + TILE - 1) / TILE),
+                      blocks = flat ? TOKENS_K / BLOCK + B + 2 : B * ((S_K + BLOCK - 1) / BLOCK);
+        struct mha_backward_call c;
+        backward(&c, flat, B);
+        c.args.kernel = "cuda-sm80";
+        RUNS(mha_backward, &c, "sm80_mha_backward_bf16_prepare_192|sm80_mha_backward_bf16_%s",
+             "192|sm80_mha_backward_bf16_finish_192");
+        CHECK_ALL(GRID(launched(2), tiles * H_Q, MHA_BACKWARD_ROW_THREADS, 0),
+                  GRID(launched(1), blocks * H_KV, MHA_BACKWARD_THREADS(16), MHA_BACKWARD_BYTES(D_QK, D_V)),
+                  GRID(launched(0), tiles * H_Q, MHA_BACKWARD_ROW_THREADS, 0));
+    }
+    _Static_assert(MHA_BACKWARD_BYTES(192, 128) <= 99 * 1024, "every GPU since Ampere has as much");
+}
+
+/* What the kernels of the tensor cores refuse is left to the one without. */
+#define GRADIENTS_REFUSED(argument, words, ...)                                                              \
+    do {                                                                                                     \
+        struct mha_backward_call c;                                                                          \
+        const char *kernel = "";                                                                             \
+        backward(&c, false, B);                                                                              \
+        __VA_ARGS__;                                                                                         \
+        CHECK_OK(fmla_mha_backward_kernel(&c.args, &kernel));                                                \
+        CHECK(!strcmp(kernel, "cuda"), "%s: %s", #__VA_ARGS__, kernel);                                      \
+        c.args.kernel = "cuda-sm80";                                                                         \
+        check_rejected(#__VA_ARGS__, mha_backward_run(&c), FMLA_UNSUPPORTED, "mha_backward", argument,       \
+                       words);                                                                               \
+    } while (0)
+
+static void gradients_refused(void)
+{
+    GRADIENTS_REFUSED("q", "base and strides|16 bytes", c.q.tensor.byte_offset = 8);
+    GRADIENTS_REFUSED("k", "base and strides|16 bytes", c.k.strides[1] = H_KV * D_QK + 2);
+    GRADIENTS_REFUSED("dv", "base and strides|16 bytes", c.dv.tensor.byte_offset = 2);
+    GRADIENTS_REFUSED("softmax_scale", "at least 1e-30", c.args.softmax_scale = -0.1f);
+    GRADIENTS_REFUSED("v", "128 where d_qk is 128 or 192",
+                      c.v.shape[3] = c.out.shape[3] = c.dout.shape[3] = c.dv.shape[3] = 64);
 }
 
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_mha", requests_apart, requests_ragged, tiles, turns, no_keys,
-                         refused, tiles_of_sm80, refused_by_sm80, no_request);
+                         refused, tiles_of_sm80, refused_by_sm80, no_request, gradients, gradients_refused);
 }

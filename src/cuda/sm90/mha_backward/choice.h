@@ -15,7 +15,7 @@
 const char *sm90_mha_backward_refuses(const struct backward_problem *p, const char **argument);
 
 /* Numbers of tiles of rows, and of blocks of keys, of all requests: the most that they may use, whatever their lengths
- * (requests.cuh). */
+ * (device/backward_requests.cuh). */
 int64_t sm90_mha_backward_row_tiles(const struct backward_problem *p);
 int64_t sm90_mha_backward_key_blocks(const struct backward_problem *p);
 

@@ -14,8 +14,8 @@
 #pragma once
 
 #include "products.cuh"
-#include "requests.cuh"
 
+#include "../../device/backward_requests.cuh"
 #include "../../device/element.cuh"
 #include "../../device/mbarrier.cuh"
 #include "../../device/mma.cuh"

@@ -11,10 +11,10 @@
  */
 #pragma once
 
-#include "../../params.h"
+#include "../params.h"
 
-#include "../../device/divide.cuh"
-#include "../../device/warp.cuh"
+#include "divide.cuh"
+#include "warp.cuh"
 
 struct Request {
     int index;

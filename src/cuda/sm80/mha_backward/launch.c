@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The portable gradients of dense MHA on tensor cores: three launches, of the rows before and after, and between them of the products, by a
+ * block of threads a block of keys of a key head.
+ */
+#include "../../backward.h"
+#include "choice.h"
+#include "shape.h"
+
+static fmla_status launch_kernel(const struct cuda_scope *scope, const struct backward_problem *p,
+                                 struct mha_backward_sm80_params *params, enum cuda_schedule schedule,
+                                 int32_t variant, int64_t blocks)
+{
+    const struct cuda_launch launch = {
+        .kernel = cuda_kernel_of((struct cuda_key){schedule, .element = p->element, .variant = variant}),
+        .blocks = blocks,
+        .stream = p->stream,
+    };
+    return blocks ? cuda_launch(operation_name(OP_MHA_BACKWARD), scope, &launch, (void *[]){params})
+                  : FMLA_OK;
+}
+
+static fmla_status launch(const struct cuda_scope *scope, const struct backward_problem *p)
+{
+    const struct sm80_mha_backward_layout at = sm80_mha_backward_layout(p);
+    const int32_t size = MHA_BACKWARD_SIZE(p->d_qk);
+    char *const workspace = p->workspace;
+    struct mha_backward_sm80_params params = {
+        .call = cuda_backward_params(p),
+        .row_tiles = (int32_t)sm80_mha_backward_row_tiles(p),
+        .key_blocks = (int32_t)sm80_mha_backward_key_blocks(p),
+        .heads_of_set = sm80_mha_backward_heads(p, scope->device->sms),
+        .rows = (float *)(void *)(workspace + at.rows),
+        .dq_sums = (float *)(void *)(workspace + at.dq_sums),
+        .taken = (uint32_t *)(void *)(workspace + at.taken),
+        .in_order = p->deterministic,
+        .added = (uint32_t *)(void *)(workspace + at.added),
+    };
+    const int64_t tiles = (int64_t)params.row_tiles * p->h_q, blocks = (int64_t)params.key_blocks * p->h_kv;
+    /* Without a tile the first launch clears the counter all the same. */
+    fmla_status status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_ROWS,
+                                       MHA_BACKWARD_PREPARE + size, tiles ? tiles : 1);
+    if (!status) status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD, size, blocks);
+    if (!status)
+        status =
+            launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_ROWS, MHA_BACKWARD_FINISH + size, tiles);
+    return status;
+}
+
+const struct cuda_gradients cuda_sm80_gradients = {sm80_mha_backward_refuses, launch};

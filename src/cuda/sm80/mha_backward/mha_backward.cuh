@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The gradients of dense MHA on any NVIDIA GPU since Ampere, FlashAttention-2's way: a block of threads has 64 keys of a key head, whose dK
+ * and dV it holds in registers, and goes through the tiles of 64 rows that see them, of every query head that reads the key head.
+ *
+ *      memory ──cp.async──▶ K, V (shared, for all tiles)     Q, dO, lse, delta of a tile (shared)
+ *
+ *      Sᵀ = K Qᵀ       each warp WARP_KEYS keys × 32 rows       Pᵀ = 2^(Sᵀ - lse)         stored in shared memory
+ *      dPᵀ = V dOᵀ     the same                                 dSᵀ = Pᵀ (dPᵀ - delta)    stored in shared memory
+ *      dK += dSᵀ Q     each warp its keys × half the columns    dSᵀ of its own rows from registers, of its neighbour's from shared memory
+ *      dV += Pᵀ dO     the same                                 Pᵀ from shared memory; of its own rows from registers with EARLY_DV
+ *      dQ = dS K       each warp 32 rows × its columns          added to fp32 sums in memory
+ *
+ * Keys are the rows of S and dP, so that P and dS are the A of the products of keys as they lie in registers. Two neighbouring warps have the
+ * same keys: they wait for each other alone, and all warps only before dQ, and before the next tile.
+ *
+ * A tile, in time (| = barrier of the whole block of threads, : of two warps):
+ *      wait for its copies | S; P; dP; dS; own rows' dK : dV; the other rows' dK | ask for the next tile; dQ; add it
+ * There is one stage of Q and dO: what a block of threads waits for, the others of the SM hide, and copies that are asked for beside dQ
+ * do not stand in the way of the products that begin a tile.
+ *
+ * Three launches: rows.cuh has those before and after. Deterministic: blocks of keys are taken in order, and each waits at a tile until
+ * those before it have added.
+ *
+ * Bits: dK and dV are summed in fp32 in the order of the tiles; dQ in the order in which blocks of threads come, or of blocks of keys.
+ */
+#pragma once
+
+#include "copies.cuh"
+#include "products.cuh"
+
+#include <stddef.h>
+
+/* ---- The sums of dQ ------------------------------------------------------------------------------- */
+
+/* Adds what a warp's lanes have of 16 × 8 sums. */
+DEVICE void add_sums(float *to, int lane, const float (&x)[4])
+{
+    if constexpr (ADDS_FOUR) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 4 * lane),
+                     "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+                     : "memory");
+#endif
+    } else {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to + 32 * e + lane), "f"(x[e])
+                         : "memory");
+    }
+}
+
+DEVICE uint32_t load_acquire(const uint32_t *from)
+{
+    uint32_t word;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+    return word;
+}
+
+DEVICE void store_release(uint32_t *to, uint32_t word)
+{
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+}
+
+/* ---- A block of keys ------------------------------------------------------------------------------ */
+
+/* A block of keys of a key head, and the tiles of rows that see it, as it stands in shared memory: registers are needed elsewhere. */
+struct KeyBlock {
+    int request; /* 0 where requests are ragged */
+    int token, tokens,
+        row_tile;     /* of the request: its first token, how many, and the number of its first tile */
+    int key, keys;    /* the first key of the block, and how many are there from it on */
+    int shift;        /* row i of the request sees key t of it if t <= i + shift */
+    int head, number; /* the key head; the block's number among the request's */
+    int first_tile, end_tile; /* tiles of the request that see the block */
+    int start_tile; /* with which it begins: blocks that work at the same head at the same time add to different ones */
+};
+static_assert(sizeof(KeyBlock) <= KEY_BLOCK_BYTES, "it has room");
+
+/* By a warp. */
+template <typename Tiles> DEVICE KeyBlock block_of_item(const mha_backward_sm80_params &p, int item)
+{
+    const int set_items = p.key_blocks * p.heads_of_set, set = item / set_items,
+              within = item - set * set_items,
+              heads = min(p.heads_of_set, p.call.h_kv - set * p.heads_of_set);
+    int number = within / heads;
+    KeyBlock b;
+    b.head = set * p.heads_of_set + within - number * heads;
+    if (p.in_order && p.call.causal) number = p.key_blocks - 1 - number;
+    const Request r = find_request<false, Tiles::ROWS, Tiles::KEYS>(p.call, number);
+    b.request = p.call.starts_q ? 0 : r.index;
+    b.token = r.token, b.tokens = r.tokens, b.row_tile = r.row_tile;
+    b.number = number - r.key_block;
+    b.key = r.key + b.number * Tiles::KEYS, b.keys = r.keys - b.number * Tiles::KEYS;
+    b.shift = p.call.causal ? r.keys - r.tokens : r.keys;
+    b.end_tile = (r.tokens + Tiles::ROWS - 1) / Tiles::ROWS;
+    b.first_tile = min(max(0, b.number * Tiles::KEYS - b.shift) / Tiles::ROWS, b.end_tile);
+    const int tiles = b.end_tile - b.first_tile;
+    b.start_tile = b.first_tile + (p.in_order || !tiles ? 0 : b.number % tiles);
+    return b;
+}
+
+template <typename Element, typename Tiles> struct Backward : WarpProducts<Element, Tiles> {
+    using Products = WarpProducts<Element, Tiles>;
+    using Products::base, Products::KEY_TILES, Products::ROW_TILES, Products::ROW_STEPS;
+    using typename Products::Lane, typename Products::Scores, typename Products::Words,
+        typename Products::KeySums, typename Products::ValueSums, typename Products::QuerySums;
+
+    const mha_backward_sm80_params &p;
+
+    DEVICE Backward(const mha_backward_sm80_params &params, uint32_t shared) : Products(shared), p(params) {}
+
+    DEVICE int of_block(uint32_t offset) const { return (int)load_shared_4(base + Tiles::BLOCK_AT + offset); }
+#define OF_BLOCK(MEMBER)                                                                                     \
+    DEVICE int MEMBER() const                                                                                \
+    {                                                                                                        \
+        return of_block(offsetof(KeyBlock, MEMBER));                                                         \
+    }
+    OF_BLOCK(request)
+    OF_BLOCK(token)
+    OF_BLOCK(tokens)
+    OF_BLOCK(row_tile)
+    OF_BLOCK(key)
+    OF_BLOCK(keys)
+    OF_BLOCK(shift)
+    OF_BLOCK(head)
+    OF_BLOCK(number)
+    OF_BLOCK(first_tile)
+    OF_BLOCK(end_tile)
+    OF_BLOCK(start_tile)
+#undef OF_BLOCK
+
+    /* A tile of a query head, by its number among the request's. */
+    struct Place {
+        int head, tile;
+    };
+    DEVICE Place first_place() const
+    {
+        return {head() * p.call.group, start_tile()};
+    }
+
+    /* From the block's start up to the last tile, then from its first to the one before the start; then of the next head. */
+    DEVICE Place place_after(const Place &at) const
+    {
+        Place next = {at.head, at.tile + 1};
+        if (next.tile == end_tile()) next.tile = first_tile();
+        if (next.tile == start_tile()) next.head++;
+        return next;
+    }
+
+    DEVICE int64_t tile_index(const Place &at) const
+    {
+        return (int64_t)at.head * p.row_tiles + row_tile() + at.tile;
+    }
+
+    DEVICE const uint16_t *rows_of(const mha_vectors &of, const Place &at) const
+    {
+        return of.data + request() * of.request + (token() + at.tile * Tiles::ROWS) * of.token +
+               at.head * of.head;
+    }
+
+    DEVICE void copy_q(const Place &at) const
+    {
+        copy_rows<Tiles::ROWS, Tiles::D_QK, Tiles::THREADS>(this->q(), rows_of(p.call.q, at), p.call.q.token,
+                                                            tokens() - at.tile * Tiles::ROWS);
+    }
+
+    DEVICE void copy_dout(const Place &at) const
+    {
+        copy_rows<Tiles::ROWS, Tiles::D_V, Tiles::THREADS>(
+            this->dout(), rows_of(p.call.dout, at), p.call.dout.token, tokens() - at.tile * Tiles::ROWS);
+    }
+
+    DEVICE void copy_numbers(const Place &at) const
+    {
+        const int thread = (int)fresh_thread();
+        if (thread < (int)Tiles::NUMBERS_BYTES / 16)
+            cp_async_16(this->numbers() + 16 * (uint32_t)thread,
+                        p.rows + tile_index(at) * (MHA_BACKWARD_NUMBERS * Tiles::ROWS) + 4 * thread, true);
+    }
+
+    DEVICE void copy_rows_at(const Place &at) const
+    {
+        copy_q(at), copy_dout(at), copy_numbers(at);
+    }
+
+    DEVICE uint16_t *keys_of(const mha_vectors &of) const
+    {
+        return of.data + request() * of.request + key() * of.token + head() * of.head;
+    }
+
+    DEVICE void copy_keys() const
+    {
+        copy_rows<Tiles::KEYS, Tiles::D_QK, Tiles::THREADS>(base, keys_of(p.call.k), p.call.k.token, keys());
+        copy_rows<Tiles::KEYS, Tiles::D_V, Tiles::THREADS>(base + Tiles::V_AT, keys_of(p.call.v),
+                                                           p.call.v.token, keys());
+    }
+
+    /* ---- Rows that see no key, whatever their vectors hold ------------------------------------------ */
+
+    /* Is a row of the tile, whose copies have come, such a one? This thread looks at the numbers that it has copied itself. */
+    DEVICE bool copied_empty_row() const
+    {
+        const int thread = (int)fresh_thread();
+        if (thread >= Tiles::ROWS / 4) return false;
+        const uint4 lse = load_shared_16(this->numbers() + 16 * (uint32_t)thread);
+        const float least = fmaxf(fmaxf(__uint_as_float(lse.x), __uint_as_float(lse.y)),
+                                  fmaxf(__uint_as_float(lse.z), __uint_as_float(lse.w)));
+        return least == INFINITY;
+    }
+
+    /* Makes zeros of their Q and dO: 0 × NaN would be NaN. */
+    __device__ __noinline__ static void clear_empty_rows(uint32_t numbers, uint32_t q, uint32_t dout)
+    {
+        constexpr int LINES = (Tiles::D_QK + Tiles::D_V) / LINE_ELEMENTS * Tiles::ROWS,
+                      CHUNKS = LINE_BYTES / CHUNK_BYTES;
+        for (int i = (int)threadIdx.x; i < LINES * CHUNKS; i += Tiles::THREADS) {
+            const int line = i / CHUNKS, row = line % Tiles::ROWS,
+                      of_q = Tiles::D_QK / LINE_ELEMENTS * Tiles::ROWS;
+            if (__uint_as_float(load_shared_4(numbers + (uint32_t)number_at(row) * 4)) != INFINITY) continue;
+            store_zero_16((line < of_q ? q + (uint32_t)line * LINE_BYTES
+                                       : dout + (uint32_t)(line - of_q) * LINE_BYTES) +
+                          (uint32_t)(i % CHUNKS) * CHUNK_BYTES);
+        }
+        __syncthreads();
+    }
+
+    /* ---- P and dS ------------------------------------------------------------------------------------ */
+
+    /* Scores of keys that a row does not see become -inf, and those of keys behind the request's last one, which are zeros whose P might be
+     * infinite. Row i of the tile sees key t of the block if t + diagonal <= i. */
+    DEVICE void mask(Scores &s, int diagonal, int left) const
+    {
+        const Lane l;
+        const int key = l.key_group * Tiles::WARP_KEYS + l.lane / 4,
+                  row = l.row_group * Tiles::WARP_ROWS + l.lane % 4 * 2;
+#pragma unroll
+        for (int m = 0; m < KEY_TILES; m++)
+#pragma unroll
+            for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int t = key + 16 * m + e / 2 * 8, i = row + 8 * n + e % 2;
+                    if (t + diagonal > i || t >= left) s[m][n][e] = -INFINITY;
+                }
+    }
+
+    /* P, times P_SCALE by lse, in place of S. */
+    DEVICE void make_p(Scores &s, Words &w) const
+    {
+#pragma unroll
+        for (int k = 0; k < ROW_STEPS; k++) {
+            const float4 lse = this->row_numbers(0, k);
+#pragma unroll
+            for (int m = 0; m < KEY_TILES; m++)
+#pragma unroll
+                for (int r = 0; r < 4; r++) {
+                    float *pair = &s[m][2 * k + r / 2][r % 2 * 2];
+                    pair[0] = exp2_approx(fmaf(pair[0], p.call.scale_log2, -(r / 2 ? lse.z : lse.x)));
+                    pair[1] = exp2_approx(fmaf(pair[1], p.call.scale_log2, -(r / 2 ? lse.w : lse.y)));
+                    w[m][k][r] = Element::pack(pair[0], pair[1]);
+                }
+        }
+    }
+
+    /* Of P with all its bits: keys that weigh alike would have the same rounding, which would stay in the sum dQ. */
+    DEVICE void make_ds(const Scores &s, const Scores &dp, Words &w) const
+    {
+        constexpr float SCALE = DS_SCALE<Element>;
+#pragma unroll
+        for (int k = 0; k < ROW_STEPS; k++) {
+            const float4 delta = this->row_numbers(1, k);
+#pragma unroll
+            for (int m = 0; m < KEY_TILES; m++)
+#pragma unroll
+                for (int r = 0; r < 4; r++) {
+                    const float *pair = &s[m][2 * k + r / 2][r % 2 * 2],
+                                *d = &dp[m][2 * k + r / 2][r % 2 * 2];
+                    w[m][k][r] = Element::pack(pair[0] * fmaf(d[0], SCALE, -(r / 2 ? delta.z : delta.x)),
+                                               pair[1] * fmaf(d[1], SCALE, -(r / 2 ? delta.w : delta.y)));
+                }
+        }
+    }
+
+    /* ---- A tile ---------------------------------------------------------------------------------------- */
+
+    /* Waits for the other warp of the same keys. Barrier 0 is __syncthreads. */
+    DEVICE void pair_barrier() const
+    {
+        const Lane l;
+        asm volatile("bar.sync %0, 64;" ::"r"(l.key_group + 1) : "memory");
+    }
+
+    /* Ends a block of instructions by a branch that is never taken. ptxas would else begin the products behind it among those before it, for
+     * which there are no registers. */
+    DEVICE void hold_products() const
+    {
+        if (p.call.b < 0) asm volatile("trap;");
+    }
+
+    /* Makes P and dS of a tile, and adds what they give dK and dV. */
+    DEVICE void take_tile(KeySums &dk, ValueSums &dv, const Place &at) const
+    {
+        const uint32_t q = this->q(), dout = this->dout(), p_at = base + Tiles::P_AT,
+                       ds_at = base + Tiles::DS_AT;
+        const int diagonal = number() * Tiles::KEYS - shift() - at.tile * Tiles::ROWS, left = keys();
+        Words w;
+        {
+            Scores s, dp;
+            this->template scores<Tiles::D_QK>(s, base, q);
+            if (diagonal + Tiles::KEYS > 1 || left < Tiles::KEYS) mask(s, diagonal, left);
+            make_p(s, w);
+            this->store_words(w, p_at);
+            if (Tiles::EARLY_DV) this->add_rows(dv, w, dout, false);
+            hold_products();
+            this->template scores<Tiles::D_V>(dp, base + Tiles::V_AT, dout);
+            make_ds(s, dp, w);
+        }
+        this->store_words(w, ds_at);
+        hold_products();
+        this->add_rows(dk, w, q, false);
+        pair_barrier();
+        if (!Tiles::EARLY_DV) {
+            this->load_words(w, p_at, false);
+            this->add_rows(dv, w, dout, false);
+        }
+        this->load_words(w, p_at, true);
+        this->add_rows(dv, w, dout, true);
+        this->load_words(w, ds_at, true);
+        this->add_rows(dk, w, q, true);
+    }
+
+    /* How many blocks of keys add to the tile before this one. */
+    DEVICE int turn_of(const Place &at) const
+    {
+        if (!p.call.causal) return number();
+        const int keys_of_request = number() * Tiles::KEYS + keys(),
+                  seen = min((at.tile + 1) * Tiles::ROWS + shift(), keys_of_request);
+        return (seen + Tiles::KEYS - 1) / Tiles::KEYS - 1 - number();
+    }
+
+    /* Makes the tile's dQ of this block of keys, and adds it to the sums. */
+    DEVICE void add_queries(const Place &at) const
+    {
+        const Lane l;
+        QuerySums dq;
+        this->queries(dq);
+        constexpr int TILES_OF_ROW = Tiles::D_QK / 8, TILES_OF_LINE = LINE_ELEMENTS / 8;
+        const int64_t index = tile_index(at);
+        float *to =
+            p.dq_sums + index * (Tiles::ROWS * Tiles::D_QK) +
+            (l.row_group * Products::DQ_ROW_TILES * TILES_OF_ROW + l.key_group * 2 * Products::DQ_PAIRS) *
+                SUMS_OF_TILE;
+        const uint32_t turn = p.in_order ? (uint32_t)turn_of(at) : 0;
+        if (p.in_order) {
+            if (fresh_thread() == 0)
+                while (load_acquire(p.added + index) != turn) __nanosleep(100);
+            __syncthreads();
+        }
+#pragma unroll
+        for (int m = 0; m < Products::DQ_ROW_TILES; m++)
+#pragma unroll
+            for (int i = 0; i < Products::DQ_TILES; i++)
+                add_sums(to + (m * TILES_OF_ROW + i / (2 * Products::DQ_PAIRS) * TILES_OF_LINE +
+                               i % (2 * Products::DQ_PAIRS)) *
+                                  SUMS_OF_TILE,
+                         l.lane, dq[m][i]);
+        if (p.in_order) {
+            __threadfence();
+            __syncthreads();
+            if (fresh_thread() == 0) store_release(p.added + index, turn + 1);
+        }
+    }
+
+    /* ---- Results --------------------------------------------------------------------------------------- */
+
+    /* Writes the warp's keys and its half of the columns, 32 of every 64. */
+    template <int TILES>
+    DEVICE void write_keys(const mha_vectors &of, float factor,
+                           const float (&sums)[KEY_TILES][TILES][4]) const
+    {
+        const Lane l;
+        const int key = l.key_group * Tiles::WARP_KEYS + l.lane / 4, left = keys();
+        uint16_t *to = keys_of(of) + l.row_group * 32 + l.lane % 4 * 8;
+#pragma unroll
+        for (int m = 0; m < KEY_TILES; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int i = 0; i < TILES; i += 4) {
+                    uint32_t words[4];
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        words[j] = Element::pack(sums[m][i + j][2 * half] * factor,
+                                                 sums[m][i + j][2 * half + 1] * factor);
+                    const uint4 eight = quad_gather_eight(words);
+                    const int at = key + 16 * m + 8 * half;
+                    store_global_16(to + at * of.token + i / 4 * LINE_ELEMENTS, eight, at < left);
+                }
+    }
+
+    /* Of the block that stands in shared memory. */
+    DEVICE void run() const
+    {
+        KeySums dk = {};
+        ValueSums dv = {};
+        Place at = first_place();
+        int left = (end_tile() - first_tile()) * p.call.group;
+        if (left) {
+            copy_keys(), copy_rows_at(at);
+            cp_async_commit();
+        }
+        for (; left; left--) {
+            cp_async_wait<0>();
+            if (__syncthreads_or(copied_empty_row()))
+                clear_empty_rows(this->numbers(), this->q(), this->dout());
+            take_tile(dk, dv, at);
+            __syncthreads();
+            const Place next = place_after(at);
+            if (left > 1) copy_rows_at(next);
+            cp_async_commit();
+            add_queries(at);
+            at = next;
+        }
+        write_keys(p.call.dk, p.call.scale * DS_UNSCALE<Element>, dk);
+        write_keys(p.call.dv, 1.0f / P_SCALE, dv);
+    }
+};
+
+/* The number of the block of keys that this block of threads takes. In order, one is taken only when those before it are at work. */
+DEVICE int item_of_block(const mha_backward_sm80_params &p, uint32_t shared)
+{
+    if (!p.in_order) return (int)blockIdx.x;
+    if (threadIdx.x == 0) store_shared_4(shared, atomicAdd(p.taken, 1));
+    __syncthreads();
+    const int number = (int)load_shared_4(shared);
+    __syncthreads();
+    return number;
+}
+
+template <typename Element, typename Tiles> DEVICE void backward_keys(const mha_backward_sm80_params &p)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const KeyBlock block = block_of_item<Tiles>(p, item_of_block(p, shared_address(shared)));
+    if (block.keys <= 0) return; /* the number of no block */
+    if (threadIdx.x == 0) *(KeyBlock *)(shared + Tiles::BLOCK_AT) = block;
+    __syncthreads();
+    const Backward<Element, Tiles> backward(p, shared_address(shared));
+    backward.run();
+}
+
+#define MHA_BACKWARD_OF_SHAPE(PREFIX, ELEMENT, d_qk, d_v, warp_keys, early_dv, blocks)                       \
+    DEFINE_KERNEL(PREFIX##d_qk, mha_backward_sm80_params, (MHA_BACKWARD_THREADS(warp_keys), blocks),         \
+                  backward_keys<ELEMENT, BackwardTiles<d_qk, d_v, warp_keys, early_dv>>(p))

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The five products of the portable gradients of dense MHA, as a warp makes its part of them. Fragments of a step are loaded while the
+ * tensor cores work at the one before.
+ */
+#pragma once
+
+#include "tiles.cuh"
+
+#include "../../device/warpgroup.cuh"
+
+/* The place of a warp and of its lanes among the tiles of a shape. */
+template <typename Element, typename Tiles> struct WarpProducts {
+    static constexpr int KEY_TILES = Tiles::WARP_KEYS / 16, ROW_TILES = Tiles::WARP_ROWS / 8,
+                         ROW_STEPS = Tiles::WARP_ROWS / 16;
+    /* A warp has half the columns of dK and dV, 32 of every 64; of dQ 32 or 16 of every 64. */
+    static constexpr int QK_TILES = Tiles::D_QK / 16, V_TILES = Tiles::D_V / 16;
+    static constexpr int DQ_ROW_TILES = Tiles::WARP_ROWS / 16,
+                         DQ_PAIRS = 4 / Tiles::KEY_GROUPS, /* of tiles of 8 columns, of every 64 columns */
+        DQ_TILES = 2 * DQ_PAIRS * (Tiles::D_QK / LINE_ELEMENTS);
+
+    using Scores = float[KEY_TILES][ROW_TILES][4]; /* keys are rows */
+    using Words = uint32_t[KEY_TILES][ROW_STEPS][4];
+    using KeySums = float[KEY_TILES][QK_TILES][4];
+    using ValueSums = float[KEY_TILES][V_TILES][4];
+    using QuerySums = float[DQ_ROW_TILES][DQ_TILES][4];
+
+    const uint32_t base;
+
+    DEVICE explicit WarpProducts(uint32_t shared) : base(shared) {}
+
+    /* Which warp and lane this is. It is asked anew in every step: registers do not hold it, nor what hangs on it, through the tiles. */
+    struct Lane {
+        int lane, key_group, row_group;
+
+        DEVICE Lane()
+        {
+            const int thread = (int)fresh_thread();
+            lane = thread % 32, key_group = thread / 32 / Tiles::ROW_GROUPS,
+            row_group = thread / 32 % Tiles::ROW_GROUPS;
+        }
+        /* What a lane adds to the address of a tile: fragment.h. */
+        DEVICE uint32_t tile() const
+        {
+            return swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
+        }
+        DEVICE uint32_t pair() const
+        {
+            return swizzle_128((uint32_t)ldmatrix_pair_row(lane), (uint32_t)ldmatrix_pair_chunk(lane));
+        }
+    };
+
+    DEVICE uint32_t q() const { return base + Tiles::Q_AT; }
+    DEVICE uint32_t dout() const { return base + Tiles::DOUT_AT; }
+    DEVICE uint32_t numbers() const { return base + Tiles::NUMBERS_AT; }
+
+    /* Makes K Qᵀ, or V dOᵀ, of the warp's keys and of the rows of its group. `keys` and `rows` are where all of a tile's begin. */
+    template <int COLUMNS> DEVICE void scores(Scores &s, uint32_t keys, uint32_t rows) const
+    {
+        const Lane l;
+        constexpr int STEPS = COLUMNS / 16;
+        const uint32_t keys_at = keys + (uint32_t)(l.key_group * Tiles::WARP_KEYS) * LINE_BYTES + l.tile(),
+                       rows_at = rows + (uint32_t)(l.row_group * Tiles::WARP_ROWS) * LINE_BYTES + l.pair();
+        uint32_t a[2][KEY_TILES][4], b[2][ROW_TILES / 2][4];
+#pragma unroll
+        for (int i = 0; i < KEY_TILES * ROW_TILES * 4; i++)
+            s[i / 4 / ROW_TILES][i / 4 % ROW_TILES][i % 4] = 0.0f;
+#pragma unroll
+        for (int step = 0; step <= STEPS; step++) {
+            const uint32_t in_line = (uint32_t)(step % 4 * 2 * CHUNK_BYTES);
+            if (step < STEPS) {
+#pragma unroll
+                for (int m = 0; m < KEY_TILES; m++)
+                    ldmatrix_x4(a[step % 2][m], (keys_at ^ in_line) + (uint32_t)(step / 4) * Tiles::KEY_TILE +
+                                                    (uint32_t)(m * 16) * LINE_BYTES);
+#pragma unroll
+                for (int n = 0; n < ROW_TILES / 2; n++)
+                    ldmatrix_x4(b[step % 2][n], (rows_at ^ in_line) + (uint32_t)(step / 4) * Tiles::ROW_TILE +
+                                                    (uint32_t)(n * 16) * LINE_BYTES);
+            }
+            if (step == 0) continue;
+            const int now = (step - 1) % 2;
+#pragma unroll
+            for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+                for (int m = 0; m < KEY_TILES; m++)
+                    mma_16816<Element>(s[m][n], a[now][m], b[now][n / 2][n % 2 * 2],
+                                       b[now][n / 2][n % 2 * 2 + 1]);
+        }
+    }
+
+    /* Adds Pᵀ dO, or dSᵀ Q, over the rows of the warp's group, or of the other, whose part of Pᵀ the words are, to the warp's half of the columns. */
+    template <int TILES>
+    DEVICE void add_rows(float (&sums)[KEY_TILES][TILES][4], const Words &w, uint32_t rows, bool other) const
+    {
+        const Lane l;
+        constexpr int PAIRS = TILES / 2, STEPS = ROW_STEPS * PAIRS;
+        const uint32_t rows_at =
+            (rows + (uint32_t)((l.row_group ^ (int)other) * Tiles::WARP_ROWS) * LINE_BYTES + l.tile()) ^
+            (uint32_t)(l.row_group * 4 * CHUNK_BYTES);
+        uint32_t b[2][4];
+#pragma unroll
+        for (int step = 0; step <= STEPS; step++) {
+            if (step < STEPS) {
+                const int k = step / PAIRS, pair = step % PAIRS;
+                ldmatrix_x4_trans(b[step % 2], (rows_at ^ (uint32_t)(pair % 2 * 2 * CHUNK_BYTES)) +
+                                                   (uint32_t)(pair / 2) * Tiles::ROW_TILE +
+                                                   (uint32_t)(k * 16) * LINE_BYTES);
+            }
+            if (step == 0) continue;
+            const int k = (step - 1) / PAIRS, pair = (step - 1) % PAIRS, now = (step - 1) % 2;
+#pragma unroll
+            for (int m = 0; m < KEY_TILES; m++) {
+                mma_16816<Element>(sums[m][2 * pair], w[m][k], b[now][0], b[now][1]);
+                mma_16816<Element>(sums[m][2 * pair + 1], w[m][k], b[now][2], b[now][3]);
+            }
+        }
+    }
+
+    /* Makes dS K of the rows of the warp's group, over all keys. */
+    DEVICE void queries(QuerySums &dq) const
+    {
+        const Lane l;
+        constexpr int PAIRS = DQ_TILES / 2, STEPS = Tiles::KEYS / 16 * PAIRS;
+        const uint32_t ds_at = (base + Tiles::DS_AT + l.pair()) ^ (uint32_t)(l.row_group * 4 * CHUNK_BYTES),
+                       k_at = (base + l.tile()) ^ (uint32_t)(l.key_group * 2 * DQ_PAIRS * CHUNK_BYTES);
+        uint32_t a[2][DQ_ROW_TILES][4], b[2][4];
+#pragma unroll
+        for (int i = 0; i < DQ_ROW_TILES * DQ_TILES * 4; i++)
+            dq[i / 4 / DQ_TILES][i / 4 % DQ_TILES][i % 4] = 0.0f;
+#pragma unroll
+        for (int step = 0; step <= STEPS; step++) {
+            if (step < STEPS) {
+                const int k = step / PAIRS, pair = step % PAIRS;
+                if (pair == 0)
+#pragma unroll
+                    for (int m = 0; m < DQ_ROW_TILES; m++)
+                        ldmatrix_x4_trans(a[k % 2][m], (ds_at ^ (uint32_t)(m * 2 * CHUNK_BYTES)) +
+                                                           (uint32_t)(k * 16) * LINE_BYTES);
+                ldmatrix_x4_trans(b[step % 2], (k_at ^ (uint32_t)(pair % DQ_PAIRS * 2 * CHUNK_BYTES)) +
+                                                   (uint32_t)(pair / DQ_PAIRS) * Tiles::KEY_TILE +
+                                                   (uint32_t)(k * 16) * LINE_BYTES);
+            }
+            if (step == 0) continue;
+            const int k = (step - 1) / PAIRS, pair = (step - 1) % PAIRS, now = (step - 1) % 2;
+#pragma unroll
+            for (int m = 0; m < DQ_ROW_TILES; m++) {
+                mma_16816<Element>(dq[m][2 * pair], a[k % 2][m], b[now][0], b[now][1]);
+                mma_16816<Element>(dq[m][2 * pair + 1], a[k % 2][m], b[now][2], b[now][3]);
+            }
+        }
+    }
+
+    /* Stores the warp's part of Pᵀ, or dSᵀ, a line a key. */
+    DEVICE void store_words(const Words &w, uint32_t to) const
+    {
+        const Lane l;
+        const uint32_t at =
+            to + (uint32_t)(l.key_group * Tiles::WARP_KEYS) * LINE_BYTES +
+            swizzle_128((uint32_t)l.lane / 4, (uint32_t)(l.row_group * Tiles::WARP_ROWS / CHUNK_ELEMENTS)) +
+            (uint32_t)l.lane % 4 * 4;
+#pragma unroll
+        for (int m = 0; m < KEY_TILES; m++)
+#pragma unroll
+            for (int k = 0; k < ROW_STEPS; k++)
+#pragma unroll
+                for (int r = 0; r < 4; r++)
+                    store_shared_4((at ^ (uint32_t)((2 * k + r / 2) * CHUNK_BYTES)) +
+                                       (uint32_t)(m * 16 + r % 2 * 8) * LINE_BYTES,
+                                   w[m][k][r]);
+    }
+
+    /* Loads what the other warp of the same keys has stored. */
+    DEVICE void load_words(Words &w, uint32_t from, bool other) const
+    {
+        const Lane l;
+        const uint32_t at =
+            (from + (uint32_t)(l.key_group * Tiles::WARP_KEYS) * LINE_BYTES + l.tile()) ^
+            (uint32_t)((l.row_group ^ (int)other) * Tiles::WARP_ROWS / CHUNK_ELEMENTS * CHUNK_BYTES);
+#pragma unroll
+        for (int m = 0; m < KEY_TILES; m++)
+#pragma unroll
+            for (int k = 0; k < ROW_STEPS; k++)
+                ldmatrix_x4(w[m][k],
+                            (at ^ (uint32_t)(2 * k * CHUNK_BYTES)) + (uint32_t)(m * 16) * LINE_BYTES);
+    }
+
+    /* The numbers of the rows that a lane has in step k: of its two rows of either eight. */
+    DEVICE float4 row_numbers(int which, int k) const
+    {
+        const Lane l;
+        const uint4 four = load_shared_16(
+            numbers() +
+            (uint32_t)((which * Tiles::ROWS + l.row_group * Tiles::WARP_ROWS + 16 * k + l.lane % 4 * 4) * 4));
+        return make_float4(__uint_as_float(four.x), __uint_as_float(four.y), __uint_as_float(four.z),
+                           __uint_as_float(four.w));
+    }
+};

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What is done row by row before and after the products, a block of 256 threads a tile of rows of a head:
+ *
+ *   prepare   lse in base 2 (inf where a row sees no key, or where there is no row, so that P is 0), delta = Σ dO out, sums of dQ 0
+ *   finish    dq = scale · sums
+ */
+#pragma once
+
+#include "tiles.cuh"
+
+enum { ROW_KERNEL_THREADS = MHA_BACKWARD_ROW_THREADS };
+
+/* A tile of rows of a head, as blocks of threads number them. */
+struct RowTile {
+    Request request;
+    int head, first; /* the first row of the tile, of the request's */
+    int64_t index;
+
+    DEVICE explicit RowTile(const mha_backward_sm80_params &p)
+    {
+        head = (int)blockIdx.x / max(p.row_tiles, 1);
+        const int tile = (int)blockIdx.x - head * p.row_tiles;
+        /* Keys are not numbered here: any size of a block will do. */
+        request = find_request<true, MHA_BACKWARD_ROWS, MHA_BACKWARD_ROWS>(p.call, tile);
+        first = (tile - request.row_tile) * MHA_BACKWARD_ROWS;
+        index = (int64_t)head * p.row_tiles + tile;
+    }
+    DEVICE int rows() const { return request.tokens - first; }
+    DEVICE uint16_t *rows_of(const mha_backward_params &call, const mha_vectors &of) const
+    {
+        return of.data + (call.starts_q ? 0 : request.index) * of.request +
+               (int64_t)(request.token + first) * of.token + head * of.head;
+    }
+};
+
+template <typename Element> DEVICE float dot_of_pair(uint32_t a, uint32_t b)
+{
+    return Element::to_float((uint16_t)a) * Element::to_float((uint16_t)b) +
+           Element::to_float((uint16_t)(a >> 16)) * Element::to_float((uint16_t)(b >> 16));
+}
+
+template <typename Element, int D_QK, int D_V> DEVICE void prepare_rows(const mha_backward_sm80_params &p)
+{
+    constexpr int LANES = D_V / 8, AT_A_TIME = ROW_KERNEL_THREADS / LANES, ROWS = MHA_BACKWARD_ROWS,
+                  SUMS = ROWS * D_QK;
+    const mha_backward_params &call = p.call;
+    const int thread = (int)threadIdx.x;
+    if (blockIdx.x == 0 && thread == 0) *p.taken = 0;
+    const RowTile tile(p);
+    if (tile.rows() <= 0) return;
+    if (thread == 0) p.added[tile.index] = 0;
+    float *sums = p.dq_sums + tile.index * SUMS,
+          *numbers = p.rows + tile.index * (MHA_BACKWARD_NUMBERS * ROWS);
+#pragma unroll
+    for (int i = thread * 4; i < SUMS; i += ROW_KERNEL_THREADS * 4)
+        *(float4 *)(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const uint16_t *out = tile.rows_of(call, call.out), *dout = tile.rows_of(call, call.dout);
+    const float *lses = call.lse + (call.starts_q ? 0 : tile.request.index) * call.lse_stride[0] +
+                        tile.head * call.lse_stride[1] + tile.request.token + tile.first;
+    const int column = thread % LANES * 8;
+#pragma unroll
+    for (int row = thread / LANES; row < ROWS; row += AT_A_TIME) {
+        float delta = 0.0f, lse = INFINITY;
+        if (row < tile.rows()) {
+            const uint4 a = *(const uint4 *)(out + row * call.out.token + column),
+                        b = *(const uint4 *)(dout + row * call.dout.token + column);
+            delta = dot_of_pair<Element>(a.x, b.x) + dot_of_pair<Element>(a.y, b.y) +
+                    dot_of_pair<Element>(a.z, b.z) + dot_of_pair<Element>(a.w, b.w);
+            lse = lses[row] * call.lse_log2;
+        }
+        for (int lanes = LANES / 2; lanes; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
+        if (column == 0) {
+            const bool empty = lse == -INFINITY || lse == INFINITY;
+            numbers[number_at(row)] = empty ? INFINITY : lse - P_SCALE_LOG2;
+            numbers[ROWS + number_at(row)] = empty ? 0.0f : delta * DS_SCALE<Element>;
+        }
+    }
+}
+
+template <typename Element, int D_QK> DEVICE void finish_rows(const mha_backward_sm80_params &p)
+{
+    /* A thread has eight columns of two rows, 8 apart: what a quad of lanes held. */
+    constexpr int EIGHTS = D_QK / 8, UNITS = MHA_BACKWARD_ROWS / 2 * EIGHTS;
+    const RowTile tile(p);
+    if (tile.rows() <= 0) return;
+    const float *sums = p.dq_sums + tile.index * (MHA_BACKWARD_ROWS * D_QK),
+                factor = p.call.scale * DS_UNSCALE<Element>;
+    uint16_t *dq = tile.rows_of(p.call, p.call.dq);
+#pragma unroll
+    for (int unit = (int)threadIdx.x; unit < UNITS; unit += ROW_KERNEL_THREADS) {
+        const int eight = unit % EIGHTS, pair = unit / EIGHTS, row = pair / 8 * 16 + pair % 8;
+        const float *from = sums + (pair / 8 * EIGHTS + eight) * SUMS_OF_TILE;
+        float x[4][4]; /* of either order: four at a time */
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float4 four = __ldcs(
+                (const float4 *)(ADDS_FOUR ? from + (pair % 8 * 4 + i) * 4 : from + i * 32 + pair % 8 * 4));
+            x[i][0] = four.x, x[i][1] = four.y, x[i][2] = four.z, x[i][3] = four.w;
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float low = ADDS_FOUR ? x[i][2 * half] : x[2 * half][i],
+                            high = ADDS_FOUR ? x[i][2 * half + 1] : x[2 * half + 1][i];
+                words[i] = Element::pack(low * factor, high * factor);
+            }
+            store_global_16(dq + (row + 8 * half) * p.call.dq.token + eight * 8,
+                            make_uint4(words[0], words[1], words[2], words[3]), row + 8 * half < tile.rows());
+        }
+    }
+}
+
+#define MHA_BACKWARD_ROW_KERNELS(PREFIX, ELEMENT, d_qk, d_v)                                                 \
+    DEFINE_KERNEL(PREFIX##prepare_##d_qk, mha_backward_sm80_params, (ROW_KERNEL_THREADS, 4),                 \
+                  prepare_rows<ELEMENT, d_qk, d_v>(p))                                                       \
+    DEFINE_KERNEL(PREFIX##finish_##d_qk, mha_backward_sm80_params, (ROW_KERNEL_THREADS, 4),                  \
+                  finish_rows<ELEMENT, d_qk>(p))

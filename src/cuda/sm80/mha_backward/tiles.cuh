@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Shared memory of the portable gradients of dense MHA, by head sizes.
+ *
+ *   Q, dO     tiles of 64 columns, a line of 128 bytes a row (swizzle_128); K and V the same, a line a key
+ *   P, dS     a line a key, of 64 rows
+ *   numbers   lse and delta of the tile's rows, in the order of number_at
+ */
+#pragma once
+
+#include "shape.h"
+
+#include "../../device/backward_requests.cuh"
+#include "../../device/element.cuh"
+#include "../../device/fragment.h"
+#include "../../device/mma.cuh"
+#include "../../device/quad.cuh"
+#include "../../device/result.cuh"
+#include "../../device/shared.cuh"
+
+static constexpr float P_SCALE = 32768.0f,
+                       P_SCALE_LOG2 = 15.0f; /* P is multiplied by it: 1 becomes nearly the largest fp16 */
+
+/* dS, and delta, are multiplied by it beside P_SCALE: fp16's dS would else be too large, or of thousands of keys have few bits left. */
+template <typename Element> static constexpr float DS_SCALE = Element::IS_BF16 ? 1.0f : 64.0f / P_SCALE;
+template <typename Element> static constexpr float DS_UNSCALE = 1.0f / (P_SCALE * DS_SCALE<Element>);
+
+/* Where the number of a row stands: of 16 rows, the four that a thread has of two eights are next to each other. */
+DEVICE int number_at(int row)
+{
+    return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
+}
+
+/* Sums of dQ stand by 16 rows × 8 columns, as lanes hold them (mma_c_row, mma_c_column). Since Hopper a lane adds its four at once; before,
+ * a warp adds the same one of each lane at once. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+static constexpr bool ADDS_FOUR = false;
+#else
+static constexpr bool ADDS_FOUR = true;
+#endif
+static constexpr int SUMS_OF_TILE = 16 * 8;
+
+template <int D_QK_, int D_V_, int WARP_KEYS_, bool EARLY_DV_> struct BackwardTiles {
+    static constexpr int D_QK = D_QK_, D_V = D_V_, WARP_KEYS = WARP_KEYS_;
+    static constexpr bool EARLY_DV = EARLY_DV_;
+    static constexpr int ROWS = MHA_BACKWARD_ROWS, ROW_GROUPS = MHA_BACKWARD_ROW_GROUPS,
+                         WARP_ROWS = ROWS / ROW_GROUPS;
+    static constexpr int KEYS = MHA_BACKWARD_KEYS, KEY_GROUPS = KEYS / WARP_KEYS,
+                         THREADS = MHA_BACKWARD_THREADS(WARP_KEYS);
+    /* Bytes of 64 columns of all rows, of all keys. */
+    static constexpr uint32_t ROW_TILE = ROWS * LINE_BYTES, KEY_TILE = KEYS * LINE_BYTES;
+    static constexpr uint32_t V_AT = KEY_TILE * (D_QK / LINE_ELEMENTS),
+                              Q_AT = V_AT + KEY_TILE * (D_V / LINE_ELEMENTS),
+                              DOUT_AT = Q_AT + ROW_TILE * (D_QK / LINE_ELEMENTS),
+                              P_AT = DOUT_AT + ROW_TILE * (D_V / LINE_ELEMENTS), DS_AT = P_AT + KEY_TILE,
+                              NUMBERS_AT = DS_AT + KEY_TILE, NUMBERS_BYTES = MHA_BACKWARD_NUMBERS * ROWS * 4,
+                              BLOCK_AT = NUMBERS_AT + NUMBERS_BYTES, BYTES = BLOCK_AT + KEY_BLOCK_BYTES;
+    static_assert(BYTES == MHA_BACKWARD_BYTES(D_QK, D_V), "the host gives as much");
+    static_assert(ROWS == LINE_ELEMENTS, "a line of P has all rows of a tile");
+    static_assert(KEY_GROUPS == 2 || KEY_GROUPS == 4, "warps share dQ's columns");
+};
