@@ -316,8 +316,8 @@ struct mha_backward_sm80_params {
     struct mha_backward_params call;
     int32_t row_tiles, key_blocks; /* of all requests, of one head */
     int32_t heads_of_set;          /* key heads whose blocks of keys are taken together */
-    float *rows;     /* [h_q][row_tiles][2][rows of a tile]: lse of base 2, inf where there is no key; delta */
-    float *dq_sums;  /* [h_q][row_tiles][a tile]: tiles.cuh says in what order */
+    float *rows;    /* [h_q][row_tiles][2][rows of a tile]: lse of base 2, inf where there is no key; delta */
+    float *dq_sums; /* [h_q][row_tiles][a tile]: tiles.cuh says in what order */
     uint32_t *taken; /* deterministic: how many blocks of keys are */
     /* Deterministic: blocks of keys add to a tile's dQ in an order that hangs on the sizes alone. */
     int32_t in_order;

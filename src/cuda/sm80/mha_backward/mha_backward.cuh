@@ -204,9 +204,9 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
         const int thread = (int)fresh_thread();
         if (thread >= Tiles::ROWS / 4) return false;
         const uint4 lse = load_shared_16(this->numbers() + 16 * (uint32_t)thread);
-        const float least = fmaxf(fmaxf(__uint_as_float(lse.x), __uint_as_float(lse.y)),
+        const float most = fmaxf(fmaxf(__uint_as_float(lse.x), __uint_as_float(lse.y)),
                                   fmaxf(__uint_as_float(lse.z), __uint_as_float(lse.w)));
-        return least == INFINITY;
+        return most == INFINITY;
     }
 
     /* Makes zeros of their Q and dO: 0 × NaN would be NaN. */
