@@ -223,6 +223,8 @@ typedef struct fmla_capability {
  * features cover a call, the first runs. Walk it with index = 0, 1, … until FMLA_INVALID_ARGUMENT.
  * A kernel can be forced by name: by the call (args.kernel) or, for calls that name none, by the environment
  * variable FLASHMLA_KERNEL="cpu-generic" or "dense_decode=ref,merge=cpu-generic" (read once, at first use).
+ * FLASHMLA_GPU_CAPABILITY=86 lets each GPU stand for one of this compute capability, with no more shared memory than such
+ * a one has: kernels are chosen as there. It is for tests of what other GPUs do; 80, 86, 87, 89, 100, 103, 120 and 121 are known.
  * Errors: FMLA_INVALID_ARGUMENT (NULL, struct_size, index past the end, a device type that is unknown). */
 FMLA_API fmla_status fmla_capabilities(fmla_device device, int64_t index, fmla_capability *capability);
 

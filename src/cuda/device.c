@@ -58,6 +58,31 @@ static void judge(struct cuda_device *d)
                  d->name, d->capability / 10, d->capability % 10, cuda_build.targets);
 }
 
+/* The most shared memory of a CTA by compute capability (CUDA C++ Programming Guide, "Compute Capabilities"). */
+static const struct {
+    int32_t capability, shared_bytes;
+} known_gpus[] = {{80, 163 << 10},  {86, 99 << 10},   {87, 163 << 10}, {89, 99 << 10},
+                  {100, 227 << 10}, {103, 227 << 10}, {120, 99 << 10}, {121, 99 << 10}};
+
+/* Lets a GPU stand for one of another compute capability, as FLASHMLA_GPU_CAPABILITY asks: kernels and tiles are chosen as there. */
+static void pretend(struct cuda_device *d)
+{
+    static const char variable[] = "FLASHMLA_GPU_CAPABILITY";
+    const char *text = getenv(variable);
+    if (!text || !*text || *d->unusable) return;
+    for (size_t i = 0; i < sizeof known_gpus / sizeof *known_gpus; i++) {
+        char known[8];
+        snprintf(known, sizeof known, "%d", known_gpus[i].capability);
+        if (strcmp(text, known) != 0) continue;
+        d->capability = known_gpus[i].capability;
+        if (known_gpus[i].shared_bytes < d->shared_bytes) d->shared_bytes = known_gpus[i].shared_bytes;
+        return;
+    }
+    snprintf(d->unusable, sizeof d->unusable,
+             "environment variable %s is %.32s, must be 80, 86, 87, 89, 100, 103, 120 or 121", variable,
+             text);
+}
+
 static void look_at(int32_t id)
 {
     struct cuda_device *d = &state.device[id];
@@ -87,7 +112,7 @@ static void look_at(int32_t id)
     if (error)
         snprintf(d->unusable, sizeof d->unusable, "%s: %s", asked, driver_words(state.driver, error, words));
     else
-        judge(d);
+        judge(d), pretend(d);
 }
 
 static void look(void)

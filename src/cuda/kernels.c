@@ -69,14 +69,15 @@ bool cuda_can_have(const struct cuda_device *device, const struct cuda_kernel *k
     return kernel->capability != 90 || (device->capability == 90 && kernel->built);
 }
 
-/* What launches give the kernel: of sm80's shapes, of which not all fit every GPU, 0 where it does not. */
+/* What launches give the kernel; < 0 where that is more than the device has, so that nothing launches it. */
 static int32_t dynamic_bytes_of(int index, const struct cuda_device *device)
 {
-    if (rows[index].kernel.dynamic_bytes != BY_DEVICE) return rows[index].kernel.dynamic_bytes;
+    const int32_t bytes = rows[index].kernel.dynamic_bytes;
+    if (bytes != BY_DEVICE) return bytes <= device->shared_bytes ? bytes : -1;
     const struct dense_decode_shape *shape = &dense_decode_shapes[rows[index].key.variant];
     const bool of_bytes = rows[index].key.format == CUDA_BYTES;
     const int32_t stages = dense_decode_stages(shape, of_bytes, device->shared_bytes);
-    return stages ? dense_decode_shared_bytes(shape, of_bytes, stages) : 0;
+    return stages ? dense_decode_shared_bytes(shape, of_bytes, stages) : -1;
 }
 
 fmla_status cuda_prepare(int32_t id)
@@ -88,7 +89,7 @@ fmla_status cuda_prepare(int32_t id)
     for (int i = 0; i < KERNELS && !status; i++) {
         struct cuda_kernel *kernel = &rows[i].kernel;
         const int32_t bytes = dynamic_bytes_of(i, scope.device);
-        if (!cuda_can_have(scope.device, kernel) || (!bytes && kernel->dynamic_bytes)) continue;
+        if (!cuda_can_have(scope.device, kernel) || bytes < 0) continue;
         status = cuda_load(op, &scope, kernel, bytes);
     }
     cuda_leave(&scope);

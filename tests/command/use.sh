@@ -231,6 +231,7 @@ good verify
 for op in dense_decode sparse_decode sparse_prefill mha_forward merge cache_append cache_gather cache_convert; do has "^ok +$op +cpu-generic "; done
 good verify --json verify.jsonl
 has '^ok +dense_decode +cpu-generic '
+head -1 verify.jsonl | grep -q '^{"device":"cpu","name":".*","threads":[0-9]*,"version":"' || wrong "verify.jsonl begins with $(head -1 verify.jsonl)"
 grep -q '^{"operation":"dense_decode","kernel":"cpu-generic","passed":true,"cases":20,' verify.jsonl || wrong "verify.jsonl: $(cat verify.jsonl)"
 
 # bench: peaks, rows, and a line of JSON for each row.

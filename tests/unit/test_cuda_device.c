@@ -82,6 +82,21 @@ static void too_old_a_gpu(void)
           "%s, %d, %d SMs", info.name, info.compute_capability, info.workers);
 }
 
+static void stands_for_another(void)
+{
+    setenv("FLASHMLA_GPU_CAPABILITY", "86", 1);
+    fake->capability = 90, fake->shared_bytes = 232448;
+    fmla_device_info info = FMLA_INIT(fmla_device_info);
+    CHECK_OK(fmla_device_describe(gpu, &info));
+    CHECK_ALL({info.compute_capability, 86}, {info.shared_bytes, 101376});
+    CHECK_OK(decode_small(0));
+    CHECK_ALL({fake->launches, 3}); /* the planner, the kernel, the join */
+    CHECK(!strncmp(fake->launch[1].kernel, "sm80_dense_decode", 17), "%s", fake->launch[1].kernel);
+}
+
+UNUSABLE(stands_for_none, "cuda:0|FLASHMLA_GPU_CAPABILITY is 8.6, must be 80, 86,",
+         setenv("FLASHMLA_GPU_CAPABILITY", "8.6", 1))
+
 UNUSABLE(a_gpu_that_does_not_answer, "cuda:0|cuDeviceGetAttribute|CUDA_ERROR_MISMATCH",
          fake->fails[CALL_cuDeviceGetAttribute] = 803)
 
@@ -262,7 +277,7 @@ int main(int argc, char **argv)
     }
     return RUN_SCENARIOS(argc, argv, "test_cuda_device", driver_too_old, no_gpu, no_gpu_counted,
                          driver_does_not_start, driver_without_words, past_the_count, past_two,
-                         past_all_that_are_looked_at, too_old_a_gpu, a_gpu_that_does_not_answer, described,
-                         build_serves, no_context, own_context, other_context, during_a_capture, prepared,
-                         prepared_elsewhere, many_threads);
+                         past_all_that_are_looked_at, too_old_a_gpu, stands_for_another, stands_for_none,
+                         a_gpu_that_does_not_answer, described, build_serves, no_context, own_context,
+                         other_context, during_a_capture, prepared, prepared_elsewhere, many_threads);
 }

@@ -1,25 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 #include "bench_time.h"
+#include "machine.h"
 
 #include "flashmla/flashmla.h"
 
 #include <stdio.h>
 #include <string.h>
-
-/* As Linux tells it; "" elsewhere. */
-static void read_cpu_name(char *name, size_t size)
-{
-    char line[256];
-    FILE *file = fopen("/proc/cpuinfo", "r");
-    *name = '\0';
-    while (file && fgets(line, sizeof line, file)) {
-        const char *colon = strchr(line, ':');
-        if (strncmp(line, "model name", 10) != 0 || !colon) continue;
-        snprintf(name, size, "%.*s", (int)strcspn(colon + 2, "\n"), colon + 2);
-        break;
-    }
-    if (file) fclose(file);
-}
 
 enum peak_unit bench_cpu_unit(const char *kernel)
 {
@@ -33,7 +19,7 @@ enum peak_unit bench_cpu_unit(const char *kernel)
 bool bench_cpu_measure(struct bench_cpu *machine, bool warm, struct fault *fault)
 {
     machine->threads = (int)fmla_num_threads();
-    read_cpu_name(machine->cpu, sizeof machine->cpu);
+    machine_cpu_name(machine->cpu, sizeof machine->cpu);
     printf("flashmla %s, %s, %d threads\n", fmla_version_string(),
            *machine->cpu ? machine->cpu : "unknown CPU", machine->threads);
     for (int unit = 0; unit < PEAK_UNITS; unit++) {

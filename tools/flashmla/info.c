@@ -3,6 +3,7 @@
  * flashmla info: version, threads, every kernel of the library as each device sees it, and the GPUs, or why there is none.
  */
 #include "json_line.h"
+#include "machine.h"
 #include "options.h"
 #include "policy.h"
 
@@ -39,22 +40,6 @@ static const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
 static fmla_device gpu(int32_t id)
 {
     return (fmla_device){FMLA_DEVICE_CUDA, id};
-}
-
-static fmla_device_info describe(fmla_device device)
-{
-    fmla_device_info described = FMLA_INIT(fmla_device_info);
-    if (fmla_device_describe(device, &described) != FMLA_OK) described.reason = fmla_last_error();
-    return described;
-}
-
-static const char *name_of(fmla_device device, char name[16])
-{
-    if (device.device_type == FMLA_DEVICE_CPU)
-        snprintf(name, 16, "cpu");
-    else
-        snprintf(name, 16, "cuda:%d", device.id);
-    return name;
 }
 
 /* CUDA's numbers: 13000 is 13.0, a compute capability of 90 is 9.0. */
@@ -136,7 +121,7 @@ static void walk(fmla_device device, json_t *rows)
         if (rows)
             json_array_append_new(rows, json_row(&row));
         else
-            print_row(name_of(device, name), &row);
+            print_row(machine_device_name(device, name), &row);
     }
 }
 
@@ -145,24 +130,25 @@ static void walk(fmla_device device, json_t *rows)
 static void print_gpu(int32_t id)
 {
     char name[16];
-    const fmla_device_info g = describe(gpu(id));
+    const fmla_device_info g = machine_describe(gpu(id));
     if (g.compute_capability)
         printf("%-7s %s: compute capability %d.%d, %d SMs, %g KiB of shared memory a block\n",
-               name_of(gpu(id), name), g.name, g.compute_capability / 10, g.compute_capability % 10,
-               g.workers, g.shared_bytes / 1024.0);
+               machine_device_name(gpu(id), name), g.name, g.compute_capability / 10,
+               g.compute_capability % 10, g.workers, g.shared_bytes / 1024.0);
     if (*g.reason)
-        printf("%-7s not used: %s\n", g.compute_capability ? "" : name_of(gpu(id), name), g.reason);
+        printf("%-7s not used: %s\n", g.compute_capability ? "" : machine_device_name(gpu(id), name),
+               g.reason);
 }
 
 static void print_table(void)
 {
-    const fmla_device_info first = describe(gpu(0));
+    const fmla_device_info first = machine_describe(gpu(0));
     char version[16];
     printf("flashmla %s, %d threads\n\n", fmla_version_string(), (int)fmla_num_threads());
     printf("%-7s %-14s %-14s %-68s %s\n", "device", "operation", "kernel", "takes", "runs here");
     walk(cpu, NULL);
     for (int32_t id = 0; id < first.count; id++)
-        if (!*describe(gpu(id)).reason) walk(gpu(id), NULL);
+        if (!*machine_describe(gpu(id)).reason) walk(gpu(id), NULL);
     putchar('\n');
     for (int32_t id = 0; !id || id < first.count; id++) print_gpu(id);
     if (first.driver) printf("%-7s has CUDA %s\n", "driver", version_text(first.driver, version));
@@ -175,20 +161,9 @@ static void print_table(void)
 
 /* ---- As JSON -------------------------------------------------------------------------------- */
 
-static json_t *json_gpu(int32_t id)
-{
-    char name[16];
-    const fmla_device_info g = describe(gpu(id));
-    return json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:s}", "device",
-                     name_of(gpu(id), name), "name", g.name, "reason", g.reason, "compute_capability",
-                     g.compute_capability, "sms", g.workers, "shared_bytes", g.shared_bytes, "driver",
-                     g.driver, "driver_needed", g.driver_needed, "built_with", g.built_with, "ptx", g.ptx,
-                     "built_for", g.built_for);
-}
-
 static bool write_json(const char *path, struct fault *fault)
 {
-    const int32_t gpus = describe(gpu(0)).count;
+    const int32_t gpus = machine_describe(gpu(0)).count;
     char name[16];
     json_t *by_device = json_object(), *described = json_array();
     json_t *rows = json_array();
@@ -197,8 +172,8 @@ static bool write_json(const char *path, struct fault *fault)
     for (int32_t id = 0; !id || id < gpus; id++) {
         rows = json_array();
         walk(gpu(id), rows);
-        json_object_set_new(by_device, name_of(gpu(id), name), rows);
-        json_array_append_new(described, json_gpu(id));
+        json_object_set_new(by_device, machine_device_name(gpu(id), name), rows);
+        json_array_append_new(described, machine_gpu_json(id));
     }
     json_t *all = json_pack("{s:s, s:i, s:o, s:o}", "version", fmla_version_string(), "threads",
                             (int)fmla_num_threads(), "devices", by_device, "gpus", described);

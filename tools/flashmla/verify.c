@@ -5,6 +5,7 @@
  */
 #include "check.h"
 #include "json_line.h"
+#include "machine.h"
 #include "make.h"
 #include "options.h"
 
@@ -24,7 +25,8 @@ static const struct command verify = {
     "hold this machine's kernels to the oracle",
     "\n"
     "Every kernel that runs here, forced by name, on a short list of shapes. Ends with 1 if a result is "
-    "wrong.\n"
+    "wrong. With --json the first line is about the device and the library, each other line about a "
+    "kernel: a file for docs/chips.md, if the chip is not there yet.\n"
     "\n"
     "Examples\n"
     "  flashmla verify\n"
@@ -288,6 +290,14 @@ static bool report(const fmla_capability *row, const struct tally *tally, struct
                               fault);
 }
 
+/* The first line: which machine this was, and which library. */
+static bool say_machine(struct outfile *json, fmla_device device, struct fault *fault)
+{
+    json_t *line = machine_json(device);
+    if (line) json_object_set_new(line, "version", json_string(fmla_version_string()));
+    return json_line(json, line, fault);
+}
+
 /* What was compared is told in `first`, where a result is wrong; false where a line of JSON could not be written. */
 static bool verify_rows(struct outfile *json, fmla_device device, int64_t *checked, bool *failed,
                         struct fault *first)
@@ -318,7 +328,8 @@ static int verify_all(const char *path, fmla_device device)
     struct outfile *json = path ? outfile_open_lines(path, &first) : NULL;
     if (path && !json) return complain(&verify, EXIT_FAILED, "%s", first.text);
     json_memory_watch();
-    const bool written = verify_rows(json, device, &checked, &failed, &first);
+    const bool written =
+        (!json || say_machine(json, device, &first)) && verify_rows(json, device, &checked, &failed, &first);
     forget();
     if (json && !(written && checked))
         outfile_abandon(json);

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a device is called, and what the library sees of it, as `info` and `verify` write it.
+ */
+#ifndef FLASHMLA_TOOL_MACHINE_H
+#define FLASHMLA_TOOL_MACHINE_H
+
+#include "flashmla/flashmla.h"
+
+#include <jansson.h>
+#include <stddef.h>
+
+/* "cpu" or "cuda:0". */
+const char *machine_device_name(fmla_device device, char name[16]);
+
+/* fmla_device_describe's; where that fails, `reason` says why. */
+fmla_device_info machine_describe(fmla_device device);
+
+/* The processor's name as Linux tells it; "" elsewhere. */
+void machine_cpu_name(char *name, size_t size);
+
+/* Of a GPU: name, compute capability, SMs, shared memory, driver, and what the build has machine code for. */
+json_t *machine_gpu_json(int32_t id);
+
+/* Of any device: that of the GPU, or the processor's name and the threads. */
+json_t *machine_json(fmla_device device);
+
+#endif
