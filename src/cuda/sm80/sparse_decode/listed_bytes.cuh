@@ -29,7 +29,8 @@ template <typename Tile, typename Call> struct ListedBytes {
     /* Of two groups of a key, by a thread; as many as a block has, spread over the steps of P·V. */
     static constexpr int UNITS_OF_KEY = D_V / LINE_ELEMENTS / 2, UNITS = PASSES * UNITS_OF_KEY;
     static constexpr int VALUE_STEPS = KEYS / 16 * Tile::COLUMN_PAIRS, STEPS_OF_UNIT = VALUE_STEPS / UNITS;
-    static_assert(VALUE_STEPS % UNITS == 0 && STEPS_OF_UNIT >= 2, "a step to read a unit's codes, one to write its values");
+    static_assert(VALUE_STEPS % UNITS == 0 && STEPS_OF_UNIT >= 2,
+                  "a step to read a unit's codes, one to write its values");
     using Source = ListSource<Tile, Call>;
     using Flags = typename Source::Flags;
 
@@ -162,8 +163,8 @@ template <typename Tile, typename Call> struct ListedBytes {
             const uint32_t second = (uint32_t)i ^ (threadIdx.x / 8 & 1);
             uint2 eight;
             if (layout.code_bytes == D_V / 2)
-                eight = e4m3_of_e2m1(
-                    load_shared_4(pair + second * (LINE_ELEMENTS / 2) + threadIdx.x % 8 * (CHUNK_ELEMENTS / 2)));
+                eight = e4m3_of_e2m1(load_shared_4(pair + second * (LINE_ELEMENTS / 2) +
+                                                   threadIdx.x % 8 * (CHUNK_ELEMENTS / 2)));
             else
                 eight = load_shared_8(pair + second * LINE_ELEMENTS + threadIdx.x % 8 * CHUNK_ELEMENTS);
             codes[2 * i] = eight.x, codes[2 * i + 1] = eight.y;

@@ -63,19 +63,46 @@ template <typename Element> struct ListCall {
 
     /* ---- The call, and the piece ---- */
 
-    DEVICE int d_qk() const { return params.call.d_qk; }
-    DEVICE int stages() const { return params.stages; }
-    DEVICE bool aligned() const { return params.vectors_aligned; }
-    DEVICE float scale_log2() const { return params.call.scale_log2; }
-    DEVICE const struct output_params &output() const { return params.call.output; }
-    DEVICE int begin() const { return task.piece.begin; }
-    DEVICE int end() const { return task.piece.end; }
+    DEVICE int d_qk() const
+    {
+        return params.call.d_qk;
+    }
+    DEVICE int stages() const
+    {
+        return params.stages;
+    }
+    DEVICE bool aligned() const
+    {
+        return params.vectors_aligned;
+    }
+    DEVICE float scale_log2() const
+    {
+        return params.call.scale_log2;
+    }
+    DEVICE const struct output_params &output() const
+    {
+        return params.call.output;
+    }
+    DEVICE int begin() const
+    {
+        return task.piece.begin;
+    }
+    DEVICE int end() const
+    {
+        return task.piece.end;
+    }
 
     /* ---- Rows of the tile ---- */
 
-    DEVICE bool has_row(int row) const { return task.first_head + row < params.call.h_q; }
+    DEVICE bool has_row(int row) const
+    {
+        return task.first_head + row < params.call.h_q;
+    }
 
-    DEVICE RowPlace place(int row) const { return {task.token, task.first_head + row}; }
+    DEVICE RowPlace place(int row) const
+    {
+        return {task.token, task.first_head + row};
+    }
 
     DEVICE const uint16_t *q_row(int row) const
     {
@@ -84,8 +111,14 @@ template <typename Element> struct ListCall {
                (task.first_head + row) * p.q_stride[2];
     }
 
-    DEVICE bool direct() const { return task.piece.slot == DIRECT; }
-    DEVICE int64_t out_at(int row) const { return out_offset(output(), task.piece.request, place(row)); }
+    DEVICE bool direct() const
+    {
+        return task.piece.slot == DIRECT;
+    }
+    DEVICE int64_t out_at(int row) const
+    {
+        return out_offset(output(), task.piece.request, place(row));
+    }
 
     DEVICE int64_t slot_row(int row) const
     {
@@ -94,7 +127,10 @@ template <typename Element> struct ListCall {
                row;
     }
 
-    DEVICE float *slot_at(int row) const { return params.call.split.slot_out + slot_row(row) * D_V; }
+    DEVICE float *slot_at(int row) const
+    {
+        return params.call.split.slot_out + slot_row(row) * D_V;
+    }
 
     /* Stores the lse; returns what the sink leaves of the row. */
     DEVICE float finish_row(int row, float lse) const
@@ -126,7 +162,8 @@ template <typename Tile> struct NamedKeys {
         if (threadIdx.x % 8) return;
 #pragma unroll
         for (int pass = 0; pass < Tile::PASSES; pass++)
-            asm volatile("st.shared.u8 [%0], %1;" ::"r"(at + (uint32_t)(stage * Tile::KEYS) + threadIdx.x / 8 +
+            asm volatile("st.shared.u8 [%0], %1;" ::"r"(at + (uint32_t)(stage * Tile::KEYS) +
+                                                        threadIdx.x / 8 +
                                                         (uint32_t)(pass * Tile::KEYS_AT_ONCE)),
                          "r"((uint32_t)named[pass])
                          : "memory");
@@ -166,8 +203,7 @@ template <typename Tile, typename Call> struct ListSource {
         const ListTask &task = call.task;
         const bool extra = is_extra(first_key);
         const unsigned from = extra ? (unsigned)task.ends.extra_begin : 0;
-        const unsigned end =
-            (unsigned)min(task.piece.end, extra ? task.ends.extra_end : task.ends.count);
+        const unsigned end = (unsigned)min(task.piece.end, extra ? task.ends.extra_end : task.ends.count);
         const int32_t *entries = task.entries[extra];
         Places places;
 #pragma unroll
