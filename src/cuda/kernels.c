@@ -74,7 +74,8 @@ static int32_t dynamic_bytes_of(int index, const struct cuda_device *device)
     const int32_t bytes = rows[index].kernel.dynamic_bytes;
     if (bytes != BY_DEVICE) return bytes <= device->shared_bytes ? bytes : -1;
     const struct latent_shape *shape = &latent_shapes[rows[index].key.variant];
-    const bool of_bytes = rows[index].key.format == CUDA_BYTES;
+    const enum kv_format format = rows[index].key.format;
+    const bool of_bytes = format != KV_BF16 && format != KV_FP16;
     const enum latent_source source = rows[index].key.schedule == CUDA_SM80_SPARSE_DECODE
                                           ? (of_bytes ? LATENT_LIST_OF_BYTES : LATENT_LIST)
                                           : (of_bytes ? LATENT_TABLE_OF_BYTES : LATENT_TABLE);

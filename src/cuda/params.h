@@ -186,6 +186,11 @@ struct listed_layout {
     int32_t copied_bytes; /* at once: 16, 8 or 1, as the cache is aligned */
 };
 
+/* What formats a kernel over lists of bytes is for: f32 scales of 128 values, FP8_584, FP8_528 whether split or not, FP4 likewise; or
+ * all of these, and values, side by side. */
+enum listed_kind { LISTED_F32, LISTED_584, LISTED_528, LISTED_FP4, LISTED_ANY };
+enum { LISTED_584_SCALES = 6 * 128 + 64, LISTED_SCALES = 7 * 128 }; /* scale_place */
+
 /* The portable sparse decode, and sparse prefill. */
 struct sparse_sm80_params {
     struct sparse_decode_params call;

@@ -11,6 +11,7 @@
 
 template <typename Tile, typename Call> struct RawKeys {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE, KEYS = Tile::KEYS;
+    static constexpr bool CONVERTS_BESIDE_VALUES = false;
     static constexpr bool LISTED = false;
     static constexpr int LEAST_STAGES = 1;
     static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
@@ -22,7 +23,6 @@ template <typename Tile, typename Call> struct RawKeys {
 #else
     static constexpr bool ENOUGH_REGISTERS = true, FINDS_LATE = false;
 #endif
-    using Flags = NoFlags;
     using Places = typename TableSource<Tile, Call>::Places;
     static_assert(PASSES <= 2, "copy_keys names both places of a thread's keys");
 
@@ -32,8 +32,8 @@ template <typename Tile, typename Call> struct RawKeys {
     uint32_t ring_at, raw_at; /* raw: KEYS lines of RAW_LINE_BYTES */
     Places places;
 
-    DEVICE RawKeys(const Call &of_call, uint32_t ring, uint32_t behind_ring, Flags)
-        : call(of_call), p(of_call.p), source{of_call}, ring_at(ring), raw_at(behind_ring)
+    DEVICE RawKeys(const Call &of_call, uint32_t ring)
+        : call(of_call), p(of_call.p), source{of_call}, ring_at(ring), raw_at(ring + STAGE_BYTES)
     {
     }
 
@@ -97,6 +97,11 @@ template <typename Tile, typename Call> struct RawKeys {
     }
 
     /* ---- As attend.cuh calls it: a block ahead, on its way beside the products ---- */
+
+    DEVICE int stages() const
+    {
+        return LEAST_STAGES;
+    }
 
     DEVICE int blocks_ahead() const
     {

@@ -31,8 +31,9 @@
  * than 8 (in log2): P then stays below 2^8, which 16 bits hold as precisely as 1, and O is seldom rescaled.
  *
  * Shared memory, in bytes:
- *      Q  ROWS × 1152, or none if in registers | P  ROWS × 128 | ring  stages × KEYS × 1152 | what Keys has behind it |
- *      maxima  KEY_GROUPS × ROWS × 4 | factors  ROWS × 4 | of a list, which keys there are  stages × KEYS
+ *      Q  ROWS × 1152, or none if in registers | P  ROWS × 128 |
+ *      maxima  KEY_GROUPS × ROWS × 4 | factors  ROWS × 4 | of a list the largest scores  ROWS × 4 | to whole lines |
+ *      ring  stages × KEYS × 1152 | what Keys has behind it: of a list, which keys there are  stages × KEYS
  * Q, P and the ring in lines of 128 bytes (64 columns of a row), swizzled: ldmatrix meets no bank twice.
  * Registers a thread: O = ROWS · 512 / (32 · WARPS), the largest part.
  *
@@ -77,8 +78,12 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     static constexpr int CHAINS = KEY_TILES == 1 ? 4 : KEY_TILES == 2 ? 2 : 1;
 
     static constexpr bool ENOUGH_REGISTERS = Keys::ENOUGH_REGISTERS;
+    /* Maxima, factors, and the largest scores where they are wanted; in whole lines. */
+    static constexpr uint32_t SIDE_BYTES =
+        ((KEY_GROUPS + 1 + Call::WANTS_MAXIMA) * ROWS * (uint32_t)sizeof(float) + LINE_BYTES - 1) /
+        LINE_BYTES * LINE_BYTES;
     static constexpr uint32_t LEAST_BYTES =
-        Q_BYTES + P_BYTES + Keys::LEAST_STAGES * STAGE_BYTES + Keys::BYTES_BEHIND_RING;
+        Q_BYTES + P_BYTES + SIDE_BYTES + Keys::LEAST_STAGES * STAGE_BYTES + Keys::BYTES_BEHIND_RING;
 
     struct QFragments {
         uint32_t a[Q_IN_REGISTERS ? 4 * MAX_GROUPS : 1][4]; /* of 16 columns each */
@@ -88,33 +93,23 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
 
     Call call;
     unsigned char *shared;
-    uint32_t base, q_at, ring_at, p_at;
+    uint32_t base, p_at, ring_at, q_at;
     float *maxima, *factors; /* [KEY_GROUPS][ROWS], [ROWS] */
+    float *tops;             /* [ROWS]: the largest scores so far, where they are wanted */
     Keys keys;
     int warp, lane;
 
     template <typename Params>
     __device__ Attend(const Params &params, unsigned char *memory, const typename Call::Task &task)
         : call{params, task}, shared(memory), base(shared_address(memory)), p_at(base + Q_BYTES),
-          keys(call, p_at + P_BYTES, p_at + P_BYTES + (uint32_t)call.stages() * STAGE_BYTES,
-               typename Keys::Flags{flags_at()}),
-          warp((int)threadIdx.x / 32), lane((int)threadIdx.x % 32)
+          ring_at(p_at + P_BYTES + SIDE_BYTES), keys(call, ring_at), warp((int)threadIdx.x / 32),
+          lane((int)threadIdx.x % 32)
     {
-        ring_at = p_at + P_BYTES;
-        q_at = Q_IN_REGISTERS ? ring_at + (uint32_t)(call.stages() - 1) * STAGE_BYTES
+        q_at = Q_IN_REGISTERS ? ring_at + (uint32_t)(keys.stages() - 1) * STAGE_BYTES
                               : base; /* the stage that is filled last */
-        maxima = (float *)(memory + maxima_offset());
+        maxima = (float *)(memory + Q_BYTES + P_BYTES);
         factors = maxima + KEY_GROUPS * ROWS;
-    }
-
-    DEVICE uint32_t maxima_offset() const
-    {
-        return Q_BYTES + P_BYTES + (uint32_t)call.stages() * STAGE_BYTES + Keys::BYTES_BEHIND_RING;
-    }
-
-    DEVICE uint32_t flags_at() const
-    {
-        return base + maxima_offset() + (KEY_GROUPS + 1) * ROWS * (uint32_t)sizeof(float);
+        tops = factors + ROWS;
     }
 
     /* Rows past the end of the tile's are zeros. */
@@ -285,7 +280,8 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
 
     static constexpr int VALUE_STEPS = KEYS / 16 * COLUMN_PAIRS;
 
-    /* between(step) is called before the products of each step, as in the scores. */
+    /* between(step) is called before the products of each step, as in the scores. Where that converts keys the loop stays one: across
+     * its turns the compiler would load more ahead than there are registers for. */
     template <typename Between>
     DEVICE void accumulate(uint32_t stage_at, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4], Between between)
     {
@@ -293,7 +289,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             p_at + swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
         const uint32_t v_line =
             stage_at + swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
-#pragma unroll
+#pragma unroll(Keys::CONVERTS_BESIDE_VALUES ? 1 : KEYS / 16)
         for (int k = 0; k < KEYS / 16; k++) {
             uint32_t a[ROW_GROUPS][4];
 #pragma unroll
@@ -337,7 +333,6 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     struct RowState { /* of this warp's rows lane / 4 and lane / 4 + 8 */
         float reference[2];
         float sum[2]; /* over this thread's keys */
-        float most[Call::WANTS_MAXIMA ? 2 : 1];
     };
 
     /* The largest score of a row, over the warps that share it. */
@@ -368,7 +363,8 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         row_maxima(s, most);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            if constexpr (Call::WANTS_MAXIMA) state.most[i] = fmaxf(state.most[i], most[i]);
+            if constexpr (Call::WANTS_MAXIMA)
+                if (key_group == 0 && lane % 4 == 0) tops[row + 8 * i] = fmaxf(tops[row + 8 * i], most[i]);
             const bool behind = most[i] > state.reference[i] + REFERENCE_SLACK;
             const float factor = behind ? exp2_approx(state.reference[i] - most[i]) : 1.0f;
             if (behind) state.reference[i] = most[i];
@@ -431,7 +427,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             const bool empty = state.reference[i] == -INFINITY && sum == 0.0f;
             const float lse = empty ? -INFINITY : (state.reference[i] + log2f(sum)) * LN_2;
             factors[row] = (empty ? 0.0f : 1.0f / sum) * call.finish_row(row, lse);
-            if constexpr (Call::WANTS_MAXIMA) call.store_maximum(row, state.most[i] * LN_2);
+            if constexpr (Call::WANTS_MAXIMA) call.store_maximum(row, tops[row] * LN_2);
         }
         __syncthreads();
 #pragma unroll
@@ -476,13 +472,16 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             for (int i = 0; i < 4 * MAX_GROUPS; i++) load_q(q.a[i], 0, 16 * i);
         }
         float o[ROW_GROUPS][2 * COLUMN_PAIRS][4] = {};
-        RowState state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {}};
-        if constexpr (Call::WANTS_MAXIMA) state.most[0] = state.most[1] = -INFINITY;
+        RowState state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+        if constexpr (Call::WANTS_MAXIMA)
+            if (lane < 16 && warp < ROW_GROUPS) tops[16 * warp + lane] = -INFINITY;
+        __syncwarp(); /* a warp has the rows of its own */
         int stage = 0;
 #pragma unroll 1
         for (unsigned key = (unsigned)call.begin(); some && key < (unsigned)call.end(); key += KEYS) {
             const uint32_t stage_at = ring_at + (uint32_t)stage * STAGE_BYTES;
-            const int first_key = (int)key, free_stage = stage ? stage - 1 : call.stages() - 1;
+            const int first_key = (int)key;
+            const int free_stage = keys.stages() == 1 ? 0 : stage ? stage - 1 : keys.stages() - 1;
             const unsigned ahead = key + (unsigned)keys.blocks_ahead() * KEYS;
             keys.wait_for_block();
             __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
@@ -505,7 +504,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
                     return;
                 }
             accumulate(stage_at, o, [&](int step) { keys.beside_values(step, free_stage); });
-            stage = stage + 1 == call.stages() ? 0 : stage + 1;
+            stage = stage + 1 == keys.stages() ? 0 : stage + 1;
         }
         cp_async_wait<0>();
         __syncthreads(); /* the factors of the last block have been read */

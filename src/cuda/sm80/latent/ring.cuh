@@ -39,6 +39,7 @@ DEVICE void wait_for_oldest(int stages)
  * little else is to be done. */
 template <typename Tile, typename Call, typename Source> struct RingKeys {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE, KEYS = Tile::KEYS;
+    static constexpr bool CONVERTS_BESIDE_VALUES = false;
     static constexpr bool LISTED = Source::LISTED, BYTES = false, ENOUGH_REGISTERS = true;
     static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
                               BYTES_BEHIND_RING = 0;
@@ -65,8 +66,9 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
     };
     Copies copies;
 
-    DEVICE RingKeys(const Call &of_call, uint32_t ring, uint32_t, Flags of_flags)
-        : call(of_call), source{of_call}, ring_at(ring), flags(of_flags)
+    DEVICE RingKeys(const Call &of_call, uint32_t ring)
+        : call(of_call), source{of_call},
+          ring_at(ring), flags{ring + (uint32_t)of_call.stages() * STAGE_BYTES}
     {
     }
 
@@ -106,6 +108,11 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
 
     /* ---- As attend.cuh calls it ---- */
 
+    DEVICE int stages() const
+    {
+        return call.stages();
+    }
+
     DEVICE int blocks_ahead() const
     {
         return call.stages() - 1;
@@ -121,7 +128,8 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
                 copy_unaligned(i, key);
                 copies = prepare_copies(i, key);
                 issue_copies(0, MAX_GROUPS * PASSES);
-                if constexpr (LISTED) flags.set(i, copies.valid);
+                if constexpr (LISTED)
+                    for (int pass = 0; pass < PASSES; pass++) flags.set(i, pass, copies.valid[pass]);
             }
             cp_async_commit(); /* groups are counted: an empty one too */
             if (some) places = source.find(first_key + (unsigned)(i + 1) * KEYS);
@@ -142,7 +150,8 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
     {
         if (step == 0) {
             copies = prepare_copies(free_stage, ahead);
-            if constexpr (LISTED) flags.set(free_stage, copies.valid);
+            if constexpr (LISTED)
+                for (int pass = 0; pass < PASSES; pass++) flags.set(free_stage, pass, copies.valid[pass]);
         }
         if (step % COPY_STEPS == 0 && step / COPY_STEPS < COPY_BATCHES)
             issue_copies(step / COPY_STEPS * COPY_BATCH, (step / COPY_STEPS + 1) * COPY_BATCH);

@@ -10,16 +10,19 @@ const struct latent_shape latent_shapes[LATENT_SHAPE_COUNT] = {
 /* Left for what the compiler places in shared memory by itself. */
 enum { STATIC_BYTES = 1024 };
 
-/* As the kernel lays it out (the picture in attend.cuh): Q, P, ring, tokens, maxima, factors, flags. */
+/* As the kernel lays it out (the picture in attend.cuh): Q, P, what rows have beside them, ring, tokens or indices, flags. */
 int32_t latent_shared_bytes(const struct latent_shape *shape, enum latent_source source, int32_t stages)
 {
     enum { LINE = 128 };
+    const bool listed = source == LATENT_LIST || source == LATENT_LIST_OF_BYTES;
     const int32_t key_groups = shape->warps / (shape->rows / 16);
     const int32_t q = shape->q_in_registers ? 0 : MAX_GROUPS * LINE;
-    const int32_t per_row = q + LINE + (key_groups + 1) * (int32_t)sizeof(float);
-    const int32_t raw = source == LATENT_TABLE_OF_BYTES ? RAW_LINE_BYTES : 0;
-    const int32_t flags = source == LATENT_LIST || source == LATENT_LIST_OF_BYTES ? stages : 0;
-    return shape->rows * per_row + shape->keys * (stages * MAX_GROUPS * LINE + raw + flags);
+    const int32_t side = shape->rows * (key_groups + 1 + listed) * (int32_t)sizeof(float);
+    const int32_t behind_ring = source == LATENT_TABLE_OF_BYTES  ? RAW_LINE_BYTES
+                                : source == LATENT_LIST_OF_BYTES ? (int32_t)sizeof(int32_t)
+                                                                 : 0;
+    return shape->rows * (q + LINE) + (side + LINE - 1) / LINE * LINE +
+           shape->keys * (stages * MAX_GROUPS * LINE + behind_ring + (listed ? stages : 0));
 }
 
 static int32_t least_stages(enum latent_source source)

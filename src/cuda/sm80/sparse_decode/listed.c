@@ -30,10 +30,18 @@ struct latent_choice sm80_listed_choose(const struct attention_problem *p, const
                          device->shared_bytes);
 }
 
+/* The format that stands for those which a kernel takes alike (kernels.def). */
+static enum kv_format kind_of(enum kv_format format)
+{
+    return format == KV_FP8_656 ? KV_FP8_528_F32 : kv_unsplit(format);
+}
+
 struct cuda_kernel *sm80_listed_kernel(const struct attention_problem *p, const struct latent_choice *choice)
 {
-    return cuda_kernel_of((struct cuda_key){CUDA_SM80_SPARSE_DECODE, p->element,
-                                            of_bytes(p) ? CUDA_BYTES : p->format, choice->shape});
+    enum kv_format format = kind_of(p->format);
+    for (int i = 0; i < KEY_SOURCES; i++)
+        if (p->keys[i].kind != KEYS_NONE && kind_of(p->keys[i].format) != format) format = CUDA_BYTES;
+    return cuda_kernel_of((struct cuda_key){CUDA_SM80_SPARSE_DECODE, p->element, format, choice->shape});
 }
 
 /* ---- Alignment ------------------------------------------------------------------------------- */
@@ -66,7 +74,7 @@ static int32_t log2_of(int32_t power)
 
 static struct listed_layout layout_of(const struct key_source *keys)
 {
-    enum { GROUP = 64, LINE = 128, FP8_584_SCALES = 6 * LINE + GROUP, SCALES = 7 * LINE };
+    enum { GROUP = 64 };
     const struct kv_layout l = kv_layout_of(keys->format, 0);
     struct listed_layout layout = {.copied_bytes = keys_aligned(keys, 16)  ? 16
                                                    : keys_aligned(keys, 8) ? 8
@@ -80,7 +88,7 @@ static struct listed_layout layout_of(const struct key_source *keys)
                                                    : l.scales;
     layout.scale_kind = (int32_t)l.scale;
     layout.scale_shift = log2_of(l.group);
-    layout.scale_place = layout.code_groups < 8 ? FP8_584_SCALES : SCALES;
+    layout.scale_place = keys->format == KV_FP8_584 ? LISTED_584_SCALES : LISTED_SCALES;
     return layout;
 }
 

@@ -156,17 +156,14 @@ template <typename Element> struct ListCall {
 template <typename Tile> struct NamedKeys {
     uint32_t at; /* [stages][KEYS] */
 
-    /* By the eight threads of a key, of all passes. */
-    DEVICE void set(int stage, const bool (&named)[Tile::PASSES]) const
+    /* By the eight threads of a key. */
+    DEVICE void set(int stage, int pass, bool named) const
     {
         if (threadIdx.x % 8) return;
-#pragma unroll
-        for (int pass = 0; pass < Tile::PASSES; pass++)
-            asm volatile("st.shared.u8 [%0], %1;" ::"r"(at + (uint32_t)(stage * Tile::KEYS) +
-                                                        threadIdx.x / 8 +
-                                                        (uint32_t)(pass * Tile::KEYS_AT_ONCE)),
-                         "r"((uint32_t)named[pass])
-                         : "memory");
+        asm volatile("st.shared.u8 [%0], %1;" ::"r"(at + (uint32_t)(stage * Tile::KEYS) + threadIdx.x / 8 +
+                                                    (uint32_t)(pass * Tile::KEYS_AT_ONCE)),
+                     "r"((uint32_t)named)
+                     : "memory");
     }
 
     /* The flags of two neighbours, a byte each; `key` is even. */
@@ -198,19 +195,32 @@ template <typename Tile, typename Call> struct ListSource {
         return first_key >= (unsigned)call.task.ends.extra_begin;
     }
 
+    static DEVICE unsigned key_of(unsigned first_key, int pass)
+    {
+        return first_key + threadIdx.x / 8 + (unsigned)(pass * KEYS_AT_ONCE);
+    }
+
+    /* Is there an entry for this thread's key of a block? Where it is. */
+    DEVICE bool has_entry(unsigned first_key, int pass) const
+    {
+        const ListEnds &ends = call.task.ends;
+        const int end = min(call.task.piece.end, is_extra(first_key) ? ends.extra_end : ends.count);
+        return key_of(first_key, pass) < (unsigned)end;
+    }
+
+    DEVICE const int32_t *entry(unsigned first_key, int pass) const
+    {
+        const bool extra = is_extra(first_key);
+        const unsigned from = extra ? (unsigned)call.task.ends.extra_begin : 0;
+        return call.task.entries[extra] + (key_of(first_key, pass) - from);
+    }
+
     DEVICE Places find(unsigned first_key) const
     {
-        const ListTask &task = call.task;
-        const bool extra = is_extra(first_key);
-        const unsigned from = extra ? (unsigned)task.ends.extra_begin : 0;
-        const unsigned end = (unsigned)min(task.piece.end, extra ? task.ends.extra_end : task.ends.count);
-        const int32_t *entries = task.entries[extra];
         Places places;
 #pragma unroll
-        for (int pass = 0; pass < PASSES; pass++) {
-            const unsigned key = first_key + threadIdx.x / 8 + (unsigned)(pass * KEYS_AT_ONCE);
-            places.index[pass] = key < end ? __ldg(entries + (key - from)) : -1;
-        }
+        for (int pass = 0; pass < PASSES; pass++)
+            places.index[pass] = has_entry(first_key, pass) ? __ldg(entry(first_key, pass)) : -1;
         return places;
     }
 
@@ -236,6 +246,6 @@ template <typename Element, int ROWS, int KEYS, int WARPS, bool Q_IN_REGISTERS> 
     using Kernel = Attend<Sizes, Call, RingKeys<Sizes, Call, ListSource<Sizes, Call>>>;
 };
 
-#define SPARSE_DECODE_KERNEL(NAME, KIND, ELEMENT, ROWS, KEYS, WARPS, Q_IN_REGISTERS)                         \
+#define SPARSE_DECODE_KERNEL(NAME, ELEMENT, ROWS, KEYS, WARPS, Q_IN_REGISTERS)                               \
     DEFINE_KERNEL(NAME##_##ROWS##x##KEYS, sparse_sm80_params, (32 * (WARPS)),                                \
-                  attend<typename KIND<ELEMENT, ROWS, KEYS, WARPS, Q_IN_REGISTERS>::Kernel>(p))
+                  attend<typename SparseDecode<ELEMENT, ROWS, KEYS, WARPS, Q_IN_REGISTERS>::Kernel>(p))

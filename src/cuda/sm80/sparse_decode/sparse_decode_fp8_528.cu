@@ -2,5 +2,5 @@
 #include "listed_bytes.cuh"
 
 #define SHAPE(rows, keys, warps, stages, q)                                                                  \
-    SPARSE_DECODE_KERNEL(sm80_sparse_decode_bytes, SparseDecodeOfBytes, Bf16, rows, keys, warps, q)
+    LISTED_BYTES_KERNEL(sm80_sparse_decode_fp8_528, LISTED_528, rows, keys, warps, q)
 LATENT_SHAPES(SHAPE)
