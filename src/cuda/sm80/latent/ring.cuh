@@ -44,7 +44,11 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
     static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
                               BYTES_BEHIND_RING = 0;
     static constexpr int LEAST_STAGES = LATENT_LEAST_STAGES;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+    static constexpr int COPY_BATCHES = Tile::ROWS == 16 || Tile::KEYS * Tile::ROWS == 4096 ? 1 : 3, COPY_STEPS = 4;
+#else
     static constexpr int COPY_BATCHES = Tile::ROWS == 16 ? 1 : 3, COPY_STEPS = 4;
+#endif
     static constexpr int COPY_BATCH = MAX_GROUPS * PASSES / COPY_BATCHES;
     using Places = typename Source::Places;
     using Flags = typename Source::Flags;
