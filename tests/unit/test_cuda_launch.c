@@ -5,7 +5,7 @@
  */
 #include "fake_cuda/launches.h"
 
-#include "cuda/sm80/dense_decode/shape.h"
+#include "cuda/sm80/latent/shape.h"
 
 #include <math.h>
 

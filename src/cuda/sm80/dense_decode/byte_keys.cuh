@@ -33,7 +33,8 @@ template <typename Tile, typename Call> struct RawKeys {
     Places places;
 
     DEVICE RawKeys(const Call &of_call, uint32_t ring)
-        : call(of_call), p(of_call.p), source{of_call}, ring_at(ring), raw_at(ring + (uint32_t)of_call.stages() * STAGE_BYTES)
+        : call(of_call), p(of_call.p), source{of_call}, ring_at(ring),
+          raw_at(ring + (uint32_t)of_call.stages() * STAGE_BYTES)
     {
     }
 

@@ -45,7 +45,8 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
                               BYTES_BEHIND_RING = 0;
     static constexpr int LEAST_STAGES = LATENT_LEAST_STAGES;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
-    static constexpr int COPY_BATCHES = Tile::ROWS == 16 || Tile::KEYS * Tile::ROWS == 4096 ? 1 : 3, COPY_STEPS = 4;
+    static constexpr int COPY_BATCHES = Tile::ROWS == 16 || Tile::KEYS * Tile::ROWS == 4096 ? 1 : 3,
+                         COPY_STEPS = 4;
 #else
     static constexpr int COPY_BATCHES = Tile::ROWS == 16 ? 1 : 3, COPY_STEPS = 4;
 #endif

@@ -51,7 +51,8 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
 
     DEVICE ListedBytes(const Call &of_call, uint32_t ring)
         : call(of_call), source{of_call}, ring_at(ring),
-          indices_at(ring + (uint32_t)of_call.stages() * STAGE_BYTES), flags{indices_at + KEYS * sizeof(int32_t)}
+          indices_at(ring + (uint32_t)of_call.stages() * STAGE_BYTES), flags{indices_at +
+                                                                             KEYS * sizeof(int32_t)}
     {
     }
 
