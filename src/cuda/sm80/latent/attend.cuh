@@ -458,6 +458,10 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
 
     DEVICE void run()
     {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+        /* No address is kept from one task to the next, for which there is no register. */
+        asm volatile("" : "+r"(warp), "+r"(lane));
+#endif
         const bool some = call.begin() < call.end();
 
         copy_q();

@@ -26,6 +26,10 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     static constexpr bool CONVERTS_BESIDE_VALUES = true;
     static constexpr bool LISTED = true, ENOUGH_REGISTERS = true;
     static constexpr int LEAST_STAGES = 2;
+    /* The host gives each kernel just these stages. ptxas makes other code of the constant, and not always shorter code: each kernel has
+     * the form in which it was measured and checked. */
+    static constexpr bool STAGES_ARE_CONSTANT =
+        KIND == LISTED_F32 || KIND == LISTED_528 || KIND == LISTED_FP4;
     static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
                               BYTES_BEHIND_RING = KEYS * sizeof(int32_t);
     /* Of two groups of a key, by a thread; as many as a block has, spread over the steps of P·V. */
@@ -51,8 +55,9 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
 
     DEVICE ListedBytes(const Call &of_call, uint32_t ring)
         : call(of_call), source{of_call}, ring_at(ring),
-          indices_at(ring + (uint32_t)of_call.stages() * STAGE_BYTES), flags{indices_at +
-                                                                             KEYS * sizeof(int32_t)}
+          indices_at(ring + (STAGES_ARE_CONSTANT ? LEAST_STAGES * STAGE_BYTES
+                                                 : (uint32_t)of_call.stages() * STAGE_BYTES)),
+          flags{indices_at + KEYS * (uint32_t)sizeof(int32_t)}
     {
     }
 
@@ -237,7 +242,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
 
     DEVICE int stages() const
     {
-        return call.stages();
+        return STAGES_ARE_CONSTANT ? LEAST_STAGES : call.stages();
     }
 
     DEVICE int blocks_ahead() const
