@@ -4,7 +4,7 @@
 #include "cache_params.h"
 #include "cuda.h"
 #include "images.h"
-#include "sm80/dense_decode/shape.h"
+#include "sm80/latent/shape.h"
 #include "sm80/mha_backward/shape.h"
 #include "sm80/mha_forward/shape.h"
 
@@ -33,8 +33,7 @@ enum { KERNELS = sizeof rows / sizeof rows[0] };
 enum { VARIANTS = 12 };
 static uint16_t row_of[CUDA_SCHEDULES][ELEMENT_F32 + 1][KV_FORMATS][VARIANTS];
 static pthread_once_t indexed = PTHREAD_ONCE_INIT;
-_Static_assert(KERNELS < UINT16_MAX && DENSE_DECODE_SHAPE_COUNT <= (int)VARIANTS,
-               "there is room for all rows");
+_Static_assert(KERNELS < UINT16_MAX && LATENT_SHAPE_COUNT <= (int)VARIANTS, "there is room for all rows");
 #define KERNEL(schedule, element, format, variant, ...)                                                      \
     _Static_assert((int)(variant) >= 0 && (int)(variant) < VARIANTS, "a variant has a place");
 #include "kernels.def"
@@ -76,10 +75,14 @@ static int32_t dynamic_bytes_of(int index, const struct cuda_device *device)
 {
     const int32_t bytes = rows[index].kernel.dynamic_bytes;
     if (bytes != BY_DEVICE) return bytes <= device->shared_bytes ? bytes : -1;
-    const struct dense_decode_shape *shape = &dense_decode_shapes[rows[index].key.variant];
-    const bool of_bytes = rows[index].key.format == CUDA_BYTES;
-    const int32_t stages = dense_decode_stages(shape, of_bytes, device->shared_bytes);
-    return stages ? dense_decode_shared_bytes(shape, of_bytes, stages) : -1;
+    const struct latent_shape *shape = &latent_shapes[rows[index].key.variant];
+    const enum kv_format format = rows[index].key.format;
+    const bool of_bytes = format != KV_BF16 && format != KV_FP16;
+    const enum latent_source source = rows[index].key.schedule == CUDA_SM80_SPARSE_DECODE
+                                          ? (of_bytes ? LATENT_LIST_OF_BYTES : LATENT_LIST)
+                                          : (of_bytes ? LATENT_TABLE_OF_BYTES : LATENT_TABLE);
+    const int32_t stages = latent_stages(shape, source, device->shared_bytes);
+    return stages ? latent_shared_bytes(shape, source, stages) : -1;
 }
 
 fmla_status cuda_prepare(int32_t id)

@@ -174,6 +174,33 @@ struct sparse_decode_params {
     struct output_params output;
 };
 
+/* How tokens of a listed cache lie, as the portable kernel converts them (sm80/sparse_decode/listed_bytes.cuh). */
+struct listed_layout {
+    int32_t code_bytes;   /* of a token's first values; 0: it has none, but values alone */
+    int32_t code_groups;  /* of 64 values: the first ones */
+    int32_t values_at;    /* bytes from the token: the values of the other groups */
+    int32_t scale_bytes;  /* of a token; 8, 16 or 32 */
+    int32_t scale_kind;   /* enum kv_scale */
+    int32_t scale_shift;  /* a scale is of 2^scale_shift values */
+    int32_t scale_place;  /* of the scales in a key's lines of a stage: the group, times 128, and the byte */
+    int32_t copied_bytes; /* at once: 16, 8 or 1, as the cache is aligned */
+};
+
+/* What formats a kernel over lists of bytes is for: f32 scales of 128 values, FP8_584, FP8_528 whether split or not, FP4 likewise; or
+ * all of these, and values, side by side. */
+enum listed_kind { LISTED_F32, LISTED_584, LISTED_528, LISTED_FP4, LISTED_ANY };
+enum { LISTED_584_SCALES = 6 * 128 + 64, LISTED_SCALES = 7 * 128 }; /* scale_place */
+
+/* The portable sparse decode, and sparse prefill. */
+struct sparse_sm80_params {
+    struct sparse_decode_params call;
+    struct listed_layout layout[2]; /* of the caches; of no use where they are of the queries' type */
+    int32_t stages;                 /* of the ring of key blocks in shared memory */
+    int32_t vectors_aligned;        /* q, and caches of its type, may be read 16 bytes at a time */
+    float *max_logits;              /* of prefill; NULL: not wanted */
+    int64_t max_stride;             /* token */
+};
+
 /* Sparse prefill, of one key head and the query heads that read it. */
 struct sparse_prefill_params {
     int32_t s_q, h_q, d_qk, topk;

@@ -5,7 +5,7 @@
  */
 #include "fake_cuda/launches.h"
 
-#include "cuda/sm80/dense_decode/shape.h"
+#include "cuda/sm80/latent/shape.h"
 
 #include <math.h>
 
@@ -105,7 +105,7 @@ static void planned_inside(void)
 
     const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
     CHECK_ALL({decode.grid_x, 66 * 2 /* a tile holds the 16 rows of a key head */}, {decode.block_x, 256},
-              {decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4}, {p.stages, 3},
+              {decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 640}, {p.stages, 3},
               {divides(p.page_divisor, 64), true}, {divides(p.group_divisor, 8), true});
     check_join(&p);
     CHECK_ALL({ROWS_PER_BLOCK(launched(0)), 1 /* 66 / 5 parts a request */},

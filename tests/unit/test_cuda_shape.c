@@ -6,7 +6,7 @@
 #include "check.h"
 
 #include "cuda/kernels.h"
-#include "cuda/sm80/dense_decode/shape.h"
+#include "cuda/sm80/latent/shape.h"
 
 #include "random.h"
 
@@ -14,29 +14,28 @@ enum { KIB_99 = 101376, KIB_163 = 166912, KIB_227 = 232448 }; /* Ada; A100; Hopp
 
 static void test_table(void)
 {
-    CHECK_EQ(dense_decode_shapes[0].rows, 16);
-    for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) {
-        const struct dense_decode_shape *s = &dense_decode_shapes[i];
+    CHECK_EQ(latent_shapes[0].rows, 16);
+    for (int i = 0; i < LATENT_SHAPE_COUNT; i++) {
+        const struct latent_shape *s = &latent_shapes[i];
         CHECK(s->rows % 16 == 0 && s->warps % (s->rows / 16) == 0 && s->most_stages >= 2, "%dx%d", s->rows,
               s->keys);
         CHECK(!i || s->rows > s[-1].rows || (s->rows == s[-1].rows && s->keys > s[-1].keys),
               "%dx%d: the order", s->rows, s->keys);
     }
-    CHECK(dense_decode_shared_bytes(&dense_decode_shapes[0], false, 2) <= KIB_99 - 1024, "%d bytes",
-          dense_decode_shared_bytes(&dense_decode_shapes[0], false, 2));
+    CHECK(latent_shared_bytes(&latent_shapes[0], LATENT_TABLE, 2) <= KIB_99 - 1024, "%d bytes",
+          latent_shared_bytes(&latent_shapes[0], LATENT_TABLE, 2));
 }
 
 static void test_bytes(void)
 {
-    const struct dense_decode_shape narrow = {16, 32, 4, 5, 0}, deep = {16, 64, 8, 5, 1},
-                                    wide = {64, 64, 8, 5, 0};
-    CHECK_EQ(dense_decode_shared_bytes(&narrow, false, 2),
-             16 * 1152 + 2 * 32 * 1152 + 16 * 128 + 4 * 16 * 4 + 16 * 4);
-    CHECK_EQ(dense_decode_shared_bytes(&deep, false, 3), 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4);
-    CHECK_EQ(dense_decode_shared_bytes(&wide, false, 2),
+    const struct latent_shape narrow = {16, 32, 4, 5, 0}, deep = {16, 64, 8, 5, 1}, wide = {64, 64, 8, 5, 0};
+    CHECK_EQ(latent_shared_bytes(&narrow, LATENT_TABLE, 2),
+             16 * 1152 + 2 * 32 * 1152 + 16 * 128 + 384 /* of 4 * 16 * 4 + 16 * 4, in lines */);
+    CHECK_EQ(latent_shared_bytes(&deep, LATENT_TABLE, 3), 3 * 64 * 1152 + 16 * 128 + 640);
+    CHECK_EQ(latent_shared_bytes(&wide, LATENT_TABLE, 2),
              64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4);
-    CHECK_EQ(dense_decode_shared_bytes(&narrow, true, 1),
-             16 * 1152 + 32 * 1152 + 32 * 704 + 16 * 128 + 4 * 16 * 4 + 16 * 4);
+    CHECK_EQ(latent_shared_bytes(&narrow, LATENT_TABLE_OF_BYTES, 1),
+             16 * 1152 + 32 * 1152 + 32 * 704 + 16 * 128 + 384);
 }
 
 static void test_examples(void)
@@ -46,29 +45,30 @@ static void test_examples(void)
         int32_t shared_bytes, shape, stages;
         bool of_bytes;
     } cases[] = {
-        {1, KIB_99, DENSE_DECODE_SHAPE_16x32, 2, false},
-        {16, KIB_99, DENSE_DECODE_SHAPE_16x32, 2, false},
-        {64, KIB_99, DENSE_DECODE_SHAPE_16x32, 2, false},
-        {16, KIB_163, DENSE_DECODE_SHAPE_16x64, 2, false},
-        {17, KIB_163, DENSE_DECODE_SHAPE_64x32, 2, false},
-        {64, KIB_163, DENSE_DECODE_SHAPE_64x32, 2, false},
-        {1, KIB_227, DENSE_DECODE_SHAPE_16x64, 3, false},
-        {16, KIB_227, DENSE_DECODE_SHAPE_16x64, 3, false},
-        {17, KIB_227, DENSE_DECODE_SHAPE_32x64, 2, false},
-        {32, KIB_227, DENSE_DECODE_SHAPE_32x64, 2, false},
-        {33, KIB_227, DENSE_DECODE_SHAPE_64x64, 2, false},
-        {64, KIB_227, DENSE_DECODE_SHAPE_64x64, 2, false},
-        {128, KIB_227, DENSE_DECODE_SHAPE_64x64, 2, false},
-        {INT64_C(1) << 31, KIB_227, DENSE_DECODE_SHAPE_64x64, 2, false},
-        {16, KIB_99, DENSE_DECODE_SHAPE_16x32, 1, true},
-        {64, KIB_99, DENSE_DECODE_SHAPE_16x32, 1, true},
-        {16, KIB_163, DENSE_DECODE_SHAPE_16x64, 1, true},
-        {64, KIB_163, DENSE_DECODE_SHAPE_64x32, 1, true},
-        {64, KIB_227, DENSE_DECODE_SHAPE_64x64, 1, true},
+        {1, KIB_99, LATENT_SHAPE_16x32, 2, false},
+        {16, KIB_99, LATENT_SHAPE_16x32, 2, false},
+        {64, KIB_99, LATENT_SHAPE_16x32, 2, false},
+        {16, KIB_163, LATENT_SHAPE_16x64, 2, false},
+        {17, KIB_163, LATENT_SHAPE_64x32, 2, false},
+        {64, KIB_163, LATENT_SHAPE_64x32, 2, false},
+        {1, KIB_227, LATENT_SHAPE_16x64, 3, false},
+        {16, KIB_227, LATENT_SHAPE_16x64, 3, false},
+        {17, KIB_227, LATENT_SHAPE_32x64, 2, false},
+        {32, KIB_227, LATENT_SHAPE_32x64, 2, false},
+        {33, KIB_227, LATENT_SHAPE_64x64, 2, false},
+        {64, KIB_227, LATENT_SHAPE_64x64, 2, false},
+        {128, KIB_227, LATENT_SHAPE_64x64, 2, false},
+        {INT64_C(1) << 31, KIB_227, LATENT_SHAPE_64x64, 2, false},
+        {16, KIB_99, LATENT_SHAPE_16x32, 1, true},
+        {64, KIB_99, LATENT_SHAPE_16x32, 1, true},
+        {16, KIB_163, LATENT_SHAPE_16x64, 1, true},
+        {64, KIB_163, LATENT_SHAPE_64x32, 1, true},
+        {64, KIB_227, LATENT_SHAPE_64x64, 1, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const struct dense_decode_choice c =
-            dense_decode_choose(cases[i].rows, INT32_MAX, cases[i].of_bytes, cases[i].shared_bytes);
+        const struct latent_choice c =
+            latent_choose(cases[i].rows, INT32_MAX, cases[i].of_bytes ? LATENT_TABLE_OF_BYTES : LATENT_TABLE,
+                          cases[i].shared_bytes);
         CHECK(c.shape == cases[i].shape && c.stages == cases[i].stages,
               "%lld rows, %d bytes: shape %d, %d stages", (long long)cases[i].rows, cases[i].shared_bytes,
               c.shape, c.stages);
@@ -80,14 +80,14 @@ static void test_most_rows(void)
 {
     for (int32_t bytes = KIB_99; bytes <= KIB_227; bytes += 512)
         for (int64_t rows = 1; rows <= 200; rows++) {
-            const struct dense_decode_choice c =
-                dense_decode_choose(rows, DENSE_DECODE_ROWS_WITHOUT_CODES, true, bytes);
-            CHECK(dense_decode_shapes[c.shape].rows <= DENSE_DECODE_ROWS_WITHOUT_CODES &&
-                      c.shared_bytes < bytes && c.stages == 1,
+            const struct latent_choice c =
+                latent_choose(rows, LATENT_ROWS_WITHOUT_CODES, LATENT_TABLE_OF_BYTES, bytes);
+            CHECK(latent_shapes[c.shape].rows <= LATENT_ROWS_WITHOUT_CODES && c.shared_bytes < bytes &&
+                      c.stages == 1,
                   "%lld rows, %d bytes: shape %d", (long long)rows, bytes, c.shape);
         }
-    CHECK_EQ(dense_decode_choose(64, DENSE_DECODE_ROWS_WITHOUT_CODES, true, KIB_163).shape,
-             DENSE_DECODE_SHAPE_32x64);
+    CHECK_EQ(latent_choose(64, LATENT_ROWS_WITHOUT_CODES, LATENT_TABLE_OF_BYTES, KIB_163).shape,
+             LATENT_SHAPE_32x64);
 }
 
 /* Whatever the table holds: the choice fits; no other shape that fits would read the keys less often, or, reading them as
@@ -97,18 +97,23 @@ static void test_rules_of(bool of_bytes)
     const int32_t least = of_bytes ? 1 : 2;
     for (int32_t bytes = KIB_99; bytes <= KIB_227; bytes += 512)
         for (int64_t rows = 1; rows <= 200; rows++) {
-            const struct dense_decode_choice c = dense_decode_choose(rows, INT32_MAX, of_bytes, bytes);
-            const struct dense_decode_shape *chosen = &dense_decode_shapes[c.shape];
-            CHECK(c.stages >= least && c.stages <= chosen->most_stages && c.shared_bytes < bytes &&
-                      c.shared_bytes == dense_decode_shared_bytes(chosen, of_bytes, c.stages),
-                  "%lld rows, %d bytes: %d stages, %d bytes", (long long)rows, bytes, c.stages,
-                  c.shared_bytes);
+            const struct latent_choice c =
+                latent_choose(rows, INT32_MAX, of_bytes ? LATENT_TABLE_OF_BYTES : LATENT_TABLE, bytes);
+            const struct latent_shape *chosen = &latent_shapes[c.shape];
+            CHECK(
+                c.stages >= least && c.stages <= chosen->most_stages && c.shared_bytes < bytes &&
+                    c.shared_bytes == latent_shared_bytes(
+                                          chosen, of_bytes ? LATENT_TABLE_OF_BYTES : LATENT_TABLE, c.stages),
+                "%lld rows, %d bytes: %d stages, %d bytes", (long long)rows, bytes, c.stages, c.shared_bytes);
             CHECK(of_bytes || c.stages == chosen->most_stages ||
-                      dense_decode_shared_bytes(chosen, of_bytes, c.stages + 1) + 1024 > bytes,
+                      latent_shared_bytes(chosen, of_bytes ? LATENT_TABLE_OF_BYTES : LATENT_TABLE,
+                                          c.stages + 1) +
+                              1024 >
+                          bytes,
                   "%lld rows, %d bytes: a stage more fits", (long long)rows, bytes);
-            for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) {
-                const struct dense_decode_shape *s = &dense_decode_shapes[i];
-                if (!dense_decode_stages(s, of_bytes, bytes)) continue;
+            for (int i = 0; i < LATENT_SHAPE_COUNT; i++) {
+                const struct latent_shape *s = &latent_shapes[i];
+                if (!latent_stages(s, of_bytes ? LATENT_TABLE_OF_BYTES : LATENT_TABLE, bytes)) continue;
                 const int64_t tiles = (rows + s->rows - 1) / s->rows;
                 const int64_t chosen_tiles = (rows + chosen->rows - 1) / chosen->rows;
                 const int better = s->rows > chosen->rows   ? tiles < chosen_tiles

@@ -3,7 +3,7 @@
  * The portable dense decode: its tile shape, and its launch.
  */
 #include "../../attention.h"
-#include "shape.h"
+#include "../latent/shape.h"
 
 static const char *refuses(const struct attention_problem *p, const char **argument)
 {
@@ -14,16 +14,16 @@ static const char *refuses(const struct attention_problem *p, const char **argum
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
     enum { CONVERTS_CODES = 90 /* a capability that does, whatever machine code it is given */ };
-    const int32_t most_rows = cuda_of_bytes(p) && w->device->capability < CONVERTS_CODES
-                                  ? DENSE_DECODE_ROWS_WITHOUT_CODES
-                                  : INT32_MAX;
-    const struct dense_decode_choice choice = dense_decode_choose(p->s_q * (p->h_q / p->h_kv), most_rows,
-                                                                  cuda_of_bytes(p), w->device->shared_bytes);
+    const int32_t most_rows =
+        cuda_of_bytes(p) && w->device->capability < CONVERTS_CODES ? LATENT_ROWS_WITHOUT_CODES : INT32_MAX;
+    const struct latent_choice choice =
+        latent_choose(p->s_q * (p->h_q / p->h_kv), most_rows,
+                      cuda_of_bytes(p) ? LATENT_TABLE_OF_BYTES : LATENT_TABLE, w->device->shared_bytes);
     w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM80_DENSE_DECODE, .element = p->element,
                                                  .format = cuda_of_bytes(p) ? CUDA_BYTES : 0,
                                                  .variant = choice.shape});
     w->stages = choice.stages, w->shared_bytes = choice.shared_bytes;
-    const fmla_status status = cuda_dense_prepare(p, dense_decode_shapes[choice.shape].rows, w);
+    const fmla_status status = cuda_dense_prepare(p, latent_shapes[choice.shape].rows, w);
     w->mark_tiles = 0; /* it has room for marks, and makes none */
     return status;
 }

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Codes of a cache to bf16 values: bf16(code × scale), as everywhere. FP4 codes become e4m3 codes first. Below compute capability
+ * 8.9, which does not convert e4m3, fp16 is made of its bits.
+ */
+#pragma once
+
+#include "../../device/element.cuh"
+
+#include "../../../num.h"
+
+/* Eight e2m1 codes to e4m3 codes of 2^-6 of their values, in the same order. */
+DEVICE uint2 e4m3_of_e2m1(uint32_t codes)
+{
+    constexpr uint32_t SIGNS = 0x80808080, MAGNITUDES = 0x1c1c1c1c;
+    const uint32_t even = (codes << 4 & SIGNS) | (codes << 2 & MAGNITUDES),
+                   odd = (codes & SIGNS) | (codes >> 2 & MAGNITUDES);
+    return make_uint2(__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362));
+}
+
+static constexpr float E2M1_IN_E4M3 = 64.0f; /* what the scale makes good */
+
+/* Four e4m3 codes to fp16, two a word. */
+DEVICE uint2 fp16_of_e4m3(uint32_t codes)
+{
+    uint2 halves;
+#if __CUDA_ARCH__ >= 890
+    asm("{\n.reg .b16 x, y;\nmov.b32 {x, y}, %2;\ncvt.rn.f16x2.e4m3x2 %0, x;\ncvt.rn.f16x2.e4m3x2 %1, y;\n}"
+        : "=r"(halves.x), "=r"(halves.y)
+        : "r"(codes));
+#else
+    /* fp16's exponent has one bit more, above: what the bits stand for, one place further down, is 2^-8 of the code's value. */
+    constexpr uint32_t SIGNS = 0x80008000, MAGNITUDES = 0x3f803f80, TWO_TO_8 = 0x5c005c00, NANS = 0x7fff7fff;
+    const uint32_t all = ((codes & 0x7f7f7f7f) + 0x01010101) & 0x80808080; /* of NaN codes */
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t upper = __byte_perm(codes, 0, i ? 0x3424 : 0x1404);
+        uint32_t &to = i ? halves.y : halves.x;
+        to = (upper >> 1 & MAGNITUDES) | (upper & SIGNS);
+        asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(to) : "r"(TWO_TO_8), "r"(0x80008000u));
+    }
+    if (SELDOM(all)) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (all >> (8 * i + 7) & 1) (i < 2 ? halves.x : halves.y) |= NANS & 0xffffu << i % 2 * 16;
+    }
+#endif
+    return halves;
+}
+
+/* Four e4m3 codes times their scale, to bf16. */
+DEVICE uint2 bf16_of_codes(uint32_t codes, float scale)
+{
+    const uint2 halves = fp16_of_e4m3(codes);
+    const float2 low = __half22float2(*(const __half2 *)&halves.x),
+                 high = __half22float2(*(const __half2 *)&halves.y);
+    return make_uint2(Bf16::pack(low.x * scale, low.y * scale), Bf16::pack(high.x * scale, high.y * scale));
+}

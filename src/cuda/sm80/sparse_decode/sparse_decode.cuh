@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Sparse decode, and sparse prefill, as latent/attend.cuh wants them: rows are heads of one token, for every token has lists of
+ * its own; entries that name no key are hidden from all of them. To prefill a token is a request of one token.
+ */
+#pragma once
+
+#include "../../device/gather.cuh"
+#include "../latent/attend.cuh"
+
+/* What a block of threads is given to do: a piece of a token's lists, for one tile of heads. */
+struct ListTask {
+    Piece piece;
+    int token, first_head;
+    ListEnds ends;
+    const int32_t *entries[2]; /* of the cache, and of the extra one */
+};
+
+template <typename Element> struct ListCall {
+    static constexpr bool CAUSAL = false, WANTS_MAXIMA = true;
+    using Task = ListTask;
+
+    const struct sparse_sm80_params &params;
+    const Task &task; /* in shared memory */
+
+    /* ---- Tasks ---- */
+
+    /* What a block of threads works through: a worker's pieces, for one tile. */
+    struct Turn {
+        PieceList list;
+        int next; /* of the list */
+    };
+
+    static DEVICE int worker_of_block(const struct sparse_decode_params &p)
+    {
+        return fast_divide((int)blockIdx.x, p.tiles_divisor);
+    }
+
+    static DEVICE void begin_turn(const struct sparse_sm80_params &params, Turn &turn)
+    {
+        turn.list = piece_list(params.call, (unsigned)worker_of_block(params.call));
+        turn.next = turn.list.first;
+    }
+
+    /* By one thread: the next task, with tiles of `rows` heads; false after the last. */
+    static DEVICE bool next_task(const struct sparse_sm80_params &params, int rows, Turn &turn, Task &task)
+    {
+        const struct sparse_decode_params &p = params.call;
+        if (turn.next > turn.list.last) return false;
+        const int tile = (int)blockIdx.x - worker_of_block(p) * p.tiles;
+        int length;
+        task.piece = list_piece(p, turn.list, turn.next, &length);
+        task.token = fast_divide(tile, p.token_divisor);
+        task.first_head = (tile - task.token * p.tiles_of_token) * rows;
+        task.ends = list_ends(p, task.piece.request);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            task.entries[i] = p.cache[i].indices + task.piece.request * p.cache[i].indices_stride[0] +
+                              task.token * p.cache[i].indices_stride[1];
+        turn.next += turn.list.step;
+        return true;
+    }
+
+    /* ---- The call, and the piece ---- */
+
+    DEVICE int d_qk() const
+    {
+        return params.call.d_qk;
+    }
+    DEVICE int stages() const
+    {
+        return params.stages;
+    }
+    DEVICE bool aligned() const
+    {
+        return params.vectors_aligned;
+    }
+    DEVICE float scale_log2() const
+    {
+        return params.call.scale_log2;
+    }
+    DEVICE const struct output_params &output() const
+    {
+        return params.call.output;
+    }
+    DEVICE int begin() const
+    {
+        return task.piece.begin;
+    }
+    DEVICE int end() const
+    {
+        return task.piece.end;
+    }
+
+    /* ---- Rows of the tile ---- */
+
+    DEVICE bool has_row(int row) const
+    {
+        return task.first_head + row < params.call.h_q;
+    }
+
+    DEVICE RowPlace place(int row) const
+    {
+        return {task.token, task.first_head + row};
+    }
+
+    DEVICE const uint16_t *q_row(int row) const
+    {
+        const struct sparse_decode_params &p = params.call;
+        return p.q + task.piece.request * p.q_stride[0] + task.token * p.q_stride[1] +
+               (task.first_head + row) * p.q_stride[2];
+    }
+
+    DEVICE bool direct() const
+    {
+        return task.piece.slot == DIRECT;
+    }
+    DEVICE int64_t out_at(int row) const
+    {
+        return out_offset(output(), task.piece.request, place(row));
+    }
+
+    DEVICE int64_t slot_row(int row) const
+    {
+        const struct sparse_decode_params &p = params.call;
+        return task.piece.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)task.token * p.h_q + task.first_head +
+               row;
+    }
+
+    DEVICE float *slot_at(int row) const
+    {
+        return params.call.split.slot_out + slot_row(row) * D_V;
+    }
+
+    /* Stores the lse; returns what the sink leaves of the row. */
+    DEVICE float finish_row(int row, float lse) const
+    {
+        if (!direct()) {
+            params.call.split.slot_lse[slot_row(row)] = lse;
+            return 1.0f;
+        }
+        store_lse(output(), task.piece.request, place(row), lse);
+        return result_sink_factor(output().rules, task.first_head + row, lse);
+    }
+
+    /* `most` is natural. */
+    DEVICE void store_maximum(int row, float most) const
+    {
+        if (params.max_logits)
+            params.max_logits[task.piece.request * params.max_stride + task.first_head + row] =
+                most * output().rules.lse_factor;
+    }
+};
+
+/* Which keys of the ring are named, a byte each. Those of others are zeros in the ring, and their scores count as -inf. */
+template <typename Tile> struct NamedKeys {
+    uint32_t at; /* [stages][KEYS] */
+
+    /* By the eight threads of a key. */
+    DEVICE void set(int stage, int pass, bool named) const
+    {
+        if (threadIdx.x % 8) return;
+        asm volatile("st.shared.u8 [%0], %1;" ::"r"(at + (uint32_t)(stage * Tile::KEYS) + threadIdx.x / 8 +
+                                                    (uint32_t)(pass * Tile::KEYS_AT_ONCE)),
+                     "r"((uint32_t)named)
+                     : "memory");
+    }
+
+    /* The flags of two neighbours, a byte each; `key` is even. */
+    DEVICE uint32_t pair(int stage, int key) const
+    {
+        uint16_t both;
+        asm volatile("ld.shared.u16 %0, [%1];"
+                     : "=h"(both)
+                     : "r"(at + (uint32_t)(stage * Tile::KEYS + key))
+                     : "memory");
+        return both;
+    }
+};
+
+/* Keys by the lists of a token. A block of keys is of one cache: the extra list begins at a multiple of PLAN_BLOCK. */
+template <typename Tile, typename Call> struct ListSource {
+    static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE;
+    static constexpr bool LISTED = true;
+    using Flags = NamedKeys<Tile>;
+
+    const Call call;
+
+    struct Places {
+        int index[PASSES]; /* -1: there is no entry */
+    };
+
+    DEVICE bool is_extra(unsigned first_key) const
+    {
+        return first_key >= (unsigned)call.task.ends.extra_begin;
+    }
+
+    static DEVICE unsigned key_of(unsigned first_key, int pass)
+    {
+        return first_key + threadIdx.x / 8 + (unsigned)(pass * KEYS_AT_ONCE);
+    }
+
+    /* Is there an entry for this thread's key of a block? Where it is. */
+    DEVICE bool has_entry(unsigned first_key, int pass) const
+    {
+        const ListEnds &ends = call.task.ends;
+        const int end = min(call.task.piece.end, is_extra(first_key) ? ends.extra_end : ends.count);
+        return key_of(first_key, pass) < (unsigned)end;
+    }
+
+    DEVICE const int32_t *entry(unsigned first_key, int pass) const
+    {
+        const bool extra = is_extra(first_key);
+        const unsigned from = extra ? (unsigned)call.task.ends.extra_begin : 0;
+        return call.task.entries[extra] + (key_of(first_key, pass) - from);
+    }
+
+    DEVICE Places find(unsigned first_key) const
+    {
+        Places places;
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++)
+            places.index[pass] = has_entry(first_key, pass) ? __ldg(entry(first_key, pass)) : -1;
+        return places;
+    }
+
+    /* Where this thread's keys of a block are, from a column on; an index that names none is not valid. */
+    DEVICE void place(const uint16_t *(&from)[PASSES], bool (&valid)[PASSES], unsigned first_key, int column,
+                      const Places &places) const
+    {
+        const struct sparse_cache_params &cache = call.params.call.cache[is_extra(first_key)];
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++) {
+            const int index = places.index[pass], page = fast_divide(index, cache.page_divisor);
+            valid[pass] = names_key(cache, index);
+            const uint8_t *token =
+                cache.data + page * cache.page_bytes + (index - page * cache.page_size) * cache.slot_bytes;
+            from[pass] = (valid[pass] ? (const uint16_t *)token : call.params.call.q) + column;
+        }
+    }
+};
+
+template <typename Element, int ROWS, int KEYS, int WARPS, bool Q_IN_REGISTERS> struct SparseDecode {
+    using Sizes = Tile<Element, ROWS, KEYS, WARPS, Q_IN_REGISTERS>;
+    using Call = ListCall<Element>;
+    using Kernel = Attend<Sizes, Call, RingKeys<Sizes, Call, ListSource<Sizes, Call>>>;
+};
+
+#define SPARSE_DECODE_KERNEL(NAME, ELEMENT, ROWS, KEYS, WARPS, Q_IN_REGISTERS)                               \
+    DEFINE_KERNEL(NAME##_##ROWS##x##KEYS, sparse_sm80_params, (32 * (WARPS)),                                \
+                  attend<typename SparseDecode<ELEMENT, ROWS, KEYS, WARPS, Q_IN_REGISTERS>::Kernel>(p))
