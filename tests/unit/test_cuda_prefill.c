@@ -179,8 +179,13 @@ static void chosen(void)
     fake->capability = 80;
     struct sparse_prefill_call c;
     prefill_call(&c, S_Q, H_Q, H_KV);
-    CHECK(!strcmp(kernel_of(&c), "cuda"), "%s", kernel_of(&c));
+    CHECK(!strcmp(kernel_of(&c), "cuda-sm80"), "%s", kernel_of(&c));
     CHECK_EQ(run(&c), H_KV);
+    const struct sparse_decode_params p =
+        sparse_decode_params_of(launched(0)); /* a token is a request of it */
+    CHECK(!strncmp(launched(0)->kernel, "sm80_sparse_decode_bf16_", 24), "%s", launched(0)->kernel);
+    CHECK_ALL({p.b, S_Q}, {p.s_q, 1}, {p.h_q, GROUP}, {p.tiles, 1}, {launched(0)->config.grid_x, S_Q},
+              {p.split.chunks, 1}, {!p.split.slot_out, true});
 }
 
 /* ---- Hopper's ----------------------------------------------------------------------------------- */
@@ -362,8 +367,10 @@ static void check_taken(struct sparse_prefill_call *c, const char *label, const 
                         const char *words)
 {
     char expected[160];
+    const char *const other =
+        argument && !strcmp(argument, "indices") ? "cuda" : "cuda-sm80"; /* so long a list */
     c->args.kernel = NULL;
-    CHECK(!strcmp(kernel_of(c), argument ? "cuda" : "cuda-sm90"), "%s: %s", label, kernel_of(c));
+    CHECK(!strcmp(kernel_of(c), argument ? other : "cuda-sm90"), "%s: %s", label, kernel_of(c));
     c->args.kernel = "cuda-sm90";
     if (!argument) {
         CHECK(!strcmp(kernel_of(c), "cuda-sm90"), "%s: %s", label, kernel_of(c));

@@ -121,6 +121,14 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
           inside(plan.num_splits, b + 1, sizeof(int32_t), slots ? (const char *)split->slot_out : end));
 }
 
+/* Rows of the tiles of a portable kernel, whose name ends with its shape. */
+static int64_t rows_of_shape(const struct fake_launch *launch)
+{
+    int64_t rows = 0;
+    sscanf(strrchr(launch->kernel, '_'), "_%" SCNd64, &rows);
+    return rows ? rows : 1;
+}
+
 static void judge_sparse(size_t bytes)
 {
     const struct sparse_decode_call *c = &call.sparse_decode;
@@ -130,15 +138,19 @@ static void judge_sparse(size_t bytes)
     const struct fake_launch *decode = launch_named("sm90_sparse_decode");
     const bool hopper = decode != NULL;
     const bool few = hopper && strstr(decode->kernel, "small");
-    if (!hopper) decode = launch_named("sparse_decode");
+    if (!hopper) decode = launch_named("sm80_sparse_decode");
+    const bool of_heads = decode != NULL; /* of a token; else tiles are of rows of any */
+    if (!decode) decode = launch_named("sparse_decode");
     HOLDS(!decode == !b && (decode || (!fake->launches && !fake->tensors)));
     if (!decode) return;
     const struct sparse_decode_params p = sparse_decode_params_of(decode);
-    const int64_t heads = few ? SM90_SPARSE_DECODE_SMALL_HEADS : SM90_SPARSE_DECODE_HEADS;
-    const int64_t tiles = hopper ? s_q * ceil_div(h_q, heads) : ceil_div(s_q * h_q, SPARSE_WARPS);
+    const int64_t heads = !hopper ? rows_of_shape(decode)
+                          : few   ? SM90_SPARSE_DECODE_SMALL_HEADS
+                                  : SM90_SPARSE_DECODE_HEADS;
+    const int64_t tiles = of_heads ? s_q * ceil_div(h_q, heads) : ceil_div(s_q * h_q, SPARSE_WARPS);
     HOLDS(p.b == b && p.s_q == s_q && p.h_q == h_q && p.tiles == tiles);
-    HOLDS(p.tiles_of_token == (hopper ? tiles / s_q : 0) && divides(p.heads_divisor, h_q));
-    HOLDS(divides(p.tiles_divisor, tiles) && (!hopper || divides(p.token_divisor, tiles / s_q)));
+    HOLDS(p.tiles_of_token == (of_heads ? tiles / s_q : 0) && divides(p.heads_divisor, h_q));
+    HOLDS(divides(p.tiles_divisor, tiles) && (!of_heads || divides(p.token_divisor, tiles / s_q)));
     HOLDS(divides(p.chunks_divisor, p.split.chunks) && p.split.slots_in_halves == hopper && !p.split.marks);
     const char *end = workspace + bytes;
     if (joins_itself(decode)) {
@@ -167,8 +179,7 @@ static void judge_dense(size_t bytes)
     const struct dense_decode_sm90_params params =
         dense_decode_sm90_params_of(decode); /* which begin with those of the portable kernel */
     const struct dense_decode_params *const p = &params.call;
-    int64_t rows_of_tile = 64;
-    if (!hopper) sscanf(strrchr(decode->kernel, '_'), "_%" SCNd64, &rows_of_tile);
+    const int64_t rows_of_tile = hopper ? 64 : rows_of_shape(decode);
     const int64_t tiles_of_head = ceil_div(rows, rows_of_tile), tiles = h_kv * tiles_of_head;
     HOLDS(p->b == b && p->s_q == s_q && p->h_q == h_q && p->h_kv == h_kv && p->rows == rows);
     HOLDS(divides(p->group_divisor, h_q / h_kv) && divides(p->page_divisor, c->kv_cache.shape[1]));
@@ -246,6 +257,13 @@ static void judge_prefill(size_t bytes)
         if (!strncmp(launch->kernel, "sm90_sparse_prefill_fp", 22)) {
             judge_pages(launch, ceil_div(h_q, 64), bytes);
             tokens += sparse_prefill_fp8_params_of(launch).decode.call.b;
+            continue;
+        }
+        if (!strncmp(launch->kernel, "sm80_sparse_decode", 18)) { /* a token is a request of it */
+            const struct sparse_decode_params d = sparse_decode_params_of(launch);
+            HOLDS(d.s_q == 1 && d.h_q == h_q / h_kv && d.tiles == ceil_div(d.h_q, rows_of_shape(launch)));
+            HOLDS(launch->config.grid_x == (int64_t)d.b * d.tiles && divides(d.tiles_divisor, d.tiles));
+            tokens += d.b;
             continue;
         }
         const struct sparse_prefill_params p = sparse_prefill_params_of(launch);

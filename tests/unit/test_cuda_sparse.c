@@ -382,14 +382,14 @@ static void rows(void)
                    "float16 queries of FP16 caches alone");
     sparse_call(&c, FMLA_KV_BF16, true);
     c.kv_cache.tensor.byte_offset = 2;
-    RUNS(sparse_decode, &c, "decode_plan|sparse_decode_bf16|join_splits_bf16_halves");
+    RUNS(sparse_decode, &c, "decode_plan|sm80_sparse_decode_bf16_64x64|join_splits_bf16_halves");
 }
 
 /* What Hopper's kernel does not take goes to the portable one, with as large a workspace; and says so if it is forced. */
 static void refused(const char *label, struct sparse_decode_call *c, const char *argument, const char *words)
 {
-    RUNS(sparse_decode, c, "decode_plan|sparse_decode_bytes_bf16|join_splits_bf16_halves");
-    CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * H_Q / SPARSE_WARPS);
+    RUNS(sparse_decode, c, "decode_plan|sm80_sparse_decode_f32_64x64|join_splits_bf16_halves");
+    CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * ((H_Q + 63) / 64));
     const size_t size = c->bytes;
     c->args.kernel = "cuda-sm90";
     check_rejected(label, sparse_decode_run(c), FMLA_UNSUPPORTED, "sparse_decode", argument, words);
@@ -427,7 +427,7 @@ static void odd_pages(void)
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_584, false);
     c.kv_cache.shape[1] = 61, c.kv_cache.strides[0] = 61 * 584;
-    RUNS(sparse_decode, &c, "decode_plan|sparse_decode_bytes_bf16|join_splits_bf16_halves");
+    RUNS(sparse_decode, &c, "decode_plan|sm80_sparse_decode_fp8_584_64x64|join_splits_bf16_halves");
     c.kv_cache.strides[0] = 61 * 584 + 8;
     RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_bf16_fp8_584|join_half_rows_bf16_halves");
     CHECK_ALL({sparse_decode_params_of(launched(1)).cache[0].page_bytes, 61 * 584 + 8},
@@ -494,8 +494,10 @@ static void elsewhere(void)
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK;
-    RUNS(sparse_decode, &c, "decode_plan|sparse_decode_bytes_bf16|join_splits_bf16_halves");
-    CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * H_Q / SPARSE_WARPS);
+    RUNS(sparse_decode, &c, "decode_plan|sm80_sparse_decode_f32_64x32|join_splits_bf16_halves");
+    const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
+    CHECK_ALL({launched(1)->config.grid_x, 33 * S_Q * ((H_Q + 63) / 64)}, {p.tiles_of_token, (H_Q + 63) / 64},
+              {p.tiles, S_Q * ((H_Q + 63) / 64)});
 }
 
 /* The plan by itself, of lengths on the device and of none. */

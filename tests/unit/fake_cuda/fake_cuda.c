@@ -14,7 +14,7 @@ CUDA_DRIVER_ENTRIES(ENTRY)
 #undef ENTRY
 cu_result cuDriverGetVersion(int *version);
 
-enum { DEPTH = 8, KERNELS_ASKED = 320, SHARED_BYTES_UNASKED = 48 * 1024 };
+enum { DEPTH = 8, KERNELS_ASKED = 512, SHARED_BYTES_UNASKED = 48 * 1024 };
 
 struct CUlib_st {
     const char *image; /* the images of these tests are their own names */

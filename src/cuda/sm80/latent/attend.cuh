@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Latent attention on any NVIDIA GPU since Ampere: FlashAttention-2's way (docs/flash-attention.md walks through it). Dense
- * decode, sparse decode and sparse prefill are this one body.
+ * Latent attention on any NVIDIA GPU since Ampere: FlashAttention-2's way (docs/flash-attention.md walks through it). Sparse
+ * decode and sparse prefill are this one body. Dense decode has a text of its own (dense_decode/), of which this one is a copy made
+ * general: with it ptxas spills 40 bytes of the fp16 kernel of 64 × 64 (docs/kernels/sparse-decode.md).
  *
  * A block of threads takes a tile of ROWS rows (a row is one query token of one query head) through the keys of a piece, KEYS at
  * a time. V is the first 512 columns of K: a block of keys is read from memory once, and used by both products from the same
@@ -23,7 +24,6 @@
  * does not see; `Keys` brings blocks of keys to the ring, beside the products:
  *
  *                        Call (rows of a tile)                     Keys
- *      dense decode      rows of a key head, over tokens           RingKeys of a block table; of bytes RawKeys
  *      sparse decode     heads of one token: a token's list        RingKeys of a list;
  *      sparse prefill    is its own                                of bytes ListedBytes, which converts beside P·V
  *
@@ -459,8 +459,8 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     DEVICE void run()
     {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
-        /* No address is kept from one task to the next, for which there is no register. */
-        asm volatile("" : "+r"(warp), "+r"(lane));
+        /* Over lists no address is kept from one task to the next, for which there is no register. */
+        if (Keys::LISTED) asm volatile("" : "+r"(warp), "+r"(lane));
 #endif
         const bool some = call.begin() < call.end();
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Keys that are values of the queries' type, on their way from memory to a ring of blocks in shared memory: by cp.async, eight
- * threads a key, KEYS_AT_ONCE keys at a time. A source says where keys are: a block table (dense_decode/table.cuh) or a list of
- * slots (sparse_decode/list.cuh).
+ * threads a key, KEYS_AT_ONCE keys at a time. A source says where keys are: a list of slots
+ * (sparse_decode/sparse_decode.cuh).
  */
 #pragma once
 
