@@ -76,7 +76,7 @@ check_c() {
 shell() {
     {
         tracked '*.sh'
-        printf '.ci/run\0'
+        printf '.ci/run\0.ci/all-gpus\0'
     } | xargs -0 -r -n 8 -P "$jobs" shellcheck
 }
 
