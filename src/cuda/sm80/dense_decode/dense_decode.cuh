@@ -87,8 +87,7 @@ struct DenseDecode {
     /* Ampere does not convert codes in hardware: it has no registers for that beside 64 rows, nor for the places of keys beside the
      * products of fewer. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
-    static constexpr bool HAS_REGISTERS = !BYTES || ROWS <= LATENT_ROWS_WITHOUT_CODES,
-                          FINDS_LATE = true;
+    static constexpr bool HAS_REGISTERS = !BYTES || ROWS <= LATENT_ROWS_WITHOUT_CODES, FINDS_LATE = true;
 #else
     static constexpr bool HAS_REGISTERS = true, FINDS_LATE = false;
 #endif

@@ -205,7 +205,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
         if (thread >= Tiles::ROWS / 4) return false;
         const uint4 lse = load_shared_16(this->numbers() + 16 * (uint32_t)thread);
         const float most = fmaxf(fmaxf(__uint_as_float(lse.x), __uint_as_float(lse.y)),
-                                  fmaxf(__uint_as_float(lse.z), __uint_as_float(lse.w)));
+                                 fmaxf(__uint_as_float(lse.z), __uint_as_float(lse.w)));
         return most == INFINITY;
     }
 
