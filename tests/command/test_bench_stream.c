@@ -113,6 +113,9 @@ static const struct {
     {"any/mha_forward.cu", "sm_90"},
     {"sm90/mha_forward/mha_forward_bf16.cu", "sm_90a"},
     {"sm80/dense_decode/dense_decode_bytes.cu", "sm_90"},
+    {"sm80/sparse_decode/sparse_decode_f32.cu", "sm_90"},
+    {"sm80/sparse_decode/sparse_decode_any.cu", "sm_90"},
+    {"sm80/mha_backward/mha_backward_fp16.cu", "sm_90"},
 };
 static const struct {
     const char *kernel;
@@ -136,7 +139,15 @@ static const struct {
     {"cuda-sm90", {.op = OP_SPARSE_PREFILL, .format = FMLA_KV_BF16}, 9, "c"},
     {"cuda", {.op = OP_MHA_FORWARD}, 9, "e"},
     {"cuda-sm90", {.op = OP_MHA_FORWARD}, 9, "f"},
-    {"cuda-sm80", {.op = OP_DENSE_DECODE, .format = FMLA_KV_FP8_576}, 9, "0"}, /* of 16 */
+    {"cuda-sm80", {.op = OP_DENSE_DECODE, .format = FMLA_KV_FP8_576}, 9, "0"},  /* of 16 */
+    {"cuda-sm80", {.op = OP_SPARSE_DECODE, .format = FMLA_KV_FP8_656}, 9, "1"}, /* of 17, and so on */
+    {"cuda-sm80", {.op = OP_SPARSE_PREFILL, .format = FMLA_KV_FP8_528_F32}, 9, "1"},
+    {"cuda-sm80",
+     {.op = OP_SPARSE_DECODE, .format = FMLA_KV_FP8_528, .extra_topk = 64, .extra_format = FMLA_KV_FP4_288},
+     9,
+     "2"},
+    {"cuda-sm80", {.op = OP_SPARSE_DECODE, .format = FMLA_KV_FP8_584}, 9, ""},
+    {"cuda-sm80", {.op = OP_MHA_BACKWARD, .type = ELEMENT_FP16}, 9, "3"},
     {"another", {.op = OP_SPARSE_DECODE, .format = FMLA_KV_BF16}, 9, ""},
 };
 

@@ -141,13 +141,40 @@ static void source_of_sparse(const char *kernel, struct bench_sources *sources)
         if (!strcmp(all[i].kernel, kernel)) *sources = all[i].sources;
 }
 
+/* The formats that one file of the portable sparse kernels takes. */
+static const char *kind_of_list(const struct shape *s, int32_t format)
+{
+    switch (format) {
+    case FMLA_KV_FP8_656:
+    case FMLA_KV_FP8_528_F32: return "f32";
+    case FMLA_KV_FP8_584: return "fp8_584";
+    case FMLA_KV_FP8_528:
+    case FMLA_KV_FP8_528_SPLIT: return "fp8_528";
+    case FMLA_KV_FP4_288:
+    case FMLA_KV_FP4_288_SPLIT: return "fp4";
+    default: return element_name(s->type);
+    }
+}
+
+/* Sparse prefill runs the kernels of sparse decode. */
+static void source_of_lists(const struct shape *s, struct bench_sources *sources)
+{
+    const char *kind = kind_of_list(s, s->format);
+    if (s->extra_topk && s->extra_format && strcmp(kind, kind_of_list(s, s->extra_format)) != 0) kind = "any";
+    snprintf(sources->file[0], sizeof sources->file[0], "src/cuda/sm80/sparse_decode/sparse_decode_%s.cu",
+             kind);
+}
+
 static struct bench_sources sources_of(const struct bench_row *row)
 {
     struct bench_sources sources = {{""}};
     const struct shape *s = row->shape;
     const char *family = strchr(row->kernel, '-'); /* cuda-sm90 */
     const bool fp8_on_hopper = s->op == OP_DENSE_DECODE && !strcmp(row->kernel, "cuda-sm90-fp8");
-    if (s->op == OP_SPARSE_DECODE)
+    const bool lists = s->op == OP_SPARSE_DECODE || s->op == OP_SPARSE_PREFILL;
+    if (lists && !strcmp(row->kernel, "cuda-sm80"))
+        source_of_lists(s, &sources);
+    else if (s->op == OP_SPARSE_DECODE)
         source_of_sparse(row->kernel, &sources);
     else if (fp8_on_hopper)
         snprintf(sources.file[0], sizeof sources.file[0],
