@@ -458,7 +458,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
 
     DEVICE void run()
     {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 890 || __CUDA_ARCH__ >= 1200)
         /* Over lists no address is kept from one task to the next, for which there is no register. */
         if (Keys::LISTED) asm volatile("" : "+r"(warp), "+r"(lane));
 #endif
