@@ -161,8 +161,8 @@ static void source_of_lists(const struct shape *s, struct bench_sources *sources
 {
     const char *kind = kind_of_list(s, s->format);
     if (s->extra_topk && s->extra_format && strcmp(kind, kind_of_list(s, s->extra_format)) != 0) kind = "any";
-    snprintf(sources->file[0], sizeof sources->file[0], "src/cuda/sm80/sparse_decode/sparse_decode_%s.cu",
-             kind);
+    snprintf(sources->file[0], sizeof sources->file[0], "src/cuda/%s/sparse_decode/sparse_decode_%s.cu",
+             "sm80", kind);
 }
 
 static struct bench_sources sources_of(const struct bench_row *row)
