@@ -72,12 +72,10 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     using Tile::WARP_KEYS;
     using Tile::WARPS;
     using Operation = Call;
-    static constexpr int GROUPS_OF_V = D_V / LINE_ELEMENTS;
 
     /* An mma waits for the one before it on the same sums: with one key tile, several sums take turns. */
     static constexpr int CHAINS = KEY_TILES == 1 ? 4 : KEY_TILES == 2 ? 2 : 1;
 
-    static constexpr bool ENOUGH_REGISTERS = Keys::ENOUGH_REGISTERS;
     /* Maxima, factors, and the largest scores where they are wanted; in whole lines. */
     static constexpr uint32_t SIDE_BYTES =
         ((KEY_GROUPS + 1 + Call::WANTS_MAXIMA) * ROWS * (uint32_t)sizeof(float) + LINE_BYTES - 1) /
@@ -272,7 +270,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         }
     }
 
-    /* Of two neighbouring warps. Barrier 0 is __syncthreads. */
+    /* Joins two neighbouring warps. Barrier 0 is __syncthreads. */
     static DEVICE void pair_barrier(int pair)
     {
         asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");
@@ -311,21 +309,6 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
                 }
             }
         }
-    }
-
-    /* ---- Keys that only some rows of the tile see ------------------------------------------------ */
-
-    /* Does V hold an infinity or a NaN in a key that some row must not see? A product with P = 0 would not hide it. */
-    __device__ bool poisoned(uint32_t stage_at, int from, int to) const
-    {
-        bool found = false;
-        for (int i = (int)threadIdx.x; i < (to - from) * GROUPS_OF_V * (LINE_BYTES / 4); i += THREADS) {
-            const int word = i % (LINE_BYTES / 4), line = i / (LINE_BYTES / 4);
-            const uint32_t at = stage_at - base + (uint32_t)(line % GROUPS_OF_V) * KEY_GROUP +
-                                (uint32_t)(from + line / GROUPS_OF_V) * LINE_BYTES + (uint32_t)word * 4;
-            found |= any_not_finite<Element>(*(const uint32_t *)(shared + at));
-        }
-        return __syncthreads_or(found);
     }
 
     /* ---- Softmax ------------------------------------------------------------------------------- */
@@ -459,8 +442,8 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     DEVICE void run()
     {
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 890 || __CUDA_ARCH__ >= 1200)
-        /* Over lists no address is kept from one task to the next, for which there is no register. */
-        if (Keys::LISTED) asm volatile("" : "+r"(warp), "+r"(lane));
+        /* No address is kept from one task to the next, for which there is no register. */
+        asm volatile("" : "+r"(warp), "+r"(lane));
 #endif
         const bool some = call.begin() < call.end();
 
@@ -484,7 +467,6 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
 #pragma unroll 1
         for (unsigned key = (unsigned)call.begin(); some && key < (unsigned)call.end(); key += KEYS) {
             const uint32_t stage_at = ring_at + (uint32_t)stage * STAGE_BYTES;
-            const int first_key = (int)key;
             const int free_stage = keys.stages() == 1 ? 0 : stage ? stage - 1 : keys.stages() - 1;
             const unsigned ahead = key + (unsigned)keys.blocks_ahead() * KEYS;
             keys.wait_for_block();
@@ -494,19 +476,11 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             float s[KEY_TILES][4];
             score(stage_at, q, s, [&](int step) { keys.beside_scores(step, free_stage, ahead); });
             cp_async_commit();
-            scale(s, stage, first_key);
+            scale(s, stage);
             softmax(s, state);
             keys.before_values();
             __syncthreads(); /* P and the factors are there */
             rescale(o);
-            if constexpr (Call::CAUSAL)
-                if (call.hides(first_key, KEYS) && call.causal() &&
-                    poisoned(stage_at, clamp_int(call.all_see() - first_key, 0, KEYS),
-                             clamp_int(call.end() - first_key, 0, KEYS))) {
-                    cp_async_wait<0>();
-                    call.attend_by_rows(ROWS, warp, WARPS);
-                    return;
-                }
             accumulate(stage_at, o, [&](int step) { keys.beside_values(step, free_stage); });
             stage = stage + 1 == keys.stages() ? 0 : stage + 1;
         }
@@ -515,29 +489,18 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         finish(state, o);
     }
 
-    DEVICE void scale(float s[KEY_TILES][4], int stage, int first_key)
+    /* Scales the scores; one of a key that no index names becomes -inf. */
+    DEVICE void scale(float s[KEY_TILES][4], int stage)
     {
-        const int row = 16 * (warp % ROW_GROUPS), key = WARP_KEYS * (warp / ROW_GROUPS);
+        const int key = WARP_KEYS * (warp / ROW_GROUPS);
 #pragma unroll
         for (int i = 0; i < 4 * KEY_TILES; i++) s[i / 4][i % 4] *= call.scale_log2();
-        if constexpr (Keys::LISTED) {
 #pragma unroll
-            for (int t = 0; t < KEY_TILES; t++) {
-                const uint32_t named = keys.flags.pair(stage, key + 8 * t + mma_c_column(lane, 0));
+        for (int t = 0; t < KEY_TILES; t++) {
+            const uint32_t named = keys.flags.pair(stage, key + 8 * t + mma_c_column(lane, 0));
 #pragma unroll
-                for (int e = 0; e < 4; e++)
-                    if (!(named >> 8 * (e % 2) & 1)) s[t][e] = -INFINITY;
-            }
-        }
-        if constexpr (Call::CAUSAL) {
-            if (!call.hides(first_key, KEYS)) return;
-#pragma unroll
-            for (int t = 0; t < KEY_TILES; t++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    if (key + 8 * t + mma_c_column(lane, e) >=
-                        call.visible_end(row + mma_c_row(lane, e)) - first_key)
-                        s[t][e] = -INFINITY;
+            for (int e = 0; e < 4; e++)
+                if (!(named >> 8 * (e % 2) & 1)) s[t][e] = -INFINITY;
         }
     }
 };
@@ -556,7 +519,7 @@ template <typename Kernel, typename Params> DEVICE void attend(const Params &p)
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ typename Call::Turn turn; /* not in registers: those are dear */
     __shared__ typename Call::Task task;
-    if constexpr (Kernel::LEAST_BYTES > MOST_SHARED || !Kernel::ENOUGH_REGISTERS) {
+    if constexpr (Kernel::LEAST_BYTES > MOST_SHARED) {
         __trap(); /* shape.c does not choose it here, and there is no need to compile it */
     } else {
         Kernel kernel(p, memory, task);

@@ -40,7 +40,6 @@ DEVICE void wait_for_oldest(int stages)
 template <typename Tile, typename Call, typename Source> struct RingKeys {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE, KEYS = Tile::KEYS;
     static constexpr bool CONVERTS_BESIDE_VALUES = false;
-    static constexpr bool LISTED = Source::LISTED, BYTES = false, ENOUGH_REGISTERS = true;
     static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
                               BYTES_BEHIND_RING = 0;
     static constexpr int LEAST_STAGES = LATENT_LEAST_STAGES;
@@ -133,8 +132,7 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
                 copy_unaligned(i, key);
                 copies = prepare_copies(i, key);
                 issue_copies(0, MAX_GROUPS * PASSES);
-                if constexpr (LISTED)
-                    for (int pass = 0; pass < PASSES; pass++) flags.set(i, pass, copies.valid[pass]);
+                for (int pass = 0; pass < PASSES; pass++) flags.set(i, pass, copies.valid[pass]);
             }
             cp_async_commit(); /* groups are counted: an empty one too */
             if (some) places = source.find(first_key + (unsigned)(i + 1) * KEYS);
@@ -155,8 +153,7 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
     {
         if (step == 0) {
             copies = prepare_copies(free_stage, ahead);
-            if constexpr (LISTED)
-                for (int pass = 0; pass < PASSES; pass++) flags.set(free_stage, pass, copies.valid[pass]);
+            for (int pass = 0; pass < PASSES; pass++) flags.set(free_stage, pass, copies.valid[pass]);
         }
         if (step % COPY_STEPS == 0 && step / COPY_STEPS < COPY_BATCHES)
             issue_copies(step / COPY_STEPS * COPY_BATCH, (step / COPY_STEPS + 1) * COPY_BATCH);

@@ -20,11 +20,10 @@
 #include "convert.cuh"
 #include "sparse_decode.cuh"
 
-/* KIND says what formats the kernel is for (params.h). One of LISTED_ANY looks it up, for each block of keys. */
+/* KIND says which formats the kernel takes (params.h). A kernel of LISTED_ANY looks the format up for each block of keys. */
 template <typename Tile, typename Call, int KIND> struct ListedBytes {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE, KEYS = Tile::KEYS;
     static constexpr bool CONVERTS_BESIDE_VALUES = true;
-    static constexpr bool LISTED = true, ENOUGH_REGISTERS = true;
     static constexpr int LEAST_STAGES = 2;
     /* The host gives each kernel just these stages. ptxas makes other code of the constant, and not always shorter code: each kernel has
      * the form in which it was measured and checked. */
@@ -32,7 +31,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         KIND == LISTED_F32 || KIND == LISTED_528 || KIND == LISTED_FP4;
     static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
                               BYTES_BEHIND_RING = KEYS * sizeof(int32_t);
-    /* Of two groups of a key, by a thread; as many as a block has, spread over the steps of P·V. */
+    /* A thread converts a unit, two groups of a key, at a time. The units of a block are spread over the steps of P·V. */
     static constexpr int UNITS_OF_KEY = D_V / LINE_ELEMENTS / 2, UNITS = PASSES * UNITS_OF_KEY;
     static constexpr int VALUE_STEPS = KEYS / 16 * Tile::COLUMN_PAIRS, STEPS_OF_UNIT = VALUE_STEPS / UNITS;
     static_assert(VALUE_STEPS % UNITS == 0 && STEPS_OF_UNIT >= 2,
@@ -61,7 +60,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     {
     }
 
-    /* Of the block that is copied, or converted. */
+    /* Returns the layout of the block that is copied or converted. */
     DEVICE struct listed_layout layout() const
     {
         struct listed_layout l = call.params.layout[extra];
