@@ -70,7 +70,7 @@ bool cuda_can_have(const struct cuda_device *device, const struct cuda_kernel *k
     return kernel->capability != 90 || (device->capability == 90 && kernel->built);
 }
 
-/* What launches give the kernel; < 0 where that is more than the device has, so that nothing launches it. */
+/* Returns the dynamic shared memory of the kernel's launches; < 0 where the device has less, so that nothing launches it. */
 static int32_t dynamic_bytes_of(int index, const struct cuda_device *device)
 {
     const int32_t bytes = rows[index].kernel.dynamic_bytes;

@@ -19,10 +19,10 @@ fmla_device_info machine_describe(fmla_device device);
 /* The processor's name as Linux tells it; "" elsewhere. */
 void machine_cpu_name(char *name, size_t size);
 
-/* Of a GPU: name, compute capability, SMs, shared memory, driver, and what the build has machine code for. */
+/* Returns a GPU's name, compute capability, SMs, shared memory and driver, and what the build has machine code for. */
 json_t *machine_gpu_json(int32_t id);
 
-/* Of any device: that of the GPU, or the processor's name and the threads. */
+/* Returns machine_gpu_json of a GPU, or the processor's name and the number of threads. */
 json_t *machine_json(fmla_device device);
 
 #endif

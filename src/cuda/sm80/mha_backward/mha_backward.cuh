@@ -399,7 +399,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
                 }
     }
 
-    /* Of the block that stands in shared memory. */
+    /* Describes the block that stands in shared memory. */
     DEVICE void run() const
     {
         KeySums dk = {};

@@ -80,20 +80,20 @@ struct MhaForward {
         uint32_t a[Q_IN_REGISTERS ? STEPS : 1][ROW_TILES][4];
     };
 
-    /* Of the rows 16 m + 8 half + lane / 4 of this warp. In powers of two, of scaled scores. */
+    /* The softmax of the rows 16 m + 8 half + lane / 4 of this warp, in base 2 and of scaled scores. */
     struct State {
         float reference[ROW_TILES][2];
         float sum[ROW_TILES][2]; /* of this thread's weights */
         bool careful;            /* some row's reference is extreme */
     };
 
-    /* What a warp's rows see. */
+    /* The keys that a warp's rows see. */
     struct Sight {
         int keys;   /* that one of them sees: 0 or less where there is none */
         int by_all; /* that all of them see */
     };
 
-    /* What is not kept in registers, which are dear. */
+    /* The tile, and what each warp's rows see of it, stand in shared memory: registers are dear. */
     struct Known {
         MhaTile tile;
         Sight sights[WARPS];
@@ -115,7 +115,7 @@ struct MhaForward {
             swizzle_128((uint32_t)ldmatrix_tile_row((int)lane), (uint32_t)ldmatrix_tile_chunk((int)lane));
     }
 
-    /* Not kept in registers. */
+    /* Both are computed anew in each use, which saves registers. */
     DEVICE static int lane_of_warp() { return (int)(fresh_thread() % 32); }
     DEVICE static int first_row() { return (int)(fresh_thread() / 32) * WARP_ROWS; }
 

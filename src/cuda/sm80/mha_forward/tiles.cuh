@@ -63,7 +63,7 @@ DEVICE bool find_ragged(const mha_forward_sm80_params &p, int number, MhaRequest
     return false;
 }
 
-/* By a whole warp: tile `number`; false: there is none. */
+/* Finds tile `number`; false if there is none. A whole warp calls it. */
 DEVICE bool find_tile(const mha_forward_sm80_params &p, int number, MhaTile &t)
 {
     const mha_forward_params &call = p.call;

@@ -8,7 +8,7 @@
 #include "../../attention.h"
 #include "../latent/shape.h"
 
-/* What the kernels do not take; NULL: nothing. */
+/* Says what the kernels take where they refuse the problem; NULL if they take it. */
 const char *sm80_listed_refuses(const struct attention_problem *p, const char **argument);
 
 /* The tile for so many heads that share a token's list. */
