@@ -45,6 +45,8 @@ struct kernel;
 struct kernel_driver {
     /* NULL if the kernel takes the problem; else what it takes, and which argument differs. NULL pointer: it takes all. */
     const char *(*refuses)(const struct kernel *kernel, union problem problem, const char **argument);
+    /* Is the next kernel of the table faster for the problem, if it takes it? Not asked where a kernel is forced. NULL: it never is. */
+    bool (*leaves)(const struct kernel *kernel, union problem problem);
     /* `prepared` is preset to no bytes, aligned to 16; run leaves it as it is. NULL: there is nothing to decide. */
     fmla_status (*prepare)(const struct kernel *kernel, union problem problem, struct prepared *prepared);
     fmla_status (*run)(const struct kernel *kernel, union problem problem, const struct prepared *prepared);
