@@ -43,7 +43,8 @@
 #include "tiles.h"
 
 enum {
-    KEYS = 128,          /* of a block */
+    KEYS = 192,          /* of a block */
+    WIDTH = 64,          /* most numbers d of values at a time */
     DEPTH = 32,          /* of a product: numbers d of scores, keys of values */
     PIECE = TILE * TILE, /* numbers of 32 bits of a tile */
     MOST_ROWS = 256,
@@ -77,7 +78,7 @@ static size_t scratch_layout(const struct cpu_call *call, uintptr_t base, struct
     scratch->s = tile_take(&at, (size_t)2 * TILE * KEYS * 4);
     scratch->p = tile_take(&at, rows * KEYS * 2);
     scratch->keys = tile_take(&at, KEYS * (size_t)key_step(call->problem) * 2);
-    scratch->values = tile_take(&at, KEYS * d_v * 2);
+    scratch->values = tile_take(&at, (size_t)2 * KEYS * WIDTH * 2);
     return at - base;
 }
 
@@ -171,26 +172,39 @@ static void find_keys(const struct cpu_call *call, const struct cpu_key *from, u
     for (int32_t i = tiles; i < tiles + 3; i++) block->keys[i] = block->keys[tiles - 1];
 }
 
-/* Two keys' values side by side, for `count` keys: values[32 keys][16 d][pair][d] = (v[2 pair][d], v[2 pair + 1][d]). What follows
- * the last key of 32 is zeros. */
-static void pair_values(uint32_t *values, const uint16_t *const *from, int32_t count, int64_t d_v)
+/* Numbers d … d + width - 1 of two keys' values side by side, for `count` keys and then zeros up to `after`:
+ * to[32 keys][16 d][pair][d] = (v[2 pair][d], v[2 pair + 1][d]). */
+struct pairing {
+    uint32_t *to;
+    const uint16_t *const *from;
+    int32_t next, count, after; /* keys: `next` is the first that is left */
+    int32_t width, at_once;     /* 32 or 64; pairs of keys while four products run */
+    int64_t d;
+};
+
+/* Up to `pairs` pairs of keys more. */
+INLINE void pair_some(struct pairing *pairing, int32_t pairs)
 {
-    for (int32_t t = 0; t < (count + DEPTH - 1) / DEPTH * DEPTH; t += 2) {
-        uint32_t *to = values + t / DEPTH * (d_v / TILE) * PIECE + t % DEPTH / 2 * TILE;
-        for (int64_t d = 0; d < d_v; d += 32) {
-            const __m512i x = t < count ? _mm512_loadu_si512(from[t] + d) : _mm512_setzero_si512(),
-                          y = t + 1 < count ? _mm512_loadu_si512(from[t + 1] + d) : _mm512_setzero_si512();
-            _mm512_store_si512(to + d / TILE * PIECE, pair_first(x, y));
-            _mm512_store_si512(to + (d / TILE + 1) * PIECE, pair_second(x, y));
+    const __m512i zero = _mm512_setzero_si512();
+    const int32_t left = pairing->after - pairing->next,
+                  end = pairing->next + (2 * pairs < left ? 2 * pairs : left);
+    for (int32_t t = pairing->next; t < end; t += 2) {
+        uint32_t *to = pairing->to + t / DEPTH * (pairing->width / TILE) * PIECE + t % DEPTH / 2 * TILE;
+        for (int64_t d = pairing->d; d < pairing->d + pairing->width; d += DEPTH, to += 2 * PIECE) {
+            const __m512i x = t < pairing->count ? _mm512_loadu_si512(pairing->from[t] + d) : zero,
+                          y = t + 1 < pairing->count ? _mm512_loadu_si512(pairing->from[t + 1] + d) : zero;
+            _mm512_store_si512(to, pair_first(x, y));
+            _mm512_store_si512(to + PIECE, pair_second(x, y));
         }
     }
+    pairing->next = end;
 }
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
 /* s[group][key][row] of keys in `tiles` tiles, two at a time, and two groups; `steps` of 32 numbers d. */
 static void scores_of_two(float *s, const struct key_tile *keys, int32_t tiles, const uint32_t *q,
-                          int64_t steps)
+                          int64_t steps, struct tile_ahead *ahead)
 {
     float *const s2 = s + KEYS * TILE;
     const uint32_t *const q2 = q + steps * PIECE;
@@ -201,6 +215,7 @@ static void scores_of_two(float *s, const struct key_tile *keys, int32_t tiles, 
         TILE_ZERO(2);
         TILE_ZERO(3);
         for (int64_t i = 0; i < steps; i++) {
+            tile_bring(ahead, 1);
             TILE_LOAD(4, keys[t].at + i * DEPTH, keys[t].bytes);
             TILE_LOAD(6, q + i * PIECE, TILE_BYTES);
             TILE_ADD(0, 4, 6);
@@ -219,7 +234,7 @@ static void scores_of_two(float *s, const struct key_tile *keys, int32_t tiles, 
 
 /* … of one group, four tiles of keys at a time. */
 static void scores_of_one(float *s, const struct key_tile *keys, int32_t tiles, const uint32_t *q,
-                          int64_t steps)
+                          int64_t steps, struct tile_ahead *ahead)
 {
     tiles_see_memory();
     for (int32_t t = 0; t < tiles; t += 4) {
@@ -228,6 +243,7 @@ static void scores_of_one(float *s, const struct key_tile *keys, int32_t tiles, 
         TILE_ZERO(2);
         TILE_ZERO(3);
         for (int64_t i = 0; i < steps; i++) {
+            tile_bring(ahead, 1);
             TILE_LOAD(7, q + i * PIECE, TILE_BYTES);
             TILE_LOAD(4, keys[t].at + i * DEPTH, keys[t].bytes);
             TILE_ADD(0, 4, 7);
@@ -245,9 +261,10 @@ static void scores_of_one(float *s, const struct key_tile *keys, int32_t tiles, 
     }
 }
 
-/* Adds to o[group][32 d][row][d] of two groups, d_v numbers a row, the values of 32 · steps keys; `empty`: O holds nothing yet. */
+/* Adds to o[group][32 d][row][d] of two groups, d_v numbers a row, the values of 32 · steps keys, and prepares the `next` numbers d;
+ * `empty`: O holds nothing yet. */
 static void values_of_two(float *o, const uint32_t *p, const uint32_t *values, int64_t d_v, int32_t steps,
-                          bool empty)
+                          bool empty, struct tile_ahead *ahead, struct pairing *next)
 {
     float *const o2 = o + d_v * TILE;
     const uint32_t *const p2 = p + KEYS / DEPTH * PIECE;
@@ -263,7 +280,9 @@ static void values_of_two(float *o, const uint32_t *p, const uint32_t *values, i
         TILE_LOAD(3, o2 + PIECE, TILE_BYTES);
     }
     for (int32_t i = 0; i < steps; i++) {
-        const uint32_t *v = values + i * (d_v / TILE) * PIECE;
+        const uint32_t *v = values + i * 2 * PIECE;
+        tile_bring(ahead, 1);
+        pair_some(next, next->at_once);
         TILE_LOAD(4, p + i * PIECE, TILE_BYTES);
         TILE_LOAD(6, v, TILE_BYTES);
         TILE_ADD(0, 4, 6);
@@ -280,8 +299,8 @@ static void values_of_two(float *o, const uint32_t *p, const uint32_t *values, i
 }
 
 /* … to o[64 d][row][d] of one group. */
-static void values_of_one(float *o, const uint32_t *p, const uint32_t *values, int64_t d_v, int32_t steps,
-                          bool empty)
+static void values_of_one(float *o, const uint32_t *p, const uint32_t *values, int32_t steps, bool empty,
+                          struct tile_ahead *ahead, struct pairing *next)
 {
     if (empty) {
         TILE_ZERO(0);
@@ -295,7 +314,9 @@ static void values_of_one(float *o, const uint32_t *p, const uint32_t *values, i
         TILE_LOAD(3, o + 3 * PIECE, TILE_BYTES);
     }
     for (int32_t i = 0; i < steps; i++) {
-        const uint32_t *v = values + i * (d_v / TILE) * PIECE;
+        const uint32_t *v = values + i * 4 * PIECE;
+        tile_bring(ahead, 1);
+        pair_some(next, next->at_once);
         TILE_LOAD(7, p + i * PIECE, TILE_BYTES);
         TILE_LOAD(4, v, TILE_BYTES);
         TILE_ADD(0, 7, 4);
@@ -404,7 +425,7 @@ static void softmax_of_group(const struct scratch *scratch, int32_t g, float *s,
 
 /* ---- A tile of rows -------------------------------------------------------------------------- */
 
-/* Groups of a tile, and which of them have met a key: of the others O holds nothing. */
+/* Groups of a tile, one or an even number, and which of them have met a key: of the others O holds nothing. */
 struct groups {
     int32_t count;
     bool begun[GROUPS];
@@ -414,12 +435,13 @@ struct groups {
 static struct groups begin_rows(const struct cpu_tile *tile, const struct scratch *scratch)
 {
     const struct attention_problem *p = tile->call->problem;
-    const struct groups groups = {.count = (tile->rows + TILE - 1) / TILE};
+    const bool one = tile->rows <= TILE;
+    const struct groups groups = {.count = one ? 1 : (tile->rows + 2 * TILE - 1) / (2 * TILE) * 2};
     cpu_fetch_queries(tile, 0, tile->rows);
     for (int32_t i = 0; i < groups.count * TILE; i++)
         scratch->max[i] = scratch->base[i] = -INFINITY, scratch->sum[i] = 0.0f;
-    for (int32_t i = 0; i < tile->rows; i += TILE) {
-        const int32_t count = tile->rows - i < TILE ? tile->rows - i : TILE;
+    for (int32_t i = 0; i < groups.count * TILE; i += TILE) {
+        const int32_t left = tile->rows - i, count = left < 0 ? 0 : left < TILE ? left : TILE;
         const uint16_t *row[TILE];
         for (int32_t l = 0; l < count; l++) row[l] = cpu_query(tile, i + l);
         pack_pairs(scratch->q + i * p->d_qk / 2, row, count, p->d_qk, TILE);
@@ -427,27 +449,27 @@ static struct groups begin_rows(const struct cpu_tile *tile, const struct scratc
     return groups;
 }
 
-/* Of two groups at a time the keys that some row of theirs sees: the last row sees most. */
+/* The keys that some row of two groups from `g` on sees, or of one: the last row sees most. */
 static int32_t seen_by(const struct block *block, const struct groups *groups, int32_t g)
 {
-    const int32_t last = g + 2 < groups->count ? g + 1 : groups->count - 1;
+    const int32_t last = groups->count == 1 ? 0 : g + 1;
     return block->visible[last * TILE + TILE - 1];
 }
 
-static void score_and_weigh(const struct cpu_call *call, const struct scratch *scratch,
-                            const struct block *block, const struct groups *groups)
+static void score_and_weigh(const struct cpu_call *call, const struct scratch *scratch, struct block *block,
+                            const struct groups *groups)
 {
     const struct attention_problem *p = call->problem;
     const int64_t steps = p->d_qk / DEPTH;
     for (int32_t g = 0; g < groups->count; g += 2) {
         const int32_t count = seen_by(block, groups, g), tiles = (count + TILE - 1) / TILE;
-        const bool two = g + 1 < groups->count;
+        const bool two = groups->count > 1;
         const uint32_t *q = scratch->q + g * steps * PIECE;
         if (!count) continue;
         if (two)
-            scores_of_two(scratch->s, block->keys, tiles, q, steps);
+            scores_of_two(scratch->s, block->keys, tiles, q, steps, &block->ahead);
         else
-            scores_of_one(scratch->s, block->keys, tiles, q, steps);
+            scores_of_one(scratch->s, block->keys, tiles, q, steps, &block->ahead);
         for (int32_t i = 0; i <= two; i++)
             softmax_of_group(scratch, g + i, scratch->s + i * KEYS * TILE, count,
                              block->visible[(g + i) * TILE], block->visible + (g + i) * TILE,
@@ -455,26 +477,36 @@ static void score_and_weigh(const struct cpu_call *call, const struct scratch *s
     }
 }
 
+/* Of values the first `together` keys meet all rows. */
 static void add_values_of_block(const struct cpu_call *call, const struct scratch *scratch,
-                                struct block *block, const struct groups *groups)
+                                struct block *block, const struct groups *groups, int32_t together)
 {
     const int64_t d_v = call->problem->d_v;
-    tiles_see_memory();
-    for (int64_t d = 0; d < d_v; d += 64)
+    const int32_t pairs = (groups->count + 1) / 2, width = groups->count == 1 ? WIDTH : WIDTH / 2;
+    struct pairing pairing = {.from = block->values,
+                              .count = together,
+                              .after = (block->count + DEPTH - 1) / DEPTH * DEPTH,
+                              .width = width,
+                              .at_once = (DEPTH / 2 + pairs - 1) / pairs};
+    uint32_t *values = scratch->values, *other = values + KEYS * WIDTH / 2;
+    pairing.to = values;
+    pair_some(&pairing, KEYS);
+    for (int64_t d = 0; d < d_v; d += width) {
+        pairing.to = other, pairing.d = d + width, pairing.next = d + width < d_v ? 0 : pairing.after;
+        tiles_see_memory();
         for (int32_t g = 0; g < groups->count; g += 2) {
             const int32_t count = seen_by(block, groups, g), steps = (count + DEPTH - 1) / DEPTH;
             float *o = scratch->o + g * TILE * d_v + d * TILE;
-            const uint32_t *p = scratch->p + (int64_t)g * (KEYS / DEPTH) * PIECE,
-                           *values = scratch->values + d * TILE;
-            tile_bring(&block->ahead, 64);
+            const uint32_t *p = scratch->p + (int64_t)g * (KEYS / DEPTH) * PIECE;
             if (!count) continue;
-            if (g + 1 == groups->count) {
-                values_of_one(o, p, values, d_v, steps, !groups->begun[g]);
-                continue;
-            }
-            values_of_two(o, p, values, d_v, steps, !groups->begun[g]);
-            values_of_two(o + 2 * PIECE, p, values + 2 * PIECE, d_v, steps, !groups->begun[g]);
+            if (groups->count == 1)
+                values_of_one(o, p, values, steps, !groups->begun[g], &block->ahead, &pairing);
+            else
+                values_of_two(o, p, values, d_v, steps, !groups->begun[g], &block->ahead, &pairing);
         }
+        pair_some(&pairing, KEYS);
+        other = values, values = pairing.to;
+    }
 }
 
 /* Key `t`, which only some rows see and which holds NaN or infinity: the others must not meet it. */
@@ -498,12 +530,8 @@ static void attend_block(const struct cpu_tile *tile, const struct scratch *scra
     const int64_t d_v = tile->call->problem->d_v;
     const bool finite = are_finite(block->values, block->fewest, block->count, d_v);
     const int32_t together = finite ? block->count : block->fewest;
-    pair_values(scratch->values, block->values, together, d_v);
-    for (int32_t t = (together + DEPTH - 1) / DEPTH * DEPTH; t < block->count; t += DEPTH)
-        memset(scratch->values + t / DEPTH * (d_v / TILE) * PIECE, 0,
-               (size_t)(DEPTH * d_v) * sizeof(uint16_t));
     score_and_weigh(tile->call, scratch, block, groups);
-    add_values_of_block(tile->call, scratch, block, groups);
+    add_values_of_block(tile->call, scratch, block, groups, together);
     for (int32_t t = together; t < block->count; t++) add_value_to_rows(scratch, block, t, tile->rows, d_v);
     for (int32_t g = 0; g < groups->count; g++) groups->begun[g] |= seen_by(block, groups, g / 2 * 2) != 0;
 }
@@ -543,7 +571,8 @@ static void attend(const struct cpu_tile *tile, void *memory)
         const int64_t next_begin = at;
         const int32_t next = next_block(tile, &at, end, found[now ^ 1]);
         int32_t most;
-        block.ahead = tile_ahead_of_call(tile->call, found[now ^ 1], next, (groups.count + 1) / 2 * p->d_v);
+        block.ahead = tile_ahead_of_call(tile->call, found[now ^ 1], next,
+                                         groups.count * block.count * (p->d_qk + p->d_v) / 2048 + 1);
         find_keys(tile->call, found[now], scratch.keys, &block);
         tile_visible(tile, 0, block.begin, block.count, groups.count * TILE, block.visible, &block.fewest,
                      &most);
