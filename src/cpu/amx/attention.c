@@ -147,29 +147,34 @@ static const uint16_t *as_bf16(const uint8_t *bytes)
     return (const uint16_t *)(const void *)bytes;
 }
 
-/* The keys of a block as tiles, and their values: where they lie, or in `memory`. */
+/* `count` keys, up to 16, as a tile, and their values: where they lie, or in `memory`. */
+static struct key_tile find_tile(const struct cpu_call *call, const struct cpu_key *from, int32_t count,
+                                 uint16_t *memory, const uint16_t **values)
+{
+    const int64_t d_qk = call->problem->d_qk, step = key_step(call->problem);
+    for (int32_t t = 0; t < count; t++) values[t] = as_bf16(from[t].value);
+    if (count == TILE && is_tile(from))
+        return (struct key_tile){as_bf16(from[0].token), from[1].token - from[0].token};
+    for (int32_t t = 0; t < count; t++) {
+        copy_key(memory + t * step, &from[t], d_qk);
+        if (from[t].layout->element != KV_ELEMENT_BF16) values[t] = memory + t * step;
+    }
+    memset(memory + count * step, 0, (size_t)((TILE - count) * step) * sizeof *memory);
+    return (struct key_tile){memory, step * (int64_t)sizeof *memory};
+}
+
+/* The keys of a block, of which there is one at least. */
 static void find_keys(const struct cpu_call *call, const struct cpu_key *from, uint16_t *memory,
                       struct block *block)
 {
-    const int64_t d_qk = call->problem->d_qk, step = key_step(call->problem);
-    const int32_t tiles = (block->count + TILE - 1) / TILE;
-    for (int32_t i = 0; i < tiles; i++) {
-        const int32_t first = i * TILE, left = block->count - first, count = left < TILE ? left : TILE;
-        uint16_t *to = memory + first * step;
-        for (int32_t t = 0; t < count; t++) block->values[first + t] = as_bf16(from[first + t].value);
-        if (count == TILE && is_tile(from + first)) {
-            block->keys[i] =
-                (struct key_tile){as_bf16(from[first].token), from[first + 1].token - from[first].token};
-            continue;
-        }
-        for (int32_t t = 0; t < count; t++) {
-            copy_key(to + t * step, &from[first + t], d_qk);
-            if (from[first + t].layout->element != KV_ELEMENT_BF16) block->values[first + t] = to + t * step;
-        }
-        memset(to + count * step, 0, (size_t)((TILE - count) * step) * sizeof *to);
-        block->keys[i] = (struct key_tile){to, step * (int64_t)sizeof *to};
-    }
-    for (int32_t i = tiles; i < tiles + 3; i++) block->keys[i] = block->keys[tiles - 1];
+    int32_t t = 0;
+    do {
+        const int32_t left = block->count - t;
+        block->keys[t / TILE] = find_tile(call, from + t, left < TILE ? left : TILE,
+                                          memory + t * key_step(call->problem), block->values + t);
+        t += TILE;
+    } while (t < block->count);
+    for (int32_t i = 0; i < 3; i++) block->keys[t / TILE + i] = block->keys[t / TILE - 1];
 }
 
 /* Numbers d … d + width - 1 of two keys' values side by side, for `count` keys and then zeros up to `after`:
@@ -567,7 +572,7 @@ static void attend(const struct cpu_tile *tile, void *memory)
     int64_t at = block.begin;
     block.count = next_block(tile, &at, end, found[0]);
     tiles_begin();
-    for (int now = 0; block.count; now ^= 1) {
+    for (int now = 0; block.count > 0; now ^= 1) {
         const int64_t next_begin = at;
         const int32_t next = next_block(tile, &at, end, found[now ^ 1]);
         int32_t most;
