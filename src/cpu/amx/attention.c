@@ -2,21 +2,23 @@
  *
  * Attention over a row tile with AMX: both products on tiles of bf16, the softmax between them by AVX-512.
  *
- *   A tile has up to 16 groups of 16 rows. A block has up to 128 keys, so that the sums of O, which lie in memory, are loaded and stored
- *   once for four products each.
+ *   A tile has up to 16 groups of 16 rows. A block has up to 192 keys, so that the sums of O, which lie in memory, are loaded and stored
+ *   once for six products each.
  *
  *   scores   S[16 keys][16 rows] += K[16 keys][32 d] · Q[32 d][16 rows]       K as it lies in the cache, Q in pairs along d
  *   softmax  lanes are rows; weights to bf16, in pairs along keys, and turned: P[16 rows][32 keys]
- *   values   O[16 rows][16 d]  += P[16 rows][32 keys] · V[32 keys][16 d]      V in pairs along keys: interleaved
+ *   values   O[16 rows][16 d]   += P[16 rows][32 keys] · V[32 keys][16 d]     V in pairs along keys: interleaved
  *
- *   for each block:  find K, interleave V  →  for two groups at a time: S = K Q, softmax  →  for 64 numbers d, all groups: O += P V
+ *   for each block:
+ *       find K  →  for two groups at a time: S = K Q, softmax  →  for 32 numbers d at a time, all groups: O += P V
+ *       while products run:  the next block's keys are brought along            the next 32 numbers d are interleaved
  *
  *                          Q of group a   Q of group b                            V of d      V of d + 16
  *                         ┌─────────────┬─────────────┐                         ┌───────────┬───────────┐
- *      K of keys 0 … 15   │  S, tile 0  │  S, tile 1  │      P of group a, b    │ O, tile 0 │ O, tile 1 │
- *      K of keys 16 … 31  │      2      │      3      │                         │     2     │     3     │
+ *      K of keys 0 … 15   │  S, tile 0  │  S, tile 1  │      P of group a       │ O, tile 0 │ O, tile 1 │
+ *      K of keys 16 … 31  │      2      │      3      │      P of group b       │     2     │     3     │
  *                         └─────────────┴─────────────┘                         └───────────┴───────────┘
- *      4 tiles are loaded for 4 products: 32 cycles of 64. A group without a partner: 4 × 1 tiles of S, 1 × 4 of O.
+ *      4 tiles are loaded for 4 products, 32 cycles of 64. A tile of one group: 4 × 1 tiles of S, 1 × 4 of O, 64 numbers d at a time.
  *
  *   Weights of a row are relative to a base, which becomes its largest score only when that is above it by more than 8: P stays below
  *   2^8, which bf16 holds as exactly as what is below 1, and O is rescaled seldom, row by row, in memory.
@@ -25,12 +27,12 @@
  *     q       of a group [d_qk / 2][16] pairs                       128 × 576 × 2 B = 144 KiB
  *     o       of a group [d_v / 16][16 rows][16] float              128 × 512 × 4 B = 256 KiB
  *     max, base, sum   of a group [16] float
- *     s       of two groups [128][16] float                          32 × 128 × 4 B =  16 KiB
- *     p       of a group [4][16 rows][16] pairs                     128 × 128 × 2 B =  32 KiB
- *     keys    [128][d_qk + 32] bf16      keys that do not lie as a tile is loaded   = 152 KiB
- *     values  [4][d_v / 16][16 pairs][16] pairs                     128 × 512 × 2 B = 128 KiB
+ *     s       of two groups [192][16] float                          32 × 192 × 4 B =  24 KiB
+ *     p       of a group [6][16 rows][16] pairs                     128 × 192 × 2 B =  48 KiB
+ *     keys    [192][d_qk + 32] bf16     keys that do not lie as a tile is loaded    = 228 KiB
+ *     values  twice [6][2 or 4][16 pairs][16] pairs               2 × 192 × 64 × 2 B =  48 KiB
  *
- *   Limit: the tile unit, 16384 FLOP in 16 cycles, which waits while the softmax runs.
+ *   Limit: docs/kernels/cpu-dense-decode.md. The tile unit does 16384 FLOP in 16 cycles, and waits for sums of O, and while the softmax runs.
  */
 #include "../convert.h"
 #include "../result.h"
