@@ -4,6 +4,7 @@
  */
 #include "dispatch.h"
 
+#include "cpu/allow_amx.h"
 #include "cpu/backward.h"
 #include "cpu/cpu.h"
 #include "cuda/backward.h"
@@ -121,6 +122,9 @@ static struct processor this_processor(void)
         found.meets |= NEEDS_AVX512;
     if ((found.meets & NEEDS_AVX512) && __builtin_cpu_supports("avx512bf16"))
         found.meets |= NEEDS_AVX512_BF16;
+#if defined(FMLA_AMX)
+    if ((found.meets & NEEDS_AVX512_BF16) && cpu_allow_amx()) found.meets |= NEEDS_AMX;
+#endif
 #endif
     return found;
 }
@@ -206,7 +210,9 @@ static const char *missing_feature(const struct kernel *kernel, fmla_device devi
         return state.built[kernel - kernels] ? "" : "this build has no machine code of it (FMLA_CUDA_ARCHS)";
     }
     const unsigned missing = kernel->needs & ~state.processor.meets;
-    return !missing                        ? ""
+    return !missing ? ""
+           : (missing & NEEDS_AMX)
+               ? "this processor has no AMX with BF16, or the system does not let it be used"
            : (missing & NEEDS_AVX512_BF16) ? "this processor has no AVX-512 BF16"
            : (missing & NEEDS_AVX512)      ? "this processor has no AVX-512 (F, BW, VL, DQ)"
                                            : "this processor has no AVX2 with FMA and F16C";

@@ -9,7 +9,12 @@
 #include "problem.h"
 
 /* What a CPU kernel needs of the machine, as bits. */
-enum { NEEDS_AVX2 = 1 << 0 /* with FMA and F16C */, NEEDS_AVX512 = 1 << 1, NEEDS_AVX512_BF16 = 1 << 2 };
+enum {
+    NEEDS_AVX2 = 1 << 0, /* with FMA and F16C */
+    NEEDS_AVX512 = 1 << 1,
+    NEEDS_AVX512_BF16 = 1 << 2,
+    NEEDS_AMX = 1 << 3 /* with BF16, and the system's permission */
+};
 
 enum {
     ELEMENTS_BF16 = 1 << ELEMENT_BF16,
