@@ -84,6 +84,7 @@ def test_rows_and_their_peers(script):
         "mha": {("mha_fwd", ("fa3", "fa4", "cudnn")): 19, ("mha_varlen", ("fa3",)): 2},
         "mha_bwd": {("mha_bwd", ("fa4", "cudnn")): 20},
         "sm80": {("mha_fwd_sm80", ("fa2",)): 19},
+        "sm80_bwd": {("mha_bwd_sm80", ("fa2",)): 20},
     }
     rows = [row for group in script.GROUPS.values() for row in group]
     assert len({script.words_for(row) for row in rows}) == len(rows)

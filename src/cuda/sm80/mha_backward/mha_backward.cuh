@@ -366,7 +366,6 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
                                   SUMS_OF_TILE,
                          l.lane, dq[m][i]);
         if (p.in_order) {
-            __threadfence();
             __syncthreads();
             if (fresh_thread() == 0) store_release(p.added + index, turn + 1);
         }
