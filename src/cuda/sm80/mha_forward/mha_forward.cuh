@@ -14,18 +14,21 @@
  *
  * A block of keys, in time (| = barrier of the CTA):
  *
- *      wait for its copies | ask for the next block; S; largest scores; P; O += P·V
+ *      wait for its copies | ask for the next block; S; P; are weights large? O += P·V
  *
  * Between S and O += P·V a warp has no products under way; the warp of the other CTA on its scheduler has. That is why two CTAs
- * share an SM, each with half of the registers: 128 of 255 are O, up to 64 S.
+ * share an SM, each with half of the registers: at 128/128 128 of 255 are O and 80 are S.
  *
- * The limit on an H200 is shared memory's bandwidth. A fragment of K or V serves ROW_TILES products: with one of them an m16n8k16
+ * Shared memory's bandwidth is why a warp has 32 rows. A fragment of K or V serves ROW_TILES products: with one of them an m16n8k16
  * takes 256 bytes, which are 2 clocks, where mma.sync could take one every 1.6 clocks; with two it takes 128. The fragments of Q are
  * read once a block of keys, so that more keys a block cost less.
  *
- * Weights are relative to a reference that follows a row's largest score only when it falls behind by more than 8 (in log2): P
- * stays below 2^8, which 16 bits hold as precisely as 1, O is seldom rescaled, and the four threads that share a row compare their
- * scores only then. A row's bits hang on the row alone.
+ * Weights are relative to a reference: the largest score of the first block in which the row sees a key. Nobody looks for the largest
+ * score of later blocks. Where a thread's weights of a row are more than 2^12 together, the row's reference is raised by their log2, O
+ * is rescaled, and the warp makes the scores and the weights of the block anew. 16 bits hold large weights as precisely as small ones,
+ * and this is rare. A row's bits hang on the row alone: what is made anew for another row has the same bits again.
+ *
+ * What is done once a tile is little code, in loops that are not unrolled: code that runs once takes several clocks an instruction.
  *
  * Shared memory, in bytes, in lines of 128 bytes (64 columns of a row), swizzled, so that ldmatrix meets no bank twice:
  *      Q, at the end the results  ROWS × 2 · D_QK | K  STAGES × KEYS × 2 · D_QK | V  STAGES × KEYS × 2 · D_V | 128
@@ -89,8 +92,7 @@ struct MhaForward {
 
     using RowSums = float[ROW_TILES][2]; /* of this thread's weights of a block */
 
-    /* The most that these are: a row whose weights are larger gets another reference, and the weights of the block are made anew. 16 bits
-     * hold large weights as precisely as small ones. */
+    /* The most that these are. */
     static constexpr float MOST_WEIGHT = 0x1p12f;
 
     /* The keys that a warp's rows see. */
@@ -479,8 +481,7 @@ struct MhaForward {
                       score_lse(own_reference, own_sum));
     }
 
-    /* Brings the warp's rows from shared memory to `out`. What is done once a tile is a loop, and so little code: an instruction that is
-     * not in the cache costs more than a branch. */
+    /* Brings the warp's rows from shared memory to `out`. */
     DEVICE void write_lines(uint32_t lines) const
     {
         const output_params &output = p.call.output;
