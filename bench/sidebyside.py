@@ -33,9 +33,10 @@ deterministic time over ours, share_deterministic our time over our deterministi
 has no ratio. A call of more than half a second is not timed, nor are later ones of the same contestant with as much to
 do; --without leaves a call of ours out altogether.
 
-The group sm80 has dense MHA by the kernel for every GPU since Ampere, cuda-sm80, which is forced, beside
-FlashAttention-2 of PyTorch. Values of 128 beside keys of 192 are padded for it. The library reads only once which
-kernels are forced, so that such a group is timed only where it is named, and with no other groups.
+The groups sm80 and sm80_bwd have dense MHA and its gradients by the kernels for every GPU since Ampere, cuda-sm80,
+which are forced, beside FlashAttention-2 of PyTorch. Values of 128 beside keys of 192 are padded for it. Gradients are
+made, compared and timed as those of mha_bwd are. The library reads only once which kernels are forced, so that such
+groups are timed only where they are named, and with no others.
 
 The exit code is 0, or 1 where a row lacks ours or a peer or its outputs differ, or 2 where the arguments or the machine
 are refused.
@@ -215,7 +216,7 @@ def parse(arguments):
     command = commands.add_parser("time", help="time them beside flash_mla")
     command.add_argument("out", metavar="OUT.jsonl", type=pathlib.Path, help="lines are appended to it")
     command.add_argument("--peers", metavar="FOLDER", type=pathlib.Path, required=True, help="that fetch has filled")
-    command.add_argument("--groups", nargs="+", choices=list(GROUPS), default=NOT_FORCED, help="of rows; all but sm80")
+    command.add_argument("--groups", nargs="+", choices=list(GROUPS), default=NOT_FORCED, help="of rows; all but sm80*")
     command.add_argument("--runs", type=count, default=15, help="of each contestant in a row; 15")
     command.add_argument("--flush", choices=["engine", "read"], default="engine", help="what is done before a run")
     command.add_argument("--without", nargs="+", choices=OURS, default=[], help="calls of ours that are left out; none")

@@ -304,6 +304,16 @@ class MhaGradients(Mha):
 
 
 @dataclass(frozen=True)
+class MhaGradientsPortable(MhaGradients):
+    """The same by the kernel for every GPU since Ampere, beside the kernel for those GPUs that PyTorch has."""
+
+    kind = "mha_bwd_sm80"
+    peers = ("fa2",)
+    needed = ("fa2",)
+    variants = {"ours_deterministic": ("ours", "mha_backward_deterministic")}
+
+
+@dataclass(frozen=True)
 class MhaVarlen(Problem):
     """The same for sequences of 100 to 8000 tokens, one after the other without a gap."""
 
@@ -371,10 +381,10 @@ def mha_rows():
     return rows + [MhaVarlen(16, 128, 128, 192, 128), MhaVarlen(16, 32, 4, 128, 128)]
 
 
-def mha_gradients_rows():
+def mha_gradients_rows_of(kind):
     shapes = product(((192, 128), (128, 128), (64, 64)), ((8, 2048), (2, 8192), (1, 16384)), (True, False))
-    rows = [MhaGradients(b, s, 16, 16, d_qk, d_v, causal) for (d_qk, d_v), (b, s), causal in shapes]
-    return rows + [MhaGradients(2, 8192, 32, 4, 128, 128, causal) for causal in (True, False)]
+    rows = [kind(b, s, 16, 16, d_qk, d_v, causal) for (d_qk, d_v), (b, s), causal in shapes]
+    return rows + [kind(2, 8192, 32, 4, 128, 128, causal) for causal in (True, False)]
 
 
 GROUPS = {
@@ -384,12 +394,13 @@ GROUPS = {
     "sparse": sparse_rows(),
     "prefill": prefill_rows(),
     "mha": mha_rows(),
-    "mha_bwd": mha_gradients_rows(),
+    "mha_bwd": mha_gradients_rows_of(MhaGradients),
     "sm80": mha_rows_of(MhaPortable),
+    "sm80_bwd": mha_gradients_rows_of(MhaGradientsPortable),
 }
 
 # Which kernels of ours a group is about, as FLASHMLA_KERNEL takes it; the others have the best of the machine.
-FORCED = {"sm80": "mha_forward=cuda-sm80"}
+FORCED = {"sm80": "mha_forward=cuda-sm80", "sm80_bwd": "mha_backward=cuda-sm80"}
 
 
 def shape_of(row):

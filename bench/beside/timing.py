@@ -231,9 +231,9 @@ COLUMNS = ("ratio", "ratio_deterministic", "share_deterministic")
 
 def rows_counted_with(group, row):
     """The name under which the summary counts a row."""
-    if not group.startswith("mha"):
+    if not group.startswith(("mha", "sm80")):
         return group
-    heads = f", {row.h}/{row.h_kv} heads" if group == "mha_bwd" and row.h != row.h_kv else ""
+    heads = f", {row.h}/{row.h_kv} heads" if row.operation == "mha_backward" and row.h != row.h_kv else ""
     return f"{row.kind} {row.d_qk}/{row.d_v}{heads}"
 
 

@@ -58,9 +58,9 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     const struct cuda_key key = {.schedule = CUDA_SM90_MHA_BACKWARD, .element = p->element};
     (void)kernel;
     prepared->alignment = CUDA_WORKSPACE_ALIGNMENT;
-    prepared->bytes = sm80_mha_backward_layout(p).bytes;
+    prepared->bytes = backward_layout(p, sm80_mha_backward_tiles()).bytes;
     if (device->capability == 90 && cuda_can_have(device, cuda_kernel_of(key))) {
-        const size_t bytes = sm90_mha_backward_layout(p).bytes;
+        const size_t bytes = backward_layout(p, sm90_mha_backward_tiles(p)).bytes;
         if (bytes > prepared->bytes) prepared->bytes = bytes;
     }
     return FMLA_OK;

@@ -291,6 +291,7 @@ struct mha_forward_sm80_params {
     int32_t units, units_of_key_head; /* h_q / heads_of_tile; group / heads_of_tile */
     int32_t cached_keys;              /* of a key head: so many stay in L2 */
     int32_t out_aligned;              /* rows of out begin at multiples of 16 bytes */
+    struct divisor tokens_divisor, units_divisor, group_divisor; /* tile_tokens; units; call.group */
 };
 
 /* Which tiles have been taken (sm90/mha_forward/tiles.cuh). */

@@ -4,6 +4,7 @@ PyTorch is, the gradients of dense MHA and decode with FP8 products on the CPU, 
 
 import collections
 import importlib
+import os
 import pathlib
 import random
 import sys
@@ -84,6 +85,7 @@ def test_rows_and_their_peers(script):
         "mha": {("mha_fwd", ("fa3", "fa4", "cudnn")): 19, ("mha_varlen", ("fa3",)): 2},
         "mha_bwd": {("mha_bwd", ("fa4", "cudnn")): 20},
         "sm80": {("mha_fwd_sm80", ("fa2",)): 19},
+        "sm80_bwd": {("mha_bwd_sm80", ("fa2",)): 20},
     }
     rows = [row for group in script.GROUPS.values() for row in group]
     assert len({script.words_for(row) for row in rows}) == len(rows)
@@ -146,6 +148,25 @@ def test_summary_of_gradients(script):
         "mha_bwd 64/64: 0 of 6 rows have a ratio",
         "mha_bwd 128/128, 32/4 heads: 1 of 2 rows have a ratio, geometric mean 2.000, smallest 2.000",
     ]
+
+
+def test_groups_with_forced_kernels(script, monkeypatch):
+    """They are not timed beside others, and the summary counts them by head sizes."""
+    assert set(script.FORCED) == {"sm80", "sm80_bwd"} and not set(script.FORCED) & set(script.NOT_FORCED)
+    monkeypatch.setenv("FLASHMLA_KERNEL", "")
+    with pytest.raises(SystemExit):
+        script.force_kernels(["mha", "sm80_bwd"])
+    script.force_kernels(["sm80", "sm80_bwd"])
+    assert os.environ["FLASHMLA_KERNEL"] == "mha_forward=cuda-sm80,mha_backward=cuda-sm80"
+    rows = [("sm80", script.GROUPS["sm80"][0]), ("sm80_bwd", script.GROUPS["sm80_bwd"][-1])]
+    assert script.summary(rows, [{"ratio": 1.5}, {"ratio": 0.5, "share_deterministic": 0.75}], []) == [
+        "mha_fwd_sm80 192/128: 1 of 1 rows have a ratio, geometric mean 1.500, smallest 1.500",
+        "mha_bwd_sm80 128/128, 32/4 heads: 1 of 1 rows have a ratio, geometric mean 0.500, smallest 0.500",
+        "mha_bwd_sm80 128/128, 32/4 heads: 1 of 1 rows have a share_deterministic, geometric mean 0.750, smallest 0.750",
+    ]
+    assert script.ratios(script.GROUPS["sm80_bwd"][0], dict(ours=2, ours_deterministic=4, fa2=3)) == dict(
+        ratio=1.5, share_deterministic=0.5
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,28 +22,30 @@ static fmla_status launch_kernel(const struct cuda_scope *scope, const struct ba
 
 static fmla_status launch(const struct cuda_scope *scope, const struct backward_problem *p)
 {
-    const struct sm80_mha_backward_layout at = sm80_mha_backward_layout(p);
+    const struct backward_tiles tiles = sm80_mha_backward_tiles();
+    const struct backward_layout at = backward_layout(p, tiles);
     const int32_t size = MHA_BACKWARD_SIZE(p->d_qk);
     char *const workspace = p->workspace;
     struct mha_backward_sm80_params params = {
         .call = cuda_backward_params(p),
-        .row_tiles = (int32_t)sm80_mha_backward_row_tiles(p),
-        .key_blocks = (int32_t)sm80_mha_backward_key_blocks(p),
-        .heads_of_set = sm80_mha_backward_heads(p, scope->device->sms),
+        .row_tiles = (int32_t)backward_row_tiles(p, tiles),
+        .key_blocks = (int32_t)backward_key_blocks(p, tiles),
+        .heads_of_set = backward_heads(p, tiles, scope->device->sms),
         .rows = (float *)(void *)(workspace + at.rows),
         .dq_sums = (float *)(void *)(workspace + at.dq_sums),
         .taken = (uint32_t *)(void *)(workspace + at.taken),
         .in_order = p->deterministic,
         .added = (uint32_t *)(void *)(workspace + at.added),
     };
-    const int64_t tiles = (int64_t)params.row_tiles * p->h_q, blocks = (int64_t)params.key_blocks * p->h_kv;
+    const int64_t row_tiles = (int64_t)params.row_tiles * p->h_q,
+                  blocks = (int64_t)params.key_blocks * p->h_kv;
     /* Without a tile the first launch clears the counter all the same. */
     fmla_status status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_ROWS,
-                                       MHA_BACKWARD_PREPARE + size, tiles ? tiles : 1);
+                                       MHA_BACKWARD_PREPARE + size, row_tiles ? row_tiles : 1);
     if (!status) status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD, size, blocks);
     if (!status)
-        status =
-            launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_ROWS, MHA_BACKWARD_FINISH + size, tiles);
+        status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_ROWS, MHA_BACKWARD_FINISH + size,
+                               row_tiles);
     return status;
 }
 

@@ -365,8 +365,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
                                i % (2 * Products::DQ_PAIRS)) *
                                   SUMS_OF_TILE,
                          l.lane, dq[m][i]);
-        if (p.in_order) {
-            __threadfence();
+        if (p.in_order) { /* behind the barrier one thread's release is of what all have added */
             __syncthreads();
             if (fresh_thread() == 0) store_release(p.added + index, turn + 1);
         }

@@ -34,12 +34,6 @@ struct RowTile {
     }
 };
 
-template <typename Element> DEVICE float dot_of_pair(uint32_t a, uint32_t b)
-{
-    return Element::to_float((uint16_t)a) * Element::to_float((uint16_t)b) +
-           Element::to_float((uint16_t)(a >> 16)) * Element::to_float((uint16_t)(b >> 16));
-}
-
 template <typename Element, int D_QK, int D_V> DEVICE void prepare_rows(const mha_backward_sm80_params &p)
 {
     constexpr int LANES = D_V / 8, AT_A_TIME = ROW_KERNEL_THREADS / LANES, ROWS = MHA_BACKWARD_ROWS,
@@ -65,8 +59,7 @@ template <typename Element, int D_QK, int D_V> DEVICE void prepare_rows(const mh
         if (row < tile.rows()) {
             const uint4 a = *(const uint4 *)(out + row * call.out.token + column),
                         b = *(const uint4 *)(dout + row * call.dout.token + column);
-            delta = dot_of_pair<Element>(a.x, b.x) + dot_of_pair<Element>(a.y, b.y) +
-                    dot_of_pair<Element>(a.z, b.z) + dot_of_pair<Element>(a.w, b.w);
+            delta = dot_of_eight<Element>(a, b);
             lse = lses[row] * call.lse_log2;
         }
         for (int lanes = LANES / 2; lanes; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);

@@ -17,7 +17,7 @@ enum {
 /* SHAPE(d_qk, d_v, keys of a warp, are own rows' dV made before dP, blocks of threads of an SM where it has the shared memory).
  * dV early takes registers beside P; where there are enough of them, P is not read again. */
 #define MHA_BACKWARD_SHAPES(SHAPE)                                                                           \
-    SHAPE(64, 64, 32, false, 3)                                                                              \
+    SHAPE(64, 64, 32, true, 3)                                                                               \
     SHAPE(128, 128, 32, false, 2)                                                                            \
     SHAPE(192, 128, 16, true, 1)
 

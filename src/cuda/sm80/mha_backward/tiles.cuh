@@ -11,19 +11,13 @@
 #include "shape.h"
 
 #include "../../device/backward_requests.cuh"
+#include "../../device/backward_rows.cuh"
 #include "../../device/element.cuh"
 #include "../../device/fragment.h"
 #include "../../device/mma.cuh"
 #include "../../device/quad.cuh"
 #include "../../device/result.cuh"
 #include "../../device/shared.cuh"
-
-static constexpr float P_SCALE = 32768.0f,
-                       P_SCALE_LOG2 = 15.0f; /* P is multiplied by it: 1 becomes nearly the largest fp16 */
-
-/* dS, and delta, are multiplied by it beside P_SCALE: fp16's dS would else be too large, or of thousands of keys have few bits left. */
-template <typename Element> static constexpr float DS_SCALE = Element::IS_BF16 ? 1.0f : 64.0f / P_SCALE;
-template <typename Element> static constexpr float DS_UNSCALE = 1.0f / (P_SCALE * DS_SCALE<Element>);
 
 /* Where the number of a row stands: of 16 rows, the four that a thread has of two eights are next to each other. */
 DEVICE int number_at(int row)

@@ -14,18 +14,21 @@
  *
  * A block of keys, in time (| = barrier of the CTA):
  *
- *      wait for its copies | ask for the next block; S; largest scores; P; O += P·V
+ *      wait for its copies | ask for the next block; S; P; are weights large? O += P·V
  *
  * Between S and O += P·V a warp has no products under way; the warp of the other CTA on its scheduler has. That is why two CTAs
- * share an SM, each with half of the registers: 128 of 255 are O, up to 64 S.
+ * share an SM, each with half of the registers: at 128/128 128 of 255 are O and 80 are S.
  *
- * The limit on an H200 is shared memory's bandwidth. A fragment of K or V serves ROW_TILES products: with one of them an m16n8k16
+ * Shared memory's bandwidth is why a warp has 32 rows. A fragment of K or V serves ROW_TILES products: with one of them an m16n8k16
  * takes 256 bytes, which are 2 clocks, where mma.sync could take one every 1.6 clocks; with two it takes 128. The fragments of Q are
  * read once a block of keys, so that more keys a block cost less.
  *
- * Weights are relative to a reference that follows a row's largest score only when it falls behind by more than 8 (in log2): P
- * stays below 2^8, which 16 bits hold as precisely as 1, O is seldom rescaled, and the four threads that share a row compare their
- * scores only then. A row's bits hang on the row alone.
+ * Weights are relative to a reference: the largest score of the first block in which the row sees a key. Nobody looks for the largest
+ * score of later blocks. Where a thread's weights of a row are more than 2^12 together, the row's reference is raised by their log2, O
+ * is rescaled, and the warp makes the scores and the weights of the block anew. 16 bits hold large weights as precisely as small ones,
+ * and this is rare. A row's bits hang on the row alone: what is made anew for another row has the same bits again.
+ *
+ * What is done once a tile is little code, in loops that are not unrolled: code that runs once takes several clocks an instruction.
  *
  * Shared memory, in bytes, in lines of 128 bytes (64 columns of a row), swizzled, so that ldmatrix meets no bank twice:
  *      Q, at the end the results  ROWS × 2 · D_QK | K  STAGES × KEYS × 2 · D_QK | V  STAGES × KEYS × 2 · D_V | 128
@@ -86,6 +89,11 @@ struct MhaForward {
         float sum[ROW_TILES][2]; /* of this thread's weights */
         bool careful;            /* some row's reference is extreme */
     };
+
+    using RowSums = float[ROW_TILES][2]; /* of this thread's weights of a block */
+
+    /* The most that these are. */
+    static constexpr float MOST_WEIGHT = 0x1p12f;
 
     /* The keys that a warp's rows see. */
     struct Sight {
@@ -150,7 +158,8 @@ struct MhaForward {
     DEVICE void ask_for_queries() const
     {
         const mha_forward_params &call = p.call;
-#pragma unroll
+        const uint32_t to = q_at + place_of_thread();
+#pragma unroll 1
         for (int first = 0; first < ROWS; first += ROWS_OF_PASS) {
             const int row = (int)threadIdx.x / 8 + first;
             const RowPlace place = place_of_row(p, tile, row);
@@ -158,8 +167,8 @@ struct MhaForward {
                                    place.head * call.q_stride[2] + threadIdx.x % 8 * CHUNK_ELEMENTS;
 #pragma unroll
             for (int g = 0; g < D_QK / LINE_ELEMENTS; g++)
-                cp_async_16(q_at + place_of_thread() + (uint32_t)(g * Q_GROUP + first * LINE_BYTES),
-                            from + g * LINE_ELEMENTS, row < tile.rows);
+                cp_async_16(to + (uint32_t)(g * Q_GROUP + first * LINE_BYTES), from + g * LINE_ELEMENTS,
+                            row < tile.rows);
         }
     }
 
@@ -244,52 +253,77 @@ struct MhaForward {
             }
     }
 
-    /* Raises the references that fell behind, and what was summed relative to them. */
-    DEVICE void follow(Scores &s, State &state, Sums &o) const
+    /* Beyond it the rounding error of a reference, which a fused multiply-add leaves in every exponent of the row, is no small power of
+     * two any more: then products are rounded before it is subtracted, as it was. Also where a row has seen no key. */
+    static constexpr float MOST_FUSED = 0x1p20f;
+
+    DEVICE static bool is_extreme(float reference)
     {
-        const float scale = p.call.scale_log2;
-        float most[ROW_TILES][2];
-        bool behind = false;
+        return !(fabsf(reference) <= MOST_FUSED);
+    }
+
+    /* Multiplies what was summed of a row. */
+    DEVICE static void rescale(State &state, Sums &o, int m, int half, float factor)
+    {
+        state.sum[m][half] *= factor;
+#pragma unroll
+        for (int n = 0; n < COLUMN_TILES; n++) o[m][n][2 * half] *= factor, o[m][n][2 * half + 1] *= factor;
+    }
+
+    DEVICE static void find_careful(State &state)
+    {
+        bool careful = false;
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+            careful |= is_extreme(state.reference[m][0]) || is_extreme(state.reference[m][1]);
+        state.careful = __any_sync(~0u, careful);
+    }
+
+    /* Raises extreme references to the largest scores. */
+    DEVICE void follow_scores(const Scores &s, State &state, Sums &o) const
+    {
 #pragma unroll
         for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                most[m][half] = -INFINITY;
+                float most = -INFINITY;
 #pragma unroll
                 for (int t = 0; t < KEY_TILES; t++)
-                    most[m][half] = fmaxf(most[m][half], fmaxf(s[m][t][2 * half], s[m][t][2 * half + 1]));
-                behind |= is_behind(most[m][half], state.reference[m][half]);
+                    most = fmaxf(most, fmaxf(s[m][t][2 * half], s[m][t][2 * half + 1]));
+                const float highest = __fmul_rn(quad_max(most), p.call.scale_log2),
+                            before = state.reference[m][half];
+                if (!is_extreme(before) || !(highest > before)) continue;
+                state.reference[m][half] = highest;
+                if (before > LEAST_REFERENCE) rescale(state, o, m, half, exp2_approx(before - highest));
             }
-        if (SELDOM(__any_sync(~0u, behind))) {
-            bool careful = false;
-#pragma unroll
-            for (int m = 0; m < ROW_TILES; m++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const float highest = quad_max(most[m][half]), before = state.reference[m][half];
-                    float factor = 1.0f;
-                    if (is_behind(highest, before)) {
-                        state.reference[m][half] = highest * scale;
-                        factor = exp2_approx(before - state.reference[m][half]);
-                    }
-                    careful |= !(fabsf(state.reference[m][half]) <= MOST_FUSED);
-                    state.sum[m][half] *= factor;
-#pragma unroll
-                    for (int n = 0; n < COLUMN_TILES; n++)
-                        o[m][n][2 * half] *= factor, o[m][n][2 * half + 1] *= factor;
-                }
-            state.careful = __any_sync(~0u, careful);
-        }
+        find_careful(state);
     }
 
-    DEVICE bool is_behind(float score, float reference) const
+    /* Raises references relative to which weights are large, as far as the weights say. Beside infinite ones all that was summed is
+     * nothing: such a row begins anew. */
+    DEVICE static void follow_weights(const RowSums &sum, State &state, Sums &o)
     {
-        return fmaf(score, p.call.scale_log2, -reference) > REFERENCE_SLACK;
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float most = quad_max(sum[m][half]), before = state.reference[m][half];
+                if (!(most > MOST_WEIGHT)) continue;
+                const bool begins = most == INFINITY;
+                const float after = begins ? LEAST_REFERENCE : before + log2_approx(most);
+                state.reference[m][half] = after;
+                rescale(state, o, m, half, begins ? 0.0f : exp2_approx(before - after));
+            }
+        find_careful(state);
     }
 
-    /* Beyond it the rounding error of a reference, which a fused multiply-add leaves in every exponent of the row, is no small power of
-     * two any more: then products are rounded before it is subtracted, as it was. Also where a row has seen no key. */
-    static constexpr float MOST_FUSED = 0x1p20f;
+    DEVICE static bool are_large(const RowSums &sum)
+    {
+        bool large = false;
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++) large |= fmaxf(sum[m][0], sum[m][1]) > MOST_WEIGHT;
+        return __any_sync(~0u, large);
+    }
 
     /* Makes the exponents of extreme rows, and of the others that the warp has beside them. */
     DEVICE void make_exponents(Scores &s, const State &state) const
@@ -300,7 +334,7 @@ struct MhaForward {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const float less = state.reference[m][half];
-                const bool extreme = !(fabsf(less) <= MOST_FUSED);
+                const bool extreme = is_extreme(less);
 #pragma unroll
                 for (int t = 0; t < KEY_TILES; t++)
 #pragma unroll
@@ -311,9 +345,11 @@ struct MhaForward {
     }
 
     /* The weights of the block; exponents are scores times `scale` minus `less`. */
-    DEVICE static void weigh(const Scores &s, float scale, const float (&less)[ROW_TILES][2], State &state,
+    DEVICE static void weigh(const Scores &s, float scale, const float (&less)[ROW_TILES][2], RowSums &sum,
                              Weights &w)
     {
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++) sum[m][0] = sum[m][1] = 0.0f;
 #pragma unroll
         for (int t = 0; t < KEY_TILES; t++)
 #pragma unroll
@@ -322,7 +358,7 @@ struct MhaForward {
                 for (int half = 0; half < 2; half++) {
                     const float low = exp2_approx(fmaf(s[m][t][2 * half], scale, -less[m][half])),
                                 high = exp2_approx(fmaf(s[m][t][2 * half + 1], scale, -less[m][half]));
-                    state.sum[m][half] += low + high;
+                    sum[m][half] += low + high;
                     w[m][t / 2][t % 2 * 2 + half] = Element::pack(low, high);
                 }
     }
@@ -356,25 +392,22 @@ struct MhaForward {
         static_assert(STAGES == 2, "a block is asked for when the one before it is begun");
         if (threadIdx.x % 32 == 0) known->sights[threadIdx.x / 32] = sight_of_warp();
         __syncwarp();
-        ask_for_queries();
-        ask_for_block(0, 0);
+        ask_for_queries(); /* in the same group as the first block */
         QFragments q;
-        if constexpr (Q_IN_REGISTERS) {
-            cp_async_wait<0>();
-            __syncthreads();
-#pragma unroll
-            for (int step = 0; step < STEPS; step++) load_q(q.a[step], step);
-        }
         int stage = 0;
 #pragma unroll 1
-        for (unsigned first_key = 0; first_key < keys; first_key += KEYS) {
+        for (unsigned next = 0;; next += KEYS, stage ^= 1) {
             cp_async_wait<0>();
             __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
-            if (first_key + KEYS < keys) ask_for_block(first_key + KEYS, stage ^ 1);
+            if (next < keys) ask_for_block(next, stage);
+            if (Q_IN_REGISTERS && next == KEYS)
+#pragma unroll
+                for (int step = 0; step < STEPS; step++) load_q(q.a[Q_IN_REGISTERS ? step : 0], step);
             const Sight sight = known->sights[fresh_thread() / 32];
-            if ((int)first_key < sight.keys)
-                attend((int)first_key, stage, sight.by_all - (int)first_key < KEYS, q, state, o);
-            stage ^= 1;
+            const int first_key = (int)(next - KEYS);
+            if (next && first_key < sight.keys)
+                attend(first_key, stage ^ 1, sight.by_all - first_key < KEYS, q, state, o);
+            if (next >= keys) break;
         }
     }
 
@@ -382,18 +415,28 @@ struct MhaForward {
     DEVICE void attend(int first_key, int stage, bool masked, const QFragments &q, State &state,
                        Sums &o) const
     {
-        Scores s;
         Weights w;
-        score(stage, q, s);
-        if (masked) mask(s, first_key);
-        follow(s, state, o);
-        if (SELDOM(state.careful)) {
-            const float less[ROW_TILES][2] = {};
-            make_exponents(s, state);
-            weigh(s, 1.0f, less, state, w);
-        } else {
-            weigh(s, p.call.scale_log2, state.reference, state, w);
+        RowSums sum;
+#pragma unroll 1
+        for (;;) {
+            Scores s;
+            score(stage, q, s);
+            if (masked) mask(s, first_key);
+            if (SELDOM(state.careful)) follow_scores(s, state, o);
+            if (SELDOM(state.careful)) {
+                const float less[ROW_TILES][2] = {};
+                make_exponents(s, state);
+                weigh(s, 1.0f, less, sum, w);
+            } else {
+                weigh(s, p.call.scale_log2, state.reference, sum, w);
+            }
+            if (!SELDOM(are_large(sum))) break;
+            follow_weights(sum, state, o);
         }
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) state.sum[m][half] += sum[m][half];
         add_values(stage, w, o);
     }
 
@@ -402,29 +445,48 @@ struct MhaForward {
     /* Rows go to `out` through the lines of Q that this warp alone has read. */
     DEVICE void finish(const State &state, Sums &o) const
     {
-        const output_params &output = p.call.output;
         const int lane = lane_of_warp(), first = first_row();
         const uint32_t lines = q_at + (uint32_t)(first * LINE_BYTES);
+        float sum[ROW_TILES][2];
         __syncwarp();
 #pragma unroll
         for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int local = 16 * m + 8 * half + lane / 4, row = first + local;
-                const float sum = quad_sum(state.sum[m][half]);
-                const float factor = sum == 0.0f ? 0.0f : reciprocal_approx(sum);
-                if (lane % 4 == 0 && row < tile.rows)
-                    store_lse(output, tile.request, place_of_row(p, tile, row),
-                              score_lse(state.reference[m][half], sum));
+                sum[m][half] = quad_sum(state.sum[m][half]);
+                const float factor = sum[m][half] == 0.0f ? 0.0f : reciprocal_approx(sum[m][half]);
 #pragma unroll
                 for (int n = 0; n < COLUMN_TILES; n++)
-                    store_shared_4(lines + (uint32_t)(n / 8 * Q_GROUP) +
-                                       swizzle_128((uint32_t)local, (uint32_t)(n % 8)) +
-                                       (uint32_t)(lane % 4) * 4,
-                                   Element::pack(o[m][n][2 * half] * factor, o[m][n][2 * half + 1] * factor));
+                    store_shared_4(
+                        lines + (uint32_t)(n / 8 * Q_GROUP) +
+                            swizzle_128((uint32_t)(16 * m + 8 * half + lane / 4), (uint32_t)(n % 8)) +
+                            (uint32_t)(lane % 4) * 4,
+                        Element::pack(o[m][n][2 * half] * factor, o[m][n][2 * half + 1] * factor));
             }
+        write_lse(state.reference, sum);
         __syncwarp();
+        write_lines(lines);
+    }
+
+    /* Of the rows that four threads share each writes the lse of one. */
+    DEVICE void write_lse(const float (&reference)[ROW_TILES][2], const float (&sum)[ROW_TILES][2]) const
+    {
+        const int lane = lane_of_warp(), own = lane % 4, row = first_row() + 8 * own + lane / 4;
+        float own_reference = reference[0][0], own_sum = sum[0][0];
 #pragma unroll
+        for (int i = 1; i < 2 * ROW_TILES; i++)
+            if (own == i) own_reference = reference[i / 2][i % 2], own_sum = sum[i / 2][i % 2];
+        if (own < 2 * ROW_TILES && row < tile.rows)
+            store_lse(p.call.output, tile.request, place_of_row(p, tile, row),
+                      score_lse(own_reference, own_sum));
+    }
+
+    /* Brings the warp's rows from shared memory to `out`. */
+    DEVICE void write_lines(uint32_t lines) const
+    {
+        const output_params &output = p.call.output;
+        const int lane = lane_of_warp(), first = first_row();
+#pragma unroll 1
         for (int i = 0; i < WARP_ROWS; i += 4) {
             const int local = i + lane / 8, row = first + local;
             if (row >= tile.rows) continue;

@@ -10,7 +10,7 @@
  * is good where two CTAs share an SM: a middle one does on A100. A small one has twice the warps, and fits 99 KiB. */
 #define MHA_SM80_SHAPES(SHAPE)                                                                               \
     SHAPE(64, 64, 0, , 2, 4, 128, 0, 2)                                                                      \
-    SHAPE(128, 128, 0, , 2, 4, 64, 0, 2)                                                                     \
+    SHAPE(128, 128, 0, , 2, 4, 80, 0, 2)                                                                     \
     SHAPE(192, 128, 0, , 2, 4, 48, 0, 2)                                                                     \
     SHAPE(128, 128, MHA_SM80_MIDDLE, _middle, 2, 4, 48, 0, 2)                                                \
     SHAPE(64, 64, MHA_SM80_SMALL, _small, 1, 8, 64, 1, 1)                                                    \

@@ -28,9 +28,14 @@ struct MhaRequest {
     int within;
 };
 
+DEVICE int mha_tiles_of_unit(const mha_forward_sm80_params &p, int tokens)
+{
+    return fast_divide(tokens + p.tile_tokens - 1, p.tokens_divisor);
+}
+
 DEVICE int mha_tiles_of(const mha_forward_sm80_params &p, int tokens)
 {
-    return (tokens + p.tile_tokens - 1) / p.tile_tokens * p.units;
+    return mha_tiles_of_unit(p, tokens) * p.units;
 }
 
 /* The request that tile `number` of ragged ones is of; false: there is no such tile. A warp looks at 32 requests at a time. A start is
@@ -63,6 +68,29 @@ DEVICE bool find_ragged(const mha_forward_sm80_params &p, int number, MhaRequest
     return false;
 }
 
+/* A unit is the heads of a tile, and `order` which of its tiles. */
+struct UnitOfSet {
+    int unit, order;
+};
+
+DEVICE UnitOfSet find_unit(const mha_forward_sm80_params &p, const MhaRequest &r, int of_unit)
+{
+    const int h_kv = p.call.h_kv;
+    if ((int64_t)r.keys * h_kv <= p.cached_keys) { /* there is one set: its divisor is known */
+        const int order = fast_divide(r.within, p.units_divisor);
+        return {r.within - order * p.units, order};
+    }
+    /* There are no more sets than heads that fit ask for, and the first of them have at most one head more. */
+    const int of_head = of_unit * p.units_of_key_head, fit = max(p.cached_keys / max(r.keys, 1), 1);
+    const int sets = (h_kv + fit - 1) / fit, heads = h_kv / sets, larger = h_kv - heads * sets;
+    const bool is_larger = r.within < larger * (heads + 1) * of_head;
+    const int of_set = is_larger ? heads + 1 : heads, passed = is_larger ? 0 : larger * (heads + 1);
+    const int first_head = passed + (r.within - passed * of_head) / (of_set * of_head) * of_set;
+    const int in_set = r.within - first_head * of_head, units = of_set * p.units_of_key_head,
+              order = in_set / units;
+    return {first_head * p.units_of_key_head + in_set - order * units, order};
+}
+
 /* Finds tile `number`; false if there is none. A whole warp calls it. */
 DEVICE bool find_tile(const mha_forward_sm80_params &p, int number, MhaTile &t)
 {
@@ -74,22 +102,14 @@ DEVICE bool find_tile(const mha_forward_sm80_params &p, int number, MhaTile &t)
     } else if (!find_ragged(p, number, r)) {
         return false;
     }
-    /* There are no more sets than heads that fit ask for, and the first of them have at most one head more. */
-    const int of_unit = (r.tokens + p.tile_tokens - 1) / p.tile_tokens,
-              of_head = of_unit * p.units_of_key_head;
-    const int fit = max(p.cached_keys / max(r.keys, 1), 1), sets = (call.h_kv + fit - 1) / fit;
-    const int heads = call.h_kv / sets, larger = call.h_kv - heads * sets;
-    const bool is_larger = r.within < larger * (heads + 1) * of_head;
-    const int of_set = is_larger ? heads + 1 : heads, passed = is_larger ? 0 : larger * (heads + 1);
-    const int first_head = passed + (r.within - passed * of_head) / (of_set * of_head) * of_set;
-    const int in_set = r.within - first_head * of_head, units = of_set * p.units_of_key_head,
-              order = in_set / units;
-    const int first_token = (call.causal ? of_unit - 1 - order : order) * p.tile_tokens;
+    const int of_unit = mha_tiles_of_unit(p, r.tokens);
+    const UnitOfSet u = find_unit(p, r, of_unit);
+    const int first_token = (call.causal ? of_unit - 1 - u.order : u.order) * p.tile_tokens;
     t.request = r.number, t.token = r.token + first_token;
-    t.head = (first_head * p.units_of_key_head + in_set - order * units) * p.heads_of_tile;
+    t.head = u.unit * p.heads_of_tile;
     t.rows = min(r.tokens - first_token, p.tile_tokens) * p.heads_of_tile;
     t.keys = r.keys, t.seen = r.keys - r.tokens + first_token + 1;
-    const int64_t key_head = t.head / call.group;
+    const int64_t key_head = fast_divide(t.head, p.group_divisor);
     t.k = call.k + r.number * call.k_stride[0] + r.key * call.k_stride[1] + key_head * call.k_stride[2];
     t.v = call.v + r.number * call.v_stride[0] + r.key * call.v_stride[1] + key_head * call.v_stride[2];
     return true;

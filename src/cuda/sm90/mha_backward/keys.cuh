@@ -10,7 +10,6 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
     static constexpr int ROWS = Layout::ROWS, KEYS = Layout::KEYS, D_QK = Layout::D_QK, D_V = Layout::D_V;
     static constexpr int SCORES = ROWS / 2, ROW_STEPS = ROWS / 16; /* a thread's; steps of 16 rows */
     static constexpr bool PACKS_P = !Layout::KEEPS_P && Element::IS_BF16;
-    static constexpr float DS_SCALE = Layout::template DS_SCALE<Element>;
 
     const mha_backward_sm90_params &p;
     const Layout l;
@@ -198,8 +197,9 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
                     const uint32_t pair = PACKS_P ? exact[j][i / 2 % 4] : w[j][i / 2 % 4];
                     a = Fp16::to_float((uint16_t)pair), b = Fp16::to_float((uint16_t)(pair >> 16));
                 }
-                ds[j][i / 2 % 4] = Element::pack(a * fmaf(dp[i], DS_SCALE, -(i & 4 ? delta.z : delta.x)),
-                                                 b * fmaf(dp[i + 1], DS_SCALE, -(i & 4 ? delta.w : delta.y)));
+                ds[j][i / 2 % 4] =
+                    Element::pack(a * fmaf(dp[i], DS_SCALE<Element>, -(i & 4 ? delta.z : delta.x)),
+                                  b * fmaf(dp[i + 1], DS_SCALE<Element>, -(i & 4 ? delta.w : delta.y)));
             }
         }
     }

@@ -38,16 +38,17 @@ static fmla_status launch_products(const struct cuda_scope *scope, const struct 
 static fmla_status launch(const struct cuda_scope *scope, const struct backward_problem *p)
 {
     static const char op[] = "mha_backward";
-    const struct sm90_mha_backward_layout at = sm90_mha_backward_layout(p);
+    const struct backward_tiles tiles = sm90_mha_backward_tiles(p);
+    const struct backward_layout at = backward_layout(p, tiles);
     const int32_t key_columns = p->d_qk == 192 ? 32 : 64;
     char *const workspace = p->workspace;
     struct mha_backward_sm90_params params = {
         .call = cuda_backward_params(p),
-        .row_tiles = (int32_t)sm90_mha_backward_row_tiles(p),
-        .key_blocks = (int32_t)sm90_mha_backward_key_blocks(p),
-        .items = (int32_t)(sm90_mha_backward_key_blocks(p) * p->h_kv),
+        .row_tiles = (int32_t)backward_row_tiles(p, tiles),
+        .key_blocks = (int32_t)backward_key_blocks(p, tiles),
+        .items = (int32_t)(backward_key_blocks(p, tiles) * p->h_kv),
         .key_heads_divisor = divisor_of((uint32_t)p->h_kv),
-        .heads_of_set = sm90_mha_backward_heads(p, scope->device->sms),
+        .heads_of_set = backward_heads(p, tiles, scope->device->sms),
         .rows = (float *)(void *)(workspace + at.rows),
         .dq_sums = (float *)(void *)(workspace + at.dq_sums),
         .taken = (uint32_t *)(void *)(workspace + at.taken),

@@ -16,6 +16,7 @@
 #include "products.cuh"
 
 #include "../../device/backward_requests.cuh"
+#include "../../device/backward_rows.cuh"
 #include "../../device/element.cuh"
 #include "../../device/mbarrier.cuh"
 #include "../../device/mma.cuh"
@@ -27,9 +28,6 @@
 #include "../../device/warpgroup.cuh"
 
 #include <stddef.h>
-
-static constexpr float P_SCALE = 32768.0f,
-                       P_SCALE_LOG2 = 15.0f; /* P is multiplied by it: 1 becomes nearly the largest fp16 */
 
 /* Items that the consumers know of. */
 enum { ITEM_SLOTS = 2 };
@@ -66,9 +64,6 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     static constexpr int DELTA_EARLY =
         D_QK == 192 ? 1 : 4;                     /* times 16 rows, whose delta is loaded beside dP */
     static constexpr bool KEEPS_P = D_QK != 192; /* in fp32, until dS is made of it; else in fp16 */
-    /* dS, and delta, are multiplied by DS_SCALE beside P_SCALE: fp16's dS would else be too large, or of thousands of keys have few bits left. */
-    template <typename Element> static constexpr float DS_SCALE = Element::IS_BF16 ? 1.0f : 64.0f / P_SCALE;
-    template <typename Element> static constexpr float DS_UNSCALE = 1.0f / (P_SCALE * DS_SCALE<Element>);
     static constexpr int PRODUCER_REGISTERS = 24, MAKER_REGISTERS = DQ_BY == DQ_APART ? 72 : 0,
                          CONSUMER_REGISTERS = DQ_BY == DQ_APART ? 208 : 240;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS + MAKER_REGISTERS <=

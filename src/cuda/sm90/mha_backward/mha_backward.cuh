@@ -267,7 +267,7 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
                             call.dv.token, left, 1.0f / P_SCALE, dv);
         write_keys<Element>(call.dk.data + keys.z * call.dk.request + key * call.dk.token +
                                 keys.w * call.dk.head,
-                            call.dk.token, left, call.scale * Layout::template DS_UNSCALE<Element>, dk);
+                            call.dk.token, left, call.scale * DS_UNSCALE<Element>, dk);
         return true;
     }
 

@@ -16,12 +16,6 @@ DEVICE uint4 load_global_16(const void *from)
     return *(const uint4 *)from;
 }
 
-template <typename Element> DEVICE float dot_of_pair(uint32_t a, uint32_t b)
-{
-    return Element::to_float((uint16_t)a) * Element::to_float((uint16_t)b) +
-           Element::to_float((uint16_t)(a >> 16)) * Element::to_float((uint16_t)(b >> 16));
-}
-
 /* Blocks of keys that the tile of rows that begins with `first` sees. */
 template <typename Layout>
 DEVICE int blocks_of_tile(const mha_backward_params &call, const Request &r, int first)
@@ -72,16 +66,14 @@ template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_
         if (is) {
             const uint4 a = load_global_16(out + token * call.out.token + column),
                         b = load_global_16(dout + token * call.dout.token + column);
-            delta = dot_of_pair<Element>(a.x, b.x) + dot_of_pair<Element>(a.y, b.y) +
-                    dot_of_pair<Element>(a.z, b.z) + dot_of_pair<Element>(a.w, b.w);
+            delta = dot_of_eight<Element>(a, b);
             lse = call.lse[request * call.lse_stride[0] + head * call.lse_stride[1] + token] * call.lse_log2;
         }
         for (int lanes = LANES / 2; lanes; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
         if (column == 0) {
             const int at = Layout::number_at(row);
             numbers[at] = lse == -INFINITY ? INFINITY : lse - P_SCALE_LOG2;
-            numbers[ROWS + at] =
-                lse == -INFINITY || lse == INFINITY ? 0.0f : delta * Layout::template DS_SCALE<Element>;
+            numbers[ROWS + at] = lse == -INFINITY || lse == INFINITY ? 0.0f : delta * DS_SCALE<Element>;
         }
     }
 }
@@ -112,8 +104,7 @@ template <typename Element, typename Layout> DEVICE void finish_rows(const mha_b
     }
     write_keys<Element>(call.dq.data + request * call.dq.request + head * call.dq.head +
                             (int64_t)(r.token + first) * call.dq.token + group * (Layout::D_QK / 2),
-                        call.dq.token, r.tokens - first, call.scale * Layout::template DS_UNSCALE<Element>,
-                        dq);
+                        call.dq.token, r.tokens - first, call.scale * DS_UNSCALE<Element>, dq);
 }
 
 #define MHA_BACKWARD_ROW_KERNELS(PREPARE, FINISH, ELEMENT, D_QK, D_V)                                        \

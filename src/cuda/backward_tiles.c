@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT */
+#include "backward_tiles.h"
+
+#include "attention.h"
+
+enum { ALIGNMENT = 16, NUMBERS = 2 /* of a row: lse and delta */ };
+
+static int64_t numbers_of(const struct backward_problem *p, int64_t tokens, int64_t each, int32_t size)
+{
+    return p->is_ragged ? tokens / size + p->b + 2 : p->b * cuda_ceil_div(each, size);
+}
+
+int64_t backward_row_tiles(const struct backward_problem *p, struct backward_tiles tiles)
+{
+    return numbers_of(p, p->ragged_q.tokens, p->s_q, tiles.rows);
+}
+
+int64_t backward_key_blocks(const struct backward_problem *p, struct backward_tiles tiles)
+{
+    return numbers_of(p, p->ragged_k.tokens, p->s_k, tiles.keys);
+}
+
+int32_t backward_heads(const struct backward_problem *p, struct backward_tiles tiles, int32_t sms)
+{
+    const int64_t blocks = cuda_ceil_div(p->s_k, tiles.keys),
+                  of_key_head = cuda_ceil_div(p->s_q, tiles.rows) * (p->h_q / p->h_kv);
+    int64_t heads = blocks ? 2 * sms / blocks : p->h_kv;
+    /* Blocks of keys of a head come to a tile one after the other. Causal: each begins at another tile. Full: all begin with the first, and
+     * so many heads are taken together that the next block is taken about a tile later. */
+    if (p->deterministic) heads = p->causal || !of_key_head ? 1 : cuda_ceil_div(sms, of_key_head);
+    return (int32_t)(heads < 1 ? 1 : heads < p->h_kv ? heads : p->h_kv);
+}
+
+struct backward_layout backward_layout(const struct backward_problem *p, struct backward_tiles tiles)
+{
+    const size_t count = (size_t)(backward_row_tiles(p, tiles) * p->h_q), rows = count * (size_t)tiles.rows;
+    struct backward_layout l = {0};
+    l.dq_sums = l.rows + cuda_line_up(rows * NUMBERS * sizeof(float));
+    l.taken = l.dq_sums + cuda_line_up(rows * (size_t)p->d_qk * sizeof(float));
+    l.added = l.taken + cuda_line_up(sizeof(uint32_t));
+    l.bytes = l.added + cuda_line_up(count * (size_t)tiles.counters * sizeof(uint32_t));
+    return l;
+}
+
+bool backward_rows_aligned(const struct backward_problem *p, const struct token_view *view, bool of_keys)
+{
+    const int64_t shape[] = {p->is_ragged ? 1 : p->b, of_keys ? backward_keys(p) : backward_tokens(p),
+                             of_keys ? p->h_kv : p->h_q};
+    const int64_t stride[] = {view->request, view->token, view->head};
+    return !shape[1] || cuda_rows_aligned(view->data, shape, stride, 3, 2, ALIGNMENT);
+}
+
+const char *backward_refuses_sizes(const struct backward_problem *p)
+{
+    return p->d_v == (p->d_qk == 64 ? 64 : 128)
+               ? NULL
+               : "takes values of 128 where d_qk is 128 or 192, of 64 where it is 64";
+}
