@@ -45,9 +45,13 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     Flags flags;
     bool converts, extra; /* the block that has been copied has codes; it is of the extra cache */
     bool copies;          /* a block, beside the scores */
-    struct Unit {         /* eight codes of either group of a unit, and their scales */
+    /* A pair of units is read while the one before is written, where there are registers for it. */
+    static constexpr bool READS_AHEAD = KIND != LISTED_ANY || !Tile::Q_IN_REGISTERS;
+    /* Scales that are powers of two, and those of FP4, are bf16's, and so are their products with codes. */
+    static constexpr bool SCALES_ARE_BF16 = KIND != LISTED_F32 && KIND != LISTED_ANY;
+    struct Unit { /* eight codes of either group of a unit, and their scales: fp32, or bf16 twice */
         uint2 codes[2];
-        float scale[2];
+        uint32_t scale[2];
     };
     Unit units[2]; /* that have been read */
 
@@ -218,26 +222,43 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     }
 
     /* The scales of a unit's two groups for this thread's columns. Those of a unit are in one word, or of FP4 in two. */
-    DEVICE void load_scales(float scale[2], const struct listed_layout &l, uint32_t line, int unit) const
+    DEVICE void load_scales(uint32_t scale[2], const struct listed_layout &l, uint32_t line, int unit) const
     {
         const uint32_t first = groups_before(unit) * LINE_ELEMENTS >> l.scale_shift;
         const uint32_t at = line + scales_at(l) + (l.scale_kind == KV_SCALE_F32 ? 4 * first : first & ~3u);
-        if (l.scale_kind == KV_SCALE_F32) {
-            scale[0] = scale[1] = __uint_as_float(load_shared_4(at));
-            return;
-        }
         const bool two_words = l.scale_kind == KV_SCALE_E4M3;
         uint32_t word = two_words ? 0 : load_shared_4(at);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
             const uint32_t group = i ^ odd_key();
-            const uint32_t index =
-                (first & 3) + ((group * LINE_ELEMENTS + threadIdx.x % 8 * CHUNK_ELEMENTS) >> l.scale_shift);
+            const uint32_t byte =
+                ((first & 3) +
+                 ((group * LINE_ELEMENTS + threadIdx.x % 8 * CHUNK_ELEMENTS) >> l.scale_shift)) &
+                3;
             if (two_words) word = load_shared_4(at + 4 * group);
-            const uint32_t code = word >> 8 * (index & 3) & 0xff;
-            scale[i] = two_words ? Fp16::to_float((uint16_t)fp16_of_e4m3(code).x) * E2M1_IN_E4M3
-                                 : num_from_ue8m0((uint8_t)code);
+            if (l.scale_kind == KV_SCALE_F32)
+                scale[i] = word;
+            else if (l.scale_kind == KV_SCALE_E4M3)
+                scale[i] = scale_of(Fp16::to_float((uint16_t)fp16_of_e4m3(word >> 8 * byte & 0xff).x) *
+                                    E2M1_IN_E4M3);
+            else if (SCALES_ARE_BF16)
+                scale[i] = bf16_of_ue8m0(word, byte);
+            else
+                scale[i] = scale_of(num_from_ue8m0((uint8_t)(word >> 8 * byte)));
         }
+    }
+
+    static DEVICE uint32_t scale_of(float scale)
+    {
+        return SCALES_ARE_BF16 ? Bf16::pack(scale, scale) : __float_as_uint(scale);
+    }
+
+    static DEVICE uint2 values_of(uint32_t codes, uint32_t scale)
+    {
+        if constexpr (SCALES_ARE_BF16)
+            return bf16_of_codes(codes, scale);
+        else
+            return bf16_of_codes(codes, __uint_as_float(scale));
     }
 
     DEVICE Unit read(int unit, int stage) const
@@ -269,8 +290,8 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         const uint32_t line = line_of(unit, ring_at + (uint32_t)stage * STAGE_BYTES),
                        to = line + ((threadIdx.x / 8 ^ threadIdx.x) % 8) * CHUNK_BYTES;
         const uint32_t group = i ^ odd_key();
-        const uint2 first = bf16_of_codes(of.codes[i].x, of.scale[i]),
-                    second = bf16_of_codes(of.codes[i].y, of.scale[i]);
+        const uint2 first = values_of(of.codes[i].x, of.scale[i]),
+                    second = values_of(of.codes[i].y, of.scale[i]);
         if (groups_before(unit) + group < (uint32_t)layout().code_groups)
             store_shared_16((to + group * KEY_GROUP) + groups_before(unit) * KEY_GROUP,
                             make_uint4(first.x, first.y, second.x, second.y));
@@ -354,7 +375,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     DEVICE void before_values(int free_stage)
     {
         arrive();
-        if (KIND != LISTED_ANY || converts) read_pair(0, free_stage);
+        if (READS_AHEAD && (KIND != LISTED_ANY || converts)) read_pair(0, free_stage);
     }
 
     /* A kernel of one kind makes something of what is in the stage where no block has been copied, which nobody reads: that is cheaper
@@ -362,8 +383,9 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     DEVICE void beside_values(int step, int free_stage)
     {
         if (KIND == LISTED_ANY && !converts) return;
+        if (!READS_AHEAD && step % 4 == 0) read_pair(step / 4, free_stage);
         write_quarter(step / 4, step % 4, free_stage);
-        if (step % 4 == 3) read_pair((step / 4 + 1) % UNIT_PAIRS, free_stage);
+        if (READS_AHEAD && step % 4 == 3) read_pair((step / 4 + 1) % UNIT_PAIRS, free_stage);
     }
 };
 
