@@ -297,8 +297,9 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             const auto load = [&](int n) {
                 const int column = WARP_COLUMNS * warp + 16 * n;
                 const uint32_t group = (uint32_t)(column / LINE_ELEMENTS) * KEY_GROUP;
-                ldmatrix_x4_trans(b[n], (v_line + group + (uint32_t)(16 * k) * LINE_BYTES) ^
-                                            (uint32_t)(column % LINE_ELEMENTS / CHUNK_ELEMENTS * CHUNK_BYTES));
+                ldmatrix_x4_trans(b[n],
+                                  (v_line + group + (uint32_t)(16 * k) * LINE_BYTES) ^
+                                      (uint32_t)(column % LINE_ELEMENTS / CHUNK_ELEMENTS * CHUNK_BYTES));
             };
             if (Keys::CONVERTS_BESIDE_VALUES)
 #pragma unroll

@@ -24,11 +24,12 @@ static int32_t half_of_sm(const struct cuda_device *device)
 }
 
 /* A plan may be for Hopper's small kernel, of which two blocks of threads share an SM. Then two of this kernel do, where a smaller
- * tile of as many rows lets them: otherwise the second half of them would wait for the first. */
+ * tile of as many rows lets them: otherwise the second half of them would wait for the first. In batch-invariant mode the batch must
+ * not decide. */
 static struct latent_choice choice_for(const struct attention_problem *p, const struct cuda_work *w,
                                        const struct latent_choice *alone)
 {
-    if (cuda_blocks(p, w) <= w->device->sms) return *alone;
+    if (w->chunk_keys || cuda_blocks(p, w) <= w->device->sms) return *alone;
     const int32_t half = half_of_sm(w->device);
     const struct latent_choice beside = sm80_listed_choose(p, p->h_q, half);
     const bool as_many_rows = latent_shapes[beside.shape].rows == latent_shapes[alone->shape].rows;

@@ -64,8 +64,8 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     Copies copied;
 
     DEVICE ListedBytes(const Call &of_call, uint32_t ring)
-        : call(of_call), source{of_call}, ring_at(ring), indices_at(ring + LEAST_STAGES * STAGE_BYTES),
-          flags{indices_at + KEYS * (uint32_t)sizeof(int32_t)}
+        : call(of_call), source{of_call}, ring_at(ring),
+          indices_at(ring + LEAST_STAGES * STAGE_BYTES), flags{indices_at + KEYS * (uint32_t)sizeof(int32_t)}
     {
     }
 
@@ -137,42 +137,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         const uint8_t *const token = (const uint8_t *)__shfl_sync(~0u, of.token, from_lane);
         const uint32_t group_0 = ring_at + (uint32_t)stage * STAGE_BYTES,
                        key = threadIdx.x / 8 + (uint32_t)(pass * KEYS_AT_ONCE);
-        const bool named = of.named >> from_lane & 1;
-        if constexpr (AT_ONCE == 16 && KIND != LISTED_ANY)
-            copy_token_by_lines(group_0, key, token, named);
-        else
-            copy_token<AT_ONCE>(layout(), group_0, key, token, named);
-    }
-
-    /* The eight threads of a key copy what lies in a line of 128 bytes of memory together: a token begins anywhere in a line, and what
-     * they read of two lines takes twice the time. */
-    DEVICE void copy_token_by_lines(uint32_t group_0, uint32_t key, const uint8_t *token, bool named) const
-    {
-        constexpr bool MAY_HAVE_VALUES = KIND == LISTED_F32 || KIND == LISTED_584;
-        constexpr int CHUNKS = LINE_BYTES / CHUNK_BYTES, PAIR_CHUNKS = KIND == LISTED_FP4 ? 4 : 8;
-        constexpr int CODES_END = KIND == LISTED_FP4 ? 16 : KIND == LISTED_584 ? 28 : 32,
-                      VALUES_BEGIN = KIND == LISTED_584 ? 28 : 33, /* chunks, as those of layout() are bytes */
-            END = MAY_HAVE_VALUES ? VALUES_BEGIN + CHUNKS : CODES_END,
-                      LINES = (END + CHUNKS - 2) / CHUNKS + 1;
-        const struct listed_layout l = layout();
-        const bool has_values = MAY_HAVE_VALUES && l.code_groups < call.d_qk() / LINE_ELEMENTS;
-        const int before = (int)((uint32_t)(uint64_t)token / CHUNK_BYTES % CHUNKS); /* chunks, in the line */
-        const int first = (int)(threadIdx.x % 8) - before;
-        const uint8_t *const from = token + first * CHUNK_BYTES;
-        const uint32_t codes_to = group_0 + key * LINE_BYTES +
-                                  (uint32_t)(first >> (PAIR_CHUNKS == 8 ? 3 : 2)) * 2 * KEY_GROUP +
-                                  (uint32_t)(first & (PAIR_CHUNKS - 1)) * CHUNK_BYTES;
-#pragma unroll
-        for (int i = 0; i < LINES; i++) {
-            const int chunk = CHUNKS * i + first;
-            const uint32_t value = (uint32_t)(chunk - VALUES_BEGIN);
-            const bool may_be_value = MAY_HAVE_VALUES && CHUNKS * (i + 1) > VALUES_BEGIN,
-                       is_value = may_be_value && has_values && value < CHUNKS;
-            uint32_t to = codes_to + (uint32_t)(CHUNKS / PAIR_CHUNKS * i) * 2 * KEY_GROUP;
-            if (is_value)
-                to = group_0 + (uint32_t)l.code_groups * KEY_GROUP + swizzle_128(key, value);
-            if ((unsigned)chunk < CODES_END || is_value) cp_async_16(to, from + i * (int)LINE_BYTES, named);
-        }
+        copy_token<AT_ONCE>(layout(), group_0, key, token, of.named >> from_lane & 1);
     }
 
     template <int AT_ONCE> DEVICE void copy_block(int stage, unsigned first_key) const
@@ -303,7 +268,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         const uint32_t line = line_of(unit, ring_at + (uint32_t)stage * STAGE_BYTES);
         const bool half_bytes = l.code_bytes == D_V / 2;
         const uint32_t bytes = half_bytes ? CHUNK_ELEMENTS / 2 : CHUNK_ELEMENTS;
-        const uint32_t first = (line + (8 * odd_key() + threadIdx.x % 8) * bytes);
+        const uint32_t first = line + (8 * odd_key() + threadIdx.x % 8) * bytes;
         Unit of;
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {

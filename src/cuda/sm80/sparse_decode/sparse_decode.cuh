@@ -199,10 +199,7 @@ template <typename Tile, typename Call> struct ListSource {
     }
 
     /* The key of a block that this thread copies in a pass. */
-    static DEVICE unsigned key_of(int pass)
-    {
-        return threadIdx.x / 8 + (unsigned)(pass * KEYS_AT_ONCE);
-    }
+    static DEVICE unsigned key_of(int pass) { return threadIdx.x / 8 + (unsigned)(pass * KEYS_AT_ONCE); }
 
     /* Is there an entry for a key of a block? Where it is. */
     DEVICE bool has_entry(unsigned first_key, unsigned key) const
