@@ -287,25 +287,31 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             p_at + swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
         const uint32_t v_line =
             stage_at + swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
-#pragma unroll(Keys::CONVERTS_BESIDE_VALUES ? 1 : KEYS / 16)
+#pragma unroll(!Keys::CONVERTS_BESIDE_VALUES ? KEYS / 16 : Q_IN_REGISTERS ? 1 : 2)
         for (int k = 0; k < KEYS / 16; k++) {
-            uint32_t a[ROW_GROUPS][4];
+            uint32_t a[ROW_GROUPS][4], b[COLUMN_PAIRS][4];
 #pragma unroll
             for (int m = 0; m < ROW_GROUPS; m++)
                 ldmatrix_x4(a[m],
                             (p_line + (uint32_t)(16 * m) * LINE_BYTES) ^ (uint32_t)(2 * k * CHUNK_BYTES));
-#pragma unroll
-            for (int n = 0; n < COLUMN_PAIRS; n++) {
+            const auto load = [&](int n) {
                 const int column = WARP_COLUMNS * warp + 16 * n;
                 const uint32_t group = (uint32_t)(column / LINE_ELEMENTS) * KEY_GROUP;
-                uint32_t b[4];
-                ldmatrix_x4_trans(b, (v_line + group + (uint32_t)(16 * k) * LINE_BYTES) ^
-                                         (uint32_t)(column % LINE_ELEMENTS / CHUNK_ELEMENTS * CHUNK_BYTES));
+                ldmatrix_x4_trans(b[n],
+                                  (v_line + group + (uint32_t)(16 * k) * LINE_BYTES) ^
+                                      (uint32_t)(column % LINE_ELEMENTS / CHUNK_ELEMENTS * CHUNK_BYTES));
+            };
+            if (Keys::CONVERTS_BESIDE_VALUES)
+#pragma unroll
+                for (int n = 0; n < COLUMN_PAIRS; n++) load(n);
+#pragma unroll
+            for (int n = 0; n < COLUMN_PAIRS; n++) {
+                if (!Keys::CONVERTS_BESIDE_VALUES) load(n);
                 between(k * COLUMN_PAIRS + n);
 #pragma unroll
                 for (int m = 0; m < ROW_GROUPS; m++) {
-                    mma_16816<Element>(o[m][2 * n], a[m], b[0], b[1]);
-                    mma_16816<Element>(o[m][2 * n + 1], a[m], b[2], b[3]);
+                    mma_16816<Element>(o[m][2 * n], a[m], b[n][0], b[n][1]);
+                    mma_16816<Element>(o[m][2 * n + 1], a[m], b[n][2], b[n][3]);
                 }
             }
         }
@@ -478,7 +484,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             cp_async_commit();
             scale(s, stage);
             softmax(s, state);
-            keys.before_values();
+            keys.before_values(free_stage);
             __syncthreads(); /* P and the factors are there */
             rescale(o);
             accumulate(stage_at, o, [&](int step) { keys.beside_values(step, free_stage); });

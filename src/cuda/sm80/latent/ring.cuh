@@ -160,7 +160,7 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
         if (step == COPY_STEPS * COPY_BATCHES - 1) places = source.find(ahead + KEYS);
     }
 
-    DEVICE void before_values() const {}
+    DEVICE void before_values(int) const {}
 
     DEVICE void beside_values(int, int) const {}
 };

@@ -48,11 +48,28 @@ DEVICE uint2 fp16_of_e4m3(uint32_t codes)
     return halves;
 }
 
-/* Four e4m3 codes times their scale, to bf16. */
+/* Four e4m3 codes times a scale of fp32, to bf16. */
 DEVICE uint2 bf16_of_codes(uint32_t codes, float scale)
 {
     const uint2 halves = fp16_of_e4m3(codes);
     const float2 low = __half22float2(*(const __half2 *)&halves.x),
                  high = __half22float2(*(const __half2 *)&halves.y);
     return make_uint2(Bf16::pack(low.x * scale, low.y * scale), Bf16::pack(high.x * scale, high.y * scale));
+}
+
+/* The same where the scale and the products are numbers of bf16; `scale` is twice in its word. */
+DEVICE uint2 bf16_of_codes(uint32_t codes, uint32_t scale)
+{
+    constexpr uint32_t MINUS_ZEROS = 0x80008000;
+    uint2 values = bf16_of_codes(codes, 1.0f);
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(values.x) : "r"(scale), "r"(MINUS_ZEROS));
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(values.y) : "r"(scale), "r"(MINUS_ZEROS));
+    return values;
+}
+
+/* A ue8m0 scale as bf16, twice in a word. The exponents of 0 and of NaN have the next lower bit set besides: 2^-127 is subnormal. */
+DEVICE uint32_t bf16_of_ue8m0(uint32_t word, uint32_t byte)
+{
+    const uint32_t twice = __byte_perm(word, 0, 0x4040 | byte << 8 | byte);
+    return twice << 7 | (((twice + 1) & 0xfe) ? 0 : 0x00400040);
 }

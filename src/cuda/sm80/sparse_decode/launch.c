@@ -16,12 +16,35 @@ static const char *refuses(const struct attention_problem *p, const char **argum
     return why ? why : sm80_listed_refuses(p, argument);
 }
 
+/* What each of two blocks of threads on an SM may have; the system keeps 1 KiB of each. */
+static int32_t half_of_sm(const struct cuda_device *device)
+{
+    enum { SYSTEM_BYTES = 1024 };
+    return (device->shared_bytes + SYSTEM_BYTES) / 2 - SYSTEM_BYTES;
+}
+
+/* A plan may be for Hopper's small kernel, of which two blocks of threads share an SM. Then two of this kernel do, where a smaller
+ * tile of as many rows lets them: otherwise the second half of them would wait for the first. In batch-invariant mode the batch must
+ * not decide. */
+static struct latent_choice choice_for(const struct attention_problem *p, const struct cuda_work *w,
+                                       const struct latent_choice *alone)
+{
+    if (w->chunk_keys || cuda_blocks(p, w) <= w->device->sms) return *alone;
+    const int32_t half = half_of_sm(w->device);
+    const struct latent_choice beside = sm80_listed_choose(p, p->h_q, half);
+    const bool as_many_rows = latent_shapes[beside.shape].rows == latent_shapes[alone->shape].rows;
+    return as_many_rows && beside.shared_bytes <= half ? beside : *alone;
+}
+
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
-    const struct latent_choice choice = sm80_listed_choose(p, w->device, p->h_q);
+    const struct latent_choice alone = sm80_listed_choose(p, p->h_q, w->device->shared_bytes);
+    const fmla_status status =
+        cuda_sparse_prepare(p, p->s_q * tiles_of_token(p, latent_shapes[alone.shape].rows), w);
+    const struct latent_choice choice = choice_for(p, w, &alone);
     w->kernel = sm80_listed_kernel(p, &choice);
     w->stages = choice.stages, w->shared_bytes = choice.shared_bytes;
-    return cuda_sparse_prepare(p, p->s_q * tiles_of_token(p, latent_shapes[choice.shape].rows), w);
+    return status;
 }
 
 static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,

@@ -23,11 +23,10 @@ const char *sm80_listed_refuses(const struct attention_problem *p, const char **
     return p->capacity > MOST_KEYS ? "takes fewer than 2^31 - 2048 entries of a token" : NULL;
 }
 
-struct latent_choice sm80_listed_choose(const struct attention_problem *p, const struct cuda_device *device,
-                                        int64_t heads)
+struct latent_choice sm80_listed_choose(const struct attention_problem *p, int64_t heads,
+                                        int32_t shared_bytes)
 {
-    return latent_choose(heads, INT32_MAX, of_bytes(p) ? LATENT_LIST_OF_BYTES : LATENT_LIST,
-                         device->shared_bytes);
+    return latent_choose(heads, INT32_MAX, of_bytes(p) ? LATENT_LIST_OF_BYTES : LATENT_LIST, shared_bytes);
 }
 
 /* The format that stands for those which a kernel takes alike (kernels.def). */

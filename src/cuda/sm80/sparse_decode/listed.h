@@ -11,9 +11,9 @@
 /* Says what the kernels take where they refuse the problem; NULL if they take it. */
 const char *sm80_listed_refuses(const struct attention_problem *p, const char **argument);
 
-/* The tile for so many heads that share a token's list. */
-struct latent_choice sm80_listed_choose(const struct attention_problem *p, const struct cuda_device *device,
-                                        int64_t heads);
+/* The tile for so many heads that share a token's list, where a block of threads may have `shared_bytes`. */
+struct latent_choice sm80_listed_choose(const struct attention_problem *p, int64_t heads,
+                                        int32_t shared_bytes);
 
 struct cuda_kernel *sm80_listed_kernel(const struct attention_problem *p, const struct latent_choice *choice);
 

@@ -25,20 +25,16 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE, KEYS = Tile::KEYS;
     static constexpr bool CONVERTS_BESIDE_VALUES = true;
     static constexpr int LEAST_STAGES = 2;
-    /* The host gives each kernel just these stages. ptxas makes other code of the constant, and not always shorter code: each kernel has
-     * the form in which it was measured and checked. */
-    static constexpr bool STAGES_ARE_CONSTANT =
-        KIND == LISTED_F32 || KIND == LISTED_528 || KIND == LISTED_FP4;
     static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
                               BYTES_BEHIND_RING = KEYS * sizeof(int32_t);
-    /* A thread converts a unit, two groups of a key, at a time. The units of a block are spread over the steps of P·V. */
-    static constexpr int UNITS_OF_KEY = D_V / LINE_ELEMENTS / 2, UNITS = PASSES * UNITS_OF_KEY;
-    static constexpr int VALUE_STEPS = KEYS / 16 * Tile::COLUMN_PAIRS, STEPS_OF_UNIT = VALUE_STEPS / UNITS;
-    static_assert(VALUE_STEPS % UNITS == 0 && STEPS_OF_UNIT >= 2,
-                  "a step to read a unit's codes, one to write its values");
-    static constexpr int COPY_STEPS = 4; /* of the scores, between the copies of two keys of a thread */
-    /* Where Q is in registers, or O is large, there are none for copies beside the scores. */
-    static constexpr bool COPIES_BESIDE_SCORES = !Tile::Q_IN_REGISTERS && Tile::ROWS < 64;
+    /* A thread converts two units at a time; a unit is two groups of a key. The pairs of units of a block are spread over P·V, which
+     * takes 16 keys at a time. */
+    static constexpr int UNITS_OF_KEY = D_V / LINE_ELEMENTS / 2, UNIT_PAIRS = PASSES * UNITS_OF_KEY / 2;
+    static_assert(4 * UNIT_PAIRS == KEYS / 16 * Tile::COLUMN_PAIRS, "a group of 64 columns each step of P·V");
+    static constexpr uint32_t KEYS_OF_WARP = 4 * PASSES; /* that it copies and converts */
+    static constexpr int COPY_STEPS = 4;                 /* of the scores, between copies of a thread */
+    /* Where Q is in registers there are none for copies beside the scores. */
+    static constexpr bool COPIES_BESIDE_SCORES = !Tile::Q_IN_REGISTERS;
     using Source = ListSource<Tile, Call>;
     using Flags = typename Source::Flags;
 
@@ -48,15 +44,28 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     uint32_t indices_at; /* of the block that is copied next: KEYS indices, fetched a block ahead */
     Flags flags;
     bool converts, extra; /* the block that has been copied has codes; it is of the extra cache */
-    uint32_t codes[4];    /* of the unit that has been read */
-    float scale[2];
-    bool copies; /* a block, beside the scores */
+    bool copies;          /* a block, beside the scores */
+    /* A pair of units is read while the one before is written, where there are registers for it. */
+    static constexpr bool READS_AHEAD = KIND != LISTED_ANY || !Tile::Q_IN_REGISTERS;
+    /* Scales that are powers of two, and those of FP4, are bf16's, and so are their products with codes. */
+    static constexpr bool SCALES_ARE_BF16 = KIND != LISTED_F32 && KIND != LISTED_ANY;
+    struct Unit { /* eight codes of either group of a unit, and their scales: fp32, or bf16 twice */
+        uint2 codes[2];
+        uint32_t scale[2];
+    };
+    Unit units[2]; /* that have been read */
+
+    /* A block on its way into a stage: where the lane's own key is, and which of the warp's keys are named. What no index names becomes
+     * zeros: codes, scales and values. The lanes of a warp find the places of its keys, and tell them to the eight that copy a key. */
+    struct Copies {
+        uint64_t token;
+        unsigned named;
+    };
+    Copies copied;
 
     DEVICE ListedBytes(const Call &of_call, uint32_t ring)
         : call(of_call), source{of_call}, ring_at(ring),
-          indices_at(ring + (STAGES_ARE_CONSTANT ? LEAST_STAGES * STAGE_BYTES
-                                                 : (uint32_t)of_call.stages() * STAGE_BYTES)),
-          flags{indices_at + KEYS * (uint32_t)sizeof(int32_t)}
+          indices_at(ring + LEAST_STAGES * STAGE_BYTES), flags{indices_at + KEYS * (uint32_t)sizeof(int32_t)}
     {
     }
 
@@ -95,18 +104,55 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         }
     }
 
-    /* This thread's share of a key. What no index names becomes zeros: codes, scales and values. */
-    template <int AT_ONCE> DEVICE void copy_key(int stage, int pass, int index) const
+    /* A lane's own key, of those that its warp copies: it knows where the key is, and asks for its scales. */
+    static DEVICE uint32_t own_key()
+    {
+        const uint32_t lane = threadIdx.x % 32, of_warp = lane % KEYS_OF_WARP;
+        return threadIdx.x / 32 * 4 + of_warp % 4 + of_warp / 4 * KEYS_AT_ONCE;
+    }
+
+    /* Finds the places of a block's keys, and asks for their scales. */
+    template <int AT_ONCE> DEVICE Copies find(int stage, unsigned first_key) const
     {
         const struct listed_layout l = layout();
         const struct sparse_cache_params &cache = call.params.call.cache[extra];
-        const uint32_t thread = threadIdx.x % 8, row = threadIdx.x / 8 + (uint32_t)(pass * KEYS_AT_ONCE);
-        const uint32_t group_0 = ring_at + (uint32_t)stage * STAGE_BYTES, line = group_0 + row * LINE_BYTES;
+        const uint32_t lane = threadIdx.x % 32, key = own_key();
+        const uint32_t line = ring_at + (uint32_t)stage * STAGE_BYTES + key * LINE_BYTES;
+        const int entry = (int)load_shared_4(indices_at + 4 * key);
+        const int index = source.has_entry(first_key, key) ? entry : -1;
         const bool named = names_key(cache, index);
-        const KeyPlace key = place_of_key_as_told(cache, named ? index : 0);
+        const KeyPlace place = place_of_key_as_told(cache, named ? index : 0);
         const uint8_t *const anything = (const uint8_t *)call.params.call.q;
-        const uint8_t *token = named ? key.token : anything, *scales = named ? key.scales : anything;
+        const uint32_t chunk = lane / KEYS_OF_WARP * CHUNK_BYTES;
+        if (chunk < (uint32_t)l.scale_bytes)
+            copy<AT_ONCE>(line + scales_at(l) + chunk, (named ? place.scales : anything) + chunk,
+                          l.scale_bytes == 8 ? 8 : 16, named);
+        if (lane < KEYS_OF_WARP) flags.set_key(stage, key, named);
+        return {(uint64_t)(named ? place.token : anything), __ballot_sync(~0u, named)};
+    }
 
+    template <int AT_ONCE> DEVICE void copy_pass(const Copies &of, int stage, int pass) const
+    {
+        const int from_lane = (int)threadIdx.x % 32 / 8 + 4 * pass;
+        const uint8_t *const token = (const uint8_t *)__shfl_sync(~0u, of.token, from_lane);
+        const uint32_t group_0 = ring_at + (uint32_t)stage * STAGE_BYTES,
+                       key = threadIdx.x / 8 + (uint32_t)(pass * KEYS_AT_ONCE);
+        copy_token<AT_ONCE>(layout(), group_0, key, token, of.named >> from_lane & 1);
+    }
+
+    template <int AT_ONCE> DEVICE void copy_block(int stage, unsigned first_key) const
+    {
+        const Copies all = find<AT_ONCE>(stage, first_key);
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++) copy_pass<AT_ONCE>(all, stage, pass);
+    }
+
+    /* This thread's share of a token, but for scales. */
+    template <int AT_ONCE>
+    DEVICE void copy_token(const struct listed_layout &l, uint32_t group_0, uint32_t key,
+                           const uint8_t *token, bool named) const
+    {
+        const uint32_t thread = threadIdx.x % 8, line = group_0 + key * LINE_BYTES;
         /* Codes of two groups are 128 bytes, or of FP4 64. */
         const uint32_t shift = l.code_bytes == D_V / 2 ? 2 : 3;
 #pragma unroll
@@ -117,29 +163,12 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
                                   (chunk & ((1u << shift) - 1)) * CHUNK_BYTES,
                               token + chunk * CHUNK_BYTES, 16, named);
         }
-#pragma unroll 1
-        for (int g = l.code_groups; g < call.d_qk() / LINE_ELEMENTS; g++)
-            copy<AT_ONCE>(group_0 + (uint32_t)g * KEY_GROUP + swizzle_128(row, thread),
-                          token + l.values_at + (g - l.code_groups) * LINE_BYTES + thread * CHUNK_BYTES, 16,
-                          named);
-        const uint32_t scales_to = line + scales_at(l) + thread * CHUNK_BYTES;
-        if (thread * CHUNK_BYTES < (uint32_t)l.scale_bytes)
-            copy<AT_ONCE>(scales_to, scales + thread * CHUNK_BYTES, l.scale_bytes == 8 ? 8 : 16, named);
-        flags.set(stage, pass, named);
-    }
-
-    /* The index of this thread's key. */
-    DEVICE int index_of(unsigned first_key, int pass) const
-    {
-        const int index =
-            (int)load_shared_4(indices_at + 4 * (threadIdx.x / 8 + (uint32_t)(pass * KEYS_AT_ONCE)));
-        return source.has_entry(first_key, pass) ? index : -1;
-    }
-
-    template <int AT_ONCE> DEVICE void copy_block(int stage, unsigned first_key) const
-    {
-#pragma unroll
-        for (int pass = 0; pass < PASSES; pass++) copy_key<AT_ONCE>(stage, pass, index_of(first_key, pass));
+#pragma unroll(KIND == LISTED_ANY ? 1 : MAX_GROUPS)
+        for (int g = KIND == LISTED_ANY ? l.code_groups : 7; g < MAX_GROUPS; g++)
+            if (g >= l.code_groups && g < call.d_qk() / LINE_ELEMENTS)
+                copy<AT_ONCE>(group_0 + (uint32_t)g * KEY_GROUP + swizzle_128(key, thread),
+                              token + l.values_at + (g - l.code_groups) * LINE_BYTES + thread * CHUNK_BYTES,
+                              16, named);
     }
 
     DEVICE void copy_unaligned_block(int stage, unsigned first_key) const
@@ -154,12 +183,8 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     DEVICE void copy_indices(unsigned first_key) const
     {
         __syncwarp();
-        if (threadIdx.x % 8) return;
-#pragma unroll
-        for (int pass = 0; pass < PASSES; pass++)
-            if (source.has_entry(first_key, pass))
-                cp_async_4(indices_at + 4 * (threadIdx.x / 8 + (uint32_t)(pass * KEYS_AT_ONCE)),
-                           source.entry(first_key, pass), true);
+        if (threadIdx.x % 32 < KEYS_OF_WARP && source.has_entry(first_key, own_key()))
+            cp_async_4(indices_at + 4 * own_key(), source.entry(first_key, own_key()), true);
     }
 
     DEVICE bool is_aligned() const
@@ -181,67 +206,110 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
 
     /* ---- Conversion ---- */
 
-    static DEVICE uint32_t row_of(int unit)
+    /* Neighbouring keys read and write different banks: of a unit's two groups odd keys take the second first. */
+    static DEVICE uint32_t odd_key()
     {
-        return threadIdx.x / 8 + (uint32_t)(unit / UNITS_OF_KEY * KEYS_AT_ONCE);
+        return threadIdx.x / 8 & 1;
     }
 
-    /* Which of the two groups of a unit comes first: neighbouring keys read different banks. */
-    static DEVICE uint32_t group_of(int unit, int i)
+    static DEVICE uint32_t line_of(int unit, uint32_t stage_at)
     {
-        return (uint32_t)(2 * (unit % UNITS_OF_KEY)) + ((uint32_t)i ^ (threadIdx.x / 8 & 1));
+        return stage_at + (threadIdx.x / 8 + (uint32_t)(unit / UNITS_OF_KEY * KEYS_AT_ONCE)) * LINE_BYTES;
     }
 
-    DEVICE float load_scale(const struct listed_layout &l, uint32_t line, uint32_t group) const
+    static DEVICE uint32_t groups_before(int unit)
     {
-        const uint32_t index = (group * LINE_ELEMENTS + threadIdx.x % 8 * CHUNK_ELEMENTS) >> l.scale_shift;
-        const uint32_t at = line + scales_at(l);
-        if (l.scale_kind == KV_SCALE_F32) return __uint_as_float(load_shared_4(at + 4 * index));
-        const uint32_t code = load_shared_4(at + (index & ~3u)) >> 8 * (index & 3) & 0xff;
-        if (l.scale_kind == KV_SCALE_UE8M0) return num_from_ue8m0((uint8_t)code);
-        return Fp16::to_float((uint16_t)fp16_of_e4m3(code).x) * E2M1_IN_E4M3;
+        return (uint32_t)(2 * (unit % UNITS_OF_KEY));
     }
 
-    DEVICE void read(int unit, int stage)
+    /* The scales of a unit's two groups for this thread's columns. Those of a unit are in one word, or of FP4 in two. */
+    DEVICE void load_scales(uint32_t scale[2], const struct listed_layout &l, uint32_t line, int unit) const
     {
-        const struct listed_layout l = layout();
-        const uint32_t line = ring_at + (uint32_t)stage * STAGE_BYTES + row_of(unit) * LINE_BYTES;
-        const uint32_t pair = line + (uint32_t)(2 * (unit % UNITS_OF_KEY)) * KEY_GROUP;
+        const uint32_t first = groups_before(unit) * LINE_ELEMENTS >> l.scale_shift;
+        const uint32_t at = line + scales_at(l) + (l.scale_kind == KV_SCALE_F32 ? 4 * first : first & ~3u);
+        const bool two_words = l.scale_kind == KV_SCALE_E4M3;
+        uint32_t word = two_words ? 0 : load_shared_4(at);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint32_t second = (uint32_t)i ^ (threadIdx.x / 8 & 1);
-            uint2 eight;
-            if (l.code_bytes == D_V / 2)
-                eight = e4m3_of_e2m1(load_shared_4(pair + second * (LINE_ELEMENTS / 2) +
-                                                   threadIdx.x % 8 * (CHUNK_ELEMENTS / 2)));
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t group = i ^ odd_key();
+            const uint32_t byte =
+                ((first & 3) +
+                 ((group * LINE_ELEMENTS + threadIdx.x % 8 * CHUNK_ELEMENTS) >> l.scale_shift)) &
+                3;
+            if (two_words) word = load_shared_4(at + 4 * group);
+            if (l.scale_kind == KV_SCALE_F32)
+                scale[i] = word;
+            else if (l.scale_kind == KV_SCALE_E4M3)
+                scale[i] = scale_of(Fp16::to_float((uint16_t)fp16_of_e4m3(word >> 8 * byte & 0xff).x) *
+                                    E2M1_IN_E4M3);
+            else if (SCALES_ARE_BF16)
+                scale[i] = bf16_of_ue8m0(word, byte);
             else
-                eight = load_shared_8(pair + second * LINE_ELEMENTS + threadIdx.x % 8 * CHUNK_ELEMENTS);
-            codes[2 * i] = eight.x, codes[2 * i + 1] = eight.y;
-            scale[i] = load_scale(l, line, group_of(unit, i));
+                scale[i] = scale_of(num_from_ue8m0((uint8_t)(word >> 8 * byte)));
         }
     }
 
-    DEVICE void write(int unit, int stage) const
+    static DEVICE uint32_t scale_of(float scale)
+    {
+        return SCALES_ARE_BF16 ? Bf16::pack(scale, scale) : __float_as_uint(scale);
+    }
+
+    static DEVICE uint2 values_of(uint32_t codes, uint32_t scale)
+    {
+        if constexpr (SCALES_ARE_BF16)
+            return bf16_of_codes(codes, scale);
+        else
+            return bf16_of_codes(codes, __uint_as_float(scale));
+    }
+
+    DEVICE Unit read(int unit, int stage) const
     {
         const struct listed_layout l = layout();
-        const uint32_t to =
-            ring_at + (uint32_t)stage * STAGE_BYTES + swizzle_128(row_of(unit), threadIdx.x % 8);
-        __syncwarp(); /* the codes have been read */
+        const uint32_t line = line_of(unit, ring_at + (uint32_t)stage * STAGE_BYTES);
+        const bool half_bytes = l.code_bytes == D_V / 2;
+        const uint32_t bytes = half_bytes ? CHUNK_ELEMENTS / 2 : CHUNK_ELEMENTS;
+        const uint32_t first = line + (8 * odd_key() + threadIdx.x % 8) * bytes;
+        Unit of;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint32_t group = group_of(unit, i);
-            const uint2 first = bf16_of_codes(codes[2 * i], scale[i]),
-                        second = bf16_of_codes(codes[2 * i + 1], scale[i]);
-            if (group < (uint32_t)l.code_groups)
-                store_shared_16(to + group * KEY_GROUP, make_uint4(first.x, first.y, second.x, second.y));
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t from = (first ^ i * 8 * bytes) + groups_before(unit) * KEY_GROUP;
+            of.codes[i] = half_bytes ? e4m3_of_e2m1(load_shared_4(from)) : load_shared_8(from);
         }
+        load_scales(of.scale, l, line, unit);
+        return of;
+    }
+
+    DEVICE void read_pair(int pair, int stage)
+    {
+        units[0] = read(2 * pair, stage), units[1] = read(2 * pair + 1, stage);
+        __syncwarp(); /* values go where the codes were */
+    }
+
+    /* The first or second group of a unit that has been read. */
+    DEVICE void write(const Unit &of, uint32_t i, int unit, int stage) const
+    {
+        const uint32_t line = line_of(unit, ring_at + (uint32_t)stage * STAGE_BYTES),
+                       to = line + ((threadIdx.x / 8 ^ threadIdx.x) % 8) * CHUNK_BYTES;
+        const uint32_t group = i ^ odd_key();
+        const uint2 first = values_of(of.codes[i].x, of.scale[i]),
+                    second = values_of(of.codes[i].y, of.scale[i]);
+        if (groups_before(unit) + group < (uint32_t)layout().code_groups)
+            store_shared_16((to + group * KEY_GROUP) + groups_before(unit) * KEY_GROUP,
+                            make_uint4(first.x, first.y, second.x, second.y));
+    }
+
+    /* A quarter of the pair of units that has been read. */
+    DEVICE void write_quarter(int pair, int quarter, int stage) const
+    {
+        write(units[quarter / 2], (uint32_t)quarter % 2, 2 * pair + quarter / 2, stage);
     }
 
     /* ---- As attend.cuh calls it ---- */
 
+    /* The host gives the kernels just these. */
     DEVICE int stages() const
     {
-        return STAGES_ARE_CONSTANT ? LEAST_STAGES : call.stages();
+        return LEAST_STAGES;
     }
 
     DEVICE int blocks_ahead() const
@@ -273,9 +341,10 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         arrive();
         if (!some || !converts) return;
 #pragma unroll 1
-        for (int unit = 0; unit < UNITS; unit++) {
-            read(unit, 0);
-            write(unit, 0);
+        for (int pair = 0; pair < UNIT_PAIRS; pair++) {
+            read_pair(pair, 0);
+#pragma unroll
+            for (int i = 0; i < 4; i++) write_quarter(pair, i, 0);
         }
     }
 
@@ -298,14 +367,16 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     DEVICE void beside_scores(int step, int free_stage, unsigned ahead)
     {
         if (!COPIES_BESIDE_SCORES) return;
-        if (step % COPY_STEPS == 0 && step / COPY_STEPS < PASSES && copies)
-            copy_key<16>(free_stage, step / COPY_STEPS, index_of(ahead, step / COPY_STEPS));
-        if (step == COPY_STEPS * PASSES) copy_indices(ahead + KEYS);
+        if (step == 0 && copies) copied = find<16>(free_stage, ahead);
+        if (step % COPY_STEPS == 0 && step > 0 && step / COPY_STEPS <= PASSES && copies)
+            copy_pass<16>(copied, free_stage, step / COPY_STEPS - 1);
+        if (step == COPY_STEPS * (PASSES + 1)) copy_indices(ahead + KEYS);
     }
 
-    DEVICE void before_values() const
+    DEVICE void before_values(int free_stage)
     {
-        cp_async_wait<0>();
+        arrive();
+        if (READS_AHEAD && (KIND != LISTED_ANY || converts)) read_pair(0, free_stage);
     }
 
     /* A kernel of one kind makes something of what is in the stage where no block has been copied, which nobody reads: that is cheaper
@@ -313,8 +384,12 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     DEVICE void beside_values(int step, int free_stage)
     {
         if (KIND == LISTED_ANY && !converts) return;
-        if (step % STEPS_OF_UNIT == 0) read(step / STEPS_OF_UNIT, free_stage);
-        if (step % STEPS_OF_UNIT == 1) write(step / STEPS_OF_UNIT, free_stage);
+        if (!READS_AHEAD && step % 2 == 0) {
+            units[step % 4 / 2] = read(step / 2, free_stage);
+            __syncwarp();
+        }
+        write_quarter(step / 4, step % 4, free_stage);
+        if (READS_AHEAD && step % 4 == 3) read_pair((step / 4 + 1) % UNIT_PAIRS, free_stage);
     }
 };
 

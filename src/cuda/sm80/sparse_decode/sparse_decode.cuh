@@ -156,14 +156,18 @@ template <typename Element> struct ListCall {
 template <typename Tile> struct NamedKeys {
     uint32_t at; /* [stages][KEYS] */
 
+    DEVICE void set_key(int stage, uint32_t key, bool named) const
+    {
+        asm volatile("st.shared.u8 [%0], %1;" ::"r"(at + (uint32_t)(stage * Tile::KEYS) + key),
+                     "r"((uint32_t)named)
+                     : "memory");
+    }
+
     /* By the eight threads of a key. */
     DEVICE void set(int stage, int pass, bool named) const
     {
-        if (threadIdx.x % 8) return;
-        asm volatile("st.shared.u8 [%0], %1;" ::"r"(at + (uint32_t)(stage * Tile::KEYS) + threadIdx.x / 8 +
-                                                    (uint32_t)(pass * Tile::KEYS_AT_ONCE)),
-                     "r"((uint32_t)named)
-                     : "memory");
+        if (threadIdx.x % 8 == 0)
+            set_key(stage, threadIdx.x / 8 + (uint32_t)(pass * Tile::KEYS_AT_ONCE), named);
     }
 
     /* The flags of two neighbours, a byte each; `key` is even. */
@@ -194,24 +198,22 @@ template <typename Tile, typename Call> struct ListSource {
         return first_key >= (unsigned)call.task.ends.extra_begin;
     }
 
-    static DEVICE unsigned key_of(unsigned first_key, int pass)
-    {
-        return first_key + threadIdx.x / 8 + (unsigned)(pass * KEYS_AT_ONCE);
-    }
+    /* The key of a block that this thread copies in a pass. */
+    static DEVICE unsigned key_of(int pass) { return threadIdx.x / 8 + (unsigned)(pass * KEYS_AT_ONCE); }
 
-    /* Is there an entry for this thread's key of a block? Where it is. */
-    DEVICE bool has_entry(unsigned first_key, int pass) const
+    /* Is there an entry for a key of a block? Where it is. */
+    DEVICE bool has_entry(unsigned first_key, unsigned key) const
     {
         const ListEnds &ends = call.task.ends;
         const int end = min(call.task.piece.end, is_extra(first_key) ? ends.extra_end : ends.count);
-        return key_of(first_key, pass) < (unsigned)end;
+        return first_key + key < (unsigned)end;
     }
 
-    DEVICE const int32_t *entry(unsigned first_key, int pass) const
+    DEVICE const int32_t *entry(unsigned first_key, unsigned key) const
     {
         const bool extra = is_extra(first_key);
         const unsigned from = extra ? (unsigned)call.task.ends.extra_begin : 0;
-        return call.task.entries[extra] + (key_of(first_key, pass) - from);
+        return call.task.entries[extra] + (first_key + key - from);
     }
 
     DEVICE Places find(unsigned first_key) const
@@ -219,7 +221,8 @@ template <typename Tile, typename Call> struct ListSource {
         Places places;
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++)
-            places.index[pass] = has_entry(first_key, pass) ? __ldg(entry(first_key, pass)) : -1;
+            places.index[pass] =
+                has_entry(first_key, key_of(pass)) ? __ldg(entry(first_key, key_of(pass))) : -1;
         return places;
     }
 

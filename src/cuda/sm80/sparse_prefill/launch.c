@@ -34,7 +34,7 @@ static struct sparse_decode_params call_of(const struct sparse_prefill_params *p
 
 static struct latent_choice choose(const struct attention_problem *p, const struct cuda_device *device)
 {
-    return sm80_listed_choose(p, device, p->h_q / p->h_kv);
+    return sm80_listed_choose(p, p->h_q / p->h_kv, device->shared_bytes);
 }
 
 static fmla_status launch_part(const struct cuda_scope *scope, const struct attention_problem *p,
