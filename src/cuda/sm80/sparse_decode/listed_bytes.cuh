@@ -24,6 +24,7 @@
 template <typename Tile, typename Call, int KIND> struct ListedBytes {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE, KEYS = Tile::KEYS;
     static constexpr bool CONVERTS_BESIDE_VALUES = true;
+    static constexpr bool LISTED = true, ENOUGH_REGISTERS = true;
     static constexpr int LEAST_STAGES = 2;
     /* The host gives each kernel just these stages. ptxas makes other code of the constant, and not always shorter code: each kernel has
      * the form in which it was measured and checked. */
