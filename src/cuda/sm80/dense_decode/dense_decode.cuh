@@ -1,583 +1,167 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense decode on any NVIDIA GPU since Ampere: FlashAttention-2's way (docs/flash-attention.md walks through it).
- *
- * A block of threads takes a tile of ROWS rows of one key head (a row is one query token of one query head) through the
- * keys of a piece, KEYS at a time. V is the first 512 columns of K: a block of keys is read from memory once, and used
- * by both products from the same shared memory.
- *
- *      memory ──cp.async──▶ ring of key blocks (shared)            Q (shared, for the whole piece)
- *                             │                │                     │
- *                             │ rows of V      └── K ──▶ S = Q·Kᵀ ◀──┘   each warp 16 rows × KEYS/KEY_GROUPS keys
- *                             │                          │ mask, maximum (across warps: shared), exp2
- *                             │                          ▼
- *                             │                    P (shared, 16 bit), factor of the old O (shared)
- *                             ▼                          │
- *                   O = factor·O + P·V  ◀────────────────┘       each warp all rows × 512/WARPS columns, in registers
- *
- * A block of keys, in time (| = barrier of the whole block of threads):
- *      wait for its copies | ask for a later block; S; maximum | P | P·V
- *
- * The reference that is subtracted before the exponential follows the row's maximum only when it falls behind by more
- * than 8 (in log2): P then stays below 2^8, which 16 bits hold as precisely as 1, and O is seldom rescaled.
- *
- * Shared memory, in bytes:
- *      Q  ROWS × 1152, or none if in registers | P  ROWS × 128 | ring  stages × KEYS × 1152 |
- *      maxima  KEY_GROUPS × ROWS × 4 | factors  ROWS × 4
- * Where the cache is of bytes, the ring is one stage, and behind it a block of tokens as they lie, KEYS × 704, is on its way.
- * Q, P and the ring in lines of 128 bytes (64 columns of a row), swizzled: ldmatrix meets no bank twice.
- * Registers a thread: O = ROWS · 512 / (32 · WARPS), the largest part.
- *
- * The limit on an H200 at 64 rows is shared memory's bandwidth: an m16n8k16 of Q·Kᵀ reads 256 bytes (two column splits),
- * one of P·V 128, where mma.sync could take one every 1.6 clocks.
+ * Dense decode as latent/attend.cuh wants it: rows of a key head, over tokens; keys that a block table names, in values of the
+ * queries' type; causal masks.
  */
 #pragma once
 
 #include "../../device/by_rows.cuh"
-#include "../../device/element.cuh"
-#include "../../device/latent.cuh"
-#include "../../device/mma.cuh"
-#include "../../device/pieces.cuh"
-#include "../../device/quad.cuh"
-#include "../../device/reference.cuh"
-#include "../../device/result.cuh"
-#include "byte_copies.cuh"
-#include "copies.cuh"
+#include "../../device/divide.cuh"
+#include "../../device/task.cuh"
+#include "../latent/attend.cuh"
 
-/* Names how keys come to shared memory, and how a key is read by itself. */
-template <bool BYTES, typename Element, int ROWS, int KEYS, int THREADS> struct CacheOf {
-    using Copying = Copier<ROWS, KEYS, THREADS>;
-    using Key = PlainKey<Element>;
-};
-template <typename Element, int ROWS, int KEYS, int THREADS>
-struct CacheOf<true, Element, ROWS, KEYS, THREADS> {
-    using Copying = ByteCopier<ROWS, KEYS, THREADS>;
-    using Key = ByteKey;
-};
-
-template <typename Element_, int ROWS_, int KEYS_, int WARPS_, int COLUMN_SPLITS_, bool Q_IN_REGISTERS_,
-          bool BYTES>
-struct DenseDecode {
-    using Element = Element_;
-    static constexpr int ROWS = ROWS_, KEYS = KEYS_, WARPS = WARPS_, THREADS = 32 * WARPS_;
-    static constexpr int GROUPS_OF_V = D_V / LINE_ELEMENTS;
-
-    /* Scores: warps over row groups of 16, then over the keys. With two column splits a pair of warps makes the scores of
-     * two row groups together, each over half of the columns (a fragment of K serves twice the rows), and they exchange. */
-    static constexpr int ROW_GROUPS = ROWS / 16, KEY_GROUPS = WARPS / ROW_GROUPS,
-                         COLUMN_SPLITS = COLUMN_SPLITS_;
-    static constexpr int WARP_KEYS = KEYS / KEY_GROUPS, KEY_TILES = WARP_KEYS / 8;
-    /* An mma waits for the one before it on the same sums: with one key tile, several sums take turns. */
-    static constexpr int CHAINS = KEY_TILES == 1 ? 4 : KEY_TILES == 2 ? 2 : 1;
-    /* P·V: warps over columns. */
-    static constexpr int WARP_COLUMNS = D_V / WARPS, COLUMN_PAIRS = WARP_COLUMNS / 16;
-    using Cache = CacheOf<BYTES, Element, ROWS, KEYS, THREADS>;
-    using Copying = typename Cache::Copying;
-    /* Copies are issued in batches between the steps of the scores; all at once where little else is to be done. */
-    static constexpr int COPY_BATCHES = ROWS == 16 ? 1 : 3, COPY_STEPS = 4;
-    static constexpr int COPY_BATCH = MAX_GROUPS * Copying::PASSES / COPY_BATCHES;
-
-    /* Where a warp's share of O is small, its fragments of Q stay in registers too: shared memory for one stage more. */
-    static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_;
-
-    static constexpr uint32_t Q_GROUP = Copying::Q_GROUP, KEY_GROUP = Copying::KEY_GROUP;
-    static constexpr uint32_t Q_BYTES = Q_IN_REGISTERS ? 0 : MAX_GROUPS * Q_GROUP,
-                              STAGE_BYTES = MAX_GROUPS * KEY_GROUP;
-
-    /* Ampere does not convert codes in hardware: it has no registers for that beside 64 rows, nor for the places of keys beside the
-     * products of fewer. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
-    static constexpr bool HAS_REGISTERS = !BYTES || ROWS <= LATENT_ROWS_WITHOUT_CODES, FINDS_LATE = true;
-#else
-    static constexpr bool HAS_REGISTERS = true, FINDS_LATE = false;
-#endif
-    static constexpr uint32_t RAW_BYTES = BYTES ? KEYS * RAW_LINE_BYTES : 0;
-    static constexpr uint32_t LEAST_BYTES =
-        Q_BYTES + ROWS * LINE_BYTES + (BYTES ? STAGE_BYTES + RAW_BYTES : 2 * STAGE_BYTES);
-
-    struct QFragments {
-        uint32_t a[Q_IN_REGISTERS ? 4 * MAX_GROUPS : 1][4]; /* of 16 columns each */
-    };
-
-    static_assert(ROWS % 16 == 0 && WARPS % ROW_GROUPS == 0 && WARP_KEYS % 8 == 0 && KEYS <= 64, "");
-    static_assert(WARP_COLUMNS % 16 == 0, "");
-    static_assert(PLAN_BLOCK % KEYS == 0 && INVARIANT_CHUNK % KEYS == 0, "a piece begins at a block of keys");
+/* Rows of a tile, and what becomes of them. `Key` reads a key by itself. */
+template <typename Element, typename Key> struct DenseCall {
+    static constexpr bool CAUSAL = true, WANTS_MAXIMA = false;
+    using Task = ::Task;
 
     const struct dense_decode_params &p;
-    Copying copying;
-    unsigned char *shared;
-    uint32_t base, q_at, ring_at, p_at;
-    float *maxima, *factors; /* [KEY_GROUPS][ROWS], [ROWS] */
-    const Task &task;        /* in shared memory */
-    int warp, lane;
+    const Task &task; /* in shared memory */
 
-    __device__ DenseDecode(const struct dense_decode_params &params, unsigned char *memory,
-                           const Task &shared_task)
-        : p(params), copying{params, shared_task}, shared(memory), task(shared_task),
-          warp((int)threadIdx.x / 32), lane((int)threadIdx.x % 32)
-    {
-        base = shared_address(memory);
-        p_at = base + Q_BYTES;
-        ring_at = p_at + ROWS * LINE_BYTES;
-        q_at = Q_IN_REGISTERS ? ring_at + (uint32_t)(p.stages - 1) * STAGE_BYTES
-                              : base; /* the stage that is filled last */
-        const uint32_t raw_at = Q_BYTES + ROWS * LINE_BYTES + (uint32_t)p.stages * STAGE_BYTES;
-        if constexpr (BYTES) copying.raw_at = base + raw_at;
-        maxima = (float *)(memory + raw_at + RAW_BYTES);
-        factors = maxima + KEY_GROUPS * ROWS;
-    }
+    /* ---- Tasks ---- */
 
-    /* ---- The two products ---------------------------------------------------------------------- */
-
-    /* A step is the columns that one ldmatrix of K covers: 32 of 8 keys, or 16 of 16 keys. Fragments are loaded STEPS_AHEAD
-     * steps before the products that read them. */
-    static constexpr int STEP_COLUMNS = KEY_TILES == 1 ? 32 : 16, STEP_HALVES = STEP_COLUMNS / 16;
-    static constexpr int STEPS = MAX_GROUPS * LINE_ELEMENTS / STEP_COLUMNS / COLUMN_SPLITS;
-    static constexpr int STEPS_AHEAD = KEY_TILES == 1 ? 3 : 1, BUFFERS = STEPS_AHEAD + 1;
-    static constexpr int K_LOADS = KEY_TILES == 1 ? 1 : KEY_TILES / 2;
-    static_assert(KEY_TILES == 1 || KEY_TILES % 2 == 0, "");
-
-    /* The columns of a step, for the first split; the second has those 32 further on. */
-    static DEVICE constexpr int step_column(int step)
-    {
-        return COLUMN_SPLITS == 1 ? step * STEP_COLUMNS : step / 2 * LINE_ELEMENTS + step % 2 * STEP_COLUMNS;
-    }
-
-    /* Where columns are, in lines of 128 bytes per 64 columns: the swizzle changes bits 5 and 6 alone. */
-    static DEVICE uint32_t column_at(uint32_t line, uint32_t group_bytes, int column)
-    {
-        return (line + (uint32_t)(column / LINE_ELEMENTS) * group_bytes) ^
-               (uint32_t)(column % LINE_ELEMENTS * 2);
-    }
-
-    /* This warp's part of a line. */
-    DEVICE uint32_t split_at(uint32_t line) const
-    {
-        return COLUMN_SPLITS == 1 ? line : line ^ (uint32_t)(warp % 2 * 64);
-    }
-
-    /* 16 columns of 16 rows. */
-    DEVICE void load_q(uint32_t a[4], int row_group, int column) const
-    {
-        const uint32_t line =
-            q_at + (uint32_t)(16 * row_group) * LINE_BYTES +
-            swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
-        ldmatrix_x4(a, column_at(split_at(line), Q_GROUP, column));
-    }
-
-    /* A step of this warp's keys: the two words of b are the two fragments of k 0-7 and k 8-15 (of the next 16 columns, or
-     * of the next 8 keys). */
-    DEVICE void load_k(uint32_t b[K_LOADS][4], uint32_t stage_at, int column) const
-    {
-        const uint32_t row = KEY_TILES == 1 ? ldmatrix_row_of_8(lane) : ldmatrix_pair_row(lane);
-        const uint32_t chunk = KEY_TILES == 1 ? ldmatrix_chunk_of_4(lane) : ldmatrix_pair_chunk(lane);
-        const uint32_t line =
-            stage_at + (uint32_t)(WARP_KEYS * (warp / ROW_GROUPS)) * LINE_BYTES + swizzle_128(row, chunk);
-#pragma unroll
-        for (int i = 0; i < K_LOADS; i++)
-            ldmatrix_x4(b[i], column_at(split_at(line) + (uint32_t)(16 * i) * LINE_BYTES, KEY_GROUP, column));
-    }
-
-    /* between(step) is called before the products of each step: for what can be done beside them. */
-    template <typename Between>
-    DEVICE void score(uint32_t stage_at, const QFragments &q, float s[KEY_TILES][4], Between between)
-    {
-        const int row_group = warp % ROW_GROUPS, first_group = row_group / COLUMN_SPLITS * COLUMN_SPLITS;
-        const bool all_groups = p.d_qk == MAX_GROUPS * LINE_ELEMENTS;
-        uint32_t a[BUFFERS][COLUMN_SPLITS][STEP_HALVES][4], b[BUFFERS][K_LOADS][4];
-        float sums[COLUMN_SPLITS][KEY_TILES][CHAINS][4] = {};
-#pragma unroll
-        for (int step = 0; step < STEPS + STEPS_AHEAD; step++) {
-            if (step < STEPS) {
-                const int column = step_column(step);
-                if (!Q_IN_REGISTERS)
-#pragma unroll
-                    for (int m = 0; m < COLUMN_SPLITS; m++)
-#pragma unroll
-                        for (int half = 0; half < STEP_HALVES; half++)
-                            load_q(a[step % BUFFERS][m][half], first_group + m, column + 16 * half);
-                load_k(b[step % BUFFERS], stage_at, column);
-            }
-            const int done = step - STEPS_AHEAD;
-            if (done < 0) continue;
-            if (done == STEPS / MAX_GROUPS * (MAX_GROUPS - 1) && !all_groups) break;
-            between(done);
-#pragma unroll
-            for (int half = 0; half < STEP_HALVES; half++)
-#pragma unroll
-                for (int m = 0; m < COLUMN_SPLITS; m++)
-#pragma unroll
-                    for (int t = 0; t < KEY_TILES; t++) {
-                        const uint32_t *fragment =
-                            b[done % BUFFERS][t / 2] + 2 * (KEY_TILES == 1 ? half : t % 2);
-                        mma_16816<Element>(sums[m][t][(STEP_HALVES * done + half) % CHAINS],
-                                           Q_IN_REGISTERS ? q.a[STEP_HALVES * done + half]
-                                                          : a[done % BUFFERS][m][half],
-                                           fragment[0], fragment[1]);
-                    }
-        }
-#pragma unroll
-        for (int t = 0; t < KEY_TILES; t++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-#pragma unroll
-                for (int m = 0; m < COLUMN_SPLITS; m++)
-                    for (int c = 1; c < CHAINS; c++) sums[m][t][0][e] += sums[m][t][c][e];
-        if (COLUMN_SPLITS == 1) {
-#pragma unroll
-            for (int i = 0; i < 4 * KEY_TILES; i++) s[i / 4][i % 4] = sums[0][i / 4][0][i % 4];
-        } else {
-            exchange(sums[0], sums[COLUMN_SPLITS - 1], s);
-        }
-    }
-
-    /* The two warps of a pair add their halves: this one keeps the row group that is its own, and gives the other. The
-     * space is that of P, which holds half of the tiles at a time. */
-    DEVICE void exchange(const float lower[KEY_TILES][CHAINS][4], const float upper[KEY_TILES][CHAINS][4],
-                         float s[KEY_TILES][4])
-    {
-        constexpr int TILES_AT_ONCE = KEY_TILES / 2;
-        static_assert(COLUMN_SPLITS == 1 || WARPS * TILES_AT_ONCE * 512 <= ROWS * LINE_BYTES, "P has room");
-        const bool is_upper = warp % 2;
-        const int pair = warp / 2;
-        float4 *buffer = (float4 *)(shared + (p_at - base));
-#pragma unroll
-        for (int round = 0; round < 2; round++) {
-            if (round) pair_barrier(pair);
-#pragma unroll
-            for (int i = 0; i < TILES_AT_ONCE; i++) {
-                const int t = round * TILES_AT_ONCE + i;
-                float4 values;
-                values.x = is_upper ? lower[t][0][0] : upper[t][0][0],
-                values.y = is_upper ? lower[t][0][1] : upper[t][0][1];
-                values.z = is_upper ? lower[t][0][2] : upper[t][0][2],
-                values.w = is_upper ? lower[t][0][3] : upper[t][0][3];
-                buffer[(warp * TILES_AT_ONCE + i) * 32 + lane] = values;
-            }
-            pair_barrier(pair);
-#pragma unroll
-            for (int i = 0; i < TILES_AT_ONCE; i++) {
-                const int t = round * TILES_AT_ONCE + i;
-                const float4 values = buffer[((warp ^ 1) * TILES_AT_ONCE + i) * 32 + lane];
-                s[t][0] = (is_upper ? upper[t][0][0] : lower[t][0][0]) + values.x;
-                s[t][1] = (is_upper ? upper[t][0][1] : lower[t][0][1]) + values.y;
-                s[t][2] = (is_upper ? upper[t][0][2] : lower[t][0][2]) + values.z;
-                s[t][3] = (is_upper ? upper[t][0][3] : lower[t][0][3]) + values.w;
-            }
-        }
-    }
-
-    /* Of two neighbouring warps. Barrier 0 is __syncthreads. */
-    static DEVICE void pair_barrier(int pair)
-    {
-        asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");
-    }
-
-    DEVICE void accumulate(uint32_t stage_at, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
-    {
-        const uint32_t p_line =
-            p_at + swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
-        const uint32_t v_line =
-            stage_at + swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
-#pragma unroll
-        for (int k = 0; k < KEYS / 16; k++) {
-            uint32_t a[ROW_GROUPS][4];
-#pragma unroll
-            for (int m = 0; m < ROW_GROUPS; m++)
-                ldmatrix_x4(a[m],
-                            (p_line + (uint32_t)(16 * m) * LINE_BYTES) ^ (uint32_t)(2 * k * CHUNK_BYTES));
-#pragma unroll
-            for (int n = 0; n < COLUMN_PAIRS; n++) {
-                const int column = WARP_COLUMNS * warp + 16 * n;
-                const uint32_t group = (uint32_t)(column / LINE_ELEMENTS) * KEY_GROUP;
-                uint32_t b[4];
-                ldmatrix_x4_trans(b, (v_line + group + (uint32_t)(16 * k) * LINE_BYTES) ^
-                                         (uint32_t)(column % LINE_ELEMENTS / CHUNK_ELEMENTS * CHUNK_BYTES));
-#pragma unroll
-                for (int m = 0; m < ROW_GROUPS; m++) {
-                    mma_16816<Element>(o[m][2 * n], a[m], b[0], b[1]);
-                    mma_16816<Element>(o[m][2 * n + 1], a[m], b[2], b[3]);
-                }
-            }
-        }
-    }
-
-    /* ---- Keys that only some rows of the tile see ------------------------------------------------ */
-
-    /* Does V hold an infinity or a NaN in a key that some row must not see? A product with P = 0 would not hide it. */
-    __device__ bool poisoned(uint32_t stage_at, int from, int to) const
-    {
-        bool found = false;
-        for (int i = (int)threadIdx.x; i < (to - from) * GROUPS_OF_V * (LINE_BYTES / 4); i += THREADS) {
-            const int word = i % (LINE_BYTES / 4), line = i / (LINE_BYTES / 4);
-            const uint32_t at = stage_at - base + (uint32_t)(line % GROUPS_OF_V) * KEY_GROUP +
-                                (uint32_t)(from + line / GROUPS_OF_V) * LINE_BYTES + (uint32_t)word * 4;
-            found |= any_not_finite<Element>(*(const uint32_t *)(shared + at));
-        }
-        return __syncthreads_or(found);
-    }
-
-    /* ---- Softmax ------------------------------------------------------------------------------- */
-
-    struct RowState { /* of this warp's rows lane / 4 and lane / 4 + 8 */
-        float reference[2];
-        float sum[2]; /* over this thread's keys */
+    /* What a block of threads works through: items (a worker and a tile of rows) in turn, and an item's pieces. */
+    struct Turn {
+        int64_t item;
+        PieceList list;
+        int next; /* of the list */
     };
 
-    /* The largest score of a row, over the warps that share it. */
-    DEVICE void row_maxima(const float s[KEY_TILES][4], float most[2])
+    static DEVICE void begin_turn(const struct dense_decode_params &, Turn &turn)
     {
-        const int row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            most[i] = -INFINITY;
-#pragma unroll
-            for (int t = 0; t < KEY_TILES; t++) most[i] = fmaxf(most[i], fmaxf(s[t][2 * i], s[t][2 * i + 1]));
-            most[i] = quad_max(most[i]);
-            if (KEY_GROUPS > 1 && lane % 4 == 0) maxima[key_group * ROWS + row + 8 * i] = most[i];
-        }
-        if (KEY_GROUPS == 1) return;
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int g = 0; g < KEY_GROUPS; g++) most[i] = fmaxf(most[i], maxima[g * ROWS + row + 8 * i]);
+        turn.item = (int64_t)blockIdx.x - gridDim.x, turn.next = 0, turn.list.last = -1;
     }
 
-    /* Scores (in log2, scaled) to probabilities, left in shared memory with what O is to be multiplied by. */
-    DEVICE void softmax(const float s[KEY_TILES][4], RowState &state)
+    /* By one thread: the next task, with tiles of `rows` rows; false after the last. */
+    static DEVICE bool next_task(const struct dense_decode_params &p, int rows, Turn &turn, Task &task)
     {
-        const int row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
-        float most[2];
-        row_maxima(s, most);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const bool behind = most[i] > state.reference[i] + REFERENCE_SLACK;
-            const float factor = behind ? exp2_approx(state.reference[i] - most[i]) : 1.0f;
-            if (behind) state.reference[i] = most[i];
-            const float reference = state.reference[i] == -INFINITY ? 0.0f : state.reference[i];
-            state.sum[i] *= factor;
-            if (key_group == 0 && lane % 4 == 0) factors[row + 8 * i] = factor;
-#pragma unroll
-            for (int t = 0; t < KEY_TILES; t++) {
-                const float low = exp2_approx(s[t][2 * i] - reference),
-                            high = exp2_approx(s[t][2 * i + 1] - reference);
-                state.sum[i] += low + high;
-                const uint32_t at =
-                    p_at - base +
-                    swizzle_128((uint32_t)(row + 8 * i), (uint32_t)(WARP_KEYS / 8 * key_group + t)) +
-                    (uint32_t)(lane % 4) * 4;
-                *(uint32_t *)(shared + at) = Element::pack(low, high);
-            }
+        const int tiles_of_head = (p.rows + rows - 1) / rows, tiles = p.h_kv * tiles_of_head;
+        const int64_t workers =
+            p.split.partitions ? p.split.num_partitions : (int64_t)p.b * p.split.chunk_lanes;
+        while (turn.next > turn.list.last) {
+            turn.item += gridDim.x;
+            if (turn.item >= workers * tiles) return false;
+            turn.list = piece_list(p, (unsigned)(turn.item / tiles));
+            turn.next = turn.list.first;
         }
+        const int tile = (int)(turn.item % tiles);
+        int length;
+        const Piece piece = list_piece(p, turn.list, turn.next, &length);
+        task = task_of(p, piece, length, tile / tiles_of_head, tile % tiles_of_head * rows, rows);
+        turn.next += turn.list.step;
+        return true;
     }
 
-    DEVICE void rescale(float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
+    /* ---- The call, and the piece ---- */
+
+    DEVICE int d_qk() const { return p.d_qk; }
+    DEVICE int stages() const { return p.stages; }
+    DEVICE bool aligned() const { return p.vectors_aligned; }
+    DEVICE float scale_log2() const { return p.scale_log2; }
+    DEVICE const struct output_params &output() const { return p.output; }
+    DEVICE int begin() const { return task.piece.begin; }
+    DEVICE int end() const { return task.end; }
+
+    /* ---- Which keys rows do not see ---- */
+
+    DEVICE bool causal() const { return p.causal; }
+    DEVICE int all_see() const { return task.all_see; }
+    DEVICE bool hides(int first_key, int keys) const { return task.all_see - first_key < keys; }
+    DEVICE int visible_end(int row) const { return min(task.end, ::visible_end(p, task, row)); }
+
+    DEVICE void attend_by_rows(int rows, int warp, int warps) const
     {
-        float factor[ROW_GROUPS][2];
-        bool changed = false;
-#pragma unroll
-        for (int m = 0; m < ROW_GROUPS; m++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                factor[m][i] = factors[16 * m + 8 * i + lane / 4];
-                changed |= factor[m][i] != 1.0f;
-            }
-        if (!__any_sync(~0u, changed)) return;
-#pragma unroll
-        for (int m = 0; m < ROW_GROUPS; m++)
-#pragma unroll
-            for (int n = 0; n < 2 * COLUMN_PAIRS; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) o[m][n][e] *= factor[m][e / 2];
+        ::attend_by_rows<Element, Key>(p, task, rows, warp, warps);
     }
 
-    /* ---- The end of a piece -------------------------------------------------------------------- */
+    /* ---- Rows of the tile ---- */
 
-    /* Rows to `out`, or to the piece's slot. */
-    DEVICE void finish(const RowState &state, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
+    DEVICE bool has_row(int row) const { return task.first_row + row < p.rows; }
+
+    DEVICE RowPlace place(int row) const { return row_place(p, task.first_row + row, task.kv_head); }
+
+    DEVICE const uint16_t *q_row(int row) const
     {
-        const int my_row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
-        float *sums = maxima;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float sum = quad_sum(state.sum[i]);
-            if (lane % 4 == 0) sums[key_group * ROWS + my_row + 8 * i] = sum;
-        }
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int row = task.first_row + my_row + 8 * i;
-            if (key_group || lane % 4 || row >= p.rows) continue;
-            float sum = 0.0f;
-            for (int g = 0; g < KEY_GROUPS; g++) sum += sums[g * ROWS + my_row + 8 * i];
-            const bool empty = state.reference[i] == -INFINITY && sum == 0.0f;
-            const float lse = empty ? -INFINITY : (state.reference[i] + log2f(sum)) * LN_2;
-            const RowPlace place = row_place(p, row, task.kv_head);
-            float factor = empty ? 0.0f : 1.0f / sum;
-            if (task.piece.slot == DIRECT) {
-                factor *= result_sink_factor(p.output.rules, place.head, lse);
-                store_lse(p.output, task.piece.request, place, lse);
-            } else {
-                p.split.slot_lse[slot_row(p, task, row)] = lse;
-            }
-            factors[my_row + 8 * i] = factor;
-        }
-        __syncthreads();
-#pragma unroll
-        for (int m = 0; m < ROW_GROUPS; m++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int tile_row = 16 * m + 8 * i + lane / 4, row = task.first_row + tile_row;
-                if (row >= p.rows) continue;
-                const float factor = factors[tile_row];
-                const int column = WARP_COLUMNS * warp + 2 * (lane % 4);
-                if (task.piece.slot == DIRECT) {
-                    const int64_t at =
-                        out_offset(p.output, task.piece.request, row_place(p, row, task.kv_head)) + column;
-#pragma unroll
-                    for (int n = 0; n < 2 * COLUMN_PAIRS; n++)
-                        store_pair<Element>(p.output, at + 8 * n, o[m][n][2 * i] * factor,
-                                            o[m][n][2 * i + 1] * factor);
-                } else {
-                    float *to = p.split.slot_out + slot_row(p, task, row) * D_V + WARP_COLUMNS * warp +
-                                slot_position_of_lane(lane);
-#pragma unroll
-                    for (int n = 0; n < 2 * COLUMN_PAIRS; n += 2)
-                        *(float4 *)(to + 8 * n) =
-                            make_float4(o[m][n][2 * i] * factor, o[m][n][2 * i + 1] * factor,
-                                        o[m][n + 1][2 * i] * factor, o[m][n + 1][2 * i + 1] * factor);
-                }
-            }
+        const RowPlace at = row_place(p, has_row(row) ? task.first_row + row : 0, task.kv_head);
+        return p.q + task.piece.request * p.q_stride[0] + at.token * p.q_stride[1] + at.head * p.q_stride[2];
     }
 
-    /* ---- One piece, for one tile ----------------------------------------------------------------- */
+    DEVICE bool direct() const { return task.piece.slot == DIRECT; }
+    DEVICE int64_t out_at(int row) const { return out_offset(p.output, task.piece.request, place(row)); }
 
-    DEVICE void run()
+    DEVICE float *slot_at(int row) const
     {
-        const bool some = task.piece.begin < task.end;
-
-        copying.copy_q(q_at);
-        if (Q_IN_REGISTERS) cp_async_commit();
-        typename Copying::KeyPlaces places;
-        if (some) places = copying.find_keys((unsigned)task.piece.begin, task.end);
-        const int blocks_ahead = BYTES ? 1 : p.stages - 1;
-        for (int i = 0; i < blocks_ahead; i++) {
-            /* What is past the end is no copy at all. Keys are unsigned: a block that is ahead may pass 2^31. */
-            if (some)
-                copying.copy_keys(ring_at + (uint32_t)i * STAGE_BYTES,
-                                  (unsigned)(task.piece.begin + i * KEYS), task.end, places);
-            cp_async_commit(); /* groups are counted: an empty one too */
-            if (some)
-                places = copying.find_keys((unsigned)task.piece.begin + (unsigned)(i + 1) * KEYS, task.end);
-        }
-
-        QFragments q;
-        if (Q_IN_REGISTERS) {
-            /* Waits for all groups but stages - 2: Q among those that have arrived, or one block too many. */
-            copying.wait_for_block();
-            __syncthreads();
-#pragma unroll
-            for (int i = 0; i < 4 * MAX_GROUPS; i++) load_q(q.a[i], 0, 16 * i);
-        }
-        float o[ROW_GROUPS][2 * COLUMN_PAIRS][4] = {};
-        RowState state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
-        int stage = 0;
-#pragma unroll 1
-        for (unsigned key = (unsigned)task.piece.begin; some && key < (unsigned)task.end; key += KEYS) {
-            const uint32_t stage_at = ring_at + (uint32_t)stage * STAGE_BYTES;
-            const int first_key = (int)key;
-            const unsigned ahead = key + (unsigned)blocks_ahead * KEYS;
-            copying.wait_for_block();
-            __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
-            const uint32_t free_at = ring_at + (uint32_t)(stage ? stage - 1 : p.stages - 1) * STAGE_BYTES;
-            if constexpr (BYTES) {
-                copying.convert(stage_at, min(task.end - first_key, KEYS));
-                __syncthreads(); /* the block is there, and its tokens have been read */
-                if (FINDS_LATE) places = copying.find_keys(ahead, task.end);
-                if (ahead < (unsigned)task.end) copying.copy_keys(stage_at, ahead, task.end, places);
-                if (!FINDS_LATE) places = copying.find_keys(ahead + KEYS, task.end);
-            } else {
-                copying.copy_keys_unaligned(free_at, ahead, task.end, places);
-            }
-
-            typename Copying::Copies copies;
-            float s[KEY_TILES][4];
-            score(stage_at, q, s, [&](int step) {
-                if constexpr (BYTES) return;
-                if (step == 0) copies = copying.prepare_copies(free_at, ahead, task.end, places);
-                if (step % COPY_STEPS == 0 && step / COPY_STEPS < COPY_BATCHES)
-                    copying.issue_copies(copies, step / COPY_STEPS * COPY_BATCH,
-                                         (step / COPY_STEPS + 1) * COPY_BATCH);
-                if (step == COPY_STEPS * COPY_BATCHES - 1) places = copying.find_keys(ahead + KEYS, task.end);
-            });
-            cp_async_commit();
-            const bool masked = task.all_see - first_key < KEYS;
-            scale(s, masked, first_key, task.end);
-            softmax(s, state);
-            __syncthreads(); /* P and the factors are there */
-            rescale(o);
-            if (masked && p.causal &&
-                poisoned(stage_at, clamp_int(task.all_see - first_key, 0, KEYS),
-                         clamp_int(task.end - first_key, 0, KEYS))) {
-                cp_async_wait<0>();
-                attend_by_rows<Element, typename Cache::Key>(p, task, ROWS, warp, WARPS);
-                return;
-            }
-            accumulate(stage_at, o);
-            stage = stage + 1 == p.stages ? 0 : stage + 1;
-        }
-        cp_async_wait<0>();
-        __syncthreads(); /* the factors of the last block have been read */
-        finish(state, o);
+        return p.split.slot_out + slot_row(p, task, task.first_row + row) * D_V;
     }
 
-    DEVICE void scale(float s[KEY_TILES][4], bool masked, int first_key, int end)
+    /* Stores the lse; returns what the sink leaves of the row. */
+    DEVICE float finish_row(int row, float lse) const
     {
-#pragma unroll
-        for (int i = 0; i < 4 * KEY_TILES; i++) s[i / 4][i % 4] *= p.scale_log2;
-        if (!masked) return;
-        const int row = 16 * (warp % ROW_GROUPS), key = WARP_KEYS * (warp / ROW_GROUPS);
-#pragma unroll
-        for (int t = 0; t < KEY_TILES; t++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (key + 8 * t + mma_c_column(lane, e) >=
-                    min(end, visible_end(p, task, row + mma_c_row(lane, e))) - first_key)
-                    s[t][e] = -INFINITY;
+        if (!direct()) {
+            p.split.slot_lse[slot_row(p, task, task.first_row + row)] = lse;
+            return 1.0f;
+        }
+        const RowPlace at = place(row);
+        store_lse(p.output, task.piece.request, at, lse);
+        return result_sink_factor(p.output.rules, at.head, lse);
     }
 };
 
-/* Machine code for 8.6 and 8.9 also serves 8.7, which of these gives a block the most shared memory. */
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890)
-static constexpr uint32_t MOST_SHARED = 163 * 1024;
-#else
-static constexpr uint32_t MOST_SHARED = 227 * 1024;
-#endif
+/* In place of NamedKeys of a list: a table names every key. */
+struct NoFlags {
+    uint32_t at;
+};
 
-template <typename Kernel> DEVICE void dense_decode(const struct dense_decode_params &p)
-{
-    extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ Turn turn; /* not in registers: those are dear */
-    __shared__ Task task;
-    if constexpr (Kernel::LEAST_BYTES > MOST_SHARED || !Kernel::HAS_REGISTERS) {
-        __trap(); /* shape.c does not choose it here, and there is no need to compile it */
-    } else {
-        Kernel kernel(p, memory, task);
-        if (threadIdx.x == 0) turn.item = (int64_t)blockIdx.x - gridDim.x, turn.next = 0, turn.list.last = -1;
-        while (__syncthreads_or(threadIdx.x == 0 && next_task(p, Kernel::ROWS, turn, task))) {
-            kernel.run();
-            __syncthreads(); /* everyone is done with the task, and with shared memory */
+/* Keys by a block table. */
+template <typename Tile, typename Call> struct TableSource {
+    static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE;
+    static constexpr bool LISTED = false;
+    using Flags = NoFlags;
+
+    const Call call;
+
+    struct Places {
+        int page[PASSES], slot[PASSES];
+    };
+
+    /* Without branches, so that it can be scheduled among the products. end > 0; keys past it count as the last one. */
+    DEVICE Places find(unsigned first_key) const
+    {
+        const struct dense_decode_params &p = call.p;
+        Places places;
+        const int32_t *table = p.block_table + call.task.piece.request * p.block_table_stride;
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++) {
+            const int key =
+                (int)min(first_key + threadIdx.x / 8 + pass * KEYS_AT_ONCE, (unsigned)call.task.end - 1);
+            const int index = fast_divide(key, p.page_divisor);
+            const int32_t entry = __ldg(p.block_table ? table + index : p.seqlens);
+            places.page[pass] = p.block_table ? entry : call.task.piece.request;
+            places.slot[pass] = p.block_table ? key - index * p.page_size : key;
+        }
+        return places;
+    }
+
+    /* Where this thread's keys of a block are, from a column on; those past the end are not valid. */
+    DEVICE void place(const uint16_t *(&from)[PASSES], bool (&valid)[PASSES], unsigned first_key, int column,
+                      const Places &places) const
+    {
+        const struct dense_decode_params &p = call.p;
+        const uint16_t *keys = p.kv + call.task.kv_head * p.kv_stride[2] + column;
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++) {
+            valid[pass] = first_key + threadIdx.x / 8 + pass * KEYS_AT_ONCE < (unsigned)call.task.end;
+            from[pass] = keys + places.page[pass] * p.kv_stride[0] + places.slot[pass] * p.kv_stride[1];
         }
     }
-}
+};
 
-#define DENSE_DECODE_KERNEL(NAME, ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS, BYTES)          \
-    DEFINE_KERNEL(                                                                                           \
-        NAME, dense_decode_params, (32 * (WARPS)),                                                           \
-        dense_decode<DenseDecode<ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS, BYTES>>(p))
+template <typename Element, int ROWS, int KEYS, int WARPS, bool Q_IN_REGISTERS> struct DenseDecode {
+    using Sizes = Tile<Element, ROWS, KEYS, WARPS, Q_IN_REGISTERS>;
+    using Call = DenseCall<Element, PlainKey<Element>>;
+    using Kernel = Attend<Sizes, Call, RingKeys<Sizes, Call, TableSource<Sizes, Call>>>;
+};
 
-/* Is made for a shape of shape.h; with 64 rows pairs of warps split the columns. */
-#define DENSE_DECODE_OF_SHAPE(NAME, ELEMENT, ROWS, KEYS, WARPS, Q_IN_REGISTERS, BYTES)                       \
-    DENSE_DECODE_KERNEL(NAME##_##ROWS##x##KEYS, ELEMENT, ROWS, KEYS, WARPS, ROWS == 64 ? 2 : 1,              \
-                        Q_IN_REGISTERS, BYTES)
+#define DENSE_DECODE_KERNEL(NAME, KIND, ELEMENT, ROWS, KEYS, WARPS, Q_IN_REGISTERS)                          \
+    DEFINE_KERNEL(NAME##_##ROWS##x##KEYS, dense_decode_params, (32 * (WARPS)),                               \
+                  attend<typename KIND<ELEMENT, ROWS, KEYS, WARPS, Q_IN_REGISTERS>::Kernel>(p))

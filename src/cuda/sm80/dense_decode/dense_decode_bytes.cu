@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-#include "dense_decode.cuh"
+#include "byte_keys.cuh"
 
 #define SHAPE(rows, keys, warps, stages, q)                                                                  \
-    DENSE_DECODE_OF_SHAPE(sm80_dense_decode_bytes, Bf16, rows, keys, warps, q, true)
+    DENSE_DECODE_KERNEL(sm80_dense_decode_bytes, DenseDecodeOfBytes, Bf16, rows, keys, warps, q)
 LATENT_SHAPES(SHAPE)

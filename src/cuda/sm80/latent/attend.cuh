@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Latent attention on any NVIDIA GPU since Ampere: FlashAttention-2's way (docs/flash-attention.md walks through it). Sparse
- * decode and sparse prefill are this one body. Dense decode has a text of its own (dense_decode/), of which this one is a copy made
- * general: with it ptxas spills 40 bytes of the fp16 kernel of 64 × 64 (docs/kernels/sparse-decode.md).
+ * Latent attention on any NVIDIA GPU since Ampere: FlashAttention-2's way (docs/flash-attention.md walks through it). Dense
+ * decode, sparse decode and sparse prefill are this one body.
  *
  * A block of threads takes a tile of ROWS rows (a row is one query token of one query head) through the keys of a piece, KEYS at
  * a time. V is the first 512 columns of K: a block of keys is read from memory once, and used by both products from the same
@@ -24,6 +23,7 @@
  * does not see; `Keys` brings blocks of keys to the ring, beside the products:
  *
  *                        Call (rows of a tile)                     Keys
+ *      dense decode      rows of a key head, over tokens           RingKeys of a block table; of bytes RawKeys
  *      sparse decode     heads of one token: a token's list        RingKeys of a list;
  *      sparse prefill    is its own                                of bytes ListedBytes, which converts beside P·V
  *
@@ -72,9 +72,12 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     using Tile::WARP_KEYS;
     using Tile::WARPS;
     using Operation = Call;
+    static constexpr int GROUPS_OF_V = D_V / LINE_ELEMENTS;
 
     /* An mma waits for the one before it on the same sums: with one key tile, several sums take turns. */
     static constexpr int CHAINS = KEY_TILES == 1 ? 4 : KEY_TILES == 2 ? 2 : 1;
+
+    static constexpr bool ENOUGH_REGISTERS = Keys::ENOUGH_REGISTERS;
 
     /* Maxima, factors, and the largest scores where they are wanted; in whole lines. */
     static constexpr uint32_t SIDE_BYTES =
@@ -317,6 +320,21 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         }
     }
 
+    /* ---- Keys that only some rows of the tile see ------------------------------------------------ */
+
+    /* Does V hold an infinity or a NaN in a key that some row must not see? A product with P = 0 would not hide it. */
+    __device__ bool poisoned(uint32_t stage_at, int from, int to) const
+    {
+        bool found = false;
+        for (int i = (int)threadIdx.x; i < (to - from) * GROUPS_OF_V * (LINE_BYTES / 4); i += THREADS) {
+            const int word = i % (LINE_BYTES / 4), line = i / (LINE_BYTES / 4);
+            const uint32_t at = stage_at - base + (uint32_t)(line % GROUPS_OF_V) * KEY_GROUP +
+                                (uint32_t)(from + line / GROUPS_OF_V) * LINE_BYTES + (uint32_t)word * 4;
+            found |= any_not_finite<Element>(*(const uint32_t *)(shared + at));
+        }
+        return __syncthreads_or(found);
+    }
+
     /* ---- Softmax ------------------------------------------------------------------------------- */
 
     struct RowState { /* of this warp's rows lane / 4 and lane / 4 + 8 */
@@ -447,10 +465,6 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
 
     DEVICE void run()
     {
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 890 || __CUDA_ARCH__ >= 1200)
-        /* No address is kept from one task to the next, for which there is no register. */
-        asm volatile("" : "+r"(warp), "+r"(lane));
-#endif
         const bool some = call.begin() < call.end();
 
         copy_q();
@@ -473,6 +487,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
 #pragma unroll 1
         for (unsigned key = (unsigned)call.begin(); some && key < (unsigned)call.end(); key += KEYS) {
             const uint32_t stage_at = ring_at + (uint32_t)stage * STAGE_BYTES;
+            const int first_key = (int)key;
             const int free_stage = keys.stages() == 1 ? 0 : stage ? stage - 1 : keys.stages() - 1;
             const unsigned ahead = key + (unsigned)keys.blocks_ahead() * KEYS;
             keys.wait_for_block();
@@ -482,11 +497,20 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             float s[KEY_TILES][4];
             score(stage_at, q, s, [&](int step) { keys.beside_scores(step, free_stage, ahead); });
             cp_async_commit();
-            scale(s, stage);
+            scale(s, stage, first_key);
+            forget_addresses();
             softmax(s, state);
             keys.before_values(free_stage);
             __syncthreads(); /* P and the factors are there */
             rescale(o);
+            if constexpr (Call::CAUSAL)
+                if (call.hides(first_key, KEYS) && call.causal() &&
+                    poisoned(stage_at, clamp_int(call.all_see() - first_key, 0, KEYS),
+                             clamp_int(call.end() - first_key, 0, KEYS))) {
+                    cp_async_wait<0>();
+                    call.attend_by_rows(ROWS, warp, WARPS);
+                    return;
+                }
             accumulate(stage_at, o, [&](int step) { keys.beside_values(step, free_stage); });
             stage = stage + 1 == keys.stages() ? 0 : stage + 1;
         }
@@ -495,18 +519,36 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         finish(state, o);
     }
 
-    /* Scales the scores; one of a key that no index names becomes -inf. */
-    DEVICE void scale(float s[KEY_TILES][4], int stage)
+    /* Addresses that the scores were read by are computed anew afterwards: beside so many scores there is no register to keep them. */
+    DEVICE void forget_addresses()
     {
-        const int key = WARP_KEYS * (warp / ROW_GROUPS);
+        if (KEY_TILES == 4) asm volatile("" : "+r"(warp), "+r"(lane));
+    }
+
+    /* Scales the scores; one of a key that a row does not see, or that no index names, becomes -inf. */
+    DEVICE void scale(float s[KEY_TILES][4], int stage, int first_key)
+    {
+        const int row = 16 * (warp % ROW_GROUPS), key = WARP_KEYS * (warp / ROW_GROUPS);
 #pragma unroll
         for (int i = 0; i < 4 * KEY_TILES; i++) s[i / 4][i % 4] *= call.scale_log2();
+        if constexpr (Keys::LISTED) {
 #pragma unroll
-        for (int t = 0; t < KEY_TILES; t++) {
-            const uint32_t named = keys.flags.pair(stage, key + 8 * t + mma_c_column(lane, 0));
+            for (int t = 0; t < KEY_TILES; t++) {
+                const uint32_t named = keys.flags.pair(stage, key + 8 * t + mma_c_column(lane, 0));
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (!(named >> 8 * (e % 2) & 1)) s[t][e] = -INFINITY;
+                for (int e = 0; e < 4; e++)
+                    if (!(named >> 8 * (e % 2) & 1)) s[t][e] = -INFINITY;
+            }
+        }
+        if constexpr (Call::CAUSAL) {
+            if (!call.hides(first_key, KEYS)) return;
+#pragma unroll
+            for (int t = 0; t < KEY_TILES; t++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    if (key + 8 * t + mma_c_column(lane, e) >=
+                        call.visible_end(row + mma_c_row(lane, e)) - first_key)
+                        s[t][e] = -INFINITY;
         }
     }
 };
@@ -525,7 +567,7 @@ template <typename Kernel, typename Params> DEVICE void attend(const Params &p)
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ typename Call::Turn turn; /* not in registers: those are dear */
     __shared__ typename Call::Task task;
-    if constexpr (Kernel::LEAST_BYTES > MOST_SHARED) {
+    if constexpr (Kernel::LEAST_BYTES > MOST_SHARED || !Kernel::ENOUGH_REGISTERS) {
         __trap(); /* shape.c does not choose it here, and there is no need to compile it */
     } else {
         Kernel kernel(p, memory, task);

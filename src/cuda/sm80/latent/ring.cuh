@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Keys that are values of the queries' type, on their way from memory to a ring of blocks in shared memory: by cp.async, eight
- * threads a key, KEYS_AT_ONCE keys at a time. A source says where keys are: a list of slots
- * (sparse_decode/sparse_decode.cuh).
+ * threads a key, KEYS_AT_ONCE keys at a time. A source says where keys are: a block table (dense_decode/dense_decode.cuh) or a list of
+ * slots (sparse_decode/sparse_decode.cuh).
  */
 #pragma once
 
@@ -40,6 +40,7 @@ DEVICE void wait_for_oldest(int stages)
 template <typename Tile, typename Call, typename Source> struct RingKeys {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE, KEYS = Tile::KEYS;
     static constexpr bool CONVERTS_BESIDE_VALUES = false;
+    static constexpr bool LISTED = Source::LISTED, ENOUGH_REGISTERS = true;
     static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
                               BYTES_BEHIND_RING = 0;
     static constexpr int LEAST_STAGES = LATENT_LEAST_STAGES;
@@ -132,7 +133,8 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
                 copy_unaligned(i, key);
                 copies = prepare_copies(i, key);
                 issue_copies(0, MAX_GROUPS * PASSES);
-                for (int pass = 0; pass < PASSES; pass++) flags.set(i, pass, copies.valid[pass]);
+                if constexpr (LISTED)
+                    for (int pass = 0; pass < PASSES; pass++) flags.set(i, pass, copies.valid[pass]);
             }
             cp_async_commit(); /* groups are counted: an empty one too */
             if (some) places = source.find(first_key + (unsigned)(i + 1) * KEYS);
@@ -153,7 +155,8 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
     {
         if (step == 0) {
             copies = prepare_copies(free_stage, ahead);
-            for (int pass = 0; pass < PASSES; pass++) flags.set(free_stage, pass, copies.valid[pass]);
+            if constexpr (LISTED)
+                for (int pass = 0; pass < PASSES; pass++) flags.set(free_stage, pass, copies.valid[pass]);
         }
         if (step % COPY_STEPS == 0 && step / COPY_STEPS < COPY_BATCHES)
             issue_copies(step / COPY_STEPS * COPY_BATCH, (step / COPY_STEPS + 1) * COPY_BATCH);

@@ -17,7 +17,7 @@ struct ListTask {
 };
 
 template <typename Element> struct ListCall {
-    static constexpr bool WANTS_MAXIMA = true;
+    static constexpr bool CAUSAL = false, WANTS_MAXIMA = true;
     using Task = ListTask;
 
     const struct sparse_sm80_params &params;
@@ -185,6 +185,7 @@ template <typename Tile> struct NamedKeys {
 /* Keys by the lists of a token. A block of keys is of one cache: the extra list begins at a multiple of PLAN_BLOCK. */
 template <typename Tile, typename Call> struct ListSource {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE;
+    static constexpr bool LISTED = true;
     using Flags = NamedKeys<Tile>;
 
     const Call call;

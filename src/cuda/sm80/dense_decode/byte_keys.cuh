@@ -7,22 +7,34 @@
 
 #include "../../device/byte_key.cuh"
 #include "../../device/shared.cuh"
-#include "copies.cuh"
+#include "dense_decode.cuh"
 
-template <int ROWS, int KEYS, int THREADS> struct ByteCopier : Copier<ROWS, KEYS, THREADS> {
-    using Base = Copier<ROWS, KEYS, THREADS>;
-    using Base::KEY_GROUP;
-    using Base::KEYS_AT_ONCE;
-    using Base::p;
-    using Base::PASSES;
-    using KeyPlaces = typename Base::KeyPlaces;
-
+template <typename Tile, typename Call> struct RawKeys {
+    static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE, KEYS = Tile::KEYS;
+    static constexpr bool CONVERTS_BESIDE_VALUES = false;
+    static constexpr bool LISTED = false;
+    static constexpr int LEAST_STAGES = 1;
+    static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
+                              BYTES_BEHIND_RING = KEYS * RAW_LINE_BYTES;
+    /* Ampere does not convert codes in hardware: it has no registers for that beside 64 rows, nor for the places of keys beside the
+     * products of fewer. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+    static constexpr bool ENOUGH_REGISTERS = Tile::ROWS <= LATENT_ROWS_WITHOUT_CODES, FINDS_LATE = true;
+#else
+    static constexpr bool ENOUGH_REGISTERS = true, FINDS_LATE = false;
+#endif
+    using Places = typename TableSource<Tile, Call>::Places;
     static_assert(PASSES <= 2, "copy_keys names both places of a thread's keys");
 
-    uint32_t raw_at; /* KEYS lines of RAW_LINE_BYTES */
+    const Call call;
+    const struct dense_decode_params &p;
+    TableSource<Tile, Call> source;
+    uint32_t ring_at, raw_at; /* raw: KEYS lines of RAW_LINE_BYTES */
+    Places places;
 
-    DEVICE ByteCopier(const struct dense_decode_params &params, const Task &shared_task)
-        : Base{params, shared_task}
+    DEVICE RawKeys(const Call &of_call, uint32_t ring)
+        : call(of_call), p(of_call.p), source{of_call}, ring_at(ring),
+          raw_at(ring + (uint32_t)of_call.stages() * STAGE_BYTES)
     {
     }
 
@@ -36,13 +48,13 @@ template <int ROWS, int KEYS, int THREADS> struct ByteCopier : Copier<ROWS, KEYS
     }
 
     /* Slots past the end of the piece are not read. */
-    DEVICE void copy_keys(uint32_t, unsigned first_key, int end, const KeyPlaces &places) const
+    DEVICE void copy_keys(unsigned first_key) const
     {
         const unsigned row = threadIdx.x / 8;
         const ByteLayout layout(p);
 #pragma unroll 1
         for (int pass = 0; pass < PASSES; pass++) {
-            if (first_key + row + pass * KEYS_AT_ONCE >= (unsigned)end) return;
+            if (first_key + row + pass * KEYS_AT_ONCE >= (unsigned)call.end()) return;
             const ByteKey key(p, pass == 0 ? places.page[0] : places.page[PASSES - 1],
                               pass == 0 ? places.slot[0] : places.slot[PASSES - 1]);
             const uint32_t to = raw_at + (row + (uint32_t)(pass * KEYS_AT_ONCE)) * RAW_LINE_BYTES;
@@ -85,8 +97,51 @@ template <int ROWS, int KEYS, int THREADS> struct ByteCopier : Copier<ROWS, KEYS
         }
     }
 
+    /* ---- As attend.cuh calls it: a block ahead, on its way beside the products ---- */
+
+    DEVICE int stages() const
+    {
+        return call.stages();
+    }
+
+    DEVICE int blocks_ahead() const
+    {
+        return 1;
+    }
+
+    DEVICE void begin(unsigned first_key, bool some)
+    {
+        if (some) {
+            places = source.find(first_key);
+            copy_keys(first_key);
+        }
+        cp_async_commit();
+        if (some) places = source.find(first_key + KEYS);
+    }
+
     DEVICE void wait_for_block() const
     {
         cp_async_wait<0>();
     }
+
+    DEVICE void before_scores(int, int, unsigned first_key, unsigned ahead)
+    {
+        convert(ring_at, min(call.end() - (int)first_key, KEYS));
+        __syncthreads(); /* the block is there, and its tokens have been read */
+        if (FINDS_LATE) places = source.find(ahead);
+        if (ahead < (unsigned)call.end()) copy_keys(ahead);
+        if (!FINDS_LATE) places = source.find(ahead + KEYS);
+    }
+
+    DEVICE void beside_scores(int, int, unsigned) const {}
+
+    DEVICE void before_values() const {}
+
+    DEVICE void beside_values(int, int) const {}
+};
+
+template <typename Element, int ROWS, int KEYS, int WARPS, bool Q_IN_REGISTERS> struct DenseDecodeOfBytes {
+    using Sizes = Tile<Element, ROWS, KEYS, WARPS, Q_IN_REGISTERS>;
+    using Call = DenseCall<Element, ByteKey>;
+    using Kernel = Attend<Sizes, Call, RawKeys<Sizes, Call>>;
 };
