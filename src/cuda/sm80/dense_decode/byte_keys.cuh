@@ -135,7 +135,7 @@ template <typename Tile, typename Call> struct RawKeys {
 
     DEVICE void beside_scores(int, int, unsigned) const {}
 
-    DEVICE void before_values() const {}
+    DEVICE void before_values(int) const {}
 
     DEVICE void beside_values(int, int) const {}
 };

@@ -519,10 +519,11 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         finish(state, o);
     }
 
-    /* Addresses that the scores were read by are computed anew afterwards: beside so many scores there is no register to keep them. */
+    /* Addresses that the scores were read by are computed anew afterwards: ptxas has no registers to keep them beside many scores, or
+     * beside what a list needs. */
     DEVICE void forget_addresses()
     {
-        if (KEY_TILES == 4) asm volatile("" : "+r"(warp), "+r"(lane));
+        if (Keys::LISTED || KEY_TILES == 4) asm volatile("" : "+r"(warp), "+r"(lane));
     }
 
     /* Scales the scores; one of a key that a row does not see, or that no index names, becomes -inf. */
