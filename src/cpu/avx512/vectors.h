@@ -6,10 +6,11 @@
 #ifndef FMLA_CPU_AVX512_VECTORS_H
 #define FMLA_CPU_AVX512_VECTORS_H
 
-#define LANES           16
-#define VECTORS         1
-#define AT_ONCE         16
-#define LARGER(x, top)  (vector) _mm512_max_ps((__m512)(x), (__m512)(top))
-#define SMALLER(x, top) (vector) _mm512_min_ps((__m512)(x), (__m512)(top))
+#define LANES            16
+#define VECTORS          1
+#define WIDE             2
+#define AT_ONCE(vectors) ((vectors) == 2 ? 8 : 16)
+#define LARGER(x, top)   (vector) _mm512_max_ps((__m512)(x), (__m512)(top))
+#define SMALLER(x, top)  (vector) _mm512_min_ps((__m512)(x), (__m512)(top))
 
 #endif
