@@ -4,6 +4,7 @@
  */
 #include "dispatch.h"
 
+#include "cpu/allow_amx.h"
 #include "cpu/backward.h"
 #include "cpu/cpu.h"
 #include "cuda/backward.h"
@@ -121,6 +122,9 @@ static struct processor this_processor(void)
         found.meets |= NEEDS_AVX512;
     if ((found.meets & NEEDS_AVX512) && __builtin_cpu_supports("avx512bf16"))
         found.meets |= NEEDS_AVX512_BF16;
+#if defined(FMLA_AMX)
+    if ((found.meets & NEEDS_AVX512_BF16) && cpu_allow_amx()) found.meets |= NEEDS_AMX;
+#endif
 #endif
     return found;
 }
@@ -206,7 +210,9 @@ static const char *missing_feature(const struct kernel *kernel, fmla_device devi
         return state.built[kernel - kernels] ? "" : "this build has no machine code of it (FMLA_CUDA_ARCHS)";
     }
     const unsigned missing = kernel->needs & ~state.processor.meets;
-    return !missing                        ? ""
+    return !missing ? ""
+           : (missing & NEEDS_AMX)
+               ? "this processor has no AMX with BF16, or the system does not let it be used"
            : (missing & NEEDS_AVX512_BF16) ? "this processor has no AVX-512 BF16"
            : (missing & NEEDS_AVX512)      ? "this processor has no AVX-512 (F, BW, VL, DQ)"
                                            : "this processor has no AVX2 with FMA and F16C";
@@ -354,6 +360,28 @@ static fmla_status from_environment(const struct wanted *wanted, const struct ke
     return FMLA_OK;
 }
 
+/* May the row be chosen where none is forced? */
+static bool is_choice(const struct kernel *row, const struct wanted *wanted)
+{
+    return !row->forced_only && row->device_type == wanted->device.device_type;
+}
+
+/* Returns the row at place `at` of the order, which takes what is wanted, or the next one, if it takes it and is faster. */
+static const struct kernel *faster_of(const int *order, int at, const struct wanted *wanted)
+{
+    const struct kernel *row = &kernels[order[at]];
+    const bool asked = wanted->problem.attention != NULL;
+    if (!asked || !row->driver->leaves || !row->driver->leaves(row, wanted->problem)) return row;
+    for (int next = at + 1; next < KERNELS && order[next] >= 0; next++) {
+        const struct kernel *other = &kernels[order[next]];
+        const char *argument;
+        char why[480];
+        if (!is_choice(other, wanted)) continue;
+        return refuses(other, wanted, &argument, why, sizeof why) ? row : other;
+    }
+    return row;
+}
+
 fmla_status dispatch(const struct wanted *wanted, const char *forced, const struct kernel **kernel)
 {
     pthread_once(&state.once, initialise);
@@ -378,11 +406,11 @@ fmla_status dispatch(const struct wanted *wanted, const char *forced, const stru
     const int *order = state.order[wanted->operation];
     for (int at = 0; at < KERNELS && order[at] >= 0; at++) {
         const struct kernel *row = &kernels[order[at]];
-        if (row->forced_only || row->device_type != wanted->device.device_type) continue;
+        if (!is_choice(row, wanted)) continue;
         device_has_kernels = true;
         /* The last refusal is told: it is that of the most general kernel. */
         if (refuses(row, wanted, &argument, why, sizeof why)) continue;
-        *kernel = row;
+        *kernel = faster_of(order, at, wanted);
         return FMLA_OK;
     }
     if (device_has_kernels) return fail(FMLA_UNSUPPORTED, "%s: %s: %s", operation, argument, why);

@@ -9,7 +9,12 @@
 #include "problem.h"
 
 /* What a CPU kernel needs of the machine, as bits. */
-enum { NEEDS_AVX2 = 1 << 0 /* with FMA and F16C */, NEEDS_AVX512 = 1 << 1, NEEDS_AVX512_BF16 = 1 << 2 };
+enum {
+    NEEDS_AVX2 = 1 << 0, /* with FMA and F16C */
+    NEEDS_AVX512 = 1 << 1,
+    NEEDS_AVX512_BF16 = 1 << 2,
+    NEEDS_AMX = 1 << 3 /* with BF16, and the system's permission */
+};
 
 enum {
     ELEMENTS_BF16 = 1 << ELEMENT_BF16,
@@ -45,6 +50,8 @@ struct kernel;
 struct kernel_driver {
     /* NULL if the kernel takes the problem; else what it takes, and which argument differs. NULL pointer: it takes all. */
     const char *(*refuses)(const struct kernel *kernel, union problem problem, const char **argument);
+    /* Is the next kernel of the table faster for the problem, if it takes it? Not asked where a kernel is forced. NULL: it never is. */
+    bool (*leaves)(const struct kernel *kernel, union problem problem);
     /* `prepared` is preset to no bytes, aligned to 16; run leaves it as it is. NULL: there is nothing to decide. */
     fmla_status (*prepare)(const struct kernel *kernel, union problem problem, struct prepared *prepared);
     fmla_status (*run)(const struct kernel *kernel, union problem problem, const struct prepared *prepared);

@@ -8,6 +8,8 @@
 
 #include "timing.h"
 
+#include "cpu/allow_amx.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -60,6 +62,38 @@ PEAK_LOOP(loop_avx512, __attribute__((target("avx512f"))), __m512, 24, STEP_AVX5
 #if defined(FMLA_PEAK_BF16)
 PEAK_LOOP(loop_avx512bf16, __attribute__((target("avx512f,avx512bf16"))), __m512, 24, STEP_BF16)
 #endif
+#if defined(FMLA_PEAK_AMX)
+/* Six sums in tiles; a step of a tile is 16 · 16 · 32 products. */
+__attribute__((target("amx-tile,amx-bf16"))) static void loop_amx(struct registers *r, int64_t steps)
+{
+    _Alignas(64) struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } config = {.palette = 1};
+    for (int t = 0; t < 8; t++) config.row_bytes[t] = 64, config.rows[t] = 16;
+    __asm__ volatile("" ::: "memory"); /* compilers are not told what tiles are loaded from */
+    _tile_loadconfig(&config);
+    _tile_loadd(0, r->sums, 64);
+    _tile_loadd(1, r->sums, 64);
+    _tile_loadd(2, r->sums, 64);
+    _tile_loadd(3, r->sums, 64);
+    _tile_loadd(4, r->sums, 64);
+    _tile_loadd(5, r->sums, 64);
+    _tile_loadd(6, r->factor, 0);
+    _tile_loadd(7, r->term, 0);
+    for (int64_t i = 0; i < steps; i++) {
+        _tile_dpbf16ps(0, 6, 7);
+        _tile_dpbf16ps(1, 6, 7);
+        _tile_dpbf16ps(2, 6, 7);
+        _tile_dpbf16ps(3, 6, 7);
+        _tile_dpbf16ps(4, 6, 7);
+        _tile_dpbf16ps(5, 6, 7);
+    }
+    _tile_stored(0, r->sums, 64);
+    _tile_release();
+}
+#endif
 #endif
 
 static const struct unit {
@@ -73,6 +107,9 @@ static const struct unit {
     [PEAK_AVX512] = {"vfmadd ps zmm", loop_avx512, 24 * 16 * 2},
 #if defined(FMLA_PEAK_BF16)
     [PEAK_AVX512_BF16] = {"vdpbf16ps zmm", loop_avx512bf16, 24 * 16 * 4},
+#endif
+#if defined(FMLA_PEAK_AMX)
+    [PEAK_AMX] = {"tdpbf16ps", loop_amx, 6 * 16 * 16 * 32 * 2},
 #endif
 #endif
 };
@@ -90,6 +127,7 @@ bool peak_unit_available(enum peak_unit unit)
     case PEAK_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     case PEAK_AVX512: return __builtin_cpu_supports("avx512f");
     case PEAK_AVX512_BF16: return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+    case PEAK_AMX: return cpu_allow_amx();
     default: break;
     }
 #endif

@@ -15,6 +15,7 @@ enum peak_unit {
     PEAK_AVX2,        /* vfmadd…ps ymm */
     PEAK_AVX512,      /* vfmadd…ps zmm */
     PEAK_AVX512_BF16, /* vdpbf16ps zmm */
+    PEAK_AMX,         /* tdpbf16ps */
     PEAK_UNITS
 };
 

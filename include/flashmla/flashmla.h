@@ -43,6 +43,10 @@
  *                    dlclose; what has the archive in it must not be unloaded after CPU calls. They run on the
  *                    processors of the process's first thread, and keep a process alive whose threads have all
  *                    left by pthread_exit. No thread may be cancelled (pthread_cancel) inside of a call.
+ *                    On processors with AMX the first call asks Linux to let the process use it (arch_prctl,
+ *                    ARCH_REQ_XCOMP_PERM), for all its threads. Frames of signals are larger from then on, and
+ *                    sigaltstack refuses a stack below sysconf(_SC_MINSIGSTKSZ), about 11 KiB. Where the process
+ *                    has such a stack already, Linux refuses, and the other kernels run.
  *   GPUs             The driver is loaded at the first use of a GPU. An operation runs in the calling thread's
  *                    current context, which must be of the tensors' device (else FMLA_INVALID_ARGUMENT); a
  *                    thread without one borrows the device's primary context for the call. Between calls that

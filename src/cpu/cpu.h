@@ -109,8 +109,9 @@ struct cpu_attention {
     void (*round)(uint16_t *to, const float *values, float factor, int64_t count, enum element element);
 };
 
-/* Where the build has them: FMLA_AVX512_BF16, FMLA_AVX512, FMLA_AVX2. */
-extern const struct cpu_attention cpu_avx512bf16_attention, cpu_avx512_attention, cpu_avx2_attention;
+/* Where the build has them: FMLA_AMX, FMLA_AVX512_BF16, FMLA_AVX512, FMLA_AVX2. */
+extern const struct cpu_attention cpu_amx_attention, cpu_avx512bf16_attention, cpu_avx512_attention,
+    cpu_avx2_attention;
 extern const struct cpu_attention cpu_generic_attention;
 
 /* The query of a row of a tile. */

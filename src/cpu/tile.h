@@ -32,11 +32,11 @@ static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, 
         *fewest = *most = count;
         return;
     }
-    *fewest = PLAN_BLOCK, *most = 0;
+    *fewest = count, *most = 0;
     for (int l = 0; l < lanes; l++) {
         const int32_t row = first_row + l < tile->rows ? first_row + l : tile->rows - 1;
         const int64_t end = cpu_visible_end(tile, row) - begin;
-        visible[l] = end < 0 ? 0 : end > PLAN_BLOCK ? PLAN_BLOCK : (int32_t)end;
+        visible[l] = (int32_t)cpu_clamp(end, 0, count);
         if (visible[l] < *fewest) *fewest = visible[l];
         if (visible[l] > *most) *most = visible[l];
     }

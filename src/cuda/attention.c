@@ -63,6 +63,13 @@ static const char *refuses(const struct kernel *kernel, union problem problem, c
     return attention->refuses ? attention->refuses(problem.attention, argument) : NULL;
 }
 
+static bool leaves(const struct kernel *kernel, union problem problem)
+{
+    const struct attention_problem *p = problem.attention;
+    const struct cuda_attention *attention = kernel->inner;
+    return attention->leaves && attention->leaves(p, cuda_device(p->device.id));
+}
+
 static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
 {
     const struct cuda_attention *attention = kernel->inner;
@@ -118,4 +125,5 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     return status;
 }
 
-const struct kernel_driver cuda_attention_driver = {.refuses = refuses, .prepare = prepare, .run = run};
+const struct kernel_driver cuda_attention_driver = {
+    .refuses = refuses, .leaves = leaves, .prepare = prepare, .run = run};

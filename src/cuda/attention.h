@@ -56,6 +56,8 @@ struct cuda_attention {
     fmla_status (*prepare)(const struct attention_problem *p, struct cuda_work *work);
     fmla_status (*launch)(const struct cuda_scope *scope, const struct attention_problem *p,
                           const struct cuda_work *work);
+    /* Is the next kernel of the table faster, as measured on an H200? NULL: it never is. */
+    bool (*leaves)(const struct attention_problem *p, const struct cuda_device *device);
 };
 
 /* ---- Requests that are cut (split.c) --------------------------------------------------------- */

@@ -24,8 +24,10 @@ rules=$(cat <<'RULES'
 + src/cuda/sm80/                      src/cuda/sm80/
 + src/cuda/sm90/                      src/cuda/sm90/
 + support/                            src/(num|kvformat|queries)[.]h
++ support/peak[.]c                    src/cpu/allow_amx[.]h
 + support/op_call[.]                  src/operations[.](h|def)
 + tests/(unit|checkattn|fuzz)/        src/(num|num_fast|kvformat|queries|plan)[.]h
++ tests/checkattn/emulated_amx[.]c    src/dispatch[.]h
 + (tools|tests)/                      src/operations[.](h|def)
 + tests/fuzz/                         tests/unit/(described|tensors|plan_walk)[.]h
 + tools/flashmla/layout[.]c           src/cuda/device/fragment[.]h

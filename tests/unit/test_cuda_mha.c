@@ -45,6 +45,7 @@ static void ragged(struct mha_forward_call *c)
 static struct mha_forward_sm90_params hopper(struct mha_forward_call *c)
 {
     const int before = fake->launches;
+    c->args.kernel = "cuda-sm90";
     CHECK_OK(mha_forward_run(c));
     CHECK_EQ(fake->launches - before, 1);
     CHECK(!strncmp(launched(0)->kernel, "sm90_mha_forward_", 17), "%s", launched(0)->kernel);
@@ -155,6 +156,29 @@ static const char *kernel_of(const struct mha_forward_call *c)
     const char *kernel = "";
     CHECK_OK(fmla_mha_forward_kernel(&c->args, &kernel));
     return kernel;
+}
+
+/* Short calls are left to the portable kernel: few tiles of few keys, of one token more. */
+static void short_calls(void)
+{
+    static const struct {
+        int64_t s_q, heads, keys;
+        const char *kernel;
+    } all[] = {{1, 8, 128, "cuda-sm80"},   {1, 8, 129, "cuda-sm90"},    {16, 88, 128, "cuda-sm80"},
+               {16, 88, 256, "cuda-sm80"}, {16, 88, 257, "cuda-sm90"},  {1, 88, 512, "cuda-sm80"},
+               {1, 88, 513, "cuda-sm90"},  {129, 44, 128, "cuda-sm80"}, {129, 45, 128, "cuda-sm90"}};
+    for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
+        struct mha_forward_call c;
+        apart(&c, all[i].s_q, all[i].heads, all[i].heads);
+        c.k.shape[1] = c.v.shape[1] = all[i].keys;
+        CHECK(!strcmp(kernel_of(&c), all[i].kernel), "%d: %s", i, kernel_of(&c));
+    }
+    struct mha_forward_call c;
+    ragged(&c);
+    CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "300 keys on average: %s", kernel_of(&c));
+    c.k.shape[0] = c.v.shape[0] = 128 * B;
+    CHECK(!strcmp(kernel_of(&c), "cuda-sm80"), "128 keys on average: %s", kernel_of(&c));
+    hopper(&c); /* by name it takes them */
 }
 
 /* What Hopper's refuses another one takes, `by` its name; by Hopper's name the call says why. */
@@ -306,5 +330,6 @@ static void gradients_refused(void)
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_mha", requests_apart, requests_ragged, tiles, turns, no_keys,
-                         refused, tiles_of_sm80, refused_by_sm80, no_request, gradients, gradients_refused);
+                         short_calls, refused, tiles_of_sm80, refused_by_sm80, no_request, gradients,
+                         gradients_refused);
 }

@@ -500,6 +500,33 @@ static void elsewhere(void)
               {p.tiles, S_Q * ((H_Q + 63) / 64)});
 }
 
+/* Few keys of the queries' type are left to the portable kernel; of batch-invariant calls none, for what is left depends on the batch. */
+static void few_keys(void)
+{
+    enum { FP8 = FMLA_KV_FP8_656, BF16 = FMLA_KV_BF16 };
+    static const struct {
+        int64_t b, h_q, topk; /* with two tokens a request */
+        int32_t format;
+        bool invariant;
+        const char *kernel;
+    } all[] = {{1, 16, 512, BF16, false, "cuda-sm80"},   {1, 16, 512, BF16, true, "cuda-sm90"},
+               {1, 16, 512, FP8, false, "cuda-sm90"},    {16, 32, 2048, BF16, false, "cuda-sm80"},
+               {17, 32, 2048, BF16, false, "cuda-sm90"}, {4, 64, 512, BF16, false, "cuda-sm80"},
+               {5, 64, 512, BF16, false, "cuda-sm90"},   {1, 64, 2048, BF16, false, "cuda-sm90"},
+               {2, 128, 512, BF16, false, "cuda-sm80"},  {3, 128, 512, BF16, false, "cuda-sm90"},
+               {1, 128, 0, BF16, false, "cuda-sm80"},    {8, 64, 128, BF16, false, "cuda-sm80"},
+               {9, 64, 128, BF16, false, "cuda-sm90"}};
+    for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
+        struct sparse_decode_call c;
+        const char *kernel = "";
+        shaped_call(&c, SHAPE_OF(layout, .format = all[i].format, .b = all[i].b, .h_q = all[i].h_q));
+        c.indices.shape[2] = all[i].topk;
+        c.args.batch_invariant = all[i].invariant;
+        CHECK_OK(fmla_sparse_decode_kernel(&c.args, &kernel));
+        CHECK(!strcmp(kernel, all[i].kernel), "%d: %s", i, kernel);
+    }
+}
+
 /* The plan by itself, of lengths on the device and of none. */
 static void planner(void)
 {
@@ -522,5 +549,5 @@ int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_sparse", on_hopper, small_batch, chunks,
                          small_batch_invariant, small_plans, same_rows, formats, rows, not_taken, odd_pages,
-                         batch_invariant, many_blocks, large, elsewhere, planner);
+                         batch_invariant, many_blocks, large, elsewhere, few_keys, planner);
 }

@@ -89,18 +89,25 @@ int main(void)
     unsetenv("FLASHMLA_KERNEL");
     check_public();
     static const unsigned meets[] = {0, NEEDS_AVX2, NEEDS_AVX2 | NEEDS_AVX512,
-                                     NEEDS_AVX2 | NEEDS_AVX512 | NEEDS_AVX512_BF16};
-    for (int k = 0; k < 4; k++)
+                                     NEEDS_AVX2 | NEEDS_AVX512 | NEEDS_AVX512_BF16,
+                                     NEEDS_AVX2 | NEEDS_AVX512 | NEEDS_AVX512_BF16 | NEEDS_AMX};
+    for (int k = 0; k < 5; k++)
         for (int intel = 0; intel < 2; intel++) {
             const struct processor processor = {meets[k], intel};
             dispatch_pretend(&processor);
             for (int op = 0; op < OPERATIONS; op++) check_operation((enum operation)op, &processor);
-            /* What the choice was made for: AVX-512 BF16 where it is the faster one, and only there. */
+            /* What the choice was made for: AMX where it is, and AVX-512 BF16 where it is the faster one, and only there. */
             const char *first = promised(&dense_bf16);
-#if defined(FMLA_AVX512_BF16)
-            CHECK(first && !strcmp(first, "cpu-avx512bf16") == (k == 3 && !intel),
+#if defined(FMLA_AMX)
+            CHECK(first && !strcmp(first, "cpu-amx") == (k == 4),
                   "with %x, Intel's %d, dense decode's first row is %s", meets[k], intel,
                   first ? first : "none");
+#endif
+#if defined(FMLA_AVX512_BF16)
+            if (k < 4)
+                CHECK(first && !strcmp(first, "cpu-avx512bf16") == (k == 3 && !intel),
+                      "with %x, Intel's %d, dense decode's first row is %s", meets[k], intel,
+                      first ? first : "none");
 #endif
             CHECK(first != NULL, "with %x nothing runs", meets[k]);
         }

@@ -9,8 +9,8 @@
 
 enum peak_unit bench_cpu_unit(const char *kernel)
 {
-    static const char *const kernels[PEAK_UNITS] = {"cpu-generic", "cpu-avx2", "cpu-avx512",
-                                                    "cpu-avx512bf16"};
+    static const char *const kernels[PEAK_UNITS] = {"cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-avx512bf16",
+                                                    "cpu-amx"};
     for (int unit = 0; unit < PEAK_UNITS; unit++)
         if (!strcmp(kernels[unit], kernel)) return (enum peak_unit)unit;
     return PEAK_GENERIC;

@@ -131,21 +131,33 @@ static inline void scores_of_stairs(float *s, const uint16_t *const *keys, const
 
 /* ---- Values --------------------------------------------------------------------------------- */
 
+/* 32 numbers of two keys side by side: pairs of the first 16, and of the others. */
+INLINE __m512i pair_first(__m512i x, __m512i y)
+{
+    static const uint16_t order[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    return _mm512_permutex2var_epi16(x, _mm512_loadu_si512(order), y);
+}
+
+INLINE __m512i pair_second(__m512i x, __m512i y)
+{
+    static const uint16_t order[32] = {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+                                       24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
+    return _mm512_permutex2var_epi16(x, _mm512_loadu_si512(order), y);
+}
+
 /* Two keys' values side by side: values[group][pair][d in group] = (v[2 pair][d], v[2 pair + 1][d]). A last key
  * without a partner gets zeros. */
 static inline void interleave(uint32_t *values, const uint16_t *const *from, int32_t count, int64_t d_v)
 {
-    static const uint16_t low[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    const __m512i first = _mm512_loadu_si512(low), second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
     for (int32_t j = 0; 2 * j < count; j++) {
         const uint16_t *a = from[2 * j], *b = 2 * j + 1 < count ? from[2 * j + 1] : NULL;
         for (int64_t d = 0; d < d_v; d += GROUP) {
             const __m512i x = _mm512_loadu_si512(a + d),
                           y = b ? _mm512_loadu_si512(b + d) : _mm512_setzero_si512();
             uint32_t *to = values + (d / GROUP * PAIRS + j) * GROUP;
-            _mm512_store_si512(to, _mm512_permutex2var_epi16(x, first, y));
-            _mm512_store_si512(to + VECTOR, _mm512_permutex2var_epi16(x, second, y));
+            _mm512_store_si512(to, pair_first(x, y));
+            _mm512_store_si512(to + VECTOR, pair_second(x, y));
         }
     }
 }

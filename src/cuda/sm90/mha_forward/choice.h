@@ -19,6 +19,10 @@ int32_t sm90_mha_forward_tokens(const struct attention_problem *problem);
 /* The most tiles that there can be, of ragged requests of any lengths. */
 int64_t sm90_mha_forward_tiles(const struct attention_problem *problem);
 
+/* Is the portable kernel faster, on a GPU of so many SMs? It begins sooner, which counts where a tile has few keys and no SM has more
+ * than two tiles (docs/kernels/mha.md has the measured crossover). */
+bool sm90_mha_forward_leaves(const struct attention_problem *problem, int32_t sms);
+
 /* Boxes of the rows of a tile and 64 columns. */
 struct tensor_view sm90_mha_forward_q_view(const struct attention_problem *problem);
 

@@ -68,6 +68,23 @@ const char *sm90_sparse_decode_refuses(const struct attention_problem *p, const 
     return NULL;
 }
 
+bool sm90_sparse_decode_leaves(const struct attention_problem *p)
+{
+    enum {
+        FEW_HEADS = 32,
+        FEW_HEADS_MOST_KEYS = 65536,
+        MOST_TILES = 16,
+        MOST_KEYS = 4096,
+        MOST_LISTED = 1024
+    };
+    const bool rows = p->format == KV_BF16 || p->format == KV_FP16;
+    if (!rows || p->cut == CUT_INVARIANT || !p->b || p->capacity > FEW_HEADS_MOST_KEYS) return false;
+    const int64_t tokens = p->b * p->s_q;
+    if (p->h_q <= FEW_HEADS) return tokens <= FEW_HEADS_MOST_KEYS / p->capacity;
+    const int64_t tiles = tokens * cuda_ceil_div(p->h_q, SM90_SPARSE_DECODE_HEADS);
+    return p->capacity <= MOST_LISTED && tiles <= MOST_TILES && tiles * p->capacity <= MOST_KEYS;
+}
+
 struct sm90_sparse_shape sm90_sparse_shape_of(const struct attention_problem *p, int32_t sms)
 {
     return (struct sm90_sparse_shape){.b = p->b,

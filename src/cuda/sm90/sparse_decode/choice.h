@@ -21,6 +21,10 @@ enum { SM90_SPARSE_DECODE_FEW_KEYS = 512 };
 /* NULL if it takes the problem; else what it takes, and which argument differs. */
 const char *sm90_sparse_decode_refuses(const struct attention_problem *problem, const char **argument);
 
+/* Is the portable kernel faster? Over caches of the queries' type Hopper has no kernel of small tiles, and for few keys the portable
+ * one, whose tiles have 16 to 64 heads, is sooner done (docs/kernels/sparse-decode.md has the measured crossover). */
+bool sm90_sparse_decode_leaves(const struct attention_problem *problem);
+
 /* Which of the kernels over caches of bytes takes the formats of both: whose `format` it is, and whether some blocks of keys have FP4.
  * The queries' kernels, over caches of their type, are found alike. */
 struct sm90_sparse_formats {

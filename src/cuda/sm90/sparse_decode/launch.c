@@ -109,6 +109,12 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
 }
 
-const struct cuda_attention cuda_sm90_sparse_decode = {refuses, prepare, launch},
+static bool leaves(const struct attention_problem *p, const struct cuda_device *device)
+{
+    (void)device;
+    return sm90_sparse_decode_leaves(p);
+}
+
+const struct cuda_attention cuda_sm90_sparse_decode = {refuses, prepare, launch, leaves},
                             cuda_sm90_sparse_decode_64 = {refuses, prepare_large, launch},
                             cuda_sm90_sparse_decode_16 = {refuses, prepare_small, launch};

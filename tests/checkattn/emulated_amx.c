@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The library with emulated tiles (emulated_tiles.h) says of every processor with AVX-512 BF16 that it has AMX.
+ */
+#include "../../src/dispatch.h"
+
+__attribute__((constructor)) static void pretend(void)
+{
+    const struct processor processor = {NEEDS_AVX2 | NEEDS_AVX512 | NEEDS_AVX512_BF16 | NEEDS_AMX, false};
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512bf16")) dispatch_pretend(&processor);
+}
