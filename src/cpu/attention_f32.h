@@ -5,18 +5,19 @@
  * with the flags of its instruction set; the operations themselves are the compiler's vector arithmetic.
  *
  *   ATTENTION_NAME     the struct cpu_attention to define
- *   LANES, VECTORS, AT_ONCE, LARGER: products_f32.h
+ *   LANES, VECTORS, WIDE, AT_ONCE, LARGER: products_f32.h
  *
  *   scratch of a worker (floats), of 64 rows; of a head's keys up to 256 rows meet them at a time
  *     q         [groups][d_qk][16]   Q of the tile, scaled, lanes innermost       64 × 576 × 4 B = 144 KiB
- *     keys      [64][d_qk]           one block of keys, converted once            64 × 576 × 4 B = 144 KiB
- *     values    [64][d_v]            … and of values, where they lie apart
+ *     keys      [2][64][step_of(d_qk)]   this block of keys and the next, converted once   2 × 64 × 592 × 4 B = 296 KiB
+ *     values    [2][64][step_of(d_v)]    … and of values, where they lie apart
  *     o         [groups][d_v][16]    unnormalised output                          64 × 512 × 4 B = 128 KiB
- *     s         [64][16]             scores, then probabilities of one group and block
+ *     s         [2][64][16]          scores, then probabilities of two groups and a block
  *     max, sum  [groups][16]         running maximum (base 2, scaled) and sum of the softmax
  *
- *   for each block of 64 keys:  convert
- *     for each group of 16 rows:  S = K Q  →  softmax step  →  O = O · rescale + Vᵀ P
+ *   for each block of 64 keys:
+ *     for each group of 16 rows, or two where a register tile has two:
+ *       S = K Q  →  softmax step  →  O = O · rescale + Vᵀ P, and meanwhile: convert the next block, prefetch the one after it
  *
  *   Limit: the two products, 2 · (d_qk + d_v) FLOP per row and key, at the rate of the multiply-adds.
  */
@@ -26,8 +27,8 @@
 enum { ROWS_OF_HEADS = 4 * PLAN_ROW_TILE };
 
 struct scratch {
-    float *q, *keys, *values, *o, *s, *max, *sum;
-    int64_t value_step; /* floats from one value to the next */
+    float *q, *keys[2], *values[2], *o, *s, *max, *sum;
+    int64_t key_step, value_step; /* floats from one key, or value, to the next */
 };
 
 /* Lays the scratch of a worker out from `base` on; returns its bytes. With base 0 it only counts. */
@@ -37,14 +38,16 @@ static size_t scratch_layout(const struct cpu_call *call, uintptr_t base, struct
     const size_t rows = (size_t)call->tile_rows * sizeof(float), d_qk = ((size_t)p->d_qk + 15) / 16 * 16;
     uintptr_t at = base;
     scratch->q = tile_take(&at, rows * d_qk);
-    scratch->keys = tile_take(&at, BLOCK * d_qk * sizeof(float));
-    scratch->values = scratch->keys, scratch->value_step = p->d_qk;
-    if (call->value_bytes) {
-        scratch->values = tile_take(&at, BLOCK * (size_t)p->d_v * sizeof(float));
-        scratch->value_step = p->d_v;
+    scratch->key_step = step_of(p->d_qk);
+    scratch->value_step = call->value_bytes ? step_of(p->d_v) : scratch->key_step;
+    for (int i = 0; i < 2; i++) {
+        scratch->keys[i] = scratch->values[i] =
+            tile_take(&at, BLOCK * (size_t)scratch->key_step * sizeof(float));
+        if (call->value_bytes)
+            scratch->values[i] = tile_take(&at, BLOCK * (size_t)scratch->value_step * sizeof(float));
     }
     scratch->o = tile_take(&at, rows * (size_t)p->d_v);
-    scratch->s = tile_take(&at, BLOCK * GROUP_ROWS * sizeof(float));
+    scratch->s = tile_take(&at, TILE_GROUPS * BLOCK * GROUP_ROWS * sizeof(float));
     scratch->max = tile_take(&at, rows);
     scratch->sum = tile_take(&at, rows);
     return at - base;
@@ -117,34 +120,97 @@ static void softmax_step(float *s, const float *largest, int32_t count, int32_t 
 
 /* ---- A tile --------------------------------------------------------------------------------- */
 
-static void attend_block(const struct cpu_tile *tile, const struct scratch *scratch, int32_t group,
-                         int64_t begin, int32_t count, struct tile_ahead *ahead)
+/* A block of keys in fp32. */
+struct block {
+    const float *keys, *values;
+    int64_t begin;
+    int32_t count;
+};
+
+/* Keys [from, to), which only some rows of a group see and of which one holds NaN or infinity. */
+static void add_few(const struct cpu_tile *tile, const struct scratch *scratch, const struct block *block,
+                    float *o, const float *s, int32_t from, int32_t to, const int32_t visible[GROUP_ROWS],
+                    int vectors)
 {
-    const struct attention_problem *p = tile->call->problem;
-    int32_t visible[GROUP_ROWS], fewest, most;
-    tile_visible(tile, group * GROUP_ROWS, begin, count, GROUP_ROWS, visible, &fewest, &most);
-    if (!most) return;
-    _Alignas(64) float rescale[GROUP_ROWS], largest[GROUP_ROWS];
-    float *o = scratch->o + group * p->d_v * GROUP_ROWS;
-    const float *q = scratch->q + group * p->d_qk * GROUP_ROWS;
-    const int vectors = vectors_of(tile->rows - group * GROUP_ROWS);
-    memcpy(largest, scratch->max + group * GROUP_ROWS, sizeof largest);
-    scores(vectors, scratch->s, largest, scratch->keys, q, most, p->d_qk);
-    softmax_step(scratch->s, largest, most, fewest, visible, scratch->max + group * GROUP_ROWS,
-                 scratch->sum + group * GROUP_ROWS, rescale, vectors);
-    if (are_finite(scratch->values, scratch->value_step, fewest, most, p->d_v))
-        fewest = most; /* a row that does not see a key has weight 0 for it */
-    add_values(vectors, o, scratch->values, scratch->value_step, p->d_v, scratch->s, fewest, rescale, ahead);
-    for (int32_t t = fewest; t < most; t++) {
+    for (int32_t t = from; t < to; t++) {
         bool sees[GROUP_ROWS];
         for (int l = 0; l < GROUP_ROWS; l++) sees[l] = t < visible[l];
-        add_value_where_seen(o, scratch->values + t * scratch->value_step, scratch->s + t * GROUP_ROWS,
-                             p->d_v, sees, vectors * LANES);
+        add_value_where_seen(o, block->values + t * scratch->value_step, s + t * GROUP_ROWS,
+                             tile->call->problem->d_v, sees, vectors * LANES);
     }
+}
+
+/* A block of keys for the groups of a register tile from group `group` on. */
+static void attend_block(const struct cpu_tile *tile, const struct scratch *scratch, int32_t group,
+                         const struct block *block, struct ahead *ahead)
+{
+    const struct attention_problem *p = tile->call->problem;
+    const int64_t q_apart = p->d_qk * GROUP_ROWS, o_apart = p->d_v * GROUP_ROWS;
+    int32_t visible[TILE_GROUPS][GROUP_ROWS], fewest[TILE_GROUPS] = {0}, most[TILE_GROUPS] = {0};
+    int32_t met[TILE_GROUPS] = {0}; /* keys that the register tile adds */
+    int vectors[TILE_GROUPS] = {0};
+    _Alignas(64) float rescale[TILE_GROUPS * GROUP_ROWS], largest[TILE_GROUPS * GROUP_ROWS];
+    float *const max = scratch->max + group * GROUP_ROWS, *const sum = scratch->sum + group * GROUP_ROWS;
+    const float *const q = scratch->q + group * q_apart;
+    float *const o = scratch->o + group * o_apart, *const s = scratch->s;
+    const int32_t left = (tile->rows - group * GROUP_ROWS + GROUP_ROWS - 1) / GROUP_ROWS;
+    const int32_t groups = left < TILE_GROUPS ? left : TILE_GROUPS;
+    for (int32_t g = 0; g < groups; g++) {
+        const int32_t row = (group + g) * GROUP_ROWS;
+        tile_visible(tile, row, block->begin, block->count, GROUP_ROWS, visible[g], &fewest[g], &most[g]);
+        vectors[g] = vectors_of(tile->rows - row);
+    }
+    memcpy(largest, max, (size_t)groups * GROUP_ROWS * sizeof *largest);
+    const bool two = TILE_GROUPS > 1 && groups > 1; /* in one register tile, if they meet the same keys */
+    if (two && most[0] == most[TILE_GROUPS - 1])
+        scores(WIDE, s, largest, block->keys, scratch->key_step, q, most[0], p->d_qk);
+    else
+        for (int32_t g = 0; g < groups; g++)
+            scores(vectors[g], s + g * BLOCK * GROUP_ROWS, largest + g * GROUP_ROWS, block->keys,
+                   scratch->key_step, q + g * q_apart, most[g], p->d_qk);
+    for (int32_t g = 0; g < groups; g++) {
+        const int32_t at = g * GROUP_ROWS;
+        if (!most[g]) continue;
+        softmax_step(s + at * BLOCK, largest + at, most[g], fewest[g], visible[g], max + at, sum + at,
+                     rescale + at, vectors[g]);
+        /* A row that does not see a key has weight 0 for it. */
+        const bool finite = are_finite(block->values, scratch->value_step, fewest[g], most[g], p->d_v);
+        met[g] = finite ? most[g] : fewest[g];
+    }
+    if (two && most[0] && most[TILE_GROUPS - 1] && met[0] == met[TILE_GROUPS - 1])
+        add_values(WIDE, o, block->values, scratch->value_step, p->d_v, s, met[0], rescale, ahead);
+    else
+        for (int32_t g = 0; g < groups; g++)
+            if (most[g])
+                add_values(vectors[g], o + g * o_apart, block->values, scratch->value_step, p->d_v,
+                           s + g * BLOCK * GROUP_ROWS, met[g], rescale + g * GROUP_ROWS, ahead);
+    for (int32_t g = 0; g < groups; g++)
+        if (most[g])
+            add_few(tile, scratch, block, o + g * o_apart, s + g * BLOCK * GROUP_ROWS, met[g], most[g],
+                    visible[g], vectors[g]);
+}
+
+/* The keys of a block, to be converted into half `half` of the scratch while `values` values are added. */
+static struct coming coming_of(const struct cpu_tile *tile, const struct scratch *scratch, int half,
+                               const struct cpu_key *keys, int32_t count, int64_t values)
+{
+    const struct attention_problem *p = tile->call->problem;
+    return (struct coming){.keys = keys,
+                           .count = count,
+                           .rate = (int32_t)(count * 256 / values) + 1,
+                           .key = scratch->keys[half],
+                           .value = tile->call->value_bytes ? scratch->values[half] : NULL,
+                           .key_step = scratch->key_step,
+                           .value_step = scratch->value_step,
+                           .d_v = p->d_v,
+                           .is_bf16 = p->element == ELEMENT_BF16};
 }
 
 static void attend(const struct cpu_tile *tile, void *memory)
 {
+    enum {
+        BLOCKS = 3
+    }; /* this one, the next, which becomes fp32, and the one after it, which is brought along */
     const struct attention_problem *p = tile->call->problem;
     const int32_t groups = (tile->rows + GROUP_ROWS - 1) / GROUP_ROWS;
     struct scratch scratch;
@@ -152,25 +218,28 @@ static void attend(const struct cpu_tile *tile, void *memory)
     memset(scratch.o, 0, (size_t)groups * (size_t)p->d_v * GROUP_ROWS * sizeof(float));
     for (int32_t i = 0; i < groups * GROUP_ROWS; i++) scratch.max[i] = -INFINITY, scratch.sum[i] = 0.0f;
 
-    pack_q(tile, scratch.q, scratch.keys);
+    pack_q(tile, scratch.q, scratch.keys[0]);
     const int64_t end = cpu_visible_end(tile, tile->rows - 1); /* the last row sees most */
-    struct cpu_key keys[2][BLOCK];                             /* of this block and the next */
-    int64_t begin, at = tile->begin_key;
-    begin = at;
-    int32_t count = tile->call->next_keys(tile, &at, end, keys[0]);
-    for (int now = 0; count; now ^= 1) {
-        const int64_t next_begin = at;
-        const int32_t next = tile->call->next_keys(tile, &at, end, keys[now ^ 1]);
-        struct tile_ahead ahead =
-            tile_ahead_of_call(tile->call, keys[now ^ 1], next, (groups + 1) / 2 * p->d_v);
-        for (int32_t t = 0; t < count; t++) {
-            convert_key(scratch.keys + t * p->d_qk, &keys[now][t]);
-            if (tile->call->value_bytes)
-                convert(scratch.values + t * p->d_v, (const uint16_t *)(const void *)keys[now][t].value,
-                        p->d_v, p->element == ELEMENT_BF16);
-        }
-        for (int32_t g = 0; g < groups; g++) attend_block(tile, &scratch, g, begin, count, &ahead);
-        begin = next_begin, count = next;
+    struct cpu_key keys[BLOCKS][BLOCK];
+    int64_t begins[BLOCKS], at = tile->begin_key;
+    int32_t counts[BLOCKS];
+    for (int i = 0; i < 2; i++) {
+        begins[i] = at, counts[i] = tile->call->next_keys(tile, &at, end, keys[i]);
+        tile_prefetch(tile->call, keys[i], counts[i]);
+    }
+    struct coming first = coming_of(tile, &scratch, 0, keys[0], counts[0], p->d_v);
+    convert_rest(&first);
+    int now = 0, next = 1, after = 2;
+    for (int half = 0; counts[now]; half ^= 1) {
+        begins[after] = at, counts[after] = tile->call->next_keys(tile, &at, end, keys[after]);
+        struct ahead ahead = {
+            .bring = tile_ahead_of_call(tile->call, keys[after], counts[after], (groups + 1) / 2 * p->d_v),
+            .coming = coming_of(tile, &scratch, half ^ 1, keys[next], counts[next], groups * p->d_v)};
+        const struct block block = {scratch.keys[half], scratch.values[half], begins[now], counts[now]};
+        for (int32_t g = 0; g < groups; g += TILE_GROUPS) attend_block(tile, &scratch, g, &block, &ahead);
+        convert_rest(&ahead.coming);
+        const int done = now;
+        now = next, next = after, after = done;
     }
     for (int32_t g = 0; g < groups; g++)
         tile_write(tile, g * GROUP_ROWS, GROUP_ROWS, scratch.o + g * p->d_v * GROUP_ROWS, GROUP_ROWS,

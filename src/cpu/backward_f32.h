@@ -2,7 +2,7 @@
  *
  * Gradients of dense MHA for a tile of lanes in fp32 (backward.h), for any vector unit: the text of the kernels cpu-generic,
  * cpu-avx2 and cpu-avx512. A file that includes it defines GRADIENTS_NAME, the struct cpu_gradients to define, and LANES, VECTORS,
- * AT_ONCE and LARGER (products_f32.h).
+ * WIDE, AT_ONCE and LARGER (products_f32.h).
  *
  *   scratch of a worker (floats)                                                   192/128
  *     x, y     [groups][d_qk][16], [groups][d_v][16]   the lanes' vectors            80 KiB
@@ -81,7 +81,7 @@ static void weigh(const struct cpu_lanes *lanes, const struct cpu_met *met, cons
 
 /* sum[d][lane] += Σ_t of[t][d] · by[t][lane] over the vectors [begin, end). */
 static void add_met(int vectors, float *sum, const float *of, const float *by, int64_t width, int32_t begin,
-                    int32_t end, struct tile_ahead *ahead)
+                    int32_t end, struct ahead *ahead)
 {
     static const _Alignas(64) float ones[GROUP_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     if (begin < end)
@@ -91,7 +91,7 @@ static void add_met(int vectors, float *sum, const float *of, const float *by, i
 
 /* … and of those that only some lanes see, where one that holds NaN or infinity must not meet the others. */
 static void add_seen(int vectors, float *sum, const float *of, const float *by, int64_t width,
-                     const struct cpu_seen *seen, bool all_finite, struct tile_ahead *ahead)
+                     const struct cpu_seen *seen, bool all_finite, struct ahead *ahead)
 {
     if (all_finite) {
         add_met(vectors, sum, of, by, width, seen->begin, seen->end, ahead);
@@ -113,7 +113,7 @@ static bool partly_finite(const float *of, int64_t width, const struct cpu_seen 
 }
 
 static void meet(const struct cpu_lanes *lanes, const struct scratch *scratch, const struct cpu_met *met,
-                 int32_t group, const float *lse, const float *delta, struct tile_ahead *ahead)
+                 int32_t group, const float *lse, const float *delta, struct ahead *ahead)
 {
     const struct backward_problem *p = lanes->problem;
     const int64_t x = (int64_t)group * GROUP_ROWS * p->d_qk, y = (int64_t)group * GROUP_ROWS * p->d_v;
@@ -122,10 +122,10 @@ static void meet(const struct cpu_lanes *lanes, const struct scratch *scratch, c
     backward_masks(lanes, met, group * GROUP_ROWS, GROUP_ROWS, &seen);
     const int32_t count = seen.end - seen.begin, at = seen.begin;
     if (!count) return;
-    scores(vectors, scratch->p + at * GROUP_ROWS, NULL, scratch->mx + at * p->d_qk, scratch->x + x, count,
-           p->d_qk);
-    scores(vectors, scratch->ds + at * GROUP_ROWS, NULL, scratch->my + at * p->d_v, scratch->y + y, count,
-           p->d_v);
+    scores(vectors, scratch->p + at * GROUP_ROWS, NULL, scratch->mx + at * p->d_qk, p->d_qk, scratch->x + x,
+           count, p->d_qk);
+    scores(vectors, scratch->ds + at * GROUP_ROWS, NULL, scratch->my + at * p->d_v, p->d_v, scratch->y + y,
+           count, p->d_v);
     weigh(lanes, met, &seen, lse + group * GROUP_ROWS, delta + group * GROUP_ROWS, scratch, vectors);
     add_seen(vectors, scratch->dx + x, scratch->mx, scratch->ds, p->d_qk, &seen,
              partly_finite(scratch->mx, p->d_qk, &seen), ahead);
@@ -181,9 +181,9 @@ static void tile(const struct cpu_lanes *lanes, void *memory)
     for (int now = 0; met[now].count; now ^= 1) {
         const struct cpu_met *block = &met[now], *next = &met[now ^ 1];
         backward_meet(lanes, &at, end, &met[now ^ 1]);
-        struct tile_ahead ahead =
-            tile_ahead_of(next->vectors, next->count, (int32_t)(p->d_qk * 2), (int32_t)(p->d_v * 2),
-                          (groups + 1) / 2 * (p->d_qk + (lanes->are_keys ? p->d_v : 0)));
+        struct ahead ahead = {
+            .bring = tile_ahead_of(next->vectors, next->count, (int32_t)(p->d_qk * 2), (int32_t)(p->d_v * 2),
+                                   (groups + 1) / 2 * (p->d_qk + (lanes->are_keys ? p->d_v : 0)))};
         for (int32_t t = 0; t < block->count; t++) {
             convert(s.mx + t * p->d_qk, (const uint16_t *)(const void *)block->vectors[t].token, p->d_qk,
                     is_bf16);

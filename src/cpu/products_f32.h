@@ -4,8 +4,10 @@
  * vector is and how many sums its registers hold, and is compiled with the flags of its instruction set.
  *
  *   LANES              floats of a vector
- *   VECTORS            vectors of rows at a time; a group is LANES · VECTORS = 16 rows
- *   AT_ONCE            keys (in S = K Q) or values (in O += Vᵀ P) at a time: AT_ONCE · VECTORS sums stay in registers
+ *   VECTORS            vectors of a group of 16 rows: LANES · VECTORS = 16
+ *   WIDE               most vectors of a register tile: those of a group, or of two
+ *   AT_ONCE(vectors)   keys (in S = K Q) or values (in O += Vᵀ P) of a register tile of so many vectors: AT_ONCE · vectors sums stay
+ *                      in registers
  *   LARGER(x, top)     the instruction for x > top ? x : top, where there is one; a NaN in x is then not taken
  *   SMALLER(x, top)    … and for x < top ? x : top
  *
@@ -21,7 +23,8 @@
 #include <string.h>
 
 enum { GROUP_ROWS = LANES * VECTORS, BLOCK = PLAN_BLOCK };
-enum { FEW = AT_ONCE < 4 ? AT_ONCE : 4 /* what is left of AT_ONCE: lone sums wait for each other */ };
+enum { TILE_GROUPS = WIDE / VECTORS, MOST_AT_ONCE = 16 };
+enum { FEW = 4 /* what is left of AT_ONCE: lone sums wait for each other */ };
 _Static_assert(GROUP_ROWS == 16, "a group is 16 rows");
 
 typedef float vector __attribute__((vector_size(LANES * sizeof(float)), may_alias));
@@ -29,6 +32,11 @@ typedef int32_t vector_int __attribute__((vector_size(LANES * sizeof(float)), ma
 typedef uint32_t vector_uint __attribute__((vector_size(LANES * sizeof(float)), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
+/* A function of its own, so that the addresses of its loops have all registers. */
+#define ALONE static __attribute__((noinline))
+/* Hides how a number or an address came about: else the compiler makes an address of its own for each of many numbers a like distance
+ * apart, more than there are registers. */
+#define KEEP(x) __asm__("" : "+r"(x))
 
 INLINE vector select(vector_int mask, vector yes, vector no)
 {
@@ -39,6 +47,64 @@ INLINE vector select(vector_int mask, vector yes, vector no)
 #define LARGER(x, top)  select((vector_int)((x) > (top)), x, top)
 #define SMALLER(x, top) select((vector_int)((x) < (top)), x, top)
 #endif
+
+/* ---- The next blocks ------------------------------------------------------------------------ */
+
+/* Keys of the next block that become fp32, a few at a time while values are added: the core then multiplies while it waits for the
+ * cache lines that it stores to. */
+struct coming {
+    const struct cpu_key *keys; /* those that are left */
+    int32_t count;
+    int32_t due, rate;  /* keys · 256: that should have been converted and are not, and a value */
+    float *key, *value; /* where the next one goes; value: where those lie apart, else NULL */
+    int64_t key_step, value_step, d_v;
+    bool is_bf16; /* of values */
+};
+
+/* … and what comes after them on its way into the second-level cache. */
+struct ahead {
+    struct tile_ahead bring;
+    struct coming coming;
+};
+
+static inline void convert_coming(struct coming *coming)
+{
+    convert_key(coming->key, coming->keys);
+    coming->key += coming->key_step;
+    if (coming->value) {
+        convert(coming->value, (const uint16_t *)(const void *)coming->keys->value, coming->d_v,
+                coming->is_bf16);
+        coming->value += coming->value_step;
+    }
+    coming->keys++, coming->count--;
+}
+
+/* All that are left. */
+static inline void convert_rest(struct coming *coming)
+{
+    while (coming->count) convert_coming(coming);
+}
+
+static void convert_due(struct coming *coming)
+{
+    for (; coming->due > 0 && coming->count; coming->due -= 256) convert_coming(coming);
+}
+
+/* With `values` more values added. */
+static inline void look_ahead(struct ahead *ahead, int32_t values)
+{
+    tile_bring(&ahead->bring, values);
+    ahead->coming.due += values * ahead->coming.rate;
+    if (ahead->coming.due > 0 && ahead->coming.count) convert_due(&ahead->coming);
+}
+
+/* Floats from one key of a block to the next where each has `width` numbers: an odd number of cache lines, so that like numbers of all
+ * keys spread over all sets of the first-level cache. */
+static inline int64_t step_of(int64_t width)
+{
+    enum { LINE = CACHE_LINE / (int)sizeof(float) };
+    return ((width + LINE - 1) / LINE | 1) * LINE;
+}
 
 /* ---- The two products ----------------------------------------------------------------------- */
 
@@ -51,118 +117,203 @@ static inline int vectors_of(int32_t rows)
     return needed < VECTORS ? needed : VECTORS;
 }
 
-/* sum[u][v] += Σ_i a[i · step + u · apart] · x[i][v]: `count` numbers meet `vectors` vectors of a group of rows (both
- * compile-time). Both products are this: scores have step 1 and the keys d_qk apart; values step d_qk and lie side by side. */
-INLINE void multiply_add(vector sum[][VECTORS], const float *a, int64_t step, int64_t apart, const float *x,
-                         int64_t length, const int count, const int vectors)
+/* Where vector v of a register tile is, of groups that are `apart` floats apart. */
+INLINE int64_t vector_at(int v, int64_t apart)
 {
-    for (int64_t i = 0; i < length; i++) {
-        const float *const numbers = a + i * step, *const rows = x + i * GROUP_ROWS;
-        vector row[VECTORS];
+    return v / VECTORS * apart + v % VECTORS * LANES;
+}
+
+/* Odd multiples of a distance, from which an address is made of seven others. */
+struct multiples {
+    int64_t one, three, five, seven;
+};
+
+INLINE int64_t times(int n, const struct multiples *distance)
+{
+    return n == 7   ? distance->seven
+           : n == 6 ? 2 * distance->three
+           : n == 5 ? distance->five
+           : n == 3 ? distance->three
+                    : n * distance->one;
+}
+
+/* sum[u][v] += Σ_i a[i · step + u · apart] · x[i][v]: `count` numbers meet `vectors` vectors of rows, of groups that are x_apart floats apart.
+ * Both products are this: scores have step 1 and the keys lie apart; values have apart 1, and those of the next tiles, a cache line
+ * further, are brought into the first-level cache. The last three are compile-time. */
+INLINE void multiply_add(vector sum[][WIDE], const float *a, int64_t step, int64_t apart, const float *x,
+                         int64_t x_apart, int64_t length, const int count, const int vectors,
+                         const bool values)
+{
+    enum { OF_BASE = 8 }; /* numbers whose addresses are made from one */
+    const int bases = values ? 1 : (count + OF_BASE - 1) / OF_BASE;
+    const float *base[MOST_AT_ONCE / OF_BASE];
+    struct multiples distance = {apart, 3 * apart, 5 * apart, 7 * apart};
+    KEEP(distance.three);
+    KEEP(distance.five);
+    KEEP(distance.seven);
+    for (int j = 0; j < bases; j++) base[j] = a + j * OF_BASE * apart;
+    for (const float *const end = x + length * GROUP_ROWS; x < end; x += GROUP_ROWS) {
+        vector row[WIDE];
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) row[v] = *(const vector *)(rows + v * LANES);
+        for (int v = 0; v < vectors; v++) row[v] = *(const vector *)(x + vector_at(v, x_apart));
+        if (values) __builtin_prefetch(base[0] + CACHE_LINE / (int)sizeof(float), 0, 3);
 #pragma GCC unroll 16
         for (int u = 0; u < count; u++) {
             /* Once: in the product of a scalar and a vector a sanitizer would check the access for every lane. */
-            const float number = numbers[u * apart];
+            const float number = values ? base[0][u] : base[u / OF_BASE][times(u % OF_BASE, &distance)];
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++) sum[u][v] += number * row[v];
+        }
+        for (int j = 0; j < bases; j++) {
+            base[j] += step;
+            KEEP(base[j]);
         }
     }
 }
 
-INLINE void score_tile(float *s, float *top, const float *keys, const float *q, int64_t d_qk, const int count,
-                       const int vectors)
+/* The scores of a register tile's rows. */
+struct scored {
+    float *s, *top; /* [groups][64][16], [groups][16]; top may be NULL */
+    const float *keys, *q;
+    int64_t key_step, d_qk; /* key_step: floats from a key to the next */
+};
+
+INLINE void score_tile(const struct scored *c, int32_t t, const int count, const int vectors)
 {
-    vector sum[AT_ONCE][VECTORS];
+    vector sum[MOST_AT_ONCE][WIDE];
+    float *const s = c->s + t * GROUP_ROWS;
 #pragma GCC unroll 16
     for (int u = 0; u < count; u++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) sum[u][v] = (vector){0};
-    multiply_add(sum, keys, 1, d_qk, q, d_qk, count, vectors);
-#pragma GCC unroll 16
-    for (int u = 0; u < count; u++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) *(vector *)(s + u * GROUP_ROWS + v * LANES) = sum[u][v];
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors && top; v++) {
-        vector largest = *(const vector *)(top + v * LANES);
-#pragma GCC unroll 16
-        for (int u = 0; u < count; u++) largest = LARGER(sum[u][v], largest);
-        *(vector *)(top + v * LANES) = largest;
-    }
-}
-
-INLINE void scores_by(const int vectors, float *s, float *top, const float *keys, const float *q,
-                      int32_t count, int64_t d_qk)
-{
-    int32_t t = 0;
-    for (; t + AT_ONCE <= count; t += AT_ONCE)
-        score_tile(s + t * GROUP_ROWS, top, keys + t * d_qk, q, d_qk, AT_ONCE, vectors);
-    for (; t + FEW <= count; t += FEW)
-        score_tile(s + t * GROUP_ROWS, top, keys + t * d_qk, q, d_qk, FEW, vectors);
-    for (; t + 2 <= count; t += 2) score_tile(s + t * GROUP_ROWS, top, keys + t * d_qk, q, d_qk, 2, vectors);
-    for (; t < count; t++) score_tile(s + t * GROUP_ROWS, top, keys + t * d_qk, q, d_qk, 1, vectors);
-}
-
-/* s[t][row] = Σ_d keys[t][d] · q[d][row], and where `top` is not NULL, top[row] becomes the largest of them and of itself; a NaN does not. */
-static void scores(int vectors, float *s, float *top, const float *keys, const float *q, int32_t count,
-                   int64_t d_qk)
-{
-    /* NOLINTBEGIN(bugprone-branch-clone): branches are the same where VECTORS is 1 or 2 */
-    if (VECTORS > 1 && vectors == 1)
-        scores_by(1, s, top, keys, q, count, d_qk);
-    else if (VECTORS > 2 && vectors == 2)
-        scores_by(2, s, top, keys, q, count, d_qk);
-    else
-        scores_by(VECTORS, s, top, keys, q, count, d_qk);
-    /* NOLINTEND(bugprone-branch-clone) */
-}
-
-INLINE void value_tile(float *o, const float *values, const float *s, int32_t keys_seen, int64_t step,
-                       const float rescale[GROUP_ROWS], const int count, const int vectors)
-{
-    vector sum[AT_ONCE][VECTORS];
+    multiply_add(sum, c->keys + t * c->key_step, 1, c->key_step, c->q, c->d_qk * GROUP_ROWS, c->d_qk, count,
+                 vectors, false);
 #pragma GCC unroll 16
     for (int u = 0; u < count; u++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
-            sum[u][v] =
-                *(const vector *)(o + u * GROUP_ROWS + v * LANES) * *(const vector *)(rescale + v * LANES);
-    multiply_add(sum, values, step, 1, s, keys_seen, count, vectors);
+            *(vector *)(s + u * GROUP_ROWS + vector_at(v, BLOCK * GROUP_ROWS)) = sum[u][v];
+    if (!c->top) return;
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) {
+        vector *const top = (vector *)(c->top + vector_at(v, GROUP_ROWS));
+        vector largest = *top;
+#pragma GCC unroll 16
+        for (int u = 0; u < count; u++) largest = LARGER(sum[u][v], largest);
+        *top = largest;
+    }
+}
+
+INLINE void scores_by(const int vectors, const struct scored *c, int32_t count)
+{
+    int32_t t = 0;
+    for (; t + AT_ONCE(vectors) <= count; t += AT_ONCE(vectors)) score_tile(c, t, AT_ONCE(vectors), vectors);
+    for (; t + FEW <= count; t += FEW) score_tile(c, t, FEW, vectors);
+    for (; t < count; t++) score_tile(c, t, 1, vectors);
+}
+
+ALONE void scores_by_one(const struct scored *c, int32_t count)
+{
+    scores_by(1, c, count);
+}
+
+ALONE void scores_by_two(const struct scored *c, int32_t count)
+{
+    scores_by(WIDE < 2 ? 1 : 2, c, count);
+}
+
+ALONE void scores_by_all(const struct scored *c, int32_t count)
+{
+    scores_by(WIDE, c, count);
+}
+
+/* s[group][t][row] = Σ_d keys[t][d] · q[group][d][row] for `vectors` vectors of rows, and where `top` is not NULL, top[group][row] becomes the
+ * largest of them and of itself; a NaN does not. */
+static void scores(int vectors, float *s, float *top, const float *keys, int64_t key_step, const float *q,
+                   int32_t count, int64_t d_qk)
+{
+    const struct scored c = {s, top, keys, q, key_step, d_qk};
+    /* NOLINTBEGIN(bugprone-branch-clone): branches are the same where WIDE is 2 */
+    if (vectors == 1)
+        scores_by_one(&c, count);
+    else if (vectors == 2)
+        scores_by_two(&c, count);
+    else
+        scores_by_all(&c, count);
+    /* NOLINTEND(bugprone-branch-clone) */
+}
+
+/* The sums of a register tile's rows. */
+struct summed {
+    float *o;             /* [groups][width][16] */
+    const float *rescale; /* [groups][16] */
+    const float *values, *s;
+    int64_t value_step, width;
+    int32_t keys;
+    struct ahead *ahead;
+};
+
+/* The next sums, which it brings into the first-level cache, may lie behind the last. */
+INLINE void value_tile(const struct summed *c, int64_t d, const int count, const int vectors)
+{
+    vector sum[MOST_AT_ONCE][WIDE];
+    const int64_t apart = c->width * GROUP_ROWS;
+    float *const o = c->o + d * GROUP_ROWS;
 #pragma GCC unroll 16
     for (int u = 0; u < count; u++)
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) *(vector *)(o + u * GROUP_ROWS + v * LANES) = sum[u][v];
+        for (int v = 0; v < vectors; v++) {
+            float *const at = o + u * GROUP_ROWS + vector_at(v, apart);
+            sum[u][v] = *(const vector *)at * *(const vector *)(c->rescale + vector_at(v, GROUP_ROWS));
+            if (v % VECTORS == 0) __builtin_prefetch(at + count * GROUP_ROWS, 1, 3);
+        }
+    multiply_add(sum, c->values + d, c->value_step, 1, c->s, BLOCK * GROUP_ROWS, c->keys, count, vectors,
+                 true);
+#pragma GCC unroll 16
+    for (int u = 0; u < count; u++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) *(vector *)(o + u * GROUP_ROWS + vector_at(v, apart)) = sum[u][v];
 }
 
-INLINE void add_values_by(const int vectors, float *o, const float *values, int64_t step, int64_t width,
-                          const float *s, int32_t count, const float rescale[GROUP_ROWS],
-                          struct tile_ahead *ahead)
+INLINE void add_values_by(const int vectors, const struct summed *c)
 {
     int64_t d = 0;
-    for (; d + AT_ONCE <= width; d += AT_ONCE) {
-        tile_bring(ahead, AT_ONCE);
-        value_tile(o + d * GROUP_ROWS, values + d, s, count, step, rescale, AT_ONCE, vectors);
+    for (; d + AT_ONCE(vectors) <= c->width; d += AT_ONCE(vectors)) {
+        look_ahead(c->ahead, AT_ONCE(vectors) * (vectors > VECTORS ? TILE_GROUPS : 1));
+        value_tile(c, d, AT_ONCE(vectors), vectors);
     }
-    for (; d + FEW <= width; d += FEW)
-        value_tile(o + d * GROUP_ROWS, values + d, s, count, step, rescale, FEW, vectors);
-    for (; d < width; d++) value_tile(o + d * GROUP_ROWS, values + d, s, count, step, rescale, 1, vectors);
+    for (; d + FEW <= c->width; d += FEW) value_tile(c, d, FEW, vectors);
+    for (; d < c->width; d++) value_tile(c, d, 1, vectors);
 }
 
-/* o[d][row] = o[d][row] · rescale[row] + Σ_t values[t · step + d] · s[t][row] for `width` numbers d, over keys that every row may
- * meet. */
-static void add_values(int vectors, float *o, const float *values, int64_t step, int64_t width,
-                       const float *s, int32_t count, const float rescale[GROUP_ROWS],
-                       struct tile_ahead *ahead)
+ALONE void add_values_by_one(const struct summed *c)
 {
+    add_values_by(1, c);
+}
+
+ALONE void add_values_by_two(const struct summed *c)
+{
+    add_values_by(WIDE < 2 ? 1 : 2, c);
+}
+
+ALONE void add_values_by_all(const struct summed *c)
+{
+    add_values_by(WIDE, c);
+}
+
+/* o[group][d][row] = o[group][d][row] · rescale[group][row] + Σ_t values[t][d] · s[group][t][row] for `vectors` vectors of rows and `width`
+ * numbers d, over `count` keys, which every row may meet. */
+static void add_values(int vectors, float *o, const float *values, int64_t value_step, int64_t width,
+                       const float *s, int32_t count, const float *rescale, struct ahead *ahead)
+{
+    const struct summed c = {o, rescale, values, s, value_step, width, count, ahead};
     /* NOLINTBEGIN(bugprone-branch-clone): as in scores */
-    if (VECTORS > 1 && vectors == 1)
-        add_values_by(1, o, values, step, width, s, count, rescale, ahead);
-    else if (VECTORS > 2 && vectors == 2)
-        add_values_by(2, o, values, step, width, s, count, rescale, ahead);
+    if (vectors == 1)
+        add_values_by_one(&c);
+    else if (vectors == 2)
+        add_values_by_two(&c);
     else
-        add_values_by(VECTORS, o, values, step, width, s, count, rescale, ahead);
+        add_values_by_all(&c);
     /* NOLINTEND(bugprone-branch-clone) */
 }
 

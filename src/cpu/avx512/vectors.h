@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * AVX-512 without its bf16 product, and fp16 caches on all: 16 sums and 1 vector of rows in thirty-two registers of
- * 512 bits; the broadcast is part of the multiply-add.
+ * AVX-512 without its bf16 product, and fp16 caches on all: in thirty-two registers of 512 bits 16 sums and the vectors
+ * of rows, of one group or of two; of one the broadcast is part of the multiply-add.
  */
 #ifndef FMLA_CPU_AVX512_VECTORS_H
 #define FMLA_CPU_AVX512_VECTORS_H
 
-#define LANES           16
-#define VECTORS         1
-#define AT_ONCE         16
-#define LARGER(x, top)  (vector) _mm512_max_ps((__m512)(x), (__m512)(top))
-#define SMALLER(x, top) (vector) _mm512_min_ps((__m512)(x), (__m512)(top))
+#define LANES            16
+#define VECTORS          1
+#define WIDE             2
+#define AT_ONCE(vectors) ((vectors) == 2 ? 8 : 16)
+#define LARGER(x, top)   (vector) _mm512_max_ps((__m512)(x), (__m512)(top))
+#define SMALLER(x, top)  (vector) _mm512_min_ps((__m512)(x), (__m512)(top))
 
 #endif

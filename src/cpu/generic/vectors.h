@@ -6,9 +6,10 @@
 #ifndef FMLA_CPU_GENERIC_VECTORS_H
 #define FMLA_CPU_GENERIC_VECTORS_H
 
-#define LANES   4
-#define VECTORS 4
-#define AT_ONCE 2
+#define LANES            4
+#define VECTORS          4
+#define WIDE             4
+#define AT_ONCE(vectors) ((vectors) == 4 ? 2 : (vectors) == 2 ? 4 : 8)
 
 #if defined(__SSE__)
 #include <xmmintrin.h>
