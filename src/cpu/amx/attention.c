@@ -470,14 +470,14 @@ static void score_and_weigh(const struct cpu_call *call, const struct scratch *s
     const int64_t steps = p->d_qk / DEPTH;
     for (int32_t g = 0; g < groups->count; g += 2) {
         const int32_t count = seen_by(block, groups, g), tiles = (count + TILE - 1) / TILE;
-        const bool two = groups->count > 1;
+        const int32_t of_tile = groups->count > 1 ? 2 : 1;
         const uint32_t *q = scratch->q + g * steps * PIECE;
         if (!count) continue;
-        if (two)
+        if (of_tile == 2)
             scores_of_two(scratch->s, block->keys, tiles, q, steps, &block->ahead);
         else
             scores_of_one(scratch->s, block->keys, tiles, q, steps, &block->ahead);
-        for (int32_t i = 0; i <= two; i++)
+        for (int32_t i = 0; i < of_tile; i++)
             softmax_of_group(scratch, g + i, scratch->s + i * KEYS * TILE, count,
                              block->visible[(g + i) * TILE], block->visible + (g + i) * TILE,
                              p->scale * TILE_LOG2_E, p->d_v, !groups->begun[g]);

@@ -38,7 +38,8 @@ static fmla_status decode_launch(const struct cuda_scope *scope, const struct at
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
 }
 
-const struct cuda_attention cuda_sparse_decode = {decode_refuses, decode_prepare, decode_launch};
+const struct cuda_attention cuda_sparse_decode = {
+    .refuses = decode_refuses, .prepare = decode_prepare, .launch = decode_launch};
 
 /* ---- Sparse prefill -------------------------------------------------------------------------- */
 
@@ -90,4 +91,5 @@ static fmla_status mha_launch(const struct cuda_scope *scope, const struct atten
                          : FMLA_OK;
 }
 
-const struct cuda_attention cuda_mha_forward = {mha_refuses, cuda_mha_prepare, mha_launch};
+const struct cuda_attention cuda_mha_forward = {
+    .refuses = mha_refuses, .prepare = cuda_mha_prepare, .launch = mha_launch};

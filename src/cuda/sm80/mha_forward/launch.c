@@ -93,4 +93,5 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
                          : FMLA_OK;
 }
 
-const struct cuda_attention cuda_sm80_mha_forward = {refuses, cuda_mha_prepare, launch};
+const struct cuda_attention cuda_sm80_mha_forward = {
+    .refuses = refuses, .prepare = cuda_mha_prepare, .launch = launch};

@@ -59,4 +59,5 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
 }
 
-const struct cuda_attention cuda_sm80_sparse_decode = {refuses, prepare, launch};
+const struct cuda_attention cuda_sm80_sparse_decode = {
+    .refuses = refuses, .prepare = prepare, .launch = launch};

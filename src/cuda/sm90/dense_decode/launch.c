@@ -75,4 +75,5 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     return cuda_launch(op, scope, &launch, (void *[]){&params});
 }
 
-const struct cuda_attention cuda_sm90_dense_decode = {sm90_dense_decode_refuses, prepare, launch};
+const struct cuda_attention cuda_sm90_dense_decode = {
+    .refuses = sm90_dense_decode_refuses, .prepare = prepare, .launch = launch};
