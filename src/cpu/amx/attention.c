@@ -21,9 +21,9 @@
  *      Four tile loads take 32 of the 64 cycles of four products. A row tile of one group: 4 × 1 tiles of
  *      S, 1 × 4 of O, 64 dimensions at a time.
  *
- *   Weights of a row are relative to a reference (`base`), which is raised to the largest score only when that
- *   exceeds it by more than 8: P stays below 2^8, which bf16 holds as exactly as values below 1, and O is
- *   rescaled seldom, row by row, in memory.
+ *   Weights of a row are relative to a reference (`base`), which is raised to the largest score only when
+ *   that exceeds it by more than 8: P stays below 2^8, which bf16 holds as exactly as values below 1, and O
+ *   is rescaled seldom, row by row, in memory.
  *
  *   scratch of a worker, 128 rows
  *     q       of a group [d_qk / 2][16] pairs                       128 × 576 × 2 B = 144 KiB
