@@ -16,7 +16,7 @@
  * their lse relative to these to a slot of the workspace, and a second pass joins the slots of a request in
  * split order.
  *
- * With FP8 products, a pass before all others converts the FP8 codes of every query to bf16.
+ * With FP8 products, a pass before all others stores, for every query, the bf16 values of its FP8 codes.
  *
  * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | largest scores of the
  *             slots | spans of requests that are not cut | quantised queries | one scratch per worker: the
@@ -305,8 +305,8 @@ static void run_piece(const struct work *w, int64_t request, int64_t row_tile, i
 }
 
 /* Joins `count` slots of a request, first, second, second + step, …, for one row tile. Weights are computed
- * from relative lse values: an absolute lse of 2^24 or more cannot represent how many keys have the largest
- * score. */
+ * from the maxima and the relative lse: an absolute lse of 2^24 or more cannot represent how many keys have
+ * the largest score. */
 static void join_slots(const struct work *w, int64_t request, int64_t row_tile, int64_t count, int64_t first,
                        int64_t second, int64_t step, int32_t worker)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * An upper bound on the rows of the slots of a call, over all calls up to given sizes. Neither the partitions
- * of decode, which depend on how many threads the row tiles leave idle, nor the chunks of sparse prefill grow
- * with a call, so every size that may have the maximum is tried.
+ * The most rows that the slots of a call have, over all calls up to given sizes. Neither the partitions of
+ * decode, the fewest for which partitions × row tiles is a multiple of the threads, nor the chunks of sparse
+ * prefill grow with a call, so every size that may have the maximum is tried.
  */
 #include "cpu.h"
 
@@ -26,7 +26,7 @@ static int64_t first_of(int64_t most, int32_t workers)
     return most > workers ? most - workers + 1 : 1;
 }
 
-/* The bound of calls with a plan. The number of sets is h_kv, times the number of tokens if each has its
+/* The maximum of calls with a plan. The number of sets is h_kv, times the number of tokens if each has its
  * own. */
 static int64_t plan_rows(const struct cpu_call *call, int32_t workers)
 {
@@ -43,8 +43,8 @@ static int64_t plan_rows(const struct cpu_call *call, int32_t workers)
     return best;
 }
 
-/* The bound of sparse prefill, which cuts lists where there are fewer than 7 row tiles per worker. The
- * longest list and full tiles give the maximum. */
+/* The maximum of sparse prefill, which cuts lists where there are fewer than 7 row tiles per worker. The
+ * longest list, and as many rows as the tiles hold, give the maximum. */
 static int64_t even_rows(const struct cpu_call *call, int32_t most_rows, int32_t workers)
 {
     const struct attention_problem *p = call->problem;

@@ -66,7 +66,7 @@ struct cpu_call {
     int64_t sets, set_rows; /* sets · set_rows = s_q · h_q; for ragged requests the maximum */
     int32_t tile_rows;      /* maximum rows of a tile */
     int32_t value_bytes;    /* of a value that is stored apart from its key; else 0 */
-    bool keys_at_once;      /* prefetch a block at once: its keys are scattered, and few rows use each */
+    bool keys_at_once;      /* prefetch a block's keys at once: they are scattered, and few rows use each */
 };
 
 struct cpu_row {
@@ -156,7 +156,8 @@ int32_t cpu_listed_keys(const struct cpu_tile *tile, int64_t *at, int64_t end,
 fmla_status cpu_check_pages(const struct attention_problem *problem);
 
 /* Returns the number of chunks per list: the fewest that keep the workers busy for 7/8 of the time if all
- * lists are full, at most `most`. `tiles` counts the row tiles of all lists. */
+ * lists are full, at most `most`; where none do, those that keep them busiest. `tiles` counts the row tiles
+ * of all lists. */
 int64_t cpu_even_chunks(int64_t tiles, int64_t workers, int64_t most);
 
 /* Returns the most rows that all slots together have in any call up to these sizes that is not
