@@ -99,9 +99,9 @@ static inline void softmax_to_bf16(uint32_t *p, const float *s, int32_t count, i
 }
 
 /* The same step for an even number of keys that every row sees, with the probabilities as pairs of bf16;
- * neither scaled scores nor probabilities go through memory. `largest` holds the largest scores per row, and
- * p may alias s. The products are not rounded before the base is subtracted, so the largest may exceed it by
- * half a unit in the last place; this path therefore takes only small bases. Returns false, with nothing
+ * neither scaled scores nor fp32 probabilities go through memory. `largest` holds the largest scores per row,
+ * and p may alias s. The products are not rounded before the base is subtracted, so the largest may exceed it
+ * by half a unit in the last place; this path therefore takes only small bases. Returns false, with nothing
  * done, where a base is large, `scale` is not positive (the largest score is then not the largest product) or
  * `count` is odd. */
 static inline bool softmax_step_to_bf16(uint32_t *p, const float *s, const __m512 *largest, int32_t count,
