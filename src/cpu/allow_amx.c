@@ -7,7 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Does the system save the state of tiles? The processor says that it may be asked. */
+/* Returns whether the system saves the state of tiles; CPUID's OSXSAVE says that XGETBV may ask. */
 static bool saves_tiles(void)
 {
     enum { TILE_CONFIG = 1 << 17, TILE_DATA = 1 << 18, OSXSAVE = 1 << 27 };
@@ -19,7 +19,7 @@ static bool saves_tiles(void)
 
 bool cpu_allow_amx(void)
 {
-    enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24 };                /* of leaf 7, edx */
+    enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24 };                /* leaf 7, edx */
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 }; /* <asm/prctl.h> of Linux 5.16 */
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & AMX_BF16) || !(d & AMX_TILE)) return false;

@@ -4,8 +4,8 @@
 
 #include <stdbool.h>
 
-/* Has this processor tiles and their products of bf16, and does the system let this process use them? It is asked to, for all threads
- * of now and later. */
+/* Asks the system to let all threads of this process, present and future, use AMX tiles. Returns whether the
+ * processor has tiles and their bf16 products and the system grants them. */
 bool cpu_allow_amx(void);
 
 #endif

@@ -1,20 +1,26 @@
 /* SPDX-License-Identifier: MIT
  *
- * Attention on the CPU: who computes what, and where it goes. The arithmetic is in the inner kernels.
+ * Attention on the CPU: the driver, which divides a call into work items and places their results. The inner
+ * kernels do the arithmetic.
  *
- * Work is cut twice: the rows of a request into row tiles (by what keys they read, then tile_rows), and the keys into
- * pieces: by the split plan, or into chunks of equal length. Chunks are INVARIANT_CHUNK keys, batch-invariant; in a
- * sparse prefill, which has rows enough as a rule, a whole list, unless there are too few to keep all threads busy; in MHA always
- * all keys, so that a request has the same bits whatever stands beside it. One item of work is a partition of the plan (or one
- * chunk of one request) for one row tile. A piece that is a whole request goes
- * straight to `out`; any other leaves its fp32 rows, their largest scores and their lse relative to these in a slot of the
- * workspace, and a second pass joins the slots of a request in split order.
+ * Work is cut twice. The rows of a request are cut into row tiles: by set, then into tile_rows rows. The keys
+ * are cut into pieces, by the split plan or into chunks of equal length:
  *
- * Where products are FP8, a pass before all others makes of every query the bf16 values that its codes are worth.
+ *   batch-invariant   chunks of INVARIANT_CHUNK keys
+ *   sparse prefill    the whole list, since rows are enough as a rule; shorter chunks where the row tiles are
+ *                     too few to keep all threads busy
+ *   MHA               all keys, so that the bits of a request do not depend on its batch
  *
- * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | largest scores of the slots |
- *             spans of requests that are not cut | quantised queries | one scratch a worker, in it the rows of a tile,
- *             then what the inner kernel wants
+ * A work item is a partition of the plan (or one chunk of one request) for one row tile. A piece that is a
+ * whole request is written straight to `out`. Any other piece writes its fp32 rows, their largest scores and
+ * their lse relative to these to a slot of the workspace, and a second pass joins the slots of a request in
+ * split order.
+ *
+ * With FP8 products, a pass before all others stores, for every query, the bf16 values of its FP8 codes.
+ *
+ * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | largest scores of the
+ *             slots | spans of requests that are not cut | quantised queries | one scratch per worker: the
+ *             rows of a tile, then the scratch of the inner kernel
  */
 #include "cpu.h"
 
@@ -24,7 +30,7 @@
 #include <string.h>
 
 /* Keys of a chunk in batch-invariant mode: short enough that one long request keeps several threads busy,
- * long enough that the partial results (h_q · d_v fp32 a chunk) stay small beside the keys read. */
+ * long enough that the partial results (h_q · d_v fp32 per chunk) stay small beside the keys read. */
 enum { INVARIANT_CHUNK = 2048 };
 
 /* ---- The work of a call, and its workspace -------------------------------------------------- */
@@ -35,22 +41,23 @@ struct work {
     struct thread_pool pool;
     const struct plan_partition *partitions; /* [num_partitions]; NULL in chunks */
     int64_t row_tiles;                       /* of a request: sets × tiles of a set */
-    int64_t chunk_keys;                      /* 0: by the plan */
-    int64_t chunks;                          /* most chunks of a request */
+    int64_t chunk_keys;                      /* 0: cut by the plan, or not at all */
+    int64_t chunks;                          /* maximum chunks of a request */
     int64_t slots;
     int32_t num_partitions;
     size_t slots_offset, slot_lse_offset, slot_max_offset, spans_offset, queries_offset, scratch_offset;
     size_t scratch_bytes;
     float *slot_out, *slot_lse, *slot_max; /* of slot 0 */
-    struct cpu_span *spans;                /* [b + 1], of row tiles; where no request is cut */
+    struct cpu_span *spans;                /* [b + 1]; items are row tiles; CUT_NEVER only */
     char *workspace;
 };
 _Static_assert(sizeof(struct work) <= sizeof((struct prepared *)0)->decided, "it is decided once a call");
 
-enum { TILES_A_WORKER = 4 }; /* as few as leave little time in which some workers have none */
+enum { TILES_A_WORKER = 4 }; /* the fewest that leave workers idle for only a short time */
 
-/* Rows of a tile. The plan counts tiles of PLAN_ROW_TILE; without one as many as the kernel takes, so that keys are gathered,
- * converted and interleaved once for them; of a head's keys, which have many tiles, as many as leave work for all workers. */
+/* Returns the rows of a tile. The plan and invariant chunks use PLAN_ROW_TILE. Otherwise a tile is as large
+ * as the kernel takes, so that keys are gathered, converted and interleaved once for all its rows; in MHA,
+ * which has many tiles per head, it is as large as leaves work for all workers. */
 static int32_t tile_rows_of(const struct attention_problem *p, const struct cpu_attention *attention,
                             int64_t sets, int64_t set_rows, int32_t workers)
 {
@@ -93,7 +100,7 @@ static int64_t tiles_of(const struct work *w, int64_t rows)
     return (rows + w->call.tile_rows - 1) / w->call.tile_rows;
 }
 
-/* Slots of a prefill are fewer than 14 row tiles a worker, however many tokens there are. */
+/* The slots of a prefill hold fewer than 14 row tiles per worker, for any number of tokens. */
 int64_t cpu_even_chunks(int64_t tiles, int64_t workers, int64_t most)
 {
     int64_t best = 1, best_tiles = 0, best_rounds = 1;
@@ -107,7 +114,7 @@ int64_t cpu_even_chunks(int64_t tiles, int64_t workers, int64_t most)
     return best;
 }
 
-/* Keys of a chunk; 0: by the plan. */
+/* Returns the keys of a chunk; 0 where requests are cut by the plan, or not at all. */
 static int64_t chunk_keys_of(const struct attention_problem *p, const struct work *w)
 {
     if (p->cut == CUT_INVARIANT) return INVARIANT_CHUNK;
@@ -123,19 +130,20 @@ static int64_t chunks_of(const struct work *w, int64_t length)
     return length > w->chunk_keys ? (length + w->chunk_keys - 1) / w->chunk_keys : 1;
 }
 
-/* Floats of the rows of a tile: out, lse, the largest score. */
+/* Returns the floats of a tile's rows: out, lse and the largest score. */
 static size_t tile_floats(const struct cpu_call *call)
 {
     return (size_t)call->tile_rows * ((size_t)call->problem->d_v + 2);
 }
 
-/* Any call up to these sizes, with the default's partitions. */
+/* Returns whether the workspace must suffice for any call up to these sizes, with the default's
+ * partitions. */
 static bool is_bound(const struct attention_problem *p)
 {
     return p->bound && p->cut != CUT_INVARIANT && p->cut != CUT_NEVER && !p->num_partitions;
 }
 
-/* Lays the workspace out; fails where its size would not fit. */
+/* Lays out the workspace; FMLA_UNSUPPORTED where its size does not fit into memory. */
 static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
 {
     const struct attention_problem *p = problem.attention;
@@ -197,21 +205,22 @@ too_large:
 
 /* ---- One piece: a range of keys of a request, for one row tile ------------------------------ */
 
-enum { DIRECT = -1 }; /* instead of a slot: the piece is the whole request */
+enum { DIRECT = -1 }; /* in place of a slot: the piece is the whole request */
 
-/* Says of row `row` of a request, by set, which row of all slots it is in one of them. */
+/* Returns the index, among the rows of all slots, of row `row` of a request in slot `slot`. The rows of a
+ * request are ordered by set. */
 static int64_t slot_row(const struct work *w, int64_t slot, int64_t row)
 {
     return slot * w->call.problem->h_q * w->call.problem->s_q + row;
 }
 
-/* What scores are relative to where `max` is the largest: of a row without one above -inf there is none. */
+/* Returns the reference that scores are relative to: their maximum, or 0 where none is above -inf. */
 static float base_of(float max)
 {
     return max == -INFINITY ? 0.0f : max;
 }
 
-/* A row, finished, to the caller's tensors. lse is relative to max. */
+/* Writes a finished row to the caller's tensors. lse is relative to max. */
 static void write_row(const struct work *w, int64_t request, struct cpu_row to, const float *values,
                       float relative_lse, float max)
 {
@@ -228,7 +237,7 @@ static void write_row(const struct work *w, int64_t request, struct cpu_row to, 
             max * rules->lse_factor;
 }
 
-/* `rows` rows of a set from row `first` on, from values one after the other. */
+/* Writes `rows` rows of a set from row `first` on; `values` holds them one after the other. */
 static void write_rows(const struct work *w, int64_t request, int64_t first_token, int64_t set, int64_t first,
                        int32_t rows, const float *values, const float *relative_lse, const float *max)
 {
@@ -248,7 +257,7 @@ struct tile_rows {
     int32_t rows;
 };
 
-/* Row tile `row_tile` of sets that have so many rows each. */
+/* Returns row tile `row_tile` of sets of `set_rows` rows each. */
 static struct tile_rows tile_rows(const struct work *w, int64_t set_rows, int64_t row_tile)
 {
     const int32_t most = w->call.tile_rows;
@@ -295,8 +304,9 @@ static void run_piece(const struct work *w, int64_t request, int64_t row_tile, i
     write_rows(w, request, span.first_token, t.set, t.first_row, t.rows, tile.out, tile.lse, tile.max);
 }
 
-/* Joins `count` slots of a request, first, second, second + step, …, for one row tile. Weights are of what is above the
- * largest score: where that is 2^24 and more, an lse does not tell how many keys have it. */
+/* Joins `count` slots of a request, first, second, second + step, …, for one row tile. Weights are computed
+ * from the maxima and the relative lse: an absolute lse of 2^24 or more cannot represent how many keys have
+ * the largest score. */
 static void join_slots(const struct work *w, int64_t request, int64_t row_tile, int64_t count, int64_t first,
                        int64_t second, int64_t step, int32_t worker)
 {
@@ -325,11 +335,12 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
 
 /* ---- By the plan ---------------------------------------------------------------------------- */
 
-/* The plan says where requests are cut; where they end is read from the lengths of now, so a plan for other
- * lengths still covers every key once. Request numbers and blocks are clamped: a damaged plan cannot lead out
- * of bounds. Slots of partition p: 2p for its first request, 2p + 1 for its last when that is another. */
+/* The plan gives only the cuts. The end of a request is read from the current lengths, so a plan for other
+ * lengths still covers every key once. Request numbers and blocks are clamped, so a damaged plan cannot cause
+ * accesses out of bounds. Partition p uses slot 2p for its first request, and slot 2p + 1 for its last if
+ * that is another. */
 
-/* The last request of partition p goes on in the next one. */
+/* Returns whether the last request of partition p continues in the next one. */
 static bool goes_on(const struct work *w, int64_t p)
 {
     if (p + 1 >= w->num_partitions) return false;
@@ -349,7 +360,8 @@ static void run_partition(void *data, int64_t index, int32_t worker)
     const int64_t last = cpu_clamp(row->end_request, -1, p->b - 1);
     for (int64_t r = first; r <= last; r++) {
         const int64_t length = attention_length(p, r);
-        /* Asked of the partition before, so that what is left for a second pass is what it joins. */
+        /* Decided by the previous partition, so that exactly the slots that the second pass joins are
+         * written. */
         const bool continued = r == row->begin_request && partition > 0 && goes_on(w, partition - 1);
         const bool to_be_continued = r == row->end_request && cut;
         const int64_t begin = continued ? cpu_clamp((int64_t)row->begin_block * PLAN_BLOCK, 0, length) : 0;
@@ -360,7 +372,7 @@ static void run_partition(void *data, int64_t index, int32_t worker)
     }
 }
 
-/* Item: the request that is cut first in this partition, if there is one. */
+/* Joins the splits of the request whose first split is in this partition, if there is one. */
 static void join_partition(void *data, int64_t index, int32_t worker)
 {
     const struct work *w = data;
@@ -369,14 +381,14 @@ static void join_partition(void *data, int64_t index, int32_t worker)
     const int64_t request = row->end_request;
     const bool begins_here = request > row->begin_request || !partition || !goes_on(w, partition - 1);
     if (!begins_here || !goes_on(w, partition) || request < 0 || request >= w->call.problem->b) return;
-    int64_t end = partition + 1; /* the partition with the last split */
+    int64_t end = partition + 1; /* the partition of the last split */
     while (w->partitions[end].end_request == request && goes_on(w, end)) end++;
     const int64_t first =
         2 * partition + (request == cpu_clamp(row->begin_request, 0, w->call.problem->b) ? 0 : 1);
     join_slots(w, request, row_tile, end - partition + 1, first, 2 * (partition + 1), 2, worker);
 }
 
-/* ---- In chunks: every request is cut at the same keys, whatever stands beside it ------------ */
+/* ---- In chunks: the cuts of a request do not depend on its batch ---------------------------- */
 
 static void run_chunk(void *data, int64_t index, int32_t worker)
 {
@@ -399,9 +411,9 @@ static void join_chunks(void *data, int64_t index, int32_t worker)
     if (chunks > 1) join_slots(w, request, row_tile, chunks, first, first + 1, 1, worker);
 }
 
-/* ---- Not cut: rows are enough -------------------------------------------------------------- */
+/* ---- Not cut: the rows occupy all workers -------------------------------------------------- */
 
-/* Fills the spans; returns how many row tiles there are. */
+/* Fills the spans; returns the number of row tiles. */
 static int64_t find_spans(const struct work *w)
 {
     const struct attention_problem *p = w->call.problem;
@@ -432,7 +444,7 @@ struct quantised {
     uint16_t *to; /* [b][s_q][h_q][d_qk] */
 };
 
-/* Item: the heads of a token. */
+/* Quantises the heads of a token. */
 static void quantise_token(void *data, int64_t index, int32_t worker)
 {
     const struct quantised *q = data;
@@ -443,7 +455,7 @@ static void quantise_token(void *data, int64_t index, int32_t worker)
                            q->to + (index * p->h_q + head) * p->d_qk);
 }
 
-/* The problem with what the codes of its queries are worth, in the workspace. */
+/* Writes the quantised queries to the workspace as bf16; returns the problem with these as its queries. */
 static struct attention_problem quantise(const struct work *w, const struct attention_problem *p)
 {
     struct quantised q = {p, (uint16_t *)(void *)((char *)p->workspace + w->queries_offset)};
@@ -460,7 +472,7 @@ static struct attention_problem quantise(const struct work *w, const struct atte
 
 /* ---- The call ------------------------------------------------------------------------------- */
 
-/* The sum over all requests. */
+/* Returns the cost of all requests. */
 static double cost_of_pieces(const struct work *w)
 {
     const struct attention_problem *p = w->call.problem;

@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * Attention over a row tile in fp32, for any vector unit: the text of the kernels cpu-generic, cpu-avx2 and
- * cpu-avx512. A file that includes it says how wide a vector is and how many sums its registers hold, and is compiled
- * with the flags of its instruction set; the operations themselves are the compiler's vector arithmetic.
+ * Attention over a row tile in fp32, for any vector unit: the code of the kernels cpu-generic, cpu-avx2 and
+ * cpu-avx512, in the compiler's vector arithmetic. The including file gives the width of a vector and the
+ * number of sums that its registers hold, and is compiled with the flags of its instruction set.
  *
  *   ATTENTION_NAME     the struct cpu_attention to define
  *   LANES, VECTORS, WIDE, AT_ONCE, LARGER: products_f32.h
  *
- *   scratch of a worker (floats), of 64 rows; of a head's keys up to 256 rows meet them at a time
+ *   scratch of a worker (floats), for 64 rows; in MHA up to 256 rows share a block of keys
  *     q         [groups][d_qk][16]   Q of the tile, scaled, lanes innermost       64 × 576 × 4 B = 144 KiB
- *     keys      [2][64][step_of(d_qk)]   this block of keys and the next, converted once   2 × 64 × 592 × 4 B = 296 KiB
- *     values    [2][64][step_of(d_v)]    … and of values, where they lie apart
+ *     keys      [2][64][step_of(d_qk)]   this block and the next, in fp32    2 × 64 × 592 × 4 B = 296 KiB
+ *     values    [2][64][step_of(d_v)]    the same for values that lie apart from their keys
  *     o         [groups][d_v][16]    unnormalised output                          64 × 512 × 4 B = 128 KiB
- *     s         [2][64][16]          scores, then probabilities of two groups and a block
+ *     s         [2][64][16]          scores, then probabilities, of two groups and a block
  *     max, sum  [groups][16]         running maximum (base 2, scaled) and sum of the softmax
  *
  *   for each block of 64 keys:
  *     for each group of 16 rows, or two where a register tile has two:
- *       S = K Q  →  softmax step  →  O = O · rescale + Vᵀ P, and meanwhile: convert the next block, prefetch the one after it
+ *       S = K Q  →  softmax step  →  O = O · rescale + Vᵀ P
+ *       during the last: convert the next block to fp32, prefetch the one after it
  *
  *   Limit: the two products, 2 · (d_qk + d_v) FLOP per row and key, at the rate of the multiply-adds.
  */
@@ -31,7 +32,7 @@ struct scratch {
     int64_t key_step, value_step; /* floats from one key, or value, to the next */
 };
 
-/* Lays the scratch of a worker out from `base` on; returns its bytes. With base 0 it only counts. */
+/* Lays out a worker's scratch from `base` on; returns its bytes. Base 0 only counts. */
 static size_t scratch_layout(const struct cpu_call *call, uintptr_t base, struct scratch *scratch)
 {
     const struct attention_problem *p = call->problem;
@@ -59,8 +60,8 @@ static size_t scratch_bytes(const struct cpu_call *call)
     return scratch_layout(call, 0, &unused);
 }
 
-/* Q of the tile with lanes innermost, the softmax scale in base 2 folded in; lanes without a row are 0. `row` has room
- * for d_qk floats. */
+/* Packs Q of the tile with lanes innermost, multiplied by the softmax scale in base 2; lanes without a row
+ * are 0. `row` has room for d_qk floats. */
 static void pack_q(const struct cpu_tile *tile, float *q, float *row)
 {
     const struct attention_problem *p = tile->call->problem;
@@ -77,9 +78,10 @@ static void pack_q(const struct cpu_tile *tile, float *q, float *row)
 
 /* ---- Softmax -------------------------------------------------------------------------------- */
 
-/* One step of the online softmax over s[0 … count): row l sees the first visible[l] of them, and below `fewest` every
- * row sees the key. `largest` is of all of them and of older ones. Turns scores into probabilities against the new maximum and gives in `rescale` what older sums must
- * be multiplied by. */
+/* One step of the online softmax over s[0 … count): row l sees the first visible[l] keys, and every row sees
+ * the keys below `fewest`. `largest` holds the maximum of these scores and of older ones, and counts only
+ * where every row sees every key. Turns scores into probabilities relative to the new maximum, and writes to
+ * `rescale` the factors for older sums. */
 static void softmax_step(float *s, const float *largest, int32_t count, int32_t fewest,
                          const int32_t visible[GROUP_ROWS], float *max, float *sum, float *rescale,
                          int vectors)
@@ -102,7 +104,7 @@ static void softmax_step(float *s, const float *largest, int32_t count, int32_t 
         }
         const vector base =
             select((vector_int)(top == nothing), (vector){0}, top); /* keeps exp(-inf - base) at 0 */
-        vector total = {0}, odd = {0}; /* two sums that do not wait for each other */
+        vector total = {0}, odd = {0}; /* two independent sums hide the latency of additions */
         int32_t t = 0;
         for (; t + 2 <= count; t += 2) {
             const vector e = exp2_of(at[t * VECTORS] - base), f = exp2_of(at[(t + 1) * VECTORS] - base);
@@ -127,7 +129,8 @@ struct block {
     int32_t count;
 };
 
-/* Keys [from, to), which only some rows of a group see and of which one holds NaN or infinity. */
+/* Adds the values of keys [from, to), which only some rows of a group see, key by key: one of them holds NaN
+ * or infinity. */
 static void add_few(const struct cpu_tile *tile, const struct scratch *scratch, const struct block *block,
                     float *o, const float *s, int32_t from, int32_t to, const int32_t visible[GROUP_ROWS],
                     int vectors)
@@ -140,14 +143,14 @@ static void add_few(const struct cpu_tile *tile, const struct scratch *scratch, 
     }
 }
 
-/* A block of keys for the groups of a register tile from group `group` on. */
+/* Attends to a block of keys with the groups of a register tile, from group `group` on. */
 static void attend_block(const struct cpu_tile *tile, const struct scratch *scratch, int32_t group,
                          const struct block *block, struct ahead *ahead)
 {
     const struct attention_problem *p = tile->call->problem;
     const int64_t q_apart = p->d_qk * GROUP_ROWS, o_apart = p->d_v * GROUP_ROWS;
     int32_t visible[TILE_GROUPS][GROUP_ROWS], fewest[TILE_GROUPS] = {0}, most[TILE_GROUPS] = {0};
-    int32_t met[TILE_GROUPS] = {0}; /* keys that the register tile adds */
+    int32_t met[TILE_GROUPS] = {0}; /* keys whose values the register tile adds */
     int vectors[TILE_GROUPS] = {0};
     _Alignas(64) float rescale[TILE_GROUPS * GROUP_ROWS], largest[TILE_GROUPS * GROUP_ROWS];
     float *const max = scratch->max + group * GROUP_ROWS, *const sum = scratch->sum + group * GROUP_ROWS;
@@ -161,7 +164,7 @@ static void attend_block(const struct cpu_tile *tile, const struct scratch *scra
         vectors[g] = vectors_of(tile->rows - row);
     }
     memcpy(largest, max, (size_t)groups * GROUP_ROWS * sizeof *largest);
-    const bool two = TILE_GROUPS > 1 && groups > 1; /* in one register tile, if they meet the same keys */
+    const bool two = TILE_GROUPS > 1 && groups > 1; /* in one register tile, if they see the same keys */
     if (two && most[0] == most[TILE_GROUPS - 1])
         scores(WIDE, s, largest, block->keys, scratch->key_step, q, most[0], p->d_qk);
     else
@@ -173,7 +176,7 @@ static void attend_block(const struct cpu_tile *tile, const struct scratch *scra
         if (!most[g]) continue;
         softmax_step(s + at * BLOCK, largest + at, most[g], fewest[g], visible[g], max + at, sum + at,
                      rescale + at, vectors[g]);
-        /* A row that does not see a key has weight 0 for it. */
+        /* A row has weight 0 for a key that it does not see, which suffices where the value is finite. */
         const bool finite = are_finite(block->values, scratch->value_step, fewest[g], most[g], p->d_v);
         met[g] = finite ? most[g] : fewest[g];
     }
@@ -190,7 +193,8 @@ static void attend_block(const struct cpu_tile *tile, const struct scratch *scra
                     visible[g], vectors[g]);
 }
 
-/* The keys of a block, to be converted into half `half` of the scratch while `values` values are added. */
+/* Returns the conversion of a block's keys into half `half` of the scratch while `values` values are
+ * added. */
 static struct coming coming_of(const struct cpu_tile *tile, const struct scratch *scratch, int half,
                                const struct cpu_key *keys, int32_t count, int64_t values)
 {
@@ -210,7 +214,7 @@ static void attend(const struct cpu_tile *tile, void *memory)
 {
     enum {
         BLOCKS = 3
-    }; /* this one, the next, which becomes fp32, and the one after it, which is brought along */
+    }; /* this one, the next, which is converted to fp32, and the one after it, which is prefetched */
     const struct attention_problem *p = tile->call->problem;
     const int32_t groups = (tile->rows + GROUP_ROWS - 1) / GROUP_ROWS;
     struct scratch scratch;

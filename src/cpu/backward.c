@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * Gradients of dense MHA on the CPU: who computes what. The arithmetic is in the inner kernels (backward.h).
+ * Gradients of dense MHA on the CPU: the driver. The inner kernels (backward.h) do the arithmetic.
  *
- * First delta = Σ dout · out of every row, and its lse to base 2. Then, in one loop, tiles of keys give dk and dv, and tiles of query
- * rows dq; each goes through all that it meets, so that a result is one sum in one order, whatever runs it and whatever stands
- * beside its request. Scores and dP are so computed twice: seven products where one sweep would take five. One sweep would add
- * to dq from all tiles of keys, which takes either an order among them, and so threads that wait, or a dq for each of several.
- * Tokens and keys of no request have gradients 0, which loops of their own write.
+ * A first loop computes delta = Σ dout · out of every row and converts its lse to base 2. A second loop
+ * computes dk and dv by tiles of keys, and dq by tiles of query rows. Each tile reads everything that it
+ * meets, so a result is one sum in one order, whatever thread runs it and whatever other requests are in the
+ * batch. Scores and dP are therefore computed twice: seven products where one sweep would take five. One
+ * sweep would add to dq from all tiles of keys, which requires either an order among them, and so threads
+ * that wait, or several copies of dq. Separate loops write zero gradients for the tokens and keys of no
+ * request.
  *
- * Workspace:  lse, delta [h_kv][tokens][h_q / h_kv] fp32 | spans of requests | one scratch a worker
+ * Workspace:  lse, delta [h_kv][tokens][h_q / h_kv] fp32 | spans of requests | one scratch per worker
  */
 #include "backward.h"
 
@@ -25,7 +27,7 @@ struct work {
     int64_t tokens; /* of all requests */
     size_t rows, delta_offset, spans_offset, scratch_offset, scratch_bytes;
     float *lse, *delta;
-    struct cpu_span *spans; /* [b + 1], of tiles of keys and of rows */
+    struct cpu_span *spans; /* [b + 1]; items are tiles of keys and of rows */
     char *workspace;
 };
 _Static_assert(sizeof(struct work) <= sizeof((struct prepared *)0)->decided, "it is decided once a call");
@@ -52,9 +54,9 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     return FMLA_OK;
 }
 
-/* ---- What rows bring along ------------------------------------------------------------------- */
+/* ---- lse and delta of rows ------------------------------------------------------------------- */
 
-/* Of tokens from `first` on. */
+/* Computes lse and delta of the rows of up to TOKENS_OF_ITEM tokens. */
 static void run_rows(void *data, int64_t index, int32_t worker)
 {
     const struct work *w = data;
@@ -75,15 +77,15 @@ static void run_rows(void *data, int64_t index, int32_t worker)
         }
 }
 
-/* ---- What belongs to no request -------------------------------------------------------------- */
+/* ---- Tokens and keys of no request ----------------------------------------------------------- */
 
-/* Of a gradient the `count` tokens, or keys, that are outside of [first, end). */
+/* The `count` tokens, or keys, of a gradient that lie outside of [first, end). */
 struct outside {
     const struct token_view *view;
     int64_t heads, width, first, end, count;
 };
 
-/* Zeros, from the TOKENS_OF_ITEM · `index`-th of them on. */
+/* Writes zeros to TOKENS_OF_ITEM of them, from number TOKENS_OF_ITEM · `index` on. */
 static void run_outside(void *data, int64_t index, int32_t worker)
 {
     const struct outside *o = data;
@@ -98,7 +100,8 @@ static void run_outside(void *data, int64_t index, int32_t worker)
         }
 }
 
-/* Ragged requests follow each other without gaps: outside is what lies before the first one and behind the last one. */
+/* Clears the gradients that belong to no request. Ragged requests follow each other without gaps, so these
+ * lie before the first request and after the last. */
 static void clear_outside(const struct work *w, const struct ragged *ragged, const struct token_view *view,
                           int64_t heads, int64_t width)
 {
@@ -113,7 +116,8 @@ static void clear_outside(const struct work *w, const struct ragged *ragged, con
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
-/* Lanes of a tile of a request that has `count` of them for each head: the bits of a request hang on nothing else. */
+/* Returns the lanes of a tile of a request that has `count` lanes per head. The result depends on nothing
+ * else, and so the bits of a request do not depend on its batch. */
 static int64_t lanes_of(const struct work *w, int64_t count)
 {
     int64_t most = w->gradients->most_lanes;
@@ -127,7 +131,7 @@ static int64_t tiles_of(const struct work *w, int64_t count)
     return (count + lanes - 1) / lanes;
 }
 
-/* Fills the spans; returns how many tiles there are. */
+/* Fills the spans and adds up the cost; returns the number of tiles. */
 static int64_t find_spans(const struct work *w, double *cost)
 {
     const struct backward_problem *p = w->problem;
@@ -144,7 +148,7 @@ static int64_t find_spans(const struct work *w, double *cost)
     return tile;
 }
 
-/* Tiles of a key head: of its keys, then of its rows. */
+/* Runs one tile. The tiles of a key head are those of its keys, then those of its rows. */
 static void run_tile(void *data, int64_t index, int32_t worker)
 {
     const struct work *w = data;

@@ -2,13 +2,14 @@
  *
  * Gradients of dense MHA on the CPU: the contract between the driver (backward.c) and the inner kernels.
  *
- * Both halves of the work are one text. Vectors of one side stand side by side in lanes, up to most_lanes of them; those of the other
- * side that they meet come in blocks of 64. Each vector is a pair: of a query row x = q and y = dout, of a key x = k and y = v. Then
+ * Tiles of keys and tiles of rows share one code. Up to most_lanes vectors of one side, keys or rows, lie
+ * side by side in lanes; the vectors of the other side that they meet come in blocks of 64. Each vector is a
+ * pair: x = q and y = dout of a query row, x = k and y = v of a key. Then
  *
- *   S = x · x        dP = y · y        P = 2^(S - lse)        dS = P (dP - delta)        dx += dS x        (dy += P y)
+ *   S = x · x      dP = y · y      P = 2^(S - lse)      dS = P (dP - delta)      dx += dS x      (dy += P y)
  *
- * gives with rows in the lanes dq, and with keys in the lanes dk and dv; lse and delta are those of the query row, whichever side
- * that is on.
+ * gives dq with rows in the lanes, and dk and dv with keys in the lanes. lse and delta are those of the query
+ * row, on either side.
  */
 #ifndef FMLA_CPU_BACKWARD_H
 #define FMLA_CPU_BACKWARD_H
@@ -17,28 +18,28 @@
 #include "result.h"
 #include "tile.h"
 
-/* A tile of lanes: keys of a key head, which meet its query rows, or query rows, which meet its keys. Rows are counted token by
- * token, and in a token by query head. */
+/* A tile of lanes: keys of a key head, which meet its query rows, or query rows, which meet its keys. Rows
+ * are ordered by token, then by query head. */
 struct cpu_lanes {
     const struct backward_problem *problem;
     struct span span;
     int64_t request, key_head;
-    const float *lse, *delta; /* of the rows of the request, in base 2; lse is +inf where no key was seen */
+    const float *lse, *delta; /* of the rows of the request, in base 2; lse is +inf where a row saw no key */
     bool are_keys;
     int64_t first;
     int32_t count;
 };
 
-/* One instruction set's gradients. */
+/* Gradients of a tile, for one instruction set. */
 struct cpu_gradients {
     int32_t most_lanes;                                              /* a multiple of 64 */
-    size_t (*scratch_bytes)(const struct backward_problem *problem); /* of one worker; a multiple of 64 */
-    /* Σ out · dout. */
+    size_t (*scratch_bytes)(const struct backward_problem *problem); /* per worker; a multiple of 64 */
+    /* Returns Σ out · dout. */
     float (*delta)(const uint16_t *out, const uint16_t *dout, int64_t d_v, enum element element);
     void (*tile)(const struct cpu_lanes *lanes, void *scratch); /* scratch is 64-byte aligned */
 };
 
-/* Where the build has them: FMLA_AVX512_BF16, FMLA_AVX512, FMLA_AVX2. */
+/* Defined if the build has FMLA_AVX512_BF16, FMLA_AVX512, FMLA_AVX2, in this order. */
 extern const struct cpu_gradients cpu_avx512bf16_gradients, cpu_avx512_gradients, cpu_avx2_gradients;
 extern const struct cpu_gradients cpu_generic_gradients;
 
@@ -55,7 +56,7 @@ static inline const uint8_t *backward_at(const struct token_view *view, int64_t 
     return (const uint8_t *)(view->data + request * view->request + token * view->token + head * view->head);
 }
 
-/* The pair of a query row, or of a key: x is the token of it, y the value. */
+/* Returns the pair of a query row, or of a key: x as token, y as value. */
 static inline struct cpu_key backward_vectors(const struct cpu_lanes *lanes, bool of_keys, int64_t i)
 {
     const struct backward_problem *p = lanes->problem;
@@ -70,7 +71,7 @@ static inline struct cpu_key backward_vectors(const struct cpu_lanes *lanes, boo
                             .value = backward_at(&p->dout, request, token, head)};
 }
 
-/* Brings the vectors of a tile's lanes along: nothing foresees them. */
+/* Prefetches the vectors of a tile's lanes, which the hardware prefetcher does not foresee. */
 static inline void backward_fetch(const struct cpu_lanes *lanes)
 {
     const struct backward_problem *p = lanes->problem;
@@ -81,7 +82,7 @@ static inline void backward_fetch(const struct cpu_lanes *lanes)
     }
 }
 
-/* The other side's vectors that lanes meet next. */
+/* A block of the other side's vectors, which the lanes meet next. */
 struct cpu_met {
     struct cpu_key vectors[PLAN_BLOCK];
     int64_t index[PLAN_BLOCK];                /* rows, or keys, of the request */
@@ -89,7 +90,7 @@ struct cpu_met {
     int32_t count;
 };
 
-/* How many keys of its request a row sees. */
+/* Returns how many keys of its request a row sees. */
 static inline int64_t backward_seen(const struct cpu_lanes *lanes, int64_t row)
 {
     const struct span *span = &lanes->span;
@@ -98,7 +99,7 @@ static inline int64_t backward_seen(const struct cpu_lanes *lanes, int64_t row)
     return seen < 0 ? 0 : seen;
 }
 
-/* The first row that sees a key. */
+/* Returns the first row that sees a key. */
 static inline int64_t backward_first_row(const struct cpu_lanes *lanes, int64_t key)
 {
     const struct span *span = &lanes->span;
@@ -106,7 +107,7 @@ static inline int64_t backward_first_row(const struct cpu_lanes *lanes, int64_t 
     return !lanes->problem->causal || token < 0 ? 0 : token * backward_group(lanes->problem);
 }
 
-/* Of the other side those that some lane sees: from here on, and before there. */
+/* The range of the other side's vectors that some lane sees: its begin, and its end. */
 static inline int64_t backward_begin(const struct cpu_lanes *lanes)
 {
     return lanes->are_keys ? backward_first_row(lanes, lanes->first) : 0;
@@ -118,7 +119,8 @@ static inline int64_t backward_end(const struct cpu_lanes *lanes)
                            : backward_seen(lanes, lanes->first + lanes->count - 1);
 }
 
-/* The next vectors from *at on, before `end`; *at moves past them. Rows that saw no key are passed over. */
+/* Copies the next vectors, from *at on and before `end`, to `met` and moves *at past them. Rows that saw no
+ * key are skipped. */
 static inline void backward_meet(const struct cpu_lanes *lanes, int64_t *at, int64_t end, struct cpu_met *met)
 {
     const struct backward_problem *p = lanes->problem;
@@ -145,14 +147,15 @@ static inline void backward_meet(const struct cpu_lanes *lanes, int64_t *at, int
     met->count = count;
 }
 
-/* Of the vectors met each lane sees those in [from, to): keys up to its last one, or rows from its first one on. */
+/* Each lane sees the vectors [from, to) of a block: keys up to its last one, or rows from its first one
+ * on. */
 struct cpu_seen {
     int32_t from[PLAN_ROW_TILE], to[PLAN_ROW_TILE];
-    int32_t begin, end;       /* some lane sees these, */
-    int32_t whole, whole_end; /* and every lane these, which may be none */
+    int32_t begin, end;       /* some lane sees these */
+    int32_t whole, whole_end; /* every lane sees these; may be empty */
 };
 
-/* `width` lanes from lane `first` on; those behind the last see what that sees. */
+/* Fills `seen` for `width` lanes from lane `first` on; lanes behind the last see what the last one sees. */
 static inline void backward_masks(const struct cpu_lanes *lanes, const struct cpu_met *met, int32_t first,
                                   int32_t width, struct cpu_seen *seen)
 {
@@ -168,7 +171,7 @@ static inline void backward_masks(const struct cpu_lanes *lanes, const struct cp
     }
     seen->begin = seen->whole_end = met->count, seen->end = seen->whole = 0;
     int32_t from = 0, to = 0;
-    for (int32_t l = 0; l < width; l++) { /* both rise with the lane */
+    for (int32_t l = 0; l < width; l++) { /* from and to rise with the lane */
         const int32_t lane = first + l < lanes->count ? first + l : lanes->count - 1;
         const int64_t i = lanes->first + lane;
         if (lanes->are_keys) {
@@ -191,7 +194,7 @@ static inline void backward_masks(const struct cpu_lanes *lanes, const struct cp
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
-/* Lane `lane`, finished: dx, and of a key dy. A row that saw no key has zeros. */
+/* Writes the results of lane `lane`: dx and, for a key, dy. A row that saw no key gets zeros. */
 static inline void backward_store(const struct cpu_lanes *lanes, int32_t lane, const float *dx,
                                   const float *dy)
 {
@@ -214,7 +217,7 @@ static inline void backward_store(const struct cpu_lanes *lanes, int32_t lane, c
         result_round(dq, dx, p->scale, p->d_qk, p->element);
 }
 
-/* Σ out · dout, in sums that do not wait for each other. */
+/* Returns Σ out · dout, from partial sums that do not wait for each other. */
 static inline float backward_delta(const uint16_t *out, const uint16_t *dout, int64_t d_v,
                                    enum element element)
 {

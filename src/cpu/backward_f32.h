@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Gradients of dense MHA for a tile of lanes in fp32 (backward.h), for any vector unit: the text of the kernels cpu-generic,
- * cpu-avx2 and cpu-avx512. A file that includes it defines GRADIENTS_NAME, the struct cpu_gradients to define, and LANES, VECTORS,
- * WIDE, AT_ONCE and LARGER (products_f32.h).
+ * Gradients of dense MHA for a tile of lanes in fp32 (backward.h), for any vector unit: the code of the
+ * kernels cpu-generic, cpu-avx2 and cpu-avx512. The including file defines GRADIENTS_NAME, the struct
+ * cpu_gradients to define, and LANES, VECTORS, WIDE, AT_ONCE and LARGER (products_f32.h).
  *
  *   scratch of a worker (floats)                                                   192/128
  *     x, y     [groups][d_qk][16], [groups][d_v][16]   the lanes' vectors            80 KiB
@@ -11,7 +11,7 @@
  *     p, ds    [64][16]                                scores, then P; dP, then dS    8 KiB
  *
  *   for each block of 64 vectors met:  convert
- *     for each group of 16 lanes:  S = mx x, dP = my y  →  P, dS  →  dx += mxᵀ dS, and of keys dy += myᵀ P
+ *     for each group of 16 lanes:  S = mx x, dP = my y  →  P, dS  →  dx += mxᵀ dS; for keys dy += myᵀ P
  */
 #include "backward.h"
 #include "products_f32.h"
@@ -41,7 +41,7 @@ static size_t scratch_bytes(const struct backward_problem *p)
     return scratch_layout(p, 0, &unused);
 }
 
-/* One vector into lane `lane` of its group, times a factor; `row` has room for it. */
+/* Packs one vector, times a factor, into lane `lane` of its group; `row` has room for the vector. */
 static void pack(float *to, const uint8_t *from, int64_t width, int32_t lane, float factor, bool is_bf16,
                  float *row)
 {
@@ -50,12 +50,12 @@ static void pack(float *to, const uint8_t *from, int64_t width, int32_t lane, fl
     for (int64_t d = 0; d < width; d++) at[d * GROUP_ROWS] = row[d] * factor;
 }
 
-/* P and dS of the vectors that some lane sees, from S and dP. Of rows in the lanes lse and delta are the lanes', of keys those of the
- * vector met. */
+/* Computes P and dS of the vectors that some lane sees, from S and dP. lse and delta are those of the lanes
+ * where these are rows, and those of the vectors met where the lanes are keys. */
 static void weigh(const struct cpu_lanes *lanes, const struct cpu_met *met, const struct cpu_seen *seen,
                   const float *lane_lse, const float *lane_delta, const struct scratch *scratch, int vectors)
 {
-    const vector most = (vector){0} + 128.0f; /* from there on it is infinite */
+    const vector most = (vector){0} + 128.0f; /* 2^x is infinite from there on */
     for (int v = 0; v < vectors; v++) {
         vector lse = *(const vector *)(lane_lse + v * LANES),
                delta = *(const vector *)(lane_delta + v * LANES);
@@ -89,7 +89,8 @@ static void add_met(int vectors, float *sum, const float *of, const float *by, i
                    ahead);
 }
 
-/* … and of those that only some lanes see, where one that holds NaN or infinity must not meet the others. */
+/* The same over the vectors that some lane sees. A vector that only some lanes see is added to these lanes
+ * alone if any such vector holds NaN or infinity. */
 static void add_seen(int vectors, float *sum, const float *of, const float *by, int64_t width,
                      const struct cpu_seen *seen, bool all_finite, struct ahead *ahead)
 {
@@ -134,7 +135,7 @@ static void meet(const struct cpu_lanes *lanes, const struct scratch *scratch, c
                  partly_finite(scratch->my, p->d_v, &seen), ahead);
 }
 
-/* The rows of a group's lanes. */
+/* Transposes the lanes of a group into rows. */
 static void unpack(float *to, const float *from, int64_t width)
 {
     for (int64_t d = 0; d < width; d++)
@@ -144,7 +145,7 @@ static void unpack(float *to, const float *from, int64_t width)
 static void finish(const struct cpu_lanes *lanes, const struct scratch *scratch)
 {
     const struct backward_problem *p = lanes->problem;
-    float *dx = scratch->mx, *dy = scratch->my; /* of the rows of a group */
+    float *dx = scratch->mx, *dy = scratch->my; /* rows of a group */
     for (int32_t l = 0; l < lanes->count; l++) {
         const int64_t group = l / GROUP_ROWS, lane = l % GROUP_ROWS;
         if (!lane) {

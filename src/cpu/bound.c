@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * How many rows the slots of a call have at most, whatever its sizes are up to given ones. Neither the partitions of decode, which
- * are what the number of row tiles leaves of the threads, nor the chunks of sparse prefill grow with a call, so the sizes that may
- * have the most are tried.
+ * The most rows that the slots of a call have, over all calls up to given sizes. Neither the partitions of
+ * decode, the fewest for which partitions × row tiles is a multiple of the threads, nor the chunks of sparse
+ * prefill grow with a call, so every size that may have the maximum is tried.
  */
 #include "cpu.h"
 
@@ -11,20 +11,23 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* The rows of two slots a partition, with so many row tiles and rows. It is 0 where there is one partition. */
+/* Returns the rows of two slots per partition for so many row tiles and rows; 0 where there is one
+ * partition. */
 static int64_t planned_rows(int32_t workers, int64_t tiles, int64_t rows)
 {
     const int64_t partitions = plan_even_partitions(workers, 1, tiles * PLAN_ROW_TILE, 1);
     return partitions > 1 ? 2 * partitions * rows : 0;
 }
 
-/* Partitions are the same for every workers-th number of tiles, and more rows are more: no smaller numbers are of interest. */
+/* Returns the smallest count to try: the number of partitions repeats with every `workers` tiles, and the
+ * larger count has more rows. */
 static int64_t first_of(int64_t most, int32_t workers)
 {
     return most > workers ? most - workers + 1 : 1;
 }
 
-/* By a plan: of sets as many as key heads, in every call, times tokens if each has its own. */
+/* The maximum of calls with a plan. The number of sets is h_kv, times the number of tokens if each has its
+ * own. */
 static int64_t plan_rows(const struct cpu_call *call, int32_t workers)
 {
     const int64_t h_kv = call->problem->h_kv, most_sets = call->sets / h_kv;
@@ -40,8 +43,8 @@ static int64_t plan_rows(const struct cpu_call *call, int32_t workers)
     return best;
 }
 
-/* Sparse prefill: lists are cut where there are fewer than 7 row tiles a worker. Of a longest list, and of as many rows as
- * the tiles hold, there are the most. */
+/* The maximum of sparse prefill, which cuts lists where there are fewer than 7 row tiles per worker. The
+ * longest list, and as many rows as the tiles hold, give the maximum. */
 static int64_t even_rows(const struct cpu_call *call, int32_t most_rows, int32_t workers)
 {
     const struct attention_problem *p = call->problem;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Cache append, gather and convert on the CPU: who does which token. What becomes of one is cache_token.h's.
+ * Cache append, gather and convert on the CPU: the driver, which assigns tokens to threads. cache_token.h
+ * handles one token.
  */
 #include "cpu.h"
 
@@ -18,10 +19,10 @@ static double cost_of(const struct cache_problem *p)
     return cost_of_moving((double)p->tokens * (double)p->d_qk * sizeof(float));
 }
 
-/* ---- Append, and what convert has of it --------------------------------------------------------------------------------- */
+/* ---- Append, and the writing half of convert -------------------------------------------------- */
 
-/* Whose a slot is. All tokens of a slot are written by one share, in their order, so that the last one stays, and without
- * memory to sort them in; the multiplication spreads slots that have a step in common. */
+/* Returns the share that writes a slot. One share writes all tokens of a slot in their order, so that the
+ * last one stays, without memory to sort them. The multiplication spreads slots that have a common stride. */
 static int64_t share_of(int64_t slot, int64_t shares)
 {
     return (int64_t)(((uint64_t)slot * UINT64_C(0x9e3779b97f4a7c15) >> 32) % (uint64_t)shares);

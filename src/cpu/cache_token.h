@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * One token into a cache and out of it, as loops that compilers make vectors of: the text of the kernels cpu-generic,
- * cpu-avx2 and cpu-avx512. A file that includes it defines CACHE_NAME, the struct cpu_cache to define, and is compiled
- * with the flags of its instruction set.
+ * One token into a cache and out of it, in loops that compilers vectorize: the code of the kernels
+ * cpu-generic, cpu-avx2 and cpu-avx512. The including file defines CACHE_NAME, the struct cpu_cache to
+ * define, and is compiled with the flags of its instruction set.
  *
- * Tokens are handled in spans of values that share a scale, or of SPAN where none is. Bytes of FP8 formats may lie at any
- * address, so that 16-bit values and scales go there by memcpy.
+ * A token is handled in spans of values that share a scale, or of SPAN where there are no scales. Bytes of
+ * FP8 formats may lie at any address, so 16-bit values and scales are copied by memcpy.
  */
 #include "cpu.h"
 
@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-enum { SPAN = 128, MOST = 576 /* values of a token that has scales, or is normed or turned */ };
+enum { SPAN = 128, MOST = 576 /* maximum values of a token that has scales, or gets norm or RoPE */ };
 
 static int64_t least(int64_t a, int64_t b)
 {
@@ -53,14 +53,14 @@ static void store_elements(void *data, enum element element, int64_t at, int64_t
     }
 }
 
-/* A token that is to be written: its vector is the caller's, or was made of it. */
+/* A token to store: the caller's vector, or one that was computed from it. */
 struct token_source {
     const struct cache_problem *problem;
     int64_t token;
-    const float *made; /* NULL: it is the caller's */
+    const float *made; /* NULL: the caller's vector */
 };
 
-/* Values first … first + count - 1 of a token: those of latent, then those of rope. */
+/* Loads values first … first + count - 1 of a token: those of latent, then those of rope. */
 static void load_vector(const struct token_source *source, int64_t first, int64_t count, float *values)
 {
     const struct cache_problem *p = source->problem;
@@ -77,7 +77,7 @@ static void load_vector(const struct token_source *source, int64_t first, int64_
                       count - of_latent, values + of_latent);
 }
 
-/* ---- What becomes of them before ------------------------------------------------------------- */
+/* ---- Norm and RoPE --------------------------------------------------------------------------- */
 
 static void round_values(enum element element, int64_t count, float *values)
 {
@@ -96,7 +96,7 @@ static void norm_values(const struct cache_problem *p, float *values)
     round_values(p->element, NORM_WIDTH, values);
 }
 
-/* From the first value of RoPE on. */
+/* Applies RoPE; `values` begins with its first value. */
 static void turn_values(const struct cache_problem *p, int64_t token, float *values)
 {
     const float *cosine = p->rope_table + cache_position(p, token) * p->table_stride,
@@ -111,7 +111,7 @@ static void turn_values(const struct cache_problem *p, int64_t token, float *val
     round_values(p->element, ROPE_WIDTH, values);
 }
 
-/* ---- Where a token is ----------------------------------------------------------------------- */
+/* ---- Addresses of a token ------------------------------------------------------------------- */
 
 struct token_place {
     uint8_t *values, *scales;
@@ -129,7 +129,7 @@ static struct token_place place_of(const struct cache_pages *cache, int64_t slot
 
 /* ---- Append --------------------------------------------------------------------------------- */
 
-/* The largest magnitude, NaN left out, as bits: integers, whose maximum may be taken in any order. */
+/* Returns the largest magnitude, ignoring NaN, as bits: the maximum of integers may be taken in any order. */
 static uint32_t amax_of(const float *values, int64_t count)
 {
     int32_t most = 0;
@@ -166,7 +166,7 @@ static void store_e4m3(const struct token_source *source, const struct cache_pag
     }
 }
 
-/* Of a group with a NaN, whose bits are the largest, the scale is NaN and codes are 0. */
+/* Stores FP4 values. A group with a NaN, whose bits are the largest, gets NaN as its scale and codes 0. */
 static void store_e2m1(const struct token_source *source, int32_t nope, struct token_place at)
 {
     enum { GROUP = 16 };
@@ -250,7 +250,7 @@ static void load_codes(const struct kv_layout *l, struct token_place at, float c
             values[i] = num_from_bf16(fast_to_bf16(num_from_e4m3(at.values[first + i]) * scale));
 }
 
-/* slot = -1: zeros. */
+/* Loads a token; slot -1 gives zeros. */
 static void load_token(const struct cache_problem *p, int64_t token, int64_t slot)
 {
     const struct kv_layout *l = &p->cache.layout;
@@ -285,7 +285,7 @@ static void load_token(const struct cache_problem *p, int64_t token, int64_t slo
 
 /* ---- Convert -------------------------------------------------------------------------------- */
 
-/* All values of a token that has scales; what is no code keeps the digits of a NaN. */
+/* Loads all values of a token that has scales. A NaN keeps its bits where it is not a code. */
 static void load_scaled(const struct cache_pages *cache, struct token_place at, float *values)
 {
     const struct kv_layout *l = &cache->layout;
@@ -311,7 +311,7 @@ static void convert_token(const struct cache_problem *p, int64_t token, int64_t 
     } else if (kv_is_quantised(&p->cache.layout)) {
         load_elements(at.values, p->element, 0, p->d_qk, values);
         store(&source, &p->cache, slot);
-    } else { /* any number of values */
+    } else { /* d_qk may exceed MOST */
         const struct token_place to = place_of(&p->cache, slot);
         const enum element element = p->cache.format == KV_BF16 ? ELEMENT_BF16 : ELEMENT_FP16;
         for (int64_t first = 0; first < p->d_qk; first += SPAN) {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Keys as they lie in a cache, to fp32: bf16, fp16, and the formats of FP8 and FP4. Compiled with the flags of the instruction
- * set that includes it.
+ * Converts keys from their cache format to fp32: bf16, fp16, and the formats of FP8 and FP4. Compiled with
+ * the flags of the instruction set that includes it.
  *
- * FP8: e4m3 moved up by 7 bits is an fp16 with the value times 2^-8, subnormals included, which one instruction (F16C)
- * turns into fp32; the 2^8 goes into the scale. Without it, e4m3 becomes fp32 by its bits. Groups with a NaN, or with a scale
- * that is not well inside the normal numbers, go value by value through num.h. A power of two leaves nothing to round;
- * after any other scale the product is rounded to bf16, as the format says.
+ * FP8: an e4m3 code shifted left by 7 bits is an fp16 of its value times 2^-8, subnormals included, which one
+ * instruction (F16C) converts to fp32; the scale absorbs the 2^8. Without F16C, e4m3 becomes fp32 by bit
+ * operations. Groups with a NaN, or with a scale that is not well inside the normal numbers, are converted
+ * value by value by num.h. A scale that is a power of two needs no rounding; with any other scale the product
+ * is rounded to bf16, as the format requires.
  */
 #ifndef FMLA_CPU_CONVERT_H
 #define FMLA_CPU_CONVERT_H
@@ -19,7 +20,7 @@
 #include <immintrin.h>
 #endif
 
-/* bf16 or fp16. */
+/* Converts `count` bf16 or fp16 values. */
 static inline void convert(float *to, const uint16_t *from, int64_t count, bool is_bf16)
 {
     int64_t i = 0;
@@ -34,7 +35,7 @@ static inline void convert(float *to, const uint16_t *from, int64_t count, bool 
     for (; i < count; i++) to[i] = num_from_fp16(from[i]);
 }
 
-/* Is any of `count` e4m3 a NaN? count is a multiple of 8. */
+/* Returns whether any of `count` e4m3 codes is a NaN; count is a multiple of 8. */
 static inline bool convert_any_nan(const uint8_t *from, int32_t count)
 {
     uint64_t found = 0;
@@ -46,7 +47,7 @@ static inline bool convert_any_nan(const uint8_t *from, int32_t count)
     return found & 0x8080808080808080u;
 }
 
-/* `count` finite e4m3 times a scale, which is finite; count is a multiple of 16. */
+/* Converts `count` finite e4m3 codes, times a finite scale; count is a multiple of 16. */
 static inline void convert_e4m3(float *to, const uint8_t *from, int32_t count, float scale)
 {
     int32_t i = 0;
@@ -65,9 +66,9 @@ static inline void convert_e4m3(float *to, const uint8_t *from, int32_t count, f
         _mm256_storeu_ps(to + i, _mm256_mul_ps(_mm256_cvtph_ps(half), by8));
     }
 #endif
-    for (; i < count; i++) { /* without branches, for the compiler's vectors */
+    for (; i < count; i++) { /* branch-free, so that the compiler vectorizes it */
         const uint32_t magnitude = from[i] & 0x7fu, sign = (uint32_t)(from[i] & 0x80u) << 24;
-        /* A subnormal's bits under the least normal exponent, and that normal taken away again. */
+        /* A subnormal gets the exponent of the smallest normal, which is then subtracted. */
         const uint32_t subnormal = magnitude < 8u;
         const float least = num_float(subnormal ? (127u - 6u) << 23 : 0u);
         const float x = num_float((magnitude << 20) + ((120u + subnormal) << 23)) - least;
@@ -75,7 +76,7 @@ static inline void convert_e4m3(float *to, const uint8_t *from, int32_t count, f
     }
 }
 
-/* Rounds to bf16; there is no NaN. */
+/* Rounds to bf16; no value may be NaN. */
 static inline void convert_round(float *x, int32_t count)
 {
     for (int32_t i = 0; i < count; i++) {
@@ -84,7 +85,7 @@ static inline void convert_round(float *x, int32_t count)
     }
 }
 
-/* FP8 values of a key; a NaN is looked for in all of them first, since groups are short. */
+/* Converts the FP8 values of a key. Checks all of them for NaN first, since groups are short. */
 static inline void convert_fp8(float *to, const struct kv_layout *layout, const struct cpu_key *key)
 {
     const int32_t span = layout->group ? layout->group : layout->nope;
@@ -107,8 +108,9 @@ static inline void convert_fp8(float *to, const struct kv_layout *layout, const 
     }
 }
 
-/* 64 values of FP4, from 32 bytes, times the scales of their groups of 16. A vector's lanes are moved by four bits each, so that a lane's
- * code is in its lowest bits, and tell the magnitude, or the value, from a table in a register. */
+/* Converts 64 FP4 values, in 32 bytes, times the scales of their groups of 16. The lanes of a vector are
+ * shifted by multiples of four bits, so that each lane has its code in its lowest bits, which index a table
+ * of magnitudes, or of values, in a register. */
 static inline void convert_e2m1(float *to, const uint8_t *from, const float *scales)
 {
 #if defined(__AVX512F__)
@@ -145,8 +147,8 @@ static inline void convert_e2m1(float *to, const uint8_t *from, const float *sca
 #endif
 }
 
-/* FP4 values of a key. The product with a scale is exact in bf16, and with NaN, which conversion without looking would take for 480, a
- * NaN. */
+/* Converts the FP4 values of a key. Their products with a scale are exact in bf16. A NaN scale must give NaN;
+ * convert_e4m3 would convert it to 480. */
 static inline void convert_fp4(float *to, const struct cpu_key *key)
 {
     enum { VALUES = 512, GROUP = 16, SCALES = VALUES / GROUP };
@@ -157,7 +159,7 @@ static inline void convert_fp4(float *to, const struct cpu_key *key)
     for (int32_t i = 0; i < VALUES; i += 64) convert_e2m1(to + i, key->token + i / 2, scales + i / GROUP);
 }
 
-/* A key to fp32. */
+/* Converts a key to fp32. */
 static inline void convert_key(float *to, const struct cpu_key *key)
 {
     const struct kv_layout *layout = key->layout;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The CPU back end: what dispatch sees of it, and the contract between its driver (attention.c) and the inner
- * kernels, one folder an instruction set.
+ * The CPU back end: its interface to dispatch, and the contract between its driver (attention.c) and the
+ * inner kernels, one folder per instruction set.
  */
 #ifndef FMLA_CPU_H
 #define FMLA_CPU_H
@@ -23,13 +23,14 @@ static inline size_t cpu_line_up(size_t bytes)
 
 /* ---- Requests of any length ------------------------------------------------------------------ */
 
-/* A request and the first item of its work; one more, behind the last request, begins where there is no item. */
+/* A request and the index of its first work item. An array of spans ends with one more, whose first_item is
+ * the number of items. */
 struct cpu_span {
     struct span span;
     int64_t first_item;
 };
 
-/* The request that has an item: the last one that begins there or before it. */
+/* Returns the request that holds an item: the last one whose first_item is not above it. */
 static inline int64_t cpu_span_at(const struct cpu_span *spans, int64_t requests, int64_t item)
 {
     int64_t request = 0, after = requests;
@@ -44,35 +45,35 @@ static inline int64_t cpu_span_at(const struct cpu_span *spans, int64_t requests
 
 struct cpu_tile;
 
-/* Where a key is. */
+/* The addresses of one key. */
 struct cpu_key {
     const uint8_t *token;
-    const uint8_t *scales; /* of FP8 formats; of FP8_576 that of the cache */
-    const uint8_t *value;  /* the token, where values are the first elements of their keys */
+    const uint8_t *scales; /* of quantised formats; for FP8_576 the scale of the cache */
+    const uint8_t *value;  /* equals token where values are the first elements of their keys */
     const struct kv_layout *layout;
 };
 
-/* A problem as the driver and the inner kernels see it. Query rows that read the same keys are a set: those of a key head, and
- * where every token has lists of its own, of one token alone. */
+/* A problem as the driver and the inner kernels see it. A set is the query rows that read the same keys: the
+ * rows of a key head, or, where every token has lists of its own, those of one token and key head. */
 struct cpu_call {
     const struct attention_problem *problem;
     struct kv_layout layouts[KEY_SOURCES];
-    /* Up to a block of the keys of a tile from entry *at on, before `end`, which it moves past them. Entries without a key are
-     * passed over, so that the last keys may be fewer, or none. */
+    /* Copies up to a block of the tile's keys, from entry *at on and before `end`, moves *at past them and
+     * returns their number. Entries without a key are skipped, so the last block may be short or empty. */
     int32_t (*next_keys)(const struct cpu_tile *tile, int64_t *at, int64_t end,
                          struct cpu_key keys[PLAN_BLOCK]);
     int64_t tokens_of_set;
-    int64_t sets, set_rows; /* sets · set_rows = s_q · h_q; of ragged requests the most */
-    int32_t tile_rows;      /* most rows of a tile */
-    int32_t value_bytes;    /* of values that lie apart from their keys; else 0 */
-    bool keys_at_once;      /* to be brought into the cache: they lie anywhere, and few rows meet them */
+    int64_t sets, set_rows; /* sets · set_rows = s_q · h_q; for ragged requests the maximum */
+    int32_t tile_rows;      /* maximum rows of a tile */
+    int32_t value_bytes;    /* of a value that is stored apart from its key; else 0 */
+    bool keys_at_once;      /* prefetch a block's keys at once: they are scattered, and few rows use each */
 };
 
 struct cpu_row {
     int64_t token, head;
 };
 
-/* Which query row is row `row` of a set. Sets are ordered by token, then by key head. */
+/* Maps row `row` of a set to its token and head. Sets are ordered by token, then by key head. */
 static inline struct cpu_row cpu_row_of(const struct cpu_call *call, int64_t set, int64_t row)
 {
     const int64_t h_kv = call->problem->h_kv, group = call->problem->h_q / h_kv;
@@ -81,40 +82,40 @@ static inline struct cpu_row cpu_row_of(const struct cpu_call *call, int64_t set
 
 /* ---- Inner kernels -------------------------------------------------------------------------- */
 
-/* A row tile: up to tile_rows rows of one set, over a range of the request's keys (or of the entries of the token's lists,
- * which name a key each, or none). */
+/* A row tile: up to tile_rows rows of one set, over a range of the request's keys. With lists, the range
+ * counts list entries, each of which names a key or none. */
 struct cpu_tile {
     const struct cpu_call *call;
     int64_t request;
     int64_t tokens; /* of the request */
-    /* Where a ragged request begins in what holds the tokens, and the keys, of all of them; else 0. */
+    /* The first token and key of a ragged request in the packed tensors; else 0. */
     int64_t first_token, first_key;
     int64_t set;
     int64_t first_row; /* of the set */
     int32_t rows;
     int64_t begin_key, end_key; /* end_key ≤ length */
-    int64_t length;             /* keys of the request: what causal masks count from */
+    int64_t length;             /* keys of the request; causal masks count back from it */
     float *out;                 /* [rows][d_v], written: softmax(S) V over the range */
-    float *lse; /* [rows], written: natural, relative to max; -inf where no key of the range is seen */
-    float *max; /* [rows], written: the largest score; -inf where no key of the range is seen */
+    float *lse; /* [rows], written: natural, relative to max; -inf where the row sees no key of the range */
+    float *max; /* [rows], written: the largest score; -inf where the row sees no key of the range */
 };
 
-/* One instruction set's attention over a tile. */
+/* Attention over a tile, for one instruction set. */
 struct cpu_attention {
     int32_t most_rows;                                    /* of a tile: PLAN_ROW_TILE times a power of two */
-    int32_t most_rows_of_heads;                           /* … where keys are those of a head and not cut */
-    size_t (*scratch_bytes)(const struct cpu_call *call); /* of one worker; a multiple of 64 */
+    int32_t most_rows_of_heads;                           /* the same for CUT_NEVER */
+    size_t (*scratch_bytes)(const struct cpu_call *call); /* per worker; a multiple of 64 */
     void (*attend)(const struct cpu_tile *tile, void *scratch); /* scratch is 64-byte aligned */
-    /* Finished values times `factor`, rounded to bf16 or fp16. */
+    /* Rounds values · factor to bf16 or fp16. */
     void (*round)(uint16_t *to, const float *values, float factor, int64_t count, enum element element);
 };
 
-/* Where the build has them: FMLA_AMX, FMLA_AVX512_BF16, FMLA_AVX512, FMLA_AVX2. */
+/* Defined if the build has FMLA_AMX, FMLA_AVX512_BF16, FMLA_AVX512, FMLA_AVX2, in this order. */
 extern const struct cpu_attention cpu_amx_attention, cpu_avx512bf16_attention, cpu_avx512_attention,
     cpu_avx2_attention;
 extern const struct cpu_attention cpu_generic_attention;
 
-/* The query of a row of a tile. */
+/* Returns the query of a row of a tile. */
 static inline const uint16_t *cpu_query(const struct cpu_tile *tile, int32_t row)
 {
     const struct cpu_call *call = tile->call;
@@ -124,7 +125,7 @@ static inline const uint16_t *cpu_query(const struct cpu_tile *tile, int32_t row
            at.head * p->q_stride[2];
 }
 
-/* Brings the queries of `rows` rows of a tile along: they lie too far apart to be foreseen. */
+/* Prefetches the queries of `rows` rows of a tile: they lie too far apart for the hardware prefetcher. */
 static inline void cpu_fetch_queries(const struct cpu_tile *tile, int32_t first_row, int32_t rows)
 {
     for (int32_t i = 0; i < rows; i++) {
@@ -133,7 +134,7 @@ static inline void cpu_fetch_queries(const struct cpu_tile *tile, int32_t first_
     }
 }
 
-/* The end of the keys that row `row` of a tile sees: the first one it does not. */
+/* Returns the end of the keys that row `row` of a tile sees: the first key that it does not see. */
 static inline int64_t cpu_visible_end(const struct cpu_tile *tile, int32_t row)
 {
     const struct cpu_call *call = tile->call;
@@ -145,32 +146,34 @@ static inline int64_t cpu_visible_end(const struct cpu_tile *tile, int32_t row)
 
 /* ---- The driver of attention (attention.c) --------------------------------------------------- */
 
-/* The keys of sources of a kind (keys.c). */
+/* next_keys of each kind of key source (keys.c). */
 int32_t cpu_paged_keys(const struct cpu_tile *tile, int64_t *at, int64_t end,
                        struct cpu_key keys[PLAN_BLOCK]);
 int32_t cpu_listed_keys(const struct cpu_tile *tile, int64_t *at, int64_t end,
                         struct cpu_key keys[PLAN_BLOCK]);
 
-/* Is every page that will be read one of the cache? */
+/* Checks that every page that will be read lies in the cache; FMLA_INVALID_ARGUMENT where one does not. */
 fmla_status cpu_check_pages(const struct attention_problem *problem);
 
-/* The chunks of a list: as few as keep the workers busy for 7/8 of the time, if all lists are full; `tiles`: of all lists. */
+/* Returns the number of chunks per list: the fewest that keep the workers busy for 7/8 of the time if all
+ * lists are full, at most `most`; where none do, those that keep them busiest. `tiles` counts the row tiles
+ * of all lists. */
 int64_t cpu_even_chunks(int64_t tiles, int64_t workers, int64_t most);
 
-/* Rows of all slots together, the most of any call up to these sizes, not batch-invariant, whose partitions are those of the
- * default (bound.c). */
+/* Returns the most rows that all slots together have in any call up to these sizes that is not
+ * batch-invariant and has the default's partitions (bound.c). */
 int64_t cpu_most_slot_rows(const struct cpu_call *call, int32_t most_rows, int32_t workers);
 
 /* ---- Cache operations ------------------------------------------------------------------------ */
 
-/* One instruction set's way of a token into a cache and out of it. */
+/* Cache operations on one token, for one instruction set. */
 struct cpu_cache {
     void (*store)(const struct cache_problem *problem, int64_t token, int64_t slot);
     void (*load)(const struct cache_problem *problem, int64_t token, int64_t slot); /* slot -1: zeros */
     void (*convert)(const struct cache_problem *problem, int64_t token, int64_t slot);
 };
 
-/* Where the build has them: FMLA_AVX512, FMLA_AVX2. */
+/* Defined if the build has FMLA_AVX512, FMLA_AVX2. */
 extern const struct cpu_cache cpu_avx512_cache, cpu_avx2_cache, cpu_generic_cache;
 
 /* ---- Drivers (attention.c, merge.c, cache.c, plan.c) ------------------------------------------ */

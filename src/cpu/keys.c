@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where the keys of a request are, by the kind of their source. Of lists the plan cuts what counts: the entries of the first,
- * from the next edge of a block on those of the second. An entry that names no key is passed over, so the inner kernels see
- * keys alone, a block of them at a time, wherever they were gathered from.
+ * Finds the addresses of a request's keys, by the kind of their source. With lists, the plan cuts entries:
+ * those of the first list, then, from the next block boundary on, those of the second. Entries that name no
+ * key are skipped, so the inner kernels see only keys, a block of them at a time, wherever they were gathered
+ * from.
  */
 #include "cpu.h"
 
@@ -38,7 +39,8 @@ static struct cpu_key key_at(const struct cpu_tile *tile, const struct key_sourc
     };
 }
 
-/* `count` keys from slot `slot` of a page on. Where scales lie in their tokens, or there are none, all are so many bytes apart. */
+/* Fills `count` keys from slot `slot` of a page on. Where scales lie in their tokens, or there are none, the
+ * keys are a constant distance apart. */
 static void keys_of_page(const struct cpu_tile *tile, const struct key_source *source, int64_t page,
                          int64_t slot, struct cpu_key *keys, int32_t count)
 {
@@ -92,8 +94,8 @@ fmla_status cpu_check_pages(const struct attention_problem *p)
     return FMLA_OK;
 }
 
-/* Appends to `count` keys those that entries [*at, end) of a list name, until there are PLAN_BLOCK, and moves *at past them;
- * the list begins with entry `first`. */
+/* Appends the keys that entries [*at, end) of a list name to the first `count` keys, until there are
+ * PLAN_BLOCK; moves *at past these entries and returns the new count. The list begins with entry `first`. */
 static int32_t gather(const struct cpu_tile *tile, const struct key_source *source, int64_t first,
                       int64_t *at, int64_t end, struct cpu_key *keys, int32_t count)
 {

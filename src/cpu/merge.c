@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Merge on the CPU: one item of work is a query token of a request, with all its heads.
+ * Merge on the CPU. A work item is a query token of a request, with all its heads.
  */
 #include "cpu.h"
 
 #include "cost.h"
 #include "result.h"
 
-/* Values of a row summed at a time: they stay in registers and first-level cache whatever d_v is. */
+/* Values of a row summed at a time; they stay in registers and the L1 cache for any d_v. */
 enum { SPAN = 128 };
 
 static float part_lse(const struct merge_problem *p, int64_t part, int64_t request, int64_t head,
@@ -18,7 +18,7 @@ static float part_lse(const struct merge_problem *p, int64_t part, int64_t reque
     return lse / p->rules.lse_factor;
 }
 
-/* ln Σ exp(lse) of the parts, one after the other in their order. */
+/* Returns ln Σ exp(lse) over the parts, added in their order. */
 static float whole_lse(const struct merge_problem *p, int64_t request, int64_t head, int64_t token)
 {
     float max = -INFINITY, sum = 0.0f;
@@ -26,8 +26,8 @@ static float whole_lse(const struct merge_problem *p, int64_t request, int64_t h
         const float lse = part_lse(p, n, request, head, token);
         if (isinf(lse)) continue;
         if (lse > max)
-            sum = sum * expf(max - lse) + 1.0f, max = lse; /* the first: 0 · exp(-inf) + 1 */
-        else /* a NaN comes here, also as the first: it must reach the sum */
+            sum = sum * expf(max - lse) + 1.0f, max = lse; /* for the first part: 0 · exp(-inf) + 1 */
+        else /* a NaN takes this branch, also as the first part: it must reach the sum */
             sum += max == -INFINITY ? lse : expf(lse - max);
     }
     return sum == 0.0f ? -INFINITY : max == -INFINITY ? sum : max + logf(sum);
@@ -45,7 +45,7 @@ static void merge_row(const struct merge_problem *p, int64_t request, int64_t to
         float sum[SPAN] = {0};
         for (int64_t n = 0; n < p->n; n++) {
             const float partial = part_lse(p, n, request, head, token);
-            if (isinf(partial)) continue; /* its out is not read */
+            if (isinf(partial)) continue; /* the part saw no key: its out is not read */
             const float weight = expf(partial - lse);
             const int64_t part = in + n * p->out_parts_stride[0] + first;
             for (int64_t d = 0; d < count; d++)
@@ -68,7 +68,7 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
 {
     const struct merge_problem *p = problem.merge;
     (void)kernel, (void)prepared;
-    if (!p->h_q || (!p->d_v && !p->lse)) return FMLA_OK; /* nothing to write, however many tokens */
+    if (!p->h_q || (!p->d_v && !p->lse)) return FMLA_OK; /* nothing to write, for any number of tokens */
     const struct thread_pool pool = threads_now();
     struct merge_problem copy = *p;
     const double rows = (double)p->b * (double)p->s_q * (double)p->h_q;

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * The products of the fp32 kernels, for any vector unit: the compiler's vector arithmetic. A file that includes it says how wide a
- * vector is and how many sums its registers hold, and is compiled with the flags of its instruction set.
+ * The products of the fp32 kernels, for any vector unit, in the compiler's vector arithmetic. The including
+ * file gives the width of a vector and the number of sums that its registers hold, and is compiled with the
+ * flags of its instruction set.
  *
  *   LANES              floats of a vector
  *   VECTORS            vectors of a group of 16 rows: LANES · VECTORS = 16
- *   WIDE               most vectors of a register tile: those of a group, or of two
- *   AT_ONCE(vectors)   keys (in S = K Q) or values (in O += Vᵀ P) of a register tile of so many vectors: AT_ONCE · vectors sums stay
- *                      in registers
- *   LARGER(x, top)     the instruction for x > top ? x : top, where there is one; a NaN in x is then not taken
- *   SMALLER(x, top)    … and for x < top ? x : top
+ *   WIDE               maximum vectors of a register tile: those of one group, or of two
+ *   AT_ONCE(vectors)   keys (in S = K Q) or values (in O += Vᵀ P) of a register tile of so many vectors;
+ *                      AT_ONCE · vectors sums stay in registers
+ *   LARGER(x, top)     the instruction for x > top ? x : top, where there is one; it ignores a NaN in x
+ *   SMALLER(x, top)    the instruction for x < top ? x : top, where there is one
  *
- *   lanes = rows: the rows of a group stand side by side, so that the softmax has no horizontal step and a cached
- *   value, once loaded, meets all of them by broadcast.
+ *   lanes = rows: the rows of a group lie side by side, so the softmax has no horizontal step, and a cached
+ *   value, loaded once, is broadcast to all of them.
  */
 #ifndef FMLA_CPU_PRODUCTS_F32_H
 #define FMLA_CPU_PRODUCTS_F32_H
@@ -24,7 +25,7 @@
 
 enum { GROUP_ROWS = LANES * VECTORS, BLOCK = PLAN_BLOCK };
 enum { TILE_GROUPS = WIDE / VECTORS, MOST_AT_ONCE = 16 };
-enum { FEW = 4 /* what is left of AT_ONCE: lone sums wait for each other */ };
+enum { FEW = 4 /* for the remainder of AT_ONCE: single sums would wait for each other */ };
 _Static_assert(GROUP_ROWS == 16, "a group is 16 rows");
 
 typedef float vector __attribute__((vector_size(LANES * sizeof(float)), may_alias));
@@ -32,10 +33,10 @@ typedef int32_t vector_int __attribute__((vector_size(LANES * sizeof(float)), ma
 typedef uint32_t vector_uint __attribute__((vector_size(LANES * sizeof(float)), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
-/* A function of its own, so that the addresses of its loops have all registers. */
+/* Out of line, so that the addresses of its loops have all registers. */
 #define ALONE static __attribute__((noinline))
-/* Hides how a number or an address came about: else the compiler makes an address of its own for each of many numbers a like distance
- * apart, more than there are registers. */
+/* Hides how a number or an address was computed. Otherwise the compiler keeps an address for each of many
+ * numbers at equal distances, more addresses than there are registers. */
 #define KEEP(x) __asm__("" : "+r"(x))
 
 INLINE vector select(vector_int mask, vector yes, vector no)
@@ -50,18 +51,18 @@ INLINE vector select(vector_int mask, vector yes, vector no)
 
 /* ---- The next blocks ------------------------------------------------------------------------ */
 
-/* Keys of the next block that become fp32, a few at a time while values are added: the core then multiplies while it waits for the
- * cache lines that it stores to. */
+/* Keys of the next block, converted to fp32 a few at a time while values are added, so that the core
+ * multiplies while it waits for the cache lines that the conversion stores to. */
 struct coming {
-    const struct cpu_key *keys; /* those that are left */
+    const struct cpu_key *keys; /* not yet converted */
     int32_t count;
-    int32_t due, rate;  /* keys · 256: that should have been converted and are not, and a value */
-    float *key, *value; /* where the next one goes; value: where those lie apart, else NULL */
+    int32_t due, rate;  /* in keys · 256: overdue keys, and keys per value */
+    float *key, *value; /* to the next key and value; value is NULL where keys hold their values */
     int64_t key_step, value_step, d_v;
-    bool is_bf16; /* of values */
+    bool is_bf16; /* of separate values */
 };
 
-/* … and what comes after them on its way into the second-level cache. */
+/* The conversion of the next block, and the prefetch of the one after it into the L2 cache. */
 struct ahead {
     struct tile_ahead bring;
     struct coming coming;
@@ -79,7 +80,7 @@ static inline void convert_coming(struct coming *coming)
     coming->keys++, coming->count--;
 }
 
-/* All that are left. */
+/* Converts all keys that are left. */
 static inline void convert_rest(struct coming *coming)
 {
     while (coming->count) convert_coming(coming);
@@ -90,7 +91,7 @@ static void convert_due(struct coming *coming)
     for (; coming->due > 0 && coming->count; coming->due -= 256) convert_coming(coming);
 }
 
-/* With `values` more values added. */
+/* Prefetches and converts what is due after `values` more values have been added. */
 static inline void look_ahead(struct ahead *ahead, int32_t values)
 {
     tile_bring(&ahead->bring, values);
@@ -98,8 +99,8 @@ static inline void look_ahead(struct ahead *ahead, int32_t values)
     if (ahead->coming.due > 0 && ahead->coming.count) convert_due(&ahead->coming);
 }
 
-/* Floats from one key of a block to the next where each has `width` numbers: an odd number of cache lines, so that like numbers of all
- * keys spread over all sets of the first-level cache. */
+/* Returns the floats from one key of a block to the next for keys of `width` numbers: an odd number of cache
+ * lines, so that equal dimensions of all keys spread over all sets of the L1 cache. */
 static inline int64_t step_of(int64_t width)
 {
     enum { LINE = CACHE_LINE / (int)sizeof(float) };
@@ -108,8 +109,9 @@ static inline int64_t step_of(int64_t width)
 
 /* ---- The two products ----------------------------------------------------------------------- */
 
-/* Vectors of a group that are computed where `rows` rows are left for it: those with a row, but four for three, which are
- * not worth one more copy of the products. The bits of a row do not hang on it. */
+/* Returns how many vectors of a group to compute where `rows` rows are left for it: those with a row, but
+ * four for three, which do not justify another copy of the products. The bits of a row do not depend on
+ * it. */
 static inline int vectors_of(int32_t rows)
 {
     /* NOLINTNEXTLINE(bugprone-branch-clone): where VECTORS is 2 */
@@ -117,13 +119,13 @@ static inline int vectors_of(int32_t rows)
     return needed < VECTORS ? needed : VECTORS;
 }
 
-/* Where vector v of a register tile is, of groups that are `apart` floats apart. */
+/* Returns the offset of vector v of a register tile, whose groups are `apart` floats apart. */
 INLINE int64_t vector_at(int v, int64_t apart)
 {
     return v / VECTORS * apart + v % VECTORS * LANES;
 }
 
-/* Odd multiples of a distance, from which an address is made of seven others. */
+/* Odd multiples of a distance; with scaled indices they reach seven more addresses from one. */
 struct multiples {
     int64_t one, three, five, seven;
 };
@@ -137,14 +139,15 @@ INLINE int64_t times(int n, const struct multiples *distance)
                     : n * distance->one;
 }
 
-/* sum[u][v] += Σ_i a[i · step + u · apart] · x[i][v]: `count` numbers meet `vectors` vectors of rows, of groups that are x_apart floats apart.
- * Both products are this: scores have step 1 and the keys lie apart; values have apart 1, and those of the next tiles, a cache line
- * further, are brought into the first-level cache. The last three are compile-time. */
+/* sum[u][v] += Σ_i a[i · step + u · apart] · x[i][v] for `count` numbers u and `vectors` vectors of rows,
+ * whose groups are x_apart floats apart. Serves both products. Scores have step 1, and `apart` is the
+ * distance of keys. Values have apart 1, and the values of the next tiles, a cache line further, are
+ * prefetched into the L1 cache. The last three arguments are compile-time constants. */
 INLINE void multiply_add(vector sum[][WIDE], const float *a, int64_t step, int64_t apart, const float *x,
                          int64_t x_apart, int64_t length, const int count, const int vectors,
                          const bool values)
 {
-    enum { OF_BASE = 8 }; /* numbers whose addresses are made from one */
+    enum { OF_BASE = 8 }; /* numbers addressed from one base */
     const int bases = values ? 1 : (count + OF_BASE - 1) / OF_BASE;
     const float *base[MOST_AT_ONCE / OF_BASE];
     struct multiples distance = {apart, 3 * apart, 5 * apart, 7 * apart};
@@ -159,7 +162,8 @@ INLINE void multiply_add(vector sum[][WIDE], const float *a, int64_t step, int64
         if (values) __builtin_prefetch(base[0] + CACHE_LINE / (int)sizeof(float), 0, 3);
 #pragma GCC unroll 16
         for (int u = 0; u < count; u++) {
-            /* Once: in the product of a scalar and a vector a sanitizer would check the access for every lane. */
+            /* Loaded once: in the product of a scalar and a vector a sanitizer would check the access for
+             * every lane. */
             const float number = values ? base[0][u] : base[u / OF_BASE][times(u % OF_BASE, &distance)];
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++) sum[u][v] += number * row[v];
@@ -171,7 +175,7 @@ INLINE void multiply_add(vector sum[][WIDE], const float *a, int64_t step, int64
     }
 }
 
-/* The scores of a register tile's rows. */
+/* Arguments of the scores of a register tile. */
 struct scored {
     float *s, *top; /* [groups][64][16], [groups][16]; top may be NULL */
     const float *keys, *q;
@@ -227,8 +231,8 @@ ALONE void scores_by_all(const struct scored *c, int32_t count)
     scores_by(WIDE, c, count);
 }
 
-/* s[group][t][row] = Σ_d keys[t][d] · q[group][d][row] for `vectors` vectors of rows, and where `top` is not NULL, top[group][row] becomes the
- * largest of them and of itself; a NaN does not. */
+/* s[group][t][row] = Σ_d keys[t][d] · q[group][d][row] for `vectors` vectors of rows. Where `top` is not
+ * NULL, raises top[group][row] to the largest of these scores, ignoring NaN. */
 static void scores(int vectors, float *s, float *top, const float *keys, int64_t key_step, const float *q,
                    int32_t count, int64_t d_qk)
 {
@@ -243,7 +247,7 @@ static void scores(int vectors, float *s, float *top, const float *keys, int64_t
     /* NOLINTEND(bugprone-branch-clone) */
 }
 
-/* The sums of a register tile's rows. */
+/* Arguments of the sums of a register tile. */
 struct summed {
     float *o;             /* [groups][width][16] */
     const float *rescale; /* [groups][16] */
@@ -253,7 +257,8 @@ struct summed {
     struct ahead *ahead;
 };
 
-/* The next sums, which it brings into the first-level cache, may lie behind the last. */
+/* Adds the values of one register tile. Prefetches the next sums into the L1 cache; these may lie behind the
+ * last sums of o. */
 INLINE void value_tile(const struct summed *c, int64_t d, const int count, const int vectors)
 {
     vector sum[MOST_AT_ONCE][WIDE];
@@ -301,8 +306,9 @@ ALONE void add_values_by_all(const struct summed *c)
     add_values_by(WIDE, c);
 }
 
-/* o[group][d][row] = o[group][d][row] · rescale[group][row] + Σ_t values[t][d] · s[group][t][row] for `vectors` vectors of rows and `width`
- * numbers d, over `count` keys, which every row may meet. */
+/* o[group][d][row] = o[group][d][row] · rescale[group][row] + Σ_t values[t][d] · s[group][t][row] for
+ * `vectors` vectors of rows and `width` numbers d, over `count` keys. Where a row does not see one of these
+ * keys, its weight is 0 and the value must be finite. */
 static void add_values(int vectors, float *o, const float *values, int64_t value_step, int64_t width,
                        const float *s, int32_t count, const float *rescale, struct ahead *ahead)
 {
@@ -317,7 +323,7 @@ static void add_values(int vectors, float *o, const float *values, int64_t value
     /* NOLINTEND(bugprone-branch-clone) */
 }
 
-/* Is every one of `width` numbers of vectors [from, to) finite? */
+/* Returns whether every one of `width` numbers of vectors [from, to) is finite. */
 static bool are_finite(const float *values, int64_t step, int32_t from, int32_t to, int64_t width)
 {
     uint32_t infinite = 0;
@@ -329,7 +335,8 @@ static bool are_finite(const float *values, int64_t step, int32_t from, int32_t 
     return !infinite;
 }
 
-/* One key that only some rows see and that holds NaN or infinity: the others must not meet it. */
+/* Adds the value of one key to the rows that see it. The value holds NaN or infinity, so a weight of 0 would
+ * not protect the other rows. */
 static void add_value_where_seen(float *o, const float *value, const float *s, int64_t width,
                                  const bool sees[GROUP_ROWS], int lanes)
 {
@@ -340,13 +347,14 @@ static void add_value_where_seen(float *o, const float *value, const float *s, i
 
 /* ---- Softmax -------------------------------------------------------------------------------- */
 
-/* 2^x for x below 128; below 2^-126 it is 0, or from -126.5 on as exact as subnormals are, and NaN stays NaN. x = n + f with |f| ≤ 1/2: 2^f by the
- * polynomial of degree 5 that is 1 at 0 and whose largest relative error, 2^-23.4, is least, and 2^n by its exponent bits, which are 0 for
- * the least n. */
+/* Returns 2^x for x below 128. Results below 2^-126 are 0 or, from x = -126.5 on, as exact as subnormals are;
+ * NaN stays NaN. x = n + f with |f| ≤ 1/2. 2^f is the polynomial of degree 5 that is 1 at 0 and whose largest
+ * relative error, 2^-23.4, is smallest. 2^n is made from its exponent bits, which are 0 for the smallest
+ * n. */
 INLINE vector exp2_of(vector x)
 {
     const vector least = (vector){0} - 127.0f;
-    /* Adding it leaves the nearest integer, and the bias of exponents, in the lowest bits. */
+    /* Adding it leaves the nearest integer plus the exponent bias in the lowest bits. */
     const vector shifter = (vector){0} + (0x1.8p23f + 127.0f);
     x = LARGER(least, x);
     const vector shifted = x + shifter;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * From an attention's fp32 row and natural lse to what the caller asked for, shared by attention, its gradients and merge. An lse of ±inf says that no key was seen.
+ * Turns the fp32 row and natural lse of an attention into the results that the caller asked for; attention,
+ * its gradients and merge share it. An lse of ±inf says that the row saw no key.
  */
 #ifndef FMLA_CPU_RESULT_H
 #define FMLA_CPU_RESULT_H
@@ -20,7 +21,7 @@ static inline float result_load(const void *data, enum element element, int64_t 
     return ((const float *)data)[i];
 }
 
-/* `count` values times `factor`, rounded to 16 bits; without branches, for the compiler's vectors. */
+/* Rounds values · factor to 16 bits; branch-free, so that the compiler vectorizes it. */
 static inline void result_round(uint16_t *to, const float *values, float factor, int64_t count,
                                 enum element element)
 {
@@ -30,7 +31,7 @@ static inline void result_round(uint16_t *to, const float *values, float factor,
         for (int64_t i = 0; i < count; i++) to[i] = fast_to_fp16(values[i] * factor);
 }
 
-/* Writes `count` values times `factor` from data[at]. */
+/* Writes values · factor to data[at …], rounded to `element`. */
 static inline void result_store(void *data, enum element element, int64_t at, const float *values,
                                 float factor, int64_t count)
 {
@@ -40,7 +41,7 @@ static inline void result_store(void *data, enum element element, int64_t at, co
         result_round((uint16_t *)data + at, values, factor, count, element);
 }
 
-/* What `out` is multiplied by. */
+/* Returns the factor that the attention sink applies to `out`. */
 static inline float result_sink_factor(const struct result_rules *rules, int64_t head, float lse)
 {
     if (!rules->attn_sink || isinf(lse)) return 1.0f;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the inner kernels of every instruction set do alike at the two ends of a tile: which keys a row sees, and
- * turning the sums of an online softmax into rows. Maxima are in base 2 and scaled: max = softmax_scale · log2 e · S.
+ * Code that the inner kernels of every instruction set share: causal masks, prefetching, and the epilogue
+ * that turns the sums of an online softmax into rows. Maxima are in base 2 and scaled: max = softmax_scale ·
+ * log2 e · S.
  */
 #ifndef FMLA_CPU_TILE_H
 #define FMLA_CPU_TILE_H
@@ -13,7 +14,7 @@
 #define TILE_LOG2_E 1.44269504088896341f
 #define TILE_LN_2   0.693147180559945309f
 
-/* A part of the scratch of a worker. */
+/* Returns the next `bytes` of a worker's scratch and moves *at past them. */
 static inline void *tile_take(uintptr_t *at, size_t bytes)
 {
     void *const here = (void *)*at;
@@ -21,8 +22,9 @@ static inline void *tile_take(uintptr_t *at, size_t bytes)
     return here;
 }
 
-/* How many of the `count` keys of the block at `begin` each of `lanes` rows from `first_row` of the tile on sees; gives
- * the least and the most. Lanes without a row see what the last row sees. */
+/* Counts, for each of `lanes` rows of the tile from `first_row` on, the keys that it sees of the `count` keys
+ * of the block at `begin`; also returns the smallest and the largest count. Lanes without a row get the count
+ * of the last row. */
 static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, int64_t begin, int32_t count,
                                 int lanes, int32_t *visible, int32_t *fewest, int32_t *most)
 {
@@ -42,7 +44,7 @@ static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, 
     }
 }
 
-/* Brings keys into the second-level cache. */
+/* Prefetches keys into the L2 cache. */
 static inline void tile_prefetch(const struct cpu_call *call, const struct cpu_key *keys, int32_t count)
 {
     for (int32_t t = 0; t < count; t++) {
@@ -54,19 +56,20 @@ static inline void tile_prefetch(const struct cpu_call *call, const struct cpu_k
     }
 }
 
-/* The keys of the next block on their way there: a few lines at a time while values are added, since all at once they are
- * more than a core can wait for, and what is lost then is waited for by the scores. All at once, before
- * anything else is done, where the call says so: keys from anywhere in memory that few rows meet take longer than the values
- * of a block. */
+/* Prefetches the keys of the next block a few lines at a time while values are added: all lines at once
+ * exceed the outstanding misses of a core, and the prefetches lost then stall the scores. Where the call sets
+ * keys_at_once, all are prefetched before anything else is done: scattered keys that few rows use take longer
+ * to arrive than the values of a block take. */
 struct tile_ahead {
-    const struct cpu_key *keys; /* those that are left */
-    int32_t count, byte;        /* … and bytes of the first that have been asked for */
-    int32_t due, rate;          /* lines · 256: that should have been asked for and are not, and a value */
-    int32_t token_bytes, bytes; /* of a key, and with its value where that lies apart */
+    const struct cpu_key *keys; /* not yet prefetched */
+    int32_t count, byte;        /* … and bytes of the first key already prefetched */
+    int32_t due, rate;          /* in lines · 256: overdue lines, and lines per value */
+    int32_t token_bytes, bytes; /* of a key; of a key and its separate value */
     bool has_scales;
 };
 
-/* Over `values` values of the block that is worked on now: keys of token_bytes, and value_bytes elsewhere. */
+/* Spreads the prefetch over `values` values of the current block. A key has token_bytes, a separate value
+ * value_bytes. */
 static inline struct tile_ahead tile_ahead_of(const struct cpu_key *keys, int32_t count, int32_t token_bytes,
                                               int32_t value_bytes, int64_t values)
 {
@@ -79,7 +82,8 @@ static inline struct tile_ahead tile_ahead_of(const struct cpu_key *keys, int32_
                                .bytes = bytes};
 }
 
-/* Those of a call; `values` are half of all its rows', for the last lines take their time. Keys of two layouts are brought at once. */
+/* The same for the keys of a call. `values` is half the values of all its rows, since the last lines need
+ * time to arrive. Calls with keys of two layouts set keys_at_once. */
 static inline struct tile_ahead tile_ahead_of_call(const struct cpu_call *call, const struct cpu_key *keys,
                                                    int32_t count, int64_t values)
 {
@@ -93,7 +97,7 @@ static inline struct tile_ahead tile_ahead_of_call(const struct cpu_call *call, 
     return ahead;
 }
 
-/* With `values` more of them added. */
+/* Prefetches the lines that are due after `values` more values have been added. */
 static inline void tile_bring(struct tile_ahead *ahead, int32_t values)
 {
     ahead->due += values * ahead->rate;
@@ -111,8 +115,8 @@ static inline void tile_bring(struct tile_ahead *ahead, int32_t values)
     *ahead = now;
 }
 
-/* lse and largest score of rows first_row … of a tile, up to `lanes` of them, from the softmax's maxima and sums. A sum is 0 where there
- * was no key, or none whose score is above -inf. */
+/* Writes lse and the largest score of up to `lanes` rows of a tile from first_row on, given the maxima and
+ * sums of the softmax. A sum of 0 means that there was no key, or none whose score is above -inf. */
 static inline void tile_write_lse(const struct cpu_tile *tile, int32_t first_row, int lanes, const float *max,
                                   const float *sum)
 {
@@ -122,7 +126,7 @@ static inline void tile_write_lse(const struct cpu_tile *tile, int32_t first_row
     }
 }
 
-/* … and their values, from o[d · stride + lane]. */
+/* Writes lse, the largest score and the values of these rows, with the values in o[d · stride + lane]. */
 static inline void tile_write(const struct cpu_tile *tile, int32_t first_row, int lanes, const float *o,
                               int64_t stride, const float *max, const float *sum)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Attention over keys in pages, over listed ones, and over those of ragged requests. The rows of a key head, of one
- * query token, are taken together, so that a key is decoded once for them, first for the scores, then for the values.
+ * Attention over paged, listed and ragged keys. The rows of one key head and one query token are computed
+ * together, so that each key is decoded once for all of them, first for the scores, then for the values.
  */
 #include "ref.h"
 
@@ -12,7 +12,7 @@
 
 enum { QUANTISED_WIDTH = 576 /* d_qk of the formats that have FP8 products */ };
 
-/* Workspace: of all rows that are taken together, and of one key. */
+/* Workspace for the rows that are computed together, and for one key. */
 struct memory {
     double *scores;       /* [rows][most_keys] */
     double *sum, *q;      /* [rows][d_v], [rows][d_qk] */
@@ -54,7 +54,8 @@ static struct memory memory_of(const struct attention_problem *p)
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
-/* A request's tokens, and in what holds all ragged requests the first of them and of their keys. */
+/* A request and its tokens. For ragged requests first_token, first_key and last_key (exclusive) index the
+ * packed tensors. */
 struct request {
     int64_t index, tokens, first_token, first_key, last_key;
 };
@@ -66,14 +67,14 @@ struct rows {
     int64_t count;
 };
 
-/* Serves one source; lengths are clamped. */
+/* Returns how many entries of one source a request has; lengths are clamped. */
 static int64_t entries_of(const struct key_source *source, int64_t request)
 {
     const int64_t count = source->lengths ? source->lengths[request] : source->capacity;
     return count < 0 ? 0 : count > source->capacity ? source->capacity : count;
 }
 
-/* Those that a row of the token sees: with a causal mask, the last token sees all. */
+/* Returns how many entries a row of the token sees: with a causal mask, the last token sees all. */
 static int64_t seen_of(const struct attention_problem *p, const struct key_source *source,
                        const struct rows *rows)
 {
@@ -82,7 +83,7 @@ static int64_t seen_of(const struct attention_problem *p, const struct key_sourc
     return p->causal ? count - r->tokens + rows->token + 1 : count;
 }
 
-/* The page of entry t and its slot in it; false where it names no key. */
+/* Finds the page of entry t and its slot in it; returns false where the entry names no key. */
 static bool find(const struct key_source *source, const struct rows *rows, int64_t t, int64_t *page,
                  int64_t *slot)
 {
@@ -97,7 +98,7 @@ static bool find(const struct key_source *source, const struct rows *rows, int64
     return index >= 0 && index < source->pages * source->page_size;
 }
 
-/* The first `width` elements of a vector. */
+/* Decodes the first `width` elements of a key, or value. */
 static void decode(const struct attention_problem *p, const struct key_source *source,
                    const struct key_view *view, const struct rows *rows, int64_t page, int64_t slot,
                    int64_t width, double *to)
@@ -105,11 +106,11 @@ static void decode(const struct attention_problem *p, const struct key_source *s
     const struct kv_layout layout = kv_layout_of(source->format, (int32_t)width);
     const uint8_t *data = view->data + page * view->page_bytes + rows->key_head * view->head_bytes;
     int64_t page_size = source->page_size;
-    if (!layout.scale_bytes) { /* tokens may lie apart: each is a page of one slot */
+    if (!layout.scale_bytes) { /* tokens may have any stride: each is a page of one slot */
         data += slot * view->slot_bytes;
         page_size = 1, slot = 0;
     }
-    if (!kv_is_quantised(&layout)) { /* as kv_load, without a choice for each element */
+    if (!kv_is_quantised(&layout)) { /* as kv_load, but selects the format once */
         const enum element element = layout.element == KV_ELEMENT_BF16 ? ELEMENT_BF16 : ELEMENT_FP16;
         for (int64_t d = 0; d < width; d++) to[d] = (double)ref_load(data, element, d);
         return;
@@ -118,7 +119,7 @@ static void decode(const struct attention_problem *p, const struct key_source *s
     const float of_cache = p->kv_scale ? *p->kv_scale : 1.0f;
     const int32_t span = layout.group ? layout.group : layout.nope;
     int32_t d = 0;
-    while (d < layout.nope) { /* nor for each the scale of its group; `to` has room for a key */
+    while (d < layout.nope) { /* as kv_load, but loads a scale once per group; `to` has room for a key */
         const float scale = kv_scale_of(&layout, data, page_size, slot, d, of_cache);
         for (const int32_t end = d + span; d < end; d++)
             to[d] = (double)num_from_bf16(num_to_bf16(kv_code_value(&layout, token, d) * scale));
@@ -130,7 +131,7 @@ static void decode(const struct attention_problem *p, const struct key_source *s
 
 static double dot_of(const double *q, const double *key, int64_t width)
 {
-    double dot[4] = {0}; /* four at a time: one sum after the other would wait for each addition */
+    double dot[4] = {0}; /* four sums: a single one would wait for each addition */
     int64_t d = 0;
     for (; d + 4 <= width; d += 4, q += 4, key += 4)
         for (int i = 0; i < 4; i++) dot[i] += q[i] * key[i];
@@ -143,8 +144,8 @@ static void add_value(double *sum, double weight, const double *value, int64_t w
     for (const double *const end = value + width; value < end;) *sum++ += weight * *value++;
 }
 
-/* Fills the scores of all rows; or adds up the values, by the weights that stand in the scores' places. Returns how many
- * keys there are. */
+/* Computes the scores of all rows or, with `values`, adds up the values, weighted by what has replaced the
+ * scores. Returns the number of keys. */
 static int64_t meet_keys(const struct attention_problem *p, const struct rows *rows, const struct memory *m,
                          bool values)
 {
@@ -189,7 +190,7 @@ static void write_row(const struct attention_problem *p, const struct rows *rows
             empty ? rules->lse_of_empty : (float)(lse * (double)rules->lse_factor);
 }
 
-/* The query of a head, [d_qk]: where products are FP8, what its codes are worth. */
+/* Loads the query of a head, [d_qk]; with FP8 products, the bf16 values of its codes. */
 static void load_query(const struct attention_problem *p, const struct rows *rows, int64_t head, double *to)
 {
     const int64_t request = rows->request.index, token = rows->request.first_token + rows->token;

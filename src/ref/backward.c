@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The gradients of dense MHA, row by row. With P = exp(scale · q·k - lse), delta = Σ dout · out of the row and
- * dS = P · (dout·v - delta):
+ * The gradients of dense MHA, row by row. With P = exp(scale · q·k - lse), delta = Σ dout · out of the row
+ * and dS = P · (dout·v - delta):
  *
  *   dq = scale · Σ_t dS_t k_t        dk_t = scale · Σ_rows dS_t q        dv_t = Σ_rows P_t dout
  *
- * over the rows of all query heads that read the key head. Sums are in double and rounded once. Tokens and keys of no request have
- * gradients 0.
+ * over the rows of all query heads that read the key head. Sums are in double and rounded once. The gradients
+ * of tokens and keys of no request are 0.
  */
 #include "ref.h"
 
@@ -50,7 +50,7 @@ static struct memory memory_of(const struct backward_problem *p)
     return m;
 }
 
-/* A head of a token. */
+/* Returns the vector of a head of a token. */
 static uint16_t *vector_of(const struct token_view *view, int64_t request, int64_t token, int64_t head)
 {
     return view->data + request * view->request + token * view->token + head * view->head;
@@ -78,7 +78,8 @@ static void add(double *sum, double factor, const double *x, int64_t width)
     for (int64_t d = 0; d < width; d++) sum[d] += factor * x[d];
 }
 
-/* Token `token` of those of all requests, which sees the first `seen` keys of its request. */
+/* Adds the gradients of one row, which sees the first `seen` keys of its request. `token` counts the tokens
+ * of all requests. */
 static void add_row(const struct backward_problem *p, const struct memory *m, int64_t request, int64_t token,
                     int64_t head, int64_t seen)
 {
@@ -123,7 +124,7 @@ static void run_key_head(const struct backward_problem *p, const struct memory *
     }
 }
 
-/* Zeros in the heads of all tokens of ragged requests, or of all keys. */
+/* Writes zeros to all heads of the tokens, or keys, of ragged requests. */
 static void clear(const struct token_view *view, int64_t tokens, int64_t heads, int64_t width)
 {
     for (int64_t token = 0; token < tokens; token++)
@@ -137,7 +138,7 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     const struct memory m = memory_of(p);
     struct span span = {0};
     (void)kernel, (void)prepared;
-    if (p->is_ragged) { /* what belongs to a request is overwritten */
+    if (p->is_ragged) { /* tokens and keys of requests are overwritten below */
         clear(&p->dq, p->ragged_q.tokens, p->h_q, p->d_qk);
         clear(&p->dk, p->ragged_k.tokens, p->h_kv, p->d_qk);
         clear(&p->dv, p->ragged_k.tokens, p->h_kv, p->d_v);

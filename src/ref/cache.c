@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Cache append, gather and convert, token after token, by kvformat.h alone.
+ * Cache append, gather and convert, token by token, with the scalar formats of kvformat.h.
  */
 #include "ref.h"
 
@@ -8,7 +8,8 @@
 
 #include <string.h>
 
-/* A slot as kvformat.h counts it: pages whose slots do not follow each other are pages of one slot to it. */
+/* A slot as kvformat.h addresses it. Where the slots of a page may not be contiguous, each is a page of one
+ * slot. */
 struct place {
     uint8_t *page;
     int64_t page_size, slot;
@@ -37,7 +38,7 @@ static float round_to(enum element element, float x)
     return ref_load(&rounded, element, 0);
 }
 
-/* The first step: RMS norm of the first values. */
+/* Step 1: RMS norm of the first NORM_WIDTH values. */
 static void norm(const struct cache_problem *p, float *values)
 {
     const float factor = norm_factor(norm_sum_of_squares(values), p->norm_eps);
@@ -46,7 +47,7 @@ static void norm(const struct cache_problem *p, float *values)
             round_to(p->element, norm_value(values[i], factor, ref_load(p->norm_weight, p->element, i)));
 }
 
-/* The second step: RoPE of the last values. */
+/* Step 2: RoPE of the last ROPE_WIDTH values. */
 static void rope(const struct cache_problem *p, int64_t token, float *values)
 {
     const float *row = p->rope_table + cache_position(p, token) * p->table_stride;
@@ -84,7 +85,7 @@ static fmla_status append(const struct cache_problem *p)
         if (p->rope_pairs) rope(p, t, values + p->d_qk - ROPE_WIDTH);
         if (at_once) {
             kv_store_token(&cache->layout, at.page, at.page_size, at.slot, values, cache->scale);
-        } else { /* any number of values, each by itself */
+        } else { /* any number of values: stores each by itself */
             const struct kv_layout one = kv_layout_of(cache->format, 1);
             for (int64_t i = 0; i < p->d_qk; i++) {
                 values[0] = value_of(p, t, i);

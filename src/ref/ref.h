@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The oracle: every operation as its definition reads (docs/semantics.md), scalar, in double, one row after
- * the other, with nothing shared with the kernels but the number formats and the roundings of new_token.h. It runs when named, and decides
- * who is right.
+ * The oracle: every operation as its definition reads (docs/semantics.md), scalar, in double, row by row. It
+ * shares nothing with the kernels but the number formats and the roundings of new_token.h. It runs only when
+ * named, and its results count as correct.
  */
 #ifndef FMLA_REF_H
 #define FMLA_REF_H
@@ -10,7 +10,7 @@
 #include "../kernel.h"
 #include "../num.h"
 
-/* Element i of a tensor. */
+/* Returns element i of a tensor. */
 static inline float ref_load(const void *data, enum element element, int64_t i)
 {
     if (element == ELEMENT_F32) return ((const float *)data)[i];

@@ -1,27 +1,29 @@
 /* SPDX-License-Identifier: MIT
  *
- * Attention over a row tile with AMX: both products on tiles of bf16, the softmax between them by AVX-512.
+ * Attention over a row tile with AMX: both products on tiles of bf16, the softmax between them with AVX-512.
  *
- *   A tile has up to 16 groups of 16 rows. A block has up to 192 keys, so that the sums of O, which lie in memory, are loaded and stored
- *   once for six products each.
+ *   A row tile has up to 16 groups of 16 rows. A block has up to 192 keys, so that the sums of O, which lie
+ *   in memory, are loaded and stored once for six products each.
  *
- *   scores   S[16 keys][16 rows] += K[16 keys][32 d] · Q[32 d][16 rows]       K as it lies in the cache, Q in pairs along d
- *   softmax  lanes are rows; weights to bf16, in pairs along keys, and turned: P[16 rows][32 keys]
- *   values   O[16 rows][16 d]   += P[16 rows][32 keys] · V[32 keys][16 d]     V in pairs along keys: interleaved
+ *   scores   S[16 keys][16 rows] += K[16 keys][32 d] · Q[32 d][16 rows]   K as cached, Q in pairs along d
+ *   softmax  lanes are rows; weights to bf16, in pairs along keys, and transposed: P[16 rows][32 keys]
+ *   values   O[16 rows][16 d]   += P[16 rows][32 keys] · V[32 keys][16 d]   V in pairs of keys: interleaved
  *
  *   for each block:
- *       find K  →  for two groups at a time: S = K Q, softmax  →  for 32 numbers d at a time, all groups: O += P V
- *       while products run:  the next block's keys are brought along            the next 32 numbers d are interleaved
+ *       find K  →  for two groups at a time: S = K Q, softmax  →  for 32 d at a time, all groups: O += P V
+ *       during the products:  prefetch the next block's keys       interleave V of the next 32 d
  *
  *                          Q of group a   Q of group b                            V of d      V of d + 16
  *                         ┌─────────────┬─────────────┐                         ┌───────────┬───────────┐
  *      K of keys 0 … 15   │  S, tile 0  │  S, tile 1  │      P of group a       │ O, tile 0 │ O, tile 1 │
  *      K of keys 16 … 31  │      2      │      3      │      P of group b       │     2     │     3     │
  *                         └─────────────┴─────────────┘                         └───────────┴───────────┘
- *      4 tiles are loaded for 4 products, 32 cycles of 64. A tile of one group: 4 × 1 tiles of S, 1 × 4 of O, 64 numbers d at a time.
+ *      Four tile loads take 32 of the 64 cycles of four products. A row tile of one group: 4 × 1 tiles of
+ *      S, 1 × 4 of O, 64 dimensions at a time.
  *
- *   Weights of a row are relative to a base, which becomes its largest score only when that is above it by more than 8: P stays below
- *   2^8, which bf16 holds as exactly as what is below 1, and O is rescaled seldom, row by row, in memory.
+ *   Weights of a row are relative to a reference (`base`), which is raised to the largest score only when
+ *   that exceeds it by more than 8: P stays below 2^8, which bf16 holds as exactly as values below 1, and O
+ *   is rescaled seldom, row by row, in memory.
  *
  *   scratch of a worker, 128 rows
  *     q       of a group [d_qk / 2][16] pairs                       128 × 576 × 2 B = 144 KiB
@@ -29,10 +31,11 @@
  *     max, base, sum   of a group [16] float
  *     s       of two groups [192][16] float                          32 × 192 × 4 B =  24 KiB
  *     p       of a group [6][16 rows][16] pairs                     128 × 192 × 2 B =  48 KiB
- *     keys    [192][d_qk + 32] bf16     keys that do not lie as a tile is loaded    = 228 KiB
+ *     keys    [192][d_qk + 32] bf16     keys that cannot be loaded as a tile in place = 228 KiB
  *     values  twice [6][2 or 4][16 pairs][16] pairs               2 × 192 × 64 × 2 B =  48 KiB
  *
- *   Limit: docs/kernels/cpu-dense-decode.md. The tile unit does 16384 FLOP in 16 cycles, and waits for sums of O, and while the softmax runs.
+ *   Limit: docs/kernels/cpu-dense-decode.md. The tile unit does 16384 FLOP in 16 cycles; it waits for the
+ *   sums of O, and while the softmax runs.
  */
 #include "../convert.h"
 #include "../result.h"
@@ -46,9 +49,9 @@
 
 enum {
     KEYS = 192,          /* of a block */
-    WIDTH = 64,          /* most numbers d of values at a time */
-    DEPTH = 32,          /* of a product: numbers d of scores, keys of values */
-    PIECE = TILE * TILE, /* numbers of 32 bits of a tile */
+    WIDTH = 64,          /* maximum dimensions of values at a time */
+    DEPTH = 32,          /* of a product: dimensions of scores, keys of values */
+    PIECE = TILE * TILE, /* 32-bit numbers of a tile */
     MOST_ROWS = 256,
     GROUPS = MOST_ROWS / TILE,
     WIDEST = 576,
@@ -60,13 +63,14 @@ struct scratch {
     uint16_t *keys;
 };
 
-/* Numbers from one key of `keys` to the next: rows of a tile then lie in different sets of the first-level cache. */
+/* Returns the bf16 numbers from one key of `keys` to the next, padded so that the rows of a tile lie in
+ * different sets of the L1 cache. */
 static int64_t key_step(const struct attention_problem *p)
 {
     return p->d_qk + DEPTH;
 }
 
-/* Lays the scratch of a worker out from `base` on; returns its bytes. With base 0 it only counts. */
+/* Lays out a worker's scratch from `base` on; returns its bytes. Base 0 only counts. */
 static size_t scratch_layout(const struct cpu_call *call, uintptr_t base, struct scratch *scratch)
 {
     const size_t rows = (size_t)call->tile_rows, d_qk = (size_t)call->problem->d_qk,
@@ -92,23 +96,23 @@ static size_t scratch_bytes(const struct cpu_call *call)
 
 /* ---- A block of keys ------------------------------------------------------------------------- */
 
-/* 16 keys as a tile is loaded: the first, and bytes from one to the next. */
+/* 16 keys as a tile load takes them: the first key, and the bytes from one to the next. */
 struct key_tile {
     const uint16_t *at;
     int64_t bytes;
 };
 
-/* A block of keys, as all groups meet it. */
+/* A block of keys, which all groups share. */
 struct block {
-    struct key_tile keys[KEYS / TILE + 3]; /* the last one again, where products take four at once */
+    struct key_tile keys[KEYS / TILE + 3]; /* padded with the last tile: products take up to four at once */
     const uint16_t *values[KEYS];
     int64_t begin;
-    int32_t count, fewest;      /* keys; those that every row sees */
-    int32_t visible[MOST_ROWS]; /* those that a row sees */
+    int32_t count, fewest;      /* keys; keys that every row sees */
+    int32_t visible[MOST_ROWS]; /* keys that each row sees */
     struct tile_ahead ahead;
 };
 
-/* Up to a block of keys. */
+/* Copies up to a block of keys; returns their number. */
 static int32_t next_block(const struct cpu_tile *tile, int64_t *at, int64_t end, struct cpu_key *keys)
 {
     int32_t count = 0;
@@ -120,7 +124,7 @@ static int32_t next_block(const struct cpu_tile *tile, int64_t *at, int64_t end,
     return count;
 }
 
-/* Can the 16 keys be loaded from where they are? */
+/* Returns whether the 16 keys can be loaded as a tile in place. */
 static bool is_tile(const struct cpu_key *from)
 {
     const int64_t bytes = from[1].token - from[0].token;
@@ -130,7 +134,7 @@ static bool is_tile(const struct cpu_key *from)
     return is;
 }
 
-/* A key as bf16. */
+/* Copies a key as bf16. */
 static void copy_key(uint16_t *to, const struct cpu_key *from, int64_t d_qk)
 {
     _Alignas(64) float row[WIDEST];
@@ -149,7 +153,7 @@ static const uint16_t *as_bf16(const uint8_t *bytes)
     return (const uint16_t *)(const void *)bytes;
 }
 
-/* `count` keys, up to 16, as a tile, and their values: where they lie, or in `memory`. */
+/* Returns `count` keys, up to 16, as a tile, and their values: in place, or copied to `memory`. */
 static struct key_tile find_tile(const struct cpu_call *call, const struct cpu_key *from, int32_t count,
                                  uint16_t *memory, const uint16_t **values)
 {
@@ -165,7 +169,7 @@ static struct key_tile find_tile(const struct cpu_call *call, const struct cpu_k
     return (struct key_tile){memory, step * (int64_t)sizeof *memory};
 }
 
-/* The keys of a block, of which there is one at least. */
+/* Finds the keys of a block, which has at least one. */
 static void find_keys(const struct cpu_call *call, const struct cpu_key *from, uint16_t *memory,
                       struct block *block)
 {
@@ -179,17 +183,17 @@ static void find_keys(const struct cpu_call *call, const struct cpu_key *from, u
     for (int32_t i = 0; i < 3; i++) block->keys[t / TILE + i] = block->keys[t / TILE - 1];
 }
 
-/* Numbers d … d + width - 1 of two keys' values side by side, for `count` keys and then zeros up to `after`:
- * to[32 keys][16 d][pair][d] = (v[2 pair][d], v[2 pair + 1][d]). */
+/* Interleaves dimensions d … d + width - 1 of the values of two keys each, for `count` keys and then zeros up
+ * to `after`: to[32 keys][16 d][pair][d] = (v[2 pair][d], v[2 pair + 1][d]). */
 struct pairing {
     uint32_t *to;
     const uint16_t *const *from;
-    int32_t next, count, after; /* keys: `next` is the first that is left */
-    int32_t width, at_once;     /* 32 or 64; pairs of keys while four products run */
+    int32_t next, count, after; /* keys; `next` is the first that is left */
+    int32_t width, at_once;     /* 32 or 64; pairs of keys per four products */
     int64_t d;
 };
 
-/* Up to `pairs` pairs of keys more. */
+/* Interleaves up to `pairs` more pairs of keys. */
 INLINE void pair_some(struct pairing *pairing, int32_t pairs)
 {
     const __m512i zero = _mm512_setzero_si512();
@@ -209,7 +213,8 @@ INLINE void pair_some(struct pairing *pairing, int32_t pairs)
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-/* s[group][key][row] of keys in `tiles` tiles, two at a time, and two groups; `steps` of 32 numbers d. */
+/* Computes s[group][key][row] for the keys of `tiles` tiles, two at a time, and two groups, in `steps` steps
+ * of 32 dimensions. */
 static void scores_of_two(float *s, const struct key_tile *keys, int32_t tiles, const uint32_t *q,
                           int64_t steps, struct tile_ahead *ahead)
 {
@@ -239,7 +244,7 @@ static void scores_of_two(float *s, const struct key_tile *keys, int32_t tiles, 
     }
 }
 
-/* … of one group, four tiles of keys at a time. */
+/* The same for one group, four tiles of keys at a time. */
 static void scores_of_one(float *s, const struct key_tile *keys, int32_t tiles, const uint32_t *q,
                           int64_t steps, struct tile_ahead *ahead)
 {
@@ -268,8 +273,8 @@ static void scores_of_one(float *s, const struct key_tile *keys, int32_t tiles, 
     }
 }
 
-/* Adds to o[group][32 d][row][d] of two groups, d_v numbers a row, the values of 32 · steps keys, and prepares the `next` numbers d;
- * `empty`: O holds nothing yet. */
+/* Adds the values of 32 · steps keys to o[group][32 d][row][d] of two groups, with d_v numbers per row, and
+ * interleaves dimensions of `next`. `empty`: O holds nothing yet. */
 static void values_of_two(float *o, const uint32_t *p, const uint32_t *values, int64_t d_v, int32_t steps,
                           bool empty, struct tile_ahead *ahead, struct pairing *next)
 {
@@ -305,7 +310,7 @@ static void values_of_two(float *o, const uint32_t *p, const uint32_t *values, i
     TILE_STORE(3, o2 + PIECE);
 }
 
-/* … to o[64 d][row][d] of one group. */
+/* The same for o[64 d][row][d] of one group. */
 static void values_of_one(float *o, const uint32_t *p, const uint32_t *values, int32_t steps, bool empty,
                           struct tile_ahead *ahead, struct pairing *next)
 {
@@ -342,7 +347,8 @@ static void values_of_one(float *o, const uint32_t *p, const uint32_t *values, i
 
 /* ---- Softmax of a group ---------------------------------------------------------------------- */
 
-/* Scales the scores of keys [from, to) in place, those that a row does not see to -inf; returns the largest of them and of `top`, by rows. */
+/* Scales the scores of keys [from, to) in place and sets those that a row does not see to -inf; returns the
+ * largest of them and of `top` per row. */
 static __m512 mask_scores(float *s, int32_t from, int32_t to, __m512 factor, __m512i visible, __m512 top)
 {
     for (int32_t t = from; t < to; t++) {
@@ -355,7 +361,7 @@ static __m512 mask_scores(float *s, int32_t from, int32_t to, __m512 factor, __m
     return top;
 }
 
-/* The largest scaled score of keys [0, count), a multiple of 32, and of `top`, by rows. */
+/* Returns the largest scaled score of keys [0, count), a multiple of 32, and of `top`, per row. */
 static __m512 largest_score(const float *s, int32_t count, __m512 factor, __m512 top)
 {
     __m512 second = top;
@@ -366,7 +372,7 @@ static __m512 largest_score(const float *s, int32_t count, __m512 factor, __m512
     return _mm512_max_ps(top, second);
 }
 
-/* Weights of 32 keys as a tile p[row][pair of keys]; returns `total` with their sum added. */
+/* Computes the weights of 32 keys as a tile p[row][pair of keys]; returns `total` plus their sum. */
 static __m512 weigh(uint32_t *p, const float *s, __m512 factor, __m512 base, __m512 total)
 {
     __m512i r[TILE];
@@ -385,7 +391,7 @@ static __m512 weigh(uint32_t *p, const float *s, __m512 factor, __m512 base, __m
     return total;
 }
 
-/* Multiplies the rows of O that `which` names by their factors. */
+/* Multiplies the rows of O in the mask `which` by their factors. */
 static void rescale(float *o, int64_t d_v, __mmask16 which, __m512 factors)
 {
     _Alignas(64) float factor[TILE];
@@ -400,7 +406,8 @@ static void rescale(float *o, int64_t d_v, __mmask16 which, __m512 factors)
     }
 }
 
-/* A step of the online softmax of group `g` over `count` scores, of which every row of it sees the first `fewest`. */
+/* Runs a step of the online softmax of group `g` over `count` scores, of which every row of the group sees
+ * the first `fewest`. */
 static void softmax_of_group(const struct scratch *scratch, int32_t g, float *s, int32_t count,
                              int32_t fewest, const int32_t *visible, float scale, int64_t d_v, bool empty)
 {
@@ -432,13 +439,14 @@ static void softmax_of_group(const struct scratch *scratch, int32_t g, float *s,
 
 /* ---- A tile of rows -------------------------------------------------------------------------- */
 
-/* Groups of a tile, one or an even number, and which of them have met a key: of the others O holds nothing. */
+/* The groups of a tile, one or an even number, and which of them have met a key; O of the others holds
+ * nothing. */
 struct groups {
     int32_t count;
     bool begun[GROUPS];
 };
 
-/* The groups' rows, without keys yet. */
+/* Initialises the rows of the groups, which have met no key yet. */
 static struct groups begin_rows(const struct cpu_tile *tile, const struct scratch *scratch)
 {
     const struct attention_problem *p = tile->call->problem;
@@ -456,7 +464,8 @@ static struct groups begin_rows(const struct cpu_tile *tile, const struct scratc
     return groups;
 }
 
-/* The keys that some row of two groups from `g` on sees, or of one: the last row sees most. */
+/* Returns how many keys some row of the two groups from `g` on, or of the only group, sees: the last row sees
+ * most. */
 static int32_t seen_by(const struct block *block, const struct groups *groups, int32_t g)
 {
     const int32_t last = groups->count == 1 ? 0 : g + 1;
@@ -484,7 +493,8 @@ static void score_and_weigh(const struct cpu_call *call, const struct scratch *s
     }
 }
 
-/* Of values the first `together` keys meet all rows. */
+/* Adds the values of a block. All rows take the first `together` keys, with weight 0 where a row does not see
+ * one. */
 static void add_values_of_block(const struct cpu_call *call, const struct scratch *scratch,
                                 struct block *block, const struct groups *groups, int32_t together)
 {
@@ -516,7 +526,8 @@ static void add_values_of_block(const struct cpu_call *call, const struct scratc
     }
 }
 
-/* Key `t`, which only some rows see and which holds NaN or infinity: the others must not meet it. */
+/* Adds the value of key `t` to the rows that see it. The value holds NaN or infinity, so a weight of 0 would
+ * not protect the other rows. */
 static void add_value_to_rows(const struct scratch *scratch, const struct block *block, int32_t t,
                               int32_t rows, int64_t d_v)
 {
@@ -543,7 +554,7 @@ static void attend_block(const struct cpu_tile *tile, const struct scratch *scra
     for (int32_t g = 0; g < groups->count; g++) groups->begun[g] |= seen_by(block, groups, g / 2 * 2) != 0;
 }
 
-/* Rows of a group from its sums. Where a sum is 0 there was no key, or none whose score is above -inf. */
+/* Writes the rows of a group. A sum of 0 means that there was no key, or none whose score is above -inf. */
 static void finish_group(const struct cpu_tile *tile, const struct scratch *scratch, int32_t g)
 {
     const int64_t d_v = tile->call->problem->d_v;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The tiles of AMX, of which a thread has eight: 16 rows of 64 bytes each, which are 16 fp32, or 16 pairs of bf16.
+ * The tiles of AMX. A thread has eight tiles of 16 rows of 64 bytes, which are 16 fp32 or 16 pairs of bf16.
  *
- *   TILE_ADD(c, a, b)    c[m][n] += Σ_k a[m][k] · b[k][n]     m, n < 16, k < 32; b in pairs along k: b[k / 2][n][k % 2]
+ *   TILE_ADD(c, a, b)    c[m][n] += Σ_k a[m][k] · b[k][n]    m, n < 16, k < 32; b is stored [k / 2][n][k % 2]
  *
- * The number of a tile is part of its instruction, so these are macros, and the number is written out. A product adds to a sum that is
- * ready 52 cycles later, and one begins every 16: four sums in turns keep the unit busy.
+ * The number of a tile is part of its instruction, so these are macros and take literals. The sum of a
+ * product is ready after 52 cycles, and a product can start every 16: four sums in turn keep the unit busy.
  */
 #ifndef FMLA_CPU_AMX_TILES_H
 #define FMLA_CPU_AMX_TILES_H
@@ -20,13 +20,13 @@ enum { TILE = 16, TILE_BYTES = 64 }; /* rows; bytes of a row */
 #define TILE_STORE(t, at)       _tile_stored(t, at, TILE_BYTES)
 #define TILE_ADD(c, a, b)       _tile_dpbf16ps(c, a, b)
 
-/* What was written is in memory: compilers are not told that a tile is loaded from there. */
+/* Makes the compiler write pending stores to memory: it does not know that a tile load reads them. */
 static inline void tiles_see_memory(void)
 {
     __asm__ volatile("" ::: "memory");
 }
 
-/* All eight whole. */
+/* Configures all eight tiles at full size. */
 static inline void tiles_begin(void)
 {
     _Alignas(64) struct {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * AVX2, FMA and F16C: 12 sums, 2 vectors of rows and the broadcast in sixteen registers of 256 bits.
+ * AVX2, FMA and F16C. A register tile holds 12 sums, 2 vectors of rows and the broadcast in sixteen registers
+ * of 256 bits.
  */
 #ifndef FMLA_CPU_AVX2_VECTORS_H
 #define FMLA_CPU_AVX2_VECTORS_H

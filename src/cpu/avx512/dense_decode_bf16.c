@@ -1,29 +1,31 @@
 /* SPDX-License-Identifier: MIT
  *
- * Attention over a row tile with AVX-512 BF16: both products by vdpbf16ps, which multiplies pairs of bf16 and adds
- * both products to an fp32 lane.
+ * Attention over a row tile with AVX-512 BF16: both products by vdpbf16ps, which multiplies pairs of bf16 and
+ * adds both products to an fp32 lane.
  *
- *   lanes = rows. A vector holds 16 rows, a tile up to 4 vectors. A cached value meets all of them by broadcast, so
- *   the cache is read as it lies, and the softmax has no horizontal step.
+ *   lanes = rows. A vector holds 16 rows, a part up to 4 vectors. A cached value is broadcast to all of them,
+ *   so the cache is read as it lies, and the softmax has no horizontal step.
  *
- *   scores   S[t][rows] += (q[2i], q[2i+1])[rows] · (k[t][2i], k[t][2i+1])      pairs along d, as they lie in a key
- *   values   O[d][rows] += (p[2j], p[2j+1])[rows] · (v[2j][d], v[2j+1][d])      pairs along t: values are interleaved
+ *   scores   S[t][rows] += (q[2i], q[2i+1])[rows] · (k[t][2i], k[t][2i+1])   pairs along d, as in a key
+ *   values   O[d][rows] += (p[2j], p[2j+1])[rows] · (v[2j][d], v[2j+1][d])   pairs along t: interleaved
  *
- *   Rows are handled in parts of 64, one in decode, up to two in sparse prefill and four in MHA, whose keys are gathered for all at once.
+ *   A row tile consists of parts of 64 rows: one in decode, up to two in sparse prefill, up to four in MHA.
+ *   Keys are gathered once for all parts.
  *
  *   scratch of a worker
- *     q       of a part [d_qk / 2][vectors][16] pairs   Q                                64 × 576 × 2 B =  72 KiB
- *     o       of a part [d_v][vectors][16] float        unnormalised output              64 × 512 × 4 B = 128 KiB
+ *     q       of a part [d_qk / 2][vectors][16] pairs   Q                            64 × 576 × 2 B =  72 KiB
+ *     o       of a part [d_v][vectors][16] float        unnormalised output          64 × 512 × 4 B = 128 KiB
  *     max, sum, rescale, of a part [vectors][16] float
  *     s       [64][vectors][16] float            scores of one block                 64 ×  64 × 4 B =  16 KiB
  *     p       [32][vectors][16] pairs            probabilities, rounded to bf16      64 ×  64 × 2 B =   8 KiB
  *     values  [d_v / 32][32][32] pairs           the block's values, two keys a pair 64 × 512 × 2 B =  64 KiB
- *     keys    [64][d_qk] bf16                    keys that lie in another format       64 × 576 × 2 B =  72 KiB
+ *     keys    [64][d_qk] bf16                    converted keys of other formats     64 × 576 × 2 B =  72 KiB
  *
- *   for each block of 64 keys:  interleave V; for each part:  S = K Q  →  softmax step, P to bf16  →  O = O · rescale + Vᵀ P
+ *   for each block of 64 keys:
+ *     interleave V; for each part:  S = K Q  →  softmax step, P to bf16  →  O = O · rescale + Vᵀ P
  *
- *   Registers: 4 vectors × 4 keys (or 4 values) of sums, 4 of Q (or P), 1 broadcast. With fewer vectors more keys,
- *   so that enough sums are in flight to cover the latency of vdpbf16ps.
+ *   Registers: 4 vectors × 4 keys (or 4 values) of sums, 4 of Q (or P), 1 broadcast. With fewer vectors, more
+ *   keys, so that enough sums are in flight to cover the latency of vdpbf16ps.
  *   Limit: the issue rate of vdpbf16ps, 64 FLOP each.
  */
 #include "../convert.h"
@@ -51,7 +53,7 @@ struct scratch {
     float *s;
 };
 
-/* Lays the scratch of a worker out from `base` on; returns its bytes. With base 0 it only counts. */
+/* Lays out a worker's scratch from `base` on; returns its bytes. Base 0 only counts. */
 static size_t scratch_layout(const struct cpu_call *call, uintptr_t base, struct scratch *scratch)
 {
     const size_t rows = PLAN_ROW_TILE, d_qk = (size_t)call->problem->d_qk, d_v = (size_t)call->problem->d_v;
@@ -82,7 +84,7 @@ static size_t scratch_bytes(const struct cpu_call *call)
 
 /* ---- A tile --------------------------------------------------------------------------------- */
 
-/* A part of `rows` rows without keys yet. */
+/* Initialises a part of `rows` rows, which have met no key yet. */
 static void begin_part(const struct cpu_tile *tile, struct part *part, int32_t rows)
 {
     const struct attention_problem *p = tile->call->problem;
@@ -99,7 +101,7 @@ static void begin_part(const struct cpu_tile *tile, struct part *part, int32_t r
     }
 }
 
-/* A block of keys, as all parts meet it. */
+/* A block of keys, which all parts share. */
 struct block {
     const uint16_t *keys[BLOCK], *values[BLOCK];
     int64_t begin;
@@ -107,7 +109,7 @@ struct block {
     struct tile_ahead ahead;
 };
 
-/* The keys of a block as bf16: where they lie, or in `memory` if they lie in another format. */
+/* Finds the keys of a block as bf16: in place, or converted to `memory` from other formats. */
 static void find_keys(const struct cpu_call *call, const struct cpu_key *from, uint16_t *memory,
                       struct block *block)
 {
@@ -128,7 +130,8 @@ static void find_keys(const struct cpu_call *call, const struct cpu_key *from, u
     }
 }
 
-/* Says which keys the vectors of a whole part see, in a block of which some row sees `most` keys and others fewer. */
+/* Returns which keys the vectors of a whole part take, in a block of which some row sees `most` keys and
+ * others fewer. */
 static struct stairs stairs_of(const int32_t *visible, int32_t most)
 {
     struct stairs stairs = {.from_below = false};
@@ -161,13 +164,13 @@ INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *sc
         scores(scratch->s, tops, block->keys, part->q, most, p->d_qk / 2, vectors, keys_at_once);
     }
     uint32_t *weights = (uint32_t *)(void *)scratch->s;
-    bool all = true; /* keys that only some rows see go the way of the others */
+    bool all = true; /* keys that only some rows see are added with the others */
     if (fewest < most || !softmax_step_to_bf16(weights, scratch->s, tops, most, scale, vectors, part->max,
                                                part->sum, part->rescale)) {
         softmax_step(scratch->s, counts, fewest, visible, scale, vectors, part->max, part->sum,
                      part->rescale);
         all = are_finite(block->values, fewest, most,
-                         p->d_v); /* a row that does not see a key has weight 0 for it */
+                         p->d_v); /* a row has weight 0 for a key that it does not see */
         if (all) fewest = most;
         weights = scratch->p;
         softmax_to_bf16(scratch->p, scratch->s, fewest, vectors);
@@ -202,7 +205,7 @@ static void attend_part(const struct cpu_tile *tile, const struct scratch *scrat
     }
 }
 
-/* Rows of a part from its sums. Where a sum is 0 there was no key, or none whose score is above -inf. */
+/* Writes the rows of a part. A sum of 0 means that there was no key, or none whose score is above -inf. */
 static void finish_part(const struct cpu_tile *tile, const struct part *part)
 {
     const int64_t d_v = tile->call->problem->d_v, lanes = (int64_t)part->vectors * VECTOR;

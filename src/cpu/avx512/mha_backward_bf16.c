@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Gradients of dense MHA for a tile of lanes (backward.h) with AVX-512 BF16: all products by vdpbf16ps, P and dS rounded to bf16.
+ * Gradients of dense MHA for a tile of lanes (backward.h) with AVX-512 BF16: all products by vdpbf16ps, with
+ * P and dS rounded to bf16.
  *
  *   scratch of a worker                                                                          192/128
  *     x, y    of a part [d / 2][vectors][16] pairs      the lanes' vectors                        4 × 40 KiB
@@ -10,7 +11,8 @@
  *     pairs   [32][vectors][16] pairs                   P, or dS, rounded to bf16                      8 KiB
  *
  *   Lanes are handled in up to four parts of 64, for which the vectors met are interleaved once.
- *   for each block of 64 vectors met, for each part:  S = mx x, dP = my y  →  P, dS  →  dx += mxᵀ dS, and of keys dy += myᵀ P
+ *   for each block of 64 vectors met, for each part:
+ *     S = mx x, dP = my y  →  P, dS  →  dx += mxᵀ dS; for keys dy += myᵀ P
  */
 #include "../backward.h"
 
@@ -27,7 +29,7 @@ struct part {
     int32_t first_lane, vectors;
     uint32_t *x, *y;
     float *dx, *dy;
-    _Alignas(64) float lse[PLAN_ROW_TILE], delta[PLAN_ROW_TILE]; /* of rows */
+    _Alignas(64) float lse[PLAN_ROW_TILE], delta[PLAN_ROW_TILE]; /* where the lanes are rows */
 };
 
 struct scratch {
@@ -58,17 +60,18 @@ static size_t scratch_bytes(const struct backward_problem *p)
     return scratch_layout(p, 0, &unused);
 }
 
-/* A block of vectors met, as all parts meet it. */
+/* A block of vectors met, which all parts share. */
 struct block {
     const struct cpu_met *met;
     const uint16_t *x[BLOCK], *y[BLOCK];
-    bool interleaved[2]; /* x, y: whole */
+    bool interleaved[2]; /* x, y: with all vectors */
     struct tile_ahead ahead;
 };
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
-/* Says what meets the vectors of a whole part, in a block that lanes do not see alike; counted from the first vector that some lane sees. */
+/* Returns which vectors met the vectors of a whole part take, in a block that its lanes do not see alike.
+ * Edges count from the first vector that some lane sees. */
 static struct stairs stairs_of(const struct cpu_seen *seen, bool are_keys)
 {
     const int32_t count = seen->end - seen->begin;
@@ -86,8 +89,8 @@ static struct stairs stairs_of(const struct cpu_seen *seen, bool are_keys)
     return stairs;
 }
 
-/* P and dS of the vectors that some lane sees, from S and dP. Of rows in the lanes lse and delta are the lanes', of keys those of the
- * vector met. */
+/* Computes P and dS of the vectors that some lane sees, from S and dP. lse and delta are those of the lanes
+ * where these are rows, and those of the vectors met where the lanes are keys. */
 static void weigh(const struct cpu_lanes *lanes, const struct cpu_met *met, const struct cpu_seen *seen,
                   const struct part *part, const struct stairs *stairs, const struct scratch *scratch)
 {
@@ -126,7 +129,8 @@ static bool is_whole(const struct cpu_seen *seen, int32_t t)
     return t >= seen->whole && t < seen->whole_end;
 }
 
-/* Interleaves vectors met, without those that only some lanes see if one of these holds NaN or infinity; says whether all are there. */
+/* Interleaves the vectors met. If one that only some lanes see holds NaN or infinity, all such vectors are
+ * left out, as zeros. Returns whether all vectors are there. */
 static bool bring(uint32_t *to, const uint16_t *const *from, int64_t width, const struct cpu_seen *seen,
                   int32_t count, bool *interleaved)
 {
@@ -179,7 +183,7 @@ INLINE void meet_vectors(const struct cpu_lanes *lanes, const struct scratch *sc
     struct cpu_seen seen;
     backward_masks(lanes, block->met, part->first_lane, width, &seen);
     if (seen.begin == seen.end) return;
-    /* Whole pairs: vectors that are met in addition are seen by no lane. */
+    /* Rounded to whole pairs: no lane sees the vectors added. */
     seen.begin &= ~1;
     if (seen.end % 2 && seen.end < block->met->count) seen.end++;
     const int32_t count = seen.end - seen.begin;
@@ -240,7 +244,7 @@ static void begin_part(const struct cpu_lanes *lanes, struct part *part)
     }
 }
 
-/* `dx` and `dy` have room for 16 rows. */
+/* Writes the gradients of a part. `dx` and `dy` have room for 16 rows. */
 static void finish_part(const struct cpu_lanes *lanes, const struct part *part, float *dx, float *dy)
 {
     const struct backward_problem *p = lanes->problem;

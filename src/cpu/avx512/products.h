@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The products of the AVX-512 BF16 kernels by vdpbf16ps, which multiplies pairs of bf16 and adds both products to an fp32 lane.
+ * The products of the AVX-512 BF16 kernels, by vdpbf16ps, which multiplies pairs of bf16 and adds both
+ * products to an fp32 lane.
  *
- *   scores   S[t][rows] += (q[2i], q[2i+1])[rows] · (k[t][2i], k[t][2i+1])      pairs along d, as they lie in a key
- *   values   O[d][rows] += (p[2j], p[2j+1])[rows] · (v[2j][d], v[2j+1][d])      pairs along t: values are interleaved
+ *   scores   S[t][rows] += (q[2i], q[2i+1])[rows] · (k[t][2i], k[t][2i+1])   pairs along d, as in a key
+ *   values   O[d][rows] += (p[2j], p[2j+1])[rows] · (v[2j][d], v[2j+1][d])   pairs along t: interleaved
  */
 #ifndef FMLA_CPU_AVX512_PRODUCTS_H
 #define FMLA_CPU_AVX512_PRODUCTS_H
@@ -30,10 +31,11 @@ INLINE __m512bh load_pairs(const uint32_t *at)
     return (__m512bh)_mm512_load_si512(at);
 }
 
-/* ---- What some vectors of rows do not see ---------------------------------------------------- */
+/* ---- Causal masks ---------------------------------------------------------------------------- */
 
-/* Says which of VECTORS vectors of rows and keys [0, edge[VECTORS]) meet: keys [edge[n], edge[n + 1]) meet the vectors from n on or,
- * where `from_below`, vectors 0 … n. Edges below the last are multiples of STEP. */
+/* Which of VECTORS vectors of rows take which of keys [0, edge[VECTORS]) under a causal mask: keys [edge[n],
+ * edge[n + 1]) go to the vectors from n on or, with `from_below`, to vectors 0 … n. Edges below the last are
+ * multiples of STEP. */
 enum { STEP = 4 };
 
 struct stairs {
@@ -51,7 +53,7 @@ INLINE int stairs_after(bool from_below, int n)
     return from_below ? n + 1 : VECTORS;
 }
 
-/* The keys that vector `v` meets: from `begin` on, before `end`. */
+/* Returns the keys [begin, end) that vector `v` takes. */
 static inline void stairs_of_vector(const struct stairs *stairs, int v, int32_t *begin, int32_t *end)
 {
     *begin = stairs->from_below ? stairs->edge[v] : 0;
@@ -60,7 +62,8 @@ static inline void stairs_of_vector(const struct stairs *stairs, int v, int32_t 
 
 /* ---- Scores --------------------------------------------------------------------------------- */
 
-/* `count` keys from `keys`, vectors first … after - 1 of `vectors` vectors of rows (all but `keys` compile-time). */
+/* Computes the scores of `count` keys for vectors first … after - 1 of `vectors` vectors of rows; these four
+ * are compile-time constants. */
 INLINE void score_tile(float *s, __m512 *top, const uint16_t *const *keys, const uint32_t *q, int64_t pairs,
                        const int first, const int after, const int vectors, const int count)
 {
@@ -90,7 +93,8 @@ INLINE void score_tile(float *s, __m512 *top, const uint16_t *const *keys, const
         }
 }
 
-/* s[t][row] for `count` keys, and where `top` is not NULL (compile-time) the largest of them by rows, which a NaN does not become. */
+/* Computes s[t][row] for `count` keys and, where `top` is not NULL (compile-time), their maximum per row,
+ * ignoring NaN. */
 INLINE void scores(float *s, __m512 *top, const uint16_t *const *keys, const uint32_t *q, int32_t count,
                    int64_t pairs, const int vectors, const int at_once)
 {
@@ -112,7 +116,7 @@ INLINE void scores_between(float *s, const uint16_t *const *keys, const uint32_t
         score_tile(s + t * VECTORS * VECTOR, NULL, keys + t, q, pairs, first, after, VECTORS, 1);
 }
 
-/* s[t][row] of vectors of rows and keys that meet. */
+/* Computes s[t][row] for the vectors of rows and keys that `stairs` combines. */
 static inline void scores_of_stairs(float *s, const uint16_t *const *keys, const uint32_t *q,
                                     const struct stairs *stairs, int64_t pairs)
 {
@@ -131,7 +135,8 @@ static inline void scores_of_stairs(float *s, const uint16_t *const *keys, const
 
 /* ---- Values --------------------------------------------------------------------------------- */
 
-/* 32 numbers of two keys side by side: pairs of the first 16, and of the others. */
+/* Interleave 32 numbers of two keys: the first function returns the pairs of the first 16, the second those
+ * of the others. */
 INLINE __m512i pair_first(__m512i x, __m512i y)
 {
     static const uint16_t order[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
@@ -146,8 +151,8 @@ INLINE __m512i pair_second(__m512i x, __m512i y)
     return _mm512_permutex2var_epi16(x, _mm512_loadu_si512(order), y);
 }
 
-/* Two keys' values side by side: values[group][pair][d in group] = (v[2 pair][d], v[2 pair + 1][d]). A last key
- * without a partner gets zeros. */
+/* Interleaves the values of two keys each: values[group][pair][d in group] = (v[2 pair][d], v[2 pair +
+ * 1][d]). A last key without a partner is paired with zeros. */
 static inline void interleave(uint32_t *values, const uint16_t *const *from, int32_t count, int64_t d_v)
 {
     for (int32_t j = 0; 2 * j < count; j++) {
@@ -181,7 +186,7 @@ INLINE void store_values(float *o, __m512 sum[16][VECTORS], const int vectors, c
         for (int v = 0; v < vectors; v++) _mm512_store_ps(o + (d * vectors + v) * VECTOR, sum[d][v]);
 }
 
-/* Adds pairs [from, to) to `count` values of vectors first … after - 1. */
+/* Adds the products of pairs [from, to) to `count` values of vectors first … after - 1. */
 INLINE void add_pairs(__m512 sum[16][VECTORS], const uint32_t *values, const uint32_t *p, int32_t from,
                       int32_t to, const int first, const int after, const int vectors, const int count)
 {
@@ -199,8 +204,8 @@ INLINE void add_pairs(__m512 sum[16][VECTORS], const uint32_t *values, const uin
     }
 }
 
-/* o[d][row] = o[d][row] · rescale[row] + Σ_t v[t][d] · p[t][row], for `width` numbers d, over `pairs` pairs of
- * keys that every row sees. */
+/* o[d][row] = o[d][row] · rescale[row] + Σ_t v[t][d] · p[t][row], for `width` numbers d, over `pairs` pairs
+ * of keys that every row sees. */
 INLINE void add_values(float *o, const uint32_t *values, int64_t width, const uint32_t *p,
                        const float *rescale, int32_t pairs, struct tile_ahead *ahead, const int vectors,
                        const int at_once)
@@ -232,7 +237,7 @@ INLINE void add_values_of_stairs_by(const bool from_below, float *o, const uint3
     }
 }
 
-/* The same, of vectors of rows and keys that meet. */
+/* The same for the vectors of rows and keys that `stairs` combines. */
 static inline void add_values_of_stairs(float *o, const uint32_t *values, int64_t width, const uint32_t *p,
                                         const float *rescale, const struct stairs *stairs,
                                         struct tile_ahead *ahead)
@@ -243,7 +248,7 @@ static inline void add_values_of_stairs(float *o, const uint32_t *values, int64_
         add_values_of_stairs_by(false, o, values, width, p, rescale, stairs->edge, ahead);
 }
 
-/* Is every value of keys [from, to) finite? */
+/* Returns whether every value of keys [from, to) is finite. */
 static inline bool are_finite(const uint16_t *const *values, int32_t from, int32_t to, int64_t d_v)
 {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
@@ -256,7 +261,8 @@ static inline bool are_finite(const uint16_t *const *values, int32_t from, int32
     return !infinite;
 }
 
-/* One key that only some rows see and that holds NaN or infinity: the others must not meet it. */
+/* Adds the value of one key to the rows that see it. The value holds NaN or infinity, so a weight of 0 would
+ * not protect the other rows. */
 static inline void add_value_where_seen(float *o, const uint16_t *value, const float *s, int64_t d_v,
                                         const __mmask16 *seen, int vectors)
 {

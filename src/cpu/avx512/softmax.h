@@ -10,8 +10,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* 2^x, relative error below 2^-22; 2^-inf = 0, NaN stays NaN. x = n + f with 0 ≤ f ≤ 1; 2^f by the polynomial of degree 5 that is 1 at
- * 0 and whose largest relative error, 2^-23.5, is least. scalef takes n from x itself. */
+/* Returns 2^x with a relative error below 2^-22; 2^-inf = 0, NaN stays NaN. x = n + f with 0 ≤ f ≤ 1. 2^f is
+ * the polynomial of degree 5 that is 1 at 0 and whose largest relative error, 2^-23.5, is smallest; scalef
+ * takes n from x itself. */
 static inline __m512 softmax_exp2(__m512 x)
 {
     const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
@@ -24,8 +25,9 @@ static inline __m512 softmax_exp2(__m512 x)
     return _mm512_scalef_ps(y, x);
 }
 
-/* What the sums of a vector of rows become with the weights of one more block, in base 2: their largest score is `top` now, weights are
- * relative to `base`, and come to `total`. */
+/* Updates max and sum of a vector of rows by one more block, in base 2, and writes the factors for older sums
+ * of O to `rescale`: `top` is the largest score now, and the weights of the block, relative to `base`, add up
+ * to `total`. */
 static inline void softmax_sum_up(float *max, float *sum, float *rescale, __m512 top, __m512 base,
                                   __m512 total)
 {
@@ -35,14 +37,15 @@ static inline void softmax_sum_up(float *max, float *sum, float *rescale, __m512
     _mm512_store_ps(sum, _mm512_fmadd_ps(_mm512_load_ps(sum), older, total));
 }
 
-/* What weights are relative to: the largest score, or 0 where that is -inf, which keeps 2^(-inf - base) at 0. */
+/* Returns the reference of weights: the largest score, or 0 where that is -inf, which keeps 2^(-inf - base)
+ * at 0. */
 static inline __m512 softmax_base(__m512 top)
 {
     const __mmask16 none = _mm512_cmp_ps_mask(top, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ);
     return _mm512_mask_mov_ps(top, none, _mm512_setzero_ps());
 }
 
-/* Two vectors of rows as pairs of bf16, the first one's in the lower halves. */
+/* Returns two vectors of rows as pairs of bf16, the first vector in the lower halves. */
 static inline __m512i softmax_pairs(__m512 first, __m512 second)
 {
     static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
@@ -50,9 +53,9 @@ static inline __m512i softmax_pairs(__m512 first, __m512 second)
     return _mm512_permutexvar_epi16(_mm512_loadu_si512(order), (__m512i)_mm512_cvtne2ps_pbh(second, first));
 }
 
-/* One step of the online softmax over s[0 … count)[vectors][16]: turns scores into probabilities against the new
- * maximum (kept in base 2, scaled) and gives what older sums must be multiplied by. Below `fewest` every row sees
- * the key; of vector v there are counts[v] scores. */
+/* One step of the online softmax over s[0 … count)[vectors][16]: turns scores into probabilities relative to
+ * the new maximum (in base 2, scaled) and writes to `rescale` the factors for older sums. Every row sees the
+ * keys below `fewest`; vector v has counts[v] scores. */
 static inline void softmax_step(float *s, const int32_t *counts, int32_t fewest, const int32_t *visible,
                                 float scale, int vectors, float *max, float *sum, float *rescale)
 {
@@ -82,7 +85,8 @@ static inline void softmax_step(float *s, const int32_t *counts, int32_t fewest,
     }
 }
 
-/* p[j][row] = (s[2j][row], s[2j + 1][row]) as bf16, for `count` keys; a last key without a partner gets 0. */
+/* p[j][row] = (s[2j][row], s[2j + 1][row]) as bf16, for `count` keys; a last key without a partner is paired
+ * with 0. */
 static inline void softmax_to_bf16(uint32_t *p, const float *s, int32_t count, int vectors)
 {
     const int64_t stride = (int64_t)vectors * 16;
@@ -94,9 +98,12 @@ static inline void softmax_to_bf16(uint32_t *p, const float *s, int32_t count, i
         }
 }
 
-/* The same step, and the probabilities as pairs of bf16, of keys that every row sees, an even number of them: without scaled scores or
- * probabilities in memory. `largest` are the largest scores by rows, and p may be where s is. Of products that are not rounded before the base is subtracted the largest may be above it, by half a
- * unit in the last place: so bases are small here. false, and nothing done: they are not, or the largest score is not the largest product. */
+/* The same step for an even number of keys that every row sees, with the probabilities as pairs of bf16;
+ * neither scaled scores nor fp32 probabilities go through memory. `largest` holds the largest scores per row,
+ * and p may alias s. The products are not rounded before the base is subtracted, so the largest may exceed it
+ * by half a unit in the last place; this path therefore takes only small bases. Returns false, with nothing
+ * done, where a base is large, `scale` is not positive (the largest score is then not the largest product) or
+ * `count` is odd. */
 static inline bool softmax_step_to_bf16(uint32_t *p, const float *s, const __m512 *largest, int32_t count,
                                         float scale, int vectors, float *max, float *sum, float *rescale)
 {

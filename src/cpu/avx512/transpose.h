@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * Between rows as they lie in memory and lanes: 16 rows of 16 numbers of 32 bits, in registers.
+ * Converts between rows as they lie in memory and lanes: transposes 16 rows of 16 numbers of 32 bits in
+ * registers.
  */
 #ifndef FMLA_CPU_AVX512_TRANSPOSE_H
 #define FMLA_CPU_AVX512_TRANSPOSE_H
 
 #include "products.h"
 
-/* r[i][j] becomes r[j][i]. */
+/* Transposes: r[i][j] becomes r[j][i]. */
 INLINE void transpose(__m512i r[16])
 {
     __m512i t[16];
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) { /* pairs of rows, number by number */
+    for (int i = 0; i < 8; i++) { /* interleave pairs of rows */
         t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
         t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
     }
@@ -39,8 +40,8 @@ INLINE void transpose(__m512i r[16])
     for (int i = 0; i < 16; i++) r[i] = t[i];
 }
 
-/* Vectors of bf16, `count` of them, up to 16, side by side as pairs: to[i · lanes + l] = (from[l][2 i], from[l][2 i + 1]). Lanes without
- * a vector get zeros. `width` is a multiple of 32. */
+/* Packs `count` vectors of bf16, up to 16, side by side as pairs: to[i · lanes + l] = (from[l][2 i],
+ * from[l][2 i + 1]). Lanes without a vector get zeros. `width` is a multiple of 32. */
 static inline void pack_pairs(uint32_t *to, const uint16_t *const *from, int32_t count, int64_t width,
                               int64_t lanes)
 {
@@ -55,8 +56,8 @@ static inline void pack_pairs(uint32_t *to, const uint16_t *const *from, int32_t
     }
 }
 
-/* A vector of lanes as rows, the first `count` of them: to[l · width + d] = from[d · lanes + l] · factor[l],
- * and 0 where a lane is not one of `some`. `width` is a multiple of 16. */
+/* Unpacks the first `count` lanes of a vector into rows: to[l · width + d] = from[d · lanes + l] · factor[l],
+ * and 0 for lanes outside of the mask `some`. `width` is a multiple of 16. */
 static inline void unpack_rows(float *to, const float *from, int32_t count, int64_t width, int64_t lanes,
                                __m512 factor, __mmask16 some)
 {

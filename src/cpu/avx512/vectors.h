@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * AVX-512 without its bf16 product, and fp16 caches on all: in thirty-two registers of 512 bits 16 sums and the vectors
- * of rows, of one group or of two; of one the broadcast is part of the multiply-add.
+ * AVX-512 without its bf16 product, and fp16 caches on every AVX-512 processor. A register tile holds 16 sums
+ * and the vectors of rows of one group or two in thirty-two registers of 512 bits; with one group the
+ * broadcast is part of the multiply-add.
  */
 #ifndef FMLA_CPU_AVX512_VECTORS_H
 #define FMLA_CPU_AVX512_VECTORS_H
