@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The public functions that are no operation: threads, and what runs here; and what those of operations do alike.
+ * The public functions for threads and devices, and the common part of the operations' public functions.
  */
 #include "api.h"
 

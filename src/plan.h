@@ -12,7 +12,7 @@
 
 enum {
     PLAN_BLOCK = 64 /* keys per block */,
-    PLAN_OVERHEAD = 5 /* cost of each request in a partition, in blocks */
+    PLAN_OVERHEAD = 5 /* cost per request of a partition, in blocks */
 };
 enum { PLAN_ROW_TILE = 64 /* rows (query token, query head) that one worker processes together */ };
 

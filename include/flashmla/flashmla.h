@@ -48,9 +48,9 @@
  *                    sigaltstack refuses a stack below sysconf(_SC_MINSIGSTKSZ), about 11 KiB. If the process
  *                    already has such a stack, Linux refuses the request, and the other kernels run.
  *   GPUs             The driver is loaded at the first use of a GPU. An operation runs in the calling
- *                    thread's current context, which must be of the tensors' device (else FMLA_INVALID_ARGUMENT); a
- *                    thread without a context borrows the device's primary context for the call. Between
- *                    calls that context may be reset (cuDevicePrimaryCtxReset), and others may be destroyed.
+ *                    thread's current context, which must be of the tensors' device (else
+ *                    FMLA_INVALID_ARGUMENT); a thread without a context borrows the device's primary
+ *                    context for the call. Between calls that context may be reset (cuDevicePrimaryCtxReset), and others may be destroyed.
  *   Graphs           On a GPU, operations are asynchronous on args->stream, never synchronise, never read
  *                    device memory on the host, and can be captured into a CUDA graph. On the CPU, stream is
  *                    ignored.
@@ -498,7 +498,8 @@ typedef struct fmla_sparse_decode_args {
     /* [b, s_q, topk] int32: page · page_size + slot. An entry outside [0, pages · page_size) names no key,
      * anywhere in the list. A slot listed twice counts twice. */
     const fmla_tensor *indices;
-    /* [b] int32: request r's tokens use their first topk_length[r] indices; clamped to [0, topk]. NULL = topk */
+    /* [b] int32: tokens of request r use their first topk_length[r] indices; clamped to [0, topk].
+     * NULL = topk. */
     const fmla_tensor *topk_length;
     const fmla_tensor *attn_sink; /* [h_q] fp32 or NULL: out *= 1 / (1 + exp(sink - lse)), natural lse */
     /* A second cache with its own format (extra_kv_format), page size, indices and lengths: a token sees the
