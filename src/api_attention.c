@@ -35,7 +35,7 @@ struct common {
     ((struct common){(args)->workspace, (args)->workspace_size, (args)->stream, (args)->softmax_scale,       \
                      (args)->lse_empty, (args)->log_base})
 
-/* ---- What they share ------------------------------------------------------------------------- */
+/* ---- The common part ------------------------------------------------------------------------- */
 
 static fmla_status fill(struct call *c, const struct common *common, const struct checked_tensor *q,
                         const struct checked_tensor *sink, const struct checked_tensor *out,
@@ -207,7 +207,7 @@ static fmla_status fill_queries(struct call *c)
     return FMLA_OK;
 }
 
-/* ---- Each ------------------------------------------------------------------------------------ */
+/* ---- The operations -------------------------------------------------------------------------- */
 
 static fmla_status prepare_dense_decode(struct call *c)
 {

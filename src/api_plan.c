@@ -243,7 +243,7 @@ fmla_status fmla_sparse_plan(const fmla_sparse_plan_args *args)
     return make_plan(prepare_sparse_plan, args);
 }
 
-/* ---- Plans that came ------------------------------------------------------------------------- */
+/* ---- Checks of plans ------------------------------------------------------------------------- */
 
 fmla_status check_buffer(const char *operation, const char *name, const void *buffer, size_t size,
                          size_t needed, size_t alignment)

@@ -77,7 +77,7 @@ fmla_status dispatch_prepare(fmla_device device)
     return FMLA_OK;
 }
 
-/* ---- Once a process: machine, environment, reasons of fmla_capabilities --------------------- */
+/* ---- State of the process: processor, environment, words of fmla_capabilities --------------- */
 
 static struct {
     pthread_once_t once;
@@ -189,7 +189,7 @@ void dispatch_describe(fmla_device device, fmla_device_info *info)
     info->driver_needed = cuda_build.driver;
 }
 
-/* ---- What a kernel takes -------------------------------------------------------------------- */
+/* ---- Whether a kernel accepts a call -------------------------------------------------------- */
 
 static bool has_size(const int32_t *sizes, int64_t size)
 {

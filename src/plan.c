@@ -57,7 +57,7 @@ static void build_default(struct plan_tables plan, int64_t batch, const struct p
     int64_t total = 0;
     for (int64_t r = 0; r < batch; r++) total += blocks_of(lists, r) + PLAN_OVERHEAD;
     const int64_t planned = plan_planned(plan);
-    const int64_t payload = (total + planned - 1) / planned + PLAN_OVERHEAD; /* enough for all requests */
+    const int64_t payload = (total + planned - 1) / planned + PLAN_OVERHEAD; /* all requests fit */
     write_header(plan, batch, payload);
     num_splits[0] = 0;
 
@@ -89,7 +89,7 @@ static void build_default(struct plan_tables plan, int64_t batch, const struct p
     }
 }
 
-/* ---- By costs -------------------------------------------------------------------------------- */
+/* ---- Planning by costs ----------------------------------------------------------------------- */
 
 /* Fills start [batch + 1] (plan_costs.h); returns false for a batch beyond the limits of planning by
  * costs. */

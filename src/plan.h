@@ -10,10 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum {
-    PLAN_BLOCK = 64 /* keys per block */,
-    PLAN_OVERHEAD = 5 /* cost per request of a partition, in blocks */
-};
+enum { PLAN_BLOCK = 64 /* keys per block */, PLAN_OVERHEAD = 5 /* cost of touching a request, in blocks */ };
 enum { PLAN_ROW_TILE = 64 /* rows (query token, query head) that one worker processes together */ };
 
 /* One partition. The order of the fields is part of the public interface. */

@@ -21,7 +21,7 @@ static inline const char *operation_name(enum operation operation)
     return descriptors[operation].name;
 }
 
-/* How `out` and `lse` follow from the attention result; the same for every operation. */
+/* The rules that turn the attention result into `out` and `lse`; the same for every operation. */
 struct result_rules {
     const float *attn_sink; /* [h_q] or NULL */
     float lse_of_empty;     /* lse of a row without keys: +inf or -inf */
@@ -94,7 +94,7 @@ enum { KEY_SOURCES = 2 };
 enum cut {
     CUT_BY_PLAN,
     CUT_INVARIANT, /* into chunks at the same keys for any batch around a request */
-    CUT_EVENLY,    /* only if there is too little work without; no plan */
+    CUT_EVENLY,    /* only if there is too little work without cutting; no plan */
     CUT_NEVER      /* so that a request's bits depend on nothing else in the batch */
 };
 

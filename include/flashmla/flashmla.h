@@ -50,7 +50,8 @@
  *   GPUs             The driver is loaded at the first use of a GPU. An operation runs in the calling
  *                    thread's current context, which must be of the tensors' device (else
  *                    FMLA_INVALID_ARGUMENT); a thread without a context borrows the device's primary
- *                    context for the call. Between calls that context may be reset (cuDevicePrimaryCtxReset), and others may be destroyed.
+ *                    context for the call. Between calls that context may be reset
+ *                    (cuDevicePrimaryCtxReset), and others may be destroyed.
  *   Graphs           On a GPU, operations are asynchronous on args->stream, never synchronise, never read
  *                    device memory on the host, and can be captured into a CUDA graph. On the CPU, stream is
  *                    ignored.
@@ -204,7 +205,7 @@ FMLA_API fmla_status fmla_set_num_threads(int32_t n);
 /* Returns the most workers that the next CPU call may use. Never fails. */
 FMLA_API int32_t fmla_num_threads(void);
 
-/* ---- What runs here ------------------------------------------------------------------------- */
+/* ---- Devices and kernels -------------------------------------------------------------------- */
 
 /* The element types that a kernel accepts, as bits. */
 enum FMLA_INT32 { FMLA_TAKES_BF16 = 1 << 0, FMLA_TAKES_FP16 = 1 << 1, FMLA_TAKES_FP32 = 1 << 2 };
