@@ -76,8 +76,8 @@ static struct {
 
 /* An estimate of the machine's other load. */
 static struct {
-    _Atomic int64_t
-        missed; /* nanoseconds of work since a helper last joined; loops that ran alone do not count */
+    /* Nanoseconds of work since a helper last joined, without loops that ran alone. */
+    _Atomic int64_t missed;
     _Atomic int64_t until; /* when small loops may have helpers again; 0: now */
 } busy;
 

@@ -822,13 +822,12 @@ FMLA_API fmla_status fmla_rope_table(float *table, int64_t positions, double bas
 typedef struct fmla_cache_gather_args {
     size_t struct_size;
     const fmla_tensor *kv_cache; /* as in fmla_cache_append_args; read */
-    const fmla_tensor
-        *slots; /* [tokens] int64; -1, and any value that is not a slot of the cache, gives a row of zeros */
-    const fmla_tensor *out; /* [tokens, d_qk] bf16, fp16 or fp32; written */
-    void *stream;           /* CUDA stream; not used on the CPU */
-    const char *kernel;     /* name of a kernel to force; NULL = the best */
-    int32_t kv_format;      /* FMLA_KV_…, not FMLA_KV_NONE */
-    float cache_scale;      /* of FMLA_KV_FP8_576: finite and > 0, 0 = 1. Other formats: 0 */
+    const fmla_tensor *slots; /* [tokens] int64; a value that is no slot of the cache, as -1, gives zeros */
+    const fmla_tensor *out;   /* [tokens, d_qk] bf16, fp16 or fp32; written */
+    void *stream;             /* CUDA stream; not used on the CPU */
+    const char *kernel;       /* name of a kernel to force; NULL = the best */
+    int32_t kv_format;        /* FMLA_KV_…, not FMLA_KV_NONE */
+    float cache_scale;        /* of FMLA_KV_FP8_576: finite and > 0, 0 = 1. Other formats: 0 */
 } fmla_cache_gather_args;
 
 /* Gathers the tokens.
