@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The public functions that are no operation: threads, and what runs here; and what those of operations do alike.
+ * The public functions for threads and devices, and the common part of the operations' public functions.
  */
 #include "api.h"
 
@@ -32,7 +32,7 @@ int32_t fmla_num_threads(void)
     return threads_now().workers;
 }
 
-/* ---- What runs here ------------------------------------------------------------------------- */
+/* ---- Devices and kernels -------------------------------------------------------------------- */
 
 fmla_status check_device_argument(const char *operation, const char *name, fmla_device *device)
 {
@@ -75,7 +75,7 @@ fmla_status fmla_device_describe(fmla_device device, fmla_device_info *info)
     return FMLA_OK;
 }
 
-/* ---- What operations ask and do alike -------------------------------------------------------- */
+/* ---- The common part of operations ----------------------------------------------------------- */
 
 fmla_status check_starts(const struct checked_call *call, const char *name,
                          const struct checked_tensor *starts)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * The public functions of attention: dense decode, sparse decode, sparse prefill, dense MHA. What each asks beyond its
- * descriptor, and the problem that the back ends see.
+ * The public functions of attention: dense decode, sparse decode, sparse prefill, dense MHA. They check what
+ * the descriptors cannot express and build the problem for the back ends.
  */
 #include "api.h"
 
 #include <string.h>
 
-/* A public call: what came, what was checked, and who takes it. */
+/* A public call: its arguments, the checked tensors, the problem, and the kernel. */
 struct call {
     union {
         fmla_dense_decode_args dense;
@@ -23,7 +23,7 @@ struct call {
 /* Tensor `member` of operation `op`, for a struct call *c. */
 #define OF(op, member) (&c->checked.tensors[TENSOR_##op##_##member])
 
-/* Members that every one of the argument structs has. */
+/* The members that all four argument structs have. */
 struct common {
     void *workspace;
     size_t workspace_size;
@@ -35,7 +35,7 @@ struct common {
     ((struct common){(args)->workspace, (args)->workspace_size, (args)->stream, (args)->softmax_scale,       \
                      (args)->lse_empty, (args)->log_base})
 
-/* ---- What they share ------------------------------------------------------------------------- */
+/* ---- The common part ------------------------------------------------------------------------- */
 
 static fmla_status fill(struct call *c, const struct common *common, const struct checked_tensor *q,
                         const struct checked_tensor *sink, const struct checked_tensor *out,
@@ -62,7 +62,7 @@ static fmla_status fill(struct call *c, const struct common *common, const struc
     return FMLA_OK;
 }
 
-/* Values are the first d_v elements of their keys. */
+/* Checks d_v, because the values are the first d_v elements of their keys. */
 static fmla_status check_latent(const struct call *c)
 {
     return check_range(c->checked.operation,
@@ -71,7 +71,7 @@ static fmla_status check_latent(const struct call *c)
                        c->checked.size[DIM_d_v], 1, c->checked.size[DIM_d_qk]);
 }
 
-/* Pages of a cache format. */
+/* Fills `keys` from the pages of a cache. */
 static void fill_pages(const struct cache_format *format, const struct checked_tensor *cache,
                        struct key_source *keys)
 {
@@ -82,7 +82,7 @@ static void fill_pages(const struct cache_format *format, const struct checked_t
     keys->v = keys->k;
 }
 
-/* The lists of keys in it, whose lengths may be absent. */
+/* Fills `keys` from lists of keys, whose lengths may be absent. */
 static void fill_lists(const struct checked_tensor *indices, const struct checked_tensor *lengths,
                        struct key_source *keys)
 {
@@ -93,15 +93,16 @@ static void fill_lists(const struct checked_tensor *indices, const struct checke
     keys->capacity = indices->shape[2];
 }
 
-/* s_q · h_q counts rows in 32 bits. */
+/* Checks that the rows of a request, s_q · h_q, fit 32 bits. */
 static fmla_status check_rows_of_request(const struct call *c)
 {
     return check_range(c->checked.operation, "q: s_q · h_q (dimensions 1 and 2)",
                        c->checked.size[DIM_s_q] * c->checked.size[DIM_h_q], 1, INT32_MAX);
 }
 
-/* The plan that a call brings, in one piece or in tables; the problem is whole otherwise. Only the CPU looks into it: of tables any
- * plan ends with the last request, so one of another batch shows. */
+/* Takes the call's plan, contiguous or in tables; the rest of the problem is complete. Only on the CPU are
+ * its contents read. Tables of any plan end with the last request of the batch, so tables of another batch
+ * are detected. */
 static fmla_status take_plan(struct call *c, const void *plan, size_t plan_size,
                              const struct checked_tensor *rows, const struct checked_tensor *splits)
 {
@@ -127,7 +128,7 @@ static fmla_status take_plan(struct call *c, const void *plan, size_t plan_size,
                 op, end, (long long)p->b - 1);
 }
 
-/* How requests are cut, as far as the kernel is chosen by it. */
+/* Fills the part of the cut that affects the choice of a kernel. */
 static fmla_status fill_cut(struct call *c, int32_t batch_invariant, int32_t num_partitions, const void *plan,
                             const struct checked_tensor *rows, const struct checked_tensor *splits)
 {
@@ -156,14 +157,14 @@ static fmla_status choose(struct call *c, const char *name)
     return dispatch(&wanted, name, &c->taken.kernel);
 }
 
-/* Pages of dense decode: of keys of the type of q any number of heads, of bytes one. */
+/* Fills the pages of dense decode. Keys in the type of q may have several heads, byte caches have one. */
 static fmla_status fill_dense_cache(struct call *c, const struct checked_tensor *cache,
                                     struct key_source *keys)
 {
     const struct checked_tensor *scale = OF(dense_decode, kv_scale);
     fill_pages(c->checked.format, cache, keys);
     if (!c->checked.format->token) {
-        const uint64_t bytes = sizeof(uint16_t); /* a stride that is never used may wrap */
+        const uint64_t bytes = sizeof(uint16_t); /* uint64_t because an unused stride may wrap */
         keys->k = (struct key_view){cache->data, (int64_t)((uint64_t)cache->stride[0] * bytes),
                                     (int64_t)((uint64_t)cache->stride[1] * bytes),
                                     (int64_t)((uint64_t)cache->stride[2] * bytes)};
@@ -179,7 +180,7 @@ static fmla_status fill_dense_cache(struct call *c, const struct checked_tensor 
     return FMLA_OK;
 }
 
-/* Where products are FP8 the queries are values, which will be quantised, or codes. */
+/* Fills the queries. With FP8 products they are either values, to be quantised by the kernel, or codes. */
 static fmla_status fill_queries(struct call *c)
 {
     const char *op = c->checked.operation;
@@ -206,7 +207,7 @@ static fmla_status fill_queries(struct call *c)
     return FMLA_OK;
 }
 
-/* ---- Each ------------------------------------------------------------------------------------ */
+/* ---- The operations -------------------------------------------------------------------------- */
 
 static fmla_status prepare_dense_decode(struct call *c)
 {
@@ -231,7 +232,7 @@ static fmla_status prepare_dense_decode(struct call *c)
             "there is no block_table",
             op, (long long)keys->pages, (long long)p->b);
     p->capacity = (table->name ? table->shape[1] : 1) * keys->page_size; /* < 2^62 */
-    if (p->capacity > INT32_MAX) p->capacity = INT32_MAX;                /* no length is above it */
+    if (p->capacity > INT32_MAX) p->capacity = INT32_MAX;                /* no length exceeds it */
     keys->table = table->name ? table->data : NULL, keys->table_stride[0] = table->stride[0];
     keys->lengths = OF(dense_decode, seqlens)->data;
     keys->capacity = p->capacity;
@@ -283,7 +284,7 @@ static fmla_status prepare_sparse_decode(struct call *c)
     return take_plan(c, args->plan, args->plan_size, rows, splits);
 }
 
-/* Every token is a request of one token; keys that are not in pages are in pages of one slot. */
+/* Every token becomes a request of one token. Keys outside pages become pages of one slot. */
 static fmla_status prepare_sparse_prefill(struct call *c)
 {
     const fmla_sparse_prefill_args *args = &c->args.prefill;
@@ -300,7 +301,7 @@ static fmla_status prepare_sparse_prefill(struct call *c)
         TRY(check_heads(c->checked.operation, "q", p->h_q, p->h_kv));
         keys->k.data = kv->data;
         keys->pages = kv->shape[0], keys->page_size = 1;
-        /* As of pages: the stride of a dimension of one element is not multiplied. */
+        /* As for pages, the stride of a dimension of one element is not multiplied. */
         if (kv->shape[0] > 1) keys->k.page_bytes = kv->stride[0] * (int64_t)sizeof(uint16_t);
         if (p->h_kv > 1) keys->k.head_bytes = kv->stride[1] * (int64_t)sizeof(uint16_t);
         keys->v = keys->k;
@@ -318,7 +319,7 @@ static fmla_status prepare_sparse_prefill(struct call *c)
     return choose(c, args->kernel);
 }
 
-/* A tensor of keys or of values. A stride that is never used may wrap. */
+/* Returns the view of a tensor of keys or values. A stride that is never used may wrap. */
 static struct key_view view_of(const struct call *c, const struct checked_tensor *tensor)
 {
     const bool flat = c->checked.flat;
@@ -328,7 +329,8 @@ static struct key_view view_of(const struct call *c, const struct checked_tensor
                              (int64_t)((uint64_t)tensor->stride[2 - flat] * bytes)};
 }
 
-/* Keys and values are in pages without a table: one a request, or one in all. */
+/* Keys and values are in pages without a table: one page per request, or one page for all if the call is
+ * flat. */
 static fmla_status prepare_mha_forward(struct call *c)
 {
     const fmla_mha_forward_args *args = &c->args.mha;
@@ -362,7 +364,7 @@ static fmla_status prepare_mha_forward(struct call *c)
     return choose(c, args->kernel);
 }
 
-/* Everything but the workspace. */
+/* Checks a call and fills everything except the workspace. */
 static fmla_status prepare(enum operation operation, const void *caller, bool shape_only, struct call *c)
 {
     TRY(check_call(operation, caller, &c->args, shape_only, &c->checked));
@@ -384,14 +386,14 @@ static fmla_status workspace_size(enum operation operation, const void *caller, 
     return taken_size(&c.taken, (union problem){.attention = &c.problem}, bytes, alignment);
 }
 
-/* As if a plan were made inside the call, with as many partitions as the one given has. */
+/* The bound is that of a plan made inside the call with as many partitions as the given plan has. */
 static fmla_status workspace_bound(enum operation operation, const void *caller, size_t *bytes,
                                    size_t *alignment)
 {
     struct call c;
     TRY(prepare(operation, caller, true, &c));
     struct attention_problem *p = &c.problem;
-    const struct plan_header *header = p->plan; /* which has been checked, in host memory */
+    const struct plan_header *header = p->plan; /* in host memory, and already checked */
     if (header && p->device.device_type == FMLA_DEVICE_CPU) p->num_partitions = header->num_partitions;
     p->plan = NULL, p->plan_in_tables = false, p->bound = true;
     return taken_size(&c.taken, (union problem){.attention = p}, bytes, alignment);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The public functions of the gradients of dense MHA: what they ask beyond the descriptor, and the problem that the back ends see.
+ * The public functions of the gradients of dense MHA. They check what the descriptor cannot express and build
+ * the problem for the back ends.
  */
 #include "api.h"
 
@@ -22,7 +23,7 @@ static struct token_view view_of(const struct call *c, const struct checked_tens
                                tensor->stride[2 - flat]};
 }
 
-/* The most tokens of a request, where the caller says it. */
+/* Returns the most tokens of a request: the caller's bound if given, at most `all`. */
 static int64_t most_of(int64_t said, int64_t all)
 {
     return said && said < all ? said : all;
@@ -63,7 +64,7 @@ static void fill(struct call *c)
     c->taken.workspace = args->workspace, c->taken.workspace_size = args->workspace_size;
 }
 
-/* Everything but the workspace. */
+/* Checks a call and fills everything except the workspace. */
 static fmla_status prepare(enum operation operation, const void *caller, bool shape_only, struct call *c)
 {
     struct backward_problem *p = &c->problem;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The public functions of the cache: new vectors into pages, and vectors out of them.
+ * The public functions of caches: append, gather, convert, and the RoPE table.
  */
 #include "api.h"
 
@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-/* What a cache and its options make; the scale is called by the option's name. */
+/* Fills `pages` from a cache and its options. `name` is the option that has the scale. */
 static fmla_status fill_pages(const struct checked_call *c, const struct cache_format *format,
                               const struct checked_tensor *cache, const char *name, float scale,
                               struct cache_pages *pages)
@@ -49,7 +49,7 @@ static fmla_status run(const char *kernel_name, const struct cache_problem *p)
 
 /* ---- Append --------------------------------------------------------------------------------- */
 
-/* What is done to the values first. */
+/* Fills the RMS norm. */
 static fmla_status fill_norm(const struct checked_call *c, const fmla_cache_append_args *args,
                              struct cache_problem *p)
 {
@@ -95,7 +95,7 @@ fmla_status fmla_cache_append(const fmla_cache_append_args *caller)
     const struct checked_tensor *latent = &c.tensors[TENSOR_cache_append_latent],
                                 *rope = &c.tensors[TENSOR_cache_append_rope];
     TRY(fill(&c, OP_CACHE_APPEND, &c.tensors[TENSOR_cache_append_kv_cache], args.cache_scale, &p));
-    const int64_t rope_width = c.size[DIM_rope]; /* 0 without */
+    const int64_t rope_width = c.size[DIM_rope]; /* 0 without rope */
     if (rope->name && p.d_qk <= rope_width)
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: rope: is given, must be NULL: a token of kv_cache has %lld values and no more",

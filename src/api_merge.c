@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The public function of merge, and what becomes of results in every operation.
+ * The public function of merge, and the check of the result options of every operation.
  */
 #include "api.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The public functions of the split plans, and the checks of plans that decode shares.
+ * The public functions of the split plans, and the checks of plans that decode calls share.
  */
 #include "api.h"
 
@@ -9,16 +9,16 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What both plans ask, beside the lengths that are cut. */
+/* The common arguments of both plan operations; only the lengths differ. */
 struct request {
     struct checked_call call;
-    struct plan_problem problem; /* of a plan in one piece, num_partitions is all that is set of it */
+    struct plan_problem problem; /* for a contiguous plan, only num_partitions of its tables is set */
     const struct kernel *kernel;
     fmla_device target;
     int32_t num_workers;
     void *plan;
     size_t plan_size;
-    int64_t s_q, h_q, h_kv; /* as the planner takes them */
+    int64_t s_q, h_q, h_kv; /* in the planner's terms */
 };
 
 fmla_status check_heads(const char *operation, const char *name, int64_t h_q, int64_t h_kv)
@@ -48,8 +48,8 @@ fmla_status check_tables(const struct checked_call *call, const struct checked_t
     return FMLA_OK;
 }
 
-/* The partitions to plan: as asked, or what the target's workers suggest. Those of sparse attention on a GPU are as many as any batch
- * may want, so that a plan may be copied over another batch's. */
+/* Chooses the number of partitions: the caller's, or a number for the target's workers. For sparse attention
+ * on a GPU it is enough for any batch, so that a plan may be copied over that of another batch. */
 static fmla_status choose_partitions(struct request *r)
 {
     char name[32];
@@ -74,7 +74,8 @@ static fmla_status choose_partitions(struct request *r)
     return FMLA_OK;
 }
 
-/* How many of them the batch is shared among, which depends on it. Other numbers of rows are a caller's own choice, and followed. */
+/* Chooses how many of the partitions share the batch, which depends on the batch. A number of rows other than
+ * the default is the caller's choice and is used in full. */
 static void choose_planned(struct request *r)
 {
     const struct plan_topk *lists = &r->problem.lists;
@@ -88,7 +89,7 @@ static void choose_planned(struct request *r)
             dispatch_sparse_partitions(r->target, r->problem.b, s_q, h_q, lists->topk, lists->extra_topk);
 }
 
-/* All that follows where the lengths are known. `asked`: 0 or num_partitions. */
+/* Completes a request whose lengths are known. `asked`: 0 or num_partitions. */
 static fmla_status finish(struct request *r, enum operation operation, const struct checked_tensor *rows,
                           const struct checked_tensor *splits, int32_t asked, fmla_device target)
 {
@@ -138,7 +139,7 @@ static fmla_status prepare_decode_plan(const void *caller, bool shape_only, stru
                   args.num_partitions, args.target);
 }
 
-/* Every query token reads keys of its own, as every key head does in dense decode. */
+/* Every query token reads its own keys, as every key head does in dense decode. */
 static fmla_status prepare_sparse_plan(const void *caller, bool shape_only, struct request *r)
 {
     static const char op[] = "sparse_plan";
@@ -242,7 +243,7 @@ fmla_status fmla_sparse_plan(const fmla_sparse_plan_args *args)
     return make_plan(prepare_sparse_plan, args);
 }
 
-/* ---- Plans that came ------------------------------------------------------------------------- */
+/* ---- Checks of plans ------------------------------------------------------------------------- */
 
 fmla_status check_buffer(const char *operation, const char *name, const void *buffer, size_t size,
                          size_t needed, size_t alignment)

@@ -8,14 +8,14 @@
 
 /* ---- One tensor ------------------------------------------------------------------------------ */
 
-/* A type's place is the number of the bit that allows it. */
+/* The index of a type is the number of its ALLOW_… bit. */
 static const struct {
     fmla_dtype dtype;
     const char *name;
 } dtypes[] = {
     {{FMLA_TYPE_BFLOAT, 16, 1}, "bfloat16"}, {{FMLA_TYPE_FLOAT, 16, 1}, "float16"},
     {{FMLA_TYPE_FLOAT, 32, 1}, "float32"},   {{FMLA_TYPE_INT, 32, 1}, "int32"},
-    {{FMLA_TYPE_INT, 64, 1}, "int64"},       {{FMLA_TYPE_UINT, 8, 1}, "a type of one byte"}, /* of any code */
+    {{FMLA_TYPE_INT, 64, 1}, "int64"},       {{FMLA_TYPE_UINT, 8, 1}, "a type of one byte"}, /* any code */
 };
 enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
 _Static_assert(ALLOW_FLOATS == 7 && ALLOW_I32 == 8 && ALLOW_I64 == 16 && ALLOW_BYTES == 1 << (DTYPES - 1),
@@ -34,7 +34,7 @@ static const char *name_of_dtype(fmla_dtype dtype, char buffer[48])
     return buffer;
 }
 
-/* Returns the number of the type, or DTYPES where it is none of those that are allowed. */
+/* Returns the index of the type, or DTYPES if it is not allowed. */
 static int number_of_dtype(fmla_dtype dtype, unsigned allow)
 {
     for (unsigned left = allow & ((1u << DTYPES) - 1); left; left &= left - 1) {
@@ -73,13 +73,14 @@ static fmla_status check_device(const char *operation, const char *name, fmla_de
     return FMLA_OK;
 }
 
-/* check_layout finds these out beside. */
+/* Properties that check_layout finds in passing. */
 struct layout_found {
-    bool empty;    /* there is no element */
-    bool in_order; /* every dimension strides over those behind it, so that no two elements share memory */
+    bool empty;    /* the tensor has no element */
+    bool in_order; /* every dimension strides over those after it, so no two elements share memory */
 };
 
-/* Fills shape and stride, of which all are 0 before. Every offset of an element fits 63 bits in bytes. */
+/* Fills shape and stride, which are all 0 on entry. Checks that every element's offset in bytes fits 63
+ * bits. */
 static fmla_status check_layout(const char *operation, const struct fmla_tensor *tensor,
                                 int64_t element_bytes, struct checked_tensor *checked,
                                 struct layout_found *found)
@@ -96,12 +97,13 @@ static fmla_status check_layout(const char *operation, const struct fmla_tensor 
     }
     *found = (struct layout_found){empty, true};
     if (empty) {
-        /* Any stride is allowed, and none is kept: it may be multiplied by an index of another tensor, and must not overflow. */
+        /* Any stride is allowed but not stored: it may be multiplied by an index of another tensor and must
+         * not overflow. */
         checked->stride[ndim - 1] = checked->shape[ndim - 1] == 1;
         return FMLA_OK;
     }
-    int64_t span =
-        1; /* elements from the first to one past the last; and the next stride of a tensor without gaps */
+    /* Elements from the first to one past the last; also the next stride of a contiguous tensor. */
+    int64_t span = 1;
     for (int i = ndim - 1; i >= 0; i--) {
         const int64_t size = checked->shape[i], stride = tensor->strides ? tensor->strides[i] : span;
         checked->stride[i] = stride;
@@ -128,12 +130,12 @@ static fmla_status check_layout(const char *operation, const struct fmla_tensor 
     return FMLA_OK;
 }
 
-/* Sufficient for "no two elements share memory": with dimensions sorted by stride, each strides over all
- * before it. */
+/* Returns true only if no two elements share memory: with dimensions sorted by stride, each must stride over
+ * all before it. The condition is sufficient, not necessary. */
 static bool elements_are_distinct(const struct checked_tensor *tensor, int ndim)
 {
     bool used[MAX_DIMENSIONS] = {false};
-    int64_t covered = 1; /* elements that the dimensions so far reach over */
+    int64_t covered = 1; /* extent of the dimensions so far, in elements */
     for (int round = 0; round < ndim; round++) {
         int next = -1;
         for (int i = 0; i < ndim; i++)
@@ -147,7 +149,7 @@ static bool elements_are_distinct(const struct checked_tensor *tensor, int ndim)
     return true;
 }
 
-/* `allow`: its types are all named. `checked` is all zero. */
+/* Checks one tensor. `allow` has all of its types; `checked` is all zero on entry. */
 static fmla_status check_tensor(const char *operation, const char *name, const fmla_tensor *tensor, int ndim,
                                 unsigned allow, bool shape_only, struct checked_tensor *checked)
 {
@@ -164,7 +166,7 @@ static fmla_status check_tensor(const char *operation, const char *name, const f
     if (which == DTYPES) return refuse_dtype(operation, name, tensor->dtype, allow);
     TRY(check_device(operation, name, tensor->device, &checked->device));
     checked->of_bytes = 1u << which == ALLOW_BYTES;
-    checked->element = checked->of_bytes ? ELEMENT_BF16 : (enum element)which; /* not read for integers */
+    checked->element = checked->of_bytes ? ELEMENT_BF16 : (enum element)which; /* not used for integers */
 
     const int64_t element_bytes = dtypes[which].dtype.bits / 8;
     checked->element_bytes = (int32_t)element_bytes;
@@ -183,7 +185,7 @@ static fmla_status check_tensor(const char *operation, const char *name, const f
     if (!tensor->data)
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: data is NULL, but the tensor has elements", operation,
                     name);
-    if ((uintptr_t)checked->data & (uintptr_t)(element_bytes - 1)) /* which is a power of 2 */
+    if ((uintptr_t)checked->data & (uintptr_t)(element_bytes - 1)) /* a power of 2 */
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: %s: data + byte_offset is not a multiple of the %lld bytes of an element", operation,
                     name, (long long)element_bytes);
@@ -229,8 +231,8 @@ fmla_status check_struct(const char *operation, const char *name, const void *ar
                     "%s: struct_size: is %zu, must be %zu; make the struct with FMLA_INIT", operation, came,
                     size);
     if (came > size) {
-        /* A caller of a later header: fine as long as it uses nothing that is unknown here. Beyond a page the
-         * size itself cannot be meant. */
+        /* The caller has a later header, which is fine if it uses nothing unknown here. A size more than a
+         * page larger cannot be intended. */
         if (came > size + 4096)
             return fail(FMLA_INVALID_ARGUMENT,
                         "%s: struct_size: is %zu, must be %zu; make the struct with FMLA_INIT", operation,
@@ -265,7 +267,7 @@ static fmla_status check_options(const struct descriptor *descriptor, const char
     return FMLA_OK;
 }
 
-/* The option that names the format of a cache. */
+/* Returns the option that names the format of a cache. */
 static const struct member *format_option(const struct descriptor *descriptor, const struct member *cache)
 {
     const enum member_kind kind = cache->allowed & IS_SECOND ? MEMBER_SECOND_FORMAT : MEMBER_FORMAT;
@@ -274,13 +276,13 @@ static const struct member *format_option(const struct descriptor *descriptor, c
     return option;
 }
 
-/* The format of a cache, once it is checked. */
+/* Returns where the checked format of a cache is stored. */
 static const struct cache_format **format_of(const struct member *cache, struct checked_call *call)
 {
     return cache->allowed & IS_SECOND ? &call->second : &call->format;
 }
 
-/* The cache has bytes, and nobody says of which format. */
+/* Fails for a cache of bytes whose format is not named. */
 __attribute__((cold)) static fmla_status refuse_bytes(const struct descriptor *descriptor,
                                                       const struct member *m)
 {
@@ -292,8 +294,8 @@ __attribute__((cold)) static fmla_status refuse_bytes(const struct descriptor *d
                 descriptor->name, option->name, m->name, formats);
 }
 
-/* The format that a cache's option names; 0: of a second cache that of the first, else that of the first tensor's type, unless the
- * cache has bytes. */
+/* Sets the format that a cache's option names. 0 means, for a second cache, the format of the first;
+ * otherwise that of the first tensor's type, unless the cache has bytes. */
 static fmla_status check_format(const struct descriptor *descriptor, const struct member *m,
                                 const fmla_tensor *cache, struct checked_call *call)
 {
@@ -314,7 +316,8 @@ static fmla_status check_format(const struct descriptor *descriptor, const struc
     return FMLA_OK;
 }
 
-/* The first tensor that may be flat says whether the call is. What is neither is named here; bytes are always pages. */
+/* Sets call->flat from the first tensor that may be flat, and refuses one with neither number of dimensions.
+ * Byte caches are always pages. */
 static fmla_status check_flat(const struct member *m, const fmla_tensor *tensor, struct checked_call *call)
 {
     const bool cache = m->allowed & IS_CACHE;
@@ -335,7 +338,7 @@ __attribute__((cold)) static fmla_status refuse_dimension(const char *operation,
     return check_range(operation, about, tensor->shape[dimension], range->low, range->high);
 }
 
-/* A dimension of a tensor has a name: the first one binds it, others must agree. */
+/* Checks a named dimension of a tensor: the first tensor binds the name, later ones must agree. */
 static fmla_status bind(const struct descriptor *descriptor, const struct checked_tensor *tensor,
                         int dimension, enum dimension name, struct checked_call *call)
 {
@@ -353,7 +356,8 @@ static fmla_status bind(const struct descriptor *descriptor, const struct checke
     return FMLA_OK;
 }
 
-/* The last dimension of bytes is a token's, and says d_qk. */
+/* Checks the last dimension of a byte cache, which is the bytes of a token, and binds d_qk to that of the
+ * format. */
 static fmla_status bind_token(const struct descriptor *descriptor, const struct member *m,
                               const struct cache_format *format, const struct checked_tensor *cache,
                               struct checked_call *call)
@@ -365,7 +369,7 @@ static fmla_status bind_token(const struct descriptor *descriptor, const struct 
                     "%s: %s: is %s, of d_qk %lld, must be a format of d_qk %lld as in %s", descriptor->name,
                     format_option(descriptor, m)->name, format->name, (long long)format->d_qk,
                     (long long)call->size[DIM_d_qk], bound->name);
-    if (bound && (m->allowed & IS_SECOND)) return FMLA_OK; /* which may be bytes itself */
+    if (bound && (m->allowed & IS_SECOND)) return FMLA_OK; /* may be bound by a byte cache itself */
     if (bound)
         return check_size(descriptor->name, bound, call->bound_at[DIM_d_qk], "d_qk", format->d_qk,
                           format->name);
@@ -377,7 +381,7 @@ static fmla_status check_cache_layout(const struct member *m, const struct cache
                                       const struct checked_tensor *cache, const struct checked_call *call)
 {
     const bool in_pieces =
-        kv_layout_of(format->format, 0).scale_bytes; /* tokens of a page, then their scales */
+        kv_layout_of(format->format, 0).scale_bytes; /* the tokens of a page, then their scales */
     if (!cache->shape[0]) return FMLA_OK;
     for (int i = 0; (m->allowed & IN_UNITS) && i < 2; i++)
         if (cache->shape[i] > 1 && (cache->stride[i] & (format->unit - 1)))
@@ -401,8 +405,8 @@ static fmla_status check_cache_layout(const struct member *m, const struct cache
 void cache_steps(const struct cache_format *format, const struct checked_tensor *cache, int64_t *page_bytes,
                  int64_t *slot_bytes)
 {
-    /* The stride of a dimension of one element may be anything, and is not multiplied. Of others check_tensor has seen
-     * that no offset overflows. */
+    /* The stride of a dimension of one element may be anything and is not multiplied. For the others,
+     * check_tensor has checked that no offset overflows. */
     const int64_t bytes = format->token ? 1 : 2;
     const struct kv_layout layout = kv_layout_of(format->format, 0);
     *page_bytes = cache->shape[0] > 1 ? cache->stride[0] * bytes : 0;

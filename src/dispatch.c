@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What this machine has, and the choice of a kernel.
+ * Detects the devices of this machine and chooses a kernel for a call.
  */
 #include "dispatch.h"
 
@@ -77,20 +77,20 @@ fmla_status dispatch_prepare(fmla_device device)
     return FMLA_OK;
 }
 
-/* ---- Once a process: machine, environment, reasons of fmla_capabilities --------------------- */
+/* ---- State of the process: processor, environment, words of fmla_capabilities --------------- */
 
 static struct {
     pthread_once_t once;
     struct processor processor;
-    int order[OPERATIONS][KERNELS]; /* the rows of each operation, best first on this processor; then -1 */
+    int order[OPERATIONS][KERNELS]; /* rows of each operation, best first on this processor; then -1 */
     char environment[512];
     bool environment_too_long;
-    bool built[KERNELS]; /* has this build its image? */
+    bool built[KERNELS]; /* the build has the kernel's image */
     char driver_needed[48];
-    char capabilities[KERNELS][64]; /* words for a GPU that has less than the kernel needs */
+    char capabilities[KERNELS][64]; /* the refusal of a GPU that lacks the compute capability */
 } state = {.once = PTHREAD_ONCE_INIT};
 
-/* Also after a fork in the midst of it, which begins it again in the child. */
+/* May run twice: after a fork in the middle of it, the child runs it again. */
 static void describe_kernel(int index)
 {
     const struct kernel *kernel = &kernels[index];
@@ -101,7 +101,8 @@ static void describe_kernel(int index)
 }
 
 #if defined(__x86_64__)
-/* __builtin_cpu_supports knows f16c in newer compilers only. That the system saves the registers is said by avx2. */
+/* Needed because only newer compilers' __builtin_cpu_supports knows f16c. The avx2 check already tells
+ * whether the system saves the registers. */
 static bool has_f16c(void)
 {
     unsigned a, b, c, d;
@@ -129,7 +130,7 @@ static struct processor this_processor(void)
     return found;
 }
 
-/* The one place that knows what is better than what: dispatch and fmla_capabilities go by it. */
+/* Sets the order of preference, which both dispatch and fmla_capabilities follow. */
 static void order_kernels(void)
 {
     for (int op = 0; op < OPERATIONS; op++) {
@@ -182,13 +183,13 @@ void dispatch_describe(fmla_device device, fmla_device_info *info)
     info->ptx = cuda_build.ptx;
     info->count = cuda_device_count();
     info->compute_capability = gpu->capability;
-    info->workers = gpu->sms; /* of a GPU that cannot be used, too */
+    info->workers = gpu->sms; /* also for a GPU that cannot be used */
     info->shared_bytes = gpu->shared_bytes;
     info->driver = driver_version();
     info->driver_needed = cuda_build.driver;
 }
 
-/* ---- What a kernel takes -------------------------------------------------------------------- */
+/* ---- Whether a kernel accepts a call -------------------------------------------------------- */
 
 static bool has_size(const int32_t *sizes, int64_t size)
 {
@@ -198,7 +199,7 @@ static bool has_size(const int32_t *sizes, int64_t size)
     return false;
 }
 
-/* What the device has not that the kernel needs; "" if it has all. */
+/* Returns what the kernel needs and the device lacks; "" if nothing. */
 static const char *missing_feature(const struct kernel *kernel, fmla_device device)
 {
     if (device.device_type == FMLA_DEVICE_CUDA) {
@@ -225,13 +226,13 @@ static void append_elements(char *text, size_t size, unsigned elements)
         if (elements & (1u << e)) text_append(text, size, " %s", names[e]);
 }
 
-/* Of the first of FORMATS_…. */
+/* Returns the name of the lowest format in a set of FORMATS_…. */
 static const char *format_name(unsigned formats)
 {
     return cache_formats[__builtin_ctz(formats) + FMLA_KV_BF16].name + strlen("FMLA_KV_");
 }
 
-/* "d_qk 512 576, d_v 512, cache BF16 FP8_656" */
+/* Appends, for example, "d_qk 512 576, d_v 512, cache BF16 FP8_656". */
 static void append_shapes(char *text, size_t size, const struct kernel *kernel)
 {
     const int32_t *const sizes[] = {kernel->d_qk, kernel->d_v};
@@ -255,7 +256,8 @@ static void append_products(char *text, size_t size, unsigned products)
         if (products & (1u << p)) text_append(text, size, " %s (%d)", names[p], p);
 }
 
-/* Writes why `kernel` cannot run `wanted`, with the argument that it cannot take, and returns true; false if it can. */
+/* If `kernel` cannot run `wanted`, writes the reason and the refused argument and returns true; otherwise
+ * returns false. */
 static bool refuses(const struct kernel *kernel, const struct wanted *wanted, const char **argument,
                     char *why, size_t size)
 {
@@ -321,9 +323,9 @@ static fmla_status unknown_kernel(enum operation operation, const char *source, 
                 source, (int)length, name, names);
 }
 
-/* What FLASHMLA_KERNEL says for this operation and device: a list of "name" or "operation=name". A bare name
- * speaks of the operations that have such a kernel, and no name speaks of another device than its kernel's.
- */
+/* Finds the kernel that FLASHMLA_KERNEL names for this operation and device. The variable is a list of "name"
+ * or "operation=name". A bare name applies to every operation that has such a kernel; a name never applies to
+ * a device other than its kernel's. */
 static fmla_status from_environment(const struct wanted *wanted, const struct kernel **kernel)
 {
     static const char source[] = "environment variable FLASHMLA_KERNEL";
@@ -360,13 +362,14 @@ static fmla_status from_environment(const struct wanted *wanted, const struct ke
     return FMLA_OK;
 }
 
-/* May the row be chosen where none is forced? */
+/* Returns whether the row may be chosen without being forced. */
 static bool is_choice(const struct kernel *row, const struct wanted *wanted)
 {
     return !row->forced_only && row->device_type == wanted->device.device_type;
 }
 
-/* Returns the row at place `at` of the order, which takes what is wanted, or the next one, if it takes it and is faster. */
+/* Returns the row at place `at` of the order, which accepts `wanted`, or the next row if that accepts it and
+ * is faster. */
 static const struct kernel *faster_of(const int *order, int at, const struct wanted *wanted)
 {
     const struct kernel *row = &kernels[order[at]];
@@ -408,7 +411,7 @@ fmla_status dispatch(const struct wanted *wanted, const char *forced, const stru
         const struct kernel *row = &kernels[order[at]];
         if (!is_choice(row, wanted)) continue;
         device_has_kernels = true;
-        /* The last refusal is told: it is that of the most general kernel. */
+        /* The last refusal is reported: it is that of the most general kernel. */
         if (refuses(row, wanted, &argument, why, sizeof why)) continue;
         *kernel = faster_of(order, at, wanted);
         return FMLA_OK;

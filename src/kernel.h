@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A row of the table of kernels (kernels.def), and what a back end does for it: what dispatch and the back ends share.
+ * A row of the table of kernels (kernels.def) and the functions of its back end, shared by dispatch and the
+ * back ends.
  */
 #ifndef FMLA_KERNEL_H
 #define FMLA_KERNEL_H
@@ -8,7 +9,7 @@
 #include "error.h"
 #include "problem.h"
 
-/* What a CPU kernel needs of the machine, as bits. */
+/* What a CPU kernel needs from the machine, as bits. */
 enum {
     NEEDS_AVX2 = 1 << 0, /* with FMA and F16C */
     NEEDS_AVX512 = 1 << 1,
@@ -30,7 +31,7 @@ enum { /* of caches, as bits */
        FORMATS_FP8_528 = 1 << KV_FP8_528 | 1 << KV_FP8_528_SPLIT,
        FORMATS_FP4_288 = 1 << KV_FP4_288 | 1 << KV_FP4_288_SPLIT,
        FORMATS_FP8_528_F32 = 1 << KV_FP8_528_F32,
-       /* … of the bytes that lists name, and of those that tables do. */
+       /* The byte formats that sparse operations (LISTED) and dense decode (PAGED) read. */
        FORMATS_LISTED =
            FORMATS_FP8_656 | FORMATS_FP8_584 | FORMATS_FP8_528 | FORMATS_FP4_288 | FORMATS_FP8_528_F32,
        FORMATS_PAGED = FORMATS_FP8_656 | FORMATS_FP8_584 | FORMATS_FP8_576
@@ -38,21 +39,25 @@ enum { /* of caches, as bits */
 enum { PRODUCTS_BF16 = 1 << FMLA_PRODUCTS_BF16, PRODUCTS_FP8 = 1 << FMLA_PRODUCTS_FP8 };
 enum { KERNEL_SIZES = 4 };
 
-/* What a back end decides about a problem, once: the size query asks no more, and the call goes on with it. */
+/* The decisions of a back end about a problem. They are made once: a size query stops here, and a call
+ * continues with them. */
 struct prepared {
     size_t bytes, alignment;                 /* of workspace */
-    _Alignas(16) unsigned char decided[480]; /* the back end's */
+    _Alignas(16) unsigned char decided[480]; /* private to the back end */
 };
 
 struct kernel;
 
-/* How the kernels of a family are called on a device. */
+/* The functions of a back end for one family of operations. */
 struct kernel_driver {
-    /* NULL if the kernel takes the problem; else what it takes, and which argument differs. NULL pointer: it takes all. */
+    /* Returns NULL if the kernel accepts the problem; otherwise text that says what it accepts, and sets
+     * *argument to the argument that differs. NULL pointer: the kernel accepts every problem. */
     const char *(*refuses)(const struct kernel *kernel, union problem problem, const char **argument);
-    /* Is the next kernel of the table faster for the problem, if it takes it? Not asked where a kernel is forced. NULL: it never is. */
+    /* Returns whether the next kernel of the table is faster for the problem, provided that it accepts it.
+     * Not called for a forced kernel. NULL pointer: never. */
     bool (*leaves)(const struct kernel *kernel, union problem problem);
-    /* `prepared` is preset to no bytes, aligned to 16; run leaves it as it is. NULL: there is nothing to decide. */
+    /* Fills `prepared`, which is preset to 0 bytes with alignment 16; run does not change it. NULL pointer:
+     * there is nothing to decide. */
     fmla_status (*prepare)(const struct kernel *kernel, union problem problem, struct prepared *prepared);
     fmla_status (*run)(const struct kernel *kernel, union problem problem, const struct prepared *prepared);
 };
@@ -61,25 +66,25 @@ struct kernel {
     unsigned operations; /* 1 << OP_… */
     const char *name;
     int32_t device_type;
-    unsigned needs;       /* of the machine: NEEDS_… */
-    int32_t capability;   /* compute capability that a GPU must have at least: 80 */
-    bool this_capability; /* … and no other: its machine code serves no later GPU */
-    const char
-        *image; /* of machine code that a build may leave out; NULL: every build with a back end has it */
-    unsigned elements;          /* ELEMENTS_…; 0 = any */
+    unsigned needs;       /* NEEDS_…, of the machine */
+    int32_t capability;   /* the least compute capability of a GPU: 80 */
+    bool this_capability; /* no other capability: the machine code runs on no later GPU */
+    const char *image;    /* machine code that a build may omit; NULL: in every build with the back end */
+    unsigned elements;    /* ELEMENTS_…; 0 = any */
     int32_t d_qk[KERNEL_SIZES]; /* allowed sizes, zero-terminated; empty = any */
     int32_t d_v[KERNEL_SIZES];
-    unsigned formats;  /* FORMATS_… of a cache; 0 = not asked */
-    unsigned products; /* PRODUCTS_… of dense decode, over the formats that have them; 0 = not asked */
+    unsigned formats;  /* FORMATS_… of a cache; 0 = not checked */
+    unsigned products; /* PRODUCTS_… of dense decode, over the formats that have them; 0 = not checked */
     bool forced_only;
-    const char *part_of; /* the kernel that runs this one where it suits; NULL for all others */
-    bool slow_on_intel;  /* on Intel processors the next row of the table is the better one */
+    const char *part_of; /* the kernel that runs this one for calls that suit it; NULL for all others */
+    bool slow_on_intel;  /* on Intel processors the next row of the table is faster */
     const struct kernel_driver *driver;
-    const void *
-        inner; /* the driver's: the CPU's struct cpu_attention or cpu_cache, the GPU's struct cuda_attention */
+    /* private to the driver: the CPU's struct cpu_attention or cpu_cache, the GPU's struct cuda_attention */
+    const void *inner;
 };
 
-/* Those of an operation that is a family of its own; of larger families each back end's header has them. */
+/* The drivers of operations that are a family of their own. Those of larger families are declared in the
+ * headers of the back ends. */
 #define OPERATION(op, OP)                                                                                    \
     extern const struct kernel_driver ref_##op##_driver, cpu_##op##_driver, cuda_##op##_driver;
 #include "operations.def"

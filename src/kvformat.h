@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * The cache layouts (docs/semantics.md, "Cache formats"), spelled once, byte by byte, for C and CUDA.
- * A page is a run of bytes; everything here is an offset from its start.
+ * The cache layouts (docs/semantics.md, "Cache formats"), byte by byte, defined once for C and CUDA.
+ * A page is a run of bytes; all offsets count from its start.
  *
  *   FP8_656   token: 512 e4m3 (NoPE) | 4 f32 scales, one per 128 | 64 bf16 (RoPE)
  *   FP8_584   token: 448 e4m3 (NoPE) | 64 bf16 (RoPE)
- *             behind the page_size tokens of the page: page_size × (7 ue8m0 scales, one per 64 | 1 pad byte)
- *   FP8_576   token: 576 e4m3; one f32 scale for the whole cache, given apart
- *   FP8_528   token: 512 e4m3 | 16 ue8m0 scales, one per 32; the RoPE values are the last 64, quantised like the rest
+ *             after the page_size tokens of the page: page_size × (7 ue8m0 scales, one per 64 | 1 pad byte)
+ *   FP8_576   token: 576 e4m3; one f32 scale for the whole cache, passed separately
+ *   FP8_528   token: 512 e4m3 | 16 ue8m0 scales, one per 32; the RoPE values are the last 64, quantised like
+ *             the rest
  *   FP4_288   token: 256 bytes of 512 e2m1, value 2 i in the low half of byte i | 32 e4m3 scales, one per 16
  *   FP8_528_SPLIT, FP4_288_SPLIT
- *             the same, but the scales of a page stand behind its page_size tokens
+ *             the same, with the scales of a page after its page_size tokens
  *   FP8_528_F32
  *             token: 512 e4m3 | 4 f32 scales, one per 128
  *   BF16      token: d_qk bf16
@@ -40,22 +41,23 @@ enum kv_format {
 enum kv_element { KV_ELEMENT_BF16, KV_ELEMENT_FP16, KV_ELEMENT_E4M3, KV_ELEMENT_E2M1 };
 enum kv_scale { KV_SCALE_NONE, KV_SCALE_F32, KV_SCALE_UE8M0, KV_SCALE_OF_CACHE, KV_SCALE_E4M3 };
 
-/* What a layout is made of. Lengths count elements unless they say bytes. */
+/* The parts of a layout. Lengths count elements unless they say bytes. */
 struct kv_layout {
-    enum kv_element element; /* of the first `nope` values of a token */
+    enum kv_element element; /* type of the first `nope` values of a token */
     enum kv_scale scale;
-    int32_t nope;         /* values of type `element`; what follows, up to d_qk, is `rope` bf16 values */
-    int32_t rope;         /* 0 where the whole token has one type */
-    int32_t group;        /* values that share a scale; 0 = none */
-    int32_t scales;       /* scales of a token */
-    int32_t token_bytes;  /* from one token to the next */
-    int32_t rope_offset;  /* bytes from the token */
-    int32_t scale_bytes;  /* of a token, padding included, where scales stand behind all tokens; else 0 */
-    int32_t scale_offset; /* bytes from the token, where the scales stand inside it; else 0 */
-    int32_t page_bytes_a_slot; /* token_bytes + scale_bytes: the least page stride is page_size times this */
+    int32_t nope;              /* values of type `element`; the rest, up to d_qk, are `rope` bf16 values */
+    int32_t rope;              /* 0 if the whole token has one type */
+    int32_t group;             /* values that share a scale; 0 = no scale in the page */
+    int32_t scales;            /* per token */
+    int32_t token_bytes;       /* from one token to the next */
+    int32_t rope_offset;       /* bytes from the token */
+    int32_t scale_bytes;       /* per token, with padding, if scales follow all tokens; else 0 */
+    int32_t scale_offset;      /* bytes from the token, if scales are inside it; else 0 */
+    int32_t page_bytes_a_slot; /* token_bytes + scale_bytes; the least page stride is page_size times this */
 };
 
-/* d_qk is read for KV_BF16 and KV_FP16 alone; FP8_656 and FP8_576 are 576 wide, the other layouts of bytes 512. */
+/* Returns the layout of a format. d_qk is read only for KV_BF16 and KV_FP16; FP8_656 and FP8_576 are 576
+ * wide, the other byte layouts 512. */
 NUM_FN struct kv_layout kv_layout_of(enum kv_format format, int32_t d_qk)
 {
     struct kv_layout l;
@@ -109,13 +111,14 @@ NUM_FN struct kv_layout kv_layout_of(enum kv_format format, int32_t d_qk)
     return l;
 }
 
-/* Do values have codes of a byte or less, and scales? */
+/* Returns whether values are codes of a byte or less, with scales. */
 NUM_FN int kv_is_quantised(const struct kv_layout *l)
 {
     return l->element == KV_ELEMENT_E4M3 || l->element == KV_ELEMENT_E2M1;
 }
 
-/* The format whose tokens are in one piece, of one whose scales stand behind the tokens of a page. */
+/* Returns the format with contiguous tokens that corresponds to a format whose scales follow the tokens of a
+ * page. */
 NUM_FN enum kv_format kv_unsplit(enum kv_format format)
 {
     return format == KV_FP8_528_SPLIT ? KV_FP8_528 : format == KV_FP4_288_SPLIT ? KV_FP4_288 : format;
@@ -126,7 +129,7 @@ NUM_FN int32_t kv_width(const struct kv_layout *l)
     return l->nope + l->rope;
 }
 
-/* Where slot's token starts in its page, and where its scales start. */
+/* Return the offset of a slot's token in its page, and of its scales. */
 NUM_FN size_t kv_token_at(const struct kv_layout *l, int64_t slot)
 {
     return (size_t)slot * (size_t)l->token_bytes;
@@ -145,7 +148,7 @@ NUM_FN uint16_t kv_get16(const uint8_t *at)
     return v;
 }
 
-/* The scale of value i of a token. */
+/* Returns the scale of value i of a token. */
 NUM_FN float kv_scale_of(const struct kv_layout *l, const uint8_t *page, int64_t page_size, int64_t slot,
                          int32_t i, float cache_scale)
 {
@@ -161,15 +164,15 @@ NUM_FN float kv_scale_of(const struct kv_layout *l, const uint8_t *page, int64_t
     return scale;
 }
 
-/* What code i of a token is worth, times its scale or not. */
+/* Returns the value of code i of a token, without its scale. */
 NUM_FN float kv_code_value(const struct kv_layout *l, const uint8_t *token, int32_t i)
 {
     if (l->element == KV_ELEMENT_E2M1) return num_from_e2m1((uint8_t)(token[i / 2] >> 4 * (i % 2) & 15));
     return num_from_e4m3(token[i]);
 }
 
-/* Value i of a token. An FP8 element is worth bf16(e4m3 × scale), in every kernel and in the oracle; e2m1 × scale is exact in bf16.
- * cache_scale is read for FP8_576 alone. */
+/* Returns value i of a token. An FP8 element decodes to bf16(e4m3 × scale), in every kernel and in the
+ * oracle; e2m1 × scale is exact in bf16. cache_scale is read only for FP8_576. */
 NUM_FN float kv_load(const struct kv_layout *l, const uint8_t *page, int64_t page_size, int64_t slot,
                      int32_t i, float cache_scale)
 {
@@ -185,13 +188,14 @@ NUM_FN float kv_load(const struct kv_layout *l, const uint8_t *page, int64_t pag
     return num_from_bf16(num_to_bf16(kv_code_value(l, token, i) * scale));
 }
 
-/* Value i of a token as it goes into another cache: of codes a NaN is bf16's with all bits but the sign, as GPUs convert it. */
+/* Returns value i of a token as it is written to another cache: a NaN from a code becomes the bf16 NaN with
+ * all bits set except the sign, as GPUs convert it. */
 NUM_FN float kv_convert(const struct kv_layout *l, int32_t i, float value)
 {
     return kv_is_quantised(l) && i < l->nope && value != value ? num_from_bf16(0x7fff) : value;
 }
 
-/* 16 values as FP4: a group with a NaN has a NaN for its scale, and codes of 0. */
+/* Writes 16 values as FP4. A group with a NaN gets a NaN scale and codes of 0. */
 NUM_FN void kv_store_fp4(uint8_t *codes, uint8_t *scale, const float *values)
 {
     float amax = 0.0f;
@@ -207,9 +211,9 @@ NUM_FN void kv_store_fp4(uint8_t *codes, uint8_t *scale, const float *values)
         codes[i / 2] = (uint8_t)(num_to_e2m1(values[i] / by) | num_to_e2m1(values[i + 1] / by) << 4);
 }
 
-/* Writes one token's kv_width(l) values: quantised group by group where the layout has groups, with the scale
- * of num_ue8m0_scale (as f32 in FP8_656 and FP8_528_F32); with cache_scale in FP8_576. The pad byte of FP8_584 is written 0.
- */
+/* Writes the kv_width(l) values of one token. Layouts with groups are quantised group by group with the scale
+ * of num_ue8m0_scale (as f32 in FP8_656 and FP8_528_F32), FP8_576 with cache_scale. The pad byte of FP8_584
+ * is written as 0. */
 NUM_FN void kv_store_token(const struct kv_layout *l, uint8_t *page, int64_t page_size, int64_t slot,
                            const float *values, float cache_scale)
 {

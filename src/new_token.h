@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * What cache append does to a new token's values before it quantises them (docs/semantics.md, "Cache append"), spelled once for
- * the oracle, CPU and CUDA: RMS norm of the first 512 values, then RoPE of the last 64. Every step is rounded by itself, and the
- * order of the sum is fixed, so that all of them find the same bits; no product may become part of a fused multiply-add, but for
- * squares, which are exact in double.
+ * Transforms of a new token's values before cache append quantises them (docs/semantics.md, "Cache append"),
+ * defined once for the oracle, CPU and CUDA: RMS norm of the first 512 values, then RoPE of the last 64.
+ * Every step is rounded separately and the order of the sum is fixed, so all three compute the same bits. No
+ * product may be fused into a multiply-add, except squares, which are exact in double.
  */
 #ifndef FMLA_NEW_TOKEN_H
 #define FMLA_NEW_TOKEN_H
@@ -14,8 +14,8 @@
 
 enum { NORM_WIDTH = 512, ROPE_WIDTH = 64, ROPE_PAIRS = 32 };
 
-/* Every processor has a NaN of its own for what has no value, and passes on another. Here all are the one that NVIDIA's give:
- * positive, with every other bit set, also once it is rounded to 16 bits. */
+/* Processors differ in the NaN that they generate and in the one that they propagate. On the CPU this
+ * replaces every NaN by NVIDIA's: positive, with all other bits set, also after rounding to 16 bits. */
 NUM_FN float token_number(float x)
 {
 #if defined(__CUDA_ARCH__)
@@ -45,7 +45,7 @@ NUM_FN float token_sum(float a, float b)
 
 /* ---- RMS norm -------------------------------------------------------------------------------- */
 
-/* The squares of four neighbours, from the first on. */
+/* Returns the sum of the squares of four neighbours, from the first on. */
 NUM_FN double norm_of_four(const float *x)
 {
     double sum = (double)x[0] * (double)x[0];
@@ -54,8 +54,9 @@ NUM_FN double norm_of_four(const float *x)
     return sum + (double)x[3] * (double)x[3];
 }
 
-/* The sum of all squares: of eight neighbours as two sums of four, and of those 64 sums the upper half onto the lower one until one
- * is left. A lane of a warp has eight neighbours in a register of 16 bytes, and adds what it has before lanes meet. */
+/* Returns the sum of all squares: each eight neighbours give two sums of four, and of the 64 sums the upper
+ * half is added to the lower half until one is left. A warp's lane holds eight neighbours in a 16-byte
+ * register and adds them before lanes exchange sums. */
 NUM_FN double norm_sum_of_squares(const float *x)
 {
     double sum[NORM_WIDTH / 8];
@@ -65,13 +66,13 @@ NUM_FN double norm_sum_of_squares(const float *x)
     return sum[0];
 }
 
-/* What values are multiplied by; the quotient by 512 is exact. */
+/* Returns the factor of the norm. The quotient by 512 is exact. */
 NUM_FN float norm_factor(double sum_of_squares, float eps)
 {
     return (float)(1.0 / sqrt(sum_of_squares / NORM_WIDTH + (double)eps));
 }
 
-/* Before it is rounded to the vectors' type. */
+/* Returns the normed value before it is rounded to the vectors' type. */
 NUM_FN float norm_value(float x, float factor, float weight)
 {
     return token_number(token_product(token_product(x, factor), weight));
@@ -79,8 +80,8 @@ NUM_FN float norm_value(float x, float factor, float weight)
 
 /* ---- RoPE ------------------------------------------------------------------------------------ */
 
-/* x · cosine + other · sine, before it is rounded to the vectors' type. Of the second value of a pair (`other` is the first);
- * of the first one with -sine. */
+/* Returns x · cosine + other · sine, before it is rounded to the vectors' type. This is the second value of a
+ * pair, where `other` is the first; the first value takes -sine. */
 NUM_FN float rope_value(float x, float other, float cosine, float sine)
 {
     return token_number(token_sum(token_product(x, cosine), token_product(other, sine)));

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The number formats, spelled once: bf16, fp16, e4m3 (OCP "fn"), e2m1 and ue8m0 against fp32.
- * Plain C that CUDA compiles too; no state, no tables. Conversions to a narrower type round to nearest, ties
- * to even, and are exact about signed zeros, subnormals, infinities and NaN. No function depends on the
- * flush-to-zero mode of the thread that calls it: subnormals are built from integers.
+ * The number formats, defined once: bf16, fp16, e4m3 (OCP "fn"), e2m1 and ue8m0 against fp32. Plain C that
+ * CUDA also compiles; no state, no tables. Conversions to a narrower type round to nearest, ties to even, and
+ * are exact for signed zeros, subnormals, infinities and NaN. No function depends on the flush-to-zero mode
+ * of the calling thread: subnormals are built from integers.
  */
 #ifndef FMLA_NUM_H
 #define FMLA_NUM_H
@@ -31,7 +31,7 @@ NUM_FN float num_float(uint32_t u)
     return x;
 }
 
-/* x / 2^shift, rounded to nearest, ties to even; shift in [1, 31]. */
+/* Returns x / 2^shift, rounded to nearest, ties to even; shift in [1, 31]. */
 NUM_FN uint32_t num_shift_right(uint32_t x, uint32_t shift)
 {
     const uint32_t kept = x >> shift;
@@ -51,7 +51,7 @@ NUM_FN uint16_t num_to_bf16(float x)
 {
     const uint32_t u = num_bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)((u >> 16) | 0x40u); /* NaN: quiet, never rounded to inf */
+        return (uint16_t)((u >> 16) | 0x40u); /* NaN: made quiet, never rounded to inf */
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
@@ -79,7 +79,7 @@ NUM_FN uint16_t num_to_fp16(float x)
         return (uint16_t)(sign | ((a - ((127u - 15u) << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13));
     if (a < 0x33000000u) return sign; /* below half of the least subnormal 2^-24 */
     const uint32_t mantissa = (a & 0x7fffffu) | 0x800000u;
-    const uint32_t shift = 126u - (a >> 23); /* 14 … 24: leaves a count of 2^-24 */
+    const uint32_t shift = 126u - (a >> 23); /* 14 … 24: leaves a multiple of 2^-24 */
     return (uint16_t)(sign | num_shift_right(mantissa, shift));
 }
 
@@ -95,7 +95,7 @@ NUM_FN float num_from_e4m3(uint8_t v)
     return num_float(u | sign);
 }
 
-/* Saturating: everything beyond 448, infinities included, becomes ±448; NaN stays NaN. */
+/* Saturates: everything beyond 448, infinities included, becomes ±448; NaN stays NaN. */
 NUM_FN uint8_t num_to_e4m3(float x)
 {
     const uint32_t u = num_bits(x);
@@ -107,7 +107,7 @@ NUM_FN uint8_t num_to_e4m3(float x)
         return (uint8_t)(sign | ((a - ((127u - 7u) << 23) + 0x7ffffu + ((a >> 20) & 1u)) >> 20));
     if (a < 0x3a800000u) return sign; /* below half of the least subnormal 2^-9 */
     const uint32_t mantissa = (a & 0x7fffffu) | 0x800000u;
-    const uint32_t shift = 141u - (a >> 23); /* 21 … 24: leaves a count of 2^-9 */
+    const uint32_t shift = 141u - (a >> 23); /* 21 … 24: leaves a multiple of 2^-9 */
     return (uint8_t)(sign | num_shift_right(mantissa, shift));
 }
 
@@ -120,9 +120,9 @@ NUM_FN float num_from_ue8m0(uint8_t v)
                                : (uint32_t)v << 23);
 }
 
-/* The scale that cache writers choose for a group whose largest magnitude is amax:
+/* Returns the scale that cache writers choose for a group whose largest magnitude is amax:
  * 2^ceil(log2(max(amax / 448, 1e-4))), as ue8m0 (docs/semantics.md, "Cache formats"). An infinite amax gives
- * the largest finite scale, a NaN counts as 0. */
+ * the largest finite scale; a NaN counts as 0. */
 NUM_FN uint8_t num_ue8m0_scale(float amax)
 {
     const float quotient = amax / 448.0f; /* correctly rounded in CUDA too, unless -use_fast_math */
@@ -141,7 +141,7 @@ NUM_FN float num_from_e2m1(uint8_t v)
     return num_float((magnitude >= 2u ? normal : magnitude ? 0x3f000000u : 0u) | sign);
 }
 
-/* Saturating: everything beyond 6, infinities included, becomes ±6. A NaN becomes 0: there is no code for it. */
+/* Saturates: everything beyond 6, infinities included, becomes ±6. NaN has no code and becomes 0. */
 NUM_FN uint8_t num_to_e2m1(float x)
 {
     const uint32_t u = num_bits(x);
@@ -155,7 +155,8 @@ NUM_FN uint8_t num_to_e2m1(float x)
     return (uint8_t)(sign | magnitude);
 }
 
-/* The scale of a group of FP4 values whose largest magnitude is amax: e4m3(clamp(amax / 6, 2^-9, 448)). */
+/* Returns the scale of a group of FP4 values whose largest magnitude is amax: e4m3(clamp(amax / 6, 2^-9,
+ * 448)). */
 NUM_FN uint8_t num_e4m3_scale(float amax)
 {
     const float quotient = amax / 6.0f; /* correctly rounded in CUDA too, unless -use_fast_math */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * What num.h defines, in forms without branches for vector units and GPUs: the same bits for every input, NaN included,
- * which tests/unit/test_num_fast.c shows. num.h stays the definition. They count on rounding to nearest even, which is the
- * default; what they would lose by flushing subnormals to zero is below half of what the result can tell apart.
+ * The conversions of num.h without branches, for vector units and GPUs. They return the same bits for every
+ * input, NaN included, as tests/unit/test_num_fast.c shows; num.h is the definition. They rely on rounding to
+ * nearest even, the default mode. Flushing subnormals to zero does not change a result: what it loses is
+ * below half of the result's resolution.
  */
 #ifndef FMLA_NUM_FAST_H
 #define FMLA_NUM_FAST_H
@@ -18,7 +19,7 @@ NUM_FN uint16_t fast_to_bf16(float x)
     return (uint16_t)((int32_t)(u & 0x7fffffffu) > 0x7f800000 ? nan : rounded);
 }
 
-/* Below the least normal value a sum with a number whose last bit is worth the least subnormal rounds in its place. */
+/* Subnormal results are rounded by an addition: the last bit of the addend is worth the least subnormal. */
 NUM_FN uint16_t fast_to_fp16(float x)
 {
     const uint32_t u = num_bits(x);
@@ -55,8 +56,9 @@ NUM_FN uint8_t fast_to_e2m1(float x)
     return (uint8_t)(a > 0x7f800000 ? 0u : (uint32_t)v | (u >> 28 & 8u));
 }
 
-/* Of the bits of amax, which is no NaN and not negative: 448 is 1.75 · 2^8, so the quotient's logarithm is the exponent's
- * difference, one more where the mantissa is above 1.75. 114: 2^-13, the first power of two above 1e-4. */
+/* Takes the bits of amax, which is not NaN and not negative. 448 is 1.75 · 2^8, so the logarithm of the
+ * quotient is the difference of exponents, plus one if the mantissa is above 1.75. 114 is 2^-13, the first
+ * power of two above 1e-4. */
 NUM_FN uint8_t fast_ue8m0_scale(uint32_t amax)
 {
     const int32_t exponent = (int32_t)((amax + 0x1fffffu) >> 23) - 8;
@@ -64,23 +66,25 @@ NUM_FN uint8_t fast_ue8m0_scale(uint32_t amax)
     return (uint8_t)(amax >= 0x7f800000u ? 254 : finite);
 }
 
-/* 1 / the scale of a code that fast_ue8m0_scale gives, at most 254, whose inverse is the subnormal 2^-127. A product with it is
- * the quotient: both are the same power of two. */
+/* Returns 1 / scale for a code from fast_ue8m0_scale. The code is at most 254, whose inverse is the subnormal
+ * 2^-127. Multiplying by the inverse gives the exact quotient because both are the same power of two. */
 NUM_FN float fast_ue8m0_inverse(int32_t code)
 {
     const int32_t bits = (254 - code) << 23;
     return num_float((uint32_t)(bits > 0x00400000 ? bits : 0x00400000));
 }
 
-/* What x and the scale of a quotient are multiplied by, so that nothing in fast_quotient over- or underflows that e4m3
- * could tell from 0 or from its largest value. A power of two: the quotient stays the same. */
+/* Returns a factor for x and the scale of a quotient, so that fast_quotient neither over- nor underflows in a
+ * way that e4m3 could distinguish from 0 or from its largest value. The factor is a power of two, so the
+ * quotient is unchanged. */
 NUM_FN float fast_prescale(float scale)
 {
     return scale < 0x1p-80f ? 0x1p80f : scale > 0x1p80f ? 0x1p-64f : 1.0f;
 }
 
-/* x / scale as conversion to e4m3 sees it, but for the sign of a NaN; both are prescaled, inverse = 1.0f / scale. One step
- * of correction makes the product the correctly rounded quotient (Markstein), wherever it is not far beyond what e4m3 holds. */
+/* Returns x / scale as precisely as conversion to e4m3 needs it, except for the sign of a NaN. Both are
+ * prescaled, and inverse = 1.0f / scale. One correction step makes the product the correctly rounded quotient
+ * (Markstein), unless it is far outside the range of e4m3. */
 NUM_FN float fast_quotient(float x, float scale, float inverse)
 {
     const float q = x * inverse;

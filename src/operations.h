@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The descriptors of operations.def as tables, for the library's checks, for its tests and for its tools.
+ * The descriptors of operations.def as tables, for the library's checks, its tests and its tools.
  */
 #ifndef FMLA_OPERATIONS_H
 #define FMLA_OPERATIONS_H
@@ -13,12 +13,12 @@
 
 enum { MAX_PARTITIONS = 65536 };
 
-/* Batches are counted in 32 bits in plans; leave room for one split more a partition. */
+/* Plans count batches in 32 bits; this leaves room for one more split per partition. */
 enum { MAX_BATCH = INT32_MAX - MAX_PARTITIONS - 1 };
 
 enum element { ELEMENT_BF16, ELEMENT_FP16, ELEMENT_F32 };
 
-/* What a tensor may be, as bits. */
+/* The properties of a tensor, as bits. */
 enum {
     ALLOW_BF16 = 1 << ELEMENT_BF16,
     ALLOW_FP16 = 1 << ELEMENT_FP16,
@@ -26,20 +26,21 @@ enum {
     ALLOW_FLOATS = ALLOW_BF16 | ALLOW_FP16 | ALLOW_F32,
     ALLOW_I32 = 1 << 3,
     ALLOW_I64 = 1 << 4,
-    ALLOW_BYTES = 1 << 5, /* any type of one byte */
-    /* The type of the operation's first tensor, bf16 where that has codes; of a cache: where its format is one of 16 bits. */
+    ALLOW_BYTES = 1 << 5, /* any one-byte type */
+    /* The type of the operation's first tensor, bf16 if that has codes; for a cache only if its format is
+     * 16-bit. */
     ALLOW_SAME = 1 << 6,
     ALLOW_NULL = 1 << 7, /* the tensor may be absent */
     IS_OUTPUT = 1 << 8,  /* no two elements may share memory */
-    /* Pages of the format that kv_format names, which says the type and the last dimension. */
+    /* Pages of the format that kv_format names, which determines the type and the last dimension. */
     IS_CACHE = 1 << 9,
-    /* All tokens may be one dimension (form_of); of a cache where its format is one of 16 bits. */
+    /* All tokens may be in one dimension (form_of); for a cache only if its format is 16-bit. */
     OR_FLAT = 1 << 10,
-    IN_UNITS = 1 << 11,    /* … at addresses and strides that are multiples of the format's unit */
-    IN_ROWS = 1 << 12,     /* rows without gaps, aligned to 16 bytes */
-    IN_CALLS = 1 << 13,    /* not looked at where a size is asked */
-    ALLOW_CODES = 1 << 14, /* where products are FP8: any type of one byte, and no fp16 */
-    IS_SECOND = 1 << 15    /* a cache whose format another option names: that of MEMBER_SECOND_FORMAT */
+    IN_UNITS = 1 << 11,    /* addresses and strides must be multiples of the format's unit */
+    IN_ROWS = 1 << 12,     /* rows are contiguous, aligned to 16 bytes */
+    IN_CALLS = 1 << 13,    /* not checked in a size query */
+    ALLOW_CODES = 1 << 14, /* with FP8 products: any one-byte type, and no fp16 */
+    IS_SECOND = 1 << 15    /* a cache whose format is in the MEMBER_SECOND_FORMAT option */
 };
 
 enum { MAX_DIMENSIONS = 5, MAX_TENSORS = 12 };
@@ -57,13 +58,13 @@ enum operation {
     OPERATIONS
 };
 
-/* Dense MHA, forward or backward: heads with keys and values of their own. */
+/* Returns whether the operation is dense MHA, forward or backward: each head has its own keys and values. */
 static inline bool operation_is_mha(enum operation operation)
 {
     return operation == OP_MHA_FORWARD || operation == OP_MHA_BACKWARD;
 }
 
-/* Tokens into pages and out of them. */
+/* Returns whether the operation writes or reads caches without attention. */
 static inline bool operation_is_of_caches(enum operation operation)
 {
     return operation == OP_CACHE_APPEND || operation == OP_CACHE_GATHER || operation == OP_CACHE_CONVERT;
@@ -78,8 +79,8 @@ enum {
 
 enum member_kind {
     MEMBER_INTEGER,       /* int32_t */
-    MEMBER_FORMAT,        /* int32_t: the format of the caches, or of the first one, FMLA_KV_… */
-    MEMBER_SECOND_FORMAT, /* int32_t: the format of the cache that IS_SECOND; 0: that of the other one */
+    MEMBER_FORMAT,        /* int32_t: FMLA_KV_… of the cache, or of the first of two */
+    MEMBER_SECOND_FORMAT, /* int32_t: FMLA_KV_… of the cache with IS_SECOND; 0: as the first */
     MEMBER_PRODUCTS,      /* int32_t: FMLA_PRODUCTS_… */
     MEMBER_WIDE,          /* int64_t */
     MEMBER_LAST_INTEGER = MEMBER_WIDE,
@@ -108,31 +109,31 @@ struct range {
 struct descriptor {
     const char *name;
     size_t size;                  /* of the argument struct */
-    const struct member *members; /* in their order; the last has no name */
+    const struct member *members; /* in order; the last has no name */
     struct range ranges[DIMENSIONS];
 };
 
 extern const struct descriptor descriptors[OPERATIONS];
 extern const char *const dimension_words[DIMENSIONS];
 
-/* The dimensions of a tensor by name. */
+/* The names of a tensor's dimensions. */
 struct form {
     int rank;
     enum dimension dimensions[MAX_DIMENSIONS];
 };
 
-/* As the descriptor has it; or, where the tensor is OR_FLAT and the call is flat, with all tokens in one dimension: keys that do not
- * lie in pages, or the requests of a batch one after the other. */
+/* Returns the dimensions from the descriptor; or, for a tensor with OR_FLAT in a flat call, those with all
+ * tokens in one dimension: keys outside pages, or packed requests. */
 struct form form_of(const struct member *member, bool flat);
 
 /* A public cache format, FMLA_KV_…. */
 struct cache_format {
     const char *name;
     enum kv_format format;
-    unsigned allowed; /* types of a cache */
+    unsigned allowed; /* types of a cache tensor */
     int64_t d_qk;     /* 0: any */
-    int64_t token;    /* elements of a token as the tensor's last dimension has them; 0: d_qk */
-    int64_t unit;     /* bytes that strides and addresses must be multiples of, a power of 2 */
+    int64_t token;    /* elements per token in the tensor's last dimension; 0: d_qk */
+    int64_t unit;     /* strides and addresses are multiples of this many bytes, a power of 2 */
 };
 
 extern const struct cache_format cache_formats[KV_FORMATS + 1];

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The host planner. The default plan is one pass over the requests: every partition is filled up to the same payload, and
- * a request that does not fit is cut at a block. By costs it is held against the plan in step.
+ * The host planner. The default plan is one pass over the requests: every partition is filled up to the same
+ * payload, and a request that does not fit is cut at a block boundary. With costs, the default plan is
+ * compared with the plan in step.
  */
 #include "plan.h"
 
@@ -33,7 +34,8 @@ struct plan_costs plan_costs_of(int64_t s_q, int64_t h_q, int64_t h_kv)
     return (struct plan_costs){(int32_t)row_tiles, (int32_t)(row_tiles / h_kv)};
 }
 
-/* Blocks of a request; one without keys still has one, so that some partition writes its (empty) result. */
+/* Returns the blocks of a request. A request without keys has one block, so that some partition writes its
+ * (empty) result. */
 static int64_t blocks_of(const struct plan_topk *lists, int64_t request)
 {
     const int64_t length =
@@ -42,7 +44,7 @@ static int64_t blocks_of(const struct plan_topk *lists, int64_t request)
     return length > PLAN_BLOCK ? (length + PLAN_BLOCK - 1) / PLAN_BLOCK : 1;
 }
 
-/* Of a plan in one piece, the header. */
+/* Writes the header of a contiguous plan. */
 static void write_header(struct plan_tables plan, int64_t batch, int64_t payload)
 {
     if (plan.header) *plan.header = (struct plan_header){PLAN_MAGIC, plan.num_partitions, batch, payload, 0};
@@ -55,15 +57,14 @@ static void build_default(struct plan_tables plan, int64_t batch, const struct p
     int64_t total = 0;
     for (int64_t r = 0; r < batch; r++) total += blocks_of(lists, r) + PLAN_OVERHEAD;
     const int64_t planned = plan_planned(plan);
-    const int64_t payload =
-        (total + planned - 1) / planned + PLAN_OVERHEAD; /* which that many have room for */
+    const int64_t payload = (total + planned - 1) / planned + PLAN_OVERHEAD; /* all requests fit */
     write_header(plan, batch, payload);
     num_splits[0] = 0;
 
     int64_t request = 0;     /* the next one to place */
-    int64_t done = 0;        /* its blocks that earlier partitions took */
-    int32_t split = 0;       /* its splits that earlier partitions took */
-    int64_t last_blocks = 0; /* of the last request placed whole */
+    int64_t done = 0;        /* its blocks that are already placed */
+    int32_t split = 0;       /* its splits that are already placed */
+    int64_t last_blocks = 0; /* blocks of the last request that was placed whole */
     for (int32_t p = 0; p < num_partitions; p++) {
         const int32_t begin = (int32_t)request, begin_block = (int32_t)done, begin_split = split;
         int64_t room = payload;
@@ -88,9 +89,10 @@ static void build_default(struct plan_tables plan, int64_t batch, const struct p
     }
 }
 
-/* ---- By costs -------------------------------------------------------------------------------- */
+/* ---- Planning by costs ----------------------------------------------------------------------- */
 
-/* Fills start [batch + 1] (plan_costs.h); false where costs are not looked at. */
+/* Fills start [batch + 1] (plan_costs.h); returns false for a batch beyond the limits of planning by
+ * costs. */
 static bool line_up(uint32_t *start, int64_t batch, const struct plan_topk *lists)
 {
     if (batch < 1 || batch > PLAN_FEW) return false;

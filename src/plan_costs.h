@@ -1,51 +1,55 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a plan takes, by costs that were measured, and the plan in step (docs/semantics.md, "The plan by costs"): integer
- * functions that the host planner and the device planner share, so that both choose alike. Included by plan.h.
+ * Predicts the time of a plan from measured costs, and makes the plan in step (docs/semantics.md, "The plan
+ * by costs"). The functions use integers only and are shared by the host planner and the device planner, so
+ * both choose the same plan. Included by plan.h.
  */
 #ifndef FMLA_PLAN_COSTS_H
 #define FMLA_PLAN_COSTS_H
 
-/* How a request is cut into row tiles of PLAN_ROW_TILE rows: what the costs depend on beside the lengths. */
+/* How a request is cut into row tiles of PLAN_ROW_TILE rows. The costs depend on this and on the lengths. */
 struct plan_costs {
-    int32_t row_tiles;     /* of a request, over all key heads; 0: no costs, the default plan */
-    int32_t tiles_of_head; /* of one key head: more than one read the same keys */
+    int32_t row_tiles;     /* per request, over all key heads; 0: no costs, use the default plan */
+    int32_t tiles_of_head; /* per key head; if there are several, they read the same keys */
 };
 
-/* Measured on an H200 with lab/sm90_dense_decode (NOTES.md there, "The plan", has the runs); times are in sixteenths of
- * what a block takes.
+/* Measured on an H200 with lab/sm90_dense_decode (NOTES.md there, "The plan", lists the runs). Times are in
+ * sixteenths of the time of one block.
  *
- * A piece (what a partition has of one request) costs 3.75 blocks beside its own: the last block drains, the result is
- * stored, the first block of the next one comes in. Joining costs a block, its traffic by the part and row tile, and a walk
- * along the parts of the request that has most. A block more in the longest partition than in the mean one costs less than
- * a block, up to an eighth of the mean: the others have ended by then, and the clock rises or, where a row tile has the
- * keys for itself, the share of the memory. Partitions whose numbers of blocks differ take 2 % longer, all of them. */
+ * A piece (the part of one request in one partition) costs 3.75 blocks besides its own: the last block
+ * drains, the result is stored, and the first block of the next piece is loaded. Merging costs one block,
+ * plus its traffic per part and row tile, plus a walk over the parts of the request that has the most. Each
+ * block by which the longest partition exceeds the mean costs less than a block, up to an eighth of the mean:
+ * the other partitions have ended by then, and the clock rises or, if a row tile has the keys for itself, its
+ * share of the memory bandwidth. If partitions differ in their numbers of blocks, all of them take 2 %
+ * longer. */
 enum {
     PLAN_UNIT = 16,
     COST_PIECE = 60,
     COST_JOIN = 16,
     COST_PART_TILE_EIGHTHS = 3,
     COST_WALK_EIGHTHS = 5,
-    COST_OVER_MEAN = 14, /* of a block above the mean, several row tiles reading the same keys */
+    COST_OVER_MEAN = 14, /* per block above the mean, if several row tiles read the same keys */
     COST_OVER_MEAN_ONE_TILE = 8,
     COST_HIDDEN_MOST_16THS = 2, /* of the mean */
     COST_UNEVEN_256THS = 5      /* of the mean */
 };
 
-/* Where costs are looked at; other batches get the default plan. With more requests every partition has many, and plans
- * differ little. The line (all blocks + overheads) keeps times within 31 bits. */
+/* Limits of batches that are planned by costs; others get the default plan. With more requests every
+ * partition has many of them, and plans differ little. The limit on the sum of all blocks + overheads keeps
+ * times within 31 bits. */
 enum {
     PLAN_FEW = 1024 /* requests */,
-    PLAN_MOST_COST = INT32_MAX / PLAN_FEW /* of one */,
+    PLAN_MOST_COST = INT32_MAX / PLAN_FEW /* of one request */,
     PLAN_MOST_LINE = 1 << 24
 };
 
-/* What the time of a plan is made from. */
+/* The quantities from which plan_time computes the time of a plan. */
 struct plan_tally {
-    uint32_t longest;     /* the time of the partition that takes longest */
+    uint32_t longest;     /* the time of the slowest partition */
     uint32_t most, least; /* blocks of a partition that is not idle */
     uint32_t parts;       /* of all requests that are cut */
-    uint32_t walk;        /* of the request that has most; 0: none is cut */
+    uint32_t walk;        /* parts of the request that has the most; 0: none is cut */
 };
 
 PLAN_FN struct plan_tally plan_tally_none(void)
@@ -64,13 +68,13 @@ PLAN_FN uint32_t plan_least(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* The mean time of a partition's own blocks. */
+/* Returns the mean time of a partition's own blocks. */
 PLAN_FN uint32_t plan_mean(uint32_t blocks, int32_t num_partitions)
 {
     return blocks * PLAN_UNIT / (uint32_t)num_partitions;
 }
 
-/* Counts a partition that is not idle. */
+/* Adds a partition that is not idle. */
 PLAN_FN void plan_tally_partition(struct plan_tally *tally, struct plan_costs costs, uint32_t mean,
                                   uint32_t pieces, uint32_t blocks)
 {
@@ -84,7 +88,7 @@ PLAN_FN void plan_tally_partition(struct plan_tally *tally, struct plan_costs co
     tally->least = plan_least(tally->least, blocks);
 }
 
-/* Counts the parts of a request. */
+/* Adds the parts of a request. */
 PLAN_FN void plan_tally_request(struct plan_tally *tally, uint32_t parts)
 {
     if (parts < 2) return;
@@ -103,14 +107,15 @@ PLAN_FN int64_t plan_time(const struct plan_tally *tally, struct plan_costs cost
     return time;
 }
 
-/* In the functions below start[r] is the sum of (blocks + PLAN_OVERHEAD) over the requests before r, r in [0, b]. */
+/* In the functions below, start[r] is the sum of (blocks + PLAN_OVERHEAD) over the requests before r, r in
+ * [0, b]. */
 
 PLAN_FN uint32_t plan_request_blocks(const uint32_t *start, int32_t request)
 {
     return start[request + 1] - start[request] - PLAN_OVERHEAD;
 }
 
-/* Counts a row of a plan, idle or not. */
+/* Adds a row of a plan, idle or not. */
 PLAN_FN void plan_tally_row(struct plan_tally *tally, struct plan_costs costs, uint32_t mean,
                             const uint32_t *start, const struct plan_partition *row)
 {
@@ -121,7 +126,7 @@ PLAN_FN void plan_tally_row(struct plan_tally *tally, struct plan_costs costs, u
                          line - (uint32_t)(last - first) * PLAN_OVERHEAD);
 }
 
-/* A row, given where it begins and ends. `cut`: its last request goes on in the next one. */
+/* Returns a row from its begin and end. `cut`: its last request continues in the next row. */
 PLAN_FN struct plan_partition plan_row(int32_t begin_request, int32_t begin_block, int32_t begin_split,
                                        int32_t end_request, int32_t end_block, bool cut)
 {
@@ -140,11 +145,11 @@ PLAN_FN struct plan_partition plan_row(int32_t begin_request, int32_t begin_bloc
 
 /* ---- The plan in step ------------------------------------------------------------------------ */
 
-/* Every partition takes as many whole requests, or every request is cut into as many parts of equal blocks, one a
- * partition; those that are left over are idle. */
+/* Either every partition has the same number of whole requests, or every request is cut into the same number
+ * of parts of equal blocks, one per partition. The remaining partitions are idle. */
 struct plan_step {
-    int32_t whole; /* requests of a partition */
-    int32_t parts; /* of a request; as many as it has blocks, if those are fewer */
+    int32_t whole; /* requests per partition */
+    int32_t parts; /* per request; at most the request's blocks */
 };
 
 PLAN_FN struct plan_step plan_step_of(int32_t b, int32_t num_partitions)
@@ -159,14 +164,14 @@ PLAN_FN int32_t plan_step_parts(struct plan_step step, uint32_t blocks)
     return (int32_t)plan_least((uint32_t)step.parts, blocks);
 }
 
-/* The block at which part `part` of `parts` begins: part · blocks / parts, parts ≤ 65536. */
+/* Returns the block at which part `part` of `parts` begins: part · blocks / parts, parts ≤ 65536. */
 PLAN_FN int32_t plan_step_cut(uint32_t blocks, uint32_t parts, uint32_t part)
 {
     return (int32_t)(part * (blocks / parts) + part * (blocks % parts) / parts);
 }
 
-/* Counts what request i, or the i-th partition of whole requests, adds; i in [0, b). *payload becomes no less than the load
- * of any partition that is counted. */
+/* Adds request i, or the i-th partition of whole requests; i in [0, b). Raises *payload to the largest load
+ * of a partition that is added. */
 PLAN_FN void plan_tally_step(struct plan_tally *tally, uint32_t *payload, struct plan_costs costs,
                              uint32_t mean, const uint32_t *start, int32_t b, struct plan_step step,
                              int32_t i)
@@ -188,7 +193,8 @@ PLAN_FN void plan_tally_step(struct plan_tally *tally, uint32_t *payload, struct
     }
 }
 
-/* The row of part `part` of a request, or of whole requests from this one on; `request` = b: an idle one. */
+/* Returns the row of part `part` of a request, or of the whole requests from `request` on; an idle row if
+ * `request` = b. */
 PLAN_FN struct plan_partition plan_step_row(const uint32_t *start, int32_t b, struct plan_step step,
                                             int32_t request, int32_t part)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checked arguments, as kernels see them: one struct a family of operations, which the public functions make and every
- * back end reads. Pointers have their byte offset applied, strides are in elements where nothing else is said, innermost
- * strides are 1, defaults are resolved.
+ * Checked arguments as kernels see them: one struct per family of operations, filled by the public functions
+ * and read by every back end. Byte offsets are applied to pointers, strides are in elements unless noted,
+ * innermost strides are 1, and defaults are resolved.
  */
 #ifndef FMLA_PROBLEM_H
 #define FMLA_PROBLEM_H
@@ -21,42 +21,44 @@ static inline const char *operation_name(enum operation operation)
     return descriptors[operation].name;
 }
 
-/* What becomes of `out` and `lse` once the attention itself is known; the same for every operation. */
+/* The rules that turn the attention result into `out` and `lse`; the same for every operation. */
 struct result_rules {
     const float *attn_sink; /* [h_q] or NULL */
-    float lse_of_empty;     /* +inf or -inf */
-    float lse_factor;       /* 1, or log2(e) where logarithms are to base 2 */
+    float lse_of_empty;     /* lse of a row without keys: +inf or -inf */
+    float lse_factor;       /* 1, or log2(e) for logarithms to base 2 */
 };
 
 /* ---- Attention ------------------------------------------------------------------------------- */
 
-/* Where the next key of a request is said. */
+/* How the keys of a request are named. */
 enum key_kind {
     KEYS_NONE,
-    KEYS_PAGED, /* a table has the pages of a request, all of whose tokens see the same keys */
-    KEYS_LISTED /* every token has a list of slots, in which an entry may name no key */
+    KEYS_PAGED, /* by a table of the request's pages; all its tokens see the same keys */
+    KEYS_LISTED /* by a list of slots per token, in which an entry may name no key */
 };
 
-/* Requests one after the other in one dimension of tokens. */
+/* Requests packed one after the other in one dimension of tokens. */
 struct ragged {
-    /* [b + 1]: where each begins, and the last one ends. NULL: requests are apart, of one length. */
+    /* [b + 1]: the start of each request, then the end of the last. NULL: all requests have one length. */
     const int32_t *starts;
     int64_t tokens; /* of all requests */
 };
 
-/* The start of a request, `before` being that of the one before it: none lies before that, or beyond the last token. */
+/* Returns starts[request] clamped to [before, tokens]; `before` bounds it by the preceding requests. */
 static inline int64_t ragged_start(const struct ragged *ragged, int64_t request, int64_t before)
 {
     const int64_t start = ragged->starts[request];
     return start < before ? before : start > ragged->tokens ? ragged->tokens : start;
 }
 
-/* Of a request its tokens, its keys, and the first of each among those of all where requests are ragged; else 0. */
+/* The tokens and keys of a request. In ragged batches first_token and first_key are their offsets among those
+ * of all requests, else 0. */
 struct span {
     int64_t first_token, tokens, first_key, keys;
 };
 
-/* The span of a ragged request; `before` is that of the one before it, and of nothing for the first. */
+/* Returns the span of a ragged request. `before` is the span of the preceding request, all zero for the
+ * first. */
 static inline struct span ragged_span(const struct ragged *q, const struct ragged *k, int64_t request,
                                       const struct span *before)
 {
@@ -67,7 +69,7 @@ static inline struct span ragged_span(const struct ragged *q, const struct ragge
     return s;
 }
 
-/* Vectors in pages; steps in bytes. In FP8_584 a slot's step is that of its layout, without the scales. */
+/* Vectors in pages; steps in bytes. In FP8_584 slot_bytes is the step of the layout, without the scales. */
 struct key_view {
     const uint8_t *data; /* of page 0, slot 0, key head 0 */
     int64_t page_bytes, slot_bytes, head_bytes;
@@ -77,61 +79,62 @@ struct key_source {
     enum key_kind kind;
     enum kv_format format;
     struct key_view k, v;
-    bool values_apart; /* else values are the first d_v elements of their keys, and the views are the same */
+    /* false: values are the first d_v elements of their keys, and the views are the same */
+    bool values_apart;
     int64_t pages, page_size;
-    const int32_t *table;    /* pages, NULL: page r is request r's; or lists of slots */
-    int64_t table_stride[3]; /* request; of lists also token, key head */
-    const int32_t *lengths;  /* [b]: keys, or entries of a list; NULL: capacity */
-    int64_t capacity;        /* no length counts as more */
+    const int32_t *table;    /* of pages, NULL: page r is request r's; or of lists of slots */
+    int64_t table_stride[3]; /* request; for lists also token, key head */
+    const int32_t *lengths;  /* [b]: keys, or entries of a list; NULL: all have `capacity` */
+    int64_t capacity;        /* upper limit of every length */
 };
 
 enum { KEY_SOURCES = 2 };
 
-/* How requests are cut into pieces, where they are. */
+/* How requests are cut into splits, if they are. */
 enum cut {
     CUT_BY_PLAN,
-    CUT_INVARIANT, /* into chunks, at the same keys whatever stands beside a request */
-    CUT_EVENLY,    /* only where there is too little work otherwise; no plan */
-    CUT_NEVER      /* the bits of a request depend on nothing else in the batch */
+    CUT_INVARIANT, /* into chunks at the same keys for any batch around a request */
+    CUT_EVENLY,    /* only if there is too little work without cutting; no plan */
+    CUT_NEVER      /* so that a request's bits depend on nothing else in the batch */
 };
 
-/* Every token of a prefill is a request of one token: b is their number and s_q is 1. */
+/* A problem of attention. Every token of a prefill is a request of one token: b is their number and s_q is
+ * 1. */
 struct attention_problem {
     enum operation operation;
-    int64_t b, s_q, h_q, h_kv, d_qk, d_v; /* of ragged requests s_q is the most, as the caller says */
+    int64_t b, s_q, h_q, h_kv, d_qk, d_v; /* of ragged requests s_q is the caller's upper bound */
     struct ragged ragged_q, ragged_k;     /* a ragged request is in page 0, from its start on */
-    enum element element;                 /* of q and out; BF16 where q has codes */
+    enum element element;                 /* of q and out; BF16 if q has codes */
     enum kv_format format;                /* of keys[0] */
-    const float *kv_scale;                /* where the scale of an FP8_576 cache lies; NULL: it is 1 */
+    const float *kv_scale;                /* pointer to the scale of an FP8_576 cache; NULL: the scale is 1 */
     int32_t products;                     /* FMLA_PRODUCTS_… */
     fmla_device device;
     const uint16_t *q;
-    int64_t q_stride[3]; /* request, token, head */
-    const uint8_t
-        *q_codes;         /* NULL: the queries are values, in q; else q is NULL, and q_stride counts bytes */
-    const float *q_scale; /* where the scale of q_codes lies; NULL: it is 1 */
+    int64_t q_stride[3];    /* request, token, head */
+    const uint8_t *q_codes; /* NULL: q has the values; else q is NULL, and q_stride counts bytes */
+    const float *q_scale;   /* pointer to the scale of q_codes; NULL: the scale is 1 */
     uint16_t *out;
     int64_t out_stride[3];                /* request, token, head */
     float *lse, *max_logits;              /* NULL: not wanted */
-    int64_t lse_stride[2], max_stride[2]; /* request, head; tokens are without gaps */
-    struct key_source keys[KEY_SOURCES];  /* a request has the first one's keys, then the second one's */
-    int64_t capacity;                     /* the longest list of keys that may be cut (attention_length) */
+    int64_t lse_stride[2], max_stride[2]; /* request, head; tokens are contiguous */
+    struct key_source keys[KEY_SOURCES];  /* a request has the keys of the first, then those of the second */
+    int64_t capacity;                     /* the longest key list that may be cut (attention_length) */
     struct result_rules rules;
     float scale;
     bool causal;
     enum cut cut;
     const void *plan; /* NULL: in tables, or planned inside the call */
     size_t plan_size;
-    bool plan_in_tables; /* of num_partitions rows; both may be NULL where a size is asked */
+    bool plan_in_tables; /* with num_partitions rows; both may be NULL in a size query */
     const struct plan_partition *partitions;
     const int32_t *num_splits;
-    int32_t num_partitions; /* of the plan made inside the call; 0 = the kernel's choice */
-    bool bound; /* asked for its workspace alone: the most of any call up to these sizes; there is no plan */
+    int32_t num_partitions; /* of a plan made inside the call; 0 = the kernel's choice */
+    bool bound; /* workspace query only: the most of any call up to these sizes; there is no plan */
     void *workspace;
     void *stream;
 };
 
-/* The bf16 values that stand for a query where products are FP8, to `to`, [d_qk]. */
+/* Writes to `to`, [d_qk], the bf16 values that represent a query in FP8 products. */
 static inline void attention_quantise(const struct attention_problem *p, int64_t request, int64_t token,
                                       int64_t head, uint16_t *to)
 {
@@ -143,14 +146,15 @@ static inline void attention_quantise(const struct attention_problem *p, int64_t
         query_quantise(to, p->q + at, query_quantised(p->format), width);
 }
 
-/* What the plan of a call cuts. */
+/* Returns the lists that the plan of a call cuts. */
 static inline struct plan_topk attention_lists(const struct attention_problem *p)
 {
     return (struct plan_topk){p->keys[0].capacity, p->keys[1].capacity, p->keys[0].lengths,
                               p->keys[1].lengths};
 }
 
-/* Keys of a request, or entries of its lists as they are cut: those of the second source begin at a block's edge. */
+/* Returns the length that is cut: the keys of a request, or the entries of its lists, where those of the
+ * second source begin at a block boundary. */
 static inline int64_t attention_length(const struct attention_problem *p, int64_t request)
 {
     const struct key_source *first = &p->keys[0], *second = &p->keys[1];
@@ -159,7 +163,7 @@ static inline int64_t attention_length(const struct attention_problem *p, int64_
     return plan_extra_begin(count) + plan_topk_count(second->capacity, second->lengths, request);
 }
 
-/* The page of a slot, *in_page its place there; -1 where there is no key. */
+/* Returns the page of a slot and its place there in *in_page; -1 if it names no key. */
 static inline int64_t key_page(const struct key_source *source, int32_t slot, int64_t *in_page)
 {
     if (slot < 0 || slot >= source->pages * source->page_size) return -1;
@@ -169,33 +173,33 @@ static inline int64_t key_page(const struct key_source *source, int32_t slot, in
 
 /* ---- Gradients of attention ------------------------------------------------------------------ */
 
-/* The heads of tokens, or of keys; steps in elements. That of requests is 0 where they are ragged. */
+/* The heads of tokens or of keys; steps in elements. `request` is 0 for ragged requests. */
 struct token_view {
     uint16_t *data;
     int64_t request, token, head;
 };
 
 struct backward_problem {
-    int64_t b, s_q, s_k; /* of ragged requests s_q and s_k are the most, as the caller says */
+    int64_t b, s_q, s_k; /* of ragged requests s_q and s_k are the caller's upper bounds */
     int64_t h_q, h_kv, d_qk, d_v;
     bool is_ragged;
-    struct ragged ragged_q, ragged_k; /* where requests are ragged */
-    enum element element;             /* of every tensor but lse */
+    struct ragged ragged_q, ragged_k; /* if is_ragged */
+    enum element element;             /* of every tensor except lse */
     fmla_device device;
     struct token_view q, k, v, out, dout; /* read */
     struct token_view dq, dk, dv;         /* written */
     const float *lse;
-    int64_t lse_stride[2]; /* request, head; tokens are without gaps */
-    float lse_factor;      /* 1, or log2(e) where logarithms are to base 2 */
+    int64_t lse_stride[2]; /* request, head; tokens are contiguous */
+    float lse_factor;      /* 1, or log2(e) for logarithms to base 2 */
     float scale;
     bool causal;
-    bool deterministic; /* dq has the same bits in every run; dk and dv always have */
-    bool bound;         /* asked for its workspace alone: the most of any call up to these sizes */
+    bool deterministic; /* dq has the same bits in every run, as dk and dv always have */
+    bool bound;         /* workspace query only: the most of any call up to these sizes */
     void *workspace;
     void *stream;
 };
 
-/* Tokens, or keys, of all requests together; below 2^62. */
+/* Return the tokens, or the keys, of all requests together; below 2^62. */
 static inline int64_t backward_tokens(const struct backward_problem *p)
 {
     return p->is_ragged ? p->ragged_q.tokens : p->b * p->s_q;
@@ -206,7 +210,7 @@ static inline int64_t backward_keys(const struct backward_problem *p)
     return p->is_ragged ? p->ragged_k.tokens : p->b * p->s_k;
 }
 
-/* The span of a request, whether or not it is ragged. */
+/* Returns the span of a request, ragged or not. */
 static inline struct span backward_span(const struct backward_problem *p, int64_t request,
                                         const struct span *before)
 {
@@ -218,10 +222,10 @@ static inline struct span backward_span(const struct backward_problem *p, int64_
 
 struct plan_problem {
     int64_t b;
-    enum key_kind kind;      /* what is cut: keys in pages, or lists */
-    struct plan_topk lists;  /* of paged keys the first alone, and its lengths are given */
+    enum key_kind kind;      /* what the plan cuts: paged keys, or lists */
+    struct plan_topk lists;  /* paged keys use only the first list, with lengths */
     fmla_device device;      /* of the lengths and of the plan */
-    struct plan_costs costs; /* of the device that will use the plan; none of lists */
+    struct plan_costs costs; /* of the device that will use the plan; zero for lists */
     struct plan_tables plan;
     void *stream;
 };
@@ -242,7 +246,7 @@ struct merge_problem {
     void *stream;
 };
 
-/* The pages of a cache, and how tokens lie in them. */
+/* The pages of a cache and their layout. */
 struct cache_pages {
     enum kv_format format;
     struct kv_layout layout; /* of the format */
@@ -258,35 +262,34 @@ static inline bool cache_has(const struct cache_pages *cache, int64_t slot)
     return slot >= 0 && slot < cache->slots;
 }
 
-/* New vectors into pages, vectors out of pages, or tokens from pages into others. */
+/* Cache append, gather and convert. */
 struct cache_problem {
     enum operation operation; /* OP_CACHE_APPEND, OP_CACHE_GATHER or OP_CACHE_CONVERT */
     int64_t tokens;
     int64_t d_qk;
-    enum element element; /* of the vectors; of convert the type that holds the source's values */
+    enum element element; /* of the vectors; convert: a type that holds the source's values */
     fmla_device device;
-    const int64_t *slots; /* [tokens], of cache */
+    const int64_t *slots; /* [tokens], in `cache` */
     struct cache_pages cache;
-    const void
-        *latent; /* append: [tokens][latent_width], and rope the rest of d_qk, NULL where there is none */
+    const void *latent; /* append: [tokens][latent_width]; rope has the rest of d_qk, or is NULL */
     const void *rope;
     int64_t latent_width, latent_stride, rope_stride;
-    /* Append, what becomes of the values before (new_token.h): */
-    const void *norm_weight; /* [NORM_WIDTH], of `element`; NULL: no norm */
+    /* Append: transforms of the values before they are written (new_token.h). */
+    const void *norm_weight; /* [NORM_WIDTH], in type `element`; NULL: no norm */
     float norm_eps;
-    int32_t rope_pairs;    /* FMLA_ROPE_…; 0: no RoPE, and no more of it */
-    const void *positions; /* [tokens], of 4 or 8 bytes */
+    int32_t rope_pairs;    /* FMLA_ROPE_…; 0: no RoPE, and the members below are unused */
+    const void *positions; /* [tokens], of 4 or 8 bytes each */
     int32_t position_bytes;
     const float *rope_table; /* [table_rows][ROPE_WIDTH] */
     int64_t table_rows, table_stride;
-    const int64_t *source_slots; /* convert: [tokens], of source */
+    const int64_t *source_slots; /* convert: [tokens], in `source` */
     struct cache_pages source;
     void *out; /* gather: [tokens][d_qk] */
     int64_t out_stride;
     void *stream;
 };
 
-/* Does append do more than to quantise? Then d_qk is 512 or 576. */
+/* Returns whether append transforms the values before it quantises them. d_qk is then 512 or 576. */
 static inline bool cache_append_is_fused(const struct cache_problem *p)
 {
     return p->norm_weight || p->rope_pairs;
@@ -298,42 +301,42 @@ static inline int64_t cache_position(const struct cache_problem *p, int64_t toke
                                   : ((const int32_t *)p->positions)[token];
 }
 
-/* A tensor that passed: byte offset applied, strides given. */
+/* A tensor that passed its checks, with byte offset applied and strides filled in. */
 struct checked_tensor {
-    const char *name; /* NULL: there is none */
+    const char *name; /* NULL: the tensor is absent */
     void *data;
     int64_t shape[MAX_DIMENSIONS];
     int64_t stride[MAX_DIMENSIONS];
-    enum element element; /* of floating types; of bytes that of their values, bf16 */
+    enum element element; /* of floating types; for bytes, of the decoded values: bf16 */
     bool of_bytes;
     int32_t element_bytes;
-    fmla_device device; /* pinned host memory counts as cpu */
+    fmla_device device; /* pinned host memory counts as CPU */
 };
 
-/* A call that passed all that its descriptor says. */
+/* A call that passed the checks of its descriptor. */
 struct checked_call {
     const char *operation;
     const void *args; /* the copy of the caller's struct */
-    bool shape_only;  /* a size is asked: data is not looked at, and may be NULL */
-    bool flat;        /* the tensors that may be have all tokens in one dimension */
+    bool shape_only;  /* size query: tensor data is not read and may be NULL */
+    bool flat;        /* the tensors with OR_FLAT have all tokens in one dimension */
     int32_t kv_format, second_format, products;
-    const struct cache_format *format;          /* of the first cache; NULL where the operation has none */
-    const struct cache_format *second;          /* of the cache that IS_SECOND, if it is there */
-    const struct checked_tensor *first;         /* of those that are there: its device is the call's */
-    struct checked_tensor tensors[MAX_TENSORS]; /* by TENSOR_<op>_<member> */
-    int64_t size[DIMENSIONS];                   /* 0 where nothing binds the name */
+    const struct cache_format *format;          /* of the first cache; NULL without one */
+    const struct cache_format *second;          /* of the cache with IS_SECOND, if present */
+    const struct checked_tensor *first;         /* first tensor that is present; its device is the call's */
+    struct checked_tensor tensors[MAX_TENSORS]; /* indexed by TENSOR_<op>_<member> */
+    int64_t size[DIMENSIONS];                   /* 0 if nothing binds the name */
     const struct checked_tensor *bound_by[DIMENSIONS];
-    int bound_at[DIMENSIONS]; /* its dimension */
+    int bound_at[DIMENSIONS]; /* the dimension that bound it */
 };
 
-/* A problem of whichever family; NULL: none. */
+/* A problem of any family; NULL: none. */
 union problem {
     const struct attention_problem *attention;
     const struct backward_problem *backward;
     const struct plan_problem *plan;
     const struct merge_problem *merge;
     const struct cache_problem *cache;
-    const struct checked_call *alone; /* of an operation of no family: what its descriptor says */
+    const struct checked_call *alone; /* of an operation without a family: its checked call */
 };
 
 #endif

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * The loop over threads. The caller of a loop takes part in it and waits for nothing but pieces that were begun: a helper
- * that the system gives no processor to begins none, so on a busy machine a call takes no longer than on one thread. A loop
- * that ends with a barrier of all threads, as OpenMP's do, has to wait there for each of them, and turns a call of 50 us
- * into one of many milliseconds.
+ * The parallel loop of the CPU back end. The caller of a loop takes part in it and waits only for pieces that
+ * have begun. A helper thread that gets no processor begins no piece, so on a busy machine a call takes no
+ * longer than on one thread. A loop that ends with a barrier of all threads, as in OpenMP, must wait for each
+ * of them, which turns a call of 50 us into one of many milliseconds.
  *
- * Two cases are left: a helper that loses its processor in the middle of a piece, and one that is put on the caller's
- * processor, which both then share with what else runs there. Where helpers come late or are waited for, small loops run
- * alone for a while.
+ * Two cases remain: a helper that is preempted in the middle of a piece, and a helper that is scheduled on
+ * the caller's processor. If helpers come late or are waited for, small loops run alone for a while.
  *
- * Helpers belong to the process; loops of several host threads share them. They are started when a loop first wants them,
- * and stay. Where one cannot be started, the loop does without.
+ * Helpers belong to the process and are shared by the loops of all host threads. They are started when a loop
+ * first needs them, and stay. If one cannot be started, the loop runs without it.
  */
 #define _GNU_SOURCE /* sched_getaffinity, sched_setaffinity */
 #include "threads.h"
@@ -28,62 +27,66 @@
 
 enum { MOST_THREADS = 4096 };
 
-/* What pays for one more: to wake a helper takes some 10 us of the caller's time, and 40 us until the helper begins. */
+/* The work that justifies one more thread, in nanoseconds: waking a helper takes about 10 us of the caller's
+ * time, and the helper begins after 40 us. */
 enum { NANOSECONDS_OF_A_THREAD = 50000 };
 
-/* How often a waiting thread looks before it sleeps: some 20 us. A call has up to two loops, and layers follow each other. */
+/* Polls of a waiting thread before it sleeps, about 20 us: a call has up to two loops, and layers follow each
+ * other. */
 enum { LOOKS = 400 };
 
-/* In nanoseconds. The machine is busy where no helper came in that much of the callers' work, in one loop or several: a
- * processor that slept is there in less. Or where a caller waited so long for helpers, and longer than it had worked. */
+/* In nanoseconds. The machine counts as busy if no helper joined during LATE of the callers' work, in one
+ * loop or several (a sleeping processor wakes up sooner), or if a caller waited LONG_WAIT for helpers and
+ * longer than it had worked. */
 enum { LATE = 250000, LONG_WAIT = 1000000 };
 
-/* Which loops then run alone, by what they take one thread, and how long. A helper that shares the processor of its caller
- * costs it about a turn of the scheduler, 4 ms or so. */
+/* In nanoseconds. On a busy machine, loops whose work takes one thread less than SMALL_LOOP run alone for
+ * ALONE. A helper that shares its caller's processor costs the caller about one scheduler turn, about 4
+ * ms. */
 enum { SMALL_LOOP = 10000000, ALONE = 100000000 };
 
-/* A loop that runs, on the stack of its caller. */
+/* A loop in progress, on the stack of its caller. */
 struct loop {
     struct loop *next;
     fmla_task task;
     void *task_data;
     int64_t count;
     int32_t wanted;        /* helpers that may still join */
-    int32_t joined;        /* the last worker number given; the caller has 0 */
-    _Atomic int64_t came;  /* when the first helper joined; 0: none has */
-    atomic_int inside;     /* helpers that work on it; after the last one left, `loop` is gone */
+    int32_t joined;        /* the last worker number given out; the caller has 0 */
+    _Atomic int64_t came;  /* when the first helper joined; 0: none joined */
+    atomic_int inside;     /* helpers in the loop; once the last one left, the struct may be gone */
     _Atomic int64_t begun; /* pieces */
-    fenv_t environment;    /* the caller's rounding, which helpers take over */
+    fenv_t environment;    /* the caller's rounding mode, which helpers adopt */
 };
 
-/* One mutex guards all of this, so that fork has one to take. */
+/* One mutex guards all of this, so that fork takes only one. */
 static struct {
     pthread_mutex_t mutex;
     pthread_cond_t wanted;      /* helpers wait for a loop */
-    pthread_cond_t left;        /* callers wait until the helpers have left */
-    struct loop *loops;         /* that want helpers, the oldest first */
-    _Atomic(int32_t) queued;    /* how many they are */
-    int32_t helpers;            /* threads that were started */
-    bool forks;                 /* what fork needs is arranged */
+    pthread_cond_t left;        /* callers wait until helpers have left */
+    struct loop *loops;         /* loops that want helpers, the oldest first */
+    _Atomic(int32_t) queued;    /* number of loops in the list */
+    int32_t helpers;            /* threads started */
+    bool forks;                 /* the fork handlers are installed */
     struct thread_pool custom;  /* run = NULL: none */
-    int32_t threads;            /* of the built-in loop; 0 = `automatic` */
+    int32_t threads;            /* for the built-in loop; 0 = `automatic` */
     _Atomic(int32_t) automatic; /* 0: not known yet */
 } state = {
     .mutex = PTHREAD_MUTEX_INITIALIZER, .wanted = PTHREAD_COND_INITIALIZER, .left = PTHREAD_COND_INITIALIZER};
 
-/* What is known of the machine's other load. */
+/* An estimate of the machine's other load. */
 static struct {
-    _Atomic int64_t
-        missed; /* nanoseconds of work since a helper came last; loops that ran alone do not count */
+    /* Nanoseconds of work since a helper last joined, without loops that ran alone. */
+    _Atomic int64_t missed;
     _Atomic int64_t until; /* when small loops may have helpers again; 0: now */
 } busy;
 
 /* ---- fork ----------------------------------------------------------------------------------- */
 
-/* A child has the thread that forked and no other: no helper, and no loop but what the forking thread may be running with
- * a loop of the caller's, which is not here. Its calls start helpers of its own. As fork takes the mutex, no other thread
- * is at work on this state meanwhile; condition variables remember who waits, so they are made anew. The number of threads
- * stays, and with it the bits of results. */
+/* A child process has only the thread that forked: no helpers and no loop in progress, except one that this
+ * thread runs on the caller's own loop, which is not recorded here. Its calls start new helpers. fork takes
+ * the mutex, so no other thread is changing this state meanwhile. Condition variables remember their waiters,
+ * so they are initialised again. The number of threads stays the same, and so do the bits of results. */
 static void before_fork(void)
 {
     pthread_mutex_lock(&state.mutex);
@@ -103,7 +106,7 @@ static void after_fork_in_child(void)
     pthread_mutex_unlock(&state.mutex);
 }
 
-/* When the library is loaded: later, a fork could find the mutex taken. */
+/* Runs when the library is loaded: later, a fork could find the mutex locked. */
 __attribute__((constructor)) static void arrange_forks(void)
 {
     state.forks = !pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
@@ -111,11 +114,13 @@ __attribute__((constructor)) static void arrange_forks(void)
 
 /* ---- Settings ------------------------------------------------------------------------------- */
 
-/* How many processors the process may run on, by the mask of its first thread: that of the calling one may be narrower, as
- * engines pin their threads. With `take` the calling thread takes that mask. 0: it is not known. */
+/* Returns how many processors the process may run on, by the affinity mask of its first thread: the calling
+ * thread's mask may be narrower, because engines pin their threads. With `take` the calling thread adopts
+ * that mask. Returns 0 if it is unknown. */
 static int32_t processors_of_process(bool take)
 {
-    /* Helpers in a child of fork had better not ask for memory: not every malloc survives a fork. */
+    /* In the usual case this does not allocate: helpers in a forked child call it, and not every malloc
+     * survives a fork. */
     cpu_set_t usual;
     CPU_ZERO(&usual);
     for (int most = CPU_SETSIZE; most <= 1 << 20; most *= 2) {
@@ -140,8 +145,8 @@ static int32_t processors(void)
     return online < 1 ? 1 : online < MOST_THREADS ? (int32_t)online : MOST_THREADS;
 }
 
-/* OMP_NUM_THREADS is what users of numerical libraries set. It may be a list, whose first number is that of the outer
- * level. */
+/* Returns the number from OMP_NUM_THREADS, which users of numerical libraries set; of a list it is the first
+ * number, that of the outer level. Otherwise returns all processors. */
 static int32_t automatic_threads(void)
 {
     const char *text = getenv("OMP_NUM_THREADS");
@@ -198,15 +203,15 @@ static void look_again_soon(void)
 #endif
 }
 
-/* Pieces differ in length, so they are handed out as threads come free: each writes to places of its own, and who runs a
- * piece does not show in the result. */
+/* Pieces differ in length, so threads take the next one whenever they are free. Each piece writes only to its
+ * own memory, so the result does not depend on which thread runs it. */
 static void run_pieces(struct loop *loop, int32_t worker)
 {
     for (int64_t i; (i = atomic_fetch_add(&loop->begun, 1)) < loop->count;)
         loop->task(loop->task_data, i, worker);
 }
 
-/* With the mutex. */
+/* Requires the mutex. */
 static void leave_queue(struct loop *loop)
 {
     for (struct loop **at = &state.loops; *at; at = &(*at)->next)
@@ -217,7 +222,7 @@ static void leave_queue(struct loop *loop)
         }
 }
 
-/* Who joins wakes two more, so that no thread has to wake many. */
+/* Each helper that joins wakes two more, so that no thread has to wake many. */
 static void wake(int32_t wanted)
 {
     if (wanted > 0) pthread_cond_signal(&state.wanted);
@@ -252,8 +257,9 @@ static void *help(void *unused)
     return NULL;
 }
 
-/* With the mutex. Signals are left to the host's own threads, but for those of a fault, which come where it is made: blocked,
- * they would kill the process in place of reaching the host's handler. */
+/* Requires the mutex. Helpers block all signals, so that the host's own threads receive them, except fault
+ * signals, which are delivered to the faulting thread: if blocked, they would kill the process before the
+ * host's handler could run. */
 static void start_helpers(int32_t helpers)
 {
     if (state.helpers >= helpers || !state.forks) return;
@@ -292,11 +298,12 @@ static bool better_alone(double nanoseconds)
     return false;
 }
 
-/* The caller of a loop worked on it from `begin` to `end`, and then waited for helpers. */
+/* Updates the load estimate. The caller of a loop worked on it from `begin` to `end`, then waited for
+ * helpers. */
 static void note_load(const struct loop *loop, int64_t begin, int64_t end, int64_t waited)
 {
     const int64_t came = atomic_load(&loop->came);
-    /* A helper takes a while to come to on an idle machine, too. */
+    /* A helper needs this long to start on an idle machine, too. */
     const int64_t without = (came && came < end ? came : end) - begin - NANOSECONDS_OF_A_THREAD;
     const int64_t missed = atomic_load(&busy.missed) + (without > 0 ? without : 0);
     const bool late = missed >= LATE;
