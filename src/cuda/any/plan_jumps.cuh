@@ -27,8 +27,7 @@
 static constexpr int LOOK = 64, SPAN = 8;
 static constexpr int LOADS_AT_ONCE = 8; /* independent loads */
 static constexpr int ROWS_OF_WARP = 30; /* the first and the last lane lack a neighbour */
-static constexpr uint32_t FAR_STEP =
-    64 * (PLAN_OVERHEAD + 1); /* at this step the chain meets one request in 64 */
+static constexpr uint32_t FAR_STEP = 64 * (PLAN_OVERHEAD + 1); /* the chain meets one request in 64 */
 static_assert(LOOK % LOADS_AT_ONCE == 0 && SPAN == 8, "");
 
 /* A hop from one meeting to a later one, `partitions` partitions on. From request 0, this is the number of
