@@ -25,7 +25,7 @@ struct cache_params {
     int32_t aligned;             /* vectors and cache allow 16-byte accesses */
     float cache_scale;           /* gather: the scale; append: the scale · prescale */
     float prescale, inverse;     /* as in fast_quotient of num_fast.h */
-    /* Of convert: where tokens come from. Values are those of its layout, in 64 bits where it has no groups. */
+    /* Convert only: the source cache. Values are those of its layout, in 64 bits where it has no groups. */
     const int64_t *source_slots;
     const uint8_t *source;
     int64_t source_page_size, source_slots_of_cache, source_page_stride, source_slot_stride;

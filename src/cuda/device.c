@@ -58,7 +58,8 @@ static void judge(struct cuda_device *d)
                  d->name, d->capability / 10, d->capability % 10, cuda_build.targets);
 }
 
-/* The most shared memory of a CTA by compute capability (CUDA C++ Programming Guide, "Compute Capabilities"). */
+/* The most shared memory per CTA, by compute capability (CUDA C++ Programming Guide, "Compute
+ * Capabilities"). */
 static const struct {
     int32_t capability, shared_bytes;
 } known_gpus[] = {{80, 163 << 10},  {86, 99 << 10},   {87, 163 << 10}, {89, 99 << 10},

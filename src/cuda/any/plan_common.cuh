@@ -89,8 +89,7 @@ DEVICE void write_row(const struct plan_params &p, int32_t i, const struct plan_
     to[1] = make_int4(row.begin_split, row.first_is_split, row.last_is_split, row.zero);
 }
 
-/* Returns the last i in [0, count) with values[i] ≤ x. The values are in ascending order, and the first is ≤
- * x. */
+/* Returns the last i in [0, count) with values[i] ≤ x. The values ascend, and the first is ≤ x. */
 template <typename Int> DEVICE int last_not_above(const Int *values, int count, Int x)
 {
     int low = 0;
