@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The driver of attention on a GPU, and what kernels of several operations are given alike.
+ * The driver of attention on a GPU, and the parameters that kernels of several operations share.
  */
 #include "attention.h"
 
@@ -36,7 +36,7 @@ struct output_params cuda_output_params(const struct attention_problem *p)
 struct sparse_cache_params cuda_cache_params(const struct key_source *keys)
 {
     const int64_t slots = keys->pages * keys->page_size, most = (int64_t)1 << 31; /* indices are int32 */
-    const struct kv_layout layout = kv_layout_of(keys->format, 0); /* of scales no width is asked */
+    const struct kv_layout layout = kv_layout_of(keys->format, 0); /* the scales do not depend on the width */
     return (struct sparse_cache_params){
         .data = keys->k.data,
         .page_bytes = keys->k.page_bytes,

@@ -49,8 +49,8 @@ static const char *refuses(const struct kernel *kernel, union problem problem, c
     return gradients->refuses(problem.backward, argument);
 }
 
-/* All kernels of a device that may take a call answer the same size, the most that one of them needs: a size query has no addresses, by
- * which kernels refuse. */
+/* All kernels of a device that may take a call return the same size, the maximum of their needs: a size query
+ * has no addresses, and kernels refuse by addresses. */
 static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
 {
     const struct backward_problem *p = problem.backward;
@@ -69,7 +69,7 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
 static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
     const struct backward_problem *p = problem.backward;
-    /* Without a request every gradient is 0, which the portable kernels write. */
+    /* Without requests every gradient is 0; the portable kernels write the zeros. */
     const struct cuda_gradients *gradients = p->b ? kernel->inner : &cuda_any_gradients;
     struct cuda_scope scope;
     (void)prepared;

@@ -3,7 +3,7 @@
 
 #include "attention.h"
 
-enum { ALIGNMENT = 16, NUMBERS = 2 /* of a row: lse and delta */ };
+enum { ALIGNMENT = 16, NUMBERS = 2 /* per row: lse and delta */ };
 
 static int64_t numbers_of(const struct backward_problem *p, int64_t tokens, int64_t each, int32_t size)
 {
@@ -25,8 +25,9 @@ int32_t backward_heads(const struct backward_problem *p, struct backward_tiles t
     const int64_t blocks = cuda_ceil_div(p->s_k, tiles.keys),
                   of_key_head = cuda_ceil_div(p->s_q, tiles.rows) * (p->h_q / p->h_kv);
     int64_t heads = blocks ? 2 * sms / blocks : p->h_kv;
-    /* Blocks of keys of a head come to a tile one after the other. Causal: each begins at another tile. Full: all begin with the first, and
-     * so many heads are taken together that the next block is taken about a tile later. */
+    /* The key blocks of a head add to a tile one after the other. Causal: each block begins at another tile.
+     * Full: all begin with the first tile, and enough heads are taken together that the next block starts
+     * about a tile later. */
     if (p->deterministic) heads = p->causal || !of_key_head ? 1 : cuda_ceil_div(sms, of_key_head);
     return (int32_t)(heads < 1 ? 1 : heads < p->h_kv ? heads : p->h_kv);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the cache kernels are given (params.h has the others'). Strides of vectors are in elements, of the cache in bytes.
+ * Parameters of the cache kernels (params.h has the others). Strides of vectors are in elements, strides of
+ * the cache in bytes.
  */
 #ifndef FMLA_CUDA_CACHE_PARAMS_H
 #define FMLA_CUDA_CACHE_PARAMS_H
@@ -19,12 +20,12 @@ struct cache_params {
     int64_t latent_stride, rope_stride, out_stride;
     int64_t page_stride, slot_stride;
     int32_t d_qk, latent_width;
-    struct divisor page_divisor; /* page_size, where slots_of_cache is below 2^31 */
-    int32_t few_slots;           /* … and it is */
-    int32_t aligned;             /* vectors and cache may be read and written 16 bytes at a time */
-    float cache_scale;           /* gather; append: prescaled, */
-    float prescale, inverse;     /* as fast_quotient of num_fast.h has them */
-    /* Of convert: where tokens come from. Values are those of its layout, in 64 bits where it has no groups. */
+    struct divisor page_divisor; /* of page_size, if slots_of_cache < 2^31 */
+    int32_t few_slots;           /* slots_of_cache < 2^31 */
+    int32_t aligned;             /* vectors and cache allow 16-byte accesses */
+    float cache_scale;           /* gather: the scale; append: the scale · prescale */
+    float prescale, inverse;     /* as in fast_quotient of num_fast.h */
+    /* Convert only: the source cache. Values are those of its layout, in 64 bits where it has no groups. */
     const int64_t *source_slots;
     const uint8_t *source;
     int64_t source_page_size, source_slots_of_cache, source_page_stride, source_slot_stride;
@@ -32,19 +33,20 @@ struct cache_params {
     struct divisor source_page_divisor;
     int32_t few_source_slots, source_group_shift;
     float source_scale;
-    /* Of the fused append: */
+    /* Fused append only: */
     const void *norm_weight; /* NULL: no norm */
     const void *positions;
     const float *rope_table;
     int64_t table_rows, table_stride;
-    double norm_eps;       /* of fp32 */
-    int32_t turns, halves; /* RoPE, of pairs that are halves; without it the four above are not looked at */
+    double norm_eps;       /* an fp32 value */
+    int32_t turns, halves; /* apply RoPE; its pairs are halves. !turns: positions, rope_table unused */
     int32_t wide_positions;
-    int32_t many; /* more tokens than warps run at a time (FUSED_BLOCKS) */
+    int32_t many; /* more tokens than warps that run at a time (FUSED_BLOCKS) */
 };
 
-/* A warp a token. FUSED_BLOCKS blocks of the fused append run on an SM at a time, as its registers allow, and no more are
- * launched, so that each reads its weights once. Where there are more tokens than these blocks have warps, a warp takes several at a time, MANY_LANES lanes each. */
+/* A warp takes a token. FUSED_BLOCKS CTAs of the fused append fit on an SM, limited by registers, and no more
+ * are launched, so that each reads its weights once. If there are more tokens than these CTAs have warps, a
+ * warp takes several tokens at a time, with MANY_LANES lanes each. */
 enum { CACHE_WARPS = 4, FUSED_BLOCKS = 4, MANY_LANES = 16 };
 
 #endif

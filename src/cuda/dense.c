@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense decode on a GPU, as all its kernels share it.
+ * Dense decode on a GPU: the host part that all its kernels share.
  *
- * Workspace: that of attention.h | marks | where products are FP8, room for the queries as bf16 values, whatever a kernel puts there
+ * Workspace: that of attention.h | marks | with FP8 products, room for the queries as bf16 values (every
+ * kernel may use it)
  */
 #include "attention.h"
 
@@ -18,9 +19,9 @@ static size_t mark_bytes(int64_t tiles)
     return cuda_line_up((size_t)tiles * MARKS_OF_TILE * sizeof(uint32_t));
 }
 
-/* Any call up to these sizes, with the partitions of the default: as many as leave the SMs a tile of PLAN_ROW_TILE rows each, so
- * every number of tiles of a key head is tried, with as many rows as they hold. With others, or in chunks, larger sizes take
- * more. */
+/* Lays out the workspace of any call up to these sizes with the default number of partitions. The default
+ * leaves each SM a tile of PLAN_ROW_TILE rows, so every number of tiles of a key head is tried, with the most
+ * rows that they hold. With other numbers of partitions, or in chunks, larger sizes need more. */
 static fmla_status lay_out_most(const struct attention_problem *p, struct cuda_work *w)
 {
     const int64_t rows_of_head = p->s_q * (p->h_q / p->h_kv),
@@ -38,7 +39,7 @@ static fmla_status lay_out_most(const struct attention_problem *p, struct cuda_w
     return status;
 }
 
-/* Adds the room for the queries of FP8 products, which all kernels of a GPU have alike. */
+/* Adds the room for the queries of FP8 products, which is the same for all kernels of a GPU. */
 static fmla_status place_queries(const struct attention_problem *p, struct cuda_work *w)
 {
     int64_t bytes;
@@ -53,7 +54,7 @@ static fmla_status place_queries(const struct attention_problem *p, struct cuda_
     return FMLA_OK;
 }
 
-/* What the rows of a tile change is how many workers there are, not what they need. */
+/* The rows of a tile change the number of workers, not the workspace that they need. */
 fmla_status cuda_dense_prepare(const struct attention_problem *p, int64_t rows, struct cuda_work *w)
 {
     const int64_t rows_of_head = p->s_q * (p->h_q / p->h_kv);
@@ -64,7 +65,7 @@ fmla_status cuda_dense_prepare(const struct attention_problem *p, int64_t rows, 
     const fmla_status status = cuda_lay_out(p, w);
     if (status) return status;
     if (!w->chunk_keys && w->num_partitions > 1)
-        w->mark_tiles = p->h_kv * cuda_ceil_div(rows_of_head, ROWS_OF_MARK); /* fewer than rows */
+        w->mark_tiles = p->h_kv * cuda_ceil_div(rows_of_head, ROWS_OF_MARK); /* below the number of rows */
     w->marks_offset = w->bytes;
     w->bytes += mark_bytes(w->mark_tiles * w->num_partitions);
     const bool bound = p->bound && !w->chunk_keys && !p->num_partitions;
@@ -96,7 +97,7 @@ fmla_status cuda_dense_quantise(const struct cuda_scope *scope, const struct att
     memcpy(params.q_stride, p->q_stride, sizeof params.q_stride);
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of((struct cuda_key){CUDA_QUANTISE_QUERIES, .element = ELEMENT_BF16}),
-        .blocks = cuda_ceil_div(params.rows, QUANTISE_WARPS), /* any number of them walks through all rows */
+        .blocks = cuda_ceil_div(params.rows, QUANTISE_WARPS), /* any number of CTAs covers all rows */
         .stream = p->stream,
     };
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});

@@ -10,14 +10,14 @@
 
 static struct {
     pthread_once_t once;
-    const struct driver *driver; /* NULL: none that can be used */
+    const struct driver *driver; /* NULL: no usable driver */
     int32_t count;
     struct cuda_device device[CUDA_DEVICES];
-    struct cuda_device absent; /* stands for every device past the last */
+    struct cuda_device absent; /* returned for every device past the last */
 
     struct primary {
         pthread_mutex_t mutex;
-        cu_context context; /* retained at first use, and again after it was reset; NULL: not yet */
+        cu_context context; /* retained at first use, and again after a reset; NULL: not yet */
     } primary[CUDA_DEVICES];
 } state = {.once = PTHREAD_ONCE_INIT};
 
@@ -44,7 +44,7 @@ bool cuda_build_has(const struct cuda_build *build, const char *image)
     return false;
 }
 
-/* Writes why the device cannot be used, if it cannot. */
+/* Writes the reason to `unusable` if the device cannot be used. */
 static void judge(struct cuda_device *d)
 {
     if (d->capability < CUDA_LEAST_CAPABILITY)
@@ -58,13 +58,15 @@ static void judge(struct cuda_device *d)
                  d->name, d->capability / 10, d->capability % 10, cuda_build.targets);
 }
 
-/* The most shared memory of a CTA by compute capability (CUDA C++ Programming Guide, "Compute Capabilities"). */
+/* The most shared memory per CTA, by compute capability (CUDA C++ Programming Guide, "Compute
+ * Capabilities"). */
 static const struct {
     int32_t capability, shared_bytes;
 } known_gpus[] = {{80, 163 << 10},  {86, 99 << 10},   {87, 163 << 10}, {89, 99 << 10},
                   {100, 227 << 10}, {103, 227 << 10}, {120, 99 << 10}, {121, 99 << 10}};
 
-/* Lets a GPU stand for one of another compute capability, as FLASHMLA_GPU_CAPABILITY asks: kernels and tiles are chosen as there. */
+/* Gives a GPU another compute capability if FLASHMLA_GPU_CAPABILITY asks for it: kernels and tiles are chosen
+ * for that one. */
 static void pretend(struct cuda_device *d)
 {
     static const char variable[] = "FLASHMLA_GPU_CAPABILITY";
@@ -177,9 +179,9 @@ static bool is_gone(cu_result error)
     return error == CU_ERROR_INVALID_CONTEXT || error == CU_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-/* Makes the device's primary context current. It is retained for good: what it holds would otherwise come and go with every call.
- * The application may reset it all the same (cuDevicePrimaryCtxReset): it is inactive then until somebody retains it, and if that
- * was another, its handle may be another one too. */
+/* Makes the device's primary context current. It is retained for good; otherwise its contents would come and
+ * go with every call. The application may still reset it (cuDevicePrimaryCtxReset). It is then inactive until
+ * somebody retains it; if somebody else did, its handle may have changed. */
 static cu_result push_primary(const struct cuda_scope *scope, const char **asked)
 {
     const struct driver *driver = scope->driver;
@@ -239,7 +241,7 @@ fmla_status cuda_enter(const char *operation, const char *argument, int32_t id, 
         scope->pushed = true;
     }
     unsigned long long context_id;
-    error = scope->driver->context_id(NULL, &context_id); /* of the current one */
+    error = scope->driver->context_id(NULL, &context_id); /* of the current context */
     if (error) {
         cuda_leave(scope);
         return cuda_failed(operation, scope, "cuCtxGetId", error);
@@ -251,5 +253,5 @@ fmla_status cuda_enter(const char *operation, const char *argument, int32_t id, 
 void cuda_leave(const struct cuda_scope *scope)
 {
     cu_context context;
-    if (scope->pushed) (void)scope->driver->context_pop(&context); /* fails only where the context is lost */
+    if (scope->pushed) (void)scope->driver->context_pop(&context); /* fails only if the context is lost */
 }

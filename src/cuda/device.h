@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The GPUs of this machine: what each is, why it cannot be used, and whose context a call runs in.
+ * The GPUs of this machine: their properties, why one cannot be used, and the context of a call.
  */
 #ifndef FMLA_CUDA_DEVICE_H
 #define FMLA_CUDA_DEVICE_H
@@ -11,7 +11,7 @@
 #include <stdbool.h>
 
 enum {
-    CUDA_DEVICES = 64,          /* that the library looks at */
+    CUDA_DEVICES = 64,          /* most devices that the library uses */
     CUDA_LEAST_CAPABILITY = 80, /* Ampere: mma of 16-bit types, cp.async */
 };
 
@@ -20,47 +20,49 @@ struct cuda_device {
     cu_device handle;
     int32_t capability; /* 10 · major + minor: 90 */
     int32_t sms;
-    int32_t shared_bytes; /* of shared memory that a block may have */
+    int32_t shared_bytes; /* most shared memory per CTA */
     char name[96];
     char unusable[400]; /* why this GPU cannot be used; "" if it can */
 };
 
-/* Never NULL; the same for the life of the process. The first call looks at all GPUs. */
+/* Returns the device, never NULL; the pointer stays the same for the life of the process. The first call
+ * looks at all GPUs. */
 const struct cuda_device *cuda_device(int32_t id);
 
-/* Were the costs of plan_costs.h measured on such a GPU? */
+/* Returns whether the costs of plan_costs.h were measured on this kind of GPU. */
 static inline bool cuda_has_plan_costs(const struct cuda_device *device)
 {
     return device->capability == 90;
 }
 
-/* GPUs of this machine; 0 where there is no usable driver. */
+/* Returns the number of GPUs of this machine; 0 without a usable driver. */
 int32_t cuda_device_count(void);
 
-/* Is there code for a GPU of this compute capability? Machine code serves its own and later minor versions, that for "90a"
- * only its own; PTX serves every later GPU. */
+/* Returns whether the build has code for this compute capability. Machine code serves its own and later minor
+ * versions, except that "90a" serves only itself; PTX serves every later GPU. */
 struct cuda_build;
 bool cuda_build_serves(const struct cuda_build *build, int32_t capability);
 
-/* Is there such an image (images.h)? */
+/* Returns whether the build has this image (images.h). */
 bool cuda_build_has(const struct cuda_build *build, const char *image);
 
 /* ---- The context of a call ------------------------------------------------------------------ */
 
-/* Between enter and leave a context of the device is current: the caller's, or, where the thread has none, the
- * device's primary one, pushed for the call. */
+/* Between cuda_enter and cuda_leave a context of the device is current: the caller's, or, if the thread has
+ * none, the device's primary context, pushed for the call. */
 struct cuda_scope {
     const struct driver *driver;
     const struct cuda_device *device;
-    uint64_t context_id; /* of the current one; no later context has it again, as it may have the handle */
+    uint64_t context_id; /* of the current context; never reused, unlike handles */
     bool pushed;
 };
 
-/* `argument` is the one to name where the device or the current context is wrong. */
+/* `argument` is named in the error if the device or the current context is wrong. */
 fmla_status cuda_enter(const char *operation, const char *argument, int32_t id, struct cuda_scope *scope);
 void cuda_leave(const struct cuda_scope *scope);
 
-/* FMLA_DEVICE_ERROR with the driver's words: "operation: cuda:0: what: words". */
+/* Returns FMLA_DEVICE_ERROR with the message "operation: cuda:0: what: words", where the words are the
+ * driver's. */
 fmla_status cuda_failed(const char *operation, const struct cuda_scope *scope, const char *what,
                         cu_result error);
 

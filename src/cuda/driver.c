@@ -12,10 +12,11 @@
 static struct {
     pthread_once_t once;
     struct driver driver;
-    char why[320]; /* "" if the driver can be used */
+    char why[320]; /* "" if the driver is usable */
 } state = {.once = PTHREAD_ONCE_INIT};
 
-/* POSIX lets a pointer from dlsym be called, ISO C does not let it be converted: its bytes are copied. */
+/* POSIX allows calling a pointer from dlsym, but ISO C does not allow converting it, so its bytes are
+ * copied. */
 static int find(void *library, const char *name, void *entry, size_t size)
 {
     void *symbol = dlsym(library, name);
@@ -31,7 +32,8 @@ const char *driver_version_words(int version, char buffer[48])
     return buffer;
 }
 
-/* The version comes first: an old driver should hear that it is old, not which entry it lacks. */
+/* The version is checked first, so that the message for an old driver says that it is old, not which entry it
+ * lacks. */
 static int version_is_enough(void *library)
 {
     cu_result (*get_version)(int *version);

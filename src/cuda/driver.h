@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The part of the NVIDIA driver's interface that the library uses, declared here so that neither building nor loading
- * the library takes anything of CUDA: libcuda.so.1 is opened at the first use of a GPU. Entry points of CUDA 12.0 only.
+ * The part of the NVIDIA driver API that the library uses, declared here so that neither building nor loading
+ * the library needs CUDA: libcuda.so.1 is opened at the first use of a GPU. Entry points of CUDA 12.0 only.
  * tests/house/driver.c compares every number and layout with cuda.h where that is installed.
  */
 #ifndef FMLA_CUDA_DRIVER_H
@@ -9,15 +9,15 @@
 
 #include <stdint.h>
 
-/* Handles carry the driver's own tags, so that these types are its types. */
-typedef unsigned cu_result; /* enumerations of the driver have no negative value: unsigned */
+/* Handles carry the driver's own struct tags, so that these types are compatible with its types. */
+typedef unsigned cu_result; /* unsigned: the driver's enumerations have no negative value */
 typedef int cu_device;
 typedef struct CUctx_st *cu_context;
 typedef struct CUlib_st *cu_library;
 typedef struct CUkern_st *cu_kernel;
 typedef struct CUfunc_st *cu_function;
 typedef struct CUstream_st *cu_stream;
-typedef struct CUtensorMap_st *cu_tensor_map; /* 128 bytes, at a multiple of 128 */
+typedef struct CUtensorMap_st *cu_tensor_map; /* 128 bytes, 128-byte aligned */
 
 enum {
     CU_SUCCESS = 0,
@@ -31,7 +31,7 @@ enum {
     CU_ATTRIBUTE_SM_COUNT = 16,
     CU_ATTRIBUTE_CAPABILITY_MAJOR = 75,
     CU_ATTRIBUTE_CAPABILITY_MINOR = 76,
-    CU_ATTRIBUTE_SHARED_BYTES = 97 /* that a block may have when it asks for them */
+    CU_ATTRIBUTE_SHARED_BYTES = 97 /* most per CTA, with opt-in */
 };
 
 enum { CU_KERNEL_MAX_DYNAMIC_SHARED_BYTES = 8 };
@@ -76,7 +76,8 @@ struct cu_launch_config {
     unsigned num_attributes;
 };
 
-/* ENTRY(member, name in libcuda, parameters) for each; where the driver has several versions of an entry, the name says which. */
+/* ENTRY(member, name in libcuda, parameters). If the driver has several versions of an entry, the name has
+ * the version suffix. */
 #define CUDA_DRIVER_ENTRIES(ENTRY)                                                                           \
     ENTRY(init, cuInit, unsigned flags)                                                                      \
     ENTRY(device_get_count, cuDeviceGetCount, int *count)                                                    \
@@ -112,17 +113,18 @@ struct driver {
     int version; /* of CUDA, 1000 · major + 10 · minor */
 };
 
-/* The driver, initialised: opened by the first call, whichever thread that is. NULL if there is none that this build can
- * use; then *why (static) says why. */
+/* Returns the initialised driver, opened by the first call from any thread; NULL if there is none that this
+ * build can use. *why (static) then says why. */
 const struct driver *driver_open(const char **why);
 
-/* The CUDA version of the driver that driver_open found, usable or not; 0 if there is none. */
+/* Returns the CUDA version of the driver that driver_open found, usable or not; 0 if there is none. */
 int driver_version(void);
 
-/* "CUDA_ERROR_NO_DEVICE (no CUDA-capable device is detected)" */
+/* Returns a text such as "CUDA_ERROR_NO_DEVICE (no CUDA-capable device is detected)". */
 const char *driver_words(const struct driver *driver, cu_result error, char buffer[160]);
 
-/* "CUDA 13.0 (driver 580)": a version with the driver release that first had it, where that is known. */
+/* Returns a text such as "CUDA 13.0 (driver 580)": the version, and the first driver release with it, if
+ * known. */
 const char *driver_version_words(int version, char buffer[48]);
 
 #endif

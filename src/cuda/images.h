@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The machine code that the build embedded: one fatbin (code for several GPUs, compressed) a .cu file.
- * cmake/cuda.cmake makes the table; src/cuda/no_images.c is the one of a build without nvcc.
+ * The machine code embedded in the build: one fatbin (code for several GPUs, compressed) per .cu file.
+ * cmake/cuda.cmake generates the table; src/cuda/no_images.c is the table of a build without nvcc.
  */
 #ifndef FMLA_CUDA_IMAGES_H
 #define FMLA_CUDA_IMAGES_H
@@ -9,18 +9,18 @@
 #include <stddef.h>
 
 struct cuda_image {
-    const char *name; /* the .cu file, from src/cuda, without its ending: "any/merge" */
+    const char *name; /* path of the .cu file in src/cuda, without its ending: "any/merge" */
     const unsigned char *begin, *end;
 };
 
 struct cuda_build {
-    int toolkit;         /* the CUDA version of nvcc: 13000; 0: there are no images */
-    int driver;          /* the least CUDA version of a driver that loads them */
-    const char *targets; /* GPUs with machine code of their own: "80 90a" */
-    int ptx;             /* later GPUs are served by the PTX for this one; 0: there is none */
+    int toolkit;         /* CUDA version of nvcc, as 13000; 0: there are no images */
+    int driver;          /* lowest CUDA version of a driver that loads them */
+    const char *targets; /* GPUs with machine code: "80 90a" */
+    int ptx;             /* capability of the PTX, which serves later GPUs; 0: none */
     size_t count;
     const struct cuda_image *images;
-    void **loaded; /* the driver's handle of each image; launch.c's */
+    void **loaded; /* the driver's handle of each image; used by launch.c */
 };
 
 extern const struct cuda_build cuda_build;

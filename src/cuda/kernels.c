@@ -28,8 +28,8 @@ static struct {
 };
 enum { KERNELS = sizeof rows / sizeof rows[0] };
 
-/* A key has the number of its row here, + 1. It is written once, and so is which kernels were built: a launch does not look through
- * all rows and images. */
+/* The row number + 1 of each key. This index, and which kernels were built, are computed once: a launch does
+ * not search rows and images. */
 enum { VARIANTS = 12 };
 static uint16_t row_of[CUDA_SCHEDULES][ELEMENT_F32 + 1][KV_FORMATS][VARIANTS];
 static pthread_once_t indexed = PTHREAD_ONCE_INIT;
@@ -70,7 +70,8 @@ bool cuda_can_have(const struct cuda_device *device, const struct cuda_kernel *k
     return kernel->capability != 90 || (device->capability == 90 && kernel->built);
 }
 
-/* Returns the dynamic shared memory of the kernel's launches; < 0 where the device has less, so that nothing launches it. */
+/* Returns the dynamic shared memory of the kernel's launches; < 0 if the device has less, in which case
+ * nothing launches it. */
 static int32_t dynamic_bytes_of(int index, const struct cuda_device *device)
 {
     const int32_t bytes = rows[index].kernel.dynamic_bytes;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The table of kernels (kernels.def): where each file of the back end finds its own, and cuda_prepare all of them.
+ * The table of kernels (kernels.def), from which each file of the back end gets its own kernels, and
+ * cuda_prepare all of them.
  */
 #ifndef FMLA_CUDA_KERNELS_H
 #define FMLA_CUDA_KERNELS_H
@@ -10,7 +11,7 @@
 
 #include "../problem.h"
 
-/* That of an operation is its portable kernel. */
+/* The schedule named after an operation is its portable kernel. */
 enum cuda_schedule {
 #define OPERATION(op, OP) CUDA_##OP,
 #include "../operations.def"
@@ -35,30 +36,32 @@ enum cuda_schedule {
     CUDA_SCHEDULES
 };
 
-/* The format that stands for all formats of bytes, where a kernel takes them all; of sparse operations also beside a cache of another. */
+/* Stands for all byte formats in the key of a kernel that takes them all; in sparse operations also for two
+ * caches of different formats. */
 #define CUDA_BYTES KV_FP8_656
 
-/* Variants of Hopper's dense decode over bytes, by the rows of a tile. */
+/* Variants of Hopper's dense decode over bytes, by rows of a tile. */
 enum { DENSE_DECODE_FP8_64 = 0, DENSE_DECODE_FP8_32 = 4, DENSE_DECODE_FP8_16 = 8 };
 
-/* What tells a kernel from the others; what a schedule does not tell apart is 0. */
+/* The key of a kernel; fields that do not distinguish kernels of a schedule are 0. */
 struct cuda_key {
     enum cuda_schedule schedule;
     enum element element;
     enum kv_format format;
-    int variant; /* as the table says */
+    int variant; /* see kernels.def */
 };
 
-/* One that the table has; NULL for any other key. */
+/* Returns the kernel with this key; NULL if the table has none. */
 struct cuda_kernel *cuda_kernel_of(struct cuda_key key);
 
-/* Row `index` of the table; NULL past the end. */
+/* Returns row `index` of the table; NULL past the end. */
 struct cuda_kernel *cuda_kernel_at(int index);
 
-/* Is it one of the device's? Hopper's own are so where the build has their machine code. */
+/* Returns whether the device can run the kernel. Hopper's kernels also need their machine code in the
+ * build. */
 bool cuda_can_have(const struct cuda_device *device, const struct cuda_kernel *kernel);
 
-/* Launches the planner in a scope that is open. (plan.c) */
+/* Launches the planner in an open scope (plan.c). */
 fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *scope,
                              const struct plan_problem *problem);
 

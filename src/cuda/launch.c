@@ -8,15 +8,15 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SHARED_BYTES_UNASKED = 48 * 1024 /* every kernel may be launched with these */ };
+enum { SHARED_BYTES_UNASKED = 48 * 1024 /* available to every kernel without opt-in */ };
 
-/* Loading takes long, so no lock is held meanwhile: what one thread loads, an image, or a kernel in the contexts of one device, is
- * marked, and only who needs the same waits for it. */
+/* Loading takes long, so no lock is held during it. A thread marks the image, or the kernel in the contexts
+ * of one device, that it loads; only threads that need the same one wait. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of the marks */
 static pthread_cond_t unmarked = PTHREAD_COND_INITIALIZER;
-static char marked_library; /* its address stands in an image's place meanwhile */
+static char marked_library; /* its address marks an image that is being loaded */
 enum { NOWHERE = 0 };
-/* This stands in the place of a kernel's context meanwhile; contexts are told by their id + 1. */
+/* Marks a kernel that is being made ready, in place of the context; contexts are stored as id + 1. */
 static const uint64_t MARKED = UINT64_MAX;
 
 static fmla_status failed(const char *operation, const struct cuda_scope *scope, const char *entry,
@@ -27,7 +27,7 @@ static fmla_status failed(const char *operation, const struct cuda_scope *scope,
     return cuda_failed(operation, scope, what, error);
 }
 
-/* Loads a kernel of image i, in whose place the mark is; *library is NULL until the image is loaded. */
+/* Loads a kernel of image i, which is marked; *library is NULL if the image is not loaded yet. */
 static fmla_status load_kernel(const char *operation, const struct cuda_scope *scope,
                                struct cuda_kernel *kernel, size_t i, cu_library *library)
 {
@@ -44,7 +44,8 @@ static fmla_status load_kernel(const char *operation, const struct cuda_scope *s
     return failed(operation, scope, "cuLibraryGetKernel", kernel->name, error);
 }
 
-/* Libraries and kernels belong to no context: once a process. They outlive contexts that are destroyed or reset. */
+/* Finds the kernel, once per process: libraries and kernels belong to no context, and outlive contexts that
+ * are destroyed or reset. */
 static fmla_status find_kernel(const char *operation, const struct cuda_scope *scope,
                                struct cuda_kernel *kernel)
 {
@@ -74,7 +75,7 @@ static fmla_status make_ready(const char *operation, const struct cuda_scope *sc
     const int32_t id = scope->device->id;
     const fmla_status status = find_kernel(operation, scope, kernel);
     if (status) return status;
-    /* The code goes to the GPU here, so that no launch has to wait for it. */
+    /* This moves the code to the GPU, so that no launch has to wait for it. */
     cu_function function;
     cu_result error = scope->driver->kernel_function(&function, kernel->handle);
     if (error) return failed(operation, scope, "cuKernelGetFunction", kernel->name, error);
@@ -89,7 +90,8 @@ static fmla_status make_ready(const char *operation, const struct cuda_scope *sc
     return FMLA_OK;
 }
 
-/* Whoever reads the context's number sees all that was stored before it: the handle, and how much shared memory goes. */
+/* A thread that reads the context's number also sees everything stored before it: the handle and the allowed
+ * shared memory. */
 static bool is_ready(struct cuda_kernel *kernel, int32_t id, uint64_t context, int32_t shared_bytes)
 {
     return atomic_load(&kernel->ready_in[id]) == context &&
@@ -109,7 +111,8 @@ fmla_status cuda_load(const char *operation, const struct cuda_scope *scope, str
     pthread_mutex_unlock(&mutex);
     if (ready) return FMLA_OK;
 
-    /* While a stream is captured, what may allocate is refused to its thread, unless that relaxes the mode. */
+    /* While a stream is captured, its thread may not make calls that may allocate, unless it relaxes the
+     * capture mode. */
     unsigned mode = CU_CAPTURE_RELAXED;
     fmla_status status;
     const cu_result error = scope->driver->exchange_capture_mode(&mode);
@@ -161,7 +164,7 @@ fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
         attribute->id = CU_LAUNCH_OVERLAP;
         attribute->value.overlap = 1;
     }
-    /* The driver takes a kernel where it asks for a function: the current context's. */
+    /* cuLaunchKernelEx accepts a kernel in place of a function and takes the current context's. */
     const cu_result error =
         scope->driver->launch(&config, (cu_function)(void *)launch->kernel->handle, parameters, NULL);
     if (error == CU_ERROR_NO_ROOM_TOGETHER && (launch->flags & LAUNCH_TOGETHER)) return CUDA_NO_ROOM;

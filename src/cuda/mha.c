@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense MHA on a GPU, as all its kernels share it. No plan, and nothing is cut.
+ * Dense MHA on a GPU: the host part that all its kernels share. There is no plan, and no request is cut.
  */
 #include "attention.h"
 
@@ -40,7 +40,7 @@ struct mha_forward_params cuda_mha_params(const struct attention_problem *p)
     return params;
 }
 
-/* Hopper's counts its tiles there. */
+/* Hopper's kernel counts the taken tiles in the workspace. */
 fmla_status cuda_mha_prepare(const struct attention_problem *p, struct cuda_work *w)
 {
     const struct cuda_key key = {.schedule = CUDA_SM90_MHA_FORWARD, .element = p->element};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse prefill on a GPU, as all its kernels share it: a launch for every key head, and for no more tokens than its blocks of
- * threads can be counted for. No plan.
+ * Sparse prefill on a GPU: the host part that all its kernels share. Each key head has its own launches, each
+ * with at most as many tokens as its CTA count allows. There is no plan.
  */
 #include "attention.h"
 
@@ -62,7 +62,7 @@ fmla_status cuda_prefill_launch(const struct cuda_scope *scope, const struct att
 
 enum { HEADS = SM90_SPARSE_PREFILL_HEADS };
 
-/* Behind the slots: a word for each tile. */
+/* Places one word per tile behind the slots. */
 static void place_meetings(struct cuda_work *w)
 {
     w->meetings_offset = w->bytes;
@@ -80,7 +80,7 @@ fmla_status cuda_prefill_cut_lists(const struct attention_problem *p, struct cud
     return status;
 }
 
-/* Of FP8 pages. Calls up to some sizes have at most a tile's part an SM. */
+/* Sets the bytes for FP8 pages. A call up to some sizes has at most one part of a tile per SM. */
 static fmla_status lists_bytes(const struct attention_problem *p, struct cuda_work *w)
 {
     struct cuda_work cut = {.device = w->device};
@@ -97,13 +97,13 @@ static fmla_status lists_bytes(const struct attention_problem *p, struct cuda_wo
     return status;
 }
 
-/* Launches follow one another. */
+/* Returns the most pieces of a launch; the launches of a call follow one another and share the slots. */
 static int64_t most_pieces(const struct attention_problem *p, int32_t sms)
 {
     const int64_t tiles = cuda_prefill_tiles(p, HEADS);
-    if (p->bound) /* of all parts, each of which has fewer tiles */
+    if (p->bound) /* of all launches, each of which has fewer tiles */
         return sm90_sparse_prefill_most_pieces(p->b * tiles, p->capacity, sms);
-    const int64_t last = p->b % cuda_prefill_most_tokens(p, HEADS); /* the others are too many */
+    const int64_t last = p->b % cuda_prefill_most_tokens(p, HEADS); /* others are too large */
     const struct prefill_cut cut = sm90_sparse_prefill_cut(last * tiles, p->capacity, sms);
     return cut.pieces > 1 ? (last * tiles - cut.whole) * cut.pieces : 0;
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse decode on a GPU, as all its kernels share it. A query token's keys are its own: a partition of the plan is taken by as
- * many blocks of threads as the tokens of a request have tiles of heads.
+ * Sparse decode on a GPU: the host part that all its kernels share. Each query token has its own keys, so a
+ * partition of the plan is taken by one CTA per tile of heads of the request's tokens.
  *
- * Workspace: that of attention.h | on Hopper, where requests may be cut, words by which blocks of threads meet, one an SM
+ * Workspace: that of attention.h | on Hopper, if requests may be cut, the words by which CTAs meet, one per
+ * SM
  */
 #include "attention.h"
 
@@ -17,7 +18,7 @@ static bool has_hoppers(const struct cuda_device *device)
     return device->capability == 90 && cuda_can_have(device, cuda_kernel_of(small));
 }
 
-/* The same function of the shape for every format: a plan may be made before one is named. */
+/* The same function of the shape for every format, because a plan may be made before a format is named. */
 static int32_t partitions_of(const struct cuda_device *device, const struct sm90_sparse_shape *shape)
 {
     return has_hoppers(device) ? sm90_sparse_decode_partitions(shape)
@@ -43,7 +44,7 @@ int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, 
                          &(struct sm90_sparse_shape){b, s_q, h_q, topk, extra_topk, device->sms, true});
 }
 
-/* Room to meet, behind the rest. */
+/* Places the words by which CTAs meet at the end of the workspace. */
 static void place_meetings(bool may_be_cut, struct cuda_work *w)
 {
     if (!may_be_cut || !has_hoppers(w->device)) return;
@@ -51,8 +52,9 @@ static void place_meetings(bool may_be_cut, struct cuda_work *w)
     w->bytes += cuda_line_up((size_t)w->device->sms * sizeof(uint64_t));
 }
 
-/* Any call up to these sizes, with the partitions of the default: every number of tiles of a request is tried, with as many rows as
- * they hold. With others, or in chunks, larger sizes take more. */
+/* Lays out the workspace of any call up to these sizes with the default number of partitions: every number of
+ * tiles of a request is tried, with the most rows that they hold. With other numbers of partitions, or in
+ * chunks, larger sizes need more. */
 static fmla_status lay_out_most(const struct attention_problem *p, const struct sm90_sparse_shape *shape,
                                 struct cuda_work *w)
 {
@@ -66,7 +68,7 @@ static fmla_status lay_out_most(const struct attention_problem *p, const struct 
         for (int64_t tiles = 1; tiles <= most_tiles; tiles++) {
             const int32_t partitions = hoppers ? sm90_sparse_decode_most_partitions(shape, tiles, heads[i])
                                                : (int32_t)(w->device->sms / tiles);
-            if (partitions < 2) break; /* and so with more tiles */
+            if (partitions < 2) break; /* nor with more tiles */
             cuda_most_add(&most, partitions, all_rows < tiles * heads[i] ? all_rows : tiles * heads[i]);
         }
     }
@@ -86,7 +88,7 @@ fmla_status cuda_sparse_prepare(const struct attention_problem *p, int64_t tiles
     if (p->bound && !p->num_partitions) return lay_out_most(p, &shape, w);
     place_meetings(w->slots > 0, w);
     if (!w->makes_plan || p->num_partitions) return FMLA_OK;
-    const size_t bytes = w->bytes; /* those of a call by a plan, too, whose rows are more */
+    const size_t bytes = w->bytes; /* also covers a call with a passed plan, which has more rows */
     w->num_partitions = partitions_of(w->device, &shape);
     status = cuda_lay_out(p, w);
     place_meetings(w->slots > 0, w);

@@ -4,12 +4,12 @@
 #include <string.h>
 
 enum {
-    WORKERS_PER_SM = 16,   /* batch-invariant: chunks in hand at a time; lengths differ, so more than SMs */
-    JOIN_BLOCKS_PER_SM = 2 /* enough to keep the memory busy; they take turns at the rows */
+    WORKERS_PER_SM = 16,   /* batch-invariant: chunks in flight; more than SMs, because lengths differ */
+    JOIN_BLOCKS_PER_SM = 2 /* enough to saturate memory; they take turns at the rows */
 };
 
-/* A plan in device memory is not read here. What is known of it must do: how large it is, and the number of partitions
- * that the caller gives or that the planner takes for this device. */
+/* A plan in device memory is not read here. Only its size is checked, for the number of partitions that the
+ * caller gives or that the planner takes for this device. */
 static fmla_status check_plan(const struct attention_problem *p, const struct cuda_work *w)
 {
     const char *operation = operation_name(p->operation);
@@ -50,7 +50,8 @@ fmla_status cuda_lay_out(const struct attention_problem *p, struct cuda_work *w)
     w->makes_plan = !w->chunk_keys && !p->plan && !p->plan_in_tables;
     w->slots = 0;
     if (w->chunk_keys) {
-        /* Who takes which chunk changes no bit; batch-invariant, how many there are depends on the capacity alone. */
+        /* The assignment of chunks to workers changes no bit. In batch-invariant mode the number of chunks
+         * depends on the capacity alone. */
         w->chunks = p->capacity > w->chunk_keys ? cuda_ceil_div(p->capacity, w->chunk_keys) : 1;
         const int64_t wanted = w->chunks_at_once ? w->chunks
                                                  : cuda_ceil_div((int64_t)WORKERS_PER_SM * w->device->sms,
@@ -111,7 +112,7 @@ struct split_params cuda_split_params(const struct attention_problem *p, const s
     return params;
 }
 
-/* Parts of a request that is cut, as far as the host knows. */
+/* Returns the parts of a cut request, estimated from what the host knows. */
 static int64_t parts_of_request(const struct attention_problem *p, const struct cuda_work *w)
 {
     if (w->chunk_keys) return w->chunks;
@@ -139,13 +140,13 @@ fmla_status cuda_launch_join(const struct cuda_scope *scope, const struct attent
         params.seqlens = p->keys[0].lengths, params.capacity = (int32_t)p->capacity;
     else
         params.topk = attention_lists(p);
-    /* Requests that may be cut: a partition cuts one at most. */
+    /* A partition cuts at most one request. */
     const int64_t requests = in_chunks || p->b < w->num_partitions ? p->b : w->num_partitions;
     const int64_t many = w->slots_in_halves ? MANY_PARTS_IN_HALVES : MANY_PARTS;
     int32_t rows_per_block = parts_of_request(p, w) > many ? 1 : JOIN_WARPS;
     const int64_t row_blocks = cuda_ceil_div(p->h_q * p->s_q, rows_per_block);
     const int64_t most = (int64_t)JOIN_BLOCKS_PER_SM * scope->device->sms;
-    /* Rows are cut into columns, as long as there are threads for it: 1, 2 or 4 pieces. */
+    /* Rows are cut by columns into 1, 2 or 4 pieces, as long as there are threads for them. */
     int cuts = 0;
     while (cuts < 2 && (requests * row_blocks) << (cuts + 1) <= most) cuts++;
     const int64_t most_rows = most >> cuts;

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-enum { ELEMENT_BYTES = 2, STRIDE_BYTES = 16 /* strides are multiples of it */ };
+enum { ELEMENT_BYTES = 2, STRIDE_BYTES = 16 /* strides are multiples of STRIDE_BYTES */ };
 enum { NARROW_LINE = 32 /* elements of a line of 64 bytes */ };
 
 bool tensor_stride_possible(int64_t size, int64_t stride)
@@ -27,7 +27,7 @@ fmla_status tensor_map_make(const char *operation, const struct cuda_scope *scop
 {
     uint64_t sizes[TENSOR_DIMS], strides[TENSOR_DIMS - 1];
     uint32_t box[TENSOR_DIMS], steps[TENSOR_DIMS];
-    bool empty = false; /* then nothing is read, and one element stands for it */
+    bool empty = false; /* then nothing is read, and one element stands in */
     for (int i = 0; i < TENSOR_DIMS; i++) empty |= view->size[i] == 0;
     for (int i = 0; i < TENSOR_DIMS; i++) {
         sizes[i] = empty ? 1 : (uint64_t)view->size[i];
@@ -36,7 +36,7 @@ fmla_status tensor_map_make(const char *operation, const struct cuda_scope *scop
     }
     union {
         const void *data;
-        void *base; /* that the driver does not write to */
+        void *base; /* not written by the driver */
     } from = {view->data};
     const cu_result error = scope->driver->tensor_map_encode(
         (cu_tensor_map)(void *)map, view->element == ELEMENT_BF16 ? CU_TENSOR_BFLOAT16 : CU_TENSOR_FLOAT16,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tensors as TMA is told of them: five dimensions of 16-bit elements, and the box that one copy brings to shared memory in
- * lines of 128 bytes, swizzled (swizzle_128 of device/fragment.h); lines of a box of 32 columns have 64 bytes, and their own
- * swizzle; those of narrower boxes have none.
+ * TMA tensor descriptions: five dimensions of 16-bit elements, and the box that one copy brings to shared
+ * memory. Lines have 128 bytes and the 128-byte swizzle (swizzle_128 of device/fragment.h); a box of 32
+ * columns has lines of 64 bytes with the 64-byte swizzle; narrower boxes have no swizzle.
  */
 #ifndef FMLA_CUDA_TENSOR_MAP_H
 #define FMLA_CUDA_TENSOR_MAP_H
@@ -13,22 +13,24 @@
 
 enum { TENSOR_DIMS = 5 };
 
-/* Innermost dimension first; its stride is 1 and is not looked at. */
+/* Innermost dimension first; its stride is 1 and is ignored. */
 struct tensor_view {
-    const void *data; /* at a multiple of 16 bytes; not NULL, even if the tensor is empty */
+    const void *data; /* 16-byte aligned; not NULL, even if the tensor is empty */
     enum element element;
     int64_t size[TENSOR_DIMS];
-    int64_t stride[TENSOR_DIMS]; /* of elements; a multiple of 8 */
+    int64_t stride[TENSOR_DIMS]; /* in elements; a multiple of 8 */
     int32_t box[TENSOR_DIMS];
 };
 
-/* Can TMA step by this many elements over a dimension of `size`? Steps over a single element are never made. */
+/* Returns whether TMA can step by `stride` elements over a dimension of `size`. A dimension of size 1 is
+ * never stepped over. */
 bool tensor_stride_possible(int64_t size, int64_t stride);
 
-/* Can TMA read it? It steps over all dimensions but the innermost, of a tensor with elements; bases are at multiples of 16 bytes. */
+/* Returns whether TMA can read the tensor: the base is 16-byte aligned and, unless the tensor is empty, all
+ * strides but the innermost are possible. */
 bool tensor_view_possible(const struct tensor_view *view);
 
-/* `what` is named where the driver refuses. */
+/* `what` names the tensor in the message if the driver refuses. */
 fmla_status tensor_map_make(const char *operation, const struct cuda_scope *scope, const char *what,
                             const struct tensor_view *view, struct tensor_map *map);
 

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * The portable kernels of the sparse operations and of dense MHA, a warp a row: what they take, and their launches.
+ * The portable kernels of the sparse operations and of dense MHA, which process a row per warp: the problems
+ * that they take, and their launches.
  */
 #include "../attention.h"
 
 /* ---- Sparse decode --------------------------------------------------------------------------- */
 
-/* The format of a kernel that reads the keys: of the queries' type, or of any. */
+/* Returns the format in the kernel's key: the queries' type, or CUDA_BYTES for any formats. */
 static enum kv_format format_of(const struct attention_problem *p)
 {
     for (int i = 0; i < KEY_SOURCES; i++)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The portable kernels of the gradients of dense MHA: a warp a row of dq, then a warp a key of dk and dv.
+ * The portable kernels of the gradients of dense MHA: a warp takes a row of dq, then a warp takes a key of dk
+ * and dv.
  */
 #include "../backward.h"
 

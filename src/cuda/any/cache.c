@@ -12,8 +12,8 @@ static bool pages_aligned(const struct cache_pages *cache)
                              (const int64_t[]){cache->page_stride, cache->slot_stride}, 2, 1, 16);
 }
 
-/* May everything be read and written 16 bytes at a time? Units of a vector are whole in one of its two tensors, and as
- * 16-bit values in the cache, 8 bytes at least. */
+/* Returns whether all accesses may be 16 bytes wide. A unit of a vector must be whole in one of its two
+ * tensors; as 16-bit values in the cache it has at least 8 bytes. */
 static bool aligned(const struct cache_problem *p)
 {
     const int64_t bytes = p->element == ELEMENT_F32 ? 4 : 2, values = 16 / bytes;
@@ -26,7 +26,7 @@ static bool aligned(const struct cache_problem *p)
            cuda_rows_aligned(p->rope_table, &p->table_rows, &p->table_stride, 1, 4, 16);
 }
 
-/* Have all numbers and strides 31 bits? The fused append has its fast way for these alone. */
+/* Returns whether all counts and strides fit 31 bits, which the fast path of the fused append requires. */
 static bool small(const struct cache_problem *p)
 {
     const int64_t all[] = {p->tokens,      p->cache.slots,       p->latent_stride,
@@ -97,7 +97,7 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     const int64_t at_once = (int64_t)scope.device->sms * FUSED_BLOCKS;
     params.many = fused && params.aligned && p->element != ELEMENT_F32 && p->tokens > at_once * CACHE_WARPS;
     const int64_t of_block = params.many ? CACHE_WARPS * (32 / MANY_LANES) : CACHE_WARPS;
-    const int64_t blocks = (p->tokens - 1) / of_block + 1; /* any number of them walks through all tokens */
+    const int64_t blocks = (p->tokens - 1) / of_block + 1; /* any number of CTAs covers all tokens */
     if (convert) source_of(p, &params);
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of((struct cuda_key){append    ? CUDA_CACHE_APPEND

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * New vectors into pages (fmla_cache_append): a warp a token, CACHE_WARPS of them in a block of threads.
+ * Appends vectors to pages (fmla_cache_append). A warp takes a token; a CTA has CACHE_WARPS warps.
  *
- *   slot of the token, and all units of its vector   loads that do not wait for each other
- *   FP8, FP4: the largest magnitude of each group    a group is 2 to 32 neighbouring lanes of one round: shuffles
- *   codes, scales, RoPE into the slot                by lanes side by side
+ *   slot of the token, all units of its vector       independent loads
+ *   FP8, FP4: largest magnitude of each group        shuffles; a group is 2 to 32 neighbouring lanes
+ *   codes, scales, RoPE into the slot                contiguous stores of neighbouring lanes
  *
- * Registers only: 3 (16-bit vectors) or 5 (fp32) units a lane. Limit: memory, 1152 bytes in and 656 out of a bf16 token of
- * FP8_656. Bytes are those of kv_store_token (kvformat.h), NaN included.
+ * Registers only: 3 (16-bit vectors) or 5 (fp32) units per lane. Limit: memory, with 1152 bytes read and 656
+ * written for a bf16 token of FP8_656. The bytes equal those of kv_store_token (kvformat.h), NaN included.
  */
-/* Without saying how many registers it may have ptxas uses 48 and spills one. */
+/* Without the bound of 8 CTAs per SM, ptxas uses 48 registers and spills one. */
 #define CACHE_KERNEL(NAME, ...)                                                                              \
     DEFINE_KERNEL(NAME, cache_params, (32 * CACHE_WARPS, 8), EACH_TOKEN(__VA_ARGS__))
 #include "../device/append.cuh"
@@ -30,7 +30,7 @@ DEVICE void append_fp8(const struct cache_params &p, int64_t token, int64_t slot
         unit[r] = make_uint4(0, 0, 0, 0);
         if (first < width) unit[r] = vector.template load_unit<ALIGNED>(first);
     }
-    __syncwarp(); /* loads above it do not sink below the question whether they are needed */
+    __syncwarp(); /* keeps the loads above from sinking below the test of the slot */
     if (!is_slot(p, slot)) return;
     store_quantised<ALIGNED, In, FORMAT>(p, unit, slot);
 }
@@ -61,7 +61,7 @@ DEVICE void append_16(const struct cache_params &p, int64_t token, int64_t slot)
                 if (first < p.d_qk) store_unit<ALIGNED, In, To>(values + 2 * (int64_t)first, unit[r]);
             }
         }
-    } else { /* one value after the other */
+    } else { /* value by value */
         if (!is_slot(p, slot)) return;
         uint16_t *const values = (uint16_t *)slot_place(p, slot).values;
         for (int i = lane; i < p.d_qk; i += 32) {

@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * New vectors into pages, normed or turned on the way (fmla_cache_append with a norm_weight or a rope_table): lanes have units of a token as in
- * cache_append.cu, and change them in registers before they are quantised.
+ * Appends vectors to pages with RMS norm or RoPE (fmla_cache_append with a norm_weight or a rope_table).
+ * Lanes hold units of a token as in cache_append.cu, and change them in registers before they are quantised.
  *
- *   position, slot, all units of the vector, weights   loads that do not wait for each other
- *   cosines and sines                                  on their way while the norm is worked out
- *   RMS norm   squares and sums in double, in the order of norm_sum_of_squares: a lane's own, then between lanes
+ *   position, slot, all units of the vector, weights   independent loads
+ *   cosines and sines                                  in flight during the norm
+ *   RMS norm   squares and sums in double, in the order of norm_sum_of_squares: in a lane, then across
  *   RoPE       by the lanes that have the last 64 values
  *
- * Few tokens have a warp each (each_token). Many have half a warp each, with the next ones' loads under way (each_of_many).
+ * With few tokens a warp takes one (each_token). With many, half a warp takes one, while the loads of the
+ * next tokens are in flight (each_of_many).
  *
- * What is aligned here is also small (cache.c): products of 32 bits say where something is.
+ * An aligned call is also small (cache.c), so offsets are 32-bit products.
  *
- * Limit: instructions for many tokens, some 340 of a warp a token of FP8_528 with both; for few two trips to memory one behind the other (position, then
- * its row of the table). Every rounding is one of new_token.h; what is packed to 16 bits is rounded by the hardware, to nearest even.
+ * Limit: with many tokens instructions, some 340 warp instructions per token of FP8_528 with norm and RoPE;
+ * with few tokens two dependent memory accesses (the position, then its row of the table). Every rounding is
+ * one of new_token.h; packing to 16 bits rounds in hardware, to nearest even.
  */
 #define CACHE_KERNEL(NAME, call, ...)                                                                        \
     DEFINE_KERNEL(NAME, cache_params, (32 * CACHE_WARPS, FUSED_BLOCKS),                                      \
@@ -25,7 +27,7 @@
 
 /* ---- Units as numbers ------------------------------------------------------------------------ */
 
-/* Of a NaN neither sign nor digits matter here: sums and products make all NaNs one. */
+/* The same as value_of, without the sign and payload of a NaN: sums and products make all NaNs the same. */
 template <typename In> DEVICE float number_of(const uint4 &unit, int i)
 {
     return In::to_float((uint16_t)(word_of(unit, i / 2) >> i % 2 * 16));
@@ -56,7 +58,7 @@ template <bool ALIGNED, typename In> DEVICE uint4 load_weights(const struct cach
                           : load_elements<BYTES>(at);
 }
 
-/* The weights of a lane's values, which are those of every token. */
+/* The norm weights of a lane's values, the same for every token. */
 template <bool ALIGNED, typename In, int LANES> struct Weights {
     static constexpr int ROUNDS = NORM_WIDTH / LANES / Unit<In>::VALUES;
     uint4 unit[ROUNDS];
@@ -67,7 +69,8 @@ template <bool ALIGNED, typename In, int LANES> struct Weights {
         for (int r = 0; r < ROUNDS; r++)
             unit[r] = load_weights<ALIGNED, In>(p, (int)threadIdx.x % LANES + LANES * r);
     }
-    /* The asm keeps the conversion to fp32 here. Hoisted above the loop, it waits for the weights before the units are loaded. */
+    /* The asm keeps the conversion to fp32 here. If it were hoisted above the loop, it would wait for the
+     * weights before the units are loaded. */
     DEVICE uint4 of_round(int r) const
     {
         uint4 x = unit[r];
@@ -76,7 +79,8 @@ template <bool ALIGNED, typename In, int LANES> struct Weights {
     }
 };
 
-/* For many tokens, where registers are short: one copy in shared memory. All threads call the constructor. */
+/* For many tokens, where registers are scarce: one copy in shared memory. All threads must call the
+ * constructor. */
 template <typename In> struct Weights<true, In, MANY_LANES> {
     uint4 *shared;
 
@@ -101,7 +105,8 @@ template <typename In> DEVICE double squares_of_four(const uint4 &unit, int firs
     return norm_of_four(x);
 }
 
-/* All lanes of the token get the sum. A lane has the sum of eight neighbours; with fp32 two lanes share it. */
+/* Returns the sum to all lanes of the token. A lane sums eight neighbouring values; with fp32 two lanes share
+ * them. */
 template <typename In, int LANES> DEVICE double sum_of_squares(const uint4 *unit)
 {
     constexpr int VALUES = Unit<In>::VALUES, ROUNDS = NORM_WIDTH / LANES / VALUES;
@@ -121,18 +126,19 @@ template <typename In, int LANES> DEVICE double sum_of_squares(const uint4 *unit
     return sum[0];
 }
 
-/* norm_factor. The reciprocal root is within an ulp of the exact one, and the definition's, which is rounded twice, hardly farther:
- * where none of both could be beside the middle between two fp32 both round to the same. Others go by the definition. */
+/* The same as norm_factor. The reciprocal square root is within an ulp of the exact one, and that of the
+ * definition, which is rounded twice, is hardly farther away. Unless one of them could be next to the
+ * midpoint of two fp32 numbers, both round to the same. Other values take the definition. */
 DEVICE float fast_norm_factor(double sum_of_squares, double eps)
 {
     constexpr int LOST = 29, MIDDLE = 1 << (LOST - 1),
-                  AROUND = 64; /* bits of double that fp32 does not have */
+                  AROUND = 64; /* LOST: bits of double that fp32 does not have */
     constexpr uint32_t LEAST = 0x38100000,
-                       MOST = 0x47efffff; /* upper words of double: fp32's normal numbers */
+                       MOST = 0x47efffff; /* upper words of double: normal numbers of fp32 */
     const double mean = fma(sum_of_squares, 1.0 / NORM_WIDTH, eps);
     double first;
     asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(first) : "d"(mean));
-    const double error = fma(-mean, first * first, 1.0), /* some 2^-20, of which the third power is lost */
+    const double error = fma(-mean, first * first, 1.0), /* about 2^-20; its third power is dropped */
         root = fma(first * error, fma(error, 0.375, 0.5), first);
     const uint32_t lost = (uint32_t)__double2loint(root) << (32 - LOST),
                    high = (uint32_t)__double2hiint(root);
@@ -160,13 +166,13 @@ DEVICE void norm(const struct cache_params &p, uint4 *unit, const Weights<ALIGNE
 
 /* ---- RoPE ------------------------------------------------------------------------------------ */
 
-/* The cosines and sines of the lanes that have the last 64 values, a unit each. Pairs of neighbours are in a unit, which has one for two values;
- * of halves the other value is in a unit half as many lanes away. */
+/* Cosines and sines for the lanes that have the last 64 values, one unit each. A pair of neighbours is within
+ * a unit and shares one cosine; a pair of halves is in two units, half as many lanes apart. */
 template <typename In> struct Turn {
     static constexpr int VALUES = Unit<In>::VALUES, OWNERS = ROPE_WIDTH / VALUES;
     float cosine[VALUES], sine[VALUES];
 
-    /* j: which of the owners the lane is */
+    /* j: the index of the lane among the owners */
     template <bool SMALL> DEVICE void load(const struct cache_params &p, int64_t position, int j)
     {
         const float *row =
@@ -197,7 +203,7 @@ template <typename In> struct Turn {
         }
     }
 
-    /* All lanes call it; the owners get the turned unit. */
+    /* Returns the rotated unit to the owners. All lanes must call. */
     DEVICE uint4 turned(const struct cache_params &p, const uint4 &unit, int j) const
     {
         float x[VALUES];
@@ -223,10 +229,10 @@ template <typename In> struct Turn {
 
 /* ---- A token --------------------------------------------------------------------------------- */
 
-/* Where a token goes and stands; a token that there is not goes nowhere. */
+/* A token's slot and position. The slot of a token that does not exist is -1. */
 template <bool SMALL> struct Ahead {
     int64_t slot;
-    uint2 loaded; /* the position, of 32 or 64 bits, as loaded: arithmetic on it would wait for the load */
+    uint2 loaded; /* the position as loaded, 32 or 64 bits; arithmetic on it would wait for the load */
 
     DEVICE Ahead(const struct cache_params &p, int64_t token, bool exists)
         : slot(-1), loaded(make_uint2(0, 0))
@@ -250,7 +256,7 @@ template <bool SMALL> struct Ahead {
     }
 };
 
-/* Loads a lane's units of one vector after the other. Only the round of the last 64 values can be of `rope`. */
+/* Loads a lane's units of one vector after another. Only the round of the last 64 values can be in `rope`. */
 template <bool ALIGNED, typename In, int LANES, int D_QK> struct Vectors {
     static constexpr int VALUES = Unit<In>::VALUES, BYTES = 16 / VALUES,
                          ROUNDS = (D_QK / VALUES + LANES - 1) / LANES,
@@ -290,7 +296,7 @@ template <bool ALIGNED, typename In, int LANES, int D_QK> struct Vectors {
     }
 };
 
-/* What a lane has for every token: the weights of its values, and a unit of those that RoPE turns, or none. */
+/* A lane's state for all tokens: the weights of its values, and the unit to which it applies RoPE, if any. */
 template <bool ALIGNED, typename In, int LANES, int D_QK> struct Change {
     using From = Vectors<ALIGNED, In, LANES, D_QK>;
     static constexpr int FIRST_OWNER = (D_QK - ROPE_WIDTH) / Unit<In>::VALUES % LANES;
@@ -304,7 +310,7 @@ template <bool ALIGNED, typename In, int LANES, int D_QK> struct Change {
           owns(owner >= 0 && owner < Turn<In>::OWNERS)
     {
     }
-    /* Loads the row of the table ahead of its use. A token whose position has no row goes nowhere. */
+    /* Loads the table row ahead of its use. A token whose position has no row is not stored. */
     DEVICE void load_row(const struct cache_params &p, Ahead<ALIGNED> &ahead)
     {
         if (!p.turns) return;
@@ -333,7 +339,7 @@ DEVICE void each_token(const struct cache_params &p)
     const int64_t step = (int64_t)gridDim.x * CACHE_WARPS;
     int64_t token = (int64_t)blockIdx.x * CACHE_WARPS + threadIdx.x / 32;
     if (token >= p.tokens) return;
-    Ahead<ALIGNED> ahead(p, token, true); /* first: a row of the table waits for it */
+    Ahead<ALIGNED> ahead(p, token, true); /* first, because the load of the table row waits for it */
     From vectors(p, token, step);
     uint4 unit[From::ROUNDS];
     vectors.load(true, unit);
@@ -354,8 +360,9 @@ DEVICE void each_token(const struct cache_params &p)
     }
 }
 
-/* Many tokens: LANES lanes have one, and a warp has several at a time, so that the instructions that a token takes once serve several. While the warp works at
- * these, the units of its next tokens are being loaded, and from the RoPE on their rows of the table. */
+/* Many tokens: LANES lanes take one, and a warp several at a time, so that per-token instructions serve
+ * several tokens. Meanwhile the units of the warp's next tokens are in flight and, after RoPE, their table
+ * rows. */
 template <typename In, int LANES, int D_QK, typename To>
 DEVICE void each_of_many(const struct cache_params &p)
 {
@@ -363,8 +370,8 @@ DEVICE void each_of_many(const struct cache_params &p)
     constexpr int OF_WARP = 32 / LANES;
     const int step = (int)gridDim.x * (CACHE_WARPS * OF_WARP),
               first = ((int)blockIdx.x * CACHE_WARPS + (int)threadIdx.x / 32) * OF_WARP,
-              which = (int)(threadIdx.x % 32) / LANES; /* of the warp's tokens the lane has */
-    int left = (int)p.tokens - first;                  /* from the warp's first on */
+              which = (int)(threadIdx.x % 32) / LANES; /* the lane's token among the warp's */
+    int left = (int)p.tokens - first;                  /* from the warp's first token on */
     int token = first + which;
     From vectors(p, token, step);
     Change<true, In, LANES, D_QK> change(p);
@@ -391,7 +398,7 @@ DEVICE void each_of_many(const struct cache_params &p)
     }
 }
 
-/* How a lane's units get into the cache. */
+/* Stores a lane's units to the cache. */
 template <bool ALIGNED, typename In, int FORMAT> struct Quantised {
     template <int LANES, int ROUNDS>
     static DEVICE void store(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot,

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tokens from pages of one format into pages of another (fmla_cache_convert): a warp a token, CACHE_WARPS of them in a block of
- * threads. A kernel is one of a destination; the source's format is the call's, and every thread of a launch goes the same way.
+ * Copies tokens from pages of one format to pages of another (fmla_cache_convert). A warp takes a token; a
+ * CTA has CACHE_WARPS warps. There is a kernel per destination format; the source format is a property of the
+ * call, so its branches are uniform over the launch.
  *
  *   both slots of the token
- *   codes and scales of all units    loads that do not wait for each other, of 16, 8 or 4 bytes a lane
- *   values                           bf16, which holds those of every format but FP16 exactly; of FP16 fp16
- *   into the slot                    as cache_append.cu does it
+ *   codes and scales of all units    independent loads of 16, 8 or 4 bytes per lane
+ *   values                           fp16 for FP16; else bf16, which is exact
+ *   into the slot                    as in cache_append.cu
  *
- * Registers only. Limit: memory, 656 bytes in and 576 out of a token from FP8_656 to FP8_576. Bytes are those of kv_store_token of
- * kv_load (kvformat.h); a code that is NaN, or has a scale that is, becomes the positive NaN with all bits set, as the hardware
- * converts it.
+ * Registers only. Limit: memory, with 656 bytes read and 576 written for a token from FP8_656 to FP8_576. The
+ * bytes equal those of kv_store_token applied to kv_load (kvformat.h), except that a code that is NaN or has
+ * a NaN scale becomes the positive NaN with all bits set, as the hardware converts it.
  */
 #include "../device/append.cuh"
 #include "../device/codes.cuh"
 
-/* ---- Out of the source ------------------------------------------------------------------------ */
+/* ---- The source ----------------------------------------------------------------------------- */
 
 struct SourcePlace {
     const uint8_t *page, *values, *scales;
@@ -32,17 +33,17 @@ struct SourcePlace {
         scales =
             l.scale_bytes ? page + kv_scales_at(&l, p.source_page_size, in_page) : values + l.scale_offset;
     }
-    /* Value i, by kvformat.h alone. */
+    /* Returns value i, computed by kvformat.h alone. */
     DEVICE float value(const struct cache_params &p, int i) const
     {
         const struct kv_layout &l = p.source_layout;
-        const bool whole_page = l.scale_bytes > 0; /* others are pages of one slot to it */
+        const bool whole_page = l.scale_bytes > 0; /* other formats are treated as pages of one slot */
         return kv_load(&l, whole_page ? page : values, whole_page ? p.source_page_size : 1,
                        whole_page ? in_page : 0, i, p.source_scale);
     }
 };
 
-/* What a unit of eight values comes of: codes and a scale, or 16-bit values. */
+/* The loaded form of a unit of eight values: codes and a scale, or 16-bit values. */
 struct Raw {
     uint4 bits;
     float scale;
@@ -68,7 +69,7 @@ struct Raw {
     }
 };
 
-/* The units from `begin` on of a token: as many rounds as there are. */
+/* Loads ROUNDS rounds of units of a token, from value `begin` on. */
 template <bool ALIGNED, typename In, int ROUNDS>
 DEVICE void load_units(const struct cache_params &p, const SourcePlace &from, int begin, int d_qk,
                        uint4 (&unit)[ROUNDS])
@@ -82,7 +83,7 @@ DEVICE void load_units(const struct cache_params &p, const SourcePlace &from, in
             raw[r].bits = make_uint4(0, 0, 0, 0), raw[r].scale = 0.0f;
             if (first < d_qk) raw[r].load(p, from, first);
         }
-        __syncwarp(); /* all loads are on their way before the first is waited for */
+        __syncwarp(); /* all loads are issued before the first is waited for */
 #pragma unroll
         for (int r = 0; r < ROUNDS; r++) unit[r] = raw[r].unit(p, begin + (lane + 32 * r) * 8);
     } else {
@@ -138,12 +139,12 @@ DEVICE void convert_16(const struct cache_params &p, int64_t token, int64_t slot
                 if (first < p.d_qk) store_unit<ALIGNED, In, To>(values + 2 * (int64_t)first, unit[r]);
             }
         }
-    } else { /* one value after the other */
+    } else { /* value by value */
         for (int i = lane; i < p.d_qk; i += 32) ((uint16_t *)values)[i] = Cache<To>::exact(from.value(p, i));
     }
 }
 
-/* Of a source whose values are bf16's, and of FP16. */
+/* For sources with bf16 values, and for FP16. */
 #define CONVERT_KERNELS(FORMAT, call, KIND)                                                                  \
     CACHE_KERNEL(cache_convert_##FORMAT##_bf16, call, Bf16, KIND)                                            \
     CACHE_KERNEL(cache_convert_##FORMAT##_fp16, call, Fp16, KIND)

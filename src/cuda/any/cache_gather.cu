@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: MIT
  *
- * Vectors out of pages (fmla_cache_gather): a warp a token, CACHE_WARPS of them in a block of threads.
+ * Reads vectors from pages (fmla_cache_gather). A warp takes a token; a CTA has CACHE_WARPS warps.
  *
- *   slot of the token               everything waits for it; the other warps of the SM fill the gap
- *   all units of the token, scales  loads that do not wait for each other, of 16, 8 or 4 bytes a lane
- *   16 bytes a lane into out
+ *   slot of the token               everything waits for it; the other warps of the SM hide the latency
+ *   all units of the token, scales  independent loads of 16, 8 or 4 bytes per lane
+ *   16 bytes per lane to out
  *
- * Registers only. Limit: memory, 656 bytes in and 1152 out of a bf16 token of FP8_656. Values are those of kv_load
- * (kvformat.h); of a NaN, only that it is one.
+ * Registers only. Limit: memory, with 656 bytes read and 1152 written for a bf16 token of FP8_656. The values
+ * equal those of kv_load (kvformat.h); a NaN stays a NaN, with unspecified bits.
  */
 #include "../device/codes.cuh"
 
-/* ---- Out of the cache ------------------------------------------------------------------------ */
+/* ---- The cache ------------------------------------------------------------------------------ */
 
-/* COUNT words of an address that is a multiple of their bytes. */
+/* Loads COUNT words from an address that is a multiple of 4 · COUNT. */
 template <int COUNT> DEVICE uint4 load_words(const uint8_t *at)
 {
     return COUNT == 4 ? load_once_16(at) : COUNT == 2 ? load_once_8(at) : load_once_4(at);
 }
 
-/* ---- Into out -------------------------------------------------------------------------------- */
+/* ---- The output ----------------------------------------------------------------------------- */
 
 template <typename Out> struct Vector {
     static constexpr int BYTES = 2;
@@ -40,7 +40,7 @@ template <> struct Vector<F32> {
     static DEVICE void store_one(uint8_t *at, float x) { *(float *)at = x; }
 };
 
-/* A unit of 16-bit values as one of the caller's vector. */
+/* Converts a unit of 16-bit values to one of the caller's vector. */
 template <typename From, typename Out> struct Convert {
     static DEVICE uint4 unit(const uint4 &raw)
     {
@@ -54,13 +54,13 @@ template <typename Same> struct Convert<Same, Same> {
     static DEVICE uint4 unit(const uint4 &raw) { return raw; }
 };
 
-/* e4m3 × scale, rounded to bf16, as a unit of the caller's vector. */
+/* Returns e4m3 × scale, rounded to bf16, as a unit of the caller's vector. */
 template <typename Out> DEVICE uint4 from_e4m3(const uint4 &raw, float scale)
 {
     return Convert<Bf16, Out>::unit(bf16_of_e4m3<Unit<Out>::VALUES>(raw, scale));
 }
 
-/* Codes of a unit of FP4: 4 or 2 bytes. */
+/* Loads the codes of a unit of FP4: 4 or 2 bytes. */
 template <int VALUES> DEVICE uint4 load_fp4(const uint8_t *at)
 {
     if (VALUES == 8) return load_once_4(at);
@@ -69,18 +69,18 @@ template <int VALUES> DEVICE uint4 load_fp4(const uint8_t *at)
     return v;
 }
 
-/* e2m1 × scale, exact in bf16, as a unit of the caller's vector. */
+/* Returns e2m1 × scale, exact in bf16, as a unit of the caller's vector. */
 template <typename Out> DEVICE uint4 from_e2m1(const uint4 &raw, float scale)
 {
     return Convert<Bf16, Out>::unit(bf16_of_e2m1<Unit<Out>::VALUES>(raw, scale));
 }
 
-/* One value after the other, from any address. */
+/* Gathers value by value, from any address. */
 template <typename Out>
 DEVICE void gather_any(const struct cache_params &p, const struct kv_layout &l, const SlotPlace &place,
                        bool some, uint8_t *to)
 {
-    const bool whole_page = l.scale_bytes > 0; /* others are pages of one slot to kvformat.h */
+    const bool whole_page = l.scale_bytes > 0; /* other formats are treated as pages of one slot */
 #pragma unroll 1
     for (int i = threadIdx.x & 31; i < p.d_qk; i += 32) {
         float x = 0.0f;
@@ -121,7 +121,7 @@ DEVICE void gather_fp8(const struct cache_params &p, int64_t token, int64_t slot
                 raw[r] = load_words<VALUES / 2>(place.values + l.rope_offset + 2 * (first - l.nope));
             }
         }
-        __syncwarp(); /* all loads are on their way before the first is waited for */
+        __syncwarp(); /* all loads are issued before the first is waited for */
 #pragma unroll
         for (int r = 0; r < ROUNDS; r++) {
             const int first = (lane + 32 * r) * VALUES;

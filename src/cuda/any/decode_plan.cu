@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The split plan on the device, bit-equal to plan_build_by_costs (src/plan.c), by one block of threads. What has to be done one
- * partition after the other decides how long it takes: for up to PLAN_THREADS requests plan_jumps.cuh avoids most of it,
- * for more plan_walk.cuh does it. Costs are looked at by the first alone.
+ * Makes the split plan on the device in one CTA, bit-equal to plan_build_by_costs (src/plan.c). The chain of
+ * partitions, each of which depends on the one before, determines the run time: for up to PLAN_THREADS
+ * requests plan_jumps.cuh avoids most of it, for more plan_walk.cuh follows it. Only plan_jumps.cuh considers
+ * costs.
  */
 #include "plan_jumps.cuh"
 #include "plan_walk.cuh"

@@ -8,7 +8,7 @@ static int64_t bytes_of(enum element element)
     return element == ELEMENT_F32 ? 4 : 2;
 }
 
-/* Rows may be read and written 16 bytes at a time. */
+/* Returns whether rows allow 16-byte accesses. */
 static bool vectors_aligned(const struct merge_problem *p)
 {
     const int64_t shape[] = {p->n, p->b, p->s_q, p->h_q};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Joins n results over disjoint keys (fmla_merge): a block of threads a row, in order of the parts. The weights of
- * MERGE_THREADS parts at a time are worked out once, in shared memory; each thread has ELEMENTS elements of PARTS_AT_ONCE
- * parts in flight.
+ * Merges n results over disjoint keys (fmla_merge). A CTA takes a row and adds the parts in order. The
+ * weights of MERGE_THREADS parts at a time are computed once, in shared memory; each thread has ELEMENTS
+ * elements of PARTS_AT_ONCE parts in flight.
  */
 #include "../device/element.cuh"
 #include "../device/result.cuh"
@@ -33,7 +33,7 @@ struct MergeRow {
     int64_t request, token, head;
 };
 
-/* lse of a part in natural units, -inf where it saw no key (either convention). */
+/* Returns the natural lse of a part; -inf if it saw no key (either convention). */
 DEVICE float part_lse(const struct merge_params &p, const MergeRow &row, int64_t part)
 {
     const float lse = __ldg(p.lse_parts + part * p.lse_parts_stride[0] + row.request * p.lse_parts_stride[1] +
@@ -41,7 +41,7 @@ DEVICE float part_lse(const struct merge_params &p, const MergeRow &row, int64_t
     return isinf(lse) ? -INFINITY : lse / p.rules.lse_factor;
 }
 
-/* The natural lse over all parts; every thread of the warp finds the same. */
+/* Returns the natural lse over all parts; every thread of the warp gets the same. */
 DEVICE float total_lse(const struct merge_params &p, const MergeRow &row)
 {
     const int lane = (int)threadIdx.x % 32;
@@ -54,7 +54,7 @@ DEVICE float total_lse(const struct merge_params &p, const MergeRow &row)
     return sum == 0.0f ? -INFINITY : most + logf(sum);
 }
 
-/* `count` elements from `at` on, at most ELEMENTS; zeros beyond. */
+/* Loads `count` elements, at most ELEMENTS, from `at` on, and fills up with zeros. */
 DEVICE void load_elements(const struct merge_params &p, int64_t at, int count, float value[ELEMENTS])
 {
     if (p.vectors_aligned && count == ELEMENTS) {
@@ -76,8 +76,8 @@ DEVICE void load_elements(const struct merge_params &p, int64_t at, int count, f
         value[j] = j < count ? load_element(p.out_parts, at + j, p.part_element) : 0.0f;
 }
 
-/* Adds `elements` elements of `count` parts from part `begin`; `from` is the first element, of part 0. A negative weight:
- * the part saw no key, and its out is not read. */
+/* Adds `elements` elements of `count` parts from part `begin`; `from` is the first element, of part 0. A
+ * negative weight means that the part saw no key; its out is not read. */
 DEVICE void add_parts(const struct merge_params &p, int64_t from, int elements, int64_t begin, int count,
                       const float *weights, float sum[ELEMENTS])
 {
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 8)
             const int elements = (int)max(min(p.d_v - d, (int64_t)ELEMENTS), (int64_t)0);
             float sum[ELEMENTS] = {};
             for (int64_t begin = 0; begin < p.n; begin += MERGE_THREADS) {
-                __syncthreads(); /* everyone is done with the weights before */
+                __syncthreads(); /* all threads are done with the previous weights */
                 if (begin + threadIdx.x < p.n) {
                     const float own = part_lse(p, row, begin + threadIdx.x);
                     weights[threadIdx.x] = own == -INFINITY ? -1.0f : expf(own - lse);

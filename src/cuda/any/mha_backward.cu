@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The gradients of dense MHA without tensor cores: any alignment, any strides, any GPU; it is not fast. A warp takes a row of dq, or a key
- * of dk and dv, and adds in one order, so that all three have the same bits in every run. Of 32 keys, or rows, each lane comes to hold
- * what the whole warp has worked out of one: its weight P, and dS = P (dout·v - delta) = P (dout·(v - out)); then their vectors are added.
- * The warp of a token or a key of no request writes zeros.
+ * The gradients of dense MHA without tensor cores, for any alignment, any strides and any GPU; not fast. A
+ * warp takes a row of dq, or a key of dk and dv, and adds in a fixed order, so that all three have the same
+ * bits in every run. The warp computes the weight P and dS = P (dout·v - delta) = P (dout·(v - out)) of 32
+ * keys or rows together, one key or row after the other; each lane keeps those of one. Then it adds their
+ * vectors. The warp of a token or key that belongs to no request writes zeros.
  */
 #include "../device/element.cuh"
 #include "../device/kernel.cuh"
@@ -16,7 +17,7 @@
 
 enum { MOST_OF_LANE = 6 /* elements of a vector: lane, lane + 32, … */ };
 
-/* A vector of which each lane has its elements, those past its width 0. */
+/* A vector distributed over the lanes; elements past its width are 0. */
 struct Vector {
     float of[MOST_OF_LANE];
 };
@@ -69,7 +70,7 @@ DEVICE uint16_t *place_of(const mha_vectors &of, int request, int token, int hea
     return of.data + request * of.request + token * of.token + head * of.head;
 }
 
-/* lse to base 2, of a row whose first index this is; inf where it sees no key. */
+/* Returns the base-2 lse of row (request, token, head); inf if it sees no key. */
 DEVICE float lse_of(const mha_backward_params &p, int request, int token, int head)
 {
     const float lse = p.lse[request * p.lse_stride[0] + head * p.lse_stride[1] + token] * p.lse_log2;
@@ -82,7 +83,7 @@ template <typename Element> DEVICE void backward_row(const mha_backward_params &
     const int64_t row = blockIdx.x * (int64_t)MHA_WARPS + threadIdx.x / 32;
     const int64_t tokens = p.starts_q ? p.tokens_q : (int64_t)p.b * p.s_q, at = row / p.h_q;
     const int head = (int)(row - at * p.h_q), key_head = head / p.group;
-    if (at >= tokens) return; /* a whole warp */
+    if (at >= tokens) return; /* the whole warp */
     RowRequest r;
     if (!p.starts_q)
         r = {(int)(at / p.s_q), 0, p.s_q, 0, p.s_k};
@@ -117,7 +118,8 @@ template <typename Element> DEVICE void backward_row(const mha_backward_params &
     store_vector<Element>(place_of(p.dq, r.number, token, head), p.d_qk, dq, p.scale);
 }
 
-/* Adds what a head's rows from token `first` on, of those of the request that the key sees, give its gradients. */
+/* Adds the contributions of a head's rows, from token `first` to the request's last, to the gradients of the
+ * key. */
 template <typename Element>
 DEVICE void add_rows(const mha_backward_params &p, const RowRequest &r, int head, int first, const Vector &k,
                      const Vector &v, Vector &dk, Vector &dv)
@@ -153,7 +155,7 @@ template <typename Element> DEVICE void backward_key(const mha_backward_params &
     const int64_t row = blockIdx.x * (int64_t)MHA_WARPS + threadIdx.x / 32;
     const int64_t keys = p.starts_k ? p.tokens_k : (int64_t)p.b * p.s_k, at = row / p.h_kv;
     const int key_head = (int)(row - at * p.h_kv);
-    if (at >= keys) return; /* a whole warp */
+    if (at >= keys) return; /* the whole warp */
     RowRequest r;
     if (!p.starts_k)
         r = {(int)(at / p.s_k), 0, p.s_q, 0, p.s_k};

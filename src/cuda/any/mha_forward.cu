@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense MHA without tensor cores: any alignment, any strides, any scale, any GPU; it is not fast. A warp takes a row. Of 32 keys each lane
- * comes to hold a score, which the whole warp has worked out; then the values are added, by all lanes, key by key.
+ * Dense MHA without tensor cores, for any alignment, any strides, any scale and any GPU; not fast. A warp
+ * takes a row. It computes the scores of 32 keys, one after the other; each lane keeps one. Then all lanes
+ * add the values, key by key.
  */
 #include "../device/element.cuh"
 #include "../device/kernel.cuh"
@@ -18,7 +19,7 @@ template <typename Element> DEVICE void mha_forward(const mha_forward_params &p)
     const int64_t row = blockIdx.x * (int64_t)MHA_WARPS + threadIdx.x / 32;
     const int64_t tokens = p.starts_q ? p.tokens_q : (int64_t)p.b * p.s_q, at = row / p.h_q;
     const int head = (int)(row - at * p.h_q), key_head = head / p.group;
-    if (at >= tokens) return; /* a whole warp */
+    if (at >= tokens) return; /* the whole warp */
     RowRequest r;
     if (!p.starts_q)
         r = {(int)(at / p.s_q), 0, p.s_q, 0, p.s_k};

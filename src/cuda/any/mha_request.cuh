@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The request of a row or a key of dense MHA, one by one from the first: for kernels that need it once a row.
+ * Finds the request of a row or a key of dense MHA by a linear search from the first request, for kernels
+ * that need it once per row.
  */
 #pragma once
 
@@ -8,13 +9,13 @@
 
 #include <stdint.h>
 
-/* Where a row's or a key's request begins, and how long it is. */
+/* The request of a row or a key: its first token and key, and its lengths. */
 struct RowRequest {
     int number, token, tokens, key, keys;
 };
 
-/* The request that token `at` of ragged ones is of, or key `at`; false: of none. A start is no smaller than those in front of it, and
- * not beyond the last token. */
+/* Finds the ragged request of token `at` or, BY_KEY, of key `at`; returns false if it belongs to none. A
+ * start counts as no smaller than those before it, and not beyond the last token. */
 template <bool BY_KEY, typename Params> DEVICE bool find_request(const Params &p, int at, RowRequest &r)
 {
     int end = min(max(p.starts_q[0], 0), p.tokens_q), end_k = min(max(p.starts_k[0], 0), p.tokens_k);

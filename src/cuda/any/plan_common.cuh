@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * What both planners share. Lay the requests end to end on a line, each as long as its cost (blocks + PLAN_OVERHEAD), the
- * first at 0; start[r] is where request r begins. A partition that begins at X has room up to Y = X + payload: it finishes
- * every request that ends at or before Y. Of the request e that holds Y it takes what leaves room for the overhead, up to
- * Y - PLAN_OVERHEAD, unless that is nothing. So the next partition begins at
+ * Shared by both planners. Lay the requests end to end on a line, each as long as its cost (blocks +
+ * PLAN_OVERHEAD), the first at 0; start[r] is where request r begins. A partition that begins at X has room
+ * up to Y = X + payload: it finishes every request that ends at or before Y. Of the request e that contains Y
+ * it takes what leaves room for the overhead, up to Y - PLAN_OVERHEAD, unless that is nothing. So the next
+ * partition begins at
  *
  *      X' = max(Y - PLAN_OVERHEAD, start[e])          and e was cut if the first is the larger
  *
@@ -18,7 +19,7 @@ static constexpr int TILE = PLAN_THREADS, WARPS = PLAN_THREADS / 32;
 static_assert(TILE == PLAN_FEW, "the host planner looks at costs where plan_jumps.cuh does");
 static_assert(WARPS == 32 && TILE == 32 * 32, "a tile is searched in two looks of a warp");
 
-/* Of a request that there is. */
+/* Returns the blocks of a request; `request` < b. */
 DEVICE int32_t blocks_of(const struct plan_params &p, int64_t request)
 {
     if (!p.seqlens) {
@@ -37,7 +38,7 @@ DEVICE int64_t cost_of(const struct plan_params &p, int64_t request)
     return request < p.b ? blocks_of(p, request) + PLAN_OVERHEAD : 0;
 }
 
-/* warp_inclusive_sum, and what the warp sums to in sums (one a warp). */
+/* Returns warp_inclusive_sum, and stores the warp's total to sums (one per warp). */
 template <typename Int> DEVICE Int sum_within_warp(Int x, Int sums[WARPS])
 {
     x = warp_inclusive_sum(x);
@@ -45,7 +46,8 @@ template <typename Int> DEVICE Int sum_within_warp(Int x, Int sums[WARPS])
     return x;
 }
 
-/* After a barrier: what the warps before this one sum to, and in *whole all `warps` of them. */
+/* After a barrier: returns the total of the warps before this one, and sets *whole to that of all `warps`
+ * warps. */
 DEVICE uint32_t sum_of_warps_before(const uint32_t sums[WARPS], int warps, uint32_t *whole)
 {
     const int lane = (int)threadIdx.x % 32;
@@ -54,19 +56,20 @@ DEVICE uint32_t sum_of_warps_before(const uint32_t sums[WARPS], int warps, uint3
     return __reduce_add_sync(~0u, lane < (int)threadIdx.x / 32 ? sum : 0);
 }
 
-/* Inclusive sum over the block of threads, and in *whole the sum of all. sums (one a warp) must not be in use. */
+/* Returns the inclusive sum over the CTA, and sets *whole to the total. sums (one per warp) must not be in
+ * use. */
 template <typename Int> DEVICE Int block_inclusive_sum(Int x, Int sums[WARPS], Int *whole)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     x = sum_within_warp(x, sums);
     __syncthreads();
-    const Int sum = warp_inclusive_sum(sums[lane]); /* every warp for itself */
+    const Int sum = warp_inclusive_sum(sums[lane]); /* computed redundantly by every warp */
     *whole = __shfl_sync(~0u, sum, WARPS - 1);
     const Int before = __shfl_sync(~0u, sum, (warp + WARPS - 1) % WARPS);
     return warp ? x + before : x;
 }
 
-/* By one thread: what stands before the rows, and before the first request's splits. */
+/* Writes the header, and the first entry of num_splits. Called by one thread. */
 DEVICE void write_header(const struct plan_params &p, int64_t payload)
 {
     p.num_splits[0] = 0;
@@ -78,7 +81,7 @@ DEVICE void write_header(const struct plan_params &p, int64_t payload)
     p.header->zero = 0;
 }
 
-/* A row in two stores: plans are aligned to 16 bytes. */
+/* Writes a row in two stores; plans are 16-byte aligned. */
 DEVICE void write_row(const struct plan_params &p, int32_t i, const struct plan_partition &row)
 {
     int4 *to = (int4 *)(p.partitions + i);
@@ -86,7 +89,7 @@ DEVICE void write_row(const struct plan_params &p, int32_t i, const struct plan_
     to[1] = make_int4(row.begin_split, row.first_is_split, row.last_is_split, row.zero);
 }
 
-/* The last i in [0, count) with values[i] ≤ x; values rise, and the first is ≤ x. */
+/* Returns the last i in [0, count) with values[i] ≤ x. The values ascend, and the first is ≤ x. */
 template <typename Int> DEVICE int last_not_above(const Int *values, int count, Int x)
 {
     int low = 0;

@@ -1,26 +1,28 @@
 /* SPDX-License-Identifier: MIT
  *
- * The plan in step on the device: what it costs, beside what the plan costs that plan_jumps.cuh makes, and its rows. Every
- * request or partition is by itself here, given where requests start on the line; the arithmetic is that of the host.
+ * The plan in step on the device: its rows, and its cost next to that of the plan from plan_jumps.cuh. Given
+ * the starts of the requests on the line, every request or partition is independent. The arithmetic is that
+ * of the host.
  */
 #pragma once
 
 #include "plan_common.cuh"
 
-/* Of both plans, for the whole block of threads. */
+/* The costs of both plans, over the whole CTA. */
 struct Costs {
     struct plan_tally filled, in_step;
     uint32_t payload; /* of the plan in step */
 };
 
-/* By one thread. */
+/* Called by one thread. */
 DEVICE void costs_clear(Costs &costs)
 {
     costs.filled = costs.in_step = plan_tally_none();
     costs.payload = 0;
 }
 
-/* Adds what a thread counted (the compiler has a warp do each of these once); the block has yet to wait for each other. */
+/* Adds a thread's counts to `all`; the compiler reduces each atomic over the warp. The caller must
+ * synchronise the CTA afterwards. */
 DEVICE void costs_gather(const struct plan_tally &tally, struct plan_tally &all)
 {
     if (tally.most) {
@@ -34,7 +36,7 @@ DEVICE void costs_gather(const struct plan_tally &tally, struct plan_tally &all)
     }
 }
 
-/* By `threads` threads, of which this is number `thread`. */
+/* Called by `threads` threads, of which this is number `thread`. */
 DEVICE void cost_in_step(const struct plan_params &p, uint32_t mean, const uint32_t *start,
                          struct plan_step step, int thread, int threads, Costs &costs)
 {
@@ -48,8 +50,8 @@ DEVICE void cost_in_step(const struct plan_params &p, uint32_t mean, const uint3
     if (payload) atomicMax(&costs.payload, payload);
 }
 
-/* By all `threads`, after a barrier if rows of another plan were written. before [b + 1], which is read where requests are
- * cut: the parts of the requests before. */
+/* Writes the rows. Called by all `threads` threads, after a barrier if rows of another plan were written.
+ * before [b + 1] is the number of parts of the requests before each one; it is read if requests are cut. */
 DEVICE void write_in_step(const struct plan_params &p, const uint32_t *start, const int32_t *before,
                           struct plan_step step, int threads, uint32_t payload)
 {

@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * The chain of partitions for up to PLAN_THREADS requests, nearly all of it at once.
+ * The chain of partitions for up to PLAN_THREADS requests, mostly in parallel.
  *
- * With step = payload - PLAN_OVERHEAD, a partition that begins at X is followed by one at X + step, unless a request begins
- * between X + step and X + payload: then by one at the start of that request (there is room for one only: a request is
- * longer than the overhead). So between two partitions that begin with a request, partitions stand `step` apart. From the
- * start of request q the chain first meets the start of
+ * With step = payload - PLAN_OVERHEAD, a partition that begins at X is followed by one at X + step, unless a
+ * request begins between X + step and X + payload. It is then followed by one at the start of that request;
+ * there is room for only one, because a request is longer than the overhead. So between two partitions that
+ * begin with a request, partitions are `step` apart. From the start of request q the chain first meets the
+ * start of
  *
  *      e = the first request after q with (start[e] - start[q]) mod step ≤ PLAN_OVERHEAD
  *
- * after n = ceil((start[e] - start[q] - PLAN_OVERHEAD) / step) partitions. Every thread finds e and n for one q, as far as
- * LOOK requests on. The chain from meeting to meeting is followed SPAN meetings at a time, along hops that all threads have
- * put together by doubling; where e was too far, a warp looks on. If partitions are so long that e is usually further, the
- * warp looks for all of them. Everything between the meetings is arithmetic: every row, and every request's number of
- * splits, is by itself.
+ * after n = ceil((start[e] - start[q] - PLAN_OVERHEAD) / step) partitions. Every thread finds e and n for one
+ * q, up to LOOK requests ahead. The chain from meeting to meeting is followed SPAN meetings at a time, along
+ * hops that all threads have combined by doubling; if e was too far ahead, a warp continues the search. If
+ * partitions are so long that e is usually farther, the warp searches for all of them. Everything between the
+ * meetings is arithmetic: every row, and every request's number of splits, is independent.
  *
- * A warp's instructions cost the others time: warps that will have neither requests nor rows leave once the costs are summed
- * (barriers wait for those that are left).
+ * A warp's instructions delay the others, so warps that will have neither requests nor rows leave once the
+ * costs are summed (barriers wait only for the remaining warps).
  */
 #pragma once
 
@@ -24,43 +25,44 @@
 #include "plan_in_step.cuh"
 
 static constexpr int LOOK = 64, SPAN = 8;
-static constexpr int LOADS_AT_ONCE = 8; /* that do not wait for each other */
+static constexpr int LOADS_AT_ONCE = 8; /* independent loads */
 static constexpr int ROWS_OF_WARP = 30; /* the first and the last lane lack a neighbour */
-static constexpr uint32_t FAR_STEP = 64 * (PLAN_OVERHEAD + 1); /* one request in 64 is met */
+static constexpr uint32_t FAR_STEP = 64 * (PLAN_OVERHEAD + 1); /* the chain meets one request in 64 */
 static_assert(LOOK % LOADS_AT_ONCE == 0 && SPAN == 8, "");
 
-/* From one meeting to a later one, so many partitions on; from request 0, the number of the partition that begins there. */
+/* A hop from one meeting to a later one, `partitions` partitions on. From request 0, this is the number of
+ * the partition that begins there. */
 struct alignas(8) Hop {
-    int32_t request; /* that is met; b: none */
+    int32_t request; /* the request that is met; b: none */
     int32_t partitions;
 };
 
-/* Where a partition begins, if those before it do not take everything. */
+/* The beginning of a partition, if those before it do not take everything. */
 struct Begin {
-    uint32_t at; /* on the line; no further than its end */
+    uint32_t at; /* on the line; at most its end */
     int32_t request, block, split;
 };
 
 struct Jumps {
     uint32_t start[TILE + 1];
-    uint32_t phase[TILE + LOADS_AT_ONCE]; /* start modulo step, times Steps::unit; anything from b on */
-    Hop next[TILE + 1];             /* to e; b, which leads to itself, if it is not among the next LOOK */
-    Hop further[2][TILE + 1];       /* 8 (for a while 2) meetings on; 4 */
-    int32_t meeting[TILE + SPAN];   /* requests that partitions begin with, in order, and b behind them */
-    int32_t partition[TILE + SPAN]; /* which partitions */
+    uint32_t phase[TILE + LOADS_AT_ONCE]; /* start modulo step, times Steps::unit; undefined from b on */
+    Hop next[TILE + 1];             /* to e; to b, which leads to itself, if e is not among the next LOOK */
+    Hop further[2][TILE + 1];       /* [0]: 8 (temporarily 2) meetings on; [1]: 4 */
+    int32_t meeting[TILE + SPAN];   /* the requests that partitions begin with, in order, followed by b */
+    int32_t partition[TILE + SPAN]; /* the numbers of these partitions */
     int32_t meetings;
     uint32_t cost_sums[WARPS], part_sums[WARPS];
     int32_t before[TILE + 1]; /* in step: parts of the requests before this one */
     Costs costs;
 };
 
-/* What is worked out modulo step. Where one in FAR_STEP is near, phases are scaled such that a whole step is 2^32, which
- * spares the test below the modulus; what is left over, 2^32 mod step, is less than a unit. */
+/* Arithmetic modulo step. If meetings are near (below FAR_STEP), phases are scaled so that a whole step is
+ * 2^32, which saves the comparison with the modulus; the remainder, 2^32 mod step, is less than a unit. */
 struct Steps {
     struct reciprocal step;
     bool near;
-    uint32_t unit, whole; /* 0: 2^32 */
-    uint32_t reach;       /* the largest phase that is PLAN_OVERHEAD or less */
+    uint32_t unit, whole; /* whole = 0: 2^32 */
+    uint32_t reach;       /* the largest phase that is at most PLAN_OVERHEAD */
 };
 
 DEVICE Steps steps_of(uint32_t step)
@@ -79,20 +81,21 @@ DEVICE uint32_t phase_of(const Steps &steps, uint32_t start)
     return (start - divide(start, steps.step) * steps.step.divisor) * steps.unit;
 }
 
-/* (start - start of q) mod step ≤ PLAN_OVERHEAD, by their phases. */
+/* Returns whether (start - start of q) mod step ≤ PLAN_OVERHEAD, given their phases. */
 DEVICE bool meets(uint32_t phase_of_q, uint32_t phase, uint32_t whole, uint32_t reach)
 {
     const uint32_t ahead = phase - phase_of_q;
     return min(ahead, ahead + whole) <= reach;
 }
 
-/* Partitions from one that begins with a request to the first that begins at `to - PLAN_OVERHEAD` or later. */
+/* Returns the number of partitions from one that begins at `from` with a request to the first that begins at
+ * `to - PLAN_OVERHEAD` or later. */
 DEVICE int32_t partitions_between(uint32_t from, uint32_t to, const Steps &steps)
 {
     return (int32_t)divide(to - from - PLAN_OVERHEAD - 1, steps.step) + 1;
 }
 
-/* Where requests are near. */
+/* Returns e for request q if it is among the next LOOK, else b. Only if meetings are near. */
 DEVICE int32_t find_meeting(const Jumps &jumps, int q, int b, const Steps &steps)
 {
     const uint32_t phase = jumps.phase[q];
@@ -107,7 +110,7 @@ DEVICE int32_t find_meeting(const Jumps &jumps, int q, int b, const Steps &steps
     return b;
 }
 
-/* By the first warp: the first request from `first` on that the chain from q meets, or b. */
+/* Returns the first request from `first` on that the chain from q meets, or b. Called by the first warp. */
 DEVICE int32_t look_on(const Jumps &jumps, int q, int first, int b, const Steps &steps)
 {
     constexpr int AT_ONCE = 4;
@@ -136,13 +139,14 @@ DEVICE void add_meeting(Jumps &jumps, int i, Hop hop)
     jumps.partition[i] = hop.partitions;
 }
 
-/* By the first warp: appends the meetings from this one on that follow each other within LOOK; the last one. */
+/* Appends the meetings from this one on that follow each other within LOOK, and returns the last. Called by
+ * the first warp. */
 DEVICE Hop follow_spans(Jumps &jumps, int b, Hop hop, int &count)
 {
     const int lane = (int)threadIdx.x % 32;
     Hop last = hop;
     while (hop.request < b) {
-        Hop head = {b, 0}; /* of up to 32 spans, one a lane; then all spans at once */
+        Hop head = {b, 0}; /* of up to 32 spans, one per lane; then all spans advance together */
 #pragma unroll 1
         for (int i = 0; i < 32 && hop.request < b; i++) {
             if (lane == i) head = hop;
@@ -160,7 +164,7 @@ DEVICE Hop follow_spans(Jumps &jumps, int b, Hop hop, int &count)
     return last;
 }
 
-/* By the first warp: the meetings from request 0 on. */
+/* Lists the meetings from request 0 on. Called by the first warp. */
 DEVICE void follow(Jumps &jumps, int b, const Steps &steps)
 {
     int count = 0;
@@ -178,7 +182,7 @@ DEVICE void follow(Jumps &jumps, int b, const Steps &steps)
     if (threadIdx.x == 0) jumps.meetings = count, jumps.meeting[count] = b;
 }
 
-/* By all threads; the block has yet to wait for each other. */
+/* Called by all threads; the caller must synchronise the CTA afterwards. */
 DEVICE void prepare_spans(Jumps &jumps, int b, const Steps &steps)
 {
     const int q = (int)threadIdx.x;
@@ -190,8 +194,7 @@ DEVICE void prepare_spans(Jumps &jumps, int b, const Steps &steps)
         jumps.next[q] = hop;
     }
     const Hop *hops = jumps.next;
-    for (int span = 2, level = 0; span <= SPAN;
-         span *= 2, level = !level) { /* half of it, and as much again */
+    for (int span = 2, level = 0; span <= SPAN; span *= 2, level = !level) { /* half of the span, twice */
         __syncthreads();
         if (q < b) jumps.further[level][q] = hop = hop_on(hop, hops[hop.request]);
         hops = jumps.further[level];
@@ -208,12 +211,13 @@ DEVICE Begin begin_of(const Jumps &jumps, int b, int32_t partition, const Steps 
     begin.at = at;
     begin.request = q + last_not_above(jumps.start + q, jumps.meeting[i + 1] - q, at);
     begin.block = (int32_t)(at - jumps.start[begin.request]);
-    if (begin.block) /* as many as begin within the request, up to this one */
+    if (begin.block) /* the partitions that begin within the request, up to this one */
         begin.split = ordinal - (int32_t)divide(jumps.start[begin.request] - jumps.start[q], steps.step);
     return begin;
 }
 
-/* Writes and counts the rows of partitions first - 1 + lane, but for the first and the last lane. By a whole warp. */
+/* Writes and counts the rows of partitions first - 1 + lane, except for the first and the last lane. All
+ * lanes of a warp must call. */
 DEVICE void fill_rows(const struct plan_params &p, const Jumps &jumps, int32_t first, const Steps &steps,
                       uint32_t mean, struct plan_tally *tally)
 {
@@ -225,7 +229,7 @@ DEVICE void fill_rows(const struct plan_params &p, const Jumps &jumps, int32_t f
     const int32_t after = __shfl_down_sync(~0u, begin.request, 1);
     const int32_t after_block = __shfl_down_sync(~0u, begin.block, 1);
     if (lane == 0 || lane == 31 || i >= p.num_partitions) return;
-    /* The first partition with room up to the end of the line takes what is left; those after it are idle. */
+    /* The first partition with room up to the end of the line takes the rest; those after it are idle. */
     const bool idle = i > 0 && before + payload >= line_end;
     const bool takes_all = idle || begin.at + payload >= line_end;
     const bool cut = !takes_all && after_block > 0;
@@ -237,7 +241,8 @@ DEVICE void fill_rows(const struct plan_params &p, const Jumps &jumps, int32_t f
     if (p.costs.row_tiles) plan_tally_row(tally, p.costs, mean, jumps.start, &row);
 }
 
-/* How many splits requests 0 … r have: one each, and one for each partition that begins inside of one. */
+/* Returns the number of splits of requests 0 … r: one each, plus one for each partition that begins inside a
+ * request. */
 DEVICE int32_t splits_up_to(const Jumps &jumps, int32_t r, const Steps &steps, int32_t *of_request)
 {
     const int i = last_not_above(jumps.meeting, jumps.meetings, r), q = jumps.meeting[i];
@@ -246,7 +251,8 @@ DEVICE int32_t splits_up_to(const Jumps &jumps, int32_t r, const Steps &steps, i
     return r + jumps.partition[i] + begun - i;
 }
 
-/* The whole plan of at most TILE requests; false, and nothing done, if one of them costs more than PLAN_MOST_COST. */
+/* Makes the plan of at most TILE requests. Returns false, with nothing written, if one of them costs more
+ * than PLAN_MOST_COST. */
 DEVICE bool plan_by_jumps(const struct plan_params &p, Jumps &jumps)
 {
     const int thread = (int)threadIdx.x, warp = thread / 32, b = (int)p.b;
@@ -255,7 +261,7 @@ DEVICE bool plan_by_jumps(const struct plan_params &p, Jumps &jumps)
     const uint32_t blocks = thread < b ? (uint32_t)blocks_of(p, thread) : 1;
     const struct plan_step in_step = plan_step_of(b, p.num_partitions);
     const uint32_t cost = thread < b ? blocks + PLAN_OVERHEAD : 0;
-    uint32_t end = 0, parts = 0; /* sums up to this request */
+    uint32_t end = 0, parts = 0; /* inclusive sums */
     if (warp < warps_of_requests) {
         end = sum_within_warp(cost, jumps.cost_sums);
         if (in_step.parts > 1)
@@ -289,7 +295,7 @@ DEVICE bool plan_by_jumps(const struct plan_params &p, Jumps &jumps)
     if (thread == 32) write_header(p, (int64_t)steps.step.divisor + PLAN_OVERHEAD);
     __syncthreads();
 
-    /* Rows from the last warp on: the first ones have requests. */
+    /* Rows start with the last warp, because the first ones have requests. */
     struct plan_tally tally = plan_tally_none();
 #pragma unroll 1
     for (int32_t first = ROWS_OF_WARP * (warps - 1 - warp); first < p.num_partitions;

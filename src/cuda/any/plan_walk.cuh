@@ -1,41 +1,40 @@
 /* SPDX-License-Identifier: MIT
  *
- * The chain of partitions one after the other, by one warp: for any number of requests, in tiles of PLAN_THREADS whose
- * starts all threads have summed into shared memory.
+ * The sequential chain of partitions, by one warp, for any number of requests: in tiles of PLAN_THREADS
+ * requests, whose starts all threads have summed into shared memory.
  */
 #pragma once
 
 #include "plan_common.cuh"
 
-/* The partition that is being filled, as all lanes of the first warp know it. */
+/* The partition that is being filled; the same in all lanes of the first warp. */
 struct Walk {
     int32_t partition;
     int32_t request, block, split; /* where it begins */
     int64_t room_end;              /* Y, on the line */
-    int32_t last_blocks;           /* of the last request before the tile in hand */
+    int32_t last_blocks;           /* of the last request before the current tile */
 };
 
 struct Tile {
-    int64_t base;            /* where the tile begins on the line */
+    int64_t base;            /* the beginning of the tile on the line */
     int64_t start[TILE + 1]; /* of its requests, relative to base */
     int32_t cuts[TILE];      /* of its requests */
     int64_t sums[2][WARPS];
     int32_t cut_sums[WARPS];
 };
 
-/* Where partitions begin, one a lane (partition % 32), until their rows are written together. */
+/* The beginnings of partitions, one per lane (partition % 32), until their rows are written together. */
 struct Begun {
     int32_t request, block, split;
 };
 
-/* Writes the rows of the partitions first … walk.partition - 1, which ended in this tile. A partition ends where the next
- * begins: within a request that it cut, or after the request before. */
+/* Writes the rows of partitions first … walk.partition - 1, which ended in this tile. A partition ends where
+ * the next one begins: within a request that it cut, or after the previous request. */
 DEVICE void write_rows(const struct plan_params &p, int32_t first, int64_t first_request, Tile &tile,
                        const Walk &walk, const Begun &begun)
 {
     const int lane = (int)threadIdx.x % 32;
-    const int32_t partition =
-        walk.partition - 1 - (walk.partition - 1 - lane) % 32; /* of this lane, the last one */
+    const int32_t partition = walk.partition - 1 - (walk.partition - 1 - lane) % 32; /* the lane's last one */
     int32_t next_request = __shfl_sync(~0u, begun.request, (lane + 1) % 32);
     int32_t next_block = __shfl_sync(~0u, begun.block, (lane + 1) % 32);
     if (partition == walk.partition - 1) next_request = walk.request, next_block = walk.block;
@@ -49,14 +48,15 @@ DEVICE void write_rows(const struct plan_params &p, int32_t first, int64_t first
     if (cut) atomicAdd(&tile.cuts[local], 1);
 }
 
-/* Fills partitions as long as they end within the tile. By the first warp: the lanes hold the starts of 32 neighbouring
- * requests (the window) and look for Y among them. Int: int32_t where the numbers of the tile fit. */
+/* Fills partitions as long as they end within the tile. Called by the first warp: its lanes hold the starts
+ * of 32 neighbouring requests (the window) and search them for Y. Int is int32_t if the numbers of the tile
+ * fit. */
 template <typename Int>
 DEVICE void walk_tile(const struct plan_params &p, int64_t payload, int64_t first_request, Tile &tile,
                       Walk &walk, Begun &begun)
 {
     const int lane = (int)threadIdx.x % 32;
-    const Int coarse = (Int)tile.start[32 * lane + 32]; /* where 32 requests end */
+    const Int coarse = (Int)tile.start[32 * lane + 32]; /* the end of each 32 requests */
     const Int end = (Int)tile.start[TILE];
     Int room_end = (Int)(walk.room_end - tile.base);
     int32_t first_unwritten = walk.partition;
@@ -79,7 +79,7 @@ DEVICE void walk_tile(const struct plan_params &p, int64_t payload, int64_t firs
         walk.request = request;
         walk.partition++;
         room_end = next + (Int)payload;
-        if (walk.partition - first_unwritten == 32) { /* as many as there are lanes */
+        if (walk.partition - first_unwritten == 32) { /* one per lane */
             write_rows(p, first_unwritten, first_request, tile, walk, begun);
             first_unwritten = walk.partition;
         }
@@ -88,7 +88,7 @@ DEVICE void walk_tile(const struct plan_params &p, int64_t payload, int64_t firs
     walk.room_end = tile.base + room_end;
 }
 
-/* The whole plan. */
+/* Makes the whole plan. */
 DEVICE void plan_by_walk(const struct plan_params &p, Tile &tile)
 {
     const int thread = (int)threadIdx.x;
@@ -125,7 +125,7 @@ DEVICE void plan_by_walk(const struct plan_params &p, Tile &tile)
         if (thread == 0) tile.base += tile_cost;
     }
 
-    /* The partition in hand takes what is left; those after it are idle. */
+    /* The current partition takes the rest; those after it are idle. */
     if (thread >= 32) return;
     for (int32_t i = walk.partition + thread; i < p.num_partitions; i += 32) {
         const bool last = i == walk.partition;

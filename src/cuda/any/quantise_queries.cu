@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queries of FP8 products for kernels that multiply bf16: of every row the values that its codes are worth (src/queries.h). A warp takes a
- * row of 576 values, QUANTISE_WARPS of them are in a block of threads.
+ * Converts the queries of FP8 products for kernels that multiply bf16: each row becomes the bf16 values of
+ * its codes (src/queries.h). A warp takes a row of 576 values; a CTA has QUANTISE_WARPS warps.
  *
- *   nine words of two values a lane   their loads do not wait for each other
- *   largest magnitude of the warp     one instruction, of the numbers' bits; those of a NaN are the largest
- *   nine words a lane                 to the workspace, where rows have no gaps
+ *   nine words of two values per lane   independent loads
+ *   largest magnitude of the warp       one instruction, on bits; those of a NaN are the largest
+ *   nine words per lane                 to the workspace, where rows have no gaps
  *
- * Registers only. Limit: memory, 1152 bytes in and out of a row.
+ * Registers only. Limit: memory, with 1152 bytes read and written per row.
  */
 #include "../device/kernel.cuh"
 #include "../params.h"
@@ -21,7 +21,7 @@ DEVICE uint32_t word_of(uint16_t low, uint16_t high)
     return low | (uint32_t)high << 16;
 }
 
-/* The row's number, taken apart, and where it begins. */
+/* Returns the offset of a row, from its number. */
 DEVICE int64_t row_at(const struct quantise_params &p, int64_t row)
 {
     const int64_t token = row / p.h_q, head = row - token * p.h_q, request = token / p.s_q;

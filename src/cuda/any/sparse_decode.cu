@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse decode without tensor cores. What Hopper's kernel refuses comes here; it is not fast. A warp takes a row through its
- * worker's pieces, as sparse_row.cuh says.
+ * Sparse decode without tensor cores, for calls that the other kernels refuse; not fast. A warp takes a row
+ * through its worker's pieces (sparse_row.cuh).
  */
 #include "../device/fragment.h"
 #include "sparse_row.cuh"
@@ -58,7 +58,7 @@ template <bool BYTES, typename Element> DEVICE void sparse_decode(const struct s
 {
     const int worker = fast_divide((int)blockIdx.x, p.tiles_divisor);
     const int tile = (int)blockIdx.x - worker * p.tiles, row = tile * SPARSE_WARPS + (int)threadIdx.x / 32;
-    if (row >= p.s_q * p.h_q) return; /* a whole warp */
+    if (row >= p.s_q * p.h_q) return; /* the whole warp */
     Row<BYTES, Element> mine(p, row);
     const PieceList list = piece_list(p, worker);
     for (int i = list.first; i <= list.last; i += list.step) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse prefill without tensor cores: every format, any alignment, any GPU; it is not fast. A block of threads takes
- * SPARSE_WARPS heads of a token, a warp one of them through the token's keys (sparse_row.cuh), and finishes it: nothing is
- * cut, and nothing kept in a workspace.
+ * Sparse prefill without tensor cores, for every format, any alignment and any GPU; not fast. A CTA takes
+ * SPARSE_WARPS heads of a token. A warp takes one head through all keys of the token (sparse_row.cuh) and
+ * writes the result: nothing is cut, and there is no workspace.
  */
 #include "sparse_row.cuh"
 
@@ -11,7 +11,7 @@ template <bool BYTES> DEVICE void sparse_prefill(const struct sparse_prefill_par
     const int token = fast_divide((int)blockIdx.x, p.tiles_divisor);
     const unsigned tile = blockIdx.x - (unsigned)token * (unsigned)p.tiles;
     const unsigned head = tile * SPARSE_WARPS + threadIdx.x / 32;
-    if (head >= (unsigned)p.h_q) return; /* a whole warp */
+    if (head >= (unsigned)p.h_q) return; /* the whole warp */
     const int count = topk_count(p.topk, p.topk_length, token);
     const int32_t *indices = p.kv.indices + token * p.kv.indices_stride[0];
     SparseRow<BYTES, Bf16> row(p.d_qk, p.scale);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * A row (query token, head) of the sparse operations without tensor cores: every format and type, any alignment, any GPU.
+ * A row (query token, head) of the sparse operations without tensor cores, for every format and type, any
+ * alignment and any GPU.
  *
- * A warp takes the row through its keys, one at a time: a lane has 16 columns of V, four of every 128, and two of those that
- * only K has. It finds 32 keys at a time, a lane one, and passes over entries that name none. All in fp32.
+ * A warp takes the row through its keys, one at a time: a lane has 16 columns of V, four of every 128, and
+ * two of the columns that only K has. It looks up 32 keys at a time, one per lane, and skips entries that
+ * name none. All arithmetic is fp32.
  */
 #pragma once
 
@@ -21,19 +23,19 @@ DEVICE int lane_of_warp()
     return (int)threadIdx.x % 32;
 }
 
-/* The first of a lane's columns in a group. */
+/* Returns the first of a lane's columns in a group. */
 DEVICE int column_of(int group)
 {
     return GROUP_COLUMNS * group + OF_LANE * lane_of_warp();
 }
 
-/* Where a key is, and what its format is. */
+/* The address and the format of a key. */
 struct RowKey {
     KeyPlace place;
     int format; /* enum kv_format */
 };
 
-/* The key that an index names in a cache of any format. */
+/* Returns the key that an index names in a cache of any format. */
 DEVICE RowKey row_key(const struct sparse_cache_params &cache, int index)
 {
     if (!names_key(cache, index)) return {{NULL, NULL}, 0};
@@ -52,7 +54,7 @@ template <typename Element> struct KeyValues {
         return Type::to_float(__ldg((const uint16_t *)from));
     }
 
-    /* Of the group of values in which a column is; groups have a power of two of them. */
+    /* Returns the scale of the group of values that has a column; groups have a power-of-two size. */
     static DEVICE float scale_of(const struct kv_layout &layout, const uint8_t *scales, int column)
     {
         const int group = column >> (31 - __clz(layout.group));
@@ -61,7 +63,7 @@ template <typename Element> struct KeyValues {
         return layout.scale == KV_SCALE_UE8M0 ? num_from_ue8m0(code) : num_from_e4m3(code);
     }
 
-    /* All in a group, from an even column on. */
+    /* Loads the values of one group from an even column on. */
     static DEVICE void load_codes(float (&to)[OF_LANE], const struct kv_layout &layout, const KeyPlace &key,
                                   int column)
     {
@@ -76,7 +78,7 @@ template <typename Element> struct KeyValues {
         }
     }
 
-    /* Keys of the queries' type. */
+    /* Loads a key of the queries' type. */
     DEVICE void load(const uint8_t *token, int d_qk)
     {
 #pragma unroll
@@ -88,7 +90,7 @@ template <typename Element> struct KeyValues {
             tail[e] = d_qk > D_V ? value_16<Element>(token + 2 * (D_V + TAIL * lane_of_warp() + e)) : 0.0f;
     }
 
-    /* Keys of any format. */
+    /* Loads a key of any format. */
     DEVICE void load(const RowKey &key, int d_qk)
     {
         if (key.format == KV_BF16 || key.format == KV_FP16) {
@@ -113,16 +115,16 @@ template <typename Element> struct KeyValues {
     }
 };
 
-/* BYTES: of keys of any format; else of keys of the queries' type. */
+/* BYTES: keys have any format; otherwise they have the queries' type. */
 template <bool BYTES, typename Element> struct SparseRow {
     const int d_qk;
     const float scale;
     float q[GROUPS][OF_LANE], q_tail[TAIL];
-    float sum[GROUPS][OF_LANE], most, total; /* unnormalised, against the largest score so far */
+    float sum[GROUPS][OF_LANE], most, total; /* unnormalised, relative to the largest score so far */
 
     DEVICE SparseRow(int width, float softmax_scale) : d_qk(width), scale(softmax_scale) {}
 
-    /* Without keys yet. */
+    /* Starts a row, with no keys yet. */
     DEVICE void begin(const uint16_t *from)
     {
         most = -INFINITY, total = 0.0f;
@@ -153,7 +155,7 @@ template <bool BYTES, typename Element> struct SparseRow {
         for (int e = 0; e < TAIL; e++) dot = fmaf(q_tail[e], k.tail[e], dot);
         dot = warp_sum(dot);
         const float score = scale * dot, before = most;
-        most = fmaxf(most, score); /* a NaN does not become the largest; it reaches the sum */
+        most = fmaxf(most, score); /* fmaxf ignores a NaN; it reaches the sum */
         const float base = most == -INFINITY ? 0.0f : most;
         const float factor = before == -INFINITY ? 1.0f : expf(before - base), weight = expf(score - base);
         total = fmaf(total, factor, weight);
@@ -163,7 +165,8 @@ template <bool BYTES, typename Element> struct SparseRow {
             for (int e = 0; e < OF_LANE; e++) sum[g][e] = fmaf(weight, k.v[g][e], sum[g][e] * factor);
     }
 
-    /* Entries [begin, end) of a list; place(at) is the key of one, asked for inside of it only. */
+    /* Adds entries [begin, end) of a list. place(at) returns the key of an entry and is called within the
+     * range only. */
     template <typename Place> DEVICE void add_keys(int begin, int end, Place place)
     {
 #pragma unroll 1
@@ -192,13 +195,13 @@ template <bool BYTES, typename Element> struct SparseRow {
         return total == 0.0f;
     }
 
-    /* Natural; -inf: no key. */
+    /* Returns the natural lse; -inf: no key. */
     DEVICE float lse() const
     {
         return empty() ? -INFINITY : most + logf(total);
     }
 
-    /* What brings sums to out, times `by`. */
+    /* Returns the factor that normalises the sums, times `by`. */
     DEVICE float factor(float by) const
     {
         return (empty() ? 0.0f : 1.0f / total) * by;

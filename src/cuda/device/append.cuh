@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A token's vector from the caller's memory, and into the cache: what the kernels that write tokens share.
+ * Loads a token's vector from the caller's memory and stores it to the cache; shared by the kernels that
+ * write tokens.
  */
 #pragma once
 
@@ -9,7 +10,7 @@
 
 /* ---- The caller's vectors ------------------------------------------------------------------- */
 
-/* A unit of elements of so many bytes, one after the other. */
+/* Loads a unit of elements of BYTES bytes, element by element. */
 template <int BYTES> DEVICE uint4 load_elements(const uint8_t *from)
 {
     uint32_t words[4];
@@ -21,7 +22,8 @@ template <int BYTES> DEVICE uint4 load_elements(const uint8_t *from)
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* A token's vector. Values below latent_width are latent's; both pointers count from the first value of all. */
+/* The address of a token's vector. Values below latent_width are in latent, the others in rope; both pointers
+ * count from value 0 of the whole vector. */
 template <typename In, bool SMALL = false> struct VectorPlace {
     static constexpr int BYTES = 16 / Unit<In>::VALUES;
     const uint8_t *latent, *rope;
@@ -37,9 +39,9 @@ template <typename In, bool SMALL = false> struct VectorPlace {
     {
         return (value < latent_width ? latent : rope) + (int64_t)value * BYTES;
     }
-    /* A unit is whole in one of the two tensors. */
+    /* A unit never crosses from one tensor to the other. */
     template <bool ALIGNED> DEVICE uint4 load_unit(int first) const { return load<ALIGNED>(at(first)); }
-    /* … in latent */
+    /* The same for a unit that is in latent. */
     template <bool ALIGNED> DEVICE uint4 load_latent(int first) const
     {
         return load<ALIGNED>(latent + first * BYTES);
@@ -53,7 +55,7 @@ template <typename In, bool SMALL = false> struct VectorPlace {
 
 /* ---- Into the cache ------------------------------------------------------------------------- */
 
-/* COUNT words to an address that is a multiple of their bytes, or to any. */
+/* Stores COUNT words; ALIGNED: the address is a multiple of 4 · COUNT. */
 template <bool ALIGNED, int COUNT> DEVICE void store_words(uint8_t *at, const uint32_t words[COUNT])
 {
     if (!ALIGNED) {
@@ -78,7 +80,7 @@ template <> struct Cache<Fp16> {
     static DEVICE uint16_t exact(float x) { return num_to_fp16(x); }
 };
 
-/* A word of two values of the same type: a NaN becomes a quiet one, all else stays. */
+/* Makes the NaNs in a word of two values of type To quiet; other values stay. */
 template <typename To> DEVICE uint32_t quiet(uint32_t word)
 {
     if ((word & 0x7fffu) > Cache<To>::INFINITE) word |= Cache<To>::QUIET;
@@ -86,7 +88,7 @@ template <typename To> DEVICE uint32_t quiet(uint32_t word)
     return word;
 }
 
-/* value_of, with the digits of a NaN too. */
+/* The same as value_of, but keeps the payload of a NaN. */
 template <typename In> DEVICE float exact_value_of(const uint4 &unit, int i)
 {
     return value_of<In>(unit, i);
@@ -96,7 +98,8 @@ template <> DEVICE float exact_value_of<Fp16>(const uint4 &unit, int i)
     return num_from_fp16((uint16_t)(word_of(unit, i / 2) >> i % 2 * 16));
 }
 
-/* Values 2i and 2i + 1 of a unit as a word. Of a NaN the hardware would lose sign and digits. */
+/* Converts values 2i and 2i + 1 of a unit to a word. NaNs take the exact path, because the hardware
+ * conversion would lose their sign and payload. */
 template <typename In, typename To> struct Convert {
     static DEVICE uint32_t word(const uint4 &unit, int i)
     {
@@ -110,7 +113,7 @@ template <typename To> struct Convert<To, To> {
     static DEVICE uint32_t word(const uint4 &unit, int i) { return quiet<To>(word_of(unit, i)); }
 };
 
-/* A unit as 16-bit values. */
+/* Stores a unit as 16-bit values. */
 template <bool ALIGNED, typename In, typename To> DEVICE void store_unit(uint8_t *at, const uint4 &unit)
 {
     constexpr int WORDS = Unit<In>::VALUES / 2;
@@ -120,7 +123,8 @@ template <bool ALIGNED, typename In, typename To> DEVICE void store_unit(uint8_t
     store_words<ALIGNED, WORDS>(at, words);
 }
 
-/* A token that is not there still goes through all rounds, so that ptxas schedules them together. For GPUs before 9.0 ptxas spills then. */
+/* If true, a token that is not stored still goes through all rounds, so that ptxas schedules them together.
+ * Off for GPUs before 9.0, where ptxas would spill. */
 #if __CUDA_ARCH__ >= 900
 static constexpr bool ROUNDS_TOGETHER = true;
 #else
@@ -129,9 +133,10 @@ static constexpr bool ROUNDS_TOGETHER = false;
 
 /* ---- The largest magnitude of a group ------------------------------------------------------- */
 
-constexpr uint32_t INFINITE = 0x7f800000; /* of fp32; a NaN is more */
+constexpr uint32_t INFINITE = 0x7f800000; /* fp32 infinity; a NaN is larger */
 
-/* The larger magnitudes of two words, each of which has two. With NANS a NaN is larger than any number, else it does not count. */
+/* Returns the larger magnitudes of two words of two values each. With NANS a NaN is larger than any number;
+ * otherwise it is ignored. */
 template <bool NANS, typename In> DEVICE uint32_t larger(uint32_t a, uint32_t b)
 {
     uint32_t larger;
@@ -155,7 +160,8 @@ template <typename In> DEVICE uint32_t magnitudes(uint32_t word)
     return word;
 }
 
-/* The largest magnitude in the units of a group, which neighbouring lanes hold, as the bits of fp32. All lanes take part. */
+/* Returns the largest magnitude in the units of a group, which neighbouring lanes hold, as fp32 bits. All
+ * lanes must call. */
 template <bool NANS, typename In> DEVICE uint32_t largest_magnitude(const uint4 &unit, int group)
 {
     uint32_t most;
@@ -182,7 +188,8 @@ template <bool NANS, typename In> DEVICE uint32_t largest_magnitude(const uint4 
 
 /* ---- FP8 ------------------------------------------------------------------------------------ */
 
-/* Four values that came of values 4 i … 4 i + 3 of a unit times something positive. */
+/* Converts four values to e4m3, with the signs of values 4 i … 4 i + 3 of the unit, of which they are
+ * positive multiples. */
 template <typename In> DEVICE uint32_t signed_e4m3_4(const float value[4], const uint4 &unit, int i)
 {
     if constexpr (Unit<In>::VALUES == 4)
@@ -191,8 +198,8 @@ template <typename In> DEVICE uint32_t signed_e4m3_4(const float value[4], const
     return to_e4m3_4(value, __byte_perm(word_of(unit, 2 * i), word_of(unit, 2 * i + 1), 0x7531));
 }
 
-/* A round of units that share scales by groups; all lanes take part. Lanes past `nope` keep
- * their own; `there`: it is stored. */
+/* Appends a round of units with one scale per group. All lanes must call. Lanes past `nope` do nothing after
+ * the shuffles. `there`: the result is stored. */
 template <bool ALIGNED, typename In>
 DEVICE void append_groups(const struct kv_layout &l, const uint4 &unit, int first, uint8_t *values,
                           uint8_t *scales, bool there)
@@ -209,14 +216,14 @@ DEVICE void append_groups(const struct kv_layout &l, const uint4 &unit, int firs
     for (int i = 0; i < VALUES / 4; i++) words[i] = signed_e4m3_4<In>(y + 4 * i, unit, i);
     if (there) store_words<ALIGNED, VALUES / 4>(values + first, words);
     if (first % l.group || !there) return;
-    const uint32_t scale = (uint32_t)code << 23; /* 2^-13 at least, 2^127 at most */
+    const uint32_t scale = (uint32_t)code << 23; /* between 2^-13 and 2^127 */
     if (l.scale == KV_SCALE_F32)
         store_words<ALIGNED, 1>(scales + first / l.group * 4, &scale);
     else
         scales[first / l.group] = (uint8_t)code;
 }
 
-/* One scale for all. */
+/* Appends a unit with the cache's single scale. */
 template <bool ALIGNED, typename In>
 DEVICE void append_unit(const struct cache_params &p, const uint4 &unit, uint8_t *at)
 {
@@ -235,7 +242,8 @@ DEVICE void append_unit(const struct cache_params &p, const uint4 &unit, uint8_t
 
 /* ---- FP4 ------------------------------------------------------------------------------------ */
 
-/* num_e4m3_scale of a number: amax is clamped before the quotient by 6, whose product with 1 / 6 is corrected once. */
+/* num_e4m3_scale of a number: amax is clamped before the division by 6, which is a product with 1 / 6 and one
+ * correction step. */
 DEVICE uint8_t fp4_scale(float amax)
 {
     constexpr float BY = 6.0f, INVERSE = 1.0f / 6.0f;
@@ -245,8 +253,9 @@ DEVICE uint8_t fp4_scale(float amax)
     return (uint8_t)to_e4m3_4(four, 0);
 }
 
-/* x / scale as e2m1, with one step of correction as in fast_quotient: beyond fp32 that makes a NaN, of which the minimum is 6. A sum with a number
- * whose last bit is worth a step of e2m1 there rounds to it; steps are 0.5 below 2, 1 below 4, and 2. */
+/* Returns x / scale as e2m1, with one correction step as in fast_quotient. Overflow of fp32 makes a NaN
+ * there, of which the minimum with 6 is 6. Rounding adds a number whose last bit has the weight of an e2m1
+ * step; steps are 0.5 below 2, 1 below 4, and 2 above. */
 DEVICE uint32_t to_e2m1(float x, float scale, float inverse)
 {
     constexpr float HALVES = 0x1p22f, ONES = 0x1p23f, TWOS = 0x1p24f;
@@ -257,10 +266,11 @@ DEVICE uint32_t to_e2m1(float x, float scale, float inverse)
     return (__float_as_uint(magnitude + by) - __float_as_uint(by) + first) | (__float_as_uint(x) >> 28 & 8u);
 }
 
-/* Converts eight bf16 values to e2m1. `inverse` is the reciprocal of 2^14 times the scale, which maps 1, the least normal number of e2m1, to that of
- * fp16: the upper bits of fp16 are then the code, and rounding to nearest even is an integer addition. The quotient of a bf16 value and a scale of
- * four bits is either a tie between two codes or at least 2^-8 of itself away from one, so rounding to fp16 first keeps ties apart. Values i and
- * i + 4 share a word. */
+/* Converts eight bf16 values to e2m1. `inverse` is the reciprocal of 2^14 times the scale. It maps 1, the
+ * smallest normal number of e2m1, to the smallest normal number of fp16: the upper bits of fp16 are then the
+ * code, and rounding to nearest even is an integer addition. The quotient of a bf16 value and a scale of four
+ * bits is either a tie between two codes or at least 2^-8 of itself away from one, so rounding to fp16 first
+ * keeps ties apart. Values i and i + 4 share a word. */
 DEVICE uint32_t to_e2m1_8(const uint4 &unit, const float (&x)[8], float inverse)
 {
     constexpr uint32_t MOST = 0x0e000e00 /* 6 */, CODES = MOST, BELOW_HALF = 0x00ff00ff, ODD = 0x00010001;
@@ -273,14 +283,15 @@ DEVICE uint32_t to_e2m1_8(const uint4 &unit, const float (&x)[8], float inverse)
     }
     const uint32_t low = (rounded[0] & CODES) | (rounded[1] << 4 & CODES << 4),
                    high = (rounded[2] & CODES) | (rounded[3] << 4 & CODES << 4);
-    uint32_t signs[2]; /* a byte each */
+    uint32_t signs[2]; /* one per byte */
     asm("prmt.b32 %0, %1, %2, 0xfbd9;" : "=r"(signs[0]) : "r"(unit.x), "r"(unit.y));
     asm("prmt.b32 %0, %1, %2, 0xfbd9;" : "=r"(signs[1]) : "r"(unit.z), "r"(unit.w));
     return low >> 9 | high >> 1 | (__byte_perm(signs[0], signs[1], 0x5410) & 0x08080808) |
            (__byte_perm(signs[0], signs[1], 0x7632) & 0x80808080);
 }
 
-/* A round of units of FP4, of which two or four have a scale: all lanes take part. A NaN makes the scale one. */
+/* Appends a round of FP4 units; two or four units share a scale. All lanes must call. A NaN in the group
+ * makes the scale NaN. */
 template <bool ALIGNED, typename In>
 DEVICE void append_fp4(const struct kv_layout &l, const uint4 &unit, int first, uint8_t *values,
                        uint8_t *scales, bool there)
@@ -314,7 +325,8 @@ DEVICE void append_fp4(const struct kv_layout &l, const uint4 &unit, int first, 
 
 /* ---- A token --------------------------------------------------------------------------------- */
 
-/* A whole token, of which each of LANES lanes has every LANES-th unit; all lanes take part. `there`: it is stored. */
+/* Stores a whole token; lane i of LANES has units i, i + LANES, …. All lanes must call. `there`: the token is
+ * stored. */
 template <bool ALIGNED, typename In, int FORMAT, bool SMALL = false, int LANES = 32, int ROUNDS>
 DEVICE void store_quantised(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot,
                             bool there = true)

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tiles of rows, and blocks of keys, are numbered over all requests, so that a request is found by a number without sums over those in
- * front of it: of ragged requests the tiles of request r begin at start / size + r. That leaves room for its last, unfull one, and at
- * times a number to which nothing belongs. Tokens in front of the first request, and behind the last, are requests too, first and last
- * of all: their rows see no key, and no row their keys, so that their gradients become 0.
+ * Row tiles and key blocks are numbered over all requests, so that the request of a number is found without
+ * prefix sums: the tiles of ragged request r begin at start / size + r. That leaves room for its last,
+ * partial tile, and sometimes leaves a number unused. Tokens before the first request and after the last one
+ * form two more requests, numbered first and last: their rows see no key and their keys are seen by no row,
+ * so their gradients are 0.
  *
- *   size 64    in front: 0 tokens   request 1: 100   2: 20          3: 64           behind: 6
+ *   size 64    before: 0 tokens     request 1: 100   2: 20          3: 64           after: 6
  *   begins at  0 / 64 + 0 = 0       0 / 64 + 1 = 1   100 / 64 + 2   120 / 64 + 3    184 / 64 + 4 = 6
- *   numbers    (0: nothing's)       1 2              3              4 5             6
+ *   numbers    (0: unused)          1 2              3              4 5             6
  */
 #pragma once
 
@@ -18,13 +19,13 @@
 
 struct Request {
     int index;
-    int token, tokens; /* its first one (0 where requests are apart), and how many */
+    int token, tokens; /* its first token (0 if not ragged); its number of tokens */
     int key, keys;
-    int row_tile;        /* the number of its first tile */
-    int key_block, room; /* of its first block of keys; and how many numbers are its */
+    int row_tile;        /* number of its first row tile */
+    int key_block, room; /* number of its first key block; how many numbers it has */
 };
 
-/* The request of tile (BY_ROWS) or block number `at`. By a warp. */
+/* Returns the request of row tile (BY_ROWS) or key block `at`. All lanes of a warp must call. */
 template <bool BY_ROWS, int ROWS, int KEYS>
 DEVICE Request find_request(const mha_backward_params &call, int at)
 {
@@ -36,7 +37,7 @@ DEVICE Request find_request(const mha_backward_params &call, int at)
     }
     const int lane = (int)threadIdx.x % 32;
     int last_q = 0, last_k = 0;
-    for (int first = 0;; first += 32) { /* a start is no smaller than those in front of it */
+    for (int first = 0;; first += 32) { /* a start counts as no smaller than those before it */
         const int request = first + lane, next = min(request, call.b);
         int end_q = min(max(warp_inclusive_max(call.starts_q[next]), last_q), call.tokens_q);
         int end_k = min(max(warp_inclusive_max(call.starts_k[next]), last_k), call.tokens_k);

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * Gradients of dense MHA on tensor cores: what P and dS are multiplied by, and delta.
+ * Gradients of dense MHA on tensor cores: the scales of P and dS, and delta.
  */
 #pragma once
 
 #include "element.cuh"
 
 static constexpr float P_SCALE = 32768.0f,
-                       P_SCALE_LOG2 = 15.0f; /* P is multiplied by it: 1 becomes nearly the largest fp16 */
+                       P_SCALE_LOG2 = 15.0f; /* factor of P: maps 1 close to the largest fp16 */
 
-/* dS, and delta, are multiplied by it beside P_SCALE: fp16's dS would else be too large, or of thousands of keys have few bits left. */
+/* Factor of dS and delta in addition to P_SCALE. Without it dS in fp16 would overflow, or have few bits left
+ * with thousands of keys. */
 template <typename Element> static constexpr float DS_SCALE = Element::IS_BF16 ? 1.0f : 64.0f / P_SCALE;
 template <typename Element> static constexpr float DS_UNSCALE = 1.0f / (P_SCALE * DS_SCALE<Element>);
 
@@ -19,7 +20,7 @@ template <typename Element> DEVICE float dot_of_pair(uint32_t a, uint32_t b)
            Element::to_float((uint16_t)(a >> 16)) * Element::to_float((uint16_t)(b >> 16));
 }
 
-/* Of eight elements of a row of out and of dO: what they give its delta. */
+/* Returns the contribution of eight elements of a row of out and of dO to its delta. */
 template <typename Element> DEVICE float dot_of_eight(const uint4 &a, const uint4 &b)
 {
     return dot_of_pair<Element>(a.x, b.x) + dot_of_pair<Element>(a.y, b.y) + dot_of_pair<Element>(a.z, b.z) +

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A task without the tensor cores: a warp takes a row through the keys that it sees, and no other. For what the products
- * cannot do: with causal masking, a key that holds an infinity or a NaN must not reach the rows that do not see it, and
- * 0 × NaN is NaN. Rare, and slow.
+ * Processes a task without tensor cores: a warp takes a row through exactly the keys that it sees. The
+ * tensor-core products cannot do this: with causal masking, a key that holds an infinity or a NaN must not
+ * reach the rows that do not see it, and 0 × NaN is NaN. Rare and slow.
  */
 #pragma once
 
@@ -14,7 +14,7 @@
 #include "task.cuh"
 #include "warpgroup.cuh"
 
-/* Where key `key` of a task's request is. */
+/* The location of key `key` of a task's request. */
 struct KeySlot {
     int64_t page, slot;
 
@@ -33,7 +33,7 @@ DEVICE const uint16_t *key_of(const struct dense_decode_params &p, const Task &t
     return p.kv + at.page * p.kv_stride[0] + at.slot * p.kv_stride[1] + task.kv_head * p.kv_stride[2];
 }
 
-/* A key whose values are of the queries' type; a cache of bytes has ByteKey. */
+/* A key whose values have the queries' type; ByteKey is the one for caches of bytes. */
 template <typename Element> struct PlainKey {
     const uint16_t *values;
 
@@ -47,7 +47,7 @@ template <typename Element> struct PlainKey {
     }
 };
 
-/* By warp `warp` of `warps`. */
+/* Called by warp `warp` of `warps`. */
 template <typename Element, typename Key = PlainKey<Element>>
 __device__ void attend_by_rows(const struct dense_decode_params &p, const Task &task, int rows, int warp,
                                int warps)
@@ -77,7 +77,7 @@ __device__ void attend_by_rows(const struct dense_decode_params &p, const Task &
         const bool empty = most == -INFINITY && sum == 0.0f;
         const float lse = empty ? -INFINITY : (most + log2f(sum)) * LN_2;
         float factor = empty ? 0.0f : 1.0f / sum;
-        const int column = (int)(fresh_thread() % 32); /* the lane's first */
+        const int column = (int)(fresh_thread() % 32); /* the lane's first column */
         if (task.piece.slot == DIRECT) {
             factor *= result_sink_factor(p.output.rules, place.head, lse);
             uint16_t *to = p.output.out + out_offset(p.output, task.piece.request, place) + column;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Keys of dense decode in a cache of bytes (src/kvformat.h). The format is the call's: every thread of a launch goes the same way.
+ * Keys of dense decode in a cache of bytes (src/kvformat.h). The format is a property of the call, so its
+ * branches are uniform over the launch.
  */
 #pragma once
 
@@ -20,7 +21,7 @@ DEVICE uint4 bf16_of_codes(uint2 codes, float scale)
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* This is what the kernels need of a format's layout. */
+/* The part of a format's layout that the kernels need. */
 struct ByteLayout {
     enum kv_scale kind;
     int nope, group_shift, token_bytes, rope_offset, scale_offset, scale_bytes;
@@ -43,7 +44,8 @@ struct ByteLayout {
         scale_offset = l.scale_bytes ? l.token_bytes : l.scale_offset;
     }
 
-    /* Reads the scale of a column from a token in shared memory, whose scales are in it or behind it. */
+    /* Returns the scale of a column of a token in shared memory, where the scales are in the token or
+     * directly after it. */
     DEVICE float scale(uint32_t token, int column, float of_cache) const
     {
         const uint32_t at = token + (uint32_t)scale_offset, index = (uint32_t)column >> group_shift;
@@ -55,7 +57,7 @@ struct ByteLayout {
 };
 
 struct ByteKey {
-    const uint8_t *token, *scales; /* scales stand in the token, or behind all tokens of its page */
+    const uint8_t *token, *scales; /* the scales are in the token, or after all tokens of its page */
 
     DEVICE ByteKey(const struct dense_decode_params &p, int64_t page, int64_t slot)
     {

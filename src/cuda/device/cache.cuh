@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the cache kernels share: types of vectors, where a slot is, e4m3 against fp32.
+ * Shared by the cache kernels: vector types, slot addresses, conversions between e4m3 and fp32.
  *
- * The values of a token are handled in units: as many as fill 16 bytes of the caller's vector. Unit u is lane u mod 32's, so
- * that every load and store of a warp is one contiguous piece, of 16 bytes a lane on the side of the vectors and of what
- * that makes (16, 8 or 4) on the cache's.
+ * The values of a token are handled in units of 16 bytes of the caller's vector. Lane u mod 32 has unit u, so
+ * that every load and store of a warp is contiguous: 16 bytes per lane on the side of the vectors, and 16, 8
+ * or 4 on the side of the cache.
  */
 #pragma once
 
@@ -26,9 +26,9 @@ template <> struct Unit<F32> {
     static constexpr int VALUES = 4;
 };
 
-/* ---- Where a slot is ------------------------------------------------------------------------ */
+/* ---- Slot addresses ------------------------------------------------------------------------- */
 
-/* So many steps: of a call in which neither numbers nor steps reach 2^31 (SMALL), or of any. */
+/* Returns count · step. SMALL: all counts and steps of the call are below 2^31. */
 template <bool SMALL> DEVICE int64_t steps_of(int64_t count, int64_t step)
 {
     if constexpr (SMALL) return (int64_t)((uint64_t)(uint32_t)count * (uint32_t)step);
@@ -67,8 +67,9 @@ DEVICE uint8_t *scales_at(const struct cache_params &p, const struct kv_layout &
 
 /* ---- Memory --------------------------------------------------------------------------------- */
 
-/* Loads of what is read once, so that it does not stay in L1. Not ld.global.nc, and with "memory": __syncwarp() behind a group
- * of them keeps the compiler from moving one below the wait for another. */
+/* Loads data that is read once, without allocating it in L1. These are not ld.global.nc, and they clobber
+ * "memory", so that __syncwarp() after a group of them keeps the compiler from moving one behind the wait for
+ * another. */
 template <int OFFSET = 0> DEVICE uint4 load_once_16(const void *at)
 {
     uint4 v;
@@ -108,7 +109,7 @@ template <typename Element> DEVICE float value_of(const uint4 &unit, int i)
     return Element::to_float((uint16_t)(word_of(unit, i / 2) >> i % 2 * 16));
 }
 
-/* The hardware's NaN has no sign: it is that of what came. */
+/* The hardware conversion loses the sign of a NaN; this restores the input's. */
 template <> DEVICE float value_of<Fp16>(const uint4 &unit, int i)
 {
     const uint16_t bits = (uint16_t)(word_of(unit, i / 2) >> i % 2 * 16);
@@ -122,8 +123,8 @@ template <> DEVICE float value_of<F32>(const uint4 &unit, int i)
 
 /* ---- e4m3 ----------------------------------------------------------------------------------- */
 
-/* Four values, with the signs in the upper bits of `signs`, a byte each. The hardware's NaN, and a NaN that went through a product,
- * has no sign: it is that of what came. */
+/* Converts four values to e4m3. `signs` has their signs in the upper bit of each byte: a NaN from the
+ * hardware conversion or from a product has lost its sign. */
 DEVICE uint32_t to_e4m3_4(const float value[4], uint32_t signs)
 {
     uint32_t word;
@@ -142,7 +143,7 @@ DEVICE uint32_t to_e4m3_4(const float value[4], uint32_t signs)
     return word | (signs & 0x80808080u);
 }
 
-/* The lower two bytes of `bytes`. */
+/* Converts the lower two bytes of `bytes`. */
 DEVICE float2 from_e4m3_2(uint32_t bytes)
 {
 #if __CUDA_ARCH__ >= 890
@@ -156,7 +157,7 @@ DEVICE float2 from_e4m3_2(uint32_t bytes)
 
 /* ---- The kernels of an operation ------------------------------------------------------------ */
 
-/* Aligned or not is decided once, so that no load waits for the other way's. */
+/* Alignment is decided once, outside the loop, so that no load waits for the code of the other path. */
 #define EACH_TOKEN(call, ...)                                                                                \
     const int64_t step = (int64_t)gridDim.x * CACHE_WARPS;                                                   \
     int64_t token = (int64_t)blockIdx.x * CACHE_WARPS + threadIdx.x / 32;                                    \
@@ -165,11 +166,11 @@ DEVICE float2 from_e4m3_2(uint32_t bytes)
     else                                                                                                     \
         for (; token < p.tokens; token += step) call<false, __VA_ARGS__>(p, token, __ldg(p.slots + token))
 
-#ifndef CACHE_KERNEL /* or what a file has in its place */
+#ifndef CACHE_KERNEL /* a file may define its own */
 #define CACHE_KERNEL(NAME, ...) DEFINE_KERNEL(NAME, cache_params, (32 * CACHE_WARPS), EACH_TOKEN(__VA_ARGS__))
 #endif
 
-/* Defines the kernels of a cache format, with vectors of each type; `call` does a token. */
+/* Defines the kernels of a cache format for vectors of each type; `call` processes a token. */
 #define CACHE_KERNELS_OF(NAME, call, FORMAT)                                                                 \
     CACHE_KERNEL(NAME##_bf16, call, Bf16, FORMAT)                                                            \
     CACHE_KERNEL(NAME##_fp16, call, Fp16, FORMAT)                                                            \

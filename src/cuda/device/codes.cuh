@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Codes and scales out of a cache, and the bf16 values that they stand for: what gather and convert share.
+ * Loads codes and scales from a cache and converts them to bf16; shared by gather and convert.
  */
 #pragma once
 
 #include "cache.cuh"
 
-/* The scale of a group. */
+/* Loads the scale of a group. */
 DEVICE float load_scale(const struct kv_layout &l, const uint8_t *scales, int group)
 {
     float scale;
@@ -19,7 +19,7 @@ DEVICE float load_scale(const struct kv_layout &l, const uint8_t *scales, int gr
     return l.scale == KV_SCALE_E4M3 ? num_from_e4m3((uint8_t)code) : num_from_ue8m0((uint8_t)code);
 }
 
-/* e4m3 × scale, rounded to bf16: as many values as are a unit of the other side. */
+/* Returns e4m3 × scale, rounded to bf16, for VALUES values (a unit of the destination). */
 template <int VALUES> DEVICE uint4 bf16_of_e4m3(const uint4 &raw, float scale)
 {
     uint32_t pairs[4] = {0, 0, 0, 0};
@@ -31,7 +31,7 @@ template <int VALUES> DEVICE uint4 bf16_of_e4m3(const uint4 &raw, float scale)
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-/* e2m1 × scale, exact in bf16. */
+/* Returns e2m1 × scale, which is exact in bf16. */
 template <int VALUES> DEVICE uint4 bf16_of_e2m1(const uint4 &raw, float scale)
 {
     uint32_t pairs[4] = {0, 0, 0, 0};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Division by a number that is known when a kernel is launched: a multiplication and a shift (divisor_of in params.h). And
- * by one that a kernel works out and divides by often.
+ * Integer division by a divisor known at the launch: a multiplication and a shift (divisor_of in params.h).
+ * And by a divisor that a kernel computes and uses often.
  */
 #pragma once
 
@@ -22,8 +22,8 @@ DEVICE struct reciprocal reciprocal_of(uint32_t divisor)
     return {divisor, UINT32_MAX / divisor};
 }
 
-/* For n in [0, 2^31): inverse is at least 2^32 / divisor - 1, so that the product falls short of n / divisor by less than
- * a half, the quotient by one at most. */
+/* Returns n / divisor for n in [0, 2^31). inverse is at least 2^32 / divisor - 1, so the product falls short
+ * of n / divisor by less than a half, and the quotient by at most one. */
 DEVICE uint32_t divide(uint32_t n, struct reciprocal by)
 {
     const uint32_t quotient = __umulhi(n, by.inverse);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The two 16-bit types of queries and caches, as template arguments: conversions to and from fp32.
+ * The two 16-bit types of queries and caches, as template arguments, with conversions to and from fp32.
  */
 #pragma once
 
@@ -12,11 +12,11 @@
 
 struct Bf16 {
     static constexpr bool IS_BF16 = true;
-    static constexpr uint32_t EXPONENT = 0x7f80; /* all ones: infinite or NaN */
+    static constexpr uint32_t EXPONENT = 0x7f80; /* all ones: infinity or NaN */
 
     static DEVICE float to_float(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
     static DEVICE uint16_t from_float(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
-    /* low in the lower half of the word */
+    /* `low` goes to the lower half of the word. */
     static DEVICE uint32_t pack(float low, float high)
     {
         uint32_t word;
@@ -39,7 +39,7 @@ struct Fp16 {
     }
 };
 
-/* Is one of the two values of a word infinite or NaN? */
+/* Returns whether one of the two values of a word is infinite or NaN. */
 template <typename Element> DEVICE bool any_not_finite(uint32_t word)
 {
     return (word & Element::EXPONENT) == Element::EXPONENT ||

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Keys of sparse decode, and of sparse prefill: where the entries of a query token's lists stand in the list that the plan cuts, and where the key
- * is that an index names. Entries that do not count are never read.
+ * Keys of sparse decode and sparse prefill: maps the list that the plan cuts to entries of a query token's
+ * index lists, and an index to the address of its key. Entries that do not count are never read.
  */
 #pragma once
 
@@ -11,7 +11,8 @@
 
 #include <stddef.h>
 
-/* Of a request: the entries of the cache that count are [0, count), those of the extra one [extra_begin, extra_end). */
+/* Positions in a request's list: [0, count) are entries of the cache, [extra_begin, extra_end) those of the
+ * extra cache. */
 struct ListEnds {
     int count, extra_begin, extra_end;
 };
@@ -27,7 +28,8 @@ DEVICE ListEnds list_ends(const struct sparse_decode_params &p, int request)
     return ends;
 }
 
-/* As piece_list and list_piece of all operations, but in chunks without the divisions that a short kernel would wait for. */
+/* The same as the general piece_list and list_piece, but in chunks without their divisions, which would delay
+ * a short kernel. */
 DEVICE PieceList piece_list(const struct sparse_decode_params &p, unsigned worker)
 {
     const struct split_params &split = p.split;
@@ -53,7 +55,7 @@ DEVICE Piece list_piece(const struct sparse_decode_params &p, const PieceList &l
     return piece;
 }
 
-/* Entry `at` of the list; -1 where there is none. */
+/* Returns entry `at` of the list; -1 if there is none. */
 DEVICE int list_entry(const struct sparse_decode_params &p, const ListEnds &ends, int request, int token,
                       int at)
 {
@@ -64,7 +66,7 @@ DEVICE int list_entry(const struct sparse_decode_params &p, const ListEnds &ends
                  (at - (extra ? ends.extra_begin : 0)));
 }
 
-/* Where a key is. */
+/* The address of a key. */
 struct KeyPlace {
     const uint8_t *token; /* NULL: the index names none */
     const uint8_t *scales;
@@ -75,7 +77,7 @@ DEVICE bool names_key(const struct sparse_cache_params &cache, int index)
     return (uint32_t)index < cache.slots;
 }
 
-/* Of an index that names one. */
+/* Returns the place of an index that names a key. */
 template <enum kv_format FORMAT>
 DEVICE KeyPlace place_of_key(const struct sparse_cache_params &cache, int index)
 {
@@ -87,7 +89,7 @@ DEVICE KeyPlace place_of_key(const struct sparse_cache_params &cache, int index)
                                         : token + layout.scale_offset};
 }
 
-/* The same where scales stand in tokens or behind those of a page, as the cache says. */
+/* The same for scales that are in tokens or after all tokens of a page, as the cache's parameters say. */
 DEVICE KeyPlace place_of_key_as_told(const struct sparse_cache_params &cache, int index)
 {
     const int page = fast_divide(index, cache.page_divisor), slot = index - page * cache.page_size;

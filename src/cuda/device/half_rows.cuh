@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Rows of partial results in 16 bits (Hopper's sparse decode, and its dense decode of few requests; sparse prefill has slots of its
- * own): half of what fp32 moves, to the slots and from there to the join. 64 columns of a row are fp16 times a power of two, chosen so
- * that the largest of them is in [2^14, 2^15): values down to 2^-28 of it have all 11 bits, and lose an eighth of what bf16 results lose
- * when they are rounded in the end; what is below 2^-40 of it becomes 0.
+ * Rows of partial results in 16 bits, for Hopper's sparse decode and its dense decode of few requests (sparse
+ * prefill has its own slots). They halve the fp32 traffic to the slots and from there to the join. Each 64
+ * columns of a row are stored as fp16 with a power-of-two scale, chosen so that the largest magnitude is in
+ * [2^14, 2^15). Values down to 2^-28 of it keep all 11 bits, with an eighth of the final bf16 rounding error;
+ * values below 2^-40 of it become 0.
  *
- * A row has the memory of one in fp32: 512 fp16 values, columns in order, or as store_half_tile puts them; then 8 powers of two, fp32.
+ * A row takes the memory of an fp32 row: 512 fp16 values, columns in order or as store_half_tile puts them,
+ * followed by 8 powers of two in fp32.
  */
 #pragma once
 
@@ -17,12 +19,12 @@
 
 #include <stdint.h>
 
-enum { HALF_ROW_COLUMNS = 512, HALF_ROW_TILE = 64 /* columns of a power of two */ };
+enum { HALF_ROW_COLUMNS = 512, HALF_ROW_TILE = 64 /* columns per scale */ };
 
 struct HalfScale {
-    float up, down; /* a value · up is what is stored; · down is the value again */
+    float up, down; /* stored value = value · up; value = stored value · down */
 
-    /* most: the largest magnitude of the 64. */
+    /* most: the largest magnitude of the 64 columns. */
     DEVICE explicit HalfScale(float most)
     {
         constexpr uint32_t BIAS = 127, LARGEST = 14 /* 2^14 */, FRACTION_BITS = 23;
@@ -42,18 +44,18 @@ DEVICE float *half_row_scales(const struct split_params &split, int64_t slot_row
     return split.slot_out + slot_row * HALF_ROW_COLUMNS + HALF_ROW_COLUMNS / 2;
 }
 
-/* Where the row's largest score lies, if parts have it: behind the powers of two. */
+/* Returns the address of the row's largest score, for parts that store it: after the powers of two. */
 DEVICE float *half_row_largest(const struct split_params &split, int64_t slot_row)
 {
     return half_row_scales(split, slot_row) + HALF_ROW_COLUMNS / HALF_ROW_TILE;
 }
 
-/* Stores 64 columns of a row by the four lanes that have them, 16 each, in the order in which the lanes have them: of every 32 values
- * in memory a lane stores eight. Whoever reads them puts them in order (join_share.cuh). `to`: where the lane's first value goes.
- * Returns the power of two. */
+/* Stores 64 columns of a row from four lanes with 16 columns each, in register order: of every 32 values in
+ * memory a lane stores eight. The reader restores the column order (join_share.cuh). `to` is the address of
+ * the lane's first value. Returns the scale `down`. */
 DEVICE float store_half_tile(uint16_t *to, const float (&x)[16], float factor, bool stores)
 {
-    float most[4] = {0.0f, 0.0f, 0.0f, 0.0f}; /* four: short chains */
+    float most[4] = {0.0f, 0.0f, 0.0f, 0.0f}; /* four, for short dependency chains */
 #pragma unroll
     for (int e = 0; e < 16; e++) most[e % 4] = fmaxf(most[e % 4], fabsf(x[e]));
     const HalfScale scale(quad_max(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]))) * factor);

@@ -2,17 +2,19 @@
  *
  * Joins the partial results of requests that were cut, in split order.
  *
- * A block of threads takes items: some columns of a few rows of a request. With few parts a request, a warp takes a row
- * (rows_per_block = JOIN_WARPS); with many, all warps share one row (rows_per_block = 1), each taking every JOIN_WARPS-th
- * part, and join in shared memory. A request of few parts among ones of many is added by one warp all the same: in the same
- * order, so with the same bits, whatever else is there. Either way what a lane reads of a part does not wait for the sums of
- * weights, and several parts are under way together. Where there are few rows, an item is a half or a quarter of the columns.
+ * A CTA takes items: some columns of a few rows of a request. With few parts per request, a warp takes a row
+ * (rows_per_block = JOIN_WARPS). With many, all warps share one row (rows_per_block = 1): each takes every
+ * JOIN_WARPS-th part, and they join in shared memory. A request of few parts among requests of many is always
+ * added by one warp, in the same order and so with the same bits, whatever the other requests are. In both
+ * cases the loads of a part do not wait for the sum of weights, and several parts are in flight together.
+ * With few rows, an item is half or a quarter of the columns.
  *
- * Every block of threads first lists the cut requests, a thread a partition (in chunks: a request), and then takes
- * its items in turns: few blocks do, and where nothing was cut they have nothing to do. On Hopper that happens
- * before the kernel that makes the parts has ended. Requests cut once may have been joined by then
- * (src/cuda/sm90/dense_decode/second_part.cuh): those are taken from the list afterwards. All of this is done once and in
- * little code: at the end of a call instructions, too, come from far.
+ * Every CTA first lists the cut requests, one partition (in chunks: one request) per thread, and then takes
+ * its items in turns. There are few CTAs, and without cut requests they have nothing to do. On Hopper the
+ * listing runs before the kernel that makes the parts has ended. Requests cut once may have been joined by
+ * then (src/cuda/sm90/dense_decode/second_part.cuh); they are removed from the list afterwards. All of this
+ * is done once and in little code, because at the end of a call the latency of fetching instructions counts,
+ * too.
  */
 #pragma once
 
@@ -23,20 +25,20 @@
 #include "result.cuh"
 #include "warpgroup.cuh"
 
-static constexpr int VECTOR_COLUMNS = 32 * 4 /* of a vector of every lane of a warp */;
+static constexpr int VECTOR_COLUMNS = 32 * 4 /* of one vector per lane of a warp */;
 
-/* Where the parts of a request are: slots first, second, second + step, … */
+/* The slots of a request's parts: first, second, second + step, … */
 struct Parts {
     int request;
     int count; /* 0: nothing to join */
     int64_t first, second;
     int step;
-    const uint32_t *marks; /* [tiles][MARKS_OF_TILE]: may have been joined already; NULL: has not */
+    const uint32_t *marks; /* [tiles][MARKS_OF_TILE]: may be joined already; NULL: is not */
 
     DEVICE int64_t slot(int part) const { return part == 0 ? first : second + (int64_t)(part - 1) * step; }
 };
 
-/* Of a partition: the request that is cut for the first time at its end. */
+/* Returns the parts of the request that is cut for the first time at the end of partition `index`. */
 __device__ static Parts parts_of_partition(const struct join_params &p, int index)
 {
     Parts parts = {};
@@ -80,20 +82,21 @@ DEVICE bool all_joined(const struct join_params &p, const Parts &parts)
     return joined;
 }
 
-/* Of row `row` of a request: where it is in the slot of a part. */
+/* Returns the slot row of row `row` of a request in the slot of a part. */
 DEVICE int64_t slot_row_of(const struct join_params &p, const Parts &parts, int part, int row)
 {
     return parts.slot(part) * (p.h_q * p.s_q) + row;
 }
 
-/* Of a few parts of a row, what a lane reads: 4 columns in each of VECTORS vectors. Slots as slot_position has them. */
+/* A lane's share of a few parts of a row: 4 columns in each of VECTORS vectors. Slots are in the order of
+ * slot_position. */
 template <int VECTORS_> struct PartsOfLane {
     static constexpr int VECTORS = VECTORS_;
     static constexpr bool IN_HALVES = false;
     static constexpr int BLOCKS_OF_SM = VECTORS == 4 ? 2 : 3;
     static constexpr int MANY = MANY_PARTS;
     static constexpr int MOST = __CUDA_ARCH__ >= 1000 ? 7 : 8;               /* with 8 ptxas spills there */
-    static constexpr int COUNT = VECTORS == 1 ? MOST : VECTORS == 2 ? 4 : 3; /* registers */
+    static constexpr int COUNT = VECTORS == 1 ? MOST : VECTORS == 2 ? 4 : 3; /* limited by registers */
     float lse[COUNT];
     float4 values[COUNT][VECTORS];
 
@@ -114,7 +117,7 @@ template <int VECTORS_> struct PartsOfLane {
     }
 };
 
-/* Parts begin, begin + stride, … */
+/* Loads parts begin, begin + stride, … */
 template <typename Some>
 DEVICE void load_parts(Some &some, const struct join_params &p, const Parts &parts, int row, int begin,
                        int stride, int position)
@@ -130,13 +133,13 @@ DEVICE void load_parts(Some &some, const struct join_params &p, const Parts &par
     }
 }
 
-/* In the order of the parts. */
+/* Adds the parts in their order. */
 template <typename Some, int VECTORS>
 DEVICE void add_parts(const Some &some, float4 (&sum)[VECTORS], float whole_lse)
 {
 #pragma unroll
     for (int i = 0; i < Some::COUNT; i++) {
-        if (isinf(some.lse[i])) continue; /* it saw no key, or is none: what was read means nothing */
+        if (isinf(some.lse[i])) continue; /* saw no key, or is no part: the values are undefined */
         const float of_part = expf(some.lse[i] - whole_lse);
 #pragma unroll
         for (int v = 0; v < VECTORS; v++) {
@@ -150,7 +153,7 @@ DEVICE void add_parts(const Some &some, float4 (&sum)[VECTORS], float whole_lse)
     }
 }
 
-/* The natural lse over all parts of a row; every warp finds the same. */
+/* Returns the natural lse over all parts of a row; every warp gets the same. */
 DEVICE float total_lse(const struct join_params &p, const Parts &parts, int row)
 {
     const int lane = (int)threadIdx.x % 32;
@@ -167,7 +170,7 @@ DEVICE float total_lse(const struct join_params &p, const Parts &parts, int row)
     return sum == 0.0f ? -INFINITY : most + logf(sum);
 }
 
-/* `position`: the lane's first. It has two pairs of columns, 8 apart, or four in a row. */
+/* `position` is the lane's first. A lane has two pairs of columns, 8 apart, or four columns in a row. */
 template <typename Element, bool IN_HALVES, int VECTORS>
 DEVICE void write_row(const struct join_params &p, int request, RowPlace place, int position, float lse,
                       const float4 (&sum)[VECTORS])
@@ -183,8 +186,8 @@ DEVICE void write_row(const struct join_params &p, int request, RowPlace place, 
     if (column == 0) store_lse(p.output, request, place, lse);
 }
 
-/* Launched with LAUNCH_OVERLAP, it may be here before the kernel that makes the parts has ended. The plan and the lengths
- * are there already: that kernel has waited for them before it let this one start. */
+/* With LAUNCH_OVERLAP the join may arrive here before the kernel that makes the parts has ended. The plan and
+ * the lengths are there already: that kernel waited for them before it let this one start. */
 DEVICE void wait_for_parts()
 {
 #if __CUDA_ARCH__ >= 900
@@ -192,8 +195,8 @@ DEVICE void wait_for_parts()
 #endif
 }
 
-/* By all threads of the block: puts what they have to be joined (count > 0) into a list, in their order; returns its
- * length. */
+/* Compacts the threads' parts with count > 0 into a list, in thread order, and returns its length. All
+ * threads of the CTA must call. */
 DEVICE int list_parts(const Parts &mine, Parts list[32 * JOIN_WARPS], int counts[JOIN_WARPS])
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -211,7 +214,7 @@ DEVICE int list_parts(const Parts &mine, Parts list[32 * JOIN_WARPS], int counts
     return all;
 }
 
-/* An item of a request, by all threads of the block: rows from `row` on. */
+/* Joins an item of a request, rows from `row` on. All threads of the CTA must call. */
 template <typename Element, typename Some>
 DEVICE void join_rows(const struct join_params &p, const Parts &parts, int row, int first_column,
                       int rows_per_block, float4 shared[JOIN_WARPS][D_V / 4])
@@ -221,7 +224,7 @@ DEVICE void join_rows(const struct join_params &p, const Parts &parts, int row, 
     if (one_row && !shares && warp) return;
     row += one_row ? 0 : warp;
     if ((unsigned)row >= (unsigned)(p.h_q * p.s_q))
-        return; /* never with a shared row: no barrier is left out by some */
+        return; /* never with a shared row, so all threads reach the barriers */
     const int kv_head = row / p.rows, row_of_head = row - kv_head * p.rows;
     if (parts.marks &&
         tile_is_joined(parts.marks, kv_head * p.split.tiles_of_head + row_of_head / ROWS_OF_MARK))
@@ -256,8 +259,8 @@ DEVICE void join_rows(const struct join_params &p, const Parts &parts, int row, 
                                         sum);
 }
 
-/* Blocks of threads are numbered by request, lane of row blocks, columns: no division at the end. Of requests that are cut in
- * chunks, each with blocks of threads of its own, there is no list. */
+/* CTAs are numbered by request, lane of row blocks, columns, which needs no division at the end. If requests
+ * are cut in chunks and each has CTAs of its own, there is no list. */
 template <typename Element, template <int> class Some, int VECTORS>
 DEVICE void join_splits(const struct join_params &p, int rows_per_block, int row_lanes)
 {

@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * The join of a tile's parts by the blocks of threads that made them: each stores its part, they meet, and each joins a share. No
- * second kernel begins, whose code and parameters would come from far; what the blocks of threads read was just written, and lies
- * in L2.
+ * Joins a tile's parts in the CTAs that made them: each stores its part, they meet, and each joins a share.
+ * This saves a second kernel, whose code and parameters would have to be fetched, and the parts are still in
+ * L2.
  *
- * An item is half of the columns of a row, 8 a lane. If there are few items, two, four or eight of the eight warps take one together:
- * a warp has every second, fourth or eighth part of it, and the sums of the warps pass through shared memory to the first of them. If
- * there are many items and few parts, a warp takes several items at a time. All that a warp takes is on its way together, by cp.async.
+ * An item is half of the columns of a row, 8 per lane. If there are few items, two, four or eight of the
+ * eight warps take one together: a warp has every second, fourth or eighth part of it, and the warps pass
+ * their sums through shared memory to the first of them. If there are many items and few parts, a warp takes
+ * several items at a time. All loads of a warp are in flight together, by cp.async.
  *
- * A kernel says what a share is: struct Share with split, output, request, parts, takers (how many blocks of threads take a share: those
- * that have the parts, or more), begin and end (items; item 2 r + h is half h of row r), slot_row(part, row) and place(row). Its
- * column(half, lane) is the first of the eight columns that a lane has; with PAIRS a lane has them only after quad_gather_eight.
+ * A kernel defines its share: struct Share with split, output, request, parts, takers (the number of CTAs
+ * that take a share: those that have the parts, or more), begin and end (items; item 2 r + h is half h of row
+ * r), slot_row(part, row) and place(row). Its column(half, lane) is the first of a lane's eight columns; with
+ * PAIRS a lane has them only after quad_gather_eight.
  *
- * A part's lse is natural. With LARGEST a part has two numbers in its place, so that scores of any size keep the weights of their parts:
- * the largest score, and the lse relative to it, both in powers of two.
+ * The lse of a part is natural. With LARGEST a part stores two numbers instead, the largest score and the lse
+ * relative to it, both in powers of two, so that parts keep their weights for scores of any size.
  */
 #pragma once
 
@@ -28,14 +30,15 @@
 
 enum {
     SHARE_WARPS = 8,
-    SHARE_TOGETHER = 4, /* parts that are added in a row, without a branch */
-    SHARE_COPY_BYTES = 32 * (16 + 4) /* of a part of an item: values and powers of two */,
+    SHARE_TOGETHER = 4, /* parts that are added in sequence, without a branch */
+    SHARE_COPY_BYTES = 32 * (16 + 4) /* of a part of an item: values and scales */,
     SHARE_LSE_BYTES = 32 * 4 /* of an item */,
-    SHARE_SUM_BYTES = 2 * 32 * 16 /* of a warp: 8 columns a lane */
+    SHARE_SUM_BYTES = 2 * 32 * 16 /* of a warp: 8 columns per lane */
 };
 
-/* Memory of the join, where a warp has room for so many parts: a warp's copies, the lse of an item for every SHARE_TOGETHER of them, and
- * what an item's warps tell each other. Their sums lie in the place of the copies. */
+/* Shared memory of the join if a warp takes `depth` parts: a warp's copies, the lse of an item per
+ * SHARE_TOGETHER parts, and the numbers that an item's warps exchange. Their sums reuse the memory of the
+ * copies. */
 DEVICE constexpr int share_warp_bytes(int depth, bool largest)
 {
     return depth * SHARE_COPY_BYTES + (1 + largest) * (depth / SHARE_TOGETHER) * SHARE_LSE_BYTES + 16;
@@ -46,25 +49,26 @@ DEVICE constexpr int share_bytes(int depth, bool largest)
     return SHARE_WARPS * share_warp_bytes(depth, largest);
 }
 
-/* n / parts; the numbers are small, so that a half is more than what rounding takes. */
+/* Returns n / parts. The numbers are small, so that the added half exceeds the rounding error. */
 DEVICE int share_up_to(int n, int parts)
 {
     return (int)(((float)n + 0.5f) * reciprocal_approx((float)parts));
 }
 
-/* What a warp has of an item: columns of the lane, and the sum of weights, relative to `most`: the largest lse of its parts, or their
- * largest score. */
+/* A warp's sums of an item: the lane's columns, and the sum of weights, relative to `most`, the largest lse
+ * or the largest score of its parts. */
 struct ShareSums {
     float o[8], most, weights;
 };
 
-/* What a difference of two `most` weighs. */
+/* Returns the weight of a difference of two `most`. */
 template <bool LARGEST> DEVICE float share_exp(float x)
 {
     return LARGEST ? exp2_approx(x) : part_exp(x);
 }
 
-/* What differences are taken from: parts that saw no key have a largest score of -inf. */
+/* Returns the reference for differences. It is finite, because parts that saw no key have a largest score of
+ * -inf. */
 template <bool LARGEST> DEVICE float share_reference(float most)
 {
     return LARGEST ? fmaxf(most, LEAST_REFERENCE) : most;
@@ -76,7 +80,8 @@ DEVICE uint4 as_words(const float *x)
                       __float_as_uint(x[3]));
 }
 
-/* For another warp. `memory`: the warp's copies, which all its lanes have read; `of_row`: 8 bytes. */
+/* Stores the sums for another warp. `memory`: the warp's copies, which all its lanes have read; `of_row`: 8
+ * bytes. */
 DEVICE void put_sums(const ShareSums &sums, uint32_t memory, uint32_t of_row, int lane)
 {
     const uint32_t at = memory + 16 * (uint32_t)lane;
@@ -86,7 +91,7 @@ DEVICE void put_sums(const ShareSums &sums, uint32_t memory, uint32_t of_row, in
             store_shared_4(of_row + 4, __float_as_uint(sums.weights));
 }
 
-/* What another warp has put. */
+/* Adds the sums that another warp stored. */
 template <bool LARGEST> DEVICE void add_sums(ShareSums &sums, uint32_t memory, uint32_t of_row, int lane)
 {
     const uint32_t at = memory + 16 * (uint32_t)lane;
@@ -101,9 +106,9 @@ template <bool LARGEST> DEVICE void add_sums(ShareSums &sums, uint32_t memory, u
     sums.most = most;
 }
 
-/* Where a warp's copies of an item are. */
+/* The addresses of a warp's copies of an item. */
 struct ShareCopies {
-    uint32_t values, scales, lse, largest; /* of the lane; the last two of one part */
+    uint32_t values, scales, lse, largest; /* of the lane; lse and largest: of one part */
 
     DEVICE ShareCopies(uint32_t parts, uint32_t of_lse, uint32_t to_largest, int lane)
         : values(parts + 16 * (uint32_t)lane),
@@ -113,7 +118,8 @@ struct ShareCopies {
     }
 };
 
-/* Asks for `count` parts of an item, first, first + step, …; up to a multiple of SHARE_TOGETHER zeros come. */
+/* Issues the copies of `count` parts of an item: first, first + step, …. Zeros fill up to a multiple of
+ * SHARE_TOGETHER. */
 template <typename Share>
 DEVICE void ask_for_parts(const Share &share, int item, int first, int step, int count, const ShareCopies &to,
                           int lane)
@@ -140,8 +146,8 @@ DEVICE void ask_for_parts(const Share &share, int item, int first, int step, int
         }
 }
 
-/* The sums of parts that have come. One that saw no key has an lse of -inf, and does not count; its values are 0 then if others have
- * some. */
+/* Returns the sums of parts that have arrived. A part that saw no key has an lse of -inf and does not count;
+ * its values are 0 if other parts saw keys. */
 template <bool LARGEST> DEVICE ShareSums sum_of_parts(int count, const ShareCopies &from, int lane)
 {
     const float mine = lane < count ? __uint_as_float(load_shared_4(from.lse)) : -INFINITY;
@@ -196,8 +202,9 @@ DEVICE void store_item(const Share &share, const ShareSums &sums, int row, int h
     }
 }
 
-/* How a tile's items are taken: 1 << shift warps each, so that a warp has DEPTH parts at most, and all warps have some if there are
- * few items; or each warp takes several at a time, which wait for memory together. */
+/* The assignment of a tile's items to warps: 1 << shift warps per item, so that a warp has at most DEPTH
+ * parts, and all warps have work if there are few items; or each warp takes `at_once` items at a time, whose
+ * loads are in flight together. */
 struct ShareWay {
     int shift, at_once;
 
@@ -214,8 +221,8 @@ struct ShareWay {
     }
 };
 
-/* By the SHARE_WARPS warps, from thread `first_thread` on, that have stored the part, if there is one; barrier `id` is theirs. A warp
- * takes DEPTH parts at most; `memory`: share_bytes(DEPTH). */
+/* Called by the SHARE_WARPS warps, from thread `first_thread` on, that have stored the part, if there is one.
+ * They own barrier `id`. A warp takes at most DEPTH parts; `memory` has share_bytes(DEPTH). */
 template <typename Element, int DEPTH, typename Share>
 DEVICE void join_together(const Share &share, uint64_t *meeting, uint32_t memory, unsigned first_thread,
                           int id)
@@ -228,8 +235,7 @@ DEVICE void join_together(const Share &share, uint64_t *meeting, uint32_t memory
     const int warp = (int)(fresh_thread() - first_thread) / 32, lane = (int)fresh_thread() % 32;
     const ShareWay way = ShareWay::of<DEPTH>(share.end - share.begin, share.parts);
     const int step = 1 << way.shift, own = warp & (step - 1), turn = SHARE_WARPS >> way.shift;
-    const int count =
-        max((share.parts - own + step - 1) >> way.shift, 0); /* of the warp's parts of an item */
+    const int count = max((share.parts - own + step - 1) >> way.shift, 0); /* the warp's parts of an item */
     const uint32_t parts = memory + (uint32_t)(warp * WARP_BYTES),
                    of_lse = parts + (uint32_t)(DEPTH * SHARE_COPY_BYTES),
                    of_row = parts + (uint32_t)(WARP_BYTES - 16);

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * How functions of kernels, and kernels, are declared.
+ * Macros that declare device functions and kernels.
  */
 #pragma once
 
-/* Inlined into its callers, whose registers and addresses it then shares. */
+/* Inlines the function into its callers, so that it shares their registers and addresses. */
 #define DEVICE __device__ __forceinline__
 
-/* The side of a branch that is taken where this is true lies behind the other one in the kernel's code: what is behind the first
- * 64 KB comes late (docs/architecture.md, "Decisions worth knowing"). */
+/* Marks a condition as unlikely, so that the code of its branch is placed after the other: code behind the
+ * first 64 KB of a kernel is fetched late (docs/architecture.md, "Decisions worth knowing"). */
 #define SELDOM(CONDITION) __builtin_expect(!!(CONDITION), 0)
 
-/* A function that is one instruction without operands, or with the constant N. */
+/* Defines a function that is one instruction, without operands or with the constant N. */
 #define INSTRUCTION(NAME, TEXT)                                                                              \
     DEVICE void NAME()                                                                                       \
     {                                                                                                        \
@@ -23,8 +23,8 @@
         asm volatile(TEXT " %0;" ::"n"(N) : "memory");                                                       \
     }
 
-/* A kernel that does the rest with its parameters p, a struct PARAMS. BOUNDS: threads of a block, and, where that is to limit
- * registers, blocks of an SM. */
+/* Defines a kernel with parameters p, a struct PARAMS, and the given body. BOUNDS: threads of a CTA and, to
+ * limit registers, CTAs per SM. */
 #define DEFINE_KERNEL(NAME, PARAMS, BOUNDS, ...)                                                             \
     extern "C" __global__ void __launch_bounds__ BOUNDS NAME(const __grid_constant__ struct PARAMS p)        \
     {                                                                                                        \

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The width of a value in latent attention, the first columns of its key: of all kernels but merge and those of caches.
+ * The width of a value in latent attention, which is the first columns of its key; for all kernels but merge
+ * and the cache kernels.
  */
 #pragma once
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Local memory by its addresses: for what is to stay out of registers.
+ * Access to local memory by address, for data that must stay out of registers.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * mbarrier: barriers in shared memory (8 bytes each) whose phases end when the expected threads have arrived and the
- * expected bytes have been written by TMA (sm_90). Addresses are those of shared_address.
+ * mbarrier: barriers in shared memory (8 bytes each) whose phases end when the expected threads have arrived
+ * and the expected bytes have been written by TMA (sm_90). Addresses are those of shared_address.
  */
 #pragma once
 
@@ -14,7 +14,7 @@ DEVICE void mbarrier_init(uint32_t barrier, uint32_t arrivals)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-/* By the thread that initialised them, before anything asynchronous uses them. */
+/* Called by the thread that initialised the barriers, before any asynchronous operation uses them. */
 INSTRUCTION(mbarrier_fence_init, "fence.mbarrier_init.release.cluster")
 
 DEVICE void mbarrier_arrive(uint32_t barrier)
@@ -22,7 +22,7 @@ DEVICE void mbarrier_arrive(uint32_t barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/* In one instruction: no branch. */
+/* A single predicated instruction, without a branch. */
 DEVICE void mbarrier_arrive_if(bool is, uint32_t barrier)
 {
     asm volatile(
@@ -32,13 +32,13 @@ DEVICE void mbarrier_arrive_if(bool is, uint32_t barrier)
         : "memory");
 }
 
-/* For `count` that are expected. */
+/* Arrives for `count` expected threads. */
 DEVICE void mbarrier_arrive_for(uint32_t barrier, uint32_t count)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-/* Arrives, and the phase lasts until `bytes` more bytes have been written. */
+/* Arrives, and extends the phase until `bytes` more bytes have been written. */
 DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -57,27 +57,29 @@ DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes)
         return ended;                                                                                        \
     }
 
-/* Has the phase of this parity ended? The phases are numbered from 0; a new barrier counts as one whose phase 1 has. */
+/* Returns whether the phase of this parity has ended. Phases are numbered from 0; for a new barrier, phase 1
+ * counts as ended. */
 MBARRIER_ASK(mbarrier_try, "try_wait")
 
-/* The same, without waiting a while for it. */
+/* The same, but returns at once; mbarrier_try may wait for a while. */
 MBARRIER_ASK(mbarrier_test, "test_wait")
 
-/* One thread waits. */
+/* Waits in one thread. */
 DEVICE void mbarrier_wait_thread(uint32_t barrier, uint32_t parity)
 {
     while (!mbarrier_try(barrier, parity)) {
     }
 }
 
-/* A converged warp waits long, and leaves the schedulers to others; half a microsecond late is soon enough. */
+/* Waits in a converged warp, for long waits: it leaves the schedulers to other warps, and half a microsecond
+ * of delay does not matter. */
 DEVICE void mbarrier_wait_long(uint32_t barrier, uint32_t parity)
 {
     while (!__all_sync(~0u, mbarrier_try(barrier, parity))) __nanosleep(500);
 }
 
-/* A converged warp waits. The vote makes the branch uniform: after a loop that ptxas takes for a divergent one it keeps no
- * matrix descriptor in uniform registers. */
+/* Waits in a converged warp. The vote makes the branch uniform: after a loop that ptxas considers divergent,
+ * it keeps no matrix descriptor in uniform registers. */
 DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity)
 {
     while (!__all_sync(~0u, mbarrier_try(barrier, parity))) {

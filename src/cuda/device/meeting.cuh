@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Blocks of threads of a launch that wait for each other: all of them are at work at the same time (LAUNCH_TOGETHER).
+ * CTAs of a launch that wait for each other; all of them are resident at the same time (LAUNCH_TOGETHER).
  *
- * A meeting is a word of the workspace, which may hold anything: 40 bits of a ticket that no other launch has, but another replay
- * of its graph; a bit that says that the meeting is over, and counts for nothing in the next replay; and how many have come.
+ * A meeting is a word of the workspace with any initial content. It holds 40 bits of a ticket, which no other
+ * launch has except another replay of the same graph; a bit that says that the meeting is over, by which the
+ * next replay ignores the word; and the number of CTAs that have arrived.
  */
 #pragma once
 
@@ -14,8 +15,8 @@
 static constexpr int MEETING_TICKET_SHIFT = 24;
 static constexpr uint64_t MEETING_OVER = 1u << (MEETING_TICKET_SHIFT - 1), MEETING_COUNT = MEETING_OVER - 1;
 
-/* By the thread of a block of threads that will come, as soon as the workspace is the call's: from here on the word is of this
- * launch. It takes a microsecond or two, for which there should be time. */
+/* Called by the thread of each CTA that will meet, as soon as the workspace belongs to the call: afterwards
+ * the word belongs to this launch. It takes a microsecond or two, so it should be called early. */
 DEVICE void meeting_begin(uint64_t *word, uint64_t ticket)
 {
     unsigned long long *const at = (unsigned long long *)word, own = ticket << MEETING_TICKET_SHIFT;
@@ -27,8 +28,8 @@ DEVICE void meeting_begin(uint64_t *word, uint64_t ticket)
     }
 }
 
-/* By one thread, after a barrier of all whose stores the others read: comes, and waits until `all` have come; a barrier after it
- * hands on what the others stored. */
+/* Arrives, and waits until `all` have arrived. Called by one thread, after a barrier of all threads whose
+ * stores the other CTAs read; a barrier after it makes the other CTAs' stores visible to them. */
 DEVICE void meet(uint64_t *word, uint32_t all)
 {
     uint64_t now;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * mma.sync m16n8k16 and ldmatrix (sm_80 and later). The fragments are spelled out in fragment.h.
+ * mma.sync m16n8k16 and ldmatrix (sm_80 and later). fragment.h defines the fragments.
  */
 #pragma once
 
@@ -30,7 +30,7 @@ DEVICE void ldmatrix_x4_trans(uint32_t to[4], uint32_t address)
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                             \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
 
-/* sum += A B, with B's fragment of k 0-7 and of k 8-15 given apart. */
+/* sum += A B, with B's fragments of k 0-7 and of k 8-15 passed separately. */
 template <typename Element> DEVICE void mma_16816(float sum[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     if (Element::IS_BF16)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * How a call's keys are cut into pieces (a range of keys of one request), and which piece writes where: by the split
- * plan, or in chunks of equal length, in batch-invariant mode and in sparse decode of few keys. The plan says where requests
- * are cut; where they end is read from the lengths of now, so a plan for other lengths still covers every key once. What a
- * plan holds is clamped: a damaged one cannot lead out of bounds.
+ * How a call's keys are cut into pieces (a range of keys of one request), and which piece writes where: by
+ * the split plan, or in chunks of equal length (batch-invariant mode, and sparse decode of few keys). The
+ * plan says where requests are cut. Their ends come from the current lengths, so a plan made for other
+ * lengths still covers every key once. Values read from a plan are clamped, so a damaged plan cannot lead out
+ * of bounds.
  */
 #pragma once
 
@@ -12,9 +13,9 @@
 
 struct Piece {
     int request;
-    int begin, end; /* keys */
-    int64_t slot;   /* of the partial results; DIRECT where the piece is the whole request */
-    bool first_of_two, second_of_two; /* of a request that is cut_once */
+    int begin, end;                   /* keys */
+    int64_t slot;                     /* of the partial results; DIRECT if the piece is the whole request */
+    bool first_of_two, second_of_two; /* of a request that is cut once */
 };
 
 enum { DIRECT = -1 };
@@ -29,8 +30,8 @@ DEVICE int request_length(const struct dense_decode_params &p, int request)
     return clamp_int(__ldg(p.seqlens + request), 0, p.capacity);
 }
 
-/* Sparse decode: plan_topk_count, plan_extra_begin and plan_topk_length of plan.h, in 32 bits, which hold the list of all caches
- * here. */
+/* Sparse decode: plan_topk_count, plan_extra_begin and plan_topk_length of plan.h in 32 bits, which suffice
+ * here for the list of all caches. */
 DEVICE int topk_count(int64_t topk, const int32_t *length, int request)
 {
     return length ? clamp_int(__ldg(length + request), 0, (int)topk) : (int)topk;
@@ -60,20 +61,21 @@ DEVICE int request_length(const struct join_params &p, int request)
 
 /* ---- By the plan ----------------------------------------------------------------------------- */
 
-/* One partition's row. The slots of partition i are 2i for its first request and 2i + 1 for its last, if that is
+/* A row of the plan. Partition i uses slot 2i for its first request and slot 2i + 1 for its last, if that is
  * another. */
 struct Partition {
     int index;
-    int first, last; /* requests, clamped; last < first if it is idle */
+    int first, last; /* requests, clamped; last < first if idle */
     int begin_block, end_block;
-    bool continued, goes_on; /* the first request began before; the last one goes on in the next partition */
+    bool continued, goes_on; /* the first request began earlier; the last goes on in the next partition */
     bool begins_cut_once,
-        ends_cut_once; /* the first request is, and this has its second part; the last one is */
+        ends_cut_once; /* the first request is cut once, with its second part here; the last is cut once */
 };
 
-/* Is it a plan of this batch, with as many partitions as the call was told? Any other cannot be followed: its requests are
- * taken whole then, in turns. Of tables by themselves the caller has said so. Here and below all loads are under way
- * together: where one waits for a comparison with what another brought, a kernel begins a microsecond later. */
+/* Returns whether this is a plan of this batch with the call's number of partitions. Requests of any other
+ * plan are taken whole, in turns. For separate tables the caller has guaranteed it. Here and below all loads
+ * are in flight together: if one waited for a comparison with the result of another, the kernel would begin a
+ * microsecond later. */
 DEVICE bool plan_fits(const struct split_params &split, int b)
 {
     if (!split.header) return true;
@@ -83,21 +85,22 @@ DEVICE bool plan_fits(const struct split_params &split, int b)
     return (magic == PLAN_MAGIC) & (num_partitions == split.num_partitions) & (batch == b);
 }
 
-/* The last request of a partition goes on in the next one, whose row is `next`. */
+/* Returns whether the last request of a partition goes on in the next one, whose row is `next`. */
 DEVICE bool plan_goes_on(const struct plan_partition &row, const struct plan_partition &next)
 {
     return (next.begin_request == row.end_request) & (next.begin_split > 0) &
            (row.end_request >= row.begin_request);
 }
 
-/* Where a request goes on in partition `row`: the plan cuts it once, and this partition has other requests after it. Its second
- * part is then there long before the first, which is the last piece of its partition. */
+/* For a request that goes on in partition `row`: returns whether the plan cuts it once and the partition has
+ * other requests after it. Its second part is then stored long before the first, which is the last piece of
+ * its own partition. */
 DEVICE bool plan_cuts_once(const struct plan_partition &row)
 {
     return (row.begin_split == 1) & (row.end_request > row.begin_request);
 }
 
-/* What this needs of a row; any index. */
+/* Returns the fields of row i that are used here; i may be out of range. */
 DEVICE struct plan_partition plan_row(const struct split_params &split, int i)
 {
     const struct plan_partition *row = split.partitions + clamp_int(i, 0, split.num_partitions - 1);
@@ -143,7 +146,8 @@ DEVICE Piece partition_piece(const Partition &partition, int request, int length
     return piece;
 }
 
-/* Of a partition's first request, where it may be the second part of one that is cut once. */
+/* Returns the marks of a partition's first request, which may be the second part of a request that is cut
+ * once. */
 DEVICE uint32_t *marks_of(const struct split_params &split, int64_t partition)
 {
     return split.marks + partition * split.tiles * MARKS_OF_TILE;
@@ -151,7 +155,7 @@ DEVICE uint32_t *marks_of(const struct split_params &split, int64_t partition)
 
 /* ---- In chunks ------------------------------------------------------------------------------- */
 
-/* A constant where dense decode reads it. */
+/* A compile-time constant for dense decode. */
 DEVICE int keys_of_chunk(const struct dense_decode_params &)
 {
     return INVARIANT_CHUNK;
@@ -164,7 +168,7 @@ template <typename Params> DEVICE int keys_of_chunk(const Params &p)
 
 template <typename Params> DEVICE int chunks_of(const Params &p, int length)
 {
-    return length ? (length - 1) / keys_of_chunk(p) + 1 : 1; /* no sum: a length may be near 2^31 */
+    return length ? (length - 1) / keys_of_chunk(p) + 1 : 1; /* a sum could overflow near 2^31 */
 }
 
 template <typename Params> DEVICE Piece chunk_piece(const Params &p, int request, int chunk, int length)
@@ -181,7 +185,8 @@ template <typename Params> DEVICE Piece chunk_piece(const Params &p, int request
 
 /* ---- Either: the pieces of one worker --------------------------------------------------------- */
 
-/* Of a partition: its requests; by a plan that does not fit, every step-th request. In chunks: every step-th of one request. */
+/* With a plan: the requests of a partition, or, if the plan does not fit, every step-th request. In chunks:
+ * every step-th chunk of one request. */
 struct PieceList {
     int first, last, step;
     int request; /* in chunks */
@@ -192,8 +197,7 @@ template <typename Params> DEVICE PieceList piece_list(const Params &p, unsigned
 {
     PieceList list;
     if (p.split.partitions) {
-        list.partition =
-            partition_of(p.split, (int)worker, p.b); /* its loads are under way with the header's */
+        list.partition = partition_of(p.split, (int)worker, p.b); /* its loads overlap those of the header */
         const bool fits = plan_fits(p.split, p.b);
         list.partition.continued &= fits, list.partition.goes_on &= fits;
         list.partition.begins_cut_once &= fits, list.partition.ends_cut_once &= fits;

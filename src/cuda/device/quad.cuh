@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Four neighbouring lanes share a row of a fragment: what they do together.
+ * Operations of four neighbouring lanes, which share a row of a fragment.
  */
 #pragma once
 
@@ -20,7 +20,8 @@ DEVICE float quad_sum(float x)
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/* Of 32 columns of 16 bits a lane has a pair in each eight, as it has them of a C of mma: to all of one eight. */
+/* Transposes 32 columns of 16 bits within the quad: on entry a lane has a pair of columns in each eight, as
+ * in a C of mma; on return it has all of one eight. */
 DEVICE uint4 quad_gather_eight(uint32_t (&w)[4])
 {
     const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
@@ -37,7 +38,7 @@ DEVICE uint4 quad_gather_eight(uint32_t (&w)[4])
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-/* The largest magnitude among the values of the four lanes. */
+/* Returns the largest magnitude of the four lanes' values. */
 template <int COUNT> DEVICE float quad_magnitude(const float (&x)[COUNT])
 {
     float most = 0.0f;

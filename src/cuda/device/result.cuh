@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What becomes of a finished row: the sink, both conventions of lse, where it is written.
+ * The epilogue of a finished row: the sink, both conventions of lse, and its address.
  */
 #pragma once
 
@@ -11,7 +11,7 @@
 
 static constexpr float LN_2 = 0.693147180559945309f;
 
-/* As the special function unit has them. */
+/* The special function unit's approximations. */
 #define APPROXIMATION(NAME, INSTRUCTION)                                                                     \
     DEVICE float NAME(float x)                                                                               \
     {                                                                                                        \
@@ -23,43 +23,46 @@ APPROXIMATION(exp2_approx, "ex2") /* 2 ulp */
 APPROXIMATION(log2_approx, "lg2") /* 2^-22 near 1, relative elsewhere */
 APPROXIMATION(reciprocal_approx, "rcp")
 
-/* The weight of a part: e^x, where x is its lse minus the largest lse or the whole row's. */
+/* Returns the weight of a part, e^x, where x is its lse minus the largest lse or the lse of the whole row. */
 DEVICE float part_exp(float x)
 {
     return exp2_approx(x * 1.44269504088896341f);
 }
 
-/* The natural lse of a row: `most` is the largest lse of its parts, `sum` the sum of their part_exp relative to it. */
+/* Returns the natural lse of a row: `most` is the largest lse of its parts, `sum` the sum of their part_exp
+ * relative to it. */
 DEVICE float part_lse(float most, float sum)
 {
     return sum == 0.0f ? -INFINITY : fmaf(log2_approx(sum), LN_2, most);
 }
 
-/* The same where `most` is the largest score, in powers of two, and `sum` the sum of weights relative to it. */
+/* The same, where `most` is the largest score, in powers of two, and `sum` the sum of weights relative to
+ * it. */
 DEVICE float score_lse(float most, float sum)
 {
     return sum == 0.0f ? -INFINITY : (log2_approx(sum) + most) * LN_2;
 }
 
-/* What the sink leaves of a row whose natural lse is given (-inf: it saw no key, and its out is 0). */
+/* Returns the factor by which the sink scales a row with this natural lse (-inf: the row saw no key and its
+ * out is 0). */
 DEVICE float result_sink_factor(const struct result_params &rules, int64_t head, float lse)
 {
     if (!rules.attn_sink || lse == -INFINITY) return 1.0f;
     return 1.0f / (1.0f + expf(rules.attn_sink[head] - lse));
 }
 
-/* lse as the caller wants it. */
+/* Converts lse to the caller's convention. */
 DEVICE float result_lse(const struct result_params &rules, float lse)
 {
     return lse == -INFINITY ? rules.lse_of_empty : lse * rules.lse_factor;
 }
 
-/* Where a row of a request is: its query token and head. */
+/* A row of a request: its query token and head. */
 struct RowPlace {
     int token, head;
 };
 
-/* Row `row` of a key head. */
+/* Returns the place of row `row` of a key head. */
 template <typename Params> DEVICE RowPlace row_place(const Params &p, int row, int kv_head)
 {
     RowPlace place;
@@ -81,7 +84,7 @@ DEVICE void store_lse(const struct output_params &output, int64_t request, RowPl
             result_lse(output.rules, lse);
 }
 
-/* Two neighbouring elements; `aligned`: as one word. */
+/* Stores two neighbouring elements; `aligned`: as one word. */
 template <typename Element> DEVICE void store_pair(uint16_t *to, bool aligned, float low, float high)
 {
     if (aligned) {
@@ -98,7 +101,8 @@ DEVICE void store_pair(const struct output_params &output, int64_t at, float low
     store_pair<Element>(output.out + at, output.pairs_aligned, low, high);
 }
 
-/* Sixteen bytes, where `stores`: nvcc makes four stores of a plain one that stands in a branch of its own. */
+/* Stores 16 bytes if `stores`. Inline PTX, because nvcc splits a plain store in a branch of its own into
+ * four. */
 DEVICE void store_global_16(void *to, uint4 words, bool stores)
 {
     asm volatile(

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The place of a ring that comes next, and the parity of its barriers.
+ * The next stage of a ring, and the parity of its barriers.
  */
 #pragma once
 
@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-/* Goes round `N` places; the parity changes when it begins again. */
+/* Cycles through N stages; the parity flips at each wrap. */
 template <int N> struct Ring {
     int at = 0;
     uint32_t parity = 0;

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared memory by its 32-bit addresses, where what stands at an address is a matter of swizzles, not of types.
+ * Access to shared memory by 32-bit address, where swizzles and not types determine the content of an
+ * address.
  */
 #pragma once
 
 #include "async_copy.cuh"
 
-/* Four 8 × 8 matrices of 16 bits; each lane gives the address of a row of 16 bytes, in the order of ldmatrix (fragment.h).
- * sm_90. */
+/* Stores four 8 × 8 matrices of 16 bits (sm_90). Each lane gives the address of a row of 16 bytes, in the
+ * order of ldmatrix (fragment.h). */
 DEVICE void store_matrices(uint32_t to, const uint32_t (&words)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]),
@@ -15,7 +16,7 @@ DEVICE void store_matrices(uint32_t to, const uint32_t (&words)[4])
                  : "memory");
 }
 
-/* The same, each matrix transposed. */
+/* The same, with each matrix transposed. */
 DEVICE void store_matrices_transposed(uint32_t to, const uint32_t (&words)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
@@ -45,7 +46,8 @@ DEVICE void store_zero_16(uint32_t to)
     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
 }
 
-/* Adds 1; returns what was there before. What the thread did before comes before what threads do that see a greater number. */
+/* Adds 1 and returns the previous value. Acquire-release: the thread's earlier accesses are visible to
+ * threads that see a greater number. */
 DEVICE uint32_t count_shared(uint32_t at)
 {
     uint32_t before;

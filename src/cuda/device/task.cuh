@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a block of threads is given to do: a piece, for one tile of rows.
+ * The unit of work of a CTA: a piece, for one tile of rows.
  */
 #pragma once
 
@@ -12,25 +12,25 @@ struct Task {
     int length; /* keys of the request */
     int kv_head, first_row;
     int end;     /* of the keys that some row of the tile sees */
-    int all_see; /* of those that every row sees */
+    int all_see; /* of the keys that every row sees */
 };
 
-/* The first key that row `row` of the tile does not see. */
+/* Returns the first key that row `row` of the tile does not see. */
 DEVICE int visible_end(const struct dense_decode_params &p, const Task &task, int row)
 {
     if (!p.causal) return task.length;
-    /* The last one stands for rows of padding, which may pass 2^31. */
+    /* Padding rows, whose number may pass 2^31, use the last row. */
     const int row_of_head = (int)min((unsigned)(task.first_row + row), (unsigned)p.rows - 1u);
     return min(task.length, task.length - p.s_q + fast_divide(row_of_head, p.group_divisor) + 1);
 }
 
-/* Where row `row` of the key head lies among the rows of the piece's slot. */
+/* Returns the position of row `row` of the key head among the rows of the piece's slot. */
 DEVICE int64_t slot_row(const struct dense_decode_params &p, const Task &task, int row)
 {
     return task.piece.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)task.kv_head * p.rows + row;
 }
 
-/* The piece for the tile of `rows` rows that begins at first_row of a key head. */
+/* Returns the task of the piece for the tile of `rows` rows that begins at first_row of a key head. */
 DEVICE Task task_of(const struct dense_decode_params &p, const Piece &piece, int length, int kv_head,
                     int first_row, int rows)
 {

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * TMA: boxes of a tensor that the host has described (src/cuda/tensor_map.h), copied by the hardware (sm_90).
+ * TMA: copies boxes of a tensor that the host has described (src/cuda/tensor_map.h) (sm_90).
  */
 #pragma once
 
 #include "../params.h"
 #include "kernel.cuh"
 
-/* Where a box begins, innermost dimension first. */
+/* The start of a box, innermost dimension first. */
 struct BoxPlace {
     int x, y, z, v, w;
 };
 
-/* Copies the box to shared memory; its bytes count towards the barrier's phase. What lies outside the tensor is zero. */
+/* Copies the box to shared memory; its bytes count towards the barrier's phase. Elements outside the tensor
+ * are zero. */
 DEVICE void tma_load(uint32_t to, const struct tensor_map *map, uint32_t barrier, BoxPlace at)
 {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -21,7 +22,7 @@ DEVICE void tma_load(uint32_t to, const struct tensor_map *map, uint32_t barrier
                  : "memory");
 }
 
-/* The same of what nobody reads again soon: the first to leave L2. */
+/* The same with L2 evict-first, for data that is not read again soon. */
 DEVICE void tma_load_once(uint32_t to, const struct tensor_map *map, uint32_t barrier, BoxPlace at)
 {
     uint64_t policy;
@@ -33,7 +34,7 @@ DEVICE void tma_load_once(uint32_t to, const struct tensor_map *map, uint32_t ba
         : "memory");
 }
 
-/* Copies a box from shared memory; what lies outside the tensor is not written, and what is written is the first to leave L2. It
+/* Copies a box from shared memory with L2 evict-first. Elements outside the tensor are not written. The copy
  * counts towards the thread's next group. */
 DEVICE void tma_store_once(const struct tensor_map *map, uint32_t from, BoxPlace at)
 {
@@ -47,12 +48,13 @@ DEVICE void tma_store_once(const struct tensor_map *map, uint32_t from, BoxPlace
 
 INSTRUCTION(bulk_commit, "cp.async.bulk.commit_group")
 
-/* Until at most N of this thread's newest groups of stores are yet to read what they copy; the place of others is free. */
+/* Waits until at most N of this thread's newest groups of stores have yet to read their source; the memory of
+ * the others may be reused. */
 INSTRUCTION_OF(bulk_wait_read, "cp.async.bulk.wait_group.read")
-/* Until what they write is there, too. */
+/* Waits until at most N of them have yet to complete their writes. */
 INSTRUCTION_OF(bulk_wait, "cp.async.bulk.wait_group")
 
-/* Brings the box to L2 alone. */
+/* Prefetches the box into L2. */
 DEVICE void tma_prefetch(const struct tensor_map *map, BoxPlace at)
 {
     asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(map),
@@ -60,7 +62,8 @@ DEVICE void tma_prefetch(const struct tensor_map *map, BoxPlace at)
                  : "memory");
 }
 
-/* Without a description: `bytes` bytes in a row, a multiple of 16, both addresses aligned to 16. */
+/* Copies `bytes` contiguous bytes, a multiple of 16, without a tensor map; both addresses are 16-byte
+ * aligned. */
 DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
     asm volatile(
@@ -69,7 +72,7 @@ DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t ba
         : "memory");
 }
 
-/* From shared memory, likewise. */
+/* The same, from shared to global memory. */
 DEVICE void bulk_store(void *to, uint32_t from, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
@@ -82,7 +85,7 @@ DEVICE void bulk_prefetch(const void *from, uint32_t bytes)
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
-/* The description itself, ahead of its first use. */
+/* Prefetches the tensor map. */
 DEVICE void tma_prefetch_map(const struct tensor_map *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the lanes of a converged warp work out together of a number each.
+ * Reductions and scans over the lanes of a converged warp.
  */
 #pragma once
 
 #include "kernel.cuh"
 
-/* The sum of the numbers of this lane and of the lanes in front of it. */
+/* Returns the sum over this lane and the lanes before it. */
 template <typename Int> DEVICE Int warp_inclusive_sum(Int x)
 {
     for (int lanes = 1; lanes < 32; lanes *= 2) {
@@ -16,7 +16,7 @@ template <typename Int> DEVICE Int warp_inclusive_sum(Int x)
     return x;
 }
 
-/* The largest of them. */
+/* Returns the maximum over this lane and the lanes before it. */
 DEVICE int warp_inclusive_max(int x)
 {
     for (int lanes = 1; lanes < 32; lanes *= 2) {
@@ -26,7 +26,7 @@ DEVICE int warp_inclusive_max(int x)
     return x;
 }
 
-/* In all lanes: the largest number, and the sum of all. */
+/* Return the maximum, and the sum, of all lanes in every lane. */
 DEVICE float warp_max(float x)
 {
     for (int lanes = 16; lanes; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));

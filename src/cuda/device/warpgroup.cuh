@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Hopper's block of threads in roles: one thread of a warp, registers moved between warpgroups, barriers of some warps,
- * the order of ordinary and asynchronous accesses, kernels that overlap (sm_90).
+ * Warp specialisation on Hopper: the elected thread of a warp, register reallocation between warpgroups,
+ * named barriers, fences between ordinary and asynchronous accesses, overlapping kernels (sm_90).
  */
 #pragma once
 
@@ -9,8 +9,8 @@
 
 #include <stdint.h>
 
-/* threadIdx.x and blockIdx.x, read anew: what a rare step computes from them is not kept in registers through the loops
- * around it. */
+/* Read threadIdx.x and blockIdx.x anew, so that values computed from them in a rare step are not kept in
+ * registers through the surrounding loops. */
 DEVICE unsigned fresh_thread()
 {
     unsigned thread;
@@ -25,7 +25,8 @@ DEVICE int fresh_block()
     return block;
 }
 
-/* True in one lane of a converged warp. ptxas knows the form: TMA under it is issued once, not in a loop over lanes. */
+/* Returns true in one lane of a converged warp. ptxas recognises the form and issues TMA under it once, not
+ * in a loop over lanes. */
 DEVICE bool elect_one()
 {
     uint32_t elected;
@@ -33,7 +34,8 @@ DEVICE bool elect_one()
     return elected;
 }
 
-/* By all warps of a warpgroup: the registers that each thread may use from here on, a multiple of 8. */
+/* Set the registers that each thread may use from here on, a multiple of 8. All warps of a warpgroup must
+ * call. */
 template <int REGISTERS> DEVICE void take_registers()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -44,26 +46,30 @@ template <int REGISTERS> DEVICE void give_registers()
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-/* Barrier `id` (1 … 15; 0 is __syncthreads) of `threads` threads. */
+/* Waits at barrier `id` (1 … 15; 0 is __syncthreads) for `threads` threads. */
 DEVICE void barrier_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* Arrives there for threads that wait by barrier_sync: what this thread wrote comes before what they do then. */
+/* Arrives without waiting. This thread's earlier writes are visible to the threads that wait with
+ * barrier_sync. */
 DEVICE void barrier_arrive(int id, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* What this thread wrote to shared memory, read from it, or has seen written there, comes before what wgmma and TMA do after it. */
+/* Orders this thread's accesses to shared memory, and the writes that it has observed, before later accesses
+ * by wgmma and TMA. */
 INSTRUCTION(fence_async_shared, "fence.proxy.async.shared::cta")
 
-/* What other blocks of threads wrote to global memory, and this thread has acquired, comes before what bulk copies read. */
+/* Orders writes to global memory by other CTAs that this thread has acquired before reads by later bulk
+ * copies. */
 INSTRUCTION(fence_async_global, "fence.proxy.async.global")
 
-/* In a kernel launched with LAUNCH_OVERLAP: waits until the kernels in front have ended and their writes are seen. */
+/* In a kernel launched with LAUNCH_OVERLAP: waits until the preceding kernels have ended and their writes are
+ * visible. */
 INSTRUCTION(wait_for_kernels_before, "griddepcontrol.wait")
 
-/* The next kernel of the stream may be launched as soon as every block has come here or ended. */
+/* Allows the next kernel of the stream to launch as soon as every CTA has called this or ended. */
 INSTRUCTION(let_next_kernel_start, "griddepcontrol.launch_dependents")

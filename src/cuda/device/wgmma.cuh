@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: MIT
  *
- * wgmma, Hopper's matrix instructions (sm_90a): a warpgroup of 128 threads multiplies A (64 × 16, in shared memory or in
- * registers) by B (16 × N, in shared memory) and adds to D (64 × N, fp32, in registers). They run beside what the threads do
- * next. Fragments: fragment.h (wgmma_a_*, wgmma_d_*). In shared memory: lines of 128 bytes, swizzled (swizzle_128), in tiles
- * that begin at multiples of 1024 bytes.
+ * wgmma, Hopper's asynchronous matrix instructions (sm_90a): a warpgroup of 128 threads multiplies A (64 ×
+ * 16, in shared memory or in registers) by B (16 × N, in shared memory) and adds to D (64 × N, fp32, in
+ * registers). fragment.h has the fragments (wgmma_a_*, wgmma_d_*). Tiles in shared memory have lines of 128
+ * bytes, are swizzled (swizzle_128), and begin at multiples of 1024 bytes.
  *
- * A batch of products is: wgmma_fence, the products, wgmma_commit; wgmma_wait, and hold for every accumulator that is read
- * then. All warps of the warpgroup call together.
+ * A batch of products is: wgmma_fence, the products, wgmma_commit; then wgmma_wait, and hold for every
+ * accumulator that is read. All warps of the warpgroup must call together.
  */
 #pragma once
 
 #include "fragment.h"
 #include "kernel.cuh"
 
-/* What was done with accumulators and fragments in registers comes before the products that follow. */
+/* Orders earlier accesses to accumulators and fragments in registers before the products that follow. */
 INSTRUCTION(wgmma_fence, "wgmma.fence.sync.aligned")
 
 INSTRUCTION(wgmma_commit, "wgmma.commit_group.sync.aligned")
 
-/* Waits until at most N of the newest batches are still under way. */
+/* Waits until at most N of the newest batches are in flight. */
 INSTRUCTION_OF(wgmma_wait, "wgmma.wait_group.sync.aligned")
 
-/* Keeps the compiler from reading an accumulator before the wait, or writing it after the fence; without it ptxas lets
- * the products run one after the other (its warning C7514). */
+/* Keeps the compiler from reading an accumulator before the wait, or writing it after the fence; without it
+ * ptxas serialises the products (its warning C7514). */
 template <int N> DEVICE void hold(float (&d)[N])
 {
 #pragma unroll
@@ -33,8 +33,8 @@ template <int N> DEVICE void hold(float (&d)[N])
 
 enum { TILE_LINES = 64, TILE_BYTES = TILE_LINES * LINE_BYTES /* 64 lines of 64 columns */ };
 
-/* `offset` is added to the low word alone: 32-bit arithmetic, which ptxas can keep in uniform registers. There it must stay:
- * otherwise every product first waits for its two descriptors. */
+/* `offset` is added to the low word alone: 32-bit arithmetic, which ptxas can keep in uniform registers. It
+ * must stay there, or every product first waits for its two descriptors. */
 DEVICE uint64_t wgmma_descriptor(uint32_t tile, uint32_t leading, uint32_t offset)
 {
     constexpr uint32_t EIGHT_LINES = 8 * LINE_BYTES, SWIZZLE_128 = 1u << 30;
@@ -50,7 +50,7 @@ DEVICE uint64_t wgmma_lines(uint32_t tile, int step)
     return wgmma_descriptor(tile, 0, (uint32_t)step * 32);
 }
 
-/* The same of lines of 64 bytes (swizzle_64). */
+/* The same for lines of 64 bytes (swizzle_64). */
 DEVICE uint64_t wgmma_short_lines(uint32_t tile, int step)
 {
     constexpr uint32_t EIGHT_LINES = 8 * LINE_BYTES / 2, SWIZZLE_64 = 2u << 30;
@@ -61,15 +61,15 @@ DEVICE uint64_t wgmma_short_lines(uint32_t tile, int step)
     return descriptor;
 }
 
-/* The same of what lies `bytes` behind, in shared memory that begins at 0: one addition, where ptxas otherwise makes the
- * address first and works out every descriptor anew, among the products. */
+/* Returns the descriptor of a tile `bytes` later, in shared memory that begins at 0. It is one addition;
+ * otherwise ptxas computes the address first and rebuilds every descriptor among the products. */
 DEVICE uint64_t wgmma_behind(uint64_t descriptor, uint32_t bytes)
 {
     return descriptor + bytes / 16;
 }
 
-/* A line is a row of B (V as it lies in the cache): step k takes lines 16 k … 16 k + 15. Every 64 columns of N are the next
- * tile. */
+/* A line is a row of B (V as stored in the cache): step k takes lines 16 k … 16 k + 15. Every 64 columns of N
+ * are the next tile. */
 DEVICE uint64_t wgmma_columns(uint32_t tile, int step)
 {
     return wgmma_descriptor(tile, TILE_BYTES, (uint32_t)step * 16 * LINE_BYTES);
@@ -107,13 +107,13 @@ DEVICE uint64_t wgmma_columns(uint32_t tile, int step)
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 /* clang-format on */
 
-/* SHAPE, NAMES: of D; then A, B, whether to add to what D holds, and the two (A in shared memory) or one flags that say of B
- * and of A whether they lie as columns. */
+/* SHAPE and NAMES belong to D. ADD: whether to add to D. FLAGS: two flags (A in shared memory) or one that
+ * say whether A and B, or B, are in columns. */
 #define WGMMA(SHAPE, TYPE, NAMES, ADD, A, B, FLAGS)                                                          \
     "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE ".f32." TYPE         \
     "." TYPE " {" NAMES "}, " A ", " B ", p, 1, 1, " FLAGS ";\n}"
 
-/* Serves either Element; SUMS: what names the operands of D, before the others. */
+/* Serves both Elements. SUMS names the operands of D, which come before the others. */
 #define WGMMA_OF(SHAPE, NAMES, ADD, A, B, FLAGS, SUMS, ...)                                                  \
     if constexpr (Element::IS_BF16)                                                                          \
         asm volatile(WGMMA(SHAPE, "bf16", NAMES, ADD, A, B, FLAGS) : SUMS(d) : __VA_ARGS__);                 \
@@ -133,7 +133,7 @@ template <typename Element> DEVICE void wgmma_64(float (&d)[32], const uint32_t 
              "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-/* 16 or 32 columns, A in registers; 64 under the same name. */
+/* 16 or 32 columns, A in registers; the overload for 64 has the same name. */
 template <typename Element>
 DEVICE void wgmma_lines_of(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int add)
 {
@@ -154,7 +154,7 @@ DEVICE void wgmma_lines_of(float (&d)[32], const uint32_t (&a)[4], uint64_t b, i
     wgmma_64<Element>(d, a, b, add);
 }
 
-/* The same with A in lines, too. */
+/* The same with A in lines. */
 template <typename Element> DEVICE void wgmma_lines_of(float (&d)[8], uint64_t a, uint64_t b, int add)
 {
     WGMMA_OF("m64n16k16", WGMMA_NAMES_8, "%10", "%8", "%9", "0, 0", WGMMA_D_8, "l"(a), "l"(b), "r"(add));
@@ -170,7 +170,7 @@ template <typename Element> DEVICE void wgmma_lines_of(float (&d)[32], uint64_t 
     wgmma_64<Element>(d, a, b, add);
 }
 
-/* The same, 112 or 128 columns. */
+/* The same for 112 or 128 columns. */
 template <typename Element> DEVICE void wgmma_lines_of(float (&d)[56], uint64_t a, uint64_t b, int add)
 {
     WGMMA_OF("m64n112k16", WGMMA_NAMES_56, "%58", "%56", "%57", "0, 0", WGMMA_D_56, "l"(a), "l"(b), "r"(add));
@@ -212,8 +212,9 @@ template <typename Element> DEVICE void wgmma_256_columns(float (&d)[128], uint6
 
 /* ---- Products of e4m3 -------------------------------------------------------------------------- */
 
-/* They have no flags: A and B stand in lines, of which a step takes 32 columns. Sums are not those of fp32: each of the 32 terms, and
- * the sum so far, is cut off at 2^-13 of the largest of them (docs/fp8-accuracy.md). */
+/* These have no flags: A and B are in lines, and a step takes 32 columns. Sums do not have fp32 precision:
+ * each of the 32 terms, and the sum so far, is truncated at 2^-13 of the largest of them
+ * (docs/fp8-accuracy.md). */
 #define WGMMA_E4M3(SHAPE, NAMES, ADD, A, B)                                                                  \
     "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE                      \
     ".f32.e4m3.e4m3 {" NAMES "}, " A ", " B ", p, 1, 1;\n}"
@@ -234,7 +235,7 @@ DEVICE void wgmma_64_e4m3(float (&d)[32], const uint32_t (&a)[4], uint64_t b, in
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-/* 16 or 32 columns, A in lines; 64 under the same name. */
+/* 16 or 32 columns, A in lines; the overload for 64 has the same name. */
 DEVICE void wgmma_lines_of_e4m3(float (&d)[8], uint64_t a, uint64_t b, int add)
 {
     asm volatile(WGMMA_E4M3("m64n16k32", WGMMA_NAMES_8, "%10", "%8", "%9")
