@@ -16,8 +16,8 @@
  *
  * A warp beside the producer reads the marks once the last keys have been requested. That leaves time to
  * prefetch the second part to L2 and, once the last keys have been used, to load it to their place in shared
- * memory. (The producer's own warp must not do it: lanes that wait for the producing lane slow it down, by 2
- * % of the kernel with 256 rows.)
+ * memory. (The producer's own warp must not do it: lanes that wait for the producing lane slow it down, by
+ * 2 % of the kernel with 256 rows.)
  */
 #pragma once
 
