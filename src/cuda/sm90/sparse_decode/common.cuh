@@ -67,10 +67,9 @@ DEVICE bool has_fp4(const struct sparse_cache_params &cache)
     return cache.format == KV_FP4_288 || cache.format == KV_FP4_288_SPLIT;
 }
 
-/* A CTA has one piece, the first of its list, if there is any: a part of a request, of which it joins a
- * share (join_share.cuh). This is less code, all of which comes with the launch. If lists have lengths, a
- * request's keys are divided among as many CTAs as its capacity has; a list's step is then the keys of a
- * part. */
+/* A CTA has one piece, the first of its list, if there is any: a part of a request, of which it joins a share
+ * (join_share.cuh). This is less code, all of which comes with the launch. If lists have lengths, a request's
+ * keys are divided among as many CTAs as it has with full lists; a list's step is then the keys of a part. */
 template <typename F> struct OnePieceFormat : F {
     static constexpr bool ONE_PIECE = true;
 };

@@ -207,8 +207,8 @@ template <typename F> struct Scales {
     }
 
   private:
-    /* Converts the lower or upper two of four e4m3 codes to fp16, times `by`. The halves are taken in PTX:
-     * ptxas compiles a shift to a shift instruction. */
+    /* Converts the lower or upper two of four e4m3 codes to fp16, times `by`. The halves are named in
+     * PTX, so that ptxas takes the upper one without a shift. */
     static DEVICE uint32_t twice_e4m3(uint32_t codes, bool upper, uint32_t by)
     {
         uint32_t low, high;

@@ -161,8 +161,7 @@ template <typename F> struct Scores {
         const uint32_t line = 16 * (uint32_t)warp() + (uint32_t)ldmatrix_tile_row(lane());
         const uint32_t v = SHARED_AT(base, v) + swizzle_128(line, (uint32_t)ldmatrix_tile_chunk(lane()));
         uint32_t of_extra;
-        uint32_t
-            to[4]; /* addresses of a step's matrices; own registers, so that no store waits for another */
+        uint32_t to[4]; /* of a step's matrices; own registers, so that no store waits for another */
 #pragma unroll
         for (int c = 0; c < V_TILES; c++) {
             uint32_t(&f)[4][4] = frag[c % 2];

@@ -37,8 +37,7 @@
  *
  * Shared memory (struct Shared): V 98304 bytes, Q 73728, P 16384, raw keys 32768 + 8192; constant addresses.
  *
- * The kernel is limited by instruction issue: one warp per scheduler computes the scores, in some 1000
- * instructions a block.
+ * The limit is the scores: one warp per scheduler computes them, in some 1000 instructions a block.
  *
  * Sparse prefill over FP8 pages is this kernel too (F::PREFILL): ../sparse_prefill/sparse_prefill_fp8.cu.
  */
