@@ -9,7 +9,8 @@ static bool aligned(const void *data)
     return (uintptr_t)data % ALIGNMENT == 0;
 }
 
-/* Of pages and of requests, which may all be the same one: a stride of 0. */
+/* Returns whether TMA takes this stride of pages or requests. A stride of 0 (all are the same one) is
+ * possible. */
 static bool outer_stride_possible(int64_t size, int64_t stride)
 {
     return !stride || tensor_stride_possible(size, stride);
@@ -48,7 +49,7 @@ const char *sm90_dense_decode_refuses(const struct attention_problem *p, const c
         return "takes several tokens where their heads lie one after the other (h_kv 1), or where h_q / h_kv "
                "divides "
                "64 or is a multiple of it";
-    /* A block of threads a worker and tile, with room for the lanes of batch-invariant mode. */
+    /* One CTA per worker and tile; MOST_LANES leaves room for the lanes of batch-invariant mode. */
     const int64_t tiles = p->h_kv * ((p->s_q * (p->h_q / p->h_kv) - 1) / ROWS + 1);
     const int64_t workers = p->b > p->num_partitions ? p->b : p->num_partitions; /* > 0 */
     if (tiles > (INT32_MAX - MOST_LANES) / workers)

@@ -1,29 +1,34 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense decode on Hopper: the pair schedule (docs/kernels/dense-decode.md draws it and tells how it came about).
+ * Dense decode on Hopper: the pair schedule (docs/kernels/dense-decode.md draws it and tells its history).
  *
- * A block of threads takes a tile of 64 rows of one key head through the keys of its pieces, 64 at a time. Two sides, a
- * warpgroup each, do the same work on alternate blocks, so that one's softmax runs beside the other's products:
+ * A CTA takes a tile of 64 rows of one key head through the keys of its pieces, 64 keys at a time. Two
+ * sides, one warpgroup each, do the same work on alternate blocks of keys, so that one side's softmax
+ * overlaps the other's products:
  *
- *      who                    what                                                                        registers
- *      warpgroup 0, producer  one thread asks TMA for keys, one for queries; it never drains                     40
- *      warpgroup 1, side 0    S and softmax of even blocks; O of columns   0 … 255, of all blocks               232
- *      warpgroup 2, side 1    S and softmax of odd blocks;  O of columns 256 … 511, of all blocks               232
+ *      who                    task                                                              registers
+ *      warpgroup 0, producer  one thread issues TMA loads of keys, one of queries; never drains        40
+ *      warpgroup 1, side 0    S and softmax of even blocks; O of columns   0 … 255, of all blocks     232
+ *      warpgroup 2, side 1    S and softmax of odd blocks;  O of columns 256 … 511, of all blocks     232
  *
- * Time, with blocks k - 1 (side 1) and k (side 0); the home units of a block are the two that hold a side's columns of V:
+ * Timeline of blocks k - 1 (side 1) and k (side 0). A unit is 128 columns; a side's home units are the two
+ * that hold its columns of V:
  *
- *      side 0   early Q·Kᵀ of k | P·V of k-1, home units | late Q·Kᵀ of k | softmax k | P·V of k, home units | …
- *      side 1   … softmax of k-1 | P·V of k-1, home units | early Q·Kᵀ of k+1 | P·V of k | late Q·Kᵀ of k+1 | softmax …
+ *      side 0   early Q·Kᵀ k | P·V k-1, home | late Q·Kᵀ k | softmax k | P·V k, home | …
+ *      side 1   … softmax k-1 | P·V k-1, home | early Q·Kᵀ k+1 | P·V k | late Q·Kᵀ k+1 | softmax k+1 …
  *
- * P of a block goes to the other side through shared memory, and stays in registers for its own; so do the references that
- * both sum relative to: a warp of one side and the warp of the same rows of the other tell each other when theirs moves. V is
- * the first 512 columns of K: a block of keys is read from memory once and used by both products from the same shared memory,
- * and its units (128 columns) are given back one by one, those first that the block after next needs first. Of the rope
- * columns only K passes through shared memory: Q's stay in registers.
+ * A side keeps P of its own block in registers and passes it to the other side through shared memory. The
+ * sides also share the references that both sum relative to: when a warp moves its reference, it tells the
+ * warp of the other side that has the same rows. V is the first 512 columns of K: a block of keys is loaded
+ * once, and both products use the same copy in shared memory. Its units are released one by one, in the
+ * order in which the block after next needs them. Of the rope columns only K passes through shared memory:
+ * Q's stay in registers.
  *
- * Shared memory (struct Shared): two blocks of keys 147456 bytes, Q 65536, P of either side 8192. All addresses are constants.
+ * Shared memory (struct Shared): two blocks of keys 147456 bytes, Q 65536, P of either side 8192. All
+ * addresses are constants.
  *
- * The limit on an H200 is power: with many rows the SMs run at 1.4 to 1.75 of 1.98 GHz. With one tile of rows it is memory.
+ * On an H200 the kernel is limited by power with many rows (the SMs run at 1.4 to 1.75 of 1.98 GHz), and by
+ * memory bandwidth with one tile of rows.
  */
 #pragma once
 
@@ -38,8 +43,8 @@
 
 enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 40, SIDE_REGISTERS = 232 };
 
-/* One side; its state from block to block. Both sides run one text: a text for each, in which all addresses were constants, was no
- * faster and up to a third longer, and a short call walks through all of it. */
+/* One side and its state from block to block. Both sides run the same code: a copy for each side, with
+ * constant addresses, was no faster and up to a third longer, and a short call executes all of it once. */
 template <typename V> struct Side : SideThread {
     using Element = typename V::Element;
 
@@ -51,14 +56,14 @@ template <typename V> struct Side : SideThread {
     uint32_t weights[4][4], q_rope[4][4];
     RowState state;
     uint32_t own = 0, others = 0,
-             pieces = 0; /* blocks of both sides and pieces so far: parities of barriers */
+             pieces = 0; /* blocks of this and of the other side, and pieces so far: parities of barriers */
 
     DEVICE Side(const struct dense_decode_sm90_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)), side(uniform_side())
     {
     }
 
-    /* Of the piece in hand, in shared memory; every warp has its own. */
+    /* The task of the current piece, in shared memory; every warp has its own copy. */
     DEVICE Task &task() const { return shared.task[threadIdx.x / 32 - WARPGROUP_THREADS / 32]; }
 
     /* ---- Steps of a block ---------------------------------------------------------------------- */
@@ -88,8 +93,8 @@ template <typename V> struct Side : SideThread {
         move_reference(state, to, left, right, p.call.scale_log2);
     }
 
-    /* Scores that do not count, and keys that must not reach a product. By all warps of the side, between the last product
-     * with K and the first with V. */
+    /* Masks scores that do not count and clears keys that must not reach P·V. All warps of the side call
+     * it, between the last product with K and the first with V. */
     DEVICE void mask(int first_key)
     {
         mask_scores(s, p.call, task(), first_key, row());
@@ -118,8 +123,8 @@ template <typename V> struct Side : SideThread {
             shared.reference[side][row()] = most[0], shared.reference[side][row() + 8] = most[1];
         }
         if (lane() == 0) shared.rescaled[side][warp()] = moves;
-        /* Nobody reads P of the block before last any more: the other side waited for that product before it made the P
-         * that this side has already seen. */
+        /* P of the block before last is free: the other side waited for its product with it before making
+         * the P that this side has already consumed. */
         const uint32_t p_line =
             weights_line(SHARED_AT(base, p) + (uint32_t)side * TILE_BYTES, warp(), lane());
         exponentials<Element>(s, weights, p_line, p.call.scale_log2, state);
@@ -130,7 +135,7 @@ template <typename V> struct Side : SideThread {
 
     /* ---- A block, a piece, all pieces ----------------------------------------------------------- */
 
-    /* Block k of the piece, this side's. */
+    /* Runs block k of the piece, which this side owns. */
     DEVICE void run_block(int k, int blocks, int first_key, int all_see)
     {
         const bool follows = side == 1 || k > 0;
@@ -168,12 +173,12 @@ template <typename V> struct Side : SideThread {
         own++;
     }
 
-    /* The last block of the piece where it is the other side's. */
+    /* Multiplies the last block of the piece if the other side owns it. */
     DEVICE void multiply_last(int blocks)
     {
         if (__any_sync(~0u, (blocks - 1) % 2 == side)) return;
         wait_for_turn(base, side,
-                      others); /* over before P came: so that no phase of a barrier goes by unwaited for */
+                      others); /* complete before P arrives; waits so that no barrier phase is skipped */
         wait_for_weights(base, side, others);
         follow_reference();
         multiply_home<Element>(left, right, base, side, 1 - side, blocks > 1);
@@ -192,7 +197,8 @@ template <typename V> struct Side : SideThread {
             run_block(k, blocks, first_key, all_see);
     }
 
-    /* Each side has summed its own blocks; both hold the same references by now. */
+    /* Adds the other side's sums: each side has summed its own blocks, and both hold the same references
+     * by now. */
     DEVICE void join_sums(int my_row)
     {
         float *own_sums = shared.sum[pieces % 2][side], *other_sums = shared.sum[pieces % 2][1 - side];
@@ -209,7 +215,7 @@ template <typename V> struct Side : SideThread {
     DEVICE void end_piece()
     {
         const int my_row = row();
-        const int column = side * (D_V / 2), first_row = my_row / 16 * 16; /* of the warp */
+        const int column = side * (D_V / 2), first_row = my_row / 16 * 16; /* the warp's first row */
         const uint32_t lines = SHARED_AT(base, p) + (uint32_t)(side * TILE_BYTES + first_row * LINE_BYTES);
         const bool stores_lse = side == 0 && lane() % 4 == 0;
         const bool looks = !V::TOGETHER && __any_sync(~0u, looks_for_second_part(p.call, task().piece));
@@ -227,7 +233,7 @@ template <typename V> struct Side : SideThread {
             return;
         }
         if (looks) mbarrier_wait(SHARED_AT(base, second_full), 0);
-        /* A piece that is poisoned is written again later. */
+        /* A poisoned piece is written again later. */
         if (__all_sync(~0u, looks & (shared.second_part != 0) & !shared.poisoned)) {
             WithSecond both(shared, my_row, column + slot_position_of_lane(lane()), lse, factor);
 #pragma unroll
@@ -294,7 +300,7 @@ template <typename V> struct Side : SideThread {
     DEVICE void run_and_join()
     {
         const Place place(p);
-        /* By the thread that will meet, while the first keys are on their way. */
+        /* The thread that will join the meeting begins it while the first keys are in flight. */
         if (fresh_thread() == WARPGROUP_THREADS)
             meeting_begin(meeting_of(p, place, shared.one.request), p.ticket);
         __syncwarp();
@@ -315,7 +321,7 @@ template <typename V> DEVICE void prepare(const struct dense_decode_sm90_params 
     for (int side = 0; side < 2; side++) {
         for (int unit = 0; unit < UNITS; unit++) {
             shared.keys_full[side][unit].init(1);
-            shared.keys_empty[side][unit].init(WARPS_OF_SIDE); /* of the side whose home the unit is */
+            shared.keys_empty[side][unit].init(WARPS_OF_SIDE); /* warps of the side whose home the unit is */
         }
         shared.rope_full[side].init(1), shared.rope_empty[side].init(WARPS_OF_SIDE);
         shared.p_full[side].init(WARPS_OF_SIDE), shared.scored[side].init(WARPS_OF_SIDE);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "dense_decode.cuh"
 
-/* Element, d_qk, whether several tiles of rows read the same keys, whether blocks of threads join what they made. */
+/* Arguments: element, d_qk, whether several tiles of rows read the same keys, whether CTAs join their
+ * results themselves. */
 DENSE_DECODE_KERNEL(sm90_dense_decode_bf16_576, Bf16, 576, false, false)
 DENSE_DECODE_KERNEL(sm90_dense_decode_bf16_576_shared, Bf16, 576, true, false)
 DENSE_DECODE_KERNEL(sm90_dense_decode_bf16_512, Bf16, 512, false, false)

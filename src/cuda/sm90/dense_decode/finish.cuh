@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a row of a piece leaves besides its values: lse, and what the sink makes of it.
+ * Finishes a row of a piece apart from its values: stores lse and returns the sink factor.
  */
 #pragma once
 
@@ -10,8 +10,8 @@
 #include "../../device/task.cuh"
 #include "../../device/warpgroup.cuh"
 
-/* Returns what the sink leaves of the row if it is written to `out` (`direct`), else 1; one lane of four stores lse where
- * `stores`. */
+/* Stores lse of a row (one lane of four, where `stores`) and returns the factor of the row's values: the
+ * sink factor if the row goes to `out` (`direct`), 1 if it goes to a slot, 0 past the last row. */
 DEVICE float finish_row(const struct dense_decode_params &p, const Task &task, bool direct, float lse,
                         int tile_row, bool stores)
 {
@@ -23,7 +23,7 @@ DEVICE float finish_row(const struct dense_decode_params &p, const Task &task, b
     return direct ? result_sink_factor(p.output.rules, place.head, lse) : 1.0f;
 }
 
-/* A piece without keys; by a warpgroup. `most_rows`: of a tile. */
+/* Stores the result of a piece without keys; called by a warpgroup. `most_rows`: rows of a tile. */
 DEVICE void store_empty(const struct dense_decode_params &p, const Task &task, int most_rows)
 {
     const int thread = (int)(fresh_thread() % WARPGROUP_THREADS);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Hopper's dense decode: its launch.
+ * Launch of Hopper's dense decode.
  */
 #include "launch.h"
 
 #include "choice.h"
 
-enum { MOST_BLOCKS = 1 << 20 /* of keys of all requests: the kernel divides their number in fp32 */ };
+enum { MOST_BLOCKS = 1 << 20 /* blocks of keys of all requests: the kernel divides this number in fp32 */ };
 
 void sm90_dense_decode_meet(const struct attention_problem *p, struct cuda_work *w)
 {
@@ -51,7 +51,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
     w->flags = LAUNCH_OVERLAP;
     const fmla_status status = cuda_dense_prepare(p, SM90_DENSE_DECODE_ROWS, w);
     if (status) return status;
-    /* Rows that see other keys than the tile's last row may have to be done again, which goes by a plan. */
+    /* Rows that see other keys than the tile's last row may have to be redone, which needs a plan. */
     if (p->b && !(p->causal && p->s_q > 1)) sm90_dense_decode_meet(p, w);
     w->kernel =
         cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE, .element = p->element,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the roles of Hopper's dense decode agree on: variants, shared memory, barriers, and the way through the pieces.
+ * Definitions shared by the roles of Hopper's dense decode: variants, shared memory, barriers, and the
+ * iteration over pieces.
  */
 #pragma once
 
@@ -10,25 +11,25 @@
 
 static_assert(ROWS == (int)ROWS_OF_MARK, "");
 
-/* A named barrier, of both sides: at the end of a piece. */
+/* Named barrier of both sides at the end of a piece. */
 enum { PIECE_BARRIER = 3 };
 
-/* With TOGETHER a block of threads has one piece (one_piece.cuh). With SHARED_KEYS several tiles of rows read the same keys, from L2
- * but for the first: they bring them there in turns, and the early Q·Kᵀ is the longer one. A tile by itself is bound by memory, and
- * loses by both. */
+/* TOGETHER: a CTA has one piece (one_piece.cuh). SHARED_KEYS: several tiles of rows read the same keys,
+ * all but the first of them from L2. The tiles then take turns to prefetch keys to L2, and the early Q·Kᵀ
+ * is the longer one. A single tile is memory-bound and loses by both. */
 template <typename Element_, int D_QK_, bool SHARED_KEYS_, bool TOGETHER_> struct Variant {
     using Element = Element_;
     static constexpr bool ROPE = D_QK_ > D_V, SHARED_KEYS = SHARED_KEYS_, TOGETHER = TOGETHER_;
     static constexpr int EARLY_UNITS =
-        SHARED_KEYS ? 3 : 2;               /* of Q·Kᵀ, done before the block before is multiplied */
-    static constexpr int BLOCKS_AHEAD = 2; /* that keys are brought to L2 */
+        SHARED_KEYS ? 3 : 2;               /* units of Q·Kᵀ computed before P·V of the previous block */
+    static constexpr int BLOCKS_AHEAD = 2; /* distance of the L2 prefetch of keys */
     static_assert(D_QK_ == D_V || D_QK_ == D_V + LINE_ELEMENTS, "");
 };
 
 /* ---- Shared memory ----------------------------------------------------------------------------- */
 
-/* Index [side]: the side that owns the block, 0 for even blocks. Units in the order of their columns; a side multiplies
- * the two units of its half of the columns. */
+/* Index [side]: the side that owns the block, 0 for even blocks. Units are in the order of their columns;
+ * a side multiplies the two units of its half of the columns. */
 struct Shared {
     unsigned char keys[2][UNITS][UNIT_BYTES];
     unsigned char rope[2][TILE_BYTES];
@@ -36,24 +37,24 @@ struct Shared {
     unsigned char p[2][TILE_BYTES];
     float reference[2][ROWS];
     float sum[2][2][ROWS];   /* [piece % 2][side] */
-    uint32_t poisoned;       /* some piece is (poison.cuh) */
+    uint32_t poisoned;       /* some piece is poisoned (poison.cuh) */
     uint32_t rescaled[2][4]; /* [side][warp]: this block moved the reference */
-    Task task[8];            /* [warp of both sides]: out of the way until the end of the piece */
+    Task task[8];            /* [warp of both sides]: kept here until the end of the piece */
     Barrier keys_full[2][UNITS], keys_empty[2][UNITS];
     Barrier rope_full[2], rope_empty[2];
     Barrier q_full, q_empty;
     Barrier p_full[2];
     Barrier scored[2];  /* Q·Kᵀ of the block has been issued */
-    Barrier keys_asked; /* all of them */
+    Barrier keys_asked; /* all keys have been requested */
     Barrier second_full;
-    uint32_t second_part; /* of the last piece's request is in the keys' place (second_part.cuh) */
-    uint32_t parities;    /* of the producer, after the last block */
+    uint32_t second_part; /* whether the last piece's second part is in the keys' place */
+    uint32_t parities;    /* the producer's, after the last block */
     float second_lse[ROWS];
     OnePiece one;
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 
-/* Piece i of the list; or the only one. */
+/* Returns the work of piece i of the list, or of the only piece. */
 template <typename V>
 DEVICE Work work_of(const struct dense_decode_sm90_params &p, const PieceList &list, const Shared &shared,
                     int i, const Place &place)

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * A part of a request whose parts are joined by the blocks of threads that made them (shares.cuh): its rows in halves.
+ * Stores one part of a request whose parts are joined by the CTAs that made them (shares.cuh): rows in fp16
+ * halves.
  */
 #pragma once
 
 #include "results.cuh"
 #include "shares.cuh"
 
-/* Stores half of the side's columns of the first or the second of the thread's two rows to a slot, and returns two powers of two. Chunk h
- * of 64 columns has the pairs that the lane has of every eight columns from 32 h on. */
+/* Stores half of the side's columns of the thread's first or second row to a slot, and returns the two
+ * powers of two by which they were scaled. Chunk h of 64 columns takes the pairs that the lane has of
+ * every eight columns, from column 32 h on. */
 DEVICE float2 store_halves(uint16_t *to, const float (&o)[64], bool second, float factor, bool stores)
 {
     float down[2];
@@ -25,12 +27,12 @@ DEVICE float2 store_halves(uint16_t *to, const float (&o)[64], bool second, floa
     return make_float2(down[0], down[1]);
 }
 
-/* Stores the warp's rows and columns to the piece's slot; `column`: the side's first. */
+/* Stores the warp's rows and columns to the piece's slot. `column`: the side's first. */
 DEVICE void store_halves(const struct dense_decode_params &p, const Task &task, const float (&left)[64],
                          const float (&right)[64], const float (&factor)[2], int tile_row, int column)
 {
     const int lane = (int)(fresh_thread() % 32), first = task.first_row + tile_row;
-    /* One text for both: it is code that is walked through once. */
+    /* Not unrolled: the code executes once, so one copy serves both rows. */
 #pragma unroll 1
     for (int i = 0; i < 2; i++) {
         const int row = first + lane / 4 + 8 * i;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * V of keys that some row of the tile does not see. Such a key has weight 0 there, but 0 × NaN is NaN:
- * - keys that no row of the tile sees may hold anything: they become zero before they are multiplied;
- * - keys that only some rows see (causal, several tokens) count in those, whatever they hold. An infinity or a NaN among
- *   them poisons the piece: it is done again, row by row, when all others are done.
+ * V of keys that some row of the tile does not see. Such a key has weight 0 in that row, but 0 × NaN is NaN:
+ * - Keys that no row of the tile sees may hold anything: they are zeroed before they are multiplied.
+ * - Keys that only some rows see (causal, several tokens) count in those rows, whatever they hold. An
+ *   infinity or a NaN among them poisons the piece: it is redone row by row after all other pieces.
  */
 #pragma once
 
@@ -13,7 +13,7 @@
 
 #include "../sides/products.cuh"
 
-/* Keys from … 63 of a block become zero; by all threads of its side. */
+/* Zeroes keys from … 63 of a block; called by all threads of the side. */
 DEVICE void clear_keys(uint32_t base, int side, int from)
 {
     constexpr int CHUNKS = D_V / CHUNK_ELEMENTS;
@@ -24,7 +24,8 @@ DEVICE void clear_keys(uint32_t base, int side, int from)
                       (uint32_t)(from + i / CHUNKS) * LINE_BYTES + (uint32_t)(i % 8) * CHUNK_BYTES);
 }
 
-/* True in the threads of a side that found an infinity or a NaN in the keys from … to - 1 of its block. */
+/* Returns true in the threads of a side that found an infinity or a NaN in keys from … to - 1 of its
+ * block. */
 template <typename Element> DEVICE bool not_finite(uint32_t base, int side, int from, int to)
 {
     constexpr int WORDS = D_V / 2;
@@ -37,7 +38,7 @@ template <typename Element> DEVICE bool not_finite(uint32_t base, int side, int 
     return found;
 }
 
-/* Is a piece poisoned? Every warp looks for itself, into the cache. */
+/* Returns whether a piece is poisoned. Every warp checks for itself, in the cache. */
 template <typename Element> DEVICE bool poisoned(const struct dense_decode_params &p, const Task &task)
 {
     bool found = false;
@@ -48,7 +49,7 @@ template <typename Element> DEVICE bool poisoned(const struct dense_decode_param
     return __any_sync(~0u, found);
 }
 
-/* By the warps of both sides, after the last piece: writes again what the poisoned pieces left. */
+/* Rewrites the results of the poisoned pieces; called by the warps of both sides after the last piece. */
 template <typename Element>
 DEVICE void redo_poisoned(const struct dense_decode_sm90_params &p, const PieceList &list, const Place &place)
 {

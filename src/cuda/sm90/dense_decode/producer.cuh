@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The producer: one thread asks for keys, another for queries; TMA brings them. It never drains: while the sides finish a
- * piece, the keys of the next one arrive.
+ * The producer: one thread issues TMA loads of keys, another of queries. It never drains: while the sides
+ * finish a piece, the keys of the next one arrive.
  */
 #pragma once
 
@@ -9,7 +9,7 @@
 
 #include "../sides/products.cuh"
 
-/* The page of block `block` of a piece; without a table page r belongs to request r. */
+/* Returns the page of block `block` of a piece. Without a table page r belongs to request r. */
 DEVICE int block_page(const struct dense_decode_sm90_params &p, const Task &task, int block)
 {
     if (!p.call.block_table) return task.piece.request * p.page_step;
@@ -17,7 +17,7 @@ DEVICE int block_page(const struct dense_decode_sm90_params &p, const Task &task
     return __ldg(p.call.block_table + task.piece.request * p.call.block_table_stride + index) * p.page_step;
 }
 
-/* Where the block lies in the cache. */
+/* Returns the coordinates of the block in the cache. */
 DEVICE BoxPlace block_place(const struct dense_decode_sm90_params &p, const Task &task, int block, int page)
 {
     const int key = task.piece.begin + block * KEYS;
@@ -25,15 +25,15 @@ DEVICE BoxPlace block_place(const struct dense_decode_sm90_params &p, const Task
     return {0, key - first, 0, page, task.kv_head};
 }
 
-/* The same keys, from column group `group` on. */
+/* Returns the same keys from column group `group` on. */
 DEVICE BoxPlace columns_from(BoxPlace place, int group)
 {
     place.z = group;
     return place;
 }
 
-/* Keys that only this block of threads reads leave L2 first: partial results of cut requests then stay there until they are
- * joined, and never wait for memory. */
+/* Keys that only this CTA reads are loaded with evict-first: partial results of split requests then stay
+ * in L2 until they are joined, and never wait for memory. */
 template <typename V>
 DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t barrier, BoxPlace at)
 {
@@ -43,7 +43,8 @@ DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t barrie
         tma_load_once(to, map, barrier, at);
 }
 
-/* The keys of one block, in the order in which the owner's products take them: those columns first that are freed first. */
+/* Loads the keys of one block in the order in which the owner's products take them: the columns that are
+ * released first come first. */
 template <typename V>
 DEVICE void load_block(const struct dense_decode_sm90_params &p, uint32_t base, int side, uint32_t parity,
                        BoxPlace place)
@@ -65,7 +66,7 @@ DEVICE void load_block(const struct dense_decode_sm90_params &p, uint32_t base, 
     }
 }
 
-/* Until nobody reads what is where the side's next block would go. */
+/* Waits until nobody reads the place of the side's next block. */
 template <typename V> DEVICE void wait_for_place(uint32_t base, int side, uint32_t parity)
 {
     if constexpr (V::ROPE) mbarrier_wait_thread(barrier_at(SHARED_AT(base, rope_empty), side), parity ^ 1);
@@ -81,12 +82,12 @@ template <typename V> DEVICE void prefetch_block(const struct dense_decode_sm90_
     if (V::ROPE) tma_prefetch(&p.rope, columns_from(place, D_V / LINE_ELEMENTS));
 }
 
-/* Returns the parities (bit `side`) as they would be for the next block of either side. */
+/* Returns the parities (bit `side`) that the next block of either side would have. */
 template <typename V>
 DEVICE uint32_t produce_keys(const struct dense_decode_sm90_params &p, const PieceList &list,
                              const Place &place, const Shared &shared, uint32_t base)
 {
-    uint32_t parities = 0; /* bit `side`: of the side's blocks so far */
+    uint32_t parities = 0; /* bit `side`: parity of the side's blocks so far */
     for (int i = list.first; i <= list.last; i += list.step) {
         const Work work = work_of<V>(p, list, shared, i, place);
         if (work.blocks == 0) continue;
@@ -95,7 +96,7 @@ DEVICE uint32_t produce_keys(const struct dense_decode_sm90_params &p, const Pie
         int page = block_page(p, work.task, 0),
             page_ahead = V::SHARED_KEYS ? block_page(p, work.task, min(V::BLOCKS_AHEAD, last)) : 0;
         for (int block = 0; block <= last; block++) {
-            /* The table is read a block before it is needed. */
+            /* The table is read one block ahead. */
             const int next = block_page(p, work.task, min(block + 1, last));
             if (V::SHARED_KEYS) {
                 const int ahead = block + V::BLOCKS_AHEAD;

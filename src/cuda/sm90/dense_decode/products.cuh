@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Scores, as the keys arrive.
+ * Scores, computed as the keys arrive.
  */
 #pragma once
 
@@ -9,7 +9,8 @@
 
 #include "../sides/products.cuh"
 
-/* A fragments of Q's rope columns, from memory to registers; rows past the end are zero. `row`: of the key head. */
+/* Loads the A fragments of Q's rope columns from memory; rows past the end are zero. `row`: of the key
+ * head. */
 DEVICE void load_q_rope(uint32_t (&q)[4][4], const struct dense_decode_params &p, const Task &task, int row)
 {
 #pragma unroll
@@ -31,12 +32,12 @@ DEVICE void score_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t base,
     multiply_rope<Element>(s, q, base, side);
 }
 
-/* S (+)= Q·Kᵀ over one unit, as soon as it has arrived. */
+/* S (+)= Q·Kᵀ over one unit; waits until the unit has arrived. */
 template <typename Element>
 DEVICE void score_unit(float (&s)[32], uint32_t base, int side, int unit, uint32_t parity, bool add = true)
 {
     mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), side * UNITS + unit), parity);
     if (!add) hold(s);
-    wgmma_fence(); /* the wait is a branch: without this ptxas adds one of its own */
+    wgmma_fence(); /* the wait is a branch: without this fence ptxas adds one of its own */
     multiply_keys<Element>(s, base, side, unit, add);
 }

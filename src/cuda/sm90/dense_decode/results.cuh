@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of a piece: rows to `out`, or to the piece's slot.
+ * The end of a piece: stores rows to `out`, or to the piece's slot.
  */
 #pragma once
 
@@ -9,8 +9,9 @@
 
 #include "../sides/results.cuh"
 
-/* 64 columns of the warp's 16 rows to `out`: through the warp's lines of P in shared memory, which nobody reads between two
- * pieces, so that eight lanes write 128 bytes of a row. `offset` and `stores`: of rows lane / 8 + 4 i. */
+/* Stores 64 columns of the warp's 16 rows to `out`. They pass through the warp's lines of P in shared
+ * memory, which nobody reads between two pieces, so that eight lanes write 128 bytes of a row. `offset`,
+ * `stores`: of rows lane / 8 + 4 i. */
 template <typename Element, int FIRST, typename Finish>
 DEVICE void store_group(uint16_t *to, const int64_t (&offset)[4], const bool (&stores)[4],
                         const float (&o)[64], const Finish &finish, int column, uint32_t lines)
@@ -26,8 +27,9 @@ DEVICE void store_group(uint16_t *to, const int64_t (&offset)[4], const bool (&s
     __syncwarp();
 }
 
-/* The warp's 16 rows from `tile_row` on, 256 columns from `column` on, to `out`. The keys' part of shared memory belongs to the
- * next piece already. `lines`: the warp's, of its side's P. */
+/* Stores the warp's 16 rows from `tile_row` on, 256 columns from `column` on, to `out`. They cannot pass
+ * through the keys' place in shared memory: it already belongs to the next piece. `lines`: the warp's
+ * lines of its side's P. */
 template <typename Element, typename Finish>
 DEVICE void store_out(const struct dense_decode_params &p, const Task &task, const float (&left)[64],
                       const float (&right)[64], const Finish &finish, int tile_row, int column,
@@ -52,7 +54,7 @@ DEVICE void store_out(const struct dense_decode_params &p, const Task &task, con
     store_group<Element, 32>(to + 192, offset, stores, right, finish, 192, lines);
 }
 
-/* 128 columns of one of the thread's rows (half 0 or 1 of the fragment) to a slot. */
+/* Stores 128 columns of one of the thread's rows (half 0 or 1 of the fragment) to a slot. */
 DEVICE void store_row(float *to, bool stores, const float (&o)[64], int half, float factor)
 {
 #pragma unroll
@@ -60,7 +62,7 @@ DEVICE void store_row(float *to, bool stores, const float (&o)[64], int half, fl
         if (stores) *(float4 *)(to + 16 * k) = scaled_values(o, 8 * k + 2 * half, factor);
 }
 
-/* The same rows and columns to the piece's slot. */
+/* Stores the rows and columns of store_out to the piece's slot. */
 DEVICE void store_slot(const struct dense_decode_params &p, const Task &task, const float (&left)[64],
                        const float (&right)[64], const float (&factor)[2], int tile_row, int column)
 {
@@ -74,8 +76,8 @@ DEVICE void store_slot(const struct dense_decode_params &p, const Task &task, co
     }
 }
 
-/* The natural lse of a row, given the sum of its weights; -inf if it saw no key: the largest weight of a row that sees one
- * is 2^-8 at least. */
+/* Returns the natural lse of a row from the sum of its weights, or -inf if the row saw no key. (The
+ * largest weight of a row that sees a key is at least 2^-8, so a sum of 0 means no key.) */
 DEVICE float natural_lse(const struct dense_decode_params &p, float reference, float sum)
 {
     return sum == 0.0f ? -INFINITY : fmaf(reference, p.scale_log2, log2f(sum)) * LN_2;

@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests that the plan cuts once. The second part is what its block of threads does first, the first part what the block
- * before it does last: by then the second has long been stored, as a rule. The block with the first part then adds the second
- * to what it has in registers and writes the result; nobody waits for anybody: where the second part is not there yet, the
- * first is stored too, and the kernel that joins the other requests joins this one. Either gives the same bits.
+ * Requests that the plan splits once. The second part is the first piece of its CTA, and the first part is
+ * the last piece of the CTA before it, so that the second part is usually stored long before the first is
+ * done. The CTA with the first part then adds the second to its registers and writes the result. Nobody
+ * waits: if the second part is not there yet, the first is stored too, and the kernel that joins the other
+ * requests joins this one. Both ways give the same bits.
  *
- *      block i       … | pieces of other requests | first part of r | r's second part there? adds it, writes out
- *      block i + 1   second part of r, stored, marked | pieces of other requests | …
+ *      CTA i       … | pieces of other requests | first part of r | second part of r stored? add it
+ *      CTA i + 1   second part of r, stored, marked | pieces of other requests | …
  *
- * A mark for each warp of either side says that its rows and columns are stored. The workspace comes as it is, so marks of
- * an earlier call are cleared first, by the warp that reads them: what it finds later is of this call. If the other
- * block was faster than that, its marks are lost, and the request is left to the join.
+ * Each warp of either side sets a mark when its rows and columns are stored. The workspace is not
+ * initialised, so the warp that reads the marks first clears those of an earlier call: any mark that it
+ * finds later is of this call. If the other CTA was faster than that, its marks are lost, and the request is
+ * left to the join.
  *
- * A warp beside the producer looks when the last keys have been asked for; there is time then to bring the second part to
- * L2, and, when the last keys have been used, to their place in shared memory. (The producer's own warp must not do it: lanes
- * that wait for the one that produces make that one slower, by 2 % of all with 256 rows.)
+ * A warp beside the producer reads the marks once the last keys have been requested. That leaves time to
+ * prefetch the second part to L2 and, once the last keys have been used, to load it to their place in shared
+ * memory. (The producer's own warp must not do it: lanes that wait for the producing lane slow it down, by
+ * 2 % of the kernel with 256 rows.)
  */
 #pragma once
 
@@ -22,7 +25,7 @@
 
 /* ---- Marks ------------------------------------------------------------------------------------- */
 
-/* Of the tile in hand: those that this block of threads sets, and those that it reads. */
+/* Returns the marks of the current tile that this CTA sets; next_marks returns those that it reads. */
 DEVICE uint32_t *own_marks(const struct dense_decode_params &p)
 {
     return p.split.marks + (int64_t)fresh_block() * MARKS_OF_TILE;
@@ -33,7 +36,7 @@ DEVICE uint32_t *next_marks(const struct dense_decode_params &p)
     return own_marks(p) + (int64_t)p.split.tiles * MARKS_OF_TILE;
 }
 
-/* By one warp, the same that looks at them. */
+/* Called by one warp, the same that reads the marks. */
 DEVICE void clear_next_marks(const struct dense_decode_params &p)
 {
     const unsigned lane = fresh_thread() % 32;
@@ -41,7 +44,8 @@ DEVICE void clear_next_marks(const struct dense_decode_params &p)
     __syncwarp();
 }
 
-/* By every warp that has stored its share of a piece; `share`: which, of MARKS_OF_TILE. */
+/* Marks a share of a piece as stored; called by every warp that has stored its share. `share`: index below
+ * MARKS_OF_TILE. */
 DEVICE void mark_stored(const struct dense_decode_params &p, int share)
 {
     __syncwarp();
@@ -50,8 +54,9 @@ DEVICE void mark_stored(const struct dense_decode_params &p, int share)
                      : "memory");
 }
 
-/* By one warp. Each lane has acquired the mark that it read; the barrier hands that on to the lanes that read what the mark
- * guards, which a vote alone does not. */
+/* Returns whether the second part is stored; called by one warp. Each lane has acquired the mark that it
+ * read; __syncwarp passes that on to the lanes that read the data the mark guards, which a vote alone does
+ * not. */
 DEVICE bool second_part_is_there(const struct dense_decode_params &p)
 {
     uint32_t mark;
@@ -74,17 +79,17 @@ DEVICE void mark_joined(const struct dense_decode_params &p)
 enum {
     SECOND_ROW_BYTES = D_V * (int)sizeof(float),
     SECOND_LINE_BYTES =
-        SECOND_ROW_BYTES + 64 /* eight lanes read 64 bytes of each of two rows: in other banks */
+        SECOND_ROW_BYTES + 64 /* eight lanes read 64 bytes of each of two rows, in other banks */
 };
 static_assert(ROWS * SECOND_LINE_BYTES <= offsetof(Shared, q), "it lies where keys and rope columns were");
 
-/* Does the block of threads wait for second_full at the end of this piece, its last? */
+/* Returns whether the CTA waits for second_full at the end of this piece, its last. */
 DEVICE bool looks_for_second_part(const struct dense_decode_params &p, const Piece &piece)
 {
     return (p.split.marks != NULL) & piece.first_of_two;
 }
 
-/* By one warp that has nothing else to do. */
+/* Fetches the second part; called by one warp that has no other work. */
 template <typename V>
 DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const PieceList &list,
                                 const Place &place, Shared &shared, uint32_t base)
@@ -128,7 +133,8 @@ DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const 
 
 /* ---- The sum ----------------------------------------------------------------------------------- */
 
-/* The weights of both parts of a row, as the join takes them; a part that saw no key (lse -inf) has none. */
+/* Lse of a row and the weights of its two parts, computed as the join computes them. A part that saw no
+ * key (lse -inf) has weight 0. */
 struct TwoParts {
     float lse, weight[2];
 
@@ -144,13 +150,14 @@ struct TwoParts {
     }
 };
 
-/* Of a thread's two rows: what becomes of an element of O on its way to `out`, where the second part is added. */
+/* Epilogue that adds the second part to a thread's two rows of O on their way to `out`. */
 struct WithSecond {
     TwoParts parts[2];
-    float own_factor[2], factor[2]; /* finishes the first part; what the sink leaves */
-    const float *second[2];         /* in shared memory, of the thread's first columns of the side */
+    float own_factor[2], factor[2]; /* own_factor normalises the first part; factor is the sink factor */
+    const float *second[2];         /* in shared memory, at the thread's first column of the side */
 
-    /* `row`: the first of the thread's two; `position`: of its first column; lse and own are of the first part. */
+    /* `row`: the first of the thread's two. `position`: of its first column. `lse`, `own`: of the first
+     * part. */
     DEVICE WithSecond(const Shared &shared, int row, int position, const float (&lse)[2],
                       const float (&own)[2])
     {

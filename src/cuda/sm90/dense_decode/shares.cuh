@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * Few requests without a plan: the blocks of threads of a tile share the requests out by themselves, a piece each, and join
- * what they made (../../device/join_share.cuh). A request has as many pieces of c blocks of keys as it takes, where c is the
- * lesser of two that leave no piece over: what the longest request needs of an equal share of the workers, and what all need of
- * those that are left when every request has one that is not full.
+ * Few requests without a plan: the CTAs of a tile share the requests out among themselves, one piece each,
+ * and join their results (../../device/join_share.cuh). A request has as many pieces of c blocks of keys as
+ * it needs, where c is the smaller of two values that both leave no piece without a CTA: the blocks per
+ * worker if the longest request has an equal share of the workers, and the blocks of all requests per worker
+ * if one worker is set aside for each request's incomplete piece.
  */
 #pragma once
 
 #include "../../device/join_share.cuh"
 #include "work.cuh"
 
-/* n / d, rounded up; n and d are below 2^21, so that a half is more than what rounding takes. */
+/* Returns n / d, rounded up. n and d are below 2^21, so that the added 1/2 exceeds the rounding error. */
 DEVICE unsigned share_ceil(unsigned n, unsigned d)
 {
     return (unsigned)(((float)(n + d - 1) + 0.5f) * reciprocal_approx((float)d));
 }
 
-/* Finds the piece of worker `worker`, by one warp; where none is left for it `one` stays as it was. */
+/* Finds the piece of worker `worker`; called by one warp. Leaves `one` unchanged if there is no piece for
+ * it. */
 DEVICE void share_out(const struct dense_decode_sm90_params &p, int worker, OnePiece &one)
 {
     const int lane = (int)(fresh_thread() % 32), b = p.call.b;
@@ -27,7 +29,7 @@ DEVICE void share_out(const struct dense_decode_sm90_params &p, int worker, OneP
                    least = (most + MOST_PARTS_TOGETHER - 1) / MOST_PARTS_TOGETHER;
     const unsigned c = max(max(min(even, packed), least), 1u);
     const int parts = lane < b ? max((int)share_ceil(blocks, c), 1) : 0;
-    int end = parts; /* of the parts of the requests so far */
+    int end = parts; /* parts of the requests up to this lane's */
 #pragma unroll
     for (int lanes = 1; lanes < 32; lanes *= 2) {
         const int before = __shfl_up_sync(~0u, end, lanes);
@@ -41,7 +43,8 @@ DEVICE void share_out(const struct dense_decode_sm90_params &p, int worker, OneP
     }
 }
 
-/* Halves of some rows of a tile. PAIRS: parts are stored as store_half_tile has them; else their columns are in order. */
+/* A share of the join: halves of some rows of a tile. PAIRS: parts are stored in the order of
+ * store_half_tile; else their columns are in order. */
 template <bool PAIRS_> struct RowShare {
     const struct split_params &split;
     const struct output_params &output;
@@ -69,7 +72,7 @@ template <bool PAIRS_> struct RowShare {
     static DEVICE int column(int half, int lane) { return half * (HALF_ROW_COLUMNS / 2) + 8 * lane; }
 };
 
-/* Where those meet that have parts of a request. */
+/* Returns the word through which the CTAs with parts of a request meet. */
 DEVICE uint64_t *meeting_of(const struct dense_decode_sm90_params &p, const Place &place, int request)
 {
     return p.meetings + ((int64_t)request * p.call.h_kv + place.kv_head) * p.tiles_of_head + place.tile;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Softmax of a side: what a row sees, references, weights.
+ * Softmax of a side: masks, references, weights.
  */
 #pragma once
 
@@ -10,16 +10,17 @@
 
 #include <float.h>
 
-/* The reference of a row that saw no key yet, of scores before they are scaled: LEAST_REFERENCE would overflow. */
+/* Reference of a row that has seen no key yet, in units of unscaled scores: LEAST_REFERENCE would
+ * overflow. */
 static constexpr float LEAST_SCORE = -1e30f;
 
-/* What a thread knows of its two rows. */
+/* A thread's state of its two rows. */
 struct RowState {
-    float reference[2]; /* of scores, before they are scaled */
+    float reference[2]; /* in units of unscaled scores */
     float sum[2];       /* over this thread's share of the side's blocks */
 };
 
-/* Moves the reference, and with it what was summed relative to the old one. */
+/* Moves the reference and rescales the sums and O. */
 DEVICE void move_reference(RowState &state, const float (&to)[2], float (&left)[64], float (&right)[64],
                            float scale_log2)
 {
@@ -32,7 +33,7 @@ DEVICE void move_reference(RowState &state, const float (&to)[2], float (&left)[
     rescale(left, factor), rescale(right, factor);
 }
 
-/* Scores of keys that a row must not see become -inf. */
+/* Sets scores of keys that a row must not see to -inf. */
 DEVICE void mask_scores(float (&s)[32], const struct dense_decode_params &p, const Task &task, int first_key,
                         int row)
 {
@@ -49,7 +50,8 @@ template <typename Element>
 DEVICE void exponentials(const float (&s)[32], uint32_t (&a)[4][4], uint32_t p_line, float scale_log2,
                          RowState &state)
 {
-    /* Finite, however large the scale: of a row that saw no key yet -inf + inf would be NaN. */
+    /* Clamped to stay finite however large the scale: for a row that has seen no key yet, -inf + inf would
+     * be NaN. */
     const float shift[2] = {fminf(-state.reference[0] * scale_log2, FLT_MAX),
                             fminf(-state.reference[1] * scale_log2, FLT_MAX)};
     const uint32_t lane = threadIdx.x % 32;

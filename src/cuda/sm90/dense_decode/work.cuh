@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
- * The work of a block of threads, as every role finds it by itself: its tile of rows, and its way through the pieces. Hopper's dense
- * decodes over caches of 16 bits and of bytes share it.
+ * The work of a CTA: its tile of rows and its list of pieces. Every role computes it for itself. Shared by
+ * Hopper's dense decodes over 16-bit and FP8 caches.
  */
 #pragma once
 
 #include "../../device/divide.cuh"
 #include "../../device/task.cuh"
 
-/* What a block of threads has where each has one piece (one_piece.cuh). */
+/* The piece of a CTA in kernels where each CTA has one piece (one_piece.cuh). */
 struct OnePiece {
     int request, part, parts, begin, end, length;
-    int64_t slot; /* of the request's first part */
+    int64_t slot; /* slot of the request's first part */
 };
 
-/* Every role goes through the same list by itself. The plan is read by plain loads from addresses that all threads share:
- * ptxas then knows the bounds of the loops to be uniform, and keeps the descriptors of wgmma in uniform registers. */
+/* Every role iterates over the same list by itself. The plan is read by plain loads from addresses that
+ * all threads share: ptxas then knows that the loop bounds are uniform, and keeps the wgmma descriptors in
+ * uniform registers. */
 struct Work {
     Task task;
     int blocks;
@@ -40,7 +41,7 @@ struct Work {
     }
 };
 
-/* The worker and the tile of rows of this block of threads. */
+/* The worker and the tile of rows of this CTA. */
 struct Place {
     int worker, kv_head, tile;
 

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * S^T = K Q^T of codes over FP8_656, where each line of 128 columns of a key has a scale: K and Q are read from shared memory as they lie
- * there, e4m3 products make a partial sum of each line, and the sums are added in fp32, each times the key's scale. A thread has two keys,
- * so it needs two scales a line. The last columns are a fifth partial sum, of bf16 products, which the row's scale does not concern.
+ * S^T = K Q^T of codes over FP8_656, where each line of 128 columns of a key has a scale. K and Q are read
+ * from shared memory as they are stored there; e4m3 products give a partial sum of each line, and the
+ * partial sums are added in fp32, each times the key's scale. A thread has two keys, so it needs two scales
+ * per line. The last columns are a fifth partial sum, of bf16 products, to which the row's scale does not
+ * apply.
  *
- * The first two sums are under way together; each of the others begins when the one before has been read out of the accumulators.
+ * The products of the first two lines overlap; those of each further line begin when the previous sum has
+ * been read from the accumulators.
  */
 #pragma once
 
@@ -16,9 +19,9 @@
 
 template <typename V> struct ByLines {
     using Shared = SharedOf<V>;
-    static constexpr int SUMS = V::ROWS / 2 /* of a thread */, ROPE = LINES /* the number of the last line */;
+    static constexpr int SUMS = V::ROWS / 2 /* per thread */, ROPE = LINES /* index of the last line */;
     float part[SUMS];
-    int key, column; /* the thread's first key; the first of its two of eight rows */
+    int key, column; /* the thread's first key; the first of its two rows of every eight */
 
     DEVICE ByLines()
         : key((int)(fresh_thread() / 32 % 4 * 16 + fresh_thread() % 32 / 4)),
@@ -27,7 +30,7 @@ template <typename V> struct ByLines {
         asm volatile("" : "+r"(key), "+r"(column));
     }
 
-    /* Asks for line LINE of the keys times that of the queries. */
+    /* Issues the products of line LINE of the keys and of the queries. */
     template <int LINE> DEVICE void multiply(float (&to)[SUMS], uint32_t keys, uint32_t queries)
     {
         const uint32_t a = keys + (uint32_t)(LINE * KEY_TILE_BYTES),
@@ -43,7 +46,7 @@ template <typename V> struct ByLines {
         wgmma_commit();
     }
 
-    /* Adds line LINE, which stands in `of_line`, times the scales of the thread's two keys. */
+    /* Adds the sum of line LINE (`of_line`) times the scales of the thread's two keys. */
     template <int LINE> DEVICE void add(float (&s)[SUMS], float (&of_line)[SUMS], const float (&scale)[2])
     {
 #pragma unroll

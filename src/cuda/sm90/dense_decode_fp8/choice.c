@@ -3,7 +3,7 @@
 
 #include "../dense_decode/choice.h"
 
-/* TMA counts pairs of codes here: elements of 16 bits. */
+/* The TMA views count pairs of codes: elements of 16 bits. */
 enum {
     PAIR = 2,
     LINE = 128 / PAIR,
@@ -15,8 +15,8 @@ enum {
 };
 enum { MOST_LANES = 1 << 20 };
 
-/* The sizes of tiles, and what a call takes on an H200 with each: nanoseconds besides its blocks of keys, and a block of keys (rows of 1 to
- * 16 requests with 1024 to 16384 keys and 16 to 256 rows, 26 November 2026). */
+/* Tile sizes, and the time of a call on an H200 with each, in nanoseconds: per call, and per block of
+ * keys. (Measured with 1 to 16 requests of 1024 to 16384 keys and 16 to 256 rows, 26 November 2026.) */
 static const struct {
     int32_t rows;
     int64_t call, block;
@@ -38,7 +38,7 @@ int32_t sm90_dense_decode_fp8_rows_together(const struct attention_problem *p, i
     int64_t least = INT64_MAX;
     for (int i = 0; i < TILES && tiles_of[i].rows <= most; i++) {
         const int64_t tiles = (p->s_q * p->h_q - 1) / tiles_of[i].rows + 1, workers = sms / tiles;
-        if (workers < 2 * p->b) continue; /* every request has a worker, and some are left */
+        if (workers < 2 * p->b) continue; /* every request has a worker, and some are left over */
         const int64_t time = tiles_of[i].call + tiles_of[i].block * ((blocks - 1) / workers + 1);
         if (time < least) best = tiles_of[i].rows, least = time;
     }
@@ -104,7 +104,7 @@ struct tensor_view sm90_dense_decode_fp8_q_view(const struct attention_problem *
     return view;
 }
 
-/* `lines` lines of every key, from byte `at` of it on. */
+/* Returns a view of `lines` lines of every key, from byte `at` of the key on. */
 static struct tensor_view view_of_keys(const struct attention_problem *p, int32_t at, int32_t line,
                                        int32_t lines)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What must not reach the products of P and V: NaN and infinite values of keys that some row does not see. The warpgroup with scores clears
- * them.
+ * Clears what must not reach the products of P and V: NaN and infinite values of keys that some row does not
+ * see. The warpgroup with the scores calls these functions.
  */
 #pragma once
 
@@ -11,8 +11,8 @@
 
 #include <float.h>
 
-/* Codes of NaN in columns of V become 0, of keys from … 63 of a block; by the warpgroup. A row that sees such a key has a NaN for its
- * score; rows that do not see it multiply its values by 0. */
+/* Replaces NaN codes in the columns of V by 0, in keys from … 63 of a block; called by the warpgroup. A
+ * row that sees such a key has a NaN score anyway; rows that do not see it multiply its values by 0. */
 DEVICE void clear_codes(uint32_t keys, int from)
 {
     constexpr int CHUNKS = D_V / CHUNK_BYTES, CHUNKS_OF_LINE = LINE_BYTES / CHUNK_BYTES;
@@ -34,8 +34,9 @@ DEVICE void clear_codes(uint32_t keys, int from)
     }
 }
 
-/* Scales of FP8_656 of keys from … 63 of a block become 0: of keys from `end` on, which no row sees, and those that are infinite, as they
- * are where a value is (half_scales.cuh), or NaN. A row that sees such a key has a score that is no number. */
+/* Sets scales of FP8_656 to 0 in keys from … 63 of a block: those of keys from `end` on, which no row
+ * sees, and those that are NaN or infinite (half_scales.cuh makes a scale infinite if a value of its line
+ * is). A row that sees such a key has a NaN score. */
 DEVICE void clear_values(uint32_t keys, int from, int end)
 {
     const uint32_t scales = keys + SCALES_AT;

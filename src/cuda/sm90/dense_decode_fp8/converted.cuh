@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * S^T = K Q^T of converted keys: codes of 16 keys by 32 columns are read by ldmatrix, and each four of a row become two pairs of a row of A;
- * columns of Q stand in the order in which they come so. This is done in fp16, which holds all codes; a row of Q is fp16 times a power of
- * two, so that no bit of bf16 is lost which is 2^-29 of the row's largest value or more. Over FP8_656 codes are multiplied by their scale in fp16;
- * in blocks whose scales do not fit, each line of 128 columns has a sum of its own, which is added in fp32 times the key's scale. The last
- * columns are bf16 times the same power.
+ * S^T = K Q^T of converted keys. ldmatrix reads codes of 16 keys by 32 columns; each four codes of a row
+ * become two pairs of a row of A, and the columns of Q are stored in the resulting order. The products are
+ * in fp16, which holds all codes. A row of Q is fp16 times a power of two, so that no bit of bf16 is lost
+ * that is at least 2^-29 of the row's largest value. Over FP8_656 codes are multiplied by their scale in
+ * fp16; in blocks whose scales do not fit, each line of 128 columns has a sum of its own, which is added in
+ * fp32 times the key's scale. The last columns are bf16 times the same power of two.
  */
 #pragma once
 
@@ -17,8 +18,8 @@ template <typename V> struct ConvertedKeys {
     static constexpr int STEPS_OF_LINE = CODES_OF_LINE / 32,
                          STEPS = V::SCALED ? LINES * STEPS_OF_LINE : D_QK / 32;
     uint32_t fragment[2][2][4], raw[2][4];
-    uint32_t line_at, end_at; /* of the lane: in a line and in the end of a block's keys */
-    int key;                  /* of FP8_656: the thread's first key */
+    uint32_t line_at, end_at; /* offsets of the lane in a line, and in the end columns, of a block */
+    int key;                  /* FP8_656: the thread's first key */
 
     DEVICE ConvertedKeys()
     {
@@ -43,7 +44,7 @@ template <typename V> struct ConvertedKeys {
         for (int i = 0; i < 4; i++) fp16_of_e4m3(a[i / 2][i % 2], a[i / 2][i % 2 + 2], codes[i]);
     }
 
-    /* The last columns of FP8_656, which are values already. */
+    /* Issues the products of the last columns of FP8_656, which are bf16 values already. */
     DEVICE void score_rope(Sums &s, uint32_t keys, uint32_t queries)
     {
         const uint32_t lines = keys + LINES * KEY_TILE_BYTES,
@@ -56,7 +57,7 @@ template <typename V> struct ConvertedKeys {
         wgmma_commit();
     }
 
-    /* Two products of a step, whose columns of queries begin at line `queries`. */
+    /* Issues the two products of a step. `queries`: where the columns of step 0 begin. */
     DEVICE void multiply(Sums &to, const uint32_t (&a)[2][4], uint32_t queries, int step, bool adds)
     {
         wgmma_fence();
@@ -69,7 +70,7 @@ template <typename V> struct ConvertedKeys {
         wgmma_commit();
     }
 
-    /* FP8_656: reads the scales in fp16 of the thread's two keys for a line, each in both halves of a word. */
+    /* FP8_656: loads the fp16 scales of the thread's two keys for a line, each in both halves of a word. */
     DEVICE void load_pair(uint32_t (&pair)[2], uint32_t half_scales, int line) const
     {
         const uint2 both = load_shared_8(half_scales + half_scale_place(key, line));
@@ -83,14 +84,15 @@ template <typename V> struct ConvertedKeys {
         for (int i = 0; i < 8; i++) a[i / 4][i % 4] = multiply_halves(a[i / 4][i % 4], pair[i % 2]);
     }
 
-    /* Reads the first fragments of a block: over FP8_576 while S^T of the block before is being stored, where the keys are there. */
+    /* Reads the first fragments of a block. Over FP8_576 this happens while S^T of the previous block is
+     * being stored, if the keys are there. */
     DEVICE void begin(uint32_t keys)
     {
         load(raw[0], keys, 0);
         load(raw[1], keys, 1);
     }
 
-    /* Fragments are read two ahead, and converted one ahead. */
+    /* Computes S^T of a block. Fragments are read two steps ahead and converted one step ahead. */
     DEVICE void score(const struct dense_decode_fp8_params &, Sums &s, uint32_t keys, uint32_t base, int,
                       uint32_t half_scales, bool fits, const ScorePlace<V> &place)
     {
@@ -124,14 +126,15 @@ template <typename V> struct ConvertedKeys {
             if (i + 1 < STEPS) convert(fragment[(i + 1) % 2], raw[(i + 1) % 2]);
             if constexpr (V::SCALED)
                 if (i + 1 < STEPS) scale_fragment(fragment[(i + 1) % 2], pair[(i + 1) / STEPS_OF_LINE % 2]);
-            if (V::TOGETHER) __syncwarp(); /* ptxas then converts a whole step before its products */
+            if (V::TOGETHER) __syncwarp(); /* makes ptxas convert a whole step before its products */
         }
         wgmma_wait<0>();
         hold(s);
     }
 
-    /* Scores blocks of FP8_656 whose scales do not fit, which are rare: each line has a sum of its own, which is added times the scales. What has
-     * been summed stands in the thread's place of shared memory meanwhile, which is free. */
+    /* Scores blocks of FP8_656 whose scales do not fit, which are rare: each line has a sum of its own,
+     * which is added times the scales. Meanwhile the total is kept in the thread's place in shared memory,
+     * which is free. */
     DEVICE void score_wide(Sums &s, uint32_t keys, uint32_t queries, const ScorePlace<V> &place)
     {
         score_rope(s, keys, queries);

@@ -1,31 +1,36 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense decode on Hopper over caches of FP8_576 and FP8_656 (docs/kernels/dense-decode.md, "Over FP8 caches"). In mode fp8 S is made by
- * e4m3 products, over FP8_656 by lines (by_lines.cuh); in mode bf16 keys are converted on their way through registers (converted.cuh). P V is
- * multiplied in 16 bits, V converted likewise: in fp16, but for blocks of FP8_656 whose scales do not fit (half_scales.cuh). e4m3 products of
- * P and V would take the tensor cores half as long, but their sums lose what lies 2^-13 below the largest term, and P in e4m3 has three bits
- * (docs/fp8-accuracy.md).
+ * Dense decode on Hopper over caches of FP8_576 and FP8_656 (docs/kernels/dense-decode.md, "Over FP8
+ * caches"). In mode fp8 e4m3 products compute S, over FP8_656 line by line (by_lines.cuh); in mode bf16 keys
+ * are converted on their way through registers (converted.cuh). P·V is computed in 16 bits, with V converted
+ * likewise: in fp16, except for blocks of FP8_656 whose scales do not fit (half_scales.cuh). e4m3 products
+ * of P and V would take the tensor cores half as long, but their sums lose terms below 2^-13 of the largest
+ * one, and P in e4m3 has three bits (docs/fp8-accuracy.md).
  *
- *      who                    what                                                                             registers
- *      warpgroup 0, producer  one thread asks TMA for keys, one for queries                                         24
- *      warpgroup 1, scores    S of a block, and softmax, which makes P of it in one of three slots                  120
- *      warpgroups 2, 3        O^T of 256 columns of V each: += V^T P^T, V^T as A in registers                       184
+ *      who                    task                                                               registers
+ *      warpgroup 0, producer  one thread issues TMA loads of keys, one of queries                       24
+ *      warpgroup 1, scores    S of a block, and softmax, which stores P to one of three slots          120
+ *      warpgroups 2, 3        O^T of 256 columns of V each: += V^T P^T, V^T as A in registers          184
  *
- * Where keys are the first factor, which is everywhere but in mode fp8 over FP8_576, softmax has warps of its own:
+ * If keys are the first factor (always except in mode fp8 over FP8_576), softmax has warps of its own:
  *
- *      warpgroup 0, softmax   P of a block, 16 rows a warp (softmax.cuh); with fewer than 64 rows a warp is the producer   64 to 80
- *      warpgroup 1, scores    S^T of a block, to shared memory (key_scores.cuh)                                     80 to 96
- *      warpgroups 2, 3        as above; with 64 rows the last warp that needs a buffer asks for keys (Values)       176
+ *      warpgroup 0, softmax   P of a block, 16 rows a warp (softmax.cuh); below 64 rows a warp    64 to 80
+ *                             is the producer
+ *      warpgroup 1, scores    S^T of a block, to shared memory (key_scores.cuh)                   80 to 96
+ *      warpgroups 2, 3        as above; with 64 rows the last warp that needs a buffer requests        176
+ *                             its next keys (Values)
  *
- * Where a block of threads has one piece, warpgroups 1 to 3 make its queries ready before they take their roles (queries.cuh); else the
- * warpgroup with scores does, at the beginning of each piece.
+ * If a CTA has one piece, warpgroups 1 to 3 convert its queries before they take their roles (queries.cuh);
+ * else the warpgroup with the scores does so at the beginning of each piece.
  *
- * A slot of P carries what goes with it: factors for the sums so far where references have moved, and with the last block of a piece
- * what makes rows of the sums. The warpgroups with values know nothing else of scores, which may be up to three blocks ahead, and in the
- * next piece while the rows of this one are stored.
+ * A slot of P also carries the factors that rescale earlier sums if references have moved, and with the last
+ * block of a piece the final factors of its rows. The warpgroups with the values know nothing else of the
+ * scores, which may be up to three blocks ahead, and in the next piece while the rows of this one are
+ * stored.
  *
- * Shared memory (struct SharedOf), of FP8_576 and 64 rows: four blocks of keys 147456 bytes, Q in codes 36864, P 24576, rows on their way
- * out 18432. Q in values has 73728, and then there are three blocks of keys. A block of FP8_656 has 41984 bytes.
+ * Shared memory (struct SharedOf), for FP8_576 and 64 rows: four blocks of keys 147456 bytes, Q as codes
+ * 36864, P 24576, rows on their way out 18432. Q as values takes 73728, and then there are three blocks of
+ * keys. A block of FP8_656 takes 41984 bytes.
  */
 #pragma once
 
@@ -62,7 +67,7 @@ template <typename V> DEVICE void prepare(const struct dense_decode_fp8_params &
     fence_async_shared();
 }
 
-/* Where a block of threads has one piece: its queries, by the warpgroups that wait for its first keys. */
+/* Loads the queries of a CTA that has one piece; called by the warpgroups that wait for its first keys. */
 template <typename V>
 DEVICE void load_queries_together(const struct dense_decode_fp8_params &p, SharedOf<V> &shared,
                                   const Place &place, int role)
@@ -108,7 +113,7 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
         if (role != PRODUCER && !p.q_given) load_queries_together<V>(p, shared, place, role);
     if (role == PRODUCER) {
         give_registers<V::FIRST_REGISTERS>();
-        /* The producer's code comes first: keys are asked for before there are scores. */
+        /* The producer's code comes first: keys are requested before there are scores. */
         if (V::KEYS_FIRST && (V::REFILLS || SELDOM(warp < V::ROW_WARPS)))
             Softmax<V>(p, shared).run();
         else if (!V::REFILLS && warp == KEYS_WARP)

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Makes fp16 of the scales of FP8_656. fp16 holds every code, and codes times scales with three bits more than bf16 has, where the scales of a block are in its range; then values and weights of the block are fp16, and a scale costs a product for
- * two values. A block with other scales is multiplied in bf16. Keys that no row sees decide nothing: their scales count as 0.
+ * Converts the scales of FP8_656 to fp16. fp16 holds every code and, if the scales of a block are in its
+ * range, codes times scales with three bits more than bf16. Values and weights of such a block are fp16, and
+ * a scale costs one multiplication for two values. Blocks with other scales are multiplied in bf16. Keys
+ * that no row sees decide nothing: their scales count as 0.
  */
 #pragma once
 
@@ -11,7 +13,8 @@
 
 #include <float.h>
 
-/* Codes times a scale of these bits are finite in fp16, and the scale has all of its bits there. */
+/* Returns whether codes times a scale of these bits are finite in fp16, and the scale keeps all its bits
+ * there. */
 DEVICE bool fits_half(uint32_t scale)
 {
     constexpr uint32_t LEAST = 0x38800000 /* 2^-14 */, BEYOND = 0x43000000 /* 2^7 */;
@@ -19,10 +22,11 @@ DEVICE bool fits_half(uint32_t scale)
     return magnitude == 0 || magnitude - LEAST < BEYOND - LEAST;
 }
 
-/* Is a code of a key's line, times its scale, infinite in bf16? `line`: 128 codes in shared memory. */
+/* Returns whether some code of a key's line, times its scale, is infinite in bf16. `line`: 128 codes in
+ * shared memory. */
 DEVICE bool some_infinite(uint32_t line, float scale)
 {
-    constexpr float LIMIT = 0x1.ffp127f; /* what rounds to infinity, and above */
+    constexpr float LIMIT = 0x1.ffp127f; /* values from here on round to infinity */
     uint32_t most = 0;
 #pragma unroll 1
     for (uint32_t at = line; at < line + LINE_BYTES; at += 4)
@@ -32,10 +36,11 @@ DEVICE bool some_infinite(uint32_t line, float scale)
     return !(value * fabsf(scale) < LIMIT);
 }
 
-/* Scores are made of codes without their scales, so that an infinite value must be seen from the scale: it becomes infinite. */
+/* Makes a scale infinite if a value of its line is. Scores are computed from codes without their scales,
+ * so that an infinite value must show in the scale. */
 DEVICE void mark_infinite(uint32_t keys, int key, int line)
 {
-    constexpr float LARGE = 0x1p118f; /* times 448 a number still */
+    constexpr float LARGE = 0x1p118f; /* still finite times 448 */
     const uint32_t at = keys + (uint32_t)(SCALES_AT + key * SCALES_BYTES_OF_KEY + 4 * line);
     const float scale = __uint_as_float(load_shared_4(at));
     if (fabsf(scale) >= LARGE &&
@@ -43,8 +48,8 @@ DEVICE void mark_infinite(uint32_t keys, int key, int line)
         store_shared_4(at, __float_as_uint(INFINITY));
 }
 
-/* What a line's sum of a key is multiplied by: its scale, or NaN where that is infinite, as the products of its values would be, which are of
- * both signs. */
+/* Returns the factor of a key's sum over a line: its scale, or NaN if that is infinite. (Products of the
+ * infinite values, which are of both signs, would be NaN too.) */
 DEVICE float scale_of_line(uint32_t keys, int key, int line)
 {
     const float scale =
@@ -52,15 +57,17 @@ DEVICE float scale_of_line(uint32_t keys, int key, int line)
     return fmaf(0.0f, scale, scale);
 }
 
-/* Where the word stands with the scale of a key in fp16, of a line: pairs of keys 8 k + 2 c and 8 k + 2 c + 1 stand in the order of c, then of
- * k, so that lane c of the four that convert values reads its own with two loads of 16 bytes. */
+/* Returns the offset of the word that holds the fp16 scale of a key for a line. Pairs of keys 8 k + 2 c
+ * and 8 k + 2 c + 1 are in the order of c, then of k, so that lane c of the four that convert values reads
+ * its own with two 16-byte loads. */
 DEVICE uint32_t half_scale_place(int key, int line)
 {
     return (uint32_t)(line * HALF_LINE_BYTES + key / 2 % 4 * 32 + key / 8 * 4);
 }
 
-/* Scales of a block in fp16: a warp of the scores' warpgroup has 16 keys, a lane a line of two. `half_scales`: where they go; `seen`: how many
- * keys of the block some row sees. Returns whether those of the warp fit, to all. */
+/* Converts the scales of a block to fp16: a warp of the scores' warpgroup has 16 keys, a lane one line of
+ * two of them. `half_scales`: where they go. `seen`: how many keys of the block some row sees. Returns to
+ * all lanes whether the warp's scales fit. */
 DEVICE bool halve_scales(uint32_t keys, uint32_t half_scales, int seen)
 {
     const int lane = (int)(fresh_thread() % 32), line = lane % SCALES_OF_KEY,

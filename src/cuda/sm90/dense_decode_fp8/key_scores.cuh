@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The warpgroup with scores, where keys are the first factor: S^T = K Q^T of one block after the other, which goes to shared memory as it
- * comes out. Weights are made of it by others (softmax.cuh), so that the products of the next block begin at once.
+ * The warpgroup with the scores, where keys are the first factor: computes S^T = K Q^T block after block and
+ * stores it to shared memory. Other warps turn it into weights (softmax.cuh), so that the products of the
+ * next block begin at once.
  *
- * `Products` says how S^T is made: of keys converted on their way through registers (converted.cuh), or of codes line by line
- * (by_lines.cuh).
+ * `Products` computes S^T: from keys converted on their way through registers (converted.cuh), or from codes
+ * line by line (by_lines.cuh).
  */
 #pragma once
 
@@ -18,8 +19,8 @@
 
 template <typename V, typename Products> struct KeyScores {
     using Shared = SharedOf<V>;
-    /* The next block is made ready before S^T of this one is stored, where its keys are there. Over FP8_656 calls of 64 rows a tile take 3 %
-     * longer so. */
+    /* Whether the next block is prepared before S^T of this one is stored, if its keys are there. Over
+     * FP8_656 this makes calls of 64 rows a tile 3 % longer. */
     static constexpr bool BEGINS_EARLY = !V::SCALED;
     const struct dense_decode_fp8_params &p;
     Shared &shared;
@@ -41,18 +42,19 @@ template <typename V, typename Products> struct KeyScores {
     DEVICE static int warp() { return (int)(fresh_thread() / 32 % 4); }
     DEVICE static void sync() { barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); }
 
-    /* Codes and values of keys from … 63, which some row does not see, must not reach the products of P and V. */
+    /* Clears codes and values of keys from … 63, which some row does not see: they must not reach the
+     * products of P and V. */
     DEVICE void clear(uint32_t keys, int from, int end, bool fits)
     {
         sync(); /* every warp's products have read the block */
         clear_codes(keys, from);
-        /* Where values fit in fp16 they are finite, and those of keys that no row sees have scales of 0. */
+        /* Values that fit in fp16 are finite, and those of keys that no row sees have scales of 0. */
         if (V::SCALED && !fits) clear_values(keys, from, end);
         fence_async_shared();
         sync();
     }
 
-    /* Waits until S^T of the block before has been read. */
+    /* Waits until S^T of the previous block has been read. */
     DEVICE void wait_for_place() const { mbarrier_wait(SHARED_AT(base, s_empty), parity); }
 
     DEVICE void store()
@@ -64,10 +66,11 @@ template <typename V, typename Products> struct KeyScores {
         if (lane() == 0) mbarrier_arrive(SHARED_AT(base, s_full));
     }
 
-    /* The task of the piece in hand lies in shared memory; every warp has a copy of its own. */
+    /* The task of the current piece, in shared memory; every warp has its own copy. */
     DEVICE Task &task() const { return shared.task[warp()]; }
 
-    /* Makes ready what a block needs before its products: first fragments, or scales in fp16. `left`: blocks of the piece behind it. */
+    /* Prepares a block for its products: reads the first fragments, or converts its scales to fp16.
+     * `left`: blocks of the piece after it. */
     DEVICE void begin(int index, int left)
     {
         const uint32_t keys = keys_at(index);
@@ -91,7 +94,7 @@ template <typename V, typename Products> struct KeyScores {
         return SHARED_AT(base, half_scales) + (uint32_t)(index * HALF_SCALES_BYTES);
     }
 
-    /* `begun`: the block has been made ready. Returns whether the next one has. */
+    /* `begun`: the block is already prepared. Returns whether the next one is. */
     DEVICE bool run_block(int left, bool begun)
     {
         const Turn<V::BUFFERS> own = buffer;
@@ -132,7 +135,7 @@ template <typename V, typename Products> struct KeyScores {
         __syncwarp();
         if (lane() == 0) task() = work.task;
         if constexpr (!V::TOGETHER) {
-            sync(); /* the piece before has been scored by all warps */
+            sync(); /* all warps have scored the previous piece */
             load_queries<V>(p, task(), {warp(), WARPGROUP_THREADS / 32}, base, (int)(pieces & 1));
             prefetch_next_queries(p, shared, i);
             sync();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Hopper's dense decode over caches of bytes: its launch.
+ * Launch of Hopper's dense decode over FP8 caches.
  */
 #include "choice.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the roles of Hopper's dense decode over caches of bytes agree on: variants, shared memory, barriers.
+ * Definitions shared by the roles of Hopper's dense decode over FP8 caches: variants, shared memory,
+ * barriers.
  */
 #pragma once
 
@@ -18,16 +19,16 @@ enum {
     KEYS = PLAN_BLOCK /* of a block */,
     D_QK = 576,
     CODES_OF_LINE = LINE_BYTES /* columns of a line */,
-    LINES = D_V / CODES_OF_LINE /* of a key; then its end */,
+    LINES = D_V / CODES_OF_LINE /* of a key; its end columns follow */,
     END_COLUMNS = D_QK - D_V,
     KEY_TILE_BYTES = KEYS * CODES_OF_LINE,
     END_BYTES = KEYS * END_COLUMNS,
-    ROPE_BYTES = KEYS * LINE_BYTES /* of bf16 values, of FP8_656 */,
+    ROPE_BYTES = KEYS * LINE_BYTES /* bf16 values of FP8_656 */,
     SCALES_OF_KEY = LINES,
     SCALES_BYTES_OF_KEY = SCALES_OF_KEY * 4,
     SCALES_BYTES = KEYS * SCALES_BYTES_OF_KEY,
-    SCALES_AT = LINES * KEY_TILE_BYTES + ROPE_BYTES /* in a block's keys */,
-    HALF_LINE_BYTES = KEYS * 2 /* a column of scales, in fp16 */,
+    SCALES_AT = LINES * KEY_TILE_BYTES + ROPE_BYTES /* offset in a block's keys */,
+    HALF_LINE_BYTES = KEYS * 2 /* scales of one line, in fp16 */,
     HALF_SCALES_BYTES = SCALES_OF_KEY * HALF_LINE_BYTES
 };
 static_assert(KEYS == TILE_LINES, "");
@@ -36,23 +37,24 @@ static_assert(KEYS == TILE_LINES, "");
 enum { PRODUCER, SCORES, VALUES, WARPGROUPS = VALUES + 2, THREADS = WARPGROUPS * WARPGROUP_THREADS };
 enum { SOFTMAX_ROWS = 16 /* of a warp */, KEYS_WARP = 3 };
 
-/* Named barriers: of the warpgroup with the scores; of those with the values; of both. */
+/* Named barriers: of the warpgroup with the scores, of those with the values, and of all three. */
 enum { SCORES_BARRIER = 1, VALUES_BARRIER, QUERIES_BARRIER };
 
-/* How scores are multiplied: codes with codes, which is mode fp8; or values in fp16, keys converted on their way through registers. */
+/* How scores are computed. CODES: products of codes (mode fp8). CONVERTED: products of fp16 values, with
+ * keys converted on their way through registers. */
 enum Products { CODES, CONVERTED };
 
 enum Cache { OF_576, OF_656 };
 
-/* A tile has 64, 32 or 16 rows: the products of values take as many, and those of scores of codes 64 all the same. With TOGETHER a block of
- * threads has one piece (../dense_decode/shares.cuh). */
+/* A tile has 64, 32 or 16 rows. The products of values take as many; those of scores of codes take 64 in
+ * any case. TOGETHER: a CTA has one piece (../dense_decode/shares.cuh). */
 template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Variant {
     static constexpr int ROWS = ROWS_, ROW_WARPS = ROWS / 16;
     static constexpr bool TOGETHER = TOGETHER_, OF_CODES = PRODUCTS_ == CODES,
                           SCALED = CACHE_ == OF_656; /* four scales a key, and the last columns in bf16 */
-    /* S^T is a sum over lines of codes, each times the key's scale (by_lines.cuh). */
+    /* Whether S^T is a sum over lines of codes, each times the key's scale (by_lines.cuh). */
     static constexpr bool BY_LINES = OF_CODES && SCALED;
-    /* S^T is made, not S: keys are the first factor. */
+    /* Whether S^T is computed, not S: keys are the first factor. */
     static constexpr bool KEYS_FIRST = !OF_CODES || SCALED;
     static constexpr int Q_BYTES = ROWS * (BY_LINES   ? D_V + END_COLUMNS * (int)sizeof(uint16_t)
                                            : OF_CODES ? D_QK
@@ -61,15 +63,18 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Va
         LINES * KEY_TILE_BYTES + (SCALED ? ROPE_BYTES + SCALES_BYTES : END_BYTES);
     static constexpr int BUFFERS =
         (KEYS_FIRST && ROWS == 64) || (!OF_CODES && SCALED && ROWS == 32) ? 3 : 4; /* of keys */
-    /* P of FP8_656 lies in the place of the block's last columns, which are scored by then: a slot for each buffer. */
+    /* P of FP8_656 takes the place of the block's last columns, which are scored by then: one slot per
+     * buffer. */
     static constexpr bool P_IN_KEYS = SCALED;
     static constexpr int SLOTS = P_IN_KEYS ? BUFFERS : KEYS_FIRST && ROWS == 64 ? 2 : 3; /* of weights */
-    static constexpr int STAGE_ROWS = !OF_CODES && ROWS == 64 ? 8 : 16; /* on their way out at a time */
-    /* Softmax has all warps of warpgroup 0: keys are asked for by who is the last to need the buffer. */
+    static constexpr int STAGE_ROWS = !OF_CODES && ROWS == 64 ? 8 : 16; /* staged at a time */
+    /* Whether softmax has all warps of warpgroup 0. The last warp that needs a buffer then requests its
+     * next keys. */
     static constexpr bool REFILLS = KEYS_FIRST && ROW_WARPS == 4;
-    /* What a call walks through is more than the 64 KB that a launch brings along: some loops are not unrolled. */
+    /* Whether the code that a call executes exceeds the 64 KB that a launch brings along: some loops are
+     * then not unrolled. */
     static constexpr bool LONG = SCALED && TOGETHER && (!OF_CODES || ROWS == 16);
-    /* Registers of a thread of each warpgroup. */
+    /* Registers per thread of each warpgroup. */
     static constexpr int FIRST_REGISTERS = !KEYS_FIRST ? 24
                                            : BY_LINES  ? 64
                                            : SCALED    ? 80
@@ -83,38 +88,39 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Va
     static_assert(ROWS == 64 || ROWS == 32 || ROWS == 16, "");
 };
 
-/* Lines of 64 values of a row on their way out, with a gap, so that words of rows 0, 2, 4, 6 are in different banks. */
+/* Staged lines of 64 values of a row have a gap, so that words of rows 0, 2, 4, 6 are in different banks. */
 enum { STAGE_LINE_BYTES = LINE_BYTES + 16 };
 
-/* A weighted mean of codes is 448 at most, and of 65536 codes that cancel each other seldom below 2^-17: times this it is a normal number
- * of fp16 in a slot, whatever the row. */
+/* A weighted mean of codes is at most 448, and that of 65536 codes that cancel each other is seldom below
+ * 2^-17: times SLOT_UNIT it is a normal number of fp16 in a slot, whatever the row. */
 static constexpr float SLOT_UNIT = 64.0f;
 
-/* Where a block of keys stands in its page; page -1: there is none. */
+/* Position of a block of keys in its page; page -1: no block. */
 struct alignas(8) KeyBox {
     int key, page;
 };
 
-/* How far the blocks of keys are that have been asked for (producer.cuh). */
+/* Position in the sequence of blocks of keys that have been requested (producer.cuh). */
 struct alignas(16) KeyPosition {
     int turn /* of two rounds of buffers */,
-        left /* blocks of the piece, this one included; none at the end of all */;
-    int key, page /* where the block stands */;
+        left /* blocks left in the piece, this one included; 0 after the last piece */;
+    int key, page /* position of the block */;
     int page_behind, piece;
-    const int32_t *table; /* behind the page of the block */
+    const int32_t *table; /* the entry after that of the block's page */
 };
 
 static constexpr uint32_t ALL_FIT = 0x01010101;
 
-/* What goes with a block's weights, read as 8 bytes. */
+/* Flags of a block's weights, read as 8 bytes. */
 struct alignas(8) BlockFlags {
-    uint8_t moved[4]; /* references of 16 rows */
-    uint32_t cleared; /* codes of the block's keys have been cleared */
+    uint8_t moved[4]; /* whether references of 16 rows moved */
+    uint32_t cleared; /* whether codes of the block's keys have been cleared */
 };
 
-/* Where S^T of a key and a row stands, from the beginning of S^T: lines of rows with a gap behind each, and one more behind eight. So neither
- * what a half of a warp of the scores' warpgroup stores (eight rows, of four keys) nor what one of softmax loads (eight rows, of keys eight
- * apart) meets in a bank. */
+/* Returns the offset of the score of a key and a row in S^T. The rows of a key are a line; a gap follows
+ * each line, and one more every eight lines. So there are no bank conflicts when half a warp of the
+ * scores' warpgroup stores (eight rows, of four keys), nor when half a warp of softmax loads (eight rows,
+ * of keys eight apart). */
 enum { SCORE_GAP_BYTES = 32 };
 template <int ROWS> DEVICE constexpr uint32_t score_place(int key, int row)
 {
@@ -134,25 +140,25 @@ template <typename V> struct SharedOf {
                                                      [V::P_IN_KEYS ? 16 : V::ROWS * LINE_BYTES];
     __align__(16) unsigned char s[V::KEYS_FIRST ? score_place<V::ROWS>(KEYS - 1, V::ROWS)
                                                 : 16];           /* S^T of a block */
-    unsigned char stage[2][4][V::STAGE_ROWS * STAGE_LINE_BYTES]; /* of the warps with values */
-    /* Beside a block's weights: */
-    float factor[V::SLOTS][V::ROWS]; /* of what was summed so far, of the rows of warps that have moved */
-    float finish[V::SLOTS][V::ROWS]; /* with the last block of a piece: what makes a row of it */
-    float q_scales[2][V::ROWS];      /* [piece % 2]: of queries that became codes, or fp16, here */
+    unsigned char stage[2][4][V::STAGE_ROWS * STAGE_LINE_BYTES]; /* [side][warp] of the warps with values */
+    /* With a block's weights: */
+    float factor[V::SLOTS][V::ROWS]; /* rescales earlier sums, in rows of warps that have moved */
+    float finish[V::SLOTS][V::ROWS]; /* with the last block of a piece: final factor of a row */
+    float q_scales[2][V::ROWS];      /* [piece % 2]: of queries converted here */
     BlockFlags flags[V::SLOTS];
-    /* FP8_656 has these beside a buffer's keys (half_scales.cuh): */
+    /* FP8_656, with a buffer's keys (half_scales.cuh): */
     __align__(16) uint32_t half_scales[V::BUFFERS][V::SCALED ? HALF_SCALES_BYTES / 4 : 4];
     uint32_t
-        fits[V::BUFFERS]; /* ALL_FIT: values and weights of the block have fp16, else bf16; a byte a warp */
-    KeyBox box[2][V::BUFFERS]; /* [round % 2] what comes into a buffer next */
+        fits[V::BUFFERS]; /* ALL_FIT: values and weights of the block are fp16, else bf16; a byte per warp */
+    KeyBox box[2][V::BUFFERS]; /* [round % 2]: the block that a buffer receives next */
     KeyPosition behind_boxes;
-    uint32_t released[V::BUFFERS]; /* by warps with values, so far */
+    uint32_t released[V::BUFFERS]; /* count of releases by warps with values */
     uint64_t scales_full[V::BUFFERS];
     uint64_t keys_full[V::BUFFERS], keys_empty[V::BUFFERS], q_full, q_empty, p_full[V::SLOTS],
         p_empty[V::SLOTS],
-        done[V::SLOTS], /* … and with the last block of a piece what makes rows of it is there */
+        done[V::SLOTS], /* follows p_full; with the last block of a piece `finish` is there */
         s_full, s_empty;
-    /* [warp] of those with scores, those with values, those that run softmax: out of the way until it is asked for */
+    /* [warp] of scores, values and softmax: kept here until it is needed */
     Task task[16];
     PieceList list;
     OnePiece one;
@@ -160,7 +166,7 @@ template <typename V> struct SharedOf {
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
 
-/* Where the weights of a slot lie: 64 of a row a line. */
+/* Returns the address of a slot's weights: one line of 64 per row. */
 template <typename V> DEVICE uint32_t weights_tile(uint32_t base, int slot)
 {
     using Shared = SharedOf<V>;
@@ -174,7 +180,7 @@ DEVICE uint32_t barrier_at(uint32_t first, int index)
     return first + (uint32_t)index * (uint32_t)sizeof(uint64_t);
 }
 
-/* A place in a ring, and the parity of its round. */
+/* An index in a ring, and the parity of its round. */
 template <int COUNT> struct Turn {
     int index = 0;
     uint32_t parity = 0;
@@ -186,7 +192,7 @@ template <int COUNT> struct Turn {
     }
 };
 
-/* Piece i of the list; or the only one. */
+/* Returns the work of piece i of the list, or of the only piece. */
 template <typename V>
 DEVICE Work work_of(const struct dense_decode_sm90_params &p, const SharedOf<V> &shared, int i,
                     const Place &place)
@@ -202,14 +208,16 @@ DEVICE int blocks_of(const Task &task)
     return (int)((unsigned)(task.piece.end - task.piece.begin + KEYS - 1) / KEYS);
 }
 
-/* Counts the keys from the end of the piece's last block backwards that some row does not see, those behind the piece included. */
+/* Returns the number of keys from the first one that some row does not see to the end of the piece's last
+ * block, keys behind the piece included. */
 DEVICE int masked_keys(const Work &work)
 {
     const int begin = work.task.piece.begin;
     return KEYS * work.blocks - (max(work.task.all_see, begin) - begin);
 }
 
-/* Four codes as fp16, two a word; the names of the halves make ptxas take the upper one without a shift. */
+/* Converts four codes to fp16, two per word. Naming the halves makes ptxas take the upper one without a
+ * shift. */
 DEVICE void fp16_of_e4m3(uint32_t &low, uint32_t &high, uint32_t codes)
 {
     asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
@@ -217,7 +225,7 @@ DEVICE void fp16_of_e4m3(uint32_t &low, uint32_t &high, uint32_t codes)
         : "r"(codes));
 }
 
-/* Two products of fp16. */
+/* Returns the products of two pairs of fp16. */
 DEVICE uint32_t multiply_halves(uint32_t a, uint32_t b)
 {
     uint32_t product;
@@ -225,7 +233,7 @@ DEVICE uint32_t multiply_halves(uint32_t a, uint32_t b)
     return product;
 }
 
-/* The same times a scale each pair, as bf16. */
+/* Converts four codes, each times a scale, to bf16. */
 DEVICE void bf16_of_e4m3(uint32_t &low, uint32_t &high, uint32_t codes, float2 of_low, float2 of_high)
 {
     uint32_t a, b;

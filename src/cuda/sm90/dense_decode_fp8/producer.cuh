@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The producer: one thread asks for keys, another for queries that are given as codes; TMA brings them.
+ * The producer: one thread issues TMA loads of keys, another of queries that are given as codes.
  */
 #pragma once
 
 #include "layout.cuh"
 
-/* Keys that only this block of threads reads leave L2 first. */
+/* Loads keys. Those that only this CTA reads (`alone`) are loaded with evict-first. */
 DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t full, const BoxPlace &at,
                       bool alone)
 {
@@ -16,7 +16,7 @@ DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t full, 
         tma_load(to, map, full, at);
 }
 
-/* Asks for a block of keys, by one thread. */
+/* Requests a block of keys; called by one thread. */
 template <typename V>
 DEVICE void ask_for_keys(const struct dense_decode_fp8_params &p, uint32_t base, int buffer,
                          const KeyBox &box)
@@ -32,8 +32,9 @@ DEVICE void ask_for_keys(const struct dense_decode_fp8_params &p, uint32_t base,
     if (V::SCALED) load_keys(to + LINES * KEY_TILE_BYTES + ROPE_BYTES, &p.scales, full, at, alone);
 }
 
-/* Where all blocks of keys stand, piece after piece, one after the other; a warp goes together. A block costs few instructions, and a page is read
- * from the table a page before it is needed. Without a table page r belongs to request r. */
+/* Iterates over the positions of all blocks of keys, piece after piece; the lanes of a warp call it
+ * together. A block costs few instructions, and the table is read one page ahead. Without a table page r
+ * belongs to request r. */
 template <typename V> struct KeyBoxes {
     const struct dense_decode_sm90_params &p;
     const SharedOf<V> &shared;
@@ -54,7 +55,7 @@ template <typename V> struct KeyBoxes {
 
     DEVICE int page_size() const { return p.call.block_table ? p.call.page_size : INT32_MAX; }
 
-    /* The first piece from the one in hand on that has blocks. */
+    /* Finds the first piece that has blocks, from the current one on. */
     DEVICE void find_piece()
     {
         at.left = at.key = at.page = at.page_behind = 0, at.table = NULL;
@@ -88,7 +89,7 @@ template <typename V> struct KeyBoxes {
         return __all_sync(~0u, at.left > 0);
     }
 
-    /* The next one; behind the last one a page of -1. */
+    /* Returns the next block; past the last one its page is -1. */
     DEVICE KeyBox next()
     {
         const KeyBox box = {at.key, at.left > 0 ? at.page * p.page_step : -1};
@@ -108,7 +109,7 @@ template <typename V> struct KeyBoxes {
     }
 };
 
-/* A warp of its own asks for all keys. */
+/* Requests all keys; called by a warp that has no other role. */
 template <typename V>
 DEVICE void produce_keys(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared, uint32_t base)
 {
@@ -125,7 +126,7 @@ DEVICE void produce_keys(const struct dense_decode_fp8_params &p, const SharedOf
     }
 }
 
-/* Where softmax has no warp to spare: a warp of it asks for the first blocks, … */
+/* Requests the first blocks; called by a softmax warp where softmax has no warp to spare. */
 template <typename V>
 DEVICE void ask_for_first_keys(const struct dense_decode_fp8_params &p, SharedOf<V> &shared)
 {
@@ -141,14 +142,15 @@ DEVICE void ask_for_first_keys(const struct dense_decode_fp8_params &p, SharedOf
     __syncwarp();
 }
 
-/* … and then leaves with each block where that stands which comes into its buffer. Who is the last to need the buffer asks for it (Values). The
- * place that the block before in this buffer left may not have been read yet, so there are two. */
+/* Stores the position of the block that the next buffer receives; called by the same warp with each block.
+ * The last warp that needs the buffer requests that block (Values). The previous position for this buffer
+ * may not have been read yet, so there are two. */
 template <typename V> DEVICE void leave_next_box(const struct dense_decode_fp8_params &p, SharedOf<V> &shared)
 {
     KeyBoxes<V> boxes(p.dense, shared, shared.behind_boxes);
     KeyBox &to = shared.box[boxes.round()][boxes.buffer()];
     const KeyBox box = boxes.next();
-    __syncwarp(); /* all have read */
+    __syncwarp(); /* all lanes have read */
     if (elect_one()) to = box, shared.behind_boxes = boxes.at;
     __syncwarp();
 }

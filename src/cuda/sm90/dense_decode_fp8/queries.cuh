@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queries given as values, which become codes here, the same as ../../../queries.h has them, or fp16. A warp takes a row at a time; a lane has
- * two columns of every 64.
+ * Converts queries given as values to codes, as ../../../queries.h defines them, or to fp16. A warp takes
+ * one row at a time; a lane has two columns of every 64.
  */
 #pragma once
 
@@ -16,14 +16,14 @@
 
 #include <float.h>
 
-enum { QUERY_WORDS = D_QK / 64 /* of a lane, two values each */ };
+enum { QUERY_WORDS = D_QK / 64 /* per lane, two values each */ };
 
-/* Rows first, first + step, … of a tile, which a warp takes. */
+/* The rows of a tile that a warp takes: first, first + step, … */
 struct RowsOfWarp {
     int first, step;
 };
 
-/* Where columns c and c + 1 of a row stand, c even. */
+/* Returns the offset of columns c and c + 1 of a row of codes; c is even. */
 template <int ROWS> DEVICE uint32_t code_place(int row, int c)
 {
     if (c >= D_V)
@@ -34,7 +34,7 @@ template <int ROWS> DEVICE uint32_t code_place(int row, int c)
            (uint32_t)c % CHUNK_BYTES;
 }
 
-/* The codes of two values; NaN where one is, else the nearest that are finite. */
+/* Returns the codes of two values: NaN for NaN, else the nearest finite code. */
 DEVICE uint16_t e4m3_of(float low, float high)
 {
     uint16_t codes;
@@ -42,8 +42,8 @@ DEVICE uint16_t e4m3_of(float low, float high)
     return codes;
 }
 
-/* Division by one number, rounded as IEEE has it where neither the quotient nor the divisor is near the ends of fp32: what the compiler
- * makes of `/` without its ways for those. */
+/* Division by one number, rounded as IEEE requires unless the quotient or the divisor is near the ends of
+ * fp32's range: the code that the compiler generates for `/`, without its path for those. */
 struct Divisor {
     float by, reciprocal;
 
@@ -60,10 +60,10 @@ struct Divisor {
     }
 };
 
-/* Rows of smaller values are divided 2^64 times as large. */
+/* A row whose divisor is below LEAST_DIVISOR is enlarged by 2^64 for the division. */
 static constexpr float LEAST_DIVISOR = 0x1p-60f, ENLARGED = 0x1p64f;
 
-/* A row of the tile, or the last one of all. */
+/* Returns the address of a row of the tile, or of the last row of all if it is past the end. */
 DEVICE const uint16_t *query_row(const struct dense_decode_params &p, const Task &task, int row)
 {
     const RowPlace place = row_place(p, min(task.first_row + row, p.rows - 1), task.kv_head);
@@ -71,8 +71,8 @@ DEVICE const uint16_t *query_row(const struct dense_decode_params &p, const Task
            place.head * p.q_stride[2];
 }
 
-/* Calls put(row, words) for each of the warp's rows, with the lane's words of it; a row past the last one is 0. Words of some rows are loaded
- * together, since a load takes longer than a row takes to store. */
+/* Calls put(row, words) for each of the warp's rows, with the lane's words of it; a row past the last one
+ * is 0. Words of several rows are loaded together, since a load takes longer than storing a row. */
 template <typename V, typename Put>
 DEVICE void for_query_rows(const struct dense_decode_params &p, const Task &task, RowsOfWarp rows, Put put)
 {
@@ -100,7 +100,7 @@ DEVICE void for_query_rows(const struct dense_decode_params &p, const Task &task
     }
 }
 
-/* The bits of the largest magnitude among the first COUNT words of all lanes. */
+/* Returns the bits of the largest magnitude among the first COUNT words of all lanes. */
 template <int COUNT, int WORDS> DEVICE int32_t largest_magnitude(const uint32_t (&words)[WORDS])
 {
     int32_t bits = 0;
@@ -111,7 +111,7 @@ template <int COUNT, int WORDS> DEVICE int32_t largest_magnitude(const uint32_t 
     return __reduce_max_sync(~0u, bits);
 }
 
-/* Makes codes of a row's words, which have two values each. */
+/* Converts the words of a row, two values each, to codes. */
 struct QueryQuantiser {
     float enlarged;
     Divisor divisor;
@@ -128,7 +128,7 @@ struct QueryQuantiser {
     }
 };
 
-/* Rows of codes. `scales`: where those of the rows go, in shared memory. */
+/* Stores rows of codes. `scales`: address in shared memory of the rows' scales. */
 template <typename V>
 DEVICE void load_query_codes(const struct dense_decode_fp8_params &p, const Task &task, RowsOfWarp rows,
                              uint32_t q, uint32_t scales)
@@ -144,8 +144,9 @@ DEVICE void load_query_codes(const struct dense_decode_fp8_params &p, const Task
     });
 }
 
-/* Codes of a row's first columns, in lines; its last columns stay as they are, in a line of their own behind. `scales`: where what makes scores of
- * sums of codes goes: finite, so that no score is 0 times infinity; a NaN of queries is in their codes. */
+/* Stores a row's first columns as codes, in lines; its last columns stay as they are, in a line behind
+ * these. `scales`: address of the factors that turn sums of codes into scores. They are finite, so that no
+ * score is 0 times infinity; a NaN of the queries is in their codes. */
 template <typename V>
 DEVICE void load_query_lines(const struct dense_decode_fp8_params &p, const Task &task, RowsOfWarp rows,
                              uint32_t q, uint32_t scales)
@@ -167,8 +168,9 @@ DEVICE void load_query_lines(const struct dense_decode_fp8_params &p, const Task
     });
 }
 
-/* Where columns c and c + 1 of a row of values stand, c even: the pair of the four codes that a lane reads which comes first is one of
- * the first eight columns of a product's sixteen, the other one of the last eight. */
+/* Returns the offset of columns c and c + 1 of a row of values; c is even. Of the four codes that a lane
+ * reads, the first pair is among the first eight columns of a product's sixteen, the second among the last
+ * eight. */
 template <int ROWS> DEVICE uint32_t value_place(int row, int c)
 {
     const int pair = c / 2 % 8, word = pair % 2 * 4 + pair / 2, column = c / 16 * 16 + 2 * word;
@@ -177,8 +179,8 @@ template <int ROWS> DEVICE uint32_t value_place(int row, int c)
            (uint32_t)(column % CHUNK_ELEMENTS * 2);
 }
 
-/* Rows of fp16, each times a power of two. `scales`: where the factors go that make scores of products. The last columns of FP8_656 have a tile of
- * their own. */
+/* Stores rows of fp16, each times a power of two. `scales`: address of the factors that turn products into
+ * scores. The last columns of FP8_656 have a tile of their own. */
 template <typename V>
 DEVICE void load_query_values(const struct dense_decode_fp8_params &p, const Task &task, RowsOfWarp rows,
                               uint32_t q, uint32_t scales)
@@ -205,7 +207,8 @@ DEVICE void load_query_values(const struct dense_decode_fp8_params &p, const Tas
     });
 }
 
-/* Queries of a piece as the products of scores want them, for the other proxy to read; `turn`: pieces so far % 2. */
+/* Stores the queries of a piece as the products of scores need them, and fences for the async proxy.
+ * `turn`: pieces so far % 2. */
 template <typename V>
 DEVICE void load_queries(const struct dense_decode_fp8_params &p, const Task &task, RowsOfWarp rows,
                          uint32_t base, int turn)
@@ -222,7 +225,8 @@ DEVICE void load_queries(const struct dense_decode_fp8_params &p, const Task &ta
     fence_async_shared();
 }
 
-/* Brings the queries of the piece behind piece i of the list to L2, by the warpgroup with scores: a row a thread. */
+/* Prefetches the queries of the piece after piece i of the list to L2; called by the warpgroup with the
+ * scores, one row per thread. */
 template <typename V>
 DEVICE void prefetch_next_queries(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared, int i)
 {

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where S^T of a block stands in shared memory, between the warpgroup that makes it and the warps that make weights of it.
+ * Place of a block's S^T in shared memory, between the warpgroup that computes it and the warps that turn it
+ * into weights.
  */
 #pragma once
 
 #include "../../device/shared.cuh"
 #include "layout.cuh"
 
-/* Where the scores of a thread of the warpgroup stand: it has two keys, and two of every eight rows. */
+/* Addresses of a thread's scores in the warpgroup: it has two keys, and two of every eight rows. */
 template <typename V> struct ScorePlace {
     using Sums = float[V::ROWS / 2];
     uint32_t first;
@@ -16,7 +17,7 @@ template <typename V> struct ScorePlace {
     {
         const int lane = (int)(fresh_thread() % 32), warp = (int)(fresh_thread() / 32 % 4);
         first = scores + score_place<V::ROWS>(16 * warp + lane / 4, 2 * (lane % 4));
-        /* Kept: a thread's number, read anew for every address, is what a block waits for. */
+        /* Kept in a register: reading the thread index again for every address would stall the block. */
         asm volatile("" : "+r"(first));
     }
 
@@ -35,7 +36,7 @@ template <typename V> struct ScorePlace {
         }
     }
 
-    /* s = what stands there + s times the scale of the key. */
+    /* s = the stored sum + s times the key's scale. */
     DEVICE void add(Sums &s, const float (&scale)[2]) const
     {
 #pragma unroll

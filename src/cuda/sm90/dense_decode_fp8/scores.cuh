@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The warpgroup with the scores: S of all blocks and, one block behind, their weights. S of the next block is under way while softmax
- * runs. Its products are asked for a few at a time, and late: a warp whose products wait for their turn at the tensor cores computes
- * nothing, and S is done long before softmax is.
+ * The warpgroup with the scores: S of all blocks and, one block behind, their weights. S of the next block
+ * is computed during softmax. Its products are issued a few at a time, and late: a warp whose products wait
+ * for the tensor cores computes nothing, and S is done long before softmax is.
  *
  * A thread has two rows of the tile. References and scores are in powers of two.
  */
@@ -18,17 +18,17 @@
 enum {
     STEPS = D_QK / 32 /* products of S */,
     STEPS_OF_LINE = CODES_OF_LINE / 32,
-    Q_IN_REGISTERS = 2 /* of them: the tensor cores then leave shared memory to others */
+    Q_IN_REGISTERS = 2 /* steps with Q in registers: leaves shared memory to others */
 };
 
-/* A reference moves to REFERENCE_BELOW below the largest score, and only when that is 8.5 above it: weights are 2^8.5 at most, and what is
- * 2^-20 of the largest still has all bits of fp16. */
+/* A reference moves to REFERENCE_BELOW below the largest score, and only if that score is 8.5 above it:
+ * weights are at most 2^8.5, and those down to 2^-20 of the largest keep all bits of fp16. */
 static constexpr float REFERENCE_BELOW = 6.0f;
 
 /* 2^8.5 in fp16, in both halves of a word. */
 static constexpr uint32_t LARGEST_WEIGHTS = 0x5da85da8u;
 
-/* The larger ones of two pairs of fp16; NaN is none. */
+/* Returns the larger ones of two pairs of fp16, ignoring NaN. */
 DEVICE uint32_t largest_halves(uint32_t a, uint32_t b)
 {
     uint32_t most;
@@ -41,10 +41,10 @@ template <typename V> struct Scores {
     const struct dense_decode_fp8_params &p;
     Shared &shared;
     const uint32_t base;
-    float s[32], next[32]; /* S; that of the next block, which is under way */
+    float s[32], next[32]; /* S; that of the next block, in progress */
     uint32_t q[Q_IN_REGISTERS][4];
     float scale[2], reference[2], sum[2];
-    Turn<V::BUFFERS> buffer; /* of the block whose products are asked for */
+    Turn<V::BUFFERS> buffer; /* of the block whose products are issued next */
     Turn<V::SLOTS> slot;
     uint32_t pieces = 0;
 
@@ -53,15 +53,15 @@ template <typename V> struct Scores {
     {
     }
 
-    /* Read anew each time: registers are what limits this warpgroup. */
+    /* Computed again each time: this warpgroup is limited by registers. */
     DEVICE static int lane() { return (int)(fresh_thread() % 32); }
     DEVICE static int warp() { return (int)(fresh_thread() / 32 % 4); }
     DEVICE static int row() { return 16 * warp() + lane() / 4; }
 
-    /* Do the warp's rows count? */
+    /* Returns whether the warp has rows of the tile. */
     DEVICE static bool has_rows() { return V::ROW_WARPS == 4 || __any_sync(~0u, warp() < V::ROW_WARPS); }
 
-    /* The task of the piece in hand lies in shared memory; every warp has a copy of its own. */
+    /* The task of the current piece, in shared memory; every warp has its own copy. */
     DEVICE Task &task() const { return shared.task[warp()]; }
 
     DEVICE uint32_t keys_at(int index) const
@@ -80,7 +80,7 @@ template <typename V> struct Scores {
                                   swizzle_128(line, (uint32_t)(2 * (i % STEPS_OF_LINE) + lane() / 16)));
     }
 
-    /* Queries of a piece, and what makes scores of sums of their codes. */
+    /* Takes the queries of a piece, and computes the factors that turn sums of their codes into scores. */
     DEVICE void take_queries(int i)
     {
         const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
@@ -91,7 +91,7 @@ template <typename V> struct Scores {
         } else {
             if constexpr (!V::TOGETHER) {
                 barrier_sync(SCORES_BARRIER,
-                             WARPGROUP_THREADS); /* the piece before has been scored by all warps */
+                             WARPGROUP_THREADS); /* all warps have scored the previous piece */
                 load_queries<V>(p, task(), {warp(), WARPGROUP_THREADS / 32}, base, 0);
                 prefetch_next_queries(p, shared, i);
                 barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
@@ -99,7 +99,7 @@ template <typename V> struct Scores {
 #pragma unroll
             for (int i = 0; i < 2; i++) of_queries[i] = has_rows() ? shared.q_scales[0][row() + 8 * i] : 1.0f;
         }
-        /* Finite, so that no score is 0 times infinity; a NaN of queries is in their codes. */
+        /* Finite, so that no score is 0 times infinity; a NaN of the queries is in their codes. */
 #pragma unroll
         for (int i = 0; i < 2; i++)
             scale[i] = fminf(of_queries[i] * of_cache * p.dense.call.scale_log2, FLT_MAX);
@@ -108,7 +108,7 @@ template <typename V> struct Scores {
 
     /* ---- S ----------------------------------------------------------------------------------------- */
 
-    /* Products FROM … TO - 1 of the next block. */
+    /* Issues products FROM … TO - 1 of the next block. */
     template <int FROM, int TO> DEVICE void score(uint32_t keys)
     {
         const uint32_t queries = SHARED_AT(base, q);
@@ -133,7 +133,7 @@ template <typename V> struct Scores {
 
     /* ---- Weights ----------------------------------------------------------------------------------- */
 
-    /* Scores of keys that a row does not see, and codes that must not reach a product. */
+    /* Masks scores of keys that a row does not see, and clears codes that must not reach a product. */
     DEVICE void mask(int first_key, uint32_t keys)
     {
         const Task &task = this->task();
@@ -150,7 +150,7 @@ template <typename V> struct Scores {
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
     }
 
-    /* What makes rows of the sums over a piece. */
+    /* Stores lse, and the final factors of the rows' sums over the piece. */
     DEVICE void finish()
     {
         const Task &task = this->task();
@@ -168,7 +168,8 @@ template <typename V> struct Scores {
         __syncwarp();
     }
 
-    /* Raises the references of the warp's rows to what the block needs; `factor` rescales what was summed so far. */
+    /* Raises the references of the warp's rows to what the block needs; `factor` rescales the earlier
+     * sums. */
     DEVICE void move_references(float (&factor)[2])
     {
         float most[2];
@@ -182,7 +183,8 @@ template <typename V> struct Scores {
         }
     }
 
-    /* Weights of keys 16 i … 16 i + 15 to the row's line; what they add to the sums, and the largest ones so far. */
+    /* Stores weights of keys 16 i … 16 i + 15 to the row's line; updates their sums and the largest
+     * weights so far. */
     DEVICE void weigh(uint32_t line, int i, float (&added)[2], uint32_t &largest)
     {
         uint32_t words[4];
@@ -199,9 +201,10 @@ template <typename V> struct Scores {
         store_weights(line, i, (uint32_t)lane(), words);
     }
 
-    /* P of a block, and the products of the next one, if there is one: `keys`. `ready`: the slot is free, and those keys are there. Weights
-     * are computed relative to the references that are there: where one is too large, which is seldom, all of the warp's are computed again.
-     * Products are asked for late, between them: a warp whose products wait for their turn computes nothing. */
+    /* Computes P of a block, and issues the products of the next one (`keys`), if there is one. `ready`:
+     * the slot is free, and those keys are there. Weights are computed relative to the current references;
+     * if one is too large, which is rare, all of the warp's are computed again. Products are issued late,
+     * between weights: a warp whose products wait for the tensor cores computes nothing. */
     DEVICE void softmax(bool first, bool last, bool masked, bool ready, uint32_t keys)
     {
         const uint32_t line = weights_line(weights_tile<V>(base, slot.index), warp(), lane());
@@ -237,7 +240,7 @@ template <typename V> struct Scores {
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, done), slot.index));
     }
 
-    /* Some of the first twelve products of the next block. */
+    /* Issues some of the first twelve products of the next block. */
     DEVICE void score_part(int i, uint32_t keys)
     {
         if (i == 0) score<0, 2>(keys);
@@ -246,7 +249,8 @@ template <typename V> struct Scores {
         if (i == 3) score<8, 12>(keys);
     }
 
-    /* Is the slot of this block free, and are the keys of the next one there, which `buffer` is at? Asked early: the answer takes a while. */
+    /* Returns whether the slot of this block is free and the keys of the next one, in `buffer`, are there.
+     * Called early, since the answer has a latency. */
     DEVICE bool asks_for_next(bool last) const
     {
         const bool slot_free =

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The warps that make weights of S^T, where keys are the first factor: four lanes share two rows, so neither their largest scores nor their sums of
- * weights concern another warp. Scores and references are in powers of two.
+ * The warps that turn S^T into weights, where keys are the first factor. Four lanes share two rows, so
+ * neither the row maxima nor the sums of weights involve another warp. Scores and references are in powers
+ * of two.
  */
 #pragma once
 
@@ -15,19 +16,21 @@
 
 #include <float.h>
 
-/* A reference moves to this much below the largest score, and only when that is this much above it: weights are 2^11 at most, which fp16 has
- * room for, and what is 2^-20 of the largest still has all of its bits. */
+/* A reference moves to SOFTMAX_BELOW below the largest score, and only if that score is SOFTMAX_LATE above
+ * it: weights are at most 2^11, which fp16 can hold, and those down to 2^-20 of the largest keep all their
+ * bits. */
 static constexpr float SOFTMAX_BELOW = 6.0f, SOFTMAX_LATE = 11.0f;
 
 template <typename V> struct Softmax {
     using Shared = SharedOf<V>;
-    /* A lane has two rows, and of the block's eight chunks of keys this one of the first four and that of the last four. */
+    /* A lane has two rows, and two of the block's eight chunks of keys: one of the first four, and the
+     * same one of the last four. */
     enum {
         LANES_OF_ROW = 4,
         CHUNKS = KEYS / CHUNK_ELEMENTS / LANES_OF_ROW,
         KEYS_OF_LANE = CHUNKS * CHUNK_ELEMENTS
     };
-    /* Where no weight of a row is larger than 2^SOFTMAX_LATE, a lane's add up to this much at most. */
+    /* If no weight of a row exceeds 2^SOFTMAX_LATE, a lane's weights sum to at most this. */
     static constexpr float LARGEST_SUM = KEYS_OF_LANE * 2048.0f;
     using Rows = float[2];
     const struct dense_decode_fp8_params &p;
@@ -37,25 +40,26 @@ template <typename V> struct Softmax {
     Turn<V::SLOTS> slot;
     uint32_t turns = 0;  /* bit 0: of blocks; bit 1: of pieces */
     int masked;          /* keys at the end of the piece that some row does not see */
-    uint32_t s_at, p_at; /* the thread's first scores; where they go in a slot of weights */
+    uint32_t s_at, p_at; /* address of the thread's first scores; offset of their weights in a slot */
 
     DEVICE Softmax(const struct dense_decode_fp8_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory))
     {
         s_at = SHARED_AT(base, s) + score_place<V::ROWS>(key(0), row());
         p_at = (uint32_t)(row() * LINE_BYTES + (row() % 8 ^ key(0) / CHUNK_ELEMENTS) * CHUNK_BYTES);
-        /* Kept: a thread's number, read anew for every address, is what a block waits for. */
+        /* Kept in registers: reading the thread index again for every address would stall the block. */
         asm volatile("" : "+r"(s_at), "+r"(p_at));
     }
 
     DEVICE static int lane() { return (int)(fresh_thread() % 32); }
     DEVICE static int warp() { return (int)(fresh_thread() / 32); }
-    /* The lane's first row: eight lanes have rows that differ by 4, so that their weights go to all banks. */
+    /* Returns the lane's first row. The rows of eight lanes differ by 4, so that their weights go to all
+     * banks. */
     DEVICE static int row()
     {
         return SOFTMAX_ROWS * warp() + lane() / 16 * 8 + lane() / 4 % 2 * 4 + lane() / 8 % 2 * 2;
     }
-    /* The lane's key k. */
+    /* Returns the lane's key k. */
     DEVICE static int key(int k)
     {
         return (lane() % LANES_OF_ROW + k / CHUNK_ELEMENTS * LANES_OF_ROW) * CHUNK_ELEMENTS +
@@ -64,7 +68,7 @@ template <typename V> struct Softmax {
 
     DEVICE Task &task() const { return shared.task[12 + warp()]; }
 
-    /* Scores of the lane's key k. */
+    /* Loads the scores of the lane's key k. */
     DEVICE void load(Rows &s, int k) const
     {
         const int chunk = k / CHUNK_ELEMENTS, i = k % CHUNK_ELEMENTS;
@@ -73,7 +77,7 @@ template <typename V> struct Softmax {
         s[0] = __uint_as_float(both.x), s[1] = __uint_as_float(both.y);
     }
 
-    /* Scores of keys that a row does not see. */
+    /* Masks scores of keys that a row does not see. */
     DEVICE void mask(int left)
     {
         const Task &task = this->task();
@@ -90,8 +94,8 @@ template <typename V> struct Softmax {
         __syncwarp();
     }
 
-    /* Raises references to what the block needs, where some row of the warp needs it; what was summed so far is rescaled. Returns whether they
-     * have moved. */
+    /* Raises the references to what the block needs, if some row of the warp needs it, and rescales the
+     * earlier sums. Returns whether references have moved. */
     DEVICE bool move_references()
     {
         Rows most = {-INFINITY, -INFINITY}, factor;
@@ -128,7 +132,7 @@ template <typename V> struct Softmax {
         return exp2_approx(fmaf(score, scale[r], -reference[r]));
     }
 
-    /* Where the weights of a row and a chunk go. */
+    /* Returns the address of the weights of a row and a chunk. */
     DEVICE uint32_t weights_at(int r, int chunk) const
     {
         return ((weights_tile<V>(base, slot.index) + p_at) ^
@@ -136,14 +140,14 @@ template <typename V> struct Softmax {
                (uint32_t)(r * LINE_BYTES);
     }
 
-    /* Weights of a block, in fp16, and what those of the lane add up to. All scores are asked for at once: the tensor cores read shared memory
-     * meanwhile, and a load takes long. */
+    /* Computes the weights of a block, in fp16, and the sums of the lane's. All scores are loaded at once:
+     * the tensor cores read shared memory meanwhile, and a load takes long. */
     DEVICE void weigh_halves(Rows &added) const
     {
         Rows s[KEYS_OF_LANE];
 #pragma unroll
         for (int k = 0; k < KEYS_OF_LANE; k++) load(s[k], k);
-        __syncwarp(); /* none of them is put off */
+        __syncwarp(); /* so that no load is deferred */
         added[0] = added[1] = 0.0f;
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
@@ -164,7 +168,7 @@ template <typename V> struct Softmax {
         }
     }
 
-    /* The same in little code, in fp16 or bf16. */
+    /* The same in less code, in fp16 or bf16. */
     DEVICE void weigh_seldom(Rows &added, bool halves) const
     {
         added[0] = added[1] = 0.0f;
@@ -182,9 +186,9 @@ template <typename V> struct Softmax {
         }
     }
 
-    /* P of a block. Weights are computed relative to the references that are there; where one is too large, which is seldom, all of the
-     * warp's are computed again. Behind the first block of a piece, and for bf16, the largest scores are looked at before. Returns whether
-     * references have moved. */
+    /* Computes P of a block. Weights are computed relative to the current references; if one is too large,
+     * which is rare, all of the warp's are computed again. In the first block of a piece, and for bf16,
+     * the largest scores are checked beforehand. Returns whether references have moved. */
     DEVICE bool make_weights(bool first, bool halves)
     {
         Rows added;
@@ -213,7 +217,7 @@ template <typename V> struct Softmax {
 #pragma unroll
             for (int lanes = 1; lanes < LANES_OF_ROW; lanes *= 2)
                 sum[r] += __shfl_xor_sync(~0u, sum[r], lanes);
-        /* A lane finishes one of its rows; two of a row's four do so once more. */
+        /* A lane finishes one of its rows, so that two of a row's four lanes finish it. */
         const float own_sum = second ? sum[1] : sum[0], own_reference = second ? reference[1] : reference[0];
         const int own_row = row() + second;
         const float left = finish_row(p.dense.call, task, direct, score_lse(own_reference, own_sum), own_row,

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * A warpgroup with values: O^T += V^T P^T of half of the columns, 64 a warp, of all blocks. ldmatrix.trans reads 16 columns of 32 keys as
- * pairs of columns; a byte permute puts the even column's two keys before the odd one's, and each two become fp16: a row of A, so that
- * rows g and g + 8 of a product are columns 2 g and 2 g + 1. Fragments are read two ahead, and converted one ahead.
+ * A warpgroup with values: O^T += V^T P^T of half of the columns, 64 per warp, for all blocks.
+ * ldmatrix.trans reads 16 columns of 32 keys as pairs of columns; a byte permute puts the even column's two
+ * keys before the odd one's, and each two become fp16: a row of A, so that rows g and g + 8 of a product are
+ * columns 2 g and 2 g + 1. Fragments are read two ahead, and converted one ahead.
  */
 #pragma once
 
@@ -24,10 +25,10 @@ template <typename V> struct Values {
     Shared &shared;
     const uint32_t base;
     const int side;
-    uint32_t v_at; /* of the lane's row of the first fragment, in a block of keys */
+    uint32_t v_at; /* offset of the lane's row of the first fragment, in a block of keys */
     float o[GROUPS][V::ROWS / 2];
     uint32_t fragment[2][2][4], raw[2][4];
-    /* FP8_656: scales of two keys in fp16, for the fragments of each half of a block. */
+    /* FP8_656: fp16 scales of two keys, for the fragments of each half of a block. */
     uint32_t pairs[2][KEY_STEP / 8];
     Turn<V::BUFFERS> buffer;
     Turn<V::SLOTS> slot;
@@ -38,15 +39,15 @@ template <typename V> struct Values {
         const int column = HALF_ROW_TILE * share();
         v_at = (uint32_t)(column / CODES_OF_LINE * KEY_TILE_BYTES) +
                swizzle_128((uint32_t)lane(), (uint32_t)(column % CODES_OF_LINE / CHUNK_BYTES));
-        asm volatile("" : "+r"(v_at)); /* kept: worked out anew for every fragment it cost 8 % of all */
+        asm volatile("" : "+r"(v_at)); /* kept: computed again for every fragment it cost 8 % in all */
     }
 
-    /* Read anew each time: sums take nearly all registers. */
+    /* Computed again each time: the sums take nearly all registers. */
     DEVICE static int lane() { return (int)(fresh_thread() % 32); }
-    /* The warp's 64 columns, of eight times as many. */
+    /* Returns the warp's index among the eight that have 64 columns each. */
     DEVICE int share() const { return 4 * side + (int)(fresh_thread() / 32 % 4); }
 
-    /* The task of the piece in hand lies in shared memory; every warp has a copy of its own. */
+    /* The task of the current piece, in shared memory; every warp has its own copy. */
     DEVICE Task &task() const { return shared.task[4 + share()]; }
 
     DEVICE uint32_t keys_at(int index) const
@@ -75,7 +76,8 @@ template <typename V> struct Values {
         }
     }
 
-    /* The same as bf16; `scales`: where the lane's first key of the block has that of the warp's columns. */
+    /* Converts fragment i to bf16. `scales`: address of the scale of the warp's columns for the lane's
+     * first key of the block. */
     DEVICE void convert_wide(uint32_t (&a)[2][4], const uint32_t (&codes)[4], uint32_t scales, int i)
     {
 #pragma unroll
@@ -88,7 +90,7 @@ template <typename V> struct Values {
         }
     }
 
-    /* Scales in fp16 of half of a block, for the warp's columns. */
+    /* Loads the fp16 scales of half of a block, for the warp's columns. */
     DEVICE void load_pairs(int index, int half)
     {
         if constexpr (V::SCALED) {
@@ -101,7 +103,7 @@ template <typename V> struct Values {
         }
     }
 
-    /* The keys of the buffer in hand are there, and so are their scales. */
+    /* Waits for the keys of the current buffer, and for their scales. */
     DEVICE void wait_for_keys() const
     {
         mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
@@ -109,7 +111,7 @@ template <typename V> struct Values {
             mbarrier_wait(barrier_at(SHARED_AT(base, scales_full), buffer.index), buffer.parity);
     }
 
-    /* Tests the same barriers without waiting; early, since the answer has a latency. */
+    /* Tests the same barriers without waiting. Called early, since the answer has a latency. */
     DEVICE bool test_keys() const
     {
         const int index = buffer.index;
@@ -118,7 +120,7 @@ template <typename V> struct Values {
         return there;
     }
 
-    /* The first fragments of a block. */
+    /* Reads the first fragments of a block, and converts the very first. */
     DEVICE void begin(int index)
     {
         load_pairs(index, 0), load_pairs(index, 1);
@@ -127,14 +129,14 @@ template <typename V> struct Values {
         load(raw[1], keys_at(index), 1);
     }
 
-    /* ---- A block ---------------------------------------------------------------------------------------- */
+    /* ---- A block -------------------------------------------------------------------------------- */
 
-    /* `moved`: of 16 rows, a byte each. */
+    /* Rescales the sums. `moved_rows`: a byte for each 16 rows. */
     DEVICE void rescale(uint32_t moved_rows)
     {
 #pragma unroll
         for (int n = 0; n < V::ROWS / 8; n++) {
-            const bool moved = moved_rows >> 8 * (n / 2) & 255; /* of other rows no factor has been written */
+            const bool moved = moved_rows >> 8 * (n / 2) & 255; /* for other rows no factor is written */
             const float2 both = *(const float2 *)&shared.factor[slot.index][8 * n + 2 * (lane() % 4)];
             const float x = moved ? both.x : 1.0f, y = moved ? both.y : 1.0f;
 #pragma unroll
@@ -159,7 +161,8 @@ template <typename V> struct Values {
         for (int m = 0; m < GROUPS; m++) hold(o[m]);
     }
 
-    /* Products of a block in bf16, whose scales do not fit in fp16. Such blocks are rare, so both halves of the keys share one text. */
+    /* Multiplies a block in bf16 whose scales do not fit in fp16. Such blocks are rare, so both halves of
+     * the keys share one copy of the code. */
     DEVICE void multiply_wide(int index, uint32_t weights)
     {
         const uint32_t keys = keys_at(index),
@@ -180,7 +183,7 @@ template <typename V> struct Values {
         }
     }
 
-    /* The sums of each column group go to the place of the one before. */
+    /* Moves the sums of each column group to the place of the previous one. */
     DEVICE void next_group()
     {
 #pragma unroll
@@ -192,8 +195,8 @@ template <typename V> struct Values {
         }
     }
 
-    /* Products of a block in fp16. The first fragments of the next block are read while this one ends; behind the last block of a piece for
-     * nobody. */
+    /* Multiplies a block in fp16. The first fragments of the next block are read as this one ends; after
+     * the last block of a piece they are not used. */
     DEVICE void multiply_narrow(uint32_t keys, uint32_t weights, bool last)
     {
         const bool keys_asked = test_keys();
@@ -237,7 +240,7 @@ template <typename V> struct Values {
         release_keys(own, round);
     }
 
-    /* The warp needs the buffer no more. */
+    /* Releases the buffer, which the warp no longer needs. */
     DEVICE void release_keys(int buffer, uint32_t round)
     {
         constexpr uint32_t WARPS = 2 * WARPGROUP_THREADS / 32;
@@ -265,10 +268,11 @@ template <typename V> struct Values {
         slot.next();
     }
 
-    /* ---- The end of a piece ------------------------------------------------------------------------------- */
+    /* ---- The end of a piece --------------------------------------------------------------------- */
 
-    /* Over FP8_656 sums may have any magnitude: 64 of a row, from element e on, are multiplied by a power of two of their own, which is
-     * stored. `row`: the lane's first. */
+    /* Over FP8_656 sums may have any magnitude: 64 of a row, from element e on, are multiplied by a power
+     * of two of their own, which is stored. `row`: the lane's first. Returns the factors of the lane's two
+     * rows. */
     DEVICE float2 scale_for_slot(int e, float2 factor, int row)
     {
         float most[2] = {0.0f, 0.0f};
@@ -294,7 +298,8 @@ template <typename V> struct Values {
         return make_float2(scaled[0], scaled[1]);
     }
 
-    /* Some rows of the tile from `first` on, whose sums are the first of the lane's, to the warp's lines of shared memory. */
+    /* Stages rows of the tile from `first` on in the warp's lines of shared memory. Their sums are the
+     * first of the lane's. */
     DEVICE void stage_rows(int first, uint32_t stage, bool direct)
     {
         const int row = first + 2 * (lane() % 4);
@@ -315,7 +320,7 @@ template <typename V> struct Values {
         }
     }
 
-    /* From there, eight lanes 128 bytes of a row. */
+    /* Stores the staged rows: eight lanes write 128 bytes of a row. */
     DEVICE void store_staged(int first, uint32_t stage, bool direct)
     {
         const struct dense_decode_params &call = p.dense.call;
@@ -336,7 +341,8 @@ template <typename V> struct Values {
         }
     }
 
-    /* The sums of a piece. One text for all rows, which go down to the first places: it is walked through once a piece. */
+    /* Stores the sums of a piece. The loop is not unrolled, since it runs once per piece: the sums of
+     * further rows move down to the first registers. */
     DEVICE void store()
     {
         const bool direct = __any_sync(~0u, task().piece.slot == DIRECT);
@@ -355,7 +361,7 @@ template <typename V> struct Values {
         }
     }
 
-    /* ---- Pieces --------------------------------------------------------------------------------------------- */
+    /* ---- Pieces --------------------------------------------------------------------------------- */
 
     DEVICE void run_piece(const Work &work)
     {
@@ -394,7 +400,7 @@ template <typename V> struct Values {
     {
         const Place place(p.dense);
         const OnePiece &one = shared.one;
-        /* By the thread that will meet, while the first keys are on their way. */
+        /* The thread that will join the meeting begins it while the first keys are in flight. */
         if (fresh_thread() == VALUES * WARPGROUP_THREADS)
             meeting_begin(meeting_of(p.dense, place, one.request), p.dense.ticket);
         __syncwarp();

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The matrix products of one side. All addresses but the base are constants. After a kernel's layout.cuh.
+ * The matrix products of one side. All addresses are constants apart from the base. Include after a kernel's
+ * layout.cuh.
  */
 #pragma once
 
@@ -9,8 +10,8 @@ DEVICE uint32_t unit_at(uint32_t base, int side, int unit)
     return SHARED_AT(base, keys) + (uint32_t)(side * UNITS + unit) * UNIT_BYTES;
 }
 
-/* Of a row of Q, the thread's first or second (i), what the A fragments of its rope columns have; zeros where there is none. `from`: its
- * first rope column. */
+/* Loads the A fragments of the rope columns of the thread's first or second row of Q (i); zeros if the row
+ * does not exist (`some`). `from`: the row's first rope column. */
 DEVICE void load_rope_row(uint32_t (&q)[4][4], const uint16_t *from, bool some, int i)
 {
     from += 2 * (fresh_thread() % 4);
@@ -21,7 +22,7 @@ DEVICE void load_rope_row(uint32_t (&q)[4][4], const uint16_t *from, bool some, 
     }
 }
 
-/* S = Q·Kᵀ over the rope columns, which of Q are in registers. */
+/* S = Q·Kᵀ over the rope columns; Q's are in registers. */
 template <typename Element>
 DEVICE void multiply_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t base, int side)
 {
@@ -43,7 +44,7 @@ DEVICE void multiply_keys(float (&s)[32], uint32_t base, int side, int unit, boo
     }
 }
 
-/* O (+)= P·V over one unit of a block of side `owner`: P in shared memory … */
+/* O (+)= P·V over one unit of a block of side `owner`; P is in shared memory. */
 template <typename Element>
 DEVICE void multiply_unit(float (&o)[64], uint32_t base, int owner, int unit, int add)
 {
@@ -54,7 +55,7 @@ DEVICE void multiply_unit(float (&o)[64], uint32_t base, int owner, int unit, in
     wgmma_commit();
 }
 
-/* … or in registers. */
+/* The same; P is in registers. */
 template <typename Element>
 DEVICE void multiply_unit(float (&o)[64], const uint32_t (&p)[4][4], uint32_t base, int owner, int unit,
                           int add)
@@ -65,7 +66,8 @@ DEVICE void multiply_unit(float (&o)[64], const uint32_t (&p)[4][4], uint32_t ba
     wgmma_commit();
 }
 
-/* O (+)= P·V over the home units of `side`, of a block of side `owner`; `p`: its weights where they are in registers. */
+/* O (+)= P·V over the home units of `side`, for a block of side `owner`. `p`: the weights if they are in
+ * registers. */
 template <typename Element, typename... P>
 DEVICE void multiply_home(float (&left)[64], float (&right)[64], uint32_t base, int side, int owner, int add,
                           const P &...p)
@@ -76,20 +78,22 @@ DEVICE void multiply_home(float (&left)[64], float (&right)[64], uint32_t base, 
     multiply_unit<Element>(right, p..., base, owner, second_of_home(side), add);
 }
 
-/* Until the other side has issued the Q·Kᵀ of the block before: the tensor cores then do that one first, and its softmax, for
- * which this side waits, begins early. `others`: how many of its blocks came before. */
+/* Waits until the other side has issued Q·Kᵀ of the previous block: the tensor cores then run that one
+ * first, and its softmax, which this side waits for, begins early. `others`: number of the other side's
+ * blocks so far. */
 DEVICE void wait_for_turn(uint32_t base, int side, uint32_t others)
 {
     mbarrier_wait(barrier_at(SHARED_AT(base, scored), 1 - side), others & 1);
 }
 
-/* P of the other side's block is there; its reference may have moved. */
+/* Waits for P of the other side's block; the other side's reference may have moved with it. */
 DEVICE void wait_for_weights(uint32_t base, int side, uint32_t others)
 {
     mbarrier_wait(barrier_at(SHARED_AT(base, p_full), 1 - side), others & 1);
 }
 
-/* Gives a unit back to the producer; by every warp whose home it is, when its last product has been waited for. */
+/* Returns a unit to the producer. Every warp whose home it is calls this after waiting for its last
+ * product with the unit. */
 DEVICE void release_unit(uint32_t base, int owner, int unit, int lane)
 {
     if (lane == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, keys_empty), owner * UNITS + unit));

@@ -1,30 +1,32 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finished rows on their way to `out`, as one side has them. After a kernel's layout.cuh.
+ * Finished rows of one side on their way to `out`. Include after a kernel's layout.cuh.
  */
 #pragma once
 
 #include "../../device/shared.cuh"
 
-/* A row's elements of 16 columns, of which e is the first, multiplied. */
+/* Returns the thread's four elements of a row in 16 columns, multiplied by `factor`; e is the first of
+ * them. */
 DEVICE float4 scaled_values(const float (&o)[64], int e, float factor)
 {
     return make_float4(o[e] * factor, o[e + 1] * factor, o[e + 4] * factor, o[e + 5] * factor);
 }
 
-/* What becomes of an element of O on its way to `out`: it is multiplied by its row's factor. */
+/* Epilogue that multiplies an element of O by its row's factor. */
 struct Scaled {
     const float (&factor)[2]; /* of the thread's two rows */
 
-    /* Of row i of the thread's two what it holds of 16 columns (slot_position): from element e on, in the group of 64 columns
-     * that begins at element FIRST, and at `column` of the side's. */
+    /* Returns the values of row i of the thread's two in 16 columns (slot_position), from element e on.
+     * FIRST: first element of the group of 64 columns. The last argument is the group's first column in
+     * the side's. */
     template <int FIRST> DEVICE float4 values(const float (&o)[64], int e, int i, int) const
     {
         return scaled_values(o, e, factor[i]);
     }
 };
 
-/* 64 columns of the warp's 16 rows to 16 lines of shared memory. */
+/* Stores 64 columns of the warp's 16 rows to 16 lines of shared memory. */
 template <typename Element, int FIRST, typename Finish>
 DEVICE void stage_group(const float (&o)[64], const Finish &finish, int column, uint32_t lines, uint32_t lane)
 {

@@ -5,18 +5,18 @@
 
 enum { ALIGNMENT = 16 };
 
-/* Up to so many units an SM the kernel of small tiles takes a plan. (On an H200, 128 heads, 128 + 1024 entries of which half count on
- * average: at 4.4 17.9 µs, the large kernel 20.8.) */
+/* Most units per SM for which the kernel of small tiles takes a plan. (On an H200 with 128 heads and 128 +
+ * 1024 entries, of which half count on average: at 4.4 units 17.9 µs, the large kernel 20.8.) */
 enum { SMALL_MOST_UNITS = 6 };
 
-/* Up to so many it takes chunks of one unit. With two the large kernel is no slower. */
+/* Most units per SM for which it takes chunks of one unit. With two the large kernel is no slower. */
 static const double SMALL_MOST_UNITS_AT_ONCE = 1.5;
 
-/* Up to so many blocks a piece the plan's overhead of a request would cut them unevenly. */
+/* FEW_BLOCKS: up to so many blocks per piece, the plan's overhead per request would cut pieces unevenly. */
 enum { FEW_BLOCKS = 8, MOST_PARTITIONS = 65536 };
 
-/* What a plan's cuts cost, in blocks: two pieces where one would do, and the join. Requests that are not cut, or all alike, may
- * leave so many blocks' time of some SMs unused. */
+/* Cost of a plan's cuts, in blocks: two pieces instead of one, and the join. Requests that are not cut, or
+ * are all alike, may leave the time of so many blocks unused on some SMs. */
 enum { CUT_BLOCKS = 2 };
 
 static bool cache_aligned(const struct key_view *keys)
@@ -33,7 +33,7 @@ struct sm90_sparse_formats sm90_sparse_decode_formats(const struct attention_pro
     return (struct sm90_sparse_formats){other == KV_FP4_288 ? KV_FP8_528 : other, true};
 }
 
-/* Both of one format, or FP4_288 beside one whose kernels know it. */
+/* Returns whether both caches have one format, or FP4_288 beside a format whose kernels take it. */
 static bool formats_go_together(const struct attention_problem *p)
 {
     const struct sm90_sparse_formats formats = sm90_sparse_decode_formats(p);
@@ -57,7 +57,8 @@ const char *sm90_sparse_decode_refuses(const struct attention_problem *p, const 
     if (!formats_go_together(p))
         return "takes two caches of one format, or of FP4_288 and FP8_528 or FP8_528_F32, split or not";
     *argument = "extra_kv_cache";
-    /* Without entries too, so that a request's kernel is the same whatever room its lists have. */
+    /* Checked without entries too, so that a request's kernel does not depend on the room that its lists
+     * have. */
     if (!cache_aligned(&p->keys[1].k))
         return "takes a cache whose base and strides are multiples of 16 bytes";
     *argument = "out";
@@ -101,7 +102,7 @@ static int64_t blocks_of(const struct sm90_sparse_shape *shape)
     return cuda_ceil_div(plan_topk_length(shape->topk, shape->extra_topk, shape->extra_topk), PLAN_BLOCK);
 }
 
-/* Workers whose blocks of threads, a tile of so many heads each, the GPU has room for at a time. */
+/* Returns how many workers the GPU has room for at a time, if each has `tiles` CTAs of `heads` heads. */
 static int64_t workers_of_tiles(const struct sm90_sparse_shape *shape, int64_t tiles, int64_t heads)
 {
     const int64_t of_sm = heads == SM90_SPARSE_DECODE_SMALL_HEADS ? SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM : 1;
@@ -114,7 +115,8 @@ static int64_t workers_at_once(const struct sm90_sparse_shape *shape, int64_t he
     return workers_of_tiles(shape, shape->s_q * cuda_ceil_div(shape->h_q, heads), heads);
 }
 
-/* The fewest blocks a piece with which all pieces begin at once; 0: there are too many requests. */
+/* Returns the fewest blocks per piece with which all pieces begin at once, or 0 if there are too many
+ * requests. */
 static int64_t even_piece(const struct sm90_sparse_shape *shape, int64_t heads)
 {
     const int64_t at_once = workers_at_once(shape, heads), blocks = blocks_of(shape);
@@ -130,7 +132,7 @@ int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int head
     return as_even_as_a_plan ? (int32_t)piece * PLAN_BLOCK : 0;
 }
 
-/* How many units an SM has, as if all lists were full: a unit is a block of 64 keys for a tile of 16 heads. */
+/* Returns the units per SM as if all lists were full. A unit is a block of 64 keys for a tile of 16 heads. */
 static double units_of_sm(const struct sm90_sparse_shape *shape)
 {
     const double tiles = (double)shape->b * (double)shape->s_q *
@@ -138,15 +140,16 @@ static double units_of_sm(const struct sm90_sparse_shape *shape)
     return tiles * (double)blocks_of(shape) / shape->sms;
 }
 
-/* Whether the kernel of small tiles is the one that a plan is for. */
+/* Returns whether a plan is for the kernel of small tiles. */
 static bool few_units(const struct sm90_sparse_shape *shape)
 {
     return shape->h_q <= SM90_SPARSE_DECODE_SMALL_HEADS ||
            (shape->b && units_of_sm(shape) <= SMALL_MOST_UNITS);
 }
 
-/* The kernel of small tiles takes a call where each of its blocks of threads has one unit and they are not many: with two units the
- * large kernel is faster, since every tile converts the keys for itself. It also takes a call of few units that goes by a plan. */
+/* The kernel of small tiles takes a call if each of its CTAs has one unit and units are few: with two
+ * units the large kernel is faster, since every tile converts the keys for itself. It also takes a call of
+ * few units that goes by a plan. */
 bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant)
 {
     if (shape->h_q <= SM90_SPARSE_DECODE_SMALL_HEADS) return true;
@@ -164,19 +167,21 @@ int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape)
     const int64_t heads = few_units(shape) ? SM90_SPARSE_DECODE_SMALL_HEADS : SM90_SPARSE_DECODE_HEADS;
     const int64_t piece = even_piece(shape, heads), b = shape->b, blocks = blocks_of(shape);
     if (!piece || piece > FEW_BLOCKS) return (int32_t)workers_at_once(shape, heads);
-    if (piece >= blocks) return (int32_t)b; /* none is cut */
-    /* The planner then cuts after at most `piece` blocks; what is too many stays idle. */
+    if (piece >= blocks) return (int32_t)b; /* no request is cut */
+    /* The planner then cuts after at most `piece` blocks; surplus partitions stay idle. */
     const int64_t partitions = cuda_ceil_div(b * (blocks + PLAN_OVERHEAD), piece);
     return (int32_t)(partitions < MOST_PARTITIONS ? partitions : MOST_PARTITIONS);
 }
 
-/* The fewest blocks of a piece that a kernel is given by a plan: where one block would do for large tiles there are few units. */
+/* Returns the fewest blocks per piece for which a kernel gets a plan: if one block would do for large
+ * tiles, there are few units. */
 static int64_t least_piece(int64_t heads)
 {
     return heads == SM90_SPARSE_DECODE_SMALL_HEADS ? 1 : 2;
 }
 
-/* The most partitions of one of the kernels. Among batches in which each request has as many workers the largest one has most. */
+/* Returns the most partitions of one of the kernels. Among batches in which each request has equally many
+ * workers, the largest has most. */
 static int64_t rows_of(struct sm90_sparse_shape shape, int64_t heads)
 {
     const int64_t at_once = workers_at_once(&shape, heads), blocks = blocks_of(&shape);
@@ -200,7 +205,7 @@ int32_t sm90_sparse_decode_rows(const struct sm90_sparse_shape *shape)
     return (int32_t)(most < MOST_PARTITIONS ? most : MOST_PARTITIONS);
 }
 
-/* Pieces of as few blocks as there may be let more partitions stay idle. */
+/* Pieces of the fewest possible blocks leave the most partitions idle. */
 int32_t sm90_sparse_decode_most_partitions(const struct sm90_sparse_shape *shape, int64_t tiles, int heads)
 {
     const int64_t at_once = workers_of_tiles(shape, tiles, heads), blocks = blocks_of(shape);

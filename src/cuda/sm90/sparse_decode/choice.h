@@ -1,32 +1,37 @@
 /* SPDX-License-Identifier: MIT
  *
- * What Hopper's sparse decode takes, which of its two kernels, and how many partitions that one is best given.
- * Functions of the problem and of the number of SMs alone: the plan, the workspace and the launch ask each for itself.
+ * Which problems Hopper's sparse decode takes, which of its two kernels, and how many partitions suit that
+ * one. The functions depend on the problem and the number of SMs alone: the plan, the workspace and the
+ * launch call them separately.
  */
 #ifndef FMLA_SM90_SPARSE_DECODE_CHOICE_H
 #define FMLA_SM90_SPARSE_DECODE_CHOICE_H
 
 #include "../../../problem.h"
 
-/* What a tile takes; of that of the kernel for small batches (small/) two blocks of threads fit an SM. */
+/* Heads of a tile; two CTAs of the kernel for small batches (small/) fit an SM. */
 enum {
     SM90_SPARSE_DECODE_HEADS = 64,
     SM90_SPARSE_DECODE_SMALL_HEADS = 16,
     SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM = 2
 };
 
-/* Lists with lengths are cut into chunks of up to so many keys: a plan, which evens lengths out, and a second kernel cost more. */
+/* Lists with lengths are cut into chunks without a plan up to so many keys a chunk: a plan, which balances
+ * lengths, and a second kernel cost more. */
 enum { SM90_SPARSE_DECODE_FEW_KEYS = 512 };
 
-/* NULL if it takes the problem; else what it takes, and which argument differs. */
+/* Returns NULL if the kernel takes the problem; else a text that says what it takes, and in `argument` the
+ * argument that differs. */
 const char *sm90_sparse_decode_refuses(const struct attention_problem *problem, const char **argument);
 
-/* Is the portable kernel faster? Over caches of the queries' type Hopper has no kernel of small tiles, and for few keys the portable
- * one, whose tiles have 16 to 64 heads, is sooner done (docs/kernels/sparse-decode.md has the measured crossover). */
+/* Returns whether the portable kernel is faster. Over caches of the queries' type Hopper has no kernel of
+ * small tiles, and for few keys the portable kernel, whose tiles have 16 to 64 heads, is done sooner
+ * (docs/kernels/sparse-decode.md has the measured crossover). */
 bool sm90_sparse_decode_leaves(const struct attention_problem *problem);
 
-/* Which of the kernels over caches of bytes takes the formats of both: whose `format` it is, and whether some blocks of keys have FP4.
- * The queries' kernels, over caches of their type, are found alike. */
+/* Which of the kernels over FP8 and FP4 caches takes the formats of both caches: the kernel's `format`,
+ * and whether some blocks of keys are FP4. The kernels over caches of the queries' type are found in the
+ * same way. */
 struct sm90_sparse_formats {
     enum kv_format format;
     bool some_fp4;
@@ -34,35 +39,37 @@ struct sm90_sparse_formats {
 
 struct sm90_sparse_formats sm90_sparse_decode_formats(const struct attention_problem *problem);
 
-/* As far as the choice depends on a call. */
+/* The properties of a call that the choice depends on. */
 struct sm90_sparse_shape {
     int64_t b, s_q, h_q, topk, extra_topk;
     int32_t sms;
-    bool lengths; /* lists have lengths of their own */
+    bool lengths; /* whether lists have lengths of their own */
 };
 
 struct sm90_sparse_shape sm90_sparse_shape_of(const struct attention_problem *problem, int32_t sms);
 
-/* Is it for the kernel for small batches? In batch-invariant mode that is not to depend on the batch. Where b is 0, how many
- * requests there will be is not known: partitions for large batches serve small ones, where those for small batches would
- * leave SMs without work in large ones. */
+/* Returns whether the call is for the kernel for small batches. In batch-invariant mode that must not
+ * depend on the batch. b = 0 means that the number of requests is unknown: partitions for large batches
+ * serve small ones, but those for small batches would leave SMs idle in large ones. */
 bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant);
 
-/* Where all keys of the batch are so few that a kernel's blocks of threads for them begin at once: how many keys each is best
- * given, a multiple of PLAN_BLOCK. Requests are then cut into chunks of so many keys, and no plan need be made or read.
- * 0: by a plan. `heads`: of the kernel's tiles. */
+/* Returns how many keys, a multiple of PLAN_BLOCK, each CTA is best given if the batch has so few keys
+ * that all CTAs for them begin at once. Requests are then cut into chunks of so many keys, and no plan is
+ * made or read. Returns 0 if the call goes by a plan. `heads`: of the kernel's tiles. */
 int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int heads);
 
-/* Partitions where the caller names none: as many as let every block of threads begin at once, with pieces as even as
- * can be. Of the shape alone, with lengths or without: a plan is needed only with them, or where there are many keys. */
+/* Returns the partitions to use if the caller names none: as many as let every CTA begin at once, with
+ * pieces as even as possible. Depends on the shape alone, with lengths or without: a plan is needed only
+ * with lengths, or for many keys. */
 int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape);
 
-/* The most that it answers for the shape with any b, which is not looked at: the rows of a plan that may be copied over that of
- * another batch. */
+/* Returns the maximum of sm90_sparse_decode_partitions for the shape with any b (the shape's b is
+ * ignored): the rows of a plan that may be copied over that of another batch. */
 int32_t sm90_sparse_decode_rows(const struct sm90_sparse_shape *shape);
 
-/* The most rows where requests have `tiles` tiles of so many heads, any b, and lists at most as long as the shape says. It is never
- * less for fewer tiles; 1 where there are more tiles than half of what fits the GPU at a time. */
+/* Returns the most rows if requests have `tiles` tiles of `heads` heads, any b, and lists at most as long
+ * as the shape says. It is never less for fewer tiles; 1 if there are more tiles than half of what fits
+ * the GPU at a time. */
 int32_t sm90_sparse_decode_most_partitions(const struct sm90_sparse_shape *shape, int64_t tiles, int heads);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What both kernels of Hopper's sparse decode share: the formats as they take them, their place, the pieces of a list and their
- * blocks, of sparse prefill too.
+ * Definitions shared by both kernels of Hopper's sparse decode, and by sparse prefill: formats, a CTA's
+ * place, the pieces of a list and their blocks.
  */
 #pragma once
 
@@ -21,17 +21,19 @@ DEVICE int warp()
     return (int)(fresh_thread() / 32);
 }
 
-/* Which blocks of keys have FP4 codes: a block's keys are all of one cache. */
+/* Which blocks of keys have FP4 codes. A block's keys are all of one cache. */
 enum Fp4Blocks { NO_BLOCKS, ALL_BLOCKS, BLOCKS_OF_SOME_CACHE };
 
-/* A token is chunks of 64 codes, and with FP8_656 and FP8_584 64 bf16 values: of K alone, or, V's last tile, of both. FP8_528 and
- * FP4_288 stand for their split forms too. FP4: which blocks have FP4_288 in place of FORMAT. */
+/* A token is chunks of 64 codes and, with FP8_656 and FP8_584, 64 bf16 values: of K alone, or, as V's last
+ * tile, of both. FP8_528 and FP4_288 stand for their split forms too. FP4: which blocks are FP4_288 in
+ * place of FORMAT. */
 template <enum kv_format FORMAT_, Fp4Blocks FP4_ = FORMAT_ == KV_FP4_288 ? ALL_BLOCKS : NO_BLOCKS>
 struct Format {
     static constexpr enum kv_format FORMAT = FORMAT_;
     static constexpr Fp4Blocks FP4 = FP4_;
     static constexpr bool PREFILL = false, ONE_PIECE = false;
-    /* With more, ptxas converts chunks long before their turn, which takes some 5 % longer; with fewer these formats spill. */
+    /* With more, ptxas converts chunks long before their turn, which takes some 5 % longer; with fewer,
+     * these formats spill. */
     static constexpr int SCORE_REGISTERS = FORMAT == KV_FP8_528_F32 || FORMAT == KV_FP8_528 ? 168 : 160;
     static constexpr bool ROPE_IS_V = FORMAT == KV_FP8_584, HAS_ROPE = ROPE_IS_V || FORMAT == KV_FP8_656;
     static constexpr int CODE_CHUNKS = ROPE_IS_V ? 7 : 8;
@@ -42,7 +44,7 @@ struct Format {
     static constexpr bool NEXT_PIECE_IN_SHARED = ROPE_IS_V || FP4 == BLOCKS_OF_SOME_CACHE;
     static constexpr int SCALE_WORDS = F32_SCALES ? 4 : 2; /* of a key */
 
-    /* Has a block FP4 codes, of which this is said? */
+    /* Returns whether a block has FP4 codes. `said`: whether its cache is FP4. */
     static DEVICE bool fp4(bool said) { return FP4 == ALL_BLOCKS || (FP4 == BLOCKS_OF_SOME_CACHE && said); }
 
     static DEVICE KeyPlace place(const struct sparse_cache_params &cache, int index)
@@ -65,25 +67,26 @@ DEVICE bool has_fp4(const struct sparse_cache_params &cache)
     return cache.format == KV_FP4_288 || cache.format == KV_FP4_288_SPLIT;
 }
 
-/* A block of threads has one piece, the first of its list, if there is any: a part of a request, of which it joins a share
- * (join_share.cuh). This is less code, which all comes with the launch. Where lists have lengths, a request's keys are shared out among
- * as many blocks of threads as there are for all that it could have; a list's step is then the keys of a part. */
+/* A CTA has one piece, the first of its list, if there is any: a part of a request, of which it joins a share
+ * (join_share.cuh). This is less code, all of which comes with the launch. If lists have lengths, a request's
+ * keys are divided among as many CTAs as it has with full lists; a list's step is then the keys of a part. */
 template <typename F> struct OnePieceFormat : F {
     static constexpr bool ONE_PIECE = true;
 };
 
-/* Of sparse prefill: requests are tokens, none is cut, and workers take them in turns. Largest scores are asked for. */
+/* Sparse prefill: requests are tokens, none is cut, and workers take them in turns. The largest scores are
+ * kept. */
 template <typename F> struct PrefillFormat : F {
     static constexpr bool PREFILL = true;
-    static constexpr int SCORE_REGISTERS = 168; /* with 160 FP8_584's kernel spills */
+    static constexpr int SCORE_REGISTERS = 168; /* with 160 the kernel of FP8_584 spills */
 };
 
-/* The same of few tokens, whose lists are cut into parts as decode's of few keys are. */
+/* Sparse prefill of few tokens, whose lists are cut into parts as decode's of few keys are. */
 template <typename F> struct PrefillPartFormat : PrefillFormat<F> {
     static constexpr bool ONE_PIECE = true;
 };
 
-/* The worker, query token and tile of heads of this block of threads. */
+/* The worker, query token and tile of heads of this CTA. */
 struct Place {
     int worker, token, tile;
 
@@ -120,7 +123,7 @@ DEVICE Piece piece_of(const struct sparse_decode_params &p, const PieceList &lis
         Piece part = {};
         part.request = list.request, part.begin = i * list.step;
         part.end = i < list.last ? part.begin + list.step : request_length(p, list.request);
-        part.slot = (int64_t)list.request * p.split.chunks + i; /* of an only one too */
+        part.slot = (int64_t)list.request * p.split.chunks + i; /* even if it is the only part */
         return part;
     }
     if constexpr (!F::PREFILL) return list_piece(p, list, i, &length);
@@ -129,14 +132,15 @@ DEVICE Piece piece_of(const struct sparse_decode_params &p, const PieceList &lis
     return piece;
 }
 
-/* Of piece i of the list. */
+/* Returns the request of piece i of the list. */
 template <typename F>
 DEVICE int request_of(const struct sparse_decode_params &p, const PieceList &list, int i)
 {
     return !F::ONE_PIECE && (F::PREFILL || p.split.partitions) ? i : list.request;
 }
 
-/* Every piece has a block, if only one without keys: its result is written all the same. */
+/* Returns the number of blocks of a piece. It is at least one, since the result of a piece without keys is
+ * written all the same. */
 DEVICE int blocks_of(const Piece &piece)
 {
     return max(1, (int)((unsigned)(piece.end - piece.begin + KEYS - 1) / KEYS));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * FP8 codes and bf16 values to what is multiplied: fp16, or bf16 for the keys that fp16 does not hold. Codes become
- * bf16(e4m3 × scale), as everywhere; in fp16 exactly, where the scale is a power of two, and else e4m3 × fp16(scale), nearer to
- * the product than bf16 is. NaN codes become NaN either way.
+ * Converts FP8 codes and bf16 values to fp16, or to bf16 for keys that fp16 does not hold. Codes become
+ * bf16(e4m3 × scale), as everywhere; in fp16 they are exact if the scale is a power of two, else e4m3 ×
+ * fp16(scale), nearer to the product than bf16 is. NaN codes become NaN either way.
  */
 #pragma once
 
@@ -10,20 +10,22 @@
 #include "../../device/shared.cuh"
 #include "common.cuh"
 
-/* Scales that are multiplied in fp16: every code times 2^-15 is a multiple of 2^-24, as all of fp16 is, so that powers of two
- * lose nothing; with others a value loses 2^-10 of itself and 2^-25, less than bf16 loses wherever the code is 1/2 or more. Above,
- * 448 times the scale is infinite. Of ue8m0 a range that shows in the upper bits of a byte. */
+/* Scales that are multiplied in fp16. Every code times 2^-15 is a multiple of 2^-24, as all of fp16 is, so
+ * that powers of two lose nothing; with other scales a value loses 2^-10 of itself and 2^-25, less than
+ * bf16 loses if the code is 1/2 or more. Above MOST_SCALE, 448 times the scale is infinite. For ue8m0 the
+ * range is one that shows in the upper bits of a byte. */
 enum : uint32_t { LEAST_SCALE = 0x38000000 /* 2^-15 */, MOST_SCALE = 0x43120000 /* 146 */ };
-static constexpr uint32_t SCALE_CODES = 0x70 /* 2^-15 … 1: with the lower four bits anything */;
+static constexpr uint32_t SCALE_CODES = 0x70 /* 2^-15 … 1: the lower four bits are arbitrary */;
 
-/* Scales that are no powers of two may be rounded. How far that moves a score goes by softmax_scale: some 1e-4 here, of queries
- * and keys around 1 and 1/10. With larger ones they go by bf16. */
+/* Scales that are not powers of two may be rounded. How far that moves a score depends on softmax_scale:
+ * some 1e-4 at this value, for queries and keys around 1 and 1/10. With a larger softmax_scale they go by
+ * bf16. */
 static constexpr float MOST_SOFTMAX_SCALE_FOR_ROUNDED = 0.0625f;
 
-/* |x| of a bf16 value from here on is infinite in fp16. */
+/* A bf16 value with |x| from here on is infinite in fp16. */
 static constexpr uint32_t BF16_TOO_LARGE = 0x4780;
 
-/* Codes c0 … c3 to (c0, c1), (c2, c3); `scale`: in fp16, twice. */
+/* Converts codes c0 … c3 to fp16 pairs (c0, c1), (c2, c3). `scale`: in fp16, in both halves. */
 DEVICE void convert_codes(uint32_t codes, uint32_t scale, uint32_t &low, uint32_t &high)
 {
     asm("{\n.reg .b16 x, y;\n.reg .b32 a, b;\nmov.b32 {x, y}, %2;\ncvt.rn.f16x2.e4m3x2 a, x;\n"
@@ -32,7 +34,7 @@ DEVICE void convert_codes(uint32_t codes, uint32_t scale, uint32_t &low, uint32_
         : "r"(codes), "r"(scale));
 }
 
-/* The same to bf16, for any scale. */
+/* Converts the same to bf16, for any scale. */
 DEVICE void convert_codes(uint32_t codes, float scale, uint32_t &low, uint32_t &high)
 {
     uint32_t a, b;
@@ -43,7 +45,7 @@ DEVICE void convert_codes(uint32_t codes, float scale, uint32_t &low, uint32_t &
     high = Bf16::pack(Fp16::to_float((uint16_t)b) * scale, Fp16::to_float((uint16_t)(b >> 16)) * scale);
 }
 
-/* Eight e2m1 codes to e4m3 codes of 2^-6 of their values, in the same order. */
+/* Converts eight e2m1 codes to e4m3 codes of 2^-6 of their values, in the same order. */
 DEVICE uint2 e4m3_of_e2m1(uint32_t codes)
 {
     constexpr uint32_t SIGNS = 0x80808080, MAGNITUDES = 0x1c1c1c1c;
@@ -52,9 +54,10 @@ DEVICE uint2 e4m3_of_e2m1(uint32_t codes)
     return make_uint2(__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362));
 }
 
-static constexpr float E2M1_IN_E4M3 = 64.0f; /* what the scale makes good */
+static constexpr float E2M1_IN_E4M3 = 64.0f; /* restored by the scale */
 
-/* An e4m3 scale of e4m3_of_e2m1's codes, for either conversion: fp16 holds all of them, and their products with codes. */
+/* Converts an e4m3 scale of e4m3_of_e2m1's codes, for either conversion: fp16 holds all scales, and their
+ * products with codes. */
 template <typename Element> DEVICE auto fp4_scale(uint32_t code)
 {
     uint32_t twice;
@@ -70,14 +73,14 @@ template <typename Element> DEVICE auto fp4_scale(uint32_t code)
     }
 }
 
-/* Two bf16 values to what is multiplied. */
+/* Converts two bf16 values to the element of the products. */
 template <typename Element> DEVICE uint32_t convert_bf16x2(uint32_t word)
 {
     if constexpr (Element::IS_BF16) return word;
     return Fp16::pack(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
 }
 
-/* The larger magnitudes of two words of bf16 values, with some sign; NaN does not count. */
+/* Returns the larger magnitudes of two words of bf16 values, with some sign; NaN does not count. */
 DEVICE uint32_t larger_bf16x2(uint32_t a, uint32_t b)
 {
     uint32_t larger;
@@ -90,7 +93,8 @@ DEVICE bool too_large_for_fp16(uint32_t word)
     return (word & 0x7fffu) >= BF16_TOO_LARGE || (word >> 16 & 0x7fffu) >= BF16_TOO_LARGE;
 }
 
-/* These pick the lane's scales of a key, a byte for each chunk. A chunk has two scales in FP8_528 and four in FP4_288. */
+/* Return the lane's scales of a key, one byte per chunk. A chunk has two scales in FP8_528 and four in
+ * FP4_288. */
 DEVICE uint32_t scales_of_32(uint32_t a, uint32_t b)
 {
     return __byte_perm(a, b, lane() % 4 < 2 ? 0x6420 : 0x7531);
@@ -102,7 +106,8 @@ DEVICE uint32_t scales_of_16(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
     return __byte_perm(__byte_perm(a, b, which), __byte_perm(c, d, which), 0x5410);
 }
 
-/* The scales of a key: four of 32 bits, or a code for each chunk, of the lane's 16 values where a chunk has several. */
+/* The scales of a key: four of 32 bits, or one code per chunk (that of the lane's 16 values if a chunk has
+ * several). */
 template <typename F> struct Scales {
     uint32_t word[F::SCALE_WORDS];
 
@@ -122,7 +127,7 @@ template <typename F> struct Scales {
         }
     }
 
-    /* Does fp16 hold what the codes make with them? */
+    /* Returns whether fp16 holds the products of the codes with these scales. */
     DEVICE bool fit(float softmax_scale, bool fp4) const
     {
         if (F::fp4(fp4)) return true;
@@ -140,7 +145,7 @@ template <typename F> struct Scales {
         }
     }
 
-    /* Of a chunk, for either conversion. */
+    /* Returns the scale of a chunk, for either conversion. */
     template <typename Element> DEVICE auto of_chunk(int chunk) const
     {
         if constexpr (Element::IS_BF16) {
@@ -151,21 +156,21 @@ template <typename F> struct Scales {
         }
     }
 
-    /* The same where codes are FP4. */
+    /* Returns the scale of a chunk of FP4 codes. */
     template <typename Element> DEVICE auto fp4_of_chunk(int chunk) const
     {
         return fp4_scale<Element>(code_of(chunk));
     }
 
-    /* ---- To fp16 where a block may be of either kind: scales, all of which fit, are brought to one form, so that chunks are converted
-     * without a branch ---- */
+    /* ---- Conversion to fp16 where a block may be of either kind: the scales, all of which fit, are
+     * brought to one form, so that chunks are converted without a branch ---- */
 
-    /* What a chunk's scale of that form is multiplied by. */
+    /* Factors that a chunk's scale in that form is multiplied by. */
     static constexpr uint32_t ONE_FORM_OF_FP4 = 0x54005400, /* 2^6, twice: E2M1_IN_E4M3 */
         ONE_FORM_OF_FP8 = 0x1c001c00 /* 2^-8, twice */;
 
-    /* Scales of 32 bits become a word of fp16 for two chunks, already multiplied. Other scales become e4m3 codes; powers of two are stored
-     * 2^8 times as large. */
+    /* Brings the scales to one form. Scales of 32 bits become a word of fp16 for two chunks, already
+     * multiplied. Other scales become e4m3 codes; powers of two are stored 2^8 times as large. */
     DEVICE void to_one_form(bool fp4)
     {
         if constexpr (F::F32_SCALES) {
@@ -188,7 +193,7 @@ template <typename F> struct Scales {
         }
     }
 
-    /* The scale of a chunk in both halves of a word, in fp16. `by` is the block's ONE_FORM_… */
+    /* Returns the scale of a chunk in fp16, in both halves of a word. `by`: the block's ONE_FORM_… */
     DEVICE uint32_t of_either(int chunk, uint32_t by) const
     {
         const uint32_t two = F::F32_SCALES ? word[chunk / 2 % F::SCALE_WORDS]
@@ -202,7 +207,8 @@ template <typename F> struct Scales {
     }
 
   private:
-    /* The lower or upper two of four e4m3 codes, in fp16 and times `by`. Halves are taken in PTX: of a shift ptxas makes one. */
+    /* Converts the lower or upper two of four e4m3 codes to fp16, times `by`. The halves are named in
+     * PTX, so that ptxas takes the upper one without a shift. */
     static DEVICE uint32_t twice_e4m3(uint32_t codes, bool upper, uint32_t by)
     {
         uint32_t low, high;
@@ -220,7 +226,7 @@ template <typename F> struct Scales {
         return word[chunk / 2 % F::SCALE_WORDS];
     }
 
-    DEVICE uint32_t code_of(int chunk) const /* ue8m0, of FP4 e4m3 */
+    DEVICE uint32_t code_of(int chunk) const /* ue8m0; e4m3 for FP4 */
     {
         return word[chunk / 4 % F::SCALE_WORDS] >> (8 * (chunk % 4)) & 0xffu;
     }

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * The join of Hopper's sparse decode, whose parts are rows in halves.
+ * The join kernels of Hopper's sparse decode, whose parts are rows in fp16 halves.
  */
 #include "../../device/half_rows.cuh"
 #include "../../device/join.cuh"
 
-/* Of a few parts of a row, what a lane reads: as PartsOfLane. */
+/* The values that a lane reads of a few parts of a row; has the interface of PartsOfLane. */
 template <int VECTORS_> struct HalvesOfLane {
     static constexpr int VECTORS = VECTORS_;
     static constexpr bool IN_HALVES = true;
     static constexpr int MANY = MANY_PARTS_IN_HALVES;
     static constexpr int BLOCKS_OF_SM = 2;
-    static constexpr int COUNT = VECTORS == 1 ? MANY : VECTORS == 2 ? 8 : 4; /* registers */
+    static constexpr int COUNT = VECTORS == 1 ? MANY : VECTORS == 2 ? 8 : 4; /* limited by registers */
     float lse[COUNT];
     uint2 values[COUNT][VECTORS];
     float scales[COUNT][VECTORS];

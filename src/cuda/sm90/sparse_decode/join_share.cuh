@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a share of the join is in sparse decode (../../device/join_share.cuh): some heads of a tile.
+ * A share of the join in sparse decode (../../device/join_share.cuh): some heads of a tile.
  */
 #pragma once
 
 #include "../../device/join_share.cuh"
 #include "common.cuh"
 
-/* Stores to max_logits the largest score of a head, in powers of two, of prefill, whose requests are tokens. */
+/* Stores the largest score of a head, in powers of two, to max_logits. For prefill, whose requests are
+ * tokens. */
 DEVICE void store_largest(const struct sparse_decode_params &p, int token, int head, float most)
 {
     const struct sparse_prefill_fp8_params &call = (const struct sparse_prefill_fp8_params &)p;
@@ -15,8 +16,8 @@ DEVICE void store_largest(const struct sparse_decode_params &p, int token, int h
         call.max_logits[token * call.max_stride + head] = most * LN_2 * p.output.rules.lse_factor;
 }
 
-/* Items begin … end - 1 of the tile's heads. BY_SIXTEEN: a lane that stored 64 columns had 16 neighbours of them (store_half_tile), else
- * eight and eight. */
+/* Items begin … end - 1 of the tile's heads. BY_SIXTEEN: a lane that stored 64 columns had 16 neighbouring
+ * ones (store_half_tile), else eight and eight. */
 template <bool BY_SIXTEEN, bool LARGEST_ = false> struct HeadShare {
     static constexpr bool LARGEST = LARGEST_;
     const struct sparse_decode_params &call;
@@ -56,7 +57,7 @@ template <bool BY_SIXTEEN, bool LARGEST_ = false> struct HeadShare {
     }
 };
 
-/* What the kernel is told beside the call. */
+/* Returns the kernel's parameters, of which p is the call. */
 DEVICE const struct sparse_decode_sm90_params &with_meetings(const struct sparse_decode_params &p)
 {
     return (const struct sparse_decode_sm90_params &)p;
@@ -68,7 +69,7 @@ DEVICE uint64_t *meeting_of(const struct sparse_decode_params &p, const Place &p
            place.tile;
 }
 
-/* By the thread that will meet. */
+/* Called by the thread that will join the meeting. */
 DEVICE void begin_meeting(const struct sparse_decode_params &p, int request)
 {
     meeting_begin(meeting_of(p, Place(p), request), with_meetings(p).ticket);

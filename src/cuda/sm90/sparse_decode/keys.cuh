@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The way of the scores' warps through the keys: indices two blocks ahead, raw keys one block ahead, by cp.async, every thread
- * its own: 16 bytes of every 64 codes of two keys. What an entry does not name is zero-filled. Pieces follow each other without
- * a gap.
+ * Iteration of the scores' warps over the keys: indices two blocks ahead, raw keys one block ahead, by
+ * cp.async. Every thread copies its own: 16 bytes of every 64 codes of two keys. Entries that name no key
+ * are zero-filled. Pieces follow each other without a gap.
  */
 #pragma once
 
@@ -13,21 +13,21 @@ template <typename F> struct Keys {
     const struct sparse_decode_params &p;
     Shared &shared;
     const uint32_t base;
-    int at;             /* where the block begins whose indices are loaded next */
-    int own_next_piece; /* next_piece, where there is a register for it */
-    int index[2];       /* of the thread's keys, of a block whose raw keys are yet to be asked for */
-    const uint8_t *token[2], *scales; /* of the block whose raw keys are asked for */
+    int at;             /* start of the block whose indices are loaded next */
+    int own_next_piece; /* next_piece, if there is a register for it */
+    int index[2];       /* of the thread's keys, in a block whose raw keys are still to be requested */
+    const uint8_t *token[2], *scales; /* of the block whose raw keys are requested */
     bool over;                        /* no piece is left whose indices are to be loaded */
-    bool there[2];                    /* a key is; where none is nothing is read */
-    uint32_t fp4;                     /* of the same block: F::fp4 is told this */
-    uint32_t rope;                    /* where the thread's rope values of the block are that is taken next */
+    bool there[2];                    /* whether the key exists; else nothing is read */
+    uint32_t fp4;                     /* argument of F::fp4 for the same block */
+    uint32_t rope;                    /* address of the thread's rope values of the next block to take */
 
     DEVICE Keys(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)), rope(SHARED_AT(base, rope))
     {
     }
 
-    /* Of a block, the thread's keys 0 and 1. */
+    /* Returns the thread's key 0 or 1 of a block. */
     static DEVICE int key(int i)
     {
         const unsigned thread =
@@ -37,7 +37,7 @@ template <typename F> struct Keys {
 
     DEVICE Shared::Ahead &ahead() { return shared.ahead[warp()]; }
 
-    /* Of the list: the piece whose indices are loaded next. Some kernels have no register for it. */
+    /* Returns the piece of the list whose indices are loaded next. Some kernels have no register for it. */
     DEVICE int next_piece()
     {
         if constexpr (F::NEXT_PIECE_IN_SHARED)
@@ -76,7 +76,8 @@ template <typename F> struct Keys {
         __syncwarp();
     }
 
-    /* A block begins at a multiple of 64 of the list, so that its entries are of one cache. */
+    /* Loads the indices of a block. A block begins at a multiple of 64 of the list, so that its entries
+     * are of one cache. */
     DEVICE void load_indices()
     {
         index[0] = index[1] = -1;
@@ -126,7 +127,7 @@ template <typename F> struct Keys {
         return SHARED_AT(base, raw) + (uint32_t)((c * 2 + i) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
     }
 
-    /* Of a block, the raw keys of chunk c that the thread converts; `first`: raw_at(0, 0). */
+    /* Returns the thread's raw bytes of its key i in chunk c. `first`: raw_at(0, 0). */
     static DEVICE uint4 take_raw(uint32_t first, int c, int i)
     {
         constexpr uint32_t ROW = WARPGROUP_THREADS * 16;
@@ -138,14 +139,16 @@ template <typename F> struct Keys {
         return rope_base + (uint32_t)((i * 2 + half) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
     }
 
-    /* Where the rope values of the block after that go: V takes them last, when the next ones are under way. */
+    /* Returns the address of the rope values of the block after that: V takes the current ones last, when
+     * the next ones are in flight. */
     DEVICE uint32_t next_rope() const
     {
         static_assert(sizeof(Shared::rope) == TILE_BYTES, "");
         return F::ROPE_IS_V ? SHARED_AT(base, rope) + SHARED_AT(base, q[V_TILES]) - rope : rope;
     }
 
-    /* Formats without rope values have their place for up to 32 bytes of scales. */
+    /* Returns the address of the scales of key i. Formats without rope values store up to 32 bytes of
+     * scales in the rope's place. */
     DEVICE uint32_t scales_at(int i) const
     {
         static_assert(sizeof(Shared::rope) >= KEYS * 32, "");
@@ -153,8 +156,8 @@ template <typename F> struct Keys {
                            : SHARED_AT(base, rope) + (uint32_t)key(i) * 32;
     }
 
-    /* ---- Asking: a group of cp.async each, nine a block, always in the same order. Where some blocks have FP4 codes the group is that
-     * of the scales alone, and codes go by barriers (fp4_keys.cuh) ------------------------------------- */
+    /* ---- Requests: a group of cp.async each, nine a block, always in the same order. If some blocks have
+     * FP4 codes, only the scales are a group, and codes go by barriers (fp4_keys.cuh) ---- */
 
     DEVICE void ask_codes(int c)
     {
@@ -163,7 +166,8 @@ template <typename F> struct Keys {
         cp_async_commit();
     }
 
-    /* ask_codes where blocks may have FP4 codes. Two chunks of those are asked for with the even one. `parity` is that of the block's count. */
+    /* ask_codes where blocks may have FP4 codes. Two chunks of those are requested with the even one.
+     * `parity`: of the block's count. */
     template <int C> DEVICE void ask_either_codes(uint32_t parity)
     {
 #pragma unroll
@@ -179,9 +183,11 @@ template <typename F> struct Keys {
         if constexpr (C % 2) tell_of_pair(C / 2, parity);
     }
 
-    /* All copies of a pair of chunks have been asked for, and what was in their place has been taken. With the first pair one more arrival
-     * says what kind of block it is: an arrival of copies does not order what the thread itself has written. The kind of the block before
-     * has a word of its own, since it may still be asked for; that of the one before it does not, whose codes have all been taken. */
+    /* Signals that all copies of a pair of chunks have been requested and the earlier contents of their
+     * place taken. With the first pair one more arrival publishes the kind of the block: an arrival of
+     * copies does not order the thread's own writes. The kind of the previous block has a word of its own,
+     * since it may still be read; that of the block before it has none, since its codes have all been
+     * taken. */
     DEVICE void tell_of_pair(int pair, uint32_t parity)
     {
         cp_async_arrive(SHARED_AT(base, landed) + 8 * (uint32_t)pair);
@@ -231,7 +237,7 @@ template <typename F> struct Keys {
         } else if (c < F::CODE_CHUNKS) {
             ask_codes(c);
         } else {
-            cp_async_commit(); /* of nothing */
+            cp_async_commit(); /* empty */
         }
     }
 
@@ -249,7 +255,8 @@ template <typename F> struct Keys {
         for (int c = 0; c < V_TILES; c++) ask_chunk(c, 0);
     }
 
-    /* The same in little code. It is as if a piece without entries came before the first: one place enters pieces. */
+    /* The same in less code. It starts as if a piece without entries preceded the first, so that only one
+     * place enters pieces. */
     DEVICE void begin_short()
     {
         over = false;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Hopper's sparse decode: which of its kernels, where requests are cut evenly in place of a plan, and its launch.
+ * Launch of Hopper's sparse decode: choice of the kernel, and even chunks of requests in place of a plan.
  */
 #include "../../attention.h"
 #include "choice.h"
@@ -18,8 +18,8 @@ static const char *refuses(const struct attention_problem *p, const char **argum
     return why ? why : sm90_sparse_decode_refuses(p, argument);
 }
 
-/* Keys of a chunk; 0: by a plan, which evens out what lengths differ in. Partitions that the caller names are followed, unless
- * they are as many as the default, or as a plan by the default has rows. */
+/* Returns the keys of a chunk, or 0 for a call by a plan, which balances lengths. If the caller names a
+ * number of partitions it is followed, unless it is the default, or the rows of a plan by the default. */
 static int32_t chunk_of(const struct attention_problem *p, const struct sm90_sparse_shape *shape, int heads)
 {
     const bool rows = p->format == KV_BF16 || p->format == KV_FP16;
@@ -30,14 +30,15 @@ static int32_t chunk_of(const struct attention_problem *p, const struct sm90_spa
     const int64_t keys = sm90_sparse_decode_chunk(shape, heads);
     if (!keys) return 0;
     if (shape->lengths && (rows || keys > SM90_SPARSE_DECODE_FEW_KEYS)) return 0;
-    /* The workspace, the same for all kernels, has two slots a partition, if there are several: no more chunks than that.
-     * Where it has fewer slots than there are requests, each request is one chunk, which needs none. */
+    /* The workspace, the same for all kernels, has two slots per partition if there are several
+     * partitions, so there are no more chunks than that. If it has fewer slots than requests, each request
+     * is one chunk, which needs none. */
     const int64_t fit = partitions > 1 ? 2 * (int64_t)partitions / p->b : 1, most = fit > 1 ? fit : 1,
                   least_keys = cuda_ceil_div(cuda_ceil_div(p->capacity, PLAN_BLOCK), most) * PLAN_BLOCK;
     return (int32_t)(keys > least_keys ? keys : least_keys);
 }
 
-/* Variants of the kernels over caches of bytes. */
+/* Variants of the kernels over FP8 and FP4 caches. */
 enum { TOGETHER = 2, SOME_FP4 = 4 };
 
 static struct cuda_kernel *kernel_of(const struct attention_problem *p, int heads, int variant)
@@ -48,7 +49,7 @@ static struct cuda_kernel *kernel_of(const struct attention_problem *p, int head
                           p->element, formats.format, variant + (formats.some_fp4 ? SOME_FP4 : 0)});
 }
 
-/* Where all blocks of threads are at work at the same time, those that have the parts of a tile join them. */
+/* If all CTAs run at the same time, those that have the parts of a tile join them. */
 static void meet_to_join(const struct attention_problem *p, int heads, struct cuda_work *w)
 {
     const int64_t of_sm = heads == SMALL ? SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM : 1,
@@ -68,7 +69,7 @@ static fmla_status prepare_tiles(const struct attention_problem *p, int heads, s
     w->kernel = kernel_of(p, heads, rows && p->d_qk > p->d_v);
     w->flags = LAUNCH_OVERLAP, w->slots_in_halves = true;
     if (status || w->chunk_keys || p->bound) return status;
-    const size_t bytes = w->bytes; /* that of a plan, which other kernels of the device would go by */
+    const size_t bytes = w->bytes; /* with a plan, which other kernels of the device would use */
     w->chunk_keys = chunk_of(p, &shape, heads);
     w->chunks_at_once = true;
     if (w->chunk_keys) status = cuda_lay_out(p, w);
@@ -87,7 +88,7 @@ static fmla_status prepare_small(const struct attention_problem *p, struct cuda_
     return prepare_tiles(p, SMALL, w);
 }
 
-/* Caches of the queries' type: there is no kernel of small tiles for them. */
+/* Caches of the queries' type have no kernel of small tiles. */
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
     const struct sm90_sparse_shape shape = sm90_sparse_shape_of(p, w->device->sms);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the roles of Hopper's sparse decode agree on: formats, shared memory, barriers, the order of columns.
+ * Definitions shared by the roles of Hopper's sparse decode: shared memory, barriers, the order of columns.
  */
 #pragma once
 
@@ -15,14 +15,14 @@
 #include "common.cuh"
 
 enum { HEADS = 64 /* of a tile */ };
-enum { Q_GROUPS = 5 /* of Q's tiles: that of the rope values, then two each */ };
+enum { Q_GROUPS = 5 /* of Q's tiles: that of the rope values, then two tiles each */ };
 enum { HALVES = 3 /* of V, in turns */, HALF_TILES = V_TILES / 2, HALF_BYTES = HALF_TILES * TILE_BYTES };
 static_assert(KEYS == TILE_LINES && HEADS == TILE_LINES, "");
 
 enum { PAIRS = V_TILES / 2 /* of chunks, of a block's raw keys */ };
 
-/* Raw keys: where a thread's own 16 bytes are, by chunk, key of its two, thread. Nobody else reads them, but for those of FP4, which the
- * sums' warps convert (fp4_keys.cuh). */
+/* Raw keys: a thread's own 16 bytes, by chunk, key of its two, thread. Nobody else reads them, except
+ * those of FP4, which the sums' warps convert (fp4_keys.cuh). */
 struct Shared {
     static constexpr bool ALL_TELL = false; /* one thread writes `block` */
     unsigned char v[HALVES][HALF_BYTES];
@@ -30,28 +30,28 @@ struct Shared {
     unsigned char p[2][TILE_BYTES];
     unsigned char raw[V_TILES][2][WARPGROUP_THREADS][16], rope[2][2][WARPGROUP_THREADS][16];
     unsigned char scale[KEYS][16];
-    float factor[2][HEADS];         /* by which O shrinks where the references of this block moved */
+    float factor[2][HEADS];         /* rescales O if the references of this block moved */
     float sum[HEADS], below[HEADS]; /* of the piece: sums, and minus the references */
-    float largest[HEADS];           /* of the piece's scores: of prefill */
+    float largest[HEADS];           /* of the piece's scores; prefill only */
     uint32_t block[2];              /* BLOCK_… */
     struct Ahead {
-        const int32_t *entries[2]; /* of the token, in either cache: at its list position */
+        const int32_t *entries[2]; /* of the token, in either cache, by list position */
         int count, extra_begin, extra_end, end;
-        int next_piece;    /* of the list: whose indices are loaded next */
-        uint32_t of_extra; /* the block whose raw keys are asked for next is of the extra cache */
-    } ahead[4];            /* [warp] of the scores: the piece whose keys are asked for */
-    PieceList list;        /* of the block of threads; the scores' warps have no registers for it */
-    Piece piece[8];        /* [warp] of the sums: out of the way until the end of the piece */
+        int next_piece;    /* of the list: piece whose indices are loaded next */
+        uint32_t of_extra; /* the block whose raw keys are requested next is of the extra cache */
+    } ahead[4];            /* [warp] of the scores: the piece whose keys are requested */
+    PieceList list;        /* of the CTA; the scores' warps have no registers for it */
+    Piece piece[8];        /* [warp] of the sums: kept here until the end of the piece */
     uint32_t q_beyond;     /* the piece, counted from 1, whose queries fp16 does not hold */
     uint64_t full[2], empty[HALVES], products_done, sum_full, sum_empty, q_full, q_free[Q_GROUPS];
-    uint64_t landed[PAIRS], converted[PAIRS]; /* raw keys: where some blocks have FP4 codes */
-    uint32_t fp4[2];                          /* of a block, by its count: it has FP4 codes */
+    uint64_t landed[PAIRS], converted[PAIRS]; /* raw keys, if some blocks have FP4 codes */
+    uint32_t fp4[2];                          /* [count % 2]: the block has FP4 codes */
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
 
-/* Says for the sums' warps which half of the columns a thread has, and the first of its two rows. */
+/* Return, for the sums' warps, the half of the columns that a thread has, and the first of its two rows. */
 DEVICE int side()
 {
     return (int)(fresh_thread() / WARPGROUP_THREADS) - 1;
@@ -62,19 +62,20 @@ DEVICE int row()
     return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0);
 }
 
-enum { SCORES_BARRIER = 1 /* of the scores' warps */, SUMS_BARRIER = 2 /* of the others */ };
+enum { SCORES_BARRIER = 1 /* of the scores' warps */, SUMS_BARRIER = 2 /* of the sums' warps */ };
 
-/* Of every 64 columns lane t of four has 16 neighbours, four of them (c0 … c3, a word of codes) in each step of 16 of a
- * product: as k = 2t, 2t + 1 (c0, c1) and 2t + 8, 2t + 9 (c2, c3) of A's fragment. Q, V and O have the same order. Of FP8_656's rope values, which are in
- * no V and no O, it is 8 neighbours in either half of the 64: a load then has 64 bytes of a key in a row. */
+/* Order of columns: of every 64, lane t of four has 16 neighbours, four of them (c0 … c3, a word of codes)
+ * in each step of 16 of a product: as k = 2t, 2t + 1 (c0, c1) and 2t + 8, 2t + 9 (c2, c3) of A's fragment.
+ * Q, V and O have the same order. Of FP8_656's rope values, which are in no V and no O, a lane has 8
+ * neighbours in either half of the 64: a load then has 64 consecutive bytes of a key. */
 
-/* What the sums' warpgroups are told of a block. */
+/* Flags of a block for the sums' warpgroups. */
 enum {
-    BLOCK_MOVED = 1 /* references have: O shrinks by `factor` */,
-    BLOCK_BF16 = 2 /* P and V; else fp16 */
+    BLOCK_MOVED = 1 /* references have moved: O is rescaled by `factor` */,
+    BLOCK_BF16 = 2 /* P and V are bf16; else fp16 */
 };
 
-/* By 128 threads: is `mine` true in any of them? */
+/* Returns whether `mine` is true in any of the scores' 128 threads. */
 DEVICE bool any_of_scores(bool mine)
 {
     uint32_t any;

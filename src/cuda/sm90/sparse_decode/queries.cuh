@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The queries of a tile to shared memory, their columns in the order of the keys' (layout.cuh).
+ * Loads the queries of a tile to shared memory, their columns in the order of the keys' (layout.cuh).
  */
 #pragma once
 
@@ -15,8 +15,9 @@ DEVICE const uint16_t *first_query(const struct sparse_decode_params &p, int req
            (int64_t)(place.tile * HEADS) * p.q_stride[2];
 }
 
-/* Where a thread's part of the queries goes. Eight lanes take 128 bytes of a head, so that both sides of the copy take all
- * banks and whole sectors: of a tile, columns 8 · piece … of a head, and of others a multiple of 8 away. */
+/* Destination of a thread's part of the queries. Eight lanes take 128 bytes of a head, so that both sides
+ * of the copy use all banks and whole sectors: of a tile, columns 8 · piece … of a head, and of other
+ * heads a multiple of 8 away. */
 struct QueryLanes {
     int head, piece;
 
@@ -25,14 +26,16 @@ struct QueryLanes {
     {
     }
 
-    /* Where the first word of a chunk goes, in the head's line of a tile; `halves`: in the order of FP8_656's rope values. */
+    /* Returns the offset of a chunk's first word in the head's line of a tile. `halves`: in the order of
+     * FP8_656's rope values. */
     DEVICE uint32_t first_word(bool halves) const
     {
         const int lane = halves ? piece % 4 : piece / 2, half = halves ? piece / 4 : piece % 2;
         return 4 * (uint32_t)lane + ((4 * (uint32_t)half) ^ (head & 7u)) * CHUNK_BYTES;
     }
 
-    /* Where word w of a chunk goes, the first of which goes to `first`: to another chunk of the line. */
+    /* Returns the address of word w of a chunk whose first word goes to `first`: it is in another chunk of
+     * the line. */
     static DEVICE uint32_t other_word(uint32_t first, uint32_t w) { return first ^ (w * CHUNK_BYTES); }
 
     DEVICE void store(uint32_t line, const uint4 &x, bool halves) const
@@ -47,7 +50,8 @@ struct QueryLanes {
 
 enum { PREFETCH_BLOCKS = 4 };
 
-/* To L2, a head a thread. Early enough to come, and late enough to be there still: keys pass through L2 all the time. */
+/* Prefetches queries to L2, a head per thread: early enough to arrive, and late enough to be there still,
+ * since keys pass through L2 all the time. */
 template <typename F> DEVICE void prefetch_queries(const struct sparse_decode_params &p, int request)
 {
     const Place place(p);
@@ -65,14 +69,15 @@ DEVICE void queries_are_there(uint32_t base)
     if (fresh_thread() % 32 == 0) mbarrier_arrive(SHARED_AT(base, q_full));
 }
 
-/* How a thread takes its part of a piece's queries to shared memory: chunks come unconverted to places of their own, in the lines over
- * which they are spread when they have come. All addresses are made once, since tiles follow each other. */
+/* Moves a thread's part of a piece's queries to shared memory. Chunks arrive unconverted in places of
+ * their own, in the lines over which they are then spread. All addresses are computed once, since tiles
+ * follow each other. */
 template <typename F> struct QueryWay {
     using Chunks = uint4[ROUNDS]; /* of a tile */
     const uint16_t *from;
-    int heads;            /* there are from the thread's first one on */
-    uint32_t own;         /* of tile 0 */
-    uint32_t codes, rope; /* where the first word of a chunk goes */
+    int heads;            /* from the thread's first one on */
+    uint32_t own;         /* address in tile 0 */
+    uint32_t codes, rope; /* address of the first word of a chunk */
 
     DEVICE QueryWay(const struct sparse_decode_params &p, int request, uint32_t base)
     {
@@ -103,8 +108,9 @@ template <typename F> struct QueryWay {
             x[i] = load_shared_16(own + (uint32_t)(tile * TILE_BYTES + i * HEADS_APART * LINE_BYTES));
     }
 
-    /* Stores it as fp16, rope values as they are. All lanes of the warp have taken the tile, for a line is one warp's. most: the larger of what it
-     * was and the magnitudes that became fp16. */
+    /* Stores a tile as fp16, rope values as they are. All lanes of the warp have taken the tile, since a
+     * line belongs to one warp. `most`: becomes the larger of its value and the magnitudes converted to
+     * fp16. */
     DEVICE void spread(int tile, const Chunks &x, bool is_rope, uint32_t &most) const
     {
         const uint32_t to = (uint32_t)(tile * TILE_BYTES) + (is_rope ? rope : codes);
@@ -123,7 +129,7 @@ template <typename F> struct QueryWay {
     }
 };
 
-/* Loads the queries of a block of threads that has one piece. */
+/* Loads the queries of a CTA that has one piece. */
 template <typename F>
 DEVICE void load_only_queries(const struct sparse_decode_params &p, int request, Shared &shared,
                               uint32_t base)
@@ -149,8 +155,9 @@ DEVICE void load_only_queries(const struct sparse_decode_params &p, int request,
     queries_are_there(base);
 }
 
-/* Loads the queries of piece `count`. Of the first one all groups of tiles are asked for, and spread when they have come; of another a
- * group is asked for as soon as the scores' warps need that of the piece before no more, and spread while others are on their way. */
+/* Loads the queries of piece `count`. For the first piece all groups of tiles are requested, and spread
+ * when they have arrived; for others a group is requested as soon as the scores' warps no longer need that
+ * of the previous piece, and spread while others are in flight. */
 template <typename F>
 DEVICE void load_queries(const struct sparse_decode_params &p, int request, Shared &shared, uint32_t base,
                          uint32_t count)
@@ -188,7 +195,7 @@ DEVICE void load_queries(const struct sparse_decode_params &p, int request, Shar
 
 /* ---- By the scores' warps, as bf16 ---------------------------------------------------------------- */
 
-/* Of a piece whose queries are there as fp16; rare, so that it need not be fast. */
+/* Loads the queries of a piece again that are there as fp16; rare, so it need not be fast. */
 template <typename F>
 DEVICE void reload_queries(const struct sparse_decode_params &p, int request, uint32_t base)
 {
@@ -199,7 +206,7 @@ DEVICE void reload_queries(const struct sparse_decode_params &p, int request, ui
     const uint16_t *from =
         first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.piece;
     uint32_t line = SHARED_AT(base, q) + (uint32_t)lanes.head * LINE_BYTES;
-    barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* all products with the others are done */
+    barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* all products with the fp16 queries are done */
 #pragma unroll 1
     for (int head = lanes.head; head < HEADS; head += HEADS_APART) {
 #pragma unroll 1

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The warpgroups of the sums: O of 256 columns each += P V, and the end of a piece: rows to `out`, or to the piece's slot. A
- * thread has, of its two rows, 16 neighbouring columns of every 64 (layout.cuh).
+ * The warpgroups of the sums: O of 256 columns each += P V; at the end of a piece they store rows to `out`,
+ * or to the piece's slot. A thread has, in its two rows, 16 neighbouring columns of every 64 (layout.cuh).
  */
 #pragma once
 
@@ -27,8 +27,9 @@ template <typename F> struct Sums {
 
     DEVICE Piece &piece() const { return shared.piece[fresh_thread() / 32 - 4]; }
 
-    /* The tensor cores have nothing to do during a softmax, so the second warpgroup keeps its product for that of the block
-     * after, until the products of those scores are done (`late`). */
+    /* Adds P·V of a block. The tensor cores are idle during a softmax, so the second warpgroup keeps its
+     * product for the softmax of the following block, until the products of that block's scores are done
+     * (`late`). */
     DEVICE void add_block(uint32_t count, uint32_t half, bool first, bool late)
     {
         const uint32_t buffer = count & 1;
@@ -62,7 +63,7 @@ template <typename F> struct Sums {
         hold(o);
     }
 
-    /* All of them, of one of the two rows. */
+    /* Takes the thread's 16 columns of tile c of the side, in one of its two rows. */
     DEVICE void take_row(float (&x)[16], int c, bool second) const
     {
 #pragma unroll
@@ -76,7 +77,7 @@ template <typename F> struct Sums {
     {
         asm volatile(
             "" ::
-                : "memory"); /* keeps the branch: without this nvcc turns it into selects, which all pieces would execute */
+                : "memory"); /* keeps the branch: nvcc would make selects, which all pieces would execute */
 #pragma unroll
         for (int e = 0; e < 64; e++) {
             float &x = o[4 * (e / 2) + 2 * i + e % 2];
@@ -86,15 +87,16 @@ template <typename F> struct Sums {
 
     /* ---- Stores, of whole lines ------------------------------------------------------------------- */
 
-    /* Four lanes have 128 bytes of a row that stand together, 32 each, and so have four of the next row. They exchange halves:
-     * eight write a line of the first row, then one of the second: what a store takes goes by the lines that it touches. */
+    /* Four lanes have 128 consecutive bytes of a row, 32 each, and four others those of the next row. They
+     * exchange halves: eight lanes write a line of the first row, then one of the second, since the cost
+     * of a store depends on the lines that it touches. */
     struct LinePair {
-        char *to[2]; /* where the lane's 16 bytes of either line go, of the first tile */
+        char *to[2]; /* destination of the lane's 16 bytes of either line, in the first tile */
         bool there[2];
     };
 
-    /* first: the first row's columns of the side; `rows`: how many there are from this row on, of the lane's row and its
-     * partner's. */
+    /* Returns the lines of the lane's row and its partner's. `first`: the first row's columns of the side.
+     * `rows`: how many rows exist from the first on. */
     static DEVICE LinePair line_pair(uint16_t *first, int64_t row_elements, int rows)
     {
         uint16_t *const own = first + 2 * CHUNK_ELEMENTS * (lane() % 4) + (odd_row() ? CHUNK_ELEMENTS : 0);
@@ -106,7 +108,8 @@ template <typename F> struct Sums {
         return lane() & 4;
     }
 
-    /* In registers: of a select between what two stores take nvcc makes two stores, of half of the lanes each. */
+    /* Selects in registers: for a select between the operands of two stores nvcc makes two stores, of half
+     * of the lanes each. */
     static DEVICE uint4 select(bool first, const uint4 &x, const uint4 &y)
     {
         uint4 z;
@@ -124,7 +127,7 @@ template <typename F> struct Sums {
         return z;
     }
 
-    /* x and y stand next to each other. */
+    /* Stores x and y, which are adjacent. */
     static DEVICE void store_lines(const LinePair &lines, int at, const uint4 &x, const uint4 &y)
     {
         const bool odd = odd_row();
@@ -137,14 +140,16 @@ template <typename F> struct Sums {
         if (lines.there[1]) *(uint4 *)(lines.to[1] + at) = high;
     }
 
-    /* ---- Rows of `out` and of slots: decode has one text for both and for both rows, since a call walks through it once ---- */
+    /* ---- Rows of `out` and of slots: decode has one copy of the code for both and for both rows, since a
+     * call executes it once ---- */
 
-    /* To `out`, or, scaled, to a slot. `scales`: of a slot's row, the side's; NULL otherwise, and where the row is of no head.
-     * `empty`: it saw no key, and is 0 whatever weights of 0 made of V. */
+    /* Stores a row to `out`, or, scaled, to a slot. `scales`: the side's, of a slot's row; NULL otherwise,
+     * and for rows past the last head. `empty`: the row saw no key, and is 0 whatever weights of 0 made of
+     * V. */
     DEVICE void store_row(const LinePair &lines, bool slot, float *scales, bool second, float factor,
                           bool empty) const
     {
-        float down = 0.0f; /* of the lane's of four tiles */
+        float down = 0.0f; /* scale of the lane's tile of four */
 #pragma unroll
         for (int c = 0; c < HALF_TILES; c++) {
             float x[16];
@@ -168,13 +173,13 @@ template <typename F> struct Sums {
         if (scales) scales[lane() % 4] = down;
     }
 
-    /* Reads what belongs to row i of its two when that is stored, since O leaves few registers. */
+    /* Returns the value of row i. It is read only when the row is stored, since O leaves few registers. */
     DEVICE float of_row(const float (&of)[HEADS], int i) const
     {
         return __uint_as_float(load_shared_4(shared_address(&of[row() + 8 * i])));
     }
 
-    /* All lanes, also those of heads that are none. */
+    /* Stores row i; called by all lanes, also those past the last head. */
     DEVICE void end_row(int i) const
     {
         const float sum = of_row(shared.sum, i), below = of_row(shared.below, i);
@@ -207,16 +212,16 @@ template <typename F> struct Sums {
         store_row(line_pair(to + column, row_elements, rows), !direct, scales, i == 1, factor, empty);
     }
 
-    /* ---- Rows of a part that the blocks of threads join themselves -------------------------------------- */
+    /* ---- Rows of a part that the CTAs join themselves ---------------------------------------------- */
 
-    /* The row of the piece's slot that a head has; where blocks of threads join, there are fewer than 2^31. */
+    /* Returns the row of the piece's slot for a head; if CTAs join, there are fewer than 2^31 rows. */
     DEVICE int part_row(int head) const
     {
         return ((int)piece().slot * p.s_q + Place(p).token) * p.h_q + head;
     }
 
-    /* Stores both rows to the piece's slot, by one text, since a call walks through it once. A row that saw no key is 0 whatever
-     * weights of 0 made of V. `most`: of prefill, the largest scores. */
+    /* Stores both rows to the piece's slot, by one copy of the code, since a call executes it once. A row
+     * that saw no key is 0 whatever weights of 0 made of V. `most`: the largest scores, for prefill. */
     DEVICE void end_part(const float (&sum)[2], const float (&below)[2], const float (&most)[2])
     {
         const int first = Place(p).tile * HEADS + row();
@@ -289,8 +294,9 @@ template <typename F> struct Sums {
         return blocks_of(now);
     }
 
-    /* Votes: as in Scores. The queries of the next piece go to L2 some blocks before the end of a piece, and to shared memory
-     * beside the scores of its last block: the product before that is not kept. */
+    /* Prefetches the queries of the next piece to L2 some blocks before the end of a piece, and loads them
+     * to shared memory during the scores of its last block: the product before that is not kept. Votes: as
+     * in Scores. */
     DEVICE void prepare_queries(int i, int k, int blocks, uint32_t piece)
     {
         const bool first = k < 0, more = shared.list.last - i >= shared.list.step;
@@ -308,15 +314,15 @@ template <typename F> struct Sums {
         uint32_t count = 0, pieces = 0 /* that have ended */, half = (uint32_t)side();
         if constexpr (F::ONE_PIECE) {
             load_only_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
-            begin_to_meet(); /* while the first keys are on their way */
+            begin_to_meet(); /* while the first keys are in flight */
         }
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
         for (int i = shared.list.first; F::ONE_PIECE ? pieces == 0 : __any_sync(~0u, i <= shared.list.last);
              i += shared.list.step) {
             int blocks = F::ONE_PIECE ? begin_piece(i) : 1;
-            /* Block -1: the first queries are loaded by the text that loads the next ones, and the first keys converted by that which
-             * converts those of the block after. */
+            /* Block -1: the code that loads the next queries also loads the first, and the code that
+             * converts the keys of the next block also converts the first. */
             constexpr bool BEGINS_BEFORE = !F::ONE_PIECE || F::FP4 != NO_BLOCKS;
             for (int k = !BEGINS_BEFORE || pieces ? 0 : -1; __any_sync(~0u, k < blocks); k++) {
                 if constexpr (!F::ONE_PIECE) {
@@ -341,7 +347,7 @@ template <typename F> struct Sums {
         __syncwarp();
     }
 
-    /* A block of threads without a part takes its share of the join all the same. */
+    /* A CTA without a part takes its share of the join all the same. */
     DEVICE void run()
     {
         if (__any_sync(~0u, shared.list.first <= shared.list.last))

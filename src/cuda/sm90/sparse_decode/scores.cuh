@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The scores' warpgroup: raw keys to fp16 or bf16, in registers; from there at once S^T = K Qᵀ, and V to shared memory; softmax.
+ * The scores' warpgroup: converts raw keys to fp16 or bf16 in registers, computes S^T = K Qᵀ from there at
+ * once, stores V to shared memory, and computes the softmax.
  */
 #pragma once
 
@@ -18,8 +19,8 @@ template <typename F> struct Scores {
     bool valid[2], next_valid[2];
     float s[32];
     Softmax<Shared, F::PREFILL> softmax;
-    uint32_t half, half_parity; /* of V: the next one to fill */
-    bool next_fits;             /* fp16 holds the keys of the block that comes next */
+    uint32_t half, half_parity; /* half of V to fill next, and its parity */
+    bool next_fits;             /* whether fp16 holds the keys of the next block */
 
     DEVICE Scores(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)), keys(params, memory),
@@ -27,7 +28,7 @@ template <typename F> struct Scores {
     {
     }
 
-    /* Chunk c of this block, from shared memory. */
+    /* Takes chunk c of this block from shared memory. */
     DEVICE void take_chunk(uint32_t first, int c)
     {
 #pragma unroll
@@ -44,8 +45,8 @@ template <typename F> struct Scores {
             for (int h = 0; h < 2; h++) rope[i][h] = load_shared_16(keys.rope_at(keys.rope, i, h));
     }
 
-    /* Scales and rope values of the block that is asked for; whether fp16 holds all that the thread has seen and V needs. Where
-     * the keys of the one after it are. */
+    /* Takes the scales and rope values of the block that is requested, and the addresses of the keys of
+     * the block after it. Returns whether fp16 holds all that the thread has seen and V needs. */
     DEVICE bool take_first(uint32_t of_extra)
     {
         cp_async_wait<F::FP4 == NO_BLOCKS ? V_TILES : 0>();
@@ -60,7 +61,7 @@ template <typename F> struct Scores {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             fits &= scales[i].fit(F::PREFILL ? INFINITY : p.scale, fp4) |
-                    (!F::F32_SCALES && !next_valid[i]); /* of no key: 0, which fits */
+                    (!F::F32_SCALES && !next_valid[i]); /* without a key: 0, which fits */
 #pragma unroll
             for (int h = 0; F::ROPE_IS_V && h < 2; h++) { /* else they are multiplied as bf16 in any case */
                 const uint4 &x = rope[i][h];
@@ -86,7 +87,7 @@ template <typename F> struct Scores {
             }
     }
 
-    /* `fp4`: of the block; F::fp4 is told this. */
+    /* `fp4`: argument of F::fp4 for the block. */
     template <typename Element> DEVICE void code_fragments(int c, bool fp4, uint32_t (&f)[4][4])
     {
         decltype(scales[0].template of_chunk<Element>(c)) scale[2];
@@ -121,21 +122,23 @@ template <typename F> struct Scores {
         wgmma_commit();
     }
 
-    /* After this wait all codes of the pair are e4m3. FP8 blocks wait too, so that no warp falls two phases behind. */
+    /* Waits until all codes of the pair are e4m3. FP8 blocks wait too, so that no warp falls two phases
+     * behind. */
     DEVICE void wait_for_pair(int pair, uint32_t parity)
     {
         mbarrier_wait(SHARED_AT(base, converted) + 8 * (uint32_t)pair, parity);
     }
 
-    /* S^T of a block, whose scales and rope values are taken, and V stored; the next block's raw keys asked for, and those
-     * taken; whether fp16 holds that one, as far as the thread has seen. `parity`: of the block's count. */
+    /* Computes S^T of a block whose scales and rope values are taken, and stores its V; requests the next
+     * block's raw keys, and takes its scales and rope values. Returns whether fp16 holds that block, as
+     * far as the thread has seen. `parity`: of the block's count. */
     template <typename Element> DEVICE bool score_block(bool last, uint32_t parity)
     {
         if constexpr (F::FP4 == NO_BLOCKS)
-            cp_async_wait<5>(); /* chunks 0 to 2; from here on always the oldest but six */
+            cp_async_wait<5>(); /* chunks 0 to 2; from here on all but the newest six groups */
         else
             wait_for_pair(0, parity), wait_for_pair(1, parity);
-        bool fp4 = false; /* in shared memory, since there is no register for it through the softmax */
+        bool fp4 = false; /* in shared memory, since no register is left for it through the softmax */
         if constexpr (F::FP4 == BLOCKS_OF_SOME_CACHE)
             fp4 = __any_sync(~0u, load_shared_4(SHARED_AT(base, fp4) + 4 * parity));
         if constexpr (F::FP4 == BLOCKS_OF_SOME_CACHE && !Element::IS_BF16)
@@ -153,12 +156,12 @@ template <typename F> struct Scores {
         keys.load_indices();
         __syncwarp(); /* every lane has its scales */
         keys.ask_first(keys.next_rope());
-        /* Of matrix l / 8 of a step: keys 0 to 7 or 8 to 15 of the warp's, the first or last eight of the step's columns. */
+        /* Matrix l / 8 of a step has keys 0 to 7 or 8 to 15 of the warp's, and the first or last eight of
+         * the step's columns. */
         const uint32_t line = 16 * (uint32_t)warp() + (uint32_t)ldmatrix_tile_row(lane());
         const uint32_t v = SHARED_AT(base, v) + swizzle_128(line, (uint32_t)ldmatrix_tile_chunk(lane()));
         uint32_t of_extra;
-        uint32_t to
-            [4]; /* where a step's matrices go: registers of their own, so that no store waits for one before it */
+        uint32_t to[4]; /* of a step's matrices; own registers, so that no store waits for another */
 #pragma unroll
         for (int c = 0; c < V_TILES; c++) {
             uint32_t(&f)[4][4] = frag[c % 2];
@@ -173,7 +176,7 @@ template <typename F> struct Scores {
                 code_fragments<Element>(c, fp4, f);
                 multiply_chunk<Element>(f, c, !F::HAS_ROPE && c == 0);
             } else {
-                rope_fragments<Element>(f); /* V alone: K was first */
+                rope_fragments<Element>(f); /* V alone: K came first */
             }
             keys.ask_chunk(c, parity ^ 1);
             if (c + 3 < V_TILES) {
@@ -184,7 +187,7 @@ template <typename F> struct Scores {
                 take_chunk(first, c + 3);
             }
             if (c == V_TILES - 1)
-                of_extra = keys.read_of_extra(); /* before V's stores: it waits for what is before it */
+                of_extra = keys.read_of_extra(); /* before V's stores, which it would wait for */
 #pragma unroll
             for (int k = 0; k < 4; k++) store_matrices(to[k] + (uint32_t)(c % HALF_TILES) * TILE_BYTES, f[k]);
             if (c % HALF_TILES == HALF_TILES - 1 && ++half == HALVES) half = 0, half_parity ^= 1;
@@ -199,13 +202,13 @@ template <typename F> struct Scores {
         return fits;
     }
 
-    /* The sums' warps may load a group of the next piece's. */
+    /* Lets the sums' warps load a group of the next piece's queries. */
     DEVICE void free_queries(int group, bool last)
     {
         if (last && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_free) + 8 * (uint32_t)group);
     }
 
-    /* Scores of keys that are none do not count. */
+    /* Masks the scores of entries that name no key. */
     DEVICE void mask()
     {
         if (__all_sync(~0u, valid[0] & valid[1])) return;
@@ -216,7 +219,7 @@ template <typename F> struct Scores {
                 for (int j = 0; j < 8; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = -INFINITY;
     }
 
-    /* Where a block of threads has many pieces, a first block costs less than a register for saying so. */
+    /* If a CTA has many pieces, the first block's extra work costs less than a register for the flag. */
     template <typename Element> DEVICE void add_block(uint32_t buffer, bool first, bool last)
     {
         const bool fits = score_block<Element>(last, buffer);
@@ -235,8 +238,9 @@ template <typename F> struct Scores {
         return blocks_of(piece_of<F>(p, shared.list, i));
     }
 
-    /* A piece is multiplied in fp16 until a block comes that this does not hold, from there on in bf16. The votes tell ptxas
-     * that a warp stays together: it then keeps matrix descriptors in uniform registers. */
+    /* A piece is multiplied in fp16 up to the first block that fp16 does not hold, and in bf16 from there
+     * on. The votes tell ptxas that a warp stays together: it then keeps matrix descriptors in uniform
+     * registers. */
     DEVICE void run()
     {
         __align__(16) float kept[F::PREFILL ? 16 : 1];
@@ -266,7 +270,7 @@ template <typename F> struct Scores {
                     add_block<Bf16>(buffer, left == blocks, left == 1);
                 end_piece(count);
             } else {
-                end_piece(count); /* twice in the text: this one is beside the code for fp16 */
+                end_piece(count); /* in the code twice: this copy is beside the fp16 code */
             }
         }
         if constexpr (F::FP4 != NO_BLOCKS) cp_async_commit();

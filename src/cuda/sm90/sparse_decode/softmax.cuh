@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Softmax of S^T, of 64 keys and 64 heads, by the scores' warps. A thread has two keys of a block and 16 heads; sums are kept a
- * thread, and joined at the end of a piece. All weights of a head are relative to a reference, the same in all threads, which
- * moves up when some score is beyond it by 2^8: so that no maximum is taken across lanes as long as it stays.
+ * Softmax of S^T, of 64 keys and 64 heads, by the scores' warps. A thread has two keys of a block and 16
+ * heads; each thread keeps its own sums, which are joined at the end of a piece. All weights of a head are
+ * relative to a reference, the same in all threads, which moves up when some score exceeds it by 2^8: no
+ * maximum is taken across lanes as long as it stays.
  */
 #pragma once
 
@@ -11,18 +12,16 @@
 #include "../../device/local.cuh"
 #include "../../device/reference.cuh"
 
-/* PREFILL: largest scores are kept, and scores of any size are told apart as fp32 does. */
+/* PREFILL: the largest scores are kept, and scores of any size are distinguished as fp32 does. */
 template <typename Shared, bool PREFILL = false> struct Softmax {
     const struct sparse_decode_params &p;
     Shared &shared;
     const uint32_t base;
     enum { WARPS = 4 };
     float sums[16],
-        below[16]; /* of the thread's heads; below: minus the reference, and only that: of both one
-                                    would be in local memory */
-    uint32_t
-        kept; /* PREFILL: local memory for the largest scores of the thread's heads: there are no registers left */
-    bool careful; /* PREFILL: some reference is beyond CAREFUL_REFERENCE */
+        below[16]; /* of the thread's heads; below: minus the reference (with both, one is in local memory) */
+    uint32_t kept; /* PREFILL: local memory for the thread's largest scores: no registers are left */
+    bool careful;  /* PREFILL: whether some reference is beyond CAREFUL_REFERENCE */
 
     DEVICE Softmax(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory))
@@ -42,8 +41,8 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
                 store_local_16(kept + 16 * i, make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY));
     }
 
-    /* Of what eight lanes have for 16 heads, what all of them make of heads pair() and pair() + 1. A lane hands over half of what
-     * it has and takes half of the other's, so that 14 values are exchanged. */
+    /* Joins the values of eight lanes for 16 heads; returns the results of heads pair() and pair() + 1. A
+     * lane hands over half of its values and takes half of the other's, so that 14 values are exchanged. */
     template <typename Join> static DEVICE float2 join_lanes(const float (&x)[16], const Join &join)
     {
         const int own = lane();
@@ -121,10 +120,10 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
             if constexpr (PREFILL) careful |= fabsf(to) > CAREFUL_REFERENCE;
         }
         if constexpr (PREFILL) careful = __any_sync(~0u, careful);
-        barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* P goes where the maxima are */
+        barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* P overwrites the maxima */
     }
 
-    /* By how much the largest score of the thread is above its reference. */
+    /* Returns by how much the thread's largest score exceeds its reference. */
     DEVICE float largest_over(const float (&s)[32], float scale) const
     {
         float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}; /* four: short chains */
@@ -134,8 +133,9 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
         return fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
     }
 
-    /* Weights of a block to P; tells the other warpgroups that P and V are there. What `mine` is asked of all threads for
-     * comes with a vote that is taken anyway: is it true in any of them? The `first` block of a piece sets all references. */
+    /* Stores the weights of a block to P, and tells the other warpgroups that P and V are there. Returns
+     * whether `mine` is true in any thread, which comes with a vote that is taken anyway. The `first`
+     * block of a piece sets all references. */
     template <typename Element> DEVICE bool block(float (&s)[32], uint32_t buffer, bool mine, bool first)
     {
         float scale = p.scale_log2, over = 0.0f;
@@ -150,9 +150,9 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
             move_references(s, scale, buffer);
             if (PREFILL && careful) scale_scores(s, scale), scale = 1.0f;
         }
-        /* A reference is a score that has been kept. */
+        /* A reference is a score that has been kept, so only scores above it need keeping. */
         if (PREFILL && __any_sync(~0u, moves | (over > 0.0f))) keep_largest(s, scale);
-        if (Shared::ALL_TELL || threadIdx.x == 0) /* the first block finds no O that counts */
+        if (Shared::ALL_TELL || threadIdx.x == 0) /* O does not count yet at the first block */
             shared.block[buffer] = (moves && !first ? BLOCK_MOVED : 0) | (Element::IS_BF16 ? BLOCK_BF16 : 0);
         const uint32_t p_tile = SHARED_AT(base, p) + buffer * TILE_BYTES;
 #pragma unroll
@@ -178,8 +178,9 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
         return any;
     }
 
-    /* The sums of the piece and its references to the other warpgroups. `parts`: free memory of [warps, HEADS], of prefill twice,
-     * which the first warp alone reads, and before it writes keys there: the others go on; `parity`: of the piece. */
+    /* Passes the sums of the piece and its references to the other warpgroups. `parts`: free memory of
+     * [warps, HEADS], twice that for prefill. Only the first warp reads it, and does so before it writes
+     * keys there: the others go on. `parity`: of the piece. */
     DEVICE void end(float (*parts)[HEADS], uint32_t parity)
     {
         static_assert((PREFILL ? 2 : 1) * WARPS * HEADS * sizeof(float) <= 16 * LINE_BYTES,

@@ -1,38 +1,43 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse decode over FP8 keys on Hopper: keys go through registers (lab/sm90_sparse_decode tells how it came about).
+ * Sparse decode over FP8 keys on Hopper: keys go through registers (lab/sm90_sparse_decode shows the
+ * history).
  *
- * A block of threads takes a tile of 64 heads of one query token through the keys that the pieces of its partition name, 64 at
- * a time:
+ * A CTA takes a tile of 64 heads of one query token through the keys that the pieces of its partition name,
+ * 64 keys at a time:
  *
- *      who                    what                                                                        registers
- *      warpgroup 0, scores    gathers raw keys and makes fp16 of them, which are at once A of S^T = K Qᵀ
- *                             and, stored to shared memory, V; softmax of S^T; P to shared memory             160, 168
- *      warpgroups 1, 2, sums  O of 256 columns each += P V; Q of the next piece                               168
+ *      who                    task                                                              registers
+ *      warpgroup 0, scores    gathers raw keys and converts them to fp16, which is at once A of  160, 168
+ *                             S^T = K Qᵀ and, stored to shared memory, V; softmax of S^T;
+ *                             P to shared memory
+ *      warpgroups 1, 2, sums  O of 256 columns each += P V; Q of the next piece                       168
  *
- * Time, with blocks k:
+ * Timeline of blocks k:
  *
- *      scores   raw k → S^T, V k; asks for raw k + 1 | softmax k | raw k + 1 → S^T, V k + 1 | …
- *      sums                                           … P·V of k - 1 | P·V of k            | …
+ *      scores   raw k → S^T, V k; requests raw k + 1 | softmax k | raw k + 1 → S^T, V k + 1 | …
+ *      sums                                          … P·V of k - 1 | P·V of k            | …
  *
- * The second warpgroup's products come half a block later than the picture has them, beside the next softmax.
+ * The second warpgroup's products come half a block later than drawn, during the next softmax.
  *
- * The thread that asked for raw bytes is the one that converts them (keys.cuh); their place is asked for anew as soon as it has
- * been read, so that a block's 42 KB are always under way. K is not read from shared memory by K Qᵀ, whose A comes from
- * registers. V has room for a block and a half: a half is freed by the warpgroup whose columns it has.
+ * The thread that requested raw bytes also converts them (keys.cuh). Their place is requested again as soon
+ * as it has been read, so that a block's 42 KB are always in flight. K Qᵀ does not read K from shared
+ * memory: its A comes from registers. V has room for a block and a half: each half is freed by the warpgroup
+ * whose columns it has.
  *
- * Barriers: full[count % 2], P and V of a block are there; empty[half], V's half has been multiplied; products_done, of a
- * block's scores; sum_full, sum_empty: sums and references of a piece; q_full, q_free[group]: Q of a piece is there, a group of
- * its tiles has been multiplied for the last time.
+ * Barriers: full[count % 2], P and V of a block are there; empty[half], V's half has been multiplied;
+ * products_done, the products of a block's scores are done; sum_full, sum_empty: sums and references of a
+ * piece; q_full, q_free[group]: Q of a piece is there, a group of its tiles has been multiplied for the last
+ * time.
  *
- * Where some blocks have FP4 codes, the sums' warps make e4m3 codes of them before the scores' threads take them; barriers landed and
- * converted (fp4_keys.cuh).
+ * If some blocks have FP4 codes, the sums' warps convert them to e4m3 codes before the scores' threads take
+ * them; barriers landed and converted (fp4_keys.cuh).
  *
- * fp16 does not hold all that the formats do: from the first block on that has such, a piece is multiplied in bf16 (scores.cuh).
+ * fp16 does not hold all values of the formats: from the first block with such values on, a piece is
+ * multiplied in bf16 (scores.cuh).
  *
  * Shared memory (struct Shared): V 98304 bytes, Q 73728, P 16384, raw keys 32768 + 8192; constant addresses.
  *
- * The limit: one warp a scheduler makes the scores, some 1000 instructions a block.
+ * The limit is the scores: one warp per scheduler computes them, in some 1000 instructions a block.
  *
  * Sparse prefill over FP8 pages is this kernel too (F::PREFILL): ../sparse_prefill/sparse_prefill_fp8.cu.
  */
@@ -41,7 +46,7 @@
 #include "results.cuh"
 #include "scores.cuh"
 
-enum { THREADS = 3 * WARPGROUP_THREADS, SUM_REGISTERS = 168 /* of 168 that all begin with */ };
+enum { THREADS = 3 * WARPGROUP_THREADS, SUM_REGISTERS = 168 /* all threads begin with 168 */ };
 
 template <typename F> DEVICE void prepare(uint32_t base)
 {
@@ -55,7 +60,7 @@ template <typename F> DEVICE void prepare(uint32_t base)
     for (uint32_t i = 0; i < Q_GROUPS; i++) mbarrier_init(SHARED_AT(base, q_free) + 8 * i, WARPS_OF_GROUP);
     if constexpr (F::FP4 != NO_BLOCKS)
         for (uint32_t i = 0; i < PAIRS; i++) {
-            const bool says = F::FP4 == BLOCKS_OF_SOME_CACHE && i == 0; /* of which kind the block is */
+            const bool says = F::FP4 == BLOCKS_OF_SOME_CACHE && i == 0; /* tells the kind of the block */
             mbarrier_init(SHARED_AT(base, landed) + 8 * i, WARPGROUP_THREADS + says);
             mbarrier_init(SHARED_AT(base, converted) + 8 * i, CONVERTING_WARPS);
         }
@@ -76,12 +81,12 @@ template <typename F> DEVICE void sparse_decode(const struct sparse_decode_param
         give_registers<F::SCORE_REGISTERS>();
         if (__any_sync(~0u, shared.list.first <= shared.list.last)) Scores<F>(p, shared).run();
     } else {
-        take_registers<SUM_REGISTERS>(); /* as many as it has; but ptxas spills without it */
+        take_registers<SUM_REGISTERS>(); /* no more than it has, but ptxas spills without it */
         Sums<F>(p, shared).run();
     }
 }
 
-/* Both kernels of a format: that of one piece, and the other. */
+/* Defines both kernels of a format: the general one, and the one with one piece per CTA. */
 #define SPARSE_DECODE_KERNELS(NAME, FORMAT)                                                                  \
     DEFINE_KERNEL(NAME, sparse_decode_params, (THREADS, 1), sparse_decode<FORMAT>(p))                        \
     DEFINE_KERNEL(NAME##_together, sparse_decode_sm90_params, (THREADS, 1),                                  \

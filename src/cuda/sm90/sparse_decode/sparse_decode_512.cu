@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Over formats of 512 columns without rope values.
+ * Sparse decode over formats of 512 columns without rope values.
  */
 #include "sparse_decode.cuh"
 

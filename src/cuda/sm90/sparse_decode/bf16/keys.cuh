@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The way of the scores' warps through the lists of keys: a lane has an entry of a block, two blocks ahead of its scores, and
- * tells the sums' warps, who gather, where that token is. Pieces follow each other without a gap.
+ * Iteration of the scores' warps over the lists of keys: a lane has an entry of a block, two blocks ahead of
+ * its scores, and tells the sums' warps, which gather, the address of that token. Pieces follow each other
+ * without a gap.
  */
 #pragma once
 
@@ -13,14 +14,14 @@ template <typename R> struct Keys {
 
     const struct sparse_decode_params &p;
     Shared &shared;
-    const int32_t *entries[2]; /* of the token, in either cache: at its list position */
+    const int32_t *entries[2]; /* of the token, in either cache, by list position */
     int count, extra_begin, extra_end, end, at;
     int next_piece, index;
-    bool over, of_extra; /* no piece is left; the index is one of the extra cache */
+    bool over, of_extra; /* no piece is left; the index is of the extra cache */
 
     DEVICE Keys(const struct sparse_decode_params &params, Shared &memory) : p(params), shared(memory) {}
 
-    /* Of a block; either half of the warp has the same. */
+    /* Returns the lane's key of a block; both halves of the warp have the same keys. */
     static DEVICE int key() { return KEYS_OF_WARP * (int)(fresh_thread() / 32) + lane() % KEYS_OF_WARP; }
 
     DEVICE void enter_piece()
@@ -37,7 +38,8 @@ template <typename R> struct Keys {
                          place.token * p.cache[i].indices_stride[1] - (i ? ends.extra_begin : 0);
     }
 
-    /* A block begins at a multiple of 64 of the list, so that its entries are of one cache. */
+    /* Loads the lane's index of a block. A block begins at a multiple of 64 of the list, so that its
+     * entries are of one cache. */
     DEVICE void load_index()
     {
         index = -1;
@@ -54,7 +56,8 @@ template <typename R> struct Keys {
         }
     }
 
-    /* Of the block whose index was loaded; returns which of the warp's keys there are, a bit each. */
+    /* Publishes the addresses of the block whose index was loaded; returns which of the warp's keys exist,
+     * one bit each. */
     DEVICE uint32_t tell_places(uint32_t buffer)
     {
         const struct sparse_cache_params &cache = p.cache[of_extra];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared memory and barriers of sparse decode over 16-bit caches: keys as they are gathered, in the swizzle that wgmma reads.
+ * Shared memory and barriers of sparse decode over 16-bit caches. Keys are gathered in the swizzle that wgmma
+ * reads.
  */
 #pragma once
 
@@ -16,18 +17,19 @@ template <int D_QK_, typename Element_> struct Rows {
     static constexpr enum kv_format FORMAT = Element::IS_BF16 ? KV_BF16 : KV_FP16;
     static_assert(TILES == V_TILES + HAS_ROPE, "");
 
-    /* Tiles of a block that arrive together: one of either half of V's columns, since each half is gathered by those
-     * that use it; then the rope columns. */
+    /* Tiles of a block that arrive together: one of either half of V's columns, since each half is
+     * gathered by the warpgroup that uses it; then the rope columns. */
     static constexpr int GROUPS = HALF_TILES + HAS_ROPE;
 
     struct Shared {
-        /* All threads write `block`: a branch there keeps ptxas from having matrix descriptors in uniform registers. */
+        /* All threads write `block`: a branch there keeps ptxas from keeping matrix descriptors in uniform
+         * registers. */
         static constexpr bool ALL_TELL = true;
         unsigned char keys[KEY_BUFFERS][TILES][TILE_BYTES];
         unsigned char q[TILES][TILE_BYTES];
         unsigned char p[1][TILE_BYTES];
         uint64_t place[KEY_BUFFERS][KEYS]; /* of a block's tokens: addresses, and NO_KEY */
-        float factor[1][HEADS];            /* by which O shrinks where the references of this block moved */
+        float factor[1][HEADS];            /* rescales O if the references of this block moved */
         float sum[4][HEADS];               /* [warp of the scores], of the piece */
         float below[HEADS];                /* minus the references */
         uint32_t block[1];                 /* BLOCK_… */
@@ -35,7 +37,7 @@ template <int D_QK_, typename Element_> struct Rows {
         struct {
             int64_t slot;
             int request;
-        } piece[8]; /* [warp] of the sums: out of the way until the end of the piece */
+        } piece[8]; /* [warp] of the sums: kept here until the end of the piece */
         uint64_t full[1], empty, sum_full, sum_empty, q_full, arrived[KEY_BUFFERS][GROUPS];
     };
     static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
@@ -44,8 +46,8 @@ template <int D_QK_, typename Element_> struct Rows {
                   "where the swizzle begins");
 };
 
-/* In a token's address, a multiple of 16: the entry names none, and nothing is read. */
+/* Bit of a token's address (a multiple of 16): the entry names no key, and nothing is read. */
 static constexpr uint64_t NO_KEY = 1;
 
-/* The scores' warps have barrier 1 (SCORES_BARRIER). */
+/* Barrier 1 (SCORES_BARRIER) is that of the scores' warps. */
 enum { START_BARRIER = 2, SIDE_BARRIER = 3 /* and 4: of the warps of a half of O */ };

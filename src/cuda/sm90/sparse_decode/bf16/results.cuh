@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The warpgroups of the sums: O of 256 columns each += P V. They gather: a warpgroup knows first when its half of the columns of
- * a block is done with, and asks for those of the block after next. The end of a piece: rows to `out`, or to the piece's slot.
+ * The warpgroups of the sums: O of 256 columns each += P V. They also gather: a warpgroup is the first to
+ * know when its half of a block's columns is no longer needed, and requests that of the block after next. At
+ * the end of a piece they store rows to `out`, or to the piece's slot.
  */
 #pragma once
 
@@ -13,8 +14,8 @@
 template <typename R> struct Sums {
     using Shared = typename R::Shared;
     using Element = typename R::Element;
-    enum { ROWS_APART = 16 /* a warpgroup takes so many rows at a time, eight lanes each */ };
-    enum { PARTS = 2 /* of a side's columns: multiplied, freed and asked for one after the other */ };
+    enum { ROWS_APART = 16 /* rows that a warpgroup takes at a time, eight lanes each */ };
+    enum { PARTS = 2 /* of a side's columns: multiplied, freed and requested one after the other */ };
     enum { PART_TILES = HALF_TILES / PARTS };
 
     const struct sparse_decode_params &p;
@@ -29,7 +30,7 @@ template <typename R> struct Sums {
 
     /* ---- Gathering --------------------------------------------------------------------------------- */
 
-    /* Of the first 16 rows. */
+    /* The thread's row of the first 16, and its chunk. */
     static DEVICE int line() { return (int)(fresh_thread() % WARPGROUP_THREADS / 8); }
     static DEVICE int chunk() { return (int)(fresh_thread() % 8); }
 
@@ -51,7 +52,7 @@ template <typename R> struct Sums {
         cp_async_16(to, (const uint8_t *)(token & ~NO_KEY) + offset, !(token & NO_KEY));
     }
 
-    /* Columns that V has not; each side takes half of the keys. */
+    /* Gathers the columns that V does not have; each side takes half of the keys. */
     DEVICE void gather_rope(uint32_t buffer)
     {
         if constexpr (!R::HAS_ROPE) return;
@@ -65,7 +66,7 @@ template <typename R> struct Sums {
         cp_async_arrive(arrived_at(buffer, HALF_TILES));
     }
 
-    /* A part of the side's columns. */
+    /* Gathers a part of the side's columns. */
     DEVICE void gather_part(uint32_t buffer, int part)
     {
         enum { ROUNDS = KEYS / ROWS_APART };
@@ -85,7 +86,7 @@ template <typename R> struct Sums {
         }
     }
 
-    /* Both sides together; heads that are none are zeros. */
+    /* Requests the queries; called by both sides together. Rows past the last head are zeros. */
     DEVICE void load_queries(int request)
     {
         enum { HEADS_APART = 2 * ROWS_APART };
@@ -108,7 +109,7 @@ template <typename R> struct Sums {
 
     /* ---- A block ------------------------------------------------------------------------------------ */
 
-    /* `load`: what else is asked for while the products run. */
+    /* Adds P·V of a block. `load`: further requests to issue while the products run. */
     template <typename Load> DEVICE void add_block(uint32_t count, bool first, const Load &load)
     {
         const uint32_t buffer = count & 1;
@@ -130,10 +131,10 @@ template <typename R> struct Sums {
                                            k > 0 || !first);
             wgmma_commit();
         }
-        gather_rope(buffer); /* its scores are made, and so are those with the piece's queries */
+        gather_rope(buffer); /* the block's scores are done, and so are those with the piece's queries */
         load();
         wgmma_wait<1>();
-        barrier_sync(SIDE_BARRIER + side(), WARPGROUP_THREADS); /* no warp reads this part of V any more */
+        barrier_sync(SIDE_BARRIER + side(), WARPGROUP_THREADS); /* no warp reads this part of V any longer */
         gather_part(buffer, 0);
         wgmma_wait<0>();
 #pragma unroll
@@ -146,7 +147,7 @@ template <typename R> struct Sums {
 
     /* ---- The end of a piece --------------------------------------------------------------------------- */
 
-    /* 64 columns of one of the thread's two rows: two of every eight. */
+    /* Takes 64 columns of one of the thread's two rows: two of every eight. */
     DEVICE void take_row(float (&x)[16], int tile, bool second) const
     {
         const float *from = o[tile / PART_TILES] + tile % PART_TILES * (LINE_ELEMENTS / 2);
@@ -162,13 +163,13 @@ template <typename R> struct Sums {
         return slot ? Fp16::pack(low, high) : Element::pack(low, high);
     }
 
-    /* To `out`, or, scaled, to a slot, from the side's first column on: one text for both, and for both rows, since a call walks
-     * through it once. `scales`: of a slot's row; NULL otherwise. `empty`: it saw no key, and is 0 whatever weights of 0
-     * made of V. */
+    /* Stores a row to `out`, or, scaled, to a slot, from the side's first column on. One copy of the code
+     * serves both, and both rows, since a call executes it once. `scales`: of a slot's row; NULL
+     * otherwise. `empty`: the row saw no key, and is 0 whatever weights of 0 made of V. */
     DEVICE void store_row(uint16_t *to, bool slot, float *scales, bool second, float factor, bool empty,
                           bool there) const
     {
-        float down = 0.0f; /* of the lane's of four tiles */
+        float down = 0.0f; /* scale of the lane's tile of four */
 #pragma unroll
         for (int tile = 0; tile < HALF_TILES; tile++) {
             float x[16], by = factor;
@@ -193,7 +194,7 @@ template <typename R> struct Sums {
         if (scales && there) scales[lane() % 4] = down;
     }
 
-    /* All lanes, also those of heads that are none. */
+    /* Stores row i; called by all lanes, also those past the last head. */
     DEVICE void end_row(int i, float sum, float below) const
     {
         const Place place(p);
@@ -253,7 +254,8 @@ template <typename R> struct Sums {
         return p.split.partitions ? i : shared.list.request;
     }
 
-    /* Past the last block two more are gathered, of zeros: the scores' warps say so of every place. */
+    /* Past the last block two more are gathered, of zeros: the scores' warps mark all their places with
+     * NO_KEY. */
     DEVICE void run()
     {
         uint32_t count = 0, pieces = 0;

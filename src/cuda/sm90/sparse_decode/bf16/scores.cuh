@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The scores' warpgroup: S^T = K Qᵀ, both from shared memory, as the keys arrive; softmax; where the keys after next are.
+ * The scores' warpgroup: S^T = K Qᵀ, both from shared memory, as the keys arrive; softmax; addresses of the
+ * keys of the block after next.
  */
 #pragma once
 
@@ -17,7 +18,7 @@ template <typename R> struct Scores {
     Keys<R> keys;
     Softmax<Shared> softmax;
     float s[32];
-    uint32_t there[3]; /* keys of this block, the next one, the one after it: Keys::tell_places */
+    uint32_t there[3]; /* keys of this block and of the next two: Keys::tell_places */
     uint32_t count;    /* of blocks */
 
     DEVICE Scores(const struct sparse_decode_params &params, Shared &memory)
@@ -38,7 +39,7 @@ template <typename R> struct Scores {
                               !first || k > 0);
     }
 
-    /* Rope columns come first: their place is free before V's is. */
+    /* Computes S^T of a block. Rope columns come first: their place is free before V's is. */
     DEVICE void score_block(uint32_t buffer, uint32_t parity)
     {
         hold(s);
@@ -46,7 +47,7 @@ template <typename R> struct Scores {
         for (int i = 0; i < R::GROUPS; i++) {
             const int g = R::HAS_ROPE ? (i + HALF_TILES) % R::GROUPS : i;
             mbarrier_wait(SHARED_AT(base, arrived) + (buffer * R::GROUPS + (uint32_t)g) * 8, parity);
-            fence_async_shared(); /* cp.async writes as threads do */
+            fence_async_shared(); /* cp.async writes by the generic proxy */
             wgmma_fence();
             if (g == HALF_TILES) {
                 multiply_tile(buffer, R::ROPE_TILE, i == 0);
@@ -56,14 +57,15 @@ template <typename R> struct Scores {
             }
             wgmma_commit();
         }
-        /* All have read where this block's keys were: the place is that of the block after next. */
+        /* All have read the addresses of this block's keys: those of the block after next take their
+         * place. */
         there[2] = keys.tell_places(buffer);
         keys.load_index();
         wgmma_wait<0>();
         hold(s);
     }
 
-    /* Scores of keys that are none do not count. */
+    /* Masks the scores of entries that name no key. */
     DEVICE void mask()
     {
         const uint32_t all = (1u << Keys<R>::KEYS_OF_WARP) - 1;
@@ -85,7 +87,7 @@ template <typename R> struct Scores {
         count++;
     }
 
-    /* The sums of the piece and its references to the other warpgroups. */
+    /* Passes the sums of the piece and its references to the other warpgroups. */
     DEVICE void end_piece(uint32_t parity)
     {
         const float2 two = softmax.join_lanes(softmax.sums, [](float a, float b) { return a + b; });

@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse decode over BF16 and FP16 caches on Hopper: keys are gathered straight to where the products read them.
+ * Sparse decode over BF16 and FP16 caches on Hopper: keys are gathered straight to where the products read
+ * them.
  *
- * A block of threads takes a tile of 64 heads of one query token through the keys that the pieces of its partition name, 64 at
- * a time:
+ * A CTA takes a tile of 64 heads of one query token through the keys that the pieces of its partition name,
+ * 64 keys at a time:
  *
- *      who                    what                                                                      registers
- *      warpgroup 0, scores    indices; S^T = K Qᵀ, softmax, P to shared memory                            152
- *      warpgroups 1, 2, sums  O of 256 columns each += P V; gather those columns of the block after
- *                             next (cp.async) as soon as they have been multiplied; Q of the next piece     176
+ *      who                    task                                                              registers
+ *      warpgroup 0, scores    indices; S^T = K Qᵀ, softmax, P to shared memory                        152
+ *      warpgroups 1, 2, sums  O of 256 columns each += P V; gather those columns of the block         176
+ *                             after next (cp.async) once they are multiplied; Q of the next piece
  *
- * Barriers: arrived[buffer][group], tiles of a block's keys are there; full, P is, and `place` says where the keys of the
- * block after next are; empty, P has been multiplied; q_full, Q of a piece is there; sum_full, sum_empty: sums and references
- * of a piece. Q and the rope columns need no barrier to be overwritten: whoever sees P knows that the scores are made.
+ * Barriers: arrived[buffer][group], tiles of a block's keys are there; full, P is there, and `place` has the
+ * addresses of the keys of the block after next; empty, P has been multiplied; q_full, Q of a piece is
+ * there; sum_full, sum_empty: sums and references of a piece. Q and the rope columns need no barrier before
+ * they are overwritten: whoever sees P knows that the scores are done.
  */
 #pragma once
 

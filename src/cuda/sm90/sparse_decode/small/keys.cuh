@@ -1,25 +1,27 @@
 /* SPDX-License-Identifier: MIT
  *
- * The way of a block of threads through the keys: raw ones to registers, one block ahead, indices two. A thread has,
- * of two keys, 16 codes of every 64 of its half, 8 rope values if there are any, and the scales. What an entry does not name is 0.
+ * Iteration of a CTA over the keys: raw keys go to registers one block ahead, indices two blocks ahead. A
+ * thread has, of two keys, 16 codes of every 64 of its half, 8 rope values if there are any, and the scales.
+ * Entries that name no key give 0.
  */
 #pragma once
 
 #include "layout.cuh"
 
 template <typename F> struct SmallKeys : SmallPhase {
-    /* Words of scales of a key's half. */
+    /* Words of scales per half of a key. */
     enum { SCALES = F::FP4 != NO_BLOCKS ? 4 : F::ROPE_IS_V ? 1 : 2 };
 
     using SmallPhase::SmallPhase;
-    int at;    /* where the block begins whose indices are loaded next */
-    int index; /* the lane's key of 16, of the block before, whose raw keys are asked for next */
+    int at;    /* start of the block whose indices are loaded next */
+    int index; /* the lane's key of 16, of the previous block, whose raw keys are requested next */
     uint4 code[HALF_CHUNKS][2], rope[2];
     uint32_t scale[2][SCALES];
     bool there[2];
-    bool fp4; /* F::fp4 is told this of the block whose raw keys are asked for */
+    bool fp4; /* argument of F::fp4 for the block whose raw keys are requested */
 
-    /* A block begins at a multiple of 64 of the list, so that its entries are of one cache. */
+    /* Loads the lane's index of a block. A block begins at a multiple of 64 of the list, so that its
+     * entries are of one cache. */
     DEVICE void load_index()
     {
         const SmallPiece &piece = shared.piece;
@@ -54,7 +56,7 @@ template <typename F> struct SmallKeys : SmallPhase {
                 ask_fp4(i, token, scales);
                 continue;
             }
-            /* Of FP8_584 the last chunk of the second half is rope values, which nobody takes for codes. */
+            /* In FP8_584 the last chunk of the second half is rope values, which nobody takes for codes. */
             const uint8_t *const own = token + LINE_ELEMENTS * HALF_CHUNKS * side() + 16 * t;
 #pragma unroll
             for (int c = 0; c < HALF_CHUNKS; c++)
@@ -71,7 +73,7 @@ template <typename F> struct SmallKeys : SmallPhase {
         }
     }
 
-    /* Asks for key i of a block of FP4 keys. */
+    /* Requests key i of a block of FP4 keys. */
     DEVICE void ask_fp4(int i, const uint8_t *token, const uint8_t *scales)
     {
         const uint8_t *const own = token + LINE_ELEMENTS / 2 * HALF_CHUNKS * side() + 8 * (lane() % 4);
@@ -85,7 +87,8 @@ template <typename F> struct SmallKeys : SmallPhase {
         scale[i][SCALES - 1] = four.w;
     }
 
-    /* Once the scales are there: a word of the codes of the lane's four chunks, where scales have codes. */
+    /* Packs the scale codes of the lane's four chunks into a word, if scales are codes; called once the
+     * scales have arrived. */
     DEVICE void settle_scales()
     {
 #pragma unroll
@@ -98,14 +101,14 @@ template <typename F> struct SmallKeys : SmallPhase {
         }
     }
 
-    /* Does fp16 hold what the thread has of the block? */
+    /* Returns whether fp16 holds what the thread has of the block. */
     DEVICE bool fits() const
     {
         bool fit = true;
         uint32_t most = 0;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            fit &= scales_fit(scale[i]) | (!F::F32_SCALES && !there[i]); /* of no key: 0, which fits */
+            fit &= scales_fit(scale[i]) | (!F::F32_SCALES && !there[i]); /* without a key: 0, which fits */
             if constexpr (!F::HAS_ROPE) continue;
             const uint4 &x = rope[i];
             most = larger_bf16x2(larger_bf16x2(most, x.x), x.y);
@@ -114,7 +117,7 @@ template <typename F> struct SmallKeys : SmallPhase {
         return fit & !too_large_for_fp16(most);
     }
 
-    /* As Scales::fit, of the half's. */
+    /* As Scales::fit, for the scales of the half. */
     DEVICE bool scales_fit(const uint32_t (&word)[SCALES]) const
     {
         if (F::fp4(fp4)) return true;
@@ -128,7 +131,7 @@ template <typename F> struct SmallKeys : SmallPhase {
         }
     }
 
-    /* Of the chunk that is converted now: of key i, for either conversion. */
+    /* Returns the scale of key i in the current chunk, for either conversion. */
     template <typename Element> DEVICE auto scale_now(int i) const
     {
         const uint32_t word = scale[i][0];
@@ -141,7 +144,7 @@ template <typename F> struct SmallKeys : SmallPhase {
         }
     }
 
-    /* Turns the FP4 codes of that chunk into e4m3 codes. */
+    /* Converts the FP4 codes of the current chunk to e4m3 codes. */
     DEVICE void expand_now()
     {
         if (!F::fp4(fp4)) return;
@@ -153,7 +156,7 @@ template <typename F> struct SmallKeys : SmallPhase {
         }
     }
 
-    /* From chunk c to the next, which takes its place: the loop over them is not unrolled. */
+    /* Moves on from chunk c: the next one takes its place, since the loop over chunks is not unrolled. */
     DEVICE void advance(int c)
     {
 #pragma unroll

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Hopper's sparse decode for small batches: what its phases agree on.
+ * Definitions shared by the phases of Hopper's sparse decode for small batches.
  */
 #pragma once
 
@@ -17,15 +17,15 @@ enum {
     Q_TILE_BYTES = SMALL_HEADS * LINE_BYTES
 };
 enum { HALF_CHUNKS = V_TILES / 2 /* chunks of 64 columns that a warp takes of its keys */ };
-enum { SCORE_LINE = KEYS + 4 /* floats: lanes of a fragment then write to banks of their own */ };
+enum { SCORE_LINE = KEYS + 4 /* floats: lanes of a fragment then write to different banks */ };
 
-/* Of the piece in hand: by one thread for all. */
+/* The current piece; one thread fills it in for all. */
 struct SmallPiece {
-    const int32_t *entries[2]; /* of the token, in either cache: at its list position */
+    const int32_t *entries[2]; /* of the token, in either cache, by list position */
     int request, begin, end, blocks;
     int count, extra_begin, extra_end;
     int64_t slot;
-    bool there;  /* else there are no more pieces */
+    bool there;  /* false: no more pieces */
     bool beyond; /* fp16 does not hold its queries */
 };
 
@@ -34,15 +34,15 @@ struct Shared {
     unsigned char q[V_TILES + 1][Q_TILE_BYTES];
     unsigned char p[SMALL_HEADS * LINE_BYTES];
     float s[2][SMALL_HEADS][SCORE_LINE]; /* of the first half of the columns, and of the second */
-    float factor[SMALL_HEADS];           /* by which O shrinks */
-    float last_factor[SMALL_HEADS]; /* by which it is multiplied at the end of a piece; negative: O is 0 */
+    float factor[SMALL_HEADS];           /* rescales O */
+    float last_factor[SMALL_HEADS];      /* final factor of O at the end of a piece; negative: O is 0 */
     SmallPiece piece;
-    PieceList list; /* of the block of threads */
-    int next_piece; /* of it */
+    PieceList list; /* of the CTA */
+    int next_piece; /* index in the list */
 };
 static_assert(sizeof(Shared) <= 96 * 1024, "two blocks of threads an SM");
 
-/* A part of what a block of threads does. */
+/* A phase of a CTA's work. */
 struct SmallPhase {
     const struct sparse_decode_params &p;
     Shared &shared;
@@ -54,8 +54,8 @@ struct SmallPhase {
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
 
-/* 16 bytes that nothing changes while the kernel runs; where `valid` is false nothing is read, and they are 0. Without
- * a copy: the compiler makes some of a choice between the two. */
+/* Loads 16 bytes that nothing changes while the kernel runs; if `valid` is false it reads nothing and
+ * returns 0. Written in PTX to avoid copies, which the compiler makes for a choice between the two. */
 static DEVICE uint4 load_or_zero_16(const void *from, bool valid)
 {
     uint4 x;
@@ -86,7 +86,7 @@ static DEVICE uint32_t load_or_zero_4(const void *from, bool valid)
     return x;
 }
 
-/* An index, or -1; before what stands behind it. */
+/* Loads an index, or returns -1; volatile, so that it is issued before the code behind it. */
 static DEVICE int load_or_none(const int32_t *from, bool valid)
 {
     int x;
@@ -96,7 +96,7 @@ static DEVICE int load_or_none(const int32_t *from, bool valid)
     return x;
 }
 
-/* Which 16 keys of a block a warp has, and which half of their columns. */
+/* Return which 16 keys of a block a warp has, and which half of their columns. */
 static DEVICE int key_group()
 {
     return warp() % 4;
@@ -107,10 +107,11 @@ static DEVICE int side()
     return warp() / 4;
 }
 
-/* Of every 64 columns lane t of four has 16 neighbours, four of them (c0 … c3, a word of codes) in each step of 16 of a
- * product: as k = 2t, 2t + 1 (c0, c1) and 2t + 8, 2t + 9 (c2, c3) of both fragments. So V and Q lie in their own order.
- * Of the rope values lane t of a half has 8 neighbours of 32, in two steps. Here: where the first 16 bytes of the
- * 16 neighbours are, in eight lines; the others: ^ CHUNK_BYTES. */
+/* Order of columns: of every 64, lane t of four has 16 neighbours, four of them (c0 … c3, a word of codes)
+ * in each step of 16 of a product: as k = 2t, 2t + 1 (c0, c1) and 2t + 8, 2t + 9 (c2, c3) of both
+ * fragments. So V and Q are stored in their own order. Of the rope values lane t of a half has 8
+ * neighbours of 32, in two steps. Returns the offset of the first 16 bytes of the 16 neighbours, in eight
+ * lines; the others are at ^ CHUNK_BYTES. */
 static DEVICE uint32_t own_line()
 {
     return swizzle_128((uint32_t)lane() / 4, 2 * ((uint32_t)lane() % 4));

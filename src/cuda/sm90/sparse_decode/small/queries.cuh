@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The queries of a tile of 16 heads to shared memory. Eight lanes take a line of 128 bytes, the block of threads two
- * tiles of 64 columns at a time; what a thread copied, it converts.
+ * Loads the queries of a tile of 16 heads to shared memory. Eight lanes take a line of 128 bytes, and the
+ * CTA two tiles of 64 columns at a time; a thread converts what it copied.
  */
 #pragma once
 
@@ -13,14 +13,14 @@ template <typename F> struct SmallQueries {
 
     static DEVICE int first_tile() { return (int)(fresh_thread() / (8 * SMALL_HEADS)); }
 
-    /* Of the thread in its first tile. */
+    /* Returns the thread's address in its first tile. */
     static DEVICE uint32_t place(uint32_t base)
     {
         return SHARED_AT(base, q) + (uint32_t)first_tile() * Q_TILE_BYTES +
                swizzle_128(fresh_thread() / 8 % SMALL_HEADS, fresh_thread() % 8);
     }
 
-    /* As bf16. */
+    /* Requests the queries, as bf16. */
     static DEVICE void ask(const struct sparse_decode_params &p, int request, uint32_t base)
     {
         const Place where(p);
@@ -38,7 +38,7 @@ template <typename F> struct SmallQueries {
         cp_async_commit();
     }
 
-    /* To fp16, what the thread asked for; whether that holds it. */
+    /* Converts what the thread requested to fp16; returns whether fp16 holds it. */
     static DEVICE bool convert(uint32_t base)
     {
         uint32_t at = place(base), most = 0;

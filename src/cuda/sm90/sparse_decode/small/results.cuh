@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * O of 16 heads and 64 columns a warp, += P V; rows to `out`, or to the piece's slot.
+ * O of 16 heads and 64 columns per warp, += P V; stores rows to `out`, or to the piece's slot.
  */
 #pragma once
 
@@ -46,7 +46,8 @@ template <bool ONE_PIECE> struct SmallSums : SmallPhase {
         }
     }
 
-    /* Row i of the lane's two, from the warp's first column on. `scale`: of the slot's row; of no use otherwise. */
+    /* Stores row i of the lane's two, from the warp's first column on. `scale`: of the slot's row; unused
+     * otherwise. */
     template <typename Stored, bool SLOT>
     DEVICE void store_row(uint16_t *to, float *scale, int i, float factor, bool there) const
     {
@@ -70,7 +71,7 @@ template <bool ONE_PIECE> struct SmallSums : SmallPhase {
         }
     }
 
-    /* All lanes, also those of heads that are none. */
+    /* Stores row i; called by all lanes, also those past the last head. */
     DEVICE void end_row(int i) const
     {
         const Place place(p);

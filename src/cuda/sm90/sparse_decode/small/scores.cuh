@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Raw keys to fp16 or bf16, in registers; from there S = K Qᵀ of the warp's 16 keys and its half of the columns, and
- * V to shared memory.
+ * Converts raw keys to fp16 or bf16 in registers, computes S = K Qᵀ from there for the warp's 16 keys and
+ * its half of the columns, and stores V to shared memory.
  */
 #pragma once
 
 #include "keys.cuh"
 
-/* Two steps of 16 columns, whose B comes from 16 bytes of a head. y: of both keys. */
+/* Multiplies two steps of 16 columns, whose B comes from 16 bytes of a head. y: of both keys. */
 template <typename Element> DEVICE void multiply_steps(float (&s)[2][4], const uint4 (&y)[2], uint32_t q)
 {
     const uint32_t a[2][4] = {{y[0].x, y[1].x, y[0].y, y[1].y}, {y[0].z, y[1].z, y[0].w, y[1].w}};
@@ -19,7 +19,7 @@ template <typename Element> DEVICE void multiply_steps(float (&s)[2][4], const u
     }
 }
 
-/* 16 neighbours, or the rope's 8, of both keys to V. */
+/* Stores 16 neighbours, or the rope's 8, of both keys to V. */
 DEVICE void store_values(uint32_t to, const uint4 (&y)[2])
 {
     store_shared_16(to, y[0]), store_shared_16(to + 8 * LINE_BYTES, y[1]);
@@ -66,7 +66,7 @@ DEVICE void score_block(SmallKeys<F> &keys, float (&s)[2][4], uint32_t base)
     }
 }
 
-/* Those of keys that are none do not count. */
+/* Stores the scores; those of entries that name no key become -inf. */
 template <typename F>
 DEVICE void store_scores(Shared &shared, const SmallKeys<F> &keys, const float (&s)[2][4])
 {

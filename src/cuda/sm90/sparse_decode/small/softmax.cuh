@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Softmax of a block: a warp has two heads, a lane four keys of one of them.
+ * Softmax of a block: a warp has two heads, and a lane four keys of one of them.
  */
 #pragma once
 
@@ -11,7 +11,7 @@
 struct SmallSoftmax : SmallPhase {
     using SmallPhase::SmallPhase;
     float sum,
-        below; /* of the lane's keys; of its head: minus the reference, to which weights are relative */
+        below; /* sum: of the lane's keys; below: minus the head's reference, to which weights are relative */
 
     static DEVICE int head() { return 2 * warp() + lane() / 16; }
     static DEVICE int column() { return lane() % 16; }
@@ -40,7 +40,7 @@ struct SmallSoftmax : SmallPhase {
         store_shared_4(place, words.x), store_shared_4(place + 4, words.y);
     }
 
-    /* After the last block: lse of the piece, and what O is multiplied by. */
+    /* Stores lse of the piece and the final factor of O; called after the last block. */
     DEVICE void end()
     {
 #pragma unroll

@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse decode over FP8 keys on Hopper for few tokens, where latency is all: tiles of 16 heads instead of 64, so
- * that all SMs take part, and every warp does the same.
+ * Sparse decode over FP8 keys on Hopper for few tokens, where only latency counts: tiles of 16 heads instead
+ * of 64, so that all SMs take part, and every warp has the same role.
  *
- * A block of threads takes a tile of 16 heads of one query token through the keys that the pieces of its partition
- * name, 64 at a time:
+ * A CTA takes a tile of 16 heads of one query token through the keys that the pieces of its partition name,
+ * 64 keys at a time:
  *
  *      all 8 warps     raw keys to registers, a block ahead
- *      warp w          16 keys (w % 4), half of their columns (w / 4): to fp16; S = K Qᵀ from registers; V to shared
- *                      memory
+ *      warp w          16 keys (w % 4), half of their columns (w / 4): to fp16; S = K Qᵀ from registers; V to
+ *                      shared memory
  *      warp w          softmax of heads 2 w, 2 w + 1; P to shared memory
  *      warp w          O of columns 64 w … 64 w + 63 += P V
  *
- * with a barrier after each. The matrix instructions are mma: a tile of 16 heads and 64 keys takes them some hundred
- * clocks, and nothing has to be waited for as with a warpgroup's.
+ * with a barrier after each phase. The matrix instructions are mma: a tile of 16 heads and 64 keys takes
+ * some hundred clocks, and there is no asynchronous product to wait for, as with wgmma.
  *
- * What costs time is that one thing waits for the other: the piece, indices, keys, scores, weights, results. Little is worked out
- * before the first index is asked for, and loops are not unrolled. Two blocks of threads fit an SM (128 registers, 93 KB).
+ * The time is a chain of latencies: the piece, indices, keys, scores, weights, results. So little is
+ * computed before the first index is requested, and loops are not unrolled. Two CTAs fit an SM (128
+ * registers, 93 KB).
  */
 #pragma once
 
@@ -40,7 +41,7 @@ template <typename F> struct SmallDecode {
     {
     }
 
-    /* By one thread: the next piece of the list, or that there is none. */
+    /* Finds the next piece of the list, or that there is none; called by one thread. */
     DEVICE void find_piece()
     {
         SmallPiece &to = shared.piece;
@@ -68,8 +69,9 @@ template <typename F> struct SmallDecode {
         store_scores(shared, keys, s);
     }
 
-    /* A piece is multiplied in fp16 until a block comes that this does not hold, from there on in bf16. Before the
-     * first block there is a turn that asks for its keys alone: one place in the code asks. */
+    /* A piece is multiplied in fp16 up to the first block that fp16 does not hold, and in bf16 from there
+     * on. An iteration before the first block only requests its keys, so that one place in the code makes
+     * requests. */
     DEVICE void take_piece()
     {
         keys.at = shared.piece.begin;
@@ -79,7 +81,7 @@ template <typename F> struct SmallDecode {
 #pragma unroll 1
         for (int k = -1, last = shared.piece.blocks - 1; __any_sync(~0u, k <= last); k++) {
             if (__any_sync(~0u, k >= 0)) {
-                /* V, P and the scores before are done with; the queries are there. */
+                /* V, P and the scores of the previous block are no longer needed; the queries are there. */
                 keys.settle_scales();
                 const bool beyond = __syncthreads_or(!keys.fits());
                 if (!bf16 && (beyond || shared.piece.beyond)) bf16 = true, reload_queries();
@@ -90,7 +92,7 @@ template <typename F> struct SmallDecode {
             }
             if (__any_sync(~0u, k < last)) keys.ask(), keys.load_index();
             if (__any_sync(~0u, k < 0)) {
-                /* By the thread that will meet, while the first keys are on their way. */
+                /* The thread that will join the meeting begins it while the first keys are in flight. */
                 if (F::ONE_PIECE && fresh_thread() == 0) begin_meeting(p, shared.piece.request);
                 if (!SmallQueries<F>::convert(base)) shared.piece.beyond = true;
                 softmax.begin(), sums.begin();
@@ -109,7 +111,7 @@ template <typename F> struct SmallDecode {
         sums.end();
     }
 
-    /* As bf16. */
+    /* Loads the queries again, as bf16. */
     DEVICE void reload_queries()
     {
         SmallQueries<F>::ask(p, shared.piece.request, base);
@@ -129,7 +131,7 @@ template <typename F> struct SmallDecode {
             __syncthreads();
             if (!shared.piece.there) break;
             take_piece();
-            __syncthreads(); /* what is known of the piece has been read */
+            __syncthreads(); /* all threads have read the piece */
         }
         if constexpr (F::ONE_PIECE) {
             static_assert(share_bytes(MOST_SMALL_PARTS_TOGETHER / SHARE_WARPS, false) <= sizeof(Shared::v),
@@ -151,7 +153,7 @@ template <typename F> DEVICE void sparse_decode_small(const struct sparse_decode
     SmallDecode<F>(p, *(Shared *)memory).run();
 }
 
-/* Both kernels of a format: that of one piece, and the other. */
+/* Defines both kernels of a format: the general one, and the one with one piece per CTA. */
 #define SPARSE_DECODE_SMALL_KERNELS(NAME, FORMAT)                                                            \
     DEFINE_KERNEL(NAME, sparse_decode_params, (SMALL_THREADS, 2), sparse_decode_small<FORMAT>(p))            \
     DEFINE_KERNEL(NAME##_together, sparse_decode_sm90_params, (SMALL_THREADS, 2),                            \
