@@ -2,7 +2,7 @@
  *
  * Dense MHA forward on Hopper (docs/kernels/mha.md).
  *
- *   CTA                        persistent, one per SM; takes tiles of query rows until there are none (tiles.cuh)
+ *   CTA                        persistent, one per SM; takes tiles of query rows (tiles.cuh) until none is left
  *     warpgroup 0, 3 warps     producers (producer.cuh)
  *     the others               consumers, 64 rows of the tile each:
  *
@@ -13,11 +13,11 @@
  * fragments of S have the layout of A. The pipeline continues across tiles: the results of a tile are written
  * while the first scores of the next one are in flight.
  *
- * Limits for 128 rows by 128 keys, in clocks of an SM: products 2560 at 192/128, 2048 at 128/128, 1024 at 64/64;
- * ex2 1024; then power.
+ * Limits for 128 rows by 128 keys, in clocks of an SM: products 2560 at 192/128, 2048 at 128/128, 1024 at
+ * 64/64; ex2 1024; then power.
  *
- * Rounding: P has 16 bits and is relative to the row's base (softmax.cuh); sums are fp32 and follow the order of
- * the blocks, the last block first.
+ * Rounding: P has 16 bits and is relative to the row's base (softmax.cuh); sums are fp32 and follow the order
+ * of the blocks, the last block first.
  */
 #pragma once
 
