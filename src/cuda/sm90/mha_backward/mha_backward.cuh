@@ -10,21 +10,22 @@
  *       warps      (wait)   | P of S |    (wait)    | dS, stored |
  *
  *     dQ = dS K of a tile, over the keys of both consumers, is computed
- *       192/128          by both, half the columns each, one tile later, so that they need not run in lockstep:
+ *       192/128          by both, half the columns each, one tile later, so that they need not keep step:
  *                        S i + 1 | … | dQ i | dK i + 1
  *       128/128          by the consumers alternately, one tile later: halves what is read from shared memory
- *       64/64            by a warpgroup of its own: a consumer issues S and dP of the next tile once it has dS
+ *       64/64            by a warpgroup of its own: a consumer issues the next S and dP once it has dS
  *
- * S and dP have keys as rows, so that the fragments of P and dS have the layout of A and stay in registers. At
- * 192/128 registers do not suffice: dK reads dS from shared memory, as dQ does. While one consumer computes P
- * and dS, the products of the other one run. Where registers suffice, dP is issued together with S.
+ * S and dP have keys as rows, so that the fragments of P and dS have the layout of A and stay in registers.
+ * At 192/128 registers do not suffice: dK reads dS from shared memory, as dQ does. While one consumer
+ * computes P and dS, the products of the other one run. Where registers suffice, dP is issued together with
+ * S.
  *
- * Limits for 64 rows by 128 keys, in clocks of an SM: products 3328 at 192/128, 2560 at 128/128, 1280 at 64/64;
- * ex2 512; shared memory, 128 bytes a clock: products read 336, 240 and 112 KiB, and others read or write 104,
- * 80 and 48 KiB more; then power.
+ * Limits for 64 rows by 128 keys, in clocks of an SM: products 3328 at 192/128, 2560 at 128/128, 1280 at
+ * 64/64; ex2 512; shared memory, 128 bytes a clock: products read 336, 240 and 112 KiB, and others read or
+ * write 104, 80 and 48 KiB more; then power.
  *
- * Summation order: dK and dV are summed in fp32 in the order of the tiles; dQ in the order in which CTAs arrive
- * or, if deterministic, in the order of the key blocks.
+ * Summation order: dK and dV are summed in fp32 in the order of the tiles; dQ in the order in which CTAs
+ * arrive or, if deterministic, in the order of the key blocks.
  */
 #pragma once
 

@@ -7,8 +7,9 @@
  * thread has of eight columns, thread after thread. rows.cuh brings them into the order of dq.
  *
  * A counter per tile and maker counts the key blocks that have added. The first one stores, so that the sums
- * need not be cleared. Without fixed order the first one is the one that claims the tile; others wait until it
- * has stored. Deterministic: the order depends on the sizes alone, and a key block waits for those before it:
+ * need not be cleared. Without fixed order the first one is the one that claims the tile; others wait until
+ * it has stored. Deterministic: the order depends on the sizes alone, and a key block waits for those before
+ * it:
  *
  *   causal   the last key block first, as it reaches the tile first: each begins at its own diagonal
  *   full     the first key block first; all begin with the first tile

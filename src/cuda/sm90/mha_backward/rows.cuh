@@ -2,10 +2,10 @@
  *
  * The row kernels before and after the products; a CTA of 256 threads takes a tile of rows of a head:
  *
- *   prepare   lse in base 2 (inf where a row sees no key or does not exist, so that P is 0), delta = Σ dO out;
- *             clears the counters of dQ
- *   finish    dq = scale · sums, in the layout of dq; a CTA begins as soon as an SM has no more products to
- *             compute, with tiles to which all key blocks have added
+ *   prepare   lse in base 2 (inf where a row sees no key or does not exist, so that P is 0),
+ *             delta = Σ dO out; clears the counters of dQ
+ *   finish    dq = scale · sums, in the layout of dq; begins on SMs that have no more products to compute,
+ *             with tiles to which all key blocks have added
  */
 #pragma once
 

@@ -2,7 +2,7 @@
  *
  * Dense MHA forward on Hopper (docs/kernels/mha.md).
  *
- *   CTA                        persistent, one per SM; takes tiles of query rows (tiles.cuh) until none is left
+ *   CTA                        persistent, one per SM; takes tiles of query rows (tiles.cuh)
  *     warpgroup 0, 3 warps     producers (producer.cuh)
  *     the others               consumers, 64 rows of the tile each:
  *
