@@ -9,23 +9,23 @@
  *
  *      memory ──cp.async──▶ ring of key blocks (shared)            Q (shared, for the whole piece)
  *                             │                │                     │
- *                             │ rows of V      └── K ──▶ S = Q·Kᵀ ◀──┘  each warp 16 rows × KEYS/KEY_GROUPS keys
+ *                             │ rows of V      └── K ──▶ S = Q·Kᵀ ◀──┘ a warp: 16 rows × KEYS/KEY_GROUPS keys
  *                             │                          │ mask, maximum (across warps: shared), exp2
  *                             │                          ▼
  *                             │                    P (shared, 16 bit), rescale factor of O (shared)
  *                             ▼                          │
- *                   O = factor·O + P·V  ◀────────────────┘  each warp all rows × 512/WARPS columns (registers)
+ *                   O = factor·O + P·V  ◀────────────────┘ a warp: all rows × 512/WARPS columns
  *
  * Timeline of a block of keys (| = barrier of the whole CTA):
  *      wait for its copies | copy a later block; S; maximum | P | P·V
  *
- * Two classes make an operation of it. `Call` defines the rows of a tile, where they are read and written,
+ * Two classes define an operation. `Call` defines the rows of a tile, where they are read and written,
  * and which keys a row does not see; `Keys` copies blocks of keys to the ring, overlapped with the products:
  *
- *                        Call (rows of a tile)                     Keys
- *      dense decode      rows of a key head, over tokens           RingKeys of a block table; RawKeys of bytes
- *      sparse decode     heads of one token: a token's list        RingKeys of a list;
- *      sparse prefill    is its own                                of bytes ListedBytes, converts beside P·V
+ *                        Call (rows of a tile)                Keys
+ *      dense decode      rows of a key head, over tokens      RingKeys of a block table; RawKeys of bytes
+ *      sparse decode     heads of one token: a token's list   RingKeys of a list; ListedBytes of bytes,
+ *      sparse prefill    is its own                           which converts beside P·V
  *
  * The reference that is subtracted before the exponential follows the row's maximum only when it falls behind
  * by more than 8 (in log2): P then stays below 2^8, which 16 bits hold as precisely as 1, and O is seldom

@@ -9,7 +9,7 @@
  * registers in which the product with V needs P: two C of m16n8k16 side by side are one A (fragment.h), so
  * that P never touches shared memory.
  *
- *      memory ──cp.async──▶ ring of key blocks ────ldmatrix──────▶ S = Q·Kᵀ ◀──ldmatrix── Q (shared, per tile)
+ *      memory ──cp.async──▶ ring of key blocks ────ldmatrix──────▶ S = Q·Kᵀ ◀──ldmatrix── Q (shared)
  *                                                                    │ mask, reference, exp2
  *                                                                    ▼
  *             ──cp.async──▶ ring of value blocks ──ldmatrix.trans─▶ O += P·V        (S, P and O in registers)

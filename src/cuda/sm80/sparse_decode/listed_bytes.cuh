@@ -3,8 +3,8 @@
  * Key blocks from lists over caches of bytes of any format: cp.async copies raw tokens to the stage in which
  * they become values, and they are converted there, in place, beside P·V of the previous block.
  *
- *      stage 0     | Q·Kᵀ of block n          | softmax | P·V of block n        | tokens of block n + 2 arrive …
- *      stage 1     | tokens of n + 1 arrive   |         | they become values    | Q·Kᵀ of block n + 1
+ *      stage 0     | Q·Kᵀ of block n          | softmax | P·V of block n     | tokens of n + 2 arrive …
+ *      stage 1     | tokens of n + 1 arrive   |         | they become values | Q·Kᵀ of block n + 1
  *
  * A key's lines in a stage, one of 128 bytes per group of 64 columns, before and after the conversion:
  *      group          0         1       2         3       …   6           7                    8

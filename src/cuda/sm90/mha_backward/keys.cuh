@@ -184,7 +184,7 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
         }
     }
 
-    /* Computes dS · P_SCALE · DS_SCALE; P and delta carry the same factors. */
+    /* Computes dS · P_SCALE · DS_SCALE; P carries P_SCALE, delta DS_SCALE. */
     DEVICE void make_ds(const float (&s)[SCORES], const uint32_t (&w)[ROW_STEPS][4],
                         const uint32_t (&exact)[ROW_STEPS][4], const float (&dp)[SCORES],
                         const float4 (&early)[Layout::DELTA_EARLY], uint32_t (&ds)[ROW_STEPS][4]) const

@@ -28,8 +28,8 @@ DEVICE void end_rows(const mha_forward_sm90_params &p, const Layout &l, int slot
     }
 }
 
-/* Writes rows 16 · warp … of the tile in `slot`; called by each warp of a consumer. fresh_thread() keeps the
- * values derived from the thread index from staying in registers between calls. */
+/* Writes rows 16 · warp … of the tile in `slot`; called by each warp of a consumer. fresh_thread() prevents
+ * ptxas from keeping values derived from the thread index in registers between calls. */
 template <typename Element, typename Layout>
 DEVICE void write_rows(const mha_forward_sm90_params &p, const Layout &l, int slot, const float (&factor)[2],
                        float (&o)[Layout::D_V / 2])

@@ -63,7 +63,7 @@ DEVICE constexpr int last_unit(int side)
 
 /* ---- The way through the tiles ------------------------------------------------------------------ */
 
-/* Index of a tile: a tile of heads of a token. */
+/* The token, and the tile of its heads, that have tile number `index`. */
 struct TileOfToken {
     int token, tile;
 
