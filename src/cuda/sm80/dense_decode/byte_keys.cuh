@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Blocks of keys from a cache of bytes: cp.async brings tokens as they lie to shared memory, with their scales behind them, while
- * the block before is multiplied; then all threads make bf16 values of them, for the ring's only stage.
+ * Key blocks from a cache of bytes: cp.async copies raw tokens, followed by their scales, to shared memory
+ * while the previous block is multiplied; then all threads convert them to bf16 in the ring's only stage.
  */
 #pragma once
 
@@ -16,8 +16,8 @@ template <typename Tile, typename Call> struct RawKeys {
     static constexpr int LEAST_STAGES = 1;
     static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
                               BYTES_BEHIND_RING = KEYS * RAW_LINE_BYTES;
-    /* Ampere does not convert codes in hardware: it has no registers for that beside 64 rows, nor for the places of keys beside the
-     * products of fewer. */
+    /* Ampere does not convert codes in hardware. It lacks the registers for the conversion beside 64 rows,
+     * and for the places of keys beside the products of fewer rows. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
     static constexpr bool ENOUGH_REGISTERS = Tile::ROWS <= LATENT_ROWS_WITHOUT_CODES, FINDS_LATE = true;
 #else
@@ -47,7 +47,7 @@ template <typename Tile, typename Call> struct RawKeys {
                          : "memory");
     }
 
-    /* Slots past the end of the piece are not read. */
+    /* Copies a block of raw tokens; slots past the end of the piece are not read. */
     DEVICE void copy_keys(unsigned first_key) const
     {
         const unsigned row = threadIdx.x / 8;
@@ -71,7 +71,7 @@ template <typename Tile, typename Call> struct RawKeys {
         }
     }
 
-    /* Makes a block, of which `keys` have been copied, bf16 values; what is behind them becomes 0. */
+    /* Converts a block to bf16. `keys` of its keys have been copied; the others become 0. */
     DEVICE void convert(uint32_t stage_at, int keys) const
     {
         const ByteLayout layout(p);
@@ -97,7 +97,7 @@ template <typename Tile, typename Call> struct RawKeys {
         }
     }
 
-    /* ---- As attend.cuh calls it: a block ahead, on its way beside the products ---- */
+    /* ---- Interface to attend.cuh: one block ahead, copied during the products ---- */
 
     DEVICE int stages() const
     {
@@ -127,7 +127,7 @@ template <typename Tile, typename Call> struct RawKeys {
     DEVICE void before_scores(int, int, unsigned first_key, unsigned ahead)
     {
         convert(ring_at, min(call.end() - (int)first_key, KEYS));
-        __syncthreads(); /* the block is there, and its tokens have been read */
+        __syncthreads(); /* the block is converted, and its raw tokens have been read */
         if (FINDS_LATE) places = source.find(ahead);
         if (ahead < (unsigned)call.end()) copy_keys(ahead);
         if (!FINDS_LATE) places = source.find(ahead + KEYS);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense decode as latent/attend.cuh wants it: rows of a key head, over tokens; keys that a block table names, in values of the
- * queries' type; causal masks.
+ * Dense decode for latent/attend.cuh: rows are those of a key head, over tokens; keys come from a block
+ * table, in the element type of the queries; masks are causal.
  */
 #pragma once
 
@@ -10,7 +10,7 @@
 #include "../../device/task.cuh"
 #include "../latent/attend.cuh"
 
-/* Rows of a tile, and what becomes of them. `Key` reads a key by itself. */
+/* The rows of a tile. `Key` reads single keys (by_rows.cuh). */
 template <typename Element, typename Key> struct DenseCall {
     static constexpr bool CAUSAL = true, WANTS_MAXIMA = false;
     using Task = ::Task;
@@ -20,11 +20,12 @@ template <typename Element, typename Key> struct DenseCall {
 
     /* ---- Tasks ---- */
 
-    /* What a block of threads works through: items (a worker and a tile of rows) in turn, and an item's pieces. */
+    /* A CTA's progress through its tasks: items (a worker and a tile of rows) in turn, and an item's
+     * pieces. */
     struct Turn {
         int64_t item;
         PieceList list;
-        int next; /* of the list */
+        int next; /* index in the list */
     };
 
     static DEVICE void begin_turn(const struct dense_decode_params &, Turn &turn)
@@ -32,7 +33,8 @@ template <typename Element, typename Key> struct DenseCall {
         turn.item = (int64_t)blockIdx.x - gridDim.x, turn.next = 0, turn.list.last = -1;
     }
 
-    /* By one thread: the next task, with tiles of `rows` rows; false after the last. */
+    /* Returns the next task in `task`, with tiles of `rows` rows; false after the last. Called by one
+     * thread. */
     static DEVICE bool next_task(const struct dense_decode_params &p, int rows, Turn &turn, Task &task)
     {
         const int tiles_of_head = (p.rows + rows - 1) / rows, tiles = p.h_kv * tiles_of_head;
@@ -94,7 +96,7 @@ template <typename Element, typename Key> struct DenseCall {
         return p.split.slot_out + slot_row(p, task, task.first_row + row) * D_V;
     }
 
-    /* Stores the lse; returns what the sink leaves of the row. */
+    /* Stores the lse; returns the factor by which the sink scales the row. */
     DEVICE float finish_row(int row, float lse) const
     {
         if (!direct()) {
@@ -107,12 +109,12 @@ template <typename Element, typename Key> struct DenseCall {
     }
 };
 
-/* In place of NamedKeys of a list: a table names every key. */
+/* Replaces the NamedKeys of a list: a table names every key. */
 struct NoFlags {
     uint32_t at;
 };
 
-/* Keys by a block table. */
+/* Keys from a block table. */
 template <typename Tile, typename Call> struct TableSource {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE;
     static constexpr bool LISTED = false;
@@ -124,7 +126,8 @@ template <typename Tile, typename Call> struct TableSource {
         int page[PASSES], slot[PASSES];
     };
 
-    /* Without branches, so that it can be scheduled among the products. end > 0; keys past it count as the last one. */
+    /* Returns the places of this thread's keys. It has no branches, so that it can be scheduled among the
+     * products. Requires end > 0; keys past the end count as the last one. */
     DEVICE Places find(unsigned first_key) const
     {
         const struct dense_decode_params &p = call.p;
@@ -142,7 +145,8 @@ template <typename Tile, typename Call> struct TableSource {
         return places;
     }
 
-    /* Where this thread's keys of a block are, from a column on; those past the end are not valid. */
+    /* Returns the addresses of this thread's keys of a block, from `column` on; keys past the end are not
+     * valid. */
     DEVICE void place(const uint16_t *(&from)[PASSES], bool (&valid)[PASSES], unsigned first_key, int column,
                       const Places &places) const
     {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The portable dense decode: its tile shape, and its launch.
+ * The portable dense decode: choice of the tile shape, and launch.
  */
 #include "../../attention.h"
 #include "../latent/shape.h"
@@ -13,7 +13,7 @@ static const char *refuses(const struct attention_problem *p, const char **argum
 
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
-    enum { CONVERTS_CODES = 90 /* a capability that does, whatever machine code it is given */ };
+    enum { CONVERTS_CODES = 90 /* converts codes, whatever machine code it runs */ };
     const int32_t most_rows =
         cuda_of_bytes(p) && w->device->capability < CONVERTS_CODES ? LATENT_ROWS_WITHOUT_CODES : INT32_MAX;
     const struct latent_choice choice =
@@ -24,7 +24,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
                                                  .variant = choice.shape});
     w->stages = choice.stages, w->shared_bytes = choice.shared_bytes;
     const fmla_status status = cuda_dense_prepare(p, latent_shapes[choice.shape].rows, w);
-    w->mark_tiles = 0; /* it has room for marks, and makes none */
+    w->mark_tiles = 0; /* there is room for marks, but this kernel makes none */
     return status;
 }
 

@@ -1,44 +1,46 @@
 /* SPDX-License-Identifier: MIT
  *
- * Latent attention on any NVIDIA GPU since Ampere: FlashAttention-2's way (docs/flash-attention.md walks through it). Dense
- * decode, sparse decode and sparse prefill are this one body.
+ * Latent attention on any NVIDIA GPU since Ampere, as in FlashAttention-2 (docs/flash-attention.md explains
+ * it). Dense decode, sparse decode and sparse prefill share this kernel body.
  *
- * A block of threads takes a tile of ROWS rows (a row is one query token of one query head) through the keys of a piece, KEYS at
- * a time. V is the first 512 columns of K: a block of keys is read from memory once, and used by both products from the same
- * shared memory.
+ * A CTA takes a tile of ROWS rows (a row is one query token of one query head) through the keys of a piece,
+ * KEYS at a time. V is the first 512 columns of K: a block of keys is read from global memory once, and both
+ * products use the same shared memory.
  *
  *      memory ──cp.async──▶ ring of key blocks (shared)            Q (shared, for the whole piece)
  *                             │                │                     │
- *                             │ rows of V      └── K ──▶ S = Q·Kᵀ ◀──┘   each warp 16 rows × KEYS/KEY_GROUPS keys
+ *                             │ rows of V      └── K ──▶ S = Q·Kᵀ ◀──┘ a warp: 16 rows × KEYS/KEY_GROUPS keys
  *                             │                          │ mask, maximum (across warps: shared), exp2
  *                             │                          ▼
- *                             │                    P (shared, 16 bit), factor of the old O (shared)
+ *                             │                    P (shared, 16 bit), rescale factor of O (shared)
  *                             ▼                          │
- *                   O = factor·O + P·V  ◀────────────────┘       each warp all rows × 512/WARPS columns, in registers
+ *                   O = factor·O + P·V  ◀────────────────┘ a warp: all rows × 512/WARPS columns
  *
- * A block of keys, in time (| = barrier of the whole block of threads):
- *      wait for its copies | ask for a later block; S; maximum | P | P·V
+ * Timeline of a block of keys (| = barrier of the whole CTA):
+ *      wait for its copies | copy a later block; S; maximum | P | P·V
  *
- * Two classes make an operation of it. `Call` knows what a tile's rows are, where they are read and written, and which keys a row
- * does not see; `Keys` brings blocks of keys to the ring, beside the products:
+ * Two classes define an operation. `Call` defines the rows of a tile, where they are read and written,
+ * and which keys a row does not see; `Keys` copies blocks of keys to the ring, overlapped with the products:
  *
- *                        Call (rows of a tile)                     Keys
- *      dense decode      rows of a key head, over tokens           RingKeys of a block table; of bytes RawKeys
- *      sparse decode     heads of one token: a token's list        RingKeys of a list;
- *      sparse prefill    is its own                                of bytes ListedBytes, which converts beside P·V
+ *                        Call (rows of a tile)                Keys
+ *      dense decode      rows of a key head, over tokens      RingKeys of a block table; RawKeys of bytes
+ *      sparse decode     heads of one token: a token's list   RingKeys of a list; ListedBytes of bytes,
+ *      sparse prefill    is its own                           which converts beside P·V
  *
- * The reference that is subtracted before the exponential follows the row's maximum only when it falls behind by more
- * than 8 (in log2): P then stays below 2^8, which 16 bits hold as precisely as 1, and O is seldom rescaled.
+ * The reference that is subtracted before the exponential follows the row's maximum only when it falls behind
+ * by more than 8 (in log2): P then stays below 2^8, which 16 bits hold as precisely as 1, and O is seldom
+ * rescaled.
  *
  * Shared memory, in bytes:
  *      Q  ROWS × 1152, or none if in registers | P  ROWS × 128 |
- *      maxima  KEY_GROUPS × ROWS × 4 | factors  ROWS × 4 | of a list the largest scores  ROWS × 4 | to whole lines |
- *      ring  stages × KEYS × 1152 | what Keys has behind it: of a list, which keys there are  stages × KEYS
- * Q, P and the ring in lines of 128 bytes (64 columns of a row), swizzled: ldmatrix meets no bank twice.
- * Registers a thread: O = ROWS · 512 / (32 · WARPS), the largest part.
+ *      maxima  KEY_GROUPS × ROWS × 4 | factors  ROWS × 4 | of a list the largest scores  ROWS × 4 |
+ *      padding to whole lines |
+ *      ring  stages × KEYS × 1152 | data of Keys: of a list, flags of the named keys  stages × KEYS
+ * Q, P and the ring are stored in lines of 128 bytes (64 columns of a row), swizzled: ldmatrix has no bank
+ * conflicts. O takes the most registers: ROWS · 512 / (32 · WARPS) per thread.
  *
- * The limit on an H200 at 64 rows is shared memory's bandwidth: an m16n8k16 of Q·Kᵀ reads 256 bytes (two column splits),
- * one of P·V 128, where mma.sync could take one every 1.6 clocks.
+ * The limit on an H200 at 64 rows is the bandwidth of shared memory: an m16n8k16 of Q·Kᵀ reads 256 bytes (two
+ * column splits), one of P·V 128, where mma.sync could take one every 1.6 clocks.
  */
 #pragma once
 
@@ -74,12 +76,13 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     using Operation = Call;
     static constexpr int GROUPS_OF_V = D_V / LINE_ELEMENTS;
 
-    /* An mma waits for the one before it on the same sums: with one key tile, several sums take turns. */
+    /* An mma waits for the previous one on the same accumulators: with few key tiles, several accumulators
+     * alternate. */
     static constexpr int CHAINS = KEY_TILES == 1 ? 4 : KEY_TILES == 2 ? 2 : 1;
 
     static constexpr bool ENOUGH_REGISTERS = Keys::ENOUGH_REGISTERS;
 
-    /* Maxima, factors, and the largest scores where they are wanted; in whole lines. */
+    /* Maxima, factors and, if wanted, the largest scores, rounded up to whole lines. */
     static constexpr uint32_t SIDE_BYTES =
         ((KEY_GROUPS + 1 + Call::WANTS_MAXIMA) * ROWS * (uint32_t)sizeof(float) + LINE_BYTES - 1) /
         LINE_BYTES * LINE_BYTES;
@@ -96,7 +99,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     unsigned char *shared;
     uint32_t base, p_at, ring_at, q_at;
     float *maxima, *factors; /* [KEY_GROUPS][ROWS], [ROWS] */
-    float *tops;             /* [ROWS]: the largest scores so far, where they are wanted */
+    float *tops;             /* [ROWS]: the largest scores so far, if wanted */
     Keys keys;
     int warp, lane;
 
@@ -113,7 +116,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         tops = factors + ROWS;
     }
 
-    /* Rows past the end of the tile's are zeros. */
+    /* Copies Q; rows past the end of the tile become zeros. */
     DEVICE void copy_q() const
     {
         for (int pass = 0; pass < (ROWS + THREADS / 8 - 1) / (THREADS / 8); pass++) {
@@ -135,34 +138,35 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
 
     /* ---- The two products ---------------------------------------------------------------------- */
 
-    /* A step is the columns that one ldmatrix of K covers: 32 of 8 keys, or 16 of 16 keys. Fragments are loaded STEPS_AHEAD
-     * steps before the products that read them. */
+    /* A step is the columns that one ldmatrix of K covers: 32 columns of 8 keys, or 16 of 16 keys. Fragments
+     * are loaded STEPS_AHEAD steps before the products that read them. */
     static constexpr int STEP_COLUMNS = KEY_TILES == 1 ? 32 : 16, STEP_HALVES = STEP_COLUMNS / 16;
     static constexpr int STEPS = MAX_GROUPS * LINE_ELEMENTS / STEP_COLUMNS / COLUMN_SPLITS;
     static constexpr int STEPS_AHEAD = KEY_TILES == 1 ? 3 : 1, BUFFERS = STEPS_AHEAD + 1;
     static constexpr int K_LOADS = KEY_TILES == 1 ? 1 : KEY_TILES / 2;
     static_assert(KEY_TILES == 1 || KEY_TILES % 2 == 0, "");
 
-    /* The columns of a step, for the first split; the second has those 32 further on. */
+    /* Returns the first column of a step for the first split; the second split has those 32 further on. */
     static DEVICE constexpr int step_column(int step)
     {
         return COLUMN_SPLITS == 1 ? step * STEP_COLUMNS : step / 2 * LINE_ELEMENTS + step % 2 * STEP_COLUMNS;
     }
 
-    /* Where columns are, in lines of 128 bytes per 64 columns: the swizzle changes bits 5 and 6 alone. */
+    /* Returns the address of a column in lines of 128 bytes per 64 columns: the swizzle changes bits 5 and 6
+     * alone. */
     static DEVICE uint32_t column_at(uint32_t line, uint32_t group_bytes, int column)
     {
         return (line + (uint32_t)(column / LINE_ELEMENTS) * group_bytes) ^
                (uint32_t)(column % LINE_ELEMENTS * 2);
     }
 
-    /* This warp's part of a line. */
+    /* Returns this warp's part of a line. */
     DEVICE uint32_t split_at(uint32_t line) const
     {
         return COLUMN_SPLITS == 1 ? line : line ^ (uint32_t)(warp % 2 * 64);
     }
 
-    /* 16 columns of 16 rows. */
+    /* Loads 16 columns of 16 rows. */
     DEVICE void load_q(uint32_t a[4], int row_group, int column) const
     {
         const uint32_t line =
@@ -171,8 +175,8 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         ldmatrix_x4(a, column_at(split_at(line), Q_GROUP, column));
     }
 
-    /* A step of this warp's keys: the two words of b are the two fragments of k 0-7 and k 8-15 (of the next 16 columns, or
-     * of the next 8 keys). */
+    /* Loads a step of this warp's keys: each pair of words of b holds the fragments of k 0-7 and k 8-15 (the
+     * next pair is of the next 16 columns, or of the next 8 keys). */
     DEVICE void load_k(uint32_t b[K_LOADS][4], uint32_t stage_at, int column) const
     {
         const uint32_t row = KEY_TILES == 1 ? ldmatrix_row_of_8(lane) : ldmatrix_pair_row(lane);
@@ -184,7 +188,8 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             ldmatrix_x4(b[i], column_at(split_at(line) + (uint32_t)(16 * i) * LINE_BYTES, KEY_GROUP, column));
     }
 
-    /* between(step) is called before the products of each step: for what can be done beside them. */
+    /* Computes the scores. between(step) is called before the products of each step, for work that overlaps
+     * with them. */
     template <typename Between>
     DEVICE void score(uint32_t stage_at, const QFragments &q, float s[KEY_TILES][4], Between between)
     {
@@ -237,8 +242,8 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         }
     }
 
-    /* The two warps of a pair add their halves: this one keeps the row group that is its own, and gives the other. The
-     * space is that of P, which holds half of the tiles at a time. */
+    /* Adds the halves of the two warps of a pair: each keeps its own row group and gives the other away. They
+     * exchange through the space of P, which holds half of the tiles at a time. */
     DEVICE void exchange(const float lower[KEY_TILES][CHAINS][4], const float upper[KEY_TILES][CHAINS][4],
                          float s[KEY_TILES][4])
     {
@@ -273,7 +278,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         }
     }
 
-    /* Joins two neighbouring warps. Barrier 0 is __syncthreads. */
+    /* Synchronizes two neighbouring warps. Barrier 0 is __syncthreads. */
     static DEVICE void pair_barrier(int pair)
     {
         asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");
@@ -281,8 +286,9 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
 
     static constexpr int VALUE_STEPS = KEYS / 16 * COLUMN_PAIRS;
 
-    /* between(step) is called before the products of each step, as in the scores. Where that converts keys the loop stays one: across
-     * its turns the compiler would load more ahead than there are registers for. */
+    /* O += P·V. between(step) is called before the products of each step. If it converts keys, the loop is
+     * not fully unrolled: across iterations the compiler would load more ahead than there are registers
+     * for. */
     template <typename Between>
     DEVICE void accumulate(uint32_t stage_at, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4], Between between)
     {
@@ -322,7 +328,8 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
 
     /* ---- Keys that only some rows of the tile see ------------------------------------------------ */
 
-    /* Does V hold an infinity or a NaN in a key that some row must not see? A product with P = 0 would not hide it. */
+    /* Returns whether V holds an infinity or a NaN in keys from … to - 1, which some row must not see: the
+     * product with P = 0 would not hide it. */
     __device__ bool poisoned(uint32_t stage_at, int from, int to) const
     {
         bool found = false;
@@ -342,7 +349,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         float sum[2]; /* over this thread's keys */
     };
 
-    /* The largest score of a row, over the warps that share it. */
+    /* Returns the largest score of each row, over the warps that share it. */
     DEVICE void row_maxima(const float s[KEY_TILES][4], float most[2])
     {
         const int row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
@@ -362,7 +369,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             for (int g = 0; g < KEY_GROUPS; g++) most[i] = fmaxf(most[i], maxima[g * ROWS + row + 8 * i]);
     }
 
-    /* Scores (in log2, scaled) to probabilities, left in shared memory with what O is to be multiplied by. */
+    /* Turns scores (scaled, base 2) into probabilities in shared memory, beside the factors of O. */
     DEVICE void softmax(const float s[KEY_TILES][4], RowState &state)
     {
         const int row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
@@ -414,7 +421,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
 
     /* ---- The end of a piece -------------------------------------------------------------------- */
 
-    /* Rows to `out`, or to the piece's slot. */
+    /* Writes the rows to `out`, or to the piece's slot. */
     DEVICE void finish(const RowState &state, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
     {
         const int my_row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
@@ -472,7 +479,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         keys.begin((unsigned)call.begin(), some);
         QFragments q;
         if (Q_IN_REGISTERS) {
-            /* Waits for all groups but stages - 2: Q among those that have arrived, or one block too many. */
+            /* Waits for all cp.async groups but stages - 2: Q has arrived, and one block more than needed. */
             keys.wait_for_block();
             __syncthreads();
 #pragma unroll
@@ -482,7 +489,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         RowState state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
         if constexpr (Call::WANTS_MAXIMA)
             if (lane < 16 && warp < ROW_GROUPS) tops[16 * warp + lane] = -INFINITY;
-        __syncwarp(); /* a warp has the rows of its own */
+        __syncwarp(); /* each warp has written the rows that it reads */
         int stage = 0;
 #pragma unroll 1
         for (unsigned key = (unsigned)call.begin(); some && key < (unsigned)call.end(); key += KEYS) {
@@ -491,7 +498,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             const int free_stage = keys.stages() == 1 ? 0 : stage ? stage - 1 : keys.stages() - 1;
             const unsigned ahead = key + (unsigned)keys.blocks_ahead() * KEYS;
             keys.wait_for_block();
-            __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
+            __syncthreads(); /* all copies have arrived, and all warps are done with the previous block */
             keys.before_scores(stage, free_stage, key, ahead);
 
             float s[KEY_TILES][4];
@@ -501,7 +508,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             forget_addresses();
             softmax(s, state);
             keys.before_values(free_stage);
-            __syncthreads(); /* P and the factors are there */
+            __syncthreads(); /* P and the factors are complete */
             rescale(o);
             if constexpr (Call::CAUSAL)
                 if (call.hides(first_key, KEYS) && call.causal() &&
@@ -519,14 +526,14 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         finish(state, o);
     }
 
-    /* Addresses that the scores were read by are computed anew afterwards: ptxas has no registers to keep them beside many scores, or
-     * beside what a list needs. */
+    /* Makes ptxas recompute the addresses that the scores were read from: it has no registers to keep them
+     * beside many scores, or beside the state of a list. */
     DEVICE void forget_addresses()
     {
         if (Keys::LISTED || KEY_TILES == 4) asm volatile("" : "+r"(warp), "+r"(lane));
     }
 
-    /* Scales the scores; one of a key that a row does not see, or that no index names, becomes -inf. */
+    /* Scales the scores; scores of keys that a row does not see, or that no index names, become -inf. */
     DEVICE void scale(float s[KEY_TILES][4], int stage, int first_key)
     {
         const int row = 16 * (warp % ROW_GROUPS), key = WARP_KEYS * (warp / ROW_GROUPS);
@@ -554,28 +561,28 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     }
 };
 
-/* Machine code for 8.6 and 8.9 also serves 8.7, which of these gives a block the most shared memory. */
+/* Machine code for 8.6 and 8.9 also serves 8.7, which of these allows a CTA the most shared memory. */
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890)
 static constexpr uint32_t MOST_SHARED = 163 * 1024;
 #else
 static constexpr uint32_t MOST_SHARED = 227 * 1024;
 #endif
 
-/* A block of threads works through its tasks, one after the other. */
+/* Kernel body: a CTA processes its tasks one after the other. */
 template <typename Kernel, typename Params> DEVICE void attend(const Params &p)
 {
     using Call = typename Kernel::Operation;
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ typename Call::Turn turn; /* not in registers: those are dear */
+    __shared__ typename Call::Turn turn; /* in shared memory to save registers */
     __shared__ typename Call::Task task;
     if constexpr (Kernel::LEAST_BYTES > MOST_SHARED || !Kernel::ENOUGH_REGISTERS) {
-        __trap(); /* shape.c does not choose it here, and there is no need to compile it */
+        __trap(); /* shape.c does not choose it here, so it need not be compiled */
     } else {
         Kernel kernel(p, memory, task);
         if (threadIdx.x == 0) Call::begin_turn(p, turn);
         while (__syncthreads_or(threadIdx.x == 0 && Call::next_task(p, Kernel::ROWS, turn, task))) {
             kernel.run();
-            __syncthreads(); /* everyone is done with the task, and with shared memory */
+            __syncthreads(); /* all warps are done with the task and with shared memory */
         }
     }
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Keys that are values of the queries' type, on their way from memory to a ring of blocks in shared memory: by cp.async, eight
- * threads a key, KEYS_AT_ONCE keys at a time. A source says where keys are: a block table (dense_decode/dense_decode.cuh) or a list of
- * slots (sparse_decode/sparse_decode.cuh).
+ * Copies keys of the queries' element type from global memory to a ring of key blocks in shared memory, by
+ * cp.async, eight threads per key, KEYS_AT_ONCE keys at a time. A Source provides the addresses: a block
+ * table (dense_decode/dense_decode.cuh) or a list of slots (sparse_decode/sparse_decode.cuh).
  */
 #pragma once
 
@@ -10,8 +10,8 @@
 #include "../../device/fragment.h"
 #include "tile.cuh"
 
-/* Copies a thread's chunks of a row of `columns`, zeros past the first `valid_columns`, from any even address through
- * registers. */
+/* Copies a thread's chunks of a row of `columns`, from any even address through registers; columns past the
+ * first `valid_columns` become zeros. */
 DEVICE void copy_row_unaligned(uint32_t to, uint32_t group_bytes, const uint16_t *from, int valid_columns,
                                int columns)
 {
@@ -23,7 +23,7 @@ DEVICE void copy_row_unaligned(uint32_t to, uint32_t group_bytes, const uint16_t
     }
 }
 
-/* Waits until the oldest block of a ring has arrived: stages - 1 are under way. */
+/* Waits until the oldest block of a ring has arrived; stages - 1 blocks are in flight. */
 DEVICE void wait_for_oldest(int stages)
 {
     switch (stages) {
@@ -35,8 +35,8 @@ DEVICE void wait_for_oldest(int stages)
     }
 }
 
-/* Keys as attend.cuh wants them. `beside_scores` issues copies in batches between the steps of the scores, or all at once where
- * little else is to be done. */
+/* Implements the Keys of attend.cuh. `beside_scores` issues copies in batches between the steps of the
+ * scores, or all at once where there is little else to do. */
 template <typename Tile, typename Call, typename Source> struct RingKeys {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE, KEYS = Tile::KEYS;
     static constexpr bool CONVERTS_BESIDE_VALUES = false;
@@ -58,11 +58,10 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
     Source source;
     uint32_t ring_at;
     Flags flags;
-    Places
-        places; /* of the block that is copied next; fetched a block ahead: a copy that waits for the table waits twice */
+    Places places; /* of the next block, fetched early: else a copy also waits for the table */
 
-    /* A block of keys on its way into a stage: what is left to be issued. What is no key is not read: what its memory holds must
-     * not reach a product, so zeros stand there. */
+    /* A block of keys that is being copied to a stage: the copies left to issue. Entries that name no key are
+     * not read and become zeros, because their memory must not reach a product. */
     struct Copies {
         const uint16_t *from[PASSES];
         uint32_t to;
@@ -87,7 +86,7 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
         return prepared;
     }
 
-    /* The copies begin … end - 1 of MAX_GROUPS × PASSES; d_qk 512 has not the last PASSES. */
+    /* Issues copies begin … end - 1 of MAX_GROUPS × PASSES; d_qk 512 lacks the last PASSES. */
     DEVICE void issue_copies(int begin, int end) const
     {
 #pragma unroll
@@ -100,7 +99,7 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
         }
     }
 
-    /* The whole block where it cannot be read 16 bytes at a time. */
+    /* Copies the whole block where it cannot be read 16 bytes at a time. */
     DEVICE void copy_unaligned(int stage, unsigned first_key) const
     {
         const Copies all = prepare_copies(stage, first_key);
@@ -111,7 +110,7 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
                                all.from[pass], all.valid[pass] ? call.d_qk() : 0, call.d_qk());
     }
 
-    /* ---- As attend.cuh calls it ---- */
+    /* ---- Interface to attend.cuh ---- */
 
     DEVICE int stages() const
     {
@@ -123,7 +122,8 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
         return call.stages() - 1;
     }
 
-    /* The first blocks of a piece. What is past the end is no copy at all. Keys are unsigned: a block that is ahead may pass 2^31. */
+    /* Issues the copies of the first blocks of a piece; past the end nothing is copied. Keys are unsigned,
+     * because a block ahead may pass 2^31. */
     DEVICE void begin(unsigned first_key, bool some)
     {
         if (some) places = source.find(first_key);
@@ -136,7 +136,7 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
                 if constexpr (LISTED)
                     for (int pass = 0; pass < PASSES; pass++) flags.set(i, pass, copies.valid[pass]);
             }
-            cp_async_commit(); /* groups are counted: an empty one too */
+            cp_async_commit(); /* empty groups count, too */
             if (some) places = source.find(first_key + (unsigned)(i + 1) * KEYS);
         }
     }

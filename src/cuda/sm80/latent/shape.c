@@ -7,10 +7,11 @@ const struct latent_shape latent_shapes[LATENT_SHAPE_COUNT] = {
 #undef SHAPE
 };
 
-/* Left for what the compiler places in shared memory by itself. */
+/* Reserved for static shared memory that the compiler allocates. */
 enum { STATIC_BYTES = 1024 };
 
-/* As the kernel lays it out (the picture in attend.cuh): Q, P, what rows have beside them, ring, tokens or indices, flags. */
+/* Follows the layout of the kernel (drawn in attend.cuh): Q, P, per-row data, ring, raw tokens or indices,
+ * flags. */
 int32_t latent_shared_bytes(const struct latent_shape *shape, enum latent_source source, int32_t stages)
 {
     enum { LINE = 128 };
@@ -45,8 +46,8 @@ int32_t latent_stages(const struct latent_shape *shape, enum latent_source sourc
     return stages >= least ? stages : 0;
 }
 
-/* Keys are read once a tile: the fewest rows that hold a key head whole, or else the most that fit; of the same rows the
- * most keys. */
+/* Keys are read once per tile, so the choice is the fewest rows that hold a whole key head, or else the most
+ * that fit; among shapes of equal rows the one with the most keys. */
 struct latent_choice latent_choose(int64_t rows, int32_t most_rows, enum latent_source source,
                                    int32_t shared_bytes)
 {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The tile of a block of threads, as all parts of a latent-attention kernel know it: its sizes, and where things are in shared
- * memory.
+ * The tile of a CTA of a latent-attention kernel: sizes, and the layout in shared memory.
  */
 #pragma once
 
@@ -13,15 +12,17 @@
 template <typename Element_, int ROWS_, int KEYS_, int WARPS_, bool Q_IN_REGISTERS_> struct Tile {
     using Element = Element_;
     static constexpr int ROWS = ROWS_, KEYS = KEYS_, WARPS = WARPS_, THREADS = 32 * WARPS_;
-    /* Where a warp's share of O is small, its fragments of Q stay in registers too: shared memory for one stage more. */
+    /* Where a warp's share of O is small, its fragments of Q also stay in registers, which frees shared
+     * memory for one more stage. */
     static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_;
 
-    /* Scores: warps over row groups of 16, then over the keys. With two column splits a pair of warps makes the scores of
-     * two row groups together, each over half of the columns (a fragment of K serves twice the rows), and they exchange. */
+    /* Scores: warps are divided over row groups of 16, then over keys. With two column splits a pair of warps
+     * computes the scores of two row groups together, each over half the columns (a fragment of K serves
+     * twice the rows), and the warps exchange their halves. */
     static constexpr int ROW_GROUPS = ROWS / 16, KEY_GROUPS = WARPS / ROW_GROUPS,
                          COLUMN_SPLITS = ROWS == 64 ? 2 : 1;
     static constexpr int WARP_KEYS = KEYS / KEY_GROUPS, KEY_TILES = WARP_KEYS / 8;
-    /* P·V: warps over columns. */
+    /* P·V: warps are divided over columns. */
     static constexpr int WARP_COLUMNS = D_V / WARPS, COLUMN_PAIRS = WARP_COLUMNS / 16;
 
     /* Eight threads copy a row or a key. */

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * The portable gradients of dense MHA on tensor cores, the host's part: which problems they take, and how they cut them.
+ * The portable dense MHA backward on tensor cores, host side: which problems the kernels take, and their tile
+ * sizes.
  */
 #ifndef FMLA_SM80_MHA_BACKWARD_CHOICE_H
 #define FMLA_SM80_MHA_BACKWARD_CHOICE_H
 
 #include "../../backward_tiles.h"
 
-/* NULL if they take the problem; else what they take, and which argument differs. */
+/* Returns NULL if the kernels take the problem; else states their condition and sets `argument` to the
+ * argument that violates it. */
 const char *sm80_mha_backward_refuses(const struct backward_problem *p, const char **argument);
 
 struct backward_tiles sm80_mha_backward_tiles(void);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Copies of K and V, and of tiles of Q and dO with their numbers, from memory to shared memory.
+ * Copies of K and V, and of tiles of Q and dO, from global to shared memory.
  */
 #pragma once
 
@@ -8,7 +8,7 @@
 
 #include "../../device/warpgroup.cuh"
 
-/* Copies `ROWS` rows of COLUMNS, of which the first `rows` are there; zeros stand for the others. */
+/* Copies ROWS rows of COLUMNS columns. The first `rows` rows exist; the others become zeros. */
 template <int ROWS, int COLUMNS, int THREADS>
 DEVICE void copy_rows(uint32_t to, const uint16_t *from, int64_t stride, int rows)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The portable gradients of dense MHA on tensor cores: three launches, of the rows before and after, and between them of the products, by a
- * block of threads a block of keys of a key head.
+ * Launches of the portable dense MHA backward on tensor cores: the row kernel before, the products with one
+ * CTA per block of keys of a key head, and the row kernel after.
  */
 #include "../../backward.h"
 #include "choice.h"
@@ -39,7 +39,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     };
     const int64_t row_tiles = (int64_t)params.row_tiles * p->h_q,
                   blocks = (int64_t)params.key_blocks * p->h_kv;
-    /* Without a tile the first launch clears the counter all the same. */
+    /* Even without tiles the first launch must clear the counter. */
     fmla_status status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_ROWS,
                                        MHA_BACKWARD_PREPARE + size, row_tiles ? row_tiles : 1);
     if (!status) status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD, size, blocks);

@@ -1,28 +1,33 @@
 /* SPDX-License-Identifier: MIT
  *
- * The gradients of dense MHA on any NVIDIA GPU since Ampere, FlashAttention-2's way: a block of threads has 64 keys of a key head, whose dK
- * and dV it holds in registers, and goes through the tiles of 64 rows that see them, of every query head that reads the key head.
+ * Dense MHA backward on any NVIDIA GPU since Ampere, as in FlashAttention-2: a CTA has 64 keys of a key head,
+ * holds their dK and dV in registers, and iterates over the tiles of 64 rows that see them, of every query
+ * head of the key head.
  *
  *      memory ──cp.async──▶ K, V (shared, for all tiles)     Q, dO, lse, delta of a tile (shared)
  *
- *      Sᵀ = K Qᵀ       each warp WARP_KEYS keys × 32 rows       Pᵀ = 2^(Sᵀ - lse)         stored in shared memory
- *      dPᵀ = V dOᵀ     the same                                 dSᵀ = Pᵀ (dPᵀ - delta)    stored in shared memory
- *      dK += dSᵀ Q     each warp its keys × half the columns    dSᵀ of its own rows from registers, of its neighbour's from shared memory
- *      dV += Pᵀ dO     the same                                 Pᵀ from shared memory; of its own rows from registers with EARLY_DV
- *      dQ = dS K       each warp 32 rows × its columns          added to fp32 sums in memory
+ *      Sᵀ = K Qᵀ       each warp WARP_KEYS keys × 32 rows       Pᵀ = 2^(Sᵀ - lse), to shared memory
+ *      dPᵀ = V dOᵀ     the same                                 dSᵀ = Pᵀ (dPᵀ - delta), to shared memory
+ *      dK += dSᵀ Q     each warp its keys × half the columns    dSᵀ of its own rows from registers, of its
+ *                                                               neighbour's from shared memory
+ *      dV += Pᵀ dO     the same                                 Pᵀ from shared memory; of its own rows from
+ *                                                               registers with EARLY_DV
+ *      dQ = dS K       each warp 32 rows × its columns          added to fp32 sums in global memory
  *
- * Keys are the rows of S and dP, so that P and dS are the A of the products of keys as they lie in registers. Two neighbouring warps have the
- * same keys: they wait for each other alone, and all warps only before dQ, and before the next tile.
+ * Keys are the rows of S and dP, so that the accumulators of P and dS have the layout of A. Two neighbouring
+ * warps have the same keys: they wait only for each other; all warps synchronize only before dQ and before
+ * the next tile.
  *
- * A tile, in time (| = barrier of the whole block of threads, : of two warps):
- *      wait for its copies | S; P; dP; dS; own rows' dK : dV; the other rows' dK | ask for the next tile; dQ; add it
- * There is one stage of Q and dO: what a block of threads waits for, the others of the SM hide, and copies that are asked for beside dQ
- * do not stand in the way of the products that begin a tile.
+ * Timeline of a tile (| = barrier of the whole CTA, : of two warps):
+ *      wait for its copies | S; P; dP; dS; dK of own rows : dV; dK of others | copy next tile; dQ; add it
+ * Q and dO have one stage: the other CTAs of the SM hide the waits, and copies that are issued beside dQ do
+ * not delay the products that begin a tile.
  *
- * Three launches: rows.cuh has those before and after. Deterministic: blocks of keys are taken in order, and each waits at a tile until
- * those before it have added.
+ * There are three launches; rows.cuh has the kernels before and after. Deterministic: key blocks are taken in
+ * order, and each waits at a tile until those before it have added.
  *
- * Bits: dK and dV are summed in fp32 in the order of the tiles; dQ in the order in which blocks of threads come, or of blocks of keys.
+ * Summation order: dK and dV are summed in fp32 in the order of the tiles; dQ in the order in which CTAs
+ * arrive or, if deterministic, in the order of the key blocks.
  */
 #pragma once
 
@@ -33,7 +38,7 @@
 
 /* ---- The sums of dQ ------------------------------------------------------------------------------- */
 
-/* Adds what a warp's lanes have of 16 × 8 sums. */
+/* Adds a warp's 16 × 8 sums to those in memory. */
 DEVICE void add_sums(float *to, int lane, const float (&x)[4])
 {
     if constexpr (ADDS_FOUR) {
@@ -64,20 +69,20 @@ DEVICE void store_release(uint32_t *to, uint32_t word)
 
 /* ---- A block of keys ------------------------------------------------------------------------------ */
 
-/* A block of keys of a key head, and the tiles of rows that see it, as it stands in shared memory: registers are needed elsewhere. */
+/* A block of keys of a key head, and the tiles of rows that see it. It is kept in shared memory to save
+ * registers. */
 struct KeyBlock {
-    int request; /* 0 where requests are ragged */
-    int token, tokens,
-        row_tile;     /* of the request: its first token, how many, and the number of its first tile */
-    int key, keys;    /* the first key of the block, and how many are there from it on */
-    int shift;        /* row i of the request sees key t of it if t <= i + shift */
-    int head, number; /* the key head; the block's number among the request's */
-    int first_tile, end_tile; /* tiles of the request that see the block */
-    int start_tile; /* with which it begins: blocks that work at the same head at the same time add to different ones */
+    int request;                 /* 0 where requests are ragged */
+    int token, tokens, row_tile; /* of the request: first token, tokens, number of its first tile */
+    int key, keys;               /* the first key of the block; keys of the request from it on */
+    int shift;                   /* row i of the request sees its key t if t <= i + shift */
+    int head, number;            /* the key head; the block's number within the request */
+    int first_tile, end_tile;    /* tiles of the request that see the block */
+    int start_tile; /* start of the walk; staggered, so that CTAs of a head add to different tiles */
 };
 static_assert(sizeof(KeyBlock) <= KEY_BLOCK_BYTES, "it has room");
 
-/* By a warp. */
+/* Returns the key block of item number `item`. Called by a whole warp. */
 template <typename Tiles> DEVICE KeyBlock block_of_item(const mha_backward_sm80_params &p, int item)
 {
     const int set_items = p.key_blocks * p.heads_of_set, set = item / set_items,
@@ -130,7 +135,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
     OF_BLOCK(start_tile)
 #undef OF_BLOCK
 
-    /* A tile of a query head, by its number among the request's. */
+    /* A query head, and the tile's number within the request. */
     struct Place {
         int head, tile;
     };
@@ -139,7 +144,8 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
         return {head() * p.call.group, start_tile()};
     }
 
-    /* From the block's start up to the last tile, then from its first to the one before the start; then of the next head. */
+    /* Returns the next tile: from start_tile to the last, then from first_tile to the one before start_tile,
+     * then on the next head. */
     DEVICE Place place_after(const Place &at) const
     {
         Place next = {at.head, at.tile + 1};
@@ -198,7 +204,8 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
 
     /* ---- Rows that see no key, whatever their vectors hold ------------------------------------------ */
 
-    /* Is a row of the tile, whose copies have come, such a one? This thread looks at the numbers that it has copied itself. */
+    /* Returns whether some row of the copied tile sees no key. Each thread tests the lse values that it has
+     * copied itself. */
     DEVICE bool copied_empty_row() const
     {
         const int thread = (int)fresh_thread();
@@ -209,7 +216,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
         return most == INFINITY;
     }
 
-    /* Makes zeros of their Q and dO: 0 × NaN would be NaN. */
+    /* Clears Q and dO of rows that see no key: 0 × NaN would be NaN. */
     __device__ __noinline__ static void clear_empty_rows(uint32_t numbers, uint32_t q, uint32_t dout)
     {
         constexpr int LINES = (Tiles::D_QK + Tiles::D_V) / LINE_ELEMENTS * Tiles::ROWS,
@@ -227,8 +234,8 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
 
     /* ---- P and dS ------------------------------------------------------------------------------------ */
 
-    /* Scores of keys that a row does not see become -inf, and those of keys behind the request's last one, which are zeros whose P might be
-     * infinite. Row i of the tile sees key t of the block if t + diagonal <= i. */
+    /* Sets masked scores to -inf, and those of keys past the request's last one: these keys are zeros, but
+     * their P might be infinite. Row i of the tile sees key t of the block if t + diagonal <= i. */
     DEVICE void mask(Scores &s, int diagonal, int left) const
     {
         const Lane l;
@@ -245,7 +252,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
                 }
     }
 
-    /* P, times P_SCALE by lse, in place of S. */
+    /* Computes P in place of S; lse includes the factor P_SCALE. */
     DEVICE void make_p(Scores &s, Words &w) const
     {
 #pragma unroll
@@ -263,7 +270,8 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
         }
     }
 
-    /* Of P with all its bits: keys that weigh alike would have the same rounding, which would stay in the sum dQ. */
+    /* Computes dS from P in fp32: keys of equal weight would share the same rounding error of a 16-bit P,
+     * which would remain in the sum dQ. */
     DEVICE void make_ds(const Scores &s, const Scores &dp, Words &w) const
     {
         constexpr float SCALE = DS_SCALE<Element>;
@@ -291,14 +299,14 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
         asm volatile("bar.sync %0, 64;" ::"r"(l.key_group + 1) : "memory");
     }
 
-    /* Ends a block of instructions by a branch that is never taken. ptxas would else begin the products behind it among those before it, for
-     * which there are no registers. */
+    /* Ends a basic block with a branch that is never taken. Otherwise ptxas would start the following
+     * products among the preceding ones, for which there are no registers. */
     DEVICE void hold_products() const
     {
         if (p.call.b < 0) asm volatile("trap;");
     }
 
-    /* Makes P and dS of a tile, and adds what they give dK and dV. */
+    /* Computes P and dS of a tile, and adds its contributions to dK and dV. */
     DEVICE void take_tile(KeySums &dk, ValueSums &dv, const Place &at) const
     {
         const uint32_t q = this->q(), dout = this->dout(), p_at = base + Tiles::P_AT,
@@ -330,7 +338,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
         this->add_rows(dk, w, q, true);
     }
 
-    /* How many blocks of keys add to the tile before this one. */
+    /* Returns the number of key blocks that add to the tile before this one. */
     DEVICE int turn_of(const Place &at) const
     {
         if (!p.call.causal) return number();
@@ -339,7 +347,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
         return (seen + Tiles::KEYS - 1) / Tiles::KEYS - 1 - number();
     }
 
-    /* Makes the tile's dQ of this block of keys, and adds it to the sums. */
+    /* Computes this key block's dQ of the tile and adds it to the sums. */
     DEVICE void add_queries(const Place &at) const
     {
         const Lane l;
@@ -365,7 +373,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
                                i % (2 * Products::DQ_PAIRS)) *
                                   SUMS_OF_TILE,
                          l.lane, dq[m][i]);
-        if (p.in_order) { /* behind the barrier one thread's release is of what all have added */
+        if (p.in_order) { /* after the barrier one release covers what all threads have added */
             __syncthreads();
             if (fresh_thread() == 0) store_release(p.added + index, turn + 1);
         }
@@ -398,7 +406,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
                 }
     }
 
-    /* Describes the block that stands in shared memory. */
+    /* Processes the key block that is described in shared memory. */
     DEVICE void run() const
     {
         KeySums dk = {};
@@ -426,7 +434,8 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
     }
 };
 
-/* The number of the block of keys that this block of threads takes. In order, one is taken only when those before it are at work. */
+/* Returns the item number of this CTA. In order, a number is taken only after all smaller ones are being
+ * processed. */
 DEVICE int item_of_block(const mha_backward_sm80_params &p, uint32_t shared)
 {
     if (!p.in_order) return (int)blockIdx.x;
@@ -441,7 +450,7 @@ template <typename Element, typename Tiles> DEVICE void backward_keys(const mha_
 {
     extern __shared__ __align__(1024) uint8_t shared[];
     const KeyBlock block = block_of_item<Tiles>(p, item_of_block(p, shared_address(shared)));
-    if (block.keys <= 0) return; /* the number of no block */
+    if (block.keys <= 0) return; /* this number has no keys */
     if (threadIdx.x == 0) *(KeyBlock *)(shared + Tiles::BLOCK_AT) = block;
     __syncthreads();
     const Backward<Element, Tiles> backward(p, shared_address(shared));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The five products of the portable gradients of dense MHA, as a warp makes its part of them. Fragments of a step are loaded while the
- * tensor cores work at the one before.
+ * The five products of the portable dense MHA backward, each a warp's part. Fragments of a step are loaded
+ * while the tensor cores process the previous step.
  */
 #pragma once
 
@@ -9,14 +9,14 @@
 
 #include "../../device/warpgroup.cuh"
 
-/* The place of a warp and of its lanes among the tiles of a shape. */
+/* The products of a warp. */
 template <typename Element, typename Tiles> struct WarpProducts {
     static constexpr int KEY_TILES = Tiles::WARP_KEYS / 16, ROW_TILES = Tiles::WARP_ROWS / 8,
                          ROW_STEPS = Tiles::WARP_ROWS / 16;
-    /* A warp has half the columns of dK and dV, 32 of every 64; of dQ 32 or 16 of every 64. */
+    /* A warp has half the columns of dK and dV, 32 of every 64; of dQ it has 32 or 16 of every 64. */
     static constexpr int QK_TILES = Tiles::D_QK / 16, V_TILES = Tiles::D_V / 16;
     static constexpr int DQ_ROW_TILES = Tiles::WARP_ROWS / 16,
-                         DQ_PAIRS = 4 / Tiles::KEY_GROUPS, /* of tiles of 8 columns, of every 64 columns */
+                         DQ_PAIRS = 4 / Tiles::KEY_GROUPS, /* pairs of 8-column tiles, per 64 columns */
         DQ_TILES = 2 * DQ_PAIRS * (Tiles::D_QK / LINE_ELEMENTS);
 
     using Scores = float[KEY_TILES][ROW_TILES][4]; /* keys are rows */
@@ -29,7 +29,8 @@ template <typename Element, typename Tiles> struct WarpProducts {
 
     DEVICE explicit WarpProducts(uint32_t shared) : base(shared) {}
 
-    /* Which warp and lane this is. It is asked anew in every step: registers do not hold it, nor what hangs on it, through the tiles. */
+    /* Warp and lane indices. They are recomputed in every step, so that neither they nor values derived from
+     * them occupy registers across tiles. */
     struct Lane {
         int lane, key_group, row_group;
 
@@ -39,7 +40,7 @@ template <typename Element, typename Tiles> struct WarpProducts {
             lane = thread % 32, key_group = thread / 32 / Tiles::ROW_GROUPS,
             row_group = thread / 32 % Tiles::ROW_GROUPS;
         }
-        /* What a lane adds to the address of a tile: fragment.h. */
+        /* The lane's offset within a tile for ldmatrix (fragment.h). */
         DEVICE uint32_t tile() const
         {
             return swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
@@ -54,7 +55,8 @@ template <typename Element, typename Tiles> struct WarpProducts {
     DEVICE uint32_t dout() const { return base + Tiles::DOUT_AT; }
     DEVICE uint32_t numbers() const { return base + Tiles::NUMBERS_AT; }
 
-    /* Makes K Qᵀ, or V dOᵀ, of the warp's keys and of the rows of its group. `keys` and `rows` are where all of a tile's begin. */
+    /* Computes K Qᵀ, or V dOᵀ, for the warp's keys and the rows of its group. `keys` and `rows` are the bases
+     * of the tile. */
     template <int COLUMNS> DEVICE void scores(Scores &s, uint32_t keys, uint32_t rows) const
     {
         const Lane l;
@@ -89,7 +91,8 @@ template <typename Element, typename Tiles> struct WarpProducts {
         }
     }
 
-    /* Adds Pᵀ dO, or dSᵀ Q, over the rows of the warp's group, or of the other, whose part of Pᵀ the words are, to the warp's half of the columns. */
+    /* Adds Pᵀ dO, or dSᵀ Q, to the warp's half of the columns, over the rows of the warp's group or, if
+     * `other`, of the other group; `w` is Pᵀ or dSᵀ of these rows. */
     template <int TILES>
     DEVICE void add_rows(float (&sums)[KEY_TILES][TILES][4], const Words &w, uint32_t rows, bool other) const
     {
@@ -117,7 +120,7 @@ template <typename Element, typename Tiles> struct WarpProducts {
         }
     }
 
-    /* Makes dS K of the rows of the warp's group, over all keys. */
+    /* Computes dS K for the rows of the warp's group, over all keys. */
     DEVICE void queries(QuerySums &dq) const
     {
         const Lane l;
@@ -151,7 +154,7 @@ template <typename Element, typename Tiles> struct WarpProducts {
         }
     }
 
-    /* Stores the warp's part of Pᵀ, or dSᵀ, a line a key. */
+    /* Stores the warp's part of Pᵀ or dSᵀ, one line per key. */
     DEVICE void store_words(const Words &w, uint32_t to) const
     {
         const Lane l;
@@ -170,7 +173,8 @@ template <typename Element, typename Tiles> struct WarpProducts {
                                    w[m][k][r]);
     }
 
-    /* Loads what the other warp of the same keys has stored. */
+    /* Loads Pᵀ or dSᵀ of the warp's keys; if `other`, the part that the other warp of these keys has
+     * stored. */
     DEVICE void load_words(Words &w, uint32_t from, bool other) const
     {
         const Lane l;
@@ -185,7 +189,8 @@ template <typename Element, typename Tiles> struct WarpProducts {
                             (at ^ (uint32_t)(2 * k * CHUNK_BYTES)) + (uint32_t)(m * 16) * LINE_BYTES);
     }
 
-    /* The numbers of the rows that a lane has in step k: of its two rows of either eight. */
+    /* Returns lse (which = 0) or delta (1) of the rows that a lane has in step k: two of each group of
+     * eight. */
     DEVICE float4 row_numbers(int which, int k) const
     {
         const Lane l;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * What is done row by row before and after the products, a block of 256 threads a tile of rows of a head:
+ * The row kernels before and after the products; a CTA of 256 threads takes a tile of rows of a head:
  *
- *   prepare   lse in base 2 (inf where a row sees no key, or where there is no row, so that P is 0), delta = Σ dO out, sums of dQ 0
+ *   prepare   lse in base 2 (inf where a row sees no key or does not exist, so that P is 0),
+ *             delta = Σ dO out; clears the sums of dQ
  *   finish    dq = scale · sums
  */
 #pragma once
@@ -11,17 +12,17 @@
 
 enum { ROW_KERNEL_THREADS = MHA_BACKWARD_ROW_THREADS };
 
-/* A tile of rows of a head, as blocks of threads number them. */
+/* The tile of rows of a head that this CTA takes. */
 struct RowTile {
     Request request;
-    int head, first; /* the first row of the tile, of the request's */
+    int head, first; /* first row of the tile within the request */
     int64_t index;
 
     DEVICE explicit RowTile(const mha_backward_sm80_params &p)
     {
         head = (int)blockIdx.x / max(p.row_tiles, 1);
         const int tile = (int)blockIdx.x - head * p.row_tiles;
-        /* Keys are not numbered here: any size of a block will do. */
+        /* Key blocks are not numbered here: any block size will do. */
         request = find_request<true, MHA_BACKWARD_ROWS, MHA_BACKWARD_ROWS>(p.call, tile);
         first = (tile - request.row_tile) * MHA_BACKWARD_ROWS;
         index = (int64_t)head * p.row_tiles + tile;
@@ -73,7 +74,7 @@ template <typename Element, int D_QK, int D_V> DEVICE void prepare_rows(const mh
 
 template <typename Element, int D_QK> DEVICE void finish_rows(const mha_backward_sm80_params &p)
 {
-    /* A thread has eight columns of two rows, 8 apart: what a quad of lanes held. */
+    /* A thread has eight columns of two rows that are 8 apart: the values that a quad of lanes held. */
     constexpr int EIGHTS = D_QK / 8, UNITS = MHA_BACKWARD_ROWS / 2 * EIGHTS;
     const RowTile tile(p);
     if (tile.rows() <= 0) return;
@@ -84,7 +85,7 @@ template <typename Element, int D_QK> DEVICE void finish_rows(const mha_backward
     for (int unit = (int)threadIdx.x; unit < UNITS; unit += ROW_KERNEL_THREADS) {
         const int eight = unit % EIGHTS, pair = unit / EIGHTS, row = pair / 8 * 16 + pair % 8;
         const float *from = sums + (pair / 8 * EIGHTS + eight) * SUMS_OF_TILE;
-        float x[4][4]; /* of either order: four at a time */
+        float x[4][4]; /* in either order, four at a time */
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float4 four = __ldcs(

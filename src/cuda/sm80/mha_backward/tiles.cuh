@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared memory of the portable gradients of dense MHA, by head sizes.
+ * Shared memory of the portable dense MHA backward, per head size.
  *
- *   Q, dO     tiles of 64 columns, a line of 128 bytes a row (swizzle_128); K and V the same, a line a key
- *   P, dS     a line a key, of 64 rows
+ *   Q, dO     tiles of 64 columns; a row is a line of 128 bytes (swizzle_128)
+ *   K, V      the same, a line per key
+ *   P, dS     a line per key, of 64 rows
  *   numbers   lse and delta of the tile's rows, in the order of number_at
  */
 #pragma once
@@ -19,14 +20,16 @@
 #include "../../device/result.cuh"
 #include "../../device/shared.cuh"
 
-/* Where the number of a row stands: of 16 rows, the four that a thread has of two eights are next to each other. */
+/* Returns the position of a row's lse or delta. Within 16 rows, the four that a thread has of two groups of
+ * eight are adjacent. */
 DEVICE int number_at(int row)
 {
     return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
 }
 
-/* Sums of dQ stand by 16 rows × 8 columns, as lanes hold them (mma_c_row, mma_c_column). Since Hopper a lane adds its four at once; before,
- * a warp adds the same one of each lane at once. */
+/* Sums of dQ are stored per 16 rows × 8 columns in the accumulator layout (mma_c_row, mma_c_column). Since
+ * Hopper a lane adds its four values with one instruction; before, a warp adds the same value of each lane
+ * with one. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 static constexpr bool ADDS_FOUR = false;
 #else
@@ -41,7 +44,7 @@ template <int D_QK_, int D_V_, int WARP_KEYS_, bool EARLY_DV_> struct BackwardTi
                          WARP_ROWS = ROWS / ROW_GROUPS;
     static constexpr int KEYS = MHA_BACKWARD_KEYS, KEY_GROUPS = KEYS / WARP_KEYS,
                          THREADS = MHA_BACKWARD_THREADS(WARP_KEYS);
-    /* Bytes of 64 columns of all rows, of all keys. */
+    /* Bytes of 64 columns of all rows; of all keys. */
     static constexpr uint32_t ROW_TILE = ROWS * LINE_BYTES, KEY_TILE = KEYS * LINE_BYTES;
     static constexpr uint32_t V_AT = KEY_TILE * (D_QK / LINE_ELEMENTS),
                               Q_AT = V_AT + KEY_TILE * (D_V / LINE_ELEMENTS),

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * The portable dense MHA with tensor cores: what it takes, its tile shape, and its launch. A CTA has one tile.
+ * The portable dense MHA forward on tensor cores: which problems it takes, choice of the tile shape, and
+ * launch. A CTA has one tile.
  */
 #include "../../attention.h"
 #include "shape.h"
 
-enum { ALIGNMENT = 16 /* bytes that cp.async copies */ };
-enum { CACHED_BYTES = 24 * 1000 * 1000 /* of L2: keys and values of heads that are taken together */ };
+enum { ALIGNMENT = 16 /* bytes per cp.async */ };
+enum { CACHED_BYTES = 24 * 1000 * 1000 /* of L2, for the K and V of heads that are processed together */ };
 
-/* The heads of a tile: all of a key head where requests have so few tokens that tiles of single heads would be more. */
+/* Returns the heads per tile: all of a key head if requests have so few tokens that tiles of single heads
+ * would be more. */
 static int32_t heads_of_tile(const struct attention_problem *p)
 {
     const int64_t group = p->h_q / p->h_kv, most = MHA_SM80_ROWS / group;
@@ -16,13 +18,12 @@ static int32_t heads_of_tile(const struct attention_problem *p)
     return cuda_ceil_div(p->s_q, most) < group * cuda_ceil_div(p->s_q, MHA_SM80_ROWS) ? (int32_t)group : 1;
 }
 
-/* At least as many tiles as there are: where requests are ragged the host does not know how long they are. */
+/* Returns an upper bound of the number of tiles: the host does not know the lengths of ragged requests. */
 static int64_t tiles_of(const struct attention_problem *p)
 {
     const int64_t heads = heads_of_tile(p), tokens = MHA_SM80_ROWS / heads, units = p->h_q / heads;
     if (!p->ragged_q.starts) return p->b * cuda_ceil_div(p->s_q, tokens) * units;
-    const int64_t begun =
-        p->ragged_q.tokens < p->b ? p->ragged_q.tokens : p->b; /* requests that have a token */
+    const int64_t begun = p->ragged_q.tokens < p->b ? p->ragged_q.tokens : p->b; /* non-empty requests */
     return (p->ragged_q.tokens / tokens + begun) * units;
 }
 
@@ -54,7 +55,8 @@ static const char *refuses(const struct attention_problem *p, const char **argum
     return NULL;
 }
 
-/* The widest shape two of whose CTAs share an SM, each with what the system places there beside it; else the small one. */
+/* Returns the widest shape of which two CTAs fit an SM, including the memory that the system reserves per
+ * CTA; else the small one. */
 static struct cuda_kernel *kernel_for(const struct attention_problem *p, int32_t shared_bytes)
 {
     enum { OF_SYSTEM = 1024 };

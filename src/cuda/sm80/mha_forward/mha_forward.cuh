@@ -1,37 +1,44 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense MHA on any NVIDIA GPU since Ampere: FlashAttention-2's way (docs/kernels/mha.md has what was measured).
+ * Dense MHA forward on any NVIDIA GPU since Ampere, as in FlashAttention-2 (docs/kernels/mha.md has the
+ * measurements).
  *
- * A CTA takes a tile of 128 rows of one head (a row is one query token of one query head) through the keys that they see, KEYS at a
- * time. A warp has 16 · ROW_TILES rows of the tile for itself: their scores, their weights and their share of O stay in its
- * registers, and no warp needs a number of another one's. The products leave the scores S = Q Kᵀ where the product with V wants P:
- * two C of m16n8k16 side by side are one A (fragment.h), so that P never touches shared memory.
+ * A CTA takes a tile of 128 rows of one head (a row is one query token of one query head) through the keys
+ * that they see, KEYS at a time. A warp owns 16 · ROW_TILES rows of the tile: their scores, their weights and
+ * their share of O stay in its registers, and warps exchange no values. The scores S = Q Kᵀ are in the
+ * registers in which the product with V needs P: two C of m16n8k16 side by side are one A (fragment.h), so
+ * that P never touches shared memory.
  *
- *      memory ──cp.async──▶ ring of key blocks ────ldmatrix──────▶ S = Q·Kᵀ ◀──ldmatrix── Q (shared, for the whole tile)
+ *      memory ──cp.async──▶ ring of key blocks ────ldmatrix──────▶ S = Q·Kᵀ ◀──ldmatrix── Q (shared)
  *                                                                    │ mask, reference, exp2
  *                                                                    ▼
  *             ──cp.async──▶ ring of value blocks ──ldmatrix.trans─▶ O += P·V        (S, P and O in registers)
  *
- * A block of keys, in time (| = barrier of the CTA):
+ * Timeline of a block of keys (| = barrier of the CTA):
  *
- *      wait for its copies | ask for the next block; S; P; are weights large? O += P·V
+ *      wait for its copies | copy the next block; S; P; are weights large? O += P·V
  *
- * Between S and O += P·V a warp has no products under way; the warp of the other CTA on its scheduler has. That is why two CTAs
- * share an SM, each with half of the registers: at 128/128 128 of 255 are O and 80 are S.
+ * Between S and O += P·V a warp has no products in flight; the warp of the other CTA on its scheduler has.
+ * Therefore two CTAs share an SM, each with half of the registers: at 128/128, 128 of 255 registers hold O
+ * and 80 hold S.
  *
- * Shared memory's bandwidth is why a warp has 32 rows. A fragment of K or V serves ROW_TILES products: with one of them an m16n8k16
- * takes 256 bytes, which are 2 clocks, where mma.sync could take one every 1.6 clocks; with two it takes 128. The fragments of Q are
- * read once a block of keys, so that more keys a block cost less.
+ * A warp has 32 rows because of the bandwidth of shared memory. A fragment of K or V serves ROW_TILES
+ * products: with one row tile an m16n8k16 takes 256 bytes, which are 2 clocks, where mma.sync could take one
+ * every 1.6 clocks; with two it takes 128. The fragments of Q are read once per block of keys, so that more
+ * keys per block cost less.
  *
- * Weights are relative to a reference: the largest score of the first block in which the row sees a key. Nobody looks for the largest
- * score of later blocks. Where a thread's weights of a row are more than 2^12 together, the row's reference is raised by their log2, O
- * is rescaled, and the warp makes the scores and the weights of the block anew. 16 bits hold large weights as precisely as small ones,
- * and this is rare. A row's bits hang on the row alone: what is made anew for another row has the same bits again.
+ * Weights are relative to a reference: the largest score of the first block in which the row sees a key. The
+ * maximum of later blocks is not computed. If a thread's weights of a row sum up to more than 2^12, the row's
+ * reference is raised by their log2, O is rescaled, and the warp recomputes the scores and the weights of the
+ * block. 16 bits hold large weights as precisely as small ones, and the recomputation is rare. A row's bits
+ * depend on the row alone: recomputation for another row gives the same bits.
  *
- * What is done once a tile is little code, in loops that are not unrolled: code that runs once takes several clocks an instruction.
+ * Work that is done once per tile is compact code, in loops that are not unrolled: code that runs once takes
+ * several clocks per instruction.
  *
- * Shared memory, in bytes, in lines of 128 bytes (64 columns of a row), swizzled, so that ldmatrix meets no bank twice:
- *      Q, at the end the results  ROWS × 2 · D_QK | K  STAGES × KEYS × 2 · D_QK | V  STAGES × KEYS × 2 · D_V | 128
+ * Shared memory, in bytes, in lines of 128 bytes (64 columns of a row), swizzled, so that ldmatrix has no
+ * bank conflicts:
+ *      Q, later the results  ROWS × 2 · D_QK | K  STAGES × KEYS × 2 · D_QK | V  STAGES × KEYS × 2 · D_V | 128
  */
 #pragma once
 
@@ -45,7 +52,8 @@
 #include "shape.h"
 #include "tiles.cuh"
 
-/* The keys of a block: those of the shape; for Blackwell ptxas has no registers for so many beside 32 rows. */
+/* Returns the keys per block: those of the shape, but fewer on Blackwell, where ptxas has no registers for so
+ * many beside 32 rows. */
 template <int ROW_TILES> DEVICE constexpr int keys_of_block(int keys)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -76,14 +84,14 @@ struct MhaForward {
     static_assert(ROWS % ROWS_OF_PASS == 0 && KEYS % ROWS_OF_PASS == 0 && KEYS % 16 == 0, "");
 
     using Scores = float[ROW_TILES][KEY_TILES][4];
-    using Weights = uint32_t[ROW_TILES][KEYS / 16][4]; /* as A of the product with V */
+    using Weights = uint32_t[ROW_TILES][KEYS / 16][4]; /* as A of P·V */
     using Sums = float[ROW_TILES][COLUMN_TILES][4];
 
     struct QFragments {
         uint32_t a[Q_IN_REGISTERS ? STEPS : 1][ROW_TILES][4];
     };
 
-    /* The softmax of the rows 16 m + 8 half + lane / 4 of this warp, in base 2 and of scaled scores. */
+    /* Softmax state of the rows 16 m + 8 half + lane / 4 of this warp, in base 2, of scaled scores. */
     struct State {
         float reference[ROW_TILES][2];
         float sum[ROW_TILES][2]; /* of this thread's weights */
@@ -92,16 +100,16 @@ struct MhaForward {
 
     using RowSums = float[ROW_TILES][2]; /* of this thread's weights of a block */
 
-    /* The most that these are. */
+    /* The largest RowSums before the reference is raised. */
     static constexpr float MOST_WEIGHT = 0x1p12f;
 
-    /* The keys that a warp's rows see. */
+    /* Keys visible to a warp's rows. */
     struct Sight {
-        int keys;   /* that one of them sees: 0 or less where there is none */
-        int by_all; /* that all of them see */
+        int keys;   /* visible to at least one row; 0 or less: none */
+        int by_all; /* visible to all rows */
     };
 
-    /* The tile, and what each warp's rows see of it, stand in shared memory: registers are dear. */
+    /* The tile, and the keys visible to each warp's rows; in shared memory to save registers. */
     struct Known {
         MhaTile tile;
         Sight sights[WARPS];
@@ -110,9 +118,9 @@ struct MhaForward {
 
     const mha_forward_sm80_params &p;
     Known *known;        /* in shared memory */
-    const MhaTile &tile; /* there */
+    const MhaTile &tile; /* in shared memory */
     uint32_t q_at, k_at, v_at;
-    uint32_t lane_at; /* in 16 lines: the chunk whose address this lane gives for ldmatrix */
+    uint32_t lane_at; /* offset in 16 lines of the chunk that this lane addresses for ldmatrix */
 
     DEVICE MhaForward(const mha_forward_sm80_params &params, unsigned char *memory)
         : p(params), known((Known *)(memory + Q_BYTES + STAGES * (K_BYTES + V_BYTES))), tile(known->tile)
@@ -123,7 +131,7 @@ struct MhaForward {
             swizzle_128((uint32_t)ldmatrix_tile_row((int)lane), (uint32_t)ldmatrix_tile_chunk((int)lane));
     }
 
-    /* Both are computed anew in each use, which saves registers. */
+    /* Both are recomputed at each use, which saves registers. */
     DEVICE static int lane_of_warp() { return (int)(fresh_thread() % 32); }
     DEVICE static int first_row() { return (int)(fresh_thread() / 32) * WARP_ROWS; }
 
@@ -131,7 +139,8 @@ struct MhaForward {
 
     DEVICE static uint32_t place_of_thread() { return swizzle_128(threadIdx.x / 8, threadIdx.x % 8); }
 
-    /* The block from first_key on, of D columns. What is behind the request's last key becomes 0, for 0 × NaN is NaN. */
+    /* Copies the block from first_key on, of D columns. Rows past the request's last key become 0, because 0
+     * × NaN is NaN. */
     template <int D>
     DEVICE void copy_block(uint32_t to, const uint16_t *from, int64_t stride, unsigned first_key) const
     {
@@ -174,7 +183,7 @@ struct MhaForward {
 
     /* ---- The two products ---------------------------------------------------------------------- */
 
-    /* What this lane's chunk becomes `chunk` (even) chunks further on: the swizzle is an XOR. */
+    /* Returns the offset of this lane's chunk `chunk` (even) chunks further on: the swizzle is an XOR. */
     DEVICE uint32_t lane_chunk(int chunk) const
     {
         return lane_at ^ (uint32_t)(chunk % 8 * CHUNK_BYTES);
@@ -236,7 +245,7 @@ struct MhaForward {
 
     /* ---- Softmax ------------------------------------------------------------------------------- */
 
-    /* Keys from first_key on: those that a row does not see get the score -inf. */
+    /* Sets the scores of keys that a row does not see to -inf; the block begins at first_key. */
     DEVICE void mask(Scores &s, int first_key) const
     {
         const int lane = lane_of_warp(), row = first_row() + lane / 4;
@@ -253,8 +262,9 @@ struct MhaForward {
             }
     }
 
-    /* Beyond it the rounding error of a reference, which a fused multiply-add leaves in every exponent of the row, is no small power of
-     * two any more: then products are rounded before it is subtracted, as it was. Also where a row has seen no key. */
+    /* Beyond this the rounding error of a reference, which a fused multiply-add leaves in every exponent of
+     * the row, is no longer a small power of two: then the products are rounded, as the reference was, before
+     * it is subtracted. Also holds where a row has seen no key. */
     static constexpr float MOST_FUSED = 0x1p20f;
 
     DEVICE static bool is_extreme(float reference)
@@ -262,7 +272,7 @@ struct MhaForward {
         return !(fabsf(reference) <= MOST_FUSED);
     }
 
-    /* Multiplies what was summed of a row. */
+    /* Multiplies the sums of a row by `factor`. */
     DEVICE static void rescale(State &state, Sums &o, int m, int half, float factor)
     {
         state.sum[m][half] *= factor;
@@ -299,8 +309,8 @@ struct MhaForward {
         find_careful(state);
     }
 
-    /* Raises references relative to which weights are large, as far as the weights say. Beside infinite ones all that was summed is
-     * nothing: such a row begins anew. */
+    /* Raises references relative to which weights are large, by the log2 of the weights. Beside infinite
+     * weights all earlier sums are negligible: such a row starts over. */
     DEVICE static void follow_weights(const RowSums &sum, State &state, Sums &o)
     {
 #pragma unroll
@@ -325,7 +335,7 @@ struct MhaForward {
         return __any_sync(~0u, large);
     }
 
-    /* Makes the exponents of extreme rows, and of the others that the warp has beside them. */
+    /* Computes exponents, with separate rounding in extreme rows and fused in the other rows of the warp. */
     DEVICE void make_exponents(Scores &s, const State &state) const
     {
         const float scale = p.call.scale_log2;
@@ -344,7 +354,7 @@ struct MhaForward {
             }
     }
 
-    /* The weights of the block; exponents are scores times `scale` minus `less`. */
+    /* Computes the weights of the block; exponents are scores times `scale` minus `less`. */
     DEVICE static void weigh(const Scores &s, float scale, const float (&less)[ROW_TILES][2], RowSums &sum,
                              Weights &w)
     {
@@ -381,24 +391,25 @@ struct MhaForward {
             for (int half = 0; half < 2; half++)
                 state.reference[m][half] = LEAST_REFERENCE, state.sum[m][half] = 0.0f;
         state.careful = true;
-        const int keys = keys_seen(p, tile, tile.rows - 1); /* that some row of the tile sees */
+        const int keys = keys_seen(p, tile, tile.rows - 1); /* visible to some row of the tile */
         if (keys > 0) attend_to_all((unsigned)keys, state, o);
         finish(state, o);
     }
 
-    /* All blocks of keys. They are unsigned: the number behind the last block may pass 2^31. */
+    /* Processes all blocks of keys. Key numbers are unsigned, because the number behind the last block may
+     * pass 2^31. */
     DEVICE void attend_to_all(unsigned keys, State &state, Sums &o) const
     {
         static_assert(STAGES == 2, "a block is asked for when the one before it is begun");
         if (threadIdx.x % 32 == 0) known->sights[threadIdx.x / 32] = sight_of_warp();
         __syncwarp();
-        ask_for_queries(); /* in the same group as the first block */
+        ask_for_queries(); /* in the same cp.async group as the first block */
         QFragments q;
         int stage = 0;
 #pragma unroll 1
         for (unsigned next = 0;; next += KEYS, stage ^= 1) {
             cp_async_wait<0>();
-            __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
+            __syncthreads(); /* all copies have arrived, and all warps are done with the previous block */
             if (next < keys) ask_for_block(next, stage);
             if (Q_IN_REGISTERS && next == KEYS)
 #pragma unroll
@@ -411,7 +422,7 @@ struct MhaForward {
         }
     }
 
-    /* The block whose first key is first_key; `masked`: some row does not see all of it. */
+    /* Processes the block whose first key is first_key; `masked`: some row does not see all of it. */
     DEVICE void attend(int first_key, int stage, bool masked, const QFragments &q, State &state,
                        Sums &o) const
     {
@@ -442,7 +453,7 @@ struct MhaForward {
 
     /* ---- Results ------------------------------------------------------------------------------- */
 
-    /* Rows go to `out` through the lines of Q that this warp alone has read. */
+    /* Epilogue: writes rows to `out` through the lines of Q, which this warp alone has read. */
     DEVICE void finish(const State &state, Sums &o) const
     {
         const int lane = lane_of_warp(), first = first_row();
@@ -468,7 +479,7 @@ struct MhaForward {
         write_lines(lines);
     }
 
-    /* Of the rows that four threads share each writes the lse of one. */
+    /* Writes the lse: of the rows that four threads share, each thread writes one. */
     DEVICE void write_lse(const float (&reference)[ROW_TILES][2], const float (&sum)[ROW_TILES][2]) const
     {
         const int lane = lane_of_warp(), own = lane % 4, row = first_row() + 8 * own + lane / 4;
@@ -481,7 +492,7 @@ struct MhaForward {
                       score_lse(own_reference, own_sum));
     }
 
-    /* Brings the warp's rows from shared memory to `out`. */
+    /* Writes the warp's rows from shared memory to `out`. */
     DEVICE void write_lines(uint32_t lines) const
     {
         const output_params &output = p.call.output;

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * The tile shapes that the portable dense MHA with tensor cores is built in.
+ * The tile shapes of the portable dense MHA forward on tensor cores.
  */
 #ifndef FMLA_SM80_MHA_FORWARD_SHAPE_H
 #define FMLA_SM80_MHA_FORWARD_SHAPE_H
 
-/* SHAPE(d_qk, d_v, what its variant is greater by, suffix of its name, row tiles of a warp, warps, keys of a block, Q in registers
- * instead of shared memory, CTAs that share an SM). A wide shape has 32 rows a warp: it asks least of shared memory's bandwidth, and it
- * is good where two CTAs share an SM: a middle one does on A100. A small one has twice the warps, and fits 99 KiB. */
+/* SHAPE(d_qk, d_v, offset of the variant, suffix of the name, row tiles per warp, warps, keys per block, Q in
+ * registers instead of shared memory, CTAs per SM). A wide shape has 32 rows per warp, which needs the least
+ * bandwidth of shared memory; it is good where two CTAs share an SM, as two of the middle shape do on A100. A
+ * small shape has twice the warps and fits 99 KiB. */
 #define MHA_SM80_SHAPES(SHAPE)                                                                               \
     SHAPE(64, 64, 0, , 2, 4, 128, 0, 2)                                                                      \
     SHAPE(128, 128, 0, , 2, 4, 80, 0, 2)                                                                     \
@@ -18,15 +19,16 @@
     SHAPE(192, 128, MHA_SM80_SMALL, _small, 1, 8, 32, 0, 1)
 
 enum {
-    MHA_SM80_ROWS = 128, /* of a tile */
-    MHA_SM80_STAGES = 2, /* one block of keys is computed on while another arrives */
+    MHA_SM80_ROWS = 128, /* per tile */
+    MHA_SM80_STAGES = 2, /* one block of keys is processed while another arrives */
     MHA_SM80_TILE_BYTES = 128,
-    /* What variants are greater by. */
+    /* Offsets of variants. */
     MHA_SM80_MIDDLE = 3,
     MHA_SM80_SMALL = 6
 };
 
-/* The dynamic shared memory of a CTA: Q, or its results; blocks of keys and of values; and what is known of the tile. */
+/* Bytes of dynamic shared memory of a CTA: Q, later the results; blocks of keys and of values; struct
+ * Known. */
 #define MHA_SM80_BYTES(d_qk, d_v, keys)                                                                      \
     (2 * (MHA_SM80_ROWS * (d_qk) + MHA_SM80_STAGES * (keys) * ((d_qk) + (d_v))) + MHA_SM80_TILE_BYTES)
 

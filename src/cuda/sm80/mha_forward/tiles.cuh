@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which tile of rows a block of threads has, by its number: request by request; of a request sets of key heads whose keys and values fit
- * L2 together, and of a set the tiles with the most keys first, so that the short ones fill the end.
+ * Numbering of the tiles, one per CTA: by request; within a request by sets of key heads whose keys and
+ * values fit L2 together; within a set the tiles with the most keys first, so that short tiles fill the tail.
  *
  *   numbers   | request 0                                      | request 1 …
  *             | heads 0 … 3                    | heads 4 … 7   |
@@ -13,16 +13,17 @@
 #include "../../device/result.cuh"
 #include "../../device/warp.cuh"
 
-/* Tokens, keys and their numbers count in their tensors, where ragged requests lie one after the other; `request` is then 0. */
+/* A tile of query rows. Token and key numbers are positions in the tensors, in which ragged requests are
+ * concatenated; `request` is then 0. */
 struct MhaTile {
     int request, token, head; /* of the first row */
-    int rows;                 /* that are there */
+    int rows;                 /* valid rows */
     int keys;                 /* of the request */
-    int seen;                 /* that the first token sees: 0 or less where it sees none */
+    int seen;                 /* keys visible to the first token; 0 or less: none */
     const uint16_t *k, *v;    /* of the request's first key */
 };
 
-/* A request, and which of its tiles. */
+/* A request, and the number of a tile within it. */
 struct MhaRequest {
     int number, token, tokens, key, keys;
     int within;
@@ -38,8 +39,9 @@ DEVICE int mha_tiles_of(const mha_forward_sm80_params &p, int tokens)
     return mha_tiles_of_unit(p, tokens) * p.units;
 }
 
-/* The request that tile `number` of ragged ones is of; false: there is no such tile. A warp looks at 32 requests at a time. A start is
- * no smaller than those in front of it, and not beyond the last token. */
+/* Finds the request of tile `number` where requests are ragged; returns false if there is no such tile. A
+ * warp looks at 32 requests at a time. A start is clamped to at least the starts before it and at most the
+ * number of tokens. */
 DEVICE bool find_ragged(const mha_forward_sm80_params &p, int number, MhaRequest &r)
 {
     const mha_forward_params &call = p.call;
@@ -68,7 +70,7 @@ DEVICE bool find_ragged(const mha_forward_sm80_params &p, int number, MhaRequest
     return false;
 }
 
-/* A unit is the heads of a tile, and `order` which of its tiles. */
+/* A unit is the heads of a tile; `order` is the tile's rank among those of the unit. */
 struct UnitOfSet {
     int unit, order;
 };
@@ -76,11 +78,11 @@ struct UnitOfSet {
 DEVICE UnitOfSet find_unit(const mha_forward_sm80_params &p, const MhaRequest &r, int of_unit)
 {
     const int h_kv = p.call.h_kv;
-    if ((int64_t)r.keys * h_kv <= p.cached_keys) { /* there is one set: its divisor is known */
+    if ((int64_t)r.keys * h_kv <= p.cached_keys) { /* there is one set: its divisor is precomputed */
         const int order = fast_divide(r.within, p.units_divisor);
         return {r.within - order * p.units, order};
     }
-    /* There are no more sets than heads that fit ask for, and the first of them have at most one head more. */
+    /* As few sets as L2 allows; the first of them have at most one head more than the others. */
     const int of_head = of_unit * p.units_of_key_head, fit = max(p.cached_keys / max(r.keys, 1), 1);
     const int sets = (h_kv + fit - 1) / fit, heads = h_kv / sets, larger = h_kv - heads * sets;
     const bool is_larger = r.within < larger * (heads + 1) * of_head;
@@ -91,7 +93,7 @@ DEVICE UnitOfSet find_unit(const mha_forward_sm80_params &p, const MhaRequest &r
     return {first_head * p.units_of_key_head + in_set - order * units, order};
 }
 
-/* Finds tile `number`; false if there is none. A whole warp calls it. */
+/* Finds tile `number`; returns false if there is none. Called by a whole warp. */
 DEVICE bool find_tile(const mha_forward_sm80_params &p, int number, MhaTile &t)
 {
     const mha_forward_params &call = p.call;
@@ -115,20 +117,20 @@ DEVICE bool find_tile(const mha_forward_sm80_params &p, int number, MhaTile &t)
     return true;
 }
 
-/* Which token of its tile row `row` is of. */
+/* Returns the token of row `row`, relative to the tile. */
 DEVICE int token_of_row(const mha_forward_sm80_params &p, int row)
 {
     return fast_divide(row, p.heads_divisor);
 }
 
-/* Where row `row` of a tile is. */
+/* Returns token and head of row `row` of a tile. */
 DEVICE RowPlace place_of_row(const mha_forward_sm80_params &p, const MhaTile &t, int row)
 {
     const int later = token_of_row(p, row);
     return {t.token + later, t.head + row - later * p.heads_of_tile};
 }
 
-/* How many keys a row sees, from the request's first on: none where this is 0 or less. */
+/* Returns how many keys a row sees, from the request's first on; 0 or less: none. */
 DEVICE int keys_seen(const mha_forward_sm80_params &p, const MhaTile &t, int row)
 {
     return p.call.causal ? min(t.keys, t.seen + token_of_row(p, row)) : t.keys;

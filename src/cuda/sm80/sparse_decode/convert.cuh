@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Codes of a cache to bf16 values: bf16(code × scale), as everywhere. FP4 codes become e4m3 codes first. Below compute capability
- * 8.9, which does not convert e4m3, fp16 is made of its bits.
+ * Converts codes of a cache to bf16 values: bf16(code × scale), as everywhere. FP4 codes become e4m3 codes
+ * first. Below compute capability 8.9, which has no e4m3 conversion, fp16 is assembled from the code's bits.
  */
 #pragma once
 
@@ -9,7 +9,7 @@
 
 #include "../../../num.h"
 
-/* Eight e2m1 codes to e4m3 codes of 2^-6 of their values, in the same order. */
+/* Converts eight e2m1 codes to e4m3 codes of 2^-6 times their values, in the same order. */
 DEVICE uint2 e4m3_of_e2m1(uint32_t codes)
 {
     constexpr uint32_t SIGNS = 0x80808080, MAGNITUDES = 0x1c1c1c1c;
@@ -18,9 +18,9 @@ DEVICE uint2 e4m3_of_e2m1(uint32_t codes)
     return make_uint2(__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362));
 }
 
-static constexpr float E2M1_IN_E4M3 = 64.0f; /* what the scale makes good */
+static constexpr float E2M1_IN_E4M3 = 64.0f; /* compensated by the scale */
 
-/* Four e4m3 codes to fp16, two a word. */
+/* Converts four e4m3 codes to fp16, two per word. */
 DEVICE uint2 fp16_of_e4m3(uint32_t codes)
 {
     uint2 halves;
@@ -29,9 +29,10 @@ DEVICE uint2 fp16_of_e4m3(uint32_t codes)
         : "=r"(halves.x), "=r"(halves.y)
         : "r"(codes));
 #else
-    /* fp16's exponent has one bit more, above: what the bits stand for, one place further down, is 2^-8 of the code's value. */
+    /* The exponent of fp16 has one more bit at the top: the code's bits, one place further down, are 2^-8 of
+     * its value. */
     constexpr uint32_t SIGNS = 0x80008000, MAGNITUDES = 0x3f803f80, TWO_TO_8 = 0x5c005c00, NANS = 0x7fff7fff;
-    const uint32_t all = ((codes & 0x7f7f7f7f) + 0x01010101) & 0x80808080; /* of NaN codes */
+    const uint32_t all = ((codes & 0x7f7f7f7f) + 0x01010101) & 0x80808080; /* top bits of the NaN codes */
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const uint32_t upper = __byte_perm(codes, 0, i ? 0x3424 : 0x1404);
@@ -48,7 +49,7 @@ DEVICE uint2 fp16_of_e4m3(uint32_t codes)
     return halves;
 }
 
-/* Four e4m3 codes times a scale of fp32, to bf16. */
+/* Converts four e4m3 codes times an fp32 scale to bf16. */
 DEVICE uint2 bf16_of_codes(uint32_t codes, float scale)
 {
     const uint2 halves = fp16_of_e4m3(codes);
@@ -57,7 +58,7 @@ DEVICE uint2 bf16_of_codes(uint32_t codes, float scale)
     return make_uint2(Bf16::pack(low.x * scale, low.y * scale), Bf16::pack(high.x * scale, high.y * scale));
 }
 
-/* The same where the scale and the products are numbers of bf16; `scale` is twice in its word. */
+/* The same if the scale and the products are exact in bf16; `scale` is twice in its word. */
 DEVICE uint2 bf16_of_codes(uint32_t codes, uint32_t scale)
 {
     constexpr uint32_t MINUS_ZEROS = 0x80008000;
@@ -67,7 +68,8 @@ DEVICE uint2 bf16_of_codes(uint32_t codes, uint32_t scale)
     return values;
 }
 
-/* A ue8m0 scale as bf16, twice in a word. The exponents of 0 and of NaN have the next lower bit set besides: 2^-127 is subnormal. */
+/* Returns a ue8m0 scale as bf16, twice in a word. For the exponents of 0 and of NaN the next lower bit is
+ * set, too: 2^-127 is subnormal. */
 DEVICE uint32_t bf16_of_ue8m0(uint32_t word, uint32_t byte)
 {
     const uint32_t twice = __byte_perm(word, 0, 0x4040 | byte << 8 | byte);

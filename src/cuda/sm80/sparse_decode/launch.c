@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The portable sparse decode: its launch.
+ * Launch of the portable sparse decode.
  */
 #include "listed.h"
 
@@ -16,16 +16,17 @@ static const char *refuses(const struct attention_problem *p, const char **argum
     return why ? why : sm80_listed_refuses(p, argument);
 }
 
-/* What each of two blocks of threads on an SM may have; the system keeps 1 KiB of each. */
+/* Returns the shared memory that each of two CTAs on an SM may have; the system reserves 1 KiB per CTA. */
 static int32_t half_of_sm(const struct cuda_device *device)
 {
     enum { SYSTEM_BYTES = 1024 };
     return (device->shared_bytes + SYSTEM_BYTES) / 2 - SYSTEM_BYTES;
 }
 
-/* A plan may be for Hopper's small kernel, of which two blocks of threads share an SM. Then two of this kernel do, where a smaller
- * tile of as many rows lets them: otherwise the second half of them would wait for the first. In batch-invariant mode the batch must
- * not decide. */
+/* Returns the tile shape. A plan may be made for Hopper's small kernel, of which two CTAs share an SM. Then
+ * two CTAs of this kernel share an SM, too, if a smaller tile with as many rows allows it; otherwise the
+ * second half of the CTAs would wait for the first. In batch-invariant mode the choice must not depend on the
+ * batch. */
 static struct latent_choice choice_for(const struct attention_problem *p, const struct cuda_work *w,
                                        const struct latent_choice *alone)
 {

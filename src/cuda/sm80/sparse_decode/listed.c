@@ -6,7 +6,7 @@ static bool of_values(enum kv_format format)
     return format == KV_BF16 || format == KV_FP16;
 }
 
-/* Are some caches of bytes? */
+/* Returns whether some cache holds bytes. */
 static bool of_bytes(const struct attention_problem *p)
 {
     for (int i = 0; i < KEY_SOURCES; i++)
@@ -29,7 +29,7 @@ struct latent_choice sm80_listed_choose(const struct attention_problem *p, int64
     return latent_choose(heads, INT32_MAX, of_bytes(p) ? LATENT_LIST_OF_BYTES : LATENT_LIST, shared_bytes);
 }
 
-/* The format that stands for those which a kernel takes alike (kernels.def). */
+/* Returns the format that represents all formats of a kernel (kernels.def). */
 static enum kv_format kind_of(enum kv_format format)
 {
     return format == KV_FP8_656 ? KV_FP8_528_F32 : kv_unsplit(format);
@@ -45,7 +45,7 @@ struct cuda_kernel *sm80_listed_kernel(const struct attention_problem *p, const 
 
 /* ---- Alignment ------------------------------------------------------------------------------- */
 
-/* Does every token begin at a multiple of `bytes`? */
+/* Returns whether every token begins at a multiple of `bytes`. */
 static bool keys_aligned(const struct key_source *keys, int64_t bytes)
 {
     const struct kv_layout layout = kv_layout_of(keys->format, 0);

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * Blocks of keys from lists over caches of bytes, of any format: cp.async brings tokens to the stage in which they become values,
- * and they are converted there, in place, beside P·V of the block before.
+ * Key blocks from lists over caches of bytes of any format: cp.async copies raw tokens to the stage in which
+ * they become values, and they are converted there, in place, beside P·V of the previous block.
  *
- *      stage 0     | Q·Kᵀ of block n          | softmax | P·V of block n             | tokens of block n + 2 arrive …
- *      stage 1     | tokens of n + 1 arrive   |         | become values              | Q·Kᵀ of block n + 1
+ *      stage 0     | Q·Kᵀ of block n          | softmax | P·V of block n     | tokens of n + 2 arrive …
+ *      stage 1     | tokens of n + 1 arrive   |         | they become values | Q·Kᵀ of block n + 1
  *
- * A key's lines in a stage, one of 128 bytes for each group of 64 columns, before and after:
+ * A key's lines in a stage, one of 128 bytes per group of 64 columns, before and after the conversion:
  *      group          0         1       2         3       …   6           7                    8
  *      before         codes of         codes of              codes of     scales (or, of      values
  *                     0 and 1          2 and 3               6 and 7      FP8_584, values)
  *      after          values    values  values    values      values      values               values
- * The eight threads of a key read the codes of two groups together, and then write their values: they are in one warp, and read
- * nothing that was written over. Values are copied where they stay. Of FP8_584 the scales lie behind the codes of group 6.
+ * The eight threads of a key read the codes of two groups together, and then write their values: they are in
+ * one warp, and read nothing that has been overwritten. Values that need no conversion are copied to their
+ * final place. In FP8_584 the scales lie behind the codes of group 6.
  */
 #pragma once
 
@@ -20,7 +21,8 @@
 #include "convert.cuh"
 #include "sparse_decode.cuh"
 
-/* KIND says which formats the kernel takes (params.h). A kernel of LISTED_ANY looks the format up for each block of keys. */
+/* KIND selects the formats that the kernel takes (params.h). A kernel of LISTED_ANY looks up the format for
+ * each block of keys. */
 template <typename Tile, typename Call, int KIND> struct ListedBytes {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE, KEYS = Tile::KEYS;
     static constexpr bool CONVERTS_BESIDE_VALUES = true;
@@ -28,13 +30,13 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     static constexpr int LEAST_STAGES = 2;
     static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
                               BYTES_BEHIND_RING = KEYS * sizeof(int32_t);
-    /* A thread converts two units at a time; a unit is two groups of a key. The pairs of units of a block are spread over P·V, which
-     * takes 16 keys at a time. */
+    /* A thread converts two units at a time; a unit is two groups of a key. The pairs of units of a block are
+     * spread over P·V, which processes 16 keys at a time. */
     static constexpr int UNITS_OF_KEY = D_V / LINE_ELEMENTS / 2, UNIT_PAIRS = PASSES * UNITS_OF_KEY / 2;
     static_assert(4 * UNIT_PAIRS == KEYS / 16 * Tile::COLUMN_PAIRS, "a group of 64 columns each step of P·V");
-    static constexpr uint32_t KEYS_OF_WARP = 4 * PASSES; /* that it copies and converts */
-    static constexpr int COPY_STEPS = 4;                 /* of the scores, between copies of a thread */
-    /* Where Q is in registers there are none for copies beside the scores. */
+    static constexpr uint32_t KEYS_OF_WARP = 4 * PASSES; /* copied and converted by a warp */
+    static constexpr int COPY_STEPS = 4;                 /* steps of the scores between a thread's copies */
+    /* Where Q is in registers, none are left for copies beside the scores. */
     static constexpr bool COPIES_BESIDE_SCORES = !Tile::Q_IN_REGISTERS;
     using Source = ListSource<Tile, Call>;
     using Flags = typename Source::Flags;
@@ -42,22 +44,23 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     const Call call;
     Source source;
     uint32_t ring_at;
-    uint32_t indices_at; /* of the block that is copied next: KEYS indices, fetched a block ahead */
+    uint32_t indices_at; /* of the next block to copy: KEYS indices, fetched a block ahead */
     Flags flags;
-    bool converts, extra; /* the block that has been copied has codes; it is of the extra cache */
-    bool copies;          /* a block, beside the scores */
-    /* A pair of units is read while the one before is written, where there are registers for it. */
+    bool converts, extra; /* the copied block has codes; it is of the extra cache */
+    bool copies;          /* a block is copied beside the scores */
+    /* A pair of units is read while the previous one is written, where registers suffice. */
     static constexpr bool READS_AHEAD = KIND != LISTED_ANY || !Tile::Q_IN_REGISTERS;
-    /* Scales that are powers of two, and those of FP4, are bf16's, and so are their products with codes. */
+    /* Power-of-two scales and those of FP4 are exact in bf16, and so are their products with codes. */
     static constexpr bool SCALES_ARE_BF16 = KIND != LISTED_F32 && KIND != LISTED_ANY;
-    struct Unit { /* eight codes of either group of a unit, and their scales: fp32, or bf16 twice */
+    struct Unit { /* eight codes of each group of a unit, and their scales: fp32, or bf16 twice */
         uint2 codes[2];
         uint32_t scale[2];
     };
-    Unit units[2]; /* that have been read */
+    Unit units[2]; /* read, not yet written */
 
-    /* A block on its way into a stage: where the lane's own key is, and which of the warp's keys are named. What no index names becomes
-     * zeros: codes, scales and values. The lanes of a warp find the places of its keys, and tell them to the eight that copy a key. */
+    /* A block that is being copied to a stage: the place of the lane's own key, and the warp's keys that are
+     * named. Unnamed keys become zeros: codes, scales and values. The lanes of a warp find the places of its
+     * keys and pass each to the eight lanes that copy the key. */
     struct Copies {
         uint64_t token;
         unsigned named;
@@ -89,7 +92,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
 
     /* ---- Copies ---- */
 
-    /* Copies 8 or 16 bytes, from where the cache is aligned to AT_ONCE. */
+    /* Copies 8 or 16 bytes from a cache that is aligned to AT_ONCE bytes. */
     template <int AT_ONCE> static DEVICE void copy(uint32_t to, const uint8_t *from, int bytes, bool valid)
     {
         if (AT_ONCE == 16 && bytes == 16) {
@@ -105,14 +108,15 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         }
     }
 
-    /* A lane's own key, of those that its warp copies: it knows where the key is, and asks for its scales. */
+    /* Returns the lane's own key among those that its warp copies: the lane finds its place and copies its
+     * scales. */
     static DEVICE uint32_t own_key()
     {
         const uint32_t lane = threadIdx.x % 32, of_warp = lane % KEYS_OF_WARP;
         return threadIdx.x / 32 * 4 + of_warp % 4 + of_warp / 4 * KEYS_AT_ONCE;
     }
 
-    /* Finds the places of a block's keys, and asks for their scales. */
+    /* Finds the places of a block's keys and issues the copies of their scales. */
     template <int AT_ONCE> DEVICE Copies find(int stage, unsigned first_key) const
     {
         const struct listed_layout l = layout();
@@ -148,13 +152,13 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         for (int pass = 0; pass < PASSES; pass++) copy_pass<AT_ONCE>(all, stage, pass);
     }
 
-    /* This thread's share of a token, but for scales. */
+    /* Copies this thread's share of a token, without scales. */
     template <int AT_ONCE>
     DEVICE void copy_token(const struct listed_layout &l, uint32_t group_0, uint32_t key,
                            const uint8_t *token, bool named) const
     {
         const uint32_t thread = threadIdx.x % 8, line = group_0 + key * LINE_BYTES;
-        /* Codes of two groups are 128 bytes, or of FP4 64. */
+        /* Codes of two groups take 128 bytes, those of FP4 64. */
         const uint32_t shift = l.code_bytes == D_V / 2 ? 2 : 3;
 #pragma unroll
         for (uint32_t i = 0; i < D_V / CHUNK_BYTES / 8; i++) {
@@ -180,7 +184,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
             copy_block<1>(stage, first_key);
     }
 
-    /* Fetches the indices of a block, where those of the block before have been read. */
+    /* Fetches the indices of a block; those of the previous block have been read. */
     DEVICE void copy_indices(unsigned first_key) const
     {
         __syncwarp();
@@ -199,7 +203,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         converts = layout().code_bytes != 0;
     }
 
-    /* From a key's line of group 0. */
+    /* Returns the offset of the scales from a key's line of group 0. */
     static DEVICE uint32_t scales_at(const struct listed_layout &l)
     {
         return (uint32_t)(l.scale_place / LINE_BYTES) * KEY_GROUP + (uint32_t)(l.scale_place % LINE_BYTES);
@@ -207,7 +211,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
 
     /* ---- Conversion ---- */
 
-    /* Neighbouring keys read and write different banks: of a unit's two groups odd keys take the second first. */
+    /* Adjacent keys read and write different banks: of a unit's two groups odd keys take the second first. */
     static DEVICE uint32_t odd_key()
     {
         return threadIdx.x / 8 & 1;
@@ -223,7 +227,8 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         return (uint32_t)(2 * (unit % UNITS_OF_KEY));
     }
 
-    /* The scales of a unit's two groups for this thread's columns. Those of a unit are in one word, or of FP4 in two. */
+    /* Loads the scales of a unit's two groups for this thread's columns. Those of a unit are in one word, or
+     * in two for FP4. */
     DEVICE void load_scales(uint32_t scale[2], const struct listed_layout &l, uint32_t line, int unit) const
     {
         const uint32_t first = groups_before(unit) * LINE_ELEMENTS >> l.scale_shift;
@@ -283,10 +288,10 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     DEVICE void read_pair(int pair, int stage)
     {
         units[0] = read(2 * pair, stage), units[1] = read(2 * pair + 1, stage);
-        __syncwarp(); /* values go where the codes were */
+        __syncwarp(); /* values overwrite the codes */
     }
 
-    /* The first or second group of a unit that has been read. */
+    /* Converts and writes the first or second group of a unit that has been read. */
     DEVICE void write(const Unit &of, uint32_t i, int unit, int stage) const
     {
         const uint32_t line = line_of(unit, ring_at + (uint32_t)stage * STAGE_BYTES),
@@ -299,15 +304,15 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
                             make_uint4(first.x, first.y, second.x, second.y));
     }
 
-    /* A quarter of the pair of units that has been read. */
+    /* Writes a quarter of the pair of units that has been read. */
     DEVICE void write_quarter(int pair, int quarter, int stage) const
     {
         write(units[quarter / 2], (uint32_t)quarter % 2, 2 * pair + quarter / 2, stage);
     }
 
-    /* ---- As attend.cuh calls it ---- */
+    /* ---- Interface to attend.cuh ---- */
 
-    /* The host gives the kernels just these. */
+    /* The host always gives these kernels LEAST_STAGES stages. */
     DEVICE int stages() const
     {
         return LEAST_STAGES;
@@ -318,7 +323,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         return 1;
     }
 
-    /* Threads of a warp have copied what they read. */
+    /* Waits for the warp's copies; a warp reads only what its own threads have copied. */
     static DEVICE void arrive()
     {
         cp_async_commit();
@@ -380,8 +385,8 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         if (READS_AHEAD && (KIND != LISTED_ANY || converts)) read_pair(0, free_stage);
     }
 
-    /* A kernel of one kind makes something of what is in the stage where no block has been copied, which nobody reads: that is cheaper
-     * than to ask at every step. */
+    /* A kernel of one kind converts the stage's contents even if no block has been copied; nobody reads the
+     * result, and that is cheaper than a test at every step. */
     DEVICE void beside_values(int step, int free_stage)
     {
         if (KIND == LISTED_ANY && !converts) return;

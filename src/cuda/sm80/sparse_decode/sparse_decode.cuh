@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse decode, and sparse prefill, as latent/attend.cuh wants them: rows are heads of one token, for every token has lists of
- * its own; entries that name no key are hidden from all of them. To prefill a token is a request of one token.
+ * Sparse decode and sparse prefill for latent/attend.cuh: the rows of a tile are heads of one token, since
+ * every token has lists of its own; entries that name no key are masked for all rows. In a prefill each token
+ * is a request of one token.
  */
 #pragma once
 
 #include "../../device/gather.cuh"
 #include "../latent/attend.cuh"
 
-/* What a block of threads is given to do: a piece of a token's lists, for one tile of heads. */
+/* A task of a CTA: a piece of a token's lists, for one tile of heads. */
 struct ListTask {
     Piece piece;
     int token, first_head;
     ListEnds ends;
-    const int32_t *entries[2]; /* of the cache, and of the extra one */
+    const int32_t *entries[2]; /* of the cache; of the extra cache */
 };
 
 template <typename Element> struct ListCall {
@@ -25,10 +26,10 @@ template <typename Element> struct ListCall {
 
     /* ---- Tasks ---- */
 
-    /* What a block of threads works through: a worker's pieces, for one tile. */
+    /* A CTA's progress through its tasks: a worker's pieces, for one tile. */
     struct Turn {
         PieceList list;
-        int next; /* of the list */
+        int next; /* index in the list */
     };
 
     static DEVICE int worker_of_block(const struct sparse_decode_params &p)
@@ -42,7 +43,8 @@ template <typename Element> struct ListCall {
         turn.next = turn.list.first;
     }
 
-    /* By one thread: the next task, with tiles of `rows` heads; false after the last. */
+    /* Returns the next task in `task`, with tiles of `rows` heads; false after the last. Called by one
+     * thread. */
     static DEVICE bool next_task(const struct sparse_sm80_params &params, int rows, Turn &turn, Task &task)
     {
         const struct sparse_decode_params &p = params.call;
@@ -132,7 +134,7 @@ template <typename Element> struct ListCall {
         return params.call.split.slot_out + slot_row(row) * D_V;
     }
 
-    /* Stores the lse; returns what the sink leaves of the row. */
+    /* Stores the lse; returns the factor by which the sink scales the row. */
     DEVICE float finish_row(int row, float lse) const
     {
         if (!direct()) {
@@ -143,7 +145,7 @@ template <typename Element> struct ListCall {
         return result_sink_factor(output().rules, task.first_head + row, lse);
     }
 
-    /* `most` is natural. */
+    /* Stores the largest score; `most` is in natural units, not base 2. */
     DEVICE void store_maximum(int row, float most) const
     {
         if (params.max_logits)
@@ -152,7 +154,8 @@ template <typename Element> struct ListCall {
     }
 };
 
-/* Which keys of the ring are named, a byte each. Those of others are zeros in the ring, and their scores count as -inf. */
+/* Flags of the named keys of the ring, a byte each. Other keys are zeros in the ring, and their scores become
+ * -inf. */
 template <typename Tile> struct NamedKeys {
     uint32_t at; /* [stages][KEYS] */
 
@@ -163,14 +166,14 @@ template <typename Tile> struct NamedKeys {
                      : "memory");
     }
 
-    /* By the eight threads of a key. */
+    /* Called by the eight threads of a key. */
     DEVICE void set(int stage, int pass, bool named) const
     {
         if (threadIdx.x % 8 == 0)
             set_key(stage, threadIdx.x / 8 + (uint32_t)(pass * Tile::KEYS_AT_ONCE), named);
     }
 
-    /* The flags of two neighbours, a byte each; `key` is even. */
+    /* Returns the flags of two adjacent keys, a byte each; `key` is even. */
     DEVICE uint32_t pair(int stage, int key) const
     {
         uint16_t both;
@@ -182,7 +185,8 @@ template <typename Tile> struct NamedKeys {
     }
 };
 
-/* Keys by the lists of a token. A block of keys is of one cache: the extra list begins at a multiple of PLAN_BLOCK. */
+/* Keys from the lists of a token. A block of keys belongs to one cache, because the extra list begins at a
+ * multiple of PLAN_BLOCK. */
 template <typename Tile, typename Call> struct ListSource {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE;
     static constexpr bool LISTED = true;
@@ -191,7 +195,7 @@ template <typename Tile, typename Call> struct ListSource {
     const Call call;
 
     struct Places {
-        int index[PASSES]; /* -1: there is no entry */
+        int index[PASSES]; /* -1: no entry */
     };
 
     DEVICE bool is_extra(unsigned first_key) const
@@ -199,10 +203,10 @@ template <typename Tile, typename Call> struct ListSource {
         return first_key >= (unsigned)call.task.ends.extra_begin;
     }
 
-    /* The key of a block that this thread copies in a pass. */
+    /* Returns the key of a block that this thread copies in a pass. */
     static DEVICE unsigned key_of(int pass) { return threadIdx.x / 8 + (unsigned)(pass * KEYS_AT_ONCE); }
 
-    /* Is there an entry for a key of a block? Where it is. */
+    /* Whether a key of a block has an entry, and the entry's address. */
     DEVICE bool has_entry(unsigned first_key, unsigned key) const
     {
         const ListEnds &ends = call.task.ends;
@@ -227,7 +231,8 @@ template <typename Tile, typename Call> struct ListSource {
         return places;
     }
 
-    /* Where this thread's keys of a block are, from a column on; an index that names none is not valid. */
+    /* Returns the addresses of this thread's keys of a block, from `column` on; an index that names no key is
+     * not valid. */
     DEVICE void place(const uint16_t *(&from)[PASSES], bool (&valid)[PASSES], unsigned first_key, int column,
                       const Places &places) const
     {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The portable sparse prefill: sparse decode's kernels, of as many requests as there are tokens, none of which is cut.
+ * The portable sparse prefill: uses the kernels of sparse decode with one request per token; lists are not
+ * cut.
  */
 #include "../sparse_decode/listed.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "choice.h"
 
-enum { MOST_BLOCKS = 65536 /* of threads, that go from item to item, past the last */ };
+enum { MOST_BLOCKS = 65536 /* CTAs: their item counters run past the last item */ };
 
 struct backward_tiles sm90_mha_backward_tiles(const struct backward_problem *p)
 {
@@ -16,7 +16,7 @@ struct tensor_view sm90_mha_backward_view(const struct backward_problem *p, cons
                   each = of_keys ? p->s_k : p->s_q;
     const int64_t tokens = p->is_ragged ? ragged : each;
     return (struct tensor_view){
-        .data = tokens ? view->data : p->workspace, /* else nothing is read */
+        .data = tokens ? view->data : p->workspace, /* without tokens nothing is read */
         .element = p->element,
         .size = {columns, tokens, of_keys ? p->h_kv : p->h_q, d / columns, p->is_ragged ? 1 : p->b},
         .stride = {1, view->token, view->head, columns, view->request},

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a consumer computes of its 64 keys and a tile of 64 rows. Keys are the rows of Sᵀ and dPᵀ.
+ * The products and the softmax gradient of a consumer, for its 64 keys and a tile of 64 rows. Keys are the
+ * rows of Sᵀ and dPᵀ.
  */
 #pragma once
 
@@ -8,17 +9,16 @@
 
 template <typename Element, typename Layout> struct KeysOfConsumer {
     static constexpr int ROWS = Layout::ROWS, KEYS = Layout::KEYS, D_QK = Layout::D_QK, D_V = Layout::D_V;
-    static constexpr int SCORES = ROWS / 2, ROW_STEPS = ROWS / 16; /* a thread's; steps of 16 rows */
+    static constexpr int SCORES = ROWS / 2, ROW_STEPS = ROWS / 16; /* values per thread; steps of 16 rows */
     static constexpr bool PACKS_P = !Layout::KEEPS_P && Element::IS_BF16;
 
     const mha_backward_sm90_params &p;
     const Layout l;
-    const int group; /* which consumer: keys 64 · group … of an item */
+    const int group; /* consumer index: it has keys 64 · group … of an item */
 
-    const uint32_t columns; /* offset of the thread's columns of eight among a tile's numbers */
-    const uint32_t ds_at;   /* and of where it stores dS, in a tile of it */
-    uint32_t n =
-        0; /* the tile: its stage of Q and dO, and its place of two of dS, and their parities, hang on it */
+    const uint32_t columns; /* byte offset of the thread's columns within eight, in a tile's lse and delta */
+    const uint32_t ds_at;   /* byte offset at which it stores dS in a tile of dS */
+    uint32_t n = 0; /* tile counter; selects the stages of Q and dO, the dS buffer, and their parities */
 
     static DEVICE int place(uint32_t n) { return (int)(n % 2); }
     static DEVICE uint32_t parity(uint32_t n) { return n / 2 % 2; }
@@ -27,7 +27,7 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
     static DEVICE int dout_stage(uint32_t n) { return (int)(n % Layout::DO_STAGES); }
     static DEVICE uint32_t dout_parity(uint32_t n) { return n / Layout::DO_STAGES % 2; }
 
-    /* Words are made before the products that follow. */
+    /* Keeps the computation of the words ahead of the products that follow. */
     static DEVICE void hold_words(uint32_t (&w)[ROW_STEPS][4])
     {
 #pragma unroll
@@ -52,7 +52,7 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
         wgmma_commit();
     }
 
-    /* This consumer's keys as fragments of A: products read half as much of shared memory. */
+    /* Loads this consumer's keys as fragments of A, which halves the shared memory that the products read. */
     DEVICE void load_keys(uint32_t (&to)[D_QK / 16][4]) const
     {
 #pragma unroll
@@ -91,7 +91,7 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
         issue_dp(dp, n);
     }
 
-    /* Over the rows of the tile. */
+    /* Issues dV += P dO, summed over the rows of the tile. */
     DEVICE void issue_dv(float (&dv)[D_V / 2], const uint32_t (&w)[ROW_STEPS][4], uint32_t n) const
     {
 #pragma unroll
@@ -102,7 +102,7 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
         wgmma_commit();
     }
 
-    /* dS from shared memory: registers are needed for dQ meanwhile. */
+    /* Issues dK += dS Q with dS from shared memory, because dQ needs the registers meanwhile. */
     DEVICE void issue_dk(float (&dk)[D_QK / 2], uint32_t n) const
     {
         const uint32_t ds = l.ds(place(n)) + (uint32_t)group * TILE_BYTES;
@@ -116,7 +116,7 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
         wgmma_commit();
     }
 
-    /* dS as it was made. */
+    /* Issues dK += dS Q with dS from registers. */
     DEVICE void issue_dk(float (&dk)[D_QK / 2], const uint32_t (&ds)[ROW_STEPS][4], uint32_t n) const
     {
 #pragma unroll
@@ -127,7 +127,8 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
         wgmma_commit();
     }
 
-    /* Rows are columns of Sᵀ: a thread has two of every eight, four of sixteen. */
+    /* Returns four of sixteen rows' lse (which = 0) or delta (1). Rows are columns of Sᵀ: a thread has two of
+     * every eight. */
     DEVICE float4 numbers(int which, int sixteen, uint32_t n) const
     {
         float4 four;
@@ -137,7 +138,7 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
         return four;
     }
 
-    /* Scores of keys that a row does not see become -inf. `diagonal`: row i of this tile sees key t if t + diagonal <= i. */
+    /* Sets masked scores to -inf. `diagonal`: row i of this tile sees key t if t + diagonal <= i. */
     DEVICE void mask(float (&s)[SCORES], int diagonal) const
     {
         const int thread = (int)fresh_thread() % WARPGROUP_THREADS,
@@ -147,8 +148,8 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
             if ((i >> 2) * 8 + (i & 1) < first + (i >> 1 & 1) * 8) s[i] = -INFINITY;
     }
 
-    /* Keys behind the request's last one are zeros, whose P may be infinite: 0 × inf is NaN in dQ. `keys`: that are there, of this
-     * consumer's. */
+    /* Masks keys past the request's last one. They are zeros, but their P may be infinite, and 0 × inf would
+     * be NaN in dQ. `keys`: valid keys of this consumer. */
     DEVICE void mask_tail(float (&s)[SCORES], int keys) const
     {
         const int thread = (int)fresh_thread() % WARPGROUP_THREADS,
@@ -158,15 +159,16 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
             if (first + (i >> 1 & 1) * 8 >= keys) s[i] = -INFINITY;
     }
 
-    /* The first numbers of a kind. */
+    /* Loads the lse (which = 0) or delta (1) of the first N · 16 rows. */
     template <int N> DEVICE void load_numbers(float4 (&to)[N], int which, uint32_t n) const
     {
 #pragma unroll
         for (int j = 0; j < N; j++) to[j] = numbers(which, j, n);
     }
 
-    /* P · P_SCALE, of 16 bits: what dV takes. dS is made of P with more bits: keys that weigh alike have the same rounding, which would
-     * stay in the sum dQ. Where registers do not hold fp32 until dP is there, `exact` are pairs of fp16. */
+    /* Computes P · P_SCALE, rounded to 16 bits for dV. dS is computed from P with more bits: keys of equal
+     * weight share the same rounding error, which would remain in the sum dQ. Where registers cannot hold
+     * fp32 P until dP is complete, `exact` receives pairs of fp16. */
     DEVICE void make_p(float (&s)[SCORES], const float4 (&lse)[ROW_STEPS], uint32_t (&w)[ROW_STEPS][4],
                        uint32_t (&exact)[ROW_STEPS][4]) const
     {
@@ -182,7 +184,7 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
         }
     }
 
-    /* Times P_SCALE and DS_SCALE, as P and delta are. */
+    /* Computes dS · P_SCALE · DS_SCALE; P carries P_SCALE, delta DS_SCALE. */
     DEVICE void make_ds(const float (&s)[SCORES], const uint32_t (&w)[ROW_STEPS][4],
                         const uint32_t (&exact)[ROW_STEPS][4], const float (&dp)[SCORES],
                         const float4 (&early)[Layout::DELTA_EARLY], uint32_t (&ds)[ROW_STEPS][4]) const
@@ -204,7 +206,8 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
         }
     }
 
-    /* Stores this consumer's keys of dS, a line each. Chunk c of key k is at c ^ k % 8, so that steps of two chunks are exclusive ors. */
+    /* Stores this consumer's dS, one line per key. Chunk c of key k is at c ^ k % 8, so that a step of two
+     * chunks is an exclusive or. */
     DEVICE void store_ds(const uint32_t (&ds)[ROW_STEPS][4]) const
     {
 #pragma unroll

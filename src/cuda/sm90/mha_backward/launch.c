@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Hopper's gradients of dense MHA: three launches, of the rows before and after, and between them of the products, by as many blocks of
- * threads as there are SMs. Each may begin before the one in front of it has ended.
+ * Launches of dense MHA backward on Hopper: the row kernel before, the products, and the row kernel after.
+ * The grid of the products is persistent, at most one CTA per SM. A launch may begin before the previous one
+ * has ended.
  */
 #include "../../backward.h"
 #include "choice.h"
@@ -13,7 +14,7 @@ static fmla_status launch_rows(const struct cuda_scope *scope, const struct back
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_MHA_BACKWARD_ROWS, .element = p->element,
                                                    .variant = MHA_BACKWARD_SM90_SIZES(p->d_qk) + variant}),
-        .blocks = blocks ? blocks : 1, /* the first one clears counters */
+        .blocks = blocks ? blocks : 1, /* CTA 0 clears counters */
         .flags = variant == MHA_BACKWARD_FINISH ? LAUNCH_OVERLAP : 0,
         .stream = p->stream,
     };

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared memory, barriers and roles of Hopper's dense MHA backward, by head sizes.
+ * Shared memory, barriers and roles of dense MHA backward on Hopper, per head size.
  *
- *   Q, dO     tiles of 64 columns, a line of 128 bytes a row (swizzle_128)
- *   V         the same; K too, but at 192 in tiles of 32 columns, lines of 64 bytes (swizzle_64), so that half of dQ's columns are tiles
- *   dS        a line a key, of 64 rows: as columns it is the A of dQ = dS K
+ *   Q, dO     tiles of 64 columns; a row is a line of 128 bytes (swizzle_128)
+ *   V, K      the same; but K at 192 in tiles of 32 columns, lines of 64 bytes (swizzle_64), so that half of
+ *             dQ's columns are whole tiles
+ *   dS        a line per key, of 64 rows: transposed it is the A of dQ = dS K
  *
  *            registers of a consumer: dK  dV  S, then P  dP  P, dS packed  K   dQ           shared memory
  *   192/128                            96  64  32         0   16 + 16      -   48, after S  226 KiB
@@ -29,41 +30,41 @@
 
 #include <stddef.h>
 
-/* Items that the consumers know of. */
+/* Slots of the ring of items, between the producer and the consumers. */
 enum { ITEM_SLOTS = 2 };
 
-/* A block of keys of a key head, as the producer tells the consumers of it. */
+/* A work item: a block of keys of a key head. The producer writes it, the consumers read it. */
 struct Item {
-    int key;           /* its first one: of the request, or of all tokens of ragged requests */
-    int keys;          /* that are the request's */
-    int request, head; /* 0 where requests are ragged; the key head */
-    int first_tile;    /* number of the first tile of rows that sees a key, of all requests */
-    int tiles;         /* of a head; < 0: there are no more items */
+    int key;           /* the first: index in the request, or among all tokens where requests are ragged */
+    int keys;          /* keys that belong to the request */
+    int request, head; /* request: 0 where requests are ragged; head: the key head */
+    int first_tile;    /* first tile of rows that sees a key, numbered over all requests */
+    int tiles;         /* tiles of a head; < 0: no more items */
     int diagonal;      /* row i from first_tile on sees key t of the block if t + diagonal <= i */
     uint32_t phase;    /* of the barriers of K and V */
-    int start;         /* the tile with which a head's begin */
-    int order;         /* deterministic: blocks of keys that add to dQ before it; causal: those behind it */
+    int start;         /* the tile at which the walk over a head's tiles starts */
+    int order;         /* in order: key blocks that add to dQ before this one; causal: those behind it */
     int gap[2];
 };
 
-/* Who makes dQ of a tile. */
+/* Which warpgroup computes dQ of a tile. */
 enum QueriesBy { DQ_BY_HALVES, DQ_IN_TURNS, DQ_APART };
 
 template <int D_QK_, int D_V_> struct BackwardLayout {
     static constexpr int D_QK = D_QK_, D_V = D_V_;
     static constexpr int ROWS = MHA_BACKWARD_SM90_ROWS(D_QK_), KEYS = MHA_BACKWARD_SM90_KEYS(D_QK_);
-    static constexpr int CONSUMERS = MHA_BACKWARD_CONSUMERS; /* of keys */
+    static constexpr int CONSUMERS = MHA_BACKWARD_CONSUMERS; /* warpgroups that own keys */
     static constexpr QueriesBy DQ_BY = D_QK == 192 ? DQ_BY_HALVES : D_QK == 128 ? DQ_IN_TURNS : DQ_APART;
-    static constexpr int MAKERS = DQ_BY == DQ_BY_HALVES ? CONSUMERS : 1; /* of dQ of a tile */
+    static constexpr int MAKERS = DQ_BY == DQ_BY_HALVES ? CONSUMERS : 1; /* per tile */
     static constexpr int WARPGROUPS = CONSUMERS + (DQ_BY == DQ_APART ? 2 : 1),
                          THREADS = WARPGROUP_THREADS * WARPGROUPS;
     static constexpr int STAGES = DQ_BY == DQ_APART ? 4 : 2,
-                         DO_STAGES = D_QK == 192 ? 1 : STAGES; /* of Q, of dO */
-    /* Where registers suffice dP is asked for with S, of which exponentials hide half, and dK with dV, of dS as it was made. */
+                         DO_STAGES = D_QK == 192 ? 1 : STAGES; /* of Q; of dO */
+    /* Where registers suffice, dP is issued together with S, so that the exponentials hide half of it, and dK
+     * together with dV, with dS from registers. */
     static constexpr bool DP_EARLY = D_QK != 192, DK_EARLY = D_QK != 192;
-    static constexpr int DELTA_EARLY =
-        D_QK == 192 ? 1 : 4;                     /* times 16 rows, whose delta is loaded beside dP */
-    static constexpr bool KEEPS_P = D_QK != 192; /* in fp32, until dS is made of it; else in fp16 */
+    static constexpr int DELTA_EARLY = D_QK == 192 ? 1 : 4; /* · 16 rows whose delta is loaded beside dP */
+    static constexpr bool KEEPS_P = D_QK != 192;            /* P in fp32 until dS is computed; else in fp16 */
     static constexpr int PRODUCER_REGISTERS = 24, MAKER_REGISTERS = DQ_BY == DQ_APART ? 72 : 0,
                          CONSUMER_REGISTERS = DQ_BY == DQ_APART ? 208 : 240;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS + MAKER_REGISTERS <=
@@ -92,14 +93,14 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
         K_FULL,
         V_FULL,
         KEYS_EMPTY,
-        RAW, /* what is to be cleaned before it is full */
+        RAW, /* data to be cleared before it counts as full */
         Q_FULL,
         Q_EMPTY = Q_FULL + STAGES,
         DO_FULL = Q_EMPTY + STAGES,
         DO_EMPTY = DO_FULL + DO_STAGES,
-        DS_FULL = DO_EMPTY + DO_STAGES, /* two of each consumer */
+        DS_FULL = DO_EMPTY + DO_STAGES, /* two per consumer */
         DS_EMPTY = DS_FULL + 2 * CONSUMERS,
-        DQ_FULL = DS_EMPTY + 2, /* two, one a maker */
+        DQ_FULL = DS_EMPTY + 2, /* two buffers; one per maker where there are two */
         DQ_EMPTY = DQ_FULL + 2,
         ITEM_FULL = DQ_EMPTY + 2,
         ITEM_EMPTY = ITEM_FULL + ITEM_SLOTS,
@@ -108,7 +109,8 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     static constexpr uint32_t BYTES = BARRIERS_AT + BARRIERS * 8;
     static_assert(BYTES <= 227 * 1024, "it fits");
 
-    /* Where the number of a row stands: of 16 rows, the four that a thread has of two eights are next to each other. */
+    /* Returns the position of a row's lse or delta. Within 16 rows, the four that a thread has of two groups
+     * of eight are adjacent. */
     static DEVICE int number_at(int row)
     {
         return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
@@ -127,13 +129,13 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     DEVICE uint32_t ds(int place) const { return base + DS_AT + (uint32_t)place * DS_BYTES; }
     DEVICE uint32_t dq(int place) const { return base + DQ_AT + (uint32_t)place * DQ_BYTES; }
     DEVICE uint32_t where(int place) const { return base + WHERE_AT + (uint32_t)place * 8; }
-    /* Of dQ of a maker's tile `n`. */
+    /* Buffer and parity of the dQ of a maker's tile `n`. */
     static DEVICE int dq_place(int maker, uint32_t n) { return MAKERS == 1 ? (int)(n % 2) : maker; }
     static DEVICE uint32_t dq_parity(uint32_t n) { return (MAKERS == 1 ? n / 2 : n) % 2; }
     DEVICE uint32_t numbers(int stage) const { return base + NUMBERS_AT + (uint32_t)stage * NUMBERS_BYTES; }
     DEVICE uint32_t item(int slot) const { return base + ITEMS_AT + (uint32_t)(slot * (int)sizeof(Item)); }
 
-    /* By one thread. */
+    /* Called by one thread. */
     DEVICE void init_barriers() const
     {
         mbarrier_init(barrier(K_FULL), 1), mbarrier_init(barrier(V_FULL), 1);
@@ -147,7 +149,7 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
             mbarrier_init(barrier(DQ_FULL, i), 4), mbarrier_init(barrier(DQ_EMPTY, i), 1);
         for (int i = 0; i < 2; i++)
             mbarrier_init(barrier(DS_FULL, i), 4), mbarrier_init(barrier(DS_FULL + 2, i), 4),
-                mbarrier_init(barrier(DS_EMPTY, i), DK_EARLY ? MAKERS : 2 * CONSUMERS); /* dQ, and dK */
+                mbarrier_init(barrier(DS_EMPTY, i), DK_EARLY ? MAKERS : 2 * CONSUMERS); /* dQ, dK */
         for (int i = 0; i < ITEM_SLOTS; i++)
             mbarrier_init(barrier(ITEM_FULL, i), 1),
                 mbarrier_init(barrier(ITEM_EMPTY, i), 4 * (WARPGROUPS - 1));

@@ -2,26 +2,30 @@
  *
  * Dense MHA backward on Hopper.
  *
- *   a block of threads   one an SM; takes items (128 keys of a key head) until there are none
+ *   CTA                  persistent, one per SM; takes items (128 keys of a key head) until none is left
  *     warpgroup 0        one warp loads (producer.cuh), two threads add to dQ in memory (queries.cuh)
- *     two consumers      64 keys of the item each; for every tile of 64 rows, of every head that reads the keys:
+ *     two consumers      64 keys of the item each; for every tile of 64 rows of every query head of the item:
  *
- *       products    | S = K Q |        | dP = V dO | dV += P dO | dK += dS Q |
- *       the warps      (wait)   | P of S |    (wait)    | dS, stored |
+ *       wgmma   | S = K Q |        | dP = V dO | dV += P dO | dK += dS Q |
+ *       warps      (wait)   | P of S |    (wait)    | dS, stored |
  *
- *     dQ = dS K          of a tile, over the keys of both consumers, is made
- *       192/128          by both, half the columns each, one tile later, so that they need not keep step: S i + 1 | … | dQ i | dK i + 1
- *       128/128          by one of them, in turns, one tile later: half as many bytes of shared memory are read
- *       64/64            by a warpgroup of its own: a consumer asks for S and dP of the next tile as soon as it has dS
+ *     dQ = dS K of a tile, over the keys of both consumers, is computed
+ *       192/128          by both, half the columns each, one tile later, so that they need not keep step:
+ *                        S i + 1 | … | dQ i | dK i + 1
+ *       128/128          by the consumers alternately, one tile later: halves what is read from shared memory
+ *       64/64            by a warpgroup of its own: a consumer issues the next S and dP once it has dS
  *
- * S and dP have keys as rows, so that the fragments of P and dS are those of A, and stay in registers; at 192/128 dK takes dS from shared
- * memory, as dQ does, for want of registers. While one consumer makes P and dS the other one's products run. Where registers suffice dP is
- * asked for together with S.
+ * S and dP have keys as rows, so that the fragments of P and dS have the layout of A and stay in registers.
+ * At 192/128 registers do not suffice: dK reads dS from shared memory, as dQ does. While one consumer
+ * computes P and dS, the products of the other one run. Where registers suffice, dP is issued together with
+ * S.
  *
- *   limits, of 64 rows by 128 keys, in clocks of an SM: products 3328 at 192/128, 2560 at 128/128, 1280 at 64/64; ex2 512; shared
- *   memory, 128 bytes a clock, of which products read 336, 240, 112 KiB, and 104, 80, 48 KiB more are written or read by others; then power
+ * Limits for 64 rows by 128 keys, in clocks of an SM: products 3328 at 192/128, 2560 at 128/128, 1280 at
+ * 64/64; ex2 512; shared memory, 128 bytes a clock: products read 336, 240 and 112 KiB, and others read or
+ * write 104, 80 and 48 KiB more; then power.
  *
- * Bits: dK and dV are summed in fp32 in the order of the tiles; dQ in the order in which blocks of threads come, or of blocks of keys.
+ * Summation order: dK and dV are summed in fp32 in the order of the tiles; dQ in the order in which CTAs
+ * arrive or, if deterministic, in the order of the key blocks.
  */
 #pragma once
 
@@ -37,7 +41,7 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
 
     Ring<ITEM_SLOTS> slot;
 
-    /* Of a tile: a thread's part of S, which becomes P, of dP, and of its rows' numbers. */
+    /* A thread's part of a tile: S, which becomes P, dP, and the lse and delta of its rows. */
     struct Tile {
         float s[SCORES], dp[SCORES];
         float4 lse[ROW_STEPS], delta[Layout::DELTA_EARLY];
@@ -48,15 +52,16 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
         mbarrier_arrive_if(threadIdx.x % WARPGROUP_THREADS == 0, l.barrier(barriers, at));
     }
 
-    /* Numbers of the rows of tile `n`. Loads wait behind products that this warp has asked for, so that they come first. */
+    /* Waits for tile `n` and loads its lse. Loads wait behind wgmma that this warp has issued, so they are
+     * issued before it. */
     DEVICE void await_rows(Tile &tile, uint32_t n) const
     {
         mbarrier_wait(l.barrier(Layout::Q_FULL, stage(n)), stage_parity(n));
         this->load_numbers(tile.lse, 0, n);
     }
 
-    /* P and dS of tile n, whose S is there, and whose dP is asked for where that is early. dV is in flight behind it, and dK where that is
-     * early. `next`: the numbers of the next tile's rows are loaded meanwhile. */
+    /* Computes P and dS of tile n. S is complete; dP has been issued if DP_EARLY. On return dV is in flight,
+     * and dK if DK_EARLY. `next`: also loads the lse of the next tile. */
     DEVICE void take_tile(Tile &tile, float (&dk)[D_QK / 2], float (&dv)[D_V / 2], int keys, int diagonal,
                           bool next) const
     {
@@ -100,7 +105,7 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
         arrive(Layout::DO_EMPTY, dout_stage(n)), arrive(Layout::Q_EMPTY, stage(n));
     }
 
-    /* The tiles of the item that is told of at `item`. */
+    /* Processes the tiles of the item at `item`. */
     DEVICE void take_tiles_apart(uint32_t item, float (&dk)[D_QK / 2], float (&dv)[D_V / 2])
     {
         Tile tile;
@@ -131,7 +136,7 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
 
     DEVICE QueryMaker<Element, Layout> queries() const { return {p, l, Layout::MAKERS == 1 ? 0 : group}; }
 
-    /* Does this consumer make dQ of tile `n`, or half of it? */
+    /* Returns whether this consumer computes dQ of tile `n`, or half of it. */
     DEVICE bool makes(uint32_t n) const { return Layout::DQ_BY == DQ_BY_HALVES || (int)(n % 2) == group; }
 
     DEVICE void wait_for_ds(int of, uint32_t n) const
@@ -146,7 +151,7 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
         queries().hand_over(n, head_and_tile, turn, dq);
     }
 
-    /* Of tile `n`. */
+    /* Computes dQ of tile `n` and hands it over. */
     DEVICE void make_dq(uint32_t n, int head_and_tile, uint32_t turn) const
     {
         float dq[Layout::DQ_VALUES];
@@ -164,7 +169,7 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
         const int keys = word_at(item + offsetof(Item, keys)) - 64 * group;
         Walk<Layout> t;
         t.begin(p, item);
-        int before = -1; /* the tile before this one */
+        int before = -1; /* the previous tile */
         uint32_t turn = 0;
         for (;;) {
             await_rows(tile, n);
@@ -188,7 +193,7 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
         if (makes(n - 1)) make_dq(n - 1, before, turn);
     }
 
-    /* dK takes dS from shared memory, behind dQ, which is handed over beside it. */
+    /* dK reads dS from shared memory. It is issued after dQ, and dQ is handed over while dK runs. */
     DEVICE void take_tiles_by_halves(uint32_t item, float (&dk)[D_QK / 2], float (&dv)[D_V / 2])
     {
         Tile tile;
@@ -211,7 +216,7 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
             wgmma_wait<0>();
             hold(dv);
             arrive(Layout::DO_EMPTY, dout_stage(n));
-            /* There is no tile before the first: what is made of it goes nowhere. */
+            /* The first tile has no predecessor: the dQ computed here is discarded. */
             if (before >= 0) wait_for_ds(1 - group, n - 1);
             hold(dk);
             wgmma_fence();
@@ -282,11 +287,11 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
 
 template <typename Element, typename Layout> DEVICE void mha_backward(const mha_backward_sm90_params &p)
 {
-    extern __shared__ __align__(1024) unsigned char memory[]; /* as tiles ask */
+    extern __shared__ __align__(1024) unsigned char memory[]; /* alignment of the tiles */
     const Layout l = {(uint32_t)__cvta_generic_to_shared(memory)};
     if (threadIdx.x == 0) l.init_barriers();
     wait_for_kernels_before();
-    let_next_kernel_start(); /* it reads counters that those before have cleared */
+    let_next_kernel_start(); /* the finish kernel reads counters that the prepare kernel has cleared */
     __syncthreads();
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP_THREADS, 0);
     if (warpgroup == 0) {

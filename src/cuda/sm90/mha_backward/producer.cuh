@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * One warp takes the items (a block of keys of a key head), tells the consumers of them, and loads: K and V of the item, and for every
- * head and tile of rows that sees one of its keys Q, dO and the rows' numbers (lse and delta).
+ * The producer warp takes items (a block of keys of a key head), publishes them to the consumers, and loads K
+ * and V of an item and, for every head and tile of rows that sees one of its keys, Q, dO, lse and delta.
  *
- * What stands behind the last token of a ragged request is another one's, and would be multiplied by 0: it is cleared before the
- * consumers see it, so that they need not know.
+ * Past the last token of a ragged request stand another request's data, which would be multiplied by 0. They
+ * are cleared before the consumers see them, so that the consumers need no masks for them.
  */
 #pragma once
 
@@ -21,7 +21,8 @@ template <typename Layout> struct Producer {
     Ring<ITEM_SLOTS> slot;
     uint32_t keys_parity = 1, raw_parity = 0;
 
-    /* Loads what `load` says to the barrier `full`; of `lines` lines, the last `unused` of each tile are cleared. */
+    /* Issues `load`, which completes on the barrier `full`. Of the `lines` lines of each tile `used` are
+     * valid; in ragged calls the others are cleared. */
     template <typename Load>
     DEVICE void fill(uint32_t full, uint32_t bytes, uint32_t at, uint32_t tile_bytes, uint32_t line_bytes,
                      int tiles, int used, int lines, Load load)
@@ -94,7 +95,8 @@ template <typename Layout> struct Producer {
         slot.step();
     }
 
-    /* Item number `i`: of a request sets of key heads whose rows and sums of dQ L2 holds, of a set the blocks with the most rows first. */
+    /* Processes item number `i`. Within a request, items are ordered by sets of key heads whose rows and sums
+     * of dQ fit L2; within a set, the key blocks with the most rows come first. */
     DEVICE void take(int i)
     {
         const Request r = find_request<false, ROWS, KEYS>(p.call, fast_divide(i, p.key_heads_divisor));
@@ -104,7 +106,7 @@ template <typename Layout> struct Producer {
                   in_set = within - first_of_set * r.room, head = first_of_set + in_set % heads;
         const int number = in_set / heads, blocks = (r.keys + KEYS - 1) / KEYS,
                   block = p.in_order && p.call.causal ? r.room - 1 - number : number;
-        if (block >= blocks) return; /* a number without keys */
+        if (block >= blocks) return; /* the number has no keys */
         const int diagonal = p.call.causal ? block * KEYS - (r.keys - r.tokens) : -KEYS;
         const int first = max(diagonal, 0) / ROWS, tiles = max((r.tokens + ROWS - 1) / ROWS - first, 0);
         const int start = p.call.causal || p.in_order ? 0 : (int)((int64_t)block * tiles / blocks);
@@ -125,14 +127,14 @@ template <typename Layout> struct Producer {
         }
     }
 
-    /* Takes a number, in the elected lane. */
+    /* Takes the next item number; the result is valid in the elected lane. */
     DEVICE int take_number() const
     {
         return elect_one() ? (int)atomicAdd(p.taken, 1u) : 0;
     }
 
-    /* The next number is taken ahead, unless items wait for those of smaller numbers: one that was taken ahead would keep them waiting
-     * until the item at work is done. */
+    /* The next number is taken ahead, except in order: items wait for those of smaller numbers, and a number
+     * taken ahead would keep them waiting until the current item is done. */
     DEVICE void run()
     {
         const bool in_order = p.in_order, ahead = !in_order;

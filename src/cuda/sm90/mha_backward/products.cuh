@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The products of MHA backward, by the names of their operands' forms: those of device/wgmma.cuh, and some that it alone needs.
+ * The wgmma products of MHA backward, named by the layout of their operands: those of device/wgmma.cuh, and
+ * some that only the backward needs.
  */
 #pragma once
 
@@ -18,7 +19,8 @@
 
 enum Swizzle { SWIZZLE_128 = 1, SWIZZLE_64 = 2 };
 
-/* Lines of 128 or of 64 bytes; groups of eight lines stand one behind the other. `leading`: from 64 (32) columns to the next. */
+/* Returns the descriptor of a tile with lines of 128 or 64 bytes; groups of eight lines are contiguous.
+ * `leading`: distance between tiles of 64 (32) columns. */
 template <Swizzle SWIZZLE> DEVICE uint64_t descriptor_of(uint32_t tile, uint32_t leading, uint32_t offset)
 {
     constexpr uint32_t EIGHT_LINES = SWIZZLE == SWIZZLE_128 ? 1024 : 512;
@@ -30,7 +32,7 @@ template <Swizzle SWIZZLE> DEVICE uint64_t descriptor_of(uint32_t tile, uint32_t
     return descriptor;
 }
 
-/* D (+)= A·B, A and B in lines, 64 or 128 columns. */
+/* D (+)= A·B; A and B row by row in lines; 64 or 128 columns. */
 template <typename Element> DEVICE void product_of_lines(float (&d)[32], uint64_t a, uint64_t b, int add)
 {
     wgmma_64<Element>(d, a, b, add);
@@ -40,7 +42,7 @@ template <typename Element> DEVICE void product_of_lines(float (&d)[64], uint64_
     wgmma_lines_of<Element>(d, a, b, add);
 }
 
-/* D += A·B, A in registers, B as columns, 64, 128 or 192 of them. */
+/* D += A·B; A in registers, B transposed; 64, 128 or 192 columns. */
 template <typename Element> DEVICE void add_product(float (&d)[32], const uint32_t (&a)[4], uint64_t b)
 {
     wgmma_64_columns<Element>(d, a, b, 1);
@@ -55,7 +57,7 @@ template <typename Element> DEVICE void add_product(float (&d)[96], const uint32
              "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
 }
 
-/* The same with A in lines. */
+/* The same with A row by row in lines. */
 template <typename Element> DEVICE void add_product(float (&d)[32], uint64_t a, uint64_t b)
 {
     WGMMA_OF("m64n64k16", WGMMA_NAMES_32, "%34", "%32", "%33", "0, 1", WGMMA_D_32, "l"(a), "l"(b), "r"(1));
@@ -69,7 +71,7 @@ template <typename Element> DEVICE void add_product(float (&d)[96], uint64_t a, 
     WGMMA_OF("m64n192k16", WGMMA_NAMES_96, "%98", "%96", "%97", "0, 1", WGMMA_D_96, "l"(a), "l"(b), "r"(1));
 }
 
-/* D (+)= A·B, both as columns: a line of A holds a column of it. 64, 96 or 128 columns of B. */
+/* D (+)= A·B, both transposed: a line of A holds a column of it; 64, 96 or 128 columns of B. */
 template <typename Element> DEVICE void product_of_columns(float (&d)[32], uint64_t a, uint64_t b, int add)
 {
     WGMMA_OF("m64n64k16", WGMMA_NAMES_32, "%34", "%32", "%33", "1, 1", WGMMA_D_32, "l"(a), "l"(b), "r"(add));

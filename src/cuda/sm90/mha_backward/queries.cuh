@@ -1,24 +1,26 @@
 /* SPDX-License-Identifier: MIT
  *
- * dQ of a tile: who makes it hands it over in shared memory, and one thread adds it to the sums in global memory.
+ * dQ of a tile: its maker hands it over in shared memory, and one thread, the adder, adds it to the sums in
+ * global memory.
  *
- * The sums, fp32, stand in the order in which threads hold them: of a maker's part of a tile, the four values that each thread has of
- * eight columns, thread after thread. rows.cuh brings them in the order of dq.
+ * The sums are fp32 and keep the accumulator layout: per maker's part of a tile, the four values that each
+ * thread has of eight columns, thread after thread. rows.cuh brings them into the order of dq.
  *
- * A counter a tile and maker says how many blocks of keys have added. The first one stores, so that nobody clears the sums. In any order
- * it is the one that claims the tile, and others wait until it has stored. Deterministic: the order hangs on the sizes alone, and a block
- * waits for those before it.
+ * A counter per tile and maker counts the key blocks that have added. The first one stores, so that the sums
+ * need not be cleared. Without fixed order the first one is the one that claims the tile; others wait until
+ * it has stored. Deterministic: the order depends on the sizes alone, and a key block waits for those before
+ * it:
  *
- *   causal   the last block first, as it comes to the tile first: each begins at its own diagonal
- *   full     the first block first; all begin with the first tile
+ *   causal   the last key block first, as it reaches the tile first: each begins at its own diagonal
+ *   full     the first key block first; all begin with the first tile
  *
- * Items are taken in that order (producer.cuh), so that a block of threads waits only for others that are at work.
+ * Items are taken in that order (producer.cuh), so that a CTA waits only for items that are being processed.
  */
 #pragma once
 
 #include "walk.cuh"
 
-/* How many blocks of keys add to a tile before the item does. */
+/* Returns the number of key blocks that add to the tile before the item does. */
 template <typename Layout>
 DEVICE uint32_t turn_of(const mha_backward_sm90_params &p, const Walk<Layout> &t, uint32_t item)
 {
@@ -27,13 +29,13 @@ DEVICE uint32_t turn_of(const mha_backward_sm90_params &p, const Walk<Layout> &t
     return (uint32_t)(p.call.causal ? min((Layout::ROWS - 1 - t.diagonal) / Layout::KEYS, order) : order);
 }
 
-/* Makes dQ: columns of its own, over all keys of the item. */
+/* Computes dQ: its share of the columns, over all keys of the item. */
 template <typename Element, typename Layout> struct QueryMaker {
     const mha_backward_sm90_params &p;
     const Layout l;
     const int maker;
 
-    /* Asks for dQ of tile `n`, whose dS is there. */
+    /* Issues dQ of tile `n`, whose dS is complete. */
     DEVICE void issue(float (&dq)[Layout::DQ_VALUES], uint32_t n) const
     {
         const uint32_t ds = l.ds((int)(n % 2)),
@@ -53,7 +55,7 @@ template <typename Element, typename Layout> struct QueryMaker {
         mbarrier_wait(l.barrier(Layout::DQ_EMPTY, Layout::dq_place(maker, n)), Layout::dq_parity(n) ^ 1);
     }
 
-    /* Tells the adder of tile `n`. head_and_tile < 0: there is none any more. */
+    /* Notifies the adder of tile `n`; head_and_tile < 0: no more tiles. */
     DEVICE void tell(uint32_t n, int head_and_tile, uint32_t turn) const
     {
         const int place = Layout::dq_place(maker, n), thread = (int)fresh_thread() % WARPGROUP_THREADS;
@@ -63,7 +65,7 @@ template <typename Element, typename Layout> struct QueryMaker {
         mbarrier_arrive_if(thread % 32 == 0, l.barrier(Layout::DQ_FULL, place));
     }
 
-    /* Stores dQ of the maker's tile `n` where its adder takes it. */
+    /* Stores dQ of the maker's tile `n` in the buffer that its adder reads. */
     DEVICE void hand_over(uint32_t n, int head_and_tile, uint32_t turn,
                           const float (&dq)[Layout::DQ_VALUES]) const
     {
@@ -83,7 +85,7 @@ template <typename Element, typename Layout> struct QueryMaker {
         tell(n, -1, 0);
     }
 
-    /* By a warpgroup that does nothing else. */
+    /* Main loop of the warpgroup that computes dQ only. */
     DEVICE void run() const
     {
         uint32_t n = 0;
@@ -122,7 +124,7 @@ template <typename Element, typename Layout> struct QueryMaker {
     }
 };
 
-/* Adds floats from shared memory; it counts towards the thread's next group. */
+/* Adds floats from shared to global memory; belongs to the thread's next bulk group. */
 DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
 {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
@@ -143,9 +145,10 @@ DEVICE void wait_for_turn(const uint32_t *added, uint32_t turn)
     }
 }
 
-static constexpr uint32_t CLAIMED = 1u << 31; /* the counter while the first block of keys stores */
+static constexpr uint32_t CLAIMED = 1u << 31; /* counter value while the first key block stores */
 
-/* In any order: is this block of keys the first? If not, what the first one stores is there. */
+/* Without fixed order: returns whether this key block is the first. If not, the stored sums of the first one
+ * are visible on return. */
 DEVICE bool claim(uint32_t *added)
 {
     uint32_t now;
@@ -158,19 +161,19 @@ DEVICE bool claim(uint32_t *added)
     return first;
 }
 
-/* What this thread has added is there before the counter says so. */
+/* Adds to the counter after this thread's additions are complete. */
 DEVICE void count(uint32_t *added, uint32_t more)
 {
     bulk_wait<0>();
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(added), "r"(more) : "memory");
 }
 
-/* By one thread a place: adds what its maker hands over. Bulk operations alone touch the sums meanwhile, so that no fence stands between
- * those of one block of threads and the next one's. */
+/* Adder: one thread per buffer adds the dQ that its maker hands over. Only bulk operations touch the sums
+ * meanwhile, so no fence is needed between the additions of different CTAs. */
 template <typename Layout>
 DEVICE void add_queries(const mha_backward_sm90_params &p, const Layout &l, int place)
 {
-    constexpr int PLACES = Layout::MAKERS == 1 ? 2 : 1; /* of a maker, which takes them in turns */
+    constexpr int PLACES = Layout::MAKERS == 1 ? 2 : 1; /* buffers of a maker, used alternately */
     const int maker = Layout::MAKERS == 1 ? 0 : place;
     for (uint32_t n = PLACES == 2 ? (uint32_t)place : 0;; n += PLACES) {
         mbarrier_wait_thread(l.barrier(Layout::DQ_FULL, place), Layout::dq_parity(n));

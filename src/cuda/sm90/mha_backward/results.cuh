@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * What is written of sums that a warpgroup holds: dK and dV of an item, dq of a tile.
+ * Writes sums that a warpgroup holds: dK and dV of an item, dq of a tile.
  */
 #pragma once
 
 #include "layout.cuh"
 
-/* 64 rows of a consumer, times `factor`, by 16 bytes. `rows`: those that are the request's. */
+/* Writes 64 rows of a consumer times `factor`, 16 bytes per store. `rows`: those that belong to the
+ * request. */
 template <typename Element, int N>
 DEVICE void write_keys(uint16_t *to, int64_t stride, int rows, float factor, const float (&d)[N])
 {

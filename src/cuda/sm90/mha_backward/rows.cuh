@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * What is done row by row before and after the products, a block of 256 threads a tile of rows of a head:
+ * The row kernels before and after the products; a CTA of 256 threads takes a tile of rows of a head:
  *
- *   prepare   lse in base 2 (inf where a row sees no key, or where there is no row, so that P is 0), delta = Σ dO out, counters of dQ
- *   finish    dq = scale · sums, in dq's order; begins where SMs have no more products to make, with tiles to which all have added
+ *   prepare   lse in base 2 (inf where a row sees no key or does not exist, so that P is 0),
+ *             delta = Σ dO out; clears the counters of dQ
+ *   finish    dq = scale · sums, in the layout of dq; begins on SMs that have no more products to compute,
+ *             with tiles to which all key blocks have added
  */
 #pragma once
 
@@ -16,7 +18,7 @@ DEVICE uint4 load_global_16(const void *from)
     return *(const uint4 *)from;
 }
 
-/* Blocks of keys that the tile of rows that begins with `first` sees. */
+/* Returns the number of key blocks seen by the tile of rows that begins at row `first`. */
 template <typename Layout>
 DEVICE int blocks_of_tile(const mha_backward_params &call, const Request &r, int first)
 {
@@ -24,7 +26,7 @@ DEVICE int blocks_of_tile(const mha_backward_params &call, const Request &r, int
     return (max(keys, 0) + Layout::KEYS - 1) / Layout::KEYS;
 }
 
-/* Waits until as many blocks of keys have added to the tile: the products may not have ended. */
+/* Waits until `blocks` key blocks have added to the tile; the products may still run. */
 template <typename Layout>
 DEVICE void await_sums(const mha_backward_sm90_params &p, int64_t place, int blocks)
 {
@@ -51,7 +53,7 @@ template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_
     const int64_t place = (int64_t)head * p.row_tiles + tile_at, request = call.starts_q ? 0 : r.index;
     if (thread < Layout::MAKERS) p.added[place * Layout::MAKERS + thread] = 0;
     float *sums = p.dq_sums + place * Layout::DQ_TILE, *numbers = p.rows + place * 2 * ROWS;
-    if (!blocks_of_tile<Layout>(call, r, first)) /* else the first one stores its sums */
+    if (!blocks_of_tile<Layout>(call, r, first)) /* else the first key block stores its sums */
 #pragma unroll
         for (int i = thread * 4; i < Layout::DQ_TILE; i += ROW_KERNEL_THREADS * 4)
             *(float4 *)(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -82,7 +84,7 @@ template <typename Element, typename Layout> DEVICE void finish_rows(const mha_b
 {
     constexpr int ROWS = Layout::ROWS, VALUES = Layout::DQ_TILE / ROW_KERNEL_THREADS;
     const mha_backward_params &call = p.call;
-    /* In the order in which the products come to them: requests, then heads. */
+    /* Tiles in the order in which the products complete them: requests, then heads. */
     const int tiles = max((p.row_tiles + call.b - 1) / call.b, 1), number = (int)blockIdx.x,
               request_tiles = number / (tiles * call.h_q) * tiles, within = number - request_tiles * call.h_q,
               width = max(min(tiles, p.row_tiles - request_tiles), 1), head = within / width,
@@ -91,7 +93,7 @@ template <typename Element, typename Layout> DEVICE void finish_rows(const mha_b
     const Request r = find_request<true, ROWS, Layout::KEYS>(call, tile_at);
     const int first = (tile_at - r.row_tile) * ROWS;
     if (blockIdx.x == gridDim.x - 1)
-        wait_for_kernels_before(); /* so that dk and dv are written, too, when this kernel ends */
+        wait_for_kernels_before(); /* so that dk and dv, too, are complete when this kernel ends */
     if (first >= r.tokens) return;
     const int64_t place = (int64_t)head * p.row_tiles + tile_at, request = call.starts_q ? 0 : r.index;
     await_sums<Layout>(p, place, blocks_of_tile<Layout>(call, r, first));

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * The tiles of an item, one after the other. A head's begin with `start`, go up to the last, and then from the first to the one before
- * `start`: blocks of threads that work at the same head at the same time add to different ones.
+ * Order of an item's tiles. Per head the walk goes from tile `start` to the last and then from the first to
+ * the one before `start`, so that CTAs that process the same head at the same time add to different tiles.
  */
 #pragma once
 
 #include "layout.cuh"
 
-/* A word in shared memory that is the same for the whole warp. */
+/* Returns a word of shared memory, uniform over the warp. */
 DEVICE int word_at(uint32_t from)
 {
     return (int)__shfl_sync(~0u, load_shared_4(from), 0);
 }
 
 template <typename Layout> struct Walk {
-    int left;     /* tiles of the item, this one included */
-    int at;       /* its number, of all heads */
-    int in_row;   /* tiles that are next to each other, from this one on */
-    int diagonal; /* of the tile: row i sees key t of the item if t + diagonal <= i */
+    int left;     /* tiles left in the item, including this one */
+    int at;       /* the tile's number over all heads */
+    int in_row;   /* contiguous tiles left, including this one */
+    int diagonal; /* row i of the tile sees key t of the item if t + diagonal <= i */
 
     DEVICE void begin(const mha_backward_sm90_params &p, uint32_t item)
     {
@@ -39,7 +39,7 @@ template <typename Layout> struct Walk {
         diagonal = word_at(item + offsetof(Item, diagonal)) - tile * Layout::ROWS;
     }
 
-    /* Goes to the next one; false: there is none. */
+    /* Goes to the next tile; returns false if there is none. */
     DEVICE bool step(const mha_backward_sm90_params &p, uint32_t item)
     {
         if (!--left) return false;

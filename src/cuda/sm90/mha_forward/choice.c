@@ -4,7 +4,7 @@
 #include "../../launch.h"
 
 enum { GROUP = 64 /* columns of a line of shared memory */, ALIGNMENT = 16 };
-enum { MOST_BLOCKS = 65536 /* of threads, that go from tile to tile, past the last */ };
+enum { MOST_BLOCKS = 65536 /* CTAs: their tile counters run past the last tile */ };
 
 int32_t sm90_mha_forward_heads(const struct attention_problem *p)
 {
@@ -22,8 +22,7 @@ int64_t sm90_mha_forward_tiles(const struct attention_problem *p)
 {
     const int64_t tokens = sm90_mha_forward_tokens(p), units = p->h_q / sm90_mha_forward_heads(p);
     if (!p->ragged_q.starts) return p->b * cuda_ceil_div(p->s_q, tokens) * units;
-    const int64_t begun =
-        p->ragged_q.tokens < p->b ? p->ragged_q.tokens : p->b; /* requests that have a token */
+    const int64_t begun = p->ragged_q.tokens < p->b ? p->ragged_q.tokens : p->b; /* non-empty requests */
     return (p->ragged_q.tokens / tokens + begun) * units;
 }
 
@@ -33,7 +32,7 @@ bool sm90_mha_forward_leaves(const struct attention_problem *p, int32_t sms)
     const int64_t tiles = sm90_mha_forward_tiles(p);
     if (!p->b || tiles > 2 * sms) return false;
     const int64_t keys =
-        p->ragged_k.starts ? cuda_ceil_div(p->ragged_k.tokens, p->b) : p->keys[0].capacity; /* on average */
+        p->ragged_k.starts ? cuda_ceil_div(p->ragged_k.tokens, p->b) : p->keys[0].capacity; /* average */
     if (tiles <= sms) return keys <= MOST_KEYS;
     return keys <= (p->s_q == 1 ? MOST_OF_ONE_TOKEN : MOST_OF_TWO_TILES);
 }
@@ -56,7 +55,7 @@ struct tensor_view sm90_mha_forward_key_view(const struct attention_problem *p, 
     const int64_t columns = d / GROUP;
     return (struct tensor_view){
         .data = p->keys[0].page_size ? view->data
-                                     : (const uint8_t *)(const void *)p->q, /* else nothing is read */
+                                     : (const uint8_t *)(const void *)p->q, /* without keys nothing is read */
         .element = p->element,
         .size = {GROUP, p->keys[0].page_size, p->h_kv, columns, p->ragged_k.starts ? 1 : p->b},
         .stride = {1, view->slot_bytes / 2, view->head_bytes / 2, GROUP, view->page_bytes / 2},

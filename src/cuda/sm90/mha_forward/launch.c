@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Hopper's dense MHA: its launch. As many blocks of threads as there are SMs take the tiles in turns.
+ * Launch of dense MHA forward on Hopper. The grid is persistent: at most one CTA per SM, and CTAs take tiles
+ * dynamically.
  */
 #include "../../attention.h"
 #include "choice.h"
 
-enum { CACHED_BYTES = 24 * 1000 * 1000 /* of L2: keys and values of heads that are taken together */ };
+enum { CACHED_BYTES = 24 * 1000 * 1000 /* of L2, for the K and V of heads that are processed together */ };
 
 static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
                           const struct cuda_work *w)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared memory, barriers and roles of Hopper's dense MHA, by head sizes. K, V and Q are lines of 64 columns, a tile for every 64 of
- * them, swizzled (swizzle_128).
+ * Shared memory, barriers and roles of dense MHA forward on Hopper, per head size. Q, K and V are stored in
+ * tiles of 64 columns; a row of a tile is a line of 128 bytes, swizzled (swizzle_128).
  *
- *            rows   keys    stages    places   registers
- *            a tile a block of K, V   of Q     consumer
+ *            rows   keys    stages    stages   registers per
+ *            /tile  /block  of K, V   of Q     consumer thread
  *   192/128  128    128     2         1        O 64 + S 64 + P 32, of 224      224 KiB
  *   128/128  128    128     2         2        the same                        208
  *   64/64    192    128     4         2        O 32 + S 64 + P 32, of 160      201
@@ -21,18 +21,19 @@
 #include "../../device/warpgroup.cuh"
 #include "../../device/wgmma.cuh"
 
-/* Tiles that the consumers know of: one that they write, one that they are at, the next one. */
+/* Slots of the ring of tiles. The consumers know of the tile whose results they write, the current one and
+ * the next one. */
 enum { TILE_SLOTS = 4 };
 
-/* A tile of query rows, as the producer of Q and K tells the others of it. */
+/* A tile of query rows. TileProducer writes it; the other producers and the consumers read it. */
 struct Tile {
-    int token; /* its first one: of the request, or of all tokens of ragged requests */
-    int rows;  /* that are the request's */
+    int token; /* the first: index in the request, or among all tokens where requests are ragged */
+    int rows;  /* rows that belong to the request */
     int request, head;
     int keys;      /* of the request */
-    int seen;      /* of them by the tile's first token; may be below 0 */
-    int blocks;    /* of keys that some row sees; < 0: there are no more tiles */
-    int first_key; /* of the request, among all keys */
+    int seen;      /* keys visible to the tile's first token; may be below 0 */
+    int blocks;    /* key blocks visible to some row; < 0: no more tiles */
+    int first_key; /* the request's first key among all keys */
 };
 
 template <int D_QK_, int D_V_> struct MhaLayout {
@@ -41,11 +42,13 @@ template <int D_QK_, int D_V_> struct MhaLayout {
     static constexpr int CONSUMERS = MHA_SM90_ROWS(D_QK_) / 64, ROWS = 64 * CONSUMERS,
                          THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
     static constexpr int STAGES = D_QK == 64 ? 4 : 2, Q_PLACES = D_QK == 192 ? 1 : 2;
-    /* A thread makes so many weights of a block while the older values are still being added; registers limit them. */
+    /* Weights of a block that a thread computes while the previous block's O += P V still runs; limited by
+     * registers. */
     static constexpr int EARLY = D_QK == 64 ? 20 : 16;
-    /* Whether the next stages are full is asked among the exponentials: blocks of small heads are short beside such a wait. */
+    /* Test the barriers of the next stages between the exponentials: at small head sizes a block is short
+     * compared with such a wait. */
     static constexpr bool ASKS_EARLY = D_QK == 64;
-    static constexpr bool TAKES_TURNS = D_QK != 128; /* there it costs more than it brings */
+    static constexpr bool TAKES_TURNS = D_QK != 128; /* at 128 turns cost more than they gain */
     static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 56,
                          CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 224;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
@@ -72,9 +75,9 @@ template <int D_QK_, int D_V_> struct MhaLayout {
     };
     static constexpr uint32_t TILES_AT = (BARRIERS_AT + BARRIERS * 8 + 127) / 128 * 128;
     static constexpr uint32_t WINDOW_AT = TILES_AT + TILE_SLOTS * sizeof(Tile),
-                              WINDOW_BYTES = 32 * 20; /* Requests */
+                              WINDOW_BYTES = 32 * 20; /* of Requests */
     static constexpr uint32_t RESULTS_AT = WINDOW_AT + WINDOW_BYTES,
-                              RESULT_ROWS = D_QK == 64 ? 16 : 8, /* that a warp writes at a time */
+                              RESULT_ROWS = D_QK == 64 ? 16 : 8, /* rows a warp writes at a time */
         RESULTS_OF_WARP = RESULT_ROWS * D_V * 2;
     static constexpr uint32_t BYTES = RESULTS_AT + 4 * CONSUMERS * RESULTS_OF_WARP;
     static_assert(BYTES <= 227 * 1024, "it fits");
@@ -91,7 +94,7 @@ template <int D_QK_, int D_V_> struct MhaLayout {
     DEVICE uint32_t tile(int slot) const { return base + TILES_AT + (uint32_t)(slot * (int)sizeof(Tile)); }
     DEVICE uint32_t results(int warp) const { return base + RESULTS_AT + (uint32_t)warp * RESULTS_OF_WARP; }
 
-    /* By one thread. */
+    /* Called by one thread. */
     DEVICE void init_barriers() const
     {
         for (int i = 0; i < Q_PLACES; i++)

@@ -2,26 +2,29 @@
  *
  * Dense MHA forward on Hopper (docs/kernels/mha.md).
  *
- *   a block of threads         one an SM; takes tiles of query rows until there are none (tiles.cuh)
- *     warpgroup 0, two warps   producers (producer.cuh)
+ *   CTA                        persistent, one per SM; takes tiles of query rows (tiles.cuh)
+ *     warpgroup 0, 3 warps     producers (producer.cuh)
  *     the others               consumers, 64 rows of the tile each:
  *
- *       products    | S = Q Kᵀ of block n - 1 | O += P V of block n |                          | S of n - 2 …
- *       the warps   |        (wait)           |   (wait)            | P of n - 1 from S        |
+ *       wgmma    | S = Q Kᵀ of block n - 1 | O += P V of block n |                    | S of n - 2 …
+ *       warps    |        (wait)           |   (wait)            | P of n - 1 from S  |
  *
- * While one consumer makes weights, another one's products run. P stays in registers: the fragments of S are those of A. Blocks follow
- * each other over the borders of tiles: when the first scores of a tile are under way, the results of the one before it are written.
+ * While one consumer computes weights, the products of another one run. P stays in registers: the accumulator
+ * fragments of S have the layout of A. The pipeline continues across tiles: the results of a tile are written
+ * while the first scores of the next one are in flight.
  *
- *   limits, of 128 rows by 128 keys, in clocks of an SM: products 2560 at 192/128, 2048 at 128/128, 1024 at 64/64; ex2 1024; then power
+ * Limits for 128 rows by 128 keys, in clocks of an SM: products 2560 at 192/128, 2048 at 128/128, 1024 at
+ * 64/64; ex2 1024; then power.
  *
- * Bits: weights of 16 bits, relative to the row's base (softmax.cuh); sums in fp32, in the order of the blocks, the last one first.
+ * Rounding: P has 16 bits and is relative to the row's base (softmax.cuh); sums are fp32 and follow the order
+ * of the blocks, the last block first.
  */
 #pragma once
 
 #include "producer.cuh"
 #include "results.cuh"
 
-/* Named barriers: of all consumers, and a consumer's turn. */
+/* Named barriers: one for all consumers, then one per consumer for its turn. */
 enum { ALL_CONSUMERS = 1, FIRST_TURN };
 
 template <typename Element, typename Layout> struct Consumer {
@@ -30,20 +33,20 @@ template <typename Element, typename Layout> struct Consumer {
 
     const mha_forward_sm90_params &p;
     const Layout l;
-    const int group; /* which consumer: rows 64 · group … of a tile */
-    const int later; /* by how many tokens its last row is later than the tile's first one */
+    const int group; /* consumer index: it has rows 64 · group … of a tile */
+    const int later; /* token of its last row minus the tile's first token */
 
-    int n;          /* the block whose scores, or whose values, come next */
-    int keys, seen; /* Tile::keys and Tile::seen of its tile */
-    bool is_mine;   /* it has rows of this consumer */
+    int n;          /* the block whose scores or values come next */
+    int keys, seen; /* Tile::keys and Tile::seen of the current tile */
+    bool is_mine;   /* this consumer has rows in the tile */
     Ring<TILE_SLOTS> slot;
     Ring<Layout::Q_PLACES> place;
-    Ring<Layout::STAGES> stage, values; /* of the block whose scores come next, and of that whose values do */
+    Ring<Layout::STAGES> stage, values; /* of the next scores; of the next values */
 
     DEVICE bool speaks() const { return threadIdx.x % WARPGROUP_THREADS == 0; }
 
-    /* Consumers ask for products in turns, so that their exponentials come one after the other too: of two that make them at a time each
-     * takes twice as long. */
+    /* Consumers issue wgmma in turns, so that their exponentials do not coincide: two consumers that compute
+     * them at the same time each take twice as long. */
     DEVICE void await_turn() const
     {
         if constexpr (Layout::TAKES_TURNS) barrier_sync(FIRST_TURN + group, 2 * WARPGROUP_THREADS);
@@ -86,7 +89,8 @@ template <typename Element, typename Layout> struct Consumer {
         wgmma_commit();
     }
 
-    /* Values behind the request's last key are anything, and weigh 0: they must not be NaN. By all consumers, for block n. */
+    /* Clears V rows past the request's last key in block n: their weight is 0, but the memory may hold NaN.
+     * Called by all consumers. */
     DEVICE void clear_tail(const Ring<Layout::STAGES> &at) const
     {
         const int first = keys - n * KEYS, rest = KEYS - first;
@@ -105,7 +109,8 @@ template <typename Element, typename Layout> struct Consumer {
 
     /* ---- Weights --------------------------------------------------------------------------------- */
 
-    /* Scores of keys that a row does not see become -inf; a row that sees its first keys here has the largest score as its base. */
+    /* Sets masked scores to -inf. A row that sees its first keys in this block takes its largest score as
+     * base. */
     DEVICE void prepare(float (&s)[KEYS / 2], Rows &r, bool &lacks) const
     {
         if (min(keys, seen) < (n + 1) * KEYS) {
@@ -121,13 +126,14 @@ template <typename Element, typename Layout> struct Consumer {
         }
         if (lacks) {
             const bool is[2] = {r.base[0] == -INFINITY, r.base[1] == -INFINITY};
-            float rescale[2]; /* nothing was summed */
+            float rescale[2]; /* unused: nothing is summed yet */
             raise(s, p.call.scale_log2, is, r, rescale);
             lacks = __any_sync(~0u, r.base[0] == -INFINITY || r.base[1] == -INFINITY);
         }
     }
 
-    /* Makes the weights of a block anew, where bases are to be raised, those of rows in `is`, or exponents are extreme. */
+    /* Recomputes the weights of a block where the bases of the rows in `is` have to be raised or exponents
+     * are extreme. */
     DEVICE void weigh_with_care(float (&s)[KEYS / 2], const bool (&is)[2], Rows &r, float (&rescale)[2],
                                 uint32_t (&w)[KEY_STEPS][4])
     {
@@ -147,7 +153,7 @@ template <typename Element, typename Layout> struct Consumer {
 
     /* ---- Tiles ----------------------------------------------------------------------------------- */
 
-    /* Goes to the tile that the producer has told of in this slot; false: there is none. */
+    /* Reads the tile in the current slot; returns false if there are no more tiles. */
     DEVICE bool begin_tile()
     {
         mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.at), slot.parity);
@@ -159,7 +165,7 @@ template <typename Element, typename Layout> struct Consumer {
         return n >= 0;
     }
 
-    /* No row of this consumer sees a key of block n. */
+    /* Skips block n, of which no row of this consumer sees a key. */
     DEVICE void skip_block()
     {
         await_turn();
@@ -173,8 +179,8 @@ template <typename Element, typename Layout> struct Consumer {
         n--;
     }
 
-    /* Skips the blocks that only rows of later consumers see, and answers how many. Fewer than there are stages: one holds values that
-     * have not been added yet. */
+    /* Skips the blocks that only rows of later consumers see, and returns their number. It is below STAGES,
+     * because one stage holds values that have not been added yet. */
     DEVICE int skip_unseen()
     {
         static_assert(Layout::ROWS - 64 <= (Layout::STAGES - 1) * KEYS,
@@ -193,18 +199,19 @@ template <typename Element, typename Layout> struct Consumer {
         place.step(), slot.step();
     }
 
-    /* Is the next place of the ring full? By a warp. */
+    /* Returns whether the next stage of the ring is full. Called by a whole warp. */
     template <int N> DEVICE bool is_full(int barriers, const Ring<N> &ring) const
     {
         return __all_sync(~0u, mbarrier_test(l.barrier(barriers, ring.at), ring.parity));
     }
 
-    /* The first block of a tile in front of which no other one's values are left to add: its weights, and cleared sums of values. */
+    /* Computes the weights of a tile's first block and clears O, where no values of an earlier tile remain to
+     * be added. */
     DEVICE void weigh_first(float (&s)[KEYS / 2], Rows &r, bool &lacks, uint32_t (&w)[KEY_STEPS][4],
                             float (&o)[D_V / 2])
     {
         const bool both[2] = {true, true};
-        float rescale[2]; /* nothing was summed */
+        float rescale[2]; /* unused: nothing is summed yet */
         skip_unseen();
         values = stage;
         mbarrier_wait(l.barrier(Layout::Q_FULL, place.at), place.parity);
@@ -224,8 +231,8 @@ template <typename Element, typename Layout> struct Consumer {
         for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
     }
 
-    /* Makes the weights of block n while the values in stage `used` are still being added; these have been when it returns. `begins`: they
-     * were an older tile's. */
+    /* Computes the weights of block n while the values in stage `used` are still being added; on return they
+     * have been added. `begins`: those values belong to the previous tile. */
     DEVICE void weigh_next(float (&s)[KEYS / 2], Rows &r, int used, bool begins, uint32_t (&w)[KEY_STEPS][4],
                            float (&o)[D_V / 2], bool &k_full, bool &v_full)
     {
@@ -234,11 +241,12 @@ template <typename Element, typename Layout> struct Consumer {
         for (int row = 0; row < 2; row++) less[row] = exponent_of(r, row, p.call.scale_log2);
         exponentials<0, Layout::EARLY>(s, p.call.scale_log2, less, early, sum);
         hold(early), hold(sum);
-        /* ptxas moves nothing over these, so that the exponentials are made before the wait for the values. */
+        /* ptxas moves nothing across these, so the exponentials are computed before the wait for the
+         * values. */
         if constexpr (Layout::ASKS_EARLY)
             k_full = is_full(Layout::K_FULL, stage), v_full = is_full(Layout::V_FULL, values);
         else
-            mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.at), slot.parity); /* it is there already */
+            mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.at), slot.parity); /* already complete */
         wgmma_wait<0>();
         arrive(Layout::V_EMPTY, used);
 #pragma unroll
@@ -251,7 +259,7 @@ template <typename Element, typename Layout> struct Consumer {
         hold(o);
         if (!__any_sync(~0u, far[0] || far[1])) {
             r.sum[0] += sum[0], r.sum[1] += sum[1];
-            hold(r.sum); /* else they are added behind the next products */
+            hold(r.sum); /* else ptxas moves the additions behind the next products */
         } else {
             float rescale[2];
             far[0] = any_of_quad(far[0]), far[1] = any_of_quad(far[1]);
@@ -262,7 +270,8 @@ template <typename Element, typename Layout> struct Consumer {
         }
     }
 
-    /* Takes tiles with rows of this consumer, up to one without, which it has gone to; false: there are no more tiles. */
+    /* Processes tiles with rows of this consumer, up to the first one without; that tile is current on
+     * return. Returns false if there are no more tiles. */
     DEVICE bool take_tiles()
     {
         float s[KEYS / 2], o[D_V / 2], factor[2];
@@ -271,10 +280,10 @@ template <typename Element, typename Layout> struct Consumer {
         bool lacks = true; /* some row has seen no key yet */
         weigh_first(s, r, lacks, w, o);
         int ended_slot, done_slot = 0, skipped = 0;
-        bool pending = false; /* o is the tile's in done_slot, which has ended, and awaits its factors */
-        bool k_full = false, v_full = false; /* the next stages: not known yet */
-        for (;;) {                           /* w: the weights of block n, whose values are not added yet */
-            const bool begins = n == 0;      /* the next block is another tile's */
+        bool pending = false; /* o belongs to the ended tile in done_slot and awaits its factors */
+        bool k_full = false, v_full = false; /* the next stages are full; false: not known */
+        for (;;) {                           /* w: weights of block n, whose values are not added yet */
+            const bool begins = n == 0;      /* the next block belongs to another tile */
             ended_slot = slot.at;
             if (begins) {
                 place.step(), slot.step();
@@ -339,13 +348,13 @@ template <typename Element, typename Layout> struct Consumer {
                 more = begin_tile();
             }
         }
-        if (group == 0) await_turn(); /* the last one's: nothing is left at a barrier */
+        if (group == 0) await_turn(); /* consume the last arrival, so that no barrier is left incomplete */
     }
 };
 
 template <typename Element, typename Layout> DEVICE void mha_forward(const mha_forward_sm90_params &p)
 {
-    extern __shared__ __align__(1024) unsigned char memory[]; /* as tiles ask */
+    extern __shared__ __align__(1024) unsigned char memory[]; /* alignment of the tiles */
     const Layout l = {(uint32_t)__cvta_generic_to_shared(memory)};
     if (threadIdx.x == 0) l.init_barriers();
     __syncthreads();

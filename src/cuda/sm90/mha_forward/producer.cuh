@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Three warps that bring in what the consumers read: one takes the tiles and tells the others of them, one loads Q and K, one loads V,
- * by blocks of keys, the last one of a tile first. Two that load, since one warp does not get out of L2 what there is; one that takes
- * tiles, since what it has to know does not fit the registers that are left beside three consumers'.
+ * Three producer warps: one takes tiles and publishes them, one loads Q and K, one loads V. Key blocks are
+ * loaded from a tile's last block to its first. Two warps load because one cannot use the full L2 bandwidth.
+ * A separate warp takes tiles because its state does not fit the registers that are left beside three
+ * consumers.
  */
 #pragma once
 
 #include "tiles.cuh"
 
-/* The next place of a ring, filled by TMA: `load` says by what. By a warp. */
+/* Fills the next stage of the ring by TMA; `load` issues the copies. Called by a whole warp. */
 template <typename Layout, int N, typename Load>
 DEVICE void fill(const Layout &l, int full, int empty, Ring<N> &ring, uint32_t bytes, Load load)
 {
@@ -21,15 +22,15 @@ DEVICE void fill(const Layout &l, int full, int empty, Ring<N> &ring, uint32_t b
     ring.step();
 }
 
-/* The next tile is taken when so many blocks of this one are left to load: it is known by the time that they are. A tile that was taken
- * earlier would wait behind a long one, while other blocks of threads have none. */
+/* The next tile is taken when this many blocks of the current tile are left to load, so that it is known when
+ * they are loaded. A tile that is taken earlier would wait behind a long tile while other CTAs are idle. */
 enum { BLOCKS_AHEAD = 3 };
 
 template <typename Layout> struct TileProducer {
     const mha_forward_sm90_params &p;
     const Layout l;
 
-    /* Rows that see no key. */
+    /* Writes the results of rows that see no key. */
     DEVICE void write_empty(uint32_t place) const
     {
         const struct output_params &output = p.call.output;
@@ -50,7 +51,7 @@ template <typename Layout> struct TileProducer {
         Requests requests(p, l.base + Layout::WINDOW_AT);
         const Turns turns = {p};
         if (elect_one()) turns.begin();
-        uint32_t told = 0; /* tiles, to the others */
+        uint32_t told = 0; /* tiles published so far */
         for (int i = (int)blockIdx.x;;) {
             const uint32_t slot = told % TILE_SLOTS;
             mbarrier_wait(l.barrier(Layout::TILE_EMPTY, slot), told / TILE_SLOTS % 2 ^ 1);
@@ -76,7 +77,7 @@ template <typename Layout> struct KeyProducer {
     const mha_forward_sm90_params &p;
     const Layout l;
 
-    /* Q has a single place where it is large: it is in L2 by the time that the place is free. */
+    /* Q has a single stage at 192; the prefetch brings it into L2 before the stage is free. */
     DEVICE void run()
     {
         const uint32_t q_bytes = (uint32_t)p.tile_rows * LINE_BYTES * Layout::QK_TILES;

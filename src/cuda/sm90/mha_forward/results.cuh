@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finished rows: divided by the sums of their weights, and written eight at a time through shared memory, a row in whole lines.
+ * Epilogue: divides finished rows by the sums of their weights and writes them through shared memory, so that
+ * a row goes out in whole lines. A warp writes RESULT_ROWS rows at a time.
  */
 #pragma once
 
 #include "softmax.cuh"
 #include "tiles.cuh"
 
-/* Writes the lse of rows whose keys have all been seen, and answers in `factor` what makes their sums of values their results. */
+/* Writes the lse of finished rows and returns in `factor` the factor that normalizes O. */
 template <typename Layout>
 DEVICE void end_rows(const mha_forward_sm90_params &p, const Layout &l, int slot, const Rows &r,
                      float (&factor)[2])
@@ -27,12 +28,13 @@ DEVICE void end_rows(const mha_forward_sm90_params &p, const Layout &l, int slot
     }
 }
 
-/* By a warp of a consumer: rows 16 · warp … of the tile in the slot. What it computes from the thread's number is not kept around. */
+/* Writes rows 16 · warp … of the tile in `slot`; called by each warp of a consumer. fresh_thread() prevents
+ * ptxas from keeping values derived from the thread index in registers between calls. */
 template <typename Element, typename Layout>
 DEVICE void write_rows(const mha_forward_sm90_params &p, const Layout &l, int slot, const float (&factor)[2],
                        float (&o)[Layout::D_V / 2])
 {
-    constexpr int CHUNKS = Layout::D_V / 8, /* of 16 bytes, of a row */
+    constexpr int CHUNKS = Layout::D_V / 8, /* of 16 bytes, per row */
         ROWS = Layout::RESULT_ROWS, STORES = ROWS * CHUNKS / 32;
     const struct output_params &output = p.call.output;
     const int thread = (int)fresh_thread() - WARPGROUP_THREADS, lane = thread % 32, warp = thread / 32;

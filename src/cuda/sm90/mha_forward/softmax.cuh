@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Scores become weights. A row's weights are relative to its base, a score that it had once: a larger one is not looked for as long as
- * the weights stay small, so that in most blocks nothing stands between the scores and their exponentials. Where the weights of a block
- * come out large, the scores are still there: the base becomes the row's largest score, and they are made anew. That hangs on the row
- * alone, whose bits are the same whatever stands beside it.
+ * Softmax. A row's weights are relative to its base, one of its earlier scores. No maximum is computed as
+ * long as the weights stay small, so in most blocks nothing stands between scores and exponentials. If the
+ * weights of a block come out large, the scores are still in registers: the base becomes the row's maximum,
+ * and the weights are recomputed. The decision depends on the row alone, so its bits do not depend on the
+ * other rows.
  */
 #pragma once
 
@@ -11,12 +12,12 @@
 
 #include "../../device/quad.cuh"
 
-/* The most that a thread's weights of a row in a block may be together: far from what fp16 holds. */
+/* Largest sum of a thread's weights of a row in one block, far below the fp16 maximum. */
 static constexpr float MOST_WEIGHT = 4096.0f;
 
-/* What a thread knows of its two rows. */
+/* Softmax state of a thread's two rows. */
 struct Rows {
-    float base[2]; /* -inf: no key has been seen */
+    float base[2]; /* -inf: no key seen yet */
     float sum[2];  /* of this thread's weights */
 };
 
@@ -25,7 +26,7 @@ DEVICE Rows fresh_rows()
     return {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
 }
 
-/* A row sees the columns of a block that are below its bound; its other scores become -inf. */
+/* Sets scores at columns >= the row's bound to -inf. */
 template <int N> DEVICE void mask(float (&s)[N], const int (&bound)[2])
 {
     const int column = 2 * ((int)fresh_thread() % 4);
@@ -34,7 +35,8 @@ template <int N> DEVICE void mask(float (&s)[N], const int (&bound)[2])
         if (column + (i >> 2) * 8 + (i & 1) >= bound[i >> 1 & 1]) s[i] = -INFINITY;
 }
 
-/* Gives rows that are to have one a higher base, if they have a higher score; `rescale` is what is multiplied that was summed before. */
+/* Raises the base of rows in `is` to their maximum score where that is larger. `rescale` receives the factor
+ * of earlier sums. */
 template <int N>
 DEVICE void raise(const float (&s)[N], float scale_log2, const bool (&is)[2], Rows &r, float (&rescale)[2])
 {
@@ -52,20 +54,21 @@ DEVICE void raise(const float (&s)[N], float scale_log2, const bool (&is)[2], Ro
     }
 }
 
-/* What scores, times scale_log2, are less than: nothing while no key has been seen. */
+/* Returns what is subtracted from score · scale_log2: the base's exponent, or 0 if the row has seen no
+ * key. */
 DEVICE float exponent_of(const Rows &r, int row, float scale_log2)
 {
     return r.base[row] == -INFINITY ? 0.0f : r.base[row] * scale_log2;
 }
 
-/* Beyond it the rounding error of the base's exponent, which a fused multiply-add leaves in every exponent of the row, is no small
- * power of two any more. */
+/* Returns whether the exponent of the base is so large that its rounding error, which a fused multiply-add
+ * leaves in every exponent of the row, is no longer a small power of two. */
 DEVICE bool is_extreme(float exponent)
 {
     return !(fabsf(exponent) <= 0x1p20f);
 }
 
-/* Makes the weights of elements FROM to TO - 1, and adds them to `sum`. */
+/* Computes the weights of elements FROM to TO - 1 and adds them to `sum`. */
 template <int FROM, int TO, int N>
 DEVICE void exponentials(const float (&s)[N], float scale_log2, const float (&less)[2], float *weight,
                          float (&sum)[2])
@@ -77,7 +80,8 @@ DEVICE void exponentials(const float (&s)[N], float scale_log2, const float (&le
     }
 }
 
-/* Makes exponents of scores. In an extreme row each product is rounded before the base's, which was rounded too, is subtracted. */
+/* Turns scores into exponents. In an extreme row the product is rounded before the rounded base is
+ * subtracted. */
 template <int N> DEVICE void exponents_with_care(float (&s)[N], float scale_log2, const float (&less)[2])
 {
 #pragma unroll
@@ -88,7 +92,7 @@ template <int N> DEVICE void exponents_with_care(float (&s)[N], float scale_log2
     }
 }
 
-/* Makes the weights from FROM on, as fragments of A: accumulators are where these want them. */
+/* Computes the weights from FROM on as fragments of A: accumulators already have the layout of A. */
 template <typename Element, int FROM, int N>
 DEVICE void weigh(const float (&s)[N], float scale_log2, const float (&less)[2], uint32_t (&w)[N / 8][4],
                   float (&sum)[2])
@@ -103,7 +107,7 @@ DEVICE void weigh(const float (&s)[N], float scale_log2, const float (&less)[2],
     }
 }
 
-/* Is it so in one of the four lanes of a row? */
+/* Returns whether `is` holds in any of the four lanes of a row. */
 DEVICE bool any_of_quad(bool is)
 {
     return __ballot_sync(~0u, is) >> (threadIdx.x & 28) & 15;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which tiles there are, and in what order: request by request; of a request the heads whose keys and values fit L2 together, and of
- * those the tiles with the most keys first. A warp looks at 32 requests at a time, and only goes on: a block of threads takes tiles of
- * growing numbers.
+ * Numbering of the tiles: by request; within a request by sets of heads whose keys and values fit L2
+ * together; within a set the tiles with the most keys first. A warp looks at 32 requests at a time and only
+ * moves forward, because a CTA takes tiles in increasing order.
  *
  *   numbers   | request 0                                      | request 1 …
  *             | heads 0 … 3                    | heads 4 … 7   |
@@ -16,21 +16,22 @@
 
 #include <stddef.h>
 
-/* Row `row` of a tile whose first token and head these are. */
+/* Returns token and head of row `row` of the tile that begins at `token` and `head`. */
 DEVICE RowPlace place_of(const mha_forward_sm90_params &p, int token, int head, int row)
 {
     const int later = fast_divide(row, p.heads_divisor);
     return {token + later, head + row - later * p.heads_of_tile};
 }
 
-/* Requests, 32 at a time, in a window in shared memory. By a warp, whose lane writes request first + lane. */
+/* Finds tiles by number. A window in shared memory describes 32 requests; lane i of the warp writes request
+ * first + i. */
 struct Requests {
     enum { TILES_AT = 32 * 16, BYTES = TILES_AT + 32 * 4 };
 
     const mha_forward_sm90_params &p;
     uint32_t
-        window; /* of each request: its first token, tokens, first key, keys; then the number of its first tile */
-    int first = 0, end = 0; /* the window's first request; the number of the tile behind it */
+        window; /* per request: first token, tokens, first key, keys; then the number of its first tile */
+    int first = 0, end = 0; /* the window's first request; the number of the first tile behind the window */
 
     DEVICE Requests(const mha_forward_sm90_params &params, uint32_t place) : p(params), window(place)
     {
@@ -41,7 +42,8 @@ struct Requests {
         look();
     }
 
-    /* A start is no smaller than those in front of it, and not beyond the last token. */
+    /* Fills the window. A start is clamped to at least the starts before it and at most the number of
+     * tokens. */
     DEVICE void look()
     {
         const mha_forward_params &call = p.call;
@@ -49,7 +51,7 @@ struct Requests {
         int q = 0, k = 0, tokens = call.s_q, keys = call.s_k;
         __syncwarp();
         if (call.starts_q) {
-            const uint4 last = load_shared_16(window + 31 * 16); /* in front of the window */
+            const uint4 last = load_shared_16(window + 31 * 16); /* last request before the window */
             const int last_q = (int)(last.x + last.y), last_k = (int)(last.z + last.w);
             const int at = min(request + 1, call.b);
             const int end_q = min(max(warp_inclusive_max(call.starts_q[at]), last_q), call.tokens_q);
@@ -68,8 +70,8 @@ struct Requests {
         __syncwarp();
     }
 
-    /* Writes tile number `i`, no smaller than the one before, to `place` in shared memory, and answers its blocks of keys; -1: there is
-     * no such tile. */
+    /* Writes tile number `i` to `place` in shared memory and returns its number of key blocks, or -1 if there
+     * is no such tile. `i` must not decrease between calls. */
     DEVICE int find(int i, int keys_of_block, uint32_t place)
     {
         for (; end <= i; look()) {
@@ -83,8 +85,9 @@ struct Requests {
                   within = i - __shfl_sync(~0u, first_tile, at);
         const uint4 request = load_shared_16(window + (uint32_t)at * 16);
         const int tokens = (int)request.y, keys = (int)request.w;
-        /* Heads whose keys and values fit are taken at once. There are no more such sets than heads that fit ask for, and the first of
-         * them have at most one head more: a small set keeps few blocks of threads busy with long tiles. */
+        /* Heads whose keys and values fit L2 are processed together, in as few sets as that allows. The first
+         * sets have at most one head more than the others: a small set keeps few CTAs busy with long
+         * tiles. */
         const int of_request = (tokens + p.tile_tokens - 1) / p.tile_tokens,
                   of_head = of_request * p.units_of_key_head;
         const int fit = max(p.cached_keys / max(keys, 1), 1), sets = (p.call.h_kv + fit - 1) / fit;
@@ -107,13 +110,14 @@ struct Requests {
     }
 };
 
-/* Who takes which tile: a block of threads first the one of its own number, then, tile by tile, the next that nobody has taken. The counter
- * is in a workspace that holds anything: the first block clears it, and says so by a ticket that no other launch has; the last one takes
- * the ticket away, so that a graph can be launched again. */
+/* Dynamic tile scheduler. A CTA first takes the tile of its own index, then, tile by tile, the next free one.
+ * The counter lies in a workspace with arbitrary contents: the first CTA clears it and publishes that with a
+ * ticket that is unique to the launch. The last CTA removes the ticket, so that a graph can be launched
+ * again. */
 struct Turns {
     const mha_forward_sm90_params &p;
 
-    /* The first block clears the counter. By one thread of each block. */
+    /* Clears the counter (first CTA only). Called by one thread of each CTA. */
     DEVICE void begin() const
     {
         if (!p.turns || blockIdx.x) return;
@@ -122,11 +126,11 @@ struct Turns {
         *(volatile uint64_t *)&p.turns->ticket = p.ticket;
     }
 
-    /* Takes the tile after tile `i`, and answers its number. By one thread. */
+    /* Returns the number of the tile after tile `i`. Called by one thread. */
     DEVICE int next(int i) const
     {
         if (!p.turns) return INT_MAX;
-        if (i < (int)gridDim.x) { /* the block's first one */
+        if (i < (int)gridDim.x) { /* the CTA's first tile */
             while (*(const volatile uint64_t *)&p.turns->ticket != p.ticket) {
             }
             __threadfence();
@@ -134,7 +138,7 @@ struct Turns {
         return (int)(gridDim.x + atomicAdd(&p.turns->taken, 1u));
     }
 
-    /* The last block takes the ticket away. By one thread of each block. */
+    /* Removes the ticket (last CTA only). Called by one thread of each CTA. */
     DEVICE void end() const
     {
         if (!p.turns) return;

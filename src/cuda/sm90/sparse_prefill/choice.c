@@ -6,7 +6,8 @@
 enum { GROUP = 64 /* columns of a line of shared memory */, GROUPS_OF_BOX = 2, ALIGNMENT = 16 };
 enum { MOST_ENTRIES = INT32_MAX - 256 /* of a list: the producer looks a block of 64 ahead */ };
 
-/* Every token then is. In a page of FP8_584, which is in one piece, they are 576 bytes apart. */
+/* Returns whether every token is aligned. In an FP8_584 page, which is contiguous, tokens are 576 bytes
+ * apart. */
 static bool keys_aligned(const struct attention_problem *p)
 {
     const struct key_source *keys = &p->keys[0];
@@ -15,7 +16,7 @@ static bool keys_aligned(const struct attention_problem *p)
     return !keys->pages || cuda_rows_aligned(keys->k.data, shape, steps, 3, 1, ALIGNMENT);
 }
 
-/* TMA steps over tokens and heads. */
+/* Returns whether TMA can step over tokens and heads. */
 static bool rows_possible(const struct attention_problem *p, const uint16_t *data, const int64_t stride[3])
 {
     return (uintptr_t)data % ALIGNMENT == 0 && tensor_stride_possible(p->b, stride[0]) &&
@@ -63,18 +64,18 @@ struct tensor_view sm90_sparse_prefill_view(const struct attention_problem *p, c
 
 enum { BLOCK = 64 /* entries */, LEAST_SAVED = 3 /* blocks: the join takes as long as two or three */ };
 
-/* Into how many pieces a tile is cut, where the last round has `rest` tiles; 1: it is not cut. */
+/* Returns the pieces per tile if the last round has `rest` tiles; 1: tiles are not cut. */
 static int64_t pieces_of_tile(int64_t rest, int64_t blocks, int32_t sms)
 {
     const int64_t at_once = sms / rest,
                   pieces = at_once < MOST_PREFILL_PIECES ? at_once : MOST_PREFILL_PIECES;
-    const int64_t most = (blocks + pieces - 1) / pieces; /* blocks of a piece */
+    const int64_t most = (blocks + pieces - 1) / pieces; /* blocks per piece */
     return blocks - most < LEAST_SAVED ? 1 : (blocks + most - 1) / most;
 }
 
 struct prefill_cut sm90_sparse_prefill_cut(int64_t tiles, int64_t topk, int32_t sms)
 {
-    enum { MOST_ROUNDS = 8 /* of more the last one is too little to pay for what pieces cost */ };
+    enum { MOST_ROUNDS = 8 /* beyond, the last round is too small a share to pay for the pieces */ };
     const int64_t rest = tiles % sms, blocks = cuda_ceil_div(topk, BLOCK);
     const bool few = rest && tiles <= (int64_t)MOST_ROUNDS * sms;
     const int64_t pieces = few ? pieces_of_tile(rest, blocks, sms) : 1;
@@ -87,11 +88,11 @@ int32_t sm90_sparse_prefill_part_keys(int64_t tiles, int64_t topk, int32_t sms)
 {
     const int64_t blocks = cuda_ceil_div(topk, BLOCK), fit = tiles ? sms / tiles : 0,
                   parts = fit < MOST_PARTS_TOGETHER ? fit : MOST_PARTS_TOGETHER;
-    const int64_t most = parts ? cuda_ceil_div(blocks, parts) : blocks; /* blocks of a part */
+    const int64_t most = parts ? cuda_ceil_div(blocks, parts) : blocks; /* blocks per part */
     return blocks - most < LEAST_SAVED ? 0 : (int32_t)(most * BLOCK);
 }
 
-/* No list gives more pieces than one of as many blocks as a tile may have pieces, or a few times as many. */
+/* Lists of at most `enough` blocks suffice: no longer list gives more pieces. */
 int64_t sm90_sparse_prefill_most_pieces(int64_t tiles, int64_t topk, int32_t sms)
 {
     const int64_t blocks = cuda_ceil_div(topk, BLOCK), enough = 3 * MOST_PREFILL_PIECES;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * Joins the pieces of the tiles that sparse prefill has cut. A warp takes a row: a lane the reference and the sum of a piece, then 16
- * columns of all pieces, in their order.
+ * Joins the pieces of the tiles that sparse prefill has cut. A warp takes a row: each lane holds the
+ * reference and the sum of one piece, then 16 columns of all pieces, which it adds in their order.
  */
 #pragma once
 
 #include "results.cuh"
 
 static_assert(MOST_PREFILL_PIECES == 32, "a lane a piece");
-enum { JOIN_CHUNKS = D_V / CHUNK_ELEMENTS / 32 /* of eight columns, of a lane */, PIECES_AT_ONCE = 4 };
+enum { JOIN_CHUNKS = D_V / CHUNK_ELEMENTS / 32 /* of eight columns, per lane */, PIECES_AT_ONCE = 4 };
 
-/* What a lane knows: of its piece what it weighs, of the row the rest. */
+/* State of a lane: the weight of its piece, and the joined values of the row. */
 struct JoinedRow {
     float weight, sum, reference, largest;
 
@@ -18,7 +18,7 @@ struct JoinedRow {
     {
         float4 end = make_float4(LEAST_REFERENCE, 0.0f, -INFINITY, 0.0f);
         if (lane < pieces) end = __ldcg(&slots[lane].end[row]);
-        const bool some = end.y != 0.0f; /* a piece that saw no key has no rows either */
+        const bool some = end.y != 0.0f; /* a piece without keys has no rows either */
         reference = some ? end.x : LEAST_REFERENCE, largest = end.z;
         for (int lanes = 16; lanes; lanes /= 2) {
             reference = fmaxf(reference, __shfl_xor_sync(~0u, reference, lanes));
@@ -30,7 +30,7 @@ struct JoinedRow {
     }
 };
 
-/* Of some pieces of a row, a lane's columns. */
+/* A lane's columns of PIECES_AT_ONCE pieces of a row. */
 struct PiecesOfLane {
     uint4 halves[PIECES_AT_ONCE][JOIN_CHUNKS];
     float down[PIECES_AT_ONCE][JOIN_CHUNKS];
@@ -61,13 +61,13 @@ DEVICE void add_halves(float (&sum)[8], const uint4 &halves, float by)
     }
 }
 
-/* Row `row` of the cut tile of which `slots` are the pieces. */
+/* Joins and writes row `row` of a cut tile; `slots` are its pieces. */
 DEVICE void join_row(const struct sparse_prefill_sm90_params &p, const TileOfToken &of, const Slot *slots,
                      int row)
 {
     const int lane = (int)threadIdx.x % 32, head = of.tile * ROWS + row;
     const struct sparse_prefill_params &call = p.call;
-    PiecesOfLane some(slots, p.cut.pieces, 0, row, lane); /* under way while the weights are found */
+    PiecesOfLane some(slots, p.cut.pieces, 0, row, lane); /* in flight while weights are computed */
     const JoinedRow joined(slots, p.cut.pieces, row, lane);
     float sum[JOIN_CHUNKS][8] = {};
 #pragma unroll 1
@@ -76,7 +76,7 @@ DEVICE void join_row(const struct sparse_prefill_sm90_params &p, const TileOfTok
 #pragma unroll
         for (int i = 0; i < PIECES_AT_ONCE; i++) {
             const float weight = __shfl_sync(~0u, joined.weight, first + i);
-            if (weight == 0.0f) continue; /* also past the last */
+            if (weight == 0.0f) continue; /* also past the last piece */
 #pragma unroll
             for (int c = 0; c < JOIN_CHUNKS; c++)
                 add_halves(sum[c], some.halves[i][c], weight * some.down[i][c]);
@@ -97,7 +97,7 @@ DEVICE void join_row(const struct sparse_prefill_sm90_params &p, const TileOfTok
     store_largest(call, of.token, head, joined.largest);
 }
 
-/* Rows of the cut tiles, PREFILL_JOIN_WARPS a block of threads. */
+/* Joins the rows of the cut tiles, PREFILL_JOIN_WARPS rows per CTA. */
 DEVICE void join_pieces(const struct sparse_prefill_sm90_params &p)
 {
     const int row = (int)(blockIdx.x * PREFILL_JOIN_WARPS + threadIdx.x / 32), cut_tile = row / ROWS;

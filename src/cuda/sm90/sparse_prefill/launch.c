@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Hopper's sparse prefill: its launches. The kernel over bf16 keys cuts the tiles of a short call's last round, where they are
- * few, and a second launch joins their pieces; FP8 pages are sparse decode's kernel's, and few tokens' lists are cut there.
+ * Launches of sparse prefill on Hopper. The kernel over bf16 keys cuts the tiles of a short call's last round
+ * into pieces where these tiles are few, and a second launch joins the pieces. FP8 pages use the kernel of
+ * sparse decode, which cuts the lists of few tokens into parts.
  */
 #include "../../attention.h"
 #include "choice.h"
@@ -21,7 +22,7 @@ static fmla_status launch_join(const struct cuda_scope *scope, const struct atte
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){params});
 }
 
-/* Blocks of threads stay, and take tiles, and then pieces, in turns. */
+/* The grid is persistent: CTAs take tiles, then pieces, in turns. */
 static fmla_status launch_rows(const struct cuda_scope *scope, const struct attention_problem *p,
                                const struct prefill_part *part)
 {
@@ -50,7 +51,7 @@ static fmla_status launch_rows(const struct cuda_scope *scope, const struct atte
     return cut && !status ? launch_join(scope, p, &params) : status;
 }
 
-/* FP8 pages: of as many requests as there are tokens. A block of threads stays with its tile of heads. */
+/* Launches over FP8 pages, with a request per token. A CTA keeps its tile of heads. */
 static fmla_status launch_fp8(const struct cuda_scope *scope, const struct attention_problem *p,
                               const struct prefill_part *part)
 {
@@ -91,7 +92,7 @@ static fmla_status launch_fp8(const struct cuda_scope *scope, const struct atten
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
 }
 
-/* … of few tokens: a block of threads has a part of a token's list. */
+/* Launches over FP8 pages with few tokens: a CTA takes a part of a token's list. */
 static fmla_status launch_parts(const struct cuda_scope *scope, const struct attention_problem *p,
                                 const struct cuda_work *w)
 {

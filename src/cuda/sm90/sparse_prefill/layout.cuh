@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the roles of Hopper's sparse prefill over bf16 keys agree on: shared memory, barriers, and the way through the tiles.
+ * Shared memory, barriers and the order of the tiles, common to the roles of sparse prefill on Hopper over
+ * bf16 keys.
  */
 #pragma once
 
@@ -21,17 +22,17 @@ template <int D_QK_, bool PIECES_> struct Variant {
 
 /* ---- Shared memory ----------------------------------------------------------------------------- */
 
-/* Index [side]: the side that owns the block, 0 for even blocks. Units in the order of their columns. */
+/* Index [side]: the side that owns the block; side 0 owns even blocks. Units are in the order of their
+ * columns. */
 struct Shared {
     unsigned char keys[2][UNITS][UNIT_BYTES];
     unsigned char rope[2][TILE_BYTES];
     unsigned char q[UNITS][UNIT_BYTES];
     unsigned char p[2][TILE_BYTES];
     float reference[2][ROWS];
-    float2 end[2][2]
-              [ROWS]; /* [tile % 2][side]: its sum, and how far its largest score is above the reference */
+    float2 end[2][2][ROWS];  /* [tile % 2][side]: sum; largest score minus the reference */
     uint32_t rescaled[2][4]; /* [side][warp]: this block moved the reference */
-    uint16_t there[2][4];    /* [side][warp of the producer]: which entries name keys, bit 4 i + r that of key
+    uint16_t there[2][4];    /* [side][warp of the producer]: entries that name keys; bit 4 i + r is key
                                 16 i + 4 warp + r */
     Barrier keys_full[2][UNITS], keys_empty[2][UNITS];
     Barrier rope_full[2], rope_empty[2];
@@ -42,12 +43,14 @@ struct Shared {
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 static_assert(offsetof(Shared, there) % 8 == 0, "read as one");
 
-/* Named barriers, four from here on: at the end of a tile each side tells the other on one, by the tile's parity, that its sums are there.
- * Two a tile and not one for both, since the sides come to them by instructions of their own; by parity, since one side may
- * tell of the next tile before the other has waited. */
+/* Named barriers, four from here on. At the end of a tile each side arrives on its own barrier, of the tile's
+ * parity, when its sums are in shared memory. Two per tile instead of a common one, because the sides reach
+ * them by different instructions; per parity, because one side may arrive for the next tile before the other
+ * has waited. */
 enum { SUMS_BARRIER = 3 };
 
-/* The units of a side's block in the order in which they are asked for: those first that are freed first. */
+/* Returns the units of a side's block in the order in which they are loaded: units that are freed first come
+ * first. */
 DEVICE constexpr int unit_in_turn(int side, int i)
 {
     return 2 * (side ^ (i & 1)) + (i >> 1);
@@ -60,7 +63,7 @@ DEVICE constexpr int last_unit(int side)
 
 /* ---- The way through the tiles ------------------------------------------------------------------ */
 
-/* Whose keys: a tile of heads of a token. */
+/* The token, and the tile of its heads, that have tile number `index`. */
 struct TileOfToken {
     int token, tile;
 
@@ -70,20 +73,21 @@ struct TileOfToken {
     }
 };
 
-/* In a short call a block of threads has one item, and a side asks for its queries at once, while the producer waits for indices. In
- * longer calls queries that come before the first keys cost 1 % (bench/results/h200/sparse_prefill_text.jsonl). */
+/* Returns whether each CTA has at most one item. Then a side requests its queries at once, while the producer
+ * waits for indices. In longer calls, queries that arrive before the first keys cost 1 %
+ * (bench/results/h200/sparse_prefill_text.jsonl). */
 DEVICE bool is_short(const struct sparse_prefill_sm90_params &p)
 {
     return p.items <= (int)gridDim.x;
 }
 
-/* A tile of heads of a token, or a piece of it: some blocks of its keys. A block of threads takes every gridDim.x-th; every role
- * goes through them by itself. */
+/* An item: a tile of heads of a token, or a piece of it, that is, some of its key blocks. A CTA takes every
+ * gridDim.x-th item; each role iterates over them on its own. */
 enum { WHOLE = -1 };
 template <typename V> struct ItemOf {
     int token, tile, length;
-    int first, blocks; /* of keys */
-    int slot;          /* of a piece; of a tile WHOLE */
+    int first, blocks; /* first key block; number of key blocks */
+    int slot;          /* slot of a piece; WHOLE for a tile */
 
     DEVICE ItemOf() : token(0), tile(0), length(0), first(0), blocks(0), slot(WHOLE) {}
 

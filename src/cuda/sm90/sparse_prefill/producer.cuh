@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The producer: four warps gather keys, a row by eight lanes, to where the products read them; one thread asks TMA for queries.
- * It never drains: while the sides finish a tile, the keys of the next one arrive.
+ * The producer: four warps gather keys, eight lanes per row, into the stages that the products read; one
+ * thread issues the TMA loads of queries. The pipeline never drains: while the sides finish a tile, the keys
+ * of the next one arrive.
  */
 #pragma once
 
@@ -9,7 +10,7 @@
 
 #include "../sides/products.cuh"
 
-/* Asks TMA for a tile's queries, by a warp; heads past the end are zeros. */
+/* Issues the TMA load of a tile's queries; heads past the end are zeros. Called by a whole warp. */
 template <typename Item>
 DEVICE void ask_for_queries(const struct sparse_prefill_sm90_params &p, uint32_t base, const Item &item)
 {
@@ -31,13 +32,12 @@ template <typename V> struct Producer {
     const struct sparse_prefill_sm90_params &p;
     Shared &shared;
     const uint32_t base;
-    uint32_t first;            /* of the thread's chunks in a tile of shared memory */
-    int index[ROWS_OF_THREAD]; /* of the block that is next */
-    uint32_t parity[2];        /* of either side's next block */
+    uint32_t first;            /* offset of the thread's chunks in a tile of shared memory */
+    int index[ROWS_OF_THREAD]; /* indices of the next block */
+    uint32_t parity[2];        /* parity of each side's next block */
     uint32_t tiles;
-    int seen; /* of the block's tiles */
-    Item
-        next; /* the tile after this one, once this one's last block is asked for; without blocks: none is left */
+    int seen;  /* next item of this CTA to look at */
+    Item next; /* next item, known once this one's last block is issued; no blocks: none is left */
 
     DEVICE Producer(const struct sparse_prefill_sm90_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)),
@@ -46,7 +46,7 @@ template <typename V> struct Producer {
     {
     }
 
-    /* To the next tile that has keys; the indices of its first block are asked for. */
+    /* Advances to the next item that has keys and loads the indices of its first block. */
     DEVICE void look_ahead()
     {
         next = Item();
@@ -54,11 +54,11 @@ template <typename V> struct Producer {
         load_indices(next, 0);
     }
 
-    /* The thread's first, of a block. */
+    /* The thread's first row of a block, and its chunk of each row. */
     static DEVICE int row() { return (int)threadIdx.x / 8; }
     static DEVICE int chunk() { return (int)threadIdx.x % 8; }
 
-    /* Entries of the token's list; -1 past its end. */
+    /* Loads entries of the token's list; -1 past its end. */
     DEVICE void load_indices(const Item &item, int block)
     {
         const int32_t *entries = p.call.kv.indices + item.token * p.call.kv.indices_stride[0];
@@ -69,7 +69,7 @@ template <typename V> struct Producer {
         }
     }
 
-    /* 64 columns; zeros for rows that are not `there`. */
+    /* Copies 64 columns; rows not in `there` become zeros. */
     DEVICE void load_tile(uint32_t to, const uint8_t *const (&token)[ROWS_OF_THREAD], uint32_t there,
                           int tile)
     {
@@ -79,14 +79,14 @@ template <typename V> struct Producer {
                         there >> i & 1);
     }
 
-    /* Which of the warp's entries name keys: with the block's last unit. */
+    /* Publishes which of the warp's entries name keys, together with the block's last unit. */
     template <int SIDE> DEVICE void tell_keys(uint32_t there)
     {
         uint32_t keys = 0;
 #pragma unroll
         for (int i = 0; i < ROWS_OF_THREAD; i++) {
-            const uint32_t lanes = __ballot_sync(~0u, there >> i & 1) & 0x01010101u; /* a row's first */
-            keys |= (lanes * 0x01020408u >> 24) << 4 * i;                            /* side by side */
+            const uint32_t lanes = __ballot_sync(~0u, there >> i & 1) & 0x01010101u; /* a row's first lane */
+            keys |= (lanes * 0x01020408u >> 24) << 4 * i;                            /* packed */
         }
         if (threadIdx.x % 32) return;
         shared.there[SIDE][threadIdx.x / 32] = (uint16_t)keys;
@@ -101,8 +101,8 @@ template <typename V> struct Producer {
         for (int i = 0; i < ROWS_OF_THREAD; i++) {
             const bool is = names_key(p.call.kv, index[i]);
             token[i] = place_of_key<KV_BF16>(p.call.kv, is ? index[i] : 0).token + chunk() * (int)CHUNK_BYTES;
-            /* One address for all copies of a row: made anew for each, in the same registers, it would wait until the copy
-             * before has read it. */
+            /* Keeps one address for all copies of a row. If it were recomputed in the same registers for each
+             * copy, it would have to wait until the previous copy has read it. */
             asm volatile("" : "+l"(token[i]));
             there |= (uint32_t)is << i;
         }
@@ -121,13 +121,13 @@ template <typename V> struct Producer {
             mbarrier_wait(barrier_at(SHARED_AT(base, keys_empty), barrier), parity[SIDE] ^ 1);
             load_tile(unit_at(base, SIDE, unit), token, there, 2 * unit);
             load_tile(unit_at(base, SIDE, unit) + TILE_BYTES, token, there, 2 * unit + 1);
-            if (i == UNITS - 1) tell_keys<SIDE>(there); /* nobody looks at the last block's any more */
+            if (i == UNITS - 1) tell_keys<SIDE>(there); /* the side has read the previous block's flags */
             cp_async_arrive(barrier_at(SHARED_AT(base, keys_full), barrier));
         }
         parity[SIDE] ^= 1;
     }
 
-    /* Are given back later than keys. */
+    /* Queries are released later than keys. */
     DEVICE void load_queries(const Item &item)
     {
         mbarrier_wait(SHARED_AT(base, q_empty), ~tiles & 1);

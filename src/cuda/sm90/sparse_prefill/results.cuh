@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of a tile: rows to `out`, lse and max_logits.
+ * Epilogue: writes the rows of a tile to `out`, lse and max_logits.
  */
 #pragma once
 
@@ -11,20 +11,20 @@
 #include "../../device/result.cuh"
 #include "../sides/results.cuh"
 
-/* A row that is finished, in powers of two; -inf: it saw no key. `sum`: of its weights. */
+/* Returns the lse of a finished row in base 2; -inf: it saw no key. `sum`: of its weights. */
 DEVICE float row_lse(float reference, float sum)
 {
     return sum == 0.0f ? -INFINITY : reference + log2_approx(sum);
 }
 
-/* Its largest score, which is `over` the reference. From the first key on that is a key's score; where scores are NaN alone, it is
- * still the least. */
+/* Returns the row's largest score, which is `over` above the reference. From the first key on the reference
+ * is a key's score; if all scores are NaN it is still LEAST_REFERENCE. */
 DEVICE float row_largest(float reference, float over)
 {
     return reference <= LEAST_REFERENCE ? -INFINITY : reference + over;
 }
 
-/* What O is to be multiplied with. */
+/* Returns the factor that normalizes O, including the sink. */
 DEVICE float row_factor(const struct sparse_prefill_params &p, int head, float lse, float sum)
 {
     return sum == 0.0f ? 0.0f : result_sink_factor(p.rules, head, lse * LN_2) * reciprocal_approx(sum);
@@ -45,7 +45,7 @@ template <typename Item> DEVICE Slot *slot_of(const struct sparse_prefill_sm90_p
     return (Slot *)p.cut.slots + piece.slot;
 }
 
-/* The warp's 16 rows of a unit's columns, from the unit's line `lines` on. */
+/* Stages the warp's 16 rows of a unit's columns in shared memory, from the unit's line `lines` on. */
 template <typename Element>
 DEVICE void stage_rows(const float (&o)[64], const float (&factor)[2], uint32_t lines)
 {
@@ -55,7 +55,8 @@ DEVICE void stage_rows(const float (&o)[64], const float (&factor)[2], uint32_t 
     stage_group<Element, 32>(o, scaled, 0, lines + TILE_BYTES, lane);
 }
 
-/* 64 columns of them as a slot has them; `down`: Slot::down of the thread's first row and these columns. */
+/* Stages 64 columns of these rows in the format of a slot. `down`: Slot::down of the thread's first row and
+ * these columns. */
 template <int FIRST> DEVICE void stage_half_group(const float (&o)[64], float *down, uint32_t lines)
 {
     float up[2];
@@ -72,14 +73,14 @@ template <int FIRST> DEVICE void stage_half_group(const float (&o)[64], float *d
     stage_group<Fp16, FIRST>(o, Scaled{up}, 0, lines, fresh_thread() % 32);
 }
 
-/* A piece without keys. */
+/* Writes the slot of a piece without keys. */
 DEVICE void store_empty_slot(Slot *slot)
 {
     const int thread = (int)(fresh_thread() - WARPGROUP_THREADS);
     if (thread < ROWS) slot->end[thread] = make_float4(LEAST_REFERENCE, 0.0f, -INFINITY, 0.0f);
 }
 
-/* A tile without keys; by the threads of both sides. */
+/* Writes the results of a tile without keys; called by the threads of both sides. */
 template <typename Item> DEVICE void store_empty(const struct sparse_prefill_params &p, const Item &item)
 {
     enum { CHUNKS = D_V / CHUNK_ELEMENTS };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where the rows of a piece of a tile wait until they are joined with those of the tile's other pieces.
+ * Partial results of a piece of a tile, in global memory until join_pieces.cuh joins them.
  */
 #pragma once
 
@@ -8,10 +8,11 @@
 
 enum { GROUPS = D_V / LINE_ELEMENTS /* of 64 columns */ };
 
-/* Rows are fp16 times a power of two for 64 columns (HalfScale of device/half_rows.cuh), not yet divided by the sum of weights. */
+/* Rows are fp16 times a power of two per 64 columns (HalfScale of device/half_rows.cuh), not yet divided by
+ * the sum of weights. */
 struct Slot {
     unsigned char units[UNITS][UNIT_BYTES]; /* as in shared memory */
     float down[ROWS][GROUPS];               /* HalfScale::down */
-    float4 end[ROWS];                       /* reference, sum of weights, largest score, nothing */
+    float4 end[ROWS];                       /* reference, sum of weights, largest score, unused */
 };
 static_assert(sizeof(Slot) == PREFILL_SLOT_BYTES, "");

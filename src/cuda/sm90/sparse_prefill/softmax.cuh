@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Softmax of a side. References are in powers of two, of scaled scores. From a row's first key on its reference is some key's
- * score, so that the largest score is found among those above it alone.
+ * Softmax of a side. References are scaled scores in base 2. From a row's first key on its reference is some
+ * key's score, so the largest score has to be sought only among scores above it.
  */
 #pragma once
 
@@ -9,15 +9,16 @@
 
 #include "../sides/softmax.cuh"
 
-/* What a thread knows of its two rows. */
+/* Softmax state of a thread's two rows. */
 struct RowState {
-    float reference[2]; /* of a row that saw no key yet LEAST_REFERENCE */
+    float reference[2]; /* LEAST_REFERENCE before the row's first key */
     float sum[2];       /* over this thread's share of the side's blocks */
-    int over[2];  /* bits of by how much the largest of these scores is above the reference; 0 if it is not */
+    int over[2];        /* float bits of the largest score minus the reference; 0 if not above it */
     bool special; /* some row of the warp saw no key yet, or its reference is beyond CAREFUL_REFERENCE */
 };
 
-/* Moves the reference, and with it what was summed relative to the old one: before the first block nothing was. */
+/* Moves the reference and rescales the sums that are relative to the old one. `first`: nothing was summed
+ * yet. */
 DEVICE void move_reference(RowState &state, const float (&to)[2], float (&left)[64], float (&right)[64],
                            bool first)
 {
@@ -33,8 +34,8 @@ DEVICE void move_reference(RowState &state, const float (&to)[2], float (&left)[
     if (!first) rescale(left, factor), rescale(right, factor);
 }
 
-/* Of either row the bits of the largest element, or 0 if none is above 0: those of positive numbers are ordered as integers
- * are, of which three are compared at a time. */
+/* Returns for each row the bits of its largest element, or 0 if none is above 0. Bits of positive floats are
+ * ordered as integers, and three integers are compared at a time. */
 DEVICE void positive_maxima(const float (&x)[32], int (&most)[2])
 {
 #pragma unroll
@@ -47,14 +48,15 @@ DEVICE void positive_maxima(const float (&x)[32], int (&most)[2])
     }
 }
 
-/* P = 2^x, in place: of keys 16 k … 16 k + 15. */
+/* Computes P = 2^x in place for keys 16 k … 16 k + 15. */
 DEVICE void exponentials(float (&x)[32], int k)
 {
 #pragma unroll
     for (int e = 8 * k; e < 8 * k + 8; e++) x[e] = exp2_approx(x[e]);
 }
 
-/* These summed, kept as A fragments, and written to shared memory for the other side. */
+/* Adds the weights to the sum, keeps them as A fragments, and writes them to shared memory for the other
+ * side. */
 template <typename Element>
 DEVICE void keep_weights(const float (&x)[32], uint32_t (&a)[4][4], int k, uint32_t p_line, RowState &state)
 {

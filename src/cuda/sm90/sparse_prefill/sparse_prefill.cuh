@@ -1,28 +1,29 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse prefill on Hopper: the schedule of two sides, over keys that are gathered (docs/kernels/sparse-prefill.md draws it and
- * tells how it came about).
+ * Sparse prefill on Hopper: the schedule of two sides over gathered keys (docs/kernels/sparse-prefill.md
+ * draws it and describes its development).
  *
- * A block of threads takes tiles of 64 heads of a token, one after the other, through the keys that the token's list names, 64 at
- * a time. Two sides, a warpgroup each, do the same work on alternate blocks, so that one's softmax runs beside the other's
- * products:
+ * A CTA takes tiles of 64 heads of a token, one after the other, through the keys that the token's list
+ * names, 64 at a time. Two sides, a warpgroup each, do the same work on alternate blocks, so that the softmax
+ * of one runs beside the products of the other:
  *
- *      who                    what                                                                        registers
- *      warpgroup 0, producer  gathers rows of keys (cp.async); asks TMA for queries, unless a side does       56
- *      warpgroup 1, side 0    S and softmax of even blocks; O of columns   0 … 255, of all blocks               224
- *      warpgroup 2, side 1    S and softmax of odd blocks;  O of columns 256 … 511, of all blocks               224
+ *      warpgroup              task                                                                registers
+ *      0, producer            gathers rows of keys (cp.async); issues TMA of queries, unless a side does  56
+ *      1, side 0              S and softmax of even blocks; O of columns   0 … 255, of all blocks        224
+ *      2, side 1              S and softmax of odd blocks;  O of columns 256 … 511, of all blocks        224
  *
- * In time, and in what goes through shared memory, as dense decode (../dense_decode/dense_decode.cuh draws both), but that rows of keys
- * are gathered. Entries that name no key are rows of zeros, and their scores are masked.
+ * Timing and shared memory traffic are those of dense decode (../dense_decode/dense_decode.cuh draws both),
+ * except that rows of keys are gathered. Entries that name no key become rows of zeros, and their scores are
+ * masked.
  *
- * Barriers: keys_full, keys_empty (a unit of a side's block), rope_full, rope_empty; q_full, q_empty; p_full: P of a block is
- * there; scored: its Q·Kᵀ has been issued.
+ * Barriers: keys_full, keys_empty (a unit of a side's block), rope_full, rope_empty; q_full, q_empty; p_full:
+ * P of a block is complete; scored: its Q·Kᵀ has been issued.
  *
- * Shared memory (struct Shared): two blocks of keys 147456 bytes, Q 65536, P of either side 8192.
+ * Shared memory (struct Shared): two blocks of keys 147456 bytes, Q 65536, P of each side 8192.
  *
- * A tile ends with its rows in the last block's home units, from where TMA takes them to `out`, the first half while the
- * products of the second still run. Of a short call the tiles of the last round are cut by keys into pieces, whose rows go to
- * slots, from where join_pieces.cuh takes them (V::PIECES).
+ * At the end of a tile its rows are staged in the home units of the last block, and TMA stores them to `out`,
+ * the first half while the products of the second still run. In a short call the tiles of the last round are
+ * cut by keys into pieces, whose rows go to slots; join_pieces.cuh joins them (V::PIECES).
  *
  * The limit on an H200 is power: with 128 heads the SMs run at 1.4 to 1.7 of 1.98 GHz.
  */
@@ -34,7 +35,7 @@
 enum { WARPS_OF_SIDE = WARPGROUP_THREADS / 32, WARPS_OF_PRODUCER = WARPGROUP_THREADS / 32 };
 enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 56, SIDE_REGISTERS = 224 };
 
-/* A fragments of Q's rope columns, from memory to registers; heads past the end are zero. */
+/* Loads A fragments of Q's rope columns from global memory; heads past the end are zero. */
 DEVICE void load_q_rope(uint32_t (&q)[4][4], const struct sparse_prefill_params &p, int token, int head)
 {
 #pragma unroll
@@ -45,8 +46,9 @@ DEVICE void load_q_rope(uint32_t (&q)[4][4], const struct sparse_prefill_params 
     }
 }
 
-/* One side; its state from block to block. Both sides run one text: a text for each, in which all addresses were constants, was no
- * faster in long calls and a third longer, and a short call walks through all of it. */
+/* One side, with its state from block to block. Both sides share one code path: a copy per side, with all
+ * addresses constant, was no faster in long calls and a third longer, and a short call executes all of it
+ * once. */
 template <typename V> struct Side : SideThread {
     using Element = typename V::Element;
     using Item = ItemOf<V>;
@@ -58,12 +60,12 @@ template <typename V> struct Side : SideThread {
     float s[32], left[64], right[64]; /* S of a block; O of the two home units */
     uint32_t weights[4][4], q_rope[4][4];
     RowState state;
-    uint32_t own = 0, others = 0, tiles = 0; /* blocks of both sides and tiles so far: parities of barriers */
-    int next_item;                           /* after the one in hand */
-    bool keeps_units;                        /* results are still being read from the last block's */
+    uint32_t own = 0, others = 0, tiles = 0; /* counts so far, for barrier parities */
+    int next_item;                           /* the item after the current one */
+    bool keeps_units;                        /* results are still being read from the last block's units */
     struct {
         float factor[2], over[2], lse[2]; /* of the thread's rows */
-    } ending;                             /* what is known of them when their last products have been made */
+    } ending;                             /* computed while their last products run */
 
     DEVICE Side(const struct sparse_prefill_sm90_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)), side(uniform_side())
@@ -80,9 +82,10 @@ template <typename V> struct Side : SideThread {
         return barrier_at(SHARED_AT(base, keys_full), side * UNITS + unit);
     }
 
-    /* Which of two units of the block have come, bits 0 and 1: these may be multiplied from here on. cp.async writes keys as threads
-     * do, through the generic proxy, and wgmma reads them through the async one, so that between the wait and the product there is
-     * a fence. It takes time, the more so beside products that are under way: one serves as many units as have come. */
+    /* Returns which of two units of the block have arrived (bits 0 and 1); these may be multiplied. cp.async
+     * writes keys through the generic proxy, as threads do, and wgmma reads them through the async proxy, so
+     * a fence must stand between the wait and the product. The fence takes time, more so while products are
+     * in flight: one fence serves all units that have arrived. */
     DEVICE uint32_t see_units(int first_unit, int second_unit)
     {
         const bool first = __all_sync(~0u, mbarrier_test(keys_full(base, side, first_unit), own & 1)),
@@ -91,14 +94,14 @@ template <typename V> struct Side : SideThread {
         return (uint32_t)first | (uint32_t)second << 1;
     }
 
-    /* S (+)= Q·Kᵀ over two units; `come`: of see_units. */
+    /* Computes S (+)= Q·Kᵀ over two units; `come`: result of see_units. */
     DEVICE void score_units(int first_unit, int second_unit, bool add, uint32_t come)
     {
         if (!(come & 1)) {
             mbarrier_wait(keys_full(base, side, first_unit), own & 1);
             come = see_units(first_unit, second_unit);
         }
-        wgmma_fence(); /* the wait is a branch: without this ptxas adds one of its own */
+        wgmma_fence(); /* the wait is a branch: without this ptxas adds a fence of its own */
         multiply_keys<Element>(s, base, side, first_unit, add);
         if (!(come & 2)) {
             mbarrier_wait(keys_full(base, side, second_unit), own & 1);
@@ -124,7 +127,7 @@ template <typename V> struct Side : SideThread {
         score_units(first_unit, second_unit, V::ROPE, come);
     }
 
-    /* The other two units. Where products of the other side's block come between, they are looked for before these. */
+    /* Tests the other two units; called before products of the other side's block if these come between. */
     DEVICE uint32_t see_late() { return see_units(second_of_home(side), second_of_home(1 - side)); }
 
     DEVICE void score_late(uint32_t come)
@@ -140,7 +143,7 @@ template <typename V> struct Side : SideThread {
         move_reference(state, to, left, right, false);
     }
 
-    /* Scores of entries that name no key do not count. `keys`: Shared::there. */
+    /* Sets the scores of entries that name no key to -inf. `keys`: Shared::there. */
     DEVICE void mask(uint2 keys)
     {
         if (__all_sync(~0u, (keys.x & keys.y) == ~0u)) return;
@@ -151,9 +154,10 @@ template <typename V> struct Side : SideThread {
             if (!(there[e / 4 % 2] >> (4 * (e / 8) + e % 2) & 1)) s[e] = -INFINITY;
     }
 
-    /* Moves the references to the largest score of all that were seen. Scores become relative to them; `raw`: they are not yet
-     * relative to the old ones. NaN is no score. Where a reference is rounded by much, scores are rounded as it was before it is
-     * subtracted: raw ones are multiplied first, others go by way of their sum with the old reference. */
+    /* Raises the references to the largest score seen, ignoring NaN, and makes the scores relative to them.
+     * `raw`: the scores are not yet scaled and relative to the old references. Above CAREFUL_REFERENCE a
+     * reference is rounded coarsely, and scores are rounded alike before the subtraction: raw ones are
+     * multiplied by the scale first, others get the old reference added back. */
     DEVICE void move_references(bool first, bool raw)
     {
         float to[2], back[2], by[2], scale = raw ? p.call.scale_log2 : 1.0f;
@@ -191,12 +195,12 @@ template <typename V> struct Side : SideThread {
 #pragma unroll
         for (int i = 0; i < 2; i++) state.over[i] = max(state.over[i], over[i]);
         if (lane() == 0) shared.rescaled[side][warp()] = moves;
-        /* Nobody reads P of the block before last any more: the other side waited for that product before it made the P
-         * that this side has already seen. */
+        /* P of the block before last is no longer read: the other side waited for that product before it
+         * computed the P that this side has already seen. */
         const uint32_t p_line = weights_line(SHARED_AT(base, p) + side * TILE_BYTES, warp(), lane());
         exponentials(s, 0);
 #pragma unroll
-        for (int k = 0; k < 4; k++) { /* those ahead are under way while these are used */
+        for (int k = 0; k < 4; k++) { /* the next exponentials run while these are used */
             if (k < 3) exponentials(s, k + 1);
             keep_weights<Element>(s, weights, k, p_line, state);
         }
@@ -207,8 +211,8 @@ template <typename V> struct Side : SideThread {
 
     /* ---- A block, a tile, all tiles -------------------------------------------------------------- */
 
-    /* Gives back what a block's scores were made of, and at a side's last block the queries. They were read before the softmax, which
-     * the other side waits for: behind it is time enough. */
+    /* Releases the rope columns of a scored block and, at a side's last block, the queries. They were read
+     * before the softmax, but the other side waits for the softmax, so they are released after it. */
     DEVICE void give_back_scored(bool queries)
     {
         if (lane()) return;
@@ -216,7 +220,7 @@ template <typename V> struct Side : SideThread {
         if (queries) mbarrier_arrive(SHARED_AT(base, q_empty));
     }
 
-    /* Block k of the tile, this side's. */
+    /* Processes block k of the tile, which this side owns. */
     DEVICE void run_block(int k, const Item &item)
     {
         const bool follows = side == 1 || k > 0;
@@ -255,12 +259,12 @@ template <typename V> struct Side : SideThread {
         release_unit(base, side, second_of_home(side), lane());
     }
 
-    /* Multiplies the last block of the tile, whosever it is: its units become the results' place. */
+    /* Multiplies the tile's last block, of either side; its units are then reused to stage the results. */
     DEVICE void multiply_last(const Item &item)
     {
         const int owner = (item.blocks - 1) % 2;
         const bool mine = __all_sync(~0u, owner == side);
-        /* The turn is over before P comes; this wait sees every phase of its barrier. */
+        /* The other side passes the turn before P arrives; this wait observes every phase of its barrier. */
         if (!mine) wait_for_turn(base, side, others);
         mbarrier_wait(barrier_at(SHARED_AT(base, p_full), owner), (mine ? own - 1 : others) & 1);
         if (!mine) follow_reference(), others++;
@@ -277,7 +281,7 @@ template <typename V> struct Side : SideThread {
 
     /* ---- The end of a tile, or of a piece ------------------------------------------------------------ */
 
-    /* Each side has summed its own blocks; both hold the same references by now. */
+    /* Adds the sums of the two sides, each over its own blocks; both hold the same references by now. */
     DEVICE void join_sides(float (&over)[2])
     {
         float2(&ends)[2][ROWS] = shared.end[tiles % 2];
@@ -296,12 +300,13 @@ template <typename V> struct Side : SideThread {
         }
     }
 
-    /* Rows of a unit's columns: 64 lines from `at` on, where keys were that all warps' products have read. */
+    /* Writes the rows of a unit's columns through the 64 lines at `at`; all warps' products have read the
+     * keys there. */
     DEVICE void send_unit(const float (&o)[64], const float (&factor)[2], const Item &item, int unit,
                           uint32_t at)
     {
         const uint32_t lines = at + (uint32_t)(16 * warp()) * LINE_BYTES;
-        barrier_sync(SIDE_BARRIER + side, WARPGROUP_THREADS); /* a warp waits for its own products alone */
+        barrier_sync(SIDE_BARRIER + side, WARPGROUP_THREADS); /* a warp waits only for its own products */
         if (is_piece(item)) {
             float *down = &slot_of(p, item)->down[row()][2 * unit];
             stage_half_group<0>(o, down, lines);
@@ -321,7 +326,7 @@ template <typename V> struct Side : SideThread {
         __syncwarp();
     }
 
-    /* lse by the first side, max_logits by the other. */
+    /* Side 0 stores the lse, side 1 max_logits. */
     DEVICE void store_end(const Item &item, int i, float lse, float largest)
     {
         const int my_row = row() + 8 * i, head = item.tile * ROWS + my_row;
@@ -334,7 +339,7 @@ template <typename V> struct Side : SideThread {
         }
     }
 
-    /* While the last products run, what the rows are multiplied with is found. */
+    /* Computes the factors of the rows while the last products run. */
     DEVICE void end_products(const Item &item)
     {
         const int head = item.tile * ROWS + row();
@@ -347,8 +352,8 @@ template <typename V> struct Side : SideThread {
         }
     }
 
-    /* The first unit's rows go out beside the second's products. Where tiles are cut both units have one text, since a short call
-     * walks through it once. */
+    /* Writes the first unit's rows while the products of the second run. Where tiles are cut both units share
+     * one code path, since a short call executes it once. */
     DEVICE void send_rows(const Item &item, uint32_t place)
     {
         const int unit = first_of_home(side);
@@ -371,7 +376,8 @@ template <typename V> struct Side : SideThread {
         }
     }
 
-    /* Rows go to where the last block's keys of these columns were, which the side alone has read, and from there by TMA. */
+    /* Epilogue of an item: stages rows in the last block's units of these columns, which only this side has
+     * read, and stores them from there by TMA. */
     DEVICE void end_item(const Item &item)
     {
         const int owner = (item.blocks - 1) % 2;
@@ -385,8 +391,9 @@ template <typename V> struct Side : SideThread {
         if (!keeps_units) give_back_units(owner);
     }
 
-    /* When results have been read from there; by the thread that asked for it, in place of every warp. Side 0 scores the next
-     * item's first block before it waits for that, where that block's place is the other one. */
+    /* Releases the units of `slot` once TMA has read the results from them. The thread that issued the stores
+     * arrives for all warps. Side 0 scores the next item's first block before it waits here, if that block
+     * uses the other slot. */
     DEVICE void give_back_units(int slot)
     {
         const int first = slot * UNITS + 2 * side;
@@ -466,7 +473,7 @@ template <typename V> DEVICE void sparse_prefill(const struct sparse_prefill_sm9
     __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
-    if (SELDOM(threadIdx.x >= WARPGROUP_THREADS)) { /* behind the producer's code */
+    if (SELDOM(threadIdx.x >= WARPGROUP_THREADS)) { /* placed behind the producer's code */
         take_registers<SIDE_REGISTERS>();
         Side<V>(p, shared).run();
     } else {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Over pages of formats of 512 columns without rope values.
+ * Sparse prefill over pages of the formats with 512 columns and no rope values.
  */
 #include "sparse_prefill_fp8.cuh"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * How the kernels of sparse prefill over pages of bytes are defined.
+ * Defines the kernels of sparse prefill over pages of bytes.
  */
 #pragma once
 
@@ -9,7 +9,7 @@
 #define SPARSE_PREFILL_FP8_KERNEL(NAME, FORMAT)                                                              \
     DEFINE_KERNEL(NAME, sparse_prefill_fp8_params, (THREADS, 1), sparse_decode<FORMAT>(p.decode.call))
 
-/* Both kernels of a format: for tokens in turns, and for parts of lists. */
+/* Both kernels of a format: tokens in turns, and parts of lists. */
 #define SPARSE_PREFILL_FP8_KERNELS(NAME, FORMAT)                                                             \
     SPARSE_PREFILL_FP8_KERNEL(NAME, PrefillFormat<FORMAT>)                                                   \
     SPARSE_PREFILL_FP8_KERNEL(NAME##_together, PrefillPartFormat<FORMAT>)
