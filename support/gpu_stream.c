@@ -48,7 +48,7 @@ static const char ptx_bulk[] =
     "fence.proxy.async;\n"
     "bar.warp.sync 0xffffffff;\n"
     "ld.global.v2.u32 {first, count}, [chunks];\n"
-    "mov.u32 i, 0; mov.u32 s, 0; mov.u32 parity, 1;\n" /* 0 from the second round on, the first one that waits */
+    "mov.u32 i, 0; mov.u32 s, 0; mov.u32 parity, 1;\n" /* 0 from the second round on, which waits first */
     "mov.u32 slot, ring; mov.u32 bar, bars;\n"
     "add.u32 end, n, 12;\n"
     "loop:\n"

@@ -13,34 +13,34 @@
 #include <string.h>
 
 /* A defect that a kernel could have, planted into its result or its input: checkattn must detect it. */
-#define FAULTS_OF(X)                                                                                           \
-    X(NONE, "none")                                                                                            \
-    X(DROPPED_KEY, "dropped-key")     /* a row misses its last key */                                          \
-    X(MASK, "mask")                   /* a causal row sees one key too many */                                 \
-    X(SWAPPED_PAGE, "swapped-page")   /* two pages of a request are swapped */                                 \
-    X(OUT_OF_BOUNDS, "out-of-bounds") /* one element written past the end of out */                            \
-    X(GAP, "gap")                     /* one element written into a gap between rows */                        \
-    X(UNWRITTEN, "unwritten")         /* one row is never written */                                           \
-    X(NAN, "nan")                     /* one element is NaN */                                                 \
-    X(LSE, "lse")                     /* one lse uses the other convention for rows without a key */           \
-    X(UNSTABLE, "unstable")           /* the second run differs in one bit */                                  \
-    X(LSE_CANCELLED,                                                                                           \
-      "lse-cancelled") /* one lse that is much smaller than its summands is off by 2^-18 of their magnitude */ \
-    X(MERGE_BASE, "merge-base")     /* parts joined in the wrong base */                                       \
-    X(INVALID_KEY, "invalid-key")   /* sparse: an invalid index reads key 0 */                                 \
-    X(LATE_KEY, "late-key")         /* sparse: an index past the length counts */                              \
-    X(WRONG_SCALE, "wrong-scale")   /* FP8: a group of values has the scale of another */                      \
-    X(NO_EXTRA, "no-extra")         /* sparse: the extra cache is left out */                                  \
-    X(CACHE_SLOT, "cache-slot")     /* two tokens in each other's slots */                                     \
-    X(CACHE_VALUE, "cache-value")   /* one value of the cache is rounded the other way */                      \
-    X(CACHE_SCALE, "cache-scale")   /* one scale is not the right power of two */                              \
-    X(CACHE_GAP, "cache-gap")       /* one byte written between two pages */                                   \
-    X(GATHER_VALUE, "gather-value") /* one value of a vector is off by its last bit */                         \
-    X(GATHER_ZERO, "gather-zero")   /* the row of a skipped slot is not all zeros */                           \
-    X(OUTSIDE, "outside")           /* gradients: one value of a token outside all requests is not 0 */        \
-    X(LSE_BASE, "lse-base")         /* sparse prefill: one lse in the other base */                            \
-    X(MAX_SCALE, "max-scale")       /* sparse prefill: one max_logits without softmax_scale */                 \
-    X(MAX_NAN, "max-nan")           /* sparse prefill: one max_logits of a row of NaN is finite */             \
+#define FAULTS_OF(X)                                                                                         \
+    X(NONE, "none")                                                                                          \
+    X(DROPPED_KEY, "dropped-key")     /* a row misses its last key */                                        \
+    X(MASK, "mask")                   /* a causal row sees one key too many */                               \
+    X(SWAPPED_PAGE, "swapped-page")   /* two pages of a request are swapped */                               \
+    X(OUT_OF_BOUNDS, "out-of-bounds") /* one element written past the end of out */                          \
+    X(GAP, "gap")                     /* one element written into a gap between rows */                      \
+    X(UNWRITTEN, "unwritten")         /* one row is never written */                                         \
+    X(NAN, "nan")                     /* one element is NaN */                                               \
+    X(LSE, "lse")                     /* one lse uses the other convention for rows without a key */         \
+    X(UNSTABLE, "unstable")           /* the second run differs in one bit */                                \
+    X(LSE_CANCELLED,                                                                                         \
+      "lse-cancelled") /* one lse far smaller than its summands is off by 2^-18 of their magnitude */        \
+    X(MERGE_BASE, "merge-base")     /* parts joined in the wrong base */                                     \
+    X(INVALID_KEY, "invalid-key")   /* sparse: an invalid index reads key 0 */                               \
+    X(LATE_KEY, "late-key")         /* sparse: an index past the length counts */                            \
+    X(WRONG_SCALE, "wrong-scale")   /* FP8: a group of values has the scale of another */                    \
+    X(NO_EXTRA, "no-extra")         /* sparse: the extra cache is left out */                                \
+    X(CACHE_SLOT, "cache-slot")     /* two tokens in each other's slots */                                   \
+    X(CACHE_VALUE, "cache-value")   /* one value of the cache is rounded the other way */                    \
+    X(CACHE_SCALE, "cache-scale")   /* one scale is not the right power of two */                            \
+    X(CACHE_GAP, "cache-gap")       /* one byte written between two pages */                                 \
+    X(GATHER_VALUE, "gather-value") /* one value of a vector is off by its last bit */                       \
+    X(GATHER_ZERO, "gather-zero")   /* the row of a skipped slot is not all zeros */                         \
+    X(OUTSIDE, "outside")           /* gradients: one value of a token outside all requests is not 0 */      \
+    X(LSE_BASE, "lse-base")         /* sparse prefill: one lse in the other base */                          \
+    X(MAX_SCALE, "max-scale")       /* sparse prefill: one max_logits without softmax_scale */               \
+    X(MAX_NAN, "max-nan")           /* sparse prefill: one max_logits of a row of NaN is finite */           \
     X(BATCH, "batch")               /* one bit of a row of each request depends on the rest of the batch */
 #define FAULT_ENUMERATOR(name, text) FAULT_##name,
 enum defect { FAULTS_OF(FAULT_ENUMERATOR) FAULTS };
@@ -55,9 +55,8 @@ struct run {
     uint64_t seed;
     enum defect fault;
     bool verbose;
-    bool own_threads; /* run every loop of the library on our own threads */
-    bool
-        keep_threads; /* calls keep the thread settings: a caller that runs cases from several threads has set them for all */
+    bool own_threads;   /* run every loop of the library on our own threads */
+    bool keep_threads;  /* the caller has set the threads for all its calls */
     bool by_default;    /* no kernel is forced; `kernel` is a name for messages */
     int64_t most_cases; /* per kernel; 0 = all that the grid needs. Other values are reported as partial */
     int64_t only_case;  /* number in the grid; 0 = all */

@@ -13,13 +13,12 @@
 /* The memory layout of a tensor. */
 enum layout {
     LAYOUT_CONTIGUOUS,
-    LAYOUT_PADDED, /* gaps after every dimension; everything a multiple of 16 bytes */
-    LAYOUT_SWAPPED, /* as padded, with dimensions 1 and 2 of a tensor of four or more stored in swapped order */
+    LAYOUT_PADDED,  /* gaps after every dimension; everything a multiple of 16 bytes */
+    LAYOUT_SWAPPED, /* as padded, with dimensions 1 and 2 of four or more stored in swapped order */
     LAYOUT_ODD,     /* gaps of odd size, base at an odd element, byte_offset used */
     LAYOUTS,
-    LAYOUT_FAR =
-        LAYOUTS, /* contiguous, but pages of keys are more than 2^31 bytes apart; they cost address space, not memory */
-    LAYOUT_SWAPPED_FIRST /* as LAYOUT_SWAPPED for dimensions 0 and 1; not in a grid */
+    LAYOUT_FAR = LAYOUTS, /* contiguous; pages of keys over 2^31 bytes apart, in address space only */
+    LAYOUT_SWAPPED_FIRST  /* as LAYOUT_SWAPPED for dimensions 0 and 1; not in a grid */
 };
 
 /* Returns the layout of tensors other than the keys. */

@@ -27,9 +27,9 @@ enum {
 };
 enum {
     INPUTS_NORMAL,
-    INPUTS_SPIKED, /* keys at borders weigh more */
-    INPUTS_STEEP,  /* scores of ±200: overflow unless the maximum is subtracted */
-    INPUTS_NAN_ENDS /* causal: the last key of a request is NaN, which must not affect rows that may not see it */
+    INPUTS_SPIKED,  /* keys at borders weigh more */
+    INPUTS_STEEP,   /* scores of ±200: overflow unless the maximum is subtracted */
+    INPUTS_NAN_ENDS /* causal: a NaN as last key must not affect rows that may not see it */
 };
 
 enum { SIZES_64_128 = 3 };

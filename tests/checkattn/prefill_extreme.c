@@ -172,14 +172,16 @@ enum query {
     QUERY_NAN,
     QUERY_INFINITE, /* all scores -inf */
     QUERY_LOW,
-    QUERY_LESS_LOW, /* by 2^-20: scores beside -1e30 */
+    QUERY_LESS_LOW, /* by 2^-20: scores near -1e30 */
     QUERY_LARGE,    /* the largest score's weight exceeds the others by 2^46 */
-    QUERY_LARGEST,  /* … by 2^(7e30) */
+    QUERY_LARGEST,  /* the same by 2^(7e30) */
     QUERY_ABOVE,    /* all scores +inf */
-    QUERY_ONE,      /* that of the largest key is +inf, the others are -inf */
-    QUERY_ORDINARY, /* … by 2^11; and the next one */
+    QUERY_ONE,      /* the largest key's score is +inf, the others are -inf */
+    QUERY_ORDINARY, /* the same by 2^11; also the next value */
     QUERIES = QUERY_ORDINARY + 2,
-    QUERY_STEPS /* with LIST_STEPS: scores slightly above 2^26 and then above 2^31, in powers of two, whose differences are below 2^31 and rounded less than the scores */
+    /* With LIST_STEPS: scores slightly above 2^26 and then above 2^31, in powers of two, whose differences
+     * are below 2^31 and rounded less than the scores. */
+    QUERY_STEPS
 };
 
 /* Tiles of a single kind are followed by as many of all kinds, plus one: a number coprime to that of the

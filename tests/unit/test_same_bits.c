@@ -20,7 +20,7 @@ struct way {
     const char *name;
     int32_t threads; /* 0: one; -1: the host's own loop */
     int64_t shift;   /* elements before each tensor and between its rows */
-    int64_t page;    /* slots of a page; 0: as made, in dense decode without a block table */
+    int64_t page;    /* slots of a page; 0: as made (dense decode: no block table) */
     enum { PLANNED_INSIDE, BY_PLAN, BY_TABLES } plan;
     bool no_lse, invariant;
     int64_t request; /* 1 + the only request or token; 0: all */
