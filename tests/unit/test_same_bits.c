@@ -72,9 +72,8 @@ static const struct tested {
     struct layout layout;
     const struct way *more;
     int count, formats;
-    enum dimension
-        cut; /* a request or token along this dimension has the same bits alone, if batch-invariant; none: DIM__ */
-    int32_t alone; /* runs on this many threads, so that no prefill list is split */
+    enum dimension cut; /* batch-invariant: an index here alone has the same bits; none: DIM__ */
+    int32_t alone;      /* runs on this many threads, so that no prefill list is split */
 } all[] = {
 #define ROWS  .b = 3, .s_q = 2, .h_q = 5, .h_kv = 1, .d_v = 512, .type = {FMLA_TYPE_BFLOAT, 16, 1}
 #define PAGES .pages = 16, .page_size = SLOTS / 16, .one_head = 1, .topk = 150, .has = HAS_LSE | HAS_SINK
