@@ -134,7 +134,7 @@ def main():
     def call():
         return function(*arrays, *others, causal=True)
 
-    results = [call() for _ in range(3)][-1]  # so that the next call repeats the previous one, also for PyTorch's tensors
+    results = [call() for _ in range(3)][-1]  # the next call then repeats the previous one for PyTorch too
     nothing = dict.fromkeys(("launch", "_launch", "_launch_with", "_launch_in_memory"), 0)  # returns a status
     texts = [text for text, *_ in stages] + ["the library's call"]
     rounds = {text: [] for text in ["a call", *texts, *floor]}

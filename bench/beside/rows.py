@@ -93,7 +93,7 @@ class DenseFp8(Problem):
         "ours_bf16": ("ours", "dense_decode_of_bytes"),
         "ours_bf16_cache": ("ours", "dense_decode_of_values"),
     }
-    limits = Limits(0.9995, 0.3)  # PyTorch gives 0.9997 and 0.17 with queries rounded differently, or weights rounded to e4m3
+    limits = Limits(0.9995, 0.3)  # PyTorch: 0.9997 and 0.17 with queries rounded otherwise, or weights in e4m3
     page = 64
 
     def inputs(self, chance):

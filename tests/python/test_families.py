@@ -78,7 +78,7 @@ def call_plainly(function):
 
 
 call_decode = call_plainly(flash_mla_with_kvcache)
-CPU_BF16_KINDS = [kind for kind in BF16_KINDS if kind.device == "cpu"]  # Hopper's kernel does not support all of the following
+CPU_BF16_KINDS = [kind for kind in BF16_KINDS if kind.device == "cpu"]  # Hopper's kernel refuses some of the following
 OF_SPARSE = call_decode, check_sparse, KINDS
 OF_PREFILL = call_prefill, check_prefill, BF16_KINDS
 TWICE = dict(extra=(70, 30, 2), lengths=[[90, 60], [70, 3]])
