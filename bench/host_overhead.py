@@ -20,7 +20,7 @@ import flash_mla
 from flash_mla import _operations
 
 
-# The inputs of a call, of PyTorch's tensors and of NumPy's arrays: shapes of what is bf16 or fp16, and integers.
+# The inputs of a call, as PyTorch tensors and as NumPy arrays: shapes of bf16 or fp16 inputs, and integers.
 INPUTS = {
     _operations.DENSE_DECODE: (
         (((1, 1, 16, 576), (4, 64, 1, 576)), ([[0, 1, 2, 3]], [200])),
@@ -134,8 +134,8 @@ def main():
     def call():
         return function(*arrays, *others, causal=True)
 
-    results = [call() for _ in range(3)][-1]  # then the next call is like the one before to PyTorch's tensors too
-    nothing = dict.fromkeys(("launch", "_launch", "_launch_with", "_launch_in_memory"), 0)  # a status
+    results = [call() for _ in range(3)][-1]  # the next call then repeats the previous one for PyTorch too
+    nothing = dict.fromkeys(("launch", "_launch", "_launch_with", "_launch_in_memory"), 0)  # returns a status
     texts = [text for text, *_ in stages] + ["the library's call"]
     rounds = {text: [] for text in ["a call", *texts, *floor]}
     for _ in range(options.rounds):

@@ -55,7 +55,7 @@ import zipfile
 
 try:
     import torch
-except ImportError:  # only the command `time` needs it
+except ImportError:  # only `time` needs it
     torch = None
 
 from beside.contestants import Ours, contestants_for

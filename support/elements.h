@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Elements of tensors in host memory as float: what tools and tests need to fill and to read tensors whose
- * type is known at run time only.
+ * Reads and writes elements of tensors in host memory as float, for tools and tests whose tensor types are
+ * known only at run time.
  */
 #ifndef FMLA_SUPPORT_ELEMENTS_H
 #define FMLA_SUPPORT_ELEMENTS_H
@@ -21,10 +21,10 @@ static inline fmla_dtype dtype_of(int code, int bits)
     return dtype;
 }
 
-/* Element i of bf16, fp16 or fp32 data; NaN for other types. */
+/* Returns element i of bf16, fp16 or fp32 data; NaN for other types. */
 float element_load(const void *data, fmla_dtype dtype, int64_t i);
 
-/* Writes element i of bf16, fp16 or fp32 data, rounded to nearest even; other types are left alone. */
+/* Writes element i of bf16, fp16 or fp32 data, rounded to nearest even; leaves other types alone. */
 void element_store(void *data, fmla_dtype dtype, int64_t i, float value);
 
 #endif

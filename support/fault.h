@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * One line of text that says what went wrong: the file, the thing in it, what came and what is allowed.
+ * An error message of one line: the file, the item in it, the value found and the values allowed.
  */
 #ifndef FMLA_SUPPORT_FAULT_H
 #define FMLA_SUPPORT_FAULT_H
@@ -11,8 +11,8 @@ struct fault {
     char text[768];
 };
 
-/* Sets the text and returns false, so that a check reads `return fault_set(…)`. Names come from files and
- * from users: control characters in them are shown as '?', so that the text stays one line. */
+/* Sets the text and returns false, so that a check reads `return fault_set(…)`. Control characters, which
+ * names from files and users may hold, become '?', so that the text stays one line. */
 bool fault_set(struct fault *fault, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The driver's entry points are those of CUDA 12.0, declared here as far as they are used: tools and tests are built
- * where no toolkit is.
+ * Declares the entry points of the CUDA 12.0 driver that it uses: tools and tests build without a toolkit.
  */
 #include "gpu.h"
 
@@ -86,7 +85,7 @@ enum { MOST_DEVICES = 64 };
 static struct {
     pthread_mutex_t lock;
     bool tried;
-    char refusal[200]; /* "" if the driver is there and started */
+    char refusal[200]; /* "" if the driver is initialised */
     handle context[MOST_DEVICES];
     struct entries call;
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -146,7 +145,8 @@ bool gpu_open(int32_t id, struct fault *fault)
            passed(driver.call.context_set(driver.context[id]), "making the context current", fault);
 }
 
-/* What only the management library tells, which comes with the driver; NULL where it is not. */
+/* The management library (NVML), which comes with the driver and reports what the driver API does not;
+ * NULL if it is absent. */
 struct management {
     void *library;
     int (*start)(void);
@@ -238,7 +238,7 @@ bool gpu_alloc(void **memory, size_t bytes, struct fault *fault)
     snprintf(what, sizeof what, "allocating %zu bytes", bytes);
     *memory = NULL;
     if (!passed(driver.call.alloc(&pointer, bytes ? bytes : 1), what, fault)) return false;
-    memcpy(memory, &pointer, sizeof pointer); /* an address, in another space */
+    memcpy(memory, &pointer, sizeof pointer); /* an address in the device's address space */
     return true;
 }
 
@@ -247,7 +247,7 @@ void gpu_free(void *memory)
     if (memory) driver.call.free(number_of(memory));
 }
 
-/* Copies from pageable memory and fills may return before the GPU has done them. */
+/* Waits for completion: copies from pageable memory and fills may return earlier. */
 static bool done(int error, const char *what, struct fault *fault)
 {
     return passed(error, what, fault) && passed(driver.call.context_wait(), what, fault);
@@ -270,7 +270,7 @@ bool gpu_fill(void *to, unsigned char byte, size_t bytes, struct fault *fault)
 
 /* ---- Opening, closing and sending ------------------------------------------------------------- */
 
-/* gpu_<name> is one call of the driver, `of`; OPENS is one that makes *what, NULL where it is refused. */
+/* CALLS defines gpu_<name> as the driver call `of`; OPENS one that creates *what, NULL on failure. */
 #define CALLS(name, parameters, of, words)                                                                   \
     bool gpu_##name parameters                                                                               \
     {                                                                                                        \
@@ -347,6 +347,6 @@ bool gpu_capture_end(void *stream, void **graph, struct fault *fault)
     *graph = NULL;
     if (!passed(driver.call.capture_end(stream, &captured), "ending a capture", fault)) return false;
     const int error = driver.call.graph_instantiate(graph, captured, 0);
-    driver.call.graph_close(captured); /* what was made of it stands alone */
+    driver.call.graph_close(captured); /* the executable graph does not need it */
     return passed(error, "making a graph", fault);
 }

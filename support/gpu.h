@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * A GPU seen from tools, tests and benchmarks: memory, streams, graphs, events, through the driver that is loaded at
- * first use. Device memory is a void * that the host never reads through.
+ * GPU memory, streams, graphs and events for tools, tests and benchmarks, through the driver, which is loaded
+ * at first use. Device memory is a void * that the host never dereferences.
  *
- * All functions work on the device that the calling thread opened last, and return false with a fault that has the
- * driver's words. Copies and fills return when they are done, whatever stream reads the memory next; none of them may
- * be called while a stream is being captured.
+ * All functions work on the device that the calling thread opened last; on failure they return false and
+ * the fault holds the driver's message. Copies and fills return when they are complete, whichever stream
+ * reads the memory next; none of them may be called during stream capture.
  */
 #ifndef FMLA_SUPPORT_GPU_H
 #define FMLA_SUPPORT_GPU_H
@@ -15,27 +15,27 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Makes the primary context of device `id` current on this thread; to be called in every thread that uses the GPU. The
- * context stays until the process ends. A fault is also what a machine without a driver or without a GPU gives. */
+/* Makes the primary context of device `id` current on this thread; call it in every thread that uses the
+ * GPU. The context stays until the process ends. Fails with a fault where there is no driver or no GPU. */
 bool gpu_open(int32_t id, struct fault *fault);
 
 struct gpu_description {
     char name[96];    /* "NVIDIA H200" */
-    char driver[64];  /* its version, or the newest CUDA that it runs where only that is told */
+    char driver[64];  /* driver version, or the newest CUDA version it supports if only that is known */
     int major, minor; /* compute capability */
     int multiprocessors;
-    int sm_mhz;           /* the clock that the device is allowed at most */
+    int sm_mhz;           /* maximum SM clock */
     size_t memory, cache; /* bytes; cache: the L2 */
 };
 
 bool gpu_describe(int32_t id, struct gpu_description *description, struct fault *fault);
 
-/* The clock of the SMs at this moment; 0 where it is not told. */
+/* Returns the current SM clock; 0 if it is unknown. */
 int gpu_sm_mhz(int32_t id);
 
 /* ---- Memory --------------------------------------------------------------------------------- */
 
-/* At least 256-byte aligned; 0 bytes are allowed. */
+/* Aligned to at least 256 bytes; 0 bytes are allowed. */
 bool gpu_alloc(void **memory, size_t bytes, struct fault *fault);
 void gpu_free(void *memory); /* NULL is allowed */
 
@@ -45,48 +45,49 @@ bool gpu_fill(void *to, unsigned char byte, size_t bytes, struct fault *fault);
 
 /* ---- Streams and events --------------------------------------------------------------------- */
 
-/* A stream that does not wait for the default one (NULL, which all of these take too). */
+/* Opens a stream that does not synchronise with the default stream. All functions here also take NULL, the
+ * default stream. */
 bool gpu_stream_open(void **stream, struct fault *fault);
 void gpu_stream_close(void *stream);
 
-/* Waits for all that was sent to the stream; what went wrong on the GPU since then is told here. */
+/* Waits for all work on the stream and reports errors of the GPU since the last wait. */
 bool gpu_stream_wait(void *stream, struct fault *fault);
 
 bool gpu_event_open(void **event, struct fault *fault);
 void gpu_event_close(void *event);
 bool gpu_event_record(void *event, void *stream, struct fault *fault);
 
-/* Waits for the second event. */
+/* Waits for the second event and sets *seconds to the time between both. */
 bool gpu_event_seconds(void *first, void *second, double *seconds, struct fault *fault);
 
 /* ---- Kernels -------------------------------------------------------------------------------- */
 
-/* From PTX, which the driver compiles. */
+/* Loads a module from PTX, which the driver compiles. */
 bool gpu_module_open(void **module, const char *ptx, struct fault *fault);
 void gpu_module_close(void *module);
 bool gpu_kernel(void **kernel, void *module, const char *name, struct fault *fault);
 
-/* Allows launches with up to so many bytes of dynamic shared memory; without it they have at most 48 KiB. */
+/* Allows launches with up to `bytes` of dynamic shared memory; the default limit is 48 KiB. */
 bool gpu_kernel_shared(void *kernel, unsigned bytes, struct fault *fault);
 
-/* `shared`: bytes of dynamic shared memory a block. */
+/* `shared`: bytes of dynamic shared memory per CTA. */
 bool gpu_launch(void *kernel, unsigned blocks, unsigned threads, unsigned shared, void *stream,
                 void **parameters, struct fault *fault);
 
-/* A launch that is timed. */
+/* A launch to time. */
 struct gpu_load {
     void *kernel;
     unsigned blocks, threads;
     void **parameters;
 };
 
-/* Seconds: the shortest of several, after one that is not counted. */
+/* Sets *best to the shortest of several runs in seconds, after one warm-up run. */
 bool gpu_best_time(const struct gpu_load *load, double *best, struct fault *fault);
 
 /* ---- Graphs --------------------------------------------------------------------------------- */
 
-/* Captures what is sent to a stream (not the default one) into a graph that can be launched again and again. While a
- * capture runs, calls that could wait for the GPU are errors in every thread. */
+/* Captures the work sent to a stream (not the default one) into a graph that can be launched repeatedly.
+ * During a capture, calls that could wait for the GPU are errors in every thread. */
 bool gpu_capture_begin(void *stream, struct fault *fault);
 bool gpu_capture_end(void *stream, void **graph, struct fault *fault);
 bool gpu_graph_launch(void *graph, void *stream, struct fault *fault);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "gpu_copy.h"
 
-enum { THREADS = 256, VECTORS = 4 /* of 16 bytes, a thread */ };
+enum { THREADS = 256, VECTORS = 4 /* of 16 bytes, per thread */ };
 
-/* A block copies THREADS · VECTORS · 16 bytes: all loads first. */
+/* A CTA copies THREADS · VECTORS · 16 bytes and issues all loads first. */
 static const char ptx_copy[] = ".version 8.0\n"
                                ".target sm_80\n"
                                ".address_size 64\n"

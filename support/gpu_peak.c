@@ -8,7 +8,8 @@
 
 enum { READ_THREADS = 512, READ_BLOCKS_PER_SM = 4, MATRIX_THREADS = 256 };
 
-/* Each thread has eight loads of 16 bytes in flight. `count` is in such loads, a multiple of 8 · threads of the grid. */
+/* Each thread has eight loads of 16 bytes in flight. `count` counts such loads, a multiple of 8 · threads
+ * of the grid. */
 static const char ptx_read[] =
     ".version 8.0\n"
     ".target sm_80\n"
@@ -52,14 +53,15 @@ static const char ptx_read[] =
     "shl.b64 bytes, step, 3; add.u64 i, i, bytes; shl.b64 bytes, step, 4;\n"
     "setp.lt.u64 p, i, n;\n"
     "@p bra loop;\n"
-    "setp.ne.u32 p, s, 0;\n" /* never: so that the loads are needed */
+    "setp.ne.u32 p, s, 0;\n" /* never true: keeps the loads alive */
     "@p st.global.u32 [to], s;\n"
     "ret;\n"
     "}\n";
 
 /* ---- Matrix units: a loop over products of what stands in registers or shared memory ---------- */
 
-/* Values of ±(2^-5 … 2^-3), drawn: units that multiply zeros take less power, and run faster than they can. */
+/* Random values of ±(2^-5 … 2^-3): zeros take less power and would let the units run faster than with real
+ * data. */
 static const char ptx_draw[] = "mul.lo.u32 h, h, 1664525; add.u32 h, h, 1013904223;\n"
                                "shr.u32 x, h, 8; and.b32 x, x, 0x80ff80ff; or.b32 x, x, 0x3d003d00;\n";
 
@@ -73,7 +75,7 @@ static const char ptx_head[] = ".version 8.0\n"
                                ".reg .b32 n, h, x, tid, at;\n"
                                ".reg .b64 to;\n";
 
-/* What the sums are needed for. */
+/* Uses the sums, which keeps the products alive. */
 static void add_tail(struct ptx_text *text, int sums)
 {
     ptx_add(text, "ld.param.u64 to, [sink];\nmov.f32 sum, 0f00000000;\n");
@@ -81,7 +83,7 @@ static void add_tail(struct ptx_text *text, int sums)
     ptx_add(text, "setp.eq.f32 q, sum, 0f7f000000;\n@q st.global.f32 [to], sum;\nret;\n}\n");
 }
 
-enum { MMA_SUMS = 12 /* independent products a warp */, WGMMA_STEPS = 4 /* of 16, in a line of 128 bytes */ };
+enum { MMA_SUMS = 12 /* independent products per warp */, WGMMA_STEPS = 4 /* of 16, in a 128-byte line */ };
 
 static void ptx_mma(struct ptx_text *text)
 {
@@ -103,7 +105,7 @@ static void ptx_mma(struct ptx_text *text)
     add_tail(text, 4 * MMA_SUMS);
 }
 
-/* Two groups of four warps, each 64 × 256 sums, over 128-byte lines that are swizzled: A 8 KiB a group, B 32 KiB. */
+/* Two warpgroups, each with 64 × 256 sums, over 128-byte swizzled lines: A 8 KiB per warpgroup, B 32 KiB. */
 static void ptx_wgmma(struct ptx_text *text)
 {
     enum { SUMS = 128, SHARED = 49152, B_AT = 16384 };
@@ -115,7 +117,7 @@ static void ptx_wgmma(struct ptx_text *text)
     ptx_add(text, "st.shared.u32 [at], x;\nadd.u32 at, at, %d;\nadd.u32 tid, tid, %d;\n", 4 * MATRIX_THREADS,
             4 * MATRIX_THREADS);
     ptx_add(text, "setp.lt.u32 p, tid, %d;\n@p bra fill;\nfence.proxy.async;\nbar.sync 0;\n", SHARED);
-    /* Descriptors: address / 16, 1024 / 16 from eight lines to the next, swizzle of 128 bytes. */
+    /* Descriptors: address / 16, stride 1024 / 16 between groups of eight lines, 128-byte swizzle. */
     ptx_add(text, "mov.u32 tid, %%tid.x;\nshr.u32 tid, tid, 7;\nshl.b32 tid, tid, 13;\n");
     ptx_add(text, "mov.u32 at, tiles;\nadd.u32 tid, tid, at;\nadd.u32 at, at, %d;\n", B_AT);
     ptx_add(text, "shr.u32 tid, tid, 4;\nshr.u32 at, at, 4;\ncvt.u64.u32 a0, tid;\ncvt.u64.u32 b0, at;\n");
@@ -133,7 +135,7 @@ static void ptx_wgmma(struct ptx_text *text)
     add_tail(text, SUMS);
 }
 
-/* FLOP of one block in one round. */
+/* Returns the FLOP of one CTA in one round. */
 static double matrix_flop(const struct gpu_peak *peak)
 {
     enum { WGMMA_GROUPS = MATRIX_THREADS / 128, MMA_WARPS = MATRIX_THREADS / 32 };
@@ -161,7 +163,7 @@ static unsigned read_blocks(const struct gpu_peak *peak)
     return (unsigned)peak->gpu.multiprocessors * READ_BLOCKS_PER_SM;
 }
 
-/* Rounded up to what all threads read at once. */
+/* Rounds bytes up to a multiple of what all threads read at once. */
 static size_t whole_rounds(const struct gpu_peak *peak, size_t bytes)
 {
     const size_t round = (size_t)read_blocks(peak) * READ_THREADS * 8 * 16;
@@ -202,7 +204,7 @@ bool gpu_peak_nothing(const struct gpu_peak *peak, void *stream, struct fault *f
 
 bool gpu_peak_bandwidth(const struct gpu_peak *peak, double *bandwidth, struct fault *fault)
 {
-    /* So much that the begin and the end of a kernel weigh little. */
+    /* Read so much that start and end of the kernel are negligible. */
     const size_t most = (size_t)1 << 32, part = peak->gpu.memory / 8;
     const size_t bytes = whole_rounds(peak, part < most ? part : most);
     void *memory = NULL;
@@ -228,7 +230,7 @@ bool gpu_peak_flops(const struct gpu_peak *peak, double *flops, struct fault *fa
                                   parameters};
     double seconds;
     if (!gpu_best_time(&load, &seconds, fault)) return false;
-    rounds = (uint32_t)(SHORT * (20e-3 / seconds)) + 1; /* 20 ms: the clocks have settled */
+    rounds = (uint32_t)(SHORT * (20e-3 / seconds)) + 1; /* 20 ms: clocks have settled */
     if (!gpu_best_time(&load, &seconds, fault)) return false;
     *flops = (double)rounds * matrix_flop(peak) * (double)peak->gpu.multiprocessors / seconds;
     return true;

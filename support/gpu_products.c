@@ -9,15 +9,15 @@
 enum {
     TOKENS = GPU_PRODUCT_TOKENS,
     PART = GPU_PRODUCT_PART,
-    THREADS = 128,   /* two warps side by side, two below each other */
-    TILE = 128,      /* rows of weights of a block */
-    WARP = 64,       /* tokens, and rows, of a warp */
-    STEP = 32,       /* columns: what four lanes load of a row at once, 16 bytes each */
-    UNROLLED = 32,   /* steps that stand in the loop */
-    LOADS = WARP / 8 /* of inputs, and of weights, in a step */
+    THREADS = 128,   /* 2 × 2 warps */
+    TILE = 128,      /* rows of weights per CTA */
+    WARP = 64,       /* tokens and rows per warp */
+    STEP = 32,       /* columns: four lanes load 16 bytes each of a row */
+    UNROLLED = 32,   /* steps in the loop body */
+    LOADS = WARP / 8 /* of inputs and of weights, per step */
 };
 
-/* Words are hashes of their numbers. */
+/* Each word is a hash of its index. */
 static const char ptx_draw[] =
     ".visible .entry draw(.param .u64 to, .param .u32 words)\n"
     "{\n"
@@ -34,8 +34,8 @@ static const char ptx_draw[] =
     "bra loop;\n"
     "}\n";
 
-/* Lane (g, t) loads columns 8 t to 8 t + 7 of rows g, g + 8, … of both factors. mma takes them for other columns, the same ones in both,
- * which leaves the sum as it is. */
+/* Lane (g, t) loads columns 8 t to 8 t + 7 of rows g, g + 8, … of both factors. mma assigns them to other
+ * columns, the same in both factors, so the sum is unchanged. */
 static void add_step(struct ptx_text *text, const struct gpu_product *product, int step)
 {
     for (int factor = 0; factor < 2; factor++)
@@ -83,7 +83,7 @@ static void write_kernel(struct ptx_text *text, const struct gpu_product *produc
     for (int step = 0; step < UNROLLED; step++) add_step(text, product, step);
     ptx_add(text, "add.u64 a, a, %d; add.u64 b, b, %d;\n", 2 * STEP * UNROLLED, 2 * STEP * UNROLLED);
     ptx_add(text, "sub.u32 n, n, 1; setp.ne.u32 p, n, 0;\n@p bra loop;\n");
-    for (int i = 0; i < WARP / 8; i++) /* eights of tokens */
+    for (int i = 0; i < WARP / 8; i++) /* groups of eight tokens */
         for (int j = 0; j < WARP / 8; j++) {
             const int c = 4 * (WARP / 8 * (i / 2) + j) + 2 * (i % 2);
             ptx_add(text, "st.global.v2.f32 [to+%d], {c%d, c%d};\n", 4 * (8 * i * rows + 8 * j), c, c + 1);

@@ -4,12 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The ring is as deep as shared memory allows: a multiprocessor must have some 70 KB under way to read its share. */
+/* The ring is as deep as shared memory allows: an SM needs some 70 KB in flight to read its share. */
 enum { SLOTS = 12, SLOT_BYTES = 18432, LEAST_VECTORS = 4 };
-enum { LOAD_THREADS = 512, LOAD_BLOCKS_PER_SM = 2, LOADS = 9 /* of 512 bytes, in flight a warp */ };
+enum { LOAD_THREADS = 512, LOAD_BLOCKS_PER_SM = 2, LOADS = 9 /* of 512 bytes, in flight per warp */ };
 
-/* Blocks take equal shares of the chunks, one after another. Chunk i of a share goes to slot i mod 12; before it is asked
- * for, chunk i - 12 must have come, and is summed where a sum is wanted. */
+/* CTAs take equal shares of the chunks, one after another. Chunk i of a share goes to slot i mod 12;
+ * before its copy is issued, chunk i - 12 must have arrived, and is summed if a sum is wanted. */
 static const char ptx_bulk[] =
     ".version 8.0\n"
     ".target sm_90\n"
@@ -48,7 +48,7 @@ static const char ptx_bulk[] =
     "fence.proxy.async;\n"
     "bar.warp.sync 0xffffffff;\n"
     "ld.global.v2.u32 {first, count}, [chunks];\n"
-    "mov.u32 i, 0; mov.u32 s, 0; mov.u32 parity, 1;\n" /* 0 from the second round on, the first that waits */
+    "mov.u32 i, 0; mov.u32 s, 0; mov.u32 parity, 1;\n" /* 0 from the second round on, which waits first */
     "mov.u32 slot, ring; mov.u32 bar, bars;\n"
     "add.u32 end, n, 12;\n"
     "loop:\n"
@@ -82,7 +82,7 @@ static const char ptx_bulk[] =
     "add.u32 i, i, 1;\n"
     "mul.wide.u32 x, i, 8; add.u64 x, x, chunks;\n"
     "setp.lt.u32 p, i, n;\n"
-    "@p ld.global.v2.u32 {first, count}, [x];\n" /* comes while the next slot is waited for */
+    "@p ld.global.v2.u32 {first, count}, [x];\n" /* loads during the wait for the next slot */
     "add.u32 slot, slot, 18432; add.u32 bar, bar, 8;\n"
     "sub.u32 k, bar, bars;\n"
     "setp.eq.u32 p, k, 96;\n"
@@ -95,8 +95,8 @@ static const char ptx_bulk[] =
     "ret;\n"
     "}\n";
 
-/* Warp w takes chunks w, w + warps, …, each in one go: a thread's nine loads of 16 bytes, of which those past the chunk's
- * end are left out. The sum, which nobody wants in a run that is timed, makes them needed. */
+/* Warp w takes chunks w, w + warps, …, each at once: nine loads of 16 bytes per thread, of which those
+ * past the chunk's end are skipped. The sum, unused in a timed run, keeps the loads alive. */
 static const char load_head[] =
     ".version 8.0\n"
     ".target sm_80\n"
@@ -134,7 +134,7 @@ static const char load_tail[] = "add.u32 i, i, warps;\n"
 
 enum { TEXT_BYTES = 8192 };
 
-/* False if the text is too small for it. */
+/* Returns false if the text buffer is too small. */
 static bool write_load(char text[TEXT_BYTES])
 {
     size_t used = (size_t)snprintf(text, TEXT_BYTES, "%s", load_head);
@@ -146,13 +146,13 @@ static bool write_load(char text[TEXT_BYTES])
                                  "@p ld.global.v4.u32 {r%d, r%d, r%d, r%d}, [at+%d];\n"
                                  "add.u32 unit, unit, 32;\n",
                                  4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3, 512 * k);
-    if (used < TEXT_BYTES) /* the next chunk's entry comes with the loads */
+    if (used < TEXT_BYTES) /* load the next chunk's entry with the data */
         used += (size_t)snprintf(text + used, TEXT_BYTES - used,
                                  "add.u32 unit, i, warps;\n"
                                  "mul.wide.u32 x, unit, 8; add.u64 x, x, chunks;\n"
                                  "setp.lt.u32 p, unit, n;\n"
                                  "@p ld.global.v2.u32 {first, count}, [x];\n"
-                                 "bar.warp.sync 0xffffffff;\n"); /* all are under way before one is summed */
+                                 "bar.warp.sync 0xffffffff;\n"); /* issue all loads before summing any */
     for (int r = 0; r < 4 * LOADS && used < TEXT_BYTES; r++)
         used += (size_t)snprintf(text + used, TEXT_BYTES - used, "add.u32 s, s, r%d;\n", r);
     if (used < TEXT_BYTES) used += (size_t)snprintf(text + used, TEXT_BYTES - used, "%s", load_tail);

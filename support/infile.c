@@ -19,11 +19,11 @@ enum { FIRST_ROOM = 1 << 20, MAPPED_FILES = 4 };
 
 /* ---- A file that shrinks --------------------------------------------------------------------- */
 
-/* The handler reads the list at any moment: `line` is set last, and cleared first. */
+/* The handler may read the list at any moment: `line` is set last and cleared first. */
 static struct mapped {
     const unsigned char *begin;
     size_t bytes;
-    char *_Atomic line; /* what is said of a fault in it; NULL = nothing is mapped */
+    char *_Atomic line; /* message for a fault in it; NULL = entry unused */
 } mapped_files[MAPPED_FILES];
 
 static const char *program_name = "";
@@ -32,7 +32,7 @@ static atomic_flag told = ATOMIC_FLAG_INIT;
 
 static void say(const char *text)
 {
-    if (write(STDERR_FILENO, text, strlen(text)) < 0) return; /* there is nobody else to tell */
+    if (write(STDERR_FILENO, text, strlen(text)) < 0) return; /* nowhere else to report */
 }
 
 static void on_bus_error(int signal_number, siginfo_t *info, void *context)
@@ -43,14 +43,14 @@ static void on_bus_error(int signal_number, siginfo_t *info, void *context)
         const struct mapped *file = &mapped_files[i];
         const char *line = file->line;
         if (!line || at < file->begin || at >= file->begin + file->bytes) continue;
-        while (atomic_flag_test_and_set(&told)) pause(); /* of all threads, one tells */
-        if (stderr_is_terminal) say("\r\033[K");         /* in place of a line of progress */
+        while (atomic_flag_test_and_set(&told)) pause(); /* only one thread reports */
+        if (stderr_is_terminal) say("\r\033[K");         /* replaces the progress line */
         say(program_name), say(line);
         outfile_remove_unfinished();
         _exit(1);
     }
     outfile_remove_unfinished();
-    signal(signal_number, SIG_DFL); /* the same access raises it again */
+    signal(signal_number, SIG_DFL); /* the repeated access then ends the process */
 }
 
 void infile_handle_signals(const char *program)
@@ -75,7 +75,7 @@ static bool remember(struct infile *file, const char *name, struct fault *fault)
         file->slot = i;
         return true;
     }
-    free(line); /* one more than any program here opens: it ends without the line */
+    free(line); /* more files than any program here opens: SIGBUS ends it without the message */
     return true;
 }
 
@@ -114,7 +114,7 @@ static bool open_named(struct infile *file, const char *path, struct fault *faul
 {
     struct stat status;
     const int fd =
-        open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK); /* a pipe must not make us wait */
+        open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK); /* opening a pipe must not block */
     if (fd < 0) return fault_set(fault, "%s: cannot open: %s", path, strerror(errno));
     bool good;
     if (fstat(fd, &status))
@@ -137,7 +137,7 @@ bool infile_open(struct infile *file, const char *path, struct fault *fault)
     return good;
 }
 
-/* Anonymous memory, so that a tensor lies as it would in a mapped file, and that growing copies nothing. */
+/* Anonymous memory: tensors are aligned as in a mapped file, and growing copies nothing. */
 static bool grow(struct infile *file, const char *path, struct fault *fault)
 {
     const size_t room = file->room ? 2 * file->room : FIRST_ROOM;

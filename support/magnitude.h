@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the rounding of a row's results is relative to, however small they are themselves (docs/semantics.md, "Tolerances"):
- * Σ_d |scale · q_d · k_d| of the key that has the largest score, for lse and max_logits; Σ_t p_t |v_t|, for an element of out.
- * In double, from the values that the oracle reads.
+ * The scale of rounding errors in a row's results, which may exceed the results themselves
+ * (docs/semantics.md, "Tolerances"): Σ_d |scale · q_d · k_d| of the key with the largest score, for lse
+ * and max_logits; Σ_t p_t |v_t|, for an element of out. Computed in double from the values that the oracle
+ * reads.
  */
 #ifndef FMLA_SUPPORT_MAGNITUDE_H
 #define FMLA_SUPPORT_MAGNITUDE_H
@@ -15,7 +16,7 @@
 
 enum { MAGNITUDE_MOST = 512 }; /* values of a row */
 
-/* Zero-initialised, and then given the keys that the row sees, one after the other. */
+/* Zero-initialise it, then add each key that the row sees. */
 struct magnitude {
     bool any;
     double score, sum; /* of the key with the largest score */
@@ -23,7 +24,7 @@ struct magnitude {
         values[MAGNITUDE_MOST]; /* Σ_t p_t and Σ_t p_t |v_t|, where p_t = exp(its score - the largest) */
 };
 
-/* A key, and its d_v values. */
+/* Adds a key and its d_v values. */
 static inline void magnitude_add(struct magnitude *m, double scale, const float *q, const float *key,
                                  int64_t d_qk, const float *value, int64_t d_v)
 {
@@ -43,15 +44,15 @@ static inline void magnitude_add(struct magnitude *m, double scale, const float 
     for (int64_t d = 0; d < d_v; d++) m->values[d] += p * fabs((double)value[d]);
 }
 
-/* How far from the oracle's an lse of that base may be for the rounding of products; 0 where no key is seen. */
+/* Returns the error that the rounding of products allows an lse of that base; 0 if the row sees no key. */
 static inline double magnitude_bound(const struct magnitude *m, int32_t log_base)
 {
     static const double log2_e = 1.44269504088896341;
     return 0x1p-20 * m->sum * (log_base == FMLA_LOG_BASE_2 ? log2_e : 1.0);
 }
 
-/* How far element d of out may be for the rounding of probabilities and of out itself to bf16, by 2^-9 of each; 0 where no
- * key is seen. */
+/* Returns the error that the rounding of probabilities and of out to bf16, by 2^-9 each, allows element d
+ * of out; 0 if the row sees no key. */
 static inline double magnitude_out_bound(const struct magnitude *m, double sink, int d)
 {
     return m->any ? 0x1p-8 * m->values[d] / (m->weight + exp(sink - m->score)) : 0.0;

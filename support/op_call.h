@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The library's functions, and what their arguments have beside tensors, by the number of an operation (src/operations.h).
+ * The library's functions, and their arguments other than tensors, by operation number (src/operations.h).
  */
 #ifndef FMLA_SUPPORT_OP_CALL_H
 #define FMLA_SUPPORT_OP_CALL_H
@@ -20,7 +20,7 @@ struct op_functions {
 };
 extern const struct op_functions op_functions[OPERATIONS];
 
-/* The member that is no tensor, of whatever type it has; NULL where the operation has none of the name. */
+/* Returns the member `name`, which is not a tensor, as void *; NULL if the operation has no such member. */
 void *op_option(enum operation op, const union call_args *args, const char *name);
 
 #endif

@@ -18,22 +18,21 @@ enum { BUFFER_BYTES = 1 << 16, UNFINISHED_FILES = 4 };
 
 struct outfile {
     int fd;
-    int slot;     /* in unfinished[]; -1 for a target that is written directly */
-    char *shown;  /* the name the caller gave, for messages */
-    char *target; /* what the temporary file becomes */
-    char *
-        temporary; /* NULL for a target that is written directly, and for lines that lie under the target's name */
+    int slot;        /* index in unfinished[]; -1 for a target written directly */
+    char *shown;     /* the caller's name, for messages */
+    char *target;    /* the temporary file is renamed to this */
+    char *temporary; /* NULL for a target written directly, and for lines already at the target */
     bool lines;
-    off_t whole; /* of a file of lines: its size up to the last whole one; -1 where it is no regular file */
+    off_t whole; /* file of lines: size up to the last whole line; -1 if not a regular file */
     size_t used; /* bytes in buffer */
     char buffer[BUFFER_BYTES];
 };
 
-/* Temporary files that a signal must remove. The handler runs at any moment: an entry is set only after the
- * file exists, and cleared before its name is freed. */
+/* Temporary files that a signal must remove. The handler may run at any moment: an entry is set only after
+ * the file exists, and cleared before its name is freed. */
 static char *volatile unfinished[UNFINISHED_FILES];
 
-static int claimed_stdout = -1; /* what was standard output, once it is claimed */
+static int claimed_stdout = -1; /* standard output's descriptor, once claimed */
 
 void outfile_remove_unfinished(void)
 {
@@ -54,13 +53,13 @@ void outfile_handle_signals(void)
     for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++) {
         struct sigaction action;
         sigaction(fatal[i], NULL, &action);
-        if (action.sa_handler == SIG_IGN) continue; /* nohup stays nohup */
+        if (action.sa_handler == SIG_IGN) continue; /* keep nohup's SIG_IGN */
         memset(&action, 0, sizeof action);
         action.sa_handler = remove_unfinished;
         sigaction(fatal[i], &action, NULL);
     }
     signal(SIGXFSZ, SIG_IGN);
-    atexit(outfile_remove_unfinished); /* also where a library of the process ends it */
+    atexit(outfile_remove_unfinished); /* also if a library calls exit */
 }
 
 static bool write_fault(const struct outfile *file, struct fault *fault)
@@ -68,7 +67,7 @@ static bool write_fault(const struct outfile *file, struct fault *fault)
     return fault_set(fault, "%s: cannot write: %s", file->shown, strerror(errno));
 }
 
-/* Where the temporary file goes: the directory of target, with the slash; "" is the current one. */
+/* Returns the length of the directory part of target, with its slash; 0 is the current directory. */
 static size_t directory_length(const char *target)
 {
     const char *slash = strrchr(target, '/');
@@ -78,7 +77,7 @@ static size_t directory_length(const char *target)
 static bool has_room(const struct outfile *file, uint64_t expected_bytes, struct fault *fault)
 {
     struct statvfs fs;
-    if (fstatvfs(file->fd, &fs) || fs.f_blocks == 0) return true; /* unknown: a write will tell */
+    if (fstatvfs(file->fd, &fs) || fs.f_blocks == 0) return true; /* unknown: rely on write errors */
     const uint64_t unit = fs.f_frsize ? fs.f_frsize : fs.f_bsize;
     const uint64_t room = fs.f_bavail > UINT64_MAX / unit ? UINT64_MAX : fs.f_bavail * unit;
     if (room >= expected_bytes) return true;
@@ -134,7 +133,7 @@ static bool open_target(struct outfile *file, const char *path, struct fault *fa
         file->fd = open(path, O_WRONLY | O_CLOEXEC | O_NOCTTY);
         return file->fd >= 0 || fault_set(fault, "%s: cannot write: %s", path, strerror(errno));
     }
-    /* A link to a file stays a link. */
+    /* Resolve symbolic links, so that they stay links. */
     file->target = exists ? realpath(path, NULL) : strdup(path);
     if (!file->target) return fault_set(fault, "%s: cannot write: %s", path, strerror(errno));
     return open_temporary(file, fault);
@@ -210,7 +209,7 @@ struct outfile *outfile_open_lines(const char *path, struct fault *fault)
     return file;
 }
 
-/* The temporary file takes the target's name, or is removed. */
+/* Renames the temporary file to the target, or removes it. */
 static bool appear(struct outfile *file, struct fault *fault)
 {
     if (rename(file->temporary, file->target)) return write_fault(file, fault);
@@ -226,7 +225,7 @@ bool outfile_line(struct outfile *file, const char *text, struct fault *fault)
     const size_t length = strlen(text);
     if (!outfile_write(file, text, length, fault) || !outfile_write(file, "\n", 1, fault) ||
         !flush(file, fault)) {
-        /* The disk is full, say: without what is there of this line. */
+        /* For example the disk is full: truncate the partial line. */
         const bool cut = file->whole >= 0 && !ftruncate(file->fd, file->whole);
         if (cut && lseek(file->fd, file->whole, SEEK_SET) < 0) file->whole = -1;
         return false;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Each loop adds to sums that are independent of each other and stay in registers: more of them than latency times
- * issue rate, which is 8 to 16 on what is built today. They start from memory, so that a compiler cannot see that
- * they are alike, and no clobber makes it spill them.
+ * Each loop accumulates into independent sums in registers, more of them than latency times issue rate,
+ * which is 8 to 16 on current processors. The sums are loaded from memory, so that the compiler cannot see
+ * that they are equal, and there is no clobber that would make it spill them.
  */
 #include "peak.h"
 
@@ -23,7 +23,7 @@
 
 enum { MAX_SUMS = 24, MAX_LANES = 16 };
 
-/* A product and a sum that stay near 1: no step is a subnormal, which some processors take longer for. */
+/* Products and sums stay near 1: no step is subnormal, which is slower on some processors. */
 struct registers {
     _Alignas(64) float sums[MAX_SUMS * MAX_LANES];
     _Alignas(64) float factor[MAX_LANES];
@@ -36,7 +36,7 @@ static void registers_fill(struct registers *r)
     for (int i = 0; i < MAX_LANES; i++) r->factor[i] = 1.0f - 0x1p-10f, r->term[i] = 0x1p-10f;
 }
 
-/* PEAK_LOOP(function, attributes, vector, sums, STEP): STEP(sum, x, y) is the new sum. */
+/* PEAK_LOOP(function, attributes, vector, sums, STEP): STEP(sum, x, y) returns the new sum. */
 #define PEAK_LOOP(function, attributes, vector, count, STEP)                                                 \
     attributes static void function(struct registers *r, int64_t steps)                                      \
     {                                                                                                        \
@@ -63,7 +63,7 @@ PEAK_LOOP(loop_avx512, __attribute__((target("avx512f"))), __m512, 24, STEP_AVX5
 PEAK_LOOP(loop_avx512bf16, __attribute__((target("avx512f,avx512bf16"))), __m512, 24, STEP_BF16)
 #endif
 #if defined(FMLA_PEAK_AMX)
-/* Six sums in tiles; a step of a tile is 16 · 16 · 32 products. */
+/* Six sums in tiles; a tile step is 16 · 16 · 32 products. */
 __attribute__((target("amx-tile,amx-bf16"))) static void loop_amx(struct registers *r, int64_t steps)
 {
     _Alignas(64) struct {
@@ -72,7 +72,7 @@ __attribute__((target("amx-tile,amx-bf16"))) static void loop_amx(struct registe
         uint8_t rows[16];
     } config = {.palette = 1};
     for (int t = 0; t < 8; t++) config.row_bytes[t] = 64, config.rows[t] = 16;
-    __asm__ volatile("" ::: "memory"); /* compilers are not told what tiles are loaded from */
+    __asm__ volatile("" ::: "memory"); /* compilers do not know that tile loads read memory */
     _tile_loadconfig(&config);
     _tile_loadd(0, r->sums, 64);
     _tile_loadd(1, r->sums, 64);
@@ -149,12 +149,12 @@ static void *run_share(void *data)
     return NULL;
 }
 
-/* work(data, i) for i in [0, threads), each on a thread of its own; what gets none is done by the caller. Starting them takes
- * little beside what is measured here. */
+/* Runs work(data, i) for i in [0, threads), each on its own thread; the caller runs those for which no
+ * thread could be created. Starting the threads is short compared with what is measured here. */
 static void on_threads(int threads, void (*work)(void *data, int index), void *data)
 {
     enum { MOST = 4096 };
-    static pthread_t started[MOST]; /* peaks are measured by one caller at a time */
+    static pthread_t started[MOST]; /* one caller at a time measures peaks */
     static struct share shares[MOST];
     int count = 1;
     for (; count < threads && count < MOST; count++) {
@@ -180,11 +180,11 @@ static void run_steps(void *data, int index)
     struct registers r;
     registers_fill(&r);
     steps->unit->loop(&r, steps->count);
-    volatile float used = r.sums[0]; /* or the loop would be dead */
+    volatile float used = r.sums[0]; /* keeps the loop alive */
     (void)used;
 }
 
-/* Seconds of `count` steps on every one of `threads` threads. */
+/* Returns the seconds of `count` steps on every one of `threads` threads. */
 static double run_loop(const struct unit *unit, int threads, int64_t count)
 {
     struct steps steps = {unit, count};
@@ -197,7 +197,8 @@ double peak_flops(enum peak_unit unit, int threads)
 {
     enum { TRIES = 20 };
     if (!peak_unit_available(unit)) return 0.0;
-    /* Long enough that starting threads does not count; found on one, which waits for no other. */
+    /* Choose steps so long that starting threads is negligible; measured on one thread, which waits for no
+     * other. */
     int64_t steps = 1 << 16;
     while (run_loop(&units[unit], 1, steps) < 0.01) steps *= 2;
     double best = 1e30;
@@ -218,7 +219,7 @@ static size_t system_bytes(int name)
     return value > 0 ? (size_t)value : 0;
 }
 
-/* Thread `index` has the same part of the memory whatever is done with it. */
+/* Thread `index` always has the same part of the memory. */
 struct parts {
     uint64_t *words;
     int64_t pieces;
@@ -244,7 +245,7 @@ bool peak_memory_open(struct peak_memory *memory, int threads)
 #if defined(_SC_LEVEL3_CACHE_SIZE)
     memory->cache_bytes = system_bytes(_SC_LEVEL3_CACHE_SIZE);
 #endif
-    /* Twice the cache, as a cache that does not evict its oldest line first keeps part of a smaller one. */
+    /* Use twice the cache size: a cache whose replacement is not LRU keeps part of a smaller buffer. */
     const size_t all = system_bytes(_SC_PHYS_PAGES) * system_bytes(_SC_PAGESIZE);
     size_t bytes = 2 * memory->cache_bytes;
     if (bytes < (size_t)128 * MEBI) bytes = (size_t)128 * MEBI;
@@ -253,7 +254,7 @@ bool peak_memory_open(struct peak_memory *memory, int threads)
     memory->words = aligned_alloc(64, bytes);
     memory->bytes = bytes;
     if (!memory->words) return false;
-    /* Pages lie near a thread that will read them. */
+    /* First touch places pages near the thread that reads them. */
     struct parts parts = {memory->words, (int64_t)(bytes / MEBI), threads, 0};
     on_threads(threads, fill_part, &parts);
     return true;

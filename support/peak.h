@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What this machine's arithmetic and memory can do at best, measured: what a benchmark holds its figures against.
+ * Measures this machine's peak arithmetic throughput and memory bandwidth. Benchmarks compare their
+ * figures with them.
  */
 #ifndef FMLA_SUPPORT_PEAK_H
 #define FMLA_SUPPORT_PEAK_H
@@ -9,9 +10,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Instructions that do the work of a kernel. */
+/* Instructions that dominate a kernel. */
 enum peak_unit {
-    PEAK_GENERIC,     /* separate multiply and add, vectors of 128 bits */
+    PEAK_GENERIC,     /* separate multiply and add, 128-bit vectors */
     PEAK_AVX2,        /* vfmadd…ps ymm */
     PEAK_AVX512,      /* vfmadd…ps zmm */
     PEAK_AVX512_BF16, /* vdpbf16ps zmm */
@@ -19,31 +20,32 @@ enum peak_unit {
     PEAK_UNITS
 };
 
-/* "vdpbf16ps zmm". Static storage. */
+/* Returns for example "vdpbf16ps zmm", in static storage. */
 const char *peak_unit_name(enum peak_unit unit);
 
-/* Whether this build has the loop and this machine the instruction. */
+/* Returns true if this build has the loop and this machine the instruction. */
 bool peak_unit_available(enum peak_unit unit);
 
-/* FLOP/s of a loop that touches no memory, on `threads` threads at once; the best of several tries, about 0.2 s. */
+/* Returns FLOP/s of a loop without memory accesses on `threads` concurrent threads: the best of several
+ * tries, about 0.2 s. */
 double peak_flops(enum peak_unit unit, int threads);
 
-/* Memory larger than the last-level cache. Reading it measures the read bandwidth, and leaves nothing else in the
- * caches. */
+/* A buffer larger than the last-level cache. Reading it measures the read bandwidth and evicts everything
+ * else from the caches. */
 struct peak_memory {
     uint64_t *words;
     size_t bytes;
-    size_t cache_bytes; /* of the last level, as the system tells; 0 = it does not */
+    size_t cache_bytes; /* last-level cache; 0 = unknown */
 };
 
-/* False if there is no memory for it. */
+/* Returns false if memory is insufficient. */
 bool peak_memory_open(struct peak_memory *memory, int threads);
 void peak_memory_close(struct peak_memory *memory);
 
-/* Reads all of it once, on `threads` threads; returns the seconds that took. */
+/* Reads the buffer once on `threads` threads and returns the seconds. */
 double peak_memory_read(const struct peak_memory *memory, int threads);
 
-/* Bytes/s, the best of several reads. */
+/* Returns bytes/s, the best of several reads. */
 double peak_bandwidth(const struct peak_memory *memory, int threads);
 
 #endif

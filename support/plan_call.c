@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "plan_call.h"
 
-/* Members that the structs of both plans have. */
+/* Members common to both plans' structs. */
 #define SHARED(call)                                                                                         \
     .s_q = (call)->s_q, .h_q = (call)->h_q, .target = (call)->target, .num_workers = (call)->num_workers,    \
     .num_partitions = (call)->num_partitions, .plan = (call)->plan, .plan_size = (call)->plan_size,          \

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The functions of both split plans, by one struct that has the members of their argument structs.
+ * Calls the functions of both split plans through one struct that has the members of both argument
+ * structs.
  */
 #ifndef FMLA_SUPPORT_PLAN_CALL_H
 #define FMLA_SUPPORT_PLAN_CALL_H
@@ -9,7 +10,7 @@
 
 #include <stdbool.h>
 
-/* A plan to make, for either decode: what their argument structs have. */
+/* Arguments of a plan of dense or sparse decode. */
 struct plan_call {
     bool sparse;
     const fmla_tensor *seqlens, *topk_length, *extra_topk_length;
@@ -21,7 +22,8 @@ struct plan_call {
     void *stream;
     const fmla_tensor *partitions, *num_splits;
 };
-/* Its lengths: of the requests, or of the indices (0) and the extra ones (1). */
+/* Returns the address of length member k: dense decode has the requests' lengths; sparse decode those of
+ * the indices (0) and of the extra indices (1). */
 const fmla_tensor **plan_call_length(struct plan_call *call, int k);
 
 fmla_status plan_call_size(const struct plan_call *call, size_t *bytes);

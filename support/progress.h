@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * One line on a terminal that says how far a long task is. Nothing is written in its first two seconds, nor where
- * stderr is no terminal.
+ * Shows the progress of a long task as one line on the terminal. Writes nothing in the first two seconds,
+ * nor if stderr is not a terminal.
  */
 #ifndef FMLA_SUPPORT_PROGRESS_H
 #define FMLA_SUPPORT_PROGRESS_H
@@ -15,10 +15,10 @@ struct progress {
 
 void progress_begin(struct progress *progress, const char *what);
 
-/* `done` of `total` parts are done. Cheap enough for an inner loop of milliseconds. */
+/* Reports that `done` of `total` parts are complete. Cheap enough for an inner loop of milliseconds. */
 void progress_update(struct progress *progress, int64_t done, int64_t total);
 
-/* Wipes the line, if there is one: before other output, and at the end. */
+/* Erases the line if there is one: call it before other output and at the end. */
 void progress_wipe(struct progress *progress);
 
 #endif

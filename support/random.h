@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Seeded random numbers for tests, benchmarks and made inputs: the same on every machine.
- * The generator is SplitMix64 (Steele, Lea, Flood 2014).
+ * Seeded random numbers for tests, benchmarks and generated inputs: the same on every machine. The
+ * generator is SplitMix64 (Steele, Lea, Flood 2014).
  */
 #ifndef FMLA_SUPPORT_RANDOM_H
 #define FMLA_SUPPORT_RANDOM_H
@@ -21,19 +21,19 @@ static inline uint64_t random_u64(struct random_state *random)
     return z ^ (z >> 31);
 }
 
-/* In [low, high], both included. */
+/* Returns an integer in [low, high], both included. */
 static inline int64_t random_between(struct random_state *random, int64_t low, int64_t high)
 {
     return low + (int64_t)(random_u64(random) % ((uint64_t)(high - low) + 1u));
 }
 
-/* In [0, 1). */
+/* Returns a value in [0, 1). */
 static inline double random_unit(struct random_state *random)
 {
     return (double)(random_u64(random) >> 11) * 0x1p-53;
 }
 
-/* N(0, 1), by Box and Muller. */
+/* Returns a sample of N(0, 1) by the Box-Muller transform. */
 static inline float random_normal(struct random_state *random)
 {
     const double u = 1.0 - random_unit(random);
@@ -41,14 +41,14 @@ static inline float random_normal(struct random_state *random)
     return (float)(sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v));
 }
 
-/* N(mean, deviation²), clamped to [-1, 1]: how docs/semantics.md draws inputs. */
+/* Returns a sample of N(mean, deviation²) clamped to [-1, 1], as docs/semantics.md draws inputs. */
 static inline float random_input(struct random_state *random, float mean, float deviation)
 {
     const float x = mean + deviation * random_normal(random);
     return x < -1.0f ? -1.0f : x > 1.0f ? 1.0f : x;
 }
 
-/* A random order of items[0 … count). */
+/* Shuffles items[0 … count). */
 static inline void random_shuffle(struct random_state *random, int32_t *items, int64_t count)
 {
     for (int64_t i = count - 1; i > 0; i--) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Reading and writing share the table of types and the rules of shapes; the header's JSON is jansson's.
+ * Reading and writing share the table of types and the rules of shapes; jansson handles the header's JSON.
  */
 #include "safetensors.h"
 
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The format's reference reader refuses longer headers too. */
+/* The format's reference reader has the same limit. */
 #define HEADER_MAX   ((uint64_t)100 << 20)
 #define LENGTH_BYTES 8u
 #define ALIGNMENT    64u
@@ -39,7 +39,7 @@ static const struct safetensors_dtype types[] = {
 #define TYPE_COUNT (sizeof types / sizeof *types)
 #define TYPE_NAMES "BF16 F16 F32 F64 I8 I16 I32 I64 U8 U16 U32 U64 BOOL F8_E4M3 F8_E5M2 F8_E8M0"
 
-/* Bytes of a contiguous tensor; false if they do not fit in 63 bits. */
+/* Sets *bytes to the size of a contiguous tensor; returns false if it does not fit in 63 bits. */
 static bool tensor_bytes(fmla_dtype dtype, int32_t ndim, const int64_t *shape, uint64_t *bytes)
 {
     int64_t product = dtype.bits / 8;
@@ -59,7 +59,7 @@ struct safetensors_file {
     struct safetensors_tensor *tensors;
 };
 
-/* Reads the length of the header, and checks it before anything is read or allocated for the header. */
+/* Reads the header's length and checks it before reading or allocating the header. */
 static bool read_header_length(struct infile *in, const char *path, uint64_t *length, struct fault *fault)
 {
     if (!infile_need(in, LENGTH_BYTES, path, fault)) return false;
@@ -96,8 +96,8 @@ static json_t *read_header(struct infile *in, const char *path, uint64_t length,
     return header;
 }
 
-/* Of what is not mapped: the data that the header claims, and one byte more if one follows. What the claims are worth is
- * checked against what came. */
+/* For input that is not mapped: reads the data that the header claims, and one more byte if there is one.
+ * The claims are checked later against the bytes read. */
 static bool read_data(struct safetensors_file *file, const char *path, struct fault *fault)
 {
     const char *name;
@@ -126,7 +126,7 @@ static bool check_metadata(const char *path, const json_t *metadata, struct faul
     return true;
 }
 
-/* NULL with a fault if `value` names no type of the format. */
+/* Returns NULL with a fault if `value` names no type of the format. */
 static const struct safetensors_dtype *parse_dtype(const char *path, const char *tensor, const json_t *value,
                                                    struct fault *fault)
 {
@@ -193,7 +193,8 @@ static int by_position(const void *left, const void *right)
     return a->end < b->end ? -1 : a->end > b->end;
 }
 
-/* Sorted by position, every tensor begins where the one before it ends, and the last ends with the data. */
+/* Checks that in order of position every tensor begins where the previous one ends, and that the last ends
+ * with the data. */
 static bool check_cover(const struct safetensors_file *file, const char *path, struct fault *fault)
 {
     uint64_t covered = 0;
@@ -308,7 +309,7 @@ static json_t *declare(const struct safetensors_declaration *tensor, uint64_t be
                      "data_offsets", (json_int_t)begin, (json_int_t)end);
 }
 
-/* The header as text, in the order of declaration; *data_bytes is what the tensors take together. */
+/* Returns the header as text, in declaration order; *data_bytes is the size of all tensors together. */
 static char *header_text(const char *path, const struct safetensors_declaration *tensors, size_t tensor_count,
                          const struct safetensors_note *notes, size_t note_count, uint64_t *data_bytes,
                          struct fault *fault)

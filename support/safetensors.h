@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tensor files in the safetensors format: 8 bytes little-endian length of the header, the header (JSON: for
+ * Tensor files in the safetensors format: the header's length in 8 bytes little-endian, the header (JSON: for
  * each tensor its dtype, shape and data_offsets; strings under "__metadata__"), then the data.
  *
- * The reader trusts nothing: the file is of the size that its header claims, no two tensors share bytes and
- * no byte is unclaimed, before a tensor is handed out. Every refusal is one line that names file and tensor.
+ * Before the reader returns a tensor, it checks that the file has the size its header claims, that no two
+ * tensors share bytes and that no byte is unclaimed. Every error is one line that names file and tensor.
  */
 #ifndef FMLA_SUPPORT_SAFETENSORS_H
 #define FMLA_SUPPORT_SAFETENSORS_H
@@ -17,7 +17,7 @@
 
 enum { SAFETENSORS_MAX_DIMS = 8 };
 
-/* Name in files and type in memory; codes that fmla_dtype does not name are DLPack's. */
+/* Name in files and type in memory; codes outside fmla_dtype are DLPack's. */
 struct safetensors_dtype {
     const char *name; /* "BF16" */
     fmla_dtype dtype;
@@ -36,15 +36,15 @@ struct safetensors_tensor {
 
 struct safetensors_file;
 
-/* `path` may be "-", standard input. NULL with a fault if the file cannot be read or is not what it claims. */
+/* `path` may be "-", standard input. Returns NULL with a fault if the file cannot be read or is malformed. */
 struct safetensors_file *safetensors_open(const char *path, struct fault *fault);
 void safetensors_close(struct safetensors_file *file);
 
-/* In order of position; `index` in [0, safetensors_count). */
+/* Tensors are in order of position; `index` is in [0, safetensors_count). */
 size_t safetensors_count(const struct safetensors_file *file);
 const struct safetensors_tensor *safetensors_at(const struct safetensors_file *file, size_t index);
 
-/* NULL if there is none of that name. */
+/* Both return NULL if there is no such name. */
 const struct safetensors_tensor *safetensors_find(const struct safetensors_file *file, const char *name);
 const char *safetensors_metadata(const struct safetensors_file *file, const char *key);
 
@@ -63,18 +63,18 @@ struct safetensors_note {
 
 struct safetensors_writer;
 
-/* Nothing appears under `path` before safetensors_commit. The first tensor starts at a multiple of 64 bytes.
- * NULL with a fault if the file cannot be created, or its file system has no room for it. */
+/* Nothing appears under `path` before safetensors_commit. The first tensor starts at a multiple of 64
+ * bytes. Returns NULL with a fault if the file cannot be created or its file system has too little room. */
 struct safetensors_writer *safetensors_create(const char *path, const struct safetensors_declaration *tensors,
                                               size_t tensor_count, const struct safetensors_note *notes,
                                               size_t note_count, struct fault *fault);
 bool safetensors_write(struct safetensors_writer *writer, const void *data, size_t bytes,
                        struct fault *fault);
 
-/* Frees the writer, whether it works or not; a fault if not exactly the declared bytes were written. */
+/* Frees the writer in either case; fails with a fault if the bytes written differ from those declared. */
 bool safetensors_commit(struct safetensors_writer *writer, struct fault *fault);
 
-/* Leaves no file and frees the writer; NULL is allowed. */
+/* Removes the file and frees the writer; NULL is allowed. */
 void safetensors_abandon(struct safetensors_writer *writer);
 
 #endif

@@ -4,7 +4,7 @@
 
 #include <time.h>
 
-/* Seconds of a clock that only moves forward. */
+/* Returns the seconds of a monotonic clock. */
 static inline double timing_now(void)
 {
     struct timespec now;

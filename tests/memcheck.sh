@@ -18,7 +18,7 @@ check() { valgrind --quiet --error-exitcode=9 --leak-check=full --errors-for-lea
 
 oracle() { # oracle K/N: that part of the cases
     check "$build/checkattn" --device cpu --threads own --op dense_decode --kernel cpu-avx2 --cases 2 --part "$1" | tee result
-    grep -q '^partial dense_decode cpu-avx2: ' result # a kernel that was not reached has not passed
+    grep -q '^partial dense_decode cpu-avx2: ' result # a kernel that was not reached fails
 }
 
 run_batch() { # run_batch MORE OPTION...: run, with MORE if that is not empty, of what make-input makes with the options
@@ -30,7 +30,7 @@ run_batch() { # run_batch MORE OPTION...: run, with MORE if that is not empty, o
     grep -Eq '^check +PASS' result
 }
 
-# Each part in a folder of its own, side by side: valgrind itself uses one core.
+# Parts run in parallel, each in its own folder, because valgrind uses one core.
 parts=()
 part() { # part COMMAND...
     local own=$folder/${#parts[@]}

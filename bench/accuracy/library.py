@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the package flash_mla computes of the model's inputs, over caches that it wrote itself."""
+"""Runs the package flash_mla on the model's inputs, over caches that it wrote itself."""
 
 import numpy
 

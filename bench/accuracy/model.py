@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Inputs, the exact result, and what dense decode over FP8 caches makes of them: each step alone, and all of a mode together."""
+"""Inputs, the exact result, and a model of dense decode over FP8 caches: each step alone, and all steps of a mode together."""
 
 import functools
 import math
@@ -7,10 +7,10 @@ import math
 import numpy
 
 D, D_V, GROUP = 576, 512, 128
-ROWS = 4  # of a draw
+ROWS = 4  # per draw
 KEYS = [1 << n for n in range(10, 18)]
 SEED = 26
-BLOCK = 8192  # keys that are in memory as products at a time
+BLOCK = 8192  # keys whose products are in memory at once
 
 
 def draws_of(keys):
@@ -200,7 +200,7 @@ def summed(a, b, group, digits, of_sum, dtype):
 
 
 def unit_of(largest, digits):
-    least = largest.dtype.type(1e-30)  # where all is 0
+    least = largest.dtype.type(1e-30)  # if everything is 0
     return power_of_two(numpy.maximum(largest, least)) * largest.dtype.type(2.0**-digits)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A record as tables in Markdown and as a picture, both those of docs/fp8-accuracy.md."""
+"""Writes a record as tables in Markdown and as a picture, for docs/fp8-accuracy.md."""
 
 import json
 import math
@@ -65,7 +65,7 @@ def words_of(name):
 
 
 WORDS = {**{name: words_of(name) for name in MODES}, **{name: words for name, words, _, _ in LINES}}
-BIASED = (  # what "bias" has
+BIASED = (  # shown under "bias"
     ("one_signed", "source", "sums of O e4m3"),
     ("one_signed", "mode", "all-e4m3 FP8_576"),
     ("one_signed", "source", "sums of O fp16"),

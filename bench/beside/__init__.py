@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""What bench/sidebyside.py times (rows.py), whose calls (contestants.py), and how (timing.py)."""
+"""The parts of bench/sidebyside.py: the problems (rows.py), the contestants (contestants.py) and the timing (timing.py)."""

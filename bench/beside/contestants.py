@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The contestants. A method is named after an operation, takes the inputs of a row and returns the call that is timed.
-The call's output may be of any shape in which the rows of d_v elements are in the order of query tokens, then heads.
-Gradients are (dq, dk, dv), in the order of tokens, then heads, too.
+"""The contestants. A method is named after an operation, takes the inputs of a row and returns the call to time.
+The call's output may have any shape whose rows of d_v elements are ordered by query tokens, then heads.
+Gradients are (dq, dk, dv), also ordered by tokens, then heads.
 """
 
 import importlib.metadata
@@ -38,7 +38,7 @@ class Ours:
         self.functions, self.version = flash_mla, flash_mla.__version__
 
     def dense_decode(self, x, **options):
-        meta, _ = self.functions.get_mla_metadata()  # the first call puts the plan there
+        meta, _ = self.functions.get_mla_metadata()  # the first call stores the plan there
         arguments = (x.q, x.cache, x.table, x.lengths, D_V, meta)
         options = dict(softmax_scale=x.scale, causal=True, **options)
         return lambda: first(self.functions.flash_mla_with_kvcache(*arguments, **options))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What is timed, and its tensors. A row is a problem: `operation` names the method of a contestant that computes it,
-`peers` names who else takes part, and `inputs` makes its tensors. A group is a list of rows. Another kind of problem is
-another class here, and a method of every contestant that computes it.
+"""The timed problems and their tensors. A row is a problem: `operation` names the contestants' method that computes it,
+`peers` names the other contestants, and `inputs` makes its tensors. A group is a list of rows. Another kind of problem
+needs another class here, and a method in every contestant that computes it.
 """
 
 import math
@@ -15,32 +15,32 @@ try:
 except ImportError:  # only timing needs it
     torch = None
 
-D_V = 512  # the width of a value of MLA
-E4M3_MOST = 448  # the largest value of e4m3
-ROPE = 64  # the last elements of a key, which encode its position
+D_V = 512  # width of an MLA value
+E4M3_MOST = 448  # largest e4m3 value
+ROPE = 64  # last elements of a key, which encode its position
 
 
 class Limits(NamedTuple):
     """Of two results that agree."""
 
     cosine: float  # at least
-    worst: float  # at most, of an element's difference over the root mean square of its row
+    worst: float  # at most: largest difference of an element, relative to the root mean square of its row
 
 
-OF_BF16 = Limits(0.9999, 0.1)  # rounding to bf16 makes a worst element of 0.03
+OF_BF16 = Limits(0.9999, 0.1)  # rounding to bf16 gives a worst element of 0.03
 
 
 class Problem:
     """What a class says only where it differs."""
 
-    captured = True  # a run is a replay of a graph; else it is a call
+    captured = True  # a run replays a graph; else it is a call
     results = ("output",)
-    together = 1  # rows of results, whose largest root mean square is the measure of a difference in any of them
-    least_row = 0.0  # and at least so many root mean squares of all rows are
-    limits = OF_BF16  # of others' results beside ours
+    together = 1  # rows of results; differences in any of them are relative to the largest root mean square among them
+    least_row = 0.0  # least scale, as a multiple of the root mean square of all rows
+    limits = OF_BF16  # limits of others' results against ours
     needed = ()  # peers without which there is no ratio
-    variants = {}  # other calls that take part: {name: (contestant, method)}
-    reference = None  # gives a part of the results in fp32 arithmetic, for a check of ours by OF_BF16
+    variants = {}  # additional calls: {name: (contestant, method)}
+    reference = None  # computes some results in fp32, to check ours by OF_BF16
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class DenseFp8(Problem):
         "ours_bf16": ("ours", "dense_decode_of_bytes"),
         "ours_bf16_cache": ("ours", "dense_decode_of_values"),
     }
-    limits = Limits(0.9995, 0.3)  # queries rounded in another way, or weights to e4m3, make 0.9997 and 0.17 by PyTorch
+    limits = Limits(0.9995, 0.3)  # PyTorch: 0.9997 and 0.17 with queries rounded otherwise, or weights in e4m3
     page = 64
 
     def inputs(self, chance):
@@ -138,11 +138,11 @@ class DenseFp8Packed(DenseFp8):
 
     def cache_of(self, pages):
         cache = packed_cache(pages * self.page, "FP8_656", self.page, deviation=1)
-        return dict(cache=cache, descale_k=None)  # its scales are in it
+        return dict(cache=cache, descale_k=None)  # its scales are inside
 
     def query_values(self, x):
         latent, rope = x.q.float().split((D_V, ROPE), -1)
-        # By a tensor: on a GPU PyTorch multiplies by the reciprocal of a number, and one code in some millions is another.
+        # Divide by a tensor: on a GPU PyTorch multiplies by a number's reciprocal, which changes one code in some millions.
         scale = latent.abs().amax(-1, keepdim=True) / latent.new_full((1,), E4M3_MOST)
         return torch.cat([(latent / scale).to(torch.float8_e4m3fn).float() * scale, rope], -1)
 
@@ -178,11 +178,11 @@ class Sparse(Problem):
 
     kind = "sparse_decode"
     operation = "sparse_decode"
-    most_tokens = 1 << 22  # of a cache: requests of a large batch share keys
+    most_tokens = 1 << 22  # per cache: requests of a large batch share keys
 
     @property
     def peers(self):
-        return ("flashmla",) if self.h_q in (64, 128) else ()  # nobody has published one for other head counts
+        return ("flashmla",) if self.h_q in (64, 128) else ()  # no published kernel takes other head counts
 
     def inputs(self, chance):
         layout = "FP8_656" if self.d_qk == D_V + ROPE else "FP8_584"
@@ -282,7 +282,7 @@ class MhaGradients(Mha):
     }
     captured = False
     results = ("dq", "dk", "dv")
-    together = 16  # the sum that a row of dq or dk is can cancel, so that rounding is large beside that row alone
+    together = 16  # a row of dq or dk is a sum that can cancel, so that rounding is large relative to that row alone
     least_row = 0.1  # the first token of a causal sequence sees one key: its dq is 0 but for rounding
 
     def inputs(self, chance):
@@ -399,7 +399,7 @@ GROUPS = {
     "sm80_bwd": mha_gradients_rows_of(MhaGradientsPortable),
 }
 
-# Which kernels of ours a group is about, as FLASHMLA_KERNEL takes it; the others have the best of the machine.
+# Our kernels that a group tests, as FLASHMLA_KERNEL takes them; other groups use the machine's best.
 FORCED = {"sm80": "mha_forward=cuda-sm80", "sm80_bwd": "mha_backward=cuda-sm80"}
 
 
@@ -476,7 +476,7 @@ def gradients_of_head(q, k, v, dout, scale, causal):
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     places = torch.arange(len(k))
     for head in range(q.shape[1]):
-        for rows in places.split(2048):  # of a long sequence all scores at once would take gigabytes
+        for rows in places.split(2048):  # all scores of a long sequence would take gigabytes
             q_rows, dout_rows = q[rows, head], dout[rows, head]
             scores = q_rows @ k.T * scale
             if causal:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How contestants are compared and timed, and what is said of all rows."""
+"""Compares and times contestants, and summarises all rows."""
 
 import math
 import random
@@ -15,8 +15,8 @@ except ImportError:  # only timing needs it
 from beside.contestants import brief
 from beside.rows import OF_BF16, normal
 
-AHEAD = 4_000_000  # clocks, some 2 ms: a GPU waits so long before a call that is not captured, and the host gets ahead
-LONGEST = 0.5  # seconds: a call that takes more is not timed, and a contestant has fewer runs where all would take more
+AHEAD = 4_000_000  # clocks, some 2 ms: the GPU waits this long before a call that is not captured, so that the host gets ahead
+LONGEST = 0.5  # seconds: longer calls are not timed; if all runs would take longer, a contestant has fewer runs
 
 
 def difference(ours, theirs, name="output", together=1, least_row=0.0, whose="ours", limits=OF_BF16):
@@ -67,7 +67,7 @@ class Prepared(NamedTuple):
     run: Any
     results: tuple
     runs: int
-    same_again: bool = True  # a second call gave the same bits
+    same_again: bool = True  # a second call gives the same bits
 
 
 class TooSlow(Exception):
@@ -76,7 +76,7 @@ class TooSlow(Exception):
 
 def captured(call):
     """(a graph of the call, the output that its second replay wrote)"""
-    for _ in range(2):  # what happens only once happens now: kernels are loaded or compiled, plans are made
+    for _ in range(2):  # one-time work: kernels are loaded or compiled, plans are made
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -153,7 +153,7 @@ class Session:
     def __init__(self, present, absent, seed, before, runs, left_out=()):
         self.present, self.absent, self.seed, self.before, self.runs = present, absent, seed, before, runs
         self.left_out = left_out
-        self.too_slow = {}  # {(kind, name): the fewest FLOP of a call that was}
+        self.too_slow = {}  # {(kind, name): fewest FLOP of a call that was too slow}
 
     def prepare(self, row, x):
         """({name: Prepared}, what went wrong)"""
@@ -166,7 +166,7 @@ class Session:
                 continue
             try:
                 ready[name] = prepared(getattr(self.present[contestant], method)(x), row, self.runs)
-            except Exception as error:  # a peer may refuse a shape in any way
+            except Exception as error:  # a peer may raise anything for a shape it refuses
                 if isinstance(error, TooSlow):
                     self.too_slow[row.kind, name] = x.flop
                 wrong.append(f"{name} failed: {brief(error)}")
@@ -177,7 +177,7 @@ class Session:
         torch.manual_seed(self.seed)
         try:
             x = row.inputs(random.Random(self.seed))
-        except Exception as error:  # too little memory, say
+        except Exception as error:  # for example too little memory
             return {}, [f"its inputs could not be made: {brief(error)}"]
         ready, wrong = self.prepare(row, x)
         if "ours" not in ready:

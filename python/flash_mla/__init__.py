@@ -3,9 +3,10 @@
 
 >>> from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
-takes PyTorch tensors (which are imported by nobody but the caller), NumPy arrays, and any that speak DLPack, on the CPU and
-on NVIDIA GPUs. The functions are documented where they are defined: flash_mla.flash_mla_interface has those of FlashMLA, flash_mla._cache those of
-the cache, flash_mla._workspace workspace_bound. What they compute stands in docs/semantics.md of the project.
+takes PyTorch tensors (the package itself does not import PyTorch), NumPy arrays, and any others that support DLPack, on the
+CPU and on NVIDIA GPUs. The functions are documented where they are defined: flash_mla.flash_mla_interface has those of
+FlashMLA, flash_mla._cache those of the cache, flash_mla._workspace workspace_bound. docs/semantics.md of the project defines
+what they compute.
 """
 
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ its versions 1.0.0."""
 
 if TYPE_CHECKING:
     __version__: str
-else:  # else every name that is not there would be a str to a type checker
+else:  # otherwise a type checker would take every missing name for a str
 
     def __getattr__(name):
         if name == "__version__":

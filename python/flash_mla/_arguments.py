@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The arguments of the public functions, looked at: of which kind an array is, and what is a flag, a number, an option."""
+"""Checks the arguments of the public functions: the kind of an array, flags, numbers, options."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _import_arrays() -> None:
     _arrays = module
 
 
-if "torch" in sys.modules:  # its operators are then there for programs that were stored
+if "torch" in sys.modules:  # so that its operators exist for stored programs
     _import_torch()
 
 
@@ -66,7 +66,7 @@ def check_kinds(function: str, module: Any, *arrays: Tuple[str, Any]) -> None:
 def flag_of(function: str, name: str, value: Any) -> bool:
     if value is True or value is False:
         return value
-    if not hasattr(value, "__index__") and type(value).__name__ not in ("bool", "bool_"):  # NumPy's
+    if not hasattr(value, "__index__") and type(value).__name__ not in ("bool", "bool_"):  # NumPy's bool
         raise TypeError(f"{function}: {name}: is {type(value).__name__}, must be a bool")
     if value not in (0, 1):
         raise ValueError(f"{function}: {name}: is {value!r}, must be True or False")
@@ -99,7 +99,7 @@ def scale_of(function: str, name: str, value: Any, otherwise: str = "") -> float
     return value
 
 
-# Numbers to here, and from here, are rounded so.
+# Numbers up to the first are 0 in fp32; numbers from the second on are infinite.
 _NOTHING_AS_FP32, _INFINITE_AS_FP32 = 2.0**-150, (2 - 2**-24) * 2.0**127
 
 
@@ -108,7 +108,7 @@ _INFINITY, _E = math.inf, math.e
 
 def lse_options(function: str, lse_empty: float, log_base: float) -> Tuple[int, int]:
     """As the library counts them."""
-    if lse_empty == _INFINITY and log_base == _E:  # most often
+    if lse_empty == _INFINITY and log_base == _E:  # the usual case
         return 0, 0
     if lse_empty == math.inf:
         empty = 0

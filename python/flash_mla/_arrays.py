@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""NumPy's arrays, and everything else that speaks DLPack (CuPy, JAX, …): what the public functions call for them.
+"""Implements the public functions for NumPy arrays and all others that support DLPack (CuPy, JAX, …).
 
-bf16 arrays are those of ml_dtypes, since NumPy itself has no such type. A new array comes from the library of the caller's
-by the Python array API (`__array_namespace__`); an array without it can be given `out=` and `lse=`.
+bf16 arrays have the type of ml_dtypes, since NumPy itself has none. A new array comes from the library of the caller's array
+through the Python array API (`__array_namespace__`); for arrays without it, pass `out=` and `lse=`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ._described import KIND, Described, HostArray, Unfit, described, device_of,
 from ._described import all_described, host_scratch, is_of_bytes, put_all, refuse_fixed, shape_of
 from ._types import dtype_word
 
-# What it has for others beside the functions below:
+# Exported in addition to the functions below:
 __all__ = ["KIND", "device_of", "is_array", "is_of_bytes", "kind_of", "put_all", "shape_of"]
 _THIS = sys.modules[__name__]
 
@@ -80,7 +80,7 @@ def free_scratch(memory: Any) -> None:
     """It goes with its last name."""
 
 
-# ---- What the public functions call -----------------------------------------------------------------------------------
+# ---- Called by the public functions ------------------------------------------------------------------------------------
 
 
 def run(
@@ -115,7 +115,7 @@ def _completed(
         raise TypeError(
             f"{this}: {name}: cannot be made where arrays are {kind}, without __array_namespace__; pass {name}="
         )
-    second = min(1, len(inputs) - 1)  # of one input, that again
+    second = min(1, len(inputs) - 1)  # with one input, the same again
     forms = operation.results(shape_of(this, names[0], like), shape_of(this, names[second], inputs[second]), size)
     dtypes = {None: getattr(_whole(like), "dtype", None), _operations.BF16_OR_FP32: "float32"}
     try:
@@ -140,7 +140,7 @@ def call(operation: _operations.Operation, tensors: Tuple[Any, ...], options: Tu
     except Unfit:
         for name, array, is_written in zip(names, tensors, written):
             if array is not None:
-                described(this, name, array, stream, is_written, named=True)  # which says it with the name
+                described(this, name, array, stream, is_written, named=True)  # which reports it with the name
         raise
 
 
@@ -208,7 +208,7 @@ def slots_of(function: str, name: str, slots: Any, stream: int) -> Any:
         return wide
     if not hasattr(slots, "__array_namespace__"):
         return given
-    # The two halves of each number side by side: no type of 64 bits is asked for.
+    # The two halves of each number side by side: this needs no 64-bit type.
     halves = Described(function, name, slots.__array_namespace__().stack([slots, slots >> 31], axis=-1), stream)
     halves.form = device_type, device, dtype_word(0, 64), shape, (halves.form[4][0] // 2,)
     return halves

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""New vectors into a paged cache, and vectors out of one: what the functions of FlashMLA read is written by these."""
+"""Writes vectors into the paged caches that FlashMLA's functions read, reads vectors from them, and converts between formats."""
 
 from __future__ import annotations
 

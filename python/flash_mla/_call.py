@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""One call's arguments as C sees them.
+"""The arguments of one call in C's layout.
 
-A call of the library takes a struct, which points to tensors, which point to shapes and strides. A Call keeps the memory of
-all of them, which is filled anew for every call. Whoever knows arrays fills their Places in: `put_all` of _torch_tensors
-and _described, which `put_tensor` serves.
+A call of the library takes a struct, which points to tensors, which point to shapes and strides. A Call owns the memory of
+all of them and refills it for every call. `put_all` of _torch_tensors and _described fill in the Places of arrays, using
+`put_tensor`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Iterator, Sequence
 
 from ._structs import Tensor
 
-_MOST_DIMS = 8  # of a shape that is looked at; the library refuses one of more dimensions by their number alone
+_MOST_DIMS = 8  # of a shape that is read; the library refuses more dimensions by their number alone
 _HEAD = struct.Struct("=QiiiIQQQ")  # fmla_tensor
 _DIMS = struct.Struct(f"={_MOST_DIMS}q")
 _SHAPE = ctypes.sizeof(Tensor)
@@ -28,10 +28,10 @@ class Place(ctypes.c_char * (_STRIDES + _DIMS.size)):  # type: ignore[misc]
     by its address."""
 
     def __init__(self) -> None:
-        super().__init__()  # which makes the memory, in PyPy's ctypes
+        super().__init__()  # which allocates the memory in PyPy's ctypes
         self.address = ctypes.addressof(self)
         self.data = ctypes.c_void_p.from_buffer(self)
-        self.form: Any = None  # what stands here already, in the terms of whoever put it there
+        self.form: Any = None  # the current contents, as recorded by the writer
 
 
 def put_tensor(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""NumPy's arrays, and everything else that speaks DLPack, as C sees them.
+"""NumPy arrays, and all others that support DLPack, in C's layout.
 
-An array of NumPy's is put down as it is: a call of few microseconds feels every object that is made for it, so what C wants to know
-of its shape stays in its Place from call to call, and only the address is new. All others are _Described first.
+A NumPy array is written directly: in a call of a few microseconds every new object costs noticeable time, so its shape and
+strides stay in its Place between calls and only the address changes. All others are converted to Described first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KIND = "an array with __dlpack__"
 Form = Tuple[int, int, int, Sequence[int], Sequence[int]]
 """An array without its address: device type, device id, dtype (a dtype_word), shape, strides in elements."""
 
-# ---- What an array is -------------------------------------------------------------------------------------------------
+# ---- Kinds of arrays --------------------------------------------------------------------------------------------------
 
 
 class _NotThere:
@@ -111,7 +111,7 @@ def is_of_bytes(function: str, name: str, array: Any, stream: int) -> bool:
 
 # ---- Described ------------------------------------------------------------------------------------------------------
 
-_DEFAULT_STREAM = 1  # CUDA's, as the array API's standard names it
+_DEFAULT_STREAM = 1  # CUDA's default stream in the array API standard
 
 
 def _of_capsules() -> Any:
@@ -249,7 +249,7 @@ def _put(array: Any, place: Place) -> int:
         place.form = form
     if _get_pointer is None:
         place.data.value = _address(array)
-    else:  # as _address_by_struct has it
+    else:  # the result of _address_by_struct
         capsule = array.__array_struct__
         place.data.value = _pointer_at(_get_pointer(id(capsule), None) + _DATA).value
     return place.address

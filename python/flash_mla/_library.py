@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The shared library as Python sees it: its functions and its errors. Its structs are those of _structs.py."""
+"""The shared library in Python: its functions and its errors. _structs.py has its structs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ._structs import Capability, Device, DeviceInfo
 
 CPU, CUDA = 1, 2  # FMLA_DEVICE_…
 PARTITION_FIELDS = 8  # FMLA_PARTITION_FIELDS
-# Bytes of a token → FMLA_KV_FP8_…, of what sparse attention reads, of what dense decode does, and of what it has FP8 products over.
-# Of two formats of so many bytes that which keeps scales in their tokens.
+# Bytes of a token → FMLA_KV_FP8_…, for sparse attention, for dense decode, and for dense decode with FP8 products. If two
+# formats have the same size, the one with scales inside its tokens.
 FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4, 528: 6, 288: 8}
 DENSE_FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4, 576: 5}
 FP8_PRODUCT_FORMATS: Mapping[int, int] = {576: 5, 656: 3}
@@ -30,7 +30,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "fmla_capabilities": (c_int32, [Device, c_int64, ctypes.POINTER(Capability)]),
     "fmla_device_describe": (c_int32, [Device, ctypes.POINTER(DeviceInfo)]),
 }
-# These take the addresses of a struct (of a Call: _call.py) and of what is asked.
+# These take the address of a struct (that of a Call: _call.py) and the addresses of the answers.
 for _name in MEMBERS:
     _FUNCTIONS[f"fmla_{_name}"] = c_int32, [c_void_p]
 for _name in ("decode_plan", "sparse_plan"):
@@ -45,7 +45,7 @@ def _path() -> str:
     named = os.environ.get("FLASHMLA_LIBRARY")
     if named:
         return named
-    for folder in sys.modules[__package__].__path__:  # two in an editable install: the modules', and the library's
+    for folder in sys.modules[__package__].__path__:  # two in an editable install: the modules' and the library's
         bundled = os.path.join(folder, "libflashmla.so")
         if os.path.exists(bundled):
             return bundled
@@ -74,7 +74,7 @@ library = _load()
 
 # ---- Errors ---------------------------------------------------------------------------------------------------------
 
-# fmla_status → what Python raises. A buffer that is too small is this package's own mistake.
+# fmla_status → Python exception. A buffer that is too small is an error of this package.
 _EXCEPTIONS = {1: ValueError, 2: NotImplementedError, 3: RuntimeError, 4: RuntimeError}
 
 

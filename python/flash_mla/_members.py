@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The members of each operation's argument struct behind its size, in their order, each with its kind: those of
-src/operations.def, of which an installed package has a copy; tests/python/test_layout.py compares the structs with what a C
-compiler makes of the header.
+"""The members of each operation's argument struct after its size, in order, each with its kind, from src/operations.def, of
+which an installed package has a copy; tests/python/test_layout.py compares the structs with a C compiler's layout of the
+header.
 """
 
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The scheduler's metadata by FlashMLA's names: how the keys of a batch are shared among the SMs. Both of its generations are served."""
+"""The scheduler's metadata under FlashMLA's names: the distribution of a batch's keys over the SMs, in both of its generations."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _attach(partitions: Any, meta: FlashMLASchedMeta) -> None:
     alone: it must then be filled by the first call, which may be under capture."""
     try:
         partitions.sched_meta = meta
-    except AttributeError:  # an array that takes no attributes, as NumPy's
+    except AttributeError:  # an array without attributes, such as NumPy's
         pass
 
 
@@ -178,16 +178,16 @@ def plan_of(
 ) -> Tuple[Optional[Any], Optional[Any]]:
     """The two tables of the plan to follow, made if they are not there yet; None: a plan is made in the call, if one is needed.
     `like`: cache_seqlens; with `lengths`, those of sparse attention, q."""
-    if num_splits is not None:  # the older generation
+    if num_splits is not None:  # the older generation's call
         check_kinds(this, module, ("tile_scheduler_metadata", metadata), ("num_splits", num_splits))
         if metadata is None:
             raise TypeError(f"{this}: tile_scheduler_metadata: is None, must be {module.KIND} as num_splits is")
         return metadata, num_splits
     if metadata is None:
         return None, None
-    if module.is_compiling() and module.is_array(metadata):  # a graph's tensor has no attribute to look up
+    if module.is_compiling() and module.is_array(metadata):  # a tensor in a graph has no such attribute
         if metadata.shape[1:] == (_library.PARTITION_FIELDS,):
-            return None, None  # the plan is made in the call, and is the same
+            return None, None  # the call makes the same plan
         meta = None
     else:
         meta = metadata if isinstance(metadata, FlashMLASchedMeta) else getattr(metadata, "sched_meta", None)
@@ -214,7 +214,7 @@ def plan_of(
         meta.tile_scheduler_metadata, meta.num_splits = tables
         meta.config, meta.have_initialized = filled, True
         return tables
-    if meta.config != config:  # or torch.compile thinks so, to some of whose versions a named tuple equals no plain one
+    if meta.config != config:  # or seems to under torch.compile: in some versions a named tuple equals no plain one
         _check_config(this, meta.config, config)
     if not module.is_array(meta.tile_scheduler_metadata):
         kind = type(meta.tile_scheduler_metadata).__name__

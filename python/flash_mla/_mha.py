@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Dense multi-head attention over sequences packed one after the other, by FlashMLA's names."""
+"""Dense multi-head attention over packed sequences, under FlashMLA's names."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _attend(
         type(k) is type(v) is type(cu_seqlens_qo) is type(cu_seqlens_kv) is kind
         and (out is None or type(out) is kind)
         and (lse is None or type(lse) is kind)
-    ):  # which most often settles it
+    ):  # usually decides it
         arrays = k, v, cu_seqlens_qo, cu_seqlens_kv, out, lse
         check_kinds(this, module, *zip(_MHA, arrays))
         for name, array in zip(_MHA, arrays[:4]):
@@ -124,7 +124,7 @@ def _attend(
     return out, turned.T if lse is None else lse
 
 
-_MHA = "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "out", "lse"  # the arrays beside q
+_MHA = "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "out", "lse"  # the arrays other than q
 
 
 def flash_attn_varlen_qkvpacked_func(

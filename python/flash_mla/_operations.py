@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The library's operations, for every kind of array.
 
-`arrays` is the module that knows the caller's kind: _torch_tensors or _arrays. It puts arrays down as C sees them, and makes
-scratch memory.
+`arrays` is the module for the caller's kind of arrays: _torch_tensors or _arrays. It writes arrays in C's layout and
+allocates scratch memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ._call import Call, Struct, contiguous, put_tensor
 from ._library import library
 from ._types import dtype_word
 
-# The functions' names, and how they call what the library's messages begin with, where that differs.
+# The functions' names, and their names for the beginnings of the library's messages, if they differ.
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
 PLAN_FP8, DECODE_FP8 = "get_mla_metadata_dense_fp8", "flash_mla_with_kvcache_fp8"
 PREFILL, MHA = "flash_mla_sparse_fwd", "flash_attn_varlen_func"
@@ -28,7 +28,7 @@ _NAMES: dict[str, Mapping[str, str]] = {
         "s_q:": "num_q_tokens_per_head_k:",
         "h_q:": "num_q_tokens_per_head_k:",
         "h_kv:": "num_heads_k:",
-        "b:": "cache_seqlens:",  # of a plan for sparse attention, on a device that has none
+        "b:": "cache_seqlens:",  # of a sparse attention plan on a device that has none
     },
     DECODE: {
         "kv_cache:": "k_cache:",
@@ -36,7 +36,7 @@ _NAMES: dict[str, Mapping[str, str]] = {
         "q: d_v": "head_dim_v: d_v",
         "extra_kv_cache:": "extra_k_cache:",
         "extra_indices:": "extra_indices_in_kvcache:",
-        # The plan that is made for the call says these:
+        # Errors of the plan made for the call:
         "s_q:": "q: s_q:",
         "h_q:": "q: h_q:",
         "h_kv:": "k_cache: h_k:",
@@ -61,7 +61,7 @@ _NAMES[DECODE_FP8] = {
     "q_scale:": "descale_q:",
     "products:": "q: FP8 products:",
 }
-# What Python says in another way: the format is a number there, and here a flag and the number of bytes; lse is transposed.
+# Python's different terms: the library's format number is a flag and a number of bytes here; lse is transposed.
 _SENTENCES: Mapping[str, Mapping[str, str]] = {
     DECODE: {
         "kv_format: is 0, must name the format": "is_fp8_kvcache: is False, must be True where k_cache has bytes",
@@ -137,7 +137,7 @@ class Operation:
         self.names = [in_words_of(function, f"{tensor}:").rstrip(":") for tensor in self.tensors]
         self.may_be_none, self.is_written = ([word.endswith(mark) for word in words] for mark in "?!")
         self.written = [i for i, written in enumerate(self.is_written) if written]
-        self.is_attention = hasattr(struct_type, "workspace")  # the others take no memory
+        self.is_attention = hasattr(struct_type, "workspace")  # the others need no workspace
         self._struct_type, self._struct_size = struct_type, ctypes.sizeof(struct_type)
         self._struct = Struct(struct_type, ["struct_size", *fixed, *self.tensors, *self.options, "stream"])
         self._first = 0, self._struct_size, *fixed.values()
@@ -160,7 +160,7 @@ class Operation:
         """`tensors`: what comes after them is not looked at. `function`: in whose words errors are said, if it is another than the operation's."""
         call = self.take(arrays)
         values = (*arrays.put_all(tensors, call), *options, stream)
-        if values != call.values:  # most often those of the call before, which stand there
+        if values != call.values:  # usually those of the previous call, which are still there
             self.fill(call, values)
         if self.is_attention:
             status = self._launch_in_memory(arrays, call, tensors[0], stream)
@@ -242,7 +242,7 @@ def tell(told: Callable[[Operation], None]) -> None:
         told(operation)
 
 
-_NOWHERE = 1 << 12  # an address that nobody looks at; that of no tensor would be refused
+_NOWHERE = 1 << 12  # an address that is not read; NULL would be refused
 
 
 def _of_decode(q: Shape, keys: Shape, d_v: int) -> Tuple[Form, ...]:
@@ -278,7 +278,7 @@ def _of_gather(kv_cache: Shape, slots: Shape, kv_format: int) -> Tuple[Form, ...
     return (((tokens, kv_cache[-1] if len(kv_cache) else 0), None),)
 
 
-_WIDE = (3, 5)  # FMLA_KV_FP8_656 and FMLA_KV_FP8_576: 576 values, other bytes 512
+_WIDE = (3, 5)  # FMLA_KV_FP8_656 and FMLA_KV_FP8_576 have 576 values, other byte formats 512
 DENSE_DECODE = Operation(
     *("dense_decode", DECODE),
     "q kv_cache block_table? seqlens partitions? num_splits? attn_sink? kv_scale? out! lse!",
@@ -336,7 +336,7 @@ SPARSE_PLAN = Operation(
 
 # ---- The plan -------------------------------------------------------------------------------------------------------
 
-# `sizes`, of dense decode: s_q, h_q, h_kv; of sparse decode: b, topk, extra_topk, s_q, h_q.
+# `sizes` in dense decode: s_q, h_q, h_kv; in sparse decode: b, topk, extra_topk, s_q, h_q.
 
 
 def _plan_options(plan: Operation, sizes: Tuple[int, ...], place: Tuple[int, int]) -> Tuple[int, ...]:
@@ -357,7 +357,7 @@ def plan_shapes(
     b = lengths[0] if lengths and plan is DENSE_PLAN else sizes[0]
     call, count = plan.take(None), ctypes.c_int32()
     addresses = [0] * len(plan.tensors)
-    if plan is DENSE_PLAN:  # the lengths and their number play no part
+    if plan is DENSE_PLAN:  # the lengths and their number do not matter
         addresses[0] = put_tensor(call.places[0], 0, *place, INT32, (0,), (1,))
     of_any = sizes if plan is DENSE_PLAN else (0, *sizes[1:])
     plan.fill(call, (*addresses, *_plan_options(plan, of_any, place), 0))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The structs of include/flashmla/flashmla.h, member for member; tests/python/test_layout.py compares them with what a C compiler
-makes of the header. A line has neighbours of one type.
+"""The structs of include/flashmla/flashmla.h, member for member; tests/python/test_layout.py compares them with a C
+compiler's layout of the header. A line has neighbours of one type.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch: what the public functions call for its tensors.
+"""Implements the public functions for PyTorch's tensors.
 
-Imported where PyTorch has been: with this package if it was there before, else with the first array.
+Imported once PyTorch has been: with this package if PyTorch was imported before it, else with the first array.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import _torch_operators as operators
 from ._torch_repeat import Repeats
 from ._torch_tensors import KIND, device_of, is_array, is_of_bytes, kind_of, of_c, shape_of, strange
 
-# What it has for the public functions beside those below:
+# Exported in addition to the functions below:
 __all__ = ["KIND", "device_of", "is_array", "is_of_bytes", "kind_of", "shape_of"]
 _ops = operators.registered
 is_compiling = torch.compiler.is_compiling
@@ -71,9 +71,9 @@ _operations.tell(_note)
 _repeats: DefaultDict[_operations.Operation, Repeats] = defaultdict(Repeats)
 
 
-# ---- What the public functions call -----------------------------------------------------------------------------------
+# ---- Called by the public functions ------------------------------------------------------------------------------------
 
-# They take a `stream` as those of _arrays do, and have no use for it: it is the current one.
+# They take a `stream` like those of _arrays but ignore it: the current stream is used.
 
 
 def run(operation, inputs, given, options, stream, d_v=None):

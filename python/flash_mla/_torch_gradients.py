@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Dense MHA with its gradients, as two operators of PyTorch's dispatcher.
+"""Dense MHA with gradients, as two operators of PyTorch's dispatcher.
 
-flash_mla::mha is flash_mla::mha_forward with a derivative, which flash_mla::mha_gradients computes. Both take q, k and v as they are,
-q and k with v side by side, or all three side by side: a packed tensor has a packed gradient, of which nothing is copied.
+flash_mla::mha is flash_mla::mha_forward with a derivative, which flash_mla::mha_gradients computes. Both take q, k and v
+separately, q and k with v side by side, or all three side by side: the gradient of a packed tensor is packed, without copies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from . import _operations, _torch_operators
 from ._torch_operators import launch, new_results
 
-# `k`: alone where v is there; with the values behind the keys where only q is; else behind the queries. d_qk says where to cut.
+# `k`: the keys if v is given; keys, then values if only q is given; else queries, keys, values. d_qk gives the widths.
 _SOURCE = "Tensor? q, Tensor k, Tensor? v, Tensor cu_seqlens_q, Tensor cu_seqlens_k"
 _OPTIONS = "int d_qk, SymInt max_s_q, SymInt max_s_k, float softmax_scale, bool causal, bool deterministic, int lse_empty, int log_base"
 _this = _operations.MHA

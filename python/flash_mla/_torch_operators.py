@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: MIT
 """The operations as operators of PyTorch's dispatcher.
 
-Registered are flash_mla::decode_plan, ::dense_decode, ::dense_decode_fp8, ::sparse_plan, ::sparse_decode, ::sparse_prefill,
-::mha_forward, ::merge, ::cache_gather, which make their results, and ::dense_decode_out, ::dense_decode_fp8_out, ::sparse_decode_out,
-::sparse_prefill_out, ::mha_forward_out, ::merge_out, ::cache_gather_out, ::cache_append, ::cache_convert, which write into given ones; each with what
-torch.compile asks of it. They run on the current stream, take their memory from PyTorch's allocator and do not synchronise.
+flash_mla::decode_plan, ::dense_decode, ::dense_decode_fp8, ::sparse_plan, ::sparse_decode, ::sparse_prefill, ::mha_forward,
+::merge and ::cache_gather create their results; ::dense_decode_out, ::dense_decode_fp8_out, ::sparse_decode_out,
+::sparse_prefill_out, ::mha_forward_out, ::merge_out, ::cache_gather_out, ::cache_append and ::cache_convert write into given
+ones. Each has the registrations that torch.compile needs. They run on the current stream, allocate from PyTorch's allocator
+and do not synchronise.
 
-::mha_backward writes gradients. None of these has a gradient (_torch_gradients.py has the one that does), and each says so at the call: under grad mode it refuses a tensor that requires one, in eager mode as in a
-compiled graph, whose backward pass is made before it is known whether anybody wants it.
+::mha_backward writes gradients. None of these is differentiable (the operator in _torch_gradients.py is): under grad mode a
+call refuses a tensor that requires a gradient, in eager mode and in a compiled graph, whose backward pass is made before it is
+known whether it will be used.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from ._call import contiguous
 from ._members import MEMBERS
 from ._torch_tensors import current_device, current_stream, device_of, is_elsewhere, of_guards, stream_of
 
-# ---- How one is registered ------------------------------------------------------------------------------------------
+# ---- Registration -----------------------------------------------------------------------------------------------------
 
-# The package's own name, which a process may have under several: a kernel of the Hugging Face Hub is loaded under its id.
+# The package's own name. A process may load it under several names: a kernel of the Hugging Face Hub is loaded under its id.
 NAMESPACE = __package__
 operators = torch.library.Library(NAMESPACE, "DEF")
 registered = getattr(torch.ops, NAMESPACE)
@@ -111,7 +113,7 @@ def new_results(
     first = inputs[0]
     forms, new = results(first.shape, None if operation.is_attention else inputs[1].shape, size), first.new_empty
     return tuple(
-        [  # sizes one by one take less time than as a tuple
+        [  # separate sizes are faster than a tuple
             new(*(shape or _SCALAR)) if dtype is None else new(*(shape or _SCALAR), dtype=_DTYPES[dtype])
             for shape, dtype in forms
         ]
@@ -131,7 +133,7 @@ def plain_results(
     forms = results(first.shape, None if operation.is_attention else inputs[1].shape, size)
     made = []
     for shape, dtype in forms:
-        shape = tuple(shape)  # no torch.Size
+        shape = tuple(shape)  # a plain tuple, not torch.Size
         made.append(_empty_on_gpu(shape, _strides(shape), first.dtype if dtype is None else _DTYPES[dtype]))
     return tuple(made)
 
@@ -168,7 +170,7 @@ def _add(operation: _operations.Operation) -> None:
     name = into_name(operation)
 
     def into(*arguments):
-        launch(operation, arguments, arguments[count:])  # the tensors come first, and it reads no more of them
+        launch(operation, arguments, arguments[count:])  # the tensors come first; launch reads only these
 
     register(name, f"({', '.join(tensors + numbers)}) -> ()", operation.function, into, lambda *arguments: None)
     if operation.results is None:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""A call of an operation that is like the one before, on PyTorch's tensors: with the same numbers, and tensors that differ in nothing
-but their addresses, as the layers of a model make them.
+"""Repeats an operation's previous call on PyTorch's tensors, with the same numbers and with tensors that differ only in their
+addresses, as in the layers of a model.
 
-What is asked of the tensors then is one question of PyTorch's guards, which torch.compile puts in front of a graph: a tensor's class, its
-dispatch keys, type, device, sizes and strides, and whether it requires a gradient. Of the arguments as C has them only the addresses are
-written.
+One check of PyTorch's guards, which torch.compile puts in front of a graph, then covers the tensors: class, dispatch keys,
+type, device, sizes and strides, and whether a gradient is required. Only the addresses of the C arguments are rewritten.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from ._torch_tensors import current_device, form_of, of_guards, stream_of
 
 _Guards = of_guards("TensorGuards")
 _EMPTY = {"cpu": of_guards("_empty_strided_cpu"), "cuda": of_guards("_empty_strided_cuda")}
-_WORTH = 8  # so many short calls save what it takes to make ready for them
+_WORTH = 8  # this many short calls amortise the preparation
 _MOST_WAITED = 1 << 10
-_MOST_KEPT = 8  # of an operation; on the CPU each may keep some memory for its next call (_described.host_scratch)
+_MOST_KEPT = 8  # per operation; on the CPU each may keep some memory for its next call (_described.host_scratch)
 
 _PLAIN, _data_ptr = {torch.Tensor}, torch.Tensor.data_ptr
 _is_nested, _requires_grad = operator.attrgetter("is_nested"), operator.attrgetter("requires_grad")
@@ -73,7 +72,7 @@ class Last:
         elif not any(map(_requires_grad, [tensor for tensor in inputs if tensor is not None])):
             try:
                 self.repeat = Repeat(operation, inputs, results, options)
-            except (TypeError, ValueError, RuntimeError):  # the guards of this version want to be asked otherwise
+            except (TypeError, ValueError, RuntimeError):  # the guards of this version have another interface
                 self._wait = _MOST_WAITED
 
 
@@ -88,8 +87,8 @@ class Repeat:
         self.hits = 0
         self._operation, self._options = operation, options
         self._absent = [at for at, tensor in enumerate(inputs) if tensor is None]
-        self._present = operator.itemgetter(*present)  # of two or more: no operation has fewer
-        # The guards refuse a tensor that comes twice, as one scale for queries and keys: who it is is asked apart.
+        self._present = operator.itemgetter(*present)  # two or more: no operation has fewer
+        # The guards refuse a tensor passed twice, such as one scale for queries and keys: identity is checked separately.
         first_of = {id(tensor): at for at, tensor in reversed([*enumerate(tensors)])}
         self._twice = [(at, first_of[id(tensor)]) for at, tensor in enumerate(tensors) if at != first_of[id(tensor)]]
         self._once = sorted(first_of.values())
@@ -110,7 +109,7 @@ class Repeat:
             if inputs[at] is not None:
                 return None
         tensors, stream = self._present(inputs), 0
-        # The guards do not survive a tensor that has no strides: one without memory, and a nested one.
+        # The guards fail on a tensor without strides: one without memory, or a nested one.
         if not _PLAIN.issuperset(map(type, tensors)) or any(map(_is_nested, tensors)):
             return None
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch's tensors as C sees them: where their memory is, what they are not, scratch memory, streams."""
+"""PyTorch's tensors in C's layout: their addresses, unsupported kinds of tensors, scratch memory, streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._types import word_of
 
 # ---- Tensors --------------------------------------------------------------------------------------------------------
 
-# Of every dtype by its name.
+# The dtype_word of every dtype.
 _WORDS = {
     dtype: word_of(str(dtype).removeprefix("torch."), 8 * dtype.itemsize)
     for dtype in {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
@@ -47,8 +47,8 @@ class _ExchangeAPI(ctypes.Structure):
     _fields_ = [
         *_structs.neighbours(ctypes.c_uint32, "major minor"),
         *_structs.neighbours(ctypes.c_void_p, "older allocate managed_from_object managed_to_object"),
-        # Called with the tensor's id, which is its address, and a Place, which is not declared: either way ctypes has least to
-        # convert.
+        # Called with the tensor's id, which is its address, and a Place, which is not declared: both are the cheapest
+        # arguments for ctypes to convert.
         ("tensor_from_object", ctypes.PYFUNCTYPE(None, ctypes.c_void_p)),
     ]
 
@@ -62,16 +62,16 @@ def put_all(tensors: Sequence[Any], call: Call) -> Sequence[int]:
     if _write is not None:
         try:
             if call.wants_all:
-                any(map(_write, map(id, tensors), places))  # of which each returns None: all are called, and from C
+                any(map(_write, map(id, tensors), places))  # each returns None, so all are called, from C
                 return addresses
             given = zip(tensors, places, addresses)
             return [0 if tensor is None else _write(id(tensor), place) or address for tensor, place, address in given]
-        except RuntimeError:  # of a type that DLPack has no name for: the library says what it wants
+        except RuntimeError:  # a type unknown to DLPack: the library's error lists the valid ones
             pass
     return [0 if tensor is None else _put_by_attributes(tensor, place) for place, tensor in zip(places, tensors)]
 
 
-# What torch.cuda.caching_allocator_alloc and _delete call: the memory that a tensor would have, from the same pool.
+# Called by torch.cuda.caching_allocator_alloc and _delete: memory from the same pool as tensors.
 _allocate: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)
 _free: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
 
@@ -110,7 +110,7 @@ def is_array(value: object) -> bool:
 def shape_of(function: str, name: str, tensor: torch.Tensor) -> torch.Size:
     try:
         return tensor.shape
-    except RuntimeError:  # of a nested tensor, of a parameter that waits for its first input
+    except RuntimeError:  # a nested tensor, or a parameter that waits for its first input
         raise ValueError(strange(function, [(name, tensor)]) or f"{function}: {name}: has no shape") from None
 
 
@@ -127,7 +127,7 @@ def kind_of(value: object) -> str:
     return type(value).__name__
 
 
-# ---- Tensors that are not what lies in their memory -------------------------------------------------------------------
+# ---- Tensors whose memory does not hold their values ------------------------------------------------------------------
 
 
 def strange(
@@ -201,7 +201,7 @@ def _stream_of(device: int) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-# The current stream of a GPU, most often without the object that the public way makes.
+# The current stream of a GPU, usually without creating the object of the public interface.
 stream_of = getattr(torch._C, "_cuda_getCurrentRawStream", None) or _stream_of
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""The types of elements: their codes in DLPack, and their names where the library has none for them."""
+"""The types of elements: their DLPack codes, and their names if the library has none."""
 
 from __future__ import annotations
 
 from typing import Optional
 
-KINDS = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}  # with the number of bits
+KINDS = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}  # followed by the number of bits
 _ONE_SIZE = {
     "float8_e3m4": 7,
     "float8_e4m3": 8,
@@ -19,7 +19,7 @@ _ONE_SIZE = {
     "float6_e3m2fn": 16,
     "float4_e2m1fn": 17,
 }
-_NOBODY_S = 128  # DLPack gives none of the codes from here to 255
+_NOBODY_S = 128  # DLPack uses no code from here to 255
 _others: dict[str, int] = {}
 
 

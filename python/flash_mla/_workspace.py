@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How much memory calls take beside their arrays, asked before there is an array."""
+"""Bounds the memory that calls need besides their arrays, before there are any arrays."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def workspace_bound(
         tensors.update({"block_table": (int32, (b, max_pages)), "seqlens": (int32, (b,))})
         operation = _operations.DENSE_DECODE_FP8 if fp8_products else _operations.DENSE_DECODE
         type_, (_, *of_page, size) = cache
-        rows = (size, 576) if packed and d_qk == 576 else (size,)  # d_qk is known, but not the format
+        rows = (size, 576) if packed and d_qk == 576 else (size,)  # d_qk is known but not the format
         for row in (576,) if codes else rows:
             tensors["kv_cache"] = type_, (pages, *of_page, row)
             options["kv_format"] = _library.DENSE_FP8_FORMATS[row] if packed else 0

@@ -32,11 +32,11 @@ from ._library import library
 
 PAGE, LATENT, D_QK = 64, 512, 576
 TOKEN_BYTES = {"BF16": 2 * D_QK, "FP16": 2 * D_QK, "FP8_656": 656}
-LONG_RUN = 2.0  # seconds: of a call that takes longer there are FEW_RUNS
+LONG_RUN = 2.0  # seconds: longer calls have FEW_RUNS runs
 FEW_RUNS = 3
 
 
-# ---- Where arrays are, and how a call is timed there ------------------------------------------------------------------
+# ---- Devices: arrays and timing ---------------------------------------------------------------------------------------
 
 
 class Host:
@@ -59,7 +59,7 @@ class Host:
         self._most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
     def normal(self, *shape: int) -> Any:
-        if 6 * math.prod(shape) > self._most:  # fp32 first; the system would give memory that it does not have
+        if 6 * math.prod(shape) > self._most:  # fp32 first; the system may promise memory that it does not have
             raise MemoryError(f"an array of shape {shape} would take more than half of this machine's memory")
         values = self.random.standard_normal(shape, self.numpy.float32)
         values *= 0.1
@@ -81,7 +81,7 @@ class Host:
     def times(self, call: Callable[[], Any], runs: int, warm: bool) -> list[float]:
         """Seconds of each run."""
         if self._memory is None and not warm:
-            self._memory = self.numpy.ones(1 << 26)  # of 512 MB
+            self._memory = self.numpy.ones(1 << 26)  # 512 MB
         found: list[float] = []
         call()
         while len(found) < runs:
@@ -131,14 +131,14 @@ class Gpu:
 
     def times(self, call: Callable[[], Any], runs: int, warm: bool) -> list[float]:
         torch = self.torch
-        for _ in range(2):  # what happens only once happens now: kernels are loaded, the plan is made
+        for _ in range(2):  # one-time work: kernels are loaded, the plan is made
             call()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             call()
         found = []
-        for _ in range(runs + 1):  # the first does not count
+        for _ in range(runs + 1):  # the first run does not count
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             if not warm:
                 self._leave_caches()
@@ -221,7 +221,7 @@ class Work:
     call: Callable[[], Any]
     flop: float
     bytes: float
-    sizes: dict[str, Any]  # those of a line that the row does not have
+    sizes: dict[str, Any]  # sizes of a line that the row does not have
 
 
 def _pages(on: Any, keys: int, cache: str) -> Any:
@@ -311,7 +311,7 @@ def time_row(row: Row, on: Any, runs: int, warm: bool) -> dict[str, Any]:
     return {**shape, **work.sizes, "dtype": dtype, **measured, "between": between, "version": version, **on.facts}
 
 
-# ---- What is shown ----------------------------------------------------------------------------------------------------
+# ---- Output -----------------------------------------------------------------------------------------------------------
 
 
 def _digits(value: float) -> str:
@@ -457,7 +457,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
                 NotImplementedError,
                 RuntimeError,
                 ValueError,
-            ) as error:  # PyTorch's lack of memory, too
+            ) as error:  # also PyTorch's out-of-memory error
                 why = str(error).splitlines()[0] if str(error) else "there is too little memory"
                 print(f"{beginning}  not timed: {why}", flush=True)
                 continue

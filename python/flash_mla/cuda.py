@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The names that FlashMLA's extension module has, for programs that import it to see whether FlashMLA is installed, or call it.
+"""The names of FlashMLA's extension module, for programs that import it to find out whether FlashMLA is installed, or call it.
 
-There is no extension module here: these are the functions of flash_mla.flash_mla_interface, on every device, with the arguments of
-FlashMLA's. Dense multi-head attention is flash_attn_varlen_func there, and not among them.
+This is not an extension module: the functions call those of flash_mla.flash_mla_interface, on every device, with the
+arguments of FlashMLA's extension. Dense multi-head attention is not among them; use flash_attn_varlen_func.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The functions of FlashMLA (github.com/deepseek-ai/FlashMLA), with its names, signatures and conventions, and the two that vLLM's
-copy of it has for FP8 products.
+"""The functions of FlashMLA (github.com/deepseek-ai/FlashMLA), with its names, signatures and conventions, and the two that
+vLLM's copy of it has for FP8 products.
 
-Arrays are PyTorch's tensors, or NumPy's and any others that speak DLPack; results are of the first argument's kind. All of one
-call are on one device, which chooses the back end. What is computed stands in docs/semantics.md.
+Arrays are PyTorch's tensors, NumPy arrays or any others that support DLPack; results are of the first argument's kind. All
+arrays of a call are on one device, which selects the back end. docs/semantics.md defines what is computed.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def flash_mla_with_kvcache_fp8(
     return module.run(_operations.DENSE_DECODE_FP8, inputs, (out, lse), options, stream, head_dim_v)
 
 
-# The arrays beside q, of attention over all keys and over those that are named.
+# The arrays other than q, of attention over all keys and over named keys.
 _DENSE: Tuple[str, ...] = ("k_cache", "block_table", "cache_seqlens", "kv_scale", "attn_sink", "out", "lse")
 _SPARSE = (
     "k_cache",
@@ -382,7 +382,7 @@ def flash_mla_sparse_fwd(
     options = format_, sm_scale, *lse_options(this, lse_empty, log_base)
     stream, operation = integer_of(this, "stream", stream), _operations.SPARSE_PREFILL
     of_the_first: Tuple[Any, ...] = ()
-    if indexer_topk:  # before the others: what it leaves in out and max_logits is not wanted
+    if indexer_topk:  # before the others: its out and max_logits are discarded
         inputs = q, kv, module.first(this, q, "indices", indices, indexer_topk, stream), topk_length, None
         out, max_logits, *of_the_first = module.run(operation, inputs, (out, max_logits, None), options, stream, d_v)
     results = module.run(operation, (q, *arrays.values()), (out, max_logits, lse), options, stream, d_v)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * The axes of cases of dense MHA, of merge, of cache append, cache gather and cache convert, and what their values mean where they are not
- * numbers.
+ * The axes of cases of dense MHA, merge, cache append, cache gather and cache convert, and the meaning of
+ * values that are not numbers.
  */
 #ifndef CHECKATTN_AXES_H
 #define CHECKATTN_AXES_H
 
 #include "case.h"
 
-/* The same of both directions but for the last requests and one axis. */
+/* Both directions have the same axes, except for the last value of requests and one axis. */
 #define MHA_AXES(X)          MHA_AXES_WITH(X, "", "lse: 1 0")
 #define MHA_BACKWARD_AXES(X) MHA_AXES_WITH(X, " within", "deterministic: 0 1")
 #define MHA_AXES_WITH(X, more_requests, own)                                                                 \
@@ -42,7 +42,7 @@ enum { MHA_AXES(AXIS_NAME) H_AXES };
     X(M_LAYOUT, "layout: contiguous padded swapped odd")                                                     \
     X(M_THREADS, "threads: built_in (one) own")
 enum { MERGE_AXES(AXIS_NAME) M_AXES };
-enum { EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL, EMPTIES_NAN /* of some rows one part has an lse of NaN */ };
+enum { EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL, EMPTIES_NAN /* in some rows one part has an lse of NaN */ };
 
 #define CACHE_AXES(X)                                                                                        \
     X(C_FORMAT,                                                                                              \

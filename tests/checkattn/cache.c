@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Cache append and gather against the oracle, byte by byte. The cache of a case is one block of memory, canaries and gaps
- * between pages included, all of it random; of what the oracle makes of a copy every byte is compared, so that each that is wrong, missing
- * or not the call's to write shows. Of a NaN that was gathered only that it is one is compared.
+ * Tests cache append and gather against the oracle, byte by byte. A case's cache is one block of random
+ * memory, including canaries and gaps between pages; every byte of it is compared with the oracle's result
+ * on a copy, so that every byte that is wrong, missing or not the call's to write is detected. A gathered
+ * NaN only has to be a NaN.
  */
 #include "cache_case.h"
 #include "elements.h"
@@ -21,7 +22,7 @@ const float cache_scales[CACHE_SCALES] = {0.0f, 0.25f, 0.037f, 3.1e-33f, 2.7e31f
 
 /* ---- The grid ------------------------------------------------------------------------------- */
 
-/* Sizes are bf16's and fp16's to choose, a scale FP8_576's; other formats have the first of the list. */
+/* bf16 and fp16 allow any size, FP8_576 any scale; other formats use the first value of the list. */
 static bool possible(const int64_t *v)
 {
     const int64_t format = v[C_FORMAT];
@@ -50,7 +51,8 @@ static void choose(struct subject *op, const struct run *run)
     op->axis[C_GRAPH].count = on_gpu(run) ? 2 : 1;
     op->axis[C_ROPE].count = gather ? 1 : 2;
     for (int i = C_NORM; i <= C_POSITIONS; i++) op->axis[i].count = gather ? 1 : i == C_POSITIONS ? 2 : 3;
-    /* Which of the tokens of one slot stays is not said of a GPU; reading one twice is. */
+    /* On a GPU it is unspecified which of several tokens in one slot remains; reading a slot twice is
+     * allowed. */
     op->axis[C_SLOTS].count = on_gpu(run) && !gather ? 2 : 3;
 }
 
@@ -140,8 +142,8 @@ static float hostile(struct random_state *random)
     return which < (int64_t)(sizeof bits / sizeof bits[0]) ? num_float(bits[which]) : random_normal(random);
 }
 
-/* Element `number` of all of a case. VALUES_ALL: every pattern of 16 bits after the other, so that those of a group have
- * about the same size. */
+/* Sets element `number` of a case. VALUES_ALL: every 16-bit pattern in order, so that values of a group
+ * have similar magnitudes. */
 static void put_value(char *at, fmla_dtype dtype, int64_t values, int64_t number, float size,
                       struct random_state *random)
 {
@@ -172,8 +174,8 @@ static void fill_vectors(struct test_case *c)
     }
 }
 
-/* What is done to the values first. Positions are drawn, so that some occur twice; of a GPU and of tokens that are skipped some
- * are outside the table. */
+/* Makes the norm and rotation of the values. Positions are random, so some repeat; on a GPU, and for
+ * skipped tokens, some are outside the table. */
 static void make_norm(struct test_case *c, enum layout layout)
 {
     const int64_t *v = c->v;
@@ -203,7 +205,7 @@ static void make_turns(struct test_case *c, enum layout layout, bool gpu)
     *(int32_t *)op_option(c->op->of, &c->args, "rope_pairs") = (int32_t)v[C_TURN];
     for (int64_t t = 0; t < c->max_positions; t++) {
         float *row = guarded_at(&c->tensor[APPEND(rope_table)], t, 0, 0, 0);
-        fmla_rope_table(row, 1, 1e4); /* which is too plain to be all of them */
+        fmla_rope_table(row, 1, 1e4); /* too regular for every position */
         for (int i = 0; t && i < 64; i++)
             row[i] = v[C_VALUES] == VALUES_HOSTILE ? hostile(&c->random) : 0.7f * random_normal(&c->random);
     }
@@ -249,7 +251,7 @@ static void make(struct test_case *c, const struct run *run)
     const bool gather = is_gather(c);
     const enum layout layout = (enum layout)v[C_VECTORS];
     const float scale = v[C_FORMAT] == FMLA_KV_FP8_576 ? cache_scales[v[C_SCALE]] : 0.0f;
-    c->captured = v[C_GRAPH] && v[C_TOKENS]; /* else nothing is sent */
+    c->captured = v[C_GRAPH] && v[C_TOKENS]; /* otherwise nothing is launched */
     *(int32_t *)op_option(c->op->of, &c->args, "kv_format") = (int32_t)v[C_FORMAT];
     *(float *)op_option(c->op->of, &c->args, "cache_scale") = scale;
     const struct cache_shape pages = {v[C_FORMAT], v[C_D_QK], c->page_size, v[C_CACHE]};
@@ -272,7 +274,7 @@ static void make(struct test_case *c, const struct run *run)
 
 /* ---- Faults ---------------------------------------------------------------------------------- */
 
-/* Where a token of the call lies in the cache; NULL without one. */
+/* Returns the address of a token of the call in the cache; NULL if there is none. */
 static unsigned char *some_token(struct test_case *c)
 {
     const struct cache_case *k = (const struct cache_case *)c;
@@ -317,7 +319,7 @@ static bool plant_after(struct test_case *c, enum defect fault)
     return planted != NULL;
 }
 
-/* Two tokens change places; with other values than these they may be the same. */
+/* Swaps two tokens; with other values they might be equal. */
 static bool plant_before(struct test_case *c, enum defect fault, struct patch *patch)
 {
     const int64_t *v = c->v;
@@ -331,7 +333,7 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
 
 /* ---- Comparison ------------------------------------------------------------------------------ */
 
-/* Every vector, by the oracle in memory of its own. */
+/* Compares every vector with the oracle's, in separate memory. */
 static void compare_gathered(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
                              struct oracle *oracle)
 {
@@ -341,7 +343,7 @@ static void compare_gathered(struct test_case *c, const struct run *run, struct 
     union call_args args = c->args;
     guarded_make(&theirs, out->tensor.dtype, 2, out->shape, LAYOUT_CONTIGUOUS);
     args.cache_gather.out = &theirs.tensor, args.cache_gather.kernel = "ref";
-    args.cache_gather.kv_cache = &cache_of(c)->tensor; /* near */
+    args.cache_gather.kv_cache = &cache_of(c)->tensor; /* the near copy */
     if (fmla_cache_gather(&args.cache_gather)) report(tally, run, c->name, fmla_last_error());
     int64_t wrong = 0, token = 0, value = 0;
     for (int64_t t = 0; t < v[C_TOKENS]; t++, tally->rows++)
@@ -384,8 +386,8 @@ static bool is_turned(const struct test_case *c, int64_t token)
     return position >= 0 && position < c->max_positions;
 }
 
-/* Every byte, by the oracle in a copy of what the cache was. On a GPU tokens whose slot or position there is not are skipped; the
- * oracle is a kernel of the CPU, which refuses them. */
+/* Compares every byte with the oracle's result on a copy of the original cache. A GPU skips tokens whose
+ * slot or position does not exist; the oracle is a CPU kernel, which refuses them. */
 static void compare_cache(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
                           struct oracle *oracle)
 {
@@ -412,7 +414,7 @@ static void compare_cache(struct test_case *c, const struct run *run, struct tal
 
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
 
-/* Every pattern of bf16 and fp16, and as many of fp32, into (or out of) every format; then pages that are far apart. */
+/* Every pattern of bf16 and fp16, and as many of fp32, to (or from) every format; then far pages. */
 static void more(struct suite *suite)
 {
     const bool gather = suite->op == &cache_gather;
@@ -430,7 +432,7 @@ static void more(struct suite *suite)
                                           "norm without_eps, turned interleaved",
                                           "norm with_eps, turned halves, positions i64"};
     for (int format = FMLA_KV_BF16; !gather && format <= FMLA_KV_FP8_528_F32; format++)
-        for (int i = 0; i < 30; i++) { /* few tokens, and so many that a warp may take several */
+        for (int i = 0; i < 30; i++) { /* few tokens, and enough that a warp may take several */
             snprintf(
                 text, sizeof text,
                 "format %d, vectors %d, tokens %d, page_size 64, d_qk 576, rope apart %d, values all, %s",

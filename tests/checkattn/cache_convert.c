@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Cache convert against the oracle, byte by byte, from every format into every other one of equal d_qk. Both caches are random bytes,
- * NaN included.
+ * Tests cache convert against the oracle, byte by byte, from every format to every other of equal d_qk.
+ * Both caches are random bytes, NaN included.
  */
 #include "cache_case.h"
 
@@ -11,7 +11,7 @@
 
 #define CONVERT(member) TENSOR_cache_convert_##member
 
-/* The width that a format has; 0: any, -1: not known yet. */
+/* Returns the width of a format; 0: any, -1: not known yet. */
 static int64_t width_of(int64_t format)
 {
     if (format < 0) return -1;
@@ -20,7 +20,7 @@ static int64_t width_of(int64_t format)
                                    kv_layout_of((enum kv_format)(format - 1), 0).rope;
 }
 
-/* Sizes are of those that may have any; those of bytes have their own. */
+/* bf16 and fp16 allow any size; byte formats have a fixed one. */
 static bool possible(const int64_t *v)
 {
     const int64_t from = width_of(v[V_FROM]), to = width_of(v[V_TO]), d_qk = v[V_D_QK];
@@ -48,7 +48,7 @@ static double cost(const int64_t *v)
 static void choose(struct subject *op, const struct run *run)
 {
     op->axis[V_GRAPH].count = on_gpu(run) ? 2 : 1;
-    /* Which of the tokens of one slot stays is not said of a GPU. */
+    /* On a GPU it is unspecified which of several tokens in one slot remains. */
     op->axis[V_SLOTS].count = on_gpu(run) ? 2 : 3;
 }
 
@@ -69,7 +69,7 @@ static void make(struct test_case *c, const struct run *run)
     const struct cache_shape from = {v[V_FROM], v[V_D_QK], v[V_FROM_PAGE], v[V_FROM_CACHE]},
                              to = {v[V_TO], v[V_D_QK], v[V_TO_PAGE], v[V_TO_CACHE]};
     fmla_cache_convert_args *args = &c->args.cache_convert;
-    c->captured = v[V_GRAPH] && v[V_TOKENS]; /* else nothing is sent */
+    c->captured = v[V_GRAPH] && v[V_TOKENS]; /* otherwise nothing is launched */
     args->src_format = (int32_t)v[V_FROM], args->dst_format = (int32_t)v[V_TO];
     args->src_scale = scale_of(v, v[V_FROM]), args->dst_scale = scale_of(v, v[V_TO]);
     cache_make_pages(c, CONVERT(src_cache), &from, v[V_TOKENS], &k->from);
@@ -77,7 +77,7 @@ static void make(struct test_case *c, const struct run *run)
     c->d_qk = kv_width(&k->to.layout);
     case_tensor(c, CONVERT(src_slots), LAYOUT_CONTIGUOUS, true);
     case_tensor(c, CONVERT(dst_slots), LAYOUT_CONTIGUOUS, true);
-    /* One of the source may be taken twice; which are skipped is another list's. */
+    /* A source slot may be read twice; another list says which tokens are skipped. */
     cache_fill_slots(&c->random, &c->tensor[CONVERT(src_slots)], v[V_TOKENS], k->from.slots,
                      v[V_SLOTS] == SLOTS_DISTINCT ? SLOTS_TWICE : v[V_SLOTS], on_gpu(run));
     cache_fill_slots(&c->random, &c->tensor[CONVERT(dst_slots)], v[V_TOKENS], k->to.slots, v[V_SLOTS],
@@ -86,7 +86,7 @@ static void make(struct test_case *c, const struct run *run)
     for (int64_t t = 0; v[V_SLOTS] == SLOTS_SKIPPED && t + 1 < v[V_TOKENS]; t += 6) slot[t] = -1;
 }
 
-/* By the oracle in a copy of what the cache was, where tokens of slots that are none are skipped. */
+/* Compares with the oracle's result on a copy of the original cache; it skips tokens without a valid slot. */
 static void compare(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
                     struct oracle *oracle)
 {
@@ -106,7 +106,7 @@ static void compare(struct test_case *c, const struct run *run, struct tally *ta
     }
     cache.data = theirs + GUARDED_FRONT;
     sources.data = all, sources.byte_offset = 0, slots.data = all + tokens, slots.byte_offset = 0;
-    args.cache_convert.src_cache = &c->tensor[CONVERT(src_cache)].tensor; /* near */
+    args.cache_convert.src_cache = &c->tensor[CONVERT(src_cache)].tensor; /* the near copy */
     args.cache_convert.dst_cache = &cache, args.cache_convert.kernel = "ref";
     args.cache_convert.src_slots = &sources, args.cache_convert.dst_slots = &slots;
     if (fmla_cache_convert(&args.cache_convert)) report(tally, run, c->name, fmla_last_error());
@@ -129,7 +129,7 @@ static bool plant_after(struct test_case *c, enum defect fault)
     return true;
 }
 
-/* Two tokens change places. */
+/* Swaps two tokens. */
 static bool plant_before(struct test_case *c, enum defect fault, struct patch *patch)
 {
     if (fault != FAULT_CACHE_SLOT || c->v[V_TOKENS] < 3 || c->v[V_SLOTS] != SLOTS_DISTINCT) return false;
@@ -140,7 +140,7 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
 
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
 
-/* Every pair of formats that have one d_qk, and pages that are far apart on either side. */
+/* Every pair of formats of one d_qk, and far pages on either side. */
 static void more(struct suite *suite)
 {
     char text[200];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls of the library, of any operation, in host memory and on the device; what a stress test does beside them.
+ * Calls any operation of the library in host memory and on the device, with the hooks of a stress test.
  */
 #include "case.h"
 
@@ -88,17 +88,17 @@ void device_args_make(struct device_args *to, const struct test_case *c, const u
         set_pointer(op, &to->args, "plan", device_address(&c->blocks, pointer_at(op, from, "plan")));
 }
 
-/* A call whose arguments are on the device already. */
+/* A call whose arguments are already on the device. */
 struct call {
     const struct subject *op;
     const struct device_blocks *blocks;
     union call_args *args;
-    size_t bytes, alignment;             /* of the workspace */
-    const fmla_tensor *results[RESULTS]; /* on the host; NULL: not wanted */
-    const fmla_tensor *input;            /* one of them, on the host */
+    size_t bytes, alignment;             /* workspace */
+    const fmla_tensor *results[RESULTS]; /* on the host; NULL: not requested */
+    const fmla_tensor *input;            /* one input, on the host */
 };
 
-/* Are the results on the device what they are on the host? */
+/* Returns true if the results on the device equal the host's. */
 static bool untouched(const struct call *call)
 {
     bool same = true;
@@ -107,7 +107,7 @@ static bool untouched(const struct call *call)
     return same;
 }
 
-/* The call with a workspace that it must refuse. */
+/* Makes the call with a workspace that it must refuse. */
 static void must_refuse(const struct call *call, void *workspace, size_t bytes, fmla_status expected)
 {
     char what[400];
@@ -139,7 +139,7 @@ static void refusals(const struct call *call)
     device_scratch_free(&scratch);
 }
 
-/* The call, or a graph of it. */
+/* Runs the call, directly or in a graph. */
 static fmla_status send(const struct call *call, void *stream, bool captured)
 {
     if (!captured) return op_functions[call->op->of].run(call->args);
@@ -162,12 +162,12 @@ fmla_status call_on_device(const struct test_case *c, struct device_args *there,
     for (int i = 0; i < op->results; i++) call.results[i] = tensor_at(op, from, op->result[i]);
     for (int i = op->tensors - 1; i >= 0; i--)
         if (!is_result(op, i) && !is_table(op, i) && tensor_at(op, from, i))
-            call.input = tensor_at(op, from, i); /* the first */
+            call.input = tensor_at(op, from, i); /* the first input */
     for (int i = 0; i < op->results; i++)
         if (call.results[i]) case_move_result(c, i, call.results[i], true);
     if (device_stress) refusals(&call);
     device_scratch_make(&workspace, call.bytes, fill);
-    void *stream = fill || c->captured ? device_stream_open() : NULL; /* the default stream too */
+    void *stream = fill || c->captured ? device_stream_open() : NULL; /* also test the default stream */
     set_workspace(op, call.args, workspace.memory, call.bytes);
     set_pointer(op, call.args, "stream", stream);
     status = send(&call, stream, c->captured);

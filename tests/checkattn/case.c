@@ -14,7 +14,7 @@ void case_values(const struct subject *op, const char *text, int64_t v[GRID_AXES
     axes_read(op->axis, op->axes, text, v);
 }
 
-/* An axis that has the name of a dimension is its size, and one that has the name of an option its value. */
+/* Takes an axis: one named after a dimension sets its size, one named after an option its value. */
 static void take_axis(struct test_case *c, const char *name, int64_t value)
 {
     const struct member *member = descriptors[c->op->of].members;
@@ -67,7 +67,7 @@ void case_tensor(struct test_case *c, int i, enum layout layout, bool wanted)
     const struct form form = form_of(member, c->flat);
     int64_t shape[MAX_DIMENSIONS];
     for (int d = 0; d < form.rank; d++) shape[d] = c->size[form.dimensions[d]];
-    /* Tokens of no batch are swapped with their heads. */
+    /* Tokens without a batch dimension are swapped with their heads. */
     const bool tokens = form.dimensions[0] == DIM_s_q || form.dimensions[0] == DIM_tokens_q ||
                         form.dimensions[0] == DIM_tokens_k;
     if (layout == LAYOUT_SWAPPED && form.rank == 3 && tokens) layout = LAYOUT_SWAPPED_FIRST;
@@ -129,7 +129,7 @@ void case_to_device(struct test_case *c, const struct test_case *like)
     if (!is_apart(c->device)) return;
     for (int i = 0; i < c->op->tensors; i++) {
         const struct guarded *g = &c->tensor[i];
-        if (!g->memory || is_table(c->op, i)) continue; /* tables are there already */
+        if (!g->memory || is_table(c->op, i)) continue; /* tables are already there */
         if (like)
             device_add_in_place(&c->blocks, g->memory, g->whole, &like->blocks);
         else
@@ -151,8 +151,8 @@ void case_move_result(const struct test_case *c, int k, const fmla_tensor *resul
     if (!up) guarded_move(g, false);
 }
 
-/* Only the pages of far memory are moved, by case_move_result, which leaves results in the memory near by: its copy on the device
- * was not written. */
+/* case_move_result moves only the pages of far memory and leaves near results as they are: their copy on
+ * the device was not written. */
 static bool is_far(const struct test_case *c, const unsigned char *host)
 {
     for (int i = 0; i < c->op->tensors; i++) {
@@ -173,7 +173,7 @@ uint64_t case_hash_inputs(const struct test_case *c)
     uint64_t hash = 0xcbf29ce484222325u;
     for (int i = 0; i < c->op->tensors; i++)
         for (size_t at = 0; !is_result(c->op, i) && at < c->tensor[i].whole;
-             at += sizeof hash) { /* whole is a multiple of 64 */
+             at += sizeof hash) { /* `whole` is a multiple of 64 */
             uint64_t word;
             memcpy(&word, c->tensor[i].memory + at, sizeof word);
             hash = (hash ^ word) * 0x100000001b3u;
@@ -258,7 +258,7 @@ void case_plan_args(const struct test_case *c, const union call_args *args, stru
     plan->extra_topk_length = args->sparse_decode.extra_topk_length;
 }
 
-/* Lengths for a plan, those of the case or stale ones, in memory of their own. */
+/* Lengths for a plan, the case's or stale ones, in separate memory. */
 struct lengths {
     struct guarded tensor[2];
 };
@@ -286,7 +286,7 @@ static bool are_tables_of(const struct test_case *c, const fmla_plan_view *view)
     return holds(&tables[0], view->partitions) && holds(&tables[1], view->num_splits);
 }
 
-/* The tables of the plan by themselves, made on the host. */
+/* Makes the plan's tables separately, on the host. */
 static fmla_status make_tables(struct test_case *c, struct plan_call args, const fmla_plan_view *view,
                                bool *same)
 {
@@ -300,7 +300,8 @@ static fmla_status make_tables(struct test_case *c, struct plan_call args, const
     return status;
 }
 
-/* Plan and tables again, from lengths on the device, made there: the tables stay, and beside them a copy of the host's plan. */
+/* Makes plan and tables on the device again, from lengths there; keeps the tables, with a copy of the
+ * host's plan. */
 static fmla_status plan_on_device(struct test_case *c, struct plan_call args, const struct lengths *lengths,
                                   const fmla_plan_view *view, bool *same)
 {
@@ -427,7 +428,7 @@ void view_cut(const struct test_case *c, struct view *v, enum dimension dimensio
     for (int i = 0; i < c->op->tensors; i++) {
         if (is_result(c->op, i) || is_table(c->op, i) || !tensor_at(c->op, &v->args, i)) continue;
         const struct form form = form_of(c->op->tensor[i], v->tensor[i].ndim != c->op->tensor[i]->rank);
-        bool empty = !count; /* then no address but its own is the tensor's */
+        bool empty = !count; /* then only its own address belongs to the tensor */
         for (int d = 0; d < v->tensor[i].ndim; d++) empty |= !v->shape[i][d];
         for (int d = 0; d < v->tensor[i].ndim; d++)
             if (form.dimensions[d] == dimension) view_narrow(v, i, d, empty ? 0 : first, count);

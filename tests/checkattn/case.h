@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * What an operation is to checkattn, and a case of it: tensors in guarded memory, told by a table, so that making copies on a device,
- * hashing what is only read, resetting and comparing what is written are said once for all operations. An operation adds how a case is
- * made, a row of it by the oracle, and its axes (struct subject).
+ * An operation in checkattn, and a case of it: a table describes its tensors in guarded memory, so that
+ * copying to a device, hashing inputs, resetting and comparing outputs are written once for all
+ * operations. An operation adds functions that make a case and compute its rows by the oracle, and its
+ * axes (struct subject).
  */
 #ifndef CHECKATTN_CASE_H
 #define CHECKATTN_CASE_H
@@ -19,17 +20,17 @@
 
 enum { RESULTS = 3, MOST_ROWS = 4096, ROW_HEADS = 128, TEXTS = 20 };
 
-/* The axes of an operation are a list of X(enumerator, "name: values"). */
+/* The axes of an operation: a list of X(enumerator, "name: values"). */
 #define AXIS_NAME(name, text) name,
 #define AXIS_TEXT(name, text) text "\n"
 
-/* The value of an axis of shapes that stands for one that is in no table: up to three sizes below 2^20. */
+/* Encodes a shape that is not in the table as a value of the axis: up to three sizes below 2^20. */
 static inline int64_t axis_shape(int64_t first, int64_t second, int64_t third)
 {
     return INT64_C(1) << 60 | first << 40 | second << 20 | third;
 }
 
-/* Such a value, or a row of the table, taken apart. */
+/* Decodes such a value, or takes a row of the table. */
 static inline void axis_shape_take(int64_t value, const int64_t *row, int64_t columns, int64_t shape[3])
 {
     for (int i = 0; i < 3; i++)
@@ -44,12 +45,12 @@ struct subject;
 
 struct test_case {
     const struct subject *op;
-    int64_t v[GRID_AXES]; /* the values of the axes */
+    int64_t v[GRID_AXES]; /* values of the axes */
     struct random_state random;
     char name[480];
-    fmla_device device;          /* where it runs */
-    struct device_blocks blocks; /* on a GPU: the copies there */
-    union { /* the dimensions of operations.def, by their names; 1 where neither an axis nor the maker says it */
+    fmla_device device;          /* runs here */
+    struct device_blocks blocks; /* on a GPU: the copies on the device */
+    union { /* the dimensions of operations.def, by name; 1 unless an axis or the maker sets them */
         int64_t size[DIMENSIONS];
         struct {
             int64_t none;
@@ -57,30 +58,28 @@ struct test_case {
 #include "operations.def"
         };
     };
-    bool
-        flat; /* a batch whose tokens are one dimension is one of one request here, and its tokens are those of all */
-    fmla_dtype dtype;                   /* of tensors that may have several */
-    bool wide;                          /* integers that may have 32 or 64 bits have 64 */
-    int64_t capacity;                   /* keys that a table has room for; 0: as many as there are */
-    struct guarded tensor[MAX_TENSORS]; /* by the operation's descriptor */
-    fmla_tensor view[MAX_TENSORS];      /* what the arguments name */
-    int64_t strides[MAX_TENSORS];       /* of dimension 0 of a view with far memory, in the near one */
-    union call_args args;               /* of tensors in host memory, on a GPU too */
-    void *plan, *owned[2];              /* owned: by the maker, freed with the case */
+    bool flat;        /* a batch with one dimension of all tokens counts as one request here */
+    fmla_dtype dtype; /* of tensors that allow several types */
+    bool wide;        /* integers that allow 32 or 64 bits have 64 */
+    int64_t capacity; /* keys that a table has room for; 0: exactly the keys */
+    struct guarded tensor[MAX_TENSORS]; /* in the descriptor's order */
+    fmla_tensor view[MAX_TENSORS];      /* the arguments point to these */
+    int64_t strides[MAX_TENSORS];       /* near stride of dimension 0, if the view is of far memory */
+    union call_args args;               /* host tensors, also on a GPU */
+    void *plan, *owned[2];              /* owned: the maker's, freed with the case */
     struct tolerance tolerance[RESULTS];
-    double
-        of_product; /* how far, relative to it, a product of q and k may be from the oracle's beyond the rounding of fp32 */
-    double rounded;   /* the bound of their own that values of a row have for rounded scales; 0: none */
-    bool other;       /* inputs that the table of tolerances is not for */
-    bool bounds_out;  /* elements of out too have a bound of their own */
-    bool infinite;    /* there are rows with a score of +inf */
-    bool beyond;      /* scores that fp32 does not hold: of rows with a key nothing is promised */
-    bool large_apart; /* elements of out above 1 are not in the cosine */
-    bool captured;    /* on a GPU: each call is one of a graph */
-    bool unordered;   /* the first result's bits may differ from run to run */
+    double of_product; /* relative error of a product of q and k beyond fp32 rounding */
+    double rounded;    /* bound of a row's values for rounded scales; 0: none */
+    bool other;        /* inputs outside the table of tolerances */
+    bool bounds_out;   /* elements of out also have a bound of their own */
+    bool infinite;     /* some rows have a score of +inf */
+    bool beyond;       /* scores exceed fp32: rows with a key promise nothing */
+    bool large_apart;  /* the cosine omits elements of out above 1 */
+    bool captured;     /* on a GPU: each call runs in a graph */
+    bool unordered;    /* bits of the first result may vary between runs */
 };
 
-/* Also of a batch whose tokens are one dimension, where starts say which are of a request. */
+/* Returns the number of requests, also if tokens are one dimension and starts delimit the requests. */
 static inline int64_t case_requests(const struct test_case *c)
 {
     return c->flat ? c->splits - 1 : c->b;
@@ -91,7 +90,7 @@ struct rows {
     int64_t request, token, head, step, heads;
 };
 
-/* Part of a case as a problem of its own: the arguments, whose tensors can be narrowed. */
+/* Part of a case as a separate problem: its arguments, whose tensors can be narrowed. */
 struct view {
     union call_args args;
     fmla_tensor tensor[MAX_TENSORS];
@@ -100,19 +99,19 @@ struct view {
     int32_t count[2];
 };
 
-/* Some requests of a case, the last of which must have the bits that it has in the whole. */
+/* Some requests of a case; the last must have the same bits as in the whole case. */
 struct part {
     struct view view;
     int64_t request, n;
-    int64_t first, tokens; /* of the request, among those of the case; all, if the maker leaves them */
+    int64_t first, tokens; /* the request's tokens in the case; default: all */
     struct {
-        void *memory; /* of a view's tensors, freed afterwards; NULL: none */
+        void *memory; /* memory of a view's tensors, freed afterwards; NULL: none */
         size_t bytes;
     } own[2];
-    char what[160]; /* that differs */
+    char what[160]; /* the differing part */
 };
 
-/* What an input was before a defect was planted there. */
+/* The original bytes of an input where a defect was planted. */
 struct patch {
     void *at;
     unsigned char before[16];
@@ -121,88 +120,92 @@ struct patch {
 
 /* ---- An operation ----------------------------------------------------------------------------- */
 
-/* Cases as text (axes_read) for what a GPU's kernel promises beyond the values of one call (gpu.c); NULL: not of this
- * operation. */
+/* Cases as text (axes_read) for promises of a GPU kernel beyond the values of one call (gpu.c); NULL: not
+ * for this operation. */
 struct gpu_cases {
-    const char *bases[8];        /* what all of them begin with; each that the kernel takes */
-    const char *graph, *next[3]; /* captured; what differs where it is replayed */
+    const char *bases[8];        /* beginnings of all texts; those the kernel supports are used */
+    const char *graph, *next[3]; /* captured; the changes for each replay */
     const char *repeats[4];
-    const char *positions[3];      /* each request alone; batch-invariant, where that is an axis */
-    const char *busy, *threads[2]; /* threads: what differs where two threads of the host have one each */
-    const char *foreign;           /* with a plan: tables that do not fit */
+    const char *positions[3];      /* each request alone; batch-invariant, if that is an axis */
+    const char *busy, *threads[2]; /* threads: the change for the second of two host threads */
+    const char *foreign;           /* with a plan: tables of another batch */
     void (*more)(const struct run *run, struct tally *tally);
 };
 
 struct suite;
 struct oracle;
 
-/* How cases of an operation are made and taken apart. */
+/* Functions that make cases of an operation and parts of them. */
 struct maker {
-    size_t size; /* of a struct that begins with a test_case */
-    /* Draws the values that cases are copied from: before the first case, and again after so many (0: not again). NULL:
-     * none. */
+    size_t size; /* of a struct whose first member is a test_case */
+    /* Draws the values that cases copy: before the first case, and again after every cases_of_a_draw cases
+     * (0: not again). NULL: no draw. */
     void (*draw)(uint64_t seed);
     uint64_t cases_of_a_draw;
-    /* Makes it; v, random and device are set. */
+    /* Makes the case; v, random and device are already set. */
     void (*make)(struct test_case *c, const struct run *run);
-    /* Gives lengths k of each request for a plan, those of the case, or drawn ones; false: none. */
+    /* Sets lengths k of each request for a plan: the case's, or random ones if `stale`; returns false if
+     * there are none. */
     bool (*plan_lengths)(struct test_case *c, int k, bool stale, int32_t *lengths);
 
-    /* The rows that are compared: all of a small case, chosen ones of a large one. How many. NULL: all, whole tokens. */
+    /* Chooses the rows to compare, all of a small case and some of a large one, and returns their number.
+     * NULL: all, whole tokens. */
     int64_t (*choose_rows)(struct test_case *c, struct rows *rows);
-    /* What the oracle's view of such rows needs beside view_rows. NULL: nothing. */
+    /* Completes the oracle's view of such rows after view_rows. NULL: nothing to do. */
     void (*narrow)(const struct test_case *c, const struct rows *rows, struct view *view);
-    bool (*sees)(const struct test_case *c, int64_t request, int64_t token, int64_t head); /* a key */
-    /* Goes through the keys of a row. NULL: results of this operation have no bound of their own. */
+    bool (*sees)(const struct test_case *c, int64_t request, int64_t token,
+                 int64_t head); /* at least one key */
+    /* Adds the keys of a row. NULL: results of this operation have no bound of their own. */
     void (*magnitude)(const struct test_case *c, int64_t request, int64_t token, int64_t head,
                       struct magnitude *magnitude);
-    /* In place of rows: compares all of it. `inputs` and `oracle` as for compare_oracle. */
+    /* Compares the whole case instead of rows. `inputs` and `oracle` as for compare_oracle. */
     void (*compare)(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
                     struct oracle *oracle);
-    /* Makes a part of a batch-invariant case, with that request (-1: a drawn one). The view is of the whole. An operation without
-     * an axis of that name promises the same bits in every case; no request is drawn there. */
+    /* Makes a part of a batch-invariant case with that request (-1: a random one). The view is of the
+     * whole case. An operation without an axis of that name promises the same bits in every case; no
+     * random request is used there. */
     void (*part)(struct test_case *c, int64_t request, const struct run *run, struct part *part);
 };
 
 struct subject {
     enum operation of;
     const struct maker *maker;
-    const char *values;   /* of all axes (axes_define) */
-    const char *defaults; /* what a text leaves out, beside the first values of the axes; NULL: nothing */
-    struct grid grid;     /* its functions; what else it has suite_check sets */
-    /* Sets the values of axes that the kernel under test has, and what of the grid is another for it; a GPU has one value of
-     * threads. NULL: nothing. */
+    const char *values;   /* all axes (axes_define) */
+    const char *defaults; /* values that a text omits, unless the first of their axes; NULL: none */
+    struct grid grid;     /* functions only; suite_check sets the rest */
+    /* Restricts axes and grid functions to the kernel under test; a GPU has one value of threads. NULL: no
+     * change. */
     void (*choose)(struct subject *op, const struct run *run);
-    /* Is a case that is not of the grid one for this kernel and device? NULL: each is. */
+    /* Returns true if a case outside the grid applies to this kernel and device. NULL: always. */
     bool (*has)(const struct run *run, const int64_t *v);
-    /* May the kernel under test refuse the case? NULL: none may. *must: it has to. */
+    /* Returns true if the kernel under test may refuse the case; *must: it has to. NULL: never. */
     bool (*leaves)(const struct test_case *c, const struct run *run, bool *must);
-    /* What pairs do not reach: texts, each with a seed of its own, and what is made by suite_case. */
+    /* Cases that pairs do not cover: texts, each with its own seed, and cases made by suite_case. */
     const char *special[TEXTS]; /* ends with NULL */
     void (*more)(struct suite *suite);
 
-    uint64_t faults;     /* bits of enum defect that a kernel could have */
-    uint64_t cpu_faults; /* those that only one of the CPU could */
-    /* The text of case i for a defect; NULL: no more. NULL: the grid's cases, until one has a place for it. */
+    uint64_t faults;     /* bit mask of enum defect: defects that a kernel could have */
+    uint64_t cpu_faults; /* defects that only a CPU kernel could have */
+    /* Returns the text of case i for a defect; NULL: no more. If the function is NULL, the grid's cases
+     * are used until one has a place for the defect. */
     const char *(*fault_case)(const struct run *run, uint64_t i);
     bool (*plant_before)(struct test_case *c, enum defect fault, struct patch *patch);
     bool (*plant_after)(struct test_case *c, enum defect fault);
 
     struct gpu_cases gpu;
-    const char *timed[TEXTS]; /* the same */
+    const char *timed[TEXTS]; /* likewise */
 
-    /* What operation_begin makes of its descriptor and its axes. 0: there is none. */
+    /* Set by operation_begin from the descriptor and the axes. 0: absent. */
     struct axis axis[GRID_AXES];
     int axes;
     const char *name;
     const struct member *tensor[MAX_TENSORS];
-    int tensors, results,
-        result[RESULTS];          /* tensors that are written, in their order: out in front, lse last */
-    int tables, sink;             /* tables: the first of two of a plan */
-    int threads, plan, invariant; /* the axes of that name */
+    int tensors, results, result[RESULTS]; /* outputs in order: out first, lse last */
+    int tables, sink;                      /* tables: first of a plan's two */
+    int threads, plan, invariant;          /* axes of these names */
 };
 
-/* Bits of `faults`. */
+/* Bit of `faults`. */
 #define FAULT(name) (UINT64_C(1) << FAULT_##name)
 
 extern struct subject dense_decode, sparse_decode, sparse_prefill, mha_forward, mha_backward, merge,
@@ -213,87 +216,87 @@ static inline bool is_result(const struct subject *op, int i)
     return (op->tensor[i]->allowed & IS_OUTPUT) != 0;
 }
 
-/* Such a tensor is a table of a plan, made by case_plan. */
+/* Returns true if the tensor is a table of a plan, which case_plan makes. */
 static inline bool is_table(const struct subject *op, int i)
 {
     return op->tables && i >= op->tables && i < op->tables + 2;
 }
 
-/* Every operation; NULL: it has no cases here, as plans have none. */
+/* Every operation; NULL: no cases here, for example plans. */
 extern struct subject *const subjects[OPERATIONS];
 
 /* ---- Making it -------------------------------------------------------------------------------- */
 
-/* Before its first case. */
+/* Prepares an operation; call it before its first case. */
 void operation_begin(struct subject *op, uint64_t seed);
 
 struct test_case *case_make(const struct subject *op, const struct run *run, const int64_t *v, uint64_t seed);
 void case_free(struct test_case *c);
 
-/* The values of a text, over the operation's defaults. */
+/* Sets the values of a text, over the operation's defaults. */
 void case_values(const struct subject *op, const char *text, int64_t v[GRID_AXES]);
 
-/* Tensor i of the case, of the type and the dimensions that its descriptor has, which the arguments then name if it is
- * wanted. Its view is that of the memory. */
+/* Makes tensor i of the case with the type and dimensions of its descriptor, and sets its argument if
+ * `wanted`. Its view is that of the memory. */
 void case_tensor(struct test_case *c, int i, enum layout layout, bool wanted);
-void case_name(struct test_case *c, int i); /* by the arguments */
+void case_name(struct test_case *c, int i); /* sets its argument */
 bool case_names(const struct test_case *c, int i);
 
-/* The values of an axis of plans. */
+/* Values of the axis of plans. */
 enum { PLAN_INSIDE, PLAN_GIVEN, PLAN_STALE };
 
-/* Sinks for the heads of a case: none, drawn ones, or some of them infinite. */
+/* Sinks for the heads of a case: none, random ones, or some infinite. */
 enum { SINK_NONE, SINK_FINITE, SINK_INFINITE };
 void case_sinks(struct test_case *c, int64_t kind);
 
-/* A spike: the last values of a vector, which ends there, are 1/2. Two vectors with spikes have a product larger by 8, and
- * the values keep their size, so that the tolerance keeps its meaning. */
+/* Writes a spike: sets the last values of a vector, which ends at `end`, to 1/2. The product of two spiked
+ * vectors is larger by 8, while values keep their size, so that the tolerance remains valid. */
 enum { SPIKE = 32 };
 void case_spike(uint8_t *end, bool fp16);
 
-/* Scores of +inf, by the last two columns of a key or a query: all that a special query has, and those of a special key with
- * all queries. */
+/* Makes scores of +inf through the last two columns of keys and queries: all scores of a special query,
+ * and those of a special key with all queries. */
 void case_infinite(uint8_t *end, bool fp16, bool of_key, bool special);
 
-/* Makes the plan that the case asks for, and passes it. On a GPU the device makes it too, and *same says whether all that
- * were made, in one piece and as tables, have the same bits. */
+/* Makes the case's plan and sets its argument. On a GPU the device makes it too, and *same says whether
+ * all plans, in one piece and as tables, have the same bits. */
 fmla_status case_plan(struct test_case *c, bool *same);
 
-/* The same plan from host memory: without lengths it would be for memory of the target, so it is given lengths of lists that are
- * full, in *full (guarded_free). */
+/* Changes the arguments to make the plan from host memory: without lengths it would be a plan in the
+ * target's memory, so it gets the lengths of full lists, in *full (guarded_free). */
 void case_plan_on_host(struct plan_call *plan, struct guarded *full);
-void case_use_tables(struct test_case *c); /* from now on in place of the plan in one piece */
+void case_use_tables(struct test_case *c); /* replace the plan in one piece from now on */
 
-/* Everything but lengths of a plan for a case, and the tensors of lengths that `args` name. */
+/* Sets the arguments of a case's plan, except lengths, and the length tensors that `args` name. */
 void case_plan_args(const struct test_case *c, const union call_args *args, struct plan_call *plan);
 
 /* ---- Its memory ------------------------------------------------------------------------------- */
 
-/* Copies it to the device that it is for; nothing to do on the CPU. With `like`, a case of the same shapes and no smaller
- * memory, into the place of that one: a graph of `like` then reads this one. */
+/* Copies the case to its device; does nothing on the CPU. With `like`, a case of the same shapes whose
+ * memory is not smaller, into that case's place: a graph of `like` then reads this case. */
 void case_to_device(struct test_case *c, const struct test_case *like);
 void case_from_device(struct test_case *c);
 
-/* Result k of a call, or of a part of the case, to the device or from there. */
+/* Copies result k of a call, or of a part of the case, to the device or back. */
 void case_move_result(const struct test_case *c, int k, const fmla_tensor *result, bool up);
 
-/* FNV-1a over everything that the call only reads, canaries included. */
+/* Returns FNV-1a over everything that the call only reads, canaries included. */
 uint64_t case_hash_inputs(const struct test_case *c);
 
-/* A copy of the results' memory, to be freed, and whether they are the same now. */
+/* Return a copy of the results' memory, to be freed, and whether the results still equal it. */
 unsigned char *case_results_copy(const struct test_case *c);
 bool case_results_same(const struct test_case *c, const unsigned char *copy);
 void case_results_reset(struct test_case *c);
 void case_results_intact(const struct test_case *c, const struct run *run, struct tally *tally);
 
-/* Where a row of tensor i is, in the case's memory of it or in another of such dimensions. */
+/* Return the address of a row of tensor i, in the case's memory or in other memory of the same dimensions. */
 void *case_row(const struct test_case *c, int i, int64_t request, int64_t token, int64_t head);
 void *row_in(const struct test_case *c, const struct guarded *guarded, int i, int64_t request, int64_t token,
              int64_t head);
 
 /* ---- Calls ------------------------------------------------------------------------------------ */
 
-/* Members of arguments that are no tensors. */
+/* Arguments other than tensors. */
 void *pointer_at(const struct subject *op, const union call_args *args, const char *name);
 void set_pointer(const struct subject *op, union call_args *args, const char *name, const void *pointer);
 void set_size(const struct subject *op, union call_args *args, const char *name, size_t size);
@@ -301,90 +304,95 @@ void set_size(const struct subject *op, union call_args *args, const char *name,
 const fmla_tensor *tensor_at(const struct subject *op, const union call_args *args, int i);
 void set_tensor(const struct subject *op, union call_args *args, int i, const fmla_tensor *tensor);
 
-/* Runs it in host memory, with a workspace of exactly the size that was answered, full of `fill` (-1: of anything). */
+/* Runs the call in host memory with a workspace of exactly the queried size, filled with `fill` (-1:
+ * random bytes). */
 fmla_status call_on_host(const struct subject *op, union call_args *args, int fill);
 
-/* Arguments on the device: tensors and plan are where their host memory has its copy. */
+/* Arguments on the device: tensors and plan are the device's copies. */
 struct device_args {
     union call_args args;
     fmla_tensor tensor[MAX_TENSORS];
 };
 void device_args_make(struct device_args *to, const struct test_case *c, const union call_args *from);
 
-/* What call_on_host does, on the device; results are as on the host before, and on the host afterwards. */
+/* Like call_on_host, on the device; results are copied from the host before and to the host afterwards. */
 fmla_status call_on_device(const struct test_case *c, struct device_args *there, const union call_args *from,
                            int fill);
 
-/* Where the case runs; `args` may be of views of its tensors. */
+/* Runs the call on the case's device; `args` may point to views of its tensors. */
 fmla_status case_run(const struct test_case *c, union call_args *args, int fill);
 
-/* The kernel that would run it. */
+/* Sets *name to the kernel that would run the case. */
 fmla_status case_kernel(const struct test_case *c, const char **name);
 
 /* ---- Parts ------------------------------------------------------------------------------------ */
 
-/* The whole case; `near`: by memory where it was made, so that no kernel and oracle share a defect of far pages. */
+/* Makes a view of the whole case; `near`: of the memory it was made in, so that kernel and oracle cannot
+ * share a defect in far pages. */
 void view_make(const struct test_case *c, struct view *view, bool near);
 
-/* Leaves `count` of dimension `dim` of tensor i, from `first` on. */
+/* Narrows dimension `dim` of tensor i to `count` entries from `first` on. */
 void view_narrow(struct view *view, int i, int dim, int64_t first, int64_t count);
 
-/* The same of every input that has a dimension of that name. */
+/* Does the same for every input that has the dimension. */
 void view_cut(const struct test_case *c, struct view *view, enum dimension dimension, int64_t first,
               int64_t count);
 
-/* Request, token, heads and key head of rows, and the sinks of the heads. */
+/* Narrows the view to the request, token, heads and key head of rows, and the sinks of the heads. */
 void view_rows(const struct test_case *c, struct view *view, const struct rows *rows);
 
 /* ---- Checking it ------------------------------------------------------------------------------ */
 
-/* What the oracle made of the rows of a case: made for one kernel, and good for others of the same inputs and rows. */
+/* The oracle's results for the rows of a case: computed for one kernel, reused for others with the same
+ * inputs and rows. */
 struct oracle {
     uint64_t inputs;
-    int64_t count, first[MOST_ROWS + 1]; /* where the results of each are */
+    int64_t count, first[MOST_ROWS + 1]; /* offset of each one's results */
     struct rows rows[MOST_ROWS];
-    unsigned char *out; /* NULL: nothing was made */
+    unsigned char *out; /* NULL: no results */
     float *values[RESULTS];
     int failures;
-    void *kept; /* by a maker that compares by itself, which says how it is freed; NULL: nothing */
+    void *kept; /* set by a maker with its own comparison, with the function that frees it; NULL: none */
     void (*forget)(void *kept);
 };
 void oracle_free(struct oracle *oracle);
 
-/* One case through all that is checked of it. `oracle`, if not NULL, is kept from kernel to kernel. */
+/* Runs all checks of one case. `oracle`, if not NULL, is kept between kernels. */
 void case_check(const struct subject *op, const struct run *run, const int64_t *v, uint64_t seed,
                 struct tally *tally, struct oracle *oracle);
 
-/* Does the kernel under test leave the case to another one, as it may or must? Then it says so, by its name. */
+/* Returns true if the kernel under test refuses the case, as it may or must; the refusal has to name the
+ * kernel. */
 bool case_left(struct test_case *c, const struct run *run, struct tally *tally);
 
-/* What the CPU takes for rows besides their keys, in row-keys of the generic kernel: to make, fill, hash, copy and compare them,
- * and to fill the rows of the workspace, twice. Measured with sanitizers, which take longest. */
+/* Returns the CPU's cost of rows besides their keys, in row-keys of the generic kernel: making, filling,
+ * hashing, copying and comparing them, and filling the rows of the workspace twice. Measured with
+ * sanitizers, which are the slowest. */
 static inline double case_cost_of_rows(double rows, double of_workspace)
 {
     return 32.0 * rows + 2.0 * of_workspace;
 }
 
-/* All rows of a case, so many heads together. How many. */
+/* Sets all rows of a case, `heads` heads together, and returns their number. */
 int64_t all_rows(const struct test_case *c, struct rows *rows, int64_t heads);
 
-/* What is in the results against the oracle. `inputs` is the hash of what is read. */
+/* Compares the results with the oracle. `inputs` is the hash of the inputs. */
 void compare_oracle(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
                     struct oracle *oracle);
 
-/* The same and whether anything outside of the results was written. */
+/* Compares the results with the oracle and checks that nothing outside them was written. */
 void compare_whole(struct test_case *c, const struct run *run, struct tally *tally);
 
-/* A request (-1: a drawn one) in a batch of its own has the bits that it has in this one. */
+/* Checks that a request (-1: a random one) alone in a batch has the same bits as in this batch. */
 void compare_part(struct test_case *c, int64_t request, const struct run *run, struct tally *tally);
 
-/* How far from the oracle's a value of a row may be for the rounding of its products. */
+/* Returns the error that the rounding of products allows to a value of a row. */
 double compare_bound(const struct test_case *c, int64_t request, int64_t token, int64_t head);
 
-/* Writes to an input, and keeps what was there. False if it was that already. */
+/* Writes to an input and keeps the original bytes. Returns false if they were the same. */
 bool plant(struct patch *patch, void *at, const void *bytes, size_t size);
 
-/* Kernels that have the same grid, checked case by case. */
+/* Kernels with the same grid, checked case by case. */
 enum { SUITE_KERNELS = 8 };
 struct suite {
     struct subject *op;
@@ -392,25 +400,27 @@ struct suite {
     struct run run[SUITE_KERNELS];
     struct tally tally[SUITE_KERNELS];
     double seconds[SUITE_KERNELS];
-    uint64_t asked; /* cases, of which this process may have a part */
+    uint64_t asked; /* cases, of which this process may run a part */
     struct oracle oracle;
 };
 
 void suite_check(struct suite *suite);
 
-/* Pages 2^31 bytes apart cost address space on the CPU, and memory on a GPU: has it so many GiB? Says where it has not. */
+/* Pages 2^31 bytes apart need address space on the CPU and memory on a GPU: returns true if there are
+ * `gib` GiB. Reports a lack. */
 bool has_far_memory(const struct run *run, size_t gib);
 
-/* A case beside the grid, by every kernel of the suite that has it; `by_oracle`: the oracle itself as the kernel. */
+/* Runs a case beside the grid on every kernel of the suite that has it; `by_oracle`: with the oracle as
+ * the kernel. */
 void suite_case(struct suite *suite, const char *text, uint64_t seed, bool by_oracle);
 
-/* The same text with each value that an axis has, whether or not it is of the grid. */
+/* Runs the text with each value of an axis, including values outside the grid. */
 void suite_each(struct suite *suite, int axis, const char *text, uint64_t seed, bool by_oracle);
 
 /* Prints GFLOP/s of the operation's plain shapes. */
 void time_cases(const struct subject *op, const struct run *run);
 
-/* What a GPU's kernel promises beyond the values of one call. */
+/* Checks the promises of a GPU kernel beyond the values of one call. */
 void gpu_check(const struct subject *op, const struct run *run, struct tally *tally);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The runner: each case is run twice through the real dispatch, with other garbage in the workspace the second time, and compared
- * with the oracle. Kernels that have the same grid take turns at each case, so that the oracle's rows of it are made once; inputs,
- * poison and all that a kernel writes are made anew for each.
+ * The runner: runs each case twice through the real dispatch, with different garbage in the workspace the
+ * second time, and compares it with the oracle. Kernels with the same grid take turns at each case, so
+ * that the oracle's rows are computed once; inputs, poison and outputs are made anew for each kernel.
  */
 #include "case.h"
 #include "timing.h"
@@ -21,8 +21,8 @@ bool plant(struct patch *patch, void *at, const void *bytes, size_t size)
     return memcmp(patch->before, bytes, size) != 0;
 }
 
-/* A row whose lse is smaller than what it is summed of: four times as far from the oracle's as the rounding of products lets
- * one be that the tolerance alone does not. */
+/* Plants an error into an lse that is smaller than its summands: four times the bound for the rounding of
+ * products, where the tolerance alone rejects even one such bound. */
 static bool plant_cancelled(struct test_case *c)
 {
     const int lse = c->op->result[c->op->results - 1];
@@ -49,7 +49,7 @@ static bool plant_lse(struct test_case *c)
     return false;
 }
 
-/* What a kernel with the defect would have left, in results. */
+/* Changes the results as a kernel with the defect would have. */
 static bool plant_after(struct test_case *c, enum defect fault)
 {
     static const uint16_t zero, nan = 0x7fff;
@@ -60,7 +60,7 @@ static bool plant_after(struct test_case *c, enum defect fault)
     uint16_t *first = case_row(c, of_out, 0, 0, 0);
     const size_t row = (size_t)c->d_v * (out->tensor.dtype.bits / 8);
     switch (fault) {
-    case FAULT_OUT_OF_BOUNDS: /* the first byte of the canary behind */
+    case FAULT_OUT_OF_BOUNDS: /* first byte of the canary after the tensor */
         out->memory[GUARDED_FRONT + out->bytes] = 0;
         return true;
     case FAULT_GAP:
@@ -71,7 +71,7 @@ static bool plant_after(struct test_case *c, enum defect fault)
         memset(case_row(c, of_out, c->b - 1, c->s_q - 1, c->h_q - 1), 0xff, row);
         return true;
     case FAULT_NAN: memcpy((char *)first + row - sizeof nan, &nan, sizeof nan); return true;
-    case FAULT_UNSTABLE: return true; /* case_check has it between the runs */
+    case FAULT_UNSTABLE: return true; /* case_check plants it between the runs */
     case FAULT_LSE: return plant_lse(c);
     case FAULT_LSE_CANCELLED: return plant_cancelled(c);
     default: return c->op->plant_after && c->op->plant_after(c, fault);
@@ -80,8 +80,8 @@ static bool plant_after(struct test_case *c, enum defect fault)
 
 /* ---- A case ---------------------------------------------------------------------------------- */
 
-/* Every row of what is wanted was written: none starts and ends with the bytes it was filled with. What is not wanted was
- * left alone. */
+/* Checks that every row of the requested results was written: none starts and ends with the fill bytes.
+ * Results not requested must be unchanged. */
 static void check_written(const struct test_case *c, const struct run *run, struct tally *tally)
 {
     static const uint32_t filled = 0xffffffff;
@@ -102,7 +102,8 @@ static void check_written(const struct test_case *c, const struct run *run, stru
     if (!left_alone) report(tally, run, c->name, "a result that was not asked for was written");
 }
 
-/* Twice: by the plan that the case has, and by its tables and with other garbage. Returns the first run's results. */
+/* Runs the case twice: with its plan, then with the plan's tables and different garbage. Returns the first
+ * run's results. */
 static unsigned char *run_twice(struct test_case *c, fmla_status *status)
 {
     if (!*status) *status = case_run(c, &c->args, 0xff);
@@ -114,8 +115,8 @@ static unsigned char *run_twice(struct test_case *c, fmla_status *status)
     return before;
 }
 
-/* Some requests alone, by lot, where the case is batch-invariant; of an operation that always is, all of them. Only FAULT_BATCH is
- * planted for it: the oracle has been asked. */
+/* Runs random requests alone if the case is batch-invariant; all requests if the operation always is. Only
+ * FAULT_BATCH is planted for this check, because the oracle's comparison is already done. */
 static void check_parts(struct test_case *c, const struct run *run, struct tally *tally)
 {
     const int axis = c->op->invariant;
@@ -196,7 +197,7 @@ void case_check(const struct subject *op, const struct run *run, const int64_t *
 
 /* ---- Suites ---------------------------------------------------------------------------------- */
 
-/* A case by every kernel that wants it, one after the other. */
+/* Runs a case on every kernel that wants it, one after the other. */
 static void check_all(struct suite *s, const int64_t *v, uint64_t seed, uint64_t number, bool by_oracle)
 {
     if (s->run[0].parts && s->asked++ % s->run[0].parts != s->run[0].part - 1) return;
@@ -234,7 +235,7 @@ bool has_far_memory(const struct run *run, size_t gib)
     return false;
 }
 
-/* The last values that were drawn stand, for faults are planted into cases of one seed. */
+/* Keeps values already drawn from this seed: faults are planted into cases of one seed. */
 static void draw(const struct maker *maker, uint64_t seed)
 {
     static const struct maker *drawn_by;
@@ -310,7 +311,7 @@ void suite_check(struct suite *s)
 
 /* ---- Timing ---------------------------------------------------------------------------------- */
 
-/* Keys are those of a request or of a list; the other size is 1. */
+/* The keys are of a request or a list; the other size is 1. */
 static double flop(const struct test_case *c)
 {
     return 2.0 * (double)(c->d_qk + c->d_v) * (double)(c->b * c->s_q * c->h_q * c->s_kv * c->topk * c->s_k);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * checkattn: every kernel that the library lists for this machine, forced through the real dispatch, against
- * the oracle; then timed. Red when a result is off, when a pair of values of a grid was missed, when nothing
- * was tested, or when a listed kernel was not reached. --faults plants defects and is red when one goes
- * unseen.
+ * checkattn: tests every kernel that the library lists for this machine, forced through the real dispatch,
+ * against the oracle; then times it. Fails if a result is wrong, a pair of values of a grid was missed,
+ * nothing was tested, or a listed kernel was not reached. --faults plants defects and fails if one is not
+ * detected.
  */
 #include "case.h"
 #include "device.h"
@@ -18,7 +18,8 @@
 
 /* ---- The operations ------------------------------------------------------------------------- */
 
-/* The checks of what is no operation with cases; of the CPU: tests/unit/test_plan.c. NULL: it is none. */
+/* Returns the check of a planner, which has no cases; for the CPU see tests/unit/test_plan.c. NULL: not a
+ * planner. */
 static void (*plan_check_of(const char *name))(const struct run *run, struct tally *tally)
 {
     return !strcmp(name, descriptors[OP_DECODE_PLAN].name)   ? check_device_plan
@@ -33,23 +34,23 @@ static struct subject *operation_of(const char *name)
     return NULL;
 }
 
-/* What the command line asks for. */
+/* Options of the command line. */
 struct asked {
     struct run like;
     const char *operation, *kernel; /* NULL: all */
     fmla_device device;             /* type 0: all */
     bool timed, here;
-    int tally_fd; /* -1: tell people */
+    int tally_fd; /* -1: print for people */
     struct record record;
 };
 
-/* Tells what was found of a kernel; false if it failed. */
+/* Reports the results of a kernel; returns false if it failed. */
 static bool tell(const struct asked *asked, const char *operation, const struct run *run,
                  const struct child_report *told)
 {
     const struct tally *tally = &told->tally;
     const bool partial = run->most_cases > 0 || run->only_case > 0 || run->parts > 0;
-    /* One case may be of a batch of nothing; a whole grid is not. */
+    /* One case may be an empty batch; a whole grid may not. */
     const bool passed = tally->cases > 0 && (partial || tally->rows > 0) && tally->failed == 0 &&
                         (partial || tally->covered == tally->pairs);
     printf("%s %s %s: %lld cases, %lld rows against the oracle, %lld of %lld pairs of values, %lld "
@@ -69,7 +70,8 @@ static bool tell(const struct asked *asked, const char *operation, const struct 
     return passed;
 }
 
-/* Checks kernels of one operation in this process, those with the same grid together. Returns how many failed. */
+/* Checks kernels of one operation in this process, those with the same grid together. Returns the number
+ * that failed. */
 static int check_here(const struct asked *asked, fmla_device device, const fmla_capability *rows, int count)
 {
     struct subject *operation = operation_of(rows[0].operation);
@@ -98,7 +100,7 @@ static int check_here(const struct asked *asked, fmla_device device, const fmla_
     return failed;
 }
 
-/* Checks one kernel of a GPU in a process of its own, so that one that crashes takes no other with it. */
+/* Checks one GPU kernel in its own process, so that a crash does not affect others. */
 static bool check_apart(struct asked *asked, fmla_device device, const fmla_capability *row)
 {
     struct child_report told = {{0}, 0.0};
@@ -109,7 +111,7 @@ static bool check_apart(struct asked *asked, fmla_device device, const fmla_capa
     return passed;
 }
 
-/* Is the kernel of that row to be checked? *failed counts one that there is no check of. */
+/* Returns true if the row's kernel is to be checked. *failed counts kernels that have no check. */
 static bool is_asked(const struct asked *asked, bool gpu, const fmla_capability *row, int *failed)
 {
     const bool plan = plan_check_of(row->operation) != NULL;
@@ -127,8 +129,8 @@ static bool is_asked(const struct asked *asked, bool gpu, const fmla_capability 
     return row->available;
 }
 
-/* Every listed kernel of a device. *reached counts those that were run; returns how many failed. Kernels of the CPU that
- * take the same types have the same grid. */
+/* Checks every listed kernel of a device. *reached counts those that ran; returns the number that failed.
+ * CPU kernels with the same types share a grid. */
 static int check_kernels(struct asked *asked, fmla_device device, int *reached)
 {
     int failed = 0, count = 0;
@@ -137,7 +139,7 @@ static int check_kernels(struct asked *asked, fmla_device device, int *reached)
     for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++)
         if (is_asked(asked, gpu, &row, &failed) && count < RECORDED) rows[count++] = row;
     *reached += count;
-    while (count) { /* the first, and those that go with it, which leave the list */
+    while (count) { /* take the first kernel and those that share its grid off the list */
         fmla_capability group[SUITE_KERNELS] = {rows[0]};
         int together = 1, left = 0;
         for (int i = 1; i < count; i++)
@@ -154,7 +156,7 @@ static int check_kernels(struct asked *asked, fmla_device device, int *reached)
     return failed;
 }
 
-/* The GPU's rows come last: they start processes, and the driver is not loaded before. */
+/* The GPU's rows come last: they start processes, before which the driver must not be loaded. */
 static int check_all(struct asked *asked)
 {
     const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
@@ -181,7 +183,7 @@ static int check_all(struct asked *asked)
     return failed;
 }
 
-/* The kernel to plant defects into: the CPU's that is everywhere, or the first of the GPU. */
+/* Chooses the kernel to plant defects into: the CPU kernel that exists everywhere, or the GPU's first. */
 static bool kernel_for_faults(fmla_device device, const char *operation, struct run *run)
 {
     fmla_capability row = FMLA_INIT(fmla_capability);
@@ -196,7 +198,8 @@ static bool kernel_for_faults(fmla_device device, const char *operation, struct 
     return false;
 }
 
-/* Every planted defect must go red, and the same cases without one stay green (check_all says so). */
+/* Every planted defect must be detected, and the same cases without a defect must pass (check_all covers
+ * that). */
 static int check_faults(const struct asked *asked, bool verbose)
 {
     const fmla_device device = asked->device;
@@ -233,7 +236,7 @@ static int check_faults(const struct asked *asked, bool verbose)
     return planted ? unseen : unseen + 1;
 }
 
-/* K/N, with K in [1, N]. */
+/* Reads K/N, with K in [1, N]. */
 static bool read_part(char *text, struct run *like)
 {
     char *slash = strchr(text, '/');
@@ -279,7 +282,7 @@ int main(int argc, char **argv)
         {"case", required_argument, NULL, 'C'},
         {"part", required_argument, NULL, 'p'},
         {"here", no_argument, NULL, 'H'},
-        {"tally", required_argument, NULL, 'T'}, /* of a child: where its parent reads */
+        {"tally", required_argument, NULL, 'T'}, /* in a child: the pipe to its parent */
         {NULL, 0, NULL, 0}};
     struct asked asked = {.like = {.seed = 1}, .timed = true, .tally_fd = -1};
     const char *json = NULL;
@@ -319,7 +322,7 @@ int main(int argc, char **argv)
         asked.timed = false;
         fmla_set_parallel_for(pthread_for, NULL, PTHREAD_WORKERS);
     }
-    mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, 1 << 30); /* cases come and go: their pages stay */
+    mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, 1 << 30); /* keep the pages of freed cases */
     if (asked.tally_fd >= 0) return check_all(&asked) ? 1 : 0;
     printf("checkattn: flashmla %s, seed %llu, %d threads\n", fmla_version_string(),
            (unsigned long long)asked.like.seed, fmla_num_threads());

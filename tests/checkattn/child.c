@@ -12,7 +12,7 @@
 
 extern char **environ;
 
-enum { PATIENCE_MS = 600 * 1000 }; /* a kernel that hangs is told too */
+enum { PATIENCE_MS = 600 * 1000 }; /* also reports a kernel that hangs */
 
 static pid_t start(const struct run *like, const char *operation, const char *kernel, fmla_device device,
                    int fd)
@@ -30,13 +30,13 @@ static pid_t start(const struct run *like, const char *operation, const char *ke
     if (like->most_cases) arguments[count++] = "--cases", arguments[count++] = cases;
     if (like->only_case) arguments[count++] = "--case", arguments[count++] = only;
     if (like->own_threads) arguments[count++] = "--threads", arguments[count++] = "own";
-    char *vector[20]; /* posix_spawn takes them as writable, and does not write */
+    char *vector[20]; /* posix_spawn declares them writable but does not write */
     memcpy(vector, arguments, sizeof vector);
     pid_t child;
     return posix_spawn(&child, "/proc/self/exe", NULL, NULL, vector, environ) ? -1 : child;
 }
 
-/* Reads what the child tells, until it does, ends, or has had its time. */
+/* Reads the child's report until it arrives, the child ends, or time runs out. */
 static bool hear(int fd, struct child_report *told, bool *late)
 {
     struct pollfd wait = {.fd = fd, .events = POLLIN};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A case against the oracle, row by row: small cases whole, large ones in chosen rows. The oracle is given rows of a token as a
- * problem of their own, over the keys that they see.
+ * Compares a case with the oracle row by row: small cases whole, large ones in chosen rows. The oracle
+ * computes the rows of a token as a separate problem over the keys that they see.
  */
 #include "case.h"
 
@@ -75,7 +75,8 @@ int64_t all_rows(const struct test_case *c, struct rows *rows, int64_t heads)
     return count;
 }
 
-/* Rows are chosen anew, for that draws from the case; what was made of the same rows of the same inputs stands. */
+/* Rows are chosen again, because the choice draws from the case's random state; results for the same rows
+ * and inputs are reused. */
 static void oracle_make(struct oracle *o, struct test_case *c, const struct run *run, uint64_t inputs)
 {
     struct rows *rows = calloc(MOST_ROWS, sizeof *rows);
@@ -110,16 +111,16 @@ double compare_bound(const struct test_case *c, int64_t request, int64_t token, 
            magnitude_bound(&magnitude, *(const int32_t *)op_option(c->op->of, &c->args, "log_base"));
 }
 
-/* How many times as far off elements of out may be as by the rounding of weights to bf16: scores that are off change weights, and their
- * sum. */
+/* Returns the factor on an element's error from rounding weights to bf16: errors of scores change the
+ * weights and their sum. */
 static double of_weights(const struct test_case *c, const struct magnitude *magnitude)
 {
     return 1.0 + 0x1p8 * expm1(2.0 * c->of_product * magnitude->sum);
 }
 
-/* A row of out. Of other inputs an element may be off by the rounding of what it is summed of; and one above 1 there, of a
- * key with a value of 1e5, is none for the cosine, which would be that of the few elements that it is in: its weight is as
- * uncertain as the rounding of a score with such products. */
+/* Adds a row of out. For other inputs an element may deviate by the rounding of its summands. There, an
+ * element above 1, from a key with a value of 1e5, is left out of the cosine, which would otherwise depend
+ * on the few such elements: its weight is as uncertain as the rounding of a score with such products. */
 static void add_out(struct comparison *outs, const struct test_case *c, int64_t request, int64_t token,
                     int64_t head, const unsigned char *theirs)
 {
@@ -130,7 +131,7 @@ static void add_out(struct comparison *outs, const struct test_case *c, int64_t 
     const double sink = case_names(c, c->op->sink)
                             ? (double)*(const float *)guarded_at(&c->tensor[c->op->sink], head, 0, 0, 0)
                             : -INFINITY;
-    struct magnitude magnitude = {0}; /* looked for where an element misses */
+    struct magnitude magnitude = {0}; /* computed only if an element misses */
     for (int64_t d = 0; d < c->d_v; d++, mine += element, theirs += element) {
         const double value = guarded_value(g, mine), reference = guarded_value(g, theirs);
         const bool look = c->bounds_out && compare_misses(tolerance, value, reference);
@@ -145,12 +146,12 @@ static void add_out(struct comparison *outs, const struct test_case *c, int64_t 
     }
 }
 
-/* Adds one row; `at` is where the oracle's results of it are. */
+/* Adds one row; `at` is the index of the oracle's results for it. */
 static void add_row(struct comparison results[RESULTS], const struct test_case *c, const struct run *run,
                     const struct rows *rows, int64_t h, const struct oracle *o, int64_t at)
 {
     const int64_t head = rows->head + h * rows->step;
-    /* Where max_logits is a result, it tells of a score of +inf. */
+    /* If max_logits is a result, it shows a score of +inf. */
     const bool infinite = c->op->results > 2 ? o->values[1][at] == INFINITY : c->infinite;
     add_out(&results[0], c, rows->request, rows->token, head, o->out + (size_t)at * row_bytes(c));
     for (int k = 1; k < c->op->results; k++) {

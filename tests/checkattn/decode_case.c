@@ -10,7 +10,7 @@
 
 enum { DLPACK_E4M3 = 10 /* kDLFloat8_e4m3fn */ };
 
-/* Values are drawn once and copied from random places. */
+/* Values are drawn once and copied from random offsets. */
 enum { DRAWN = 1 << 18 };
 static uint16_t drawn[2][DRAWN]; /* [dtype] */
 
@@ -25,7 +25,7 @@ static void draw(uint64_t seed)
     sparse_pool_draw(&random, 0.0f);
 }
 
-/* A vector of a case: a copied one, spiked or with what makes scores of +inf. */
+/* Puts a vector of a case: copied, and spiked or with values that make scores of +inf. */
 static void put_vector(struct decode_case *d, void *to, bool spike, bool of_key, bool special)
 {
     struct test_case *c = &d->c;
@@ -36,8 +36,8 @@ static void put_vector(struct decode_case *d, void *to, bool spike, bool of_key,
     if (c->v[A_INPUTS] == INPUTS_INFINITE) case_infinite((uint8_t *)to + bytes, fp16, of_key, special);
 }
 
-/* With spiked inputs, keys beside a border of a block of 64, a page or the request weigh more than others, so
- * that losing one shows even among thousands. */
+/* With spiked inputs, keys next to the border of a block of 64, a page or the request weigh more than
+ * others, so that losing one is visible even among thousands. */
 static bool is_border(const struct decode_case *d, int64_t key, int64_t length)
 {
     return key % 64 == 0 || key % 64 == 63 || key % d->c.page_size == 0 || (key + 1) % d->c.page_size == 0 ||
@@ -53,14 +53,14 @@ static void make_lengths(struct decode_case *d)
         if (d->c.v[A_LENGTHS] == LENGTHS_VARIED)
             length = random_between(&d->c.random, 0, 3) ? random_between(&d->c.random, 0, d->s_k) : 0;
         if (d->c.v[A_LENGTHS] == LENGTHS_BEYOND && r % 2)
-            length = r % 4 == 1 ? -7 : 2147483647; /* to be clamped */
+            length = r % 4 == 1 ? -7 : 2147483647; /* is clamped */
         *(int32_t *)guarded_at(&d->c.tensor[DENSE(seqlens)], r, 0, 0, 0) = (int32_t)length;
         d->length[r] = length < 0 ? 0 : length > capacity ? capacity : length;
     }
 }
 
-/* Gives every request its pages: the last one its own (so that its tail can be poisoned), the others from a
- * pool that requests share when the batch would need much memory. Table entries that are not used hold
+/* Gives every request its pages: the last page is its own (so that its tail can be poisoned), the others
+ * come from a pool that requests share if the batch would need much memory. Unused table entries hold
  * garbage. */
 static void make_table(struct decode_case *d, int64_t shared)
 {
@@ -111,16 +111,16 @@ static void put_key(struct decode_case *d, int64_t request, int64_t key, int64_t
         case_infinite(sparse_pool_end(&d->pool, to), false, true, special);
 }
 
-/* Writes every slot that some request reads once: pages and memory that requests share belong to the first. */
+/* Writes every slot that a request reads, once: shared pages and memory belong to the first request. */
 static void fill_cache(struct decode_case *d, bool aliased)
 {
     unsigned char *filled = calloc((size_t)d->c.pages + 1, 1);
-    int64_t shared = 0; /* keys of the aliased cache that are there */
+    int64_t shared = 0; /* keys already in the aliased cache */
     for (int64_t r = 0; r < d->c.b; r++) {
         for (int64_t t = aliased ? shared : 0; t < d->length[r]; t++) {
             const int64_t page = page_of(d, r, t);
             if (d->paged && t % d->c.page_size == 0 && filled[page]) {
-                t += d->c.page_size - 1; /* shared, so a whole one */
+                t += d->c.page_size - 1; /* shared, so a full page */
                 continue;
             }
             filled[page] = 1;
@@ -134,7 +134,8 @@ static void fill_cache(struct decode_case *d, bool aliased)
     free(filled);
 }
 
-/* Slots behind the keys of every other request hold numbers whose values are infinite: codes of 448, scales near the end of fp32. */
+/* Fills the slots after the keys of every other request with numbers whose values are infinite: codes of
+ * 448, scales near the end of fp32. */
 static void put_large_tails(struct decode_case *d)
 {
     enum { LARGE = 0x7e };
@@ -145,7 +146,7 @@ static void put_large_tails(struct decode_case *d)
     }
 }
 
-/* Memory of the cache, NaN everywhere, and the view of it that is the argument. */
+/* Makes the memory of the cache, NaN everywhere, and the view that is the argument. */
 static void make_pool(struct decode_case *d, enum layout layout)
 {
     static const int32_t names[CACHE_KINDS] = {0, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576};
@@ -177,13 +178,13 @@ static void make_cache(struct decode_case *d, enum layout layout)
 {
     struct sparse_pool *pool = &d->pool;
     int64_t shared = 1;
-    if (d->paged) { /* at most 8192 slots to share */
+    if (d->paged) { /* share at most 8192 slots */
         for (int64_t r = 0; r < d->c.b; r++) shared += d->length[r] / d->c.page_size;
         if (shared > 8192 / d->c.page_size + 1) shared = 8192 / d->c.page_size + 1;
         make_table(d, shared);
     }
     d->c.pages = d->paged ? shared + d->c.b : d->c.b;
-    /* A contiguous cache of many long requests: all read the same memory, through a stride of 0. */
+    /* In a contiguous cache of many long requests, all read the same memory through a stride of 0. */
     const bool aliased = !d->paged && d->c.b * d->s_k > 65536;
     if (aliased) d->c.pages = 1;
     make_pool(d, layout);
@@ -198,12 +199,13 @@ static void make_cache(struct decode_case *d, enum layout layout)
         for (int64_t h = 0; d->length[r] && h < d->c.h_kv; h++)
             sparse_pool_put_nans(pool, key_at(d, r, d->length[r] - 1, h));
     if (d->c.v[A_CODES] != S_CODES_NAN || !d->c.b || !d->length[0]) return;
-    const int64_t nan = random_between(&d->c.random, 0, d->length[0] - 1); /* of a request that is compared */
+    const int64_t nan = random_between(&d->c.random, 0, d->length[0] - 1); /* in a request that is compared */
     sparse_pool_put_nan(pool, &d->c.random, key_at(d, 0, nan, 0),
                         sparse_pool_scales(pool, decode_slot(d, 0, nan)));
 }
 
-/* Pages so far apart that the elements of the third are more than 2^31 from the first, those of the fifth more than 2^32. */
+/* Spreads the pages so that the third page's elements are more than 2^31 from the first, the fifth's more
+ * than 2^32. */
 static void spread_pages(struct decode_case *d)
 {
     enum { BETWEEN = (1 << 30) + 64 /* elements; a multiple of 16 bytes */ };
@@ -215,7 +217,8 @@ static void spread_pages(struct decode_case *d)
     pool->view->strides = pool->strides;
 }
 
-/* A query, whose value that meets the large one of a key is 0. Where queries are quantised some have no finite number. */
+/* Makes a query; its value that multiplies a key's large value is 0. If queries are quantised, some
+ * contain no finite number. */
 static void make_query(struct decode_case *d, int64_t r, int64_t j, int64_t h, uint8_t *row)
 {
     const struct test_case *c = &d->c;
@@ -229,7 +232,7 @@ static void make_query(struct decode_case *d, int64_t r, int64_t j, int64_t h, u
         memcpy(row + 2 * (37 * h % 512), &no_number, sizeof no_number);
 }
 
-/* Codes are those of drawn values by one scale, some beyond the largest code. */
+/* Codes are random values quantised with one scale, some beyond the largest code. */
 static void make_q(struct decode_case *d)
 {
     struct test_case *c = &d->c;
@@ -248,7 +251,7 @@ static void make_q(struct decode_case *d)
             }
 }
 
-/* The tensor of the queries, of codes with their scale, which is NULL for 1. */
+/* Makes the query tensor; codes come with their scale, which is NULL for 1. */
 static void make_q_tensor(struct decode_case *d, enum layout layout)
 {
     struct test_case *c = &d->c;
@@ -282,8 +285,8 @@ static void make(struct test_case *c, const struct run *run)
     case_tensor(c, DENSE(block_table), layout, d->paged);
     make_lengths(d);
     make_cache(d, layout);
-    /* Hopper's kernel over bytes, which is the best of a GPU that has it, multiplies codes, without the roundings of their values to bf16
-     * (docs/semantics.md). */
+    /* Hopper's byte-cache kernel, the default on such a GPU, multiplies codes without rounding their
+     * values to bf16 (docs/semantics.md). */
     const bool hopper = !strcmp(run->kernel, "cuda-sm90-fp8") || (run->by_default && on_gpu(run));
     if (d->pool.format == KV_FP8_656 && d->pool.page_bytes) put_large_tails(d);
     if (v[A_LAYOUT] == LAYOUT_FAR) spread_pages(d);
@@ -301,10 +304,10 @@ static void make(struct test_case *c, const struct run *run)
     const bool table = v[A_CODES] == S_CODES_WRITTEN || v[A_CODES] == S_CODES_NAN;
     c->other = (v[A_INPUTS] != INPUTS_NORMAL && v[A_INPUTS] != INPUTS_NAN_ENDS) || !table;
     c->bounds_out = !table || by_codes;
-    /* q and k are rounded to bf16 there, by 2^-9 each. */
+    /* That rounds q and k to bf16, by 2^-9 each. */
     c->of_product = by_codes ? 0x1p-8 : rounds ? 0x1p-9 : 0.0;
     c->large_apart = v[A_CODES] == S_CODES_BEYOND;
-    /* Only a GPU's kernels round scales. */
+    /* Only GPU kernels round scales. */
     c->rounded = by_codes || (on_gpu(run) && v[A_CODES] == S_CODES_SCALES) ? rounded_scale_lse : 0.0;
     c->infinite = v[A_INPUTS] == INPUTS_INFINITE, c->beyond = v[A_INPUTS] == INPUTS_BEYOND;
 }
@@ -332,14 +335,14 @@ static bool sees(const struct test_case *c, int64_t request, int64_t token, int6
     return decode_seen_by(c, request, token) > 0;
 }
 
-/* A contiguous cache has its requests from `first` on in place of pages. */
+/* A contiguous cache has requests from `first` on in place of pages. */
 static void narrow_cache(const struct test_case *c, struct view *v, int64_t first)
 {
     if (!((const struct decode_case *)c)->paged)
         view_narrow(v, DENSE(kv_cache), 0, first, v->shape[DENSE(kv_cache)][0]);
 }
 
-/* A row as a problem of its own over the first keys of its request, without a mask. */
+/* Makes a row a separate problem over the first keys of its request, without a mask. */
 void decode_narrow_to(const struct test_case *c, const struct rows *rows, int64_t seen, struct view *v)
 {
     narrow_cache(c, v, rows->request);
@@ -376,8 +379,8 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
     }
 }
 
-/* A request alone; or, drawn, alone or behind another one, and with room for more keys. The others of the batch are left out
- * by strides, so only lengths and table are copied. */
+/* A request alone; a random one alone or after another, with room for more keys. Strides skip the other
+ * requests, so only lengths and table are copied. */
 static void part(struct test_case *c, int64_t request, const struct run *run, struct part *p)
 {
     const struct decode_case *d = (const struct decode_case *)c;
@@ -392,10 +395,10 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
     const int64_t r = p->request = random_between(&c->random, 0, c->b - 1);
     const int64_t n = p->n = 1 + random_between(&c->random, 0, 1);
     const int64_t first = n == 1 ? r : random_between(&c->random, 0, r);
-    const bool gpu = on_gpu(run); /* whose join is launched otherwise above 16384 keys of room */
+    const bool gpu = on_gpu(run); /* which launches its join differently above 16384 keys of room */
     const int64_t more =
         random_between(&c->random, 0, 3) ? random_between(&c->random, 1, gpu ? 40000 : 4500) : 0;
-    const int64_t max_pages = d->c.max_pages + (more + d->c.page_size - 1) / d->c.page_size; /* keys more */
+    const int64_t max_pages = d->c.max_pages + (more + d->c.page_size - 1) / d->c.page_size; /* more keys */
     enum { GAP = 8 };
     view_cut(c, v, DIM_b, first, n), narrow_cache(c, v, first);
     v->strides[DENSE(q)][0] *= r - first;
@@ -407,7 +410,7 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
     memset(table, 0xff, p->own[1].bytes);
     for (int64_t i = 0; i < n; i++) {
         const int64_t from = i ? r : first;
-        seqlens[i] = (int32_t)d->length[from]; /* clamped already: to the old capacity */
+        seqlens[i] = (int32_t)d->length[from]; /* already clamped, to the old capacity */
         memcpy(table + i * (max_pages + GAP), guarded_at(&c->tensor[DENSE(block_table)], from, 0, 0, 0),
                (size_t)d->c.max_pages * sizeof *table);
     }
@@ -421,8 +424,9 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
              (long long)r, (long long)n, (long long)max_pages);
 }
 
-/* Every row of a small case; of a large one the corners, rows that see nothing or little, and 64 drawn ones. Where the large one
- * has few tokens, the drawn rows are heads of each, since the oracle takes heads that read the same keys together. */
+/* Chooses every row of a small case; of a large one the corners, rows that see no or few keys, and 64
+ * random ones. If a large case has few tokens, the random rows are heads of each token, because the oracle
+ * computes heads with the same keys together. */
 static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
     enum { CHOSEN = 84, DRAWN_ROWS = 64, SMALL = 40000, FEW = 16 };
@@ -433,7 +437,7 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
     if (whole) return all_rows(c, rows, group);
     rows[count++] = (struct rows){0, 0, 0, 1, 1};
     rows[count++] = (struct rows){c->b - 1, c->s_q - 1, c->h_q - 1, 1, 1};
-    rows[count++] = (struct rows){0, c->s_q - 1, group - 1, 1, 1}; /* the last of a key head */
+    rows[count++] = (struct rows){0, c->s_q - 1, group - 1, 1, 1}; /* last row of a key head */
     rows[count++] = (struct rows){c->b - 1, 0, c->h_q - group, 1, 1};
     for (int64_t r = 0; r < c->b && count < CHOSEN - DRAWN_ROWS; r++)
         if (d->length[r] < c->s_q + 1) rows[count++] = (struct rows){r, (c->s_q - 1) / 2, 0, 1, 1};

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * A case of dense decode: drawn tensors in guarded memory with everything unused poisoned, and parts of it: requests, and rows.
+ * A case of dense decode: random tensors in guarded memory with everything unused poisoned, and parts of
+ * it: requests and rows.
  */
 #ifndef CHECKATTN_DECODE_CASE_H
 #define CHECKATTN_DECODE_CASE_H
 
 #include "sparse_pool.h"
 
-/* The axes of the grid, and what their values mean where they are not numbers. */
+/* The axes of the grid, and the meaning of values that are not numbers. */
 #define DENSE_AXES(X)                                                                                        \
     X(A_B, "b: 0 1 2 6 64 128 1000")                                                                         \
     X(A_SQ, "s_q: 1 2 3 4 7 64")                                                                             \
@@ -18,9 +19,9 @@
     X(A_CAUSAL, "causal: 0 1")                                                                               \
     X(A_DTYPE, "dtype: bf16 fp16")                                                                           \
     X(A_DQK, "d_qk: 576 512")                                                                                \
-    X(A_CACHE, "cache: q fp8_656 fp8_584 fp8_576")         /* q: of the type of q */                         \
-    X(A_CODES, "codes: written scales extreme beyond nan") /* of FP8 */                                      \
-    X(A_PRODUCTS, "products: bf16 fp8 codes")              /* codes: fp8, and q has codes */                 \
+    X(A_CACHE, "cache: q fp8_656 fp8_584 fp8_576")         /* q: the type of q */                            \
+    X(A_CODES, "codes: written scales extreme beyond nan") /* FP8 */                                         \
+    X(A_PRODUCTS, "products: bf16 fp8 codes")              /* codes: fp8 with q as codes */                  \
     X(A_LENGTHS, "lengths: fixed varied beyond")                                                             \
     X(A_SINK, "sink: none finite infinite")                                                                  \
     X(A_EMPTY, "lse_empty: 0 1")                                                                             \
@@ -34,15 +35,15 @@
     X(A_THREADS, "threads: built_in one own")
 enum { DENSE_AXES(AXIS_NAME) AXES };
 enum { CACHE_OF_Q, CACHE_656, CACHE_584, CACHE_576, CACHE_KINDS };
-enum { OF_BF16, OF_FP8, OF_CODES /* the values of the axis of products */ };
+enum { OF_BF16, OF_FP8, OF_CODES /* values of the axis of products */ };
 enum { LENGTHS_FIXED, LENGTHS_VARIED, LENGTHS_BEYOND };
 enum {
     INPUTS_NORMAL,
-    INPUTS_SPIKED, /* keys at borders weigh more */
-    INPUTS_STEEP,  /* scores of ±200: without the maximum taken out, everything overflows */
-    INPUTS_NAN_ENDS, /* causal, s_q > 1: the last key of every request is NaN, and rows that may not see it must not notice */
-    INPUTS_INFINITE, /* not of the grid: scores of +inf, all of a row, or one among others */
-    INPUTS_BEYOND    /* neither: a softmax_scale of 3e38, whose scores fp32 does not hold */
+    INPUTS_SPIKED,   /* keys at borders weigh more */
+    INPUTS_STEEP,    /* scores of ±200: overflow unless the maximum is subtracted */
+    INPUTS_NAN_ENDS, /* causal, s_q > 1: a NaN as last key must not affect rows that may not see it */
+    INPUTS_INFINITE, /* not in the grid: scores of +inf, a whole row or one among others */
+    INPUTS_BEYOND    /* not in the grid: a softmax_scale of 3e38, whose scores exceed fp32 */
 };
 enum { D_V = 512 };
 
@@ -53,17 +54,18 @@ struct decode_case {
     struct test_case c;
     int64_t s_k;
     int64_t *length;         /* of each request, clamped */
-    struct sparse_pool pool; /* the cache, without lists; requests of a contiguous one may share memory */
+    struct sparse_pool pool; /* the cache, without lists; requests of a contiguous cache may share memory */
     bool paged;
     float q_scale;
 };
 
 extern const struct maker decode_maker;
 
-/* The slot of a key. */
+/* Returns the slot of a key. */
 int64_t decode_slot(const struct decode_case *d, int64_t request, int64_t key);
 
-/* How many keys a row sees, and a row as a problem of its own over the first keys of its request, without a mask. */
+/* Return the number of keys that a row sees; make a view of the row as a separate problem over the first
+ * keys of its request, without a mask. */
 int64_t decode_seen_by(const struct test_case *c, int64_t request, int64_t token);
 void decode_narrow_to(const struct test_case *c, const struct rows *rows, int64_t seen, struct view *v);
 

@@ -10,7 +10,8 @@
 
 /* ---- The grid --------------------------------------------------------------------------------- */
 
-/* FP8 products are of bf16 queries, or of codes, over the two formats that are 576 wide, of which codes meet one. */
+/* FP8 products take bf16 queries or codes, with the two formats that are 576 wide; codes as queries work
+ * with only one of these. */
 static bool products_possible(const int64_t *v)
 {
     const int64_t cache = v[A_CACHE];
@@ -20,8 +21,9 @@ static bool products_possible(const int64_t *v)
     return v[A_PRODUCTS] != OF_CODES || (cache != CACHE_656 && v[A_CODES] != S_CODES_BEYOND);
 }
 
-/* Bytes have one key head, and their format says d_qk; codes are theirs, and values beyond fp16 have groups of their own. What is
- * refused here of a whole case is of some two values: else pairs would be waited for that have no case. */
+/* Byte formats have one key head and define d_qk; codes apply only to them, and values beyond fp16 need
+ * groups with scales of their own. A refusal of a whole case here also follows from some pair of values:
+ * otherwise the grid would wait for pairs that have no case. */
 static bool possible(const int64_t *v)
 {
     const int64_t h_q = v[A_HQ], h_kv = v[A_HKV], cache = v[A_CACHE], codes = v[A_CODES];
@@ -33,8 +35,8 @@ static bool possible(const int64_t *v)
     return cache < 0 || v[A_DQK] < 0 || v[A_DQK] == (cache == CACHE_584 ? 512 : 576);
 }
 
-/* A batch or a cache of nothing computes nothing, batch-invariant mode reads no plan, and an end is NaN only where some
- * row may not see it. */
+/* An empty batch or cache computes nothing, batch-invariant mode reads no plan, and NaN ends need rows
+ * that may not see them. */
 static bool counts(const int64_t *v, int i, int j)
 {
     const bool plan = i == A_PLAN || j == A_PLAN || i == A_PARTITIONS || j == A_PARTITIONS;
@@ -46,7 +48,7 @@ static bool counts(const int64_t *v, int i, int j)
     return !inputs || v[A_INPUTS] != INPUTS_NAN_ENDS || some_unseen || i == A_SQ || i == A_CAUSAL;
 }
 
-/* Rows that are computed together: on a CPU as in the generic kernel, on a GPU the most that are. */
+/* Rows computed together: on a CPU as in the generic kernel, on a GPU the largest tile. */
 static int64_t tile;
 
 static double cost(const int64_t *v)
@@ -56,8 +58,8 @@ static double cost(const int64_t *v)
     return (double)tile * (double)(v[A_B] * v[A_HKV] * tiles * v[A_SK]);
 }
 
-/* A GPU is fast beside the oracle, which takes several times as long over bytes, and slow where it takes row by row what a NaN
- * keeps from the products: many keys of bytes are dear. */
+/* Compared with a GPU the oracle is slow, several times slower over bytes; a GPU itself is slow where it
+ * computes row by row because NaN must be kept from the products. So many keys of bytes are expensive. */
 static double cost_on_gpu(const int64_t *v)
 {
     enum { ORACLE_OF_A_KEY = 4096, BY_ROWS = 64 };
@@ -66,7 +68,8 @@ static double cost_on_gpu(const int64_t *v)
     return (by_rows ? BY_ROWS : 1) * cost(v) + ORACLE_OF_A_KEY * (double)v[A_SK];
 }
 
-/* On a CPU the rows themselves count too, where there are few keys or none, and the workspace: two slots a partition. */
+/* On a CPU the rows also cost time if there are few or no keys, as does the workspace: two slots per
+ * partition. */
 static double cost_on_cpu(const int64_t *v)
 {
     const double rows = (double)(v[A_SQ] * v[A_HQ]);
@@ -74,7 +77,7 @@ static double cost_on_cpu(const int64_t *v)
     return cost(v) + case_cost_of_rows((double)v[A_B] * rows, slots * rows);
 }
 
-/* Bytes of a GPU's case on the host: cache, queries and results, table. */
+/* Returns the host bytes of a GPU case: cache, queries and results, table. */
 static double host_bytes(const int64_t *v)
 {
     const double b = (double)v[A_B], s_k = (double)v[A_SK];
@@ -86,7 +89,8 @@ static double host_bytes(const int64_t *v)
     return 2.0 * slots * (double)(v[A_HKV] * v[A_DQK]) + rows * row + table;
 }
 
-/* Partial results of a batch-invariant call: one a chunk of 2048 keys that the table has room for. */
+/* Returns the bytes of a batch-invariant call's partial results: one per chunk of 2048 keys that the table
+ * has room for. */
 static double device_bytes(const int64_t *v)
 {
     const double rows = (double)(v[A_B] * v[A_SQ] * v[A_HQ]);
@@ -94,16 +98,17 @@ static double device_bytes(const int64_t *v)
     return v[A_INVARIANT] ? rows * chunks * 4.0 * (D_V + 1) : 0.0;
 }
 
-/* The kernel whose grid is at hand. */
+/* The kernel of the current grid. */
 static const char *grid_kernel;
 
-/* Is it Hopper's over bytes, which takes FP8_656 and FP8_576? */
+/* Returns true for Hopper's byte-cache kernel, which takes FP8_656 and FP8_576. */
 static bool is_of_bytes(const char *kernel)
 {
     return !strcmp(kernel, "cuda-sm90-fp8");
 }
 
-/* Does it take such a case? By blocks of 64 keys, with bf16 queries, or codes in tiles that are boxes. */
+/* Returns true if that kernel takes the case: blocks of 64 keys, and bf16 queries, or codes in tiles that
+ * are boxes. */
 static bool is_taken_of_bytes(const int64_t *v)
 {
     if (v[A_DTYPE] > 0 || v[A_HKV] > 1 || v[A_DQK] == 512) return false;
@@ -115,10 +120,10 @@ static bool is_taken_of_bytes(const int64_t *v)
     return boxes || v[A_PRODUCTS] != OF_CODES;
 }
 
-/* Does the kernel take such a case? Values that are not chosen yet are -1. All kernels of the CPU take all
- * cases, the portable one of a GPU bytes with bf16 queries, and Hopper's no bytes: it wants a cache that TMA can bring in by blocks
- * of 64 keys, and tiles of 64 rows that are boxes of the queries. Said here once more, in the words of the case; the library must
- * agree. */
+/* Returns true if the kernel takes the case; values not chosen yet are -1. CPU kernels take all cases; the
+ * GPU's portable kernel takes bytes with bf16 queries; Hopper's takes no bytes: it needs a cache that TMA
+ * can load in blocks of 64 keys, and tiles of 64 rows that are boxes of the queries. This repeats the
+ * library's rule in terms of the case; the library must agree. */
 static bool is_taken(const char *kernel, const int64_t *v)
 {
     const bool hopper = !strcmp(kernel, "cuda-sm90"), portable = !strcmp(kernel, "cuda-sm80");
@@ -153,8 +158,8 @@ static void take_values(struct axis *axis, int64_t first, int64_t last)
     for (int64_t value = first; value <= last; value++) axis->values[axis->count++] = value;
 }
 
-/* Only types, caches and products that the kernel takes are in its grid; a CPU leaves out the last values of `b` and
- * `s_k`. */
+/* Only types, caches and products that the kernel supports are in its grid; a CPU omits the last values of
+ * `b` and `s_k`. */
 static void choose(struct subject *op, const struct run *run)
 {
     struct axis *dtype = &op->axis[A_DTYPE];
@@ -179,7 +184,7 @@ static void choose(struct subject *op, const struct run *run)
 
 /* ---- Faults ----------------------------------------------------------------------------------- */
 
-/* Recomputes a row over `change` keys more or fewer than it sees: what a kernel with that defect would write. */
+/* Recomputes a row over `change` keys more or fewer than it sees: the output of a kernel with that defect. */
 static bool plant_row(struct test_case *c, int64_t change)
 {
     const int64_t *length = ((const struct decode_case *)c)->length;
@@ -219,7 +224,7 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
     if (fault != FAULT_SWAPPED_PAGE || !d->paged || c->page_size < 16) return false;
     for (int64_t r = 0; r < c->b; r++) {
         if (d->length[r] < 2 * c->page_size) continue;
-        /* Not against the oracle's row: an order of keys does not matter. A page of another request does. */
+        /* Use a page of another request: swapping pages of one request would not change the result. */
         int32_t *entry = guarded_at(&c->tensor[DENSE(block_table)], r, 0, 0, 0);
         const int32_t other = (int32_t)((*entry + 1) % c->pages);
         return plant(patch, entry, &other, sizeof other);
@@ -229,7 +234,7 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
 
 #define OF_576 "cache fp8_576, products fp8, "
 
-/* Cases with room for every fault: pages, empty requests, gaps, causal. An lse is small where one key stands alone. */
+/* Cases that suit every fault: pages, empty requests, gaps, causal. An lse is small if a key is alone. */
 static const char *fault_case(const struct run *run, uint64_t i)
 {
     static char text[200];
@@ -245,7 +250,7 @@ static const char *fault_case(const struct run *run, uint64_t i)
 
 /* ---- Cases beside the grid -------------------------------------------------------------------- */
 
-/* On a GPU a cache past 2^32 elements takes memory: check_large_cache. */
+/* On a GPU a cache past 2^32 elements needs real memory: check_large_cache. */
 static bool has(const struct run *run, const int64_t *v)
 {
     return !on_gpu(run) || (v[A_LAYOUT] != LAYOUT_FAR && (v[A_CACHE] == CACHE_OF_Q || v[A_PRODUCTS]));
@@ -255,8 +260,8 @@ static bool has(const struct run *run, const int64_t *v)
     "b 3, s_q 3, s_k 70, h_q 6, page_size 16, causal 1, lengths varied, sink finite, layout odd, dtype "     \
     "bf16, "
 
-/* The whole of a small case by the oracle, and row by row by the oracle: its own causal masking, head groups and strides
- * against problems that have none. */
+/* Compares the oracle on a whole small case with the oracle row by row: its causal masking, head groups
+ * and strides against problems without them. */
 static void more(struct suite *suite)
 {
     static const char *const caches[] = {SMALL "cache q, h_kv 2",
@@ -271,7 +276,8 @@ static void more(struct suite *suite)
 #define FOREIGN                                                                                              \
     "b 9, s_q 2, s_k 700, h_q 16, page_size 64, causal 1, lengths varied, plan given, num_partitions 13"
 
-/* A plan that was made with other partitions than the call is told: the host cannot see that, and the results stand. */
+/* A plan made with other partitions than the call names: the host cannot detect that, and the results are
+ * correct. */
 static void check_foreign_plan(const struct run *run, struct tally *tally)
 {
     for (int32_t told = 1; told <= 7; told += 3) {
@@ -289,8 +295,8 @@ static void check_foreign_plan(const struct run *run, struct tally *tally)
     }
 }
 
-/* Where a page of the small cache on the host lies in the large one on the device: some just past 2^31 elements, the others
- * at the end. */
+/* Returns the position of a page of the host's small cache in the device's large one: some just past 2^31
+ * elements, the others at the end. */
 static int64_t large_page(int64_t page, int64_t pages, int64_t page_elements)
 {
     return page % 2 ? (INT64_C(1) << 31) / page_elements + 1 + page : pages - 1 - page;
@@ -313,7 +319,7 @@ static void check_large_cache(const struct run *run, struct tally *tally)
     const int64_t page_elements = d->pool.strides[0], pages = elements / page_elements;
     const size_t page_bytes = (size_t)page_elements * sizeof(uint16_t);
     struct device_scratch cache;
-    device_scratch_make(&cache, (size_t)pages * page_bytes, 0xff); /* NaN wherever no page is */
+    device_scratch_make(&cache, (size_t)pages * page_bytes, 0xff); /* NaN outside the pages */
     for (int64_t page = 0; page < c->pages; page++)
         device_scratch_write(&cache, (size_t)large_page(page, pages, page_elements) * page_bytes,
                              guarded_at(&c->tensor[DENSE(kv_cache)], page, 0, 0, 0), page_bytes);
@@ -343,7 +349,7 @@ static void check_large_cache(const struct run *run, struct tally *tally)
 static void more_on_gpu(const struct run *run, struct tally *tally)
 {
     check_foreign_plan(run, tally);
-    if (!is_of_bytes(run->kernel)) check_large_cache(run, tally); /* which is of 16-bit values */
+    if (!is_of_bytes(run->kernel)) check_large_cache(run, tally); /* which has 16-bit values */
 }
 
 #define FAR_BYTES                                                                                            \
@@ -357,9 +363,9 @@ struct subject dense_decode = {
     .choose = choose,
     .has = has,
     .leaves = leaves,
-    /* What pairs do not reach: many splits of one request, a cut among the keys that only some rows see, lengths that pass
-     * 2^16, more than two chunks in batch-invariant mode, offsets into the cache of more than 32 bits, and scores of +inf or
-     * beyond fp32. */
+    /* Cases that pairs do not cover: many splits of one request, a split among keys that only some rows
+     * see, lengths above 2^16, more than two chunks in batch-invariant mode, cache offsets of more than 32
+     * bits, and scores of +inf or beyond fp32. */
     .special =
         {"b 1, s_q 3, s_k 4096, h_q 16, page_size 64, causal 1, plan given, num_partitions 78, inputs spiked",
          "b 2, s_q 64, s_k 140, h_q 3, page_size 16, causal 1, d_qk 512, num_partitions 3, inputs nan_ends",
@@ -390,8 +396,7 @@ struct subject dense_decode = {
     .plant_before = plant_before,
     .plant_after = plant_after,
     .gpu = {.bases = {"", "d_qk 512", "cache fp8_576, products fp8"},
-            .graph =
-                "b 6, s_q 2, s_k 5000, h_q 16, page_size 64, causal 1, layout padded", /* the most pages */
+            .graph = "b 6, s_q 2, s_k 5000, h_q 16, page_size 64, causal 1, layout padded", /* most pages */
             .next = {"lengths varied", "lengths varied", "lengths varied"},
             .repeats = {"b 6, s_q 2, s_k 4096, h_q 16, page_size 64, causal 1, lengths varied",
                         "b 128, s_k 1000, h_q 128, page_size 64",

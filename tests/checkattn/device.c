@@ -14,7 +14,7 @@ const struct device_stress *device_stress;
 
 static fmla_device current; /* type 0: pages */
 
-static _Thread_local struct fault fault; /* of the last step of this thread */
+static _Thread_local struct fault fault; /* of this thread's last step */
 
 static void must(bool good)
 {
@@ -135,7 +135,7 @@ static const struct device_block *block_of(const struct device_blocks *blocks, c
         const uintptr_t begin = (uintptr_t)blocks->block[i].host;
         if (at >= begin && at < begin + blocks->block[i].bytes) return &blocks->block[i];
     }
-    for (int i = 0; i < blocks->count; i++) /* of a block without bytes */
+    for (int i = 0; i < blocks->count; i++) /* a block without bytes */
         if (at == (uintptr_t)blocks->block[i].host + blocks->block[i].bytes) return &blocks->block[i];
     fprintf(stderr, "checkattn: an address is in no block of its case\n");
     exit(3);
@@ -214,7 +214,7 @@ const fmla_tensor *device_tensor(const struct device_blocks *blocks, const fmla_
 
 /* ---- Scratch memory ------------------------------------------------------------------------- */
 
-/* Pages are guard enough. */
+/* No canary is needed between guard pages. */
 static size_t guard_bytes(void)
 {
     return on_pages() ? 0 : GUARD_BYTES;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * decode_plan and sparse_plan on a GPU: the bytes that the host's planner writes for the same lengths and partitions; of
- * decode_plan with the costs of the GPU and, as for a plan that the CPU will use, without; and the published case by its own
- * figures.
+ * Tests decode_plan and sparse_plan on a GPU: they must write the same bytes as the host's planner for the
+ * same lengths and partitions; decode_plan with the costs of the GPU and without, as for a plan that the
+ * CPU will use; and the published case by its own figures.
  */
 #include "case.h"
 #include "checkattn.h"
@@ -21,8 +21,8 @@ enum lengths {
     LENGTHS_LONG,  /* 1 000 000 */
     LENGTHS_SAME,  /* 4096 */
     LENGTHS_DRAWN, /* 0 … 9000, some 0 */
-    LENGTHS_WILD,  /* any 32 bits, to be clamped */
-    LENGTHS_LAST,  /* 0, but for the last: everything is in one request */
+    LENGTHS_WILD,  /* any 32 bits, clamped */
+    LENGTHS_LAST,  /* 0 except the last: everything is in one request */
     LENGTHS_NEAR,  /* 8000 … 8192 */
     LENGTHS_VARY,  /* 2000 … 6000 */
     LENGTHS_KINDS
@@ -30,11 +30,11 @@ enum lengths {
 
 struct plan_case {
     int64_t b, capacity;
-    int32_t partitions; /* 0: what the device suggests */
+    int32_t partitions; /* 0: the device's suggestion */
     enum lengths lengths;
     bool odd;         /* lengths at an odd address */
     bool for_cpu;     /* no costs */
-    int64_t s_q, h_q; /* of the GPU's costs: s_q · h_q rows of a key head */
+    int64_t s_q, h_q; /* for the GPU's costs: s_q · h_q rows per key head */
 };
 
 static int32_t length_of(const struct plan_case *c, int64_t request, struct random_state *random)
@@ -52,7 +52,7 @@ static int32_t length_of(const struct plan_case *c, int64_t request, struct rand
     }
 }
 
-/* The plan's tables by themselves, made on the device; `args` are those of the plan there. */
+/* Checks the plan's tables made separately on the device; `args` are those of the plan there. */
 static void check_tables(const struct run *run, struct plan_call args, const unsigned char *plan,
                          const char *name, struct tally *tally)
 {
@@ -75,8 +75,8 @@ static void check_tables(const struct run *run, struct plan_call args, const uns
     device_scratch_free(&t.rows), device_scratch_free(&t.splits);
 }
 
-/* Both plans of the lengths, which are freed; the host's is left in *plan (freed by the caller), NULL if something was
- * refused. */
+/* Makes both plans of the lengths and frees the lengths; leaves the host's plan in *plan (freed by the
+ * caller), NULL if something was refused. */
 static void run_call(const struct run *run, const struct plan_call *call, struct guarded lengths[2],
                      const char *name, struct tally *tally, unsigned char **plan, size_t *bytes)
 {
@@ -106,7 +106,7 @@ static void run_call(const struct run *run, const struct plan_call *call, struct
     if (!status && (plan_call_size(&device, &device.plan_size) || device.plan_size != *bytes))
         report(tally, run, name, "a plan on the device has another size than on the host");
     device.plan_size = *bytes;
-    for (int fill = 0xff; !status && fill >= 0; fill -= 0xff) { /* whatever the memory held */
+    for (int fill = 0xff; !status && fill >= 0; fill -= 0xff) { /* with different previous contents */
         device_scratch_fill(&scratch, fill);
         status = plan_call_run(&device);
         if (status) {
@@ -149,8 +149,9 @@ static void run_case(const struct run *run, const struct plan_case *c, uint64_t 
     run_call(run, &call, lengths, name, tally, plan, bytes);
 }
 
-/* docs/semantics.md: b = 128, every length 4096, 78 partitions; (begin request, begin key, end request, end key, split).
- * Each was held equal to the host's, bit by bit; that the host's is the published one is checked here again. */
+/* docs/semantics.md: b = 128, every length 4096, 78 partitions; (begin request, begin key, end request,
+ * end key, split). Each device plan was compared with the host's bit by bit; this checks again that the
+ * host's is the published one. */
 static void check_published(const struct run *run, struct tally *tally)
 {
     static const struct {
@@ -176,7 +177,8 @@ static void check_published(const struct run *run, struct tally *tally)
     free(plan);
 }
 
-/* With the GPU's costs and without. Are the plans two, of as many partitions? */
+/* Runs the case with the GPU's costs and without. Returns true if the two plans differ and have as many
+ * partitions. */
 static bool run_both(const struct run *run, struct plan_case *c, uint64_t seed, struct tally *tally)
 {
     unsigned char *plan[2];
@@ -192,7 +194,7 @@ static bool run_both(const struct run *run, struct plan_case *c, uint64_t seed, 
 
 /* ---- For sparse decode ------------------------------------------------------------------------ */
 
-/* Lengths between 0 and past the most, some of them negative, as they are to be clamped. */
+/* Draws lengths between 0 and above `most`, some negative, since they are clamped. */
 static void draw_lengths(struct guarded *lengths, int64_t b, int64_t most, struct random_state *random)
 {
     guarded_make(lengths, dtype_i32, 1, &b, LAYOUT_ODD);
@@ -222,7 +224,7 @@ void check_sparse_plan(const struct run *run, struct tally *tally)
     const int64_t most_cases = run->most_cases ? run->most_cases : ALL;
     for (uint64_t n = 0; n < ALL && tally->cases < most_cases; n++) {
         const uint64_t i = n / 4,
-                       given = n % 4; /* bits: are there lengths, of the indices and of the extra ones? */
+                       given = n % 4; /* bit mask: lengths given for the indices and for the extra ones */
         if (!wants_case(run, tally, n + 1)) continue;
         const struct plan_call call = {.sparse = true,
                                        .b = batches[i % BATCHES],
@@ -282,7 +284,7 @@ void check_device_plan(const struct run *run, struct tally *tally)
         const int64_t rows = random_between(&random, 0, 3);
         c.h_q = heads[rows], c.s_q = rows == 3 ? 2 : 1;
         all = all && wanted;
-        if (!wanted) continue; /* what was drawn stays the same */
+        if (!wanted) continue; /* the random sequence stays the same */
         by_costs += run_both(run, &c, run->seed * 31 + (uint64_t)i, tally);
         if (run->most_cases && tally->cases - before >= run->most_cases) {
             all = false;
@@ -295,5 +297,5 @@ void check_device_plan(const struct run *run, struct tally *tally)
         report(tally, run, "all cases", "costs have chosen no other plan than the default one");
     if (all && info.compute_capability != 90 && by_costs)
         report(tally, run, "all cases", "the plan is not the default one, and the GPU has no costs");
-    tally->pairs = tally->covered = 0; /* every combination, unless cut short */
+    tally->pairs = tally->covered = 0; /* every combination, unless limited */
 }

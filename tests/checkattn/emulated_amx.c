@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The library with emulated tiles (emulated_tiles.h) says of every processor with AVX-512 BF16 that it has AMX.
+ * The library with emulated tiles (emulated_tiles.h) reports AMX on every processor with AVX-512 BF16.
  */
 #include "../../src/dispatch.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What src/cpu/amx/tiles.h has, with tiles in memory and without AMX: its instructions as Intel's manual says what they do. The compiler
- * includes it before that kernel's text (-include).
+ * Emulates src/cpu/amx/tiles.h with tiles in memory, without AMX, following Intel's manual for its
+ * instructions. The compiler includes it before that kernel's text (-include).
  */
 #ifndef FMLA_CPU_AMX_TILES_H
 #define FMLA_CPU_AMX_TILES_H
@@ -35,7 +35,7 @@ static void emulated_store(int t, void *at)
     memcpy(at, &emulated[t], sizeof emulated[t]);
 }
 
-/* Two numbers bf16 as fp32. */
+/* Convert the two bf16 numbers of a pair to fp32. */
 static __m512 first_of(__m512i pairs)
 {
     return (__m512)_mm512_slli_epi32(pairs, 16);
@@ -46,7 +46,7 @@ static __m512 second_of(__m512i pairs)
     return (__m512)_mm512_and_si512(pairs, _mm512_set1_epi32((int32_t)0xffff0000u));
 }
 
-/* The first numbers of pairs, and the second ones, are summed apart. */
+/* The products of first numbers and of second numbers of pairs are summed separately. */
 __attribute__((noinline)) static void emulated_products(int c, int a, int b)
 {
     for (int m = 0; m < TILE; m++) {
@@ -62,7 +62,7 @@ __attribute__((noinline)) static void emulated_products(int c, int a, int b)
     }
 }
 
-/* Subnormal numbers count as 0, and become 0. */
+/* Subnormal inputs and results are flushed to 0. */
 static void emulated_add(int c, int a, int b)
 {
     enum { DAZ = 1 << 6, FTZ = 1 << 15 };
@@ -80,7 +80,7 @@ static void emulated_add(int c, int a, int b)
 static void tiles_see_memory(void) {}
 static void tiles_begin(void) {}
 
-/* What a released tile holds is lost. */
+/* The contents of released tiles are lost. */
 static void tiles_end(void)
 {
     memset(emulated, 0xff, sizeof emulated);

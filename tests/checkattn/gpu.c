@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a GPU kernel promises beyond the values of one call, over the cases that its operation names for it.
+ * Tests the promises of a GPU kernel beyond the values of one call, on the cases that its operation names
+ * for this.
  */
 #include "case.h"
 
@@ -11,12 +12,12 @@
 
 enum { AT_ONCE = 2, LAUNCHES = 20 };
 
-/* Where the cases of a check come from. */
+/* The source of a check's cases. */
 struct gpu {
     const struct subject *op;
     const struct run *run;
     struct tally *tally;
-    const char *base; /* what their texts begin with */
+    const char *base; /* beginning of their texts */
 };
 
 static struct test_case *make_case(const struct gpu *g, const char *name, const char *text, const char *more,
@@ -51,13 +52,13 @@ static void make_plan(const struct gpu *g, struct test_case *c)
 
 /* ---- Calls that are sent ---------------------------------------------------------------------- */
 
-/* A call with a workspace and a stream of its own, that is sent again and again. */
+/* A call with its own workspace and stream, launched repeatedly. */
 struct sender {
     const struct subject *op;
     struct device_args call;
     struct device_scratch workspace;
     void *stream;
-    bool bare; /* sends from a thread without a context: the library has to find one */
+    bool bare; /* launches from a thread without a context: the library has to find one */
     char refusal[256];
 };
 
@@ -100,11 +101,11 @@ enum graph_kind {
     GRAPH_INVARIANT,
     GRAPH_PLAN_CAPTURED,
     GRAPH_TABLES_CAPTURED,
-    GRAPH_TABLES_COPIED, /* made on the host and copied to where the graph reads them, before every replay */
+    GRAPH_TABLES_COPIED, /* made on the host and copied to the graph's memory before every replay */
     GRAPH_KINDS
 };
 
-/* A call in a graph, with the memory that it needs beside the case's. */
+/* A call in a graph, with the memory it needs beside the case's. */
 struct graph {
     enum graph_kind kind;
     void *graph;
@@ -114,7 +115,7 @@ struct graph {
     struct plan_call plan_args;
 };
 
-/* Memory for a plan as the graph has it, which goes to plan_args and to the call. */
+/* Makes the memory for the graph's kind of plan and sets it in plan_args and in the call. */
 static void graph_make_plan(struct graph *graph, const struct gpu *g, const struct test_case *c)
 {
     enum { FILL = 0x3c };
@@ -137,7 +138,7 @@ static void graph_make_plan(struct graph *graph, const struct gpu *g, const stru
     }
 }
 
-/* The tables of the case's lengths, made on the host, to the device. */
+/* Makes the tables of the case's lengths on the host and copies them to the device. */
 static void graph_copy_tables(const struct graph *graph, const struct gpu *g, const struct test_case *c)
 {
     const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
@@ -166,7 +167,7 @@ static void graph_capture(struct graph *graph, const struct gpu *g, const struct
     graph->graph = device_capture_end(graph->call.stream);
 }
 
-/* Launches the graph over what is in the case's memory on the device now. */
+/* Launches the graph on the current contents of the case's device memory. */
 static void graph_check(const struct graph *graph, const struct gpu *g, struct test_case *c, int fill)
 {
     const uint64_t inputs = case_hash_inputs(c);
@@ -186,7 +187,7 @@ static void graph_check(const struct graph *graph, const struct gpu *g, struct t
     compare_whole(c, g->run, g->tally);
 }
 
-/* Captured once, and replayed with other inputs in place; then with the first ones again. */
+/* Captures once and replays with other inputs in place, then with the first ones again. */
 static void check_graph(const struct gpu *g, enum graph_kind kind)
 {
     static const char *const names[GRAPH_KINDS] = {
@@ -242,7 +243,7 @@ static void check_repeats(const struct gpu *g, const char *text, uint64_t seed)
     case_free(c);
 }
 
-/* Any position of a batch. */
+/* Checks requests at any position of a batch. */
 static void check_positions(const struct gpu *g, const char *text, uint64_t seed)
 {
     struct test_case *c = make_case(g, "every request of a batch alone", text,
@@ -254,7 +255,8 @@ static void check_positions(const struct gpu *g, const char *text, uint64_t seed
     case_free(c);
 }
 
-/* Tables such as no header tells: all rows by some requests, as those of another batch would be, or anything in some fields. */
+/* Makes tables that no header can reveal as wrong: all rows taken by a few requests, as in another batch's
+ * tables, or random values in some fields. */
 static void bend_tables(struct test_case *c, int how, struct random_state *random)
 {
     static const int32_t extremes[] = {INT32_MIN, -1, 0, 1, 8, 9, 10, 1 << 26, INT32_MAX};
@@ -273,7 +275,8 @@ static void bend_tables(struct test_case *c, int how, struct random_state *rando
     }
 }
 
-/* Tables that do not fit, which nobody can see on a GPU: results mean nothing then, and nothing else is written. */
+/* Checks tables that do not fit, which cannot be detected on a GPU: results are then meaningless, but
+ * nothing else is written. */
 static void check_foreign_tables(const struct gpu *g)
 {
     enum { WAYS = 60 };
@@ -308,9 +311,9 @@ static void *thread_main(void *data)
 }
 
 enum at_once {
-    ON_STREAMS, /* the same inputs and the same plan, results of their own */
-    ON_THREADS, /* of the host, each with a case and a stream of its own */
-    IN_TURN, /* other inputs, in one workspace: no call begins to write there before the one in front has read it */
+    ON_STREAMS, /* same inputs and plan, separate results */
+    ON_THREADS, /* host threads, each with its own case and stream */
+    IN_TURN,    /* other inputs in one workspace: no call writes there before the previous one has read it */
     WAYS_AT_ONCE
 };
 
@@ -365,7 +368,7 @@ static void check_at_once(const struct gpu *g, enum at_once way)
 
 /* ---- All ------------------------------------------------------------------------------------- */
 
-/* Does the kernel take such cases? */
+/* Returns true if the kernel supports such cases. */
 static bool is_taken(const struct gpu *g)
 {
     int64_t v[GRID_AXES];
@@ -391,7 +394,7 @@ static void check_base(const struct gpu *g, uint64_t number)
     for (int way = 0; way < WAYS_AT_ONCE; way++) check_at_once(g, (enum at_once)way);
 }
 
-/* Graphs first: that a first call loads the kernel must not disturb a capture. */
+/* Graphs first: loading the kernel in a first call must not disturb a capture. */
 void gpu_check(const struct subject *op, const struct run *run, struct tally *tally)
 {
     for (uint64_t i = 0; op->gpu.graph && op->gpu.bases[i]; i++) {

@@ -15,14 +15,14 @@ static unsigned char *pair_at(const struct grid *grid, int axis_a, int a, int ax
 
 /* ---- Cases as text ---------------------------------------------------------------------------- */
 
-/* The next word of a line, and how long it is; 0: there is none. */
+/* Returns the length of the next word of a line; 0: none. */
 static int next_word(const char **at)
 {
     *at += strspn(*at, " ()");
     return (int)strcspn(*at, " ()\n");
 }
 
-/* The word of a value, and how long it is; 0: it has none. */
+/* Returns the length of a value's word; 0: none. */
 static int word_of(const struct axis *axis, int64_t value, const char **word)
 {
     if (!axis->words || value < 0) return 0;

@@ -37,7 +37,7 @@ void guarded_make(struct guarded *g, fmla_dtype dtype, int ndim, const int64_t *
     const size_t element = dtype.bits / 8;
     memset(g, 0, sizeof *g);
     int64_t span = 1;
-    for (int place = ndim - 1; place >= 0; place--) { /* from the innermost out, as they lie in memory */
+    for (int place = ndim - 1; place >= 0; place--) { /* from the innermost dimension outward */
         const int i = place == swapped ? place + 1 : place == swapped + 1 ? swapped : place;
         g->shape[i] = shape[i];
         g->strides[i] = span;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Merge, token by token against the oracle.
+ * Tests merge token by token against the oracle.
  */
 #include "axes.h"
 
@@ -11,7 +11,7 @@
 
 #define MERGE(member) TENSOR_merge_##member
 
-/* Without a request nothing is computed, without a part only the row of no keys. */
+/* Without requests nothing is computed; without parts only rows without keys. */
 static bool counts(const int64_t *v, int i, int j)
 {
     return (v[M_B] || i == M_B || j == M_B) && (v[M_N] || i == M_N || i == M_B) && j < M_AXES;
@@ -35,8 +35,8 @@ static void fill(const struct guarded *parts, const struct guarded *lse_parts, c
                         empty ? ((i + j) % 2 ? INFINITY : -INFINITY) : 5.0f + 3.0f * random_normal(random);
                     if (v[M_EMPTIES] == EMPTIES_NAN && (h + r) % 3 == 0 && i == h % v[M_N])
                         *(float *)guarded_at(lse_parts, i, r, h, j) = NAN;
-                    if (empty) continue;                       /* its out stays NaN */
-                    char *row = guarded_at(parts, i, r, j, h); /* four indices of five: the row */
+                    if (empty) continue;                       /* its out remains NaN */
+                    char *row = guarded_at(parts, i, r, j, h); /* four of five indices: the row */
                     for (int64_t d = 0; d < v[M_DV]; d++)
                         element_store(row, parts->tensor.dtype, d, random_input(random, 0.0f, 0.1f));
                 }
@@ -59,7 +59,7 @@ static void make(struct test_case *c, const struct run *run)
             h % 5 == 3   ? INFINITY
             : h % 5 == 4 ? -INFINITY
                          : 4.0f * random_normal(&c->random);
-    /* In fp32 the results differ by rounding alone; narrow outputs may differ by their last bit. */
+    /* fp32 results differ only by rounding; 16-bit outputs may differ in the last bit. */
     c->tolerance[0] = v[M_OUT] == 2 ? tolerance_exact_f32 : tolerance_dense_decode_out;
     c->tolerance[1] = tolerance_decode_lse;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense MHA, backward. What a row, or a key, has for gradients is asked of the oracle as a problem of its own without a mask: a row of
- * dq over the keys that it sees, a key's dk and dv over the rows that see it. Small cases are compared whole, of large ones
- * chosen rows and keys. What belongs to no request must have zeros, and what is read of it is NaN.
+ * Tests dense MHA, backward. The oracle computes the gradients of a row or key as a separate problem
+ * without a mask: a row of dq over the keys that it sees, a key's dk and dv over the rows that see it.
+ * Small cases are compared whole, large ones in chosen rows and keys. Gradients outside all requests must
+ * be zero; inputs there are NaN.
  */
 #include "mha_case.h"
 
@@ -15,9 +16,10 @@
 
 #define GRADIENT(member) TENSOR_mha_backward_##member
 enum { FIRST = GRADIENT(dq), GRADIENTS = 3, WIDEST = 192 };
-enum { H_DETERMINISTIC = H_LSE /* the axis of its own */ };
+enum { H_DETERMINISTIC = H_LSE /* the operation's own axis */ };
 
-/* Those of the tensor cores: what they refuse is the same, and so is what hangs on the order in which blocks of threads come. */
+/* Returns true for tensor core kernels: they refuse the same cases, and their results depend on the order
+ * of CTAs in the same way. */
 static bool has_tensor_cores(const char *kernel)
 {
     return !strcmp(kernel, "cuda-sm90") || !strcmp(kernel, "cuda-sm80");
@@ -39,7 +41,7 @@ static bool leaves(const struct test_case *c, const struct run *run, bool *must)
     return !is_taken(run->kernel, c->v);
 }
 
-/* Kernels of the tensor cores multiply what some rows of a tile do not see by weights of 0, which NaN survives. */
+/* Tensor core kernels multiply hidden rows of a tile by weights of 0, which NaN survives. */
 static bool has(const struct run *run, const int64_t *v)
 {
     return mha_has(run, v) && (!has_tensor_cores(run->kernel) || v[H_INPUTS] != INPUTS_NAN_ENDS);
@@ -56,7 +58,8 @@ static void choose(struct subject *op, const struct run *run)
 
 /* ---- A case ----------------------------------------------------------------------------------- */
 
-/* Of every other request not the last key is NaN but the first query, which keys that it does not see must not notice. */
+/* In every other request the first query is NaN instead of the last key; it must not affect keys that it
+ * does not see. */
 static void put_nan_queries(struct test_case *c)
 {
     const struct mha_case *m = (const struct mha_case *)c;
@@ -67,12 +70,12 @@ static void put_nan_queries(struct test_case *c)
         for (int64_t h = 0; any && h < c->h_kv; h++)
             mha_put_vector(c, MHA(k), r, key, h, false), mha_put_vector(c, MHA(v), r, key, h, false);
         for (int64_t h = 0; any && h < c->h_q; h++)
-            for (int64_t d = 0; d < c->d_qk; d++) /* not what outputs are filled with */
+            for (int64_t d = 0; d < c->d_qk; d++) /* differs from the fill of outputs */
                 ((uint16_t *)(uintptr_t)mha_row_of(c, MHA(q), r, c->flat ? m->first_q[r] : 0, h))[d] = 0x7fff;
     }
 }
 
-/* Fills out and lse by the library's own forward, in host memory. */
+/* Computes out and lse with the library's forward operation, in host memory. */
 static void attend(struct test_case *c)
 {
     const int32_t *base = op_option(c->op->of, &c->args, "log_base"),
@@ -101,7 +104,7 @@ static void make(struct test_case *c, const struct run *run)
 {
     const struct mha_case *m = (const struct mha_case *)c;
     const enum layout layout = near_layout(c->v[H_LAYOUT]);
-    /* By default it may be such a kernel. */
+    /* The default may be such a kernel. */
     const bool products = run->by_default ? on_gpu(run) : has_tensor_cores(run->kernel);
     c->unordered = products && c->v[H_DETERMINISTIC] != 1;
     mha_make(c);
@@ -121,9 +124,9 @@ static void make(struct test_case *c, const struct run *run)
 
 /* ---- By the oracle ---------------------------------------------------------------------------- */
 
-/* Tokens from `token` on, of a request, and its keys from `key` on: for the one row, or for the one key. */
+/* Tokens of a request from `token` on, and its keys from `key` on: for one row or one key. */
 struct item {
-    int64_t of_key; /* without a gap behind it: items are compared as bytes */
+    int64_t of_key; /* no padding after it: items are compared as bytes */
     int64_t request, token, tokens, key, keys, head, heads;
 };
 
@@ -149,7 +152,8 @@ static struct item key_item(const struct test_case *c, int64_t r, int64_t key, i
     return (struct item){true, r, first, tokens - first, key, 1, key_head * group_of(c), group_of(c)};
 }
 
-/* The gradients of an item, in memory to be freed: [tokens][heads][d_qk], [keys][d_qk], [keys][d_v]. */
+/* Computes the gradients of an item, in memory to be freed: [tokens][heads][d_qk], [keys][d_qk],
+ * [keys][d_v]. */
 static fmla_status by_oracle(const struct test_case *c, const struct item *item,
                              uint16_t *gradients[GRADIENTS])
 {
@@ -183,7 +187,7 @@ static fmla_status by_oracle(const struct test_case *c, const struct item *item,
     return call_on_host(c->op, &view.args, -1);
 }
 
-/* Where the item's own gradient k is in the case. */
+/* Returns the address of the item's gradient k in the case. */
 static uint16_t *place_of(const struct test_case *c, const struct item *item, int k)
 {
     const struct mha_case *m = (const struct mha_case *)c;
@@ -214,12 +218,12 @@ static double dot(const double *a, const double *b, int64_t width, double *magni
     return sum;
 }
 
-/* How far each number of an item's gradients may be off, and its largest term. */
+/* The bound of each element of an item's gradients, and its largest term. */
 struct terms {
     double bound[GRADIENTS][WIDEST], largest[GRADIENTS][WIDEST];
 };
 
-/* The largest relative error of a number that is rounded to the case's 16 bits. */
+/* Returns the largest relative error of rounding to the case's 16-bit type. */
 static double roundoff(const struct test_case *c)
 {
     return c->v[H_DTYPE] ? 0x1p-11 : 0x1p-8;
@@ -231,8 +235,8 @@ static void add_term(struct terms *terms, int k, int64_t d, double term, double 
     terms->largest[k][d] = fmax(terms->largest[k][d], fabs(term));
 }
 
-/* P or dS, the result and the oracle's are rounded to 16 bits; scores, dP and delta are sums in fp32, whose errors are relative to their
- * terms. */
+/* P or dS, the result and the oracle's result are rounded to 16 bits; scores, dP and delta are fp32 sums,
+ * whose errors are relative to their terms. */
 static void find_terms(const struct test_case *c, const struct item *item, struct terms *terms)
 {
     const double scale = (double)*(const float *)op_option(c->op->of, &c->args, "softmax_scale");
@@ -268,7 +272,8 @@ static void find_terms(const struct test_case *c, const struct item *item, struc
 
 enum { MOST_ITEMS = 4096, SMALL = 10000, CHOSEN = 32 };
 
-/* Rows and keys: all of a small case; of a large one those at both ends of requests, and drawn ones. */
+/* Chooses rows and keys: all of a small case; of a large one those at both ends of requests, and random
+ * ones. */
 static int64_t choose_items(struct test_case *c, struct item *items)
 {
     const struct mha_case *m = (const struct mha_case *)c;
@@ -300,13 +305,14 @@ static int64_t choose_items(struct test_case *c, struct item *items)
     return count;
 }
 
-/* What the oracle made of a case's items: made for one kernel, and good for others of the same inputs and items. */
+/* The oracle's results for a case's items: computed for one kernel, reused for others with the same inputs
+ * and items. */
 struct known {
     uint64_t inputs;
     int64_t count;
     struct item items[MOST_ITEMS];
     uint16_t gradients[MOST_ITEMS][GRADIENTS][WIDEST]; /* dq of a row, dk and dv of a key */
-    struct terms *terms[MOST_ITEMS];                   /* NULL: nobody has asked */
+    struct terms *terms[MOST_ITEMS];                   /* NULL: not computed */
     atomic_int refused;
 };
 
@@ -323,7 +329,7 @@ struct comparing {
     struct comparison of[MOST_ITEMS][GRADIENTS];
 };
 
-/* A row has dq, a key dk and dv. */
+/* A row has dq; a key has dk and dv. */
 static int first_of(const struct item *item)
 {
     return item->of_key ? 1 : 0;
@@ -352,7 +358,7 @@ static void ask_item(void *data, int64_t i, int32_t worker)
     for (int k = 0; k < GRADIENTS; k++) free(theirs[k]);
 }
 
-/* Items are chosen anew, for that draws from the case. */
+/* Items are chosen again, because the choice draws from the case's random state. */
 static struct known *ask(struct comparing *all, const struct run *run, uint64_t inputs, struct oracle *oracle)
 {
     struct known *known = calloc(1, sizeof *known), *kept = oracle ? oracle->kept : NULL;
@@ -370,7 +376,7 @@ static struct known *ask(struct comparing *all, const struct run *run, uint64_t 
     return known;
 }
 
-/* No two threads ask for the same item. */
+/* Threads never ask for the same item. */
 static const struct terms *terms_of(const struct comparing *all, int64_t i)
 {
     struct known *known = all->known;
@@ -394,10 +400,10 @@ static void compare_item(void *data, int64_t i, int32_t worker)
         for (int64_t d = 0; d < width_of(c, k); d++) {
             const double value = guarded_value(g, mine + d),
                          expected = guarded_value(g, known->gradients[i][k] + d);
-            /* dS cancel in a sum over keys that look alike, as spiked ones do, so of such inputs the cosine too is of what
-             * rounding does not explain. */
+            /* dS cancel in a sum over similar keys, as spiked ones are, so for such inputs the cosine too
+             * counts only what rounding does not explain. */
             const bool look = c->other || compare_misses(&c->tolerance[k], value, expected);
-            /* Two roundings to fp16's subnormals, a few units large, may be one unit apart. */
+            /* Two roundings to fp16 subnormals of a few units may differ by one unit. */
             const bool rounded = (look && fabs(value - expected) <= terms_of(all, i)->bound[k][d]) ||
                                  (c->v[H_DTYPE] && fabs(value - expected) <= 0x1p-24);
             compare_add_within(&all->of[i][k], &c->tolerance[k], rounded ? expected : value, expected, 0.0);
@@ -413,7 +419,7 @@ static void add_comparison(struct comparison *to, const struct comparison *from)
     to->most_refref = fmax(to->most_refref, from->most_refref);
 }
 
-/* Of gradient k: where requests begin, how many heads a token has, and how many numbers a head. */
+/* For gradient k: first token of each request, heads per token, elements per head. */
 struct vectors {
     const int64_t *first;
     int64_t heads, width;
@@ -425,7 +431,7 @@ static struct vectors vectors_of(const struct test_case *c, int k)
     return (struct vectors){k ? m->first_k : m->first_q, k ? c->h_kv : c->h_q, k == 2 ? c->d_v : c->d_qk};
 }
 
-/* Every vector of every gradient was written: none begins or ends with the bytes that it was filled with. */
+/* Returns true if every vector of every gradient was written: none begins or ends with the fill bytes. */
 static bool all_written(const struct test_case *c)
 {
     const struct mha_case *m = (const struct mha_case *)c;
@@ -442,14 +448,14 @@ static bool all_written(const struct test_case *c)
     return written;
 }
 
-/* The next token from `token` on, or key, that belongs to no request; beyond the last one: there is none. */
+/* Returns the next token or key from `token` on that is outside all requests; past the last one: none. */
 static int64_t next_outside(const struct test_case *c, const struct vectors *of, int64_t token)
 {
     const int64_t end = of->first[((const struct mha_case *)c)->requests];
     return token < of->first[0] || token >= end ? token : end;
 }
 
-/* Every number of every vector of no request is 0. */
+/* Returns true if every element of vectors outside all requests is 0. */
 static bool zeros_outside(const struct test_case *c)
 {
     bool zeros = true;
@@ -463,8 +469,8 @@ static bool zeros_outside(const struct test_case *c)
     return zeros;
 }
 
-/* Where elements are mostly one term each, the rounding of P or dS does not average out: half its square times that share of the cosine
- * difference is added to what may be. */
+/* If elements are mostly one term each, the rounding of P or dS does not average out: half its square
+ * times that share of the cosine difference is added to the allowance. */
 static bool passed(const struct comparing *all, const struct comparison *sum, int k)
 {
     const struct test_case *c = all->c;
@@ -523,7 +529,8 @@ static void compare(struct test_case *c, const struct run *run, struct tally *ta
 
 /* ---- Faults ----------------------------------------------------------------------------------- */
 
-/* dq of a row, or dk and dv of a key, over one key, or token, more or fewer: what a kernel with that defect would write. */
+/* Recomputes dq of a row, or dk and dv of a key, over one key or token more or fewer: the output of a
+ * kernel with that defect. */
 static bool plant_item(struct test_case *c, bool of_key, int64_t change)
 {
     const struct mha_case *m = (const struct mha_case *)c;
@@ -547,7 +554,7 @@ static bool plant_item(struct test_case *c, bool of_key, int64_t change)
     return false;
 }
 
-/* The last number of a gradient's vector of no request. */
+/* Plants a defect in the last element of a gradient's vector outside all requests. */
 static bool plant_outside(struct test_case *c)
 {
     const int k = (int)(c->random.state % GRADIENTS);
@@ -578,12 +585,12 @@ static bool plant_after(struct test_case *c, enum defect fault)
     case FAULT_UNWRITTEN: memset(row, 0xff, (size_t)c->d_qk * sizeof *row); return true;
     case FAULT_NAN: memcpy(row + c->d_qk - 1, &nan, sizeof nan); return true;
     case FAULT_OUTSIDE: return plant_outside(c);
-    case FAULT_UNSTABLE: return true; /* case_check has it between the runs */
+    case FAULT_UNSTABLE: return true; /* case_check plants it between the runs */
     default: return false;
     }
 }
 
-/* Cases with room for every fault: requests without keys or tokens, gaps, causal. */
+/* Cases that suit every fault: requests without keys or tokens, gaps, causal. */
 static const char *fault_case(const struct run *run, uint64_t i)
 {
     static char text[200];
@@ -594,7 +601,7 @@ static const char *fault_case(const struct run *run, uint64_t i)
     return i < 8 ? text : NULL;
 }
 
-/* The oracle's own masks, heads, strides and starts against problems that have none. */
+/* Compares the oracle's own masks, heads, strides and starts with problems that have none. */
 static void more(struct suite *suite)
 {
     static const char *const texts[] = {

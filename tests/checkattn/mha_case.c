@@ -12,7 +12,7 @@ static const int64_t shapes[][2] = {{0, 5},         {1, 1},       {1, 4096},   {
 static const int64_t heads_of[][2] = {{5, 5}, {16, 1}, {32, 4}, {128, 128}, {2, 1}};
 static const int64_t sizes_of[][2] = {{192, 128}, {128, 128}, {64, 64}, {64, 128}};
 
-/* Without a request or a token nothing plays a part, nor does NaN that every row sees. */
+/* Without requests or tokens no axis matters, nor does a NaN that every row sees. */
 bool mha_counts(const int64_t *v, int i, int j)
 {
     const bool inputs = i == H_INPUTS || j == H_INPUTS;
@@ -26,12 +26,12 @@ bool mha_on_tensor_cores(const char *kernel)
     return !strcmp(kernel, "cuda-sm90") || !strcmp(kernel, "cuda-sm80");
 }
 
-/* Row-keys, and what it takes to make the tensors. */
 bool mha_is_taken(const char *kernel, const int64_t *v)
 {
     return !mha_on_tensor_cores(kernel) || (v[H_LAYOUT] != LAYOUT_ODD && v[H_SIZES] != SIZES_64_128);
 }
 
+/* Row-keys, plus the cost of making the tensors. */
 double mha_cost(const int64_t *v)
 {
     const int64_t *shape = shapes[v[H_SHAPE]];
@@ -62,7 +62,7 @@ void mha_choose_types(struct subject *op, const struct run *run)
 
 /* ---- A case ----------------------------------------------------------------------------------- */
 
-/* Values are drawn once and copied from random places. */
+/* Values are drawn once and copied from random offsets. */
 enum { DRAWN = 1 << 18 };
 static uint16_t drawn[2][DRAWN]; /* [dtype] */
 
@@ -102,13 +102,14 @@ static void spread_starts(struct test_case *c, int64_t *first, int64_t length)
     }
 }
 
-/* How many tokens, or keys, of no request are on one side of the others. */
+/* Returns the number of tokens or keys outside all requests on one side of them. */
 static int64_t draw_outside(struct test_case *c)
 {
     return c->v[H_REQUESTS] == REQUESTS_WITHIN ? random_between(&c->random, 0, 200) : 0;
 }
 
-/* The starts as the call has them. Hostile ones must mean what is in `first`, which they change: every token stays one of some request. */
+/* Sets the starts of the call. Hostile ones must mean what `first` says; they change it so that every
+ * token remains in some request. */
 static void put_starts(struct test_case *c, int i, int64_t *first)
 {
     const struct mha_case *m = (const struct mha_case *)c;
@@ -123,7 +124,8 @@ static void put_starts(struct test_case *c, int i, int64_t *first)
     }
 }
 
-/* Keys beside a border of a block of 64 or of the request weigh more, so that losing one shows even among thousands. */
+/* Keys next to the border of a block of 64 or of the request weigh more, so that losing one is visible
+ * even among thousands. */
 static bool is_border(const struct test_case *c, int64_t key, int64_t length)
 {
     return c->v[H_INPUTS] == INPUTS_SPIKED && (key % 64 == 0 || key % 64 == 63 || key + 1 == length);
@@ -134,7 +136,7 @@ static void fill_request(struct test_case *c, int64_t r)
     const struct mha_case *m = (const struct mha_case *)c;
     const int64_t length = m->first_k[r + 1] - m->first_k[r], queries = m->first_q[r + 1] - m->first_q[r];
     const int64_t first_q = c->flat ? m->first_q[r] : 0, first_k = c->flat ? m->first_k[r] : 0;
-    const uint16_t nan = 0x7fff; /* in both types; not what outputs are filled with */
+    const uint16_t nan = 0x7fff; /* NaN in both types; differs from the fill of outputs */
     for (int64_t t = 0; t < queries; t++)
         for (int64_t h = 0; h < c->h_q; h++)
             mha_put_vector(c, MHA(q), r, first_q + t, h, c->v[H_INPUTS] == INPUTS_SPIKED);
@@ -152,7 +154,6 @@ static void fill_request(struct test_case *c, int64_t r)
         }
 }
 
-/* Requests, or tokens where these follow each other, so far apart that the last is more than 2^32 elements from the first. */
 void mha_spread(struct test_case *c, int i)
 {
     struct guarded *g = &c->tensor[i];

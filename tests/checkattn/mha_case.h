@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Cases of dense MHA, forward and backward: requests apart, or one after the other. There a case is of one request to the runner, whose
- * tokens are those of all; which of the case's own requests a token is of, and what keys that sees, is said here.
+ * Cases of dense MHA, forward and backward: separate or concatenated requests. For the runner,
+ * concatenated requests are one request with all tokens; this file maps a token to its own request and to
+ * the keys that it sees.
  */
 #ifndef CHECKATTN_MHA_CASE_H
 #define CHECKATTN_MHA_CASE_H
 
 #include "axes.h"
 
-/* Tensors that both operations have, in the same places. */
+/* Tensors that both operations have at the same index. */
 #define MHA(member) TENSOR_mha_forward_##member
 _Static_assert((int)MHA(q) == (int)TENSOR_mha_backward_q && (int)MHA(v) == (int)TENSOR_mha_backward_v &&
                    (int)MHA(cu_seqlens_q) == (int)TENSOR_mha_backward_cu_seqlens_q &&
@@ -18,17 +19,17 @@ _Static_assert((int)MHA(q) == (int)TENSOR_mha_backward_q && (int)MHA(v) == (int)
 
 enum {
     REQUESTS_APART,
-    REQUESTS_RAGGED,  /* of one length */
-    REQUESTS_VARIED,  /* of lengths up to the shape's, 0 too */
-    REQUESTS_HOSTILE, /* starts that are negative, that fall, and that are beyond the last token */
-    REQUESTS_CUT,     /* of any lengths, which together are those of the shape */
-    REQUESTS_WITHIN   /* as varied ones, among tokens and keys of no request */
+    REQUESTS_RAGGED,  /* equal lengths */
+    REQUESTS_VARIED,  /* lengths from 0 to the shape's */
+    REQUESTS_HOSTILE, /* starts that are negative, decreasing, or past the last token */
+    REQUESTS_CUT,     /* any lengths whose sum is the shape's */
+    REQUESTS_WITHIN   /* as varied, among tokens and keys outside all requests */
 };
 enum {
     INPUTS_NORMAL,
-    INPUTS_SPIKED, /* keys at borders weigh more */
-    INPUTS_STEEP,  /* scores of ±200: without the maximum taken out, everything overflows */
-    INPUTS_NAN_ENDS /* causal: the last key of a request is NaN, and rows that may not see it must not notice */
+    INPUTS_SPIKED,  /* keys at borders weigh more */
+    INPUTS_STEEP,   /* scores of ±200: overflow unless the maximum is subtracted */
+    INPUTS_NAN_ENDS /* causal: a NaN as last key must not affect rows that may not see it */
 };
 
 enum { SIZES_64_128 = 3 };
@@ -36,42 +37,46 @@ enum { SIZES_64_128 = 3 };
 struct mha_case {
     struct test_case c;
     int64_t requests;
-    int64_t *first_q, *first_k;      /* [requests + 1]: where requests begin among all tokens, in order */
-    int64_t strides[MAX_TENSORS][4]; /* of those that lie far apart */
+    int64_t *first_q, *first_k;      /* [requests + 1]: first token of each request among all tokens */
+    int64_t strides[MAX_TENSORS][4]; /* of tensors spread far apart */
 };
 
 bool mha_on_tensor_cores(const char *kernel);
 
-/* Tensor cores want rows at multiples of 16 bytes, and values as long as their keys, or as 128 of 192. */
+/* Returns true if the kernel takes the case: tensor core kernels need rows at multiples of 16 bytes, and
+ * values as wide as keys, or 128 with 192. */
 bool mha_is_taken(const char *kernel, const int64_t *v);
 
-/* For a grid. */
+/* For a grid: does a pair matter, and the cost of a case. */
 bool mha_counts(const int64_t *v, int i, int j);
 double mha_cost(const int64_t *v);
-/* The same without what a causal mask leaves out, for an operation of which large cases take ten times what making them does. Lengths that
- * are drawn count as the shape's, or else cases that may have next to nothing would be preferred. */
+/* Returns the cost without the keys that a causal mask hides, for an operation whose large cases take ten
+ * times the time of making them. Random lengths count as the shape's; otherwise nearly empty cases would
+ * be preferred. */
 double mha_cost_seen(const int64_t *v);
 bool mha_has(const struct run *run, const int64_t *v);
 void mha_choose_types(struct subject *op, const struct run *run);
 
 void mha_draw(uint64_t seed);
 
-/* Sizes, starts, q, k and v, and the options that hang on them. */
+/* Makes sizes, starts, q, k and v, and the options that depend on them. */
 void mha_make(struct test_case *c);
 
-/* A tensor of tokens' heads with drawn values: `width` numbers for each, all tokens of a request or all its keys. */
+/* Makes a tensor of random values, `width` numbers for each head of all tokens, or of all keys, of each
+ * request. */
 void mha_put_vector(struct test_case *c, int i, int64_t request, int64_t token, int64_t head, bool spike);
 
-/* Requests, or tokens where these follow each other, so far apart that the last is more than 2^32 elements from the first. */
+/* Spreads requests, or concatenated tokens, so that the last is more than 2^32 elements from the first. */
 void mha_spread(struct test_case *c, int i);
 
-/* What a row sees: `seen` keys of its request, the first of which is first_key where requests are one after the other. */
+/* The keys that a row sees: `seen` keys of its request, starting at first_key if requests are
+ * concatenated. */
 struct mha_place {
     int64_t request, first_key, length, seen;
 };
 struct mha_place mha_place_of(const struct test_case *c, int64_t request, int64_t token);
 
-/* Gives a tensor of a view, of which one request is left, the dimension b again. */
+/* Restores dimension b in a tensor of a view narrowed to one request. */
 void mha_set_apart(struct view *view, int i);
 
 const uint16_t *mha_row_of(const struct test_case *c, int i, int64_t request, int64_t token, int64_t head);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense MHA, forward: a row by the oracle, its faults and its promises on a GPU.
+ * Tests dense MHA, forward: rows by the oracle, its faults and its promises on a GPU.
  */
 #include "mha_case.h"
 
@@ -24,7 +24,8 @@ static void choose(struct subject *op, const struct run *run)
 {
     const bool tensor_cores = mha_on_tensor_cores(run->kernel);
     mha_choose_types(op, run);
-    /* The tensor cores multiply values that some rows of a tile do not see by weights of 0, which NaN survives. */
+    /* Tensor core kernels multiply values hidden from some rows of a tile by weights of 0, which NaN
+     * survives. */
     op->axis[H_INPUTS].count = tensor_cores ? INPUTS_NAN_ENDS : INPUTS_NAN_ENDS + 1;
     op->grid.possible = tensor_cores ? possible_on_tensor_cores : NULL;
     op->grid.cost = mha_cost, op->grid.dear = on_gpu(run) ? 2e6 : 2e5;
@@ -52,7 +53,7 @@ static bool sees(const struct test_case *c, int64_t request, int64_t token, int6
     return mha_place_of(c, request, token).seen > 0;
 }
 
-/* A row as a problem of its own over the first keys of its request, apart and without a mask. */
+/* Makes a row a separate problem over the first keys of its request, without a mask. */
 static void narrow_to(const struct test_case *c, const struct mha_place *at, int64_t seen, struct view *view)
 {
     fmla_mha_forward_args *args = &view->args.mha_forward;
@@ -86,7 +87,7 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
     }
 }
 
-/* A request alone, in the same form; where tokens follow each other, it alone is what bounds them. */
+/* A request alone, in the same form; if requests are concatenated, it alone bounds the tokens. */
 static void part(struct test_case *c, int64_t r, const struct run *run, struct part *p)
 {
     const struct mha_case *m = (const struct mha_case *)c;
@@ -112,7 +113,7 @@ static void part(struct test_case *c, int64_t r, const struct run *run, struct p
     }
 }
 
-/* Every row of a small case; of a large one those at both ends of requests, and drawn ones. */
+/* Chooses every row of a small case; of a large one those at both ends of requests, and random ones. */
 static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
     enum { CHOSEN = 84, DRAWN_ROWS = 64, SMALL = 40000 };
@@ -137,7 +138,7 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
 
 /* ---- Faults ----------------------------------------------------------------------------------- */
 
-/* Recomputes a row over `change` keys more or fewer than it sees: what a kernel with that defect would write. */
+/* Recomputes a row over `change` keys more or fewer than it sees: the output of a kernel with that defect. */
 static bool plant_row(struct test_case *c, int64_t change)
 {
     for (int64_t i = 0; i < c->b * c->s_q; i++) {
@@ -165,7 +166,8 @@ static bool plant_after(struct test_case *c, enum defect fault)
     return fault == FAULT_MASK && c->v[H_CAUSAL] && plant_row(c, 1);
 }
 
-/* Cases with room for every fault: requests without keys or tokens, gaps, causal. An lse is small where one key stands alone. */
+/* Cases that suit every fault: requests without keys or tokens, gaps, causal. An lse is small if a key is
+ * alone. */
 static const char *fault_case(const struct run *run, uint64_t i)
 {
     static char text[200];
@@ -177,7 +179,7 @@ static const char *fault_case(const struct run *run, uint64_t i)
 
 /* ---- Cases beside the grid -------------------------------------------------------------------- */
 
-/* The oracle's own masks, heads, strides and starts against problems that have none. */
+/* Compares the oracle's own masks, heads, strides and starts with problems that have none. */
 static void more(struct suite *suite)
 {
     static const char *const texts[] = {
@@ -205,7 +207,7 @@ struct subject mha_forward = {
     .choose = choose,
     .has = mha_has,
     .leaves = leaves,
-    /* What pairs do not reach: no keys at all, and offsets of more than 32 bits. */
+    /* Cases that pairs do not cover: no keys at all, and offsets of more than 32 bits. */
     .special = {"b 3, shape no_key, heads 32_4", "b 3, shape no_key, heads 32_4, requests ragged",
                 "b 3, shape rows, heads 2_1, causal 1, layout far",
                 "b 3, shape rows, heads 2_1, causal 1, requests varied, layout far",

@@ -24,14 +24,14 @@ static size_t page_size(void)
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Bytes of the pages that hold so many. */
+/* Returns `bytes` rounded up to whole pages. */
 static size_t whole_pages(size_t bytes)
 {
     return (bytes + page_size() - 1) / page_size() * page_size();
 }
 
-/* Where the pages of a buffer begin. The guard page in front of them is another page than that of the buffer's address, also
- * where there are no bytes and the address is that of the guard page behind. */
+/* Returns the start of a buffer's pages. The guard page in front differs from the page of the buffer's
+ * address, even if the buffer has no bytes and its address is the guard page behind. */
 static unsigned char *begin_of(const void *memory)
 {
     return (unsigned char *)((uintptr_t)memory / page_size() * page_size());

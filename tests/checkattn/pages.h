@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Host memory behind guard pages: a page that may not be touched directly before it and one directly behind it. A buffer
- * begins where its pages begin, or ends where they end; what is left of them has a pattern.
+ * Host memory between guard pages: inaccessible pages directly before and after it. A buffer begins at the
+ * start of its pages or ends at their end; the rest of the pages has a pattern.
  */
 #ifndef CHECKATTN_PAGES_H
 #define CHECKATTN_PAGES_H
@@ -10,13 +10,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Of this thread, from now on: at which end buffers lie is drawn from this seed. */
+/* Sets this thread's seed for the choice of the end of the pages at which buffers are placed. */
 void pages_draw(uint64_t seed);
 
-/* Bytes whose address is a multiple of `alignment`. Never NULL: the process ends without address space. */
+/* Returns memory aligned to `alignment`. Never NULL: without address space the process ends. */
 void *pages_alloc(size_t bytes, size_t alignment);
 
-/* Was what is left of the pages never written? */
+/* Returns true if the rest of the pages was never written. */
 bool pages_intact(const void *memory, size_t bytes);
 void pages_free(void *memory, size_t bytes);
 

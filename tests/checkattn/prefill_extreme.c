@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Inputs of sparse prefill whose scores are not of ordinary size, one kind beside the other: rows of NaN and of -inf, among
- * others and by whole tiles of 64 heads; rows of +inf, and of one +inf among -inf; scores from -6e37 on, in powers of two, alone or with ordinary ones; a largest score
- * that comes last; lists whose first blocks name no key, or only keys of score -inf. No finite score is so large that fp32 does not
- * hold it, and where one is -inf the values of the key are finite.
+ * Inputs of sparse prefill with extreme scores, one kind next to another: rows of NaN and of -inf, among
+ * others and by whole tiles of 64 heads; rows of +inf, and of one +inf among -inf; scores from -6e37 on,
+ * in powers of two, alone or with ordinary ones; a largest score that comes last; lists whose first blocks
+ * name no key, or only keys of score -inf. No finite score exceeds fp32, and a key with score -inf has
+ * finite values.
  */
 #include "sparse_case.h"
 
@@ -12,13 +13,13 @@
 #include <math.h>
 #include <string.h>
 
-/* Columns from the end of a vector: bf16 in every format, and not of V in keys of 576. */
+/* Columns counted from the end of a vector: bf16 in every format, and not part of V in keys of 576. */
 enum {
     COLUMN_LOW = 1, /* makes scores low; 0 in ordinary rows and keys */
-    COLUMN_LARGE,   /* makes the largest one */
+    COLUMN_LARGE,   /* makes the largest score */
     COLUMN_KEY,     /* -inf in a key, positive in all queries */
     COLUMN_QUERY,   /* ±inf in a query, positive in all keys */
-    COLUMN_ONE      /* +inf in a query, positive in the largest key alone and negative in the others */
+    COLUMN_ONE      /* +inf in a query, positive only in the largest key and negative in the others */
 };
 
 static void put(uint8_t *end, int column, float value)
@@ -27,15 +28,15 @@ static void put(uint8_t *end, int column, float value)
     memcpy(end - column * (int)sizeof bits, &bits, sizeof bits);
 }
 
-/* Have keys codes for all of their values? */
+/* Returns true if all values of keys are codes. */
 static bool has_codes(const struct sparse_case *s)
 {
     const struct kv_layout *layout = &s->pool[0].layout;
     return kv_is_quantised(layout) && !layout->rope;
 }
 
-/* Where the columns are then: groups have 128 values at most, and the longest leave none of its own to COLUMN_KEY, which needs none
- * where all columns are V's. */
+/* Returns the position of a column in such keys: groups have up to 128 values, and the longest leave no
+ * group to COLUMN_KEY, which needs none if all columns are in V. */
 static int column_at(const struct sparse_case *s, int column)
 {
     enum { GROUP = 128 };
@@ -43,15 +44,16 @@ static int column_at(const struct sparse_case *s, int column)
            (column == COLUMN_KEY ? GROUP - 1 : GROUP * (column > COLUMN_KEY ? column - 2 : column - 1));
 }
 
-/* A value of a query. */
+/* Sets a value of a query. */
 static void put_query(const struct sparse_case *s, uint8_t *row, int column, float value)
 {
     const int64_t from_end = has_codes(s) ? s->c.d_qk - column_at(s, column) : column;
     put(row + (s->c.d_qk - from_end + column) * (int)sizeof(uint16_t), column, value);
 }
 
-/* What keys have in the first of these columns: 1 at most where it is in V, else about half of the magnitude of a low score.
- * All factors are powers of two, so that equal scores are equal however they are summed. */
+/* Returns the keys' value in the first of these columns: at most 1 if it is in V, else about half of the
+ * magnitude of a low score. All factors are powers of two, so that equal scores are equal in every order
+ * of summation. */
 static float unit_of(const struct sparse_case *s)
 {
     return s->c.d_qk > S_D_V ? 0x1p60f : 1.0f;
@@ -62,11 +64,11 @@ static float unit_of(const struct sparse_case *s)
 enum key {
     KEY_ORDINARY, /* and the next two */
     KEY_LARGEST = 3,
-    KEY_LOW,      /* of a low query: -2^120, before the scale */
+    KEY_LOW,      /* with a low query: -2^120, before the scale */
     KEY_LOWER,    /* -2^126 */
     KEY_LESS_LOW, /* -2^96 */
-    KEY_INFINITE, /* score -inf; an ordinary one where all columns are V's */
-    KEY_STEP,     /* a 25.6th of the largest */
+    KEY_INFINITE, /* score -inf; ordinary if all columns are in V */
+    KEY_STEP,     /* the largest divided by 25.6 */
     KEYS,
     KEY_ANY = -1
 };
@@ -79,8 +81,8 @@ static int32_t slot_of(const struct sparse_pool *pool, int32_t slot, enum key ke
     return other < pool->s_k ? other : at;
 }
 
-/* Keys that have codes for all values: the columns are in groups of their own, or share one where their values suit it. FP4 has no scale
- * of 2^-30. */
+/* Writes keys whose values are all codes: the columns are in separate groups, or share one if their values
+ * fit it. FP4 has no scale of 2^-30. */
 static void put_codes(const struct sparse_case *s, int64_t slot, enum key key, float low, float large)
 {
     const struct sparse_pool *pool = &s->pool[0];
@@ -113,17 +115,17 @@ void prefill_extreme_key(const struct sparse_case *s, uint8_t *token, int64_t sl
 enum list {
     LIST_ANY,
     LIST_LOW,
-    LIST_RISING, /* lower, low, less low, and one that is not low */
+    LIST_RISING, /* lower, low, less low, then one not low */
     LIST_LARGEST_LAST,
-    LIST_FRONT_EMPTY, /* keys in the last block alone */
+    LIST_FRONT_EMPTY, /* keys only in the last block */
     LIST_FRONT_EMPTY_LOW,
     LIST_INFINITE,
-    LIST_FRONT_INFINITE, /* the first half */
-    LIST_STEPS,          /* the largest comes last, by queries of their own */
+    LIST_FRONT_INFINITE, /* the first half is infinite */
+    LIST_STEPS,          /* the largest comes last, for QUERY_STEPS */
     LISTS
 };
 
-/* The n-th of `keys` keys. */
+/* Returns the kind of the n-th of `keys` keys. */
 static enum key key_of(enum list list, int64_t n, int64_t keys)
 {
     const bool last = n + 1 == keys;
@@ -170,19 +172,20 @@ enum query {
     QUERY_NAN,
     QUERY_INFINITE, /* all scores -inf */
     QUERY_LOW,
-    QUERY_LESS_LOW, /* by 2^-20: scores beside -1e30 */
-    QUERY_LARGE,    /* the weight of the largest score is above the others by 2^46 */
-    QUERY_LARGEST,  /* … by 2^(7e30) */
+    QUERY_LESS_LOW, /* by 2^-20: scores near -1e30 */
+    QUERY_LARGE,    /* the largest score's weight exceeds the others by 2^46 */
+    QUERY_LARGEST,  /* the same by 2^(7e30) */
     QUERY_ABOVE,    /* all scores +inf */
-    QUERY_ONE,      /* that of the largest key is +inf, the others are -inf */
-    QUERY_ORDINARY, /* … by 2^11; and the next one */
+    QUERY_ONE,      /* the largest key's score is +inf, the others are -inf */
+    QUERY_ORDINARY, /* the same by 2^11; also the next value */
     QUERIES = QUERY_ORDINARY + 2,
-    QUERY_STEPS /* of LIST_STEPS: scores a little above 2^26 and then above 2^31, in powers of two, between which
-                   differences are less than 2^31, and rounded less than the scores */
+    /* With LIST_STEPS: scores slightly above 2^26 and then above 2^31, in powers of two, whose differences
+     * are below 2^31 and rounded less than the scores. */
+    QUERY_STEPS
 };
 
-/* Tiles of one kind each are followed by as many of all kinds, and one more: a number that has no factor in common with that
- * of the lists. */
+/* Tiles of a single kind are followed by as many of all kinds, plus one: a number coprime to that of the
+ * lists. */
 static enum query query_of(struct sparse_case *s, int64_t token, int64_t head)
 {
     enum { TILE = 64, UNIFORM = 3, TILES = 7 };
@@ -199,7 +202,7 @@ static float large_of(struct sparse_case *s, enum query query)
     switch (query) {
     case QUERY_LARGE: return 64.0f;
     case QUERY_LARGEST: return 0x1p103f;
-    case QUERY_STEPS: /* rounded to bf16 it is still within the bounds */
+    case QUERY_STEPS: /* within the bounds even when rounded to bf16 */
         return (float)(0x1p31 * (1.005 + 0.025 * random_unit(&s->c.random)) /
                        (s->c.args.sparse_prefill.softmax_scale * log2_e));
     default: return 16.0f;
@@ -208,7 +211,7 @@ static float large_of(struct sparse_case *s, enum query query)
 
 void prefill_extreme_query(struct sparse_case *s, uint8_t *row, int64_t token, int64_t head)
 {
-    static const uint16_t nan = 0x7fff; /* not what outputs are filled with */
+    static const uint16_t nan = 0x7fff; /* differs from the fill of outputs */
     const enum query query = query_of(s, token, head);
     const float low = query == QUERY_LOW ? 0x1p126f : query == QUERY_LESS_LOW ? 0x1p106f : 0.0f;
     put_query(s, row, COLUMN_LOW, -low / unit_of(s));

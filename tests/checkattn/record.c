@@ -15,7 +15,7 @@ void record_add(struct record *record, const char *operation, const char *kernel
     record->row[i].told = *told, record->row[i].passed = passed;
 }
 
-/* Names from drivers and files: what JSON would have to escape does not belong there. */
+/* Replaces characters that JSON would have to escape in names of drivers and files. */
 static const char *plain(char *text)
 {
     for (char *at = text; *at; at++)
@@ -42,7 +42,8 @@ static bool write_kernels(const struct record *record, struct outfile *file, str
     return outfile_printf(file, fault, "  ],\n");
 }
 
-/* Lines of "<64 hexadecimal digits>  <file> <architecture>", after one of "# toolkit <version>". */
+/* Writes the hashes from lines of "<64 hexadecimal digits>  <file> <architecture>" after a line "# toolkit
+ * <version>". */
 static bool write_hashes(const char *program, struct outfile *file, struct fault *fault)
 {
     char path[4096], line[512], toolkit[128] = "", hash[65], source[256], target[64];

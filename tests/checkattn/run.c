@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What every check uses: words of its command line, reports, and the threads of calls.
+ * Shared by all checks: command-line words, reports, and the threads of calls.
  */
 #include "case.h"
 
@@ -14,7 +14,7 @@
 #define FAULT_TEXT(name, text) text,
 const char *const fault_names[FAULTS] = {FAULTS_OF(FAULT_TEXT)};
 
-/* The file of an operation's cases defines it; where there is none, its address is NULL. */
+/* Defined in the file of the operation's cases; without that file its address is NULL. */
 #define OPERATION(op, OP) extern struct subject op __attribute__((weak));
 #include "operations.def"
 

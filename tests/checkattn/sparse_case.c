@@ -19,7 +19,7 @@ const int64_t prefill_shapes[PREFILL_SHAPES][2] = {
     {12, 12},                                                  /* far */
     {650, 576},                                                /* far_pages */
     {130, 130},                                                /* blocks: two of 64 and a part */
-    {330, 330}, /* pieces: five and a part; of few tokens a kernel may cut the lists */
+    {330, 330}, /* pieces: five and a part; with few tokens a kernel may split the lists */
     {32, 2},    /* pair */
 };
 
@@ -28,11 +28,11 @@ _Static_assert((int)SPARSE(q) == (int)PREFILL(q) && (int)SPARSE(kv_cache) == (in
                    (int)SPARSE(topk_length) == (int)PREFILL(topk_length),
                "what both have is said once");
 
-enum { APART = 4 }; /* requests of sparse decode with keys of their own; others share them */
+enum { APART = 4 }; /* requests of sparse decode with their own keys; others share them */
 
 /* ---- Drawn values ---------------------------------------------------------------------------- */
 
-/* Queries are drawn once and copied from random places. */
+/* Queries are drawn once and copied from random offsets. */
 enum { DRAWN = 1 << 16 };
 static uint16_t drawn_q[2][2][DRAWN]; /* [decode, prefill][bf16, fp16] */
 
@@ -64,13 +64,13 @@ static void draw_prefill(uint64_t seed)
 
 enum { EMPTY_CLASS = 1, SPIKE_EVERY = 32, SPIKED_SLOT = 5 };
 
-/* Lengths are those of requests, or of classes of tokens. */
+/* Lengths belong to requests, or to classes of tokens. */
 static int64_t class_of(const struct sparse_case *s, int64_t request, int64_t token)
 {
     return s->prefill ? token % PREFILL_CLASSES : request;
 }
 
-/* Tokens that have lists of their own. */
+/* Returns the number of tokens with their own lists. */
 static int64_t drawn_tokens(const struct sparse_case *s)
 {
     return s->prefill && s->c.s_q > PREFILL_CLASSES ? PREFILL_CLASSES : s->c.s_q;
@@ -114,7 +114,7 @@ static void make_lengths(struct sparse_case *s, struct sparse_pool *pool, int64_
     }
     for (int64_t i = 0; i < all; i++) {
         int32_t length = (int32_t)pool->count[i % classes];
-        if (kind == S_LENGTHS_BEYOND) /* to be clamped */
+        if (kind == S_LENGTHS_BEYOND) /* is clamped */
             length = !length ? below[i % 3]
                      : i % 2 ? (int32_t)pool->topk + 1
                              : INT32_MAX - (int32_t)(i % 100);
@@ -129,21 +129,20 @@ static int32_t no_key(struct sparse_case *s, const struct sparse_pool *pool)
     return none[random_between(&s->c.random, 0, 5)];
 }
 
-/* Beside borders of blocks of 64, and at the end. */
+/* Returns true next to borders of blocks of 64, and at the end. */
 static bool is_border(int64_t count, int64_t i)
 {
     return i % 64 == 0 || i % 64 == 63 || i + 1 == count;
 }
 
-/* A list: keys in an order of its own, each once, and what else the case asks for. Entries that do not count are anything.
- * With spiked inputs keys that entries at borders name weigh more, so that losing one shows even among thousands: in prefill,
- * whose tokens share keys, such entries name certain ones. */
+/* Makes a list: distinct keys in an order of its own, and the case's special entries. Entries that do not
+ * count are random. With spiked inputs, keys named by entries at borders weigh more, so that losing one is
+ * visible even among thousands: in prefill, whose tokens share keys, such entries name certain keys. */
 static void make_list(struct sparse_case *s, struct sparse_pool *pool, int64_t request, int64_t token,
                       int64_t key_head)
 {
-    static const int64_t steps[2][7] = {
-        {1, 7, 61, 101, 211, 509}, /* without a factor in common with any s_k but 1 */
-        {1, 7, 11, 29, 31, 61, 101}};
+    static const int64_t steps[2][7] = {{1, 7, 61, 101, 211, 509}, /* coprime to every s_k */
+                                        {1, 7, 11, 29, 31, 61, 101}};
     struct random_state *random = &s->c.random;
     const int64_t step = steps[s->prefill][random_between(random, 0, s->prefill ? 6 : 5)], kind = s->indices;
     const int64_t keys = pool->s_k, start = random_between(random, 0, keys ? keys - 1 : 0),
@@ -188,7 +187,7 @@ static void make_lists(struct sparse_case *s, struct sparse_pool *pool)
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
-/* Memory of flat keys, NaN everywhere, and the view of it that is the argument. */
+/* Makes the memory of flat keys, NaN everywhere, and the view that is the argument. */
 static void make_flat(struct sparse_case *s, struct sparse_pool *pool, enum layout layout)
 {
     struct guarded *g = pool->memory;
@@ -223,7 +222,7 @@ static void fill_keys(struct sparse_case *s, struct sparse_pool *pool)
         sparse_pool_put(pool, &s->c.random, s->codes, slot, i % heads, s->inputs == S_SPIKED && heavy);
         uint8_t *token = sparse_pool_token(pool, slot) + i % heads * pool->head_bytes;
         if (s->inputs == S_INFINITE && kv_is_quantised(&pool->layout) && !pool->layout.rope)
-            sparse_pool_put_end(pool, slot, (float[]){0.0f, 0.5f}, 2); /* no code is infinite */
+            sparse_pool_put_end(pool, slot, (float[]){0.0f, 0.5f}, 2); /* there is no infinite code */
         else if (s->inputs == S_INFINITE)
             case_infinite(sparse_pool_end(pool, token), fp16, true, slot == pool->s_k / 2);
         if (s->inputs == P_EXTREME) prefill_extreme_key(s, token, slot);
@@ -238,7 +237,8 @@ static void fill_keys(struct sparse_case *s, struct sparse_pool *pool)
                             sparse_pool_scales(pool, list[nan]));
 }
 
-/* The keys from tensor `first` on: of shape {keys to choose from, entries of a list, slots of a page}. */
+/* Makes the keys from tensor `first` on, of shape {keys to choose from, entries of a list, slots of a
+ * page}. */
 static void make_pool(struct sparse_case *s, int k, int first, enum kv_format format, const int64_t shape[3],
                       int64_t lengths, enum layout layout)
 {
@@ -280,7 +280,7 @@ static void make_q(struct sparse_case *s, bool of_codes)
         if (s->inputs == S_INFINITE) case_infinite(row + c->d_qk * 2, fp16, false, (t + h) % 3 == 0);
         if (s->inputs == P_EXTREME) prefill_extreme_query(s, row, t, h);
         if (s->codes != S_CODES_BEYOND || !of_codes) continue;
-        memset(row + 2 * (c->d_qk - rope), 0, 2); /* what the large rope value meets */
+        memset(row + 2 * (c->d_qk - rope), 0, 2); /* multiplies the large rope value */
         if (r % 4 == 3 && h % 61 == 60 && !fp16)
             memcpy(row, &(uint16_t){SPARSE_LARGE_BF16}, sizeof(uint16_t));
     }
@@ -296,7 +296,7 @@ bool sparse_refuses(const struct subject *op, const struct run *run, const int64
     return refused;
 }
 
-/* What both have beside tensors. */
+/* Sets what both operations have besides tensors. */
 static void make_rules(struct sparse_case *s, const struct run *run, int32_t format, int64_t sink,
                        const struct tolerance *out, const struct tolerance *row)
 {
@@ -305,13 +305,13 @@ static void make_rules(struct sparse_case *s, const struct run *run, int32_t for
     case_sinks(c, sink);
     *(int32_t *)op_option(c->op->of, &c->args, "kv_format") = format;
     c->tolerance[0] = *out, c->tolerance[1] = c->tolerance[2] = *row;
-    /* Only a GPU's kernels round scales. */
+    /* Only GPU kernels round scales. */
     c->rounded = on_gpu(run) && s->codes == S_CODES_SCALES ? rounded_scale_lse : 0.0;
     c->other = c->bounds_out =
         s->inputs != S_NORMAL || (s->codes != S_CODES_WRITTEN && s->codes != S_CODES_NAN);
     c->infinite = s->inputs == S_INFINITE, c->beyond = s->inputs == S_BEYOND;
     if (run->fault != FAULT_LSE_CANCELLED) return;
-    for (int64_t i = 0; i < (s->prefill ? c->s_q : c->b); i++) { /* one key stands alone in each list */
+    for (int64_t i = 0; i < (s->prefill ? c->s_q : c->b); i++) { /* each list has a single key */
         int64_t *count = &pool->count[class_of(s, i, i)];
         if (*count > 1) *count = 1;
         *length_at(pool, i) = (int32_t)*count;
@@ -417,8 +417,8 @@ static void make_prefill(struct test_case *c, const struct run *run)
               source == P_FLAT && layout != LAYOUT_ODD                    ? LAYOUT_CONTIGUOUS
               : source == P_FLAT_GAPS && v[P_LAYOUT] == LAYOUT_CONTIGUOUS ? LAYOUT_PADDED
                                                                           : layout);
-    /* The absolute bound is for a scale of 0.5: products are as exact with a larger one, and scores, which may be all but 0, as
-     * much less. */
+    /* The absolute bound is for a scale of 0.5: products are equally exact with a larger scale, and
+     * scores, which may be almost 0, proportionally less. */
     struct tolerance row = tolerance_prefill_lse;
     row.abs = fmax(row.abs, tolerance_prefill_lse.abs * (double)*scale / 0.5);
     make_rules(s, run, names[source], v[P_SINK], &tolerance_sparse_prefill_out, &row);
@@ -449,7 +449,7 @@ bool sparse_sees(const struct test_case *c, int64_t request, int64_t token, int6
     return key;
 }
 
-/* Lists are given the lengths that count. */
+/* Narrows lists to the entries that count. */
 static void narrow_lists(const struct test_case *c, int64_t request, int64_t token, struct view *v)
 {
     const struct sparse_case *s = (const struct sparse_case *)c;
@@ -486,7 +486,7 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
     }
 }
 
-/* A request alone, its lists cut where they end to count, in room for more entries of anything. */
+/* A request alone, its lists cut after the entries that count, with room for more random entries. */
 static void part(struct test_case *c, int64_t request, const struct run *run, struct part *p)
 {
     const struct sparse_case *s = (const struct sparse_case *)c;
@@ -501,7 +501,7 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
         const int64_t count = s->pool[k].count[r], room = count + more;
         p->own[k].bytes = (size_t)(c->s_q * room) * sizeof(int32_t);
         int32_t *lists = p->own[k].memory = must_alloc(p->own[k].bytes);
-        memset(lists, 0, p->own[k].bytes); /* what does not count is key 0 */
+        memset(lists, 0, p->own[k].bytes); /* entries that do not count are key 0 */
         for (int64_t j = 0; j < c->s_q && count; j++)
             memcpy(lists + j * room, sparse_list(c, k, r, j, 0), (size_t)count * sizeof *lists);
         p->view.shape[i][2] = room, p->view.strides[i][0] = c->s_q * room, p->view.strides[i][1] = room;
@@ -512,8 +512,9 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
              (long long)r, (long long)more);
 }
 
-/* All of a small case, by tokens and key heads. Of a large one the first and the last token, tokens that see nothing, in
- * extreme cases some of all lists and tiles, and drawn ones, with four heads each, of all tiles of heads: 64 rows and more. */
+/* Chooses all rows of a small case, by tokens and key heads. Of a large one the first and the last token,
+ * tokens that see nothing, in extreme cases some of all lists and tiles, and random ones, with four heads
+ * each, from all tiles of heads: at least 64 rows. */
 static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
     enum {

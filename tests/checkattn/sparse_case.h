@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * A case of sparse decode or of sparse prefill: tensors in guarded memory, every slot that no counted index names poisoned; and
- * parts of it: requests, and rows.
+ * A case of sparse decode or sparse prefill: tensors in guarded memory with every slot poisoned that no
+ * counted index names; and parts of it: requests and rows.
  */
 #ifndef CHECKATTN_SPARSE_CASE_H
 #define CHECKATTN_SPARSE_CASE_H
 
 #include "sparse_pool.h"
 
-/* The axes of the grids, and what their values mean where they are not numbers. */
+/* The axes of the grids, and the meaning of values that are not numbers. */
 #define SPARSE_AXES(X)                                                                                       \
-    X(S_SHAPE, "shape: 0 1 2 3 4 5 6") /* of the cache: a row of sparse_shapes */                            \
+    X(S_SHAPE, "shape: 0 1 2 3 4 5 6") /* cache: a row of sparse_shapes */                                   \
     X(S_B, "b: 1 4 74 321")                                                                                  \
     X(S_SQ, "s_q: 1 3")                                                                                      \
     X(S_HQ, "h_q: 1 8 16 48 64 96 128")                                                                      \
@@ -62,7 +62,7 @@ enum {
     S_EXTRA_FORMATS
 };
 
-/* By the values of the axis of formats. */
+/* Indexed by the axis of formats. */
 struct sparse_format {
     enum kv_format format;
     int32_t name; /* kv_format of the call */
@@ -71,20 +71,20 @@ struct sparse_format {
 };
 extern const struct sparse_format sparse_formats[S_FORMATS];
 
-/* Of the extra cache, whether there is one or not. */
+/* Returns the format of the extra cache, even if there is none. */
 enum kv_format sparse_extra_format(const int64_t *v);
 
-/* Are keys of both formats of a width, or is one not chosen yet? */
+/* Returns true if both formats have keys of one width, or one is not chosen yet. */
 bool sparse_is_sound(const int64_t *v);
 enum { S_CACHES = 2 };
 
-/* Keys a request chooses from, indices, page size. */
+/* Keys that a request chooses from, indices, page size. */
 enum { SPARSE_SHAPES = 7 };
 extern const int64_t sparse_shapes[SPARSE_SHAPES][3];
 
 #define PREFILL_AXES(X)                                                                                      \
     X(P_SHAPE, "shape: 0 1 2 3 4 5 6 7 8 9 (few) (no_keys) (no_lists) (far) (far_pages) (blocks) "           \
-               "(pieces) (pair)") /* of keys and lists: a row of prefill_shapes */                           \
+               "(pieces) (pair)") /* keys and lists: a row of prefill_shapes */                              \
     X(P_SQ, "s_q: 0 1 62 213 1234 70000")                                                                    \
     X(P_HQ, "h_q: 1 16 64 80 128")                                                                           \
     X(P_HKV, "h_kv: 1 2")                                                                                    \
@@ -105,7 +105,7 @@ extern const int64_t sparse_shapes[SPARSE_SHAPES][3];
 enum { PREFILL_AXES(AXIS_NAME) P_AXES };
 enum {
     P_FLAT,
-    P_FLAT_GAPS, /* gaps between tokens and heads; with LAYOUT_SWAPPED the keys of a head lie together */
+    P_FLAT_GAPS, /* gaps between tokens and heads; with LAYOUT_SWAPPED the keys of a head are adjacent */
     P_FP8_656,
     P_FP8_584,
     P_PAGES,
@@ -117,48 +117,48 @@ enum {
     P_SOURCES
 };
 enum { P_RESULTS_BOTH, P_RESULTS_LSE, P_RESULTS_MAX, P_RESULTS_NONE };
-/* Besides those of sparse_pool.h: scores that are NaN or infinite, far below -1e30, or far above all others
- * (prefill_extreme.c). */
+/* In addition to those of sparse_pool.h: scores that are NaN or infinite, far below -1e30, or far above
+ * all others (prefill_extreme.c). */
 enum { P_EXTREME = S_BEYOND + 1 };
 
-/* s_kv, topk: those of the grid, then those of special cases, by the words of their axis. */
+/* s_kv, topk: those of the grid, then those of special cases, in the order of the axis's words. */
 enum { PREFILL_SHAPES = 18 };
 extern const int64_t prefill_shapes[PREFILL_SHAPES][2];
 
-/* Lists are drawn for so many tokens and copied to the others. A prime, so that tokens that a kernel takes at once differ. */
+/* Lists are drawn for this many tokens and copied to the others. A prime, so that tokens in one tile
+ * differ. */
 enum { PREFILL_CLASSES = 61 };
 
-/* Their tensors, of which those of the first keys have the same numbers. */
+/* Their tensors; those of the first keys have the same index in both. */
 #define SPARSE(member)  TENSOR_sparse_decode_##member
 #define PREFILL(member) TENSOR_sparse_prefill_##member
 
 struct sparse_case {
     struct test_case c;
     bool prefill;
-    int64_t indices, codes, inputs; /* the values of these axes */
-    int64_t first_kind;             /* of extreme queries: of the first tile */
-    struct sparse_pool
-        pool[S_CACHES]; /* of flat keys: pages of one slot. count is that of each request, or class */
+    int64_t indices, codes, inputs;    /* values of these axes */
+    int64_t first_kind;                /* extreme queries: kind of the first tile */
+    struct sparse_pool pool[S_CACHES]; /* flat keys: pages of one slot. count is per request, or per class */
 };
 
-/* With FAULT_LSE_CANCELLED no list has more than one entry that counts. Values of sparse prefill are drawn with a mean of
- * their own. */
+/* With FAULT_LSE_CANCELLED no list has more than one entry that counts. Sparse prefill draws values with a
+ * mean of its own. */
 extern const struct maker sparse_maker, prefill_maker;
 
-/* A token's list, and how many of its entries count; of cache k. */
+/* Return a token's list of cache k, and the number of its entries that count. */
 int32_t *sparse_list(const struct test_case *c, int k, int64_t request, int64_t token, int64_t key_head);
 int64_t sparse_count(const struct test_case *c, int k, int64_t request, int64_t token);
 
 bool sparse_sees(const struct test_case *c, int64_t request, int64_t token, int64_t head);
 
-/* Does the kernel under test refuse such a case? */
+/* Returns true if the kernel under test refuses such a case. */
 bool sparse_refuses(const struct subject *op, const struct run *run, const int64_t *v);
 
-/* A defect in the first list of the first keys that has a place for it. */
+/* Plants a defect in the first list of the first keys that has a place for it. */
 bool sparse_plant(struct test_case *c, enum defect fault, struct patch *patch);
 
-/* Inputs of sparse prefill that are extreme (prefill_extreme.c): puts the keys of a list into the order of its class, and makes a
- * drawn key, or query, the one of its slot, or row. */
+/* Extreme inputs of sparse prefill (prefill_extreme.c): put the keys of a list into the order of its
+ * class, and change a random key or query into the one for its slot or row. */
 void prefill_extreme_list(const struct sparse_case *s, int64_t class, int64_t key_head);
 void prefill_extreme_key(const struct sparse_case *s, uint8_t *token, int64_t slot);
 void prefill_extreme_query(struct sparse_case *s, uint8_t *row, int64_t token, int64_t head);

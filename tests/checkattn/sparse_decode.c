@@ -10,8 +10,8 @@
 
 /* ---- The grid -------------------------------------------------------------------------------- */
 
-/* Lengths and format of an extra cache that is not there play no part, nor does a plan in batch-invariant mode; codes do where
- * either cache has some, but for NaN. */
+/* Lengths and format of an absent extra cache do not matter, nor does a plan in batch-invariant mode;
+ * codes matter if either cache has some, except for NaN. */
 static bool counts(const int64_t *v, int i, int j)
 {
     const bool plan = i == S_PLAN || j == S_PLAN || i == S_PARTITIONS || j == S_PARTITIONS;
@@ -25,7 +25,7 @@ static bool counts(const int64_t *v, int i, int j)
     return true;
 }
 
-/* Row-keys, in groups of 16 rows: what a kernel computes that leaves no vector out. */
+/* Row-keys in groups of 16 rows, which a kernel computes that skips no vector. */
 static double cost(const int64_t *v)
 {
     const int64_t shape = v[S_SHAPE], extra = v[S_EXTRA];
@@ -36,7 +36,7 @@ static double cost(const int64_t *v)
     return 16.0 * (double)(tiles * keys);
 }
 
-/* On a CPU the rows themselves count too, and the workspace: two slots a partition. */
+/* On a CPU the rows also cost time, as does the workspace: two slots per partition. */
 static double cost_on_cpu(const int64_t *v)
 {
     const double rows = (double)(v[S_SQ] * v[S_HQ]);
@@ -44,7 +44,8 @@ static double cost_on_cpu(const int64_t *v)
     return cost(v) + case_cost_of_rows((double)v[S_B] * rows, slots * rows);
 }
 
-/* What Hopper's kernels leave. The bytes of a page of FP8_584 are 8 times anything; far pages are aligned. */
+/* Returns true for cases that Hopper's kernels refuse. The bytes of a page of FP8_584 are any multiple of
+ * 8; far pages are aligned. */
 static bool leaves(const struct test_case *c, const struct run *run, bool *must)
 {
     const struct sparse_case *s = (const struct sparse_case *)c;
@@ -66,7 +67,8 @@ static void tell_left(const struct axis *axis, int64_t value)
     printf("  not of this kernel: %s\n", text);
 }
 
-/* Which formats of the two caches the kernel in hand takes beside each other; one that is the first cache's is called `same` alone. */
+/* The format pairs of the two caches that the current kernel supports; a second format equal to the first
+ * is only called `same`. */
 static bool taken[S_FORMATS][S_EXTRA_FORMATS];
 
 static bool possible(const int64_t *v)
@@ -75,8 +77,9 @@ static bool possible(const int64_t *v)
     return sparse_is_sound(v) && taken[v[S_FORMAT]][v[S_EXTRA_FORMAT]];
 }
 
-/* Only what the kernel takes is in its grid. The kernels of the CPU and the portable one of GPUs take all formats, but for those of a
- * type of queries that they do not have; a tuned one is asked, and what it leaves is told. */
+/* Only cases that the kernel supports are in its grid. CPU kernels and the GPU's portable one support all
+ * formats, except those of a query type that they lack; a tuned kernel is asked, and its refusals are
+ * reported. */
 static void choose(struct subject *op, const struct run *run)
 {
     struct axis *format = &op->axis[S_FORMAT], *extra = &op->axis[S_EXTRA_FORMAT];
@@ -124,7 +127,7 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
     return sparse_plant(c, fault, patch);
 }
 
-/* Cases with room for every fault. An lse is small where one key stands alone. */
+/* Cases that suit every fault. An lse is small if a key is alone. */
 static const char *fault_case(const struct run *run, uint64_t i)
 {
     static char text[200];
@@ -138,7 +141,7 @@ static const char *fault_case(const struct run *run, uint64_t i)
 }
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
 
-/* Are these formats in the kernel's grid? */
+/* Returns true if these formats are in the kernel's grid. */
 static bool has(const struct run *run, const int64_t *v)
 {
     const struct axis *formats = &sparse_decode.axis[S_FORMAT];
@@ -163,7 +166,7 @@ static void more(struct suite *suite)
                seed, true);
 }
 
-#define WIDE       "shape 5, " /* of sparse_shapes: 2048 named */
+#define WIDE       "shape 5, " /* row of sparse_shapes: 2048 named */
 #define BUSY_EXTRA "extra 4, " /* 1024 keys, 576 named */
 
 struct subject sparse_decode = {
@@ -174,8 +177,8 @@ struct subject sparse_decode = {
     .choose = choose,
     .has = has,
     .leaves = leaves,
-    /* What pairs do not reach: many splits of one request, a cut inside the extra cache, more than two chunks in batch-
-     * invariant mode, and offsets of more than 32 bits in every format. */
+    /* Cases that pairs do not cover: many splits of one request, a split inside the extra cache, more than
+     * two chunks in batch-invariant mode, and offsets of more than 32 bits in every format. */
     .special =
         {"shape 4, b 1, s_q 3, h_q 16, format fp8_656, extra 7, inputs spiked, plan given, num_partitions 78",
          "shape 0, b 2, h_q 8, format fp8_584, lengths zero, extra 4, num_partitions 7",
@@ -190,7 +193,7 @@ struct subject sparse_decode = {
     .faults = ((FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK)) & ~(FAULT(MERGE_BASE))) | FAULT(BATCH),
     .fault_case = fault_case,
     .plant_before = plant_before,
-    /* FP8 is what every kernel takes, so that most cases are of it. */
+    /* Every kernel supports FP8, so most cases use it. */
     .gpu = {.bases = {""},
             .graph = WIDE BUSY_EXTRA
             "b 6, s_q 2, h_q 16, format fp8_656, lengths full, extra_lengths varied, layout padded",

@@ -9,15 +9,15 @@
 
 /* ---- Drawn values ---------------------------------------------------------------------------- */
 
-/* Drawn once and copied from random places. */
+/* Drawn once and copied from random offsets. */
 enum { DRAWN = 1 << 16, TOKENS = 256, OF_BYTES = KV_FORMATS - KV_FP8_656 /* formats */, CODES = 4 };
 static uint16_t drawn_keys[2][DRAWN]; /* [bf16, fp16] */
 static struct token {
-    uint8_t bytes[656], scales[32]; /* where scales stand behind all tokens */
+    uint8_t bytes[656], scales[32]; /* if scales are stored after all tokens */
 } drawn_tokens[OF_BYTES][CODES][TOKENS];
 
-/* Codes are written with this scale of the cache, or, to be extreme, with 1. With another one from half of it on they have
- * values of the same size. */
+/* Codes are written with this scale of the cache or, for extreme ones, with 1. Other scales from half of
+ * it on give values of similar size. */
 static const float scale_of_codes = 0x1p-8f;
 
 float sparse_pool_scale(struct random_state *random, int64_t codes)
@@ -37,7 +37,7 @@ static size_t bytes_of_scale(const struct kv_layout *layout)
     return layout->scale == KV_SCALE_F32 ? sizeof(float) : 1;
 }
 
-/* A scale, which is one of the format's, to its place. */
+/* Stores a scale that the format can represent. */
 static void put_scale(const struct kv_layout *layout, uint8_t *scales, int group, float scale)
 {
     if (layout->scale == KV_SCALE_F32) memcpy(scales + 4 * group, &scale, sizeof scale);
@@ -51,7 +51,8 @@ static void put_code(uint8_t *token, int i, uint8_t code)
     token[i / 2] = (uint8_t)((token[i / 2] & (0xf0 >> shift)) | code << shift);
 }
 
-/* As draw_scales, of FP4: extreme scales are the subnormal ones and zero, and those of which 6 is 1 at most; codes are any. */
+/* Like draw_scales, for FP4: extreme scales are the subnormal ones, zero, and those with which 6 becomes
+ * at most 1; codes are random. */
 static void draw_fp4(struct random_state *random, bool extreme, const struct kv_layout *layout,
                      struct token *token)
 {
@@ -71,7 +72,7 @@ static void draw_fp4(struct random_state *random, bool extreme, const struct kv_
     }
 }
 
-/* A token whose groups have scales of any kind. The values stay within ±1. */
+/* Draws a token whose groups have scales of any kind. Values stay within ±1. */
 static void draw_scales(struct random_state *random, bool extreme, const struct kv_layout *layout,
                         struct token *token)
 {
@@ -90,7 +91,7 @@ static void draw_scales(struct random_state *random, bool extreme, const struct 
         for (int i = g * span; i < (g + 1) * span; i++) {
             uint8_t code = num_to_e4m3(random_input(random, 0.0f, amax / 3.0f) / scale);
             if (extreme) {
-                const bool small = scale * 448.0f > 1.0f; /* then only small codes stay within ±1 */
+                const bool small = scale * 448.0f > 1.0f; /* then only small codes are within ±1 */
                 const int64_t kind = random_between(random, 0, 2);
                 code = (uint8_t)(kind == 0   ? random_between(random, 0, 1) * 0x80
                                  : kind == 1 ? random_between(random, 1, 7) /* subnormal */
@@ -103,8 +104,9 @@ static void draw_scales(struct random_state *random, bool extreme, const struct 
     }
 }
 
-/* Tokens of the drawn ones that are beyond fp16, so few that most blocks of 64 keys have none, and 1e5 in bf16. Where queries
- * and scales are beyond it, all keys and codes are 0: taken for infinite, they give NaN. */
+/* Indices of random tokens that exceed fp16, so few that most blocks of 64 keys have none, with 1e5 in
+ * bf16. If queries and scales exceed it, all keys and codes are 0: treated as infinite, they would give
+ * NaN. */
 enum { BEYOND_LARGE = 17, BEYOND_SMALL = 33, BEYOND_ROPE = 101 };
 
 static void draw_beyond(int t, const struct kv_layout *layout, struct token *token)
@@ -114,7 +116,7 @@ static void draw_beyond(int t, const struct kv_layout *layout, struct token *tok
     const float least = layout->rope ? 0x1p-40f : fp4 ? 0.0f : 0x1p-127f;
     token->bytes[0] = 0;
     if (large) memset(token->bytes + group, 0, (size_t)group);
-    if (large || t == BEYOND_SMALL) /* of the second group */
+    if (large || t == BEYOND_SMALL) /* in the second group */
         put_scale(layout, scales_of(layout, token), 1, !large ? least : fp4 ? 448.0f : 0x1p127f);
     if (t == BEYOND_ROPE && layout->rope)
         memcpy(token->bytes + layout->rope_offset, &(uint16_t){SPARSE_LARGE_BF16}, sizeof(uint16_t));
@@ -134,12 +136,12 @@ void sparse_pool_draw(struct random_state *random, float mean)
                 struct token *token = &drawn_tokens[f][codes][t];
                 uint8_t page[656];
                 for (int d = 0; d < SPARSE_WIDEST; d++) values[d] = random_input(random, mean, 0.1f);
-                /* A page of one token: scales behind it. */
+                /* A page of one token, followed by its scales. */
                 kv_store_token(&layout, page, 1, 0, values, scale_of_codes);
                 memcpy(token->bytes, page, (size_t)layout.token_bytes);
                 memcpy(token->scales, page + layout.token_bytes, (size_t)layout.scale_bytes);
                 if (layout.scales < layout.scale_bytes)
-                    token->scales[layout.scales] = 0xff; /* the pad byte is anything */
+                    token->scales[layout.scales] = 0xff; /* the pad byte is random */
                 if (layout.scale == KV_SCALE_OF_CACHE && codes != S_CODES_EXTREME) continue;
                 if (codes == S_CODES_BEYOND)
                     draw_beyond(t, &layout, token);
@@ -180,22 +182,21 @@ uint8_t *sparse_pool_scales(const struct sparse_pool *pool, int64_t slot)
 void sparse_pool_values(const struct sparse_pool *pool, const uint8_t *token, int64_t slot, float *values)
 {
     const int64_t at = slot % pool->page_size;
-    const bool in_page =
-        pool->layout.scale_bytes != 0; /* where others lie apart, each is a page of one slot */
+    const bool in_page = pool->layout.scale_bytes != 0; /* otherwise a token is like a page of one slot */
     const uint8_t *page = in_page ? token - kv_token_at(&pool->layout, at) : token;
     for (int64_t d = 0; d < pool->d_qk; d++)
         values[d] = kv_load(&pool->layout, page, in_page ? pool->page_size : 1, in_page ? at : 0, (int32_t)d,
                             pool->scale);
 }
 
-/* Bytes lie in units that alignment asks for. */
+/* Bytes are in units of the required alignment. */
 void sparse_pool_make(struct sparse_pool *pool, struct random_state *random, enum layout layout)
 {
     struct guarded *g = pool->memory;
     const int64_t pages = pool->pages, page_size = pool->page_size;
     static const fmla_dtype bytes[] = {
         {FMLA_TYPE_UINT, 8, 1}, {FMLA_TYPE_INT, 8, 1}, {10 /* DLPack's e4m3fn */, 8, 1}};
-    const bool odd = layout == LAYOUT_ODD; /* then a token without alignment may begin at any byte */
+    const bool odd = layout == LAYOUT_ODD; /* an unaligned token may begin at any byte */
     const int64_t unit = odd ? 1 : 2;
     const int64_t of_token = pool->layout.page_bytes_a_slot; /* bytes */
     pool->shape[0] = pages, pool->shape[1] = page_size, pool->shape[2] = 1, pool->shape[3] = of_token;
@@ -279,7 +280,7 @@ void sparse_pool_put_end(const struct sparse_pool *pool, int64_t slot, const flo
     float values[SPARSE_WIDEST] = {0}, written[SPARSE_WIDEST] = {0};
     uint8_t *to = sparse_pool_token(pool, slot), *scales = sparse_pool_scales(pool, slot);
     uint8_t page[656];
-    const int first = (l->nope - count) / l->group; /* of the groups that are written again */
+    const int first = (l->nope - count) / l->group; /* first of the rewritten groups */
     const size_t codes = (size_t)(l->element == KV_ELEMENT_E2M1 ? first * l->group / 2 : first * l->group),
                  all = (size_t)(l->element == KV_ELEMENT_E2M1 ? l->nope / 2 : l->nope),
                  of_scale = bytes_of_scale(l);
@@ -314,7 +315,7 @@ void sparse_pool_put_alone(const struct sparse_pool *pool, int64_t slot, int col
 void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *random, uint8_t *token,
                          uint8_t *scales)
 {
-    static const uint16_t nan16 = 0x7fff; /* none of these is what outputs are filled with */
+    static const uint16_t nan16 = 0x7fff; /* all differ from the fill of outputs */
     static const uint32_t nan32 = 0x7fc00000;
     const struct kv_layout *l = &pool->layout;
     if (!kv_is_quantised(l)) {
@@ -336,9 +337,9 @@ void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *ra
 
 void sparse_pool_put_nans(const struct sparse_pool *pool, uint8_t *token)
 {
-    static const uint16_t nan16 = 0x7fff; /* in both types; not what outputs are filled with */
+    static const uint16_t nan16 = 0x7fff; /* NaN in both types; differs from the fill of outputs */
     const struct kv_layout *l = &pool->layout;
-    const int32_t bytes = kv_is_quantised(l) ? l->nope : 0; /* of the formats that tables name */
+    const int32_t bytes = kv_is_quantised(l) ? l->nope : 0; /* of the formats in tables */
     memset(token, 0x7f, (size_t)bytes);
     for (uint8_t *at = token + (l->rope ? l->rope_offset : bytes); at < sparse_pool_end(pool, token);
          at += sizeof nan16)
@@ -408,7 +409,7 @@ bool sparse_pool_plant(const struct sparse_pool *pool, enum defect fault, int32_
         if (!counted || !key || !pool->layout.scales) return false;
         uint8_t *scales = sparse_pool_scales(pool, *entry);
         const size_t size = bytes_of_scale(&pool->layout);
-        return plant(patch, scales, scales + size, size); /* the group after it */
+        return plant(patch, scales, scales + size, size); /* the next group */
     }
     default: return false;
     }

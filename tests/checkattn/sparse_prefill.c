@@ -13,7 +13,8 @@ enum { MANY_TOKENS = 70000 };
 
 /* ---- The grid -------------------------------------------------------------------------------- */
 
-/* What the kernel under test leaves to others: sources of a width, two key heads, and what is not aligned to 16 bytes. */
+/* What the kernel under test does not support: sources by width, two key heads, and data not aligned to 16
+ * bytes. */
 static struct {
     bool source[P_SOURCES][2], two_heads, unaligned;
 } leaves;
@@ -28,7 +29,8 @@ static bool has_pages(int64_t source)
     return has_codes(source) || source == P_PAGES;
 }
 
-/* Formats of bytes have a width of their own; pages have one key head, and a group of heads is whole. h_q is -1 where it is not chosen yet. */
+/* Byte formats have a fixed width; pages have one key head, and groups of heads are whole. h_q is -1 if
+ * not chosen yet. */
 static bool is_sound(int64_t source, int64_t d_qk, int64_t h_q, int64_t h_kv)
 {
     if (has_codes(source) && d_qk != (source == P_FP8_656 ? 576 : 512)) return false;
@@ -42,7 +44,8 @@ static bool is_unaligned(int64_t layout, int64_t source, int64_t page_size)
     return layout == LAYOUT_ODD || (source == P_FP8_584 && page_size % 2 == 1);
 }
 
-/* May the choice have this source? Where it is still open, it is one in which all that is chosen plays a part. */
+/* Returns true if the choice allows this source; if it is still open, one in which all chosen values
+ * matter. */
 static bool may_be_of(const int64_t *v, int64_t source)
 {
     const int64_t codes = v[P_CODES], page_size = v[P_PAGE];
@@ -53,7 +56,8 @@ static bool may_be_of(const int64_t *v, int64_t source)
     return codes < 0 || codes == S_CODES_NAN || has_codes(source);
 }
 
-/* Of few keys with values of ±1 some sums are all but 0, and tolerances are not for the rounded weights of those. */
+/* With few keys of values ±1 some sums are almost 0, and tolerances do not cover the rounded weights of
+ * those. */
 static bool possible(const int64_t *v)
 {
     if (v[P_INPUTS] == P_EXTREME && v[P_CODES] == S_CODES_EXTREME) return false;
@@ -67,8 +71,8 @@ static bool possible(const int64_t *v)
     return false;
 }
 
-/* Without a token nothing plays a part; pages and codes do where there are such; conventions where they can be seen. What the
- * kernel refuses for its alignment is seen to be refused, and no more. */
+/* Without tokens no axis matters; pages and codes matter if there are any; conventions if they are
+ * visible. Cases that the kernel refuses for their alignment only have to be refused. */
 static bool counts(const int64_t *v, int i, int j)
 {
     const int64_t source = v[P_SOURCE], results = v[P_RESULTS];
@@ -87,7 +91,7 @@ static bool counts(const int64_t *v, int i, int j)
     return true;
 }
 
-/* Row-keys that the generic kernel computes, whose vectors hold 16 rows; and the rows themselves. */
+/* Row-keys of the generic kernel, whose vectors hold 16 rows; and the rows themselves. */
 static double cost_on_cpu(const int64_t *v)
 {
     const int64_t *shape = prefill_shapes[v[P_SHAPE]];
@@ -100,7 +104,7 @@ static double cost_on_cpu(const int64_t *v)
            case_cost_of_rows((double)(v[P_SQ] * v[P_HQ]), 0.0);
 }
 
-/* Bytes: a GPU is not the slow part. */
+/* Bytes: the GPU is not the bottleneck. */
 static double cost_on_gpu(const int64_t *v)
 {
     const int64_t topk = prefill_shapes[v[P_SHAPE]][1];
@@ -114,14 +118,15 @@ static bool leaves_case(const struct test_case *c, const struct run *run, bool *
     return leaves.unaligned && is_unaligned(c->v[P_LAYOUT], c->v[P_SOURCE], c->v[P_PAGE]);
 }
 
-/* The kernels of the CPU and the portable one of GPUs take everything; a tuned one is asked, and what it leaves is told. */
+/* CPU kernels and the GPU's portable one support everything; a tuned kernel is asked, and its refusals are
+ * reported. */
 static void choose(struct subject *op, const struct run *run)
 {
     static const char *const names[P_SOURCES] = {
         "flat keys", "flat keys with gaps", "FP8_656", "FP8_584",       "BF16 pages",
         "FP8_528",   "FP8_528_SPLIT",       "FP4_288", "FP4_288_SPLIT", "FP8_528_F32"};
     memset(&leaves, 0, sizeof leaves);
-    /* The portable kernel would take minutes for them. */
+    /* The portable kernel would need minutes. */
     const bool tuned = on_gpu(run) && strcmp(run->kernel, "cuda") != 0;
     const bool many = tuned && device_memory() >= (size_t)40 << 30;
     op->axis[P_SQ].count = many ? 6 : 5;
@@ -166,7 +171,7 @@ static bool plant_after(struct test_case *c, enum defect fault)
     }
 }
 
-/* Cases with room for every fault. An lse is small where one key stands alone. */
+/* Cases that suit every fault. An lse is small if a key is alone. */
 static const char *fault_case(const struct run *run, uint64_t i)
 {
     static const char *const sources[] = {"fp8_656", "fp8_584, d_qk 512", "flat_gaps"};
@@ -180,7 +185,8 @@ static const char *fault_case(const struct run *run, uint64_t i)
 
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
 
-/* Does the kernel have that source? Of the two cases of many tokens the CPU has the one of shorter lists. */
+/* Returns true if the kernel has that source. Of the two cases with many tokens the CPU runs the one with
+ * shorter lists. */
 static bool has(const struct run *run, const int64_t *v)
 {
     if (v[P_SQ] == MANY_TOKENS && on_gpu(run) != (prefill_shapes[v[P_SHAPE]][1] > 2)) return false;
@@ -188,9 +194,10 @@ static bool has(const struct run *run, const int64_t *v)
            (v[P_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
 
-/* The oracle's own strides and tokens against its rows. And extreme scores in every format, all rows compared: two full
- * tiles of 64 heads; one and a quarter; such and lists that are long enough for a GPU to cut them, into six pieces, and, of
- * various lengths, into three; and so few tokens that the CPU cuts their lists for three threads. */
+/* Compares the oracle's own strides and tokens with its rows. Then extreme scores in every format, all
+ * rows compared: two full tiles of 64 heads; one and a quarter; the same with lists long enough for a GPU
+ * to split them, into six pieces and, of various lengths, into three; and so few tokens that the CPU
+ * splits their lists for three threads. */
 static void more(struct suite *suite)
 {
     enum { FORMATS = 8 };
@@ -230,7 +237,7 @@ static void more(struct suite *suite)
     }
 }
 
-#define WIDE "shape 4, " /* of prefill_shapes: 1521 keys, 512 named */
+#define WIDE "shape 4, " /* row of prefill_shapes: 1521 keys, 512 named */
 
 struct subject sparse_prefill = {
     .of = OP_SPARSE_PREFILL,
@@ -241,8 +248,8 @@ struct subject sparse_prefill = {
     .choose = choose,
     .has = has,
     .leaves = leaves_case,
-    /* What pairs do not reach: no keys, no lists, as many tokens as take a GPU with long lists, offsets of more than 32
-     * bits, and scores beyond fp32. */
+    /* Cases that pairs do not cover: no keys, no lists, so many tokens that with long lists they need a
+     * GPU, offsets of more than 32 bits, and scores beyond fp32. */
     .special = {"shape few, s_q 70000, h_q 1", "shape no_keys, s_q 9, lengths varied",
                 "shape no_keys, s_q 9, source fp8_656, indices any", "shape no_lists, s_q 9, lengths beyond",
                 "shape no_lists, s_q 9, d_qk 512, source fp8_584",

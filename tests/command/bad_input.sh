@@ -39,7 +39,7 @@ bad 1 'has 0 bytes' run empty.safetensors
 mkdir folder
 bad 1 'is a directory' run folder
 bad 1 'nowhere: cannot open' run nowhere
-# A page that the cache does not have.
+# A page outside the cache.
 good make-input table.safetensors --seq-lens 5
 good make-input sparse.safetensors --op sparse_decode --batch 2 --seq-len 100 --topk 20 --cache fp8_656
 bad 2 '--causal: not with sparse decode' run sparse.safetensors --causal
@@ -103,7 +103,7 @@ good run one.safetensors --check
 lies apart.safetensors 'cu_seqlens_q: is given, must be NULL where q has 4 dimensions' 400 "{$one_q,$one_k,$one_v,\"cu_seqlens_q\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[384,392]},\"cu_seqlens_k\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[392,400]}}"
 lies ranks.safetensors 'mha_forward: k: ' 384 "{$one_q,\"k\":{\"dtype\":\"BF16\",\"shape\":[1,1,64],\"data_offsets\":[128,256]},$one_v}"
 lies ranks.safetensors 'tensor "v": has 2 dimensions, must have 3' 384 "{$one_q,$one_k,\"v\":{\"dtype\":\"BF16\",\"shape\":[1,64],\"data_offsets\":[256,384]}}"
-# Starts that fall, that are negative or beyond the end are no error: tokens of no request stay.
+# Starts that decrease, are negative or past the end are not errors: tokens outside all requests stay unchanged.
 patched() { # patched FILE START OCTAL ROWS PAIRS: another value in cu_seqlens_q, with which the data begins
     printf '%b' "$3" | dd of="$1" bs=1 conv=notrunc status=none seek=$((8 + $(od -An -t u8 -N 8 "$1") + 4 * $2))
     good run "$1" --check --repeat 1
@@ -149,7 +149,7 @@ bad 2 '--causal: not together' run fine.safetensors --causal --no-causal
 bad 2 "'x': takes no file" info x
 bad 2 "--device: 'gpu' must be cpu or cuda:N" run fine.safetensors --device gpu
 bad 2 "--device: 'cuda:' must be cpu or cuda:N" verify --device cuda:
-bad 3 'GPU: ' run fine.safetensors --device cuda:999 --out o # no machine has so many
+bad 3 'GPU: ' run fine.safetensors --device cuda:999 --out o # no machine has that many
 bad 3 'GPU: ' verify --device cuda:999
 bad 2 "--seq-lens: '1,,2' must be whole numbers separated by commas" plan --seq-lens 1,,2
 bad 2 "--seq-lens: not together with" plan --seq-lens 1,2 --batch 2
@@ -220,7 +220,7 @@ for command in info 'plan --batch 2' --help 'run fine.safetensors'; do
     one_line 1 $? 'cannot write to standard output'
 done
 
-# A disk that fills up on the way, as a limit on the size of files; what stood under the name stays.
+# A disk that fills up during the write, simulated by a file size limit; the previous file stays.
 echo old >result
 before=$(ls -A)
 (ulimit -f 64 && exec "$flashmla" make-input result --seq-lens 4000) >stdout 2>stderr
@@ -228,7 +228,7 @@ one_line 1 $? 'result: cannot write: File too large'
 [ "$(cat result)" = old ] || wrong 'make-input beyond the limit damaged the file that was there'
 [ "$before" = "$(ls -A)" ] || wrong "make-input beyond the limit left: $(ls -A)"
 
-# Stopped half way: nothing is left either.
+# Interrupted: nothing remains either.
 checks=$((checks + 1))
 mkdir stopped
 "$flashmla" make-input stopped/x --seq-lens 400000 >stdout 2>stderr &
@@ -263,7 +263,7 @@ bad 2 "--kernel: 'none' must be a kernel of sparse_prefill: " bench --op sparse_
 bad 2 "--kernel: 'none' must be a kernel of dense_decode: " bench --grid quick --repeat 1 --kernel none --json none.jsonl
 bad 2 "--kernel: 'none' must be a kernel of merge: cpu-generic, ref, cuda" bench --op merge --kernel none
 bad 2 "--kernel: 'none' must be a kernel of cache_gather: " bench --op cache_gather --kernel none
-if "$flashmla" info | grep -Eq '^cpu +dense_decode +cpu-avx512bf16 .* yes$'; then # a kernel that takes one type
+if "$flashmla" info | grep -Eq '^cpu +dense_decode +cpu-avx512bf16 .* yes$'; then # a kernel that supports one type
     bad 3 'no row of the grid runs here: dense_decode: q: kernel cpu-avx512bf16 takes bf16' \
         bench --grid quick --kernel cpu-avx512bf16 --dtype fp16 --json none.jsonl
 fi

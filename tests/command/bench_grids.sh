@@ -56,14 +56,14 @@ sparse() { # sparse "B…" S_K "S_Q…" "H_Q…" D_QK FORMAT
         echo "$b $2 $s_q $h_q 1 $5 bf16 $6 $too_large"
     done; done; done
 }
-passed_over cpu --cache fp8_584 < <( # all of a grid's products
+passed_over cpu --cache fp8_584 < <( # all products of a grid
     for s_k in 1024 4096 16384; do sparse '1 8' $s_k 1 '16 128' 512 FP8_584; done
     sparse 128 512 1 '16 128' 512 FP8_584
 )
 passed_over peers --op sparse_decode < <(
     sparse '1 2 16 64 128' 32768 '1 2' '64 128' 576 FP8_656
     sparse '2 64 128' 16384 2 '64 128' 512 FP8_584
-    sparse '2 64 128' 16384 2 128 512 FP8_584 # lists of the second cache that vary
+    sparse '2 64 128' 16384 2 128 512 FP8_584 # varying lists of the second cache
     sparse 148 32768 2 128 576 FP8_656
 )
 prefill() { # prefill "S_KV…" H_Q D_QK FORMAT
@@ -90,7 +90,7 @@ passed_over mha --op mha_forward < <(
     mha 2 8192 32 4 128/128 causal
     mha 16 8000 16 16 '192/128 128/128 64/64' 'var causal,var'
 )
-# A list of what products differ in leaves the first of them, another one all.
+# A list for an axis in which products differ keeps only the first product; any other list keeps all.
 passed_over mha --op mha_forward --batch 3 --d-qk 64 --causal yes < <(mha 3 2048 16 16 64/64 causal)
 passed_over mha --op mha_forward --d-qk 192 --causal yes < <(
     mha 8 2048 16 16 192/128 causal
@@ -104,7 +104,7 @@ has "^ +3 +1 .*$too_large$"
 unset FMLA_LITTLE_MEMORY
 flashmla=$1
 
-# Rows that fit are timed and written, beside one of 79 TB. Lists replace the axes of a grid, which keeps the others.
+# Rows that fit are timed and written, next to one of 79 TB. Lists replace axes of a grid, which keeps its other axes.
 good bench --grid quick --threads 1 --repeat 1 --page-size 1 --heads 4096 --kv-heads 4096 --seq-len 1,16777216 --json rows.jsonl
 has "^ +1 +16777216 +1 +4096 +4096 .*$too_large$"
 has '^ +1 +1 +1 +4096 +4096 +576 +bf16 +- +[a-z0-9-]+ +[0-9.]+ '
@@ -120,7 +120,7 @@ for name in h20 peers; do
     fi
     [ "$(grep -c '"causal":true' "$name.jsonl")" -eq $rows ] || wrong "$name.jsonl: $(cat "$name.jsonl")"
 done
-# Beside varying lengths a batch of fixed length with as many keys, where it is asked for; a stream is a GPU's.
+# If requested, a fixed-length batch with as many keys is timed beside varying lengths; streams are only for GPUs.
 ratio() { # ratio FILE LINES: that many lines have a time of the fixed batch and the quotient of the two times
     checks=$((checks + 1))
     awk -v lines="$2" '
@@ -141,14 +141,14 @@ good bench --fixed --grid h20 --warm --threads 1 --repeat 3 --batch 2 --seq-len 
 ratio both.jsonl 1
 good bench --no-stream --grid h20 --threads 1 --repeat 1 --batch 2 --seq-len 64 --heads 16 --query-tokens 1 --json none.jsonl
 ratio none.jsonl 0
-# The shapes of peers, where a machine has no room for 4096 tokens and no time for them: 2 keys of each list name none.
+# The shapes of peers on a machine without memory or time for 4096 tokens: 2 keys of each list are invalid.
 good bench --op sparse_prefill --grid peers --warm --threads 1 --repeat 1 --query-tokens 2 --seq-len 62 --topk 64 --heads 16 --json prefill.jsonl
 has '^ +- +62 +2 +16 +1 +576 +bf16 FP8_656 +[a-z0-9-]+ +[0-9.]+ .* topk 64$'
 [ "$(wc -l <prefill.jsonl)" -eq 5 ] || wrong "not five rows: $(cat prefill.jsonl)"
 good bench --op sparse_prefill --grid quick --threads 1 --repeat 1 --query-tokens 1,1048576 --heads 4096 --seq-len 300 --topk 7 --json prefill.jsonl
 has "^ +- +300 +1048576 +4096 +1 +576 +bf16 BF16 +$too_large$"
 has '^ +- +300 +1 +4096 +1 +576 +bf16 FP8_656 '
-# Requests of any length, of which a batch of fixed length is no measure.
+# Requests of any length, which cannot be compared with a fixed-length batch.
 good bench --op mha_forward --fixed --warm --threads 1 --repeat 2 --batch 3 --seq-len 160 --heads 2 --varlen both --json mha.jsonl
 has '^ +3 +160 +160 +2 +2 +64/64 +bf16 causal,var +[a-z0-9-]+ +[0-9.]+ '
 [ "$(grep -c '"varlen":true' mha.jsonl)" -eq 6 ] || wrong "not six rows of any length: $(cat mha.jsonl)"

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * Linked into a flashmla of the tests' own beside the fake driver, whose launches do nothing: after a call on a GPU that
- * went well the oracle does its work in that GPU's memory, which is the host's.
+ * Linked with the fake driver, whose launches do nothing, into a flashmla for tests: after a successful call
+ * on a GPU, the oracle computes the results in that GPU's memory, which is the host's.
  *
- * FMLA_IDLE: it does not, as if a kernel wrote nothing.
+ * FMLA_IDLE: it does not, as if the kernel wrote nothing.
  */
 #include "wrap.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The call as one in host memory, by the oracle, if the GPU took it. */
+/* Runs the call in host memory by the oracle, if the GPU accepted it. */
 static fmla_status around(enum operation op, const void *args, real_function *real)
 {
     fmla_status status = real(args);
@@ -32,7 +32,7 @@ static fmla_status around(enum operation op, const void *args, real_function *re
     *(void **)call_option(&call, "stream") = NULL;
     if (plan) *plan = NULL;
     if (!call_workspace(&call, &status, &fault)) abort();
-    status = call_run(&call); /* comes here again, with tensors of a CPU */
+    status = call_run(&call); /* calls this function again, with CPU tensors */
     call_close(&call);
     return status;
 }

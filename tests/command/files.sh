@@ -25,12 +25,12 @@ cut_while() { # cut_while CONDITION WORDS…: the command, whose input is cut on
     wait $process || rc=$?
     one_line 1 $rc '^flashmla run: cut: became shorter while it was read'
 }
-# The command waits for a reader of its output when it has mapped the input and computed nothing.
+# The command has mapped the input and computed nothing while it waits for a reader of its output.
 is_mapped() { grep -q "$PWD/cut\$" "/proc/$1/maps" 2>/dev/null; }
 mkfifo out
 cut_while is_mapped run cut --out out --threads 1
 rm out
-# While it computes there is the beginning of an output.
+# During the computation the beginning of an output exists.
 mkdir results
 computes() { [ -n "$(ls -A results)" ]; }
 cut_while computes run cut --out results/x --repeat 100000
@@ -60,14 +60,14 @@ wait $process || rc=$?
 [ "$(ls -A rows)" = file ] || wrong "bench, stopped: left $(ls -A rows)"
 [ "$(wc -l <rows/file)" -ge 3 ] || wrong "bench, stopped: lost rows: $(cat rows/file)"
 whole_lines rows/file
-# A row of bench and its line follow each other: no more than one row is told and not written.
+# bench prints a row and then writes its line: at most one row is printed and not written.
 [ "$(grep -c ' bf16 ' stdout)" -le $(($(wc -l <rows/file) + 1)) ] || wrong 'bench, stopped: rows were told and not written'
-# What stood there stays until the first row.
+# The previous file stays until the first row.
 echo old >rows/file
 bad 1 'cannot write' bench --grid quick --repeat 1 --threads 1 --json /dev/full
 bad 2 '--kernel' bench --grid quick --kernel none --json rows/file
 [ "$(cat rows/file)" = old ] || wrong 'bench that ran no row has damaged the file that was there'
-# A disk that fills up in the midst of a row, as a limit of 1 KiB on the size of files: rows before it stay.
+# A disk that fills up in the middle of a row, simulated by a file size limit of 1 KiB: earlier rows stay.
 (ulimit -f 1 && exec "$flashmla" bench --grid quick --threads 1 --repeat 1 --seq-len 64,65,66,67 --json rows/full) \
     2>stderr | cat >stdout
 rc=${PIPESTATUS[0]}
@@ -75,7 +75,7 @@ one_line 1 "$rc" 'rows/full: cannot write: File too large'
 whole_lines rows/full
 [ "$(wc -l <rows/full)" -eq 2 ] || wrong "bench on a full disk: not two rows: $(cat rows/full)"
 
-# ---- The input is never written over, by whatever name, and nothing is written twice.
+# ---- The input is never overwritten, under any name, and no file is written twice.
 good make-input in --seq-lens 5 --heads 2
 cp in copy
 ln -s in symbolic

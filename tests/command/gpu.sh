@@ -36,7 +36,7 @@ good make-input d.safetensors --seq-lens 0,1,63,64,65,200 --query-tokens 3 --hea
     --dtype fp16 --causal --sink
 both d.safetensors --log-base 2 --lse-empty neg
 
-# Dense decode over caches of bytes, where a kernel takes them.
+# Dense decode over byte caches, if a kernel supports them.
 for format in FP8_656 FP8_584 FP8_576; do
     "$flashmla" info | grep -Eq "^cuda:0 +dense_decode .* $format.* yes$" || continue
     good make-input f.safetensors --cache ${format,,} --seq-lens 0,1,63,64,65,200 --query-tokens 3 --heads 70 --page-size 16 --causal --sink
@@ -44,7 +44,7 @@ for format in FP8_656 FP8_584 FP8_576; do
     has "^kv_cache +\[27, 16, 1, ${format#FP8_}\] $format$"
 done
 
-# Sparse decode: every format, either type, two caches, lists that end early and have holes, a sink.
+# Sparse decode: every format, both types, two caches, short lists with holes, a sink.
 good make-input s.safetensors --op sparse_decode --batch 3 --seq-len 300 --topk 200 --cache fp8_656 --query-tokens 2 --sink
 both s.safetensors
 has '^kv_cache .* FP8_656, 200 indices a token$'
@@ -54,7 +54,7 @@ good make-input s.safetensors --op sparse_decode --batch 2 --seq-len 500 --topk 
     --extra-page-size 7 --short-lists --heads 70 --page-size 61
 both s.safetensors --lse-empty neg
 has '^extra cache +\[144, 7, 1, 584\] FP8_584, 90 indices'
-if [ "$fake" != --fake ]; then # of which the oracle takes a while
+if [ "$fake" != --fake ]; then # the oracle takes a while for these
     good make-input s.safetensors --op sparse_decode --batch 40 --seq-len 3000 --topk 2048 --cache fp8_656 --heads 64 --query-tokens 2
     both s.safetensors
 fi
@@ -84,7 +84,7 @@ has '^kv +\[5, 64, 1, 656\] FP8_656, 200 indices a token$'
 prompt --query-tokens 2 --seq-len 300 --topk 70 --cache fp8_584 --page-size 7 --short-lists
 prompt --seq-len 0 --topk 0 # rows without a key
 
-# What it refuses: one line, no file.
+# Refusals: one line, no file.
 bad 2 "--kernel: 'cpu-avx9' must be a kernel of sparse_prefill: " run p.safetensors --device cuda:0 --kernel cpu-avx9 --out o
 good make-input s.safetensors --op sparse_decode --batch 1 --seq-len 100 --topk 50 --cache fp8_656
 bad 3 'sparse_decode: ' run s.safetensors --device cuda:0 --kernel cuda-sm90 --softmax-scale -0.5 --out o
@@ -95,7 +95,7 @@ bad 1 'tensor "indices": does not begin at a multiple of 4 bytes' run odd.safete
 good run s.safetensors --device cuda:0 --kernel cuda --check --repeat 1
 has '^kernel +cuda on cuda:0$'
 
-# verify takes every operation, and parts of a kernel, which are told as such.
+# verify accepts every operation, and parts of a kernel, which it reports as such.
 good verify --device cuda:0
 for op in sparse_prefill merge cache_append cache_gather cache_convert; do has "^ok +$op +cuda +"; done
 has '^ok +sparse_decode +cuda +'

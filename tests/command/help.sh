@@ -8,7 +8,7 @@ export flashmla=$1
 . "$(dirname "$0")/common.sh"
 commands='info make-input run plan bench verify layout help version'
 
-# ---- The same by all names
+# ---- The same under all names
 good --version
 cp stdout version
 for words in -V version; do
@@ -27,7 +27,7 @@ for command in $commands; do
     cp stdout "$command.text"
     good help "$command"
     cmp -s "$command.text" stdout || wrong "help $command is not $command --help"
-    # Filled: only examples, which are for copying, may be longer.
+    # Lines are filled: only examples, which are for copying, may be longer.
     checks=$((checks + 1))
     grep -Ev '^ +flashmla ' "$command.text" | awk 'length > 80 { exit 1 }' || wrong "help $command has lines of more than 80 columns"
 done
@@ -41,7 +41,7 @@ checks=$((checks + 1))
 for command in $commands; do
     grep -q "^\.SS ${command//-/\\\\-}\$" flashmla.1 || wrong "the manual page has no section of $command"
 done
-# What troff has to say, and the page as it reads: every option stands in it, and nothing of troff.
+# troff's warnings, and the formatted page: it contains every option and no troff markup.
 page=
 if command -v man >/dev/null && man --warnings -E UTF-8 -l -Tutf8 flashmla.1 >page 2>complaints; then
     page='man'
@@ -92,7 +92,7 @@ bash --norc --noprofile -c '. ./completion.bash && complete -p flashmla' | grep 
 offers "$(printf '%s\n' $commands --help --version | sort | tr '\n' ' ' | sed 's/ $//')" ''
 offers 'verify version' ver
 offers 'plan' pl
-for command in $commands; do # what help lists, and nothing else
+for command in $commands; do # exactly the commands that help lists
     offers "$(options_of "$command" | sort | tr '\n' ' ' | sed 's/ $//')" "$command" --
 done
 offers '--query-tokens' make-input x --q
@@ -116,7 +116,7 @@ cp stdout _flashmla
 holds 'zsh would not find its completion' [ "$(head -n 1 _flashmla)" = '#compdef flashmla' ]
 for command in $commands; do
     checks=$((checks + 1))
-    # What _arguments is given for the command: '--option=[…' or '--option[…'.
+    # The arguments of _arguments for the command: '--option=[…' or '--option[…'.
     sed -n "/^_flashmla_$command() {/,/^}/s/^ *'\(--[a-z-]*\).*/\1/p" _flashmla | sort >came
     options_of "$command" | sort | diff - came >difference || wrong "zsh's options of $command: $(cat difference)"
 done

@@ -26,7 +26,7 @@ cells() {
         table == 1 { for (i = 2; i <= NF; i++) { split(substr($i, 2), at, "."); print $1, i - 2, at[1], at[2] } }' stdout
 }
 
-# The table has every lane's every element, and what --lane says of a lane is what the table has.
+# The table has every element of every lane, and --lane agrees with it.
 fragment() { # fragment ROWS COLUMNS LANES WORDS…
     local rows=$1 columns=$2 lanes=$3 lane
     shift 3
@@ -86,12 +86,12 @@ labels mma-a.svg '>T[0-9]+\.[0-9]+<' 256
 labels ldmatrix-8x32.svg '>T[0-9]+<' 32
 labels wgmma-d.svg '>T[0-9]+\.[0-9]+<' 1024
 labels swizzle-64.svg '>row [0-7], chunk [0-3]<' 32
-labels mma-c.svg 'fill="#[0-9a-f]{6}" class="cell"' 32 # each lane its colour
+labels mma-c.svg 'fill="#[0-9a-f]{6}" class="cell"' 32 # one colour per lane
 good layout mma-c --lane 30 --svg lane.svg
 labels lane.svg 'fill="#[0-9a-f]{6}" class="cell"' 2
 [ "$(grep -c faint\" lane.svg)" -eq 124 ] || wrong 'lane.svg does not show 4 elements alone'
 
-# What is wrong is told, and leaves nothing.
+# Errors are reported and leave no file.
 bad 2 'mma-d: no such layout; allowed are mma-a, mma-b, ' layout mma-d
 bad 2 ': no such layout' layout ''
 bad 2 "'mma-b': one name is allowed, 'mma-a' came before it" layout mma-a mma-b

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Linked with the command: what it does when its n-th allocation fails, for every n that there is, once or from then on. It
- * either does all of its work all the same, or ends with one line, a non-zero exit and no file. ld's --wrap makes this file's
- * main the program's; each run is a child of it that has allocated nothing yet. glibc's names for what is behind malloc.
+ * Linked with the command: tests it with its n-th allocation failing, for every n, once or from then on.
+ * It either completes its work, or ends with one line, a non-zero exit code and no file. ld's --wrap makes
+ * this file's main the program's; each run is a child process that has allocated nothing yet. The wrapped
+ * names are glibc's internal ones behind malloc.
  */
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
 
@@ -26,8 +27,8 @@ void *__libc_calloc(size_t count, size_t size);
 void *__libc_realloc(void *old, size_t size);
 void *__libc_memalign(size_t alignment, size_t size);
 
-static long fail_at; /* from 1; 0: none */
-static bool fail_on; /* all that come after it, too */
+static long fail_at; /* counted from 1; 0: none */
+static bool fail_on; /* also all later ones */
 static atomic_int *reached;
 
 static bool fails(void)
@@ -68,7 +69,8 @@ enum { MOST_WORDS = 32, MOST_TEXT = 1 << 20 };
 
 static int failures, checks;
 
-/* Runs the words of `line` with their output in the files `out` and `stderr`; its exit code, or -1 after a signal. */
+/* Runs the words of `line` with output in the files `out` and `stderr`; returns the exit code, or -1 after
+ * a signal. */
 static int run(const char *line, const char *out, long at, bool on)
 {
     static char words[1024];
@@ -98,7 +100,7 @@ static size_t read_file(const char *path, char text[MOST_TEXT])
     return bytes;
 }
 
-/* Times differ from run to run, and a driver that could not be loaded says why. */
+/* Returns true for lines that differ between runs: times, and the reason why a driver could not be loaded. */
 static bool differs_anyhow(const char *line)
 {
     static const char *const parts[] = {"GFLOP", "there is no NVIDIA driver", "\"us\":"};
@@ -107,7 +109,7 @@ static bool differs_anyhow(const char *line)
     return differs;
 }
 
-/* The next line that is the same in every run; NULL at the end. */
+/* Returns the next line that is the same in every run; NULL at the end. */
 static char *next_line(char **rest)
 {
     char *line;
@@ -126,7 +128,8 @@ static bool same_text(const char *a, const char *b)
     return !lines[0] && !lines[1];
 }
 
-/* Are the files that lie in made/, of which there may be one, the same as `bytes` of `made`; -1: is there none? */
+/* Returns true if the files in made/, of which there may be one, equal `bytes` of `made`; -1: there must
+ * be none. */
 static bool made_is(const char *made, long bytes)
 {
     static char text[MOST_TEXT];
@@ -155,12 +158,13 @@ static void wrong(const char *line, long at, bool on, const char *what, int stat
     failures++;
 }
 
-/* The command's lines, and which file they make in made/. */
+/* The command lines, and the file that each makes in made/. */
 static const struct {
     const char *words, *makes;
 } lines[] = {
 #define MAKE_DENSE(file) "make-input " file " --seq-lens 5,70 --heads 2"
-/* Without an extra cache: jansson 2.14 itself crashes where it has no memory for a string as long as that one's names. */
+/* Without an extra cache: jansson 2.14 itself crashes if it has no memory for a string as long as that
+ * cache's names. */
 #define MAKE_LISTS(file, op) "make-input " file " --op " op " --seq-len 70 --topk 20 --short-lists"
 #define MAKE_MHA(file)       "make-input " file " --op mha_forward --varlen --seq-lens 5,0,70 --heads 2"
 #define RUN(file)            "run " file " --check --out made/result --repeat 1 --threads 1"
@@ -194,7 +198,7 @@ static void each(const char *line, const char *file)
     if (status || (file && bytes <= 0)) wrong(line, 0, false, "the whole run", status);
     for (int on = 0; on < 2; on++)
         for (long at = 1;; at++) {
-            made_is(NULL, -1); /* what the last run made */
+            made_is(NULL, -1); /* output of the last run */
             status = run(line, "stdout", at, on);
             if (!atomic_load(reached)) {
                 if (at == 1) wrong(line, at, on, "no allocation could be made to fail", status);
@@ -221,7 +225,7 @@ int __wrap_main(int argc, char **argv)
     if (reached == MAP_FAILED || (mkdir("short_of_memory", 0700) && errno != EEXIST) ||
         chdir("short_of_memory") || (mkdir("made", 0700) && errno != EEXIST))
         abort();
-    made_is(NULL, -1); /* what an earlier run left */
+    made_is(NULL, -1); /* left by an earlier run */
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) each(lines[i].words, lines[i].makes);
     printf("%d checks, %d failed\n", checks, failures);
     return failures || !checks;

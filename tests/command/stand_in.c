@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Linked into a flashmla of the tests' own: kernels that err, and a machine with little memory. The command that is installed
- * has nothing of it.
+ * Linked into a flashmla for tests: kernels with errors, and a machine with little memory. The installed
+ * command contains none of it.
  *
- * FMLA_PLANT says what cpu-generic does wrong: `refused`, or one of the table below.
- * FMLA_LITTLE_MEMORY: the machine has one page of it.
+ * FMLA_PLANT selects the error of cpu-generic: `refused`, or one of the table below. FMLA_LITTLE_MEMORY:
+ * the machine has one page of memory.
  */
 #include "wrap.h"
 
@@ -18,8 +18,8 @@
 long __real_sysconf(int name);
 long __wrap_sysconf(int name);
 
-/* The last element of a tensor becomes a value, or is off by one; or one bit of the first byte is another. Of `near` a table's
- * inputs know no such rounding, and others may. */
+/* The last element of a tensor becomes a value or is off by one, or one bit of its first byte changes.
+ * Rounding does not explain a `near` error for inputs of the table, but may for others. */
 static const struct {
     const char *name;
     enum operation op;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What bench's bare stream reads, and the batch of fixed length beside a varying one. Where a GPU is, the stream's
- * kernels sum what they read, and every word must have been read once; --gpu: there must be one. Run in a folder where
- * a file may be made.
+ * Tests the vectors read by bench's bare stream, and the fixed-length batch beside a varying one. On a
+ * GPU, the stream's kernels sum what they read, and every word must have been read once; --gpu: there must
+ * be a GPU. Run in a folder where a file may be created.
  */
 #include "../unit/check.h"
 
@@ -20,7 +20,7 @@ static const struct shape shapes[] = {
     {OP_DENSE_DECODE, 8, 1, 64, 3, 3, 576, .page_size = 1, .lengths = ragged},
     {OP_DENSE_DECODE, 3, 2, 100, 1, 1, 576, .page_size = 0}, /* without a block table */
     {OP_DENSE_DECODE, 16, 1, 300, 1, 1, 576, .page_size = 64, .varlen = true},
-    /* the ring goes round a few times */
+    /* The ring wraps a few times. */
     {OP_DENSE_DECODE, 32, 1, 4096, 1, 1, 576, .page_size = 64, .varlen = true},
     {OP_DENSE_DECODE, 16, 1, 4096, 1, 1, 512, .page_size = 64},
     {OP_DENSE_DECODE, 8, 1, 64, 2, 1, 576, .page_size = 17, .format = FMLA_KV_FP8_656, .lengths = ragged},
@@ -36,7 +36,7 @@ static void must(bool good, const struct fault *fault)
     exit(1);
 }
 
-/* Where vector `head` of key t of request r lies, by the table. */
+/* Returns the position of vector `head` of key t of request r, from the table. */
 static int64_t place(const struct call *call, int64_t r, int64_t t, int64_t head)
 {
     const int64_t *cache = call_tensor(call, "kv_cache")->shape;
@@ -45,8 +45,8 @@ static int64_t place(const struct call *call, int64_t r, int64_t t, int64_t head
     return (page * cache[1] + t % cache[1]) * cache[2] + head;
 }
 
-/* The chunks, one vector after the other, are the keys of the requests in their order, and the bytes those of the cache
- * that the floor counts. */
+/* Checks that the chunks, vector by vector, are the keys of the requests in order, and that their bytes
+ * are the cache bytes that the floor counts. */
 static void check_chunks(const struct call *call, uint32_t most)
 {
     const int64_t count = bench_stream_chunks(call, most, NULL), h_kv = call_size(call, DIM_h_kv);
@@ -93,7 +93,8 @@ static void check_fixed(const struct call *call)
     free(fixed);
 }
 
-/* A list of hashes, of which each is its number, and which of them a kernel is told to be of, in the last digits; "": of none. */
+/* A list of hashes, each equal to its index, and the hashes reported for a kernel, by the last digits; "":
+ * none. */
 static const struct {
     const char *file, *target;
 } hashed[] = {
@@ -172,10 +173,10 @@ static void check_code(void)
         CHECK(!bench_report_code("there is no such file", &row, told[i].major, 0, hash), "of no file: %s",
               hash);
     }
-    fmla_capability has = FMLA_INIT(fmla_capability); /* none was forgotten */
+    fmla_capability has = FMLA_INIT(fmla_capability); /* none is missing */
     for (int64_t i = 0; fmla_capabilities((fmla_device){FMLA_DEVICE_CUDA, 0}, i, &has) == FMLA_OK; i++) {
         if (!has.kernel || strncmp(has.operation, "sparse_", 7) != 0) continue;
-        if (!policies[operation_named(has.operation)].work) continue; /* of a plan there are no rows */
+        if (!policies[operation_named(has.operation)].work) continue; /* plans have no rows */
         const struct shape shape = {.op = operation_named(has.operation), .format = FMLA_KV_FP8_656};
         const struct bench_row row = {.shape = &shape, .kernel = has.kernel};
         CHECK(bench_report_code(path, &row, 9, 0, hash), "%s of %s: none", row.kernel, has.operation);
@@ -228,7 +229,7 @@ static void check_on_gpu(const struct call *call, const struct gpu_stream *strea
     uint32_t came = sum_on_gpu(stream, &list);
     CHECK(came == expected, "%s: the sum is %08x, not %08x", stream->bulk ? "bulk copies" : "loads", came,
           expected);
-    /* Without its last chunk the stream must be that much less. */
+    /* Without its last chunk the stream's sum must be smaller by it. */
     struct gpu_stream_chunk last;
     list.count--;
     must(gpu_download(&last, (const struct gpu_stream_chunk *)list.chunks + list.count, sizeof last, &fault),
@@ -240,7 +241,7 @@ static void check_on_gpu(const struct call *call, const struct gpu_stream *strea
     gpu_free(list.chunks), gpu_free(cache);
 }
 
-/* Loads run everywhere, so on compute capability 9 too. */
+/* Loads work everywhere, so they are also tested on compute capability 9. */
 static void open_kernels(struct gpu_stream kernels[2], int *count)
 {
     struct gpu_description gpu;

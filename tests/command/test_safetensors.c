@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tensor files that lie, each refused with its own line; and a round trip. Run in an empty folder: files are
- * made in the current one.
+ * Tests malformed tensor files, each refused with its own line, and a round trip. Run in an empty folder:
+ * files are created in the current one.
  */
 #include "../unit/check.h"
 
@@ -15,7 +15,7 @@
 
 static const char path[] = "hostile.safetensors";
 
-/* A file of a claimed header length, a header, and `data` bytes of zeros. */
+/* Writes a file of a claimed header length, a header, and `data` bytes of zeros. */
 static void put(uint64_t claimed, const char *header, size_t header_bytes, size_t data)
 {
     FILE *file = fopen(path, "wb");
@@ -26,7 +26,7 @@ static void put(uint64_t claimed, const char *header, size_t header_bytes, size_
     if (fclose(file)) abort();
 }
 
-/* The file must be refused with a line that has `part`. */
+/* Checks that the file is refused with a line that contains `part`. */
 static void refused(const char *what, const char *part)
 {
     struct fault fault = {""};
@@ -133,7 +133,7 @@ static void test_no_files(void)
     unlink("pipe");
 }
 
-/* Every cut of a good file is refused, at every length. */
+/* A valid file truncated at any length is refused. */
 static void test_truncation(void)
 {
     static const char good[] = Q("[4]", "[0,16]");

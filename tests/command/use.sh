@@ -25,7 +25,7 @@ good info --json -
 has '"dense_decode"'
 has '"built_with"'
 
-# From a made batch to checked results, in every type and option of make-input.
+# From a generated batch to checked results, with every type and option of make-input.
 good make-input a.safetensors --batch 3 --min-len 1 --max-len 300
 passes a.safetensors --out a.out --repeat 1
 good make-input b.safetensors --seq-lens 0,1,63,64,65,200 --query-tokens 3 --heads 6 --kv-heads 2 --d-qk 512 \
@@ -42,12 +42,12 @@ good run b.safetensors --no-causal --check --batch-invariant --kernel ref --repe
 has '^kernel +ref'
 good make-input empty.safetensors --batch 0
 good run empty.safetensors --check --out empty.out
-# More than the oracle does whole: rows are sampled.
+# More than the oracle computes whole: rows are sampled.
 good make-input big.safetensors --seq-lens 2200,50,1500 --heads 128 --query-tokens 4 --causal
 good run big.safetensors --check --repeat 1
 has '^check +PASS: 64 of 1536 rows'
 
-# Dense decode over caches of bytes, in every format.
+# Dense decode over byte caches, in every format.
 for format in FP8_656 FP8_584 FP8_576; do
     good make-input f.safetensors --cache ${format,,} --seq-lens 0,1,63,64,65,200 --query-tokens 3 --heads 6 --page-size 17 --causal --sink
     has ", 6 heads over 1, d_qk 5(12|76), bf16, $format, causal, sink$"
@@ -61,11 +61,11 @@ for format in FP8_656 FP8_584 FP8_576; do
     good make-input empty.safetensors --cache ${format,,} --batch 0
     passes empty.safetensors --out empty.out
 done
-# The scale of an FP8_576 cache counts: without it the keys are others.
+# The scale of an FP8_576 cache matters: without it the keys differ.
 sed 's/"kv_scale"/"kv_other"/' f.safetensors >c.safetensors
 passes c.safetensors --repeat 1 --out c.out --log-base 2 --lse-empty neg
 cmp -s f.out c.out && wrong 'run does not read kv_scale'
-# FP8 products, of values and of codes.
+# FP8 products, with values and with codes.
 for which in fp8:FP8_656 fp8:FP8_576 codes:FP8_576; do
     products=${which%:*} format=${which#*:}
     type=bf16
@@ -76,7 +76,7 @@ for which in fp8:FP8_656 fp8:FP8_576 codes:FP8_576; do
     has "^q +\[4, 3, 6, 576\] $type, FP8 products, causal, sink$"
     has '^check +PASS: 72 of 72 rows'
 done
-# The scale of codes counts, and products are what the option says.
+# The scale of codes matters, and products follow the option.
 sed 's/"q_scale"/"q_other"/' p.safetensors >c.safetensors
 passes c.safetensors --repeat 1 --out c.out
 cmp -s p.out c.out && wrong 'run does not read q_scale'
@@ -84,7 +84,7 @@ good make-input c.safetensors --cache fp8_576 --seq-lens 0,1,65,200 --heads 6
 passes c.safetensors --repeat 1 --out c.out
 passes c.safetensors --repeat 1 --out p.out --products fp8
 cmp -s p.out c.out && wrong 'run --products fp8 is as bf16'
-# More than the oracle does whole.
+# More than the oracle computes whole.
 good make-input big.safetensors --cache fp8_576 --seq-lens 2200,50,1500 --heads 128 --query-tokens 4 --causal
 good run big.safetensors --check --repeat 1
 has '^check +PASS: 64 of 1536 rows'
@@ -102,11 +102,11 @@ has '^extra cache +\[144, 7, 1, 584\] FP8_584, 90 indices'
 has '^check +PASS: '
 good make-input s.safetensors --op sparse_decode --batch 1 --dtype fp16 --d-qk 512 --topk 4100
 good run s.safetensors --check --kernel cpu-generic --repeat 1
-has '^keys +4096 ' # the rest of the list names none
+has '^keys +4096 ' # the rest of the list is invalid
 good make-input s.safetensors --op sparse_decode --batch 0 --topk 0
 good run s.safetensors --check --out s.out
 
-# Sparse prefill: without pages and with every kind of them.
+# Sparse prefill: without pages and with every kind of page.
 good make-input p.safetensors --op sparse_prefill --query-tokens 5 --seq-len 300 --topk 200 --heads 6 --kv-heads 2 --sink --short-lists
 has '5 tokens, 6 heads over 2, d_qk 576, BF16, 300 keys, 200 indices, sink$'
 good run p.safetensors --check --out p.out --repeat 1 --lse-empty neg --log-base 2
@@ -129,7 +129,7 @@ good make-input p.safetensors --op sparse_prefill --seq-len 0 --topk 3
 good run p.safetensors --check --out p.out
 has '^keys +0 '
 
-# Dense MHA: requests apart, and one after the other.
+# Dense MHA: separate and concatenated requests.
 good make-input m.safetensors --op mha_forward --batch 2 --seq-len 200 --heads 4
 has '^m.safetensors: 2 requests, 400 query tokens, 400 keys, 4 heads over 4, d_qk 192, d_v 128, bf16$'
 good run m.safetensors --check --out m.out --repeat 1
@@ -151,7 +151,7 @@ good run m.safetensors --check --repeat 1
 has '^keys +260 of 5 requests, one after the other; 1538 ' # 3 tokens at each end, 2 heads
 has '^check +PASS: 30 of 30 rows'
 for varlen in '' --varlen; do
-    # More than the oracle does whole, of tokens in the midst of requests, too.
+    # More than the oracle computes whole, including tokens in the middle of requests.
     # shellcheck disable=SC2086 # none, or a word
     good make-input m.safetensors --op mha_forward --batch 3 --seq-len 520 --heads 16 --causal $varlen
     passes m.safetensors --repeat 1
@@ -167,12 +167,12 @@ cp m.safetensors m2.safetensors
 good make-input m.safetensors --op mha_forward --varlen --batch 3 --min-len 1 --max-len 50 --heads 2
 cmp m.safetensors m2.safetensors || wrong 'make-input of mha_forward is not repeatable'
 
-# The same options give the same bytes, another seed others.
+# The same options give the same bytes, another seed gives others.
 good make-input c.safetensors --batch 3 --min-len 1 --max-len 300
 cmp a.safetensors c.safetensors || wrong 'make-input is not repeatable'
 good make-input c.safetensors --batch 3 --min-len 1 --max-len 300 --seed 1
 cmp -s a.safetensors c.safetensors && wrong 'make-input does not read --seed'
-# A result replaces what was there, through a link too.
+# A result replaces the previous file, also through a link.
 ln -s a.out link
 good run a.safetensors --out link --repeat 1
 [ -L link ] || wrong 'a link was replaced by a file'
@@ -202,7 +202,7 @@ grep -q '>The batch has no request: every partition is idle\.<' none.svg || wron
 good plan --seq-lens 0 --partitions 3 --svg zero.svg
 good plan b.safetensors --partitions 4 --json - --svg plan.svg
 has '"lengths":\[0,1,63,64,65,200\]'
-# More bars than stay readable are thinned, and the picture says so; those that are drawn are cut where the plan cuts them.
+# Beyond the readable number of bars only some are drawn, and the picture says so; drawn bars are split where the plan splits them.
 bars() { # bars FILE COUNT: of so many requests there are bars
     checks=$((checks + 1))
     [ "$(grep -o '<title>request [0-9]*' "$1" | sort -u | wc -l)" -eq "$2" ] || wrong "$1 has not $2 bars"
@@ -214,7 +214,7 @@ good plan --batch 1000 --partitions 600 --seed 3 --svg many.svg
 bars many.svg 125
 grep -q '>Bars are thinned: of every 8 requests the longest one is drawn, 125 of 1000\.<' many.svg || wrong 'many.svg does not say that it is thinned'
 grep -q '>Load of each partition: thinned, of every 2 the largest<' many.svg || wrong 'the loads of many.svg do not say that they are thinned'
-lengths=$(seq -s, 1 129) # of every two the second is the longer one
+lengths=$(seq -s, 1 129) # the second of every two is longer
 good plan --seq-lens "$lengths" --partitions 7 --svg odd.svg
 bars odd.svg 65
 checks=$((checks + 1))
@@ -256,7 +256,7 @@ good bench --cache all --repeat 1 --threads 1 --batch 2 --query-tokens 3 --seq-l
 has '^ +2 +100 +3 +8 +1 +576 +bf16 - +cpu-generic '
 has '^ +2 +100 +3 +8 +1 +512 +bf16 FP8_584 +cpu-generic '
 json_lines bytes.jsonl 4
-# Each key is read once, as many bytes as its format has for a token.
+# Each key is read once, with the bytes of its format per token.
 awk '
     function number(name) { return match($0, "\"" name "\":[0-9.e+-]+") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
     function near(a, b) { return a > 0.999 * b && a < 1.001 * b }
@@ -273,7 +273,7 @@ has '^ +1 +256 +1 +16 +1 +576 +fp16 FP8_576 ' # a format has its own sizes
 json_lines bytes.jsonl 3
 good bench --cache all --products all --grid quick --seq-len 64 --repeat 1 --json products.jsonl
 has '^ +1 +64 +1 +16 +1 +576 +bf16 FP8_576,codes +cpu-'
-json_lines products.jsonl 7 # of bf16 four caches, of fp8 two, of codes one
+json_lines products.jsonl 7 # four caches with bf16, two with fp8, one with codes
 [ "$(grep -c '"products":"fp8"' products.jsonl)" = 2 ] || wrong "other products: $(cat products.jsonl)"
 good bench --op merge --grid quick --parts 2,3 --repeat 1 --json merge.jsonl
 has '^ +3 .* cpu-generic '
@@ -332,7 +332,7 @@ has '^ +- +200 +3 +8 +1 +576 +bf16 FP8_656 +cpu-generic .* topk 100$'
 has '^ +- +200 +3 +8 +1 +512 +bf16 FP8_584 +cpu-generic '
 json_lines prefill.jsonl 12
 [ "$(grep -c '"page_size":16' prefill.jsonl)" -eq 8 ] || wrong 'not eight rows have pages of 16'
-# A multiplication and an addition for each head, each of the 100 keys that 3 tokens name, and both head sizes.
+# A multiplication and an addition per head, key (100, named by 3 tokens) and element of both head sizes.
 grep '"h_q":8,.*"d_qk":512,"cache":"BF16","topk":100,' prefill.jsonl | awk '
     function number(name) { return match($0, "\"" name "\":[0-9.e+-]+") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
     { flop = number("tflops") * number("us") * 1e6 / (2 * 3 * 8 * 100 * 1024) }
@@ -346,7 +346,7 @@ good bench --op mha_forward --repeat 1 --threads 1 --batch 2,3 --query-tokens 50
     --d-v 64,128 --dtype fp16 --kernel cpu-generic --json mha.jsonl
 has '^ +3 +70 +50 +6 +2 +128/64 +fp16 causal +cpu-generic '
 json_lines mha.jsonl 8
-# Every score that is seen, of a causal request of 50 tokens 50 · 70 - 50 · 49 / 2 a head.
+# Every visible score: for a causal request of 50 tokens 50 · 70 - 50 · 49 / 2 per head.
 grep '"b":2,.*"d_v":64,' mha.jsonl | awk '
     function number(name) { return match($0, "\"" name "\":[0-9.e+-]+") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
     { scores = 2 * 6 * (/"causal":true/ ? 2275 : 3500) }
@@ -358,7 +358,7 @@ export FLASHMLA_KERNEL=cpu-generic
 good bench --grid quick --repeat 1 --seq-len 64
 has ' cpu-generic +[0-9.]'
 unset FLASHMLA_KERNEL
-# A kernel does not take every type: such a row is told, the others are timed.
+# A kernel may not support every type: such a row is reported, the others are timed.
 if "$flashmla" info | grep -Eq '^cpu +dense_decode +cpu-avx512bf16 .* yes$'; then
     good bench --grid quick --repeat 1 --seq-len 64 --kernel cpu-avx512bf16 --dtype both
     has 'skipped: dense_decode: .* takes bf16'

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * For a flashmla of the tests' own in which ld's --wrap puts functions in the place of the library's: each calls around(),
- * of the file that includes this, with the library's function.
+ * For a flashmla for tests in which ld's --wrap replaces the library's functions: each calls around(),
+ * which the including file defines, with the library's function.
  */
 #ifndef TESTS_COMMAND_WRAP_H
 #define TESTS_COMMAND_WRAP_H
@@ -24,7 +24,7 @@ static fmla_status around(enum operation op, const void *args, real_function *re
     }
 #include "operations.def"
 
-/* The tensor that the member of an argument struct is; NULL if it is not there. */
+/* Returns the tensor that a member of an argument struct points to; NULL if absent. */
 static inline const fmla_tensor *wrapped_tensor(const void *args, const struct member *member)
 {
     return *(fmla_tensor *const *)((const char *)args + member->offset);

@@ -9,7 +9,7 @@ export flashmla=$1
 good make-input batch.safetensors --seq-lens 5,70 --heads 2
 good make-input bytes.safetensors --cache fp8_576 --seq-lens 5,70 --heads 2
 
-# The same program without a plant: what fails below fails because of the plant.
+# The same program without a plant succeeds: failures below are due to the plant.
 unset FMLA_PLANT
 good verify
 has '^ok +dense_decode +cpu-generic '
@@ -60,7 +60,7 @@ for plant in 'prefill-out 1 values of out and 0 of lse' 'prefill-lse 0 values of
     has '^check +FAIL: '
 done
 for varlen in '' --varlen; do
-    # More rows than the oracle does whole: the last one is among those that it does.
+    # More rows than the oracle computes whole: the last one is among those it computes.
     # shellcheck disable=SC2086 # none, or a word
     good make-input mha.safetensors --op mha_forward --batch 1 --seq-len 900 --causal $varlen
     for plant in 'mha-out 1 values of out and 0 of lse' 'mha-lse 0 values of out and 1 of lse'; do
@@ -70,8 +70,8 @@ for varlen in '' --varlen; do
     done
 done
 
-# Two keys of ±64 whose sums cancel: what rounding is relative to is much larger than what is left (docs/semantics.md,
-# "Tolerances"). There is room for it, in inputs like these and not in those above, and for no more.
+# Two keys of ±64 whose sums cancel: rounding is relative to terms much larger than the result (docs/semantics.md,
+# "Tolerances"). The tolerance allows that error, in inputs like these but not in those above, and no more.
 many() { # many COUNT OCTAL…: these bytes so many times
     local i
     for ((i = $1; i > 0; i--)); do printf '%b' "$2"; done
@@ -90,8 +90,8 @@ cancels() { # cancels FILE Q KEYS "NAME":{"dtype":"I32","shape":… BYTES: shape
 cancels dense '[1,1,1,576]' '"kv_cache":{"dtype":"BF16","shape":[1,2,1,576]' '"seqlens":{"dtype":"I32","shape":[1],"data_offsets":[3456,3460' '\02\0\0\0'
 cancels sparse '[1,1,1,576]' '"kv_cache":{"dtype":"BF16","shape":[1,2,1,576]' '"indices":{"dtype":"I32","shape":[1,1,2],"data_offsets":[3456,3464' '\01\0\0\0\0\0\0\0'
 cancels prefill '[1,1,576]' '"kv":{"dtype":"BF16","shape":[2,1,576]' '"indices":{"dtype":"I32","shape":[1,1,2],"data_offsets":[3456,3464' '\01\0\0\0\0\0\0\0'
-# Of dense MHA values are tensors of their own: of ±64 in one file, of ±1 in another; and in one of two requests one after the
-# other, the first without a key.
+# In dense MHA values are separate tensors: ±64 in one file, ±1 in another; and in one file there are two concatenated
+# requests, the first without a key.
 bf16() { # bf16 NAME SHAPE BEGIN END
     echo -n "\"$1\":{\"dtype\":\"BF16\",\"shape\":[$2],\"data_offsets\":[$3,$4]}"
 }

@@ -9,7 +9,7 @@
 
 enum { DEPTH = 32, NAME = 32, TAG = 4096 };
 
-/* Are all quotes of a tag closed, and all its '<' and '&' outside? */
+/* Returns true if all quotes of a tag are closed and no '<' or '&' is inside. */
 static int tag_is_sound(const char *tag)
 {
     int quotes = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the fuzz targets share: bytes as choices, and how a broken promise ends the process. A target is the one function
- * that libFuzzer calls; replay.c calls it in builds without libFuzzer.
+ * Shared by the fuzz targets: bytes as choices, and aborting on a broken promise. A target is the one
+ * function that libFuzzer calls; replay.c calls it in builds without libFuzzer.
  */
 #ifndef FMLA_FUZZ_H
 #define FMLA_FUZZ_H
@@ -15,7 +15,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* An input, read from the front; past its end there are zeros. */
+/* An input, read from the front; zeros past its end. */
 struct bytes {
     const uint8_t *at;
     size_t left;
@@ -28,7 +28,7 @@ static inline uint32_t take(struct bytes *bytes)
     return *bytes->at++;
 }
 
-/* In [0, count), count ≤ 256. */
+/* Returns a choice in [0, count), count ≤ 256. */
 static inline uint32_t choose(struct bytes *bytes, uint32_t count)
 {
     return take(bytes) % count;
@@ -41,14 +41,14 @@ static inline uint32_t take32(struct bytes *bytes)
     return value;
 }
 
-/* A loop of one worker: a decode runs in the thread that asks, and an input does the same every time. */
+/* A loop with one worker: decode runs in the calling thread, so an input always does the same. */
 static inline void in_order(void *pool, int64_t count, fmla_task task, void *task_data)
 {
     (void)pool;
     for (int64_t i = 0; i < count; i++) task(task_data, i, 0);
 }
 
-/* Also in builds with NDEBUG. abort() is what libFuzzer takes for a finding. */
+/* Also active with NDEBUG. libFuzzer takes abort() for a finding. */
 #define PROMISE(condition, ...)                                                                              \
     do {                                                                                                     \
         if (!(condition)) {                                                                                  \
@@ -59,7 +59,7 @@ static inline void in_order(void *pool, int64_t count, fmla_task task, void *tas
         }                                                                                                    \
     } while (0)
 
-/* Memory of exactly that many bytes, so that AddressSanitizer sees the first one outside. */
+/* Returns memory of exactly that many bytes, so that AddressSanitizer detects the first byte outside. */
 static inline void *exactly(size_t bytes)
 {
     void *memory = NULL;

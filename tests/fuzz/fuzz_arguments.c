@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Argument checks. A small good call of any operation is made by its descriptor, then spoiled in a few places by hostile values.
- * Every tensor that could be real is: it has exactly the memory that it spans. One that is too large for that has no data, and
- * must be refused. So a call is refused in words and writes nothing, or it runs, and writes its elements and nothing else.
+ * Fuzzes argument checks. A small valid call of any operation is made from its descriptor, then spoiled in
+ * a few places by hostile values. Every tensor that can be real is real: it has exactly the memory that it
+ * spans. A tensor too large for that has no data and must be refused. So a call is refused with a message
+ * and writes nothing, or it runs and writes only its elements.
  */
 #include "../unit/described.h"
 #include "../unit/tensors.h"
@@ -20,7 +21,7 @@ struct made {
     bool present, output;
 };
 
-/* Small, or near a power of two, of either sign. */
+/* Returns a small number or one near a power of two, of either sign. */
 static int64_t any(struct bytes *in)
 {
     static const uint8_t powers[16] = {0, 1, 3, 6, 9, 12, 16, 30, 31, 32, 40, 60, 61, 62, 63, 63};
@@ -53,7 +54,7 @@ static void spoil_tensor(struct bytes *in, struct made *t)
     case 6: t->of.tensor.dtype.bits = (uint8_t)take(in), t->of.tensor.dtype.code = (uint8_t)take(in); break;
     case 7: t->of.tensor.ndim = choose(in, 4) ? (int32_t)choose(in, MOST_DIMS + 1) : (int32_t)any(in); break;
     case 8: t->of.tensor.byte_offset = take(in); break;
-    case 9: /* no GPU that is there: it would be given host memory */
+    case 9: /* no existing GPU: it would be given host memory */
         t->of.tensor.device.device_type = (int32_t)choose(in, 5),
         t->of.tensor.device.id = (int32_t)any(in) | 64;
         break;
@@ -62,8 +63,8 @@ static void spoil_tensor(struct bytes *in, struct made *t)
     }
 }
 
-/* The bytes from the first element to past the last; more than MOST_BYTES for whatever shall have no memory. Wide
- * arithmetic instead of the library's checks of overflow. */
+/* Returns the bytes from the first element to past the last; more than MOST_BYTES for a tensor that is to
+ * have no memory. Uses wide arithmetic instead of the library's overflow checks. */
 static size_t span_of(const struct made *t)
 {
     const fmla_tensor *tensor = &t->of.tensor;
@@ -117,7 +118,8 @@ static void clear_elements(const struct made *t, uint8_t *at, int dim)
         clear_elements(t, at + (i ? i * stride : 0) * element, dim + 1);
 }
 
-/* After the call: inputs are as they were; so are outputs where the call was refused, and else outside their elements. */
+/* Checks after the call: inputs are unchanged; so are outputs if the call was refused, else outside their
+ * elements. */
 static void check_memory(struct made *t, fmla_status status)
 {
     if (!t->memory) {
@@ -141,7 +143,7 @@ static void check_status(fmla_status status, const char *operation)
 
 /* ---- The call ------------------------------------------------------------------------------- */
 
-/* An argument struct, in memory of its claimed size as long as that can be meant. */
+/* Copies an argument struct into memory of its claimed size, if that size is plausible. */
 static void *hand_over(struct bytes *in, void *args, size_t size)
 {
     uint8_t *copy = exactly(size + 5000);
@@ -163,8 +165,8 @@ static const char *any_kernel(struct bytes *in)
     return kernels[choose(in, 8)];
 }
 
-/* Memory full of garbage, whose first byte outside AddressSanitizer sees. One block for all inputs: pages that the system
- * gives anew for each cost more than the call. */
+/* Returns memory full of garbage with AddressSanitizer watching the first byte outside. One block for all
+ * inputs: new pages from the system for each would cost more than the call. */
 static void *garbage(size_t bytes)
 {
     static uint8_t *block;
@@ -187,7 +189,7 @@ struct call {
     uint8_t *args;
 };
 
-/* What every name may be at first, from `least` on. */
+/* The initial range of every dimension, from `least` on. */
 static const struct {
     uint16_t least, count;
 } small[DIMENSIONS] = DESIGNATED(
@@ -198,7 +200,7 @@ static const struct {
     [DIM_d_qk] = {1, 8}, [DIM_rope] = {64, 1}, [DIM_normed] = {512, 1}, [DIM_turned] = {64, 1},
     [DIM_max_positions] = {1, 3}, [DIM_fields] = {FMLA_PARTITION_FIELDS, 1});
 
-/* Dense MHA has any number of tokens and keys, none too, and its own sizes of values. */
+/* Dense MHA has any number of tokens and keys, including none, and its own sizes of values. */
 static void draw_mha(struct bytes *in, int64_t size[DIMENSIONS], bool any_size)
 {
     size[DIM_s_q] = choose(in, 5), size[DIM_s_k] = choose(in, 9);
@@ -207,21 +209,21 @@ static void draw_mha(struct bytes *in, int64_t size[DIMENSIONS], bool any_size)
     size[DIM_d_v] = any_size ? 1 + choose(in, 40) : 64 * (1 + choose(in, 2));
 }
 
-/* A format of bytes up to `last`; where lists name keys, all but one. */
+/* Returns a byte format up to `last`; where lists name keys, all but one. */
 static int32_t any_of_bytes(struct bytes *in, int32_t last)
 {
     const int32_t format = FMLA_KV_FP8_656 + (int32_t)choose(in, (uint32_t)(last - FMLA_KV_FP8_656 + 1));
     return format == FMLA_KV_FP8_576 ? FMLA_KV_FP8_584 : format;
 }
 
-/* A format that keys of an extra cache may have: now and then another one than the first cache's. */
+/* Draws a format for the extra cache: occasionally another one than the first cache's. */
 static void draw_second_format(struct bytes *in, struct call *c)
 {
     struct layout *l = &c->layout;
     const struct member *const m = described_kind(c->operation, MEMBER_SECOND_FORMAT);
     if (!m) return;
     int32_t *const second = (int32_t *)(void *)((char *)c->args + m->offset);
-    if (m->low) l->extra_format = *second = l->format; /* it is always named */
+    if (m->low) l->extra_format = *second = l->format; /* always named */
     if (choose(in, 2)) return;
     const int32_t extra =
         m->low ? 1 + (int32_t)choose(in, FMLA_KV_FP8_528_F32) : any_of_bytes(in, FMLA_KV_FP8_528_F32);
@@ -230,7 +232,7 @@ static void draw_second_format(struct bytes *in, struct call *c)
     l->extra_format = *second = extra;
 }
 
-/* Sizes and types that go together. */
+/* Draws consistent sizes and types. */
 static void draw_layout(struct bytes *in, struct call *c, bool any_size)
 {
     struct layout *l = &c->layout;
@@ -276,7 +278,7 @@ static void draw_layout(struct bytes *in, struct call *c, bool any_size)
     draw_second_format(in, c);
 }
 
-/* Tensors that come together or not at all. */
+/* Leaves out tensors, in groups that come together. */
 static void leave_out(struct bytes *in, struct call *c)
 {
     const uint32_t given = choose(in, 16);
@@ -296,7 +298,7 @@ static void leave_out(struct bytes *in, struct call *c)
         else if (m->allowed & ALLOW_NULL)
             t->present = tables ? given % 4 == 3 : choose(in, 2);
         if (tables && t->present)
-            *(int32_t *)option_at(c->operation, c->args, "num_partitions") = 0; /* their rows say it */
+            *(int32_t *)option_at(c->operation, c->args, "num_partitions") = 0; /* their rows give it */
         if (!strcmp(m->name, "rope") && t->present)
             c->tensors[0].of.shape[1] -= 64, c->tensors[0].of.strides[0] -= 64;
     }
@@ -337,7 +339,7 @@ static void spoil_member(struct bytes *in, struct call *c, const struct member *
     case MEMBER_WIDE: memcpy(at, &value, sizeof value); break;
     case MEMBER_REAL: memcpy(at, &real, sizeof real); break;
     case MEMBER_DEVICE: *(fmla_device *)at = (fmla_device){(int32_t)choose(in, 5), (int32_t)value}; break;
-    case MEMBER_POINTER: /* of plans: what is none */
+    case MEMBER_POINTER: /* for plans: something that is not a plan */
         if (strcmp(m->name, "plan") != 0 || described_is_plan(c->operation)) break;
         *(void **)at = c->tensors;
         *(size_t *)option_at(c->operation, c->args, "plan_size") = (size_t)value % sizeof c->tensors;
@@ -360,8 +362,8 @@ static void spoil(struct bytes *in, struct call *c)
     }
 }
 
-/* Rows of anything, but for where the last one ends: else all calls would be refused for that. Slots of the cache as a rule, for
- * anything else is refused at once. */
+/* Fills in arbitrary rows, except the end of the last one: otherwise all calls would be refused for that.
+ * Slots are mostly of the cache, since others are refused at once. */
 static void put_sense(struct bytes *in, const struct call *c, const struct member *m, struct made *t)
 {
     const int32_t last = (int32_t)c->layout.size[DIM_b] - 1;
@@ -377,7 +379,7 @@ static void put_sense(struct bytes *in, const struct call *c, const struct membe
     memcpy(t->before, t->memory, t->bytes);
 }
 
-/* Questions first; returns the bytes that the call is given. */
+/* Makes the queries first; returns the bytes that the call is given. */
 static size_t ask(enum operation operation, const void *args, bool *asked)
 {
     struct answer answer[QUESTIONS] = {0};

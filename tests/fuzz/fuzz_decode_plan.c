@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Plans as decode reads them. With a plan for other lengths every key counts once; with a damaged one decode stays within
- * its memory. Slow, since every input computes.
+ * Fuzzes plans as decode reads them. With a plan for other lengths every key counts once; with a damaged
+ * one decode stays within its memory. Slow, because every input computes.
  */
 #include "../unit/tensors.h"
 #include "fuzz.h"
@@ -13,8 +13,8 @@
 
 enum { MOST_REQUESTS = 4 };
 
-/* A decode in which every key counts the same: q is 0, K is 1 everywhere. So lse = ln(keys) and out = 1. By the plan, or by its
- * tables, each in memory of its own. */
+/* Runs a decode in which all keys have equal weight: q is 0, K is 1 everywhere. So lse = ln(keys) and out
+ * = 1. With the plan, or with its tables, each in its own memory. */
 static void decode(struct bytes *in, void *plan, size_t plan_size, int64_t b, int32_t partitions,
                    bool in_tables, bool damaged)
 {
@@ -63,7 +63,7 @@ static void decode(struct bytes *in, void *plan, size_t plan_size, int64_t b, in
     free(lengths), free(out), free(lse), free(rows), free(splits);
 }
 
-/* Values that a field of a plan may be bent to. */
+/* Returns a damaged value for a field of a plan. */
 static int32_t bent(struct bytes *in, int32_t was)
 {
     static const int32_t ends[] = {0, 1, -1, 2, INT32_MAX, INT32_MIN};
@@ -101,7 +101,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     const size_t bytes = plan_bytes(b, partitions);
     void *plan = exactly(bytes);
-    const struct plan_costs costs = {what >> 4 & 1, 1}; /* or none */
+    const struct plan_costs costs = {what >> 4 & 1, 1}; /* or no costs */
     plan_build(plan_tables_of(plan, partitions), b, (struct plan_topk){.topk = capacity, .length = lengths},
                costs);
     if (damaged) damage(&in, plan, bytes);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * The planner: every block of keys in one partition, once and in order, whatever the lengths and costs. What decoding makes of a
- * plan is asked in fuzz_decode_plan.c, since arithmetic is dear beside planning.
+ * Fuzzes the planner: every block of keys is in one partition, once and in order, for all lengths and
+ * costs. fuzz_decode_plan.c tests decoding with plans, because its arithmetic is slow compared with
+ * planning.
  */
 #include "../unit/plan_walk.h"
 #include "fuzz.h"
 
-/* By costs: the default plan, or another that covers the keys as well and has no request in more parts than there are
- * partitions for each. */
+/* Checks the plan by costs: the default plan, or another that also covers the keys and splits no request
+ * into more parts than there are partitions for each. */
 static void check_by_costs(struct bytes *in, const struct batch *batch)
 {
     static const int32_t tiles[] = {1, 2, 4, INT32_MAX, 0};
@@ -39,7 +40,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int32_t *lengths = exactly((size_t)b * sizeof *lengths + 4);
     for (int64_t r = 0; r < b; r++)
         lengths[r] = what & 16            ? (int32_t)take32(&in)
-                     : what & 32 && r > 0 ? lengths[r - 1] /* the same for all */
+                     : what & 32 && r > 0 ? lengths[r - 1] /* the same as the previous one */
                                           : (int32_t)(take(&in) << (what >> 1 & 7));
     const struct batch batch = {"fuzzed", b, partitions, capacity, lengths};
     run(&batch, NULL);

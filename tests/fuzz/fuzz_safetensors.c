@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The reader of tensor files. The first byte says how the rest is a file: as it is, or as the header of one, whose length
- * and data are then added, since a mutation seldom keeps a length right.
+ * Fuzzes the reader of tensor files. The first byte selects how the rest becomes a file: unchanged, or as
+ * the header of one, whose length and data are then added, since a mutation rarely keeps a length right.
  */
 #define _GNU_SOURCE /* memfd_create */
 #include "fuzz.h"
@@ -35,10 +35,10 @@ static void make_file(int fd, const uint8_t *data, size_t size)
     }
 }
 
-/* Where what is read goes, so that reading is not optimised away. */
+/* Receives what is read, so that reads are not optimised away. */
 static volatile unsigned sink;
 
-/* Reads every byte and every number, and holds the tensors to what the reader promises of them. */
+/* Reads every byte and every number, and checks the reader's promises about the tensors. */
 static void walk(const struct safetensors_file *file)
 {
     uint64_t covered = 0;

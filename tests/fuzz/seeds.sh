@@ -30,9 +30,9 @@ HEADERS
             # shellcheck disable=SC2059 # the format is the byte
             { printf "\\0$i"; printf '\000\001\002\001\003\001\004\001\005\001\001\001\001\001\001\001\001\001\001\001'; } >"$folder/$i"
         done
-        # No parts, and strides that were multiplied nevertheless: once a signed overflow.
+        # No parts, but strides that were multiplied all the same: once a signed overflow.
         base64 -d >"$folder/no-parts" <<<'BgECAAEAAAAAAAAAAAAAAAAAAAACAwMCAgAAAAEBAQAAAgFNAA=='
-        # One page, whose stride was multiplied nevertheless: the same.
+        # One page, whose stride was multiplied all the same: likewise.
         base64 -d >"$folder/one-page" <<<'CHH/dLkBATMzM3S5AQEzMzMzMwAAQgOmAACoAf8B/zMzAABCA6YAAKgB/wH/bQ=='
         ;;
     fuzz_plan)
@@ -44,7 +44,7 @@ HEADERS
         done
         ;;
     fuzz_decode_plan)
-        # A damaged plan of one partition that says that it goes on from the one before: once a write past the workspace.
+        # A damaged plan of one partition that claims to continue the previous one: once a write past the workspace.
         printf '\361\001\000\000\005\000\000\004\001\000\007\310\000\000' >"$folder/begins-with-a-split"
         for i in 000 001 360 361 377; do
             # shellcheck disable=SC2059

@@ -10,7 +10,7 @@ trap 'rm -rf "$folder"' EXIT
 target=$(basename "$program")
 bash "$here/seeds.sh" "$folder" "$target"
 mkdir -p fuzz-findings
-# Freed memory is watched for longer than an execution lasts, and is warm when it is taken again: that doubles the pace.
+# Freed memory stays in quarantine longer than an execution lasts, and is warm when reused: that doubles the speed.
 export ASAN_OPTIONS=quarantine_size_mb=4
 options=(-seed=1 -runs="$2" -max_total_time="${3:-10}" -max_len=400 -rss_limit_mb=2048 -timeout=10
     -artifact_prefix=fuzz-findings/ -print_final_stats=1 -verbosity=0)

@@ -28,7 +28,7 @@ awk '
     }' "$header" | sort >"$work/declared"
 [ -s "$work/declared" ] || fail "no FMLA_API declaration found in $header"
 
-# nm's second column: letters in upper case are global. Data would be seen here too; the library exports none.
+# nm's second column: upper-case letters are global. Data would show here too; the library exports none.
 symbols() { nm "$@" | awk 'NF == 3 { print $3 }' | sort -u; }
 symbols -D --defined-only "$shared" >"$work/shared"
 symbols -g --defined-only "$static" >"$work/static"
@@ -42,14 +42,14 @@ for kind in shared static; do
     fi
 done
 
-# One major version is one interface; while it is 0, one minor version is.
+# A major version is one interface; while it is 0, a minor version is.
 version() { sed -n "s/^#define FMLA_VERSION_$1 \([0-9]*\)$/\1/p" "$header"; }
 interface=$(version MAJOR)
 [ "$interface" != 0 ] || interface=0.$(version MINOR)
 soname=$(readelf -d "$shared" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
 [ "$soname" = "libflashmla.so.$interface" ] || fail "soname is '$soname', must be 'libflashmla.so.$interface'"
 
-# Whoever loads the library must not be asked for an executable stack.
+# Loading the library must not require an executable stack.
 if readelf -lW "$shared" | grep -q 'GNU_STACK.*RWE'; then fail 'the shared library asks for an executable stack'; fi
 
 [ "$bad" -eq 0 ] && echo "$(wc -l <"$work/declared") functions, soname $soname"

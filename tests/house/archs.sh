@@ -41,7 +41,7 @@ archs 'machine code for 80 86 89 90, PTX 90' '9.0\n'
 archs 'machine code for 80 90a, PTX 80' '' $package
 archs 'machine code for 90, PTX 90' '9.0\n9.0\n' $package
 archs 'machine code for 86 90, PTX 90' '9.0\n7.5\n8.6\n' $package
-archs 'machine code for 80 90a, PTX 80' '7.5\n12.0\n' $package                # too old, and later than this nvcc
+archs 'machine code for 80 90a, PTX 80' '7.5\n12.0\n' $package                # too old, and newer than this nvcc
 archs 'machine code for 80 90a, PTX 80' 'Failed to initialize NVML\n' $package # no driver
 archs 'machine code for 80 86 89 90, PTX 90' '9.0\n' $package -DFMLA_CUDA_ARCHS=all
 archs 'machine code for 89, PTX 89' '9.0\n' $package '-DFMLA_CUDA_ARCHS=89'
@@ -49,7 +49,7 @@ archs 'machine code for 80 90a, PTX 80' '9.0\n' $package '-DFMLA_CUDA_ARCHS=80;9
 archs 'machine code for 90, PTX 90' '9.0\n' -DFMLA_PYTHON=OFF -DFMLA_CUDA_ARCHS=native
 archs 'FMLA_CUDA_ARCHS: 75: must be native, all, or of 80 and above' '' '-DFMLA_CUDA_ARCHS=75'
 archs 'FMLA_CUDA_ARCHS: hopper: must be native, all, or of 80 and above' '' '-DFMLA_CUDA_ARCHS=hopper'
-# The environment says what the first configuration of a folder takes.
+# The environment sets the architectures of a folder's first configuration.
 rm -rf "$work/build"
 FMLA_CUDA_ARCHS='80;86' archs 'machine code for 80 86, PTX 86' '9.0\n' $package
 exit $bad

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * src/cuda/driver.h declares what cuda.h declares: numbers, layouts, and every entry with its parameters. Nothing runs
- * here: it compiles or it does not.
+ * Checks that src/cuda/driver.h matches cuda.h: numbers, layouts, and every entry with its parameters.
+ * Nothing runs here: it compiles or it does not.
  */
 #include <cuda.h>
 
@@ -59,8 +59,9 @@ CONFIG(attributes, attrs);
 CONFIG(num_attributes, numAttrs);
 _Static_assert(sizeof(struct cu_launch_config) == sizeof(CUlaunchConfig), "size of CUlaunchConfig");
 
-/* Handles are the driver's own types, and its enumerations are unsigned: the types of the entries are the same, but for
- * the launch, whose configuration is compared above. cuda.h's macros make `name` the version that is current. */
+/* Handles have the driver's own types, and its enumerations are unsigned, so the types of the entries are
+ * equal, except for the launch, whose configuration is compared above. cuda.h's macros make `name` the
+ * current version. */
 typedef CUresult launch_entry(const CUlaunchConfig *, CUfunction, void **, void **);
 #define ENTRY(member, name, ...)                                                                             \
     _Static_assert(                                                                                          \
@@ -70,7 +71,7 @@ typedef CUresult launch_entry(const CUlaunchConfig *, CUfunction, void **, void 
 CUDA_DRIVER_ENTRIES(ENTRY)
 #undef ENTRY
 
-/* … and is the one whose name is asked for: a version that came later would carry another. */
+/* The name must be the one that is looked up: a later version would have another name. */
 #define TEXT(name)           #name
 #define VALUE(name)          TEXT(name)
 #define CURRENT(name, asked) _Static_assert(sizeof(VALUE(name)) == sizeof(asked), VALUE(name) " is current")

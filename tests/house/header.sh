@@ -12,8 +12,8 @@ strict=(-pedantic -Wall -Wextra -Werror -Wmissing-field-initializers -fsyntax-on
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# A user of every struct that FMLA_INIT is for: as initialiser, in an assignment, and in an expression. Before them, that
-# FMLA_VERSION is a number for #if, and that the types of enumerations are int32_t to the letter.
+# Writes a use of every struct that FMLA_INIT supports: as initialiser, in an assignment, and in an expression. Before them,
+# checks that FMLA_VERSION is a number for #if, and that the types of enumerations are exactly int32_t.
 write_user() {
     echo '#include <flashmla/flashmla.h>'
     echo '#include <flashmla/flashmla.h>' # the guard works
@@ -35,7 +35,7 @@ write_user() {
     fi
 }
 
-# Sets cxx to a compiler of C++17, or skips the check.
+# Sets cxx to a C++17 compiler, or skips the check.
 find_cxx() {
     for cxx in ${CXX:-} g++ clang++ c++; do
         if echo 'int x;' | "$cxx" -x c++ -std=c++17 -fsyntax-only - 2>/dev/null; then return; fi
@@ -44,8 +44,8 @@ find_cxx() {
     exit 77
 }
 
-# no_symbols SOURCE INCLUDE: its object, with what is inline and not used left in, defines no symbol that another object
-# could see or share: neither a global (upper-case letters of nm) nor a weak one (v, w) nor a unique one (u).
+# no_symbols SOURCE INCLUDE: the object, with unused inline functions kept, defines no symbol that another object could see or
+# share: neither a global (upper-case letters of nm) nor a weak one (v, w) nor a unique one (u).
 no_symbols() {
     "$cxx" -std=c++17 -O0 -Dinline='__attribute__((used)) inline' -c -I "$2" -o "$work/object.o" "$1" || exit 1
     nm --defined-only "$work/object.o" | awk '$2 ~ /^[A-Zuvw]$/ { print $2, $3; bad = 1 } END { exit bad }'
@@ -61,7 +61,7 @@ c++17)
     find_cxx
     write_user >"$work/user.cpp"
     "$cxx" -std=c++17 "${strict[@]}" "$work/user.cpp"
-    # Uses in functions of internal linkage: what is global then comes from the header.
+    # All uses are in functions of internal linkage: any global symbol comes from the header.
     write_user | sed 's/^size_t use_/static &/' >"$work/symbols.cpp"
     if ! no_symbols "$work/symbols.cpp" "$root/include"; then
         echo '^ symbols that every C++ object with the header in it defines' >&2
@@ -105,7 +105,7 @@ driver)
     fi
     compare() { "${cc[@]}" -std=gnu11 -Wall -Wextra -Werror -fsyntax-only -isystem "$folder" "$1/tests/house/driver.c"; }
     compare "$root"
-    # A difference of any kind must be noticed.
+    # Every kind of difference must be detected.
     mkdir -p "$work/src/cuda" "$work/tests/house"
     cp driver.c "$work/tests/house/"
     while IFS= read -r edit; do

@@ -5,8 +5,8 @@
 # one. Prints one line for every include that is against it, and for every circle.
 set -euo pipefail
 
-# Who may include whom: of the lines whose two patterns fit, from the first character on, the last one holds. `own` is the folder
-# that one is in: of src/ and tests/ one below them.
+# Who may include whom: of the lines whose two patterns match from the first character on, the last one applies. `own` is the
+# including file's folder; in src/ and tests/, one level below them.
 rules=$(cat <<'RULES'
 - .                                   .
 + .                                   include/
@@ -46,9 +46,9 @@ check() {
         cd "$root"
         find include src support tools python tests bench examples -type f \
             \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.def' -o -name '*.cpp' \) \
-            2>/dev/null | LC_ALL=C sort || true # not every room is there yet
+            2>/dev/null | LC_ALL=C sort || true # not every folder exists yet
     ) | awk -v root="$root" -v rules="$rules" '
-        # Path of an include as it is written, from the folder of the file that has it.
+        # The path of an include as written, relative to the folder of the including file.
         function normal(path,    part, n, i, out, depth) {
             n = split(path, part, "/")
             depth = 0
@@ -69,7 +69,7 @@ check() {
             return part[1]
         }
         function stem(path) { sub(/\.[^.\/]*$/, "", path); return path }
-        # Is there a way from a stem back to where the search began? Of all that were seen, none leads there.
+        # Is there a path from a stem back to the start of the search? None of the visited stems has one.
         function leads(at, home,    next_, n, i) {
             n = split(uses[at], next_, " ")
             for (i = 1; i <= n; i++) {
@@ -139,7 +139,7 @@ check() {
         }'
 }
 
-# Each planted line must turn the check red, and the same tree without it green.
+# The check must fail with each planted line, and pass for the same tree without it.
 self_test() {
     local tree planted=0
     tree=$(mktemp -d)

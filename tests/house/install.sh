@@ -14,11 +14,11 @@ fail() {
     exit 1
 }
 
-# A space in the name, for nobody promises that there is none.
+# A space in the name, since paths may contain one.
 prefix="$work/a prefix"
 cp "$source/tests/house/outside.c" "$work/main.c"
 cd "$work" # nothing below may look into the source tree
-# A component of its own, the default one, leaves CMake's list of what was really installed alone.
+# Installing a component, the default one, leaves CMake's list of installed files alone.
 cmake --install "$build" --prefix "$prefix" --component Unspecified >"$work/log" || { cat "$work/log"; exit 1; }
 
 # ---- What lies there ---------------------------------------------------------------------------------------------
@@ -27,7 +27,7 @@ pc=$(find "$prefix" -name flashmla.pc)
 libdir=$(dirname "$(dirname "$pc")")
 version() { sed -n "s/^#define FMLA_VERSION_$1 \([0-9]*\)$/\1/p" "$prefix/include/flashmla/flashmla.h"; }
 major=$(version MAJOR) minor=$(version MINOR)
-interface=$major # what is compatible; while the major version is 0, one minor version alone
+interface=$major # the compatible version: while the major version is 0, only one minor version
 [ "$major" != 0 ] || interface=0.$minor
 [ -f "$libdir/libflashmla.a" ] || fail 'no libflashmla.a'
 [ "$(readlink "$libdir/libflashmla.so")" = "libflashmla.so.$interface" ] || fail 'libflashmla.so does not lead to the soname'
@@ -39,8 +39,8 @@ done
 if grep -rlF -e "$source" -e "$build" "$prefix"; then fail '^ names the folder that it was built from'; fi
 if grep -rlF -e "$work" "$prefix"; then fail '^ names the prefix, and could not be moved'; fi
 
-# Help in the words of the command, for man and for shells, and the licence. A build with sanitizers or for another machine
-# has no help to install; the tests of the command hold what it says to the options.
+# The command's help for man and for shells, and the licence. A build with sanitizers or for another machine has no help to
+# install; the tests of the command compare the help with the options.
 cmp "$source/LICENSE" "$prefix/share/doc/flashmla/LICENSE" || fail 'no licence'
 declare -A help=([man]=share/man/man1/flashmla.1 [bash]=share/bash-completion/completions/flashmla
     [zsh]=share/zsh/site-functions/_flashmla)
@@ -72,7 +72,7 @@ if [[ " ${words[*]} " != *' -lflashmla ' || " ${words[*]/-lflashmla/} " == *' -l
     fail "users of the shared library are asked to link ${words[*]}"
 fi
 
-# With both libraries in one folder, the archive is taken by name; -static takes it too, and libc's with it.
+# With both libraries in one folder, the archive is selected by name; -static also selects it, together with libc's.
 echo '== pkg-config, static'
 flags --static --cflags --libs
 "${cc[@]}" -std=c11 main.c "${words[@]/#-lflashmla/-l:libflashmla.a}" -o program

@@ -76,7 +76,7 @@ self_test() {
         fi
     }
     green ''
-    green 's/^\(any\|sm80\)\(.*\) sm_90a/\1\2 sm_90/' # the portable ones for every 9.x
+    green 's/^\(any\|sm80\)\(.*\) sm_90a/\1\2 sm_90/' # portable kernels for every 9.x
     green '/sm_90a/d'                                 # a build without 9.0
     red 's/decode_bf16 sm_80 255 0/decode_bf16 sm_80 255 8/' report
     red 's/merge sm_90a 40 0 0/merge sm_90a 40 0 4/' report
@@ -87,12 +87,12 @@ self_test() {
     red "\$a something else" report
     red "\$a any/merge merge_more" names
     red '/^sm90/d' report                        # 9.0 without its kernels
-    red '/^any.*sm_90a/d; /^sm80.*sm_90a/d' report # its kernels without 9.0
+    red '/^any.*sm_90a/d; /^sm80.*sm_90a/d' report # 9.0's kernels without 9.0
     red 's/hopper sm_90a/hopper sm_90/' report
     red "\$a sm90/decode decode_hopper sm_80 168 0 0 0 0" report
     red "\$a sm90/decode decode_more" names
     red 'd' names
-    # The list itself, from what ptxas prints.
+    # Tests the list itself, made from ptxas output.
     mkdir -p "$folder/cuda/any"
     cat >"$folder/cuda/any/merge.ptxas" <<'PTXAS'
 ptxas info    : 0 bytes gmem

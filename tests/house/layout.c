@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * fmla_tensor is DLPack's DLTensor, field for field: as numbers on every machine with 64-bit pointers, and by
- * DLPack's own header where it is installed. Nothing runs here: it compiles or it does not.
+ * Checks that fmla_tensor is DLPack's DLTensor, field for field: as numbers on every machine with 64-bit
+ * pointers, and against DLPack's own header if it is installed. Nothing runs here: it compiles or it does
+ * not.
  */
 #include <flashmla/flashmla.h>
 
@@ -28,14 +29,14 @@ _Static_assert(FMLA_DEVICE_CPU == 1 && FMLA_DEVICE_CUDA == 2 && FMLA_DEVICE_CUDA
 _Static_assert(FMLA_TYPE_INT == 0 && FMLA_TYPE_UINT == 1 && FMLA_TYPE_FLOAT == 2 && FMLA_TYPE_BFLOAT == 4,
                "type codes");
 
-/* Structs end with their last member: padding would be bytes that a later version cannot tell from a zero. */
+/* Structs end with their last member: a later version could not distinguish padding bytes from zeros. */
 #define ENDS_WITH(type, member)                                                                              \
     _Static_assert(sizeof(type) == offsetof(type, member) + sizeof(((type *)0)->member), #type " is padded")
 ENDS_WITH(fmla_capability, reserved);
 ENDS_WITH(fmla_device_info, ptx);
 ENDS_WITH(fmla_plan_view, num_splits);
 
-/* Argument structs have what their descriptors have, and nothing between. */
+/* Argument structs have exactly the members of their descriptors, without gaps. */
 #define OPERATION(op, OP)              _Static_assert(sizeof(fmla_##op##_args) == sizeof(size_t)
 #define MEMBER(op, member)             +sizeof(((fmla_##op##_args *)0)->member)
 #define TENSOR(op, member, ...)        MEMBER(op, member)
@@ -65,7 +66,7 @@ SAME(strides, strides);
 SAME(byte_offset, byte_offset);
 _Static_assert(sizeof(fmla_tensor) == sizeof(DLTensor), "size of DLTensor");
 _Static_assert(_Alignof(fmla_tensor) == _Alignof(DLTensor), "alignment of DLTensor");
-/* Two enumerations are compared as numbers, or compilers warn. */
+/* Enumerations are compared as numbers, because compilers warn otherwise. */
 _Static_assert(FMLA_DEVICE_CPU == (int)kDLCPU, "kDLCPU");
 _Static_assert(FMLA_DEVICE_CUDA_HOST == (int)kDLCUDAHost, "kDLCUDAHost");
 _Static_assert(FMLA_DEVICE_CUDA == (int)kDLCUDA, "kDLCUDA");

@@ -45,7 +45,7 @@ static)
 shared)
     against_shared "$(dirname "${BASH_SOURCE[0]}")/outside.c"
     "$work/program"
-    # The file that a linked program asks for at run time is the soname's.
+    # A linked program loads the file of the soname at run time.
     readelf -d "$work/program" | grep -q 'NEEDED.*\[libflashmla\.so\.[0-9.]*[0-9]\]'
     ;;
 readme)
@@ -76,7 +76,7 @@ readme)
 rust)
     tools 'bindgen --version' 'rustc --version'
     printed examples/rust/decode.rs
-    # bindgen appends an underscore to what is a keyword of Rust; the other words are keywords of Go, Python and Zig.
+    # bindgen appends an underscore to keywords of Rust; the other words are keywords of Go, Python and Zig.
     if grep -nE '^ +pub ([a-z0-9_]+_|chan|defer|from|func|go|import|interface|lambda|map|package|range|select|switch|var):' \
         "$work/build/flashmla.rs"; then
         echo '^ members of the header whose name another language has as a keyword'

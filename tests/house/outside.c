@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A program outside of the repository, as link.sh builds it: header, library, nothing else. One request of
- * one key, whose softmax is 1: the output is that key's first d_v values, whatever the query.
+ * A program outside the repository, as link.sh builds it: only header and library. One request with one
+ * key, whose softmax is 1: the output is that key's first d_v values for every query.
  */
 #include <flashmla/flashmla.h>
 

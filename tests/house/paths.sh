@@ -11,7 +11,7 @@
 # The work of others cited in a document is not mistaken for ours as long as it is a full address.
 set -euo pipefail
 
-# The list is fixed so that naming a whole folder that does not exist is noticed too.
+# The list is fixed, so that naming a missing top-level folder is also detected.
 folders='include|src|support|tools|python|packaging|tests|bench|docs|examples|lab|scripts|cmake|\.ci'
 
 # Lines of "file:line:path", path from the root.
@@ -67,7 +67,7 @@ check() {
         count=$((count + 1))
         asked=$path
         if [[ $path =~ ^[^\<\$\{…]*[\<\$\{…] ]]; then
-            # Only whole folders before the placeholder can be asked for.
+            # Only whole folders before the placeholder can be checked.
             asked=${BASH_REMATCH[0]}
             asked=${asked%/*}
         fi

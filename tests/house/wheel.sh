@@ -23,14 +23,14 @@ skip() {
 python=$("$root/scripts/python.sh" venv ensurepip) || skip 'no Python 3.9 or later with venv and pip'
 "$python" -m venv "$work/venv"
 pip=$work/venv/bin/pip
-# What is wanted here is an answer now; a build's own retries come to minutes without a network.
+# Fail fast: without a network a build's own retries take minutes.
 requires=$(sed -n 's/^requires = \["\(.*\)"\]$/\1/p' "$root/pyproject.toml")
 "$pip" download --quiet --retries 1 --timeout 15 --no-deps --dest "$work/download" "$requires" numpy >"$work/log" 2>&1 ||
     skip "pip cannot get $requires: $(tail -n 1 "$work/log")"
 
 mkdir "$work/empty"
 cd "$work/empty"
-# With the extras that README.md's line for it names.
+# Uses the extras that README.md's install line names.
 extras=$(sed -n "s/^pip install '\.\(\[[a-z,]*\]\)'.*/\1/p" "$root/README.md")
 [ -n "$extras" ] || fail "README.md has no line pip install '.[...]'"
 "$pip" install "$root$extras" >"$work/log" 2>&1 || {
@@ -45,7 +45,7 @@ library=$packages/flash_mla/libflashmla.so
 facts=("$packages"/flash_mla-*.dist-info)
 version() { sed -n "s/^#define FMLA_VERSION_$1 \([0-9]*\)$/\1/p" "$root/include/flashmla/flashmla.h"; }
 
-# The modules, the mark that they are typed, the descriptors, and one library.
+# The modules, the py.typed marker, the descriptors, and one library.
 (cd "$root/python/flash_mla" && ls -- *.py compat/*.py py.typed && printf "%s\n" compat libflashmla.so operations.def) | LC_ALL=C sort >"$work/expected"
 find "$packages/flash_mla" -mindepth 1 -name __pycache__ -prune -o -printf '%P\n' | LC_ALL=C sort |
     diff "$work/expected" - || fail '^ expected (<) and installed (>) files differ'
@@ -61,7 +61,7 @@ if [ -L "$library" ] || [ ! -f "$library" ]; then fail 'libflashmla.so is no fil
 if readelf -d "$library" | grep -E 'R(UN)?PATH'; then fail '^ libflashmla.so has a search path'; fi
 if readelf -SW "$library" | grep -E ' \.(symtab|debug_[a-z]+) '; then fail '^ libflashmla.so is not stripped'; fi
 if grep -lF -e "$root" -e "$work" -e "${TMPDIR:-/tmp}/" "$library"; then fail '^ names the folder that it was built in'; fi
-# The name that is asked of the loader where there is no library in the package.
+# The name passed to the loader if the package contains no library.
 soname=$(readelf -d "$library" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
 grep -qF "\"$soname\"" "$packages/flash_mla/_library.py" || fail "_library.py does not know $soname"
 
@@ -79,7 +79,7 @@ done
 
 # ---- Editable ------------------------------------------------------------------------------------------------------
 
-# The modules stay in the checkout, the library goes to the environment.
+# The modules stay in the checkout; the library is in the environment.
 "$pip" install --editable "$root" >"$work/log" 2>&1 || {
     cat "$work/log"
     exit 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tests compare with: attention written out in double precision, batches of requests, and the tolerances.
+"""References for the tests: attention in double precision, batches of requests, and the tolerances.
 
 The formulas and the bounds are those of docs/semantics.md.
 """
@@ -12,7 +12,7 @@ import numpy
 
 from caches import D_QK, Cache, of_codes, quantised, random_codes
 
-GARBAGE = (-1, 2147480000)  # what stands in a block table past the last page of a request
+GARBAGE = (-1, 2147480000)  # block table entries past the last page of a request
 
 
 # ---- Attention ------------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ DECODE_OUT = (8e-4, 2.01 / 128, 5e-6)
 SPARSE_OUT = (1e-3, 2.01 / 128, 5e-6)
 FP8_OUT = (3e-3, 4.01 / 128, 2e-4)
 DECODE_LSE = (1e-6, 8.01 / 65536, 1e-7)
-FP8_LSE = (1e-3, 8.01 / 65536, 1e-7)  # scales may come behind the products
+FP8_LSE = (1e-3, 8.01 / 65536, 1e-7)  # scales may be applied after the products
 EXACT_FP32 = (1e-6, 1e-5, 1e-9)  # a merge of fp32 parts
 
 

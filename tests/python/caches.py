@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Here tests get pages of tokens in every cache format, and the values that the bytes stand for: docs/semantics.md, "Cache formats"."""
+"""Makes pages of tokens in every cache format, and the values that their bytes represent: docs/semantics.md, "Cache formats"."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""A small call of every public function that computes, on any kind of array, made of the tensors that src/operations.def
-describes: its arguments by what they are, and what each tensor must be."""
+"""A small call of every public function that computes, on any kind of array, made from the tensors that src/operations.def
+describes: its arguments by kind, and the requirements of each tensor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZES.update(normed=512, max_positions=9, turned=64)
 OF_CACHE = dict(pages=2, page_size=4, d_qk=104)
 OTHER_SIZES = {"sparse_prefill": dict(s_q=3), "merge": dict(d_v=16), "cache_append": OF_CACHE, "cache_gather": OF_CACHE}
 OTHER_SIZES["cache_convert"] = dict(pages=2, page_size=4, d_qk=104, extra_pages=2, extra_page_size=4)
-OTHER_SIZES["dense_decode_fp8"] = dict(h_q=16)  # Hopper's kernel takes these
+OTHER_SIZES["dense_decode_fp8"] = dict(h_q=16)  # supported by Hopper's kernel
 OTHER_SIZES["mha_forward"] = dict(tokens_q=6, tokens_k=9, splits=4, h_kv=2, d_qk=192, d_v=128)
 NEW_TOKEN = ("norm_weight", "positions", "rope_table")
 IF_FLAT = {"b": None, "page_size": None, "pages": "s_kv", "one_head": "h_kv", "s_q": "tokens_q", "s_k": "tokens_k"}
@@ -88,7 +88,7 @@ def tensors(operation, layout, sizes):
     for member, allowed, dims in re.findall(rf"^TENSOR\({this.name}, (\w+), ([\w |]+), (.*)\)$", TEXT, re.M):
         if member in ("partitions", "num_splits"):  # made by get_mla_metadata
             continue
-        if member in NEW_TOKEN and not layout:  # of d_qk 512 and 576 alone
+        if member in NEW_TOKEN and not layout:  # only with d_qk 512 and 576
             continue
         if member == "kv_scale" and layout != "576" or member == "q_scale" and not of_codes:
             continue
@@ -98,7 +98,7 @@ def tensors(operation, layout, sizes):
             allowed -= {"ALLOW_FP16"} if operation == "dense_decode_fp8" else set()
         if "OR_FLAT" in allowed and not layout:  # form_of
             dims = [dim for dim in (IF_FLAT.get(dim, dim) for dim in dims) if dim is not None]
-        order = "F" if (operation, member) == ("mha_forward", "lse") else "C"  # Python's is the transpose
+        order = "F" if (operation, member) == ("mha_forward", "lse") else "C"  # Python's lse is the transpose
         dims = dims[::-1] if order == "F" else dims
         shape = [sizes["one_head" if layout and dim == "h_kv" else dim] for dim in dims]
         if layout.isdigit():
@@ -160,7 +160,7 @@ class Call:
         values.update(block_table=None, cache_seqlens=None, max_seqlen_qo=4, max_seqlen_kv=5)
         values.update(src_format=values["kv_format"], dst_format=values["kv_format"])
         values.update(norm_eps=1e-6 if packed else 0.0, rope_pairs="halves" if packed else None)
-        if "cache" not in self.operation:  # elsewhere it is told by the bytes of a token
+        if "cache" not in self.operation:  # otherwise the bytes of a token imply it
             del values["kv_format"]
         arguments = [name for name in inspect.signature(self.function).parameters if name not in self.inputs]
         self.options = {name: values[name] for name in arguments if name in values}

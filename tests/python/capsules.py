@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""DLPack capsules made by hand, with what no library here would put into them."""
+"""DLPack capsules made by hand, with contents that no library here would produce."""
 
 from __future__ import annotations
 

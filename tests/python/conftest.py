@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""What every test of the Python package starts from: the library that it loads is named, and said once."""
+"""Setup of all tests of the Python package: names the library to load and reports it once."""
 
 import os
 import tempfile
 
 import pytest
 
-# The threads of NumPy's BLAS wait busily for work that is too small for them, beside those of the library and of PyTorch.
+# The threads of NumPy's BLAS spin while they wait and compete with the threads of the library and of PyTorch.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pytest_configure(config):
-    # What PyTorch's compiler leaves behind goes away with the tests.
+    # Files of PyTorch's compiler are removed with the tests.
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         config._inductor_cache = tempfile.TemporaryDirectory(prefix="flash_mla-inductor-")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = config._inductor_cache.name

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""How inference engines call FlashMLA: the calls that their published wheels make, read there and recorded.
+"""The calls of FlashMLA in the published wheels of inference engines, read there and recorded.
 
-A Call says in which file of which wheel, and in which line, it stands; which function of the engine's own wrapper file it calls; and
-its arguments in their order, each under its name ("=" before the name: given by it). A tensor is a T: its type, its dimensions, its
-strides where it is not contiguous, and the format in which the engine has written its tokens, where their bytes do not say it. Sizes
-that depend on a model or a batch are letters, and have small values here (SIZES).
+A Call names the wheel, file and line; the function of the engine's own wrapper file that it calls; and its arguments in order,
+each under its name ("=" before the name: passed by keyword). A tensor is a T: its type, its dimensions, its strides if it is
+not contiguous, and the format of its tokens if their bytes do not imply it. Sizes that depend on a model or a batch are
+letters, with small values here (SIZES).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Metadata(NamedTuple):
 
     arguments: Tuple[Tuple[str, Any], ...] = ()
     function: str = "get_mla_metadata"
-    part: Optional[int] = None  # of the results; None: both are passed on
+    part: Optional[int] = None  # of the results; None: both are returned
 
 
 class OneRow(NamedTuple):
@@ -203,7 +203,7 @@ def _prefill_of_vllm(name, file, line, d, sink, out, **sizes):
 
 
 CALLS = [
-    # ---- vLLM: dense decode. s is above 1 where drafts are verified, and prompts of up to 128 tokens come this way, too.
+    # ---- vLLM: dense decode. s is above 1 for the verification of drafts and for prompts of up to 128 tokens.
     _dense("vllm_dense", VLLM, MLA, 325, _OF_VLLM, more=[("=is_fp8_kvcache", False)]),
     _dense("vllm_dense_drafts", VLLM, MLA, 325, _OF_VLLM, more=[("=is_fp8_kvcache", False)], s=3, h=128, b=2),
     _dense(
@@ -246,7 +246,7 @@ CALLS = [
     _v4_of_vllm("vllm_v4_c4", V4, 248, _pages_of_584(64), _pages_of_584(64), h=64),
     _v4_of_vllm("vllm_v4_c128", V4, 248, _pages_of_584(64), _pages_of_584(2), h=128, b=2),
     _v4_of_vllm("vllm_v41", V41, 251, _pages_of_584(32), _pages_of_584(64), h=64),
-    # On Blackwell V4.1 has 528 bytes in both caches; those of 288 go to the mega attention alone, which is another call.
+    # On Blackwell V4.1 has 528 bytes in both caches; caches of 288 are only used by the mega attention, which is another call.
     _v4_of_vllm("vllm_v41_528_window", V41, 251, _rows_of_528(32), None, h=64),
     _v4_of_vllm("vllm_v41_528_c1", V41, 251, _rows_of_528(32), _rows_of_528(128), h=64),
     _v4_of_vllm("vllm_v41_528_c2", V41, 251, _rows_of_528(32), _rows_of_528(64), h=128, b=2),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The kinds of array that the tests run on: NumPy's, and PyTorch's on the CPU and on a GPU, where they are installed.
+"""The kinds of array that the tests run on: NumPy's, and PyTorch's on the CPU and on a GPU, if installed.
 
-A Kind makes arrays from NumPy's and turns them back, so a test is written once. Where FMLA_TEST_LIBRARIES is set, to
-"numpy" say, those libraries alone are tested.
+A Kind makes arrays from NumPy's and converts them back, so a test is written once. If FMLA_TEST_LIBRARIES is set, for example
+to "numpy", only those libraries are tested.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if "torch" in LIBRARIES and importlib.util.find_spec("torch"):
 
     torch.set_num_threads(
         1
-    )  # else conversions wait for its threads, beside the library's: half of the time of these tests
+    )  # otherwise conversions wait for its threads, which compete with the library's: half of the time of these tests
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 needs_cuda = pytest.mark.skipif(torch is None or not torch.cuda.is_available(), reason="PyTorch sees no GPU")
@@ -35,7 +35,7 @@ needs_cuda = pytest.mark.skipif(torch is None or not torch.cuda.is_available(), 
 class Kind:
     """A library's arrays of one element type on one device."""
 
-    makes = True  # results of its own
+    makes = True  # it can make results
 
     def __init__(self, library, element, device="cpu"):
         self.library, self.element, self.device = library, element, device
@@ -54,7 +54,7 @@ class Kind:
         if not self.is_torch:
             with numpy.errstate(invalid="ignore"):  # NaN to bfloat16
                 return values.astype(self._dtype(dtype))
-        # The view is of its own storage.
+        # The view has its own storage.
         return torch.from_numpy(numpy.array(values)).to(self.device, self._dtype(dtype), copy=True)
 
     def int32(self, values):
@@ -160,6 +160,6 @@ DEVICES = sorted({kind.device for kind in TORCH_KINDS})
 each_device = pytest.mark.parametrize("device", DEVICES)
 each_torch_kind = pytest.mark.parametrize("kind", TORCH_KINDS, ids=repr)
 
-# For what computes in bf16 alone.
+# For functions that only compute in bf16.
 WORDS = WordsKind()
 BF16_KINDS = [WORDS, *(kind for kind in KINDS if kind.element == "bfloat16")]

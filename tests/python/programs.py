@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Python programs in processes of their own, and functions on threads."""
+"""Runs Python programs in separate processes, and functions on threads."""
 
 import concurrent.futures
 import os

@@ -10,12 +10,11 @@ python=${FMLA_PYTHON:-$("$(dirname "${BASH_SOURCE[0]}")/../../scripts/python.sh"
     echo 'no Python 3.9 or later with NumPy and pytest here'
     exit 77
 }
-# Nothing is left behind in the source tree.
+# Leave nothing in the source tree.
 export PYTHONDONTWRITEBYTECODE=1
-# PyTorch's threads are another pool than the library's. Turning while they wait, they would keep the library's from the
-# cores.
+# PyTorch's threads are a separate pool. If they spin while they wait, they keep the library's threads off the cores.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 "$python" -m pytest -p no:cacheprovider --durations=3 -q -rs "$1"
 code=$?
-[ $code -eq 5 ] && exit 77 # pytest's word for: no test ran
+[ $code -eq 5 ] && exit 77 # pytest: no test ran
 exit $code

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""python -m flash_mla.bench: its table, its lines and its picture, on sizes so small that nothing is said of speed."""
+"""Tests python -m flash_mla.bench: its table, its lines and its picture, on sizes too small to measure speed."""
 
 import json
 import os
@@ -122,7 +122,7 @@ def test_on_a_gpu(tmp_path):
     check_everything(*found, "gpu", set(bench.OPERATIONS))
     cold = run(
         "-m", "flash_mla.bench", "--ops", "dense_decode", *SMALL[:-1]
-    )  # the GPU is found, and its caches are left
+    )  # finds the GPU and leaves its caches alone
     assert cold.returncode == 0 and torch.cuda.get_device_name(0) in cold.stdout and "caches cold" in cold.stdout
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cache_append and cache_gather against the formats as docs/semantics.md describes them, in NumPy; and their arguments."""
+"""Tests cache_append and cache_gather against the formats of docs/semantics.md, in NumPy; and their arguments."""
 
 import numpy
 import pytest
@@ -22,7 +22,7 @@ BYTES = {
     "FP8_528_F32": 528,
 }
 FORMATS = ["BF16", "FP16", *BYTES]
-GROUPS = {  # values of e4m3, and how many share a scale
+GROUPS = {  # number of e4m3 values, and how many share a scale
     "FP8_656": (512, 128),
     "FP8_584": (448, 64),
     "FP8_528": (512, 32),
@@ -159,7 +159,7 @@ def test_norm_and_rope(kind, kv_format, norm, pairs):
     x = rounded(kind, x)
     random, table = numpy.random.default_rng(7), rope_table(40)
     weight = rounded(kind, random.normal(1, 0.3, 512).astype(numpy.float32))
-    positions = [3, 39, 10**6, 0, 3, 17, 8]  # of a token that is skipped any
+    positions = [3, 39, 10**6, 0, 3, 17, 8]  # arbitrary for a skipped token
     options = {"cache_scale": scale_of(kv_format)}
     if norm:
         options.update(norm_weight=kind.array(weight), norm_eps=1e-5)
@@ -268,7 +268,7 @@ def test_convert(kind, source, target):
     scales = {"src_scale": scale_of(source), "dst_scale": scale_of(target)}
     values = vectors("FP8_528" if size == 512 else "FP8_656")
     cache_append(kind.array(values), None, caches[0], kind.array(SLOTS, "int64"), source, cache_scale=scale_of(source))
-    to = [3, 5, 1, -1, 0, 8, 10]  # the third is not there, and the fourth goes nowhere
+    to = [3, 5, 1, -1, 0, 8, 10]  # the third token does not exist, and the fourth has no target
     cache_convert(
         *(caches[0], kind.array(SLOTS, "int64"), source, caches[1], kind.array(to, "int64"), target),
         **scales,
@@ -280,7 +280,7 @@ def test_convert(kind, source, target):
     got = kind.float64(out)
     rows = [0, 1, 3, 4, 5, 6]
     assert numpy.array_equal(got[rows], wanted[rows])
-    assert (got[2] != wanted[2]).any()  # slot 1, which nothing was written to
+    assert (got[2] != wanted[2]).any()  # slot 1, which was not written
 
 
 def narrowed_to(kv_format, values):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""flash_mla_with_kvcache against attention in double precision and against PyTorch's own, on every kind of array."""
+"""Tests flash_mla_with_kvcache against attention in double precision and against PyTorch's own, on every kind of array."""
 
 import math
 
@@ -22,7 +22,7 @@ def call(arrays, head_dim_v=512, meta=None, **options):
 
 # ---- Values ---------------------------------------------------------------------------------------------------------
 
-# Every value of an axis, and lengths from nothing to several pages; the caches hold NaN and the tables garbage.
+# Every value of an axis, and lengths from 0 to several pages; unused slots of the caches hold NaN, unused table entries garbage.
 SHAPES = [
     dict(lengths=[100], h_q=16),
     dict(lengths=[1, 64, 65, 0, 200], h_q=1),
@@ -47,7 +47,7 @@ SHAPES = [
 ]
 
 
-# Every format of an FP8 cache has these. Where a token has 576 bytes they also have a scale; the second rounds the values.
+# Tested for every FP8 format. With 576 bytes per token they also have a scale; the second scale rounds the values.
 SHAPES_OF_BYTES = [
     dict(lengths=[100], h_q=16),
     dict(lengths=[1, 64, 65, 0, 200], h_q=1),
@@ -114,7 +114,7 @@ def test_scale_of_the_cache_is_read_by_each_call(kind):
         pytest.skip(f"no kernel on {kind.device}")
     ones, meta = Batch([100, 30], s_q=2, layout=576), get_mla_metadata()[0]
     halves = Batch([100, 30], s_q=2, layout=576)
-    halves.keys = [keys / 2 for keys in halves.keys]  # bf16 holds these too
+    halves.keys = [keys / 2 for keys in halves.keys]  # also exact in bf16
     arguments = dict(ones.arguments(kind), tile_scheduler_metadata=meta)
     scales = kind.fp32([1]), kind.fp32([0.5])
     for _ in range(4):
@@ -214,7 +214,7 @@ def test_nan_in_a_key_that_is_seen_goes_through(kind):
     check_decode(kind, (out, lse), expected)
 
 
-# ---- Results of the caller's ----------------------------------------------------------------------------------------
+# ---- The caller's results --------------------------------------------------------------------------------------------
 
 
 @each_kind

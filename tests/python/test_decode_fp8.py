@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""flash_mla_with_kvcache_fp8 against attention in double precision over the same quantised inputs, on every kind of array.
+"""Tests flash_mla_with_kvcache_fp8 against attention in double precision over the same quantised inputs, on every kind of array.
 
-Shapes on a GPU are those that Hopper's kernel takes.
+Shapes on a GPU are supported by Hopper's kernel.
 """
 
 import inspect
@@ -38,7 +38,7 @@ SHAPES_OF_CPUS = [
     dict(lengths=[20, 1, 9], h_q=16, page_size=1, s_q=2, causal=True),
     dict(lengths=[50, 7], h_q=3, s_q=2, table=False, page_size=100, causal=True),
 ]
-# Scales that are powers of two, that are none, one of the two, and neither; queries with values, over either cache.
+# Scales that are powers of two or not, one of the two, and none; queries with values, over either cache.
 WAYS = [
     dict(q_scale=2.0**-10, kv_scale=2.0**-10),
     dict(q_scale=0.8125 * 2.0**-9, kv_scale=0.7 * 2.0**-9),
@@ -134,7 +134,7 @@ def test_scales_are_read_by_each_call(kind):
     for q_scale, k_scale in ((0.5, 1), (1, 0.5), (0.25, 0.5), (1, 1)):
         small[0][:], small[1][:] = q_scale, k_scale
         batch = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16, q_scale=q_scale)
-        batch.q, batch.keys = ones.q, [keys * k_scale for keys in ones.keys]  # bf16 holds these too
+        batch.q, batch.keys = ones.q, [keys * k_scale for keys in ones.keys]  # also exact in bf16
         for _ in range(3):
             got = call(kind, arguments, descale_q=small[0], descale_k=small[1])
             check_fp8(kind, got, batch.expected(kind))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays that are nobody's: all that they have is __dlpack__ and __dlpack_device__. out= and lse= are given."""
+"""Tests arrays of no library, which have only __dlpack__ and __dlpack_device__. out= and lse= are given."""
 
 import gc
 import weakref
@@ -118,7 +118,7 @@ WRAPPED = [
     pytest.param(Wrapped(Versioned), marks=HAS_VERSIONS),
 ]
 each_wrapped = pytest.mark.parametrize("kind", WRAPPED, ids=repr)
-# NumPy itself gives no bf16 away, which sparse prefill and FP8 products want.
+# NumPy itself does not export bf16, which sparse prefill and FP8 products need.
 each_family = pytest.mark.parametrize("name", [n for n in FAMILIES if "prefill" not in n and "fp8" not in n])
 each_way = pytest.mark.parametrize("way", ["plain", "planned", "batch_invariant", "into NumPy's"])
 
@@ -255,7 +255,7 @@ def test_capsule_that_is_refused(wrong):
     array = arrays["k_cache"]
     good = dict(data=array.__array_interface__["data"][0], shape=array.shape, code=2, bits=16)
     arrays["k_cache"] = Capsuled(**dict(good, **wrong))
-    is_bytes = wrong == dict(bits=8)  # which may be an FP8 cache, if nobody says that they are not
+    is_bytes = wrong == dict(bits=8)  # these may be an FP8 cache, unless a flag says otherwise
     for said in [False] if is_bytes else [False, None]:
         with pytest.raises(ValueError) as caught:
             flash_mla_with_kvcache(*arrays.values(), 512, None, is_fp8_kvcache=said)

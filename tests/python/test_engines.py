@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""flash_mla.compat: the calls that engines make (engine_calls.py), on tensors as they have them, against plain attention."""
+"""Tests flash_mla.compat: the calls of engines (engine_calls.py), on tensors as engines pass them, against plain attention."""
 
 import importlib
 import inspect
@@ -23,7 +23,7 @@ from kinds import KINDS, Kind, each_kind, needs_cuda, torch
 from test_sparse_prefill import OUT as PREFILL_OUT
 from test_sparse_prefill import ROWS as PREFILL_ROWS
 
-SCALES = {"descale_q": 0.00173, "descale_k": 0.00101}  # with which codes are worth tenths
+SCALES = {"descale_q": 0.00173, "descale_k": 0.00101}  # give the codes values of about 0.1
 
 # ---- Signatures -----------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class Tensors:
 
     def arguments(self, module):
         order = sorted(self.call.arguments, key=lambda argument: argument[0] != "=cache_seqlens")
-        for name, value in order:  # a table is of the lengths
+        for name, value in order:  # a table depends on the lengths
             if isinstance(value, T):
                 self.value(name.lstrip("="), value)
         plain = [(name, value) for name, value in self.call.arguments if not isinstance(value, (Metadata, OneRow))]
@@ -187,7 +187,7 @@ class Tensors:
                 named.update(self.metadata(module, value))
         return positional, named
 
-    # ---- What must come out --------------------------------------------------------------------------------------
+    # ---- Expected results ----------------------------------------------------------------------------------------
 
     def numbers(self, name):
         """What an argument is worth."""
@@ -518,7 +518,7 @@ def test_patch(patch, tmp_path):
     assert added[-1].startswith(f"from flash_mla.compat.{engine} import *")
     assert all(not line or line[0] == "#" for line in added[:-1])
     for line in [line[1:] for line in text.splitlines() if re.match(r"-(?!-)", line)]:
-        with pytest.raises(ImportError):  # of this package, which is why it goes
+        with pytest.raises(ImportError):  # this package's error, which is why the import is removed
             exec(line)
     if shutil.which("patch") is None:
         pytest.skip("there is no patch")

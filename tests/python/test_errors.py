@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Every argument of every function, wrong in every way that makes sense: the exception; a message that names function and argument.
-How a tensor can be wrong is made from what src/operations.def says of it."""
+"""Tests every argument of every function with every sensible fault: the exception, and a message that names function and
+argument. The faults of a tensor are generated from src/operations.def."""
 
 import functools
 import inspect
@@ -20,7 +20,7 @@ from programs import output_of
 
 TYPE, VALUE, NOT_THERE = TypeError, ValueError, NotImplementedError
 NO_ARRAY = [1, 1.5, "text", [1, 2]]
-# What dimensions are in these calls, so that each has a wrong neighbour.
+# The sizes in these calls, chosen so that each has a wrong neighbour.
 SIZES = dict(s_q=3, h_kv=2, pages=8, max_pages=4)
 
 
@@ -31,7 +31,7 @@ def check_message(error, function, *arguments):
     assert any(re.search(rf"(?<!\w){re.escape(argument)}(?!\w)", message) for argument in arguments), message
 
 
-# ---- Calls that are right -------------------------------------------------------------------------------------------
+# ---- Valid calls ----------------------------------------------------------------------------------------------------
 
 
 def empty_metadata(call):
@@ -49,7 +49,7 @@ def tables_fp8(call):
 
 NAMES_OF_TABLES = "tile_scheduler_metadata", "num_splits"
 FP8_KINDS = kinds_for("dense_decode_fp8", BF16_KINDS, 576)
-# By name: the operation, what is given beside its arguments, and the kinds of array.
+# By name: the operation, its additional arguments, and the kinds of array.
 FUNCTIONS = {
     "dense_decode": ("dense_decode", None, KINDS),
     "dense_decode, planned before": ("dense_decode", empty_metadata, KINDS),
@@ -80,7 +80,7 @@ FUNCTIONS = {
     "cache_convert of bytes": ("cache_convert-656", None, KINDS),
     "get_mla_metadata": ("decode_plan", None, KINDS),
 }
-FUNCTIONS = {name: row for name, row in FUNCTIONS.items() if row[2]}  # where nothing makes bf16, lse_indexer has none
+FUNCTIONS = {name: row for name, row in FUNCTIONS.items() if row[2]}  # if nothing makes bf16, lse_indexer has none
 
 
 @functools.lru_cache(maxsize=None)
@@ -153,9 +153,9 @@ def wrong_arrays(name, kind):
     takes = inspect.signature(call.function).parameters
     for tensor in call.tensors:
         argument, dtype = tensor.argument, tensor.dtype(call.is_packed)
-        if argument not in takes:  # the tables of a plan, which is made
+        if argument not in takes:  # the tables of a plan, which the call makes
             continue
-        optional = argument in ("indices", "cache_seqlens")  # without them it is another operation, or no plan
+        optional = argument in ("indices", "cache_seqlens")  # without them it is another operation or has no plan
         optional = call.operation in ("sparse_decode", "decode_plan") if optional else "ALLOW_NULL" in tensor.allowed
         for value in NO_ARRAY + [None] * (not optional and argument not in call.outputs):
             yield argument, f"is {value!r}", TYPE, lambda value=value: value
@@ -192,7 +192,7 @@ def test_tensor(name, kind, argument, exception, make):
     check_refused(name, kind, {argument: value}, exception, argument, *named)
 
 
-# ---- What is no tensor ----------------------------------------------------------------------------------------------
+# ---- Arguments other than tensors -----------------------------------------------------------------------------------
 
 OF_LSE = {
     "lse_empty": [(VALUE, "text", None, 0, math.nan, [1])],
@@ -282,7 +282,7 @@ def of_options():
 def test_option(name, argument, value, exception):
     for kind in FUNCTIONS[name][2]:
         if exception is NOT_THERE and not kind.makes or argument == "stream" and kind.is_torch:
-            continue  # results are given, of another d_v; PyTorch's current stream is used
+            continue  # results of another d_v are given; PyTorch's current stream is used
         check_refused(name, kind, {argument: value}, exception, argument, *["kv_cache"] * (argument == "kv_format"))
 
 
@@ -295,7 +295,7 @@ SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}
     ("dense_decode", {"block_table": [[0, 1, 2, 3], [-1, 0, 0, 0]]}, VALUE, "block_table"),
     ("dense_decode", {"block_table": [[0, 1, 2, 3], [8, 0, 0, 0]], "cache_seqlens": [200, 70]}, VALUE, "block_table"),
     ("dense_decode", {"block_table": None, "k_cache": ((1, 256, 2, 576), None)}, VALUE, "k_cache"),  # a page for each
-    ("dense_decode", {"is_fp8_kvcache": True}, VALUE, "k_cache"),  # which has no bytes
+    ("dense_decode", {"is_fp8_kvcache": True}, VALUE, "k_cache"),  # not a byte cache
     ("dense_decode", {"kv_scale": ((1,), "float32")}, VALUE, "kv_scale"),
     *[
         (f"dense_decode of {n} bytes{planned}", changed, VALUE, named)
@@ -433,7 +433,7 @@ def given_as(kind, value):
 def test_arguments_that_do_not_go_together(name, changed, exception, named):
     for kind in FUNCTIONS[name][2]:
         if kind.device != "cpu" and (type(changed.get("block_table")) is list or changed is OF_NO_BATCH):
-            continue  # a GPU does not look at the entries of a table
+            continue  # a GPU does not check the entries of a table
         given = {argument: given_as(kind, value) for argument, value in changed.items()}
         check_refused(name, kind, given, exception, named)
 

@@ -27,7 +27,7 @@ def mla(monkeypatch):
     """The program as a module of its own."""
     specification = importlib.util.spec_from_file_location("mla_module", EXAMPLES / "mla_module.py")
     module = importlib.util.module_from_spec(specification)
-    monkeypatch.setitem(sys.modules, "mla_module", module)  # where dataclasses look for their types
+    monkeypatch.setitem(sys.modules, "mla_module", module)  # dataclasses look up their types there
     specification.loader.exec_module(module)
     return module
 
@@ -119,7 +119,7 @@ def test_mla_module_layers_share_a_step(mla):
     x = torch.randn(40, 64).bfloat16()
     outs = []
     for together in (True, False):
-        torch.manual_seed(4)  # of the order of pages
+        torch.manual_seed(4)  # for the order of pages
         batches = [mla.Batch(2, 80, "cpu")] * 2 if together else [mla.Batch(2, 80, "cpu") for _ in range(2)]
         pages = [batch.new_pages(torch.bfloat16, "BF16") for batch in batches]
         for counts in ([30, 10], None):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What holds for every kind of attention: dense decode, sparse decode and sparse prefill, over keys of every format."""
+"""Tests common to every kind of attention: dense decode, sparse decode and sparse prefill, over keys of every format."""
 
 import ctypes
 import math
@@ -78,7 +78,7 @@ def call_plainly(function):
 
 
 call_decode = call_plainly(flash_mla_with_kvcache)
-CPU_BF16_KINDS = [kind for kind in BF16_KINDS if kind.device == "cpu"]  # Hopper's kernel does not take all that follows
+CPU_BF16_KINDS = [kind for kind in BF16_KINDS if kind.device == "cpu"]  # Hopper's kernel refuses some of the following
 OF_SPARSE = call_decode, check_sparse, KINDS
 OF_PREFILL = call_prefill, check_prefill, BF16_KINDS
 TWICE = dict(extra=(70, 30, 2), lengths=[[90, 60], [70, 3]])
@@ -208,7 +208,7 @@ def test_scale(family, kind, scale):
     family.check(kind, got, problem.expected(kind, scale=scale))
 
 
-# Rows that see no key, for all the reasons that there are.
+# Rows that see no key, for every possible reason.
 EMPTY = {
     **dict.fromkeys((Batch, BatchFp8), dict(lengths=[70, 0, 2], s_q=4)),
     Sparse: dict(lengths=[[0, 60], [0, 3]]),
@@ -272,7 +272,7 @@ def test_is_fp8_kvcache_is_what_the_cache_has(family, kind, nothing):
     assert meta.config == other.config and meta.config.is_fp8_kvcache is said
     with pytest.raises(ValueError, match="k_cache: " if not said else "is_fp8_kvcache: is False"):
         family.call(kind, dict(arguments, is_fp8_kvcache=not said))
-    with pytest.raises(ValueError, match="k_cache: "):  # a format that is named is not said of another cache
+    with pytest.raises(ValueError, match="k_cache: "):  # a named format does not apply to another cache
         family.call(kind, dict(arguments, kv_format=NAMES[kind.element] if said else "FP8_656"))
 
 
@@ -320,7 +320,7 @@ def test_metadata_of_another_call_is_refused(family, kind, field):
         rf"{family.function}: tile_scheduler_metadata: .* {re.escape(FIELDS[field])} is ", str(caught.value)
     )
     meta.config = filled
-    family.check_call(kind, problem, arguments)  # and it still serves what it was filled for
+    family.check_call(kind, problem, arguments)  # the metadata still serves the calls it was filled for
 
 
 @of(nothing=decodes(None))
@@ -434,7 +434,7 @@ def test_arrays_that_are_not_of_q_s_kind(family, kind, which):
     problem = family.make()
     arguments, others, metas = all_given(family, kind, problem), [], [None]
     if family.check is check_sparse:
-        metas.append(get_mla_metadata()[0])  # which plans beside q, before anything else is looked at
+        metas.append(get_mla_metadata()[0])  # makes a plan on q's device before anything else is checked
     if kind.element == "float16" and kind.device == "cpu":
         others.append((TypeError, all_given(family, Kind("numpy", "float16"), problem)[which]))
     if torch.cuda.is_available():
@@ -479,7 +479,7 @@ def test_strides(family, kind, which):
         else:
             parts[name] = strided(kind, values, dtype)
     for name, (shape, dtype, *order) in problem.results().items():
-        turn = -1 if order else 1  # where the first dimension is the innermost
+        turn = -1 if order else 1  # the first dimension is the innermost
         *outer, inner = shape[::turn]
         large[name] = kind.full([*(2 * size + 1 for size in outer), inner + 24][::turn], 7, dtype, *order)
         parts[name] = large[name][(*[slice(1, None, 2)] * len(outer), slice(8, inner + 8))[::turn]]
@@ -530,8 +530,8 @@ def kernels_asked(operation, monkeypatch):
     return names
 
 
-KERNELS = {  # changes of a shape, and whether Hopper's own kernel takes it
-    "sparse": [({}, True), (dict(layout=584, page_size=1, pages=50), False)],  # 584 bytes are no multiple of 16
+KERNELS = {  # changes of a shape, and whether Hopper's own kernel supports it
+    "sparse": [({}, True), (dict(layout=584, page_size=1, pages=50), False)],  # 584 is not a multiple of 16
     "sparse-656": [({}, True), (dict(h_q=128, topk=300, extra=(70, 30, 2)), True)],
     "sparse-584-twice": [(dict(extra=None), True)],
     "prefill": [({}, None)],
@@ -547,11 +547,11 @@ def test_kernel(family, kind, case, monkeypatch):
     available = {row["kernel"] for row in rows if row["available"] and not row["forced_only"]}
     problem, names = family.make(**changed, lengths=None), kernels_asked(operation, monkeypatch)
     family.check(kind, family.call(kind, problem.arguments(kind)), problem.expected(kind))
-    name = names[-1]  # the library was asked twice if a call before had these addresses, and a smaller workspace
+    name = names[-1]  # the library was queried twice if a previous call had these addresses and a smaller workspace
     assert set(names) == {name} <= available
     if kind.device != "cpu" and family.is_decode:
         assert {"cuda"} <= available <= {"cuda", "cuda-sm80", "cuda-sm90"}
-        takes = kind.element == "bfloat16" or problem.layout == "plain"  # caches of codes want bfloat16 queries
+        takes = kind.element == "bfloat16" or problem.layout == "plain"  # caches of codes need bfloat16 queries
         fast = hopper and takes and "cuda-sm90" in available
         assert name == ("cuda-sm90" if fast else "cuda-sm80" if takes else "cuda")
         assert "cuda-sm90" not in available or torch.cuda.get_device_capability() == (9, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""flashmla_tests.py, on tests made up here: what it leaves out of them, and what it does not."""
+"""Tests flashmla_tests.py on artificial tests: what it omits from them, and what it keeps."""
 
 import pathlib
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""docs/fp8-accuracy.md: its tables, its picture and its figures are those of the record, the record is what the model computes, and the
-library's error is the model's."""
+"""Tests docs/fp8-accuracy.md: its tables, picture and figures match the record, the record matches the model, and the library's
+error matches the model's."""
 
 import importlib
 import math
@@ -168,7 +168,7 @@ def test_a_line_twice_is_refused(script, tmp_path):
         script.report.Record(tmp_path / "twice")
 
 
-ROUND = {"3", "28", "90"}  # what is allowed in round figures, and the lab's
+ROUND = {"3", "28", "90"}  # allowed round figures, and the lab's
 
 
 def test_figures_between_the_tables(script, record):
@@ -183,7 +183,7 @@ def test_figures_between_the_tables(script, record):
 # ---- The library ------------------------------------------------------------------------------------------------------
 
 
-# Of out and lse. Queries of mode fp8 have one scale for all rows there, and so other errors of the same size.
+# Errors of out and lse. In mode fp8 the library's queries have one scale for all rows, and so different errors of the same size.
 CLOSE = {"bf16": (0.05, 0.2), "fp8": (0.3, 2.0)}
 
 

@@ -108,7 +108,7 @@ def test_id_is_of_the_contents(script):
     assert one != two and one != script.metadata({"a": b"1"}, {"type": "cuda"})["id"]
 
 
-# As `kernels` loads a repository (importer.py of 0.17.2): a module under its id, while flash_mla itself cannot be imported.
+# Loads a repository as `kernels` does (importer.py of 0.17.2): a module under its id, while flash_mla itself cannot be imported.
 LOAD = """
 import importlib, importlib.util, json, pathlib, sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What importing the package costs and brings, each in a process of its own."""
+"""Tests the cost and the effects of importing the package, each in a separate process."""
 
 import inspect
 import os
@@ -103,7 +103,7 @@ assert flash_mla.cuda.sparse_decode_fwd
     "library,words",
     [
         ("/nowhere/libflashmla.so", ("flash_mla: cannot load /nowhere/libflashmla.so", "pip", "FLASHMLA_LIBRARY")),
-        ("libm.so.6", ("has no fmla_",)),  # the C library's own mathematics, without our functions
+        ("libm.so.6", ("has no fmla_",)),  # the C library's math, without our functions
     ],
 )
 def test_library_that_is_missing_or_another(library, words):

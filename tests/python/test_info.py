@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""python -m flash_mla.info: what is installed and what runs here."""
+"""Tests python -m flash_mla.info: what is installed and what runs here."""
 
 import os
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""JAX's arrays: taken by DLPack, made by its array API, never written where JAX could see it."""
+"""Tests JAX arrays: passed by DLPack, made by JAX's array API, never written visibly to JAX."""
 
 import os
 import warnings
@@ -15,7 +15,7 @@ from test_cache import SLOTS, new_cache, vectors
 from test_dlpack import Wrapped, check_family, each_way
 from test_families import FAMILIES
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # where the arrays of NumPy that they meet are, too
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the NumPy arrays in these calls are there too
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 KIND = Kind("numpy", "bfloat16")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The structs of flash_mla._structs, member for member, against what a C compiler makes of the header."""
+"""Compares the structs of flash_mla._structs, member for member, with a C compiler's layout of the header."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ STRUCTS = {struct: f"fmla_{operation}_args" for operation, struct in _structs.AR
 for name, value in vars(_structs).items():
     if isinstance(value, type(ctypes.Structure)):
         STRUCTS[value] = "fmla_" + re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
-# What a member is to ctypes: a number of this kind, a pointer, a struct, or an array, whose size says how many it has.
+# A member in ctypes: a number of this kind, a pointer, a struct, or an array, whose size gives its length.
 NUMBERS = {
     "float": {ctypes.c_float},
     "signed": {ctypes.c_int32, ctypes.c_int64},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""merge_states against NumPy, and against attention over all keys at once."""
+"""Tests merge_states against NumPy, and against attention over all keys at once."""
 
 import math
 
@@ -29,7 +29,7 @@ class Parts:
             lse[1:, 1, 2, 0] = -math.inf
             lse[n // 2, 2] = math.inf
             lse[0, 2, 3, 0] = -math.inf
-            self.out[~numpy.isfinite(lse.transpose(0, 1, 3, 2))] = math.nan  # which is not read
+            self.out[~numpy.isfinite(lse.transpose(0, 1, 3, 2))] = math.nan  # not read
 
     def inputs(self):
         return {"out_parts": (self.out, self.element), "lse_parts": (self.lse, "float32")}

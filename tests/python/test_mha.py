@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""flash_attn_varlen_func and its packed forms against plain attention; what every operation must do: test_families.py."""
+"""Tests flash_attn_varlen_func and its packed forms against plain attention; test_families.py tests what all operations share."""
 
 import math
 
@@ -169,7 +169,7 @@ def check_packed(name, kind, **shape):
 def test_packed_copies_nothing(name, kind, monkeypatch):
     problem, seen = Sequences([(5, 5)], h_q=3, h_kv=3), {}
     arguments = packed(problem, kind)[name]
-    # Behind what autograd differentiates by, and where that is cut.
+    # After the differentiated inputs and the position of the cut.
     monkeypatch.setattr(_mha, "_attend", lambda source, d_qk, *parts: seen.update(enumerate(parts)))
     getattr(flash_mla, name)(*arguments)
     whole, parts = (arguments[0], range(3)) if name == QKV else (arguments[1], (1, 2))
@@ -226,7 +226,7 @@ def test_packed_compiled(name, device):
     assert kind.all_bits(compiled(*arguments)) == kind.all_bits(function(*arguments, causal=True))
 
 
-# ---- What is not there --------------------------------------------------------------------------------------------------
+# ---- Unsupported arguments ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in MHA_KINDS], ids=repr)

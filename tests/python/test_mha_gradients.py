@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of dense MHA: against PyTorch's own attention in float64, in the three forms, under torch.compile; and what is refused."""
+"""Tests gradients of dense MHA against PyTorch's own attention in float64, in the three forms and under torch.compile; and refusals."""
 
 import math
 
@@ -16,7 +16,7 @@ STARTS_Q, STARTS_K = (0, 5, 5, 40, 42), (
     12,
     47,
     48,
-)  # one sequence without tokens, one that sees less than it has tokens
+)  # one sequence without tokens, one with fewer keys than tokens
 
 
 def devices():
@@ -154,6 +154,6 @@ def test_tokens_of_no_sequence_and_strided_gradients(device, new_memory_is_nan):
     qkv[1:4] = torch.randn(3, 2, 192)
     qkv.requires_grad_()
     out, _ = flash_mla.flash_attn_varlen_qkvpacked_func(qkv, cu, 4, 64)
-    (gradient,) = torch.autograd.grad(out[1:4].sum(), qkv)  # which is expanded: strides of 0
+    (gradient,) = torch.autograd.grad(out[1:4].sum(), qkv)  # an expanded gradient: strides of 0
     assert gradient[1:4].isfinite().all() and gradient[1:4].any()
     assert not gradient[:1].any() and not gradient[4:].any()

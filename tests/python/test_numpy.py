@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""NumPy's arrays in particular: what they can be, what stays in memory from call to call, and whose that memory is."""
+"""Tests NumPy arrays in particular: their possible forms, the memory kept between calls, and its ownership."""
 
 import numpy
 import pytest
@@ -17,7 +17,7 @@ def decode(batch, meta=None, **options):
     return flash_mla_with_kvcache(*batch.arrays(KIND).values(), 512, meta, **options)
 
 
-# ---- What they can be -------------------------------------------------------------------------------------------------
+# ---- Forms of arrays --------------------------------------------------------------------------------------------------
 
 
 def fixed(argument, name="dense_decode", kind=KIND):
@@ -69,7 +69,7 @@ def test_memory_map(tmp_path):
     check_decode(KIND, flash_mla_with_kvcache(*arrays.values(), 512, None), batch.expected(KIND))
 
 
-# ---- What stays from call to call -------------------------------------------------------------------------------------
+# ---- Memory kept between calls ----------------------------------------------------------------------------------------
 
 
 def test_calls_of_changing_shapes():
@@ -86,7 +86,7 @@ def test_calls_of_changing_shapes():
             check_decode(KIND, decode(batch), batch.expected(KIND))
     batch = batches[0]
     wide = dict(batch.arrays(KIND))
-    wide["q"] = numpy.repeat(wide["q"], 2, axis=2)[:, :, ::2]  # the shape of before, other strides
+    wide["q"] = numpy.repeat(wide["q"], 2, axis=2)[:, :, ::2]  # the same shape with other strides
     for arrays in (batch.arrays(KIND), wide, batch.arrays(KIND)):
         check_decode(KIND, flash_mla_with_kvcache(*arrays.values(), 512, None), batch.expected(KIND))
 
@@ -104,7 +104,7 @@ def test_types_of_changing_names():
 
 def test_workspaces_of_threads_and_of_children_are_their_own():
     """The memory that a call keeps for the next one is not another thread's, and a fork does not share it."""
-    _library.library.fmla_set_num_threads(2)  # many want more than is kept
+    _library.library.fmla_set_num_threads(2)  # many threads need more than is kept
     batches = [Batch([50 * i + 200, 3], s_q=2, h_q=2, seed=i) for i in range(4)]
     expected = [batch.expected(KIND) for batch in batches]
 

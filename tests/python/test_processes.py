@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The library in the children of a process that used it on several threads: the same bits as the parent's, and no hang."""
+"""Tests the library in children of a process that used it on several threads: the same bits as the parent's, and no hang."""
 
 import multiprocessing
 import os

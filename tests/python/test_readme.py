@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The Python blocks of README.md, as they are printed there: each goes on from the one before it."""
+"""Runs the Python blocks of README.md as printed: each continues the one before it."""
 
 import pathlib
 import re
@@ -11,7 +11,7 @@ from programs import output_of
 
 TEXT = (pathlib.Path(__file__).resolve().parents[2] / "README.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.S | re.M)
-# What a reader would look at.
+# Results that a reader would check.
 LOOK = "\nassert out.shape == (2, 1, 16, 512) and lse.shape == (2, 16, 1), (out.shape, lse.shape)\n"
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""bench/sidebyside.py, as far as it goes without a GPU: the rows, the peers that they name, and what is refused; where
-PyTorch is, the gradients of dense MHA and decode with FP8 products on the CPU, beside stand-ins for peers."""
+"""Tests bench/sidebyside.py as far as possible without a GPU: the rows, the peers that they name, and refusals; with PyTorch,
+also the gradients of dense MHA and decode with FP8 products on the CPU, next to stand-ins for peers."""
 
 import collections
 import importlib
@@ -102,7 +102,7 @@ def test_rows_and_their_peers(script):
 
 def test_arguments_by_their_places(script):
     fa3 = script.FlashAttention3
-    assert (len(fa3.FORWARD), len(fa3.PLAN)) == (37, 23)  # of the operators
+    assert (len(fa3.FORWARD), len(fa3.PLAN)) == (37, 23)  # arguments of the operators
     assert list(script.in_order({"a": 0, "b": 1}, {"b": 2})) == [0, 2]
     with pytest.raises(TypeError, match="no arguments of the operator: {'c'}"):
         script.in_order({"a": 0}, {"c": 2})
@@ -174,7 +174,7 @@ def test_groups_with_forced_kernels(script, monkeypatch):
     [
         (dict(ours=2, fa4=5, cudnn=3), dict(ratio=1.5)),
         (dict(ours=2, fa4=3, fa4_deterministic=6), dict(ratio=1.5)),
-        (dict(ours=2, cudnn=3), {}),  # FlashAttention-4 is not there
+        (dict(ours=2, cudnn=3), {}),  # FlashAttention-4 is absent
         (
             dict(ours=2, ours_direct=1, ours_deterministic=4, fa4=3, fa4_deterministic=6),
             dict(ratio=1.5, ratio_deterministic=1.5, share_deterministic=0.5),
@@ -264,7 +264,7 @@ def test_gradients_that_differ(with_torch, session, monkeypatch, name):
     contestant, method = with_torch.calls_of(with_torch.MhaGradients)[name]
     honest = getattr(session.present[contestant], method)
     row, calls = with_torch.MhaGradients(2, 40, 2, 2, 64, 64, True), 0
-    every, fourth = 3.0, 0.0  # what is added in every call, and in the second one for the second outcome
+    every, fourth = 3.0, 0.0  # added in every call, and in the second call for the second outcome
 
     def planted(x, **options):
         call = honest(x, **options)

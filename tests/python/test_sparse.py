@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""flash_mla_with_kvcache with indices: sparse attention over plain and FP8 caches, against plain attention over the same keys."""
+"""Tests flash_mla_with_kvcache with indices: sparse attention over plain and FP8 caches, against plain attention over the same keys."""
 
 import math
 
@@ -182,6 +182,6 @@ def test_metadata_of_the_older_generation(kind):
     meta, num_splits = get_mla_metadata(lengths, 2 * 4 // 1, 1, num_heads_q=4, is_fp8_kvcache=True, topk=90)
     arguments = dict(batch.arguments(kind), tile_scheduler_metadata=meta, num_splits=num_splits)
     check(kind, flash_mla_with_kvcache(**arguments), batch.expected(kind))
-    if kind.is_torch:  # as the newer generation is called
+    if kind.is_torch:  # called as in the newer generation
         arguments["num_splits"] = None
         check(kind, flash_mla_with_kvcache(**arguments), batch.expected(kind))

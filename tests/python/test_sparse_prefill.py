@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""flash_mla_sparse_fwd, over keys in one piece, plain pages and FP8 pages, against plain attention over the same keys."""
+"""Tests flash_mla_sparse_fwd over contiguous keys, plain pages and FP8 pages, against plain attention over the same keys."""
 
 import math
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What PyTorch asks of an operator: its tracers, its modes, threads. Its compiler: test_torch_compile.py; on a GPU streams and
-graphs: test_torch_cuda.py."""
+"""Tests PyTorch's requirements of an operator: tracers, modes, threads. test_torch_compile.py has the compiler, test_torch_cuda.py
+streams and graphs on a GPU."""
 
 import contextlib
 import math
@@ -157,7 +157,7 @@ def samples(device):
             into.append((*inputs, *(strided(kind, kind.float64(r), kind.dtype_name(r)) for r in made), *options))
     found["mha"], found["mha_gradients"] = [], []
     for tensors, options in inputs_and_options(device)[_operations.MHA_BACKWARD]:
-        of_mha = 0, *options[:-1], 0, 0  # where to cut, and lse_empty
+        of_mha = 0, *options[:-1], 0, 0  # position of the cut, and lse_empty
         found["mha"].append((*tensors[:5], *of_mha))
         found["mha_gradients"].append((*tensors[:8], *of_mha))
     parts, _ = inputs_and_options(device)[_operations.MERGE_STATES][0]
@@ -279,7 +279,7 @@ def test_make_fx(tracing_mode, device):
     called = [str(node.target) for node in graph.graph.nodes if "flash_mla" in str(node.target)]
     assert called == ["flash_mla.decode_plan.default", "flash_mla.dense_decode.default", "flash_mla.merge.default"]
     assert kind.all_bits(graph(*arrays.values())) == kind.all_bits(step(*arrays.values()))
-    arrays["cache_seqlens"] = kind.int32([64, 0, 65, 3])  # nothing of the values is in the graph
+    arrays["cache_seqlens"] = kind.int32([64, 0, 65, 3])  # the graph contains no values
     assert kind.all_bits(graph(*arrays.values())) == kind.all_bits(step(*arrays.values()))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""torch.compile: one graph without a break, with the same bits as eager calls; also as the first thing that a process does."""
+"""Tests torch.compile: one graph without a break, with the same bits as eager calls; also as the first action of a process."""
 
 import math
 
@@ -118,7 +118,7 @@ class TestCompile:
         compiled = torch.compile(self.step, backend=counting, fullgraph=True)
         traced = torch.compile(
             self.step, backend="aot_eager", fullgraph=True, dynamic=True
-        )  # asks the fakes of symbols
+        )  # calls the fakes with symbols
         for lengths in ([100, 0, 65], [3, 64], [10] * 7):
             batch = Batch(lengths, s_q=2)
             arrays = batch.arrays(kind)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What PyTorch asks of an operator on a GPU: streams, graphs, its allocator, several devices."""
+"""Tests PyTorch's requirements of an operator on a GPU: streams, graphs, the allocator, several devices."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Gradients: of new results of dense MHA alone there are some (test_mha_gradients.py); every other call says at once that it has none, alike in eager
-mode, compiled, and as an operator."""
+"""Tests gradients: only new results of dense MHA have them (test_mha_gradients.py); every other call refuses at once, in eager mode,
+compiled, and as an operator."""
 
 import pytest
 
@@ -204,7 +204,7 @@ def test_what_is_written_has_a_new_version(name, argument, how, device):
     call = torch_calls.of(name, device)
     output = call.outputs[argument]
     learnt = torch.ones_like(output, requires_grad=True)
-    product = (learnt * output).sum()  # its gradient is what output was
+    product = (learnt * output).sum()  # its gradient is the value of output
     if how == "plain":
         call(**call.outputs)
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tensors that are not what lies in their memory, or have none: each is taken for what it means, or refused by name."""
+"""Tests tensors whose memory does not hold their values, or that have none: each is read correctly or refused by name."""
 
 import warnings
 
@@ -15,7 +15,7 @@ import torch_calls
 
 UninitializedParameter = torch.nn.parameter.UninitializedParameter
 
-# ---- Taken for what it means ------------------------------------------------------------------------------------------
+# ---- Read correctly ---------------------------------------------------------------------------------------------------
 
 
 def negative(tensor):
@@ -96,7 +96,7 @@ def test_input_that_is_repeated_by_its_strides(name, argument, device):
         check_message(caught.value, call.name, argument)
     else:
         results = call(**call.given(), **{argument: repeated})
-        # TMA takes no stride of 0: on Hopper another kernel may run, which rounds otherwise.
+        # TMA takes no stride of 0: on Hopper another kernel may run, with different rounding.
         assert same(results, expected) if device == "cpu" else alike(results, expected)
 
 
@@ -120,7 +120,7 @@ def lists_of(tensor):
     return list(tensor) if tensor.ndim > 1 else [tensor]
 
 
-REFUSED = {  # with what the message speaks of
+REFUSED = {  # with words of the message
     "sparse": (lambda tensor: tensor.to_sparse(), "torch.sparse_coo"),
     "sparse rows": (lambda tensor: tensor.reshape(-1, tensor.shape[-1]).to_sparse_csr(), ""),
     "mkldnn": (lambda tensor: tensor.to_mkldnn(), "torch._mkldnn"),
@@ -135,7 +135,7 @@ REFUSED = {  # with what the message speaks of
     "conjugate": (lambda tensor: tensor.to(torch.complex64).conj(), "dtype is complex64"),
     "without storage": (lambda tensor: emptied(tensor.clone()), "data is NULL"),
 }
-# What no tensor may be that is written.
+# Forms that a written tensor must not have.
 LAZY = {
     "negative": (negative, ""),
     "conjugated": (lambda tensor: torch.view_as_complex(tensor.new_zeros(*tensor.shape, 2).float()).conj(), ""),
@@ -228,7 +228,7 @@ def test_tensor_of_another_device():
 
 
 @each_device
-@pytest.mark.filterwarnings("ignore")  # of vmap, that it is slow
+@pytest.mark.filterwarnings("ignore")  # vmap warns that it is slow
 @each_input
 def test_vmap_takes_one_after_the_other(name, argument, device):
     """Or says that it has no rule; nothing else is computed."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls that are like the one before, which take a shorter way, and calls that are not."""
+"""Tests calls that repeat the previous one, which take a shorter path, and calls that do not."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from torch_calls import of, same
 
 from flash_mla import _torch, _torch_repeat  # isort: skip
 
-# Those that make their results.
+# Operations that make their results.
 WAYS = [name for name in (*NAMES, "dense_decode-576", "dense_decode_fp8-656") if not of(name).given()]
 each_way = pytest.mark.parametrize("name", WAYS)
 each_input = pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_input_elsewhere(name, argument, change, device):
     held.zero_()
     before = hits(call)
     results = [array.as_subclass(torch.Tensor) for array in call()]
-    # Over rows that are apart another kernel may run on a GPU.
+    # For rows with gaps another kernel may run on a GPU.
     assert same(results, expected) if device == "cpu" or change != "rows apart" else alike(results, expected)
-    if change != "rows apart":  # which may be none
+    if change != "rows apart":  # may be none
         assert hits(call) - before == (change in SAME_FORM)
 
 

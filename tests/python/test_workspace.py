@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""workspace_bound: no call up to the sizes takes more, and what it is asked wrongly."""
+"""Tests workspace_bound: no call up to the sizes takes more; and wrong arguments."""
 
 import math
 import random

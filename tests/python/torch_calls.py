@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""A small call of every public function that computes, on PyTorch's tensors, and their arguments by what they are; batches of either
-decode, and prompts. A test that imports this is left out where there is no PyTorch."""
+"""A small call of every public function that computes, on PyTorch's tensors, and their arguments by kind; batches of either
+decode, and prompts. A test that imports this is skipped without PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from test_sparse_prefill import check as check_prefill
 
 if torch is None:
     pytest.skip("PyTorch is not installed", allow_module_level=True)
-importlib.import_module("flash_mla._torch")  # which registers the operators, and is else imported for the first tensor
+importlib.import_module("flash_mla._torch")  # registers the operators; otherwise imported for the first tensor
 
 DECODE, PREFILL = flash_mla.flash_mla_with_kvcache, flash_mla.flash_mla_sparse_fwd
 DECODE_FP8 = flash_mla.flash_mla_with_kvcache_fp8
@@ -34,12 +34,12 @@ def of(name, device="cpu"):
     return Call(name, Kind("torch", "bfloat16", device))
 
 
-# (call, input) and (call, output) of each; a cache that is appended to is always given. One input is of bytes alone.
+# (call, input) and (call, output) of each; a cache that is appended to is always given. One input is only bytes.
 INPUTS = [(name, argument) for name in NAMES for argument in of(name).inputs] + [("dense_decode-576", "kv_scale")]
 OUTPUTS = [(name, argument) for name in NAMES for argument in of(name).outputs]
 
 
-# What most tests take: by name, of each call and each of its arguments.
+# Parameters of most tests: by name, each call and each of its arguments.
 each_name = pytest.mark.parametrize("name", NAMES)
 each_input = pytest.mark.parametrize("name,argument", INPUTS)
 each_output = pytest.mark.parametrize("name,argument", OUTPUTS)
@@ -74,7 +74,7 @@ class OfCodes(OfBytes, BatchFp8):
 
 
 BATCH = Batch([100, 0, 65, 7], s_q=2, h_q=4)
-# A batch of either decode with its lengths, and how its results are compared: over FP8 caches Hopper has a kernel of its own.
+# A batch of either decode with its lengths, and the comparison of its results: for FP8 caches Hopper has its own kernel.
 LENGTHS = [300, 20, 65, 140]
 SPARSE = dict(b=4, h_q=16, topk=300)
 BATCHES = {

@@ -9,7 +9,7 @@
 
 /* ---- Numbers --------------------------------------------------------------------------------- */
 
-/* One of a list that ends with -1. */
+/* Returns an entry of a list that ends with -1. */
 static int64_t one_of(struct random_state *random, const int64_t *list)
 {
     int64_t count = 0;
@@ -19,13 +19,13 @@ static int64_t one_of(struct random_state *random, const int64_t *list)
 
 #define ONE_OF(random, ...) one_of(random, (const int64_t[]){__VA_ARGS__, -1})
 
-/* Of as many kinds, from 0 on. */
+/* Returns one of `kinds` kinds, from 0 on. */
 static int64_t kind(struct random_state *random, int64_t kinds)
 {
     return random_between(random, 0, kinds - 1);
 }
 
-/* A size up to `most`: primes, and what lies beside borders of tiles and blocks; now and then none. */
+/* Returns a size up to `most`: primes, and values next to borders of tiles and blocks; occasionally 0. */
 static int64_t size_of(struct random_state *random, int64_t most)
 {
     static const int64_t sizes[] = {1,   2,   3,   5,   7,   8,   11,  13,  16,  17,   31,  32,  61,
@@ -50,12 +50,12 @@ static int64_t page_of(struct random_state *random)
 
 /* ---- Operations: what is not drawn from the grid's values ------------------------------------ */
 
-/* Rows and keys of a case: what the oracle computes. */
+/* Most rows · keys of a case, which the oracle computes. */
 enum { MOST_WORK = 12000 };
 
 static void draw_dense(struct random_state *random, int32_t types, bool gpu, int64_t *v)
 {
-    if (gpu && v[A_DTYPE] > 0) v[A_CACHE] = CACHE_OF_Q; /* a GPU has no kernel of fp16 queries over bytes */
+    if (gpu && v[A_DTYPE] > 0) v[A_CACHE] = CACHE_OF_Q; /* a GPU has no kernel for fp16 queries over bytes */
     const bool bytes = v[A_CACHE] != CACHE_OF_Q;
     if (v[A_CACHE] != CACHE_656 && v[A_CACHE] != CACHE_576) v[A_PRODUCTS] = OF_BF16;
     if (v[A_CACHE] == CACHE_656 && v[A_PRODUCTS] == OF_CODES) v[A_PRODUCTS] = OF_FP8;
@@ -73,7 +73,7 @@ static void draw_dense(struct random_state *random, int32_t types, bool gpu, int
     v[A_INPUTS] = kind(random, INPUTS_BEYOND + 1);
     if (!bytes) v[A_CODES] = S_CODES_WRITTEN;
     if (bytes) v[A_DQK] = v[A_CACHE] == CACHE_584 ? 512 : 576;
-    /* Codes know no infinity, and one scale of all no value beyond fp16. */
+    /* Codes have no infinity, and with a single scale no value exceeds fp16. */
     if (v[A_CACHE] == CACHE_576 && v[A_INPUTS] == INPUTS_INFINITE) v[A_INPUTS] = INPUTS_NORMAL;
     if (v[A_CACHE] == CACHE_576 && v[A_CODES] == S_CODES_BEYOND) v[A_CODES] = S_CODES_SCALES;
 }
@@ -110,7 +110,8 @@ static void draw_prefill(struct random_state *random, int64_t *v)
     if (!flat && v[P_SOURCE] != P_PAGES) v[P_DQK] = v[P_SOURCE] == P_FP8_656 ? 576 : 512;
     v[P_PAGE] = page_of(random);
     v[P_INPUTS] = ONE_OF(random, S_NORMAL, S_SPIKED, S_STEEP, S_BEYOND, P_EXTREME);
-    /* As in the grid: of few keys with values of ±1 some sums are all but 0, and tolerances are not for those. */
+    /* As in the grid: with few keys of values ±1 some sums are almost 0, and tolerances do not cover
+     * those. */
     if (v[P_INPUTS] == P_EXTREME && v[P_CODES] == S_CODES_EXTREME) v[P_CODES] = S_CODES_WRITTEN;
 }
 
@@ -121,8 +122,9 @@ static void draw_mha(struct random_state *random, int32_t types, bool gpu, int64
         v[H_B] = ONE_OF(random, 0, 1, 1, 2, 3, 5, 7);
         s_q = size_of(random, 321), s_k = size_of(random, 1025);
         h_kv = ONE_OF(random, 1, 1, 1, 2, 3, 7, 16), h_q = h_kv * ONE_OF(random, 1, 1, 1, 2, 3, 7, 16);
-    } while (v[H_B] * s_q * h_q * (s_k + 1) > 3 * MOST_WORK); /* of shorter rows */
-    /* Hopper's kernels multiply values that some rows of a tile do not see by weights of 0, which NaN survives. */
+    } while (v[H_B] * s_q * h_q * (s_k + 1) > 3 * MOST_WORK); /* MHA rows are shorter */
+    /* Hopper's kernels multiply values hidden from some rows of a tile by weights of 0, which NaN
+     * survives. */
     if (gpu) v[H_INPUTS] = kind(random, INPUTS_NAN_ENDS); /* those before it */
     v[H_SHAPE] = axis_shape(s_q, s_k, 0), v[H_HEADS] = axis_shape(h_q, h_kv, 0);
     if (!(types & FMLA_TAKES_FP16)) v[H_DTYPE] = 0;
@@ -154,7 +156,7 @@ static void draw_cache(struct random_state *random, bool gather, bool gpu, int64
     v[C_SLOTS] = kind(random, gpu && !gather ? SLOTS_TWICE : SLOTS_TWICE + 1);
 }
 
-/* Formats of one d_qk. */
+/* Draws formats of one d_qk. */
 static void draw_convert(struct random_state *random, const struct subject *op, int64_t *v)
 {
     do {

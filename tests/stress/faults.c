@@ -21,11 +21,11 @@ static volatile unsigned char sink;
     }
 DEFECT(past_end, out.memory[out.bytes] += 1)
 DEFECT(before_begin, out.memory[-1] += 1)
-/* Where the result does not end with its pages, and nothing but a pattern tells. A case is run twice on the same memory: what is
- * written must not undo itself. */
+/* Only if the result does not end at the end of its pages, so that only a pattern detects it. A case runs
+ * twice on the same memory: the writes must not cancel. */
 DEFECT(past_end_quietly,
        if ((uintptr_t)(out.memory + out.bytes) % (uintptr_t)sysconf(_SC_PAGESIZE)) out.memory[out.bytes] += 1)
-/* Where the input ends with its pages; elsewhere reading is not seen. */
+/* Only if the input ends at the end of its pages; elsewhere a read is not detected. */
 DEFECT(read_beyond, sink = input.memory[input.bytes])
 DEFECT(workspace_end, workspace->memory[workspace->bytes] += 1)
 DEFECT(input_written, if (input.bytes) input.memory[input.bytes - 1] += 1)
@@ -59,7 +59,7 @@ const struct fault_kind *fault_of(const char *name)
     return NULL;
 }
 
-/* Does a run with the fault end with 1, and name a call? */
+/* Returns true if a run with the fault ends with 1 and names a call. */
 static bool is_seen(const char *program, uint64_t seed, const char *name)
 {
     char command[4500], line[4096];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Defects that a kernel could have, planted beside its calls: stress must see each, and name the call.
+ * Defects that a kernel could have, planted around its calls: stress must detect each and name the call.
  */
 #ifndef STRESS_FAULTS_H
 #define STRESS_FAULTS_H
@@ -14,14 +14,14 @@ struct fault_kind {
     void (*after)(const struct device_blocks *blocks, const fmla_tensor *out, const fmla_tensor *input,
                   struct device_scratch *workspace);
     void (*refused)(const struct device_blocks *blocks, const fmla_tensor *out);
-    enum defect defect; /* of checkattn's own */
-    int only;           /* 1 + the operation that can have it; 0: all are drawn */
+    enum defect defect; /* one of checkattn's defects */
+    int only;           /* 1 + the only operation that can have it; 0: any operation */
 };
 
-/* NULL: no fault has that name. */
+/* Returns the fault of that name; NULL: none. */
 const struct fault_kind *fault_of(const char *name);
 
-/* Runs `program` once for each; 1 if one went unseen. */
+/* Runs `program` once for each fault; returns 1 if one was not detected. */
 int faults_check(const char *program, uint64_t seed);
 
 #endif

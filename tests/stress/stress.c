@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * stress: random calls of every operation, from several host threads at once, through the cases of checkattn. Each call has its
- * memory behind guard pages (pages.h; on a GPU between canaries), is made with workspaces that must be refused and with
- * one of exactly the size that was answered, twice, and is compared with the oracle.
+ * stress: random calls of every operation, from several host threads at once, through the cases of checkattn.
+ * Each call has its memory between guard pages (pages.h; on a GPU between canaries), is made with workspaces
+ * that must be refused and twice with one of exactly the queried size, and is compared with the oracle.
  *
- * Call N of a seed is the same call whatever ran before it, so that one that failed can be made again alone.
+ * Call N of a seed does not depend on earlier calls, so a failed call can be repeated alone.
  */
 #include "../checkattn/pages.h"
 #include "draw.h"
@@ -23,7 +23,7 @@
 enum {
     MOST_THREADS = 32,
     MOST_KERNELS = 32,
-    ROUND = 64 /* calls, with the same settings of the library's threads */
+    ROUND = 64 /* calls with the same settings of the library's threads */
 };
 
 /* A kernel of an operation that can be forced. */
@@ -35,16 +35,16 @@ struct tested {
 
 static struct {
     uint64_t seed;
-    fmla_device device; /* type 0: the CPU, behind guard pages */
+    fmla_device device; /* type 0: the CPU, between guard pages */
     double end;
     int64_t calls; /* 0: until the end */
     enum defect defect;
-    int only; /* as a fault says */
+    int only; /* set by a fault */
     int kernels;
     struct tested kernel[MOST_KERNELS];
-    int32_t types[OPERATIONS]; /* of the kernels that dispatch chooses from */
+    int32_t types[OPERATIONS]; /* types of the kernels that dispatch chooses from */
     _Atomic int64_t next, made, rows, failed, of_operation[OPERATIONS];
-    _Atomic int64_t under_way[MOST_THREADS]; /* the call that each host thread is making; 0: none */
+    _Atomic int64_t under_way[MOST_THREADS]; /* current call of each host thread; 0: none */
 } stress = {.seed = 1};
 
 /* ---- What went wrong ------------------------------------------------------------------------- */
@@ -75,8 +75,8 @@ static size_t put_number(char *line, size_t at, uint64_t number)
     return at;
 }
 
-/* A kernel touched what is no part of its call. Its threads may be the library's own, so all calls that are under way are
- * named. */
+/* A kernel accessed memory outside its call. Its threads may be the library's own, so all current calls
+ * are named. */
 static void bad_access(int signal)
 {
     char line[64 + 32 * MOST_THREADS];
@@ -103,7 +103,8 @@ static void catch_bad_accesses(void)
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
-/* A GPU's tuned kernels refuse some calls: they run where dispatch chooses them, and the portable ones when forced. */
+/* Returns true for kernels that take every call. A GPU's tuned kernels refuse some: they run when dispatch
+ * chooses them, and only portable ones are forced. */
 static bool takes_everything(const char *kernel)
 {
     return strncmp(kernel, "cuda", 4) != 0 || !strcmp(kernel, "cuda") || !strcmp(kernel, "cuda-sm80");
@@ -133,7 +134,7 @@ static bool find_kernels(fmla_device device)
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
 
-/* What the library's calls run on. A loop of the host's own is one of the settings. */
+/* Sets the threads of the library's calls. The host's own loop is one of the settings. */
 static void set_threads(int64_t call)
 {
     static const int32_t threads[] = {0, 1, 3};
@@ -142,7 +143,7 @@ static void set_threads(int64_t call)
     fmla_set_num_threads(setting == 3 ? 0 : threads[setting]);
 }
 
-/* Cases are smaller the cheaper their operation is to set up: most calls are of attention. */
+/* Draws an operation, with more weight on attention: operations that are cheap to set up have small cases. */
 static enum operation draw_operation(struct random_state *random)
 {
     static const enum operation of[] = {
@@ -173,7 +174,7 @@ static void make_call(int64_t call)
     int of[MOST_KERNELS] = {0}, count = 0;
     for (int i = 0; i < stress.kernels; i++)
         if (stress.kernel[i].operation == operation) of[count++] = i;
-    const int64_t chosen = random_between(&random, 0, count); /* the last: what dispatch chooses */
+    const int64_t chosen = random_between(&random, 0, count); /* the last one: dispatch chooses */
     run.by_default = chosen == count;
     run.kernel = run.by_default ? "(the best)" : stress.kernel[of[chosen]].kernel;
     run.types = run.by_default ? stress.types[operation] : stress.kernel[of[chosen]].types;
@@ -193,7 +194,7 @@ static void make_call(int64_t call)
 
 struct host_thread {
     int number;
-    int64_t last; /* call of the round */
+    int64_t last; /* last call of the round */
 };
 
 static void *host_thread(void *data)
@@ -209,7 +210,7 @@ static void *host_thread(void *data)
     return NULL;
 }
 
-/* Rounds of calls, each with a setting of the library's threads, until time or calls are used up. */
+/* Runs rounds of calls, each with one setting of the library's threads, until time or calls are used up. */
 static void make_calls(int threads)
 {
     struct host_thread host[MOST_THREADS] = {{0}};
@@ -262,16 +263,17 @@ static int summary(double start)
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {{"seconds", required_argument, NULL, 's'},
-                                            {"calls", required_argument, NULL, 'n'},
-                                            {"call", required_argument, NULL, 'c'},
-                                            {"seed", required_argument, NULL, 'S'},
-                                            {"threads", required_argument, NULL, 't'},
-                                            {"device", required_argument, NULL, 'd'},
-                                            {"faults", no_argument, NULL, 'F'},
-                                            {"fault", required_argument, NULL, 'f'}, /* one of them, here */
-                                            {"help", no_argument, NULL, 'h'},
-                                            {NULL, 0, NULL, 0}};
+    static const struct option options[] = {
+        {"seconds", required_argument, NULL, 's'},
+        {"calls", required_argument, NULL, 'n'},
+        {"call", required_argument, NULL, 'c'},
+        {"seed", required_argument, NULL, 'S'},
+        {"threads", required_argument, NULL, 't'},
+        {"device", required_argument, NULL, 'd'},
+        {"faults", no_argument, NULL, 'F'},
+        {"fault", required_argument, NULL, 'f'}, /* one fault, in this process */
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0}};
     uint64_t seconds = 0, threads = 3, calls = 0, only = 0;
     const struct fault_kind *fault = NULL;
     bool faults = false;
@@ -307,7 +309,7 @@ int main(int argc, char **argv)
         stress.only = fault->only;
     device_stress = &watch;
     for (int i = OPERATIONS - 1; i >= 0;
-         i--) /* keys of sparse decode are those of prefill too: the last ones stay */
+         i--) /* sparse decode and prefill share their random keys: the last draw stays */
         if (subjects[i]) operation_begin(subjects[i], stress.seed);
     const double start = timing_now();
     if (!seconds) seconds = calls ? 1000000 : 60;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tensors that a test holds, and what the message of a refused call must be: it opens with "operation: argument: " and holds the
- * words given.
+ * Tensors that a test owns, and the check of a refused call's message: it begins with "operation:
+ * argument: " and contains the words given.
  */
 #ifndef FMLA_ARGUMENTS_H
 #define FMLA_ARGUMENTS_H
@@ -14,8 +14,7 @@
 static const fmla_dtype bf16 = {FMLA_TYPE_BFLOAT, 16, 1}, fp16 = {FMLA_TYPE_FLOAT, 16, 1},
                         f32 = {FMLA_TYPE_FLOAT, 32, 1}, i32 = {FMLA_TYPE_INT, 32, 1};
 
-/* A tensor with its shape and strides; more of them than any rank that is right, for the ranks that are not.
- */
+/* A tensor with its shape and strides, with room for ranks larger than any valid one. */
 struct held {
     fmla_tensor tensor;
     int64_t shape[8], strides[8];
@@ -40,7 +39,7 @@ static inline void held_set(struct held *held, void *data, fmla_dtype dtype, int
 
 #define HELD(held, data, dtype, ndim, ...) held_set(held, data, dtype, ndim, (const int64_t[]){__VA_ARGS__})
 
-/* The words, separated by |, that a message must hold; each after the other. */
+/* Checks that a message contains the words, separated by |, in order. */
 static inline int has_words(const char *message, const char *words)
 {
     while (*words) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A small call of each operation on the CPU, for tests of how calls run: from many threads at once, after a fork, without an
- * allocation. A program includes this once.
+ * A small call of each operation on the CPU, for tests of how calls run: from many threads at once, after
+ * a fork, without allocation. A program includes this once.
  */
 #ifndef FMLA_CALLS_H
 #define FMLA_CALLS_H
@@ -18,8 +18,9 @@ static const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
 #define ANY_BF16 .type = {FMLA_TYPE_BFLOAT, 16, 1}
 #define ANY_F32  .type = {FMLA_TYPE_FLOAT, 32, 1}
 
-/* Over FP8 keys, which each worker unpacks into memory of its own. Tokens of sparse prefill are enough that no list is cut, whatever
- * the number of workers. In an order in which each may follow the one before: what is gathered was appended. */
+/* The keys are FP8, which each worker unpacks into its own memory. Sparse prefill has so many tokens that
+ * no list is split, whatever the number of workers. Each call may follow the one before in this order:
+ * gather reads what append wrote. */
 static const struct small_call {
     enum operation operation;
     struct layout layout;
@@ -58,18 +59,18 @@ static const struct small_call {
 /* NOLINTEND(bugprone-macro-parentheses) */
 enum { SPARSE_DECODE = 3, CALLS = sizeof small_calls / sizeof small_calls[0] };
 
-/* A loop of the host's own, on as many workers as `workers` says, in the thread that asks. */
+/* A parallel loop of the host on `workers` workers, all in the calling thread. */
 static inline void in_order(void *workers, int64_t count, fmla_task task, void *task_data)
 {
     for (int64_t i = 0; i < count; i++) task(task_data, i, (int32_t)(i % *(const int32_t *)workers));
 }
 
-/* Outputs of all calls, and plans, one behind the other. */
+/* Outputs of all calls, and plans, concatenated. */
 struct result {
     _Alignas(64) char bytes[RESULT_BYTES];
 };
 
-/* What every call is copied from, and where its outputs are in a result. */
+/* The template of every call, and the offset of its outputs in a result. */
 static struct {
     _Alignas(16) char args[512];
     struct held held[MAX_TENSORS];
@@ -93,13 +94,13 @@ static void draw(void)
     if (at > RESULT_BYTES) abort();
 }
 
-/* How a call is made. */
+/* The way to make a call. */
 struct way {
     const char *kernel;
-    const struct result *planned; /* NULL: a plan is made inside */
+    const struct result *planned; /* NULL: the call makes its own plan */
     int32_t batch_invariant;
     void *workspace;
-    size_t workspace_size, *wanted; /* asked for a workspace, a call answers its size instead */
+    size_t workspace_size, *wanted; /* if set, a call queries its workspace size instead */
 };
 
 static fmla_status call_small(int i, struct result *result, const struct way *way)
@@ -118,13 +119,14 @@ static fmla_status call_small(int i, struct result *result, const struct way *wa
         if (gathered) held[which].tensor.data = result->bytes + made[i - 1].at[TENSOR_cache_append_kv_cache];
         if ((operation == OP_CACHE_APPEND || operation == OP_CACHE_CONVERT) && (m->allowed & IS_OUTPUT) &&
             !way->wanted)
-            memset(held[which].tensor.data, 0, bytes_of(&held[which])); /* a slot stays as it was */
+            memset(held[which].tensor.data, 0,
+                   bytes_of(&held[which])); /* skipped slots keep their contents */
         if (*tensor) *tensor = &held[which].tensor;
     }
     const void **const plan = option_at(operation, args, "plan");
     if (plan && described_is_plan(operation))
         *plan = result->bytes + made[i].plan, *(size_t *)option_at(operation, args, "plan_size") = PLAN_BYTES;
-    else if (plan && way->planned) /* made by the call that is two before */
+    else if (plan && way->planned) /* made by the call two before */
         *plan = way->planned->bytes + made[i - 2].plan,
         *(size_t *)option_at(operation, args, "plan_size") = PLAN_BYTES;
     put_number(operation, args, "batch_invariant", way->batch_invariant);
@@ -142,7 +144,7 @@ static fmla_status call_small(int i, struct result *result, const struct way *wa
     return described_run(operation, args);
 }
 
-/* Both plans, which come first. */
+/* Makes both plans, which come first. */
 static inline fmla_status make_plans(struct result *result)
 {
     const struct way way = {0};
@@ -150,7 +152,7 @@ static inline fmla_status make_plans(struct result *result)
     return status ? status : call_small(1, result, &way);
 }
 
-/* All of them, each in a workspace whose bytes are nothing's; the first that fails, or NULL. */
+/* Makes all calls, each in a workspace of arbitrary bytes; returns the first that fails, or NULL. */
 static inline const char *call_all(struct result *result, const struct way *way)
 {
     memset(result, 0xff, sizeof *result);
@@ -162,7 +164,7 @@ static inline const char *call_all(struct result *result, const struct way *way)
     return NULL;
 }
 
-/* Memory for a workspace that is enough for each of them, with as many workers as there are now. */
+/* Allocates a workspace large enough for each call with the current number of workers. */
 static inline struct way way_of_all(const struct result *planned)
 {
     struct way way = {.planned = planned};

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The checks of the unit tests. A failing check prints where, what and the values, and the test goes on, so
- * that one run shows all that is wrong; check_done() closes with the count. A program includes this once.
+ * Checks for unit tests. A failing check prints the place, the case and the values, and the test
+ * continues, so that one run shows all errors; check_done() ends with the count. A program includes this
+ * once.
  */
 #ifndef FMLA_CHECK_H
 #define FMLA_CHECK_H
@@ -14,7 +15,7 @@
 
 static uint64_t check_count, check_failures;
 
-enum { CHECK_PRINTED = 40 /* failures: a broken table would otherwise print a million lines */ };
+enum { CHECK_PRINTED = 40 /* failures; a broken table would otherwise print a million lines */ };
 
 __attribute__((format(printf, 4, 5), noinline, cold)) static void
 check_fail(const char *file, int line, const char *what, const char *format, ...)
@@ -29,14 +30,14 @@ check_fail(const char *file, int line, const char *what, const char *format, ...
     fputc('\n', stderr);
 }
 
-/* CHECK(condition, format, values…): the format says which case it was and what came. */
+/* CHECK(condition, format, values…): the format names the case and the values found. */
 #define CHECK(condition, ...)                                                                                \
     do {                                                                                                     \
         check_count++;                                                                                       \
         if (!(condition)) check_fail(__FILE__, __LINE__, #condition, __VA_ARGS__);                           \
     } while (0)
 
-/* Two integers that must be equal. */
+/* Checks that two integers are equal. */
 #define CHECK_EQ(value, expected)                                                                            \
     do {                                                                                                     \
         const int64_t check_value = (int64_t)(value), check_expected = (int64_t)(expected);                  \
@@ -44,10 +45,10 @@ check_fail(const char *file, int line, const char *what, const char *format, ...
               check_expected);                                                                               \
     } while (0)
 
-/* A call of the library that must succeed; its message says why it did not. */
+/* Checks that a call of the library succeeds; prints its message otherwise. */
 #define CHECK_OK(call) CHECK((call) == FMLA_OK, "%s", fmla_last_error())
 
-/* The n-th of `text`, pairs in braces, as they stand in the source. */
+/* Returns the n-th pair in braces of `text`, as it is in the source. */
 static inline const char *check_pair(const char *text, size_t n, int *length)
 {
     int depth = 0;
@@ -70,13 +71,13 @@ static inline void check_all(const char *file, int line, const char *text, const
     }
 }
 
-/* Integers and what they must be, a pair in braces each: {value, expected}, … */
-#define CHECK_ALL(...) CHECK_PAIRS(__VA_ARGS__) /* macros among them may be several pairs */
+/* Checks integers against their expected values, each pair in braces: {value, expected}, … */
+#define CHECK_ALL(...) CHECK_PAIRS(__VA_ARGS__) /* a macro may expand to several pairs */
 #define CHECK_PAIRS(...)                                                                                     \
     check_all(__FILE__, __LINE__, #__VA_ARGS__, (const int64_t[][2]){__VA_ARGS__},                           \
               sizeof((const int64_t[][2]){__VA_ARGS__}) / sizeof(int64_t[2]))
 
-/* A test that checked nothing has failed. */
+/* Prints the count; a test that checked nothing fails. */
 static inline int check_done(const char *name)
 {
     if (check_failures)

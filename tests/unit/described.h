@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls made from an operation's descriptor (src/operations.def), for error tests and for fuzzing: what its tensors are once the
- * sizes have values, and its public functions by number.
+ * Calls made from an operation's descriptor (src/operations.def), for error tests and fuzzing: its tensors
+ * for given sizes, and its public functions by number.
  */
 #ifndef FMLA_DESCRIBED_H
 #define FMLA_DESCRIBED_H
@@ -11,13 +11,13 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* What a struct is initialised with, by its members' names. */
+/* Designated initialisers of a struct. */
 #define DESIGNATED(...)                                                                                      \
     {                                                                                                        \
         __VA_ARGS__                                                                                          \
     }
 
-/* What the tensors of a call are. Sizes are found by number and by name. */
+/* Sizes and types of a call's tensors. Sizes are accessible by number and by name. */
 struct layout {
     union {
         int64_t size[DIMENSIONS];
@@ -27,30 +27,30 @@ struct layout {
 #include "operations.def"
         };
     };
-    fmla_dtype type;      /* of values that may have several types */
+    fmla_dtype type;      /* of values that allow several types */
     int32_t format;       /* of caches, FMLA_KV_… */
-    int32_t extra_format; /* of a second one; 0: format */
-    bool codes;           /* queries that may have codes have */
-    bool flat;            /* tensors that may have all tokens in one dimension have (form_of) */
-    /* Calls that are made by name alone have these (named_calls.h): */
+    int32_t extra_format; /* of a second cache; 0: format */
+    bool codes;           /* queries are codes if they may be */
+    bool flat;            /* tensors have all tokens in one dimension if they may (form_of) */
+    /* Only used by calls made by name (named_calls.h): */
     unsigned has; /* optional tensors, HAS_… */
     int32_t batch_invariant, num_partitions, causal, products;
 };
 
-/* The format of a cache. */
+/* Returns the format of a cache. */
 static inline const struct cache_format *described_format(const struct member *m, const struct layout *layout)
 {
     return &cache_formats[(m->allowed & IS_SECOND) && layout->extra_format ? layout->extra_format
                                                                            : layout->format];
 }
 
-/* A page of it is one piece: its tokens, then the scales of all. */
+/* Returns true if a page is one piece: its tokens, then all scales. */
 static inline bool described_in_pieces(const struct member *m, const struct layout *layout)
 {
     return (m->allowed & IS_CACHE) && kv_layout_of(described_format(m, layout)->format, 0).scale_bytes;
 }
 
-/* The name of a dimension; DIM__ where there is none, or where it is the bytes of a token. */
+/* Returns the name of a dimension; DIM__ if it has none or is the bytes of a token. */
 static inline enum dimension described_name(const struct member *m, const struct layout *layout, int i)
 {
     if ((m->allowed & IS_CACHE) && !layout->flat && described_format(m, layout)->token && i == 3)
@@ -58,7 +58,7 @@ static inline enum dimension described_name(const struct member *m, const struct
     return form_of(m, layout->flat).dimensions[i];
 }
 
-/* Fills the shape, and returns the rank. */
+/* Fills in the shape and returns the rank. */
 static inline int described_shape(const struct member *m, const struct layout *layout, int64_t *shape)
 {
     const int rank = form_of(m, layout->flat).rank;
@@ -89,14 +89,14 @@ static inline const struct member *described_member(enum operation operation, co
     return NULL;
 }
 
-/* Where an option is; NULL: the operation has none of that name. */
+/* Returns the address of an option; NULL: the operation has none of that name. */
 static inline void *option_at(enum operation operation, void *args, const char *name)
 {
     const struct member *const m = described_member(operation, name);
     return m ? (char *)args + m->offset : NULL;
 }
 
-/* The first option of a kind; NULL: the operation has none. */
+/* Returns the first option of a kind; NULL: the operation has none. */
 static inline const struct member *described_kind(enum operation operation, enum member_kind kind)
 {
     for (const struct member *m = descriptors[operation].members; m->name; m++)
@@ -104,7 +104,7 @@ static inline const struct member *described_kind(enum operation operation, enum
     return NULL;
 }
 
-/* The tensors of an operation, from 0 on; NULL behind the last. */
+/* Returns tensor `which` of an operation; NULL past the last. */
 static inline const struct member *described_tensor(enum operation operation, int which)
 {
     for (const struct member *m = descriptors[operation].members; m->name; m++)
@@ -112,7 +112,7 @@ static inline const struct member *described_tensor(enum operation operation, in
     return NULL;
 }
 
-/* The dimension that an option without a tensor says; DIM__: none. */
+/* Returns the dimension that an option sets in the absence of a tensor; DIM__: none. */
 static inline enum dimension described_wide(const struct member *m)
 {
     for (int i = 1; m->kind == MEMBER_WIDE && i < DIMENSIONS; i++)
@@ -128,17 +128,17 @@ static inline fmla_status described_run(enum operation operation, const void *ar
     return FMLA_INVALID_ARGUMENT;
 }
 
-/* What the questions of an operation are answered with. */
+/* Answers to the queries of an operation. */
 struct answer {
     size_t bytes, alignment;
-    int32_t count[2]; /* the second one is unused */
+    int32_t count[2]; /* the second is unused */
     const char *name;
 };
 
 enum question { ASK_BYTES, ASK_BOUND, ASK_KERNEL, QUESTIONS };
 
-/* Asks for the bytes of a workspace, their bound and a kernel; of a plan, for its bytes (twice) and its partitions. An operation
- * that has neither returns FMLA_OK. answer NULL: there is nowhere to answer. */
+/* Queries the bytes of a workspace, their bound and a kernel; for a plan its bytes (twice) and its
+ * partitions. An operation without these returns FMLA_OK. answer NULL: passes no place for the answer. */
 static inline fmla_status described_ask(enum operation operation, enum question question, const void *args,
                                         struct answer *answer)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sound values for the inputs of any operation, told by what its descriptor says of a tensor.
+ * Fills the inputs of any operation with valid values, according to its descriptor.
  */
 #ifndef FMLA_FILLED_H
 #define FMLA_FILLED_H
@@ -24,7 +24,8 @@ static inline size_t bytes_of(const struct held *held)
     return (size_t)elements_of(held) * held->tensor.dtype.bits / 8;
 }
 
-/* Codes of queries and caches, finite and, of e4m3, below 2; scales of 0.01 to 0.04, or 2^-7 to 2^-4, or, of FP4, such codes. */
+/* Fills in codes of queries and caches, finite and, for e4m3, below 2; scales of 0.01 to 0.04, or 2^-7 to
+ * 2^-4, or, for FP4, such codes. */
 static inline void fill_codes(const struct held *held, const struct member *m, const struct layout *l,
                               struct random_state *random)
 {
@@ -45,19 +46,19 @@ static inline void fill_codes(const struct held *held, const struct member *m, c
     }
 }
 
-/* Draws lengths: all, one or none, and some. */
+/* Returns lengths: the most, one or none, and values between. */
 static inline int32_t length_of(int64_t i, int64_t most, int32_t least)
 {
     return (int32_t)(i % 3 == 0 ? most : i % 3 == 1 ? least : most * 3 / 5);
 }
 
-/* Where request i of b begins among all tokens, the later ones the longer. */
+/* Returns the first token of request i of b; later requests are longer. */
 static inline int64_t start_of(int64_t i, int64_t b, int64_t tokens)
 {
     return b ? i * i * tokens / (b * b) : 0;
 }
 
-/* Some indices name no key; some slots occur twice. */
+/* Returns an integer element: some indices are invalid, some slots occur twice. */
 static inline int64_t integer_of(const struct member *m, const struct layout *l, int64_t i,
                                  struct random_state *random)
 {
@@ -69,7 +70,7 @@ static inline int64_t integer_of(const struct member *m, const struct layout *l,
     if (!strcmp(m->name, "block_table")) return i % l->pages;
     if (!strcmp(m->name, "cu_seqlens_q")) return start_of(i, l->splits - 1, l->tokens_q);
     if (!strcmp(m->name, "cu_seqlens_k")) return start_of(i, l->splits - 1, l->tokens_k);
-    if (!strcmp(m->name, "positions")) return l->max_positions ? i * 5 % l->max_positions : 0; /* not there */
+    if (!strcmp(m->name, "positions")) return l->max_positions ? i * 5 % l->max_positions : 0; /* absent */
     if (m->allowed & ALLOW_I64) return i % 5 == 4 ? -1 : i * 3 % keys;
     return random_between(random, -20, keys - 1);
 }
@@ -99,7 +100,8 @@ static inline void *room_for(size_t bytes)
     return memory;
 }
 
-/* In a workspace of the size that the call asks for, whose bytes are nothing's. A size that is refused is the answer. */
+/* Runs the call in a workspace of the queried size with arbitrary contents. If the size query is refused,
+ * returns its status. */
 static inline fmla_status run_in_room(enum operation operation, void *args)
 {
     struct answer answer = {0};
@@ -114,7 +116,7 @@ static inline fmla_status run_in_room(enum operation operation, void *args)
     return status;
 }
 
-/* For named_make: contiguous and of the CPU, in memory of its own. Inputs are filled. */
+/* For named_make: contiguous CPU tensors, each in its own memory. Inputs are filled. */
 static inline void place_filled(struct held *held, const struct member *m, int which,
                                 const struct layout *layout)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A call that is good in every respect, in memory made by its operation's descriptor. A test changes one thing about it, and says
- * whether the call must then be refused (REFUSED) or taken (TAKEN).
+ * A valid call, in memory laid out by its operation's descriptor. A test changes one thing about it and
+ * says whether the call must then be refused (REFUSED) or accepted (TAKEN).
  */
 #ifndef FMLA_GOOD_CALL_H
 #define FMLA_GOOD_CALL_H
@@ -11,14 +11,14 @@
 
 #include <math.h>
 
-enum { TAIL = 64 /* bytes behind a struct, as of a caller with a later header */, PATTERN = 0xc3 };
-enum { ROWS = 3 /* of a plan's table */, TOPK = 40, EXTRA = 10 /* entries of lists */ };
+enum { TAIL = 64 /* bytes after a struct, as from a caller with a newer header */, PATTERN = 0xc3 };
+enum { ROWS = 3 /* rows of a plan's table */, TOPK = 40, EXTRA = 10 /* entries of lists */ };
 enum { SCRATCH = 1 << 23, SCRATCH_WATCHED = 1 << 12 };
 
-/* The workspace, or where a plan is written. */
+/* The workspace, or the memory of a plan. */
 static _Alignas(64) char scratch[SCRATCH];
 
-/* Sizes that go together, of any operation; a test says what it wants otherwise. */
+/* Consistent sizes for any operation; a test overrides some. */
 static const struct layout good_layout =
     DESIGNATED(.b = 2, .s_q = 2, .h_q = 4, .h_kv = 2, .d_qk = 576, .d_v = 512, .s_kv = 60, .pages = 6,
                .page_size = 16, .max_pages = 3, .one = 1, .one_head = 1, .extra_pages = 3,
@@ -27,18 +27,18 @@ static const struct layout good_layout =
                .fields = FMLA_PARTITION_FIELDS, .splits = 3, .type = {FMLA_TYPE_BFLOAT, 16, 1},
                .format = FMLA_KV_BF16);
 
-/* A call that is good in every respect, after set_up. */
+/* A call that is valid after set_up. */
 struct good_call {
     enum operation operation;
-    const char *elsewhere; /* the argument that is named where nothing runs on the device */
+    const char *elsewhere; /* the argument named in errors if nothing runs on the device */
     void (*set_up)(void);
-    bool partly; /* it writes part of its outputs, where its arguments say */
-    /* From here on: what begin() made. */
+    bool partly; /* it writes only the part of its outputs that its arguments select */
+    /* The following are set by begin(). */
     struct layout layout;
-    unsigned absent; /* tensors, as bits */
+    unsigned absent; /* bit mask of tensors */
     void *args;
-    struct held held[MAX_TENSORS]; /* in the order of the descriptor, as are: */
-    char *memory[MAX_TENSORS];     /* of the tensor and one element more */
+    struct held held[MAX_TENSORS]; /* in the descriptor's order, like: */
+    char *memory[MAX_TENSORS];     /* the tensor and one element more */
     size_t room[MAX_TENSORS];
 };
 
@@ -54,7 +54,7 @@ static inline const fmla_tensor **tensor_of(const struct good_call *good, const 
     return option_of(good, m);
 }
 
-/* Where an option of that name is. */
+/* Returns the address of an option. */
 static inline void *option(const struct good_call *good, const char *name)
 {
     return option_of(good, described_member(good->operation, name));
@@ -65,7 +65,7 @@ static inline void put_int(const struct good_call *good, const char *name, int32
     memcpy(option(good, name), &value, sizeof value);
 }
 
-/* Memory of exactly that many bytes, aligned as anything may want it. */
+/* Returns memory of exactly that many bytes with the largest alignment. */
 static inline void *exactly(size_t bytes)
 {
     void *memory = NULL;
@@ -87,7 +87,8 @@ static inline void fill(const struct good_call *good, const struct member *m, in
         memcpy(memory + 4 * i, &(float){(float)(i % 17) - 8.0f}, 4);
 }
 
-/* The tensors are what the layout says. One without elements has no data; one that no machine has memory for keeps what it had. */
+/* Lays out the tensors as the layout says. A tensor without elements has no data; one too large for any
+ * machine keeps its memory. */
 static inline void lay_out_in(struct good_call *good, bool anew)
 {
     const struct member *m;
@@ -109,7 +110,7 @@ static inline void lay_out_in(struct good_call *good, bool anew)
     }
 }
 
-/* In the memory that there is, as far as it goes. */
+/* Lays the tensors out in their existing memory where possible. */
 static inline void lay_out(struct good_call *good)
 {
     lay_out_in(good, false);
@@ -121,7 +122,7 @@ static inline void resize(struct good_call *good, enum dimension name, int64_t s
     lay_out(good);
 }
 
-/* For set_up. absent: the tensors that are left out. */
+/* For set_up. absent: the tensors left out. */
 static inline void begin(struct good_call *good, const struct layout *layout, unsigned absent)
 {
     const struct member *m;
@@ -140,14 +141,14 @@ static inline void begin(struct good_call *good, const struct layout *layout, un
     *(size_t *)option(good, plans ? "plan_size" : "workspace_size") = plans ? SCRATCH_WATCHED : SCRATCH;
 }
 
-/* A set_up of some variant. */
+/* Defines a set_up of a variant. */
 #define SET_UP(name, call)                                                                                   \
     static void name(void)                                                                                   \
     {                                                                                                        \
         call;                                                                                                \
     }
 
-/* Integers of a tensor. */
+/* Puts integers into a tensor. */
 #define PUT(held, type, ...)                                                                                 \
     memcpy((held).tensor.data, (const type[]){__VA_ARGS__}, sizeof((const type[]){__VA_ARGS__}))
 
@@ -158,7 +159,7 @@ static inline void everywhere(struct good_call *good, int32_t device_type, int32
 
 /* ---- How it ends ----------------------------------------------------------------------------- */
 
-/* Elements of the outputs that are as they were, or, behind them, are not. */
+/* Counts elements of the outputs that are unchanged or, with `behind`, changed elements after them. */
 static inline int64_t count_outputs(const struct good_call *good, bool behind)
 {
     const struct member *m;
@@ -166,7 +167,7 @@ static inline int64_t count_outputs(const struct good_call *good, bool behind)
     for (int which = 0; (m = described_tensor(good->operation, which)); which++) {
         const struct held *held = &good->held[which];
         const size_t width = held->tensor.dtype.bits / 8;
-        int64_t elements = 1; /* from the first to past the last */
+        int64_t elements = 1; /* from the first to one past the last */
         for (int i = 0; i < held->tensor.ndim; i++)
             elements = held->shape[i] && elements ? elements + (held->shape[i] - 1) * held->strides[i] : 0;
         if (!*tensor_of(good, m)) elements = 0;
@@ -192,7 +193,7 @@ static inline bool untouched(const struct good_call *good)
     return true;
 }
 
-/* Every element of the outputs, of some calls any, and nothing behind them. */
+/* Checks that every element of the outputs was written (any, for some calls), and nothing after them. */
 static inline void check_written(const struct good_call *good, const char *label)
 {
     const int64_t stayed = count_outputs(good, false), behind = count_outputs(good, true);
@@ -201,7 +202,7 @@ static inline void check_written(const struct good_call *good, const char *label
     CHECK(behind == 0, "%s: %" PRId64 " elements were written past the end", label, behind);
 }
 
-/* All rows are those without a key. */
+/* Checks that all rows are those of rows without a key. */
 static inline void check_no_key(const struct good_call *good, const char *label)
 {
     const struct member *m;
@@ -218,7 +219,8 @@ static inline void check_no_key(const struct good_call *good, const char *label)
     CHECK(wrong == 0, "%s: %" PRId64 " elements are not those of a row without keys", label, wrong);
 }
 
-/* The call and the questions before it must fail alike; or only the call, where the questions do not look at what is wrong. */
+/* Checks that the call and its queries fail alike; or only the call, if the queries do not look at the
+ * error. */
 static inline void check_refused(const struct good_call *good, const char *label, fmla_status status,
                                  const char *argument, const char *words, bool only_call)
 {
@@ -239,7 +241,7 @@ static inline void check_refused(const struct good_call *good, const char *label
     CHECK(untouched(good), "%s: a failed call wrote", label);
 }
 
-/* The good call with something that a descriptor cannot say. */
+/* The valid call with a change that a descriptor cannot express. */
 #define REFUSED_AS(good, status, only_call, argument, words, ...)                                            \
     ((good).set_up(), __VA_ARGS__, check_refused(&(good), #__VA_ARGS__, status, argument, words, only_call))
 #define REFUSED(good, argument, words, ...)                                                                  \
@@ -249,7 +251,7 @@ static inline void check_refused(const struct good_call *good, const char *label
 #define REFUSED_HERE(good, argument, words, ...)                                                             \
     REFUSED_AS(good, FMLA_UNSUPPORTED, false, argument, words, __VA_ARGS__)
 
-/* The call must work within the workspace that it was said to need. */
+/* Checks that the call works within the queried workspace. */
 static inline void check_taken(const struct good_call *good, const char *label)
 {
     struct answer answer = {0};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls made from descriptors (src/operations.def) whose tensors have the names of the arguments: struct <op>_call, <op>_make and
- * <op>_run of every operation. Where tensors lie is the business of who makes them.
+ * Calls made from descriptors (src/operations.def) with tensors named after the arguments: struct
+ * <op>_call, <op>_make and <op>_run of every operation. The includer decides where tensors are placed.
  */
 #ifndef FMLA_NAMED_CALLS_H
 #define FMLA_NAMED_CALLS_H
@@ -9,7 +9,7 @@
 #include "arguments.h"
 #include "described.h"
 
-/* Optional tensors, of any operation. */
+/* Optional tensors of all operations. */
 enum {
     HAS_TABLE = 1,
     HAS_LENGTHS = 2,
@@ -56,7 +56,7 @@ static inline void put_number(enum operation operation, void *args, const char *
     if (at) memcpy(at, &value, sizeof value);
 }
 
-/* A tensor of a call: where it lies. */
+/* Places a tensor of a call. */
 typedef void place_tensor(struct held *held, const struct member *m, int which, const struct layout *layout);
 
 static inline void named_make(enum operation operation, void *args, struct held *held,
@@ -68,7 +68,7 @@ static inline void named_make(enum operation operation, void *args, struct held 
     for (const struct member *m = descriptors[operation].members; m->name; m++) {
         char *const at = (char *)args + m->offset;
         if (m->kind == MEMBER_FORMAT) memcpy(at, &layout->format, sizeof layout->format);
-        if (m->kind == MEMBER_SECOND_FORMAT) { /* where it may be 0, only where there is one */
+        if (m->kind == MEMBER_SECOND_FORMAT) { /* may be 0 only if there is such a cache */
             int32_t second = layout->extra_format;
             if (!m->low && !(layout->has & HAS_EXTRA)) second = 0;
             if (m->low && !second) second = layout->format;
@@ -97,8 +97,8 @@ static inline void named_make(enum operation operation, void *args, struct held 
 #define END(op)                                                                                              \
             };                                                                                               \
         };                                                                                                   \
-        size_t bytes; /* of the workspace, as answered */                                                    \
-        fmla_##op##_args args; /* in the same place for all */                                               \
+        size_t bytes; /* workspace, as queried */                                                    \
+        fmla_##op##_args args; /* at the same offset in all */                                               \
     };
 #include "operations.def"
 /* clang-format on */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Plans of a batch, made by the planner itself and by the public functions, between guards; and the walk through a finished
- * plan, without knowing how it was made.
+ * Makes plans of a batch by the planner itself and by the public functions, between guards, and walks
+ * through a finished plan without knowing how it was made.
  */
 #ifndef FMLA_PLAN_WALK_H
 #define FMLA_PLAN_WALK_H
@@ -23,7 +23,7 @@ struct batch {
     const int32_t *seqlens;
 };
 
-static char which[160]; /* names the batch at hand in failures */
+static char which[160]; /* names the current batch in failures */
 
 static inline int64_t length_of(const struct batch *batch, int64_t request)
 {
@@ -75,7 +75,7 @@ static inline void check_guards(const uint8_t *plan, size_t bytes)
     CHECK(!touched, "%s: written outside of the plan's %zu bytes", which, bytes);
 }
 
-/* By costs, or without: NULL. */
+/* Builds the tables with costs, or without (NULL). */
 static inline void build(struct plan_tables tables, const struct batch *batch, const struct plan_costs *costs)
 {
     const struct plan_topk lists = {.topk = batch->capacity ? batch->capacity : INT64_MAX,
@@ -83,7 +83,7 @@ static inline void build(struct plan_tables tables, const struct batch *batch, c
     plan_build(tables, batch->requests, lists, costs ? *costs : (struct plan_costs){0, 0});
 }
 
-/* Two tables of their own, without a header; then they must be those of a plan. */
+/* Builds two separate tables without a header; they must equal those of a plan. */
 static inline struct plan_tables own_tables(const struct batch *batch)
 {
     return (struct plan_tables){NULL, poisoned(32 * (size_t)batch->partitions),
@@ -158,9 +158,8 @@ static inline fmla_plan_view view_of(const struct plan_header *plan)
 
 /* ---- The walk ---------------------------------------------------------------------------------------- */
 
-/* Follows the partitions through the batch, block by block in order, and checks every claim of a row against
- * what the walk found. */
-enum { NO_PAYLOAD = -1 /* any that is enough */ };
+/* Follows the partitions through the batch block by block and compares every field of a row with the walk. */
+enum { NO_PAYLOAD = -1 /* any sufficient payload */ };
 
 static inline void walk(const struct batch *batch, const fmla_plan_view *view, int64_t payload)
 {
@@ -207,7 +206,7 @@ static inline void walk(const struct batch *batch, const fmla_plan_view *view, i
         if (!in_step && load < payload - OVERHEAD) light = i;
     }
     CHECK(request == b && block == 0, "%s: ends at block %d of request %d", which, block, request);
-    /* With the parts known: what a row says of its first and last request, and the prefix sum. */
+    /* With the splits known: check a row's fields for its first and last request, and the prefix sum. */
     for (int i = 0; i < used && !broken; i++) {
         const int32_t *row = view->partitions + 8 * i;
         CHECK(row[5] == (parts[row[0]] > 1) && row[6] == (parts[row[1]] > 1),

@@ -17,14 +17,15 @@ enum {
     MOST_PLAN = 4096
 };
 
-/* The call whose plan it is. */
+/* The call that the plan is for. */
 static struct planned {
     struct good_call *call;
-    int rows, splits;     /* its tensors */
-    const char *bound_by; /* the tensor that says b */
-    /* Serves a call of two requests that reads a plan: writes one for some requests into MOST_PLAN bytes. */
+    int rows, splits;     /* indices of its tensors */
+    const char *bound_by; /* the tensor that sets b */
+    /* For a call of two requests that reads a plan: writes a plan for `requests` requests into MOST_PLAN
+     * bytes. */
     void (*make)(int64_t requests, int32_t partitions, char *plan, size_t *bytes);
-    int lengths; /* a tensor */
+    int lengths; /* index of a tensor */
     int32_t most[2];
 } planned;
 
@@ -61,15 +62,16 @@ static inline void refuse_plans(void)
     REFUSED(*good, "num_partitions", "is 2,|0|3", give_plan(plan_data, plan_bytes),
             put_int(planned.call, "num_partitions", 2));
     REFUSED(*good, "plan", "-1", give_plan(plan_data, plan_bytes), memset(plan_data + 4, 255, 4));
-    /* Cut off anywhere, from nothing on. */
+    /* Truncated at every length, from 0 on. */
     make_plans();
     for (size_t cut = 0; cut < plan_bytes; cut++)
         REFUSED_AS(*good, FMLA_BUFFER_TOO_SMALL, false, "plan_size",
                    cut < PLAN_HEADER ? "32 bytes" : "at least", give_plan(plan_data, cut));
 }
 
-/* A plan with rows of anything behind a sound header, or made for other lengths, may give wrong values but leads nowhere else:
- * workspace and plan are just as large as asked for, the ends of the outputs are watched. */
+/* A plan with arbitrary rows after a valid header, or made for other lengths, may give wrong values but
+ * must not lead outside: workspace and plan have exactly the queried sizes, and the ends of the outputs
+ * are watched. */
 static inline void take_damaged_plans(void)
 {
     static const int32_t extremes[] = {INT32_MIN, -1, 0, 1, 2, 3, 1 << 26, INT32_MAX};
@@ -92,7 +94,8 @@ static inline void take_damaged_plans(void)
         give_plan(damaged, plan_bytes);
         check_taken(good, "a damaged plan");
         CHECK(!count_outputs(good, true), "damaged plan %d: written past the end", n);
-        /* The same as tables, each in memory of its own. One that does not end with the last request is refused. */
+        /* The same plan as tables, each in its own memory. A table that does not end with the last request
+         * is refused. */
         good->absent &= ~(BIT(planned.rows) | BIT(planned.splits)), good->layout.size[DIM_rows] = count;
         void *const plan = NULL;
         lay_out(good);
@@ -110,7 +113,7 @@ static inline void take_damaged_plans(void)
 
 /* ---- In tables ------------------------------------------------------------------------------- */
 
-/* The good call with the tables of a plan of `count` partitions, made for `requests` requests. */
+/* Gives the valid call the tables of a plan of `count` partitions, made for `requests` requests. */
 static inline void give_tables(int64_t requests, int32_t count)
 {
     struct good_call *const good = planned.call;
@@ -132,7 +135,7 @@ static void set_up_tables(void)
     give_tables(2, ROWS);
 }
 
-/* The call has tables. Where a plan is made, the questions before it do not look at them. */
+/* Refusals of a call with tables. If a plan is made, the queries do not look at the tables. */
 static inline void refuse_tables(void)
 {
     struct good_call *const good = planned.call;
@@ -160,7 +163,7 @@ static inline void refuse_tables(void)
 #undef REFUSED_TABLES
 }
 
-/* The call reads a plan. */
+/* Refusals of a call that reads a plan's tables. */
 static inline void refuse_tables_of_a_plan(void)
 {
     struct good_call *const good = planned.call;
@@ -175,7 +178,7 @@ static inline void refuse_tables_of_a_plan(void)
     good->set_up = set_up_without;
 }
 
-/* For set_up of a call that makes a plan, in one piece or in tables, of `b` requests. */
+/* For set_up of a call that makes a plan, whole or in tables, of `b` requests. */
 static inline void begin_making(bool tables, int64_t b)
 {
     struct good_call *const good = planned.call;
@@ -190,7 +193,7 @@ static inline void begin_making(bool tables, int64_t b)
         put_int(good, "num_partitions", MADE_PARTITIONS);
 }
 
-/* The call makes tables: they are those of the plan with as many partitions. */
+/* The call makes tables, which must equal those of the plan with as many partitions. */
 static inline void take_tables_made(const char *label, int64_t requests, int32_t partitions)
 {
     struct good_call *const good = planned.call;
@@ -207,7 +210,7 @@ static inline void take_tables_made(const char *label, int64_t requests, int32_t
           "%s: other tables than the plan's", label);
 }
 
-/* What any call that makes a plan in tables must refuse and take. It is of `b` requests. */
+/* Tests what every call that makes a plan in tables must refuse and accept, with `b` requests. */
 static inline void test_tables_made(void (*set_up)(void), int64_t b)
 {
     struct good_call *const good = planned.call;
@@ -225,7 +228,7 @@ static inline void test_tables_made(void (*set_up)(void), int64_t b)
     good->set_up();
     good->layout.size[DIM_splits] = 1, resize(good, DIM_b, 0);
     take_tables_made("tables, b = 0", 0, ROWS);
-    /* Their rows say how many partitions there are, so nobody asks a GPU that is not there. */
+    /* The tables' rows give the number of partitions, so an absent GPU is not queried. */
     good->set_up();
     *(fmla_device *)option(good, "target") = (fmla_device){FMLA_DEVICE_CUDA, 99};
     take_tables_made("tables for a GPU", b, ROWS);
@@ -233,7 +236,7 @@ static inline void test_tables_made(void (*set_up)(void), int64_t b)
 
 enum { KEPT = 1 << 16 };
 
-/* A copy of all outputs, one after the other. */
+/* Copies all outputs, concatenated. */
 static inline size_t keep_outputs(const struct good_call *good, char *copy)
 {
     const struct member *m;
@@ -247,7 +250,7 @@ static inline size_t keep_outputs(const struct good_call *good, char *copy)
     return bytes;
 }
 
-/* The same bits as with the plan in one piece, and the same workspace. */
+/* Results and workspace must equal those with the whole plan. */
 static inline void take_tables(void)
 {
     static char expected[KEPT], came[KEPT];
@@ -279,16 +282,16 @@ static inline void take_tables(void)
                   "%d partitions, way %d: other bits than with the plan", count, way);
         }
     }
-    /* Not read in batch-invariant mode. */
+    /* Tables are not read in batch-invariant mode. */
     TAKEN(*good, "tables that are not read", give_tables(2, ROWS),
           put_int(planned.call, "batch_invariant", 1), memset(rows->tensor.data, PATTERN, ROWS * FIELDS * 4),
           memset(splits->tensor.data, PATTERN, 12));
     TAKEN(*good, "a plan that is not read", give_plan(other_plan, 1),
           put_int(planned.call, "batch_invariant", 1));
-    /* No request, and tables of a plan of none. */
+    /* No request, and tables of a plan for none. */
     TAKEN(*good, "tables, b = 0", give_tables(0, ROWS), good->layout.size[DIM_splits] = 1,
           resize(good, DIM_b, 0));
-    /* Tables by the ways of any call. */
+    /* Tables in the variations of any call. */
     set_up_without = good->set_up, good->set_up = set_up_tables;
     take_by_descriptor(good);
     good->set_up = set_up_without;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * What every operation must refuse, made from its descriptor (src/operations.def): every tensor in every way in which a tensor can be
- * wrong, every named dimension that disagrees or is out of its range, every option out of its bounds, every struct size, kernel name
- * and buffer. And what every operation must take: calls that differ from a good one and are as good.
+ * Tests what every operation must refuse, generated from its descriptor (src/operations.def): every tensor
+ * with every possible fault, every named dimension that disagrees or is out of range, every option out of
+ * bounds, every wrong struct size, kernel name and buffer. And what every operation must accept: calls
+ * that differ from a valid one and are equally valid.
  */
 #ifndef FMLA_REFUSALS_H
 #define FMLA_REFUSALS_H
@@ -11,7 +12,7 @@
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
-/* The types that a message lists. */
+/* Writes the types as a message lists them. */
 static inline void allowed_words(const struct member *m, fmla_dtype dtype, char words[64])
 {
     static const char *const names[] = {"bfloat16", "float16", "float32", "int32", "int64"};
@@ -28,8 +29,8 @@ static inline void allowed_words(const struct member *m, fmla_dtype dtype, char 
                      i && (m->allowed & ALLOW_CODES) && dtype.bits == 8 ? "a type of one byte" : names[i]);
 }
 
-/* Spoils a tensor by fault `number`. Returns what it is called; NULL where the tensor cannot have it, "" behind the last one. `words`
- * are those that the message must hold; *of_data: only a call looks at what is wrong. */
+/* Spoils a tensor by fault `number` and returns its name; NULL if the tensor cannot have it, "" past the
+ * last fault. `words` are those that the message must contain; *of_data: only the call looks at the fault. */
 static inline const char *spoil(const struct good_call *good, const struct member *m, struct held *h,
                                 int number, char words[160], bool *of_data)
 {
@@ -50,7 +51,8 @@ static inline const char *spoil(const struct good_call *good, const struct membe
     }
 #define FAULT_DTYPE(what, possible, change, said)                                                            \
     FAULT(what, possible, change, "dtype is %s|must be|%s", said, dtypes)
-/* A tensor that says which form the call has may have three dimensions or four: of the other one something else is wrong. */
+/* A tensor that selects the call's form may have three or four dimensions: with the other rank a different
+ * error occurs. */
 #define FAULT_RANK(what, came)                                                                               \
     FAULT(what, !either || (came) != 7 - rank, t->ndim = (came), "has %d dimensions|must have %s",           \
           (int)(came), ranks)
@@ -82,7 +84,7 @@ static inline const char *spoil(const struct good_call *good, const struct membe
     FAULT("size times stride", rank > 1, h->shape[0] = INT64_MAX, "overflow|2^63 bytes")
     FAULT("contiguous size", true, (h->shape[0] = INT64_MAX, t->strides = NULL), "overflow|2^63 bytes")
     FAULT("stride overflows", rows, h->strides[0] = INT64_MAX, "overflow|2^63 bytes")
-    /* Elements fit 63 bits, bytes do not. */
+    /* The elements fit 63 bits, the bytes do not. */
     FAULT("bytes overflow", rows && bytes > 1, h->strides[0] = INT64_MAX / 2 / (rows ? h->shape[0] - 1 : 1),
           "overflow|2^63 bytes")
     FAULT("inner stride 2", several, h->strides[inner] = 2, "stride|innermost|2|must be 1")
@@ -119,7 +121,7 @@ static inline void refuse_tensors(struct good_call *good)
     }
 }
 
-/* One tensor elsewhere: the message names it, or, where it is the first, the second; and both devices. */
+/* One tensor on another device: the message names it or, if it is the first, the second; and both devices. */
 static inline void refuse_devices(struct good_call *good)
 {
     const struct member *m;
@@ -152,8 +154,8 @@ static inline enum dimension name_at(const struct good_call *good, const struct 
     return i < MAX_DIMENSIONS ? described_name(m, &good->layout, i) : DIM__;
 }
 
-/* The tensor that is named where `after`, which binds a name, has another size: the next one with it, or, where tokens of bytes say
- * what it must be, itself. NULL: nothing else has it. */
+/* Returns the tensor that the message names if `after`, which binds a name, has another size: the next one
+ * with that dimension, or itself if bytes of a token determine the size. NULL: no other tensor has it. */
 static inline const char *named_with(struct good_call *good, const struct member *after, enum dimension name)
 {
     const struct member *m;
@@ -170,7 +172,7 @@ static inline const char *named_with(struct good_call *good, const struct member
     return found;
 }
 
-/* Dimension i of tensor `which` has another size. */
+/* Gives dimension i of tensor `which` another size. */
 static inline void refuse_size(struct good_call *good, const struct member *m, int which, int i, int64_t size,
                                const char *argument, const char *called)
 {
@@ -295,7 +297,7 @@ static inline void refuse_structs(struct good_call *good)
     }
 }
 
-/* A kernel that is not there, and a GPU that is not there. */
+/* An unknown kernel, and an absent GPU. */
 static inline void refuse_kernels(struct good_call *good)
 {
     static const char *const names[] = {"sm90-imaginary", "", "none"};
@@ -311,7 +313,7 @@ static inline void refuse_kernels(struct good_call *good)
     check_refused(good, "all on cuda", FMLA_UNSUPPORTED, good->elsewhere, "device is cuda:99", false);
 }
 
-/* A workspace, or the memory of a plan. */
+/* Wrong workspaces, or memory of a plan. */
 static inline void refuse_buffers(struct good_call *good)
 {
     const char *name = described_is_plan(good->operation) ? "plan" : "workspace";
@@ -360,7 +362,7 @@ static inline void refuse_by_descriptor(struct good_call *good)
 
 /* ---- What must be taken ---------------------------------------------------------------------- */
 
-/* One of everything: strides of dimensions with one element are never used. */
+/* All sizes are 1: strides of dimensions with one element are never used. */
 static inline void one_of_each(struct good_call *good)
 {
     static const enum dimension kept[] = {DIM_d_qk,   DIM_d_v,    DIM_width,  DIM_rope,
@@ -375,7 +377,7 @@ static inline void one_of_each(struct good_call *good)
             if (good->held[which].shape[i] == 1) good->held[which].strides[i] = i & 1 ? INT64_MIN : INT64_MAX;
 }
 
-/* How a call may differ that is as good. */
+/* Variations of a call that are equally valid. */
 static inline void take_by_descriptor(struct good_call *good)
 {
     static const char *const labels[] = {"as it is", "pinned host memory", "no strides",
@@ -393,7 +395,7 @@ static inline void take_by_descriptor(struct good_call *good)
         check_taken(good, labels[way]);
         check_written(good, labels[way]);
     }
-    /* Questions are asked before there is any memory. */
+    /* Queries are made before there is any memory. */
     for (int question = 0; question < QUESTIONS && described_asks(good->operation); question++) {
         struct answer with = {0}, without = {0};
         good->set_up();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What every operation of attention must refuse and take that its descriptor does not say: sizes of heads, kernels that take some
- * of them, cache formats.
+ * Tests what every attention operation must refuse and accept beyond its descriptor: head sizes, kernels
+ * that support some of them, cache formats.
  */
 #ifndef FMLA_RULES_H
 #define FMLA_RULES_H
@@ -21,7 +21,7 @@ static inline void name_kernel(struct good_call *good, const char *name)
 static inline void test_attention_rules(struct good_call *good)
 {
     REFUSED(*good, "out", "d_v|0", resize(good, DIM_d_v, 0));
-    /* The row is long enough to be written, so only the check stands in the way. */
+    /* The row has room for the write, so only the check prevents it. */
     REFUSED(*good, "out", "d_v|512|256", resize(good, DIM_d_qk, 256));
     REFUSED(*good, "log_base", "1|0|2", put_int(good, "log_base", 1));
     REFUSED_HERE(*good, "q", "d_qk is 320|512|576", resize_heads(good, 320, 256));
@@ -31,8 +31,8 @@ static inline void test_attention_rules(struct good_call *good)
     TAKEN(*good, "the oracle takes any d_qk", resize_heads(good, 320, 256), name_kernel(good, "ref"));
 }
 
-/* The workspace of a batch-invariant call, whose partial results would not fit into memory, is no smaller than that of the good one,
- * or it is refused. */
+/* The workspace of a batch-invariant call whose partial results exceed memory is not smaller than the
+ * valid call's, or it is refused. */
 static inline void test_huge(struct good_call *good, void (*enlarge)(void))
 {
     static const char *const kernels[] = {"cpu-generic", "ref"};
@@ -50,13 +50,13 @@ static inline void test_huge(struct good_call *good, void (*enlarge)(void))
 
 /* ---- Cache formats --------------------------------------------------------------------------- */
 
-/* The last format that a call of the operation may name. */
+/* Returns the last format that a call of the operation may name. */
 static inline int32_t last_of_bytes(const struct good_call *good)
 {
     return (int32_t)described_member(good->operation, "kv_format")->high;
 }
 
-/* Says of caches of bytes what may be wrong with one, or be as good. */
+/* Tests invalid and valid variations of byte caches. */
 static inline void test_cache_of_bytes(struct good_call *good, void (*set_up)(int32_t format), int which)
 {
     const char *const name = described_tensor(good->operation, which)->name;
@@ -77,7 +77,7 @@ static inline void test_cache_of_bytes(struct good_call *good, void (*set_up)(in
     TAKEN(*good, "tokens apart", AS_656, kv->shape[0] = 2, kv->strides[1] += 4, kv->strides[0] += 68,
           kv->tensor.byte_offset = 4);
     TAKEN(*good, "pages apart", AS_584, kv->shape[0] = 2, kv->strides[0] += 2, kv->tensor.byte_offset = 2);
-    /* A cache without pages may begin anywhere, as every tensor without elements. */
+    /* A cache without pages may begin at any address, as may every tensor without elements. */
     for (int32_t format = FMLA_KV_FP8_656; format <= last_of_bytes(good); format++)
         if (format != FMLA_KV_FP8_576)
             TAKEN(*good, "a cache of no bytes at an odd address", set_up(format), kv->shape[0] = 0,
@@ -96,7 +96,7 @@ static inline void test_cache_of_bytes(struct good_call *good, void (*set_up)(in
           kv->strides[0] += 21, kv->tensor.byte_offset = 1);
 }
 
-/* set_up makes the good call over pages of a format. */
+/* set_up makes the valid call over pages of a format. */
 static inline void test_formats(struct good_call *good, void (*set_up)(int32_t format))
 {
     const struct member *m;

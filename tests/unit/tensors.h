@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tensors of calls that are made in one place: each as an expression, for as long as the block that it stands in. What an `if`
- * or a loop governs is a block, with or without braces.
+ * Tensors as expressions, valid until the end of the enclosing block. The body of an `if` or a loop is a
+ * block, with or without braces.
  */
 #ifndef FMLA_TENSORS_H
 #define FMLA_TENSORS_H
@@ -18,7 +18,7 @@ static inline const fmla_tensor *tensor_of(struct held *held, void *data, fmla_d
     return &held->tensor;
 }
 
-/* Contiguous, of the CPU; behind the type its shape. */
+/* A contiguous CPU tensor; the shape follows the type. */
 #define TENSOR_OF(data, dtype, ...)                                                                          \
     tensor_of(&(struct held){0}, data, dtype, (const int64_t[]){__VA_ARGS__},                                \
               sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * No operation allocates. The test stands in for malloc and its relatives (glibc lets a program do so, and keeps its own
- * under other names) and counts while the library works; on the caller's loop: the library's own starts threads at
- * first. The first call of each kind is not counted: it sets up what a process sets up once.
+ * Tests that no operation allocates. The test replaces malloc and its relatives (glibc allows it, and
+ * keeps its own under other names) and counts while the library works, on the caller's loop, because the
+ * library's own starts threads at first. The first call of each kind is not counted: it does
+ * once-per-process setup.
  */
 #include "calls.h"
 
@@ -54,7 +55,7 @@ static struct result result, plans;
 static fmla_status again(int call, const struct way *way)
 {
     const fmla_status status = call_small(call, &result, way);
-    /* Being refused allocates no more than being served. */
+    /* A refused call must not allocate either. */
     if (way->batch_invariant <= 1) return status;
     return status == FMLA_INVALID_ARGUMENT && *fmla_last_error() ? FMLA_OK : FMLA_DEVICE_ERROR;
 }
@@ -62,7 +63,7 @@ static fmla_status again(int call, const struct way *way)
 static void count(const char *what, int call, struct way way)
 {
     const char *const name = descriptors[small_calls[call].operation].name;
-    struct way asking = way; /* kernels differ in what they take */
+    struct way asking = way; /* workspace sizes differ between kernels */
     asking.wanted = &way.workspace_size;
     if (way.batch_invariant <= 1) CHECK_OK(call_small(call, &result, &asking));
     way.workspace = room_for(way.workspace_size);
@@ -89,7 +90,7 @@ static void count_all(int call, struct way way)
 
 int main(void)
 {
-    /* A counter that counts nothing would pass everything. */
+    /* Check that the counter counts. */
     const long before = atomic_load(&allocations);
     char *volatile planted = malloc(1);
     free(planted);

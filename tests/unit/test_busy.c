@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Small calls on a busy machine: beside as many endless loops as there are processors, a call that may use several threads
- * takes at the median no more than twice as long as on one thread, whatever the operation.
+ * Small calls on a busy machine: beside as many endless loops as there are processors, the median of a call
+ * that may use several threads is at most twice that of one thread, for every operation.
  *
  * test_busy [CALLS] [idle] - CALLS of each kind (default 101); idle: without the endless loops.
  */
@@ -18,7 +18,7 @@ enum { LARGEST = 8, MOST_CALLS = 1001, TRIES = 5 };
 
 /* ---- The calls --------------------------------------------------------------------------------------------- */
 
-/* `size` times the smallest one. */
+/* Returns the layout of `size` times the smallest call. */
 static struct layout layout_of(enum operation operation, int64_t size)
 {
     const unsigned types = described_tensor(operation, 0)->allowed & ALLOW_FLOATS;
@@ -42,10 +42,10 @@ struct call {
     enum operation operation;
     _Alignas(16) char args[512];
     struct held held[MAX_TENSORS];
-    void *room; /* a workspace, or a plan */
+    void *room; /* workspace or plan */
 };
 
-/* In a workspace for `threads` threads. */
+/* Makes the call with a workspace for `threads` threads. */
 static void make(struct call *c, enum operation operation, int64_t size, int threads)
 {
     const struct layout layout = layout_of(operation, size);
@@ -56,7 +56,7 @@ static void make(struct call *c, enum operation operation, int64_t size, int thr
     CHECK_OK(fmla_set_num_threads(threads));
     CHECK_OK(described_ask(operation, ASK_BYTES, c->args, &answer));
     c->room = room_for(answer.bytes);
-    memset(c->room, 0, answer.bytes); /* no page is new to a call */
+    memset(c->room, 0, answer.bytes); /* touch all pages before the calls */
     void **const at = option_at(operation, c->args, described_is_plan(operation) ? "plan" : "workspace");
     *at = c->room, *(size_t *)(at + 1) = answer.bytes;
 }
@@ -109,7 +109,7 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* In turns, and each of them first every other time, so that what else the machine does meets both alike. */
+/* Both take turns, alternating which goes first, so that other load on the machine affects both alike. */
 static double measure(const struct call *c, int size, int threads, int calls)
 {
     static double seconds[2][MOST_CALLS];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Every argument that fmla_cache_append, fmla_cache_gather and fmla_cache_convert must reject, and odd ones that they must take.
+ * Tests every argument that fmla_cache_append, fmla_cache_gather and fmla_cache_convert must reject, and
+ * unusual ones that they must accept.
  */
 #include "refusals.h"
 
@@ -24,7 +25,7 @@ static struct good_call convert = {
 #define A(name) (append.held[TENSOR_cache_append_##name])
 #define G(name) (gather.held[TENSOR_cache_gather_##name])
 
-/* What is told to both, and refused by both. */
+/* A change made to both calls, and refused by both. */
 #define BOTH(change)        (APPEND.change, GATHER.change)
 #define BOTH_CACHES(change) (A(kv_cache).change, G(kv_cache).change)
 #define REFUSED_BOTH(argument, words, ...)                                                                   \
@@ -48,7 +49,7 @@ SET_UP(set_up_528, set_up_format(FMLA_KV_FP8_528_SPLIT, 512))
 SET_UP(set_up_288, set_up_format(FMLA_KV_FP4_288, 512))
 SET_UP(set_up_bf16, set_up_format(FMLA_KV_BF16, D_QK))
 
-/* Of 64 bits; the token between is skipped. */
+/* 64-bit positions; the token in between is skipped. */
 static void put_positions(int64_t skipped, int64_t last)
 {
     static int64_t positions[TOKENS];
@@ -89,7 +90,7 @@ static void test_refused(void)
     REFUSED(append, "rope", "bfloat16|float32", A(rope).tensor.dtype = bf16);
     REFUSED(append, "rope", "NULL|64", set_up_format(FMLA_KV_BF16, ROPE));
 
-    /* What is done to the values first. */
+    /* Norm and rotation of the values. */
     REFUSED(append, "norm_eps", "-1|finite", APPEND.norm_eps = -1.0f);
     REFUSED(append, "norm_eps", "inf|finite", APPEND.norm_eps = INFINITY);
     REFUSED(append, "norm_eps", "nan|finite", APPEND.norm_eps = NAN);
@@ -101,8 +102,7 @@ static void test_refused(void)
     REFUSED(append, "norm_weight", "NULL|104|512 or 576", set_up_format(FMLA_KV_BF16, 104));
     REFUSED(append, "rope_table", "NULL|640|512 or 576", set_up_format(FMLA_KV_BF16, 640),
             APPEND.norm_weight = NULL, APPEND.norm_eps = 0.0f);
-    for (int i = 0; i < 8;
-         i++) { /* a position that the table does not have, of a token that is not skipped */
+    for (int i = 0; i < 8; i++) { /* a position outside the table, of a token that is not skipped */
         static const int64_t positions[] = {5, -1, INT64_MAX, INT64_MIN};
         char words[64];
         snprintf(words, sizeof words, "entry 2 is %" PRId64 "|0|5|rope_table", positions[i / 2]);
@@ -110,7 +110,7 @@ static void test_refused(void)
                 APPEND.kernel = i % 2 ? "ref" : NULL);
     }
 
-    /* A slot that is none: found before anything is written. */
+    /* An invalid slot is found before anything is written. */
     static const int64_t none[] = {8, -2, INT64_MAX, INT64_MIN};
     for (int i = 0; i < 8; i++) {
         char words[64];
@@ -120,7 +120,7 @@ static void test_refused(void)
     }
 }
 
-/* Vectors into pages, and out of them. */
+/* Writes vectors into pages, and reads them back. */
 static void check_both(const char *label, bool written)
 {
     check_taken(&append, label);
@@ -164,7 +164,7 @@ static void test_taken(void)
     TAKEN_BOTH("no slots", false, no_slots());
     TAKEN_BOTH("no tokens", false, resize(&append, DIM_tokens, 0), resize(&gather, DIM_tokens, 0));
     TAKEN_BOTH("no pages", false, resize(&append, DIM_pages, 0), resize(&gather, DIM_pages, 0), no_slots());
-    /* The last token of a slot stays, on any number of threads; at an odd address. */
+    /* The last token of a slot remains, on any number of threads; at an odd address. */
     set_up(), leave_norm_out(), leave_rope_out();
     cache->tensor.byte_offset = 1, GATHER.kv_cache = APPEND.kv_cache;
     PUT(A(slot_mapping), int64_t, 5, 5, 5), PUT(G(slots), int64_t, 5, 5, 5);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The comparison that every harness uses: what passes by the bound of one element, and what that bound must not hide.
+ * Tests the comparison of support/compare.h: what passes by the bound of one element, and what that bound
+ * must not hide.
  */
 #include "check.h"
 
@@ -10,7 +11,7 @@
 
 static const struct tolerance tolerance = {1e-6, 1e-4, 1e-7};
 
-/* One element beside a reference of 0.01, with a bound of 1e-4 of its own. */
+/* Compares one element with a reference of 0.01, with its own bound of 1e-4. */
 static struct comparison one(double value, double within)
 {
     struct comparison comparison = {0};
@@ -42,14 +43,14 @@ int main(void)
         CHECK_EQ(other.wrong, 1);
     }
 
-    /* What passes by its bound leaves the cosine to the others. */
+    /* An element that passes by its bound does not affect the cosine. */
     struct comparison many = {0};
     compare_add_within(&many, &tolerance, 0.01005, 0.01, 1e-4);
     for (int i = 0; i < 100; i++) compare_add_within(&many, &tolerance, 1.0 + 0.9e-4, 1.0, 0.0);
     CHECK(compare_cosine(&many) < 1e-8, "cosine difference %g", compare_cosine(&many));
 
-    /* All of `count` elements 0.3 % too large: a cosine difference of 4.5e-6, where 1e-6 is allowed and, of few elements of other
-     * inputs than the table's, 2^-17. */
+    /* All `count` elements are 0.3 % too large: a cosine difference of 4.5e-6, where 1e-6 is allowed and,
+     * for few elements of inputs outside the table, 2^-17. */
     const struct tolerance leaning = {1e-6, 1e-2, 1e-6};
     for (int count = 1; count <= 1000; count *= 10) {
         struct comparison all = {0};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A host program with 64 threads that call at once: dense and sparse decode with workspaces of their own and shared plans,
- * sparse prefill, MHA, merge, failing calls and capabilities, while one more thread changes how many threads are used and whose. Every
- * result has the bits of the same call made alone.
+ * A host program with 64 concurrent callers: dense and sparse decode with separate workspaces and shared
+ * plans, sparse prefill, MHA, merge, failing calls and capabilities, while another thread changes the
+ * number of threads and the parallel loop. Every result has the bits of the same call made alone.
  */
 #include "calls.h"
 
@@ -51,13 +51,13 @@ static struct caller {
     pthread_t thread;
     int32_t number;
     struct result first, next;
-    char wrong[600]; /* what went wrong; CHECK is for one thread */
+    char wrong[600]; /* error text; CHECK is for one thread only */
 } callers[THREADS];
 
 static pthread_barrier_t barrier;
 static struct result plans;
-static struct way common; /* and a workspace of each thread's own */
-static int32_t one = 1;   /* worker */
+static struct way common; /* each thread adds its own workspace */
+static int32_t one = 1;   /* one worker */
 static atomic_int calling = THREADS;
 
 #define WRONG(...) snprintf(caller->wrong, sizeof caller->wrong, __VA_ARGS__)
@@ -69,7 +69,7 @@ static void call_round(struct caller *caller, const struct way *way, struct resu
     const char *const failed = call_all(result, way);
     if (failed) WRONG("%s: %s", failed, fmla_last_error());
     if (fmla_capabilities(cpu, 0, &row) || !row.available) WRONG("capabilities: %s", fmla_last_error());
-    /* A failure of this thread's own, told in its own words. */
+    /* A failure specific to this thread must give its own message. */
     snprintf(expected, sizeof expected, "set_num_threads: n: is %d, must", -1 - caller->number);
     if (fmla_set_num_threads(-1 - caller->number) != FMLA_INVALID_ARGUMENT ||
         strncmp(fmla_last_error(), expected, strlen(expected)) != 0)
@@ -81,7 +81,7 @@ static void *call(void *data)
 {
     struct caller *caller = data;
     fmla_capability row = FMLA_INIT(fmla_capability);
-    pthread_barrier_wait(&barrier); /* the first use of the library is by all at once */
+    pthread_barrier_wait(&barrier); /* all threads use the library first at the same time */
     if (fmla_capabilities(cpu, 0, &row) || strcmp(row.operation, "decode_plan") != 0) WRONG("the first row");
     pthread_barrier_wait(&barrier);
     pthread_barrier_wait(&barrier); /* the plan is made */
@@ -98,7 +98,7 @@ static void *call(void *data)
     return NULL;
 }
 
-/* Never more workers than the workspaces are made for. */
+/* Never sets more workers than the workspaces allow. */
 static void change_settings(void)
 {
     while (atomic_load(&calling) > 0) {
@@ -133,7 +133,7 @@ int main(void)
 
     CHECK_OK(fmla_set_parallel_for(in_order, &one, 1));
     CHECK(!call_all(&alone, &common), "%s", fmla_last_error());
-    int64_t nothing = 0; /* request 1 sees the second cache alone */
+    int64_t nothing = 0; /* request 1 sees only the second cache */
     const uint16_t *const out =
         (const void *)(alone.bytes + made[SPARSE_DECODE].at[TENSOR_sparse_decode_out]);
     const int64_t values = elements_of(&made[SPARSE_DECODE].held[TENSOR_sparse_decode_out]);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Contexts that end while the library knows them, and first uses that take long: with a driver that is not one (fake_cuda/).
+ * Tests contexts that end while the library uses them, and slow first uses, with the fake driver
+ * (fake_cuda/).
  */
 #include "fake_cuda/calls.h"
 
@@ -25,7 +26,7 @@ static void decodes(const char *when)
 
 /* ---- Contexts that end -------------------------------------------------------------------------------- */
 
-/* What was loaded is made ready again, once; images are not. */
+/* Loaded kernels are made ready again, once; images are not loaded again. */
 static void check_made_ready_again(const char *when, int functions)
 {
     int before[CALLS];
@@ -38,7 +39,8 @@ static void check_made_ready_again(const char *when, int functions)
           fake->calls[CALL_cuLibraryLoadData], fake->calls[CALL_cuKernelSetAttribute]);
 }
 
-/* The application resets the primary context that the library keeps; nobody, or another, makes it usable again. */
+/* The application resets the primary context that the library keeps; nobody retains it again, or another
+ * user does. */
 static void primary_is_reset(void)
 {
     open_both();
@@ -63,7 +65,7 @@ static void primary_is_reset(void)
     }
 }
 
-/* As before, of a thread whose current context it is, which the driver leaves current. */
+/* As before, on a thread where it is the current context, which the driver leaves current. */
 static void current_is_reset(void)
 {
     open_both();
@@ -81,7 +83,7 @@ static void current_is_reset(void)
     CHECK_EQ(fake_depth(), 1);
 }
 
-/* A later context of the application may have the handle of one that was destroyed. */
+/* A later context of the application may get the handle of a destroyed one. */
 static void handle_used_again(void)
 {
     open_both();
@@ -95,7 +97,7 @@ static void handle_used_again(void)
 
 /* ---- First uses that take long ------------------------------------------------------------------------- */
 
-/* A first use, on a thread of its own; said when it is over. */
+/* A first use on its own thread, and a flag for its end. */
 struct use {
     fmla_status (*call)(int32_t device);
     int32_t device;
@@ -118,7 +120,7 @@ static void begin(struct use *u, fmla_status (*call)(int32_t device), int32_t de
     if (pthread_create(&u->thread, NULL, use, u)) abort();
 }
 
-/* As begin() on the first GPU, whose use stands still in an entry of the driver when this returns. */
+/* Like begin() on the first GPU; returns when that use blocks in a driver entry. */
 static void begin_held(struct use *u, fmla_status (*call)(int32_t device), int entry)
 {
     const struct timespec pause = {0, 1000000};
@@ -133,7 +135,8 @@ static void end(const char *name, struct use *u)
     CHECK(u->status == FMLA_OK, "%s: status %d", name, (int)u->status);
 }
 
-/* One thread stands in an entry of the driver, on the first GPU; others do not wait for it, but that which needs the same. */
+/* While one thread blocks in a driver entry on the first GPU, only threads that need the same thing wait
+ * for it. */
 static void nobody_waits(int call, const char *name)
 {
     struct use slow, same, elsewhere, other;
@@ -142,12 +145,12 @@ static void nobody_waits(int call, const char *name)
     CHECK(fake->held, "%s: nobody is held", name);
     begin(&same, plan_small, 0);
     if (call != CALL_cuLibraryLoadData) {
-        begin(&elsewhere, plan_small, 1); /* the same kernel, whose image is the process's */
+        begin(&elsewhere, plan_small, 1); /* the same kernel; images are per process */
         end(name, &elsewhere);
     }
     begin(&elsewhere, gather_small, 1);
     end(name, &elsewhere);
-    begin(&other, merge_small, 0); /* that is loaded already */
+    begin(&other, merge_small, 0); /* already loaded */
     end(name, &other);
     CHECK(fake->held && !slow.over && !same.over, "%s: the others waited", name);
     const int calls = fake->calls[call];
@@ -169,7 +172,7 @@ static void slow_function(void)
     nobody_waits(CALL_cuKernelGetFunction, "cuKernelGetFunction");
 }
 
-/* A context of a GPU is made while another GPU has its first use. */
+/* Makes a context on one GPU while another GPU has its first use. */
 static void slow_context(void)
 {
     struct use slow, same, elsewhere;
@@ -185,7 +188,7 @@ static void slow_context(void)
     CHECK_EQ(fake->retained[0], 1);
 }
 
-/* What fails to load fails for those who wait for it too, or they load it themselves. */
+/* If loading fails, it fails for waiting threads too, or they load it themselves. */
 static void slow_and_refused(void)
 {
     struct use slow, same;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What GPUs a machine has, which of them can be used, in whose context calls run, and what becomes of the driver's
- * errors: with a driver that is not one (fake_cuda/).
+ * Tests which GPUs a machine has and which can be used, the context in which calls run, and the handling
+ * of driver errors, with the fake driver (fake_cuda/).
  */
 #include "fake_cuda/calls.h"
 
@@ -14,7 +14,7 @@ static const fmla_device gpu = {FMLA_DEVICE_CUDA, 0};
 
 /* ---- Without a GPU that can be used ------------------------------------------------------------------- */
 
-/* libcuda.so.1 here is a file that is no library; the test that runs this alone has it in front of every real one. */
+/* Here libcuda.so.1 is not a library; the test that runs only this scenario finds it before any real one. */
 static void no_driver(void)
 {
     check_unusable(0, "cuda:0|there is no NVIDIA driver: |libcuda.so.1");
@@ -117,7 +117,7 @@ static void described(void)
     for (int64_t i = 0;; i++) {
         fmla_capability row = FMLA_INIT(fmla_capability);
         if (fmla_capabilities((fmla_device){FMLA_DEVICE_CUDA, 1}, i, &row) != FMLA_OK) break;
-        if (!row.kernel) continue; /* an operation without a kernel for any GPU yet */
+        if (!row.kernel) continue; /* an operation without a GPU kernel */
         const int elsewhere = !strncmp(row.kernel, "cuda-sm90", 9),
                   part = elsewhere && row.kernel[9] && strcmp(row.kernel, "cuda-sm90-fp8") != 0;
         CHECK(row.forced_only == part && !strcmp(row.part_of, part ? "cuda-sm90" : ""), "%s: part of \"%s\"",
@@ -128,9 +128,8 @@ static void described(void)
         available += row.available;
     }
     CHECK(available >= 3, "%d kernels", available);
-    CHECK_ALL(
-        {fake->calls[CALL_cuDevicePrimaryCtxRetain], 0 /* to be looked at costs no memory of the GPU */},
-        {fake->calls[CALL_cuLibraryLoadData], 0});
+    CHECK_ALL({fake->calls[CALL_cuDevicePrimaryCtxRetain], 0 /* a query must not allocate GPU memory */},
+              {fake->calls[CALL_cuLibraryLoadData], 0});
 }
 
 static void build_serves(void)
@@ -177,7 +176,7 @@ static void own_context(void)
     CHECK(fake->launches > 0, "%d launches", fake->launches);
     for (int i = 0; i < fake->launches; i++)
         CHECK(fake->launch[i].context == &fake->context[1], "launch %d", i);
-    /* Another context of the same GPU: nothing is loaded again, the kernels are made ready there. */
+    /* In another context of the same GPU nothing is loaded again; the kernels are made ready there. */
     const int loads = fake->calls[CALL_cuLibraryLoadData], ready = fake->calls[CALL_cuKernelGetFunction];
     fake_context(&fake->context[2], 1);
     CHECK_EQ(fake_entries.context_push(&fake->context[2]), 0);
@@ -205,15 +204,15 @@ static void during_a_capture(void)
 {
     fake->capturing = 1;
     CHECK(decode_small(0) == FMLA_OK && merge_small(0) == FMLA_OK, "%s", fmla_last_error());
-    CHECK_EQ(fake_capture_mode(), 0); /* as it was */
+    CHECK_EQ(fake_capture_mode(), 0); /* unchanged */
     CHECK(fake->calls[CALL_cuThreadExchangeStreamCaptureMode] > 0, "%s", "loaded without relaxing the mode");
-    /* What is loaded needs no exchange. */
+    /* A loaded kernel needs no exchange of the capture mode. */
     const int exchanges = fake->calls[CALL_cuThreadExchangeStreamCaptureMode];
     CHECK_OK(decode_small(0));
     CHECK_EQ(fake->calls[CALL_cuThreadExchangeStreamCaptureMode], exchanges);
 }
 
-/* Machine code for 9.0 alone is not loaded for another GPU. */
+/* Machine code only for 9.0 is not loaded for another GPU. */
 static void prepared_elsewhere(void)
 {
     fake->capability = 80, fake->shared_bytes = 166912;
@@ -235,7 +234,7 @@ static void prepared(void)
               {fake->calls[CALL_cuKernelSetAttribute], before[2]});
 }
 
-/* Threads whose first calls come at once, on two GPUs. */
+/* Threads make their first calls at the same time, on two GPUs. */
 enum { THREADS = 8, ROUNDS = 5 };
 static pthread_barrier_t barrier;
 

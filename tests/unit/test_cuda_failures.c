@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Every step of every operation refused by the driver, launches behind others that went well too: FMLA_DEVICE_ERROR with the
- * operation and the driver's words, contexts and the mode of captures as before, and the next call works.
+ * Tests every operation with the driver refusing each step, including launches after successful ones: the
+ * result is FMLA_DEVICE_ERROR with the operation and the driver's message, contexts and capture mode are
+ * unchanged, and the next call works.
  */
 #include "fake_cuda/launches.h"
 
@@ -10,7 +11,8 @@ static const char *name_of(int call)
     return descriptors[small_calls[call].operation].name;
 }
 
-/* An entry that is refused: the driver's words, and, where the first call of an operation is, what it was of. */
+/* A refused entry: the driver's message and, if the operation makes its first call there, the object of
+ * that call. */
 static const struct step {
     int entry;
     const char *words;
@@ -22,7 +24,7 @@ static const struct step {
     {CALL_cuCtxPushCurrent_v2, "cuCtxPushCurrent", 0, ""},
     {CALL_cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", 0, ""},
     {CALL_cuCtxGetId, "cuCtxGetId", 0, ""},
-    /* Loading comes first, of what is not loaded yet. */
+    /* Loading comes first, if not yet loaded. */
     {CALL_cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", 0, ""},
     {CALL_cuLibraryLoadData, "cuLibraryLoadData of ", OP_DECODE_PLAN, "|any/"},
     {CALL_cuLibraryGetKernel, "cuLibraryGetKernel of ", OP_DECODE_PLAN, "|decode_plan"},
@@ -32,7 +34,7 @@ static const struct step {
     {CALL_cuLaunchKernelEx, "launch of ", OP_DECODE_PLAN, "|decode_plan"},
 };
 
-/* The n-th call of an entry within an operation fails, for every n; how many there are. */
+/* Makes the n-th call of an entry within an operation fail, for every n; returns how many there are. */
 static int fails_at_each(int operation, const struct step *step)
 {
     const int entry = step->entry;
@@ -55,7 +57,7 @@ static int fails_at_each(int operation, const struct step *step)
                  step->words, first ? step->of : "");
         check_rejected(label, status, FMLA_DEVICE_ERROR, name_of(operation), "cuda:0", words);
         if (entry == CALL_cuLaunchKernelEx) CHECK_EQ(fake->launches, n);
-        /* What puts the mode back is not refused: it would stay. */
+        /* The restoring exchange is not refused: the mode would stay changed. */
         if (n == 100 || entry == CALL_cuThreadExchangeStreamCaptureMode) return -1;
     }
 }
@@ -73,7 +75,8 @@ static void each_step(void)
     CHECK_EQ(fake->retained[0], 1);
 }
 
-/* A context with fewer SMs than its device: where blocks of threads would wait for each other, the call is made of several launches. */
+/* In a context with fewer SMs than its device, calls whose CTAs would wait for each other use several
+ * launches. */
 static void no_room_together(void)
 {
     for (int i = 0; i < SMALL_CALLS; i++) {
@@ -89,7 +92,7 @@ static void no_room_together(void)
     }
 }
 
-/* A kernel that is in error: an entry that only looks is told of it, and so are all later ones. */
+/* After a kernel error, an entry that only queries reports it, and so do all later entries. */
 static void an_error_that_stays(void)
 {
     CHECK_OK(decode_small(0));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the kernels of dense decode on a GPU are given: their order, grids, shared memory and parameters, as a driver that is
- * none (fake_cuda/) received them.
+ * Tests the launches of dense decode on a GPU: order, grids, shared memory and parameters, as the fake
+ * driver (fake_cuda/) received them.
  */
 #include "fake_cuda/launches.h"
 
@@ -15,7 +15,7 @@ static struct split_params split_of(const struct fake_launch *launch)
                                               : join_params_of(launch).split;
 }
 
-/* The last launch joins the slots of that call. */
+/* Checks that the last launch joins the slots of that call. */
 static void check_join(const struct dense_decode_params *p)
 {
     const struct join_params join = join_params_of(launched(0));
@@ -28,7 +28,7 @@ static void check_join(const struct dense_decode_params *p)
           "%s", "the join has other parameters");
 }
 
-/* Behind the parameters of a join: rows a block of threads, and lanes a row. */
+/* Returns a value after the parameters of a join: rows per CTA, or lanes per row. */
 static int32_t after_join(const struct fake_launch *launch, size_t index)
 {
     int32_t value;
@@ -39,14 +39,14 @@ static int32_t after_join(const struct fake_launch *launch, size_t index)
 #define ROWS_PER_BLOCK(launch) after_join(launch, 0)
 #define ROW_LANES(launch)      after_join(launch, 1)
 
-/* With the portable decode, which the fake GPU, a Hopper, would not choose. */
+/* Runs the portable decode, which the fake GPU, a Hopper, would not choose. */
 static void run(struct dense_decode_call *call)
 {
     call->args.kernel = "cuda-sm80";
     CHECK_OK(dense_decode_run(call));
 }
 
-/* With the portable one; its launches, by name. */
+/* Runs the portable decode and checks its launches by name. */
 static void runs(struct dense_decode_call *call, const char *kernels)
 {
     call->args.kernel = "cuda-sm80";
@@ -72,7 +72,7 @@ static void planned_inside(void)
     const struct divisor partitions = divisor_of(66);
     CHECK_ALL({plan.partitions_divisor.multiplier, partitions.multiplier},
               {plan.partitions_divisor.shift, partitions.shift},
-              {plan.costs.row_tiles, 2 /* a tile a key head */}, {plan.costs.tiles_of_head, 1});
+              {plan.costs.row_tiles, 2 /* one tile per key head */}, {plan.costs.tiles_of_head, 1});
 
     const struct dense_decode_params p = dense_decode_params_of(launched(1));
     CHECK_ALL({p.b, 5}, {p.s_q, 2}, {p.h_q, 16}, {p.h_kv, 2}, {p.group, 8}, {p.rows, 16}, {p.d_qk, 576},
@@ -90,7 +90,7 @@ static void planned_inside(void)
               {p.output.out_stride[1], 16 * 512}, {p.output.out_stride[2], 512}, {p.output.lse_stride[0], 32},
               {p.output.lse_stride[1], 2});
 
-    /* Plan, then two slots a partition, each 256-byte aligned, and none past the size asked for. */
+    /* The plan, then two slots per partition, each 256-byte aligned, and none past the queried size. */
     CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
               p.split.num_splits == plan.num_splits,
           "%p, %p, %p", (const void *)p.split.header, (const void *)p.split.partitions,
@@ -99,7 +99,7 @@ static void planned_inside(void)
     const size_t plan_end = (plan_bytes(5, 66) + 255) / 256 * 256, rows = 2 * 66 * 32;
     CHECK_ALL({(char *)p.split.slot_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},
               {(char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)});
-    const size_t marks = 66 * 2 * MARKS_OF_TILE * 4; /* a tile a key head */
+    const size_t marks = 66 * 2 * MARKS_OF_TILE * 4; /* one tile per key head */
     CHECK_ALL({c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256 + (marks + 255) / 256 * 256},
               {!p.split.marks, true});
 
@@ -108,8 +108,8 @@ static void planned_inside(void)
               {decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 640}, {p.stages, 3},
               {divides(p.page_divisor, 64), true}, {divides(p.group_divisor, 8), true});
     check_join(&p);
-    CHECK_ALL({ROWS_PER_BLOCK(launched(0)), 1 /* 66 / 5 parts a request */},
-              {join.grid_x, 5 * 32 /* a request and row a block */}, {join.block_x, 32 * JOIN_WARPS},
+    CHECK_ALL({ROWS_PER_BLOCK(launched(0)), 1 /* 66 / 5 splits per request */},
+              {join.grid_x, 5 * 32 /* one request and row per CTA */}, {join.block_x, 32 * JOIN_WARPS},
               {join.shared_bytes, 0});
 }
 
@@ -124,18 +124,18 @@ static void large_tiles(void)
                    64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4),
               {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS /* fewer partitions than requests */},
               {ROW_LANES(launched(0)), 32},
-              {launched(0)->config.grid_x, 8 * 32 /* of 33 requests: they take turns; at most 2 · 132 */});
+              {launched(0)->config.grid_x, 8 * 32 /* 33 requests take turns; at most 2 · 132 */});
     CHECK(isinf(join_params_of(launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
 }
 
-/* A GPU that gives a block 99 KiB takes the smallest tile for every call. */
+/* A GPU with 99 KiB of shared memory per CTA uses the smallest tile for every call. */
 static void little_shared_memory(void)
 {
     fake->capability = 89, fake->shared_bytes = 101376, fake->sms = 142;
     DECODE_CALL(c, 4, 1, 128, 1, 9, 64, 2);
     runs(&c, "decode_plan|sm80_dense_decode_bf16_16x32|join_splits_bf16");
     CHECK_EQ(dense_decode_params_of(launched(1)).stages, 2);
-    const struct plan_params plan = plan_params_of(launched(2)); /* the costs are those of another GPU */
+    const struct plan_params plan = plan_params_of(launched(2)); /* the costs of another GPU */
     CHECK_EQ(plan.costs.row_tiles, 0);
     CHECK(launched(1)->config.shared_bytes <= 101376 - 1024, "%u", launched(1)->config.shared_bytes);
     CHECK_EQ(launched(1)->config.grid_x, 71 * 8); /* partitions count rows by 64, tiles by 16 */
@@ -153,17 +153,18 @@ static void plan_given(void)
               (const char *)split.num_splits == plan + 32 + 7 * 32,
           "%s", "another plan");
     CHECK_ALL({split.num_partitions, 7}, {offset(split.slot_out, REGION_OF_WORKSPACE), 0},
-              {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS /* 3 parts a request */}, {ROW_LANES(launched(0)), 2},
+              {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS /* 3 splits per request */},
+              {ROW_LANES(launched(0)), 2},
               {launched(0)->config.grid_x, 2 * 2 * 4 /* requests × row blocks × columns */});
-    /* Without the number: what the planner takes for this GPU. */
+    /* Without num_partitions: the planner's number for this GPU. */
     c.args.num_partitions = 0, c.args.plan_size = plan_bytes(2, 132);
     run(&c);
     CHECK_EQ(split_of(launched(0)).num_partitions, 132);
-    /* One partition: nothing is ever cut. */
+    /* One partition: nothing is split. */
     c.args.num_partitions = 1;
     runs(&c, "sm80_dense_decode_bf16_16x64");
     CHECK_EQ(c.bytes, 0);
-    /* What the host can know of a plan in device memory is checked. */
+    /* The host checks what it can know about a plan in device memory. */
     c.args.num_partitions = 133;
     check_rejected("a plan too small", dense_decode_run(&c), FMLA_BUFFER_TOO_SMALL, "dense_decode",
                    "plan_size", "at least|133 partitions of 2 requests");
@@ -172,7 +173,7 @@ static void plan_given(void)
                    "16 bytes");
 }
 
-/* Tables of 7 rows in region(4) and region(5), which the call has other uses for and nobody touches. */
+/* Gives tables of 7 rows in region(4) and region(5), which this call does not use otherwise. */
 static void give_tables(struct held *rows, struct held *splits, int64_t b, const fmla_tensor **partitions,
                         const fmla_tensor **num_splits)
 {
@@ -201,14 +202,14 @@ static void tables_given(void)
             CHECK_ALL({split.num_partitions, 7}, {offset(split.slot_out, REGION_OF_WORKSPACE), 0});
         }
         CHECK_EQ(ROW_LANES(launched(0)), 2);
-        /* The same workspace as with a plan of as many partitions. */
+        /* The workspace is as with a plan of as many partitions. */
         const size_t bytes = c.bytes;
         c.args.partitions = c.args.num_splits = NULL;
         c.args.plan = region(REGION_OF_WORKSPACE) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7),
         c.args.num_partitions = 7;
         CHECK_OK(dense_decode_run(&c));
         CHECK_EQ(c.bytes, bytes);
-        /* Not read in batch-invariant mode; checked all the same. */
+        /* In batch-invariant mode tables are not read, but still checked. */
         c.args.plan = NULL, c.args.num_partitions = 0, c.args.batch_invariant = 1;
         c.args.partitions = &rows.tensor, c.args.num_splits = &splits.tensor;
         CHECK_OK(dense_decode_run(&c));
@@ -219,7 +220,7 @@ static void tables_given(void)
     }
 }
 
-/* The device's planner writes the tables alone, and decode takes them from there. */
+/* The device's planner writes only the tables, and decode reads them there. */
 static void tables_planned(void)
 {
     struct held seqlens, rows, splits;
@@ -257,7 +258,7 @@ static void batch_invariant(void)
               {launched(1)->config.grid_x, 3 * 32}, {ROWS_PER_BLOCK(launched(0)), 1},
               {ROW_LANES(launched(0)), 16}, {launched(0)->config.grid_x, 3 * 16 * 4},
               {offset(p.split.slot_out, REGION_OF_WORKSPACE), 0}, {c.bytes, 3 * 32 * 16 * (512 * 4 + 4)});
-    /* Many requests: a worker takes several chunks. */
+    /* With many requests a worker takes several chunks. */
     layout.b = 528;
     decode_call(&c, layout);
     c.args.batch_invariant = 1;
@@ -265,7 +266,7 @@ static void batch_invariant(void)
     p = dense_decode_params_of(launched(1));
     CHECK_ALL({p.split.chunks, 32}, {p.split.chunk_lanes, 4 /* 16 · 132 / 528 */},
               {launched(1)->config.grid_x, 528 * 4});
-    /* A capacity of one chunk: nothing to join, no workspace. */
+    /* With a capacity of one chunk there is nothing to join and no workspace. */
     layout.max_pages = 32;
     decode_call(&c, layout);
     c.args.batch_invariant = 1;
@@ -273,14 +274,14 @@ static void batch_invariant(void)
     CHECK_ALL({dense_decode_params_of(launched(0)).split.chunk_lanes, 1}, {c.bytes, 0});
 }
 
-/* Row blocks of the join are many more than its blocks of threads, which take turns. */
+/* The join has many more row blocks than CTAs, which take turns. */
 static void join_is_capped(void)
 {
     DECODE_CALL(c, 1, 1024, 128, 1, 9, 64, 1);
     c.args.num_partitions = 2;
     run(&c);
     CHECK_EQ(launched(0)->config.grid_x, 2 * 132);
-    c.args.num_partitions = 20; /* many parts: a row a block */
+    c.args.num_partitions = 20; /* many splits: one row per CTA */
     run(&c);
     CHECK_ALL({ROWS_PER_BLOCK(launched(0)), 1}, {launched(0)->config.grid_x, 2 * 132});
 }
@@ -298,7 +299,7 @@ static void without_options(void)
     CHECK(fabsf(p.scale_log2 - 1.442695041f / 24.0f) < 1e-7f, "%f", (double)p.scale_log2); /* 1/√576 */
 }
 
-/* Every way for one row to begin off 16 bytes; strides that are never used do not count. */
+/* Tests every way for a row to begin off a multiple of 16 bytes; unused strides do not count. */
 static void alignment(void)
 {
 #define ALIGNED(vectors, pairs, ...)                                                                         \
@@ -322,7 +323,7 @@ static void alignment(void)
     ALIGNED(1, 1, c.out.strides[0] += 2);
 }
 
-/* Partial results of 2^20 requests of 2^20 chunks: their rows, or their bytes, overflow. */
+/* For partial results of 2^20 requests of 2^20 chunks the number of rows or bytes overflows. */
 static void too_large(void)
 {
     for (int shift = 15; shift <= 30; shift += 15) {
@@ -337,7 +338,7 @@ static void too_large(void)
     }
 }
 
-/* Hopper's kernel takes no more blocks of threads than a grid has, also where the rows of a plan's tables make them. */
+/* Hopper's kernel launches no more CTAs than a grid allows, even if rows of a plan's tables ask for them. */
 static void many_blocks(void)
 {
     struct held rows, splits;
@@ -356,7 +357,7 @@ static void many_blocks(void)
 
 /* ---- Dense decode on Hopper -------------------------------------------------------------------------------- */
 
-/* The call is the portable kernel's; only the grid, the marks and what TMA is told differ. */
+/* The call is as for the portable kernel; only the grid, the marks and the TMA maps differ. */
 static void hopper(void)
 {
     DECODE_CALL(c, 5, 2, 16, 2, 99, 64, 40);
@@ -378,7 +379,7 @@ static void hopper(void)
     expected.split.tiles = 2, expected.split.tiles_of_head = 1;
     CHECK_EQ((char *)expected.split.marks + (marks + 255) / 256 * 256 - region(REGION_OF_WORKSPACE),
              (int64_t)bytes);
-    expected.stages = 0; /* of the portable kernel's ring alone */
+    expected.stages = 0; /* only for the portable kernel's ring */
     CHECK(!memcmp(&p.call, &expected, sizeof expected), "%s", "another call than the portable kernel's");
     check_join(&expected);
     CHECK_ALL({p.q_heads, 8}, {p.tiles_of_head, 1}, {divides(p.tiles_of_head_divisor, 1), true},
@@ -399,7 +400,7 @@ static void hopper_variants(void)
         decode_call(&c, layout);
         const char *type = k & 4 ? "fp16" : "bf16";
         for (int planned = 0; planned < 2;
-             planned++) { /* two of them: shared out, or by a plan of other partitions */
+             planned++) { /* two cases: shared out, or by a plan with other partitions */
             c.args.num_partitions = planned ? 30 : 0;
             if (planned)
                 RUNS(dense_decode, &c, "decode_plan|sm90_dense_decode_%s_%d%s|join_splits_%s_halves", type,
@@ -419,7 +420,7 @@ static void hopper_variants(void)
     }
 }
 
-/* 256 rows of two key heads each; and a join of few blocks, which all fit beside the decode's last ones. */
+/* 256 rows for each of two key heads; and a join of few CTAs, which all fit beside the decode's last ones. */
 static void hopper_large_tiles(void)
 {
     DECODE_CALL(c, 128, 2, 256, 2, 9, 64, 1);
@@ -433,7 +434,7 @@ static void hopper_large_tiles(void)
               {launched(0)->config.grid_x, 4 * 64 /* 512 rows; at most 2 · 132 */});
 }
 
-/* All requests share one query tensor and one cache: one request, one page, and steps of 0. */
+/* All requests share one query tensor and one cache: one request, one page, strides of 0. */
 static void hopper_shared_tensors(void)
 {
     SMALL_CALL(c);
@@ -457,7 +458,7 @@ static void hopper_without_cuts(void)
     RUNS(dense_decode, &c, "sm90_dense_decode_bf16_576"); /* nothing to join */
 }
 
-/* The small call on the GPUs around; on 9.0 it is Hopper's (hopper). */
+/* The small call on neighbouring GPUs; on 9.0 it runs Hopper's kernel (hopper). */
 #define ON_A_GPU(scenario, number, bytes)                                                                    \
     static void scenario(void)                                                                               \
     {                                                                                                        \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense MHA on a GPU, the host's side: which kernel takes a call, how Hopper's makes tiles of rows, what TMA is told, and when tiles
- * are counted in the workspace; and what gradients launch without a request.
+ * Tests the host side of dense MHA on a GPU: the kernel chosen, Hopper's tiles of rows, the TMA maps, the
+ * count of tiles in the workspace, and the launches of gradients without requests.
  */
 #include "fake_cuda/launches.h"
 
@@ -99,7 +99,7 @@ static void requests_ragged(void)
 
 /* ---- Tiles ------------------------------------------------------------------------------------ */
 
-/* Heads share a tile where tokens are too few for tiles of a head's own. */
+/* Heads share a tile if a head has too few tokens for its own tiles. */
 static void tiles(void)
 {
     static const struct {
@@ -121,7 +121,7 @@ static void tiles(void)
     }
 }
 
-/* No two launches have the same ticket; a call of few tiles counts none. */
+/* Launches have distinct tickets; a call of few tiles counts none. */
 static void turns(void)
 {
     struct mha_forward_call c;
@@ -137,7 +137,7 @@ static void turns(void)
     CHECK_EQ(fake->launches, before);
 }
 
-/* Rows are written where there is no key, and its tensor's strides mean nothing. */
+/* Without keys rows are still written, and strides of the key tensor mean nothing. */
 static void no_keys(void)
 {
     struct mha_forward_call c;
@@ -158,7 +158,7 @@ static const char *kernel_of(const struct mha_forward_call *c)
     return kernel;
 }
 
-/* Short calls are left to the portable kernel: few tiles of few keys, of one token more. */
+/* Short calls go to the portable kernel: few tiles of few keys; one token more does not. */
 static void short_calls(void)
 {
     static const struct {
@@ -178,10 +178,11 @@ static void short_calls(void)
     CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "300 keys on average: %s", kernel_of(&c));
     c.k.shape[0] = c.v.shape[0] = 128 * B;
     CHECK(!strcmp(kernel_of(&c), "cuda-sm80"), "128 keys on average: %s", kernel_of(&c));
-    hopper(&c); /* by name it takes them */
+    hopper(&c); /* if named, it takes them */
 }
 
-/* What Hopper's refuses another one takes, `by` its name; by Hopper's name the call says why. */
+/* Another kernel, named `by`, takes what Hopper's refuses; if Hopper's is named, the call gives the
+ * reason. */
 #define REFUSED_TO(by, argument, words, ...)                                                                 \
     do {                                                                                                     \
         struct mha_forward_call c;                                                                           \
@@ -224,7 +225,7 @@ static struct mha_forward_sm80_params portable(struct mha_forward_call *c, const
     return mha_forward_sm80_params_of(launched(0));
 }
 
-/* A CTA has a tile of 128 rows of a head, or of all heads of a key head where tokens are few. */
+/* A CTA has a tile of 128 rows of a head, or of all heads of a key head if there are few tokens. */
 static void tiles_of_sm80(void)
 {
     enum { MANY = 1024 };
@@ -272,7 +273,7 @@ static void backward(struct mha_backward_call *c, bool flat, int64_t b)
     c->args.workspace = region(REGION_OF_WORKSPACE);
 }
 
-/* Tokens and keys of no request have gradients 0, which the portable kernels write where there is no request. */
+/* Tokens and keys outside all requests have gradient 0; without requests the portable kernels write it. */
 static void no_request(void)
 {
     struct mha_backward_call c;
@@ -284,7 +285,7 @@ static void no_request(void)
     RUNS(mha_backward, &c, "%s", "");
 }
 
-/* The portable kernel of the tensor cores: a block of threads a tile of rows, then one a block of keys of a key head. */
+/* The portable tensor core kernel: one CTA per tile of rows, then one per block of keys of a key head. */
 static void gradients(void)
 {
     enum { TILE = MHA_BACKWARD_ROWS, BLOCK = MHA_BACKWARD_KEYS };
@@ -303,7 +304,7 @@ static void gradients(void)
     _Static_assert(MHA_BACKWARD_BYTES(192, 128) <= 99 * 1024, "every GPU since Ampere has as much");
 }
 
-/* What the kernels of the tensor cores refuse is left to the one without. */
+/* The kernel without tensor cores takes what tensor core kernels refuse. */
 #define GRADIENTS_REFUSED(argument, words, ...)                                                              \
     do {                                                                                                     \
         struct mha_backward_call c;                                                                          \

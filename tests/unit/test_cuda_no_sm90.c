@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A build for 8.0 alone, whose PTX serves a Hopper: the portable dense decode runs there, and the kernel that was left out
- * is said to be missing, not launched.
+ * Tests a build only for 8.0, whose PTX runs on Hopper: the portable dense decode runs there, and the
+ * omitted kernel is reported as missing, not launched.
  */
 #include "fake_cuda/calls.h"
 

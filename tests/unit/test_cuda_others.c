@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the kernels of merge, plans, the cache operations and of FP8 products are given on a GPU, and with which attributes kernels are launched:
- * as test_cuda_launch.c has it of dense decode.
+ * Tests the launches of merge, plans, cache operations and FP8 products on a GPU, and the launch
+ * attributes of kernels, as test_cuda_launch.c does for dense decode.
  */
 #include "fake_cuda/launches.h"
 
@@ -29,7 +29,7 @@ static void merge_and_plan(void)
               {offset(p.num_splits, REGION_OF_PLAN), 32 + 132 * 32}, {offset(p.seqlens, 0), 0});
 }
 
-/* Two tokens into, and out of, 4 pages of 64 slots. */
+/* Two tokens written to and read from 4 pages of 64 slots. */
 static struct cache_append_call append;
 static struct cache_gather_call gather;
 
@@ -42,7 +42,7 @@ static void cache_calls(int32_t format, fmla_dtype type)
     cache_append_make(&append, &layout, gpu_number(0)), cache_gather_make(&gather, &layout, gpu_number(0));
 }
 
-/* Runs it, and what its launch was given. */
+/* Runs the call and returns its launch parameters. */
 static struct cache_params appended(const char *kernel)
 {
     RUNS(cache_append, &append, "%s", kernel);
@@ -64,7 +64,7 @@ static void cache_operations(void)
     const fmla_dtype dtypes[] = {bf16, fp16, f32};
     static const char *const names[] = {"bf16", "fp16", "fp32"};
     char name[64];
-    for (int i = 0; i < 15; i++) { /* each format and type has a kernel of its own */
+    for (int i = 0; i < 15; i++) { /* each format and type has its own kernel */
         const int64_t d_qk = i / 3 == 3 ? 512 : 576;
         cache_calls(1 + i / 3, dtypes[i % 3]);
         snprintf(name, sizeof name, "cache_append_%s_%s", formats[i / 3], names[i % 3]);
@@ -87,7 +87,7 @@ static void cache_operations(void)
               {p.slots_of_cache, 256}, {p.few_slots, 1}, {divides(p.page_divisor, 64), true},
               {launched(0)->config.grid_x, 1});
 
-    /* With norm or RoPE it is another kernel, of which no more blocks are launched than there is room for on 132 SMs. */
+    /* With norm or RoPE another kernel runs, with no more CTAs than fit on 132 SMs. */
     for (int i = 1; i < 8; i++) {
         cache_calls(i & 4 ? FMLA_KV_FP4_288 : FMLA_KV_FP8_656, bf16);
         append.norm_weight.shape[0] = 512, append.rope_table.shape[0] = 9, append.rope_table.shape[1] = 64;
@@ -110,10 +110,10 @@ static void cache_operations(void)
     append.rope_table.strides[0] = 65;
     CHECK_EQ(appended("cache_append_fused_fp4_288_bf16").aligned, 0);
     CHECK_EQ(launched(0)->config.grid_x, 132 * FUSED_BLOCKS);
-    append.rope_table.strides[0] = INT64_C(1) << 32; /* more than products of 32 bits count */
+    append.rope_table.strides[0] = INT64_C(1) << 32; /* exceeds 32-bit products */
     CHECK_EQ(appended("cache_append_fused_fp4_288_bf16").aligned, 0);
 
-    /* What is no multiple of 16 bytes goes another way. */
+    /* Sizes that are not multiples of 16 bytes use another path. */
     struct held *const cache = &append.kv_cache;
     for (int i = 0; i < 5; i++) {
         cache_calls(FMLA_KV_FP8_656, bf16);
@@ -123,7 +123,7 @@ static void cache_operations(void)
         if (i == 4) cache->strides[1] = 660, cache->strides[0] = 64 * 660;
         CHECK_EQ(appended("cache_append_fp8_656_bf16").aligned, 0);
     }
-    /* More slots than 32 bits count; blocks for all tokens. */
+    /* More slots than 32 bits hold; CTAs for all tokens. */
     cache_calls(FMLA_KV_FP8_656, f32);
     gather.kv_cache.shape[0] = INT64_C(1) << 28, gather.slots.shape[0] = gather.out.shape[0] = 4001;
     p = gathered("cache_gather_fp8_656_fp32");
@@ -133,7 +133,7 @@ static void cache_operations(void)
     CHECK_OK(cache_gather_run(&gather));
     CHECK_EQ(fake->launches, before); /* nothing to do */
 
-    /* The scale of the cache, as the quotient wants it. */
+    /* The scale of the cache in the form that the quotient uses. */
     static const struct {
         float scale, prescale;
     } scales[] = {{0.0f, 1.0f}, {0.037f, 1.0f}, {0x1p-100f, 0x1p80f}, {0x1p100f, 0x1p-64f}};
@@ -150,7 +150,8 @@ static void cache_operations(void)
     }
 }
 
-/* Queries of FP8 products become bf16 values in the workspace, and the kernel over bytes reads these: b 3, s_q 2, h_q 16. */
+/* Queries of FP8 products become bf16 values in the workspace, which the byte-cache kernel reads: b 3, s_q
+ * 2, h_q 16. */
 static void fp8_products(void)
 {
     static struct dense_decode_call call, of_bf16;
@@ -161,8 +162,7 @@ static void fp8_products(void)
     of_bf16.args.kernel = "cuda-sm80", of_bf16.args.workspace = region(REGION_OF_WORKSPACE);
     RUNS(dense_decode, &of_bf16, "decode_plan|sm80_dense_decode_bytes_32x64|join_splits_bf16%s", "_halves");
     layout.products = FMLA_PRODUCTS_FP8;
-    for (int way = 0; way < 4;
-         way++) { /* values, codes, values of the other format, values that lie anywhere */
+    for (int way = 0; way < 4; way++) { /* values, codes, values of the other format, values at any strides */
         layout.codes = way == 1, layout.format = way == 2 ? FMLA_KV_FP8_656 : FMLA_KV_FP8_576;
         dense_decode_make(&call, &layout, gpu_number(0));
         call.args.kernel = "cuda-sm80", call.args.workspace = region(REGION_OF_WORKSPACE);
@@ -178,19 +178,19 @@ static void fp8_products(void)
                   {p.q_stride[1], call.q.strides[1]}, {p.q_stride[0], call.q.strides[0]}, {d.q == p.to, true},
                   {d.q_stride[2], 576}, {d.q_stride[1], 16 * 576}, {d.q_stride[0], 2 * 16 * 576},
                   {d.vectors_aligned, 1});
-        /* The values are the last of the workspace, and all that FP8 products add to it. */
+        /* The values are at the end of the workspace and are all that FP8 products add to it. */
         CHECK_ALL({call.bytes - of_bf16.bytes, 3 * 2 * 16 * 576 * 2},
                   {(const char *)p.to - (const char *)call.args.workspace, (int64_t)of_bf16.bytes});
     }
 }
 
-/* Hopper's own kernel quantises queries itself, or is told of codes; its tiles have as many rows as the call needs, or fewer where blocks of
- * threads join what they made: b 3, 256 keys. */
+/* Hopper's kernel quantises queries itself or receives codes; its tiles have as many rows as the call
+ * needs, or fewer if CTAs join their own partial results: b 3, 256 keys. */
 static void fp8_products_on_hopper(void)
 {
     static const struct {
         int64_t s_q, h_q;
-        int32_t rows, together; /* of a tile */
+        int32_t rows, together; /* per tile */
         const char *join;
     } shapes[] = {{1, 16, 16, 16, "_quarters"},
                   {2, 16, 32, 16, "_quarters"},
@@ -230,7 +230,7 @@ static void fp8_products_on_hopper(void)
         }
 }
 
-/* The payload of a plan of 128 requests of 8192 keys, made on the host for a device. */
+/* Returns the payload of a plan of 128 requests of 8192 keys, made on the host for a device. */
 static int64_t payload_for(fmla_device target, int32_t num_workers, int64_t *partitions)
 {
     static int32_t lengths[128];
@@ -250,8 +250,8 @@ static int64_t payload_for(fmla_device target, int32_t num_workers, int64_t *par
     return view.payload;
 }
 
-/* A plan made on the host for a GPU asks that GPU for its SMs, and whether it has costs: then two whole requests a partition
- * are best, 2 · (128 + 5); the default payload is ceil(128 · 133 / 66) + 5. */
+/* A plan made on the host for a GPU queries that GPU's SMs and whether it has costs: then two whole
+ * requests per partition are best, 2 · (128 + 5); the default payload is ceil(128 · 133 / 66) + 5. */
 static void planned_on_the_host(void)
 {
     int64_t partitions;
@@ -270,7 +270,7 @@ static void planned_on_the_host_for_another(void)
     CHECK_EQ(partitions, 66);
 }
 
-/* A plan made on a GPU for another device has the costs of that device: none. */
+/* A plan made on a GPU for another device uses that device's costs: none. */
 static void planned_on_the_gpu_for_the_cpu(void)
 {
     struct held seqlens;

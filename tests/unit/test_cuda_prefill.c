@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse prefill on a GPU, the host's side: which kernel takes a call, what it is told of each key head, how TMA is told of the
- * queries and results, and how calls of more tokens than a launch can count are taken apart.
+ * Tests the host side of sparse prefill on a GPU: the kernel chosen, its parameters per key head, the TMA
+ * maps of queries and results, and the splitting of calls with more tokens than a launch can count.
  */
 #include "fake_cuda/launches.h"
 
@@ -13,14 +13,14 @@
 enum { S_Q = 5, H_Q = 40, H_KV = 2, GROUP = H_Q / H_KV, TOPK = 70 };
 enum { TILES = (GROUP + SPARSE_WARPS - 1) / SPARSE_WARPS };
 
-/* A call by the kernel without tensor cores, which takes all. */
+/* Makes a call for the kernel without tensor cores, which takes every call. */
 static void portable(struct sparse_prefill_call *c, int64_t s_q, int64_t h_q, int64_t h_kv)
 {
     prefill_call(c, s_q, h_q, h_kv);
     c->args.kernel = "cuda";
 }
 
-/* The launches of it, which want no workspace. */
+/* Runs it without a workspace and returns the number of launches. */
 static int run(struct sparse_prefill_call *c)
 {
     const int before = fake->launches;
@@ -38,7 +38,7 @@ static const char *kernel_of(const struct sparse_prefill_call *c)
 
 /* ---- What kernels are told -------------------------------------------------------------------- */
 
-/* A launch a key head, over what is that head's. */
+/* One launch per key head, on that head's data. */
 static void key_heads(void)
 {
     struct sparse_prefill_call c;
@@ -66,13 +66,13 @@ static void key_heads(void)
                   {offset(p.lse, 7), k * GROUP * 4}, {p.max_stride, H_Q}, {p.lse_stride, H_Q},
                   {p.pairs_aligned, 1});
     }
-    /* What is left out. */
+    /* Optional arguments omitted. */
     portable(&c, S_Q, H_Q, H_KV);
     c.args.topk_length = c.args.attn_sink = c.args.max_logits = c.args.lse = NULL;
     CHECK_EQ(run(&c), H_KV);
     const struct sparse_prefill_params p = sparse_prefill_params_of(launched(0));
     CHECK(!p.topk_length && !p.rules.attn_sink && !p.max_logits && !p.lse, "%s", "optional tensors");
-    /* Strides of 2 elements, and a head or a token that begins at an odd one. */
+    /* Strides of 2 elements, and a head or a token at an odd element. */
     static const struct {
         int64_t token, head;
         uint64_t offset;
@@ -125,7 +125,7 @@ static void formats(void)
 
 /* ---- More than a launch, and less ------------------------------------------------------------- */
 
-/* Blocks of threads of a launch are fewer than 2^31. */
+/* A launch has fewer than 2^31 CTAs. */
 static void many_tokens(void)
 {
     enum { HEADS = 128, TILES_OF_TOKEN = HEADS / SPARSE_WARPS };
@@ -150,7 +150,7 @@ static void many_tokens(void)
 static void nothing(void)
 {
     struct sparse_prefill_call c;
-    /* No key, or no index: rows are written all the same. */
+    /* Without keys or indices rows are still written. */
     portable(&c, S_Q, H_Q, H_KV);
     c.kv.shape[0] = 0, c.kv.tensor.data = NULL;
     CHECK_EQ(run(&c), H_KV);
@@ -161,7 +161,7 @@ static void nothing(void)
     CHECK_EQ(sparse_prefill_params_of(launched(0)).topk, 0);
 }
 
-/* A launch that fails is the last one. */
+/* No launch follows a failed one. */
 static void failing(void)
 {
     struct sparse_prefill_call c;
@@ -173,7 +173,7 @@ static void failing(void)
     CHECK_ALL({fake->calls[CALL_cuLaunchKernelEx] - before, 1}, {fake_depth(), 0});
 }
 
-/* By itself a call is some kernel's, and a GPU before Hopper has one too. */
+/* Without a named kernel a call finds one, also on a GPU before Hopper. */
 static void chosen(void)
 {
     fake->capability = 80;
@@ -190,8 +190,8 @@ static void chosen(void)
 
 /* ---- Hopper's ----------------------------------------------------------------------------------- */
 
-/* What TMA was told: `columns` of `heads` heads of `tokens` tokens, from `at` bytes of a region on, in boxes of a tile and 128
- * columns; strides of elements. */
+/* Checks a TMA map: `columns` of `heads` heads of `tokens` tokens, from `at` bytes of a region on, in
+ * boxes of a tile and 128 columns; strides in elements. */
 static void check_map(const struct tensor_map *map, int region, int64_t at, int64_t columns, int64_t heads,
                       int64_t tokens, int64_t token_stride, int64_t head_stride)
 {
@@ -205,7 +205,8 @@ static void check_map(const struct tensor_map *map, int region, int64_t at, int6
     if (tokens > 1) CHECK_EQ(t->strides[2], 2 * token_stride);
 }
 
-/* A launch a key head: blocks of threads that stay, no more than there are SMs, and the head's queries and results in boxes. */
+/* One launch per key head: persistent CTAs, no more than there are SMs, and the head's queries and results
+ * in boxes. */
 static void hopper(void)
 {
     enum { HEADS = 80, TILES_OF_HEAD = 2, Q_HEAD = 584, OUT_HEAD = 520 };
@@ -233,13 +234,13 @@ static void hopper(void)
     }
 }
 
-/* Pages of a format: their size, and the bytes from one to the next and from a token to the next. */
+/* Pages of a format: their size, and the strides of pages and tokens in bytes. */
 struct pages {
     int32_t format;
     int64_t page_size, page_bytes, slot_bytes;
 };
 
-/* A call of one key head over 9 such pages; without a format, over flat keys. */
+/* Makes a call of one key head over 9 such pages; without a format, over flat keys. */
 static void hopper_call(struct sparse_prefill_call *c, const struct pages *pages, int64_t d_qk)
 {
     const int64_t element = pages->format == FMLA_KV_FP8_656 || pages->format == FMLA_KV_FP8_584 ? 1 : 2;
@@ -266,14 +267,14 @@ static void check_keys(const struct sparse_cache_params *kv, const struct pages 
               {kv->slot_bytes, slot_bytes});
 }
 
-/* Keys of a format, and the kernel that takes them. */
+/* Keys of a format, and the kernel for them. */
 struct hopper_format {
     struct pages pages;
     int64_t d_qk, slot_bytes;
     const char *kernel;
 };
 
-/* A call over such keys: chosen, and one launch of that kernel. */
+/* Makes a call over such keys; it must be chosen, with one launch of that kernel. */
 static const struct fake_launch *launch_of(const struct hopper_format *format)
 {
     struct sparse_prefill_call c;
@@ -305,7 +306,8 @@ static void hopper_bf16(void)
     }
 }
 
-/* FP8 pages go to sparse decode's kernel: a token is a request. Of FP8_584 a token is 576 bytes, its scales 8. */
+/* FP8 pages use sparse decode's kernel, with a token as a request. A token of FP8_584 is 576 bytes, its
+ * scales 8. */
 static void hopper_fp8(void)
 {
     static const struct hopper_format all[] = {
@@ -332,8 +334,8 @@ static void hopper_fp8(void)
     }
 }
 
-/* Tiles of heads and tokens to blocks of threads that stay with a tile, no more than there are SMs unless a token has more
- * tiles; where results go. */
+/* Persistent CTAs each stay with a tile of heads, no more CTAs than SMs unless a token has more tiles;
+ * where results go. */
 static void hopper_fp8_tiles(void)
 {
     static const struct {
@@ -361,14 +363,14 @@ static void hopper_fp8_tiles(void)
     }
 }
 
-/* A call that Hopper's kernel does not take for the argument: not chosen, and if forced refused by its name. NULL: it is
- * taken. */
+/* Checks that Hopper's kernel refuses the call for the argument: it is not chosen, and if forced the error
+ * names the argument. NULL: it takes the call. */
 static void check_taken(struct sparse_prefill_call *c, const char *label, const char *argument,
                         const char *words)
 {
     char expected[160];
     const char *const other =
-        argument && !strcmp(argument, "indices") ? "cuda" : "cuda-sm80"; /* so long a list */
+        argument && !strcmp(argument, "indices") ? "cuda" : "cuda-sm80"; /* too long a list */
     c->args.kernel = NULL;
     CHECK(!strcmp(kernel_of(c), argument ? other : "cuda-sm90"), "%s: %s", label, kernel_of(c));
     c->args.kernel = "cuda-sm90";
@@ -381,7 +383,7 @@ static void check_taken(struct sparse_prefill_call *c, const char *label, const 
                    expected);
 }
 
-/* Such a call is one launch all the same; and so long a list, which every second time is one too long, is refused by itself. */
+/* Such a call is still one launch; a list that is too long, in every second case, is refused by itself. */
 static void check_case(struct sparse_prefill_call *c, const struct pages *pages, int64_t d_qk,
                        const char *label, const char *argument, const char *words)
 {
@@ -404,7 +406,7 @@ static void check_case(struct sparse_prefill_call *c, const struct pages *pages,
         check_case(&c, &formats[n], d_qk, #__VA_ARGS__, argument, words);                                    \
     } while (0)
 
-/* What it takes of queries, results, scales and lists is the same for keys of every format. */
+/* The accepted queries, results, scales and lists are the same for keys of every format. */
 static void hopper_refuses(void)
 {
     static const struct pages formats[] = {
@@ -441,7 +443,7 @@ static void check_pages(const char *label, struct pages pages, uint64_t offset, 
 
 #define PAGES(...) ((struct pages){__VA_ARGS__})
 
-/* Of keys each format wants its own. */
+/* Each format has its own requirements of keys. */
 static void hopper_refuses_keys(void)
 {
     enum { F16 = FMLA_KV_BF16, F656 = FMLA_KV_FP8_656, F584 = FMLA_KV_FP8_584 };
@@ -462,15 +464,15 @@ static void hopper_refuses_keys(void)
     check_pages("fp8_584, odd", PAGES(F584, 61, 61 * 584, 584), 0, f584);
     check_pages("fp8_584, of a token", PAGES(F584, 1, 584, 1), 0, f584);
     struct sparse_prefill_call c;
-    /* One page has no stride. */
+    /* The stride of a single page is unused. */
     hopper_call(&c, &(struct pages){FMLA_KV_FP8_584, 61, 61 * 584, 584}, 512);
     c.kv.shape[0] = 1;
     check_taken(&c, "one page", NULL, NULL);
-    /* Of a second key head the keys, too, begin at a multiple. */
+    /* The keys of a second key head must also begin at a multiple. */
     prefill_call(&c, S_Q, H_Q, H_KV);
     c.kv.strides[1] = 580, c.kv.strides[0] = H_KV * 584;
     check_taken(&c, "key heads", "kv", "keys whose base and strides");
-    /* Without a page there is nothing to be aligned. */
+    /* Without pages nothing must be aligned. */
     hopper_call(&c, &(struct pages){FMLA_KV_FP8_656, 4, 4 * 656, 656}, 576);
     c.kv.shape[0] = 0, c.kv.tensor.byte_offset = 8;
     check_taken(&c, "no pages", NULL, NULL);
@@ -478,7 +480,7 @@ static void hopper_refuses_keys(void)
     CHECK_EQ(sparse_prefill_fp8_params_of(launched(0)).decode.call.cache[0].slots, 0);
 }
 
-/* Tiles of a launch, with those that blocks of threads step over at the end, are counted in 32 bits. */
+/* The tiles of a launch, including those that CTAs step past at the end, are counted in 32 bits. */
 static void hopper_many_tokens(void)
 {
     struct sparse_prefill_call c;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse prefill on Hopper, the host's side: which tiles of a call are cut by keys, and of FP8 pages which lists, what the launches
- * are told of the pieces, and how much workspace they take.
+ * Tests the host side of sparse prefill on Hopper: which tiles of a call are split by keys and, for FP8
+ * pages, which lists, the parameters of the pieces, and their workspace.
  */
 #include "fake_cuda/launches.h"
 
@@ -11,7 +11,7 @@
 
 enum { SMS = 132 /* of the fake GPU, a Hopper */, TILE = 64, BLOCK = 64 };
 
-/* A call of one key head with lists of `topk` entries. */
+/* Makes a call of one key head with lists of `topk` entries. */
 static void call_of(struct sparse_prefill_call *c, int64_t s_q, int64_t h_q, int64_t topk)
 {
     prefill_call(c, s_q, h_q, 1);
@@ -63,12 +63,12 @@ static void cuts(void)
         int64_t tiles, topk;
         int32_t whole, pieces;
     } examples[] = {
-        {1, 2048, 0, 32},  /* a block a piece */
-        {4, 2048, 0, 32},  /* as many as the join takes */
-        {16, 2048, 0, 8},  /* as many as there are SMs: 8 */
-        {15, 2048, 0, 8},  /* not 8.8; pieces of four blocks are 8 */
-        {66, 2048, 0, 2},  /* two for each */
-        {67, 2048, 67, 1}, /* not for all */
+        {1, 2048, 0, 32},  /* one block per piece */
+        {4, 2048, 0, 32},  /* the join's maximum */
+        {16, 2048, 0, 8},  /* as many CTAs as SMs: 8 pieces */
+        {15, 2048, 0, 8},  /* not 8.8: pieces of four blocks give 8 */
+        {66, 2048, 0, 2},  /* two pieces each */
+        {67, 2048, 67, 1}, /* not enough SMs for all */
         {132, 2048, 132, 1},
         {140, 2048, 132, 16},
         {8 * 132 - 100, 2048, 7 * 132, 4},
@@ -120,7 +120,7 @@ static void launches(void)
     }
 }
 
-/* Each head has the workspace in turn. */
+/* Key heads use the workspace in turn. */
 static void key_heads(void)
 {
     struct sparse_prefill_call c;
@@ -147,7 +147,8 @@ static const struct fake_launch *launch_of_pages(struct sparse_prefill_call *c, 
     return &fake->launch[before];
 }
 
-/* What blocks of threads need to join their parts lies in the workspace, and that of a larger call has room for it too. */
+/* The memory that CTAs need to join their splits is in the workspace, which for a larger call has room for
+ * it too. */
 static void check_places(struct sparse_prefill_call *c, const struct sparse_prefill_fp8_params *p,
                          int64_t rows, int64_t tiles)
 {
@@ -163,13 +164,13 @@ static void check_places(struct sparse_prefill_call *c, const struct sparse_pref
     CHECK(bound >= size_of(c), "%zu is no bound", bound);
 }
 
-/* Lists of few tokens are cut into parts, one an SM, which the blocks of threads join themselves; where these find no room at the
- * same time, lists are whole. */
+/* Lists of few tokens are split, one split per SM, and the CTAs join the splits themselves; if the CTAs
+ * cannot all be resident, lists stay whole. */
 static void lists(void)
 {
     static const char whole[] = "sm90_sparse_prefill_fp8_656", cut[] = "sm90_sparse_prefill_fp8_656_together";
     static const struct {
-        int64_t tokens, heads, topk, keys, parts; /* keys: of a part; 0: lists are whole */
+        int64_t tokens, heads, topk, keys, parts; /* keys: per split; 0: lists stay whole */
     } all[] = {{1, 128, 2048, 64, 32},   {16, 128, 2048, 512, 4}, {33, 64, 2048, 512, 4},
                {1, 64, 12800, 128, 100}, {1, 16, 256, 64, 4},     {64, 128, 2048, 0, 1},
                {67, 64, 2048, 0, 1},     {1, 64, 192, 0, 1}};
@@ -214,7 +215,7 @@ static void too_small(void)
     CHECK_EQ(fake->launches, 0);
 }
 
-/* The same for all kernels of the device, whichever the call is for; none where no kernel would cut. */
+/* The same for all kernels of the device, whichever the call names; nothing if no kernel would split. */
 static void of_kernels(void)
 {
     struct sparse_prefill_call c;
@@ -233,7 +234,7 @@ static void of_kernels(void)
     const size_t of_pages = size_of(&c);
     c.args.kernel = "cuda";
     CHECK_EQ((int64_t)size_of(&c), (int64_t)of_pages);
-    call_of_pages(&c, 1, 64, 192); /* too few to be cut */
+    call_of_pages(&c, 1, 64, 192); /* too few to be split */
     CHECK_EQ((int64_t)size_of(&c), 0);
 }
 
@@ -248,7 +249,7 @@ static void elsewhere(void)
     CHECK_EQ(fake->launches, 1);
 }
 
-/* Tokens in two launches, of which the second, of one token, is cut. */
+/* Tokens in two launches; the second, of one token, is split. */
 static void many_tokens(void)
 {
     struct sparse_prefill_call c;

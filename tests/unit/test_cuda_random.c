@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Drawn shapes of every operation on fake GPUs of many sizes, with every kernel that can be forced: what the workspace query
- * answers is what the launch takes, no kernel takes more, all that kernels are told to write lies inside it, and grids are in
- * range. A case that ends in a signal names its shape first.
+ * Random shapes of every operation on fake GPUs of many sizes, with every kernel that can be forced: the
+ * workspace query matches the launch, no kernel takes more, all addresses that kernels may write are inside
+ * the workspace, and grids are in range. A case that ends in a signal prints its shape first.
  *
- *     test_cuda_random [SHAPES [SEED [FIRST]]]    of each operation and GPU; FIRST draws a case again that a failure names
+ * test_cuda_random [SHAPES [SEED [FIRST]]]    of each operation and GPU; FIRST draws a case again that a
+ * failure names
  */
 #include "fake_cuda/launches.h"
 
@@ -19,16 +20,16 @@ static struct machine {
 static uint64_t seed = 1, number;
 static int64_t refused_calls, calls;
 
-/* What the drawn case is; of one operation at a time. */
+/* The current random case; one operation at a time. */
 static enum operation operation;
 static union {
 #define OPERATION(op, OP) struct op##_call op;
 #include "operations.def"
 } call;
-static struct held *const held = call.merge.held; /* and of every other operation */
+static struct held *const held = call.merge.held; /* the same for every operation */
 static void *const args = &call.merge.args;
 
-static char shape_words[512]; /* which a signal's handler may write */
+static char shape_words[512]; /* for the signal handler */
 static int shape_length;
 static const char *forced; /* NULL: dispatch chooses */
 
@@ -81,8 +82,8 @@ static const struct fake_launch *launch_named(const char *begins)
     return NULL;
 }
 
-/* A call that may be cut: plan, slots and join; the decode launch's blocks of threads, a worker and tile each. `end`: of what
- * they have of the workspace. */
+/* Checks a call that may be split: plan, slots and join; the decode launch has one CTA per worker and
+ * tile. `end`: end of their part of the workspace. */
 static void judge_split(const struct split_params *split, int64_t b, int64_t rows, int64_t capacity,
                         int64_t tiles, const struct fake_launch *decode, bool in_turns, const void *whole,
                         bool in_tables, const char *end)
@@ -121,7 +122,7 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
           inside(plan.num_splits, b + 1, sizeof(int32_t), slots ? (const char *)split->slot_out : end));
 }
 
-/* Rows of the tiles of a portable kernel, whose name ends with its shape. */
+/* Returns the tile rows of a portable kernel, whose name ends with its shape. */
 static int64_t rows_of_shape(const struct fake_launch *launch)
 {
     int64_t rows = 0;
@@ -139,7 +140,7 @@ static void judge_sparse(size_t bytes)
     const bool hopper = decode != NULL;
     const bool few = hopper && strstr(decode->kernel, "small");
     if (!hopper) decode = launch_named("sm80_sparse_decode");
-    const bool of_heads = decode != NULL; /* of a token; else tiles are of rows of any */
+    const bool of_heads = decode != NULL; /* tiles of one token; else of rows of any tokens */
     if (!decode) decode = launch_named("sparse_decode");
     HOLDS(!decode == !b && (decode || (!fake->launches && !fake->tensors)));
     if (!decode) return;
@@ -177,7 +178,7 @@ static void judge_dense(size_t bytes)
     HOLDS(!decode == !b && (decode || (!fake->launches && !fake->tensors)));
     if (!decode) return;
     const struct dense_decode_sm90_params params =
-        dense_decode_sm90_params_of(decode); /* which begin with those of the portable kernel */
+        dense_decode_sm90_params_of(decode); /* which begin with the portable kernel's */
     const struct dense_decode_params *const p = &params.call;
     const int64_t rows_of_tile = hopper ? 64 : rows_of_shape(decode);
     const int64_t tiles_of_head = ceil_div(rows, rows_of_tile), tiles = h_kv * tiles_of_head;
@@ -210,7 +211,7 @@ static void judge_dense(size_t bytes)
                 a->batch_invariant ? NULL : a->plan, a->partitions && !a->batch_invariant, end);
 }
 
-/* One launch of the bf16 kernel, and the join of its pieces, if tiles are cut. */
+/* Checks one launch of the bf16 kernel, and the join of its pieces if tiles are split. */
 static void judge_pieces(const struct fake_launch *launch, const struct fake_launch *next, size_t bytes)
 {
     const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch);
@@ -225,7 +226,7 @@ static void judge_pieces(const struct fake_launch *launch, const struct fake_lau
     HOLDS(next->config.grid_x == cut * 64 / PREFILL_JOIN_WARPS);
 }
 
-/* One launch over pages of bytes: blocks of threads that stay, or a part of a token's list each. */
+/* Checks one launch over pages of bytes: persistent CTAs, or one per split of a token's list. */
 static void judge_pages(const struct fake_launch *launch, int64_t tiles, size_t bytes)
 {
     const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
@@ -259,7 +260,7 @@ static void judge_prefill(size_t bytes)
             tokens += sparse_prefill_fp8_params_of(launch).decode.call.b;
             continue;
         }
-        if (!strncmp(launch->kernel, "sm80_sparse_decode", 18)) { /* a token is a request of it */
+        if (!strncmp(launch->kernel, "sm80_sparse_decode", 18)) { /* a token is one of its requests */
             const struct sparse_decode_params d = sparse_decode_params_of(launch);
             HOLDS(d.s_q == 1 && d.h_q == h_q / h_kv && d.tiles == ceil_div(d.h_q, rows_of_shape(launch)));
             HOLDS(launch->config.grid_x == (int64_t)d.b * d.tiles && divides(d.tiles_divisor, d.tiles));
@@ -324,7 +325,8 @@ static fmla_status run_in(size_t bytes)
     return described_run(operation, args);
 }
 
-/* By that kernel, query and call agree, and what is asked is what is needed: as many bytes as other kernels answered, if one did. */
+/* Tests a kernel: query and call agree, and the queried bytes are what is needed, the same number as for
+ * other kernels, if one answered. */
 static void try_kernel(const char *kernel, size_t *answered)
 {
     struct answer answer = {0};
@@ -348,7 +350,7 @@ static void try_kernel(const char *kernel, size_t *answered)
 }
 
 enum { MOST_KERNELS = 8 };
-static char kernels[OPERATIONS][MOST_KERNELS][32]; /* every one that the device's table has */
+static char kernels[OPERATIONS][MOST_KERNELS][32]; /* every kernel in the device's table */
 
 static void find_kernels(void)
 {
@@ -360,7 +362,7 @@ static void find_kernels(void)
                 snprintf(kernels[op][count[op]++], sizeof kernels[op][0], "%s", row.kernel);
 }
 
-/* With the one that dispatch chooses, and with each by name. */
+/* Tests the kernel that dispatch chooses, and each by name. */
 static void try_kernels(const struct shape *s)
 {
     size_t answered = 0;
@@ -376,8 +378,8 @@ static void try_kernels(const struct shape *s)
     HOLDS(status == FMLA_BUFFER_TOO_SMALL || status == FMLA_UNSUPPORTED);
 }
 
-/* Where Hopper's two kernels of sparse decode differ in how many requests they begin at once: more requests than slots for pieces
- * of them. */
+/* Tests shapes in which Hopper's two sparse decode kernels differ in the number of requests they begin at
+ * once: more requests than slots for their pieces. */
 static void sparse_fixed(void)
 {
     static const struct {
@@ -400,7 +402,7 @@ static void sparse_fixed(void)
 
 /* ---- Operations without ------------------------------------------------------------------------- */
 
-/* A plan has exactly the bytes that were asked for, or its tables the rows. */
+/* Checks that a plan has exactly the queried bytes, or its tables the queried rows. */
 static void plan_drawn(void)
 {
     struct shape s = {0};
@@ -449,7 +451,7 @@ static int64_t size_or_none(int64_t most)
     return draw_one_in(8) ? 0 : draw_size(most);
 }
 
-/* One that the operation's first tensor may have. */
+/* Draws a type that the operation's first tensor allows. */
 static fmla_dtype draw_type(void)
 {
     const fmla_dtype types[] = {bf16, fp16, f32};
@@ -459,7 +461,7 @@ static fmla_dtype draw_type(void)
     return types[drawn];
 }
 
-/* One launch, unless there is nothing to do, of so many blocks of threads; 0: of any number. */
+/* Checks for one launch, unless there is nothing to do, with this number of CTAs; 0: any number. */
 static void judge_one(bool some, int64_t blocks)
 {
     forced = *(const char **)option("kernel") = draw_one_in(2) ? "cuda" : NULL;
@@ -482,7 +484,7 @@ static void merge_drawn(void)
     judge_one(rows && (l->d_v || l->has & HAS_LSE), rows);
 }
 
-/* Draws calls of the cache, and of operations whose tensors are rows of tokens. */
+/* Draws calls of the cache operations and of operations whose tensors are rows of tokens. */
 static void tokens_drawn(void)
 {
     struct shape s = {.of = {.type = draw_type(), .format = (int32_t)(1 + draw_below(KV_FORMATS))},
@@ -524,13 +526,13 @@ static void on_machine(int64_t shapes, uint64_t first)
     find_kernels();
     sparse_fixed();
     for (operation = 0; operation < OPERATIONS; operation++) {
-        if (!*kernels[operation][0]) continue; /* which test_cuda_others.c says */
+        if (!*kernels[operation][0]) continue; /* test_cuda_others.c covers that */
         refused_calls = calls = 0;
         for (number = first; number < first + (uint64_t)shapes; number++) {
             draw_from(seed, number * 16 + operation);
             draw_case();
         }
-        /* Kernels of Hopper are refused elsewhere; shapes past what can be counted, everywhere. */
+        /* Hopper's kernels are refused on other GPUs, shapes beyond countable sizes everywhere. */
         if (shapes >= 1000)
             CHECK(calls - refused_calls >= shapes / 2, "%s: %" PRId64 " of %" PRId64 " calls refused",
                   shape_words, refused_calls, calls);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which tile shape the portable dense decode takes: the table, and the choice for every number of rows and amount of shared
- * memory. "--names" prints "image kernel" of every kernel that the library may launch.
+ * Tests the choice of tile shape in the portable dense decode: the table, and the choice for every number
+ * of rows and amount of shared memory. "--names" prints "image kernel" of every kernel that the library
+ * may launch.
  */
 #include "check.h"
 
@@ -30,7 +31,7 @@ static void test_bytes(void)
 {
     const struct latent_shape narrow = {16, 32, 4, 5, 0}, deep = {16, 64, 8, 5, 1}, wide = {64, 64, 8, 5, 0};
     CHECK_EQ(latent_shared_bytes(&narrow, LATENT_TABLE, 2),
-             16 * 1152 + 2 * 32 * 1152 + 16 * 128 + 384 /* of 4 * 16 * 4 + 16 * 4, in lines */);
+             16 * 1152 + 2 * 32 * 1152 + 16 * 128 + 384 /* 4 * 16 * 4 + 16 * 4, rounded up to lines */);
     CHECK_EQ(latent_shared_bytes(&deep, LATENT_TABLE, 3), 3 * 64 * 1152 + 16 * 128 + 640);
     CHECK_EQ(latent_shared_bytes(&wide, LATENT_TABLE, 2),
              64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4);
@@ -75,7 +76,7 @@ static void test_examples(void)
     }
 }
 
-/* Tiles stay small where a GPU does not convert codes. */
+/* Tiles stay small on GPUs that do not convert codes. */
 static void test_most_rows(void)
 {
     for (int32_t bytes = KIB_99; bytes <= KIB_227; bytes += 512)
@@ -90,8 +91,9 @@ static void test_most_rows(void)
              LATENT_SHAPE_32x64);
 }
 
-/* Whatever the table holds: the choice fits; no other shape that fits would read the keys less often, or, reading them as
- * often, leave fewer rows of the tile idle or take more keys at once; and one more stage would not fit or be of no use. */
+/* For every table: the choice fits; no other shape that fits reads the keys less often, or reads them as
+ * often and leaves fewer rows of the tile idle or takes more keys at once; one more stage would not fit or
+ * would not help. */
 static void test_rules_of(bool of_bytes)
 {
     const int32_t least = of_bytes ? 1 : 2;
@@ -131,7 +133,7 @@ static void test_rules(void)
     test_rules_of(true);
 }
 
-/* The division that kernels make of keys by the size of a page. */
+/* The kernels' division of keys by the page size. */
 static void test_divisor(void)
 {
     struct random_state random = {77};
@@ -141,7 +143,7 @@ static void test_divisor(void)
         const uint32_t d = i < 11 ? edges[i] : (uint32_t)random_between(&random, 1, INT32_MAX >> i % 31);
         if (!d) continue;
         const struct divisor divisor = divisor_of(d);
-        const uint32_t near = (uint32_t)(INT32_MAX / d * (uint64_t)d); /* the last multiple */
+        const uint32_t near = (uint32_t)(INT32_MAX / d * (uint64_t)d); /* last multiple */
         const uint32_t numbers[] = {
             0, 1, d - 1, d, near - 1, near, near / d / 2 * d, near / d / 2 * d + d - 1, INT32_MAX};
         for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Hopper's dense decode on the host: what it takes, how TMA is told of the queries and the cache, and whether the boxes that
- * the kernel asks for hold the rows and keys that it takes them for; what the driver is told; what dispatch makes of it.
+ * Tests the host side of Hopper's dense decode: the calls it accepts, the TMA maps of queries and cache,
+ * whether the boxes that the kernel loads hold the rows and keys that it expects, the driver's arguments,
+ * and the dispatch.
  */
 #include "fake_cuda/launches.h"
 
@@ -14,7 +15,7 @@
 
 /* ---- Problems ------------------------------------------------------------------------------------------- */
 
-enum { ROWS = SM90_DENSE_DECODE_ROWS, COLUMNS = 64 /* of a line */ };
+enum { ROWS = SM90_DENSE_DECODE_ROWS, COLUMNS = 64 /* per line */ };
 
 struct sizes {
     int64_t b, s_q, h_q, h_kv, d_qk, pages, page_size;
@@ -42,7 +43,7 @@ static const struct sizes plain_sizes = {3, 2, 16, 2, 576, 9, 64};
 
 /* ---- What it takes -------------------------------------------------------------------------------------- */
 
-/* By what argument it is refused, in which words; argument NULL: it is taken. */
+/* Checks the argument and message with which the problem is refused; argument NULL: it is accepted. */
 static void check_taken(const char *label, const struct attention_problem *p, const char *argument,
                         const char *words)
 {
@@ -52,7 +53,7 @@ static void check_taken(const char *label, const struct attention_problem *p, co
           named, why ? why : "taken");
 }
 
-/* One thing of a problem that it takes is changed. */
+/* Changes one thing in an accepted problem. */
 #define PROBLEM(...)                                                                                         \
     struct attention_problem p = problem_of(&plain_sizes);                                                   \
     __VA_ARGS__
@@ -82,7 +83,7 @@ static void takes_caches(void)
     REFUSED("kv_cache", pages, p.keys[0].page_size = 16);
     REFUSED("kv_cache", pages, p.keys[0].page_size = 61);
     REFUSED("kv_cache", pages, p.keys[0].page_size = 96);
-    TAKEN(p.keys[0].table = NULL, p.keys[0].page_size = 61); /* a request's keys are one page */
+    TAKEN(p.keys[0].table = NULL, p.keys[0].page_size = 61); /* one page per request */
     TAKEN(p.keys[0].table = NULL, p.keys[0].page_size = 16);
     REFUSED("kv_cache", aligned, p.keys[0].k.data = uneven_bytes(p.keys[0].k.data));
     REFUSED("kv_cache", aligned, p.keys[0].k.page_bytes += 8);
@@ -92,7 +93,7 @@ static void takes_caches(void)
     REFUSED("kv_cache", aligned, p.keys[0].k.head_bytes = 0);
     REFUSED("kv_cache", aligned, p.keys[0].k.page_bytes = INT64_C(1) << 40); /* 2^40 bytes */
     TAKEN(p.keys[0].k.page_bytes = (INT64_C(1) << 40) - 16);
-    TAKEN(p.keys[0].k.page_bytes = 0); /* every page the same */
+    TAKEN(p.keys[0].k.page_bytes = 0); /* every page is the same */
     TAKEN(p.keys[0].k.page_bytes = 8, p.keys[0].pages = 1);
     TAKEN(p.keys[0].k.slot_bytes += 16, p.keys[0].k.page_bytes += 32);
     TAKEN(p.h_kv = 1, p.keys[0].k.head_bytes = 6);
@@ -108,18 +109,19 @@ static void takes_queries(void)
     REFUSED("q", aligned, p.q_stride[1] = 0);
     REFUSED("q", aligned, p.q_stride[2] = 0);
     REFUSED("q", aligned, p.q_stride[0] = INT64_C(1) << 39);
-    TAKEN(p.q_stride[0] = 0); /* every request the same */
+    TAKEN(p.q_stride[0] = 0); /* every request is the same */
     TAKEN(p.q_stride[0] = 4, p.b = 1);
     TAKEN(p.q_stride[1] = 3, p.s_q = 1);
     TAKEN(p.q_stride[2] = 3, p.h_q = p.h_kv = 1);
-    TAKEN(p.q_stride[1] += 8, p.q_stride[0] += 16); /* 8 heads a key head, which divide 64 */
+    TAKEN(p.q_stride[1] += 8, p.q_stride[0] += 16); /* 8 heads per key head, which divide 64 */
     TAKEN(p.h_q = 40, p.h_kv = 1, p.q_stride[1] = 40 * 576, p.q_stride[0] = 80 * 576);
     REFUSED("q", heads, p.h_q = 40, p.h_kv = 1, p.q_stride[1] = 41 * 576, p.q_stride[0] = 82 * 576);
     REFUSED("q", heads, p.h_q = 80, p.q_stride[1] = 80 * 576, p.q_stride[0] = 160 * 576);
     REFUSED("q", heads, p.h_q = 192, p.q_stride[1] = 192 * 576, p.q_stride[0] = 384 * 576);
     TAKEN(p.h_q = 256, p.q_stride[1] = 256 * 576, p.q_stride[0] = 512 * 576);
-    TAKEN(p.h_q = 80, p.s_q = 1); /* one token: its rows beyond the key head's are another's, and not kept */
-    /* As many blocks of threads as fit an int, with 2^20 to spare for lanes. */
+    TAKEN(p.h_q = 80,
+          p.s_q = 1); /* one token: rows past the key head's belong to another and are discarded */
+    /* As many CTAs as fit an int, with 2^20 to spare for lanes. */
     const int64_t most = (INT32_MAX - (1 << 20)) / 2;
     TAKEN(p.b = most);
     REFUSED("q", "2^31 tiles", p.b = most + 1);
@@ -141,7 +143,7 @@ static void takes_the_rest(void)
     REFUSED("softmax_scale", "at least 1e-30", p.scale = 0.99e-30f);
     REFUSED("softmax_scale", "at least 1e-30", p.scale = -0.125f);
     REFUSED("softmax_scale", "at least 1e-30", p.scale = NAN);
-    /* No request: nothing is looked at. */
+    /* Without requests nothing is checked. */
     TAKEN(p.b = 0, p.keys[0].page_size = 61, p.q = uneven(p.q),
           p.keys[0].k.data = uneven_bytes(p.keys[0].k.data), p.out++, p.scale = -1.0f);
 }
@@ -161,13 +163,13 @@ static void check_dims(const char *label, const struct tensor_view *v, struct di
               v->box[i], expected.size[i], expected.box[i]);
 }
 
-/* Sizes of the queries' view and its box, for each way in which 64 rows are one box. */
+/* Sizes of the queries' view and its box, for each form in which 64 rows are one box. */
 static void query_views(void)
 {
     static const struct {
         const char *label;
         struct sizes s;
-        int64_t padding; /* of a token */
+        int64_t padding; /* per token */
         int64_t q_heads;
         struct dims dims;
     } cases[] = {
@@ -200,7 +202,7 @@ static void query_views(void)
         check_dims(cases[i].label, &v, cases[i].dims);
         CHECK(v.data == p.q && v.element == p.element, "%s", cases[i].label);
     }
-    /* One head has no stride of heads: tokens follow each other, however far apart. */
+    /* One head has no head stride: tokens are consecutive at any distance. */
     struct attention_problem p = problem_of(&(struct sizes){3, 7, 1, 1, 512, 9, 64});
     p.q_stride[1] = 1024, p.q_stride[0] = 8192, p.q_stride[2] = 5;
     check_taken("one head, tokens apart", &p, NULL, NULL);
@@ -236,8 +238,8 @@ static void key_views(void)
 
 /* ---- Where boxes lie ------------------------------------------------------------------------------------- */
 
-/* The element of the tensor, from its first, that TMA brings as element `at` of the box at `place`; -1: a zero, for it lies
- * outside. Innermost dimension first, in memory as in coordinates. */
+/* Returns the index in the tensor of the element that TMA loads as element `at` of the box at `place`; -1:
+ * a zero, because it is outside. Innermost dimension first, in memory as in coordinates. */
 static int64_t element_of(const struct tensor_view *v, const int64_t place[5], int64_t at)
 {
     int64_t offset = 0;
@@ -257,7 +259,7 @@ static int64_t elements_of_box(const struct tensor_view *v)
     return count;
 }
 
-/* The last element that a box can bring. */
+/* Returns the last element that a box can load. */
 static int64_t last_element(const struct tensor_view *v)
 {
     int64_t last = v->size[0] - 1;
@@ -270,7 +272,8 @@ static int64_t far(int64_t size, int64_t stride)
     return size > 1 ? (size - 1) * stride : 0;
 }
 
-/* The queries of a tile: the places are those of produce_queries (sm90/dense_decode/producer.cuh). */
+/* Checks the queries of a tile: the coordinates are those of produce_queries
+ * (sm90/dense_decode/producer.cuh). */
 static int64_t wrong_query(const struct attention_problem *p, int64_t request, int64_t kv_head, int64_t tile)
 {
     const struct tensor_view v = sm90_dense_decode_q_view(p);
@@ -283,7 +286,7 @@ static int64_t wrong_query(const struct attention_problem *p, int64_t request, i
         for (int64_t at = 0; at < 2 * COLUMNS * ROWS; at++) {
             const int64_t mine = row + at / COLUMNS % ROWS;
             const int64_t column = (2 * unit + at / COLUMNS / ROWS) * COLUMNS + at % COLUMNS;
-            if (mine >= rows) continue; /* not kept */
+            if (mine >= rows) continue; /* discarded */
             const int64_t expected = request * p->q_stride[0] + mine / group * p->q_stride[1] +
                                      (kv_head * group + mine % group) * p->q_stride[2] + column;
             if (element_of(&v, place, at) != (column < p->d_qk ? expected : -1)) return mine;
@@ -292,13 +295,13 @@ static int64_t wrong_query(const struct attention_problem *p, int64_t request, i
     return -1;
 }
 
-/* 64 keys of a page: the places are those of block_place and load_block. */
+/* Checks 64 keys of a page: the coordinates are those of block_place and load_block. */
 static int64_t wrong_key(const struct attention_problem *p, int64_t page, int64_t kv_head, int64_t block)
 {
     const struct key_view *k = &p->keys[0].k;
     const int64_t first = block * 64, page_step = p->keys[0].k.page_bytes != 0;
     for (int64_t group = 0; group < p->d_qk / COLUMNS; group += 2) {
-        const int32_t groups = group < 8 ? 2 : 1; /* those behind d_v have a map of their own */
+        const int32_t groups = group < 8 ? 2 : 1; /* those past d_v have their own map */
         const struct tensor_view v = sm90_dense_decode_key_view(p, groups);
         const int64_t place[5] = {0, first, group, page * page_step, kv_head};
         if (elements_of_box(&v) != groups * COLUMNS * 64) return -2;
@@ -362,7 +365,7 @@ static void boxes(void)
         if (sm90_dense_decode_refuses(&p, &argument)) continue;
         const struct tensor_view q = sm90_dense_decode_q_view(&p), keys = sm90_dense_decode_key_view(&p, 2),
                                  rope = sm90_dense_decode_key_view(&p, 1);
-        /* What a call takes, the driver takes. */
+        /* What a call accepts, the driver accepts. */
         struct tensor_map map;
         CHECK_OK(tensor_map_make("test", &scope, "x", &q, &map));
         CHECK_OK(tensor_map_make("test", &scope, "x", &keys, &map));
@@ -389,7 +392,7 @@ static void boxes(void)
         CHECK(wrong == -1,
               "pages of %" PRId64 ", h_kv %" PRId64 ", d_qk %" PRId64 ": key %" PRId64 " (-2: the box)",
               p.keys[0].page_size, p.h_kv, p.d_qk, wrong);
-        /* No box, wherever it lies, reads past the tensor. */
+        /* No box at any coordinates reads past the tensor. */
         CHECK_ALL({last_element(&q), far(p.b, p.q_stride[0]) + far(p.s_q, p.q_stride[1]) +
                                          far(p.h_q, p.q_stride[2]) + p.d_qk - 1},
                   {last_element(&keys), far(p.keys[0].pages, k->page_bytes / 2) +
@@ -419,8 +422,8 @@ static void encoded(void)
         CHECK_ALL({told->sizes[i], v.size[i]}, {told->box[i], v.box[i]}, {told->steps[i], 1});
     }
     CHECK_ALL({told->strides[0], 2 * 576}, {told->strides[1], 2 * 64},
-              {told->strides[2], 16 /* of a single element: never made */}, {told->strides[3], 2 * 65536});
-    /* An empty tensor: one element stands for it. */
+              {told->strides[2], 16 /* single element: never used */}, {told->strides[3], 2 * 65536});
+    /* An empty tensor is represented by one element. */
     v.element = ELEMENT_BF16, v.size[4] = 0;
     CHECK_OK(tensor_map_make("test", &scope, "x", &v, &map));
     told = told_of(&map);
@@ -430,7 +433,7 @@ static void encoded(void)
     cuda_leave(&scope);
 }
 
-/* What the driver does not take comes back as its error, with the tensor's name. */
+/* A driver refusal is returned as its error, with the tensor's name. */
 static void not_encoded(void)
 {
     struct cuda_scope scope;
@@ -458,13 +461,13 @@ static void not_encoded(void)
     NOT_MADE(v.box[1] = 257);
     NOT_MADE(v.box[4] = 0);
     NOT_MADE(v.size[2] = (INT64_C(1) << 32) + 1);
-    MAKE((void)0); /* what came before was refused for its own sake */
+    MAKE((void)0); /* the previous refusals were not for the unchanged part */
     CHECK_OK(status);
     CHECK_EQ(fake->tensors, 1);
     cuda_leave(&scope);
 }
 
-/* tensor_stride_possible and the driver agree. */
+/* Checks that tensor_stride_possible agrees with the driver. */
 static void strides(void)
 {
     struct cuda_scope scope;
@@ -499,7 +502,8 @@ static void refused_by_the_driver(void)
 
 /* ---- Dispatch --------------------------------------------------------------------------------------------- */
 
-/* Calls with one thing that Hopper's kernel does not take: not chosen, and if forced refused by the argument's name. */
+/* Calls with one property that Hopper's kernel does not support: not chosen and, if forced, refused by the
+ * argument's name. */
 static void dispatched(void)
 {
     static const char *const arguments[] = {"", "kv_cache", "kv_cache", "q", "q", "out", "softmax_scale"};
@@ -520,7 +524,7 @@ static void dispatched(void)
                   !strcmp(name, k ? "cuda-sm80" : "cuda-sm90"),
               "case %d: %s", k, name);
         CHECK(dense_decode_run(&c) == FMLA_OK, "case %d: %s", k, fmla_last_error());
-        CHECK_EQ(fake->tensors, 3); /* of the first case */
+        CHECK_EQ(fake->tensors, 3); /* from the first case */
         c.args.kernel = "cuda-sm90";
         if (!k) continue;
         check_rejected("forced", dense_decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", arguments[k],

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse decode on a GPU, the host's side: which kernel takes a call, what it, the planner and the join are told, how many
- * blocks of threads there are, and how large the workspace is.
+ * Tests the host side of sparse decode on a GPU: the kernel chosen, the parameters of it, the planner and
+ * the join, the number of CTAs, and the workspace size.
  */
 #include "fake_cuda/launches.h"
 
@@ -9,12 +9,13 @@
 
 #include <math.h>
 
-/* A good call: 5 requests of 2 tokens and 96 heads, 4000 entries that name keys in 9 pages of 64, and 70 of an extra cache of 4
- * pages of 2. With a tenth of the entries it is for Hopper's kernel for small batches. */
+/* A valid call: 5 requests of 2 tokens and 96 heads, 4000 entries that name keys in 9 pages of 64, and 70
+ * of an extra cache of 4 pages of 2. With a tenth of the entries it uses Hopper's kernel for small
+ * batches. */
 enum { B = 5, S_Q = 2, H_Q = 96, TOPK = 4000, SMALL_TOPK = 200, EXTRA = 70 };
-enum { MEETING_BYTES = (132 * 8 + 255) / 256 * 256 /* a word an SM */ };
+enum { MEETING_BYTES = (132 * 8 + 255) / 256 * 256 /* one word per SM */ };
 
-/* The call of a shape; sizes that are 0 are those of that call. */
+/* Makes the call of a shape; sizes of 0 are the valid call's. */
 static void shaped_call(struct sparse_decode_call *c, struct layout l)
 {
     l.s_q = S_Q, l.page_size = 64, l.b = l.b ? l.b : B, l.h_q = l.h_q ? l.h_q : H_Q;
@@ -63,7 +64,8 @@ static void on_hopper(void)
               {p.cache[1].indices_stride[1], EXTRA}, {p.cache[1].page_size, 2},
               {divides(p.cache[0].page_divisor, 64), true}, {divides(p.cache[1].page_divisor, 2), true});
 
-    /* Plan, then two slots a partition, and none past the size asked for, which a call with a plan's tables takes, too. */
+    /* The plan, then two slots per partition, and none past the queried size, which a call with a plan's
+     * tables uses too. */
     CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
               p.split.num_splits == plan.num_splits && !p.split.marks,
           "%s", "another plan");
@@ -75,7 +77,7 @@ static void on_hopper(void)
     const size_t end = (plan_bytes(B, ROWS) + 255) / 256 * 256, most = 2 * ROWS * S_Q * H_Q;
     CHECK_EQ(c.bytes, end + most * 512 * 4 + (most * 4 + 255) / 256 * 256 + MEETING_BYTES);
 
-    /* One key head: rows are a token's heads, one token after the other. */
+    /* One key head: rows are a token's heads, token after token. */
     const struct join_params join = join_params_of(launched(0));
     CHECK(!join.seqlens && !memcmp(&join.topk, &p.topk, sizeof join.topk), "%s", "the join's lengths");
     CHECK(!memcmp(&join.split, &p.split, sizeof join.split) &&
@@ -85,8 +87,8 @@ static void on_hopper(void)
               {divides(join.group_divisor, H_Q), true});
 }
 
-/* Few entries of more requests than tiles of 64 heads begin at once for: tiles of 16 heads, and a plan for as many blocks of threads as
- * begin at once; forced, either kernel follows it. */
+/* Few entries of more requests than can start at once with tiles of 64 heads: tiles of 16 heads, and a
+ * plan for the CTAs that start at once; if forced, either kernel follows it. */
 static void small_batch(void)
 {
     static const struct {
@@ -121,7 +123,8 @@ static void small_batch(void)
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * 6);
 }
 
-/* A context with fewer SMs than its device has no room for all blocks of threads at once: the same chunks, and a join of its own. */
+/* In a context with fewer SMs than its device, not all CTAs can be resident: the same chunks, and a
+ * separate join. */
 static void no_room_together(void)
 {
     struct sparse_decode_call c;
@@ -134,7 +137,7 @@ static void no_room_together(void)
               {fake_depth(), 0});
 }
 
-/* Without lengths, few entries are cut into chunks: no plan is made, and one that is given is not read. */
+/* Without lengths, few entries are split into chunks: no plan is made, and a given one is not read. */
 static void chunks(void)
 {
     static const struct {
@@ -149,7 +152,7 @@ static void chunks(void)
                {16, 64, 2048, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 512},
                {16, 16, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656_together", 16, 256},
                {64, 64, 500, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 512},
-               /* Of 64 keys they would not fit the slots. */
+               /* With 64 keys they would not fit the slots. */
                {17, 64, 192, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 128},
                {3, 128, 704, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 128}};
     uint64_t ticket = 0;
@@ -174,7 +177,7 @@ static void chunks(void)
                       {p.split.chunk_lanes, count}, {divides(p.chunks_divisor, (uint32_t)count), true});
             if (count == 1) continue;
             const char *limit = region(REGION_OF_WORKSPACE) + c.bytes;
-            if (joins_itself(decode)) { /* a word for each tile, behind the slots; a ticket of its own */
+            if (joins_itself(decode)) { /* one word per tile after the slots; its own ticket */
                 const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
                 CHECK((const char *)(params.meetings + all[i].b * tiles) <= limit, "%s", "no room to meet");
                 CHECK(params.ticket != ticket, "%s", "two launches have the same ticket");
@@ -187,7 +190,7 @@ static void chunks(void)
                   "%s", "the slots do not fit the workspace");
         }
     no_room_together();
-    /* More requests than begin at once: a plan, and the kernel that it is for. */
+    /* More requests than start at once: a plan, and the kernel for it. */
     struct sparse_decode_call c;
     shaped_call(&c, SHAPE_OF(layout, .b = 67, .h_q = 64, .topk = 64, .format = FMLA_KV_FP8_656));
     c.args.plan = region(3), c.args.plan_size = MEMORY;
@@ -195,20 +198,21 @@ static void chunks(void)
     CHECK(!strcmp(launched(0)->kernel, "sm90_sparse_decode_small_bf16_fp8_656") ||
               !strcmp(launched(1)->kernel, "sm90_sparse_decode_small_bf16_fp8_656"),
           "%s", launched(0)->kernel);
-    /* Lengths are shared out where chunks are short. */
+    /* With short chunks, lengths are distributed. */
     for (int forced = 0; forced < 2; forced++) {
         sparse_call(&c, FMLA_KV_FP8_656, true);
         c.indices.shape[2] = SMALL_TOPK, c.args.kernel = forced ? "cuda-sm90-16" : NULL;
         RUNS(sparse_decode, &c, "sm90_sparse_decode%s_bf16_fp8_656_together", forced ? "_small" : "");
     }
-    /* Partitions that the caller names are followed. */
+    /* The caller's number of partitions is used. */
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK, c.args.topk_length = NULL, c.args.num_partitions = 7;
     RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
     CHECK_EQ(sparse_decode_params_of(launched(1)).split.num_partitions, 7);
 }
 
-/* Which bits come out of a request may not depend on the requests beside it, nor on how many there are: few heads decide. */
+/* A request's bits must not depend on the other requests or their number: the choice uses only the number
+ * of heads. */
 static void small_batch_invariant(void)
 {
     struct sparse_decode_call c;
@@ -220,24 +224,21 @@ static void small_batch_invariant(void)
     RUNS(sparse_decode, &c, "sm90_sparse_decode_small_bf16_fp8_656");
 }
 
-/* Of plans for 132 SMs: partitions, and blocks of the longest piece where every entry is there. */
+/* Plans for 132 SMs: partitions, and blocks of the longest piece if every entry is present. */
 static void small_plans(void)
 {
     static _Alignas(16) char host[1 << 16];
     static const struct {
         int b, s_q, h_q, topk, extra, partitions, longest;
     } all[] = {
-        {1, 1, 64, 2048, 0, 37, 1},     {1, 1, 128, 2048, 0, 37, 1},
-        {2, 1, 64, 2048, 0, 74, 1},     {2, 2, 128, 2048, 0, 37, 2},
-        {4, 1, 64, 2048, 0, 74, 2},     {1, 1, 16, 2048, 0, 37, 1},
-        {1, 1, 64, 128, 512, 15, 1},    {1, 1, 64, 1, 0, 1, 1},
-        {128, 1, 16, 2048, 0, 264, 18}, {1, 1, 64, 0, 0, 1, 1},
-        {1, 1, 4096, 64, 0, 1, 1},      {1, 1, 65536, 64, 0, 1, 1},
-        {16, 1, 64, 2048, 0, 148, 4},   {8, 1, 64, 2048, 0, 148, 2},
-        {9, 1, 64, 2048, 0, 111, 3},    {0, 1, 64, 2048, 0, 132, 0},
-        {0, 2, 128, 0, 0, 33, 0},       {0, 2, 16, 0, 0, 132, 0}, /* b: not known */
-        {16, 1, 128, 2048, 0, 74, 8},   {100, 1, 64, 512, 0, 100, 8},
-        {64, 2, 64, 2048, 0, 66, 32},   {8, 1, 128, 2048, 0, 74, 4},
+        {1, 1, 64, 2048, 0, 37, 1},   {1, 1, 128, 2048, 0, 37, 1},  {2, 1, 64, 2048, 0, 74, 1},
+        {2, 2, 128, 2048, 0, 37, 2},  {4, 1, 64, 2048, 0, 74, 2},   {1, 1, 16, 2048, 0, 37, 1},
+        {1, 1, 64, 128, 512, 15, 1},  {1, 1, 64, 1, 0, 1, 1},       {128, 1, 16, 2048, 0, 264, 18},
+        {1, 1, 64, 0, 0, 1, 1},       {1, 1, 4096, 64, 0, 1, 1},    {1, 1, 65536, 64, 0, 1, 1},
+        {16, 1, 64, 2048, 0, 148, 4}, {8, 1, 64, 2048, 0, 148, 2},  {9, 1, 64, 2048, 0, 111, 3},
+        {0, 1, 64, 2048, 0, 132, 0},  {0, 2, 128, 0, 0, 33, 0},     {0, 2, 16, 0, 0, 132, 0}, /* b: unknown */
+        {16, 1, 128, 2048, 0, 74, 8}, {100, 1, 64, 512, 0, 100, 8}, {64, 2, 64, 2048, 0, 66, 32},
+        {8, 1, 128, 2048, 0, 74, 4},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         fmla_sparse_plan_args args = FMLA_INIT(fmla_sparse_plan_args);
@@ -268,14 +269,14 @@ static void small_plans(void)
         }
         CHECK(longest == all[i].longest, "%zu: a piece of %d blocks, expected %d", i, longest,
               all[i].longest);
-        /* The caller's word goes, and other GPUs are planned for as they were. */
+        /* The caller's choice has priority, and plans of other GPUs are unchanged. */
         args.num_workers = 132;
         CHECK_OK(fmla_sparse_plan_partitions(&args, &partitions));
         CHECK_EQ(partitions, plan_default_partitions(132, 1, all[i].s_q * all[i].h_q, all[i].s_q));
     }
 }
 
-/* A plan has as many rows as any batch may want, and no more. */
+/* A plan has as many rows as any batch needs, and no more. */
 static void same_rows(void)
 {
     static const struct {
@@ -321,14 +322,14 @@ static void formats(void)
         shaped_call(&c, SHAPE_OF(layout, .format = all[i].format, .has = HAS_LENGTHS,
                                  .type = all[i].fp16 ? fp16 : bf16));
         c.args.num_partitions = 1;
-        RUNS(sparse_decode, &c, "decode_plan|%s", all[i].kernel); /* one partition: nothing is cut */
+        RUNS(sparse_decode, &c, "decode_plan|%s", all[i].kernel); /* one partition: nothing is split */
         const bool hopper = !strncmp(all[i].kernel, "sm90", 4);
         CHECK_ALL({launched(0)->config.grid_x, hopper ? S_Q * 2 : S_Q * H_Q / SPARSE_WARPS},
                   {sparse_decode_params_of(launched(0)).tiles, launched(0)->config.grid_x});
     }
 }
 
-/* The arguments of a plan by itself, which knows no format. */
+/* The arguments of a separate plan, which has no format. */
 static fmla_sparse_plan_args plan_args(int64_t topk)
 {
     fmla_sparse_plan_args args = FMLA_INIT(fmla_sparse_plan_args);
@@ -337,7 +338,8 @@ static fmla_sparse_plan_args plan_args(int64_t topk)
     return args;
 }
 
-/* Caches of the queries' type: tiles of 64 heads, however small the batch is; plans and workspaces are those of FP8 caches. */
+/* Caches of the queries' type: tiles of 64 heads for every batch size; plans and workspaces are as for FP8
+ * caches. */
 static void rows(void)
 {
     static const struct {
@@ -385,7 +387,8 @@ static void rows(void)
     RUNS(sparse_decode, &c, "decode_plan|sm80_sparse_decode_bf16_64x64|join_splits_bf16_halves");
 }
 
-/* What Hopper's kernel does not take goes to the portable one, with as large a workspace; and says so if it is forced. */
+/* The portable kernel takes what Hopper's does not, with an equally large workspace; if Hopper's is
+ * forced, the error gives the reason. */
 static void refused(const char *label, struct sparse_decode_call *c, const char *argument, const char *words)
 {
     RUNS(sparse_decode, c, "decode_plan|sm80_sparse_decode_f32_64x64|join_splits_bf16_halves");
@@ -421,7 +424,8 @@ static void not_taken(void)
     refused("a negative scale", &c, "softmax_scale", "at least");
 }
 
-/* A page of FP8_584 whose bytes are no multiple of 16 is not Hopper's; padded, it is. */
+/* Hopper's kernel does not take a page of FP8_584 whose size is not a multiple of 16 bytes; padded, it
+ * does. */
 static void odd_pages(void)
 {
     struct sparse_decode_call c;
@@ -446,11 +450,11 @@ static void batch_invariant(void)
     const size_t rows = B * 3 * S_Q * H_Q;
     CHECK_EQ(c.bytes, rows * 512 * 4 + rows * 4);
     c.indices.shape[2] = 2048;
-    RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656"); /* a chunk a request: nothing to join */
+    RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656"); /* one chunk per request: nothing to join */
     CHECK_EQ(c.bytes, 0);
 }
 
-/* As many blocks of threads as a grid has none: the partitions may be the caller's, or rows of its tables. */
+/* More CTAs than a grid allows: the partitions may be the caller's, or rows of its tables. */
 static void many_blocks(void)
 {
     enum { MOST = 65536, HEADS = 1 << 20 };
@@ -468,13 +472,13 @@ static void many_blocks(void)
         if (way / 2) c.args.kernel = "cuda-sm90";
         check_rejected(way % 2 ? "many rows" : "many partitions", sparse_decode_run(&c), FMLA_UNSUPPORTED,
                        "sparse_decode", "q", "tiles of heads and partitions");
-        c.args.batch_invariant = 1; /* by no plan */
+        c.args.batch_invariant = 1; /* without a plan */
         c.args.num_partitions = 0;
         CHECK_OK(sparse_decode_run(&c));
     }
 }
 
-/* No more indices than 2^31, and slots past that are named by none. */
+/* At most 2^31 indices; indices cannot name slots past that. */
 static void large(void)
 {
     struct sparse_decode_call c;
@@ -500,12 +504,13 @@ static void elsewhere(void)
               {p.tiles, S_Q * ((H_Q + 63) / 64)});
 }
 
-/* Few keys of the queries' type are left to the portable kernel; of batch-invariant calls none, for what is left depends on the batch. */
+/* The portable kernel takes few keys of the queries' type, except in batch-invariant calls, because that
+ * choice depends on the batch. */
 static void few_keys(void)
 {
     enum { FP8 = FMLA_KV_FP8_656, BF16 = FMLA_KV_BF16 };
     static const struct {
-        int64_t b, h_q, topk; /* with two tokens a request */
+        int64_t b, h_q, topk; /* with two tokens per request */
         int32_t format;
         bool invariant;
         const char *kernel;
@@ -527,7 +532,7 @@ static void few_keys(void)
     }
 }
 
-/* The plan by itself, of lengths on the device and of none. */
+/* The separate plan, from lengths on the device and without lengths. */
 static void planner(void)
 {
     struct held length;

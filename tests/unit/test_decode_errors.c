@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Every argument that fmla_dense_decode and the questions about it must reject, and odd ones that they must take.
+ * Tests every argument that fmla_dense_decode and its queries must reject, and unusual ones that they must
+ * accept.
  */
 #include "plans.h"
 #include "rules.h"
@@ -11,7 +12,7 @@ static struct good_call call = {.operation = OP_DENSE_DECODE, .elsewhere = "q", 
 #define ARGS    (*(fmla_dense_decode_args *)call.args)
 #define T(name) (call.held[TENSOR_dense_decode_##name])
 
-/* Zeros are sound tokens of caches of bytes, which have one key head. */
+/* Zeros are valid tokens of byte caches, which have one key head. */
 static void set_up_products(int32_t format, int32_t products, bool codes)
 {
     struct layout layout = good_layout;
@@ -48,7 +49,7 @@ enum { SET_UPS = sizeof set_ups / sizeof set_ups[0] };
 #define TABLE   ((int32_t *)T(block_table).tensor.data)
 #define LENGTHS ((int32_t *)T(seqlens).tensor.data)
 
-/* No page of the table is used, whatever becomes of the cache. */
+/* No page of the table is used, whatever happens to the cache. */
 static void set_up_no_key(int32_t format)
 {
     set_up_format(format);
@@ -77,14 +78,14 @@ static void test_refused(void)
     REFUSED(call, "q", "h_q|3|multiple|2", resize(&call, DIM_h_q, 3));
     REFUSED(call, "q", "s_q · h_q|4294967296", resize(&call, DIM_s_q, 1 << 16),
             resize(&call, DIM_h_q, 1 << 16));
-    /* Without a table page r is request r's. */
+    /* Without a table, page r belongs to request r. */
     REFUSED(call, "kv_cache", "pages|1|2|block_table", ARGS.block_table = NULL, T(kv_cache).shape[0] = 1);
     REFUSED_CALL(call, "block_table", "[0, 1]|-1|6", TABLE[1] = -1);
     REFUSED_CALL(call, "block_table", "[1, 2]|6|6", TABLE[5] = 6);
     REFUSED_CALL(call, "block_table", "[0, 0]|4|0", resize(&call, DIM_pages, 0));
 }
 
-/* What sparse decode has not: a scale of the cache, and any number of key heads where there are no bytes. */
+/* Features that sparse decode lacks: a scale of the cache, and several key heads in 16-bit formats. */
 static void test_formats_of_dense(void)
 {
     test_formats(&call, set_up_no_key);
@@ -105,7 +106,7 @@ static void test_formats_of_dense(void)
             ARGS.kv_scale = &T(kv_scale).tensor);
 }
 
-/* Queries of FP8 products are bf16, or codes over the format whose queries are quantised whole. */
+/* Queries of FP8 products are bf16, or codes with the format whose queries are quantised as a whole. */
 static void test_products(void)
 {
     call.set_up = set_up_576_fp8;
@@ -142,7 +143,7 @@ static void test_taken(void)
     TAKEN(call, "unused pages", TABLE[2] = 2147480000, LENGTHS[1] = 0, TABLE[3] = TABLE[4] = INT32_MIN);
     TAKEN(call, "wild strides of dimensions of size 1", resize(&call, DIM_page_size, good_layout.page_size),
           one_of_each(&call), TABLE[0] = 0, LENGTHS[0] = 20);
-    /* No request: no data needed. No page of a table: no key, out is 0 and lse +inf. */
+    /* No request: no data needed. No table page: no key, out is 0 and lse +inf. */
     TAKEN(call, "b = 0", resize(&call, DIM_pages, 0), resize(&call, DIM_b, 0));
     for (int invariant = 0; invariant < 2; invariant++) {
         TAKEN(call, "max_pages = 0", resize(&call, DIM_max_pages, 0), resize(&call, DIM_pages, 0),
@@ -151,12 +152,12 @@ static void test_taken(void)
     }
 }
 
-/* Keys of a request beyond all memory: 2^61 + 67194 of them, whose bytes as fp64 are few modulo 2^64. */
+/* More keys of a request than any memory: 2^61 + 67194, whose bytes as fp64 are few modulo 2^64. */
 static void enlarge(void)
 {
     T(block_table).shape[1] = T(block_table).strides[0] = (INT64_C(1) << 31) - 46339;
     T(kv_cache).shape[1] = (INT64_C(1) << 30) + 23170;
-    for (int i = 0; i < 3; i++) T(kv_cache).strides[i] = 0; /* one key, seen everywhere */
+    for (int i = 0; i < 3; i++) T(kv_cache).strides[i] = 0; /* one key at every position */
 }
 
 static void set_up_many_pages(void)

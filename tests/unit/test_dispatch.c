@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What fmla_capabilities promises: of the available kernels whose features cover a call, the first runs. Asked of every
- * operation, type, size and cache format, on this processor and on all that the table knows to tell apart.
+ * Tests the promise of fmla_capabilities: of the available kernels whose features cover a call, the first
+ * one runs. For every operation, type, size and cache format, on this processor and on all that the table
+ * distinguishes.
  */
 #include "tensors.h"
 
@@ -12,7 +13,7 @@ static int has_size(const int32_t sizes[4], int64_t size)
     return !size || !sizes[0] || sizes[0] == size || sizes[1] == size || sizes[2] == size || sizes[3] == size;
 }
 
-/* By what the row says, does the kernel take the call? Where types play no part, none is wanted. */
+/* Returns true if the row says that the kernel takes the call. If types do not matter, none is wanted. */
 static int covers(const fmla_capability *row, const struct wanted *wanted)
 {
     return !(wanted->elements & ~(unsigned)row->types) && has_size(row->d_qk, wanted->d_qk) &&
@@ -20,7 +21,7 @@ static int covers(const fmla_capability *row, const struct wanted *wanted)
            !((wanted->formats | wanted->extra_formats) << FMLA_KV_BF16 & ~(unsigned)row->kv_formats);
 }
 
-/* The first row that is available, covers the call, and runs unasked. */
+/* Returns the first row that is available, covers the call and is not forced_only. */
 static const char *promised(const struct wanted *wanted)
 {
     fmla_capability row = FMLA_INIT(fmla_capability);
@@ -71,7 +72,7 @@ static const struct wanted dense_bf16 = {.operation = OP_DENSE_DECODE,
                                          .d_qk = 576,
                                          .d_v = 512};
 
-/* This processor's by the public functions too. */
+/* Checks this processor also through the public functions. */
 static void check_public(void)
 {
     static _Alignas(64) uint16_t q_data[576], kv_data[576], out_data[512];
@@ -96,7 +97,7 @@ int main(void)
             const struct processor processor = {meets[k], intel};
             dispatch_pretend(&processor);
             for (int op = 0; op < OPERATIONS; op++) check_operation((enum operation)op, &processor);
-            /* What the choice was made for: AMX where it is, and AVX-512 BF16 where it is the faster one, and only there. */
+            /* The intended choice: AMX if present, and AVX-512 BF16 only where it is the faster one. */
             const char *first = promised(&dense_bf16);
 #if defined(FMLA_AMX)
             CHECK(first && !strcmp(first, "cpu-amx") == (k == 4),

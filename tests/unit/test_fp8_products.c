@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * FP8 products of dense decode, by every kernel of the CPU and by the oracle: a call has the bits of one with BF16 products whose
- * queries were quantised here, by the number formats alone, and a NaN or an infinity of a query stays in its row.
+ * Tests FP8 products of dense decode on every CPU kernel and the oracle: a call has the bits of one with
+ * BF16 products whose queries were quantised here, using only the number formats, and a NaN or infinity of
+ * a query stays in its row.
  */
 #include "filled.h"
 #include "tensors.h"
@@ -12,7 +13,7 @@
 
 enum { B = 3, S_Q = 2, H_Q = 9, ROWS = B * S_Q * H_Q, D_QK = 576, D_V = 512, PAGE = 64, MOST_KEYS = 640 };
 
-static uint16_t q[ROWS][D_QK + 24], quantised[ROWS][D_QK]; /* rows of q lie apart */
+static uint16_t q[ROWS][D_QK + 24], quantised[ROWS][D_QK]; /* rows of q have gaps */
 static uint8_t codes[ROWS][D_QK], cache[B * MOST_KEYS * 656];
 static int32_t lengths[B] = {600, 0, 33};
 
@@ -21,13 +22,13 @@ struct result {
     float lse[ROWS];
 };
 
-/* Rows of many magnitudes; of zeros, of the least numbers, and with what is no finite number. */
+/* Rows of many magnitudes; of zeros, of the smallest numbers, and with non-finite values. */
 enum {
     ZEROS = 3,
     LEAST = 5,
     WITH_NAN = 7,
     WITH_INFINITY = 11,
-    WITH_TAIL = 13 /* infinite where FP8_656 does not quantise */
+    WITH_TAIL = 13 /* infinite in the part that FP8_656 does not quantise */
 };
 
 static void draw_queries(void)
@@ -41,7 +42,7 @@ static void draw_queries(void)
     q[WITH_NAN][200] = 0x7fc1, q[WITH_INFINITY][511] = 0xff80, q[WITH_TAIL][575] = 0x7f80;
 }
 
-/* The definition, in other words than the library's. */
+/* The definition, implemented independently of the library. */
 static void quantise(int row, int count)
 {
     float most = 0.0f;
@@ -76,7 +77,7 @@ static void run(const char *kernel, int32_t format, int32_t products, const fmla
     CHECK(run_in_room(OP_DENSE_DECODE, &args) == FMLA_OK, "%s: %s", kernel, fmla_last_error());
 }
 
-/* The same bits, of a NaN only that it is one. */
+/* Returns true if the bits are equal; a NaN only has to be a NaN. */
 static bool same(const struct result *a, const struct result *b)
 {
     bool equal = true;
@@ -129,7 +130,7 @@ static void check_kernel(const fmla_capability *row)
         run(row->kernel, formats[f], FMLA_PRODUCTS_FP8, &strided.tensor, NULL, 1, &invariant);
         if (f == 1) check_rows(row->kernel, &fp8, no_number), check_rows(row->kernel, &invariant, no_number);
     }
-    /* Codes, with a scale and without. */
+    /* Codes with a scale and without. */
     static const float scale = 0.0123f;
     for (int with = 0; with < 2; with++) {
         for (int r = 0; r < ROWS; r++)
@@ -152,7 +153,8 @@ int main(void)
     struct random_state random = {2};
     int kernels = 0;
     draw_queries();
-    /* Codes below 2 with any scales of FP8_656 that codes make; no infinity or NaN among its bf16 values. */
+    /* Codes below 2 with any FP8_656 scales that such bytes form; no infinity or NaN among its bf16
+     * values. */
     for (size_t i = 0; i < sizeof cache; i++) cache[i] = (uint8_t)random_between(&random, 0x20, 0x3d);
     fmla_capability row = FMLA_INIT(fmla_capability);
     for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The fragments and swizzles that kernels compute addresses with: every element has one holder, what one
- * instruction leaves is what the next one wants, and corners are where the PTX ISA has them.
+ * Tests the fragments and swizzles that kernels compute addresses with: every element has one holder, the
+ * result of one instruction is the operand of the next, and corners are as in the PTX ISA.
  */
 #include "check.h"
 
@@ -64,7 +64,7 @@ struct place {
     int row, column;
 };
 
-/* Where element e of a lane comes from. */
+/* Returns the source of a lane's element e. */
 static struct place loaded(const struct form *form, int lane, int e)
 {
     const int from = ldmatrix_source(lane, e);
@@ -93,7 +93,7 @@ static void check_form(const struct form *form)
     }
 }
 
-/* A lane gets 8 elements: B's fragment twice. Of keys that lie in rows, B's column is the row. */
+/* A lane gets 8 elements: B's fragment twice. For keys stored in rows, B's column is the row. */
 static void test_ldmatrix(void)
 {
     check_form(&tile), check_form(&row_of_8), check_form(&pair);
@@ -118,7 +118,8 @@ static void test_ldmatrix(void)
 
 /* ---- From one product to the next ----------------------------------------------------------- */
 
-/* P = exp(S) is A of the second product: two C side by side, rounded, are A of 16 keys, no lane asks another. */
+/* P = exp(S) is A of the second product: two adjacent C, rounded, are A of 16 keys; lanes exchange
+ * nothing. */
 static void test_chained(void)
 {
     for (int lane = 0; lane < 32; lane++)
@@ -181,7 +182,7 @@ static void test_slots(void)
         CHECK_EQ(slot_column(position), column);
     }
     for (int i = 0; i < COLUMNS; i++) CHECK(taken[i] == 1, "slot: %d columns at %d", taken[i], i);
-    /* What a lane holds of a row in two neighbouring C's is 16 aligned bytes. */
+    /* A lane's elements of a row in two neighbouring C's are 16 aligned bytes. */
     for (int first = 0; first < COLUMNS; first += 2 * COLUMNS_OF_C)
         for (int lane = 0; lane < WARP_LANES; lane++) {
             CHECK_EQ(slot_position_of_lane(lane) % 4, 0);
@@ -199,7 +200,7 @@ static void test_slots(void)
 static const struct swizzle {
     const char *name;
     uint32_t (*offset)(uint32_t row, uint32_t chunk);
-    uint32_t row_bytes, bits; /* of a byte address, that change */
+    uint32_t row_bytes, bits; /* bits of a byte address that change */
 } swizzles[] = {{"swizzle 128", swizzle_128, 128, 0x70u},
                 {"swizzle 64", swizzle_64, 64, 0x30u},
                 {"swizzle 32", swizzle_32, 32, 0x10u}};
@@ -222,7 +223,7 @@ static void test_swizzle(const struct swizzle *s)
         }
     for (uint32_t i = 0; i < ROWS * chunks; i++)
         CHECK(taken[i] == 1, "%s: %d chunks at %u", s->name, taken[i], (unsigned)(i * CHUNK_BYTES));
-    /* ldmatrix reads one chunk of 8 rows at a time: all 32 banks, each once. */
+    /* ldmatrix reads one chunk of 8 rows at a time: each of the 32 banks once. */
     for (uint32_t first = 0; first < ROWS; first += 8)
         for (uint32_t chunk = 0; chunk < chunks; chunk++) {
             unsigned groups = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * On a real GPU: an application resets the primary context (cuDevicePrimaryCtxReset) or destroys one of its own between calls, and
- * two GPUs have their first use at the same time. Each scenario is a process of its own. Exit 77 where there is no GPU that the
- * library can use; what wants two GPUs says so where there is one.
+ * On a real GPU: an application resets the primary context (cuDevicePrimaryCtxReset) or destroys its own
+ * between calls, and two GPUs have their first use at the same time. Each scenario is a separate process.
+ * Exit 77 if the library can use no GPU; scenarios that need two GPUs report it if there is one.
  */
 #include "fake_cuda/scenarios.h"
 
@@ -80,7 +80,7 @@ static fmla_tensor tensor(int32_t device, fmla_dtype dtype, int ndim, const int6
     return (fmla_tensor){(void *)(uintptr_t)at, {FMLA_DEVICE_CUDA, device}, ndim, dtype, shape, NULL, 0};
 }
 
-/* In the current context. */
+/* Makes the call's data in the current context. */
 static void make(struct call *c, int32_t device)
 {
     static const int64_t q[] = {B, 1, H_Q, D_QK}, kv[] = {PAGES, PAGE, 1, D_QK}, table[] = {B, MAX_PAGES},
@@ -108,7 +108,8 @@ static void *decode(void *data)
     return NULL;
 }
 
-/* The call, in the current context or on a thread without one; then the results, in the current context. */
+/* Runs the call in the current context or on a thread without one, then reads the results in the current
+ * context. */
 static void run(const char *when, int32_t device, bool on_a_thread)
 {
     struct call c;
@@ -140,7 +141,7 @@ static void *prepare(void *data)
     return NULL;
 }
 
-/* In the primary context as it is now, retained by this test as another library would. */
+/* Runs in the current primary context, which this test retains as another library would. */
 static void run_in_primary(const char *when, bool on_a_thread)
 {
     handle context;
@@ -214,7 +215,8 @@ static void *first_use(void *data)
     return NULL;
 }
 
-/* All kernels of both GPUs, whose contexts are there already: one after the other in one process, at once in another. */
+/* Loads all kernels of both GPUs, whose contexts already exist: one after the other in one process,
+ * concurrently in another. */
 static void first_uses(bool at_once)
 {
     struct use use[2] = {{.device = 0}, {.device = 1}};
@@ -252,7 +254,7 @@ static void together(void)
     first_uses(true);
 }
 
-/* Is there a GPU that this build can use? */
+/* Finds out whether there is a GPU that this build can use. */
 static void probe(void)
 {
     fmla_status status;
@@ -289,7 +291,7 @@ static int run_one(int i)
 int main(int argc, char **argv)
 {
     if (argc == 3 && !strcmp(argv[1], "--scenario")) return run_one(atoi(argv[2]) % SCENARIOS);
-    for (int i = 0; i < SCENARIOS; i++) { /* a driver that was started does not survive a fork */
+    for (int i = 0; i < SCENARIOS; i++) { /* an initialised driver does not survive a fork */
         const int status = fake_again(argv, "--scenario", i);
         const bool skipped = status != -1 && WIFEXITED(status) && WEXITSTATUS(status) == SKIPPED;
         if (skipped && i == 0) return SKIPPED;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * On a real GPU: the products that `flashmla bench` puts between runs are products. Drawn results against sums in double. Exit 77
- * where there is no GPU of compute capability 8.0 or later.
+ * On a real GPU: checks the products that `flashmla bench` runs between calls against sums in double, on
+ * random data. Exit 77 if there is no GPU of compute capability 8.0 or later.
  */
 #include "check.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * src/kvformat.h against the layouts as docs/semantics.md ("Cache formats") writes them: every offset below
- * is a number of that page, none comes from struct kv_layout. Pages stand at odd addresses between poisoned
- * bytes, so a byte written beside a token shows, and an access that assumes alignment shows to the sanitizer.
+ * Tests src/kvformat.h against the layouts in docs/semantics.md ("Cache formats"): every offset below is
+ * from that page, none from struct kv_layout. Pages are at odd addresses between poisoned bytes, so that a
+ * byte written next to a token is detected, and sanitizers detect accesses that assume alignment.
  */
 #include "check.h"
 #include "kvformat.h"
@@ -100,7 +100,7 @@ static void test_constants(void)
         l = kv_layout_of(KV_FP16, 576);
         CHECK_EQ(kv_token_at(&l, last), 1152 * last);
     }
-    /* 64-bit: a slot beyond 4 GiB into a page. */
+    /* 64-bit offsets: a slot more than 4 GiB into a page. */
     const struct kv_layout l = kv_layout_of(KV_FP8_584, 0);
     CHECK_ALL({kv_token_at(&l, INT64_C(10000000)), INT64_C(5760000000)},
               {kv_scales_at(&l, INT64_C(10000001), INT64_C(10000000)), INT64_C(5760000576) + 80000000});
@@ -108,7 +108,7 @@ static void test_constants(void)
 
 /* ---- Writing ----------------------------------------------------------------------------------------- */
 
-/* Whole numbers that e4m3 holds, with their codes. */
+/* Integers that e4m3 represents, with their codes. */
 static const struct {
     int8_t value;
     uint8_t code;
@@ -134,11 +134,11 @@ static void fill_rope(float *values, uint8_t *bytes)
 {
     for (int32_t i = 0; i < 64; i++) {
         values[i] = (float)(i - 31) * 0.0625f;
-        put16(bytes + 2 * i, (uint16_t)(num_bits(values[i]) >> 16)); /* six bits: nothing is cut off */
+        put16(bytes + 2 * i, (uint16_t)(num_bits(values[i]) >> 16)); /* six bits: nothing is lost */
     }
 }
 
-/* Sixteen values that e2m1 holds times a scale that e4m3 holds, s · 2^k / 8; the first is ±6, which fixes the scale. */
+/* Sixteen e2m1 values times an e4m3 scale, s · 2^k / 8; the first is ±6, which fixes the scale. */
 static void fill_fp4(float *values, uint8_t *codes, uint8_t *scale, int k, int turn)
 {
     static const float e2m1[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
@@ -214,7 +214,7 @@ static void assemble(int f, int64_t size, int64_t slot, float *values)
         for (int32_t i = 0; i < layouts[f].d_qk; i++) {
             const int j = (int)((i + slot) % 127) - 63;
             values[i] = (float)j;
-            /* A whole number below 128: in both types an exponent and at most six bits of mantissa. */
+            /* An integer below 128: in both types an exponent and at most six bits of mantissa. */
             uint16_t code = (uint16_t)(num_bits((float)j) >> 16);
             if (layouts[f].format == KV_FP16 && j) {
                 const uint32_t u = num_bits((float)j);
@@ -233,7 +233,7 @@ static void test_store(void)
         const struct kv_layout l = kv_layout_of(layouts[f].format, layouts[f].d_qk);
         for (int k = 0; k < PAGE_SIZES; k++) {
             const int64_t size = page_sizes[k];
-            /* One token alone: the rest of the page keeps its poison. */
+            /* One token alone: the rest of the page stays poisoned. */
             const int64_t slots[] = {0, size / 2, size - 1};
             for (int n = 0; n < 3; n++) {
                 poison();
@@ -241,7 +241,7 @@ static void test_store(void)
                 kv_store_token(&l, page, size, slots[n], values, 0.0625f);
                 check_memory(layouts[f].name, size, slots[n]);
             }
-            /* All of them, backwards: no token's neighbour suffers, and none of the page's bytes is left. */
+            /* All tokens, backwards: no neighbour changes, and every byte of the page is written. */
             poison();
             for (int64_t slot = size; slot-- > 0;) {
                 assemble(f, size, slot, values);
@@ -256,14 +256,14 @@ static void test_store_special(void)
 {
     static float values[576];
     struct kv_layout l = kv_layout_of(KV_FP8_584, 0);
-    /* Zeros get the least scale, 2^-13, and keep their signs; nothing of an old token stays. */
+    /* Zeros get the smallest scale, 2^-13, and keep their signs; nothing of an old token remains. */
     poison();
     for (int i = 0; i < 512; i++) values[i] = i & 1 ? -0.0f : 0.0f;
     kv_store_token(&l, page, 1, 0, values, 1.0f);
     for (int i = 0; i < 448; i++) CHECK(page[i] == (i & 1 ? 0x80 : 0), "zero %d is %02x", i, page[i]);
     for (int g = 0; g < 7; g++) CHECK_EQ(page[576 + g], 114);
     CHECK_EQ(page[576 + 7], 0);
-    /* Infinity: the largest scale, and ±448. NaN: stays, and does not choose the scale. */
+    /* Infinity: the largest scale, and ±448. NaN stays NaN and does not affect the scale. */
     for (int i = 0; i < 512; i++) values[i] = 1.0f;
     values[3] = INFINITY, values[64] = NAN, values[65] = -448.0f, values[511] = NAN;
     kv_store_token(&l, page, 1, 0, values, 1.0f);
@@ -271,7 +271,8 @@ static void test_store_special(void)
               {page[66], 0x38}, {page[577], 127});
     CHECK(isnan(kv_load(&l, page, 1, 0, 511, 1.0f)), "a NaN of the RoPE part is %a",
           (double)kv_load(&l, page, 1, 0, 511, 1.0f));
-    /* FP4: zeros get the least scale, 2^-9; infinity the largest, and ±6; of a group with a NaN the scale is one. */
+    /* FP4: zeros get the smallest scale, 2^-9; infinity the largest, and ±6; a group with a NaN has a NaN
+     * scale. */
     l = kv_layout_of(KV_FP4_288, 0);
     for (int i = 0; i < 512; i++) values[i] = 0.0f;
     values[16] = -INFINITY, values[17] = 1e30f, values[32] = NAN, values[33] = 6.0f, values[48] = 2700.0f;
@@ -281,7 +282,7 @@ static void test_store_special(void)
               {page[16], 0}, {page[259], 0x7e}, {page[24], 0xe7}, {page[260], 0x23}, {page[32], 0x37},
               {page[33], 1});
     for (int i = 32; i < 48; i++) CHECK(isnan(kv_load(&l, page, 1, 0, i, 1.0f)), "value %d is no NaN", i);
-    /* A cache-wide scale is not derived: what it cannot hold saturates. */
+    /* A cache-wide scale is given, not derived: larger values saturate. */
     l = kv_layout_of(KV_FP8_576, 0);
     for (int i = 0; i < 576; i++) values[i] = i & 1 ? -1000.0f : 1.0f;
     kv_store_token(&l, page, 1, 0, values, 0.5f);
@@ -290,7 +291,8 @@ static void test_store_special(void)
 
 /* ---- Reading ----------------------------------------------------------------------------------------- */
 
-/* bf16(e4m3 × scale): the product rounded to fp32 (through double, where it is exact), then to bf16. */
+/* Returns bf16(e4m3 × scale): the product rounded to fp32 (through double, where it is exact), then to
+ * bf16. */
 static uint32_t product(uint8_t code, float scale)
 {
     return num_bits(num_from_bf16(num_to_bf16((float)((double)num_from_e4m3(code) * (double)scale))));
@@ -305,7 +307,7 @@ static void check_load(const struct kv_layout *l, const char *name, int64_t size
           (double)came, (double)num_float(bits));
 }
 
-/* The bits that value i of a slot must have, from the page's bytes. */
+/* Returns the expected bits of value i of a slot, from the page's bytes. */
 static uint32_t expected_load(int f, int64_t size, int64_t slot, int32_t i, float cache_scale)
 {
     const enum kv_format format = layouts[f].format;
@@ -346,7 +348,8 @@ static uint32_t expected_load(int f, int64_t size, int64_t slot, int32_t i, floa
     return format == KV_FP16 ? num_bits(num_from_fp16((uint16_t)code)) : code << 16;
 }
 
-/* Random bytes everywhere, then every value of every slot: a wrong offset, group or scale cannot match. */
+/* Fills in random bytes, then checks every value of every slot: a wrong offset, group or scale cannot
+ * match. */
 static void test_load(void)
 {
     struct random_state random = {584656};
@@ -356,7 +359,7 @@ static void test_load(void)
             const int64_t size = page_sizes[k];
             for (size_t n = 0; n < sizeof memory; n++) memory[n] = (uint8_t)random_u64(&random);
             for (int64_t slot = 0; l.scale == KV_SCALE_F32 && slot < size; slot++)
-                for (int g = 0; g < 4; g++) /* no power of two, and different everywhere */
+                for (int g = 0; g < 4; g++) /* not powers of two, and all different */
                     put_f32(page + layouts[f].slot_bytes * slot + 512 + 4 * g,
                             (float)(0.001 + random_unit(&random)) * ldexpf(1.0f, 5 * g - 8));
             for (int64_t slot = 0; slot < size; slot++)
@@ -367,7 +370,7 @@ static void test_load(void)
     }
 }
 
-/* Every e4m3 code under every ue8m0 scale, with the value worked out in double. */
+/* Checks every e4m3 code with every ue8m0 scale, the value computed in double. */
 static void test_all_products(void)
 {
     const struct kv_layout l = kv_layout_of(KV_FP8_584, 0);
@@ -385,7 +388,8 @@ static void test_all_products(void)
             const double e4m3 =
                 magnitude < 8 ? ldexp(magnitude, -9) : ldexp(8 + magnitude % 8, magnitude / 8 - 10);
             double value = ldexp(e4m3, v - 127);
-            /* Four bits fit bf16, until the exponent leaves it: below 2^-133 to even, at 2^128 infinity. */
+            /* Four bits fit bf16 until the exponent is out of range: below 2^-133 round to even, at 2^128
+             * infinity. */
             value = value >= 0x1p128   ? INFINITY
                     : value < 0x1p-126 ? ldexp(nearbyint(ldexp(value, 133)), -133)
                                        : value;
@@ -397,7 +401,7 @@ static void test_all_products(void)
 
 /* ---- The golden pages -------------------------------------------------------------------------------- */
 
-/* As golden/kvformat.py draws them. */
+/* Draws values as golden/kvformat.py does. */
 static float golden_value(int slot, int i)
 {
     const uint32_t h = (uint32_t)(slot * 576 + i + 1) * 2654435761u;
@@ -410,7 +414,7 @@ static void test_golden(void)
         const char *name;
         enum kv_format format;
         int bytes;
-        uint64_t digest; /* as kvformat.py tells it; with --bytes it prints what must be there */
+        uint64_t digest; /* as printed by kvformat.py, which prints the expected bytes with --bytes */
     } pages[KV_FORMATS] = {{"BF16", KV_BF16, 2304, 0xa8f67c6162fe6a08},
                            {"FP16", KV_FP16, 2304, 0x7d4db5fc4d512382},
                            {"FP8_656", KV_FP8_656, 1312, 0xc52ece23d5a5c955},
@@ -434,7 +438,7 @@ static void test_golden(void)
         for (int n = 0; n < pages[f].bytes; n++) digest = (digest ^ page[n]) * 0x100000001b3;
         CHECK(digest == pages[f].digest, "%s: the page's digest is %" PRIx64, pages[f].name, digest);
         memcpy(expected_page, page, (size_t)pages[f].bytes);
-        check_memory(pages[f].name, 2, -1); /* nothing beside it */
+        check_memory(pages[f].name, 2, -1); /* nothing else was written */
     }
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What is said of the library as a whole: versions, capabilities, threads, the last error, and the
- * environment variable that forces kernels (in child processes, since it is read once, at first use).
+ * Tests library-wide functions: versions, capabilities, threads, the last error, and the environment
+ * variable that forces kernels (in child processes, because it is read once, at first use).
  */
 #include "filled.h"
 #include "tensors.h"
@@ -18,7 +18,8 @@ static const fmla_device cuda = {FMLA_DEVICE_CUDA, 0};
 
 /* ---- Small calls that work --------------------------------------------------------------------------- */
 
-/* One row over keys; d_qk chooses: 576, of MHA 192, has a kernel, in decode 64 only the oracle. Of a plan its size is asked. */
+/* A call of one row; d_qk selects: 576, in MHA 192, has a kernel; in decode 64 has only the oracle. For a
+ * plan, queries its size. */
 static fmla_status small(enum operation operation, int64_t d_qk, const char *kernel)
 {
     const struct layout layout =
@@ -69,8 +70,8 @@ static void test_capabilities(void)
         operation += operation < LAST && !strcmp(row.operation, operations[operation + 1]);
         CHECK(!strcmp(row.operation, operations[operation]), "row %" PRId64 " is of %s, after %s", rows,
               row.operation, operations[operation]);
-        /* The kernels of attention, but the oracle, are for latents of 512 and 576, with values of 512; those of MHA for 64,
-         * 128 and 192, with values of 64 and 128. */
+        /* Attention kernels other than the oracle take latents of 512 and 576 with values of 512; those of
+         * MHA 64, 128 and 192 with values of 64 and 128. */
         static const int32_t any[2][4], latent[2][4] = {{512, 576}, {512}},
                                         heads[2][4] = {{64, 128, 192}, {64, 128}};
         const int plan = operation == OP_DECODE_PLAN || operation == OP_SPARSE_PLAN,
@@ -84,7 +85,7 @@ static void test_capabilities(void)
                   (row.types == 0) == plan && (row.kv_formats != 0) == (sparse || dense),
               "%s %s: d_qk %d %d %d, d_v %d %d, types %d, formats %d", row.operation, row.kernel, row.d_qk[0],
               row.d_qk[1], row.d_qk[2], row.d_v[0], row.d_v[1], row.types, row.kv_formats);
-        /* "Runs when named" is meant. */
+        /* An available row's kernel must run when named. */
         if ((dense || mha) && row.available)
             CHECK(small(operation, mha ? 192 : 576, row.kernel) == FMLA_OK, "%s %s: %s", row.operation,
                   row.kernel, fmla_last_error());
@@ -113,7 +114,7 @@ static void test_capabilities(void)
     CHECK_OK(fmla_prepare((fmla_device){FMLA_DEVICE_CUDA_HOST, 0}));
     INVALID(fmla_prepare(unknown), "prepare", "device", "99");
     INVALID(fmla_prepare(negative), "prepare", "device", "-1");
-    /* A GPU's rows say why, where nothing runs, and prepare then refuses. */
+    /* Rows of an unusable GPU give the reason, and prepare then fails. */
     row = FMLA_INIT(fmla_capability);
     CHECK_OK(fmla_capabilities(cuda, 0, &row));
     int gpu = 0;
@@ -160,7 +161,7 @@ struct counted {
     int32_t workers;
 };
 
-/* Backwards, with worker numbers that change from piece to piece: any order and any worker is allowed. */
+/* Backwards, with a different worker number for each piece: any order and any worker is allowed. */
 static void count_for(void *pool, int64_t count, fmla_task task, void *task_data)
 {
     struct counted *counted = pool;
@@ -216,7 +217,7 @@ static void *other_thread(void *seen)
     pthread_barrier_wait(&barrier); /* 2 */
     const int still_empty = !*fmla_last_error();
     (void)fmla_set_num_threads(-5);
-    pthread_barrier_wait(&barrier); /* 3: the first thread looks */
+    pthread_barrier_wait(&barrier); /* 3: the first thread checks */
     snprintf(message, 256, "%s%s%s", empty ? "" : "!", still_empty ? "" : "!", fmla_last_error());
     return NULL;
 }
@@ -256,8 +257,8 @@ static void test_last_error(void)
 
 /* ---- The environment --------------------------------------------------------------------------------- */
 
-/* What the child calls under the variable, and what must come of it. Only the oracle takes d_qk = 64: that it
- * runs shows that it was chosen. */
+/* The child's call under the variable, and the expected result. Only the oracle takes d_qk = 64, so a
+ * successful call shows that it was chosen. */
 #define DECODE_64         OP_DENSE_DECODE, 64, NULL
 #define DECODE_576        OP_DENSE_DECODE, 576, NULL
 #define DECODE_64_BY_NAME OP_DENSE_DECODE, 64, "ref"
@@ -277,9 +278,9 @@ static const struct {
     {"ref", DECODE_64, FMLA_OK, ""},
     {"ref", DECODE_576, FMLA_OK, ""},
     {"ref", MERGE, FMLA_OK, ""},
-    {"ref", PLAN, FMLA_OK, ""}, /* has no such kernel: the name does not speak of it */
+    {"ref", PLAN, FMLA_OK, ""}, /* has no such kernel, so the name does not apply */
     {"cpu-generic", DECODE_64, FMLA_UNSUPPORTED, "d_qk is 64|cpu-generic"},
-    {"cpu-generic", DECODE_64_BY_NAME, FMLA_OK, ""}, /* the call's own choice stands */
+    {"cpu-generic", DECODE_64_BY_NAME, FMLA_OK, ""}, /* the call's own choice has priority */
     {"dense_decode=ref", DECODE_64, FMLA_OK, ""},
     {"dense_decode=ref,merge=cpu-generic", DECODE_64, FMLA_OK, ""},
     {"merge=cpu-generic,dense_decode=ref", DECODE_64, FMLA_OK, ""},
@@ -306,8 +307,8 @@ static int child(int k)
     return 1;
 }
 
-/* Children without an exec, which an emulator of another machine could not follow: this process must not have
- * used the library before. */
+/* Child processes without exec, which an emulator of another machine could not follow: this process must
+ * not have used the library before. */
 static void test_environment(void)
 {
     for (int k = 0; k < ENVIRONMENTS; k++) {

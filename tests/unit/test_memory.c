@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A call takes no memory but its tensors and the workspace that was asked for: the process's largest resident size does
- * not grow over a call, all of both being resident before it.
+ * A call uses no memory except its tensors and the queried workspace: the process's peak resident size
+ * does not grow during a call, with both resident before it.
  */
 #include "filled.h"
 
@@ -9,15 +9,15 @@
 
 enum { B = 4, S_K = 2048, PAGE = 64, SKIPPED = 77 };
 
-/* What growth is allowed, in KiB: stacks of the threads, which touch a little more in a longer call. A copy of the
- * cache (9 MiB) or of one request's partial results (256 KiB a split) is more. */
+/* Allowed growth in KiB: thread stacks, of which longer calls touch a little more. A copy of the cache (9
+ * MiB) or of one request's partial results (256 KiB per split) is more. */
 enum { ALLOWED = 192 };
 
-/* A thread that takes part for the first time touches its stack then, which is not the call's: one call of these must do
- * without. */
+/* A thread's first participation touches its stack, which does not count as the call's: one of these calls
+ * must not grow. */
 enum { CALLS = 8 };
 
-/* A line of /proc/self/status in KiB; -1 where there is none. */
+/* Returns a line of /proc/self/status in KiB; -1 if there is none. */
 static long status_of(const char *name)
 {
     char line[256];
@@ -29,7 +29,7 @@ static long status_of(const char *name)
     return value;
 }
 
-/* From now on the peak counts from the present size. */
+/* Resets the peak to the current size. */
 static int reset_peak(void)
 {
     FILE *file = fopen("/proc/self/clear_refs", "w");
@@ -61,7 +61,7 @@ int main(void)
         for (int r = 0; r < B; r++) lengths[r] = 1;
         CHECK_EQ(fmla_dense_decode(&args), FMLA_OK);
         for (int r = 0; r < B; r++) lengths[r] = S_K - r;
-        (void)status_of("VmRSS"); /* what reading takes is there too */
+        (void)status_of("VmRSS"); /* memory for reading is resident too */
         long least = LONG_MAX;
         for (int call = 0; call < CALLS && least > ALLOWED; call++) {
             const int counted = reset_peak();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Every argument that fmla_merge must reject, and odd ones that it must take; and the same, in small, of every operation that
- * has neither a workspace nor a plan nor a cache, for which its descriptor is enough.
+ * Tests every argument that fmla_merge must reject, and unusual ones that it must accept; and, in brief,
+ * the same for every operation without workspace, plan and cache, for which its descriptor suffices.
  */
 #include "refusals.h"
 
@@ -33,12 +33,12 @@ static void test_taken(void)
     take_by_descriptor(&call);
     TAKEN(call, "strides of one element", one_of_each(&call));
     TAKEN(call, "no sink, no lse", ARGS.attn_sink = ARGS.lse = NULL);
-    /* No part: no key was seen by anyone. */
+    /* Without parts there is no key. */
     TAKEN(call, "n = 0", resize(&call, DIM_n, 0));
     CHECK(AT(out)[0] == 0.0f && AT(lse)[0] == INFINITY, "n = 0 gives %a, lse %a", (double)AT(out)[0],
           (double)AT(lse)[0]);
     TAKEN(call, "b = 0", resize(&call, DIM_b, 0));
-    /* The out of a part without keys is not read, whatever stands there; either infinity says so. */
+    /* The out of a part without keys is not read, whatever its contents; either infinity as lse marks it. */
     set_up();
     for (int i = 0; i < OUT; i++)
         AT(out_parts)[i] = AT(out_parts)[2 * OUT + i] = NAN, AT(out_parts)[OUT + i] = 1.5f;
@@ -52,7 +52,7 @@ static void test_taken(void)
     for (int i = 0; i < OUT; i++) wrong += AT(out)[i] != 1.5f;
     for (int i = 0; i < LSE; i++) wrong += AT(lse)[i] != 0.25f;
     CHECK(wrong == 0, "parts without keys: %" PRId64 " elements differ from the one part with keys", wrong);
-    /* Nothing to write is done at once, however large the sizes beside the zero are. */
+    /* With nothing to write the call returns at once, however large the other sizes are. */
     TAKEN(call, "no heads, many tokens", nothing());
 }
 
@@ -66,7 +66,7 @@ static void set_up_any(void)
     begin(&any, &layout, 0);
 }
 
-/* How many there are. */
+/* Returns the number of such operations. */
 static int test_any(void)
 {
     int count = 0;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Every argument that dense MHA, forward and backward, and the questions about it must reject, in both forms of a call, and odd ones
- * that they must take. Both have the same first tensors.
+ * Tests every argument that dense MHA, forward and backward, and its queries must reject, in both forms of
+ * a call, and unusual ones that they must accept. Both operations have the same first tensors.
  */
 #include "rules.h"
 
 static void set_up(void);
 static struct good_call calls[2] = {{.operation = OP_MHA_FORWARD, .elsewhere = "q", .set_up = set_up},
                                     {.operation = OP_MHA_BACKWARD, .elsewhere = "q", .set_up = set_up}};
-static int backward; /* which of them is tested */
+static int backward; /* which one is tested */
 
 #define call    (calls[backward])
 #define T(name) (call.held[TENSOR_mha_forward_##name])
@@ -40,7 +40,7 @@ static void set_up_form(bool flat)
 SET_UP(set_up, set_up_form(false))
 SET_UP(set_up_flat, set_up_form(true))
 
-/* What is wrong in either form. */
+/* Errors in either form. */
 static void test_either(void)
 {
     refuse_by_descriptor(&call);
@@ -117,8 +117,8 @@ static size_t bytes_now(void)
     return answer.bytes;
 }
 
-/* The workspace grows with requests, forward not with tokens, backward by two numbers a row; that of the oracle has a number of each
- * key at least, in fp64. */
+/* The workspace grows with requests; not with tokens in forward, by two numbers per row in backward; the
+ * oracle's has at least one fp64 number per key. */
 static void test_workspace(void)
 {
     static const int64_t tokens[] = {4096, 1 << 20, INT32_MAX};

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Gradients of dense MHA: the oracle against finite differences, and every kernel against a closed form.
+ * Tests gradients of dense MHA: the oracle against finite differences, and every kernel against a closed
+ * form.
  *
- * Finite differences are those of attention in double, which is first held against the forward oracle. Calls with a defect planted
- * must be told from them.
+ * Finite differences are of attention in double, which is first compared with the forward oracle. Calls with
+ * a planted defect must be detected.
  *
- * Closed form: all keys are 0, so that a row weighs the n keys that it sees alike, lse = ln n. With dout = c and v = 0 or 1 in all
- * elements, dS = c d_v (v - out) / n, dq = 0, and dk and dv are sums of few terms.
+ * Closed form: all keys are 0, so a row gives equal weight to the n keys that it sees, lse = ln n. With
+ * dout = c and v = 0 or 1 in all elements, dS = c d_v (v - out) / n, dq = 0, and dk and dv are sums of few
+ * terms.
  */
 #include "values.h"
 
@@ -20,7 +22,7 @@ enum {
     NO = TOKENS * HEADS * DV
 };
 
-/* The last request but one has more tokens than keys, so that its first rows see nothing with a mask. */
+/* The second to last request has more tokens than keys, so its first rows see nothing with a mask. */
 static const int32_t starts[2][REQUESTS + 1] = {{0, 3, 7, 8}, {0, 5, 7, 9}};
 
 struct numbers {
@@ -29,7 +31,7 @@ struct numbers {
     double scale;
 };
 
-/* Σ out · dout, and if wanted out and the natural lse. */
+/* Returns Σ out · dout, and optionally out and the natural lse. */
 static double attend(const struct numbers *n, double *out, double *lse)
 {
     double loss = 0.0;
@@ -68,7 +70,7 @@ struct sixteen {
     float lse[HEADS * TOKENS];
 };
 
-/* How many of `count` gradients are not those of the loss. */
+/* Returns how many of `count` gradients differ from the loss's. */
 static int differ(struct numbers *n, double *x, const uint16_t *gradient, int count)
 {
     const double step = 1e-4;
@@ -180,7 +182,7 @@ static const struct problem {
 struct way {
     const char *kernel;
     const struct problem *problem;
-    bool packed; /* a token's heads of q, k and v one after the other, and so their gradients */
+    bool packed; /* a token's heads of q, k and v are adjacent, and so are their gradients */
     int64_t d_qk, d_v, h_q, h_kv;
     int causal, base_2, minus;
     struct format f;
@@ -223,7 +225,7 @@ static float dout_of(int64_t token, int64_t head)
     return (float)(1 + (token + head) % 3) / 4.0f;
 }
 
-/* The gradients of one request, by their definition in double over the rows. */
+/* Checks the gradients of one request by their definition in double over the rows. */
 static void check_request(const struct way *w, const struct place *places, int64_t r)
 {
     const struct problem *const p = w->problem;
@@ -262,7 +264,7 @@ static void check_request(const struct way *w, const struct place *places, int64
               (int)r, wrong[i], "qkv"[i]);
 }
 
-/* Is the token of ragged requests, or the key, one of a request? */
+/* Returns true if the token, or key, of ragged requests belongs to a request. */
 static bool is_of_request(const struct problem *p, bool of_keys, int64_t token)
 {
     bool is = false;
@@ -273,7 +275,7 @@ static bool is_of_request(const struct problem *p, bool of_keys, int64_t token)
     return is;
 }
 
-/* Tokens and keys of no request have gradients 0. */
+/* Checks that tokens and keys outside all requests have gradient 0. */
 static void check_outside(const struct way *w, const struct place *places)
 {
     for (int i = DQ; i < PLACES; i++) {

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense MHA against closed forms, for every kernel and the oracle: masks, starts of requests, heads, strides, bases.
+ * Tests dense MHA against closed forms, for every kernel and the oracle: masks, starts of requests, heads,
+ * strides, bases.
  *
- * Query head h is (h % 3, 0, 0, …); key t is (24, 0, …) where t is odd, else 0; element d of its value for key head g is
- * t % 61 + 4 g + d % 8 / 2. With s = 24 (h % 3) · scale an odd key weighs e^s and an even one 1, so that lse = ln(even + odd e^s) and
- * out is the mean of the values with these weights: where h % 3 = 0, the mean of the values that are seen. In requests apart the keys
- * of request r count from 7 r on. All that is in no key or value is NaN.
+ * Query head h is (h % 3, 0, 0, …); key t is (24, 0, …) if t is odd, else 0; element d of its value for
+ * key head g is t % 61 + 4 g + d % 8 / 2. With s = 24 (h % 3) · scale an odd key has weight e^s and an
+ * even one 1, so lse = ln(even + odd e^s) and out is the mean of the values with these weights: if h % 3 =
+ * 0, the mean of the visible values. In separate requests the keys of request r count from 7 r on.
+ * Everything outside keys and values is NaN.
  */
 #include "values.h"
 
@@ -14,17 +16,17 @@ enum { ELEMENTS = 1 << 18, MOST_REQUESTS = 4, GAP = 3 /* between rows of lse */,
 enum layout_of_heads {
     CONTIGUOUS,
     HEADS_FIRST,
-    PACKED_KV,  /* a head's key, then its value */
+    PACKED_KV,  /* each head's key, then its value */
     PACKED_QKV, /* a token's heads of queries, of keys, and of values */
     LAYOUTS
 };
 
-/* Tokens of a request and its keys, and the first of each in what holds all of them. */
+/* Tokens and keys of a request, and the first of each among all. */
 struct span {
     int64_t first_q, tokens, first_k, keys;
 };
 
-/* Requests apart, of q tokens and k keys; or so many in all, from these starts on, which mean these spans. */
+/* Separate requests of q tokens and k keys; or this many in all with these starts, which mean these spans. */
 static const struct problem {
     const char *name;
     bool flat;
@@ -83,7 +85,7 @@ struct place {
 static uint16_t memory[2][ELEMENTS], out_memory[ELEMENTS]; /* of q and of packed q, k and v; of k and v */
 static float lse_memory[ELEMENTS];
 
-/* A tensor from `at` on, in elements: of tokens that are one after the other, and of heads inside them, or around them. */
+/* Describes a tensor from `at` on, in elements: consecutive tokens, with heads inside them or around them. */
 static void put_place(struct place *p, const struct way *w, uint16_t *at, int64_t tokens, int64_t heads,
                       int64_t width, int64_t token, int64_t head)
 {
@@ -229,7 +231,7 @@ static void check_way(const struct way *w)
           written_lse, rows);
 }
 
-/* All problems in all layouts, with and without a mask; what else differs goes round. */
+/* Checks all problems in all layouts, with and without a mask; other options rotate. */
 static void check_closed_forms(const fmla_capability *row)
 {
     static const int64_t sizes[][2] = {{192, 128}, {128, 128}, {64, 64}, {64, 128}, {128, 64}, {192, 64}},
@@ -266,13 +268,13 @@ static void attend(fmla_mha_forward_args *args, const char *kernel, const uint16
     CHECK(run_in_room(OP_MHA_FORWARD, args) == FMLA_OK, "%s: %s", kernel, fmla_last_error());
 }
 
-/* Two requests, the last of whose tokens are computed over chunks of their keys, the last of which alone has a mask, and one is
- * empty: merged they are the whole. */
+/* Two requests; the last tokens are computed over chunks of their keys, of which only the last has a mask
+ * and one is empty: merged they equal the whole. */
 static void check_chunks(const fmla_capability *row)
 {
     static const int32_t whole[2][3] = {{0, 35, TOKENS}, {0, 300, KEYS}};
     static const int32_t ends[2][PARTS + 1] = {{0, 130, 265, 265, 300},
-                                               {0, 1, 65, 65, 90}}; /* of chunks of each request */
+                                               {0, 1, 65, 65, 90}}; /* chunks of each request */
     static uint16_t q[TOKENS * HEADS * D_QK], k[KEYS * KEY_HEADS * D_QK], v[KEYS * KEY_HEADS * 128],
         key[sizeof k / 2], value_of_key[sizeof v / 2], out[2][TOKENS * HEADS * 128],
         parts[PARTS][TOKENS * HEADS * 128];

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * src/num.h against definitions of the formats that share nothing with it: a code is worth an integer times a
- * power of two, in double, and the right code for a value is the nearest one of the list of all codes.
- * Everything runs twice where the machine allows: in the default floating-point mode, and with subnormals
- * flushed to zero in operands and results. The references below are exact in both: they touch no fp32
- * arithmetic, and no double they meet is subnormal.
+ * Tests src/num.h against independent definitions of the formats: a code's value is an integer times a
+ * power of two, in double, and the right code for a value is the nearest in the list of all codes.
+ * Everything runs twice if the machine allows: in the default floating-point mode, and with subnormals
+ * flushed to zero in operands and results. The references below are exact in both: they use no fp32
+ * arithmetic and no subnormal double.
  */
 #include "check.h"
 #include "num.h"
@@ -18,7 +18,7 @@
 #include <immintrin.h>
 #endif
 
-/* The sweep is the slow part; valgrind and the sanitizers do with less. */
+/* The sweep is slow; under valgrind and sanitizers it is shorter. */
 enum { SWEEP = 10000000, SWEEP_INSTRUMENTED = 500000 };
 
 static const char *mode = "default";
@@ -39,7 +39,7 @@ static double exact_of_bits(uint32_t u)
     return u >> 31 ? -magnitude : magnitude;
 }
 
-/* The bits of a positive finite value that fp32 holds exactly. */
+/* Returns the bits of a positive finite value that fp32 represents exactly. */
 static uint32_t bits_of_exact(double value)
 {
     int exponent;
@@ -60,10 +60,10 @@ static uint32_t bits_of_exact(double value)
 struct format {
     const char *name;
     int exponent_bits, mantissa_bits, bias;
-    uint32_t infinity;  /* its positive code, or that of the first NaN where there is none */
-    int saturates;      /* beyond the greatest finite value: that value, instead of infinity */
+    uint32_t infinity;  /* its positive code, or the first NaN's if there is none */
+    int saturates;      /* values beyond the largest finite one become that one instead of infinity */
     uint32_t sign;      /* the sign bit */
-    uint32_t nan_quiet; /* the bit that makes a NaN quiet; 0 where there is but one NaN */
+    uint32_t nan_quiet; /* the bit that makes a NaN quiet; 0 if there is only one NaN */
     float (*decode)(uint32_t code);
     uint32_t (*encode)(float x);
 };
@@ -88,8 +88,8 @@ static const struct format formats[] = {
 };
 enum { FORMATS = sizeof formats / sizeof formats[0], CODES = 0x7f80 + 1 };
 
-/* What each positive finite code is worth, and behind them the value that the next code would have: the upper
- * end of the interval in which the greatest finite value is the nearest. */
+/* The value of each positive finite code, followed by the value of the next code: the upper end of the
+ * interval in which the largest finite value is nearest. */
 static double worth[FORMATS][CODES];
 
 static double define(const struct format *f, uint32_t magnitude)
@@ -107,7 +107,7 @@ static void build_tables(void)
         for (uint32_t m = 0; m <= formats[i].infinity; m++) worth[i][m] = define(&formats[i], m);
 }
 
-/* The code nearest to a value given by its bits, found in the list; of two equally near the even one. */
+/* Returns the code nearest to a value given by its bits, from the list; of two equally near the even one. */
 static uint32_t nearest(int i, uint32_t bits)
 {
     const struct format *f = &formats[i];
@@ -167,7 +167,7 @@ static void test_codes(int i)
     }
 }
 
-/* A few codes whose values are spelled in the standards, so that define() above is held to something too. */
+/* A few codes whose values the standards state, to check define() above. */
 static void test_spelled(void)
 {
     static const struct {
@@ -248,8 +248,8 @@ static void test_extremes(void)
         check_encode(cases[k].format, cases[k].bits | 0x80000000u,
                      cases[k].code | formats[cases[k].format].sign);
     }
-    /* Whatever a NaN carries, it stays one, with its sign: the payloads that sit in the bits which rounding
-     * drops are the ones that would turn into an infinity, or carry over into a zero. */
+    /* Whatever its payload, a NaN stays a NaN with its sign: payloads in the bits that rounding drops
+     * could become an infinity, or carry over into a zero. */
     for (uint32_t bit = 0; bit < 23; bit++)
         for (uint32_t fill = 0; fill < 2; fill++)
             for (uint32_t sign = 0; sign < 2; sign++) {
@@ -274,8 +274,9 @@ static void test_ue8m0(void)
     CHECK(is_nan_bits(num_bits(num_from_ue8m0(255))), "ue8m0 (%s): 255", mode);
 }
 
-/* 2^ceil(log2(max(amax / 448, 1e-4))), without a quotient or a logarithm: the least power of two that is at
- * least 1e-4, and 448 times which is at least amax. Exact, so the library's rounded quotient is on trial. */
+/* Returns 2^ceil(log2(max(amax / 448, 1e-4))) without a quotient or a logarithm: the smallest power of two
+ * that is at least 1e-4, and at least amax when multiplied by 448. Exact, so it tests the library's
+ * rounded quotient. */
 static int scale_code(uint32_t bits)
 {
     const double amax = exact_of_bits(bits);
@@ -305,7 +306,7 @@ static void test_scales(struct random_state *random)
     CHECK_ALL({num_ue8m0_scale(0.0f), 127 - 13 /* 2^-13 is the least above 1e-4 */},
               {num_ue8m0_scale(num_float(1)), 127 - 13 /* the least subnormal */},
               {num_ue8m0_scale(448.0f), 127 /* 1 */},
-              {num_ue8m0_scale(num_float(0x43e00001)), 128 /* the next above 448 */},
+              {num_ue8m0_scale(num_float(0x43e00001)), 128 /* next above 448 */},
               {num_ue8m0_scale(448.0f * 0x1p-13f), 127 - 13 /* the last with the least scale */},
               {num_ue8m0_scale(448.5f * 0x1p-13f), 127 - 12},
               {num_ue8m0_scale(num_float(0x7f800000)), 254 /* "the largest finite scale" */});
@@ -328,7 +329,7 @@ static void test_sweep(struct random_state *random, int64_t count)
     for (int64_t n = 0; n < count; n++) {
         uint32_t bits = (uint32_t)(random_u64(random) >> 32);
         const int i = (int)(n % FORMATS);
-        /* Most fp32 lie outside the range of the narrow formats: bring three in four of them into it. */
+        /* Most fp32 values are outside the range of the narrow formats: bring three in four into it. */
         if (i > 0 && n & 12) bits = (bits & 0x807fffffu) | ((97u + (bits >> 23) % 48u) << 23);
         if (is_nan_bits(bits)) continue;
         check_encode(i, bits, nearest(i, bits));
@@ -349,7 +350,7 @@ static void __attribute__((noinline)) test_all(int64_t sweep)
     test_sweep(&random, sweep);
 }
 
-/* e2m1 has no NaN and eight magnitudes: every border between two of them, and what lies beyond. */
+/* e2m1 has no NaN and eight magnitudes: tests every border between two of them, and values beyond. */
 static void test_e2m1(void)
 {
     static const float magnitudes[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
@@ -387,7 +388,7 @@ int main(int argc, char **argv)
     volatile float subnormal = num_float(0x00400000u);
     if (subnormal * 1.0f == 0.0f)
         test_all(sweep / 10);
-    else /* every processor has the mode; valgrind does not */
+    else /* every processor supports the mode; valgrind does not */
         fprintf(stderr, "test_num: no flushing mode here: skipped\n");
     _mm_setcsr(before);
 #endif

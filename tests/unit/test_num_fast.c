@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The branch-free forms of num_fast.h against num.h: every bf16 and fp16 value, and fp32 values by steps and around every
- * border. --short takes fewer fp32 values.
+ * Tests the branch-free forms of num_fast.h against num.h: every bf16 and fp16 value, and fp32 values in
+ * steps and around every border. --short takes fewer fp32 values.
  */
 #include "check.h"
 
@@ -30,7 +30,7 @@ static void test_conversions(uint32_t step)
     for (uint32_t i = 0; i < 65536; i++) {
         check_value(num_bits(num_from_bf16((uint16_t)i)));
         check_value(num_bits(num_from_fp16((uint16_t)i)));
-        for (uint32_t low = 0; low < 65536; low += 0x1fff) /* around what a half more or less rounds to */
+        for (uint32_t low = 0; low < 65536; low += 0x1fff) /* around rounding borders */
             check_value(i << 16 | low);
         check_value(i << 16 | 0x8001u);
     }
@@ -48,12 +48,13 @@ static void test_scales(void)
     }
 }
 
-/* As the kernels use the quotient: only what e4m3 makes of it counts. fp32 values lie where two e4m3 values meet. */
+/* Checks the quotient as kernels use it: only its e4m3 value counts. fp32 values are near borders between
+ * two e4m3 values. */
 static void check_quotient(float x, float scale)
 {
     const float pre = fast_prescale(scale), inverse = 1.0f / (scale * pre);
     const float q = fast_quotient(x * pre, scale * pre, inverse);
-    /* What a GPU's product makes of a NaN has no sign; kernels take it from x. */
+    /* A GPU's product loses the sign of a NaN; kernels take it from x. */
     const unsigned mine = (num_to_e4m3(q) & 0x7fu) | (num_bits(x) >> 24 & 0x80u);
     CHECK(mine == num_to_e4m3(x / scale), "%a / %a: %#x, not %#x", (double)x, (double)scale, mine,
           num_to_e4m3(x / scale));
@@ -62,7 +63,7 @@ static void check_quotient(float x, float scale)
 static void test_quotient(int scales)
 {
     struct random_state random = {5};
-    /* 2^-80 and 2^80, which the scale is brought into, and their neighbours are among them. */
+    /* Includes 2^-80 and 2^80, to which the scale is clamped, and their neighbours. */
     static const uint32_t edges[] = {0x17800000, 0x67800000, 0x3f800000, 0x3fffffff, 0x00000001, 0x7f7fffff,
                                      0x007fffff, 0x177fffff, 0x67800001, 0x17800001, 0x3f800001, 0x3d178d50};
     const int given = sizeof edges / sizeof edges[0];

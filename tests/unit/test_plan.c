@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * The split plan (docs/semantics.md, "The split plan"): golden tables, and properties that are checked by
- * walking a finished plan, without knowing how it was made. Every case runs through the planner itself and
+ * Tests the split plan (docs/semantics.md, "The split plan"): golden tables, and properties checked by
+ * walking a finished plan without knowing how it was made. Every case runs through the planner itself and
  * through the public functions, which must write the same bytes.
  */
 #include "plan_walk.h"
 
 /* ---- Golden tables ----------------------------------------------------------------------------------- */
 
-/* The printed form of a row: keys instead of blocks. A cut is at 64 · blocks, an end at the length. */
+/* Checks the printed form of a row: keys instead of blocks. A split is at 64 · blocks, an end at the
+ * length. */
 static void check_printed(const struct batch *batch, const fmla_plan_view *view, int i,
                           const int32_t expected[7])
 {
@@ -23,7 +24,7 @@ static void check_printed(const struct batch *batch, const fmla_plan_view *view,
 }
 
 /* Published with FlashMLA: b = 128, every s_k = 4096, 78 partitions. The rows repeat every three, five
- * requests further, up to the last that are spelled. */
+ * requests further, up to the last ones given here. */
 static void check_published(const struct batch *batch, const fmla_plan_view *view)
 {
     CHECK_EQ(view->payload, 119);
@@ -46,12 +47,13 @@ static void check_published(const struct batch *batch, const fmla_plan_view *vie
     };
     for (size_t k = 0; k < sizeof spelled / sizeof spelled[0]; k++)
         check_printed(batch, view, spelled[k].index, spelled[k].row);
-    /* Of five requests the second and the fourth have two parts. */
+    /* Of five requests the second and the fourth have two splits. */
     static const int32_t before[5] = {0, 1, 3, 4, 6};
     for (int r = 0; r <= 128; r++) CHECK_EQ(view->num_splits[r], r / 5 * 7 + before[r % 5]);
 }
 
-/* A plan by hand: payload, rows (of fewer than there are partitions, all are like them), and num_splits. */
+/* A plan computed by hand: payload, rows (if there are fewer than partitions, all are equal), and
+ * num_splits. */
 static const struct by_hand {
     int64_t payload;
     int listed;
@@ -109,7 +111,7 @@ static void test_golden(void)
     static int32_t published[128];
     for (int r = 0; r < 128; r++) published[r] = 4096;
     run(&(struct batch){"published", 128, 78, 0, published}, check_published);
-    /* Outside: the same lengths after clamping from both sides. */
+    /* Outside: the same lengths after clamping at both ends. */
     static const int32_t cuts[] = {0, 64, 65, 1000, 128, 3000, 1}, fits[] = {0, 64, 65, 1000, INT32_MIN, 640},
                          outside[] = {-5, 64, 65, 1000, 128, INT32_MAX, 1};
     run_listed(&cut, (struct batch){"cuts", 7, 5, 0, cuts});
@@ -142,7 +144,8 @@ static void test_random(int64_t count)
     }
 }
 
-/* The ends of every range: batches of 0, 1, 2 … 100 000, partitions of 1 … 65536, one length for all. */
+/* Tests the ends of every range: batches of 0, 1, 2 … 100 000, partitions of 1 … 65536, one length for
+ * all. */
 static void test_ends(void)
 {
     enum { MOST = 100000 };
@@ -164,7 +167,8 @@ static void test_ends(void)
     }
 }
 
-/* Keys shared among fewer partitions than there are: those of the plan that has as many, and idle ones behind them. */
+/* Tests keys shared among fewer partitions than there are: the rows are those of a plan with as many,
+ * followed by idle ones. */
 static void test_planned(void)
 {
     enum { MOST = 40, ROWS = 200 };
@@ -189,7 +193,7 @@ static void test_planned(void)
     }
 }
 
-/* max(1, workers / h_kv / ceil(s_q · h_q / h_kv / 64)), worked out by hand. */
+/* Tests max(1, workers / h_kv / ceil(s_q · h_q / h_kv / 64)), computed by hand. */
 static void test_default_partitions(void)
 {
     static const struct {

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The plan by costs (docs/semantics.md, "The plan by costs"), held against both plans that it chooses from, made and timed here.
+ * Tests the plan by costs (docs/semantics.md, "The plan by costs") against both plans that it chooses
+ * from, made and timed here.
  */
 #include "plan_walk.h"
 
-/* The time of a plan, as docs/semantics.md has it, from its published form. */
+/* Returns the time of a plan as in docs/semantics.md, from its published form. */
 static int64_t time_of(const struct batch *batch, const fmla_plan_view *view, int64_t tiles, int64_t of_head)
 {
     int64_t total = 0, longest = 0, parts = 0, walk_parts = 0, most = 0, least = INT64_MAX;
@@ -32,7 +33,7 @@ static int64_t time_of(const struct batch *batch, const fmla_plan_view *view, in
     return parts ? longest + 16 + (3 * parts * tiles + 5 * walk_parts) / 8 : longest;
 }
 
-/* The plan in step, row after row. */
+/* Builds the plan in step, row after row. */
 static struct plan_header *build_in_step(const struct batch *batch)
 {
     const int64_t b = batch->requests, p = batch->partitions;
@@ -66,7 +67,8 @@ static struct plan_header *build_in_step(const struct batch *batch)
     return plan;
 }
 
-/* The planners' own times of the two plans, that in step both by its rows and without them. */
+/* Checks the planners' own times of the two plans; that of the plan in step both from its rows and without
+ * them. */
 static void check_times(const struct batch *batch, struct plan_costs costs, const struct plan_header *filled,
                         const struct plan_header *in_step, int64_t filled_time, int64_t in_step_time)
 {
@@ -95,8 +97,9 @@ static void check_times(const struct batch *batch, struct plan_costs costs, cons
 
 enum choice { FILLED, IN_STEP };
 
-/* The plan by costs is the one of the two that takes less time by the costs of the GPU, to the byte; the default one if neither
- * does, or if the planner does not look at the costs, although the plan in step takes less. */
+/* The plan by costs must equal, byte for byte, whichever of the two takes less time by the GPU's costs;
+ * the default one if neither does, or if the planner does not use the costs although the plan in step
+ * takes less. */
 static enum choice choose(const struct batch *batch, struct plan_costs given, struct plan_costs costs,
                           bool looks)
 {
@@ -176,7 +179,7 @@ static void test_costs_by_hand(void)
     release(plans[0]), release(plans[1]);
     CHECK_EQ(run_by_costs(&whole, (struct plan_costs){2, 2}), IN_STEP);
     CHECK_EQ(run_by_costs(&parts, (struct plan_costs){4, 4}), IN_STEP);
-    /* What a GPU with 132 SMs is given: the rows of the measurements. */
+    /* Cases for a GPU with 132 SMs: the rows of the measurements. */
     static const struct {
         int32_t b, length, tiles;
         enum choice expected;
@@ -192,7 +195,7 @@ static void test_costs_by_hand(void)
     }
 }
 
-/* Without costs, and on either side of where they are looked at. */
+/* Tests without costs, and on either side of the limits of their use. */
 static void test_costs_not_looked_at(void)
 {
     static int32_t same[PLAN_FEW + 1];
@@ -204,7 +207,7 @@ static void test_costs_not_looked_at(void)
     batch.requests++;
     choose(&batch, one_tile, one_tile, false);
 
-    /* The line of 64 requests ends at 2^24, then one block further. */
+    /* The 64 requests together end at 2^24, then one block further. */
     for (int r = 0; r < 64; r++) same[r] = ((1 << 24) / 64 - OVERHEAD) * BLOCK;
     batch = (struct batch){"longest line", 64, 128, 0, same};
     CHECK(run_by_costs(&batch, one_tile) == IN_STEP, "%s", which);

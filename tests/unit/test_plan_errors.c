@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Every argument that fmla_decode_plan, the questions about it and fmla_plan_describe must reject, and odd ones that they must take.
+ * Tests every argument that fmla_decode_plan, its queries and fmla_plan_describe must reject, and unusual
+ * ones that they must accept.
  */
 #include "plans.h"
 
@@ -34,7 +35,7 @@ static void test_refused(void)
     REFUSED_HERE(call, "target", "cuda:99|num_partitions", ARGS.target = gpu, ARGS.num_partitions = 0);
 }
 
-/* The plan has the bytes that it was said to need, and as many partitions. */
+/* Checks that the plan has the queried bytes and number of partitions. */
 static void check_plan(const char *label, int64_t b)
 {
     struct answer answer = {0};
@@ -100,7 +101,7 @@ static void test_describe(void)
     check_no_plan("NULL with a size", NULL, PLAN, FMLA_INVALID_ARGUMENT, "NULL");
     check_no_plan("misaligned", plan + 8, PLAN, FMLA_INVALID_ARGUMENT, "aligned|16");
     for (size_t cut = 0; cut < PLAN; cut++) {
-        /* A copy of just that size: reading past it shows to the sanitizer. */
+        /* Copies exactly that size, so that sanitizers detect reads past it. */
         char *copy = aligned_alloc(16, (cut + 15) / 16 * 16 + 16);
         if (!copy) abort();
         memcpy(copy, plan, cut);
@@ -108,14 +109,15 @@ static void test_describe(void)
                       cut < 32 ? "at least 32 bytes" : "at least 176 bytes");
         free(copy);
     }
-    /* The header: magic, int32 partitions, int64 requests. Each lie in turn, the extreme ones included. */
+    /* The header: magic, int32 partitions, int64 requests. Each is wrong in turn, including extreme
+     * values. */
     plan[1] ^= 1;
     check_no_plan("another magic", plan, PLAN, FMLA_INVALID_ARGUMENT, "");
     memcpy(plan, before, PLAN);
     static const struct {
         int32_t partitions;
         int64_t requests;
-        fmla_status status; /* what could be true of a larger buffer is a plan cut off */
+        fmla_status status; /* a header valid for a larger buffer is a truncated plan */
         const char *words;
     } lies[] = {
         {0, B, FMLA_INVALID_ARGUMENT, "0"},

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Plans of sparse decode: the lengths that they cut, how many partitions they have, and every argument of theirs that must
- * be rejected. The cutting itself is that of dense plans, so a plan is held against a dense one of the same lengths.
+ * Tests plans of sparse decode: the lengths that they split, the number of partitions, and every argument
+ * that must be rejected. The splitting is that of dense plans, so a plan is compared with a dense one of
+ * the same lengths.
  */
 #include "plans.h"
 
@@ -12,12 +13,12 @@ static _Alignas(16) char plan[PLAN], dense[PLAN], before[PLAN];
 static struct held length, extra_length, seqlens;
 static fmla_sparse_plan_args args;
 
-/* As docs/semantics.md says it. */
+/* Returns the length as docs/semantics.md defines it. */
 static int64_t listed(int64_t topk, int64_t extra_topk, const int32_t *count, const int32_t *extra)
 {
     int64_t main_keys = count ? *count : topk, extra_keys = extra ? *extra : extra_topk;
     if (main_keys > topk) main_keys = topk;
-    if (main_keys < 1) main_keys = 1; /* one below 0 too */
+    if (main_keys < 1) main_keys = 1; /* also if below 0 */
     if (!extra_topk) return main_keys;
     if (extra_keys > extra_topk) extra_keys = extra_topk;
     if (extra_keys < 0) extra_keys = 0;
@@ -35,7 +36,7 @@ static void set_up_lengths(int64_t b)
     args.plan = plan, args.plan_size = sizeof plan;
 }
 
-/* The plan of `args` has the bytes of a dense one over `lengths`. */
+/* Checks that the plan of `args` equals a dense one over `lengths`. */
 static void check_same(const char *label, int64_t b)
 {
     fmla_decode_plan_args like = FMLA_INIT(fmla_decode_plan_args);
@@ -75,7 +76,7 @@ static void test_lengths(void)
                  (int)args.extra_topk);
         check_same(label, b);
     }
-    /* A list beyond 2^31: 2^25 blocks of each cache, in one partition. */
+    /* A list longer than 2^31: 2^25 blocks of each cache, in one partition. */
     fmla_plan_view view = FMLA_INIT(fmla_plan_view);
     set_up_lengths(1);
     args.topk = args.extra_topk = INT32_MAX, args.topk_length = NULL, args.b = 1, args.num_partitions = 1;
@@ -100,8 +101,7 @@ static void test_partitions(void)
     check_partitions(2, 128, 132, 33);
     check_partitions(1, 64, 132, 132);
     check_partitions(1, 65, 132, 66);
-    check_partitions(3, 16, 132,
-                     44); /* as many as for 64 heads: tokens share no tile, unlike in dense decode */
+    check_partitions(3, 16, 132, 44); /* as for 64 heads: tokens do not share a tile */
     check_partitions(5, 129, 132, 8);
     check_partitions(100, 128, 132, 1);
 }
@@ -125,7 +125,7 @@ static void set_up_in(bool tables)
 
 SET_UP(set_up, set_up_in(false))
 SET_UP(set_up_made_tables, set_up_in(true))
-/* Without lengths, b says how many requests there are. */
+/* Without lengths, b gives the number of requests. */
 static void no_lengths(fmla_device target)
 {
     ARGS.topk_length = ARGS.extra_topk_length = NULL, ARGS.b = B, ARGS.target = target;

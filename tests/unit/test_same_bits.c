@@ -1,21 +1,26 @@
 /* SPDX-License-Identifier: MIT
  *
- * What docs/semantics.md ("The same bits") promises of the CPU's kernels: for every one of them the same bits on any number of
- * threads, at any alignment and strides, by a plan however it comes, and whatever pages the keys are in.
+ * Tests the promises of docs/semantics.md ("The same bits") for CPU kernels: each gives the same bits with
+ * any number of threads, at any alignment and strides, with a plan in any form, and with keys in any
+ * pages.
  */
 #include "filled.h"
 
 enum { KEYS = 300, SLOTS = 320, TOKENS = 30, PARTITIONS = 3 };
-enum { MOST_BYTES = 2 << 20, MEMORIES = MAX_TENSORS + 1 /* a plan */, CACHE = TENSOR_dense_decode_kv_cache };
+enum {
+    MOST_BYTES = 2 << 20,
+    MEMORIES = MAX_TENSORS + 1 /* one for a plan */,
+    CACHE = TENSOR_dense_decode_kv_cache
+};
 
 static const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
 
-/* How a call is made; all zeros: on one thread, everything contiguous, planned inside. */
+/* The way to make a call; all zeros: one thread, everything contiguous, the call makes its plan. */
 struct way {
     const char *name;
-    int32_t threads; /* 0: one; -1: a loop of the host's own */
-    int64_t shift;   /* elements before each tensor, and between its rows */
-    int64_t page;    /* slots of a page; 0: as it was made, of dense decode without a block table */
+    int32_t threads; /* 0: one; -1: the host's own loop */
+    int64_t shift;   /* elements before each tensor and between its rows */
+    int64_t page;    /* slots of a page; 0: as made (dense decode: no block table) */
     enum { PLANNED_INSIDE, BY_PLAN, BY_TABLES } plan;
     bool no_lse, invariant;
     int64_t request; /* 1 + the only request or token; 0: all */
@@ -31,12 +36,12 @@ static const struct way everywhere[] = {
     {.name = "without lse", .no_lse = true}};
 enum { EVERYWHERE = sizeof everywhere / sizeof everywhere[0] };
 
-/* Slots follow each other all the same, but in formats whose pages are one piece. */
+/* Slots are still consecutive, except in formats whose pages are one piece. */
 static const struct way in_pages[] = {{.name = "pages of one", .page = 1},
                                       {.name = "pages of 64", .page = 64},
                                       {.name = "one page, unaligned", .page = SLOTS, .shift = 1}};
 
-/* Dense decode alone has these ways. */
+/* Only dense decode has these ways. */
 static const struct way of_dense[] = {{.name = "by a plan", .plan = BY_PLAN, .threads = 3},
                                       {.name = "by tables", .plan = BY_TABLES},
                                       {.name = "pages of one", .page = 1},
@@ -44,7 +49,8 @@ static const struct way of_dense[] = {{.name = "by a plan", .plan = BY_PLAN, .th
                                       {.name = "pages of 61, unaligned", .page = 61, .shift = 1},
                                       {.name = "pages of 64", .page = 64}};
 
-/* Formats of the caches, in an order in which operations that have some have the first ones; 0: there is no extra cache. */
+/* Formats of the caches, ordered so that operations that support only some support the first ones; 0: no
+ * extra cache. */
 static const int32_t formats[][2] = {{FMLA_KV_BF16, 0},
                                      {FMLA_KV_FP8_656, 0},
                                      {FMLA_KV_FP8_584, 0},
@@ -59,15 +65,15 @@ static const int32_t formats[][2] = {{FMLA_KV_BF16, 0},
                                      {FMLA_KV_FP8_528_F32, FMLA_KV_BF16}};
 enum { FORMATS = sizeof formats / sizeof formats[0], FORMATS_OF_ONE = 8 };
 
-/* An operation: its calls, and beside the ways of all which give the bits of the plainest one. */
+/* An operation: its calls, and its ways beyond those common to all, which give the bits of the plainest
+ * one. */
 static const struct tested {
     enum operation operation;
     struct layout layout;
     const struct way *more;
     int count, formats;
-    enum dimension
-        cut;       /* whose requests or tokens have the same bits alone, if batch-invariant; none: DIM__ */
-    int32_t alone; /* on so many threads, so that no list of prefill is cut */
+    enum dimension cut; /* batch-invariant: an index here alone has the same bits; none: DIM__ */
+    int32_t alone;      /* runs on this many threads, so that no prefill list is split */
 } all[] = {
 #define ROWS  .b = 3, .s_q = 2, .h_q = 5, .h_kv = 1, .d_v = 512, .type = {FMLA_TYPE_BFLOAT, 16, 1}
 #define PAGES .pages = 16, .page_size = SLOTS / 16, .one_head = 1, .topk = 150, .has = HAS_LSE | HAS_SINK
@@ -77,7 +83,7 @@ static const struct tested {
                 .fields = FMLA_PARTITION_FIELDS, .splits = 4, .causal = 1, .has = HAS_LSE | HAS_SINK),
      of_dense, 6, 1, DIM_b, 3},
     {OP_SPARSE_DECODE, DESIGNATED(ROWS, PAGES, EXTRA), in_pages, 3, FORMATS, DIM_b, 3},
-    /* So many tokens that no list is cut. */
+    /* So many tokens that no list is split. */
     {OP_SPARSE_PREFILL,
      DESIGNATED(PAGES, .s_q = TOKENS, .h_q = 5, .h_kv = 1, .d_v = 512, .type = {FMLA_TYPE_BFLOAT, 16, 1}),
      in_pages, 3, FORMATS_OF_ONE, DIM_s_q, 1},
@@ -101,7 +107,7 @@ static const struct tested {
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
 
-/* The call that the ways are of: everything contiguous. */
+/* The call that the ways vary: everything contiguous. */
 static struct made {
     const struct tested *tested;
     const char *kernel;
@@ -110,7 +116,7 @@ static struct made {
     _Alignas(16) char args[512];
 } made;
 
-/* The rows of each output, one behind the other. */
+/* The rows of each output, concatenated. */
 struct result {
     size_t bytes[MAX_TENSORS];
     char rows[MAX_TENSORS][1 << 18];
@@ -119,7 +125,7 @@ struct result {
 static struct result base, other;
 static char *memory[MEMORIES];
 
-/* Parts are fp32, and what is merged of them is bf16. */
+/* Parts are fp32, and their merged result is bf16. */
 static void place(struct held *held, const struct member *m, int which, const struct layout *layout)
 {
     struct layout l = *layout;
@@ -140,7 +146,7 @@ static void make(const struct tested *tested, const char *kernel, int which)
     named_make(tested->operation, made.args, made.held, &made.layout, place);
 }
 
-/* The keys of dense decode in pages, which are in reverse order. */
+/* Puts the keys of dense decode into pages, in reverse order. */
 static void put_in_pages(struct held *kv, struct held *table, int64_t page)
 {
     static uint16_t paged[3 * SLOTS * 576];
@@ -158,7 +164,8 @@ static void put_in_pages(struct held *kv, struct held *table, int64_t page)
     HELD(table, entries, i32, 2, b, pages);
 }
 
-/* Copies rows between `rows` and `held`, whose rows (all but the last dimension; pages in one piece) may lie apart. */
+/* Copies rows between `rows` and `held`, whose rows (all but the last dimension; pages in one piece) may
+ * have gaps. */
 static void copy_rows(const struct held *held, bool pieces, char *rows, bool out)
 {
     const int ndim = held->tensor.ndim, inner = pieces ? 1 : ndim - 1;
@@ -173,8 +180,8 @@ static void copy_rows(const struct held *held, bool pieces, char *rows, bool out
     }
 }
 
-/* The same tensor elsewhere: from an address `shift` elements off, and its rows as far apart. Bytes by what their scales are aligned
- * to. */
+/* Lays the same tensor out elsewhere: at an address `shift` elements off, with equally large gaps between
+ * rows. Bytes are shifted by the alignment of their scales. */
 static void lay_out(struct held *held, const struct member *m, char *to, int64_t shift)
 {
     const bool pieces = described_in_pieces(m, &made.layout), bytes = held->tensor.dtype.bits == 8;
@@ -197,7 +204,7 @@ static void one_after_the_other(void *pool, int64_t count, fmla_task task, void 
     for (int64_t i = count; i-- > 0;) task(task_data, i, (int32_t)(i % 2));
 }
 
-/* The plan of dense decode, in one piece or in its tables. */
+/* Gives dense decode its plan, whole or as tables. */
 static void give_plan(fmla_dense_decode_args *args, const struct held *held, const struct way *way,
                       void *plan)
 {
@@ -225,7 +232,7 @@ static void call(const struct way *way, struct result *result)
         struct held *const h = &held[which];
         held_set(h, made.held[which].tensor.data, made.held[which].tensor.dtype, made.held[which].tensor.ndim,
                  made.held[which].shape);
-        /* No other tensor that such a call is given begins with as many. */
+        /* No other tensor of such a call has this first size. */
         if (way->request && h->shape[0] == made.layout.size[made.tested->cut])
             h->shape[0] = 1,
             h->tensor.data = (char *)h->tensor.data + (size_t)(way->request - 1) * bytes_of(h);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Every argument that fmla_sparse_decode and the questions about it must reject, and odd ones that they must take.
+ * Tests every argument that fmla_sparse_decode and its queries must reject, and unusual ones that they
+ * must accept.
  */
 #include "plans.h"
 #include "rules.h"
@@ -13,7 +14,7 @@ static struct good_call call = {.operation = OP_SPARSE_DECODE, .elsewhere = "q",
 #define T(name)       (call.held[TENSOR_OF(name)])
 #define INTS(name)    ((int32_t *)T(name).tensor.data)
 
-/* Lists of keys: indices[i] = i · 7 of as many as there are. */
+/* Fills lists of keys: indices[i] = 7 i modulo the number of keys. */
 static void put_indices(struct held *held, int64_t keys)
 {
     for (int64_t i = 0; i < held->shape[0] * held->strides[0]; i++)
@@ -40,7 +41,7 @@ static void set_up_typed(int32_t format, fmla_dtype type)
     set_up_two(format, 0, type);
 }
 
-/* Zeros are sound tokens of caches of bytes. */
+/* Zeros are valid tokens of byte caches. */
 static void set_up_format(int32_t format)
 {
     set_up_typed(format, bf16);
@@ -77,7 +78,7 @@ static void test_refused(void)
     REFUSED(call, "extra_indices", "NULL|extra_kv_cache", ARGS.extra_indices = NULL);
     REFUSED(call, "extra_topk_length", "NULL|extra_kv_cache",
             ARGS.extra_kv_cache = ARGS.extra_indices = NULL);
-    /* The oracle's scores of 2^31 heads. */
+    /* The oracle's scores for 2^31 heads. */
     size_t bytes = 0;
     set_up();
     resize(&call, DIM_b, 0), resize(&call, DIM_s_q, 1);
@@ -114,7 +115,7 @@ static void test_extra_format(void)
             if (format == FMLA_KV_FP8_576 || extra == FMLA_KV_FP8_576 ||
                 (d_qk && of_extra && d_qk != of_extra) ||
                 (halves && (format == FMLA_KV_BF16 || extra == FMLA_KV_BF16)) || (!d_qk && of_extra == 512))
-                continue; /* of 16 bits the good call has 576 values */
+                continue; /* in 16-bit formats the valid call has 576 values */
             TAKEN(call, "caches of two formats", set_up_two(format, extra, halves ? fp16 : bf16));
         }
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Every argument that fmla_sparse_prefill and the questions about it must reject, and odd ones that they must take.
+ * Tests every argument that fmla_sparse_prefill and its queries must reject, and unusual ones that they
+ * must accept.
  */
 #include "rules.h"
 
@@ -31,7 +32,7 @@ static void set_up_format(int32_t format)
 
 SET_UP(set_up, set_up_keys(true, 0))
 SET_UP(set_up_pages, set_up_format(0))
-/* Zeros are sound tokens. */
+/* Zeros are valid tokens. */
 SET_UP(set_up_656, set_up_format(FMLA_KV_FP8_656))
 SET_UP(set_up_584, set_up_format(FMLA_KV_FP8_584))
 
@@ -91,7 +92,7 @@ static void test_nothing(void)
     }
 }
 
-/* The workspace does not grow with the tokens, however many they are. */
+/* The workspace does not grow with the number of tokens. */
 static void test_workspace(void)
 {
     static const int64_t tokens[] = {4096, 1 << 20, INT32_MAX};
@@ -102,7 +103,7 @@ static void test_workspace(void)
         CHECK_OK(fmla_sparse_prefill_workspace_size(&ARGS, i ? &again : &bytes, NULL));
         if (i) CHECK_EQ(again, bytes);
     }
-    /* The oracle has a score of each key that is listed, in fp64. */
+    /* The oracle keeps a score of each listed key, in fp64. */
     set_up();
     resize(&call, DIM_d_qk, INT32_MAX), resize(&call, DIM_topk, INT32_MAX);
     ARGS.kernel = "ref";

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse prefill: results worked out by hand, for every kernel and the oracle, in every cache format; the oracle held against
- * that of sparse decode, a key head at a time; and few tokens, whose lists are cut, with any number of threads.
-  */
+ * Tests sparse prefill: results computed by hand, for every kernel and the oracle, in every cache format;
+ * the oracle against that of sparse decode, one key head at a time; and few tokens, whose lists are split,
+ * with any number of threads.
+ */
 #include "values.h"
 
 enum { GAP = 3 /* between rows of max_logits and lse */ };
@@ -22,7 +23,7 @@ static const struct format formats[] = {
 };
 enum { FORMATS = sizeof formats / sizeof formats[0] };
 
-/* A result of a number a row, GAP numbers between the tokens. */
+/* A result with one number per row and GAP numbers between tokens. */
 static const fmla_tensor *hold_rows(struct held *held, float *data, int64_t s_q, int64_t h_q)
 {
     HELD(held, data, f32, 2, s_q, h_q);
@@ -34,7 +35,7 @@ static const fmla_tensor *hold_rows(struct held *held, float *data, int64_t s_q,
 
 enum { S_Q = 6, H_Q = 4, S_KV = 4, PAGE = 2, TOPK = 8, HEADS = 2 };
 
-/* What lists hold, of key head 0: k0 is its key 3, k1 its key 2. Of key head 1 they are its keys 1 and 0. */
+/* Contents of lists: for key head 0, k0 is key 3 and k1 key 2. For key head 1 they are keys 1 and 0. */
 enum { K0 = 3, K1 = 2 };
 
 static const int32_t lists[][TOPK] = {
@@ -51,7 +52,7 @@ enum { LISTS = sizeof lists / sizeof lists[0] };
 
 static const int32_t lengths[S_Q] = {TOPK, TOPK + 12, -5, 4, INT32_MAX, INT32_MIN};
 
-/* As near() but for what is nearly 0. */
+/* Like near(), except for values near 0. */
 static int close_to(double value, double expected, double relative)
 {
     return near(value, expected, relative) || fabs(value - expected) <= relative * 1e-3;
@@ -63,7 +64,7 @@ struct way {
     int first_list, with_lengths, with_sink, base_2, minus;
 };
 
-/* The list of a token and key head. */
+/* Returns the list of a token and key head. */
 static int list_of(const struct way *c, int token, int key_head)
 {
     return (c->first_list + HEADS * token + key_head) % LISTS;
@@ -102,7 +103,7 @@ static void check_by_hand(const struct way *c)
     const int64_t page_bytes = bytes_of_page(f, PAGE);
     memset(kv, 0xff, sizeof kv), memset(q, 0, sizeof q), memset(out, 0xff, sizeof out);
     memset(max_data, 0x55, sizeof max_data), memset(lse_data, 0x55, sizeof lse_data);
-    if (f->flat) { /* a key of two heads is two tokens here */
+    if (f->flat) { /* a key of two heads counts as two tokens here */
         put_keys(kv, 1, K0 * HEADS, K1 * HEADS, f);
         put_keys(kv, 1, (K0 - 2) * HEADS + 1, (K1 - 2) * HEADS + 1, f);
     } else {
@@ -148,7 +149,7 @@ static void check_by_hand(const struct way *c)
 
 enum { MOST_KEYS = 50, ROWS_OF_HEAD = 3, TOKENS = 4, LIST = 40, KEY_HEADS = 2, GROUPS = 6 };
 
-/* Key head by key head, over pages of one key. */
+/* Compares key head by key head, over pages of one key. */
 static void check_oracle(int64_t d_qk, struct random_state *random)
 {
     static uint16_t q[TOKENS * GROUPS * WIDEST], kv[MOST_KEYS * KEY_HEADS * WIDEST],

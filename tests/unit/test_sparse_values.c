@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse decode: results worked out by hand, for every kernel and the oracle, in every cache format; and the oracle held
- * against the oracle of dense decode over the same keys, gathered.
-  */
+ * Tests sparse decode: results computed by hand, for every kernel and the oracle, in every cache format;
+ * and the oracle against the oracle of dense decode over the same keys, gathered.
+ */
 #include "values.h"
 
 static const struct format formats[] = {
@@ -27,7 +27,8 @@ static void check_by_hand(const char *kernel, const struct format *f, int list, 
 {
     static _Alignas(64) uint8_t cache[4 * 2 * WIDEST], extra[3 * 2 * WIDEST];
     static uint16_t q[WIDEST], out[D_V];
-    /* Page size 2: the keys are those at 3 and 2. Page size 3, one page, for the extra cache: at 1. */
+    /* With page size 2 the keys are at 3 and 2. The extra cache has page size 3 and one page: the key is
+     * at 1. */
     static int32_t lists[LISTS][6] = {
         {-1, 3, 2147480000, 2, 4, 1}, {INT32_MIN, 4, 5, -7, 2, 1}, {0, 0, 0, 0, 0, 0}, {4, 5, -1, -2, 6, 0}};
     static int32_t lengths[LISTS] = {5, 5, 0, 5}, extra_lengths[LISTS] = {0, 2, 3, -1};
@@ -73,8 +74,8 @@ struct cache {
     int64_t pages, page_size, page_stride, slot_stride; /* in bytes */
 };
 
-/* A cache with gaps between its pages, and where the format lets them lie apart between its tokens; all NaN, then
- * tokens of random values. */
+/* Makes a cache with gaps between its pages and, if the format allows it, between its tokens; all NaN,
+ * then tokens of random values. */
 static void make_cache(struct cache *c, const struct format *f, int64_t pages, int64_t page_size,
                        struct random_state *random)
 {
@@ -96,7 +97,8 @@ static void make_cache(struct cache *c, const struct format *f, int64_t pages, i
         }
 }
 
-/* Appends the keys that the list names, as values of q's type; returns how many there are then. `to` has that type. */
+/* Appends the keys that the list names, as values of q's type; returns the new number of keys. `to` has
+ * that type. */
 static int64_t gather(const struct cache *c, const struct format *f, const int32_t *list, int64_t length,
                       const struct format *to, uint16_t *keys, int64_t count)
 {

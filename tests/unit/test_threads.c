@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The library's loop over threads, helpers included: every piece is run once, and no worker runs two at a time. The child
- * of a process that used several threads, its child, and one that was forked in the midst of other threads' calls compute
- * the same bits as the parent, on threads of their own; so does a process that can start no thread. An alarm ends what
- * hangs.
+ * Tests the library's parallel loop, including helpers: every piece runs once, and no worker runs two at a
+ * time. The child of a process that used several threads, its child, and one forked during other threads'
+ * calls compute the same bits as the parent, on threads of their own; so does a process that can start no
+ * thread. An alarm ends a hanging test.
  */
 #include "calls.h"
 
@@ -21,7 +21,7 @@ enum { SECONDS = 20, FORKS = 40, CALLERS = 3, WORKERS = 4 };
 static struct result plans;
 static struct way way;
 
-/* All operations, and the number of threads on which their bits depend. */
+/* Runs all operations, with the number of threads that their bits depend on. */
 static int compute(struct result *result)
 {
     if (call_all(result, &way)) return 0;
@@ -30,14 +30,15 @@ static int compute(struct result *result)
 
 /* ---- The loop itself ------------------------------------------------------------------------- */
 
-/* Every piece once, and no worker in two at a time. */
+/* Every piece runs once, and no worker is in two at a time. */
 enum { PIECES = 500 };
 struct pieces {
     atomic_int runs[PIECES], inside[WORKERS];
     atomic_int wrong, by_helpers;
 };
 
-/* Pieces then sleep now and then, so that a helper finds the loop that it was woken for however late it comes. */
+/* If set, pieces sometimes sleep, so that a helper finds the loop that it was woken for even if it is
+ * late. */
 static atomic_int patient;
 
 static void run_piece(void *data, int64_t index, int32_t worker)
@@ -51,13 +52,13 @@ static void run_piece(void *data, int64_t index, int32_t worker)
         if (atomic_load(&patient))
             nanosleep(&(struct timespec){0, 1000000}, NULL);
         else
-            sched_yield(); /* so that others get their turn */
+            sched_yield(); /* lets other threads run */
     }
     atomic_fetch_sub(&pieces->inside[worker], 1);
 }
 
-/* One loop of work that pays for all threads, however busy the machine is. The number of pieces that helpers ran; -1 where
- * something was wrong. */
+/* Runs one loop with enough work for all threads, however busy the machine is. Returns the number of
+ * pieces that helpers ran; -1 on an error. */
 static int run_loop(void)
 {
     const double second = 1e9;
@@ -70,7 +71,7 @@ static int run_loop(void)
     return atomic_load(&pieces.wrong) ? -1 : atomic_load(&pieces.by_helpers);
 }
 
-/* Until helpers took part: they may come late. */
+/* Runs loops until helpers took part: they may be late. */
 static int run_loops_with_helpers(void)
 {
     int by_helpers = 0;
@@ -84,7 +85,7 @@ static int run_loops_with_helpers(void)
 
 /* ---- Starts of threads --------------------------------------------------------------------------- */
 
-/* The linker sends the calls of pthread_create here, the library's and this file's. */
+/* The linker redirects pthread_create here, for the library's calls and this file's. */
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
                           void *data);
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
@@ -93,7 +94,7 @@ enum { MOST_STARTS = 100 };
 static struct start {
     void *(*run)(void *);
     void *data;
-} starts[MOST_STARTS]; /* of this process and of those that it was forked from */
+} starts[MOST_STARTS]; /* of this process and its ancestors */
 static atomic_int refuse, refused, started, begun;
 
 static void *begin(void *data)
@@ -116,9 +117,9 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
     return __real_pthread_create(thread, attributes, begin, &starts[number]);
 }
 
-/* AddressSanitizer's runtime takes locks of its own where a thread begins (gcc 12's does not give them up for fork), and a
- * child that was forked meanwhile finds them taken for good: none of its threads can begin. With it a process forks when
- * all of its threads have begun; without it, at any time. */
+/* AddressSanitizer's runtime takes its own locks when a thread starts (gcc 12's does not release them for
+ * fork), and a child forked meanwhile finds them locked forever: none of its threads can start. With it a
+ * process forks only when all its threads have started; without it, at any time. */
 static pid_t fork_any_time(void)
 {
 #if defined(__SANITIZE_ADDRESS__)
@@ -137,7 +138,7 @@ static int as_expected(void)
     return compute(&result) && !memcmp(&result, &expected, sizeof result);
 }
 
-/* Ends this process as a child's: 0 if all is well in it, and in the generations after it. */
+/* Ends this process as a child: 0 if all is well in it and in its descendants. */
 static void be_child(int generations)
 {
     alarm(SECONDS);
@@ -196,7 +197,7 @@ static void fork_among_calls(void)
 
 static void without_threads(void)
 {
-    const pid_t pid = fork_any_time(); /* where none has been started */
+    const pid_t pid = fork_any_time(); /* no thread has been started */
     if (!pid) {
         atomic_store(&refuse, 1);
         alarm(SECONDS);

@@ -11,7 +11,7 @@
 enum { TIMES = 20, ROWS = 4096, D_V = 64 };
 static float parts[2 * ROWS * D_V], lse_parts[2 * ROWS], out_data[ROWS * D_V];
 
-/* ISO C knows no pointer that is both. */
+/* ISO C has no conversion between data and function pointers. */
 static void *symbol(void *library, const char *name)
 {
     void *address = dlsym(library, name);
@@ -47,7 +47,7 @@ int main(int argc, char **argv)
         if (!library) break;
         compute(library);
         CHECK(!dlclose(library), "%s", dlerror());
-        nanosleep(&moment, NULL); /* what would crash has the time to */
+        nanosleep(&moment, NULL); /* gives a crash time to happen */
         void *still = dlopen(argv[1], RTLD_NOW | RTLD_NOLOAD);
         CHECK(still != NULL, "time %d: the library is gone, and its threads are not", i);
         if (still) dlclose(still);

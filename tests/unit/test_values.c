@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense decode and merge worked out by hand (values.h), in numbers that are spelled here, and the bytes of a cache.
+ * Tests dense decode and merge against results computed by hand (values.h), in numbers given here, and the
+ * bytes of a cache.
  */
 #include "values.h"
 
@@ -15,7 +16,7 @@ static const struct expected cases[] = {
     {576, 2, FMLA_LOG_BASE_2, 0, 0, 1.8946362, 0.26894142},
     {512, 2, FMLA_LOG_NATURAL, 0, 0, 1.3579662, 0.25718332},
     {576, 2, FMLA_LOG_NATURAL, 0, 1, 1.3132617, 0.18632372}, /* out times 1 / (1 + exp(0.5 - lse)) */
-    {576, 2, FMLA_LOG_BASE_2, 0, 1, 1.8946362, 0.18632372},  /* the sink is natural, whatever the base */
+    {576, 2, FMLA_LOG_BASE_2, 0, 1, 1.8946362, 0.18632372},  /* the sink is natural in every base */
     {576, 1, FMLA_LOG_NATURAL, 0, 0, 0.0, 1.0},
     {576, 0, FMLA_LOG_NATURAL, 0, 1, INFINITY, 0.0f},
     {576, 0, FMLA_LOG_BASE_2, 1, 0, -INFINITY, 0.0f},
@@ -42,7 +43,7 @@ static void check_case(const char *kernel, const struct expected *e)
     check_row(which, out, (double)lse, &f, (struct by_hand){e->lse, NAN, NAN, e->out});
 }
 
-/* Two machines with one key each: e^0 (1, 2) and e^1 (5, 6), and a third that saw none. */
+/* Two machines with one key each: e^0 (1, 2) and e^1 (5, 6), and a third without keys. */
 static void check_merge(const char *kernel, int32_t log_base)
 {
     const float merged = 2.7187257f; /* 3.9242343 · 1 / (1 + exp(0.5 - lse)) */
@@ -60,12 +61,13 @@ static void check_merge(const char *kernel, int32_t log_base)
           (int)log_base, (double)out[0], (double)merged);
 }
 
-/* One token into slot 1 of a page of two, byte by byte, and out of it, by kernels of the same name. */
+/* Appends one token to slot 1 of a page of two, checks its bytes, and gathers it, by kernels of the same
+ * name. */
 static void check_cache(const fmla_capability *row)
 {
     const char *const kernel = row->kernel;
     float values[576] = {3.0f, -1.5, 0.0}, back[576] = {0};
-    values[512] = 1.0f; /* the first of RoPE */
+    values[512] = 1.0f; /* first RoPE value */
     uint8_t cache[2 * 656] = {0}, small[2 * 576] = {0};
     int64_t slot = 1;
     fmla_cache_append_args append = FMLA_INIT(fmla_cache_append_args);
@@ -78,7 +80,8 @@ static void check_cache(const fmla_capability *row)
     append.kv_format = gather.kv_format = FMLA_KV_FP8_656;
     CHECK(!fmla_cache_append(&append) && !fmla_cache_gather(&gather), "%s", fmla_last_error());
     const uint8_t *token = cache + 656;
-    /* 3 / 448 rounds up to 2^-7: 384 = 1.5 · 2^8, and -192. Groups of zeros have the least scale, 2^-13. */
+    /* 3 / 448 rounds up to 2^-7: 384 = 1.5 · 2^8, and -192. Groups of zeros have the smallest scale,
+     * 2^-13. */
     CHECK(token[0] == 0x7c && token[1] == 0xf4 && token[2] == 0 && token[511] == 0, "%s: %#x %#x", kernel,
           token[0], token[1]);
     CHECK(!memcmp(token + 512, "\0\0\0\x3c\0\0\0\x39\0\0\0\x39\0\0\0\x39", 16), "%s: scales", kernel);
@@ -87,7 +90,7 @@ static void check_cache(const fmla_capability *row)
     CHECK(back[0] == 3.0f && back[1] == -1.5f && back[2] == 0.0f && back[512] == 1.0f, "%s: %g %g %g", kernel,
           (double)back[0], (double)back[1], (double)back[512]);
 
-    /* One scale of a half: 2, -4, beyond 448, and 1.024 of the least subnormal. */
+    /* A single scale of 1/2: 2, -4, beyond 448, and 1.024 times the smallest subnormal. */
     values[0] = 1.0f, values[1] = -2.0f, values[2] = 500.0f, values[3] = 0.001f;
     append.kv_cache = gather.kv_cache = TENSOR_OF(small, u8, 1, 2, 1, 576);
     append.kv_format = gather.kv_format = FMLA_KV_FP8_576;
@@ -109,7 +112,7 @@ static void check_merges(const fmla_capability *row)
     check_merge(row->kernel, FMLA_LOG_NATURAL), check_merge(row->kernel, FMLA_LOG_BASE_2);
 }
 
-/* A table of cosines and sines. */
+/* Checks a table of cosines and sines. */
 static void check_rope_table(void)
 {
     float table[3][64] = {{0}};

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The …_workspace_bound functions, on fake GPUs and on the CPU with several numbers of threads: no call up to the sizes takes more
- * than they answer, they do not fall as sizes grow, and some call takes half of it. What they refuse is tested with every other
- * question of an operation (refusals.h).
+ * Tests the …_workspace_bound functions, on fake GPUs and on the CPU with several numbers of threads: no call
+ * up to the sizes takes more than the bound, bounds do not fall as sizes grow, and some call takes half of
+ * it. refusals.h tests their refusals with all other queries of an operation.
  *
- *     test_workspace_bound [BOUNDS [SEED]]    of each operation, device and kernel
+ * test_workspace_bound [BOUNDS [SEED]]    of each operation, device and kernel
  */
 #include "fake_cuda/drawn_calls.h"
 
@@ -26,7 +26,7 @@ static bool refused; /* the last query */
 
 /* ---- Calls of a shape --------------------------------------------------------------------------------- */
 
-/* What the bound or the size of a call of a shape is; queries look at no data. */
+/* Returns the bound, or the size of a call, for a shape; queries read no data. */
 static size_t ask(const struct shape *s, bool bound)
 {
     static struct held held[MAX_TENSORS];
@@ -35,14 +35,14 @@ static size_t ask(const struct shape *s, bool bound)
     make_call(operation, args, held, s, device);
     *(const char **)option_at(operation, args, "kernel") = kernel;
     const fmla_status status = described_ask(operation, bound ? ASK_BOUND : ASK_BYTES, args, &answer);
-    refused = status == FMLA_UNSUPPORTED; /* past what can be counted, or by a kernel that was named */
+    refused = status == FMLA_UNSUPPORTED; /* beyond countable sizes, or refused by a named kernel */
     const bool oracle = kernel && !strcmp(kernel, "ref");
     const size_t alignment = machine.sms ? 256 : oracle ? 16 : 64;
     HOLDS(refused || (status == FMLA_OK && answer.alignment == alignment));
     return status ? 0 : answer.bytes;
 }
 
-/* A size of a call, by the bound's. */
+/* Draws a size of a call up to the bound's. */
 static int64_t less(int64_t most, int64_t lowest)
 {
     const int64_t some = draw_one_in(3)   ? most
@@ -51,8 +51,8 @@ static int64_t less(int64_t most, int64_t lowest)
     return draw_clamp(some, lowest, most);
 }
 
-/* Calls up to a bound may have any plan, with the partitions that the bound names or those of the default for their sizes; on
- * the CPU a plan in host memory would be read. */
+/* Calls up to a bound may have any plan, with the partitions that the bound names or the default ones for
+ * their sizes; on the CPU a plan in host memory would be read. */
 static void other_plan(struct shape *s)
 {
     struct shape drawn = {0};
@@ -72,7 +72,7 @@ static int64_t key_heads(const struct layout *l)
     return operation == OP_SPARSE_DECODE ? 1 : l->h_kv;
 }
 
-/* The sizes of a bound, by lot. */
+/* Draws the sizes of a bound. */
 static struct shape draw_most(void)
 {
     struct shape most = draw_shape(operation, workers());
@@ -81,13 +81,14 @@ static struct shape draw_most(void)
     most.odd = false;
     const bool codes_alone = kernel && !strcmp(kernel, "cuda-sm90-fp8");
     if (operation == OP_DENSE_DECODE &&
-        (draw_one_in(3) || codes_alone)) { /* FP8 products, whose queries take room */
+        (draw_one_in(3) || codes_alone)) { /* FP8 products, whose queries take workspace */
         l->h_q = draw_clamp(l->h_q / l->h_kv, 1, 1 << 10), l->h_kv = 1;
         l->products = codes_alone && draw_one_in(2) ? FMLA_PRODUCTS_BF16 : FMLA_PRODUCTS_FP8,
         l->codes = l->products && draw_one_in(3), l->type = bf16, l->d_qk = 576;
         l->format = l->codes || draw_one_in(2) ? FMLA_KV_FP8_576 : FMLA_KV_FP8_656;
     }
-    most.plan = l->num_partitions && draw_one_in(2) ? PLAN_TABLES : PLAN_NONE; /* whose rows name as many */
+    most.plan =
+        l->num_partitions && draw_one_in(2) ? PLAN_TABLES : PLAN_NONE; /* whose rows give that number */
     l->has |= HAS_TABLE;
     if (sparse && hopper) {
         if (!strcmp(kernel, "cuda-sm90-16") && l->format < FMLA_KV_FP8_656)
@@ -105,7 +106,7 @@ static struct shape draw_most(void)
     return most;
 }
 
-/* Sparse decode by a plan for batches of any size, of b 0. */
+/* Checks sparse decode with a plan for batches of any size, of b 0. */
 static void check_plan_of_any(const struct shape *most, struct shape some, size_t bound)
 {
     fmla_sparse_plan_args plan = FMLA_INIT(fmla_sparse_plan_args);
@@ -115,7 +116,7 @@ static void check_plan_of_any(const struct shape *most, struct shape some, size_
     HOLDS(ask(&some, false) <= bound);
 }
 
-/* Says whether the bound was answered. */
+/* Returns true if the bound was answered. */
 static bool check_bound(void)
 {
     static const enum dimension vary[] = {DIM_b,          DIM_pages, DIM_max_pages, DIM_topk,
@@ -127,7 +128,7 @@ static bool check_bound(void)
     const size_t bound = ask(&most, true);
     if (refused) return false;
     const size_t size = ask(&most, false);
-    if (mha) HOLDS(bound <= 2 * size + 4096); /* no smaller call takes more */
+    if (mha) HOLDS(bound <= 2 * size + 4096); /* smaller calls do not take more */
     for (int i = 0; i < CALLS_OF_BOUND; i++) {
         struct shape some = most;
         for (size_t k = 0; k < sizeof vary / sizeof vary[0]; k++)
@@ -137,7 +138,7 @@ static bool check_bound(void)
         some.of.h_q = key_heads(&most.of) * less(most.of.h_q / key_heads(&most.of), 1);
         if (draw_one_in(4)) some.of.has &= ~(unsigned)(HAS_EXTRA | HAS_EXTRA_LENGTHS), some.of.extra_topk = 0;
         HOLDS(ask(&some, true) <= bound);
-        /* By the header, what a size query answers then grows with every size. */
+        /* The header promises that size queries then grow with every size. */
         if (mha || (!prefill && (most.of.batch_invariant || most.of.num_partitions)))
             HOLDS(ask(&some, false) <= size);
         struct shape fewer = some;
@@ -156,7 +157,8 @@ static bool check_bound(void)
 
 /* ---- Half of a bound is taken ------------------------------------------------------------------------- */
 
-/* Sizes that may take the most: of heads where tiles end (of dense decode all), of lists by the block, of requests and tokens all. */
+/* Sizes that may take the most workspace: head counts at which tiles end (all in dense decode), list
+ * lengths by blocks, all requests and tokens. */
 static int64_t heads_of(int i, const struct layout *most)
 {
     static const int64_t heads[] = {1,  2,  8,  15,  16,  17,  32,  48,  64,
@@ -189,7 +191,7 @@ static void check_tight(struct layout most)
                     if (bytes > taken) taken = bytes;
                 }
     const size_t bound = ask(&all, true);
-    /* 4096: what is rounded up. */
+    /* 4096: rounding. */
     CHECK(taken <= bound && bound <= 2 * taken + 4096, "up to %s; %d SMs of %d, %d threads: %zu, taken %zu",
           words, machine.sms, machine.capability, machine.threads, bound, taken);
 }
@@ -213,7 +215,7 @@ static void tight(void)
     }
 }
 
-/* Bytes or alignment alone may be asked for. */
+/* Bytes or alignment may be queried alone. */
 static void one_answer(void)
 {
     struct sparse_decode_call c;
@@ -227,7 +229,8 @@ static void one_answer(void)
 
 /* ---- All of it ---------------------------------------------------------------------------------------- */
 
-/* Is there a kernel of the operation for the device? Which operations have none test_cuda_others.c says. */
+/* Returns true if the operation has a kernel for the device. test_cuda_others.c lists the operations
+ * without one. */
 static bool has_kernel(void)
 {
     fmla_capability row = FMLA_INIT(fmla_capability);
@@ -236,7 +239,7 @@ static bool has_kernel(void)
     return false;
 }
 
-/* Every kernel, and what dispatch chooses. */
+/* Checks every kernel, and dispatch's choice. */
 static void check_bounds(int64_t bounds, uint64_t seed)
 {
     fmla_capability row = FMLA_INIT(fmla_capability);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Attention over two keys, worked out by hand: for every kernel and the oracle, since what the two take from the same place
- * (default scale, bases, conventions, the sink) no comparison between them can show.
+ * Attention over two keys, computed by hand, for every kernel and the oracle: comparisons between these
+ * cannot detect errors in what they share (default scale, bases, conventions, the sink).
  *
- * One row q = (a, 0, 0, …), and two keys k0 = (0, …, 1 at AT, …), k1 = (24, 0, …). The scores are 0 and s = 24 a / sqrt(d_qk).
- * Where the row sees k0 z times and k1 t times, lse = ln(z + t e^s), the greatest score is s, or 0 without k1,
- * out[AT] = z / (z + t e^s) and out[0] = 24 t e^s / (z + t e^s). All else in a cache is NaN, scales too.
+ * One row q = (a, 0, 0, …), and two keys k0 = (0, …, 1 at AT, …), k1 = (24, 0, …). The scores are 0 and s
+ * = 24 a / sqrt(d_qk). If the row sees k0 z times and k1 t times, lse = ln(z + t e^s), the largest score
+ * is s, or 0 without k1, out[AT] = z / (z + t e^s) and out[0] = 24 t e^s / (z + t e^s). Everything else in
+ * a cache is NaN, including scales.
  */
 #ifndef FMLA_VALUES_H
 #define FMLA_VALUES_H
@@ -20,14 +21,14 @@
 enum {
     D_V = 512,
     WIDEST = 576,
-    AT = 130 /* of another group of values than 0, in every format of bytes */
+    AT = 130 /* in another group than 0 in every byte format */
 };
 
 struct format {
     const char *name;
     int32_t public_name;
     enum kv_format format;
-    int64_t d_qk, last; /* last: of the tensor's dimensions */
+    int64_t d_qk, last; /* last: the tensor's last dimension */
     int flat;
 };
 
@@ -69,10 +70,10 @@ static inline int near(double value, double expected, double relative)
 /* ---- By hand --------------------------------------------------------------------------------- */
 
 struct by_hand {
-    double lse /* natural */, most, of_0, of_at;
+    double lse /* natural logarithm */, most, of_0, of_at;
 };
 
-/* The results of a row that sees z times k0 and t times k1. `sink`: NULL, or the row's. */
+/* Returns the results of a row that sees k0 z times and k1 t times. `sink`: NULL, or the row's. */
 static inline struct by_hand work_out(int z, int t, double a, int64_t d_qk, const float *sink)
 {
     if (!z && !t) return (struct by_hand){INFINITY, -INFINITY, 0.0, 0.0};
@@ -81,7 +82,7 @@ static inline struct by_hand work_out(int z, int t, double a, int64_t d_qk, cons
     return (struct by_hand){lse, t ? s : 0.0, 24.0 * t * exp(s) / sum * scale, z / sum * scale};
 }
 
-/* A row against what was worked out; of_0 NAN: that was not. */
+/* Compares a row with the computed values; of_0 NAN: not computed. */
 static inline void check_row(const char *row, const uint16_t *out, double lse, const struct format *f,
                              struct by_hand e)
 {
@@ -94,7 +95,7 @@ static inline void check_row(const char *row, const uint16_t *out, double lse, c
     CHECK(wrong == 0, "%s: %d values of out are not 0", row, wrong);
 }
 
-/* The kernels of an operation that run here, and the oracle is among them. */
+/* Calls `check` for each kernel of an operation that runs here; the oracle must be among them. */
 static inline void for_kernels(enum operation operation, void (*check)(const fmla_capability *row))
 {
     int kernels = 0, oracles = 0;
@@ -108,7 +109,8 @@ static inline void for_kernels(enum operation operation, void (*check)(const fml
           kernels, oracles);
 }
 
-/* Where tokens and scales of a page of bytes are: the bytes of a token, and from one token's scales to the next one's. */
+/* The layout of a page of bytes: the bytes of a token, the offset of the scales, and the distance between
+ * scales of neighbouring tokens. */
 struct spelled {
     int64_t token, scales_at, scales_step;
 };
@@ -127,8 +129,8 @@ static inline struct spelled spelled_of(const struct format *f, int64_t page_siz
     }
 }
 
-/* One token: 1, or 24, at `d`, and 0 elsewhere; spelled out, nothing here goes through kvformat.h. Quantised it is code · scale,
- * with that group's scale and others elsewhere. */
+/* Puts one token: 1, or 24, at `d`, and 0 elsewhere, written out without kvformat.h. A quantised value is
+ * code · scale, with that group's scale; other groups have other scales. */
 static inline void put_token(uint8_t *page, int64_t page_size, int64_t slot, const struct format *f,
                              int64_t d, int twenty_four)
 {
@@ -143,7 +145,7 @@ static inline void put_token(uint8_t *page, int64_t page_size, int64_t slot, con
     switch (f->format) {
     case KV_FP8_656:
     case KV_FP8_528_F32: memcpy(scales, of_128, sizeof of_128); break;
-    case KV_FP8_584: memcpy(scales, of_64, sizeof of_64); break; /* and not the pad byte */
+    case KV_FP8_584: memcpy(scales, of_64, sizeof of_64); break; /* without the pad byte */
     case KV_FP8_528:
     case KV_FP8_528_SPLIT: memcpy(scales, of_32, sizeof of_32); break;
     case KV_FP4_288:
@@ -162,7 +164,7 @@ static inline void put_token(uint8_t *page, int64_t page_size, int64_t slot, con
     }
 }
 
-/* k0 and k1 in two slots of a page. */
+/* Puts k0 and k1 in two slots of a page. */
 static inline void put_keys(uint8_t *page, int64_t page_size, int64_t k0, int64_t k1, const struct format *f)
 {
     put_token(page, page_size, k0, f, AT, 0), put_token(page, page_size, k1, f, 0, 1);

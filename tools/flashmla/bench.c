@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla bench: times the kernels of a device, and measures in the same run what it can do at best. The method is
- * described in docs/performance.md.
+ * flashmla bench: times the kernels of a device and measures the device's peaks in the same run.
+ * docs/performance.md describes the method.
  */
 #include "bench_grid.h"
 #include "bench_report.h"
@@ -58,11 +58,11 @@ static const struct command bench = {
 struct bench_options {
     const char *grid, *kernel, *json;
     fmla_device device;
-    int op, dtype, cache, extra_cache, products, causal, varlen, norm, rope; /* indices of the choices */
+    int op, dtype, cache, extra_cache, products, causal, varlen, norm, rope; /* indices in the choices */
     const char *names[OPTION_CHOICES];                                       /* those of op */
     bool dtype_given, cache_given, extra_cache_given, products_given, causal_given, varlen_given, norm_given,
         rope_given;
-    int between; /* index of the choices: enum bench_between */
+    int between; /* index in the choices: enum bench_between */
     bool between_given;
     int64_t repeat, threads;
     bool warm, host, no_stream, fixed;
@@ -121,7 +121,7 @@ static int bench_rows(const struct bench_options *o, enum operation op, const st
 
 /* ---- The command ---------------------------------------------------------------------------- */
 
-/* One of the values of an axis, or the choice behind them: all. */
+/* Sets an axis to one of its values, or to all if the choice is past them. */
 static void choose(struct option_counts *axis, int64_t *values, int count, int choice, bool given)
 {
     if (given)
@@ -203,7 +203,7 @@ static int bench_all(struct bench_options *o)
         }
     for (int64_t i = 0; i < count; i++)
         rows[i].no_forward = op == OP_MHA_BACKWARD && device_is_gpu(o->device);
-    if (o->threads) fmla_set_num_threads((int32_t)o->threads); /* in range by its option */
+    if (o->threads) fmla_set_num_threads((int32_t)o->threads); /* the option checks the range */
     if (!strcmp(o->grid, "varlen")) o->fixed = true;
     const int exit_code = bench_rows(o, op, rows, count);
     free(rows);

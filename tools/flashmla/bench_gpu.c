@@ -16,8 +16,8 @@ static bool send_between(const struct bench_gpu *b, enum bench_between between, 
     return between >= BENCH_NOTHING || gpu_peak_flush(&b->peak, stream, fault);
 }
 
-/* Events lie beside the launch in the stream: what the host takes to send it does not count, while the GPU is busy with
- * what comes before. */
+/* The events are enqueued around the launch, so host time of the launch does not count while the GPU is
+ * busy with the work before it. */
 static bool time_launch(const struct bench_gpu *b, void *graph, void *stream, enum bench_between between,
                         double *seconds, struct fault *fault)
 {
@@ -47,7 +47,7 @@ static bool capture(const struct bench_gpu *b, const struct bench_timed *t, void
                     struct fault *fault)
 {
     struct fault why;
-    if (!send(b, t, status, fault) || !gpu_stream_wait(stream_of(t), fault) || /* kernels are loaded */
+    if (!send(b, t, status, fault) || !gpu_stream_wait(stream_of(t), fault) || /* loads the kernels */
         !gpu_capture_begin(stream_of(t), fault))
         return false;
     const bool sent = send(b, t, status, fault), captured = gpu_capture_end(stream_of(t), graph, &why);
@@ -55,7 +55,7 @@ static bool capture(const struct bench_gpu *b, const struct bench_timed *t, void
     return sent && captured;
 }
 
-/* What the host takes to send each, when the GPU has nothing to do. A first time is not counted. */
+/* Times the host's launch of each item with the GPU idle. The first launch is not counted. */
 static bool time_on_host(const struct bench_gpu *b, const struct bench_timed *timed, int count, int64_t runs,
                          fmla_status *status, struct fault *fault)
 {
@@ -89,7 +89,7 @@ bool bench_gpu_time(const struct bench_gpu *b, const struct bench_timed *timed, 
     return good;
 }
 
-/* What a graph with nothing in it takes: no call can be faster. */
+/* Times an empty graph, a lower bound for every call. */
 static bool time_nothing(const struct bench_gpu *b, enum bench_between between, double *median,
                          struct fault *fault)
 {

@@ -10,9 +10,10 @@
 
 enum { MOST = 12, PRODUCTS = 5 };
 
-/* In the order of the rows below. Lists end with 0; an axis without one has its usual value. page_size 0: 64, but of sparse
- * prefill keys without pages. A second cache has as many keys; with extra_varlen its lists count from 0 to all of their
- * entries. Of MHA s_q is s_k, h_kv h_q, and d_v the lesser of d_qk and 128. */
+/* Members are in the order of the rows below. Lists end with 0; an axis without a list has its usual
+ * value. page_size 0 is 64, but in sparse prefill keys without pages. A second cache has as many keys;
+ * with extra_varlen the lengths of its lists range from 0 to all of their entries. For MHA, s_k sets s_q,
+ * h_q sets h_kv, and d_v is min(d_qk, 128). */
 struct product {
     int64_t b[MOST], s_q[MOST], s_k[MOST], h_q[MOST], topk[MOST];
     int64_t page_size, extra_topk, extra_page_size, extra_varlen;
@@ -21,9 +22,11 @@ struct product {
     int64_t format, extra_format; /* extra_format 0: format */
 };
 
-/* h20 is the grid whose figures FlashMLA's authors published for that GPU; peers the shapes on which the kernels of others
- * were measured, of which latency is the part of small batches, and varlen the one of large batches with varying lengths; of
- * sparse prefill two more over bytes. formats has as many keys in one format as in another, in one cache or in two. Their largest rows ask for a server's memory. Merge has the grids of dense decode. */
+/* Grids: h20 is the one that FlashMLA's authors published for that GPU. peers has the shapes on which
+ * other kernels were measured, with two more over bytes in sparse prefill; latency is its part of small
+ * batches, varlen the one of large batches with varying lengths. formats has as many keys in one format as
+ * in another, in one cache or in two. The largest rows need a server's memory. Merge uses the grids of
+ * dense decode. */
 static const struct grid {
     enum operation op;
     const char *name;
@@ -111,7 +114,7 @@ static const struct grid {
 };
 enum { GRIDS = sizeof grids / sizeof *grids };
 
-/* Where an operation finds its grids; one without any in those of cache append. */
+/* Returns the operation whose grids this one uses; an operation without grids uses those of cache append. */
 static enum operation grids_of(enum operation op)
 {
     if (op == OP_MERGE) return OP_DENSE_DECODE;
@@ -135,13 +138,13 @@ static bool is_sparse(enum operation op)
     return op == OP_SPARSE_DECODE || op == OP_SPARSE_PREFILL;
 }
 
-/* Is a row of the operation told apart by this axis? Of the sparse operations bytes have the sizes of their format. Dense
- * decode has one product for keys of every format. */
+/* Returns true if the axis distinguishes rows of the operation. Sparse operations on bytes have the sizes
+ * of their format. Dense decode has one product for keys of every format. */
 static bool is_axis(enum operation op, const struct product *p, enum bench_axis axis)
 {
     enum {
         ALL = 1 << AXIS_HEADS | 1 << AXIS_QUERY_TOKENS,
-        CACHES = 1 << AXIS_TOKENS | 1 << AXIS_DTYPE, /* and whatever else has tokens */
+        CACHES = 1 << AXIS_TOKENS | 1 << AXIS_DTYPE, /* and operations on tokens */
         KEYS = 1 << AXIS_KV_HEADS | 1 << AXIS_D_QK,
         MHA = ALL | KEYS | 1 << AXIS_D_V | 1 << AXIS_DTYPE | 1 << AXIS_CAUSAL | 1 << AXIS_VARLEN |
               1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN
@@ -166,7 +169,7 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
     return ((axes[op] ? axes[op] : CACHES) | (op == OP_SPARSE_PREFILL ? of_keys : 0) | of_extra) & 1 << axis;
 }
 
-/* What the product has of an axis. */
+/* Returns the product's values of an axis. */
 static struct option_counts list_of(enum operation op, const struct product *p, enum bench_axis axis)
 {
     static const int64_t usual[BENCH_AXES][MOST] = {
@@ -195,7 +198,7 @@ static struct option_counts list_of(enum operation op, const struct product *p, 
         items = no_yes + (which == YES), count = which == BOTH ? 2 : 1;
     }
     return (struct option_counts){(int64_t *)items,
-                                  count ? count : 1}; /* read only; a list of 0 alone is 0 */
+                                  count ? count : 1}; /* read only; an empty list is a single 0 */
 }
 
 static struct shape row_of(enum operation op, const struct product *p, const struct option_counts *lists,
@@ -235,7 +238,7 @@ static struct shape row_of(enum operation op, const struct product *p, const str
     if (of_caches && !shape.format) shape.format = shape.type == ELEMENT_FP16 ? FMLA_KV_FP16 : FMLA_KV_BF16;
     if (mha && !shape.d_v) shape.d_v = shape.d_qk < 128 ? shape.d_qk : 128;
     if (cache_formats[shape.format].token && !shape.page_size && is_sparse(op)) shape.page_size = 64;
-    if (op == OP_CACHE_CONVERT) { /* into that which the width has most often, or back from it */
+    if (op == OP_CACHE_CONVERT) { /* into the usual format of the width, or back from it */
         const bool wide = cache_formats[shape.format].d_qk != 512;
         shape.extra_page_size = shape.page_size;
         shape.extra_format = shape.format == FMLA_KV_FP8_656   ? FMLA_KV_FP8_576
@@ -250,7 +253,7 @@ static struct shape row_of(enum operation op, const struct product *p, const str
     return shape;
 }
 
-/* Are the formats of a row's caches the operation's, and of two caches with keys of one size? */
+/* Returns true if the operation takes the formats of a row's caches, and two caches have keys of one size. */
 static bool caches_fit(const struct shape *row, const struct bench_axes *chosen)
 {
     const int64_t d_qk = row->extra_topk ? cache_formats[row->extra_format].d_qk : 0;
@@ -259,7 +262,7 @@ static bool caches_fit(const struct shape *row, const struct bench_axes *chosen)
     return !d_qk || d_qk == row->d_qk;
 }
 
-/* Are both of two caches, and the same but for their formats? */
+/* Returns true if both have two caches and differ only in their formats. */
 static bool alike(const struct product *a, const struct product *b)
 {
     return !memcmp(a, b, offsetof(struct product, page_size)) && a->extra_topk &&
@@ -267,7 +270,7 @@ static bool alike(const struct product *a, const struct product *b)
            a->extra_page_size == b->extra_page_size && a->extra_varlen == b->extra_varlen;
 }
 
-/* Appends the rows of a product; false without memory. */
+/* Appends the rows of a product; returns false if memory runs out. */
 static bool append(enum operation op, const struct product *p, const struct bench_axes *chosen,
                    struct shape **rows, int64_t *count)
 {
@@ -300,7 +303,7 @@ struct shape *bench_grid(enum operation op, const char *name, const struct bench
         if (grids[i].op == grids_of(op) && !strcmp(grids[i].name, name)) grid = &grids[i];
     *count = -1;
     if (!grid) return NULL;
-    /* What products differ in. */
+    /* The axes in which products differ. */
     const int of_mha =
         1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_HEADS | 1 << AXIS_KV_HEADS | 1 << AXIS_VARLEN;
     const int apart = operation_is_mha(op)          ? of_mha

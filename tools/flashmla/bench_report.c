@@ -33,7 +33,7 @@ void bench_report_head(const struct bench_report *report)
     printf(" %7s %6s\n", "x floor", "% peak");
 }
 
-/* The tokens of a request; where lengths vary, of the longest one. */
+/* Returns the tokens of a request; with varying lengths those of the longest. */
 static int64_t tokens_of(const struct shape *s)
 {
     return operation_is_mha(s->op) && !s->s_q ? s->s_k : s->s_q;
@@ -47,7 +47,7 @@ static const char *pairs_name(int32_t turns)
 static void print_shape(const struct bench_row *row)
 {
     const struct shape *s = row->shape;
-    char options[40] = "", width[48], number[24] = "", b[24] = "-"; /* a prompt has no batch */
+    char options[40] = "", width[48], number[24] = "", b[24] = "-"; /* prefill has no batch */
     if (bench_only_copies(s->op)) {
         printf("%-13s %8" PRId64 " %5s %-13s ", descriptors[s->op].name, s->tokens, element_name(s->type),
                s->format ? format_name(s->format) : "-");
@@ -119,7 +119,7 @@ void bench_report_skipped(const struct bench_row *row, const char *why)
 
 /* ---- The code of a kernel -------------------------------------------------------------------- */
 
-/* The .cu files that a kernel is made of; "" after the last one. */
+/* The .cu files of a kernel; "" after the last one. */
 struct bench_sources {
     char file[BENCH_SOURCES][80];
 };
@@ -130,7 +130,7 @@ static void source_of_sparse(const char *kernel, struct bench_sources *sources)
         const char *kernel;
         struct bench_sources sources;
     } all[] = {
-        {"cuda-sm90", /* which of the two a call takes is the library's business */
+        {"cuda-sm90", /* the library chooses one of the two */
          {{"src/cuda/sm90/sparse_decode/sparse_decode_bf16.cu",
            "src/cuda/sm90/sparse_decode/small/sparse_decode_bf16.cu"}}},
         {"cuda-sm90-64", {{"src/cuda/sm90/sparse_decode/sparse_decode_bf16.cu"}}},
@@ -141,7 +141,7 @@ static void source_of_sparse(const char *kernel, struct bench_sources *sources)
         if (!strcmp(all[i].kernel, kernel)) *sources = all[i].sources;
 }
 
-/* The formats that one file of the portable sparse kernels takes. */
+/* Returns the name of the formats that share a file of the portable sparse kernels. */
 static const char *kind_of_list(const struct shape *s, int32_t format)
 {
     switch (format) {
@@ -156,7 +156,7 @@ static const char *kind_of_list(const struct shape *s, int32_t format)
     }
 }
 
-/* Sparse prefill runs the kernels of sparse decode. */
+/* Sparse prefill uses the kernels of sparse decode. */
 static void source_of_lists(const struct shape *s, struct bench_sources *sources)
 {
     const char *kind = kind_of_list(s, s->format);
@@ -209,7 +209,7 @@ static bool find_code(const char *path, const char *wanted, int major, int minor
     return found;
 }
 
-/* The hashes of all of the sources, or none. */
+/* Sets the hashes of all sources, or none. */
 bool bench_report_code(const char *path, const struct bench_row *row, int major, int minor,
                        char code[BENCH_CODE])
 {
@@ -223,7 +223,7 @@ bool bench_report_code(const char *path, const struct bench_row *row, int major,
     return true;
 }
 
-/* The list lies beside the program. */
+/* Reads the list next to the program. */
 static bool code_here(const struct gpu_description *gpu, const struct bench_row *row, char code[BENCH_CODE])
 {
     static const char name[] = "kernels.sha256";
@@ -239,7 +239,7 @@ static bool code_here(const struct gpu_description *gpu, const struct bench_row 
 
 /* ---- JSON ----------------------------------------------------------------------------------- */
 
-/* What does not apply to a row is 0, and no member: json_pack passes over NULL where it reads "s:o*". */
+/* Members that do not apply to a row are 0 and omitted: json_pack skips NULL for "s:o*". */
 static json_t *count(int64_t value)
 {
     return value ? json_integer((json_int_t)value) : NULL;
@@ -299,7 +299,7 @@ static json_t *pack_figures(const struct bench_timer *timer, const struct bench_
         fmla_version_string());
 }
 
-/* What the row was timed on. */
+/* Packs the machine that the row was timed on. */
 static json_t *pack_machine(const struct bench_timer *timer, const struct bench_row *row)
 {
     const struct gpu_description *gpu = &timer->gpu.peak.gpu;

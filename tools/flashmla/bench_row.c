@@ -8,16 +8,16 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* The calls of a row: the one that is timed and the batch of fixed length beside it, where that is wanted; in host memory, and
- * on the GPU, if that is where they run. */
+/* The calls of a row: the timed one and, if wanted, the fixed-length batch beside it; in host memory, and
+ * on the GPU if they run there. */
 enum { TIMED, EVEN, CALLS };
 struct calls {
     struct call host[CALLS], gpu[CALLS];
-    const struct call *runs[CALLS]; /* NULL: there is none */
+    const struct call *runs[CALLS]; /* NULL: none */
     struct gpu_stream_list list;
 };
 
-/* As many keys as in the batch of this shape, spread evenly. */
+/* Makes a batch with as many keys as in this shape, spread evenly. */
 static bool make_even(struct call *even, const struct call *call, const struct shape *shape,
                       struct fault *fault)
 {
@@ -46,7 +46,7 @@ static bool open_calls(struct bench_session *s, struct calls *calls, const struc
             calls->runs[i] = gpu;
         } else {
             if (!call_workspace(host, status, fault)) {
-                if (!*status) *status = FMLA_UNSUPPORTED; /* another row may have memory */
+                if (!*status) *status = FMLA_UNSUPPORTED; /* another row may fit */
                 return false;
             }
             calls->runs[i] = host;
@@ -108,7 +108,7 @@ static bool too_large(const struct bench_session *s, double bytes)
 
 bool bench_row(struct bench_session *s, const struct shape *shape, struct fault *fault)
 {
-    static struct calls calls; /* large for a stack */
+    static struct calls calls; /* too large for the stack */
     struct bench_row row = {.shape = shape};
     struct fault why = {""};
     fmla_status status = FMLA_UNSUPPORTED;

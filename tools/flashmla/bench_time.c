@@ -75,7 +75,7 @@ static bool time_on_cpu(struct bench_timer *timer, struct bench_timed *timed, in
     return good;
 }
 
-/* The first run of each, the first one's as the last: it is the next. */
+/* Runs each once, the first item last, because it is timed next. */
 static bool try_on_cpu(const struct bench_timed *timed, int count, int64_t *runs, fmla_status *status,
                        struct fault *fault)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Timing of calls on a device whose peaks are measured first: the same for every operation, and for all that times one. On a
- * GPU a call is captured in a graph, and each run is one launch of it between two events, after what --between says.
- * What the launch itself takes is measured too, on a graph that holds one kernel that does nothing.
+ * Times calls on a device after measuring its peaks; shared by all operations and all commands that time
+ * one. On a GPU a call is captured in a graph, and each run is one launch of it between two events, after
+ * the work that --between selects. Launch overhead is measured too, on a graph of one empty kernel.
  */
 #ifndef FLASHMLA_TOOL_BENCH_TIME_H
 #define FLASHMLA_TOOL_BENCH_TIME_H
@@ -24,18 +24,18 @@ struct bench_cpu {
     struct peak_memory memory;
 };
 
-/* Measures, and prints what it found. */
+/* Measures the CPU and prints the results. */
 bool bench_cpu_measure(struct bench_cpu *cpu, bool warm, struct fault *fault);
 
-/* The instructions that do the work of a kernel. */
+/* Returns the instructions that dominate a kernel. */
 enum peak_unit bench_cpu_unit(const char *kernel);
 
-/* What comes before each run. */
+/* The work before each run. */
 enum bench_between {
     BENCH_PRODUCTS, /* on a GPU: two matrix products (gpu_products.h) */
-    BENCH_READ,     /* of more memory than the caches have */
-    BENCH_NOTHING,  /* caches stay as the run before left them */
-    BENCH_HOST /* nothing: what a call takes on the host, until it returns, is timed; the GPU is idle then */
+    BENCH_READ,     /* a read of more memory than the caches hold */
+    BENCH_NOTHING,  /* caches stay as the previous run left them */
+    BENCH_HOST      /* nothing; time the call on the host until it returns, with the GPU idle */
 };
 const char *bench_between_name(enum bench_between between);
 
@@ -44,33 +44,33 @@ const char *bench_between_name(enum bench_between between);
 /* Zero-initialised. */
 struct bench_gpu {
     struct gpu_peak peak;
-    struct gpu_products products; /* open where they come between */
-    struct gpu_stream bare;       /* the caller's to open */
+    struct gpu_products products; /* open if they run in between */
+    struct gpu_stream bare;       /* opened by the caller */
     double bandwidth, flops;      /* bytes/s, FLOP/s */
     void *first, *second;         /* events */
 };
 
-/* What is timed, and its times. */
+/* A timed item and its times. */
 struct bench_timed {
-    const struct call *call; /* on the device */
-    bool plan;               /* the plan of the call in place of it */
-    const struct gpu_stream_list
-        *bare;       /* on a GPU, instead: what the bare stream reads, on the call's stream */
-    double *seconds; /* [runs], while it is timed */
+    const struct call *call;            /* on the device */
+    bool plan;                          /* time the plan of the call instead */
+    const struct gpu_stream_list *bare; /* on a GPU, instead: the bare stream's list, on the call's stream */
+    double *seconds;                    /* [runs], during timing */
     int64_t runs;
     double median, least, most;
 };
 
-enum { BENCH_TIMED = 3 /* at once, at most */ };
+enum { BENCH_TIMED = 3 /* most items at once */ };
 
-/* Measures the GPU, and prints what it found. */
+/* Measures the GPU and prints the results. */
 bool bench_gpu_open(struct bench_gpu *bench, fmla_device device, enum bench_between between,
                     struct fault *fault);
 void bench_gpu_close(struct bench_gpu *bench);
 
-/* Times `runs` launches of each, in turns, so that all see the same clocks; with nothing between, which is about what the run
- * before left in the caches, one after another. A first launch is not counted. *status is the library's; false with a
- * fault where it or the GPU refused. */
+/* Times `runs` launches of each item. Items take turns, so that all see the same clocks; with nothing in
+ * between, which times what the previous run left in the caches, they run one after another. The first
+ * launch is not counted. *status is the library's; returns false with a fault if the library or the GPU
+ * refused. */
 bool bench_gpu_time(const struct bench_gpu *bench, const struct bench_timed *timed, int count,
                     enum bench_between between, int64_t runs, fmla_status *status, struct fault *fault);
 
@@ -82,23 +82,23 @@ struct bench_timer {
     enum bench_between between;
     int64_t repeat; /* runs of each */
     struct bench_cpu cpu;
-    struct bench_gpu gpu; /* where the device is one */
-    double
-        copy; /* bytes/s of what only moves data: on a GPU of a copy, read and written; on the CPU of a read */
+    struct bench_gpu gpu; /* if the device is a GPU */
+    double copy; /* bytes/s of data movement: on a GPU a copy, reads and writes added; on the CPU a read */
     struct progress progress;
 };
 
-/* Measures the device, and prints what it found. `copies`: also how fast a GPU copies; `streams`: bare streams will be timed. */
+/* Measures the device and prints the results. `copies`: also measure GPU copies; `streams`: bare streams
+ * will be timed. */
 bool bench_timer_open(struct bench_timer *timer, bool copies, bool streams, struct fault *fault);
 void bench_timer_close(struct bench_timer *timer);
 
-/* Times calls that are where the device is, each after a first run that is not counted, in turns, so that all see the same
- * clocks; with warm caches one after the other. On the CPU what takes over 2 s is run 3 times. *status is the library's; false
- * with a fault where it or the GPU refused. */
+/* Times calls whose tensors are on the device. Items take turns after an uncounted first run each, so that
+ * all see the same clocks; with warm caches they run one after another. On the CPU, items over 2 s run 3
+ * times. *status is the library's; returns false with a fault if the library or the GPU refused. */
 bool bench_time(struct bench_timer *timer, struct bench_timed *timed, int count, fmla_status *status,
                 struct fault *fault);
 
-/* The FLOP/s and bytes/s that a kernel is held against. */
+/* Return the peak FLOP/s and bytes/s that a kernel is compared with. */
 double bench_peak(const struct bench_timer *timer, const char *kernel);
 double bench_bandwidth(const struct bench_timer *timer);
 

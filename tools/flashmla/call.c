@@ -141,7 +141,8 @@ bool call_allocate(struct call *call, int index, struct fault *fault)
     bool fits = true;
     for (int i = 0; i < tensor->ndim; i++)
         fits = !__builtin_mul_overflow(bytes, (size_t)tensor->shape[i], &bytes) && fits;
-    /* Where memory is promised freely, what is larger than all of it would be granted, and the process ended later. */
+    /* With overcommit, an allocation larger than physical memory would succeed and the process would be
+     * killed later. */
     fits = fits && bytes / (size_t)sysconf(_SC_PAGESIZE) < (size_t)sysconf(_SC_PHYS_PAGES);
     tensor->data = fits ? aligned_alloc(64, bytes / 64 * 64 + 64) : NULL;
     call->owned[index] = tensor->data;
@@ -176,7 +177,8 @@ bool call_make_results(struct call *call, struct fault *fault)
     return true;
 }
 
-/* Sets *bytes and returns where the call has its workspace; NULL if the operation takes none. */
+/* Sets *bytes and returns the address of the call's workspace pointer; NULL if the operation takes no
+ * workspace. */
 static void **ask_workspace(struct call *call, size_t *bytes, size_t *alignment, fmla_status *status)
 {
     void **workspace = call_option(call, "workspace");
@@ -217,7 +219,7 @@ void call_close(struct call *call)
 
 /* ---- A part ---------------------------------------------------------------------------------- */
 
-/* Where the part is along a dimension; -1: it has all of it. */
+/* Returns the slice's position along a dimension; -1 if it has all of it. */
 static int64_t place_along(const struct call *call, enum dimension dimension,
                            const enum dimension *dimensions, const int64_t *at, int count)
 {

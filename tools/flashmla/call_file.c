@@ -15,7 +15,7 @@ enum operation call_file_operation(const struct safetensors_file *file)
     const char *named = safetensors_metadata(file, "operation");
     if (named && operation_named(named) != OPERATIONS) return operation_named(named);
     for (int op = OPERATIONS - 1; op > 0;
-         op--) { /* sparse before dense: what is of none is told as the latter */
+         op--) { /* sparse before dense: an unknown file is reported as dense */
         const struct policy *policy = &policies[op];
         if (policy->has && safetensors_find(file, policy->has) &&
             !(policy->lacks && safetensors_find(file, policy->lacks)))
@@ -46,17 +46,19 @@ static bool read_tensor(struct call *call, int index, const struct safetensors_f
     if (found->ndim != rank)
         return fault_set(fault, "%s: tensor \"%s\": has %d dimensions, must have %d", path, member->name,
                          (int)found->ndim, rank);
-    /* The library would refuse it on a CPU; of what is copied to a GPU it sees the copy, and the command reads this one. */
+    /* On a CPU the library would refuse misaligned data; for a GPU it sees only the copy, while the
+     * command reads this data. */
     const uintptr_t bytes = found->type->dtype.bits / 8;
     if (found->begin < found->end && (uintptr_t)found->data % bytes)
         return fault_set(fault, "%s: tensor \"%s\": does not begin at a multiple of %d bytes", path,
                          member->name, (int)bytes);
-    /* The command itself reads lengths, also before the library sees them. */
+    /* The command itself reads lengths, before the library checks them. */
     if (rank == 1 && (member->allowed & (ALLOW_I32 | ALLOW_I64)) == ALLOW_I32 &&
         !dtype_is(found->type->dtype, FMLA_TYPE_INT, 32))
         return fault_set(fault, "%s: tensor \"%s\": dtype is %s, must be I32", path, member->name,
                          found->type->name);
-    call_set(call, index, found->type->dtype, rank, found->shape, (void *)found->data); /* an input: read */
+    call_set(call, index, found->type->dtype, rank, found->shape,
+             (void *)found->data); /* an input, only read */
     return true;
 }
 
@@ -91,7 +93,7 @@ static bool read_numbers(struct call *call, const struct safetensors_file *file,
     return true;
 }
 
-/* `note`: of the metadata. */
+/* `note`: a key of the metadata. */
 static bool read_format(enum operation op, const struct safetensors_file *file, const char *note,
                         const char *path, int32_t *to, struct fault *fault)
 {

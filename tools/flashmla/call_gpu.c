@@ -24,7 +24,7 @@ static void **stream_of(const struct call *gpu)
     return call_option(gpu, "stream");
 }
 
-/* Copies of the tensors, without memory: the library is asked first. */
+/* Describes copies of the tensors without memory: the library is asked first. */
 static void describe(struct call *gpu, fmla_device device, const struct call *host)
 {
     call_begin(gpu, host->op);

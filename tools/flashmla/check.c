@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A row depends on its query, its request's keys and nothing else. So the oracle can be asked for single rows of dense
- * decode, and for single tokens of the sparse operations, by views.
+ * A row depends only on its query and its request's keys. So the oracle can compute single rows of dense
+ * decode and single tokens of the sparse operations, through views.
  */
 #include "check.h"
 
@@ -18,21 +18,22 @@
 
 enum { SAMPLED_ROWS = 64, WIDEST_KEY = 576, KEYS_AT_ONCE = 16 };
 
-/* What holds beside the tolerances. */
+/* Allowances beside the tolerances. */
 struct beside {
-    bool other;     /* the inputs are none of the table's */
+    bool other;     /* the inputs are not those of the table */
     bool by_codes;  /* e4m3 codes may have been multiplied */
-    double rounded; /* how far an lse may be, where scales may have been rounded */
+    double rounded; /* bound of lse if scales may have been rounded */
 };
 
-/* A GPU's kernel may multiply codes where products are FP8; its sums then lack the roundings of values to bf16. */
+/* If products are FP8, a GPU kernel may multiply codes; its sums then lack the rounding of values to bf16. */
 static bool may_be_by_codes(const struct call *call, bool by_gpu)
 {
     const int32_t *products = call_option(call, "products");
     return by_gpu && products && *products == FMLA_PRODUCTS_FP8;
 }
 
-/* A GPU's kernel need not round codes times scales to bf16, or may round scales before, which shows where a scale is no power of two. */
+/* A GPU kernel may skip the rounding of codes times scales to bf16, or round scales first, which matters
+ * if a scale is not a power of two. */
 static bool may_round_scales(const struct call *call, bool by_gpu, bool any_scale_of_keys)
 {
     const int32_t formats[] = {call_format(call), call_format_of(call, "extra_kv_cache")};
@@ -60,7 +61,7 @@ static int64_t rows_of(const struct call *call)
     return rows;
 }
 
-/* Runs the call as it is, but for workspace, plan and kernel. */
+/* Runs the call with its own workspace, plan and kernel replaced. */
 bool check_ask(struct call *call, struct fault *fault)
 {
     const void **plan = call_option(call, "plan");
@@ -72,7 +73,7 @@ bool check_ask(struct call *call, struct fault *fault)
     return fault_set(fault, "oracle: %s", why.text);
 }
 
-/* Where element i, counted without gaps, lies in the tensor. */
+/* Returns the offset in the tensor of element i in contiguous order. */
 static int64_t place_of(const fmla_tensor *tensor, int64_t i)
 {
     int64_t place = 0;
@@ -93,7 +94,7 @@ static int64_t bytes_that_differ(const fmla_tensor *mine, const fmla_tensor *the
 
 /* ---- What rounding is relative to ------------------------------------------------------------ */
 
-/* What stands in these slots of a cache of the row, `width` numbers each; keys without pages are pages of one. */
+/* Reads these slots of a cache of the row, `width` numbers each; keys without pages count as pages of one. */
 static bool gather(const struct call *row, const fmla_tensor *cache, int32_t format, int64_t width,
                    int64_t slots[KEYS_AT_ONCE], int64_t count, float keys[KEYS_AT_ONCE * WIDEST_KEY])
 {
@@ -114,7 +115,7 @@ static bool gather(const struct call *row, const fmla_tensor *cache, int32_t for
     return fmla_cache_gather(&args) == FMLA_OK;
 }
 
-/* The call has one row. */
+/* Measures the magnitudes of a call of one row. */
 static void measure(const struct call *row, struct magnitude *magnitude)
 {
     const struct key_source *from = policies[row->op].keys;
@@ -122,7 +123,7 @@ static void measure(const struct call *row, struct magnitude *magnitude)
     const double given = (double)*(const float *)call_option(row, "softmax_scale");
     const double scale = given != 0.0 ? given : 1.0 / sqrt((double)d_qk);
     float q[WIDEST_KEY], keys[KEYS_AT_ONCE * WIDEST_KEY], apart[KEYS_AT_ONCE * WIDEST_KEY];
-    if (d_qk > WIDEST_KEY || d_v > MAGNITUDE_MOST) return; /* which the oracle alone takes */
+    if (d_qk > WIDEST_KEY || d_v > MAGNITUDE_MOST) return; /* only the oracle takes these */
     const fmla_tensor *of_q = call_tensor(row, "q_scale");
     const int32_t *products = call_option(row, "products");
     const float q_scale = of_q ? *(const float *)of_q->data : 1.0f;
@@ -151,8 +152,8 @@ static void measure(const struct call *row, struct magnitude *magnitude)
     }
 }
 
-/* How far element i of a result, counted without gaps, may be beside its tolerance (docs/semantics.md, "Tolerances").
- * `magnitude` is that of the row at `at`, which elements have in turn. */
+/* Returns the error allowed to element i of a result, in contiguous order, beside its tolerance
+ * (docs/semantics.md, "Tolerances"). `magnitude` is that of the row at `at`; elements come in row order. */
 static double bound(const struct call *call, const char *name, int64_t i, const struct beside *beside,
                     int64_t at[ROW_DIMENSIONS], struct magnitude *magnitude)
 {
@@ -187,7 +188,7 @@ static double bound(const struct call *call, const char *name, int64_t i, const 
 
 /* ---- Comparing ------------------------------------------------------------------------------- */
 
-/* The results of a call, or of a part of one, with the oracle's, which have no gaps. */
+/* Compares the results of a call, or of a slice, with the oracle's, which are contiguous. */
 static void compare(const struct call *done, const struct call *oracle, const struct beside *beside,
                     struct check_result *result)
 {
@@ -225,7 +226,7 @@ static bool passed(const struct call *call, const struct beside *beside, const s
 void check_against_asked(const struct call *call, const struct call *asked, bool by_gpu,
                          struct check_result *result)
 {
-    /* Keys of their own scales were made with powers of two; the scale of a whole cache is none. */
+    /* Keys with scales of their own were made with powers of two; the scale of a whole cache is not one. */
     const struct beside beside = {.by_codes = may_be_by_codes(call, by_gpu),
                                   .rounded = may_round_scales(call, by_gpu, false) ? rounded_scale_lse : 0.0};
     const struct member *member;
@@ -237,7 +238,7 @@ void check_against_asked(const struct call *call, const struct call *asked, bool
     result->passed = passed(call, &beside, result);
 }
 
-/* The part at place i of those that the oracle can be asked for; whole where `sliced` is 0. */
+/* Checks slice i of those that the oracle can compute; the whole call if `sliced` is 0. */
 static bool check_part(const struct call *call, const struct beside *beside, int64_t i, int sliced,
                        double *products, struct check_result *result, struct fault *fault)
 {
@@ -251,7 +252,7 @@ static bool check_part(const struct call *call, const struct beside *beside, int
     call_slice(&done, call, rows, at, sliced);
     call_slice(&oracle, call, rows, at, sliced);
     if (sliced && policy->narrow) policy->narrow(&oracle, call, at, room);
-    for (int k = 0; (member = call_member(call->op, k)); k++) /* results of its own */
+    for (int k = 0; (member = call_member(call->op, k)); k++) /* the oracle gets its own results */
         if (member->allowed & IS_OUTPUT) oracle.tensor[k].data = NULL, oracle.tensor[k].strides = NULL;
     *products += 0.5 * call_work(&oracle).flop;
     const bool good = call_make_results(&oracle, fault) && check_ask(&oracle, fault);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completions for shells, written from the tables of options: what a table gains, they gain.
+ * Generates shell completions from the option tables, so new options are completed too.
  */
 #include "help.h"
 
@@ -95,7 +95,7 @@ void completion_bash_end(const char *const *names)
 
 /* ---- zsh: a function a command --------------------------------------------------------------- */
 
-/* Inside of '…' and of a specification of _arguments. */
+/* Prints text quoted for '…' inside a specification of _arguments. */
 static void zsh_text(const char *text)
 {
     for (; *text; text++) {

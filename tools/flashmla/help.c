@@ -12,7 +12,7 @@ enum help_form help_form = HELP_TEXT;
 
 /* ---- Text ------------------------------------------------------------------------------------ */
 
-/* The words of text[0 … length) from column `at` on, the following lines indented by `indent`. */
+/* Prints the words of text[0 … length) starting at column `at`; following lines are indented by `indent`. */
 static void fill_words(const char *text, size_t length, size_t at, size_t indent)
 {
     bool first = true;
@@ -31,7 +31,8 @@ static void fill_words(const char *text, size_t length, size_t at, size_t indent
     putchar('\n');
 }
 
-/* The next piece of text: a paragraph, an indented or an empty line; its length, line ends included. */
+/* Returns the length, line ends included, of the next piece of text: a paragraph, an indented line or an
+ * empty line. */
 static size_t next_piece(const char *text)
 {
     size_t length = strcspn(text, "\n");
@@ -55,7 +56,7 @@ void help_fill(const char *text)
     }
 }
 
-/* Help with the range of a number. */
+/* Returns the help text with the range of a number. */
 static const char *full_help(const struct option *option, char *text, size_t size)
 {
     if (option->kind == OPTION_COUNT || option->kind == OPTION_COUNTS)
@@ -141,7 +142,7 @@ static void print_man(const struct command *command, const struct option *option
     help_man_word(command->name);
     printf("\\fR%s\\fI%s\\fR [options]\n.PP\n", command->operand ? " " : "",
            command->operand ? command->operand : "");
-    putchar(toupper((unsigned char)*command->summary)); /* a sentence of its own here */
+    putchar(toupper((unsigned char)*command->summary)); /* begins a sentence here */
     help_man_word(command->summary + 1);
     puts(".");
     for (const struct option *option = options; option->name; option++) {

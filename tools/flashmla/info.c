@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla info: version, threads, every kernel of the library as each device sees it, and the GPUs, or why there is none.
+ * flashmla info: version, threads, every kernel of the library as each device supports it, and the GPUs,
+ * or why there are none.
  */
 #include "json_line.h"
 #include "machine.h"
@@ -36,20 +37,20 @@ static const char *or_dash(const char *text)
 
 static const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
 
-/* GPUs are walked by their number; where there is none, number 0 says why. */
+/* GPUs are enumerated by number; without a GPU, number 0 gives the reason. */
 static fmla_device gpu(int32_t id)
 {
     return (fmla_device){FMLA_DEVICE_CUDA, id};
 }
 
-/* CUDA's numbers: 13000 is 13.0, a compute capability of 90 is 9.0. */
+/* Formats CUDA's version numbers: 13000 is 13.0, a compute capability of 90 is 9.0. */
 static const char *version_text(int32_t version, char text[16])
 {
     snprintf(text, 16, "%d.%d", version / 1000, version % 1000 / 10);
     return text;
 }
 
-/* What a kernel takes, as lists; one without elements limits nothing. */
+/* Returns the arguments that a kernel takes, as lists; an empty list limits nothing. */
 static json_t *json_takes(const fmla_capability *row)
 {
     static const char *const types[] = {"bf16", "fp16", "fp32"}, *const products[] = {"bf16", "fp8"};
@@ -69,7 +70,7 @@ static json_t *json_takes(const fmla_capability *row)
                      format, "products", product);
 }
 
-/* "bf16 fp16, d_qk 512 576, d_v 512, BF16 FP8_656, products bf16 fp8" */
+/* Formats the lists: "bf16 fp16, d_qk 512 576, d_v 512, BF16 FP8_656, products bf16 fp8". */
 static void words_of(json_t *lists, char *text, size_t size)
 {
     const char *name;
@@ -94,7 +95,7 @@ static void words_of(json_t *lists, char *text, size_t size)
 static void print_row(const char *device, const fmla_capability *row)
 {
     const char *state = !row->available ? row->reason : row->forced_only ? "only when named" : "yes";
-    char takes[160] = "-"; /* all that a row can have is less */
+    char takes[160] = "-"; /* longer than any row's text */
     json_t *lists = json_takes(row);
     words_of(lists, takes, sizeof takes);
     json_decref(lists);
@@ -111,7 +112,7 @@ static json_t *json_row(const fmla_capability *row)
     return json;
 }
 
-/* Walks the rows of a device: into `rows` if it is there, else onto stdout. */
+/* Reports the rows of a device: into `rows` if given, else to stdout. */
 static void walk(fmla_device device, json_t *rows)
 {
     char name[16];

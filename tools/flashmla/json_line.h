@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What --json writes, in every command: a file of lines, each of them one JSON object.
+ * Writes the output of --json for every command: a file of lines, each one JSON object.
  */
 #ifndef FLASHMLA_TOOL_JSON_LINE_H
 #define FLASHMLA_TOOL_JSON_LINE_H
@@ -9,10 +9,10 @@
 
 #include <jansson.h>
 
-/* Adds a line and releases the object. NULL is one that there was no memory for. */
+/* Adds a line and releases the object. NULL is an object that memory was insufficient for. */
 bool json_line(struct outfile *file, json_t *object, struct fault *fault);
 
-/* A file of the one object: opened, written, closed. */
+/* Writes a file with only this object: opens, writes and closes it. */
 bool json_file(const char *path, json_t *object, struct fault *fault);
 
 #endif

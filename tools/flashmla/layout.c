@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla layout: which lane holds which element of a fragment, and where chunks of a row lie in swizzled shared
- * memory. Everything here is asked of the functions that the kernels compute their addresses with.
+ * flashmla layout: which lane holds which element of a fragment, and where swizzled shared memory places
+ * the chunks of a row. All of it comes from the functions that the kernels compute their addresses with.
  */
 #include "layout_view.h"
 #include "options.h"
@@ -39,22 +39,24 @@ enum { ANY_COLUMNS = 0, DEFAULT_COLUMNS = 16, SWIZZLE_ROWS = 8 };
 struct layout {
     const char *name, *summary;
     int rows, columns /* or ANY_COLUMNS */, lanes, elements_a_register;
-    /* A fragment: where element e of a lane is. */
+    /* Fragment: position of a lane's element e. */
     int (*row)(int lane, int e), (*column)(int lane, int e);
-    /* ldmatrix: the 8 elements whose address a lane gives, and whose 8 elements a lane gets one of. */
+    /* ldmatrix: the 8 elements whose address a lane gives, and the lane and element that a lane's element
+     * comes from. */
     int (*address_row)(int lane), (*address_chunk)(int lane);
     int (*source)(int lane, int e), (*source_element)(int lane, int e);
-    /* Shared memory: the byte of a chunk. */
+    /* Shared memory: byte offset of a chunk. */
     uint32_t (*offset)(uint32_t row, uint32_t chunk);
 };
 
-/* A fragment of 16 (two a register) or of 32 bits (one), whose places are of functions `of`_row and `of`_column. */
+/* A fragment of 16-bit (two per register) or 32-bit elements (one), at the positions of functions `of`_row
+ * and `of`_column. */
 #define FRAGMENT(called, words, tile_rows, tile_columns, holders, a_register, of)                            \
     {                                                                                                        \
         .name = (called), .summary = (words), .rows = (tile_rows), .columns = (tile_columns),                \
         .lanes = (holders), .elements_a_register = (a_register), .row = of##_row, .column = of##_column      \
     }
-/* ldmatrix.x4: which row and chunk a lane gives the address of, and from whom it gets its elements. */
+/* ldmatrix.x4: the row and chunk whose address a lane gives, and the source of its elements. */
 #define LDMATRIX(called, words, tile_rows, tile_columns, of_row, of_chunk, from)                             \
     {                                                                                                        \
         .name = (called), .summary = (words), .rows = (tile_rows), .columns = (tile_columns),                \
@@ -158,7 +160,7 @@ static void print_list(void)
     }
 }
 
-/* The words of a cell. */
+/* Writes the text of a cell. */
 typedef void cell_words(const struct layout_view *view, int row, int column, char text[24]);
 
 static void print_cells(const struct layout_view *view, const char *corner, int width, int rows, int columns,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * From the top: name, what it is, column numbers, the table. Beside a fragment that ldmatrix loads stand the lanes that
- * give the addresses; below the rows of shared memory stands the same memory as the banks have it.
+ * From the top: name, description, column numbers, table. Beside a fragment loaded by ldmatrix are the
+ * lanes that give the addresses; below the rows of shared memory is the same memory by banks.
  */
 #include "layout_view.h"
 #include "svg.h"
@@ -11,15 +11,15 @@
 enum {
     LEFT = 64,
     TOP = 112,
-    MARGIN = 32, /* right and below */
+    MARGIN = 32, /* right and bottom */
     CELL_HEIGHT = 24,
     CELL_WIDTH = 46,
     WIDE_CELL = 58, /* T127.31 */
     CHUNK_WIDTH = 92,
-    GAP = 84,        /* between two tables */
-    MIN_WIDTH = 720, /* for the lines of text */
+    GAP = 84,        /* between tables */
+    MIN_WIDTH = 720, /* for the text lines */
     TINTS = 4,
-    TILE = 8 /* rows and columns of the 8 × 8 matrices */
+    TILE = 8 /* of the 8 × 8 matrices */
 };
 
 static const char styles[] =
@@ -33,7 +33,7 @@ struct drawing {
 
 #define DRAW(d, ...) SVG_DRAW(&(d)->svg, __VA_ARGS__)
 
-/* A colour for each 4 lanes, which share a row of a fragment, a tint for each lane of them. */
+/* One colour per 4 lanes, which share a row of a fragment; one tint per lane of these. */
 static unsigned colour_of_lane(int lane)
 {
     const unsigned long base = strtoul(svg_colours[lane / TINTS % 8] + 1, NULL, 16);
@@ -73,7 +73,7 @@ static void draw_edge(struct drawing *d, int x, int y, int across, int down)
     DRAW(d, "<line x1=\"%d\" x2=\"%d\" y1=\"%d\" y2=\"%d\" class=\"edge\"/>\n", x, x + across, y, y + down);
 }
 
-/* Around a table, and between its 8 × 8 matrices or its columns of chunks. */
+/* Draws lines around a table and between its 8 × 8 matrices or its columns of chunks. */
 static void draw_edges(struct drawing *d, int x, int y, int width, int rows, int columns, int every_columns)
 {
     for (int row = 0; row < rows; row += TILE) draw_edge(d, x, y + row * CELL_HEIGHT, columns * width, 0);

@@ -26,7 +26,7 @@ static bool check(const struct lengths *l, int64_t least, struct fault *fault)
 
 int32_t *lengths_make(const struct lengths *l, int64_t *batch, struct fault *fault)
 {
-    /* --max-len alone means up to there, even below the default of --min-len. */
+    /* --max-len alone is an upper bound, even below the default of --min-len. */
     const int64_t least = !l->min_given && l->max_len < l->min_len ? (l->max_len > 0) : l->min_len;
     struct random_state random = {(uint64_t)l->seed};
     if (!check(l, least, fault)) return NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The lengths of a batch, given or drawn: options that `make-input` and `plan` share.
+ * The lengths of a batch, given or random: options that `make-input` and `plan` share.
  */
 #ifndef FLASHMLA_TOOL_LENGTHS_H
 #define FLASHMLA_TOOL_LENGTHS_H
@@ -36,8 +36,8 @@ struct lengths {
 
 bool lengths_any_given(const struct lengths *lengths);
 
-/* The lengths that the options ask for, allocated; *batch is how many. NULL with a fault where options
- * contradict each other. */
+/* Returns the lengths that the options ask for, allocated; *batch is their number. Returns NULL with a
+ * fault if options contradict each other. */
 int32_t *lengths_make(const struct lengths *lengths, int64_t *batch, struct fault *fault);
 
 #endif

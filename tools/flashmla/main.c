@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla: what runs here, made inputs, attention over tensor files, the split plan,
- * benchmarks, verification and the layouts of fragments, from the shell.
+ * flashmla: the command line: kernels and devices, generated inputs, attention over tensor files, the
+ * split plan, benchmarks, verification and the layouts of fragments.
  */
 #include "help.h"
 #include "options.h"
@@ -206,7 +206,7 @@ static int dispatch(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    static char program[32]; /* as complain begins a line */
+    static char program[32]; /* the prefix of complain's line */
     const int named = argc > 1 ? find_command(argv[1]) : -1;
     snprintf(program, sizeof program, "flashmla%s%s", named < 0 ? "" : " ",
              named < 0 ? "" : commands[named].name);
@@ -214,7 +214,7 @@ int main(int argc, char **argv)
     outfile_handle_signals();
     infile_handle_signals(program);
     const int status = dispatch(argc, argv);
-    /* Output is buffered: a full disk shows no earlier than here. */
+    /* Output is buffered: a full disk may fail only here. */
     errno = 0;
     const int flushed = fflush(stdout);
     if ((flushed || ferror(stdout)) && status == EXIT_GOOD)

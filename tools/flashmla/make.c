@@ -80,7 +80,7 @@ static void sizes_of(const struct shape *s, int64_t size[DIMENSIONS])
     size[DIM_normed] = 512, size[DIM_max_positions] = s->tokens, size[DIM_turned] = 64;
 }
 
-/* Which of the tensors that may be absent are there; what is made inside a call is not. */
+/* Returns true if an optional tensor is present; tensors made inside a call are absent. */
 static bool is_there(const struct shape *s, const struct member *member)
 {
     const char *name = member->name;
@@ -98,7 +98,7 @@ static bool is_there(const struct shape *s, const struct member *member)
     return strcmp(name, "lse") != 0 || !s->no_lse;
 }
 
-/* FMLA_KV_…, of a cache. */
+/* Returns the format FMLA_KV_… of a cache. */
 static int32_t format_of(const struct shape *s, const struct member *cache)
 {
     return cache->allowed & IS_SECOND && s->extra_format ? s->extra_format : s->format;
@@ -113,13 +113,13 @@ static fmla_dtype type_of(const struct shape *s, const struct member *member)
         return dtype_of(FMLA_TYPE_UINT, 8);
     if (allowed & ALLOW_I32) return dtype_of(FMLA_TYPE_INT, 32);
     if (allowed & ALLOW_I64) return dtype_of(FMLA_TYPE_INT, 64);
-    if (allowed & ALLOW_FLOATS && member->allowed & IS_CACHE) /* where none is named, the type of q */
+    if (allowed & ALLOW_FLOATS && member->allowed & IS_CACHE) /* no format: the type of q */
         return elements[allowed & ALLOW_FP16 ? ELEMENT_FP16 : ELEMENT_BF16].dtype;
     const unsigned floats = allowed & ALLOW_FLOATS;
     return elements[floats == ALLOW_F32 ? ELEMENT_F32 : s->type].dtype;
 }
 
-/* The rank of a tensor that is there. */
+/* Sets the shape of a present tensor and returns its rank. */
 static int32_t shape_of(const struct shape *s, const int64_t size[DIMENSIONS], const struct member *member,
                         int64_t shape[MAX_DIMENSIONS])
 {
@@ -152,19 +152,19 @@ static fmla_tensor *tensor_of(const struct making *m, const char *name)
     return (fmla_tensor *)call_tensor(m->call, name);
 }
 
-/* The memory of a tensor; NULL if it is not there. */
+/* Returns the memory of a tensor; NULL if it is absent. */
 static void *data_of(const struct making *m, const char *name)
 {
     const fmla_tensor *tensor = tensor_of(m, name);
     return tensor ? tensor->data : NULL;
 }
 
-/* N(mean, 0.1²), clamped to [-1, 1], by `scale`, whole vectors copied from random places of a pool: drawing each value would take
- * longer than computing with it. */
+/* Fills with N(mean, 0.1²), clamped to [-1, 1], times `scale`: whole vectors are copied from random places
+ * of a pool, because sampling each value would take longer than the computation. */
 static void fill_scaled(struct making *m, const char *name, float mean, float scale)
 {
     enum { POOL = 1 << 15, LONGEST = 4096 };
-    static float pool[POOL]; /* as large as the widest type asks */
+    static float pool[POOL]; /* sized for the widest type */
     const fmla_tensor *tensor = tensor_of(m, name);
     if (!tensor) return;
     const int64_t bytes = element_bytes(tensor->dtype), count = (int64_t)call_bytes(tensor) / bytes;
@@ -190,7 +190,7 @@ static void fill_normal(struct making *m, const char *name, float deviation)
     for (int64_t i = 0; i < count; i++) ((float *)tensor->data)[i] = deviation * random_normal(&m->random);
 }
 
-/* Keys in pages. Quantised tokens are drawn once and copied, too. */
+/* Fills the keys in pages. Quantised tokens, too, are drawn once and copied. */
 static void fill_cache(struct making *m, const char *name, float mean)
 {
     enum { TOKENS = 512 };
@@ -267,14 +267,14 @@ static bool begin_sparse(struct making *m, struct fault *fault)
     return true;
 }
 
-/* The keys that a token may name: `keys` of them, where those of a request lie, and how many slots there are. */
+/* The keys that a token may name: their number, the place of a request's keys, and the number of slots. */
 struct named {
     int64_t keys, page_size, slots;
     const int32_t *table; /* NULL: in order */
     int32_t *order;       /* [keys] */
 };
 
-/* A token's list: keys, each once, in any order; what is more than those names none. */
+/* Draws a token's list: distinct keys in any order; entries beyond their number are invalid. */
 static void draw_list(struct making *m, const struct named *from, int64_t topk, int32_t *list)
 {
     const int32_t none[] = {-1, (int32_t)from->slots, 2147480000};
@@ -291,7 +291,7 @@ static void draw_list(struct making *m, const struct named *from, int64_t topk, 
     }
 }
 
-/* The lists of all tokens, `a_request` of them with the same row of `pages`, if that is there, and how many of each count. */
+/* Draws the lists of all tokens and their lengths; `a_request` tokens share a row of `pages`, if given. */
 static bool draw_lists(struct making *m, const char *const names[2], const struct pages *pages,
                        int64_t a_request, int64_t lengths, struct named *from, struct fault *fault)
 {
@@ -305,7 +305,7 @@ static bool draw_lists(struct making *m, const char *const names[2], const struc
         if (pages) from->table = pages->block_table + l / a_request * pages->max_pages;
         draw_list(m, from, topk, (int32_t *)indices->data + l * topk);
     }
-    for (int64_t r = 0; r < lengths; r++) { /* drawn in any case: what follows is then the same */
+    for (int64_t r = 0; r < lengths; r++) { /* always drawn, so that later random values stay the same */
         const int32_t count = (int32_t)random_between(&m->random, 0, topk);
         if (length) length[r] = count;
     }
@@ -346,7 +346,7 @@ static bool sparse_values(struct making *m, struct fault *fault)
     return true;
 }
 
-/* The inputs that docs/semantics.md ("Tolerances") names are values around means in [-0.05, 0.05]. */
+/* Draws the inputs that docs/semantics.md ("Tolerances") defines: values around means in [-0.05, 0.05]. */
 static bool prefill_values(struct making *m, struct fault *fault)
 {
     static const char *const lists[] = {"indices", "topk_length"};
@@ -414,7 +414,7 @@ bool make_forward(const struct call *of, fmla_status *status, struct fault *faul
     const bool good = call_workspace(&forward, status, fault) &&
                       !call_refused(status, call_run(&forward), fault) &&
                       (!device_is_gpu(of->device) || call_wait(&forward, fault));
-    args->stream = NULL; /* it is the other call's */
+    args->stream = NULL; /* it belongs to the other call */
     call_close(&forward);
     return good;
 }
@@ -437,13 +437,13 @@ static bool merge_values(struct making *m, struct fault *fault)
     float *lse = data_of(m, "lse_parts");
     fill(m, "out_parts", 0.0f), fill_normal(m, "lse_parts", 2.0f), fill_normal(m, "attn_sink", 1.0f);
     for (int64_t i = 0; s->holes && i < s->parts * rows;
-         i++) /* rows without any key, and some of other parts */
+         i++) /* rows without keys in all parts, and in some */
         if (i % rows % 4 == 3 || !random_between(&m->random, 0, 7)) lse[i] = INFINITY;
     return true;
 }
 
-/* Tokens follow each other within a page, and pages are shuffled, as an engine hands them out. The cache has bytes from 0x38 to
- * 0x3f: e4m3, scales and 16-bit values that are ordinary numbers. */
+/* Tokens are consecutive within a page and pages are shuffled, as in an engine. The cache's bytes are from
+ * 0x38 to 0x3f: e4m3, scales and 16-bit values are then ordinary numbers. */
 static bool pages_values(struct making *m, const char *name, const char *of_slots, struct fault *fault)
 {
     const fmla_tensor *cache = tensor_of(m, name);
@@ -486,7 +486,7 @@ static bool cache_values(struct making *m, struct fault *fault)
     return true;
 }
 
-/* Where an operation has no way of its own: numbers around 0, and factors that are not 1. */
+/* Default for operations without their own function: numbers around 0, and factors other than 1. */
 static bool plain_values(struct making *m, struct fault *fault)
 {
     (void)fault;
@@ -500,7 +500,7 @@ static bool plain_values(struct making *m, struct fault *fault)
 /* ---- The call -------------------------------------------------------------------------------- */
 
 static const struct {
-    bool (*begin)(struct making *making, struct fault *fault); /* draws what sizes depend on */
+    bool (*begin)(struct making *making, struct fault *fault); /* draws the values that sizes depend on */
     bool (*values)(struct making *making, struct fault *fault);
 } makers[OPERATIONS] = {
     [OP_DENSE_DECODE] = {begin_dense, dense_values},

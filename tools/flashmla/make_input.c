@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla make-input: a decode batch as a serving system has it. Pages lie shuffled, so no request is
- * contiguous; unused table entries and unused slots hold what a kernel must never read: -1 and NaN.
+ * flashmla make-input: a decode batch as in a serving system. Pages are shuffled, so no request is
+ * contiguous; unused table entries are -1 and unused slots NaN, which a kernel must never read.
  */
 #include "call_file.h"
 #include "lengths.h"
@@ -60,8 +60,8 @@ static const struct command make_input = {
 struct make_options {
     struct lengths lengths;
     int64_t query_tokens, heads, kv_heads, d_qk, d_v, page_size, topk, extra_topk, extra_page_size;
-    int op, dtype, cache, extra_cache, products; /* indices of the choices; cache 0: of q's type */
-    const char *names[OPTION_CHOICES];           /* of the choices of op */
+    int op, dtype, cache, extra_cache, products; /* indices in the choices; cache 0: q's type */
+    const char *names[OPTION_CHOICES];           /* choices of op */
     bool causal, varlen, sink, short_lists;
     bool query_tokens_given, kv_heads_given, d_qk_given, d_v_given, page_given, cache_given, topk_given,
         extra_topk_given, extra_page_given, extra_cache_given, products_given;
@@ -69,7 +69,7 @@ struct make_options {
 
 /* ---- What each operation has of its own ------------------------------------------------------- */
 
-/* In the order of the choices of --op; PLAIN is every later one. */
+/* In the order of --op's choices; PLAIN is every later one. */
 enum { DENSE, SPARSE, PREFILL, MHA, BACKWARD, PLAIN, MADE };
 enum { EITHER_MHA = 1 << MHA | 1 << BACKWARD };
 static int kind_of(const struct make_options *o)
@@ -79,7 +79,7 @@ static int kind_of(const struct make_options *o)
 
 static struct shape shape_of(const struct make_options *o)
 {
-    /* In the order of the choices of --cache. */
+    /* In the order of --cache's choices. */
     static const int32_t bytes[] = {FMLA_KV_BF16,    FMLA_KV_FP8_656,       FMLA_KV_FP8_584,
                                     FMLA_KV_FP8_576, FMLA_KV_FP8_528,       FMLA_KV_FP8_528_SPLIT,
                                     FMLA_KV_FP4_288, FMLA_KV_FP4_288_SPLIT, FMLA_KV_FP8_528_F32};
@@ -93,7 +93,7 @@ static struct shape shape_of(const struct make_options *o)
                           .d_qk = o->d_qk,
                           .type = o->dtype ? ELEMENT_FP16 : ELEMENT_BF16,
                           .sink = o->sink,
-                          .seed = lengths ? ~seed - 2025 : seed}; /* not what lengths were drawn from */
+                          .seed = lengths ? ~seed - 2025 : seed}; /* differs from the seed of the lengths */
     if (kind == PLAIN) shape.tokens = o->lengths.batch * o->query_tokens;
     if (kind == PLAIN) return shape;
     shape.causal = o->causal;
@@ -168,7 +168,7 @@ static void print_plain(const struct shape *s, const struct making *made)
 
 static const struct {
     void (*print)(const struct shape *shape, const struct making *made);
-    /* Those with larger elements before bytes, so that every one is aligned. */
+    /* Tensors of larger elements come before bytes, so that all are aligned. */
     const char *const names[CALL_FILE_NAMES];
 } kinds[MADE] = {
     [DENSE] = {print_dense, {"kv_cache", "q", "block_table", "seqlens", "attn_sink", "kv_scale", "q_scale"}},
@@ -178,19 +178,20 @@ static const struct {
     [PREFILL] = {print_prefill, {"indices", "topk_length", "attn_sink", "q", "kv"}},
     [MHA] = {print_mha, {"cu_seqlens_q", "cu_seqlens_k", "q", "k", "v"}},
     [BACKWARD] = {print_mha, {"cu_seqlens_q", "cu_seqlens_k", "lse", "q", "k", "v", "out", "dout"}},
-    [PLAIN] = {print_plain, {NULL}}, /* all that is read */
+    [PLAIN] = {print_plain, {NULL}}, /* all inputs */
 };
 
 /* ---- Options that contradict each other ------------------------------------------------------- */
 
-/* The first option that was given and that the operation has no use for, and the operations that have; NULL if there is none. */
+/* Returns the first given option that does not apply to the operation, and the operations that it applies
+ * to; NULL if there is none. */
 static const char *needless(const struct make_options *o, char *others, size_t room)
 {
     const struct lengths *l = &o->lengths;
     const struct {
         const char *name;
         bool given;
-        unsigned of; /* operations that have it, as bits */
+        unsigned of; /* bit mask of operations that have it */
     } options[] = {
         {"--causal", o->causal, 1 << DENSE | EITHER_MHA},
         {"--varlen", o->varlen, EITHER_MHA},
@@ -221,7 +222,7 @@ static const char *needless(const struct make_options *o, char *others, size_t r
     return options[i].name;
 }
 
-/* EXIT_GOOD where nothing contradicts. */
+/* Returns EXIT_GOOD if the options are consistent. */
 static int check_options(const struct make_options *o, const struct shape *s)
 {
     const struct lengths *l = &o->lengths;
@@ -272,7 +273,7 @@ static int check_options(const struct make_options *o, const struct shape *s)
 
 /* ---- The file -------------------------------------------------------------------------------- */
 
-/* `count` random values by `scale`, then `unused` NaN, in pieces. */
+/* Writes `count` random values times `scale`, then `unused` NaN, in chunks. */
 static bool write_values(struct safetensors_writer *writer, struct random_state *random, fmla_dtype dtype,
                          float scale, int64_t count, int64_t unused, struct fault *fault)
 {
@@ -291,7 +292,7 @@ static bool write_values(struct safetensors_writer *writer, struct random_state 
     return true;
 }
 
-/* A page of bytes; where there is no key, NaN in any format. */
+/* Writes a page of bytes; slots without a key are NaN in every format. */
 static bool write_bytes(struct making *made, struct safetensors_writer *writer, uint8_t *page, size_t bytes,
                         int64_t keys, struct fault *fault)
 {
@@ -326,7 +327,7 @@ static bool write_pages(struct making *made, struct safetensors_writer *writer, 
     return good;
 }
 
-/* Values that are drawn as they are written: a cache need not fit in memory. */
+/* Draws values while writing: a cache need not fit in memory. */
 static bool write_dense(struct making *made, struct safetensors_writer *writer,
                         const struct safetensors_declaration *tensors, size_t count, struct fault *fault)
 {

@@ -143,7 +143,7 @@ static const struct option *find_option(const struct option *options, const char
     return NULL;
 }
 
-/* What a command's operand is called in a message. */
+/* Returns the name of a command's operand in messages. */
 static const char *operand_word(const struct command *command)
 {
     if (!command->operand) return "file";
@@ -162,7 +162,7 @@ static bool unknown_fault(const struct option *options, const char *text, struct
     return fault_set(fault, "%.100s: no such option; allowed are%s --help", text, allowed);
 }
 
-/* Reads the option at argv[*i], and steps over its value. `seen`: those of the table that came before. */
+/* Reads the option at argv[*i] and advances past its value. `seen`: bit mask of options already read. */
 static bool parse_option(const struct option *options, int argc, char **argv, int *i, uint64_t *seen,
                          struct fault *fault)
 {
@@ -217,13 +217,14 @@ static bool describe_folder(const char *path, struct stat *status)
     return found;
 }
 
-/* Do both paths lead to one file, whatever their names: through links, or as one that is still to be made? "-" is standard
- * input, or output where it is written. Terminals and /dev/null hold nothing that could be lost, and are never the same. */
+/* Returns true if both paths lead to one file, through links or as a file not yet created. "-" is standard
+ * input, or standard output if written. Terminals and /dev/null have no content to lose and never count as
+ * the same. */
 static bool same_file(const char *a, bool a_written, const char *b, bool b_written)
 {
     struct stat of_a, of_b;
     const bool a_is = describe(a, a_written, &of_a), b_is = describe(b, b_written, &of_b);
-    if (a_is && b_is) /* a socket may be both input and output, a terminal all of them */
+    if (a_is && b_is) /* a socket may be input and output; a terminal all of them */
         return is_one(&of_a, &of_b) &&
                (S_ISREG(of_a.st_mode) || (a_written && b_written && !S_ISCHR(of_a.st_mode)));
     if (a_is || b_is) return false;
@@ -231,7 +232,7 @@ static bool same_file(const char *a, bool a_written, const char *b, bool b_writt
            !strcmp(last_part(a), last_part(b));
 }
 
-/* A file that the command reads or writes, and what a message calls it: "--out", "FILE". */
+/* A file that the command reads or writes, and its name in messages: "--out", "FILE". */
 struct used_file {
     const char *called, *path;
     bool written;
@@ -251,7 +252,7 @@ static bool check_files(const struct used_file *files, int count, struct fault *
     return true;
 }
 
-/* The operand first: it is what a message then names second. */
+/* Puts the operand first, so that messages name it second. */
 static bool check_all_files(const struct command *command, const struct option *options, const char *operand,
                             struct fault *fault)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Command lines by table: one entry an option says what it is called, what it takes and where that goes. The
- * checks, their messages, --help, the manual page and the completions of shells all read the same table.
+ * Table-driven command lines: one entry per option gives its name, its argument and its target. The
+ * checks, their messages, --help, the manual page and the shell completions all read the same table.
  */
 #ifndef FLASHMLA_TOOL_OPTIONS_H
 #define FLASHMLA_TOOL_OPTIONS_H
@@ -25,7 +25,7 @@ enum option_kind {
 };
 
 struct option_counts {
-    int64_t *items; /* allocated; freed by whoever owns the table */
+    int64_t *items; /* allocated; freed by the table's owner */
     int64_t count;
 };
 
@@ -35,14 +35,14 @@ struct option {
     const char *name; /* "--batch" */
     enum option_kind kind;
     void *value;
-    const char *takes; /* "N", as help shows it; NULL for switches */
+    const char *takes; /* "N", as shown in help; NULL for switches */
     const char *help;
     int64_t low, high;
-    const char *choices[OPTION_CHOICES]; /* ends with NULL; of an OPTION_TEXT: what completions suggest */
-    bool *given;                         /* set when the option was there; may be NULL */
+    const char *choices[OPTION_CHOICES]; /* ends with NULL; of an OPTION_TEXT: completion suggestions */
+    bool *given;                         /* set if the option was given; may be NULL */
 };
 
-/* Rows of a table of options. */
+/* Rows of an option table. */
 #define OPTION_ROW(name, kind, to, takes, help, least, most, given, ...)                                     \
     {                                                                                                        \
         name, kind, to, takes, help, least, most, {__VA_ARGS__}, given                                       \
@@ -72,29 +72,28 @@ struct command {
     const char *name;    /* "plan" */
     const char *operand; /* "FILE", "[FILE]" or "[NAME]"; NULL = none */
     const char *summary; /* one line */
-    const char *
-        details; /* what help says below the options: paragraphs, whose lines are filled; indented lines stay */
+    const char *details; /* text below the options in help: paragraphs are filled; indented lines stay */
     enum operand_use use;
-    const char *const
-        *words; /* of an OPERAND_WORD: those that it must be one of, ends with NULL; may be NULL */
+    const char *const *words; /* of an OPERAND_WORD: its allowed words, ending with NULL; may be NULL */
 };
 
-/* Refuses an option that comes twice, and a file to write that is the input, or is written twice. Where a file goes to
- * standard output, nothing else does. Reads argv[1 … argc). The one operand, if it came, goes to *operand (which may be NULL if the command has
- * none). -1 if the command is to run; else its exit code: help stands on stdout, or one line on stderr. options ends with
- * an entry without a name. */
+/* Reads argv[1 … argc). Refuses repeated options, and an output file that is the input or is written
+ * twice. If a file goes to standard output, nothing else is printed there. The operand, if given, goes to
+ * *operand (which may be NULL if the command has none). Returns -1 if the command is to run; else its exit
+ * code: help was printed to stdout, or one line to stderr. `options` ends with an entry without a name. */
 int options_parse(const struct command *command, const struct option *options, int argc, char **argv,
                   const char **operand);
 
-/* Complains of a word that is none of these, which end with NULL, nor of the others; "what" is "command". */
+/* Reports a word that is not among `words`, which end with NULL, nor among `others`; `what` is for example
+ * "command". */
 int no_such(const struct command *command, const char *what, const char *word, const char *const *words,
             const char *others);
 
-/* One line on stderr, "flashmla plan: …"; returns status. */
+/* Prints one line to stderr, "flashmla plan: …", and returns status. */
 int complain(const struct command *command, int status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* The commands. Each is given the words after `flashmla`, its own name first, and returns an exit code. */
+/* The commands. Each takes the words after `flashmla`, its own name first, and returns an exit code. */
 int command_info(int argc, char **argv);
 int command_make_input(int argc, char **argv);
 int command_run(int argc, char **argv);

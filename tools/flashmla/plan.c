@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla plan: the split plan of a batch as a table, as JSON and as a picture.
+ * flashmla plan: prints the split plan of a batch as a table, as JSON and as a picture.
  */
 #include "call_file.h"
 #include "json_line.h"
@@ -131,7 +131,7 @@ static bool write_json(const char *path, const struct plan_picture *picture, str
 
 /* ---- Making it ---- */
 
-/* Lengths, heads and query tokens of a tensor file. */
+/* Reads lengths, heads and query tokens from a tensor file. */
 static int32_t *lengths_of_file(const char *path, struct plan_options *options, int64_t *batch,
                                 struct fault *fault)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The picture is laid out from the top: title, requests, axis, loads, notes. Its width is fixed; the height
- * of a request shrinks when there are many, and of more than that stays readable for, the longest of each few are drawn.
+ * The picture from the top: title, requests, axis, loads, notes. Its width is fixed; the height of a
+ * request shrinks with their number. Beyond the readable number, each bar is the longest of several
+ * requests.
  */
 #include "plan_view.h"
 #include "svg.h"
@@ -15,10 +16,10 @@ enum { MOST_BARS = 128, MOST_LOADS = PLOT / 3 };
 struct drawing {
     const struct plan_picture *picture;
     struct svg svg;
-    double row_height, bar_height; /* of a bar */
-    int64_t bars, each;            /* a bar for so many requests */
-    int64_t shown[MOST_BARS];      /* the longest of them */
-    double keys_scale;             /* pixels a key */
+    double row_height, bar_height;
+    int64_t bars, each;       /* bars, and requests per bar */
+    int64_t shown[MOST_BARS]; /* the longest request of each bar */
+    double keys_scale;        /* pixels per key */
     int64_t longest;
 };
 
@@ -86,7 +87,7 @@ static void draw_title(struct drawing *d)
         DRAW(d, "<text x=\"%d\" y=\"%d\" class=\"head\">%s</text>\n", LEFT, TOP + 14, PLAN_EMPTY);
 }
 
-/* A round number of keys between grid lines, for about eight of them. */
+/* Returns a round number of keys between grid lines, for about eight lines. */
 static int64_t grid_step(int64_t longest)
 {
     int64_t step = BLOCK_KEYS;
@@ -107,12 +108,12 @@ static void draw_axis(struct drawing *d)
     DRAW(d, "<text x=\"%d\" y=\"%.1f\" class=\"note\">keys</text>\n", WIDTH - RIGHT + 28, bottom + 14);
 }
 
-/* The part [begin, end) of a request's keys, as partition's. */
+/* Draws keys [begin, end) of a request in the partition's colour. */
 static void draw_part(struct drawing *d, int64_t bar, int64_t begin, int64_t end, int64_t partition)
 {
     const double x = LEFT + (double)begin * d->keys_scale, y = bar_y(d, bar);
     const double full = (double)(end - begin) * d->keys_scale;
-    const double width = full > 1.0 ? full : 1.0; /* a request without keys is work too */
+    const double width = full > 1.0 ? full : 1.0; /* show requests without keys: they are work too */
     DRAW(d,
          "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"><title>request %" PRId64
          ", keys %" PRId64 " to %" PRId64 ": partition %" PRId64 "</title></rect>\n",
@@ -137,7 +138,7 @@ static void draw_requests(struct drawing *d)
                           r == row.end_request ? row.end_key : picture->lengths[r], p);
         }
     }
-    /* Labels as densely as they stay apart. */
+    /* Labels as dense as possible without overlap. */
     const int64_t step = d->row_height >= 12 ? 1 : (int64_t)ceil(14.0 / d->row_height);
     for (int64_t bar = 0; bar < d->bars; bar += step) {
         const int64_t r = d->shown[bar];
@@ -149,7 +150,7 @@ static void draw_requests(struct drawing *d)
     }
 }
 
-/* The partition with the largest load of `count` from `first` on. */
+/* Returns the partition with the largest load among `count` from `first` on. */
 static int64_t largest_load(const struct plan_picture *picture, int64_t first, int64_t count)
 {
     int64_t largest = first, most = plan_row_of(picture, first).load;

@@ -123,7 +123,7 @@ static struct work dense_work(const struct call *call)
     return work;
 }
 
-/* The keys that a row of a causal call sees are those of a shorter request. */
+/* A row of a causal call sees the keys of a shorter request. */
 static void dense_narrow(struct call *part, const struct call *call, const int64_t *at,
                          int32_t room[NARROWED])
 {
@@ -131,14 +131,14 @@ static void dense_narrow(struct call *part, const struct call *call, const int64
     part->tensor[TENSOR_dense_decode_seqlens].data = room;
     *(int32_t *)call_option(part, "causal") = 0;
     if (call_tensor(call, "block_table")) return;
-    /* Page r holds the keys of request r. */
+    /* Page r has the keys of request r. */
     fmla_tensor *cache = &part->tensor[TENSOR_dense_decode_kv_cache];
     const int64_t first = at[0] * part->strides[TENSOR_dense_decode_kv_cache][0];
     cache->data = (char *)cache->data + first * element_bytes(cache->dtype);
     part->shape[TENSOR_dense_decode_kv_cache][0] -= at[0];
 }
 
-/* Entries of a block table that are used must be pages. */
+/* Checks that used entries of the block table are pages. */
 static bool dense_check(const struct call *call, struct fault *fault)
 {
     const int64_t page_size = call_size(call, DIM_page_size), pages = call_size(call, DIM_pages);
@@ -175,8 +175,8 @@ static fmla_status dense_plan(const struct call *call, size_t *bytes)
 
 /* ---- The sparse operations ------------------------------------------------------------------- */
 
-/* Entries of the lists that name a key; each of `lists` belongs to one of as many requests as `lengths` counts, and has
- * `a_request` neighbours there. */
+/* Returns the number of valid entries in the lists. `lengths` are those of requests of `a_request` lists
+ * each. */
 static double named_keys(const int32_t *list, int64_t lists, int64_t topk, const int32_t *lengths,
                          int64_t a_request, int64_t slots)
 {
@@ -241,7 +241,7 @@ static fmla_status sparse_plan(const struct call *call, size_t *bytes)
     return plan(call, &args, bytes);
 }
 
-/* All tokens of kv that so many names can reach. */
+/* Counts as read the tokens of kv that this number of entries can reach. */
 static struct work prefill_work(const struct call *call)
 {
     const fmla_tensor *kv = call_tensor(call, "kv"), *lengths = call_tensor(call, "topk_length");
@@ -264,7 +264,7 @@ static struct work prefill_work(const struct call *call)
 
 /* ---- Dense MHA ------------------------------------------------------------------------------- */
 
-/* Tokens or keys of a request, which begin at 0 where requests are apart. */
+/* Tokens or keys of a request; first is 0 if requests are separate. */
 struct span {
     int64_t first, count;
 };
@@ -277,13 +277,13 @@ static int64_t end_of(struct span span)
     return span.first + span.count;
 }
 
-/* A start as the library takes it (cu_seqlens in flashmla/flashmla.h). */
+/* Clamps a start as the library does (cu_seqlens in flashmla/flashmla.h). */
 static int64_t clamped(int64_t start, int64_t least, int64_t most)
 {
     return start < least ? least : start > most ? most : start;
 }
 
-/* The span of request r by its starts; `before` is that of the request before it. */
+/* Returns the span of request r from its starts; `before` is the previous request's. */
 static struct span span_of(const int32_t *starts, int64_t r, struct span before, int64_t tokens)
 {
     const int64_t first = clamped(starts[r], end_of(before), tokens);
@@ -320,7 +320,8 @@ void call_set_longest(struct call *call)
     }
 }
 
-/* (token, key) pairs: the last token of a causal request sees all of its keys, and each one before it one less. */
+/* Returns the (token, key) pairs: the last token of a causal request sees all keys, each earlier one sees
+ * one less. */
 static double pairs_of(const struct call *call, const struct request *request)
 {
     const double s_q = (double)request->q.count, s_k = (double)request->k.count;
@@ -347,8 +348,8 @@ static struct work mha_work(const struct call *call)
     return work;
 }
 
-/* Five products, three of them as wide as keys and two as wide as values; q, k and v are written as often as read, out is read
- * twice. */
+/* Five products, three as wide as keys and two as wide as values; q, k and v are written as often as read,
+ * out is read twice. */
 static struct work backward_work(const struct call *call)
 {
     const double d_qk = size(call, DIM_d_qk), d_v = size(call, DIM_d_v), row = d_qk + d_v;
@@ -368,8 +369,8 @@ static void print_mha(const struct call *call, const struct work *work)
            requests_of(call), call_is_flat(call) ? ", one after the other" : "", work->pairs);
 }
 
-/* What a row sees is a request of one token without a mask, over the first keys of the row's request. A token of no request
- * stays one. */
+/* A row is a request of one unmasked token over the first keys of its request. A token outside all
+ * requests remains one. */
 static void mha_narrow(struct call *part, const struct call *call, const int64_t *at, int32_t room[NARROWED])
 {
     const bool flat = call_is_flat(call);
@@ -412,7 +413,7 @@ static struct work merge_work(const struct call *call)
                          .bytes = all_bytes(call)};
 }
 
-/* The tokens of the cache. */
+/* Counts the cache's tokens. */
 static struct work cache_work(const struct call *call)
 {
     const fmla_tensor *cache = call_tensor(call, "kv_cache");
@@ -477,7 +478,7 @@ const struct policy policies[OPERATIONS] = {
     [OP_MHA_BACKWARD] = {.has = "dout",
                          .rows = {DIM_b, DIM_s_q, DIM_h_q},
                          .flat_rows = {DIM_tokens_q, DIM_h_q},
-                         .budget = INFINITY, /* a key's gradients are of all rows */
+                         .budget = INFINITY, /* a key's gradients depend on all rows */
                          .results = {{"dq", &tolerance_mha_out},
                                      {"dk", &tolerance_mha_out},
                                      {"dv", &tolerance_mha_out}},
@@ -557,7 +558,7 @@ int double_by_value(const void *left, const void *right)
 
 bool kernel_exists(const char *operation, const char *name, struct fault *fault)
 {
-    /* The rows of GPU 0 are there without a GPU, too. */
+    /* The rows of GPU 0 exist even without a GPU. */
     static const fmla_device devices[] = {{FMLA_DEVICE_CPU, 0}, {FMLA_DEVICE_CUDA, 0}};
     char names[400] = "";
     if (!name) return true;

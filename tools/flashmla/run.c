@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla run: dense or sparse decode, sparse prefill or dense MHA over a tensor file. The output file is opened before anything is computed, and
- * appears only after everything, the check included, went well.
+ * flashmla run: dense or sparse decode, sparse prefill or dense MHA over a tensor file. The output file is
+ * opened before the computation and appears only after everything, including the check, succeeded.
  */
 #include "call_file.h"
 #include "check.h"
@@ -63,22 +63,22 @@ struct run_options {
     int64_t repeat, threads;
 };
 
-/* What `run` tells of a call, in its report and in its line of JSON. */
+/* The results that `run` reports, in its text and in its line of JSON. */
 struct run_told {
-    const struct call *call; /* where it runs */
+    const struct call *call; /* on its device */
     const char *kernel;
     size_t workspace;
     int64_t runs;
     double seconds; /* median */
     struct work work;
-    bool checked; /* with `check` */
+    bool checked; /* meaningful if `check` */
     struct check_result check;
 };
 
-/* Everything one run needs, and what it made. */
+/* State of one run. */
 struct job {
     struct safetensors_file *file;
-    struct call call, gpu;   /* in host memory; the same on the GPU, if that is where it runs */
+    struct call call, gpu;   /* in host memory; its copy on the GPU, if used */
     const struct call *runs; /* the one that runs */
     struct safetensors_declaration results[CALL_FILE_NAMES];
     size_t result_count;
@@ -92,7 +92,7 @@ static int exit_of(fmla_status refused)
     return refused == FMLA_UNSUPPORTED ? EXIT_UNSUPPORTED : EXIT_FAILED;
 }
 
-/* Options of the command line go before those of the file; what the operation does not have was refused. */
+/* Command-line options override the file's; options that the operation lacks were refused before. */
 static void set_options(struct call *call, const struct run_options *options)
 {
     float *scale = call_option(call, "softmax_scale");
@@ -152,7 +152,7 @@ static bool write_output(struct job *job, struct fault *fault)
     return safetensors_commit(writer, fault);
 }
 
-/* One call where it runs, and how long it took. */
+/* Runs the call once on its device and sets *seconds. */
 static bool call_once(struct job *job, double *seconds, fmla_status *status, struct fault *fault)
 {
     const double start = timing_now();
@@ -192,7 +192,7 @@ static void print_report(struct job *job)
 {
     struct run_told *told = &job->told;
     told->call = job->runs, told->work = call_work(&job->call);
-    call_kernel(job->runs, &told->kernel); /* the call has succeeded: so does this */
+    call_kernel(job->runs, &told->kernel); /* succeeds, as the call did */
     const size_t *workspace = call_option(job->runs, "workspace_size");
     told->workspace = workspace ? *workspace : 0;
     policies[job->call.op].print(&job->call, &told->work);
@@ -257,7 +257,7 @@ static bool run_json(struct outfile *file, const struct run_told *told, struct f
     return json_line(file, line, fault);
 }
 
-/* A result that is wrong is told all the same; then `fault` says that it is. */
+/* Writes the report even if the result is wrong; `fault` then says so. */
 static bool write_json(struct job *job, bool right, struct fault *fault)
 {
     struct fault why;
@@ -286,7 +286,7 @@ static bool work(struct job *job, const char *path, const struct run_options *op
     return true;
 }
 
-/* An option that was given and that the operation does not have; NULL if there is none. */
+/* Returns a given option that the operation does not have; NULL if there is none. */
 static const char *needless(struct call *call, const struct run_options *options)
 {
     return options->causal && !call_option(call, "causal")                     ? "--causal"
@@ -296,7 +296,7 @@ static const char *needless(struct call *call, const struct run_options *options
                                                                                : NULL;
 }
 
-/* Of the open file, whose name in messages is `name`. */
+/* Runs the open file; `name` is its name in messages. */
 static int run_opened(struct job *job, const char *name, const struct run_options *options)
 {
     struct fault fault = {""};

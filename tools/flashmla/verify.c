@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla verify: the kernels that this machine chooses from, on a short list of shapes, against the oracle.
- * tests/checkattn is the thorough one; both hold results to the same tolerances.
+ * flashmla verify: checks the kernels available on this machine on a short list of shapes against the
+ * oracle. tests/checkattn is the thorough test; both use the same tolerances.
  */
 #include "check.h"
 #include "json_line.h"
@@ -35,10 +35,11 @@ static const struct command verify = {
     OPERAND_WORD,
     NULL};
 
-/* lengths 0, 1, 65: no key, one, and one past a block */
+/* Lengths 0, 1, 65: no key, one key, one past a block. */
 static const int32_t edges[] = {0, 1, 65, 64, 130};
 
-/* Sparse decode has every format, holes, lists that end early, a second cache; prefill has keys without pages and with. */
+/* Sparse decode covers every format, holes, short lists and a second cache; prefill keys with and without
+ * pages. */
 static const struct verify_case {
     const char *name;
     struct shape shape; /* of dense decode s_k is the longest of lengths */
@@ -126,7 +127,7 @@ static const struct verify_case {
     {"merge", .shape = {OP_MERGE, 1, 1, .h_q = 4, .parts = 3, .type = ELEMENT_F32, .holes = true}},
     {"merge, base 2", .shape = {OP_MERGE, 1, 1, .h_q = 4, .parts = 3, .type = ELEMENT_F32, .holes = true},
      .log_base = FMLA_LOG_BASE_2},
-    /* … and the formats that come after it */
+    /* and all later formats */
     {"BF16", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
                        .type = ELEMENT_F32, .holes = true}},
     {"BF16", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
@@ -142,7 +143,8 @@ static const struct verify_case {
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
-/* What the oracle made of the cases, listed and plain ones, in each format: made for one kernel, and good for the next. */
+/* The oracle's results of the cases, listed and plain, in each format: computed for one kernel and reused
+ * for the next. */
 enum { PLAIN = 2 * OPERATIONS, FORMATS = FMLA_KV_FP8_528_F32 + 1 };
 static struct {
     struct call call;
@@ -151,9 +153,9 @@ static struct {
 
 struct tally {
     int64_t cases, rows, wrong;
-    int64_t passed_over; /* cases that the kernel does not take */
+    int64_t passed_over; /* cases the kernel does not support */
     double worst_out, worst_lse;
-    char first[1024]; /* what went wrong */
+    char first[1024]; /* first error */
 };
 
 static void add_fault(struct tally *tally, const char *name, const char *text)
@@ -175,7 +177,7 @@ static void add(struct tally *tally, const char *name, const struct check_result
     tally->worst_lse = fmax(tally->worst_lse, result->of[1].worst_abs);
 }
 
-/* *status: FMLA_UNSUPPORTED where the kernel does not take the call. */
+/* Runs the call. *status is FMLA_UNSUPPORTED if the kernel does not support it. */
 static bool run_call(fmla_device device, struct call *call, fmla_status *status, struct fault *fault)
 {
     struct call gpu = {0};
@@ -199,7 +201,8 @@ static bool make_case(struct call *call, const struct verify_case *which, const 
     return true;
 }
 
-/* Case i as the oracle computes it: what an operation changes, that must see as it was. NULL with a fault. */
+/* Returns case i, computed by the oracle. An operation that changes its inputs must see them unchanged.
+ * Returns NULL with a fault on failure. */
 static const struct call *ask(int i, const struct verify_case *which, struct fault *fault)
 {
     struct call *call = &asked[i][which->shape.format].call;
@@ -238,7 +241,7 @@ static void verify_case(fmla_device device, const char *kernel, int i, const str
     call_close(&call);
 }
 
-/* Makes the same case of a cache operation in the next format; false where there is none. */
+/* Sets the case of a cache operation to the next format; returns false if there is none. */
 static bool next_format(struct verify_case *which)
 {
     struct shape *shape = &which->shape;
@@ -251,7 +254,7 @@ static bool next_format(struct verify_case *which)
     return true;
 }
 
-/* A kernel takes the types of q that its row names; vectors of the cache operations are of all. */
+/* A kernel takes the types of q in its row; cache operations take vectors of all types. */
 static void verify_kernel(fmla_device device, const fmla_capability *row, struct progress *progress,
                           struct tally *tally)
 {
@@ -290,7 +293,7 @@ static bool report(const fmla_capability *row, const struct tally *tally, struct
                               fault);
 }
 
-/* The first line: which machine this was, and which library. */
+/* Writes the first line: the machine and the library. */
 static bool say_machine(struct outfile *json, fmla_device device, struct fault *fault)
 {
     json_t *line = machine_json(device);
@@ -298,7 +301,7 @@ static bool say_machine(struct outfile *json, fmla_device device, struct fault *
     return json_line(json, line, fault);
 }
 
-/* What was compared is told in `first`, where a result is wrong; false where a line of JSON could not be written. */
+/* `first` names the comparison with a wrong result; returns false if a line of JSON could not be written. */
 static bool verify_rows(struct outfile *json, fmla_device device, int64_t *checked, bool *failed,
                         struct fault *first)
 {
@@ -310,7 +313,7 @@ static bool verify_rows(struct outfile *json, fmla_device device, int64_t *check
         struct tally tally = {0};
         verify_kernel(device, &row, &progress, &tally);
         if (!tally.cases && tally.passed_over) add_fault(&tally, "every case", "the kernel does not take it");
-        if (!tally.cases) continue; /* decode_plan: exact, and held to hand-made plans by its unit test */
+        if (!tally.cases) continue; /* decode_plan: exact; its unit test compares it with hand-made plans */
         progress_wipe(&progress);
         if (!report(&row, &tally, json, first)) return false;
         *checked += tally.cases;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The wrapper files of inference engines, on this package: an engine imports one of these modules in place of its own file.
+"""Replacements for the wrapper files of inference engines: an engine imports one of these modules in place of its own file.
 
 flash_mla.compat.vllm and flash_mla.compat.sglang have the functions of those files with their names, arguments and defaults.
-docs/engines.md says which import of which version changes.
+docs/engines.md lists the imports to change in each version.
 """

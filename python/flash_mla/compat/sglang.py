@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What SGLang 0.5.23 has in sglang/kernels/ops/attention/flash_mla_interface.py, with its signatures. They are also those of
-sgl_kernel/flash_mla.py of sglang-kernel 0.4.10, which has no use_legacy.
+"""The functions of SGLang 0.5.23's sglang/kernels/ops/attention/flash_mla_interface.py, with its signatures. These are also
+the signatures of sgl_kernel/flash_mla.py of sglang-kernel 0.4.10, which has no use_legacy.
 
-What the functions compute and refuse is said at those of the same names in flash_mla.flash_mla_interface.
+flash_mla.flash_mla_interface documents, under the same names, what the functions compute and refuse.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def get_mla_metadata(
     )
 
 
-# SGLang's names of the formats: the bytes of a token, and what this package calls the format, before and after FlashMLA's change
-# of September 2026, which put the scales of a token behind its codes. None: that which the bytes say.
+# SGLang's names of the formats: the bytes of a token, and this package's names, before and after FlashMLA's change of
+# September 2026, which moved the scales of a token after its codes. None: the format that the bytes imply.
 _FORMATS: Dict[str, Tuple[int, Optional[str], Optional[str]]] = {
     "V32": (656, None, None),
     "V32_NO_ROPE": (528, "FP8_528_F32", "FP8_528_F32"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What vLLM 0.33.0 has in vllm/v1/attention/ops/flashmla.py, with its signatures.
+"""The functions of vLLM 0.33.0's vllm/v1/attention/ops/flashmla.py, with its signatures.
 
-What the functions compute and refuse is said at those of the same names in flash_mla.flash_mla_interface.
+flash_mla.flash_mla_interface documents, under the same names, what the functions compute and refuse.
 """
 
 from __future__ import annotations

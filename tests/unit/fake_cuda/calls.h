@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls on tensors of a GPU that is not there: small ones of every operation, and those of a shape by the options that
- * tests want most.
+ * Calls on tensors of an absent GPU: small ones of every operation, and calls of a given shape with the
+ * options that tests use most.
  */
 #ifndef FMLA_FAKE_CALLS_H
 #define FMLA_FAKE_CALLS_H
@@ -17,7 +17,7 @@ static inline fmla_device gpu_number(int32_t id)
     return (fmla_device){FMLA_DEVICE_CUDA, id};
 }
 
-/* What the driver was told of a map that it made. */
+/* Returns the arguments that the driver got for a tensor map. */
 static inline const struct fake_tensor *told_of(const struct tensor_map *map)
 {
     int number;
@@ -47,7 +47,7 @@ static inline void decode_call(struct dense_decode_call *c, struct layout layout
 #define SMALL_SIZES   2, 1, 16, 1, 64, 64, 32
 #define SMALL_CALL(c) DECODE_CALL(c, SMALL_SIZES)
 
-/* 70 indices a token and key head, over 100 keys. */
+/* 70 indices per token and key head, over 100 keys. */
 static inline void prefill_call(struct sparse_prefill_call *c, int64_t s_q, int64_t h_q, int64_t h_kv)
 {
     const struct layout layout = SHAPE_OF(layout, .s_q = s_q, .h_q = h_q, .h_kv = h_kv, .topk = 70,
@@ -57,11 +57,12 @@ static inline void prefill_call(struct sparse_prefill_call *c, int64_t s_q, int6
 
 /* ---- A small call of every operation -------------------------------------------------------------------- */
 
-/* Prefill: a launch for each of two key heads, and of bf16 keys on Hopper the join of each. Caches: two tokens, 4 pages. */
+/* Prefill: one launch per key head, two in all, and with bf16 keys on Hopper the join of each. Caches: two
+ * tokens, 4 pages. */
 static const struct small_call {
     enum operation operation;
     int launches;         /* on Hopper */
-    const char *argument; /* whose device is the call's */
+    const char *argument; /* whose device defines the call's */
     struct layout layout;
 } small_calls[] = {
     {OP_DECODE_PLAN, 1, "seqlens", DESIGNATED(.b = 5, .s_q = 1, .h_q = 16, .h_kv = 1)},
@@ -109,7 +110,7 @@ SMALL(merge, 4)
 SMALL(append, 5)
 SMALL(gather, 6)
 
-/* Every operation, on a GPU that cannot be used, fails with these words, and so does prepare. */
+/* Checks that every operation and prepare fail with these words on an unusable GPU. */
 static inline void check_unusable(int32_t device, const char *words)
 {
     for (int i = 0; i < SMALL_CALLS; i++)

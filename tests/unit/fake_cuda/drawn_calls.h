@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls of drawn shapes on a GPU that is not there: how a call of any operation is made of its layout, and layouts by lot of the
- * operations that have a workspace.
+ * Calls of random shapes on an absent GPU: makes a call of any operation from its layout, and draws
+ * layouts of the operations that have a workspace.
  */
 #ifndef FMLA_DRAWN_CALLS_H
 #define FMLA_DRAWN_CALLS_H
@@ -11,15 +11,15 @@
 #include "../named_calls.h"
 
 enum { MOST_ARGS = 512 };
-enum { MOST_ELEMENTS = 50 /* bits: tensors stay far below the 2^63 bytes that are allowed */ };
+enum { MOST_ELEMENTS = 50 /* bits; tensors stay far below the allowed 2^63 bytes */ };
 
-/* Regions beside those of the tensors, which are numbered as the arguments. */
+/* Regions other than those of the tensors, which are numbered like the arguments. */
 enum { REGION_OF_PLAN = MAX_TENSORS, REGION_OF_TABLES, REGION_OF_SPLITS, REGION_OF_WORKSPACE };
 
-/* What is drawn of a plan: none, a plan in one piece, or its tables. */
+/* The plan of a random call: none, a whole plan, or its tables. */
 enum drawn_plan { PLAN_NONE, PLAN_WHOLE, PLAN_TABLES };
 
-/* A layout and what else is drawn of a call. */
+/* A layout and the other random properties of a call. */
 struct shape {
     struct layout of;
     enum drawn_plan plan;
@@ -30,7 +30,7 @@ struct shape {
 
 static _Thread_local bool draw_odd;
 
-/* What has no elements has no data. */
+/* A tensor without elements has no data. */
 static inline void place_in_region(struct held *held, const struct member *m, int which,
                                    const struct layout *layout)
 {
@@ -42,7 +42,7 @@ static inline void place_in_region(struct held *held, const struct member *m, in
         if (!shape[i]) held->tensor.data = NULL, held->tensor.byte_offset = 0;
 }
 
-/* Sizes that are not said: of caches, and of heads. */
+/* Fills in unset sizes of caches and heads. */
 static inline struct layout with_defaults(enum operation operation, const struct layout *given)
 {
     struct layout l = *given;
@@ -64,7 +64,7 @@ static inline void make_call(enum operation operation, void *args, struct held *
     named_make(operation, args, held, &l, place_in_region);
     draw_odd = false;
     if (!described_member(operation, "plan") || described_is_plan(operation) || !s->plan) return;
-    /* The plan that the call is given, or its tables. */
+    /* The call's plan, or its tables. */
     const bool sparse = operation == OP_SPARSE_DECODE;
     const enum operation planner = sparse ? OP_SPARSE_PLAN : OP_DECODE_PLAN;
     static _Thread_local struct held of_plan[MAX_TENSORS];
@@ -87,7 +87,7 @@ static inline void make_call(enum operation operation, void *args, struct held *
     }
 }
 
-/* Sizes the workspace (of which only the address is real) and calls. */
+/* Queries the workspace size (only its address is real) and runs the call. */
 static inline fmla_status run_call(enum operation operation, void *args, size_t *bytes)
 {
     struct answer answer = {0};
@@ -100,7 +100,7 @@ static inline fmla_status run_call(enum operation operation, void *args, size_t 
     return described_run(operation, args);
 }
 
-/* <op>_make: nothing odd, no plan. */
+/* <op>_make: regular tensors, no plan. */
 #define OPERATION(op, OP)                                                                                    \
     static inline void op##_make(struct op##_call *c, const struct layout *layout, fmla_device device)       \
     {                                                                                                        \
@@ -115,14 +115,14 @@ static inline fmla_status run_call(enum operation operation, void *args, size_t 
 
 /* ---- Shapes by lot ----------------------------------------------------------------------------- */
 
-/* Less of `x`, until x · others has at most so many bits. */
+/* Halves `x` until x · others has at most MOST_ELEMENTS bits. */
 static inline int64_t draw_fit(int64_t x, double others)
 {
     while (x > 0 && (double)x * others > (double)(INT64_C(1) << MOST_ELEMENTS)) x /= 2;
     return x;
 }
 
-/* All or none of these tensors. */
+/* Returns all or none of these tensors. */
 static inline unsigned draw_bits_of(unsigned has)
 {
     return draw_one_in(2) ? has : 0;
@@ -137,7 +137,7 @@ static inline void draw_options(struct shape *s)
     s->of.has = draw_bits_of(HAS_LSE) | draw_bits_of(HAS_SINK);
 }
 
-/* Tokens and heads of a request: those that models have, and any. */
+/* Draws tokens and heads of a request: usual ones of models, or any. */
 static inline void draw_heads(struct layout *l)
 {
     l->h_q = DRAW_OF(1 << 20, 1, 2, 8, 15, 16, 17, 32, 33, 48, 63, 64, 65, 96, 127, 128, 128, 129, 192, 256);
@@ -145,7 +145,7 @@ static inline void draw_heads(struct layout *l)
     if (l->s_q * l->h_q > INT32_MAX) l->s_q = INT32_MAX / l->h_q;
 }
 
-/* A format of keys that lists name. */
+/* Draws a format of keys named by lists. */
 static inline int32_t draw_listed(void)
 {
     return (int32_t)DRAW_AMONG(FMLA_KV_BF16, FMLA_KV_FP16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_528,
@@ -153,7 +153,7 @@ static inline int32_t draw_listed(void)
                                FMLA_KV_FP8_528_F32);
 }
 
-/* One for an extra cache, which has the first one's d_qk and, in 16 bits, the type of q. */
+/* Draws one for an extra cache, which has the first one's d_qk and, if 16 bits wide, the type of q. */
 static inline int32_t draw_second(const struct layout *l)
 {
     const int64_t first = cache_formats[l->format].d_qk, d_qk = first ? first : l->d_qk;
@@ -206,7 +206,7 @@ static inline void draw_dense(struct layout *l, int64_t sms)
 static inline void draw_prefill(struct layout *l, int64_t sms)
 {
     l->format = draw_one_in(2) ? FMLA_KV_BF16 : draw_listed();
-    if (l->format == FMLA_KV_FP16) l->format = FMLA_KV_BF16; /* as queries are */
+    if (l->format == FMLA_KV_FP16) l->format = FMLA_KV_BF16; /* like the queries */
     const bool bytes = l->format != FMLA_KV_BF16;
     l->h_q = DRAW_OF(1 << 16, 1, 2, 8, 16, 63, 64, 65, 96, 127, 128, 128, 129, 192, 256);
     l->flat = !bytes && draw_one_in(2);
@@ -215,7 +215,8 @@ static inline void draw_prefill(struct layout *l, int64_t sms)
     const int64_t tiles = (l->h_q / l->h_kv + 63) / 64;
     l->s_q = draw_one_in(3) ? draw_size(INT32_MAX) - draw_one_in(8) : draw_near_sms(sms, tiles, 1 << 20);
     l->topk = draw_one_in(10) ? 0 : DRAW_OF(INT32_MAX, 1, 63, 64, 65, 192, 512, 1024, 2048, 2049, 4096);
-    l->s_q = draw_fit(l->s_q, (double)(l->h_q * 576 + l->h_kv * l->topk) * 32.0); /* few thousand launches */
+    l->s_q =
+        draw_fit(l->s_q, (double)(l->h_q * 576 + l->h_kv * l->topk) * 32.0); /* a few thousand launches */
     if (!bytes) l->d_qk = draw_one_in(2) ? 576 : 512;
     l->page_size = DRAW_OF(1 << 16, 1, 2, 64, 64, 61, 128);
     l->has |= draw_bits_of(HAS_LENGTHS);
@@ -247,7 +248,7 @@ static inline struct shape draw_shape(enum operation operation, int64_t sms)
     return s;
 }
 
-/* What a shape is, in words; how many bytes they are. */
+/* Writes a shape as text and returns its length. */
 static inline int shape_in_words(enum operation operation, const struct shape *s, char *words, size_t size)
 {
     int length = snprintf(words, size, "%s of", descriptors[operation].name);

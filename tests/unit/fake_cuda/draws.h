@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Drawn shapes, near the edges where choices change, and tensors of them. Memory has addresses alone: nothing of a fake GPU's
- * is read or written.
+ * Random shapes, concentrated near thresholds of the library's choices, and tensors of them. Memory is
+ * only addresses: a fake GPU's memory is neither read nor written.
  */
 #ifndef FMLA_DRAWS_H
 #define FMLA_DRAWS_H
 
 #include "scenarios.h"
 
-/* splitmix64: every case begins with a state of its own, so that it can be drawn again alone. */
+/* splitmix64: every case begins with its own state, so that it can be drawn again on its own. */
 static uint64_t draw_state;
 
 static inline uint64_t draw_bits(void)
@@ -40,7 +40,7 @@ static inline int64_t draw_clamp(int64_t x, int64_t low, int64_t high)
     return x < low ? low : x > high ? high : x;
 }
 
-/* In [1, most]: small, beside a power of two, or of any magnitude. */
+/* Returns a value in [1, most]: small, next to a power of two, or of any magnitude. */
 static inline int64_t draw_size(int64_t most)
 {
     int bits = 1;
@@ -54,10 +54,10 @@ static inline int64_t draw_size(int64_t most)
     return draw_clamp(x, 1, most);
 }
 
-/* Of a list, more often, or any up to `most`. */
+/* Returns, mostly, a value of a list, else any up to `most`. */
 #define DRAW_OF(most, ...) (draw_one_in(4) ? draw_size(most) : DRAW_AMONG(__VA_ARGS__))
 
-/* Serves one list alone. */
+/* Returns a value of the list. */
 #define DRAW_AMONG(...)                                                                                      \
     draw_of((const int64_t[]){__VA_ARGS__}, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
 
@@ -66,7 +66,8 @@ static inline int64_t draw_of(const int64_t *list, size_t count)
     return list[draw_below((int64_t)count)];
 }
 
-/* Requests, or tokens: beside those whose tiles are a small multiple, or fraction, of the SMs. */
+/* Returns a number of requests or tokens: next to those whose tiles are a small multiple, or fraction, of
+ * the SMs. */
 static inline int64_t draw_near_sms(int64_t sms, int64_t tiles, int64_t most)
 {
     static const int64_t numerator[] = {1, 1, 2, 2, 3, 4, 8}, denominator[] = {1, 1, 2, 3, 4};
@@ -74,15 +75,15 @@ static inline int64_t draw_near_sms(int64_t sms, int64_t tiles, int64_t most)
     return draw_clamp(at + draw_below(3) - 1, 0, most);
 }
 
-/* The address of the k-th region, which is aligned as the driver's memory is. */
+/* Returns the address of the k-th region, aligned like the driver's memory. */
 static inline char *region(int k)
 {
     return (char *)((uintptr_t)(k + 1) << 44);
 }
 
-static _Thread_local fmla_device draw_device = {FMLA_DEVICE_CUDA, 0}; /* of the tensors that come */
+static _Thread_local fmla_device draw_device = {FMLA_DEVICE_CUDA, 0}; /* of the following tensors */
 
-/* A tensor in region k, now and then at an odd address or with gaps between its rows. */
+/* Makes a tensor in region k, occasionally at an odd address or with gaps between its rows. */
 static inline void draw_tensor(struct held *held, int k, fmla_dtype dtype, int ndim, const int64_t *shape,
                                bool odd)
 {
@@ -100,10 +101,10 @@ static inline void draw_tensor(struct held *held, int k, fmla_dtype dtype, int n
 #define DRAW_TENSOR(held, k, dtype, ndim, odd, ...)                                                          \
     draw_tensor(held, k, dtype, ndim, (const int64_t[]){__VA_ARGS__}, odd)
 
-/* A struct by its members' names. */
+/* A struct with designated initialisers. */
 #define SHAPE_OF(type, ...) ((struct type)DESIGNATED(__VA_ARGS__))
 
-/* Always contiguous. */
+/* A tensor that is always contiguous. */
 #define REGION(held, k, dtype, ndim, ...) DRAW_TENSOR(held, k, dtype, ndim, false, __VA_ARGS__)
 
 #endif

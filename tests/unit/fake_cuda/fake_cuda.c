@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-/* The types that the library calls them by. */
+/* The types with which the library calls them. */
 #define ENTRY(member, name, ...) __typeof__ (*((struct driver *)0)->member)(name);
 CUDA_DRIVER_ENTRIES(ENTRY)
 #undef ENTRY
@@ -17,10 +17,10 @@ cu_result cuDriverGetVersion(int *version);
 enum { DEPTH = 8, KERNELS_ASKED = 512, SHARED_BYTES_UNASKED = 48 * 1024 };
 
 struct CUlib_st {
-    const char *image; /* the images of these tests are their own names */
+    const char *image; /* in these tests an image is its own name */
 };
 
-/* What kernels are called and given. */
+/* Names and parameters of kernels. */
 static const struct form {
     const char *image, *names;
     size_t bytes;
@@ -31,10 +31,10 @@ static const struct form {
 };
 enum { FORMS = sizeof forms / sizeof forms[0], MORE = 8 };
 
-/* What a kernel of no line there is launched with is not remembered. */
+/* Parameters of a kernel without a line there are not recorded. */
 static const struct form unlisted;
 
-/* Those that were asked for. */
+/* The kernels that were requested. */
 static struct CUkern_st {
     const struct form *form;
     char name[64];
@@ -46,14 +46,14 @@ _Static_assert(sizeof(struct dense_decode_fp8_params) <= FAKE_PARAMETERS, "room 
 static struct CUlib_st libraries[FORMS + MORE];
 static int num_libraries;
 static struct CUctx_st primaries[FAKE_DEVICES][2];
-static int place[FAKE_DEVICES]; /* of the two: the primary context */
+static int place[FAKE_DEVICES]; /* which of the two is the primary context */
 static unsigned long long last_id;
-/* The context where a kernel's function was asked for. */
+/* The context in which a kernel's function was requested. */
 static unsigned long long ready_in[KERNELS_ASKED][FAKE_DEVICES];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local struct CUctx_st *stack[DEPTH];
 static _Thread_local int depth;
-static _Thread_local unsigned capture_mode; /* global, the driver's default */
+static _Thread_local unsigned capture_mode; /* global: the driver's default */
 
 static struct fake_cuda fake = {.version = 13000,
                                 .devices = 1,
@@ -86,7 +86,7 @@ static void hold(int call, int device)
     fake.held = 0;
 }
 
-/* Counts a call; what a test told it to answer. */
+/* Counts a call; returns the answer that a test preset. */
 static cu_result called(int call)
 {
     pthread_mutex_lock(&mutex);
@@ -97,13 +97,13 @@ static cu_result called(int call)
     return answer;
 }
 
-/* The current context; NULL where there is none. */
+/* Returns the current context; NULL if none. */
 static struct CUctx_st *current(void)
 {
     return depth ? stack[depth - 1] : NULL;
 }
 
-/* What an entry answers that works in the current context. */
+/* Returns the result of an entry that works in the current context. */
 static cu_result usable(void)
 {
     if (!current()) return FAKE_INVALID_CONTEXT;
@@ -195,8 +195,8 @@ cu_result cuDevicePrimaryCtxGetState(cu_device device, unsigned *flags, int *act
     return CU_SUCCESS;
 }
 
-/* As the driver does: threads keep it as their current one, and retaining it makes it usable again. What was loaded into it, and
- * what was set there, is gone. */
+/* As in the driver: threads keep it as their current context, and retaining it makes it usable again. Its
+ * modules and settings are lost. */
 cu_result cuDevicePrimaryCtxReset_v2(cu_device device)
 {
     const int k = ordinal(device);
@@ -265,8 +265,7 @@ cu_result cuLibraryLoadData(cu_library *library, const void *image, unsigned *ji
                             unsigned num_jit, unsigned *options, void **values, unsigned num_options)
 {
     CALLED(cuLibraryLoadData);
-    const struct timespec pause = {0,
-                                   1000000}; /* long enough for other threads to come here too, if they may */
+    const struct timespec pause = {0, 1000000}; /* long enough for other threads to arrive too, if they may */
     nanosleep(&pause, NULL);
     (void)jit_options, (void)jit_values, (void)options, (void)values;
     if (num_jit || num_options || num_libraries == FORMS + MORE) return FAKE_INVALID_VALUE;
@@ -294,7 +293,7 @@ static int is_named(const char *name, const char *names)
     return 0;
 }
 
-/* Is it named after its image, as a whole or for one type? */
+/* Returns true if the kernel is named after its image, entirely or for one type. */
 static int is_of_image(const char *image, const char *name)
 {
     const char *file = strrchr(image, '/') + 1;
@@ -354,7 +353,7 @@ cu_result cuLaunchKernelEx(const struct cu_launch_config *config, cu_function fu
     CALLED(cuLaunchKernelEx);
     struct CUkern_st *kernel = (struct CUkern_st *)(void *)function;
     if (usable()) return usable();
-    /* The driver would load it now, and a launch that is captured would fail. */
+    /* The driver would load it now, and a captured launch would fail. */
     if (ready_in[kernel - kernels][current()->device] != current()->id) return FAKE_NOT_FOUND;
     const struct cu_launch_config *c = config;
     const int set = kernel->shared_bytes[stack[depth - 1]->device];
@@ -411,7 +410,7 @@ cu_result cuThreadExchangeStreamCaptureMode(unsigned *mode)
     return CU_SUCCESS;
 }
 
-/* What the driver's documentation asks of a map without interleaving, of 16-bit elements. */
+/* The driver's documented requirements for a map without interleaving, of 16-bit elements. */
 cu_result cuTensorMapEncodeTiled(cu_tensor_map map, unsigned type, uint32_t rank, void *base,
                                  const uint64_t *sizes, const uint64_t *strides, const uint32_t *box,
                                  const uint32_t *steps, unsigned interleave, unsigned swizzle,

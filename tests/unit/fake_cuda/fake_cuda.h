@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A libcuda.so.1 without a GPU: it answers as it is told, checks what it is asked as the driver would, and remembers it.
- * Tests find it by LD_LIBRARY_PATH, as the library does, and set it up before their first call.
+ * A libcuda.so.1 without a GPU: it gives preset answers, checks arguments as the driver would, and records
+ * them. Tests find it by LD_LIBRARY_PATH, as the library does, and set it up before their first call.
  */
 #ifndef FMLA_FAKE_CUDA_H
 #define FMLA_FAKE_CUDA_H
@@ -18,7 +18,7 @@ enum {
         CALLS
 };
 
-/* Errors of the driver that it gives by itself; tests may set any. */
+/* Driver errors that it returns by itself; tests may set any. */
 enum {
     FAKE_INVALID_VALUE = 1,
     FAKE_INVALID_DEVICE = 101,
@@ -33,16 +33,16 @@ enum {
     FAKE_DEVICES = 70,
     FAKE_CONTEXTS = 4,
     FAKE_LAUNCHES = 4096,
-    FAKE_TENSORS = 64, /* that are remembered: the last ones */
+    FAKE_TENSORS = 64, /* remembered: the last ones */
     FAKE_PARAMETERS = 1280,
-    FAKE_HANDLE = 1000 /* device k has the handle 1000 + k: a handle is no ordinal */
+    FAKE_HANDLE = 1000 /* device k has handle 1000 + k, since a handle is not an ordinal */
 };
 
 struct CUctx_st {
     int device; /* ordinal */
     int primary;
     unsigned long long id;
-    int destroyed; /* until it is retained again, where it is a primary one */
+    int destroyed; /* a primary context: until it is retained again */
 };
 
 struct fake_launch {
@@ -50,10 +50,10 @@ struct fake_launch {
     struct CUctx_st *context;
     struct cu_launch_config config;
     struct cu_launch_attribute attributes[2];
-    unsigned char parameters[FAKE_PARAMETERS]; /* one after the other */
+    unsigned char parameters[FAKE_PARAMETERS]; /* concatenated */
 };
 
-/* What cuTensorMapEncodeTiled was told. */
+/* Arguments of cuTensorMapEncodeTiled. */
 struct fake_tensor {
     unsigned type;
     uint32_t rank;
@@ -68,21 +68,21 @@ struct fake_cuda {
     int version, devices;
     const char *name;
     int capability, sms, shared_bytes;
-    cu_result fails[CALLS]; /* what an entry answers instead of working */
-    int passes[CALLS];      /* … after it has worked so many times */
+    cu_result fails[CALLS]; /* error that an entry returns instead of working */
+    int passes[CALLS];      /* … after this many successful calls */
     int once[CALLS];        /* … and then works again */
-    int resets_move;        /* a primary context that was reset has another handle afterwards */
-    /* An entry that does not go on in contexts of a device until it is released: who waits for it stands still. */
+    int resets_move;        /* a reset primary context gets another handle */
+    /* An entry that blocks in contexts of a device until it is released; its callers stand still. */
     int held_call, held_device;
-    _Atomic int hold, held; /* set to hold; set while somebody is held */
-    int capturing; /* streams are being captured: what loads is refused unless the thread relaxed the mode */
-    struct CUctx_st context[FAKE_CONTEXTS]; /* for tests to make current, by push below */
+    _Atomic int hold, held; /* hold: set to block; held: set while a caller is blocked */
+    int capturing; /* streams are being captured: loading is refused unless the thread relaxed the mode */
+    struct CUctx_st context[FAKE_CONTEXTS]; /* for tests to make current with push, below */
 
-    /* Seen. */
+    /* Recorded. */
     int calls[CALLS];
     int launches;
     struct fake_launch launch[FAKE_LAUNCHES];
-    int tensors; /* maps made; map k (from 0) begins with k and is told in tensor[k % FAKE_TENSORS] */
+    int tensors; /* maps made; map k (from 0) begins with k and is recorded */
     struct fake_tensor tensor[FAKE_TENSORS];
     int retained[FAKE_DEVICES];
 };
@@ -91,7 +91,7 @@ struct fake_cuda {
 struct fake_cuda *fake_cuda_state(void);
 int fake_cuda_depth(void);                                    /* contexts on this thread's stack */
 unsigned fake_cuda_capture_mode(void);                        /* of this thread */
-void fake_cuda_context(struct CUctx_st *context, int device); /* makes it one that was just created */
+void fake_cuda_context(struct CUctx_st *context, int device); /* makes it a newly created context */
 cu_result cuDevicePrimaryCtxReset_v2(cu_device device);       /* as an application calls it */
 
 #endif

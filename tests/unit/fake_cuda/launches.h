@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a fake GPU was asked to launch: which kernels, in how many blocks of threads, and with which parameters.
+ * The launches recorded by a fake GPU: kernels, grids and parameters.
  */
 #ifndef FMLA_FAKE_LAUNCHES_H
 #define FMLA_FAKE_LAUNCHES_H
@@ -9,13 +9,13 @@
 
 #include "cuda/cache_params.h"
 
-/* The n-th launch from the last one, which is 0. */
+/* Returns the n-th launch counted back from the last, which is 0. */
 static inline const struct fake_launch *launched(int from_last)
 {
     return &fake->launch[fake->launches - 1 - from_last];
 }
 
-/* <params>_of: a launch's parameters. */
+/* Defines <params>_of, which returns a launch's parameters. */
 #define PARAMS_OF(params)                                                                                    \
     static inline struct params params##_of(const struct fake_launch *launch)                                \
     {                                                                                                        \
@@ -41,7 +41,7 @@ PARAMS_OF(mha_forward_sm90_params)
 PARAMS_OF(merge_params)
 PARAMS_OF(cache_params)
 
-/* Its attribute, if it has it. */
+/* Returns the launch's attribute, or NULL. */
 static inline const struct cu_launch_attribute *attribute_of(const struct fake_launch *launch, unsigned id)
 {
     for (unsigned i = 0; i < launch->config.num_attributes; i++)
@@ -49,7 +49,8 @@ static inline const struct cu_launch_attribute *attribute_of(const struct fake_l
     return NULL;
 }
 
-/* Its blocks of threads join what they made: they are at work at the same time. */
+/* Returns true if the launch's CTAs join their own partial results, which requires that all are resident
+ * at once. */
 static inline bool joins_itself(const struct fake_launch *launch)
 {
     const struct cu_launch_attribute *together = attribute_of(launch, CU_LAUNCH_TOGETHER);
@@ -64,13 +65,13 @@ static inline bool divides(struct divisor divisor, int64_t by)
     return by <= INT32_MAX && divisor.multiplier == right.multiplier && divisor.shift == right.shift;
 }
 
-/* Bytes from the begin of a region. */
+/* Returns the offset in bytes from the beginning of a region. */
 static inline int64_t offset(const void *at, int k)
 {
     return (const char *)at - region(k);
 }
 
-/* Three pairs of CHECK_ALL: blocks of threads, threads, and bytes of shared memory. */
+/* Three pairs of CHECK_ALL: CTAs, threads, and bytes of shared memory. */
 #define GRID(launch, blocks, threads, bytes)                                                                 \
     {(launch)->config.grid_x, blocks}, {(launch)->config.block_x, threads},                                  \
     {                                                                                                        \
@@ -79,7 +80,8 @@ static inline int64_t offset(const void *at, int k)
 
 #define STREAM ((void *)(region(7) + 64)) /* of calls whose kernels are checked */
 
-/* The launches since `before`, by name. Hopper's and the join behind them overlap with what is in front. */
+/* Checks the launches since `before` by name. Hopper's kernels and the joins after them overlap with the
+ * preceding launch. */
 __attribute__((format(printf, 2, 3))) static inline void check_kernels(int before, const char *format, ...)
 {
     char came[512] = "", names[512];
@@ -101,7 +103,7 @@ __attribute__((format(printf, 2, 3))) static inline void check_kernels(int befor
     CHECK(!strcmp(came, names), "launched %s, expected %s", came, names);
 }
 
-/* A call of an operation on STREAM, and its launches by name, as a format and values. */
+/* Runs a call of an operation on STREAM and checks its launches by name, given as a format and values. */
 #define RUNS(op, call, ...)                                                                                  \
     do {                                                                                                     \
         const int runs_before = fake->launches;                                                              \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What tools ask of the driver beside that which the library asks (support/gpu.c): with fake_cuda.c a libcuda.so.1 whose
- * device memory is the host's. When the process ends it tells what was left open.
+ * The driver functions that tools use beyond the library's (support/gpu.c): with fake_cuda.c a
+ * libcuda.so.1 whose device memory is the host's. When the process ends it reports what was left open.
  */
 #include "cuda/driver.h"
 
@@ -19,7 +19,7 @@ cu_result cuCtxGetCurrent(cu_context *context);
 cu_result cuCtxPushCurrent_v2(cu_context context);
 cu_result cuCtxPopCurrent_v2(cu_context *context);
 
-/* An entry, declared and defined. */
+/* Declares and defines an entry. */
 #define ENTRY(name, ...)                                                                                     \
     cu_result name(__VA_ARGS__);                                                                             \
     cu_result name(__VA_ARGS__)
@@ -63,7 +63,7 @@ ENTRY(cuMemAlloc_v2, device_pointer *memory, size_t bytes)
 {
     void *at = bytes && bytes < SIZE_MAX - 256 ? aligned_alloc(256, (bytes + 255) / 256 * 256) : NULL;
     if (!at) return OUT_OF_MEMORY;
-    memset(at, 0xff, bytes); /* what is read before it was written must show */
+    memset(at, 0xff, bytes); /* makes reads of unwritten memory visible */
     memcpy(memory, &at, sizeof at);
     memories++;
     return CU_SUCCESS;

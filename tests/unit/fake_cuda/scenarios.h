@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Scenarios with the fake driver, each in a process of its own: the library looks at a machine once.
+ * Scenarios with the fake driver, each in its own process, since the library inspects a machine only once.
  */
 #ifndef FMLA_SCENARIOS_H
 #define FMLA_SCENARIOS_H
@@ -16,12 +16,12 @@
 
 typedef void scenario(void);
 
-/* The fake's own functions; open in every scenario. */
+/* The fake's own functions, open in every scenario. */
 static struct fake_cuda *fake;
 static int (*fake_depth)(void);
 static unsigned (*fake_capture_mode)(void);
 static void (*fake_context)(struct CUctx_st *context, int device);
-static struct driver fake_entries; /* to make contexts current as a caller does */
+static struct driver fake_entries; /* to make contexts current as a caller would */
 
 static inline void fake_find(void *library, const char *name, void *entry)
 {
@@ -50,7 +50,8 @@ static inline void fake_open(void)
     fake = state();
 }
 
-/* How this program ends with a number behind an option, and then all that it was told itself; 0: well. */
+/* Runs this program again with a number after an option, followed by its own arguments, and returns its
+ * exit status; 0: success. */
 static inline int fake_again(char **argv, const char *option, int number)
 {
     char text[16], *again[8] = {argv[0], (char *)(uintptr_t)option, text};
@@ -65,8 +66,8 @@ static inline int fake_again(char **argv, const char *option, int number)
     return pid > 0 && waitpid(pid, &status, 0) == pid ? status : -1;
 }
 
-/* Numbers on the command line in place of the defaults; the one behind --machine, -1 where there is none: a process is one
- * machine's, since the library looks once. */
+/* Reads numbers on the command line that replace the defaults; returns the one after --machine, or -1: a
+ * process represents one machine, since the library inspects it once. */
 static inline int fake_numbers(int argc, char **argv, int64_t *numbers, int count)
 {
     const bool child = argc >= 3 && !strcmp(argv[1], "--machine");
@@ -75,7 +76,7 @@ static inline int fake_numbers(int argc, char **argv, int64_t *numbers, int coun
     return child ? atoi(argv[2]) : -1;
 }
 
-/* A process for each machine. */
+/* Runs a process for each machine. */
 static inline int fake_machines(char **argv, int machines, const char *test)
 {
     for (int i = 0; i < machines; i++) {
@@ -85,7 +86,8 @@ static inline int fake_machines(char **argv, int machines, const char *test)
     return check_done(test);
 }
 
-/* main: every scenario, or the one whose number stands behind --scenario. `names` are theirs, as the source lists them. */
+/* main: runs every scenario, or the one whose number follows --scenario. `names` are theirs, as the source
+ * lists them. */
 static inline int run_scenarios(int argc, char **argv, const char *test, const char *names,
                                 scenario *const scenarios[], int count)
 {
