@@ -61,7 +61,7 @@ struct coming {
     bool is_bf16; /* of values */
 };
 
-/* … and what comes after them on its way into the second-level cache. */
+/* The two blocks ahead: one is prefetched into the second-level cache, the one before it is converted. */
 struct ahead {
     struct tile_ahead bring;
     struct coming coming;
