@@ -212,9 +212,8 @@ static struct coming coming_of(const struct cpu_tile *tile, const struct scratch
 
 static void attend(const struct cpu_tile *tile, void *memory)
 {
-    enum {
-        BLOCKS = 3
-    }; /* this one, the next, which is converted to fp32, and the one after it, which is prefetched */
+    /* Three blocks of keys: this one, the next, which is converted, and the one after it, which is prefetched. */
+    enum { BLOCKS = 3 };
     const struct attention_problem *p = tile->call->problem;
     const int32_t groups = (tile->rows + GROUP_ROWS - 1) / GROUP_ROWS;
     struct scratch scratch;

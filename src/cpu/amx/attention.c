@@ -213,6 +213,31 @@ INLINE void pair_some(struct pairing *pairing, int32_t pairs)
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
+/* Tiles 0 to 3 hold the sums. */
+INLINE void zero_sums(void)
+{
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+}
+
+INLINE void load_sums(const float *first, const float *second, const float *third, const float *fourth)
+{
+    TILE_LOAD(0, first, TILE_BYTES);
+    TILE_LOAD(1, second, TILE_BYTES);
+    TILE_LOAD(2, third, TILE_BYTES);
+    TILE_LOAD(3, fourth, TILE_BYTES);
+}
+
+INLINE void store_sums(float *first, float *second, float *third, float *fourth)
+{
+    TILE_STORE(0, first);
+    TILE_STORE(1, second);
+    TILE_STORE(2, third);
+    TILE_STORE(3, fourth);
+}
+
 /* Computes s[group][key][row] for the keys of `tiles` tiles, two at a time, and two groups, in `steps` steps
  * of 32 dimensions. */
 static void scores_of_two(float *s, const struct key_tile *keys, int32_t tiles, const uint32_t *q,
@@ -222,10 +247,7 @@ static void scores_of_two(float *s, const struct key_tile *keys, int32_t tiles, 
     const uint32_t *const q2 = q + steps * PIECE;
     tiles_see_memory();
     for (int32_t t = 0; t < tiles; t += 2) {
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        TILE_ZERO(2);
-        TILE_ZERO(3);
+        zero_sums();
         for (int64_t i = 0; i < steps; i++) {
             tile_bring(ahead, 1);
             TILE_LOAD(4, keys[t].at + i * DEPTH, keys[t].bytes);
@@ -237,10 +259,7 @@ static void scores_of_two(float *s, const struct key_tile *keys, int32_t tiles, 
             TILE_ADD(2, 5, 6);
             TILE_ADD(3, 5, 7);
         }
-        TILE_STORE(0, s + t * PIECE);
-        TILE_STORE(1, s2 + t * PIECE);
-        TILE_STORE(2, s + (t + 1) * PIECE);
-        TILE_STORE(3, s2 + (t + 1) * PIECE);
+        store_sums(s + t * PIECE, s2 + t * PIECE, s + (t + 1) * PIECE, s2 + (t + 1) * PIECE);
     }
 }
 
@@ -250,10 +269,7 @@ static void scores_of_one(float *s, const struct key_tile *keys, int32_t tiles, 
 {
     tiles_see_memory();
     for (int32_t t = 0; t < tiles; t += 4) {
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        TILE_ZERO(2);
-        TILE_ZERO(3);
+        zero_sums();
         for (int64_t i = 0; i < steps; i++) {
             tile_bring(ahead, 1);
             TILE_LOAD(7, q + i * PIECE, TILE_BYTES);
@@ -266,10 +282,7 @@ static void scores_of_one(float *s, const struct key_tile *keys, int32_t tiles, 
             TILE_LOAD(4, keys[t + 3].at + i * DEPTH, keys[t + 3].bytes);
             TILE_ADD(3, 4, 7);
         }
-        TILE_STORE(0, s + t * PIECE);
-        TILE_STORE(1, s + (t + 1) * PIECE);
-        TILE_STORE(2, s + (t + 2) * PIECE);
-        TILE_STORE(3, s + (t + 3) * PIECE);
+        store_sums(s + t * PIECE, s + (t + 1) * PIECE, s + (t + 2) * PIECE, s + (t + 3) * PIECE);
     }
 }
 
@@ -280,17 +293,10 @@ static void values_of_two(float *o, const uint32_t *p, const uint32_t *values, i
 {
     float *const o2 = o + d_v * TILE;
     const uint32_t *const p2 = p + KEYS / DEPTH * PIECE;
-    if (empty) {
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        TILE_ZERO(2);
-        TILE_ZERO(3);
-    } else {
-        TILE_LOAD(0, o, TILE_BYTES);
-        TILE_LOAD(1, o + PIECE, TILE_BYTES);
-        TILE_LOAD(2, o2, TILE_BYTES);
-        TILE_LOAD(3, o2 + PIECE, TILE_BYTES);
-    }
+    if (empty)
+        zero_sums();
+    else
+        load_sums(o, o + PIECE, o2, o2 + PIECE);
     for (int32_t i = 0; i < steps; i++) {
         const uint32_t *v = values + i * 2 * PIECE;
         tile_bring(ahead, 1);
@@ -304,27 +310,17 @@ static void values_of_two(float *o, const uint32_t *p, const uint32_t *values, i
         TILE_ADD(2, 5, 6);
         TILE_ADD(3, 5, 7);
     }
-    TILE_STORE(0, o);
-    TILE_STORE(1, o + PIECE);
-    TILE_STORE(2, o2);
-    TILE_STORE(3, o2 + PIECE);
+    store_sums(o, o + PIECE, o2, o2 + PIECE);
 }
 
 /* The same for o[64 d][row][d] of one group. */
 static void values_of_one(float *o, const uint32_t *p, const uint32_t *values, int32_t steps, bool empty,
                           struct tile_ahead *ahead, struct pairing *next)
 {
-    if (empty) {
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        TILE_ZERO(2);
-        TILE_ZERO(3);
-    } else {
-        TILE_LOAD(0, o, TILE_BYTES);
-        TILE_LOAD(1, o + PIECE, TILE_BYTES);
-        TILE_LOAD(2, o + 2 * PIECE, TILE_BYTES);
-        TILE_LOAD(3, o + 3 * PIECE, TILE_BYTES);
-    }
+    if (empty)
+        zero_sums();
+    else
+        load_sums(o, o + PIECE, o + 2 * PIECE, o + 3 * PIECE);
     for (int32_t i = 0; i < steps; i++) {
         const uint32_t *v = values + i * 4 * PIECE;
         tile_bring(ahead, 1);
@@ -339,10 +335,7 @@ static void values_of_one(float *o, const uint32_t *p, const uint32_t *values, i
         TILE_LOAD(4, v + 3 * PIECE, TILE_BYTES);
         TILE_ADD(3, 7, 4);
     }
-    TILE_STORE(0, o);
-    TILE_STORE(1, o + PIECE);
-    TILE_STORE(2, o + 2 * PIECE);
-    TILE_STORE(3, o + 3 * PIECE);
+    store_sums(o, o + PIECE, o + 2 * PIECE, o + 3 * PIECE);
 }
 
 /* ---- Softmax of a group ---------------------------------------------------------------------- */
