@@ -34,7 +34,7 @@
  *     keys    [192][d_qk + 32] bf16     keys that cannot be loaded as a tile in place = 228 KiB
  *     values  twice [6][2 or 4][16 pairs][16] pairs               2 × 192 × 64 × 2 B =  48 KiB
  *
- *   Limit: docs/kernels/cpu-dense-decode.md. The tile unit does 16384 FLOP in 16 cycles; it waits for the
+ *   Limit: docs/kernels/cpu-attention.md. The tile unit does 16384 FLOP in 16 cycles; it waits for the
  *   sums of O, and while the softmax runs.
  */
 #include "../convert.h"
@@ -42,9 +42,9 @@
 
 #include <math.h>
 
-#include "../avx512/products.h"
-#include "../avx512/softmax.h"
-#include "../avx512/transpose.h"
+#include "../avx512bf16/products.h"
+#include "../avx512bf16/softmax.h"
+#include "../avx512bf16/transpose.h"
 #include "tiles.h"
 
 enum {
