@@ -564,7 +564,7 @@ FMLA_API fmla_status fmla_sparse_decode(const fmla_sparse_decode_args *args);
 
 /* ---- Sparse prefill ------------------------------------------------------------------------- */
 
-/* Attention of the tokens of one prefill over a list of keys per token (docs/semantics.md, "Sparse prefill"),
+/* Attention of prefill tokens over a list of keys per token (docs/semantics.md, "Sparse prefill"),
  * as in sparse decode but without a batch. Query head h reads key head h / (h_q / h_kv). */
 typedef struct fmla_sparse_prefill_args {
     size_t struct_size;   /* set by FMLA_INIT */

@@ -33,7 +33,7 @@ static const struct command make_input = {
     "--op sparse_decode writes q, kv_cache in the format of --cache, indices [b, s_q, topk], and with "
     "--extra-topk the tensors of an extra cache, in that of --extra-cache; then --seq-len is the keys that a "
     "request's tokens "
-    "choose from. --op sparse_prefill writes a prompt: q [s_q, h_q, d_qk], kv [--seq-len, h_kv, d_qk], "
+    "choose from. --op sparse_prefill writes a prefill: q [s_q, h_q, d_qk], kv [--seq-len, h_kv, d_qk], "
     "or pages with --page-size or --cache, and indices [s_q, h_kv, topk]; values are around means, and "
     "softmax_scale is 0.5.\n"
     "\n"
