@@ -467,7 +467,7 @@ def test_given_results(family, kind, which):
 
 @of(which=all_arrays)
 def test_strides(family, kind, which):
-    """Parts of larger arrays, whose rest is not looked at, and stays as it is. Pages of bytes stay in one piece."""
+    """Parts of larger arrays, whose rest is not looked at, and stays as it is. Pages of bytes stay contiguous."""
     problem = family.make()
     arguments = {**family.arguments(kind, problem), **new_results(kind, problem, math.nan)}
     parts, large = {}, {}

@@ -148,8 +148,8 @@ static void draw_cache(struct random_state *random, bool gather, bool gpu, int64
     const bool wide = v[C_FORMAT] == FMLA_KV_BF16 || v[C_FORMAT] == FMLA_KV_FP16;
     v[C_TOKENS] = size_of(random, 193);
     v[C_PAGE_SIZE] = page_of(random);
-    const bool in_pieces = kv_layout_of(cache_formats[v[C_FORMAT]].format, 0).scale_bytes;
-    v[C_CACHE] = kind(random, in_pieces ? CACHE_SPREAD : CACHE_SPREAD + 1);
+    const bool contiguous_pages = kv_layout_of(cache_formats[v[C_FORMAT]].format, 0).scale_bytes;
+    v[C_CACHE] = kind(random, contiguous_pages ? CACHE_SPREAD : CACHE_SPREAD + 1);
     v[C_D_QK] = wide ? ONE_OF(random, 1, 2, 3, 61, 64, 67, 130, 512, 576, 577, 1040) : 512;
     v[C_ROPE] = !gather && v[C_D_QK] > 64 && kind(random, 2);
     v[C_SCALE] = v[C_FORMAT] == FMLA_KV_FP8_576 ? kind(random, CACHE_SCALES) : 0;
