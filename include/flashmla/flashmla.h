@@ -8,10 +8,12 @@
  * WORDS
  *   b                batch: requests             s_q, s_k   query tokens, keys of a request
  *   h_q, h_kv        query heads, key heads      d_qk, d_v  head sizes of Q·K and of V
- *   page             page_size consecutive cache slots
+ *   slot             the place of one token in a cache
+ *   page             page_size consecutive slots
  *   row              one (query token, query head)
- *   split            a part of one request's keys that is processed separately and merged afterwards
- *   partition        the list of (request, key range) that is assigned to one worker
+ *   split            a range of one request's keys that one worker processes; a request's splits are merged
+ *   partition        the list of splits that is assigned to one worker
+ *   part             an input of fmla_merge: a result over some of the keys
  *
  * CONVENTIONS
  *   Tensors          A fmla_tensor has the layout of DLPack's DLTensor; a DLTensor * may be cast to it. The
