@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A long prompt in chunks: the tokens of a chunk see all keys before it, and its own ones with a causal mask. Each is a call of
- * fmla_mha_forward, and fmla_merge joins them. What comes out is what one call over the whole prompt gives.
+ * A long prefill in chunks: the tokens of a chunk see all keys before it, and its own ones with a causal mask. Each is a call of
+ * fmla_mha_forward, and fmla_merge joins them. What comes out is what one call over the whole prefill gives.
  */
 #include <flashmla/flashmla.h>
 

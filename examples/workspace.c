@@ -3,7 +3,7 @@
  * One workspace for batches of all sizes: an engine asks once for the most that any of them takes, and never again.
  *
  * Up to 8 requests decode over lists of up to 256 keys each. A smaller batch may take more workspace than a larger one (on some
- * GPUs it is cut into more pieces), so the size of the largest batch would not do. The cache holds 1.0 everywhere, so every
+ * GPUs it is cut into more splits), so the size of the largest batch would not do. The cache holds 1.0 everywhere, so every
  * output is 1.0 whatever the queries are, which the program checks.
  */
 #include <flashmla/flashmla.h>

@@ -51,7 +51,7 @@ once() {
     mv "$1.once" "$1"
 }
 
-# One file a process, so that they share the cores; output in one piece a file.
+# One file a process, so that they share the cores; the output of a file stays together.
 tidy_one() {
     local output
     if ! output=$(clang-tidy --quiet -p "$1" "$2" 2>&1); then

@@ -380,7 +380,7 @@ static fmla_status bind_token(const struct descriptor *descriptor, const struct 
 static fmla_status check_cache_layout(const struct member *m, const struct cache_format *format,
                                       const struct checked_tensor *cache, const struct checked_call *call)
 {
-    const bool in_pieces =
+    const bool contiguous_pages =
         kv_layout_of(format->format, 0).scale_bytes; /* the tokens of a page, then their scales */
     if (!cache->shape[0]) return FMLA_OK;
     for (int i = 0; (m->allowed & IN_UNITS) && i < 2; i++)
@@ -389,9 +389,9 @@ static fmla_status check_cache_layout(const struct member *m, const struct cache
                         "%s: %s: stride of dimension %d is %lld, must be a multiple of %lld in %s",
                         call->operation, cache->name, i, (long long)cache->stride[i], (long long)format->unit,
                         format->name);
-    if (in_pieces && cache->shape[1] > 1 && cache->stride[1] != format->token)
+    if (contiguous_pages && cache->shape[1] > 1 && cache->stride[1] != format->token)
         return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: %s: stride of dimension 1 is %lld, must be %lld: a page of %s is in one piece",
+                    "%s: %s: stride of dimension 1 is %lld, must be %lld: a page of %s is contiguous",
                     call->operation, cache->name, (long long)cache->stride[1], (long long)format->token,
                     format->name);
     if (!call->shape_only && (m->allowed & IN_UNITS) &&

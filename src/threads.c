@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The parallel loop of the CPU back end. The caller of a loop takes part in it and waits only for pieces that
- * have begun. A helper thread that gets no processor begins no piece, so on a busy machine a call takes no
+ * The parallel loop of the CPU back end. The caller of a loop takes part in it and waits only for items that
+ * have begun. A helper thread that gets no processor begins no item, so on a busy machine a call takes no
  * longer than on one thread. A loop that ends with a barrier of all threads, as in OpenMP, must wait for each
  * of them, which turns a call of 50 us into one of many milliseconds.
  *
- * Two cases remain: a helper that is preempted in the middle of a piece, and a helper that is scheduled on
+ * Two cases remain: a helper that is preempted in the middle of a item, and a helper that is scheduled on
  * the caller's processor. If helpers come late or are waited for, small loops run alone for a while.
  *
  * Helpers belong to the process and are shared by the loops of all host threads. They are started when a loop
@@ -55,7 +55,7 @@ struct loop {
     int32_t joined;        /* the last worker number given out; the caller has 0 */
     _Atomic int64_t came;  /* when the first helper joined; 0: none joined */
     atomic_int inside;     /* helpers in the loop; once the last one left, the struct may be gone */
-    _Atomic int64_t begun; /* pieces */
+    _Atomic int64_t begun; /* items */
     fenv_t environment;    /* the caller's rounding mode, which helpers adopt */
 };
 
@@ -203,9 +203,9 @@ static void look_again_soon(void)
 #endif
 }
 
-/* Pieces differ in length, so threads take the next one whenever they are free. Each piece writes only to its
+/* Items differ in length, so threads take the next one whenever they are free. Each item writes only to its
  * own memory, so the result does not depend on which thread runs it. */
-static void run_pieces(struct loop *loop, int32_t worker)
+static void run_items(struct loop *loop, int32_t worker)
 {
     for (int64_t i; (i = atomic_fetch_add(&loop->begun, 1)) < loop->count;)
         loop->task(loop->task_data, i, worker);
@@ -250,7 +250,7 @@ static void *help(void *unused)
         pthread_mutex_unlock(&state.mutex);
         wake(wanted);
         fesetenv(&loop->environment);
-        run_pieces(loop, worker);
+        run_items(loop, worker);
         pthread_mutex_lock(&state.mutex);
         if (atomic_fetch_sub(&loop->inside, 1) == 1) pthread_cond_broadcast(&state.left);
     }
@@ -333,7 +333,7 @@ static void run_with_helpers(int32_t helpers, int64_t count, fmla_task task, voi
     atomic_fetch_add(&state.queued, 1);
     pthread_mutex_unlock(&state.mutex);
     wake(helpers);
-    run_pieces(&loop, 0);
+    run_items(&loop, 0);
     const int64_t end = nanoseconds_now();
 
     pthread_mutex_lock(&state.mutex);

@@ -222,14 +222,14 @@ static size_t system_bytes(int name)
 /* Thread `index` always has the same part of the memory. */
 struct parts {
     uint64_t *words;
-    int64_t pieces;
+    int64_t mebis;
     int threads;
     _Atomic uint64_t all;
 };
 
 static int64_t part_begin(const struct parts *parts, int index)
 {
-    return parts->pieces * index / parts->threads;
+    return parts->mebis * index / parts->threads;
 }
 
 static void fill_part(void *data, int index)
@@ -266,7 +266,7 @@ void peak_memory_close(struct peak_memory *memory)
     memory->words = NULL;
 }
 
-static uint64_t read_piece(const uint64_t *words)
+static uint64_t read_mebi(const uint64_t *words)
 {
     uint64_t sum[WORDS_AT_ONCE] = {0}, all = 0;
     for (int64_t i = 0; i < MEBI / (int64_t)sizeof *words; i += WORDS_AT_ONCE)
@@ -280,7 +280,7 @@ static void read_part(void *data, int index)
     struct parts *parts = data;
     uint64_t all = 0;
     for (int64_t i = part_begin(parts, index); i < part_begin(parts, index + 1); i++)
-        all ^= read_piece(parts->words + i * (MEBI / (int64_t)sizeof *parts->words));
+        all ^= read_mebi(parts->words + i * (MEBI / (int64_t)sizeof *parts->words));
     atomic_fetch_xor(&parts->all, all);
 }
 

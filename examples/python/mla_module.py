@@ -8,7 +8,7 @@ values and 64 values that carry the position (RoPE). A head's keys and values ar
     k = [W_UK c, rope(k_r)]      v = W_UV c      out = W_O [softmax(q kᵀ / sqrt(192)) v of all heads]
 
 Prefill projects c to keys and values and is dense attention with heads of 192 and 128 (`flash_attn_varlen_func`). Earlier tokens of a
-prompt that comes in chunks are gathered from the cache, some at a time, and projected too; `merge_states` joins the parts.
+prefill that comes in chunks are gathered from the cache, some at a time, and projected too; `merge_states` joins the parts.
 Decode is absorbed: the projections move to the query and to the result, and the cache is read as it is, one key of 576 values for all
 heads, whose first 512 are the value (`flash_mla_with_kvcache`):
 
@@ -20,9 +20,9 @@ once for 2 · 512 · (128 + 128) FLOP: from some 170 new tokens of a request on,
 `MLA`, `Batch` and what they call can be taken into a model as they are. Parameters have the names and shapes of the published
 checkpoints (`model.layers.N.self_attn.…`), without their FP8 scales.
 
-    python3 examples/python/mla_module.py [--device cuda] [--dtype float16] [--cache FP8_656] [--prompts 60 1 130] [--steps 12]
+    python3 examples/python/mla_module.py [--device cuda] [--dtype float16] [--cache FP8_656] [--prefill 60 1 130] [--steps 12]
 
-runs a layer of random weights over three prompts, each in two chunks, decodes, holds every output against plain PyTorch in fp32 that
+runs a layer of random weights over three prefills, each in two chunks, decodes, holds every output against plain PyTorch in fp32 that
 attends without a cache, and ends with exit code 1 if one differs by too much.
 """
 
@@ -271,7 +271,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
     parser.add_argument("--cache", default="plain", choices=["plain", "FP8_656"], help="plain: of --dtype")
-    parser.add_argument("--prompts", type=int, nargs="+", default=[60, 1, 130], help="tokens of each request")
+    parser.add_argument("--prefill", type=int, nargs="+", default=[60, 1, 130], help="tokens of each request")
     parser.add_argument("--context-part", type=int, default=40, help="earlier tokens that are projected at a time")
     parser.add_argument("--steps", type=int, default=12, help="decode steps; every third is of two tokens a request")
     parser.add_argument("--hidden", type=int, default=256)
@@ -279,8 +279,8 @@ def main() -> int:
     parser.add_argument("--q-lora", type=int, default=96)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    if min(options.prompts) < 0 or max(options.prompts) < 1 or options.steps < 0 or options.context_part < 1:
-        parser.error("--prompts, --steps, --context-part: a number is too small")
+    if min(options.prefill) < 0 or max(options.prefill) < 1 or options.steps < 0 or options.context_part < 1:
+        parser.error("--prefill, --steps, --context-part: a number is too small")
 
     torch.manual_seed(options.seed)
     device, dtype = options.device, getattr(torch, options.dtype)
@@ -294,15 +294,15 @@ def main() -> int:
         exact.get_parameter(name).data = parameter.float()
 
     decoded = [2 if step % 3 == 2 else 1 for step in range(options.steps)]
-    requests = [torch.randn(n + sum(decoded), options.hidden, device=device).to(dtype) for n in options.prompts]
+    requests = [torch.randn(n + sum(decoded), options.hidden, device=device).to(dtype) for n in options.prefill]
     expected = [plainly(exact, x.float()) for x in requests]
     batch = Batch(len(requests), max(map(len, requests)), device, options.context_part)
     pages = batch.new_pages(dtype, kv_format)
     pages.fill_(255 if pages.dtype == torch.uint8 else float("nan"))  # what was not written must not be read
 
     worst = 0.0
-    first = [n // 2 for n in options.prompts]
-    chunks = [("prefill", first), ("prefill", [n - m for n, m in zip(options.prompts, first)])]
+    first = [n // 2 for n in options.prefill]
+    chunks = [("prefill", first), ("prefill", [n - m for n, m in zip(options.prefill, first)])]
     for kind, counts in chunks + [("decode", [n] * len(requests)) for n in decoded]:
         before = list(batch.lengths)
         step = batch.prefill(counts) if kind == "prefill" else batch.decode(counts[0])

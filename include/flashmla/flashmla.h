@@ -8,10 +8,12 @@
  * WORDS
  *   b                batch: requests             s_q, s_k   query tokens, keys of a request
  *   h_q, h_kv        query heads, key heads      d_qk, d_v  head sizes of Q·K and of V
- *   page             page_size consecutive cache slots
+ *   slot             the place of one token in a cache
+ *   page             page_size consecutive slots
  *   row              one (query token, query head)
- *   split            a part of one request's keys that is processed separately and merged afterwards
- *   partition        the list of (request, key range) that is assigned to one worker
+ *   split            a range of one request's keys that one worker processes; a request's splits are merged
+ *   partition        the list of splits that is assigned to one worker
+ *   part             an input of fmla_merge: a result over some of the keys
  *
  * CONVENTIONS
  *   Tensors          A fmla_tensor has the layout of DLPack's DLTensor; a DLTensor * may be cast to it. The
@@ -146,11 +148,11 @@ typedef struct fmla_dtype {
 } fmla_dtype;
 
 typedef struct fmla_tensor {
-    void *data;
-    fmla_device device;
-    int32_t ndim;
-    fmla_dtype dtype;
-    const int64_t *shape;   /* [ndim] */
+    void *data;             /* on `device`; may be NULL if the tensor has no element */
+    fmla_device device;     /* where data is */
+    int32_t ndim;           /* dimensions; each operation names those of each tensor */
+    fmla_dtype dtype;       /* of an element */
+    const int64_t *shape;   /* [ndim], each ≥ 0 */
     const int64_t *strides; /* [ndim], in elements; NULL = contiguous, row-major */
     uint64_t byte_offset;   /* added to data */
 } fmla_tensor;
@@ -212,7 +214,7 @@ enum FMLA_INT32 { FMLA_TAKES_BF16 = 1 << 0, FMLA_TAKES_FP16 = 1 << 1, FMLA_TAKES
 
 /* One kernel of the library on one device. All strings are static. */
 typedef struct fmla_capability {
-    size_t struct_size;
+    size_t struct_size;    /* set by FMLA_INIT */
     const char *operation; /* "dense_decode" */
     const char *kernel;    /* "cpu-generic"; NULL: the operation has no kernel on this device */
     const char *reason;    /* why the kernel does not run here; "" if it does */
@@ -222,9 +224,9 @@ typedef struct fmla_capability {
     int32_t types;         /* of vectors outside caches: bits FMLA_TAKES_…; 0 if not applicable */
     int32_t kv_formats;    /* bits 1 << FMLA_KV_… that a call may name; 0: names none, or any */
     int32_t d_qk[4];       /* accepted sizes, then zeros; all zero: any size */
-    int32_t d_v[4];
-    int32_t products; /* bits 1 << FMLA_PRODUCTS_… that a call may name; 0: names none */
-    int32_t reserved;
+    int32_t d_v[4];        /* the same */
+    int32_t products;      /* bits 1 << FMLA_PRODUCTS_… that a call may name; 0: names none */
+    int32_t reserved;      /* 0 */
 } fmla_capability;
 
 /* Fills row `index` of a device's table. Rows are in order of operation, then of preference: the first
@@ -240,7 +242,7 @@ FMLA_API fmla_status fmla_capabilities(fmla_device device, int64_t index, fmla_c
 
 /* One device as the library sees it. All strings are static. */
 typedef struct fmla_device_info {
-    size_t struct_size;
+    size_t struct_size;    /* set by FMLA_INIT */
     const char *name;      /* "NVIDIA H200"; "" for the CPU */
     const char *reason;    /* why no kernel of this build runs there; "" if one does */
     const char *built_for; /* GPUs with machine code in this build, "80 90a"; "" without CUDA kernels */
@@ -273,7 +275,7 @@ FMLA_API fmla_status fmla_prepare(fmla_device device);
  * so one plan serves every layer of a model for one step. Dense decode and sparse decode need different
  * plans, made by different functions; both are described and used alike. */
 typedef struct fmla_decode_plan_args {
-    size_t struct_size;
+    size_t struct_size;         /* set by FMLA_INIT */
     const fmla_tensor *seqlens; /* [b] int32: keys per request; clamped to [0, capacity]; b < 2^31 - 65537 */
     int64_t s_q;                /* query tokens per request, ≥ 1 */
     int64_t h_q;                /* query heads, ≥ 1 */
@@ -311,27 +313,27 @@ FMLA_API fmla_status fmla_decode_plan(const fmla_decode_plan_args *args);
 
 /* A plan for fmla_sparse_decode, which cuts requests by their valid index counts. The rules for seqlens in
  * fmla_decode_plan_args apply to whichever of topk_length and extra_topk_length are given. If neither is
- * given, the plan is in memory of `target`, where {0, 0} is host memory. Members without a comment are as in
- * fmla_decode_plan_args. */
+ * given, the plan is in memory of `target`, where {0, 0} is host memory. */
 typedef struct fmla_sparse_plan_args {
-    size_t struct_size;
+    size_t struct_size;                   /* set by FMLA_INIT */
     const fmla_tensor *topk_length;       /* [b] int32, clamped to [0, topk]; NULL = topk */
     const fmla_tensor *extra_topk_length; /* [b] int32, clamped to [0, extra_topk]; NULL = extra_topk */
-    int64_t b;          /* requests, < 2^31 - 65537; 0 or the same if a length tensor is given */
-    int64_t s_q;        /* query tokens per request, ≥ 1 */
-    int64_t h_q;        /* query heads, ≥ 1 */
-    int64_t topk;       /* indices per query token, in [0, 2^31) */
-    int64_t extra_topk; /* the same of the extra cache; 0 without one */
-    fmla_device target;
-    int32_t num_workers;
+    int64_t b;           /* requests, < 2^31 - 65537; 0 or the same if a length tensor is given */
+    int64_t s_q;         /* query tokens per request, ≥ 1 */
+    int64_t h_q;         /* query heads, ≥ 1 */
+    int64_t topk;        /* indices per query token, in [0, 2^31) */
+    int64_t extra_topk;  /* the same of the extra cache; 0 without one */
+    fmla_device target;  /* the device that will use the plan; {0, 0} = that of the length tensors */
+    int32_t num_workers; /* SMs or threads to plan for, in [0, 65536]; 0 = all of the target's */
     /* In [1, 65536]; 0 = from num_workers, h_q, s_q, topk and extra_topk, never from b: the plan of one batch
      * may then be copied over that of another, and partitions that it does not need are idle. */
     int32_t num_partitions;
-    void *plan;
-    size_t plan_size; /* at least the result of fmla_sparse_plan_size */
-    void *stream;
-    const fmla_tensor *partitions;
-    const fmla_tensor *num_splits;
+    void *plan;       /* output; 16-byte aligned, on the device of the length tensors */
+    size_t plan_size; /* in bytes; at least the result of fmla_sparse_plan_size */
+    void *stream;     /* CUDA stream, if the plan is in device memory */
+    /* The plan's tables instead of `plan`, as in fmla_decode_plan_args. */
+    const fmla_tensor *partitions; /* [num_partitions, 8] int32, rows contiguous, 16-byte aligned */
+    const fmla_tensor *num_splits; /* [b + 1] int32 */
 } fmla_sparse_plan_args;
 
 /* Work like fmla_decode_plan_size, fmla_decode_plan_partitions and fmla_decode_plan. */
@@ -343,9 +345,9 @@ enum FMLA_INT32 { FMLA_PARTITION_FIELDS = 8 };
 
 /* The contents of a plan. The pointers point into the plan. */
 typedef struct fmla_plan_view {
-    size_t struct_size;
-    int64_t batch;
-    int64_t num_partitions;
+    size_t struct_size;     /* set by FMLA_INIT */
+    int64_t batch;          /* requests */
+    int64_t num_partitions; /* rows of `partitions` */
     /* Upper bound of a partition's load, in blocks of 64 keys, with an overhead of 5 per request. */
     int64_t payload;
     /* [num_partitions, 8]: begin request, end request (inclusive), begin block, end block (exclusive), begin
@@ -380,7 +382,7 @@ enum FMLA_INT32 { FMLA_PRODUCTS_BF16 = 0, FMLA_PRODUCTS_FP8 = 1 };
  *     S = softmax_scale · Q Kᵀ,  lse = ln Σ exp(S),  out = softmax(S) V,  V = the first d_v values of K.
  * Query head h reads key head h / (h_q / h_kv). */
 typedef struct fmla_dense_decode_args {
-    size_t struct_size;
+    size_t struct_size; /* set by FMLA_INIT */
     /* [b, s_q, h_q, d_qk] bf16 or fp16. With FMLA_PRODUCTS_FP8 it is bf16 or, over FMLA_KV_FP8_576 only, e4m3
      * codes in any one-byte type; FMLA_KV_FP8_656 accepts no codes because the last 64 values of its queries
      * stay bf16. */
@@ -400,17 +402,17 @@ typedef struct fmla_dense_decode_args {
     /* From fmla_decode_plan for this b; NULL = planned inside the call. A plan made for other lengths is
      * safe; one made for other heads is safe but unbalanced. */
     const void *plan;
-    size_t plan_size; /* in bytes */
-    void *workspace;  /* fmla_dense_decode_workspace_size bytes on the device of q */
-    size_t workspace_size;
-    void *stream;        /* CUDA stream; not used on the CPU */
-    const char *kernel;  /* name of a kernel to force (see fmla_capabilities); NULL = the best */
-    int32_t kv_format;   /* FMLA_KV_…; may be 0 if kv_cache has the type of q */
-    int32_t products;    /* FMLA_PRODUCTS_…; FP8 only over FMLA_KV_FP8_576 and FMLA_KV_FP8_656 */
-    float softmax_scale; /* 0 = 1/sqrt(d_qk); finite */
-    int32_t causal;      /* 1: token j of s_q sees keys t ≤ s_k - s_q + j; 0: all keys */
-    int32_t lse_empty;   /* FMLA_LSE_EMPTY_… */
-    int32_t log_base;    /* FMLA_LOG_… */
+    size_t plan_size;      /* in bytes */
+    void *workspace;       /* fmla_dense_decode_workspace_size bytes on the device of q */
+    size_t workspace_size; /* in bytes */
+    void *stream;          /* CUDA stream; not used on the CPU */
+    const char *kernel;    /* name of a kernel to force (see fmla_capabilities); NULL = the best */
+    int32_t kv_format;     /* FMLA_KV_…; may be 0 if kv_cache has the type of q */
+    int32_t products;      /* FMLA_PRODUCTS_…; FP8 only over FMLA_KV_FP8_576 and FMLA_KV_FP8_656 */
+    float softmax_scale;   /* 0 = 1/sqrt(d_qk); finite */
+    int32_t causal;        /* 1: token j of s_q sees keys t ≤ s_k - s_q + j; 0: all keys */
+    int32_t lse_empty;     /* FMLA_LSE_EMPTY_… */
+    int32_t log_base;      /* FMLA_LOG_… */
     /* 1: a request's result has the same bits for any batch around it and any position in the batch; `plan`
      * is then ignored. Needs workspace in proportion to the capacity of the table. */
     int32_t batch_invariant;
@@ -488,7 +490,7 @@ enum FMLA_INT32 {
  * "Sparse decode"). It is dense decode with a key list for every query token instead of a request's keys, and
  * with one key head. */
 typedef struct fmla_sparse_decode_args {
-    size_t struct_size;
+    size_t struct_size;   /* set by FMLA_INIT */
     const fmla_tensor *q; /* [b, s_q, h_q, d_qk] bf16 or fp16 */
     /* [pages, page_size, 1, d_qk] in the type of q; or [pages, page_size, 1, bytes of a token] in any
      * one-byte type. Strides and addresses of pages and tokens are multiples of 4 (FMLA_KV_FP8_656,
@@ -519,13 +521,13 @@ typedef struct fmla_sparse_decode_args {
     const fmla_tensor *partitions; /* [partitions of the plan, 8] int32, rows contiguous, 16-byte aligned */
     const fmla_tensor *num_splits; /* [b + 1] int32 */
     void *workspace;               /* fmla_sparse_decode_workspace_size bytes on the device of q */
-    size_t workspace_size;
-    void *stream;        /* CUDA stream; not used on the CPU */
-    const char *kernel;  /* name of a kernel to force (see fmla_capabilities); NULL = the best */
-    int32_t kv_format;   /* FMLA_KV_…; may be 0 if kv_cache has the type of q */
-    float softmax_scale; /* 0 = 1/sqrt(d_qk); finite */
-    int32_t lse_empty;   /* FMLA_LSE_EMPTY_… */
-    int32_t log_base;    /* FMLA_LOG_… */
+    size_t workspace_size;         /* in bytes */
+    void *stream;                  /* CUDA stream; not used on the CPU */
+    const char *kernel;            /* name of a kernel to force (see fmla_capabilities); NULL = the best */
+    int32_t kv_format;             /* FMLA_KV_…; may be 0 if kv_cache has the type of q */
+    float softmax_scale;           /* 0 = 1/sqrt(d_qk); finite */
+    int32_t lse_empty;             /* FMLA_LSE_EMPTY_… */
+    int32_t log_base;              /* FMLA_LOG_… */
     /* 1: a request's result has the same bits for any batch around it and any position in the batch; `plan`
      * is then ignored. Needs workspace in proportion to topk and extra_topk. */
     int32_t batch_invariant;
@@ -564,10 +566,10 @@ FMLA_API fmla_status fmla_sparse_decode(const fmla_sparse_decode_args *args);
 
 /* ---- Sparse prefill ------------------------------------------------------------------------- */
 
-/* Attention of the tokens of a prompt over a list of keys per token (docs/semantics.md, "Sparse prefill"), as
- * in sparse decode but without a batch. Query head h reads key head h / (h_q / h_kv). */
+/* Attention of prefill tokens over a list of keys per token (docs/semantics.md, "Sparse prefill"),
+ * as in sparse decode but without a batch. Query head h reads key head h / (h_q / h_kv). */
 typedef struct fmla_sparse_prefill_args {
-    size_t struct_size;
+    size_t struct_size;   /* set by FMLA_INIT */
     const fmla_tensor *q; /* [s_q, h_q, d_qk] bf16 */
     /* [s_kv, h_kv, d_qk] bf16; or pages, [pages, page_size, 1, d_qk] bf16 or bytes as in
      * fmla_sparse_decode_args, for which s_kv = pages · page_size and h_kv = 1. */
@@ -584,13 +586,13 @@ typedef struct fmla_sparse_prefill_args {
     const fmla_tensor *max_logits;
     const fmla_tensor *lse; /* [s_q, h_q] fp32, written; NULL = not wanted */
     void *workspace;        /* fmla_sparse_prefill_workspace_size bytes on the device of q */
-    size_t workspace_size;
-    void *stream;        /* CUDA stream; not used on the CPU */
-    const char *kernel;  /* name of a kernel to force (see fmla_capabilities); NULL = the best */
-    int32_t kv_format;   /* FMLA_KV_… whose tokens have d_qk values; may be 0 if kv is bf16 */
-    float softmax_scale; /* 0 = 1/sqrt(d_qk); finite */
-    int32_t lse_empty;   /* FMLA_LSE_EMPTY_… */
-    int32_t log_base;    /* FMLA_LOG_…, of lse and max_logits */
+    size_t workspace_size;  /* in bytes */
+    void *stream;           /* CUDA stream; not used on the CPU */
+    const char *kernel;     /* name of a kernel to force (see fmla_capabilities); NULL = the best */
+    int32_t kv_format;      /* FMLA_KV_… whose tokens have d_qk values; may be 0 if kv is bf16 */
+    float softmax_scale;    /* 0 = 1/sqrt(d_qk); finite */
+    int32_t lse_empty;      /* FMLA_LSE_EMPTY_… */
+    int32_t log_base;       /* FMLA_LOG_…, of lse and max_logits */
 } fmla_sparse_prefill_args;
 
 /* Returns the workspace of fmla_sparse_prefill for these arguments, in bytes, and its alignment; either may
@@ -626,15 +628,14 @@ FMLA_API fmla_status fmla_sparse_prefill(const fmla_sparse_prefill_args *args);
  * requests are packed: their tokens, and their keys, follow each other in one dimension, cu_seqlens_q and
  * cu_seqlens_k give the starts, and tensors have no dimension b. */
 typedef struct fmla_mha_forward_args {
-    size_t struct_size;
+    size_t struct_size;   /* set by FMLA_INIT */
     const fmla_tensor *q; /* [b, s_q, h_q, d_qk] or [tokens, h_q, d_qk], bf16 or fp16 */
     const fmla_tensor *k; /* [b, s_k, h_kv, d_qk] or [tokens of keys, h_kv, d_qk], in the type of q */
     const fmla_tensor *v; /* [b, s_k, h_kv, d_v] or [tokens of keys, h_kv, d_v], in the type of q */
-    /* [b + 1] int32: request r has tokens cu_seqlens_q[r] to cu_seqlens_q[r + 1] - 1, and likewise its keys.
-     * Values are clamped to the number of tokens and to at least the value before. NULL if q has four
-     * dimensions. */
+    /* [b + 1] int32: request r has tokens cu_seqlens_q[r] to cu_seqlens_q[r + 1] - 1. Values are clamped to
+     * the number of tokens and to at least the value before. NULL if q has four dimensions. */
     const fmla_tensor *cu_seqlens_q;
-    const fmla_tensor *cu_seqlens_k;
+    const fmla_tensor *cu_seqlens_k; /* the same of keys */
     /* [b, s_q, h_q, d_v] or [tokens, h_q, d_v] in the type of q; written. Tokens of no request are not
      * written. */
     const fmla_tensor *out;
@@ -642,16 +643,16 @@ typedef struct fmla_mha_forward_args {
     const fmla_tensor *lse;
     /* With cu_seqlens: upper bounds of a request's tokens and keys; 0 = not known. The results of a longer
      * request are wrong. */
-    int64_t max_s_q;
-    int64_t max_s_k;
-    void *workspace; /* fmla_mha_forward_workspace_size bytes on the device of q */
-    size_t workspace_size;
-    void *stream;        /* CUDA stream; not used on the CPU */
-    const char *kernel;  /* name of a kernel to force (see fmla_capabilities); NULL = the best */
-    float softmax_scale; /* 0 = 1/sqrt(d_qk); finite */
-    int32_t causal;      /* 1: token j of s_q sees keys t ≤ s_k - s_q + j */
-    int32_t lse_empty;   /* FMLA_LSE_EMPTY_… */
-    int32_t log_base;    /* FMLA_LOG_… */
+    int64_t max_s_q;       /* tokens */
+    int64_t max_s_k;       /* keys */
+    void *workspace;       /* fmla_mha_forward_workspace_size bytes on the device of q */
+    size_t workspace_size; /* in bytes */
+    void *stream;          /* CUDA stream; not used on the CPU */
+    const char *kernel;    /* name of a kernel to force (see fmla_capabilities); NULL = the best */
+    float softmax_scale;   /* 0 = 1/sqrt(d_qk); finite */
+    int32_t causal;        /* 1: token j of s_q sees keys t ≤ s_k - s_q + j */
+    int32_t lse_empty;     /* FMLA_LSE_EMPTY_… */
+    int32_t log_base;      /* FMLA_LOG_… */
 } fmla_mha_forward_args;
 
 /* Returns the workspace of fmla_mha_forward for these arguments, in bytes, and its alignment; either may be
@@ -685,12 +686,12 @@ FMLA_API fmla_status fmla_mha_forward(const fmla_mha_forward_args *args);
  * Requests are separate or packed, as in fmla_mha_forward_args. dk and dv are summed over the query heads
  * that read the same key head. */
 typedef struct fmla_mha_backward_args {
-    size_t struct_size;
-    const fmla_tensor *q; /* q, k, v: the inputs of fmla_mha_forward */
-    const fmla_tensor *k;
-    const fmla_tensor *v;
-    const fmla_tensor *cu_seqlens_q; /* both: the starts of packed requests, as there */
-    const fmla_tensor *cu_seqlens_k;
+    size_t struct_size;              /* set by FMLA_INIT */
+    const fmla_tensor *q;            /* as in the forward call */
+    const fmla_tensor *k;            /* as in the forward call */
+    const fmla_tensor *v;            /* as in the forward call */
+    const fmla_tensor *cu_seqlens_q; /* as in the forward call */
+    const fmla_tensor *cu_seqlens_k; /* as in the forward call */
     const fmla_tensor *out; /* [b, s_q, h_q, d_v] or [tokens, h_q, d_v] in the type of q: its output */
     /* [b, h_q, s_q] or [h_q, tokens] fp32: its log-sum-exp, in base log_base. A row whose lse is +inf or -inf
      * saw no key, and its gradients are 0. */
@@ -699,15 +700,15 @@ typedef struct fmla_mha_backward_args {
     /* The gradients of q, k and v, with their shapes and the type of q; written. They may be views of one
      * packed tensor. Tokens of a request without keys, keys of a request without tokens, and tokens and keys
      * of no request become 0. */
-    const fmla_tensor *dq;
-    const fmla_tensor *dk;
-    const fmla_tensor *dv;
+    const fmla_tensor *dq; /* of q */
+    const fmla_tensor *dk; /* of k */
+    const fmla_tensor *dv; /* of v */
     /* With cu_seqlens: upper bounds of a request's tokens and keys; 0 = not known. The results of a longer
      * request are wrong. */
-    int64_t max_s_q;
-    int64_t max_s_k;
-    void *workspace; /* fmla_mha_backward_workspace_size bytes on the device of q */
-    size_t workspace_size;
+    int64_t max_s_q;       /* tokens */
+    int64_t max_s_k;       /* keys */
+    void *workspace;       /* fmla_mha_backward_workspace_size bytes on the device of q */
+    size_t workspace_size; /* in bytes */
     void *stream;          /* CUDA stream; not used on the CPU */
     const char *kernel;    /* name of a kernel to force (see fmla_capabilities); NULL = the best */
     float softmax_scale;   /* as in the forward call; 0 = 1/sqrt(d_qk); finite */
@@ -748,7 +749,7 @@ FMLA_API fmla_status fmla_mha_backward(const fmla_mha_backward_args *args);
  * parts may come from several machines. A part whose lse is +inf or -inf saw no key, and its out is not read.
  * Parts are merged in order of their index. */
 typedef struct fmla_merge_args {
-    size_t struct_size;
+    size_t struct_size;           /* set by FMLA_INIT */
     const fmla_tensor *out_parts; /* [n, b, s_q, h_q, d_v] bf16, fp16 or fp32 */
     const fmla_tensor *lse_parts; /* [n, b, h_q, s_q] fp32 */
     const fmla_tensor *attn_sink; /* [h_q] fp32 or NULL; applied once, to the merged result */
@@ -776,7 +777,7 @@ enum {
 /* Writes the vectors of new tokens into pages, quantised to the format (docs/semantics.md, "Cache append").
  * Slot s is slot s mod page_size of page s / page_size. All other bytes of the cache keep their values. */
 typedef struct fmla_cache_append_args {
-    size_t struct_size;
+    size_t struct_size;        /* set by FMLA_INIT */
     const fmla_tensor *latent; /* [tokens, d_qk - 64] bf16, fp16 or fp32; [tokens, d_qk] without rope */
     /* [tokens, 64] in the type of latent: the last 64 values of each token. NULL: latent contains them.
      * latent and rope may be two views of one tensor. */
@@ -820,7 +821,7 @@ FMLA_API fmla_status fmla_rope_table(float *table, int64_t positions, double bas
 /* Reads the vectors of tokens out of pages, decoded to the values that attention uses (docs/semantics.md,
  * "Cache gather"). */
 typedef struct fmla_cache_gather_args {
-    size_t struct_size;
+    size_t struct_size;          /* set by FMLA_INIT */
     const fmla_tensor *kv_cache; /* as in fmla_cache_append_args; read */
     const fmla_tensor *slots; /* [tokens] int64; a value that is no slot of the cache, as -1, gives zeros */
     const fmla_tensor *out;   /* [tokens, d_qk] bf16, fp16 or fp32; written */
@@ -840,7 +841,7 @@ FMLA_API fmla_status fmla_cache_gather(const fmla_cache_gather_args *args);
  * (docs/semantics.md, "Cache convert"). The result is that of fmla_cache_gather and fmla_cache_append with
  * intermediate values in a type that holds every element exactly. */
 typedef struct fmla_cache_convert_args {
-    size_t struct_size;
+    size_t struct_size;           /* set by FMLA_INIT */
     const fmla_tensor *src_cache; /* as kv_cache of fmla_cache_append_args, in src_format; read */
     const fmla_tensor *src_slots; /* [tokens] int64: the slot of each token */
     const fmla_tensor *dst_cache; /* the same in dst_format; written; must not overlap src_cache */

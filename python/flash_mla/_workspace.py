@@ -38,7 +38,7 @@ def workspace_bound(
         function: "flash_mla_with_kvcache", "flash_mla_with_kvcache_fp8" or "flash_mla_sparse_fwd".
         device: as in `capabilities`.
         s_q, h_q, b, topk, extra_topk, max_pages: the largest of any call: tokens of a request (of flash_mla_sparse_fwd: of the
-            prompt), heads, requests, the lengths of the lists of `indices` and of `extra_indices_in_kvcache`, entries of a row of
+            prefill), heads, requests, the lengths of the lists of `indices` and of `extra_indices_in_kvcache`, entries of a row of
             the block table. flash_mla_sparse_fwd has no b, flash_mla_with_kvcache_fp8 no topk, and of flash_mla_with_kvcache
             either topk (sparse attention) or max_pages is given.
         page_size, h_k, d_qk, dtype, is_fp8_kvcache, batch_invariant: the same in all calls; dtype is that of q. Of

@@ -335,7 +335,7 @@ def flash_mla_sparse_fwd(
     stream: int = 0,
     kv_format: Optional[str] = None,
 ) -> Tuple[Any, ...]:
-    """Attention of each token of a prompt over the keys that `indices` names; V is the first d_v values of K.
+    """Attention of each prefill token over the keys that `indices` names; V is the first d_v values of K.
 
     Args:
         q: [s_q, h_q, d_qk], bf16; d_qk is 576 or 512.

@@ -48,7 +48,7 @@ struct output_params {
 /* How a call is cut into pieces (a range of keys of one request), and where the pieces of cut requests are
  * kept. */
 struct split_params {
-    const struct plan_header *header;        /* of a plan in one piece; NULL: the tables are separate */
+    const struct plan_header *header;        /* of a plan in one buffer; NULL: the tables are separate */
     const struct plan_partition *partitions; /* NULL: cut into chunks of chunk_keys keys */
     const int32_t *num_splits;
     int32_t num_partitions; /* that there is room for */

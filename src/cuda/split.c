@@ -146,7 +146,7 @@ fmla_status cuda_launch_join(const struct cuda_scope *scope, const struct attent
     int32_t rows_per_block = parts_of_request(p, w) > many ? 1 : JOIN_WARPS;
     const int64_t row_blocks = cuda_ceil_div(p->h_q * p->s_q, rows_per_block);
     const int64_t most = (int64_t)JOIN_BLOCKS_PER_SM * scope->device->sms;
-    /* Rows are cut by columns into 1, 2 or 4 pieces, as long as there are threads for them. */
+    /* Rows are cut by columns into 1, 2 or 4 shares, as long as there are threads for them. */
     int cuts = 0;
     while (cuts < 2 && (requests * row_blocks) << (cuts + 1) <= most) cuts++;
     const int64_t most_rows = most >> cuts;

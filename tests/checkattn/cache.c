@@ -32,7 +32,7 @@ static bool possible(const int64_t *v)
     if (sized && v[C_D_QK] <= 64 && v[C_ROPE] == 1) return false;
     if (!v[C_TURN] && v[C_POSITIONS] > 0) return false;
     if (sized && v[C_D_QK] != 576 && (v[C_NORM] > 0 || v[C_TURN] > 0 || v[C_POSITIONS] > 0)) return false;
-    return !(in_pieces(format) && v[C_CACHE] == CACHE_SPREAD);
+    return !(contiguous_pages(format) && v[C_CACHE] == CACHE_SPREAD);
 }
 
 static bool counts(const int64_t *v, int i, int j)

@@ -15,7 +15,7 @@ static inline bool is_16_bit(int64_t format)
 }
 
 /* Returns true if a page stores its scales after its tokens, which are then contiguous. */
-static inline bool in_pieces(int64_t format)
+static inline bool contiguous_pages(int64_t format)
 {
     return format > 0 && kv_layout_of((enum kv_format)(format - 1), 512).scale_bytes;
 }

@@ -31,8 +31,8 @@ static bool possible(const int64_t *v)
                may_be = v[V_FROM] < 0 || v[V_TO] < 0;
     if (v[V_SCALE] > 0 && !scaled && !may_be) return false;
     if (v[V_SCALE] > 0 && (width == 512 || (d_qk >= 0 && d_qk != 576))) return false;
-    return !(in_pieces(v[V_FROM]) && v[V_FROM_CACHE] == CACHE_SPREAD) &&
-           !(in_pieces(v[V_TO]) && v[V_TO_CACHE] == CACHE_SPREAD);
+    return !(contiguous_pages(v[V_FROM]) && v[V_FROM_CACHE] == CACHE_SPREAD) &&
+           !(contiguous_pages(v[V_TO]) && v[V_TO_CACHE] == CACHE_SPREAD);
 }
 
 static bool counts(const int64_t *v, int i, int j)

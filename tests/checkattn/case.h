@@ -259,13 +259,13 @@ void case_spike(uint8_t *end, bool fp16);
 void case_infinite(uint8_t *end, bool fp16, bool of_key, bool special);
 
 /* Makes the case's plan and sets its argument. On a GPU the device makes it too, and *same says whether
- * all plans, in one piece and as tables, have the same bits. */
+ * all plans, in one buffer and as tables, have the same bits. */
 fmla_status case_plan(struct test_case *c, bool *same);
 
 /* Changes the arguments to make the plan from host memory: without lengths it would be a plan in the
  * target's memory, so it gets the lengths of full lists, in *full (guarded_free). */
 void case_plan_on_host(struct plan_call *plan, struct guarded *full);
-void case_use_tables(struct test_case *c); /* replace the plan in one piece from now on */
+void case_use_tables(struct test_case *c); /* replace the plan in one buffer from now on */
 
 /* Sets the arguments of a case's plan, except lengths, and the length tensors that `args` name. */
 void case_plan_args(const struct test_case *c, const union call_args *args, struct plan_call *plan);

@@ -181,7 +181,7 @@ static void make_lists(struct sparse_case *s, struct sparse_pool *pool)
                 else
                     memcpy(sparse_list(&s->c, k, r, t, h), sparse_list(&s->c, k, r, class, h),
                            (size_t)pool->topk * sizeof(int32_t));
-                if (class == t && s->inputs == P_EXTREME) prefill_extreme_list(s, t, h);
+                if (class == t && s->inputs == PREFILL_EXTREME) prefill_extreme_list(s, t, h);
             }
 }
 
@@ -225,7 +225,7 @@ static void fill_keys(struct sparse_case *s, struct sparse_pool *pool)
             sparse_pool_put_end(pool, slot, (float[]){0.0f, 0.5f}, 2); /* there is no infinite code */
         else if (s->inputs == S_INFINITE)
             case_infinite(sparse_pool_end(pool, token), fp16, true, slot == pool->s_k / 2);
-        if (s->inputs == P_EXTREME) prefill_extreme_key(s, token, slot);
+        if (s->inputs == PREFILL_EXTREME) prefill_extreme_key(s, token, slot);
     }
     free(named);
     if (s->codes != S_CODES_NAN || !s->c.b || !s->c.s_q) return;
@@ -244,9 +244,10 @@ static void make_pool(struct sparse_case *s, int k, int first, enum kv_format fo
 {
     struct sparse_pool *pool = &s->pool[k];
     struct test_case *c = &s->c;
-    const bool flat = s->prefill && (c->v[P_SOURCE] == P_FLAT || c->v[P_SOURCE] == P_FLAT_GAPS);
+    const bool flat =
+        s->prefill && (c->v[PREFILL_SOURCE] == PREFILL_FLAT || c->v[PREFILL_SOURCE] == PREFILL_FLAT_GAPS);
     const int64_t apart = c->b < APART ? c->b : APART,
-                  of_axis = c->v[s->prefill ? (int)P_LAYOUT : (int)S_LAYOUT];
+                  of_axis = c->v[s->prefill ? (int)PREFILL_LAYOUT : (int)S_LAYOUT];
     sparse_pool_in(pool, c, first);
     pool->format = format, pool->d_qk = c->d_qk, pool->layout = kv_layout_of(format, (int32_t)c->d_qk);
     pool->s_k = shape[0], pool->topk = *(k ? &c->extra_topk : &c->topk) = shape[1],
@@ -278,7 +279,7 @@ static void make_q(struct sparse_case *s, bool of_codes)
                (size_t)c->d_qk * 2);
         if (s->inputs == S_SPIKED) case_spike(row + c->d_qk * 2, fp16);
         if (s->inputs == S_INFINITE) case_infinite(row + c->d_qk * 2, fp16, false, (t + h) % 3 == 0);
-        if (s->inputs == P_EXTREME) prefill_extreme_query(s, row, t, h);
+        if (s->inputs == PREFILL_EXTREME) prefill_extreme_query(s, row, t, h);
         if (s->codes != S_CODES_BEYOND || !of_codes) continue;
         memset(row + 2 * (c->d_qk - rope), 0, 2); /* multiplies the large rope value */
         if (r % 4 == 3 && h % 61 == 60 && !fp16)
@@ -386,42 +387,44 @@ static void make_decode(struct test_case *c, const struct run *run)
 
 static void make_prefill(struct test_case *c, const struct run *run)
 {
-    static const enum kv_format formats[P_SOURCES] = {
+    static const enum kv_format formats[PREFILL_SOURCES] = {
         KV_BF16,    KV_BF16,          KV_FP8_656, KV_FP8_584,       KV_BF16,
         KV_FP8_528, KV_FP8_528_SPLIT, KV_FP4_288, KV_FP4_288_SPLIT, KV_FP8_528_F32};
-    static const int32_t names[P_SOURCES] = {0,
-                                             FMLA_KV_BF16,
-                                             FMLA_KV_FP8_656,
-                                             FMLA_KV_FP8_584,
-                                             FMLA_KV_BF16,
-                                             FMLA_KV_FP8_528,
-                                             FMLA_KV_FP8_528_SPLIT,
-                                             FMLA_KV_FP4_288,
-                                             FMLA_KV_FP4_288_SPLIT,
-                                             FMLA_KV_FP8_528_F32};
+    static const int32_t names[PREFILL_SOURCES] = {0,
+                                                   FMLA_KV_BF16,
+                                                   FMLA_KV_FP8_656,
+                                                   FMLA_KV_FP8_584,
+                                                   FMLA_KV_BF16,
+                                                   FMLA_KV_FP8_528,
+                                                   FMLA_KV_FP8_528_SPLIT,
+                                                   FMLA_KV_FP4_288,
+                                                   FMLA_KV_FP4_288_SPLIT,
+                                                   FMLA_KV_FP8_528_F32};
     struct sparse_case *s = (struct sparse_case *)c;
-    const int64_t *v = c->v, source = v[P_SOURCE], results = v[P_RESULTS];
-    const enum layout layout = near_layout(v[P_LAYOUT]);
+    const int64_t *v = c->v, source = v[PREFILL_SOURCE], results = v[PREFILL_RESULTS];
+    const enum layout layout = near_layout(v[PREFILL_LAYOUT]);
     float *scale = &c->args.sparse_prefill.softmax_scale;
     int64_t shape[3];
-    s->prefill = true, s->indices = v[P_INDICES], s->codes = v[P_CODES], s->inputs = v[P_INPUTS];
+    s->prefill = true, s->indices = v[PREFILL_INDICES], s->codes = v[PREFILL_CODES],
+    s->inputs = v[PREFILL_INPUTS];
     c->d_v = S_D_V, c->dtype = dtype_bf16;
     *scale = s->inputs == S_STEEP ? 400.0f : s->inputs == S_BEYOND ? 3e38f : 0.5f;
     case_tensor(c, PREFILL(q), layout, true), case_tensor(c, PREFILL(out), layout, true);
-    case_tensor(c, PREFILL(max_logits), layout, results == P_RESULTS_BOTH || results == P_RESULTS_MAX);
-    case_tensor(c, PREFILL(lse), layout, results == P_RESULTS_BOTH || results == P_RESULTS_LSE);
+    case_tensor(c, PREFILL(max_logits), layout,
+                results == PREFILL_RESULTS_BOTH || results == PREFILL_RESULTS_MAX);
+    case_tensor(c, PREFILL(lse), layout, results == PREFILL_RESULTS_BOTH || results == PREFILL_RESULTS_LSE);
     make_q(s, false);
-    axis_shape_take(v[P_SHAPE], prefill_shapes[0], 2, shape);
-    shape[2] = v[P_PAGE];
-    make_pool(s, 0, PREFILL(kv), formats[source], shape, v[P_LENGTHS],
-              source == P_FLAT && layout != LAYOUT_ODD                    ? LAYOUT_CONTIGUOUS
-              : source == P_FLAT_GAPS && v[P_LAYOUT] == LAYOUT_CONTIGUOUS ? LAYOUT_PADDED
-                                                                          : layout);
+    axis_shape_take(v[PREFILL_SHAPE], prefill_shapes[0], 2, shape);
+    shape[2] = v[PREFILL_PAGE];
+    make_pool(s, 0, PREFILL(kv), formats[source], shape, v[PREFILL_LENGTHS],
+              source == PREFILL_FLAT && layout != LAYOUT_ODD                          ? LAYOUT_CONTIGUOUS
+              : source == PREFILL_FLAT_GAPS && v[PREFILL_LAYOUT] == LAYOUT_CONTIGUOUS ? LAYOUT_PADDED
+                                                                                      : layout);
     /* The absolute bound is for a scale of 0.5: products are equally exact with a larger scale, and
      * scores, which may be almost 0, proportionally less. */
     struct tolerance row = tolerance_prefill_lse;
     row.abs = fmax(row.abs, tolerance_prefill_lse.abs * (double)*scale / 0.5);
-    make_rules(s, run, names[source], v[P_SINK], &tolerance_sparse_prefill_out, &row);
+    make_rules(s, run, names[source], v[PREFILL_SINK], &tolerance_sparse_prefill_out, &row);
 }
 
 /* ---- Plans ----------------------------------------------------------------------------------- */
@@ -528,7 +531,7 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
     };
     const struct sparse_case *s = (const struct sparse_case *)c;
     const struct sparse_pool *pool = s->pool;
-    const bool extreme = s->inputs == P_EXTREME;
+    const bool extreme = s->inputs == PREFILL_EXTREME;
     const int64_t tokens = c->b * c->s_q, group = c->h_q / c->h_kv, last = c->s_q - 1,
                   seen = s->prefill && pool->s_k < pool->topk ? pool->s_k : pool->topk;
     int64_t count = 0, found = 0;

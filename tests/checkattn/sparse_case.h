@@ -83,43 +83,44 @@ enum { SPARSE_SHAPES = 7 };
 extern const int64_t sparse_shapes[SPARSE_SHAPES][3];
 
 #define PREFILL_AXES(X)                                                                                      \
-    X(P_SHAPE, "shape: 0 1 2 3 4 5 6 7 8 9 (few) (no_keys) (no_lists) (far) (far_pages) (blocks) "           \
-               "(pieces) (pair)") /* keys and lists: a row of prefill_shapes */                              \
-    X(P_SQ, "s_q: 0 1 62 213 1234 70000")                                                                    \
-    X(P_HQ, "h_q: 1 16 64 80 128")                                                                           \
-    X(P_HKV, "h_kv: 1 2")                                                                                    \
-    X(P_DQK, "d_qk: 512 576")                                                                                \
-    X(P_SOURCE, "source: flat flat_gaps fp8_656 fp8_584 pages fp8_528 fp8_528_split fp4_288 fp4_288_split "  \
-                "fp8_528_f32")                                                                               \
-    X(P_PAGE, "page_size: 64 1 61 576") /* slots of a page */                                                \
-    X(P_LENGTHS, "lengths: none (full) varied (zero) beyond")                                                \
-    X(P_INDICES, "indices: some all none twice blocks any")                                                  \
-    X(P_CODES, "codes: written scales extreme (beyond) nan")                                                 \
-    X(P_INPUTS, "inputs: normal spiked steep (infinite) (beyond) extreme")                                   \
-    X(P_SINK, "sink: none finite infinite")                                                                  \
-    X(P_EMPTY, "lse_empty: 0 1")                                                                             \
-    X(P_BASE, "log_base: 0 2")                                                                               \
-    X(P_RESULTS, "results: both lse max none")                                                               \
-    X(P_LAYOUT, "layout: contiguous padded swapped odd (far)")                                               \
-    X(P_THREADS, "threads: built_in one own")
-enum { PREFILL_AXES(AXIS_NAME) P_AXES };
+    X(PREFILL_SHAPE, "shape: 0 1 2 3 4 5 6 7 8 9 (few) (no_keys) (no_lists) (far) (far_pages) (blocks) "     \
+                     "(pieces) (pair)") /* keys and lists: a row of prefill_shapes */                        \
+    X(PREFILL_SQ, "s_q: 0 1 62 213 1234 70000")                                                              \
+    X(PREFILL_HQ, "h_q: 1 16 64 80 128")                                                                     \
+    X(PREFILL_HKV, "h_kv: 1 2")                                                                              \
+    X(PREFILL_DQK, "d_qk: 512 576")                                                                          \
+    X(PREFILL_SOURCE,                                                                                        \
+      "source: flat flat_gaps fp8_656 fp8_584 pages fp8_528 fp8_528_split fp4_288 fp4_288_split "            \
+      "fp8_528_f32")                                                                                         \
+    X(PREFILL_PAGE, "page_size: 64 1 61 576") /* slots of a page */                                          \
+    X(PREFILL_LENGTHS, "lengths: none (full) varied (zero) beyond")                                          \
+    X(PREFILL_INDICES, "indices: some all none twice blocks any")                                            \
+    X(PREFILL_CODES, "codes: written scales extreme (beyond) nan")                                           \
+    X(PREFILL_INPUTS, "inputs: normal spiked steep (infinite) (beyond) extreme")                             \
+    X(PREFILL_SINK, "sink: none finite infinite")                                                            \
+    X(PREFILL_EMPTY, "lse_empty: 0 1")                                                                       \
+    X(PREFILL_BASE, "log_base: 0 2")                                                                         \
+    X(PREFILL_RESULTS, "results: both lse max none")                                                         \
+    X(PREFILL_LAYOUT, "layout: contiguous padded swapped odd (far)")                                         \
+    X(PREFILL_THREADS, "threads: built_in one own")
+enum { PREFILL_AXES(AXIS_NAME) PREFILL_AXIS_COUNT };
 enum {
-    P_FLAT,
-    P_FLAT_GAPS, /* gaps between tokens and heads; with LAYOUT_SWAPPED the keys of a head are adjacent */
-    P_FP8_656,
-    P_FP8_584,
-    P_PAGES,
-    P_FP8_528,
-    P_FP8_528_SPLIT,
-    P_FP4_288,
-    P_FP4_288_SPLIT,
-    P_FP8_528_F32,
-    P_SOURCES
+    PREFILL_FLAT,
+    PREFILL_FLAT_GAPS, /* gaps between tokens and heads; with LAYOUT_SWAPPED the keys of a head are adjacent */
+    PREFILL_FP8_656,
+    PREFILL_FP8_584,
+    PREFILL_PAGES,
+    PREFILL_FP8_528,
+    PREFILL_FP8_528_SPLIT,
+    PREFILL_FP4_288,
+    PREFILL_FP4_288_SPLIT,
+    PREFILL_FP8_528_F32,
+    PREFILL_SOURCES
 };
-enum { P_RESULTS_BOTH, P_RESULTS_LSE, P_RESULTS_MAX, P_RESULTS_NONE };
+enum { PREFILL_RESULTS_BOTH, PREFILL_RESULTS_LSE, PREFILL_RESULTS_MAX, PREFILL_RESULTS_NONE };
 /* In addition to those of sparse_pool.h: scores that are NaN or infinite, far below -1e30, or far above
  * all others (prefill_extreme.c). */
-enum { P_EXTREME = S_BEYOND + 1 };
+enum { PREFILL_EXTREME = S_BEYOND + 1 };
 
 /* s_kv, topk: those of the grid, then those of special cases, in the order of the axis's words. */
 enum { PREFILL_SHAPES = 18 };

@@ -16,24 +16,24 @@ enum { MANY_TOKENS = 70000 };
 /* What the kernel under test does not support: sources by width, two key heads, and data not aligned to 16
  * bytes. */
 static struct {
-    bool source[P_SOURCES][2], two_heads, unaligned;
+    bool source[PREFILL_SOURCES][2], two_heads, unaligned;
 } leaves;
 
 static bool has_codes(int64_t source)
 {
-    return source != P_FLAT && source != P_FLAT_GAPS && source != P_PAGES;
+    return source != PREFILL_FLAT && source != PREFILL_FLAT_GAPS && source != PREFILL_PAGES;
 }
 
 static bool has_pages(int64_t source)
 {
-    return has_codes(source) || source == P_PAGES;
+    return has_codes(source) || source == PREFILL_PAGES;
 }
 
 /* Byte formats have a fixed width; pages have one key head, and groups of heads are whole. h_q is -1 if
  * not chosen yet. */
 static bool is_sound(int64_t source, int64_t d_qk, int64_t h_q, int64_t h_kv)
 {
-    if (has_codes(source) && d_qk != (source == P_FP8_656 ? 576 : 512)) return false;
+    if (has_codes(source) && d_qk != (source == PREFILL_FP8_656 ? 576 : 512)) return false;
     if (leaves.source[source][d_qk == 576]) return false;
     return h_kv == 1 || (!has_pages(source) && h_q != 1 && !leaves.two_heads);
 }
@@ -41,15 +41,15 @@ static bool is_sound(int64_t source, int64_t d_qk, int64_t h_q, int64_t h_kv)
 /* A page of FP8_584 has 584 · page_size bytes. */
 static bool is_unaligned(int64_t layout, int64_t source, int64_t page_size)
 {
-    return layout == LAYOUT_ODD || (source == P_FP8_584 && page_size % 2 == 1);
+    return layout == LAYOUT_ODD || (source == PREFILL_FP8_584 && page_size % 2 == 1);
 }
 
 /* Returns true if the choice allows this source; if it is still open, one in which all chosen values
  * matter. */
 static bool may_be_of(const int64_t *v, int64_t source)
 {
-    const int64_t codes = v[P_CODES], page_size = v[P_PAGE];
-    if (v[P_SOURCE] >= 0) return v[P_SOURCE] == source;
+    const int64_t codes = v[PREFILL_CODES], page_size = v[PREFILL_PAGE];
+    if (v[PREFILL_SOURCE] >= 0) return v[PREFILL_SOURCE] == source;
     if (page_size >= 0 && !has_pages(source)) return false;
     if (page_size >= 0 && leaves.unaligned && is_unaligned(LAYOUT_CONTIGUOUS, source, page_size))
         return false;
@@ -60,13 +60,13 @@ static bool may_be_of(const int64_t *v, int64_t source)
  * those. */
 static bool possible(const int64_t *v)
 {
-    if (v[P_INPUTS] == P_EXTREME && v[P_CODES] == S_CODES_EXTREME) return false;
-    for (int64_t source = 0; source < P_SOURCES; source++)
+    if (v[PREFILL_INPUTS] == PREFILL_EXTREME && v[PREFILL_CODES] == S_CODES_EXTREME) return false;
+    for (int64_t source = 0; source < PREFILL_SOURCES; source++)
         for (int64_t d_qk = 512; may_be_of(v, source) && d_qk <= 576; d_qk += 64)
             for (int64_t h_kv = 1; h_kv <= 2; h_kv++) {
-                if (v[P_DQK] >= 0 && v[P_DQK] != d_qk) continue;
-                if (v[P_HKV] >= 0 && v[P_HKV] != h_kv) continue;
-                if (is_sound(source, d_qk, v[P_HQ], h_kv)) return true;
+                if (v[PREFILL_DQK] >= 0 && v[PREFILL_DQK] != d_qk) continue;
+                if (v[PREFILL_HKV] >= 0 && v[PREFILL_HKV] != h_kv) continue;
+                if (is_sound(source, d_qk, v[PREFILL_HQ], h_kv)) return true;
             }
     return false;
 }
@@ -75,61 +75,65 @@ static bool possible(const int64_t *v)
  * visible. Cases that the kernel refuses for their alignment only have to be refused. */
 static bool counts(const int64_t *v, int i, int j)
 {
-    const int64_t source = v[P_SOURCE], results = v[P_RESULTS];
-    const bool codes = i == P_CODES || j == P_CODES, inputs = i == P_INPUTS || j == P_INPUTS;
-    const bool base = i == P_BASE || j == P_BASE, empty = i == P_EMPTY || j == P_EMPTY;
-    const bool with_results = i == P_RESULTS || j == P_RESULTS;
-    if (leaves.unaligned && v[P_LAYOUT] == LAYOUT_ODD) return i == P_LAYOUT || j == P_LAYOUT;
-    if (leaves.unaligned && is_unaligned(LAYOUT_CONTIGUOUS, source, v[P_PAGE]))
-        return i == P_SOURCE && j == P_PAGE;
-    if (!v[P_SQ]) return i == P_SQ || j == P_SQ;
-    if (v[P_INDICES] == S_INDICES_NONE && (codes || inputs)) return i == P_INDICES || j == P_INDICES;
-    if ((i == P_PAGE || j == P_PAGE) && !has_pages(source)) return i == P_SOURCE;
-    if (codes && !has_codes(source) && i != P_SOURCE && v[P_CODES] != S_CODES_NAN) return false;
-    if (base && results == P_RESULTS_NONE) return with_results;
-    if (empty && (results == P_RESULTS_NONE || results == P_RESULTS_MAX)) return with_results;
+    const int64_t source = v[PREFILL_SOURCE], results = v[PREFILL_RESULTS];
+    const bool codes = i == PREFILL_CODES || j == PREFILL_CODES,
+               inputs = i == PREFILL_INPUTS || j == PREFILL_INPUTS;
+    const bool base = i == PREFILL_BASE || j == PREFILL_BASE,
+               empty = i == PREFILL_EMPTY || j == PREFILL_EMPTY;
+    const bool with_results = i == PREFILL_RESULTS || j == PREFILL_RESULTS;
+    if (leaves.unaligned && v[PREFILL_LAYOUT] == LAYOUT_ODD)
+        return i == PREFILL_LAYOUT || j == PREFILL_LAYOUT;
+    if (leaves.unaligned && is_unaligned(LAYOUT_CONTIGUOUS, source, v[PREFILL_PAGE]))
+        return i == PREFILL_SOURCE && j == PREFILL_PAGE;
+    if (!v[PREFILL_SQ]) return i == PREFILL_SQ || j == PREFILL_SQ;
+    if (v[PREFILL_INDICES] == S_INDICES_NONE && (codes || inputs))
+        return i == PREFILL_INDICES || j == PREFILL_INDICES;
+    if ((i == PREFILL_PAGE || j == PREFILL_PAGE) && !has_pages(source)) return i == PREFILL_SOURCE;
+    if (codes && !has_codes(source) && i != PREFILL_SOURCE && v[PREFILL_CODES] != S_CODES_NAN) return false;
+    if (base && results == PREFILL_RESULTS_NONE) return with_results;
+    if (empty && (results == PREFILL_RESULTS_NONE || results == PREFILL_RESULTS_MAX)) return with_results;
     return true;
 }
 
 /* Row-keys of the generic kernel, whose vectors hold 16 rows; and the rows themselves. */
 static double cost_on_cpu(const int64_t *v)
 {
-    const int64_t *shape = prefill_shapes[v[P_SHAPE]];
-    const bool twice = v[P_INDICES] == S_INDICES_TWICE;
+    const int64_t *shape = prefill_shapes[v[PREFILL_SHAPE]];
+    const bool twice = v[PREFILL_INDICES] == S_INDICES_TWICE;
     const int64_t most = shape[0] * (1 + twice), keys = shape[1] < most ? shape[1] : most;
-    const int64_t h_kv = v[P_HKV], group = v[P_HQ] / h_kv;
-    const bool none = v[P_INDICES] == S_INDICES_NONE;
+    const int64_t h_kv = v[PREFILL_HKV], group = v[PREFILL_HQ] / h_kv;
+    const bool none = v[PREFILL_INDICES] == S_INDICES_NONE;
     const int64_t tiles = h_kv * ((group + 15) / 16);
-    return 16.0 * (double)(v[P_SQ] * tiles * (none ? 1 : keys)) +
-           case_cost_of_rows((double)(v[P_SQ] * v[P_HQ]), 0.0);
+    return 16.0 * (double)(v[PREFILL_SQ] * tiles * (none ? 1 : keys)) +
+           case_cost_of_rows((double)(v[PREFILL_SQ] * v[PREFILL_HQ]), 0.0);
 }
 
 /* Bytes: the GPU is not the bottleneck. */
 static double cost_on_gpu(const int64_t *v)
 {
-    const int64_t topk = prefill_shapes[v[P_SHAPE]][1];
-    return (double)v[P_SQ] * (double)(2200 * v[P_HQ] + 4 * topk * v[P_HKV]);
+    const int64_t topk = prefill_shapes[v[PREFILL_SHAPE]][1];
+    return (double)v[PREFILL_SQ] * (double)(2200 * v[PREFILL_HQ] + 4 * topk * v[PREFILL_HKV]);
 }
 
 static bool leaves_case(const struct test_case *c, const struct run *run, bool *must)
 {
     (void)run;
     *must = false;
-    return leaves.unaligned && is_unaligned(c->v[P_LAYOUT], c->v[P_SOURCE], c->v[P_PAGE]);
+    return leaves.unaligned && is_unaligned(c->v[PREFILL_LAYOUT], c->v[PREFILL_SOURCE], c->v[PREFILL_PAGE]);
 }
 
 /* CPU kernels and the GPU's portable one support everything; a tuned kernel is asked, and its refusals are
  * reported. */
 static void choose(struct subject *op, const struct run *run)
 {
-    static const char *const names[P_SOURCES] = {
+    static const char *const names[PREFILL_SOURCES] = {
         "flat keys", "flat keys with gaps", "FP8_656", "FP8_584",       "BF16 pages",
         "FP8_528",   "FP8_528_SPLIT",       "FP4_288", "FP4_288_SPLIT", "FP8_528_F32"};
     memset(&leaves, 0, sizeof leaves);
     /* The portable kernel would need minutes. */
     const bool tuned = on_gpu(run) && strcmp(run->kernel, "cuda") != 0;
     const bool many = tuned && device_memory() >= (size_t)40 << 30;
-    op->axis[P_SQ].count = many ? 6 : 5;
+    op->axis[PREFILL_SQ].count = many ? 6 : 5;
     if (!many && run->fault == FAULT_NONE)
         printf("  not of this kernel, or not on this device: s_q %d, but for one case of %d entries\n",
                MANY_TOKENS, on_gpu(run) ? 8 : 2);
@@ -137,16 +141,17 @@ static void choose(struct subject *op, const struct run *run)
     if (!on_gpu(run) || !strcmp(run->kernel, "cuda")) return;
     int64_t v[GRID_AXES];
     case_values(&sparse_prefill, "s_q 1, h_q 128", v);
-    for (int64_t source = 0; source < P_SOURCES; source++)
+    for (int64_t source = 0; source < PREFILL_SOURCES; source++)
         for (int64_t d_qk = 512; d_qk <= 576; d_qk += 64) {
-            v[P_SOURCE] = source, v[P_DQK] = d_qk;
+            v[PREFILL_SOURCE] = source, v[PREFILL_DQK] = d_qk;
             if (!is_sound(source, d_qk, 128, 1) || !sparse_refuses(&sparse_prefill, run, v)) continue;
             leaves.source[source][d_qk == 576] = true;
             printf("  not of this kernel: %s, d_qk %lld\n", names[source], (long long)d_qk);
         }
-    v[P_SOURCE] = P_FLAT, v[P_DQK] = leaves.source[P_FLAT][1] ? 512 : 576;
-    v[P_LAYOUT] = LAYOUT_ODD, leaves.unaligned = sparse_refuses(&sparse_prefill, run, v);
-    v[P_LAYOUT] = LAYOUT_CONTIGUOUS, v[P_HKV] = 2, leaves.two_heads = sparse_refuses(&sparse_prefill, run, v);
+    v[PREFILL_SOURCE] = PREFILL_FLAT, v[PREFILL_DQK] = leaves.source[PREFILL_FLAT][1] ? 512 : 576;
+    v[PREFILL_LAYOUT] = LAYOUT_ODD, leaves.unaligned = sparse_refuses(&sparse_prefill, run, v);
+    v[PREFILL_LAYOUT] = LAYOUT_CONTIGUOUS, v[PREFILL_HKV] = 2,
+    leaves.two_heads = sparse_refuses(&sparse_prefill, run, v);
     if (leaves.unaligned) printf("  not of this kernel: what is not aligned to 16 bytes\n");
     if (leaves.two_heads) printf("  not of this kernel: two key heads\n");
 }
@@ -189,9 +194,10 @@ static const char *fault_case(const struct run *run, uint64_t i)
  * shorter lists. */
 static bool has(const struct run *run, const int64_t *v)
 {
-    if (v[P_SQ] == MANY_TOKENS && on_gpu(run) != (prefill_shapes[v[P_SHAPE]][1] > 2)) return false;
-    return is_sound(v[P_SOURCE], v[P_DQK], v[P_HQ], v[P_HKV]) &&
-           (v[P_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
+    if (v[PREFILL_SQ] == MANY_TOKENS && on_gpu(run) != (prefill_shapes[v[PREFILL_SHAPE]][1] > 2))
+        return false;
+    return is_sound(v[PREFILL_SOURCE], v[PREFILL_DQK], v[PREFILL_HQ], v[PREFILL_HKV]) &&
+           (v[PREFILL_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
 
 /* Compares the oracle's own strides and tokens with its rows. Then extreme scores in every format, all
@@ -212,16 +218,16 @@ static void more(struct suite *suite)
     static const char *const shapes[] = {
         "shape blocks, s_q 16, h_q 128", "shape blocks, s_q 9, h_q 80", "shape pieces, s_q 9, h_q 80",
         "shape pieces, s_q 20, h_q 80, lengths varied", "shape blocks, s_q 7, h_q 64, threads own"};
-    static const char *const sources[P_SOURCES] = {"flat, h_kv 2",
-                                                   "flat_gaps, h_kv 2",
-                                                   "fp8_656",
-                                                   "fp8_584, d_qk 512",
-                                                   "pages",
-                                                   "fp8_528, d_qk 512",
-                                                   "fp8_528_split, d_qk 512",
-                                                   "fp4_288, d_qk 512",
-                                                   "fp4_288_split, d_qk 512",
-                                                   "fp8_528_f32, d_qk 512"};
+    static const char *const sources[PREFILL_SOURCES] = {"flat, h_kv 2",
+                                                         "flat_gaps, h_kv 2",
+                                                         "fp8_656",
+                                                         "fp8_584, d_qk 512",
+                                                         "pages",
+                                                         "fp8_528, d_qk 512",
+                                                         "fp8_528_split, d_qk 512",
+                                                         "fp4_288, d_qk 512",
+                                                         "fp4_288_split, d_qk 512",
+                                                         "fp8_528_f32, d_qk 512"};
     const uint64_t seed = suite->run[0].seed;
     char text[300];
     for (uint64_t i = 0; i <= 4 * FORMATS; i++) {
@@ -229,7 +235,7 @@ static void more(struct suite *suite)
                  formats[i % FORMATS]);
         suite_case(suite, text, seed + i, false);
     }
-    for (int i = 0; i < P_SOURCES; i++) {
+    for (int i = 0; i < PREFILL_SOURCES; i++) {
         snprintf(text, sizeof text,
                  "shape few, s_q 3, h_q 6, source %s, page_size 7, lengths varied, sink finite, layout odd",
                  sources[i]);

@@ -73,15 +73,15 @@ for format in fp8_656 fp8_584; do
     edited bytes.safetensors 's/"attn_sink"/"kv_scale" /' "dense_decode: kv_scale: is a tensor, must be NULL: FMLA_KV_${format^^} has no scale of the cache"
 done
 lies scaled.safetensors 'dense_decode: kv_scale: is a tensor, must be NULL: FMLA_KV_BF16' 2312 "{$q,$cache,$seqlens,\"kv_scale\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[2308,2312]}}"
-good make-input prompt.safetensors --op sparse_prefill --query-tokens 2 --seq-len 100 --topk 20 --cache fp8_656
-bad 2 '--causal: not with sparse prefill' run prompt.safetensors --causal
-bad 2 '--batch-invariant: not with sparse prefill' run prompt.safetensors --batch-invariant
-bad 3 'GPU: ' run prompt.safetensors --device cuda:999 --out o
-bad 2 "--kernel: 'cpu-avx9' must be a kernel of sparse_prefill: " run prompt.safetensors --kernel cpu-avx9 --out o
-edited prompt.safetensors 's/"FP8_656"/"FP8_657"/' "kv_format is 'FP8_657'"
-edited prompt.safetensors 's/"kv_format"/"kv_farmot"/' 'sparse_prefill: kv_format: is 0, must name the format'
-edited prompt.safetensors 's/"softmax_scale":"0.5"/"softmax_scale":"0,5"/' "softmax_scale is '0,5', must be a finite number"
-edited prompt.safetensors 's/"softmax_scale":"0.5"/"softmax_scale":"0e0"/' "softmax_scale is '0e0', must be a finite number that is not 0 in fp32"
+good make-input prefill.safetensors --op sparse_prefill --query-tokens 2 --seq-len 100 --topk 20 --cache fp8_656
+bad 2 '--causal: not with sparse prefill' run prefill.safetensors --causal
+bad 2 '--batch-invariant: not with sparse prefill' run prefill.safetensors --batch-invariant
+bad 3 'GPU: ' run prefill.safetensors --device cuda:999 --out o
+bad 2 "--kernel: 'cpu-avx9' must be a kernel of sparse_prefill: " run prefill.safetensors --kernel cpu-avx9 --out o
+edited prefill.safetensors 's/"FP8_656"/"FP8_657"/' "kv_format is 'FP8_657'"
+edited prefill.safetensors 's/"kv_format"/"kv_farmot"/' 'sparse_prefill: kv_format: is 0, must name the format'
+edited prefill.safetensors 's/"softmax_scale":"0.5"/"softmax_scale":"0,5"/' "softmax_scale is '0,5', must be a finite number"
+edited prefill.safetensors 's/"softmax_scale":"0.5"/"softmax_scale":"0e0"/' "softmax_scale is '0e0', must be a finite number that is not 0 in fp32"
 lies rank.safetensors 'tensor "q": has 2 dimensions, must have 3' 2052 '{"q":{"dtype":"BF16","shape":[1,512],"data_offsets":[0,1024]},"kv":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[1024,2048]},"indices":{"dtype":"I32","shape":[1,1,1],"data_offsets":[2048,2052]}}'
 lies rank.safetensors 'tensor "kv": has 2 dimensions, must have 3' 2052 '{"q":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[0,1024]},"kv":{"dtype":"BF16","shape":[1,512],"data_offsets":[1024,2048]},"indices":{"dtype":"I32","shape":[1,1,1],"data_offsets":[2048,2052]}}'
 put types.safetensors '{"q":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[0,1024]},"kv":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[1024,2048]},"indices":{"dtype":"F32","shape":[1,1,1],"data_offsets":[2048,2052]}}' 2052

@@ -72,17 +72,17 @@ good make-input s.safetensors --op sparse_decode --batch 2 --topk 0 # rows witho
 both s.safetensors
 
 # Sparse prefill: keys of two key heads without pages, and every kind of page.
-prompt() {
+prefill() {
     good make-input p.safetensors --op sparse_prefill "$@"
     both p.safetensors --lse-empty neg --log-base 2
 }
-prompt --query-tokens 5 --seq-len 300 --topk 200 --kv-heads 2 --heads 6 --d-qk 512 --sink --short-lists
+prefill --query-tokens 5 --seq-len 300 --topk 200 --kv-heads 2 --heads 6 --d-qk 512 --sink --short-lists
 has '^kv +\[300, 2, 512\] BF16, 200 indices a token$'
-prompt --query-tokens 3 --seq-len 150 --topk 140 --page-size 16
-prompt --query-tokens 3 --seq-len 300 --topk 200 --cache fp8_656 --heads 70
+prefill --query-tokens 3 --seq-len 150 --topk 140 --page-size 16
+prefill --query-tokens 3 --seq-len 300 --topk 200 --cache fp8_656 --heads 70
 has '^kv +\[5, 64, 1, 656\] FP8_656, 200 indices a token$'
-prompt --query-tokens 2 --seq-len 300 --topk 70 --cache fp8_584 --page-size 7 --short-lists
-prompt --seq-len 0 --topk 0 # rows without a key
+prefill --query-tokens 2 --seq-len 300 --topk 70 --cache fp8_584 --page-size 7 --short-lists
+prefill --seq-len 0 --topk 0 # rows without a key
 
 # Refusals: one line, no file.
 bad 2 "--kernel: 'cpu-avx9' must be a kernel of sparse_prefill: " run p.safetensors --device cuda:0 --kernel cpu-avx9 --out o

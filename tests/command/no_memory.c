@@ -170,7 +170,7 @@ static const struct {
 #define RUN(file)            "run " file " --check --out made/result --repeat 1 --threads 1"
     {MAKE_DENSE("batch") " --sink", NULL},
     {MAKE_LISTS("sparse", "sparse_decode --batch 2") " --heads 2 --cache fp8_584 --sink", NULL},
-    {MAKE_LISTS("prompt", "sparse_prefill --query-tokens 2") " --heads 2 --cache fp8_584 --sink", NULL},
+    {MAKE_LISTS("prefill", "sparse_prefill --query-tokens 2") " --heads 2 --cache fp8_584 --sink", NULL},
     {MAKE_MHA("mha"), NULL},
     {"info", NULL},
     {"info --json -", NULL},
@@ -184,8 +184,8 @@ static const struct {
     {RUN("bytes"), "made/result"},
     {MAKE_LISTS("made/sparse", "sparse_decode --batch 1") " --cache fp8_656", "made/sparse"},
     {RUN("sparse"), "made/result"},
-    {MAKE_LISTS("made/prompt", "sparse_prefill --query-tokens 2") " --cache fp8_656", "made/prompt"},
-    {RUN("prompt"), "made/result"},
+    {MAKE_LISTS("made/prefill", "sparse_prefill --query-tokens 2") " --cache fp8_656", "made/prefill"},
+    {RUN("prefill"), "made/result"},
     {MAKE_MHA("made/mha") " --causal", "made/mha"},
     {RUN("mha"), "made/result"},
 };

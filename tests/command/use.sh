@@ -323,7 +323,7 @@ good bench --op sparse_prefill --grid quick --repeat 2 --json prefill.jsonl
 has '^ +- +1024 +8 +16 +1 +576 +bf16 BF16 +[a-z0-9-]+ .* topk 64$'
 has '^ +- +1024 +8 +16 +1 +576 +bf16 FP8_656 .* topk 256$'
 json_lines prefill.jsonl 3
-grep -q '"b":' prefill.jsonl && wrong 'a prompt has no batch'
+grep -q '"b":' prefill.jsonl && wrong 'a prefill has no batch'
 [ "$(grep -c '"page_size":64' prefill.jsonl)" -eq 1 ] || wrong 'not one row has pages'
 good bench --op sparse_prefill --grid cpu --repeat 1 --seq-len 200 --topk 100,300 --query-tokens 3 --heads 8,6 --kv-heads 2 \
     --d-qk 512 --page-size 16 --kernel cpu-generic --threads 1 --json prefill.jsonl

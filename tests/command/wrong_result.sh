@@ -53,10 +53,10 @@ for plant in sparse-out sparse-lse; do
     bad 1 'the result is wrong: ' run sparse.safetensors --kernel cpu-generic --check --repeat 1 --out result --json -
     has '^[{]"op":"sparse_decode",.*"check":[{]"passed":false,'
 done
-good make-input prompt.safetensors --op sparse_prefill --query-tokens 3 --seq-len 200 --topk 100
+good make-input prefill.safetensors --op sparse_prefill --query-tokens 3 --seq-len 200 --topk 100
 for plant in 'prefill-out 1 values of out and 0 of lse' 'prefill-lse 0 values of out and 1 of lse' 'prefill-max 1 values of max_logits'; do
     export FMLA_PLANT=${plant%% *}
-    bad 1 "the result is wrong: ${plant#* } differ" run prompt.safetensors --kernel cpu-generic --check --repeat 1 --out result
+    bad 1 "the result is wrong: ${plant#* } differ" run prefill.safetensors --kernel cpu-generic --check --repeat 1 --out result
     has '^check +FAIL: '
 done
 for varlen in '' --varlen; do
@@ -144,7 +144,7 @@ for plant in out lse; do
     export FMLA_PLANT=$plant
     bad 1 'the result is wrong: ' run fp8 --kernel cpu-generic --check --repeat 1
 done
-for file in batch sparse prompt mha; do
+for file in batch sparse prefill mha; do
     for plant in near-out near-lse; do
         export FMLA_PLANT=$plant
         bad 1 'the result is wrong: ' run $file.safetensors --kernel cpu-generic --check --repeat 1

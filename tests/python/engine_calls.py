@@ -203,7 +203,7 @@ def _prefill_of_vllm(name, file, line, d, sink, out, **sizes):
 
 
 CALLS = [
-    # ---- vLLM: dense decode. s is above 1 for the verification of drafts and for prompts of up to 128 tokens.
+    # ---- vLLM: dense decode. s is above 1 for the verification of drafts and for prefills of up to 128 tokens.
     _dense("vllm_dense", VLLM, MLA, 325, _OF_VLLM, more=[("=is_fp8_kvcache", False)]),
     _dense("vllm_dense_drafts", VLLM, MLA, 325, _OF_VLLM, more=[("=is_fp8_kvcache", False)], s=3, h=128, b=2),
     _dense(

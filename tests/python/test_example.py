@@ -45,14 +45,14 @@ def test_mla_module_as_a_program():
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 @pytest.mark.parametrize("dtype, cache", [("bfloat16", "plain"), ("float16", "plain"), ("bfloat16", "FP8_656")])
-@pytest.mark.parametrize("prompts", [(60, 1, 130), (0, 300)])
-def test_mla_module(mla, monkeypatch, capsys, device, dtype, cache, prompts):
+@pytest.mark.parametrize("prefill", [(60, 1, 130), (0, 300)])
+def test_mla_module(mla, monkeypatch, capsys, device, dtype, cache, prefill):
     """From before the end of a page to after it, with requests that have no tokens, no earlier ones, or several parts of those."""
-    options = ["--device", device, "--dtype", dtype, "--cache", cache, "--steps", 6, "--prompts", *prompts]
+    options = ["--device", device, "--dtype", dtype, "--cache", cache, "--steps", 6, "--prefill", *prefill]
     assert run(mla, monkeypatch, *options) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:-1]] == ["prefill"] * 2 + ["decode"] * 6
-    assert str([tokens + 8 for tokens in prompts]) in lines[-2] and "agree" in lines[-1]
+    assert str([tokens + 8 for tokens in prefill]) in lines[-2] and "agree" in lines[-1]
 
 
 FAULTS = ("scale", "length", "cache", "merge", "context", "nan")
@@ -148,7 +148,7 @@ def test_mla_module_batch_refuses(mla):
     assert batch.lengths == [100, 3] and batch.decode(28).most == 28
 
 
-@pytest.mark.parametrize("option", [("--prompts", -1), ("--prompts", 0), ("--steps", -1), ("--context-part", 0)])
+@pytest.mark.parametrize("option", [("--prefill", -1), ("--prefill", 0), ("--steps", -1), ("--context-part", 0)])
 def test_mla_module_refuses(mla, monkeypatch, capsys, option):
     with pytest.raises(SystemExit) as ended:
         run(mla, monkeypatch, *option)

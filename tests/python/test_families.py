@@ -27,7 +27,7 @@ from test_merge import Parts
 from test_merge import check as check_merge
 from test_sparse import Sparse
 from test_sparse import check as check_sparse
-from test_sparse_prefill import Prompt
+from test_sparse_prefill import Prefill
 from test_sparse_prefill import call as call_prefill
 from test_sparse_prefill import check as check_prefill
 
@@ -62,7 +62,7 @@ class Family:
 
 
 FUNCTIONS = {Batch: DECODE, BatchFp8: DECODE_FP8, Sparse: DECODE}
-FUNCTIONS.update({Prompt: "flash_mla_sparse_fwd", Sequences: MHA, Parts: "merge_states"})
+FUNCTIONS.update({Prefill: "flash_mla_sparse_fwd", Sequences: MHA, Parts: "merge_states"})
 
 
 def with_sink(kind, problem):
@@ -101,9 +101,9 @@ FAMILIES = {
     "sparse": Family(Sparse, dict(layout="plain", lengths=[[90, 60]]), *OF_SPARSE),
     "sparse-656": Family(Sparse, dict(layout=656, lengths=[[90, 60]]), *OF_SPARSE),
     "sparse-584-twice": Family(Sparse, dict(layout=584, **TWICE), *OF_SPARSE),
-    "prefill": Family(Prompt, dict(h_q=6, h_kv=2), *OF_PREFILL),
-    "prefill-pages": Family(Prompt, dict(pages=(5, 64), lengths=[0, 90, 3, 64, 65]), *OF_PREFILL),
-    "prefill-656": Family(Prompt, dict(layout=656, pages=(5, 64)), *OF_PREFILL),
+    "prefill": Family(Prefill, dict(h_q=6, h_kv=2), *OF_PREFILL),
+    "prefill-pages": Family(Prefill, dict(pages=(5, 64), lengths=[0, 90, 3, 64, 65]), *OF_PREFILL),
+    "prefill-656": Family(Prefill, dict(layout=656, pages=(5, 64)), *OF_PREFILL),
     "mha": Family(Sequences, dict(lengths=[(5, 7), (4, 3), (3, 70)]), test_mha.call, test_mha.check, MHA_KINDS),
     "merge": Family(Parts, dict(), call_plainly(merge_states), check_merge, KINDS),
 }
@@ -203,7 +203,7 @@ SCALES = {
 @of(scale=lambda family: SCALES.get(family.function, []))
 def test_scale(family, kind, scale):
     problem = family.make()
-    name = "sm_scale" if family.of is Prompt else "softmax_scale"
+    name = "sm_scale" if family.of is Prefill else "softmax_scale"
     got = family.call(kind, {**problem.arguments(kind), name: scale})
     family.check(kind, got, problem.expected(kind, scale=scale))
 
@@ -212,7 +212,7 @@ def test_scale(family, kind, scale):
 EMPTY = {
     **dict.fromkeys((Batch, BatchFp8), dict(lengths=[70, 0, 2], s_q=4)),
     Sparse: dict(lengths=[[0, 60], [0, 3]]),
-    Prompt: dict(lengths=[0, 90, -3, 64, 65]),
+    Prefill: dict(lengths=[0, 90, -3, 64, 65]),
     Sequences: dict(lengths=[(5, 7), (4, 0), (70, 3)]),
     Parts: {},
 }
@@ -232,7 +232,7 @@ def test_conventions(family, kind, lse_empty, log_base, more):
         arguments.update(given, **with_sink(kind, problem))
         options["sink"] = problem.sink
         if family.function in SCALES:
-            arguments["sm_scale" if family.of is Prompt else "softmax_scale"] = options["scale"] = -0.3
+            arguments["sm_scale" if family.of is Prefill else "softmax_scale"] = options["scale"] = -0.3
         if family.is_decode:
             arguments["batch_invariant"] = True
         if family.is_dense_decode or family.of is Sequences:
@@ -467,7 +467,7 @@ def test_given_results(family, kind, which):
 
 @of(which=all_arrays)
 def test_strides(family, kind, which):
-    """Parts of larger arrays, whose rest is not looked at, and stays as it is. Pages of bytes stay in one piece."""
+    """Parts of larger arrays, whose rest is not looked at, and stays as it is. Pages of bytes stay contiguous."""
     problem = family.make()
     arguments = {**family.arguments(kind, problem), **new_results(kind, problem, math.nan)}
     parts, large = {}, {}

@@ -33,10 +33,10 @@ def call(kind, arguments):
     return flash_mla_sparse_fwd(**arguments)
 
 
-# ---- Prompts --------------------------------------------------------------------------------------------------------
+# ---- Prefills -------------------------------------------------------------------------------------------------------
 
 
-class Prompt:
+class Prefill:
     """Lists of any keys with what is none among them; where a length is given, what stands behind it names keys too. Plain keys that
     no token sees are NaN."""
 
@@ -148,14 +148,14 @@ SHAPES = [
 @pytest.mark.parametrize("sink", [-math.inf, 0.0, math.inf, None], ids=str)
 def test_rows_without_a_key(kind, none, sink):
     """Every token but the second; the sink cannot give them an out."""
-    prompt = Prompt()
-    prompt.lists[[0, 2, 3, 4]] = none
-    arguments = prompt.arguments(kind)
+    prefill = Prefill()
+    prefill.lists[[0, 2, 3, 4]] = none
+    arguments = prefill.arguments(kind)
     if sink is not None:
         arguments["attn_sink"] = kind.full((4,), sink, "float32")
     for empty in (math.inf, -math.inf):
         got = call(kind, dict(arguments, lse_empty=empty))
-        check(kind, got, prompt.expected(kind, sink=None if sink is None else numpy.full(4, sink), lse_empty=empty))
+        check(kind, got, prefill.expected(kind, sink=None if sink is None else numpy.full(4, sink), lse_empty=empty))
         out, most, lse = map(kind.float64, got)
         for token in (0, 2, 3, 4):
             assert not numpy.any(out[token]) and numpy.all(most[token] == -math.inf) and numpy.all(lse[token] == empty)
@@ -163,21 +163,21 @@ def test_rows_without_a_key(kind, none, sink):
 
 @each_kind
 def test_an_index_that_stands_twice_counts_twice(kind):
-    prompt = Prompt(topk=8)
-    prompt.lists[:] = 7
-    prompt.memory[7] = 0.25
-    got = call(kind, prompt.arguments(kind))
-    check(kind, got, prompt.expected(kind))
+    prefill = Prefill(topk=8)
+    prefill.lists[:] = 7
+    prefill.memory[7] = 0.25
+    got = call(kind, prefill.arguments(kind))
+    check(kind, got, prefill.expected(kind))
     difference = kind.float64(got[2]) - kind.float64(got[1])
     assert numpy.allclose(difference, math.log(8), rtol=1e-5)
 
 
 @each_kind
 def test_the_sink_changes_out_alone(kind):
-    prompt = Prompt()
-    arguments = prompt.arguments(kind)
+    prefill = Prefill()
+    arguments = prefill.arguments(kind)
     without = kind.all_bits(call(kind, arguments))
-    sunk = kind.all_bits(call(kind, dict(arguments, attn_sink=kind.fp32(prompt.sink))))
+    sunk = kind.all_bits(call(kind, dict(arguments, attn_sink=kind.fp32(prefill.sink))))
     assert sunk[0] != without[0] and sunk[1:] == without[1:]
 
 
@@ -190,28 +190,28 @@ def test_the_sink_changes_out_alone(kind):
 @pytest.mark.parametrize("shape", [dict(), dict(h_q=6, h_kv=2), dict(layout=656, pages=(5, 64))], ids=str)
 def test_lse_indexer(kind, shape, count, lengths):
     """Of the first keys of a list; the other results know nothing of it, the sink nothing of any lse."""
-    prompt = Prompt(**shape, lengths=lengths)
-    prompt.lists[1, :, :64] = -1
+    prefill = Prefill(**shape, lengths=lengths)
+    prefill.lists[1, :, :64] = -1
     for options in ({}, dict(lse_empty=-math.inf, log_base=2)):
-        arguments = dict(prompt.arguments(kind), attn_sink=kind.fp32(prompt.sink), **options)
+        arguments = dict(prefill.arguments(kind), attn_sink=kind.fp32(prefill.sink), **options)
         got = call(kind, dict(arguments, indexer_topk=count))
-        part = prompt.expected(kind, first=count, **options)[2]
-        check(kind, got, (*prompt.expected(kind, sink=prompt.sink, **options), part))
+        part = prefill.expected(kind, first=count, **options)[2]
+        check(kind, got, (*prefill.expected(kind, sink=prefill.sink, **options), part))
         assert kind.all_bits(got[:3]) == kind.all_bits(call(kind, dict(arguments, indexer_topk=0)))
 
 
 @each_kind_that_makes
 def test_lse_indexer_with_given_results(kind):
-    prompt = Prompt()
+    prefill = Prefill()
     results = dict(out=kind.full((5, 4, D_V), 7), lse=kind.full((5, 4), 7, "float32"))
-    got = call(kind, dict(prompt.arguments(kind), indexer_topk=64, **results))
+    got = call(kind, dict(prefill.arguments(kind), indexer_topk=64, **results))
     assert got[0] is results["out"] and got[2] is results["lse"]
-    check(kind, got, (*prompt.expected(kind), prompt.expected(kind, first=64)[2]))
+    check(kind, got, (*prefill.expected(kind), prefill.expected(kind, first=64)[2]))
 
 
 def test_lse_indexer_where_arrays_cannot_be_made():
     with pytest.raises(TypeError, match="^flash_mla_sparse_fwd: indexer_topk: must be 0 where arrays are Words"):
-        call(WORDS, dict(Prompt().arguments(WORDS), indexer_topk=64))
+        call(WORDS, dict(Prefill().arguments(WORDS), indexer_topk=64))
 
 
 # ---- Words ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from flash_mla import flash_attn_varlen_func, flash_mla_sparse_fwd, flash_mla_wi
 from kinds import Kind, each_device, torch
 from programs import output_of
 from test_mha import Sequences
-from test_sparse_prefill import Prompt
+from test_sparse_prefill import Prefill
 from torch_calls import BATCH
 
 
@@ -172,7 +172,7 @@ class TestCompile:
         compiled = torch.compile(step, backend=counting, fullgraph=True)
         traced = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
         for s_q, s_kv in ((5, 300), (7, 90), (2, 1000)):
-            given = Prompt(s_q=s_q, s_kv=s_kv).arguments(kind)
+            given = Prefill(s_q=s_q, s_kv=s_kv).arguments(kind)
             arrays = [given[name] for name in ("q", "kv", "indices")]
             expected = kind.all_bits(step(*arrays))
             assert kind.all_bits(traced(*arrays)) == expected

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A small call of every public function that computes, on PyTorch's tensors, and their arguments by kind; batches of either
-decode, and prompts. A test that imports this is skipped without PyTorch."""
+decode, and prefills. A test that imports this is skipped without PyTorch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from test_mha import KV, QKV, Sequences, packed
 from test_mha import check as check_mha
 from test_sparse import Sparse
 from test_sparse import check as check_sparse
-from test_sparse_prefill import Prompt
+from test_sparse_prefill import Prefill
 from test_sparse_prefill import check as check_prefill
 
 if torch is None:
@@ -112,12 +112,12 @@ def tensors(arguments):
 # ---- Prefill --------------------------------------------------------------------------------------------------------
 
 
-class OfPrompts:
+class OfPrefills:
     """Calls of flash_mla_sparse_fwd whose tensors have the same shapes."""
 
     def __init__(self, **shape):
         lengths = [90, 0, 64, 1, 17], [3, 90, 90, 65, 0]
-        self.problems = [Prompt(**shape, h_q=64, lengths=given) for given in lengths]
+        self.problems = [Prefill(**shape, h_q=64, lengths=given) for given in lengths]
 
     def __call__(self, arguments):
         return PREFILL(**arguments, indexer_topk=32)
@@ -156,8 +156,8 @@ APART = (
 )
 TOGETHER = [(300, 300), (0, 0), (64, 64), (1, 1)], [(1, 1), (64, 64), (300, 300), (0, 0)]
 PREFILLS = {
-    "sparse": OfPrompts,
-    "sparse-656": functools.partial(OfPrompts, layout=656, pages=(5, 64)),
+    "sparse": OfPrefills,
+    "sparse-656": functools.partial(OfPrefills, layout=656, pages=(5, 64)),
     # More tiles than a GPU has SMs, and fewer.
     "mha": functools.partial(OfSequences, "flash_attn_varlen_func", *APART, h_q=32, h_kv=16, d=192, d_v=128),
     "mha-few": functools.partial(OfSequences, "flash_attn_varlen_func", *APART, h_q=16, h_kv=1),

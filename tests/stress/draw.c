@@ -99,20 +99,22 @@ static void draw_sparse(struct random_state *random, int32_t types, int64_t *v)
 static void draw_prefill(struct random_state *random, int64_t *v)
 {
     int64_t topk;
-    const bool flat = v[P_SOURCE] == P_FLAT || v[P_SOURCE] == P_FLAT_GAPS;
+    const bool flat = v[PREFILL_SOURCE] == PREFILL_FLAT || v[PREFILL_SOURCE] == PREFILL_FLAT_GAPS;
     do {
-        v[P_SQ] = ONE_OF(random, 0, 1, 2, 3, 5, 7, 11, 13, 31, 61, 62, 67);
-        v[P_HKV] = flat ? ONE_OF(random, 1, 1, 2, 3) : 1;
-        v[P_HQ] = v[P_HKV] * heads_of(random);
+        v[PREFILL_SQ] = ONE_OF(random, 0, 1, 2, 3, 5, 7, 11, 13, 31, 61, 62, 67);
+        v[PREFILL_HKV] = flat ? ONE_OF(random, 1, 1, 2, 3) : 1;
+        v[PREFILL_HQ] = v[PREFILL_HKV] * heads_of(random);
         topk = size_of(random, 641);
-    } while (v[P_SQ] * v[P_HQ] * (topk + 1) > MOST_WORK);
-    v[P_SHAPE] = axis_shape(size_of(random, 1025), topk, 0);
-    if (!flat && v[P_SOURCE] != P_PAGES) v[P_DQK] = v[P_SOURCE] == P_FP8_656 ? 576 : 512;
-    v[P_PAGE] = page_of(random);
-    v[P_INPUTS] = ONE_OF(random, S_NORMAL, S_SPIKED, S_STEEP, S_BEYOND, P_EXTREME);
+    } while (v[PREFILL_SQ] * v[PREFILL_HQ] * (topk + 1) > MOST_WORK);
+    v[PREFILL_SHAPE] = axis_shape(size_of(random, 1025), topk, 0);
+    if (!flat && v[PREFILL_SOURCE] != PREFILL_PAGES)
+        v[PREFILL_DQK] = v[PREFILL_SOURCE] == PREFILL_FP8_656 ? 576 : 512;
+    v[PREFILL_PAGE] = page_of(random);
+    v[PREFILL_INPUTS] = ONE_OF(random, S_NORMAL, S_SPIKED, S_STEEP, S_BEYOND, PREFILL_EXTREME);
     /* As in the grid: with few keys of values ±1 some sums are almost 0, and tolerances do not cover
      * those. */
-    if (v[P_INPUTS] == P_EXTREME && v[P_CODES] == S_CODES_EXTREME) v[P_CODES] = S_CODES_WRITTEN;
+    if (v[PREFILL_INPUTS] == PREFILL_EXTREME && v[PREFILL_CODES] == S_CODES_EXTREME)
+        v[PREFILL_CODES] = S_CODES_WRITTEN;
 }
 
 static void draw_mha(struct random_state *random, int32_t types, bool gpu, int64_t *v)
@@ -146,8 +148,8 @@ static void draw_cache(struct random_state *random, bool gather, bool gpu, int64
     const bool wide = v[C_FORMAT] == FMLA_KV_BF16 || v[C_FORMAT] == FMLA_KV_FP16;
     v[C_TOKENS] = size_of(random, 193);
     v[C_PAGE_SIZE] = page_of(random);
-    const bool in_pieces = kv_layout_of(cache_formats[v[C_FORMAT]].format, 0).scale_bytes;
-    v[C_CACHE] = kind(random, in_pieces ? CACHE_SPREAD : CACHE_SPREAD + 1);
+    const bool contiguous_pages = kv_layout_of(cache_formats[v[C_FORMAT]].format, 0).scale_bytes;
+    v[C_CACHE] = kind(random, contiguous_pages ? CACHE_SPREAD : CACHE_SPREAD + 1);
     v[C_D_QK] = wide ? ONE_OF(random, 1, 2, 3, 61, 64, 67, 130, 512, 576, 577, 1040) : 512;
     v[C_ROPE] = !gather && v[C_D_QK] > 64 && kind(random, 2);
     v[C_SCALE] = v[C_FORMAT] == FMLA_KV_FP8_576 ? kind(random, CACHE_SCALES) : 0;

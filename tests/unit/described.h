@@ -44,8 +44,8 @@ static inline const struct cache_format *described_format(const struct member *m
                                                                            : layout->format];
 }
 
-/* Returns true if a page is one piece: its tokens, then all scales. */
-static inline bool described_in_pieces(const struct member *m, const struct layout *layout)
+/* Returns true if a page is contiguous: its tokens, then all scales. */
+static inline bool described_contiguous_pages(const struct member *m, const struct layout *layout)
 {
     return (m->allowed & IS_CACHE) && kv_layout_of(described_format(m, layout)->format, 0).scale_bytes;
 }

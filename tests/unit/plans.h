@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Plans, in one piece or in tables: what dense and sparse decode, which read them, must refuse and take alike, and what both
+ * Plans, in one buffer or in tables: what dense and sparse decode, which read them, must refuse and take alike, and what both
  * operations that make them.
  */
 #ifndef FMLA_PLANS_H
@@ -44,7 +44,7 @@ static inline void make_plans(void)
     planned.make(5, ROWS, other_plan, &other_plan_bytes);
 }
 
-/* ---- In one piece ---------------------------------------------------------------------------- */
+/* ---- In one buffer --------------------------------------------------------------------------- */
 
 static inline void plan_off_by(size_t bytes)
 {

@@ -68,8 +68,8 @@ static inline void test_cache_of_bytes(struct good_call *good, void (*set_up)(in
     REFUSED(*good, name, "stride|0|multiple of 4", AS_656, kv->strides[0] += 2);
     REFUSED(*good, name, "stride|1|658|multiple of 4", AS_656, kv->strides[1] += 2);
     REFUSED(*good, name, "stride|0|multiple of 2", AS_584, kv->strides[0] += 1);
-    REFUSED(*good, name, "stride|1|586|584|one piece", AS_584, kv->strides[1] += 2);
-    REFUSED(*good, name, "stride|1|576|584|one piece", AS_584, kv->strides[1] = 576);
+    REFUSED(*good, name, "stride|1|586|584|contiguous", AS_584, kv->strides[1] += 2);
+    REFUSED(*good, name, "stride|1|576|584|contiguous", AS_584, kv->strides[1] = 576);
     REFUSED_CALL(*good, name, "multiple of 4", AS_656, kv->tensor.byte_offset = 2);
     REFUSED_CALL(*good, name, "multiple of 2", AS_584, kv->tensor.byte_offset = 1);
     TAKEN(*good, "an integer of one byte", AS_656, kv->tensor.dtype.code = FMLA_TYPE_INT);
@@ -85,8 +85,8 @@ static inline void test_cache_of_bytes(struct good_call *good, void (*set_up)(in
     if (last_of_bytes(good) < FMLA_KV_FP8_528) return;
     REFUSED(*good, name, "bytes|527|528|FP8_528", set_up(FMLA_KV_FP8_528), kv->shape[3] = 527);
     REFUSED(*good, name, "bytes|528|288|FP4_288", set_up(FMLA_KV_FP4_288), kv->shape[3] = 528);
-    REFUSED(*good, name, "stride|1|529|528|one piece", set_up(FMLA_KV_FP8_528_SPLIT), kv->strides[1] += 1);
-    REFUSED(*good, name, "stride|1|256|288|one piece", set_up(FMLA_KV_FP4_288_SPLIT), kv->strides[1] = 256);
+    REFUSED(*good, name, "stride|1|529|528|contiguous", set_up(FMLA_KV_FP8_528_SPLIT), kv->strides[1] += 1);
+    REFUSED(*good, name, "stride|1|256|288|contiguous", set_up(FMLA_KV_FP4_288_SPLIT), kv->strides[1] = 256);
     REFUSED(*good, name, "stride|1|530|multiple of 4", set_up(FMLA_KV_FP8_528_F32), kv->strides[1] += 2);
     REFUSED_CALL(*good, name, "multiple of 4", set_up(FMLA_KV_FP8_528_F32), kv->tensor.byte_offset = 2);
     for (int32_t format = FMLA_KV_FP8_528; format <= FMLA_KV_FP4_288_SPLIT; format++)

@@ -157,18 +157,18 @@ static void test_describe(void)
 /* ---- Threads ----------------------------------------------------------------------------------------- */
 
 struct counted {
-    int64_t calls, pieces;
+    int64_t calls, items;
     int32_t workers;
 };
 
-/* Backwards, with a different worker number for each piece: any order and any worker is allowed. */
+/* Backwards, with a different worker number for each item: any order and any worker is allowed. */
 static void count_for(void *pool, int64_t count, fmla_task task, void *task_data)
 {
     struct counted *counted = pool;
     counted->calls++;
     for (int64_t i = count; i-- > 0;) {
         task(task_data, i, (int32_t)(i % counted->workers));
-        counted->pieces++;
+        counted->items++;
     }
 }
 
@@ -197,8 +197,8 @@ static void test_threads(void)
     CHECK_EQ(fmla_num_threads(), all);
     CHECK_OK(fmla_set_parallel_for(count_for, &counted, 5));
     CHECK_EQ(fmla_num_threads(), 5);
-    CHECK(decode(576, NULL) == FMLA_OK && counted.calls > 0 && counted.pieces > 0,
-          "%" PRId64 " calls of %" PRId64 " pieces: %s", counted.calls, counted.pieces, fmla_last_error());
+    CHECK(decode(576, NULL) == FMLA_OK && counted.calls > 0 && counted.items > 0,
+          "%" PRId64 " calls of %" PRId64 " items: %s", counted.calls, counted.items, fmla_last_error());
     CHECK_OK(fmla_set_parallel_for(NULL, NULL, -77));
     CHECK_EQ(fmla_num_threads(), all);
     const int64_t calls = counted.calls;

@@ -250,7 +250,7 @@ static void check_closed_forms(const fmla_capability *row)
         }
 }
 
-/* ---- Chunks of a long prompt ------------------------------------------------------------------- */
+/* ---- Chunks of a long prefill ------------------------------------------------------------------ */
 
 enum { TOKENS = 60, KEYS = 390, HEADS = 4, KEY_HEADS = 2, D_QK = 192, PARTS = 4 };
 

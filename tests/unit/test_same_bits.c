@@ -36,7 +36,7 @@ static const struct way everywhere[] = {
     {.name = "without lse", .no_lse = true}};
 enum { EVERYWHERE = sizeof everywhere / sizeof everywhere[0] };
 
-/* Slots are still consecutive, except in formats whose pages are one piece. */
+/* Slots are still consecutive, except in formats whose pages are contiguous. */
 static const struct way in_pages[] = {{.name = "pages of one", .page = 1},
                                       {.name = "pages of 64", .page = 64},
                                       {.name = "one page, unaligned", .page = SLOTS, .shift = 1}};
@@ -164,11 +164,11 @@ static void put_in_pages(struct held *kv, struct held *table, int64_t page)
     HELD(table, entries, i32, 2, b, pages);
 }
 
-/* Copies rows between `rows` and `held`, whose rows (all but the last dimension; pages in one piece) may
+/* Copies rows between `rows` and `held`, whose rows (all but the last dimension; contiguous pages) may
  * have gaps. */
-static void copy_rows(const struct held *held, bool pieces, char *rows, bool out)
+static void copy_rows(const struct held *held, bool contiguous, char *rows, bool out)
 {
-    const int ndim = held->tensor.ndim, inner = pieces ? 1 : ndim - 1;
+    const int ndim = held->tensor.ndim, inner = contiguous ? 1 : ndim - 1;
     const size_t element = held->tensor.dtype.bits / 8;
     int64_t count = 1, row = 1;
     for (int i = 0; i < ndim; i++) *(i < inner ? &count : &row) *= held->shape[i];
@@ -184,18 +184,18 @@ static void copy_rows(const struct held *held, bool pieces, char *rows, bool out
  * rows. Bytes are shifted by the alignment of their scales. */
 static void lay_out(struct held *held, const struct member *m, char *to, int64_t shift)
 {
-    const bool pieces = described_in_pieces(m, &made.layout), bytes = held->tensor.dtype.bits == 8;
+    const bool contiguous = described_contiguous_pages(m, &made.layout), bytes = held->tensor.dtype.bits == 8;
     const int64_t gap = m->allowed & IN_ROWS ? 0
                         : bytes              ? described_format(m, &made.layout)->unit * shift
                                              : shift;
     char *const from = held->tensor.data;
-    const int inner = pieces ? 1 : held->tensor.ndim - 1;
+    const int inner = contiguous ? 1 : held->tensor.ndim - 1;
     for (int i = inner - 1; i >= 0; i--)
         held->strides[i] =
             i == inner - 1 ? held->strides[i] + gap : held->strides[i + 1] * held->shape[i + 1];
     memset(to, 0xff, MOST_BYTES);
     held->tensor.data = to + (size_t)gap * held->tensor.dtype.bits / 8;
-    if (!(m->allowed & IS_OUTPUT)) copy_rows(held, pieces, from, false);
+    if (!(m->allowed & IS_OUTPUT)) copy_rows(held, contiguous, from, false);
 }
 
 static void one_after_the_other(void *pool, int64_t count, fmla_task task, void *task_data)
@@ -287,7 +287,7 @@ static void check_operation(const struct tested *o, const char *kernel, int whic
 {
     make(o, kernel, which);
     const struct member *const cache = described_tensor(o->operation, CACHE);
-    const int more = cache && described_in_pieces(cache, &made.layout) ? 0 : o->count;
+    const int more = cache && described_contiguous_pages(cache, &made.layout) ? 0 : o->count;
     const int modes = option_at(o->operation, made.args, "batch_invariant") ? 1 : 0;
     for (int invariant = 0; invariant <= modes; invariant++) {
         call(&(struct way){.name = "first", .invariant = invariant}, &base);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tests the library's parallel loop, including helpers: every piece runs once, and no worker runs two at a
+ * Tests the library's parallel loop, including helpers: every item runs once, and no worker runs two at a
  * time. The child of a process that used several threads, its child, and one forked during other threads'
  * calls compute the same bits as the parent, on threads of their own; so does a process that can start no
  * thread. An alarm ends a hanging test.
@@ -30,45 +30,45 @@ static int compute(struct result *result)
 
 /* ---- The loop itself ------------------------------------------------------------------------- */
 
-/* Every piece runs once, and no worker is in two at a time. */
-enum { PIECES = 500 };
-struct pieces {
-    atomic_int runs[PIECES], inside[WORKERS];
+/* Every item runs once, and no worker is in two at a time. */
+enum { ITEMS = 500 };
+struct items {
+    atomic_int runs[ITEMS], inside[WORKERS];
     atomic_int wrong, by_helpers;
 };
 
-/* If set, pieces sometimes sleep, so that a helper finds the loop that it was woken for even if it is
+/* If set, items sometimes sleep, so that a helper finds the loop that it was woken for even if it is
  * late. */
 static atomic_int patient;
 
-static void run_piece(void *data, int64_t index, int32_t worker)
+static void run_item(void *data, int64_t index, int32_t worker)
 {
-    struct pieces *pieces = data;
-    if (worker < 0 || worker >= WORKERS || atomic_fetch_add(&pieces->inside[worker], 1))
-        atomic_store(&pieces->wrong, 1);
-    atomic_fetch_add(&pieces->runs[index], 1);
-    if (worker) atomic_fetch_add(&pieces->by_helpers, 1);
+    struct items *items = data;
+    if (worker < 0 || worker >= WORKERS || atomic_fetch_add(&items->inside[worker], 1))
+        atomic_store(&items->wrong, 1);
+    atomic_fetch_add(&items->runs[index], 1);
+    if (worker) atomic_fetch_add(&items->by_helpers, 1);
     if (index % 50 == 49) {
         if (atomic_load(&patient))
             nanosleep(&(struct timespec){0, 1000000}, NULL);
         else
             sched_yield(); /* lets other threads run */
     }
-    atomic_fetch_sub(&pieces->inside[worker], 1);
+    atomic_fetch_sub(&items->inside[worker], 1);
 }
 
 /* Runs one loop with enough work for all threads, however busy the machine is. Returns the number of
- * pieces that helpers ran; -1 on an error. */
+ * items that helpers ran; -1 on an error. */
 static int run_loop(void)
 {
     const double second = 1e9;
-    struct pieces pieces = {0};
+    struct items items = {0};
     const struct thread_pool pool = threads_now();
     if (pool.run || pool.workers != WORKERS) return -1;
-    threads_run(&pool, PIECES, second, run_piece, &pieces);
-    for (int i = 0; i < PIECES; i++)
-        if (atomic_load(&pieces.runs[i]) != 1) return -1;
-    return atomic_load(&pieces.wrong) ? -1 : atomic_load(&pieces.by_helpers);
+    threads_run(&pool, ITEMS, second, run_item, &items);
+    for (int i = 0; i < ITEMS; i++)
+        if (atomic_load(&items.runs[i]) != 1) return -1;
+    return atomic_load(&items.wrong) ? -1 : atomic_load(&items.by_helpers);
 }
 
 /* Runs loops until helpers took part: they may be late. */
@@ -189,7 +189,7 @@ static void fork_among_calls(void)
     atomic_store(&calling, 0);
     for (int i = 0; i < CALLERS; i++) {
         pthread_join(callers[i], NULL);
-        CHECK(well[i], "caller %d: pieces were run twice, or not, or two at once by one worker", i);
+        CHECK(well[i], "caller %d: items were run twice, or not, or two at once by one worker", i);
     }
 }
 

@@ -131,10 +131,10 @@ static void source_of_sparse(const char *kernel, struct bench_sources *sources)
         struct bench_sources sources;
     } all[] = {
         {"cuda-sm90", /* the library chooses one of the two */
-         {{"src/cuda/sm90/sparse_decode/sparse_decode_bf16.cu",
-           "src/cuda/sm90/sparse_decode/small/sparse_decode_bf16.cu"}}},
-        {"cuda-sm90-64", {{"src/cuda/sm90/sparse_decode/sparse_decode_bf16.cu"}}},
-        {"cuda-sm90-16", {{"src/cuda/sm90/sparse_decode/small/sparse_decode_bf16.cu"}}},
+         {{"src/cuda/sm90/sparse_decode/sparse_decode_rope.cu",
+           "src/cuda/sm90/sparse_decode/small/sparse_decode_rope.cu"}}},
+        {"cuda-sm90-64", {{"src/cuda/sm90/sparse_decode/sparse_decode_rope.cu"}}},
+        {"cuda-sm90-16", {{"src/cuda/sm90/sparse_decode/small/sparse_decode_rope.cu"}}},
         {"cuda", {{"src/cuda/any/sparse_decode.cu"}}},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)

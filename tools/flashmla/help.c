@@ -31,9 +31,9 @@ static void fill_words(const char *text, size_t length, size_t at, size_t indent
     putchar('\n');
 }
 
-/* Returns the length, line ends included, of the next piece of text: a paragraph, an indented line or an
+/* Returns the length, line ends included, of the next block of text: a paragraph, an indented line or an
  * empty line. */
-static size_t next_piece(const char *text)
+static size_t next_block(const char *text)
 {
     size_t length = strcspn(text, "\n");
     const bool alone = *text == ' ' || !length;
@@ -48,7 +48,7 @@ static size_t next_piece(const char *text)
 void help_fill(const char *text)
 {
     for (size_t length; *text; text += length) {
-        length = next_piece(text);
+        length = next_block(text);
         if (*text == ' ' || *text == '\n')
             printf("%.*s", (int)length, text);
         else
@@ -116,7 +116,7 @@ void help_man_text(const char *text)
 {
     bool verbatim = false;
     for (size_t length; *text; text += length) {
-        length = next_piece(text);
+        length = next_block(text);
         const size_t end = length && text[length - 1] == '\n' ? length - 1 : length;
         if (*text == ' ') {
             if (!verbatim) puts(".PP\n.nf\n.RS 2");

@@ -22,7 +22,7 @@ bool products_fit(int32_t products, int32_t format, enum element type);
  * MHA have as many tokens as keys. */
 struct shape {
     enum operation op;
-    int64_t b, s_q, s_k, h_q, h_kv, d_qk; /* s_k: keys of a request or a prompt */
+    int64_t b, s_q, s_k, h_q, h_kv, d_qk; /* s_k: keys of a request or a prefill */
     int64_t page_size;                    /* 0: keys without pages, or one page per request */
     int64_t topk, extra_topk, extra_page_size,
         extra_s_k; /* extra_topk 0: no second cache; extra_s_k 0: s_k */

@@ -33,7 +33,7 @@ static const struct command make_input = {
     "--op sparse_decode writes q, kv_cache in the format of --cache, indices [b, s_q, topk], and with "
     "--extra-topk the tensors of an extra cache, in that of --extra-cache; then --seq-len is the keys that a "
     "request's tokens "
-    "choose from. --op sparse_prefill writes a prompt: q [s_q, h_q, d_qk], kv [--seq-len, h_kv, d_qk], "
+    "choose from. --op sparse_prefill writes a prefill: q [s_q, h_q, d_qk], kv [--seq-len, h_kv, d_qk], "
     "or pages with --page-size or --cache, and indices [s_q, h_kv, topk]; values are around means, and "
     "softmax_scale is 0.5.\n"
     "\n"
@@ -273,20 +273,20 @@ static int check_options(const struct make_options *o, const struct shape *s)
 
 /* ---- The file -------------------------------------------------------------------------------- */
 
-/* Writes `count` random values times `scale`, then `unused` NaN, in chunks. */
+/* Writes `count` random values times `scale`, then `unused` NaN. */
 static bool write_values(struct safetensors_writer *writer, struct random_state *random, fmla_dtype dtype,
                          float scale, int64_t count, int64_t unused, struct fault *fault)
 {
-    enum { PIECE = 16384 };
-    float piece[PIECE];
+    enum { AT_ONCE = 16384 };
+    float values[AT_ONCE];
     for (int64_t done = 0; done < count + unused;) {
         const int64_t left = count + unused - done;
-        const int64_t now = left < PIECE ? left : PIECE;
+        const int64_t now = left < AT_ONCE ? left : AT_ONCE;
         for (int64_t i = 0; i < now; i++) {
             const float value = done + i < count ? random_input(random, 0.0f, 0.1f) / scale : (float)NAN;
-            element_store(piece, dtype, i, value);
+            element_store(values, dtype, i, value);
         }
-        if (!safetensors_write(writer, piece, (size_t)now * dtype.bits / 8, fault)) return false;
+        if (!safetensors_write(writer, values, (size_t)now * dtype.bits / 8, fault)) return false;
         done += now;
     }
     return true;

@@ -45,8 +45,8 @@ static const struct command run = {
     "  flashmla run bytes.safetensors --check\n"
     "  flashmla make-input sparse.safetensors --op sparse_decode --cache fp8_656\n"
     "  flashmla run sparse.safetensors --device cuda:0 --check\n"
-    "  flashmla make-input prompt.safetensors --op sparse_prefill --query-tokens 64 --seq-len 8192\n"
-    "  flashmla run prompt.safetensors --check --out result.safetensors\n"
+    "  flashmla make-input prefill.safetensors --op sparse_prefill --query-tokens 64 --seq-len 8192\n"
+    "  flashmla run prefill.safetensors --check --out result.safetensors\n"
     "  flashmla make-input mha.safetensors --op mha_forward --varlen --batch 4 --causal\n"
     "  flashmla run mha.safetensors --check\n"
     "  flashmla make-input - --batch 2 | flashmla run - --check\n",

@@ -34,7 +34,7 @@
  *     keys    [192][d_qk + 32] bf16     keys that cannot be loaded as a tile in place = 228 KiB
  *     values  twice [6][2 or 4][16 pairs][16] pairs               2 × 192 × 64 × 2 B =  48 KiB
  *
- *   Limit: docs/kernels/cpu-dense-decode.md. The tile unit does 16384 FLOP in 16 cycles; it waits for the
+ *   Limit: docs/kernels/cpu-attention.md. The tile unit does 16384 FLOP in 16 cycles; it waits for the
  *   sums of O, and while the softmax runs.
  */
 #include "../convert.h"
@@ -42,16 +42,16 @@
 
 #include <math.h>
 
-#include "../avx512/products.h"
-#include "../avx512/softmax.h"
-#include "../avx512/transpose.h"
+#include "../avx512bf16/products.h"
+#include "../avx512bf16/softmax.h"
+#include "../avx512bf16/transpose.h"
 #include "tiles.h"
 
 enum {
-    KEYS = 192,          /* of a block */
-    WIDTH = 64,          /* maximum dimensions of values at a time */
-    DEPTH = 32,          /* of a product: dimensions of scores, keys of values */
-    PIECE = TILE * TILE, /* 32-bit numbers of a tile */
+    KEYS = 192,               /* of a block */
+    WIDTH = 64,               /* maximum dimensions of values at a time */
+    DEPTH = 32,               /* of a product: dimensions of scores, keys of values */
+    TILE_WORDS = TILE * TILE, /* 32-bit numbers of a tile */
     MOST_ROWS = 256,
     GROUPS = MOST_ROWS / TILE,
     WIDEST = 576,
@@ -200,12 +200,12 @@ INLINE void pair_some(struct pairing *pairing, int32_t pairs)
     const int32_t left = pairing->after - pairing->next,
                   end = pairing->next + (2 * pairs < left ? 2 * pairs : left);
     for (int32_t t = pairing->next; t < end; t += 2) {
-        uint32_t *to = pairing->to + t / DEPTH * (pairing->width / TILE) * PIECE + t % DEPTH / 2 * TILE;
-        for (int64_t d = pairing->d; d < pairing->d + pairing->width; d += DEPTH, to += 2 * PIECE) {
+        uint32_t *to = pairing->to + t / DEPTH * (pairing->width / TILE) * TILE_WORDS + t % DEPTH / 2 * TILE;
+        for (int64_t d = pairing->d; d < pairing->d + pairing->width; d += DEPTH, to += 2 * TILE_WORDS) {
             const __m512i x = t < pairing->count ? _mm512_loadu_si512(pairing->from[t] + d) : zero,
                           y = t + 1 < pairing->count ? _mm512_loadu_si512(pairing->from[t + 1] + d) : zero;
             _mm512_store_si512(to, pair_first(x, y));
-            _mm512_store_si512(to + PIECE, pair_second(x, y));
+            _mm512_store_si512(to + TILE_WORDS, pair_second(x, y));
         }
     }
     pairing->next = end;
@@ -244,22 +244,23 @@ static void scores_of_two(float *s, const struct key_tile *keys, int32_t tiles, 
                           int64_t steps, struct tile_ahead *ahead)
 {
     float *const s2 = s + KEYS * TILE;
-    const uint32_t *const q2 = q + steps * PIECE;
+    const uint32_t *const q2 = q + steps * TILE_WORDS;
     tiles_see_memory();
     for (int32_t t = 0; t < tiles; t += 2) {
         zero_sums();
         for (int64_t i = 0; i < steps; i++) {
             tile_bring(ahead, 1);
             TILE_LOAD(4, keys[t].at + i * DEPTH, keys[t].bytes);
-            TILE_LOAD(6, q + i * PIECE, TILE_BYTES);
+            TILE_LOAD(6, q + i * TILE_WORDS, TILE_BYTES);
             TILE_ADD(0, 4, 6);
-            TILE_LOAD(7, q2 + i * PIECE, TILE_BYTES);
+            TILE_LOAD(7, q2 + i * TILE_WORDS, TILE_BYTES);
             TILE_ADD(1, 4, 7);
             TILE_LOAD(5, keys[t + 1].at + i * DEPTH, keys[t + 1].bytes);
             TILE_ADD(2, 5, 6);
             TILE_ADD(3, 5, 7);
         }
-        store_sums(s + t * PIECE, s2 + t * PIECE, s + (t + 1) * PIECE, s2 + (t + 1) * PIECE);
+        store_sums(s + t * TILE_WORDS, s2 + t * TILE_WORDS, s + (t + 1) * TILE_WORDS,
+                   s2 + (t + 1) * TILE_WORDS);
     }
 }
 
@@ -272,7 +273,7 @@ static void scores_of_one(float *s, const struct key_tile *keys, int32_t tiles, 
         zero_sums();
         for (int64_t i = 0; i < steps; i++) {
             tile_bring(ahead, 1);
-            TILE_LOAD(7, q + i * PIECE, TILE_BYTES);
+            TILE_LOAD(7, q + i * TILE_WORDS, TILE_BYTES);
             TILE_LOAD(4, keys[t].at + i * DEPTH, keys[t].bytes);
             TILE_ADD(0, 4, 7);
             TILE_LOAD(5, keys[t + 1].at + i * DEPTH, keys[t + 1].bytes);
@@ -282,7 +283,8 @@ static void scores_of_one(float *s, const struct key_tile *keys, int32_t tiles, 
             TILE_LOAD(4, keys[t + 3].at + i * DEPTH, keys[t + 3].bytes);
             TILE_ADD(3, 4, 7);
         }
-        store_sums(s + t * PIECE, s + (t + 1) * PIECE, s + (t + 2) * PIECE, s + (t + 3) * PIECE);
+        store_sums(s + t * TILE_WORDS, s + (t + 1) * TILE_WORDS, s + (t + 2) * TILE_WORDS,
+                   s + (t + 3) * TILE_WORDS);
     }
 }
 
@@ -292,25 +294,25 @@ static void values_of_two(float *o, const uint32_t *p, const uint32_t *values, i
                           bool empty, struct tile_ahead *ahead, struct pairing *next)
 {
     float *const o2 = o + d_v * TILE;
-    const uint32_t *const p2 = p + KEYS / DEPTH * PIECE;
+    const uint32_t *const p2 = p + KEYS / DEPTH * TILE_WORDS;
     if (empty)
         zero_sums();
     else
-        load_sums(o, o + PIECE, o2, o2 + PIECE);
+        load_sums(o, o + TILE_WORDS, o2, o2 + TILE_WORDS);
     for (int32_t i = 0; i < steps; i++) {
-        const uint32_t *v = values + i * 2 * PIECE;
+        const uint32_t *v = values + i * 2 * TILE_WORDS;
         tile_bring(ahead, 1);
         pair_some(next, next->at_once);
-        TILE_LOAD(4, p + i * PIECE, TILE_BYTES);
+        TILE_LOAD(4, p + i * TILE_WORDS, TILE_BYTES);
         TILE_LOAD(6, v, TILE_BYTES);
         TILE_ADD(0, 4, 6);
-        TILE_LOAD(7, v + PIECE, TILE_BYTES);
+        TILE_LOAD(7, v + TILE_WORDS, TILE_BYTES);
         TILE_ADD(1, 4, 7);
-        TILE_LOAD(5, p2 + i * PIECE, TILE_BYTES);
+        TILE_LOAD(5, p2 + i * TILE_WORDS, TILE_BYTES);
         TILE_ADD(2, 5, 6);
         TILE_ADD(3, 5, 7);
     }
-    store_sums(o, o + PIECE, o2, o2 + PIECE);
+    store_sums(o, o + TILE_WORDS, o2, o2 + TILE_WORDS);
 }
 
 /* The same for o[64 d][row][d] of one group. */
@@ -320,22 +322,22 @@ static void values_of_one(float *o, const uint32_t *p, const uint32_t *values, i
     if (empty)
         zero_sums();
     else
-        load_sums(o, o + PIECE, o + 2 * PIECE, o + 3 * PIECE);
+        load_sums(o, o + TILE_WORDS, o + 2 * TILE_WORDS, o + 3 * TILE_WORDS);
     for (int32_t i = 0; i < steps; i++) {
-        const uint32_t *v = values + i * 4 * PIECE;
+        const uint32_t *v = values + i * 4 * TILE_WORDS;
         tile_bring(ahead, 1);
         pair_some(next, next->at_once);
-        TILE_LOAD(7, p + i * PIECE, TILE_BYTES);
+        TILE_LOAD(7, p + i * TILE_WORDS, TILE_BYTES);
         TILE_LOAD(4, v, TILE_BYTES);
         TILE_ADD(0, 7, 4);
-        TILE_LOAD(5, v + PIECE, TILE_BYTES);
+        TILE_LOAD(5, v + TILE_WORDS, TILE_BYTES);
         TILE_ADD(1, 7, 5);
-        TILE_LOAD(6, v + 2 * PIECE, TILE_BYTES);
+        TILE_LOAD(6, v + 2 * TILE_WORDS, TILE_BYTES);
         TILE_ADD(2, 7, 6);
-        TILE_LOAD(4, v + 3 * PIECE, TILE_BYTES);
+        TILE_LOAD(4, v + 3 * TILE_WORDS, TILE_BYTES);
         TILE_ADD(3, 7, 4);
     }
-    store_sums(o, o + PIECE, o + 2 * PIECE, o + 3 * PIECE);
+    store_sums(o, o + TILE_WORDS, o + 2 * TILE_WORDS, o + 3 * TILE_WORDS);
 }
 
 /* ---- Softmax of a group ---------------------------------------------------------------------- */
@@ -408,7 +410,7 @@ static void softmax_of_group(const struct scratch *scratch, int32_t g, float *s,
     const int32_t after = (count + DEPTH - 1) / DEPTH * DEPTH, whole = fewest / DEPTH * DEPTH;
     float *const max = scratch->max + g * TILE, *const base = scratch->base + g * TILE,
                  *const sum = scratch->sum + g * TILE;
-    uint32_t *p = scratch->p + (int64_t)g * (KEYS / DEPTH) * PIECE;
+    uint32_t *p = scratch->p + (int64_t)g * (KEYS / DEPTH) * TILE_WORDS;
     const __m512 top = mask_scores(s, whole, after, factor, _mm512_loadu_si512(visible),
                                    largest_score(s, whole, factor, _mm512_load_ps(max)));
 
@@ -417,7 +419,7 @@ static void softmax_of_group(const struct scratch *scratch, int32_t g, float *s,
     const __m512 now = _mm512_mask_mov_ps(old, raised, top), zero_or_now = softmax_base(now);
     __m512 total = _mm512_setzero_ps();
     for (int32_t t = 0; t < after; t += DEPTH)
-        total = weigh(p + t / DEPTH * PIECE, s + t * TILE, t < whole ? factor : _mm512_set1_ps(1.0f),
+        total = weigh(p + t / DEPTH * TILE_WORDS, s + t * TILE, t < whole ? factor : _mm512_set1_ps(1.0f),
                       zero_or_now, total);
     __m512 older = _mm512_load_ps(sum);
     if (raised) {
@@ -473,7 +475,7 @@ static void score_and_weigh(const struct cpu_call *call, const struct scratch *s
     for (int32_t g = 0; g < groups->count; g += 2) {
         const int32_t count = seen_by(block, groups, g), tiles = (count + TILE - 1) / TILE;
         const int32_t of_tile = groups->count > 1 ? 2 : 1;
-        const uint32_t *q = scratch->q + g * steps * PIECE;
+        const uint32_t *q = scratch->q + g * steps * TILE_WORDS;
         if (!count) continue;
         if (of_tile == 2)
             scores_of_two(scratch->s, block->keys, tiles, q, steps, &block->ahead);
@@ -507,7 +509,7 @@ static void add_values_of_block(const struct cpu_call *call, const struct scratc
         for (int32_t g = 0; g < groups->count; g += 2) {
             const int32_t count = seen_by(block, groups, g), steps = (count + DEPTH - 1) / DEPTH;
             float *o = scratch->o + g * TILE * d_v + d * TILE;
-            const uint32_t *p = scratch->p + (int64_t)g * (KEYS / DEPTH) * PIECE;
+            const uint32_t *p = scratch->p + (int64_t)g * (KEYS / DEPTH) * TILE_WORDS;
             if (!count) continue;
             if (groups->count == 1)
                 values_of_one(o, p, values, steps, !groups->begun[g], &block->ahead, &pairing);
@@ -527,11 +529,12 @@ static void add_value_to_rows(const struct scratch *scratch, const struct block 
     for (int32_t row = 0; row < rows; row++) {
         if (block->visible[row] <= t) continue;
         const uint16_t *p =
-            (const uint16_t *)(const void *)(scratch->p + (row / TILE * (KEYS / DEPTH) + t / DEPTH) * PIECE);
+            (const uint16_t *)(const void *)(scratch->p +
+                                             (row / TILE * (KEYS / DEPTH) + t / DEPTH) * TILE_WORDS);
         const float weight = num_from_bf16(p[row % TILE * DEPTH + t % DEPTH]);
         float *o = scratch->o + row / TILE * TILE * d_v + row % TILE * TILE;
         for (int64_t d = 0; d < d_v; d++)
-            o[d / TILE * PIECE + d % TILE] += weight * num_from_bf16(block->values[t][d]);
+            o[d / TILE * TILE_WORDS + d % TILE] += weight * num_from_bf16(block->values[t][d]);
     }
 }
 

@@ -37,7 +37,7 @@ static inline void place_in_region(struct held *held, const struct member *m, in
     int64_t shape[MAX_DIMENSIONS];
     const int rank = described_shape(m, layout, shape);
     draw_tensor(held, which, described_dtype(m, layout), rank, shape,
-                draw_odd && rank > 1 && !described_in_pieces(m, layout) && !(m->allowed & IN_ROWS));
+                draw_odd && rank > 1 && !described_contiguous_pages(m, layout) && !(m->allowed & IN_ROWS));
     for (int i = 0; i < rank; i++)
         if (!shape[i]) held->tensor.data = NULL, held->tensor.byte_offset = 0;
 }

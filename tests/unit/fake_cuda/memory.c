@@ -27,7 +27,7 @@ cu_result cuCtxPopCurrent_v2(cu_context *context);
 __attribute__((destructor)) static void tell(void)
 {
     if (memories || streams)
-        fprintf(stderr, "fake GPU: %d pieces of memory and %d streams are left\n", memories, streams);
+        fprintf(stderr, "fake GPU: %d allocations and %d streams are left\n", memories, streams);
 }
 
 ENTRY(cuDeviceTotalMem_v2, size_t *bytes, cu_device device)

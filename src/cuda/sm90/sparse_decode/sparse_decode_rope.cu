@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: MIT */
+/* SPDX-License-Identifier: MIT
+ *
+ * Sparse decode over the FP8 formats that have rope values, which are bf16.
+ */
 #include "sparse_decode.cuh"
 
 SPARSE_DECODE_KERNELS(sm90_sparse_decode_bf16_fp8_656, Fp8_656)

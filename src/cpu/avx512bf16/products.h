@@ -6,8 +6,8 @@
  *   scores   S[t][rows] += (q[2i], q[2i+1])[rows] · (k[t][2i], k[t][2i+1])   pairs along d, as in a key
  *   values   O[d][rows] += (p[2j], p[2j+1])[rows] · (v[2j][d], v[2j+1][d])   pairs along t: interleaved
  */
-#ifndef FMLA_CPU_AVX512_PRODUCTS_H
-#define FMLA_CPU_AVX512_PRODUCTS_H
+#ifndef FMLA_CPU_AVX512BF16_PRODUCTS_H
+#define FMLA_CPU_AVX512BF16_PRODUCTS_H
 
 #include "../tile.h"
 

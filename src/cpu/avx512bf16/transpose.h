@@ -3,8 +3,8 @@
  * Converts between rows as they lie in memory and lanes: transposes 16 rows of 16 numbers of 32 bits in
  * registers.
  */
-#ifndef FMLA_CPU_AVX512_TRANSPOSE_H
-#define FMLA_CPU_AVX512_TRANSPOSE_H
+#ifndef FMLA_CPU_AVX512BF16_TRANSPOSE_H
+#define FMLA_CPU_AVX512BF16_TRANSPOSE_H
 
 #include "products.h"
 

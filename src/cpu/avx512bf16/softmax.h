@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The softmax of the AVX-512 kernels: vertical, a vector of 16 rows at a time, in base 2.
+ * The softmax of the AVX-512 BF16 and AMX kernels: vertical, a vector of 16 rows at a time, in base 2.
  */
-#ifndef FMLA_CPU_AVX512_SOFTMAX_H
-#define FMLA_CPU_AVX512_SOFTMAX_H
+#ifndef FMLA_CPU_AVX512BF16_SOFTMAX_H
+#define FMLA_CPU_AVX512BF16_SOFTMAX_H
 
 #include <immintrin.h>
 #include <math.h>
