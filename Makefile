@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # The few words a newcomer types. The build itself is CMake's (CMakePresets.json); CC in the environment picks
 # another compiler, e.g. CC=clang make test.
-.PHONY: build demo test test-fresh lint install uninstall clean help
+.PHONY: build demo test test-fresh lab lint install uninstall clean help
 .NOTPARALLEL:
 
 build:
@@ -16,6 +16,9 @@ test: build
 
 test-fresh:
 	@scripts/test-fresh.sh
+
+lab:
+	@scripts/lab.sh build/lab
 
 lint:
 	@scripts/dependencies.sh lint
@@ -35,6 +38,7 @@ help:
 	@echo 'make demo        compute, check, time and draw one decode batch; leaves its files in demo/'
 	@echo 'make test        run every test'
 	@echo 'make test-fresh  make demo and make test inside a minimal Debian tree (root or sudo, network)'
+	@echo 'make lab         compile the programs of lab/ into build/lab; they need nvcc, and a Hopper GPU to run'
 	@echo 'make lint        clang-format, clang-tidy, cppcheck, shellcheck, black, mypy'
 	@echo 'make install     install it under PREFIX (/usr/local), staged in DESTDIR if set; make uninstall removes it'
 	@echo 'make clean       remove build/, demo/ and dist/'

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse decode over FP8 keys on Hopper: keys go through registers (lab/sm90_sparse_decode shows the
- * history).
+ * Sparse decode over FP8 keys on Hopper: keys go through registers.
  *
  * A CTA takes a tile of 64 heads of one query token through the keys that the pieces of its partition name,
  * 64 keys at a time:

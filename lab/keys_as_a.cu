@@ -1,14 +1,23 @@
-// fp8_bound.cu - could keys be A of both products? S^T = K Q^T, O^T = V^T P^T, both from fp16 made in registers of raw codes: how many
-// clocks a block of 64 keys and 64 heads takes if nothing is gathered, masked or looked at. Values are anything; no result is checked.
-//     nvcc -O3 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -Xptxas -v [-D...] fp8_bound.cu; ./a.out
-#include "../../src/cuda/device/async_copy.cuh"
-#include "../../src/cuda/device/element.cuh"
-#include "../../src/cuda/device/fragment.h"
-#include "../../src/cuda/device/mbarrier.cuh"
-#include "../../src/cuda/device/result.cuh"
-#include "../../src/cuda/device/shared.cuh"
-#include "../../src/cuda/device/warpgroup.cuh"
-#include "../../src/cuda/device/wgmma.cuh"
+/* SPDX-License-Identifier: MIT
+ *
+ * A bound before a design is built: how fast could sparse attention over FP8 keys be, if converted keys never went to
+ * shared memory? Two warpgroups compute S^T = K Q^T and O^T = V^T P^T, and convert raw codes to fp16 in registers, as
+ * operand A of both products. A third warpgroup gathers rows and does nothing with them. The program prints the clocks
+ * of a block of 64 keys and 64 heads. Inputs are arbitrary, nothing is masked, and no result is checked.
+ *
+ *     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -o keys_as_a lab/keys_as_a.cu && ./keys_as_a
+ *
+ * -DDO_SCORES=0, -DDO_SUMS=0, -DCONVERT=0, -DSOFTMAX=0 and -DGATHER=0 each leave one part out; -DPITCH=672 changes the
+ * distance of rows. docs/kernels/sparse-prefill.md ("FP8 designs") has the figures.
+ */
+#include "../src/cuda/device/async_copy.cuh"
+#include "../src/cuda/device/element.cuh"
+#include "../src/cuda/device/fragment.h"
+#include "../src/cuda/device/mbarrier.cuh"
+#include "../src/cuda/device/result.cuh"
+#include "../src/cuda/device/shared.cuh"
+#include "../src/cuda/device/warpgroup.cuh"
+#include "../src/cuda/device/wgmma.cuh"
 
 #include <cstdio>
 #include <cuda_fp16.h>

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""where.py LISTING KERNEL DEPTH [FILTER]: bytes and place of every line of source in a kernel's machine code, by its callers,
-from the outermost on. The listing is of nvdisasm -c -gi, of a cubin that nvcc made with -lineinfo."""
+"""Shows where the machine code of each source line lies in a kernel, which tells what a call executes behind 64 KB.
+
+code_places.py LISTING KERNEL DEPTH [FILTER]. LISTING is the output of `nvdisasm -c -gi` for a cubin that nvcc made with
+-lineinfo. A line of output has the bytes, the first and last place in KB, and DEPTH callers, from the outermost on.
+"""
 
 import re
 import sys
