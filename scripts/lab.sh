@@ -11,7 +11,7 @@ nvcc=$(PATH=${CUDA_HOME:+$CUDA_HOME/bin:}$PATH:/usr/local/cuda/bin command -v "$
     echo 'lab.sh: no nvcc'
     exit 77
 }
-flags=(-O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a)
+flags=(-O3 -std=c++17 -gencode 'arch=compute_90a,code=sm_90a')
 if [ "$out" = --check ]; then
     flags+=(-DQUICK -c)
     made=$(mktemp -d)

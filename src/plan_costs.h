@@ -13,7 +13,7 @@ struct plan_costs {
     int32_t tiles_of_head; /* per key head; if there are several, they read the same keys */
 };
 
-/* Measured on an H200 (docs/kernels/dense-decode.md, "What was tried", has the figures). Times are in
+/* Measured on an H200 with dense decode of 64, 128 and 256 rows and 1 to 8 pieces a partition. Times are in
  * sixteenths of the time of one block.
  *
  * A piece (the part of one request in one partition) costs 3.75 blocks besides its own: the last block
