@@ -52,7 +52,7 @@ struct Shared {
     float second_lse[ROWS];
     OnePiece one;
 };
-static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
+static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");
 
 /* Returns the work of piece i of the list, or of the only piece. */
 template <typename V>

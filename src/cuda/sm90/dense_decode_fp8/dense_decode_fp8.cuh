@@ -85,7 +85,7 @@ DEVICE void load_queries_together(const struct dense_decode_fp8_params &p, Share
 template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8_params &p)
 {
     using Shared = SharedOf<V>;
-    static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
+    static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");
     static_assert(share_bytes(MOST_PARTS_TOGETHER / SHARE_WARPS, false) <= sizeof(Shared::keys),
                   "it lies in the place of keys");
     extern __shared__ __align__(1024) unsigned char memory[];

@@ -47,7 +47,7 @@ struct Shared {
     uint64_t landed[PAIRS], converted[PAIRS]; /* raw keys, if some blocks have FP4 codes */
     uint32_t fp4[2];                          /* [count % 2]: the block has FP4 codes */
 };
-static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
+static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
 

@@ -40,7 +40,7 @@ struct Shared {
     Barrier p_full[2];
     Barrier scored[2]; /* Q·Kᵀ of the block has been issued */
 };
-static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
+static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");
 static_assert(offsetof(Shared, there) % 8 == 0, "read as one");
 
 /* Named barriers, four from here on. At the end of a tile each side arrives on its own barrier, of the tile's

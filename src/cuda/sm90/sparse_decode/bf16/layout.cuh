@@ -40,7 +40,7 @@ template <int D_QK_, typename Element_> struct Rows {
         } piece[8]; /* [warp] of the sums: kept here until the end of the piece */
         uint64_t full[1], empty, sum_full, sum_empty, q_full, arrived[KEY_BUFFERS][GROUPS];
     };
-    static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
+    static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");
     static_assert(sizeof(Shared::keys[0]) % 1024 == 0 && offsetof(Shared, q) % 1024 == 0 &&
                       offsetof(Shared, p) % 1024 == 0,
                   "where the swizzle begins");

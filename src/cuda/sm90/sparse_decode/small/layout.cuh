@@ -40,7 +40,7 @@ struct Shared {
     PieceList list; /* of the CTA */
     int next_piece; /* index in the list */
 };
-static_assert(sizeof(Shared) <= 96 * 1024, "two blocks of threads an SM");
+static_assert(sizeof(Shared) <= 96 * 1024, "two CTAs do not fit an SM");
 
 /* A phase of a CTA's work. */
 struct SmallPhase {
