@@ -288,7 +288,7 @@ static void no_request(void)
 /* The portable tensor core kernel: one CTA per tile of rows, then one per block of keys of a key head. */
 static void gradients(void)
 {
-    enum { TILE = MHA_BACKWARD_ROWS, BLOCK = MHA_BACKWARD_KEYS };
+    enum { TILE = MHA_BACKWARD_ROWS, BLOCK = 64 };
     for (int flat = 0; flat < 2; flat++) {
         const int64_t tiles = flat ? TOKENS_Q / TILE + B + 2 : B * ((S_Q + TILE - 1) / TILE),
                       blocks = flat ? TOKENS_K / BLOCK + B + 2 : B * ((S_K + BLOCK - 1) / BLOCK);
@@ -298,10 +298,11 @@ static void gradients(void)
         RUNS(mha_backward, &c, "sm80_mha_backward_bf16_prepare_192|sm80_mha_backward_bf16_%s",
              "192|sm80_mha_backward_bf16_finish_192");
         CHECK_ALL(GRID(launched(2), tiles * H_Q, MHA_BACKWARD_ROW_THREADS, 0),
-                  GRID(launched(1), blocks * H_KV, MHA_BACKWARD_THREADS(16), MHA_BACKWARD_BYTES(D_QK, D_V)),
+                  GRID(launched(1), blocks * H_KV, MHA_BACKWARD_THREADS(BLOCK, 16),
+                       MHA_BACKWARD_BYTES(D_QK, D_V, BLOCK)),
                   GRID(launched(0), tiles * H_Q, MHA_BACKWARD_ROW_THREADS, 0));
     }
-    _Static_assert(MHA_BACKWARD_BYTES(192, 128) <= 99 * 1024, "every GPU since Ampere has as much");
+    _Static_assert(MHA_BACKWARD_BYTES(192, 128, 64) <= 99 * 1024, "every GPU since Ampere has as much");
 }
 
 /* The kernel without tensor cores takes what tensor core kernels refuse. */

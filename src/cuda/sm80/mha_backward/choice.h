@@ -13,5 +13,6 @@
 const char *sm80_mha_backward_refuses(const struct backward_problem *p, const char **argument);
 
 struct backward_tiles sm80_mha_backward_tiles(void);
+int32_t sm80_mha_backward_keys(const struct backward_problem *p, int32_t sms, int32_t shared_bytes);
 
 #endif
