@@ -154,7 +154,7 @@ template <typename Element, typename Tiles> struct WarpProducts {
         }
     }
 
-    /* Returns where the lane's word of Pᵀ or dSᵀ is: that of words_at is the first. */
+    /* Returns the address of the lane's first word of Pᵀ or dSᵀ. */
     DEVICE uint32_t words_at(uint32_t matrix) const
     {
         const Lane l;
@@ -163,6 +163,8 @@ template <typename Element, typename Tiles> struct WarpProducts {
                            (uint32_t)(l.row_group * Tiles::WARP_ROWS / CHUNK_ELEMENTS)) +
                (uint32_t)l.lane % 4 * 4;
     }
+
+    /* Returns the address of word r of fragment (m, k). */
     static DEVICE uint32_t word_at(uint32_t first, int m, int k, int r)
     {
         return (first ^ (uint32_t)((2 * k + r / 2) * CHUNK_BYTES)) +

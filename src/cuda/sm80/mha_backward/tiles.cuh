@@ -37,11 +37,9 @@ static constexpr bool ADDS_FOUR = true;
 #endif
 static constexpr int SUMS_OF_TILE = 16 * 8;
 
-template <int D_QK_, int D_V_, int KEYS_, int WARP_KEYS_, bool EARLY_DV_, bool PARKS_P_>
-struct BackwardTiles {
+template <int D_QK_, int D_V_, int KEYS_, int WARP_KEYS_, bool EARLY_DV_> struct BackwardTiles {
     static constexpr int D_QK = D_QK_, D_V = D_V_, WARP_KEYS = WARP_KEYS_;
-    static constexpr bool EARLY_DV = EARLY_DV_;
-    static constexpr bool PARKS_P = PARKS_P_;
+    static constexpr bool EARLY_DV = EARLY_DV_, PARKS_P = KEYS_ == MHA_BACKWARD_WIDE;
     static constexpr int ROWS = MHA_BACKWARD_ROWS, ROW_GROUPS = MHA_BACKWARD_ROW_GROUPS,
                          WARP_ROWS = ROWS / ROW_GROUPS;
     static constexpr int KEYS = KEYS_, KEY_GROUPS = KEYS / WARP_KEYS,
