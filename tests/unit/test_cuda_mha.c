@@ -264,13 +264,18 @@ static void refused_by_sm80(void)
 
 /* ---- Gradients ---------------------------------------------------------------------------------- */
 
-static void backward(struct mha_backward_call *c, bool flat, int64_t b)
+static void backward_of(struct mha_backward_call *c, bool flat, int64_t b, int64_t s_k)
 {
     const struct layout layout =
-        SHAPE_OF(layout, .b = b, .s_q = S_Q, .s_k = S_K, .flat = flat, .splits = b + 1, .tokens_q = TOKENS_Q,
+        SHAPE_OF(layout, .b = b, .s_q = S_Q, .s_k = s_k, .flat = flat, .splits = b + 1, .tokens_q = TOKENS_Q,
                  .tokens_k = TOKENS_K, .h_q = H_Q, .h_kv = H_KV, .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE);
     mha_backward_make(c, &layout, gpu_number(0));
     c->args.workspace = region(REGION_OF_WORKSPACE);
+}
+
+static void backward(struct mha_backward_call *c, bool flat, int64_t b)
+{
+    backward_of(c, flat, b, S_K);
 }
 
 /* Tokens and keys outside all requests have gradient 0; without requests the portable kernels write it. */
@@ -298,10 +303,27 @@ static void gradients(void)
         RUNS(mha_backward, &c, "sm80_mha_backward_bf16_prepare_192|sm80_mha_backward_bf16_%s",
              "192|sm80_mha_backward_bf16_finish_192");
         CHECK_ALL(GRID(launched(2), tiles * H_Q, MHA_BACKWARD_ROW_THREADS, 0),
-                  GRID(launched(1), blocks * H_KV, MHA_BACKWARD_THREADS(16), MHA_BACKWARD_BYTES(D_QK, D_V)),
+                  GRID(launched(1), blocks * H_KV, MHA_BACKWARD_THREADS(BLOCK, 16),
+                       MHA_BACKWARD_BYTES(D_QK, D_V, BLOCK)),
                   GRID(launched(0), tiles * H_Q, MHA_BACKWARD_ROW_THREADS, 0));
     }
-    _Static_assert(MHA_BACKWARD_BYTES(192, 128) <= 99 * 1024, "every GPU since Ampere has as much");
+    _Static_assert(MHA_BACKWARD_BYTES(192, 128, BLOCK) <= 99 * 1024, "every GPU since Ampere has as much");
+}
+
+/* At 192/128 a block has 128 keys where blocks of 64 are more than the SMs and shared memory suffices. */
+static void wide_gradients(void)
+{
+    for (int more = 0; more < 2; more++) {
+        const int64_t blocks = fake->sms / H_KV + more, keys = more ? MHA_BACKWARD_WIDE : MHA_BACKWARD_KEYS;
+        struct mha_backward_call c;
+        backward_of(&c, false, 1, blocks * MHA_BACKWARD_KEYS);
+        c.args.kernel = "cuda-sm80";
+        RUNS(mha_backward, &c, "sm80_mha_backward_bf16_prepare_192|sm80_mha_backward_bf16_%s|%s",
+             more ? "192_wide" : "192", "sm80_mha_backward_bf16_finish_192");
+        CHECK_ALL(GRID(launched(1), (blocks * MHA_BACKWARD_KEYS + keys - 1) / keys * H_KV,
+                       MHA_BACKWARD_THREADS(keys, more ? 32 : 16), MHA_BACKWARD_BYTES(D_QK, D_V, keys)));
+    }
+    _Static_assert(MHA_BACKWARD_BYTES(192, 128, MHA_BACKWARD_WIDE) <= 163 * 1024, "8.0 has as much");
 }
 
 /* The kernel without tensor cores takes what tensor core kernels refuse. */
@@ -332,5 +354,5 @@ int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_mha", requests_apart, requests_ragged, tiles, turns, no_keys,
                          short_calls, refused, tiles_of_sm80, refused_by_sm80, no_request, gradients,
-                         gradients_refused);
+                         wide_gradients, gradients_refused);
 }

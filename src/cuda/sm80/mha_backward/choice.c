@@ -8,6 +8,14 @@ struct backward_tiles sm80_mha_backward_tiles(void)
     return (struct backward_tiles){MHA_BACKWARD_ROWS, MHA_BACKWARD_KEYS, 1};
 }
 
+int32_t sm80_mha_backward_keys(const struct backward_problem *p, int32_t sms, int32_t shared_bytes)
+{
+    /* A tile of twice the keys takes 1.4 times as long: it pays where there are more blocks than SMs. */
+    const int64_t blocks = backward_key_blocks(p, sm80_mha_backward_tiles()) * p->h_kv;
+    const bool fits = p->d_qk == 192 && MHA_BACKWARD_BYTES(192, 128, MHA_BACKWARD_WIDE) <= shared_bytes;
+    return fits && blocks > sms ? MHA_BACKWARD_WIDE : MHA_BACKWARD_KEYS;
+}
+
 const char *sm80_mha_backward_refuses(const struct backward_problem *p, const char **argument)
 {
     const struct {

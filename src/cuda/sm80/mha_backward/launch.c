@@ -22,7 +22,9 @@ static fmla_status launch_kernel(const struct cuda_scope *scope, const struct ba
 
 static fmla_status launch(const struct cuda_scope *scope, const struct backward_problem *p)
 {
-    const struct backward_tiles tiles = sm80_mha_backward_tiles();
+    const struct cuda_device *device = scope->device;
+    struct backward_tiles tiles = sm80_mha_backward_tiles();
+    tiles.keys = sm80_mha_backward_keys(p, device->sms, device->shared_bytes);
     const struct backward_layout at = backward_layout(p, tiles);
     const int32_t size = MHA_BACKWARD_SIZE(p->d_qk);
     char *const workspace = p->workspace;
@@ -30,7 +32,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
         .call = cuda_backward_params(p),
         .row_tiles = (int32_t)backward_row_tiles(p, tiles),
         .key_blocks = (int32_t)backward_key_blocks(p, tiles),
-        .heads_of_set = backward_heads(p, tiles, scope->device->sms),
+        .heads_of_set = backward_heads(p, tiles, device->sms),
         .rows = (float *)(void *)(workspace + at.rows),
         .dq_sums = (float *)(void *)(workspace + at.dq_sums),
         .taken = (uint32_t *)(void *)(workspace + at.taken),
@@ -42,7 +44,9 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     /* Even without tiles the first launch must clear the counter. */
     fmla_status status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_ROWS,
                                        MHA_BACKWARD_PREPARE + size, row_tiles ? row_tiles : 1);
-    if (!status) status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD, size, blocks);
+    if (!status)
+        status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD,
+                               MHA_BACKWARD_VARIANT(p->d_qk, tiles.keys), blocks);
     if (!status)
         status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_ROWS, MHA_BACKWARD_FINISH + size,
                                row_tiles);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense MHA backward on any NVIDIA GPU since Ampere, as in FlashAttention-2: a CTA has 64 keys of a key head,
- * holds their dK and dV in registers, and iterates over the tiles of 64 rows that see them, of every query
- * head of the key head.
+ * Dense MHA backward on any NVIDIA GPU since Ampere, as in FlashAttention-2: a CTA has 64 keys of a key head, at
+ * 192/128 mostly 128, holds their dK and dV in registers, and iterates over the tiles of 64 rows that see
+ * them, of every query head of the key head.
  *
  *      memory ──cp.async──▶ K, V (shared, for all tiles)     Q, dO, lse, delta of a tile (shared)
  *
@@ -270,11 +270,33 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
         }
     }
 
-    /* Computes dS from P in fp32: keys of equal weight would share the same rounding error of a 16-bit P,
-     * which would remain in the sum dQ. */
+    /* With PARKS_P there are no registers for an fp32 P until dP is complete. It waits as fp16: where the lane
+     * later stores dSᵀ, which nobody reads before; fp16 calls have stored it as Pᵀ. */
+    DEVICE uint32_t parking() const
+    {
+        return base + (Element::IS_BF16 ? Tiles::DS_AT : Tiles::P_AT);
+    }
+
+    DEVICE void park_p(const Scores &s) const
+    {
+        const uint32_t parked = this->words_at(parking());
+#pragma unroll
+        for (int m = 0; m < KEY_TILES; m++)
+#pragma unroll
+            for (int k = 0; k < ROW_STEPS; k++)
+#pragma unroll
+                for (int r = 0; r < 4; r++) {
+                    const float *pair = &s[m][2 * k + r / 2][r % 2 * 2];
+                    store_shared_4(this->word_at(parked, m, k, r), Fp16::pack(pair[0], pair[1]));
+                }
+    }
+
+    /* Computes dS from P in fp32, or parked fp16: keys of equal weight would share the same rounding error of
+     * a bf16 P, which would remain in the sum dQ. */
     DEVICE void make_ds(const Scores &s, const Scores &dp, Words &w) const
     {
         constexpr float SCALE = DS_SCALE<Element>;
+        const uint32_t parked = Tiles::PARKS_P ? this->words_at(parking()) : 0;
 #pragma unroll
         for (int k = 0; k < ROW_STEPS; k++) {
             const float4 delta = this->row_numbers(1, k);
@@ -284,8 +306,12 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
                 for (int r = 0; r < 4; r++) {
                     const float *pair = &s[m][2 * k + r / 2][r % 2 * 2],
                                 *d = &dp[m][2 * k + r / 2][r % 2 * 2];
-                    w[m][k][r] = Element::pack(pair[0] * fmaf(d[0], SCALE, -(r / 2 ? delta.z : delta.x)),
-                                               pair[1] * fmaf(d[1], SCALE, -(r / 2 ? delta.w : delta.y)));
+                    const uint32_t pair_of_p =
+                        Tiles::PARKS_P ? load_shared_4(this->word_at(parked, m, k, r)) : 0;
+                    const float low = Tiles::PARKS_P ? Fp16::to_float((uint16_t)pair_of_p) : pair[0],
+                                high = Tiles::PARKS_P ? Fp16::to_float((uint16_t)(pair_of_p >> 16)) : pair[1];
+                    w[m][k][r] = Element::pack(low * fmaf(d[0], SCALE, -(r / 2 ? delta.z : delta.x)),
+                                               high * fmaf(d[1], SCALE, -(r / 2 ? delta.w : delta.y)));
                 }
         }
     }
@@ -319,6 +345,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
             if (diagonal + Tiles::KEYS > 1 || left < Tiles::KEYS) mask(s, diagonal, left);
             make_p(s, w);
             this->store_words(w, p_at);
+            if (Tiles::PARKS_P && Element::IS_BF16) park_p(s);
             if (Tiles::EARLY_DV) this->add_rows(dv, w, dout, false);
             hold_products();
             this->template scores<Tiles::D_V>(dp, base + Tiles::V_AT, dout);
@@ -457,6 +484,6 @@ template <typename Element, typename Tiles> DEVICE void backward_keys(const mha_
     backward.run();
 }
 
-#define MHA_BACKWARD_OF_SHAPE(PREFIX, ELEMENT, d_qk, d_v, warp_keys, early_dv, blocks)                       \
-    DEFINE_KERNEL(PREFIX##d_qk, mha_backward_sm80_params, (MHA_BACKWARD_THREADS(warp_keys), blocks),         \
-                  backward_keys<ELEMENT, BackwardTiles<d_qk, d_v, warp_keys, early_dv>>(p))
+#define MHA_BACKWARD_OF_SHAPE(PREFIX, ELEMENT, name, d_qk, d_v, keys, warp_keys, early_dv, blocks)           \
+    DEFINE_KERNEL(PREFIX##name, mha_backward_sm80_params, (MHA_BACKWARD_THREADS(keys, warp_keys), blocks),   \
+                  backward_keys<ELEMENT, BackwardTiles<d_qk, d_v, keys, warp_keys, early_dv>>(p))

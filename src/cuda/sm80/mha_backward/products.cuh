@@ -154,23 +154,33 @@ template <typename Element, typename Tiles> struct WarpProducts {
         }
     }
 
+    /* Returns the address of the lane's first word of Pᵀ or dSᵀ. */
+    DEVICE uint32_t words_at(uint32_t matrix) const
+    {
+        const Lane l;
+        return matrix + (uint32_t)(l.key_group * Tiles::WARP_KEYS) * LINE_BYTES +
+               swizzle_128((uint32_t)l.lane / 4,
+                           (uint32_t)(l.row_group * Tiles::WARP_ROWS / CHUNK_ELEMENTS)) +
+               (uint32_t)l.lane % 4 * 4;
+    }
+
+    /* Returns the address of word r of fragment (m, k). */
+    static DEVICE uint32_t word_at(uint32_t first, int m, int k, int r)
+    {
+        return (first ^ (uint32_t)((2 * k + r / 2) * CHUNK_BYTES)) +
+               (uint32_t)(m * 16 + r % 2 * 8) * LINE_BYTES;
+    }
+
     /* Stores the warp's part of Pᵀ or dSᵀ, one line per key. */
     DEVICE void store_words(const Words &w, uint32_t to) const
     {
-        const Lane l;
-        const uint32_t at =
-            to + (uint32_t)(l.key_group * Tiles::WARP_KEYS) * LINE_BYTES +
-            swizzle_128((uint32_t)l.lane / 4, (uint32_t)(l.row_group * Tiles::WARP_ROWS / CHUNK_ELEMENTS)) +
-            (uint32_t)l.lane % 4 * 4;
+        const uint32_t at = words_at(to);
 #pragma unroll
         for (int m = 0; m < KEY_TILES; m++)
 #pragma unroll
             for (int k = 0; k < ROW_STEPS; k++)
 #pragma unroll
-                for (int r = 0; r < 4; r++)
-                    store_shared_4((at ^ (uint32_t)((2 * k + r / 2) * CHUNK_BYTES)) +
-                                       (uint32_t)(m * 16 + r % 2 * 8) * LINE_BYTES,
-                                   w[m][k][r]);
+                for (int r = 0; r < 4; r++) store_shared_4(word_at(at, m, k, r), w[m][k][r]);
     }
 
     /* Loads Pᵀ or dSᵀ of the warp's keys; if `other`, the part that the other warp of these keys has

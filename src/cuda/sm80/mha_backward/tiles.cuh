@@ -37,13 +37,13 @@ static constexpr bool ADDS_FOUR = true;
 #endif
 static constexpr int SUMS_OF_TILE = 16 * 8;
 
-template <int D_QK_, int D_V_, int WARP_KEYS_, bool EARLY_DV_> struct BackwardTiles {
+template <int D_QK_, int D_V_, int KEYS_, int WARP_KEYS_, bool EARLY_DV_> struct BackwardTiles {
     static constexpr int D_QK = D_QK_, D_V = D_V_, WARP_KEYS = WARP_KEYS_;
-    static constexpr bool EARLY_DV = EARLY_DV_;
+    static constexpr bool EARLY_DV = EARLY_DV_, PARKS_P = KEYS_ == MHA_BACKWARD_WIDE;
     static constexpr int ROWS = MHA_BACKWARD_ROWS, ROW_GROUPS = MHA_BACKWARD_ROW_GROUPS,
                          WARP_ROWS = ROWS / ROW_GROUPS;
-    static constexpr int KEYS = MHA_BACKWARD_KEYS, KEY_GROUPS = KEYS / WARP_KEYS,
-                         THREADS = MHA_BACKWARD_THREADS(WARP_KEYS);
+    static constexpr int KEYS = KEYS_, KEY_GROUPS = KEYS / WARP_KEYS,
+                         THREADS = MHA_BACKWARD_THREADS(KEYS, WARP_KEYS);
     /* Bytes of 64 columns of all rows; of all keys. */
     static constexpr uint32_t ROW_TILE = ROWS * LINE_BYTES, KEY_TILE = KEYS * LINE_BYTES;
     static constexpr uint32_t V_AT = KEY_TILE * (D_QK / LINE_ELEMENTS),
@@ -52,7 +52,7 @@ template <int D_QK_, int D_V_, int WARP_KEYS_, bool EARLY_DV_> struct BackwardTi
                               P_AT = DOUT_AT + ROW_TILE * (D_V / LINE_ELEMENTS), DS_AT = P_AT + KEY_TILE,
                               NUMBERS_AT = DS_AT + KEY_TILE, NUMBERS_BYTES = MHA_BACKWARD_NUMBERS * ROWS * 4,
                               BLOCK_AT = NUMBERS_AT + NUMBERS_BYTES, BYTES = BLOCK_AT + KEY_BLOCK_BYTES;
-    static_assert(BYTES == MHA_BACKWARD_BYTES(D_QK, D_V), "the host gives as much");
+    static_assert(BYTES == MHA_BACKWARD_BYTES(D_QK, D_V, KEYS), "the host gives as much");
     static_assert(ROWS == LINE_ELEMENTS, "a line of P has all rows of a tile");
     static_assert(KEY_GROUPS == 2 || KEY_GROUPS == 4, "warps share dQ's columns");
 };
