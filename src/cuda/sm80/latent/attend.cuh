@@ -141,9 +141,9 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
      * are loaded STEPS_AHEAD steps before the products that read them. */
     static constexpr int STEP_COLUMNS = KEY_TILES == 1 ? 32 : 16, STEP_HALVES = STEP_COLUMNS / 16;
     static constexpr int STEPS = MAX_GROUPS * LINE_ELEMENTS / STEP_COLUMNS / COLUMN_SPLITS;
-    static constexpr int STEPS_AHEAD = KEY_TILES == 1                   ? 3
-                                       : Keys::LISTED && KEY_TILES == 4 ? 2
-                                                                        : 1,
+    static constexpr int STEPS_AHEAD = KEY_TILES == 1                            ? 3
+                                       : Keys::LOADS_FAR_AHEAD && KEY_TILES == 4 ? 2
+                                                                                 : 1,
                          BUFFERS = STEPS_AHEAD + 1;
     static constexpr int LAST_GROUP = STEPS / MAX_GROUPS * (MAX_GROUPS - 1); /* d_qk 512 ends before it */
     static constexpr int K_LOADS = KEY_TILES == 1 ? 1 : KEY_TILES / 2;
