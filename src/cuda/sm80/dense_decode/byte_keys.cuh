@@ -12,7 +12,7 @@
 template <typename Tile, typename Call> struct RawKeys {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE, KEYS = Tile::KEYS;
     static constexpr bool CONVERTS_BESIDE_VALUES = false;
-    static constexpr bool LISTED = false;
+    static constexpr bool LISTED = false, LOADS_FAR_AHEAD = false;
     static constexpr int LEAST_STAGES = 1;
     static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
                               BYTES_BEHIND_RING = KEYS * RAW_LINE_BYTES;

@@ -10,14 +10,15 @@
  *      memory ──cp.async──▶ ring of key blocks (shared)            Q (shared, for the whole piece)
  *                             │                │                     │
  *                             │ rows of V      └── K ──▶ S = Q·Kᵀ ◀──┘ a warp: 16 rows × KEYS/KEY_GROUPS keys
- *                             │                          │ mask, maximum (across warps: shared), exp2
+ *                             │                          │ mask, exp2 relative to a reference
  *                             │                          ▼
- *                             │                    P (shared, 16 bit), rescale factor of O (shared)
+ *                             │                    P (shared, 16 bit); seldom factors of O (shared)
  *                             ▼                          │
  *                   O = factor·O + P·V  ◀────────────────┘ a warp: all rows × 512/WARPS columns
  *
  * Timeline of a block of keys (| = barrier of the whole CTA):
- *      wait for its copies | copy a later block; S; maximum | P | P·V
+ *      wait for its copies | copy a later block; S; P; a vote | P·V
+ *      if a score exceeds its reference by more than 8:       | maxima | P again; factors | O · factors; P·V
  *
  * Two classes define an operation. `Call` defines the rows of a tile, where they are read and written,
  * and which keys a row does not see; `Keys` copies blocks of keys to the ring, overlapped with the products:
@@ -33,8 +34,7 @@
  *
  * Shared memory, in bytes:
  *      Q  ROWS × 1152, or none if in registers | P  ROWS × 128 |
- *      maxima  KEY_GROUPS × ROWS × 4 | factors  ROWS × 4 | of a list the largest scores  ROWS × 4 |
- *      padding to whole lines |
+ *      maxima  KEY_GROUPS × ROWS × 4 | factors  ROWS × 4 | padding to whole lines |
  *      ring  stages × KEYS × 1152 | data of Keys: of a list, flags of the named keys  stages × KEYS
  * Q, P and the ring are stored in lines of 128 bytes (64 columns of a row), swizzled: ldmatrix has no bank
  * conflicts. O takes the most registers: ROWS · 512 / (32 · WARPS) per thread.
@@ -82,10 +82,9 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
 
     static constexpr bool ENOUGH_REGISTERS = Keys::ENOUGH_REGISTERS;
 
-    /* Maxima, factors and, if wanted, the largest scores, rounded up to whole lines. */
+    /* Maxima and factors, rounded up to whole lines. */
     static constexpr uint32_t SIDE_BYTES =
-        ((KEY_GROUPS + 1 + Call::WANTS_MAXIMA) * ROWS * (uint32_t)sizeof(float) + LINE_BYTES - 1) /
-        LINE_BYTES * LINE_BYTES;
+        ((KEY_GROUPS + 1) * ROWS * (uint32_t)sizeof(float) + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
     static constexpr uint32_t LEAST_BYTES =
         Q_BYTES + P_BYTES + SIDE_BYTES + Keys::LEAST_STAGES * STAGE_BYTES + Keys::BYTES_BEHIND_RING;
 
@@ -99,7 +98,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     unsigned char *shared;
     uint32_t base, p_at, ring_at, q_at;
     float *maxima, *factors; /* [KEY_GROUPS][ROWS], [ROWS] */
-    float *tops;             /* [ROWS]: the largest scores so far, if wanted */
+    float *tops;             /* [KEY_GROUPS][ROWS], in P: the largest scores of a piece, if wanted */
     Keys keys;
     int warp, lane;
 
@@ -113,7 +112,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
                               : base; /* the stage that is filled last */
         maxima = (float *)(memory + Q_BYTES + P_BYTES);
         factors = maxima + KEY_GROUPS * ROWS;
-        tops = factors + ROWS;
+        tops = (float *)(memory + Q_BYTES);
     }
 
     /* Copies Q; rows past the end of the tile become zeros. */
@@ -142,7 +141,11 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
      * are loaded STEPS_AHEAD steps before the products that read them. */
     static constexpr int STEP_COLUMNS = KEY_TILES == 1 ? 32 : 16, STEP_HALVES = STEP_COLUMNS / 16;
     static constexpr int STEPS = MAX_GROUPS * LINE_ELEMENTS / STEP_COLUMNS / COLUMN_SPLITS;
-    static constexpr int STEPS_AHEAD = KEY_TILES == 1 ? 3 : 1, BUFFERS = STEPS_AHEAD + 1;
+    static constexpr int STEPS_AHEAD = KEY_TILES == 1                            ? 3
+                                       : Keys::LOADS_FAR_AHEAD && KEY_TILES == 4 ? 2
+                                                                                 : 1,
+                         BUFFERS = STEPS_AHEAD + 1;
+    static constexpr int LAST_GROUP = STEPS / MAX_GROUPS * (MAX_GROUPS - 1); /* d_qk 512 ends before it */
     static constexpr int K_LOADS = KEY_TILES == 1 ? 1 : KEY_TILES / 2;
     static_assert(KEY_TILES == 1 || KEY_TILES % 2 == 0, "");
 
@@ -153,11 +156,11 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     }
 
     /* Returns the address of a column in lines of 128 bytes per 64 columns: the swizzle changes bits 5 and 6
-     * alone. */
+     * alone. The group is added last, as a constant of the load. */
     static DEVICE uint32_t column_at(uint32_t line, uint32_t group_bytes, int column)
     {
-        return (line + (uint32_t)(column / LINE_ELEMENTS) * group_bytes) ^
-               (uint32_t)(column % LINE_ELEMENTS * 2);
+        return (line ^ (uint32_t)(column % LINE_ELEMENTS * 2)) +
+               (uint32_t)(column / LINE_ELEMENTS) * group_bytes;
     }
 
     /* Returns this warp's part of a line. */
@@ -170,8 +173,8 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     DEVICE void load_q(uint32_t a[4], int row_group, int column) const
     {
         const uint32_t line =
-            q_at + (uint32_t)(16 * row_group) * LINE_BYTES +
-            swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
+            q_at + swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane)) +
+            (uint32_t)(16 * row_group) * LINE_BYTES;
         ldmatrix_x4(a, column_at(split_at(line), Q_GROUP, column));
     }
 
@@ -185,7 +188,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             stage_at + (uint32_t)(WARP_KEYS * (warp / ROW_GROUPS)) * LINE_BYTES + swizzle_128(row, chunk);
 #pragma unroll
         for (int i = 0; i < K_LOADS; i++)
-            ldmatrix_x4(b[i], column_at(split_at(line) + (uint32_t)(16 * i) * LINE_BYTES, KEY_GROUP, column));
+            ldmatrix_x4(b[i], column_at(split_at(line), KEY_GROUP, column) + (uint32_t)(16 * i) * LINE_BYTES);
     }
 
     /* Computes the scores. between(step) is called before the products of each step, for work that overlaps
@@ -199,7 +202,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         float sums[COLUMN_SPLITS][KEY_TILES][CHAINS][4] = {};
 #pragma unroll
         for (int step = 0; step < STEPS + STEPS_AHEAD; step++) {
-            if (step < STEPS) {
+            if (step < STEPS && (step < LAST_GROUP || all_groups)) {
                 const int column = step_column(step);
                 if (!Q_IN_REGISTERS)
 #pragma unroll
@@ -211,7 +214,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             }
             const int done = step - STEPS_AHEAD;
             if (done < 0) continue;
-            if (done == STEPS / MAX_GROUPS * (MAX_GROUPS - 1) && !all_groups) break;
+            if (done == LAST_GROUP && !all_groups) break;
             between(done);
 #pragma unroll
             for (int half = 0; half < STEP_HALVES; half++)
@@ -242,16 +245,24 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         }
     }
 
+    /* Returns where this lane's float4 of an exchanged tile is: among the probabilities that the warp `of`
+     * writes later. */
+    DEVICE float4 *exchange_at(int of, int tile) const
+    {
+        const int row = 16 * (of % ROW_GROUPS) + lane % 16,
+                  chunk = KEY_TILES * (of / ROW_GROUPS) + 2 * tile + lane / 16;
+        return (float4 *)(shared + (p_at - base) + swizzle_128((uint32_t)row, (uint32_t)chunk));
+    }
+
     /* Adds the halves of the two warps of a pair: each keeps its own row group and gives the other away. They
-     * exchange through the space of P, which holds half of the tiles at a time. */
+     * exchange through the space of P, which holds half of the tiles at a time: each warp reads where only it
+     * will write probabilities, so that it need not wait for other warps. */
     DEVICE void exchange(const float lower[KEY_TILES][CHAINS][4], const float upper[KEY_TILES][CHAINS][4],
                          float s[KEY_TILES][4])
     {
         constexpr int TILES_AT_ONCE = KEY_TILES / 2;
-        static_assert(COLUMN_SPLITS == 1 || WARPS * TILES_AT_ONCE * 512 <= ROWS * LINE_BYTES, "P has room");
         const bool is_upper = warp % 2;
         const int pair = warp / 2;
-        float4 *buffer = (float4 *)(shared + (p_at - base));
 #pragma unroll
         for (int round = 0; round < 2; round++) {
             if (round) pair_barrier(pair);
@@ -263,19 +274,20 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
                 values.y = is_upper ? lower[t][0][1] : upper[t][0][1];
                 values.z = is_upper ? lower[t][0][2] : upper[t][0][2],
                 values.w = is_upper ? lower[t][0][3] : upper[t][0][3];
-                buffer[(warp * TILES_AT_ONCE + i) * 32 + lane] = values;
+                *exchange_at(warp ^ 1, i) = values;
             }
             pair_barrier(pair);
 #pragma unroll
             for (int i = 0; i < TILES_AT_ONCE; i++) {
                 const int t = round * TILES_AT_ONCE + i;
-                const float4 values = buffer[((warp ^ 1) * TILES_AT_ONCE + i) * 32 + lane];
+                const float4 values = *exchange_at(warp, i);
                 s[t][0] = (is_upper ? upper[t][0][0] : lower[t][0][0]) + values.x;
                 s[t][1] = (is_upper ? upper[t][0][1] : lower[t][0][1]) + values.y;
                 s[t][2] = (is_upper ? upper[t][0][2] : lower[t][0][2]) + values.z;
                 s[t][3] = (is_upper ? upper[t][0][3] : lower[t][0][3]) + values.w;
             }
         }
+        __syncwarp(); /* all lanes have read */
     }
 
     /* Synchronizes two neighbouring warps. Barrier 0 is __syncthreads. */
@@ -302,13 +314,13 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
 #pragma unroll
             for (int m = 0; m < ROW_GROUPS; m++)
                 ldmatrix_x4(a[m],
-                            (p_line + (uint32_t)(16 * m) * LINE_BYTES) ^ (uint32_t)(2 * k * CHUNK_BYTES));
+                            (p_line ^ (uint32_t)(2 * k * CHUNK_BYTES)) + (uint32_t)(16 * m) * LINE_BYTES);
             const auto load = [&](int n) {
                 const int column = WARP_COLUMNS * warp + 16 * n;
                 const uint32_t group = (uint32_t)(column / LINE_ELEMENTS) * KEY_GROUP;
-                ldmatrix_x4_trans(b[n],
-                                  (v_line + group + (uint32_t)(16 * k) * LINE_BYTES) ^
-                                      (uint32_t)(column % LINE_ELEMENTS / CHUNK_ELEMENTS * CHUNK_BYTES));
+                ldmatrix_x4_trans(
+                    b[n], (v_line ^ (uint32_t)(column % LINE_ELEMENTS / CHUNK_ELEMENTS * CHUNK_BYTES)) +
+                              group + (uint32_t)(16 * k) * LINE_BYTES);
             };
             if (Keys::CONVERTS_BESIDE_VALUES)
 #pragma unroll
@@ -347,49 +359,59 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     struct RowState { /* of this warp's rows lane / 4 and lane / 4 + 8 */
         float reference[2];
         float sum[2]; /* over this thread's keys */
+        float top[2]; /* this thread's largest scores, if wanted */
     };
 
-    /* Returns the largest score of each row, over the warps that share it. */
-    DEVICE void row_maxima(const float s[KEY_TILES][4], float most[2])
+    /* Returns this thread's largest score of each row. */
+    static DEVICE void largest(const float s[KEY_TILES][4], float most[2])
     {
-        const int row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             most[i] = -INFINITY;
 #pragma unroll
             for (int t = 0; t < KEY_TILES; t++) most[i] = fmaxf(most[i], fmaxf(s[t][2 * i], s[t][2 * i + 1]));
-            most[i] = quad_max(most[i]);
-            if (KEY_GROUPS > 1 && lane % 4 == 0) maxima[key_group * ROWS + row + 8 * i] = most[i];
         }
-        if (KEY_GROUPS == 1) return;
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int g = 0; g < KEY_GROUPS; g++) most[i] = fmaxf(most[i], maxima[g * ROWS + row + 8 * i]);
     }
 
-    /* Turns scores (scaled, base 2) into probabilities in shared memory, beside the factors of O. */
-    DEVICE void softmax(const float s[KEY_TILES][4], RowState &state)
+    /* Finds the maximum of each row over the warps that share it; raises the references that have fallen
+     * behind, and writes the factors by which O and the sums shrink. */
+    DEVICE void move_references(const float s[KEY_TILES][4], RowState &state)
     {
         const int row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
         float most[2];
-        row_maxima(s, most);
+        largest(s, most);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            if constexpr (Call::WANTS_MAXIMA)
-                if (key_group == 0 && lane % 4 == 0) tops[row + 8 * i] = fmaxf(tops[row + 8 * i], most[i]);
+            most[i] = quad_max(most[i]);
+            if (KEY_GROUPS > 1 && lane % 4 == 0) maxima[key_group * ROWS + row + 8 * i] = most[i];
+        }
+        if (KEY_GROUPS > 1) __syncthreads();
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (KEY_GROUPS > 1)
+#pragma unroll
+                for (int g = 0; g < KEY_GROUPS; g++) most[i] = fmaxf(most[i], maxima[g * ROWS + row + 8 * i]);
             const bool behind = most[i] > state.reference[i] + REFERENCE_SLACK;
             const float factor = behind ? exp2_approx(state.reference[i] - most[i]) : 1.0f;
             if (behind) state.reference[i] = most[i];
-            const float reference = state.reference[i] == -INFINITY ? 0.0f : state.reference[i];
             state.sum[i] *= factor;
             if (key_group == 0 && lane % 4 == 0) factors[row + 8 * i] = factor;
+        }
+    }
+
+    /* Writes the probabilities of scores (scaled, base 2) to shared memory; returns the rows' sums. */
+    DEVICE void write_probabilities(const float s[KEY_TILES][4], const RowState &state, float sum[2])
+    {
+        const int row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float reference = state.reference[i] == -INFINITY ? 0.0f : state.reference[i];
+            sum[i] = state.sum[i];
 #pragma unroll
             for (int t = 0; t < KEY_TILES; t++) {
                 const float low = exp2_approx(s[t][2 * i] - reference),
                             high = exp2_approx(s[t][2 * i + 1] - reference);
-                state.sum[i] += low + high;
+                sum[i] += low + high;
                 const uint32_t at =
                     p_at - base +
                     swizzle_128((uint32_t)(row + 8 * i), (uint32_t)(WARP_KEYS / 8 * key_group + t)) +
@@ -399,18 +421,38 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         }
     }
 
+    /* Turns scores into probabilities, and makes O relative to the same references. All threads vote whether
+     * a score exceeds its reference by more than the slack, in the barrier behind the probabilities. Only
+     * then maxima are taken across threads, and the probabilities are written again. */
+    DEVICE void softmax(const float s[KEY_TILES][4], RowState &state,
+                        float o[ROW_GROUPS][2 * COLUMN_PAIRS][4], int free_stage)
+    {
+        float most[2], sum[2];
+        largest(s, most);
+        bool behind = false;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if constexpr (Call::WANTS_MAXIMA) state.top[i] = fmaxf(state.top[i], most[i]);
+            behind |= most[i] > state.reference[i] + REFERENCE_SLACK;
+        }
+        write_probabilities(s, state, sum);
+        keys.before_values(free_stage);
+        if (__any_sync(~0u, __syncthreads_or(behind))) {
+            move_references(s, state);
+            write_probabilities(s, state, sum);
+            __syncthreads(); /* P and the factors are complete */
+            rescale(o);
+        }
+        for (int i = 0; i < 2; i++) state.sum[i] = sum[i];
+    }
+
     DEVICE void rescale(float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
     {
         float factor[ROW_GROUPS][2];
-        bool changed = false;
 #pragma unroll
         for (int m = 0; m < ROW_GROUPS; m++)
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                factor[m][i] = factors[16 * m + 8 * i + lane / 4];
-                changed |= factor[m][i] != 1.0f;
-            }
-        if (!__any_sync(~0u, changed)) return;
+            for (int i = 0; i < 2; i++) factor[m][i] = factors[16 * m + 8 * i + lane / 4];
 #pragma unroll
         for (int m = 0; m < ROW_GROUPS; m++)
 #pragma unroll
@@ -428,8 +470,13 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         float *sums = maxima;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
+            const int at = key_group * ROWS + my_row + 8 * i;
             const float sum = quad_sum(state.sum[i]);
-            if (lane % 4 == 0) sums[key_group * ROWS + my_row + 8 * i] = sum;
+            if (lane % 4 == 0) sums[at] = sum;
+            if constexpr (Call::WANTS_MAXIMA) {
+                const float top = quad_max(state.top[i]);
+                if (lane % 4 == 0) tops[at] = top;
+            }
         }
         __syncthreads();
 #pragma unroll
@@ -441,7 +488,11 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             const bool empty = state.reference[i] == -INFINITY && sum == 0.0f;
             const float lse = empty ? -INFINITY : (state.reference[i] + log2f(sum)) * LN_2;
             factors[row] = (empty ? 0.0f : 1.0f / sum) * call.finish_row(row, lse);
-            if constexpr (Call::WANTS_MAXIMA) call.store_maximum(row, tops[row] * LN_2);
+            if constexpr (Call::WANTS_MAXIMA) {
+                float top = -INFINITY;
+                for (int g = 0; g < KEY_GROUPS; g++) top = fmaxf(top, tops[g * ROWS + row]);
+                call.store_maximum(row, top * LN_2);
+            }
         }
         __syncthreads();
 #pragma unroll
@@ -486,10 +537,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             for (int i = 0; i < 4 * MAX_GROUPS; i++) load_q(q.a[i], 0, 16 * i);
         }
         float o[ROW_GROUPS][2 * COLUMN_PAIRS][4] = {};
-        RowState state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
-        if constexpr (Call::WANTS_MAXIMA)
-            if (lane < 16 && warp < ROW_GROUPS) tops[16 * warp + lane] = -INFINITY;
-        __syncwarp(); /* each warp has written the rows that it reads */
+        RowState state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {-INFINITY, -INFINITY}};
         int stage = 0;
 #pragma unroll 1
         for (unsigned key = (unsigned)call.begin(); some && key < (unsigned)call.end(); key += KEYS) {
@@ -506,10 +554,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             cp_async_commit();
             scale(s, stage, first_key);
             forget_addresses();
-            softmax(s, state);
-            keys.before_values(free_stage);
-            __syncthreads(); /* P and the factors are complete */
-            rescale(o);
+            softmax(s, state, o, free_stage);
             if constexpr (Call::CAUSAL)
                 if (call.hides(first_key, KEYS) && call.causal() &&
                     poisoned(stage_at, clamp_int(call.all_see() - first_key, 0, KEYS),

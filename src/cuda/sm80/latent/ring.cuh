@@ -41,6 +41,7 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE, KEYS = Tile::KEYS;
     static constexpr bool CONVERTS_BESIDE_VALUES = false;
     static constexpr bool LISTED = Source::LISTED, ENOUGH_REGISTERS = true;
+    static constexpr bool LOADS_FAR_AHEAD = LISTED; /* beside block tables registers do not suffice */
     static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
                               BYTES_BEHIND_RING = 0;
     static constexpr int LEAST_STAGES = LATENT_LEAST_STAGES;

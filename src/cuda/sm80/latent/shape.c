@@ -18,7 +18,7 @@ int32_t latent_shared_bytes(const struct latent_shape *shape, enum latent_source
     const bool listed = source == LATENT_LIST || source == LATENT_LIST_OF_BYTES;
     const int32_t key_groups = shape->warps / (shape->rows / 16);
     const int32_t q = shape->q_in_registers ? 0 : MAX_GROUPS * LINE;
-    const int32_t side = shape->rows * (key_groups + 1 + listed) * (int32_t)sizeof(float);
+    const int32_t side = shape->rows * (key_groups + 1) * (int32_t)sizeof(float);
     const int32_t behind_ring = source == LATENT_TABLE_OF_BYTES  ? RAW_LINE_BYTES
                                 : source == LATENT_LIST_OF_BYTES ? (int32_t)sizeof(int32_t)
                                                                  : 0;

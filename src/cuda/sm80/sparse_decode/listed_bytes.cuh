@@ -27,6 +27,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE, KEYS = Tile::KEYS;
     static constexpr bool CONVERTS_BESIDE_VALUES = true;
     static constexpr bool LISTED = true, ENOUGH_REGISTERS = true;
+    static constexpr bool LOADS_FAR_AHEAD = KIND != LISTED_ANY; /* else registers do not suffice */
     static constexpr int LEAST_STAGES = 2;
     static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
                               BYTES_BEHIND_RING = KEYS * sizeof(int32_t);
