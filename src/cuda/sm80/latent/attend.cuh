@@ -575,7 +575,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
      * beside many scores, or beside the state of a list. */
     DEVICE void forget_addresses()
     {
-        if (Keys::LISTED || KEY_TILES == 4) asm volatile("" : "+r"(warp), "+r"(lane));
+        if (Keys::LISTED || KEY_TILES == 4 || Q_IN_REGISTERS) asm volatile("" : "+r"(warp), "+r"(lane));
     }
 
     /* Scales the scores; scores of keys that a row does not see, or that no index names, become -inf. */
