@@ -42,9 +42,9 @@ static const struct command flashmla = {.name = ""};
 static const struct command help = {
     "help",
     "[COMMAND]",
-    "print help: of all, or of a command",
+    "print the help of all commands, or of one",
     "\n"
-    "As man, the whole manual page is printed; as bash or zsh, a completion for that shell. make install "
+    "--as man prints the whole manual page; --as bash or zsh, a completion for that shell. make install "
     "puts them where man and the shells look for them.\n"
     "\n"
     "Examples\n"
@@ -64,7 +64,7 @@ static const char conventions[] =
     "standard input or output; where a file goes to standard output, nothing else does. --json means the "
     "same wherever it is: the results, one JSON object a line.\n"
     "\n"
-    "A file is written whole or not at all, but for --json: there each line stays that was written. No "
+    "A file is written whole or not at all, except with --json, which keeps each line written. No "
     "file is written over the one that is read.\n";
 
 static const struct {
@@ -126,8 +126,8 @@ static void print_man(void)
         putchar('\n');
     }
     puts(".SH ENVIRONMENT\n.TP\n\\fBFLASHMLA_KERNEL\\fR");
-    puts("names the kernel that calls take which name none.\n.TP\n\\fBOMP_NUM_THREADS\\fR");
-    puts("is the number of threads where \\-\\-threads does not say it.\n.SH EXAMPLES");
+    puts("names the kernel of calls that name none.\n.TP\n\\fBOMP_NUM_THREADS\\fR");
+    puts("is the number of threads without \\-\\-threads.\n.SH EXAMPLES");
     help_man_text(examples);
 }
 

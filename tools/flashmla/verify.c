@@ -22,10 +22,10 @@
 static const struct command verify = {
     "verify",
     NULL,
-    "hold this machine's kernels to the oracle",
+    "compare this machine's kernels with the oracle",
     "\n"
-    "Every kernel that runs here, forced by name, on a short list of shapes. Ends with 1 if a result is "
-    "wrong. With --json the first line is about the device and the library, each other line about a "
+    "Runs every kernel of this machine, forced by name, on a short list of shapes. Ends with 1 if a result "
+    "is wrong. With --json the first line is about the device and the library, each other line about a "
     "kernel: a file for docs/chips.md, if the chip is not there yet.\n"
     "\n"
     "Examples\n"
