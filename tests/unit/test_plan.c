@@ -47,7 +47,7 @@ static void check_published(const struct batch *batch, const fmla_plan_view *vie
     };
     for (size_t k = 0; k < sizeof spelled / sizeof spelled[0]; k++)
         check_printed(batch, view, spelled[k].index, spelled[k].row);
-    /* Of five requests the second and the fourth have two splits. */
+    /* The second and the fourth of five requests have two splits. */
     static const int32_t before[5] = {0, 1, 3, 4, 6};
     for (int r = 0; r <= 128; r++) CHECK_EQ(view->num_splits[r], r / 5 * 7 + before[r % 5]);
 }

@@ -155,6 +155,17 @@ DEVICE float2 from_e4m3_2(uint32_t bytes)
 #endif
 }
 
+/* Converts eight e2m1 codes to e4m3 codes of 2^-6 times their values, in the same order. */
+DEVICE uint2 e4m3_of_e2m1(uint32_t codes)
+{
+    constexpr uint32_t SIGNS = 0x80808080, MAGNITUDES = 0x1c1c1c1c;
+    const uint32_t even = (codes << 4 & SIGNS) | (codes << 2 & MAGNITUDES),
+                   odd = (codes & SIGNS) | (codes >> 2 & MAGNITUDES);
+    return make_uint2(__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362));
+}
+
+static constexpr float E2M1_IN_E4M3 = 64.0f; /* compensated by the scale */
+
 /* ---- The kernels of an operation ------------------------------------------------------------ */
 
 /* Alignment is decided once, outside the loop, so that no load waits for the code of the other path. */

@@ -5,20 +5,10 @@
  */
 #pragma once
 
+#include "../../device/cache.cuh"
 #include "../../device/element.cuh"
 
 #include "../../../num.h"
-
-/* Converts eight e2m1 codes to e4m3 codes of 2^-6 times their values, in the same order. */
-DEVICE uint2 e4m3_of_e2m1(uint32_t codes)
-{
-    constexpr uint32_t SIGNS = 0x80808080, MAGNITUDES = 0x1c1c1c1c;
-    const uint32_t even = (codes << 4 & SIGNS) | (codes << 2 & MAGNITUDES),
-                   odd = (codes & SIGNS) | (codes >> 2 & MAGNITUDES);
-    return make_uint2(__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362));
-}
-
-static constexpr float E2M1_IN_E4M3 = 64.0f; /* compensated by the scale */
 
 /* Converts four e4m3 codes to fp16, two per word. */
 DEVICE uint2 fp16_of_e4m3(uint32_t codes)

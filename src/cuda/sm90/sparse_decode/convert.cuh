@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include "../../device/cache.cuh"
 #include "../../device/element.cuh"
 #include "../../device/shared.cuh"
 #include "common.cuh"
@@ -44,17 +45,6 @@ DEVICE void convert_codes(uint32_t codes, float scale, uint32_t &low, uint32_t &
     low = Bf16::pack(Fp16::to_float((uint16_t)a) * scale, Fp16::to_float((uint16_t)(a >> 16)) * scale);
     high = Bf16::pack(Fp16::to_float((uint16_t)b) * scale, Fp16::to_float((uint16_t)(b >> 16)) * scale);
 }
-
-/* Converts eight e2m1 codes to e4m3 codes of 2^-6 of their values, in the same order. */
-DEVICE uint2 e4m3_of_e2m1(uint32_t codes)
-{
-    constexpr uint32_t SIGNS = 0x80808080, MAGNITUDES = 0x1c1c1c1c;
-    const uint32_t even = (codes << 4 & SIGNS) | (codes << 2 & MAGNITUDES),
-                   odd = (codes & SIGNS) | (codes >> 2 & MAGNITUDES);
-    return make_uint2(__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362));
-}
-
-static constexpr float E2M1_IN_E4M3 = 64.0f; /* restored by the scale */
 
 /* Converts an e4m3 scale of e4m3_of_e2m1's codes, for either conversion: fp16 holds all scales, and their
  * products with codes. */
