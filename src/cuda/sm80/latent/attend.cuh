@@ -606,9 +606,12 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     }
 };
 
-/* Machine code for 8.6 and 8.9 also serves 8.7, which of these allows a CTA the most shared memory. */
+/* Most shared memory of a CTA on the GPUs that run this machine code: code for 8.6 and 8.9 also serves 8.7,
+ * which has 163 KiB; 12.x has 99 KiB. */
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890)
 static constexpr uint32_t MOST_SHARED = 163 * 1024;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+static constexpr uint32_t MOST_SHARED = 99 * 1024;
 #else
 static constexpr uint32_t MOST_SHARED = 227 * 1024;
 #endif
