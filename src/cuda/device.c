@@ -58,12 +58,15 @@ static void judge(struct cuda_device *d)
                  d->name, d->capability / 10, d->capability % 10, cuda_build.targets);
 }
 
+/* Code for 12.x has no larger tiles (MOST_SHARED in sm80/latent/attend.cuh). Later GPUs run its PTX. */
+enum { SHARED_BYTES_OF_12 = 99 << 10 };
+
 /* The most shared memory per CTA, by compute capability (CUDA C++ Programming Guide, "Compute
  * Capabilities"). */
 static const struct {
     int32_t capability, shared_bytes;
-} known_gpus[] = {{80, 163 << 10},  {86, 99 << 10},   {87, 163 << 10}, {89, 99 << 10},
-                  {100, 227 << 10}, {103, 227 << 10}, {120, 99 << 10}, {121, 99 << 10}};
+} known_gpus[] = {{80, 163 << 10},  {86, 99 << 10},   {87, 163 << 10},           {89, 99 << 10},
+                  {100, 227 << 10}, {103, 227 << 10}, {120, SHARED_BYTES_OF_12}, {121, SHARED_BYTES_OF_12}};
 
 /* Gives a GPU another compute capability if FLASHMLA_GPU_CAPABILITY asks for it: kernels and tiles are chosen
  * for that one. */
@@ -111,6 +114,7 @@ static void look_at(int32_t id)
         error = state.driver->device_get_attribute(attributes[i].value, attributes[i].attribute, d->handle);
     }
     d->capability = 10 * major + minor;
+    if (d->capability >= 120 && d->shared_bytes > SHARED_BYTES_OF_12) d->shared_bytes = SHARED_BYTES_OF_12;
     if (error)
         snprintf(d->unusable, sizeof d->unusable, "%s: %s", asked, driver_words(state.driver, error, words));
     else

@@ -94,6 +94,17 @@ static void stands_for_another(void)
     CHECK(!strncmp(fake->launch[1].kernel, "sm80_dense_decode", 17), "%s", fake->launch[1].kernel);
 }
 
+/* Code for 12.x, as PTX on later GPUs too, has no tiles of more than 99 KiB. */
+static void later_than_all_known(void)
+{
+    fake->capability = 130, fake->shared_bytes = 232448;
+    fmla_device_info info = FMLA_INIT(fmla_device_info);
+    CHECK_OK(fmla_device_describe(gpu, &info));
+    CHECK_ALL({info.compute_capability, 130}, {info.shared_bytes, 101376});
+    CHECK_OK(decode_small(0));
+    CHECK(strstr(fake->launch[1].kernel, "_16x32"), "%s", fake->launch[1].kernel);
+}
+
 UNUSABLE(stands_for_none, "cuda:0|FLASHMLA_GPU_CAPABILITY is 8.6, must be 80, 86,",
          setenv("FLASHMLA_GPU_CAPABILITY", "8.6", 1))
 
@@ -276,7 +287,8 @@ int main(int argc, char **argv)
     }
     return RUN_SCENARIOS(argc, argv, "test_cuda_device", driver_too_old, no_gpu, no_gpu_counted,
                          driver_does_not_start, driver_without_words, past_the_count, past_two,
-                         past_all_that_are_looked_at, too_old_a_gpu, stands_for_another, stands_for_none,
-                         a_gpu_that_does_not_answer, described, build_serves, no_context, own_context,
-                         other_context, during_a_capture, prepared, prepared_elsewhere, many_threads);
+                         past_all_that_are_looked_at, too_old_a_gpu, stands_for_another, later_than_all_known,
+                         stands_for_none, a_gpu_that_does_not_answer, described, build_serves, no_context,
+                         own_context, other_context, during_a_capture, prepared, prepared_elsewhere,
+                         many_threads);
 }
