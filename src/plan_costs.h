@@ -13,11 +13,11 @@ struct plan_costs {
     int32_t tiles_of_head; /* per key head; if there are several, they read the same keys */
 };
 
-/* Measured on an H200 with dense decode of 64, 128 and 256 rows and 1 to 8 pieces a partition. Times are in
+/* Measured on an H200 with dense decode of 64, 128 and 256 rows and 1 to 8 splits a partition. Times are in
  * sixteenths of the time of one block.
  *
- * A piece (the part of one request in one partition) costs 3.75 blocks besides its own: the last block
- * drains, the result is stored, and the first block of the next piece is loaded. Merging costs one block,
+ * A split (the part of one request in one partition) costs 3.75 blocks besides its own: the last block
+ * drains, the result is stored, and the first block of the next split is loaded. Merging costs one block,
  * plus its traffic per part and row tile, plus a walk over the parts of the request that has the most. Each
  * block by which the longest partition exceeds the mean costs less than a block, up to an eighth of the mean:
  * the other partitions have ended by then, and the clock rises or, if a row tile has the keys for itself, its
@@ -25,7 +25,7 @@ struct plan_costs {
  * longer. */
 enum {
     PLAN_UNIT = 16,
-    COST_PIECE = 60,
+    COST_SPLIT = 60,
     COST_JOIN = 16,
     COST_PART_TILE_EIGHTHS = 3,
     COST_WALK_EIGHTHS = 5,
@@ -76,14 +76,14 @@ PLAN_FN uint32_t plan_mean(uint32_t blocks, int32_t num_partitions)
 
 /* Adds a partition that is not idle. */
 PLAN_FN void plan_tally_partition(struct plan_tally *tally, struct plan_costs costs, uint32_t mean,
-                                  uint32_t pieces, uint32_t blocks)
+                                  uint32_t splits, uint32_t blocks)
 {
     const uint32_t own = blocks * PLAN_UNIT;
     const uint32_t saved = PLAN_UNIT - (costs.tiles_of_head > 1 ? COST_OVER_MEAN : COST_OVER_MEAN_ONE_TILE);
     const uint32_t hidden =
         own > mean ? plan_least((own - mean) * saved / PLAN_UNIT, mean * COST_HIDDEN_MOST_16THS / PLAN_UNIT)
                    : 0;
-    tally->longest = plan_most(tally->longest, pieces * COST_PIECE + own - hidden);
+    tally->longest = plan_most(tally->longest, splits * COST_SPLIT + own - hidden);
     tally->most = plan_most(tally->most, blocks);
     tally->least = plan_least(tally->least, blocks);
 }
@@ -179,8 +179,8 @@ PLAN_FN void plan_tally_step(struct plan_tally *tally, uint32_t *payload, struct
     if (step.whole > 1) {
         if ((int64_t)i * step.whole >= b) return;
         const int32_t first = i * step.whole, end = first + step.whole < b ? first + step.whole : b;
-        const uint32_t load = start[end] - start[first], pieces = (uint32_t)(end - first);
-        plan_tally_partition(tally, costs, mean, pieces, load - pieces * PLAN_OVERHEAD);
+        const uint32_t load = start[end] - start[first], splits = (uint32_t)(end - first);
+        plan_tally_partition(tally, costs, mean, splits, load - splits * PLAN_OVERHEAD);
         *payload = plan_most(*payload, load);
     } else {
         const uint32_t blocks = plan_request_blocks(start, i),

@@ -4,15 +4,15 @@
  * kernels do the arithmetic.
  *
  * Work is cut twice. The rows of a request are cut into row tiles: by set, then into tile_rows rows. The keys
- * are cut into pieces, by the split plan or into chunks of equal length:
+ * are cut into splits, by the split plan or into chunks of equal length:
  *
  *   batch-invariant   chunks of INVARIANT_CHUNK keys
  *   sparse prefill    the whole list, since rows are enough as a rule; shorter chunks where the row tiles are
  *                     too few to keep all threads busy
  *   MHA               all keys, so that the bits of a request do not depend on its batch
  *
- * A work item is a partition of the plan (or one chunk of one request) for one row tile. A piece that is a
- * whole request is written straight to `out`. Any other piece writes its fp32 rows, their largest scores and
+ * A work item is a partition of the plan (or one chunk of one request) for one row tile. A split that is a
+ * whole request is written straight to `out`. Any other split writes its fp32 rows, their largest scores and
  * their lse relative to these to a slot of the workspace, and a second pass joins the slots of a request in
  * split order.
  *
@@ -203,9 +203,9 @@ too_large:
                 operation_name(p->operation), (long long)p->b, (long long)p->capacity);
 }
 
-/* ---- One piece: a range of keys of a request, for one row tile ------------------------------ */
+/* ---- One split: a range of keys of a request, for one row tile ------------------------------ */
 
-enum { DIRECT = -1 }; /* in place of a slot: the piece is the whole request */
+enum { DIRECT = -1 }; /* in place of a slot: the split is the whole request */
 
 /* Returns the index, among the rows of all slots, of row `row` of a request in slot `slot`. The rows of a
  * request are ordered by set. */
@@ -272,7 +272,7 @@ static struct span span_of(const struct work *w, int64_t request)
     return (struct span){.tokens = p->s_q, .keys = attention_length(p, request)};
 }
 
-static void run_piece(const struct work *w, int64_t request, int64_t row_tile, int64_t begin, int64_t end,
+static void run_split(const struct work *w, int64_t request, int64_t row_tile, int64_t begin, int64_t end,
                       int64_t slot, int32_t worker)
 {
     const struct attention_problem *p = w->call.problem;
@@ -368,7 +368,7 @@ static void run_partition(void *data, int64_t index, int32_t worker)
         const int64_t end =
             to_be_continued ? cpu_clamp((int64_t)row->end_block * PLAN_BLOCK, begin, length) : length;
         const int64_t slot = !continued && !to_be_continued ? DIRECT : 2 * partition + (r == first ? 0 : 1);
-        run_piece(w, r, row_tile, begin, end, slot, worker);
+        run_split(w, r, row_tile, begin, end, slot, worker);
     }
 }
 
@@ -399,7 +399,7 @@ static void run_chunk(void *data, int64_t index, int32_t worker)
     if (chunk >= chunks) return;
     const int64_t begin = chunk * w->chunk_keys;
     const int64_t end = chunk + 1 < chunks ? begin + w->chunk_keys : length;
-    run_piece(w, request, row_tile, begin, end, chunks == 1 ? DIRECT : request * w->chunks + chunk, worker);
+    run_split(w, request, row_tile, begin, end, chunks == 1 ? DIRECT : request * w->chunks + chunk, worker);
 }
 
 static void join_chunks(void *data, int64_t index, int32_t worker)
@@ -434,7 +434,7 @@ static void run_whole(void *data, int64_t index, int32_t worker)
     const struct work *w = data;
     const int64_t request = cpu_span_at(w->spans, w->call.problem->b, index);
     const struct cpu_span *at = &w->spans[request];
-    run_piece(w, request, index - at->first_item, 0, at->span.keys, DIRECT, worker);
+    run_split(w, request, index - at->first_item, 0, at->span.keys, DIRECT, worker);
 }
 
 /* ---- Queries of FP8 products ---------------------------------------------------------------- */
@@ -473,7 +473,7 @@ static struct attention_problem quantise(const struct work *w, const struct atte
 /* ---- The call ------------------------------------------------------------------------------- */
 
 /* Returns the cost of all requests. */
-static double cost_of_pieces(const struct work *w)
+static double cost_of_splits(const struct work *w)
 {
     const struct attention_problem *p = w->call.problem;
     double cost = 0;
@@ -497,7 +497,7 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     w.spans = (struct cpu_span *)(void *)(w.workspace + w.spans_offset);
     const int64_t tiles = p->cut == CUT_NEVER ? find_spans(&w) : 0;
     const int64_t rows_of_slots = w.slots * p->h_q * p->s_q; /* used or not */
-    const double cost = cost_of_pieces(&w),
+    const double cost = cost_of_splits(&w),
                  cost_of_joins = cost_of_moving((double)rows_of_slots * (double)p->d_v * sizeof(float));
     w.slot_out = (float *)(void *)(w.workspace + w.slots_offset);
     w.slot_lse = (float *)(void *)(w.workspace + w.slot_lse_offset);

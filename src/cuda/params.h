@@ -45,7 +45,7 @@ struct output_params {
     int32_t gap;           /* named, hence 0, because calls are compared as bytes */
 };
 
-/* How a call is cut into pieces (a range of keys of one request), and where the pieces of cut requests are
+/* How a call is cut into splits (a range of keys of one request), and where the splits of cut requests are
  * kept. */
 struct split_params {
     const struct plan_header *header;        /* of a plan in one buffer; NULL: the tables are separate */
@@ -129,7 +129,7 @@ struct dense_decode_sm90_params {
     int32_t tiles_of_head; /* of 64 rows */
     struct divisor tiles_of_head_divisor, tiles_divisor; /* … and of all key heads */
     int32_t request_step, page_step; /* 0 if all requests share the queries, or the cache (a stride of 0) */
-    /* Without a plan, if the CTAs share the requests out and join their parts (one_piece.cuh). */
+    /* Without a plan, if the CTAs share the requests out and join their parts (one_split.cuh). */
     uint64_t *meetings; /* [b][tiles] */
     uint64_t ticket;    /* of this launch */
     int32_t workers;    /* of a tile */
@@ -165,7 +165,7 @@ struct sparse_cache_params {
 
 struct sparse_decode_params {
     int32_t b, s_q, h_q, d_qk;
-    int32_t tiles;                               /* CTAs that take a worker's pieces together */
+    int32_t tiles;                               /* CTAs that take a worker's splits together */
     int32_t tiles_of_token;                      /* Hopper's kernel: tiles of heads per token */
     struct divisor tiles_divisor, token_divisor; /* tiles; tiles_of_token */
     struct divisor heads_divisor;                /* h_q */
@@ -226,21 +226,21 @@ struct sparse_prefill_params {
 };
 
 /* The tiles of sparse prefill that are cut by keys: those of a short call's last wave, if there are SMs for
- * at least two pieces of each. */
+ * at least two splits of each. */
 struct prefill_cut {
     int32_t whole;  /* uncut tiles, the first ones */
-    int32_t pieces; /* of each cut tile; 1: no tile is cut */
-    struct divisor pieces_divisor;
-    unsigned char *slots; /* one per piece (sm90/sparse_prefill/slot.cuh) */
+    int32_t splits; /* of each cut tile; 1: no tile is cut */
+    struct divisor splits_divisor;
+    unsigned char *slots; /* one per split (sm90/sparse_prefill/slot.cuh) */
 };
-enum { PREFILL_SLOT_BYTES = 64 * (512 * 2 + 8 * 4 + 16), MOST_PREFILL_PIECES = 32 };
+enum { PREFILL_SLOT_BYTES = 64 * (512 * 2 + 8 * 4 + 16), MOST_PREFILL_SPLITS = 32 };
 enum { PREFILL_JOIN_WARPS = 4 /* one row each */ };
 
 /* Sparse prefill on Hopper: TMA loads queries and stores results. */
 struct sparse_prefill_sm90_params {
     struct sparse_prefill_params call;
     struct tensor_map queries, results; /* 64 heads × 128 columns */
-    int32_t items;                      /* uncut tiles, then pieces of the others */
+    int32_t items;                      /* uncut tiles, then splits of the others */
     struct prefill_cut cut;
 };
 

@@ -97,15 +97,15 @@ static fmla_status lists_bytes(const struct attention_problem *p, struct cuda_wo
     return status;
 }
 
-/* Returns the most pieces of a launch; the launches of a call follow one another and share the slots. */
-static int64_t most_pieces(const struct attention_problem *p, int32_t sms)
+/* Returns the most splits of a launch; the launches of a call follow one another and share the slots. */
+static int64_t most_splits(const struct attention_problem *p, int32_t sms)
 {
     const int64_t tiles = cuda_prefill_tiles(p, HEADS);
     if (p->bound) /* of all launches, each of which has fewer tiles */
-        return sm90_sparse_prefill_most_pieces(p->b * tiles, p->capacity, sms);
+        return sm90_sparse_prefill_most_splits(p->b * tiles, p->capacity, sms);
     const int64_t last = p->b % cuda_prefill_most_tokens(p, HEADS); /* others are too large */
     const struct prefill_cut cut = sm90_sparse_prefill_cut(last * tiles, p->capacity, sms);
-    return cut.pieces > 1 ? (last * tiles - cut.whole) * cut.pieces : 0;
+    return cut.splits > 1 ? (last * tiles - cut.whole) * cut.splits : 0;
 }
 
 fmla_status cuda_prefill_prepare(const struct attention_problem *p, struct cuda_work *w)
@@ -113,6 +113,6 @@ fmla_status cuda_prefill_prepare(const struct attention_problem *p, struct cuda_
     const struct cuda_key join = {.schedule = CUDA_SM90_SPARSE_PREFILL_JOIN};
     if (w->device->capability != 90 || !cuda_can_have(w->device, cuda_kernel_of(join))) return FMLA_OK;
     if (p->format != KV_BF16) return lists_bytes(p, w);
-    w->bytes = (size_t)most_pieces(p, w->device->sms) * PREFILL_SLOT_BYTES;
+    w->bytes = (size_t)most_splits(p, w->device->sms) * PREFILL_SLOT_BYTES;
     return FMLA_OK;
 }

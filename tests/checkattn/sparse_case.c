@@ -19,7 +19,7 @@ const int64_t prefill_shapes[PREFILL_SHAPES][2] = {
     {12, 12},                                                  /* far */
     {650, 576},                                                /* far_pages */
     {130, 130},                                                /* blocks: two of 64 and a part */
-    {330, 330}, /* pieces: five and a part; with few tokens a kernel may split the lists */
+    {330, 330}, /* splits: five and a part; with few tokens a kernel may split the lists */
     {32, 2},    /* pair */
 };
 

@@ -84,7 +84,7 @@ extern const int64_t sparse_shapes[SPARSE_SHAPES][3];
 
 #define PREFILL_AXES(X)                                                                                      \
     X(PREFILL_SHAPE, "shape: 0 1 2 3 4 5 6 7 8 9 (few) (no_keys) (no_lists) (far) (far_pages) (blocks) "     \
-                     "(pieces) (pair)") /* keys and lists: a row of prefill_shapes */                        \
+                     "(splits) (pair)") /* keys and lists: a row of prefill_shapes */                        \
     X(PREFILL_SQ, "s_q: 0 1 62 213 1234 70000")                                                              \
     X(PREFILL_HQ, "h_q: 1 16 64 80 128")                                                                     \
     X(PREFILL_HKV, "h_kv: 1 2")                                                                              \

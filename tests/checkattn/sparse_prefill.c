@@ -202,7 +202,7 @@ static bool has(const struct run *run, const int64_t *v)
 
 /* Compares the oracle's own strides and tokens with its rows. Then extreme scores in every format, all
  * rows compared: two full tiles of 64 heads; one and a quarter; the same with lists long enough for a GPU
- * to split them, into six pieces and, of various lengths, into three; and so few tokens that the CPU
+ * to split them, into six splits and, of various lengths, into three; and so few tokens that the CPU
  * splits their lists for three threads. */
 static void more(struct suite *suite)
 {
@@ -216,8 +216,8 @@ static void more(struct suite *suite)
                                                  "fp4_288_split, d_qk 512",
                                                  "fp8_528_f32, d_qk 512"};
     static const char *const shapes[] = {
-        "shape blocks, s_q 16, h_q 128", "shape blocks, s_q 9, h_q 80", "shape pieces, s_q 9, h_q 80",
-        "shape pieces, s_q 20, h_q 80, lengths varied", "shape blocks, s_q 7, h_q 64, threads own"};
+        "shape blocks, s_q 16, h_q 128", "shape blocks, s_q 9, h_q 80", "shape splits, s_q 9, h_q 80",
+        "shape splits, s_q 20, h_q 80, lengths varied", "shape blocks, s_q 7, h_q 64, threads own"};
     static const char *const sources[PREFILL_SOURCES] = {"flat, h_kv 2",
                                                          "flat_gaps, h_kv 2",
                                                          "fp8_656",

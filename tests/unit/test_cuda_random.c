@@ -211,16 +211,16 @@ static void judge_dense(size_t bytes)
                 a->batch_invariant ? NULL : a->plan, a->partitions && !a->batch_invariant, end);
 }
 
-/* Checks one launch of the bf16 kernel, and the join of its pieces if tiles are split. */
-static void judge_pieces(const struct fake_launch *launch, const struct fake_launch *next, size_t bytes)
+/* Checks one launch of the bf16 kernel, and the join of its splits if tiles are split. */
+static void judge_splits(const struct fake_launch *launch, const struct fake_launch *next, size_t bytes)
 {
     const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch);
     const int64_t tiles = (int64_t)p.call.s_q * p.call.tiles, cut = tiles - p.cut.whole;
-    HOLDS(p.cut.pieces >= 1 && p.cut.pieces <= MOST_PREFILL_PIECES && cut >= 0 && p.cut.whole >= 0);
-    HOLDS(p.items == p.cut.whole + cut * p.cut.pieces && divides(p.cut.pieces_divisor, p.cut.pieces));
+    HOLDS(p.cut.splits >= 1 && p.cut.splits <= MOST_PREFILL_SPLITS && cut >= 0 && p.cut.whole >= 0);
+    HOLDS(p.items == p.cut.whole + cut * p.cut.splits && divides(p.cut.splits_divisor, p.cut.splits));
     HOLDS((int64_t)launch->config.grid_x == (p.items < machine.sms ? p.items : machine.sms));
     const bool joined = next && !strcmp(next->kernel, "sm90_sparse_prefill_join");
-    HOLDS(joined == (p.cut.pieces > 1) && joined == (strstr(launch->kernel, "pieces") != NULL));
+    HOLDS(joined == (p.cut.splits > 1) && joined == (strstr(launch->kernel, "pieces") != NULL));
     if (!joined) return;
     HOLDS(inside(p.cut.slots, p.items - p.cut.whole, PREFILL_SLOT_BYTES, workspace + bytes));
     HOLDS(next->config.grid_x == cut * 64 / PREFILL_JOIN_WARPS);
@@ -272,7 +272,7 @@ static void judge_prefill(size_t bytes)
         HOLDS(p.s_q >= 1 && p.h_q == h_q / h_kv && p.tiles == ceil_div(p.h_q, hopper ? 64 : SPARSE_WARPS));
         HOLDS((int64_t)p.s_q * p.tiles <= INT32_MAX && divides(p.tiles_divisor, p.tiles));
         if (hopper)
-            judge_pieces(launch, i + 1 < fake->launches ? launch + 1 : NULL, bytes);
+            judge_splits(launch, i + 1 < fake->launches ? launch + 1 : NULL, bytes);
         else
             HOLDS(launch->config.grid_x == (int64_t)p.s_q * p.tiles);
         tokens += p.s_q;
@@ -379,7 +379,7 @@ static void try_kernels(const struct shape *s)
 }
 
 /* Tests shapes in which Hopper's two sparse decode kernels differ in the number of requests they begin at
- * once: more requests than slots for their pieces. */
+ * once: more requests than slots for their splits. */
 static void sparse_fixed(void)
 {
     static const struct {

@@ -224,7 +224,7 @@ static void small_batch_invariant(void)
     RUNS(sparse_decode, &c, "sm90_sparse_decode_small_bf16_fp8_656");
 }
 
-/* Plans for 132 SMs: partitions, and blocks of the longest piece if every entry is present. */
+/* Plans for 132 SMs: partitions, and blocks of the longest split if every entry is present. */
 static void small_plans(void)
 {
     static _Alignas(16) char host[1 << 16];
@@ -267,7 +267,7 @@ static void small_plans(void)
                 (row.end_request - row.begin_request) * blocks + row.end_block - row.begin_block;
             if (row.end_request >= row.begin_request && taken > longest) longest = taken;
         }
-        CHECK(longest == all[i].longest, "%zu: a piece of %d blocks, expected %d", i, longest,
+        CHECK(longest == all[i].longest, "%zu: a split of %d blocks, expected %d", i, longest,
               all[i].longest);
         /* The caller's choice has priority, and plans of other GPUs are unchanged. */
         args.num_workers = 132;

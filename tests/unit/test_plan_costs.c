@@ -134,7 +134,7 @@ static enum choice run_by_costs(const struct batch *batch, struct plan_costs cos
 /* By hand, in sixteenths of a block.
  * 128 requests of 128 blocks, 66 partitions, 2 row tiles: two a partition, 64 partitions, payload 2 · 133. Mean 16 · 16384 /
  * 66 = 3971; 2 · 60 + 4096 - (4096 - 3971) · 2 / 16 = 4201, nothing to join. Filled one after the other, payload 263: some
- * have 3 pieces, and nearly every second request is cut: no less than 3 · 60 + 3971. */
+ * have 3 splits, and nearly every second request is cut: no less than 3 · 60 + 3971. */
 static void check_whole(const fmla_plan_view *view)
 {
     CHECK_EQ(view->payload, 266);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Sparse decode without tensor cores, for calls that the other kernels refuse; not fast. A warp takes a row
- * through its worker's pieces (sparse_row.cuh).
+ * through its worker's splits (sparse_row.cuh).
  */
 #include "../device/fragment.h"
 #include "sparse_row.cuh"
@@ -17,14 +17,14 @@ template <bool BYTES, typename Element> struct Row {
     {
     }
 
-    DEVICE void store(const Piece &piece) const
+    DEVICE void store(const Split &split) const
     {
-        const bool direct = piece.slot == DIRECT;
+        const bool direct = split.slot == DIRECT;
         const float lse = row.lse();
         const RowPlace place = {token, head};
         const float factor = row.factor(direct ? result_sink_factor(p.output.rules, head, lse) : 1.0f);
-        const int64_t slot_row = piece.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)token * p.h_q + head;
-        const int64_t to = out_offset(p.output, piece.request, place);
+        const int64_t slot_row = split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)token * p.h_q + head;
+        const int64_t to = out_offset(p.output, split.request, place);
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
 #pragma unroll
@@ -38,19 +38,19 @@ template <bool BYTES, typename Element> struct Row {
             }
         if (lane_of_warp()) return;
         if (direct)
-            store_lse(p.output, piece.request, place, lse);
+            store_lse(p.output, split.request, place, lse);
         else
             p.split.slot_lse[slot_row] = lse;
     }
 
-    DEVICE void run(const Piece &piece)
+    DEVICE void run(const Split &split)
     {
-        const ListEnds ends = list_ends(p, piece.request);
-        row.begin(p.q + piece.request * p.q_stride[0] + token * p.q_stride[1] + head * p.q_stride[2]);
-        row.add_keys(piece.begin, piece.end, [&](int at) {
-            return row_key(p.cache[at >= ends.extra_begin], list_entry(p, ends, piece.request, token, at));
+        const ListEnds ends = list_ends(p, split.request);
+        row.begin(p.q + split.request * p.q_stride[0] + token * p.q_stride[1] + head * p.q_stride[2]);
+        row.add_keys(split.begin, split.end, [&](int at) {
+            return row_key(p.cache[at >= ends.extra_begin], list_entry(p, ends, split.request, token, at));
         });
-        store(piece);
+        store(split);
     }
 };
 
@@ -60,10 +60,10 @@ template <bool BYTES, typename Element> DEVICE void sparse_decode(const struct s
     const int tile = (int)blockIdx.x - worker * p.tiles, row = tile * SPARSE_WARPS + (int)threadIdx.x / 32;
     if (row >= p.s_q * p.h_q) return; /* the whole warp */
     Row<BYTES, Element> mine(p, row);
-    const PieceList list = piece_list(p, worker);
+    const SplitList list = split_list(p, worker);
     for (int i = list.first; i <= list.last; i += list.step) {
         int length;
-        mine.run(list_piece(p, list, i, &length));
+        mine.run(list_split(p, list, i, &length));
     }
 }
 

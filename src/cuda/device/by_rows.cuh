@@ -21,8 +21,8 @@ struct KeySlot {
     DEVICE KeySlot(const struct dense_decode_params &p, const Task &task, int key)
     {
         const int index = fast_divide(key, p.page_divisor);
-        page = p.block_table ? p.block_table[task.piece.request * p.block_table_stride + index]
-                             : task.piece.request;
+        page = p.block_table ? p.block_table[task.split.request * p.block_table_stride + index]
+                             : task.split.request;
         slot = p.block_table ? key - index * p.page_size : key;
     }
 };
@@ -56,11 +56,11 @@ __device__ void attend_by_rows(const struct dense_decode_params &p, const Task &
     const int lane = (int)threadIdx.x % 32;
     for (int row = task.first_row + warp; row < min(task.first_row + rows, p.rows); row += warps) {
         const RowPlace place = row_place(p, row, task.kv_head);
-        const uint16_t *q = p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
+        const uint16_t *q = p.q + task.split.request * p.q_stride[0] + place.token * p.q_stride[1] +
                             place.head * p.q_stride[2];
         float most = -INFINITY, sum = 0.0f, o[LANE_COLUMNS] = {};
-        for (int key = task.piece.begin;
-             key < min(task.piece.end, visible_end(p, task, row - task.first_row)); key++) {
+        for (int key = task.split.begin;
+             key < min(task.split.end, visible_end(p, task, row - task.first_row)); key++) {
             const Key k(p, task, key);
             float s = 0.0f;
             for (int d = lane; d < p.d_qk; d += 32) s += Element::to_float(q[d]) * k.value(p, d);
@@ -78,12 +78,12 @@ __device__ void attend_by_rows(const struct dense_decode_params &p, const Task &
         const float lse = empty ? -INFINITY : (most + log2f(sum)) * LN_2;
         float factor = empty ? 0.0f : 1.0f / sum;
         const int column = (int)(fresh_thread() % 32); /* the lane's first column */
-        if (task.piece.slot == DIRECT) {
+        if (task.split.slot == DIRECT) {
             factor *= result_sink_factor(p.output.rules, place.head, lse);
-            uint16_t *to = p.output.out + out_offset(p.output, task.piece.request, place) + column;
+            uint16_t *to = p.output.out + out_offset(p.output, task.split.request, place) + column;
 #pragma unroll
             for (int i = 0; i < LANE_COLUMNS; i++) to[32 * i] = Element::from_float(o[i] * factor);
-            if (lane == 0) store_lse(p.output, task.piece.request, place, lse);
+            if (lane == 0) store_lse(p.output, task.split.request, place, lse);
         } else {
             float *to = p.split.slot_out + slot_row(p, task, row) * D_V + slot_position(column);
 #pragma unroll

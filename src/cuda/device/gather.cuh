@@ -7,7 +7,7 @@
 
 #include "../../kvformat.h"
 #include "divide.cuh"
-#include "pieces.cuh"
+#include "splits.cuh"
 
 #include <stddef.h>
 
@@ -28,14 +28,14 @@ DEVICE ListEnds list_ends(const struct sparse_decode_params &p, int request)
     return ends;
 }
 
-/* The same as the general piece_list and list_piece, but in chunks without their divisions, which would delay
+/* The same as the general split_list and list_split, but in chunks without their divisions, which would delay
  * a short kernel. */
-DEVICE PieceList piece_list(const struct sparse_decode_params &p, unsigned worker)
+DEVICE SplitList split_list(const struct sparse_decode_params &p, unsigned worker)
 {
     const struct split_params &split = p.split;
     if (split.partitions || split.chunk_lanes < split.chunks)
-        return piece_list<struct sparse_decode_params>(p, worker);
-    PieceList list;
+        return split_list<struct sparse_decode_params>(p, worker);
+    SplitList list;
     list.request = fast_divide((int)worker, p.chunks_divisor);
     list.first = (int)worker - list.request * split.chunks, list.step = split.chunks;
     const bool there = list.first == 0 || list.first * split.chunk_keys < request_length(p, list.request);
@@ -43,16 +43,16 @@ DEVICE PieceList piece_list(const struct sparse_decode_params &p, unsigned worke
     return list;
 }
 
-DEVICE Piece list_piece(const struct sparse_decode_params &p, const PieceList &list, int i, int *length)
+DEVICE Split list_split(const struct sparse_decode_params &p, const SplitList &list, int i, int *length)
 {
     const int keys = p.split.chunk_keys, request = p.split.partitions ? i : list.request;
     *length = request_length(p, request);
-    if (p.split.partitions) return partition_piece(list.partition, i, *length);
-    Piece piece = {};
-    piece.request = request, piece.begin = i * keys;
-    piece.end = *length - piece.begin > keys ? piece.begin + keys : *length;
-    piece.slot = *length <= keys ? (int64_t)DIRECT : (int64_t)request * p.split.chunks + i;
-    return piece;
+    if (p.split.partitions) return partition_split(list.partition, i, *length);
+    Split split = {};
+    split.request = request, split.begin = i * keys;
+    split.end = *length - split.begin > keys ? split.begin + keys : *length;
+    split.slot = *length <= keys ? (int64_t)DIRECT : (int64_t)request * p.split.chunks + i;
+    return split;
 }
 
 /* Returns entry `at` of the list; -1 if there is none. */

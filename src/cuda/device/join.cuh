@@ -21,8 +21,8 @@
 #include "element.cuh"
 #include "fragment.h"
 #include "latent.cuh"
-#include "pieces.cuh"
 #include "result.cuh"
+#include "splits.cuh"
 #include "warpgroup.cuh"
 
 static constexpr int VECTOR_COLUMNS = 32 * 4 /* of one vector per lane of a warp */;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * The unit of work of a CTA: a piece, for one tile of rows.
+ * The unit of work of a CTA: a split, for one tile of rows.
  */
 #pragma once
 
 #include "divide.cuh"
-#include "pieces.cuh"
+#include "splits.cuh"
 
 struct Task {
-    Piece piece;
+    Split split;
     int length; /* keys of the request */
     int kv_head, first_row;
     int end;     /* of the keys that some row of the tile sees */
@@ -24,21 +24,21 @@ DEVICE int visible_end(const struct dense_decode_params &p, const Task &task, in
     return min(task.length, task.length - p.s_q + fast_divide(row_of_head, p.group_divisor) + 1);
 }
 
-/* Returns the position of row `row` of the key head among the rows of the piece's slot. */
+/* Returns the position of row `row` of the key head among the rows of the split's slot. */
 DEVICE int64_t slot_row(const struct dense_decode_params &p, const Task &task, int row)
 {
-    return task.piece.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)task.kv_head * p.rows + row;
+    return task.split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)task.kv_head * p.rows + row;
 }
 
-/* Returns the task of the piece for the tile of `rows` rows that begins at first_row of a key head. */
-DEVICE Task task_of(const struct dense_decode_params &p, const Piece &piece, int length, int kv_head,
+/* Returns the task of the split for the tile of `rows` rows that begins at first_row of a key head. */
+DEVICE Task task_of(const struct dense_decode_params &p, const Split &split, int length, int kv_head,
                     int first_row, int rows)
 {
     Task task;
-    task.piece = piece, task.length = length;
+    task.split = split, task.length = length;
     task.kv_head = kv_head, task.first_row = first_row;
     const int last_row = min(rows, p.rows - first_row) - 1;
-    task.end = min(piece.end, visible_end(p, task, last_row));
+    task.end = min(split.end, visible_end(p, task, last_row));
     task.all_see = min(task.end, visible_end(p, task, 0));
     return task;
 }

@@ -47,7 +47,7 @@ template <typename Tile, typename Call> struct RawKeys {
                          : "memory");
     }
 
-    /* Copies a block of raw tokens; slots past the end of the piece are not read. */
+    /* Copies a block of raw tokens; slots past the end of the split are not read. */
     DEVICE void copy_keys(unsigned first_key) const
     {
         const unsigned row = threadIdx.x / 8;

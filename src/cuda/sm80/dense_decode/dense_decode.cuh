@@ -21,10 +21,10 @@ template <typename Element, typename Key> struct DenseCall {
     /* ---- Tasks ---- */
 
     /* A CTA's progress through its tasks: items (a worker and a tile of rows) in turn, and an item's
-     * pieces. */
+     * splits. */
     struct Turn {
         int64_t item;
-        PieceList list;
+        SplitList list;
         int next; /* index in the list */
     };
 
@@ -43,25 +43,25 @@ template <typename Element, typename Key> struct DenseCall {
         while (turn.next > turn.list.last) {
             turn.item += gridDim.x;
             if (turn.item >= workers * tiles) return false;
-            turn.list = piece_list(p, (unsigned)(turn.item / tiles));
+            turn.list = split_list(p, (unsigned)(turn.item / tiles));
             turn.next = turn.list.first;
         }
         const int tile = (int)(turn.item % tiles);
         int length;
-        const Piece piece = list_piece(p, turn.list, turn.next, &length);
-        task = task_of(p, piece, length, tile / tiles_of_head, tile % tiles_of_head * rows, rows);
+        const Split split = list_split(p, turn.list, turn.next, &length);
+        task = task_of(p, split, length, tile / tiles_of_head, tile % tiles_of_head * rows, rows);
         turn.next += turn.list.step;
         return true;
     }
 
-    /* ---- The call, and the piece ---- */
+    /* ---- The call, and the split ---- */
 
     DEVICE int d_qk() const { return p.d_qk; }
     DEVICE int stages() const { return p.stages; }
     DEVICE bool aligned() const { return p.vectors_aligned; }
     DEVICE float scale_log2() const { return p.scale_log2; }
     DEVICE const struct output_params &output() const { return p.output; }
-    DEVICE int begin() const { return task.piece.begin; }
+    DEVICE int begin() const { return task.split.begin; }
     DEVICE int end() const { return task.end; }
 
     /* ---- Which keys rows do not see ---- */
@@ -85,11 +85,11 @@ template <typename Element, typename Key> struct DenseCall {
     DEVICE const uint16_t *q_row(int row) const
     {
         const RowPlace at = row_place(p, has_row(row) ? task.first_row + row : 0, task.kv_head);
-        return p.q + task.piece.request * p.q_stride[0] + at.token * p.q_stride[1] + at.head * p.q_stride[2];
+        return p.q + task.split.request * p.q_stride[0] + at.token * p.q_stride[1] + at.head * p.q_stride[2];
     }
 
-    DEVICE bool direct() const { return task.piece.slot == DIRECT; }
-    DEVICE int64_t out_at(int row) const { return out_offset(p.output, task.piece.request, place(row)); }
+    DEVICE bool direct() const { return task.split.slot == DIRECT; }
+    DEVICE int64_t out_at(int row) const { return out_offset(p.output, task.split.request, place(row)); }
 
     DEVICE float *slot_at(int row) const
     {
@@ -104,7 +104,7 @@ template <typename Element, typename Key> struct DenseCall {
             return 1.0f;
         }
         const RowPlace at = place(row);
-        store_lse(p.output, task.piece.request, at, lse);
+        store_lse(p.output, task.split.request, at, lse);
         return result_sink_factor(p.output.rules, at.head, lse);
     }
 };
@@ -132,14 +132,14 @@ template <typename Tile, typename Call> struct TableSource {
     {
         const struct dense_decode_params &p = call.p;
         Places places;
-        const int32_t *table = p.block_table + call.task.piece.request * p.block_table_stride;
+        const int32_t *table = p.block_table + call.task.split.request * p.block_table_stride;
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
             const int key =
                 (int)min(first_key + threadIdx.x / 8 + pass * KEYS_AT_ONCE, (unsigned)call.task.end - 1);
             const int index = fast_divide(key, p.page_divisor);
             const int32_t entry = __ldg(p.block_table ? table + index : p.seqlens);
-            places.page[pass] = p.block_table ? entry : call.task.piece.request;
+            places.page[pass] = p.block_table ? entry : call.task.split.request;
             places.slot[pass] = p.block_table ? key - index * p.page_size : key;
         }
         return places;

@@ -3,11 +3,11 @@
  * Latent attention on any NVIDIA GPU since Ampere, as in FlashAttention-2 (docs/flash-attention.md explains
  * it). Dense decode, sparse decode and sparse prefill share this kernel body.
  *
- * A CTA takes a tile of ROWS rows (a row is one query token of one query head) through the keys of a piece,
+ * A CTA takes a tile of ROWS rows (a row is one query token of one query head) through the keys of a split,
  * KEYS at a time. V is the first 512 columns of K: a block of keys is read from global memory once, and both
  * products use the same shared memory.
  *
- *      memory ──cp.async──▶ ring of key blocks (shared)            Q (shared, for the whole piece)
+ *      memory ──cp.async──▶ ring of key blocks (shared)            Q (shared, for the whole split)
  *                             │                │                     │
  *                             │ rows of V      └── K ──▶ S = Q·Kᵀ ◀──┘ a warp: 16 rows × KEYS/KEY_GROUPS keys
  *                             │                          │ mask, exp2 relative to a reference
@@ -46,11 +46,11 @@
 
 #include "../../device/element.cuh"
 #include "../../device/mma.cuh"
-#include "../../device/pieces.cuh"
 #include "../../device/quad.cuh"
 #include "../../device/reference.cuh"
 #include "../../device/result.cuh"
 #include "../../device/shared.cuh"
+#include "../../device/splits.cuh"
 #include "ring.cuh"
 #include "tile.cuh"
 
@@ -92,13 +92,13 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         uint32_t a[Q_IN_REGISTERS ? 4 * MAX_GROUPS : 1][4]; /* of 16 columns each */
     };
 
-    static_assert(PLAN_BLOCK % KEYS == 0 && INVARIANT_CHUNK % KEYS == 0, "a piece begins at a block of keys");
+    static_assert(PLAN_BLOCK % KEYS == 0 && INVARIANT_CHUNK % KEYS == 0, "a split begins at a block of keys");
 
     Call call;
     unsigned char *shared;
     uint32_t base, p_at, ring_at, q_at;
     float *maxima, *factors; /* [KEY_GROUPS][ROWS], [ROWS] */
-    float *tops;             /* [KEY_GROUPS][ROWS], in P: the largest scores of a piece, if wanted */
+    float *tops;             /* [KEY_GROUPS][ROWS], in P: the largest scores of a split, if wanted */
     Keys keys;
     int warp, lane;
 
@@ -461,9 +461,9 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
                 for (int e = 0; e < 4; e++) o[m][n][e] *= factor[m][e / 2];
     }
 
-    /* ---- The end of a piece -------------------------------------------------------------------- */
+    /* ---- The end of a split -------------------------------------------------------------------- */
 
-    /* Writes the rows to `out`, or to the piece's slot. */
+    /* Writes the rows to `out`, or to the split's slot. */
     DEVICE void finish(const RowState &state, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
     {
         const int my_row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
@@ -519,7 +519,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             }
     }
 
-    /* ---- One piece, for one tile ----------------------------------------------------------------- */
+    /* ---- One split, for one tile ----------------------------------------------------------------- */
 
     DEVICE void run()
     {

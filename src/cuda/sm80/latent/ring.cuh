@@ -123,7 +123,7 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
         return call.stages() - 1;
     }
 
-    /* Issues the copies of the first blocks of a piece; past the end nothing is copied. Keys are unsigned,
+    /* Issues the copies of the first blocks of a split; past the end nothing is copied. Keys are unsigned,
      * because a block ahead may pass 2^31. */
     DEVICE void begin(unsigned first_key, bool some)
     {

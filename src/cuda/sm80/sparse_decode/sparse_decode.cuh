@@ -9,9 +9,9 @@
 #include "../../device/gather.cuh"
 #include "../latent/attend.cuh"
 
-/* A task of a CTA: a piece of a token's lists, for one tile of heads. */
+/* A task of a CTA: a split of a token's lists, for one tile of heads. */
 struct ListTask {
-    Piece piece;
+    Split split;
     int token, first_head;
     ListEnds ends;
     const int32_t *entries[2]; /* of the cache; of the extra cache */
@@ -26,9 +26,9 @@ template <typename Element> struct ListCall {
 
     /* ---- Tasks ---- */
 
-    /* A CTA's progress through its tasks: a worker's pieces, for one tile. */
+    /* A CTA's progress through its tasks: a worker's splits, for one tile. */
     struct Turn {
-        PieceList list;
+        SplitList list;
         int next; /* index in the list */
     };
 
@@ -39,7 +39,7 @@ template <typename Element> struct ListCall {
 
     static DEVICE void begin_turn(const struct sparse_sm80_params &params, Turn &turn)
     {
-        turn.list = piece_list(params.call, (unsigned)worker_of_block(params.call));
+        turn.list = split_list(params.call, (unsigned)worker_of_block(params.call));
         turn.next = turn.list.first;
     }
 
@@ -51,19 +51,19 @@ template <typename Element> struct ListCall {
         if (turn.next > turn.list.last) return false;
         const int tile = (int)blockIdx.x - worker_of_block(p) * p.tiles;
         int length;
-        task.piece = list_piece(p, turn.list, turn.next, &length);
+        task.split = list_split(p, turn.list, turn.next, &length);
         task.token = fast_divide(tile, p.token_divisor);
         task.first_head = (tile - task.token * p.tiles_of_token) * rows;
-        task.ends = list_ends(p, task.piece.request);
+        task.ends = list_ends(p, task.split.request);
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            task.entries[i] = p.cache[i].indices + task.piece.request * p.cache[i].indices_stride[0] +
+            task.entries[i] = p.cache[i].indices + task.split.request * p.cache[i].indices_stride[0] +
                               task.token * p.cache[i].indices_stride[1];
         turn.next += turn.list.step;
         return true;
     }
 
-    /* ---- The call, and the piece ---- */
+    /* ---- The call, and the split ---- */
 
     DEVICE int d_qk() const
     {
@@ -87,11 +87,11 @@ template <typename Element> struct ListCall {
     }
     DEVICE int begin() const
     {
-        return task.piece.begin;
+        return task.split.begin;
     }
     DEVICE int end() const
     {
-        return task.piece.end;
+        return task.split.end;
     }
 
     /* ---- Rows of the tile ---- */
@@ -109,23 +109,23 @@ template <typename Element> struct ListCall {
     DEVICE const uint16_t *q_row(int row) const
     {
         const struct sparse_decode_params &p = params.call;
-        return p.q + task.piece.request * p.q_stride[0] + task.token * p.q_stride[1] +
+        return p.q + task.split.request * p.q_stride[0] + task.token * p.q_stride[1] +
                (task.first_head + row) * p.q_stride[2];
     }
 
     DEVICE bool direct() const
     {
-        return task.piece.slot == DIRECT;
+        return task.split.slot == DIRECT;
     }
     DEVICE int64_t out_at(int row) const
     {
-        return out_offset(output(), task.piece.request, place(row));
+        return out_offset(output(), task.split.request, place(row));
     }
 
     DEVICE int64_t slot_row(int row) const
     {
         const struct sparse_decode_params &p = params.call;
-        return task.piece.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)task.token * p.h_q + task.first_head +
+        return task.split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)task.token * p.h_q + task.first_head +
                row;
     }
 
@@ -141,7 +141,7 @@ template <typename Element> struct ListCall {
             params.call.split.slot_lse[slot_row(row)] = lse;
             return 1.0f;
         }
-        store_lse(output(), task.piece.request, place(row), lse);
+        store_lse(output(), task.split.request, place(row), lse);
         return result_sink_factor(output().rules, task.first_head + row, lse);
     }
 
@@ -149,7 +149,7 @@ template <typename Element> struct ListCall {
     DEVICE void store_maximum(int row, float most) const
     {
         if (params.max_logits)
-            params.max_logits[task.piece.request * params.max_stride + task.first_head + row] =
+            params.max_logits[task.split.request * params.max_stride + task.first_head + row] =
                 most * output().rules.lse_factor;
     }
 };
@@ -210,7 +210,7 @@ template <typename Tile, typename Call> struct ListSource {
     DEVICE bool has_entry(unsigned first_key, unsigned key) const
     {
         const ListEnds &ends = call.task.ends;
-        const int end = min(call.task.piece.end, is_extra(first_key) ? ends.extra_end : ends.count);
+        const int end = min(call.task.split.end, is_extra(first_key) ? ends.extra_end : ends.count);
         return first_key + key < (unsigned)end;
     }
 

@@ -2,7 +2,7 @@
  *
  * Dense decode on Hopper: the pair schedule (docs/kernels/dense-decode.md draws it and tells its history).
  *
- * A CTA takes a tile of 64 rows of one key head through the keys of its pieces, 64 keys at a time. Two
+ * A CTA takes a tile of 64 rows of one key head through the keys of its splits, 64 keys at a time. Two
  * sides, one warpgroup each, do the same work on alternate blocks of keys, so that one side's softmax
  * overlaps the other's products:
  *
@@ -33,7 +33,7 @@
 #pragma once
 
 #include "layout.cuh"
-#include "one_piece.cuh"
+#include "one_split.cuh"
 #include "poison.cuh"
 #include "producer.cuh"
 #include "products.cuh"
@@ -56,14 +56,14 @@ template <typename V> struct Side : SideThread {
     uint32_t weights[4][4], q_rope[4][4];
     RowState state;
     uint32_t own = 0, others = 0,
-             pieces = 0; /* blocks of this and of the other side, and pieces so far: parities of barriers */
+             splits = 0; /* blocks of this and of the other side, and splits so far: parities of barriers */
 
     DEVICE Side(const struct dense_decode_sm90_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)), side(uniform_side())
     {
     }
 
-    /* The task of the current piece, in shared memory; every warp has its own copy. */
+    /* The task of the current split, in shared memory; every warp has its own copy. */
     DEVICE Task &task() const { return shared.task[threadIdx.x / 32 - WARPGROUP_THREADS / 32]; }
 
     /* ---- Steps of a block ---------------------------------------------------------------------- */
@@ -133,9 +133,9 @@ template <typename V> struct Side : SideThread {
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), side));
     }
 
-    /* ---- A block, a piece, all pieces ----------------------------------------------------------- */
+    /* ---- A block, a split, all splits ----------------------------------------------------------- */
 
-    /* Runs block k of the piece, which this side owns. */
+    /* Runs block k of the split, which this side owns. */
     DEVICE void run_block(int k, int blocks, int first_key, int all_see)
     {
         const bool follows = side == 1 || k > 0;
@@ -173,7 +173,7 @@ template <typename V> struct Side : SideThread {
         own++;
     }
 
-    /* Multiplies the last block of the piece if the other side owns it. */
+    /* Multiplies the last block of the split if the other side owns it. */
     DEVICE void multiply_last(int blocks)
     {
         if (__any_sync(~0u, (blocks - 1) % 2 == side)) return;
@@ -201,24 +201,24 @@ template <typename V> struct Side : SideThread {
      * by now. */
     DEVICE void join_sums(int my_row)
     {
-        float *own_sums = shared.sum[pieces % 2][side], *other_sums = shared.sum[pieces % 2][1 - side];
+        float *own_sums = shared.sum[splits % 2][side], *other_sums = shared.sum[splits % 2][1 - side];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             state.sum[i] = quad_sum(state.sum[i]);
             if (lane() % 4 == 0) own_sums[my_row + 8 * i] = state.sum[i];
         }
-        barrier_sync(PIECE_BARRIER, 2 * WARPGROUP_THREADS);
+        barrier_sync(SPLIT_BARRIER, 2 * WARPGROUP_THREADS);
 #pragma unroll
         for (int i = 0; i < 2; i++) state.sum[i] += other_sums[my_row + 8 * i];
     }
 
-    DEVICE void end_piece()
+    DEVICE void end_split()
     {
         const int my_row = row();
         const int column = side * (D_V / 2), first_row = my_row / 16 * 16; /* the warp's first row */
         const uint32_t lines = SHARED_AT(base, p) + (uint32_t)(side * TILE_BYTES + first_row * LINE_BYTES);
         const bool stores_lse = side == 0 && lane() % 4 == 0;
-        const bool looks = !V::TOGETHER && __any_sync(~0u, looks_for_second_part(p.call, task().piece));
+        const bool looks = !V::TOGETHER && __any_sync(~0u, looks_for_second_part(p.call, task().split));
         join_sums(my_row);
         float lse[2], factor[2];
 #pragma unroll
@@ -233,7 +233,7 @@ template <typename V> struct Side : SideThread {
             return;
         }
         if (looks) mbarrier_wait(SHARED_AT(base, second_full), 0);
-        /* A poisoned piece is written again later. */
+        /* A poisoned split is written again later. */
         if (__all_sync(~0u, looks & (shared.second_part != 0) & !shared.poisoned)) {
             WithSecond both(shared, my_row, column + slot_position_of_lane(lane()), lse, factor);
 #pragma unroll
@@ -244,7 +244,7 @@ template <typename V> struct Side : SideThread {
             if (threadIdx.x == WARPGROUP_THREADS) mark_joined(p.call);
             return;
         }
-        const bool direct = __any_sync(~0u, task().piece.slot == DIRECT);
+        const bool direct = __any_sync(~0u, task().split.slot == DIRECT);
 #pragma unroll
         for (int i = 0; i < 2; i++)
             factor[i] *= finish_row(p.call, task(), direct, lse[i], my_row + 8 * i, stores_lse);
@@ -253,14 +253,14 @@ template <typename V> struct Side : SideThread {
             store_out<Element>(p.call, task(), left, right, scaled, first_row, column, lines);
         } else {
             store_slot(p.call, task(), left, right, factor, first_row, column);
-            if (__any_sync(~0u, (p.call.split.marks != NULL) & task().piece.second_of_two & !shared.poisoned))
+            if (__any_sync(~0u, (p.call.split.marks != NULL) & task().split.second_of_two & !shared.poisoned))
                 mark_stored(p.call, (int)(fresh_thread() - WARPGROUP_THREADS) / 32);
         }
     }
 
-    DEVICE void run_piece(const Work &work)
+    DEVICE void run_split(const Work &work)
     {
-        const int blocks = work.blocks, begin = work.task.piece.begin, all_see = work.task.all_see;
+        const int blocks = work.blocks, begin = work.task.split.begin, all_see = work.task.all_see;
         __syncwarp();
         if (lane() == 0) task() = work.task;
         __syncwarp();
@@ -270,14 +270,14 @@ template <typename V> struct Side : SideThread {
         }
         state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
         if constexpr (V::ROPE) load_q_rope(q_rope, p.call, task(), task().first_row + row());
-        mbarrier_wait(SHARED_AT(base, q_full), pieces & 1);
+        mbarrier_wait(SHARED_AT(base, q_full), splits & 1);
         run_blocks(blocks, begin, all_see);
         multiply_last(blocks);
-        end_piece();
-        pieces++;
+        end_split();
+        splits++;
     }
 
-    DEVICE void run(const PieceList &list)
+    DEVICE void run(const SplitList &list)
     {
 #pragma unroll
         for (int i = 0; i < 64; i++) left[i] = right[i] = 0.0f;
@@ -287,13 +287,13 @@ template <typename V> struct Side : SideThread {
             run_all(list);
     }
 
-    DEVICE void run_all(const PieceList &list)
+    DEVICE void run_all(const SplitList &list)
     {
         for (int i = list.first; i <= list.last; i += list.step) {
             const Place place(p);
-            run_piece(Work(p, list, i, place.kv_head, place.tile * ROWS, ROWS));
+            run_split(Work(p, list, i, place.kv_head, place.tile * ROWS, ROWS));
         }
-        barrier_sync(PIECE_BARRIER, 2 * WARPGROUP_THREADS);
+        barrier_sync(SPLIT_BARRIER, 2 * WARPGROUP_THREADS);
         if (SELDOM(__any_sync(~0u, shared.poisoned))) redo_poisoned<Element>(p, list, Place(p));
     }
 
@@ -304,10 +304,10 @@ template <typename V> struct Side : SideThread {
         if (fresh_thread() == WARPGROUP_THREADS)
             meeting_begin(meeting_of(p, place, shared.one.request), p.ticket);
         __syncwarp();
-        run_piece(Work(p, shared.one, place.kv_head, place.tile * ROWS, ROWS));
+        run_split(Work(p, shared.one, place.kv_head, place.tile * ROWS, ROWS));
         const RowShare<true> share(p.call, shared.one, place.kv_head, place.tile * ROWS, ROWS);
         join_together<Element, MOST_PARTS_TOGETHER / SHARE_WARPS>(share, meeting_of(p, place, share.request),
-                                                                  base, WARPGROUP_THREADS, PIECE_BARRIER);
+                                                                  base, WARPGROUP_THREADS, SPLIT_BARRIER);
     }
 };
 
@@ -343,14 +343,14 @@ template <typename V> DEVICE void dense_decode(const struct dense_decode_sm90_pa
     wait_for_kernels_before();
     let_next_kernel_start();
     const Place place(p);
-    PieceList list;
+    SplitList list;
     if constexpr (V::TOGETHER) {
         if (threadIdx.x / 32 == 1) shared.one.parts = 0, __syncwarp(), share_out(p, place.worker, shared.one);
         __syncthreads();
         if (!__any_sync(~0u, shared.one.parts)) return;
         list.first = list.last = 0, list.step = 1;
     } else {
-        list = piece_list(p.call, (unsigned)place.worker);
+        list = split_list(p.call, (unsigned)place.worker);
     }
     if (SELDOM(threadIdx.x >= WARPGROUP_THREADS)) {
         take_registers<SIDE_REGISTERS>();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finishes a row of a piece apart from its values: stores lse and returns the sink factor.
+ * Finishes a row of a split apart from its values: stores lse and returns the sink factor.
  */
 #pragma once
 
@@ -18,24 +18,24 @@ DEVICE float finish_row(const struct dense_decode_params &p, const Task &task, b
     const int row = task.first_row + tile_row;
     if (row >= p.rows) return 0.0f;
     const RowPlace place = row_place(p, row, task.kv_head);
-    if (stores && direct) store_lse(p.output, task.piece.request, place, lse);
+    if (stores && direct) store_lse(p.output, task.split.request, place, lse);
     if (stores && !direct) p.split.slot_lse[slot_row(p, task, row)] = lse;
     return direct ? result_sink_factor(p.output.rules, place.head, lse) : 1.0f;
 }
 
-/* Stores the result of a piece without keys; called by a warpgroup. `most_rows`: rows of a tile. */
+/* Stores the result of a split without keys; called by a warpgroup. `most_rows`: rows of a tile. */
 DEVICE void store_empty(const struct dense_decode_params &p, const Task &task, int most_rows)
 {
     const int thread = (int)(fresh_thread() % WARPGROUP_THREADS);
     constexpr int CHUNKS = D_V / CHUNK_ELEMENTS;
     const int rows = min(most_rows, p.rows - task.first_row);
-    const bool direct = task.piece.slot == DIRECT;
+    const bool direct = task.split.slot == DIRECT;
     if (thread < rows) finish_row(p, task, direct, -INFINITY, thread, true);
     if (!direct) return;
 #pragma unroll 1
     for (int i = thread; i < rows * CHUNKS; i += WARPGROUP_THREADS) {
         const RowPlace place = row_place(p, task.first_row + i / CHUNKS, task.kv_head);
-        uint16_t *to = p.output.out + out_offset(p.output, task.piece.request, place);
+        uint16_t *to = p.output.out + out_offset(p.output, task.split.request, place);
         ((uint4 *)to)[i % CHUNKS] = make_uint4(0, 0, 0, 0);
     }
 }

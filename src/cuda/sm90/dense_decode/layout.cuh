@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Definitions shared by the roles of Hopper's dense decode: variants, shared memory, barriers, and the
- * iteration over pieces.
+ * iteration over splits.
  */
 #pragma once
 
@@ -11,10 +11,10 @@
 
 static_assert(ROWS == (int)ROWS_OF_MARK, "");
 
-/* Named barrier of both sides at the end of a piece. */
-enum { PIECE_BARRIER = 3 };
+/* Named barrier of both sides at the end of a split. */
+enum { SPLIT_BARRIER = 3 };
 
-/* TOGETHER: a CTA has one piece (one_piece.cuh). SHARED_KEYS: several tiles of rows read the same keys,
+/* TOGETHER: a CTA has one split (one_split.cuh). SHARED_KEYS: several tiles of rows read the same keys,
  * all but the first of them from L2. The tiles then take turns to prefetch keys to L2, and the early Q·Kᵀ
  * is the longer one. A single tile is memory-bound and loses by both. */
 template <typename Element_, int D_QK_, bool SHARED_KEYS_, bool TOGETHER_> struct Variant {
@@ -36,10 +36,10 @@ struct Shared {
     unsigned char q[UNITS][UNIT_BYTES];
     unsigned char p[2][TILE_BYTES];
     float reference[2][ROWS];
-    float sum[2][2][ROWS];   /* [piece % 2][side] */
-    uint32_t poisoned;       /* some piece is poisoned (poison.cuh) */
+    float sum[2][2][ROWS];   /* [split % 2][side] */
+    uint32_t poisoned;       /* some split is poisoned (poison.cuh) */
     uint32_t rescaled[2][4]; /* [side][warp]: this block moved the reference */
-    Task task[8];            /* [warp of both sides]: kept here until the end of the piece */
+    Task task[8];            /* [warp of both sides]: kept here until the end of the split */
     Barrier keys_full[2][UNITS], keys_empty[2][UNITS];
     Barrier rope_full[2], rope_empty[2];
     Barrier q_full, q_empty;
@@ -47,16 +47,16 @@ struct Shared {
     Barrier scored[2];  /* Q·Kᵀ of the block has been issued */
     Barrier keys_asked; /* all keys have been requested */
     Barrier second_full;
-    uint32_t second_part; /* whether the last piece's second part is in the keys' place */
+    uint32_t second_part; /* whether the last split's second part is in the keys' place */
     uint32_t parities;    /* the producer's, after the last block */
     float second_lse[ROWS];
-    OnePiece one;
+    OneSplit one;
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");
 
-/* Returns the work of piece i of the list, or of the only piece. */
+/* Returns the work of split i of the list, or of the only split. */
 template <typename V>
-DEVICE Work work_of(const struct dense_decode_sm90_params &p, const PieceList &list, const Shared &shared,
+DEVICE Work work_of(const struct dense_decode_sm90_params &p, const SplitList &list, const Shared &shared,
                     int i, const Place &place)
 {
     if constexpr (V::TOGETHER)

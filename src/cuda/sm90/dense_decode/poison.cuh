@@ -3,7 +3,7 @@
  * V of keys that some row of the tile does not see. Such a key has weight 0 in that row, but 0 × NaN is NaN:
  * - Keys that no row of the tile sees may hold anything: they are zeroed before they are multiplied.
  * - Keys that only some rows see (causal, several tokens) count in those rows, whatever they hold. An
- *   infinity or a NaN among them poisons the piece: it is redone row by row after all other pieces.
+ *   infinity or a NaN among them poisons the split: it is redone row by row after all other splits.
  */
 #pragma once
 
@@ -38,20 +38,20 @@ template <typename Element> DEVICE bool not_finite(uint32_t base, int side, int 
     return found;
 }
 
-/* Returns whether a piece is poisoned. Every warp checks for itself, in the cache. */
+/* Returns whether a split is poisoned. Every warp checks for itself, in the cache. */
 template <typename Element> DEVICE bool poisoned(const struct dense_decode_params &p, const Task &task)
 {
     bool found = false;
-    for (int key = max(task.piece.begin, task.all_see); key < task.end; key++) {
+    for (int key = max(task.split.begin, task.all_see); key < task.end; key++) {
         const uint32_t *words = (const uint32_t *)key_of(p, task, key);
         for (int i = (int)threadIdx.x % 32; i < D_V / 2; i += 32) found |= any_not_finite<Element>(words[i]);
     }
     return __any_sync(~0u, found);
 }
 
-/* Rewrites the results of the poisoned pieces; called by the warps of both sides after the last piece. */
+/* Rewrites the results of the poisoned splits; called by the warps of both sides after the last split. */
 template <typename Element>
-DEVICE void redo_poisoned(const struct dense_decode_sm90_params &p, const PieceList &list, const Place &place)
+DEVICE void redo_poisoned(const struct dense_decode_sm90_params &p, const SplitList &list, const Place &place)
 {
     const int warp = (int)(threadIdx.x - WARPGROUP_THREADS) / 32, warps = 2 * WARPGROUP_THREADS / 32;
 #pragma unroll 1

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The producer: one thread issues TMA loads of keys, another of queries. It never drains: while the sides
- * finish a piece, the keys of the next one arrive.
+ * finish a split, the keys of the next one arrive.
  */
 #pragma once
 
@@ -9,18 +9,18 @@
 
 #include "../sides/products.cuh"
 
-/* Returns the page of block `block` of a piece. Without a table page r belongs to request r. */
+/* Returns the page of block `block` of a split. Without a table page r belongs to request r. */
 DEVICE int block_page(const struct dense_decode_sm90_params &p, const Task &task, int block)
 {
-    if (!p.call.block_table) return task.piece.request * p.page_step;
-    const int index = fast_divide(task.piece.begin + block * KEYS, p.call.page_divisor);
-    return __ldg(p.call.block_table + task.piece.request * p.call.block_table_stride + index) * p.page_step;
+    if (!p.call.block_table) return task.split.request * p.page_step;
+    const int index = fast_divide(task.split.begin + block * KEYS, p.call.page_divisor);
+    return __ldg(p.call.block_table + task.split.request * p.call.block_table_stride + index) * p.page_step;
 }
 
 /* Returns the coordinates of the block in the cache. */
 DEVICE BoxPlace block_place(const struct dense_decode_sm90_params &p, const Task &task, int block, int page)
 {
-    const int key = task.piece.begin + block * KEYS;
+    const int key = task.split.begin + block * KEYS;
     const int first = p.call.block_table ? fast_divide(key, p.call.page_divisor) * p.call.page_size : 0;
     return {0, key - first, 0, page, task.kv_head};
 }
@@ -84,7 +84,7 @@ template <typename V> DEVICE void prefetch_block(const struct dense_decode_sm90_
 
 /* Returns the parities (bit `side`) that the next block of either side would have. */
 template <typename V>
-DEVICE uint32_t produce_keys(const struct dense_decode_sm90_params &p, const PieceList &list,
+DEVICE uint32_t produce_keys(const struct dense_decode_sm90_params &p, const SplitList &list,
                              const Place &place, const Shared &shared, uint32_t base)
 {
     uint32_t parities = 0; /* bit `side`: parity of the side's blocks so far */
@@ -116,7 +116,7 @@ DEVICE uint32_t produce_keys(const struct dense_decode_sm90_params &p, const Pie
 }
 
 template <typename V>
-DEVICE void produce_queries(const struct dense_decode_sm90_params &p, const PieceList &list,
+DEVICE void produce_queries(const struct dense_decode_sm90_params &p, const SplitList &list,
                             const Place &place, const Shared &shared, uint32_t base)
 {
     const uint32_t full = SHARED_AT(base, q_full);
@@ -128,7 +128,7 @@ DEVICE void produce_queries(const struct dense_decode_sm90_params &p, const Piec
         mbarrier_wait_thread(SHARED_AT(base, q_empty), ~count & 1);
         mbarrier_arrive_expect(full, UNITS * UNIT_BYTES);
         BoxPlace at = {0, place.kv_head * p.q_heads + row % p.q_heads, row / p.q_heads, 0,
-                       work.task.piece.request * p.request_step};
+                       work.task.split.request * p.request_step};
         for (int unit = 0; unit < UNITS; unit++, at.v += 2)
             tma_load(SHARED_AT(base, q) + (uint32_t)unit * UNIT_BYTES, &p.queries, full, at);
         if (V::ROPE) tma_prefetch(&p.queries, at); /* the sides read these columns themselves */

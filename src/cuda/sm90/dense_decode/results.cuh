@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of a piece: stores rows to `out`, or to the piece's slot.
+ * The end of a split: stores rows to `out`, or to the split's slot.
  */
 #pragma once
 
@@ -10,7 +10,7 @@
 #include "../sides/results.cuh"
 
 /* Stores 64 columns of the warp's 16 rows to `out`. They pass through the warp's lines of P in shared
- * memory, which nobody reads between two pieces, so that eight lanes write 128 bytes of a row. `offset`,
+ * memory, which nobody reads between two splits, so that eight lanes write 128 bytes of a row. `offset`,
  * `stores`: of rows lane / 8 + 4 i. */
 template <typename Element, int FIRST, typename Finish>
 DEVICE void store_group(uint16_t *to, const int64_t (&offset)[4], const bool (&stores)[4],
@@ -28,7 +28,7 @@ DEVICE void store_group(uint16_t *to, const int64_t (&offset)[4], const bool (&s
 }
 
 /* Stores the warp's 16 rows from `tile_row` on, 256 columns from `column` on, to `out`. They cannot pass
- * through the keys' place in shared memory: it already belongs to the next piece. `lines`: the warp's
+ * through the keys' place in shared memory: it already belongs to the next split. `lines`: the warp's
  * lines of its side's P. */
 template <typename Element, typename Finish>
 DEVICE void store_out(const struct dense_decode_params &p, const Task &task, const float (&left)[64],
@@ -40,7 +40,7 @@ DEVICE void store_out(const struct dense_decode_params &p, const Task &task, con
     bool stores[4];
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        own[i] = out_offset(p.output, task.piece.request,
+        own[i] = out_offset(p.output, task.split.request,
                             row_place(p, min(first + lane / 4 + 8 * i, p.rows - 1), task.kv_head));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -62,7 +62,7 @@ DEVICE void store_row(float *to, bool stores, const float (&o)[64], int half, fl
         if (stores) *(float4 *)(to + 16 * k) = scaled_values(o, 8 * k + 2 * half, factor);
 }
 
-/* Stores the rows and columns of store_out to the piece's slot. */
+/* Stores the rows and columns of store_out to the split's slot. */
 DEVICE void store_slot(const struct dense_decode_params &p, const Task &task, const float (&left)[64],
                        const float (&right)[64], const float (&factor)[2], int tile_row, int column)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests that the plan splits once. The second part is the first piece of its CTA, and the first part is
- * the last piece of the CTA before it, so that the second part is usually stored long before the first is
+ * Requests that the plan splits once. The second part is the first split of its CTA, and the first part is
+ * the last split of the CTA before it, so that the second part is usually stored long before the first is
  * done. The CTA with the first part then adds the second to its registers and writes the result. Nobody
  * waits: if the second part is not there yet, the first is stored too, and the kernel that joins the other
  * requests joins this one. Both ways give the same bits.
  *
- *      CTA i       … | pieces of other requests | first part of r | second part of r stored? add it
- *      CTA i + 1   second part of r, stored, marked | pieces of other requests | …
+ *      CTA i       … | splits of other requests | first part of r | second part of r stored? add it
+ *      CTA i + 1   second part of r, stored, marked | splits of other requests | …
  *
  * Each warp of either side sets a mark when its rows and columns are stored. The workspace is not
  * initialised, so the warp that reads the marks first clears those of an earlier call: any mark that it
@@ -44,7 +44,7 @@ DEVICE void clear_next_marks(const struct dense_decode_params &p)
     __syncwarp();
 }
 
-/* Marks a share of a piece as stored; called by every warp that has stored its share. `share`: index below
+/* Marks a share of a split as stored; called by every warp that has stored its share. `share`: index below
  * MARKS_OF_TILE. */
 DEVICE void mark_stored(const struct dense_decode_params &p, int share)
 {
@@ -83,21 +83,21 @@ enum {
 };
 static_assert(ROWS * SECOND_LINE_BYTES <= offsetof(Shared, q), "it lies where keys and rope columns were");
 
-/* Returns whether the CTA waits for second_full at the end of this piece, its last. */
-DEVICE bool looks_for_second_part(const struct dense_decode_params &p, const Piece &piece)
+/* Returns whether the CTA waits for second_full at the end of this split, its last. */
+DEVICE bool looks_for_second_part(const struct dense_decode_params &p, const Split &split)
 {
-    return (p.split.marks != NULL) & piece.first_of_two;
+    return (p.split.marks != NULL) & split.first_of_two;
 }
 
 /* Fetches the second part; called by one warp that has no other work. */
 template <typename V>
-DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const PieceList &list,
+DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const SplitList &list,
                                 const Place &place, Shared &shared, uint32_t base)
 {
     const int lane = (int)(fresh_thread() % 32);
     if (list.last < list.first) return;
     const Work work(p, list, list.last, place.kv_head, place.tile * ROWS, ROWS);
-    if (!looks_for_second_part(p.call, work.task.piece)) return;
+    if (!looks_for_second_part(p.call, work.task.split)) return;
     clear_next_marks(p.call);
     if (work.blocks == 0) return;
 
@@ -105,7 +105,7 @@ DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const 
     const uint32_t parities = shared.parities;
 
     Task second = work.task;
-    second.piece.slot = 2 * (work.task.piece.slot / 2 + 1);
+    second.split.slot = 2 * (work.task.split.slot / 2 + 1);
     const int64_t first_row = slot_row(p.call, second, work.task.first_row);
     const float *from = p.call.split.slot_out + first_row * D_V;
     const int rows = min(ROWS, p.call.rows - work.task.first_row);

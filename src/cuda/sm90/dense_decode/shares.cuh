@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Few requests without a plan: the CTAs of a tile share the requests out among themselves, one piece each,
- * and join their results (../../device/join_share.cuh). A request has as many pieces of c blocks of keys as
- * it needs, where c is the smaller of two values that both leave no piece without a CTA: the blocks per
+ * Few requests without a plan: the CTAs of a tile share the requests out among themselves, one split each,
+ * and join their results (../../device/join_share.cuh). A request has as many splits of c blocks of keys as
+ * it needs, where c is the smaller of two values that both leave no split without a CTA: the blocks per
  * worker if the longest request has an equal share of the workers, and the blocks of all requests per worker
- * if one worker is set aside for each request's incomplete piece.
+ * if one worker is set aside for each request's incomplete split.
  */
 #pragma once
 
@@ -17,9 +17,9 @@ DEVICE unsigned share_ceil(unsigned n, unsigned d)
     return (unsigned)(((float)(n + d - 1) + 0.5f) * reciprocal_approx((float)d));
 }
 
-/* Finds the piece of worker `worker`; called by one warp. Leaves `one` unchanged if there is no piece for
+/* Finds the split of worker `worker`; called by one warp. Leaves `one` unchanged if there is no split for
  * it. */
-DEVICE void share_out(const struct dense_decode_sm90_params &p, int worker, OnePiece &one)
+DEVICE void share_out(const struct dense_decode_sm90_params &p, int worker, OneSplit &one)
 {
     const int lane = (int)(fresh_thread() % 32), b = p.call.b;
     const int length = lane < b ? request_length(p.call, lane) : 0;
@@ -53,7 +53,7 @@ template <bool PAIRS_> struct RowShare {
     int parts, takers, begin, end;
     int64_t slot;
 
-    DEVICE RowShare(const struct dense_decode_params &p, const OnePiece &one, int head, int row, int rows)
+    DEVICE RowShare(const struct dense_decode_params &p, const OneSplit &one, int head, int row, int rows)
         : split(p.split), output(p.output), call(p), request(one.request), kv_head(head), first_row(row),
           parts(one.parts), takers(one.parts), slot(one.slot)
     {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The work of a CTA: its tile of rows and its list of pieces. Every role computes it for itself. Shared by
+ * The work of a CTA: its tile of rows and its list of splits. Every role computes it for itself. Shared by
  * Hopper's dense decodes over 16-bit and FP8 caches.
  */
 #pragma once
@@ -8,8 +8,8 @@
 #include "../../device/divide.cuh"
 #include "../../device/task.cuh"
 
-/* The piece of a CTA in kernels where each CTA has one piece (one_piece.cuh). */
-struct OnePiece {
+/* The split of a CTA in kernels where each CTA has one split (one_split.cuh). */
+struct OneSplit {
     int request, part, parts, begin, end, length;
     int64_t slot; /* slot of the request's first part */
 };
@@ -21,23 +21,23 @@ struct Work {
     Task task;
     int blocks;
 
-    DEVICE Work(const struct dense_decode_sm90_params &p, const PieceList &list, int i, int kv_head,
+    DEVICE Work(const struct dense_decode_sm90_params &p, const SplitList &list, int i, int kv_head,
                 int first_row, int rows)
     {
         int length;
-        const Piece piece = list_piece(p.call, list, i, &length);
-        task = task_of(p.call, piece, length, kv_head, first_row, rows);
-        blocks = (int)((unsigned)(piece.end - piece.begin + (int)PLAN_BLOCK - 1) / PLAN_BLOCK);
+        const Split split = list_split(p.call, list, i, &length);
+        task = task_of(p.call, split, length, kv_head, first_row, rows);
+        blocks = (int)((unsigned)(split.end - split.begin + (int)PLAN_BLOCK - 1) / PLAN_BLOCK);
     }
 
-    DEVICE Work(const struct dense_decode_sm90_params &p, const OnePiece &one, int kv_head, int first_row,
+    DEVICE Work(const struct dense_decode_sm90_params &p, const OneSplit &one, int kv_head, int first_row,
                 int rows)
     {
-        Piece piece = {};
-        piece.request = one.request, piece.begin = one.begin, piece.end = one.end;
-        piece.slot = one.slot + one.part;
-        task = task_of(p.call, piece, one.length, kv_head, first_row, rows);
-        blocks = (int)((unsigned)(piece.end - piece.begin + (int)PLAN_BLOCK - 1) / PLAN_BLOCK);
+        Split split = {};
+        split.request = one.request, split.begin = one.begin, split.end = one.end;
+        split.slot = one.slot + one.part;
+        task = task_of(p.call, split, one.length, kv_head, first_row, rows);
+        blocks = (int)((unsigned)(split.end - split.begin + (int)PLAN_BLOCK - 1) / PLAN_BLOCK);
     }
 };
 

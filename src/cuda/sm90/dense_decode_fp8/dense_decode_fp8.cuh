@@ -20,12 +20,12 @@
  *      warpgroups 2, 3        as above; with 64 rows the last warp that needs a buffer requests        176
  *                             its next keys (Values)
  *
- * If a CTA has one piece, warpgroups 1 to 3 convert its queries before they take their roles (queries.cuh);
- * else the warpgroup with the scores does so at the beginning of each piece.
+ * If a CTA has one split, warpgroups 1 to 3 convert its queries before they take their roles (queries.cuh);
+ * else the warpgroup with the scores does so at the beginning of each split.
  *
  * A slot of P also carries the factors that rescale earlier sums if references have moved, and with the last
- * block of a piece the final factors of its rows. The warpgroups with the values know nothing else of the
- * scores, which may be up to three blocks ahead, and in the next piece while the rows of this one are
+ * block of a split the final factors of its rows. The warpgroups with the values know nothing else of the
+ * scores, which may be up to three blocks ahead, and in the next split while the rows of this one are
  * stored.
  *
  * Shared memory (struct SharedOf), for FP8_576 and 64 rows: four blocks of keys 147456 bytes, Q as codes
@@ -67,7 +67,7 @@ template <typename V> DEVICE void prepare(const struct dense_decode_fp8_params &
     fence_async_shared();
 }
 
-/* Loads the queries of a CTA that has one piece; called by the warpgroups that wait for its first keys. */
+/* Loads the queries of a CTA that has one split; called by the warpgroups that wait for its first keys. */
 template <typename V>
 DEVICE void load_queries_together(const struct dense_decode_fp8_params &p, SharedOf<V> &shared,
                                   const Place &place, int role)
@@ -103,7 +103,7 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
         __syncthreads();
         if (!__any_sync(~0u, shared.one.parts)) return;
     } else {
-        if (threadIdx.x == 0) shared.list = piece_list(p.dense.call, (unsigned)place.worker);
+        if (threadIdx.x == 0) shared.list = split_list(p.dense.call, (unsigned)place.worker);
         __syncthreads();
     }
     const int role = __shfl_sync(~0u, (int)(threadIdx.x / WARPGROUP_THREADS), 0);

@@ -28,9 +28,9 @@ template <typename V, typename Products> struct KeyScores {
     float s[V::ROWS / 2];
     Products products;
     Turn<V::BUFFERS> buffer;
-    uint32_t pieces = 0, parity = 1;
+    uint32_t splits = 0, parity = 1;
     int seen_last; /* keys of the last block that some row sees */
-    int masked; /* keys at the end of the piece, the last block's rest included, that some row does not see */
+    int masked; /* keys at the end of the split, the last block's rest included, that some row does not see */
     const ScorePlace<V> place;
 
     DEVICE KeyScores(const struct dense_decode_fp8_params &params, Shared &memory)
@@ -66,11 +66,11 @@ template <typename V, typename Products> struct KeyScores {
         if (lane() == 0) mbarrier_arrive(SHARED_AT(base, s_full));
     }
 
-    /* The task of the current piece, in shared memory; every warp has its own copy. */
+    /* The task of the current split, in shared memory; every warp has its own copy. */
     DEVICE Task &task() const { return shared.task[warp()]; }
 
     /* Prepares a block for its products: reads the first fragments, or converts its scales to fp16.
-     * `left`: blocks of the piece after it. */
+     * `left`: blocks of the split after it. */
     DEVICE void begin(int index, int left)
     {
         const uint32_t keys = keys_at(index);
@@ -110,10 +110,10 @@ template <typename V, typename Products> struct KeyScores {
             if (SELDOM(!fits)) wait_for_place();
         }
         const uint32_t keys = keys_at(own.index);
-        products.score(p, s, keys, base, (int)(pieces & 1), half_scales_at(own.index), fits, place);
+        products.score(p, s, keys, base, (int)(splits & 1), half_scales_at(own.index), fits, place);
         if (SELDOM(__any_sync(~0u, KEYS * left < masked))) {
             const Task &task = this->task();
-            const int first_key = task.piece.begin + (blocks_of(task) - 1 - left) * KEYS;
+            const int first_key = task.split.begin + (blocks_of(task) - 1 - left) * KEYS;
             clear(keys, max(task.all_see - first_key, 0), task.end - first_key, fits);
         }
         const uint32_t next_full = barrier_at(SHARED_AT(base, keys_full), buffer.index);
@@ -124,31 +124,31 @@ template <typename V, typename Products> struct KeyScores {
         return begins;
     }
 
-    DEVICE void run_piece(const Work &work, int i)
+    DEVICE void run_split(const Work &work, int i)
     {
         if (__all_sync(~0u, work.blocks == 0)) {
             store_empty(p.dense.call, work.task, V::ROWS);
             return;
         }
         masked = masked_keys(work);
-        seen_last = work.task.end - work.task.piece.begin - (work.blocks - 1) * KEYS;
+        seen_last = work.task.end - work.task.split.begin - (work.blocks - 1) * KEYS;
         __syncwarp();
         if (lane() == 0) task() = work.task;
         if constexpr (!V::TOGETHER) {
-            sync(); /* all warps have scored the previous piece */
-            load_queries<V>(p, task(), {warp(), WARPGROUP_THREADS / 32}, base, (int)(pieces & 1));
+            sync(); /* all warps have scored the previous split */
+            load_queries<V>(p, task(), {warp(), WARPGROUP_THREADS / 32}, base, (int)(splits & 1));
             prefetch_next_queries(p, shared, i);
             sync();
         }
         bool begun = false;
 #pragma unroll 1
         for (int left = work.blocks - 1; __all_sync(~0u, left >= 0); left--) begun = run_block(left, begun);
-        pieces++;
+        splits++;
     }
 
     DEVICE void run()
     {
         for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
-            run_piece(work_of<V>(p.dense, shared, i, Place(p.dense)), i);
+            run_split(work_of<V>(p.dense, shared, i, Place(p.dense)), i);
     }
 };

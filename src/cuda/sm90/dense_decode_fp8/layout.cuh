@@ -47,7 +47,7 @@ enum Products { CODES, CONVERTED };
 enum Cache { OF_576, OF_656 };
 
 /* A tile has 64, 32 or 16 rows. The products of values take as many; those of scores of codes take 64 in
- * any case. TOGETHER: a CTA has one piece (../dense_decode/shares.cuh). */
+ * any case. TOGETHER: a CTA has one split (../dense_decode/shares.cuh). */
 template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Variant {
     static constexpr int ROWS = ROWS_, ROW_WARPS = ROWS / 16;
     static constexpr bool TOGETHER = TOGETHER_, OF_CODES = PRODUCTS_ == CODES,
@@ -103,9 +103,9 @@ struct alignas(8) KeyBox {
 /* Position in the sequence of blocks of keys that have been requested (producer.cuh). */
 struct alignas(16) KeyPosition {
     int turn /* of two rounds of buffers */,
-        left /* blocks left in the piece, this one included; 0 after the last piece */;
+        left /* blocks left in the split, this one included; 0 after the last split */;
     int key, page /* position of the block */;
-    int page_behind, piece;
+    int page_behind, split;
     const int32_t *table; /* the entry after that of the block's page */
 };
 
@@ -143,8 +143,8 @@ template <typename V> struct SharedOf {
     unsigned char stage[2][4][V::STAGE_ROWS * STAGE_LINE_BYTES]; /* [side][warp] of the warps with values */
     /* With a block's weights: */
     float factor[V::SLOTS][V::ROWS]; /* rescales earlier sums, in rows of warps that have moved */
-    float finish[V::SLOTS][V::ROWS]; /* with the last block of a piece: final factor of a row */
-    float q_scales[2][V::ROWS];      /* [piece % 2]: of queries converted here */
+    float finish[V::SLOTS][V::ROWS]; /* with the last block of a split: final factor of a row */
+    float q_scales[2][V::ROWS];      /* [split % 2]: of queries converted here */
     BlockFlags flags[V::SLOTS];
     /* FP8_656, with a buffer's keys (half_scales.cuh): */
     __align__(16) uint32_t half_scales[V::BUFFERS][V::SCALED ? HALF_SCALES_BYTES / 4 : 4];
@@ -156,12 +156,12 @@ template <typename V> struct SharedOf {
     uint64_t scales_full[V::BUFFERS];
     uint64_t keys_full[V::BUFFERS], keys_empty[V::BUFFERS], q_full, q_empty, p_full[V::SLOTS],
         p_empty[V::SLOTS],
-        done[V::SLOTS], /* follows p_full; with the last block of a piece `finish` is there */
+        done[V::SLOTS], /* follows p_full; with the last block of a split `finish` is there */
         s_full, s_empty;
     /* [warp] of scores, values and softmax: kept here until it is needed */
     Task task[16];
-    PieceList list;
-    OnePiece one;
+    SplitList list;
+    OneSplit one;
 };
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
@@ -192,7 +192,7 @@ template <int COUNT> struct Turn {
     }
 };
 
-/* Returns the work of piece i of the list, or of the only piece. */
+/* Returns the work of split i of the list, or of the only split. */
 template <typename V>
 DEVICE Work work_of(const struct dense_decode_sm90_params &p, const SharedOf<V> &shared, int i,
                     const Place &place)
@@ -205,14 +205,14 @@ DEVICE Work work_of(const struct dense_decode_sm90_params &p, const SharedOf<V> 
 
 DEVICE int blocks_of(const Task &task)
 {
-    return (int)((unsigned)(task.piece.end - task.piece.begin + KEYS - 1) / KEYS);
+    return (int)((unsigned)(task.split.end - task.split.begin + KEYS - 1) / KEYS);
 }
 
-/* Returns the number of keys from the first one that some row does not see to the end of the piece's last
- * block, keys behind the piece included. */
+/* Returns the number of keys from the first one that some row does not see to the end of the split's last
+ * block, keys behind the split included. */
 DEVICE int masked_keys(const Work &work)
 {
-    const int begin = work.task.piece.begin;
+    const int begin = work.task.split.begin;
     return KEYS * work.blocks - (max(work.task.all_see, begin) - begin);
 }
 

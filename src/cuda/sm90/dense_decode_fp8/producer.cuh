@@ -32,7 +32,7 @@ DEVICE void ask_for_keys(const struct dense_decode_fp8_params &p, uint32_t base,
     if (V::SCALED) load_keys(to + LINES * KEY_TILE_BYTES + ROPE_BYTES, &p.scales, full, at, alone);
 }
 
-/* Iterates over the positions of all blocks of keys, piece after piece; the lanes of a warp call it
+/* Iterates over the positions of all blocks of keys, split after split; the lanes of a warp call it
  * together. A block costs few instructions, and the table is read one page ahead. Without a table page r
  * belongs to request r. */
 template <typename V> struct KeyBoxes {
@@ -49,21 +49,21 @@ template <typename V> struct KeyBoxes {
     DEVICE KeyBoxes(const struct dense_decode_sm90_params &params, const SharedOf<V> &memory)
         : p(params), shared(memory)
     {
-        at.turn = 0, at.piece = memory.list.first;
-        find_piece();
+        at.turn = 0, at.split = memory.list.first;
+        find_split();
     }
 
     DEVICE int page_size() const { return p.call.block_table ? p.call.page_size : INT32_MAX; }
 
-    /* Finds the first piece that has blocks, from the current one on. */
-    DEVICE void find_piece()
+    /* Finds the first split that has blocks, from the current one on. */
+    DEVICE void find_split()
     {
         at.left = at.key = at.page = at.page_behind = 0, at.table = NULL;
 #pragma unroll 1
-        for (; __all_sync(~0u, at.piece <= shared.list.last); at.piece += shared.list.step) {
-            const Work work = work_of<V>(p, shared, at.piece, Place(p));
+        for (; __all_sync(~0u, at.split <= shared.list.last); at.split += shared.list.step) {
+            const Work work = work_of<V>(p, shared, at.split, Place(p));
             if (__all_sync(~0u, work.blocks == 0)) continue;
-            at.left = work.blocks, at.key = work.task.piece.begin, at.page = work.task.piece.request;
+            at.left = work.blocks, at.key = work.task.split.begin, at.page = work.task.split.request;
             if (!p.call.block_table) return;
             const int number = fast_divide(at.key, p.call.page_divisor);
             at.table = p.call.block_table + at.page * p.call.block_table_stride + number;
@@ -96,8 +96,8 @@ template <typename V> struct KeyBoxes {
         at.turn = at.turn == 2 * V::BUFFERS - 1 ? 0 : at.turn + 1;
         at.left--;
         if (__all_sync(~0u, at.left <= 0)) {
-            at.piece += shared.list.step;
-            find_piece();
+            at.split += shared.list.step;
+            find_split();
             return box;
         }
         at.key += KEYS;
@@ -167,7 +167,7 @@ DEVICE void produce_queries(const struct dense_decode_fp8_params &p, const Share
         const Work work = work_of<V>(p.dense, shared, i, place);
         if (work.blocks == 0) continue;
         const BoxPlace at = {0, row % p.dense.q_heads, row / p.dense.q_heads, 0,
-                             work.task.piece.request * p.dense.request_step};
+                             work.task.split.request * p.dense.request_step};
         mbarrier_wait_thread(SHARED_AT(base, q_empty), ~count & 1);
         mbarrier_arrive_expect(full, V::ROWS * D_QK);
         tma_load(to, &p.dense.queries, full, at);

@@ -67,7 +67,7 @@ static constexpr float LEAST_DIVISOR = 0x1p-60f, ENLARGED = 0x1p64f;
 DEVICE const uint16_t *query_row(const struct dense_decode_params &p, const Task &task, int row)
 {
     const RowPlace place = row_place(p, min(task.first_row + row, p.rows - 1), task.kv_head);
-    return p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
+    return p.q + task.split.request * p.q_stride[0] + place.token * p.q_stride[1] +
            place.head * p.q_stride[2];
 }
 
@@ -207,8 +207,8 @@ DEVICE void load_query_values(const struct dense_decode_fp8_params &p, const Tas
     });
 }
 
-/* Stores the queries of a piece as the products of scores need them, and fences for the async proxy.
- * `turn`: pieces so far % 2. */
+/* Stores the queries of a split as the products of scores need them, and fences for the async proxy.
+ * `turn`: splits so far % 2. */
 template <typename V>
 DEVICE void load_queries(const struct dense_decode_fp8_params &p, const Task &task, RowsOfWarp rows,
                          uint32_t base, int turn)
@@ -225,7 +225,7 @@ DEVICE void load_queries(const struct dense_decode_fp8_params &p, const Task &ta
     fence_async_shared();
 }
 
-/* Prefetches the queries of the piece after piece i of the list to L2; called by the warpgroup with the
+/* Prefetches the queries of the split after split i of the list to L2; called by the warpgroup with the
  * scores, one row per thread. */
 template <typename V>
 DEVICE void prefetch_next_queries(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared, int i)

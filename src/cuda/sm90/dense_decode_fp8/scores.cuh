@@ -46,7 +46,7 @@ template <typename V> struct Scores {
     float scale[2], reference[2], sum[2];
     Turn<V::BUFFERS> buffer; /* of the block whose products are issued next */
     Turn<V::SLOTS> slot;
-    uint32_t pieces = 0;
+    uint32_t splits = 0;
 
     DEVICE Scores(const struct dense_decode_fp8_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory))
@@ -61,7 +61,7 @@ template <typename V> struct Scores {
     /* Returns whether the warp has rows of the tile. */
     DEVICE static bool has_rows() { return V::ROW_WARPS == 4 || __any_sync(~0u, warp() < V::ROW_WARPS); }
 
-    /* The task of the current piece, in shared memory; every warp has its own copy. */
+    /* The task of the current split, in shared memory; every warp has its own copy. */
     DEVICE Task &task() const { return shared.task[warp()]; }
 
     DEVICE uint32_t keys_at(int index) const
@@ -80,18 +80,18 @@ template <typename V> struct Scores {
                                   swizzle_128(line, (uint32_t)(2 * (i % STEPS_OF_LINE) + lane() / 16)));
     }
 
-    /* Takes the queries of a piece, and computes the factors that turn sums of their codes into scores. */
+    /* Takes the queries of a split, and computes the factors that turn sums of their codes into scores. */
     DEVICE void take_queries(int i)
     {
         const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
         float of_queries[2];
         if (__any_sync(~0u, p.q_given)) {
             of_queries[0] = of_queries[1] = p.q_scale ? __ldg(p.q_scale) : 1.0f;
-            mbarrier_wait(SHARED_AT(base, q_full), pieces & 1);
+            mbarrier_wait(SHARED_AT(base, q_full), splits & 1);
         } else {
             if constexpr (!V::TOGETHER) {
                 barrier_sync(SCORES_BARRIER,
-                             WARPGROUP_THREADS); /* all warps have scored the previous piece */
+                             WARPGROUP_THREADS); /* all warps have scored the previous split */
                 load_queries<V>(p, task(), {warp(), WARPGROUP_THREADS / 32}, base, 0);
                 prefetch_next_queries(p, shared, i);
                 barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
@@ -150,11 +150,11 @@ template <typename V> struct Scores {
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
     }
 
-    /* Stores lse, and the final factors of the rows' sums over the piece. */
+    /* Stores lse, and the final factors of the rows' sums over the split. */
     DEVICE void finish()
     {
         const Task &task = this->task();
-        const bool direct = task.piece.slot == DIRECT;
+        const bool direct = task.split.slot == DIRECT;
         const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -265,12 +265,12 @@ template <typename V> struct Scores {
         if (!last) mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
     }
 
-    /* ---- A piece, all pieces ------------------------------------------------------------------------- */
+    /* ---- A split, all splits ------------------------------------------------------------------------- */
 
-    DEVICE void run_piece(const Work &work, int i)
+    DEVICE void run_split(const Work &work, int i)
     {
         const int blocks = work.blocks, all_see = work.task.all_see;
-        int first_key = work.task.piece.begin;
+        int first_key = work.task.split.begin;
         if (__all_sync(~0u, blocks == 0)) {
             store_empty(p.dense.call, work.task, V::ROWS);
             return;
@@ -299,12 +299,12 @@ template <typename V> struct Scores {
                     keys_at(buffer.index));
             slot.next();
         }
-        pieces++;
+        splits++;
     }
 
     DEVICE void run()
     {
         for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
-            run_piece(work_of<V>(p.dense, shared, i, Place(p.dense)), i);
+            run_split(work_of<V>(p.dense, shared, i, Place(p.dense)), i);
     }
 };

@@ -38,8 +38,8 @@ template <typename V> struct Softmax {
     const uint32_t base;
     Rows scale, reference, sum;
     Turn<V::SLOTS> slot;
-    uint32_t turns = 0;  /* bit 0: of blocks; bit 1: of pieces */
-    int masked;          /* keys at the end of the piece that some row does not see */
+    uint32_t turns = 0;  /* bit 0: of blocks; bit 1: of splits */
+    int masked;          /* keys at the end of the split that some row does not see */
     uint32_t s_at, p_at; /* address of the thread's first scores; offset of their weights in a slot */
 
     DEVICE Softmax(const struct dense_decode_fp8_params &params, Shared &memory)
@@ -81,7 +81,7 @@ template <typename V> struct Softmax {
     DEVICE void mask(int left)
     {
         const Task &task = this->task();
-        const int first_key = task.piece.begin + (blocks_of(task) - 1 - left) * KEYS;
+        const int first_key = task.split.begin + (blocks_of(task) - 1 - left) * KEYS;
 #pragma unroll 1
         for (int r = 0; r < 2; r++) {
             const int end = min(task.end, visible_end(p.dense.call, task, row() + r)) - first_key;
@@ -187,7 +187,7 @@ template <typename V> struct Softmax {
     }
 
     /* Computes P of a block. Weights are computed relative to the current references; if one is too large,
-     * which is rare, all of the warp's are computed again. In the first block of a piece, and for bf16,
+     * which is rare, all of the warp's are computed again. In the first block of a split, and for bf16,
      * the largest scores are checked beforehand. Returns whether references have moved. */
     DEVICE bool make_weights(bool first, bool halves)
     {
@@ -210,7 +210,7 @@ template <typename V> struct Softmax {
     DEVICE void finish()
     {
         const Task &task = this->task();
-        const bool direct = task.piece.slot == DIRECT, second = lane() % 2;
+        const bool direct = task.split.slot == DIRECT, second = lane() % 2;
         const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
 #pragma unroll
         for (int r = 0; r < 2; r++)
@@ -260,7 +260,7 @@ template <typename V> struct Softmax {
         slot.next();
     }
 
-    DEVICE void run_piece(const Work &work)
+    DEVICE void run_split(const Work &work)
     {
         if (__all_sync(~0u, work.blocks == 0)) return;
         __syncwarp();
@@ -278,6 +278,6 @@ template <typename V> struct Softmax {
     DEVICE void run()
     {
         for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
-            run_piece(work_of<V>(p.dense, shared, i, Place(p.dense)));
+            run_split(work_of<V>(p.dense, shared, i, Place(p.dense)));
     }
 };

@@ -47,7 +47,7 @@ template <typename V> struct Values {
     /* Returns the warp's index among the eight that have 64 columns each. */
     DEVICE int share() const { return 4 * side + (int)(fresh_thread() / 32 % 4); }
 
-    /* The task of the current piece, in shared memory; every warp has its own copy. */
+    /* The task of the current split, in shared memory; every warp has its own copy. */
     DEVICE Task &task() const { return shared.task[4 + share()]; }
 
     DEVICE uint32_t keys_at(int index) const
@@ -196,7 +196,7 @@ template <typename V> struct Values {
     }
 
     /* Multiplies a block in fp16. The first fragments of the next block are read as this one ends; after
-     * the last block of a piece they are not used. */
+     * the last block of a split they are not used. */
     DEVICE void multiply_narrow(uint32_t keys, uint32_t weights, bool last)
     {
         const bool keys_asked = test_keys();
@@ -268,7 +268,7 @@ template <typename V> struct Values {
         slot.next();
     }
 
-    /* ---- The end of a piece --------------------------------------------------------------------- */
+    /* ---- The end of a split --------------------------------------------------------------------- */
 
     /* Over FP8_656 sums may have any magnitude: 64 of a row, from element e on, are multiplied by a power
      * of two of their own, which is stored. `row`: the lane's first. Returns the factors of the lane's two
@@ -332,7 +332,7 @@ template <typename V> struct Values {
             const uint4 chunk =
                 load_shared_16(stage + (uint32_t)(line * STAGE_LINE_BYTES + lane() % 8 * CHUNK_BYTES));
             uint16_t *const to =
-                direct ? call.output.out + out_offset(call.output, task.piece.request,
+                direct ? call.output.out + out_offset(call.output, task.split.request,
                                                       row_place(call, min(row, call.rows - 1), task.kv_head))
                        : half_row(call.split, slot_row(call, task, row));
             store_global_16(to + HALF_ROW_TILE * share() + 8 * (lane() % 8), chunk, row < call.rows);
@@ -341,11 +341,11 @@ template <typename V> struct Values {
         }
     }
 
-    /* Stores the sums of a piece. The loop is not unrolled, since it runs once per piece: the sums of
+    /* Stores the sums of a split. The loop is not unrolled, since it runs once per split: the sums of
      * further rows move down to the first registers. */
     DEVICE void store()
     {
-        const bool direct = __any_sync(~0u, task().piece.slot == DIRECT);
+        const bool direct = __any_sync(~0u, task().split.slot == DIRECT);
         const uint32_t stage = shared_address(shared.stage[side][share() % 4]);
 #pragma unroll 1
         for (int first = 0; first < V::ROWS; first += V::STAGE_ROWS) {
@@ -361,9 +361,9 @@ template <typename V> struct Values {
         }
     }
 
-    /* ---- Pieces --------------------------------------------------------------------------------- */
+    /* ---- Splits --------------------------------------------------------------------------------- */
 
-    DEVICE void run_piece(const Work &work)
+    DEVICE void run_split(const Work &work)
     {
         const int blocks = work.blocks;
         if (__all_sync(~0u, blocks == 0)) return;
@@ -392,19 +392,19 @@ template <typename V> struct Values {
             run_and_join();
         } else {
             for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
-                run_piece(work_of<V>(p.dense, shared, i, Place(p.dense)));
+                run_split(work_of<V>(p.dense, shared, i, Place(p.dense)));
         }
     }
 
     DEVICE void run_and_join()
     {
         const Place place(p.dense);
-        const OnePiece &one = shared.one;
+        const OneSplit &one = shared.one;
         /* The thread that will join the meeting begins it while the first keys are in flight. */
         if (fresh_thread() == VALUES * WARPGROUP_THREADS)
             meeting_begin(meeting_of(p.dense, place, one.request), p.dense.ticket);
         __syncwarp();
-        run_piece(Work(p.dense, one, place.kv_head, place.tile * V::ROWS, V::ROWS));
+        run_split(Work(p.dense, one, place.kv_head, place.tile * V::ROWS, V::ROWS));
         const RowShare<false> rows(p.dense.call, one, place.kv_head, place.tile * V::ROWS, V::ROWS);
         join_together<Bf16, MOST_PARTS_TOGETHER / SHARE_WARPS>(
             rows, meeting_of(p.dense, place, rows.request), base, VALUES * WARPGROUP_THREADS, VALUES_BARRIER);

@@ -12,10 +12,10 @@ enum { SMALL_MOST_UNITS = 6 };
 /* Most units per SM for which it takes chunks of one unit. With two the large kernel is no slower. */
 static const double SMALL_MOST_UNITS_AT_ONCE = 1.5;
 
-/* FEW_BLOCKS: up to so many blocks per piece, the plan's overhead per request would cut pieces unevenly. */
+/* FEW_BLOCKS: up to so many blocks per split, the plan's overhead per request would cut splits unevenly. */
 enum { FEW_BLOCKS = 8, MOST_PARTITIONS = 65536 };
 
-/* Cost of a plan's cuts, in blocks: two pieces instead of one, and the join. Requests that are not cut, or
+/* Cost of a plan's cuts, in blocks: two splits instead of one, and the join. Requests that are not cut, or
  * are all alike, may leave the time of so many blocks unused on some SMs. */
 enum { CUT_BLOCKS = 2 };
 
@@ -115,9 +115,9 @@ static int64_t workers_at_once(const struct sm90_sparse_shape *shape, int64_t he
     return workers_of_tiles(shape, shape->s_q * cuda_ceil_div(shape->h_q, heads), heads);
 }
 
-/* Returns the fewest blocks per piece with which all pieces begin at once, or 0 if there are too many
+/* Returns the fewest blocks per split with which all splits begin at once, or 0 if there are too many
  * requests. */
-static int64_t even_piece(const struct sm90_sparse_shape *shape, int64_t heads)
+static int64_t even_split(const struct sm90_sparse_shape *shape, int64_t heads)
 {
     const int64_t at_once = workers_at_once(shape, heads), blocks = blocks_of(shape);
     if (!shape->b || shape->b > at_once) return 0;
@@ -126,10 +126,10 @@ static int64_t even_piece(const struct sm90_sparse_shape *shape, int64_t heads)
 
 int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int heads)
 {
-    const int64_t piece = even_piece(shape, heads), at_once = workers_at_once(shape, heads);
+    const int64_t split = even_split(shape, heads), at_once = workers_at_once(shape, heads);
     const bool as_even_as_a_plan =
-        piece <= FEW_BLOCKS || (piece - CUT_BLOCKS) * at_once <= shape->b * blocks_of(shape);
-    return as_even_as_a_plan ? (int32_t)piece * PLAN_BLOCK : 0;
+        split <= FEW_BLOCKS || (split - CUT_BLOCKS) * at_once <= shape->b * blocks_of(shape);
+    return as_even_as_a_plan ? (int32_t)split * PLAN_BLOCK : 0;
 }
 
 /* Returns the units per SM as if all lists were full. A unit is a block of 64 keys for a tile of 16 heads. */
@@ -154,7 +154,7 @@ bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool bat
 {
     if (shape->h_q <= SM90_SPARSE_DECODE_SMALL_HEADS) return true;
     if (batch_invariant || !shape->b) return false;
-    if (even_piece(shape, SM90_SPARSE_DECODE_SMALL_HEADS) == 1 &&
+    if (even_split(shape, SM90_SPARSE_DECODE_SMALL_HEADS) == 1 &&
         units_of_sm(shape) <= SMALL_MOST_UNITS_AT_ONCE)
         return true;
     const int32_t chunk = sm90_sparse_decode_chunk(shape, SM90_SPARSE_DECODE_HEADS);
@@ -165,17 +165,17 @@ bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool bat
 int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape)
 {
     const int64_t heads = few_units(shape) ? SM90_SPARSE_DECODE_SMALL_HEADS : SM90_SPARSE_DECODE_HEADS;
-    const int64_t piece = even_piece(shape, heads), b = shape->b, blocks = blocks_of(shape);
-    if (!piece || piece > FEW_BLOCKS) return (int32_t)workers_at_once(shape, heads);
-    if (piece >= blocks) return (int32_t)b; /* no request is cut */
-    /* The planner then cuts after at most `piece` blocks; surplus partitions stay idle. */
-    const int64_t partitions = cuda_ceil_div(b * (blocks + PLAN_OVERHEAD), piece);
+    const int64_t split = even_split(shape, heads), b = shape->b, blocks = blocks_of(shape);
+    if (!split || split > FEW_BLOCKS) return (int32_t)workers_at_once(shape, heads);
+    if (split >= blocks) return (int32_t)b; /* no request is cut */
+    /* The planner then cuts after at most `split` blocks; surplus partitions stay idle. */
+    const int64_t partitions = cuda_ceil_div(b * (blocks + PLAN_OVERHEAD), split);
     return (int32_t)(partitions < MOST_PARTITIONS ? partitions : MOST_PARTITIONS);
 }
 
-/* Returns the fewest blocks per piece for which a kernel gets a plan: if one block would do for large
+/* Returns the fewest blocks per split for which a kernel gets a plan: if one block would do for large
  * tiles, there are few units. */
-static int64_t least_piece(int64_t heads)
+static int64_t least_split(int64_t heads)
 {
     return heads == SM90_SPARSE_DECODE_SMALL_HEADS ? 1 : 2;
 }
@@ -187,9 +187,9 @@ static int64_t rows_of(struct sm90_sparse_shape shape, int64_t heads)
     const int64_t at_once = workers_at_once(&shape, heads), blocks = blocks_of(&shape);
     int64_t most = at_once;
     for (shape.b = at_once / 2; shape.b >= 1; shape.b = at_once / (at_once / shape.b + 1)) {
-        const int64_t piece = even_piece(&shape, heads);
-        if (piece < least_piece(heads) || piece > FEW_BLOCKS || piece >= blocks) continue;
-        const int64_t partitions = cuda_ceil_div(shape.b * (blocks + PLAN_OVERHEAD), piece);
+        const int64_t split = even_split(&shape, heads);
+        if (split < least_split(heads) || split > FEW_BLOCKS || split >= blocks) continue;
+        const int64_t partitions = cuda_ceil_div(shape.b * (blocks + PLAN_OVERHEAD), split);
         if (partitions > most) most = partitions;
     }
     return most;
@@ -205,15 +205,15 @@ int32_t sm90_sparse_decode_rows(const struct sm90_sparse_shape *shape)
     return (int32_t)(most < MOST_PARTITIONS ? most : MOST_PARTITIONS);
 }
 
-/* Pieces of the fewest possible blocks leave the most partitions idle. */
+/* Splits of the fewest possible blocks leave the most partitions idle. */
 int32_t sm90_sparse_decode_most_partitions(const struct sm90_sparse_shape *shape, int64_t tiles, int heads)
 {
     const int64_t at_once = workers_of_tiles(shape, tiles, heads), blocks = blocks_of(shape);
-    const int64_t piece = least_piece(heads);
+    const int64_t split = least_split(heads);
     int64_t most = at_once;
     for (int64_t b = 1; b <= at_once / 2; b++) {
-        const int64_t of_request = piece * (at_once / b), some = of_request < blocks ? of_request : blocks;
-        const int64_t partitions = some > piece ? cuda_ceil_div(b * (some + PLAN_OVERHEAD), piece) : b;
+        const int64_t of_request = split * (at_once / b), some = of_request < blocks ? of_request : blocks;
+        const int64_t partitions = some > split ? cuda_ceil_div(b * (some + PLAN_OVERHEAD), split) : b;
         if (partitions > most) most = partitions;
     }
     return (int32_t)(most < MOST_PARTITIONS ? most : MOST_PARTITIONS);

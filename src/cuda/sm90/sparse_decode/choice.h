@@ -59,7 +59,7 @@ bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool bat
 int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int heads);
 
 /* Returns the partitions to use if the caller names none: as many as let every CTA begin at once, with
- * pieces as even as possible. Depends on the shape alone, with lengths or without: a plan is needed only
+ * splits as even as possible. Depends on the shape alone, with lengths or without: a plan is needed only
  * with lengths, or for many keys. */
 int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape);
 

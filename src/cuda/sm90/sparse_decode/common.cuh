@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Definitions shared by both kernels of Hopper's sparse decode, and by sparse prefill: formats, a CTA's
- * place, the pieces of a list and their blocks.
+ * place, the splits of a list and their blocks.
  */
 #pragma once
 
@@ -31,7 +31,7 @@ template <enum kv_format FORMAT_, Fp4Blocks FP4_ = FORMAT_ == KV_FP4_288 ? ALL_B
 struct Format {
     static constexpr enum kv_format FORMAT = FORMAT_;
     static constexpr Fp4Blocks FP4 = FP4_;
-    static constexpr bool PREFILL = false, ONE_PIECE = false;
+    static constexpr bool PREFILL = false, ONE_SPLIT = false;
     /* With more, ptxas converts chunks long before their turn, which takes some 5 % longer; with fewer,
      * these formats spill. */
     static constexpr int SCORE_REGISTERS = FORMAT == KV_FP8_528_F32 || FORMAT == KV_FP8_528 ? 168 : 160;
@@ -41,7 +41,7 @@ struct Format {
     static constexpr int Q_TILES = CODE_CHUNKS + HAS_ROPE;
     static constexpr int ROPE_OFFSET = ROPE_IS_V ? 448 : 528;
     static constexpr bool F32_SCALES = FORMAT == KV_FP8_656 || FORMAT == KV_FP8_528_F32;
-    static constexpr bool NEXT_PIECE_IN_SHARED = ROPE_IS_V || FP4 == BLOCKS_OF_SOME_CACHE;
+    static constexpr bool NEXT_SPLIT_IN_SHARED = ROPE_IS_V || FP4 == BLOCKS_OF_SOME_CACHE;
     static constexpr int SCALE_WORDS = F32_SCALES ? 4 : 2; /* of a key */
 
     /* Returns whether a block has FP4 codes. `said`: whether its cache is FP4. */
@@ -67,11 +67,11 @@ DEVICE bool has_fp4(const struct sparse_cache_params &cache)
     return cache.format == KV_FP4_288 || cache.format == KV_FP4_288_SPLIT;
 }
 
-/* A CTA has one piece, the first of its list, if there is any: a part of a request, of which it joins a share
+/* A CTA has one split, the first of its list, if there is any: a part of a request, of which it joins a share
  * (join_share.cuh). This is less code, all of which comes with the launch. If lists have lengths, a request's
  * keys are divided among as many CTAs as it has with full lists; a list's step is then the keys of a part. */
-template <typename F> struct OnePieceFormat : F {
-    static constexpr bool ONE_PIECE = true;
+template <typename F> struct OneSplitFormat : F {
+    static constexpr bool ONE_SPLIT = true;
 };
 
 /* Sparse prefill: requests are tokens, none is cut, and workers take them in turns. The largest scores are
@@ -83,7 +83,7 @@ template <typename F> struct PrefillFormat : F {
 
 /* Sparse prefill of few tokens, whose lists are cut into parts as decode's of few keys are. */
 template <typename F> struct PrefillPartFormat : PrefillFormat<F> {
-    static constexpr bool ONE_PIECE = true;
+    static constexpr bool ONE_SPLIT = true;
 };
 
 /* The worker, query token and tile of heads of this CTA. */
@@ -99,11 +99,11 @@ struct Place {
     }
 };
 
-template <typename F> DEVICE PieceList pieces_of(const struct sparse_decode_params &p, int worker)
+template <typename F> DEVICE SplitList splits_of(const struct sparse_decode_params &p, int worker)
 {
-    if constexpr (!F::PREFILL && !F::ONE_PIECE) return piece_list(p, (unsigned)worker);
-    PieceList list;
-    if constexpr (F::ONE_PIECE) {
+    if constexpr (!F::PREFILL && !F::ONE_SPLIT) return split_list(p, (unsigned)worker);
+    SplitList list;
+    if constexpr (F::ONE_SPLIT) {
         list.request = fast_divide(worker, p.chunks_divisor);
         list.first = worker - list.request * p.split.chunks;
         const int blocks = (int)((unsigned)(request_length(p, list.request) + KEYS - 1) / KEYS),
@@ -116,32 +116,32 @@ template <typename F> DEVICE PieceList pieces_of(const struct sparse_decode_para
 }
 
 template <typename F>
-DEVICE Piece piece_of(const struct sparse_decode_params &p, const PieceList &list, int i)
+DEVICE Split split_of(const struct sparse_decode_params &p, const SplitList &list, int i)
 {
     int length;
-    if constexpr (F::ONE_PIECE) {
-        Piece part = {};
+    if constexpr (F::ONE_SPLIT) {
+        Split part = {};
         part.request = list.request, part.begin = i * list.step;
         part.end = i < list.last ? part.begin + list.step : request_length(p, list.request);
         part.slot = (int64_t)list.request * p.split.chunks + i; /* even if it is the only part */
         return part;
     }
-    if constexpr (!F::PREFILL) return list_piece(p, list, i, &length);
-    Piece piece = {};
-    piece.request = i, piece.begin = 0, piece.end = request_length(p, i), piece.slot = DIRECT;
-    return piece;
+    if constexpr (!F::PREFILL) return list_split(p, list, i, &length);
+    Split split = {};
+    split.request = i, split.begin = 0, split.end = request_length(p, i), split.slot = DIRECT;
+    return split;
 }
 
-/* Returns the request of piece i of the list. */
+/* Returns the request of split i of the list. */
 template <typename F>
-DEVICE int request_of(const struct sparse_decode_params &p, const PieceList &list, int i)
+DEVICE int request_of(const struct sparse_decode_params &p, const SplitList &list, int i)
 {
-    return !F::ONE_PIECE && (F::PREFILL || p.split.partitions) ? i : list.request;
+    return !F::ONE_SPLIT && (F::PREFILL || p.split.partitions) ? i : list.request;
 }
 
-/* Returns the number of blocks of a piece. It is at least one, since the result of a piece without keys is
+/* Returns the number of blocks of a split. It is at least one, since the result of a split without keys is
  * written all the same. */
-DEVICE int blocks_of(const Piece &piece)
+DEVICE int blocks_of(const Split &split)
 {
-    return max(1, (int)((unsigned)(piece.end - piece.begin + KEYS - 1) / KEYS));
+    return max(1, (int)((unsigned)(split.end - split.begin + KEYS - 1) / KEYS));
 }

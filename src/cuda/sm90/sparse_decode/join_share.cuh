@@ -27,7 +27,7 @@ template <bool BY_SIXTEEN, bool LARGEST_ = false> struct HeadShare {
     int parts, takers, begin, end;
     int heads, tokens; /* of a request */
 
-    DEVICE HeadShare(const struct sparse_decode_params &p, const PieceList &list, int heads_of_tile)
+    DEVICE HeadShare(const struct sparse_decode_params &p, const SplitList &list, int heads_of_tile)
         : call(p), split(p.split), output(p.output), heads(p.h_q), tokens(p.s_q)
     {
         const Place at(p);

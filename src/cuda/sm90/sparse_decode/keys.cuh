@@ -2,7 +2,7 @@
  *
  * Iteration of the scores' warps over the keys: indices two blocks ahead, raw keys one block ahead, by
  * cp.async. Every thread copies its own: 16 bytes of every 64 codes of two keys. Entries that name no key
- * are zero-filled. Pieces follow each other without a gap.
+ * are zero-filled. Splits follow each other without a gap.
  */
 #pragma once
 
@@ -14,10 +14,10 @@ template <typename F> struct Keys {
     Shared &shared;
     const uint32_t base;
     int at;             /* start of the block whose indices are loaded next */
-    int own_next_piece; /* next_piece, if there is a register for it */
+    int own_next_split; /* next_split, if there is a register for it */
     int index[2];       /* of the thread's keys, in a block whose raw keys are still to be requested */
     const uint8_t *token[2], *scales; /* of the block whose raw keys are requested */
-    bool over;                        /* no piece is left whose indices are to be loaded */
+    bool over;                        /* no split is left whose indices are to be loaded */
     bool there[2];                    /* whether the key exists; else nothing is read */
     uint32_t fp4;                     /* argument of F::fp4 for the same block */
     uint32_t rope;                    /* address of the thread's rope values of the next block to take */
@@ -37,40 +37,40 @@ template <typename F> struct Keys {
 
     DEVICE Shared::Ahead &ahead() { return shared.ahead[warp()]; }
 
-    /* Returns the piece of the list whose indices are loaded next. Some kernels have no register for it. */
-    DEVICE int next_piece()
+    /* Returns the split of the list whose indices are loaded next. Some kernels have no register for it. */
+    DEVICE int next_split()
     {
-        if constexpr (F::NEXT_PIECE_IN_SHARED)
-            return ahead().next_piece;
+        if constexpr (F::NEXT_SPLIT_IN_SHARED)
+            return ahead().next_split;
         else
-            return own_next_piece;
+            return own_next_split;
     }
 
-    DEVICE void set_next_piece(int which)
+    DEVICE void set_next_split(int which)
     {
-        if constexpr (!F::NEXT_PIECE_IN_SHARED) {
-            own_next_piece = which;
+        if constexpr (!F::NEXT_SPLIT_IN_SHARED) {
+            own_next_split = which;
             return;
         }
         __syncwarp();
-        if (lane() == 0) ahead().next_piece = which;
+        if (lane() == 0) ahead().next_split = which;
         __syncwarp();
     }
 
-    DEVICE void enter_piece(int which)
+    DEVICE void enter_split(int which)
     {
-        const Piece piece = piece_of<F>(p, shared.list, which);
-        const ListEnds ends = list_ends(p, piece.request);
+        const Split split = split_of<F>(p, shared.list, which);
+        const ListEnds ends = list_ends(p, split.request);
         const Place place(p);
-        at = piece.begin;
+        at = split.begin;
         __syncwarp();
         if (lane() == 0) {
             Shared::Ahead &to = ahead();
             to.count = ends.count, to.extra_begin = ends.extra_begin;
-            to.extra_end = ends.extra_end, to.end = piece.end;
+            to.extra_end = ends.extra_end, to.end = split.end;
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                to.entries[i] = p.cache[i].indices + piece.request * p.cache[i].indices_stride[0] +
+                to.entries[i] = p.cache[i].indices + split.request * p.cache[i].indices_stride[0] +
                                 place.token * p.cache[i].indices_stride[1] - (i ? ends.extra_begin : 0);
         }
         __syncwarp();
@@ -82,24 +82,24 @@ template <typename F> struct Keys {
     {
         index[0] = index[1] = -1;
         if (__any_sync(~0u, over)) return;
-        const Shared::Ahead &piece = ahead();
-        const bool of_extra = at >= piece.extra_begin;
-        const int end = min(piece.end, of_extra ? piece.extra_end : piece.count);
-        const int32_t *entries = piece.entries[of_extra];
+        const Shared::Ahead &split = ahead();
+        const bool of_extra = at >= split.extra_begin;
+        const int end = min(split.end, of_extra ? split.extra_end : split.count);
+        const int32_t *entries = split.entries[of_extra];
         const int first = at + key(0);
         if (first < end) index[0] = __ldg(entries + first);
         if (first + 8 < end) index[1] = __ldg(entries + first + 8);
         at += KEYS;
         ahead().of_extra = of_extra; /* the same in all lanes */
-        if (__any_sync(~0u, at >= piece.end)) {
-            if constexpr (F::ONE_PIECE) {
+        if (__any_sync(~0u, at >= split.end)) {
+            if constexpr (F::ONE_SPLIT) {
                 over = true;
                 return;
             }
-            const int next = next_piece() + shared.list.step;
-            set_next_piece(next);
+            const int next = next_split() + shared.list.step;
+            set_next_split(next);
             over = next > shared.list.last;
-            if (__any_sync(~0u, !over)) enter_piece(next);
+            if (__any_sync(~0u, !over)) enter_split(next);
         }
     }
 
@@ -243,9 +243,9 @@ template <typename F> struct Keys {
 
     DEVICE void begin()
     {
-        if constexpr (F::PREFILL && !F::ONE_PIECE) {
-            set_next_piece(shared.list.first), over = false;
-            enter_piece(shared.list.first);
+        if constexpr (F::PREFILL && !F::ONE_SPLIT) {
+            set_next_split(shared.list.first), over = false;
+            enter_split(shared.list.first);
             load_indices(), take_indices(read_of_extra()), load_indices();
         } else {
             begin_short();
@@ -255,13 +255,13 @@ template <typename F> struct Keys {
         for (int c = 0; c < V_TILES; c++) ask_chunk(c, 0);
     }
 
-    /* The same in less code. It starts as if a piece without entries preceded the first, so that only one
-     * place enters pieces. */
+    /* The same in less code. It starts as if a split without entries preceded the first, so that only one
+     * place enters splits. */
     DEVICE void begin_short()
     {
         over = false;
-        if constexpr (F::ONE_PIECE) {
-            enter_piece(shared.list.first);
+        if constexpr (F::ONE_SPLIT) {
+            enter_split(shared.list.first);
 #pragma unroll 1
             for (int block = 0; block < 2; block++) {
                 if (block > 0) take_indices(read_of_extra());
@@ -269,7 +269,7 @@ template <typename F> struct Keys {
             }
             return;
         }
-        set_next_piece(shared.list.first - shared.list.step);
+        set_next_split(shared.list.first - shared.list.step);
         at = 0;
         if (lane() == 0) ahead().count = ahead().end = 0, ahead().extra_begin = INT32_MAX;
         __syncwarp();

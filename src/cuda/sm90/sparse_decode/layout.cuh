@@ -31,18 +31,18 @@ struct Shared {
     unsigned char raw[V_TILES][2][WARPGROUP_THREADS][16], rope[2][2][WARPGROUP_THREADS][16];
     unsigned char scale[KEYS][16];
     float factor[2][HEADS];         /* rescales O if the references of this block moved */
-    float sum[HEADS], below[HEADS]; /* of the piece: sums, and minus the references */
-    float largest[HEADS];           /* of the piece's scores; prefill only */
+    float sum[HEADS], below[HEADS]; /* of the split: sums, and minus the references */
+    float largest[HEADS];           /* of the split's scores; prefill only */
     uint32_t block[2];              /* BLOCK_… */
     struct Ahead {
         const int32_t *entries[2]; /* of the token, in either cache, by list position */
         int count, extra_begin, extra_end, end;
-        int next_piece;    /* of the list: piece whose indices are loaded next */
+        int next_split;    /* of the list: split whose indices are loaded next */
         uint32_t of_extra; /* the block whose raw keys are requested next is of the extra cache */
-    } ahead[4];            /* [warp] of the scores: the piece whose keys are requested */
-    PieceList list;        /* of the CTA; the scores' warps have no registers for it */
-    Piece piece[8];        /* [warp] of the sums: kept here until the end of the piece */
-    uint32_t q_beyond;     /* the piece, counted from 1, whose queries fp16 does not hold */
+    } ahead[4];            /* [warp] of the scores: the split whose keys are requested */
+    SplitList list;        /* of the CTA; the scores' warps have no registers for it */
+    Split split[8];        /* [warp] of the sums: kept here until the end of the split */
+    uint32_t q_beyond;     /* the split, counted from 1, whose queries fp16 does not hold */
     uint64_t full[2], empty[HALVES], products_done, sum_full, sum_empty, q_full, q_free[Q_GROUPS];
     uint64_t landed[PAIRS], converted[PAIRS]; /* raw keys, if some blocks have FP4 codes */
     uint32_t fp4[2];                          /* [count % 2]: the block has FP4 codes */

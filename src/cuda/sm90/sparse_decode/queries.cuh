@@ -16,13 +16,13 @@ DEVICE const uint16_t *first_query(const struct sparse_decode_params &p, int req
 }
 
 /* Destination of a thread's part of the queries. Eight lanes take 128 bytes of a head, so that both sides
- * of the copy use all banks and whole sectors: of a tile, columns 8 · piece … of a head, and of other
+ * of the copy use all banks and whole sectors: of a tile, columns 8 · split … of a head, and of other
  * heads a multiple of 8 away. */
 struct QueryLanes {
-    int head, piece;
+    int head, split;
 
     DEVICE explicit QueryLanes(int warp)
-        : head(4 * warp + (int)fresh_thread() % 32 / 8), piece((int)fresh_thread() % 8)
+        : head(4 * warp + (int)fresh_thread() % 32 / 8), split((int)fresh_thread() % 8)
     {
     }
 
@@ -30,7 +30,7 @@ struct QueryLanes {
      * FP8_656's rope values. */
     DEVICE uint32_t first_word(bool halves) const
     {
-        const int lane = halves ? piece % 4 : piece / 2, half = halves ? piece / 4 : piece % 2;
+        const int lane = halves ? split % 4 : split / 2, half = halves ? split / 4 : split % 2;
         return 4 * (uint32_t)lane + ((4 * (uint32_t)half) ^ (head & 7u)) * CHUNK_BYTES;
     }
 
@@ -46,7 +46,7 @@ struct QueryLanes {
     }
 };
 
-/* ---- By the sums' warps, ahead of the piece ------------------------------------------------------ */
+/* ---- By the sums' warps, ahead of the split ------------------------------------------------------ */
 
 enum { PREFETCH_BLOCKS = 4 };
 
@@ -69,7 +69,7 @@ DEVICE void queries_are_there(uint32_t base)
     if (fresh_thread() % 32 == 0) mbarrier_arrive(SHARED_AT(base, q_full));
 }
 
-/* Moves a thread's part of a piece's queries to shared memory. Chunks arrive unconverted in places of
+/* Moves a thread's part of a split's queries to shared memory. Chunks arrive unconverted in places of
  * their own, in the lines over which they are then spread. All addresses are computed once, since tiles
  * follow each other. */
 template <typename F> struct QueryWay {
@@ -84,9 +84,9 @@ template <typename F> struct QueryWay {
         const Place place(p);
         const QueryLanes lanes((int)fresh_thread() / 32 - WARPGROUP_THREADS / 32);
         heads = p.h_q - place.tile * HEADS - lanes.head;
-        from = first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.piece;
+        from = first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.split;
         const uint32_t line = SHARED_AT(base, q) + (uint32_t)(lanes.head * LINE_BYTES);
-        own = line + (uint32_t)(CHUNK_BYTES * lanes.piece);
+        own = line + (uint32_t)(CHUNK_BYTES * lanes.split);
         codes = line + lanes.first_word(false), rope = line + lanes.first_word(!F::ROPE_IS_V);
     }
 
@@ -129,7 +129,7 @@ template <typename F> struct QueryWay {
     }
 };
 
-/* Loads the queries of a CTA that has one piece. */
+/* Loads the queries of a CTA that has one split. */
 template <typename F>
 DEVICE void load_only_queries(const struct sparse_decode_params &p, int request, Shared &shared,
                               uint32_t base)
@@ -155,9 +155,9 @@ DEVICE void load_only_queries(const struct sparse_decode_params &p, int request,
     queries_are_there(base);
 }
 
-/* Loads the queries of piece `count`. For the first piece all groups of tiles are requested, and spread
+/* Loads the queries of split `count`. For the first split all groups of tiles are requested, and spread
  * when they have arrived; for others a group is requested as soon as the scores' warps no longer need that
- * of the previous piece, and spread while others are in flight. */
+ * of the previous split, and spread while others are in flight. */
 template <typename F>
 DEVICE void load_queries(const struct sparse_decode_params &p, int request, Shared &shared, uint32_t base,
                          uint32_t count)
@@ -195,7 +195,7 @@ DEVICE void load_queries(const struct sparse_decode_params &p, int request, Shar
 
 /* ---- By the scores' warps, as bf16 ---------------------------------------------------------------- */
 
-/* Loads the queries of a piece again that are there as fp16; rare, so it need not be fast. */
+/* Loads the queries of a split again that are there as fp16; rare, so it need not be fast. */
 template <typename F>
 DEVICE void reload_queries(const struct sparse_decode_params &p, int request, uint32_t base)
 {
@@ -204,7 +204,7 @@ DEVICE void reload_queries(const struct sparse_decode_params &p, int request, ui
     const QueryLanes lanes((int)fresh_thread() / 32);
     const int heads = p.h_q - place.tile * HEADS;
     const uint16_t *from =
-        first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.piece;
+        first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.split;
     uint32_t line = SHARED_AT(base, q) + (uint32_t)lanes.head * LINE_BYTES;
     barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* all products with the fp16 queries are done */
 #pragma unroll 1

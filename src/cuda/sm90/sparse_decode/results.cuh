@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The warpgroups of the sums: O of 256 columns each += P V; at the end of a piece they store rows to `out`,
- * or to the piece's slot. A thread has, in its two rows, 16 neighbouring columns of every 64 (layout.cuh).
+ * The warpgroups of the sums: O of 256 columns each += P V; at the end of a split they store rows to `out`,
+ * or to the split's slot. A thread has, in its two rows, 16 neighbouring columns of every 64 (layout.cuh).
  */
 #pragma once
 
@@ -25,7 +25,7 @@ template <typename F> struct Sums {
     {
     }
 
-    DEVICE Piece &piece() const { return shared.piece[fresh_thread() / 32 - 4]; }
+    DEVICE Split &split() const { return shared.split[fresh_thread() / 32 - 4]; }
 
     /* Adds P·V of a block. The tensor cores are idle during a softmax, so the second warpgroup keeps its
      * product for the softmax of the following block, until the products of that block's scores are done
@@ -77,7 +77,7 @@ template <typename F> struct Sums {
     {
         asm volatile(
             "" ::
-                : "memory"); /* keeps the branch: nvcc would make selects, which all pieces would execute */
+                : "memory"); /* keeps the branch: nvcc would make selects, which all splits would execute */
 #pragma unroll
         for (int e = 0; e < 64; e++) {
             float &x = o[4 * (e / 2) + 2 * i + e % 2];
@@ -186,8 +186,8 @@ template <typename F> struct Sums {
         const Place place(p);
         const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
         const int first = asked & ~1, rows = p.h_q - first; /* of two rows that are stored together */
-        const int column = side() * (D_V / 2), request = piece().request;
-        const int64_t slot = piece().slot;
+        const int column = side() * (D_V / 2), request = split().request;
+        const int64_t slot = split().slot;
         const bool stores_lse = asked < p.h_q && side() == 0 && lane() % 4 == 0;
         const bool empty = sum == 0.0f;
         const float lse = empty ? -INFINITY : (log2_approx(sum) - below) * LN_2;
@@ -214,13 +214,13 @@ template <typename F> struct Sums {
 
     /* ---- Rows of a part that the CTAs join themselves ---------------------------------------------- */
 
-    /* Returns the row of the piece's slot for a head; if CTAs join, there are fewer than 2^31 rows. */
+    /* Returns the row of the split's slot for a head; if CTAs join, there are fewer than 2^31 rows. */
     DEVICE int part_row(int head) const
     {
-        return ((int)piece().slot * p.s_q + Place(p).token) * p.h_q + head;
+        return ((int)split().slot * p.s_q + Place(p).token) * p.h_q + head;
     }
 
-    /* Stores both rows to the piece's slot, by one copy of the code, since a call executes it once. A row
+    /* Stores both rows to the split's slot, by one copy of the code, since a call executes it once. A row
      * that saw no key is 0 whatever weights of 0 made of V. `most`: the largest scores, for prefill. */
     DEVICE void end_part(const float (&sum)[2], const float (&below)[2], const float (&most)[2])
     {
@@ -262,10 +262,10 @@ template <typename F> struct Sums {
         }
     }
 
-    DEVICE void end_piece(uint32_t parity)
+    DEVICE void end_split(uint32_t parity)
     {
         mbarrier_wait(SHARED_AT(base, sum_full), parity);
-        if constexpr (F::ONE_PIECE) {
+        if constexpr (F::ONE_SPLIT) {
             float sum[2], below[2], most[2];
 #pragma unroll
             for (int i = 0; i < 2; i++)
@@ -286,18 +286,18 @@ template <typename F> struct Sums {
         __syncwarp();
     }
 
-    DEVICE int begin_piece(int i)
+    DEVICE int begin_split(int i)
     {
-        const Piece now = piece_of<F>(p, shared.list, i);
-        if (lane() == 0) piece() = now;
+        const Split now = split_of<F>(p, shared.list, i);
+        if (lane() == 0) split() = now;
         __syncwarp();
         return blocks_of(now);
     }
 
-    /* Prefetches the queries of the next piece to L2 some blocks before the end of a piece, and loads them
+    /* Prefetches the queries of the next split to L2 some blocks before the end of a split, and loads them
      * to shared memory during the scores of its last block: the product before that is not kept. Votes: as
      * in Scores. */
-    DEVICE void prepare_queries(int i, int k, int blocks, uint32_t piece)
+    DEVICE void prepare_queries(int i, int k, int blocks, uint32_t split)
     {
         const bool first = k < 0, more = shared.list.last - i >= shared.list.step;
         const bool near = more && k == max(0, blocks - PREFETCH_BLOCKS),
@@ -305,29 +305,29 @@ template <typename F> struct Sums {
         if (__any_sync(~0u, near | now)) {
             const int request = request_of<F>(p, shared.list, first ? i : i + shared.list.step);
             if (__any_sync(~0u, near)) prefetch_queries<F>(p, request);
-            if (__any_sync(~0u, now)) load_queries<F>(p, request, shared, base, piece + !first);
+            if (__any_sync(~0u, now)) load_queries<F>(p, request, shared, base, split + !first);
         }
     }
 
-    DEVICE void run_pieces()
+    DEVICE void run_splits()
     {
-        uint32_t count = 0, pieces = 0 /* that have ended */, half = (uint32_t)side();
-        if constexpr (F::ONE_PIECE) {
+        uint32_t count = 0, splits = 0 /* that have ended */, half = (uint32_t)side();
+        if constexpr (F::ONE_SPLIT) {
             load_only_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
             begin_to_meet(); /* while the first keys are in flight */
         }
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
-        for (int i = shared.list.first; F::ONE_PIECE ? pieces == 0 : __any_sync(~0u, i <= shared.list.last);
+        for (int i = shared.list.first; F::ONE_SPLIT ? splits == 0 : __any_sync(~0u, i <= shared.list.last);
              i += shared.list.step) {
-            int blocks = F::ONE_PIECE ? begin_piece(i) : 1;
+            int blocks = F::ONE_SPLIT ? begin_split(i) : 1;
             /* Block -1: the code that loads the next queries also loads the first, and the code that
              * converts the keys of the next block also converts the first. */
-            constexpr bool BEGINS_BEFORE = !F::ONE_PIECE || F::FP4 != NO_BLOCKS;
-            for (int k = !BEGINS_BEFORE || pieces ? 0 : -1; __any_sync(~0u, k < blocks); k++) {
-                if constexpr (!F::ONE_PIECE) {
-                    if (__any_sync(~0u, k == 0)) blocks = begin_piece(i);
-                    prepare_queries(i, k, blocks, pieces);
+            constexpr bool BEGINS_BEFORE = !F::ONE_SPLIT || F::FP4 != NO_BLOCKS;
+            for (int k = !BEGINS_BEFORE || splits ? 0 : -1; __any_sync(~0u, k < blocks); k++) {
+                if constexpr (!F::ONE_SPLIT) {
+                    if (__any_sync(~0u, k == 0)) blocks = begin_split(i);
+                    prepare_queries(i, k, blocks, splits);
                 }
                 if constexpr (F::FP4 != NO_BLOCKS) convert_fp4<F>(shared, base, k < 0 ? 0 : count + 1);
                 if constexpr (BEGINS_BEFORE)
@@ -336,8 +336,8 @@ template <typename F> struct Sums {
                 count++, half += 2;
                 if (half >= HALVES) half -= HALVES;
             }
-            end_piece(pieces & 1);
-            pieces++;
+            end_split(splits & 1);
+            splits++;
         }
     }
 
@@ -351,10 +351,10 @@ template <typename F> struct Sums {
     DEVICE void run()
     {
         if (__any_sync(~0u, shared.list.first <= shared.list.last))
-            run_pieces();
-        else if (F::ONE_PIECE)
+            run_splits();
+        else if (F::ONE_SPLIT)
             begin_to_meet();
-        if constexpr (F::ONE_PIECE) {
+        if constexpr (F::ONE_SPLIT) {
             const HeadShare<true, F::PREFILL> share(p, shared.list, HEADS);
             join_together<Bf16, MOST_PARTS_TOGETHER / SHARE_WARPS>(
                 share, meeting_of(p, Place(p), share.request), base, WARPGROUP_THREADS, SUMS_BARRIER);

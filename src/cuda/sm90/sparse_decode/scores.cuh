@@ -202,7 +202,7 @@ template <typename F> struct Scores {
         return fits;
     }
 
-    /* Lets the sums' warps load a group of the next piece's queries. */
+    /* Lets the sums' warps load a group of the next split's queries. */
     DEVICE void free_queries(int group, bool last)
     {
         if (last && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_free) + 8 * (uint32_t)group);
@@ -219,26 +219,26 @@ template <typename F> struct Scores {
                 for (int j = 0; j < 8; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = -INFINITY;
     }
 
-    /* If a CTA has many pieces, the first block's extra work costs less than a register for the flag. */
+    /* If a CTA has many splits, the first block's extra work costs less than a register for the flag. */
     template <typename Element> DEVICE void add_block(uint32_t buffer, bool first, bool last)
     {
         const bool fits = score_block<Element>(last, buffer);
         mask();
-        next_fits = !softmax.template block<Element>(s, buffer, !fits, F::ONE_PIECE && first);
+        next_fits = !softmax.template block<Element>(s, buffer, !fits, F::ONE_SPLIT && first);
     }
 
-    DEVICE void end_piece(uint32_t count)
+    DEVICE void end_split(uint32_t count)
     {
         mbarrier_wait(SHARED_AT(base, empty) + 8 * half, half_parity ^ 1);
         softmax.end((float(*)[HEADS])shared.v[half], (count & 1) ^ 1);
     }
 
-    DEVICE int blocks_of_piece(int i) const
+    DEVICE int blocks_of_split(int i) const
     {
-        return blocks_of(piece_of<F>(p, shared.list, i));
+        return blocks_of(split_of<F>(p, shared.list, i));
     }
 
-    /* A piece is multiplied in fp16 up to the first block that fp16 does not hold, and in bf16 from there
+    /* A split is multiplied in fp16 up to the first block that fp16 does not hold, and in bf16 from there
      * on. The votes tell ptxas that a warp stays together: it then keeps matrix descriptors in uniform
      * registers. */
     DEVICE void run()
@@ -248,29 +248,29 @@ template <typename F> struct Scores {
         keys.begin();
         next_fits = !any_of_scores(!take_first(keys.read_of_extra()));
         uint32_t buffer = 0, count = 0;
-        for (int i = shared.list.first; F::ONE_PIECE ? count == 0 : __any_sync(~0u, i <= shared.list.last);
+        for (int i = shared.list.first; F::ONE_SPLIT ? count == 0 : __any_sync(~0u, i <= shared.list.last);
              i += shared.list.step) {
-            const int blocks = blocks_of_piece(i);
+            const int blocks = blocks_of_split(i);
             int left = blocks;
             softmax.begin();
             mbarrier_wait(SHARED_AT(base, q_full), count++ & 1);
             const bool fp16 = shared.q_beyond != count;
             for (; __any_sync(~0u, fp16 && next_fits && left > 0); left--, buffer ^= 1)
                 add_block<Fp16>(buffer, left == blocks, left == 1);
-            if constexpr (F::PREFILL && !F::ONE_PIECE) {
+            if constexpr (F::PREFILL && !F::ONE_SPLIT) {
                 if (__any_sync(~0u, left > 0)) {
                     reload_queries<F>(p, request_of<F>(p, shared.list, i), base);
                     for (; __any_sync(~0u, left > 0); left--, buffer ^= 1)
                         add_block<Bf16>(buffer, left == blocks, left == 1);
                 }
-                end_piece(count);
+                end_split(count);
             } else if (SELDOM(__any_sync(~0u, left > 0))) {
                 reload_queries<F>(p, request_of<F>(p, shared.list, i), base);
                 for (; __any_sync(~0u, left > 0); left--, buffer ^= 1)
                     add_block<Bf16>(buffer, left == blocks, left == 1);
-                end_piece(count);
+                end_split(count);
             } else {
-                end_piece(count); /* in the code twice: this copy is beside the fp16 code */
+                end_split(count); /* in the code twice: this copy is beside the fp16 code */
             }
         }
         if constexpr (F::FP4 != NO_BLOCKS) cp_async_commit();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Softmax of S^T, of 64 keys and 64 heads, by the scores' warps. A thread has two keys of a block and 16
- * heads; each thread keeps its own sums, which are joined at the end of a piece. All weights of a head are
+ * heads; each thread keeps its own sums, which are joined at the end of a split. All weights of a head are
  * relative to a reference, the same in all threads, which moves up when some score exceeds it by 2^8: no
  * maximum is taken across lanes as long as it stays.
  */
@@ -135,7 +135,7 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
 
     /* Stores the weights of a block to P, and tells the other warpgroups that P and V are there. Returns
      * whether `mine` is true in any thread, which comes with a vote that is taken anyway. The `first`
-     * block of a piece sets all references. */
+     * block of a split sets all references. */
     template <typename Element> DEVICE bool block(float (&s)[32], uint32_t buffer, bool mine, bool first)
     {
         float scale = p.scale_log2, over = 0.0f;
@@ -178,9 +178,9 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
         return any;
     }
 
-    /* Passes the sums of the piece and its references to the other warpgroups. `parts`: free memory of
+    /* Passes the sums of the split and its references to the other warpgroups. `parts`: free memory of
      * [warps, HEADS], twice that for prefill. Only the first warp reads it, and does so before it writes
-     * keys there: the others go on. `parity`: of the piece. */
+     * keys there: the others go on. `parity`: of the split. */
     DEVICE void end(float (*parts)[HEADS], uint32_t parity)
     {
         static_assert((PREFILL ? 2 : 1) * WARPS * HEADS * sizeof(float) <= 16 * LINE_BYTES,

@@ -2,14 +2,14 @@
  *
  * Sparse decode over FP8 keys on Hopper: keys go through registers.
  *
- * A CTA takes a tile of 64 heads of one query token through the keys that the pieces of its partition name,
+ * A CTA takes a tile of 64 heads of one query token through the keys that the splits of its partition name,
  * 64 keys at a time:
  *
  *      who                    task                                                              registers
  *      warpgroup 0, scores    gathers raw keys and converts them to fp16, which is at once A of  160, 168
  *                             S^T = K Qᵀ and, stored to shared memory, V; softmax of S^T;
  *                             P to shared memory
- *      warpgroups 1, 2, sums  O of 256 columns each += P V; Q of the next piece                       168
+ *      warpgroups 1, 2, sums  O of 256 columns each += P V; Q of the next split                       168
  *
  * Timeline of blocks k:
  *
@@ -25,13 +25,13 @@
  *
  * Barriers: full[count % 2], P and V of a block are there; empty[half], V's half has been multiplied;
  * products_done, the products of a block's scores are done; sum_full, sum_empty: sums and references of a
- * piece; q_full, q_free[group]: Q of a piece is there, a group of its tiles has been multiplied for the last
+ * split; q_full, q_free[group]: Q of a split is there, a group of its tiles has been multiplied for the last
  * time.
  *
  * If some blocks have FP4 codes, the sums' warps convert them to e4m3 codes before the scores' threads take
  * them; barriers landed and converted (fp4_keys.cuh).
  *
- * fp16 does not hold all values of the formats: from the first block with such values on, a piece is
+ * fp16 does not hold all values of the formats: from the first block with such values on, a split is
  * multiplied in bf16 (scores.cuh).
  *
  * Shared memory (struct Shared): V 98304 bytes, Q 73728, P 16384, raw keys 32768 + 8192; constant addresses.
@@ -74,7 +74,7 @@ template <typename F> DEVICE void sparse_decode(const struct sparse_decode_param
     __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
-    if (threadIdx.x == 0) shared.list = pieces_of<F>(p, Place(p).worker);
+    if (threadIdx.x == 0) shared.list = splits_of<F>(p, Place(p).worker);
     __syncthreads();
     if (threadIdx.x < WARPGROUP_THREADS) {
         give_registers<F::SCORE_REGISTERS>();
@@ -85,8 +85,8 @@ template <typename F> DEVICE void sparse_decode(const struct sparse_decode_param
     }
 }
 
-/* Defines both kernels of a format: the general one, and the one with one piece per CTA. */
+/* Defines both kernels of a format: the general one, and the one with one split per CTA. */
 #define SPARSE_DECODE_KERNELS(NAME, FORMAT)                                                                  \
     DEFINE_KERNEL(NAME, sparse_decode_params, (THREADS, 1), sparse_decode<FORMAT>(p))                        \
     DEFINE_KERNEL(NAME##_together, sparse_decode_sm90_params, (THREADS, 1),                                  \
-                  sparse_decode<OnePieceFormat<FORMAT>>(p.call))
+                  sparse_decode<OneSplitFormat<FORMAT>>(p.call))

@@ -64,24 +64,24 @@ struct tensor_view sm90_sparse_prefill_view(const struct attention_problem *p, c
 
 enum { BLOCK = 64 /* entries */, LEAST_SAVED = 3 /* blocks: the join takes as long as two or three */ };
 
-/* Returns the pieces per tile if the last round has `rest` tiles; 1: tiles are not cut. */
-static int64_t pieces_of_tile(int64_t rest, int64_t blocks, int32_t sms)
+/* Returns the splits per tile if the last round has `rest` tiles; 1: tiles are not cut. */
+static int64_t splits_of_tile(int64_t rest, int64_t blocks, int32_t sms)
 {
     const int64_t at_once = sms / rest,
-                  pieces = at_once < MOST_PREFILL_PIECES ? at_once : MOST_PREFILL_PIECES;
-    const int64_t most = (blocks + pieces - 1) / pieces; /* blocks per piece */
+                  splits = at_once < MOST_PREFILL_SPLITS ? at_once : MOST_PREFILL_SPLITS;
+    const int64_t most = (blocks + splits - 1) / splits; /* blocks per split */
     return blocks - most < LEAST_SAVED ? 1 : (blocks + most - 1) / most;
 }
 
 struct prefill_cut sm90_sparse_prefill_cut(int64_t tiles, int64_t topk, int32_t sms)
 {
-    enum { MOST_ROUNDS = 8 /* beyond, the last round is too small a share to pay for the pieces */ };
+    enum { MOST_ROUNDS = 8 /* beyond, the last round is too small a share to pay for the splits */ };
     const int64_t rest = tiles % sms, blocks = cuda_ceil_div(topk, BLOCK);
     const bool few = rest && tiles <= (int64_t)MOST_ROUNDS * sms;
-    const int64_t pieces = few ? pieces_of_tile(rest, blocks, sms) : 1;
-    return (struct prefill_cut){.whole = (int32_t)(pieces > 1 ? tiles - rest : tiles),
-                                .pieces = (int32_t)pieces,
-                                .pieces_divisor = divisor_of((uint32_t)pieces)};
+    const int64_t splits = few ? splits_of_tile(rest, blocks, sms) : 1;
+    return (struct prefill_cut){.whole = (int32_t)(splits > 1 ? tiles - rest : tiles),
+                                .splits = (int32_t)splits,
+                                .splits_divisor = divisor_of((uint32_t)splits)};
 }
 
 int32_t sm90_sparse_prefill_part_keys(int64_t tiles, int64_t topk, int32_t sms)
@@ -92,15 +92,15 @@ int32_t sm90_sparse_prefill_part_keys(int64_t tiles, int64_t topk, int32_t sms)
     return blocks - most < LEAST_SAVED ? 0 : (int32_t)(most * BLOCK);
 }
 
-/* Lists of at most `enough` blocks suffice: no longer list gives more pieces. */
-int64_t sm90_sparse_prefill_most_pieces(int64_t tiles, int64_t topk, int32_t sms)
+/* Lists of at most `enough` blocks suffice: no longer list gives more splits. */
+int64_t sm90_sparse_prefill_most_splits(int64_t tiles, int64_t topk, int32_t sms)
 {
-    const int64_t blocks = cuda_ceil_div(topk, BLOCK), enough = 3 * MOST_PREFILL_PIECES;
+    const int64_t blocks = cuda_ceil_div(topk, BLOCK), enough = 3 * MOST_PREFILL_SPLITS;
     int64_t most = 0;
     for (int64_t rest = 1; rest <= tiles && rest < sms; rest++)
         for (int64_t some = blocks < enough ? blocks : enough; some > 0; some--) {
-            const int64_t pieces = pieces_of_tile(rest, some, sms);
-            if (pieces > 1 && rest * pieces > most) most = rest * pieces;
+            const int64_t splits = splits_of_tile(rest, some, sms);
+            if (splits > 1 && rest * splits > most) most = rest * splits;
         }
     return most;
 }

@@ -20,7 +20,7 @@ struct tensor_view sm90_sparse_prefill_view(const struct attention_problem *prob
                                             const int64_t stride[2], int64_t tokens, int64_t heads,
                                             int64_t columns);
 
-/* Returns which of a launch's `tiles` are cut into pieces on a GPU of `sms` SMs, with lists of `topk`
+/* Returns which of a launch's `tiles` are cut into splits on a GPU of `sms` SMs, with lists of `topk`
  * entries. The caller sets the address of the slots. */
 struct prefill_cut sm90_sparse_prefill_cut(int64_t tiles, int64_t topk, int32_t sms);
 
@@ -28,7 +28,7 @@ struct prefill_cut sm90_sparse_prefill_cut(int64_t tiles, int64_t topk, int32_t 
  * most; 0: not cut. */
 int32_t sm90_sparse_prefill_part_keys(int64_t tiles, int64_t topk, int32_t sms);
 
-/* Returns the most pieces of any launch of at most `tiles` tiles and `topk` entries. */
-int64_t sm90_sparse_prefill_most_pieces(int64_t tiles, int64_t topk, int32_t sms);
+/* Returns the most splits of any launch of at most `tiles` tiles and `topk` entries. */
+int64_t sm90_sparse_prefill_most_splits(int64_t tiles, int64_t topk, int32_t sms);
 
 #endif

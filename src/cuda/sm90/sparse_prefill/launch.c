@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Launches of sparse prefill on Hopper. The kernel over bf16 keys cuts the tiles of a short call's last round
- * into pieces where these tiles are few, and a second launch joins the pieces. FP8 pages use the kernel of
+ * into splits where these tiles are few, and a second launch joins the splits. FP8 pages use the kernel of
  * sparse decode, which cuts the lists of few tokens into parts.
  */
 #include "../../attention.h"
@@ -12,7 +12,7 @@ enum { HEADS = SM90_SPARSE_PREFILL_HEADS };
 static fmla_status launch_join(const struct cuda_scope *scope, const struct attention_problem *p,
                                struct sparse_prefill_sm90_params *params)
 {
-    const int64_t tiles = (params->items - params->cut.whole) / params->cut.pieces;
+    const int64_t tiles = (params->items - params->cut.whole) / params->cut.splits;
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of((struct cuda_key){.schedule = CUDA_SM90_SPARSE_PREFILL_JOIN}),
         .blocks = tiles * HEADS / PREFILL_JOIN_WARPS,
@@ -22,7 +22,7 @@ static fmla_status launch_join(const struct cuda_scope *scope, const struct atte
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){params});
 }
 
-/* The grid is persistent: CTAs take tiles, then pieces, in turns. */
+/* The grid is persistent: CTAs take tiles, then splits, in turns. */
 static fmla_status launch_rows(const struct cuda_scope *scope, const struct attention_problem *p,
                                const struct prefill_part *part)
 {
@@ -38,8 +38,8 @@ static fmla_status launch_rows(const struct cuda_scope *scope, const struct atte
     if (status) return status;
     params.cut = sm90_sparse_prefill_cut(tiles, p->capacity, scope->device->sms);
     params.cut.slots = p->workspace;
-    params.items = params.cut.whole + (int32_t)((tiles - params.cut.whole) * params.cut.pieces);
-    const bool cut = params.cut.pieces > 1;
+    params.items = params.cut.whole + (int32_t)((tiles - params.cut.whole) * params.cut.splits);
+    const bool cut = params.cut.splits > 1;
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of(
             (struct cuda_key){CUDA_SM90_SPARSE_PREFILL, p->element, p->format, 2 * cut + (p->d_qk > p->d_v)}),

@@ -12,10 +12,10 @@
 #include "../../device/tma.cuh"
 #include "../sides/layout.cuh"
 
-/* PIECES_: some items are pieces of tiles. */
-template <int D_QK_, bool PIECES_> struct Variant {
+/* SPLITS_: some items are splits of tiles. */
+template <int D_QK_, bool SPLITS_> struct Variant {
     using Element = Bf16;
-    static constexpr bool PIECES = PIECES_;
+    static constexpr bool SPLITS = SPLITS_;
     static constexpr bool ROPE = D_QK_ > D_V;
     static_assert(D_QK_ == D_V || D_QK_ == D_V + LINE_ELEMENTS, "");
 };
@@ -81,30 +81,30 @@ DEVICE bool is_short(const struct sparse_prefill_sm90_params &p)
     return p.items <= (int)gridDim.x;
 }
 
-/* An item: a tile of heads of a token, or a piece of it, that is, some of its key blocks. A CTA takes every
+/* An item: a tile of heads of a token, or a split of it, that is, some of its key blocks. A CTA takes every
  * gridDim.x-th item; each role iterates over them on its own. */
 enum { WHOLE = -1 };
 template <typename V> struct ItemOf {
     int token, tile, length;
     int first, blocks; /* first key block; number of key blocks */
-    int slot;          /* slot of a piece; WHOLE for a tile */
+    int slot;          /* slot of a split; WHOLE for a tile */
 
     DEVICE ItemOf() : token(0), tile(0), length(0), first(0), blocks(0), slot(WHOLE) {}
 
     DEVICE ItemOf(const struct sparse_prefill_sm90_params &p, int item) : first(0), slot(WHOLE)
     {
-        int index = item, piece = 0;
-        if (V::PIECES && item >= p.cut.whole) {
+        int index = item, split = 0;
+        if (V::SPLITS && item >= p.cut.whole) {
             slot = item - p.cut.whole;
-            const int cut_tile = fast_divide(slot, p.cut.pieces_divisor);
-            index = p.cut.whole + cut_tile, piece = slot - cut_tile * p.cut.pieces;
+            const int cut_tile = fast_divide(slot, p.cut.splits_divisor);
+            index = p.cut.whole + cut_tile, split = slot - cut_tile * p.cut.splits;
         }
         const TileOfToken of(p.call, index);
         token = of.token, tile = of.tile;
         length = topk_count(p.call.topk, p.call.topk_length, token);
         blocks = (int)((unsigned)(length + KEYS - 1) / KEYS);
-        if (!V::PIECES || slot == WHOLE) return;
-        const int most = fast_divide(blocks + p.cut.pieces - 1, p.cut.pieces_divisor);
-        first = min(piece * most, blocks), blocks = min(most, blocks - first);
+        if (!V::SPLITS || slot == WHOLE) return;
+        const int most = fast_divide(blocks + p.cut.splits - 1, p.cut.splits_divisor);
+        first = min(split * most, blocks), blocks = min(most, blocks - first);
     }
 };

@@ -40,9 +40,9 @@ DEVICE void store_largest(const struct sparse_prefill_params &p, int token, int 
     if (p.max_logits) p.max_logits[token * p.max_stride + head] = largest * LN_2 * p.rules.lse_factor;
 }
 
-template <typename Item> DEVICE Slot *slot_of(const struct sparse_prefill_sm90_params &p, const Item &piece)
+template <typename Item> DEVICE Slot *slot_of(const struct sparse_prefill_sm90_params &p, const Item &split)
 {
-    return (Slot *)p.cut.slots + piece.slot;
+    return (Slot *)p.cut.slots + split.slot;
 }
 
 /* Stages the warp's 16 rows of a unit's columns in shared memory, from the unit's line `lines` on. */
@@ -73,7 +73,7 @@ template <int FIRST> DEVICE void stage_half_group(const float (&o)[64], float *d
     stage_group<Fp16, FIRST>(o, Scaled{up}, 0, lines, fresh_thread() % 32);
 }
 
-/* Writes the slot of a piece without keys. */
+/* Writes the slot of a split without keys. */
 DEVICE void store_empty_slot(Slot *slot)
 {
     const int thread = (int)(fresh_thread() - WARPGROUP_THREADS);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Partial results of a piece of a tile, in global memory until join_pieces.cuh joins them.
+ * Partial results of a split of a tile, in global memory until join_splits.cuh joins them.
  */
 #pragma once
 

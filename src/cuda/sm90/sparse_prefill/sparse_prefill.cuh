@@ -23,7 +23,7 @@
  *
  * At the end of a tile its rows are staged in the home units of the last block, and TMA stores them to `out`,
  * the first half while the products of the second still run. In a short call the tiles of the last round are
- * cut by keys into pieces, whose rows go to slots; join_pieces.cuh joins them (V::PIECES).
+ * cut by keys into splits, whose rows go to slots; join_splits.cuh joins them (V::SPLITS).
  *
  * The limit on an H200 is power: with 128 heads the SMs run at 1.4 to 1.7 of 1.98 GHz.
  */
@@ -72,7 +72,7 @@ template <typename V> struct Side : SideThread {
     {
     }
 
-    static DEVICE bool is_piece(const Item &item) { return V::PIECES && item.slot != WHOLE; }
+    static DEVICE bool is_split(const Item &item) { return V::SPLITS && item.slot != WHOLE; }
     static DEVICE bool is_first_warp() { return __all_sync(~0u, warp() == 0); }
 
     /* ---- Steps of a block ---------------------------------------------------------------------- */
@@ -279,7 +279,7 @@ template <typename V> struct Side : SideThread {
         for (int k = side; k < blocks; k += 2) run_block(k, item);
     }
 
-    /* ---- The end of a tile, or of a piece ------------------------------------------------------------ */
+    /* ---- The end of a tile, or of a split ------------------------------------------------------------ */
 
     /* Adds the sums of the two sides, each over its own blocks; both hold the same references by now. */
     DEVICE void join_sides(float (&over)[2])
@@ -307,7 +307,7 @@ template <typename V> struct Side : SideThread {
     {
         const uint32_t lines = at + (uint32_t)(16 * warp()) * LINE_BYTES;
         barrier_sync(SIDE_BARRIER + side, WARPGROUP_THREADS); /* a warp waits only for its own products */
-        if (is_piece(item)) {
+        if (is_split(item)) {
             float *down = &slot_of(p, item)->down[row()][2 * unit];
             stage_half_group<0>(o, down, lines);
             stage_half_group<32>(o, down + 1, lines + TILE_BYTES);
@@ -317,7 +317,7 @@ template <typename V> struct Side : SideThread {
         fence_async_shared();
         barrier_sync(SIDE_BARRIER + side, WARPGROUP_THREADS);
         if (is_first_warp() && elect_one()) {
-            if (is_piece(item))
+            if (is_split(item))
                 bulk_store(slot_of(p, item)->units[unit], at, UNIT_BYTES);
             else
                 tma_store_once(&p.results, at, {0, item.tile * ROWS, 2 * unit, item.token, 0});
@@ -330,7 +330,7 @@ template <typename V> struct Side : SideThread {
     DEVICE void store_end(const Item &item, int i, float lse, float largest)
     {
         const int my_row = row() + 8 * i, head = item.tile * ROWS + my_row;
-        if (is_piece(item)) {
+        if (is_split(item)) {
             if (side == 0)
                 slot_of(p, item)->end[my_row] = make_float4(state.reference[i], state.sum[i], largest, 0.0f);
         } else if (head < p.call.h_q) {
@@ -357,7 +357,7 @@ template <typename V> struct Side : SideThread {
     DEVICE void send_rows(const Item &item, uint32_t place)
     {
         const int unit = first_of_home(side);
-        if constexpr (!V::PIECES) {
+        if constexpr (!V::SPLITS) {
             wgmma_wait<1>();
             hold(left);
             send_unit(left, ending.factor, item, unit, place);
@@ -417,7 +417,7 @@ template <typename V> struct Side : SideThread {
     DEVICE void run_tile(const Item &item, int next)
     {
         if (item.blocks == 0) {
-            if (is_piece(item))
+            if (is_split(item))
                 store_empty_slot(slot_of(p, item));
             else
                 store_empty(p.call, item);
@@ -482,5 +482,5 @@ template <typename V> DEVICE void sparse_prefill(const struct sparse_prefill_sm9
     }
 }
 
-#define SPARSE_PREFILL_KERNEL(NAME, D_QK, PIECES)                                                            \
-    DEFINE_KERNEL(NAME, sparse_prefill_sm90_params, (THREADS, 1), sparse_prefill<Variant<D_QK, PIECES>>(p))
+#define SPARSE_PREFILL_KERNEL(NAME, D_QK, SPLITS)                                                            \
+    DEFINE_KERNEL(NAME, sparse_prefill_sm90_params, (THREADS, 1), sparse_prefill<Variant<D_QK, SPLITS>>(p))

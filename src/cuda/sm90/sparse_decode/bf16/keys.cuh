@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Iteration of the scores' warps over the lists of keys: a lane has an entry of a block, two blocks ahead of
- * its scores, and tells the sums' warps, which gather, the address of that token. Pieces follow each other
+ * its scores, and tells the sums' warps, which gather, the address of that token. Splits follow each other
  * without a gap.
  */
 #pragma once
@@ -16,25 +16,25 @@ template <typename R> struct Keys {
     Shared &shared;
     const int32_t *entries[2]; /* of the token, in either cache, by list position */
     int count, extra_begin, extra_end, end, at;
-    int next_piece, index;
-    bool over, of_extra; /* no piece is left; the index is of the extra cache */
+    int next_split, index;
+    bool over, of_extra; /* no split is left; the index is of the extra cache */
 
     DEVICE Keys(const struct sparse_decode_params &params, Shared &memory) : p(params), shared(memory) {}
 
     /* Returns the lane's key of a block; both halves of the warp have the same keys. */
     static DEVICE int key() { return KEYS_OF_WARP * (int)(fresh_thread() / 32) + lane() % KEYS_OF_WARP; }
 
-    DEVICE void enter_piece()
+    DEVICE void enter_split()
     {
         int length;
-        const Piece piece = list_piece(p, shared.list, next_piece, &length);
-        const ListEnds ends = list_ends(p, piece.request);
+        const Split split = list_split(p, shared.list, next_split, &length);
+        const ListEnds ends = list_ends(p, split.request);
         const Place place(p);
         count = ends.count, extra_begin = ends.extra_begin, extra_end = ends.extra_end;
-        at = piece.begin, end = piece.end;
+        at = split.begin, end = split.end;
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            entries[i] = p.cache[i].indices + piece.request * p.cache[i].indices_stride[0] +
+            entries[i] = p.cache[i].indices + split.request * p.cache[i].indices_stride[0] +
                          place.token * p.cache[i].indices_stride[1] - (i ? ends.extra_begin : 0);
     }
 
@@ -50,9 +50,9 @@ template <typename R> struct Keys {
             index = __ldg((of_extra ? entries[1] : entries[0]) + entry);
         at += KEYS;
         if (__any_sync(~0u, at >= end)) {
-            next_piece += shared.list.step;
-            over = next_piece > shared.list.last;
-            if (__any_sync(~0u, !over)) enter_piece();
+            next_split += shared.list.step;
+            over = next_split > shared.list.last;
+            if (__any_sync(~0u, !over)) enter_split();
         }
     }
 
@@ -69,7 +69,7 @@ template <typename R> struct Keys {
 
     DEVICE void begin()
     {
-        next_piece = shared.list.first, over = false, of_extra = false;
-        enter_piece();
+        next_split = shared.list.first, over = false, of_extra = false;
+        enter_split();
     }
 };

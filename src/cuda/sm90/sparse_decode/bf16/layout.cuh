@@ -30,14 +30,14 @@ template <int D_QK_, typename Element_> struct Rows {
         unsigned char p[1][TILE_BYTES];
         uint64_t place[KEY_BUFFERS][KEYS]; /* of a block's tokens: addresses, and NO_KEY */
         float factor[1][HEADS];            /* rescales O if the references of this block moved */
-        float sum[4][HEADS];               /* [warp of the scores], of the piece */
+        float sum[4][HEADS];               /* [warp of the scores], of the split */
         float below[HEADS];                /* minus the references */
         uint32_t block[1];                 /* BLOCK_… */
-        PieceList list;
+        SplitList list;
         struct {
             int64_t slot;
             int request;
-        } piece[8]; /* [warp] of the sums: kept here until the end of the piece */
+        } split[8]; /* [warp] of the sums: kept here until the end of the split */
         uint64_t full[1], empty, sum_full, sum_empty, q_full, arrived[KEY_BUFFERS][GROUPS];
     };
     static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");

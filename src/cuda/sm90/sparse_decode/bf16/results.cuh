@@ -2,7 +2,7 @@
  *
  * The warpgroups of the sums: O of 256 columns each += P V. They also gather: a warpgroup is the first to
  * know when its half of a block's columns is no longer needed, and requests that of the block after next. At
- * the end of a piece they store rows to `out`, or to the piece's slot.
+ * the end of a split they store rows to `out`, or to the split's slot.
  */
 #pragma once
 
@@ -131,7 +131,7 @@ template <typename R> struct Sums {
                                            k > 0 || !first);
             wgmma_commit();
         }
-        gather_rope(buffer); /* the block's scores are done, and so are those with the piece's queries */
+        gather_rope(buffer); /* the block's scores are done, and so are those with the split's queries */
         load();
         wgmma_wait<1>();
         barrier_sync(SIDE_BARRIER + side(), WARPGROUP_THREADS); /* no warp reads this part of V any longer */
@@ -145,7 +145,7 @@ template <typename R> struct Sums {
         gather_part(buffer, 1);
     }
 
-    /* ---- The end of a piece --------------------------------------------------------------------------- */
+    /* ---- The end of a split --------------------------------------------------------------------------- */
 
     /* Takes 64 columns of one of the thread's two rows: two of every eight. */
     DEVICE void take_row(float (&x)[16], int tile, bool second) const
@@ -200,8 +200,8 @@ template <typename R> struct Sums {
         const Place place(p);
         const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
         const int column = side() * (D_V / 2), warp = (int)fresh_thread() / 32 - 4;
-        const int request = shared.piece[warp].request;
-        const int64_t slot = shared.piece[warp].slot;
+        const int request = shared.split[warp].request;
+        const int64_t slot = shared.split[warp].slot;
         const bool there = asked < p.h_q, stores_lse = there && side() == 0 && lane() % 4 == 0;
         const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
         float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
@@ -222,7 +222,7 @@ template <typename R> struct Sums {
         store_row(to + column, !direct, scales, i == 1, factor, sum == 0.0f, there);
     }
 
-    DEVICE void end_piece(uint32_t parity)
+    DEVICE void end_split(uint32_t parity)
     {
         mbarrier_wait(SHARED_AT(base, sum_full), parity);
         float sum[2], below[2];
@@ -239,12 +239,12 @@ template <typename R> struct Sums {
         __syncwarp();
     }
 
-    DEVICE int begin_piece(int i)
+    DEVICE int begin_split(int i)
     {
         int length;
-        const Piece now = list_piece(p, shared.list, i, &length);
+        const Split now = list_split(p, shared.list, i, &length);
         const int warp = (int)fresh_thread() / 32 - 4;
-        if (lane() == 0) shared.piece[warp].slot = now.slot, shared.piece[warp].request = now.request;
+        if (lane() == 0) shared.split[warp].slot = now.slot, shared.split[warp].request = now.request;
         __syncwarp();
         return blocks_of(now);
     }
@@ -258,7 +258,7 @@ template <typename R> struct Sums {
      * NO_KEY. */
     DEVICE void run()
     {
-        uint32_t count = 0, pieces = 0;
+        uint32_t count = 0, splits = 0;
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i / 64][i % 64] = 0.0f;
         load_queries(request_of(shared.list.first));
@@ -268,14 +268,14 @@ template <typename R> struct Sums {
             gather_rope(buffer), gather_part(buffer, 0), gather_part(buffer, 1);
         for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
             const bool more = shared.list.last - i >= shared.list.step;
-            const int blocks = begin_piece(i);
+            const int blocks = begin_split(i);
             for (int k = 0; __any_sync(~0u, k < blocks); k++, count++)
                 add_block(count, k == 0, [&] {
                     if (__any_sync(~0u, more && k == blocks - 1))
                         load_queries(request_of(i + shared.list.step));
                 });
-            end_piece(pieces & 1);
-            pieces++;
+            end_split(splits & 1);
+            splits++;
         }
         cp_async_wait<0>();
     }

@@ -87,8 +87,8 @@ template <typename R> struct Scores {
         count++;
     }
 
-    /* Passes the sums of the piece and its references to the other warpgroups. */
-    DEVICE void end_piece(uint32_t parity)
+    /* Passes the sums of the split and its references to the other warpgroups. */
+    DEVICE void end_split(uint32_t parity)
     {
         const float2 two = softmax.join_lanes(softmax.sums, [](float a, float b) { return a + b; });
         mbarrier_wait(SHARED_AT(base, sum_empty), parity ^ 1);
@@ -100,10 +100,10 @@ template <typename R> struct Scores {
         if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_full));
     }
 
-    DEVICE int blocks_of_piece(int i) const
+    DEVICE int blocks_of_split(int i) const
     {
         int length;
-        return blocks_of(list_piece(p, shared.list, i, &length));
+        return blocks_of(list_split(p, shared.list, i, &length));
     }
 
     /* Votes: as in the kernel for FP8 caches. */
@@ -114,14 +114,14 @@ template <typename R> struct Scores {
         keys.load_index(), there[1] = keys.tell_places(1);
         keys.load_index();
         barrier_sync(START_BARRIER, 3 * WARPGROUP_THREADS);
-        uint32_t pieces = 0;
+        uint32_t splits = 0;
         for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
-            const int blocks = blocks_of_piece(i);
+            const int blocks = blocks_of_split(i);
             softmax.begin();
-            mbarrier_wait(SHARED_AT(base, q_full), pieces & 1);
+            mbarrier_wait(SHARED_AT(base, q_full), splits & 1);
             for (int k = 0; __any_sync(~0u, k < blocks); k++) add_block(k == 0);
-            end_piece(pieces & 1);
-            pieces++;
+            end_split(splits & 1);
+            splits++;
         }
     }
 };

@@ -3,17 +3,17 @@
  * Sparse decode over BF16 and FP16 caches on Hopper: keys are gathered straight to where the products read
  * them.
  *
- * A CTA takes a tile of 64 heads of one query token through the keys that the pieces of its partition name,
+ * A CTA takes a tile of 64 heads of one query token through the keys that the splits of its partition name,
  * 64 keys at a time:
  *
  *      who                    task                                                              registers
  *      warpgroup 0, scores    indices; S^T = K Qᵀ, softmax, P to shared memory                        152
  *      warpgroups 1, 2, sums  O of 256 columns each += P V; gather those columns of the block         176
- *                             after next (cp.async) once they are multiplied; Q of the next piece
+ *                             after next (cp.async) once they are multiplied; Q of the next split
  *
  * Barriers: arrived[buffer][group], tiles of a block's keys are there; full, P is there, and `place` has the
- * addresses of the keys of the block after next; empty, P has been multiplied; q_full, Q of a piece is
- * there; sum_full, sum_empty: sums and references of a piece. Q and the rope columns need no barrier before
+ * addresses of the keys of the block after next; empty, P has been multiplied; q_full, Q of a split is
+ * there; sum_full, sum_empty: sums and references of a split. Q and the rope columns need no barrier before
  * they are overwritten: whoever sees P knows that the scores are done.
  */
 #pragma once
@@ -45,7 +45,7 @@ template <typename R> DEVICE void sparse_decode(const struct sparse_decode_param
     __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
-    if (threadIdx.x == 0) shared.list = piece_list(p, (unsigned)Place(p).worker);
+    if (threadIdx.x == 0) shared.list = split_list(p, (unsigned)Place(p).worker);
     __syncthreads();
     if (threadIdx.x < WARPGROUP_THREADS) {
         give_registers<SCORE_REGISTERS>();

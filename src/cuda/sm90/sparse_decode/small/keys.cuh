@@ -24,11 +24,11 @@ template <typename F> struct SmallKeys : SmallPhase {
      * entries are of one cache. */
     DEVICE void load_index()
     {
-        const SmallPiece &piece = shared.piece;
-        const bool of_extra = at >= piece.extra_begin;
-        const int end = min(piece.end, of_extra ? piece.extra_end : piece.count),
+        const SmallSplit &split = shared.split;
+        const bool of_extra = at >= split.extra_begin;
+        const int end = min(split.end, of_extra ? split.extra_end : split.count),
                   entry = at + 16 * key_group() + lane() % 16;
-        index = load_or_none(piece.entries[of_extra] + entry, entry < end);
+        index = load_or_none(split.entries[of_extra] + entry, entry < end);
         at += KEYS;
     }
 
@@ -39,7 +39,7 @@ template <typename F> struct SmallKeys : SmallPhase {
 
     DEVICE void ask()
     {
-        const struct sparse_cache_params &cache = p.cache[at - KEYS >= shared.piece.extra_begin];
+        const struct sparse_cache_params &cache = p.cache[at - KEYS >= shared.split.extra_begin];
         const KeyPlace place = names_key(cache, index) ? F::place(cache, index) : KeyPlace{NULL, NULL};
         const int t = lane() % 4;
         if constexpr (F::FP4 == BLOCKS_OF_SOME_CACHE) fp4 = has_fp4(cache);

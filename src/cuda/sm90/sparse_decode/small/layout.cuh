@@ -19,13 +19,13 @@ enum {
 enum { HALF_CHUNKS = V_TILES / 2 /* chunks of 64 columns that a warp takes of its keys */ };
 enum { SCORE_LINE = KEYS + 4 /* floats: lanes of a fragment then write to different banks */ };
 
-/* The current piece; one thread fills it in for all. */
-struct SmallPiece {
+/* The current split; one thread fills it in for all. */
+struct SmallSplit {
     const int32_t *entries[2]; /* of the token, in either cache, by list position */
     int request, begin, end, blocks;
     int count, extra_begin, extra_end;
     int64_t slot;
-    bool there;  /* false: no more pieces */
+    bool there;  /* false: no more splits */
     bool beyond; /* fp16 does not hold its queries */
 };
 
@@ -35,10 +35,10 @@ struct Shared {
     unsigned char p[SMALL_HEADS * LINE_BYTES];
     float s[2][SMALL_HEADS][SCORE_LINE]; /* of the first half of the columns, and of the second */
     float factor[SMALL_HEADS];           /* rescales O */
-    float last_factor[SMALL_HEADS];      /* final factor of O at the end of a piece; negative: O is 0 */
-    SmallPiece piece;
-    PieceList list; /* of the CTA */
-    int next_piece; /* index in the list */
+    float last_factor[SMALL_HEADS];      /* final factor of O at the end of a split; negative: O is 0 */
+    SmallSplit split;
+    SplitList list; /* of the CTA */
+    int next_split; /* index in the list */
 };
 static_assert(sizeof(Shared) <= 96 * 1024, "two CTAs do not fit an SM");
 

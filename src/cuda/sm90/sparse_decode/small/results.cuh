@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * O of 16 heads and 64 columns per warp, += P V; stores rows to `out`, or to the piece's slot.
+ * O of 16 heads and 64 columns per warp, += P V; stores rows to `out`, or to the split's slot.
  */
 #pragma once
 
@@ -8,7 +8,7 @@
 #include "../../../device/quad.cuh"
 #include "layout.cuh"
 
-template <bool ONE_PIECE> struct SmallSums : SmallPhase {
+template <bool ONE_SPLIT> struct SmallSums : SmallPhase {
     using SmallPhase::SmallPhase;
     float o[8][4]; /* of 8 columns each: C of mma */
 
@@ -80,13 +80,13 @@ template <bool ONE_PIECE> struct SmallSums : SmallPhase {
         const int column = LINE_ELEMENTS * warp();
         const bool there = asked < p.h_q;
         const float factor = shared.last_factor[row];
-        if (!ONE_PIECE && __any_sync(~0u, shared.piece.slot == DIRECT)) {
+        if (!ONE_SPLIT && __any_sync(~0u, shared.split.slot == DIRECT)) {
             store_row<Bf16, false>(
-                p.output.out + out_offset(p.output, shared.piece.request, {place.token, head}) + column, NULL,
+                p.output.out + out_offset(p.output, shared.split.request, {place.token, head}) + column, NULL,
                 i, factor, there);
         } else {
             const int64_t slot_row =
-                shared.piece.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + head;
+                shared.split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + head;
             store_row<Fp16, true>(half_row(p.split, slot_row) + column,
                                   half_row_scales(p.split, slot_row) + warp(), i, factor, there);
         }

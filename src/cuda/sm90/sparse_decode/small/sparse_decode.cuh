@@ -3,7 +3,7 @@
  * Sparse decode over FP8 keys on Hopper for few tokens, where only latency counts: tiles of 16 heads instead
  * of 64, so that all SMs take part, and every warp has the same role.
  *
- * A CTA takes a tile of 16 heads of one query token through the keys that the pieces of its partition name,
+ * A CTA takes a tile of 16 heads of one query token through the keys that the splits of its partition name,
  * 64 keys at a time:
  *
  *      all 8 warps     raw keys to registers, a block ahead
@@ -15,7 +15,7 @@
  * with a barrier after each phase. The matrix instructions are mma: a tile of 16 heads and 64 keys takes
  * some hundred clocks, and there is no asynchronous product to wait for, as with wgmma.
  *
- * The time is a chain of latencies: the piece, indices, keys, scores, weights, results. So little is
+ * The time is a chain of latencies: the split, indices, keys, scores, weights, results. So little is
  * computed before the first index is requested, and loops are not unrolled. Two CTAs fit an SM (128
  * registers, 93 KB).
  */
@@ -33,7 +33,7 @@ template <typename F> struct SmallDecode {
     const uint32_t base;
     SmallKeys<F> keys;
     SmallSoftmax softmax;
-    SmallSums<F::ONE_PIECE> sums;
+    SmallSums<F::ONE_SPLIT> sums;
 
     DEVICE SmallDecode(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)), keys(params, memory),
@@ -41,24 +41,24 @@ template <typename F> struct SmallDecode {
     {
     }
 
-    /* Finds the next piece of the list, or that there is none; called by one thread. */
-    DEVICE void find_piece()
+    /* Finds the next split of the list, or that there is none; called by one thread. */
+    DEVICE void find_split()
     {
-        SmallPiece &to = shared.piece;
-        const PieceList &list = shared.list;
-        const int i = shared.next_piece;
-        shared.next_piece = F::ONE_PIECE ? INT_MAX : i + list.step;
+        SmallSplit &to = shared.split;
+        const SplitList &list = shared.list;
+        const int i = shared.next_split;
+        shared.next_split = F::ONE_SPLIT ? INT_MAX : i + list.step;
         to.there = i <= list.last, to.beyond = false;
         if (i > list.last) return;
-        const Piece piece = piece_of<F>(p, list, i);
-        const ListEnds ends = list_ends(p, piece.request);
+        const Split split = split_of<F>(p, list, i);
+        const ListEnds ends = list_ends(p, split.request);
         const Place place(p);
-        to.request = piece.request, to.slot = piece.slot;
-        to.begin = piece.begin, to.end = piece.end, to.blocks = blocks_of(piece);
+        to.request = split.request, to.slot = split.slot;
+        to.begin = split.begin, to.end = split.end, to.blocks = blocks_of(split);
         to.count = ends.count, to.extra_begin = ends.extra_begin, to.extra_end = ends.extra_end;
 #pragma unroll
         for (int c = 0; c < 2; c++)
-            to.entries[c] = p.cache[c].indices + piece.request * p.cache[c].indices_stride[0] +
+            to.entries[c] = p.cache[c].indices + split.request * p.cache[c].indices_stride[0] +
                             place.token * p.cache[c].indices_stride[1] - (c ? ends.extra_begin : 0);
     }
 
@@ -69,22 +69,22 @@ template <typename F> struct SmallDecode {
         store_scores(shared, keys, s);
     }
 
-    /* A piece is multiplied in fp16 up to the first block that fp16 does not hold, and in bf16 from there
+    /* A split is multiplied in fp16 up to the first block that fp16 does not hold, and in bf16 from there
      * on. An iteration before the first block only requests its keys, so that one place in the code makes
      * requests. */
-    DEVICE void take_piece()
+    DEVICE void take_split()
     {
-        keys.at = shared.piece.begin;
+        keys.at = shared.split.begin;
         keys.load_index();
-        SmallQueries<F>::ask(p, shared.piece.request, base);
+        SmallQueries<F>::ask(p, shared.split.request, base);
         bool bf16 = false;
 #pragma unroll 1
-        for (int k = -1, last = shared.piece.blocks - 1; __any_sync(~0u, k <= last); k++) {
+        for (int k = -1, last = shared.split.blocks - 1; __any_sync(~0u, k <= last); k++) {
             if (__any_sync(~0u, k >= 0)) {
                 /* V, P and the scores of the previous block are no longer needed; the queries are there. */
                 keys.settle_scales();
                 const bool beyond = __syncthreads_or(!keys.fits());
-                if (!bf16 && (beyond || shared.piece.beyond)) bf16 = true, reload_queries();
+                if (!bf16 && (beyond || shared.split.beyond)) bf16 = true, reload_queries();
                 if (bf16)
                     score_and_store<Bf16>();
                 else
@@ -93,8 +93,8 @@ template <typename F> struct SmallDecode {
             if (__any_sync(~0u, k < last)) keys.ask(), keys.load_index();
             if (__any_sync(~0u, k < 0)) {
                 /* The thread that will join the meeting begins it while the first keys are in flight. */
-                if (F::ONE_PIECE && fresh_thread() == 0) begin_meeting(p, shared.piece.request);
-                if (!SmallQueries<F>::convert(base)) shared.piece.beyond = true;
+                if (F::ONE_SPLIT && fresh_thread() == 0) begin_meeting(p, shared.split.request);
+                if (!SmallQueries<F>::convert(base)) shared.split.beyond = true;
                 softmax.begin(), sums.begin();
                 continue;
             }
@@ -114,7 +114,7 @@ template <typename F> struct SmallDecode {
     /* Loads the queries again, as bf16. */
     DEVICE void reload_queries()
     {
-        SmallQueries<F>::ask(p, shared.piece.request, base);
+        SmallQueries<F>::ask(p, shared.split.request, base);
         cp_async_wait<0>();
         __syncthreads();
     }
@@ -122,18 +122,18 @@ template <typename F> struct SmallDecode {
     DEVICE void run()
     {
         if (threadIdx.x == 0) {
-            shared.list = pieces_of<F>(p, Place(p).worker);
-            shared.next_piece = shared.list.first;
+            shared.list = splits_of<F>(p, Place(p).worker);
+            shared.next_split = shared.list.first;
         }
 #pragma unroll 1
         for (;;) {
-            if (threadIdx.x == 0) find_piece();
+            if (threadIdx.x == 0) find_split();
             __syncthreads();
-            if (!shared.piece.there) break;
-            take_piece();
-            __syncthreads(); /* all threads have read the piece */
+            if (!shared.split.there) break;
+            take_split();
+            __syncthreads(); /* all threads have read the split */
         }
-        if constexpr (F::ONE_PIECE) {
+        if constexpr (F::ONE_SPLIT) {
             static_assert(share_bytes(MOST_SMALL_PARTS_TOGETHER / SHARE_WARPS, false) <= sizeof(Shared::v),
                           "");
             if (fresh_thread() == 0 && shared.list.first > shared.list.last)
@@ -153,8 +153,8 @@ template <typename F> DEVICE void sparse_decode_small(const struct sparse_decode
     SmallDecode<F>(p, *(Shared *)memory).run();
 }
 
-/* Defines both kernels of a format: the general one, and the one with one piece per CTA. */
+/* Defines both kernels of a format: the general one, and the one with one split per CTA. */
 #define SPARSE_DECODE_SMALL_KERNELS(NAME, FORMAT)                                                            \
     DEFINE_KERNEL(NAME, sparse_decode_params, (SMALL_THREADS, 2), sparse_decode_small<FORMAT>(p))            \
     DEFINE_KERNEL(NAME##_together, sparse_decode_sm90_params, (SMALL_THREADS, 2),                            \
-                  sparse_decode_small<OnePieceFormat<FORMAT>>(p.call))
+                  sparse_decode_small<OneSplitFormat<FORMAT>>(p.call))

@@ -27,7 +27,7 @@ DEVICE float2 store_halves(uint16_t *to, const float (&o)[64], bool second, floa
     return make_float2(down[0], down[1]);
 }
 
-/* Stores the warp's rows and columns to the piece's slot. `column`: the side's first. */
+/* Stores the warp's rows and columns to the split's slot. `column`: the side's first. */
 DEVICE void store_halves(const struct dense_decode_params &p, const Task &task, const float (&left)[64],
                          const float (&right)[64], const float (&factor)[2], int tile_row, int column)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * How a call's keys are cut into pieces (a range of keys of one request), and which piece writes where: by
+ * How a call's keys are cut into splits (a range of keys of one request), and which split writes where: by
  * the split plan, or in chunks of equal length (batch-invariant mode, and sparse decode of few keys). The
  * plan says where requests are cut. Their ends come from the current lengths, so a plan made for other
  * lengths still covers every key once. Values read from a plan are clamped, so a damaged plan cannot lead out
@@ -11,10 +11,10 @@
 #include "../params.h"
 #include "kernel.cuh"
 
-struct Piece {
+struct Split {
     int request;
     int begin, end;                   /* keys */
-    int64_t slot;                     /* of the partial results; DIRECT if the piece is the whole request */
+    int64_t slot;                     /* of the partial results; DIRECT if the split is the whole request */
     bool first_of_two, second_of_two; /* of a request that is cut once */
 };
 
@@ -93,7 +93,7 @@ DEVICE bool plan_goes_on(const struct plan_partition &row, const struct plan_par
 }
 
 /* For a request that goes on in partition `row`: returns whether the plan cuts it once and the partition has
- * other requests after it. Its second part is then stored long before the first, which is the last piece of
+ * other requests after it. Its second part is then stored long before the first, which is the last split of
  * its own partition. */
 DEVICE bool plan_cuts_once(const struct plan_partition &row)
 {
@@ -131,19 +131,19 @@ DEVICE Partition partition_of(const struct split_params &split, int i, int b)
     return partition;
 }
 
-DEVICE Piece partition_piece(const Partition &partition, int request, int length)
+DEVICE Split partition_split(const Partition &partition, int request, int length)
 {
     const bool continued = partition.continued && request == partition.first;
     const bool goes_on = partition.goes_on && request == partition.last;
-    Piece piece;
-    piece.request = request;
-    piece.begin = continued ? min(partition.begin_block * PLAN_BLOCK, length) : 0;
-    piece.end = goes_on ? clamp_int(partition.end_block * PLAN_BLOCK, piece.begin, length) : length;
-    piece.slot = !continued && !goes_on ? (int64_t)DIRECT
+    Split split;
+    split.request = request;
+    split.begin = continued ? min(partition.begin_block * PLAN_BLOCK, length) : 0;
+    split.end = goes_on ? clamp_int(partition.end_block * PLAN_BLOCK, split.begin, length) : length;
+    split.slot = !continued && !goes_on ? (int64_t)DIRECT
                                         : 2 * (int64_t)partition.index + (request == partition.first ? 0 : 1);
-    piece.first_of_two = partition.ends_cut_once && request == partition.last;
-    piece.second_of_two = partition.begins_cut_once && request == partition.first;
-    return piece;
+    split.first_of_two = partition.ends_cut_once && request == partition.last;
+    split.second_of_two = partition.begins_cut_once && request == partition.first;
+    return split;
 }
 
 /* Returns the marks of a partition's first request, which may be the second part of a request that is cut
@@ -171,31 +171,31 @@ template <typename Params> DEVICE int chunks_of(const Params &p, int length)
     return length ? (length - 1) / keys_of_chunk(p) + 1 : 1; /* a sum could overflow near 2^31 */
 }
 
-template <typename Params> DEVICE Piece chunk_piece(const Params &p, int request, int chunk, int length)
+template <typename Params> DEVICE Split chunk_split(const Params &p, int request, int chunk, int length)
 {
     const int keys = keys_of_chunk(p);
-    Piece piece;
-    piece.request = request;
-    piece.begin = chunk * keys;
-    piece.end = length - piece.begin > keys ? piece.begin + keys : length;
-    piece.slot = chunks_of(p, length) == 1 ? (int64_t)DIRECT : (int64_t)request * p.split.chunks + chunk;
-    piece.first_of_two = piece.second_of_two = false;
-    return piece;
+    Split split;
+    split.request = request;
+    split.begin = chunk * keys;
+    split.end = length - split.begin > keys ? split.begin + keys : length;
+    split.slot = chunks_of(p, length) == 1 ? (int64_t)DIRECT : (int64_t)request * p.split.chunks + chunk;
+    split.first_of_two = split.second_of_two = false;
+    return split;
 }
 
-/* ---- Either: the pieces of one worker --------------------------------------------------------- */
+/* ---- Either: the splits of one worker --------------------------------------------------------- */
 
 /* With a plan: the requests of a partition, or, if the plan does not fit, every step-th request. In chunks:
  * every step-th chunk of one request. */
-struct PieceList {
+struct SplitList {
     int first, last, step;
     int request; /* in chunks */
     Partition partition;
 };
 
-template <typename Params> DEVICE PieceList piece_list(const Params &p, unsigned worker)
+template <typename Params> DEVICE SplitList split_list(const Params &p, unsigned worker)
 {
-    PieceList list;
+    SplitList list;
     if (p.split.partitions) {
         list.partition = partition_of(p.split, (int)worker, p.b); /* its loads overlap those of the header */
         const bool fits = plan_fits(p.split, p.b);
@@ -213,9 +213,9 @@ template <typename Params> DEVICE PieceList piece_list(const Params &p, unsigned
     return list;
 }
 
-template <typename Params> DEVICE Piece list_piece(const Params &p, const PieceList &list, int i, int *length)
+template <typename Params> DEVICE Split list_split(const Params &p, const SplitList &list, int i, int *length)
 {
     *length = request_length(p, p.split.partitions ? i : list.request);
-    return p.split.partitions ? partition_piece(list.partition, i, *length)
-                              : chunk_piece(p, list.request, i, *length);
+    return p.split.partitions ? partition_split(list.partition, i, *length)
+                              : chunk_split(p, list.request, i, *length);
 }

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * Joins the pieces of the tiles that sparse prefill has cut. A warp takes a row: each lane holds the
- * reference and the sum of one piece, then 16 columns of all pieces, which it adds in their order.
+ * Joins the splits of the tiles that sparse prefill has cut. A warp takes a row: each lane holds the
+ * reference and the sum of one split, then 16 columns of all splits, which it adds in their order.
  */
 #pragma once
 
 #include "results.cuh"
 
-static_assert(MOST_PREFILL_PIECES == 32, "a lane a piece");
-enum { JOIN_CHUNKS = D_V / CHUNK_ELEMENTS / 32 /* of eight columns, per lane */, PIECES_AT_ONCE = 4 };
+static_assert(MOST_PREFILL_SPLITS == 32, "a lane a split");
+enum { JOIN_CHUNKS = D_V / CHUNK_ELEMENTS / 32 /* of eight columns, per lane */, SPLITS_AT_ONCE = 4 };
 
-/* State of a lane: the weight of its piece, and the joined values of the row. */
+/* State of a lane: the weight of its split, and the joined values of the row. */
 struct JoinedRow {
     float weight, sum, reference, largest;
 
-    DEVICE JoinedRow(const Slot *slots, int pieces, int row, int lane)
+    DEVICE JoinedRow(const Slot *slots, int splits, int row, int lane)
     {
         float4 end = make_float4(LEAST_REFERENCE, 0.0f, -INFINITY, 0.0f);
-        if (lane < pieces) end = __ldcg(&slots[lane].end[row]);
-        const bool some = end.y != 0.0f; /* a piece without keys has no rows either */
+        if (lane < splits) end = __ldcg(&slots[lane].end[row]);
+        const bool some = end.y != 0.0f; /* a split without keys has no rows either */
         reference = some ? end.x : LEAST_REFERENCE, largest = end.z;
         for (int lanes = 16; lanes; lanes /= 2) {
             reference = fmaxf(reference, __shfl_xor_sync(~0u, reference, lanes));
@@ -30,18 +30,18 @@ struct JoinedRow {
     }
 };
 
-/* A lane's columns of PIECES_AT_ONCE pieces of a row. */
-struct PiecesOfLane {
-    uint4 halves[PIECES_AT_ONCE][JOIN_CHUNKS];
-    float down[PIECES_AT_ONCE][JOIN_CHUNKS];
+/* A lane's columns of SPLITS_AT_ONCE splits of a row. */
+struct SplitsOfLane {
+    uint4 halves[SPLITS_AT_ONCE][JOIN_CHUNKS];
+    float down[SPLITS_AT_ONCE][JOIN_CHUNKS];
 
-    DEVICE PiecesOfLane(const Slot *slots, int pieces, int first, int row, int lane)
+    DEVICE SplitsOfLane(const Slot *slots, int splits, int first, int row, int lane)
     {
 #pragma unroll
-        for (int i = 0; i < PIECES_AT_ONCE; i++)
+        for (int i = 0; i < SPLITS_AT_ONCE; i++)
 #pragma unroll
             for (int c = 0; c < JOIN_CHUNKS; c++) {
-                const Slot &slot = slots[min(first + i, pieces - 1)];
+                const Slot &slot = slots[min(first + i, splits - 1)];
                 const int chunk = lane + 32 * c, group = chunk / 8;
                 const unsigned char *tile = slot.units[0] + group * TILE_BYTES;
                 halves[i][c] =
@@ -61,22 +61,22 @@ DEVICE void add_halves(float (&sum)[8], const uint4 &halves, float by)
     }
 }
 
-/* Joins and writes row `row` of a cut tile; `slots` are its pieces. */
+/* Joins and writes row `row` of a cut tile; `slots` are its splits. */
 DEVICE void join_row(const struct sparse_prefill_sm90_params &p, const TileOfToken &of, const Slot *slots,
                      int row)
 {
     const int lane = (int)threadIdx.x % 32, head = of.tile * ROWS + row;
     const struct sparse_prefill_params &call = p.call;
-    PiecesOfLane some(slots, p.cut.pieces, 0, row, lane); /* in flight while weights are computed */
-    const JoinedRow joined(slots, p.cut.pieces, row, lane);
+    SplitsOfLane some(slots, p.cut.splits, 0, row, lane); /* in flight while weights are computed */
+    const JoinedRow joined(slots, p.cut.splits, row, lane);
     float sum[JOIN_CHUNKS][8] = {};
 #pragma unroll 1
-    for (int first = 0; first < p.cut.pieces; first += PIECES_AT_ONCE) {
-        if (first) some = PiecesOfLane(slots, p.cut.pieces, first, row, lane);
+    for (int first = 0; first < p.cut.splits; first += SPLITS_AT_ONCE) {
+        if (first) some = SplitsOfLane(slots, p.cut.splits, first, row, lane);
 #pragma unroll
-        for (int i = 0; i < PIECES_AT_ONCE; i++) {
+        for (int i = 0; i < SPLITS_AT_ONCE; i++) {
             const float weight = __shfl_sync(~0u, joined.weight, first + i);
-            if (weight == 0.0f) continue; /* also past the last piece */
+            if (weight == 0.0f) continue; /* also past the last split */
 #pragma unroll
             for (int c = 0; c < JOIN_CHUNKS; c++)
                 add_halves(sum[c], some.halves[i][c], weight * some.down[i][c]);
@@ -98,11 +98,11 @@ DEVICE void join_row(const struct sparse_prefill_sm90_params &p, const TileOfTok
 }
 
 /* Joins the rows of the cut tiles, PREFILL_JOIN_WARPS rows per CTA. */
-DEVICE void join_pieces(const struct sparse_prefill_sm90_params &p)
+DEVICE void join_splits(const struct sparse_prefill_sm90_params &p)
 {
     const int row = (int)(blockIdx.x * PREFILL_JOIN_WARPS + threadIdx.x / 32), cut_tile = row / ROWS;
     const TileOfToken of(p.call, p.cut.whole + cut_tile);
     wait_for_kernels_before();
     if (of.tile * ROWS + row % ROWS < p.call.h_q)
-        join_row(p, of, (const Slot *)p.cut.slots + cut_tile * p.cut.pieces, row % ROWS);
+        join_row(p, of, (const Slot *)p.cut.slots + cut_tile * p.cut.splits, row % ROWS);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Tests the host side of sparse prefill on Hopper: which tiles of a call are split by keys and, for FP8
- * pages, which lists, the parameters of the pieces, and their workspace.
+ * pages, which lists, the parameters of the splits, and their workspace.
  */
 #include "fake_cuda/launches.h"
 
@@ -41,33 +41,33 @@ static void check_cut(int64_t tiles, int64_t topk, int32_t sms)
 {
     const struct prefill_cut cut = sm90_sparse_prefill_cut(tiles, topk, sms);
     const int64_t blocks = (topk + BLOCK - 1) / BLOCK, rest = tiles - cut.whole;
-    if (cut.pieces == 1) {
+    if (cut.splits == 1) {
         CHECK_EQ(rest, 0);
         return;
     }
-    const int64_t most = (blocks + cut.pieces - 1) / cut.pieces;
+    const int64_t most = (blocks + cut.splits - 1) / cut.splits;
     CHECK(rest > 0 && rest < sms && cut.whole % sms == 0, "%lld tiles: %d are whole", (long long)tiles,
           cut.whole);
-    CHECK(cut.pieces <= MOST_PREFILL_PIECES && rest * cut.pieces <= sms, "%lld tiles in %d pieces",
-          (long long)rest, cut.pieces);
-    CHECK((cut.pieces - 1) * most < blocks && blocks - most >= 3, "%lld blocks in %d pieces",
-          (long long)blocks, cut.pieces);
-    for (int64_t n = 0; n < rest * cut.pieces; n++)
-        CHECK_EQ((int64_t)((uint64_t)n * cut.pieces_divisor.multiplier >> cut.pieces_divisor.shift),
-                 n / cut.pieces);
+    CHECK(cut.splits <= MOST_PREFILL_SPLITS && rest * cut.splits <= sms, "%lld tiles in %d splits",
+          (long long)rest, cut.splits);
+    CHECK((cut.splits - 1) * most < blocks && blocks - most >= 3, "%lld blocks in %d splits",
+          (long long)blocks, cut.splits);
+    for (int64_t n = 0; n < rest * cut.splits; n++)
+        CHECK_EQ((int64_t)((uint64_t)n * cut.splits_divisor.multiplier >> cut.splits_divisor.shift),
+                 n / cut.splits);
 }
 
 static void cuts(void)
 {
     static const struct {
         int64_t tiles, topk;
-        int32_t whole, pieces;
+        int32_t whole, splits;
     } examples[] = {
-        {1, 2048, 0, 32},  /* one block per piece */
+        {1, 2048, 0, 32},  /* one block per split */
         {4, 2048, 0, 32},  /* the join's maximum */
-        {16, 2048, 0, 8},  /* as many CTAs as SMs: 8 pieces */
-        {15, 2048, 0, 8},  /* not 8.8: pieces of four blocks give 8 */
-        {66, 2048, 0, 2},  /* two pieces each */
+        {16, 2048, 0, 8},  /* as many CTAs as SMs: 8 splits */
+        {15, 2048, 0, 8},  /* not 8.8: splits of four blocks give 8 */
+        {66, 2048, 0, 2},  /* two splits each */
         {67, 2048, 67, 1}, /* not enough SMs for all */
         {132, 2048, 132, 1},
         {140, 2048, 132, 16},
@@ -80,7 +80,7 @@ static void cuts(void)
     };
     for (size_t i = 0; i < sizeof examples / sizeof *examples; i++) {
         const struct prefill_cut cut = sm90_sparse_prefill_cut(examples[i].tiles, examples[i].topk, SMS);
-        CHECK_ALL({cut.whole, examples[i].whole}, {cut.pieces, examples[i].pieces});
+        CHECK_ALL({cut.whole, examples[i].whole}, {cut.splits, examples[i].splits});
     }
     struct random_state random = {1};
     for (int i = 0; i < 20000; i++)
@@ -94,14 +94,14 @@ static void cuts(void)
 static void launches(void)
 {
     static const struct {
-        int64_t s_q, h_q, topk, whole, pieces;
+        int64_t s_q, h_q, topk, whole, splits;
     } cases[] = {
         {1, 64, 2048, 0, 32}, {3, 80, 4096, 0, 22}, {140, 64, 2048, 132, 16}, {70, 128, 300, 132, 5}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct sparse_prefill_call c;
         call_of(&c, cases[i].s_q, cases[i].h_q, cases[i].topk);
         const int64_t tiles = cases[i].s_q * ((cases[i].h_q + TILE - 1) / TILE);
-        const int64_t rest = tiles - cases[i].whole, items = cases[i].whole + rest * cases[i].pieces;
+        const int64_t rest = tiles - cases[i].whole, items = cases[i].whole + rest * cases[i].splits;
         const int before = fake->launches;
         CHECK_OK(fmla_sparse_prefill(&c.args));
         CHECK_EQ(fake->launches, before + 2);
@@ -111,12 +111,12 @@ static void launches(void)
         CHECK(!strcmp(launch[0].kernel, "sm90_sparse_prefill_bf16_576_pieces"), "%s", launch[0].kernel);
         CHECK(!strcmp(launch[1].kernel, "sm90_sparse_prefill_join"), "%s", launch[1].kernel);
         CHECK(!memcmp(&p, &joined, sizeof p), "%s", "the join is told the same");
-        CHECK_ALL({p.items, items}, {p.cut.whole, cases[i].whole}, {p.cut.pieces, cases[i].pieces},
+        CHECK_ALL({p.items, items}, {p.cut.whole, cases[i].whole}, {p.cut.splits, cases[i].splits},
                   {offset(p.cut.slots, REGION_OF_WORKSPACE), 0},
                   {launch[0].config.grid_x, items < SMS ? items : SMS},
                   {launch[1].config.grid_x * PREFILL_JOIN_WARPS, rest * TILE},
                   {launch[1].config.block_x, 32 * PREFILL_JOIN_WARPS}, {launch[1].config.num_attributes, 1});
-        CHECK_EQ((int64_t)size_of(&c), rest * cases[i].pieces * PREFILL_SLOT_BYTES);
+        CHECK_EQ((int64_t)size_of(&c), rest * cases[i].splits * PREFILL_SLOT_BYTES);
     }
 }
 
@@ -263,12 +263,12 @@ static void many_tokens(void)
     CHECK_EQ(fake->launches, before + 3);
     const struct sparse_prefill_sm90_params all = sparse_prefill_sm90_params_of(&fake->launch[before]),
                                             last = sparse_prefill_sm90_params_of(&fake->launch[before + 1]);
-    CHECK_ALL({all.call.s_q, first}, {all.cut.pieces, 1}, {last.call.s_q, 1}, {last.cut.pieces, 32},
+    CHECK_ALL({all.call.s_q, first}, {all.cut.splits, 1}, {last.call.s_q, 1}, {last.cut.splits, 32},
               {last.items, 32}, {(const char *)last.call.out - region(5), first * 64 * 512 * 2});
 }
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_prefill_pieces", cuts, launches, key_heads, lists, too_small,
+    return RUN_SCENARIOS(argc, argv, "test_cuda_prefill_splits", cuts, launches, key_heads, lists, too_small,
                          of_kernels, elsewhere, many_tokens);
 }

@@ -1,4 +1,0 @@
-/* SPDX-License-Identifier: MIT */
-#include "join_pieces.cuh"
-
-DEFINE_KERNEL(sm90_sparse_prefill_join, sparse_prefill_sm90_params, (32 * PREFILL_JOIN_WARPS), join_pieces(p))
