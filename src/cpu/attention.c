@@ -75,6 +75,10 @@ static int32_t tile_rows_of(const struct attention_problem *p, const struct cpu_
                : (int32_t)(set_rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE * PLAN_ROW_TILE;
 }
 
+/* Rows of a set from which on the next keys of a list arrive in time if their prefetches are spread over the
+ * values of a block. */
+enum { SPREADING_ROWS = 32 };
+
 static struct cpu_call call_of(const struct attention_problem *p, const struct cpu_attention *attention,
                                int32_t workers)
 {
@@ -91,7 +95,8 @@ static struct cpu_call call_of(const struct attention_problem *p, const struct c
         .set_rows = set_rows,
         .tile_rows = tile_rows_of(p, attention, sets, set_rows, workers),
         .value_bytes = p->keys[0].values_apart ? (int32_t)(p->d_v * (int64_t)sizeof(uint16_t)) : 0,
-        .keys_at_once = listed && p->cut != CUT_EVENLY,
+        .keys_at_once =
+            listed && p->cut != CUT_EVENLY && (set_rows < SPREADING_ROWS || p->keys[1].kind != KEYS_NONE),
     };
 }
 

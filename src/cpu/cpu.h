@@ -66,7 +66,7 @@ struct cpu_call {
     int64_t sets, set_rows; /* sets · set_rows = s_q · h_q; for ragged requests the maximum */
     int32_t tile_rows;      /* maximum rows of a tile */
     int32_t value_bytes;    /* of a value that is stored apart from its key; else 0 */
-    bool keys_at_once;      /* prefetch a block's keys at once: they are scattered, and few rows use each */
+    bool keys_at_once;      /* prefetch a block's keys at once: few rows use them, or they have two layouts */
 };
 
 struct cpu_row {
