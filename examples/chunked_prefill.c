@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A long prefill in chunks: the tokens of a chunk see all keys before it, and its own ones with a causal mask. Each is a call of
- * fmla_mha_forward, and fmla_merge joins them. What comes out is what one call over the whole prefill gives.
+ * A long prefill in chunks. For each chunk, one call of fmla_mha_forward attends to all earlier keys, another to the chunk's
+ * own keys with a causal mask, and fmla_merge joins both. The program compares the result with one call over the whole prefill.
  */
 #include <flashmla/flashmla.h>
 
@@ -42,7 +42,8 @@ static void draw(uint16_t *values, int count, uint32_t seed)
     }
 }
 
-/* `queries` tokens of q from `first` on over `keys` keys from `first_key` on, which end where the mask does. */
+/* Attention of `queries` tokens of q from `first` on over `keys` keys from `first_key` on. A causal mask is aligned to the last
+ * token and the last key. */
 static void attend(int64_t first, int64_t queries, int64_t first_key, int64_t keys, int causal, void *out,
                    float *lse)
 {
@@ -55,7 +56,7 @@ static void attend(int64_t first, int64_t queries, int64_t first_key, int64_t ke
     fmla_mha_forward_args args = FMLA_INIT(fmla_mha_forward_args);
     size_t alignment;
     args.q = &q_, args.k = &k_, args.v = &v_, args.out = &out_, args.lse = &lse_, args.causal = causal;
-    args.lse_empty = FMLA_LSE_EMPTY_NEGATIVE_INFINITY; /* what a merge wants */
+    args.lse_empty = FMLA_LSE_EMPTY_NEGATIVE_INFINITY; /* as fmla_merge takes it */
     fmla_status status = fmla_mha_forward_workspace_size(&args, &args.workspace_size, &alignment);
     args.workspace = aligned_alloc(alignment, (args.workspace_size + alignment - 1) / alignment * alignment);
     if (!status) status = args.workspace ? fmla_mha_forward(&args) : FMLA_DEVICE_ERROR;
@@ -73,7 +74,8 @@ int main(void)
     draw(&v[0][0][0], TOKENS * HEADS * D, 3);
     attend(0, TOKENS, 0, TOKENS, 1, whole, &whole_lse[0][0]);
     for (int64_t first = 0; first < TOKENS; first += CHUNK) {
-        attend(first, CHUNK, 0, first, 0, parts[0], &parts_lse[0][0][0]); /* the first chunk sees none here */
+        attend(first, CHUNK, 0, first, 0, parts[0],
+               &parts_lse[0][0][0]); /* the first chunk has no earlier keys */
         attend(first, CHUNK, first, CHUNK, 1, parts[1], &parts_lse[1][0][0]);
         const fmla_tensor in = {parts, cpu, 5, bf16, of_parts, NULL, 0},
                           lses = {parts_lse, cpu, 4, f32, of_parts_lse, NULL, 0},

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * One decode step over a paged cache, planned once: what an inference engine does for every layer of a model.
+ * One decode step over a paged cache, as an inference engine runs it: one plan, then one call for each layer of a model.
  *
- * Three requests of different lengths share a cache of 64-slot pages. The plan is made once from the lengths and used
- * for every "layer"; the workspace is queried once and reused. The cache holds 1.0 everywhere, so every output is 1.0
- * whatever the queries are, which the program checks.
+ * Three requests of different lengths share a cache of 64-slot pages. The plan is made once from the lengths and serves
+ * every layer; the workspace size is queried once. The cache holds 1.0 everywhere, so every output must be 1.0 for any
+ * queries, which the program checks.
  */
 #include <flashmla/flashmla.h>
 
@@ -58,7 +58,7 @@ int main(void)
     const fmla_tensor table_tensor = {table, cpu, 2, i32, table_shape, NULL, 0};
     const fmla_tensor lengths_tensor = {lengths, cpu, 1, i32, lengths_shape, NULL, 0};
 
-    /* The plan: once a step, for all layers. */
+    /* Make the plan once a step, for all layers. */
     fmla_decode_plan_args plan = FMLA_INIT(fmla_decode_plan_args);
     plan.seqlens = &lengths_tensor;
     plan.s_q = S_Q, plan.h_q = H_Q, plan.h_kv = H_KV;

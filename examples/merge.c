@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Context parallelism in small: two machines hold different keys of one request, each computes (out, lse) over its
- * own, and the results are merged. With one key a side the answer is known: out = (e^a x + e^b y) / (e^a + e^b).
+ * Context parallelism on a small scale: machines hold different keys of one request, each computes (out, lse) over its
+ * own keys, and fmla_merge joins the results. Two machines have one key each and the third has none, so the program can
+ * check the result: out = (e^a x + e^b y) / (e^a + e^b).
  */
 #include <flashmla/flashmla.h>
 
@@ -12,7 +13,8 @@ int main(void)
 {
     enum { PARTS = 3, D_V = 4 };
     float out_parts[PARTS][D_V] = {{1, 2, 3, 4}, {5, 6, 7, 8}, {NAN, NAN, NAN, NAN}};
-    float lse_parts[PARTS] = {0.0f, 1.0f, -INFINITY}; /* the third machine had no key: its out is not read */
+    float lse_parts[PARTS] = {0.0f, 1.0f,
+                              -INFINITY}; /* the third machine has no key, so its out is not read */
     float out[D_V], lse;
 
     const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
@@ -26,7 +28,7 @@ int main(void)
     fmla_merge_args args = FMLA_INIT(fmla_merge_args);
     args.out_parts = &out_parts_tensor, args.lse_parts = &lse_parts_tensor;
     args.out = &out_tensor, args.lse = &lse_tensor;
-    args.lse_empty = FMLA_LSE_EMPTY_NEGATIVE_INFINITY; /* what the next merge upwards wants */
+    args.lse_empty = FMLA_LSE_EMPTY_NEGATIVE_INFINITY; /* as another merge takes it */
     if (fmla_merge(&args) != FMLA_OK) {
         fprintf(stderr, "%s\n", fmla_last_error());
         return 1;

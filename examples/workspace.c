@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * One workspace for batches of all sizes: an engine asks once for the most that any of them takes, and never again.
+ * One workspace for batches of all sizes: the program asks once for the bound of all calls, as an engine would at start.
  *
  * Up to 8 requests decode over lists of up to 256 keys each. A smaller batch may take more workspace than a larger one (on some
- * GPUs it is cut into more splits), so the size of the largest batch would not do. The cache holds 1.0 everywhere, so every
- * output is 1.0 whatever the queries are, which the program checks.
+ * GPUs it has more splits), so the size for the largest batch is not enough. The cache holds 1.0 everywhere, so every output
+ * must be 1.0 for any queries, which the program checks.
  */
 #include <flashmla/flashmla.h>
 
@@ -29,7 +29,7 @@ static void check(fmla_status status)
     exit(1);
 }
 
-/* All tensors of a batch: views of memory for the largest one. */
+/* All tensors of a batch. They are views of memory that holds the largest batch. */
 struct batch {
     int64_t q_shape[4], cache_shape[4], indices_shape[3], out_shape[4];
     fmla_tensor q, cache, indices, out;

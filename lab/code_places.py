@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Shows where the machine code of each source line lies in a kernel, which tells what a call executes behind 64 KB.
+"""Shows where the machine code of each source line lies in a kernel, and so which code a call executes after the first 64 KB.
 
 code_places.py LISTING KERNEL DEPTH [FILTER]. LISTING is the output of `nvdisasm -c -gi` for a cubin that nvcc made with
--lineinfo. A line of output has the bytes, the first and last place in KB, and DEPTH callers, from the outermost on.
+-lineinfo. A line of output has the size, the first and last address, all in KB, and DEPTH callers, from the outermost on.
 """
 
 import re

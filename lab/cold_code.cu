@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
  * What cold code costs: one warp an SM runs STEPS * 2 KB of FFMA instructions without a branch, and reads the clock
- * every 2 KB. A launch brings the first 64 KB of a kernel's code to the SMs. The code behind that is fetched when it
- * is reached, so the clocks of a step rise there, from some 350 to 1500 and more.
+ * every 2 KB. A launch brings the first 64 KB of a kernel's code to the SMs. The SM fetches later code when it reaches
+ * it, so the clocks of a step rise there, from some 350 to 1500 and more.
  *
  *     nvcc -O2 -std=c++17 -gencode arch=compute_90a,code=sm_90a -o cold_code lab/cold_code.cu && ./cold_code
  *
- * The program prints a line a step: the median over SMs and runs after other code and data have filled the caches,
- * then the same for a launch that follows a launch of the same kernel.
+ * The program prints a line for each step: the median clocks over SMs and runs, first for launches after other code
+ * and data have filled the caches, then for launches that follow a launch of the same kernel.
  *
- * An earlier generator of the same code, on an H200, after other code and a read of 512 MB: 310 to 437 clocks a step up
- * to 60 KB, 718 for the next step, 1580 to 1943 behind 64 KB. With the code in L2: 396 to 862 behind 64 KB. After the
- * same kernel: 297 to 346 throughout. This program has not been run.
+ * This program has not been run. Code that an earlier generator made took, on an H200, after other code and a read of
+ * 512 MB: 310 to 437 clocks a step up to 60 KB, 718 for the next step, 1580 to 1943 after 64 KB. With the code in L2 it
+ * took 396 to 862 after 64 KB. After the same kernel it took 297 to 346 throughout.
  */
 #include <algorithm>
 #include <cstdio>
@@ -19,7 +19,7 @@
 #include <vector>
 
 #ifdef QUICK
-#define STEPS 4 /* compiles in seconds, and shows nothing */
+#define STEPS 4 /* compiles in seconds, but measures nothing */
 #else
 #define STEPS 40
 #endif
@@ -37,7 +37,7 @@ static void ok(cudaError_t error, int line)
 #define FMA_16  FMA_4 FMA_4 FMA_4 FMA_4
 #define FMA_128 FMA_16 FMA_16 FMA_16 FMA_16 FMA_16 FMA_16 FMA_16 FMA_16 /* 16 bytes each: 2 KB */
 
-/* The condition is known when nvcc compiles, so a step is 2 KB or nothing. */
+/* nvcc evaluates the condition, so a step compiles to 2 KB or to nothing. */
 #define STEP(i)                                                          \
     if (i < STEPS) {                                                     \
         FMA_128                                                          \
@@ -55,7 +55,7 @@ __device__ __forceinline__ long long read_clock()
     return now;
 }
 
-/* KIND 0 is measured; KIND 1 is the other code that takes its place in the caches of instructions. */
+/* KIND 0 is measured; KIND 1 is other code, which evicts it from the instruction caches. */
 template <int KIND> __global__ void walk(long long *clocks, float b, float c)
 {
     float x = threadIdx.x, y = x + 1, z = x + 2, w = x + 3;

@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense decode over FP8_576 on Hopper in one file, the form from which src/cuda/sm90/dense_decode_fp8 began. It shows
- * warp specialization without splits, masks or other formats: a producer, a warpgroup for the scores, two for the values.
- * S is made by e4m3 products, P V by fp16 products of the same bytes, since e4m3 sums are too coarse for V
- * (docs/kernels/dense-decode.md, last chapter). The scale is one, and q is given as e4m3.
+ * Dense decode over FP8_576 on Hopper in one file, from which src/cuda/sm90/dense_decode_fp8 was developed. It shows
+ * warp specialization without joins, masks or other formats: a producer, a warpgroup for the scores, two for the values.
+ * S comes from e4m3 products, P V from fp16 products with the same bytes, since e4m3 sums are too coarse for V
+ * (docs/kernels/dense-decode.md, last chapter). The scale is 1, and q is given as e4m3.
  *
  *     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -o dense_fp8 lab/dense_fp8.cu -lcuda
  *     ./dense_fp8 b,rows,s_k,parts,checked_rows,kind ...      for example 66,128,8192,1,8,0
  *
- * The program prints us, TFLOP/s, TB/s and, of the checked rows, the mean relative error, the largest difference and the
- * cosine difference from sums in double precision. Kind + 1: all values of V lie between 0.25 and 0.47. Kind + 2: scores
- * are spread twenty times as far.
+ * The program prints us, TFLOP/s, TB/s and, for the checked rows, the mean relative error, the largest difference and the
+ * cosine difference from sums in double precision. With kind 1 or 3 all values of V lie between 0.25 and 0.47; with kind
+ * 2 or 3 the scores are twenty times as large.
  *
  *      who                    task                                                             registers
  *      warpgroup 0, producer  one thread issues TMA for Q and for the keys of every block:            24
  *                             four boxes of 128 columns, one of 64
- *      warpgroup 1, scores    issues S of the next block, then softmax makes P of this one            136
+ *      warpgroup 1, scores    issues S of the next block, and computes P of this one by softmax       136
  *                             (fp16, one of three slots)
- *      warpgroups 2, 3        O^T of 256 columns of V each += V^T P^T, V^T as A in registers          176
+ *      warpgroups 2, 3        O^T of 256 columns of V each: += V^T P^T, V^T as A in registers         176
  *
  * V^T: ldmatrix.trans reads 16 columns of 32 keys as pairs of columns, a byte permute puts the even column's two keys
- * before the odd one's, and cvt makes two fp16 of each pair, which is what a row of A holds. Shared memory: four blocks of
- * keys 147456 bytes, Q 36864, P 24576.
+ * before the odd one's, and cvt converts each pair to two fp16, in the layout of a row of A. Shared memory: four blocks of
+ * keys take 147456 bytes, Q 36864, P 24576.
  */
 #include "../src/cuda/device/mbarrier.cuh"
 #include "../src/cuda/device/shared.cuh"
@@ -37,7 +37,7 @@
 #include <vector>
 #include <algorithm>
 
-// Where a lane's row of P begins; the fragment of keys 16 k … 16 k + 15 to the row's line.
+// weights_line returns where a lane's row of P begins; store_weights stores the fragment of keys 16 k … 16 k + 15 there.
 DEVICE uint32_t weights_line(uint32_t p, int warp, int lane)
 {
     return p + (uint32_t)(16 * warp + ldmatrix_tile_row(lane)) * LINE_BYTES;
@@ -54,7 +54,7 @@ enum { ROWS = 64, KEYS = 64, WG = 128, THREADS = 4 * WG, TILE = 64 * 128, BLOCK_
 enum {
     SLOTS = 3 /* of P */,
     STEPS = D / 32 /* products of S */,
-    Q_IN_REGISTERS = 8 /* of them: beside products that read both operands from shared memory others hardly get at it */
+    Q_IN_REGISTERS = 8 /* steps with Q in registers: products with both operands in shared memory use most of its bandwidth */
 };
 struct __align__(1024) Shared {
     unsigned char keys[BUFFERS][BLOCK_BYTES], q[BLOCK_BYTES], p[SLOTS][64 * 128];
@@ -68,7 +68,7 @@ static_assert(sizeof(Shared) <= 227 * 1024, "");
 struct Params {
     CUtensorMap keys, keys_end, q, q_end;
     const int *table; // [b, pages]
-    uint16_t *out;    // [b, rows, 512] bf16, of parts 1
+    uint16_t *out;    // [b, rows, 512] bf16; valid if parts is 1
     float *lse;
     int pages, s_k, tiles, parts, rows;
     float scale_log2, v_scale;
@@ -105,13 +105,13 @@ __device__ __forceinline__ int thread() { int t; asm volatile("mov.u32 %0, %%tid
 #define lane (thread() % 32)
 #define warp (thread() / 32 % 4)
 
-// Scores, softmax: P of a block at a time.
+// Computes scores and softmax, P of one block at a time.
 struct Scores {
     const Params &p;
     Shared &shared;
     const uint32_t base;
     const int blocks, length_of_part;
-    float s[32], next[32]; // S; that of the next block, which is under way
+    float s[32], next[32]; // S of this block, and of the next one, whose products are in flight
     uint32_t q[Q_IN_REGISTERS][4];
     float ref[2], sum[2];
 
@@ -141,7 +141,8 @@ struct Scores {
         }
     }
 
-    // References: in powers of two, 6 below the maximum when they move, so that P is up to 64 then and 448 later.
+    // References are in units of log2. If a score of the warp is more than 8.5 above its reference, references are raised to at
+    // least 6 below the maximum. So P is at most 64 then, and at most 2^8.5 later.
     __device__ __forceinline__ void softmax(int k, int slot, int parity, uint32_t keys)
     {
         score<0, 5>(keys);
@@ -202,7 +203,7 @@ struct Scores {
             for (int i = 0; i < 32; i++) asm volatile("mov.b32 %0, %1;" : "=f"(s[i]) : "f"(next[i]));
             buffer++;
             if (buffer == BUFFERS) buffer = 0, parity ^= 1;
-            // Behind the last block it multiplies what is there, for nobody.
+            // After the last block the products of S run once more on whatever is there, and the result is not used.
             if (k + 1 < blocks) mbarrier_wait(AT(full) + 8 * buffer, parity);
             const uint32_t keys = AT(keys) + buffer * BLOCK_BYTES;
             softmax(k, slot, slot_parity, keys);
@@ -222,16 +223,16 @@ struct Scores {
     }
 };
 
-// O^T of 256 columns of V.
+// Computes O^T of 256 columns of V.
 struct Values {
     const Params &p;
     Shared &shared;
     const uint32_t base;
     const int side, blocks;
     float o[4][32];
-    uint32_t v_at; // of the lane, in a block
+    uint32_t v_at; // offset of the lane's first line in a block
 
-    // V^T of 64 columns (16 of the warp) and 32 keys, as it lies; then as A.
+    // load_v reads codes of V^T: 64 columns (16 of the warp) and 32 keys. convert turns them into A.
     __device__ __forceinline__ void load_v(uint32_t (&r)[4], uint32_t keys, int i)
     {
         const uint32_t at = ((keys + v_at) ^ (uint32_t)(64 * (i / 2 % 2))) + (uint32_t)(i / 4 * TILE + i % 2 * 4096);
@@ -257,7 +258,7 @@ struct Values {
     {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
-            // Of the 16 rows of a warp that did not move nothing is written.
+            // A warp of the scores whose references did not move writes no factors for its 16 rows.
             const bool moves = shared.moved[slot][n / 2];
             const float2 f = *(const float2 *)&shared.factor[slot][8 * n + 2 * (lane % 4)];
             const float x = moves ? f.x : 1.0f, y = moves ? f.y : 1.0f;
@@ -292,7 +293,7 @@ struct Values {
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 if (i == 6) {
-                    // Of the next block, while this one ends.
+                    // From here on V comes from the next block.
                     keys = AT(keys) + buffer * BLOCK_BYTES;
                     if (k + 1 < blocks) mbarrier_wait(AT(full) + 8 * buffer, parity);
                 }

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * A bound before a design is built: how fast could sparse attention over FP8 keys be, if converted keys never went to
- * shared memory? Two warpgroups compute S^T = K Q^T and O^T = V^T P^T, and convert raw codes to fp16 in registers, as
- * operand A of both products. A third warpgroup gathers rows and does nothing with them. The program prints the clocks
- * of a block of 64 keys and 64 heads. Inputs are arbitrary, nothing is masked, and no result is checked.
+ * A bound for a design that was not built: how fast could sparse attention over FP8 keys be if converted keys never went
+ * to shared memory? Two warpgroups compute S^T = K Q^T and O^T = V^T P^T, and convert raw codes to fp16 in registers, as
+ * operand A of both products. A third warpgroup gathers rows that nobody uses. The program prints the clocks of a block
+ * of 64 keys and 64 heads. Inputs are arbitrary, nothing is masked, and no result is checked.
  *
  *     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -o keys_as_a lab/keys_as_a.cu && ./keys_as_a
  *
  * -DDO_SCORES=0, -DDO_SUMS=0, -DCONVERT=0, -DSOFTMAX=0 and -DGATHER=0 each leave one part out; -DPITCH=672 changes the
- * distance of rows. docs/kernels/sparse-prefill.md ("FP8 designs") has the figures.
+ * distance between rows. docs/kernels/sparse-prefill.md ("FP8 designs") has the figures.
  */
 #include "../src/cuda/device/async_copy.cuh"
 #include "../src/cuda/device/element.cuh"
@@ -48,7 +48,7 @@ struct Shared {
     uint64_t p_full[2];
 };
 
-// Four codes as two pairs of fp16, times a scale.
+// Converts four codes to two pairs of fp16, times a scale.
 __device__ __forceinline__ void halves_of(uint32_t codes, uint32_t scale, uint32_t &low, uint32_t &high)
 {
 #if CONVERT
@@ -69,7 +69,8 @@ struct Side {
     __device__ Side(Shared &memory, int which)
         : shared(memory), side(which), lane(threadIdx.x % 32), warp(threadIdx.x / 32 % 4), base(shared_address(&memory)) {}
 
-    // Of 64 columns the A fragments of four steps: a thread takes 16 codes in a row of its two keys, since columns may come in any order.
+    // Makes the A fragments of 64 columns, four steps. The order of columns does not matter, so a thread loads 16 consecutive codes
+    // of each of its two keys.
     __device__ __forceinline__ void key_fragments(uint32_t (&a)[4][4], uint32_t raw, int tile)
     {
         const uint32_t from = raw + (uint32_t)(16 * warp + lane / 4) * PITCH + 16 * (lane % 4) + 64 * tile;
@@ -101,7 +102,8 @@ struct Side {
         }
     }
 
-    // 16 keys of V: eight columns in a row of four keys of a thread, for four tiles of 64 columns of O^T.
+    // Makes the A fragments of 16 keys of V, for four tiles of 64 columns of O^T. A thread loads eight consecutive columns of each of
+    // its four keys.
     __device__ __forceinline__ void value_fragments(uint32_t (&a)[4][4], uint32_t raw, int step)
     {
         uint2 x[4];
@@ -112,9 +114,9 @@ struct Side {
             asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x[i].x), "=r"(x[i].y) : "r"(from));
         }
 #pragma unroll
-        for (int h = 0; h < 2; h++) // keys 2 t and 2 t + 1; 8 on
+        for (int h = 0; h < 2; h++) // h = 0: keys 2 t and 2 t + 1; h = 1: those 8 later
 #pragma unroll
-            for (int w = 0; w < 2; w++) { // columns 0 to 3, 4 to 7: of tiles 2 w and 2 w + 1, rows g and g + 8
+            for (int w = 0; w < 2; w++) { // columns 0 to 3 or 4 to 7: rows g and g + 8 of tiles 2 w and 2 w + 1
                 const uint32_t c = w ? x[2 * h].y : x[2 * h].x, d = w ? x[2 * h + 1].y : x[2 * h + 1].x;
                 halves_of(__byte_perm(c, d, 0x5140), 0x3c003c00u + h, a[2 * w][2 * h], a[2 * w][2 * h + 1]);
                 halves_of(__byte_perm(c, d, 0x7362), 0x3c003c00u + h, a[2 * w + 1][2 * h], a[2 * w + 1][2 * h + 1]);
@@ -170,7 +172,7 @@ struct Side {
         for (int k = side; k < BLOCKS; k += 2) {
             const uint32_t own = raw + (uint32_t)(k % 2) * KEYS * PITCH, others = raw + (uint32_t)(1 - k % 2) * KEYS * PITCH;
             if (DO_SCORES) scores(own);
-            wgmma_wait<0>(); // there are no registers for fragments of both products
+            wgmma_wait<0>(); // the registers do not suffice for fragments of both products
             hold(s);
             if (k) {
                 wait_for(k - 1);
@@ -182,12 +184,12 @@ struct Side {
 #if SOFTMAX
             softmax();
 #else
-            if (s[0] == 12345.0f) shared.p[0][0] = 1; // scores stay
+            if (s[0] == 12345.0f) shared.p[0][0] = 1; // keeps the compiler from removing the scores
 #endif
             fence_async_shared();
             __syncwarp();
             if (lane == 0) mbarrier_arrive(base + (uint32_t)offsetof(Shared, p_full) + 8 * side);
-            wait_for(k); // the other warps' rows of P
+            wait_for(k); // for the other warps' rows of P
             if (DO_SUMS) sums(own, side);
             wgmma_wait<0>();
 #pragma unroll

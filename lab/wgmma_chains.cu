@@ -3,12 +3,12 @@
  * How three warpgroups share the tensor cores of an SM. Warpgroup 0 issues a chain of small products (the scores of an
  * attention kernel), while warpgroups 1 and 2 multiply P (64 x 64) by V (64 x 256). A chunk of the chain is 4 products
  * of K = 16 in fp16, or 8 of K = 32 in e4m3. Rows of the table differ in where operand A comes from (RS: registers,
- * SS: shared memory), in when the chain waits, and in what is done for A before each chunk.
+ * SS: shared memory), in when the chain waits, and in how A is prepared before each chunk.
  *
  *     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -o wgmma_chains lab/wgmma_chains.cu && ./wgmma_chains
  *
- * The program prints the clocks of a chunk and, in brackets, of a product P V. It shows that wgmma of one warpgroup gets
- * a quarter of the tensor cores beside two others: 4 products take 494 clocks in place of 128. -DQUICK compiles one row.
+ * The program prints the clocks of a chunk and, in brackets, of a product P V. It shows that one warpgroup's wgmma gets a
+ * quarter of the tensor cores beside two others: 4 products take 494 clocks instead of 128. -DQUICK compiles one row.
  */
 #include "../src/cuda/device/element.cuh"
 #include "../src/cuda/device/shared.cuh"
@@ -20,7 +20,7 @@
 enum { RS, RS_E4M3, SS };
 enum { WAIT_0, WAIT_1, NEVER };
 enum { NOTHING, N256, N128, EVERY_2900 };
-enum { SAME, IMAD, CVT, LDS, STSM }; // what is done for A before each chunk; each with all before it (for e4m3 LDS is without cvt)
+enum { SAME, IMAD, CVT, LDS, STSM }; // how A is prepared before each chunk, as main names the rows; for e4m3, LDS has no cvt
 enum { WG = 128, CHUNKS = 4096, RAW = 32768 };
 
 struct Shared {
@@ -65,12 +65,12 @@ template <int KIND, int WAIT, int PREPARE, int N> __device__ __forceinline__ voi
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float s[N / 2];
     uint32_t frag[2][4][4], x = threadIdx.x * 0x01010101u & 0x37373737u;
-    uint4 raw[4][4]; // chunks ahead
+    uint4 raw[4][4]; // raw keys of four chunks, loaded two ahead
 #pragma unroll
     for (int i = 0; i < N / 2; i++) s[i] = 0;
 #pragma unroll
     for (int i = 0; i < 32; i++) frag[i / 16][i / 4 % 4][i % 4] = x + i;
-    constexpr int WORDS = KIND == RS_E4M3 ? 4 : 2; // of 16 bytes, of raw keys, a chunk
+    constexpr int WORDS = KIND == RS_E4M3 ? 4 : 2; // of 16 bytes, which a thread loads for a chunk
     auto load = [&](int c) {
 #pragma unroll
         for (int i = 0; i < WORDS; i++) raw[c % 4][i] = load_shared_16(AT(raw) + ((c % 4 * WORDS + i) * WG + threadIdx.x) * 16);
@@ -135,7 +135,7 @@ template <int KIND, int WAIT, int PREPARE, int N> __device__ __forceinline__ voi
     if (sum == 12345.0f) *sink = sum;
 }
 
-// The warps of a warpgroup end together: a product with a warp missing is an illegal instruction.
+// All warps of a warpgroup leave the loop together: a wgmma without one of its warps is an illegal instruction.
 __device__ __forceinline__ bool any_of_128(int barrier, bool mine)
 {
     uint32_t any;

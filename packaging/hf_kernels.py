@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Lays a wheel of this package out as a repository of the Hugging Face Hub, which the package `kernels` loads.
+"""Turns a wheel of this package into a repository of the Hugging Face Hub, which the package `kernels` loads.
 
     python3 packaging/hf_kernels.py WHEEL FOLDER
 
-makes FOLDER/build/<variant>/ for every variant that the wheel serves: one for the CPU and, if its library has kernels for GPUs, one for
-PyTorch builds of that CUDA. The wheel is imported to ask it, so this machine must be of its platform; nothing else is needed.
-packaging/README.md says what the layout is and where that is written.
+makes FOLDER/build/<variant>/ for every variant that the wheel serves: one for the CPU and, if its library has kernels for GPUs, one
+for PyTorch builds of that CUDA version. The program imports the wheel to read what it has, so it must run on the wheel's platform; it
+needs nothing else. packaging/README.md describes the layout and cites its sources.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PACKAGE, NAME, VERSION = (
     "flash_mla",
     "flash-mla",
     0,
-)  # by the Hub's convention version 0 has an interface that may change
+)  # the Hub reserves version 0 for an interface that may change
 KERNELS = "0.17.2"  # the version of `kernels` that was tested; it knows variants of the stable ABI
 GLIBC = 28  # the Hub's requirement: manylinux_2_28
 
@@ -46,7 +46,7 @@ def refuse(text: str) -> NoReturn:
 
 
 def contents(wheel: pathlib.Path) -> tuple[dict[str, bytes], dict[str, str]]:
-    """{path in the package: bytes}, and {name: text} of WHEEL, METADATA and LICENSE."""
+    """Returns {path in the package: bytes}, and {name: text} of WHEEL, METADATA and LICENSE."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
@@ -64,7 +64,7 @@ def contents(wheel: pathlib.Path) -> tuple[dict[str, bytes], dict[str, str]]:
 
 
 def what_it_has(wheel: pathlib.Path, package: dict[str, bytes]) -> dict:
-    """What the library says of the GPUs that it was built for."""
+    """Returns what the library reports of the GPUs that it was built for."""
     with tempfile.TemporaryDirectory() as folder:
         put(pathlib.Path(folder, PACKAGE), package)
         environment = {name: value for name, value in os.environ.items() if name != "FLASHMLA_LIBRARY"}
@@ -84,15 +84,15 @@ def put(folder: pathlib.Path, files: dict[str, bytes]) -> None:
 
 
 def capability(number: str) -> str:
-    """ "90a" is 9.0a, "120" is 12.0."""
+    """Returns "9.0a" for "90a", "12.0" for "120"."""
     digits = number.rstrip("af")
     return f"{digits[:-1]}.{digits[-1]}{number[len(digits):]}"
 
 
 def variants(has: dict, machine: str, torch: tuple[str, str]) -> dict[str, dict]:
-    """{name: the backend of its metadata}. A wheel is of no PyTorch version, which is what variants of the stable ABI say: they serve
-    this version and later ones. Those of CUDA serve PyTorch builds of the same major version and of this minor one or a later, whose
-    drivers take the library's machine code too."""
+    """Returns {name: the backend of its metadata}. A wheel is for no single PyTorch version, so its variants are of the stable ABI, which
+    serve this version and later ones. CUDA variants serve PyTorch builds of the same major version of CUDA and the same or a later minor
+    one; the drivers that these need also run the library's machine code."""
     beginning = f"torch-stable-abi{torch[0]}{torch[1]}"
     found = {f"{beginning}-cpu-{machine}-linux": {"type": "cpu"}}
     if has["built_with"]:
@@ -112,7 +112,7 @@ def metadata(files: dict[str, bytes], backend: dict) -> dict:
     whole = hashlib.sha256(b"".join(name.encode() + digest for name, digest in digests.items())).hexdigest()
     return {
         "name": NAME,
-        "id": f"_{PACKAGE}_{backend['type']}_{whole[:12]}",  # of a module: two versions may be in one process
+        "id": f"_{PACKAGE}_{backend['type']}_{whole[:12]}",  # the module's name: one process may load two versions
         "version": VERSION,
         "kernels-minver": KERNELS,
         "license": "MIT",

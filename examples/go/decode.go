@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-// One decode step from Go: a request of one key, so that every output is that key's value, whatever the query is.
+// One decode step from Go. The request has one key, so every output must be that key's value for any query.
 //
-// cgo reads the header itself; nothing else is needed, and no module. From the checkout's root:
+// cgo reads the header itself, so no bindings and no module are needed. From the checkout's root:
 //
 //	CGO_CFLAGS=-I$PWD/include CGO_LDFLAGS=-L$PWD/build/release go build -o build/decode examples/go/decode.go
 //	LD_LIBRARY_PATH=build/release build/decode
@@ -27,11 +27,11 @@ const (
 	bf16One = 0x3f80
 )
 
-// A tensor holds addresses of data and shape, and the arguments hold addresses of tensors: all of it is C's memory, since Go
-// lets no pointer to a pointer of its own pass to C.
+// zeroed allocates C memory. A tensor holds addresses of data and shape, and the arguments hold addresses of tensors. All of it
+// is C memory, because cgo does not let Go memory that C receives contain pointers to other Go memory.
 func zeroed(bytes uintptr) unsafe.Pointer { return C.calloc(1, C.size_t(bytes)) }
 
-// tensor makes a contiguous tensor in host memory, and shows its data as a slice.
+// tensor makes a contiguous tensor in host memory and returns its data as a slice too.
 func tensor[T any](code C.uint8_t, shape ...int64) (*C.fmla_tensor, []T) {
 	var element T
 	dims := unsafe.Slice((*int64)(zeroed(uintptr(8*len(shape)))), len(shape))
@@ -57,9 +57,9 @@ func check(status C.fmla_status) {
 
 func main() {
 	if C.fmla_version() != C.FMLA_VERSION {
-		panic("the header and the library do not belong together")
+		panic("the header and the library have different versions")
 	}
-	// What FMLA_INIT is in C: zero is every member's default, and struct_size says which header this was compiled with.
+	// As FMLA_INIT does in C: 0 is the default of every member, and struct_size tells the library which header was used.
 	args := C.fmla_dense_decode_args{struct_size: C.sizeof_fmla_dense_decode_args, causal: 1}
 	var q, cache, out []uint16
 	var lengths []int32

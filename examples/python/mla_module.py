@@ -2,28 +2,28 @@
 # SPDX-License-Identifier: MIT
 """DeepSeek-V3's attention layer as an nn.Module over a paged cache: prefill in MHA form, chunked prefill, absorbed decode.
 
-Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434; V3, arXiv 2412.19437) caches, of each token, a latent vector c of 512
-values and 64 values that carry the position (RoPE). A head's keys and values are projections of c:
+Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434; V3, arXiv 2412.19437) caches a latent vector c of 512 values for each
+token, and 64 values that carry the position (RoPE). A head's keys and values are projections of c:
 
     k = [W_UK c, rope(k_r)]      v = W_UV c      out = W_O [softmax(q kᵀ / sqrt(192)) v of all heads]
 
-Prefill projects c to keys and values and is dense attention with heads of 192 and 128 (`flash_attn_varlen_func`). Earlier tokens of a
-prefill that comes in chunks are gathered from the cache, some at a time, and projected too; `merge_states` joins the parts.
-Decode is absorbed: the projections move to the query and to the result, and the cache is read as it is, one key of 576 values for all
-heads, whose first 512 are the value (`flash_mla_with_kvcache`):
+Prefill projects c to keys and values, then computes dense attention with heads of 192 and 128 (`flash_attn_varlen_func`). In a chunked
+prefill, the earlier tokens are gathered from the cache, some at a time, and projected too; `merge_states` joins the results.
+Decode is absorbed: the projections are applied to the query and to the result, so the cache is read directly. All heads share one key of
+576 values, whose first 512 are the value (`flash_mla_with_kvcache`):
 
     q · k = (W_UKᵀ q_nope) · c + q_rope · rope(k_r)      Σ p v = W_UV (Σ p c)
 
-For a token, a key and a head absorbed attention takes 2 · (576 + 512) FLOP and the MHA form 2 · (192 + 128), which projects each key
-once for 2 · 512 · (128 + 128) FLOP: from some 170 new tokens of a request on, the MHA form has less to do.
+For each token, key and head, absorbed attention takes 2 · (576 + 512) FLOP and the MHA form 2 · (192 + 128). The MHA form also projects
+each key once, for 2 · 512 · (128 + 128) FLOP a head. From some 170 new tokens of a request on, it takes fewer FLOP.
 
-`MLA`, `Batch` and what they call can be taken into a model as they are. Parameters have the names and shapes of the published
-checkpoints (`model.layers.N.self_attn.…`), without their FP8 scales.
+`MLA`, `Batch` and the functions that they call can be copied into a model unchanged. Parameters have the names and shapes of the
+published checkpoints (`model.layers.N.self_attn.…`), without their FP8 scales.
 
     python3 examples/python/mla_module.py [--device cuda] [--dtype float16] [--cache FP8_656] [--prefill 60 1 130] [--steps 12]
 
-runs a layer of random weights over three prefills, each in two chunks, decodes, holds every output against plain PyTorch in fp32 that
-attends without a cache, and ends with exit code 1 if one differs by too much.
+runs a layer of random weights over three prefills, each in two chunks, then decodes. It compares every output with plain PyTorch in
+fp32, which attends without a cache, and exits with 1 if one differs by too much.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torch import nn
 from flash_mla import cache_append, cache_gather, flash_attn_varlen_func, flash_mla_with_kvcache, get_mla_metadata
 from flash_mla import merge_states
 
-LATENT, ROPE, NOPE, VALUE = 512, 64, 128, 128  # of a token: c, k_r; of a head: q and k without position, v
+LATENT, ROPE, NOPE, VALUE = 512, 64, 128, 128  # widths of c and k_r; of q and k without position, and of v, in a head
 PAGE = 64
 
 
@@ -48,26 +48,26 @@ PAGE = 64
 
 @dataclasses.dataclass
 class Step:
-    """What the layers of a model share in one forward pass. Tokens lie packed, request after request."""
+    """What the layers of a model share in one forward pass. Tokens are packed, request after request."""
 
     absorbed: bool
     positions: torch.Tensor  # [tokens], of the new tokens
     slots: torch.Tensor  # [tokens], int64: where the cache keeps them
     starts: torch.Tensor  # [b + 1], int32: where the tokens of each request begin
-    most: int  # tokens of a request
-    context: list[tuple[torch.Tensor, torch.Tensor, int]]  # of earlier tokens, a part at a time: slots, starts, most
+    most: int  # the most tokens of a request
+    context: list[tuple[torch.Tensor, torch.Tensor, int]]  # earlier tokens, a part at a time: slots, starts, most
     block_table: torch.Tensor  # [b, pages], int32
-    lengths: torch.Tensor  # [b], int32: the new tokens included
-    plan: Any  # of the first absorbed layer, for all of them
+    lengths: torch.Tensor  # [b], int32, with the new tokens
+    plan: Any  # filled by the first absorbed layer, used by all
 
 
 class Batch:
-    """Which pages each request has. The host knows all lengths, as an engine's scheduler does. Every layer keeps its tokens in pages
-    of its own, at the same slots.
+    """The pages of each request. The host knows all lengths, as an engine's scheduler does. Every layer has pages of its own, with the
+    same slots.
 
     Args:
-        requests, most_tokens: how many requests, and tokens of one at most.
-        context_part: so many earlier tokens of each request are projected to keys and values at a time.
+        requests, most_tokens: the number of requests, and the most tokens of one.
+        context_part: how many earlier tokens of each request are projected to keys and values at a time.
     """
 
     def __init__(self, requests: int, most_tokens: int, device: Any, context_part: int = 1024):
@@ -77,18 +77,18 @@ class Batch:
         self._free = torch.randperm(self._table.numel()).tolist()
 
     def new_pages(self, dtype: torch.dtype, kv_format: str) -> torch.Tensor:
-        """Those of one layer."""
+        """Returns the pages of one layer."""
         shape = self._table.numel(), PAGE, 1
         if kv_format in ("BF16", "FP16"):
             return torch.empty(*shape, LATENT + ROPE, dtype=dtype, device=self.device)
         return torch.empty(*shape, int(kv_format.partition("_")[2]), dtype=torch.uint8, device=self.device)
 
     def decode(self, tokens: int = 1) -> Step:
-        """Every request gets so many tokens."""
+        """Gives every request `tokens` new tokens."""
         return self._step([tokens] * len(self.lengths), absorbed=True)
 
     def prefill(self, tokens: list[int]) -> Step:
-        """Request r gets tokens[r] tokens, after those that it has."""
+        """Gives request r tokens[r] new tokens."""
         return self._step(tokens, absorbed=False)
 
     def _step(self, tokens: list[int], absorbed: bool) -> Step:
@@ -117,7 +117,7 @@ class Batch:
         )
 
     def _of(self, ranges: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """The slots of tokens [begin, end) of each request, where each request's begin, and the most that one has."""
+        """Returns the slots of tokens [begin, end) of each request, where each request's slots begin, and the most of a request."""
         slots = []
         for row, (begin, end) in zip(self._table, ranges):
             token = torch.arange(begin, end)
@@ -141,7 +141,7 @@ class RMSNorm(nn.Module):
 
 
 def rope(x: torch.Tensor, positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-    """Turns the pairs (2i, 2i + 1) of x [tokens, …, 64] by the token's position times the pair's frequency."""
+    """Rotates the pairs (2i, 2i + 1) of x [tokens, …, 64] by the token's position times the pair's frequency."""
     angles = positions.float()[:, None] * frequencies
     angles = angles.view(len(positions), *[1] * (x.dim() - 2), ROPE // 2)
     even, odd = x[..., ::2].float(), x[..., 1::2].float()
@@ -150,12 +150,12 @@ def rope(x: torch.Tensor, positions: torch.Tensor, frequencies: torch.Tensor) ->
 
 
 class MLA(nn.Module):
-    """DeepSeek-V3's attention, by default in V3's sizes.
+    """DeepSeek-V3's attention, by default with V3's sizes.
 
     Args:
-        frequencies: [32], fp32, of RoPE; None: those of `theta`. A model with YaRN, as V3 itself, gives its own.
-        softmax_scale: None: 1 / sqrt(192). A model with YaRN gives this times its mscale².
-        kv_format: of the cache: "BF16" or "FP16", which is then the type of the weights too, or "FP8_656".
+        frequencies: [32], fp32: those of RoPE. None: computed from `theta`. A model with YaRN, such as V3 itself, passes its own.
+        softmax_scale: None: 1 / sqrt(192). A model with YaRN passes this times its mscale².
+        kv_format: the cache's format: "BF16" or "FP16", which is then also the type of the weights, or "FP8_656".
     """
 
     frequencies: torch.Tensor
@@ -188,7 +188,7 @@ class MLA(nn.Module):
         return q[..., :NOPE], rope(q[..., NOPE:], positions, self.frequencies)
 
     def latents(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [tokens, hidden] → what the cache keeps of each, [tokens, LATENT], [tokens, ROPE]."""
+        """x [tokens, hidden] → what the cache keeps of each token, [tokens, LATENT], [tokens, ROPE]."""
         c, k_rope = self.kv_a_proj_with_mqa(x).split([LATENT, ROPE], dim=-1)
         return self.kv_a_layernorm(c), rope(k_rope, positions, self.frequencies)
 
@@ -199,7 +199,7 @@ class MLA(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: torch.Tensor, pages: torch.Tensor, step: Step) -> torch.Tensor:
-        """x [tokens, hidden], packed → the same shape; `pages`, this layer's, get the new tokens."""
+        """x [tokens, hidden], packed → the same shape. Writes the new tokens to `pages`, which are this layer's."""
         c, k_rope = self.latents(x, step.positions)
         cache_append(c, k_rope, pages, step.slots, self.kv_format)
         q_nope, q_rope = self.queries(x, step.positions)
@@ -228,7 +228,7 @@ class MLA(nn.Module):
     def _expanded(
         self, q: torch.Tensor, c: torch.Tensor, k_rope: torch.Tensor, pages: torch.Tensor, step: Step
     ) -> torch.Tensor:
-        """Each token over the new tokens up to itself, and over all earlier ones of its request."""
+        """Attention of each token over the new tokens up to itself and over all earlier tokens of its request."""
 
         def attend(c, k_rope, starts, most, causal):
             k, v = self.keys_and_values(c, k_rope)
@@ -253,7 +253,7 @@ class MLA(nn.Module):
 
 @torch.no_grad()
 def plainly(layer: MLA, x: torch.Tensor) -> torch.Tensor:
-    """All tokens of a request, x [tokens, hidden], at once, without a cache: every token attends to those up to itself."""
+    """Computes all tokens of a request, x [tokens, hidden], at once and without a cache. Every token attends to those up to itself."""
     positions = torch.arange(len(x), device=x.device)
     q = torch.cat(layer.queries(x, positions), dim=-1)
     k, v = layer.keys_and_values(*layer.latents(x, positions))
@@ -262,7 +262,7 @@ def plainly(layer: MLA, x: torch.Tensor) -> torch.Tensor:
     return layer.o_proj(torch.einsum("hts,shv->thv", scores.softmax(-1), v).flatten(1))
 
 
-# Of the norm of a token's output. bf16 has 8 bits and e4m3 has 4; a layer rounds several times.
+# Relative to the norm of a token's output. bf16 has 8 bits and e4m3 has 4; a layer rounds several times.
 BOUNDS = {"BF16": 0.01, "FP16": 0.0015, "FP8_656": 0.05}
 
 
@@ -270,10 +270,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
-    parser.add_argument("--cache", default="plain", choices=["plain", "FP8_656"], help="plain: of --dtype")
+    parser.add_argument("--cache", default="plain", choices=["plain", "FP8_656"], help="plain: the type of --dtype")
     parser.add_argument("--prefill", type=int, nargs="+", default=[60, 1, 130], help="tokens of each request")
     parser.add_argument("--context-part", type=int, default=40, help="earlier tokens that are projected at a time")
-    parser.add_argument("--steps", type=int, default=12, help="decode steps; every third is of two tokens a request")
+    parser.add_argument("--steps", type=int, default=12, help="decode steps; every third has two tokens a request")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--q-lora", type=int, default=96)
@@ -298,7 +298,7 @@ def main() -> int:
     expected = [plainly(exact, x.float()) for x in requests]
     batch = Batch(len(requests), max(map(len, requests)), device, options.context_part)
     pages = batch.new_pages(dtype, kv_format)
-    pages.fill_(255 if pages.dtype == torch.uint8 else float("nan"))  # what was not written must not be read
+    pages.fill_(255 if pages.dtype == torch.uint8 else float("nan"))  # an unwritten slot must not be read
 
     worst = 0.0
     first = [n // 2 for n in options.prefill]

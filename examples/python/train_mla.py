@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Trains a small MLA block in its MHA form, once with this package's attention and once with PyTorch's own, and prints both losses.
 
-A block compresses its input to a latent, from which keys and values of all heads come, and adds what attention makes of it; the model
-is two of them over bytes of text made up here, packed sequences of several lengths one after the other. Weights are fp32, attention is
-in bf16. Both runs begin with the same weights and see the same batches, so that their losses differ by rounding alone.
+A block projects its input to a latent and the latent to the keys and values of all heads, and adds the result of attention to its input.
+The model has two blocks. It is trained on made-up tokens, in packed sequences of several lengths. Weights are fp32, attention is in bf16.
+Both runs begin with the same weights and see the same batches, so their losses differ by rounding only.
 
     python examples/python/train_mla.py [--device cpu|cuda] [--steps 30] [--sizes 192/128]
 """
@@ -32,7 +32,7 @@ def ours(q, k, v, starts):
 
 
 def theirs(q, k, v, starts):
-    """PyTorch's attention, a sequence at a time."""
+    """PyTorch's attention, one sequence at a time."""
     outs = []
     for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist()):
         parts = (x[begin:end].transpose(0, 1)[None] for x in (q, k, v))
@@ -71,7 +71,7 @@ class Model(nn.Module):
 
 
 def batch(generator, device):
-    """Each sequence repeats one of eight words, so that the next token can be told from those before it."""
+    """Each sequence repeats one of eight words, so the next token can be predicted from those before it."""
     sequences = []
     for length in LENGTHS:
         number = int(torch.randint(8, (), generator=generator))

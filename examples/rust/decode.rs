@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! One decode step from Rust: a request of one key, so that every output is that key's value, whatever the query is.
+//! One decode step from Rust. The request has one key, so every output must be that key's value for any query.
 //!
-//! The bindings are what bindgen makes of the header; nothing else is needed, and no crate. From the checkout's root:
+//! bindgen makes the bindings from the header; no crate is needed. From the checkout's root:
 //!
 //!     bindgen --allowlist-function 'fmla_.*' --allowlist-var 'FMLA_.*' -o build/flashmla.rs include/flashmla/flashmla.h
 //!     OUT_DIR=$PWD/build rustc --edition 2021 -L build/release -l flashmla -o build/decode examples/rust/decode.rs
@@ -21,7 +21,7 @@ const D_V: usize = 512;
 const PAGE: usize = 64;
 const BF16_ONE: u16 = 0x3f80;
 
-/// A contiguous tensor in host memory. It holds addresses alone: data and shape must outlive it.
+/// Returns a contiguous tensor in host memory. It holds addresses only: data and shape must outlive it.
 fn tensor<T>(data: &mut [T], code: i32, shape: &[i64]) -> fmla_tensor {
     assert_eq!(data.len() as i64, shape.iter().product());
     fmla_tensor {
@@ -54,7 +54,7 @@ fn main() {
     assert_eq!(
         unsafe { fmla_version() },
         FMLA_VERSION as i32,
-        "the header and the library do not belong together"
+        "the header and the library have different versions"
     );
 
     let mut q = vec![BF16_ONE; HEADS * D_QK];
@@ -69,7 +69,7 @@ fn main() {
     let result = tensor(&mut out, FMLA_TYPE_BFLOAT, &[1, 1, HEADS as i64, D_V as i64]);
     let lse_result = tensor(&mut lse, FMLA_TYPE_FLOAT, &[1, HEADS as i64, 1]);
 
-    // What FMLA_INIT is in C: zero is every member's default, and struct_size says which header this was compiled with.
+    // As FMLA_INIT does in C: 0 is the default of every member, and struct_size tells the library which header was used.
     let mut args = fmla_dense_decode_args {
         struct_size: mem::size_of::<fmla_dense_decode_args>() as _,
         q: &q,
@@ -81,7 +81,7 @@ fn main() {
         causal: 1,
         ..unsafe { mem::zeroed() }
     };
-    // The size and the alignment are asked for; a vector with room for both is the simplest workspace.
+    // The simplest workspace is a vector with room for the size and for the alignment.
     let (mut bytes, mut alignment) = (0, 0);
     check(unsafe { fmla_dense_decode_workspace_size(&args, &mut bytes, &mut alignment) });
     let mut workspace = vec![0u8; (bytes + alignment) as usize];
