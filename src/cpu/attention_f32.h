@@ -143,54 +143,100 @@ static void add_few(const struct cpu_tile *tile, const struct scratch *scratch, 
     }
 }
 
+/* The groups of a register tile beside a block of keys: what they see, and where their numbers are. */
+struct register_tile {
+    int32_t groups;
+    int vectors[TILE_GROUPS];
+    int32_t visible[TILE_GROUPS][GROUP_ROWS], fewest[TILE_GROUPS], most[TILE_GROUPS];
+    int32_t added[TILE_GROUPS]; /* keys whose values all rows of a group add, some with weight 0 */
+    int64_t q_apart, o_apart;   /* floats from one group to the next */
+    float *q, *o, *s, *max, *sum;
+    _Alignas(64) float rescale[TILE_GROUPS * GROUP_ROWS];
+};
+
+static struct register_tile register_tile_of(const struct cpu_tile *tile, const struct scratch *scratch,
+                                             int32_t group, const struct block *block)
+{
+    const struct attention_problem *p = tile->call->problem;
+    const int32_t left = (tile->rows - group * GROUP_ROWS + GROUP_ROWS - 1) / GROUP_ROWS;
+    struct register_tile t = {.groups = left < TILE_GROUPS ? left : TILE_GROUPS,
+                              .q_apart = p->d_qk * GROUP_ROWS,
+                              .o_apart = p->d_v * GROUP_ROWS,
+                              .s = scratch->s,
+                              .max = scratch->max + group * GROUP_ROWS,
+                              .sum = scratch->sum + group * GROUP_ROWS};
+    t.q = scratch->q + group * t.q_apart, t.o = scratch->o + group * t.o_apart;
+    for (int32_t g = 0; g < t.groups; g++) {
+        const int32_t row = (group + g) * GROUP_ROWS;
+        tile_visible(tile, row, block->begin, block->count, GROUP_ROWS, t.visible[g], &t.fewest[g],
+                     &t.most[g]);
+        t.vectors[g] = vectors_of(tile->rows - row);
+    }
+    return t;
+}
+
+/* Returns whether two groups are multiplied together, given the keys of each. */
+static bool multiplies_two(const struct register_tile *t, const int32_t keys[TILE_GROUPS])
+{
+    return TILE_GROUPS > 1 && t->groups > 1 && keys[0] == keys[TILE_GROUPS - 1];
+}
+
+/* Computes the scores and raises `largest`, the rows' maxima, to them. */
+static void score_block(const struct register_tile *t, const struct scratch *scratch,
+                        const struct block *block, int64_t d_qk, float *largest)
+{
+    if (multiplies_two(t, t->most)) {
+        scores(WIDE, t->s, largest, block->keys, scratch->key_step, t->q, t->most[0], d_qk);
+        return;
+    }
+    for (int32_t g = 0; g < t->groups; g++)
+        scores(t->vectors[g], t->s + g * BLOCK * GROUP_ROWS, largest + g * GROUP_ROWS, block->keys,
+               scratch->key_step, t->q + g * t->q_apart, t->most[g], d_qk);
+}
+
+/* Turns the scores into probabilities. A row has weight 0 for a key that it does not see, which suffices
+ * where the value is finite. */
+static void weigh_block(struct register_tile *t, const struct scratch *scratch, const struct block *block,
+                        int64_t d_v, const float *largest)
+{
+    for (int32_t g = 0; g < t->groups; g++) {
+        const int32_t at = g * GROUP_ROWS;
+        if (!t->most[g]) continue;
+        softmax_step(t->s + at * BLOCK, largest + at, t->most[g], t->fewest[g], t->visible[g], t->max + at,
+                     t->sum + at, t->rescale + at, t->vectors[g]);
+        const bool finite = are_finite(block->values, scratch->value_step, t->fewest[g], t->most[g], d_v);
+        t->added[g] = finite ? t->most[g] : t->fewest[g];
+    }
+}
+
+static void add_block(const struct register_tile *t, const struct scratch *scratch, const struct block *block,
+                      int64_t d_v, struct ahead *ahead)
+{
+    if (t->most[0] && t->most[TILE_GROUPS - 1] && multiplies_two(t, t->added)) {
+        add_values(WIDE, t->o, block->values, scratch->value_step, d_v, t->s, t->added[0], t->rescale, ahead);
+        return;
+    }
+    for (int32_t g = 0; g < t->groups; g++)
+        if (t->most[g])
+            add_values(t->vectors[g], t->o + g * t->o_apart, block->values, scratch->value_step, d_v,
+                       t->s + g * BLOCK * GROUP_ROWS, t->added[g], t->rescale + g * GROUP_ROWS, ahead);
+}
+
 /* Attends to a block of keys with the groups of a register tile, from group `group` on. */
 static void attend_block(const struct cpu_tile *tile, const struct scratch *scratch, int32_t group,
                          const struct block *block, struct ahead *ahead)
 {
     const struct attention_problem *p = tile->call->problem;
-    const int64_t q_apart = p->d_qk * GROUP_ROWS, o_apart = p->d_v * GROUP_ROWS;
-    int32_t visible[TILE_GROUPS][GROUP_ROWS], fewest[TILE_GROUPS] = {0}, most[TILE_GROUPS] = {0};
-    int32_t met[TILE_GROUPS] = {0}; /* keys whose values the register tile adds */
-    int vectors[TILE_GROUPS] = {0};
-    _Alignas(64) float rescale[TILE_GROUPS * GROUP_ROWS], largest[TILE_GROUPS * GROUP_ROWS];
-    float *const max = scratch->max + group * GROUP_ROWS, *const sum = scratch->sum + group * GROUP_ROWS;
-    const float *const q = scratch->q + group * q_apart;
-    float *const o = scratch->o + group * o_apart, *const s = scratch->s;
-    const int32_t left = (tile->rows - group * GROUP_ROWS + GROUP_ROWS - 1) / GROUP_ROWS;
-    const int32_t groups = left < TILE_GROUPS ? left : TILE_GROUPS;
-    for (int32_t g = 0; g < groups; g++) {
-        const int32_t row = (group + g) * GROUP_ROWS;
-        tile_visible(tile, row, block->begin, block->count, GROUP_ROWS, visible[g], &fewest[g], &most[g]);
-        vectors[g] = vectors_of(tile->rows - row);
-    }
-    memcpy(largest, max, (size_t)groups * GROUP_ROWS * sizeof *largest);
-    const bool two = TILE_GROUPS > 1 && groups > 1; /* in one register tile, if they see the same keys */
-    if (two && most[0] == most[TILE_GROUPS - 1])
-        scores(WIDE, s, largest, block->keys, scratch->key_step, q, most[0], p->d_qk);
-    else
-        for (int32_t g = 0; g < groups; g++)
-            scores(vectors[g], s + g * BLOCK * GROUP_ROWS, largest + g * GROUP_ROWS, block->keys,
-                   scratch->key_step, q + g * q_apart, most[g], p->d_qk);
-    for (int32_t g = 0; g < groups; g++) {
-        const int32_t at = g * GROUP_ROWS;
-        if (!most[g]) continue;
-        softmax_step(s + at * BLOCK, largest + at, most[g], fewest[g], visible[g], max + at, sum + at,
-                     rescale + at, vectors[g]);
-        /* A row has weight 0 for a key that it does not see, which suffices where the value is finite. */
-        const bool finite = are_finite(block->values, scratch->value_step, fewest[g], most[g], p->d_v);
-        met[g] = finite ? most[g] : fewest[g];
-    }
-    if (two && most[0] && most[TILE_GROUPS - 1] && met[0] == met[TILE_GROUPS - 1])
-        add_values(WIDE, o, block->values, scratch->value_step, p->d_v, s, met[0], rescale, ahead);
-    else
-        for (int32_t g = 0; g < groups; g++)
-            if (most[g])
-                add_values(vectors[g], o + g * o_apart, block->values, scratch->value_step, p->d_v,
-                           s + g * BLOCK * GROUP_ROWS, met[g], rescale + g * GROUP_ROWS, ahead);
-    for (int32_t g = 0; g < groups; g++)
-        if (most[g])
-            add_few(tile, scratch, block, o + g * o_apart, s + g * BLOCK * GROUP_ROWS, met[g], most[g],
-                    visible[g], vectors[g]);
+    struct register_tile t = register_tile_of(tile, scratch, group, block);
+    _Alignas(64) float largest[TILE_GROUPS * GROUP_ROWS];
+    memcpy(largest, t.max, (size_t)t.groups * GROUP_ROWS * sizeof *largest);
+    score_block(&t, scratch, block, p->d_qk, largest);
+    weigh_block(&t, scratch, block, p->d_v, largest);
+    add_block(&t, scratch, block, p->d_v, ahead);
+    for (int32_t g = 0; g < t.groups; g++)
+        if (t.most[g])
+            add_few(tile, scratch, block, t.o + g * t.o_apart, t.s + g * BLOCK * GROUP_ROWS, t.added[g],
+                    t.most[g], t.visible[g], t.vectors[g]);
 }
 
 /* Returns the conversion of a block's keys into half `half` of the scratch while `values` values are

@@ -24,7 +24,7 @@
 #include <string.h>
 
 enum { GROUP_ROWS = LANES * VECTORS, BLOCK = PLAN_BLOCK };
-enum { TILE_GROUPS = WIDE / VECTORS, MOST_AT_ONCE = 16 };
+enum { TILE_GROUPS = WIDE / VECTORS, MOST_AT_ONCE = 16, TWO = WIDE < 2 ? WIDE : 2 /* vectors */ };
 enum { FEW = 4 /* for the remainder of AT_ONCE: single sums would wait for each other */ };
 _Static_assert(GROUP_ROWS == 16, "a group is 16 rows");
 
@@ -223,7 +223,7 @@ ALONE void scores_by_one(const struct scored *c, int32_t count)
 
 ALONE void scores_by_two(const struct scored *c, int32_t count)
 {
-    scores_by(WIDE < 2 ? 1 : 2, c, count);
+    scores_by(TWO, c, count);
 }
 
 ALONE void scores_by_all(const struct scored *c, int32_t count)
@@ -298,7 +298,7 @@ ALONE void add_values_by_one(const struct summed *c)
 
 ALONE void add_values_by_two(const struct summed *c)
 {
-    add_values_by(WIDE < 2 ? 1 : 2, c);
+    add_values_by(TWO, c);
 }
 
 ALONE void add_values_by_all(const struct summed *c)
