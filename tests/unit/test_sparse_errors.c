@@ -85,7 +85,7 @@ static void test_refused(void)
     resize(&call, DIM_h_q, INT32_MAX), resize(&call, DIM_topk, INT32_MAX);
     ARGS.kernel = "ref";
     check_rejected("scores of 2^31 heads", fmla_sparse_decode_workspace_size(&ARGS, &bytes, NULL),
-                   FMLA_UNSUPPORTED, "sparse_decode", "indices", "would not fit");
+                   FMLA_UNSUPPORTED, "sparse_decode", "indices", "exceed the address space");
 }
 
 /* Formats of two caches. */
