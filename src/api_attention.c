@@ -124,8 +124,8 @@ static fmla_status take_plan(struct call *c, const void *plan, size_t plan_size,
     const int32_t end = p->partitions[p->num_partitions - 1].end_request;
     if (end == p->b - 1) return FMLA_OK;
     return fail(FMLA_INVALID_ARGUMENT,
-                "%s: partitions: end with request %d, must end with request %lld, the last of q", op, end,
-                (long long)p->b - 1);
+                "%s: partitions: end with request %d, must end with request %lld, the last of q's batch", op,
+                end, (long long)p->b - 1);
 }
 
 /* Fills the part of the cut that affects the choice of a kernel. */

@@ -244,8 +244,8 @@ int command_bench(int argc, char **argv)
         OPTION_ONE_OF(
             "--cache", &o.cache, "FORMAT",
             "format of the cache: plain (that of --dtype; the default of dense_decode), fp8_656, "
-            "fp8_584, fp8_576 (not sparse); fp8_528, fp8_528_split, fp4_288, fp4_288_split, fp8_528_f32 "
-            "(not dense_decode); or all of these",
+            "fp8_584, fp8_576 (not sparse) or all; except for dense_decode also fp8_528, fp8_528_split, "
+            "fp4_288, fp4_288_split and fp8_528_f32",
             &o.cache_given, "plain", "fp8_656", "fp8_584", "fp8_576", "fp8_528", "fp8_528_split", "fp4_288",
             "fp4_288_split", "fp8_528_f32", "all"),
         OPTION_ONE_OF("--extra-cache", &o.extra_cache, "FORMAT",

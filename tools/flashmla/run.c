@@ -24,7 +24,7 @@ static const struct command run = {
     "FILE",
     "compute attention from a tensor file; check and time it",
     "\n"
-    "FILE has the tensors q, kv_cache and seqlens, and optionally block_table and attn_sink, as make- "
+    "FILE has the tensors q, kv_cache and seqlens, and optionally block_table and attn_sink, as make-"
     "input writes them. \"causal\" and \"softmax_scale\" in its metadata apply unless options override "
     "them. \"kv_format\" in the metadata names the format of a kv_cache of bytes; the tensor kv_scale "
     "is the scale of an FP8_576 cache. With \"products\" fp8, q may have e4m3 codes, whose scale is the "
@@ -351,7 +351,8 @@ int command_run(int argc, char **argv)
         OPTION_SWITCH("--no-causal", &o.no_causal, "every token sees every key"),
         OPTION_ROW("--softmax-scale", OPTION_REAL, &o.softmax_scale, "X", "default 1/sqrt(d_qk)", 0, 0,
                    &o.scale_given, NULL),
-        OPTION_SWITCH("--batch-invariant", &o.batch_invariant, "a request has the same bits in every batch"),
+        OPTION_SWITCH("--batch-invariant", &o.batch_invariant,
+                      "the results of a request have the same bits in every batch"),
         OPTION_ONE_OF("--products", &o.products, "WHICH",
                       "products over a cache of bytes: bf16 or fp8; default: as in the file, else bf16",
                       &o.products_given, "bf16", "fp8"),
