@@ -47,9 +47,12 @@ fmla_status fmla_capabilities(fmla_device device, int64_t index, fmla_capability
     fmla_capability row;
     TRY(check_struct("capabilities", "capability", capability, &row, sizeof row, sizes));
     TRY(check_device_argument("capabilities", "device", &device));
-    if (index < 0 || !dispatch_capability(device, index, &row))
-        return fail(FMLA_INVALID_ARGUMENT, "capabilities: index: is %lld, and there is no such row",
-                    (long long)index);
+    if (index < 0 || !dispatch_capability(device, index, &row)) {
+        int64_t rows = 0;
+        while (dispatch_capability(device, rows, &row)) rows++;
+        return fail(FMLA_INVALID_ARGUMENT, "capabilities: index: is %lld, must be in [0, %lld)",
+                    (long long)index, (long long)rows);
+    }
     memcpy(capability, &row, row.struct_size < sizeof row ? row.struct_size : sizeof row);
     return FMLA_OK;
 }

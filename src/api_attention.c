@@ -124,8 +124,8 @@ static fmla_status take_plan(struct call *c, const void *plan, size_t plan_size,
     const int32_t end = p->partitions[p->num_partitions - 1].end_request;
     if (end == p->b - 1) return FMLA_OK;
     return fail(FMLA_INVALID_ARGUMENT,
-                "%s: partitions: end with request %d, must end with %lld: made for another batch than q's",
-                op, end, (long long)p->b - 1);
+                "%s: partitions: end with request %d, must end with request %lld, the last of q's batch", op,
+                end, (long long)p->b - 1);
 }
 
 /* Fills the part of the cut that affects the choice of a kernel. */
@@ -173,8 +173,7 @@ static fmla_status fill_dense_cache(struct call *c, const struct checked_tensor 
         TRY(check_range(c->checked.operation, "kv_cache: h_kv (dimension 2)", cache->shape[2], 1, 1));
     }
     if (scale->name && c->problem.format != KV_FP8_576)
-        return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: kv_scale: is a tensor, must be NULL: %s has no scale of the cache",
+        return fail(FMLA_INVALID_ARGUMENT, "%s: kv_scale: is a tensor, must be NULL: %s has no cache scale",
                     c->checked.operation, c->checked.format->name);
     c->problem.kv_scale = scale->data;
     return FMLA_OK;
@@ -188,17 +187,15 @@ static fmla_status fill_queries(struct call *c)
     const struct checked_tensor *q = OF(dense_decode, q), *scale = OF(dense_decode, q_scale);
     struct attention_problem *p = &c->problem;
     if (products == FMLA_PRODUCTS_FP8 && p->format != KV_FP8_576 && p->format != KV_FP8_656)
-        return fail(
-            FMLA_INVALID_ARGUMENT,
-            "%s: products: is FMLA_PRODUCTS_FP8 (1), must be FMLA_PRODUCTS_BF16 (0) over %s; FP8 takes "
-            "FMLA_KV_FP8_656 and FMLA_KV_FP8_576",
-            op, c->checked.format->name);
+        return fail(FMLA_INVALID_ARGUMENT,
+                    "%s: products: is FMLA_PRODUCTS_FP8 (1), must be FMLA_PRODUCTS_BF16 (0) with %s; FP8 "
+                    "products need FMLA_KV_FP8_656 or FMLA_KV_FP8_576",
+                    op, c->checked.format->name);
     if (q->of_bytes && p->format == KV_FP8_656)
-        return fail(
-            FMLA_INVALID_ARGUMENT,
-            "%s: q: has codes of one byte, must be bfloat16 over FMLA_KV_FP8_656, for which the last 64 "
-            "values of a query are not quantised",
-            op);
+        return fail(FMLA_INVALID_ARGUMENT,
+                    "%s: q: has codes of one byte, must be bfloat16 with FMLA_KV_FP8_656, where the last 64 "
+                    "values of a query are not quantised",
+                    op);
     if (scale->name && !q->of_bytes)
         return fail(FMLA_INVALID_ARGUMENT, "%s: q_scale: is a tensor, must be NULL: q has values, not codes",
                     op);
@@ -248,14 +245,14 @@ static fmla_status check_extra(const struct call *c)
     static const char op[] = "sparse_decode";
     const bool cache = OF(sparse_decode, extra_kv_cache)->name, list = OF(sparse_decode, extra_indices)->name;
     if (cache != list)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must be given as %s is", op,
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must be given with %s", op,
                     cache ? "extra_indices" : "extra_kv_cache", cache ? "extra_kv_cache" : "extra_indices");
     if (!cache && OF(sparse_decode, extra_topk_length)->name)
         return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: extra_topk_length: is given, must be NULL as extra_kv_cache is", op);
+                    "%s: extra_topk_length: is given, must be NULL without extra_kv_cache", op);
     if (!cache && c->args.sparse.extra_kv_format)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: extra_kv_format: is %d, must be 0: extra_kv_cache is NULL",
-                    op, c->args.sparse.extra_kv_format);
+        return fail(FMLA_INVALID_ARGUMENT, "%s: extra_kv_format: is %d, must be 0 without extra_kv_cache", op,
+                    c->args.sparse.extra_kv_format);
     return FMLA_OK;
 }
 

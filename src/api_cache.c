@@ -18,8 +18,8 @@ static fmla_status fill_pages(const struct checked_call *c, const struct cache_f
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is %g, must be finite and > 0 (0 = 1)", c->operation,
                     name, (double)scale);
     if (pages->format != KV_FP8_576 && scale != 0.0f)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is %g, must be 0: %s has no scale of the cache",
-                    c->operation, name, (double)scale, format->name);
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is %g, must be 0: %s has no cache scale", c->operation,
+                    name, (double)scale, format->name);
     pages->scale = scale == 0.0f ? 1.0f : scale;
     pages->layout = kv_layout_of(pages->format, (int32_t)c->size[DIM_d_qk]);
     pages->page_size = cache->shape[1], pages->slots = cache->shape[0] * cache->shape[1];
@@ -70,7 +70,7 @@ static fmla_status fill_rope(const struct checked_call *c, const fmla_cache_appe
     const struct checked_tensor *positions = &c->tensors[TENSOR_cache_append_positions],
                                 *table = &c->tensors[TENSOR_cache_append_rope_table];
     if (!positions->name != !table->name)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must be a tensor as %s is", c->operation,
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must be given with %s", c->operation,
                     positions->name ? "rope_table" : "positions",
                     positions->name ? "positions" : "rope_table");
     if (table->name && !args->rope_pairs)
@@ -97,9 +97,10 @@ fmla_status fmla_cache_append(const fmla_cache_append_args *caller)
     TRY(fill(&c, OP_CACHE_APPEND, &c.tensors[TENSOR_cache_append_kv_cache], args.cache_scale, &p));
     const int64_t rope_width = c.size[DIM_rope]; /* 0 without rope */
     if (rope->name && p.d_qk <= rope_width)
-        return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: rope: is given, must be NULL: a token of kv_cache has %lld values and no more",
-                    c.operation, (long long)p.d_qk);
+        return fail(
+            FMLA_INVALID_ARGUMENT,
+            "%s: rope: is given, must be NULL: kv_cache has d_qk %lld, must have more than 64 with rope",
+            c.operation, (long long)p.d_qk);
     p.latent_width = p.d_qk - rope_width;
     TRY(check_size(c.operation, latent, 1, rope->name ? "d_qk - 64" : "d_qk", p.latent_width, "kv_cache"));
     p.element = latent->element;

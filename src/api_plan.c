@@ -35,11 +35,11 @@ fmla_status check_tables(const struct checked_call *call, const struct checked_t
     const char *op = call->operation;
     if (!rows->name && !splits->name) return FMLA_OK;
     if (!rows->name || !splits->name)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must be given as %s is", op,
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must be given with %s", op,
                     rows->name ? "num_splits" : "partitions", rows->name ? rows->name : splits->name);
     if (plan)
-        return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: plan: is given, must be NULL as partitions and num_splits are", op);
+        return fail(FMLA_INVALID_ARGUMENT, "%s: plan: is given, must be NULL with partitions and num_splits",
+                    op);
     TRY(check_size(op, splits, 0, "b + 1", b + 1, call->bound_by[DIM_b] ? call->bound_by[DIM_b]->name : "b"));
     if (num_partitions && num_partitions != rows->shape[0])
         return fail(FMLA_INVALID_ARGUMENT,
@@ -63,10 +63,10 @@ static fmla_status choose_partitions(struct request *r)
     } else {
         const int32_t workers = dispatch_workers(r->target);
         if (!workers)
-            return fail(FMLA_UNSUPPORTED,
-                        "%s: target: is %s, whose number of SMs is not known here; set num_workers or "
-                        "num_partitions: %s",
-                        r->call.operation, device_name(r->target, name), dispatch_device_reason(r->target));
+            return fail(
+                FMLA_UNSUPPORTED,
+                "%s: target: is %s, whose number of SMs is unknown (%s); set num_workers or num_partitions",
+                r->call.operation, device_name(r->target, name), dispatch_device_reason(r->target));
         *partitions = p->kind == KEYS_LISTED ? dispatch_sparse_rows(r->target, r->h_kv, r->h_q / r->h_kv,
                                                                     p->lists.topk, p->lists.extra_topk)
                                              : plan_default_partitions(workers, r->s_q, r->h_q, r->h_kv);
@@ -177,7 +177,7 @@ typedef fmla_status preparer(const void *caller, bool shape_only, struct request
 fmla_status check_answer(const char *operation, const char *name, const void *answer)
 {
     if (answer) return FMLA_OK;
-    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must point to the answer", operation, name);
+    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must point to the result", operation, name);
 }
 
 static fmla_status plan_size_of(preparer *prepare, const void *caller, size_t *bytes)

@@ -161,7 +161,9 @@ static fmla_status check_tensor(const char *operation, const char *name, const f
     if (tensor->ndim != ndim)
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: has %d dimensions, must have %d", operation, name,
                     tensor->ndim, ndim);
-    if (!tensor->shape) return fail(FMLA_INVALID_ARGUMENT, "%s: %s: shape is NULL", operation, name);
+    if (!tensor->shape)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: shape is NULL, must point to %d sizes", operation, name,
+                    ndim);
     const int which = number_of_dtype(tensor->dtype, allow);
     if (which == DTYPES) return refuse_dtype(operation, name, tensor->dtype, allow);
     TRY(check_device(operation, name, tensor->device, &checked->device));
@@ -187,8 +189,8 @@ static fmla_status check_tensor(const char *operation, const char *name, const f
                     name);
     if ((uintptr_t)checked->data & (uintptr_t)(element_bytes - 1)) /* a power of 2 */
         return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: %s: data + byte_offset is not a multiple of the %lld bytes of an element", operation,
-                    name, (long long)element_bytes);
+                    "%s: %s: data + byte_offset must be a multiple of %lld bytes, the size of an element",
+                    operation, name, (long long)element_bytes);
     return FMLA_OK;
 }
 
@@ -207,7 +209,7 @@ static fmla_status check_same_device(const char *operation, const struct checked
     if (!tensor->name ||
         (tensor->device.device_type == other->device.device_type && tensor->device.id == other->device.id))
         return FMLA_OK;
-    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: device is %s, must be %s as %s's", operation, tensor->name,
+    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: device is %s, must be %s as in %s", operation, tensor->name,
                 device_name(tensor->device, mine), device_name(other->device, theirs), other->name);
 }
 
@@ -310,7 +312,7 @@ static fmla_status check_format(const struct descriptor *descriptor, const struc
     }
     *format = &cache_formats[which];
     if ((m->allowed & ALLOW_SAME) && !((*format)->allowed & (ALLOW_BYTES | 1u << element)))
-        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is %s, whose values must have the type of q, %s",
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is %s, must be a format with values of q's type, %s",
                     call->operation, format_option(descriptor, m)->name, (*format)->name,
                     dtypes[call->tensors[0].of_bytes ? DTYPES - 1 : (int)element].name);
     return FMLA_OK;
@@ -366,9 +368,9 @@ static fmla_status bind_token(const struct descriptor *descriptor, const struct 
     TRY(check_size(descriptor->name, cache, 3, "bytes of a token", format->token, format->name));
     if ((m->allowed & IS_SECOND) && bound && call->size[DIM_d_qk] != format->d_qk)
         return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: %s: is %s, of d_qk %lld, must be a format of d_qk %lld as in %s", descriptor->name,
-                    format_option(descriptor, m)->name, format->name, (long long)format->d_qk,
-                    (long long)call->size[DIM_d_qk], bound->name);
+                    "%s: %s: is %s with d_qk %lld, must be a format with d_qk %lld as in %s",
+                    descriptor->name, format_option(descriptor, m)->name, format->name,
+                    (long long)format->d_qk, (long long)call->size[DIM_d_qk], bound->name);
     if (bound && (m->allowed & IS_SECOND)) return FMLA_OK; /* may be bound by a byte cache itself */
     if (bound)
         return check_size(descriptor->name, bound, call->bound_at[DIM_d_qk], "d_qk", format->d_qk,
@@ -397,7 +399,7 @@ static fmla_status check_cache_layout(const struct member *m, const struct cache
     if (!call->shape_only && (m->allowed & IN_UNITS) &&
         ((uintptr_t)cache->data & (uintptr_t)(format->unit - 1)))
         return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: %s: data + byte_offset is not a multiple of %lld bytes as %s wants", call->operation,
+                    "%s: %s: data + byte_offset must be a multiple of %lld bytes in %s", call->operation,
                     cache->name, (long long)format->unit, format->name);
     return FMLA_OK;
 }

@@ -208,12 +208,11 @@ static const char *missing_feature(const struct kernel *kernel, fmla_device devi
         const int32_t capability = cuda_device(device.id)->capability;
         if (capability < kernel->capability || (kernel->this_capability && capability != kernel->capability))
             return state.capabilities[kernel - kernels];
-        return state.built[kernel - kernels] ? "" : "this build has no machine code of it (FMLA_CUDA_ARCHS)";
+        return state.built[kernel - kernels] ? "" : "this build has no machine code for it (FMLA_CUDA_ARCHS)";
     }
     const unsigned missing = kernel->needs & ~state.processor.meets;
-    return !missing ? ""
-           : (missing & NEEDS_AMX)
-               ? "this processor has no AMX with BF16, or the system does not let it be used"
+    return !missing                ? ""
+           : (missing & NEEDS_AMX) ? "this processor has no AMX with BF16, or the system does not allow it"
            : (missing & NEEDS_AVX512_BF16) ? "this processor has no AVX-512 BF16"
            : (missing & NEEDS_AVX512)      ? "this processor has no AVX-512 (F, BW, VL, DQ)"
                                            : "this processor has no AVX2 with FMA and F16C";
@@ -274,7 +273,9 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
                  *dispatch_device_reason(wanted->device) ? device_name(wanted->device, device) : kernel->name,
                  missing);
     else if (wanted->elements & ~kernel->elements) {
-        snprintf(why, size, "kernel %s takes", kernel->name);
+        snprintf(why, size, "is");
+        append_elements(why, size, wanted->elements);
+        text_append(why, size, ", kernel %s takes", kernel->name);
         append_elements(why, size, kernel->elements);
     } else if (!has_size(kernel->d_qk, wanted->d_qk) || !has_size(kernel->d_v, wanted->d_v)) {
         const bool qk = !has_size(kernel->d_qk, wanted->d_qk);
@@ -323,6 +324,16 @@ static fmla_status unknown_kernel(enum operation operation, const char *source, 
                 source, (int)length, name, names);
 }
 
+static fmla_status unknown_operation(const char *operation, const char *source, const char *name,
+                                     size_t length)
+{
+    char names[240] = "";
+    for (int op = 0; op < OPERATIONS; op++)
+        text_append(names, sizeof names, "%s%s", op ? ", " : "", operation_name((enum operation)op));
+    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: operation is \"%.*s\", must be one of: %s", operation, source,
+                (int)length, name, names);
+}
+
 /* Finds the kernel that FLASHMLA_KERNEL names for this operation and device. The variable is a list of "name"
  * or "operation=name". A bare name applies to every operation that has such a kernel; a name never applies to
  * a device other than its kernel's. */
@@ -349,9 +360,7 @@ static fmla_status from_environment(const struct wanted *wanted, const struct ke
             target_known = true;
             ours |= op == (int)wanted->operation;
         }
-        if (!target_known)
-            return fail(FMLA_INVALID_ARGUMENT, "%s: %s: \"%.*s\" is no operation", operation, source,
-                        (int)target_length, at);
+        if (!target_known) return unknown_operation(operation, source, at, target_length);
         const struct kernel *named = ours ? find(wanted->operation, name, name_length) : NULL;
         if (ours && !named && (equals || !known))
             return unknown_kernel(wanted->operation, source, name, name_length);
@@ -419,7 +428,7 @@ fmla_status dispatch(const struct wanted *wanted, const char *forced, const stru
     if (device_has_kernels) return fail(FMLA_UNSUPPORTED, "%s: %s: %s", operation, argument, why);
     char device[32];
     return fail(FMLA_UNSUPPORTED,
-                "%s: %s: device is %s, and this build has no kernel of %s for it; it has: cpu", operation,
+                "%s: %s: device is %s, must be cpu: this build has kernels of %s for cpu only", operation,
                 wanted->argument, device_name(wanted->device, device), operation);
 }
 
@@ -434,7 +443,8 @@ static void describe_row(fmla_device device, enum operation operation, const str
 {
     *row = (fmla_capability){
         .struct_size = row->struct_size, .operation = operation_name(operation), .part_of = ""};
-    row->reason = kernel ? missing_feature(kernel, device) : "this build has no kernel of it for this device";
+    row->reason = kernel ? missing_feature(kernel, device)
+                         : "this build has no kernel of this operation for this device";
     row->available = !*row->reason;
     if (!kernel) return;
     row->kernel = kernel->name;

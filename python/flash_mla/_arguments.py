@@ -12,19 +12,19 @@ from . import _library
 from ._operations import FORMATS
 
 OF_LISTS, OF_TABLES = tuple(name for name in FORMATS if name != "FP8_576"), tuple(FORMATS)[: FORMATS["FP8_576"]]
-"""Formats of keys that indices name, and of those that block tables do."""
+"""The cache formats of sparse attention, and those of dense decode."""
 _FIRST_OF_BYTES = FORMATS["FP8_656"]
 
 _torch: Any = None
-"""The module, as soon as PyTorch is there: this package does not import it for those who do not."""
+"""The module _torch, once PyTorch has been imported; this package does not import PyTorch itself."""
 
 
 _arrays: Any = None
-"""The module for all other arrays, as soon as there is one."""
+"""The module _arrays, once an array needs it."""
 
 
 def module_of(function: str, name: str, array: Any) -> Any:
-    """The module for the kind of `array`: _torch or _arrays."""
+    """Returns the module for the kind of `array`: _torch or _arrays."""
     if _torch is not None:
         if _torch.is_array(array):
             return _torch
@@ -52,12 +52,12 @@ def _import_arrays() -> None:
     _arrays = module
 
 
-if "torch" in sys.modules:  # so that its operators exist for stored programs
+if "torch" in sys.modules:  # registers the operators that stored programs call
     _import_torch()
 
 
 def check_kinds(function: str, module: Any, *arrays: Tuple[str, Any]) -> None:
-    """The arrays that are there must be of the first one's kind."""
+    """Checks that all arrays other than None have the first one's kind."""
     for name, array in arrays:
         if array is not None and not module.is_array(array):
             raise TypeError(f"{function}: {name}: is {module.kind_of(array)}, must be {module.KIND}")
@@ -91,11 +91,11 @@ def number_of(function: str, name: str, value: Any) -> float:
 
 
 def scale_of(function: str, name: str, value: Any, otherwise: str = "") -> float:
-    """A factor, which is fp32 to the library, and whose 0 is its word for the default."""
+    """Checks a scale: the library reads it as fp32 and takes 0 as the default."""
     value = number_of(function, name, value)
     if not _NOTHING_AS_FP32 < abs(value) < _INFINITE_AS_FP32:
         hint = f" ({otherwise})" if otherwise else ""
-        raise ValueError(f"{function}: {name}: is {value}, must be a number that as fp32 is finite and not 0{hint}")
+        raise ValueError(f"{function}: {name}: is {value}, must be finite and not 0 in fp32{hint}")
     return value
 
 
@@ -107,7 +107,7 @@ _INFINITY, _E = math.inf, math.e
 
 
 def lse_options(function: str, lse_empty: float, log_base: float) -> Tuple[int, int]:
-    """As the library counts them."""
+    """Returns the library's numbers of both options."""
     if lse_empty == _INFINITY and log_base == _E:  # the usual case
         return 0, 0
     if lse_empty == math.inf:
@@ -124,7 +124,7 @@ def lse_options(function: str, lse_empty: float, log_base: float) -> Tuple[int, 
 
 
 def shape_of(this: str, module: Any, name: str, array: Optional[Any], rank: int, or_rank: int = -1) -> Any:
-    """The shape of an array that has as many dimensions; of none, as many times None."""
+    """Checks the number of dimensions and returns the shape; for None, a tuple of `rank` Nones."""
     if array is None:
         return (None,) * rank
     shape = module.shape_of(this, name, array)
@@ -137,7 +137,7 @@ def shape_of(this: str, module: Any, name: str, array: Optional[Any], rank: int,
 def of_values(
     this: str, module: Any, d_qk: int, d_v: Any, scale: Optional[Any], out: Optional[Any], name: str = "head_dim_v"
 ) -> Tuple[int, float]:
-    """d_v, which the function calls `name`, and the factor of the scores, looked at."""
+    """Checks d_v, which the function calls `name`, and the softmax scale, and returns both."""
     d_v = integer_of(this, name, d_v)
     if not 1 <= d_v <= d_qk:
         raise ValueError(f"{this}: {name}: is {d_v}, must be in [1, {d_qk}]")
@@ -150,7 +150,7 @@ def of_values(
 
 
 def format_named(function: str, name: str, value: Any, names: Container[str] = FORMATS) -> int:
-    """FMLA_KV_…, of a format by its name, one of `names`."""
+    """Returns FMLA_KV_… of the format `value`, which must be in `names`."""
     if not isinstance(value, str):
         raise TypeError(f"{function}: {name}: is {type(value).__name__}, must be a str")
     if value not in FORMATS or value not in names:
@@ -168,7 +168,7 @@ def kv_format_of(
     named: Optional[str] = None,
     names: Container[str] = OF_LISTS,
 ) -> int:
-    """FMLA_KV_…: that which is named, or one of `formats` by the bytes of a token; 0: that of the type."""
+    """Returns FMLA_KV_…: the format `named`, else the one of `formats` with as many bytes per token; 0 = the type of the array."""
     packed = flag_of(function, "is_fp8_kvcache", is_fp8_kvcache)
     if named is not None:
         kv_format = format_named(function, "kv_format", named, names)
@@ -186,10 +186,10 @@ def kv_format_of(
 
 
 def extra_format_of(function: str, named: Optional[str], kv_format: int, shape: Any, extra_shape: Any) -> int:
-    """FMLA_KV_… of extra_k_cache; 0: that of k_cache, as ever where a token has as many bytes."""
+    """Returns FMLA_KV_… of extra_k_cache; 0 = that of k_cache, also where both have as many bytes per token."""
     if named is not None:
         if extra_shape[-1] is None:
-            raise ValueError(f"{function}: extra_kv_format: must be None where extra_k_cache is None")
+            raise ValueError(f"{function}: extra_kv_format: is {named!r}, must be None where extra_k_cache is None")
         return format_named(function, "extra_kv_format", named, OF_LISTS)
     if kv_format < _FIRST_OF_BYTES or extra_shape[-1] in (None, shape[-1]):
         return 0

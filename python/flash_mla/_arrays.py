@@ -24,7 +24,7 @@ _THIS = sys.modules[__name__]
 
 
 def is_compiling() -> bool:
-    """Nobody compiles these."""
+    """Only PyTorch compiles calls."""
     return False
 
 
@@ -32,12 +32,12 @@ def is_compiling() -> bool:
 
 
 def _whole(array: Any) -> Any:
-    """The caller's, of which it may be a part."""
+    """Returns the caller's array, of which a Described may be a part."""
     return array.array if type(array) is Described else array
 
 
 def _maker(like: Any) -> Any:
-    """What makes a new array of the kind and on the device of `like` from a shape and a type, or the name of one; None: nothing."""
+    """Returns a function that makes an array like `like` from a shape and a type or its name; None if there is none."""
     like = _whole(like)
     if is_numpy(like):
         return _numpy_empty
@@ -59,16 +59,16 @@ def _numpy_empty(shape: Tuple[int, ...], dtype: Any) -> Any:
 
 
 def _memory(function: str, name: str, like: Any, shape: Tuple[int, ...], bits: int) -> Any:
-    """Of the array's own library; else, as the caller does not look at it as a rule, of the host."""
+    """Allocates an array with the library of `like`; without one, in host memory, which the caller rarely reads."""
     make = _maker(like)
     if make is None and device_of(like)[0] == _library.CUDA:
         kind = type(like).__name__
-        raise TypeError(f"{function}: {name}: its memory cannot be made: {kind} has no __array_namespace__")
+        raise TypeError(f"{function}: {name}: memory on the GPU cannot be allocated: {kind} has no __array_namespace__")
     return HostArray(shape, bits) if make is None else make(shape, "int32" if bits == 32 else "uint8")
 
 
 def scratch(call: Call, like: Any, size: int, stream: int) -> Tuple[Any, int]:
-    """Memory for one call on the stream, and its address."""
+    """Returns memory for one call on the stream, and its address."""
     if is_numpy(like) or like.form[0] != _library.CUDA:
         return host_scratch(call, size)
     this = _operations.DECODE
@@ -77,7 +77,7 @@ def scratch(call: Call, like: Any, size: int, stream: int) -> Tuple[Any, int]:
 
 
 def free_scratch(memory: Any) -> None:
-    """It goes with its last name."""
+    """Python frees it with the last reference."""
 
 
 # ---- Called by the public functions ------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def run(
     stream: int,
     d_v: Optional[int] = None,
 ) -> Any:
-    """Calls an operation. The results are those `given`, and new ones in the place of None."""
+    """Calls an operation. Returns the results `given`, with new ones in place of None."""
     arrays, missing = inputs + given, False
     for i in operation.written:
         if arrays[i] is None:
@@ -106,16 +106,14 @@ def run(
 def _completed(
     operation: _operations.Operation, inputs: Tuple[Any, ...], given: Tuple[Any, ...], size: Any
 ) -> Tuple[Any, ...]:
-    """The results that are `given`, and new ones for the others."""
+    """Returns the results `given`, with new ones in place of None."""
     this, names, like = operation.function, operation.names, inputs[0]
     make = _maker(like)
     if make is None:
         name = next(name for name, array in zip(names[len(inputs) :], given) if array is None)
         kind = type(_whole(like)).__name__
-        raise TypeError(
-            f"{this}: {name}: cannot be made where arrays are {kind}, without __array_namespace__; pass {name}="
-        )
-    second = min(1, len(inputs) - 1)  # with one input, the same again
+        raise TypeError(f"{this}: {name}: cannot be made: {kind} has no __array_namespace__; pass {name}=")
+    second = min(1, len(inputs) - 1)  # with one input, that input
     forms = operation.results(shape_of(this, names[0], like), shape_of(this, names[second], inputs[second]), size)
     dtypes = {None: getattr(_whole(like), "dtype", None), _operations.BF16_OR_FP32: "float32"}
     try:
@@ -128,8 +126,8 @@ def _completed(
     except (AttributeError, ImportError):
         kind = type(_whole(like)).__name__
         raise TypeError(
-            f"{this}: {names[len(inputs)]}: cannot be made where arrays are {kind}, whose library has no bfloat16 (NumPy's has it "
-            f"of ml_dtypes); pass {names[len(inputs)]}="
+            f"{this}: {names[len(inputs)]}: cannot be made: the library of {kind} has no bfloat16 (NumPy needs the package "
+            f"ml_dtypes for it); pass {names[len(inputs)]}="
         ) from None
 
 
@@ -140,7 +138,7 @@ def call(operation: _operations.Operation, tensors: Tuple[Any, ...], options: Tu
     except Unfit:
         for name, array, is_written in zip(names, tensors, written):
             if array is not None:
-                described(this, name, array, stream, is_written, named=True)  # which reports it with the name
+                described(this, name, array, stream, is_written, named=True)  # raises with the name
         raise
 
 
@@ -152,7 +150,7 @@ def plan(
     sizes: Tuple[int, ...],
     stream: int,
 ) -> Tuple[Any, Any]:
-    """New tables of the split plan, of the kind and on the device of `like`."""
+    """Makes the tables of a split plan, of the kind and on the device of `like`."""
     place = device_of(like)
     given = [described(function, name, a, stream, named=True) for name, a in zip(operation.names, lengths)]
     shapes = _operations.plan_shapes(operation, function, place, given[0] and given[0].shape, sizes)
@@ -164,20 +162,20 @@ def plan(
 
 
 def first(function: str, like: Any, name: str, array: Any, count: int, stream: int) -> Any:
-    """The first `count` entries of the last dimension, for a result that is made like the array `like`."""
+    """Returns the first `count` entries of the last dimension; the results will be made like the array `like`."""
     if _maker(like) is None:
         kind = type(like).__name__
-        raise TypeError(f"{function}: indexer_topk: must be 0 where arrays are {kind}, without __array_namespace__")
+        raise TypeError(f"{function}: indexer_topk: is {count}, must be 0: {kind} has no __array_namespace__")
     return Described(function, name, array, stream).part(0, count)
 
 
 def wants_gradient(*arrays: Any) -> bool:
-    """No: these have no autograd."""
+    """These arrays have no autograd."""
     return False
 
 
 def parts(function: str, name: str, array: Any, ends: Sequence[int], stream: int) -> list[Any]:
-    """An array's last dimension cut at its `ends`, the last of which is the array's."""
+    """Splits an array's last dimension at its `ends`, the last of which is the end of the array."""
     begins = (0, *ends)
     if is_numpy(array):
         return [array[..., begin:end] for begin, end in zip(begins, ends)]
@@ -186,13 +184,13 @@ def parts(function: str, name: str, array: Any, ends: Sequence[int], stream: int
 
 
 def transposed(function: str, name: str, array: Any, stream: int) -> Any:
-    """Of an array of two dimensions that is given to be written."""
+    """Returns the transpose of a two-dimensional array to write to."""
     refuse_fixed(function, name, array)
     return array.T if is_numpy(array) else Described(function, name, array, stream, True).transposed()
 
 
 def slots_of(function: str, name: str, slots: Any, stream: int) -> Any:
-    """int64, as the library wants them, where they are int32: some libraries make no other integers unless they are told to."""
+    """Converts int32 slots to the int64 of the library: some array libraries have only int32 by default."""
     if is_numpy(slots):
         return slots.astype("int64") if slots.dtype == "int32" else slots
     given = Described(function, name, slots, stream)
@@ -208,7 +206,7 @@ def slots_of(function: str, name: str, slots: Any, stream: int) -> Any:
         return wide
     if not hasattr(slots, "__array_namespace__"):
         return given
-    # The two halves of each number side by side: this needs no 64-bit type.
+    # Stacks the two 32-bit halves of each number, without a 64-bit type.
     halves = Described(function, name, slots.__array_namespace__().stack([slots, slots >> 31], axis=-1), stream)
     halves.form = device_type, device, dtype_word(0, 64), shape, (halves.form[4][0] // 2,)
     return halves

@@ -16,7 +16,7 @@ from typing import Any, Iterator, Sequence
 
 from ._structs import Tensor
 
-_MOST_DIMS = 8  # of a shape that is read; the library refuses more dimensions by their number alone
+_MOST_DIMS = 8  # the library reads no more: it refuses a larger number of dimensions
 _HEAD = struct.Struct("=QiiiIQQQ")  # fmla_tensor
 _DIMS = struct.Struct(f"={_MOST_DIMS}q")
 _SHAPE = ctypes.sizeof(Tensor)
@@ -24,11 +24,10 @@ _STRIDES = _SHAPE + _DIMS.size
 
 
 class Place(ctypes.c_char * (_STRIDES + _DIMS.size)):  # type: ignore[misc]
-    """A tensor and what it may point to: | fmla_tensor | shape 8 × int64 | strides 8 × int64 |. ctypes passes it, as any array,
-    by its address."""
+    """A tensor with its shape and strides: | fmla_tensor | shape 8 × int64 | strides 8 × int64 |. ctypes passes arrays by address."""
 
     def __init__(self) -> None:
-        super().__init__()  # which allocates the memory in PyPy's ctypes
+        super().__init__()  # allocates the memory in PyPy's ctypes
         self.address = ctypes.addressof(self)
         self.data = ctypes.c_void_p.from_buffer(self)
         self.form: Any = None  # the current contents, as recorded by the writer
@@ -37,7 +36,7 @@ class Place(ctypes.c_char * (_STRIDES + _DIMS.size)):  # type: ignore[misc]
 def put_tensor(
     place: Place, data: int, device_type: int, device: int, dtype: int, shape: Sequence[int], strides: Sequence[int]
 ) -> int:
-    """Writes a tensor, whose address is returned; `dtype` is a dtype_word, strides count elements."""
+    """Writes a tensor and returns its address; `dtype` is a dtype_word, strides count elements."""
     nothing = (0,) * _MOST_DIMS
     at = place.address
     _DIMS.pack_into(place, _SHAPE, *(*shape, *nothing)[:_MOST_DIMS])
@@ -47,15 +46,17 @@ def put_tensor(
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of an array without gaps."""
+    """Returns the strides of an array without gaps."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 class Call:
-    """The arguments of one operation: `args`, the struct, which lies in `memory`; `address`, its own; `places`, of the tensors, and
-    their `addresses`; `wants_all`: none of the tensors may be None; `values`: those that the struct has, in the order of who filled
-    it; `sized`: the first tensor's shape that the size of its workspace is for; `scratch`: what whoever makes memory for it keeps
-    for its next call."""
+    """The arguments of one operation.
+
+    `args`: the struct, in `memory` at `address`. `places`, `addresses`: those of the tensors. `wants_all`: no tensor may be None.
+    `values`: the current contents of the struct, in the caller's order. `sized`: the first tensor's shape for which the struct has
+    the size of the workspace. `scratch`: memory kept for the next call.
+    """
 
     def __init__(self, struct_type: type[ctypes.Structure], tensors: int, wants_all: bool):
         self.memory = (ctypes.c_char * ctypes.sizeof(struct_type))()
@@ -70,20 +71,19 @@ class Call:
 
 
 class Struct:
-    """How a struct of arguments is written from values in an order of one's own. `names`: of the members that they are for, those of a
-    struct within it by their own names. Members that are not among them are 0. All are written at once, which takes less time
-    than one by one."""
+    """Writes an argument struct from values in the order of `names`, its members; members of a struct in it count as its own. Other
+    members become 0. One write of all members is faster than one write each."""
 
     def __init__(self, struct_type: type[ctypes.Structure], names: Sequence[str]):
         members = list(_members(struct_type))
         assert {name for name, _ in members} >= set(names)
         self._types = [type_ for _, type_ in members]
         self.order = operator.itemgetter(*(names.index(name) + 1 if name in names else 0 for name, _ in members))
-        """Takes (0, values…) into the order of the struct, for `pack`."""
+        """Sorts (0, values…) into the order of the struct for `pack`."""
         self.pack = struct.Struct("@" + "".join(type_._type_.replace("z", "P") for type_ in self._types)).pack_into
 
     def cut_off(self, values: Sequence[Any]) -> list[Any]:
-        """Numbers too large for their types, as C would have them: cut off, or infinite."""
+        """Converts values as C does: integers too large for their type wrap, floats become infinite."""
         return [type_(value).value or 0 for type_, value in zip(self._types, values)]
 
 

@@ -28,11 +28,11 @@ Form = Tuple[int, int, int, Sequence[int], Sequence[int]]
 
 
 class _NotThere:
-    """What no array is an instance of."""
+    """A class without instances."""
 
 
 _ndarray: Any = _NotThere
-"""numpy.ndarray, as soon as NumPy is there."""
+"""numpy.ndarray, once NumPy has been imported."""
 
 
 def is_numpy(value: object) -> bool:
@@ -48,7 +48,7 @@ def _find_numpy() -> bool:
 
 
 def _jax(*names: str) -> Any:
-    """A class of JAX, or one that nothing is an instance of."""
+    """Returns a class of JAX; without JAX, one without instances."""
     value: Any = sys.modules.get("jax")
     for name in names:
         value = getattr(value, name, None)
@@ -68,24 +68,22 @@ def _masked() -> Any:
 
 
 def kind_of(value: object) -> str:
-    """What a value is that is no array."""
+    """Returns the words for a value that is not an array."""
     kind = type(value).__name__
     if isinstance(value, _jax("core", "Tracer")):
         return (
             f"{kind}, which has no values while JAX traces (call this outside of jax.jit, or through jax.pure_callback)"
         )
     if isinstance(value, _masked()):
-        return f"{kind}, whose mask no kernel looks at (pass its filled())"
+        return f"{kind}, whose mask no kernel reads (pass its filled())"
     return kind
 
 
 def refuse_fixed(function: str, name: str, array: Any) -> None:
-    """Of an array that is given to be written. JAX's says nothing of itself that would tell, so it is known by name."""
+    """Refuses an immutable array as an output. Only its class tells that a JAX array is immutable."""
     if not is_numpy(array) and isinstance(array, _jax("Array")):
-        instead = "leave it away, or pass a NumPy array" if name != "kv_cache" else "keep it in a NumPy array"
-        raise ValueError(
-            f"{function}: {name}: is a jax.Array, whose values never change, and must be writable; {instead}"
-        )
+        instead = "omit it, or pass a NumPy array" if name != "kv_cache" else "keep it in a NumPy array"
+        raise ValueError(f"{function}: {name}: is a jax.Array, which is immutable, must be writable; {instead}")
 
 
 def device_of(array: Any) -> Tuple[int, int]:
@@ -96,15 +94,15 @@ def device_of(array: Any) -> Tuple[int, int]:
 
 
 def shape_of(function: str, name: str, array: Any) -> Tuple[int, ...]:
-    """Also of an array that has nothing but DLPack's two methods."""
+    """Works also for an array with only DLPack's two methods."""
     if type(array) is _ndarray:
         return array.shape
     return tuple(array.shape) if hasattr(array, "shape") else tuple(Described(function, name, array).form[3])
 
 
 def is_of_bytes(function: str, name: str, array: Any, stream: int) -> bool:
-    """Whether an element has one byte. A capsule, which makes one stream wait for another, is asked for only where the array does not
-    say it."""
+    """Returns whether an element has one byte. Asks for a capsule, which makes one stream wait for another, only if the array has no
+    dtype.itemsize."""
     size = getattr(getattr(array, "dtype", None), "itemsize", None)
     return size == 1 if isinstance(size, int) else Described(function, name, array, stream).form[2] >> 8 & 255 == 8
 
@@ -115,8 +113,9 @@ _DEFAULT_STREAM = 1  # CUDA's default stream in the array API standard
 
 
 def _of_capsules() -> Any:
-    """(get pointer, is valid) of CPython's capsules, which are given by their ids, as ctypes has least to convert then. None: this
-    Python has no ctypes.pythonapi, as PyPy has none. Those that `api` itself has are everybody's, whose types others may set.
+    """Returns CPython's (PyCapsule_GetPointer, PyCapsule_IsValid), which take the id of a capsule: ctypes converts an integer fastest.
+    Returns None if this Python has no ctypes.pythonapi, as in PyPy. The functions of `api` itself are shared, and other code may set
+    their types.
     """
     api = getattr(ctypes, "pythonapi", None)
     if api is None:
@@ -131,7 +130,7 @@ capsules = _of_capsules()
 
 
 class _VersionedHead(ctypes.Structure):
-    """What comes before the tensor in DLPack's DLManagedTensorVersioned."""
+    """The members before the tensor in DLPack's DLManagedTensorVersioned."""
 
     _fields_ = [
         *_structs.neighbours(ctypes.c_uint32, "major minor"),
@@ -144,7 +143,7 @@ _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 
 
 class Described:
-    """An array, its form and its address, which stay valid as long as this lives."""
+    """An array with its form and address, both valid while this object lives."""
 
     def __init__(self, function: str, name: str, array: Any, stream: int = 0, written: bool = False):
         self.array = array
@@ -167,7 +166,7 @@ class Described:
         return self.form[:2]
 
     def part(self, begin: int, end: int) -> Described:
-        """Entries of the last dimension, as far as there are any."""
+        """Returns the entries [begin, end) of the last dimension, fewer if it is shorter."""
         part = copy.copy(self)
         device_type, device, dtype, shape, strides = self.form
         part.address += begin * strides[-1] * (dtype >> 8 & 255) // 8
@@ -184,7 +183,7 @@ class Described:
             kind = type(self.array).__name__
             raise TypeError(
                 f"{self._what}: is {kind}, must be a NumPy array on this Python, {sys.implementation.name}, which has no "
-                "ctypes.pythonapi to read a DLPack capsule by"
+                "ctypes.pythonapi to read DLPack capsules with"
             )
         get_pointer, is_valid = capsules
         on_gpu = device_of(self.array)[0] == _library.CUDA
@@ -210,8 +209,8 @@ class Described:
 
 
 def described(function: str, name: str, array: Any, stream: int, written: bool = False, named: bool = False) -> Any:
-    """What `put` takes: None and an array of NumPy's own class as they are, all others Described; `named`: that too, so that what is
-    wrong with it is said with its name."""
+    """Returns what `_put` takes: None and arrays of exactly NumPy's class unchanged, others Described. `named`: describes NumPy's too, so
+    that errors name the array."""
     if array is None or type(array) is Described:
         return array
     if type(array) is not _ndarray or named:
@@ -224,7 +223,7 @@ def described(function: str, name: str, array: Any, stream: int, written: bool =
 def all_described(
     function: str, names: Sequence[str], arrays: Sequence[Any], written: Sequence[bool], stream: int
 ) -> list[Any]:
-    """The same of several. Those of NumPy's that may be written as they are to be need no further look: most are."""
+    """Does the same for several arrays, without a call for NumPy arrays that are writable where needed, as most are."""
     return [
         array
         if array is None or (type(array) is _ndarray and (not w or array.flags.writeable))
@@ -234,7 +233,7 @@ def all_described(
 
 
 def put_all(arrays: Sequence[Any], call: Call) -> list[int]:
-    """Writes what `described` returned to places, whose addresses are returned; 0: there is none."""
+    """Writes what `described` returned to places and returns their addresses, 0 for None."""
     return [0 if array is None else _put(array, place) for place, array in zip(call.places, arrays)]
 
 
@@ -259,8 +258,7 @@ def _put(array: Any, place: Place) -> int:
 
 
 class HostArray:
-    """An integer array in host memory of its own, aligned to a page: int32, int64 or uint8. The memory is this process's alone: a
-    child that fork made works in another one."""
+    """An integer array (int32, int64 or uint8) in page-aligned host memory, which is private: after fork the child writes to a copy."""
 
     def __init__(self, shape: Tuple[int, ...], bits: int):
         self.shape = shape
@@ -270,16 +268,16 @@ class HostArray:
         self.form: Form = _library.CPU, 0, dtype_word(1 if bits == 8 else 0, bits), shape, contiguous(shape)
 
     def fill(self, values: Sequence[int]) -> None:
-        """An int64 array."""
+        """Fills an int64 array."""
         struct.pack_into(f"{len(values)}q", self._pages, 0, *values)
 
 
 _KEPT = 1 << 24
-"""Bytes of host memory that a Call keeps for the next one, as far as it wants no more: of fresh memory every page costs a fault."""
+"""The most bytes of host memory that a Call keeps for its next use: each page of fresh memory costs a page fault."""
 
 
 def host_scratch(call: Call, size: int) -> Tuple[HostArray, int]:
-    """Memory for one call, and its address."""
+    """Returns memory for one call, and its address."""
     memory = call.scratch
     if memory is None or memory.shape[0] < size:
         memory = HostArray((size,), 8)
@@ -292,15 +290,15 @@ def host_scratch(call: Call, size: int) -> Tuple[HostArray, int]:
 
 
 class Unfit(ValueError):
-    """Of an array that `put` cannot put down; it does not know its name."""
+    """Raised for an array that `_put` cannot write; it does not have the array's name."""
 
 
 def _form(what: str, array: Any) -> Form:
-    """`what`: "" for an Unfit in the place of a ValueError that says it."""
+    """Returns the form of a NumPy array. With `what` "" it raises Unfit, else a ValueError that begins with `what`."""
     dtype, item = array.dtype, array.itemsize
     why = None
     if not dtype.isnative:
-        why = f"dtype is {dtype}, must be of this machine's byte order"
+        why = f"dtype is {dtype}, must have this machine's byte order"
     elif any(stride % item for stride in array.strides):
         why = f"strides are {array.strides} bytes, must be multiples of an element's {item}"
     if why is not None:
@@ -328,7 +326,7 @@ _DATA, _pointer_at = _ArrayInterface.data.offset, ctypes.c_void_p.from_address
 
 
 def _address_by_struct(array: Any) -> int:
-    """By NumPy's protocol for C, which takes a third of the time. The struct is the capsule's and goes with it."""
+    """Uses NumPy's C protocol, which takes a third of the time. The capsule owns the struct."""
     capsule = array.__array_struct__
     return _pointer_at(_get_pointer(id(capsule), None) + _DATA).value or 0
 

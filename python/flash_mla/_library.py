@@ -30,7 +30,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "fmla_capabilities": (c_int32, [Device, c_int64, ctypes.POINTER(Capability)]),
     "fmla_device_describe": (c_int32, [Device, ctypes.POINTER(DeviceInfo)]),
 }
-# These take the address of a struct (that of a Call: _call.py) and the addresses of the answers.
+# These take the address of an argument struct (of a Call: _call.py) and the addresses of the results.
 for _name in MEMBERS:
     _FUNCTIONS[f"fmla_{_name}"] = c_int32, [c_void_p]
 for _name in ("decode_plan", "sparse_plan"):
@@ -41,11 +41,11 @@ for _name in ("dense_decode", "sparse_decode", "sparse_prefill", "mha_forward", 
 
 
 def _path() -> str:
-    """FLASHMLA_LIBRARY names one; else the one in this package; else the loader's (an installed libflashmla)."""
+    """Returns the path in FLASHMLA_LIBRARY, else the library in this package, else the name for the loader (an installed libflashmla)."""
     named = os.environ.get("FLASHMLA_LIBRARY")
     if named:
         return named
-    for folder in sys.modules[__package__].__path__:  # two in an editable install: the modules' and the library's
+    for folder in sys.modules[__package__].__path__:  # an editable install has two folders: modules and library
         bundled = os.path.join(folder, "libflashmla.so")
         if os.path.exists(bundled):
             return bundled
@@ -74,7 +74,7 @@ library = _load()
 
 # ---- Errors ---------------------------------------------------------------------------------------------------------
 
-# fmla_status → Python exception. A buffer that is too small is an error of this package.
+# fmla_status → Python exception. FMLA_BUFFER_TOO_SMALL is a bug in this package.
 _EXCEPTIONS = {1: ValueError, 2: NotImplementedError, 3: RuntimeError, 4: RuntimeError}
 
 
@@ -86,7 +86,7 @@ def _type(found: re.Match[str]) -> str:
 
 
 def in_words_of(names: Mapping[str, str], text: str) -> str:
-    """A text that begins with an argument's name, with what `names` has in the place of it."""
+    """Replaces the argument's name at the beginning of a text as `names` says."""
     for theirs, ours in names.items():
         if text.startswith(theirs):
             return ours + text[len(theirs) :]
@@ -94,14 +94,14 @@ def in_words_of(names: Mapping[str, str], text: str) -> str:
 
 
 def fail(status: int, function: str, names: Mapping[str, str], sentences: Mapping[str, str]) -> NoReturn:
-    """Raises what the library says of the last call, in the caller's words.
+    """Raises the library's last error with the names of the Python function.
 
-    The library's text is "operation: argument: what came and what is allowed". The operation becomes the name of the Python
-    `function`, the beginning of the rest, and the argument that it may end with, what `names` has in their place, the code of a type
-    its name. A text that begins with one of `sentences` becomes that sentence.
+    The library's text is "operation: argument: actual value, allowed values". `function` replaces the operation, `names` the
+    argument at the beginning and one after "as in" or "with" at the end, and a type's name its code. A text that begins with a key
+    of `sentences` becomes that sentence.
     """
     operation, _, text = library.fmla_last_error().decode().partition(": ")
-    text = re.sub(r"(?<= as in )\w+$", lambda found: in_words_of(names, f"{found[0]}:")[:-1], text)
+    text = re.sub(r"(?:(?<= as in )|(?<= with ))\w+$", lambda found: in_words_of(names, f"{found[0]}:")[:-1], text)
     sentence = next((ours for theirs, ours in sentences.items() if text.startswith(theirs)), None)
     text = sentence or _BY_CODE.sub(_type, in_words_of(names, text))
     raise _EXCEPTIONS[status](f"{function}: {text or operation}")

@@ -107,7 +107,7 @@ def _tables(
     num_heads_k: Any,
     lists: Optional[Tuple[Any, Any]],
 ) -> Tuple[Any, Any]:
-    """New tables of the split plan. `lists`: num_heads_q and topk, of sparse attention."""
+    """Makes the tables of a split plan. `lists`: num_heads_q and topk of sparse attention."""
     module = module_of(this, "cache_seqlens", cache_seqlens)
     (b,) = shape_of(this, module, "cache_seqlens", cache_seqlens, 1)
     rows = integer_of(this, "num_q_tokens_per_head_k", num_q_tokens_per_head_k)
@@ -134,8 +134,8 @@ def _tables(
 
 
 def _attach(partitions: Any, meta: FlashMLASchedMeta) -> None:
-    """Callers of the newer generation pass arguments too, which their FlashMLA does not look at, and pass the first result on
-    alone: it must then be filled by the first call, which may be under capture."""
+    """Lets the first table serve as metadata. Callers of the newer generation pass arguments, which their FlashMLA ignores, and use
+    only the first result; the first call must then fill it, possibly under graph capture."""
     try:
         partitions.sched_meta = meta
     except AttributeError:  # an array without attributes, such as NumPy's
@@ -155,12 +155,12 @@ _CONFIG_NAMES = {
 
 
 def _check_config(this: str, filled_for: Any, config: Tuple[Any, ...]) -> None:
-    """Raises, with the name of what differs, if something does."""
+    """Raises with the name of the first size that differs."""
     for field, first, now in zip(FlashMLASchedMeta.Config._fields, filled_for, config):
         if first != now:
             name = _CONFIG_NAMES.get(field, field)
             raise ValueError(
-                f"{this}: tile_scheduler_metadata: was filled by a call where {name} is {first}, it is {now}; "
+                f"{this}: tile_scheduler_metadata: was filled by a call where {name} is {first}, in this call it is {now}; "
                 "take a new one from get_mla_metadata"
             )
 
@@ -176,12 +176,14 @@ def plan_of(
     batch_invariant: bool,
     lengths: Optional[Tuple[Optional[Any], Optional[Any]]] = None,
 ) -> Tuple[Optional[Any], Optional[Any]]:
-    """The two tables of the plan to follow, made if they are not there yet; None: a plan is made in the call, if one is needed.
-    `like`: cache_seqlens; with `lengths`, those of sparse attention, q."""
+    """Returns the two tables of the plan, and makes them if they are missing. None: the call plans for itself if it needs to.
+    `like`: cache_seqlens, or q with the `lengths` of sparse attention."""
     if num_splits is not None:  # the older generation's call
         check_kinds(this, module, ("tile_scheduler_metadata", metadata), ("num_splits", num_splits))
         if metadata is None:
-            raise TypeError(f"{this}: tile_scheduler_metadata: is None, must be {module.KIND} as num_splits is")
+            raise TypeError(
+                f"{this}: tile_scheduler_metadata: is None, must be {module.KIND} where num_splits is given"
+            )
         return metadata, num_splits
     if metadata is None:
         return None, None
@@ -214,7 +216,9 @@ def plan_of(
         meta.tile_scheduler_metadata, meta.num_splits = tables
         meta.config, meta.have_initialized = filled, True
         return tables
-    if meta.config != config:  # or seems to under torch.compile: in some versions a named tuple equals no plain one
+    if (
+        meta.config != config
+    ):  # may be true under torch.compile for equal values: in some versions a named tuple never equals a tuple
         _check_config(this, meta.config, config)
     if not module.is_array(meta.tile_scheduler_metadata):
         kind = type(meta.tile_scheduler_metadata).__name__

@@ -81,7 +81,7 @@ def _attend(
     log_base: float,
     stream: int,
 ) -> Tuple[Any, Any]:
-    """`source`: what autograd differentiates by: q, k and v, or what they are parts of, which d_qk cuts."""
+    """`source`: the tensors that autograd differentiates: q, k and v, or packed ones, of which d_qk gives the widths."""
     this = _operations.MHA
     module = module_of(this, "q", q)
     kind = type(q)
@@ -89,7 +89,7 @@ def _attend(
         type(k) is type(v) is type(cu_seqlens_qo) is type(cu_seqlens_kv) is kind
         and (out is None or type(out) is kind)
         and (lse is None or type(lse) is kind)
-    ):  # usually decides it
+    ):  # the usual case passes
         arrays = k, v, cu_seqlens_qo, cu_seqlens_kv, out, lse
         check_kinds(this, module, *zip(_MHA, arrays))
         for name, array in zip(_MHA, arrays[:4]):
@@ -183,7 +183,7 @@ def flash_attn_varlen_kvpacked_func(
 
 
 def _parts(this: str, name: str, packed: Any, head_dim_qk: Any, count: int, stream: Any) -> Any:
-    """`count` parts of head_dim_qk values, and the rest."""
+    """Returns `count` parts of head_dim_qk values, and the rest."""
     module = module_of(this, name, packed)
     width = shape_of(this, module, name, packed, 3)[2]
     head_dim_qk, stream = integer_of(this, "head_dim_qk", head_dim_qk), integer_of(this, "stream", stream)

@@ -17,7 +17,7 @@ from ._call import Call, Struct, contiguous, put_tensor
 from ._library import library
 from ._types import dtype_word
 
-# The functions' names, and their names for the beginnings of the library's messages, if they differ.
+# Names of the functions, and what they call the beginnings of the library's messages, if different.
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
 PLAN_FP8, DECODE_FP8 = "get_mla_metadata_dense_fp8", "flash_mla_with_kvcache_fp8"
 PREFILL, MHA = "flash_mla_sparse_fwd", "flash_attn_varlen_func"
@@ -61,7 +61,7 @@ _NAMES[DECODE_FP8] = {
     "q_scale:": "descale_q:",
     "products:": "q: FP8 products:",
 }
-# Python's different terms: the library's format number is a flag and a number of bytes here; lse is transposed.
+# Terms that differ in Python: a flag and the bytes of a token stand for the library's format number; lse is transposed.
 _SENTENCES: Mapping[str, Mapping[str, str]] = {
     DECODE: {
         "kv_format: is 0, must name the format": "is_fp8_kvcache: is False, must be True where k_cache has bytes",
@@ -77,8 +77,8 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = {
     },
     PREFILL: {"kv_format: is 0, must name the format": "is_fp8_kvcache: is False, must be True where kv has bytes"},
     APPEND: {
-        "positions: is NULL": "positions: is None, must be given as rope_table is",
-        "rope_table: is NULL": "rope_table: is None, must be given as positions is",
+        "positions: is NULL": "positions: is None, must be given with rope_table",
+        "rope_table: is NULL": "rope_table: is None, must be given with positions",
         "rope_pairs: is 0": "rope_pairs: is None, must be 'interleaved' or 'halves' with rope_table",
         "rope_pairs: is 1, must be 0": "rope_pairs: is 'interleaved', must be None without rope_table",
         "rope_pairs: is 2, must be 0": "rope_pairs: is 'halves', must be None without rope_table",
@@ -96,7 +96,7 @@ def check(status: int, function: str) -> None:
 
 
 def in_words_of(function: str, text: str) -> str:
-    """A text that begins with an argument of the library's operation, with the name that the function has for it."""
+    """Replaces an argument of the library's operation at the beginning of a text by the function's name for it."""
     return _library.in_words_of(_NAMES.get(function, {}), text)
 
 
@@ -104,20 +104,20 @@ def in_words_of(function: str, text: str) -> str:
 
 Shape = Tuple[int, ...]
 Form = Tuple[Shape, Optional[str]]
-"""A shape, and the name of a type; None: that of the operation's first tensor."""
+"""A shape and the name of a type; None = the type of the operation's first tensor."""
 BF16_OR_FP32 = "bfloat16, or float32 of a library that has no bfloat16"
 
 
 class Operation:
-    """An operation of the library, and the calls of it that nobody is filling, those of each kind of array by themselves. Whoever
-    takes one has it alone until it is given back, so threads, and finalizers that run amid a call, do not meet. One that an error
-    leaves behind is not given back.
+    """An operation of the library, with its idle calls, kept separately for each kind of array. A caller owns the call that it takes
+    until it returns it to `idle`, so threads and finalizers that run during a call never share one. After an error the call is
+    dropped.
 
-    `function`: the public one that it is of, which calls the tensors `names`. `tensors`: in the order of the arguments, those that
-    may be None with a "?" behind them, those that are written with a "!"; results are the last. `options`: the numbers that come
-    after them. `results`: the forms of new results, from the shapes of the first two tensors and a number, which is d_v for
-    attention, where the second shape is not looked at, and else the first option. `fixed`: numbers that are the same in every call;
-    `operator`: PyTorch's name for it, where that is another than the library's.
+    `function`: the public function, which calls the tensors `names`. `tensors`: in the order of the arguments, "?" after one that may
+    be None, "!" after one that is written; results come last. `options`: the numbers after them. `results`: returns the forms of new
+    results from the shapes of the first two tensors and a number; for attention the number is d_v, and the second shape is not used;
+    otherwise it is the first option. `fixed`: numbers that are equal in every call. `operator`: PyTorch's name, if it differs from
+    the library's.
     """
 
     def __init__(
@@ -157,10 +157,11 @@ class Operation:
     def __call__(
         self, arrays: Any, tensors: Sequence[Any], options: Sequence[Any], stream: int, function: Optional[str] = None
     ) -> None:
-        """`tensors`: what comes after them is not looked at. `function`: in whose words errors are said, if it is another than the operation's."""
+        """Runs the operation on `tensors`; entries after its last tensor are ignored. `function`: names the caller in errors, if it is not
+        the operation's function."""
         call = self.take(arrays)
         values = (*arrays.put_all(tensors, call), *options, stream)
-        if values != call.values:  # usually those of the previous call, which are still there
+        if values != call.values:  # most calls repeat the values of the previous one
             self.fill(call, values)
         if self.is_attention:
             status = self._launch_in_memory(arrays, call, tensors[0], stream)
@@ -189,8 +190,8 @@ class Operation:
         call.values, call.sized = values, None
 
     def _launch_in_memory(self, arrays: Any, call: Call, like: Any, stream: int) -> int:
-        """With as much memory as the call before took, where that had the same values and first shape: if it is too little the library
-        says so, and is asked."""
+        """Tries the workspace size of the previous call if values and first shape are equal. If the library reports it too small, or
+        they differ, asks for the size first."""
         shape = like.shape
         if shape == call.sized and not self._launch_with(arrays, call, like, stream):
             return 0
@@ -203,11 +204,11 @@ class Operation:
         return status
 
     def ask_size(self, call: Call) -> int:
-        """Writes how much memory the call takes into it, and returns a status."""
+        """Writes the size of the workspace into the call, and returns a status."""
         return self._ask_size(call.address, call.address + self._size_at, None) if self.is_attention else 0
 
     def launch_sized(self, arrays: Any, call: Call, like: Any, stream: int) -> int:
-        """Makes a call that knows how much memory it takes, and returns a status."""
+        """Launches a call that has the size of its workspace, and returns a status."""
         return self._launch_with(arrays, call, like, stream) if self.is_attention else self.launch(call.address)
 
     def _launch_with(self, arrays: Any, call: Call, like: Any, stream: int) -> int:
@@ -222,7 +223,7 @@ class Operation:
     def workspace_bound(
         self, place: Tuple[int, int], tensors: Mapping[str, Tuple[int, Shape]], options: Mapping[str, Any]
     ) -> Tuple[int, int]:
-        """fmla_…_workspace_bound of tensors by their types and shapes: a status, and bytes."""
+        """Returns the status and bytes of fmla_…_workspace_bound for tensors given by types and shapes."""
         call, size, addresses = self.take(None), ctypes.c_size_t(), []
         for name, at in zip(self.tensors, call.places):
             given = tensors.get(name)
@@ -236,13 +237,13 @@ _told: list[Callable[[Operation], None]] = []
 
 
 def tell(told: Callable[[Operation], None]) -> None:
-    """Calls `told` with each operation but the plans, with those that come later as soon as they are there."""
+    """Calls `told` with each operation except plans, now and when more are added."""
     _told.append(told)
     for operation in _operations:
         told(operation)
 
 
-_NOWHERE = 1 << 12  # an address that is not read; NULL would be refused
+_NOWHERE = 1 << 12  # an address that is never read; NULL would be refused
 
 
 def _of_decode(q: Shape, keys: Shape, d_v: int) -> Tuple[Form, ...]:
@@ -251,7 +252,7 @@ def _of_decode(q: Shape, keys: Shape, d_v: int) -> Tuple[Form, ...]:
 
 
 def _of_decode_fp8(q: Shape, keys: Shape, d_v: int) -> Tuple[Form, ...]:
-    """What q has, codes or values, out has values."""
+    """out has values even if q has codes."""
     (out, _), lse = _of_decode(q, keys, d_v)
     return (out, "bfloat16"), lse
 
@@ -271,7 +272,7 @@ def _of_merge(out_parts: Shape, lse_parts: Shape, _: int) -> Tuple[Form, ...]:
 
 
 def _of_gather(kv_cache: Shape, slots: Shape, kv_format: int) -> Tuple[Form, ...]:
-    """What is no shape of a cache or of slots is the library's to refuse."""
+    """Works for any shape: the library refuses one that a cache or slots cannot have."""
     tokens = slots[0] if len(slots) else 0
     if kv_format > 2:
         return (((tokens, 576 if kv_format in _WIDE else 512), BF16_OR_FP32),)
@@ -350,14 +351,14 @@ def plan_shapes(
     lengths: Optional[Shape],
     sizes: Tuple[int, ...],
 ) -> Tuple[Shape, Shape]:
-    """The shapes of the two tables of a plan on a device. `lengths`: the shape of the lengths, which those of sparse decode need
-    not have. b plays no part in the number of partitions, and may be a symbol: one compiled graph serves every b."""
+    """Returns the shapes of the two tables of a plan on a device. `lengths`: the shape of the lengths; None is allowed in sparse decode.
+    The number of partitions does not depend on b, which may be a symbol: one compiled graph serves every b."""
     if plan is DENSE_PLAN and len(lengths or ()) != 1:
         raise ValueError(f"{function}: cache_seqlens: has {len(lengths or ())} dimensions, must have 1")
     b = lengths[0] if lengths and plan is DENSE_PLAN else sizes[0]
     call, count = plan.take(None), ctypes.c_int32()
     addresses = [0] * len(plan.tensors)
-    if plan is DENSE_PLAN:  # the lengths and their number do not matter
+    if plan is DENSE_PLAN:  # lengths do not affect the number of partitions
         addresses[0] = put_tensor(call.places[0], 0, *place, INT32, (0,), (1,))
     of_any = sizes if plan is DENSE_PLAN else (0, *sizes[1:])
     plan.fill(call, (*addresses, *_plan_options(plan, of_any, place), 0))
@@ -377,7 +378,7 @@ def fill_plan(
     sizes: Tuple[int, ...],
     stream: int,
 ) -> None:
-    """The plan into the two tables, which are on device `place`."""
+    """Writes the plan into the two tables on device `place`."""
     if plan is SPARSE_PLAN:
         _check_lengths(function, arrays, place, lengths, sizes[0])
     plan(arrays, (*lengths, *tables), _plan_options(plan, sizes, place), stream, function)
@@ -386,7 +387,7 @@ def fill_plan(
 def _check_lengths(
     function: str, arrays: Any, place: Tuple[int, int], lengths: Sequence[Optional[Any]], b: int
 ) -> None:
-    """The library would plan where the lengths are, and take the tables to be in the wrong place or of the wrong size."""
+    """Checks the device and size of the lengths: the library would plan on their device and blame the tables."""
     for name, array in zip(SPARSE_PLAN.names, lengths):
         if array is None:
             continue
@@ -395,17 +396,17 @@ def _check_lengths(
                 f"cuda:{number}" if kind == _library.CUDA else "cpu"
                 for kind, number in (arrays.device_of(array), place)
             )
-            raise ValueError(f"{function}: {name}: device is {theirs}, must be {ours} as q's")
+            raise ValueError(f"{function}: {name}: device is {theirs}, must be {ours} as in q")
         shape = arrays.shape_of(function, name, array)
         if len(shape) == 1 and shape[0] != b:
             raise ValueError(f"{function}: {name}: b (dimension 0) is {shape[0]}, must be {b} as in q")
 
 
-# ---- What runs here -------------------------------------------------------------------------------------------------
+# ---- Available kernels ----------------------------------------------------------------------------------------------
 
 
 def place_of(function: str, device: Any) -> tuple[int, int]:
-    """A device by its name: its type and its number."""
+    """Returns the type and number of a device from its name."""
     kind, colon, index = str(device).partition(":")
     places = {"cpu": _library.CPU, "cuda": _library.CUDA}
     if kind not in places or not (index.isdigit() or not colon):
@@ -430,7 +431,7 @@ _PRODUCTS = ("bf16", "fp8")  # the bits 1 << FMLA_PRODUCTS_…
 
 
 def capabilities(device_type: int, device_id: int) -> list[dict[str, Any]]:
-    """The rows of fmla_capabilities for one device."""
+    """Returns the rows of fmla_capabilities for one device."""
     rows: list[dict[str, Any]] = []
     row = _structs.Capability(struct_size=ctypes.sizeof(_structs.Capability))
     while not library.fmla_capabilities(_structs.Device(device_type, device_id), len(rows), row):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The structs of include/flashmla/flashmla.h, member for member; tests/python/test_layout.py compares them with a C
-compiler's layout of the header. A line has neighbours of one type.
+compiler's layout of the header. Each line lists neighbours of one type.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ._members import MEMBERS
 
 
 def neighbours(type_: Any, names: str) -> list[tuple[str, Any]]:
-    """Neighbours of one type, as ctypes takes them."""
+    """Returns ctypes fields of one type."""
     return [(name, type_) for name in names.split()]
 
 
@@ -70,7 +70,7 @@ _TYPES = {
 
 
 def _arguments(operation: str) -> Any:
-    """The argument struct of an operation."""
+    """Returns the argument struct of an operation."""
     fields = neighbours(c_size_t, "struct_size")
     for kind, names in MEMBERS[operation]:
         fields += neighbours(_TYPES[kind], names)

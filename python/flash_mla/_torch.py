@@ -28,15 +28,16 @@ is_compiling = torch.compiler.is_compiling
 
 
 def _is_watched() -> bool:
-    """Somebody is compiling, tracing, transforming, watching, or asking for tangents: all calls go through the dispatcher then."""
+    """Returns whether a mode compiles, traces, transforms or profiles calls, or computes tangents: calls must then go through the
+    dispatcher."""
     if is_compiling() or _dispatch_modes() or _transforms() or _is_profiled() or _is_tracing():
         return True
     return forward_ad._current_level >= 0
 
 
 def _are_plain(tensors: Tuple[Optional[torch.Tensor], ...]) -> bool:
-    """These are tensors whose values lie in their memory, and nobody asks for their gradients: where nobody watches, an operator's
-    function may then be called without the dispatcher, whose time a call of few microseconds feels. The first is there.
+    """Returns whether all tensors have their values in memory and none needs a gradient. If no mode is active either, the call skips
+    the dispatcher, whose time is noticeable in a call of a few microseconds. The first tensor must not be None.
     """
     if not _KINDS.issuperset(map(type, tensors)):
         return False
@@ -77,7 +78,7 @@ _repeats: DefaultDict[_operations.Operation, Repeats] = defaultdict(Repeats)
 
 
 def run(operation, inputs, given, options, stream, d_v=None):
-    """Calls an operation. The results are those `given`, and new ones in the place of None."""
+    """Calls an operation. Returns the results `given`, with new ones in place of None."""
     watched, last, all_new = _is_watched(), None, len(given) > 0
     for result in given:
         if result is not None:
@@ -116,7 +117,7 @@ def run(operation, inputs, given, options, stream, d_v=None):
 
 
 def plan(operation, function, like, lengths, sizes, stream):
-    """New tables of the split plan, on the device of `like`."""
+    """Makes the tables of a split plan on the device of `like`."""
     names, tensors, name = operation.names[: len(lengths)], lengths, "decode_plan"
     if operation is _operations.SPARSE_PLAN:
         names, tensors, name = ("q", *names), (like, *lengths), "sparse_plan"
@@ -128,24 +129,24 @@ def plan(operation, function, like, lengths, sizes, stream):
 
 
 def wants_gradient(*tensors):
-    """Does autograd ask for a gradient of one of them?"""
+    """Returns whether autograd needs the gradient of one of the tensors."""
     return _grad_is_enabled() and any([tensor is not None and tensor.requires_grad for tensor in tensors])
 
 
 def attend_for_gradient(names, source, starts, options):
-    """Dense MHA with a derivative. `source`: q, k and v, or packed ones in the place of k (_torch_gradients.py)."""
+    """Calls dense MHA with a derivative. `source`: q, k and v, or a packed tensor in place of k (_torch_gradients.py)."""
     if not is_compiling():
         _refuse_strange(_operations.MHA, names, (*source, *starts))
     return _ops.mha.default(*source, *starts, *options)
 
 
 def first(function, like, name, tensor, count, stream):
-    """The first `count` entries of the last dimension."""
+    """Returns the first `count` entries of the last dimension."""
     return tensor[..., :count]
 
 
 def parts(function, name, tensor, ends, stream):
-    """A tensor's last dimension cut at its `ends`, the last of which is the tensor's."""
+    """Splits a tensor's last dimension at its `ends`, the last of which is the end of the tensor."""
     try:
         return [tensor.narrow(-1, begin, end - begin) for begin, end in zip((0, *ends), ends)]
     except RuntimeError:
@@ -153,7 +154,7 @@ def parts(function, name, tensor, ends, stream):
 
 
 def transposed(function, name, tensor, stream):
-    """Of a tensor of two dimensions that is given to be written."""
+    """Returns the transpose of a two-dimensional tensor to write to."""
     try:
         return tensor.t()
     except RuntimeError:
@@ -161,10 +162,10 @@ def transposed(function, name, tensor, stream):
 
 
 def _without_memory(function, name, tensor):
-    """Of a tensor of which PyTorch makes no views."""
-    return ValueError(strange(function, [(name, tensor)]) or f"{function}: {name}: data is NULL, must be memory")
+    """Returns the error for a tensor that PyTorch cannot view."""
+    return ValueError(strange(function, [(name, tensor)]) or f"{function}: {name}: data is NULL, must point to memory")
 
 
 def slots_of(function, name, slots, stream):
-    """As the library wants them."""
+    """Converts int32 slots to the int64 of the library."""
     return slots.to(torch.int64) if slots.dtype == torch.int32 else slots

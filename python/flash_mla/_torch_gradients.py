@@ -43,7 +43,7 @@ def _attend_fake(q, k, v, cu_q, cu_k, d_qk, *options):
 
 
 def _new(tensor: Optional[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Memory for the gradient of a tensor. A launch writes all of it: tokens of no sequence have gradients 0."""
+    """Returns memory for the gradient of a tensor. The launch writes all of it; tokens outside all sequences get 0."""
     return like.new_empty(0 if tensor is None else tensor.shape)
 
 
@@ -70,7 +70,7 @@ def _keep(ctx, inputs: Tuple, output: Tuple) -> None:
 def _backward(ctx, dout, dlse):
     if dlse is not None:
         raise NotImplementedError(
-            f"{_this}: lse: a gradient reaches it, and it has no derivative; use lse.detach(), or return that from what is compiled"
+            f"{_this}: lse: has no derivative, but a gradient reaches it; use lse.detach(), which a compiled function must return"
         )
     if torch.is_grad_enabled():
         raise NotImplementedError(f"{_this}: has no second derivative; call backward without create_graph=True")

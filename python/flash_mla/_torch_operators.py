@@ -28,15 +28,15 @@ from ._torch_tensors import current_device, current_stream, device_of, is_elsewh
 
 # ---- Registration -----------------------------------------------------------------------------------------------------
 
-# The package's own name. A process may load it under several names: a kernel of the Hugging Face Hub is loaded under its id.
+# The package's name. A process may load it under several: the Hugging Face Hub loads a kernel under its id.
 NAMESPACE = __package__
 operators = torch.library.Library(NAMESPACE, "DEF")
 registered = getattr(torch.ops, NAMESPACE)
 
 
 def register(name: str, schema: str, of: str, function: Any, fake: Any, differentiable: bool = False) -> None:
-    """The function as an operator on the CPU and on NVIDIA GPUs. `of`: the public function that it is of; `fake`: what its results
-    look like, for a call whose tensors have no memory; `differentiable`: who registers it says how."""
+    """Registers the function as an operator on the CPU and on NVIDIA GPUs. `of`: the public function; `fake`: returns results without
+    values, for tensors without memory; `differentiable`: the caller registers a derivative."""
     operators.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in ("CPU", "CUDA"):
         operators.impl(name, function, key)
@@ -51,7 +51,7 @@ def register(name: str, schema: str, of: str, function: Any, fake: Any, differen
 
 
 def _without_gradient(operator, function: str):
-    """What the dispatcher calls where autograd has its turn."""
+    """Returns the operator's kernel for the Autograd key, which refuses gradients."""
     names = [argument.name for argument in operator._schema.arguments]
     below = torch._C._after_autograd_keyset
 
@@ -70,8 +70,8 @@ def _without_gradient(operator, function: str):
 
 
 def _counting(operator, written: list[int]):
-    """What the dispatcher calls of an operator that writes: the tensors have a new version, so that a backward pass which kept one of
-    them for itself does not take the new values for the old ones."""
+    """Returns a writing operator's kernel for the ADInplaceOrView key. It raises the version of the written tensors, so that a backward
+    pass that saved one detects the change."""
     below = torch._C._after_ADInplaceOrView_keyset
 
     def count(keys, *arguments):
@@ -102,7 +102,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, _operations.BF1
 
 
 def into_name(operation: _operations.Operation) -> str:
-    """The name of the operator that writes into given results; an operation without results has no other."""
+    """Returns the name of the operator that writes into given results; an operation without results has only that one."""
     return operation.operator if operation.results is None else operation.operator + "_out"
 
 
@@ -126,7 +126,7 @@ _SCALAR: Any = ((),)
 def plain_results(
     operation: _operations.Operation, inputs: Sequence[torch.Tensor], size: int
 ) -> Tuple[torch.Tensor, ...]:
-    """The same, where nobody compiles, traces or watches: on the current GPU without PyTorch's dispatcher."""
+    """Does the same when no mode is active: on the current GPU without PyTorch's dispatcher."""
     first, results = inputs[0], operation.results
     if _empty_on_gpu is None or not first.is_cuda or first.get_device() != current_device():
         return new_results(operation, inputs, size)
@@ -143,12 +143,12 @@ _empty_on_gpu = of_guards("_empty_strided_cuda")
 
 @functools.lru_cache(maxsize=256)
 def _strides(shape: Tuple[int, ...]) -> Tuple[int, ...]:
-    """As PyTorch has them of a tensor without gaps."""
+    """Returns the strides that PyTorch gives a tensor without gaps."""
     return contiguous([max(size, 1) for size in shape])
 
 
 def launch(operation: _operations.Operation, tensors: Tuple[Any, ...], options: Tuple[Any, ...]) -> None:
-    """Calls it on the current stream of the first tensor's device."""
+    """Runs the operation on the current stream of the first tensor's device."""
     first, stream = tensors[0], 0
     if first.is_cuda:
         device = first.get_device()
@@ -160,7 +160,7 @@ def launch(operation: _operations.Operation, tensors: Tuple[Any, ...], options: 
 
 
 def _add(operation: _operations.Operation) -> None:
-    """The operator that writes into given results, and the one that makes them."""
+    """Registers the operator that writes into given results and the one that makes them."""
     count = len(operation.tensors)
     tensors, letters = [], iter("abc")
     for name, may_be_none, written in zip(operation.tensors, operation.may_be_none, operation.is_written):
@@ -196,7 +196,7 @@ _operations.tell(_add)
 
 
 def plan(operation, function, like, lengths, sizes):
-    """The tables on the device of `like`."""
+    """Makes the tables on the device of `like`."""
     if is_elsewhere(like):
         with torch.cuda.device(like.device):
             return plan(operation, function, like, lengths, sizes)
@@ -214,7 +214,7 @@ def _tables(operation, function, like, lengths, sizes):
 
 
 def _add_plan(name: str, schema: str, operation: _operations.Operation, arguments_of: Any) -> None:
-    """`arguments_of`: from the operator's arguments those of `plan` that come after the function."""
+    """`arguments_of`: returns the arguments of `plan` after the function from those of the operator."""
     this = _operations.DECODE
     register(
         name,

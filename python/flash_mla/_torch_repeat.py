@@ -28,17 +28,17 @@ _MOST_KEPT = 8  # per operation; on the CPU each may keep some memory for its ne
 _PLAIN, _data_ptr = {torch.Tensor}, torch.Tensor.data_ptr
 _is_nested, _requires_grad = operator.attrgetter("is_nested"), operator.attrgetter("requires_grad")
 _WORDS = ctypes.sizeof(Tensor) // 8
-"""A tensor as C has it has so many, of which the first is the address."""
+"""The 8-byte words of an fmla_tensor; the first is the address."""
 
 
 class Repeats:
-    """One operation has these: its last calls, by what most often tells them apart."""
+    """The last calls of one operation, by queries' shape, d_v and options."""
 
     def __init__(self) -> None:
         self._last: Dict[Any, Last] = {}
 
     def last(self, inputs: Tuple[Any, ...], d_v: Any, options: Tuple[Any, ...]) -> Last:
-        """Returns what is kept of the last call with such numbers and queries of this shape."""
+        """Returns the entry for calls with these numbers and queries of this shape."""
         try:
             key = inputs[0].shape, d_v, options
             return self._last[key]
@@ -51,7 +51,7 @@ class Repeats:
 
 
 class Last:
-    """It keeps the last call of its kind, if another may be like it."""
+    """Keeps the last call with one key, if the next may repeat it."""
 
     def __init__(self) -> None:
         self.repeat: Optional[Repeat] = None
@@ -60,8 +60,8 @@ class Last:
     def note(
         self, operation: _operations.Operation, inputs: Tuple[Any, ...], results: Tuple[Any, ...], options: Any
     ) -> None:
-        """A call was not like it; its tensors are plain (_torch.py), and nobody watches. It is kept in the place of the other. After one that
-        was of little use the next waits, for twice as many calls each time."""
+        """Replaces the kept call by one that did not match it; its tensors are plain (_torch.py), and no mode is active. After a kept call
+        with fewer than _WORTH hits, the next replacement waits for twice as many calls."""
         self._passed += 1
         if self._passed <= self._wait:
             return
@@ -77,7 +77,7 @@ class Last:
 
 
 class Repeat:
-    """It has what stays the same from a call to one that is like it."""
+    """The parts of a call that its repetitions share."""
 
     def __init__(
         self, operation: _operations.Operation, inputs: Tuple[Any, ...], results: Tuple[Any, ...], options: Any
@@ -103,8 +103,8 @@ class Repeat:
         self._idle: List[_Arguments] = []
 
     def __call__(self, inputs: Tuple[Any, ...]) -> Any:
-        """Returns the results of a call that is like it, where nobody watches. If the call is another one, or fails, it returns None, and the
-        long way says why."""
+        """Returns the results of a repetition; no mode may be active. Returns None if the call differs or fails; the general path then
+        reports the error."""
         for at in self._absent:
             if inputs[at] is not None:
                 return None
@@ -136,7 +136,7 @@ class Repeat:
         return tuple(results) if len(results) != 1 else results[0]
 
     def _launch(self, pointers: List[int], like: Any, stream: int) -> int:
-        """Returns a status. Whoever takes arguments has them alone until they are given back, as with an Operation."""
+        """Returns a status. The caller owns the arguments until it returns them to `_idle`, as with an Operation."""
         try:
             arguments = self._idle.pop()
         except IndexError:
@@ -150,7 +150,7 @@ class Repeat:
 
 
 class _Arguments:
-    """One call at a time has them: all but the addresses of its tensors, which are written to `words`."""
+    """The arguments of one call at a time. Each call writes the addresses of its tensors to `words`."""
 
     def __init__(self, operation: _operations.Operation, places: List[int], forms: List[Any], options: Tuple[Any, ...]):
         self.call = operation.new_call()

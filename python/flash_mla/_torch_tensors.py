@@ -23,7 +23,7 @@ _WORDS = {
 
 
 def form_of(tensor: torch.Tensor) -> Tuple[int, int, int, Sequence[int], Sequence[int]]:
-    """What `put_tensor` takes behind the address."""
+    """Returns the arguments of `put_tensor` after the address."""
     return *device_of(tensor), _WORDS[tensor.dtype], tensor.shape, tensor.stride()
 
 
@@ -32,8 +32,8 @@ def _put_by_attributes(tensor: torch.Tensor, place: Place) -> int:
 
 
 def _exchange() -> Optional[Any]:
-    """PyTorch's own function that writes a DLTensor, of DLPack's exchange interface, from PyTorch 2.10 on: a third of the time. The
-    shape and the strides that it points to are the tensor's own."""
+    """Returns PyTorch's function that writes a DLTensor (DLPack's exchange interface, PyTorch 2.10 or later), which takes a third of the
+    time. The DLTensor points to the tensor's own shape and strides."""
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if capsule is None or capsules is None:
         return None
@@ -42,7 +42,7 @@ def _exchange() -> Optional[Any]:
 
 
 class _ExchangeAPI(ctypes.Structure):
-    """DLPackExchangeAPI, up to what is used of it."""
+    """DLPackExchangeAPI, up to the last member used here."""
 
     _fields_ = [
         *_structs.neighbours(ctypes.c_uint32, "major minor"),
@@ -57,7 +57,7 @@ _write = _exchange()
 
 
 def put_all(tensors: Sequence[Any], call: Call) -> Sequence[int]:
-    """Writes the tensors to places, whose addresses are returned; 0: there is none. What comes after the last place is not looked at."""
+    """Writes the tensors to places and returns their addresses, 0 for None. Tensors after the last place are ignored."""
     places, addresses = call.places, call.addresses
     if _write is not None:
         try:
@@ -77,7 +77,7 @@ _free: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
 
 
 def scratch(call: Call, like: torch.Tensor, size: int, stream: int) -> Tuple[Any, int]:
-    """Memory for one call on the stream of the current GPU, and its address."""
+    """Returns memory for one call on the stream of the current GPU, and its address."""
     if not like.is_cuda:
         return host_scratch(call, size)
     if _allocate is not None:
@@ -88,8 +88,7 @@ def scratch(call: Call, like: torch.Tensor, size: int, stream: int) -> Tuple[Any
 
 
 def free_scratch(memory: Any) -> None:
-    """Once the call is in its stream, or in the graph that is captured from it: whoever gets the memory next comes after it
-    there."""
+    """Frees the memory once the call is in its stream or captured graph: its next user comes later in that stream."""
     if type(memory) is int and memory:
         _free(memory)
 
@@ -115,7 +114,7 @@ def shape_of(function: str, name: str, tensor: torch.Tensor) -> torch.Size:
 
 
 def is_of_bytes(function: str, name: str, tensor: torch.Tensor, stream: int) -> bool:
-    """Whether an element has one byte."""
+    """Returns whether an element has one byte."""
     return tensor.element_size() == 1
 
 
@@ -123,7 +122,7 @@ KIND = "torch.Tensor"
 
 
 def kind_of(value: object) -> str:
-    """What a value is that is no tensor."""
+    """Returns the words for a value that is not a tensor."""
     return type(value).__name__
 
 
@@ -133,8 +132,8 @@ def kind_of(value: object) -> str:
 def strange(
     function: str, tensors: Iterable[Tuple[str, Optional[torch.Tensor]]], written: Iterable[str] = ()
 ) -> Optional[str]:
-    """Why one of the tensors that a function was given has no memory to read or, if it is one of those `written`, to write; None:
-    all have. It is asked where a call goes wrong, or is out of the ordinary: the questions take longer than a call does.
+    """Returns why one of the tensors has no memory to read or, if it is in `written`, to write; None if all have. Called only when a
+    call fails or is unusual: the checks take longer than a call.
     """
     present = [(name, tensor) for name, tensor in tensors if tensor is not None]
     for name, tensor in present:
@@ -145,11 +144,11 @@ def strange(
 
 
 def _why_apart(function: str, devices: Mapping[str, torch.device]) -> Optional[str]:
-    """Where a tensor is that can be with none of the others, which PyTorch's dispatcher does not mind."""
+    """Returns the words for a tensor on a device type other than the others', which PyTorch's dispatcher accepts."""
     for name, device in devices.items():
         other = next((other for other in devices if devices[other].type != device.type), None)
         if device.type not in ("cpu", "cuda") and other is not None:
-            return f"{function}: {name}: device is {device}, must be {devices[other]}, where {other} is"
+            return f"{function}: {name}: device is {device}, must be {devices[other]} as in {other}"
     return None
 
 
@@ -157,11 +156,11 @@ def _why_strange(tensor: torch.Tensor) -> Optional[str]:
     if torch.nn.parameter.is_lazy(tensor):
         return "is an uninitialized parameter, must have a shape and memory"
     if tensor.is_nested:
-        return "is a nested tensor, must be one of one shape; pass torch.nested.to_padded_tensor of it, or its parts"
+        return "is a nested tensor, must have one shape; pass torch.nested.to_padded_tensor of it, or its parts"
     if tensor.layout is not torch.strided:
         return f"layout is {tensor.layout}, must be torch.strided; pass the tensor's to_dense()"
     if tensor.is_quantized:
-        return f"dtype is {str(tensor.dtype).removeprefix('torch.')} (a quantized tensor), must be a plain one"
+        return f"dtype is {str(tensor.dtype).removeprefix('torch.')} (a quantized tensor), must not be quantized"
     if tensor._is_zerotensor():
         return "is a zero tensor, which has no memory; pass torch.zeros_like of it"
     if _is_wrapped(tensor) and not _transforms():
@@ -172,12 +171,12 @@ def _why_strange(tensor: torch.Tensor) -> Optional[str]:
 def _why_unwritable(tensor: torch.Tensor) -> Optional[str]:
     if tensor.is_neg() or tensor.is_conj():
         lazily = "negated" if tensor.is_neg() else "conjugated"
-        return f"is a lazily {lazily} view, into which no kernel writes; pass a tensor of its own"
+        return f"is a lazily {lazily} view, which no kernel can write; pass a tensor with memory of its own"
     return None
 
 
 def of_c(*names: str) -> Any:
-    """A function of torch._C that may not be there in every version; then it says that something is so."""
+    """Returns a function of torch._C; in versions without it, one that returns True."""
     value: Any = torch._C
     for name in names:
         value = getattr(value, name, None)
@@ -185,7 +184,7 @@ def of_c(*names: str) -> Any:
 
 
 def of_guards(name: str) -> Any:
-    """Returns what compiled graphs of PyTorch use under this name; None, where a version has no such thing."""
+    """Returns the object of torch._C._dynamo.guards with this name, or None in versions without it."""
     return getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), name, None)
 
 
@@ -206,10 +205,10 @@ stream_of = getattr(torch._C, "_cuda_getCurrentRawStream", None) or _stream_of
 
 
 def current_stream(tensor: torch.Tensor) -> int:
-    """The current stream of the tensor's device; 0 on the CPU."""
+    """Returns the current stream of the tensor's device; 0 on the CPU."""
     return stream_of(tensor.get_device()) if tensor.is_cuda else 0
 
 
 def is_elsewhere(tensor: torch.Tensor) -> bool:
-    """Whether another GPU than the tensor's is the current one."""
+    """Returns whether the current GPU is not the tensor's."""
     return tensor.is_cuda and current_device() != tensor.get_device()

@@ -24,13 +24,13 @@ _others: dict[str, int] = {}
 
 
 def dtype_word(code: int, bits: int) -> int:
-    """A DLPack dtype (code, bits, one lane) as the four bytes of fmla_dtype."""
+    """Returns a DLPack dtype (code, bits, one lane) as the four bytes of fmla_dtype."""
     return code | bits << 8 | 1 << 16
 
 
 def word_of(name: str, bits: int) -> int:
-    """The dtype_word of a type by its name, "bfloat16" say. One that DLPack has no name for gets a code that is nobody's, so that the
-    library refuses it, and `name_of` tells what it was."""
+    """Returns the dtype_word of a type from its name, such as "bfloat16". A type unknown to DLPack gets an unused code, so that the
+    library refuses it and `name_of` returns its name."""
     kind = name.rstrip("0123456789")
     code = KINDS.get(kind) if kind in KINDS else _ONE_SIZE.get(name)
     if code is None:
@@ -39,7 +39,7 @@ def word_of(name: str, bits: int) -> int:
 
 
 def name_of(code: int, bits: int) -> Optional[str]:
-    """Of a type that the library knows by its code alone."""
+    """Returns the name of a type that the library knows only by its code, or None."""
     if code in (KINDS["complex"], KINDS["bool"]):
         return f"complex{bits}" if code == KINDS["complex"] else "bool"
     return next((name for names in (_ONE_SIZE, _others) for name, known in names.items() if known == code), None)

@@ -60,7 +60,8 @@ def workspace_bound(
         ("topk", topk, prefill or max_pages is None),
     ):
         if (value is not None) != wanted:
-            raise ValueError(f"{_THIS}: {name}: is {value}, must {'be given' if wanted else 'be None'} here")
+            either = " (give either topk or max_pages)" if function == _operations.DECODE and name != "b" else ""
+            raise ValueError(f"{_THIS}: {name}: is {value}, must be {'given' if wanted else 'None'} for {function}{either}")
     sizes = {"s_q": s_q, "h_q": h_q, "h_k": h_k, "page_size": page_size, "d_qk": d_qk}
     optional = {"b": b, "topk": topk, "max_pages": max_pages}
     sizes.update({name: value for name, value in optional.items() if value is not None})
@@ -71,7 +72,7 @@ def workspace_bound(
         raise ValueError(f"{_THIS}: d_qk: is {d_qk}, must be at least the {_D_V} of the values")
     extra_topk = integer_of(_THIS, "extra_topk", extra_topk)
     if not 0 <= extra_topk < 2**31 or (extra_topk and (prefill or topk is None)):
-        raise ValueError(f"{_THIS}: extra_topk: is {extra_topk}, must be at least 0, and 0 without sparse decode")
+        raise ValueError(f"{_THIS}: extra_topk: is {extra_topk}, must be in [0, 2^31), and 0 except in sparse decode")
     place = _operations.place_of(_THIS, device)
     other = "float8_e4m3fn" if fp8_products else "float16"
     if dtype not in ("bfloat16", other):

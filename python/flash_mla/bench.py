@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Times attention on this machine: python -m flash_mla.bench [--device cuda] [--plot bench.svg] [--json bench.jsonl]
 
-A table says, for each row, what a call takes (median of the runs), how much arithmetic it does and how much memory it moves in that
-time; docs/performance.md of the project says how FLOP and bytes are counted. On a GPU a run is one replay of a CUDA graph of the call,
-between two events; PyTorch is needed. On the CPU it is the call by the clock, on NumPy's arrays. Before each run, two matrix products
-of a model's size (on the CPU a read of 512 MB) leave the caches as other layers do, unless --warm is given. The plan of a decode is
-made before. Inputs are N(0, 0.1²), in pages of 64 keys that lie shuffled.
+The table has, for each row, the time of a call (median of the runs) and its rates of arithmetic and of memory traffic;
+docs/performance.md of the project defines how FLOP and bytes are counted. On a GPU a run is one replay of a CUDA graph of the call
+between two events, and PyTorch is required. On the CPU a run is one call on NumPy arrays, timed by the clock. Before each run, two
+matrix products of a model's size (on the CPU a read of 512 MB) leave the caches as other layers do, unless --warm is given. The plan
+of a decode is made beforehand. Inputs are N(0, 0.1²), in shuffled pages of 64 keys.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ FEW_RUNS = 3
 
 
 class Host:
-    """NumPy's arrays."""
+    """NumPy arrays on the CPU."""
 
     def __init__(self, dtype: Optional[str]):
         self.numpy = numpy = importlib.import_module("numpy")
         has_bf16 = importlib.util.find_spec("ml_dtypes") is not None
         if dtype == "bfloat16" and not has_bf16:
-            raise ImportError("NumPy has bfloat16 of the package ml_dtypes, which is not installed")
+            raise ImportError("NumPy needs the package ml_dtypes for bfloat16, which is not installed")
         self.dtype = dtype or ("bfloat16" if has_bf16 else "float16")
         self.type = importlib.import_module("ml_dtypes").bfloat16 if self.dtype == "bfloat16" else numpy.float16
         self.random = numpy.random.default_rng(1)
@@ -75,11 +75,11 @@ class Host:
         return self.numpy.arange(begin, end, dtype="int64")
 
     def orders(self, count: int, among: int, first: int) -> Any:
-        """[count, first]: as many of the numbers below `among`, in random order."""
+        """Returns [count, first]: in each row `first` different numbers below `among`, in random order."""
         return self.numpy.stack([self.random.permutation(among)[:first] for _ in range(count)]).astype("int32")
 
     def times(self, call: Callable[[], Any], runs: int, warm: bool) -> list[float]:
-        """Seconds of each run."""
+        """Returns the seconds of each run."""
         if self._memory is None and not warm:
             self._memory = self.numpy.ones(1 << 26)  # 512 MB
         found: list[float] = []
@@ -96,7 +96,7 @@ class Host:
 
 
 class Gpu:
-    """PyTorch's tensors on a GPU."""
+    """PyTorch tensors on a GPU."""
 
     def __init__(self, number: int, dtype: Optional[str]):
         self.torch = torch = importlib.import_module("torch")
@@ -175,7 +175,7 @@ def _cpu_name() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A call. What an operation does not have is None. `cache`: of decode, "plain" for the queries' type."""
+    """A call. Sizes that the operation lacks are None. `cache`: the format of a decode's cache, "plain" for the queries' type."""
 
     op: str
     h_q: int
@@ -216,16 +216,16 @@ OPERATIONS = tuple(dict.fromkeys(row.op for row in ROWS["cpu"]))
 
 @dataclasses.dataclass
 class Work:
-    """A call with all that it needs, and what it comes to."""
+    """A call ready to run, with its FLOP and bytes."""
 
     call: Callable[[], Any]
     flop: float
     bytes: float
-    sizes: dict[str, Any]  # sizes of a line that the row does not have
+    sizes: dict[str, Any]  # sizes in the JSON line that the row lacks
 
 
 def _pages(on: Any, keys: int, cache: str) -> Any:
-    """Pages of so many keys, all of them written."""
+    """Returns pages for `keys` keys, all written."""
     count = -(-keys // PAGE)
     if cache != "FP8_656":
         return on.normal(count, PAGE, 1, D_QK)
@@ -293,7 +293,7 @@ def _cache_name(row: Row, on: Any) -> str:
 
 
 def time_row(row: Row, on: Any, runs: int, warm: bool) -> dict[str, Any]:
-    """A line of JSON."""
+    """Times a row and returns its JSON line."""
     if row.cache:
         row = dataclasses.replace(row, cache=_cache_name(row, on))
     work = WORK[row.op](row, on)
@@ -315,7 +315,7 @@ def time_row(row: Row, on: Any, runs: int, warm: bool) -> dict[str, Any]:
 
 
 def _digits(value: float) -> str:
-    """Three digits, or all before the point."""
+    """Formats three digits, or all before the point."""
     return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
 
 
@@ -328,7 +328,7 @@ PANELS = (("tflops", "TFLOP/s", "#7fb0dd"), ("gbs", "GB/s", "#f3b562"))
 
 
 def svg(title: str, timed: Sequence[tuple[Row, dict[str, Any]]]) -> Iterator[str]:
-    """Lines of a picture: a bar a row for its arithmetic, and one for its memory."""
+    """Yields the lines of an SVG picture: for each row a bar for arithmetic and one for memory."""
     width, height = LABEL + len(PANELS) * (PANEL + 90) + 20, TOP + STEP * len(timed) + 20
     yield '<?xml version="1.0" encoding="UTF-8"?>'
     yield f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
@@ -372,26 +372,34 @@ def _parser() -> argparse.ArgumentParser:
     said.add_argument(
         "--ops", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="OP", help=", ".join(OPERATIONS)
     )
-    said.add_argument("--dtype", choices=("bfloat16", "float16"), help="bfloat16, where arrays have it")
+    said.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float16"),
+        help="bfloat16 or float16; default bfloat16 where the arrays support it",
+    )
     for name, words in (
         ("batch", "requests"),
-        ("heads", "query heads; of mha_forward key heads too"),
-        ("seq-len", "keys of a request; of sparse_prefill all keys"),
-        ("topk", "keys that a token of the sparse operations names"),
+        ("heads", "query heads; of mha_forward also key heads"),
+        ("seq-len", "keys of a request; of sparse_prefill, all keys"),
+        ("topk", "keys that a token of a sparse operation selects"),
         ("query-tokens", "tokens of sparse_prefill"),
     ):
-        said.add_argument(f"--{name}", type=_whole, metavar="N", help=f"{words}, in place of each row's own")
+        said.add_argument(f"--{name}", type=_whole, metavar="N", help=f"{words}; replaces the value of each row")
     said.add_argument(
-        "--runs", type=_whole, default=15, metavar="N", help="15; of a call of over 2 s at most 3 on a CPU"
+        "--runs",
+        type=_whole,
+        default=15,
+        metavar="N",
+        help="runs of a row; default 15, on a CPU at most 3 if a call takes over 2 s",
     )
-    said.add_argument("--warm", action="store_true", help="leave caches as the run before left them")
-    said.add_argument("--json", metavar="FILE", help="write a line of JSON a row, as soon as it is timed")
-    said.add_argument("--plot", metavar="FILE", help="write the table as a picture, in SVG")
+    said.add_argument("--warm", action="store_true", help="leave the caches as the previous run left them")
+    said.add_argument("--json", metavar="FILE", help="write one line of JSON per row as soon as it is timed")
+    said.add_argument("--plot", metavar="FILE", help="write the table as an SVG picture")
     return said
 
 
 def _place(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Any:
-    """A Host or a Gpu."""
+    """Returns a Host or a Gpu."""
     device, has_torch = options.device, importlib.util.find_spec("torch") is not None
     if device is None:
         device = "cuda" if has_torch and importlib.import_module("torch").cuda.is_available() else "cpu"
@@ -410,7 +418,7 @@ def _place(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Any:
 
 
 def _rows(parser: argparse.ArgumentParser, options: argparse.Namespace, kind: str) -> list[Row]:
-    """Those asked for, each once."""
+    """Returns the rows asked for, each once."""
     given = dict(b=options.batch, h_q=options.heads, s_k=options.seq_len, topk=options.topk)
     found = []
     for row in ROWS[kind]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What this installation is, what it was built for, and what runs on this machine: python -m flash_mla.info"""
+"""Prints the installed version, its build and the kernels that run on this machine: python -m flash_mla.info"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _describe(device: _structs.Device) -> _structs.DeviceInfo:
 
 
 def _runs(rows: list[dict[str, Any]]) -> list[str]:
-    """For every operation its kernels, the preferred first; then, once each, why others do not run."""
+    """Returns each operation's kernels, preferred first; then each reason why other kernels do not run."""
     kernels: dict[str, list[str]] = {}
     reasons: dict[str, list[str]] = {}
     for row in rows:
@@ -33,18 +33,18 @@ def _runs(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _instruction_sets(rows: list[dict[str, Any]]) -> str:
-    """Those of this processor that the library has kernels for: what follows the hyphen in cpu-avx2."""
+    """Returns this processor's instruction sets that the library has kernels for: the part after the hyphen in cpu-avx2."""
     names = (row["kernel"].partition("-")[2] for row in rows if row["available"] and not row["forced_only"])
-    return " ".join(sorted({name for name in names if name != "generic"})) or "portable code alone"
+    return " ".join(sorted({name for name in names if name != "generic"})) or "portable code only"
 
 
 def _version(number: int) -> str:
-    """CUDA's numbers: 13000 is 13.0."""
+    """Formats a CUDA version: 13000 is 13.0."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _build(gpu: _structs.DeviceInfo) -> str:
-    """Which GPUs the library has kernels for."""
+    """Describes the GPUs that the library has kernels for."""
     if not gpu.built_with:
         return "without kernels for GPUs: there was no nvcc of CUDA 12.0 or later, or FMLA_CUDA was OFF"
     targets = f"kernels by CUDA {_version(gpu.built_with)}: machine code for {gpu.built_for.decode()}"
@@ -54,7 +54,7 @@ def _build(gpu: _structs.DeviceInfo) -> str:
 
 
 def lines() -> list[str]:
-    """The report, line by line."""
+    """Returns the lines of the report."""
     cpu, gpu = _structs.Device(_library.CPU, 0), _structs.Device(_library.CUDA, 0)
     first, rows = _describe(gpu), _operations.capabilities(_library.CPU, 0)
     said = [

@@ -203,8 +203,7 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     return FMLA_OK;
 too_large:
     return fail(FMLA_UNSUPPORTED,
-                "%s: q: the partial results of %lld requests of up to %lld keys would not fit "
-                "into memory that can be addressed",
+                "%s: q: the partial results of %lld requests of up to %lld keys exceed the address space",
                 operation_name(p->operation), (long long)p->b, (long long)p->capacity);
 }
 

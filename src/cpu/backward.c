@@ -43,7 +43,7 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     if (__builtin_mul_overflow((size_t)w->tokens, (size_t)p->h_q, &w->rows) ||
         __builtin_mul_overflow(w->rows, 2 * sizeof(float), &bytes) || bytes > INT64_MAX / 4)
         return fail(FMLA_UNSUPPORTED,
-                    "%s: q: two numbers for each of %lld tokens of %lld heads would not fit into memory",
+                    "%s: q: two numbers for each of %lld tokens and %lld heads exceed the address space",
                     operation_name(OP_MHA_BACKWARD), (long long)w->tokens, (long long)p->h_q);
     w->delta_offset = cpu_line_up(w->rows * sizeof(float));
     w->spans_offset = 2 * w->delta_offset;

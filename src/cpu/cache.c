@@ -65,8 +65,8 @@ static fmla_status append(const struct cpu_cache *inner, const struct cache_prob
         const int64_t position = cache_position(p, t);
         if (p->slots[t] >= 0 && (position < 0 || position >= p->table_rows))
             return fail(FMLA_INVALID_ARGUMENT,
-                        "cache_append: positions: entry %lld is %lld, must be in [0, %lld) as rope_table has "
-                        "rows",
+                        "cache_append: positions: entry %lld is %lld, must be in [0, %lld), the rows "
+                        "of rope_table",
                         (long long)t, (long long)position, (long long)p->table_rows);
     }
     return write_all(inner, p);

@@ -55,5 +55,5 @@ const char *backward_refuses_sizes(const struct backward_problem *p)
 {
     return p->d_v == (p->d_qk == 64 ? 64 : 128)
                ? NULL
-               : "takes values of 128 where d_qk is 128 or 192, of 64 where it is 64";
+               : "takes d_v 128 with d_qk 128 or 192, and d_v 64 with d_qk 64";
 }

@@ -47,8 +47,7 @@ static fmla_status place_queries(const struct attention_problem *p, struct cuda_
     if (p->products != FMLA_PRODUCTS_FP8) return FMLA_OK;
     if (__builtin_mul_overflow(p->b * p->s_q, p->h_q * p->d_qk * (int64_t)sizeof(uint16_t), &bytes) ||
         bytes > INT64_MAX / 4)
-        return fail(FMLA_UNSUPPORTED,
-                    "%s: q: the queries of %lld requests would not fit into memory that can be addressed",
+        return fail(FMLA_UNSUPPORTED, "%s: q: the queries of %lld requests exceed the address space",
                     operation_name(p->operation), (long long)p->b);
     w->bytes += cuda_line_up((size_t)bytes);
     return FMLA_OK;

@@ -215,11 +215,12 @@ static fmla_status other_context(const char *operation, const char *argument, co
 {
     for (int32_t id = 0; id < state.count; id++)
         if (state.device[id].handle == current)
-            return fail(FMLA_INVALID_ARGUMENT,
-                        "%s: %s: device is cuda:%d, must be the cuda:%d of this thread's current context",
-                        operation, argument, scope->device->id, id);
+            return fail(
+                FMLA_INVALID_ARGUMENT,
+                "%s: %s: device is cuda:%d, must be cuda:%d, the device of this thread's current context",
+                operation, argument, scope->device->id, id);
     return fail(FMLA_INVALID_ARGUMENT,
-                "%s: %s: device is cuda:%d, this thread's current context is of another device (handle %d)",
+                "%s: %s: device is cuda:%d, must be the device of this thread's current context (handle %d)",
                 operation, argument, scope->device->id, current);
 }
 

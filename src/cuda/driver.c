@@ -42,7 +42,7 @@ static int version_is_enough(void *library)
         get_version(&state.driver.version)) {
         state.driver.version = 0;
         snprintf(state.why, sizeof state.why,
-                 "libcuda.so.1 is no NVIDIA driver: it does not tell its version");
+                 "libcuda.so.1 is not an NVIDIA driver: cuDriverGetVersion is missing or fails");
         return 0;
     }
     if (state.driver.version >= cuda_build.driver) return 1;
@@ -103,7 +103,7 @@ const char *driver_words(const struct driver *driver, cu_result error, char buff
 {
     const char *name = NULL, *words = NULL;
     if (driver->error_name(error, &name) || !name) name = "unknown error";
-    if (driver->error_string(error, &words) || !words) words = "the driver has no words for it";
+    if (driver->error_string(error, &words) || !words) words = "the driver does not describe it";
     snprintf(buffer, 160, "%s %u (%s)", name, error, words);
     return buffer;
 }

@@ -101,7 +101,7 @@ const char *cuda_sparse_refuses(const struct attention_problem *p, int64_t tiles
     enum { MOST_LANES = 1 << 20, MOST_KEYS = INT32_MAX - INVARIANT_CHUNK };
     const int64_t workers = p->b > p->num_partitions ? p->b : p->num_partitions;
     *argument = p->keys[1].capacity ? "extra_indices" : "indices";
-    if (p->capacity > MOST_KEYS) return "takes fewer than 2^31 - 2048 entries of all caches of a token";
+    if (p->capacity > MOST_KEYS) return "takes fewer than 2^31 - 2048 indices per token, over both caches";
     *argument = "q";
     if (workers && tiles > (INT32_MAX - MOST_LANES) / workers)
         return "takes fewer than 2^31 tiles of heads and partitions";

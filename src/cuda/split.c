@@ -29,11 +29,9 @@ fmla_status cuda_place_slots(const struct attention_problem *p, int64_t rows, si
     w->slot_out_offset = at;
     if (rows < 0 || __builtin_mul_overflow(rows, p->d_v + 1, &floats) ||
         __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
-        return fail(
-            FMLA_UNSUPPORTED,
-            "%s: q: the partial results of %lld requests of up to %lld keys would not fit into memory that "
-            "can be addressed",
-            operation_name(p->operation), (long long)p->b, (long long)p->capacity);
+        return fail(FMLA_UNSUPPORTED,
+                    "%s: q: the partial results of %lld requests of up to %lld keys exceed the address space",
+                    operation_name(p->operation), (long long)p->b, (long long)p->capacity);
     at += cuda_line_up((size_t)rows * (size_t)p->d_v * sizeof(float));
     w->slot_lse_offset = at;
     w->bytes = at + cuda_line_up((size_t)rows * sizeof(float));

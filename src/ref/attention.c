@@ -34,7 +34,7 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
         (size_t)(p->h_q / p->h_kv) * of_row + (size_t)(p->d_qk > p->d_v ? p->d_qk : p->d_v);
     (void)kernel;
     if (__builtin_mul_overflow(doubles, sizeof(double), &prepared->bytes))
-        return fail(FMLA_UNSUPPORTED, "%s: %s: %zu keys of a token would not fit into memory",
+        return fail(FMLA_UNSUPPORTED, "%s: %s: %zu keys of a token exceed the address space",
                     operation_name(p->operation), p->keys[0].kind == KEYS_LISTED ? "indices" : "q",
                     most_keys(p));
     return FMLA_OK;

@@ -32,7 +32,7 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     (void)kernel;
     if (__builtin_mul_overflow(2 * (size_t)most_keys(p), width, &of_keys) ||
         __builtin_mul_overflow(of_keys + 2 * width, sizeof(double), &prepared->bytes))
-        return fail(FMLA_UNSUPPORTED, "%s: k: %lld keys of a request would not fit into memory",
+        return fail(FMLA_UNSUPPORTED, "%s: k: %lld keys of a request exceed the address space",
                     operation_name(OP_MHA_BACKWARD), (long long)most_keys(p));
     return FMLA_OK;
 }

@@ -71,8 +71,8 @@ static fmla_status append(const struct cache_problem *p)
                         (long long)t, (long long)p->slots[t], (long long)cache->slots);
         if (p->rope_pairs && (cache_position(p, t) < 0 || cache_position(p, t) >= p->table_rows))
             return fail(FMLA_INVALID_ARGUMENT,
-                        "cache_append: positions: entry %lld is %lld, must be in [0, %lld) as rope_table has "
-                        "rows",
+                        "cache_append: positions: entry %lld is %lld, must be in [0, %lld), the rows "
+                        "of rope_table",
                         (long long)t, (long long)cache_position(p, t), (long long)p->table_rows);
     }
     for (int64_t t = 0; t < p->tokens; t++) {

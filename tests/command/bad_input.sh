@@ -42,7 +42,7 @@ bad 1 'nowhere: cannot open' run nowhere
 # A page outside the cache.
 good make-input table.safetensors --seq-lens 5
 good make-input sparse.safetensors --op sparse_decode --batch 2 --seq-len 100 --topk 20 --cache fp8_656
-bad 2 '--causal: not with sparse decode' run sparse.safetensors --causal
+bad 2 '--causal: does not apply to sparse decode' run sparse.safetensors --causal
 bad 3 'GPU: ' run sparse.safetensors --device cuda:999 --out o
 bad 2 "--device: 'cuda' must be cpu or cuda:N" run sparse.safetensors --device cuda
 lies odd.safetensors 'tensor "indices": does not begin at a multiple of 4 bytes' 2061 "$(odd_indices)"
@@ -66,16 +66,16 @@ good make-input codes.safetensors --cache fp8_576 --products codes --seq-lens 5 
 edited codes.safetensors 's/"products":"fp8"/"products":"fp4"/' "products is 'fp4', must be bf16 or fp8"
 edited codes.safetensors 's/"products"/"prodacts"/' 'dense_decode: q: dtype is uint8, must be bfloat16 or float16'
 bad 1 'dense_decode: q: dtype is uint8, must be bfloat16 or float16' run codes.safetensors --products bf16
-bad 2 '--products: not with sparse decode' run sparse.safetensors --products fp8
+bad 2 '--products: does not apply to sparse decode' run sparse.safetensors --products fp8
 # A scale of the cache in a format that has none.
 for format in fp8_656 fp8_584; do
     good make-input bytes.safetensors --cache $format --seq-lens 5 --heads 1 --sink
-    edited bytes.safetensors 's/"attn_sink"/"kv_scale" /' "dense_decode: kv_scale: is a tensor, must be NULL: FMLA_KV_${format^^} has no scale of the cache"
+    edited bytes.safetensors 's/"attn_sink"/"kv_scale" /' "dense_decode: kv_scale: is a tensor, must be NULL: FMLA_KV_${format^^} has no cache scale"
 done
 lies scaled.safetensors 'dense_decode: kv_scale: is a tensor, must be NULL: FMLA_KV_BF16' 2312 "{$q,$cache,$seqlens,\"kv_scale\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[2308,2312]}}"
 good make-input prefill.safetensors --op sparse_prefill --query-tokens 2 --seq-len 100 --topk 20 --cache fp8_656
-bad 2 '--causal: not with sparse prefill' run prefill.safetensors --causal
-bad 2 '--batch-invariant: not with sparse prefill' run prefill.safetensors --batch-invariant
+bad 2 '--causal: does not apply to sparse prefill' run prefill.safetensors --causal
+bad 2 '--batch-invariant: does not apply to sparse prefill' run prefill.safetensors --batch-invariant
 bad 3 'GPU: ' run prefill.safetensors --device cuda:999 --out o
 bad 2 "--kernel: 'cpu-avx9' must be a kernel of sparse_prefill: " run prefill.safetensors --kernel cpu-avx9 --out o
 edited prefill.safetensors 's/"FP8_656"/"FP8_657"/' "kv_format is 'FP8_657'"
@@ -88,7 +88,7 @@ put types.safetensors '{"q":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[0,
 bad 1 'sparse_prefill: indices: dtype' run types.safetensors --check --out o
 lies rows.safetensors 'rows.safetensors: ' 1028 '{"q":{"dtype":"BF16","shape":[4611686018427387904,4,0],"data_offsets":[0,0]},"kv":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[0,1024]},"indices":{"dtype":"I32","shape":[1,1,1],"data_offsets":[1024,1028]}}'
 good make-input mha.safetensors --op mha_forward --varlen --seq-lens 5,0,70 --heads 2
-bad 2 '--batch-invariant: not with mha forward' run mha.safetensors --batch-invariant
+bad 2 '--batch-invariant: does not apply to mha forward' run mha.safetensors --batch-invariant
 bad 2 "--kernel: 'cpu-avx9' must be a kernel of mha_forward: " run mha.safetensors --kernel cpu-avx9
 bad 3 'GPU: ' run mha.safetensors --device cuda:999 --out o
 bad 1 'is a file of mha forward, must be one of dense decode' plan mha.safetensors
@@ -139,69 +139,69 @@ bad 2 '--repeat: is given twice' run fine.safetensors --repeat=1 --out o --repea
 bad 2 '--check: is given twice' run fine.safetensors --check --check
 bad 2 '--seq-lens: is given twice' plan --seq-lens 1 --seq-lens 2
 bad 2 'dance: no such command; allowed are info' help dance
-bad 2 '--as: not with a COMMAND' help run --as man
-bad 2 "'run': takes no file" version run
+bad 2 '--as: cannot be combined with a COMMAND' help run --as man
+bad 2 "'run': the command takes no file" version run
 bad 2 "--log-base: '10' must be one of e, 2" run fine.safetensors --log-base 10
 bad 2 '--check: takes no value' run fine.safetensors --check=yes
 bad 2 "'more': one file is allowed" run fine.safetensors more
 bad 2 'FILE is missing' run
-bad 2 '--causal: not together' run fine.safetensors --causal --no-causal
-bad 2 "'x': takes no file" info x
+bad 2 '--causal: cannot be combined' run fine.safetensors --causal --no-causal
+bad 2 "'x': the command takes no file" info x
 bad 2 "--device: 'gpu' must be cpu or cuda:N" run fine.safetensors --device gpu
 bad 2 "--device: 'cuda:' must be cpu or cuda:N" verify --device cuda:
 bad 3 'GPU: ' run fine.safetensors --device cuda:999 --out o # no machine has that many
 bad 3 'GPU: ' verify --device cuda:999
 bad 2 "--seq-lens: '1,,2' must be whole numbers separated by commas" plan --seq-lens 1,,2
-bad 2 "--seq-lens: not together with" plan --seq-lens 1,2 --batch 2
+bad 2 "--seq-lens: cannot be combined with" plan --seq-lens 1,2 --batch 2
 bad 2 '--min-len: 9 must not exceed --max-len 8' make-input x --min-len 9 --max-len 8
 bad 2 '--d-qk: 513 must be 512 or 576' make-input x --d-qk 513
 bad 2 '--kv-heads: 3 must divide --heads 16' make-input x --kv-heads 3
-bad 2 '--topk: only with --op sparse_decode or sparse_prefill' make-input x --topk 5
-bad 2 '--causal: not with --op sparse_decode' make-input x --op sparse_decode --causal
-bad 2 '--d-qk: 512 must be the 576 of that cache' make-input x --op sparse_decode --cache fp8_656 --d-qk 512
-bad 2 '--dtype: fp16 only with --cache plain' make-input x --op sparse_decode --cache fp8_584 --dtype fp16
-bad 2 '--d-qk: 512 must be the 576 of that cache' make-input x --cache fp8_576 --d-qk 512
-bad 2 '--dtype: fp16 only with --cache plain' make-input x --cache fp8_584 --dtype fp16
+bad 2 '--topk: applies only to --op sparse_decode or sparse_prefill' make-input x --topk 5
+bad 2 '--causal: does not apply to --op sparse_decode' make-input x --op sparse_decode --causal
+bad 2 '--d-qk: 512 must be 576 with this --cache' make-input x --op sparse_decode --cache fp8_656 --d-qk 512
+bad 2 '--dtype: fp16 needs --cache plain' make-input x --op sparse_decode --cache fp8_584 --dtype fp16
+bad 2 '--d-qk: 512 must be 576 with this --cache' make-input x --cache fp8_576 --d-qk 512
+bad 2 '--dtype: fp16 needs --cache plain' make-input x --cache fp8_584 --dtype fp16
 bad 2 '--kv-heads: 2 must be 1 with pages of bytes' make-input x --cache fp8_656 --kv-heads 2
-bad 2 '--products: fp8 only with --cache fp8_656 or fp8_576' make-input x --products fp8
-bad 2 '--products: fp8 only with --cache fp8_656 or fp8_576' make-input x --products fp8 --cache fp8_584
-bad 2 '--products: codes only with --cache fp8_576' make-input x --products codes --cache fp8_656
-bad 2 '--products: not with --op sparse_decode' make-input x --op sparse_decode --products fp8
-bad 2 '--products: fp8 only with --cache fp8_656 or fp8_576' bench --products fp8
+bad 2 '--products: fp8 needs --cache fp8_656 or fp8_576' make-input x --products fp8
+bad 2 '--products: fp8 needs --cache fp8_656 or fp8_576' make-input x --products fp8 --cache fp8_584
+bad 2 '--products: codes needs --cache fp8_576' make-input x --products codes --cache fp8_656
+bad 2 '--products: does not apply to --op sparse_decode' make-input x --op sparse_decode --products fp8
+bad 2 '--products: fp8 needs --cache fp8_656 or fp8_576' bench --products fp8
 bad 2 "--products: 'fp4' must be one of bf16, fp8, codes, all" bench --products fp4
-bad 2 '--cache: FP8_576 not with --op sparse_decode' make-input x --op sparse_decode --cache fp8_576
-bad 2 '--cache: FP8_576 not with --op sparse_prefill' make-input x --op sparse_prefill --cache fp8_576
-bad 2 '--cache: not with --op mha_forward' make-input x --op mha_forward --cache plain
+bad 2 '--cache: FP8_576 does not apply to --op sparse_decode' make-input x --op sparse_decode --cache fp8_576
+bad 2 '--cache: FP8_576 does not apply to --op sparse_prefill' make-input x --op sparse_prefill --cache fp8_576
+bad 2 '--cache: does not apply to --op mha_forward' make-input x --op mha_forward --cache plain
 bad 2 "--cache: 'fp8_577' must be one of plain, fp8_656, fp8_584, fp8_576, fp8_528, fp8_528_split, fp4_288, fp4_288_split, fp8_528_f32, all" bench --cache fp8_577
-bad 2 '--extra-cache: only with --op sparse_decode' bench --op sparse_prefill --extra-cache fp4_288
+bad 2 '--extra-cache: applies only to --op sparse_decode' bench --op sparse_prefill --extra-cache fp4_288
 bad 2 '--extra-cache: --grid quick has no row with an extra cache and keys of the size of FP4_288' \
     bench --op sparse_decode --grid quick --extra-cache fp4_288
 bad 2 '--extra-cache: --grid peers has no row with an extra cache and keys of the size of FP8_656' \
     bench --op sparse_decode --grid peers --extra-cache fp8_656
-bad 2 '--batch: not with --op sparse_prefill' make-input x --op sparse_prefill --batch 2
-bad 2 '--causal: not with --op sparse_prefill' make-input x --op sparse_prefill --causal
-bad 2 '--extra-topk: not with --op sparse_prefill' make-input x --op sparse_prefill --extra-topk 2
-bad 2 '--dtype fp16: not with --op sparse_prefill' make-input x --op sparse_prefill --dtype fp16
+bad 2 '--batch: does not apply to --op sparse_prefill' make-input x --op sparse_prefill --batch 2
+bad 2 '--causal: does not apply to --op sparse_prefill' make-input x --op sparse_prefill --causal
+bad 2 '--extra-topk: does not apply to --op sparse_prefill' make-input x --op sparse_prefill --extra-topk 2
+bad 2 '--dtype fp16: does not apply to --op sparse_prefill' make-input x --op sparse_prefill --dtype fp16
 bad 2 '--kv-heads: 2 must be 1 with pages' make-input x --op sparse_prefill --kv-heads 2 --cache fp8_656
 bad 2 '--kv-heads: 3 must divide --heads 16' make-input x --op sparse_prefill --kv-heads 3
-bad 2 '--varlen: only with --op mha_forward' make-input x --varlen
-bad 2 '--d-v: not with --op sparse_decode' make-input x --op sparse_decode --d-v 64
-bad 2 '--extra-topk: only with --op sparse_decode' make-input x --extra-topk 2
-bad 2 '--seq-lens: with --op mha_forward only together with --varlen' make-input x --op mha_forward --seq-lens 1,2
-bad 2 '--max-len: with --op mha_forward only together with --varlen' make-input x --op mha_forward --max-len 2
-bad 2 '--sink: not with --op mha_forward' make-input x --op mha_forward --sink
-bad 2 '--page-size: not with --op mha_forward' make-input x --op mha_forward --page-size 64
+bad 2 '--varlen: applies only to --op mha_forward' make-input x --varlen
+bad 2 '--d-v: does not apply to --op sparse_decode' make-input x --op sparse_decode --d-v 64
+bad 2 '--extra-topk: applies only to --op sparse_decode' make-input x --extra-topk 2
+bad 2 '--seq-lens: needs --varlen with --op mha_forward' make-input x --op mha_forward --seq-lens 1,2
+bad 2 '--max-len: needs --varlen with --op mha_forward' make-input x --op mha_forward --max-len 2
+bad 2 '--sink: does not apply to --op mha_forward' make-input x --op mha_forward --sink
+bad 2 '--page-size: does not apply to --op mha_forward' make-input x --op mha_forward --page-size 64
 bad 2 '--kv-heads: 3 must divide --heads 16' make-input x --op mha_forward --kv-heads 3
 bad 2 "--d-v: '513' must be a whole number in [1, 512]" make-input x --op mha_forward --d-v 513
-bad 1 '2147483648 tokens and 2147483648 keys are more than cu_seqlens count' make-input x --op mha_forward --varlen --batch 2 --seq-len 1073741824
+bad 1 '2147483648 tokens and 2147483648 keys exceed the range of int32 cu_seqlens' make-input x --op mha_forward --varlen --batch 2 --seq-len 1073741824
 bad 1 'no memory for q [1, 2147483647, 16, 192] of 13194139527168 bytes' make-input x --op mha_forward --batch 1 --seq-len 2147483647
-bad 2 '--kv-heads: not with --op sparse_decode' make-input x --op sparse_decode --kv-heads 2
-bad 2 '--d-qk: 576 must be the 512 of that cache' make-input x --op sparse_prefill --cache fp8_584 --d-qk 576
-bad 1 'more than indices count' make-input x --op sparse_prefill --seq-len 2147483647 --page-size 64
+bad 2 '--kv-heads: does not apply to --op sparse_decode' make-input x --op sparse_decode --kv-heads 2
+bad 2 '--d-qk: 576 must be 512 with this --cache' make-input x --op sparse_prefill --cache fp8_584 --d-qk 576
+bad 1 'exceeds the range of int32 indices' make-input x --op sparse_prefill --seq-len 2147483647 --page-size 64
 bad 1 'no memory for indices [8, 4096, 2147483647] of 281474976579584 bytes' make-input x --op sparse_decode --batch 8 --query-tokens 4096 --seq-len 1 --topk 2147483647
 bad 1 'no memory for indices [4096, 16, 2147483647] of 562949953159168 bytes' make-input x --op sparse_prefill --query-tokens 4096 --kv-heads 16 --seq-len 1 --topk 2147483647
-bad 1 'more than indices count' make-input x --op sparse_decode --batch 1000 --seq-len 10000000
-bad 2 "lengths, heads and query tokens are the file's" plan fine.safetensors --heads 3
+bad 1 'exceeds the range of int32 indices' make-input x --op sparse_decode --batch 1000 --seq-len 10000000
+bad 2 "lengths, heads and query tokens come from the file" plan fine.safetensors --heads 3
 bad 2 "--kernel: 'nosuch' must be a kernel of dense_decode: " run fine.safetensors --kernel nosuch
 bad 2 'cpu-generic, ref, cuda-sm90, cuda-sm90-fp8, cuda-sm80' run fine.safetensors --kernel zzz
 
@@ -245,28 +245,28 @@ wait $process || rc=$?
 [ -z "$(ls -A stopped)" ] || wrong "stopped make-input left: $(ls -A stopped)"
 
 bad 2 "--grid: 'h20' must be one of cpu, mha, quick" bench --op mha_forward --grid h20
-bad 2 '--kv-heads must divide --heads' bench --op mha_forward --kv-heads 3
+bad 2 '--kv-heads: 3 must divide --heads' bench --op mha_forward --kv-heads 3
 bad 3 'd_qk' bench --op mha_forward --grid quick --d-qk 100 --json none.jsonl
 bad 2 "--grid: 'big' must be one of cpu, h20, latency, peers, varlen, quick" bench --grid big
-bad 2 '--d-qk be 512 or 576' bench --grid quick --d-qk 513
+bad 2 '--d-qk: 513 must be 512 or 576' bench --grid quick --d-qk 513
 bad 2 "'3'" bench --op 3
-bad 2 '--between products takes a GPU (--device cuda:0)' bench --grid quick --between products
-bad 2 '--between and --warm: one of them at most' bench --between read --warm
-bad 2 '--host: without --warm and --between' bench --host --warm --device cuda:0
-bad 2 '--host takes a GPU' bench --host
+bad 2 '--between: products needs a GPU (--device cuda:0)' bench --grid quick --between products
+bad 2 '--between: cannot be combined with --warm' bench --between read --warm
+bad 2 '--host: cannot be combined with --warm or --between' bench --host --warm --device cuda:0
+bad 2 '--host: needs a GPU' bench --host
 bad 2 "--between: 'nothing' must be one of products, read" bench --between nothing
 bad 2 "--grid: 'h20' must be one of cpu, peers, quick" bench --op sparse_prefill --grid h20
-bad 2 '--kv-heads must divide --heads' bench --op sparse_prefill --grid quick --kv-heads 3
-bad 2 '--d-qk be 512 or 576' bench --op sparse_prefill --grid quick --d-qk 513
+bad 2 '--kv-heads: 3 must divide --heads' bench --op sparse_prefill --grid quick --kv-heads 3
+bad 2 '--d-qk: 513 must be 512 or 576' bench --op sparse_prefill --grid quick --d-qk 513
 bad 2 '--op: ' bench --op prefill
 bad 2 "--kernel: 'none' must be a kernel of sparse_prefill: " bench --op sparse_prefill --grid quick --kernel none --json none.jsonl
 bad 2 "--kernel: 'none' must be a kernel of dense_decode: " bench --grid quick --repeat 1 --kernel none --json none.jsonl
 bad 2 "--kernel: 'none' must be a kernel of merge: cpu-generic, ref, cuda" bench --op merge --kernel none
 bad 2 "--kernel: 'none' must be a kernel of cache_gather: " bench --op cache_gather --kernel none
 if "$flashmla" info | grep -Eq '^cpu +dense_decode +cpu-avx512bf16 .* yes$'; then # a kernel that supports one type
-    bad 3 'no row of the grid runs here: dense_decode: q: kernel cpu-avx512bf16 takes bf16' \
+    bad 3 'no row of the grid runs here: dense_decode: q: is fp16, kernel cpu-avx512bf16 takes bf16' \
         bench --grid quick --kernel cpu-avx512bf16 --dtype fp16 --json none.jsonl
 fi
-bad 2 'takes no file' verify file
+bad 2 'the command takes no file' verify file
 
 finish

@@ -95,8 +95,8 @@ labels lane.svg 'fill="#[0-9a-f]{6}" class="cell"' 2
 bad 2 'mma-d: no such layout; allowed are mma-a, mma-b, ' layout mma-d
 bad 2 ': no such layout' layout ''
 bad 2 "'mma-b': one name is allowed, 'mma-a' came before it" layout mma-a mma-b
-bad 2 "--svg: a layout's NAME is missing" layout --svg x.svg
-bad 2 "--lane: a layout's NAME is missing" layout --lane 3
+bad 2 "--svg: needs the NAME of a layout" layout --svg x.svg
+bad 2 "--lane: needs the NAME of a layout" layout --lane 3
 bad 2 '--lane: 32 must be in [0, 31] with mma-a' layout mma-a --lane 32
 bad 2 "--lane: '128' must be a whole number in [0, 127]" layout wgmma-a --lane 128
 bad 2 '--lane: swizzle-64 is shared memory and has no lanes' layout swizzle-64 --lane 0 --svg x.svg

@@ -210,7 +210,7 @@ def test_refused(arguments, text, tmp_path, monkeypatch):
         (
             "ml_dtypes",
             ["--device", "cpu", "--dtype", "bfloat16"],
-            "argument --dtype: is bfloat16: NumPy has bfloat16 of",
+            "argument --dtype: is bfloat16: NumPy needs the package ml_dtypes for bfloat16",
         ),
     ],
 )

@@ -257,7 +257,7 @@ def test_slots_of_32_bits(kind, step):
 def test_convert(kind, source, target):
     """What is gathered afterwards is what the second format makes of the first one's values."""
     if d_qk(source) != d_qk(target) and source in BYTES and target in BYTES:
-        with pytest.raises(ValueError, match="^cache_convert: dst_format: is FMLA_KV_.*, of d_qk"):
+        with pytest.raises(ValueError, match="^cache_convert: dst_format: is FMLA_KV_.* with d_qk"):
             cache_convert(
                 *(new_cache(kind, source), kind.array([0], "int64"), source),
                 *(new_cache(kind, target), kind.array([0], "int64"), target),
@@ -296,7 +296,7 @@ def test_position_that_is_none(kind):
         call(**call.outputs)
         return
     with pytest.raises(
-        ValueError, match=r"^cache_append: positions: entry 2 is 9, must be in \[0, 9\) as rope_table has rows"
+        ValueError, match=r"^cache_append: positions: entry 2 is 9, must be in \[0, 9\), the rows of rope_table"
     ):
         call(**call.outputs)
 
@@ -307,8 +307,8 @@ def test_norm_and_rope_that_do_not_fit(kind):
     call = Call("cache_append-656", kind)
     for argument, value, words in (
         ("norm_weight", None, "norm_eps: is 1e-06, must be 0 without norm_weight"),
-        ("positions", None, "positions: is None, must be given as rope_table is"),
-        ("rope_table", None, "rope_table: is None, must be given as positions is"),
+        ("positions", None, "positions: is None, must be given with rope_table"),
+        ("rope_table", None, "rope_table: is None, must be given with positions"),
         ("rope_pairs", None, "rope_pairs: is None, must be 'interleaved' or 'halves' with rope_table"),
     ):
         with pytest.raises(ValueError, match=f"^cache_append: {words}"):

@@ -399,7 +399,7 @@ def test_tables_of_sglang_are_not_read(kind):
 WRONG = [
     (dict(descale_k=1.0), "descale_q, descale_k"),
     (dict(kv_format="V33"), "kv_format: is 'V33', must be None, 'V32', 'V32_NO_ROPE', 'V4', 'V41'"),
-    (dict(kv_format="V4"), "kv_format: is 'V4', whose tokens have 584 bytes, k_cache's 656"),
+    (dict(kv_format="V4"), "kv_format: is 'V4' with 584 bytes per token, but k_cache has 656"),
     (dict(indices=None), "kv_format: must be None where indices is None"),
 ]
 
@@ -413,7 +413,7 @@ def test_what_sglang_s_wrapper_refuses(changed, words):
 
 @pytest.mark.parametrize("name", ["flash_mla_mega_prefill", "flash_mla_mega_decode"])
 def test_what_is_not_there_says_so(name):
-    with pytest.raises(NotImplementedError, match=f"{name}: .* not there"):
+    with pytest.raises(NotImplementedError, match=f"{name}: .* not supported"):
         getattr(sglang, name)(*[None] * 6)
 
 

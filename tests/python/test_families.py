@@ -379,7 +379,7 @@ UNFIT = {
     "on a GPU": (ValueError, lambda array: on_gpu(array)),
     "on a GPU, planned before": (ValueError, lambda array: on_gpu(array)),
 }
-SAID = {"masked": "whose mask no kernel looks at", "without DLPack": "is memoryview"}
+SAID = {"masked": "whose mask no kernel reads", "without DLPack": "is memoryview"}
 CODES = {"uint8": (1, 8), "int32": (0, 32), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16)}
 
 
@@ -424,7 +424,7 @@ def test_array_that_is_unfit(family, kind, which, how):
     with pytest.raises(exception) as caught:
         family.call(kind, arguments)
     check_message(caught.value, family.function, which)
-    said = "device is cuda:0, must be cpu" + " as q's" * (family.check in (check_sparse, check_prefill))
+    said = "device is cuda:0, must be cpu" + " as in q" * (family.check in (check_sparse, check_prefill))
     assert (said if "GPU" in how else SAID.get(how, "")) in str(caught.value)
 
 

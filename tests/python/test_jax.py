@@ -50,7 +50,7 @@ def test_inputs_that_are_still_computed():
 def test_array_that_never_changes(name):
     call = Call(name, Wrapped(jnp.asarray, numpy.asarray, "bfloat16"))
     for argument, array in call.outputs.items():
-        with pytest.raises(ValueError, match=f"^{call.name}: {argument}: is a jax.Array, whose values never change"):
+        with pytest.raises(ValueError, match=f"^{call.name}: {argument}: is a jax.Array, which is immutable"):
             call(**{**call.given(), argument: array})
 
 

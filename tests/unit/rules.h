@@ -108,7 +108,7 @@ static inline void test_formats(struct good_call *good, void (*set_up)(int32_t f
     }
     struct held *const q = &good->held[0];
     const int last = described_tensor(good->operation, 0)->rank - 1;
-    REFUSED(*good, "kv_format", "FP16|type of q|bfloat16", put_int(good, "kv_format", FMLA_KV_FP16));
+    REFUSED(*good, "kv_format", "FP16|q's type|bfloat16", put_int(good, "kv_format", FMLA_KV_FP16));
     REFUSED(*good, "kv_format", "0|FP8_656|FP8_584", AS_656, put_int(good, "kv_format", 0));
     REFUSED(*good, first, "uint8|bfloat16", AS_656, put_int(good, "kv_format", FMLA_KV_BF16));
     REFUSED(*good, first, "bfloat16|one byte", set_up(FMLA_KV_BF16),

@@ -212,7 +212,7 @@ static void refused(void)
     REFUSED("v", "base and strides|16 bytes", c.v.tensor.byte_offset = 2);
     REFUSED_TO("cuda-sm80", "out", "base and strides|16 bytes", c.out.tensor.byte_offset = 8);
     REFUSED("softmax_scale", "at least 1e-30", c.args.softmax_scale = -0.1f);
-    REFUSED("v", "128 where d_qk is 128 or 192", c.v.shape[3] = c.out.shape[3] = 64);
+    REFUSED("v", "128 with d_qk 128 or 192", c.v.shape[3] = c.out.shape[3] = 64);
 }
 
 /* ---- The portable kernel with tensor cores ------------------------------------------------------- */
@@ -259,7 +259,7 @@ static void refused_by_sm80(void)
     REFUSED_BY_SM80("k", "base and strides|16 bytes", c.k.strides[1] = H_KV * D_QK + 2);
     REFUSED_BY_SM80("v", "base and strides|16 bytes", c.v.tensor.byte_offset = 2);
     REFUSED_BY_SM80("softmax_scale", "at least 1e-30", c.args.softmax_scale = -0.1f);
-    REFUSED_BY_SM80("v", "128 where d_qk is 128 or 192", c.v.shape[3] = c.out.shape[3] = 64);
+    REFUSED_BY_SM80("v", "128 with d_qk 128 or 192", c.v.shape[3] = c.out.shape[3] = 64);
 }
 
 /* ---- Gradients ---------------------------------------------------------------------------------- */
@@ -346,7 +346,7 @@ static void gradients_refused(void)
     GRADIENTS_REFUSED("k", "base and strides|16 bytes", c.k.strides[1] = H_KV * D_QK + 2);
     GRADIENTS_REFUSED("dv", "base and strides|16 bytes", c.dv.tensor.byte_offset = 2);
     GRADIENTS_REFUSED("softmax_scale", "at least 1e-30", c.args.softmax_scale = -0.1f);
-    GRADIENTS_REFUSED("v", "128 where d_qk is 128 or 192",
+    GRADIENTS_REFUSED("v", "128 with d_qk 128 or 192",
                       c.v.shape[3] = c.out.shape[3] = c.dout.shape[3] = c.dv.shape[3] = 64);
 }
 

@@ -20,7 +20,7 @@ static void left_out(void)
         rows += 1 + 100 * missing;
         CHECK(
             row.available == !missing &&
-                !strcmp(row.reason, missing ? "this build has no machine code of it (FMLA_CUDA_ARCHS)" : ""),
+                !strcmp(row.reason, missing ? "this build has no machine code for it (FMLA_CUDA_ARCHS)" : ""),
             "%s: %s", row.kernel, row.reason);
     }
     CHECK_EQ(rows, 203); /* three kernels, two of them missing */

@@ -395,7 +395,7 @@ static void check_case(struct sparse_prefill_call *c, const struct pages *pages,
     const int fits = lists++ % 2;
     hopper_call(c, pages, d_qk);
     REGION(&c->indices, 2, i32, 3, S_Q, 1, INT32_MAX - 255 - fits);
-    check_taken(c, label, fits ? NULL : "indices", "fewer than 2^31 - 256 entries");
+    check_taken(c, label, fits ? NULL : "indices", "fewer than 2^31 - 256 indices");
 }
 
 #define CASE(argument, words, ...)                                                                           \

@@ -381,7 +381,7 @@ static void rows(void)
     c.q.tensor.dtype = c.out.tensor.dtype = fp16;
     c.args.kernel = "cuda-sm90";
     check_rejected("codes and float16", sparse_decode_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "q",
-                   "float16 queries of FP16 caches alone");
+                   "float16 queries only with FP16 caches");
     sparse_call(&c, FMLA_KV_BF16, true);
     c.kv_cache.tensor.byte_offset = 2;
     RUNS(sparse_decode, &c, "decode_plan|sm80_sparse_decode_bf16_64x64|join_splits_bf16_halves");
@@ -489,7 +489,7 @@ static void large(void)
     c.indices.shape[2] = INT32_MAX - 100;
     for (int i = 0; i < 2; i++) c.indices.strides[i] = 0;
     check_rejected("too many entries", sparse_decode_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "indices",
-                   "entries of all caches");
+                   "indices per token, over both caches");
 }
 
 static void elsewhere(void)

@@ -100,10 +100,9 @@ static void test_formats_of_dense(void)
           T(kv_cache).strides[0] = 577 * T(kv_cache).shape[1], T(kv_cache).tensor.byte_offset = 1);
     call.set_up = set_up;
     REFUSED(call, "kv_cache", "bfloat16|one byte", ARGS.kv_format = FMLA_KV_FP8_576);
-    REFUSED(call, "kv_scale", "must be NULL|FP8_656|scale of the cache", set_up_656(),
+    REFUSED(call, "kv_scale", "must be NULL|FP8_656|cache scale", set_up_656(),
             ARGS.kv_scale = &T(kv_scale).tensor);
-    REFUSED(call, "kv_scale", "must be NULL|FMLA_KV_BF16|scale of the cache",
-            ARGS.kv_scale = &T(kv_scale).tensor);
+    REFUSED(call, "kv_scale", "must be NULL|FMLA_KV_BF16|cache scale", ARGS.kv_scale = &T(kv_scale).tensor);
 }
 
 /* Queries of FP8 products are bf16, or codes with the format whose queries are quantised as a whole. */

@@ -85,7 +85,7 @@ static void test_refused(void)
     resize(&call, DIM_h_q, INT32_MAX), resize(&call, DIM_topk, INT32_MAX);
     ARGS.kernel = "ref";
     check_rejected("scores of 2^31 heads", fmla_sparse_decode_workspace_size(&ARGS, &bytes, NULL),
-                   FMLA_UNSUPPORTED, "sparse_decode", "indices", "would not fit");
+                   FMLA_UNSUPPORTED, "sparse_decode", "indices", "exceed the address space");
 }
 
 /* Formats of two caches. */
@@ -97,14 +97,14 @@ static void test_extra_format(void)
     REFUSED(call, "extra_kv_format", "FP8_656|576|512|q", set_up_two(FMLA_KV_FP8_528, FMLA_KV_FP8_656, bf16));
     REFUSED(call, "extra_kv_format", "FP8_528|512|576|q", set_up_two(FMLA_KV_FP8_656, FMLA_KV_FP8_528, bf16));
     REFUSED(call, "extra_kv_format", "FP4_288|512|576|q", set_up_two(0, FMLA_KV_FP4_288, bf16));
-    REFUSED(call, "extra_kv_format", "FP16|type of q|bfloat16", set_up_both(),
+    REFUSED(call, "extra_kv_format", "FP16|q's type|bfloat16", set_up_both(),
             ARGS.extra_kv_format = FMLA_KV_FP16);
     REFUSED(call, "extra_kv_cache", "uint8|bfloat16", set_up_both(), ARGS.extra_kv_format = FMLA_KV_BF16);
     REFUSED(call, "extra_kv_cache", "288|528|FP8_528", set_up_both(), ARGS.extra_kv_format = 0);
     REFUSED(call, "extra_kv_cache", "288|584|FP8_584", set_up_both(), ARGS.extra_kv_format = FMLA_KV_FP8_584);
     REFUSED(call, "extra_kv_cache", "512|576", set_up_two(FMLA_KV_FP8_656, FMLA_KV_BF16, bf16),
             T(extra_kv_cache).shape[3] = 512);
-    REFUSED(call, "extra_kv_format", "8|must be 0|extra_kv_cache is NULL", set_up_both(),
+    REFUSED(call, "extra_kv_format", "8|must be 0|without extra_kv_cache", set_up_both(),
             ARGS.extra_kv_cache = ARGS.extra_indices = ARGS.extra_topk_length = NULL);
     REFUSED_HERE(call, "extra_kv_format", "FP8_576|FP8_656",
                  set_up_two(FMLA_KV_FP8_656, FMLA_KV_FP8_576, bf16));

@@ -9,6 +9,7 @@
 #include "gpu.h"
 #include "outfile.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,24 +19,26 @@ static const struct command bench = {
     NULL,
     "time the kernels of this machine beside its measured peaks",
     "\n"
-    "Grids: cpu (the default), h20, latency, peers and varlen (shapes of server GPUs), quick (three "
-    "small rows, warm caches). A list replaces that axis of the grid. Before each run the caches are "
-    "emptied: on the CPU by reading memory larger than they are; on a GPU by two matrix products with "
-    "weights and code larger than its caches, as in an engine, or by reading (--between read). floor is the "
-    "longer of bytes / read bandwidth and "
-    "FLOP / peak, both measured in this run on as many threads. A row that takes over 2 s is run 3 "
-    "times. On a GPU a call is captured in a graph, the plan is made before and timed apart; "
-    "stream is what a bare kernel takes to read the row's keys and nothing else, "
-    "timed in turns with the call; keys in FP8_584 have none. --fixed times a batch of varying lengths in "
-    "turns with one of fixed "
-    "length with as many keys, and tells var / fixed; the grid varlen (the large batches of peers) "
-    "always does. sparse_decode and sparse_prefill have the grids cpu, peers and quick, with formats of "
-    "keys of their own; --d-qk and --kv-heads are for keys that are no bytes. mha_forward has the grids "
-    "cpu, mha (shapes of server GPUs) and quick, causal and full, with as many query tokens as keys; of "
-    "any length (--varlen) means from an 80th of --seq-len to all of it.\n"
+    "Grids of dense_decode: cpu (the default); h20, latency, peers and varlen (shapes of server "
+    "GPUs); quick (three small rows, warm caches). sparse_decode has the grids cpu, peers, formats "
+    "and quick, sparse_prefill cpu, peers and quick, each row with its own cache format. mha_forward "
+    "and mha_backward have cpu, mha (shapes of server GPUs) and quick: causal and full, with as many "
+    "query tokens as keys. A list replaces that axis of the grid. --d-qk and --kv-heads of "
+    "sparse_prefill apply only to keys that are not bytes. With --varlen, the lengths of mha_forward "
+    "and mha_backward lie between an 80th of --seq-len and --seq-len.\n"
     "\n"
-    "--json writes a line a row, as soon as the row is timed: what has been timed stays, even if the "
-    "rest is stopped.\n"
+    "Before each run the caches are emptied. On the CPU, a read of memory larger than the caches does "
+    "this. On a GPU, two matrix products with weights and code larger than its caches do, as in an "
+    "engine, or a read with --between read. floor is the longer of bytes / read bandwidth and FLOP / "
+    "peak, both measured in this run with as many threads. A row that takes over 2 s is run 3 times. "
+    "On a GPU a call is captured in a graph; the plan is made before it and timed separately. stream "
+    "is the time in which a bare kernel reads the row's keys and nothing else, timed in turns with "
+    "the call; rows in FP8_584 have none. --fixed times a batch of varying lengths in turns with a "
+    "batch of one length and as many keys, and prints var / fixed; the grid varlen (the large batches "
+    "of peers) always does.\n"
+    "\n"
+    "--json writes one line per row as soon as the row is timed. If the command is stopped, the lines "
+    "written remain.\n"
     "\n"
     "Examples\n"
     "  flashmla bench\n"
@@ -129,11 +132,15 @@ static void choose(struct option_counts *axis, int64_t *values, int count, int c
                                 : (struct option_counts){values + choice, 1};
 }
 
-static bool fits(const struct shape *shape)
+/* Returns EXIT_GOOD if the row's head counts and head size fit together. */
+static int check_row(const struct shape *shape)
 {
-    const bool any = operation_is_mha(shape->op);
-    return (!shape->h_q || shape->h_q % shape->h_kv == 0) &&
-           (any || shape->d_qk == 512 || shape->d_qk == 576);
+    if (shape->h_q && shape->h_q % shape->h_kv)
+        return complain(&bench, EXIT_USAGE, "--kv-heads: %" PRId64 " must divide --heads %" PRId64,
+                        shape->h_kv, shape->h_q);
+    if (!operation_is_mha(shape->op) && shape->d_qk != 512 && shape->d_qk != 576)
+        return complain(&bench, EXIT_USAGE, "--d-qk: %" PRId64 " must be 512 or 576", shape->d_qk);
+    return EXIT_GOOD;
 }
 
 static int bench_all(struct bench_options *o)
@@ -161,18 +168,19 @@ static int bench_all(struct bench_options *o)
     if (!kernel_exists(o->names[o->op], o->kernel, &fault))
         return complain(&bench, EXIT_USAGE, "%s", fault.text);
     if (o->cache_given && o->cache < CACHES && !takes_format(op, (int32_t)caches[o->cache]))
-        return complain(&bench, EXIT_USAGE, "--cache: %s not with --op %s",
+        return complain(&bench, EXIT_USAGE, "--cache: %s does not apply to --op %s",
                         format_name((int32_t)caches[o->cache]), o->names[o->op]);
     if (o->extra_cache_given && op != OP_SPARSE_DECODE)
-        return complain(&bench, EXIT_USAGE, "--extra-cache: only with --op sparse_decode");
+        return complain(&bench, EXIT_USAGE, "--extra-cache: applies only to --op sparse_decode");
     if (o->between_given && o->warm)
-        return complain(&bench, EXIT_USAGE, "--between and --warm: one of them at most");
+        return complain(&bench, EXIT_USAGE, "--between: cannot be combined with --warm");
     if (o->host && (o->warm || o->between_given))
-        return complain(&bench, EXIT_USAGE, "--host: without --warm and --between, for the GPU is idle");
+        return complain(&bench, EXIT_USAGE,
+                        "--host: cannot be combined with --warm or --between: the GPU is idle");
     if (o->host && !device_is_gpu(o->device))
-        return complain(&bench, EXIT_USAGE, "--host takes a GPU (--device cuda:0)");
+        return complain(&bench, EXIT_USAGE, "--host: needs a GPU (--device cuda:0)");
     if (o->between_given && o->between == BENCH_PRODUCTS && !device_is_gpu(o->device))
-        return complain(&bench, EXIT_USAGE, "--between products takes a GPU (--device cuda:0)");
+        return complain(&bench, EXIT_USAGE, "--between: products needs a GPU (--device cuda:0)");
     choose(&o->axes.axis[AXIS_DTYPE], no_yes, 2, o->dtype, o->dtype_given);
     choose(&o->axes.axis[AXIS_FORMAT], caches, CACHES, o->cache, o->cache_given);
     choose(&o->axes.axis[AXIS_EXTRA_FORMAT], extras, EXTRAS, o->extra_cache, o->extra_cache_given);
@@ -192,15 +200,15 @@ static int bench_all(struct bench_options *o)
                 &bench, EXIT_USAGE,
                 "--extra-cache: --grid %s has no row with an extra cache and keys of the size of %s", o->grid,
                 format_name((int32_t)extras[o->extra_cache]));
-        return complain(&bench, EXIT_USAGE, "--products: %s only with --cache %s", products_name(o->products),
+        return complain(&bench, EXIT_USAGE, "--products: %s needs --cache %s", products_name(o->products),
                         o->products == MADE_CODES ? "fp8_576" : "fp8_656 or fp8_576");
     }
-    for (int64_t i = 0; i < count; i++)
-        if (!fits(&rows[i])) {
-            free(rows);
-            return complain(&bench, EXIT_USAGE, "--kv-heads must divide --heads%s",
-                            operation_is_mha(op) ? "" : ", and --d-qk be 512 or 576");
-        }
+    for (int64_t i = 0; i < count; i++) {
+        const int wrong = check_row(&rows[i]);
+        if (!wrong) continue;
+        free(rows);
+        return wrong;
+    }
     for (int64_t i = 0; i < count; i++)
         rows[i].no_forward = op == OP_MHA_BACKWARD && device_is_gpu(o->device);
     if (o->threads) fmla_set_num_threads((int32_t)o->threads); /* the option checks the range */
@@ -224,10 +232,10 @@ int command_bench(int argc, char **argv)
                    "h20", "latency", "peers", "formats", "varlen", "mha", "quick"),
         AXIS("--batch", AXIS_BATCH, 1, 65536, "requests"),
         AXIS("--query-tokens", AXIS_QUERY_TOKENS, 1, 1 << 20, "query tokens of a request, or of a prefill"),
-        AXIS("--seq-len", AXIS_SEQ_LEN, 1, 1 << 24, "keys of a request, or all that a prefill can name"),
+        AXIS("--seq-len", AXIS_SEQ_LEN, 1, 1 << 24, "keys of a request, or all keys of a prefill"),
         AXIS("--heads", AXIS_HEADS, 1, 4096, "query heads"),
         AXIS("--kv-heads", AXIS_KV_HEADS, 1, 4096, "key heads"),
-        AXIS("--d-qk", AXIS_D_QK, 1, 576, "head size, 512 or 576, with mha_forward any"),
+        AXIS("--d-qk", AXIS_D_QK, 1, 576, "head size: 512 or 576; any with mha_forward"),
         AXIS("--d-v", AXIS_D_V, 1, 512,
              "mha_forward: head size of values; default 128, or --d-qk if that is less"),
         AXIS("--page-size", AXIS_PAGE_SIZE, 1, 65536, "keys of a page"),
@@ -235,22 +243,23 @@ int command_bench(int argc, char **argv)
                       "both"),
         OPTION_ONE_OF(
             "--cache", &o.cache, "FORMAT",
-            "of decode, sparse_prefill and the cache operations: plain (of --dtype, of dense_decode "
-            "the default), fp8_656, fp8_584, fp8_576 (of lists none), fp8_528, fp8_528_split, fp4_288, "
-            "fp4_288_split, fp8_528_f32 (of dense_decode none) or all of these",
+            "format of the cache: plain (that of --dtype; the default of dense_decode), fp8_656, "
+            "fp8_584, fp8_576 (not sparse) or all; except for dense_decode also fp8_528, fp8_528_split, "
+            "fp4_288, fp4_288_split and fp8_528_f32",
             &o.cache_given, "plain", "fp8_656", "fp8_584", "fp8_576", "fp8_528", "fp8_528_split", "fp4_288",
             "fp4_288_split", "fp8_528_f32", "all"),
         OPTION_ONE_OF("--extra-cache", &o.extra_cache, "FORMAT",
-                      "sparse_decode: only the rows with an extra cache, in this format",
+                      "sparse_decode: time only the rows with an extra cache, in this format",
                       &o.extra_cache_given, "plain", "fp8_656", "fp8_584", "fp8_528", "fp8_528_split",
                       "fp4_288", "fp4_288_split", "fp8_528_f32"),
         OPTION_ONE_OF("--products", &o.products, "WHICH",
-                      "dense_decode over fp8_656 or fp8_576: bf16 (the default), fp8, codes (fp8, with q of "
+                      "dense_decode over fp8_656 or fp8_576: bf16 (the default), fp8, codes (fp8 with q as "
                       "codes) or all of these",
                       &o.products_given, "bf16", "fp8", "codes", "all"),
         OPTION_ONE_OF("--causal", &o.causal, "WHEN", "no, yes or both", &o.causal_given, "no", "yes", "both"),
-        OPTION_ONE_OF("--varlen", &o.varlen, "WHEN", "lengths around --seq-len, or up to it: no, yes or both",
-                      &o.varlen_given, "no", "yes", "both"),
+        OPTION_ONE_OF("--varlen", &o.varlen, "WHEN",
+                      "varying lengths, around --seq-len or up to it: no, yes or both", &o.varlen_given, "no",
+                      "yes", "both"),
         OPTION_ONE_OF("--norm", &o.norm, "WHEN", "cache_append: RMS norm first: no, yes or both",
                       &o.norm_given, "no", "yes", "both"),
         OPTION_ONE_OF("--rope", &o.rope, "PAIRS",

@@ -18,11 +18,12 @@
 static const struct command info = {
     "info",
     NULL,
-    "what runs on this machine, on which kernel",
+    "list the kernels and which of them run on this machine",
     "\n"
-    "A kernel that does not run here stands with the reason. \"only when named\" is the oracle: it runs "
-    "with run --kernel ref, or with FLASHMLA_KERNEL=ref in the environment; or a part of another kernel, "
-    "which runs it where it suits. A GPU that cannot be used stands below the table with the reason.\n"
+    "The last column says why a kernel does not run here. \"only when named\" marks the oracle, which "
+    "runs with run --kernel ref or with FLASHMLA_KERNEL=ref in the environment, and the parts of "
+    "another kernel, which chooses among them. A GPU that cannot be used is listed below the table "
+    "with the reason.\n"
     "\n"
     "Examples\n"
     "  flashmla info\n"

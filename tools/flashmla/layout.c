@@ -19,11 +19,11 @@ static const struct command about = {
     "[NAME]",
     "print and draw which lane holds which element of a fragment",
     "\n"
-    "Without NAME the layouts are listed. A cell T5.3 of a fragment is element 3 of lane 5 (of wgmma: "
-    "thread 5 of the warpgroup), elements counted through the registers in order. The tables of ldmatrix "
-    "also say which lane gives the address of each 8 elements. Those of a swizzle say at which byte a "
-    "16-byte chunk of a row lies, and in which of the 8 groups of 4 banks: 144:1 is byte 144, banks 4 to "
-    "7.\n"
+    "Without NAME the command lists the layouts. A cell T5.3 of a fragment is element 3 of lane 5 "
+    "(with wgmma, of thread 5 of the warpgroup); elements are counted through the registers in order. "
+    "The tables of ldmatrix also show which lane gives the address of each 8 elements. The tables of "
+    "a swizzle show at which byte a 16-byte chunk of a row lies, and in which of the 8 groups of 4 "
+    "banks: 144:1 is byte 144, banks 4 to 7.\n"
     "\n"
     "Examples\n"
     "  flashmla layout\n"
@@ -257,7 +257,7 @@ static int list(const struct layout_options *options)
                               : options->lane_given    ? "--lane"
                               : options->columns_given ? "--columns"
                                                        : NULL;
-    if (needs) return complain(&about, EXIT_USAGE, "%s: a layout's NAME is missing", needs);
+    if (needs) return complain(&about, EXIT_USAGE, "%s: needs the NAME of a layout", needs);
     print_list();
     return EXIT_GOOD;
 }

@@ -15,9 +15,10 @@ static bool check(const struct lengths *l, int64_t least, struct fault *fault)
 {
     const bool random = l->min_given || l->max_given;
     if (l->list_given && (l->batch_given || l->seq_len_given || random))
-        return fault_set(fault, "--seq-lens: not together with --batch, --seq-len, --min-len or --max-len");
+        return fault_set(fault,
+                         "--seq-lens: cannot be combined with --batch, --seq-len, --min-len or --max-len");
     if (l->seq_len_given && random)
-        return fault_set(fault, "--seq-len: not together with --min-len or --max-len");
+        return fault_set(fault, "--seq-len: cannot be combined with --min-len or --max-len");
     if (!l->list_given && !l->seq_len_given && least > l->max_len)
         return fault_set(fault, "--min-len: %" PRId64 " must not exceed --max-len %" PRId64, least,
                          l->max_len);

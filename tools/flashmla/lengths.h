@@ -32,7 +32,7 @@ struct lengths {
                       &(l).min_given),                                                                       \
         OPTION_NUMBER("--max-len", &(l).max_len, 0, INT32_MAX, "most keys of a random length; default 4096", \
                       &(l).max_given),                                                                       \
-        OPTION_NUMBER("--seed", &(l).seed, 0, INT64_MAX, "of everything random; default 0", NULL)
+        OPTION_NUMBER("--seed", &(l).seed, 0, INT64_MAX, "seed of all random values; default 0", NULL)
 
 bool lengths_any_given(const struct lengths *lengths);
 

@@ -23,14 +23,14 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *summary;
 } commands[] = {
-    {"info", command_info, "what runs on this machine, on which kernel"},
+    {"info", command_info, "list the kernels and which of them run on this machine"},
     {"make-input", command_make_input, "write a decode batch over a paged cache to a file"},
     {"run", command_run, "compute attention from such a file; check and time it"},
     {"plan", command_plan, "print the split plan of a batch, and draw it"},
     {"bench", command_bench, "time the kernels of this machine beside its measured peaks"},
-    {"verify", command_verify, "hold this machine's kernels to the oracle"},
+    {"verify", command_verify, "compare this machine's kernels with the oracle"},
     {"layout", command_layout, "print and draw which lane holds which element of a fragment"},
-    {"help", command_help, "print this text, or tell more about a command"},
+    {"help", command_help, "print this text, or the help of a command"},
     {"version", command_version, "print the version"},
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
@@ -44,8 +44,8 @@ static const struct command help = {
     "[COMMAND]",
     "print the help of all commands, or of one",
     "\n"
-    "--as man prints the whole manual page; --as bash or zsh, a completion for that shell. make install "
-    "puts them where man and the shells look for them.\n"
+    "--as man prints the whole manual page; --as bash or --as zsh prints a completion for that shell. make "
+    "install puts them where man and the shells look for them.\n"
     "\n"
     "Examples\n"
     "  flashmla help run\n"
@@ -61,18 +61,18 @@ static const char title[] = "attention kernels for multi-head latent attention (
 
 static const char conventions[] =
     "Results go to standard output, messages to standard error. A FILE to read or write may be -, "
-    "standard input or output; where a file goes to standard output, nothing else does. --json means the "
-    "same wherever it is: the results, one JSON object a line.\n"
+    "standard input or output; where a file goes to standard output, nothing else does. --json writes the "
+    "results, one JSON object per line.\n"
     "\n"
-    "A file is written whole or not at all, except with --json, which keeps each line written. No "
-    "file is written over the one that is read.\n";
+    "A file is written whole or not at all, except with --json, which keeps each line written. An output "
+    "file must not be the input file.\n";
 
 static const struct {
     int code;
     const char *text;
 } exit_codes[] = {
     {EXIT_GOOD, "success"},
-    {EXIT_FAILED, "failed: a file, input or output, or a check that found a wrong result"},
+    {EXIT_FAILED, "failure: a file, input or output failed, or a check found a wrong result"},
     {EXIT_USAGE, "the command line is wrong"},
     {EXIT_UNSUPPORTED, "not supported by this build or on this machine"},
 };
@@ -88,7 +88,7 @@ static void print_help(void)
 {
     printf("flashmla - %s\n\nUsage: flashmla COMMAND [options]\n\n", title);
     for (int i = 0; i < COMMANDS; i++) printf("  %-12s %s\n", commands[i].name, commands[i].summary);
-    puts("\nflashmla help COMMAND or flashmla COMMAND --help tells more about a command.\n");
+    puts("\nflashmla help COMMAND or flashmla COMMAND --help prints the help of a command.\n");
     help_fill(conventions);
     puts("\nExit codes");
     for (int i = 0; i < EXIT_CODES; i++) printf("  %d  %s\n", exit_codes[i].code, exit_codes[i].text);
@@ -165,7 +165,8 @@ static int command_help(int argc, char **argv)
                                      {0}};
     const int done = options_parse(&help, options, argc, argv, &name);
     if (done >= 0) return done;
-    if (name && as != HELP_TEXT) return complain(&help, EXIT_USAGE, "--as: not with a COMMAND, '%s'", name);
+    if (name && as != HELP_TEXT)
+        return complain(&help, EXIT_USAGE, "--as: cannot be combined with a COMMAND, '%s'", name);
     if (name && find_command(name) < 0) return no_such(&help, "command", name, command_names, "");
     if (name) return command_says(find_command(name));
     help_form = (enum help_form)as;

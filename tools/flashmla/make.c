@@ -262,7 +262,7 @@ static bool begin_sparse(struct making *m, struct fault *fault)
     const double pages[] = {(double)m->size[DIM_pages], (double)m->size[DIM_extra_pages]};
     for (int k = 0; k < 2; k++)
         if (pages[k] * page_sizes[k] > INT32_MAX)
-            return fault_set(fault, "a cache of %.0f slots is more than indices count",
+            return fault_set(fault, "a cache of %.0f slots exceeds the range of int32 indices",
                              pages[k] * page_sizes[k]);
     return true;
 }
@@ -375,7 +375,8 @@ static bool begin_mha(struct making *m, struct fault *fault)
     }
     m->size[DIM_tokens_q] = s->s_q ? s->b * s->s_q : keys, m->size[DIM_tokens_k] = keys;
     if (keys > INT32_MAX || m->size[DIM_tokens_q] > INT32_MAX)
-        return fault_set(fault, "%" PRId64 " tokens and %" PRId64 " keys are more than cu_seqlens count",
+        return fault_set(fault,
+                         "%" PRId64 " tokens and %" PRId64 " keys exceed the range of int32 cu_seqlens",
                          m->size[DIM_tokens_q], keys);
     return true;
 }

@@ -23,25 +23,25 @@ static const struct command make_input = {
     "FILE",
     "write a decode batch over a paged cache to a file",
     "\n"
-    "Writes the tensors q [b, s_q, h_q, d_qk], kv_cache [pages, page_size, h_kv, d_qk], block_table and "
-    "seqlens (int32), and attn_sink [h_q] (fp32) with --sink. Values are N(0, 0.1^2), clamped to [-1, "
-    "1]. Without --seq-len or --seq-lens the lengths are random. The same options give the same bytes. "
-    "With --cache fp8_656, fp8_584 or fp8_576 kv_cache has one head of bytes in that format; the last has "
-    "the tensor kv_scale [1] (fp32) beside it. --products fp8 asks for FP8 products over fp8_656 or fp8_576; "
-    "--products codes too, with q of e4m3 codes over fp8_576 and the tensor q_scale [1] (fp32).\n"
+    "Writes the tensors q [b, s_q, h_q, d_qk], kv_cache [pages, page_size, h_kv, d_qk], block_table "
+    "and seqlens (int32), and attn_sink [h_q] (fp32) with --sink. Values are N(0, 0.1^2), clamped to "
+    "[-1, 1]. Without --seq-len or --seq-lens the lengths are random. The same options give the same "
+    "bytes. With --cache fp8_656, fp8_584 or fp8_576, kv_cache has one head of bytes in that format; "
+    "fp8_576 adds the tensor kv_scale [1] (fp32). --products fp8 requests FP8 products over fp8_656 "
+    "or fp8_576. --products codes requests them over fp8_576, with q as e4m3 codes and the tensor "
+    "q_scale [1] (fp32).\n"
     "\n"
     "--op sparse_decode writes q, kv_cache in the format of --cache, indices [b, s_q, topk], and with "
-    "--extra-topk the tensors of an extra cache, in that of --extra-cache; then --seq-len is the keys that a "
-    "request's tokens "
-    "choose from. --op sparse_prefill writes a prefill: q [s_q, h_q, d_qk], kv [--seq-len, h_kv, d_qk], "
-    "or pages with --page-size or --cache, and indices [s_q, h_kv, topk]; values are around means, and "
-    "softmax_scale is 0.5.\n"
+    "--extra-topk the tensors of an extra cache in the format of --extra-cache. --seq-len is then the "
+    "number of keys per request that its indices select from. --op sparse_prefill writes a prefill: q "
+    "[s_q, h_q, d_qk], kv [--seq-len, h_kv, d_qk] (pages with --page-size or --cache), and indices "
+    "[s_q, h_kv, topk]. Its values have means in [-0.05, 0.05], and softmax_scale is 0.5.\n"
     "\n"
-    "--op mha_forward writes q [b, s_q, h_q, d_qk], k [b, s_k, h_kv, d_qk] and v [b, s_k, h_kv, d_v], s_k "
-    "being --seq-len, 1024 without it. With --varlen requests are one after the other, of lengths as "
-    "above: tensors have no dimension b, and cu_seqlens_q and cu_seqlens_k (int32) say where each "
-    "begins. softmax_scale is 1 / sqrt(d_qk + 100). --op mha_backward writes these, out and lse as "
-    "mha_forward leaves them, and dout.\n"
+    "--op mha_forward writes q [b, s_q, h_q, d_qk], k [b, s_k, h_kv, d_qk] and v [b, s_k, h_kv, d_v]; "
+    "s_k is --seq-len, 1024 by default. With --varlen the requests are packed one after the other, "
+    "with lengths as above: the tensors have no dimension b, and cu_seqlens_q and cu_seqlens_k "
+    "(int32) give the start of each request. softmax_scale is 1 / sqrt(d_qk + 100). --op mha_backward "
+    "writes these tensors, out and lse as mha_forward computes them, and dout.\n"
     "\n"
     "Examples\n"
     "  flashmla make-input batch.safetensors --batch 4 --min-len 100 --max-len 2000\n"
@@ -229,10 +229,12 @@ static int check_options(const struct make_options *o, const struct shape *s)
     char others[100];
     const char *name = needless(o, others, sizeof others);
     if (name && o->op == DENSE)
-        return complain(&make_input, EXIT_USAGE, "%s: only with --op %s", name, others);
-    if (name) return complain(&make_input, EXIT_USAGE, "%s: not with --op %s", name, descriptors[s->op].name);
+        return complain(&make_input, EXIT_USAGE, "%s: applies only to --op %s", name, others);
+    if (name)
+        return complain(&make_input, EXIT_USAGE, "%s: does not apply to --op %s", name,
+                        descriptors[s->op].name);
     if (operation_is_mha(s->op) && !o->varlen && (l->list_given || l->min_given || l->max_given))
-        return complain(&make_input, EXIT_USAGE, "%s: with --op %s only together with --varlen",
+        return complain(&make_input, EXIT_USAGE, "%s: needs --varlen with --op %s",
                         l->list_given  ? "--seq-lens"
                         : l->min_given ? "--min-len"
                                        : "--max-len",
@@ -240,26 +242,24 @@ static int check_options(const struct make_options *o, const struct shape *s)
     if (!operation_is_mha(s->op) && s->d_qk != 512 && s->d_qk != 576)
         return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be 512 or 576", s->d_qk);
     if (s->format && !takes_format(s->op, s->format))
-        return complain(&make_input, EXIT_USAGE, "--cache: %s not with --op %s", format_name(s->format),
-                        descriptors[s->op].name);
+        return complain(&make_input, EXIT_USAGE, "--cache: %s does not apply to --op %s",
+                        format_name(s->format), descriptors[s->op].name);
     if (o->cache && o->d_qk_given && o->d_qk != s->d_qk)
-        return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be the %" PRId64 " of that cache",
+        return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be %" PRId64 " with this --cache",
                         o->d_qk, s->d_qk);
     if (o->extra_cache_given && !o->extra_topk)
-        return complain(&make_input, EXIT_USAGE, "--extra-cache: only with --extra-topk");
+        return complain(&make_input, EXIT_USAGE, "--extra-cache: needs --extra-topk");
     if (!takes_format(s->op, s->extra_format))
-        return complain(&make_input, EXIT_USAGE, "--extra-cache: %s not with --op %s",
+        return complain(&make_input, EXIT_USAGE, "--extra-cache: %s does not apply to --op %s",
                         format_name(s->extra_format), descriptors[s->op].name);
     const int64_t of_extra = cache_formats[s->extra_format].d_qk;
     if (of_extra && of_extra != s->d_qk)
         return complain(&make_input, EXIT_USAGE,
-                        "--extra-cache: %s has keys of %" PRId64 ", must have %" PRId64
-                        " as those of --cache",
+                        "--extra-cache: %s has d_qk %" PRId64 ", must have d_qk %" PRId64 " as in --cache",
                         format_name(s->extra_format), of_extra, s->d_qk);
-    if (o->cache && o->dtype)
-        return complain(&make_input, EXIT_USAGE, "--dtype: fp16 only with --cache plain");
+    if (o->cache && o->dtype) return complain(&make_input, EXIT_USAGE, "--dtype: fp16 needs --cache plain");
     if (!products_fit(s->products, s->format, s->type))
-        return complain(&make_input, EXIT_USAGE, "--products: %s only with --cache %s",
+        return complain(&make_input, EXIT_USAGE, "--products: %s needs --cache %s",
                         products_name(s->products),
                         s->products == MADE_CODES ? "fp8_576" : "fp8_656 or fp8_576");
     if (s->h_kv != 1 && (o->cache || s->op == OP_SPARSE_PREFILL) && s->page_size)
@@ -433,41 +433,43 @@ int command_make_input(int argc, char **argv)
                       "query tokens of a request; default 1, with mha_forward as many as keys",
                       &o.query_tokens_given),
         OPTION_NUMBER("--heads", &o.heads, 1, 4096, "query heads; default 16", NULL),
-        OPTION_NUMBER("--kv-heads", &o.kv_heads, 1, 4096, "key heads; default 1, with mha_forward --heads",
-                      &o.kv_heads_given),
+        OPTION_NUMBER("--kv-heads", &o.kv_heads, 1, 4096,
+                      "key heads; default 1, with mha_forward that of --heads", &o.kv_heads_given),
         OPTION_NUMBER("--d-qk", &o.d_qk, 1, 576,
-                      "head size, 512 or 576, with mha_forward any; default 576, there 192", &o.d_qk_given),
+                      "head size: 512 or 576 (the default); with mha_forward any, default 192",
+                      &o.d_qk_given),
         OPTION_NUMBER("--d-v", &o.d_v, 1, 512,
                       "mha_forward: head size of values; default 128, or --d-qk if that is less",
                       &o.d_v_given),
         OPTION_NUMBER("--page-size", &o.page_size, 1, 65536, "keys of a page; default 64", &o.page_given),
         OPTION_ONE_OF("--dtype", &o.dtype, "TYPE", "bf16 (the default) or fp16", NULL, "bf16", "fp16"),
         OPTION_SWITCH("--causal", &o.causal, "later query tokens see more keys"),
-        OPTION_SWITCH("--varlen", &o.varlen, "mha_forward: requests of any length, one after the other"),
+        OPTION_SWITCH("--varlen", &o.varlen,
+                      "mha_forward: pack requests of varying lengths one after the other"),
         OPTION_SWITCH("--sink", &o.sink, "add attn_sink"),
         OPTION_ONE_OF(
             "--cache", &o.cache, "FORMAT",
-            "of decode and sparse_prefill: plain (of q's type, the default), fp8_656, fp8_584; with "
-            "dense_decode fp8_576, and sparse fp8_528, fp8_528_split, fp4_288, fp4_288_split, "
+            "format of the cache: plain (q's type, the default), fp8_656, fp8_584; dense_decode also "
+            "has fp8_576, sparse operations fp8_528, fp8_528_split, fp4_288, fp4_288_split, "
             "fp8_528_f32",
             &o.cache_given, "plain", "fp8_656", "fp8_584", "fp8_576", "fp8_528", "fp8_528_split", "fp4_288",
             "fp4_288_split", "fp8_528_f32"),
         OPTION_ONE_OF(
             "--products", &o.products, "WHICH",
-            "dense_decode over fp8_656 or fp8_576: bf16 (the default), fp8, or codes: fp8, with q of "
-            "codes",
+            "dense_decode over fp8_656 or fp8_576: bf16 (the default), fp8, or codes (fp8 with q as "
+            "codes)",
             &o.products_given, "bf16", "fp8", "codes"),
         OPTION_NUMBER("--topk", &o.topk, 0, INT32_MAX, "sparse: indices of a query token; default 2048",
                       &o.topk_given),
         OPTION_NUMBER("--extra-topk", &o.extra_topk, 1, INT32_MAX,
-                      "sparse: indices into an extra cache; default none", &o.extra_topk_given),
-        OPTION_NUMBER("--extra-page-size", &o.extra_page_size, 1, 65536, "sparse: its page size; default 64",
-                      &o.extra_page_given),
+                      "sparse_decode: indices into an extra cache; default none", &o.extra_topk_given),
+        OPTION_NUMBER("--extra-page-size", &o.extra_page_size, 1, 65536,
+                      "sparse_decode: page size of the extra cache; default 64", &o.extra_page_given),
         OPTION_ONE_OF("--extra-cache", &o.extra_cache, "FORMAT",
-                      "sparse: its format; default that of --cache", &o.extra_cache_given, "plain", "fp8_656",
-                      "fp8_584", "fp8_576", "fp8_528", "fp8_528_split", "fp4_288", "fp4_288_split",
-                      "fp8_528_f32"),
-        OPTION_SWITCH("--short-lists", &o.short_lists, "sparse: lists of all lengths, and holes in them"),
+                      "sparse_decode: format of the extra cache; default that of --cache",
+                      &o.extra_cache_given, "plain", "fp8_656", "fp8_584", "fp8_576", "fp8_528",
+                      "fp8_528_split", "fp4_288", "fp4_288_split", "fp8_528_f32"),
+        OPTION_SWITCH("--short-lists", &o.short_lists, "sparse: lists of varying lengths, with holes"),
         {0}};
     operation_choices(true, o.names, operations, sizeof operations);
     memcpy(options[0].choices, o.names, sizeof o.names);

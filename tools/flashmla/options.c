@@ -291,7 +291,7 @@ int options_parse(const struct command *command, const struct option *options, i
         } else if (!only_operands && argv[i][0] == '-' && argv[i][1]) {
             good = parse_option(options, argc, argv, &i, &seen, &fault);
         } else if (!command->operand) {
-            good = fault_set(&fault, "'%s': takes no file", argv[i]);
+            good = fault_set(&fault, "'%s': the command takes no file", argv[i]);
         } else if (*operand) {
             good = fault_set(&fault, "'%s': one %s is allowed, '%s' came before it", argv[i],
                              operand_word(command), *operand);

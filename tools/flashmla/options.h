@@ -64,7 +64,8 @@ struct option {
     OPTION_ROW("--kernel", OPTION_TEXT, to, "NAME", "force a kernel; flashmla info lists them", 0, 0, NULL,  \
                NULL)
 #define OPTION_THREADS(to)                                                                                   \
-    OPTION_NUMBER("--threads", to, 1, 4096, "default: OMP_NUM_THREADS, else all cores", NULL)
+    OPTION_NUMBER("--threads", to, 1, 4096, "number of threads; default: OMP_NUM_THREADS, else all cores",   \
+                  NULL)
 
 enum operand_use { OPERAND_WORD, OPERAND_INPUT, OPERAND_OUTPUT };
 

@@ -22,12 +22,12 @@ static const struct command plan = {
     "[FILE]",
     "print the split plan of a batch, and draw it",
     "\n"
-    "With FILE, a tensor file as make-input writes it, lengths and heads are the file's; else the "
-    "options say them. The plan is made for --partitions partitions, or for as many as --workers workers "
-    "(SMs or threads; default: the threads of this machine) suggest. A row of the table is one "
-    "partition: it begins in a request at a key, and ends before a key of a request: 64 x blocks at a "
-    "cut, the length at an end. Its split index is that of its first request. An idle partition ends in "
-    "the request before the one it begins in.\n"
+    "FILE, a tensor file as make-input writes it, gives lengths and heads; without it the options do. "
+    "The plan is made for --partitions partitions, or for as many as suit --workers workers (SMs or "
+    "threads; default: the threads of this machine). A row of the table is one partition. It begins "
+    "at a key of a request and ends before a key of a request: 64 x blocks at a cut, the length at "
+    "the end of a request. split is the split index of its first request. An idle partition ends in "
+    "the request before the one in which it begins.\n"
     "\n"
     "Examples\n"
     "  flashmla plan --batch 128 --seq-len 4096 --partitions 78\n"
@@ -204,7 +204,8 @@ static int plan_batch(const char *path, struct plan_options *options)
     if (path && (lengths_any_given(&options->lengths) || options->heads_given || options->kv_heads_given ||
                  options->query_tokens_given))
         return complain(&plan, EXIT_USAGE,
-                        "%s: lengths, heads and query tokens are the file's: no option for them", path);
+                        "%s: lengths, heads and query tokens come from the file; no option may set them",
+                        path);
     if (options->heads % options->kv_heads)
         return complain(&plan, EXIT_USAGE, "--kv-heads: %" PRId64 " must divide --heads %" PRId64,
                         options->kv_heads, options->heads);
@@ -230,7 +231,8 @@ int command_plan(int argc, char **argv)
         OPTION_NUMBER("--query-tokens", &o.query_tokens, 1, 4096, "query tokens of a request; default 1",
                       &o.query_tokens_given),
         OPTION_NUMBER("--workers", &o.workers, 1, 65536, "SMs or threads to plan for", NULL),
-        OPTION_NUMBER("--partitions", &o.partitions, 1, 65536, "partitions, whatever the workers", NULL),
+        OPTION_NUMBER("--partitions", &o.partitions, 1, 65536, "number of partitions; overrides --workers",
+                      NULL),
         OPTION_JSON(&o.json),
         OPTION_FILE("--svg", &o.svg, "draw the plan there"),
         {0}};

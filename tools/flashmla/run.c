@@ -24,17 +24,18 @@ static const struct command run = {
     "FILE",
     "compute attention from a tensor file; check and time it",
     "\n"
-    "FILE has the tensors q, kv_cache, seqlens, and optionally block_table and attn_sink, as make-input "
-    "writes them; \"causal\" and \"softmax_scale\" of its metadata hold unless options say otherwise. Of a "
-    "kv_cache of bytes \"kv_format\" there names the format, and the tensor kv_scale is the scale of one in "
-    "FP8_576; with \"products\" fp8 q may have e4m3 codes, whose scale is the tensor q_scale. "
-    "--out gets the tensors out and lse. With --check the result is compared with the oracle - all of it "
-    "if that is quick, else 64 rows - and a wrong one is not written. A file with the tensor indices is "
-    "one of sparse decode: q, kv_cache, and optionally topk_length, extra_kv_cache, extra_indices, "
-    "extra_topk_length and attn_sink, with \"kv_format\" and \"extra_kv_format\" in its metadata. One with "
-    "kv in place of "
-    "kv_cache is one of sparse prefill, without extra tensors; --out gets max_logits, too. One with k and "
-    "v is one of dense MHA, with cu_seqlens_q and cu_seqlens_k where q has three dimensions.\n"
+    "FILE has the tensors q, kv_cache and seqlens, and optionally block_table and attn_sink, as make-"
+    "input writes them. \"causal\" and \"softmax_scale\" in its metadata apply unless options override "
+    "them. \"kv_format\" in the metadata names the format of a kv_cache of bytes; the tensor kv_scale "
+    "is the scale of an FP8_576 cache. With \"products\" fp8, q may have e4m3 codes, whose scale is the "
+    "tensor q_scale. --out receives the tensors out and lse. --check compares the result with the "
+    "oracle: all rows if that is quick, else 64 rows. A wrong result is not written.\n"
+    "\n"
+    "A file with the tensor indices is sparse decode: q, kv_cache, and optionally topk_length, "
+    "extra_kv_cache, extra_indices, extra_topk_length and attn_sink, with \"kv_format\" and "
+    "\"extra_kv_format\" in its metadata. A file with kv instead of kv_cache is sparse prefill, without "
+    "extra tensors; --out also receives max_logits. A file with k and v is dense MHA, with "
+    "cu_seqlens_q and cu_seqlens_k if q has three dimensions.\n"
     "\n"
     "Examples\n"
     "  flashmla run batch.safetensors --check\n"
@@ -303,7 +304,7 @@ static int run_opened(struct job *job, const char *name, const struct run_option
     int exit_code = EXIT_FAILED;
     call_begin(&job->call, call_file_operation(job->file));
     if (needless(&job->call, options))
-        return complain(&run, EXIT_USAGE, "%s: not with %s", needless(&job->call, options),
+        return complain(&run, EXIT_USAGE, "%s: does not apply to %s", needless(&job->call, options),
                         operation_title(job->call.op));
     if (!kernel_exists(descriptors[job->call.op].name, options->kernel, &fault))
         return complain(&run, EXIT_USAGE, "%s", fault.text);
@@ -319,7 +320,7 @@ static int run_file(const char *path, const struct run_options *options)
     struct job job = {0};
     struct fault fault = {""};
     if (options->causal && options->no_causal)
-        return complain(&run, EXIT_USAGE, "--causal: not together with --no-causal");
+        return complain(&run, EXIT_USAGE, "--causal: cannot be combined with --no-causal");
     if (!isfinite((float)options->softmax_scale))
         return complain(&run, EXIT_USAGE, "--softmax-scale: %g must be finite in fp32",
                         options->softmax_scale);
@@ -351,14 +352,14 @@ int command_run(int argc, char **argv)
         OPTION_ROW("--softmax-scale", OPTION_REAL, &o.softmax_scale, "X", "default 1/sqrt(d_qk)", 0, 0,
                    &o.scale_given, NULL),
         OPTION_SWITCH("--batch-invariant", &o.batch_invariant,
-                      "same bits for a request whatever else is in the batch"),
+                      "the results of a request have the same bits in every batch"),
         OPTION_ONE_OF("--products", &o.products, "WHICH",
-                      "over bytes: bf16 or fp8; default as the file says, or bf16", &o.products_given, "bf16",
-                      "fp8"),
+                      "products over a cache of bytes: bf16 or fp8; default: as in the file, else bf16",
+                      &o.products_given, "bf16", "fp8"),
         OPTION_ONE_OF("--lse-empty", &o.lse_empty, "SIGN",
                       "lse of a row without keys: pos (infinity, the default) or neg", NULL, "pos", "neg"),
-        OPTION_ONE_OF("--log-base", &o.log_base, "BASE", "of lse: e (the default) or 2", NULL, "e", "2"),
-        OPTION_NUMBER("--repeat", &o.repeat, 1, 100000, "times to compute; default 3", NULL),
+        OPTION_ONE_OF("--log-base", &o.log_base, "BASE", "base of lse: e (the default) or 2", NULL, "e", "2"),
+        OPTION_NUMBER("--repeat", &o.repeat, 1, 100000, "number of runs; default 3", NULL),
         OPTION_SWITCH("--check", &o.check, "compare with the oracle"),
         OPTION_THREADS(&o.threads),
         {0}};

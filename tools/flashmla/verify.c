@@ -24,9 +24,9 @@ static const struct command verify = {
     NULL,
     "compare this machine's kernels with the oracle",
     "\n"
-    "Runs every kernel of this machine, forced by name, on a short list of shapes. Ends with 1 if a result "
-    "is wrong. With --json the first line is about the device and the library, each other line about a "
-    "kernel: a file for docs/chips.md, if the chip is not there yet.\n"
+    "Runs every kernel of this machine, forced by name, on a short list of shapes. The exit code is 1 if a "
+    "result is wrong. With --json the first line describes the device and the library, and each other "
+    "line a kernel. docs/chips.md says how to send this file for a chip that is not listed there.\n"
     "\n"
     "Examples\n"
     "  flashmla verify\n"

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 SPLIT_KV_MIN_TOPK = 641
-"""From so many indices of both caches SGLang may write tables of FlashMLA's scheduler into the metadata (Blackwell alone)."""
+"""With at least this many indices over both caches SGLang may write FlashMLA's scheduler tables into the metadata (Blackwell only)."""
 
 
 def get_mla_metadata(
@@ -66,7 +66,9 @@ def _formats_of(
         raise ValueError(f"{this}: kv_format: is {kv_format!r}, must be None, {', '.join(map(repr, _FORMATS))}")
     wanted, *names = _FORMATS[kv_format]
     if of_token != wanted:
-        raise ValueError(f"{this}: kv_format: is {kv_format!r}, whose tokens have {wanted} bytes, k_cache's {of_token}")
+        raise ValueError(
+            f"{this}: kv_format: is {kv_format!r} with {wanted} bytes per token, but k_cache has {of_token}"
+        )
     name = names[not use_legacy]
     if name is None:
         return {}
@@ -146,8 +148,8 @@ def flash_mla_sparse_fwd(
 
 def _not_there(name: str) -> NoReturn:
     raise NotImplementedError(
-        f"{name}: norm, rotation, attention and the quantised output in one call are not there; "
-        "SGLang has them apart without its mega attention backend"
+        f"{name}: norm, rotation, attention and quantised output in one call are not supported; "
+        "SGLang calls them separately without its mega attention backend"
     )
 
 

@@ -41,8 +41,9 @@ def _uses_a_gpu() -> bool:
 
 
 def _supported(operation: str) -> Tuple[bool, Optional[str]]:
-    """Whether a kernel of the operation runs on the first GPU, and if not, why. vLLM asks before it forks, too, and the children of a
-    process that has asked the driver cannot use a GPU: as long as PyTorch uses none the answer is yes, and a call says why not.
+    """Returns whether a kernel of the operation runs on the first GPU, and if not, why. vLLM also asks before it forks, and children of
+    a process that has called the driver cannot use a GPU. So the result is True until PyTorch uses a GPU; a call then fails with the
+    reason.
     """
     if not _uses_a_gpu():
         return True, None
@@ -58,12 +59,12 @@ def _is_flashmla_available() -> Tuple[bool, Optional[str]]:
 
 
 def is_flashmla_dense_supported() -> Tuple[bool, Optional[str]]:
-    """The same of dense decode. Unlike vLLM's it is not of Hopper alone."""
+    """Returns the same for dense decode, which, unlike vLLM's, is not limited to Hopper."""
     return _supported(_operations.DENSE_DECODE.name)
 
 
 def is_flashmla_sparse_supported() -> Tuple[bool, Optional[str]]:
-    """The same of sparse decode. Unlike vLLM's it is not of Hopper and Blackwell alone."""
+    """Returns the same for sparse decode, which, unlike vLLM's, is not limited to Hopper and Blackwell."""
     return _supported(_operations.SPARSE_DECODE.name)
 
 

@@ -15,7 +15,7 @@ static const char *refuses(const struct backward_problem *p, const char **argume
     *argument = "q";
     if (blocks_of(backward_tokens(p), p->h_q) > INT32_MAX) return "takes fewer than 2^34 rows";
     *argument = "k";
-    return blocks_of(backward_keys(p), p->h_kv) > INT32_MAX ? "takes fewer than 2^34 keys of key heads"
+    return blocks_of(backward_keys(p), p->h_kv) > INT32_MAX ? "takes fewer than 2^34 keys times key heads"
                                                             : NULL;
 }
 

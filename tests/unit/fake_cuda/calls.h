@@ -121,7 +121,8 @@ static inline void check_unusable(int32_t device, const char *words)
     for (;; rows++) {
         fmla_capability row = FMLA_INIT(fmla_capability);
         if (fmla_capabilities(gpu_number(device), rows, &row) != FMLA_OK) break;
-        const char *reason = row.kernel ? strchr(words, '|') + 1 : "no kernel of it"; /* for any GPU */
+        const char *reason =
+            row.kernel ? strchr(words, '|') + 1 : "no kernel of this operation"; /* for any GPU */
         CHECK(!row.available && has_words(row.reason, reason), "%s %s: %s", row.operation,
               row.kernel ? row.kernel : "on no kernel", row.reason);
     }

@@ -8,7 +8,7 @@
 static const char *refuses(const struct attention_problem *p, const char **argument)
 {
     *argument = "q";
-    return cuda_of_bytes(p) && p->element != ELEMENT_BF16 ? "takes bf16 queries of caches of bytes" : NULL;
+    return cuda_of_bytes(p) && p->element != ELEMENT_BF16 ? "takes bf16 queries with a cache of bytes" : NULL;
 }
 
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)

@@ -40,7 +40,7 @@ static const char *refuses(const struct attention_problem *p, const char **argum
                              p->h_q};
     *argument = "v";
     if (p->d_v != (p->d_qk == 64 ? 64 : 128))
-        return "takes values of 128 where d_qk is 128 or 192, of 64 where it is 64";
+        return "takes d_v 128 with d_qk 128 or 192, and d_v 64 with d_qk 64";
     *argument = "q";
     if (tiles_of(p) > INT32_MAX) return "takes fewer than 2^31 tiles of rows";
     if (!cuda_rows_aligned(p->q, shape, p->q_stride, 3, 2, ALIGNMENT))

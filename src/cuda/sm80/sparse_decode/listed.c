@@ -18,9 +18,9 @@ const char *sm80_listed_refuses(const struct attention_problem *p, const char **
 {
     enum { MOST_KEYS = INT32_MAX - INVARIANT_CHUNK };
     *argument = "q";
-    if (of_bytes(p) && p->element != ELEMENT_BF16) return "takes bf16 queries of caches of bytes";
+    if (of_bytes(p) && p->element != ELEMENT_BF16) return "takes bf16 queries with caches of bytes";
     *argument = "indices";
-    return p->capacity > MOST_KEYS ? "takes fewer than 2^31 - 2048 entries of a token" : NULL;
+    return p->capacity > MOST_KEYS ? "takes fewer than 2^31 - 2048 indices per token" : NULL;
 }
 
 struct latent_choice sm80_listed_choose(const struct attention_problem *p, int64_t heads,

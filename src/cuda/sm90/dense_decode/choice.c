@@ -46,9 +46,8 @@ const char *sm90_dense_decode_refuses(const struct attention_problem *p, const c
         !tensor_stride_possible(p->s_q, p->q_stride[1]) || !tensor_stride_possible(p->h_q, p->q_stride[2]))
         return "takes queries whose base and strides are multiples of 16 bytes";
     if (!sm90_dense_decode_q_heads(p))
-        return "takes several tokens where their heads lie one after the other (h_kv 1), or where h_q / h_kv "
-               "divides "
-               "64 or is a multiple of it";
+        return "takes several tokens where h_kv is 1 and their heads are contiguous, or where h_q / h_kv "
+               "divides 64 or is a multiple of it";
     /* One CTA per worker and tile; MOST_LANES leaves room for the lanes of batch-invariant mode. */
     const int64_t tiles = p->h_kv * ((p->s_q * (p->h_q / p->h_kv) - 1) / ROWS + 1);
     const int64_t workers = p->b > p->num_partitions ? p->b : p->num_partitions; /* > 0 */

@@ -76,9 +76,8 @@ const char *sm90_dense_decode_fp8_refuses(const struct attention_problem *p, con
     if (tiles > (INT32_MAX - MOST_LANES) / workers)
         return "takes fewer than 2^31 tiles of 64 rows and partitions";
     if (p->q_codes && !sm90_dense_decode_q_heads(p))
-        return "takes codes of several tokens where their heads lie one after the other, or where h_q "
-               "divides 64 or is a multiple "
-               "of it";
+        return "takes codes of several tokens where their heads are contiguous, or where h_q divides 64 or "
+               "is a multiple of it";
     *argument = "out";
     if ((uintptr_t)p->out % ALIGNMENT || !tensor_stride_possible(p->b, p->out_stride[0]) ||
         !tensor_stride_possible(p->s_q, p->out_stride[1]) ||

@@ -68,7 +68,7 @@ const char *sm90_mha_forward_refuses(const struct attention_problem *p, const ch
     const struct key_source *keys = &p->keys[0];
     *argument = "v";
     if (p->d_v != (p->d_qk == 64 ? 64 : 128))
-        return "takes values of 128 where d_qk is 128 or 192, of 64 where it is 64";
+        return "takes d_v 128 with d_qk 128 or 192, and d_v 64 with d_qk 64";
     if (!p->b || !p->s_q) return NULL;
     *argument = "q";
     if (sm90_mha_forward_tiles(p) > INT32_MAX - MOST_BLOCKS)

@@ -47,7 +47,7 @@ const char *sm90_sparse_decode_refuses(const struct attention_problem *p, const 
     if (!p->b) return NULL;
     *argument = "q";
     if (p->element != ELEMENT_BF16 && p->format != KV_FP16)
-        return "takes float16 queries of FP16 caches alone";
+        return "takes float16 queries only with FP16 caches";
     if (!cuda_rows_aligned(p->q, shape, p->q_stride, 3, 2, ALIGNMENT))
         return "takes queries whose base and strides are multiples of 16 bytes";
     *argument = "kv_cache";

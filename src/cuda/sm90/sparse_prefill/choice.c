@@ -29,8 +29,8 @@ const char *sm90_sparse_prefill_refuses(const struct attention_problem *p, const
         [KV_BF16] = "takes keys whose base and strides are multiples of 16 bytes",
         [KV_FP8_656] = "takes FP8_656 pages whose base and strides are multiples of 16 bytes",
         [KV_FP8_584] =
-            "takes FP8_584 pages whose base and stride are multiples of 16 bytes, as where an even "
-            "page_size has no gaps behind it",
+            "takes FP8_584 pages whose base and stride are multiples of 16 bytes (contiguous pages: "
+            "an even page_size)",
     };
     static const char any_keys[] = "takes pages whose base and strides are multiples of 16 bytes";
     if (!p->b) return NULL;
@@ -40,7 +40,7 @@ const char *sm90_sparse_prefill_refuses(const struct attention_problem *p, const
     *argument = "kv";
     if (!keys_aligned(p)) return keys[p->format] ? keys[p->format] : any_keys;
     *argument = "indices";
-    if (p->capacity > MOST_ENTRIES) return "takes fewer than 2^31 - 256 entries of a token";
+    if (p->capacity > MOST_ENTRIES) return "takes fewer than 2^31 - 256 indices per token";
     *argument = "out";
     if (!rows_possible(p, p->out, p->out_stride))
         return "takes an output whose base and strides are multiples of 16 bytes, strides below 2^40";
