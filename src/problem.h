@@ -93,7 +93,7 @@ enum { KEY_SOURCES = 2 };
 /* How requests are cut into splits, if they are. */
 enum cut {
     CUT_BY_PLAN,
-    CUT_INVARIANT, /* into chunks at the same keys for any batch around a request */
+    CUT_INVARIANT, /* into splits at the same keys for any batch around a request */
     CUT_EVENLY,    /* only if there is too little work without cutting; no plan */
     CUT_NEVER      /* so that a request's bits depend on nothing else in the batch */
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The most rows that the slots of a call have, over all calls up to given sizes. Neither the partitions of
- * decode, the fewest for which partitions × row tiles is a multiple of the threads, nor the chunks of sparse
+ * decode, the fewest for which partitions × row tiles is a multiple of the threads, nor the splits of sparse
  * prefill grow with a call, so every size that may have the maximum is tried.
  */
 #include "cpu.h"
@@ -55,8 +55,8 @@ static int64_t even_rows(const struct cpu_call *call, int32_t most_rows, int32_t
         const int64_t rows = call->sets * least(call->set_rows, tiles * most);
         const int64_t most_tokens = least(p->b, cut / (tiles * call->sets));
         for (int64_t tokens = 1; tokens <= most_tokens; tokens++) {
-            const int64_t chunks = cpu_even_chunks(tokens * tiles * call->sets, workers, blocks);
-            if (chunks > 1 && tokens * chunks * rows > best) best = tokens * chunks * rows;
+            const int64_t splits = cpu_even_splits(tokens * tiles * call->sets, workers, blocks);
+            if (splits > 1 && tokens * splits * rows > best) best = tokens * splits * rows;
         }
     }
     return best;

@@ -49,12 +49,12 @@ struct output_params {
  * kept. */
 struct split_params {
     const struct plan_header *header;        /* of a plan in one buffer; NULL: the tables are separate */
-    const struct plan_partition *partitions; /* NULL: cut into chunks of chunk_keys keys */
+    const struct plan_partition *partitions; /* NULL: even splits of split_keys keys */
     const int32_t *num_splits;
     int32_t num_partitions; /* that there is room for */
-    int32_t chunks;         /* most chunks of a request */
-    int32_t chunk_lanes;    /* workers that take turns at the chunks of a request */
-    int32_t chunk_keys;     /* a multiple of PLAN_BLOCK; INVARIANT_CHUNK in dense decode */
+    int32_t even_splits;    /* most splits of a request */
+    int32_t split_lanes;    /* workers that take turns at the splits of a request */
+    int32_t split_keys;     /* a multiple of PLAN_BLOCK; INVARIANT_SPLIT_KEYS in dense decode */
     /* [slots][h_q · s_q][d_v]; rows are ordered by key head, then as in tiles; columns in the order of
      * slot_position (device/fragment.h). */
     float *slot_out;
@@ -174,7 +174,7 @@ struct sparse_decode_params {
     int64_t q_stride[3];
     struct sparse_cache_params cache[2];
     struct plan_topk topk;
-    struct divisor chunks_divisor; /* split.chunks */
+    struct divisor splits_divisor; /* split.even_splits */
     struct split_params split;
     struct output_params output;
 };
@@ -417,7 +417,7 @@ struct plan_params {
     struct plan_costs costs;
 };
 
-enum { INVARIANT_CHUNK = 2048 /* keys of a chunk in batch-invariant mode */ };
+enum { INVARIANT_SPLIT_KEYS = 2048 /* keys of a split in batch-invariant mode */ };
 
 /* Parts of a request; if it has more, all warps of a CTA join a row together. The number of parts alone
  * decides the order of the additions, not the launch of the join, which in batch-invariant mode depends on

@@ -72,9 +72,9 @@ static void place_meetings(struct cuda_work *w)
 fmla_status cuda_prefill_cut_lists(const struct attention_problem *p, struct cuda_work *w)
 {
     w->tiles = cuda_prefill_tiles(p, HEADS);
-    w->chunk_keys = sm90_sparse_prefill_part_keys(p->b * w->tiles, p->capacity, w->device->sms);
-    if (!w->chunk_keys) return FMLA_OK;
-    w->chunks_at_once = w->slots_in_halves = w->joins_itself = true;
+    w->split_keys = sm90_sparse_prefill_part_keys(p->b * w->tiles, p->capacity, w->device->sms);
+    if (!w->split_keys) return FMLA_OK;
+    w->splits_at_once = w->slots_in_halves = w->joins_itself = true;
     const fmla_status status = cuda_lay_out(p, w);
     place_meetings(w);
     return status;

@@ -186,8 +186,8 @@ static void lists(void)
                   {call->tiles, tiles}, {(const char *)p.max_logits - region(6), 0},
                   {p.max_stride, all[i].heads}, {joins_itself(launch), all[i].keys > 0});
         if (!all[i].keys) continue;
-        CHECK_ALL({call->split.chunk_keys, all[i].keys}, {call->split.chunks, all[i].parts},
-                  {divides(call->chunks_divisor, all[i].parts), true},
+        CHECK_ALL({call->split.split_keys, all[i].keys}, {call->split.even_splits, all[i].parts},
+                  {divides(call->splits_divisor, all[i].parts), true},
                   {(const char *)call->topk.length - region(3), 0},
                   {call->cache[0].indices_stride[0], all[i].topk},
                   {call->output.lse_stride[0], all[i].heads});

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * How a call's keys are cut into splits (a range of keys of one request), and which split writes where: by
- * the split plan, or in chunks of equal length (batch-invariant mode, and sparse decode of few keys). The
- * plan says where requests are cut. Their ends come from the current lengths, so a plan made for other
- * lengths still covers every key once. Values read from a plan are clamped, so a damaged plan cannot lead out
- * of bounds.
+ * the split plan, or into even splits, of equal length but for the last of a request (batch-invariant mode,
+ * and sparse decode of few keys). The plan says where requests are cut. Their ends come from the current
+ * lengths, so a plan made for other lengths still covers every key once. Values read from a plan are clamped,
+ * so a damaged plan cannot lead out of bounds.
  */
 #pragma once
 
@@ -153,43 +153,44 @@ DEVICE uint32_t *marks_of(const struct split_params &split, int64_t partition)
     return split.marks + partition * split.tiles * MARKS_OF_TILE;
 }
 
-/* ---- In chunks ------------------------------------------------------------------------------- */
+/* ---- Even splits ----------------------------------------------------------------------------- */
 
 /* A compile-time constant for dense decode. */
-DEVICE int keys_of_chunk(const struct dense_decode_params &)
+DEVICE int keys_of_split(const struct dense_decode_params &)
 {
-    return INVARIANT_CHUNK;
+    return INVARIANT_SPLIT_KEYS;
 }
 
-template <typename Params> DEVICE int keys_of_chunk(const Params &p)
+template <typename Params> DEVICE int keys_of_split(const Params &p)
 {
-    return p.split.chunk_keys;
+    return p.split.split_keys;
 }
 
-template <typename Params> DEVICE int chunks_of(const Params &p, int length)
+template <typename Params> DEVICE int even_splits_of(const Params &p, int length)
 {
-    return length ? (length - 1) / keys_of_chunk(p) + 1 : 1; /* a sum could overflow near 2^31 */
+    return length ? (length - 1) / keys_of_split(p) + 1 : 1; /* a sum could overflow near 2^31 */
 }
 
-template <typename Params> DEVICE Split chunk_split(const Params &p, int request, int chunk, int length)
+template <typename Params> DEVICE Split even_split_of(const Params &p, int request, int i, int length)
 {
-    const int keys = keys_of_chunk(p);
+    const int keys = keys_of_split(p);
     Split split;
     split.request = request;
-    split.begin = chunk * keys;
+    split.begin = i * keys;
     split.end = length - split.begin > keys ? split.begin + keys : length;
-    split.slot = chunks_of(p, length) == 1 ? (int64_t)DIRECT : (int64_t)request * p.split.chunks + chunk;
+    split.slot =
+        even_splits_of(p, length) == 1 ? (int64_t)DIRECT : (int64_t)request * p.split.even_splits + i;
     split.first_of_two = split.second_of_two = false;
     return split;
 }
 
 /* ---- Either: the splits of one worker --------------------------------------------------------- */
 
-/* With a plan: the requests of a partition, or, if the plan does not fit, every step-th request. In chunks:
- * every step-th chunk of one request. */
+/* With a plan: the requests of a partition, or, if the plan does not fit, every step-th request. Without:
+ * every step-th split of one request. */
 struct SplitList {
     int first, last, step;
-    int request; /* in chunks */
+    int request; /* without a plan */
     Partition partition;
 };
 
@@ -205,10 +206,10 @@ template <typename Params> DEVICE SplitList split_list(const Params &p, unsigned
         list.last = fits ? list.partition.last : p.b - 1;
         list.step = fits ? 1 : p.split.num_partitions;
     } else {
-        const unsigned lanes = (unsigned)p.split.chunk_lanes;
+        const unsigned lanes = (unsigned)p.split.split_lanes;
         list.request = (int)(worker / lanes);
-        list.first = (int)(worker % lanes), list.step = p.split.chunk_lanes;
-        list.last = chunks_of(p, request_length(p, list.request)) - 1;
+        list.first = (int)(worker % lanes), list.step = p.split.split_lanes;
+        list.last = even_splits_of(p, request_length(p, list.request)) - 1;
     }
     return list;
 }
@@ -217,5 +218,5 @@ template <typename Params> DEVICE Split list_split(const Params &p, const SplitL
 {
     *length = request_length(p, p.split.partitions ? i : list.request);
     return p.split.partitions ? partition_split(list.partition, i, *length)
-                              : chunk_split(p, list.request, i, *length);
+                              : even_split_of(p, list.request, i, *length);
 }

@@ -9,7 +9,7 @@ enum { ALIGNMENT = 16 };
  * 1024 entries, of which half count on average: at 4.4 units 17.9 µs, the large kernel 20.8.) */
 enum { SMALL_MOST_UNITS = 6 };
 
-/* Most units per SM for which it takes chunks of one unit. With two the large kernel is no slower. */
+/* Most units per SM for which it takes splits of one unit. With two the large kernel is no slower. */
 static const double SMALL_MOST_UNITS_AT_ONCE = 1.5;
 
 /* FEW_BLOCKS: up to so many blocks per split, the plan's overhead per request would cut splits unevenly. */
@@ -124,7 +124,7 @@ static int64_t even_split(const struct sm90_sparse_shape *shape, int64_t heads)
     return blocks ? cuda_ceil_div(blocks, at_once / shape->b) : 1;
 }
 
-int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int heads)
+int32_t sm90_sparse_decode_split_keys(const struct sm90_sparse_shape *shape, int heads)
 {
     const int64_t split = even_split(shape, heads), at_once = workers_at_once(shape, heads);
     const bool as_even_as_a_plan =
@@ -157,8 +157,8 @@ bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool bat
     if (even_split(shape, SM90_SPARSE_DECODE_SMALL_HEADS) == 1 &&
         units_of_sm(shape) <= SMALL_MOST_UNITS_AT_ONCE)
         return true;
-    const int32_t chunk = sm90_sparse_decode_chunk(shape, SM90_SPARSE_DECODE_HEADS);
-    if (chunk && (!shape->lengths || chunk <= SM90_SPARSE_DECODE_FEW_KEYS)) return false;
+    const int32_t keys = sm90_sparse_decode_split_keys(shape, SM90_SPARSE_DECODE_HEADS);
+    if (keys && (!shape->lengths || keys <= SM90_SPARSE_DECODE_FEW_KEYS)) return false;
     return few_units(shape);
 }
 

@@ -104,10 +104,10 @@ template <typename F> DEVICE SplitList splits_of(const struct sparse_decode_para
     if constexpr (!F::PREFILL && !F::ONE_SPLIT) return split_list(p, (unsigned)worker);
     SplitList list;
     if constexpr (F::ONE_SPLIT) {
-        list.request = fast_divide(worker, p.chunks_divisor);
-        list.first = worker - list.request * p.split.chunks;
+        list.request = fast_divide(worker, p.splits_divisor);
+        list.first = worker - list.request * p.split.even_splits;
         const int blocks = (int)((unsigned)(request_length(p, list.request) + KEYS - 1) / KEYS),
-                  of_part = fast_divide(blocks + p.split.chunks - 1, p.chunks_divisor);
+                  of_part = fast_divide(blocks + p.split.even_splits - 1, p.splits_divisor);
         list.step = of_part * KEYS, list.last = (int)((unsigned)(blocks - 1) / (unsigned)of_part);
         return list;
     }
@@ -123,7 +123,7 @@ DEVICE Split split_of(const struct sparse_decode_params &p, const SplitList &lis
         Split part = {};
         part.request = list.request, part.begin = i * list.step;
         part.end = i < list.last ? part.begin + list.step : request_length(p, list.request);
-        part.slot = (int64_t)list.request * p.split.chunks + i; /* even if it is the only part */
+        part.slot = (int64_t)list.request * p.split.even_splits + i; /* even if it is the only part */
         return part;
     }
     if constexpr (!F::PREFILL) return list_split(p, list, i, &length);
