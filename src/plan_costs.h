@@ -48,8 +48,8 @@ enum {
 struct plan_tally {
     uint32_t longest;     /* the time of the slowest partition */
     uint32_t most, least; /* blocks of a partition that is not idle */
-    uint32_t parts;       /* of all requests that are cut */
-    uint32_t walk;        /* parts of the request that has the most; 0: none is cut */
+    uint32_t parts;       /* of all requests that are split */
+    uint32_t walk;        /* parts of the request that has the most; 0: none is split */
 };
 
 PLAN_FN struct plan_tally plan_tally_none(void)
@@ -145,8 +145,8 @@ PLAN_FN struct plan_partition plan_row(int32_t begin_request, int32_t begin_bloc
 
 /* ---- The plan in step ------------------------------------------------------------------------ */
 
-/* Either every partition has the same number of whole requests, or every request is cut into the same number
- * of parts of equal blocks, one per partition. The remaining partitions are idle. */
+/* Either every partition has the same number of whole requests, or every request is split into the same
+ * number of parts of equal blocks, one per partition. The remaining partitions are idle. */
 struct plan_step {
     int32_t whole; /* requests per partition */
     int32_t parts; /* per request; at most the request's blocks */

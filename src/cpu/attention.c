@@ -4,7 +4,7 @@
  * kernels do the arithmetic.
  *
  * Work is cut twice. The rows of a request are cut into row tiles: by set, then into tile_rows rows. The keys
- * are cut into splits, by the split plan or into even splits, of equal length but for the last:
+ * are split, by the split plan or into even splits, of equal length but for the last:
  *
  *   batch-invariant   splits of INVARIANT_SPLIT_KEYS keys
  *   sparse prefill    the whole list, since rows are enough as a rule; shorter splits where the row tiles are
@@ -19,7 +19,7 @@
  * With FP8 products, a pass before all others stores, for every query, the bf16 values of its FP8 codes.
  *
  * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | largest scores of the
- *             slots | spans of requests that are not cut | quantised queries | one scratch per worker: the
+ *             slots | spans of requests that are not split | quantised queries | one scratch per worker: the
  *             rows of a tile, then the scratch of the inner kernel
  */
 #include "cpu.h"
@@ -41,14 +41,14 @@ struct work {
     struct thread_pool pool;
     const struct plan_partition *partitions; /* [num_partitions]; NULL without a plan */
     int64_t row_tiles;                       /* of a request: sets × tiles of a set */
-    int64_t split_keys;                      /* 0: cut by the plan, or not at all */
+    int64_t split_keys;                      /* 0: split by the plan, or not at all */
     int64_t even_splits;                     /* maximum splits of a request */
     int64_t slots;
     int32_t num_partitions;
     size_t slots_offset, slot_lse_offset, slot_max_offset, spans_offset, queries_offset, scratch_offset;
     size_t scratch_bytes;
     float *slot_out, *slot_lse, *slot_max; /* of slot 0 */
-    struct cpu_span *spans;                /* [b + 1]; items are row tiles; CUT_NEVER only */
+    struct cpu_span *spans;                /* [b + 1]; items are row tiles; SPLIT_NEVER only */
     char *workspace;
 };
 _Static_assert(sizeof(struct work) <= sizeof((struct prepared *)0)->decided, "it is decided once a call");
@@ -61,9 +61,10 @@ enum { TILES_A_WORKER = 4 }; /* the fewest that leave workers idle for only a sh
 static int32_t tile_rows_of(const struct attention_problem *p, const struct cpu_attention *attention,
                             int64_t sets, int64_t set_rows, int32_t workers)
 {
-    if (p->cut == CUT_BY_PLAN || p->cut == CUT_INVARIANT || !set_rows) return PLAN_ROW_TILE;
+    if (p->splitting == SPLIT_BY_PLAN || p->splitting == SPLIT_BATCH_INVARIANT || !set_rows)
+        return PLAN_ROW_TILE;
     int32_t most = attention->most_rows;
-    if (p->cut == CUT_NEVER) {
+    if (p->splitting == SPLIT_NEVER) {
         most = attention->most_rows_of_heads;
         for (; most > PLAN_ROW_TILE; most /= 2) {
             const int64_t tiles = (set_rows + most - 1) / most;
@@ -91,7 +92,7 @@ static struct cpu_call call_of(const struct attention_problem *p, const struct c
         .set_rows = set_rows,
         .tile_rows = tile_rows_of(p, attention, sets, set_rows, workers),
         .value_bytes = p->keys[0].values_apart ? (int32_t)(p->d_v * (int64_t)sizeof(uint16_t)) : 0,
-        .keys_at_once = listed && p->cut != CUT_EVENLY,
+        .keys_at_once = listed && p->splitting != SPLIT_EVENLY,
     };
 }
 
@@ -114,11 +115,11 @@ int64_t cpu_even_splits(int64_t tiles, int64_t workers, int64_t most)
     return best;
 }
 
-/* Returns the keys of a split; 0 where requests are cut by the plan, or not at all. */
+/* Returns the keys of a split; 0 where requests are split by the plan, or not at all. */
 static int64_t split_keys_of(const struct attention_problem *p, const struct work *w)
 {
-    if (p->cut == CUT_INVARIANT) return INVARIANT_SPLIT_KEYS;
-    if (p->cut == CUT_BY_PLAN || p->cut == CUT_NEVER) return 0;
+    if (p->splitting == SPLIT_BATCH_INVARIANT) return INVARIANT_SPLIT_KEYS;
+    if (p->splitting == SPLIT_BY_PLAN || p->splitting == SPLIT_NEVER) return 0;
     const int64_t blocks = (p->capacity + PLAN_BLOCK - 1) / PLAN_BLOCK;
     const int64_t splits = cpu_even_splits(p->b * w->row_tiles, w->pool.workers, blocks);
     const int64_t blocks_of_split = (blocks + splits - 1) / splits;
@@ -140,7 +141,8 @@ static size_t tile_floats(const struct cpu_call *call)
  * partitions. */
 static bool is_bound(const struct attention_problem *p)
 {
-    return p->bound && p->cut != CUT_INVARIANT && p->cut != CUT_NEVER && !p->num_partitions;
+    return p->bound && p->splitting != SPLIT_BATCH_INVARIANT && p->splitting != SPLIT_NEVER &&
+           !p->num_partitions;
 }
 
 /* Lays out the workspace; FMLA_UNSUPPORTED where its size does not fit into memory. */
@@ -156,11 +158,11 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     w->split_keys = split_keys_of(p, w);
     size_t at = 0;
     if (is_bound(p)) {
-        if (p->cut == CUT_BY_PLAN) at += cpu_line_up(plan_bytes(p->b, w->pool.workers));
+        if (p->splitting == SPLIT_BY_PLAN) at += cpu_line_up(plan_bytes(p->b, w->pool.workers));
     } else if (w->split_keys) {
         w->even_splits = even_splits_of(w, p->capacity);
         if (w->even_splits > 1 && __builtin_mul_overflow(p->b, w->even_splits, &w->slots)) goto too_large;
-    } else if (p->cut != CUT_NEVER) {
+    } else if (p->splitting != SPLIT_NEVER) {
         const struct plan_header *given = p->plan;
         w->num_partitions = given ? given->num_partitions
                             : p->num_partitions
@@ -183,7 +185,7 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     w->slot_max_offset = at;
     at += cpu_line_up((size_t)rows * sizeof(float));
     w->spans_offset = at;
-    if (p->cut == CUT_NEVER) at += cpu_line_up((size_t)(p->b + 1) * sizeof(struct cpu_span));
+    if (p->splitting == SPLIT_NEVER) at += cpu_line_up((size_t)(p->b + 1) * sizeof(struct cpu_span));
     w->queries_offset = at;
     if (p->products == FMLA_PRODUCTS_FP8) {
         if (__builtin_mul_overflow(p->b * p->s_q, p->h_q * p->d_qk * (int64_t)sizeof(uint16_t), &bytes) ||
@@ -268,7 +270,7 @@ static struct tile_rows tile_rows(const struct work *w, int64_t set_rows, int64_
 static struct span span_of(const struct work *w, int64_t request)
 {
     const struct attention_problem *p = w->call.problem;
-    if (p->cut == CUT_NEVER) return w->spans[request].span;
+    if (p->splitting == SPLIT_NEVER) return w->spans[request].span;
     return (struct span){.tokens = p->s_q, .keys = attention_length(p, request)};
 }
 
@@ -277,7 +279,8 @@ static void run_split(const struct work *w, int64_t request, int64_t row_tile, i
 {
     const struct attention_problem *p = w->call.problem;
     const struct span span = span_of(w, request);
-    const int64_t set_rows = p->cut == CUT_NEVER ? span.tokens * (p->h_q / p->h_kv) : w->call.set_rows;
+    const int64_t set_rows =
+        p->splitting == SPLIT_NEVER ? span.tokens * (p->h_q / p->h_kv) : w->call.set_rows;
     const struct tile_rows t = tile_rows(w, set_rows, row_tile);
     char *scratch = w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes;
     float *rows = (float *)(void *)scratch;
@@ -335,10 +338,10 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
 
 /* ---- By the plan ---------------------------------------------------------------------------- */
 
-/* The plan gives only the cuts. The end of a request is read from the current lengths, so a plan for other
- * lengths still covers every key once. Request numbers and blocks are clamped, so a damaged plan cannot cause
- * accesses out of bounds. Partition p uses slot 2p for its first request, and slot 2p + 1 for its last if
- * that is another. */
+/* The plan gives only the boundaries between splits. The end of a request is read from the current lengths,
+ * so a plan for other lengths still covers every key once. Request numbers and blocks are clamped, so a
+ * damaged plan cannot cause accesses out of bounds. Partition p uses slot 2p for its first request, and slot
+ * 2p + 1 for its last if that is another. */
 
 /* Returns whether the last request of partition p continues in the next one. */
 static bool goes_on(const struct work *w, int64_t p)
@@ -497,7 +500,7 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     if (p->products == FMLA_PRODUCTS_FP8) quantised = quantise(&w, p), w.call.problem = p = &quantised;
     w.workspace = p->workspace;
     w.spans = (struct cpu_span *)(void *)(w.workspace + w.spans_offset);
-    const int64_t tiles = p->cut == CUT_NEVER ? find_spans(&w) : 0;
+    const int64_t tiles = p->splitting == SPLIT_NEVER ? find_spans(&w) : 0;
     const int64_t rows_of_slots = w.slots * p->h_q * p->s_q; /* used or not */
     const double cost = cost_of_splits(&w),
                  cost_of_joins = cost_of_moving((double)rows_of_slots * (double)p->d_v * sizeof(float));
@@ -505,7 +508,7 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     w.slot_lse = (float *)(void *)(w.workspace + w.slot_lse_offset);
     w.slot_max = (float *)(void *)(w.workspace + w.slot_max_offset);
 
-    if (p->cut == CUT_NEVER) {
+    if (p->splitting == SPLIT_NEVER) {
         threads_run(&w.pool, tiles, cost, run_whole, &w);
         return FMLA_OK;
     }

@@ -59,7 +59,7 @@ fmla_status cuda_dense_prepare(const struct attention_problem *p, int64_t rows, 
 {
     const int64_t rows_of_head = p->s_q * (p->h_q / p->h_kv);
     w->tiles = p->h_kv * cuda_ceil_div(rows_of_head, rows);
-    w->split_keys = p->cut == CUT_INVARIANT ? INVARIANT_SPLIT_KEYS : 0;
+    w->split_keys = p->splitting == SPLIT_BATCH_INVARIANT ? INVARIANT_SPLIT_KEYS : 0;
     w->num_partitions = p->num_partitions ? p->num_partitions
                                           : plan_default_partitions(w->device->sms, p->s_q, p->h_q, p->h_kv);
     const fmla_status status = cuda_lay_out(p, w);

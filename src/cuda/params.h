@@ -45,7 +45,7 @@ struct output_params {
     int32_t gap;           /* named, hence 0, because calls are compared as bytes */
 };
 
-/* How a call is cut into splits (a range of keys of one request), and where the splits of cut requests are
+/* How a call is cut into splits (a range of keys of one request), and where the splits of split requests are
  * kept. */
 struct split_params {
     const struct plan_header *header;        /* of a plan in one buffer; NULL: the tables are separate */
@@ -61,7 +61,7 @@ struct split_params {
     int32_t slots_in_halves; /* rows have the format of device/half_rows.cuh */
     int32_t gap;
     float *slot_lse; /* [slots][h_q · s_q]; natural logarithms; -inf if no key was seen */
-    /* Hopper's kernel with a plan: the progress of requests that are cut once (second_part.cuh there); else
+    /* Hopper's kernel with a plan: the progress of requests that are split once (second_part.cuh there); else
      * NULL. */
     uint32_t *marks; /* [partitions][tiles][MARKS_OF_TILE] */
     int32_t tiles;   /* of ROWS_OF_MARK rows, of a request */
@@ -225,13 +225,13 @@ struct sparse_prefill_params {
     int32_t pairs_aligned; /* two neighbouring elements of out may be stored as one 32-bit word */
 };
 
-/* The tiles of sparse prefill that are cut by keys: those of a short call's last wave, if there are SMs for
+/* The tiles of sparse prefill that are split by keys: those of a short call's last wave, if there are SMs for
  * at least two splits of each. */
-struct prefill_cut {
-    int32_t whole;  /* uncut tiles, the first ones */
-    int32_t splits; /* of each cut tile; 1: no tile is cut */
-    struct divisor splits_divisor;
-    unsigned char *slots; /* one per split (sm90/sparse_prefill/slot.cuh) */
+struct prefill_splits {
+    int32_t whole;          /* tiles that are not split, the first ones */
+    int32_t of_tile;        /* splits of each other tile; 1: no tile is split */
+    struct divisor divisor; /* of_tile */
+    unsigned char *slots;   /* one per split (sm90/sparse_prefill/slot.cuh) */
 };
 enum { PREFILL_SLOT_BYTES = 64 * (512 * 2 + 8 * 4 + 16), MOST_PREFILL_SPLITS = 32 };
 enum { PREFILL_JOIN_WARPS = 4 /* one row each */ };
@@ -240,8 +240,8 @@ enum { PREFILL_JOIN_WARPS = 4 /* one row each */ };
 struct sparse_prefill_sm90_params {
     struct sparse_prefill_params call;
     struct tensor_map queries, results; /* 64 heads × 128 columns */
-    int32_t items;                      /* uncut tiles, then splits of the others */
-    struct prefill_cut cut;
+    int32_t items;                      /* whole tiles, then splits of the others */
+    struct prefill_splits splits;
 };
 
 /* Hopper's kernel over FP8 caches whose CTAs join their own parts (sm90/sparse_decode/join_share.cuh). */

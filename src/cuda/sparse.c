@@ -3,7 +3,7 @@
  * Sparse decode on a GPU: the host part that all its kernels share. Each query token has its own keys, so a
  * partition of the plan is taken by one CTA per tile of heads of the request's tokens.
  *
- * Workspace: that of attention.h | on Hopper, if requests may be cut, the words by which CTAs meet, one per
+ * Workspace: that of attention.h | on Hopper, if requests may be split, the words by which CTAs meet, one per
  * SM
  */
 #include "attention.h"
@@ -45,9 +45,9 @@ int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, 
 }
 
 /* Places the words by which CTAs meet at the end of the workspace. */
-static void place_meetings(bool may_be_cut, struct cuda_work *w)
+static void place_meetings(bool may_be_split, struct cuda_work *w)
 {
-    if (!may_be_cut || !has_hoppers(w->device)) return;
+    if (!may_be_split || !has_hoppers(w->device)) return;
     w->meetings_offset = w->bytes;
     w->bytes += cuda_line_up((size_t)w->device->sms * sizeof(uint64_t));
 }
@@ -81,7 +81,7 @@ fmla_status cuda_sparse_prepare(const struct attention_problem *p, int64_t tiles
 {
     const struct sm90_sparse_shape shape = sm90_sparse_shape_of(p, w->device->sms);
     w->tiles = tiles;
-    w->split_keys = p->cut == CUT_INVARIANT ? INVARIANT_SPLIT_KEYS : 0;
+    w->split_keys = p->splitting == SPLIT_BATCH_INVARIANT ? INVARIANT_SPLIT_KEYS : 0;
     w->num_partitions = p->num_partitions ? p->num_partitions : rows_of(w->device, &shape);
     fmla_status status = cuda_lay_out(p, w);
     if (status || w->split_keys) return status;

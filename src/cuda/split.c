@@ -112,7 +112,7 @@ struct split_params cuda_split_params(const struct attention_problem *p, const s
     return params;
 }
 
-/* Returns the parts of a cut request, estimated from what the host knows. */
+/* Returns the parts of a split request, estimated from what the host knows. */
 static int64_t parts_of_request(const struct attention_problem *p, const struct cuda_work *w)
 {
     if (w->split_keys) return w->even_splits;
@@ -140,24 +140,24 @@ fmla_status cuda_launch_join(const struct cuda_scope *scope, const struct attent
         params.seqlens = p->keys[0].lengths, params.capacity = (int32_t)p->capacity;
     else
         params.topk = attention_lists(p);
-    /* A partition cuts at most one request. */
+    /* A partition splits at most one request. */
     const int64_t requests = evenly || p->b < w->num_partitions ? p->b : w->num_partitions;
     const int64_t many = w->slots_in_halves ? MANY_PARTS_IN_HALVES : MANY_PARTS;
     int32_t rows_per_block = parts_of_request(p, w) > many ? 1 : JOIN_WARPS;
     const int64_t row_blocks = cuda_ceil_div(p->h_q * p->s_q, rows_per_block);
     const int64_t most = (int64_t)JOIN_BLOCKS_PER_SM * scope->device->sms;
-    /* Rows are cut by columns into 1, 2 or 4 shares, as long as there are threads for them. */
-    int cuts = 0;
-    while (cuts < 2 && (requests * row_blocks) << (cuts + 1) <= most) cuts++;
-    const int64_t most_rows = most >> cuts;
+    /* Rows are divided by columns into 1, 2 or 4 shares, as long as there are threads for them. */
+    int halvings = 0;
+    while (halvings < 2 && (requests * row_blocks) << (halvings + 1) <= most) halvings++;
+    const int64_t most_rows = most >> halvings;
     int32_t row_lanes = (int32_t)(row_blocks < most_rows ? row_blocks : most_rows);
     const int64_t request_lanes = requests < most_rows / row_lanes ? requests : most_rows / row_lanes;
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of(
             (struct cuda_key){.schedule = w->slots_in_halves ? CUDA_SM90_JOIN_HALF_ROWS : CUDA_JOIN,
                               .element = p->element,
-                              .variant = cuts}),
-        .blocks = (request_lanes * row_lanes) << cuts,
+                              .variant = halvings}),
+        .blocks = (request_lanes * row_lanes) << halvings,
         .flags = w->flags,
         .stream = p->stream,
     };

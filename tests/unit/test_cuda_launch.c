@@ -445,7 +445,7 @@ static void hopper_shared_tensors(void)
               {told_of(&p.keys)->sizes[3], 1});
 }
 
-static void hopper_without_cuts(void)
+static void hopper_without_plan(void)
 {
     DECODE_CALL(c, 3, 1, 16, 1, 9, 64, 1000);
     c.args.batch_invariant = 1;
@@ -475,5 +475,5 @@ int main(int argc, char **argv)
     return RUN_SCENARIOS(argc, argv, "test_cuda_launch", planned_inside, large_tiles, little_shared_memory,
                          plan_given, tables_given, tables_planned, batch_invariant, join_is_capped,
                          without_options, alignment, too_large, many_blocks, hopper, hopper_variants,
-                         hopper_large_tiles, hopper_shared_tensors, hopper_without_cuts, on_8_0, on_10_0);
+                         hopper_large_tiles, hopper_shared_tensors, hopper_without_plan, on_8_0, on_10_0);
 }

@@ -216,15 +216,17 @@ static void judge_dense(size_t bytes)
 static void judge_splits(const struct fake_launch *launch, const struct fake_launch *next, size_t bytes)
 {
     const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch);
-    const int64_t tiles = (int64_t)p.call.s_q * p.call.tiles, cut = tiles - p.cut.whole;
-    HOLDS(p.cut.splits >= 1 && p.cut.splits <= MOST_PREFILL_SPLITS && cut >= 0 && p.cut.whole >= 0);
-    HOLDS(p.items == p.cut.whole + cut * p.cut.splits && divides(p.cut.splits_divisor, p.cut.splits));
+    const int64_t tiles = (int64_t)p.call.s_q * p.call.tiles, split = tiles - p.splits.whole;
+    HOLDS(p.splits.of_tile >= 1 && p.splits.of_tile <= MOST_PREFILL_SPLITS && split >= 0 &&
+          p.splits.whole >= 0);
+    HOLDS(p.items == p.splits.whole + split * p.splits.of_tile &&
+          divides(p.splits.divisor, p.splits.of_tile));
     HOLDS((int64_t)launch->config.grid_x == (p.items < machine.sms ? p.items : machine.sms));
     const bool joined = next && !strcmp(next->kernel, "sm90_sparse_prefill_join");
-    HOLDS(joined == (p.cut.splits > 1) && joined == (strstr(launch->kernel, "pieces") != NULL));
+    HOLDS(joined == (p.splits.of_tile > 1) && joined == (strstr(launch->kernel, "pieces") != NULL));
     if (!joined) return;
-    HOLDS(inside(p.cut.slots, p.items - p.cut.whole, PREFILL_SLOT_BYTES, workspace + bytes));
-    HOLDS(next->config.grid_x == cut * 64 / PREFILL_JOIN_WARPS);
+    HOLDS(inside(p.splits.slots, p.items - p.splits.whole, PREFILL_SLOT_BYTES, workspace + bytes));
+    HOLDS(next->config.grid_x == split * 64 / PREFILL_JOIN_WARPS);
 }
 
 /* Checks one launch over pages of bytes: persistent CTAs, or one per split of a token's list. */

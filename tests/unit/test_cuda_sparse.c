@@ -137,7 +137,7 @@ static void no_room_together(void)
               {fake_depth(), 0});
 }
 
-/* Without lengths, few entries are cut evenly: no plan is made, and a given one is not read. */
+/* Without lengths, few entries are split evenly: no plan is made, and a given one is not read. */
 static void even_splits(void)
 {
     static const struct {

@@ -51,7 +51,7 @@ DEVICE void cost_in_step(const struct plan_params &p, uint32_t mean, const uint3
 }
 
 /* Writes the rows. Called by all `threads` threads, after a barrier if rows of another plan were written.
- * before [b + 1] is the number of parts of the requests before each one; it is read if requests are cut. */
+ * before [b + 1] is the number of parts of the requests before each one; it is read if requests are split. */
 DEVICE void write_in_step(const struct plan_params &p, const uint32_t *start, const int32_t *before,
                           struct plan_step step, int threads, uint32_t payload)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Keys of sparse decode and sparse prefill: maps the list that the plan cuts to entries of a query token's
+ * Keys of sparse decode and sparse prefill: maps the list that the plan splits to entries of a query token's
  * index lists, and an index to the address of its key. Entries that do not count are never read.
  */
 #pragma once

@@ -16,7 +16,7 @@ enum {
     SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM = 2
 };
 
-/* Lists with lengths are cut into splits without a plan up to so many keys a split: a plan, which balances
+/* Lists with lengths are split without a plan up to so many keys a split: a plan, which balances
  * lengths, and a second kernel cost more. */
 enum { SM90_SPARSE_DECODE_FEW_KEYS = 512 };
 

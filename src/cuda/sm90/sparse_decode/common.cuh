@@ -74,14 +74,14 @@ template <typename F> struct OneSplitFormat : F {
     static constexpr bool ONE_SPLIT = true;
 };
 
-/* Sparse prefill: requests are tokens, none is cut, and workers take them in turns. The largest scores are
+/* Sparse prefill: requests are tokens, none is split, and workers take them in turns. The largest scores are
  * kept. */
 template <typename F> struct PrefillFormat : F {
     static constexpr bool PREFILL = true;
     static constexpr int SCORE_REGISTERS = 168; /* with 160 the kernel of FP8_584 spills */
 };
 
-/* Sparse prefill of few tokens, whose lists are cut into parts as decode's of few keys are. */
+/* Sparse prefill of few tokens, whose lists are split as decode's of few keys are. */
 template <typename F> struct PrefillPartFormat : PrefillFormat<F> {
     static constexpr bool ONE_SPLIT = true;
 };

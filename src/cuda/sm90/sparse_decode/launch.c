@@ -94,7 +94,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
 {
     const struct sm90_sparse_shape shape = sm90_sparse_shape_of(p, w->device->sms);
     const bool rows = p->format == KV_BF16 || p->format == KV_FP16;
-    const bool small = !rows && sm90_sparse_decode_is_small(&shape, p->cut == CUT_INVARIANT);
+    const bool small = !rows && sm90_sparse_decode_is_small(&shape, p->splitting == SPLIT_BATCH_INVARIANT);
     return prepare_tiles(p, small ? SMALL : LARGE, w);
 }
 
