@@ -168,7 +168,7 @@ fmla_status cuda_prefill_launch(const struct cuda_scope *scope, const struct att
  * FP8 pages splits lists. */
 fmla_status cuda_prefill_prepare(const struct attention_problem *p, struct cuda_work *work);
 
-/* Cuts the lists of calls with few tokens over FP8 pages into parts, which the kernel joins, and lays out the
+/* Splits the lists of calls with few tokens over FP8 pages, whose parts the kernel joins, and lays out the
  * workspace. `even_splits` is 0 if the lists are not split. */
 fmla_status cuda_prefill_split_lists(const struct attention_problem *p, struct cuda_work *work);
 

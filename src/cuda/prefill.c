@@ -72,7 +72,7 @@ static void place_meetings(struct cuda_work *w)
 fmla_status cuda_prefill_split_lists(const struct attention_problem *p, struct cuda_work *w)
 {
     w->tiles = cuda_prefill_tiles(p, HEADS);
-    w->split_keys = sm90_sparse_prefill_part_keys(p->b * w->tiles, p->capacity, w->device->sms);
+    w->split_keys = sm90_sparse_prefill_split_keys(p->b * w->tiles, p->capacity, w->device->sms);
     if (!w->split_keys) return FMLA_OK;
     w->splits_at_once = w->slots_in_halves = w->joins_itself = true;
     const fmla_status status = cuda_lay_out(p, w);
@@ -80,7 +80,7 @@ fmla_status cuda_prefill_split_lists(const struct attention_problem *p, struct c
     return status;
 }
 
-/* Sets the bytes for FP8 pages. A call up to some sizes has at most one part of a tile per SM. */
+/* Sets the bytes for FP8 pages. A call up to some sizes has at most one split of a tile per SM. */
 static fmla_status lists_bytes(const struct attention_problem *p, struct cuda_work *w)
 {
     struct cuda_work split = {.device = w->device};
@@ -88,7 +88,7 @@ static fmla_status lists_bytes(const struct attention_problem *p, struct cuda_wo
     fmla_status status = FMLA_OK;
     if (!p->bound) {
         status = cuda_prefill_split_lists(p, &split);
-    } else if (sm90_sparse_prefill_part_keys(p->b > 0, p->capacity, sms)) {
+    } else if (sm90_sparse_prefill_split_keys(p->b > 0, p->capacity, sms)) {
         const int64_t most = p->h_q < HEADS ? p->h_q : HEADS; /* rows of a tile */
         status = cuda_place_slots(p, sms * most, 0, &split);
         place_meetings(&split);

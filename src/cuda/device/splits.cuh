@@ -68,8 +68,8 @@ struct Partition {
     int first, last; /* requests, clamped; last < first if idle */
     int begin_block, end_block;
     bool continued, goes_on; /* the first request began earlier; the last goes on in the next partition */
-    bool begins_split_once; /* the first request is split once, and its second split is here */
-    bool ends_split_once;   /* the last request is split once */
+    bool begins_split_once;  /* the first request is split once, and its second split is here */
+    bool ends_split_once;    /* the last request is split once */
 };
 
 /* Returns whether this is a plan of this batch with the call's number of partitions. Requests of any other
@@ -93,7 +93,7 @@ DEVICE bool plan_goes_on(const struct plan_partition &row, const struct plan_par
 }
 
 /* For a request that goes on in partition `row`: returns whether the plan splits it once and the partition
- * has other requests after it. Its second part is then stored long before the first, which is the last split
+ * has other requests after it. Its second split is then stored long before the first, which is the last split
  * of its own partition. */
 DEVICE bool plan_splits_once(const struct plan_partition &row)
 {
@@ -146,7 +146,7 @@ DEVICE Split partition_split(const Partition &partition, int request, int length
     return split;
 }
 
-/* Returns the marks of a partition's first request, which may be the second part of a request that is split
+/* Returns the marks of a partition's first request, which may be the second split of a request that is split
  * once. */
 DEVICE uint32_t *marks_of(const struct split_params &split, int64_t partition)
 {

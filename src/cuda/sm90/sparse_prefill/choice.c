@@ -84,11 +84,11 @@ struct prefill_splits sm90_sparse_prefill_splits(int64_t tiles, int64_t topk, in
                                    .divisor = divisor_of((uint32_t)splits)};
 }
 
-int32_t sm90_sparse_prefill_part_keys(int64_t tiles, int64_t topk, int32_t sms)
+int32_t sm90_sparse_prefill_split_keys(int64_t tiles, int64_t topk, int32_t sms)
 {
     const int64_t blocks = cuda_ceil_div(topk, BLOCK), fit = tiles ? sms / tiles : 0,
-                  parts = fit < MOST_PARTS_TOGETHER ? fit : MOST_PARTS_TOGETHER;
-    const int64_t most = parts ? cuda_ceil_div(blocks, parts) : blocks; /* blocks per part */
+                  splits = fit < MOST_PARTS_TOGETHER ? fit : MOST_PARTS_TOGETHER;
+    const int64_t most = splits ? cuda_ceil_div(blocks, splits) : blocks; /* blocks per split */
     return blocks - most < LEAST_SAVED ? 0 : (int32_t)(most * BLOCK);
 }
 

@@ -24,9 +24,9 @@ struct tensor_view sm90_sparse_prefill_view(const struct attention_problem *prob
  * entries. The caller sets the address of the slots. */
 struct prefill_splits sm90_sparse_prefill_splits(int64_t tiles, int64_t topk, int32_t sms);
 
-/* Returns the keys per part if the lists of a call over FP8 pages are cut into parts, one part per SM at
+/* Returns the keys per split if the lists of a call over FP8 pages are split, one split per SM at
  * most; 0: not split. */
-int32_t sm90_sparse_prefill_part_keys(int64_t tiles, int64_t topk, int32_t sms);
+int32_t sm90_sparse_prefill_split_keys(int64_t tiles, int64_t topk, int32_t sms);
 
 /* Returns the most splits of any launch of at most `tiles` tiles and `topk` entries. */
 int64_t sm90_sparse_prefill_most_splits(int64_t tiles, int64_t topk, int32_t sms);

@@ -2,7 +2,7 @@
  *
  * Launches of sparse prefill on Hopper. The kernel over bf16 keys cuts the tiles of a short call's last round
  * into splits where these tiles are few, and a second launch joins the splits. FP8 pages use the kernel of
- * sparse decode, which cuts the lists of few tokens into parts.
+ * sparse decode, which splits the lists of few tokens.
  */
 #include "../../attention.h"
 #include "choice.h"
