@@ -61,7 +61,7 @@ DEVICE void add_halves(float (&sum)[8], const uint4 &halves, float by)
     }
 }
 
-/* Joins and writes row `row` of a cut tile; `slots` are its splits. */
+/* Joins and writes row `row` of a split tile; `slots` are its splits. */
 DEVICE void join_row(const struct sparse_prefill_sm90_params &p, const TileOfToken &of, const Slot *slots,
                      int row)
 {
@@ -97,7 +97,7 @@ DEVICE void join_row(const struct sparse_prefill_sm90_params &p, const TileOfTok
     store_largest(call, of.token, head, joined.largest);
 }
 
-/* Joins the rows of the cut tiles, PREFILL_JOIN_WARPS rows per CTA. */
+/* Joins the rows of the split tiles, PREFILL_JOIN_WARPS rows per CTA. */
 DEVICE void join_splits(const struct sparse_prefill_sm90_params &p)
 {
     const int row = (int)(blockIdx.x * PREFILL_JOIN_WARPS + threadIdx.x / 32), split_tile = row / ROWS;
