@@ -109,7 +109,7 @@ static fmla_status take_plan(struct call *c, const void *plan, size_t plan_size,
     const char *op = c->checked.operation;
     struct attention_problem *p = &c->problem;
     const bool on_cpu = p->device.device_type == FMLA_DEVICE_CPU;
-    if (p->cut != CUT_BY_PLAN) return FMLA_OK;
+    if (p->splitting != SPLIT_BY_PLAN) return FMLA_OK;
     if (plan && on_cpu) {
         const struct plan_header *header = plan;
         TRY(check_plan(op, plan, plan_size, p->b));
@@ -128,14 +128,15 @@ static fmla_status take_plan(struct call *c, const void *plan, size_t plan_size,
                 end, (long long)p->b - 1);
 }
 
-/* Fills the part of the cut that affects the choice of a kernel. */
-static fmla_status fill_cut(struct call *c, int32_t batch_invariant, int32_t num_partitions, const void *plan,
-                            const struct checked_tensor *rows, const struct checked_tensor *splits)
+/* Fills what the choice of a kernel depends on in how requests are split. */
+static fmla_status fill_splitting(struct call *c, int32_t batch_invariant, int32_t num_partitions,
+                                  const void *plan, const struct checked_tensor *rows,
+                                  const struct checked_tensor *splits)
 {
     struct attention_problem *p = &c->problem;
     TRY(check_tables(&c->checked, rows, splits, plan, num_partitions, p->b));
-    p->cut = batch_invariant ? CUT_INVARIANT : CUT_BY_PLAN;
-    p->plan_in_tables = rows->name && p->cut == CUT_BY_PLAN;
+    p->splitting = batch_invariant ? SPLIT_BATCH_INVARIANT : SPLIT_BY_PLAN;
+    p->plan_in_tables = rows->name && p->splitting == SPLIT_BY_PLAN;
     p->num_partitions = p->plan_in_tables ? (int32_t)rows->shape[0] : num_partitions;
     return FMLA_OK;
 }
@@ -235,7 +236,7 @@ static fmla_status prepare_dense_decode(struct call *c)
     keys->capacity = p->capacity;
     p->causal = args->causal;
     const struct checked_tensor *rows = OF(dense_decode, partitions), *splits = OF(dense_decode, num_splits);
-    TRY(fill_cut(c, args->batch_invariant, args->num_partitions, args->plan, rows, splits));
+    TRY(fill_splitting(c, args->batch_invariant, args->num_partitions, args->plan, rows, splits));
     TRY(choose(c, args->kernel));
     return take_plan(c, args->plan, args->plan_size, rows, splits);
 }
@@ -276,7 +277,7 @@ static fmla_status prepare_sparse_decode(struct call *c)
     p->capacity = plan_topk_length(p->keys[0].capacity, p->keys[1].capacity, p->keys[1].capacity);
     const struct checked_tensor *rows = OF(sparse_decode, partitions),
                                 *splits = OF(sparse_decode, num_splits);
-    TRY(fill_cut(c, args->batch_invariant, args->num_partitions, args->plan, rows, splits));
+    TRY(fill_splitting(c, args->batch_invariant, args->num_partitions, args->plan, rows, splits));
     TRY(choose(c, args->kernel));
     return take_plan(c, args->plan, args->plan_size, rows, splits);
 }
@@ -307,7 +308,7 @@ static fmla_status prepare_sparse_prefill(struct call *c)
     }
     fill_lists(indices, OF(sparse_prefill, topk_length), keys);
     keys->table_stride[1] = 0, keys->table_stride[2] = indices->stride[1];
-    p->capacity = keys->capacity, p->cut = CUT_EVENLY;
+    p->capacity = keys->capacity, p->splitting = SPLIT_EVENLY;
     p->q_stride[0] = q->stride[0], p->q_stride[1] = 0, p->q_stride[2] = q->stride[1];
     p->out_stride[0] = out->stride[0], p->out_stride[1] = 0, p->out_stride[2] = out->stride[1];
     p->max_logits = max->data;
@@ -357,7 +358,7 @@ static fmla_status prepare_mha_forward(struct call *c)
     keys->page_size = keys->capacity = p->capacity = size[c->checked.flat ? DIM_tokens_k : DIM_s_k];
     keys->k = view_of(c, k), keys->v = view_of(c, v), keys->values_apart = true;
     p->causal = args->causal;
-    p->cut = CUT_NEVER;
+    p->splitting = SPLIT_NEVER;
     return choose(c, args->kernel);
 }
 

@@ -114,10 +114,10 @@ static void write_in_step(struct plan_tables plan, int32_t b, const uint32_t *st
     int32_t *num_splits = plan.num_splits;
     write_header(plan, b, payload);
     for (int32_t r = 0; r < b; r++) {
-        const int32_t parts = plan_step_parts(step, plan_request_blocks(start, r));
-        num_splits[r + 1] = num_splits[r] + parts;
+        const int32_t splits = plan_step_splits(step, plan_request_blocks(start, r));
+        num_splits[r + 1] = num_splits[r] + splits;
         if (r % step.whole == 0)
-            for (int32_t part = 0; part < parts; part++) *row++ = plan_step_row(start, b, step, r, part);
+            for (int32_t split = 0; split < splits; split++) *row++ = plan_step_row(start, b, step, r, split);
     }
     while (row < end) *row++ = plan_step_row(start, b, step, b, 0);
 }

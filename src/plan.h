@@ -97,7 +97,7 @@ PLAN_FN int64_t plan_topk_count(int64_t topk, const int32_t *length, int64_t req
     return length[request] < 0 ? 0 : length[request] > topk ? topk : length[request];
 }
 
-/* Returns where the keys of the second cache start in the list that the plan cuts: at the first block
+/* Returns where the keys of the second cache start in the list that the plan splits: at the first block
  * boundary after those of the first cache, which has at least one entry. */
 PLAN_FN int64_t plan_extra_begin(int64_t count)
 {

@@ -16,18 +16,17 @@ struct plan_costs {
 /* Measured on an H200 with dense decode of 64, 128 and 256 rows and 1 to 8 splits a partition. Times are in
  * sixteenths of the time of one block.
  *
- * A split (the part of one request in one partition) costs 3.75 blocks besides its own: the last block
- * drains, the result is stored, and the first block of the next split is loaded. Merging costs one block,
- * plus its traffic per part and row tile, plus a walk over the parts of the request that has the most. Each
- * block by which the longest partition exceeds the mean costs less than a block, up to an eighth of the mean:
- * the other partitions have ended by then, and the clock rises or, if a row tile has the keys for itself, its
- * share of the memory bandwidth. If partitions differ in their numbers of blocks, all of them take 2 %
- * longer. */
+ * A split costs 3.75 blocks besides its own: the last block drains, the result is stored, and the first
+ * block of the next split is loaded. Merging costs one block, plus its traffic per split and row tile, plus a
+ * walk over the splits of the request that has the most. Each block by which the longest partition exceeds
+ * the mean costs less than a block, up to an eighth of the mean: the other partitions have ended by then, and
+ * the clock rises or, if a row tile has the keys for itself, its share of the memory bandwidth. If partitions
+ * differ in their numbers of blocks, all of them take 2 % longer. */
 enum {
     PLAN_UNIT = 16,
     COST_SPLIT = 60,
     COST_JOIN = 16,
-    COST_PART_TILE_EIGHTHS = 3,
+    COST_SPLIT_TILE_EIGHTHS = 3,
     COST_WALK_EIGHTHS = 5,
     COST_OVER_MEAN = 14, /* per block above the mean, if several row tiles read the same keys */
     COST_OVER_MEAN_ONE_TILE = 8,
@@ -48,8 +47,8 @@ enum {
 struct plan_tally {
     uint32_t longest;     /* the time of the slowest partition */
     uint32_t most, least; /* blocks of a partition that is not idle */
-    uint32_t parts;       /* of all requests that are cut */
-    uint32_t walk;        /* parts of the request that has the most; 0: none is cut */
+    uint32_t splits;      /* of all requests that are split */
+    uint32_t walk;        /* splits of the request that has the most; 0: none is split */
 };
 
 PLAN_FN struct plan_tally plan_tally_none(void)
@@ -88,20 +87,20 @@ PLAN_FN void plan_tally_partition(struct plan_tally *tally, struct plan_costs co
     tally->least = plan_least(tally->least, blocks);
 }
 
-/* Adds the parts of a request. */
-PLAN_FN void plan_tally_request(struct plan_tally *tally, uint32_t parts)
+/* Adds the splits of a request. */
+PLAN_FN void plan_tally_request(struct plan_tally *tally, uint32_t splits)
 {
-    if (parts < 2) return;
-    tally->parts += parts;
-    tally->walk = plan_most(tally->walk, parts);
+    if (splits < 2) return;
+    tally->splits += splits;
+    tally->walk = plan_most(tally->walk, splits);
 }
 
 PLAN_FN int64_t plan_time(const struct plan_tally *tally, struct plan_costs costs, uint32_t mean)
 {
     int64_t time = tally->longest;
     if (tally->most != tally->least) time += mean * COST_UNEVEN_256THS / 256;
-    if (tally->parts)
-        time += COST_JOIN + ((int64_t)tally->parts * costs.row_tiles * COST_PART_TILE_EIGHTHS +
+    if (tally->splits)
+        time += COST_JOIN + ((int64_t)tally->splits * costs.row_tiles * COST_SPLIT_TILE_EIGHTHS +
                              (int64_t)tally->walk * COST_WALK_EIGHTHS) /
                                 8;
     return time;
@@ -145,11 +144,11 @@ PLAN_FN struct plan_partition plan_row(int32_t begin_request, int32_t begin_bloc
 
 /* ---- The plan in step ------------------------------------------------------------------------ */
 
-/* Either every partition has the same number of whole requests, or every request is cut into the same number
- * of parts of equal blocks, one per partition. The remaining partitions are idle. */
+/* Either every partition has the same number of whole requests, or every request is split into the same
+ * number of splits of equal blocks, one per partition. The remaining partitions are idle. */
 struct plan_step {
-    int32_t whole; /* requests per partition */
-    int32_t parts; /* per request; at most the request's blocks */
+    int32_t whole;  /* requests per partition */
+    int32_t splits; /* per request; at most the request's blocks */
 };
 
 PLAN_FN struct plan_step plan_step_of(int32_t b, int32_t num_partitions)
@@ -159,15 +158,15 @@ PLAN_FN struct plan_step plan_step_of(int32_t b, int32_t num_partitions)
     return step;
 }
 
-PLAN_FN int32_t plan_step_parts(struct plan_step step, uint32_t blocks)
+PLAN_FN int32_t plan_step_splits(struct plan_step step, uint32_t blocks)
 {
-    return (int32_t)plan_least((uint32_t)step.parts, blocks);
+    return (int32_t)plan_least((uint32_t)step.splits, blocks);
 }
 
-/* Returns the block at which part `part` of `parts` begins: part · blocks / parts, parts ≤ 65536. */
-PLAN_FN int32_t plan_step_cut(uint32_t blocks, uint32_t parts, uint32_t part)
+/* Returns the block at which split `split` of `splits` begins: split · blocks / splits, splits ≤ 65536. */
+PLAN_FN int32_t plan_split_begin(uint32_t blocks, uint32_t splits, uint32_t split)
 {
-    return (int32_t)(part * (blocks / parts) + part * (blocks % parts) / parts);
+    return (int32_t)(split * (blocks / splits) + split * (blocks % splits) / splits);
 }
 
 /* Adds request i, or the i-th partition of whole requests; i in [0, b). Raises *payload to the largest load
@@ -184,19 +183,19 @@ PLAN_FN void plan_tally_step(struct plan_tally *tally, uint32_t *payload, struct
         *payload = plan_most(*payload, load);
     } else {
         const uint32_t blocks = plan_request_blocks(start, i),
-                       parts = (uint32_t)plan_step_parts(step, blocks);
-        const uint32_t most = (blocks + parts - 1) / parts;
+                       splits = (uint32_t)plan_step_splits(step, blocks);
+        const uint32_t most = (blocks + splits - 1) / splits;
         plan_tally_partition(tally, costs, mean, 1, most);
-        tally->least = plan_least(tally->least, blocks / parts);
-        plan_tally_request(tally, parts);
+        tally->least = plan_least(tally->least, blocks / splits);
+        plan_tally_request(tally, splits);
         *payload = plan_most(*payload, most + PLAN_OVERHEAD);
     }
 }
 
-/* Returns the row of part `part` of a request, or of the whole requests from `request` on; an idle row if
+/* Returns the row of split `split` of a request, or of the whole requests from `request` on; an idle row if
  * `request` = b. */
 PLAN_FN struct plan_partition plan_step_row(const uint32_t *start, int32_t b, struct plan_step step,
-                                            int32_t request, int32_t part)
+                                            int32_t request, int32_t split)
 {
     if (request == b) return plan_row(b, 0, 0, b - 1, (int32_t)plan_request_blocks(start, b - 1), false);
     if (step.whole > 1) {
@@ -204,9 +203,9 @@ PLAN_FN struct plan_partition plan_step_row(const uint32_t *start, int32_t b, st
         return plan_row(request, 0, 0, last, (int32_t)plan_request_blocks(start, last), false);
     }
     const uint32_t blocks = plan_request_blocks(start, request),
-                   parts = (uint32_t)plan_step_parts(step, blocks);
-    return plan_row(request, plan_step_cut(blocks, parts, (uint32_t)part), part, request,
-                    plan_step_cut(blocks, parts, (uint32_t)part + 1), (uint32_t)part + 1 < parts);
+                   splits = (uint32_t)plan_step_splits(step, blocks);
+    return plan_row(request, plan_split_begin(blocks, splits, (uint32_t)split), split, request,
+                    plan_split_begin(blocks, splits, (uint32_t)split + 1), (uint32_t)split + 1 < splits);
 }
 
 #endif

@@ -90,12 +90,12 @@ struct key_source {
 
 enum { KEY_SOURCES = 2 };
 
-/* How requests are cut into splits, if they are. */
-enum cut {
-    CUT_BY_PLAN,
-    CUT_INVARIANT, /* into chunks at the same keys for any batch around a request */
-    CUT_EVENLY,    /* only if there is too little work without cutting; no plan */
-    CUT_NEVER      /* so that a request's bits depend on nothing else in the batch */
+/* How requests are split, if they are. */
+enum splitting {
+    SPLIT_BY_PLAN,
+    SPLIT_BATCH_INVARIANT, /* into splits at the same keys for any batch around a request */
+    SPLIT_EVENLY,          /* only if there is too little work without splits; no plan */
+    SPLIT_NEVER            /* so that a request's bits depend on nothing else in the batch */
 };
 
 /* A problem of attention. Every token of a prefill is a request of one token: b is their number and s_q is
@@ -118,11 +118,11 @@ struct attention_problem {
     float *lse, *max_logits;              /* NULL: not wanted */
     int64_t lse_stride[2], max_stride[2]; /* request, head; tokens are contiguous */
     struct key_source keys[KEY_SOURCES];  /* a request has the keys of the first, then those of the second */
-    int64_t capacity;                     /* the longest key list that may be cut (attention_length) */
+    int64_t capacity;                     /* the longest key list that may be split (attention_length) */
     struct result_rules rules;
     float scale;
     bool causal;
-    enum cut cut;
+    enum splitting splitting;
     const void *plan; /* NULL: in tables, or planned inside the call */
     size_t plan_size;
     bool plan_in_tables; /* with num_partitions rows; both may be NULL in a size query */
@@ -146,7 +146,7 @@ static inline void attention_quantise(const struct attention_problem *p, int64_t
         query_quantise(to, p->q + at, query_quantised(p->format), width);
 }
 
-/* Returns the lists that the plan of a call cuts. */
+/* Returns the lists that the plan of a call splits. */
 static inline struct plan_topk attention_lists(const struct attention_problem *p)
 {
     return (struct plan_topk){p->keys[0].capacity, p->keys[1].capacity, p->keys[0].lengths,
@@ -222,7 +222,7 @@ static inline struct span backward_span(const struct backward_problem *p, int64_
 
 struct plan_problem {
     int64_t b;
-    enum key_kind kind;      /* what the plan cuts: paged keys, or lists */
+    enum key_kind kind;      /* what the plan splits: paged keys, or lists */
     struct plan_topk lists;  /* paged keys use only the first list, with lengths */
     fmla_device device;      /* of the lengths and of the plan */
     struct plan_costs costs; /* of the device that will use the plan; zero for lists */

@@ -270,10 +270,10 @@ FMLA_API fmla_status fmla_prepare(fmla_device device);
 
 /* ---- The split plan ------------------------------------------------------------------------- */
 
-/* A plan cuts a batch of requests of different lengths into equal loads (docs/semantics.md, "The split plan";
- * the method is FlashMLA's, of February 2025). It depends only on the lengths, the heads, s_q and the target,
- * so one plan serves every layer of a model for one step. Dense decode and sparse decode need different
- * plans, made by different functions; both are described and used alike. */
+/* A plan splits a batch of requests of different lengths into equal loads (docs/semantics.md, "The split
+ * plan"; the method is FlashMLA's, of February 2025). It depends only on the lengths, the heads, s_q and the
+ * target, so one plan serves every layer of a model for one step. Dense decode and sparse decode need
+ * different plans, made by different functions; both are described and used alike. */
 typedef struct fmla_decode_plan_args {
     size_t struct_size;         /* set by FMLA_INIT */
     const fmla_tensor *seqlens; /* [b] int32: keys per request; clamped to [0, capacity]; b < 2^31 - 65537 */
@@ -513,7 +513,7 @@ typedef struct fmla_sparse_decode_args {
     const fmla_tensor *out;               /* [b, s_q, h_q, d_v] in the type of q; written */
     const fmla_tensor *lse;               /* [b, h_q, s_q] fp32, written; NULL = not wanted */
     /* From fmla_sparse_plan for this b; NULL = planned inside the call. A plan made for other lengths is
-     * safe; one made for other heads is safe but unbalanced. Ignored by a GPU kernel that cuts few keys
+     * safe; one made for other heads is safe but unbalanced. Ignored by a GPU kernel that splits few keys
      * evenly by itself (docs/semantics.md). */
     const void *plan;
     size_t plan_size; /* in bytes */
@@ -597,8 +597,8 @@ typedef struct fmla_sparse_prefill_args {
 
 /* Returns the workspace of fmla_sparse_prefill for these arguments, in bytes, and its alignment; either may
  * be NULL. Reads the same kinds of arguments as fmla_dense_decode_workspace_size. The size is 0 on a GPU,
- * except on Hopper for calls so short that they cut lists: up to 68608 bytes per SM over bf16 keys, and up to
- * 131344 over FP8 pages.
+ * except on Hopper for calls so short that they split lists: up to 68608 bytes per SM over bf16 keys, and up
+ * to 131344 over FP8 pages.
  * Errors: as fmla_sparse_prefill, except those of the workspace. */
 FMLA_API fmla_status fmla_sparse_prefill_workspace_size(const fmla_sparse_prefill_args *args, size_t *bytes,
                                                         size_t *alignment);

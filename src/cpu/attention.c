@@ -4,22 +4,22 @@
  * kernels do the arithmetic.
  *
  * Work is cut twice. The rows of a request are cut into row tiles: by set, then into tile_rows rows. The keys
- * are cut into splits, by the split plan or into chunks of equal length:
+ * are split, by the split plan or into even splits, of equal length but for the last:
  *
- *   batch-invariant   chunks of INVARIANT_CHUNK keys
- *   sparse prefill    the whole list, since rows are enough as a rule; shorter chunks where the row tiles are
+ *   batch-invariant   splits of INVARIANT_SPLIT_KEYS keys
+ *   sparse prefill    the whole list, since rows are enough as a rule; shorter splits where the row tiles are
  *                     too few to keep all threads busy
  *   MHA               all keys, so that the bits of a request do not depend on its batch
  *
- * A work item is a partition of the plan (or one chunk of one request) for one row tile. A split that is a
- * whole request is written straight to `out`. Any other split writes its fp32 rows, their largest scores and
- * their lse relative to these to a slot of the workspace, and a second pass joins the slots of a request in
- * split order.
+ * A work item is a partition of the plan (or one even split of one request) for one row tile. A split that is
+ * a whole request is written straight to `out`. Any other split writes its fp32 rows, their largest scores
+ * and their lse relative to these to a slot of the workspace, and a second pass joins the slots of a request
+ * in split order.
  *
  * With FP8 products, a pass before all others stores, for every query, the bf16 values of its FP8 codes.
  *
  * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | largest scores of the
- *             slots | spans of requests that are not cut | quantised queries | one scratch per worker: the
+ *             slots | spans of requests that are not split | quantised queries | one scratch per worker: the
  *             rows of a tile, then the scratch of the inner kernel
  */
 #include "cpu.h"
@@ -29,9 +29,9 @@
 
 #include <string.h>
 
-/* Keys of a chunk in batch-invariant mode: short enough that one long request keeps several threads busy,
- * long enough that the partial results (h_q · d_v fp32 per chunk) stay small beside the keys read. */
-enum { INVARIANT_CHUNK = 2048 };
+/* Keys of a split in batch-invariant mode: short enough that one long request keeps several threads busy,
+ * long enough that the partial results (h_q · d_v fp32 per split) stay small beside the keys read. */
+enum { INVARIANT_SPLIT_KEYS = 2048 };
 
 /* ---- The work of a call, and its workspace -------------------------------------------------- */
 
@@ -39,31 +39,32 @@ struct work {
     struct cpu_call call;
     const struct cpu_attention *attention;
     struct thread_pool pool;
-    const struct plan_partition *partitions; /* [num_partitions]; NULL in chunks */
+    const struct plan_partition *partitions; /* [num_partitions]; NULL without a plan */
     int64_t row_tiles;                       /* of a request: sets × tiles of a set */
-    int64_t chunk_keys;                      /* 0: cut by the plan, or not at all */
-    int64_t chunks;                          /* maximum chunks of a request */
+    int64_t split_keys;                      /* 0: split by the plan, or not at all */
+    int64_t even_splits;                     /* maximum splits of a request */
     int64_t slots;
     int32_t num_partitions;
     size_t slots_offset, slot_lse_offset, slot_max_offset, spans_offset, queries_offset, scratch_offset;
     size_t scratch_bytes;
     float *slot_out, *slot_lse, *slot_max; /* of slot 0 */
-    struct cpu_span *spans;                /* [b + 1]; items are row tiles; CUT_NEVER only */
+    struct cpu_span *spans;                /* [b + 1]; items are row tiles; SPLIT_NEVER only */
     char *workspace;
 };
 _Static_assert(sizeof(struct work) <= sizeof((struct prepared *)0)->decided, "it is decided once a call");
 
 enum { TILES_A_WORKER = 4 }; /* the fewest that leave workers idle for only a short time */
 
-/* Returns the rows of a tile. The plan and invariant chunks use PLAN_ROW_TILE. Otherwise a tile is as large
+/* Returns the rows of a tile. The plan and invariant splits use PLAN_ROW_TILE. Otherwise a tile is as large
  * as the kernel takes, so that keys are gathered, converted and interleaved once for all its rows; in MHA,
  * which has many tiles per head, it is as large as leaves work for all workers. */
 static int32_t tile_rows_of(const struct attention_problem *p, const struct cpu_attention *attention,
                             int64_t sets, int64_t set_rows, int32_t workers)
 {
-    if (p->cut == CUT_BY_PLAN || p->cut == CUT_INVARIANT || !set_rows) return PLAN_ROW_TILE;
+    if (p->splitting == SPLIT_BY_PLAN || p->splitting == SPLIT_BATCH_INVARIANT || !set_rows)
+        return PLAN_ROW_TILE;
     int32_t most = attention->most_rows;
-    if (p->cut == CUT_NEVER) {
+    if (p->splitting == SPLIT_NEVER) {
         most = attention->most_rows_of_heads;
         for (; most > PLAN_ROW_TILE; most /= 2) {
             const int64_t tiles = (set_rows + most - 1) / most;
@@ -95,8 +96,8 @@ static struct cpu_call call_of(const struct attention_problem *p, const struct c
         .set_rows = set_rows,
         .tile_rows = tile_rows_of(p, attention, sets, set_rows, workers),
         .value_bytes = p->keys[0].values_apart ? (int32_t)(p->d_v * (int64_t)sizeof(uint16_t)) : 0,
-        .keys_at_once =
-            listed && p->cut != CUT_EVENLY && (set_rows < SPREADING_ROWS || p->keys[1].kind != KEYS_NONE),
+        .keys_at_once = listed && p->splitting != SPLIT_EVENLY &&
+                        (set_rows < SPREADING_ROWS || p->keys[1].kind != KEYS_NONE),
     };
 }
 
@@ -106,33 +107,33 @@ static int64_t tiles_of(const struct work *w, int64_t rows)
 }
 
 /* The slots of a prefill hold fewer than 14 row tiles per worker, for any number of tokens. */
-int64_t cpu_even_chunks(int64_t tiles, int64_t workers, int64_t most)
+int64_t cpu_even_splits(int64_t tiles, int64_t workers, int64_t most)
 {
     int64_t best = 1, best_tiles = 0, best_rounds = 1;
     if (!tiles || tiles / workers >= 7) return 1;
-    for (int64_t chunks = 1; chunks <= most; chunks++) {
-        const int64_t items = tiles * chunks, rounds = (items + workers - 1) / workers;
+    for (int64_t splits = 1; splits <= most; splits++) {
+        const int64_t items = tiles * splits, rounds = (items + workers - 1) / workers;
         if (items * best_rounds > best_tiles * rounds)
-            best = chunks, best_tiles = items, best_rounds = rounds;
+            best = splits, best_tiles = items, best_rounds = rounds;
         if (8 * items >= 7 * rounds * workers) break;
     }
     return best;
 }
 
-/* Returns the keys of a chunk; 0 where requests are cut by the plan, or not at all. */
-static int64_t chunk_keys_of(const struct attention_problem *p, const struct work *w)
+/* Returns the keys of a split; 0 where requests are split by the plan, or not at all. */
+static int64_t split_keys_of(const struct attention_problem *p, const struct work *w)
 {
-    if (p->cut == CUT_INVARIANT) return INVARIANT_CHUNK;
-    if (p->cut == CUT_BY_PLAN || p->cut == CUT_NEVER) return 0;
+    if (p->splitting == SPLIT_BATCH_INVARIANT) return INVARIANT_SPLIT_KEYS;
+    if (p->splitting == SPLIT_BY_PLAN || p->splitting == SPLIT_NEVER) return 0;
     const int64_t blocks = (p->capacity + PLAN_BLOCK - 1) / PLAN_BLOCK;
-    const int64_t chunks = cpu_even_chunks(p->b * w->row_tiles, w->pool.workers, blocks);
-    const int64_t blocks_of_chunk = (blocks + chunks - 1) / chunks;
-    return (blocks_of_chunk ? blocks_of_chunk : 1) * PLAN_BLOCK;
+    const int64_t splits = cpu_even_splits(p->b * w->row_tiles, w->pool.workers, blocks);
+    const int64_t blocks_of_split = (blocks + splits - 1) / splits;
+    return (blocks_of_split ? blocks_of_split : 1) * PLAN_BLOCK;
 }
 
-static int64_t chunks_of(const struct work *w, int64_t length)
+static int64_t even_splits_of(const struct work *w, int64_t length)
 {
-    return length > w->chunk_keys ? (length + w->chunk_keys - 1) / w->chunk_keys : 1;
+    return length > w->split_keys ? (length + w->split_keys - 1) / w->split_keys : 1;
 }
 
 /* Returns the floats of a tile's rows: out, lse and the largest score. */
@@ -145,7 +146,8 @@ static size_t tile_floats(const struct cpu_call *call)
  * partitions. */
 static bool is_bound(const struct attention_problem *p)
 {
-    return p->bound && p->cut != CUT_INVARIANT && p->cut != CUT_NEVER && !p->num_partitions;
+    return p->bound && p->splitting != SPLIT_BATCH_INVARIANT && p->splitting != SPLIT_NEVER &&
+           !p->num_partitions;
 }
 
 /* Lays out the workspace; FMLA_UNSUPPORTED where its size does not fit into memory. */
@@ -158,14 +160,14 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     w->pool = threads_now();
     w->call = call_of(p, w->attention, w->pool.workers);
     w->row_tiles = w->call.sets * tiles_of(w, w->call.set_rows);
-    w->chunk_keys = chunk_keys_of(p, w);
+    w->split_keys = split_keys_of(p, w);
     size_t at = 0;
     if (is_bound(p)) {
-        if (p->cut == CUT_BY_PLAN) at += cpu_line_up(plan_bytes(p->b, w->pool.workers));
-    } else if (w->chunk_keys) {
-        w->chunks = chunks_of(w, p->capacity);
-        if (w->chunks > 1 && __builtin_mul_overflow(p->b, w->chunks, &w->slots)) goto too_large;
-    } else if (p->cut != CUT_NEVER) {
+        if (p->splitting == SPLIT_BY_PLAN) at += cpu_line_up(plan_bytes(p->b, w->pool.workers));
+    } else if (w->split_keys) {
+        w->even_splits = even_splits_of(w, p->capacity);
+        if (w->even_splits > 1 && __builtin_mul_overflow(p->b, w->even_splits, &w->slots)) goto too_large;
+    } else if (p->splitting != SPLIT_NEVER) {
         const struct plan_header *given = p->plan;
         w->num_partitions = given ? given->num_partitions
                             : p->num_partitions
@@ -188,7 +190,7 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     w->slot_max_offset = at;
     at += cpu_line_up((size_t)rows * sizeof(float));
     w->spans_offset = at;
-    if (p->cut == CUT_NEVER) at += cpu_line_up((size_t)(p->b + 1) * sizeof(struct cpu_span));
+    if (p->splitting == SPLIT_NEVER) at += cpu_line_up((size_t)(p->b + 1) * sizeof(struct cpu_span));
     w->queries_offset = at;
     if (p->products == FMLA_PRODUCTS_FP8) {
         if (__builtin_mul_overflow(p->b * p->s_q, p->h_q * p->d_qk * (int64_t)sizeof(uint16_t), &bytes) ||
@@ -272,7 +274,7 @@ static struct tile_rows tile_rows(const struct work *w, int64_t set_rows, int64_
 static struct span span_of(const struct work *w, int64_t request)
 {
     const struct attention_problem *p = w->call.problem;
-    if (p->cut == CUT_NEVER) return w->spans[request].span;
+    if (p->splitting == SPLIT_NEVER) return w->spans[request].span;
     return (struct span){.tokens = p->s_q, .keys = attention_length(p, request)};
 }
 
@@ -281,7 +283,8 @@ static void run_split(const struct work *w, int64_t request, int64_t row_tile, i
 {
     const struct attention_problem *p = w->call.problem;
     const struct span span = span_of(w, request);
-    const int64_t set_rows = p->cut == CUT_NEVER ? span.tokens * (p->h_q / p->h_kv) : w->call.set_rows;
+    const int64_t set_rows =
+        p->splitting == SPLIT_NEVER ? span.tokens * (p->h_q / p->h_kv) : w->call.set_rows;
     const struct tile_rows t = tile_rows(w, set_rows, row_tile);
     char *scratch = w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes;
     float *rows = (float *)(void *)scratch;
@@ -339,10 +342,10 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
 
 /* ---- By the plan ---------------------------------------------------------------------------- */
 
-/* The plan gives only the cuts. The end of a request is read from the current lengths, so a plan for other
- * lengths still covers every key once. Request numbers and blocks are clamped, so a damaged plan cannot cause
- * accesses out of bounds. Partition p uses slot 2p for its first request, and slot 2p + 1 for its last if
- * that is another. */
+/* The plan gives only the boundaries between splits. The end of a request is read from the current lengths,
+ * so a plan for other lengths still covers every key once. Request numbers and blocks are clamped, so a
+ * damaged plan cannot cause accesses out of bounds. Partition p uses slot 2p for its first request, and slot
+ * 2p + 1 for its last if that is another. */
 
 /* Returns whether the last request of partition p continues in the next one. */
 static bool goes_on(const struct work *w, int64_t p)
@@ -392,27 +395,29 @@ static void join_partition(void *data, int64_t index, int32_t worker)
     join_slots(w, request, row_tile, end - partition + 1, first, 2 * (partition + 1), 2, worker);
 }
 
-/* ---- In chunks: the cuts of a request do not depend on its batch ---------------------------- */
+/* ---- Even splits --------------------------------------------------------------------------- */
 
-static void run_chunk(void *data, int64_t index, int32_t worker)
+static void run_even_split(void *data, int64_t index, int32_t worker)
 {
     const struct work *w = data;
     const int64_t row_tile = index % w->row_tiles;
-    const int64_t chunk = index / w->row_tiles % w->chunks, request = index / w->row_tiles / w->chunks;
-    const int64_t length = attention_length(w->call.problem, request), chunks = chunks_of(w, length);
-    if (chunk >= chunks) return;
-    const int64_t begin = chunk * w->chunk_keys;
-    const int64_t end = chunk + 1 < chunks ? begin + w->chunk_keys : length;
-    run_split(w, request, row_tile, begin, end, chunks == 1 ? DIRECT : request * w->chunks + chunk, worker);
+    const int64_t split = index / w->row_tiles % w->even_splits,
+                  request = index / w->row_tiles / w->even_splits;
+    const int64_t length = attention_length(w->call.problem, request), splits = even_splits_of(w, length);
+    if (split >= splits) return;
+    const int64_t begin = split * w->split_keys;
+    const int64_t end = split + 1 < splits ? begin + w->split_keys : length;
+    run_split(w, request, row_tile, begin, end, splits == 1 ? DIRECT : request * w->even_splits + split,
+              worker);
 }
 
-static void join_chunks(void *data, int64_t index, int32_t worker)
+static void join_even_splits(void *data, int64_t index, int32_t worker)
 {
     const struct work *w = data;
     const int64_t row_tile = index % w->row_tiles, request = index / w->row_tiles;
-    const int64_t chunks = chunks_of(w, attention_length(w->call.problem, request)),
-                  first = request * w->chunks;
-    if (chunks > 1) join_slots(w, request, row_tile, chunks, first, first + 1, 1, worker);
+    const int64_t splits = even_splits_of(w, attention_length(w->call.problem, request)),
+                  first = request * w->even_splits;
+    if (splits > 1) join_slots(w, request, row_tile, splits, first, first + 1, 1, worker);
 }
 
 /* ---- Not cut: the rows occupy all workers -------------------------------------------------- */
@@ -499,7 +504,7 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     if (p->products == FMLA_PRODUCTS_FP8) quantised = quantise(&w, p), w.call.problem = p = &quantised;
     w.workspace = p->workspace;
     w.spans = (struct cpu_span *)(void *)(w.workspace + w.spans_offset);
-    const int64_t tiles = p->cut == CUT_NEVER ? find_spans(&w) : 0;
+    const int64_t tiles = p->splitting == SPLIT_NEVER ? find_spans(&w) : 0;
     const int64_t rows_of_slots = w.slots * p->h_q * p->s_q; /* used or not */
     const double cost = cost_of_splits(&w),
                  cost_of_joins = cost_of_moving((double)rows_of_slots * (double)p->d_v * sizeof(float));
@@ -507,13 +512,13 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     w.slot_lse = (float *)(void *)(w.workspace + w.slot_lse_offset);
     w.slot_max = (float *)(void *)(w.workspace + w.slot_max_offset);
 
-    if (p->cut == CUT_NEVER) {
+    if (p->splitting == SPLIT_NEVER) {
         threads_run(&w.pool, tiles, cost, run_whole, &w);
         return FMLA_OK;
     }
-    if (w.chunk_keys) {
-        threads_run(&w.pool, p->b * w.chunks * w.row_tiles, cost, run_chunk, &w);
-        if (w.slots) threads_run(&w.pool, p->b * w.row_tiles, cost_of_joins, join_chunks, &w);
+    if (w.split_keys) {
+        threads_run(&w.pool, p->b * w.even_splits * w.row_tiles, cost, run_even_split, &w);
+        if (w.slots) threads_run(&w.pool, p->b * w.row_tiles, cost_of_joins, join_even_splits, &w);
         return FMLA_OK;
     }
     if (p->plan_in_tables) {

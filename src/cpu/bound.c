@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The most rows that the slots of a call have, over all calls up to given sizes. Neither the partitions of
- * decode, the fewest for which partitions × row tiles is a multiple of the threads, nor the chunks of sparse
+ * decode, the fewest for which partitions × row tiles is a multiple of the threads, nor the splits of sparse
  * prefill grow with a call, so every size that may have the maximum is tried.
  */
 #include "cpu.h"
@@ -43,20 +43,20 @@ static int64_t plan_rows(const struct cpu_call *call, int32_t workers)
     return best;
 }
 
-/* The maximum of sparse prefill, which cuts lists where there are fewer than 7 row tiles per worker. The
+/* The maximum of sparse prefill, which splits lists where there are fewer than 7 row tiles per worker. The
  * longest list, and as many rows as the tiles hold, give the maximum. */
 static int64_t even_rows(const struct cpu_call *call, int32_t most_rows, int32_t workers)
 {
     const struct attention_problem *p = call->problem;
     const int64_t blocks = (p->capacity + PLAN_BLOCK - 1) / PLAN_BLOCK, most = most_rows;
-    const int64_t cut = 7 * (int64_t)workers - 1, most_tiles = least((call->set_rows + most - 1) / most, cut);
+    const int64_t few = 7 * (int64_t)workers - 1, most_tiles = least((call->set_rows + most - 1) / most, few);
     int64_t best = 0;
     for (int64_t tiles = 1; tiles <= most_tiles; tiles++) {
         const int64_t rows = call->sets * least(call->set_rows, tiles * most);
-        const int64_t most_tokens = least(p->b, cut / (tiles * call->sets));
+        const int64_t most_tokens = least(p->b, few / (tiles * call->sets));
         for (int64_t tokens = 1; tokens <= most_tokens; tokens++) {
-            const int64_t chunks = cpu_even_chunks(tokens * tiles * call->sets, workers, blocks);
-            if (chunks > 1 && tokens * chunks * rows > best) best = tokens * chunks * rows;
+            const int64_t splits = cpu_even_splits(tokens * tiles * call->sets, workers, blocks);
+            if (splits > 1 && tokens * splits * rows > best) best = tokens * splits * rows;
         }
     }
     return best;
@@ -64,5 +64,6 @@ static int64_t even_rows(const struct cpu_call *call, int32_t most_rows, int32_t
 
 int64_t cpu_most_slot_rows(const struct cpu_call *call, int32_t most_rows, int32_t workers)
 {
-    return call->problem->cut == CUT_EVENLY ? even_rows(call, most_rows, workers) : plan_rows(call, workers);
+    return call->problem->splitting == SPLIT_EVENLY ? even_rows(call, most_rows, workers)
+                                                    : plan_rows(call, workers);
 }

@@ -103,7 +103,7 @@ struct cpu_tile {
 /* Attention over a tile, for one instruction set. */
 struct cpu_attention {
     int32_t most_rows;                                    /* of a tile: PLAN_ROW_TILE times a power of two */
-    int32_t most_rows_of_heads;                           /* the same for CUT_NEVER */
+    int32_t most_rows_of_heads;                           /* the same for SPLIT_NEVER */
     size_t (*scratch_bytes)(const struct cpu_call *call); /* per worker; a multiple of 64 */
     void (*attend)(const struct cpu_tile *tile, void *scratch); /* scratch is 64-byte aligned */
     /* Rounds values · factor to bf16 or fp16. */
@@ -155,10 +155,10 @@ int32_t cpu_listed_keys(const struct cpu_tile *tile, int64_t *at, int64_t end,
 /* Checks that every page that will be read lies in the cache; FMLA_INVALID_ARGUMENT where one does not. */
 fmla_status cpu_check_pages(const struct attention_problem *problem);
 
-/* Returns the number of chunks per list: the fewest that keep the workers busy for 7/8 of the time if all
+/* Returns the number of splits per list: the fewest that keep the workers busy for 7/8 of the time if all
  * lists are full, at most `most`; where none do, those that keep them busiest. `tiles` counts the row tiles
  * of all lists. */
-int64_t cpu_even_chunks(int64_t tiles, int64_t workers, int64_t most);
+int64_t cpu_even_splits(int64_t tiles, int64_t workers, int64_t most);
 
 /* Returns the most rows that all slots together have in any call up to these sizes that is not
  * batch-invariant and has the default's partitions (bound.c). */

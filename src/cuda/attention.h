@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
  * Declarations that the hosts of the attention kernels share. A call makes up to three launches on the
- * caller's stream: the planner, if a plan cuts the call and the caller passes none; the kernel; the join, if
- * requests may be cut. Portable dense decode with FP8 products launches the query quantisation before its
- * kernel. No call waits for the device or reads device memory.
+ * caller's stream: the planner, if a plan splits the call and the caller passes none; the kernel; the join,
+ * if requests may be split. Portable dense decode with FP8 products launches the query quantisation before
+ * its kernel. No call waits for the device or reads device memory.
  *
  * Workspace:  plan, if the call makes it | out of the slots | lse of the slots | the kernel's own part
  *
- * A call has two slots per partition of the plan, or one per chunk of a request (params.h).
+ * A call has two slots per partition of the plan, or one per even split of a request (params.h).
  */
 #ifndef FMLA_CUDA_ATTENTION_H
 #define FMLA_CUDA_ATTENTION_H
@@ -32,18 +32,18 @@ struct cuda_work {
     bool slots_in_halves;
     int64_t tiles; /* of a request: CTAs that take a partition together */
     int32_t rows;  /* of a tile, where chosen at each launch; else unused */
-    /* Requests are cut by a plan of num_partitions partitions, or into chunks of chunk_keys keys. */
+    /* Requests are split by a plan of num_partitions partitions, or into even splits of split_keys keys. */
     int32_t num_partitions;
-    int32_t chunk_keys;          /* 0: cut by a plan */
-    bool chunks_at_once;         /* one worker per chunk; else enough workers to keep the device busy */
-    bool makes_plan;             /* the call launches the planner */
-    int64_t chunks, chunk_lanes; /* of a request; 0: cut by a plan */
+    int32_t split_keys;               /* 0: split by a plan */
+    bool splits_at_once;              /* one worker per split; else enough workers to keep the device busy */
+    bool makes_plan;                  /* the call launches the planner */
+    int64_t even_splits, split_lanes; /* of a request; 0: split by a plan */
     int64_t slots;
     size_t slot_out_offset, slot_lse_offset;
     int64_t mark_tiles; /* of a request, in the units of dense decode's marks; 0: no marks */
     size_t marks_offset;
     bool apart;             /* input: CTAs must not wait for each other */
-    bool joins_itself;      /* the kernel joins the parts of cut requests */
+    bool joins_itself;      /* the kernel joins the parts of split requests */
     size_t meetings_offset; /* if joins_itself: one word per tile of a request; 0: no room */
     size_t queries_offset;  /* dense decode with FP8 products: [b][s_q][h_q][d_qk] bf16 values */
     size_t bytes;           /* of the workspace */
@@ -64,7 +64,7 @@ struct cuda_attention {
     bool (*leaves)(const struct attention_problem *p, const struct cuda_device *device);
 };
 
-/* ---- Requests that are cut (split.c) --------------------------------------------------------- */
+/* ---- Requests that are split (split.c) --------------------------------------------------------- */
 
 /* Places the slots at byte `at` of the workspace. `rows` is the number of rows of all slots together; < 0: it
  * does not fit 63 bits. */
@@ -88,7 +88,7 @@ void cuda_most_add(struct cuda_most *most, int32_t partitions, int64_t rows);
 fmla_status cuda_lay_out_most(const struct attention_problem *p, const struct cuda_most *most,
                               struct cuda_work *work);
 
-/* Returns the number of CTAs: tiles × workers. A worker is a partition, or a lane of the chunks of a
+/* Returns the number of CTAs: tiles × workers. A worker is a partition, or a lane of the even splits of a
  * request. */
 int64_t cuda_blocks(const struct attention_problem *p, const struct cuda_work *work);
 
@@ -164,13 +164,13 @@ fmla_status cuda_prefill_launch(const struct cuda_scope *scope, const struct att
                                                       const struct attention_problem *p,
                                                       const struct prefill_part *part));
 
-/* Sets the maximum workspace of the device's kernels: Hopper's kernel for bf16 keys cuts tiles, the one for
- * FP8 pages cuts lists. */
+/* Sets the maximum workspace of the device's kernels: Hopper's kernel for bf16 keys splits tiles, the one for
+ * FP8 pages splits lists. */
 fmla_status cuda_prefill_prepare(const struct attention_problem *p, struct cuda_work *work);
 
-/* Cuts the lists of calls with few tokens over FP8 pages into parts, which the kernel joins, and lays out the
- * workspace. `chunks` is 0 if the lists are not cut. */
-fmla_status cuda_prefill_cut_lists(const struct attention_problem *p, struct cuda_work *work);
+/* Splits the lists of calls with few tokens over FP8 pages, whose parts the kernel joins, and lays out the
+ * workspace. `even_splits` is 0 if the lists are not split. */
+fmla_status cuda_prefill_split_lists(const struct attention_problem *p, struct cuda_work *work);
 
 struct mha_forward_params cuda_mha_params(const struct attention_problem *p);
 fmla_status cuda_mha_prepare(const struct attention_problem *p, struct cuda_work *work);

@@ -21,7 +21,7 @@ static size_t mark_bytes(int64_t tiles)
 
 /* Lays out the workspace of any call up to these sizes with the default number of partitions. The default
  * leaves each SM a tile of PLAN_ROW_TILE rows, so every number of tiles of a key head is tried, with the most
- * rows that they hold. With other numbers of partitions, or in chunks, larger sizes need more. */
+ * rows that they hold. With other numbers of partitions, or in even splits, larger sizes need more. */
 static fmla_status lay_out_most(const struct attention_problem *p, struct cuda_work *w)
 {
     const int64_t rows_of_head = p->s_q * (p->h_q / p->h_kv),
@@ -58,16 +58,16 @@ fmla_status cuda_dense_prepare(const struct attention_problem *p, int64_t rows, 
 {
     const int64_t rows_of_head = p->s_q * (p->h_q / p->h_kv);
     w->tiles = p->h_kv * cuda_ceil_div(rows_of_head, rows);
-    w->chunk_keys = p->cut == CUT_INVARIANT ? INVARIANT_CHUNK : 0;
+    w->split_keys = p->splitting == SPLIT_BATCH_INVARIANT ? INVARIANT_SPLIT_KEYS : 0;
     w->num_partitions = p->num_partitions ? p->num_partitions
                                           : plan_default_partitions(w->device->sms, p->s_q, p->h_q, p->h_kv);
     const fmla_status status = cuda_lay_out(p, w);
     if (status) return status;
-    if (!w->chunk_keys && w->num_partitions > 1)
+    if (!w->split_keys && w->num_partitions > 1)
         w->mark_tiles = p->h_kv * cuda_ceil_div(rows_of_head, ROWS_OF_MARK); /* below the number of rows */
     w->marks_offset = w->bytes;
     w->bytes += mark_bytes(w->mark_tiles * w->num_partitions);
-    const bool bound = p->bound && !w->chunk_keys && !p->num_partitions;
+    const bool bound = p->bound && !w->split_keys && !p->num_partitions;
     const fmla_status most = bound ? lay_out_most(p, w) : FMLA_OK;
     return most ? most : place_queries(p, w);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense MHA on a GPU: the host part that all its kernels share. There is no plan, and no request is cut.
+ * Dense MHA on a GPU: the host part that all its kernels share. There is no plan, and no request is split.
  */
 #include "attention.h"
 

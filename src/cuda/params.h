@@ -45,23 +45,23 @@ struct output_params {
     int32_t gap;           /* named, hence 0, because calls are compared as bytes */
 };
 
-/* How a call is cut into splits (a range of keys of one request), and where the splits of cut requests are
+/* How a call is cut into splits (a range of keys of one request), and where the splits of split requests are
  * kept. */
 struct split_params {
     const struct plan_header *header;        /* of a plan in one buffer; NULL: the tables are separate */
-    const struct plan_partition *partitions; /* NULL: cut into chunks of chunk_keys keys */
+    const struct plan_partition *partitions; /* NULL: even splits of split_keys keys */
     const int32_t *num_splits;
     int32_t num_partitions; /* that there is room for */
-    int32_t chunks;         /* most chunks of a request */
-    int32_t chunk_lanes;    /* workers that take turns at the chunks of a request */
-    int32_t chunk_keys;     /* a multiple of PLAN_BLOCK; INVARIANT_CHUNK in dense decode */
+    int32_t even_splits;    /* most splits of a request */
+    int32_t split_lanes;    /* workers that take turns at the splits of a request */
+    int32_t split_keys;     /* a multiple of PLAN_BLOCK; INVARIANT_SPLIT_KEYS in dense decode */
     /* [slots][h_q · s_q][d_v]; rows are ordered by key head, then as in tiles; columns in the order of
      * slot_position (device/fragment.h). */
     float *slot_out;
     int32_t slots_in_halves; /* rows have the format of device/half_rows.cuh */
     int32_t gap;
     float *slot_lse; /* [slots][h_q · s_q]; natural logarithms; -inf if no key was seen */
-    /* Hopper's kernel with a plan: the progress of requests that are cut once (second_part.cuh there); else
+    /* Hopper's kernel with a plan: the progress of requests that are split once (second_part.cuh there); else
      * NULL. */
     uint32_t *marks; /* [partitions][tiles][MARKS_OF_TILE] */
     int32_t tiles;   /* of ROWS_OF_MARK rows, of a request */
@@ -174,7 +174,7 @@ struct sparse_decode_params {
     int64_t q_stride[3];
     struct sparse_cache_params cache[2];
     struct plan_topk topk;
-    struct divisor chunks_divisor; /* split.chunks */
+    struct divisor splits_divisor; /* split.even_splits */
     struct split_params split;
     struct output_params output;
 };
@@ -225,13 +225,13 @@ struct sparse_prefill_params {
     int32_t pairs_aligned; /* two neighbouring elements of out may be stored as one 32-bit word */
 };
 
-/* The tiles of sparse prefill that are cut by keys: those of a short call's last wave, if there are SMs for
+/* The tiles of sparse prefill that are split by keys: those of a short call's last wave, if there are SMs for
  * at least two splits of each. */
-struct prefill_cut {
-    int32_t whole;  /* uncut tiles, the first ones */
-    int32_t splits; /* of each cut tile; 1: no tile is cut */
-    struct divisor splits_divisor;
-    unsigned char *slots; /* one per split (sm90/sparse_prefill/slot.cuh) */
+struct prefill_splits {
+    int32_t whole;          /* tiles that are not split, the first ones */
+    int32_t of_tile;        /* splits of each other tile; 1: no tile is split */
+    struct divisor divisor; /* of_tile */
+    unsigned char *slots;   /* one per split (sm90/sparse_prefill/slot.cuh) */
 };
 enum { PREFILL_SLOT_BYTES = 64 * (512 * 2 + 8 * 4 + 16), MOST_PREFILL_SPLITS = 32 };
 enum { PREFILL_JOIN_WARPS = 4 /* one row each */ };
@@ -240,8 +240,8 @@ enum { PREFILL_JOIN_WARPS = 4 /* one row each */ };
 struct sparse_prefill_sm90_params {
     struct sparse_prefill_params call;
     struct tensor_map queries, results; /* 64 heads × 128 columns */
-    int32_t items;                      /* uncut tiles, then splits of the others */
-    struct prefill_cut cut;
+    int32_t items;                      /* whole tiles, then splits of the others */
+    struct prefill_splits splits;
 };
 
 /* Hopper's kernel over FP8 caches whose CTAs join their own parts (sm90/sparse_decode/join_share.cuh). */
@@ -417,7 +417,7 @@ struct plan_params {
     struct plan_costs costs;
 };
 
-enum { INVARIANT_CHUNK = 2048 /* keys of a chunk in batch-invariant mode */ };
+enum { INVARIANT_SPLIT_KEYS = 2048 /* keys of a split in batch-invariant mode */ };
 
 /* Parts of a request; if it has more, all warps of a CTA join a row together. The number of parts alone
  * decides the order of the additions, not the launch of the join, which in batch-invariant mode depends on

@@ -69,31 +69,31 @@ static void place_meetings(struct cuda_work *w)
     w->bytes += cuda_line_up((size_t)w->device->sms * sizeof(uint64_t));
 }
 
-fmla_status cuda_prefill_cut_lists(const struct attention_problem *p, struct cuda_work *w)
+fmla_status cuda_prefill_split_lists(const struct attention_problem *p, struct cuda_work *w)
 {
     w->tiles = cuda_prefill_tiles(p, HEADS);
-    w->chunk_keys = sm90_sparse_prefill_part_keys(p->b * w->tiles, p->capacity, w->device->sms);
-    if (!w->chunk_keys) return FMLA_OK;
-    w->chunks_at_once = w->slots_in_halves = w->joins_itself = true;
+    w->split_keys = sm90_sparse_prefill_split_keys(p->b * w->tiles, p->capacity, w->device->sms);
+    if (!w->split_keys) return FMLA_OK;
+    w->splits_at_once = w->slots_in_halves = w->joins_itself = true;
     const fmla_status status = cuda_lay_out(p, w);
     place_meetings(w);
     return status;
 }
 
-/* Sets the bytes for FP8 pages. A call up to some sizes has at most one part of a tile per SM. */
+/* Sets the bytes for FP8 pages. A call up to some sizes has at most one split of a tile per SM. */
 static fmla_status lists_bytes(const struct attention_problem *p, struct cuda_work *w)
 {
-    struct cuda_work cut = {.device = w->device};
+    struct cuda_work split = {.device = w->device};
     const int32_t sms = w->device->sms;
     fmla_status status = FMLA_OK;
     if (!p->bound) {
-        status = cuda_prefill_cut_lists(p, &cut);
-    } else if (sm90_sparse_prefill_part_keys(p->b > 0, p->capacity, sms)) {
+        status = cuda_prefill_split_lists(p, &split);
+    } else if (sm90_sparse_prefill_split_keys(p->b > 0, p->capacity, sms)) {
         const int64_t most = p->h_q < HEADS ? p->h_q : HEADS; /* rows of a tile */
-        status = cuda_place_slots(p, sms * most, 0, &cut);
-        place_meetings(&cut);
+        status = cuda_place_slots(p, sms * most, 0, &split);
+        place_meetings(&split);
     }
-    w->bytes = cut.bytes;
+    w->bytes = split.bytes;
     return status;
 }
 
@@ -104,8 +104,8 @@ static int64_t most_splits(const struct attention_problem *p, int32_t sms)
     if (p->bound) /* of all launches, each of which has fewer tiles */
         return sm90_sparse_prefill_most_splits(p->b * tiles, p->capacity, sms);
     const int64_t last = p->b % cuda_prefill_most_tokens(p, HEADS); /* others are too large */
-    const struct prefill_cut cut = sm90_sparse_prefill_cut(last * tiles, p->capacity, sms);
-    return cut.splits > 1 ? (last * tiles - cut.whole) * cut.splits : 0;
+    const struct prefill_splits splits = sm90_sparse_prefill_splits(last * tiles, p->capacity, sms);
+    return splits.of_tile > 1 ? (last * tiles - splits.whole) * splits.of_tile : 0;
 }
 
 fmla_status cuda_prefill_prepare(const struct attention_problem *p, struct cuda_work *w)

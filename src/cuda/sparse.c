@@ -3,7 +3,7 @@
  * Sparse decode on a GPU: the host part that all its kernels share. Each query token has its own keys, so a
  * partition of the plan is taken by one CTA per tile of heads of the request's tokens.
  *
- * Workspace: that of attention.h | on Hopper, if requests may be cut, the words by which CTAs meet, one per
+ * Workspace: that of attention.h | on Hopper, if requests may be split, the words by which CTAs meet, one per
  * SM
  */
 #include "attention.h"
@@ -45,16 +45,16 @@ int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, 
 }
 
 /* Places the words by which CTAs meet at the end of the workspace. */
-static void place_meetings(bool may_be_cut, struct cuda_work *w)
+static void place_meetings(bool may_be_split, struct cuda_work *w)
 {
-    if (!may_be_cut || !has_hoppers(w->device)) return;
+    if (!may_be_split || !has_hoppers(w->device)) return;
     w->meetings_offset = w->bytes;
     w->bytes += cuda_line_up((size_t)w->device->sms * sizeof(uint64_t));
 }
 
 /* Lays out the workspace of any call up to these sizes with the default number of partitions: every number of
  * tiles of a request is tried, with the most rows that they hold. With other numbers of partitions, or in
- * chunks, larger sizes need more. */
+ * even splits, larger sizes need more. */
 static fmla_status lay_out_most(const struct attention_problem *p, const struct sm90_sparse_shape *shape,
                                 struct cuda_work *w)
 {
@@ -81,10 +81,10 @@ fmla_status cuda_sparse_prepare(const struct attention_problem *p, int64_t tiles
 {
     const struct sm90_sparse_shape shape = sm90_sparse_shape_of(p, w->device->sms);
     w->tiles = tiles;
-    w->chunk_keys = p->cut == CUT_INVARIANT ? INVARIANT_CHUNK : 0;
+    w->split_keys = p->splitting == SPLIT_BATCH_INVARIANT ? INVARIANT_SPLIT_KEYS : 0;
     w->num_partitions = p->num_partitions ? p->num_partitions : rows_of(w->device, &shape);
     fmla_status status = cuda_lay_out(p, w);
-    if (status || w->chunk_keys) return status;
+    if (status || w->split_keys) return status;
     if (p->bound && !p->num_partitions) return lay_out_most(p, &shape, w);
     place_meetings(w->slots > 0, w);
     if (!w->makes_plan || p->num_partitions) return FMLA_OK;
@@ -98,7 +98,7 @@ fmla_status cuda_sparse_prepare(const struct attention_problem *p, int64_t tiles
 
 const char *cuda_sparse_refuses(const struct attention_problem *p, int64_t tiles, const char **argument)
 {
-    enum { MOST_LANES = 1 << 20, MOST_KEYS = INT32_MAX - INVARIANT_CHUNK };
+    enum { MOST_LANES = 1 << 20, MOST_KEYS = INT32_MAX - INVARIANT_SPLIT_KEYS };
     const int64_t workers = p->b > p->num_partitions ? p->b : p->num_partitions;
     *argument = p->keys[1].capacity ? "extra_indices" : "indices";
     if (p->capacity > MOST_KEYS) return "takes fewer than 2^31 - 2048 indices per token, over both caches";
@@ -126,7 +126,7 @@ struct sparse_decode_params cuda_sparse_params(const struct attention_problem *p
         .q = p->q,
         .cache = {cuda_cache_params(&p->keys[0]), cuda_cache_params(&p->keys[1])},
         .topk = attention_lists(p),
-        .chunks_divisor = divisor_of((uint32_t)w->chunks),
+        .splits_divisor = divisor_of((uint32_t)w->even_splits),
         .split = cuda_split_params(p, w),
         .output = cuda_output_params(p),
     };

@@ -4,7 +4,7 @@
 #include <string.h>
 
 enum {
-    WORKERS_PER_SM = 16,   /* batch-invariant: chunks in flight; more than SMs, because lengths differ */
+    WORKERS_PER_SM = 16,   /* batch-invariant: splits in flight; more than SMs, because lengths differ */
     JOIN_BLOCKS_PER_SM = 2 /* enough to saturate memory; they take turns at the rows */
 };
 
@@ -45,17 +45,17 @@ fmla_status cuda_lay_out(const struct attention_problem *p, struct cuda_work *w)
         const fmla_status status = check_plan(p, w);
         if (status) return status;
     }
-    w->makes_plan = !w->chunk_keys && !p->plan && !p->plan_in_tables;
+    w->makes_plan = !w->split_keys && !p->plan && !p->plan_in_tables;
     w->slots = 0;
-    if (w->chunk_keys) {
-        /* The assignment of chunks to workers changes no bit. In batch-invariant mode the number of chunks
+    if (w->split_keys) {
+        /* The assignment of splits to workers changes no bit. In batch-invariant mode the number of splits
          * depends on the capacity alone. */
-        w->chunks = p->capacity > w->chunk_keys ? cuda_ceil_div(p->capacity, w->chunk_keys) : 1;
-        const int64_t wanted = w->chunks_at_once ? w->chunks
+        w->even_splits = p->capacity > w->split_keys ? cuda_ceil_div(p->capacity, w->split_keys) : 1;
+        const int64_t wanted = w->splits_at_once ? w->even_splits
                                                  : cuda_ceil_div((int64_t)WORKERS_PER_SM * w->device->sms,
                                                                  (p->b ? p->b : 1) * w->tiles);
-        w->chunk_lanes = wanted < 1 ? 1 : wanted < w->chunks ? wanted : w->chunks;
-        if (w->chunks > 1) w->slots = p->b * w->chunks; /* < 2^31 · 2^20 */
+        w->split_lanes = wanted < 1 ? 1 : wanted < w->even_splits ? wanted : w->even_splits;
+        if (w->even_splits > 1) w->slots = p->b * w->even_splits; /* < 2^31 · 2^20 */
     } else {
         if (w->makes_plan) at += cuda_line_up(plan_bytes(p->b, w->num_partitions));
         if (w->num_partitions > 1) w->slots = 2 * (int64_t)w->num_partitions;
@@ -80,16 +80,16 @@ void cuda_most_add(struct cuda_most *most, int32_t partitions, int64_t rows)
 
 int64_t cuda_blocks(const struct attention_problem *p, const struct cuda_work *w)
 {
-    return (w->chunk_keys ? p->b * w->chunk_lanes : w->num_partitions) * w->tiles;
+    return (w->split_keys ? p->b * w->split_lanes : w->num_partitions) * w->tiles;
 }
 
 struct split_params cuda_split_params(const struct attention_problem *p, const struct cuda_work *w)
 {
     char *at = p->workspace;
-    struct split_params params = {.num_partitions = w->chunk_keys ? 0 : w->num_partitions,
-                                  .chunks = (int32_t)w->chunks,
-                                  .chunk_lanes = (int32_t)w->chunk_lanes,
-                                  .chunk_keys = w->chunk_keys,
+    struct split_params params = {.num_partitions = w->split_keys ? 0 : w->num_partitions,
+                                  .even_splits = (int32_t)w->even_splits,
+                                  .split_lanes = (int32_t)w->split_lanes,
+                                  .split_keys = w->split_keys,
                                   .slots_in_halves = w->slots_in_halves};
     if (w->slots) {
         params.slot_out = (float *)(void *)(at + w->slot_out_offset);
@@ -99,7 +99,7 @@ struct split_params cuda_split_params(const struct attention_problem *p, const s
         params.marks = (uint32_t *)(void *)(at + w->marks_offset);
         params.tiles = (int32_t)w->mark_tiles, params.tiles_of_head = (int32_t)(w->mark_tiles / p->h_kv);
     }
-    if (w->chunk_keys) return params;
+    if (w->split_keys) return params;
     if (p->plan_in_tables) {
         params.partitions = p->partitions, params.num_splits = p->num_splits;
     } else {
@@ -110,10 +110,10 @@ struct split_params cuda_split_params(const struct attention_problem *p, const s
     return params;
 }
 
-/* Returns the parts of a cut request, estimated from what the host knows. */
+/* Returns the parts of a split request, estimated from what the host knows. */
 static int64_t parts_of_request(const struct attention_problem *p, const struct cuda_work *w)
 {
-    if (w->chunk_keys) return w->chunks;
+    if (w->split_keys) return w->even_splits;
     if (p->keys[0].kind == KEYS_PAGED) return w->num_partitions / p->b;
     const int64_t blocks = cuda_ceil_div(p->capacity, PLAN_BLOCK);
     return cuda_ceil_div(blocks, cuda_ceil_div(p->b * (blocks + PLAN_OVERHEAD), w->num_partitions));
@@ -122,7 +122,7 @@ static int64_t parts_of_request(const struct attention_problem *p, const struct 
 fmla_status cuda_launch_join(const struct cuda_scope *scope, const struct attention_problem *p,
                              const struct cuda_work *w)
 {
-    const bool in_chunks = w->chunk_keys != 0, paged = p->keys[0].kind == KEYS_PAGED;
+    const bool evenly = w->split_keys != 0, paged = p->keys[0].kind == KEYS_PAGED;
     const int64_t group = p->h_q / p->h_kv;
     struct join_params params = {
         .b = (int32_t)p->b,
@@ -138,24 +138,24 @@ fmla_status cuda_launch_join(const struct cuda_scope *scope, const struct attent
         params.seqlens = p->keys[0].lengths, params.capacity = (int32_t)p->capacity;
     else
         params.topk = attention_lists(p);
-    /* A partition cuts at most one request. */
-    const int64_t requests = in_chunks || p->b < w->num_partitions ? p->b : w->num_partitions;
+    /* A partition splits at most one request. */
+    const int64_t requests = evenly || p->b < w->num_partitions ? p->b : w->num_partitions;
     const int64_t many = w->slots_in_halves ? MANY_PARTS_IN_HALVES : MANY_PARTS;
     int32_t rows_per_block = parts_of_request(p, w) > many ? 1 : JOIN_WARPS;
     const int64_t row_blocks = cuda_ceil_div(p->h_q * p->s_q, rows_per_block);
     const int64_t most = (int64_t)JOIN_BLOCKS_PER_SM * scope->device->sms;
-    /* Rows are cut by columns into 1, 2 or 4 shares, as long as there are threads for them. */
-    int cuts = 0;
-    while (cuts < 2 && (requests * row_blocks) << (cuts + 1) <= most) cuts++;
-    const int64_t most_rows = most >> cuts;
+    /* Rows are divided by columns into 1, 2 or 4 shares, as long as there are threads for them. */
+    int halvings = 0;
+    while (halvings < 2 && (requests * row_blocks) << (halvings + 1) <= most) halvings++;
+    const int64_t most_rows = most >> halvings;
     int32_t row_lanes = (int32_t)(row_blocks < most_rows ? row_blocks : most_rows);
     const int64_t request_lanes = requests < most_rows / row_lanes ? requests : most_rows / row_lanes;
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of(
             (struct cuda_key){.schedule = w->slots_in_halves ? CUDA_SM90_JOIN_HALF_ROWS : CUDA_JOIN,
                               .element = p->element,
-                              .variant = cuts}),
-        .blocks = (request_lanes * row_lanes) << cuts,
+                              .variant = halvings}),
+        .blocks = (request_lanes * row_lanes) << halvings,
         .flags = w->flags,
         .stream = p->stream,
     };

@@ -422,8 +422,8 @@ void view_narrow(struct view *v, int i, int dim, int64_t first, int64_t count)
     v->shape[i][dim] = count;
 }
 
-void view_cut(const struct test_case *c, struct view *v, enum dimension dimension, int64_t first,
-              int64_t count)
+void view_narrow_all(const struct test_case *c, struct view *v, enum dimension dimension, int64_t first,
+                     int64_t count)
 {
     for (int i = 0; i < c->op->tensors; i++) {
         if (is_result(c->op, i) || is_table(c->op, i) || !tensor_at(c->op, &v->args, i)) continue;
@@ -438,10 +438,10 @@ void view_cut(const struct test_case *c, struct view *v, enum dimension dimensio
 void view_rows(const struct test_case *c, struct view *v, const struct rows *rows)
 {
     const int sink = c->op->sink;
-    view_cut(c, v, DIM_b, rows->request, 1);
-    view_cut(c, v, c->flat ? DIM_tokens_q : DIM_s_q, rows->token, 1);
-    view_cut(c, v, DIM_h_q, rows->head, rows->heads);
-    view_cut(c, v, DIM_h_kv, rows->head / (c->h_q / c->h_kv), 1);
+    view_narrow_all(c, v, DIM_b, rows->request, 1);
+    view_narrow_all(c, v, c->flat ? DIM_tokens_q : DIM_s_q, rows->token, 1);
+    view_narrow_all(c, v, DIM_h_q, rows->head, rows->heads);
+    view_narrow_all(c, v, DIM_h_kv, rows->head / (c->h_q / c->h_kv), 1);
     for (int i = 0; i < c->op->tensors; i++)
         for (int d = 0; case_names(c, i) && d < v->tensor[i].ndim; d++)
             if (form_of(c->op->tensor[i], c->flat).dimensions[d] == DIM_h_q) v->strides[i][d] *= rows->step;

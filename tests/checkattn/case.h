@@ -335,8 +335,8 @@ void view_make(const struct test_case *c, struct view *view, bool near);
 void view_narrow(struct view *view, int i, int dim, int64_t first, int64_t count);
 
 /* Does the same for every input that has the dimension. */
-void view_cut(const struct test_case *c, struct view *view, enum dimension dimension, int64_t first,
-              int64_t count);
+void view_narrow_all(const struct test_case *c, struct view *view, enum dimension dimension, int64_t first,
+                     int64_t count);
 
 /* Narrows the view to the request, token, heads and key head of rows, and the sinks of the heads. */
 void view_rows(const struct test_case *c, struct view *view, const struct rows *rows);

@@ -389,7 +389,7 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
              (long long)request);
     p->request = request, p->n = 1;
     if (request >= 0) {
-        view_cut(c, v, DIM_b, request, 1), narrow_cache(c, v, request);
+        view_narrow_all(c, v, DIM_b, request, 1), narrow_cache(c, v, request);
         return;
     }
     const int64_t r = p->request = random_between(&c->random, 0, c->b - 1);
@@ -400,7 +400,7 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
         random_between(&c->random, 0, 3) ? random_between(&c->random, 1, gpu ? 40000 : 4500) : 0;
     const int64_t max_pages = d->c.max_pages + (more + d->c.page_size - 1) / d->c.page_size; /* more keys */
     enum { GAP = 8 };
-    view_cut(c, v, DIM_b, first, n), narrow_cache(c, v, first);
+    view_narrow_all(c, v, DIM_b, first, n), narrow_cache(c, v, first);
     v->strides[DENSE(q)][0] *= r - first;
     if (!d->paged) v->strides[DENSE(kv_cache)][0] *= r - first, v->shape[DENSE(kv_cache)][0] = n;
     p->own[0].bytes = (size_t)n * sizeof(int32_t);

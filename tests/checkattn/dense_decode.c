@@ -89,13 +89,13 @@ static double host_bytes(const int64_t *v)
     return 2.0 * slots * (double)(v[A_HKV] * v[A_DQK]) + rows * row + table;
 }
 
-/* Returns the bytes of a batch-invariant call's partial results: one per chunk of 2048 keys that the table
+/* Returns the bytes of a batch-invariant call's partial results: one per split of 2048 keys that the table
  * has room for. */
 static double device_bytes(const int64_t *v)
 {
     const double rows = (double)(v[A_B] * v[A_SQ] * v[A_HQ]);
-    const double chunks = (double)v[A_SK] / 2048.0 + 1.0;
-    return v[A_INVARIANT] ? rows * chunks * 4.0 * (D_V + 1) : 0.0;
+    const double splits = (double)v[A_SK] / 2048.0 + 1.0;
+    return v[A_INVARIANT] ? rows * splits * 4.0 * (D_V + 1) : 0.0;
 }
 
 /* The kernel of the current grid. */
@@ -364,7 +364,7 @@ struct subject dense_decode = {
     .has = has,
     .leaves = leaves,
     /* Cases that pairs do not cover: many splits of one request, a split among keys that only some rows
-     * see, lengths above 2^16, more than two chunks in batch-invariant mode, cache offsets of more than 32
+     * see, lengths above 2^16, more than two splits in batch-invariant mode, cache offsets of more than 32
      * bits, and scores of +inf or beyond fp32. */
     .special =
         {"b 1, s_q 3, s_k 4096, h_q 16, page_size 64, causal 1, plan given, num_partitions 78, inputs spiked",

@@ -165,11 +165,11 @@ static fmla_status by_oracle(const struct test_case *c, const struct item *item,
     fmla_tensor results[GRADIENTS];
     struct view view;
     view_make(c, &view, true);
-    if (!c->flat) view_cut(c, &view, DIM_b, item->request, 1);
-    view_cut(c, &view, c->flat ? DIM_tokens_q : DIM_s_q, first_q, item->tokens);
-    view_cut(c, &view, c->flat ? DIM_tokens_k : DIM_s_k, first_k, item->keys);
-    view_cut(c, &view, DIM_h_q, item->head, item->heads);
-    view_cut(c, &view, DIM_h_kv, item->head / group_of(c), 1);
+    if (!c->flat) view_narrow_all(c, &view, DIM_b, item->request, 1);
+    view_narrow_all(c, &view, c->flat ? DIM_tokens_q : DIM_s_q, first_q, item->tokens);
+    view_narrow_all(c, &view, c->flat ? DIM_tokens_k : DIM_s_k, first_k, item->keys);
+    view_narrow_all(c, &view, DIM_h_q, item->head, item->heads);
+    view_narrow_all(c, &view, DIM_h_kv, item->head / group_of(c), 1);
     for (int i = MHA(q); c->flat && i < FIRST; i++)
         if (i != MHA(cu_seqlens_q) && i != MHA(cu_seqlens_k)) mha_set_apart(&view, i);
     for (int k = 0; k < GRADIENTS; k++) {

@@ -97,12 +97,12 @@ static void part(struct test_case *c, int64_t r, const struct run *run, struct p
     snprintf(p->what, sizeof p->what, "request %lld alone has other bits than in the batch", (long long)r);
     p->request = c->flat ? 0 : r, p->n = 1;
     if (!c->flat) {
-        view_cut(c, view, DIM_b, r, 1);
+        view_narrow_all(c, view, DIM_b, r, 1);
         return;
     }
     p->first = m->first_q[r], p->tokens = m->first_q[r + 1] - p->first;
-    view_cut(c, view, DIM_tokens_q, p->first, p->tokens);
-    view_cut(c, view, DIM_tokens_k, m->first_k[r], keys);
+    view_narrow_all(c, view, DIM_tokens_q, p->first, p->tokens);
+    view_narrow_all(c, view, DIM_tokens_k, m->first_k[r], keys);
     view->args.mha_forward.max_s_q = p->tokens, view->args.mha_forward.max_s_k = keys;
     for (int k = 0; k < 2; k++) {
         const int i = MHA(cu_seqlens_q) + k;

@@ -497,7 +497,7 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
     const int64_t more = random_between(&c->random, 0, 2) ? random_between(&c->random, 1, 4500) : 0;
     (void)run;
     p->n = 1;
-    view_cut(c, &p->view, DIM_b, r, 1), narrow_lists(c, r, 0, &p->view);
+    view_narrow_all(c, &p->view, DIM_b, r, 1), narrow_lists(c, r, 0, &p->view);
     for (int k = 0; k < S_CACHES; k++) {
         if (!s->pool[k].memory) continue;
         const int i = (int)(s->pool[k].indices - c->tensor);

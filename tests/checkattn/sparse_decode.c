@@ -178,7 +178,7 @@ struct subject sparse_decode = {
     .has = has,
     .leaves = leaves,
     /* Cases that pairs do not cover: many splits of one request, a split inside the extra cache, more than
-     * two chunks in batch-invariant mode, and offsets of more than 32 bits in every format. */
+     * two splits in batch-invariant mode, and offsets of more than 32 bits in every format. */
     .special =
         {"shape 4, b 1, s_q 3, h_q 16, format fp8_656, extra 7, inputs spiked, plan given, num_partitions 78",
          "shape 0, b 2, h_q 8, format fp8_584, lengths zero, extra 4, num_partitions 7",

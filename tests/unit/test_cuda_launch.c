@@ -95,7 +95,7 @@ static void planned_inside(void)
               p.split.num_splits == plan.num_splits,
           "%p, %p, %p", (const void *)p.split.header, (const void *)p.split.partitions,
           (const void *)p.split.num_splits);
-    CHECK_ALL({p.split.num_partitions, 66}, {p.split.chunks, 0});
+    CHECK_ALL({p.split.num_partitions, 66}, {p.split.even_splits, 0});
     const size_t plan_end = (plan_bytes(5, 66) + 255) / 256 * 256, rows = 2 * 66 * 32;
     CHECK_ALL({(char *)p.split.slot_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},
               {(char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)});
@@ -254,24 +254,24 @@ static void batch_invariant(void)
     struct dense_decode_params p = dense_decode_params_of(launched(1));
     CHECK(!p.split.header && !p.split.partitions && !p.split.num_splits, "%p",
           (const void *)p.split.partitions);
-    CHECK_ALL({p.split.chunks, 32 /* ⌈64000 / 2048⌉ */}, {p.split.chunk_lanes, 32},
+    CHECK_ALL({p.split.even_splits, 32 /* ⌈64000 / 2048⌉ */}, {p.split.split_lanes, 32},
               {launched(1)->config.grid_x, 3 * 32}, {ROWS_PER_BLOCK(launched(0)), 1},
               {ROW_LANES(launched(0)), 16}, {launched(0)->config.grid_x, 3 * 16 * 4},
               {offset(p.split.slot_out, REGION_OF_WORKSPACE), 0}, {c.bytes, 3 * 32 * 16 * (512 * 4 + 4)});
-    /* With many requests a worker takes several chunks. */
+    /* With many requests a worker takes several splits. */
     layout.b = 528;
     decode_call(&c, layout);
     c.args.batch_invariant = 1;
     run(&c);
     p = dense_decode_params_of(launched(1));
-    CHECK_ALL({p.split.chunks, 32}, {p.split.chunk_lanes, 4 /* 16 · 132 / 528 */},
+    CHECK_ALL({p.split.even_splits, 32}, {p.split.split_lanes, 4 /* 16 · 132 / 528 */},
               {launched(1)->config.grid_x, 528 * 4});
-    /* With a capacity of one chunk there is nothing to join and no workspace. */
+    /* With a capacity of one split there is nothing to join and no workspace. */
     layout.max_pages = 32;
     decode_call(&c, layout);
     c.args.batch_invariant = 1;
     runs(&c, "sm80_dense_decode_bf16_16x64");
-    CHECK_ALL({dense_decode_params_of(launched(0)).split.chunk_lanes, 1}, {c.bytes, 0});
+    CHECK_ALL({dense_decode_params_of(launched(0)).split.split_lanes, 1}, {c.bytes, 0});
 }
 
 /* The join has many more row blocks than CTAs, which take turns. */
@@ -323,7 +323,7 @@ static void alignment(void)
     ALIGNED(1, 1, c.out.strides[0] += 2);
 }
 
-/* For partial results of 2^20 requests of 2^20 chunks the number of rows or bytes overflows. */
+/* For partial results of 2^20 requests of 2^20 splits the number of rows or bytes overflows. */
 static void too_large(void)
 {
     for (int shift = 15; shift <= 30; shift += 15) {
@@ -445,13 +445,13 @@ static void hopper_shared_tensors(void)
               {told_of(&p.keys)->sizes[3], 1});
 }
 
-static void hopper_without_cuts(void)
+static void hopper_without_plan(void)
 {
     DECODE_CALL(c, 3, 1, 16, 1, 9, 64, 1000);
     c.args.batch_invariant = 1;
     RUNS(dense_decode, &c, "sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
     CHECK_ALL({launched(1)->config.grid_x, 3 * 32},
-              {dense_decode_sm90_params_of(launched(1)).call.split.chunk_lanes, 32});
+              {dense_decode_sm90_params_of(launched(1)).call.split.split_lanes, 32});
     decode_call(&c, dense_layout(SMALL_SIZES));
     c.args.plan = region(REGION_OF_WORKSPACE) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 1),
     c.args.num_partitions = 1;
@@ -475,5 +475,5 @@ int main(int argc, char **argv)
     return RUN_SCENARIOS(argc, argv, "test_cuda_launch", planned_inside, large_tiles, little_shared_memory,
                          plan_given, tables_given, tables_planned, batch_invariant, join_is_capped,
                          without_options, alignment, too_large, many_blocks, hopper, hopper_variants,
-                         hopper_large_tiles, hopper_shared_tensors, hopper_without_cuts, on_8_0, on_10_0);
+                         hopper_large_tiles, hopper_shared_tensors, hopper_without_plan, on_8_0, on_10_0);
 }

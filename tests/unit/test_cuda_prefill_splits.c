@@ -37,27 +37,27 @@ static size_t size_of(const struct sparse_prefill_call *c)
 
 /* ---- Which tiles ------------------------------------------------------------------------------- */
 
-static void check_cut(int64_t tiles, int64_t topk, int32_t sms)
+static void check_splits(int64_t tiles, int64_t topk, int32_t sms)
 {
-    const struct prefill_cut cut = sm90_sparse_prefill_cut(tiles, topk, sms);
-    const int64_t blocks = (topk + BLOCK - 1) / BLOCK, rest = tiles - cut.whole;
-    if (cut.splits == 1) {
+    const struct prefill_splits splits = sm90_sparse_prefill_splits(tiles, topk, sms);
+    const int64_t blocks = (topk + BLOCK - 1) / BLOCK, rest = tiles - splits.whole;
+    if (splits.of_tile == 1) {
         CHECK_EQ(rest, 0);
         return;
     }
-    const int64_t most = (blocks + cut.splits - 1) / cut.splits;
-    CHECK(rest > 0 && rest < sms && cut.whole % sms == 0, "%lld tiles: %d are whole", (long long)tiles,
-          cut.whole);
-    CHECK(cut.splits <= MOST_PREFILL_SPLITS && rest * cut.splits <= sms, "%lld tiles in %d splits",
-          (long long)rest, cut.splits);
-    CHECK((cut.splits - 1) * most < blocks && blocks - most >= 3, "%lld blocks in %d splits",
-          (long long)blocks, cut.splits);
-    for (int64_t n = 0; n < rest * cut.splits; n++)
-        CHECK_EQ((int64_t)((uint64_t)n * cut.splits_divisor.multiplier >> cut.splits_divisor.shift),
-                 n / cut.splits);
+    const int64_t most = (blocks + splits.of_tile - 1) / splits.of_tile;
+    CHECK(rest > 0 && rest < sms && splits.whole % sms == 0, "%lld tiles: %d are whole", (long long)tiles,
+          splits.whole);
+    CHECK(splits.of_tile <= MOST_PREFILL_SPLITS && rest * splits.of_tile <= sms, "%lld tiles in %d splits",
+          (long long)rest, splits.of_tile);
+    CHECK((splits.of_tile - 1) * most < blocks && blocks - most >= 3, "%lld blocks in %d splits",
+          (long long)blocks, splits.of_tile);
+    for (int64_t n = 0; n < rest * splits.of_tile; n++)
+        CHECK_EQ((int64_t)((uint64_t)n * splits.divisor.multiplier >> splits.divisor.shift),
+                 n / splits.of_tile);
 }
 
-static void cuts(void)
+static void which_tiles(void)
 {
     static const struct {
         int64_t tiles, topk;
@@ -79,14 +79,15 @@ static void cuts(void)
         {0, 2048, 0, 1},
     };
     for (size_t i = 0; i < sizeof examples / sizeof *examples; i++) {
-        const struct prefill_cut cut = sm90_sparse_prefill_cut(examples[i].tiles, examples[i].topk, SMS);
-        CHECK_ALL({cut.whole, examples[i].whole}, {cut.splits, examples[i].splits});
+        const struct prefill_splits splits =
+            sm90_sparse_prefill_splits(examples[i].tiles, examples[i].topk, SMS);
+        CHECK_ALL({splits.whole, examples[i].whole}, {splits.of_tile, examples[i].splits});
     }
     struct random_state random = {1};
     for (int i = 0; i < 20000; i++)
-        check_cut(random_between(&random, 0, 3000),
-                  random_between(&random, 0, 1 << random_between(&random, 0, 20)),
-                  (int32_t)random_between(&random, 1, 160));
+        check_splits(random_between(&random, 0, 3000),
+                     random_between(&random, 0, 1 << random_between(&random, 0, 20)),
+                     (int32_t)random_between(&random, 1, 160));
 }
 
 /* ---- What is launched -------------------------------------------------------------------------- */
@@ -111,8 +112,8 @@ static void launches(void)
         CHECK(!strcmp(launch[0].kernel, "sm90_sparse_prefill_bf16_576_pieces"), "%s", launch[0].kernel);
         CHECK(!strcmp(launch[1].kernel, "sm90_sparse_prefill_join"), "%s", launch[1].kernel);
         CHECK(!memcmp(&p, &joined, sizeof p), "%s", "the join is told the same");
-        CHECK_ALL({p.items, items}, {p.cut.whole, cases[i].whole}, {p.cut.splits, cases[i].splits},
-                  {offset(p.cut.slots, REGION_OF_WORKSPACE), 0},
+        CHECK_ALL({p.items, items}, {p.splits.whole, cases[i].whole}, {p.splits.of_tile, cases[i].splits},
+                  {offset(p.splits.slots, REGION_OF_WORKSPACE), 0},
                   {launch[0].config.grid_x, items < SMS ? items : SMS},
                   {launch[1].config.grid_x * PREFILL_JOIN_WARPS, rest * TILE},
                   {launch[1].config.block_x, 32 * PREFILL_JOIN_WARPS}, {launch[1].config.num_attributes, 1});
@@ -131,7 +132,7 @@ static void key_heads(void)
     CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, 4);
     for (int i = 0; i < 4; i++)
-        CHECK((char *)sparse_prefill_sm90_params_of(&fake->launch[i]).cut.slots ==
+        CHECK((char *)sparse_prefill_sm90_params_of(&fake->launch[i]).splits.slots ==
                   region(REGION_OF_WORKSPACE),
               "launch %d", i);
 }
@@ -168,7 +169,8 @@ static void check_places(struct sparse_prefill_call *c, const struct sparse_pref
  * cannot all be resident, lists stay whole. */
 static void lists(void)
 {
-    static const char whole[] = "sm90_sparse_prefill_fp8_656", cut[] = "sm90_sparse_prefill_fp8_656_together";
+    static const char whole[] = "sm90_sparse_prefill_fp8_656",
+                      split[] = "sm90_sparse_prefill_fp8_656_together";
     static const struct {
         int64_t tokens, heads, topk, keys, parts; /* keys: per split; 0: lists stay whole */
     } all[] = {{1, 128, 2048, 64, 32},   {16, 128, 2048, 512, 4}, {33, 64, 2048, 512, 4},
@@ -179,15 +181,15 @@ static void lists(void)
         const int64_t tiles = (all[i].heads + TILE - 1) / TILE, parts = all[i].tokens * all[i].parts;
         struct sparse_prefill_call c;
         call_of_pages(&c, all[i].tokens, all[i].heads, all[i].topk);
-        const struct fake_launch *const launch = launch_of_pages(&c, all[i].keys ? cut : whole);
+        const struct fake_launch *const launch = launch_of_pages(&c, all[i].keys ? split : whole);
         const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
         const struct sparse_decode_params *const call = &p.decode.call;
         CHECK_ALL({launch->config.grid_x, parts * tiles}, {call->b, all[i].tokens}, {call->s_q, 1},
                   {call->tiles, tiles}, {(const char *)p.max_logits - region(6), 0},
                   {p.max_stride, all[i].heads}, {joins_itself(launch), all[i].keys > 0});
         if (!all[i].keys) continue;
-        CHECK_ALL({call->split.chunk_keys, all[i].keys}, {call->split.chunks, all[i].parts},
-                  {divides(call->chunks_divisor, all[i].parts), true},
+        CHECK_ALL({call->split.split_keys, all[i].keys}, {call->split.even_splits, all[i].parts},
+                  {divides(call->splits_divisor, all[i].parts), true},
                   {(const char *)call->topk.length - region(3), 0},
                   {call->cache[0].indices_stride[0], all[i].topk},
                   {call->output.lse_stride[0], all[i].heads});
@@ -263,12 +265,12 @@ static void many_tokens(void)
     CHECK_EQ(fake->launches, before + 3);
     const struct sparse_prefill_sm90_params all = sparse_prefill_sm90_params_of(&fake->launch[before]),
                                             last = sparse_prefill_sm90_params_of(&fake->launch[before + 1]);
-    CHECK_ALL({all.call.s_q, first}, {all.cut.splits, 1}, {last.call.s_q, 1}, {last.cut.splits, 32},
+    CHECK_ALL({all.call.s_q, first}, {all.splits.of_tile, 1}, {last.call.s_q, 1}, {last.splits.of_tile, 32},
               {last.items, 32}, {(const char *)last.call.out - region(5), first * 64 * 512 * 2});
 }
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_prefill_splits", cuts, launches, key_heads, lists, too_small,
-                         of_kernels, elsewhere, many_tokens);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_prefill_splits", which_tiles, launches, key_heads, lists,
+                         too_small, of_kernels, elsewhere, many_tokens);
 }

@@ -89,16 +89,16 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
                         bool in_tables, const char *end)
 {
     const bool planned = split->partitions != NULL;
-    const int64_t workers = planned ? split->num_partitions : b * split->chunk_lanes;
+    const int64_t workers = planned ? split->num_partitions : b * split->split_lanes;
     const int64_t blocks = workers * tiles;
     HOLDS(tiles >= 1 && tiles <= INT32_MAX && workers >= 1);
     HOLDS(decode->config.grid_x == (in_turns && blocks > INT32_MAX ? INT32_MAX : blocks));
     int64_t slots = planned && split->num_partitions > 1 ? 2 * (int64_t)split->num_partitions : 0;
     if (!planned) {
-        const int64_t chunks = capacity > split->chunk_keys ? ceil_div(capacity, split->chunk_keys) : 1;
-        HOLDS(split->chunk_keys > 0 && split->chunk_keys % PLAN_BLOCK == 0 && split->chunks == chunks);
-        HOLDS(split->chunk_lanes >= 1 && split->chunk_lanes <= split->chunks);
-        if (chunks > 1) slots = b * chunks;
+        const int64_t splits = capacity > split->split_keys ? ceil_div(capacity, split->split_keys) : 1;
+        HOLDS(split->split_keys > 0 && split->split_keys % PLAN_BLOCK == 0 && split->even_splits == splits);
+        HOLDS(split->split_lanes >= 1 && split->split_lanes <= split->even_splits);
+        if (splits > 1) slots = b * splits;
     }
     const struct fake_launch *const join = launch_named("join"), *const planner = launch_named("decode_plan");
     HOLDS(!join == (!slots || joins_itself(decode)) && !split->slot_out == !slots &&
@@ -152,13 +152,14 @@ static void judge_sparse(size_t bytes)
     HOLDS(p.b == b && p.s_q == s_q && p.h_q == h_q && p.tiles == tiles);
     HOLDS(p.tiles_of_token == (of_heads ? tiles / s_q : 0) && divides(p.heads_divisor, h_q));
     HOLDS(divides(p.tiles_divisor, tiles) && (!of_heads || divides(p.token_divisor, tiles / s_q)));
-    HOLDS(divides(p.chunks_divisor, p.split.chunks) && p.split.slots_in_halves == hopper && !p.split.marks);
+    HOLDS(divides(p.splits_divisor, p.split.even_splits) && p.split.slots_in_halves == hopper &&
+          !p.split.marks);
     const char *end = workspace + bytes;
     if (joins_itself(decode)) {
         const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
         HOLDS(inside(params.meetings, b * tiles, sizeof(uint64_t), end) && params.ticket);
-        HOLDS(p.split.chunks > 1 && p.split.chunks <= MOST_PARTS_TOGETHER &&
-              p.split.chunk_lanes == p.split.chunks);
+        HOLDS(p.split.even_splits > 1 && p.split.even_splits <= MOST_PARTS_TOGETHER &&
+              p.split.split_lanes == p.split.even_splits);
         HOLDS(decode->config.grid_x <= (unsigned)((few ? 2 : 1) * machine.sms));
         end = (const char *)params.meetings;
     }
@@ -215,15 +216,17 @@ static void judge_dense(size_t bytes)
 static void judge_splits(const struct fake_launch *launch, const struct fake_launch *next, size_t bytes)
 {
     const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch);
-    const int64_t tiles = (int64_t)p.call.s_q * p.call.tiles, cut = tiles - p.cut.whole;
-    HOLDS(p.cut.splits >= 1 && p.cut.splits <= MOST_PREFILL_SPLITS && cut >= 0 && p.cut.whole >= 0);
-    HOLDS(p.items == p.cut.whole + cut * p.cut.splits && divides(p.cut.splits_divisor, p.cut.splits));
+    const int64_t tiles = (int64_t)p.call.s_q * p.call.tiles, split = tiles - p.splits.whole;
+    HOLDS(p.splits.of_tile >= 1 && p.splits.of_tile <= MOST_PREFILL_SPLITS && split >= 0 &&
+          p.splits.whole >= 0);
+    HOLDS(p.items == p.splits.whole + split * p.splits.of_tile &&
+          divides(p.splits.divisor, p.splits.of_tile));
     HOLDS((int64_t)launch->config.grid_x == (p.items < machine.sms ? p.items : machine.sms));
     const bool joined = next && !strcmp(next->kernel, "sm90_sparse_prefill_join");
-    HOLDS(joined == (p.cut.splits > 1) && joined == (strstr(launch->kernel, "pieces") != NULL));
+    HOLDS(joined == (p.splits.of_tile > 1) && joined == (strstr(launch->kernel, "pieces") != NULL));
     if (!joined) return;
-    HOLDS(inside(p.cut.slots, p.items - p.cut.whole, PREFILL_SLOT_BYTES, workspace + bytes));
-    HOLDS(next->config.grid_x == cut * 64 / PREFILL_JOIN_WARPS);
+    HOLDS(inside(p.splits.slots, p.items - p.splits.whole, PREFILL_SLOT_BYTES, workspace + bytes));
+    HOLDS(next->config.grid_x == split * 64 / PREFILL_JOIN_WARPS);
 }
 
 /* Checks one launch over pages of bytes: persistent CTAs, or one per split of a token's list. */
@@ -239,9 +242,10 @@ static void judge_pages(const struct fake_launch *launch, int64_t tiles, size_t 
         HOLDS(launch->config.grid_x == workers * tiles);
         return;
     }
-    const int64_t blocks = decode->b * split->chunks * tiles, rows = decode->b * split->chunks * decode->h_q;
-    HOLDS(split->chunks > 1 && split->chunks <= MOST_PARTS_TOGETHER && blocks <= machine.sms);
-    HOLDS(launch->config.grid_x == blocks && divides(decode->chunks_divisor, split->chunks));
+    const int64_t blocks = decode->b * split->even_splits * tiles,
+                  rows = decode->b * split->even_splits * decode->h_q;
+    HOLDS(split->even_splits > 1 && split->even_splits <= MOST_PARTS_TOGETHER && blocks <= machine.sms);
+    HOLDS(launch->config.grid_x == blocks && divides(decode->splits_divisor, split->even_splits));
     HOLDS(inside(split->slot_out, rows, 512 * sizeof(float), workspace + bytes));
     HOLDS(inside(split->slot_lse, rows, sizeof(float), workspace + bytes));
     HOLDS(inside(p.decode.meetings, decode->b * tiles, sizeof(uint64_t), workspace + bytes));

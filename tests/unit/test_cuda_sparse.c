@@ -123,7 +123,7 @@ static void small_batch(void)
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * 6);
 }
 
-/* In a context with fewer SMs than its device, not all CTAs can be resident: the same chunks, and a
+/* In a context with fewer SMs than its device, not all CTAs can be resident: the same splits, and a
  * separate join. */
 static void no_room_together(void)
 {
@@ -133,12 +133,12 @@ static void no_room_together(void)
     const size_t bytes = c.bytes;
     fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_NO_ROOM_TOGETHER, fake->once[CALL_cuLaunchKernelEx] = 1;
     RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_quarters");
-    CHECK_ALL({c.bytes, bytes}, {sparse_decode_params_of(launched(1)).split.chunk_keys, 128},
+    CHECK_ALL({c.bytes, bytes}, {sparse_decode_params_of(launched(1)).split.split_keys, 128},
               {fake_depth(), 0});
 }
 
-/* Without lengths, few entries are split into chunks: no plan is made, and a given one is not read. */
-static void chunks(void)
+/* Without lengths, few entries are split evenly: no plan is made, and a given one is not read. */
+static void even_splits(void)
 {
     static const struct {
         int b, h_q, topk, extra;
@@ -173,8 +173,8 @@ static void chunks(void)
             CHECK_EQ(decode->config.grid_x, all[i].b * count * tiles);
             const struct sparse_decode_params p = sparse_decode_params_of(decode);
             CHECK(!p.split.partitions && !p.split.header && p.split.slots_in_halves, "%s", "by a plan");
-            CHECK_ALL({p.split.chunk_keys, all[i].keys}, {p.split.chunks, count},
-                      {p.split.chunk_lanes, count}, {divides(p.chunks_divisor, (uint32_t)count), true});
+            CHECK_ALL({p.split.split_keys, all[i].keys}, {p.split.even_splits, count},
+                      {p.split.split_lanes, count}, {divides(p.splits_divisor, (uint32_t)count), true});
             if (count == 1) continue;
             const char *limit = region(REGION_OF_WORKSPACE) + c.bytes;
             if (joins_itself(decode)) { /* one word per tile after the slots; its own ticket */
@@ -198,7 +198,7 @@ static void chunks(void)
     CHECK(!strcmp(launched(0)->kernel, "sm90_sparse_decode_small_bf16_fp8_656") ||
               !strcmp(launched(1)->kernel, "sm90_sparse_decode_small_bf16_fp8_656"),
           "%s", launched(0)->kernel);
-    /* With short chunks, lengths are distributed. */
+    /* With short splits, lengths are distributed. */
     for (int forced = 0; forced < 2; forced++) {
         sparse_call(&c, FMLA_KV_FP8_656, true);
         c.indices.shape[2] = SMALL_TOPK, c.args.kernel = forced ? "cuda-sm90-16" : NULL;
@@ -445,12 +445,12 @@ static void batch_invariant(void)
     c.args.batch_invariant = 1;
     RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
     const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
-    CHECK_ALL({!p.split.partitions, true}, {!p.split.header, true}, {p.split.chunks, 3},
-              {p.split.chunk_lanes, 3}, {launched(1)->config.grid_x, B * 3 * S_Q * 2});
+    CHECK_ALL({!p.split.partitions, true}, {!p.split.header, true}, {p.split.even_splits, 3},
+              {p.split.split_lanes, 3}, {launched(1)->config.grid_x, B * 3 * S_Q * 2});
     const size_t rows = B * 3 * S_Q * H_Q;
     CHECK_EQ(c.bytes, rows * 512 * 4 + rows * 4);
     c.indices.shape[2] = 2048;
-    RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656"); /* one chunk per request: nothing to join */
+    RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656"); /* one split per request: nothing to join */
     CHECK_EQ(c.bytes, 0);
 }
 
@@ -552,7 +552,7 @@ static void planner(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_sparse", on_hopper, small_batch, chunks,
+    return RUN_SCENARIOS(argc, argv, "test_cuda_sparse", on_hopper, small_batch, even_splits,
                          small_batch_invariant, small_plans, same_rows, formats, rows, not_taken, odd_pages,
                          batch_invariant, many_blocks, large, elsewhere, few_keys, planner);
 }

@@ -78,21 +78,21 @@ static void run_listed(const struct by_hand *expected, struct batch batch)
  *   request   0    1    2    3    4    5    6
  *   length    0   64   65 1000  128 3000    1
  *   blocks    1    1    2   16    2   47    1      sum 70, + 7 · 5 = 105; / 5 = 21; payload 26
- * Partition 0: 26 - 6 - 6 - 7 = 7; request 3 costs 21 > 7 > 5: cut after 7 - 5 = 2 blocks, key 128.
+ * Partition 0: 26 - 6 - 6 - 7 = 7; request 3 costs 21 > 7 > 5: split after 7 - 5 = 2 blocks, key 128.
  * Partition 1: request 3 has 14 left, costs 19: 7 remain; request 4 costs 7: an exact fit, 0 remain: stop.
- * Partition 2: request 5 costs 52: cut after 21 blocks, key 1344.
- * Partition 3: 26 left cost 31: cut after 21 more, 42 blocks, key 2688.
+ * Partition 2: request 5 costs 52: split after 21 blocks, key 1344.
+ * Partition 3: 26 left cost 31: split after 21 more, 42 blocks, key 2688.
  * Partition 4: 5 left cost 10, 16 remain; request 6 costs 6. */
-static const struct by_hand cut = {26,
-                                   5,
-                                   {{0, 0, 3, 128, 0, 0, 1},
-                                    {3, 128, 4, 128, 1, 1, 0},
-                                    {5, 0, 5, 1344, 0, 1, 1},
-                                    {5, 1344, 5, 2688, 1, 1, 1},
-                                    {5, 2688, 6, 1, 2, 1, 0}},
-                                   {0, 1, 2, 3, 5, 6, 9, 10}};
+static const struct by_hand split = {26,
+                                     5,
+                                     {{0, 0, 3, 128, 0, 0, 1},
+                                      {3, 128, 4, 128, 1, 1, 0},
+                                      {5, 0, 5, 1344, 0, 1, 1},
+                                      {5, 1344, 5, 2688, 1, 1, 1},
+                                      {5, 2688, 6, 1, 2, 1, 0}},
+                                     {0, 1, 2, 3, 5, 6, 9, 10}};
 
-/* By hand again, nothing cut, two exact fits and an idle partition:
+/* By hand again, nothing split, two exact fits and an idle partition:
  *   length    0   64   65 1000    0  640
  *   blocks    1    1    2   16    1   10      sum 31, + 6 · 5 = 61; / 4 = 15.25 → 16; payload 21
  * Partition 0: 21 - 6 - 6 - 7 = 2, not above 5: stop. Partition 1: request 3 costs 21: 0 remain.
@@ -112,10 +112,11 @@ static void test_golden(void)
     for (int r = 0; r < 128; r++) published[r] = 4096;
     run(&(struct batch){"published", 128, 78, 0, published}, check_published);
     /* Outside: the same lengths after clamping at both ends. */
-    static const int32_t cuts[] = {0, 64, 65, 1000, 128, 3000, 1}, fits[] = {0, 64, 65, 1000, INT32_MIN, 640},
+    static const int32_t splits[] = {0, 64, 65, 1000, 128, 3000, 1},
+                         fits[] = {0, 64, 65, 1000, INT32_MIN, 640},
                          outside[] = {-5, 64, 65, 1000, 128, INT32_MAX, 1};
-    run_listed(&cut, (struct batch){"cuts", 7, 5, 0, cuts});
-    run_listed(&cut, (struct batch){"cuts, clamped", 7, 5, 3000, outside});
+    run_listed(&split, (struct batch){"splits", 7, 5, 0, splits});
+    run_listed(&split, (struct batch){"splits, clamped", 7, 5, 3000, outside});
     run_listed(&fit, (struct batch){"fits", 6, 4, 0, fits});
     run_listed(&empty, (struct batch){"empty", 0, 1, 0, fits});
     run_listed(&empty, (struct batch){"empty", 0, 9, 640, fits});

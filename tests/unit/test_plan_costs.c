@@ -132,9 +132,10 @@ static enum choice run_by_costs(const struct batch *batch, struct plan_costs cos
 }
 
 /* By hand, in sixteenths of a block.
- * 128 requests of 128 blocks, 66 partitions, 2 row tiles: two a partition, 64 partitions, payload 2 · 133. Mean 16 · 16384 /
- * 66 = 3971; 2 · 60 + 4096 - (4096 - 3971) · 2 / 16 = 4201, nothing to join. Filled one after the other, payload 263: some
- * have 3 splits, and nearly every second request is cut: no less than 3 · 60 + 3971. */
+ * 128 requests of 128 blocks, 66 partitions, 2 row tiles: two a partition, 64 partitions, payload 2 · 133.
+ * Mean 16 · 16384 / 66 = 3971; 2 · 60 + 4096 - (4096 - 3971) · 2 / 16 = 4201, nothing to join. Filled one
+ * after the other, payload 263: some have 3 splits, and nearly every second request is split: no less than 3
+ * · 60 + 3971. */
 static void check_whole(const fmla_plan_view *view)
 {
     CHECK_EQ(view->payload, 266);
@@ -145,9 +146,10 @@ static void check_whole(const fmla_plan_view *view)
     for (int r = 0; r <= 128; r++) CHECK_EQ(view->num_splits[r], r);
 }
 
-/* A request of one block and six of 16, 32 partitions, 4 row tiles: 32 / 7 = 4 parts each, 1 of the first; 25 rows.
- * Mean 16 · 97 / 32 = 48. Four blocks: 60 + 64 - (64 - 48) · 2 / 16 = 122; join 16 + (24 · 4 · 3 + 4 · 5) / 8 = 54; uneven, but
- * 48 · 5 / 256 = 0: 176. Filled: payload ceil(132 / 32) + 5 = 10, so parts of 5, 5, 5 and 1 blocks: 60 + 80 - 4 + 54 = 190. */
+/* A request of one block and six of 16, 32 partitions, 4 row tiles: 32 / 7 = 4 parts each, 1 of the first; 25
+ * rows. Mean 16 · 97 / 32 = 48. Four blocks: 60 + 64 - (64 - 48) · 2 / 16 = 122; join 16 + (24 · 4 · 3 + 4 ·
+ * 5) / 8 = 54; uneven, but 48 · 5 / 256 = 0: 176. Filled: payload ceil(132 / 32) + 5 = 10, so parts of 5, 5,
+ * 5 and 1 blocks: 60 + 80 - 4 + 54 = 190. */
 static void check_parts(const fmla_plan_view *view)
 {
     CHECK_EQ(view->payload, 9);

@@ -72,8 +72,8 @@ static const struct tested {
     struct layout layout;
     const struct way *more;
     int count, formats;
-    enum dimension cut; /* batch-invariant: an index here alone has the same bits; none: DIM__ */
-    int32_t alone;      /* runs on this many threads, so that no prefill list is split */
+    enum dimension apart; /* batch-invariant: an index here alone has the same bits; none: DIM__ */
+    int32_t alone;        /* runs on this many threads, so that no prefill list is split */
 } all[] = {
 #define ROWS  .b = 3, .s_q = 2, .h_q = 5, .h_kv = 1, .d_v = 512, .type = {FMLA_TYPE_BFLOAT, 16, 1}
 #define PAGES .pages = 16, .page_size = SLOTS / 16, .one_head = 1, .topk = 150, .has = HAS_LSE | HAS_SINK
@@ -233,7 +233,7 @@ static void call(const struct way *way, struct result *result)
         held_set(h, made.held[which].tensor.data, made.held[which].tensor.dtype, made.held[which].tensor.ndim,
                  made.held[which].shape);
         /* No other tensor of such a call has this first size. */
-        if (way->request && h->shape[0] == made.layout.size[made.tested->cut])
+        if (way->request && h->shape[0] == made.layout.size[made.tested->apart])
             h->shape[0] = 1,
             h->tensor.data = (char *)h->tensor.data + (size_t)(way->request - 1) * bytes_of(h);
     }
@@ -298,7 +298,8 @@ static void check_operation(const struct tested *o, const char *kernel, int whic
         }
     }
     struct way way = {.name = "alone", .invariant = true, .threads = o->alone, .shift = 1};
-    for (way.request = 1; o->cut && way.request <= made.layout.size[o->cut]; way.request++) check_way(&way);
+    for (way.request = 1; o->apart && way.request <= made.layout.size[o->apart]; way.request++)
+        check_way(&way);
 }
 
 int main(void)

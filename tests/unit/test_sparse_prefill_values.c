@@ -196,7 +196,7 @@ static void check_oracle(int64_t d_qk, struct random_state *random)
               "d_qk %d: lse of token %d differs from that of sparse decode", (int)d_qk, j);
 }
 
-/* ---- Few tokens, whose lists are cut --------------------------------------------------------- */
+/* ---- Few tokens, whose lists are split --------------------------------------------------------- */
 
 enum { LONG = 700, HEADS_OF_LONG = 3, KEYS_OF_LONG = 300 };
 

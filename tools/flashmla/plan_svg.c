@@ -62,7 +62,7 @@ static void text(struct drawing *d, double x, double y, const char *style, const
 }
 
 static const char styles[] =
-    ".cut { stroke: #223; stroke-width: 1.6 } .grid { stroke: #dde1e8; stroke-width: 1 }\n"
+    ".boundary { stroke: #223; stroke-width: 1.6 } .grid { stroke: #dde1e8; stroke-width: 1 }\n"
     ".limit { stroke: #b03030; stroke-width: 1.2; stroke-dasharray: 6 4 }";
 
 static void draw_title(struct drawing *d)
@@ -76,7 +76,7 @@ static void draw_title(struct drawing *d)
     DRAW(d,
          "<text x=\"%d\" y=\"52\" class=\"note\">A bar is a request, its length the keys; a colour (and "
          "number) "
-         "is the partition that works on them; a dark line is a cut.</text>\n",
+         "is the partition that works on them; a dark line is a boundary between splits.</text>\n",
          LEFT);
     if (d->each > 1)
         DRAW(d,
@@ -119,7 +119,7 @@ static void draw_part(struct drawing *d, int64_t bar, int64_t begin, int64_t end
          ", keys %" PRId64 " to %" PRId64 ": partition %" PRId64 "</title></rect>\n",
          x, y, width, d->bar_height, colour_of(partition), d->shown[bar], begin, end, partition);
     if (begin > 0)
-        DRAW(d, "<line x1=\"%.2f\" x2=\"%.2f\" y1=\"%.2f\" y2=\"%.2f\" class=\"cut\"/>\n", x, x, y - 1,
+        DRAW(d, "<line x1=\"%.2f\" x2=\"%.2f\" y1=\"%.2f\" y2=\"%.2f\" class=\"boundary\"/>\n", x, x, y - 1,
              y + d->bar_height + 1);
     if (d->bar_height >= 10 && width >= 26)
         text(d, x + width / 2, y + d->bar_height / 2 + 4, "mid", "%" PRId64, partition);

@@ -30,8 +30,8 @@ DEVICE void costs_gather(const struct plan_tally &tally, struct plan_tally &all)
         atomicMax(&all.most, tally.most);
         atomicMin(&all.least, tally.least);
     }
-    if (tally.parts) {
-        atomicAdd(&all.parts, tally.parts);
+    if (tally.splits) {
+        atomicAdd(&all.splits, tally.splits);
         atomicMax(&all.walk, tally.walk);
     }
 }
@@ -51,21 +51,22 @@ DEVICE void cost_in_step(const struct plan_params &p, uint32_t mean, const uint3
 }
 
 /* Writes the rows. Called by all `threads` threads, after a barrier if rows of another plan were written.
- * before [b + 1] is the number of parts of the requests before each one; it is read if requests are cut. */
+ * before [b + 1] is the number of splits of the requests before each one; it is read if requests are
+ * split. */
 DEVICE void write_in_step(const struct plan_params &p, const uint32_t *start, const int32_t *before,
                           struct plan_step step, int threads, uint32_t payload)
 {
     const int b = (int)p.b;
 #pragma unroll 1
     for (int32_t i = (int32_t)threadIdx.x; i < p.num_partitions; i += threads) {
-        int32_t request = b, part = 0;
-        if (step.parts == 1) {
+        int32_t request = b, split = 0;
+        if (step.splits == 1) {
             request = min(i * step.whole, b);
         } else if (i < before[b]) {
             request = last_not_above(before, b, i);
-            part = i - before[request];
+            split = i - before[request];
         }
-        write_row(p, i, plan_step_row(start, b, step, request, part));
+        write_row(p, i, plan_step_row(start, b, step, request, split));
     }
     if (threadIdx.x == 0 && p.header) p.header->payload = payload;
 }

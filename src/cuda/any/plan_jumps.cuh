@@ -51,8 +51,8 @@ struct Jumps {
     int32_t meeting[TILE + SPAN];   /* the requests that partitions begin with, in order, followed by b */
     int32_t partition[TILE + SPAN]; /* the numbers of these partitions */
     int32_t meetings;
-    uint32_t cost_sums[WARPS], part_sums[WARPS];
-    int32_t before[TILE + 1]; /* in step: parts of the requests before this one */
+    uint32_t cost_sums[WARPS], split_sums[WARPS];
+    int32_t before[TILE + 1]; /* in step: splits of the requests before this one */
     Costs costs;
 };
 
@@ -261,19 +261,20 @@ DEVICE bool plan_by_jumps(const struct plan_params &p, Jumps &jumps)
     const uint32_t blocks = thread < b ? (uint32_t)blocks_of(p, thread) : 1;
     const struct plan_step in_step = plan_step_of(b, p.num_partitions);
     const uint32_t cost = thread < b ? blocks + PLAN_OVERHEAD : 0;
-    uint32_t end = 0, parts = 0; /* inclusive sums */
+    uint32_t end = 0, splits_in_step = 0; /* inclusive sums */
     if (warp < warps_of_requests) {
         end = sum_within_warp(cost, jumps.cost_sums);
-        if (in_step.parts > 1)
-            parts =
-                sum_within_warp(thread < b ? (uint32_t)plan_step_parts(in_step, blocks) : 0, jumps.part_sums);
+        if (in_step.splits > 1)
+            splits_in_step = sum_within_warp(thread < b ? (uint32_t)plan_step_splits(in_step, blocks) : 0,
+                                             jumps.split_sums);
     }
     if (__syncthreads_or(cost > PLAN_MOST_COST)) return false;
     if (warp >= warps) return true;
 
-    uint32_t line_end, all_parts;
+    uint32_t line_end, all_splits;
     end += sum_of_warps_before(jumps.cost_sums, warps_of_requests, &line_end);
-    if (in_step.parts > 1) parts += sum_of_warps_before(jumps.part_sums, warps_of_requests, &all_parts);
+    if (in_step.splits > 1)
+        splits_in_step += sum_of_warps_before(jumps.split_sums, warps_of_requests, &all_splits);
     const Steps steps = steps_of((uint32_t)fast_divide((int)line_end - 1, p.partitions_divisor) + 1);
     const bool by_costs = p.costs.row_tiles && line_end <= PLAN_MOST_LINE;
     const int all_blocks = (int)line_end - b * PLAN_OVERHEAD;
@@ -283,7 +284,7 @@ DEVICE bool plan_by_jumps(const struct plan_params &p, Jumps &jumps)
     if (thread < b) {
         jumps.start[thread + 1] = end;
         jumps.phase[thread] = phase_of(steps, end - cost);
-        jumps.before[thread + 1] = (int32_t)parts;
+        jumps.before[thread + 1] = (int32_t)splits_in_step;
     }
     __syncthreads();
     if (steps.near) prepare_spans(jumps, b, steps);
@@ -309,7 +310,7 @@ DEVICE bool plan_by_jumps(const struct plan_params &p, Jumps &jumps)
         __syncthreads();
         if (plan_time(&jumps.costs.in_step, p.costs, mean) < plan_time(&jumps.costs.filled, p.costs, mean)) {
             write_in_step(p, jumps.start, jumps.before, in_step, 32 * warps, jumps.costs.payload);
-            splits = in_step.parts > 1 ? (int32_t)parts : thread + 1;
+            splits = in_step.splits > 1 ? (int32_t)splits_in_step : thread + 1;
         }
     }
     if (thread < b) p.num_splits[thread + 1] = splits;

@@ -16,11 +16,11 @@ struct Walk {
 };
 
 struct Tile {
-    int64_t base;            /* the beginning of the tile on the line */
-    int64_t start[TILE + 1]; /* of its requests, relative to base */
-    int32_t cuts[TILE];      /* of its requests */
+    int64_t base;             /* the beginning of the tile on the line */
+    int64_t start[TILE + 1];  /* of its requests, relative to base */
+    int32_t boundaries[TILE]; /* between splits, of its requests */
     int64_t sums[2][WARPS];
-    int32_t cut_sums[WARPS];
+    int32_t boundary_sums[WARPS];
 };
 
 /* The beginnings of partitions, one per lane (partition % 32), until their rows are written together. */
@@ -45,7 +45,7 @@ DEVICE void write_rows(const struct plan_params &p, int32_t first, int64_t first
         local ? (int32_t)(tile.start[local] - tile.start[local - 1]) - PLAN_OVERHEAD : walk.last_blocks;
     p.partitions[partition] = plan_row(begun.request, begun.block, begun.split,
                                        cut ? next_request : next_request - 1, cut ? next_block : before, cut);
-    if (cut) atomicAdd(&tile.cuts[local], 1);
+    if (cut) atomicAdd(&tile.boundaries[local], 1);
 }
 
 /* Fills partitions as long as they end within the tile. Called by the first warp: its lanes hold the starts
@@ -99,14 +99,14 @@ DEVICE void plan_by_walk(const struct plan_params &p, Tile &tile)
     Walk walk = {};
     Begun begun = {};
     walk.room_end = payload;
-    int32_t cuts_before = 0;
+    int32_t boundaries_before = 0;
     if (thread == 0) write_header(p, payload), tile.base = 0;
     for (int64_t first = 0; first < p.b; first += TILE) {
         int64_t tile_cost;
-        int32_t tile_cuts;
+        int32_t tile_boundaries;
         tile.start[thread + 1] = block_inclusive_sum(cost_of(p, first + thread), tile.sums[0], &tile_cost);
         if (thread == 0) tile.start[0] = 0;
-        tile.cuts[thread] = 0;
+        tile.boundaries[thread] = 0;
         __syncthreads();
         if (thread < 32) {
             if (tile_cost < (1 << 29) && payload < (1 << 29))
@@ -115,10 +115,11 @@ DEVICE void plan_by_walk(const struct plan_params &p, Tile &tile)
                 walk_tile<int64_t>(p, payload, first, tile, walk, begun);
         }
         __syncthreads();
-        const int32_t cuts = block_inclusive_sum(tile.cuts[thread], tile.cut_sums, &tile_cuts);
+        const int32_t boundaries =
+            block_inclusive_sum(tile.boundaries[thread], tile.boundary_sums, &tile_boundaries);
         if (first + thread < p.b)
-            p.num_splits[first + thread + 1] = (int32_t)(first + thread + 1) + cuts_before + cuts;
-        cuts_before += tile_cuts;
+            p.num_splits[first + thread + 1] = (int32_t)(first + thread + 1) + boundaries_before + boundaries;
+        boundaries_before += tile_boundaries;
         const int64_t last = min(p.b - first, (int64_t)TILE) - 1;
         walk.last_blocks = (int32_t)(tile.start[last + 1] - tile.start[last]) - PLAN_OVERHEAD;
         __syncthreads();

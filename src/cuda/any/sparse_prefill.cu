@@ -2,7 +2,7 @@
  *
  * Sparse prefill without tensor cores, for every format, any alignment and any GPU; not fast. A CTA takes
  * SPARSE_WARPS heads of a token. A warp takes one head through all keys of the token (sparse_row.cuh) and
- * writes the result: nothing is cut, and there is no workspace.
+ * writes the result: nothing is split, and there is no workspace.
  */
 #include "sparse_row.cuh"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Keys of sparse decode and sparse prefill: maps the list that the plan cuts to entries of a query token's
+ * Keys of sparse decode and sparse prefill: maps the list that the plan splits to entries of a query token's
  * index lists, and an index to the address of its key. Entries that do not count are never read.
  */
 #pragma once
@@ -28,30 +28,30 @@ DEVICE ListEnds list_ends(const struct sparse_decode_params &p, int request)
     return ends;
 }
 
-/* The same as the general split_list and list_split, but in chunks without their divisions, which would delay
- * a short kernel. */
+/* The same as the general split_list and list_split, but for even splits without their divisions, which would
+ * delay a short kernel. */
 DEVICE SplitList split_list(const struct sparse_decode_params &p, unsigned worker)
 {
     const struct split_params &split = p.split;
-    if (split.partitions || split.chunk_lanes < split.chunks)
+    if (split.partitions || split.split_lanes < split.even_splits)
         return split_list<struct sparse_decode_params>(p, worker);
     SplitList list;
-    list.request = fast_divide((int)worker, p.chunks_divisor);
-    list.first = (int)worker - list.request * split.chunks, list.step = split.chunks;
-    const bool there = list.first == 0 || list.first * split.chunk_keys < request_length(p, list.request);
+    list.request = fast_divide((int)worker, p.splits_divisor);
+    list.first = (int)worker - list.request * split.even_splits, list.step = split.even_splits;
+    const bool there = list.first == 0 || list.first * split.split_keys < request_length(p, list.request);
     list.last = there ? list.first : -1;
     return list;
 }
 
 DEVICE Split list_split(const struct sparse_decode_params &p, const SplitList &list, int i, int *length)
 {
-    const int keys = p.split.chunk_keys, request = p.split.partitions ? i : list.request;
+    const int keys = p.split.split_keys, request = p.split.partitions ? i : list.request;
     *length = request_length(p, request);
     if (p.split.partitions) return partition_split(list.partition, i, *length);
     Split split = {};
     split.request = request, split.begin = i * keys;
     split.end = *length - split.begin > keys ? split.begin + keys : *length;
-    split.slot = *length <= keys ? (int64_t)DIRECT : (int64_t)request * p.split.chunks + i;
+    split.slot = *length <= keys ? (int64_t)DIRECT : (int64_t)request * p.split.even_splits + i;
     return split;
 }
 

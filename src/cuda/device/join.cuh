@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Joins the partial results of requests that were cut, in split order.
+ * Joins the partial results of requests that were split, in split order.
  *
  * A CTA takes items: some columns of a few rows of a request. With few parts per request, a warp takes a row
  * (rows_per_block = JOIN_WARPS). With many, all warps share one row (rows_per_block = 1): each takes every
@@ -9,12 +9,12 @@
  * cases the loads of a part do not wait for the sum of weights, and several parts are in flight together.
  * With few rows, an item is half or a quarter of the columns.
  *
- * Every CTA first lists the cut requests, one partition (in chunks: one request) per thread, and then takes
- * its items in turns. There are few CTAs, and without cut requests they have nothing to do. On Hopper the
- * listing runs before the kernel that makes the parts has ended. Requests cut once may have been joined by
- * then (src/cuda/sm90/dense_decode/second_part.cuh); they are removed from the list afterwards. All of this
- * is done once and in little code, because at the end of a call the latency of fetching instructions counts,
- * too.
+ * Every CTA first lists the split requests, one partition (without a plan: one request) per thread, and then
+ * takes its items in turns. There are few CTAs, and without split requests they have nothing to do. On Hopper
+ * the listing runs before the kernel that makes the parts has ended. Requests split once may have been joined
+ * by then (src/cuda/sm90/dense_decode/second_part.cuh); they are removed from the list afterwards. All of
+ * this is done once and in little code, because at the end of a call the latency of fetching instructions
+ * counts, too.
  */
 #pragma once
 
@@ -38,7 +38,7 @@ struct Parts {
     DEVICE int64_t slot(int part) const { return part == 0 ? first : second + (int64_t)(part - 1) * step; }
 };
 
-/* Returns the parts of the request that is cut for the first time at the end of partition `index`. */
+/* Returns the parts of the request that is split for the first time at the end of partition `index`. */
 __device__ static Parts parts_of_partition(const struct join_params &p, int index)
 {
     Parts parts = {};
@@ -47,23 +47,23 @@ __device__ static Parts parts_of_partition(const struct join_params &p, int inde
     const bool begins_here = partition.last > partition.first || !partition.continued;
     if (!partition.goes_on || partition.last < partition.first || !begins_here) return parts;
     const int32_t *splits = p.split.num_splits + partition.last;
-    const int64_t planned = partition.ends_cut_once ? 2 : (int64_t)splits[1] - splits[0];
+    const int64_t planned = partition.ends_split_once ? 2 : (int64_t)splits[1] - splits[0];
     parts.count = (int)min(max(planned, (int64_t)1), (int64_t)p.split.num_partitions - index);
     parts.request = partition.last;
     parts.first = 2 * (int64_t)index + (partition.last == partition.first ? 0 : 1);
     parts.second = 2 * (int64_t)(index + 1);
     parts.step = 2;
-    if (p.split.marks && partition.ends_cut_once) parts.marks = marks_of(p.split, index + 1);
+    if (p.split.marks && partition.ends_split_once) parts.marks = marks_of(p.split, index + 1);
     return parts;
 }
 
 __device__ static Parts parts_of_request(const struct join_params &p, int request)
 {
     Parts parts = {};
-    const int chunks = chunks_of(p, request_length(p, request));
+    const int even_splits = even_splits_of(p, request_length(p, request));
     parts.request = request;
-    parts.count = chunks > 1 ? chunks : 0;
-    parts.first = (int64_t)request * p.split.chunks;
+    parts.count = even_splits > 1 ? even_splits : 0;
+    parts.first = (int64_t)request * p.split.even_splits;
     parts.second = parts.first + 1;
     parts.step = 1;
     return parts;
@@ -259,28 +259,28 @@ DEVICE void join_rows(const struct join_params &p, const Parts &parts, int row, 
                                         sum);
 }
 
-/* CTAs are numbered by request, lane of row blocks, columns, which needs no division at the end. If requests
- * are cut in chunks and each has CTAs of its own, there is no list. */
+/* CTAs are numbered by request, lane of row blocks, columns, which needs no division at the end. Without
+ * a plan, if each request has CTAs of its own, there is no list. */
 template <typename Element, template <int> class Some, int VECTORS>
 DEVICE void join_splits(const struct join_params &p, int rows_per_block, int row_lanes)
 {
     __shared__ float4 shared[JOIN_WARPS][D_V / 4];
     __shared__ Parts list[32 * JOIN_WARPS];
     __shared__ int counts[JOIN_WARPS];
-    constexpr int SPLITS = D_V / VECTOR_COLUMNS / VECTORS;
-    const int column = (int)blockIdx.x % SPLITS * VECTORS * VECTOR_COLUMNS;
-    const int row_lane = (int)blockIdx.x / SPLITS % row_lanes,
-              request_lane = (int)blockIdx.x / SPLITS / row_lanes,
-              request_lanes = (int)gridDim.x / SPLITS / row_lanes;
+    constexpr int COLUMN_SHARES = D_V / VECTOR_COLUMNS / VECTORS;
+    const int column = (int)blockIdx.x % COLUMN_SHARES * VECTORS * VECTOR_COLUMNS;
+    const int row_lane = (int)blockIdx.x / COLUMN_SHARES % row_lanes,
+              request_lane = (int)blockIdx.x / COLUMN_SHARES / row_lanes,
+              request_lanes = (int)gridDim.x / COLUMN_SHARES / row_lanes;
     const int64_t rows = (int64_t)p.h_q * p.s_q, row_step = (int64_t)row_lanes * rows_per_block;
-    const bool in_chunks = !p.split.partitions, alone = in_chunks && p.b == request_lanes;
-    const int units = alone ? 1 : in_chunks ? p.b : p.split.num_partitions;
+    const bool evenly = !p.split.partitions, alone = evenly && p.b == request_lanes;
+    const int units = alone ? 1 : evenly ? p.b : p.split.num_partitions;
 #pragma unroll 1
     for (int first = 0; first < units; first += 32 * JOIN_WARPS) {
         const int unit = alone ? request_lane : first + (int)threadIdx.x;
         Parts mine = {};
         if (unit < (alone ? p.b : units))
-            mine = in_chunks ? parts_of_request(p, unit) : parts_of_partition(p, unit);
+            mine = evenly ? parts_of_request(p, unit) : parts_of_partition(p, unit);
         int listed;
         if (alone) {
             if (threadIdx.x == 0) list[0] = mine;

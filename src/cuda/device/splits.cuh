@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * How a call's keys are cut into splits (a range of keys of one request), and which split writes where: by
- * the split plan, or in chunks of equal length (batch-invariant mode, and sparse decode of few keys). The
- * plan says where requests are cut. Their ends come from the current lengths, so a plan made for other
- * lengths still covers every key once. Values read from a plan are clamped, so a damaged plan cannot lead out
- * of bounds.
+ * the split plan, or into even splits, of equal length but for the last of a request (batch-invariant mode,
+ * and sparse decode of few keys). The plan says where requests are split. Their ends come from the current
+ * lengths, so a plan made for other lengths still covers every key once. Values read from a plan are clamped,
+ * so a damaged plan cannot lead out of bounds.
  */
 #pragma once
 
@@ -15,7 +15,7 @@ struct Split {
     int request;
     int begin, end;                   /* keys */
     int64_t slot;                     /* of the partial results; DIRECT if the split is the whole request */
-    bool first_of_two, second_of_two; /* of a request that is cut once */
+    bool first_of_two, second_of_two; /* of a request that is split once */
 };
 
 enum { DIRECT = -1 };
@@ -68,8 +68,8 @@ struct Partition {
     int first, last; /* requests, clamped; last < first if idle */
     int begin_block, end_block;
     bool continued, goes_on; /* the first request began earlier; the last goes on in the next partition */
-    bool begins_cut_once,
-        ends_cut_once; /* the first request is cut once, with its second part here; the last is cut once */
+    bool begins_split_once;  /* the first request is split once, and its second split is here */
+    bool ends_split_once;    /* the last request is split once */
 };
 
 /* Returns whether this is a plan of this batch with the call's number of partitions. Requests of any other
@@ -92,10 +92,10 @@ DEVICE bool plan_goes_on(const struct plan_partition &row, const struct plan_par
            (row.end_request >= row.begin_request);
 }
 
-/* For a request that goes on in partition `row`: returns whether the plan cuts it once and the partition has
- * other requests after it. Its second part is then stored long before the first, which is the last split of
- * its own partition. */
-DEVICE bool plan_cuts_once(const struct plan_partition &row)
+/* For a request that goes on in partition `row`: returns whether the plan splits it once and the partition
+ * has other requests after it. Its second split is then stored long before the first, which is the last split
+ * of its own partition. */
+DEVICE bool plan_splits_once(const struct plan_partition &row)
 {
     return (row.begin_split == 1) & (row.end_request > row.begin_request);
 }
@@ -125,9 +125,9 @@ DEVICE Partition partition_of(const struct split_params &split, int i, int b)
     partition.continued = (row.begin_request == partition.first) & continues;
     partition.goes_on =
         (row.end_request == partition.last) & (i + 1 < split.num_partitions) & plan_goes_on(row, after);
-    partition.begins_cut_once = partition.continued & plan_cuts_once(row);
-    partition.ends_cut_once = partition.goes_on & plan_cuts_once(after) &
-                              !(partition.continued & (partition.first == partition.last));
+    partition.begins_split_once = partition.continued & plan_splits_once(row);
+    partition.ends_split_once = partition.goes_on & plan_splits_once(after) &
+                                !(partition.continued & (partition.first == partition.last));
     return partition;
 }
 
@@ -141,55 +141,56 @@ DEVICE Split partition_split(const Partition &partition, int request, int length
     split.end = goes_on ? clamp_int(partition.end_block * PLAN_BLOCK, split.begin, length) : length;
     split.slot = !continued && !goes_on ? (int64_t)DIRECT
                                         : 2 * (int64_t)partition.index + (request == partition.first ? 0 : 1);
-    split.first_of_two = partition.ends_cut_once && request == partition.last;
-    split.second_of_two = partition.begins_cut_once && request == partition.first;
+    split.first_of_two = partition.ends_split_once && request == partition.last;
+    split.second_of_two = partition.begins_split_once && request == partition.first;
     return split;
 }
 
-/* Returns the marks of a partition's first request, which may be the second part of a request that is cut
+/* Returns the marks of a partition's first request, which may be the second split of a request that is split
  * once. */
 DEVICE uint32_t *marks_of(const struct split_params &split, int64_t partition)
 {
     return split.marks + partition * split.tiles * MARKS_OF_TILE;
 }
 
-/* ---- In chunks ------------------------------------------------------------------------------- */
+/* ---- Even splits ----------------------------------------------------------------------------- */
 
 /* A compile-time constant for dense decode. */
-DEVICE int keys_of_chunk(const struct dense_decode_params &)
+DEVICE int keys_of_split(const struct dense_decode_params &)
 {
-    return INVARIANT_CHUNK;
+    return INVARIANT_SPLIT_KEYS;
 }
 
-template <typename Params> DEVICE int keys_of_chunk(const Params &p)
+template <typename Params> DEVICE int keys_of_split(const Params &p)
 {
-    return p.split.chunk_keys;
+    return p.split.split_keys;
 }
 
-template <typename Params> DEVICE int chunks_of(const Params &p, int length)
+template <typename Params> DEVICE int even_splits_of(const Params &p, int length)
 {
-    return length ? (length - 1) / keys_of_chunk(p) + 1 : 1; /* a sum could overflow near 2^31 */
+    return length ? (length - 1) / keys_of_split(p) + 1 : 1; /* a sum could overflow near 2^31 */
 }
 
-template <typename Params> DEVICE Split chunk_split(const Params &p, int request, int chunk, int length)
+template <typename Params> DEVICE Split even_split_of(const Params &p, int request, int i, int length)
 {
-    const int keys = keys_of_chunk(p);
+    const int keys = keys_of_split(p);
     Split split;
     split.request = request;
-    split.begin = chunk * keys;
+    split.begin = i * keys;
     split.end = length - split.begin > keys ? split.begin + keys : length;
-    split.slot = chunks_of(p, length) == 1 ? (int64_t)DIRECT : (int64_t)request * p.split.chunks + chunk;
+    split.slot =
+        even_splits_of(p, length) == 1 ? (int64_t)DIRECT : (int64_t)request * p.split.even_splits + i;
     split.first_of_two = split.second_of_two = false;
     return split;
 }
 
 /* ---- Either: the splits of one worker --------------------------------------------------------- */
 
-/* With a plan: the requests of a partition, or, if the plan does not fit, every step-th request. In chunks:
- * every step-th chunk of one request. */
+/* With a plan: the requests of a partition, or, if the plan does not fit, every step-th request. Without:
+ * every step-th split of one request. */
 struct SplitList {
     int first, last, step;
-    int request; /* in chunks */
+    int request; /* without a plan */
     Partition partition;
 };
 
@@ -200,15 +201,15 @@ template <typename Params> DEVICE SplitList split_list(const Params &p, unsigned
         list.partition = partition_of(p.split, (int)worker, p.b); /* its loads overlap those of the header */
         const bool fits = plan_fits(p.split, p.b);
         list.partition.continued &= fits, list.partition.goes_on &= fits;
-        list.partition.begins_cut_once &= fits, list.partition.ends_cut_once &= fits;
+        list.partition.begins_split_once &= fits, list.partition.ends_split_once &= fits;
         list.first = fits ? list.partition.first : (int)worker;
         list.last = fits ? list.partition.last : p.b - 1;
         list.step = fits ? 1 : p.split.num_partitions;
     } else {
-        const unsigned lanes = (unsigned)p.split.chunk_lanes;
+        const unsigned lanes = (unsigned)p.split.split_lanes;
         list.request = (int)(worker / lanes);
-        list.first = (int)(worker % lanes), list.step = p.split.chunk_lanes;
-        list.last = chunks_of(p, request_length(p, list.request)) - 1;
+        list.first = (int)(worker % lanes), list.step = p.split.split_lanes;
+        list.last = even_splits_of(p, request_length(p, list.request)) - 1;
     }
     return list;
 }
@@ -217,5 +218,5 @@ template <typename Params> DEVICE Split list_split(const Params &p, const SplitL
 {
     *length = request_length(p, p.split.partitions ? i : list.request);
     return p.split.partitions ? partition_split(list.partition, i, *length)
-                              : chunk_split(p, list.request, i, *length);
+                              : even_split_of(p, list.request, i, *length);
 }

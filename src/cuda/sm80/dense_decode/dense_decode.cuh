@@ -39,7 +39,7 @@ template <typename Element, typename Key> struct DenseCall {
     {
         const int tiles_of_head = (p.rows + rows - 1) / rows, tiles = p.h_kv * tiles_of_head;
         const int64_t workers =
-            p.split.partitions ? p.split.num_partitions : (int64_t)p.b * p.split.chunk_lanes;
+            p.split.partitions ? p.split.num_partitions : (int64_t)p.b * p.split.split_lanes;
         while (turn.next > turn.list.last) {
             turn.item += gridDim.x;
             if (turn.item >= workers * tiles) return false;

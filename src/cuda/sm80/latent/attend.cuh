@@ -92,7 +92,8 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         uint32_t a[Q_IN_REGISTERS ? 4 * MAX_GROUPS : 1][4]; /* of 16 columns each */
     };
 
-    static_assert(PLAN_BLOCK % KEYS == 0 && INVARIANT_CHUNK % KEYS == 0, "a split begins at a block of keys");
+    static_assert(PLAN_BLOCK % KEYS == 0 && INVARIANT_SPLIT_KEYS % KEYS == 0,
+                  "a split begins at a block of keys");
 
     Call call;
     unsigned char *shared;

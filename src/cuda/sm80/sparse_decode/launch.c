@@ -30,7 +30,7 @@ static int32_t half_of_sm(const struct cuda_device *device)
 static struct latent_choice choice_for(const struct attention_problem *p, const struct cuda_work *w,
                                        const struct latent_choice *alone)
 {
-    if (w->chunk_keys || cuda_blocks(p, w) <= w->device->sms) return *alone;
+    if (w->split_keys || cuda_blocks(p, w) <= w->device->sms) return *alone;
     const int32_t half = half_of_sm(w->device);
     const struct latent_choice beside = sm80_listed_choose(p, p->h_q, half);
     const bool as_many_rows = latent_shapes[beside.shape].rows == latent_shapes[alone->shape].rows;

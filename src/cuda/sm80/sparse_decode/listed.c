@@ -16,7 +16,7 @@ static bool of_bytes(const struct attention_problem *p)
 
 const char *sm80_listed_refuses(const struct attention_problem *p, const char **argument)
 {
-    enum { MOST_KEYS = INT32_MAX - INVARIANT_CHUNK };
+    enum { MOST_KEYS = INT32_MAX - INVARIANT_SPLIT_KEYS };
     *argument = "q";
     if (of_bytes(p) && p->element != ELEMENT_BF16) return "takes bf16 queries with caches of bytes";
     *argument = "indices";

@@ -13,8 +13,9 @@ void sm90_dense_decode_meet(const struct attention_problem *p, struct cuda_work 
     const int32_t workers = w->num_partitions,
                   usual = plan_default_partitions(w->device->sms, p->s_q, p->h_q, p->h_kv);
     const size_t words = (size_t)(p->b * w->tiles) * sizeof(uint64_t);
-    if (w->apart || p->bound || p->cut == CUT_INVARIANT || workers != usual || workers < 2 * p->b ||
-        p->b > MOST_REQUESTS_TOGETHER || p->b * cuda_ceil_div(p->capacity, PLAN_BLOCK) > MOST_BLOCKS ||
+    if (w->apart || p->bound || p->splitting == SPLIT_BATCH_INVARIANT || workers != usual ||
+        workers < 2 * p->b || p->b > MOST_REQUESTS_TOGETHER ||
+        p->b * cuda_ceil_div(p->capacity, PLAN_BLOCK) > MOST_BLOCKS ||
         w->marks_offset + words > w->queries_offset)
         return;
     w->joins_itself = true, w->makes_plan = false;

@@ -9,15 +9,15 @@ enum { ALIGNMENT = 16 };
  * 1024 entries, of which half count on average: at 4.4 units 17.9 µs, the large kernel 20.8.) */
 enum { SMALL_MOST_UNITS = 6 };
 
-/* Most units per SM for which it takes chunks of one unit. With two the large kernel is no slower. */
+/* Most units per SM for which it takes splits of one unit. With two the large kernel is no slower. */
 static const double SMALL_MOST_UNITS_AT_ONCE = 1.5;
 
 /* FEW_BLOCKS: up to so many blocks per split, the plan's overhead per request would cut splits unevenly. */
 enum { FEW_BLOCKS = 8, MOST_PARTITIONS = 65536 };
 
-/* Cost of a plan's cuts, in blocks: two splits instead of one, and the join. Requests that are not cut, or
- * are all alike, may leave the time of so many blocks unused on some SMs. */
-enum { CUT_BLOCKS = 2 };
+/* Cost of splitting by a plan, in blocks: two splits instead of one, and the join. Requests that are not
+ * split, or are all alike, may leave the time of so many blocks unused on some SMs. */
+enum { SPLITTING_BLOCKS = 2 };
 
 static bool cache_aligned(const struct key_view *keys)
 {
@@ -79,7 +79,8 @@ bool sm90_sparse_decode_leaves(const struct attention_problem *p)
         MOST_LISTED = 1024
     };
     const bool rows = p->format == KV_BF16 || p->format == KV_FP16;
-    if (!rows || p->cut == CUT_INVARIANT || !p->b || p->capacity > FEW_HEADS_MOST_KEYS) return false;
+    if (!rows || p->splitting == SPLIT_BATCH_INVARIANT || !p->b || p->capacity > FEW_HEADS_MOST_KEYS)
+        return false;
     const int64_t tokens = p->b * p->s_q;
     if (p->h_q <= FEW_HEADS) return tokens <= FEW_HEADS_MOST_KEYS / p->capacity;
     const int64_t tiles = tokens * cuda_ceil_div(p->h_q, SM90_SPARSE_DECODE_HEADS);
@@ -124,11 +125,11 @@ static int64_t even_split(const struct sm90_sparse_shape *shape, int64_t heads)
     return blocks ? cuda_ceil_div(blocks, at_once / shape->b) : 1;
 }
 
-int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int heads)
+int32_t sm90_sparse_decode_split_keys(const struct sm90_sparse_shape *shape, int heads)
 {
     const int64_t split = even_split(shape, heads), at_once = workers_at_once(shape, heads);
     const bool as_even_as_a_plan =
-        split <= FEW_BLOCKS || (split - CUT_BLOCKS) * at_once <= shape->b * blocks_of(shape);
+        split <= FEW_BLOCKS || (split - SPLITTING_BLOCKS) * at_once <= shape->b * blocks_of(shape);
     return as_even_as_a_plan ? (int32_t)split * PLAN_BLOCK : 0;
 }
 
@@ -157,8 +158,8 @@ bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool bat
     if (even_split(shape, SM90_SPARSE_DECODE_SMALL_HEADS) == 1 &&
         units_of_sm(shape) <= SMALL_MOST_UNITS_AT_ONCE)
         return true;
-    const int32_t chunk = sm90_sparse_decode_chunk(shape, SM90_SPARSE_DECODE_HEADS);
-    if (chunk && (!shape->lengths || chunk <= SM90_SPARSE_DECODE_FEW_KEYS)) return false;
+    const int32_t keys = sm90_sparse_decode_split_keys(shape, SM90_SPARSE_DECODE_HEADS);
+    if (keys && (!shape->lengths || keys <= SM90_SPARSE_DECODE_FEW_KEYS)) return false;
     return few_units(shape);
 }
 
@@ -167,8 +168,8 @@ int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape)
     const int64_t heads = few_units(shape) ? SM90_SPARSE_DECODE_SMALL_HEADS : SM90_SPARSE_DECODE_HEADS;
     const int64_t split = even_split(shape, heads), b = shape->b, blocks = blocks_of(shape);
     if (!split || split > FEW_BLOCKS) return (int32_t)workers_at_once(shape, heads);
-    if (split >= blocks) return (int32_t)b; /* no request is cut */
-    /* The planner then cuts after at most `split` blocks; surplus partitions stay idle. */
+    if (split >= blocks) return (int32_t)b; /* no request is split */
+    /* The planner then splits after at most `split` blocks; surplus partitions stay idle. */
     const int64_t partitions = cuda_ceil_div(b * (blocks + PLAN_OVERHEAD), split);
     return (int32_t)(partitions < MOST_PARTITIONS ? partitions : MOST_PARTITIONS);
 }

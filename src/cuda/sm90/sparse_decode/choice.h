@@ -16,7 +16,7 @@ enum {
     SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM = 2
 };
 
-/* Lists with lengths are cut into chunks without a plan up to so many keys a chunk: a plan, which balances
+/* Lists with lengths are split without a plan up to so many keys a split: a plan, which balances
  * lengths, and a second kernel cost more. */
 enum { SM90_SPARSE_DECODE_FEW_KEYS = 512 };
 
@@ -54,9 +54,9 @@ struct sm90_sparse_shape sm90_sparse_shape_of(const struct attention_problem *pr
 bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant);
 
 /* Returns how many keys, a multiple of PLAN_BLOCK, each CTA is best given if the batch has so few keys
- * that all CTAs for them begin at once. Requests are then cut into chunks of so many keys, and no plan is
+ * that all CTAs for them begin at once. Requests are then cut into splits of so many keys, and no plan is
  * made or read. Returns 0 if the call goes by a plan. `heads`: of the kernel's tiles. */
-int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int heads);
+int32_t sm90_sparse_decode_split_keys(const struct sm90_sparse_shape *shape, int heads);
 
 /* Returns the partitions to use if the caller names none: as many as let every CTA begin at once, with
  * splits as even as possible. Depends on the shape alone, with lengths or without: a plan is needed only

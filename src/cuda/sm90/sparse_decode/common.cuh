@@ -67,21 +67,21 @@ DEVICE bool has_fp4(const struct sparse_cache_params &cache)
     return cache.format == KV_FP4_288 || cache.format == KV_FP4_288_SPLIT;
 }
 
-/* A CTA has one split, the first of its list, if there is any: a part of a request, of which it joins a share
+/* A CTA has one split, the first of its list, if there is any, and joins a share of the request's parts
  * (join_share.cuh). This is less code, all of which comes with the launch. If lists have lengths, a request's
- * keys are divided among as many CTAs as it has with full lists; a list's step is then the keys of a part. */
+ * keys are divided among as many CTAs as it has with full lists; a list's step is then the keys of a split. */
 template <typename F> struct OneSplitFormat : F {
     static constexpr bool ONE_SPLIT = true;
 };
 
-/* Sparse prefill: requests are tokens, none is cut, and workers take them in turns. The largest scores are
+/* Sparse prefill: requests are tokens, none is split, and workers take them in turns. The largest scores are
  * kept. */
 template <typename F> struct PrefillFormat : F {
     static constexpr bool PREFILL = true;
     static constexpr int SCORE_REGISTERS = 168; /* with 160 the kernel of FP8_584 spills */
 };
 
-/* Sparse prefill of few tokens, whose lists are cut into parts as decode's of few keys are. */
+/* Sparse prefill of few tokens, whose lists are split as decode's of few keys are. */
 template <typename F> struct PrefillPartFormat : PrefillFormat<F> {
     static constexpr bool ONE_SPLIT = true;
 };
@@ -104,11 +104,11 @@ template <typename F> DEVICE SplitList splits_of(const struct sparse_decode_para
     if constexpr (!F::PREFILL && !F::ONE_SPLIT) return split_list(p, (unsigned)worker);
     SplitList list;
     if constexpr (F::ONE_SPLIT) {
-        list.request = fast_divide(worker, p.chunks_divisor);
-        list.first = worker - list.request * p.split.chunks;
+        list.request = fast_divide(worker, p.splits_divisor);
+        list.first = worker - list.request * p.split.even_splits;
         const int blocks = (int)((unsigned)(request_length(p, list.request) + KEYS - 1) / KEYS),
-                  of_part = fast_divide(blocks + p.split.chunks - 1, p.chunks_divisor);
-        list.step = of_part * KEYS, list.last = (int)((unsigned)(blocks - 1) / (unsigned)of_part);
+                  of_split = fast_divide(blocks + p.split.even_splits - 1, p.splits_divisor);
+        list.step = of_split * KEYS, list.last = (int)((unsigned)(blocks - 1) / (unsigned)of_split);
         return list;
     }
     list.first = worker, list.step = p.split.num_partitions, list.last = p.b - 1;
@@ -120,11 +120,11 @@ DEVICE Split split_of(const struct sparse_decode_params &p, const SplitList &lis
 {
     int length;
     if constexpr (F::ONE_SPLIT) {
-        Split part = {};
-        part.request = list.request, part.begin = i * list.step;
-        part.end = i < list.last ? part.begin + list.step : request_length(p, list.request);
-        part.slot = (int64_t)list.request * p.split.chunks + i; /* even if it is the only part */
-        return part;
+        Split split = {};
+        split.request = list.request, split.begin = i * list.step;
+        split.end = i < list.last ? split.begin + list.step : request_length(p, list.request);
+        split.slot = (int64_t)list.request * p.split.even_splits + i; /* even if it is the only split */
+        return split;
     }
     if constexpr (!F::PREFILL) return list_split(p, list, i, &length);
     Split split = {};

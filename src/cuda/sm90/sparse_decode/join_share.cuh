@@ -32,14 +32,15 @@ template <bool BY_SIXTEEN, bool LARGEST_ = false> struct HeadShare {
     {
         const Place at(p);
         request = list.request, token = at.token, first_head = at.tile * heads_of_tile;
-        parts = list.last + 1, takers = p.split.chunks;
+        parts = list.last + 1, takers = p.split.even_splits;
         const int items = 2 * min(heads_of_tile, p.h_q - first_head);
         begin = share_up_to(list.first * items, takers), end = share_up_to((list.first + 1) * items, takers);
     }
 
     DEVICE int64_t slot_row(int part, int row) const
     {
-        return ((int64_t)request * split.chunks + part) * (heads * tokens) + token * heads + first_head + row;
+        return ((int64_t)request * split.even_splits + part) * (heads * tokens) + token * heads + first_head +
+               row;
     }
 
     DEVICE RowPlace place(int row) const { return {token, first_head + row}; }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Launch of Hopper's sparse decode: choice of the kernel, and even chunks of requests in place of a plan.
+ * Launch of Hopper's sparse decode: choice of the kernel, and even splits of requests in place of a plan.
  */
 #include "../../attention.h"
 #include "choice.h"
@@ -18,21 +18,22 @@ static const char *refuses(const struct attention_problem *p, const char **argum
     return why ? why : sm90_sparse_decode_refuses(p, argument);
 }
 
-/* Returns the keys of a chunk, or 0 for a call by a plan, which balances lengths. If the caller names a
+/* Returns the keys of a split, or 0 for a call by a plan, which balances lengths. If the caller names a
  * number of partitions it is followed, unless it is the default, or the rows of a plan by the default. */
-static int32_t chunk_of(const struct attention_problem *p, const struct sm90_sparse_shape *shape, int heads)
+static int32_t split_keys_of(const struct attention_problem *p, const struct sm90_sparse_shape *shape,
+                             int heads)
 {
     const bool rows = p->format == KV_BF16 || p->format == KV_FP16;
     const int32_t partitions = sm90_sparse_decode_partitions(shape);
     if (p->num_partitions && p->num_partitions != partitions &&
         p->num_partitions != sm90_sparse_decode_rows(shape))
         return 0;
-    const int64_t keys = sm90_sparse_decode_chunk(shape, heads);
+    const int64_t keys = sm90_sparse_decode_split_keys(shape, heads);
     if (!keys) return 0;
     if (shape->lengths && (rows || keys > SM90_SPARSE_DECODE_FEW_KEYS)) return 0;
     /* The workspace, the same for all kernels, has two slots per partition if there are several
-     * partitions, so there are no more chunks than that. If it has fewer slots than requests, each request
-     * is one chunk, which needs none. */
+     * partitions, so there are no more splits than that. If it has fewer slots than requests, each request
+     * is one split, which needs none. */
     const int64_t fit = partitions > 1 ? 2 * (int64_t)partitions / p->b : 1, most = fit > 1 ? fit : 1,
                   least_keys = cuda_ceil_div(cuda_ceil_div(p->capacity, PLAN_BLOCK), most) * PLAN_BLOCK;
     return (int32_t)(keys > least_keys ? keys : least_keys);
@@ -54,7 +55,7 @@ static void meet_to_join(const struct attention_problem *p, int heads, struct cu
 {
     const int64_t of_sm = heads == SMALL ? SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM : 1,
                   most = heads == SMALL ? MOST_SMALL_PARTS_TOGETHER : MOST_PARTS_TOGETHER;
-    w->joins_itself = !w->apart && w->slots && w->meetings_offset && w->chunks <= most &&
+    w->joins_itself = !w->apart && w->slots && w->meetings_offset && w->even_splits <= most &&
                       cuda_blocks(p, w) <= of_sm * w->device->sms;
     if (!w->joins_itself) return;
     w->flags |= LAUNCH_TOGETHER;
@@ -68,12 +69,12 @@ static fmla_status prepare_tiles(const struct attention_problem *p, int heads, s
     fmla_status status = cuda_sparse_prepare(p, tiles_of(p, heads), w);
     w->kernel = kernel_of(p, heads, rows && p->d_qk > p->d_v);
     w->flags = LAUNCH_OVERLAP, w->slots_in_halves = true;
-    if (status || w->chunk_keys || p->bound) return status;
+    if (status || w->split_keys || p->bound) return status;
     const size_t bytes = w->bytes; /* with a plan, which other kernels of the device would use */
-    w->chunk_keys = chunk_of(p, &shape, heads);
-    w->chunks_at_once = true;
-    if (w->chunk_keys) status = cuda_lay_out(p, w);
-    if (w->chunk_keys && !rows) meet_to_join(p, heads, w);
+    w->split_keys = split_keys_of(p, &shape, heads);
+    w->splits_at_once = true;
+    if (w->split_keys) status = cuda_lay_out(p, w);
+    if (w->split_keys && !rows) meet_to_join(p, heads, w);
     w->bytes = bytes;
     return status;
 }
@@ -93,7 +94,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
 {
     const struct sm90_sparse_shape shape = sm90_sparse_shape_of(p, w->device->sms);
     const bool rows = p->format == KV_BF16 || p->format == KV_FP16;
-    const bool small = !rows && sm90_sparse_decode_is_small(&shape, p->cut == CUT_INVARIANT);
+    const bool small = !rows && sm90_sparse_decode_is_small(&shape, p->splitting == SPLIT_BATCH_INVARIANT);
     return prepare_tiles(p, small ? SMALL : LARGE, w);
 }
 

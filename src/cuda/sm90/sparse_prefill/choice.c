@@ -64,7 +64,7 @@ struct tensor_view sm90_sparse_prefill_view(const struct attention_problem *p, c
 
 enum { BLOCK = 64 /* entries */, LEAST_SAVED = 3 /* blocks: the join takes as long as two or three */ };
 
-/* Returns the splits per tile if the last round has `rest` tiles; 1: tiles are not cut. */
+/* Returns the splits per tile if the last round has `rest` tiles; 1: tiles are not split. */
 static int64_t splits_of_tile(int64_t rest, int64_t blocks, int32_t sms)
 {
     const int64_t at_once = sms / rest,
@@ -73,22 +73,22 @@ static int64_t splits_of_tile(int64_t rest, int64_t blocks, int32_t sms)
     return blocks - most < LEAST_SAVED ? 1 : (blocks + most - 1) / most;
 }
 
-struct prefill_cut sm90_sparse_prefill_cut(int64_t tiles, int64_t topk, int32_t sms)
+struct prefill_splits sm90_sparse_prefill_splits(int64_t tiles, int64_t topk, int32_t sms)
 {
     enum { MOST_ROUNDS = 8 /* beyond, the last round is too small a share to pay for the splits */ };
     const int64_t rest = tiles % sms, blocks = cuda_ceil_div(topk, BLOCK);
     const bool few = rest && tiles <= (int64_t)MOST_ROUNDS * sms;
     const int64_t splits = few ? splits_of_tile(rest, blocks, sms) : 1;
-    return (struct prefill_cut){.whole = (int32_t)(splits > 1 ? tiles - rest : tiles),
-                                .splits = (int32_t)splits,
-                                .splits_divisor = divisor_of((uint32_t)splits)};
+    return (struct prefill_splits){.whole = (int32_t)(splits > 1 ? tiles - rest : tiles),
+                                   .of_tile = (int32_t)splits,
+                                   .divisor = divisor_of((uint32_t)splits)};
 }
 
-int32_t sm90_sparse_prefill_part_keys(int64_t tiles, int64_t topk, int32_t sms)
+int32_t sm90_sparse_prefill_split_keys(int64_t tiles, int64_t topk, int32_t sms)
 {
     const int64_t blocks = cuda_ceil_div(topk, BLOCK), fit = tiles ? sms / tiles : 0,
-                  parts = fit < MOST_PARTS_TOGETHER ? fit : MOST_PARTS_TOGETHER;
-    const int64_t most = parts ? cuda_ceil_div(blocks, parts) : blocks; /* blocks per part */
+                  splits = fit < MOST_PARTS_TOGETHER ? fit : MOST_PARTS_TOGETHER;
+    const int64_t most = splits ? cuda_ceil_div(blocks, splits) : blocks; /* blocks per split */
     return blocks - most < LEAST_SAVED ? 0 : (int32_t)(most * BLOCK);
 }
 

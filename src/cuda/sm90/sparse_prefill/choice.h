@@ -20,13 +20,13 @@ struct tensor_view sm90_sparse_prefill_view(const struct attention_problem *prob
                                             const int64_t stride[2], int64_t tokens, int64_t heads,
                                             int64_t columns);
 
-/* Returns which of a launch's `tiles` are cut into splits on a GPU of `sms` SMs, with lists of `topk`
+/* Returns which of a launch's `tiles` are split on a GPU of `sms` SMs, with lists of `topk`
  * entries. The caller sets the address of the slots. */
-struct prefill_cut sm90_sparse_prefill_cut(int64_t tiles, int64_t topk, int32_t sms);
+struct prefill_splits sm90_sparse_prefill_splits(int64_t tiles, int64_t topk, int32_t sms);
 
-/* Returns the keys per part if the lists of a call over FP8 pages are cut into parts, one part per SM at
- * most; 0: not cut. */
-int32_t sm90_sparse_prefill_part_keys(int64_t tiles, int64_t topk, int32_t sms);
+/* Returns the keys per split if the lists of a call over FP8 pages are split, one split per SM at
+ * most; 0: not split. */
+int32_t sm90_sparse_prefill_split_keys(int64_t tiles, int64_t topk, int32_t sms);
 
 /* Returns the most splits of any launch of at most `tiles` tiles and `topk` entries. */
 int64_t sm90_sparse_prefill_most_splits(int64_t tiles, int64_t topk, int32_t sms);

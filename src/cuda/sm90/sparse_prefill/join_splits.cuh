@@ -61,18 +61,18 @@ DEVICE void add_halves(float (&sum)[8], const uint4 &halves, float by)
     }
 }
 
-/* Joins and writes row `row` of a cut tile; `slots` are its splits. */
+/* Joins and writes row `row` of a split tile; `slots` are its splits. */
 DEVICE void join_row(const struct sparse_prefill_sm90_params &p, const TileOfToken &of, const Slot *slots,
                      int row)
 {
     const int lane = (int)threadIdx.x % 32, head = of.tile * ROWS + row;
     const struct sparse_prefill_params &call = p.call;
-    SplitsOfLane some(slots, p.cut.splits, 0, row, lane); /* in flight while weights are computed */
-    const JoinedRow joined(slots, p.cut.splits, row, lane);
+    SplitsOfLane some(slots, p.splits.of_tile, 0, row, lane); /* in flight while weights are computed */
+    const JoinedRow joined(slots, p.splits.of_tile, row, lane);
     float sum[JOIN_CHUNKS][8] = {};
 #pragma unroll 1
-    for (int first = 0; first < p.cut.splits; first += SPLITS_AT_ONCE) {
-        if (first) some = SplitsOfLane(slots, p.cut.splits, first, row, lane);
+    for (int first = 0; first < p.splits.of_tile; first += SPLITS_AT_ONCE) {
+        if (first) some = SplitsOfLane(slots, p.splits.of_tile, first, row, lane);
 #pragma unroll
         for (int i = 0; i < SPLITS_AT_ONCE; i++) {
             const float weight = __shfl_sync(~0u, joined.weight, first + i);
@@ -97,12 +97,12 @@ DEVICE void join_row(const struct sparse_prefill_sm90_params &p, const TileOfTok
     store_largest(call, of.token, head, joined.largest);
 }
 
-/* Joins the rows of the cut tiles, PREFILL_JOIN_WARPS rows per CTA. */
+/* Joins the rows of the split tiles, PREFILL_JOIN_WARPS rows per CTA. */
 DEVICE void join_splits(const struct sparse_prefill_sm90_params &p)
 {
-    const int row = (int)(blockIdx.x * PREFILL_JOIN_WARPS + threadIdx.x / 32), cut_tile = row / ROWS;
-    const TileOfToken of(p.call, p.cut.whole + cut_tile);
+    const int row = (int)(blockIdx.x * PREFILL_JOIN_WARPS + threadIdx.x / 32), split_tile = row / ROWS;
+    const TileOfToken of(p.call, p.splits.whole + split_tile);
     wait_for_kernels_before();
     if (of.tile * ROWS + row % ROWS < p.call.h_q)
-        join_row(p, of, (const Slot *)p.cut.slots + cut_tile * p.cut.splits, row % ROWS);
+        join_row(p, of, (const Slot *)p.splits.slots + split_tile * p.splits.of_tile, row % ROWS);
 }

@@ -2,7 +2,7 @@
  *
  * Launches of sparse prefill on Hopper. The kernel over bf16 keys cuts the tiles of a short call's last round
  * into splits where these tiles are few, and a second launch joins the splits. FP8 pages use the kernel of
- * sparse decode, which cuts the lists of few tokens into parts.
+ * sparse decode, which splits the lists of few tokens.
  */
 #include "../../attention.h"
 #include "choice.h"
@@ -12,7 +12,7 @@ enum { HEADS = SM90_SPARSE_PREFILL_HEADS };
 static fmla_status launch_join(const struct cuda_scope *scope, const struct attention_problem *p,
                                struct sparse_prefill_sm90_params *params)
 {
-    const int64_t tiles = (params->items - params->cut.whole) / params->cut.splits;
+    const int64_t tiles = (params->items - params->splits.whole) / params->splits.of_tile;
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of((struct cuda_key){.schedule = CUDA_SM90_SPARSE_PREFILL_JOIN}),
         .blocks = tiles * HEADS / PREFILL_JOIN_WARPS,
@@ -36,19 +36,19 @@ static fmla_status launch_rows(const struct cuda_scope *scope, const struct atte
     fmla_status status = tensor_map_make(op, scope, "q", &queries, &params.queries);
     if (!status) status = tensor_map_make(op, scope, "out", &results, &params.results);
     if (status) return status;
-    params.cut = sm90_sparse_prefill_cut(tiles, p->capacity, scope->device->sms);
-    params.cut.slots = p->workspace;
-    params.items = params.cut.whole + (int32_t)((tiles - params.cut.whole) * params.cut.splits);
-    const bool cut = params.cut.splits > 1;
+    params.splits = sm90_sparse_prefill_splits(tiles, p->capacity, scope->device->sms);
+    params.splits.slots = p->workspace;
+    params.items = params.splits.whole + (int32_t)((tiles - params.splits.whole) * params.splits.of_tile);
+    const bool split = params.splits.of_tile > 1;
     const struct cuda_launch launch = {
-        .kernel = cuda_kernel_of(
-            (struct cuda_key){CUDA_SM90_SPARSE_PREFILL, p->element, p->format, 2 * cut + (p->d_qk > p->d_v)}),
+        .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_SPARSE_PREFILL, p->element, p->format,
+                                                   2 * split + (p->d_qk > p->d_v)}),
         .blocks = params.items < scope->device->sms ? params.items : scope->device->sms,
         .flags = LAUNCH_OVERLAP,
         .stream = p->stream,
     };
     status = cuda_launch(op, scope, &launch, (void *[]){&params});
-    return cut && !status ? launch_join(scope, p, &params) : status;
+    return split && !status ? launch_join(scope, p, &params) : status;
 }
 
 /* Launches over FP8 pages, with a request per token. A CTA keeps its tile of heads. */
@@ -115,8 +115,8 @@ static fmla_status launch_parts(const struct cuda_scope *scope, const struct att
 
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
-    const bool may_be_cut = p->format != KV_BF16 && !p->bound && !w->apart;
-    return may_be_cut ? cuda_prefill_cut_lists(p, w) : cuda_prefill_prepare(p, w);
+    const bool may_be_split = p->format != KV_BF16 && !p->bound && !w->apart;
+    return may_be_split ? cuda_prefill_split_lists(p, w) : cuda_prefill_prepare(p, w);
 }
 
 static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,

@@ -94,17 +94,17 @@ template <typename V> struct ItemOf {
     DEVICE ItemOf(const struct sparse_prefill_sm90_params &p, int item) : first(0), slot(WHOLE)
     {
         int index = item, split = 0;
-        if (V::SPLITS && item >= p.cut.whole) {
-            slot = item - p.cut.whole;
-            const int cut_tile = fast_divide(slot, p.cut.splits_divisor);
-            index = p.cut.whole + cut_tile, split = slot - cut_tile * p.cut.splits;
+        if (V::SPLITS && item >= p.splits.whole) {
+            slot = item - p.splits.whole;
+            const int split_tile = fast_divide(slot, p.splits.divisor);
+            index = p.splits.whole + split_tile, split = slot - split_tile * p.splits.of_tile;
         }
         const TileOfToken of(p.call, index);
         token = of.token, tile = of.tile;
         length = topk_count(p.call.topk, p.call.topk_length, token);
         blocks = (int)((unsigned)(length + KEYS - 1) / KEYS);
         if (!V::SPLITS || slot == WHOLE) return;
-        const int most = fast_divide(blocks + p.cut.splits - 1, p.cut.splits_divisor);
+        const int most = fast_divide(blocks + p.splits.of_tile - 1, p.splits.divisor);
         first = min(split * most, blocks), blocks = min(most, blocks - first);
     }
 };

@@ -42,7 +42,7 @@ DEVICE void store_largest(const struct sparse_prefill_params &p, int token, int 
 
 template <typename Item> DEVICE Slot *slot_of(const struct sparse_prefill_sm90_params &p, const Item &split)
 {
-    return (Slot *)p.cut.slots + split.slot;
+    return (Slot *)p.splits.slots + split.slot;
 }
 
 /* Stages the warp's 16 rows of a unit's columns in shared memory, from the unit's line `lines` on. */

@@ -352,8 +352,8 @@ template <typename V> struct Side : SideThread {
         }
     }
 
-    /* Writes the first unit's rows while the products of the second run. Where tiles are cut both units share
-     * one code path, since a short call executes it once. */
+    /* Writes the first unit's rows while the products of the second run. Where tiles are split both units
+     * share one code path, since a short call executes it once. */
     DEVICE void send_rows(const Item &item, uint32_t place)
     {
         const int unit = first_of_home(side);
