@@ -110,7 +110,7 @@ static const struct {
     {"sm90/sparse_decode/sparse_decode_rope.cu", "sm_90a"},
     {"any/sparse_prefill.cu", "sm_90"},
     {"sm90/sparse_prefill/sparse_prefill_bf16.cu", "sm_90a"},
-    {"sm90/sparse_prefill/sparse_prefill_fp8.cu", "sm_90a"},
+    {"sm90/sparse_prefill/sparse_prefill_rope.cu", "sm_90a"},
     {"any/mha_forward.cu", "sm_90"},
     {"sm90/mha_forward/mha_forward_bf16.cu", "sm_90a"},
     {"sm80/dense_decode/dense_decode_bytes.cu", "sm_90"},
