@@ -18,10 +18,12 @@ enum { SPLIT_BARRIER = 3 };
  * all but the first of them from L2. The tiles then take turns to prefetch keys to L2, and the early Q·Kᵀ
  * is the longer one. A single tile is memory-bound and loses by both. */
 template <typename Element_, int D_QK_, bool SHARED_KEYS_, bool TOGETHER_> struct Variant {
+    using Params = struct dense_decode_sm90_params;
     using Element = Element_;
     static constexpr bool ROPE = D_QK_ > D_V, SHARED_KEYS = SHARED_KEYS_, TOGETHER = TOGETHER_;
     static constexpr int EARLY_UNITS =
-        SHARED_KEYS ? 3 : 2;               /* units of Q·Kᵀ computed before P·V of the previous block */
+        SHARED_KEYS ? 3 : 2; /* units of Q·Kᵀ computed before P·V of the previous block */
+    static constexpr bool GIVES_BACK_BEFORE_SOFTMAX = true, LAST_IN_END = false; /* of Schedule */
     static constexpr int BLOCKS_AHEAD = 2; /* distance of the L2 prefetch of keys */
     static_assert(D_QK_ == D_V || D_QK_ == D_V + LINE_ELEMENTS, "");
 };

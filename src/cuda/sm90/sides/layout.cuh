@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The schedule of two sides (dense_decode.cuh draws it): two warpgroups do the same work on alternate blocks
+ * The schedule of two sides (schedule.cuh): two warpgroups do the same work on alternate blocks
  * of 64 keys, and each computes the products of its half of V's columns. This directory holds the code that
  * its kernels share: sizes, and addresses in shared memory. A kernel's own layout.cuh includes this file and
  * declares `struct Shared`; the other files of this directory use its members `keys`, `rope`, `q`, `p`,

@@ -14,9 +14,11 @@
 
 /* SPLITS_: some items are splits of tiles. */
 template <int D_QK_, bool SPLITS_> struct Variant {
+    using Params = struct sparse_prefill_sm90_params;
     using Element = Bf16;
     static constexpr bool SPLITS = SPLITS_;
     static constexpr bool ROPE = D_QK_ > D_V;
+    static constexpr bool GIVES_BACK_BEFORE_SOFTMAX = false, LAST_IN_END = true; /* of Schedule */
     static_assert(D_QK_ == D_V || D_QK_ == D_V + LINE_ELEMENTS, "");
 };
 
@@ -90,6 +92,8 @@ template <typename V> struct ItemOf {
     int slot;          /* slot of a split; WHOLE for a tile */
 
     DEVICE ItemOf() : token(0), tile(0), length(0), first(0), blocks(0), slot(WHOLE) {}
+
+    DEVICE int first_key() const { return first * KEYS; } /* in the list */
 
     DEVICE ItemOf(const struct sparse_prefill_sm90_params &p, int item) : first(0), slot(WHOLE)
     {
