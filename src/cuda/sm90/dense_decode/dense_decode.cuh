@@ -174,7 +174,8 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
     {
         const int my_row = row();
         const int column = side * (D_V / 2), first_row = my_row / 16 * 16; /* the warp's first row */
-        const uint32_t lines = SHARED_AT(base, p) + (uint32_t)(side * TILE_BYTES + first_row * LINE_BYTES);
+        const uint32_t lines =
+            SHARED_AT(base, tiles.p) + (uint32_t)(side * TILE_BYTES + first_row * LINE_BYTES);
         const bool stores_lse = side == 0 && lane() % 4 == 0;
         const bool looks = !V::TOGETHER && __any_sync(~0u, looks_for_second_part(p.call, task().split));
         join_sums(my_row);
@@ -270,20 +271,12 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
 
 template <typename V> DEVICE void prepare(const struct dense_decode_sm90_params &p, Shared &shared)
 {
-    constexpr int WARPS_OF_SIDE = WARPGROUP_THREADS / 32;
     tma_prefetch_map(&p.keys), tma_prefetch_map(&p.queries);
     if (V::ROPE) tma_prefetch_map(&p.rope);
-    for (int side = 0; side < 2; side++) {
-        for (int unit = 0; unit < UNITS; unit++) {
-            shared.keys_full[side][unit].init(1);
-            shared.keys_empty[side][unit].init(WARPS_OF_SIDE); /* warps of the side whose home the unit is */
-        }
-        shared.rope_full[side].init(1), shared.rope_empty[side].init(WARPS_OF_SIDE);
-        shared.p_full[side].init(WARPS_OF_SIDE), shared.scored[side].init(WARPS_OF_SIDE);
-    }
+    shared.barriers.init_blocks([](int, int) { return 1; }, 1);
     shared.poisoned = shared.second_part = 0;
     shared.keys_asked.init(1), shared.second_full.init(32);
-    shared.q_full.init(1), shared.q_empty.init(2 * WARPS_OF_SIDE);
+    shared.barriers.init_queries();
     mbarrier_fence_init();
     fence_async_shared();
 }

@@ -30,23 +30,13 @@ template <typename Element_, int D_QK_, bool SHARED_KEYS_, bool TOGETHER_> struc
 
 /* ---- Shared memory ----------------------------------------------------------------------------- */
 
-/* Index [side]: the side that owns the block, 0 for even blocks. Units are in the order of their columns;
- * a side multiplies the two units of its half of the columns. */
 struct Shared {
-    unsigned char keys[2][UNITS][UNIT_BYTES];
-    unsigned char rope[2][TILE_BYTES];
-    unsigned char q[UNITS][UNIT_BYTES];
-    unsigned char p[2][TILE_BYTES];
-    float reference[2][ROWS];
+    SideTiles tiles;
     float sum[2][2][ROWS];   /* [split % 2][side] */
     uint32_t poisoned;       /* some split is poisoned (poison.cuh) */
     uint32_t rescaled[2][4]; /* [side][warp]: this block moved the reference */
     Task task[8];            /* [warp of both sides]: kept here until the end of the split */
-    Barrier keys_full[2][UNITS], keys_empty[2][UNITS];
-    Barrier rope_full[2], rope_empty[2];
-    Barrier q_full, q_empty;
-    Barrier p_full[2];
-    Barrier scored[2];  /* Q·Kᵀ of the block has been issued */
+    SideBarriers barriers;
     Barrier keys_asked; /* all keys have been requested */
     Barrier second_full;
     uint32_t second_part; /* whether the last split's second part is in the keys' place */

@@ -56,14 +56,15 @@ template <typename Hooks, typename V> struct Schedule : SideThread {
     /* Tells the other side which references this side has moved to. */
     DEVICE void publish_references(const float (&to)[2])
     {
-        shared.reference[side][row()] = to[0], shared.reference[side][row() + 8] = to[1];
+        shared.tiles.reference[side][row()] = to[0], shared.tiles.reference[side][row() + 8] = to[1];
     }
 
     /* Moves to the references of the other side's last block. */
     DEVICE void follow_references()
     {
         if (!__any_sync(~0u, shared.rescaled[1 - side][warp()])) return;
-        const float to[2] = {shared.reference[1 - side][row()], shared.reference[1 - side][row() + 8]};
+        const float to[2] = {shared.tiles.reference[1 - side][row()],
+                             shared.tiles.reference[1 - side][row() + 8]};
         hooks().move_to(to, false);
     }
 
@@ -73,10 +74,11 @@ template <typename Hooks, typename V> struct Schedule : SideThread {
         if (lane() == 0) shared.rescaled[side][warp()] = moves;
         /* P of the block before last is no longer read: the other side waited for that product before it
          * computed the P that this side has already seen. */
-        hooks().make_weights(weights_line(SHARED_AT(base, p) + (uint32_t)side * TILE_BYTES, warp(), lane()));
+        hooks().make_weights(
+            weights_line(SHARED_AT(base, tiles.p) + (uint32_t)side * TILE_BYTES, warp(), lane()));
         fence_async_shared();
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), side));
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, barriers.p_full), side));
     }
 
     /* ---- Products -------------------------------------------------------------------------------- */
@@ -86,8 +88,8 @@ template <typename Hooks, typename V> struct Schedule : SideThread {
     template <bool LAST = false> DEVICE void give_back_scored(int k, int blocks)
     {
         if (lane()) return;
-        if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, rope_empty), side));
-        if (LAST || k + 2 >= blocks) mbarrier_arrive(SHARED_AT(base, q_empty));
+        if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, barriers.rope_empty), side));
+        if (LAST || k + 2 >= blocks) mbarrier_arrive(SHARED_AT(base, barriers.q_empty));
     }
 
     /* P·V of the other side's block before block k, as soon as its P is there; waits for the first unit.
@@ -127,7 +129,7 @@ template <typename Hooks, typename V> struct Schedule : SideThread {
         hooks().score_early(follows);
         if (follows) come = multiply_others(k);
         hooks().score_late(come);
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), side));
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, barriers.scored), side));
         hooks().beside_scores(k);
         wgmma_wait<1>();
         if (follows) {
@@ -150,8 +152,8 @@ template <typename Hooks, typename V> struct Schedule : SideThread {
     /* Runs this side's blocks of an item that has keys. */
     template <typename Item> DEVICE void run_blocks(const Item &item)
     {
-        mbarrier_wait(SHARED_AT(base, q_full), items & 1);
-        if (side == 1 && item.blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
+        mbarrier_wait(SHARED_AT(base, barriers.q_full), items & 1);
+        if (side == 1 && item.blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, barriers.q_empty));
         int first_key = item.first_key() + side * KEYS;
         for (int k = side; k < item.blocks; k += 2, first_key += 2 * KEYS) run_block(k, first_key, item);
     }

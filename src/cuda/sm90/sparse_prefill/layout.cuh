@@ -24,23 +24,13 @@ template <int D_QK_, bool SPLITS_> struct Variant {
 
 /* ---- Shared memory ----------------------------------------------------------------------------- */
 
-/* Index [side]: the side that owns the block; side 0 owns even blocks. Units are in the order of their
- * columns. */
 struct Shared {
-    unsigned char keys[2][UNITS][UNIT_BYTES];
-    unsigned char rope[2][TILE_BYTES];
-    unsigned char q[UNITS][UNIT_BYTES];
-    unsigned char p[2][TILE_BYTES];
-    float reference[2][ROWS];
+    SideTiles tiles;
     float2 end[2][2][ROWS];  /* [tile % 2][side]: sum; largest score minus the reference */
     uint32_t rescaled[2][4]; /* [side][warp]: this block moved the reference */
     uint16_t there[2][4];    /* [side][warp of the producer]: entries that name keys; bit 4 i + r is key
                                 16 i + 4 warp + r */
-    Barrier keys_full[2][UNITS], keys_empty[2][UNITS];
-    Barrier rope_full[2], rope_empty[2];
-    Barrier q_full, q_empty;
-    Barrier p_full[2];
-    Barrier scored[2]; /* Q·Kᵀ of the block has been issued */
+    SideBarriers barriers;
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");
 static_assert(offsetof(Shared, there) % 8 == 0, "read as one");
@@ -50,13 +40,6 @@ static_assert(offsetof(Shared, there) % 8 == 0, "read as one");
  * them by different instructions; per parity, because one side may arrive for the next tile before the other
  * has waited. */
 enum { SUMS_BARRIER = 3 };
-
-/* Returns the units of a side's block in the order in which they are loaded: units that are freed first come
- * first. */
-DEVICE constexpr int unit_in_turn(int side, int i)
-{
-    return 2 * (side ^ (i & 1)) + (i >> 1);
-}
 
 DEVICE constexpr int last_unit(int side)
 {

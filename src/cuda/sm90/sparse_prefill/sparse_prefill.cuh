@@ -34,7 +34,7 @@
 
 #include "../sides/schedule.cuh"
 
-enum { WARPS_OF_SIDE = WARPGROUP_THREADS / 32, WARPS_OF_PRODUCER = WARPGROUP_THREADS / 32 };
+enum { WARPS_OF_PRODUCER = WARPGROUP_THREADS / 32 };
 enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 56, SIDE_REGISTERS = 224 };
 
 /* Loads A fragments of Q's rope columns from global memory; heads past the end are zero. */
@@ -71,7 +71,7 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
 
     static DEVICE uint32_t keys_full(uint32_t base, int side, int unit)
     {
-        return barrier_at(SHARED_AT(base, keys_full), side * UNITS + unit);
+        return barrier_at(SHARED_AT(base, barriers.keys_full), side * UNITS + unit);
     }
 
     /* Returns which of two units of the block have arrived (bits 0 and 1); these may be multiplied. cp.async
@@ -110,7 +110,7 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
         uint32_t come = 0;
         hold(s);
         if constexpr (V::ROPE) {
-            mbarrier_wait(barrier_at(SHARED_AT(base, rope_full), side), own & 1);
+            mbarrier_wait(barrier_at(SHARED_AT(base, barriers.rope_full), side), own & 1);
             come = see_units(first_unit, second_unit);
             wgmma_fence();
             multiply_rope<Element>(s, q_rope, base, side);
@@ -214,7 +214,7 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
         const bool mine = __all_sync(~0u, owner == side);
         /* The other side passes the turn before P arrives; this wait observes every phase of its barrier. */
         if (!mine) wait_for_turn(base, side, others);
-        mbarrier_wait(barrier_at(SHARED_AT(base, p_full), owner), (mine ? own - 1 : others) & 1);
+        mbarrier_wait(barrier_at(SHARED_AT(base, barriers.p_full), owner), (mine ? own - 1 : others) & 1);
         if (!mine) follow_references(), others++;
         multiply_home<Element>(left, right, base, side, owner, item.blocks > 1);
         end_products(item);
@@ -339,9 +339,9 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
         keeps_units = false;
         if (is_first_warp() && elect_one()) {
             bulk_wait_read<1>();
-            mbarrier_arrive_for(barrier_at(SHARED_AT(base, keys_empty), first), WARPS_OF_SIDE);
+            mbarrier_arrive_for(barrier_at(SHARED_AT(base, barriers.keys_empty), first), WARPS_OF_SIDE);
             bulk_wait_read<0>();
-            mbarrier_arrive_for(barrier_at(SHARED_AT(base, keys_empty), first + 1), WARPS_OF_SIDE);
+            mbarrier_arrive_for(barrier_at(SHARED_AT(base, barriers.keys_empty), first + 1), WARPS_OF_SIDE);
         }
         __syncwarp();
     }
@@ -387,16 +387,11 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
 DEVICE void prepare(const struct sparse_prefill_sm90_params &p, Shared &shared)
 {
     tma_prefetch_map(&p.queries), tma_prefetch_map(&p.results);
-    for (int side = 0; side < 2; side++) {
-        for (int unit = 0; unit < UNITS; unit++) {
-            shared.keys_full[side][unit].init(WARPGROUP_THREADS +
-                                              (unit == last_unit(side) ? WARPS_OF_PRODUCER : 0));
-            shared.keys_empty[side][unit].init(WARPS_OF_SIDE); /* of the side whose home the unit is */
-        }
-        shared.rope_full[side].init(WARPGROUP_THREADS), shared.rope_empty[side].init(WARPS_OF_SIDE);
-        shared.p_full[side].init(WARPS_OF_SIDE), shared.scored[side].init(WARPS_OF_SIDE);
-    }
-    shared.q_full.init(1), shared.q_empty.init(2 * WARPS_OF_SIDE);
+    const auto arrivals = [](int side, int unit) {
+        return WARPGROUP_THREADS + (unit == last_unit(side) ? (int)WARPS_OF_PRODUCER : 0);
+    };
+    shared.barriers.init_blocks(arrivals, WARPGROUP_THREADS);
+    shared.barriers.init_queries();
     mbarrier_fence_init();
     fence_async_shared();
 }
