@@ -2,8 +2,8 @@
  *
  * The schedule of two sides (schedule.cuh): two warpgroups do the same work on alternate blocks of 64 keys,
  * and each computes the products of its half of V's columns. This directory holds the code that its kernels
- * share. This file has sizes, shared memory and its addresses, and barriers. A kernel's own layout.cuh includes
- * it and declares `struct Shared` with the members `tiles`, `barriers` and `rescaled`.
+ * share. This file has sizes, shared memory and its addresses, and barriers. A kernel's own layout.cuh
+ * includes it and declares `struct Shared` with the members `tiles`, `barriers` and `rescaled`.
  */
 #pragma once
 
@@ -43,8 +43,8 @@ struct Barrier {
     DEVICE void init(int arrivals) { mbarrier_init(shared_address(this), arrivals); }
 };
 
-/* Operands of the products, and references, in shared memory. Index [side]: the side that owns the block, 0 for even blocks.
- * Units are in the order of their columns. */
+/* Operands of the products, and references, in shared memory. Index [side]: the side that owns the block, 0
+ * for even blocks. Units are in the order of their columns. */
 struct SideTiles {
     unsigned char keys[2][UNITS][UNIT_BYTES];
     unsigned char rope[2][TILE_BYTES];

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
  * The schedule of a side (docs/kernels/dense-decode.md draws it): who multiplies which block when, and at
- * which barriers the sides wait and arrive. A kernel derives its side from Schedule and defines the hooks, the
- * steps in which kernels differ:
+ * which barriers the sides wait and arrive. A kernel derives its side from Schedule and defines the hooks,
+ * the steps in which kernels differ:
  *
  *      keys      score_early, see_late, score_late: wait until units of the block have arrived, and compute
  *                Q·Kᵀ over them; beside_scores: what is done meanwhile
  *      mask      mask: sets the scores of keys that do not count to -inf
  *      softmax   update_references, move_to, make_weights: when references move, and to what; P
  *
- * The kernel itself calls run_blocks, multiplies the last block and ends the split (multiply_last is not
- * shared: sparse prefill runs one copy of it for both sides, and the last block's units then hold the results).
- * Its Variant V says whether a side releases what its scores have read before the softmax
- * (GIVES_BACK_BEFORE_SOFTMAX), and whether the owner of the last block leaves P·V of it to the end
+ * The kernel itself calls run_blocks, multiplies the last block and ends the split. multiply_last is not
+ * shared: sparse prefill runs one copy of it for both sides, and stores results from the last block's units.
+ * A kernel's Variant V says whether a side releases what its scores have read before the softmax
+ * (GIVES_BACK_BEFORE_SOFTMAX), and whether the owner of the last block leaves P·V of it to multiply_last
  * (LAST_IN_END).
  *
  * Include after a kernel's layout.cuh and `struct RowState`, the softmax state of a thread's two rows.
