@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense decode on Hopper: the pair schedule (docs/kernels/dense-decode.md draws it and tells its history).
+ * Dense decode on Hopper: the schedule of two sides (docs/kernels/dense-decode.md draws it,
+ * ../sides/schedule.cuh runs it), with keys that TMA loads.
  *
  * A CTA takes a tile of 64 rows of one key head through the keys of its splits, 64 keys at a time. Two
  * sides, one warpgroup each, do the same work on alternate blocks of keys, so that one side's softmax

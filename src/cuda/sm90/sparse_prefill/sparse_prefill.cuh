@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse prefill on Hopper: the schedule of two sides over gathered keys (docs/kernels/sparse-prefill.md
- * draws it and describes its development).
+ * Sparse prefill on Hopper: the schedule of two sides (docs/kernels/sparse-prefill.md draws it,
+ * ../sides/schedule.cuh runs it) over gathered keys.
  *
  * A CTA takes tiles of 64 heads of a token, one after the other, through the keys that the token's list
  * names, 64 at a time. Two sides, a warpgroup each, do the same work on alternate blocks, so that the softmax
