@@ -7,8 +7,9 @@
 
 #include "kernel.cuh"
 
-/* A reference is raised only when it falls behind the row's maximum by more than this. P then stays below
- * 2^8, which 16 bits hold as precisely as 1, and O is rarely rescaled. */
+/* Latent attention: a reference is raised only when it falls behind the row's maximum by more than this. P
+ * then stays below 2^8, which 16 bits hold as precisely as 1, and O is rarely rescaled. FP8 dense decode on
+ * Hopper has limits of its own, because its P is fp16. */
 static constexpr float REFERENCE_SLACK = 8.0f;
 
 /* The reference of a row that has seen no key: half of the finite range, so that no difference of two
@@ -18,6 +19,21 @@ static constexpr float LEAST_REFERENCE = -1.7e38f;
 /* References beyond this lose so much in rounding that the weights would show it, unless the scores relative
  * to them are rounded alike. */
 static constexpr float CAREFUL_REFERENCE = 0x1p27f;
+
+/* MHA moves references by the weights instead: when a thread's weights of a row in one block sum to more than
+ * this, far below the fp16 maximum. */
+static constexpr float MOST_WEIGHT = 0x1p12f;
+
+/* MHA: beyond this the rounding error of a reference, which a fused multiply-add leaves in every exponent of
+ * the row, is no longer a small power of two. The products are then rounded, as the reference was, before it
+ * is subtracted. */
+static constexpr float MOST_FUSED = 0x1p20f;
+
+/* Also true of NaN, -inf and LEAST_REFERENCE. */
+DEVICE bool is_extreme(float reference)
+{
+    return !(fabsf(reference) <= MOST_FUSED);
+}
 
 /* Multiplies scores by the scale and rounds; the product is never fused into a multiply-add. */
 DEVICE void scale_scores(float (&s)[32], float scale)

@@ -100,9 +100,6 @@ struct MhaForward {
 
     using RowSums = float[ROW_TILES][2]; /* of this thread's weights of a block */
 
-    /* The largest RowSums before the reference is raised. */
-    static constexpr float MOST_WEIGHT = 0x1p12f;
-
     /* Keys visible to a warp's rows. */
     struct Sight {
         int keys;   /* visible to at least one row; 0 or less: none */
@@ -260,16 +257,6 @@ struct MhaForward {
                     for (int e = 0; e < 2; e++)
                         if (8 * t + e >= bound) s[m][t][2 * half + e] = -INFINITY;
             }
-    }
-
-    /* Beyond this the rounding error of a reference, which a fused multiply-add leaves in every exponent of
-     * the row, is no longer a small power of two: then the products are rounded, as the reference was, before
-     * it is subtracted. Also holds where a row has seen no key. */
-    static constexpr float MOST_FUSED = 0x1p20f;
-
-    DEVICE static bool is_extreme(float reference)
-    {
-        return !(fabsf(reference) <= MOST_FUSED);
     }
 
     /* Multiplies the sums of a row by `factor`. */

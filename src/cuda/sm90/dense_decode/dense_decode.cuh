@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense decode on Hopper: the pair schedule (docs/kernels/dense-decode.md draws it and tells its history).
+ * Dense decode on Hopper: the schedule of two sides (docs/kernels/dense-decode.md draws it,
+ * ../sides/schedule.cuh runs it), with keys that TMA loads.
  *
  * A CTA takes a tile of 64 rows of one key head through the keys of its splits, 64 keys at a time. Two
  * sides, one warpgroup each, do the same work on alternate blocks of keys, so that one side's softmax
@@ -41,32 +42,29 @@
 #include "second_part.cuh"
 #include "softmax.cuh"
 
+#include "../sides/schedule.cuh"
+
 enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 40, SIDE_REGISTERS = 232 };
 
-/* One side and its state from block to block. Both sides run the same code: a copy for each side, with
- * constant addresses, was no faster and up to a third longer, and a short call executes all of it once. */
-template <typename V> struct Side : SideThread {
-    using Element = typename V::Element;
+/* The keys of a split, as Schedule needs them. all_see: those before it are visible to all rows. */
+struct Span {
+    int blocks, begin, all_see;
 
-    const struct dense_decode_sm90_params &p;
-    Shared &shared;
-    const uint32_t base;
-    const int side;
-    float s[32], left[64], right[64]; /* S of a block; O of the two home units */
-    uint32_t weights[4][4], q_rope[4][4];
-    RowState state;
-    uint32_t own = 0, others = 0,
-             splits = 0; /* blocks of this and of the other side, and splits so far: parities of barriers */
+    DEVICE int first_key() const { return begin; }
+};
 
-    DEVICE Side(const struct dense_decode_sm90_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory)), side(uniform_side())
-    {
-    }
+/* One side; Schedule calls its hooks. */
+template <typename V> struct Side : Schedule<Side<V>, V> {
+    using Base = Schedule<Side<V>, V>;
+    using Base::Base, Base::lane, Base::row, Base::follow_references;
+    using Base::p, Base::shared, Base::base, Base::side, Base::own, Base::others, Base::items;
+    using Base::s, Base::left, Base::right, Base::weights, Base::q_rope, Base::state;
+    using typename Base::Element;
 
     /* The task of the current split, in shared memory; every warp has its own copy. */
     DEVICE Task &task() const { return shared.task[threadIdx.x / 32 - WARPGROUP_THREADS / 32]; }
 
-    /* ---- Steps of a block ---------------------------------------------------------------------- */
+    /* ---- Keys ------------------------------------------------------------------------------------ */
 
     DEVICE void score_early(bool follows)
     {
@@ -78,24 +76,21 @@ template <typename V> struct Side : SideThread {
         wgmma_commit();
     }
 
-    DEVICE void score_late()
+    /* Needless: TMA writes keys through the async proxy, so wgmma may read them without a fence. */
+    DEVICE uint32_t see_late() { return 0; }
+
+    DEVICE void score_late(uint32_t)
     {
         if constexpr (V::EARLY_UNITS == 2) score_unit<Element>(s, base, side, second_of_home(side), own & 1);
         score_unit<Element>(s, base, side, second_of_home(1 - side), own & 1);
         wgmma_commit();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), side));
     }
 
-    DEVICE void follow_reference()
-    {
-        if (!__any_sync(~0u, shared.rescaled[1 - side][warp()])) return;
-        const float to[2] = {shared.reference[1 - side][row()], shared.reference[1 - side][row() + 8]};
-        move_reference(state, to, left, right, p.call.scale_log2);
-    }
+    DEVICE void beside_scores(int) {}
 
     /* Masks scores that do not count and clears keys that must not reach P·V. All warps of the side call
      * it, between the last product with K and the first with V. */
-    DEVICE void mask(int first_key)
+    DEVICE void mask_and_clear(int first_key)
     {
         mask_scores(s, p.call, task(), first_key, row());
         const int end = clamp_int(task().end - first_key, 0, KEYS),
@@ -107,7 +102,15 @@ template <typename V> struct Side : SideThread {
         barrier_sync(SIDE_BARRIER + side, WARPGROUP_THREADS);
     }
 
-    DEVICE void softmax(bool first)
+    DEVICE void mask(int first_key, const Span &span)
+    {
+        if (span.all_see - first_key < KEYS) mask_and_clear(first_key);
+    }
+
+    /* ---- Softmax --------------------------------------------------------------------------------- */
+
+    /* Moves the references to the rows' maxima if one has fallen behind. */
+    DEVICE bool update_references(bool first)
     {
         float most[2];
         row_maxima(s, most);
@@ -119,59 +122,23 @@ template <typename V> struct Side : SideThread {
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 most[i] = fmaxf(fmaxf(state.reference[i], quad_max(most[i])), LEAST_SCORE);
-            move_reference(state, most, left, right, p.call.scale_log2);
-            shared.reference[side][row()] = most[0], shared.reference[side][row() + 8] = most[1];
+            move_to(most, first);
+            this->publish_references(most);
         }
-        if (lane() == 0) shared.rescaled[side][warp()] = moves;
-        /* P of the block before last is free: the other side waited for its product with it before making
-         * the P that this side has already consumed. */
-        const uint32_t p_line =
-            weights_line(SHARED_AT(base, p) + (uint32_t)side * TILE_BYTES, warp(), lane());
-        exponentials<Element>(s, weights, p_line, p.call.scale_log2, state);
-        fence_async_shared();
-        __syncwarp();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), side));
+        return moves;
     }
 
-    /* ---- A block, a split, all splits ----------------------------------------------------------- */
-
-    /* Runs block k of the split, which this side owns. */
-    DEVICE void run_block(int k, int blocks, int first_key, int all_see)
+    DEVICE void move_to(const float (&to)[2], bool)
     {
-        const bool follows = side == 1 || k > 0;
-        score_early(follows);
-        if (follows) {
-            wait_for_weights(base, side, others);
-            wgmma_wait<0>();
-            hold(s);
-            follow_reference();
-            multiply_home<Element>(left, right, base, side, 1 - side, k > 1);
-            wgmma_wait<1>();
-            release_unit(base, 1 - side, first_of_home(side), lane());
-        }
-        score_late();
-        wgmma_wait<1>();
-        if (follows) {
-            release_unit(base, 1 - side, second_of_home(side), lane());
-            others++;
-        }
-        wgmma_wait<0>();
-        hold(s), hold(left), hold(right);
-        if (lane() == 0) {
-            if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, rope_empty), side));
-            if (k + 2 >= blocks) mbarrier_arrive(SHARED_AT(base, q_empty));
-        }
-
-        if (all_see - first_key < KEYS) mask(first_key);
-        softmax(k == 0);
-        multiply_home<Element>(left, right, base, side, side, k > 0, weights);
-        wgmma_wait<1>();
-        release_unit(base, side, first_of_home(side), lane());
-        wgmma_wait<0>();
-        hold(left), hold(right);
-        release_unit(base, side, second_of_home(side), lane());
-        own++;
+        move_reference(state, to, left, right, p.call.scale_log2);
     }
+
+    DEVICE void make_weights(uint32_t p_line)
+    {
+        exponentials<Element>(s, weights, p_line, p.call.scale_log2, state);
+    }
+
+    /* ---- The end of a split ---------------------------------------------------------------------- */
 
     /* Multiplies the last block of the split if the other side owns it. */
     DEVICE void multiply_last(int blocks)
@@ -180,7 +147,7 @@ template <typename V> struct Side : SideThread {
         wait_for_turn(base, side,
                       others); /* complete before P arrives; waits so that no barrier phase is skipped */
         wait_for_weights(base, side, others);
-        follow_reference();
+        follow_references();
         multiply_home<Element>(left, right, base, side, 1 - side, blocks > 1);
         wgmma_wait<0>();
         hold(left), hold(right);
@@ -189,19 +156,11 @@ template <typename V> struct Side : SideThread {
         others++;
     }
 
-    DEVICE void run_blocks(int blocks, int begin, int all_see)
-    {
-        if (side == 1 && blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
-        int first_key = begin + side * KEYS;
-        for (int k = side; k < blocks; k += 2, first_key += 2 * KEYS)
-            run_block(k, blocks, first_key, all_see);
-    }
-
     /* Adds the other side's sums: each side has summed its own blocks, and both hold the same references
      * by now. */
     DEVICE void join_sums(int my_row)
     {
-        float *own_sums = shared.sum[splits % 2][side], *other_sums = shared.sum[splits % 2][1 - side];
+        float *own_sums = shared.sum[items % 2][side], *other_sums = shared.sum[items % 2][1 - side];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             state.sum[i] = quad_sum(state.sum[i]);
@@ -216,7 +175,8 @@ template <typename V> struct Side : SideThread {
     {
         const int my_row = row();
         const int column = side * (D_V / 2), first_row = my_row / 16 * 16; /* the warp's first row */
-        const uint32_t lines = SHARED_AT(base, p) + (uint32_t)(side * TILE_BYTES + first_row * LINE_BYTES);
+        const uint32_t lines =
+            SHARED_AT(base, tiles.p) + (uint32_t)(side * TILE_BYTES + first_row * LINE_BYTES);
         const bool stores_lse = side == 0 && lane() % 4 == 0;
         const bool looks = !V::TOGETHER && __any_sync(~0u, looks_for_second_part(p.call, task().split));
         join_sums(my_row);
@@ -260,27 +220,24 @@ template <typename V> struct Side : SideThread {
 
     DEVICE void run_split(const Work &work)
     {
-        const int blocks = work.blocks, begin = work.task.split.begin, all_see = work.task.all_see;
+        const Span span = {work.blocks, work.task.split.begin, work.task.all_see};
         __syncwarp();
         if (lane() == 0) task() = work.task;
         __syncwarp();
-        if (blocks == 0) {
+        if (span.blocks == 0) {
             if (side == 0) store_empty(p.call, task(), ROWS);
             return;
         }
         state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
         if constexpr (V::ROPE) load_q_rope(q_rope, p.call, task(), task().first_row + row());
-        mbarrier_wait(SHARED_AT(base, q_full), splits & 1);
-        run_blocks(blocks, begin, all_see);
-        multiply_last(blocks);
+        this->run_blocks(span);
+        multiply_last(span.blocks);
         end_split();
-        splits++;
+        items++;
     }
 
     DEVICE void run(const SplitList &list)
     {
-#pragma unroll
-        for (int i = 0; i < 64; i++) left[i] = right[i] = 0.0f;
         if constexpr (V::TOGETHER)
             run_and_join();
         else
@@ -315,20 +272,12 @@ template <typename V> struct Side : SideThread {
 
 template <typename V> DEVICE void prepare(const struct dense_decode_sm90_params &p, Shared &shared)
 {
-    constexpr int WARPS_OF_SIDE = WARPGROUP_THREADS / 32;
     tma_prefetch_map(&p.keys), tma_prefetch_map(&p.queries);
     if (V::ROPE) tma_prefetch_map(&p.rope);
-    for (int side = 0; side < 2; side++) {
-        for (int unit = 0; unit < UNITS; unit++) {
-            shared.keys_full[side][unit].init(1);
-            shared.keys_empty[side][unit].init(WARPS_OF_SIDE); /* warps of the side whose home the unit is */
-        }
-        shared.rope_full[side].init(1), shared.rope_empty[side].init(WARPS_OF_SIDE);
-        shared.p_full[side].init(WARPS_OF_SIDE), shared.scored[side].init(WARPS_OF_SIDE);
-    }
+    shared.barriers.init_blocks([](int, int) { return 1; }, 1);
     shared.poisoned = shared.second_part = 0;
     shared.keys_asked.init(1), shared.second_full.init(32);
-    shared.q_full.init(1), shared.q_empty.init(2 * WARPS_OF_SIDE);
+    shared.barriers.init_queries();
     mbarrier_fence_init();
     fence_async_shared();
 }

@@ -18,33 +18,25 @@ enum { SPLIT_BARRIER = 3 };
  * all but the first of them from L2. The tiles then take turns to prefetch keys to L2, and the early Q·Kᵀ
  * is the longer one. A single tile is memory-bound and loses by both. */
 template <typename Element_, int D_QK_, bool SHARED_KEYS_, bool TOGETHER_> struct Variant {
+    using Params = struct dense_decode_sm90_params;
     using Element = Element_;
     static constexpr bool ROPE = D_QK_ > D_V, SHARED_KEYS = SHARED_KEYS_, TOGETHER = TOGETHER_;
     static constexpr int EARLY_UNITS =
-        SHARED_KEYS ? 3 : 2;               /* units of Q·Kᵀ computed before P·V of the previous block */
+        SHARED_KEYS ? 3 : 2; /* units of Q·Kᵀ computed before P·V of the previous block */
+    static constexpr bool GIVES_BACK_BEFORE_SOFTMAX = true, LAST_IN_END = false; /* of Schedule */
     static constexpr int BLOCKS_AHEAD = 2; /* distance of the L2 prefetch of keys */
     static_assert(D_QK_ == D_V || D_QK_ == D_V + LINE_ELEMENTS, "");
 };
 
 /* ---- Shared memory ----------------------------------------------------------------------------- */
 
-/* Index [side]: the side that owns the block, 0 for even blocks. Units are in the order of their columns;
- * a side multiplies the two units of its half of the columns. */
 struct Shared {
-    unsigned char keys[2][UNITS][UNIT_BYTES];
-    unsigned char rope[2][TILE_BYTES];
-    unsigned char q[UNITS][UNIT_BYTES];
-    unsigned char p[2][TILE_BYTES];
-    float reference[2][ROWS];
+    SideTiles tiles;
     float sum[2][2][ROWS];   /* [split % 2][side] */
     uint32_t poisoned;       /* some split is poisoned (poison.cuh) */
     uint32_t rescaled[2][4]; /* [side][warp]: this block moved the reference */
     Task task[8];            /* [warp of both sides]: kept here until the end of the split */
-    Barrier keys_full[2][UNITS], keys_empty[2][UNITS];
-    Barrier rope_full[2], rope_empty[2];
-    Barrier q_full, q_empty;
-    Barrier p_full[2];
-    Barrier scored[2];  /* Q·Kᵀ of the block has been issued */
+    SideBarriers barriers;
     Barrier keys_asked; /* all keys have been requested */
     Barrier second_full;
     uint32_t second_part; /* whether the last split's second part is in the keys' place */

@@ -50,17 +50,18 @@ DEVICE void load_block(const struct dense_decode_sm90_params &p, uint32_t base, 
                        BoxPlace place)
 {
     if constexpr (V::ROPE) {
-        const uint32_t full = barrier_at(SHARED_AT(base, rope_full), side);
-        mbarrier_wait_thread(barrier_at(SHARED_AT(base, rope_empty), side), parity ^ 1);
+        const uint32_t full = barrier_at(SHARED_AT(base, barriers.rope_full), side);
+        mbarrier_wait_thread(barrier_at(SHARED_AT(base, barriers.rope_empty), side), parity ^ 1);
         mbarrier_arrive_expect(full, TILE_BYTES);
-        load_keys<V>(SHARED_AT(base, rope) + (uint32_t)side * TILE_BYTES, &p.rope, full,
+        load_keys<V>(SHARED_AT(base, tiles.rope) + (uint32_t)side * TILE_BYTES, &p.rope, full,
                      columns_from(place, D_V / LINE_ELEMENTS));
     }
 #pragma unroll
     for (int i = 0; i < UNITS; i++) {
-        const int half = side ^ (i & 1), unit = 2 * half + (i >> 1);
-        const uint32_t full = barrier_at(SHARED_AT(base, keys_full), side * UNITS + unit);
-        mbarrier_wait_thread(barrier_at(SHARED_AT(base, keys_empty), side * UNITS + unit), parity ^ 1);
+        const int unit = unit_in_turn(side, i);
+        const uint32_t full = barrier_at(SHARED_AT(base, barriers.keys_full), side * UNITS + unit);
+        mbarrier_wait_thread(barrier_at(SHARED_AT(base, barriers.keys_empty), side * UNITS + unit),
+                             parity ^ 1);
         mbarrier_arrive_expect(full, UNIT_BYTES);
         load_keys<V>(unit_at(base, side, unit), &p.keys, full, columns_from(place, 2 * unit));
     }
@@ -69,10 +70,12 @@ DEVICE void load_block(const struct dense_decode_sm90_params &p, uint32_t base, 
 /* Waits until nobody reads the place of the side's next block. */
 template <typename V> DEVICE void wait_for_place(uint32_t base, int side, uint32_t parity)
 {
-    if constexpr (V::ROPE) mbarrier_wait_thread(barrier_at(SHARED_AT(base, rope_empty), side), parity ^ 1);
+    if constexpr (V::ROPE)
+        mbarrier_wait_thread(barrier_at(SHARED_AT(base, barriers.rope_empty), side), parity ^ 1);
 #pragma unroll 1
     for (int unit = 0; unit < UNITS; unit++)
-        mbarrier_wait_thread(barrier_at(SHARED_AT(base, keys_empty), side * UNITS + unit), parity ^ 1);
+        mbarrier_wait_thread(barrier_at(SHARED_AT(base, barriers.keys_empty), side * UNITS + unit),
+                             parity ^ 1);
 }
 
 template <typename V> DEVICE void prefetch_block(const struct dense_decode_sm90_params &p, BoxPlace place)
@@ -119,18 +122,18 @@ template <typename V>
 DEVICE void produce_queries(const struct dense_decode_sm90_params &p, const SplitList &list,
                             const Place &place, const Shared &shared, uint32_t base)
 {
-    const uint32_t full = SHARED_AT(base, q_full);
+    const uint32_t full = SHARED_AT(base, barriers.q_full);
     const int row = place.tile * ROWS;
     uint32_t count = 0;
     for (int i = list.first; i <= list.last; i += list.step) {
         const Work work = work_of<V>(p, list, shared, i, place);
         if (work.blocks == 0) continue;
-        mbarrier_wait_thread(SHARED_AT(base, q_empty), ~count & 1);
+        mbarrier_wait_thread(SHARED_AT(base, barriers.q_empty), ~count & 1);
         mbarrier_arrive_expect(full, UNITS * UNIT_BYTES);
         BoxPlace at = {0, place.kv_head * p.q_heads + row % p.q_heads, row / p.q_heads, 0,
                        work.task.split.request * p.request_step};
         for (int unit = 0; unit < UNITS; unit++, at.v += 2)
-            tma_load(SHARED_AT(base, q) + (uint32_t)unit * UNIT_BYTES, &p.queries, full, at);
+            tma_load(SHARED_AT(base, tiles.q) + (uint32_t)unit * UNIT_BYTES, &p.queries, full, at);
         if (V::ROPE) tma_prefetch(&p.queries, at); /* the sides read these columns themselves */
         count++;
     }

@@ -26,7 +26,7 @@ DEVICE void load_q_rope(uint32_t (&q)[4][4], const struct dense_decode_params &p
 template <typename Element>
 DEVICE void score_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t base, int side, uint32_t parity)
 {
-    mbarrier_wait(barrier_at(SHARED_AT(base, rope_full), side), parity);
+    mbarrier_wait(barrier_at(SHARED_AT(base, barriers.rope_full), side), parity);
     hold(s);
     wgmma_fence();
     multiply_rope<Element>(s, q, base, side);
@@ -36,7 +36,7 @@ DEVICE void score_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t base,
 template <typename Element>
 DEVICE void score_unit(float (&s)[32], uint32_t base, int side, int unit, uint32_t parity, bool add = true)
 {
-    mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), side * UNITS + unit), parity);
+    mbarrier_wait(barrier_at(SHARED_AT(base, barriers.keys_full), side * UNITS + unit), parity);
     if (!add) hold(s);
     wgmma_fence(); /* the wait is a branch: without this fence ptxas adds one of its own */
     multiply_keys<Element>(s, base, side, unit, add);

@@ -81,7 +81,8 @@ enum {
     SECOND_LINE_BYTES =
         SECOND_ROW_BYTES + 64 /* eight lanes read 64 bytes of each of two rows, in other banks */
 };
-static_assert(ROWS * SECOND_LINE_BYTES <= offsetof(Shared, q), "it lies where keys and rope columns were");
+static_assert(ROWS * SECOND_LINE_BYTES <= offsetof(Shared, tiles.q),
+              "it lies where keys and rope columns were");
 
 /* Returns whether the CTA waits for second_full at the end of this split, its last. */
 DEVICE bool looks_for_second_part(const struct dense_decode_params &p, const Split &split)
@@ -164,7 +165,8 @@ struct WithSecond {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             parts[i] = TwoParts(lse[i], shared.second_lse[row + 8 * i]);
-            second[i] = (const float *)(shared.keys[0][0] + (row + 8 * i) * SECOND_LINE_BYTES) + position;
+            second[i] =
+                (const float *)(shared.tiles.keys[0][0] + (row + 8 * i) * SECOND_LINE_BYTES) + position;
             own_factor[i] = own[i];
         }
     }

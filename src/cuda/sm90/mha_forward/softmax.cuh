@@ -11,9 +11,7 @@
 #include "layout.cuh"
 
 #include "../../device/quad.cuh"
-
-/* Largest sum of a thread's weights of a row in one block, far below the fp16 maximum. */
-static constexpr float MOST_WEIGHT = 4096.0f;
+#include "../../device/reference.cuh"
 
 /* Softmax state of a thread's two rows. */
 struct Rows {
@@ -59,13 +57,6 @@ DEVICE void raise(const float (&s)[N], float scale_log2, const bool (&is)[2], Ro
 DEVICE float exponent_of(const Rows &r, int row, float scale_log2)
 {
     return r.base[row] == -INFINITY ? 0.0f : r.base[row] * scale_log2;
-}
-
-/* Returns whether the exponent of the base is so large that its rounding error, which a fused multiply-add
- * leaves in every exponent of the row, is no longer a small power of two. */
-DEVICE bool is_extreme(float exponent)
-{
-    return !(fabsf(exponent) <= 0x1p20f);
 }
 
 /* Computes the weights of elements FROM to TO - 1 and adds them to `sum`. */

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The schedule of two sides (dense_decode.cuh draws it): two warpgroups do the same work on alternate blocks
- * of 64 keys, and each computes the products of its half of V's columns. This directory holds the code that
- * its kernels share: sizes, and addresses in shared memory. A kernel's own layout.cuh includes this file and
- * declares `struct Shared`; the other files of this directory use its members `keys`, `rope`, `q`, `p`,
- * `keys_empty`, `scored` and `p_full`.
+ * The schedule of two sides (schedule.cuh): two warpgroups do the same work on alternate blocks of 64 keys,
+ * and each computes the products of its half of V's columns. This directory holds the code that its kernels
+ * share. This file has sizes, shared memory and its addresses, and barriers. A kernel's own layout.cuh
+ * includes it and declares `struct Shared` with the members `tiles`, `barriers` and `rescaled`.
  */
 #pragma once
 
@@ -16,6 +15,7 @@
 #include "../../params.h"
 
 enum { ROWS = 64 /* of a tile */, KEYS = PLAN_BLOCK /* of a block */ };
+enum { WARPS_OF_SIDE = WARPGROUP_THREADS / 32 };
 enum { UNIT_BYTES = 2 * TILE_BYTES /* 64 lines of 128 columns */, UNITS = 4 /* of V */ };
 static_assert(KEYS == TILE_LINES && ROWS == TILE_LINES, "");
 
@@ -30,10 +30,53 @@ DEVICE constexpr int second_of_home(int side)
     return 2 * side + 1;
 }
 
+/* Returns unit i of a side's block in the order in which they are loaded: units that are released first come
+ * first. */
+DEVICE constexpr int unit_in_turn(int side, int i)
+{
+    return 2 * (side ^ (i & 1)) + (i >> 1);
+}
+
 struct Barrier {
     uint64_t state;
 
     DEVICE void init(int arrivals) { mbarrier_init(shared_address(this), arrivals); }
+};
+
+/* Operands of the products, and references, in shared memory. Index [side]: the side that owns the block, 0
+ * for even blocks. Units are in the order of their columns. */
+struct SideTiles {
+    unsigned char keys[2][UNITS][UNIT_BYTES];
+    unsigned char rope[2][TILE_BYTES];
+    unsigned char q[UNITS][UNIT_BYTES];
+    unsigned char p[2][TILE_BYTES];
+    float reference[2][ROWS];
+};
+
+/* mbarriers of the producer and the sides (docs/kernels/dense-decode.md has a table). `full`: has arrived;
+ * `empty`: is no longer read. */
+struct SideBarriers {
+    Barrier keys_full[2][UNITS], keys_empty[2][UNITS];
+    Barrier rope_full[2], rope_empty[2];
+    Barrier q_full, q_empty;
+    Barrier p_full[2];
+    Barrier scored[2]; /* Q·Kᵀ of the block has been issued */
+
+    /* Initializes the barriers of blocks. keys(side, unit), rope: numbers of arrivals by which a unit and the
+     * rope columns are complete. */
+    template <typename Arrivals> DEVICE void init_blocks(const Arrivals &keys, int rope)
+    {
+        for (int side = 0; side < 2; side++) {
+            for (int unit = 0; unit < UNITS; unit++) {
+                keys_full[side][unit].init(keys(side, unit));
+                keys_empty[side][unit].init(WARPS_OF_SIDE); /* of the side whose home the unit is */
+            }
+            rope_full[side].init(rope), rope_empty[side].init(WARPS_OF_SIDE);
+            p_full[side].init(WARPS_OF_SIDE), scored[side].init(WARPS_OF_SIDE);
+        }
+    }
+
+    DEVICE void init_queries() { q_full.init(1), q_empty.init(2 * WARPS_OF_SIDE); }
 };
 
 /* Indices of a thread of the sides. */

@@ -7,7 +7,7 @@
 
 DEVICE uint32_t unit_at(uint32_t base, int side, int unit)
 {
-    return SHARED_AT(base, keys) + (uint32_t)(side * UNITS + unit) * UNIT_BYTES;
+    return SHARED_AT(base, tiles.keys) + (uint32_t)(side * UNITS + unit) * UNIT_BYTES;
 }
 
 /* Loads the A fragments of the rope columns of the thread's first or second row of Q (i); zeros if the row
@@ -28,7 +28,7 @@ DEVICE void multiply_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t ba
 {
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        wgmma_64<Element>(s, q[k], wgmma_lines(SHARED_AT(base, rope) + (uint32_t)side * TILE_BYTES, k),
+        wgmma_64<Element>(s, q[k], wgmma_lines(SHARED_AT(base, tiles.rope) + (uint32_t)side * TILE_BYTES, k),
                           k > 0);
 }
 
@@ -39,7 +39,8 @@ DEVICE void multiply_keys(float (&s)[32], uint32_t base, int side, int unit, boo
 #pragma unroll
     for (int k = 0; k < 8; k++) {
         const uint32_t tile = (uint32_t)(k / 4) * TILE_BYTES;
-        wgmma_64<Element>(s, wgmma_lines(SHARED_AT(base, q) + (uint32_t)unit * UNIT_BYTES + tile, k % 4),
+        wgmma_64<Element>(s,
+                          wgmma_lines(SHARED_AT(base, tiles.q) + (uint32_t)unit * UNIT_BYTES + tile, k % 4),
                           wgmma_lines(unit_at(base, side, unit) + tile, k % 4), add || k > 0);
     }
 }
@@ -50,7 +51,7 @@ DEVICE void multiply_unit(float (&o)[64], uint32_t base, int owner, int unit, in
 {
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        wgmma_128_columns<Element>(o, wgmma_lines(SHARED_AT(base, p) + (uint32_t)owner * TILE_BYTES, k),
+        wgmma_128_columns<Element>(o, wgmma_lines(SHARED_AT(base, tiles.p) + (uint32_t)owner * TILE_BYTES, k),
                                    wgmma_columns(unit_at(base, owner, unit), k), k > 0 || add);
     wgmma_commit();
 }
@@ -83,18 +84,18 @@ DEVICE void multiply_home(float (&left)[64], float (&right)[64], uint32_t base, 
  * blocks so far. */
 DEVICE void wait_for_turn(uint32_t base, int side, uint32_t others)
 {
-    mbarrier_wait(barrier_at(SHARED_AT(base, scored), 1 - side), others & 1);
+    mbarrier_wait(barrier_at(SHARED_AT(base, barriers.scored), 1 - side), others & 1);
 }
 
 /* Waits for P of the other side's block; the other side's reference may have moved with it. */
 DEVICE void wait_for_weights(uint32_t base, int side, uint32_t others)
 {
-    mbarrier_wait(barrier_at(SHARED_AT(base, p_full), 1 - side), others & 1);
+    mbarrier_wait(barrier_at(SHARED_AT(base, barriers.p_full), 1 - side), others & 1);
 }
 
 /* Returns a unit to the producer. Every warp whose home it is calls this after waiting for its last
  * product with the unit. */
 DEVICE void release_unit(uint32_t base, int owner, int unit, int lane)
 {
-    if (lane == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, keys_empty), owner * UNITS + unit));
+    if (lane == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, barriers.keys_empty), owner * UNITS + unit));
 }

@@ -14,31 +14,24 @@
 
 /* SPLITS_: some items are splits of tiles. */
 template <int D_QK_, bool SPLITS_> struct Variant {
+    using Params = struct sparse_prefill_sm90_params;
     using Element = Bf16;
     static constexpr bool SPLITS = SPLITS_;
     static constexpr bool ROPE = D_QK_ > D_V;
+    /* Of Schedule. The other side waits for the softmax, so nothing is released before it. */
+    static constexpr bool GIVES_BACK_BEFORE_SOFTMAX = false, LAST_IN_END = true;
     static_assert(D_QK_ == D_V || D_QK_ == D_V + LINE_ELEMENTS, "");
 };
 
 /* ---- Shared memory ----------------------------------------------------------------------------- */
 
-/* Index [side]: the side that owns the block; side 0 owns even blocks. Units are in the order of their
- * columns. */
 struct Shared {
-    unsigned char keys[2][UNITS][UNIT_BYTES];
-    unsigned char rope[2][TILE_BYTES];
-    unsigned char q[UNITS][UNIT_BYTES];
-    unsigned char p[2][TILE_BYTES];
-    float reference[2][ROWS];
+    SideTiles tiles;
     float2 end[2][2][ROWS];  /* [tile % 2][side]: sum; largest score minus the reference */
     uint32_t rescaled[2][4]; /* [side][warp]: this block moved the reference */
     uint16_t there[2][4];    /* [side][warp of the producer]: entries that name keys; bit 4 i + r is key
                                 16 i + 4 warp + r */
-    Barrier keys_full[2][UNITS], keys_empty[2][UNITS];
-    Barrier rope_full[2], rope_empty[2];
-    Barrier q_full, q_empty;
-    Barrier p_full[2];
-    Barrier scored[2]; /* Q·Kᵀ of the block has been issued */
+    SideBarriers barriers;
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");
 static_assert(offsetof(Shared, there) % 8 == 0, "read as one");
@@ -48,13 +41,6 @@ static_assert(offsetof(Shared, there) % 8 == 0, "read as one");
  * them by different instructions; per parity, because one side may arrive for the next tile before the other
  * has waited. */
 enum { SUMS_BARRIER = 3 };
-
-/* Returns the units of a side's block in the order in which they are loaded: units that are freed first come
- * first. */
-DEVICE constexpr int unit_in_turn(int side, int i)
-{
-    return 2 * (side ^ (i & 1)) + (i >> 1);
-}
 
 DEVICE constexpr int last_unit(int side)
 {
@@ -90,6 +76,8 @@ template <typename V> struct ItemOf {
     int slot;          /* slot of a split; WHOLE for a tile */
 
     DEVICE ItemOf() : token(0), tile(0), length(0), first(0), blocks(0), slot(WHOLE) {}
+
+    DEVICE int first_key() const { return first * KEYS; } /* in the list */
 
     DEVICE ItemOf(const struct sparse_prefill_sm90_params &p, int item) : first(0), slot(WHOLE)
     {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse prefill on Hopper: the schedule of two sides over gathered keys (docs/kernels/sparse-prefill.md
- * draws it and describes its development).
+ * Sparse prefill on Hopper: the schedule of two sides (docs/kernels/sparse-prefill.md draws it,
+ * ../sides/schedule.cuh runs it) over gathered keys.
  *
  * A CTA takes tiles of 64 heads of a token, one after the other, through the keys that the token's list
  * names, 64 at a time. Two sides, a warpgroup each, do the same work on alternate blocks, so that the softmax
@@ -32,7 +32,9 @@
 #include "producer.cuh"
 #include "results.cuh"
 
-enum { WARPS_OF_SIDE = WARPGROUP_THREADS / 32, WARPS_OF_PRODUCER = WARPGROUP_THREADS / 32 };
+#include "../sides/schedule.cuh"
+
+enum { WARPS_OF_PRODUCER = WARPGROUP_THREADS / 32 };
 enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 56, SIDE_REGISTERS = 224 };
 
 /* Loads A fragments of Q's rope columns from global memory; heads past the end are zero. */
@@ -46,40 +48,30 @@ DEVICE void load_q_rope(uint32_t (&q)[4][4], const struct sparse_prefill_params 
     }
 }
 
-/* One side, with its state from block to block. Both sides share one code path: a copy per side, with all
- * addresses constant, was no faster in long calls and a third longer, and a short call executes all of it
- * once. */
-template <typename V> struct Side : SideThread {
-    using Element = typename V::Element;
+/* One side; Schedule calls its hooks. */
+template <typename V> struct Side : Schedule<Side<V>, V> {
+    using Base = Schedule<Side<V>, V>;
     using Item = ItemOf<V>;
+    using Base::Base, Base::lane, Base::warp, Base::row, Base::follow_references;
+    using Base::p, Base::shared, Base::base, Base::side, Base::own, Base::others, Base::items;
+    using Base::s, Base::left, Base::right, Base::weights, Base::q_rope, Base::state;
+    using typename Base::Element;
 
-    const struct sparse_prefill_sm90_params &p;
-    Shared &shared;
-    const uint32_t base;
-    const int side;
-    float s[32], left[64], right[64]; /* S of a block; O of the two home units */
-    uint32_t weights[4][4], q_rope[4][4];
-    RowState state;
-    uint32_t own = 0, others = 0, tiles = 0; /* counts so far, for barrier parities */
-    int next_item;                           /* the item after the current one */
-    bool keeps_units;                        /* results are still being read from the last block's units */
+    int next_item;    /* the item after the current one */
+    bool keeps_units; /* results are still being read from the last block's units */
+    uint2 there;      /* Shared::there of the block */
     struct {
         float factor[2], over[2], lse[2]; /* of the thread's rows */
     } ending;                             /* computed while their last products run */
 
-    DEVICE Side(const struct sparse_prefill_sm90_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory)), side(uniform_side())
-    {
-    }
-
     static DEVICE bool is_split(const Item &item) { return V::SPLITS && item.slot != WHOLE; }
     static DEVICE bool is_first_warp() { return __all_sync(~0u, warp() == 0); }
 
-    /* ---- Steps of a block ---------------------------------------------------------------------- */
+    /* ---- Keys ------------------------------------------------------------------------------------ */
 
     static DEVICE uint32_t keys_full(uint32_t base, int side, int unit)
     {
-        return barrier_at(SHARED_AT(base, keys_full), side * UNITS + unit);
+        return barrier_at(SHARED_AT(base, barriers.keys_full), side * UNITS + unit);
     }
 
     /* Returns which of two units of the block have arrived (bits 0 and 1); these may be multiplied. cp.async
@@ -118,7 +110,7 @@ template <typename V> struct Side : SideThread {
         uint32_t come = 0;
         hold(s);
         if constexpr (V::ROPE) {
-            mbarrier_wait(barrier_at(SHARED_AT(base, rope_full), side), own & 1);
+            mbarrier_wait(barrier_at(SHARED_AT(base, barriers.rope_full), side), own & 1);
             come = see_units(first_unit, second_unit);
             wgmma_fence();
             multiply_rope<Element>(s, q_rope, base, side);
@@ -133,25 +125,31 @@ template <typename V> struct Side : SideThread {
     DEVICE void score_late(uint32_t come)
     {
         score_units(second_of_home(side), second_of_home(1 - side), true, come);
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), side));
     }
 
-    DEVICE void follow_reference()
+    DEVICE void beside_scores(int k)
     {
-        if (!__any_sync(~0u, shared.rescaled[1 - side][warp()])) return;
-        const float to[2] = {shared.reference[1 - side][row()], shared.reference[1 - side][row() + 8]};
-        move_reference(state, to, left, right, false);
+        if (side == 0 && k == 0 && keeps_units) give_back_units(1);
+        there = *(const uint2 *)shared.there[side];
     }
 
-    /* Sets the scores of entries that name no key to -inf. `keys`: Shared::there. */
-    DEVICE void mask(uint2 keys)
+    /* Sets the scores of entries that name no key to -inf. */
+    DEVICE void mask(int, const Item &)
     {
+        const uint2 keys = there;
         if (__all_sync(~0u, (keys.x & keys.y) == ~0u)) return;
         const int q = lane() % 4, shift = 16 * (q / 2) + 2 * (q % 2);
-        const uint32_t there[2] = {keys.x >> shift, keys.y >> shift};
+        const uint32_t named[2] = {keys.x >> shift, keys.y >> shift};
 #pragma unroll
         for (int e = 0; e < 32; e++)
-            if (!(there[e / 4 % 2] >> (4 * (e / 8) + e % 2) & 1)) s[e] = -INFINITY;
+            if (!(named[e / 4 % 2] >> (4 * (e / 8) + e % 2) & 1)) s[e] = -INFINITY;
+    }
+
+    /* ---- Softmax --------------------------------------------------------------------------------- */
+
+    DEVICE void move_to(const float (&to)[2], bool first)
+    {
+        move_reference(state, to, left, right, first);
     }
 
     /* Raises the references to the largest score seen, ignoring NaN, and makes the scores relative to them.
@@ -170,14 +168,14 @@ template <typename V> struct Side : SideThread {
             back[i] = careful ? reference : 0.0f;
             by[i] = raw || careful ? to[i] : to[i] - reference;
         }
-        move_reference(state, to, left, right, first);
-        shared.reference[side][row()] = to[0], shared.reference[side][row() + 8] = to[1];
+        move_to(to, first);
+        this->publish_references(to);
         if (raw && state.special) scale_scores(s, scale), scale = 1.0f;
 #pragma unroll
         for (int e = 0; e < 32; e++) s[e] = fmaf(s[e] + back[e / 2 % 2], scale, -by[e / 2 % 2]);
     }
 
-    DEVICE void softmax(bool first)
+    DEVICE bool update_references(bool first)
     {
         const bool raw = first | state.special;
         bool moves = raw;
@@ -194,70 +192,20 @@ template <typename V> struct Side : SideThread {
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) state.over[i] = max(state.over[i], over[i]);
-        if (lane() == 0) shared.rescaled[side][warp()] = moves;
-        /* P of the block before last is no longer read: the other side waited for that product before it
-         * computed the P that this side has already seen. */
-        const uint32_t p_line = weights_line(SHARED_AT(base, p) + side * TILE_BYTES, warp(), lane());
+        return moves;
+    }
+
+    DEVICE void make_weights(uint32_t p_line)
+    {
         exponentials(s, 0);
 #pragma unroll
         for (int k = 0; k < 4; k++) { /* the next exponentials run while these are used */
             if (k < 3) exponentials(s, k + 1);
             keep_weights<Element>(s, weights, k, p_line, state);
         }
-        fence_async_shared();
-        __syncwarp();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), side));
     }
 
-    /* ---- A block, a tile, all tiles -------------------------------------------------------------- */
-
-    /* Releases the rope columns of a scored block and, at a side's last block, the queries. They were read
-     * before the softmax, but the other side waits for the softmax, so they are released after it. */
-    DEVICE void give_back_scored(bool queries)
-    {
-        if (lane()) return;
-        if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, rope_empty), side));
-        if (queries) mbarrier_arrive(SHARED_AT(base, q_empty));
-    }
-
-    /* Processes block k of the tile, which this side owns. */
-    DEVICE void run_block(int k, const Item &item)
-    {
-        const bool follows = side == 1 || k > 0;
-        uint32_t come = 0;
-        score_early(follows);
-        if (follows) {
-            wait_for_weights(base, side, others);
-            wgmma_wait<0>();
-            come = see_late();
-            hold(s);
-            follow_reference();
-            multiply_home<Element>(left, right, base, side, 1 - side, k > 1);
-            wgmma_wait<1>();
-            release_unit(base, 1 - side, first_of_home(side), lane());
-        }
-        score_late(come);
-        if (side == 0 && k == 0 && keeps_units) give_back_units(1);
-        const uint2 there = *(const uint2 *)shared.there[side];
-        wgmma_wait<1>();
-        if (follows) {
-            release_unit(base, 1 - side, second_of_home(side), lane());
-            others++;
-        }
-        wgmma_wait<0>();
-        hold(s), hold(left), hold(right);
-        mask(there);
-        softmax(k == 0);
-        own++;
-        if (k + 1 >= item.blocks) return give_back_scored(true);
-        multiply_home<Element>(left, right, base, side, side, k > 0, weights);
-        give_back_scored(k + 2 >= item.blocks);
-        wgmma_wait<1>();
-        release_unit(base, side, first_of_home(side), lane());
-        wgmma_wait<0>();
-        hold(left), hold(right);
-        release_unit(base, side, second_of_home(side), lane());
-    }
+    /* ---- The end of a tile, or of a split ------------------------------------------------------------ */
 
     /* Multiplies the tile's last block, of either side; its units are then reused to stage the results. */
     DEVICE void multiply_last(const Item &item)
@@ -266,26 +214,17 @@ template <typename V> struct Side : SideThread {
         const bool mine = __all_sync(~0u, owner == side);
         /* The other side passes the turn before P arrives; this wait observes every phase of its barrier. */
         if (!mine) wait_for_turn(base, side, others);
-        mbarrier_wait(barrier_at(SHARED_AT(base, p_full), owner), (mine ? own - 1 : others) & 1);
-        if (!mine) follow_reference(), others++;
+        mbarrier_wait(barrier_at(SHARED_AT(base, barriers.p_full), owner), (mine ? own - 1 : others) & 1);
+        if (!mine) follow_references(), others++;
         multiply_home<Element>(left, right, base, side, owner, item.blocks > 1);
         end_products(item);
     }
 
-    DEVICE void run_blocks(const Item &item)
-    {
-        const int blocks = item.blocks;
-        if (side == 1 && blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
-        for (int k = side; k < blocks; k += 2) run_block(k, item);
-    }
-
-    /* ---- The end of a tile, or of a split ------------------------------------------------------------ */
-
     /* Adds the sums of the two sides, each over its own blocks; both hold the same references by now. */
     DEVICE void join_sides(float (&over)[2])
     {
-        float2(&ends)[2][ROWS] = shared.end[tiles % 2];
-        const int barrier = SUMS_BARRIER + 2 * (int)(tiles % 2);
+        float2(&ends)[2][ROWS] = shared.end[items % 2];
+        const int barrier = SUMS_BARRIER + 2 * (int)(items % 2);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             state.sum[i] = quad_sum(state.sum[i]), over[i] = quad_max(__int_as_float(state.over[i]));
@@ -400,9 +339,9 @@ template <typename V> struct Side : SideThread {
         keeps_units = false;
         if (is_first_warp() && elect_one()) {
             bulk_wait_read<1>();
-            mbarrier_arrive_for(barrier_at(SHARED_AT(base, keys_empty), first), WARPS_OF_SIDE);
+            mbarrier_arrive_for(barrier_at(SHARED_AT(base, barriers.keys_empty), first), WARPS_OF_SIDE);
             bulk_wait_read<0>();
-            mbarrier_arrive_for(barrier_at(SHARED_AT(base, keys_empty), first + 1), WARPS_OF_SIDE);
+            mbarrier_arrive_for(barrier_at(SHARED_AT(base, barriers.keys_empty), first + 1), WARPS_OF_SIDE);
         }
         __syncwarp();
     }
@@ -427,11 +366,10 @@ template <typename V> struct Side : SideThread {
         state = {{LEAST_REFERENCE, LEAST_REFERENCE}, {0.0f, 0.0f}, {0, 0}, false};
         next_item = next;
         if (is_short(p) && side == 1 && is_first_warp()) ask_for_queries(p, base, item);
-        mbarrier_wait(SHARED_AT(base, q_full), tiles & 1);
-        run_blocks(item);
+        this->run_blocks(item);
         multiply_last(item);
         end_item(item);
-        tiles++;
+        items++;
     }
 
     DEVICE void run()
@@ -439,8 +377,6 @@ template <typename V> struct Side : SideThread {
         const int step = (int)gridDim.x;
         keeps_units = false;
         load_next_rope((int)blockIdx.x);
-#pragma unroll
-        for (int i = 0; i < 64; i++) left[i] = right[i] = 0.0f;
         for (int i = (int)blockIdx.x; i < p.items; i += step) run_tile(Item(p, i), i + step);
         if (keeps_units) give_back_units(1);
     }
@@ -451,16 +387,11 @@ template <typename V> struct Side : SideThread {
 DEVICE void prepare(const struct sparse_prefill_sm90_params &p, Shared &shared)
 {
     tma_prefetch_map(&p.queries), tma_prefetch_map(&p.results);
-    for (int side = 0; side < 2; side++) {
-        for (int unit = 0; unit < UNITS; unit++) {
-            shared.keys_full[side][unit].init(WARPGROUP_THREADS +
-                                              (unit == last_unit(side) ? WARPS_OF_PRODUCER : 0));
-            shared.keys_empty[side][unit].init(WARPS_OF_SIDE); /* of the side whose home the unit is */
-        }
-        shared.rope_full[side].init(WARPGROUP_THREADS), shared.rope_empty[side].init(WARPS_OF_SIDE);
-        shared.p_full[side].init(WARPS_OF_SIDE), shared.scored[side].init(WARPS_OF_SIDE);
-    }
-    shared.q_full.init(1), shared.q_empty.init(2 * WARPS_OF_SIDE);
+    const auto arrivals = [](int side, int unit) {
+        return WARPGROUP_THREADS + (unit == last_unit(side) ? (int)WARPS_OF_PRODUCER : 0);
+    };
+    shared.barriers.init_blocks(arrivals, WARPGROUP_THREADS);
+    shared.barriers.init_queries();
     mbarrier_fence_init();
     fence_async_shared();
 }

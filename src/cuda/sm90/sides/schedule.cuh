@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The schedule of a side (docs/kernels/dense-decode.md draws it): who multiplies which block when, and at
+ * which barriers the sides wait and arrive. A kernel derives its side from Schedule and defines the hooks,
+ * the steps in which kernels differ:
+ *
+ *      keys      score_early, see_late, score_late: wait until units of the block have arrived, and compute
+ *                Q·Kᵀ over them; beside_scores: what is done meanwhile
+ *      mask      mask: sets the scores of keys that do not count to -inf
+ *      softmax   update_references, move_to, make_weights: when references move, and to what; P
+ *
+ * The kernel itself calls run_blocks, multiplies the last block and ends the split. multiply_last is not
+ * shared: sparse prefill runs one copy of it for both sides, and stores results from the last block's units.
+ * A kernel's Variant V says whether a side releases what its scores have read before the softmax
+ * (GIVES_BACK_BEFORE_SOFTMAX), and whether the owner of the last block leaves P·V of it to multiply_last
+ * (LAST_IN_END).
+ *
+ * Include after a kernel's layout.cuh and `struct RowState`, the softmax state of a thread's two rows.
+ */
+#pragma once
+
+#include "products.cuh"
+#include "softmax.cuh"
+
+/* One side and its state from block to block. Both sides run the same code: a copy for each side, with
+ * constant addresses, was no faster and up to a third longer, and a short call executes all of it once. An
+ * item is the work between two results: a tile of rows and a split or a list of keys. */
+template <typename Hooks, typename V> struct Schedule : SideThread {
+    using Element = typename V::Element;
+    using Params = typename V::Params;
+
+    const Params &p;
+    Shared &shared;
+    const uint32_t base;
+    const int side;
+    float s[32], left[64], right[64]; /* S of a block; O of the two home units */
+    uint32_t weights[4][4], q_rope[4][4];
+    RowState state;
+    uint32_t own = 0, others = 0,
+             items = 0; /* blocks of this and of the other side, and items so far: parities of barriers */
+
+    DEVICE Schedule(const Params &params, Shared &memory)
+        : p(params), shared(memory), base(shared_address(&memory)), side(uniform_side())
+    {
+#pragma unroll
+        for (int i = 0; i < 64; i++) left[i] = right[i] = 0.0f;
+    }
+
+    DEVICE Hooks &hooks()
+    {
+        return static_cast<Hooks &>(*this);
+    }
+
+    /* ---- References and weights ------------------------------------------------------------------ */
+
+    /* Tells the other side which references this side has moved to. */
+    DEVICE void publish_references(const float (&to)[2])
+    {
+        shared.tiles.reference[side][row()] = to[0], shared.tiles.reference[side][row() + 8] = to[1];
+    }
+
+    /* Moves to the references of the other side's last block. */
+    DEVICE void follow_references()
+    {
+        if (!__any_sync(~0u, shared.rescaled[1 - side][warp()])) return;
+        const float to[2] = {shared.tiles.reference[1 - side][row()],
+                             shared.tiles.reference[1 - side][row() + 8]};
+        hooks().move_to(to, false);
+    }
+
+    DEVICE void softmax(bool first)
+    {
+        const bool moves = hooks().update_references(first);
+        if (lane() == 0) shared.rescaled[side][warp()] = moves;
+        /* P of the block before last is no longer read: the other side waited for that product before it
+         * computed the P that this side has already seen. */
+        hooks().make_weights(
+            weights_line(SHARED_AT(base, tiles.p) + (uint32_t)side * TILE_BYTES, warp(), lane()));
+        fence_async_shared();
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, barriers.p_full), side));
+    }
+
+    /* ---- Products -------------------------------------------------------------------------------- */
+
+    /* Releases the rope columns of a scored block k and, if it is the side's last, the queries. LAST: it is
+     * known to be the last. */
+    template <bool LAST = false> DEVICE void give_back_scored(int k, int blocks)
+    {
+        if (lane()) return;
+        if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, barriers.rope_empty), side));
+        if (LAST || k + 2 >= blocks) mbarrier_arrive(SHARED_AT(base, barriers.q_empty));
+    }
+
+    /* P·V of the other side's block before block k, as soon as its P is there; waits for the first unit.
+     * Returns what see_late has seen. */
+    DEVICE uint32_t multiply_others(int k)
+    {
+        wait_for_weights(base, side, others);
+        wgmma_wait<0>();
+        const uint32_t come = hooks().see_late();
+        hold(s);
+        follow_references();
+        multiply_home<Element>(left, right, base, side, 1 - side, k > 1);
+        wgmma_wait<1>();
+        release_unit(base, 1 - side, first_of_home(side), lane());
+        return come;
+    }
+
+    /* P·V of this side's block k. */
+    DEVICE void multiply_own(int k, int blocks)
+    {
+        multiply_home<Element>(left, right, base, side, side, k > 0, weights);
+        if (!V::GIVES_BACK_BEFORE_SOFTMAX) give_back_scored(k, blocks);
+        wgmma_wait<1>();
+        release_unit(base, side, first_of_home(side), lane());
+        wgmma_wait<0>();
+        hold(left), hold(right);
+        release_unit(base, side, second_of_home(side), lane());
+    }
+
+    /* ---- A block, an item ------------------------------------------------------------------------ */
+
+    /* Runs block k of the item, which this side owns. */
+    template <typename Item> DEVICE void run_block(int k, int first_key, const Item &item)
+    {
+        const bool follows = side == 1 || k > 0;
+        uint32_t come = 0;
+        hooks().score_early(follows);
+        if (follows) come = multiply_others(k);
+        hooks().score_late(come);
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, barriers.scored), side));
+        hooks().beside_scores(k);
+        wgmma_wait<1>();
+        if (follows) {
+            release_unit(base, 1 - side, second_of_home(side), lane());
+            others++;
+        }
+        wgmma_wait<0>();
+        hold(s), hold(left), hold(right);
+        if (V::GIVES_BACK_BEFORE_SOFTMAX) give_back_scored(k, item.blocks);
+        hooks().mask(first_key, item);
+        softmax(k == 0);
+        if constexpr (V::LAST_IN_END) {
+            own++;
+            if (k + 1 >= item.blocks) return give_back_scored<true>(k, item.blocks);
+        }
+        multiply_own(k, item.blocks);
+        if constexpr (!V::LAST_IN_END) own++;
+    }
+
+    /* Runs this side's blocks of an item that has keys. */
+    template <typename Item> DEVICE void run_blocks(const Item &item)
+    {
+        mbarrier_wait(SHARED_AT(base, barriers.q_full), items & 1);
+        if (side == 1 && item.blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, barriers.q_empty));
+        int first_key = item.first_key() + side * KEYS;
+        for (int k = side; k < item.blocks; k += 2, first_key += 2 * KEYS) run_block(k, first_key, item);
+    }
+};
