@@ -21,20 +21,21 @@ static struct {
     } primary[CUDA_DEVICES];
 } state = {.once = PTHREAD_ONCE_INIT};
 
-bool cuda_build_serves(const struct cuda_build *build, int32_t capability)
+int32_t cuda_build_code(const struct cuda_build *build, int32_t capability)
 {
-    if (build->ptx && capability >= build->ptx) return true;
+    int32_t code = 0;
     for (const char *at = build->targets; *at;) {
         char *end;
         const int32_t target = (int32_t)strtol(at, &end, 10);
-        if (end == at) return false;
+        if (end == at) break;
         const bool exact = *end >= 'a' && *end <= 'z';
-        if (capability == target || (!exact && capability / 10 == target / 10 && capability > target))
-            return true;
+        const bool runs =
+            exact ? capability == target : capability / 10 == target / 10 && capability >= target;
+        if (runs && target > code) code = target;
         at = end + exact;
         while (*at == ' ') at++;
     }
-    return false;
+    return !code && build->ptx && capability >= build->ptx ? build->ptx : code;
 }
 
 bool cuda_build_has(const struct cuda_build *build, const char *image)
@@ -52,21 +53,18 @@ static void judge(struct cuda_device *d)
                  "%s is too old: its compute capability is %d.%d, the library needs %d.%d or later", d->name,
                  d->capability / 10, d->capability % 10, CUDA_LEAST_CAPABILITY / 10,
                  CUDA_LEAST_CAPABILITY % 10);
-    else if (!cuda_build_serves(&cuda_build, d->capability))
+    else if (!d->code)
         snprintf(d->unusable, sizeof d->unusable,
                  "this build has no code for %s, whose compute capability is %d.%d; it was built for %s",
                  d->name, d->capability / 10, d->capability % 10, cuda_build.targets);
 }
 
-/* Code for 12.x has no larger tiles (MOST_SHARED in sm80/latent/attend.cuh). Later GPUs run its PTX. */
-enum { SHARED_BYTES_OF_12 = 99 << 10 };
-
 /* The most shared memory per CTA, by compute capability (CUDA C++ Programming Guide, "Compute
  * Capabilities"). */
 static const struct {
     int32_t capability, shared_bytes;
-} known_gpus[] = {{80, 163 << 10},  {86, 99 << 10},   {87, 163 << 10},           {89, 99 << 10},
-                  {100, 227 << 10}, {103, 227 << 10}, {120, SHARED_BYTES_OF_12}, {121, SHARED_BYTES_OF_12}};
+} known_gpus[] = {{80, 163 << 10},  {86, 99 << 10},   {87, 163 << 10}, {89, 99 << 10},
+                  {100, 227 << 10}, {103, 227 << 10}, {120, 99 << 10}, {121, 99 << 10}};
 
 /* Gives a GPU another compute capability if FLASHMLA_GPU_CAPABILITY asks for it: kernels and tiles are chosen
  * for that one. */
@@ -80,6 +78,7 @@ static void pretend(struct cuda_device *d)
         snprintf(known, sizeof known, "%d", known_gpus[i].capability);
         if (strcmp(text, known) != 0) continue;
         d->capability = known_gpus[i].capability;
+        if (d->capability < d->code) d->code = d->capability;
         if (known_gpus[i].shared_bytes < d->shared_bytes) d->shared_bytes = known_gpus[i].shared_bytes;
         return;
     }
@@ -114,7 +113,7 @@ static void look_at(int32_t id)
         error = state.driver->device_get_attribute(attributes[i].value, attributes[i].attribute, d->handle);
     }
     d->capability = 10 * major + minor;
-    if (d->capability >= 120 && d->shared_bytes > SHARED_BYTES_OF_12) d->shared_bytes = SHARED_BYTES_OF_12;
+    d->code = cuda_build_code(&cuda_build, d->capability);
     if (error)
         snprintf(d->unusable, sizeof d->unusable, "%s: %s", asked, driver_words(state.driver, error, words));
     else

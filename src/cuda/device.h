@@ -19,6 +19,7 @@ struct cuda_device {
     int32_t id;
     cu_device handle;
     int32_t capability; /* 10 · major + minor: 90 */
+    int32_t code;       /* cuda_build_code; kernels of sm90/ have code of their own */
     int32_t sms;
     int32_t shared_bytes; /* most shared memory per CTA */
     char name[96];
@@ -38,10 +39,11 @@ static inline bool cuda_has_plan_costs(const struct cuda_device *device)
 /* Returns the number of GPUs of this machine; 0 without a usable driver. */
 int32_t cuda_device_count(void);
 
-/* Returns whether the build has code for this compute capability. Machine code serves its own and later minor
- * versions, except that "90a" serves only itself; PTX serves every later GPU. */
+/* Returns the compute capability for which the code that such a GPU runs was compiled; 0: the build has none.
+ * Machine code serves its own and later minor versions, except that "90a" serves only itself; PTX serves every
+ * later GPU. */
 struct cuda_build;
-bool cuda_build_serves(const struct cuda_build *build, int32_t capability);
+int32_t cuda_build_code(const struct cuda_build *build, int32_t capability);
 
 /* Returns whether the build has this image (images.h). */
 bool cuda_build_has(const struct cuda_build *build, const char *image);

@@ -82,7 +82,7 @@ static int32_t dynamic_bytes_of(int index, const struct cuda_device *device)
     const enum latent_source source = rows[index].key.schedule == CUDA_SM80_SPARSE_DECODE
                                           ? (of_bytes ? LATENT_LIST_OF_BYTES : LATENT_LIST)
                                           : (of_bytes ? LATENT_TABLE_OF_BYTES : LATENT_TABLE);
-    const int32_t stages = latent_stages(shape, source, device->shared_bytes);
+    const int32_t stages = latent_stages(shape, source, latent_bytes(device->shared_bytes, device->code));
     return stages ? latent_shared_bytes(shape, source, stages) : -1;
 }
 

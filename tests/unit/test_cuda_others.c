@@ -150,6 +150,20 @@ static void cache_operations(void)
     }
 }
 
+/* The library of these tests has machine code for 8.0 and 9.0 and PTX for 8.0: on 10.0 that PTX runs, which
+ * has no tiles of 64 rows over bytes. */
+static void bytes_by_ptx(void)
+{
+    static struct dense_decode_call call;
+    struct layout layout =
+        SHAPE_OF(layout, .b = 3, .s_q = 1, .h_q = 64, .h_kv = 1, .page_size = 64, .pages = 9, .max_pages = 4,
+                 .d_qk = 576, .format = FMLA_KV_FP8_576, .has = HAS_TABLE | HAS_LSE);
+    fake->capability = 100, fake->shared_bytes = 232448;
+    dense_decode_make(&call, &layout, gpu_number(0));
+    call.args.kernel = "cuda-sm80", call.args.workspace = region(REGION_OF_WORKSPACE);
+    RUNS(dense_decode, &call, "decode_plan|sm80_dense_decode_bytes_32x64|join_splits_bf16");
+}
+
 /* Queries of FP8 products become bf16 values in the workspace, which the byte-cache kernel reads: b 3, s_q
  * 2, h_q 16. */
 static void fp8_products(void)
@@ -327,6 +341,7 @@ static void no_overlap_before_hopper(void)
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_others", merge_and_plan, cache_operations, fp8_products,
-                         fp8_products_on_hopper, planned_on_the_host, planned_on_the_host_for_another,
-                         planned_on_the_gpu_for_the_cpu, attributes, no_overlap_before_hopper);
+                         bytes_by_ptx, fp8_products_on_hopper, planned_on_the_host,
+                         planned_on_the_host_for_another, planned_on_the_gpu_for_the_cpu, attributes,
+                         no_overlap_before_hopper);
 }

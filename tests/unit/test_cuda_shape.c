@@ -76,19 +76,32 @@ static void test_examples(void)
     }
 }
 
-/* Tiles stay small on GPUs that do not convert codes. */
+/* PTX for 8.9 or 12.1 has no larger tiles on a GPU with more shared memory than these. */
+static void test_most_bytes(void)
+{
+    const int32_t codes[] = {80, 86, 89, 90, 100, 103, 120, 121},
+                  most[] = {KIB_227, KIB_163, KIB_163, KIB_227, KIB_227, KIB_227, KIB_99, KIB_99};
+    for (int i = 0; i < 8; i++) {
+        CHECK(latent_bytes(KIB_227, codes[i]) == most[i], "code for %d", codes[i]);
+        CHECK_EQ(latent_bytes(KIB_99, codes[i]), KIB_99);
+        CHECK_EQ(LATENT_MOST_ROWS_OF_BYTES(codes[i]), codes[i] < 89 ? 32 : 64);
+    }
+    CHECK_EQ(latent_choose(64, INT32_MAX, LATENT_TABLE, latent_bytes(KIB_227, 89)).shape, LATENT_SHAPE_64x32);
+    CHECK_EQ(latent_choose(64, INT32_MAX, LATENT_LIST, latent_bytes(KIB_227, 121)).shape, LATENT_SHAPE_16x32);
+}
+
+/* Tiles stay small in code that does not convert e4m3 by an instruction. */
 static void test_most_rows(void)
 {
+    enum { ROWS = LATENT_MOST_ROWS_OF_BYTES(86) };
+    CHECK_EQ(ROWS, 32);
     for (int32_t bytes = KIB_99; bytes <= KIB_227; bytes += 512)
         for (int64_t rows = 1; rows <= 200; rows++) {
-            const struct latent_choice c =
-                latent_choose(rows, LATENT_ROWS_WITHOUT_CODES, LATENT_TABLE_OF_BYTES, bytes);
-            CHECK(latent_shapes[c.shape].rows <= LATENT_ROWS_WITHOUT_CODES && c.shared_bytes < bytes &&
-                      c.stages == 1,
+            const struct latent_choice c = latent_choose(rows, ROWS, LATENT_TABLE_OF_BYTES, bytes);
+            CHECK(latent_shapes[c.shape].rows <= ROWS && c.shared_bytes < bytes && c.stages == 1,
                   "%lld rows, %d bytes: shape %d", (long long)rows, bytes, c.shape);
         }
-    CHECK_EQ(latent_choose(64, LATENT_ROWS_WITHOUT_CODES, LATENT_TABLE_OF_BYTES, KIB_163).shape,
-             LATENT_SHAPE_32x64);
+    CHECK_EQ(latent_choose(64, ROWS, LATENT_TABLE_OF_BYTES, KIB_163).shape, LATENT_SHAPE_32x64);
 }
 
 /* For every table: the choice fits; no other shape that fits reads the keys less often, or reads them as
@@ -170,6 +183,7 @@ int main(int argc, char **argv)
     test_bytes();
     test_examples();
     test_rules();
+    test_most_bytes();
     test_most_rows();
     test_divisor();
     return check_done("test_cuda_shape");

@@ -235,7 +235,7 @@ int command_bench(int argc, char **argv)
         AXIS("--seq-len", AXIS_SEQ_LEN, 1, 1 << 24, "keys of a request, or all keys of a prefill"),
         AXIS("--heads", AXIS_HEADS, 1, 4096, "query heads"),
         AXIS("--kv-heads", AXIS_KV_HEADS, 1, 4096, "key heads"),
-        AXIS("--d-qk", AXIS_D_QK, 1, 576, "head size: 512 or 576; any with mha_forward"),
+        AXIS("--d-qk", AXIS_D_QK, 1, 576, "head size: 512 or 576; any with mha_forward and mha_backward"),
         AXIS("--d-v", AXIS_D_V, 1, 512,
              "mha_forward: head size of values; default 128, or --d-qk if that is less"),
         AXIS("--page-size", AXIS_PAGE_SIZE, 1, 65536, "keys of a page"),

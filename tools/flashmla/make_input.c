@@ -435,9 +435,10 @@ int command_make_input(int argc, char **argv)
         OPTION_NUMBER("--heads", &o.heads, 1, 4096, "query heads; default 16", NULL),
         OPTION_NUMBER("--kv-heads", &o.kv_heads, 1, 4096,
                       "key heads; default 1, with mha_forward that of --heads", &o.kv_heads_given),
-        OPTION_NUMBER("--d-qk", &o.d_qk, 1, 576,
-                      "head size: 512 or 576 (the default); with mha_forward any, default 192",
-                      &o.d_qk_given),
+        OPTION_NUMBER(
+            "--d-qk", &o.d_qk, 1, 576,
+            "head size: 512 or 576 (the default); with mha_forward and mha_backward any, default 192",
+            &o.d_qk_given),
         OPTION_NUMBER("--d-v", &o.d_v, 1, 512,
                       "mha_forward: head size of values; default 128, or --d-qk if that is less",
                       &o.d_v_given),

@@ -18,11 +18,8 @@ template <typename Tile, typename Call> struct RawKeys {
                               BYTES_BEHIND_RING = KEYS * RAW_LINE_BYTES;
     /* Ampere does not convert codes in hardware. It lacks the registers for the conversion beside 64 rows,
      * and for the places of keys beside the products of fewer rows. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
-    static constexpr bool ENOUGH_REGISTERS = Tile::ROWS <= LATENT_ROWS_WITHOUT_CODES, FINDS_LATE = true;
-#else
-    static constexpr bool ENOUGH_REGISTERS = true, FINDS_LATE = false;
-#endif
+    static constexpr bool ENOUGH_REGISTERS = Tile::ROWS <= LATENT_MOST_ROWS_OF_BYTES(CODE),
+                          FINDS_LATE = CODE < 89;
     using Places = typename TableSource<Tile, Call>::Places;
     static_assert(PASSES <= 2, "copy_keys names both places of a thread's keys");
 

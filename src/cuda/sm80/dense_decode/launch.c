@@ -13,12 +13,11 @@ static const char *refuses(const struct attention_problem *p, const char **argum
 
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
-    enum { CONVERTS_CODES = 90 /* converts codes, whatever machine code it runs */ };
-    const int32_t most_rows =
-        cuda_of_bytes(p) && w->device->capability < CONVERTS_CODES ? LATENT_ROWS_WITHOUT_CODES : INT32_MAX;
-    const struct latent_choice choice =
-        latent_choose(p->s_q * (p->h_q / p->h_kv), most_rows,
-                      cuda_of_bytes(p) ? LATENT_TABLE_OF_BYTES : LATENT_TABLE, w->device->shared_bytes);
+    const bool of_bytes = cuda_of_bytes(p);
+    const int32_t code = w->device->code;
+    const struct latent_choice choice = latent_choose(
+        p->s_q * (p->h_q / p->h_kv), of_bytes ? LATENT_MOST_ROWS_OF_BYTES(code) : INT32_MAX,
+        of_bytes ? LATENT_TABLE_OF_BYTES : LATENT_TABLE, latent_bytes(w->device->shared_bytes, code));
     w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM80_DENSE_DECODE, .element = p->element,
                                                  .format = cuda_of_bytes(p) ? CUDA_BYTES : 0,
                                                  .variant = choice.shape});

@@ -607,16 +607,6 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     }
 };
 
-/* Most shared memory of a CTA on the GPUs that run this machine code: code for 8.6 and 8.9 also serves 8.7,
- * which has 163 KiB; 12.x has 99 KiB. */
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890)
-static constexpr uint32_t MOST_SHARED = 163 * 1024;
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-static constexpr uint32_t MOST_SHARED = 99 * 1024;
-#else
-static constexpr uint32_t MOST_SHARED = 227 * 1024;
-#endif
-
 /* Kernel body: a CTA processes its tasks one after the other. */
 template <typename Kernel, typename Params> DEVICE void attend(const Params &p)
 {
@@ -624,7 +614,7 @@ template <typename Kernel, typename Params> DEVICE void attend(const Params &p)
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ typename Call::Turn turn; /* in shared memory to save registers */
     __shared__ typename Call::Task task;
-    if constexpr (Kernel::LEAST_BYTES > MOST_SHARED || !Kernel::ENOUGH_REGISTERS) {
+    if constexpr (Kernel::LEAST_BYTES > (uint32_t)LATENT_MOST_BYTES(CODE) || !Kernel::ENOUGH_REGISTERS) {
         __trap(); /* shape.c does not choose it here, so it need not be compiled */
     } else {
         Kernel kernel(p, memory, task);

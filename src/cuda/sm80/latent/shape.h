@@ -60,11 +60,22 @@ int32_t latent_shared_bytes(const struct latent_shape *shape, enum latent_source
  * fewest. */
 int32_t latent_stages(const struct latent_shape *shape, enum latent_source source, int32_t shared_bytes);
 
-/* Most rows of a tile over a cache of bytes on a GPU that does not convert e4m3 in hardware. */
-enum { LATENT_ROWS_WITHOUT_CODES = 32 };
+/* What code for a compute capability has: the most shared memory of a tile, and the most rows of one over a
+ * block table of bytes. Code for 8.6 and 8.9 also serves 8.7, which has 163 KiB; 12.x has 99 KiB. Before 8.9
+ * there is no instruction that converts e4m3, and 64 rows leave no registers to do without. A later GPU that
+ * runs the PTX has no other tiles. */
+#define LATENT_MOST_BYTES(code)                                                                              \
+    ((code) >= 120 ? 99 * 1024 : (code) == 86 || (code) == 89 ? 163 * 1024 : 227 * 1024)
+#define LATENT_MOST_ROWS_OF_BYTES(code) ((code) < 89 ? 32 : 64)
 
-/* Returns the choice for `rows` rows per key head on a GPU whose CTAs may have `shared_bytes` of shared
- * memory, among tiles of at most `most_rows` rows. Every GPU since Ampere gives 99 KiB, which the smallest
+/* Returns the shared memory that tiles may have on a GPU whose CTAs may have `bytes`. */
+static inline int32_t latent_bytes(int32_t bytes, int32_t code)
+{
+    return bytes < LATENT_MOST_BYTES(code) ? bytes : LATENT_MOST_BYTES(code);
+}
+
+/* Returns the choice for `rows` rows per key head, among tiles of at most `most_rows` rows and
+ * `shared_bytes` of shared memory (latent_bytes). Every GPU since Ampere gives 99 KiB, which the smallest
  * shape fits. */
 struct latent_choice latent_choose(int64_t rows, int32_t most_rows, enum latent_source source,
                                    int32_t shared_bytes);

@@ -9,6 +9,13 @@
 #include "../../device/latent.cuh"
 #include "shape.h"
 
+/* Compute capability for which this code is compiled. */
+#ifdef __CUDA_ARCH__
+static constexpr int CODE = __CUDA_ARCH__ / 10;
+#else
+static constexpr int CODE = 90; /* the host's pass */
+#endif
+
 template <typename Element_, int ROWS_, int KEYS_, int WARPS_, bool Q_IN_REGISTERS_> struct Tile {
     using Element = Element_;
     static constexpr int ROWS = ROWS_, KEYS = KEYS_, WARPS = WARPS_, THREADS = 32 * WARPS_;

@@ -32,14 +32,15 @@ static struct latent_choice choice_for(const struct attention_problem *p, const 
 {
     if (w->split_keys || cuda_blocks(p, w) <= w->device->sms) return *alone;
     const int32_t half = half_of_sm(w->device);
-    const struct latent_choice beside = sm80_listed_choose(p, p->h_q, half);
+    const struct latent_choice beside = sm80_listed_choose(p, p->h_q, latent_bytes(half, w->device->code));
     const bool as_many_rows = latent_shapes[beside.shape].rows == latent_shapes[alone->shape].rows;
     return as_many_rows && beside.shared_bytes <= half ? beside : *alone;
 }
 
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
-    const struct latent_choice alone = sm80_listed_choose(p, p->h_q, w->device->shared_bytes);
+    const struct latent_choice alone =
+        sm80_listed_choose(p, p->h_q, latent_bytes(w->device->shared_bytes, w->device->code));
     const fmla_status status =
         cuda_sparse_prepare(p, p->s_q * tiles_of_token(p, latent_shapes[alone.shape].rows), w);
     const struct latent_choice choice = choice_for(p, w, &alone);

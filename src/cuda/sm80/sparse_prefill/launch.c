@@ -35,7 +35,7 @@ static struct sparse_decode_params call_of(const struct sparse_prefill_params *p
 
 static struct latent_choice choose(const struct attention_problem *p, const struct cuda_device *device)
 {
-    return sm80_listed_choose(p, p->h_q / p->h_kv, device->shared_bytes);
+    return sm80_listed_choose(p, p->h_q / p->h_kv, latent_bytes(device->shared_bytes, device->code));
 }
 
 static fmla_status launch_part(const struct cuda_scope *scope, const struct attention_problem *p,

@@ -16,13 +16,13 @@ DEVICE const uint16_t *first_query(const struct sparse_decode_params &p, int req
 }
 
 /* Destination of a thread's part of the queries. Eight lanes take 128 bytes of a head, so that both sides
- * of the copy use all banks and whole sectors: of a tile, columns 8 · split … of a head, and of other
+ * of the copy use all banks and whole sectors: of a tile, columns 8 · eighth … of a head, and of other
  * heads a multiple of 8 away. */
 struct QueryLanes {
-    int head, split;
+    int head, eighth;
 
     DEVICE explicit QueryLanes(int warp)
-        : head(4 * warp + (int)fresh_thread() % 32 / 8), split((int)fresh_thread() % 8)
+        : head(4 * warp + (int)fresh_thread() % 32 / 8), eighth((int)fresh_thread() % 8)
     {
     }
 
@@ -30,7 +30,7 @@ struct QueryLanes {
      * FP8_656's rope values. */
     DEVICE uint32_t first_word(bool halves) const
     {
-        const int lane = halves ? split % 4 : split / 2, half = halves ? split / 4 : split % 2;
+        const int lane = halves ? eighth % 4 : eighth / 2, half = halves ? eighth / 4 : eighth % 2;
         return 4 * (uint32_t)lane + ((4 * (uint32_t)half) ^ (head & 7u)) * CHUNK_BYTES;
     }
 
@@ -84,9 +84,9 @@ template <typename F> struct QueryWay {
         const Place place(p);
         const QueryLanes lanes((int)fresh_thread() / 32 - WARPGROUP_THREADS / 32);
         heads = p.h_q - place.tile * HEADS - lanes.head;
-        from = first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.split;
+        from = first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.eighth;
         const uint32_t line = SHARED_AT(base, q) + (uint32_t)(lanes.head * LINE_BYTES);
-        own = line + (uint32_t)(CHUNK_BYTES * lanes.split);
+        own = line + (uint32_t)(CHUNK_BYTES * lanes.eighth);
         codes = line + lanes.first_word(false), rope = line + lanes.first_word(!F::ROPE_IS_V);
     }
 
@@ -204,7 +204,7 @@ DEVICE void reload_queries(const struct sparse_decode_params &p, int request, ui
     const QueryLanes lanes((int)fresh_thread() / 32);
     const int heads = p.h_q - place.tile * HEADS;
     const uint16_t *from =
-        first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.split;
+        first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.eighth;
     uint32_t line = SHARED_AT(base, q) + (uint32_t)lanes.head * LINE_BYTES;
     barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* all products with the fp16 queries are done */
 #pragma unroll 1
