@@ -24,7 +24,7 @@
 #include <string.h>
 
 enum { GROUP_ROWS = LANES * VECTORS, BLOCK = PLAN_BLOCK };
-enum { TILE_GROUPS = WIDE / VECTORS, MOST_AT_ONCE = 16, TWO = WIDE < 2 ? WIDE : 2 /* vectors */ };
+enum { TILE_GROUPS = WIDE / VECTORS, MOST_AT_ONCE = 16, TWO = WIDE < 2 ? 1 : 2 /* vectors */ };
 enum { FEW = 4 /* for the remainder of AT_ONCE: single sums would wait for each other */ };
 _Static_assert(GROUP_ROWS == 16, "a group is 16 rows");
 
