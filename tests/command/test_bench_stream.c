@@ -117,6 +117,10 @@ static const struct {
     {"sm80/sparse_decode/sparse_decode_f32.cu", "sm_90"},
     {"sm80/sparse_decode/sparse_decode_any.cu", "sm_90"},
     {"sm80/mha_backward/mha_backward_fp16.cu", "sm_90"},
+    {"sm90/sparse_decode/plain/sparse_decode_fp16.cu", "sm_90a"}, /* 20 */
+    {"sm90/sparse_decode/sparse_decode_no_rope.cu", "sm_90a"},
+    {"sm90/sparse_decode/small/sparse_decode_no_rope.cu", "sm_90a"},
+    {"sm90/sparse_prefill/sparse_prefill_no_rope.cu", "sm_90a"},
 };
 static const struct {
     const char *kernel;
@@ -138,6 +142,10 @@ static const struct {
     {"cuda-sm90", {.op = OP_SPARSE_PREFILL, .format = FMLA_KV_FP8_656}, 9, "d"},
     {"cuda-sm90", {.op = OP_SPARSE_PREFILL, .format = FMLA_KV_FP8_584}, 9, "d"},
     {"cuda-sm90", {.op = OP_SPARSE_PREFILL, .format = FMLA_KV_BF16}, 9, "c"},
+    {"cuda-sm90", {.op = OP_SPARSE_DECODE, .type = ELEMENT_FP16, .format = FMLA_KV_FP16}, 9, "4"},
+    {"cuda-sm90", {.op = OP_SPARSE_DECODE, .format = FMLA_KV_FP8_528}, 9, "56"},
+    {"cuda-sm90-16", {.op = OP_SPARSE_DECODE, .format = FMLA_KV_FP8_528_F32}, 9, "6"},
+    {"cuda-sm90", {.op = OP_SPARSE_PREFILL, .format = FMLA_KV_FP4_288}, 9, "7"},
     {"cuda", {.op = OP_MHA_FORWARD}, 9, "e"},
     {"cuda-sm90", {.op = OP_MHA_FORWARD}, 9, "f"},
     {"cuda-sm80", {.op = OP_DENSE_DECODE, .format = FMLA_KV_FP8_576}, 9, "0"},  /* of 16 */

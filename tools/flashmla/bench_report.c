@@ -124,21 +124,29 @@ struct bench_sources {
     char file[BENCH_SOURCES][80];
 };
 
-static void source_of_sparse(const char *kernel, struct bench_sources *sources)
+/* Hopper's kernels over lists: a file for caches of the queries' type, and over bytes one for the formats with
+ * rope values and one for those without. In sparse decode over bytes `cuda-sm90` chooses one of two. */
+static void source_of_hopper_lists(const char *kernel, const struct shape *s, struct bench_sources *sources)
 {
-    static const struct {
-        const char *kernel;
-        struct bench_sources sources;
-    } all[] = {
-        {"cuda-sm90", /* the library chooses one of the two */
-         {{"src/cuda/sm90/sparse_decode/sparse_decode_rope.cu",
-           "src/cuda/sm90/sparse_decode/small/sparse_decode_rope.cu"}}},
-        {"cuda-sm90-64", {{"src/cuda/sm90/sparse_decode/sparse_decode_rope.cu"}}},
-        {"cuda-sm90-16", {{"src/cuda/sm90/sparse_decode/small/sparse_decode_rope.cu"}}},
-        {"cuda", {{"src/cuda/any/sparse_decode.cu"}}},
-    };
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (!strcmp(all[i].kernel, kernel)) *sources = all[i].sources;
+    enum { SIZE = sizeof sources->file[0] };
+    static const char folder[] = "src/cuda/sm90/sparse_decode/";
+    const bool bytes = cache_formats[s->format].token != 0;
+    const char *type = element_name(s->type),
+               *rope = s->format == FMLA_KV_FP8_656 || s->format == FMLA_KV_FP8_584 ? "rope" : "no_rope";
+    if (s->op == OP_SPARSE_PREFILL) {
+        snprintf(sources->file[0], SIZE, "src/cuda/sm90/sparse_prefill/sparse_prefill_%s.cu",
+                 bytes ? rope : type);
+        return;
+    }
+    if (!bytes) {
+        snprintf(sources->file[0], SIZE, "%splain/sparse_decode_%s.cu", folder, type);
+        return;
+    }
+    int count = 0;
+    if (strcmp(kernel, "cuda-sm90-16") != 0)
+        snprintf(sources->file[count++], SIZE, "%ssparse_decode_%s.cu", folder, rope);
+    if (strcmp(kernel, "cuda-sm90-64") != 0)
+        snprintf(sources->file[count++], SIZE, "%ssmall/sparse_decode_%s.cu", folder, rope);
 }
 
 /* Returns the name of the formats that share a file of the portable sparse kernels. */
@@ -174,17 +182,16 @@ static struct bench_sources sources_of(const struct bench_row *row)
     const bool lists = s->op == OP_SPARSE_DECODE || s->op == OP_SPARSE_PREFILL;
     if (lists && !strcmp(row->kernel, "cuda-sm80"))
         source_of_lists(s, &sources);
-    else if (s->op == OP_SPARSE_DECODE)
-        source_of_sparse(row->kernel, &sources);
+    else if (lists && !strncmp(row->kernel, "cuda-sm90", strlen("cuda-sm90")))
+        source_of_hopper_lists(row->kernel, s, &sources);
+    else if (lists && strcmp(row->kernel, "cuda") != 0)
+        return sources; /* not known here */
     else if (fp8_on_hopper)
         snprintf(sources.file[0], sizeof sources.file[0],
                  "src/cuda/sm90/dense_decode_fp8/dense_decode_fp8.cu");
     else if (s->op == OP_DENSE_DECODE)
         snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/dense_decode/dense_decode_%s.cu",
                  family ? family + 1 : "", cache_formats[s->format].token ? "bytes" : element_name(s->type));
-    else if (s->op == OP_SPARSE_PREFILL && family)
-        snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/sparse_prefill/sparse_prefill_%s.cu",
-                 family + 1, s->format == FMLA_KV_BF16 ? "bf16" : "fp8");
     else if (operation_is_mha(s->op) && family)
         snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/%s/%s_%s.cu", family + 1,
                  descriptors[s->op].name, descriptors[s->op].name, element_name(s->type));
