@@ -129,13 +129,12 @@ struct bench_sources {
 static void source_of_hopper_lists(const char *kernel, const struct shape *s, struct bench_sources *sources)
 {
     enum { SIZE = sizeof sources->file[0] };
-    static const char folder[] = "src/cuda/sm90/sparse_decode/";
+    static const char folder[] = "src/cuda/sm90/sparse_decode/", prefill[] = "src/cuda/sm90/sparse_prefill/";
     const bool bytes = cache_formats[s->format].token != 0;
     const char *type = element_name(s->type),
                *rope = s->format == FMLA_KV_FP8_656 || s->format == FMLA_KV_FP8_584 ? "rope" : "no_rope";
     if (s->op == OP_SPARSE_PREFILL) {
-        snprintf(sources->file[0], SIZE, "src/cuda/sm90/sparse_prefill/sparse_prefill_%s.cu",
-                 bytes ? rope : type);
+        snprintf(sources->file[0], SIZE, "%ssparse_prefill_%s.cu", prefill, bytes ? rope : type);
         return;
     }
     if (!bytes) {
