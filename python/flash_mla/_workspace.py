@@ -61,7 +61,9 @@ def workspace_bound(
     ):
         if (value is not None) != wanted:
             either = " (give either topk or max_pages)" if function == _operations.DECODE and name != "b" else ""
-            raise ValueError(f"{_THIS}: {name}: is {value}, must be {'given' if wanted else 'None'} for {function}{either}")
+            raise ValueError(
+                f"{_THIS}: {name}: is {value}, must be {'given' if wanted else 'None'} for {function}{either}"
+            )
     sizes = {"s_q": s_q, "h_q": h_q, "h_k": h_k, "page_size": page_size, "d_qk": d_qk}
     optional = {"b": b, "topk": topk, "max_pages": max_pages}
     sizes.update({name: value for name, value in optional.items() if value is not None})
