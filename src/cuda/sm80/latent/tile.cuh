@@ -13,7 +13,7 @@
 #ifdef __CUDA_ARCH__
 static constexpr int CODE = __CUDA_ARCH__ / 10;
 #else
-static constexpr int CODE = 90; /* the host's pass */
+static constexpr int CODE = 90; /* the host's pass compiles no kernel */
 #endif
 
 template <typename Element_, int ROWS_, int KEYS_, int WARPS_, bool Q_IN_REGISTERS_> struct Tile {

@@ -18,7 +18,7 @@ template <int D_QK_, bool SPLITS_> struct Variant {
     using Element = Bf16;
     static constexpr bool SPLITS = SPLITS_;
     static constexpr bool ROPE = D_QK_ > D_V;
-    /* Of Schedule. The other side waits for the softmax, so nothing is released before it. */
+    /* Schedule reads both. The other side waits for the softmax, so nothing is released before it. */
     static constexpr bool GIVES_BACK_BEFORE_SOFTMAX = false, LAST_IN_END = true;
     static_assert(D_QK_ == D_V || D_QK_ == D_V + LINE_ELEMENTS, "");
 };
