@@ -39,7 +39,7 @@ struct cuda_work {
     bool makes_plan;                  /* the call launches the planner */
     int64_t even_splits, split_lanes; /* of a request; 0: split by a plan */
     int64_t slots;
-    size_t slot_out_offset, slot_lse_offset;
+    size_t slot_out_offset, slot_end_offset;
     int64_t mark_tiles; /* of a request, in the units of dense decode's marks; 0: no marks */
     size_t marks_offset;
     bool apart;             /* input: CTAs must not wait for each other */

@@ -45,6 +45,13 @@ struct output_params {
     int32_t gap;           /* named, hence 0, because calls are compared as bytes */
 };
 
+/* What joins a row of a split to those of other splits: its weights are relative to 2^max, and the row's
+ * values in the slot have been divided by their sum. If the sum is 0, the row saw no key, and its values are
+ * undefined. */
+struct part_end {
+    float max, sum;
+} __attribute__((aligned(8)));
+
 /* How a call is cut into splits (a range of keys of one request), and where the splits of split requests are
  * kept. */
 struct split_params {
@@ -60,7 +67,7 @@ struct split_params {
     float *slot_out;
     int32_t slots_in_halves; /* rows have the format of device/half_rows.cuh */
     int32_t gap;
-    float *slot_lse; /* [slots][h_q · s_q]; natural logarithms; -inf if no key was seen */
+    struct part_end *slot_end; /* [slots][h_q · s_q] */
     /* Hopper's kernel with a plan: the progress of requests that are split once (second_part.cuh there); else
      * NULL. */
     uint32_t *marks; /* [partitions][tiles][MARKS_OF_TILE] */
@@ -233,7 +240,7 @@ struct prefill_splits {
     struct divisor divisor; /* of_tile */
     unsigned char *slots;   /* one per split (sm90/sparse_prefill/slot.cuh) */
 };
-enum { PREFILL_SLOT_BYTES = 64 * (512 * 2 + 8 * 4 + 16), MOST_PREFILL_SPLITS = 32 };
+enum { PREFILL_SLOT_BYTES = 64 * (512 * 2 + 8 * 4 + 8), MOST_PREFILL_SPLITS = 32 };
 enum { PREFILL_JOIN_WARPS = 4 /* one row each */ };
 
 /* Sparse prefill on Hopper: TMA loads queries and stores results. */

@@ -27,14 +27,14 @@ fmla_status cuda_place_slots(const struct attention_problem *p, int64_t rows, si
 {
     int64_t floats, bytes;
     w->slot_out_offset = at;
-    if (rows < 0 || __builtin_mul_overflow(rows, p->d_v + 1, &floats) ||
+    if (rows < 0 || __builtin_mul_overflow(rows, p->d_v + 2, &floats) ||
         __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
         return fail(FMLA_UNSUPPORTED,
                     "%s: q: the partial results of %lld requests of up to %lld keys exceed the address space",
                     operation_name(p->operation), (long long)p->b, (long long)p->capacity);
     at += cuda_line_up((size_t)rows * (size_t)p->d_v * sizeof(float));
-    w->slot_lse_offset = at;
-    w->bytes = at + cuda_line_up((size_t)rows * sizeof(float));
+    w->slot_end_offset = at;
+    w->bytes = at + cuda_line_up((size_t)rows * sizeof(struct part_end));
     return FMLA_OK;
 }
 
@@ -93,7 +93,7 @@ struct split_params cuda_split_params(const struct attention_problem *p, const s
                                   .slots_in_halves = w->slots_in_halves};
     if (w->slots) {
         params.slot_out = (float *)(void *)(at + w->slot_out_offset);
-        params.slot_lse = (float *)(void *)(at + w->slot_lse_offset);
+        params.slot_end = (struct part_end *)(void *)(at + w->slot_end_offset);
     }
     if (w->mark_tiles) {
         params.marks = (uint32_t *)(void *)(at + w->marks_offset);

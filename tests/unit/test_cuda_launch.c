@@ -98,9 +98,9 @@ static void planned_inside(void)
     CHECK_ALL({p.split.num_partitions, 66}, {p.split.even_splits, 0});
     const size_t plan_end = (plan_bytes(5, 66) + 255) / 256 * 256, rows = 2 * 66 * 32;
     CHECK_ALL({(char *)p.split.slot_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},
-              {(char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)});
+              {(char *)p.split.slot_end - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)});
     const size_t marks = 66 * 2 * MARKS_OF_TILE * 4; /* one tile per key head */
-    CHECK_ALL({c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256 + (marks + 255) / 256 * 256},
+    CHECK_ALL({c.bytes, plan_end + rows * 512 * 4 + (rows * 8 + 255) / 256 * 256 + (marks + 255) / 256 * 256},
               {!p.split.marks, true});
 
     const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
@@ -257,7 +257,7 @@ static void batch_invariant(void)
     CHECK_ALL({p.split.even_splits, 32 /* ⌈64000 / 2048⌉ */}, {p.split.split_lanes, 32},
               {launched(1)->config.grid_x, 3 * 32}, {ROWS_PER_BLOCK(launched(0)), 1},
               {ROW_LANES(launched(0)), 16}, {launched(0)->config.grid_x, 3 * 16 * 4},
-              {offset(p.split.slot_out, REGION_OF_WORKSPACE), 0}, {c.bytes, 3 * 32 * 16 * (512 * 4 + 4)});
+              {offset(p.split.slot_out, REGION_OF_WORKSPACE), 0}, {c.bytes, 3 * 32 * 16 * (512 * 4 + 8)});
     /* With many requests a worker takes several splits. */
     layout.b = 528;
     decode_call(&c, layout);
@@ -375,7 +375,7 @@ static void hopper(void)
               {join.grid_x, portable_join.grid_x}, {join.block_x, portable_join.block_x});
     const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
     const size_t slots = 2 * 66, marks = 66 * 2 * MARKS_OF_TILE * 4;
-    expected.split.marks = (uint32_t *)(void *)((char *)expected.split.slot_lse + slots * 32 * 4);
+    expected.split.marks = (uint32_t *)(void *)(expected.split.slot_end + slots * 32);
     expected.split.tiles = 2, expected.split.tiles_of_head = 1;
     CHECK_EQ((char *)expected.split.marks + (marks + 255) / 256 * 256 - region(REGION_OF_WORKSPACE),
              (int64_t)bytes);

@@ -109,7 +109,7 @@ static void launches(void)
         const struct fake_launch *launch = &fake->launch[before];
         const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch),
                                                 joined = sparse_prefill_sm90_params_of(launch + 1);
-        CHECK(!strcmp(launch[0].kernel, "sm90_sparse_prefill_bf16_576_pieces"), "%s", launch[0].kernel);
+        CHECK(!strcmp(launch[0].kernel, "sm90_sparse_prefill_bf16_576_splits"), "%s", launch[0].kernel);
         CHECK(!strcmp(launch[1].kernel, "sm90_sparse_prefill_join"), "%s", launch[1].kernel);
         CHECK(!memcmp(&p, &joined, sizeof p), "%s", "the join is told the same");
         CHECK_ALL({p.items, items}, {p.splits.whole, cases[i].whole}, {p.splits.of_tile, cases[i].splits},
@@ -155,10 +155,10 @@ static void check_places(struct sparse_prefill_call *c, const struct sparse_pref
 {
     const struct split_params *const split = &p->decode.call.split;
     const char *const begin = region(REGION_OF_WORKSPACE), *const end = begin + size_of(c),
-                      *const lse = (const char *)split->slot_lse,
+                      *const ends = (const char *)split->slot_end,
                       *const words = (const char *)p->decode.meetings;
-    CHECK((const char *)split->slot_out == begin && lse >= begin + rows * 512 * 4 &&
-              words >= lse + rows * 4 && end >= words + tiles * 8,
+    CHECK((const char *)split->slot_out == begin && ends >= begin + rows * 512 * 4 &&
+              words >= ends + rows * (int64_t)sizeof(struct part_end) && end >= words + tiles * 8,
           "%lld rows do not fit", (long long)rows);
     size_t bound = 0, alignment;
     CHECK_OK(fmla_sparse_prefill_workspace_bound(&c->args, &bound, &alignment));
@@ -210,7 +210,7 @@ static void too_small(void)
     call_of(&c, 1, 64, 2048);
     c.args.workspace_size = size_of(&c) - 1;
     check_rejected("a byte too few", fmla_sparse_prefill(&c.args), FMLA_BUFFER_TOO_SMALL, "sparse_prefill",
-                   "workspace_size", "must be at least 2195456 bytes");
+                   "workspace_size", "must be at least 2179072 bytes");
     c.args.workspace_size = size_of(&c), c.args.workspace = region(REGION_OF_WORKSPACE) + 16;
     check_rejected("not aligned", fmla_sparse_prefill(&c.args), FMLA_INVALID_ARGUMENT, "sparse_prefill",
                    "workspace", "aligned");

@@ -102,10 +102,10 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
     }
     const struct fake_launch *const join = launch_named("join"), *const planner = launch_named("decode_plan");
     HOLDS(!join == (!slots || joins_itself(decode)) && !split->slot_out == !slots &&
-          !split->slot_lse == !slots);
+          !split->slot_end == !slots);
     if (slots) {
-        HOLDS(inside(split->slot_out, slots * rows, 512 * (int64_t)sizeof(float), split->slot_lse));
-        HOLDS(inside(split->slot_lse, slots * rows, sizeof(float), end));
+        HOLDS(inside(split->slot_out, slots * rows, 512 * (int64_t)sizeof(float), split->slot_end));
+        HOLDS(inside(split->slot_end, slots * rows, sizeof(struct part_end), end));
     }
     HOLDS(!planner == (!planned || whole || in_tables));
     if (whole) HOLDS(!planned || (const void *)split->header == whole);
@@ -195,8 +195,8 @@ static void judge_dense(size_t bytes)
         HOLDS(decode->config.grid_x == params.workers * tiles && params.workers * tiles <= machine.sms);
         HOLDS(params.of_request == params.workers / b && params.of_request >= 2);
         HOLDS(inside(p->split.slot_out, params.workers * s_q * h_q, 512 * (int64_t)sizeof(float),
-                     p->split.slot_lse));
-        HOLDS(inside(p->split.slot_lse, params.workers * s_q * h_q, sizeof(float),
+                     p->split.slot_end));
+        HOLDS(inside(p->split.slot_end, params.workers * s_q * h_q, sizeof(struct part_end),
                      (const char *)params.meetings));
         return;
     }
@@ -223,7 +223,7 @@ static void judge_splits(const struct fake_launch *launch, const struct fake_lau
           divides(p.splits.divisor, p.splits.of_tile));
     HOLDS((int64_t)launch->config.grid_x == (p.items < machine.sms ? p.items : machine.sms));
     const bool joined = next && !strcmp(next->kernel, "sm90_sparse_prefill_join");
-    HOLDS(joined == (p.splits.of_tile > 1) && joined == (strstr(launch->kernel, "pieces") != NULL));
+    HOLDS(joined == (p.splits.of_tile > 1) && joined == (strstr(launch->kernel, "splits") != NULL));
     if (!joined) return;
     HOLDS(inside(p.splits.slots, p.items - p.splits.whole, PREFILL_SLOT_BYTES, workspace + bytes));
     HOLDS(next->config.grid_x == split * 64 / PREFILL_JOIN_WARPS);
@@ -247,7 +247,7 @@ static void judge_pages(const struct fake_launch *launch, int64_t tiles, size_t 
     HOLDS(split->even_splits > 1 && split->even_splits <= MOST_PARTS_TOGETHER && blocks <= machine.sms);
     HOLDS(launch->config.grid_x == blocks && divides(decode->splits_divisor, split->even_splits));
     HOLDS(inside(split->slot_out, rows, 512 * sizeof(float), workspace + bytes));
-    HOLDS(inside(split->slot_lse, rows, sizeof(float), workspace + bytes));
+    HOLDS(inside(split->slot_end, rows, sizeof(struct part_end), workspace + bytes));
     HOLDS(inside(p.decode.meetings, decode->b * tiles, sizeof(uint64_t), workspace + bytes));
 }
 

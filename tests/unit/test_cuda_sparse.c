@@ -71,11 +71,11 @@ static void on_hopper(void)
           "%s", "another plan");
     const size_t plan_end = (plan_bytes(B, PARTITIONS) + 255) / 256 * 256, rows = 2 * PARTITIONS * S_Q * H_Q;
     CHECK_ALL({(char *)p.split.slot_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},
-              {(char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)},
+              {(char *)p.split.slot_end - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)},
               {plan.planned, PARTITIONS});
     enum { ROWS = 35 };
     const size_t end = (plan_bytes(B, ROWS) + 255) / 256 * 256, most = 2 * ROWS * S_Q * H_Q;
-    CHECK_EQ(c.bytes, end + most * 512 * 4 + (most * 4 + 255) / 256 * 256 + MEETING_BYTES);
+    CHECK_EQ(c.bytes, end + most * 512 * 4 + (most * 8 + 255) / 256 * 256 + MEETING_BYTES);
 
     /* One key head: rows are a token's heads, token after token. */
     const struct join_params join = join_params_of(launched(0));
@@ -184,8 +184,8 @@ static void even_splits(void)
                 ticket = params.ticket, limit = (const char *)params.meetings;
             }
             const int64_t rows = (int64_t)all[i].b * count * S_Q * all[i].h_q;
-            const char *const end = (const char *)(p.split.slot_lse + rows);
-            CHECK((const char *)p.split.slot_lse - (const char *)p.split.slot_out >= rows * 512 * 4 &&
+            const char *const end = (const char *)(p.split.slot_end + rows);
+            CHECK((const char *)p.split.slot_end - (const char *)p.split.slot_out >= rows * 512 * 4 &&
                       end <= limit,
                   "%s", "the slots do not fit the workspace");
         }
@@ -448,7 +448,7 @@ static void batch_invariant(void)
     CHECK_ALL({!p.split.partitions, true}, {!p.split.header, true}, {p.split.even_splits, 3},
               {p.split.split_lanes, 3}, {launched(1)->config.grid_x, B * 3 * S_Q * 2});
     const size_t rows = B * 3 * S_Q * H_Q;
-    CHECK_EQ(c.bytes, rows * 512 * 4 + rows * 4);
+    CHECK_EQ(c.bytes, rows * 512 * 4 + rows * 8);
     c.indices.shape[2] = 2048;
     RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656"); /* one split per request: nothing to join */
     CHECK_EQ(c.bytes, 0);

@@ -13,7 +13,7 @@ template <bool BYTES, typename Element> struct Row {
 
     DEVICE Row(const struct sparse_decode_params &params, int number)
         : p(params), token(fast_divide(number, params.heads_divisor)), head(number - token * params.h_q),
-          row(params.d_qk, params.scale)
+          row(params.d_qk, params.scale_log2)
     {
     }
 
@@ -40,7 +40,7 @@ template <bool BYTES, typename Element> struct Row {
         if (direct)
             store_lse(p.output, split.request, place, lse);
         else
-            p.split.slot_lse[slot_row] = lse;
+            p.split.slot_end[slot_row] = {row.most, row.total};
     }
 
     DEVICE void run(const Split &split)

@@ -14,7 +14,7 @@ template <bool BYTES> DEVICE void sparse_prefill(const struct sparse_prefill_par
     if (head >= (unsigned)p.h_q) return; /* the whole warp */
     const int count = topk_count(p.topk, p.topk_length, token);
     const int32_t *indices = p.kv.indices + token * p.kv.indices_stride[0];
-    SparseRow<BYTES, Bf16> row(p.d_qk, p.scale);
+    SparseRow<BYTES, Bf16> row(p.d_qk, p.scale_log2);
     row.begin(p.q + token * p.q_stride[0] + head * p.q_stride[1]);
     row.add_keys(0, count, [&](int at) { return row_key(p.kv, __ldg(indices + at)); });
 
@@ -27,7 +27,7 @@ template <bool BYTES> DEVICE void sparse_prefill(const struct sparse_prefill_par
             store_pair<Bf16>(out + column_of(g) + e, p.pairs_aligned, row.value(g, e, factor),
                              row.value(g, e + 1, factor));
     if (lane_of_warp()) return;
-    if (p.max_logits) p.max_logits[token * p.max_stride + head] = row.most * p.rules.lse_factor;
+    if (p.max_logits) p.max_logits[token * p.max_stride + head] = row.most * LN_2 * p.rules.lse_factor;
     if (p.lse) p.lse[token * p.lse_stride + head] = result_lse(p.rules, lse);
 }
 

@@ -118,11 +118,12 @@ template <typename Element> struct KeyValues {
 /* BYTES: keys have any format; otherwise they have the queries' type. */
 template <bool BYTES, typename Element> struct SparseRow {
     const int d_qk;
-    const float scale;
+    const float scale_log2;
     float q[GROUPS][OF_LANE], q_tail[TAIL];
-    float sum[GROUPS][OF_LANE], most, total; /* unnormalised, relative to the largest score so far */
+    float sum[GROUPS][OF_LANE], total; /* unnormalised, relative to 2^most */
+    float most;                        /* the largest score so far, in powers of two */
 
-    DEVICE SparseRow(int width, float softmax_scale) : d_qk(width), scale(softmax_scale) {}
+    DEVICE SparseRow(int width, float scale) : d_qk(width), scale_log2(scale) {}
 
     /* Starts a row, with no keys yet. */
     DEVICE void begin(const uint16_t *from)
@@ -154,10 +155,10 @@ template <bool BYTES, typename Element> struct SparseRow {
 #pragma unroll
         for (int e = 0; e < TAIL; e++) dot = fmaf(q_tail[e], k.tail[e], dot);
         dot = warp_sum(dot);
-        const float score = scale * dot, before = most;
+        const float score = scale_log2 * dot, before = most;
         most = fmaxf(most, score); /* fmaxf ignores a NaN; it reaches the sum */
         const float base = most == -INFINITY ? 0.0f : most;
-        const float factor = before == -INFINITY ? 1.0f : expf(before - base), weight = expf(score - base);
+        const float factor = before == -INFINITY ? 1.0f : exp2f(before - base), weight = exp2f(score - base);
         total = fmaf(total, factor, weight);
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
@@ -198,7 +199,7 @@ template <bool BYTES, typename Element> struct SparseRow {
     /* Returns the natural lse; -inf: no key. */
     DEVICE float lse() const
     {
-        return empty() ? -INFINITY : most + logf(total);
+        return empty() ? -INFINITY : (most + log2f(total)) * LN_2;
     }
 
     /* Returns the factor that normalises the sums, times `by`. */

@@ -88,7 +88,7 @@ __device__ void attend_by_rows(const struct dense_decode_params &p, const Task &
             float *to = p.split.slot_out + slot_row(p, task, row) * D_V + slot_position(column);
 #pragma unroll
             for (int i = 0; i < LANE_COLUMNS; i++) to[32 * i] = o[i] * factor;
-            if (lane == 0) p.split.slot_lse[slot_row(p, task, row)] = lse;
+            if (lane == 0) p.split.slot_end[slot_row(p, task, row)] = {most, sum};
         }
     }
 }

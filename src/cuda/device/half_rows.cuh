@@ -44,12 +44,6 @@ DEVICE float *half_row_scales(const struct split_params &split, int64_t slot_row
     return split.slot_out + slot_row * HALF_ROW_COLUMNS + HALF_ROW_COLUMNS / 2;
 }
 
-/* Returns the address of the row's largest score, for parts that store it: after the powers of two. */
-DEVICE float *half_row_largest(const struct split_params &split, int64_t slot_row)
-{
-    return half_row_scales(split, slot_row) + HALF_ROW_COLUMNS / HALF_ROW_TILE;
-}
-
 /* Stores 64 columns of a row from four lanes with 16 columns each, in register order: of every 32 values in
  * memory a lane stores eight. The reader restores the column order (join_share.cuh). `to` is the address of
  * the lane's first value. Returns the scale `down`. */

@@ -21,7 +21,7 @@
 #include "element.cuh"
 #include "fragment.h"
 #include "latent.cuh"
-#include "result.cuh"
+#include "part.cuh"
 #include "splits.cuh"
 #include "warpgroup.cuh"
 
@@ -97,7 +97,7 @@ template <int VECTORS_> struct PartsOfLane {
     static constexpr int MANY = MANY_PARTS;
     static constexpr int MOST = __CUDA_ARCH__ >= 1000 ? 7 : 8;               /* with 8 ptxas spills there */
     static constexpr int COUNT = VECTORS == 1 ? MOST : VECTORS == 2 ? 4 : 3; /* limited by registers */
-    float lse[COUNT];
+    part_end end[COUNT];
     float4 values[COUNT][VECTORS];
 
     DEVICE void load_values(const struct join_params &p, int i, int64_t slot_row, int position)
@@ -125,22 +125,23 @@ DEVICE void load_parts(Some &some, const struct join_params &p, const Parts &par
 #pragma unroll
     for (int i = 0; i < Some::COUNT; i++) {
         const int part = begin + i * stride;
-        some.lse[i] = -INFINITY;
+        some.end[i] = {-INFINITY, 0.0f};
         if (part >= parts.count) continue;
         const int64_t slot_row = slot_row_of(p, parts, part, row);
-        some.lse[i] = __ldg(p.split.slot_lse + slot_row);
+        some.end[i] = load_part_end(p.split, slot_row);
         some.load_values(p, i, slot_row, position);
     }
 }
 
 /* Adds the parts in their order. */
 template <typename Some, int VECTORS>
-DEVICE void add_parts(const Some &some, float4 (&sum)[VECTORS], float whole_lse)
+DEVICE void add_parts(const Some &some, float4 (&sum)[VECTORS], const part_end &whole)
 {
+    const float reference = parts_reference(whole.max), inverse = reciprocal_approx(whole.sum);
 #pragma unroll
     for (int i = 0; i < Some::COUNT; i++) {
-        if (isinf(some.lse[i])) continue; /* saw no key, or is no part: the values are undefined */
-        const float of_part = expf(some.lse[i] - whole_lse);
+        if (some.end[i].sum == 0.0f) continue; /* saw no key, or is no part: the values are undefined */
+        const float of_part = part_weight(some.end[i], reference) * inverse;
 #pragma unroll
         for (int v = 0; v < VECTORS; v++) {
             const float weight = of_part * some.scale(i, v);
@@ -153,28 +154,30 @@ DEVICE void add_parts(const Some &some, float4 (&sum)[VECTORS], float whole_lse)
     }
 }
 
-/* Returns the natural lse over all parts of a row; every warp gets the same. */
-DEVICE float total_lse(const struct join_params &p, const Parts &parts, int row)
+/* Returns the largest maximum and the sum of weights over all parts of a row; every warp gets the same. */
+DEVICE part_end whole_of(const struct join_params &p, const Parts &parts, int row)
 {
     const int lane = (int)threadIdx.x % 32;
-    float most = -INFINITY, sum = 0.0f;
+    part_end whole = {-INFINITY, 0.0f};
 #pragma unroll 1
     for (int part = lane; part < parts.count; part += 32)
-        most = fmaxf(most, __ldg(p.split.slot_lse + slot_row_of(p, parts, part, row)));
-    for (int lanes = 16; lanes; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
-    if (most == -INFINITY) most = 0.0f; /* no part saw a key, or all are NaN */
+        whole.max = fmaxf(whole.max, load_part_end(p.split, slot_row_of(p, parts, part, row)).max);
+    for (int lanes = 16; lanes; lanes /= 2)
+        whole.max = fmaxf(whole.max, __shfl_xor_sync(~0u, whole.max, lanes));
 #pragma unroll 1
     for (int part = lane; part < parts.count; part += 32)
-        sum += expf(__ldg(p.split.slot_lse + slot_row_of(p, parts, part, row)) - most);
-    for (int lanes = 16; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-    return sum == 0.0f ? -INFINITY : most + logf(sum);
+        whole.sum +=
+            part_weight(load_part_end(p.split, slot_row_of(p, parts, part, row)), parts_reference(whole.max));
+    for (int lanes = 16; lanes; lanes /= 2) whole.sum += __shfl_xor_sync(~0u, whole.sum, lanes);
+    return whole;
 }
 
 /* `position` is the lane's first. A lane has two pairs of columns, 8 apart, or four columns in a row. */
 template <typename Element, bool IN_HALVES, int VECTORS>
-DEVICE void write_row(const struct join_params &p, int request, RowPlace place, int position, float lse,
-                      const float4 (&sum)[VECTORS])
+DEVICE void write_row(const struct join_params &p, int request, RowPlace place, int position,
+                      const part_end &whole, const float4 (&sum)[VECTORS])
 {
+    const float lse = score_lse(whole.max, whole.sum);
     const float factor = result_sink_factor(p.output.rules, place.head, lse);
     const int column = IN_HALVES ? position : slot_column(position), second = IN_HALVES ? 2 : 8;
     const int64_t at = out_offset(p.output, request, place) + column;
@@ -233,12 +236,12 @@ DEVICE void join_rows(const struct join_params &p, const Parts &parts, int row, 
     constexpr int VECTORS = Some::VECTORS;
     Some some;
     float4 sum[VECTORS] = {};
-    float lse = 0.0f;
+    part_end whole = {};
 #pragma unroll 1
     for (int part = first; part < parts.count; part += Some::COUNT * stride) {
         load_parts(some, p, parts, row, part, stride, position);
-        if (part == first) lse = total_lse(p, parts, row);
-        add_parts(some, sum, lse);
+        if (part == first) whole = whole_of(p, parts, row);
+        add_parts(some, sum, whole);
     }
     if (shares) {
 #pragma unroll
@@ -255,7 +258,7 @@ DEVICE void join_rows(const struct join_params &p, const Parts &parts, int row, 
         __syncthreads();
         if (warp) return;
     }
-    write_row<Element, Some::IN_HALVES>(p, parts.request, row_place(p, row_of_head, kv_head), position, lse,
+    write_row<Element, Some::IN_HALVES>(p, parts.request, row_place(p, row_of_head, kv_head), position, whole,
                                         sum);
 }
 

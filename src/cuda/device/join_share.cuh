@@ -14,8 +14,7 @@
  * r), slot_row(part, row) and place(row). Its column(half, lane) is the first of a lane's eight columns; with
  * PAIRS a lane has them only after quad_gather_eight.
  *
- * The lse of a part is natural. With LARGEST a part stores two numbers instead, the largest score and the lse
- * relative to it, both in powers of two, so that parts keep their weights for scores of any size.
+ * With LARGEST the maximum of a part is its largest score, in powers of two, which is stored for the row.
  */
 #pragma once
 
@@ -23,8 +22,7 @@
 #include "element.cuh"
 #include "half_rows.cuh"
 #include "meeting.cuh"
-#include "reference.cuh"
-#include "result.cuh"
+#include "part.cuh"
 #include "shared.cuh"
 #include "warpgroup.cuh"
 
@@ -32,21 +30,21 @@ enum {
     SHARE_WARPS = 8,
     SHARE_TOGETHER = 4, /* parts that are added in sequence, without a branch */
     SHARE_COPY_BYTES = 32 * (16 + 4) /* of a part of an item: values and scales */,
-    SHARE_LSE_BYTES = 32 * 4 /* of an item */,
+    SHARE_END_BYTES = 32 * 8 /* of an item */,
     SHARE_SUM_BYTES = 2 * 32 * 16 /* of a warp: 8 columns per lane */
 };
 
-/* Shared memory of the join if a warp takes `depth` parts: a warp's copies, the lse of an item per
+/* Shared memory of the join if a warp takes `depth` parts: a warp's copies, the part_end of an item per
  * SHARE_TOGETHER parts, and the numbers that an item's warps exchange. Their sums reuse the memory of the
  * copies. */
-DEVICE constexpr int share_warp_bytes(int depth, bool largest)
+DEVICE constexpr int share_warp_bytes(int depth)
 {
-    return depth * SHARE_COPY_BYTES + (1 + largest) * (depth / SHARE_TOGETHER) * SHARE_LSE_BYTES + 16;
+    return depth * SHARE_COPY_BYTES + depth / SHARE_TOGETHER * SHARE_END_BYTES + 16;
 }
 
-DEVICE constexpr int share_bytes(int depth, bool largest)
+DEVICE constexpr int share_bytes(int depth)
 {
-    return SHARE_WARPS * share_warp_bytes(depth, largest);
+    return SHARE_WARPS * share_warp_bytes(depth);
 }
 
 /* Returns n / parts. The numbers are small, so that the added half exceeds the rounding error. */
@@ -55,24 +53,12 @@ DEVICE int share_up_to(int n, int parts)
     return (int)(((float)n + 0.5f) * reciprocal_approx((float)parts));
 }
 
-/* A warp's sums of an item: the lane's columns, and the sum of weights, relative to `most`, the largest lse
- * or the largest score of its parts. */
+/* A warp's sums of an item, not yet divided by the sum of weights: the lane's columns, and the end of all its
+ * parts. */
 struct ShareSums {
-    float o[8], most, weights;
+    float o[8];
+    part_end end;
 };
-
-/* Returns the weight of a difference of two `most`. */
-template <bool LARGEST> DEVICE float share_exp(float x)
-{
-    return LARGEST ? exp2_approx(x) : part_exp(x);
-}
-
-/* Returns the reference for differences. It is finite, because parts that saw no key have a largest score of
- * -inf. */
-template <bool LARGEST> DEVICE float share_reference(float most)
-{
-    return LARGEST ? fmaxf(most, LEAST_REFERENCE) : most;
-}
 
 DEVICE uint4 as_words(const float *x)
 {
@@ -87,33 +73,33 @@ DEVICE void put_sums(const ShareSums &sums, uint32_t memory, uint32_t of_row, in
     const uint32_t at = memory + 16 * (uint32_t)lane;
     store_shared_16(at, as_words(sums.o)), store_shared_16(at + SHARE_SUM_BYTES / 2, as_words(sums.o + 4));
     if (lane == 0)
-        store_shared_4(of_row, __float_as_uint(sums.most)),
-            store_shared_4(of_row + 4, __float_as_uint(sums.weights));
+        store_shared_4(of_row, __float_as_uint(sums.end.max)),
+            store_shared_4(of_row + 4, __float_as_uint(sums.end.sum));
 }
 
 /* Adds the sums that another warp stored. */
-template <bool LARGEST> DEVICE void add_sums(ShareSums &sums, uint32_t memory, uint32_t of_row, int lane)
+DEVICE void add_sums(ShareSums &sums, uint32_t memory, uint32_t of_row, int lane)
 {
     const uint32_t at = memory + 16 * (uint32_t)lane;
     const uint4 low = load_shared_16(at), high = load_shared_16(at + SHARE_SUM_BYTES / 2);
-    const float its_most = __uint_as_float(load_shared_4(of_row)), most = fmaxf(sums.most, its_most),
-                to = share_reference<LARGEST>(most), own = share_exp<LARGEST>(sums.most - to),
-                its = share_exp<LARGEST>(its_most - to);
+    const float its_max = __uint_as_float(load_shared_4(of_row)), max = fmaxf(sums.end.max, its_max),
+                to = parts_reference(max), own = exp2_approx(sums.end.max - to),
+                its = exp2_approx(its_max - to);
     const uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
     for (int i = 0; i < 8; i++) sums.o[i] = fmaf(sums.o[i], own, its * __uint_as_float(words[i]));
-    sums.weights = fmaf(sums.weights, own, its * __uint_as_float(load_shared_4(of_row + 4)));
-    sums.most = most;
+    sums.end.sum = fmaf(sums.end.sum, own, its * __uint_as_float(load_shared_4(of_row + 4)));
+    sums.end.max = max;
 }
 
 /* The addresses of a warp's copies of an item. */
 struct ShareCopies {
-    uint32_t values, scales, lse, largest; /* of the lane; lse and largest: of one part */
+    uint32_t values, scales, end; /* of the lane; end: of one part */
 
-    DEVICE ShareCopies(uint32_t parts, uint32_t of_lse, uint32_t to_largest, int lane)
+    DEVICE ShareCopies(uint32_t parts, uint32_t ends, int lane)
         : values(parts + 16 * (uint32_t)lane),
           scales(parts + (uint32_t)(SHARE_COPY_BYTES - 32 * 4) + 4 * (uint32_t)lane),
-          lse(of_lse + 4 * (uint32_t)lane), largest(lse + to_largest)
+          end(ends + 8 * (uint32_t)lane)
     {
     }
 };
@@ -127,9 +113,7 @@ DEVICE void ask_for_parts(const Share &share, int item, int first, int step, int
     const int row = item / 2, half = item % 2;
     const int64_t slot_row = share.slot_row(first, row), rows = share.slot_row(first + step, row) - slot_row;
     const bool some = lane < count;
-    cp_async_4(to.lse, share.split.slot_lse + (some ? slot_row + rows * lane : 0), some);
-    if constexpr (Share::LARGEST)
-        cp_async_4(to.largest, half_row_largest(share.split, some ? slot_row + rows * lane : 0), some);
+    cp_async_8(to.end, share.split.slot_end + (some ? slot_row + rows * lane : 0), some);
     const char *from = (const char *)half_row(share.split, slot_row);
     const uint32_t value_at = (uint32_t)(half * HALF_ROW_COLUMNS + 16 * lane),
                    scale_at = (uint32_t)(2 * HALF_ROW_COLUMNS + 16 * half + lane / 8 * 4);
@@ -146,23 +130,24 @@ DEVICE void ask_for_parts(const Share &share, int item, int first, int step, int
         }
 }
 
-/* Returns the sums of parts that have arrived. A part that saw no key has an lse of -inf and does not count;
- * its values are 0 if other parts saw keys. */
-template <bool LARGEST> DEVICE ShareSums sum_of_parts(int count, const ShareCopies &from, int lane)
+/* Returns the sums of parts that have arrived. A part that saw no key does not count; its values are 0 if
+ * other parts saw keys. */
+DEVICE ShareSums sum_of_parts(int count, const ShareCopies &from, int lane)
 {
-    const float mine = lane < count ? __uint_as_float(load_shared_4(from.lse)) : -INFINITY;
+    part_end mine = {-INFINITY, 0.0f};
+    if (lane < count) {
+        const uint2 words = load_shared_8(from.end);
+        mine = {__uint_as_float(words.x), __uint_as_float(words.y)};
+    }
     ShareSums sums = {};
-    float largest = fmaxf(mine, LEAST_REFERENCE);
-    if constexpr (LARGEST) largest = lane < count ? __uint_as_float(load_shared_4(from.largest)) : -INFINITY;
-    sums.most = largest;
+    sums.end.max = mine.max;
 #pragma unroll
     for (int lanes = 16; lanes; lanes /= 2)
-        sums.most = fmaxf(sums.most, __shfl_xor_sync(~0u, sums.most, lanes));
-    const float weight = share_exp<LARGEST>(LARGEST ? mine + (largest - share_reference<LARGEST>(sums.most))
-                                                    : mine - sums.most);
-    sums.weights = weight;
+        sums.end.max = fmaxf(sums.end.max, __shfl_xor_sync(~0u, sums.end.max, lanes));
+    const float weight = part_weight(mine, parts_reference(sums.end.max));
+    sums.end.sum = weight;
 #pragma unroll
-    for (int lanes = 16; lanes; lanes /= 2) sums.weights += __shfl_xor_sync(~0u, sums.weights, lanes);
+    for (int lanes = 16; lanes; lanes /= 2) sums.end.sum += __shfl_xor_sync(~0u, sums.end.sum, lanes);
 #pragma unroll 1
     for (int k = 0; k < count; k += SHARE_TOGETHER)
 #pragma unroll
@@ -183,12 +168,12 @@ template <typename Element, typename Share>
 DEVICE void store_item(const Share &share, const ShareSums &sums, int row, int half, int lane)
 {
     const RowPlace place = share.place(row);
-    const float lse = Share::LARGEST ? score_lse(sums.most, sums.weights) : part_lse(sums.most, sums.weights);
+    const float lse = score_lse(sums.end.max, sums.end.sum);
     const float by =
-        result_sink_factor(share.output.rules, place.head, lse) * reciprocal_approx(sums.weights);
+        result_sink_factor(share.output.rules, place.head, lse) * reciprocal_approx(sums.end.sum);
     float o[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) o[i] = sums.weights == 0.0f ? 0.0f : sums.o[i] * by;
+    for (int i = 0; i < 8; i++) o[i] = sums.end.sum == 0.0f ? 0.0f : sums.o[i] * by;
     uint32_t words[4];
 #pragma unroll
     for (int w = 0; w < 4; w++) words[w] = Element::pack(o[2 * w], o[2 * w + 1]);
@@ -198,7 +183,7 @@ DEVICE void store_item(const Share &share, const ShareSums &sums, int row, int h
                Share::column(half, lane)) = eight;
     if (lane == 0 && half == 0) {
         store_lse(share.output, share.request, place, lse);
-        if constexpr (Share::LARGEST) share.store_largest(row, sums.most);
+        if constexpr (Share::LARGEST) share.store_largest(row, sums.end.max);
     }
 }
 
@@ -230,14 +215,13 @@ DEVICE void join_together(const Share &share, uint64_t *meeting, uint32_t memory
     barrier_sync(id, 32 * SHARE_WARPS);
     if (fresh_thread() == first_thread) meet(meeting, (uint32_t)share.takers);
     barrier_sync(id, 32 * SHARE_WARPS);
-    constexpr int WARP_BYTES = share_warp_bytes(DEPTH, Share::LARGEST);
-    constexpr uint32_t TO_LARGEST = DEPTH / SHARE_TOGETHER * SHARE_LSE_BYTES;
+    constexpr int WARP_BYTES = share_warp_bytes(DEPTH);
     const int warp = (int)(fresh_thread() - first_thread) / 32, lane = (int)fresh_thread() % 32;
     const ShareWay way = ShareWay::of<DEPTH>(share.end - share.begin, share.parts);
     const int step = 1 << way.shift, own = warp & (step - 1), turn = SHARE_WARPS >> way.shift;
     const int count = max((share.parts - own + step - 1) >> way.shift, 0); /* the warp's parts of an item */
     const uint32_t parts = memory + (uint32_t)(warp * WARP_BYTES),
-                   of_lse = parts + (uint32_t)(DEPTH * SHARE_COPY_BYTES),
+                   ends = parts + (uint32_t)(DEPTH * SHARE_COPY_BYTES),
                    of_row = parts + (uint32_t)(WARP_BYTES - 16);
     const uint32_t item_bytes = (uint32_t)(DEPTH * SHARE_COPY_BYTES) / (uint32_t)way.at_once;
 #pragma unroll 1
@@ -248,7 +232,7 @@ DEVICE void join_together(const Share &share, uint64_t *meeting, uint32_t memory
             if (__any_sync(~0u, first + i * turn < share.end))
                 ask_for_parts(share, first + i * turn, own, step, count,
                               ShareCopies(parts + (uint32_t)i * item_bytes,
-                                          of_lse + (uint32_t)(i * SHARE_LSE_BYTES), TO_LARGEST, lane),
+                                          ends + (uint32_t)(i * SHARE_END_BYTES), lane),
                               lane);
         cp_async_commit();
         cp_async_wait<0>();
@@ -256,10 +240,9 @@ DEVICE void join_together(const Share &share, uint64_t *meeting, uint32_t memory
         for (int i = 0; i < way.at_once; i++) {
             const int item = first + i * turn;
             const bool there = __any_sync(~0u, item < share.end);
-            ShareSums sums = sum_of_parts<Share::LARGEST>(
+            ShareSums sums = sum_of_parts(
                 there ? count : 0,
-                ShareCopies(parts + (uint32_t)i * item_bytes, of_lse + (uint32_t)(i * SHARE_LSE_BYTES),
-                            TO_LARGEST, lane),
+                ShareCopies(parts + (uint32_t)i * item_bytes, ends + (uint32_t)(i * SHARE_END_BYTES), lane),
                 lane);
             if (__any_sync(~0u, way.shift > 0)) {
                 __syncwarp();
@@ -268,8 +251,8 @@ DEVICE void join_together(const Share &share, uint64_t *meeting, uint32_t memory
                 if (own == 0)
 #pragma unroll 1
                     for (uint32_t other = 1; other < (uint32_t)step; other++)
-                        add_sums<Share::LARGEST>(sums, parts + other * (uint32_t)WARP_BYTES,
-                                                 of_row + other * (uint32_t)WARP_BYTES, lane);
+                        add_sums(sums, parts + other * (uint32_t)WARP_BYTES,
+                                 of_row + other * (uint32_t)WARP_BYTES, lane);
                 barrier_sync(id, 32 * SHARE_WARPS);
             }
             if (there && own == 0) store_item<Element>(share, sums, item / 2, item % 2, lane);

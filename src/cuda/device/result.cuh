@@ -23,24 +23,10 @@ APPROXIMATION(exp2_approx, "ex2") /* 2 ulp */
 APPROXIMATION(log2_approx, "lg2") /* 2^-22 near 1, relative elsewhere */
 APPROXIMATION(reciprocal_approx, "rcp")
 
-/* Returns the weight of a part, e^x, where x is its lse minus the largest lse or the lse of the whole row. */
-DEVICE float part_exp(float x)
+/* Returns the natural lse of a row whose weights are relative to 2^max and have the sum `sum`. */
+DEVICE float score_lse(float max, float sum)
 {
-    return exp2_approx(x * 1.44269504088896341f);
-}
-
-/* Returns the natural lse of a row: `most` is the largest lse of its parts, `sum` the sum of their part_exp
- * relative to it. */
-DEVICE float part_lse(float most, float sum)
-{
-    return sum == 0.0f ? -INFINITY : fmaf(log2_approx(sum), LN_2, most);
-}
-
-/* The same, where `most` is the largest score, in powers of two, and `sum` the sum of weights relative to
- * it. */
-DEVICE float score_lse(float most, float sum)
-{
-    return sum == 0.0f ? -INFINITY : (log2_approx(sum) + most) * LN_2;
+    return sum == 0.0f ? -INFINITY : (log2_approx(sum) + max) * LN_2;
 }
 
 /* Returns the factor by which the sink scales a row with this natural lse (-inf: the row saw no key and its

@@ -96,14 +96,16 @@ template <typename Element, typename Key> struct DenseCall {
         return p.split.slot_out + slot_row(p, task, task.first_row + row) * D_V;
     }
 
-    /* Stores the lse; returns the factor by which the sink scales the row. */
-    DEVICE float finish_row(int row, float lse) const
+    /* Stores the lse, or what joins the row to those of other splits; returns the factor by which the sink
+     * scales the row. */
+    DEVICE float finish_row(int row, const part_end &end) const
     {
         if (!direct()) {
-            p.split.slot_lse[slot_row(p, task, task.first_row + row)] = lse;
+            p.split.slot_end[slot_row(p, task, task.first_row + row)] = end;
             return 1.0f;
         }
         const RowPlace at = place(row);
+        const float lse = score_lse(end.max, end.sum);
         store_lse(p.output, task.split.request, at, lse);
         return result_sink_factor(p.output.rules, at.head, lse);
     }

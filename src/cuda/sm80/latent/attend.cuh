@@ -487,8 +487,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
             float sum = 0.0f;
             for (int g = 0; g < KEY_GROUPS; g++) sum += sums[g * ROWS + row];
             const bool empty = state.reference[i] == -INFINITY && sum == 0.0f;
-            const float lse = empty ? -INFINITY : (state.reference[i] + log2f(sum)) * LN_2;
-            factors[row] = (empty ? 0.0f : 1.0f / sum) * call.finish_row(row, lse);
+            factors[row] = (empty ? 0.0f : 1.0f / sum) * call.finish_row(row, {state.reference[i], sum});
             if constexpr (Call::WANTS_MAXIMA) {
                 float top = -INFINITY;
                 for (int g = 0; g < KEY_GROUPS; g++) top = fmaxf(top, tops[g * ROWS + row]);

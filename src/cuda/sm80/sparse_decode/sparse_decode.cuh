@@ -134,13 +134,15 @@ template <typename Element> struct ListCall {
         return params.call.split.slot_out + slot_row(row) * D_V;
     }
 
-    /* Stores the lse; returns the factor by which the sink scales the row. */
-    DEVICE float finish_row(int row, float lse) const
+    /* Stores the lse, or what joins the row to those of other splits; returns the factor by which the sink
+     * scales the row. */
+    DEVICE float finish_row(int row, const part_end &end) const
     {
         if (!direct()) {
-            params.call.split.slot_lse[slot_row(row)] = lse;
+            params.call.split.slot_end[slot_row(row)] = end;
             return 1.0f;
         }
+        const float lse = score_lse(end.max, end.sum);
         store_lse(output(), task.split.request, place(row), lse);
         return result_sink_factor(output().rules, task.first_head + row, lse);
     }

@@ -177,29 +177,30 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
         const int column = side * (D_V / 2), first_row = my_row / 16 * 16; /* the warp's first row */
         const uint32_t lines =
             SHARED_AT(base, tiles.p) + (uint32_t)(side * TILE_BYTES + first_row * LINE_BYTES);
-        const bool stores_lse = side == 0 && lane() % 4 == 0;
+        const bool stores_end = side == 0 && lane() % 4 == 0;
         const bool looks = !V::TOGETHER && __any_sync(~0u, looks_for_second_part(p.call, task().split));
         join_sums(my_row);
-        float lse[2], factor[2];
+        part_end end[2];
+        float factor[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            lse[i] = natural_lse(p.call, state.reference[i], state.sum[i]);
+            end[i] = {state.reference[i] * p.call.scale_log2, state.sum[i]};
             factor[i] = state.sum[i] == 0.0f ? 0.0f : 1.0f / state.sum[i];
         }
         if constexpr (V::TOGETHER) {
 #pragma unroll
-            for (int i = 0; i < 2; i++) finish_row(p.call, task(), false, lse[i], my_row + 8 * i, stores_lse);
+            for (int i = 0; i < 2; i++) finish_row(p.call, task(), false, end[i], my_row + 8 * i, stores_end);
             store_halves(p.call, task(), left, right, factor, first_row, column);
             return;
         }
         if (looks) mbarrier_wait(SHARED_AT(base, second_full), 0);
         /* A poisoned split is written again later. */
         if (__all_sync(~0u, looks & (shared.second_part != 0) & !shared.poisoned)) {
-            WithSecond both(shared, my_row, column + slot_position_of_lane(lane()), lse, factor);
+            WithSecond both(shared, my_row, column + slot_position_of_lane(lane()), end, factor);
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 both.factor[i] =
-                    finish_row(p.call, task(), true, both.parts[i].lse, my_row + 8 * i, stores_lse);
+                    finish_row(p.call, task(), true, both.parts[i].whole, my_row + 8 * i, stores_end);
             store_out<Element>(p.call, task(), left, right, both, first_row, column, lines);
             if (threadIdx.x == WARPGROUP_THREADS) mark_joined(p.call);
             return;
@@ -207,7 +208,7 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
         const bool direct = __any_sync(~0u, task().split.slot == DIRECT);
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            factor[i] *= finish_row(p.call, task(), direct, lse[i], my_row + 8 * i, stores_lse);
+            factor[i] *= finish_row(p.call, task(), direct, end[i], my_row + 8 * i, stores_end);
         if (direct) {
             Scaled scaled = {factor};
             store_out<Element>(p.call, task(), left, right, scaled, first_row, column, lines);

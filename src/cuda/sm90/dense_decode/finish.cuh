@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finishes a row of a split apart from its values: stores lse and returns the sink factor.
+ * Finishes a row of a split apart from its values: stores its lse, or what joins it to other splits, and
+ * returns the sink factor.
  */
 #pragma once
 
@@ -10,17 +11,22 @@
 #include "../../device/task.cuh"
 #include "../../device/warpgroup.cuh"
 
-/* Stores lse of a row (one lane of four, where `stores`) and returns the factor of the row's values: the
- * sink factor if the row goes to `out` (`direct`), 1 if it goes to a slot, 0 past the last row. */
-DEVICE float finish_row(const struct dense_decode_params &p, const Task &task, bool direct, float lse,
-                        int tile_row, bool stores)
+/* Stores lse of a row that goes to `out` (`direct`), or the part_end of one that goes to a slot (one lane of
+ * four, where `stores`). Returns the factor of the row's values: the sink factor if the row goes to `out`, 1
+ * if it goes to a slot, 0 past the last row. */
+DEVICE float finish_row(const struct dense_decode_params &p, const Task &task, bool direct,
+                        const part_end &end, int tile_row, bool stores)
 {
     const int row = task.first_row + tile_row;
     if (row >= p.rows) return 0.0f;
+    if (!direct) {
+        if (stores) p.split.slot_end[slot_row(p, task, row)] = end;
+        return 1.0f;
+    }
     const RowPlace place = row_place(p, row, task.kv_head);
-    if (stores && direct) store_lse(p.output, task.split.request, place, lse);
-    if (stores && !direct) p.split.slot_lse[slot_row(p, task, row)] = lse;
-    return direct ? result_sink_factor(p.output.rules, place.head, lse) : 1.0f;
+    const float lse = score_lse(end.max, end.sum);
+    if (stores) store_lse(p.output, task.split.request, place, lse);
+    return result_sink_factor(p.output.rules, place.head, lse);
 }
 
 /* Stores the result of a split without keys; called by a warpgroup. `most_rows`: rows of a tile. */
@@ -30,7 +36,7 @@ DEVICE void store_empty(const struct dense_decode_params &p, const Task &task, i
     constexpr int CHUNKS = D_V / CHUNK_ELEMENTS;
     const int rows = min(most_rows, p.rows - task.first_row);
     const bool direct = task.split.slot == DIRECT;
-    if (thread < rows) finish_row(p, task, direct, -INFINITY, thread, true);
+    if (thread < rows) finish_row(p, task, direct, {-INFINITY, 0.0f}, thread, true);
     if (!direct) return;
 #pragma unroll 1
     for (int i = thread; i < rows * CHUNKS; i += WARPGROUP_THREADS) {

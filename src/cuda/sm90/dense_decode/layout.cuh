@@ -41,7 +41,7 @@ struct Shared {
     Barrier second_full;
     uint32_t second_part; /* whether the last split's second part is in the keys' place */
     uint32_t parities;    /* the producer's, after the last block */
-    float second_lse[ROWS];
+    part_end second_end[ROWS];
     OneSplit one;
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");

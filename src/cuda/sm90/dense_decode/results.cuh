@@ -75,10 +75,3 @@ DEVICE void store_slot(const struct dense_decode_params &p, const Task &task, co
         store_row(to + 128, row < p.rows, right, i, factor[i]);
     }
 }
-
-/* Returns the natural lse of a row from the sum of its weights, or -inf if the row saw no key. (The
- * largest weight of a row that sees a key is at least 2^-8, so a sum of 0 means no key.) */
-DEVICE float natural_lse(const struct dense_decode_params &p, float reference, float sum)
-{
-    return sum == 0.0f ? -INFINITY : fmaf(reference, p.scale_log2, log2f(sum)) * LN_2;
-}

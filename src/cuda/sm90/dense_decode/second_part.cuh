@@ -23,6 +23,8 @@
 
 #include "results.cuh"
 
+#include "../../device/part.cuh"
+
 /* ---- Marks ------------------------------------------------------------------------------------- */
 
 /* Returns the marks of the current tile that this CTA sets; next_marks returns those that it reads. */
@@ -117,7 +119,8 @@ DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const 
         if (lane == 0) bulk_prefetch(from, (uint32_t)(rows * SECOND_ROW_BYTES));
 #pragma unroll 1
         for (int row = lane; row < rows; row += 32) {
-            shared.second_lse[row] = __ldcg(p.call.split.slot_lse + first_row + row);
+            const float2 end = __ldcg((const float2 *)p.call.split.slot_end + first_row + row);
+            shared.second_end[row] = {end.x, end.y};
             bytes += SECOND_ROW_BYTES;
         }
 #pragma unroll 1
@@ -134,20 +137,22 @@ DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const 
 
 /* ---- The sum ----------------------------------------------------------------------------------- */
 
-/* Lse of a row and the weights of its two parts, computed as the join computes them. A part that saw no
- * key (lse -inf) has weight 0. */
+/* The end of a whole row and the weights of its two parts, computed as the join computes them. A part that
+ * saw no key has weight 0. */
 struct TwoParts {
-    float lse, weight[2];
+    part_end whole;
+    float weight[2];
 
     TwoParts() = default;
-    DEVICE TwoParts(float first, float second)
+    DEVICE TwoParts(const part_end &first, const part_end &second)
     {
-        float most = fmaxf(first, second);
-        if (most == -INFINITY) most = 0.0f;
-        const float sum = expf(first - most) + expf(second - most);
-        lse = sum == 0.0f ? -INFINITY : most + logf(sum);
-        weight[0] = isinf(first) ? 0.0f : expf(first - lse);
-        weight[1] = isinf(second) ? 0.0f : expf(second - lse);
+        whole.max = fmaxf(first.max, second.max);
+        const float reference = parts_reference(whole.max);
+        weight[0] = part_weight(first, reference), weight[1] = part_weight(second, reference);
+        whole.sum = weight[0] + weight[1];
+        const float inverse = reciprocal_approx(whole.sum);
+        weight[0] = first.sum == 0.0f ? 0.0f : weight[0] * inverse;
+        weight[1] = second.sum == 0.0f ? 0.0f : weight[1] * inverse;
     }
 };
 
@@ -157,14 +162,14 @@ struct WithSecond {
     float own_factor[2], factor[2]; /* own_factor normalises the first part; factor is the sink factor */
     const float *second[2];         /* in shared memory, at the thread's first column of the side */
 
-    /* `row`: the first of the thread's two. `position`: of its first column. `lse`, `own`: of the first
+    /* `row`: the first of the thread's two. `position`: of its first column. `end`, `own`: of the first
      * part. */
-    DEVICE WithSecond(const Shared &shared, int row, int position, const float (&lse)[2],
+    DEVICE WithSecond(const Shared &shared, int row, int position, const part_end (&end)[2],
                       const float (&own)[2])
     {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            parts[i] = TwoParts(lse[i], shared.second_lse[row + 8 * i]);
+            parts[i] = TwoParts(end[i], shared.second_end[row + 8 * i]);
             second[i] =
                 (const float *)(shared.tiles.keys[0][0] + (row + 8 * i) * SECOND_LINE_BYTES) + position;
             own_factor[i] = own[i];

@@ -86,7 +86,7 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
 {
     using Shared = SharedOf<V>;
     static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");
-    static_assert(share_bytes(MOST_PARTS_TOGETHER / SHARE_WARPS, false) <= sizeof(Shared::keys),
+    static_assert(share_bytes(MOST_PARTS_TOGETHER / SHARE_WARPS) <= sizeof(Shared::keys),
                   "it lies in the place of keys");
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &shared = *(Shared *)memory;

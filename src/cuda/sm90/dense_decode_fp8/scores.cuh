@@ -150,7 +150,7 @@ template <typename V> struct Scores {
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
     }
 
-    /* Stores lse, and the final factors of the rows' sums over the split. */
+    /* Finishes the rows, and stores the final factors of the rows' sums over the split. */
     DEVICE void finish()
     {
         const Task &task = this->task();
@@ -159,8 +159,8 @@ template <typename V> struct Scores {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const float whole = quad_sum(sum[i]);
-            const float lse = score_lse(reference[i], whole),
-                        left = finish_row(p.dense.call, task, direct, lse, row() + 8 * i, lane() % 4 == 0);
+            const float left =
+                finish_row(p.dense.call, task, direct, {reference[i], whole}, row() + 8 * i, lane() % 4 == 0);
             if (lane() % 4 == 0)
                 shared.finish[slot.index][row() + 8 * i] =
                     whole == 0.0f ? 0.0f : (direct ? left * of_cache : SLOT_UNIT) / whole;

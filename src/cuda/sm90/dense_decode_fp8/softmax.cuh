@@ -220,7 +220,7 @@ template <typename V> struct Softmax {
         /* A lane finishes one of its rows, so that two of a row's four lanes finish it. */
         const float own_sum = second ? sum[1] : sum[0], own_reference = second ? reference[1] : reference[0];
         const int own_row = row() + second;
-        const float left = finish_row(p.dense.call, task, direct, score_lse(own_reference, own_sum), own_row,
+        const float left = finish_row(p.dense.call, task, direct, {own_reference, own_sum}, own_row,
                                       lane() % LANES_OF_ROW < 2);
         shared.finish[slot.index][own_row] = own_sum == 0.0f ? 0.0f
                                                              : (direct      ? left * of_cache

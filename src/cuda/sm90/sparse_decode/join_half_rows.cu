@@ -12,7 +12,7 @@ template <int VECTORS_> struct HalvesOfLane {
     static constexpr int MANY = MANY_PARTS_IN_HALVES;
     static constexpr int BLOCKS_OF_SM = 2;
     static constexpr int COUNT = VECTORS == 1 ? MANY : VECTORS == 2 ? 8 : 4; /* limited by registers */
-    float lse[COUNT];
+    part_end end[COUNT];
     uint2 values[COUNT][VECTORS];
     float scales[COUNT][VECTORS];
 

@@ -11,7 +11,7 @@
 #include "join_share.cuh"
 #include "queries.cuh"
 
-static_assert(share_bytes(MOST_PARTS_TOGETHER / SHARE_WARPS, true) <= offsetof(Shared, p),
+static_assert(share_bytes(MOST_PARTS_TOGETHER / SHARE_WARPS) <= offsetof(Shared, p),
               "the join has the place of V and Q");
 
 template <typename F> struct Sums {
@@ -188,23 +188,23 @@ template <typename F> struct Sums {
         const int first = asked & ~1, rows = p.h_q - first; /* of two rows that are stored together */
         const int column = side() * (D_V / 2), request = split().request;
         const int64_t slot = split().slot;
-        const bool stores_lse = asked < p.h_q && side() == 0 && lane() % 4 == 0;
+        const bool stores_end = asked < p.h_q && side() == 0 && lane() % 4 == 0;
         const bool empty = sum == 0.0f;
-        const float lse = empty ? -INFINITY : (log2_approx(sum) - below) * LN_2;
         float factor = empty ? 0.0f : reciprocal_approx(sum);
         float *scales = NULL;
         uint16_t *to;
         int64_t row_elements;
         const bool direct = F::PREFILL || __any_sync(~0u, slot == DIRECT);
         if (direct) {
-            if (stores_lse) store_lse(p.output, request, {place.token, head}, lse);
-            if (F::PREFILL && stores_lse) store_largest(p, request, head, of_row(shared.largest, i));
+            const float lse = score_lse(-below, sum);
+            if (stores_end) store_lse(p.output, request, {place.token, head}, lse);
+            if (F::PREFILL && stores_end) store_largest(p, request, head, of_row(shared.largest, i));
             to = p.output.out + out_offset(p.output, request, {place.token, first});
             row_elements = p.output.out_stride[2];
             factor *= result_sink_factor(p.output.rules, head, lse);
         } else {
             const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q;
-            if (stores_lse) p.split.slot_lse[slot_row + head] = lse;
+            if (stores_end) p.split.slot_end[slot_row + head] = {-below, sum};
             if (asked < p.h_q) scales = half_row_scales(p.split, slot_row + head) + column / HALF_ROW_TILE;
             to = half_row(p.split, slot_row + first);
             row_elements = 2 * D_V;
@@ -231,15 +231,9 @@ template <typename F> struct Sums {
             const bool empty = sum[i] == 0.0f;
             if (SELDOM(__any_sync(~0u, empty))) clear_row(i, empty);
             if (first + 8 * i < p.h_q && side() == 0 && lane() % 4 == 0) {
-                const int at = part_row(first + 8 * i);
-                float lse = log2_approx(sum[i]);
-                if constexpr (F::PREFILL) {
-                    lse -= below[i] + most[i]; /* the reference is near the largest score: the sum is exact */
-                    *half_row_largest(p.split, at) = most[i];
-                } else {
-                    lse = (lse - below[i]) * LN_2;
-                }
-                p.split.slot_lse[at] = empty ? -INFINITY : lse;
+                part_end end = {-below[i], sum[i]};
+                if constexpr (F::PREFILL) end = end_above(end, most[i]);
+                p.split.slot_end[part_row(first + 8 * i)] = end;
             }
             factor[i] = empty ? 0.0f : reciprocal_approx(sum[i]);
         }

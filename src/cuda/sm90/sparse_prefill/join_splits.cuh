@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Joins the splits of the tiles that sparse prefill has cut. A warp takes a row: each lane holds the
- * reference and the sum of one split, then 16 columns of all splits, which it adds in their order.
+ * Joins the splits of the tiles that sparse prefill has cut. A warp takes a row: each lane holds the end of
+ * one split, then 16 columns of all splits, which it adds in their order.
  */
 #pragma once
 
@@ -10,23 +10,21 @@
 static_assert(MOST_PREFILL_SPLITS == 32, "a lane a split");
 enum { JOIN_CHUNKS = D_V / CHUNK_ELEMENTS / 32 /* of eight columns, per lane */, SPLITS_AT_ONCE = 4 };
 
-/* State of a lane: the weight of its split, and the joined values of the row. */
+/* State of a lane: the weight of its split, and the end of the whole row. */
 struct JoinedRow {
-    float weight, sum, reference, largest;
+    float weight;
+    part_end whole;
 
     DEVICE JoinedRow(const Slot *slots, int splits, int row, int lane)
     {
-        float4 end = make_float4(LEAST_REFERENCE, 0.0f, -INFINITY, 0.0f);
-        if (lane < splits) end = __ldcg(&slots[lane].end[row]);
-        const bool some = end.y != 0.0f; /* a split without keys has no rows either */
-        reference = some ? end.x : LEAST_REFERENCE, largest = end.z;
-        for (int lanes = 16; lanes; lanes /= 2) {
-            reference = fmaxf(reference, __shfl_xor_sync(~0u, reference, lanes));
-            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
-        }
-        weight = some ? exp2_approx(end.x - reference) : 0.0f;
-        sum = some ? weight * end.y : 0.0f; /* NaN stays NaN */
-        for (int lanes = 16; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+        float2 end = make_float2(-INFINITY, 0.0f);
+        if (lane < splits) end = __ldcg((const float2 *)&slots[lane].end[row]);
+        whole.max = end.x;
+        for (int lanes = 16; lanes; lanes /= 2)
+            whole.max = fmaxf(whole.max, __shfl_xor_sync(~0u, whole.max, lanes));
+        weight = part_weight({end.x, end.y}, parts_reference(whole.max));
+        whole.sum = weight;
+        for (int lanes = 16; lanes; lanes /= 2) whole.sum += __shfl_xor_sync(~0u, whole.sum, lanes);
     }
 };
 
@@ -76,14 +74,14 @@ DEVICE void join_row(const struct sparse_prefill_sm90_params &p, const TileOfTok
 #pragma unroll
         for (int i = 0; i < SPLITS_AT_ONCE; i++) {
             const float weight = __shfl_sync(~0u, joined.weight, first + i);
-            if (weight == 0.0f) continue; /* also past the last split */
+            if (weight == 0.0f) continue; /* also of a split without keys, and past the last */
 #pragma unroll
             for (int c = 0; c < JOIN_CHUNKS; c++)
                 add_halves(sum[c], some.halves[i][c], weight * some.down[i][c]);
         }
     }
-    const float lse = row_lse(joined.reference, joined.sum);
-    const float factor = row_factor(call, head, lse, joined.sum);
+    const float lse = row_lse(joined.whole.max, joined.whole.sum);
+    const float factor = row_factor(call, head, lse, joined.whole.sum);
     uint16_t *out = call.out + of.token * call.out_stride[0] + head * call.out_stride[1];
 #pragma unroll
     for (int c = 0; c < JOIN_CHUNKS; c++) {
@@ -94,7 +92,7 @@ DEVICE void join_row(const struct sparse_prefill_sm90_params &p, const TileOfTok
     }
     if (lane) return;
     store_lse(call, of.token, head, lse);
-    store_largest(call, of.token, head, joined.largest);
+    store_largest(call, of.token, head, joined.whole.max);
 }
 
 /* Joins the rows of the split tiles, PREFILL_JOIN_WARPS rows per CTA. */

@@ -8,7 +8,7 @@
 #include "softmax.cuh"
 
 #include "../../device/half_rows.cuh"
-#include "../../device/result.cuh"
+#include "../../device/part.cuh"
 #include "../sides/results.cuh"
 
 /* Returns the lse of a finished row in base 2; -inf: it saw no key. `sum`: of its weights. */
@@ -57,7 +57,8 @@ DEVICE void stage_rows(const float (&o)[64], const float (&factor)[2], uint32_t 
 
 /* Stages 64 columns of these rows in the format of a slot. `down`: Slot::down of the thread's first row and
  * these columns. */
-template <int FIRST> DEVICE void stage_half_group(const float (&o)[64], float *down, uint32_t lines)
+template <int FIRST>
+DEVICE void stage_half_group(const float (&o)[64], const float (&factor)[2], float *down, uint32_t lines)
 {
     float up[2];
 #pragma unroll
@@ -66,8 +67,8 @@ template <int FIRST> DEVICE void stage_half_group(const float (&o)[64], float *d
 #pragma unroll
         for (int e = FIRST + 2 * i; e < FIRST + 32; e += 4)
             most = fmaxf(most, fmaxf(fabsf(o[e]), fabsf(o[e + 1])));
-        const HalfScale scale(quad_max(most));
-        up[i] = scale.up;
+        const HalfScale scale(quad_max(most) * factor[i]);
+        up[i] = factor[i] * scale.up;
         if (fresh_thread() % 4 == 0) down[8 * i * GROUPS] = scale.down;
     }
     stage_group<Fp16, FIRST>(o, Scaled{up}, 0, lines, fresh_thread() % 32);
@@ -77,7 +78,7 @@ template <int FIRST> DEVICE void stage_half_group(const float (&o)[64], float *d
 DEVICE void store_empty_slot(Slot *slot)
 {
     const int thread = (int)(fresh_thread() - WARPGROUP_THREADS);
-    if (thread < ROWS) slot->end[thread] = make_float4(LEAST_REFERENCE, 0.0f, -INFINITY, 0.0f);
+    if (thread < ROWS) slot->end[thread] = {-INFINITY, 0.0f};
 }
 
 /* Writes the results of a tile without keys; called by the threads of both sides. */

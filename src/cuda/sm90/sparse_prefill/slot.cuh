@@ -8,11 +8,11 @@
 
 enum { GROUPS = D_V / LINE_ELEMENTS /* of 64 columns */ };
 
-/* Rows are fp16 times a power of two per 64 columns (HalfScale of device/half_rows.cuh), not yet divided by
- * the sum of weights. */
+/* Rows are fp16 times a power of two per 64 columns (HalfScale of device/half_rows.cuh). The maximum of an
+ * end is the row's largest score. */
 struct Slot {
     unsigned char units[UNITS][UNIT_BYTES]; /* as in shared memory */
     float down[ROWS][GROUPS];               /* HalfScale::down */
-    float4 end[ROWS];                       /* reference, sum of weights, largest score, unused */
+    part_end end[ROWS];
 };
 static_assert(sizeof(Slot) == PREFILL_SLOT_BYTES, "");

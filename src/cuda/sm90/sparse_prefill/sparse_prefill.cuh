@@ -248,8 +248,8 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
         barrier_sync(SIDE_BARRIER + side, WARPGROUP_THREADS); /* a warp waits only for its own products */
         if (is_split(item)) {
             float *down = &slot_of(p, item)->down[row()][2 * unit];
-            stage_half_group<0>(o, down, lines);
-            stage_half_group<32>(o, down + 1, lines + TILE_BYTES);
+            stage_half_group<0>(o, factor, down, lines);
+            stage_half_group<32>(o, factor, down + 1, lines + TILE_BYTES);
         } else {
             stage_rows<Element>(o, factor, lines);
         }
@@ -271,7 +271,7 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
         const int my_row = row() + 8 * i, head = item.tile * ROWS + my_row;
         if (is_split(item)) {
             if (side == 0)
-                slot_of(p, item)->end[my_row] = make_float4(state.reference[i], state.sum[i], largest, 0.0f);
+                slot_of(p, item)->end[my_row] = end_above({state.reference[i], state.sum[i]}, largest);
         } else if (head < p.call.h_q) {
             if (side == 0) store_lse(p.call, item.token, head, lse);
             if (side == 1) store_largest(p.call, item.token, head, largest);
@@ -287,7 +287,8 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
         for (int i = 0; i < 2; i++) {
             ending.lse[i] = row_lse(state.reference[i], state.sum[i]);
             ending.factor[i] =
-                row_factor(p.call, min(head + 8 * i, p.call.h_q - 1), ending.lse[i], state.sum[i]);
+                row_factor(p.call, min(head + 8 * i, p.call.h_q - 1),
+                           is_split(item) ? -INFINITY /* no sink yet */ : ending.lse[i], state.sum[i]);
         }
     }
 

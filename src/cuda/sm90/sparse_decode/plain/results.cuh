@@ -202,20 +202,20 @@ template <typename R> struct Sums {
         const int column = side() * (D_V / 2), warp = (int)fresh_thread() / 32 - 4;
         const int request = shared.split[warp].request;
         const int64_t slot = shared.split[warp].slot;
-        const bool there = asked < p.h_q, stores_lse = there && side() == 0 && lane() % 4 == 0;
-        const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
+        const bool there = asked < p.h_q, stores_end = there && side() == 0 && lane() % 4 == 0;
         float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
         const RowPlace where = {place.token, head};
         const bool direct = __any_sync(~0u, slot == DIRECT);
         float *scales = NULL;
         uint16_t *to;
         if (direct) {
-            if (stores_lse) store_lse(p.output, request, where, lse);
+            const float lse = score_lse(-below, sum);
+            if (stores_end) store_lse(p.output, request, where, lse);
             to = p.output.out + out_offset(p.output, request, where);
             factor *= result_sink_factor(p.output.rules, head, lse);
         } else {
             const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + head;
-            if (stores_lse) p.split.slot_lse[slot_row] = lse;
+            if (stores_end) p.split.slot_end[slot_row] = {-below, sum};
             to = half_row(p.split, slot_row);
             scales = half_row_scales(p.split, slot_row) + column / HALF_ROW_TILE;
         }

@@ -40,7 +40,7 @@ struct SmallSoftmax : SmallPhase {
         store_shared_4(place, words.x), store_shared_4(place + 4, words.y);
     }
 
-    /* Stores lse of the split and the final factor of O; called after the last block. */
+    /* Stores lse, or the end of the split, and the final factor of O; called after the last block. */
     DEVICE void end()
     {
 #pragma unroll
@@ -48,15 +48,15 @@ struct SmallSoftmax : SmallPhase {
         const Place place(p);
         const int row = place.tile * SMALL_HEADS + head();
         if (column() != 0 || row >= p.h_q) return;
-        const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
         float factor = 1.0f / sum;
         if (shared.split.slot == DIRECT) {
+            const float lse = score_lse(-below, sum);
             store_lse(p.output, shared.split.request, {place.token, row}, lse);
             factor *= result_sink_factor(p.output.rules, row, lse);
         } else {
-            p.split
-                .slot_lse[shared.split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + row] =
-                lse;
+            const int64_t slot_row =
+                shared.split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + row;
+            p.split.slot_end[slot_row] = {-below, sum};
         }
         shared.last_factor[head()] = sum == 0.0f ? -1.0f : factor;
     }

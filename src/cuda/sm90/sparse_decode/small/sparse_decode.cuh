@@ -134,8 +134,7 @@ template <typename F> struct SmallDecode {
             __syncthreads(); /* all threads have read the split */
         }
         if constexpr (F::ONE_SPLIT) {
-            static_assert(share_bytes(MOST_SMALL_PARTS_TOGETHER / SHARE_WARPS, false) <= sizeof(Shared::v),
-                          "");
+            static_assert(share_bytes(MOST_SMALL_PARTS_TOGETHER / SHARE_WARPS) <= sizeof(Shared::v), "");
             if (fresh_thread() == 0 && shared.list.first > shared.list.last)
                 begin_meeting(p, shared.list.request);
             const HeadShare<false> share(p, shared.list, SMALL_HEADS);
