@@ -141,12 +141,10 @@ template <typename Hooks, typename V> struct Schedule : SideThread {
         if (V::GIVES_BACK_BEFORE_SOFTMAX) give_back_scored(k, item.blocks);
         hooks().mask(first_key, item);
         softmax(k == 0);
-        if constexpr (V::LAST_IN_END) {
-            own++;
+        own++;
+        if constexpr (V::LAST_IN_END)
             if (k + 1 >= item.blocks) return give_back_scored<true>(k, item.blocks);
-        }
         multiply_own(k, item.blocks);
-        if constexpr (!V::LAST_IN_END) own++;
     }
 
     /* Runs this side's blocks of an item that has keys. */
