@@ -31,8 +31,15 @@ template <bool BYTES> DEVICE void sparse_prefill(const struct sparse_prefill_par
     if (p.lse) p.lse[token * p.lse_stride + head] = result_lse(p.rules, lse);
 }
 
+/* From compute capability 10.0 on ptxas otherwise takes 64 registers and spills; 0: unsaid. */
+#ifdef __CUDA_ARCH__
+static constexpr int CTAS_OF_SM = __CUDA_ARCH__ >= 1000 ? 1 : 0;
+#else
+static constexpr int CTAS_OF_SM = 0;
+#endif
+
 #define SPARSE_PREFILL_KERNEL(NAME, BYTES)                                                                   \
-    DEFINE_KERNEL(NAME, sparse_prefill_params, (32 * SPARSE_WARPS), sparse_prefill<BYTES>(p))
+    DEFINE_KERNEL(NAME, sparse_prefill_params, (32 * SPARSE_WARPS, CTAS_OF_SM), sparse_prefill<BYTES>(p))
 
 SPARSE_PREFILL_KERNEL(sparse_prefill_bf16, false)
 SPARSE_PREFILL_KERNEL(sparse_prefill_bytes, true)

@@ -95,8 +95,12 @@ template <int VECTORS_> struct PartsOfLane {
     static constexpr bool IN_HALVES = false;
     static constexpr int BLOCKS_OF_SM = VECTORS == 4 ? 2 : 3;
     static constexpr int MANY = MANY_PARTS;
-    static constexpr int MOST = __CUDA_ARCH__ >= 1000 ? 7 : 8;               /* with 8 ptxas spills there */
-    static constexpr int COUNT = VECTORS == 1 ? MOST : VECTORS == 2 ? 4 : 3; /* limited by registers */
+    /* Parts at a time; with one more ptxas spills. */
+    static constexpr int QUARTERS = __CUDA_ARCH__ >= 1000                          ? 6
+                                    : __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 ? 8
+                                                                                   : 7,
+                         HALVES = __CUDA_ARCH__ >= 1000 ? 3 : 4;
+    static constexpr int COUNT = VECTORS == 1 ? QUARTERS : VECTORS == 2 ? HALVES : 3;
     part_end end[COUNT];
     float4 values[COUNT][VECTORS];
 

@@ -16,10 +16,10 @@ template <typename Tile, typename Call> struct RawKeys {
     static constexpr int LEAST_STAGES = 1;
     static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
                               BYTES_BEHIND_RING = KEYS * RAW_LINE_BYTES;
-    /* Ampere does not convert codes in hardware. It lacks the registers for the conversion beside 64 rows,
-     * and for the places of keys beside the products of fewer rows. */
+    /* Ampere does not convert codes in hardware, and lacks the registers for the conversion beside 64 rows.
+     * Ampere and Ada lack those for the places of keys beside the products of fewer rows. */
     static constexpr bool ENOUGH_REGISTERS = Tile::ROWS <= LATENT_MOST_ROWS_OF_BYTES(CODE),
-                          FINDS_LATE = CODE < 89;
+                          FINDS_LATE = CODE < 90;
     using Places = typename TableSource<Tile, Call>::Places;
     static_assert(PASSES <= 2, "copy_keys names both places of a thread's keys");
 
