@@ -24,8 +24,8 @@ DEVICE float parts_reference(float max)
     return fmaxf(max, LEAST_REFERENCE);
 }
 
-/* Returns w_i; 0 for a part that saw no key. The product is never fused into a sum of weights, so that all
- * kernels get the same sum. */
+/* Returns w_i; 0 for a part that saw no key. The product is never fused into a sum of weights, so that
+ * join.cuh and second_part.cuh get the same sum of two. */
 DEVICE float part_weight(const part_end &end, float reference)
 {
     return __fmul_rn(exp2_approx(end.max - reference), end.sum);
