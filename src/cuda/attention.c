@@ -55,7 +55,7 @@ struct sparse_cache_params cuda_cache_params(const struct key_source *keys)
 /* ---- A call ---------------------------------------------------------------------------------- */
 
 _Static_assert(sizeof(struct cuda_work) <= sizeof((struct prepared *)0)->decided,
-               "it is decided once a call");
+               "struct prepared has room for the decisions");
 
 static const char *refuses(const struct kernel *kernel, union problem problem, const char **argument)
 {

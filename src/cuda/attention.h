@@ -5,7 +5,7 @@
  * if requests may be split. Portable dense decode with FP8 products launches the query quantisation before
  * its kernel. No call waits for the device or reads device memory.
  *
- * Workspace:  plan, if the call makes it | out of the slots | lse of the slots | the kernel's own part
+ * Workspace:  plan, if the call makes it | values of the slots | part_end of their rows | the kernel's own
  *
  * A call has two slots per partition of the plan, or one per even split of a request (params.h).
  */
@@ -71,7 +71,7 @@ struct cuda_attention {
 fmla_status cuda_place_slots(const struct attention_problem *p, int64_t rows, size_t at,
                              struct cuda_work *work);
 
-/* Lays out the workspace of requests cut as `work` says, tiles included. */
+/* Lays out the workspace of a call with the splits and tiles that `work` says. */
 fmla_status cuda_lay_out(const struct attention_problem *p, struct cuda_work *work);
 
 /* Maxima over all calls up to some sizes that make their plans inside the call: partitions, and rows of all

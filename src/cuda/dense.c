@@ -20,8 +20,8 @@ static size_t mark_bytes(int64_t tiles)
 }
 
 /* Lays out the workspace of any call up to these sizes with the default number of partitions. The default
- * leaves each SM a tile of PLAN_ROW_TILE rows, so every number of tiles of a key head is tried, with the most
- * rows that they hold. With other numbers of partitions, or in even splits, larger sizes need more. */
+ * gives each SM one tile of PLAN_ROW_TILE rows, so every number of tiles of a key head is tried, with the
+ * most rows that they hold. With other numbers of partitions, or in even splits, larger sizes need more. */
 static fmla_status lay_out_most(const struct attention_problem *p, struct cuda_work *w)
 {
     const int64_t rows_of_head = p->s_q * (p->h_q / p->h_kv),

@@ -45,15 +45,15 @@ struct output_params {
     int32_t gap;           /* named, hence 0, because calls are compared as bytes */
 };
 
-/* What joins a row of a split to those of other splits: its weights are relative to 2^max, and the row's
- * values in the slot have been divided by their sum. If the sum is 0, the row saw no key, and its values are
+/* What the join needs of a split's row besides its values: `sum` is the sum of its weights relative to 2^max,
+ * by which the values in the slot have been divided. If it is 0, the row saw no key, and its values are
  * undefined. */
 struct part_end {
     float max, sum;
 } __attribute__((aligned(8)));
 
-/* How a call is cut into splits (a range of keys of one request), and where the splits of split requests are
- * kept. */
+/* How a call is cut into splits (a range of keys of one request), and where the parts of split requests are
+ * stored. */
 struct split_params {
     const struct plan_header *header;        /* of a plan in one buffer; NULL: the tables are separate */
     const struct plan_partition *partitions; /* NULL: even splits of split_keys keys */
@@ -126,7 +126,7 @@ struct tensor_map {
     unsigned char opaque[128];
 } __attribute__((aligned(128)));
 
-/* Dense decode on Hopper: TMA loads boxes of 64 columns. */
+/* Dense decode on Hopper: TMA loads keys and queries. */
 struct dense_decode_sm90_params {
     struct dense_decode_params call;
     struct tensor_map keys;    /* boxes of 64 keys × 128 columns */

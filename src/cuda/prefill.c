@@ -103,7 +103,7 @@ static int64_t most_splits(const struct attention_problem *p, int32_t sms)
     const int64_t tiles = cuda_prefill_tiles(p, HEADS);
     if (p->bound) /* of all launches, each of which has fewer tiles */
         return sm90_sparse_prefill_most_splits(p->b * tiles, p->capacity, sms);
-    const int64_t last = p->b % cuda_prefill_most_tokens(p, HEADS); /* others are too large */
+    const int64_t last = p->b % cuda_prefill_most_tokens(p, HEADS); /* the others are too large to be split */
     const struct prefill_splits splits = sm90_sparse_prefill_splits(last * tiles, p->capacity, sms);
     return splits.of_tile > 1 ? (last * tiles - splits.whole) * splits.of_tile : 0;
 }

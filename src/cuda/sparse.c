@@ -104,7 +104,7 @@ const char *cuda_sparse_refuses(const struct attention_problem *p, int64_t tiles
     if (p->capacity > MOST_KEYS) return "takes fewer than 2^31 - 2048 indices per token, over both caches";
     *argument = "q";
     if (workers && tiles > (INT32_MAX - MOST_LANES) / workers)
-        return "takes fewer than 2^31 tiles of heads and partitions";
+        return "takes fewer than 2^31 tiles of heads times partitions";
     return NULL;
 }
 

@@ -351,7 +351,7 @@ static void many_blocks(void)
         c.args.num_partitions = way ? 0 : 65536;
         if (way) c.args.partitions = &rows.tensor, c.args.num_splits = &splits.tensor;
         check_rejected("many blocks", fmla_dense_decode_workspace_size(&c.args, &bytes, NULL),
-                       FMLA_UNSUPPORTED, "dense_decode", "q", "tiles of 64 rows and partitions");
+                       FMLA_UNSUPPORTED, "dense_decode", "q", "tiles of 64 rows times partitions");
     }
 }
 

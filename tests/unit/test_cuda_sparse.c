@@ -471,7 +471,7 @@ static void many_blocks(void)
             c.args.num_partitions = MOST;
         if (way / 2) c.args.kernel = "cuda-sm90";
         check_rejected(way % 2 ? "many rows" : "many partitions", sparse_decode_run(&c), FMLA_UNSUPPORTED,
-                       "sparse_decode", "q", "tiles of heads and partitions");
+                       "sparse_decode", "q", "tiles of heads times partitions");
         c.args.batch_invariant = 1; /* without a plan */
         c.args.num_partitions = 0;
         CHECK_OK(sparse_decode_run(&c));

@@ -96,7 +96,7 @@ template <typename In> struct Weights<true, In, MANY_LANES> {
     DEVICE uint4 of_round(int r) const { return shared[(int)threadIdx.x % MANY_LANES + MANY_LANES * r]; }
 };
 
-/* norm_of_four of values first … first + 3 of a unit. */
+/* Returns norm_of_four of values first … first + 3 of a unit. */
 template <typename In> DEVICE double squares_of_four(const uint4 &unit, int first)
 {
     float x[4];
@@ -127,8 +127,9 @@ template <typename In, int LANES> DEVICE double sum_of_squares(const uint4 *unit
 }
 
 /* The same as norm_factor. The reciprocal square root is within an ulp of the exact one, and that of the
- * definition, which is rounded twice, is hardly farther away. Unless one of them could be next to the
- * midpoint of two fp32 numbers, both round to the same. Other values take the definition. */
+ * definition, which is rounded twice, is hardly farther away. Both round to the same fp32 number unless one
+ * of them could be next to the midpoint of two. Such values, and those that are not normal in fp32, take the
+ * definition. */
 DEVICE float fast_norm_factor(double sum_of_squares, double eps)
 {
     constexpr int LOST = 29, MIDDLE = 1 << (LOST - 1),

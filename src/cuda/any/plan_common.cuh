@@ -2,11 +2,11 @@
  *
  * Shared by both planners. Lay the requests end to end on a line, each as long as its cost (blocks +
  * PLAN_OVERHEAD), the first at 0; start[r] is where request r begins. A partition that begins at X has room
- * up to Y = X + payload: it finishes every request that ends at or before Y. Of the request e that contains Y
- * it takes what leaves room for the overhead, up to Y - PLAN_OVERHEAD, unless that is nothing. So the next
+ * up to Y = X + payload: it finishes every request that ends at or before Y. It takes the request e that
+ * contains Y up to Y - PLAN_OVERHEAD, which leaves room for the overhead, unless that is nothing. So the next
  * partition begins at
  *
- *      X' = max(Y - PLAN_OVERHEAD, start[e])          and e was cut if the first is the larger
+ *      X' = max(Y - PLAN_OVERHEAD, start[e])          and e is split if the first is larger
  *
  * (a point inside request e stands for "start + blocks done").
  */

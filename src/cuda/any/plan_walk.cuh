@@ -29,7 +29,7 @@ struct Begun {
 };
 
 /* Writes the rows of partitions first … walk.partition - 1, which ended in this tile. A partition ends where
- * the next one begins: within a request that it cut, or after the previous request. */
+ * the next one begins: within a request that it splits, or after the previous request. */
 DEVICE void write_rows(const struct plan_params &p, int32_t first, int64_t first_request, Tile &tile,
                        const Walk &walk, const Begun &begun)
 {

@@ -156,7 +156,7 @@ template <bool BYTES, typename Element> struct SparseRow {
         for (int e = 0; e < TAIL; e++) dot = fmaf(q_tail[e], k.tail[e], dot);
         dot = warp_sum(dot);
         const float score = scale_log2 * dot, before = most;
-        most = fmaxf(most, score); /* fmaxf ignores a NaN; it reaches the sum */
+        most = fmaxf(most, score); /* fmaxf ignores a NaN, which still reaches the sum */
         const float base = most == -INFINITY ? 0.0f : most;
         const float factor = before == -INFINITY ? 1.0f : exp2f(before - base), weight = exp2f(score - base);
         total = fmaf(total, factor, weight);

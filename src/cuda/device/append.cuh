@@ -253,9 +253,9 @@ DEVICE uint8_t fp4_scale(float amax)
     return (uint8_t)to_e4m3_4(four, 0);
 }
 
-/* Returns x / scale as e2m1, with one correction step as in fast_quotient. Overflow of fp32 makes a NaN
- * there, of which the minimum with 6 is 6. Rounding adds a number whose last bit has the weight of an e2m1
- * step; steps are 0.5 below 2, 1 below 4, and 2 above. */
+/* Returns x / scale as e2m1, with one correction step as in fast_quotient. Where fp32 overflows, the
+ * correction makes a NaN, and its minimum with 6 is 6. Rounding adds a number whose last bit has the weight
+ * of an e2m1 step; steps are 0.5 below 2, 1 below 4, and 2 above. */
 DEVICE uint32_t to_e2m1(float x, float scale, float inverse)
 {
     constexpr float HALVES = 0x1p22f, ONES = 0x1p23f, TWOS = 0x1p24f;

@@ -9,7 +9,7 @@
 #include "cache.cuh"
 #include "shared.cuh"
 
-/* Makes eight codes bf16(code · scale). */
+/* Converts eight codes to bf16(code · scale). */
 DEVICE uint4 bf16_of_codes(uint2 codes, float scale)
 {
     uint32_t words[4];

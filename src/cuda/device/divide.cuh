@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Integer division by a divisor known at the launch: a multiplication and a shift (divisor_of in params.h).
- * And by a divisor that a kernel computes and uses often.
+ * Integer division by a divisor known at the launch, as a multiplication and a shift (divisor_of in
+ * params.h), and by a divisor that a kernel computes and uses often.
  */
 #pragma once
 

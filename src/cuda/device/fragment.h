@@ -179,9 +179,9 @@ FRAGMENT_FN uint32_t swizzle_128(uint32_t row, uint32_t chunk)
 }
 
 /* The same for rows of 64 and of 32 bytes, where two and four rows fill all banks once: the 64-byte and
- * 32-byte swizzles of TMA and wgmma. All three XOR bits of the byte address, from bit 4 on, with the bits
- * three places above. The pattern repeats every 1024, 512 or 256 bytes, so the array must start at a multiple
- * of that. */
+ * 32-byte swizzles of TMA and wgmma. Each of the three swizzles XORs bits of the byte address, from bit 4 on,
+ * with the bits three places above. The pattern repeats every 1024, 512 or 256 bytes, so the array must start
+ * at a multiple of that. */
 FRAGMENT_FN uint32_t swizzle_64(uint32_t row, uint32_t chunk)
 {
     return row * (LINE_BYTES / 2) + ((chunk ^ (row / 2 & 3u)) * CHUNK_BYTES);

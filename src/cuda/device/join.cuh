@@ -266,8 +266,8 @@ DEVICE void join_rows(const struct join_params &p, const Parts &parts, int row, 
                                         sum);
 }
 
-/* CTAs are numbered by request, lane of row blocks, columns, which needs no division at the end. Without
- * a plan, if each request has CTAs of its own, there is no list. */
+/* CTAs are numbered by request, lane of row blocks, and columns, so that no item number is divided in the
+ * loops. Without a plan, if each request has CTAs of its own, there is no list. */
 template <typename Element, template <int> class Some, int VECTORS>
 DEVICE void join_splits(const struct join_params &p, int rows_per_block, int row_lanes)
 {

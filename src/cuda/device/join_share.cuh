@@ -34,8 +34,8 @@ enum {
     SHARE_SUM_BYTES = 2 * 32 * 16 /* of a warp: 8 columns per lane */
 };
 
-/* Shared memory of the join if a warp takes `depth` parts: a warp's copies, the part_end of an item per
- * SHARE_TOGETHER parts, and the numbers that an item's warps exchange. Their sums reuse the memory of the
+/* Shared memory of the join if a warp takes `depth` parts: a warp's copies, the ends of up to depth /
+ * SHARE_TOGETHER items, and the numbers that an item's warps exchange. Their sums reuse the memory of the
  * copies. */
 DEVICE constexpr int share_warp_bytes(int depth)
 {
@@ -53,8 +53,8 @@ DEVICE int share_up_to(int n, int parts)
     return (int)(((float)n + 0.5f) * reciprocal_approx((float)parts));
 }
 
-/* A warp's sums of an item, not yet divided by the sum of weights: the lane's columns, and the end of all its
- * parts. */
+/* A warp's sums of an item, not yet divided by the sum of weights: the lane's columns, and the part_end of
+ * all its parts together. */
 struct ShareSums {
     float o[8];
     part_end end;
@@ -130,8 +130,8 @@ DEVICE void ask_for_parts(const Share &share, int item, int first, int step, int
         }
 }
 
-/* Returns the sums of parts that have arrived. A part that saw no key does not count; its values are 0 if
- * other parts saw keys. */
+/* Returns the sums of parts that have arrived. A part that saw no key has weight 0; its values are also 0,
+ * unless no part saw a key. */
 DEVICE ShareSums sum_of_parts(int count, const ShareCopies &from, int lane)
 {
     part_end mine = {-INFINITY, 0.0f};

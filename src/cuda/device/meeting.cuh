@@ -3,7 +3,7 @@
  * CTAs of a launch that wait for each other; all of them are resident at the same time (LAUNCH_TOGETHER).
  *
  * A meeting is a word of the workspace with any initial content. It holds 40 bits of a ticket, which no other
- * launch has except another replay of the same graph; a bit that says that the meeting is over, by which the
+ * launch has except another replay of the same graph; a bit that says that the meeting is over, so that the
  * next replay ignores the word; and the number of CTAs that have arrived.
  */
 #pragma once

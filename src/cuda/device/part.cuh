@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * How the rows of a request's splits are joined, by every kernel that joins: with part i's sum of weights s_i
- * relative to 2^max_i (struct part_end) and its values o_i, which are divided by s_i,
+ * Every kernel joins the rows of a request's splits in the same way. Part i has a sum of weights s_i relative
+ * to 2^max_i (struct part_end), and values o_i, which have been divided by s_i:
  *
  *      max = the largest max_i,   w_i = 2^(max_i - max) s_i,   out = (sum of w_i o_i) / (sum of w_i)
  *
- * The CPU joins its splits in the same way (join_slots in src/cpu/attention.c).
+ * The CPU joins its splits in the same way, but stores ln s_i (join_slots in src/cpu/attention.c).
  */
 #pragma once
 
@@ -18,22 +18,21 @@ DEVICE part_end load_part_end(const struct split_params &split, int64_t slot_row
     return {end.x, end.y};
 }
 
-/* Returns the reference of the whole row, which is finite: a part that saw no key may have a maximum of
- * -inf. */
+/* Returns the reference of the whole row. It is finite even if all maxima are -inf. */
 DEVICE float parts_reference(float max)
 {
     return fmaxf(max, LEAST_REFERENCE);
 }
 
-/* Returns w_i; 0 for a part that saw no key. It is never fused into a sum of weights, so that all kernels
- * get the same sum. */
+/* Returns w_i; 0 for a part that saw no key. The product is never fused into a sum of weights, so that
+ * join.cuh and second_part.cuh get the same sum of two. */
 DEVICE float part_weight(const part_end &end, float reference)
 {
     return __fmul_rn(exp2_approx(end.max - reference), end.sum);
 }
 
-/* Returns the same end relative to 2^largest, the row's largest score, which is at or little above `max`: the
- * join then finds the largest score of the whole row. */
+/* Returns the same end relative to 2^largest, so that the join finds the largest score of the whole row.
+ * `largest`, the largest score of the part's row, is at or slightly above the end's maximum. */
 DEVICE part_end end_above(const part_end &end, float largest)
 {
     return {largest, end.sum == 0.0f ? 0.0f : part_weight(end, largest)};

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * References, relative to which the weights of a row are computed: powers of two, on the scale of scaled
- * scores.
+ * References of rows: a weight is 2^(score - reference). Scores are scaled and in base 2.
  */
 #pragma once
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * How a call's keys are cut into splits (a range of keys of one request), and which split writes where: by
- * the split plan, or into even splits, of equal length but for the last of a request (batch-invariant mode,
- * and sparse decode of few keys). The plan says where requests are split. Their ends come from the current
- * lengths, so a plan made for other lengths still covers every key once. Values read from a plan are clamped,
+ * How a call's keys are cut into splits (a range of keys of one request), and which split writes where.
+ * Splits follow the split plan, or are even: of equal length but for the last of a request (batch-invariant
+ * mode, and sparse decode of few keys). The plan says where requests are split. A request ends at its current
+ * length, so a plan made for other lengths still covers every key once. Values read from a plan are clamped,
  * so a damaged plan cannot lead out of bounds.
  */
 #pragma once
@@ -72,8 +72,8 @@ struct Partition {
     bool ends_split_once;    /* the last request is split once */
 };
 
-/* Returns whether this is a plan of this batch with the call's number of partitions. Requests of any other
- * plan are taken whole, in turns. For separate tables the caller has guaranteed it. Here and below all loads
+/* Returns whether this is a plan of this batch with the call's number of partitions. With any other plan
+ * requests are taken whole, in turns. For separate tables the caller guarantees it. Here and below all loads
  * are in flight together: if one waited for a comparison with the result of another, the kernel would begin a
  * microsecond later. */
 DEVICE bool plan_fits(const struct split_params &split, int b)

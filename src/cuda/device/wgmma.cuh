@@ -107,8 +107,8 @@ DEVICE uint64_t wgmma_columns(uint32_t tile, int step)
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 /* clang-format on */
 
-/* SHAPE and NAMES belong to D. ADD: whether to add to D. FLAGS: two flags (A in shared memory) or one that
- * say whether A and B, or B, are in columns. */
+/* SHAPE and NAMES belong to D. ADD: whether to add to D. FLAGS: whether A and B are in columns; for A in
+ * registers, whether B is. */
 #define WGMMA(SHAPE, TYPE, NAMES, ADD, A, B, FLAGS)                                                          \
     "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE ".f32." TYPE         \
     "." TYPE " {" NAMES "}, " A ", " B ", p, 1, 1, " FLAGS ";\n}"

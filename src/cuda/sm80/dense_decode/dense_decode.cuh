@@ -96,8 +96,8 @@ template <typename Element, typename Key> struct DenseCall {
         return p.split.slot_out + slot_row(p, task, task.first_row + row) * D_V;
     }
 
-    /* Stores the lse, or what joins the row to those of other splits; returns the factor by which the sink
-     * scales the row. */
+    /* Stores the row's lse, or its part_end if it goes to a slot; returns the factor by which the sink scales
+     * the row. */
     DEVICE float finish_row(int row, const part_end &end) const
     {
         if (!direct()) {

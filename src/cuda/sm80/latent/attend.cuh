@@ -422,9 +422,9 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
         }
     }
 
-    /* Turns scores into probabilities, and makes O relative to the same references. All threads vote whether
-     * a score exceeds its reference by more than the slack, in the barrier behind the probabilities. Only
-     * then maxima are taken across threads, and the probabilities are written again. */
+    /* Turns scores into probabilities, and makes O relative to the same references. All threads vote on
+     * whether a score exceeds its reference by more than the slack, in the barrier behind the probabilities.
+     * Only then maxima are taken across threads, and the probabilities are written again. */
     DEVICE void softmax(const float s[KEY_TILES][4], RowState &state,
                         float o[ROW_GROUPS][2 * COLUMN_PAIRS][4], int free_stage)
     {

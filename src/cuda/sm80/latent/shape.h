@@ -60,10 +60,10 @@ int32_t latent_shared_bytes(const struct latent_shape *shape, enum latent_source
  * fewest. */
 int32_t latent_stages(const struct latent_shape *shape, enum latent_source source, int32_t shared_bytes);
 
-/* What code for a compute capability has: the most shared memory of a tile, and the most rows of one over a
+/* Limits of the code for a compute capability: the most shared memory of a tile, and its most rows over a
  * block table of bytes. Code for 8.6 and 8.9 also serves 8.7, which has 163 KiB; 12.x has 99 KiB. Before 8.9
- * there is no instruction that converts e4m3, and 64 rows leave no registers to do without. A later GPU that
- * runs the PTX has no other tiles. */
+ * there is no instruction that converts e4m3, and 64 rows leave no registers to convert without it. A later
+ * GPU that runs the PTX has the same tiles. */
 #define LATENT_MOST_BYTES(code)                                                                              \
     ((code) >= 120 ? 99 * 1024 : (code) == 86 || (code) == 89 ? 163 * 1024 : 227 * 1024)
 #define LATENT_MOST_ROWS_OF_BYTES(code) ((code) < 89 ? 32 : 64)

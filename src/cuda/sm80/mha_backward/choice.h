@@ -12,10 +12,10 @@
  * argument that violates it. */
 const char *sm80_mha_backward_refuses(const struct backward_problem *p, const char **argument);
 
-/* Returns the tile sizes with the least keys of a block, of which the most blocks are needed. */
+/* Returns the tile sizes with the fewest keys per block, and so with the most blocks. */
 struct backward_tiles sm80_mha_backward_tiles(void);
 
-/* Returns the keys of a block on a device with so many SMs and so much shared memory for a CTA. */
+/* Returns the keys of a block on a device with `sms` SMs and `shared_bytes` of shared memory per CTA. */
 int32_t sm80_mha_backward_keys(const struct backward_problem *p, int32_t sms, int32_t shared_bytes);
 
 #endif

@@ -80,7 +80,7 @@ struct KeyBlock {
     int first_tile, end_tile;    /* tiles of the request that see the block */
     int start_tile; /* start of the walk; staggered, so that CTAs of a head add to different tiles */
 };
-static_assert(sizeof(KeyBlock) <= KEY_BLOCK_BYTES, "it has room");
+static_assert(sizeof(KeyBlock) <= KEY_BLOCK_BYTES, "shared memory has room for it");
 
 /* Returns the key block of item number `item`. Called by a whole warp. */
 template <typename Tiles> DEVICE KeyBlock block_of_item(const mha_backward_sm80_params &p, int item)

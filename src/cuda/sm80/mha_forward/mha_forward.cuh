@@ -466,7 +466,7 @@ struct MhaForward {
         write_lines(lines);
     }
 
-    /* Writes the lse: of the rows that four threads share, each thread writes one. */
+    /* Writes the lse of each row in one of the four threads that share it. */
     DEVICE void write_lse(const float (&reference)[ROW_TILES][2], const float (&sum)[ROW_TILES][2]) const
     {
         const int lane = lane_of_warp(), own = lane % 4, row = first_row() + 8 * own + lane / 4;

@@ -212,7 +212,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
 
     /* ---- Conversion ---- */
 
-    /* Adjacent keys read and write different banks: of a unit's two groups odd keys take the second first. */
+    /* Adjacent keys read and write different banks: odd keys take the second group of a unit first. */
     static DEVICE uint32_t odd_key()
     {
         return threadIdx.x / 8 & 1;

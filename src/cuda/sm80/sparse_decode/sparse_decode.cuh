@@ -134,8 +134,8 @@ template <typename Element> struct ListCall {
         return params.call.split.slot_out + slot_row(row) * D_V;
     }
 
-    /* Stores the lse, or what joins the row to those of other splits; returns the factor by which the sink
-     * scales the row. */
+    /* Stores the row's lse, or its part_end if it goes to a slot; returns the factor by which the sink scales
+     * the row. */
     DEVICE float finish_row(int row, const part_end &end) const
     {
         if (!direct()) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The portable sparse prefill: uses the kernels of sparse decode with one request per token; lists are not
- * cut.
+ * split.
  */
 #include "../sparse_decode/listed.h"
 

@@ -52,7 +52,7 @@ const char *sm90_dense_decode_refuses(const struct attention_problem *p, const c
     const int64_t tiles = p->h_kv * ((p->s_q * (p->h_q / p->h_kv) - 1) / ROWS + 1);
     const int64_t workers = p->b > p->num_partitions ? p->b : p->num_partitions; /* > 0 */
     if (tiles > (INT32_MAX - MOST_LANES) / workers)
-        return "takes fewer than 2^31 tiles of 64 rows and partitions";
+        return "takes fewer than 2^31 tiles of 64 rows times partitions";
     *argument = "out";
     if (!aligned(p->out) || !tensor_stride_possible(p->b, p->out_stride[0]) ||
         !tensor_stride_possible(p->s_q, p->out_stride[1]) ||

@@ -10,8 +10,8 @@
 
 enum { SM90_DENSE_DECODE_ROWS = 64 /* of a tile */ };
 
-/* Returns NULL if the kernel takes the problem; else a text that says what it takes, and in `argument` the
- * argument that differs. */
+/* Returns NULL if the kernel takes the problem; else states its condition and sets `argument` to the argument
+ * that violates it. */
 const char *sm90_dense_decode_refuses(const struct attention_problem *problem, const char **argument);
 
 /* Returns how many rows of a key head the queries' view counts as heads of one token, or 0 if no such view

@@ -22,8 +22,8 @@
  * sides also share the references that both sum relative to: when a warp moves its reference, it tells the
  * warp of the other side that has the same rows. V is the first 512 columns of K: a block of keys is loaded
  * once, and both products use the same copy in shared memory. Its units are released one by one, in the
- * order in which the block after next needs them. Of the rope columns only K passes through shared memory:
- * Q's stay in registers.
+ * order in which the block after next needs them. Only K's rope columns pass through shared memory: Q's stay
+ * in registers.
  *
  * Shared memory (struct Shared): two blocks of keys 147456 bytes, Q 65536, P of either side 8192. All
  * addresses are constants.
@@ -76,7 +76,7 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
         wgmma_commit();
     }
 
-    /* Needless: TMA writes keys through the async proxy, so wgmma may read them without a fence. */
+    /* TMA writes keys through the async proxy, so wgmma may read them without a fence. */
     DEVICE uint32_t see_late() { return 0; }
 
     DEVICE void score_late(uint32_t)
@@ -144,8 +144,7 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
     DEVICE void multiply_last(int blocks)
     {
         if (__any_sync(~0u, (blocks - 1) % 2 == side)) return;
-        wait_for_turn(base, side,
-                      others); /* complete before P arrives; waits so that no barrier phase is skipped */
+        wait_for_turn(base, side, others); /* ends before P arrives; the wait observes every phase */
         wait_for_weights(base, side, others);
         follow_references();
         multiply_home<Element>(left, right, base, side, 1 - side, blocks > 1);

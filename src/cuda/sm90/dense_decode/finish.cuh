@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finishes a row of a split apart from its values: stores its lse, or what joins it to other splits, and
- * returns the sink factor.
+ * Finishes a row of a split apart from its values: stores its lse or part_end, and returns the factor of its
+ * values.
  */
 #pragma once
 
@@ -11,9 +11,9 @@
 #include "../../device/task.cuh"
 #include "../../device/warpgroup.cuh"
 
-/* Stores lse of a row that goes to `out` (`direct`), or the part_end of one that goes to a slot (one lane of
- * four, where `stores`). Returns the factor of the row's values: the sink factor if the row goes to `out`, 1
- * if it goes to a slot, 0 past the last row. */
+/* Stores the lse of a row that goes to `out` (`direct`), or the part_end of one that goes to a slot, if
+ * `stores`. Returns the factor of the row's values: the sink factor if the row goes to `out`, 1 if it goes to
+ * a slot, 0 past the last row. */
 DEVICE float finish_row(const struct dense_decode_params &p, const Task &task, bool direct,
                         const part_end &end, int tile_row, bool stores)
 {

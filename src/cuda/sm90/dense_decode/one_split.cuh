@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Stores one part of a request whose parts are joined by the CTAs that made them (shares.cuh): rows in fp16
- * halves.
+ * Stores one part of a request whose parts are joined by the CTAs that made them (shares.cuh): rows of fp16
+ * (half_rows.cuh).
  */
 #pragma once
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * V of keys that some row of the tile does not see. Such a key has weight 0 in that row, but 0 × NaN is NaN:
+ * Keeps V of keys that a row does not see out of its result. Such a key has weight 0 in that row, but 0 × NaN
+ * is NaN:
  * - Keys that no row of the tile sees may hold anything: they are zeroed before they are multiplied.
  * - Keys that only some rows see (causal, several tokens) count in those rows, whatever they hold. An
  *   infinity or a NaN among them poisons the split: it is redone row by row after all other splits.

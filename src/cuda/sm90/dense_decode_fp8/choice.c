@@ -74,7 +74,7 @@ const char *sm90_dense_decode_fp8_refuses(const struct attention_problem *p, con
     const int64_t rows = sm90_dense_decode_fp8_rows(p), tiles = (p->s_q * p->h_q - 1) / rows + 1;
     const int64_t workers = p->b > p->num_partitions ? p->b : p->num_partitions; /* > 0 */
     if (tiles > (INT32_MAX - MOST_LANES) / workers)
-        return "takes fewer than 2^31 tiles of 64 rows and partitions";
+        return "takes fewer than 2^31 tiles of 64 rows times partitions";
     if (p->q_codes && !sm90_dense_decode_q_heads(p))
         return "takes codes of several tokens where their heads are contiguous, or where h_q divides 64 or "
                "is a multiple of it";

@@ -8,8 +8,8 @@
 
 #include "../../tensor_map.h"
 
-/* Returns NULL if the kernel takes the problem; else a text that says what it takes, and in `argument` the
- * argument that differs. */
+/* Returns NULL if the kernel takes the problem; else states its condition and sets `argument` to the argument
+ * that violates it. */
 const char *sm90_dense_decode_fp8_refuses(const struct attention_problem *problem, const char **argument);
 
 /* Returns the rows of a tile for calls whose CTAs do not join their own parts. */

@@ -168,8 +168,8 @@ DEVICE void load_query_lines(const struct dense_decode_fp8_params &p, const Task
     });
 }
 
-/* Returns the offset of columns c and c + 1 of a row of values; c is even. Of the four codes that a lane
- * reads, the first pair is among the first eight columns of a product's sixteen, the second among the last
+/* Returns the offset of columns c and c + 1 of a row of values; c is even. The first pair of the four codes
+ * that a lane reads is among the first eight columns of a product's sixteen, the second pair among the last
  * eight. */
 template <int ROWS> DEVICE uint32_t value_place(int row, int c)
 {

@@ -21,8 +21,8 @@ template <typename Layout> struct Producer {
     Ring<ITEM_SLOTS> slot;
     uint32_t keys_parity = 1, raw_parity = 0;
 
-    /* Issues `load`, which completes on the barrier `full`. Of the `lines` lines of each tile `used` are
-     * valid; in ragged calls the others are cleared. */
+    /* Issues `load`, which completes on the barrier `full`. The first `used` of the `lines` lines of each
+     * tile are valid; in ragged calls the others are cleared. */
     template <typename Load>
     DEVICE void fill(uint32_t full, uint32_t bytes, uint32_t at, uint32_t tile_bytes, uint32_t line_bytes,
                      int tiles, int used, int lines, Load load)

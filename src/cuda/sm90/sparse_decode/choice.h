@@ -20,8 +20,8 @@ enum {
  * lengths, and a second kernel cost more. */
 enum { SM90_SPARSE_DECODE_FEW_KEYS = 512 };
 
-/* Returns NULL if the kernel takes the problem; else a text that says what it takes, and in `argument` the
- * argument that differs. */
+/* Returns NULL if the kernel takes the problem; else states its condition and sets `argument` to the argument
+ * that violates it. */
 const char *sm90_sparse_decode_refuses(const struct attention_problem *problem, const char **argument);
 
 /* Returns whether the portable kernel is faster. Over caches of the queries' type Hopper has no kernel of

@@ -24,9 +24,9 @@ DEVICE int warp()
 /* Which blocks of keys have FP4 codes. A block's keys are all of one cache. */
 enum Fp4Blocks { NO_BLOCKS, ALL_BLOCKS, BLOCKS_OF_SOME_CACHE };
 
-/* A token is chunks of 64 codes and, with FP8_656 and FP8_584, 64 bf16 values: of K alone, or, as V's last
- * tile, of both. FP8_528 and FP4_288 stand for their split forms too. FP4: which blocks are FP4_288 in
- * place of FORMAT. */
+/* A token is chunks of 64 codes and, with FP8_656 and FP8_584, 64 bf16 values, which belong to K alone or, as
+ * V's last tile, to both. FP8_528 and FP4_288 stand for their split forms too. FP4: which blocks are FP4_288
+ * in place of FORMAT. */
 template <enum kv_format FORMAT_, Fp4Blocks FP4_ = FORMAT_ == KV_FP4_288 ? ALL_BLOCKS : NO_BLOCKS>
 struct Format {
     static constexpr enum kv_format FORMAT = FORMAT_;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The join kernels of Hopper's sparse decode, whose parts are rows in fp16 halves.
+ * The join kernels of Hopper's sparse decode, whose parts are rows of fp16 (half_rows.cuh).
  */
 #include "../../device/half_rows.cuh"
 #include "../../device/join.cuh"

@@ -64,10 +64,10 @@ DEVICE int row()
 
 enum { SCORES_BARRIER = 1 /* of the scores' warps */, SUMS_BARRIER = 2 /* of the sums' warps */ };
 
-/* Order of columns: of every 64, lane t of four has 16 neighbours, four of them (c0 … c3, a word of codes)
- * in each step of 16 of a product: as k = 2t, 2t + 1 (c0, c1) and 2t + 8, 2t + 9 (c2, c3) of A's fragment.
- * Q, V and O have the same order. Of FP8_656's rope values, which are in no V and no O, a lane has 8
- * neighbours in either half of the 64: a load then has 64 consecutive bytes of a key. */
+/* Order of columns: lane t of four has 16 neighbours of every 64, four of them (c0 … c3, a word of codes) in
+ * each step of 16 of a product: as k = 2t, 2t + 1 (c0, c1) and 2t + 8, 2t + 9 (c2, c3) of A's fragment. Q, V
+ * and O have the same order. A lane has 8 neighbours in either half of FP8_656's 64 rope values, which are
+ * not in V and O: a load then has 64 consecutive bytes of a key. */
 
 /* Flags of a block for the sums' warpgroups. */
 enum {

@@ -15,8 +15,8 @@ DEVICE const uint16_t *first_query(const struct sparse_decode_params &p, int req
            (int64_t)(place.tile * HEADS) * p.q_stride[2];
 }
 
-/* Destination of a thread's part of the queries. Eight lanes take 128 bytes of a head, so that both sides
- * of the copy use all banks and whole sectors: of a tile, columns 8 · eighth … of a head, and of other
+/* Destination of a thread's part of the queries. Eight lanes take 128 bytes of a head, so that both sides of
+ * the copy use all banks and whole sectors: a lane takes columns 8 · eighth … of a tile in one head, and in
  * heads a multiple of 8 away. */
 struct QueryLanes {
     int head, eighth;

@@ -2,8 +2,8 @@
  *
  * Softmax of S^T, of 64 keys and 64 heads, by the scores' warps. A thread has two keys of a block and 16
  * heads; each thread keeps its own sums, which are joined at the end of a split. All weights of a head are
- * relative to a reference, the same in all threads, which moves up when some score exceeds it by 2^8: no
- * maximum is taken across lanes as long as it stays.
+ * relative to a reference, the same in all threads, which moves up when some score exceeds it by more than 8
+ * (in log2): no maximum is taken across lanes as long as it stays.
  */
 #pragma once
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Joins the splits of the tiles that sparse prefill has cut. A warp takes a row: each lane holds the end of
+ * Joins the splits of sparse prefill's split tiles. A warp takes a row: each lane holds the end of
  * one split, then 16 columns of all splits, which it adds in their order.
  */
 #pragma once

@@ -107,11 +107,11 @@ static DEVICE int side()
     return warp() / 4;
 }
 
-/* Order of columns: of every 64, lane t of four has 16 neighbours, four of them (c0 … c3, a word of codes)
- * in each step of 16 of a product: as k = 2t, 2t + 1 (c0, c1) and 2t + 8, 2t + 9 (c2, c3) of both
- * fragments. So V and Q are stored in their own order. Of the rope values lane t of a half has 8
- * neighbours of 32, in two steps. Returns the offset of the first 16 bytes of the 16 neighbours, in eight
- * lines; the others are at ^ CHUNK_BYTES. */
+/* Order of columns: lane t of four has 16 neighbours of every 64, four of them (c0 … c3, a word of codes) in
+ * each step of 16 of a product: as k = 2t, 2t + 1 (c0, c1) and 2t + 8, 2t + 9 (c2, c3) of both fragments. So
+ * V and Q are stored in their own order. Lane t of a half has 8 neighbours of the half's 32 rope values, in
+ * two steps. Returns the offset of the first 16 bytes of the 16 neighbours, in eight lines; the others are at
+ * ^ CHUNK_BYTES. */
 static DEVICE uint32_t own_line()
 {
     return swizzle_128((uint32_t)lane() / 4, 2 * ((uint32_t)lane() % 4));

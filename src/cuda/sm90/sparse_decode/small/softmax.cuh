@@ -40,7 +40,7 @@ struct SmallSoftmax : SmallPhase {
         store_shared_4(place, words.x), store_shared_4(place + 4, words.y);
     }
 
-    /* Stores lse, or the end of the split, and the final factor of O; called after the last block. */
+    /* Stores the head's lse or part_end, and the final factor of O; called after the last block. */
     DEVICE void end()
     {
 #pragma unroll

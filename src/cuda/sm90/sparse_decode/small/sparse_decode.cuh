@@ -41,7 +41,7 @@ template <typename F> struct SmallDecode {
     {
     }
 
-    /* Finds the next split of the list, or that there is none; called by one thread. */
+    /* Finds the next split of the list, if there is one; called by one thread. */
     DEVICE void find_split()
     {
         SmallSplit &to = shared.split;
