@@ -100,8 +100,8 @@ static fmla_status check_rows_of_request(const struct call *c)
                        c->checked.size[DIM_s_q] * c->checked.size[DIM_h_q], 1, INT32_MAX);
 }
 
-/* Takes the call's plan, contiguous or in tables; the rest of the problem is complete. Only on the CPU are
- * its contents read. Tables of any plan end with the last request of the batch, so tables of another batch
+/* Takes the call's plan, contiguous or in tables; the rest of the problem is complete. The contents are read
+ * only on the CPU. Tables of any plan end with the last request of the batch, so tables of another batch
  * are detected. */
 static fmla_status take_plan(struct call *c, const void *plan, size_t plan_size,
                              const struct checked_tensor *rows, const struct checked_tensor *splits)
@@ -128,7 +128,7 @@ static fmla_status take_plan(struct call *c, const void *plan, size_t plan_size,
                 end, (long long)p->b - 1);
 }
 
-/* Fills what the choice of a kernel depends on in how requests are split. */
+/* Fills how requests are split, as far as the choice of a kernel depends on it. */
 static fmla_status fill_splitting(struct call *c, int32_t batch_invariant, int32_t num_partitions,
                                   const void *plan, const struct checked_tensor *rows,
                                   const struct checked_tensor *splits)

@@ -125,7 +125,7 @@ static fmla_status prepare_decode_plan(const void *caller, bool shape_only, stru
     static const char op[] = "decode_plan";
     fmla_decode_plan_args args;
     TRY(check_call(OP_DECODE_PLAN, caller, &args, shape_only, &r->call));
-    TRY(check_range(op, "s_q: times h_q", args.s_q * args.h_q, 1, INT32_MAX));
+    TRY(check_range(op, "s_q: s_q · h_q", args.s_q * args.h_q, 1, INT32_MAX));
     TRY(check_heads(op, "h_q", args.h_q, args.h_kv));
     r->num_workers = args.num_workers, r->plan = shape_only ? NULL : args.plan, r->plan_size = args.plan_size;
     r->s_q = args.s_q, r->h_q = args.h_q, r->h_kv = args.h_kv;
@@ -145,7 +145,7 @@ static fmla_status prepare_sparse_plan(const void *caller, bool shape_only, stru
     static const char op[] = "sparse_plan";
     fmla_sparse_plan_args args;
     TRY(check_call(OP_SPARSE_PLAN, caller, &args, shape_only, &r->call));
-    TRY(check_range(op, "s_q: times h_q", args.s_q * args.h_q, 1, INT32_MAX));
+    TRY(check_range(op, "s_q: s_q · h_q", args.s_q * args.h_q, 1, INT32_MAX));
     const struct checked_tensor *length = OF(sparse_plan, topk_length),
                                 *extra = OF(sparse_plan, extra_topk_length);
     const struct checked_tensor *given = length->name ? length : extra;
@@ -264,7 +264,8 @@ fmla_status check_plan(const char *operation, const void *plan, size_t plan_size
     const struct plan_header *header = plan;
     TRY(check_buffer(operation, "plan", plan, plan_size, sizeof *header, 16));
     if (header->magic != PLAN_MAGIC)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: plan: holds no plan, must come from fmla_decode_plan",
+        return fail(FMLA_INVALID_ARGUMENT,
+                    "%s: plan: holds no plan, must come from fmla_decode_plan or fmla_sparse_plan",
                     operation);
     if (header->num_partitions < 1 || header->num_partitions > MAX_PARTITIONS || header->batch < 0 ||
         header->batch > MAX_BATCH)

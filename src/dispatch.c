@@ -77,7 +77,7 @@ fmla_status dispatch_prepare(fmla_device device)
     return FMLA_OK;
 }
 
-/* ---- State of the process: processor, environment, words of fmla_capabilities --------------- */
+/* ---- State of the process: processor, environment, texts of fmla_capabilities --------------- */
 
 static struct {
     pthread_once_t once;
@@ -101,8 +101,8 @@ static void describe_kernel(int index)
 }
 
 #if defined(__x86_64__)
-/* Needed because only newer compilers' __builtin_cpu_supports knows f16c. The avx2 check already tells
- * whether the system saves the registers. */
+/* Only newer compilers' __builtin_cpu_supports knows f16c. The avx2 check already tells whether the
+ * system saves the registers. */
 static bool has_f16c(void)
 {
     unsigned a, b, c, d;

@@ -48,8 +48,8 @@ int32_t dispatch_workers(fmla_device device);
 /* Returns whether the costs of plan_costs.h apply to the device. */
 bool dispatch_has_plan_costs(fmla_device device);
 
-/* Return the partitions among which a sparse decode batch is divided, and the rows of a plan for any batch,
- * on a usable GPU if the caller names neither partitions nor workers. */
+/* Return the number of partitions that share a sparse decode batch, and the number of rows of a plan for any
+ * batch, on a usable GPU if the caller names neither partitions nor workers. */
 int32_t dispatch_sparse_partitions(fmla_device device, int64_t b, int64_t s_q, int64_t h_q, int64_t topk,
                                    int64_t extra_topk);
 int32_t dispatch_sparse_rows(fmla_device device, int64_t s_q, int64_t h_q, int64_t topk, int64_t extra_topk);

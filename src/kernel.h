@@ -53,8 +53,8 @@ struct kernel_driver {
     /* Returns NULL if the kernel accepts the problem; otherwise text that says what it accepts, and sets
      * *argument to the argument that differs. NULL pointer: the kernel accepts every problem. */
     const char *(*refuses)(const struct kernel *kernel, union problem problem, const char **argument);
-    /* Returns whether the next kernel of the table is faster for the problem, provided that it accepts it.
-     * Not called for a forced kernel. NULL pointer: never. */
+    /* Returns whether the next kernel of the table, if it accepts the problem, is faster for it. Not called
+     * for a forced kernel. NULL pointer: never. */
     bool (*leaves)(const struct kernel *kernel, union problem problem);
     /* Fills `prepared`, which is preset to 0 bytes with alignment 16; run does not change it. NULL pointer:
      * there is nothing to decide. */

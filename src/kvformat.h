@@ -41,7 +41,7 @@ enum kv_format {
 enum kv_element { KV_ELEMENT_BF16, KV_ELEMENT_FP16, KV_ELEMENT_E4M3, KV_ELEMENT_E2M1 };
 enum kv_scale { KV_SCALE_NONE, KV_SCALE_F32, KV_SCALE_UE8M0, KV_SCALE_OF_CACHE, KV_SCALE_E4M3 };
 
-/* The parts of a layout. Lengths count elements unless they say bytes. */
+/* The fields of a layout. Lengths count elements unless they say bytes. */
 struct kv_layout {
     enum kv_element element; /* type of the first `nope` values of a token */
     enum kv_scale scale;

@@ -45,7 +45,7 @@ NUM_FN float token_sum(float a, float b)
 
 /* ---- RMS norm -------------------------------------------------------------------------------- */
 
-/* Returns the sum of the squares of four neighbours, from the first on. */
+/* Returns the sum of the squares of x[0] to x[3], added in this order. */
 NUM_FN double norm_of_four(const float *x)
 {
     double sum = (double)x[0] * (double)x[0];
@@ -54,9 +54,9 @@ NUM_FN double norm_of_four(const float *x)
     return sum + (double)x[3] * (double)x[3];
 }
 
-/* Returns the sum of all squares: each eight neighbours give two sums of four, and of the 64 sums the upper
- * half is added to the lower half until one is left. A warp's lane holds eight neighbours in a 16-byte
- * register and adds them before lanes exchange sums. */
+/* Returns the sum of all squares. Every eight neighbours are added as two sums of four; the upper half of
+ * these 64 sums is added to the lower half until one is left. A warp's lane holds eight neighbours in a
+ * 16-byte register and adds them before lanes exchange sums. */
 NUM_FN double norm_sum_of_squares(const float *x)
 {
     double sum[NORM_WIDTH / 8];

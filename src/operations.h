@@ -13,7 +13,7 @@
 
 enum { MAX_PARTITIONS = 65536 };
 
-/* Plans count batches in 32 bits; this leaves room for one more split per partition. */
+/* Plans count splits in 32 bits: at most one per request and one more per partition. */
 enum { MAX_BATCH = INT32_MAX - MAX_PARTITIONS - 1 };
 
 enum element { ELEMENT_BF16, ELEMENT_FP16, ELEMENT_F32 };
@@ -58,7 +58,7 @@ enum operation {
     OPERATIONS
 };
 
-/* Returns whether the operation is dense MHA, forward or backward: each head has its own keys and values. */
+/* Returns whether the operation is dense MHA, forward or backward. */
 static inline bool operation_is_mha(enum operation operation)
 {
     return operation == OP_MHA_FORWARD || operation == OP_MHA_BACKWARD;

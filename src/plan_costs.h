@@ -19,9 +19,9 @@ struct plan_costs {
  * A split costs 3.75 blocks besides its own: the last block drains, the result is stored, and the first
  * block of the next split is loaded. Merging costs one block, plus its traffic per split and row tile, plus a
  * walk over the splits of the request that has the most. Each block by which the longest partition exceeds
- * the mean costs less than a block, up to an eighth of the mean: the other partitions have ended by then, and
- * the clock rises or, if a row tile has the keys for itself, its share of the memory bandwidth. If partitions
- * differ in their numbers of blocks, all of them take 2 % longer. */
+ * the mean costs less than a block, up to an eighth of the mean: the other partitions have ended by then,
+ * which raises the clock or, if only one row tile reads the keys, its share of the memory bandwidth. If
+ * partitions differ in their numbers of blocks, all of them take 2 % longer. */
 enum {
     PLAN_UNIT = 16,
     COST_SPLIT = 60,

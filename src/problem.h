@@ -93,16 +93,16 @@ enum { KEY_SOURCES = 2 };
 /* How requests are split, if they are. */
 enum splitting {
     SPLIT_BY_PLAN,
-    SPLIT_BATCH_INVARIANT, /* into splits at the same keys for any batch around a request */
+    SPLIT_BATCH_INVARIANT, /* at the same keys of a request, whatever the rest of the batch */
     SPLIT_EVENLY,          /* only if there is too little work without splits; no plan */
     SPLIT_NEVER            /* so that a request's bits depend on nothing else in the batch */
 };
 
-/* A problem of attention. Every token of a prefill is a request of one token: b is their number and s_q is
- * 1. */
+/* A problem of attention. In sparse prefill every token is a request of one token: b is the number of tokens
+ * and s_q is 1. */
 struct attention_problem {
     enum operation operation;
-    int64_t b, s_q, h_q, h_kv, d_qk, d_v; /* of ragged requests s_q is the caller's upper bound */
+    int64_t b, s_q, h_q, h_kv, d_qk, d_v; /* ragged requests: s_q is the caller's upper bound */
     struct ragged ragged_q, ragged_k;     /* a ragged request is in page 0, from its start on */
     enum element element;                 /* of q and out; BF16 if q has codes */
     enum kv_format format;                /* of keys[0] */
@@ -153,7 +153,7 @@ static inline struct plan_topk attention_lists(const struct attention_problem *p
                               p->keys[1].lengths};
 }
 
-/* Returns the length that is cut: the keys of a request, or the entries of its lists, where those of the
+/* Returns the length that is split: the keys of a request, or the entries of its lists, where those of the
  * second source begin at a block boundary. */
 static inline int64_t attention_length(const struct attention_problem *p, int64_t request)
 {
@@ -173,14 +173,14 @@ static inline int64_t key_page(const struct key_source *source, int32_t slot, in
 
 /* ---- Gradients of attention ------------------------------------------------------------------ */
 
-/* The heads of tokens or of keys; steps in elements. `request` is 0 for ragged requests. */
+/* The vectors of tokens or of keys; strides in elements. `request` is 0 for ragged requests. */
 struct token_view {
     uint16_t *data;
     int64_t request, token, head;
 };
 
 struct backward_problem {
-    int64_t b, s_q, s_k; /* of ragged requests s_q and s_k are the caller's upper bounds */
+    int64_t b, s_q, s_k; /* ragged requests: s_q and s_k are the caller's upper bounds */
     int64_t h_q, h_kv, d_qk, d_v;
     bool is_ragged;
     struct ragged ragged_q, ragged_k; /* if is_ragged */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Queries of FP8 products (docs/semantics.md, "FP8 products"), defined once for C and CUDA: the scale of a
- * row, the code of a value, and the value of a code. The oracle, the CPU and the GPU thereby have the same
- * bits, except those of a NaN.
+ * row, the code of a value, and the value of a code. The oracle, the CPU and the GPU thereby compute the
+ * same bits, except those of a NaN.
  */
 #ifndef FMLA_QUERIES_H
 #define FMLA_QUERIES_H

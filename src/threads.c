@@ -5,7 +5,7 @@
  * longer than on one thread. A loop that ends with a barrier of all threads, as in OpenMP, must wait for each
  * of them, which turns a call of 50 us into one of many milliseconds.
  *
- * Two cases remain: a helper that is preempted in the middle of a item, and a helper that is scheduled on
+ * Two cases remain: a helper that is preempted in the middle of an item, and a helper that is scheduled on
  * the caller's processor. If helpers come late or are waited for, small loops run alone for a while.
  *
  * Helpers belong to the process and are shared by the loops of all host threads. They are started when a loop

@@ -3,8 +3,8 @@
 
 #include <math.h>
 
-/* Probabilities and results are rounded to 16 bits, by 2^-9 of each at most. If all of that leans one way, the cosine differs
- * by (2^-8)²/2. */
+/* Probabilities and results are rounded to 16 bits, by 2^-9 of each at most. If all these errors have one
+ * sign, the cosine difference is (2^-8)²/2. */
 static const double leaning = 0x1p-17;
 
 const struct tolerance tolerance_dense_decode_out = {8e-4, 2.01 / 128, 5e-6};

@@ -191,7 +191,7 @@ bool gpu_stream_list_open(struct gpu_stream_list *list, const void *base, uint32
                           const struct gpu_stream_chunk *chunks, int64_t count, struct fault *fault)
 {
     *list = (struct gpu_stream_list){base, vector_bytes, (uint32_t)count, NULL};
-    if (count > INT32_MAX) return fault_set(fault, "more than 2^31 chunks to read");
+    if (count > INT32_MAX) return fault_set(fault, "there are more than 2^31 chunks to read");
     const size_t bytes = (size_t)count * sizeof *chunks;
     return gpu_alloc(&list->chunks, bytes, fault) && gpu_upload(list->chunks, chunks, bytes, fault);
 }

@@ -190,7 +190,7 @@ bool outfile_printf(struct outfile *file, struct fault *fault, const char *forma
     const int length = vsnprintf(text, sizeof text, format, values);
     va_end(values);
     if (length < 0 || (size_t)length >= sizeof text)
-        return fault_set(fault, "%s: a line of more than %zu characters", file->shown, sizeof text - 1);
+        return fault_set(fault, "%s: a line has more than %zu characters", file->shown, sizeof text - 1);
     return outfile_write(file, text, (size_t)length, fault);
 }
 
@@ -225,7 +225,7 @@ bool outfile_line(struct outfile *file, const char *text, struct fault *fault)
     const size_t length = strlen(text);
     if (!outfile_write(file, text, length, fault) || !outfile_write(file, "\n", 1, fault) ||
         !flush(file, fault)) {
-        /* For example the disk is full: truncate the partial line. */
+        /* Truncate the partial line; the disk may be full. */
         const bool cut = file->whole >= 0 && !ftruncate(file->fd, file->whole);
         if (cut && lseek(file->fd, file->whole, SEEK_SET) < 0) file->whole = -1;
         return false;

@@ -144,7 +144,7 @@ static bool parse_shape(const char *path, struct safetensors_tensor *tensor, con
     if (!json_is_array(value))
         return fault_set(fault, "%s: tensor \"%s\": shape must be an array", path, tensor->name);
     if (json_array_size(value) > SAFETENSORS_MAX_DIMS)
-        return fault_set(fault, "%s: tensor \"%s\": %zu dimensions, at most %d are allowed", path,
+        return fault_set(fault, "%s: tensor \"%s\": has %zu dimensions, at most %d are allowed", path,
                          tensor->name, json_array_size(value), SAFETENSORS_MAX_DIMS);
     tensor->ndim = (int32_t)json_array_size(value);
     for (int32_t i = 0; i < tensor->ndim; i++) {
@@ -329,8 +329,8 @@ static char *header_text(const char *path, const struct safetensors_declaration 
                              tensors[i].name);
         } else if (!tensor_bytes(tensors[i].dtype, tensors[i].ndim, tensors[i].shape, &bytes) ||
                    bytes > INT64_MAX - *data_bytes - HEADER_MAX) {
-            good =
-                fault_set(fault, "%s: tensor \"%s\": more bytes than a file can have", path, tensors[i].name);
+            good = fault_set(fault, "%s: tensor \"%s\": has more bytes than a file can have", path,
+                             tensors[i].name);
         } else {
             json_t *entry = declare(&tensors[i], *data_bytes, *data_bytes + bytes);
             if (json_object_set_new(header, tensors[i].name, entry) && !json_memory_failed())

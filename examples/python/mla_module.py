@@ -94,7 +94,7 @@ class Batch:
     def _step(self, tokens: list[int], absorbed: bool) -> Step:
         if len(tokens) != len(self.lengths) or min(tokens) < absorbed:
             wanted = f"{len(self.lengths)} numbers from {int(absorbed)} on"
-            raise ValueError(f"tokens: is {tokens}, must be {wanted}, one of each request")
+            raise ValueError(f"tokens: is {tokens}, must be {wanted}, one for each request")
         after, most = [old + new for old, new in zip(self.lengths, tokens)], self._table.shape[1] * PAGE
         if max(after) > most:
             raise ValueError(
@@ -117,7 +117,7 @@ class Batch:
         )
 
     def _of(self, ranges: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Returns the slots of tokens [begin, end) of each request, where each request's slots begin, and the most of a request."""
+        """Returns the slots of tokens [begin, end) of each request, where each request's begin, and the most of one."""
         slots = []
         for row, (begin, end) in zip(self._table, ranges):
             token = torch.arange(begin, end)

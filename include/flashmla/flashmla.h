@@ -196,15 +196,15 @@ typedef void (*fmla_parallel_for)(void *pool, int64_t count, fmla_task task, voi
  * Errors: FMLA_INVALID_ARGUMENT if run is given and workers is not in [1, 4096]. */
 FMLA_API fmla_status fmla_set_parallel_for(fmla_parallel_for run, void *pool, int32_t workers);
 
-/* Sets the most threads that the built-in loop uses: n in [1, 4096], or 0 (the default) for OMP_NUM_THREADS
- * (an environment variable, read once) or, if that is not set, for all processors that the process may run
- * on. Each call wakes only as many threads as its work justifies; a short call on a busy machine wakes none.
- * The bits of a result depend on n alone. A workspace sized before a change may be too small afterwards; the
- * call then returns FMLA_BUFFER_TOO_SMALL.
+/* Sets the maximum number of threads of the built-in loop: n in [1, 4096], or 0 (the default) for
+ * OMP_NUM_THREADS (an environment variable, read once) or, if that is not set, for all processors that the
+ * process may run on. Each call wakes only as many threads as its work justifies; a short call on a busy
+ * machine wakes none. The bits of a result depend on n alone. A workspace sized before a change may be too
+ * small afterwards; the call then returns FMLA_BUFFER_TOO_SMALL.
  * Errors: FMLA_INVALID_ARGUMENT for other n. */
 FMLA_API fmla_status fmla_set_num_threads(int32_t n);
 
-/* Returns the most workers that the next CPU call may use. Never fails. */
+/* Returns the maximum number of workers of the next CPU call. Never fails. */
 FMLA_API int32_t fmla_num_threads(void);
 
 /* ---- Devices and kernels -------------------------------------------------------------------- */
@@ -311,9 +311,9 @@ FMLA_API fmla_status fmla_decode_plan_partitions(const fmla_decode_plan_args *ar
  * Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL, FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. */
 FMLA_API fmla_status fmla_decode_plan(const fmla_decode_plan_args *args);
 
-/* A plan for fmla_sparse_decode, which cuts requests by their valid index counts. The rules for seqlens in
- * fmla_decode_plan_args apply to whichever of topk_length and extra_topk_length are given. If neither is
- * given, the plan is in memory of `target`, where {0, 0} is host memory. */
+/* Arguments of a plan for fmla_sparse_decode, which splits requests by the lengths of their lists. The rules
+ * for seqlens in fmla_decode_plan_args apply to whichever of topk_length and extra_topk_length are given. If
+ * neither is given, the plan is in memory of `target`, where {0, 0} is host memory. */
 typedef struct fmla_sparse_plan_args {
     size_t struct_size;                   /* set by FMLA_INIT */
     const fmla_tensor *topk_length;       /* [b] int32, clamped to [0, topk]; NULL = topk */

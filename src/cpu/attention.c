@@ -76,8 +76,8 @@ static int32_t tile_rows_of(const struct attention_problem *p, const struct cpu_
                : (int32_t)(set_rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE * PLAN_ROW_TILE;
 }
 
-/* Rows of a set from which on the next keys of a list arrive in time if their prefetches are spread over the
- * values of a block. */
+/* With at least this many rows in a set, the next keys of a list arrive in time if their prefetches are
+ * spread over the values of a block. */
 enum { SPREADING_ROWS = 32 };
 
 static struct cpu_call call_of(const struct attention_problem *p, const struct cpu_attention *attention,
@@ -142,7 +142,7 @@ static size_t tile_floats(const struct cpu_call *call)
     return (size_t)call->tile_rows * ((size_t)call->problem->d_v + 2);
 }
 
-/* Returns whether the workspace must suffice for any call up to these sizes, with the default's
+/* Returns whether the workspace must suffice for any call up to these sizes, with the default number of
  * partitions. */
 static bool is_bound(const struct attention_problem *p)
 {

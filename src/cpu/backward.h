@@ -2,7 +2,7 @@
  *
  * Gradients of dense MHA on the CPU: the contract between the driver (backward.c) and the inner kernels.
  *
- * Tiles of keys and tiles of rows share one code. Up to most_lanes vectors of one side, keys or rows, lie
+ * Tiles of keys and tiles of rows share the code. Up to most_lanes vectors of one side, keys or rows, lie
  * side by side in lanes; the vectors of the other side that they meet come in blocks of 64. Each vector is a
  * pair: x = q and y = dout of a query row, x = k and y = v of a key. Then
  *

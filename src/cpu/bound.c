@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The most rows that the slots of a call have, over all calls up to given sizes. Neither the partitions of
- * decode, the fewest for which partitions × row tiles is a multiple of the threads, nor the splits of sparse
- * prefill grow with a call, so every size that may have the maximum is tried.
+ * Computes the most rows that the slots of any call up to given sizes have. The partitions of decode (the
+ * fewest for which partitions × row tiles is a multiple of the threads) and the splits of sparse prefill may
+ * fall as a call grows, so every size that may have the maximum is tried.
  */
 #include "cpu.h"
 
@@ -11,7 +11,7 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Returns the rows of two slots per partition for so many row tiles and rows; 0 where there is one
+/* Returns the rows of two slots per partition, for `tiles` row tiles and `rows` rows; 0 if there is one
  * partition. */
 static int64_t planned_rows(int32_t workers, int64_t tiles, int64_t rows)
 {
@@ -26,8 +26,8 @@ static int64_t first_of(int64_t most, int32_t workers)
     return most > workers ? most - workers + 1 : 1;
 }
 
-/* The maximum of calls with a plan. The number of sets is h_kv, times the number of tokens if each has its
- * own. */
+/* Returns the maximum of calls with a plan. The number of sets is h_kv, times the number of tokens if each
+ * token has its own list. */
 static int64_t plan_rows(const struct cpu_call *call, int32_t workers)
 {
     const int64_t h_kv = call->problem->h_kv, most_sets = call->sets / h_kv;
@@ -43,8 +43,8 @@ static int64_t plan_rows(const struct cpu_call *call, int32_t workers)
     return best;
 }
 
-/* The maximum of sparse prefill, which splits lists where there are fewer than 7 row tiles per worker. The
- * longest list, and as many rows as the tiles hold, give the maximum. */
+/* Returns the maximum of sparse prefill, which splits lists if there are fewer than 7 row tiles per worker.
+ * The longest list, and as many rows as the tiles hold, give the maximum. */
 static int64_t even_rows(const struct cpu_call *call, int32_t most_rows, int32_t workers)
 {
     const struct attention_problem *p = call->problem;

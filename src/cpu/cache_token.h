@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * One token into a cache and out of it, in loops that compilers vectorize: the code of the kernels
+ * Stores one token in a cache, or loads it, in loops that compilers vectorize: the code of the kernels
  * cpu-generic, cpu-avx2 and cpu-avx512. The including file defines CACHE_NAME, the struct cpu_cache to
  * define, and is compiled with the flags of its instruction set.
  *

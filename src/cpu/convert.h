@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Converts keys from their cache format to fp32: bf16, fp16, and the formats of FP8 and FP4. Compiled with
- * the flags of the instruction set that includes it.
+ * Converts keys from their cache format to fp32: bf16, fp16, and the formats of FP8 and FP4. It is compiled
+ * with the flags of the instruction set that includes it.
  *
  * FP8: an e4m3 code shifted left by 7 bits is an fp16 of its value times 2^-8, subnormals included, which one
  * instruction (F16C) converts to fp32; the scale absorbs the 2^8. Without F16C, e4m3 becomes fp32 by bit

@@ -161,7 +161,7 @@ fmla_status cpu_check_pages(const struct attention_problem *problem);
 int64_t cpu_even_splits(int64_t tiles, int64_t workers, int64_t most);
 
 /* Returns the most rows that all slots together have in any call up to these sizes that is not
- * batch-invariant and has the default's partitions (bound.c). */
+ * batch-invariant and has the default number of partitions (bound.c). */
 int64_t cpu_most_slot_rows(const struct cpu_call *call, int32_t most_rows, int32_t workers);
 
 /* ---- Cache operations ------------------------------------------------------------------------ */

@@ -110,8 +110,8 @@ static inline int64_t step_of(int64_t width)
 /* ---- The two products ----------------------------------------------------------------------- */
 
 /* Returns how many vectors of a group to compute where `rows` rows are left for it: those with a row, but
- * four for three, which do not justify another copy of the products. The bits of a row do not depend on
- * it. */
+ * four instead of three, which do not justify another copy of the products. The bits of a row do not depend
+ * on it. */
 static inline int vectors_of(int32_t rows)
 {
     /* NOLINTNEXTLINE(bugprone-branch-clone): where VECTORS is 2 */

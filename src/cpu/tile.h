@@ -57,9 +57,9 @@ static inline void tile_prefetch(const struct cpu_call *call, const struct cpu_k
 }
 
 /* Prefetches the keys of the next block a few lines at a time while values are added: all lines at once
- * exceed the outstanding misses of a core, and the prefetches lost then stall the scores. Where the call sets
- * keys_at_once, all are prefetched before anything else is done: scattered keys that few rows use take longer
- * to arrive than the values of a block take. */
+ * exceed the outstanding misses of a core, and the scores then stall on lost prefetches. Where the call sets
+ * keys_at_once, all are prefetched before anything else is done: scattered keys take longer to arrive than
+ * few rows take to add the values of a block. */
 struct tile_ahead {
     const struct cpu_key *keys; /* not yet prefetched */
     int32_t count, byte;        /* … and bytes of the first key already prefetched */

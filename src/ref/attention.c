@@ -144,8 +144,8 @@ static void add_value(double *sum, double weight, const double *value, int64_t w
     for (const double *const end = value + width; value < end;) *sum++ += weight * *value++;
 }
 
-/* Computes the scores of all rows or, with `values`, adds up the values, weighted by what has replaced the
- * scores. Returns the number of keys. */
+/* Computes the scores of all rows or, with `values`, adds up the values, weighted by the probabilities that
+ * have replaced the scores. Returns the number of keys. */
 static int64_t meet_keys(const struct attention_problem *p, const struct rows *rows, const struct memory *m,
                          bool values)
 {

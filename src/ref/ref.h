@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The oracle: every operation as its definition reads (docs/semantics.md), scalar, in double, row by row. It
- * shares nothing with the kernels but the number formats and the roundings of new_token.h. It runs only when
- * named, and its results count as correct.
+ * The oracle: every operation as docs/semantics.md defines it, scalar, in double, row by row. It shares
+ * nothing with the kernels but the number formats and the roundings of new_token.h. It runs only when named,
+ * and its results count as correct.
  */
 #ifndef FMLA_REF_H
 #define FMLA_REF_H

@@ -40,8 +40,8 @@ struct bench_axes {
 /* Lists the grids of an operation: "cpu, h20, latency, peers, varlen, quick". */
 void bench_grid_names(enum operation op, char *names, size_t room);
 
-/* Returns the rows of grid `name`, allocated. The lists in `chosen` replace the grid's own; of products
- * that differ only in a chosen list, the first one remains. Omits rows whose products do not fit their
+/* Returns the rows of grid `name`, allocated. The lists in `chosen` replace the grid's own; if
+ * products differ only in a chosen list, the first one remains. Omits rows whose products do not fit their
  * cache and, if formats of an extra cache were chosen, rows without one or whose two caches have keys of
  * different sizes. Returns NULL with *count = -1 if the operation has no such grid, NULL with *count = 0
  * if memory runs out. */

@@ -124,8 +124,8 @@ struct bench_sources {
     char file[BENCH_SOURCES][80];
 };
 
-/* Hopper's kernels over lists: a file for caches of the queries' type, and over bytes one for the formats with
- * rope values and one for those without. In sparse decode over bytes `cuda-sm90` chooses one of two. */
+/* Hopper's kernels over lists have a file for caches of the queries' type and, over bytes, one for formats
+ * with rope values and one for those without. In sparse decode over bytes `cuda-sm90` chooses one of two. */
 static void source_of_hopper_lists(const char *kernel, const struct shape *s, struct bench_sources *sources)
 {
     enum { SIZE = sizeof sources->file[0] };

@@ -50,7 +50,7 @@ bool bench_stream_open(struct gpu_stream_list *list, const struct gpu_stream *st
 {
     const int64_t *shape = call_tensor(call, "kv_cache")->shape;
     if (shape[0] * shape[1] * shape[2] > UINT32_MAX)
-        return fault_set(fault, "a cache of more than 2^32 vectors: use --no-stream");
+        return fault_set(fault, "the cache has more than 2^32 vectors: use --no-stream");
     const uint32_t bytes = bench_stream_vector_bytes(call);
     const uint32_t most = gpu_stream_most(stream, bytes, bench_stream_vectors(call));
     const int64_t count = bench_stream_chunks(call, most, NULL);

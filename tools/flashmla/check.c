@@ -226,7 +226,7 @@ static bool passed(const struct call *call, const struct beside *beside, const s
 void check_against_asked(const struct call *call, const struct call *asked, bool by_gpu,
                          struct check_result *result)
 {
-    /* Keys with scales of their own were made with powers of two; the scale of a whole cache is not one. */
+    /* The scales of keys were made as powers of two; the scale of a whole cache is not a power of two. */
     const struct beside beside = {.by_codes = may_be_by_codes(call, by_gpu),
                                   .rounded = may_round_scales(call, by_gpu, false) ? rounded_scale_lse : 0.0};
     const struct member *member;

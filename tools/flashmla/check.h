@@ -17,9 +17,9 @@ struct check_result {
 };
 
 /* Recomputes the call with the oracle and compares the results, which must be present, under the rules for
- * arbitrary inputs. The whole call if that is quick, else the first row or token, the last one and random
- * others, at least 64 rows. All tensors are contiguous in host memory; by_gpu: a GPU computed the results.
- * Returns false with a fault if the oracle could not run. */
+ * arbitrary inputs. It compares the whole call if that is quick, else the first row or token, the last one
+ * and random others, at least 64 rows. All tensors are contiguous in host memory; by_gpu: a GPU computed the
+ * results. Returns false with a fault if the oracle could not run. */
 bool check_against_oracle(const struct call *call, bool by_gpu, struct check_result *result,
                           struct fault *fault);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla info: version, threads, every kernel of the library as each device supports it, and the GPUs,
- * or why there are none.
+ * flashmla info: prints version, threads, every kernel of the library as each device supports it, and the
+ * GPUs, or why there are none.
  */
 #include "json_line.h"
 #include "machine.h"

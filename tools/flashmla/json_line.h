@@ -9,7 +9,7 @@
 
 #include <jansson.h>
 
-/* Adds a line and releases the object. NULL is an object that memory was insufficient for. */
+/* Adds a line and releases the object. NULL means that memory was insufficient. */
 bool json_line(struct outfile *file, json_t *object, struct fault *fault);
 
 /* Writes a file with only this object: opens, writes and closes it. */

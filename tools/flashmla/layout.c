@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla layout: which lane holds which element of a fragment, and where swizzled shared memory places
- * the chunks of a row. All of it comes from the functions that the kernels compute their addresses with.
+ * flashmla layout: shows which lane holds which element of a fragment, and where swizzled shared memory
+ * places the chunks of a row. All of it comes from the functions that the kernels compute their addresses
+ * with.
  */
 #include "layout_view.h"
 #include "options.h"

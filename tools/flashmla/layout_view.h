@@ -28,7 +28,7 @@ struct layout_view {
     uint32_t offset[LAYOUT_ROWS][LAYOUT_CHUNKS];      /* shared memory: of a chunk, in bytes */
 };
 
-/* Returns the name of the holder: a warp or a warpgroup. */
+/* Returns the word for the holder of an element: a lane of a warp or a thread of a warpgroup. */
 static inline const char *layout_holder(const struct layout_view *view)
 {
     return view->lanes > 32 ? "thread" : "lane";

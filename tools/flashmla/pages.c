@@ -21,11 +21,12 @@ bool pages_deal(struct pages *pages, const int32_t *seqlens, int64_t batch, stru
 {
     count_pages(pages, seqlens, batch);
     if (pages->count > INT32_MAX)
-        return fault_set(fault, "%" PRId64 " pages, at most %d are allowed", pages->count, INT32_MAX);
+        return fault_set(fault, "the batch has %" PRId64 " pages, at most %d are allowed", pages->count,
+                         INT32_MAX);
     if (batch * pages->max_pages > MAX_TABLE)
-        return fault_set(fault,
-                         "a block table of %" PRId64 " by %" PRId64 " pages, at most %d entries are allowed",
-                         batch, pages->max_pages, MAX_TABLE);
+        return fault_set(
+            fault, "the block table is %" PRId64 " by %" PRId64 " pages, at most %d entries are allowed",
+            batch, pages->max_pages, MAX_TABLE);
     int32_t *order = calloc((size_t)pages->count + 1, sizeof *order);
     pages->page_keys = calloc((size_t)pages->count + 1, sizeof *pages->page_keys);
     pages->block_table = calloc((size_t)(batch * pages->max_pages) + 1, sizeof *pages->block_table);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The picture from the top: title, requests, axis, loads, notes. Its width is fixed; the height of a
- * request shrinks with their number. Beyond the readable number, each bar is the longest of several
- * requests.
+ * The picture from the top: title, requests, axis, loads, notes. Its width is fixed; the bars of
+ * requests become lower as their number grows. If they are too many to read, each bar is the longest of
+ * several requests.
  */
 #include "plan_view.h"
 #include "svg.h"

@@ -348,8 +348,8 @@ static struct work mha_work(const struct call *call)
     return work;
 }
 
-/* Five products, three as wide as keys and two as wide as values; q, k and v are written as often as read,
- * out is read twice. */
+/* Counts five products, three as wide as keys and two as wide as values. Bytes: q, k, v, out and dout are
+ * read, dq, dk and dv written. */
 static struct work backward_work(const struct call *call)
 {
     const double d_qk = size(call, DIM_d_qk), d_v = size(call, DIM_d_v), row = d_qk + d_v;
@@ -369,8 +369,8 @@ static void print_mha(const struct call *call, const struct work *work)
            requests_of(call), call_is_flat(call) ? ", one after the other" : "", work->pairs);
 }
 
-/* A row is a request of one unmasked token over the first keys of its request. A token outside all
- * requests remains one. */
+/* A row is a request of one unmasked token over the first keys of its request. A token of no
+ * request remains outside. */
 static void mha_narrow(struct call *part, const struct call *call, const int64_t *at, int32_t room[NARROWED])
 {
     const bool flat = call_is_flat(call);

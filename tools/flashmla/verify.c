@@ -127,7 +127,7 @@ static const struct verify_case {
     {"merge", .shape = {OP_MERGE, 1, 1, .h_q = 4, .parts = 3, .type = ELEMENT_F32, .holes = true}},
     {"merge, base 2", .shape = {OP_MERGE, 1, 1, .h_q = 4, .parts = 3, .type = ELEMENT_F32, .holes = true},
      .log_base = FMLA_LOG_BASE_2},
-    /* and all later formats */
+    /* Cache operations run in this format and in all later ones. */
     {"BF16", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
                        .type = ELEMENT_F32, .holes = true}},
     {"BF16", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
@@ -201,7 +201,7 @@ static bool make_case(struct call *call, const struct verify_case *which, const 
     return true;
 }
 
-/* Returns case i, computed by the oracle. An operation that changes its inputs must see them unchanged.
+/* Returns case i, computed by the oracle, in memory of its own, because some operations change their inputs.
  * Returns NULL with a fault on failure. */
 static const struct call *ask(int i, const struct verify_case *which, struct fault *fault)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * AVX-512 without its bf16 product, and fp16 caches on every AVX-512 processor. A register tile holds 16 sums
+ * AVX-512, on processors without its bf16 product and for fp16 caches on all. A register tile holds 16 sums
  * and the vectors of rows of one group or two in thirty-two registers of 512 bits; with one group the
  * broadcast is part of the multiply-add.
  */

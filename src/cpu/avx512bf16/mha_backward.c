@@ -70,8 +70,8 @@ struct block {
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
-/* Returns which vectors met the vectors of a whole part take, in a block that its lanes do not see alike.
- * Edges count from the first vector that some lane sees. */
+/* Returns which of the vectors met each vector of lanes of a whole part multiplies, in a block of which lanes
+ * see different ranges. Edges count from the first vector met that some lane sees. */
 static struct stairs stairs_of(const struct cpu_seen *seen, bool are_keys)
 {
     const int32_t count = seen->end - seen->begin;
@@ -129,8 +129,8 @@ static bool is_whole(const struct cpu_seen *seen, int32_t t)
     return t >= seen->whole && t < seen->whole_end;
 }
 
-/* Interleaves the vectors met. If one that only some lanes see holds NaN or infinity, all such vectors are
- * left out, as zeros. Returns whether all vectors are there. */
+/* Interleaves the vectors met. If one that only some lanes see holds NaN or infinity, all that only some
+ * lanes see are replaced by zeros. Returns whether none is replaced. */
 static bool bring(uint32_t *to, const uint16_t *const *from, int64_t width, const struct cpu_seen *seen,
                   int32_t count, bool *interleaved)
 {

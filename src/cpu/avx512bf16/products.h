@@ -33,9 +33,9 @@ INLINE __m512bh load_pairs(const uint32_t *at)
 
 /* ---- Causal masks ---------------------------------------------------------------------------- */
 
-/* Which of VECTORS vectors of rows take which of keys [0, edge[VECTORS]) under a causal mask: keys [edge[n],
- * edge[n + 1]) go to the vectors from n on or, with `from_below`, to vectors 0 … n. Edges below the last are
- * multiples of STEP. */
+/* The keys in [0, edge[VECTORS]) that each of VECTORS vectors of rows takes under a causal mask: keys
+ * [edge[n], edge[n + 1]) go to the vectors from n on or, with `from_below`, to vectors 0 … n. Edges below the
+ * last are multiples of STEP. */
 enum { STEP = 4 };
 
 struct stairs {
