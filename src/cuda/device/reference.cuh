@@ -1,6 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
  * References of rows: a weight is 2^(score - reference). Scores are scaled and in base 2.
+ *
+ *      kernel                                   references rise when                        of
+ *      Hopper: dense decode                     a score of the warp is above by the slack   the warp's rows
+ *      Hopper: sparse prefill over bf16         the same                                    the warp's rows
+ *      Hopper: sparse decode, prefill of FP8    a score of the CTA is above by the slack    all rows
+ *      Hopper: sparse decode of 16 heads        a score is above                            its row
+ *      Hopper: dense decode over FP8            a weight would leave the range of fp16      the warp's rows
+ *      portable latent attention                a score of the CTA is above by the slack    rows it is above
+ *      MHA                                      weights sum to more than MOST_WEIGHT        their row
  */
 #pragma once
 
