@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""The error of dense decode over FP8 caches against double precision on inputs that were not quantised, source by source.
+"""Measures the error of dense decode over FP8 caches against double precision on unquantised inputs, source by source.
 
     python3 bench/fp8_accuracy.py compute RECORD [--distributions gaussian ...] [--keys 1024 ...]      # some minutes
     python3 bench/fp8_accuracy.py compute RECORD --library                                             # flash_mla, not the model
     python3 bench/fp8_accuracy.py draw RECORD SVG
     python3 bench/fp8_accuracy.py tables RECORD
 
-`compute` needs NumPy. It appends one line of JSON a result to RECORD. kind is what was computed: a "source" is one step
-rounded, the rest in double precision; a "mode" is all steps of a kernel together; "measured" is what the package flash_mla
-gave, on a GPU where PyTorch sees one, else on the CPU. Of NumPy's arrays queries are bf16 if ml_dtypes is installed, else fp16.
-Errors of out are out, the root of Σ(a − b)² / Σb², cosine, 1 − 2Σab / Σ(a² + b²), and bias, Σ(a − b)b / Σb²; lse is the mean of
-|a − b|; with b in double precision, over all rows of all draws.
+`compute` needs NumPy. It appends one line of JSON a result to RECORD. `kind` says what was computed: a "source" is one step
+rounded, the rest in double precision; a "mode" is all steps of a kernel together; "measured" is the result of the package
+flash_mla, on a GPU if PyTorch sees one, else on the CPU. NumPy's queries are bf16 if ml_dtypes is installed, else fp16. Errors of
+out are out, the root of Σ(a − b)² / Σb², cosine, 1 − 2Σab / Σ(a² + b²), and bias, Σ(a − b)b / Σb²; lse is the mean of |a − b|;
+with b in double precision, over all rows of all draws.
 
-`draw` and `tables` read such a record, and make the picture and the tables of docs/fp8-accuracy.md. What these numbers mean
-stands there too.
+`draw` and `tables` read such a record and make the picture and the tables of docs/fp8-accuracy.md, which explains the numbers.
 """
 
 import argparse

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""What a call of flash_mla_with_kvcache takes on the host, with the plan reused, or one of flash_attn_varlen_func: the median of many,
-with the GPU idle. With PyTorch's tensors every call is like the one before (_torch_repeat.py), as those of a model's layers are.
+"""Measures the host's time of a call of flash_mla_with_kvcache with a reused plan, or of flash_attn_varlen_func: the median of
+many, with the GPU idle. With PyTorch's tensors every call is like the one before (_torch_repeat.py), as those of a model's layers
+are.
 
     python3 bench/host_overhead.py [--op dense_decode] [--arrays torch] [--device cuda] [--rounds 21] [--calls 200]
     OMP_NUM_THREADS=1 python3 bench/host_overhead.py --arrays numpy
 
-The breakdown comes from calls that end early: each stage is left out together with all that follow it, and the difference of
-two such times is what it takes. The last one, the library's call, launches the kernels. A round times them all, one after the
-other, so that what disturbs the machine for longer disturbs both sides of a difference. Shown is the median over the rounds;
-the quartiles and the ends say how far to trust it. What PyTorch's own steps take is the floor for a call made of such. NumPy's
-arrays are of the smallest problem, one head over one key, and without PyTorch in the process.
+The breakdown comes from calls that end early: each stage is omitted together with all later ones, and the difference of two such
+times is its cost. The last stage, the library's call, launches the kernels. A round times them all in turn, so that a longer
+disturbance affects both sides of a difference. The output has the median over rounds, with quartiles and extremes. The time of
+PyTorch's own steps is the floor for a call made of them. NumPy's arrays are of the smallest problem, one head over one key,
+without PyTorch in the process.
 """
 
 import argparse
@@ -35,7 +36,7 @@ OPERATIONS = {operation.name: operation for operation in INPUTS}
 
 
 def of_torch(operation, device):
-    """(inputs, stages, steps to compare with, wait, words) of a call."""
+    """Returns (inputs, stages, steps to compare with, wait, words) of a call."""
     import torch
 
     from flash_mla import _torch, _torch_repeat
@@ -85,7 +86,7 @@ def in_the_library(operation, launched, workspace):
 
 
 def median_us(call, calls, wait):
-    """Few calls in a row, so that no queue fills up and makes the host wait."""
+    """Makes few calls in a row, so that no full queue makes the host wait."""
     times = []
     for _ in range(calls // 10):
         wait()
@@ -98,7 +99,7 @@ def median_us(call, calls, wait):
 
 
 class Without:
-    """A function of a module that returns at once, for a while."""
+    """Replaces a function of a module temporarily by one that returns at once."""
 
     def __init__(self, module, name, result):
         self.module, self.name, self.result = module, name, result

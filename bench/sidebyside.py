@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How fast flash_mla is beside published kernels for Hopper: the same tensors, one process, run by run in turn.
+"""Times flash_mla beside published kernels for Hopper: the same tensors, one process, runs in turns.
 
     python3 bench/sidebyside.py fetch FOLDER [--python 3.12]
     python3 bench/sidebyside.py time OUT.jsonl --peers FOLDER [--groups dense mha] [--runs 15] [--flush engine]
@@ -16,30 +16,28 @@ timed with those that are there, and the exit code is 1.
 
 A run is one replay of a CUDA graph of one call, with all kernels of the call; the plan of a decode is made before.
 Before each run, two products with 264 MB of weights each leave the caches as an engine does (--flush engine), or 512 MB
-are read (--flush read). The order of the contestants turns round from run to run, and the median counts. The ratio of a
-row is the time of its fastest peer divided by ours. What the graphs wrote is compared before anything is timed; a row
-whose outputs differ is not timed.
+are read (--flush read). The order of the contestants rotates from run to run, and the median counts. The ratio of a
+row is the time of its fastest peer divided by ours. Outputs of the graphs are compared before timing; a row whose outputs differ
+is not timed.
 
 The group fp8 has dense decode with FP8 products, over caches of FP8_576 beside vLLM's, and over FP8_656 without a peer
 or a ratio. ours takes e4m3 queries, as vLLM's does, and over FP8_656 bf16 ones; ours_bf16_q quantises bf16 queries in
-the call; ours_bf16 has products in bf16, and ours_bf16_cache has them over a bf16 cache of the same values. Ours is
-compared with fp32 arithmetic of one request too; others may differ from it by what e4m3 rounds.
+the call; ours_bf16 has products in bf16, and ours_bf16_cache has them over a bf16 cache of the same values. Ours is also compared
+with fp32 arithmetic of one request; others may differ from ours by e4m3 rounding.
 
-The group mha_bwd has the gradients of dense MHA, by torch.autograd.grad, of a forward pass that is made before and not
-timed. Its runs are calls, not graphs; the GPU waits for some 2 ms before each, so that the host's time does not show.
-ours_direct is our operator without autograd. Ours is compared with fp32 arithmetic too, for one key head of one
-sequence, and a deterministic call with a second one, bit for bit. ratio_deterministic is FlashAttention-4's
-deterministic time over ours, share_deterministic our time over our deterministic one. A row without FlashAttention-4
-has no ratio. A call of more than half a second is not timed, nor are later ones of the same contestant with as much to
-do; --without leaves a call of ours out altogether.
+The group mha_bwd has the gradients of dense MHA by torch.autograd.grad; the forward pass is not timed. Its runs are calls, not
+graphs; the GPU waits for some 2 ms before each, to hide the host's time. ours_direct is our operator without autograd. Ours is
+compared with fp32 arithmetic too, for one key head of one sequence, and a deterministic call with a second one, bit for bit.
+ratio_deterministic is FlashAttention-4's deterministic time over ours, share_deterministic our time over our deterministic one. A
+row without FlashAttention-4 has no ratio. A call of more than half a second is not timed, nor are later ones of the same
+contestant with as much to do; --without leaves a call of ours out altogether.
 
 The groups sm80 and sm80_bwd have dense MHA and its gradients by the kernels for every GPU since Ampere, cuda-sm80,
 which are forced, beside FlashAttention-2 of PyTorch. Values of 128 beside keys of 192 are padded for it. Gradients are
-made, compared and timed as those of mha_bwd are. The library reads only once which kernels are forced, so that such
-groups are timed only where they are named, and with no others.
+made, compared and timed as those of mha_bwd are. The library reads only once which kernels are forced, so such a group is timed
+only if named, and alone.
 
-The exit code is 0, or 1 where a row lacks ours or a peer or its outputs differ, or 2 where the arguments or the machine
-are refused.
+The exit code is 0, 1 if a row lacks ours or a peer or its outputs differ, or 2 if the arguments or the machine are refused.
 """
 
 import argparse

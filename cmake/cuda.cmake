@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# The kernels for NVIDIA GPUs: one fatbin (machine code for several GPUs, compressed) a .cu file, embedded by .incbin.
+# Compiles each .cu file into a fatbin (compressed machine code for several GPUs), embedded by .incbin.
 # Makes the object library fmla_images; without nvcc that is an empty table. Sets FMLA_KERNEL_REPORT to the list of the
 # kernels with their registers and spills, or to nothing.
 set(FMLA_CUDA AUTO CACHE STRING "Kernels for NVIDIA GPUs: AUTO (where a working nvcc is found), ON, OFF")
@@ -7,7 +7,7 @@ set_property(CACHE FMLA_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(FMLA_CUDA_ARCHS "$ENV{FMLA_CUDA_ARCHS}" CACHE STRING
   "Compute capabilities to make machine code for, as 80;90a; all; native: this machine's GPUs. Empty: all, of the Python package native")
 
-# Every .cu file; those for Hopper alone (90a) are left out where 9.0 is not among the GPUs.
+# All .cu files; those for Hopper alone (90a) are omitted if 9.0 is not among the GPUs.
 file(GLOB cuda_images_any CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR}/src/cuda src/cuda/any/*.cu src/cuda/sm80/*/*.cu)
 file(GLOB_RECURSE cuda_images_sm90 CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR}/src/cuda src/cuda/sm90/*.cu)
 list(TRANSFORM cuda_images_any REPLACE "\\.cu$" "")
@@ -32,7 +32,7 @@ function(cuda_probe why)
     set(${why} "${FMLA_NVCC} is of CUDA ${CMAKE_MATCH_1}.${CMAKE_MATCH_2}, 12.0 or later is needed" PARENT_SCOPE)
     return()
   endif()
-  if(NOT FMLA_NVCC_WORKS STREQUAL "${FMLA_NVCC} ${version}") # it needs a C++ compiler of its liking
+  if(NOT FMLA_NVCC_WORKS STREQUAL "${FMLA_NVCC} ${version}") # it needs a C++ compiler that it supports
     file(WRITE ${probe}.cu "__global__ void probe() {}\n")
     execute_process(COMMAND ${FMLA_NVCC} -std=c++17 -fatbin -o ${probe}.fatbin ${probe}.cu
       RESULT_VARIABLE result OUTPUT_VARIABLE text ERROR_VARIABLE text)
@@ -44,8 +44,8 @@ function(cuda_probe why)
   endif()
 endfunction()
 
-# Sets `archs` to the compute capabilities of this machine's GPUs, of those that nvcc knows and the kernels are for. Where
-# there is none: 80, whose machine code runs on all of 8.x and whose PTX on every later GPU, and 90a for Hopper's kernels.
+# Sets `archs` to those compute capabilities of this machine's GPUs that nvcc and the kernels support. Without any: 80,
+# whose machine code runs on all of 8.x and whose PTX on every later GPU, and 90a for Hopper's kernels.
 function(cuda_native archs known)
   find_program(nvidia_smi nvidia-smi PATHS /usr/lib/wsl/lib NO_CACHE)
   set(said "")
@@ -95,16 +95,16 @@ else()
   elseif(cuda_archs STREQUAL all OR NOT cuda_archs)
     set(cuda_archs "")
     foreach(arch IN ITEMS 80 86 89 90 100 103 120 121)
-      if(arch IN_LIST cuda_known) # the last of these GPUs came after the first of these compilers
+      if(arch IN_LIST cuda_known) # older compilers do not know the newest of these GPUs
         list(APPEND cuda_archs ${arch})
       endif()
     endforeach()
   endif()
-  # PTX of the highest one without a letter, which is for that GPU alone, serves later GPUs.
+  # Later GPUs get PTX of the highest one without a letter (a letter restricts code to one GPU).
   set(cuda_targets "")
   set(cuda_ptx 0)
   foreach(arch IN LISTS cuda_archs)
-    # nvcc lists 90, not 90a, in some versions: the number is what it must know.
+    # Some versions of nvcc list 90, not 90a, so only the number is checked.
     string(REGEX MATCH "^[0-9]+" number "${arch}")
     if(NOT number IN_LIST cuda_known OR number LESS 80)
       message(FATAL_ERROR "FMLA_CUDA_ARCHS: ${arch}: must be native, all, or of 80 and above what ${FMLA_NVCC} knows: ${cuda_known}")
@@ -117,7 +117,7 @@ else()
   if(cuda_ptx)
     list(APPEND cuda_targets -gencode arch=compute_${cuda_ptx},code=compute_${cuda_ptx})
   endif()
-  # Machine code needs a driver of the toolkit's own major version; the smaller compression needs 12.4's.
+  # Machine code needs a driver of the toolkit's major version; the smaller compression needs that of 12.4.
   math(EXPR cuda_driver "${cuda_version} / 1000 * 1000")
   set(cuda_compress -Xfatbin -compress-all)
   if(cuda_version GREATER_EQUAL 13000)
@@ -165,11 +165,11 @@ else()
   configure_file(${CMAKE_CURRENT_LIST_DIR}/images.S.in ${cuda_folder}/images.S @ONLY)
   configure_file(${CMAKE_CURRENT_LIST_DIR}/images.c.in ${cuda_folder}/images.c @ONLY)
   enable_language(ASM)
-  # Without debugging information, which would name the folder of the build.
+  # No debugging information: it would name the build's folder.
   set_source_files_properties(${cuda_folder}/images.S PROPERTIES OBJECT_DEPENDS "${cuda_fatbins}" COMPILE_OPTIONS -g0)
   add_library(fmla_images OBJECT ${cuda_folder}/images.S ${cuda_folder}/images.c)
 
-  # ---- What became of each kernel ----------------------------------------------------------------------------------
+  # ---- Report of each kernel ---------------------------------------------------------------------------------------
   set(FMLA_KERNEL_REPORT ${CMAKE_BINARY_DIR}/kernels.txt)
   add_custom_command(OUTPUT ${FMLA_KERNEL_REPORT}
     COMMAND bash ${CMAKE_SOURCE_DIR}/scripts/kernel_report.sh ${cuda_folder} ${FMLA_KERNEL_REPORT}

@@ -4,11 +4,11 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# What users of the archive link beside it.
+# Libraries that users of the archive link too.
 set(static_needs -pthread -lm -ldl)
 list(JOIN static_needs " " pc_private)
 
-# Folders that were given as absolute paths cannot move with the tree, and stay as they were given.
+# Folders given as absolute paths do not move with the tree and stay as given.
 set(pc_prefix "${CMAKE_INSTALL_PREFIX}")
 if(NOT IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
   file(RELATIVE_PATH up "/prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig" /prefix)
@@ -39,14 +39,14 @@ install(FILES ${CMAKE_BINARY_DIR}/install/flashmla.pc DESTINATION ${CMAKE_INSTAL
 install(EXPORT flashmlaTargets NAMESPACE flashmla:: DESTINATION ${package})
 install(FILES ${CMAKE_BINARY_DIR}/install/flashmlaConfig.cmake
   ${CMAKE_BINARY_DIR}/install/flashmlaConfigVersion.cmake DESTINATION ${package})
-# The command has the archive in it: it runs from any place, with no search path for the library.
+# The command contains the archive, so it runs anywhere without a library search path.
 if(FMLA_TOOLS)
   install(TARGETS flashmla_cmd RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/flashmla)
 
-# The command itself says what stands in them, from the table of options that it parses by. Sanitizers' builds are not
-# for installing, and a cross build may have nothing to run it with.
+# The command generates these files from its table of options. Builds with sanitizers are not installed, and a cross
+# build may have no way to run the command.
 if(FMLA_TOOLS AND NOT FMLA_SANITIZE AND (NOT CMAKE_CROSSCOMPILING OR CMAKE_CROSSCOMPILING_EMULATOR))
   function(install_help form name destination)
     set(file ${CMAKE_BINARY_DIR}/install/${form}/${name})

@@ -7,8 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 preset=${1:-release}
 cache=build/$preset/CMakeCache.txt
 
-# CMake looks at CC only when a build folder is new. Whoever asks for another compiler, or moved the checkout,
-# gets a new one instead of the old compiler's result or an error.
+# CMake reads CC only in a new build folder. For another compiler, or after the checkout moved, the folder is made anew.
 if [ -f "$cache" ]; then
     stale=
     grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD" "$cache" || stale=1

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# demo.sh - one decode step of a small batch with the built command, into demo/. A few seconds on two cores.
+# demo.sh - computes one decode step of a small batch with the built command, into demo/. Takes a few seconds on two
+# cores.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 flashmla=build/release/flashmla
 mkdir -p demo
 say() { printf '\n== %s\n' "$*"; }
 
-# Lengths that a server sees at one moment: most conversations short, one long, one just begun.
+# Lengths as a server may have them: most conversations short, one long, one just begun.
 say 'A batch of 8 requests of 1 to 4000 cached keys, in shuffled pages, 128 heads of 576: demo/batch.safetensors'
 "$flashmla" make-input demo/batch.safetensors --heads 128 --seq-lens 900,1,350,4000,64,1500,129,777
 

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# dependencies.sh [build|lint|wheel|ci|aarch64|fresh] - sees to it that the tools of one purpose are there.
+# dependencies.sh [build|lint|wheel|ci|aarch64|fresh] - checks for the tools of one purpose and installs missing ones.
 #
-# Silent, and without root or network, when they are. Otherwise installs the Debian packages that bring them if
-# that takes no question (root, or sudo without a password); if not, prints the one line to run. Exit codes:
-# 0 all there, 3 something is missing that this script may not or cannot install.
+# If all tools work, it prints nothing and needs neither root nor network. Otherwise it installs their Debian packages
+# if it can without a question (as root, or sudo without a password), or else prints the line to run. Exit codes: 0 if
+# all tools work, 3 if one is missing that this script may not or cannot install.
 #
-# A tool counts as there when it works (a compiler: when it compiles and links), never because a
-# package of that name is installed: tools come from elsewhere too.
+# A tool is present if it works (a compiler: if it compiles and links); installed packages are not checked, because
+# tools may come from elsewhere.
 set -euo pipefail
 
 purpose=${1:-build}
-packages=() # Debian's names of what is missing
-missing=()  # the same, for people on other systems
+packages=() # Debian's names of missing packages
+missing=()  # descriptions of them, for other systems
 
 need() { # need WHAT PACKAGE...
     missing+=("$1")
@@ -23,7 +23,7 @@ need() { # need WHAT PACKAGE...
 have() { command -v "$1" >/dev/null 2>&1; }
 have_python() { "$(dirname "${BASH_SOURCE[0]}")/python.sh" "$@" >/dev/null; }
 
-# The probe is what the build itself asks of a compiler.
+# The probe tests what the build needs from a compiler.
 compiles() {
     "$@" -x c -std=c11 -pthread - -o /dev/null >/dev/null 2>&1 <<'PROBE'
 #include <pthread.h>
@@ -49,7 +49,7 @@ need_compiler() {
         gcc | gcc-[0-9]*) need "a working $CC (gcc 10 or later)" "${words[0]}" libc6-dev ;;
         clang) need "a working $CC (clang 14 or later)" clang libc6-dev ;;
         clang-[0-9]*) need "a working $CC (clang 14 or later)" "${words[0]}" libc6-dev ;;
-        *) # which package brings it is anybody's guess
+        *) # its package is unknown
             echo "CC is '$CC', which is no gcc (10 or later) or clang (14 or later) that works." >&2
             exit 3
             ;;
@@ -72,7 +72,7 @@ need_build() {
     { have ld && have objcopy && have nm && have readelf; } || need binutils binutils
     if ! have pkg-config; then
         need pkg-config pkg-config
-        # Unknown without pkg-config, and harmless to ask for twice.
+        # Without pkg-config this is unknown; requesting a package twice is harmless.
         need 'jansson with its headers' libjansson-dev
     elif ! pkg-config --exists jansson; then
         need 'jansson with its headers' libjansson-dev
@@ -90,7 +90,7 @@ need_lint() {
     have mypy || need mypy mypy
 }
 
-# What else the Python package's build needs it gets from pip, CMake and ninja included where they are missing.
+# pip provides all else that the Python package's build needs, including missing CMake and ninja.
 need_wheel() {
     need_compiler
     have_python venv ensurepip || need 'Python 3.9 or later with venv and pip' python3 python3-venv
@@ -101,7 +101,7 @@ need_ci() {
     compiles clang || need 'clang 14 or later' clang
     compiles gcc || need gcc gcc libc6-dev
     have g++ || need g++ g++
-    # The examples in other languages. bindgen reads headers with clang's library.
+    # For the examples in other languages. bindgen reads headers with clang's library.
     bindgen --version >/dev/null 2>&1 || need bindgen bindgen clang
     rustc --version >/dev/null 2>&1 || need rustc rustc
     go version >/dev/null 2>&1 || need 'go 1.18 or later' golang-go
@@ -148,7 +148,7 @@ need_fresh() {
     [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || need "Debian's archive keys" debian-archive-keyring
 }
 
-PATH=$PATH:/usr/sbin:/sbin # debootstrap's home, which users other than root seldom have in PATH
+PATH=$PATH:/usr/sbin:/sbin # debootstrap's folder, which only root usually has in PATH
 case $purpose in
 build | lint | wheel | ci | aarch64 | fresh) "need_$purpose" ;;
 *)
@@ -180,7 +180,7 @@ if [ "$(id -u)" -ne 0 ]; then
     run=(sudo -n)
 fi
 
-# A package manager that is at work elsewhere (a fresh machine updating itself) is waited for. Nothing is removed:
+# Waits for another running package manager (a new machine updating itself). Removes nothing:
 # Debian's cross compilers, for one, do not go together with gcc-multilib.
 apt=("${run[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
 echo "Installing ${packages[*]}" >&2
@@ -193,6 +193,6 @@ for step in update "install -y --no-remove --no-install-recommends ${packages[*]
         exit 3
     fi
 done
-# A release that is too old has the packages but not the versions: ask again, once.
+# An old release may have the packages in too old versions: check once more.
 rm -f "$log"
 FMLA_DEPENDENCIES_TRIED=1 exec "$BASH" "${BASH_SOURCE[0]}" "$purpose"

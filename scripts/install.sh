@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# install.sh install|uninstall [BUILD] - what make install and make uninstall do. From the environment:
-#   PREFIX   where it is to be used from, /usr/local if unset
+# install.sh install|uninstall [BUILD] - runs make install and make uninstall. Environment variables:
+#   PREFIX   the folder of use, /usr/local if unset
 #   DESTDIR  a folder to stage the tree in, for packages
 # The build remembers what was installed last, and uninstall removes that.
 set -euo pipefail
@@ -11,7 +11,7 @@ record=$build/installed.txt
 
 absolute() { case $1 in '' | /*) printf '%s' "$1" ;; *) printf '%s' "$PWD/$1" ;; esac; }
 
-# The nearest folder that exists says whether a new one can be made.
+# The nearest existing folder decides whether a new one can be made.
 writable() {
     local folder=$1
     while [ ! -e "$folder" ]; do folder=$(dirname "$folder"); done
@@ -30,14 +30,14 @@ install)
         echo '  make install PREFIX=$HOME/.local' >&2
         exit 1
     fi
-    # Left by root, it would stop a user's next install.
+    # A file left by root would make a user's next install fail.
     rm -f "$build/install_manifest.txt" "$record"
     cmake --install "$build" --prefix "$prefix" >/dev/null
-    # CMake's list leaves DESTDIR out, and the last line without an end.
+    # CMake's list omits DESTDIR, and its last line has no newline.
     while IFS= read -r file || [ -n "$file" ]; do printf '%s\n' "$DESTDIR$file"; done \
         <"$build/install_manifest.txt" >"$record"
     cat "$record"
-    # The run-time linker knows new files in its own folders only after this.
+    # The run-time linker finds new files in its folders only after this.
     if [ -z "$DESTDIR" ] && [ "$(id -u)" -eq 0 ] && command -v ldconfig >/dev/null; then ldconfig; fi
     ;;
 uninstall)
@@ -48,7 +48,7 @@ uninstall)
     while IFS= read -r file; do
         [ -n "$file" ] || continue
         rm -f "$file"
-        # Folders of our own go when they are empty, the shared ones stay.
+        # Removes our own folders once empty; shared ones stay.
         case $(dirname "$file") in */flashmla) rmdir "$(dirname "$file")" 2>/dev/null || true ;; esac
     done <"$record"
     rm -f "$record"

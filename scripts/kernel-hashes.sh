@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# kernel-hashes.sh OUTPUT [ARCHITECTURE...] - SHA-256 of the machine code that nvcc makes of each .cu file of the library,
-#     for each architecture (80 and 90 unless others are given); of those under sm90/ for 90a alone, where 90 or 90a is
-#     among the architectures. checkattn --json takes the file kernels.sha256 beside itself into what it records.
-# kernel-hashes.sh --check RECORD... - are the kernels still those that the records (checkattn.json) say were checked on a
-#     GPU? The same toolkit makes the same machine code of the same kernel; a record of another toolkit is passed over. Exits
-#     1 if a kernel differs, is in no line of a record (those under sm90/: of a GPU of 9.0), or had failed; 77 if there is no
-#     nvcc, or no record of its toolkit.
+# kernel-hashes.sh OUTPUT [ARCHITECTURE...] - SHA-256 of the machine code that nvcc makes of each .cu file of the
+#     library, for each architecture (80 and 90 unless others are given); files under sm90/ only for 90a, if 90 or 90a
+#     is among the architectures. checkattn --json records the file kernels.sha256 beside itself.
+# kernel-hashes.sh --check RECORD... - checks that the kernels are those that the records (checkattn.json) say were
+#     tested on a GPU. One toolkit compiles a kernel to the same machine code each time; records of another toolkit are
+#     skipped. Exits 1 if a kernel differs, is missing in a record (kernels under sm90/: of a GPU of 9.0), or had
+#     failed; 77 without nvcc, or without a record of its toolkit.
 # kernel-hashes.sh --self-test
 #
-# Compiled anew, with the flags of the build (cmake/cuda.cmake), because a toolkit need not have cuobjdump, which could
-# take machine code out of what was built.
+# Kernels are compiled again with the build's flags (cmake/cuda.cmake), because a toolkit may lack cuobjdump, which
+# extracts machine code from a build.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=${FMLA_ROOT:-$here/..}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-find_nvcc() { # find_nvcc CODE: exits with it where there is none
+find_nvcc() { # find_nvcc CODE: exits with CODE if there is none
     nvcc=${CUDACXX:-}
     [ -n "$nvcc" ] || nvcc=$(command -v nvcc || true)
     [ -n "$nvcc" ] || nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
@@ -32,7 +32,7 @@ sources() { (cd "$root" && find src/cuda -name '*.cu' | LC_ALL=C sort); }
 
 hopper_only() { [[ $1 == src/cuda/sm90/* ]]; } # hopper_only SOURCE
 
-# targets SOURCE ARCHITECTURE...: those that the source is compiled for.
+# targets SOURCE ARCHITECTURE...: prints those for which the source is compiled.
 targets() {
     local source=$1 architecture
     shift
@@ -48,8 +48,8 @@ targets() {
     fi
 }
 
-# hash_one SOURCE ARCHITECTURE: prints both and the hash, or "refused" where nvcc fails. Paths within the machine code are
-# those from the root.
+# hash_one SOURCE ARCHITECTURE: prints both and the hash, or "refused" if nvcc fails. Paths in machine code are relative
+# to the root.
 hash_one() {
     local cubin sum=refused
     cubin=$(mktemp "$folder/cubin.XXXXXX")
@@ -60,8 +60,8 @@ hash_one() {
 }
 export -f hash_one
 
-# hash_all FILE: of every line of the file, a source and an architecture, what hash_one prints, in the file's order. They
-# are compiled side by side.
+# hash_all FILE: runs hash_one in parallel for every line (source, architecture); prints the results in the file's
+# order.
 hash_all() {
     export folder root nvcc
     xargs -r -L 1 -P "$(nproc)" bash -c 'hash_one "$@"' hash_one <"$1" >"$folder/sums"
@@ -90,7 +90,7 @@ make_list() {
     mv "$folder/list" "$output"
 }
 
-# One record of this toolkit; prints what is against it.
+# check_record RECORD: checks a record of this toolkit and prints its faults.
 check_record() {
     local record=$1 bad=0 source architecture was now
     sed -n 's/^ *{"source": "\([^"]*\)", "target": "sm_\([^"]*\)", "sha256": "\([0-9a-f]*\)"}.*/\1 \2 \3/p' "$record" \
@@ -111,7 +111,7 @@ check_record() {
     done <"$folder/recorded" >"$folder/wanted"
     hash_all "$folder/wanted" >"$folder/now"
     while read -r source architecture was; do
-        now=$(sed -n "s,^$source $architecture ,,p" "$folder/now") # nothing where the file is gone
+        now=$(sed -n "s,^$source $architecture ,,p" "$folder/now") # empty if the file is gone
         [ "$now" = "$was" ] || {
             echo "$record: $source: its machine code for sm_$architecture is no longer what was checked on that GPU"
             bad=1
@@ -136,7 +136,7 @@ check() {
     exit $bad
 }
 
-# A compiler that copies what it is given, but for Hopper's alone, and faults that must be seen.
+# Uses a fake compiler that copies its input (Hopper's files only for 90a), and faults that must be detected.
 self_test() {
     local tree=$folder/tree seen=0 rc
     mkdir -p "$tree/src/cuda/any" "$tree/src/cuda/sm90/decode"
@@ -177,7 +177,7 @@ NVCC
         }
         seen=$((seen + 1))
     }
-    listed() { # listed LINES ARCHITECTURE...: the list of the architectures has these lines, "file target" each
+    listed() { # listed LINES ARCHITECTURE...: checks that the list has these lines, "file target" each
         local lines=$1 came
         shift
         "$here/kernel-hashes.sh" "$folder/hashes" "$@"

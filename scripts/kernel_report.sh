@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# kernel_report.sh FOLDER REPORT - one line a kernel and GPU from what scripts/nvcc.sh kept under FOLDER, sorted: file,
-# kernel, GPU, registers, bytes of spill stores and loads, of stack, and of static shared memory. What ptxas warns of
-# stands in lines that begin with "!".
+# kernel_report.sh FOLDER REPORT - writes a sorted line for each kernel and GPU from the output that scripts/nvcc.sh
+# kept under FOLDER: file, kernel, GPU, registers, and bytes of spill stores, spill loads, stack and static shared
+# memory. Warnings of ptxas are lines that begin with "!".
 set -euo pipefail
 folder=$1 report=$2
 export LC_ALL=C

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 # lab.sh OUT | lab.sh --check - compiles the programs of lab/.
 #
-# OUT: a folder that receives one program for each lab/*.cu. --check compiles them as short as they can be (-DQUICK), links
-# nothing and keeps nothing. Exit code 77: there is no nvcc. They are for Hopper, by the instructions that they show.
+# OUT: a folder that receives one program for each lab/*.cu. --check compiles short versions (-DQUICK) without linking,
+# and keeps nothing. Exits 77 without nvcc. The programs need Hopper for their instructions.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 out=${1:?OUT or --check}

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# lint.sh - clang-format, clang-tidy, cppcheck, shellcheck, black and mypy over the files that git tracks, lab/ left out.
-# Every tool runs even after one has found something; exits 1 if any has.
+# lint.sh - runs clang-format, clang-tidy, cppcheck, shellcheck, black and mypy over the files that git tracks, except
+# lab/. Every tool runs, even after a failure; exits 1 if any failed.
 #
-# clang-format and black are pinned to one major version, since each lays out code differently. Where another one is
-# installed, that step alone is skipped, except under CI (CI=true), where it is an error.
+# clang-format and black are pinned to one major version, because versions format differently. With another version
+# installed, that step is skipped; under CI (CI=true) it is an error.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -39,7 +39,7 @@ format() {
     tracked '*.c' '*.h' '*.cu' '*.cuh' | xargs -0 -r -n 8 -P "$jobs" "$tool" --dry-run -Werror
 }
 
-# Leaves one entry of each file and set of definitions: a file that several targets compile would be read as often.
+# Keeps one entry for each file and set of definitions, so that files compiled by several targets are read once.
 once() {
     awk '/^\{/ { entry = ""; key = "" }
         { entry = entry $0 "\n" }
@@ -51,7 +51,7 @@ once() {
     mv "$1.once" "$1"
 }
 
-# One file a process, so that they share the cores; the output of a file stays together.
+# One process per file, so that all cores work and each file's output stays together.
 tidy_one() {
     local output
     if ! output=$(clang-tidy --quiet -p "$1" "$2" 2>&1); then
@@ -66,7 +66,7 @@ tidy() {
         tr '\n' '\0' | xargs -0 -r -n 1 -P "$jobs" bash -c 'tidy_one "$@"' tidy "$1"
 }
 
-# invalidFunctionArg takes log(0) for a mistake; here it is -inf, the lse of a row without keys.
+# invalidFunctionArg reports log(0), which is meant here: -inf, the lse of a row without keys.
 check_c() {
     cppcheck --quiet --project="$1/compile_commands.json" -j "$jobs" --std=c11 --error-exitcode=1 \
         --enable=warning,performance,portability --inline-suppr --suppress=invalidFunctionArg --template=gcc \
@@ -80,7 +80,7 @@ shell() {
     } | xargs -0 -r -n 8 -P "$jobs" shellcheck
 }
 
-# Line length and Python version of both are pyproject.toml's.
+# pyproject.toml sets line length and Python version for both.
 black_format() {
     local version
     version=$(black --version)
@@ -92,12 +92,12 @@ black_format() {
     tracked '*.py' | xargs -0 -r black --quiet --check --diff
 }
 
-# The package alone. PyTorch and NumPy need not be installed.
+# Checks only the package. PyTorch and NumPy need not be installed.
 types() {
     mypy --no-error-summary --cache-dir "$1/mypy"
 }
 
-# The compile commands alone; nothing is built.
+# Generates the compile commands; builds nothing.
 database=build/lint
 rm -rf "$database"
 if ! log=$(cmake --preset release -B "$database" -DFMLA_CUDA=OFF 2>&1); then

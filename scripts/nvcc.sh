@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# nvcc.sh REPORT NVCC ARGUMENT... - runs nvcc and keeps what ptxas says of each kernel (-Xptxas -v) in REPORT. Shown is
-# only what is no information: warnings, or all of it if nvcc fails.
+# nvcc.sh REPORT NVCC ARGUMENT... - runs nvcc and keeps ptxas's output for each kernel (-Xptxas -v) in REPORT. Prints
+# only warnings, or everything if nvcc fails.
 set -euo pipefail
 report=$1
 shift
@@ -10,5 +10,5 @@ if ! "$@" >"$report.new" 2>&1; then
     exit 1
 fi
 grep -vE '^ptxas info|^ *[0-9]+ bytes stack frame|^$' "$report.new" >&2 || true
-grep -F 'Potential Performance Loss' "$report.new" >&2 || true # said as information
+grep -F 'Potential Performance Loss' "$report.new" >&2 || true # ptxas reports it as information
 mv "$report.new" "$report"

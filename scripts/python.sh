@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# python.sh MODULE... - prints a Python of 3.9 or later that can import these; exits 3 if there is none. Beside the first in
-# PATH the system's is asked, which is the one that Debian's packages of modules serve.
+# python.sh MODULE... - prints a Python of 3.9 or later that can import these; exits 3 if there is none. Tries the first
+# in PATH, then the system's, for which Debian packages modules.
 set -euo pipefail
 modules=$(printf ', %s' "$@")
 for python in python3 /usr/bin/python3; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# test-fresh.sh - does what the README says work where nothing was prepared?
+# test-fresh.sh - tests that the README's commands work on an unprepared system.
 #
 # In a minimal Debian (debootstrap; git and make added) with a clone of HEAD:
 #   1. a user who may not install anything gets the one line to run, and exit 3
@@ -22,7 +22,7 @@ if [ "${1:-}" != --as-root ]; then
     fi
     scripts/dependencies.sh fresh
 
-    # The clone's source is packed before any change of user: git refuses another user's repository.
+    # Packs the source before any change of user, because git refuses another user's repository.
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     git bundle create "$work/flashmla.bundle" HEAD 2>/dev/null
@@ -32,7 +32,7 @@ if [ "${1:-}" != --as-root ]; then
     mkdir -p "$cache"
     root=()
     [ "$(id -u)" -eq 0 ] || root=(sudo -n)
-    # In a mount namespace of its own nothing that debootstrap mounts can outlive it or be seen elsewhere.
+    # In a separate mount namespace, debootstrap's mounts end with it and are not visible elsewhere.
     "${root[@]}" env http_proxy="${http_proxy:-}" https_proxy="${https_proxy:-}" TMPDIR="${TMPDIR:-/var/tmp}" \
         PATH="$PATH:/usr/sbin:/sbin" FMLA_DEBIAN_MIRROR="${FMLA_DEBIAN_MIRROR:-}" \
         unshare --mount --propagation private \
@@ -44,7 +44,7 @@ bundle=$2 cache=$3
 tree=$(mktemp -d "$TMPDIR/flashmla-fresh.XXXXXX")
 log=$tree.log
 remove_tree() {
-    # Never into something that is still mounted.
+    # Does not delete a tree in which something is still mounted.
     if grep -q " $tree/" /proc/self/mountinfo; then
         echo "left in place, something is mounted in it: $tree" >&2
     else
@@ -59,7 +59,7 @@ chmod 755 "$tree"
 
 mirror=$FMLA_DEBIAN_MIRROR
 if [ -z "$mirror" ] && grep -qs '^ID=debian$' /etc/os-release; then
-    # This machine's own mirror, in either of apt's two formats. Seldom are all of these files there.
+    # Uses this machine's mirror, from either of apt's two formats; some of these files are usually missing.
     mirror=$({ cat /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources} 2>/dev/null || true; } |
         sed -nE 's#^(URIs:|deb( \[[^]]*\])?) +(https?://[^ ]*/debian)/?( .*)?$#\3#p' | sed -n 1p)
 fi
@@ -80,12 +80,12 @@ else
     tar --numeric-owner -C "$tree" -xpf "$base"
 fi
 
-# The way to the network is this machine's.
+# The tree uses this machine's network settings.
 cp /etc/resolv.conf "$tree/etc/resolv.conf"
 printf 'deb %s %s main\n' "$mirror" "$suite" >"$tree/etc/apt/sources.list"
 apt-config dump | grep -E '^Acquire::(https?::Proxy|Check-(Date|Valid-Until)) ' >"$tree/etc/apt/apt.conf.d/90host" || true
 
-# Its own processes and mounts; all of them end with the command.
+# Processes and mounts inside end with the command.
 inside() { # inside [unshare's options] -- COMMAND
     local options=()
     while [ "$1" != -- ]; do
@@ -93,7 +93,7 @@ inside() { # inside [unshare's options] -- COMMAND
         shift
     done
     shift
-    # proc is mounted where unshare itself still is: on the tree's path, in the new namespace only.
+    # unshare mounts proc before chroot, so on the tree's path, in the new namespace only.
     unshare --mount --propagation private --pid --fork --kill-child --mount-proc="$tree/proc" "${options[@]}" \
         env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb \
         http_proxy="${http_proxy:-}" https_proxy="${https_proxy:-}" chroot "$tree" "$@" </dev/null
@@ -105,7 +105,7 @@ inside -- bash -euc '
     cd /root && git clone -q flashmla.bundle flashmla 2>/dev/null && git -C flashmla log -1 --format="cloned %h"
     cp -a flashmla /home/newcomer/ && chown -R newcomer: /home/newcomer/flashmla'
 
-# A command's output is shown by its last lines, and whole if it fails.
+# Shows the last lines of a command's output, or all of it if the command fails.
 run() { # run LINES COMMAND...
     local lines=$1 start=$SECONDS
     shift
@@ -118,7 +118,7 @@ run() { # run LINES COMMAND...
     echo "-- $((SECONDS - start)) s"
 }
 
-# ---- 1. Who may not install is told what to run ------------------------------------------------------------------
+# ---- 1. A user who may not install gets the line to run ----------------------------------------------------------
 
 say 'A user without root, nothing installed: must be told what to run'
 status=0
@@ -140,7 +140,7 @@ run 45 inside -- bash -c 'cd ~/flashmla && make demo'
 say 'make test, as root'
 run 15 inside -- bash -c 'cd ~/flashmla && make test'
 
-# ---- 3. Everything there: neither root nor network ---------------------------------------------------------------
+# ---- 3. Everything installed: neither root nor network -----------------------------------------------------------
 
 say 'make demo && make test, as a user without root, without network'
 run 15 inside --net -- su newcomer -c 'cd ~/flashmla && make demo && make test'

@@ -21,7 +21,7 @@ oracle() { # oracle K/N: that part of the cases
     grep -q '^partial dense_decode cpu-avx2: ' result # a kernel that was not reached fails
 }
 
-run_batch() { # run_batch MORE OPTION...: run, with MORE if that is not empty, of what make-input makes with the options
+run_batch() { # run_batch MORE OPTION...: makes an input with the options and runs it, with MORE if not empty
     local more=$1
     shift
     "$build/flashmla" make-input batch.safetensors --seq-lens 0,1,65,140 --heads 18 "$@" >/dev/null

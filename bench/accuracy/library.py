@@ -57,7 +57,7 @@ def where_arrays_are():
 
 
 def call_bf16(x, arrays, cache, scale):
-    """Mode bf16: products in bf16 of dequantised values."""
+    """Computes mode bf16: products in bf16 of dequantised values."""
     q = arrays.array(x.q[None, None], arrays.of_q)
     kv_scale = None if scale is None else arrays.array([scale], "float32")
     options = dict(softmax_scale=x.scale, is_fp8_kvcache=True, kv_scale=kv_scale)
@@ -65,7 +65,7 @@ def call_bf16(x, arrays, cache, scale):
 
 
 def call_fp8(x, arrays, cache, scale):
-    """Mode fp8: e4m3 products of queries that the caller quantised, all rows with one scale."""
+    """Computes mode fp8: e4m3 products of queries that the caller quantised, all rows with one scale."""
     of_q = float(fp32(numpy.abs(x.q).max() / 448))
     q = arrays.array(e4m3(fp32(x.q / of_q))[None, None].astype(numpy.float32), "float8_e4m3fn")
     scales = [arrays.array([of], "float32") for of in (of_q, scale)]
@@ -74,12 +74,12 @@ def call_fp8(x, arrays, cache, scale):
 
 
 def tables(x, arrays):
-    """One request, whose pages follow each other."""
+    """Returns table and lengths of one request, whose pages are in order."""
     return arrays.array(numpy.arange(len(x.k) // PAGE)[None], "int32"), arrays.array([len(x.k)], "int32")
 
 
 def calls_of(arrays):
-    """(mode, cache, call) of all that the package and these arrays have."""
+    """Returns (mode, cache, call) for all modes that the package and these arrays support."""
     found = [("bf16", "FP8_576", call_bf16), ("bf16", "FP8_656", call_bf16)]
     if hasattr(flash_mla, "flash_mla_with_kvcache_fp8") and arrays.of_q == "bfloat16":
         found.append(("fp8", "FP8_576", call_fp8))
@@ -87,7 +87,7 @@ def calls_of(arrays):
 
 
 def measured(x, arrays):
-    """(name, results) of the package's calls."""
+    """Yields (name, results) of the package's calls."""
     slots, k = arrays.array(numpy.arange(len(x.k)), "int64"), arrays.array(x.k, "float32")
     for mode, kv_format, call in calls_of(arrays):
         scale = scale_576(x.k) if kv_format == "FP8_576" else None
@@ -99,6 +99,6 @@ def measured(x, arrays):
 
 
 def of_library():
-    """Kinds of lines and their functions, and what else the lines say."""
+    """Returns the kinds of lines with their functions, and the other fields of the lines."""
     arrays = where_arrays_are()
     return {"measured": lambda x: measured(x, arrays)}, dict(device=arrays.device, q=arrays.of_q)

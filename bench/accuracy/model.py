@@ -14,7 +14,7 @@ BLOCK = 8192  # keys whose products are in memory at once
 
 
 def draws_of(keys):
-    """How often all inputs are drawn: heavy tails differ from draw to draw."""
+    """Number of draws of all inputs: heavy tails differ from draw to draw."""
     return min(8, max(2, 16384 // keys))
 
 
@@ -56,7 +56,7 @@ DISTRIBUTIONS = {
 
 
 class Problem:
-    """ROWS rows of queries over `keys` keys, in fp32, the exact result, and caches of the keys."""
+    """ROWS rows of queries and `keys` keys in fp32, with the exact result and caches of the keys."""
 
     def __init__(self, distribution, keys, draw):
         random = numpy.random.default_rng([SEED, list(DISTRIBUTIONS).index(distribution), keys, draw])
@@ -74,7 +74,7 @@ class Problem:
 
     @functools.cached_property
     def cut_scores(self):
-        """Scores of each cache with e4m3 queries, summed as tensor cores do."""
+        """Returns scores of each cache with e4m3 queries, summed as tensor cores do."""
         return [self.scores(cache, e4m3_products) for cache in self.caches]
 
     def scores(self, cache, products):
@@ -83,7 +83,7 @@ class Problem:
 
 
 def weights(s):
-    """exp(s − largest), their sum, and lse."""
+    """Returns exp(s − largest), their sum, and lse."""
     largest = s.max(axis=1, keepdims=True)
     p = numpy.exp(s - largest)
     total = p.sum(axis=1, keepdims=True)
@@ -94,14 +94,14 @@ def weights(s):
 
 
 def power_of_two(x):
-    """The largest one that is not above x, of fp32 or double, which are not subnormal."""
+    """Returns the largest power of two not above x, for fp32 or double without subnormals."""
     if x.dtype == numpy.float32:
         return (x.view(numpy.uint32) & numpy.uint32(0x7F800000)).view(numpy.float32)
     return (x.view(numpy.uint64) & numpy.uint64(0x7FF << 52)).view(numpy.float64)
 
 
 def nearest(x, digits, least, most):
-    """To so many binary digits behind the first, half-way to even; `least` is the smallest normal number."""
+    """Rounds to `digits` binary digits after the first, ties to even; `least` is the smallest normal number."""
     step = power_of_two(numpy.maximum(numpy.abs(x), least))
     step *= 2.0**-digits
     rounded = x / step
@@ -131,7 +131,7 @@ def scale_576(k):
 
 
 class Cache576:
-    """576 codes of e4m3 a token, one scale."""
+    """A cache with 576 e4m3 codes a token and one scale."""
 
     name = "FP8_576"
 
@@ -141,7 +141,7 @@ class Cache576:
         self.values = self.codes * self.scale
 
     def queries(self, q):
-        """Codes, and the scale of each row."""
+        """Returns the codes, and the scale of each row."""
         scale = fp32(numpy.abs(q).max(axis=1, keepdims=True) / 448)
         return e4m3(fp32(q / scale)), scale
 
@@ -150,7 +150,7 @@ class Cache576:
 
 
 class Cache656:
-    """512 codes, a scale for each 128 of them, 64 values of RoPE in bf16."""
+    """A cache with 512 codes, a scale per 128 of them, and 64 RoPE values in bf16 a token."""
 
     name = "FP8_656"
 
@@ -178,14 +178,14 @@ class Cache656:
 
 
 def cut_off(x, unit):
-    """x / unit without the digits behind the point; towards zero."""
+    """Returns x / unit, truncated towards zero."""
     return numpy.trunc(x / unit)
 
 
 def summed(a, b, group, digits, of_sum, dtype):
-    """a [rows, n] times b [n, columns]. A group of terms, and the sum so far, are cut off at 2^-digits of the power of two that the
-    largest of them has, and added; of the result `of_sum` digits stay behind the first (None: all). `dtype` holds all of it
-    exactly."""
+    """Multiplies a [rows, n] by b [n, columns]. A group of terms and the sum so far are truncated at 2^-digits of the power of
+    two in the largest of them, and added; the result keeps `of_sum` digits after the first (None: all). `dtype` represents all of
+    this exactly."""
     a, b = a.astype(dtype), b.astype(dtype)
     total = numpy.zeros((len(a), b.shape[1]), dtype)
     for first in range(0, a.shape[1], group):
@@ -210,12 +210,12 @@ def by_columns(a, b, *how):
 
 
 def e4m3_products(a, b):
-    """Hopper's: each of 32 terms is cut off at 2^-13 of the largest, the sum so far included."""
+    """Multiplies as Hopper does: 32 terms and the sum so far are truncated at 2^-13 of the largest."""
     return by_columns(a, b, 32, 13, None, numpy.float32)
 
 
 def fp16_products(a, b):
-    """Hopper's, of fp16 or bf16, with sums in fp32."""
+    """Multiplies fp16 or bf16 as Hopper does, with sums in fp32."""
     return by_columns(a, b, 16, 25, 23, numpy.float64)
 
 
@@ -227,7 +227,7 @@ def exact_products(a, b):
 
 
 def sources(x):
-    """(name, results) of each step alone; results are (out, exact out) or (out, exact out, lse, exact lse)."""
+    """Yields (name, results) of each step alone; results are (out, exact out) or (out, exact out, lse, exact lse)."""
 
     def with_keys(k):
         p, total, lse = weights(x.scale * (x.q @ k.T))
@@ -255,7 +255,7 @@ def sources(x):
 
 
 def modes(x):
-    """(name, results) of all steps together: the mode, and the cache."""
+    """Yields (name, results) of all steps together; the name has the mode and the cache."""
     for cache, values in (("BF16", x.k), *((cache.name, cache.values) for cache in x.caches)):
         values = bf16(values)
         p, total, lse = weights(x.scale * (bf16(x.q) @ values.T))
@@ -274,7 +274,7 @@ OF_MODEL = {"source": sources, "mode": modes}
 
 
 def errors(results):
-    """By their names in the record, of the results of all draws."""
+    """Returns the errors of the results of all draws, by their names in the record."""
     out, exact_out, *of_lse = (numpy.concatenate(parts) for parts in zip(*results))
     cross, square = (out * exact_out).sum(), (exact_out**2).sum()
     found = dict(
@@ -288,7 +288,7 @@ def errors(results):
 
 
 def lines_of(distribution, keys, kinds, more):
-    """Lines of the record: of each kind and its function, all that this finds."""
+    """Yields the lines of the record for each kind and the results of its function."""
     results = {}
     for draw in range(draws_of(keys)):
         x = Problem(distribution, keys, draw)

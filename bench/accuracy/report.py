@@ -59,7 +59,7 @@ def table(header, rows):
 
 
 def words_of(name):
-    """A mode and its cache, as the document calls them."""
+    """Returns the document's name of a mode and its cache."""
     mode, _, cache = name.partition(" ")
     return f"`{mode}` over `{cache}`" if mode != "all-e4m3" else f"all e4m3 over `{cache}`"
 
@@ -76,7 +76,7 @@ BIASED = (  # shown under "bias"
 
 
 def tables_of(record):
-    """{name: lines}, as the document has them."""
+    """Returns {name: lines} of the document's tables."""
 
     def by_distribution(kind, names, field, show, device=None):
         rows = [[show(record.value(kind, n, d, AT, field, device)) for d in DISTRIBUTIONS] for n in names]

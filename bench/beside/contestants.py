@@ -18,7 +18,7 @@ from beside.rows import D_V, ROPE
 
 
 def first(results):
-    """The output, of a function that may return more."""
+    """Returns the output of a function that may return more."""
     return results if isinstance(results, torch.Tensor) else results[0]
 
 
@@ -27,7 +27,7 @@ def differentiable(tensors):
 
 
 def gradients(output, inputs, dout):
-    """The call that is timed, of a forward pass that has been made."""
+    """Returns the timed call; the forward pass is already done."""
     return lambda: torch.autograd.grad(output, inputs, dout, retain_graph=True)
 
 
@@ -91,7 +91,7 @@ class Ours:
         return self.mha_backward(x, deterministic=True)
 
     def mha_backward_direct(self, x):
-        """The operator that autograd's call ends in, which writes the gradients of all tokens."""
+        """Calls the operator under autograd's call, which writes the gradients of all tokens."""
         inputs, longest = (x.q, x.k, x.v, x.ends, x.ends), (x.longest, x.longest)
         output, lse = self.functions.flash_attn_varlen_func(*inputs, *longest, causal=x.causal)
         made = tuple(torch.full_like(tensor, math.nan) for tensor in inputs[:3])
@@ -106,7 +106,7 @@ class Ours:
 
 
 class FlashMLA:
-    """FlashMLA as vLLM's wheel contains it. A first call makes the plan of a decode, and the timed calls get it."""
+    """FlashMLA from vLLM's wheel. A first call makes the plan of a decode, which timed calls get."""
 
     def __init__(self, folder):
         self.functions = library(folder, "_flashmla_C")
@@ -135,7 +135,7 @@ class FlashMLA:
 
 
 class VllmFp8:
-    """vLLM's dense decode with FP8 products, which its wheel contains beside FlashMLA."""
+    """vLLM's dense decode with FP8 products, from the same wheel as FlashMLA."""
 
     def __init__(self, folder):
         self.functions = library(folder, "_flashmla_extension_C")
@@ -149,8 +149,8 @@ class VllmFp8:
 
 
 class FlashAttention3:
-    """FlashAttention-3 as vLLM's wheel contains it. Its operators take every argument by its place: these are the names
-    in that order, with what is passed where a call says nothing."""
+    """FlashAttention-3 from vLLM's wheel. Its operators take only positional arguments: these are the names in order, with
+    defaults."""
 
     MASK = dict(is_causal=True, window_size_left=-1, window_size_right=-1)
     SPLITS = dict(num_splits=0, pack_gqa=None, sm_margin=0)  # 0: the library chooses the number
@@ -183,7 +183,7 @@ class FlashAttention3:
         return self.functions.get_scheduler_metadata(*in_order(self.PLAN, given))
 
     def dense_decode(self, x):
-        """MLA as attention with keys of 64 elements and values of 512, which a part of a query (q_v) multiplies."""
+        """Computes MLA with keys of 64 elements and values of 512, which a part of a query (q_v) multiplies."""
         b, s_q, h_q, _ = x.q.shape
         sizes = dict(max_seqlen_q=s_q, max_seqlen_k=x.longest, seqused_k=x.lengths)
         widths = dict(num_heads=h_q, num_heads_k=1, headdim=ROPE, headdim_v=D_V)
@@ -205,7 +205,7 @@ class FlashAttention3:
 
 
 class FlashAttention4:
-    """FlashAttention-4 of its own wheel, which compiles a kernel at the first call of a kind."""
+    """FlashAttention-4 from its own wheel, which compiles a kernel at the first call of each kind."""
 
     def __init__(self, folder):
         packages = folder / "fa4"
@@ -229,7 +229,7 @@ class FlashAttention4:
 
 
 class ScaledDotProduct:
-    """What PyTorch's scaled_dot_product_attention calls, a `backend`, on tensors with the heads before the tokens."""
+    """A `backend` of PyTorch's scaled_dot_product_attention, on tensors with heads before tokens."""
 
     def attention(self, x, by_head):
         with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, self.backend)):
@@ -259,13 +259,13 @@ class CuDNN(ScaledDotProduct):
 
 
 def padded(values, keys):
-    """With zeros up to the keys' length."""
+    """Pads values with zeros to the keys' length."""
     return torch.nn.functional.pad(values, (0, keys.shape[-1] - values.shape[-1]))
 
 
 class FlashAttention2(ScaledDotProduct):
-    """FlashAttention-2 as PyTorch has it. It wants values as long as the keys: shorter ones are padded with zeros
-    before the call, and the first part of the longer output, or gradient, is its result."""
+    """FlashAttention-2 from PyTorch. It needs values as long as keys: shorter ones are padded with zeros before the call, and the
+    first part of the output, or gradient, is the result."""
 
     backend = "FLASH_ATTENTION"
 
@@ -278,7 +278,7 @@ class FlashAttention2(ScaledDotProduct):
         return lambda: self.attention(x, by_head).transpose(1, 2)[..., : v.shape[-1]]
 
     def mha_backward(self, x):
-        """Of tensors in the order of tokens, then heads, in which it is faster than in the other one."""
+        """Uses tensors ordered by tokens, then heads, for which it is faster."""
         q, k, v = x.batch
         inputs = differentiable((q, k, padded(v, k)))
         output = self.attention(x, [tensor.transpose(1, 2) for tensor in inputs])
@@ -303,7 +303,7 @@ PEERS = {
 
 
 def in_order(defaults, given):
-    """The arguments of an operator that takes them all, by their places."""
+    """Returns all arguments of an operator, by position."""
     unknown = given.keys() - defaults.keys()
     if unknown:
         raise TypeError(f"no arguments of the operator: {unknown}")
@@ -311,7 +311,7 @@ def in_order(defaults, given):
 
 
 def library(folder, name):
-    """The operators of an extension of PyTorch."""
+    """Loads the operators of an extension of PyTorch."""
     file = folder / f"{name}.abi3.so"
     if not file.is_file():
         raise FileNotFoundError(f"{file} is not there")
@@ -326,7 +326,7 @@ def version_in(folder, distribution):
 
 
 def contestants_for(rows, folder):
-    """({name: contestant}, {name: why there is none}), of all that the rows ask for."""
+    """Returns ({name: contestant}, {name: why it is missing}) for all contestants of the rows."""
     present, absent = {"ours": Ours()}, {}
     for name, peer in PEERS.items():
         if any(name in row.peers for row in rows):

@@ -21,7 +21,7 @@ ROPE = 64  # last elements of a key, which encode its position
 
 
 class Limits(NamedTuple):
-    """Of two results that agree."""
+    """Bounds for two results that agree."""
 
     cosine: float  # at least
     worst: float  # at most: largest difference of an element, relative to the root mean square of its row
@@ -31,7 +31,7 @@ OF_BF16 = Limits(0.9999, 0.1)  # rounding to bf16 gives a worst element of 0.03
 
 
 class Problem:
-    """What a class says only where it differs."""
+    """Defaults that a class overrides."""
 
     captured = True  # a run replays a graph; else it is a call
     results = ("output",)
@@ -93,7 +93,7 @@ class DenseFp8(Problem):
         "ours_bf16": ("ours", "dense_decode_of_bytes"),
         "ours_bf16_cache": ("ours", "dense_decode_of_values"),
     }
-    limits = Limits(0.9995, 0.3)  # PyTorch: 0.9997 and 0.17 with queries rounded otherwise, or weights in e4m3
+    limits = Limits(0.9995, 0.3)  # PyTorch measures 0.9997 and 0.17 with other rounding of queries, or weights in e4m3
     page = 64
 
     def inputs(self, chance):
@@ -115,7 +115,7 @@ class DenseFp8(Problem):
         return dict(cache=values.to(torch.float8_e4m3fn), descale_k=torch.ones(1))
 
     def reference(self, x):
-        """(a function that takes the last request from an output, what fp32 arithmetic gives for it)"""
+        """Returns (a function that takes the last request from an output, its result in fp32 arithmetic)."""
         pages = x.cache.view(torch.uint8)[x.table[-1].long()]
         tokens = pages.flatten(0, 2)[: self.s_k]
         return lambda output: (output[-1],), (attended(self.query_values(x)[-1], self.key_values(tokens), x.scale),)
@@ -292,8 +292,8 @@ class MhaGradients(Mha):
         return x
 
     def reference(self, x):
-        """(a function that takes a part from results, what fp32 arithmetic gives for it): the last sequence and the
-        first key head with its query heads."""
+        """Returns (a function that takes a part of results, its result in fp32 arithmetic): the last sequence and the first key
+        head with its query heads."""
         tokens, heads = slice((self.b - 1) * self.s, None), slice(self.h // self.h_kv)
         q, k, v, dout = (tensor[tokens].float() for tensor in (x.q[:, heads], x.k[:, 0], x.v[:, 0], x.dout[:, heads]))
 
@@ -404,14 +404,14 @@ FORCED = {"sm80": "mha_forward=cuda-sm80", "sm80_bwd": "mha_backward=cuda-sm80"}
 
 
 def shape_of(row):
-    """The sizes that a line of results has."""
+    """Returns the sizes for a line of results."""
     shape = asdict(row)
     shape.pop("kind", None)
     return shape
 
 
 def words_for(row):
-    """What is printed of a row."""
+    """Returns the printed form of a row."""
     shape = {name: value for name, value in shape_of(row).items() if value is not None}
     if "extra" in shape:
         shape["extra"] = ",".join(map(str, shape["extra"]))
@@ -426,7 +426,7 @@ def normal(*shape, deviation=0.1):
 
 
 def lists(b, s_q, topk, s_k, tokens):
-    """[b, s_q, topk]: each token names topk of its request's s_k places, in random order, each at most once. Requests
+    """Draws lists [b, s_q, topk]: each token names topk of its request's s_k places, in random order, each at most once. Requests
     share places only where the cache has too few tokens for all."""
     own = min(s_k, tokens)
     begins = [request * own % (tokens - own + 1) for request in range(b)]
@@ -435,7 +435,7 @@ def lists(b, s_q, topk, s_k, tokens):
 
 
 def packed_cache(tokens, layout, page, deviation=0.1):
-    """A cache in pages of so many tokens, which flash_mla quantised: FP8_656 and FP8_584 are FlashMLA's own layouts."""
+    """Makes a cache in pages of so many tokens, quantised by flash_mla: FP8_656 and FP8_584 are FlashMLA's own layouts."""
     import flash_mla
 
     size, latent = {"FP8_656": (656, 512), "FP8_584": (584, 448)}[layout]
@@ -447,14 +447,14 @@ def packed_cache(tokens, layout, page, deviation=0.1):
 
 
 def attended(q, k, scale):
-    """What the last tokens of a request see of its keys: q is [tokens, heads, d_qk], k [keys, d_qk]."""
+    """Computes attention of a request's last tokens: q is [tokens, heads, d_qk], k [keys, d_qk]."""
     tokens, places = torch.arange(len(q)), torch.arange(len(k))
     hidden = places > len(k) - len(q) + tokens[:, None, None]
     return (q @ k.T * scale).masked_fill(hidden, -math.inf).softmax(-1) @ k[:, :D_V]
 
 
 def sequences(lengths, row):
-    """Sequences of so many tokens one after the other, as queries and as keys."""
+    """Makes sequences of so many tokens, one after the other, as queries and keys."""
     ends = torch.tensor([0, *lengths]).cumsum(0)
     pairs = row.h * sum(length * length for length in lengths) / (2 if row.causal else 1)
     return SimpleNamespace(
@@ -472,7 +472,7 @@ def sequences(lengths, row):
 
 
 def gradients_of_head(q, k, v, dout, scale, causal):
-    """(dq, dk, dv) of the query heads that share a key head: q and dout are [s, heads, d], k and v [s, d]."""
+    """Returns (dq, dk, dv) of the query heads that share a key head: q and dout are [s, heads, d], k and v [s, d]."""
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     places = torch.arange(len(k))
     for head in range(q.shape[1]):

@@ -15,12 +15,12 @@ except ImportError:  # only timing needs it
 from beside.contestants import brief
 from beside.rows import OF_BF16, normal
 
-AHEAD = 4_000_000  # clocks, some 2 ms: the GPU waits this long before a call that is not captured, so that the host gets ahead
+AHEAD = 4_000_000  # clocks, some 2 ms: the GPU waits this long before an uncaptured call, so that the host gets ahead
 LONGEST = 0.5  # seconds: longer calls are not timed; if all runs would take longer, a contestant has fewer runs
 
 
 def difference(ours, theirs, name="output", together=1, least_row=0.0, whose="ours", limits=OF_BF16):
-    """What is wrong with a peer's output; None where it agrees with ours. A NaN in either agrees with nothing."""
+    """Returns what is wrong with a peer's output; None if it agrees with ours. NaN agrees with nothing."""
     width = ours.shape[-1]
     if theirs.shape[-1] != width or theirs.numel() != ours.numel():
         return f"its {name} is of shape {tuple(theirs.shape)}, {whose} of {tuple(ours.shape)}"
@@ -43,14 +43,14 @@ def difference(ours, theirs, name="output", together=1, least_row=0.0, whose="ou
 
 
 def largest_of(values, together):
-    """In place of each the largest of so many that stand together."""
+    """Replaces each element by the largest of its group of neighbours."""
     count = len(values)
     padded = torch.nn.functional.pad(values, (0, -count % together)).view(-1, together)
     return padded.amax(1).repeat_interleave(together)[:count]
 
 
 def first_difference(row, ours, theirs, whose, limits):
-    """That of the first of a row's results that differs."""
+    """Returns the difference of the first result of a row that differs."""
     measure = (row.together, row.least_row, whose, limits)
     found = (difference(a, b, name, *measure) for a, b, name in zip(ours, theirs, row.results))
     return next(filter(None, found), None)
@@ -61,7 +61,7 @@ def same_bits(left, right):
 
 
 class Prepared(NamedTuple):
-    """What is timed: the call of a contestant, which may hold what its graph reads, and what is done in a run."""
+    """A timed call of a contestant, with the memory that its graph reads, and the function of a run."""
 
     call: Any
     run: Any
@@ -75,7 +75,7 @@ class TooSlow(Exception):
 
 
 def captured(call):
-    """(a graph of the call, the output that its second replay wrote)"""
+    """Returns (a graph of the call, the output of its second replay)."""
     for _ in range(2):  # one-time work: kernels are loaded or compiled, plans are made
         call()
     torch.cuda.synchronize()
@@ -110,7 +110,7 @@ def prepared(call, row, runs):
 
 
 def what_comes_before(flush):
-    """What is done before each run, outside of its time."""
+    """Returns the function that runs before each run, untimed."""
     if flush == "read":
         memory = torch.zeros(512 << 20, dtype=torch.uint8).view(torch.int32)
         return lambda: torch.amax(memory)
@@ -143,12 +143,12 @@ def medians_us(prepared, before, captured=True):
 
 
 def calls_of(row):
-    """{name in a line: (contestant, method)} of all that take part."""
+    """Returns {name in a line: (contestant, method)} of all participants."""
     return {**{name: (name, row.operation) for name in ("ours", *row.peers)}, **row.variants}
 
 
 class Session:
-    """What rows share: `before` is done before each run, and who is in `left_out` takes no part."""
+    """State that rows share: `before` is called before each run; contestants in `left_out` do not take part."""
 
     def __init__(self, present, absent, seed, before, runs, left_out=()):
         self.present, self.absent, self.seed, self.before, self.runs = present, absent, seed, before, runs
@@ -156,7 +156,7 @@ class Session:
         self.too_slow = {}  # {(kind, name): fewest FLOP of a call that was too slow}
 
     def prepare(self, row, x):
-        """({name: Prepared}, what went wrong)"""
+        """Returns ({name: Prepared}, what went wrong)."""
         ready, wrong = {}, [f"{name} is not there" for name in row.peers if name in self.absent]
         for name, (contestant, method) in calls_of(row).items():
             if contestant not in self.present or name in self.left_out:
@@ -173,7 +173,7 @@ class Session:
         return ready, wrong
 
     def outcome(self, row):
-        """(what was measured or {}, what went wrong). A row is timed where ours is there and every output agrees."""
+        """Returns (measurements or {}, what went wrong). A row is timed if ours is present and every output agrees."""
         torch.manual_seed(self.seed)
         try:
             x = row.inputs(random.Random(self.seed))
@@ -198,8 +198,7 @@ class Session:
 
 
 def disagreements(row, x, ready):
-    """What differs of the results: of ours from fp32 arithmetic, of others from ours, of a deterministic call from a
-    second one."""
+    """Returns the differences of ours from fp32 arithmetic, of others from ours, and between two deterministic calls."""
     ours, texts = ready["ours"].results, []
     if row.reference:
         part, expected = row.reference(x)
@@ -230,7 +229,7 @@ COLUMNS = ("ratio", "ratio_deterministic", "share_deterministic")
 
 
 def rows_counted_with(group, row):
-    """The name under which the summary counts a row."""
+    """Returns the name under which the summary counts a row."""
     if not group.startswith(("mha", "sm80")):
         return group
     heads = f", {row.h}/{row.h_kv} heads" if row.operation == "mha_backward" and row.h != row.h_kv else ""
@@ -238,7 +237,7 @@ def rows_counted_with(group, row):
 
 
 def summary(rows, lines, wrong):
-    """Lines of text about (group, row) pairs, the line written for each (None: not timed), and what went wrong."""
+    """Returns lines of text about (group, row) pairs, the line written for each (None: not timed), and what went wrong."""
     found, texts = {}, []
     for (group, row), line in zip(rows, lines):
         of_name = found.setdefault(rows_counted_with(group, row), {column: [] for column in COLUMNS})

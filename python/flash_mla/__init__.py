@@ -3,10 +3,10 @@
 
 >>> from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
-takes PyTorch tensors (the package itself does not import PyTorch), NumPy arrays, and any others that support DLPack, on the
-CPU and on NVIDIA GPUs. The functions are documented where they are defined: flash_mla.flash_mla_interface has those of
-FlashMLA, flash_mla._cache those of the cache, flash_mla._workspace workspace_bound. docs/semantics.md of the project defines
-what they compute.
+The functions take PyTorch tensors (the package itself does not import PyTorch), NumPy arrays, and any others that support DLPack,
+on the CPU and on NVIDIA GPUs. The functions are documented where they are defined: flash_mla.flash_mla_interface has those of
+FlashMLA, flash_mla._cache those of the cache, flash_mla._workspace workspace_bound. docs/semantics.md of the project defines what
+they compute.
 """
 
 from typing import TYPE_CHECKING
@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 upstream_version = "2026.04"
-"""Year and month of the FlashMLA whose functions these stand in for; __version__ is that of this package. FlashMLA calls all of
-its versions 1.0.0."""
+"""Year and month of the FlashMLA whose functions these replace; __version__ is that of this package. FlashMLA calls all of its
+versions 1.0.0."""
 
 
 if TYPE_CHECKING:

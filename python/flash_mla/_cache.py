@@ -45,24 +45,24 @@ def cache_append(
     rope_pairs: Optional[str] = None,
     stream: int = 0,
 ) -> None:
-    """Writes the vectors of new tokens into pages, quantised as the format says, in one pass with the RMS norm and the RoPE in front
-    of it where these are asked for (docs/semantics.md, "Cache append").
+    """Writes the vectors of new tokens into pages, quantised to the format; applies the RMS norm and RoPE first, in the same
+    pass, if requested (docs/semantics.md, "Cache append").
 
     Args:
         latent: [tokens, d_qk - 64], bf16, fp16 or fp32; [tokens, d_qk] where rope is None.
         rope: [tokens, 64], of the same type: the last 64 values of each token.
         kv_cache: [pages, page_size, 1, d_qk] bf16 or fp16, or [pages, page_size, 1, bytes of a token] of any type of one byte;
             written.
-        slot_mapping: [tokens], int64 (int32 is converted): page · page_size + offset; -1: the token is skipped. On a GPU, so is
-            one that is no slot.
+        slot_mapping: [tokens], int64 (int32 is converted): page · page_size + offset; -1 skips the token; on a GPU any other
+            number that is no slot does too.
         kv_format: "BF16", "FP16", "FP8_656", "FP8_584", "FP8_576", "FP8_528", "FP8_528_SPLIT", "FP4_288", "FP4_288_SPLIT" or
             "FP8_528_F32" (docs/semantics.md, "Cache formats").
-        cache_scale: of FP8_576, one for the whole cache; 0: 1. Of others 0.
-        norm_weight, norm_eps: [512], of the type of latent, and what is added to the mean of the squares: RMS norm of the first
-            512 values of each token. None: no norm.
+        cache_scale: the scale of a whole FP8_576 cache; 0 means 1. 0 for other formats.
+        norm_weight, norm_eps: [512], of the type of latent, and the addend to the mean of the squares, for the RMS norm of the
+            first 512 values of each token. None: no norm.
         positions, rope_table, rope_pairs: [tokens], int32 or int64; [max_positions, 64], fp32: 32 cosines and 32 sines of each
             position; "interleaved" (values 2 i and 2 i + 1 are a pair) or "halves" (i and 32 + i): RoPE of the last 64 values.
-            None, all three: no RoPE. On a GPU a token whose position the table does not have is skipped.
+            None, all three: no RoPE. On a GPU a token whose position is outside the table is skipped.
         stream: as in `flash_mla_with_kvcache`.
 
     Raises:
@@ -86,14 +86,14 @@ def cache_append(
 def cache_gather(
     kv_cache: Any, slots: Any, kv_format: str, *, out: Optional[Any] = None, cache_scale: float = 0.0, stream: int = 0
 ) -> Any:
-    """Reads the vectors of tokens out of pages, as the values that attention takes them for.
+    """Reads the vectors of tokens from pages, as the values that attention uses.
 
     Args:
         kv_cache, kv_format, cache_scale, stream: as in `cache_append`.
-        slots: [tokens], int64 (int32 is converted): page · page_size + offset; for -1, or any other that is no slot, a row of
-            zeros is made.
-        out: [tokens, d_qk], bf16, fp16 or fp32: where to write, in place of a new one. That is of the type of a BF16 or FP16
-            cache; of an FP8 cache bf16, or fp32 where arrays are not PyTorch's.
+        slots: [tokens], int64 (int32 is converted): page · page_size + offset; -1, or any other number that is no slot, gives a
+            row of zeros.
+        out: [tokens, d_qk], bf16, fp16 or fp32: the array to write. A new one has the type of a BF16 or FP16 cache; for other
+            caches bf16, or fp32 if arrays are not PyTorch's.
 
     Returns:
         out.
@@ -124,13 +124,13 @@ def cache_convert(
     dst_scale: float = 0.0,
     stream: int = 0,
 ) -> None:
-    """Takes tokens from pages of one format and page size into pages of another, in one pass.
+    """Copies tokens from pages of one format and page size to pages of another, in one pass.
 
     Args:
         src_cache, src_format, src_scale: as kv_cache, kv_format and cache_scale in `cache_append`, but read.
-        dst_cache, dst_format, dst_scale: the same, with equal d_qk; written; its memory is not that of src_cache.
-        src_slots, dst_slots: [tokens], int64 (int32 is converted): where each token is, and where it goes. -1 in either: it is
-            skipped. On a GPU, so is one that is no slot.
+        dst_cache, dst_format, dst_scale: the same, with equal d_qk; written; shares no memory with src_cache.
+        src_slots, dst_slots: [tokens], int64 (int32 is converted): where each token is, and where it goes. -1 in either skips the
+            token; on a GPU any other number that is no slot does too.
         stream: as in `flash_mla_with_kvcache`.
 
     Raises:

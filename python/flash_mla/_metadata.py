@@ -12,13 +12,10 @@ from ._arguments import check_kinds, integer_of, module_of, shape_of
 
 @dataclasses.dataclass
 class FlashMLASchedMeta:
-    """How the keys of a batch are shared among the SMs: made by `get_mla_metadata`, filled by the first
-    `flash_mla_with_kvcache` or `flash_mla_with_kvcache_fp8` that it is given to, used by the next ones.
-
-    It serves every layer of a model in one step: it depends on the lengths (of sparse attention: topk_length and
-    extra_topk_length) and the shapes only. Take a new one when lengths have changed: with the old one, what a GPU computes
-    may be wrong, though it stays within its memory.
-    """
+    """The distribution of a batch's keys over the SMs: `get_mla_metadata` makes it, the first `flash_mla_with_kvcache` or
+    `flash_mla_with_kvcache_fp8` that gets it fills it, and later calls use it. It serves every layer of a model in one step,
+    because it depends only on the lengths (in sparse attention topk_length and extra_topk_length) and the shapes. Take a new one
+    when lengths change: with the old one a GPU's results may be wrong, though no access is out of bounds."""
 
     class Config(NamedTuple):
         """What it was filled for; the calls after the first must agree."""
@@ -52,25 +49,25 @@ def get_mla_metadata(
     *args: Any,
     **kwargs: Any,
 ) -> Tuple[Any, Any]:
-    """What `flash_mla_with_kvcache` wants to know of a batch before, in the way of either generation of FlashMLA.
+    """Makes the metadata of a batch for `flash_mla_with_kvcache`, for either generation of FlashMLA's interface.
 
-    Without arguments: (FlashMLASchedMeta, None). It is still empty; the first call fills it.
+    Without arguments: (FlashMLASchedMeta, None). The first call fills it.
 
     With arguments: (tile_scheduler_metadata, num_splits), the split plan as two int32 arrays on the device of the lengths.
-    Both may be copied into arrays of the same shapes that are kept, while a CUDA graph that reads those is replayed. The
-    first one given without the second does what a FlashMLASchedMeta does.
+    Both may be copied into arrays of the same shapes that a captured CUDA graph reads. The first one passed alone acts as a
+    FlashMLASchedMeta.
 
     Args:
         cache_seqlens: [b], int32: the keys of each request.
         num_q_tokens_per_head_k: s_q · h_q / h_k.
         num_heads_k: h_k.
-        num_heads_q, is_fp8_kvcache, topk: of sparse attention, where every query token names topk keys; the lengths are not
-            looked at then, but for their number. is_fp8_kvcache makes no difference.
-        args, kwargs: whatever else FlashMLA is called with, which looks at none of its arguments since 2026. Not looked at.
+        num_heads_q, is_fp8_kvcache, topk: for sparse attention, where every query token names topk keys; only the number of
+            lengths is used then. is_fp8_kvcache makes no difference.
+        args, kwargs: other arguments of FlashMLA, which ignores all arguments since 2026. Ignored.
 
     Returns:
-        (FlashMLASchedMeta, None), or two arrays: [partitions, 8], where the number of partitions depends on the device and
-        on num_q_tokens_per_head_k and num_heads_k (of sparse attention also on topk), never on the batch, and [b + 1].
+        (FlashMLASchedMeta, None), or two arrays: [partitions, 8], where the number of partitions depends on the device,
+        num_q_tokens_per_head_k and num_heads_k (in sparse attention also on topk), never on the batch, and [b + 1].
 
     Raises:
         As `flash_mla_with_kvcache`.
@@ -82,9 +79,8 @@ def get_mla_metadata(
 
 
 def get_mla_metadata_dense_fp8(cache_seqlens: Any, num_q_tokens_per_head_k: int, num_heads_k: int) -> Tuple[Any, Any]:
-    """What `flash_mla_with_kvcache_fp8` wants to know of a batch before, with vLLM's name and arguments.
-
-    The plan is that of `get_mla_metadata`, whose results do as well.
+    """Makes the metadata of a batch for `flash_mla_with_kvcache_fp8`, with vLLM's name and arguments. The plan is that of
+    `get_mla_metadata`, whose results work too.
 
     Args:
         cache_seqlens: [b], int32: the keys of each request.

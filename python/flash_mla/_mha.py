@@ -30,26 +30,26 @@ def flash_attn_varlen_func(
     log_base: float = math.e,
     stream: int = 0,
 ) -> Tuple[Any, Any]:
-    """Multi-head attention of a batch of sequences packed one after the other. Of new results, PyTorch's
-    autograd gives the gradients of q, k and v (dense MHA, backward, in docs/semantics.md); not of lse, and no second ones.
+    """Multi-head attention of a batch of sequences packed one after the other. For new results, PyTorch's autograd gives the
+    gradients of q, k and v (docs/semantics.md, "Dense MHA, backward"), but none through lse and no second derivatives.
 
     Args:
         q: [tokens, h_q, d_qk]; k: [keys, h_kv, d_qk]; v: [keys, h_kv, d_v]; bf16 or fp16. d_qk is 64, 128 or 192, d_v 64 or
             128. h_kv divides h_q: query head h reads key head h // (h_q // h_kv).
-        cu_seqlens_qo, cu_seqlens_kv: [b + 1], int32: where the tokens and the keys of each sequence begin, and the last ones end.
-        max_seqlen_qo, max_seqlen_kv: no sequence has more tokens, or keys: results of a longer one are wrong. 0: not known.
+        cu_seqlens_qo, cu_seqlens_kv: [b + 1], int32: where each sequence's tokens and keys begin, and where the last ones end.
+        max_seqlen_qo, max_seqlen_kv: bounds of a sequence's tokens and keys; results of a longer one are wrong. 0: not known.
         dropout_p: 0.
         softmax_scale: None: 1 / sqrt(d_qk).
         causal: token j of s_q sees the keys t ≤ s_k - s_q + j of its sequence; else all of them.
-        deterministic: the gradient of q has the same bits in every run; all else always has.
-        is_varlen: False says that all sequences have one length. It makes no difference: cu_seqlens are looked at.
+        deterministic: the gradient of q has the same bits in every run, as all other results always have.
+        is_varlen: makes no difference; cu_seqlens determine the lengths.
         out, lse: where to write the results, in place of new ones. out may have strides; lse is the transpose of an array that
             may have some.
         lse_empty, log_base, stream: as in `flash_mla_with_kvcache`.
 
     Returns:
-        (out, lse): [tokens, h_q, d_v] of the type of q, and [tokens, h_q] fp32, the transpose of what is in memory. Tokens of
-        no sequence are not written there, and have gradients 0.
+        (out, lse): [tokens, h_q, d_v] of the type of q, and [tokens, h_q] fp32, the transpose of what is in memory. Results of
+        tokens outside all sequences are not written; their gradients are 0.
 
     Raises:
         As `flash_mla_with_kvcache`.
@@ -144,8 +144,8 @@ def flash_attn_varlen_qkvpacked_func(
     log_base: float = math.e,
     stream: int = 0,
 ) -> Tuple[Any, Any]:
-    """`flash_attn_varlen_func` on qkv [tokens, h, 2 · head_dim_qk + d_v]: q, k and v side by side, of which nothing is copied.
-    What is wrong with one of them is said in its words."""
+    """Calls `flash_attn_varlen_func` on qkv [tokens, h, 2 · head_dim_qk + d_v]: q, k and v side by side, read in place. Errors
+    name one of these."""
     q, k, v = _parts("flash_attn_varlen_qkvpacked_func", "qkv", qkv, head_dim_qk, 2, stream)
     return _attend(
         (None, qkv, None), head_dim_qk, q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
@@ -173,8 +173,8 @@ def flash_attn_varlen_kvpacked_func(
     log_base: float = math.e,
     stream: int = 0,
 ) -> Tuple[Any, Any]:
-    """`flash_attn_varlen_func` on kv [keys, h_kv, head_dim_qk + d_v]: k and v side by side, of which nothing is copied.
-    What is wrong with one of them is said in its words."""
+    """Calls `flash_attn_varlen_func` on kv [keys, h_kv, head_dim_qk + d_v]: k and v side by side, read in place. Errors name one
+    of these."""
     k, v = _parts("flash_attn_varlen_kvpacked_func", "kv", kv, head_dim_qk, 1, stream)
     return _attend(
         (q, kv, None), head_dim_qk, q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, dropout_p, softmax_scale,

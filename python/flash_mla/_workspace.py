@@ -31,21 +31,21 @@ def workspace_bound(
     is_fp8_kvcache: bool = False,
     batch_invariant: bool = False,
 ) -> int:
-    """The most memory that one call takes beside its arrays: what an engine leaves free for it. Smaller batches may take more than
-    the largest one, so a trial run of that does not tell.
+    """Returns the maximum memory that one call takes beside its arrays, for an engine to leave free. Smaller batches may take
+    more than the largest, so a trial run does not measure it.
 
     Args:
         function: "flash_mla_with_kvcache", "flash_mla_with_kvcache_fp8" or "flash_mla_sparse_fwd".
         device: as in `capabilities`.
-        s_q, h_q, b, topk, extra_topk, max_pages: the largest of any call: tokens of a request (of flash_mla_sparse_fwd: of the
-            prefill), heads, requests, the lengths of the lists of `indices` and of `extra_indices_in_kvcache`, entries of a row of
-            the block table. flash_mla_sparse_fwd has no b, flash_mla_with_kvcache_fp8 no topk, and of flash_mla_with_kvcache
-            either topk (sparse attention) or max_pages is given.
-        page_size, h_k, d_qk, dtype, is_fp8_kvcache, batch_invariant: the same in all calls; dtype is that of q. Of
+        s_q, h_q, b, topk, extra_topk, max_pages: the largest of any call: tokens of a request (for flash_mla_sparse_fwd, of the
+            prefill), heads, requests, the lengths of the lists of `indices` and of `extra_indices_in_kvcache`, entries of a row
+            of the block table. flash_mla_sparse_fwd has no b, flash_mla_with_kvcache_fp8 no topk, and flash_mla_with_kvcache
+            takes either topk (sparse attention) or max_pages.
+        page_size, h_k, d_qk, dtype, is_fp8_kvcache, batch_invariant: the same in all calls; dtype is that of q. For
             flash_mla_with_kvcache_fp8 the cache is always FP8, and dtype is "bfloat16" or "float8_e4m3fn".
 
     Returns:
-        Bytes. Calls with a plan of `get_mla_metadata`, or without, take no more.
+        Bytes, enough for calls with a plan of `get_mla_metadata` and without.
 
     Raises:
         As `flash_mla_with_kvcache`.

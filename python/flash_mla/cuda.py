@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The names of FlashMLA's extension module, for programs that import it to find out whether FlashMLA is installed, or call it.
+"""Has the names of FlashMLA's extension module, for programs that call it, or import it to test whether FlashMLA is installed.
 
 This is not an extension module: the functions call those of flash_mla.flash_mla_interface, on every device, with the
 arguments of FlashMLA's extension. Dense multi-head attention is not among them; use flash_attn_varlen_func.
@@ -16,7 +16,7 @@ __all__ = ["dense_decode_fwd", "sparse_decode_fwd", "sparse_prefill_fwd"]
 
 
 def _metadata_of(tile_scheduler_metadata: Optional[Any], num_splits: Optional[Any]) -> Tuple[Any, Any, Any]:
-    """What to pass on, and where the tables are after the call."""
+    """Returns the metadata to pass on, and the holder of the tables after the call."""
     if tile_scheduler_metadata is None and num_splits is None:
         metadata = FlashMLASchedMeta()
         return metadata, None, metadata
@@ -86,5 +86,5 @@ def sparse_prefill_fwd(
     topk_length: Optional[Any],
     out_: Optional[Any] = None,
 ) -> Tuple[Any, ...]:
-    """flash_mla_sparse_fwd: (out, max_logits, lse)."""
+    """Calls flash_mla_sparse_fwd; returns (out, max_logits, lse)."""
     return flash_mla_interface.flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v, attn_sink, topk_length, out=out_)

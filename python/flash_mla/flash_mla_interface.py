@@ -73,28 +73,28 @@ def flash_mla_with_kvcache(
     kv_format: Optional[str] = None,
     extra_kv_format: Optional[str] = None,
 ) -> Tuple[Any, Any]:
-    """Attention of a few new tokens of each request over its cached latent keys; V is the first head_dim_v values of K.
+    """Computes attention of a few new tokens of each request over its cached latent keys; V is the first head_dim_v values of K.
 
     Args:
         q: [b, s_q, h_q, d_qk], bf16 or fp16; d_qk is 576 or 512.
         k_cache: [pages, page_size, h_k, d_qk], the type of q. Page size 64 is the fastest.
-        block_table: [b, max_pages], int32: the page of each page_size keys of a request. What stands past the last page
-            that a request uses is not looked at. None: page r holds the keys of request r.
-        cache_seqlens: [b], int32: the keys of each request. 0 is allowed. Neither is looked at where indices is given.
+        block_table: [b, max_pages], int32: the page of each page_size keys of a request. Entries past a request's last page are
+            not read. None: page r holds the keys of request r.
+        cache_seqlens: [b], int32: the keys of each request. 0 is allowed. With indices, neither is read.
         head_dim_v: 512.
-        tile_scheduler_metadata, num_splits: both results of `get_mla_metadata`, of either generation. None: planned anew in
-            this call.
+        tile_scheduler_metadata, num_splits: both results of `get_mla_metadata`, of either generation. None: this call makes a
+            plan.
         softmax_scale: None: 1 / sqrt(d_qk).
         causal: token j of s_q sees the keys t ≤ length - s_q + j; else all of them.
-        indices: [b, s_q, topk], int32: sparse attention: the keys that each token sees, page · page_size + slot; one that is
-            no slot of the cache is no key. h_k is then 1.
+        indices: [b, s_q, topk], int32: sparse attention: the keys that each token sees, page · page_size + slot; an entry that is
+            no slot of the cache names no key. h_k is then 1.
         is_fp8_kvcache: True: k_cache is bytes, of any type of one byte, [pages, page_size, 1, 656] (d_qk is 576), [pages,
             page_size, 1, 584] (512) or, unless indices is given, [pages, page_size, 1, 576] (576), and if it is, 528 (512,
-            FP8_528) or 288 (512, FP4_288); docs/semantics.md, "Cache formats". False: it has the type of q. None: whichever its
-            type says, so a call that leaves it to the default of any FlashMLA's (False, and True since September 2026) is served.
-        topk_length: [b], int32: only so many indices of a token are looked at.
-        extra_k_cache, extra_indices_in_kvcache, extra_topk_length: of a second cache, beside the first. Its format is the same,
-            or, where k_cache is bytes and its tokens have another number of them, the one that has so many.
+            FP8_528) or 288 (512, FP4_288); docs/semantics.md, "Cache formats". False: it has the type of q. None: its type
+            decides, so calls written for either default of FlashMLA (False, and True since September 2026) work.
+        topk_length: [b], int32: only so many indices of a token count.
+        extra_k_cache, extra_indices_in_kvcache, extra_topk_length: the same of a second cache. Its format is that of k_cache, or,
+            if both are bytes and their tokens differ in size, the format with that size.
         attn_sink: [h_q], fp32: out *= 1 / (1 + exp(attn_sink - lse)).
         out, lse: where to write the results, in place of new ones. They may have strides.
         batch_invariant, or by FlashMLA's name enable_batch_invariant: a request's result has the same bits whatever else is in
@@ -194,8 +194,8 @@ def flash_mla_with_kvcache_fp8(
     log_base: float = math.e,
     stream: int = 0,
 ) -> Tuple[Any, Any]:
-    """`flash_mla_with_kvcache` over all keys of an FP8 cache with FP8 products: queries are e4m3 codes too, and a kernel may multiply
-    codes with codes (docs/semantics.md, "FP8 products"). The name and the arguments up to descale_k are vLLM's.
+    """Computes `flash_mla_with_kvcache` over all keys of an FP8 cache with FP8 products: queries are e4m3 codes too, and a kernel
+    may multiply codes by codes (docs/semantics.md, "FP8 products"). The name and the arguments up to descale_k are vLLM's.
 
     Args:
         q: [b, s_q, h_q, 576]: e4m3 codes, of float8_e4m3fn or any other type of one byte. Or, which vLLM's function does not take,
@@ -206,8 +206,8 @@ def flash_mla_with_kvcache_fp8(
         descale_k: [1], fp32: the scale of a cache of 576 bytes a token; None: 1. One of 656 has its scales within.
         block_table, cache_seqlens, head_dim_v, softmax_scale, causal, out, lse, attn_sink, batch_invariant, lse_empty, log_base,
             stream: as in `flash_mla_with_kvcache`.
-        tile_scheduler_metadata, num_splits: both results of `get_mla_metadata_dense_fp8` or of `get_mla_metadata`. None: planned
-            anew in this call.
+        tile_scheduler_metadata, num_splits: both results of `get_mla_metadata_dense_fp8` or of `get_mla_metadata`. None: this
+            call makes a plan.
 
     Returns:
         (out, lse): [b, s_q, h_q, head_dim_v] bf16, and [b, h_q, s_q] fp32, the log-sum-exp of each row's scores.
@@ -239,7 +239,7 @@ def flash_mla_with_kvcache_fp8(
     return module.run(_operations.DENSE_DECODE_FP8, inputs, (out, lse), options, stream, head_dim_v)
 
 
-# The arrays other than q, of attention over all keys and over named keys.
+# Returns the arrays other than q, for attention over all keys or over named keys.
 _DENSE: Tuple[str, ...] = ("k_cache", "block_table", "cache_seqlens", "kv_scale", "attn_sink", "out", "lse")
 _SPARSE = (
     "k_cache",
@@ -272,9 +272,9 @@ def merge_states(
     Args:
         out_parts: [n, b, s_q, h_q, d_v], bf16, fp16 or fp32.
         lse_parts: [n, b, h_q, s_q], fp32. A part whose lse is +inf or -inf saw no key, and its out is not read.
-        attn_sink: [h_q], fp32: applied once, to the whole. The parts are made without it.
+        attn_sink: [h_q], fp32: applied once, to the whole. Parts are computed without it.
         out, lse: where to write the results, in place of new ones; out may be of another type than the parts.
-        lse_empty: lse of a row that no part saw a key for, math.inf or -math.inf.
+        lse_empty: lse of a row for which no part saw a key, math.inf or -math.inf.
         log_base: of the lse of the parts and of the result: math.e or 2.
         stream: as in `flash_mla_with_kvcache`.
 
@@ -335,20 +335,20 @@ def flash_mla_sparse_fwd(
     stream: int = 0,
     kv_format: Optional[str] = None,
 ) -> Tuple[Any, ...]:
-    """Attention of each prefill token over the keys that `indices` names; V is the first d_v values of K.
+    """Computes attention of each prefill token over the keys that `indices` names; V is the first d_v values of K.
 
     Args:
         q: [s_q, h_q, d_qk], bf16; d_qk is 576 or 512.
         kv: [s_kv, h_kv, d_qk], bf16. Or pages, [pages, page_size, 1, d_qk], whose tokens are page · page_size + slot.
-        indices: [s_q, h_kv, topk], int32: the tokens of kv that each token sees; one outside [0, s_kv) is no key, anywhere in
-            the list.
+        indices: [s_q, h_kv, topk], int32: the tokens of kv that each token sees; an entry outside [0, s_kv) names no key,
+            anywhere in the list.
         sm_scale: the factor of the scores.
         d_v: 512.
         attn_sink: [h_q], fp32: out *= 1 / (1 + exp(attn_sink - lse)).
-        topk_length: [s_q], int32: only so many indices of a token are looked at.
-        indexer_topk: above 0, lse_indexer is returned too: the lse over those keys alone that are among the first
-            indexer_topk indices of a token, of which topk_length counts as ever. Any number will do, and any h_q. It costs as
-            much as a call with lists of that length; the other results have the same bits with and without.
+        topk_length: [s_q], int32: only so many indices of a token count.
+        indexer_topk: above 0, lse_indexer is returned too: the lse over only the first indexer_topk indices of a token, up to
+            topk_length. Any number and any h_q are allowed. It costs as much as a call with lists of that length; the other
+            results have the same bits with and without.
         is_fp8_kvcache: kv is pages of bytes, of any type of one byte, [pages, page_size, 1, 656] (d_qk is 576) or [pages,
             page_size, 1, 584, 528 or 288] (512); docs/semantics.md, "Cache formats".
         out, max_logits, lse: where to write the results, in place of new ones. They may have strides.
@@ -389,11 +389,11 @@ def flash_mla_sparse_fwd(
     return *results, *of_the_first
 
 
-# ---- What runs here -------------------------------------------------------------------------------------------------
+# ---- Available kernels ----------------------------------------------------------------------------------------------
 
 
 def capabilities(device: Any = "cpu") -> list[dict[str, Any]]:
-    """The kernels of the library as one device sees them.
+    """Lists the library's kernels for one device.
 
     Args:
         device: "cpu", "cuda", "cuda:1", or a torch.device.
@@ -401,7 +401,7 @@ def capabilities(device: Any = "cpu") -> list[dict[str, Any]]:
     Returns:
         A row for each kernel: operation, kernel (None where the operation has none there), reason (why it does not run
         there; "" if it does), part_of (the kernel that runs this one where it suits; "" for others), available,
-        forced_only (it runs only when named), types (of vectors that are no cache's, "bfloat16"), kv_formats (that a call
+        forced_only (it runs only when named), types (of vectors outside caches, "bfloat16"), kv_formats (that a call
         may name), d_qk and d_v (the sizes that it takes), products (of dense decode, "bf16" or "fp8"). An empty tuple: any,
         or it has no such argument.
 

@@ -395,7 +395,7 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
     const int64_t r = p->request = random_between(&c->random, 0, c->b - 1);
     const int64_t n = p->n = 1 + random_between(&c->random, 0, 1);
     const int64_t first = n == 1 ? r : random_between(&c->random, 0, r);
-    const bool gpu = on_gpu(run); /* which launches its join differently above 16384 keys of room */
+    const bool gpu = on_gpu(run); /* a GPU launches its join differently above 16384 keys of room */
     const int64_t more =
         random_between(&c->random, 0, 3) ? random_between(&c->random, 1, gpu ? 40000 : 4500) : 0;
     const int64_t max_pages = d->c.max_pages + (more + d->c.page_size - 1) / d->c.page_size; /* more keys */

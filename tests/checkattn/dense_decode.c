@@ -22,8 +22,8 @@ static bool products_possible(const int64_t *v)
 }
 
 /* Byte formats have one key head and define d_qk; codes apply only to them, and values beyond fp16 need
- * groups with scales of their own. A refusal of a whole case here also follows from some pair of values:
- * otherwise the grid would wait for pairs that have no case. */
+ * groups with scales of their own. Every case refused here has a pair of values that is refused:
+ * otherwise the grid would wait for pairs without a case. */
 static bool possible(const int64_t *v)
 {
     const int64_t h_q = v[A_HQ], h_kv = v[A_HKV], cache = v[A_CACHE], codes = v[A_CODES];
@@ -58,8 +58,8 @@ static double cost(const int64_t *v)
     return (double)tile * (double)(v[A_B] * v[A_HKV] * tiles * v[A_SK]);
 }
 
-/* Compared with a GPU the oracle is slow, several times slower over bytes; a GPU itself is slow where it
- * computes row by row because NaN must be kept from the products. So many keys of bytes are expensive. */
+/* The oracle is slower than a GPU, several times more so over bytes, and a GPU is slow where it computes
+ * row by row to keep NaN from the products. Cases with many keys of bytes therefore cost more. */
 static double cost_on_gpu(const int64_t *v)
 {
     enum { ORACLE_OF_A_KEY = 4096, BY_ROWS = 64 };

@@ -420,8 +420,8 @@ static void make_prefill(struct test_case *c, const struct run *run)
               source == PREFILL_FLAT && layout != LAYOUT_ODD                          ? LAYOUT_CONTIGUOUS
               : source == PREFILL_FLAT_GAPS && v[PREFILL_LAYOUT] == LAYOUT_CONTIGUOUS ? LAYOUT_PADDED
                                                                                       : layout);
-    /* The absolute bound is for a scale of 0.5: products are equally exact with a larger scale, and
-     * scores, which may be almost 0, proportionally less. */
+    /* The absolute bound is for a scale of 0.5. A larger scale enlarges errors of scores, which may be
+     * almost 0, in proportion. */
     struct tolerance row = tolerance_prefill_lse;
     row.abs = fmax(row.abs, tolerance_prefill_lse.abs * (double)*scale / 0.5);
     make_rules(s, run, names[source], v[PREFILL_SINK], &tolerance_sparse_prefill_out, &row);
@@ -515,9 +515,9 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
              (long long)r, (long long)more);
 }
 
-/* Chooses all rows of a small case, by tokens and key heads. Of a large one the first and the last token,
- * tokens that see nothing, in extreme cases some of all lists and tiles, and random ones, with four heads
- * each, from all tiles of heads: at least 64 rows. */
+/* Chooses all rows of a small case, by tokens and key heads. From a large one it chooses the first and
+ * last token, tokens that see nothing, in extreme cases some of all lists and tiles, and random ones,
+ * with four heads each, from all tiles of heads: at least 64 rows. */
 static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
     enum {

@@ -104,9 +104,9 @@ static void draw_scales(struct random_state *random, bool extreme, const struct 
     }
 }
 
-/* Indices of random tokens that exceed fp16, so few that most blocks of 64 keys have none, with 1e5 in
- * bf16. If queries and scales exceed it, all keys and codes are 0: treated as infinite, they would give
- * NaN. */
+/* Indices of random tokens with values beyond fp16 (1e5 in bf16), so few that most blocks of 64 keys
+ * have none. If queries and scales exceed fp16, all keys and codes are 0, so a kernel that takes them
+ * for infinite gives NaN. */
 enum { BEYOND_LARGE = 17, BEYOND_SMALL = 33, BEYOND_ROPE = 101 };
 
 static void draw_beyond(int t, const struct kv_layout *layout, struct token *token)

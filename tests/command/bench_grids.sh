@@ -35,7 +35,7 @@ grid() {
     esac
 }
 
-# passed_over GRID WORDS…: the rows that bench tells of are those on stdin, in any order; it ends with 3 and writes no file.
+# passed_over GRID WORDS…: bench reports the rows on stdin, in any order, ends with 3 and writes no file.
 passed_over() {
     sort >expected
     bad 3 'no row of the grid runs here' bench --grid "$@" --threads 1 --json rows.jsonl

@@ -14,7 +14,7 @@ wrong() {
     failed=$((failed + 1))
 }
 
-# good WORDS…: the command succeeds, and says nothing on stderr. Its output is in the file `stdout`.
+# good WORDS…: the command succeeds and prints nothing to stderr. Its output is in the file `stdout`.
 good() {
     checks=$((checks + 1))
     local rc=0
@@ -29,13 +29,13 @@ has() {
     grep -Eq -- "$1" stdout || wrong "no line of the output matches '$1'"
 }
 
-# passes FILE WORDS…: run, whose result the oracle confirms.
+# passes FILE WORDS…: the command runs, and the oracle confirms its result.
 passes() {
     good run "$@" --check
     has '^check +PASS: '
 }
 
-# holds WHAT COMMAND…: the command succeeds, or WHAT is wrong.
+# holds WHAT COMMAND…: reports WHAT unless the command succeeds.
 holds() {
     checks=$((checks + 1))
     local what=$1
@@ -43,21 +43,20 @@ holds() {
     "$@" || wrong "$what"
 }
 
-# well_formed FILE: a picture, by the program `xmlcheck`.
+# well_formed FILE: checks a picture with the program `xmlcheck`.
 well_formed() {
     checks=$((checks + 1))
     "${xmlcheck:?}" <"$1" || wrong "$1 is no well-formed XML"
 }
 
-# one_line CODE RC PART: a command that the test ran by itself ended with the exit code RC, to be CODE, one line on stderr that
-# has PART.
+# one_line CODE RC PART: a command ended with exit code RC, which must be CODE, and one line on stderr with PART.
 one_line() {
     checks=$((checks + 1))
     { [ "$2" -eq "$1" ] && [ "$(wc -l <stderr)" -eq 1 ] && grep -q -- "$3" stderr; } ||
         wrong "exit $2, not $1 with one line of '$3': $(cat stderr)"
 }
 
-# bad CODE PART WORDS…: the command ends with CODE, one line on stderr that has PART, and no file more than before.
+# bad CODE PART WORDS…: the command ends with CODE, one line on stderr with PART, and no new file.
 bad() {
     checks=$((checks + 1))
     local code=$1 part=$2 rc=0 before after

@@ -9,7 +9,7 @@ export flashmla=$1
 
 # ---- An input that is cut while it is read: one line, exit 1, no partial file.
 good make-input whole --seq-lens 3000,2000
-cut_while() { # cut_while CONDITION WORDS…: the command, whose input is cut once the condition holds of its process
+cut_while() { # cut_while CONDITION WORDS…: runs the command and cuts its input once the condition holds for its process
     local condition=$1 rc=0 process
     shift
     cp whole cut
@@ -145,7 +145,7 @@ mkdir dashes
 (cd dashes && "$flashmla" plan --batch 1 --json ./- >/dev/null)
 [ -s dashes/- ] || wrong 'no file of the name -'
 
-refused_from() { # refused_from PART BYTES: of what comes through the pipe, with so many bytes of the input
+refused_from() { # refused_from PART BYTES: refuses a pipe with so many bytes of the input, in a line with PART
     local rc=0
     head -c "$2" in | "$flashmla" run - --out o >stdout 2>stderr || rc=$?
     one_line 1 $rc "standard input: .*$1"

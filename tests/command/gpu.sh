@@ -14,7 +14,7 @@ if ! "$flashmla" info | grep -Eq '^cuda:0 +sparse_decode .* yes$'; then
     exit 77
 fi
 
-# both WORDS…: on the GPU and on the CPU, checked; the files differ in their numbers alone.
+# both WORDS…: runs on the GPU and on the CPU, checked; the files differ only in their numbers.
 both() {
     good run "$@" --device cuda:0 --check --repeat 2 --out gpu.out
     has '^kernel +cuda[a-z0-9-]* on cuda:0$'

@@ -203,7 +203,7 @@ good plan --seq-lens 0 --partitions 3 --svg zero.svg
 good plan b.safetensors --partitions 4 --json - --svg plan.svg
 has '"lengths":\[0,1,63,64,65,200\]'
 # Beyond the readable number of bars only some are drawn, and the picture says so; drawn bars are split where the plan splits them.
-bars() { # bars FILE COUNT: of so many requests there are bars
+bars() { # bars FILE COUNT: the picture has bars of so many requests
     checks=$((checks + 1))
     [ "$(grep -o '<title>request [0-9]*' "$1" | sort -u | wc -l)" -eq "$2" ] || wrong "$1 has not $2 bars"
 }

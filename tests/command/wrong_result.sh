@@ -15,7 +15,7 @@ good verify
 has '^ok +dense_decode +cpu-generic '
 passes batch.safetensors --kernel cpu-generic --repeat 1
 
-# verify_fails PLANT OPERATION WORDS: what verify says on its last line, and that its table blames one kernel.
+# verify_fails PLANT OPERATION WORDS: verify's last line has WORDS, and its table blames one kernel.
 verify_fails() {
     export FMLA_PLANT=$1
     bad 1 "flashmla verify: $2 cpu-generic: $3" verify
@@ -72,7 +72,7 @@ done
 
 # Two keys of ±64 whose sums cancel: rounding is relative to terms much larger than the result (docs/semantics.md,
 # "Tolerances"). The tolerance allows that error, in inputs like these but not in those above, and no more.
-many() { # many COUNT OCTAL…: these bytes so many times
+many() { # many COUNT OCTAL…: prints these bytes COUNT times
     local i
     for ((i = $1; i > 0; i--)); do printf '%b' "$2"; done
 }

@@ -30,7 +30,7 @@ HEADERS
             # shellcheck disable=SC2059 # the format is the byte
             { printf "\\0$i"; printf '\000\001\002\001\003\001\004\001\005\001\001\001\001\001\001\001\001\001\001\001'; } >"$folder/$i"
         done
-        # No parts, but strides that were multiplied all the same: once a signed overflow.
+        # Without parts, strides were multiplied all the same: once a signed overflow.
         base64 -d >"$folder/no-parts" <<<'BgECAAEAAAAAAAAAAAAAAAAAAAACAwMCAgAAAAEBAQAAAgFNAA=='
         # One page, whose stride was multiplied all the same: likewise.
         base64 -d >"$folder/one-page" <<<'CHH/dLkBATMzM3S5AQEzMzMzMwAAQgOmAACoAf8B/zMzAABCA6YAAKgB/wH/bQ=='

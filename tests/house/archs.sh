@@ -22,7 +22,7 @@ cat "${0%/*}/gpus"
 SMI
 chmod +x "$work/nvcc" "$work/nvidia-smi"
 
-# archs EXPECTED GPUS OPTION...: with these lines of nvidia-smi, machine code is for these.
+# archs EXPECTED GPUS OPTION...: with these GPUs in nvidia-smi's output, machine code is for EXPECTED.
 bad=0
 archs() {
     local expected=$1

@@ -5,7 +5,7 @@
 # one. Prints one line for every include that is against it, and for every circle.
 set -euo pipefail
 
-# Who may include whom: of the lines whose two patterns match from the first character on, the last one applies. `own` is the
+# Who may include whom: the last line applies whose two patterns match from the first character on. `own` is the
 # including file's folder; in src/ and tests/, one level below them.
 rules=$(cat <<'RULES'
 - .                                   .

@@ -21,7 +21,7 @@ cd "$work" # nothing below may look into the source tree
 # Installing a component, the default one, leaves CMake's list of installed files alone.
 cmake --install "$build" --prefix "$prefix" --component Unspecified >"$work/log" || { cat "$work/log"; exit 1; }
 
-# ---- What lies there ---------------------------------------------------------------------------------------------
+# ---- Installed files ---------------------------------------------------------------------------------------------
 
 pc=$(find "$prefix" -name flashmla.pc)
 libdir=$(dirname "$(dirname "$pc")")
@@ -150,7 +150,7 @@ shared_program "elsewhere/moved${libdir#"$prefix"}"
 cmake_program "$work/elsewhere/moved"
 elsewhere/moved/bin/flashmla --version
 
-# ---- And away again: as make install and make uninstall do it, whose records of this build are put back afterwards ----
+# ---- Uninstalling, as make install and make uninstall do; the records of this build are restored afterwards ----------
 
 echo '== make install, make uninstall'
 records=(installed.txt install_manifest.txt)

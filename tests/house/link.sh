@@ -13,7 +13,7 @@ trap 'rm -rf "$work"' EXIT
 compile() { "${cc[@]}" -std=c11 -Wall -Wextra -Werror -I "$root/include" "$@" -o "$work/program"; }
 against_shared() { compile "$@" -L "$build" -lflashmla -Wl,-rpath,"$build" -lm; }
 
-# tools COMMAND...: each of them answers, or the check is skipped.
+# tools COMMAND...: skips the check unless each of them works.
 tools() {
     local command
     for command in "$@"; do

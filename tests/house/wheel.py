@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""An installed flash_mla, used from a folder that has nothing in it: it loads the library that it brings, and attends.
-
-One request of one key, whose softmax is 1: the output is that key's first values, whatever the query. With the argument
---alone it must need no library but those of the system.
+"""Uses an installed flash_mla from an empty folder: it must load its own library and attend. For one request of one key the
+softmax is 1, so the output is that key's first values for any query. With the argument --alone it must need only the system's
+libraries.
 """
 
 import importlib.metadata
@@ -19,7 +18,7 @@ from flash_mla import _library
 packages = pathlib.Path(sysconfig.get_path("purelib")).resolve()
 for what in (flash_mla.__file__, _library.library._name):
     assert packages in pathlib.Path(what).resolve().parents, f"{what} is not in {packages}"
-# Nobody but the caller imports it.
+# Only the caller imports it.
 assert "torch" not in sys.modules
 version = importlib.metadata.version("flash_mla")
 assert flash_mla.__version__ == version, f"the library is {flash_mla.__version__}, the package {version}"

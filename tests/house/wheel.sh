@@ -65,7 +65,7 @@ if grep -lF -e "$root" -e "$work" -e "${TMPDIR:-/tmp}/" "$library"; then fail '^
 soname=$(readelf -d "$library" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
 grep -qF "\"$soname\"" "$packages/flash_mla/_library.py" || fail "_library.py does not know $soname"
 
-# ---- Does it work ------------------------------------------------------------------------------------------------
+# ---- Using it ----------------------------------------------------------------------------------------------------
 
 "$work/venv/bin/python" "$root/tests/house/wheel.py" || bad=1
 # README's first example. tests/python/test_readme.py has the ones that need PyTorch and a GPU.

@@ -19,7 +19,7 @@ GARBAGE = (-1, 2147480000)  # block table entries past the last page of a reques
 
 
 def log_sum_exp(scores, axis):
-    """ln Σ exp(scores); -inf where there are none, or all are -inf."""
+    """Returns ln Σ exp(scores); -inf if there are none, or all are -inf."""
     most = numpy.max(scores, axis=axis, keepdims=True, initial=-math.inf)
     safe = numpy.where(numpy.isfinite(most), most, 0.0)
     with numpy.errstate(divide="ignore"):
@@ -27,7 +27,7 @@ def log_sum_exp(scores, axis):
 
 
 def with_sink(out, lse, sink):
-    """out [b, s_q, h_q, d_v], lse [b, h_q, s_q] natural, sink [h_q]."""
+    """Applies sink [h_q] to out [b, s_q, h_q, d_v] by the natural lse [b, h_q, s_q]."""
     if sink is None:
         return out
     with numpy.errstate(over="ignore", invalid="ignore"):
@@ -36,7 +36,7 @@ def with_sink(out, lse, sink):
 
 
 def conventions(lse, lse_empty, log_base):
-    """A natural lse, -inf where a row sees no key, as the caller wants it."""
+    """Converts a natural lse, -inf where a row sees no key, to the conventions of the caller."""
     empty = lse == -math.inf
     return numpy.where(empty, lse_empty, lse / math.log(log_base))
 
@@ -63,7 +63,7 @@ def dense(q, keys, d_v, scale=None, causal=False, values=None):
 
 
 class Batch:
-    """A batch of requests over a paged cache, in NumPy. Where no key is the cache holds NaN, and the table garbage.
+    """A batch of requests over a paged cache, in NumPy. Slots without a key hold NaN, unused table entries garbage.
 
     `layout` is "plain", or the bytes of a token of an FP8 cache; `kv_scale` is given to calls over 576 bytes, unless it is None.
     """
@@ -137,18 +137,18 @@ class Batch:
         return {"out": ((self.b, self.s_q, self.h_q, 512), None), "lse": ((self.b, self.h_q, self.s_q), "float32")}
 
     def arguments(self, kind):
-        """All that a call must have, by name."""
+        """Returns all arguments that a call needs, by name."""
         options = dict(head_dim_v=512, tile_scheduler_metadata=None, is_fp8_kvcache=self.layout != "plain")
         return {**self.arrays(kind), **options}
 
     def queries(self, kind):
-        """What they are worth to a call."""
+        """Returns the values that a call reads from the queries."""
         return kind.float64(kind.array(self.q))
 
     def expected(
         self, kind, d_v=512, scale=None, causal=False, sink=None, lse_empty=math.inf, log_base=math.e, lengths=None
     ):
-        """(out, lse) of the values that the kind rounds them to, in double precision."""
+        """Returns (out, lse) in double precision, from the values as the kind rounds them."""
         out, lse = numpy.zeros((self.b, self.s_q, self.h_q, d_v)), numpy.zeros((self.b, self.h_q, self.s_q))
         q = self.queries(kind)
         for r, length in enumerate(self.lengths if lengths is None else lengths):
@@ -160,8 +160,8 @@ class Batch:
 
 
 class BatchFp8(Batch):
-    """The same for flash_mla_with_kvcache_fp8, of bf16 results. `codes`: queries have codes, of the scale `q_scale`, which is given unless
-    it is None; else they have values."""
+    """A batch for flash_mla_with_kvcache_fp8, with bf16 results. `codes`: queries are codes with the scale `q_scale`, which is
+    passed unless it is None; else they are values."""
 
     def __init__(self, lengths, layout=576, codes=True, q_scale=None, seed=0, **shape):
         super().__init__(lengths, layout=layout, seed=seed, **shape)
@@ -185,7 +185,7 @@ class BatchFp8(Batch):
 
 
 def strided(kind, array, dtype=None):
-    """The same values as a part of a larger array of NaN, or garbage, with strides in all dimensions but the last."""
+    """Returns the same values as a part of a larger array of NaN or garbage, with gaps in all dimensions but the last."""
     array = numpy.asarray(array)
     large = numpy.full([2 * size + 1 for size in array.shape[:-1]] + [array.shape[-1] + 24], math.nan)
     if array.dtype.kind == "i":
@@ -206,7 +206,7 @@ EXACT_FP32 = (1e-6, 1e-5, 1e-9)  # a merge of fp32 parts
 
 
 def check_close(name, values, reference, tolerance):
-    """docs/semantics.md, "Tolerances"."""
+    """Checks values by the rules of docs/semantics.md, "Tolerances"."""
     absolute, relative, cosine = tolerance
     assert values.shape == reference.shape, f"{name}: shape is {values.shape}, must be {reference.shape}"
     finite = numpy.isfinite(values) & numpy.isfinite(reference)
@@ -222,7 +222,7 @@ def check_close(name, values, reference, tolerance):
 
 
 def check_decode(kind, got, expected, tolerance=DECODE_OUT, of_lse=DECODE_LSE):
-    """Results of a decode call against (out, lse), their types included. `tolerance`: of out."""
+    """Checks results of a decode call against (out, lse), types included. `tolerance` is that of out."""
     out, lse = got
     assert kind.is_one(out) and kind.is_one(lse)
     assert (kind.dtype_name(out), kind.dtype_name(lse)) == (kind.element, "float32")
@@ -231,5 +231,5 @@ def check_decode(kind, got, expected, tolerance=DECODE_OUT, of_lse=DECODE_LSE):
 
 
 def check_fp8(kind, got, expected):
-    """The same of FP8 products. A CPU multiplies bf16 values of the quantised inputs."""
+    """Checks results of FP8 products. A CPU multiplies bf16 values of the quantised inputs."""
     check_decode(kind, got, expected, *(() if kind.device == "cpu" else (FP8_OUT, FP8_LSE)))

@@ -8,11 +8,11 @@ import math
 import numpy
 
 D_QK = {656: 576, 584: 512, 576: 576}
-"""An FP8 format goes by the bytes of a token."""
+"""FP8 formats are named by the bytes of a token."""
 
 
 def e4m3(code):
-    """The value of a byte."""
+    """Returns the value of a byte."""
     exponent, mantissa = code >> 3 & 15, code & 7
     value = mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)
     return -value if code & 128 else value
@@ -22,7 +22,7 @@ E4M3 = numpy.array([math.nan if code & 127 == 127 else e4m3(code) for code in ra
 
 
 def bf16_bits(values):
-    """Of values that bf16 holds, or cut off."""
+    """Returns the bits of values that bf16 holds; others are truncated."""
     return (numpy.asarray(values, numpy.float32).view(numpy.uint32) >> 16).astype(numpy.uint16)
 
 
@@ -31,7 +31,7 @@ def of_bf16_bits(bits):
 
 
 def nearest_bf16(values):
-    """Finite values are rounded to bf16, to the nearest and half-way to even."""
+    """Rounds finite values to bf16, to nearest even."""
     bits = numpy.asarray(values, numpy.float32).view(numpy.uint32)
     return of_bf16_bits(((bits + (bits >> 16 & 1) + numpy.uint32(0x7FFF)) >> 16).astype(numpy.uint16))
 
@@ -41,7 +41,7 @@ _BETWEEN = (_MAGNITUDES[1:] + _MAGNITUDES[:-1]) / 2
 
 
 def nearest_e4m3(values):
-    """Finite values are rounded to those of codes, to the nearest and half-way to the even code, and at most to 448."""
+    """Rounds finite values to values of e4m3 codes, to nearest even, saturated at 448."""
     magnitudes = numpy.abs(values)
     codes = numpy.searchsorted(_BETWEEN, magnitudes)
     half_way = magnitudes == _BETWEEN[numpy.minimum(codes, len(_BETWEEN) - 1)]
@@ -49,12 +49,13 @@ def nearest_e4m3(values):
 
 
 def of_codes(codes, scale):
-    """What bytes are worth that have one scale; None stands for 1."""
+    """Returns the values of codes with one scale; None stands for 1."""
     return nearest_bf16(E4M3[codes].astype(numpy.float32) * numpy.float32(scale or 1)).astype(float)
 
 
 def quantised(queries, layout):
-    """What FP8 products take bf16 queries for, over a cache of so many bytes a token (docs/semantics.md, "FP8 products")."""
+    """Returns bf16 queries as FP8 products quantise them, over a cache of so many bytes a token (docs/semantics.md, "FP8
+    products")."""
     queries = numpy.asarray(queries, numpy.float32)
     first, rest = numpy.split(queries, [{576: 576, 656: 512}[layout]], axis=-1)
     scale = numpy.max(numpy.abs(first), axis=-1, keepdims=True) / numpy.float32(448)
@@ -64,7 +65,7 @@ def quantised(queries, layout):
 
 
 def random_codes(random, shape, scale):
-    """Codes whose values are tenths with the scale, or with scales of about 2^-10; None stands for 1."""
+    """Draws codes whose values with the scale, or with scales of about 2^-10, are tenths; None stands for 1."""
     most = 0x20 if scale is None else 0x70
     return (random.integers(0, most, shape) | random.integers(0, 2, shape) << 7).astype(numpy.uint8)
 
@@ -108,9 +109,8 @@ def named_pages(random, name, pages, page_size):
 
 
 class Cache:
-    """Pages have tokens of one format; `values` are what those are worth. Every slot that is `used` holds a key (None: all are), and the
-    others are NaN, but for those of a layout with a name. `scale` is that of a cache of 576 bytes a token; None stands for 1.
-    """
+    """Pages of tokens of one format, with their `values`. Every `used` slot holds a key (None: all are used); the others are NaN,
+    except in a layout with a name. `scale` is that of a cache of 576 bytes a token; None stands for 1."""
 
     def __init__(self, random, layout, pages, page_size, d, used=None, scale=None):
         self.layout, self.pages, self.page_size = layout, pages, page_size
@@ -153,7 +153,7 @@ class Cache:
         return kind.array(self.memory, None if self.layout == "plain" else "uint8")
 
     def keys(self, kind, slots):
-        """In double precision, as a call of this kind of array takes them."""
+        """Returns keys in double precision, as a call with this kind of array reads them."""
         if self.layout != "plain":
             return self.values[slots]
         return kind.float64(self.array(kind)).reshape(-1, self.memory.shape[-1])[slots]

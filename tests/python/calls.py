@@ -36,7 +36,8 @@ IF_FLAT = {"b": None, "page_size": None, "pages": "s_kv", "one_head": "h_kv", "s
 
 @functools.lru_cache(maxsize=None)
 def is_there(operation, device, element=None, bytes_of_token=None):
-    """Whether a kernel for it runs on the device; `element` and `bytes_of_token`: with queries of this type over such an FP8 cache."""
+    """Returns whether a kernel for it runs on the device; `element` and `bytes_of_token`: with queries of this type over such an
+    FP8 cache."""
     rows = [row for row in flash_mla.capabilities(device) if row["operation"] == OPERATIONS[operation].name]
     if operation == "dense_decode_fp8":
         rows = [row for row in rows if "fp8" in row["products"] and element in (None, "bfloat16")]
@@ -52,7 +53,7 @@ def kinds_for(operation, kinds, bytes_of_token=None):
 
 
 class Tensor(NamedTuple):
-    """What a tensor is to its operation: its argument's name, what it may be, its dimensions and its shape."""
+    """A tensor of an operation: its argument's name, the words of its descriptor, its dimensions and its shape."""
 
     argument: str
     allowed: set[str]
@@ -65,7 +66,7 @@ class Tensor(NamedTuple):
         return "IS_OUTPUT" in self.allowed
 
     def dtype(self, packed):
-        """None: the type of the queries."""
+        """Returns the type; None: that of the queries."""
         if "IS_CACHE" in self.allowed and packed:
             return "uint8"
         return next((dtype for word, dtype in DTYPES.items() if word in self.allowed), None)
@@ -75,13 +76,13 @@ DTYPES = {"ALLOW_F32": "float32", "ALLOW_I32": "int32", "ALLOW_I64": "int64", "A
 
 
 def ranges(operation):
-    """{dimension: (least, greatest)} of an operation; None: no number."""
+    """Returns {dimension: (least, greatest)} of an operation; None: no limit."""
     found = re.findall(rf"^RANGE\({OPERATIONS[operation].name}, (\w+), (\d+), (\w+)\)$", TEXT, re.M)
     return {dimension: (int(low), int(high) if high.isdigit() else None) for dimension, low, high in found}
 
 
 def tensors(operation, layout, sizes):
-    """The tensors that the public function has arguments for, in their order."""
+    """Returns the tensors for which the public function has arguments, in their order."""
     this, found = OPERATIONS[operation], []
     names = dict(zip(this.tensors, this.names))
     of_codes = operation == "dense_decode_fp8" and layout == "576"
@@ -108,11 +109,11 @@ def tensors(operation, layout, sizes):
 
 
 class Call:
-    """`inputs`: the arrays that are read, by name; `outputs`: those that can be given to be written; `options`: the rest."""
+    """`inputs`: the arrays that are read, by name; `outputs`: arrays that may be passed for results; `options`: the rest."""
 
     def __init__(self, name, kind, **sizes):
-        """`name`: PyTorch's of the operation, with the bytes of a token behind it, -656, where its cache is FP8's, and -pages where keys can be
-        flat and are in pages. Every time with the same values in arrays of its own."""
+        """`name`: PyTorch's name of the operation, followed by the bytes of a token (-656) if its cache is FP8, and by -pages if
+        flat keys are possible but keys are in pages. Values are always the same, in new arrays."""
         self.operation, _, layout = name.partition("-")
         self.is_packed = packed = layout.isdigit()
         of_bytes = (kind.element, layout) if packed and "cache" not in self.operation else ()
@@ -166,12 +167,12 @@ class Call:
         self.options = {name: values[name] for name in arguments if name in values}
 
     def __call__(self, **changed):
-        """The results as a tuple."""
+        """Returns the results as a tuple."""
         given = {**self.inputs, **self.options, **changed}
         got = self.function(**given)
         got = given.get("kv_cache", given.get("dst_cache")) if self.name in ("cache_append", "cache_convert") else got
         return got if isinstance(got, tuple) else (got,)
 
     def given(self):
-        """The outputs that it cannot do without."""
+        """Returns the outputs that must be passed."""
         return dict(self.outputs) if self.name in ("cache_append", "cache_convert") or not self.kind.makes else {}

@@ -20,7 +20,7 @@ new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
 class Capsuled:
-    """An array of that memory, contiguous where it has no strides; nobody destroys anything."""
+    """An array of that memory, contiguous if it has no strides. Its capsules have no destructor."""
 
     def __init__(self, data, shape, code, bits, device=(1, 0), lanes=1, strides=None, byte_offset=0):
         self.shape, self.ndim = shape, len(shape)

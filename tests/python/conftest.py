@@ -23,7 +23,7 @@ def pytest_report_header(config):
 
 @pytest.fixture
 def fresh_compiler():
-    """PyTorch's, which knows nothing of other tests."""
+    """Resets PyTorch's compiler before and after the test."""
     from kinds import torch
 
     torch._dynamo.reset()

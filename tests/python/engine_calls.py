@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """What the engine got from get_mla_metadata, or from `function`, called with these arguments."""
+    """The result of get_mla_metadata, or of `function`, called with these arguments."""
 
     arguments: Tuple[Tuple[str, Any], ...] = ()
     function: str = "get_mla_metadata"
@@ -96,12 +96,12 @@ _OF_DSA = Metadata(
 
 
 def _pages_of_584(page_size):
-    """They are padded to multiples of 576 bytes."""
+    """Pages are padded to multiples of 576 bytes."""
     return T(BYTES, f"pages {page_size} 1 584", f"({page_size}*584+575)//576*576 584 584 1")
 
 
 def _rows_of_528(page_size):
-    """A block has the pages of many layers, one behind the other, and is a whole number of rows of 528 bytes: line 574 of
+    """A block has the pages of many layers in sequence, and its size is a multiple of 528 bytes: line 574 of
     vllm/models/deepseek_v41/attention.py."""
     return T(BYTES, f"pages {page_size} 1 528", "rows*528 528 528 1", "FP8_528")
 
@@ -131,7 +131,7 @@ def _v4_of_vllm(name, file, line, k_cache, extra_k_cache, **sizes):
 
 
 def _pages_of_v41(page_size, fp4=False):
-    """They are padded to whole rows of codes."""
+    """Pages are padded to whole rows of codes."""
     token, row, format = (288, 256, "FP4_288_SPLIT") if fp4 else (528, 512, "FP8_528_SPLIT")
     strides = f"({page_size}*{token}+{row}-1)//{row}*{row} {token} {token} 1"
     return T(BYTES, f"pages {page_size} 1 {token}", strides, format)
@@ -160,7 +160,7 @@ def _dsa_of_sglang(name, d, k_cache, kv_format):
 
 
 def _v4_of_sglang(name, k_cache, extra_k_cache, use_legacy=True):
-    """use_legacy is bound to the function before, in line 1268."""
+    """Line 1268 binds use_legacy to the function earlier."""
     has_extra = extra_k_cache is not None
     return _call(
         *(name, SGLANG, SG_V4, 4384, "flash_mla_with_kvcache"),
@@ -188,7 +188,7 @@ def _prefill(name, wheel, file, line, *arguments, **sizes):
 
 
 def _prefill_of_vllm(name, file, line, d, sink, out, **sizes):
-    """Positional up to the scale; no argument for d_v."""
+    """Arguments up to the scale are positional; d_v is not passed."""
     return _prefill(
         *(name, VLLM, file, line),
         ("q", T(BF16, f"tokens h {d}")),
@@ -265,7 +265,7 @@ CALLS = [
         ("=out", T(BF16, "tokens h 512")),
         h=64,
     ),
-    # The real heads of 64: slices of q, of the sinks and of out.
+    # Only the real heads of 64: slices of q, of the sinks and of out.
     *(
         _prefill(
             *(f"vllm_v41_prefill_{heads}_heads", VLLM, V41, 372),

@@ -4,17 +4,17 @@
     PYTHONPATH=python FLASHMLA_LIBRARY=build/release/libflashmla.so \\
         python3 tests/python/flashmla_tests.py CHECKOUT/tests/test-sparse-decode.py [--untimed] [-- --run-to-finish]
 
-The file, and the modules beside it that it imports, are run as they are but for the check of the chip: `if` and `assert`
-statements about the compute capability that end the test, or leave something out, are passed over and told. What the options
-change is told too:
+The file and the modules beside it that it imports run unchanged except for the check of the chip: `if` and `assert` statements
+about the compute capability that end the test or omit something are skipped and reported. The changes of these options are
+reported too:
 
---untimed: the timed cases are checked, not timed. FlashMLA finds times by the names of its kernels, which ours do not have.
---cases START:STOP:STEP: only these of the list `testcases`, as a slice of it.
---grouped-gradients: has_bwd is True where the test sets it to False, which it does where query heads share key heads, whose
-gradients FlashMLA has not.
+--untimed: the timed cases are checked, not timed. FlashMLA finds times by its kernels' names, which ours do not have.
+--cases START:STOP:STEP: only this slice of the list `testcases`.
+--grouped-gradients: has_bwd is True where the test sets it to False, as it does where query heads share key heads, for which
+FlashMLA has no gradients.
 
-What stands behind `--` is the test's. The last line says how many cases of `testcases` were begun, if the test has that list.
-The exit code is 0, or 1 where the test fails, or 2 where the file or the package is refused.
+Arguments after `--` are passed to the test. The last line says how many cases of `testcases` were begun, if the test has that
+list. The exit code is 0, 1 if the test fails, or 2 if the file or the package is refused.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import pathlib
 import sys
 
 CAPABILITY = "get_device_capability"
-CASES, CHOSEN = "testcases", "__chosen__"  # FlashMLA's list of cases, and what makes another of it
+CASES, CHOSEN = "testcases", "__chosen__"  # FlashMLA's list of cases, and the function that selects from it
 
 
 def mentions(node, names):
@@ -33,14 +33,14 @@ def mentions(node, names):
 
 
 class Choice(ast.NodeTransformer):
-    """CHOSEN(testcases) in place of testcases."""
+    """Replaces testcases by CHOSEN(testcases)."""
 
     def visit_Name(self, node):
         return ast.Call(ast.Name(CHOSEN, ast.Load()), [node], []) if node.id == CASES else node
 
 
 class Edits(ast.NodeTransformer):
-    """Leaves out the check of the chip; what was done stands in `told`, as (line, words)."""
+    """Removes the check of the chip and records each change in `told`, as (line, words)."""
 
     def __init__(self, tree, grouped_gradients):
         self.grouped_gradients, self.told = grouped_gradients, []
@@ -84,7 +84,7 @@ class Edits(ast.NodeTransformer):
 
 
 def edited(source, file, grouped_gradients=False):
-    """(the code, what was done, how many loops over the cases it has)"""
+    """Returns (the code, the changes, the number of loops over the cases)."""
     tree = ast.parse(source, str(file))
     edits = Edits(tree, grouped_gradients)
     tree = ast.fix_missing_locations(edits.visit(tree))
@@ -97,7 +97,7 @@ def tell(file, told):
 
 
 class Beside:
-    """Finds and loads the modules beside the test, without the check of the chip. Nothing of it is cached in files."""
+    """Finds and loads the modules beside the test, without the check of the chip. Caches no bytecode in files."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -117,7 +117,7 @@ class Beside:
 
 
 class Chosen:
-    """Which of the cases are run, and how: called with all of them."""
+    """Selects the cases to run; called with all of them."""
 
     def __init__(self, cases, untimed):
         self.cases, self.untimed, self.begun, self.of = cases, untimed, 0, 0

@@ -67,13 +67,13 @@ class Kind:
         return self.array(numpy.full(shape, value, numpy.float32, order), dtype)
 
     def float64(self, array):
-        """What an array holds."""
+        """Returns the values of an array."""
         if self.is_torch:
             return array.detach().cpu().double().numpy()
         return numpy.asarray(array, dtype=numpy.float64)
 
     def bits(self, array):
-        """The bytes of an array, which are the same where it is, NaN and the sign of zero included."""
+        """Returns the bytes of an array, to compare exactly, NaN and the sign of zero included."""
         if self.is_torch:
             return array.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
         return numpy.ascontiguousarray(array).tobytes()
@@ -88,7 +88,7 @@ class Kind:
         return str(array.dtype).replace("torch.", "")
 
     def is_one(self, array):
-        """Whether an array is of this library, on this device."""
+        """Returns whether an array is of this library and on this device."""
         if not self.is_torch:
             return isinstance(array, numpy.ndarray)
         return isinstance(array, torch.Tensor) and array.device.type == torch.device(self.device).type
@@ -101,7 +101,7 @@ class Kind:
 
 
 class Words(Capsuled):
-    """bf16 in NumPy's 16-bit words, which DLPack alone says. No library makes such arrays: results are given."""
+    """bf16 in NumPy's 16-bit words; only DLPack tells the type. No library makes such arrays, so results are passed."""
 
     dtype = "bfloat16"
 
@@ -115,7 +115,7 @@ class Words(Capsuled):
 
 
 class WordsKind(Kind):
-    """Words, and NumPy's arrays for the rest."""
+    """Words for bf16, and NumPy's arrays for other types."""
 
     makes = False
 

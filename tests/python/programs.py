@@ -9,21 +9,21 @@ import threading
 
 
 def run(*arguments, **environment):
-    """The interpreter with these arguments, which finds the tests' own modules; what came of it."""
+    """Runs the interpreter with these arguments, so that it finds the tests' modules; returns the completed process."""
     path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, **environment}
     return subprocess.run([sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True)
 
 
 def output_of(*arguments, **environment):
-    """What a program printed that must end well."""
+    """Returns the output of a program that must succeed."""
     done = run(*arguments, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def in_threads(count, work):
-    """Calls work(0), work(1), … on threads that start at once; what one of them raises is raised."""
+    """Calls work(0), work(1), … on threads that start at once; raises what one of them raises."""
     start = threading.Barrier(count)
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
         list(pool.map(lambda i: (start.wait(), work(i)), range(count)))

@@ -31,7 +31,7 @@ SMALL = [
 
 
 def fields(table):
-    """[(operation, shape, [µs, TFLOP/s, GB/s])] of what was printed."""
+    """Returns [(operation, shape, [µs, TFLOP/s, GB/s])] of a printed table."""
     lines = table.splitlines()
     heading = next(i for i, line in enumerate(lines) if line.startswith("operation"))
     parts = [line.split(maxsplit=1) for line in lines[heading + 1 :]]
@@ -39,7 +39,7 @@ def fields(table):
 
 
 def flop_of(line):
-    """docs/performance.md: 2 · (d_qk + d_v) for a row and a key that it sees."""
+    """Returns 2 · (d_qk + d_v) for each row and key that it sees (docs/performance.md)."""
     if line["op"] == "mha_forward":
         pairs = line["b"] * line["s_q"] * (line["s_q"] + 1) / 2
     elif line["op"] == "dense_decode":
@@ -50,7 +50,7 @@ def flop_of(line):
 
 
 def bytes_of(line):
-    """docs/performance.md: every key, Q and out once; of sparse prefill also lists, and all results."""
+    """Counts every key, Q and out once; for sparse prefill also lists and all results (docs/performance.md)."""
     tokens = line.get("b", 1) * line["s_q"]
     rows, keys = tokens * line["h_q"], line.get("b", 1) * line["s_k"]
     moved = 2 * rows * (line["d_qk"] + line["d_v"])
@@ -83,7 +83,7 @@ def check_everything(table, lines, picture, place, operations):
 
 
 def with_files(folder, *arguments, **environment):
-    """What was printed, the lines and the picture."""
+    """Returns the printed output, the JSON lines and the picture."""
     files = folder / "rows.jsonl", folder / "rows.svg"
     done = run(
         "-W", "error", "-m", "flash_mla.bench", *arguments, "--json", files[0], "--plot", files[1], **environment
@@ -93,7 +93,7 @@ def with_files(folder, *arguments, **environment):
 
 
 def without(folder, *names):
-    """An environment in which these packages cannot be imported."""
+    """Returns an environment in which these packages cannot be imported."""
     for name in names:
         (folder / f"{name}.py").write_text("raise ImportError('asked for')\n")
     return dict(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
@@ -108,7 +108,7 @@ def test_on_the_cpu(tmp_path):
 
 
 def test_numpy_is_enough(tmp_path):
-    """In fp16, which sparse prefill does not take."""
+    """Runs in fp16, which sparse prefill does not take."""
     operations = {"dense_decode", "sparse_decode", "mha_forward"}
     environment = without(tmp_path, "torch", "ml_dtypes")
     found = with_files(tmp_path, "--device", "cpu", "--dtype", "float16", "--ops", *operations, *SMALL, **environment)
@@ -127,7 +127,8 @@ def test_on_a_gpu(tmp_path):
 
 
 def test_what_is_timed_attends():
-    """Every call writes finite results that differ from row to row, and sparse decode those of dense decode where it names all keys."""
+    """Every call writes finite results that differ between rows; sparse decode over all keys gives the results of dense
+    decode."""
     pytest.importorskip("ml_dtypes")
     on = bench.Host(None)
     for op in bench.OPERATIONS:
@@ -137,7 +138,7 @@ def test_what_is_timed_attends():
         work = bench.WORK[op](row, on)
         out = numpy.asarray(work.call()[0], numpy.float64)
         assert numpy.isfinite(out).all() and len({values.tobytes() for values in out.reshape(-1, out.shape[-1])}) >= 2
-        if op == "sparse_decode":  # whose pages lie in order
+        if op == "sparse_decode":  # its pages are in order
             given = work.call.keywords
             table = numpy.arange(6, dtype=numpy.int32).reshape(3, 2)
             q, pages = work.call.args
@@ -150,7 +151,7 @@ def test_what_is_timed_attends():
 @needs_torch
 @pytest.mark.parametrize("row", list(dict.fromkeys(bench.ROWS["cuda"])), ids=lambda row: f"{row.op}-{row.words()}")
 def test_calls_on_tensors(row):
-    """What is timed on a GPU, made of tensors on the CPU."""
+    """Makes the calls timed on a GPU with tensors on the CPU."""
     on = bench.Gpu.__new__(bench.Gpu)
     on.torch, on.device, on.dtype, on.type = torch, torch.device("cpu"), "bfloat16", torch.bfloat16
     sizes = dict(b=2, s_q=2, s_k=70, h_q=4, topk=64)
@@ -215,7 +216,7 @@ def test_refused(arguments, text, tmp_path, monkeypatch):
     ],
 )
 def test_what_is_not_installed(hidden, arguments, text):
-    """Is looked for without being imported."""
+    """The package is looked for without being imported."""
     program = f"""
 import importlib.util, sys
 from flash_mla import bench

@@ -40,7 +40,7 @@ def scale_of(kv_format):
 
 
 def vectors(kv_format, tokens=TOKENS):
-    """Small multiples of powers of two, which bf16 and fp16 hold whole."""
+    """Draws small multiples of powers of two, which bf16 and fp16 represent exactly."""
     random = numpy.random.default_rng(5)
     size = 2.0 ** random.integers(-6, 4, (tokens, d_qk(kv_format) // 64)).repeat(64, axis=1)
     return (random.integers(-120, 121, (tokens, d_qk(kv_format))) / 8 * size).astype(numpy.float32)
@@ -56,7 +56,7 @@ def new_cache(kind, kv_format, fill=60, size=576):
 
 
 def to_e4m3(x):
-    """The values of e4m3 nearest to x, ties to even."""
+    """Returns the values of e4m3 nearest to x, ties to even."""
     magnitude = numpy.abs(x)
     exponent = numpy.floor(numpy.log2(numpy.maximum(magnitude, 2.0**-6)))
     step = 2.0 ** (exponent - 3)
@@ -64,14 +64,14 @@ def to_e4m3(x):
 
 
 def to_e2m1(x):
-    """The values of e2m1 nearest to x, ties to even: steps of 0.5 below 2, of 1 below 4, of 2 above."""
+    """Returns the values of e2m1 nearest to x, ties to even: steps of 0.5 below 2, of 1 below 4, of 2 above."""
     magnitude = numpy.minimum(numpy.abs(x), 6.0)
     step = numpy.where(magnitude < 2, 0.5, numpy.where(magnitude < 4, 1.0, 2.0))
     return numpy.sign(x) * numpy.round(magnitude / step) * step
 
 
 def kept(kv_format, values):
-    """What a cache of the format makes of the values."""
+    """Returns the values as a cache of the format stores them."""
     values = values.astype(numpy.float64)
     if kv_format in ("BF16", "FP16"):
         return values
@@ -119,21 +119,21 @@ def test_what_was_appended_is_gathered(kind, kv_format, apart):
 
 
 def rounded(kind, x):
-    """To the type of the kind's arrays, from fp32."""
+    """Rounds fp32 values to the type of the kind's arrays."""
     if kind.element == "float32":
         return x
     return nearest_bf16(x) if kind.element == "bfloat16" else x.astype(numpy.float16).astype(numpy.float32)
 
 
 def normed(kind, x, weight, eps):
-    """RMS norm of the first 512 values: the mean in double, its factor in fp32, two products in fp32."""
+    """Computes the RMS norm of the first 512 values: the mean in double, its factor and two products in fp32."""
     mean = (x[:, :512].astype(numpy.float64) ** 2).mean(axis=1, keepdims=True)
     factor = (1 / numpy.sqrt(mean + numpy.float64(numpy.float32(eps)))).astype(numpy.float32)
     return numpy.concatenate([rounded(kind, x[:, :512] * factor * weight), x[:, 512:]], axis=1)
 
 
 def turned(kind, x, rows, pairs):
-    """RoPE of the last 64 values, in fp32."""
+    """Applies RoPE to the last 64 values, in fp32."""
     cosine, sine = rows[:, :32], rows[:, 32:]
     last = x[:, -64:]
     a, b = (last[:, ::2], last[:, 1::2]) if pairs == "interleaved" else (last[:, :32], last[:, 32:])
@@ -152,7 +152,7 @@ def rope_table(positions, base=1e4):
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("pairs", [None, "interleaved", "halves"])
 def test_norm_and_rope(kind, kv_format, norm, pairs):
-    """In one pass what comes of three steps."""
+    """One pass gives the results of three steps."""
     if not norm and not pairs:
         return
     cache, x = new_cache(kind, kv_format), vectors(kv_format)
@@ -222,7 +222,7 @@ def test_torch_types_of_one_byte(kind):
 @pytest.mark.usefixtures("fresh_compiler")
 @each_torch_kind
 def test_compiled(kind):
-    """One graph, without a break, with the same bits."""
+    """A call compiles to one graph, without a break, with the same bits."""
     values = kind.array(vectors("FP8_584"))
     slots = kind.array(SLOTS, "int64")
 
@@ -239,7 +239,7 @@ def test_compiled(kind):
 @each_kind
 @pytest.mark.parametrize("step", [1, 3])
 def test_slots_of_32_bits(kind, step):
-    """Some libraries make no others unless they are told to. int64 ones have to lie side by side, and these need not."""
+    """Some libraries make only 32-bit slots by default. Unlike int64 slots, they need not be contiguous."""
     values = kind.array(vectors("FP8_656"))
     caches = [new_cache(kind, "FP8_656") for _ in range(2)]
     wide = kind.array(SLOTS, "int64")
@@ -255,7 +255,7 @@ def test_slots_of_32_bits(kind, step):
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.parametrize("target", FORMATS)
 def test_convert(kind, source, target):
-    """What is gathered afterwards is what the second format makes of the first one's values."""
+    """The gathered values are those of the first format, stored in the second."""
     if d_qk(source) != d_qk(target) and source in BYTES and target in BYTES:
         with pytest.raises(ValueError, match="^cache_convert: dst_format: is FMLA_KV_.* with d_qk"):
             cache_convert(
@@ -280,11 +280,11 @@ def test_convert(kind, source, target):
     got = kind.float64(out)
     rows = [0, 1, 3, 4, 5, 6]
     assert numpy.array_equal(got[rows], wanted[rows])
-    assert (got[2] != wanted[2]).any()  # slot 1, which was not written
+    assert (got[2] != wanted[2]).any()  # slot 1 was not written
 
 
 def narrowed_to(kv_format, values):
-    """Of values that the format keeps as they are, in its own type; all here are exact in bf16."""
+    """Returns values in the format's own type if it stores values; all here are exact in bf16."""
     return narrowed(kv_format, numpy.asarray(values, numpy.float32)) if kv_format in ("BF16", "FP16") else values
 
 
@@ -303,7 +303,7 @@ def test_position_that_is_none(kind):
 
 @each_kind
 def test_norm_and_rope_that_do_not_fit(kind):
-    """What is asked for by several arguments is asked for by all of them."""
+    """Arguments that belong together must be passed together."""
     call = Call("cache_append-656", kind)
     for argument, value, words in (
         ("norm_weight", None, "norm_eps: is 1e-06, must be 0 without norm_weight"),

@@ -67,7 +67,7 @@ KV_SCALES = [2.0**-10, 0.8125 * 2.0**-9]
 @each_torch_kind
 @pytest.mark.parametrize("causal", [False, True])
 def test_against_plain_pytorch(kind, causal):
-    """Keys gathered page by page, a matrix product, a softmax, another product."""
+    """Gathers keys page by page; then a matrix product, a softmax and another product."""
     batch = Batch([200, 77, 64], s_q=2, h_q=16)
     arrays = batch.arrays(kind)
     out, lse = call(arrays, causal=causal)
@@ -88,7 +88,7 @@ def test_against_plain_pytorch(kind, causal):
 @each_kind
 @pytest.mark.parametrize("by_name", [False, True])
 def test_arguments_are_those_of_flash_mla(kind, by_name):
-    """As its README calls it, and as vLLM and SGLang do, every argument by its name."""
+    """Makes the call of FlashMLA's README, and that of vLLM and SGLang, with every argument by name."""
     batch = Batch([100, 30], s_q=2)
     more = dict(is_fp8_kvcache=False, num_heads_q=4, topk=None) if by_name else {}
     plan = get_mla_metadata(kind.int32(batch.lengths), 2 * 4 // 1, 1, **more)
@@ -109,7 +109,7 @@ is_fp8_kvcache indices attn_sink extra_k_cache extra_indices_in_kvcache topk_len
 
 @each_kind
 def test_scale_of_the_cache_is_read_by_each_call(kind):
-    """A call reads it from memory when it runs, and takes 1 where none is given."""
+    """A call reads the scale from memory when it runs; without one it uses 1."""
     if not is_there("dense_decode", kind.device, kind.element, 576):
         pytest.skip(f"no kernel on {kind.device}")
     ones, meta = Batch([100, 30], s_q=2, layout=576), get_mla_metadata()[0]
@@ -140,7 +140,7 @@ def test_metadata_is_for_bytes_or_not(kind, layout):
 @each_kind
 @pytest.mark.parametrize("layout", ["plain", 656, 584])
 def test_scale_of_a_cache_that_has_none(kind, layout):
-    """It is refused in Python's words."""
+    """The scale is refused by its Python name."""
     if layout != "plain" and not is_there("dense_decode", kind.device, kind.element, layout):
         pytest.skip(f"no kernel on {kind.device}")
     arguments = Batch([10], layout=layout).arguments(kind)
@@ -155,7 +155,7 @@ def test_scale_of_a_cache_that_has_none(kind, layout):
 
 @each_kind
 def test_default_scale_base_and_empty(kind):
-    """What is said twice is the same to the bit."""
+    """Passing the defaults gives the same bits."""
     batch = Batch([70, 0], s_q=2)
     options = dict(softmax_scale=576**-0.5, causal=False, lse_empty=math.inf, log_base=math.e, stream=0)
     default, said = call(batch.arrays(kind)), call(batch.arrays(kind), **options)
@@ -175,7 +175,7 @@ def test_default_scale_base_and_empty(kind):
     ids=str,
 )
 def test_scalars_of_numpy(kind, options):
-    """What comes out of a configuration, or of a comparison."""
+    """NumPy's scalars come from configurations and comparisons."""
     batch = Batch([70, 0], s_q=2, h_q=7)
     plain = {name: value if name == "log_base" else float(value) for name, value in options.items()}
     got = call(batch.arrays(kind), numpy.int64(512), **options)
@@ -186,7 +186,7 @@ def test_scalars_of_numpy(kind, options):
 
 @each_kind
 def test_lengths_are_clamped(kind):
-    """To what the table has room for, and to 0."""
+    """Lengths are clamped to the table's room and to 0."""
     batch = Batch([128, 0], spare=0)
     assert batch.table.shape == (2, 2)
     arrays = batch.arrays(kind)
@@ -204,7 +204,7 @@ def test_pages_may_be_shared(kind):
 
 @each_kind
 def test_nan_in_a_key_that_is_seen_goes_through(kind):
-    """Only the rows that see it: a causal mask keeps the first token away from the last key."""
+    """NaN reaches only rows that see the key: a causal mask hides the last key from the first token."""
     batch = Batch([70, 70], s_q=2, h_q=2)
     batch.keys[1][69] = math.nan
     batch.cache[batch.table[1, 1], 5] = math.nan
@@ -219,7 +219,7 @@ def test_nan_in_a_key_that_is_seen_goes_through(kind):
 
 @each_kind
 def test_given_results_transposed(kind):
-    """[h_q, s_q, b, d_v] in memory: any order of the outer dimensions."""
+    """The outer dimensions may have any order, here [h_q, s_q, b, d_v] in memory."""
     batch = Batch([100, 3, 64], s_q=2)
     out = kind.transpose(kind.full((4, 2, 3, 512), math.nan), 2, 1, 0, 3)
     got = call(batch.arrays(kind), out=out)
@@ -231,7 +231,7 @@ def test_given_results_transposed(kind):
 
 @each_kind
 def test_q_of_one_token_with_any_stride(kind):
-    """q[:, None], as a model gives it, and a q whose dimension of one has an odd stride."""
+    """Tests q[:, None], as models pass it, and a q whose dimension of one has an odd stride."""
     batch = Batch([100, 3, 64])
     arrays = batch.arrays(kind)
     arrays["q"] = kind.array(batch.q[:, 0])[:, None]
@@ -245,7 +245,7 @@ def test_q_of_one_token_with_any_stride(kind):
 
 @each_kind
 def test_no_pages(kind):
-    """A cache without pages, a table without columns: no request has a key."""
+    """With a cache without pages and a table without columns, no request has a key."""
     batch = Batch([0, 0], spare=0)
     assert batch.cache.shape[0] == 0 and batch.table.shape == (2, 0)
     check_decode(kind, call(batch.arrays(kind)), batch.expected(kind))
@@ -253,7 +253,7 @@ def test_no_pages(kind):
 
 @each_kind
 def test_smaller_head_dim_v(kind):
-    """No kernel has it: the message says what there is. The oracle computes it (below)."""
+    """No kernel takes this head size: the message lists those taken. The oracle computes it (below)."""
     with pytest.raises(NotImplementedError, match="^flash_mla_with_kvcache: .*d_v is 256"):
         call(Batch([10]).arrays(kind), head_dim_v=256)
 
@@ -306,7 +306,7 @@ def check_tables(kind, tables, b):
 
 @each_kind
 def test_metadata_as_two_tables(kind):
-    """Of the older generation. Those of a smaller batch are copied into the ones of the largest, which a graph would read."""
+    """The older generation: tables of a smaller batch are copied into those of the largest, which a graph would read."""
     kept = get_mla_metadata(kind.int32([1] * 5), 2 * 16, 1)
     check_tables(kind, kept, 5)
     for lengths in ([300, 0, 65], [64, 1000, 2], [5, 4, 3, 2, 1]):
@@ -325,7 +325,7 @@ def test_metadata_as_two_tables(kind):
 
 @each_torch_kind
 def test_the_first_table_alone_is_filled_by_the_first_call(kind):
-    """As vLLM passes it on, which gives arguments too: it may be used under capture, after the lengths have changed."""
+    """vLLM passes arguments but keeps only the first table, which may be used under capture after the lengths changed."""
     batch = Batch([300, 0, 65], s_q=2, h_q=16)
     stale, _ = get_mla_metadata(kind.int32([1, 1, 1]), 2 * 16, 1)
     for _ in range(2):
@@ -338,7 +338,7 @@ def test_the_first_table_alone_is_filled_by_the_first_call(kind):
 @each_torch_kind
 @pytest.mark.parametrize("arguments", [(), (32, 1)], ids=["meta", "tensor"])
 def test_tables_that_others_made_are_refused(arguments, kind):
-    """As vLLM puts them there for results that do not depend on the batch."""
+    """vLLM writes such tables for results that do not depend on the batch."""
     batch = Batch([300, 0, 65], s_q=2, h_q=16)
     meta, _ = get_mla_metadata(*((kind.int32(batch.lengths), *arguments) if arguments else ()))
     meta.tile_scheduler_metadata, meta.num_splits = kind.int32([[0, 0, 2, 5, 0, 0, 0, 0]]), kind.int32([0, 0, 0, 0])

@@ -52,14 +52,14 @@ WAYS = [
 
 
 def batch_for(kind, **shape):
-    """A batch that a kernel on the kind's device takes."""
+    """Returns a batch; skips if no kernel on the kind's device takes it."""
     if not is_there("dense_decode_fp8", kind.device, kind.element, shape.get("layout", 576)):
         pytest.skip(f"no kernel on {kind.device}")
     return BatchFp8(**shape)
 
 
 def call(kind, arguments, **options):
-    """Results are given to those that cannot make them."""
+    """Passes results for kinds that cannot make them."""
     if not kind.makes:
         b, s_q, h_q, *_ = *arguments["q"].shape, 1, 1, 1
         new = {"out": kind.full((b, s_q, h_q, 512), 7), "lse": kind.full((b, h_q, s_q), 7, "float32")}
@@ -74,7 +74,7 @@ each_kind = pytest.mark.parametrize("kind", BF16_KINDS, ids=repr)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES + SHAPES_OF_CPUS, ids=str)
 def test_values(kind, shape, way):
-    """Planned in the call, in tables, and by metadata of either function; with a sink, and without."""
+    """Tests a plan made in the call, tables, and metadata of either function, with and without a sink."""
     if kind.device != "cpu" and shape in SHAPES_OF_CPUS:
         pytest.skip("of CPUs")
     shape = dict(shape)
@@ -94,7 +94,7 @@ def test_values(kind, shape, way):
 
 
 def test_arguments_are_those_of_vllm():
-    """By place, and by name."""
+    """Compares positions and names."""
     assert list(inspect.signature(get_mla_metadata_dense_fp8).parameters) == OF_PLAN
     parameters = inspect.signature(flash_mla_with_kvcache_fp8).parameters
     assert [name for name, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY] == OF_VLLM
@@ -108,7 +108,7 @@ descale_k""".split()
 @pytest.mark.parametrize("kind", [kind for kind in BF16_KINDS if kind.makes], ids=repr)
 @pytest.mark.parametrize("by_name", [False, True])
 def test_call_of_vllm(kind, by_name):
-    """With a type of its own for e4m3."""
+    """Passes arrays of a type for e4m3."""
     batch = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16, q_scale=2.0**-10, kv_scale=2.0**-9)
     given = batch.arguments(kind)
     for name in ("q", "k_cache"):
@@ -127,7 +127,7 @@ def test_call_of_vllm(kind, by_name):
 
 @each_kind
 def test_scales_are_read_by_each_call(kind):
-    """A call reads them from memory when it runs, and takes 1 where none is given."""
+    """A call reads the scales from memory when it runs; without one it uses 1."""
     ones = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16)
     arguments = ones.arguments(kind)
     small = kind.fp32([1]), kind.fp32([1])
@@ -143,7 +143,7 @@ def test_scales_are_read_by_each_call(kind):
 
 @each_kind
 def test_values_are_quantised_row_by_row(kind):
-    """Rows of any size beside each other, one of zeros, and none depends on another."""
+    """Rows of all magnitudes, one of them zeros, do not depend on each other."""
     batch = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16, codes=False)
     batch.q *= 2.0 ** numpy.linspace(-40, 3, 64).round().reshape(2, 2, 16, 1)
     batch.q[1, 0, 3] = 0
@@ -153,7 +153,7 @@ def test_values_are_quantised_row_by_row(kind):
 @each_kind
 @pytest.mark.parametrize("code", [127, 255])
 def test_nan_among_the_codes_goes_through(kind, code):
-    """Of a query to its row alone."""
+    """A NaN in a query reaches only its row."""
     batch = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16)
     batch.q[1, 0, 3, 500] = code
     out, lse = call(kind, batch.arguments(kind))
@@ -168,7 +168,7 @@ def test_nan_among_the_codes_goes_through(kind, code):
 @each_kind
 @pytest.mark.parametrize("lengths,rows", [([300, 0, 65], 32), ([1] * 40, 128), ([], 16)])
 def test_metadata(kind, lengths, rows):
-    """It is that of get_mla_metadata, bit by bit."""
+    """The tables are those of get_mla_metadata, bit for bit."""
     lengths = kind.int32(lengths)
     tables, expected = get_mla_metadata_dense_fp8(lengths, rows, 1), get_mla_metadata(lengths, rows, 1)
     assert kind.all_bits(tables) == kind.all_bits(expected)
@@ -177,7 +177,7 @@ def test_metadata(kind, lengths, rows):
 
 @each_kind
 def test_metadata_of_either_function_serves_both(kind):
-    """One plan of one step. That of other sizes is refused in the words of the function that is called."""
+    """One plan serves both functions. A plan for other sizes is refused by the name of the function called."""
     batch, meta = batch_for(kind, lengths=[300, 0, 65], s_q=2, h_q=16, codes=False), get_mla_metadata()[0]
     arguments = dict(batch.arguments(kind), tile_scheduler_metadata=meta)
     check_fp8(kind, call(kind, arguments), batch.expected(kind))
@@ -192,7 +192,7 @@ def test_metadata_of_either_function_serves_both(kind):
 
 @pytest.mark.parametrize("kind", [kind for kind in BF16_KINDS if kind.is_torch], ids=repr)
 def test_first_table_alone_is_filled_by_the_first_call(kind):
-    """As that of get_mla_metadata."""
+    """The first table acts like that of get_mla_metadata."""
     batch = batch_for(kind, lengths=[300, 0, 65], s_q=2, h_q=16)
     stale, _ = get_mla_metadata_dense_fp8(kind.int32([1, 1, 1]), 2 * 16, 1)
     arguments = dict(batch.arguments(kind), tile_scheduler_metadata=stale)
@@ -213,7 +213,7 @@ LENGTHS = numpy.array([100, 20], numpy.int32)
     ids=str,
 )
 def test_metadata_is_refused_in_its_own_name(arguments):
-    """And else in the words of get_mla_metadata."""
+    """Apart from the name, messages are those of get_mla_metadata."""
     with pytest.raises((TypeError, ValueError)) as caught:
         get_mla_metadata(*arguments)
     words = str(caught.value).partition(": ")[2]
@@ -222,7 +222,7 @@ def test_metadata_is_refused_in_its_own_name(arguments):
 
 
 def test_metadata_wants_lengths():
-    """It is never empty."""
+    """This metadata is never empty."""
     with pytest.raises(TypeError, match="^get_mla_metadata_dense_fp8: cache_seqlens: is NoneType"):
         get_mla_metadata_dense_fp8(None, 16, 1)
 
@@ -231,7 +231,7 @@ def test_metadata_wants_lengths():
 
 
 def test_numpy_without_bf16():
-    """Results of codes are of a type that NumPy has from ml_dtypes, which is imported for them; without it they are given."""
+    """For queries of codes results are bf16, a type from ml_dtypes, which is imported then; without it results must be passed."""
     program = """
 import sys, numpy
 from flash_mla import flash_mla_with_kvcache_fp8

@@ -20,7 +20,7 @@ KIND = Kind("numpy", "float16")
 
 
 class OnlyDLPack:
-    """A NumPy array seen through DLPack alone."""
+    """A NumPy array with only DLPack's methods."""
 
     def __init__(self, array):
         self._array = array
@@ -34,7 +34,7 @@ class OnlyDLPack:
 
 
 class ShapedDLPack(OnlyDLPack):
-    """One that says its shape too, as every array library's does."""
+    """One that also has a shape, as arrays of every library do."""
 
     shape = property(lambda self: self._array.shape)
     ndim = property(lambda self: self._array.ndim)
@@ -90,7 +90,7 @@ def results(batch):
 
 
 class Wrapped(Kind):
-    """NumPy's arrays as those of another library, which makes results if it has a namespace."""
+    """Wraps NumPy's arrays as another library's, which makes results if it has a namespace."""
 
     def __init__(self, wrap, unwrap=lambda array: getattr(array, "_array", array), element="float16"):
         super().__init__(getattr(wrap, "__name__", "jax"), element)
@@ -179,7 +179,7 @@ def test_packed(name, kind):
     ids=["dense", "sparse"],
 )
 def test_arrays_of_a_gpu(batch, check, planned, on_stream):
-    """As CuPy's would come; the stream is an argument."""
+    """Tests arrays like CuPy's; the stream is an argument."""
     kind = Kind("torch", "float16", "cuda")
     arguments = batch.arguments(kind)
     arguments.update({name: Foreign(value) for name, value in arguments.items() if isinstance(value, torch.Tensor)})
@@ -206,7 +206,7 @@ def test_result_whose_capsule_says_that_it_is_read_only():
 
 
 def test_numpy_arrays_beside_those_of_others():
-    """q decides what results are made by."""
+    """The library of q makes the results."""
     batch = Batch([60, 100])
     arrays = batch.arrays(KIND)
     arrays["k_cache"] = ShapedDLPack(arrays["k_cache"])
@@ -227,7 +227,7 @@ def test_strides_and_offset_come_through():
 @pytest.mark.parametrize("strides", [False, True])
 @pytest.mark.parametrize("byte_offset", [0, 48])
 def test_capsule_with_an_offset_and_without_strides(byte_offset, strides):
-    """Strides that are not there are those of a contiguous array; the offset is added to the address."""
+    """Without strides an array is contiguous; the offset is added to the address."""
     batch = Batch([60, 100], s_q=2)
     arrays = batch.arrays(KIND)
     array = arrays["k_cache"]
@@ -265,7 +265,7 @@ def test_capsule_that_is_refused(wrong):
 
 @pytest.mark.parametrize("code", [0, 1, 10])
 def test_cache_of_bytes_by_its_capsule_alone(code):
-    """int8, uint8 and float8_e4m3fn, as DLPack counts them."""
+    """Tests DLPack's type codes of int8, uint8 and float8_e4m3fn."""
     batch = Batch([60, 100], s_q=2, layout=656)
     arrays = batch.arrays(KIND)
     expected = flash_mla_with_kvcache(*arrays.values(), 512, None, is_fp8_kvcache=True)
@@ -275,7 +275,7 @@ def test_cache_of_bytes_by_its_capsule_alone(code):
 
 
 def test_nothing_is_held_after_the_call():
-    """A capsule that nobody took is destroyed with its array."""
+    """An unused capsule is destroyed with its array."""
 
     class Owned(numpy.ndarray):
         pass

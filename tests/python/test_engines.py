@@ -30,7 +30,7 @@ SCALES = {"descale_q": 0.00173, "descale_k": 0.00101}  # give the codes values o
 
 @pytest.mark.parametrize("engine,name", [(engine, name) for engine in SIGNATURES for name in SIGNATURES[engine]])
 def test_signature_is_the_engine_s(engine, name):
-    """What this package adds can be given by name only."""
+    """Arguments that this package adds are keyword-only."""
     module = vllm if engine == "vllm" else sglang
     assert name in module.__all__
     theirs = SIGNATURES[engine][name]
@@ -41,7 +41,7 @@ def test_signature_is_the_engine_s(engine, name):
 
 
 def test_one_import_brings_all():
-    """The patch of examples/engines for vLLM is this import behind what is there."""
+    """The patch of examples/engines for vLLM appends this import."""
     names = {}
     exec("from flash_mla.compat.vllm import *", names)
     assert set(SIGNATURES["vllm"]) | {"FlashMLASchedMeta"} == set(names) - {"__builtins__"}
@@ -49,7 +49,7 @@ def test_one_import_brings_all():
 
 @pytest.mark.parametrize("uses_a_gpu", [False, True])
 def test_what_vllm_asks_first(monkeypatch, uses_a_gpu):
-    """Before a GPU is used the driver is not asked."""
+    """The driver is not asked before a GPU is used."""
     monkeypatch.setattr(vllm, "_uses_a_gpu", lambda: uses_a_gpu)
     rows = flash_mla.capabilities("cuda") if uses_a_gpu else []
     if not uses_a_gpu:
@@ -72,12 +72,12 @@ def test_what_vllm_asks_first(monkeypatch, uses_a_gpu):
 
 
 def sizes_of(words, sizes):
-    """Numbers, letters and products of them, one after the other."""
+    """Evaluates sizes written as numbers, letters and their products."""
     return tuple(eval(word, {}, sizes) for word in words.split())
 
 
 class Tensors:
-    """The tensors of one recorded call, and what the call must give."""
+    """The tensors of one recorded call, and its expected results."""
 
     def __init__(self, call, kind, seed=0):
         self.call, self.kind, self.random = call, kind, numpy.random.default_rng(seed)
@@ -92,7 +92,7 @@ class Tensors:
         return isinstance(self.records.get(name), T)
 
     def content(self, name, record):
-        """What stands in it, in NumPy."""
+        """Returns the contents of a tensor, in NumPy."""
         random, shape = self.random, sizes_of(record.dims, self.sizes)
         if name.endswith("k_cache") and shape[-1] not in (512, 576):
             pages, page_size, _, of_token = shape
@@ -130,7 +130,7 @@ class Tensors:
         return math.prod(self.shape(name)[:2]) if self.has(name) else self.sizes["kv"]
 
     def tensor(self, name, record):
-        """Of the type and the strides that are recorded."""
+        """Makes a tensor with the recorded type and strides."""
         kind = self.kind
         self.values[name] = values = self.content(name, record)
         dtype = {"bfloat16": None, "float8_e4m3fn": "uint8"}.get(record.dtype, record.dtype)
@@ -158,7 +158,7 @@ class Tensors:
         return eval(value, {}, self.sizes) if isinstance(value, str) and name != "kv_format" else value
 
     def metadata(self, module, record):
-        """What the engine has made before, by name."""
+        """Makes the metadata that the engine has made before, by name."""
         if isinstance(record, OneRow):
             meta, b = FlashMLASchedMeta(), self.sizes["b"]
             meta.tile_scheduler_metadata = self.kind.int32([[0, 0, b - 1, self.sizes["table"], 0, 0, 0, 0]])
@@ -190,13 +190,13 @@ class Tensors:
     # ---- Expected results ----------------------------------------------------------------------------------------
 
     def numbers(self, name):
-        """What an argument is worth."""
+        """Returns the values of an argument."""
         if self.records[name].dtype == "float8_e4m3fn":
             return of_codes(self.values[name], SCALES["descale_q" if name == "q" else "descale_k"])
         return self.kind.float64(self.made[name])
 
     def listed(self, of, *at):
-        """The keys that a token's list names."""
+        """Returns the keys that a token's list names."""
         names = {"k_cache": ("indices", "topk_length"), "kv": ("indices", "topk_length")}
         names["extra_k_cache"] = "extra_indices_in_kvcache", "extra_topk_length"
         lists, lengths = names[of]
@@ -214,7 +214,7 @@ class Tensors:
         return cache[pages[: -(-length // 64)]].reshape(-1, 1, 576)[:length]
 
     def expected(self):
-        """(out, lse [b, h, s]), as flash_mla has them."""
+        """Returns (out, lse [b, h, s]), in flash_mla's conventions."""
         q, scale, sink = self.numbers("q"), self.records.get("softmax_scale"), None
         if self.has("attn_sink"):
             sink = self.values["attn_sink"]
@@ -260,7 +260,7 @@ REPLAYS = [
 
 
 def test_the_record_is_whole():
-    """A name, a file and a line each, and both engines."""
+    """Every call has a name, a file and a line, and both engines occur."""
     assert len({call.name for call in CALLS}) == len(CALLS)
     assert {call.engine for call in CALLS} == {"vllm", "sglang"}
     assert all(call.file.startswith(call.engine) and call.line > 0 for call in CALLS)
@@ -281,7 +281,7 @@ def test_the_wrapper_takes_the_arguments(call):
 
 @pytest.mark.parametrize("call,kind", REPLAYS)
 def test_replay(call, kind):
-    """Twice, as two layers do that share the metadata: the same bits."""
+    """Makes the call twice, as two layers that share the metadata: the same bits."""
     module = importlib.import_module(f"flash_mla.compat.{call.engine}")
     function, tensors = getattr(module, call.function), Tensors(call, kind)
     positional, named = tensors.arguments(module)
@@ -309,7 +309,7 @@ def test_replay(call, kind):
 
 
 def recorded(name, kind, **sizes):
-    """The tensors of a call, of other sizes where some are given, and its arguments by place and by name."""
+    """Returns the tensors of a call, with other `sizes` if given, and its positional and named arguments."""
     call = next(call for call in CALLS if call.name == name)
     if not can_run(call, kind):
         pytest.skip("is of bf16")
@@ -319,7 +319,7 @@ def recorded(name, kind, **sizes):
 
 @each_kind
 def test_tables_of_vllm_ask_for_the_batch_invariant_mode(kind):
-    """The first of two layers that do so does not fill the metadata, and the results are those of the mode."""
+    """Such a call does not fill the metadata, and its results are those of the mode."""
     _, _, named = recorded("vllm_dense_batch_invariant", kind)
     results = vllm.flash_mla_with_kvcache(**named)
     assert not named["tile_scheduler_metadata"].have_initialized
@@ -339,7 +339,7 @@ def tables_of_dsa(kind, b, topk):
 
 
 def put_tables_of_dsa(kind, tables, b, topk):
-    """Into the memory of those of a larger batch. What a call of b requests is given of it."""
+    """Writes tables into those of a larger batch, and returns the arguments of a call of b requests."""
     places = tables[0], tables[1][: b + 1]
     for place, table in zip(places, tables_of_dsa(kind, b, topk)):
         place[...] = table
@@ -348,7 +348,7 @@ def put_tables_of_dsa(kind, tables, b, topk):
 
 @each_kind
 def test_the_plan_of_a_small_batch_in_the_memory_of_a_large_one(kind):
-    """SGLang captures its sparse decode with slices of the tables of the largest batch, and copies those of a step into them."""
+    """SGLang captures its sparse decode with slices of the largest batch's tables, and copies a step's tables into them."""
     calls = {b: recorded("sglang_dsa", kind, b=b)[2] for b in (1, 3)}
     largest = tables_of_dsa(kind, 64, 128)
     rows = {tuple(tables_of_dsa(kind, b, 128)[0].shape) for b in (1, 2, 3, 4, 8, 16, 33, 64)}
@@ -362,7 +362,7 @@ def test_the_plan_of_a_small_batch_in_the_memory_of_a_large_one(kind):
 @needs_cuda
 @pytest.mark.parametrize("b", [1, 4, 8, 33, 64])
 def test_captured_sparse_decode_of_sglang(b):
-    """The same in a graph: captured with the tables of the largest batch as they are, replayed with those of the step in them."""
+    """The same in a graph: captured with the tables of the largest batch, replayed with the step's tables in them."""
     kind, topk = Kind("torch", "bfloat16", "cuda"), 2048
     tensors, _, named = recorded("sglang_dsa", kind, b=b, topk=topk, pages=40)
     largest = tables_of_dsa(kind, 64, topk)
@@ -377,7 +377,7 @@ def test_captured_sparse_decode_of_sglang(b):
 
 @each_kind
 def test_positions_of_sglang(kind):
-    """descale_q to indices are the tenth to the thirteenth."""
+    """Arguments ten to thirteen are descale_q to indices."""
     _, _, named = recorded("sglang_dsa", kind)
     names = list(inspect.signature(sglang.flash_mla_with_kvcache).parameters)[:13]
     assert names[9:] == ["descale_q", "descale_k", "is_fp8_kvcache", "indices"]
@@ -388,7 +388,7 @@ def test_positions_of_sglang(kind):
 
 @each_kind
 def test_tables_of_sglang_are_not_read(kind):
-    """On Blackwell it fills the metadata of DeepSeek-V4.1 by a kernel of its own, for tiles of FlashMLA's."""
+    """On Blackwell SGLang fills the metadata of DeepSeek-V4.1 by its own kernel, for FlashMLA's tiles."""
     tensors, _, named = recorded("sglang_v41_c1", kind)
     meta = named["tile_scheduler_metadata"]
     meta.tile_scheduler_metadata, meta.num_splits = kind.int32([[7] * 8]), kind.int32([0] * 4)
@@ -432,7 +432,7 @@ FORMATS_OF_SGLANG = [
 
 @pytest.mark.parametrize("of_token,of_extra,kv_format,has_tables,use_legacy,formats", FORMATS_OF_SGLANG)
 def test_formats_of_sglang(of_token, of_extra, kv_format, has_tables, use_legacy, formats):
-    """What a cache is taken for that SGLang says by its name, or by the kind of the metadata."""
+    """Tests the format that SGLang names, or implies by the kind of metadata."""
     cache = numpy.zeros((1, 64, 1, of_token), numpy.uint8)
     extra = None if of_extra is None else numpy.zeros((1, 64, 1, of_extra), numpy.uint8)
     assert sglang._formats_of(cache, extra, kv_format, has_tables, use_legacy) == formats
@@ -487,7 +487,7 @@ WRAPPERS = {
 
 
 def hunks_of(text):
-    """(first line of the old text, its lines, lines of the new one) of each; what stands before the first file is for people."""
+    """Returns (first line of the old text, old lines, new lines) of each hunk; text before the first file is ignored."""
     hunks, lines = [], text[text.index("--- a/") :].splitlines()[2:]
     while lines:
         begin, old, new = re.fullmatch(r"@@ -(\d+(?:,\d+)?) \+\d+(?:,(\d+))? @@", lines.pop(0)).group(1, 1, 2)
@@ -510,7 +510,7 @@ def test_there_is_a_patch_for_each_engine():
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
 def test_patch(patch, tmp_path):
-    """It is of the engine's wrapper file, brings the one import behind everything else, and `patch -p1` takes it."""
+    """The patch is for the engine's wrapper file, appends one import, and applies with `patch -p1`."""
     engine, text = patch.name.split("-")[0], patch.read_text()
     assert re.findall(r"^(?:---|\+\+\+) [ab]/(.*)$", text, re.M) == [WRAPPERS[engine]] * 2
     hunks = hunks_of(text)

@@ -25,7 +25,7 @@ SIZES = dict(s_q=3, h_kv=2, pages=8, max_pages=4)
 
 
 def check_message(error, function, *arguments):
-    """The function's name comes first; one of these arguments is in it as a whole word, "k_cache.shape[1]" too."""
+    """The message begins with the function's name and contains one of these arguments as a whole word, "k_cache.shape[1]" too."""
     message = str(error)
     assert message.startswith(f"{function}: "), message
     assert any(re.search(rf"(?<!\w){re.escape(argument)}(?!\w)", message) for argument in arguments), message
@@ -89,7 +89,7 @@ def call_of(operation, kind):
 
 
 def right(name, kind):
-    """A call, and all of its arguments: of arrays that nobody changes, and a plan that no other call has met."""
+    """Returns a call and all of its arguments: unchanged arrays, and a new plan."""
     operation, more, _ = FUNCTIONS[name]
     call = call_of(operation, kind)
     return call, {**call.inputs, **call.options, **call.given(), **(more(call) if more else {})}
@@ -97,7 +97,7 @@ def right(name, kind):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_arguments_as_they_are_meant(name):
-    """What the tests below change one argument of is right."""
+    """The calls in which the tests below change one argument are valid."""
     for kind in FUNCTIONS[name][2]:
         call, arguments = right(name, kind)
         call.function(**arguments)
@@ -107,7 +107,7 @@ def test_arguments_as_they_are_meant(name):
 
 
 def wrong_types(tensor, call):
-    """Those that it must not be of."""
+    """Returns the types that the tensor must not have."""
     wrong = {"float32", "float64", "int16", "int32", "int64", "float16", call.kind.element, "uint8"}
     may = {tensor.dtype(call.is_packed) or call.kind.element}
     may |= {"ALLOW_FLOATS", "ALLOW_FP16"} & tensor.allowed and {"float16"}
@@ -117,7 +117,7 @@ def wrong_types(tensor, call):
 
 
 def wrong_shapes(tensor, call, given):
-    """{name: one that it must not have}."""
+    """Returns {name: a shape that the tensor must not have}."""
     shape = tensor.shape
     found = {"one dimension more": (1, *shape), "none": ()}
     if len(shape) > 1 and not ("OR_FLAT" in tensor.allowed and len(shape) == 4 and not call.is_packed):
@@ -135,12 +135,12 @@ def wrong_shapes(tensor, call, given):
 
 
 def spaced(kind, tensor, dtype):
-    """Every second of the innermost elements of a larger one."""
+    """Returns every second innermost element of a larger array."""
     return kind.full((*tensor.shape[:-1], 2 * tensor.shape[-1]), 0, dtype)[(..., slice(None, None, 2))]
 
 
 def shared(kind, tensor, dtype):
-    """All elements of the first dimension in one place."""
+    """Returns an array whose first dimension has a stride of 0."""
     one = kind.full((1, *tensor.shape[1:]), 0, dtype)
     if kind.is_torch:
         return one.expand(*tensor.shape)
@@ -148,7 +148,7 @@ def shared(kind, tensor, dtype):
 
 
 def wrong_arrays(name, kind):
-    """(argument, what is wrong, exception, function that makes it) of every tensor."""
+    """Returns (argument, what is wrong, exception, function that makes it) of every tensor."""
     call, given = right(name, kind)
     takes = inspect.signature(call.function).parameters
     for tensor in call.tensors:
@@ -463,7 +463,7 @@ def test_nothing_is_written_on_failure():
 
 
 def test_a_call_after_a_failed_one_is_right():
-    """Nothing of a refused call stays behind."""
+    """A refused call leaves nothing behind."""
     kind = KINDS[0]
     call = Call("dense_decode", kind)
     expected = kind.all_bits(call())
@@ -502,14 +502,14 @@ else:
 @needs_cuda
 @pytest.mark.parametrize("first,then", [("cpu", "cuda"), ("cuda", "cpu")])
 def test_metadata_that_another_device_filled(first, then):
-    """In a process of its own, which a wrong address would end."""
+    """Runs in its own process, because a wrong address would end it."""
     output_of("-c", OTHER_DEVICE.format(first=first, then=then))
 
 
 @needs_torch
 @pytest.mark.parametrize("filled_by", ["numpy", "torch"])
 def test_metadata_that_another_library_filled(filled_by):
-    """It is refused by name, or it serves."""
+    """Such metadata is refused by name, or works."""
     batch = Batch([100, 20])
     first, then = Kind(filled_by, "float16"), Kind("torch" if filled_by == "numpy" else "numpy", "float16")
     meta, _ = get_mla_metadata()
@@ -543,7 +543,7 @@ def test_capabilities_of_the_cpu():
 
 
 def test_capabilities_of_a_gpu():
-    """Rows with or without a GPU; where nothing runs, each says why."""
+    """There are rows without a GPU too; if nothing runs, each says why."""
     for device in ("cuda", "cuda:0", "cuda:1", "cuda:63"):
         rows = flash_mla.capabilities(device)
         assert rows and all(row["available"] == (row["reason"] == "") for row in rows)

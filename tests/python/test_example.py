@@ -24,7 +24,7 @@ def test_examples_are_all_here():
 
 @pytest.fixture
 def mla(monkeypatch):
-    """The program as a module of its own."""
+    """Loads the program as a module."""
     specification = importlib.util.spec_from_file_location("mla_module", EXAMPLES / "mla_module.py")
     module = importlib.util.module_from_spec(specification)
     monkeypatch.setitem(sys.modules, "mla_module", module)  # dataclasses look up their types there
@@ -38,7 +38,7 @@ def run(mla, monkeypatch, *options):
 
 
 def test_mla_module_as_a_program():
-    """As a user runs it, with what it says when he asks for nothing."""
+    """Runs it without options, as a user does."""
     lines = output_of(EXAMPLES / "mla_module.py").splitlines()
     assert len(lines) == 15 and "agree" in lines[-1], lines
 
@@ -47,7 +47,7 @@ def test_mla_module_as_a_program():
 @pytest.mark.parametrize("dtype, cache", [("bfloat16", "plain"), ("float16", "plain"), ("bfloat16", "FP8_656")])
 @pytest.mark.parametrize("prefill", [(60, 1, 130), (0, 300)])
 def test_mla_module(mla, monkeypatch, capsys, device, dtype, cache, prefill):
-    """From before the end of a page to after it, with requests that have no tokens, no earlier ones, or several parts of those."""
+    """Steps cross the end of a page; some requests have no tokens, no earlier tokens, or several chunks of them."""
     options = ["--device", device, "--dtype", dtype, "--cache", cache, "--steps", 6, "--prefill", *prefill]
     assert run(mla, monkeypatch, *options) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -60,7 +60,7 @@ FAULTS = ("scale", "length", "cache", "merge", "context", "nan")
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_mla_module_sees_faults(mla, monkeypatch, capsys, fault):
-    """A layer that computes something else ends with 1."""
+    """A layer with a fault ends with 1."""
     decode, append = mla.flash_mla_with_kvcache, mla.cache_append
     merge, prefill = mla.merge_states, mla.flash_attn_varlen_func
 
@@ -90,7 +90,7 @@ def test_mla_module_sees_faults(mla, monkeypatch, capsys, fault):
 
 
 def test_mla_module_has_the_checkpoint_s_parameters(mla):
-    """Those of model.layers.N.self_attn in DeepSeek-V3's published index, without bias."""
+    """The names are those of model.layers.N.self_attn in DeepSeek-V3's published index, without bias."""
     with torch.device("meta"):
         found = {name: tuple(value.shape) for name, value in mla.MLA().state_dict().items()}
     assert found == {
@@ -113,7 +113,7 @@ def test_mla_module_rope_is_a_complex_product(mla):
 
 
 def test_mla_module_layers_share_a_step(mla):
-    """Two layers over one batch, whose second takes the plan that the first has filled, against each alone."""
+    """Two layers over one batch share the plan that the first fills; each gives the results it gives alone."""
     torch.manual_seed(3)
     layers = [mla.MLA(hidden=64, heads=8, q_lora=32).bfloat16() for _ in range(2)]
     x = torch.randn(40, 64).bfloat16()
@@ -134,7 +134,7 @@ def test_mla_module_layers_share_a_step(mla):
 
 
 def test_mla_module_batch_refuses(mla):
-    """And is as it was."""
+    """A refused batch is unchanged."""
     batch = mla.Batch(2, 100, "cpu")
     batch.prefill([100, 3])
     for call, text in (
@@ -160,7 +160,7 @@ def test_mla_module_refuses(mla, monkeypatch, capsys, option):
 
 @pytest.mark.parametrize("sizes", ["192/128", "64/64"])
 def test_train_mla(sizes):
-    """The losses fall, and alike."""
+    """All losses fall, and equally."""
     lines = output_of(EXAMPLES / "train_mla.py", "--steps", "12", "--sizes", sizes).splitlines()
     losses = [[float(word.rstrip(";")) for word in line.split()[1:3]] for line in lines[1:]]
     assert losses[-1][0] < losses[0][0] - 0.5 and "largest difference" in lines[-1], lines

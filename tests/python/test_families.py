@@ -33,8 +33,7 @@ from test_sparse_prefill import check as check_prefill
 
 
 class Family:
-    """Problems of one kind; `shape`: of the one that is looked at where nothing else is said. Each has a sink, or None, and those over
-    bytes a layout."""
+    """Problems of one kind; `shape`: that of the default problem. Each has a sink or None; those over bytes have a layout."""
 
     def __init__(self, make, shape, call, check, kinds):
         self.of, self.shape, self.call, self.check, self.kinds = make, shape, call, check, kinds
@@ -55,7 +54,7 @@ class Family:
         return self.check_call_of(kind, kind, problem, {**arguments, **options})
 
     def check_call_of(self, kind, given, problem, arguments):
-        """`kind`: of the results, where it is another than that of what is `given`."""
+        """`kind`: that of the results, if it differs from that of `given`."""
         got = self.call(given, arguments)
         self.check(kind, got, problem.expected(kind, sink=problem.sink))
         return got
@@ -110,8 +109,8 @@ FAMILIES = {
 
 
 def of(where=lambda kind: True, **tests):
-    """Each kind of array of the families, `where` there is something to see; `tests`: a name, and a function from a family to more
-    values of that argument."""
+    """Parametrises by family and kind of array, `where` the test applies; `tests`: an argument's name, and a function from a
+    family to its values."""
     ((argument, values),) = tests.items()
     parameters = [
         pytest.param(family, kind, value, id=f"{name}-{kind}" + ("" if value is None else f"-{value}"))
@@ -155,7 +154,7 @@ SHAPES["dense-576"] += [
     ],
 )
 def test_values(family, kind, shape):
-    """Planned in the call, and before it; with a sink, and without."""
+    """Tests a plan made in the call and before it, with and without a sink."""
     causal = dict(causal=True) if "causal" in shape else {}
     problem = family.of(**{name: value for name, value in shape.items() if name != "causal"})
     for meta in (None, get_mla_metadata()[0]) if family.is_decode else (None,):
@@ -169,7 +168,7 @@ def test_values(family, kind, shape):
 
 
 def large(family):
-    """A shape that several threads, or splits, work on."""
+    """Returns a shape that needs several threads or splits."""
     if family.is_dense_decode:
         return dict(lengths=[500, 64, 0, 70], h_q=16)
     if family.of is Sequences:
@@ -222,7 +221,7 @@ EMPTY = {
 @pytest.mark.parametrize("log_base", [math.e, 2])
 @pytest.mark.parametrize("more", [False, True], ids=["plain", "more"])
 def test_conventions(family, kind, lse_empty, log_base, more):
-    """`more`: with a sink, a negative scale, a mask, and given results."""
+    """`more`: a sink, a negative scale, a mask, and passed results."""
     problem = family.make(**EMPTY[family.of])
     options, arguments, given = dict(lse_empty=lse_empty, log_base=log_base), problem.arguments(kind), {}
     if more:
@@ -247,7 +246,7 @@ def test_conventions(family, kind, lse_empty, log_base, more):
 
 @of(nothing=decodes(None))
 def test_metadata_serves_every_layer(family, kind, nothing):
-    """Other values, another cache, another head size: it depends on the lengths and the shapes alone."""
+    """Metadata depends only on lengths and shapes, not on values, the cache or the head size."""
     meta, _ = get_mla_metadata()
     for seed in range(3):
         problem = family.make(
@@ -262,7 +261,7 @@ def of_decode(family):
 
 @of(nothing=of_decode)
 def test_is_fp8_kvcache_is_what_the_cache_has(family, kind, nothing):
-    """Where it is not given: it was then False to FlashMLA, and is True since September 2026."""
+    """Omits the argument, whose default FlashMLA changed from False to True in September 2026."""
     problem, (meta, _), (other, _) = family.make(), get_mla_metadata(), get_mla_metadata()
     arguments = family.arguments(kind, problem)
     said = arguments.pop("is_fp8_kvcache")
@@ -325,7 +324,7 @@ def test_metadata_of_another_call_is_refused(family, kind, field):
 
 @of(nothing=decodes(None))
 def test_batch_invariant(family, kind, nothing):
-    """The same bits alone, in a batch, elsewhere in a batch, and beside longer and shorter requests."""
+    """A request has the same bits alone, anywhere in a batch, and beside longer and shorter requests."""
     if family.of is Sparse:
         lengths = [[700, 64, 0, 129], [70, 3, 0, -1]]
         problem = family.make(b=4, h_q=16, topk=700, extra=(70, 30, 2), lengths=lengths)
@@ -344,7 +343,7 @@ def test_batch_invariant(family, kind, nothing):
 
 @of(nothing=decodes(None))
 def test_lengths_that_change_in_place_after_metadata_was_filled(family, kind, nothing):
-    """On the CPU results stay right; on a GPU a plan is for its lengths (docs/semantics.md): new ones, a new plan."""
+    """On the CPU results stay right; on a GPU new lengths need a new plan (docs/semantics.md)."""
     lengths = [300, 20, 65, 140]
     problem, name = family.make(lengths=lengths, h_q=16) if family.is_dense_decode else None, "cache_seqlens"
     if problem is None:
@@ -384,12 +383,12 @@ CODES = {"uint8": (1, 8), "int32": (0, 32), "float32": (2, 32), "float16": (2, 1
 
 
 def field_of_records(array):
-    """Which lie an odd number of bytes apart."""
+    """Returns a field whose elements are an odd number of bytes apart."""
     return numpy.zeros(array.shape, [("value", array.dtype), ("bytes", "u1", 3)])["value"]
 
 
 def on_gpu(array):
-    """An array that says that it is on the first GPU. Its memory is none; nothing may look at it."""
+    """An array that claims to be on the first GPU. It has no memory, so nothing may read it."""
     memory = getattr(array, "words", array)
     strides = [stride // memory.itemsize for stride in memory.strides]
     return Capsuled(4096, array.shape, *CODES[str(array.dtype)], device=(2, 0), strides=strides)
@@ -402,7 +401,7 @@ def all_given(family, kind, problem):
 @of(lambda kind: not kind.is_torch, which=lambda family: all_arrays(family)[:-1])
 @pytest.mark.parametrize("how", UNFIT)
 def test_array_that_is_unfit(family, kind, which, how):
-    """What NumPy can make, among arrays that are right, is refused by its name."""
+    """An unsuitable NumPy array among valid ones is refused by its name."""
     if which in ("q", "out_parts") and "GPU" in how:
         pytest.skip("it says where the others have to be")
     problem = family.make()
@@ -430,7 +429,7 @@ def test_array_that_is_unfit(family, kind, which, how):
 
 @of(lambda kind: kind.is_torch, which=lambda family: all_arrays(family)[1:-1])
 def test_arrays_that_are_not_of_q_s_kind(family, kind, which):
-    """NumPy's beside tensors; tensors of the CPU beside those of a GPU, and the other way round."""
+    """Mixes NumPy arrays with tensors, and tensors of the CPU with those of a GPU."""
     problem = family.make()
     arguments, others, metas = all_given(family, kind, problem), [], [None]
     if family.check is check_sparse:
@@ -467,7 +466,7 @@ def test_given_results(family, kind, which):
 
 @of(which=all_arrays)
 def test_strides(family, kind, which):
-    """Parts of larger arrays, whose rest is not looked at, and stays as it is. Pages of bytes stay contiguous."""
+    """Arrays are parts of larger ones, whose rest is neither read nor changed. Pages of bytes stay contiguous."""
     problem = family.make()
     arguments = {**family.arguments(kind, problem), **new_results(kind, problem, math.nan)}
     parts, large = {}, {}
@@ -493,7 +492,7 @@ def test_strides(family, kind, which):
 
 @of(which=lambda family: [name for name, (_, dtype) in family.make().inputs().items() if dtype is None])
 def test_inputs_that_start_anywhere(family, kind, which):
-    """An element's alignment is enough: nothing here is a multiple of 16 bytes."""
+    """Alignment to an element is enough: no address here is a multiple of 16 bytes."""
     problem = family.make()
     values = problem.inputs()[which][0]
     large = numpy.full((*values.shape[:-1], values.shape[-1] + 5), math.nan)
@@ -516,7 +515,7 @@ def test_types_of_one_byte(family, kind, dtype):
 
 
 def kernels_asked(operation, monkeypatch):
-    """The names of the kernels that the library chooses, which is asked before each call of an operation from here on."""
+    """Returns a list to which each later call adds the name of the kernel that the library chooses."""
     names, launch = [], operation.launch
     which = getattr(_library.library, f"fmla_{operation.name}_kernel")
 
@@ -541,7 +540,7 @@ KERNELS = {  # changes of a shape, and whether Hopper's own kernel supports it
 
 @of(case=lambda family: KERNELS.get(next(name for name, f in FAMILIES.items() if f is family), []))
 def test_kernel(family, kind, case, monkeypatch):
-    """It is one that the capabilities of the device have; Hopper's own where it takes the call."""
+    """The kernel is among the device's capabilities; it is Hopper's own if that takes the call."""
     (changed, hopper), operation = case, _operations.SPARSE_DECODE if family.is_decode else _operations.SPARSE_PREFILL
     rows = [row for row in flash_mla.capabilities(kind.device) if row["operation"] == operation.name]
     available = {row["kernel"] for row in rows if row["available"] and not row["forced_only"]}

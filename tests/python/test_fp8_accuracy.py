@@ -26,7 +26,7 @@ PICTURE = ROOT / "docs" / "fp8-accuracy.svg"
 
 @pytest.fixture(scope="module", autouse=True)
 def script():
-    """The script's modules."""
+    """Imports the script's modules."""
     sys.path.insert(0, str(SCRIPT.parent))
     names = {name: importlib.import_module(f"accuracy.{name}") for name in ("model", "report", "library")}
     yield types.SimpleNamespace(**names)
@@ -42,26 +42,26 @@ def record(script):
 
 
 def one_sum(products, terms):
-    """Of the terms times 1."""
+    """Returns the sum of the terms times 1."""
     return products(numpy.array([terms]), numpy.ones((len(terms), 1))).item()
 
 
 def test_sum_of_e4m3_by_hand(script):
-    """With 1 as the largest term, all are cut off to multiples of 2^-13; the sum of the first 32 terms is 1 + 2^-13."""
+    """With 1 as the largest term, all are truncated to multiples of 2^-13; the sum of the first 32 terms is 1 + 2^-13."""
     products, unit = script.model.e4m3_products, 2.0**-13
     first = [1.0, 1.75 * unit, -0.875 * unit, 0.5 * unit] + [0.0] * 28
     assert one_sum(products, first) == 1 + unit
     assert one_sum(products, [-term for term in first]) == -1 - unit
-    # Of 3 the power of two is 2: of the sum so far, 1 + 2^-13, the end goes, which is less than 2^-12.
+    # The power of two in 3 is 2: the sum so far, 1 + 2^-13, loses its end, which is below 2^-12.
     assert one_sum(products, first + [3.0]) == 4
-    # To 2^13 terms below 1 add nothing, and those below 2 add 1.
+    # Added to 2^13, terms below 1 are lost, and those below 2 count as 1.
     assert one_sum(products, [8192.0] + [0.0] * 31 + [0.9375] * 32) == 8192
     assert one_sum(products, [8192.0] + [0.0] * 31 + [1.9375] * 32) == 8192 + 32
     assert one_sum(products, [0.0] * 33) == 0
 
 
 def test_sum_in_fp32_by_hand(script):
-    """Terms of 16 keys are cut off at 2^-25 of the largest, and of their sum 23 digits stay."""
+    """Terms of 16 keys are truncated at 2^-25 of the largest, and their sum to 23 digits."""
     products = script.model.fp16_products
     terms = [1.0, 2.0**-23, 1.5 * 2.0**-24, 2.0**-25, 0.75 * 2.0**-25]
     assert one_sum(products, terms) == 1 + 2.0**-22
@@ -133,7 +133,7 @@ def test_bias_is_the_measured_one(script, record):
 
 
 def lacking(script, record):
-    """The tables of a record that the document has not."""
+    """Returns the tables of a record that the document lacks."""
     text = DOCUMENT.read_text(encoding="utf-8")
     return [name for name, lines in script.report.tables_of(record).items() if "\n".join(lines) + "\n" not in text]
 
@@ -172,7 +172,7 @@ ROUND = {"3", "28", "90"}  # allowed round figures, and those of an H200
 
 
 def test_figures_between_the_tables(script, record):
-    """Every percentage in a sentence is one of the tables, or of those above."""
+    """Every percentage in a sentence is in a table or in the list above."""
     text = DOCUMENT.read_text(encoding="utf-8")
     tables = "\n".join("\n".join(lines) for lines in script.report.tables_of(record).values())
     known = ROUND | set(re.findall(r"[\d.]+", tables))
@@ -183,7 +183,8 @@ def test_figures_between_the_tables(script, record):
 # ---- The library ------------------------------------------------------------------------------------------------------
 
 
-# Errors of out and lse. In mode fp8 the library's queries have one scale for all rows, and so different errors of the same size.
+# Compares errors of out and lse. In mode fp8 the library's queries have one scale for all rows, so their errors differ
+# but have the same size.
 CLOSE = {"bf16": (0.05, 0.2), "fp8": (0.3, 2.0)}
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""packaging/hf_kernels.py: a wheel as a repository of the Hugging Face Hub, loaded as `kernels` loads one, and by it where it is
-installed."""
+"""Tests packaging/hf_kernels.py: makes a repository of the Hugging Face Hub from a wheel and loads it as `kernels` does, and by
+`kernels` if installed."""
 
 import base64
 import hashlib
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(MACHINE not in ("x86_64", "aarch64"), reason="th
 
 
 def files_of_a_wheel():
-    """What pip makes of this tree and the library under test: {name: bytes}."""
+    """Returns the files that pip makes of this tree and the library under test: {name: bytes}."""
     paths = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix in (".py", ".typed")]
     files = {f"flash_mla/{path.relative_to(PACKAGE)}": path.read_bytes() for path in paths}
     files["flash_mla/libflashmla.so"] = pathlib.Path(_library.library._name).read_bytes()
@@ -42,7 +42,7 @@ def files_of_a_wheel():
 
 
 def wheel_of(folder, changes={}):
-    """`changes`: {name: bytes, or None for a file that is not there}."""
+    """`changes`: {name: bytes, or None for a missing file}."""
     wheel = folder / "flash_mla-0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, data in {**files_of_a_wheel(), **changes}.items():
@@ -87,7 +87,7 @@ def test_files_and_their_digests(repository):
 
 
 def test_variants(script):
-    """Of a library that nvcc of CUDA 13.0 built, and of one without kernels for GPUs."""
+    """Tests a library built by nvcc of CUDA 13.0, and one without kernels for GPUs."""
     has = dict(built_with=13000, built_for="80 90a 100f 120", ptx=80)
     archs = ["8.0", "9.0a", "10.0f", "12.0", "8.0+PTX"]
     assert script.variants(has, "x86_64", ("2", "4")) == {
@@ -123,7 +123,8 @@ def load(folder):
 
 
 def test_imports_itself_alone(repository):
-    """Every module but those that need PyTorch, and a call on NumPy's arrays; the library is the one beside the modules."""
+    """Imports every module except those that need PyTorch, and makes a call on NumPy's arrays with the library beside the
+    modules."""
     folder = variant_of(repository, "cpu")
     program = f"""{LOAD}
 sys.modules["flash_mla"] = None
@@ -152,7 +153,7 @@ def attend(module):
 
 @needs_torch
 def test_beside_another_one(repository, tmp_path):
-    """Two versions in one process, and an installed package: operators have namespaces of their own."""
+    """Loads two versions beside an installed package: each has its own namespace of operators."""
     done = run(SCRIPT, wheel_of(tmp_path, {"flash_mla/_more.py": b"# another version\n"}), tmp_path / "other")
     assert done.returncode == 0, done
     folders = [str(variant_of(place, "cpu")) for place in (repository, tmp_path / "other")]
@@ -201,7 +202,7 @@ print(loaded.metadata.id, loaded.metadata.name.python_name, module.__version__)
 
 
 def path_without_package():
-    """PYTHONPATH less the folder that the package under test is in."""
+    """Returns PYTHONPATH without the folder of the package under test."""
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join(path for path in paths if path and not pathlib.Path(path, "flash_mla").exists())
 

@@ -50,7 +50,7 @@ def test_first_tensor_warns_of_nothing():
 
 
 def test_import_is_quick():
-    """The best of several runs, less what the interpreter and nothing else takes."""
+    """Takes the best of several runs, minus the time of the bare interpreter."""
 
     def seconds(program):
         best = float("inf")
@@ -71,7 +71,7 @@ def test_version_is_the_header_s():
 
 
 def test_version_of_flash_mla():
-    """What it stands in for, which is another number."""
+    """upstream_version is not the package's version."""
     assert re.fullmatch(r"20\d\d\.\d\d", flash_mla.upstream_version)
 
 
@@ -86,7 +86,7 @@ def test_star_import():
 
 
 def test_names_of_flash_mla():
-    """What code that is written for FlashMLA imports."""
+    """Imports the names that code written for FlashMLA imports."""
     program = """
 from flash_mla import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
 from flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
@@ -113,7 +113,7 @@ def test_library_that_is_missing_or_another(library, words):
 
 
 def test_library_of_the_package(tmp_path):
-    """Without FLASHMLA_LIBRARY, the one that lies in the package."""
+    """Without FLASHMLA_LIBRARY the package loads its own library."""
     shutil.copytree(FOLDER, tmp_path / "flash_mla")
     shutil.copy(flash_mla._library.library._name, tmp_path / "flash_mla" / "libflashmla.so")
     shutil.copy(FOLDER.parent.parent / "src" / "operations.def", tmp_path / "flash_mla")
@@ -160,14 +160,14 @@ REFUSED = "merge_states: out_parts: is OnlyDLPack, must be a NumPy array on this
 
 
 def test_python_without_ctypes_pythonapi():
-    """As PyPy: NumPy's arrays are taken, a capsule is refused with the reason."""
+    """As in PyPy, NumPy's arrays are taken, and a capsule is refused with the reason."""
     said = python(WITHOUT_PYTHONAPI).splitlines()
     assert said[0].startswith(f"{REFUSED}cpython, ") and said[1:] == ["numpy"]
 
 
 @pytest.mark.skipif(shutil.which("pypy3") is None and "FMLA_PYPY" not in os.environ, reason="PyPy is not installed")
 def test_pypy():
-    """With its own NumPy where it has one. FMLA_PYPY names an interpreter."""
+    """Runs PyPy, with its own NumPy if it has one. FMLA_PYPY names the interpreter."""
     program = [os.environ.get("FMLA_PYPY", "pypy3"), "-c", WITHOUT_PYTHONAPI]
     done = subprocess.run(program, env=dict(os.environ, PYTHONPATH=str(FOLDER.parent)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -208,7 +208,7 @@ def test_type_checker_sees_what_is_there(tmp_path):
     "name", [name for name in flash_mla.__all__ if name not in ("__version__", "upstream_version")]
 )
 def test_documentation(name):
-    """Every argument of a function is spoken of; those of the packed functions are flash_attn_varlen_func's."""
+    """Every argument is documented; those of the packed functions are flash_attn_varlen_func's."""
     value = getattr(flash_mla, name)
     text = inspect.getdoc(value)
     assert text and not text.startswith(f"{name}("), "a docstring, not what dataclass makes up"
@@ -219,7 +219,7 @@ def test_documentation(name):
 
 SIGNATURES = {
     "get_mla_metadata": "(cache_seqlens=None, num_q_tokens_per_head_k=None, num_heads_k=None, num_heads_q=None, "
-    "is_fp8_kvcache=False, topk=None, *args, **kwargs)",  # of 2025; that of 2026 takes anything and does not look at it
+    "is_fp8_kvcache=False, topk=None, *args, **kwargs)",  # of 2025; that of 2026 ignores all arguments
     "flash_mla_with_kvcache": "(q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, "
     "num_splits=None, softmax_scale=None, causal=False, is_fp8_kvcache=None, indices=None, attn_sink=None, "
     "extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None, out=None, "
@@ -236,7 +236,7 @@ SIGNATURES = {
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signature_begins_as_that_of_flash_mla(name):
-    """Names, order and defaults; what this package adds can be given by name only."""
+    """Compares names, order and defaults; arguments that this package adds are keyword-only."""
     signature = inspect.signature(getattr(flash_mla, name))
     plain = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.kind != p.KEYWORD_ONLY]
     assert str(inspect.Signature(plain)) == SIGNATURES[name]

@@ -43,7 +43,7 @@ def test_arguments(argument, code):
 
 
 def test_says_why_no_gpu_is_used():
-    """Whatever stands below cuda:0 comes from the library: its reason, or the kernels that run there."""
+    """The text below cuda:0 is the library's reason, or the kernels that run there."""
     described = info._describe(_structs.Device(_library.CUDA, 0))
     below = report().partition("\ncuda:0:")[2]
     assert f"not used: {described.reason.decode()}\n" in below if described.reason else "  dense_decode " in below
@@ -54,7 +54,7 @@ GPU = dict(TEXTS, struct_size=88, count=2, compute_capability=90, driver=13010, 
 
 
 def test_gpus(monkeypatch):
-    """Two of them, one too old, as the library would describe them."""
+    """Fakes two GPUs, one of them too old."""
 
     def describe(device):
         if device.device_type == _library.CPU:

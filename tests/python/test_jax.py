@@ -37,7 +37,7 @@ def test_family(name, way):
 
 
 def test_inputs_that_are_still_computed():
-    """JAX returns arrays before they are there."""
+    """JAX returns arrays before they are computed."""
     given = arrays()
     slow = jnp.ones((1500, 1500))
     for _ in range(5):
@@ -76,7 +76,7 @@ def test_tracers(transform, argument):
 
 
 def test_pure_callback_inside_of_jit():
-    """What the message proposes."""
+    """Tests what the message proposes."""
     given = arrays()
     shapes = jax.ShapeDtypeStruct((4, 2, 4, 512), jnp.bfloat16), jax.ShapeDtypeStruct((4, 4, 2), jnp.float32)
 
@@ -88,7 +88,7 @@ def test_pure_callback_inside_of_jit():
 
 
 def test_slots():
-    """Those that JAX makes have 32 bits; no warning says that it made fewer than were asked for."""
+    """JAX makes slots of 32 bits, and does not warn that it made fewer bits than requested."""
     cache, values = new_cache(KIND, "FP8_656"), KIND.array(vectors("FP8_656"))
     expected = new_cache(KIND, "FP8_656")
     cache_append(values[:, :512], values[:, 512:], expected, KIND.array(SLOTS, "int64"), "FP8_656")

@@ -31,7 +31,7 @@ NUMBERS = {
 
 @pytest.fixture(scope="module")
 def c_layout(tmp_path_factory):
-    """{"fmla_tensor": (size,), "fmla_tensor.data": (offset, size, kind)}, in words, of the members that Python knows."""
+    """Returns {"fmla_tensor": (size,), "fmla_tensor.data": (offset, size, kind)}, as text, for the members that Python knows."""
     command, lines = shlex.split(os.environ.get("CC") or "cc"), []
     if not shutil.which(command[0]):
         pytest.skip(f"there is no C compiler {command[0]}")
@@ -73,7 +73,7 @@ def test_struct_is_the_header_s(c_layout, struct):
 
 @pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
 def test_struct_has_every_member_in_order(struct):
-    """The names, which sizes and offsets alone would not tell from one another."""
+    """Compares names, which sizes and offsets alone do not distinguish."""
     text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
     body = re.search(r"typedef struct %s \{(.*?)\} %s;" % (STRUCTS[struct], STRUCTS[struct]), text, re.S).group(1)
     members = [re.search(r"(\w+)\s*(\[\d+\])?$", declaration).group(1) for declaration in body.split(";")[:-1]]

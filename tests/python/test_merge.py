@@ -15,7 +15,7 @@ N, B, S_Q, H_Q, D_V = 5, 3, 2, 6, 40
 
 
 class Parts:
-    """Parts of different weight, with a row that none of them saw, one that a single one saw, parts without keys. `element`: their
+    """Parts of different weight; one row no part saw, one a single part saw; some parts have no keys. `element`: their
     type; None: the kind's."""
 
     def __init__(self, n=N, seed=0, d_v=D_V, element=None):
@@ -45,7 +45,7 @@ class Parts:
 
 
 def merged(out_parts, lse_parts, sink=None, lse_empty=math.inf, log_base=math.e):
-    """In double precision; lse in the base log_base."""
+    """Merges in double precision; lse is in base log_base."""
     natural = numpy.where(numpy.isfinite(lse_parts), lse_parts * math.log(log_base), -math.inf)
     lse = log_sum_exp(natural, 0)
     weights = numpy.exp(natural - numpy.where(lse == -math.inf, 0.0, lse)).transpose(0, 1, 3, 2)[..., None]
@@ -54,7 +54,7 @@ def merged(out_parts, lse_parts, sink=None, lse_empty=math.inf, log_base=math.e)
 
 
 def check(kind, got, expected, element=None):
-    """`element`: the type of out; None: the kind's."""
+    """Checks results; `element`: the type of out; None: the kind's."""
     out, lse = got
     assert kind.is_one(out) and kind.is_one(lse)
     assert (kind.dtype_name(out), kind.dtype_name(lse)) == (element or kind.element, "float32")
@@ -106,7 +106,7 @@ def test_given_results_of_another_type(kind):
 
 @pytest.mark.parametrize("log_base", [math.e, 2])
 def test_attention_in_parts_is_attention(log_base):
-    """Keys cut into parts, one of them empty, each computed in double precision, rounded to fp32 and merged."""
+    """Divides keys into parts, one of them empty, each computed in double precision, rounded to fp32 and merged."""
     kind = KINDS[0]
     random = numpy.random.default_rng(1)
     q, keys = random.normal(0, 0.3, (S_Q, H_Q, 32)), random.normal(0, 1, (90, 2, 32))
@@ -123,7 +123,7 @@ def test_attention_in_parts_is_attention(log_base):
 @pytest.mark.parametrize("log_base", [math.e, 2])
 @pytest.mark.parametrize("lse_empty", [math.inf, -math.inf])
 def test_decode_in_parts_is_decode(kind, lse_empty, log_base):
-    """As machines share a long context: each decodes its keys, and the sink is applied to the whole."""
+    """Machines share a long context: each decodes its keys, and the sink is applied to the whole."""
     whole = Batch([200, 64, 0, 3], h_q=6)
     sink = kind.fp32(whole.sink)
     states = []

@@ -23,8 +23,8 @@ QKV, KV = "flash_attn_varlen_qkvpacked_func", "flash_attn_varlen_kvpacked_func"
 
 
 class Sequences:
-    """Tokens and keys of sequences, one after the other, where the first one begins at `first` and the last one is followed by as
-    many more: those of no sequence are NaN. `lengths`: (tokens, keys) of each."""
+    """Tokens and keys of sequences, one after the other; `first` more precede and follow them: those of no sequence are NaN.
+    `lengths`: (tokens, keys) of each."""
 
     sink = None
 
@@ -45,7 +45,7 @@ class Sequences:
         return {**{name: (values, None) for name, values in self.values.items()}, **starts}
 
     def results(self):
-        """With NumPy's name for the order of a result that is not contiguous in its last dimension."""
+        """Adds NumPy's name for the order of a result that is not contiguous in its last dimension."""
         return {
             "out": ((self.tokens, self.h_q, self.d_v), None),
             "lse": ((self.tokens, self.h_q), "float32", "F"),
@@ -57,7 +57,7 @@ class Sequences:
         return dict(arrays, max_seqlen_qo=int(most[0]), max_seqlen_kv=int(most[1]))
 
     def expected(self, kind, sink=None, scale=None, causal=False, lse_empty=math.inf, log_base=math.e):
-        """(out, lse), NaN where no sequence is."""
+        """Returns (out, lse), NaN outside all sequences."""
         out, lse = (numpy.full(shape, math.nan) for shape, *_ in self.results().values())
         q, k, v = (kind.float64(kind.array(values)) for values in self.values.values())
         for (token, key), (next_token, next_key) in zip(self.cu, self.cu[1:]):
@@ -115,7 +115,7 @@ def test_what_makes_no_difference(kind, changed):
 
 @each_kind
 def test_lse_is_the_transpose_of_what_is_in_memory(kind):
-    """As FlashMLA's is; what merge_states takes has no gaps."""
+    """lse is FlashMLA's; its transpose, for merge_states, has no gaps."""
     _, lse = flash_attn_varlen_func(**Sequences([(6, 9)]).arguments(kind))
     strides = lse.stride() if kind.is_torch else tuple(stride // lse.itemsize for stride in lse.strides)
     assert tuple(lse.shape) == (6, 4) and strides == (1, 6)
@@ -123,7 +123,7 @@ def test_lse_is_the_transpose_of_what_is_in_memory(kind):
 
 @each_kind
 def test_wrong_lse_is_told_as_it_was_given(kind):
-    """The library has the transpose."""
+    """The library sees the transpose."""
     arguments = Sequences([(6, 9)]).arguments(kind)
     for shape, said in (
         ((4, 6), r"shape is \(4, 6\), must be \(6, 4\), \[tokens, h_q\]"),
@@ -137,7 +137,7 @@ def test_wrong_lse_is_told_as_it_was_given(kind):
 
 
 def packed(problem, kind):
-    """{name: (its arguments, the first parts of what is packed)}; `problem` has as many keys as tokens, and heads."""
+    """Returns {name: (arguments, widths of the first packed parts)}; `problem` has as many keys as tokens, and equal heads."""
     given = problem.arguments(kind)
     q, k, v = problem.values.values()
     qkv, kv = (kind.array(numpy.concatenate(parts, axis=2)) for parts in ((q, k, v), (k, v)))
@@ -155,7 +155,7 @@ def test_packed(name, kind, shape):
 
 
 def check_packed(name, kind, **shape):
-    """Results are given to those that cannot make them."""
+    """Passes results for kinds that cannot make them."""
     problem = Sequences([(5, 5), (0, 0), (70, 70)], h_q=3, h_kv=3, **shape)
     options = dict(causal=True, softmax_scale=0.2, lse_empty=-math.inf, log_base=2)
     if not kind.makes:

@@ -29,7 +29,7 @@ def devices():
 
 
 def plain(q, k, v, causal):
-    """In float64, sequence by sequence; rows that see nothing are 0."""
+    """Computes attention in float64, sequence by sequence; rows that see nothing are 0."""
     q, k, v = (x.double() for x in (q, k, v))
     outs = []
     for r in range(len(STARTS_Q) - 1):
@@ -130,7 +130,7 @@ def test_refusals():
 
 
 def test_operator():
-    """What PyTorch asks of an operator with a derivative."""
+    """Runs PyTorch's checks of an operator with a derivative."""
     leaves, _ = small()
     cu = torch.tensor((0, 6), dtype=torch.int32)
     arguments = (*leaves, cu, cu, 0, 6, 6, 0.0, True, True, 0, 0)

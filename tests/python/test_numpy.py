@@ -21,7 +21,7 @@ def decode(batch, meta=None, **options):
 
 
 def fixed(argument, name="dense_decode", kind=KIND):
-    """A call whose array may not be written."""
+    """Returns a call with a read-only array."""
     call = Call(name, kind)
     array = {**call.inputs, **call.outputs}[argument]
     if isinstance(array, numpy.ndarray):
@@ -61,7 +61,7 @@ def test_type_is_called_by_its_name(dtype, called):
 
 
 def test_memory_map(tmp_path):
-    """An array of a class that is derived from NumPy's own."""
+    """A memory map is an array of a subclass."""
     batch = Batch([60, 100])
     arrays = batch.arrays(KIND)
     arrays["k_cache"].tofile(tmp_path / "cache")
@@ -73,7 +73,8 @@ def test_memory_map(tmp_path):
 
 
 def test_calls_of_changing_shapes():
-    """The same number of elements with other dimensions or strides, in turns; what was put down for one is not the other's."""
+    """Alternates arrays with equal numbers of elements but other dimensions or strides, whose stored shapes must not be mixed
+    up."""
     batches = [
         Batch([60], h_q=8),
         Batch([60], s_q=2, h_q=4),
@@ -92,7 +93,7 @@ def test_calls_of_changing_shapes():
 
 
 def test_types_of_changing_names():
-    """Of one size: int32 in the place of fp32, and back."""
+    """Alternates types of one size: int32 in place of fp32, and back."""
     parts = numpy.ones((2, 1, 1, 4, 8), numpy.float32), numpy.zeros((2, 1, 4, 1), numpy.float32)
     expected = merge_states(*parts)
     for _ in range(2):
@@ -103,7 +104,7 @@ def test_types_of_changing_names():
 
 
 def test_workspaces_of_threads_and_of_children_are_their_own():
-    """The memory that a call keeps for the next one is not another thread's, and a fork does not share it."""
+    """Memory kept for the next call is not shared between threads or with a forked child."""
     _library.library.fmla_set_num_threads(2)  # many threads need more than is kept
     batches = [Batch([50 * i + 200, 3], s_q=2, h_q=2, seed=i) for i in range(4)]
     expected = [batch.expected(KIND) for batch in batches]
@@ -151,7 +152,7 @@ def test_large_workspaces_are_not_kept():
 
 
 def test_addresses_are_those_of_the_arrays():
-    """Both ways to ask NumPy."""
+    """Tests both ways to get an address from NumPy."""
     from flash_mla import _described
 
     array = numpy.arange(24, dtype=numpy.int16).reshape(4, 6)
@@ -161,7 +162,7 @@ def test_addresses_are_those_of_the_arrays():
 
 
 def test_addresses_outlive_what_told_them():
-    """With memory that is spoiled as soon as it is free: an address is read while what holds it is there."""
+    """Overwrites freed memory, so that an address read too late is detected."""
     program = (
         "import numpy, flash_mla\n"
         "from flash_mla import _described\n"

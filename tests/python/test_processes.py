@@ -35,7 +35,7 @@ def in_pool(_):
 
 @pytest.fixture(scope="module")
 def parent():
-    """What the parent computed, on its threads, before any child was made."""
+    """Returns the parent's results, computed on its threads before any fork."""
     assert _library.library.fmla_set_num_threads(4) == 0
     return bits(compute(*inputs()))
 

@@ -118,7 +118,7 @@ def test_summary(script):
 
 
 def test_fp8_rows(script):
-    """The shapes of either cache, and what is counted of rows that have no peer."""
+    """Tests the shapes of either cache, and the summary of rows without a peer."""
     rows = script.GROUPS["fp8"]
     shapes = [tuple(script.shape_of(row).values()) for row in rows]
     assert shapes[:16] == shapes[16:] and shapes[:5] == [
@@ -151,7 +151,7 @@ def test_summary_of_gradients(script):
 
 
 def test_groups_with_forced_kernels(script, monkeypatch):
-    """They are not timed beside others, and the summary counts them by head sizes."""
+    """Such groups are not timed with others, and the summary counts them by head sizes."""
     assert set(script.FORCED) == {"sm80", "sm80_bwd"} and not set(script.FORCED) & set(script.NOT_FORCED)
     monkeypatch.setenv("FLASHMLA_KERNEL", "")
     with pytest.raises(SystemExit):
@@ -186,7 +186,7 @@ def test_ratios_of_gradients(script, us, expected):
 
 
 class StandIn:
-    """Gradients by PyTorch's own attention, on the CPU."""
+    """A stand-in for a peer: gradients by PyTorch's own attention on the CPU."""
 
     def __init__(self, script):
         self.script = script
@@ -260,7 +260,7 @@ def test_gradients_that_are_too_slow(with_torch, session, monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_that_differ(with_torch, session, monkeypatch, name):
-    """A planted fault in dk of each, and of deterministic calls one unit in the last place of one call."""
+    """Plants a fault in each contestant's dk, and one unit in the last place in one of two deterministic calls."""
     contestant, method = with_torch.calls_of(with_torch.MhaGradients)[name]
     honest = getattr(session.present[contestant], method)
     row, calls = with_torch.MhaGradients(2, 40, 2, 2, 64, 64, True), 0
@@ -289,7 +289,7 @@ def test_gradients_that_differ(with_torch, session, monkeypatch, name):
 
 
 def test_gradients_beside_fp32(with_torch):
-    """Ours is wrong where all others agree with it."""
+    """Ours is found wrong even if all others agree with it."""
     row = with_torch.MhaGradients(2, 40, 4, 2, 64, 64, True)
     x = row.inputs(random.Random(1))
     results = with_torch.Ours().mha_backward(x)()
@@ -301,7 +301,7 @@ def test_gradients_beside_fp32(with_torch):
 
 
 class Operators:
-    """vLLM's with FP8 products, by PyTorch's arithmetic on the CPU: weights are rounded to e4m3, as there."""
+    """A stand-in for vLLM's FP8 operators, in PyTorch on the CPU; weights are rounded to e4m3, as in vLLM's."""
 
     plan = ("the plan", "its splits")
 
@@ -331,7 +331,7 @@ class Operators:
 
 @pytest.fixture
 def fp8(with_torch, session, monkeypatch):
-    """The session with a stand-in for vLLM's operators, and with calls in place of graphs."""
+    """Returns the session with a stand-in for vLLM's operators, and calls instead of graphs."""
 
     def called(call):
         return types.SimpleNamespace(replay=call), call()
@@ -371,8 +371,8 @@ def test_fp8_without(with_torch, fp8):
 
 @pytest.mark.parametrize("kind, name", [(kind, name) for kind, names in NAMES_FP8.items() for name in names])
 def test_fp8_that_differs(with_torch, fp8, monkeypatch, kind, name):
-    """A planted fault in one element, of half of its row's root mean square; in ours, which is held to fp32 arithmetic
-    more closely than others to ours, of a sixth."""
+    """Plants a fault of half of a row's root mean square in one element; in ours, whose bound against fp32 arithmetic is closer,
+    a sixth."""
     row = getattr(with_torch, kind)(2, 2, 130, 4)
     contestant, method = with_torch.calls_of(row)[name]
     honest = getattr(fp8.present[contestant], method)
@@ -395,7 +395,7 @@ def test_fp8_that_differs(with_torch, fp8, monkeypatch, kind, name):
 
 
 def test_fp8_reads_the_pages_of_its_table(with_torch, fp8):
-    """Calls that have another table than the reference."""
+    """The calls have another table than the reference."""
     for row in (with_torch.DenseFp8(2, 1, 130, 4), with_torch.DenseFp8Packed(2, 1, 130, 4)):
         x = row.inputs(random.Random(1))
         output = getattr(with_torch.Ours(), row.operation)(x)()

@@ -13,13 +13,13 @@ from kinds import each_kind
 
 D_V = 512
 INFERRED = "FP8_528", "FP4_288"
-"""What is told by the bytes of a token alone."""
+"""Formats that the bytes of a token imply."""
 
 # ---- Batches --------------------------------------------------------------------------------------------------------
 
 
 class Sparse:
-    """A batch: lists of any keys, with holes; where a length is given, what stands behind it names keys too."""
+    """A batch with lists of any keys, with holes; entries past a given length name keys too."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Sparse:
         return self.caches[0].memory.shape[-1] == self.caches[1].memory.shape[-1]
 
     def expected(self, kind, scale=None, sink=None, lse_empty=math.inf, log_base=math.e, lengths=None):
-        """`lengths`: of the first cache's lists, in place of its own."""
+        """`lengths`: those of the first cache's lists, instead of the batch's."""
         counts = [self.lengths[0] if lengths is None else lengths, *self.lengths[1:]]
         out, lse = numpy.zeros((self.b, self.s_q, self.h_q, D_V)), numpy.zeros((self.b, self.h_q, self.s_q))
         q = kind.float64(kind.array(self.q))
@@ -128,7 +128,7 @@ SHAPES = [
 
 @each_kind
 def test_what_dense_attention_reads_is_not_looked_at(kind):
-    """vLLM passes both, always."""
+    """vLLM always passes both."""
     batch = Sparse(layout=656)
     arguments = dict(batch.arguments(kind), block_table=kind.int32([[7]]), cache_seqlens=kind.int32([1, 2, 3]))
     check(kind, flash_mla_with_kvcache(**arguments), batch.expected(kind))
@@ -148,7 +148,7 @@ def test_metadata_is_filled_by_the_first_call(kind):
 
 
 class Planned:
-    """The library; what the number of partitions of a plan for sparse decode was asked of."""
+    """Wraps the library and records the arguments of queries for the partitions of a sparse plan."""
 
     def __init__(self, library):
         self._library, self.asked = library, []
@@ -164,8 +164,8 @@ class Planned:
 
 @each_kind
 def test_partitions_are_those_of_any_batch(kind, monkeypatch):
-    """They depend on the lists and the heads, on Hopper too, and never on the number of requests: SGLang copies the tables of a small
-    batch into those of the largest one."""
+    """Partitions depend on lists and heads, on Hopper too, never on the number of requests: SGLang copies tables of a small batch
+    into those of the largest."""
     library = Planned(_operations.library)
     monkeypatch.setattr(_operations, "library", library)
     batch = Sparse(layout=584, b=3, extra=(70, 30, 2))
@@ -176,7 +176,7 @@ def test_partitions_are_those_of_any_batch(kind, monkeypatch):
 
 @each_kind
 def test_metadata_of_the_older_generation(kind):
-    """As vLLM calls it for DeepSeek-V3.2."""
+    """Makes vLLM's call for DeepSeek-V3.2."""
     batch = Sparse(layout=656)
     lengths = kind.int32([1000, 2000])
     meta, num_splits = get_mla_metadata(lengths, 2 * 4 // 1, 1, num_heads_q=4, is_fp8_kvcache=True, topk=90)

@@ -27,7 +27,7 @@ def new_results(kind, s_q, h_q):
 
 
 def call(kind, arguments):
-    """Results are given to those that cannot make them."""
+    """Passes results for kinds that cannot make them."""
     if kind is WORDS:
         arguments = {**new_results(kind, *arguments["q"].shape[:2]), **arguments}
     return flash_mla_sparse_fwd(**arguments)
@@ -37,7 +37,7 @@ def call(kind, arguments):
 
 
 class Prefill:
-    """Lists of any keys with what is none among them; where a length is given, what stands behind it names keys too. Plain keys that
+    """Lists of any keys, with entries that name none; entries past a given length name keys too. Plain keys that
     no token sees are NaN."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Prefill:
             self.memory = self.memory.reshape(*pages, 1, self.d)
 
     def named(self, token, head, first=None):
-        """The keys that a token sees, `first` of its list counted."""
+        """Returns the keys that a token sees through the `first` entries of its list."""
         entries = self.lists[token, head][:first]
         if self.lengths is not None:
             entries = entries[: max(0, self.lengths[token])]
@@ -90,7 +90,7 @@ class Prefill:
         return {**{name: kind.array(*given) for name, given in self.inputs().items()}, **options}
 
     def expected(self, kind, scale=0.5, sink=None, lse_empty=math.inf, log_base=math.e, first=None):
-        """(out, max_logits, lse)."""
+        """Returns (out, max_logits, lse)."""
         out, most = numpy.zeros((self.s_q, self.h_q, D_V)), numpy.zeros((self.s_q, self.h_q))
         lse, group = numpy.zeros(most.shape), self.h_q // self.h_kv
         q = kind.float64(kind.array(self.q))
@@ -147,7 +147,7 @@ SHAPES = [
 @pytest.mark.parametrize("none", [*NO_KEYS, 300], ids=str)
 @pytest.mark.parametrize("sink", [-math.inf, 0.0, math.inf, None], ids=str)
 def test_rows_without_a_key(kind, none, sink):
-    """Every token but the second; the sink cannot give them an out."""
+    """Only the second token sees keys; a sink does not change the out of the others."""
     prefill = Prefill()
     prefill.lists[[0, 2, 3, 4]] = none
     arguments = prefill.arguments(kind)
@@ -189,7 +189,7 @@ def test_the_sink_changes_out_alone(kind):
 @pytest.mark.parametrize("count", [1, 64, 89, 90, 512, 2048, 2**40])
 @pytest.mark.parametrize("shape", [dict(), dict(h_q=6, h_kv=2), dict(layout=656, pages=(5, 64))], ids=str)
 def test_lse_indexer(kind, shape, count, lengths):
-    """Of the first keys of a list; the other results know nothing of it, the sink nothing of any lse."""
+    """lse_indexer is over the first entries of a list; it does not change other results, nor does the sink change any lse."""
     prefill = Prefill(**shape, lengths=lengths)
     prefill.lists[1, :, :64] = -1
     for options in ({}, dict(lse_empty=-math.inf, log_base=2)):
@@ -218,7 +218,7 @@ def test_lse_indexer_where_arrays_cannot_be_made():
 
 
 def test_words_are_what_bf16_rounds_to():
-    """Of the tests' own kind of array: against what cuts off, where nothing is to round."""
+    """The tests' own kind of array keeps values that bf16 holds, and rounds others to nearest even."""
     exact = (bf16_bits(numpy.linspace(-3, 3, 101)).astype(numpy.uint32) << 16).view(numpy.float32)
     assert numpy.array_equal(WORDS.float64(WORDS.array(exact)), exact)
     halves = numpy.array([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, math.nan, -math.inf])

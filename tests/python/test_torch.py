@@ -21,11 +21,11 @@ from flash_mla import _torch_operators  # isort: skip
 
 
 def inputs_and_options(device):
-    """[(inputs, options)] of every operation but the plans, in several ways."""
+    """Returns several [(inputs, options)] of every operation except plans."""
     kind = Kind("torch", "bfloat16", device)
 
     def of(name, *without, **changed):
-        """The inputs of a call as its operator takes them."""
+        """Returns the inputs of a call as its operator takes them."""
         call = Call(name, kind)
         given, operation = {**call.inputs, **call.given(), **changed, **dict.fromkeys(without)}, OPERATIONS[
             call.operation
@@ -127,14 +127,14 @@ def inputs_and_options(device):
 
 
 def gradients_of(inputs):
-    """What mha_backward has beside the tensors of mha_forward: out, lse, dout, and the gradients."""
+    """Appends the other tensors of mha_backward: out, lse, dout, and the gradients."""
     out, lse = _torch_operators.new_results(_operations.MHA_FORWARD, inputs, 128)
     return (*inputs, *map(torch.zeros_like, (out, lse, out, *inputs[:3])))
 
 
 def samples(device):
-    """(operator, arguments) of each; results are given as they are made, and, of another type where one is allowed, within
-    larger tensors."""
+    """Returns each operator's arguments; passed results are as the operator makes them, and also within larger tensors or of
+    another allowed type."""
     kind = Kind("torch", "bfloat16", device)
     lengths, q = kind.int32(BATCH.lengths), kind.full((2, 2, 4, 576), 0)
     of_lists = kind.int32([0, 90]), kind.int32([70, 3])
@@ -181,7 +181,7 @@ def test_every_operator_has_samples():
     "name,index", [(name, index) for name, several in samples("cpu").items() for index in range(len(several))]
 )
 def test_opcheck(name, index, device):
-    """The schema says what is written, results do not alias inputs, the fake results are as the real ones, …"""
+    """Checks that the schema says what is written, results do not alias inputs, fake results match real ones, …"""
     several = samples(device).get(name, [])
     if not several[index:]:
         pytest.skip(f"no kernel on {device}")
@@ -227,7 +227,7 @@ def test_fake_tensors(planned, device):
 
 
 def test_fake_tensors_of_sparse_prefill():
-    """Of a GPU that may not be there."""
+    """The fake tensors are on a GPU that need not exist."""
     with torch._subclasses.FakeTensorMode():
         q = torch.empty(70, 64, 576, dtype=torch.bfloat16, device="cuda")
         kv = torch.empty(1000, 1, 576, dtype=torch.bfloat16, device="cuda")
@@ -251,8 +251,7 @@ NO_GPU = pytest.mark.xfail(
     "device,planned", [("meta", False), ("meta", True), ("cuda", False), pytest.param("cuda", True, marks=NO_GPU)]
 )
 def test_tensors_without_memory(device, planned):
-    """Shapes and types, as every operator of PyTorch gives them; on a GPU that may not be there, as a model is traced or
-    exported on a machine without one."""
+    """Calls give shapes and types, also on a GPU that need not exist, as when a model is exported on a machine without one."""
     real = BATCH.arrays(Kind("torch", "bfloat16"))
     with torch._subclasses.FakeTensorMode() if device == "cuda" else contextlib.nullcontext():
         arrays = {name: torch.empty(array.shape, dtype=array.dtype, device=device) for name, array in real.items()}
@@ -316,7 +315,7 @@ def test_inference_mode(kind):
 @each_torch_kind
 @pytest.mark.parametrize("argument", ["q", "k_cache"])
 def test_subclass_sees_the_operators(argument, kind):
-    """One that does something of its own with every function that is called with it."""
+    """A subclass sees every function that is called with it."""
 
     class Watching(torch.Tensor):
         @classmethod
@@ -371,7 +370,7 @@ def test_modes_of_dispatch_see_the_operators(kind):
 
 @pytest.fixture
 def restless():
-    """Python changes threads as often as it can."""
+    """Makes Python switch threads as often as possible."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -381,7 +380,7 @@ def restless():
 @pytest.mark.usefixtures("restless")
 @each_torch_kind
 def test_threads(kind):
-    """Eight at once, with shapes of their own, and errors among them."""
+    """Eight threads make calls at once, with different shapes and some errors."""
     batches = [Batch([50 * i + 1, 3, 0], s_q=1 + i % 2, h_q=4 * (1 + i % 3), seed=i) for i in range(8)]
     options = [dict(causal=i % 3 == 0, sink=batch.sink if i % 2 else None) for i, batch in enumerate(batches)]
     expected = [batch.expected(kind, **given) for batch, given in zip(batches, options)]
@@ -401,7 +400,7 @@ def test_threads(kind):
 @each_torch_kind
 @each_batch
 def test_threads_that_share_metadata(kind, make, check):
-    """Who comes first fills it; all get the same."""
+    """The first thread fills the metadata; all get the same results."""
     batch = make()
     arguments, expected = batch.arguments(kind), batch.expected(kind)
     for _ in range(5):

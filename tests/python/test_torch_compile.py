@@ -30,7 +30,7 @@ CALLS = [
 
 
 def counted():
-    """A list of graphs, and a backend that adds to it."""
+    """Returns a list of graphs, and a backend that adds to it."""
     graphs = []
     return graphs, lambda graph, inputs: graphs.append(graph) or graph.forward
 
@@ -66,7 +66,7 @@ class TestCompile:
     @pytest.mark.parametrize("passed_on", ["both", "first"])
     @pytest.mark.parametrize("made", ["inside", "outside"])
     def test_tables(self, made, passed_on, device):
-        """Those of the older generation; the first alone is planned for in the call, which gives the same bits."""
+        """Tests the older generation's tables; with the first alone the call makes the plan, with the same bits."""
         kind = Kind("torch", "bfloat16", device)
         arrays = BATCH.arrays(kind)
 
@@ -83,7 +83,7 @@ class TestCompile:
 
     @each_device
     def test_table_that_is_none(self, device):
-        """The compiler leaves the call to Python, which says it."""
+        """The compiler leaves the call to Python, which raises the error."""
 
         def step(q, k_cache, block_table, cache_seqlens):
             return flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, block_table)
@@ -111,7 +111,7 @@ class TestCompile:
     @each_device
     @pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
     def test_dynamic_batch(self, planned, device):
-        """One graph for every number of requests, once the package has met PyTorch."""
+        """One graph serves every number of requests."""
         kind = Kind("torch", "bfloat16", device)
         graphs, counting = counted()
 
@@ -137,8 +137,8 @@ class TestCompile:
     @pytest.mark.parametrize("given,backend", [(False, "aot_eager"), (True, "inductor")], ids=["made", "given"])
     @pytest.mark.parametrize("name,more", CALLS)
     def test_call(self, name, more, given, backend, device):
-        """What is written into is written into, as parts of larger tensors. Nothing here but our operators: then inductor needs no
-        C++ compiler, which works for half a minute."""
+        """Written tensors are parts of larger ones. The graph has only our operators, so inductor needs no C++ compiler, which
+        takes half a minute."""
         kind = Kind("torch", "bfloat16", device)
         call = Call(name, kind, **(dict(pages=6, page_size=8) if name.startswith("cache") else {}))
         shapes = {name: array.shape for name, array in call.outputs.items() if given or call.given()}
@@ -162,7 +162,7 @@ class TestCompile:
     @each_device
     @pytest.mark.parametrize("indexer_topk", [0, 64])
     def test_sparse_prefill_of_any_length(self, indexer_topk, device):
-        """One graph for every number of tokens and of keys."""
+        """One graph serves every number of tokens and keys."""
         kind = Kind("torch", "bfloat16", device)
         graphs, counting = counted()
 
@@ -183,7 +183,7 @@ class TestCompile:
 
     @each_device
     def test_mha_of_any_lengths(self, device):
-        """One graph for every number of sequences, of tokens and of keys, and the longest of them."""
+        """One graph serves all numbers of sequences, tokens and keys, and all maximum lengths."""
         kind = Kind("torch", "bfloat16", device)
         if not is_there("mha_forward", kind.device):
             pytest.skip("no kernel")
@@ -200,7 +200,7 @@ class TestCompile:
 
     @each_device
     def test_wrong_argument(self, device):
-        """An eager call's words where tracing finds it; PyTorch's compiler wraps what is raised within it."""
+        """Tracing finds the error with an eager call's message, wrapped by PyTorch's compiler."""
         kind = Kind("torch", "bfloat16", device)
         arrays = dict(BATCH.arrays(kind), cache_seqlens=kind.array(BATCH.lengths, "int64"))
         compiled = torch.compile(self.step, backend="aot_eager", fullgraph=True)
@@ -232,5 +232,5 @@ assert out.shape == (1, 1, 4, 512)
 
 @pytest.mark.parametrize("how", ["compile", "export", "operator"])
 def test_compiled_before_anything_else_was_called(how):
-    """In a process of its own: there is no eager call before."""
+    """Runs in its own process, without an eager call before."""
     output_of("-c", FIRST_USE.format(how=how))

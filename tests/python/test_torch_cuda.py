@@ -32,7 +32,7 @@ GRAPHS = [
 @each_cuda_kind
 @pytest.mark.parametrize("make,check,options", GRAPHS)
 def test_cuda_graph(kind, make, check, options):
-    """Captured with the plan made inside the call, or by metadata within the graph; lengths change in place."""
+    """Captures a call that makes its plan, or metadata within the graph; lengths change in place."""
     batch = make()
     arguments = batch.arguments(kind)
     causal = {name: value for name, value in options.items() if name == "causal"}
@@ -51,7 +51,7 @@ def test_cuda_graph(kind, make, check, options):
 @each_cuda_kind
 @each_batch
 def test_cuda_graph_of_given_results_and_a_merge(kind, make, check):
-    """Everything that is read changes in place: another step's queries, keys, and where they are."""
+    """All inputs change in place: another step's queries, keys and their places."""
     batch, other = make(), make(seed=1)
     arguments = batch.arguments(kind)
     shape = batch.b, batch.s_q, batch.h_q, 512
@@ -73,7 +73,7 @@ def test_cuda_graph_of_given_results_and_a_merge(kind, make, check):
 @needs_cuda
 @each_prefill
 def test_cuda_graph_of_prefill(make):
-    """Captured on first use; everything that is read changes in place: queries, keys, lists, lengths, where sequences begin."""
+    """Captures the first use; all inputs change in place: queries, keys, lists, lengths, starts of sequences."""
     kind, prefill = Kind("torch", "bfloat16", "cuda"), make()
     problems = prefill.problems
     arguments = prefill.arguments(kind, problems[0])
@@ -102,7 +102,7 @@ def test_cuda_prefill_does_not_synchronise(make):
 
 
 def use_everything_once(arguments):
-    """Loads kernels, and leaves PyTorch's allocator with the memory that a call takes: both may wait for the GPU."""
+    """Loads kernels and fills PyTorch's allocator with a call's memory: both may wait for the GPU."""
     out, lse = call(arguments, get_mla_metadata()[0])
     merge_states(out[None], lse[None])
 
@@ -111,7 +111,7 @@ def use_everything_once(arguments):
 @each_cuda_kind
 @each_batch
 def test_cuda_stream(kind, make, check):
-    """The current stream's order is kept: the inputs come late, on a stream that is not the default one."""
+    """Calls keep the current stream's order: inputs arrive late, on a stream other than the default."""
     batch = make()
     arguments, expected = batch.arguments(kind), batch.expected(kind)
     inputs = tensors(arguments)
@@ -183,7 +183,7 @@ def test_cuda_memory_comes_from_the_allocator_of_pytorch(make, check):
 @needs_cuda
 @each_batch
 def test_cuda_workspace_comes_from_the_allocator_of_pytorch(make, check):
-    """With results and plan given there is nothing else to allocate."""
+    """With results and plan passed, only the workspace is allocated."""
     arguments = make().arguments(Kind("torch", "bfloat16", "cuda"))
     meta, _ = get_mla_metadata()
     out, lse = call(arguments, meta)

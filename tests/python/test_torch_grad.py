@@ -27,7 +27,7 @@ def check_refusal(error, call, argument):
 
 
 def with_gradient(call, argument):
-    """What is computed from what a model learns, as its queries are."""
+    """Returns a tensor computed from a parameter, like a model's queries."""
     tensor = call.inputs.get(argument, call.outputs.get(argument))
     return tensor * torch.ones((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
 
@@ -73,7 +73,7 @@ def test_without_grad_mode_it_does_not_matter(name, argument, mode, given, devic
 @each_device
 @each_float
 def test_detached_input(name, argument, device):
-    """A result is a constant to what is computed from it."""
+    """Results are constants for autograd."""
     call, plain = torch_calls.of(name, device), torch_calls.of(name, device)
     expected = plain(**plain.given())
     got = call(**call.given(), **{argument: with_gradient(call, argument).detach()})
@@ -85,7 +85,8 @@ def test_detached_input(name, argument, device):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled(name, argument, backend, device):
-    """It is refused while the graph is made, with the words of an eager call within PyTorch's own; under no_grad the graph runs."""
+    """The call is refused while the graph is made, with an eager call's message inside PyTorch's; under no_grad the graph
+    runs."""
     call, plain = torch_calls.of(name, device), torch_calls.of(name, device)
     expected = plain(**plain.given())
 
@@ -106,7 +107,7 @@ def test_compiled(name, argument, backend, device):
 @each_name
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_beside_what_learns(name, device):
-    """Grad mode is on, and a gradient goes around the operation."""
+    """Under grad mode, a gradient bypasses the operation."""
     call = torch_calls.of(name, device)
     weight = torch.full((), 3.0, device=device, requires_grad=True)
 
@@ -120,7 +121,7 @@ def test_compiled_beside_what_learns(name, device):
 @each_device
 @each_without_derivative
 def test_exported(name, argument, device):
-    """Export keeps no gradients of what it traces; it is refused in the same way, and works under no_grad."""
+    """Export is refused in the same way, and works under no_grad."""
     call = torch_calls.of(name, device)
     if call.given():
         pytest.skip("what writes into its arguments returns nothing to export")
@@ -178,7 +179,7 @@ def test_tangent_of_forward_mode(name, argument, device):
 
 
 def test_operator_by_its_own_name():
-    """As a stored program calls it."""
+    """Calls the operator as a stored program does."""
     call = torch_calls.of("sparse_prefill")
     q, kv, indices, lengths, sink = call.inputs.values()
     with pytest.raises(NotImplementedError) as caught:
@@ -187,7 +188,7 @@ def test_operator_by_its_own_name():
 
 
 def test_every_operator_says_so():
-    """None is left to PyTorch's fallback, whose results have a gradient that nobody computes."""
+    """No operator uses PyTorch's fallback, whose results claim a gradient that nobody computes."""
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("flash_mla::")}
     for name in names:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "Autograd"), name
@@ -200,7 +201,7 @@ def test_every_operator_says_so():
 @each_output
 @pytest.mark.parametrize("how", ["plain", "watched"])
 def test_what_is_written_has_a_new_version(name, argument, how, device):
-    """So a backward pass that kept it says that it has changed."""
+    """A backward pass that saved the tensor reports that it changed."""
     call = torch_calls.of(name, device)
     output = call.outputs[argument]
     learnt = torch.ones_like(output, requires_grad=True)

@@ -23,7 +23,7 @@ def negative(tensor):
 
 
 def imaginary(tensor):
-    """Of what is conjugated: the way to a negative view without PyTorch's private functions. There is no complex bf16."""
+    """Makes a negative view without PyTorch's private functions, by a conjugate. There is no complex bf16."""
     return torch.complex(torch.zeros(tensor.shape, device=tensor.device), -tensor.float()).conj().imag.to(tensor.dtype)
 
 
@@ -63,7 +63,7 @@ def test_all_inputs_negative_at_once(name, device):
 @each_device
 @pytest.mark.parametrize("made_by", ["meta", "tables"])
 def test_plan_of_negative_lengths(made_by, device):
-    """Tables that are negative views too."""
+    """Lengths, and then tables, are negative views."""
     batch = Batch([100, 0, 65], s_q=2)
     arrays = batch.arrays(Kind("torch", "bfloat16", device))
     expected = flash_mla_with_kvcache(*arrays.values(), 512, get_mla_metadata()[0])
@@ -76,14 +76,14 @@ def test_plan_of_negative_lengths(made_by, device):
 
 
 def alike(results, expected):
-    """To the tolerances of kernels."""
+    """Compares within the tolerances of kernels."""
     return all(torch.allclose(*pair, rtol=2e-2, atol=1e-3, equal_nan=True) for pair in zip(results, expected))
 
 
 @each_device
 @each_input
 def test_input_that_is_repeated_by_its_strides(name, argument, device):
-    """All of the first dimension in one place; a list that needs a stride of 1 is refused by name."""
+    """The first dimension has a stride of 0; a list that needs a stride of 1 is refused by name."""
     call = torch_calls.of(name, device)
     first = call.inputs[argument][:1]
     call.inputs[argument] = first.repeat(len(call.inputs[argument]), *[1] * (first.ndim - 1))
@@ -103,7 +103,7 @@ def test_input_that_is_repeated_by_its_strides(name, argument, device):
 @each_device
 @each_output
 def test_output_that_is_a_copy_on_write(name, argument, device):
-    """The one that it was copied from keeps its values."""
+    """The original keeps its values."""
     call = torch_calls.of(name, device)
     other = call.outputs[argument]
     call.outputs[argument] = torch._lazy_clone(other)
@@ -147,7 +147,7 @@ def like(tensor):
 
 
 def emptied(tensor):
-    """As sharded parameters are, between their uses."""
+    """Frees the memory, as for sharded parameters between uses."""
     tensor.untyped_storage().resize_(0)
     return tensor
 
@@ -196,7 +196,7 @@ def test_output_that_is_refused(name, argument, kind, device):
 @each_device
 @each_input
 def test_fake_tensor_among_real_ones(name, argument, device):
-    """PyTorch's own words."""
+    """The message is PyTorch's."""
     call = torch_calls.of(name, device)
     fake = torch._subclasses.FakeTensorMode().from_tensor(call.inputs[argument])
     with pytest.raises(AssertionError, match="FakeTensor"):
@@ -212,7 +212,7 @@ def test_tensor_that_left_its_transform(device):
 
 
 def test_tensor_of_another_device():
-    """One that is neither the CPU nor a GPU of CUDA's; its index is not taken for a GPU's."""
+    """The device is neither the CPU nor an NVIDIA GPU; its index must not be taken for a GPU's."""
     import torch._lazy.ts_backend as backend
 
     try:
@@ -231,7 +231,7 @@ def test_tensor_of_another_device():
 @pytest.mark.filterwarnings("ignore")  # vmap warns that it is slow
 @each_input
 def test_vmap_takes_one_after_the_other(name, argument, device):
-    """Or says that it has no rule; nothing else is computed."""
+    """vmap runs the calls in turn, or reports that there is no rule."""
     call = torch_calls.of(name, device)
     given = call.given()
     expected = call(**given)
@@ -257,8 +257,8 @@ def test_vmap_over_a_negative_view(device):
 @each_device
 @each_name
 def test_functionalize(name, device):
-    """Results that are made are seen, negative views too. functorch functionalizes no operator of others that writes into what it is
-    given."""
+    """New results are functionalized, also of negative views. functorch refuses other libraries' operators that write into
+    arguments."""
     call = torch_calls.of(name, device)
     with pytest.raises(RuntimeError, match="functionalizing"):
         torch.func.functionalize(lambda tensor: call(**{**call.outputs, next(iter(call.inputs)): tensor}))(
@@ -275,7 +275,7 @@ def test_functionalize(name, device):
 @each_name
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_with_a_negative_view(name, device):
-    """Made outside of the graph, and inside."""
+    """The view is made outside of the graph, or inside."""
     call = torch_calls.of(name, device)
     first = next(iter(call.inputs))
     expected = call(**call.given())
@@ -294,7 +294,7 @@ def test_compiled_with_a_negative_view(name, device):
 @needs_cuda
 @each_torch_kind
 def test_cuda_negative_view_on_a_stream(kind):
-    """What is resolved is ordered with the call."""
+    """The copy that resolves a view runs on the call's stream."""
     if kind.device != "cuda":
         pytest.skip("of a GPU")
     call = torch_calls.of("dense_decode", "cuda")

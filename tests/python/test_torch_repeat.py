@@ -23,18 +23,18 @@ each_input = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    """Every test begins without a last call."""
+    """Clears kept calls before every test."""
     _torch._repeats.clear()
 
 
 def hits(call):
-    """How often the short way has been taken."""
+    """Returns how often the short way was taken."""
     last = _torch._repeats[OPERATIONS[call.operation]]._last.values()
     return sum(each.repeat.hits for each in last if each.repeat is not None)
 
 
 def settled(name, device):
-    """A call whose next one takes the short way, as one did already, and its results."""
+    """Returns a call that has taken the short way once, and its results."""
     call = of(name, device)
     call(), call()
     results = call()
@@ -53,7 +53,7 @@ def long_way(call, **changed):
 @each_device
 @each_way
 def test_short_way(name, device):
-    """Every call has results of its own, and the bits are those of the long way."""
+    """Every call makes new results, with the bits of the long way."""
     call, results = settled(name, device)
     before = [result.clone() for result in results]
     again, expected = call(), long_way(call)
@@ -78,7 +78,7 @@ OTHER_FORM = {
 @each_input
 @pytest.mark.parametrize("change", [*SAME_FORM, *OTHER_FORM])
 def test_input_elsewhere(name, argument, change, device):
-    """What stood where the input was is gone, and nobody looks there."""
+    """The old input is overwritten and must not be read."""
     call, expected = settled(name, device)
     held, call.inputs[argument] = call.inputs[argument], {**SAME_FORM, **OTHER_FORM}[change](call.inputs[argument])
     held.zero_()
@@ -111,7 +111,7 @@ def test_input_that_comes_and_goes(name, argument, device):
 
 @each_device
 def test_one_tensor_for_two_inputs(device):
-    """A scale of queries and keys. Calls in which each has its own come in between."""
+    """One tensor is the scale of queries and of keys. Calls with two tensors come in between."""
     call = of("dense_decode_fp8-576", device)
     scale, other = call.inputs["descale_q"], call.inputs["descale_q"] / 2
     pairs = [
@@ -162,7 +162,7 @@ def test_threads_that_make_the_same_call(device):
 
 @needs_cuda
 def test_stream_of_a_call():
-    """It is the current one, whichever the calls before had; and a graph has the short way as it has the long one."""
+    """A call runs on the current stream, whichever earlier calls had; a graph can capture the short way too."""
     call, expected = settled("dense_decode", "cuda")
     late, before = call.inputs["q"].clone(), hits(call)
     call.inputs["q"].zero_()
@@ -200,7 +200,7 @@ def test_gpu_that_is_not_the_current_one():
 @each_device
 @pytest.mark.parametrize("argument", ["q", "k_cache", "attn_sink"])
 def test_gradients_are_refused(argument, device):
-    """Also where calls under no_grad came before, in which the same tensor is taken."""
+    """Gradients are refused even after calls under no_grad with the same tensor."""
     call, expected = settled("dense_decode", device)
     call.inputs[argument] = call.inputs[argument].clone().requires_grad_()
     for _ in range(3):
@@ -267,7 +267,7 @@ def test_call_that_fails_takes_the_long_way(device, monkeypatch):
 @each_device
 @pytest.mark.parametrize("missing", ["guards", "guards of these arguments", "memory"])
 def test_pytorch_without(missing, device, monkeypatch):
-    """What the short way is made of is private to PyTorch, and another version may not have it."""
+    """The short way uses private parts of PyTorch, which another version may lack."""
     expected = of("dense_decode", device)()
     _torch._repeats.clear()
     if missing == "memory":
@@ -282,8 +282,8 @@ def test_pytorch_without(missing, device, monkeypatch):
 
 @each_device
 def test_calls_in_turns(device, monkeypatch):
-    """With queries of two shapes both take the short way. With caches of two shapes neither can be made ready for, and it is tried less and
-    less often, until calls settle."""
+    """Queries of two shapes both take the short way. Caches of two shapes replace each other's kept call, less and less often,
+    until calls settle."""
     made = []
     repeat = _torch_repeat.Repeat
     monkeypatch.setattr(_torch_repeat, "Repeat", lambda *arguments: made.append(1) or repeat(*arguments))
@@ -308,7 +308,7 @@ def test_calls_in_turns(device, monkeypatch):
 
 @each_device
 def test_calls_of_many_shapes(device):
-    """Not all are kept."""
+    """Only some calls are kept."""
     call = of("dense_decode", device)
     for count in range(200):
         call(softmax_scale=1 + count)

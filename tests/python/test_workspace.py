@@ -26,7 +26,7 @@ DEVICES = ["cpu"] + ["cuda"] * any(row["available"] for row in flash_mla.capabil
 
 
 def taken(operation):
-    """What the last call took."""
+    """Returns the workspace of the last call."""
     return operation.idle[_arrays][-1].args.workspace_size
 
 
@@ -35,7 +35,7 @@ def zeros(*shape, dtype=None):
 
 
 def draws(first):
-    """The largest sizes, and smaller ones."""
+    """Yields the largest sizes, then smaller ones."""
     draw = random.Random(0)
     return [first] + [tuple(draw.randint(1, most) for most in first) for _ in range(12)]
 
@@ -77,7 +77,7 @@ def test_fp8_products(dtype, layout, batch_invariant):
 
 @pytest.mark.parametrize("larger", [3, 5])
 def test_bound_of_dense_decode_is_for_both_formats_of_a_width(larger, monkeypatch):
-    """d_qk does not tell 656 bytes a token from 576, and a call may have either."""
+    """d_qk does not distinguish 656 bytes a token from 576, and calls may have either."""
     ask = _operations.DENSE_DECODE.workspace_bound
 
     def more_for_one(place, tensors, options):
@@ -175,7 +175,7 @@ def test_every_argument_is_in_the_table():
 
 
 def test_size_is_asked_for_once(monkeypatch):
-    """A call like the one before takes as much memory, and more is asked for where that is too little."""
+    """A repeated call allocates the same size at once, and asks for the size if that is too small."""
     operation, asked = _operations.DENSE_DECODE, []
     ask = operation._ask_size
     monkeypatch.setattr(operation, "_ask_size", lambda *arguments: asked.append(1) or ask(*arguments))

@@ -30,7 +30,7 @@ DECODE_FP8 = flash_mla.flash_mla_with_kvcache_fp8
 
 
 def of(name, device="cpu"):
-    """The call of that name; every time with the same values in tensors of its own."""
+    """Returns the call of that name, with the same values in new tensors."""
     return Call(name, Kind("torch", "bfloat16", device))
 
 
@@ -46,7 +46,7 @@ each_output = pytest.mark.parametrize("name,argument", OUTPUTS)
 
 
 def same(got, expected):
-    """Bit by bit: there is one kernel for a call."""
+    """Compares bit for bit: one kernel serves a call."""
     return len(got) == len(expected) and all(
         torch.equal(mine.contiguous().view(torch.uint8), its.contiguous().view(torch.uint8))
         for mine, its in zip(got, expected)
@@ -57,7 +57,7 @@ def same(got, expected):
 
 
 class OfBytes(Batch):
-    """A test of it is skipped where no kernel reads its cache."""
+    """A batch over bytes; skips the test if no kernel reads its cache."""
 
     operation = "dense_decode"
 
@@ -68,7 +68,7 @@ class OfBytes(Batch):
 
 
 class OfCodes(OfBytes, BatchFp8):
-    """The same of FP8 products, whose results are bf16."""
+    """A batch for FP8 products, whose results are bf16."""
 
     operation = "dense_decode_fp8"
 
@@ -100,7 +100,7 @@ def decode(arrays, meta=None, **options):
 
 
 def call(arguments, meta=None, **options):
-    """What a decode computes; queries of bytes have codes."""
+    """Calls decode; queries of one byte are codes."""
     function = DECODE_FP8 if arguments["q"].dtype.itemsize == 1 else DECODE
     return function(**dict(arguments, tile_scheduler_metadata=meta), **options)
 
@@ -130,7 +130,7 @@ class OfPrefills:
 
 
 class OfSequences:
-    """The same of a function of dense MHA. The first problem has the longest sequences."""
+    """Calls of a function of dense MHA. The first problem has the longest sequences."""
 
     def __init__(self, name, *lengths, **shape):
         self.name, self.function = name, getattr(flash_mla, name)

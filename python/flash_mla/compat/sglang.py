@@ -35,8 +35,8 @@ def get_mla_metadata(
     is_fp8_kvcache: bool = False,
     topk: Optional[int] = None,
 ) -> Tuple[Union[Any, FlashMLASchedMeta], Optional[Any]]:
-    """The number of rows of the first table does not depend on the batch, nor on the lengths, so that the tables of a batch
-    may be copied into those of the largest one."""
+    """Returns metadata. The first table's number of rows depends neither on the batch nor on the lengths, so a batch's tables may
+    be copied into those of the largest."""
     return flash_mla_interface.get_mla_metadata(
         cache_seqlens, num_q_tokens_per_head_k, num_heads_k, num_heads_q, is_fp8_kvcache, topk
     )
@@ -56,7 +56,7 @@ _FP4 = "FP4_288_SPLIT", "FP4_288"  # 288 bytes
 def _formats_of(
     k_cache: Any, extra_k_cache: Optional[Any], kv_format: Optional[str], has_tables: bool, use_legacy: bool
 ) -> Dict[str, str]:
-    """kv_format and extra_kv_format, where the bytes of a token do not say them."""
+    """Returns kv_format and extra_kv_format if the bytes of a token do not imply them."""
     this, of_token = "flash_mla_with_kvcache", k_cache.shape[-1]
     if kv_format is None and of_token == 528:
         kv_format = "V32_NO_ROPE" if has_tables else "V41"
@@ -101,8 +101,8 @@ def flash_mla_with_kvcache(
     *,
     use_legacy: bool = True,
 ) -> Tuple[Any, Any]:
-    """Queries of one byte are e4m3 codes, with the scales descale_q and descale_k, over all keys of a cache of such codes. use_legacy
-    says how tokens of 528 and 288 bytes lie in their pages, as SGLang means it: True, codes of all tokens before their scales.
+    """Queries of one byte are e4m3 codes, with the scales descale_q and descale_k, over all keys of a cache of such codes.
+    use_legacy is SGLang's layout of tokens of 528 and 288 bytes: with True, codes of all tokens precede their scales.
     """
     of_codes = indices is None and q.dtype.itemsize == 1
     if not of_codes and (descale_q is not None or descale_k is not None):
@@ -136,14 +136,14 @@ def flash_mla_sparse_fwd(
     *,
     use_legacy: bool = True,
 ) -> Tuple[Any, Any, Any]:
-    """(out, max_logits, lse), the last two to base 2 with use_legacy, as SGLang has them of its kernels, else natural. Any number of
-    heads is taken: SGLang need not pad."""
+    """Returns (out, max_logits, lse), the last two to base 2 with use_legacy, as in SGLang, else natural. Takes any number of
+    heads: SGLang need not pad."""
     return flash_mla_interface.flash_mla_sparse_fwd(
         q, kv, indices, sm_scale, d_v, attn_sink, topk_length, log_base=2 if use_legacy else math.e
     )
 
 
-# ---- What is not there ----------------------------------------------------------------------------------------------
+# ---- Missing functions ----------------------------------------------------------------------------------------------
 
 
 def _not_there(name: str) -> NoReturn:

@@ -54,7 +54,7 @@ def _supported(operation: str) -> Tuple[bool, Optional[str]]:
 
 
 def _is_flashmla_available() -> Tuple[bool, Optional[str]]:
-    """(True, None), or (False, why sparse decode does not run on the first GPU)."""
+    """Returns (True, None), or (False, why sparse decode does not run on the first GPU)."""
     return _supported(_operations.SPARSE_DECODE.name)
 
 
@@ -72,7 +72,7 @@ def is_flashmla_sparse_supported() -> Tuple[bool, Optional[str]]:
 
 
 def get_mla_metadata(*args: Any, **kwargs: Any) -> Tuple[FlashMLASchedMeta, None]:
-    """(FlashMLASchedMeta, None), whatever is given: the first call that it is passed to fills it."""
+    """Returns (FlashMLASchedMeta, None) for any arguments; the first call that gets it fills it."""
     return FlashMLASchedMeta(), None
 
 
@@ -154,8 +154,8 @@ def flash_mla_sparse_fwd(
     *,
     return_softmax_lse: bool = True,
 ) -> Tuple[Any, Any, Any]:
-    """(out, max_logits, lse). Any number of heads, and any strides of out: vLLM need not pad. return_softmax_lse, which the file of
-    0.33.0 has not: False gives None for max_logits and lse."""
+    """Returns (out, max_logits, lse). Takes any number of heads and any strides of out: vLLM need not pad. return_softmax_lse,
+    which the file of 0.33.0 lacks: False gives None for max_logits and lse."""
     out, max_logits, lse = flash_mla_interface.flash_mla_sparse_fwd(
         q, kv, indices, sm_scale, d_v, attn_sink, topk_length, out=out
     )

@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Makes one page of two tokens in each cache layout, byte by byte, and tells its size and digest (FNV-1a, 64 bits).
-
-It shares nothing with src/: numbers are exact fractions, a value's code is found by searching the list of all
-codes, and the layouts are written down here a second time from docs/semantics.md ("Cache formats"). Run it as
+"""Makes one page of two tokens in each cache layout, byte by byte, and prints its size and digest (FNV-1a, 64 bits). It shares
+nothing with src/: numbers are exact fractions, a value's code is found by a search of all codes, and the layouts are written
+again from docs/semantics.md ("Cache formats"). Run it as
     python3 tests/unit/golden/kvformat.py [--bytes]
---bytes prints the pages too. test_kvformat draws the same values and has the digests, to which it holds the pages that the
-library writes.
+--bytes prints the pages too. test_kvformat draws the same values and compares the digests with those of the library's pages.
 """
 import bisect
 import struct
