@@ -107,7 +107,7 @@ else()
     # Some versions of nvcc list 90, not 90a, so only the number is checked.
     string(REGEX MATCH "^[0-9]+" number "${arch}")
     if(NOT number IN_LIST cuda_known OR number LESS 80)
-      message(FATAL_ERROR "FMLA_CUDA_ARCHS: ${arch}: must be native, all, or of 80 and above what ${FMLA_NVCC} knows: ${cuda_known}")
+      message(FATAL_ERROR "FMLA_CUDA_ARCHS: ${arch}: must be native, all, or numbers from 80 on that ${FMLA_NVCC} knows: ${cuda_known}")
     endif()
     list(APPEND cuda_targets -gencode arch=compute_${arch},code=sm_${arch})
     if(arch STREQUAL number AND number GREATER cuda_ptx)

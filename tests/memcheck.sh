@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# memcheck.sh BUILD - valgrind over the AVX2 kernel of a finished build. It knows no AVX-512, so that under it the library
-# sees a machine that has none. Exits 77, which is a skip, where the processor has no AVX2.
+# memcheck.sh BUILD - runs valgrind over the AVX2 kernel of a finished build. valgrind has no AVX-512, so the library
+# sees a machine without it. Exits 77 (skipped) if the processor has no AVX2.
 #
-# checkattn compares with the oracle, in workspaces that it has filled; the command leaves its workspace as malloc gave it,
-# so that a value that is used before it was written shows.
+# checkattn compares with the oracle in filled workspaces; the command leaves its workspace as malloc returned it, so
+# valgrind detects a value used before it is written.
 set -euo pipefail
 build=$(cd "$1" && pwd)
 if ! grep -qw avx2 /proc/cpuinfo; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# bad_input.sh FLASHMLA - every bad input: one clear line, the right exit code, no partial file.
+# bad_input.sh FLASHMLA - every bad input gives one clear line, the right exit code and no partial file.
 set -u
 export flashmla=$1
 # shellcheck disable=SC1091 # checked by itself

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# bench_grids.sh FLASHMLA FLASHMLA_WITH_LITTLE_MEMORY - the rows of bench's grids, and what becomes of those that a
-# machine has no memory for. Rows that are passed over are printed all the same, and take no time.
+# bench_grids.sh FLASHMLA FLASHMLA_WITH_LITTLE_MEMORY - tests the rows of bench's grids, and rows for which a machine
+# has too little memory. Skipped rows are printed too, and take no time.
 set -u
 small=$2
 export flashmla=$1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # shellcheck shell=bash
-# common.sh - for the tests of the command: sourced with the command in `flashmla`; makes an empty folder and goes there.
+# common.sh - sourced by tests of the command, with the command in `flashmla`; makes an empty folder and enters it.
 # A test counts its failures in `failed` and ends with `finish`.
 : "${flashmla:?}"
 failed=0

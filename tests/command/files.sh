@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# files.sh FLASHMLA - inputs that change under the command, come through a pipe, or would be written over; results that are
-# wanted though the rest never comes.
+# files.sh FLASHMLA - tests inputs that change during the command, come through a pipe, or would be overwritten, and
+# results kept although later ones fail.
 set -u
 export flashmla=$1
 # shellcheck disable=SC1091 # checked by itself

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# gpu.sh FLASHMLA [--fake] - run on cuda:0: against the oracle, and beside what it makes on the CPU. Exits 77 where no GPU can
-# be used. --fake: one without a GPU, which must then be there, and whose results can be kept away.
+# gpu.sh FLASHMLA [--fake] - tests run on cuda:0 against the oracle and the CPU's results. Exits 77 if no GPU can be
+# used. --fake: a fake GPU, which must be usable, and whose results can be withheld.
 set -u
 export flashmla=$1
 fake=${2:-}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# help.sh FLASHMLA - help, the manual page and the completions: all say what the table of options has, and each reads well
-# where it is read: in man, in bash, in zsh.
+# help.sh FLASHMLA - tests help, manual page and completions: all match the table of options, and each works in man,
+# bash or zsh.
 set -u
 export flashmla=$1
 # shellcheck disable=SC1091 # checked by itself

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# layout.sh FLASHMLA XMLCHECK - flashmla layout: every layout as a table, one lane at a time, and drawn.
+# layout.sh FLASHMLA XMLCHECK - tests flashmla layout: every layout as a table, one lane at a time, and as a picture.
 set -u
 export flashmla=$1
 export xmlcheck=$2

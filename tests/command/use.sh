@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# use.sh FLASHMLA XMLCHECK - what the command's help promises, each subcommand once and more.
+# use.sh FLASHMLA XMLCHECK - tests what the command's help promises, each subcommand at least once.
 set -u
 export flashmla=$1
 export xmlcheck=$2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# wrong_result.sh FLASHMLA_THAT_ERRS - a kernel that errs is told by verify and by run --check: exit 1, one line, no file.
+# wrong_result.sh FLASHMLA_THAT_ERRS - verify and run --check report a wrong kernel: exit 1, one line, no file.
 set -u
 export flashmla=$1
 # shellcheck disable=SC1091 # checked by itself

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # seeds.sh FOLDER TARGET         - writes the seeds of a fuzz target into FOLDER.
 # seeds.sh --run PROGRAM DRAWN [EMULATOR...]
-#                                - gives them, and DRAWN drawn inputs, to a target that was built with replay.c.
+#                                - runs a target built with replay.c on them and on DRAWN random inputs.
 #
 # For the tensor files a seed is a header behind the byte 1 (the target adds its length and 16 bytes of data) or a whole
 # file behind the byte 0. The other targets make a good call of zeros: their seeds are a first byte for every operation.

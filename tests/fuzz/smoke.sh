@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# smoke.sh PROGRAM RUNS [SECONDS] - a fuzz target from its seeds for that many executions, or seconds (10), from a fixed
-# seed. A finding is an exit that is not 0; the input that makes it is left in fuzz-findings/.
+# smoke.sh PROGRAM RUNS [SECONDS] - runs a fuzz target on its seeds for that many executions or seconds (10), with a
+# fixed random seed. A finding exits with another code than 0 and leaves its input in fuzz-findings/.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 program=$1

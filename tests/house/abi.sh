@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# abi.sh SHARED_LIBRARY STATIC_LIBRARY HEADER - the library shows the functions of its header and nothing else.
+# abi.sh SHARED_LIBRARY STATIC_LIBRARY HEADER - the library exports the functions of its header and nothing else.
 set -euo pipefail
 shared=$1 static=$2 header=$3
 export LC_ALL=C

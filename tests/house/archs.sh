@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# archs.sh ROOT - for which GPUs a build makes kernels: by default all, the Python package for this machine's; and what
-# FMLA_CUDA_ARCHS says instead. CMake configures with an nvcc and an nvidia-smi that only answer.
+# archs.sh ROOT - tests for which GPUs a build compiles kernels: by default all, in the Python package this machine's,
+# or those of FMLA_CUDA_ARCHS. CMake configures with a fake nvcc and nvidia-smi.
 set -euo pipefail
 root=$1
 work=$(mktemp -d)
@@ -47,8 +47,8 @@ archs 'machine code for 80 86 89 90, PTX 90' '9.0\n' $package -DFMLA_CUDA_ARCHS=
 archs 'machine code for 89, PTX 89' '9.0\n' $package '-DFMLA_CUDA_ARCHS=89'
 archs 'machine code for 80 90a, PTX 80' '9.0\n' $package '-DFMLA_CUDA_ARCHS=80;90a'
 archs 'machine code for 90, PTX 90' '9.0\n' -DFMLA_PYTHON=OFF -DFMLA_CUDA_ARCHS=native
-archs 'FMLA_CUDA_ARCHS: 75: must be native, all, or of 80 and above' '' '-DFMLA_CUDA_ARCHS=75'
-archs 'FMLA_CUDA_ARCHS: hopper: must be native, all, or of 80 and above' '' '-DFMLA_CUDA_ARCHS=hopper'
+archs 'FMLA_CUDA_ARCHS: 75: must be native, all, or numbers from 80 on' '' '-DFMLA_CUDA_ARCHS=75'
+archs 'FMLA_CUDA_ARCHS: hopper: must be native, all, or numbers from 80 on' '' '-DFMLA_CUDA_ARCHS=hopper'
 # The environment sets the architectures of a folder's first configuration.
 rm -rf "$work/build"
 FMLA_CUDA_ARCHS='80;86' archs 'machine code for 80 86, PTX 86' '9.0\n' $package

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# header.sh c11|c++17|layout|dlpack|driver ROOT - the public header, seen by a compiler on its own; driver: what the library
-# declares of the NVIDIA driver, beside cuda.h. CC and CXX name the compilers. Exit code 77: what the check needs is not
-# installed. header.sh c++17-self-test: the check of symbols must see planted ones.
+# header.sh c11|c++17|layout|dlpack|driver ROOT - compiles the public header alone; driver: compares the library's
+# declarations of the NVIDIA driver with cuda.h. CC and CXX name the compilers. Exits 77 if a tool is not installed.
+# header.sh c++17-self-test: the check of symbols must detect planted ones.
 set -euo pipefail
 mode=$1
 root=$(cd "${2:-$(dirname "${BASH_SOURCE[0]}")/../..}" && pwd)

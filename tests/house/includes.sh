@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# includes.sh ROOT | --self-test - who may include whom (docs/architecture.md has the rule and its reasons).
-# Among the files of src/ there is no circle, a header and the source of its name taken as
-# one. Prints one line for every include that is against it, and for every circle.
+# includes.sh ROOT | --self-test - checks who may include whom (docs/architecture.md has the rule and its reasons), and
+# that src/ has no include cycle, a header and the source of its name taken as one. Prints one line for every violation
+# and cycle.
 set -euo pipefail
 
 # Who may include whom: the last line applies whose two patterns match from the first character on. `own` is the

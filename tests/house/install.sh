@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# install.sh BUILD - installs a build into a prefix of its own, and uses it from there like anybody: pkg-config, CMake,
-# C and C++, shared and static. Then the tree is moved, and must work still. CC and CXX name the compilers.
+# install.sh BUILD - installs a build into a new prefix and uses it as users do: pkg-config, CMake, C and C++, shared
+# and static. Then it moves the tree, which must still work. CC and CXX name the compilers.
 set -euo pipefail
 build=$(cd "$1" && pwd)
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

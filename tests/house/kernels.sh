@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# kernels.sh REPORT NAMES | --self-test - reads the build's list of kernels (scripts/kernel_report.sh). No kernel spills
-# registers, ptxas warns of nothing, every kernel was compiled for the same GPUs, and all that the library may launch
-# (the output of NAMES --names: file and kernel) are there. Kernels of sm90/ are compiled for sm_90a alone, and are there
-# if and only if the others were compiled for sm_90 or sm_90a.
+# kernels.sh REPORT NAMES | --self-test - reads the build's list of kernels (scripts/kernel_report.sh). No kernel may
+# spill registers, ptxas may give no warning, every kernel must be compiled for the same GPUs, and every kernel that the
+# library may launch (the output of NAMES --names: file and kernel) must exist. Kernels of sm90/ are compiled only for
+# sm_90a, and exist if and only if the others were compiled for sm_90 or sm_90a.
 set -euo pipefail
 export LC_ALL=C
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# link.sh static|shared|readme|rust|go ROOT BUILD - builds and runs a program against the library the way a user does,
-# without CMake. CC names the compiler. "readme" takes the programs from the
-# ```c blocks of README.md, and runs the lines that are printed for them, as they are printed. "rust" and "go" run the
-# lines that stand above the programs in examples/; they exit 77 where their tools are not installed.
+# link.sh static|shared|readme|rust|go ROOT BUILD - builds and runs a program against the library as users do, without
+# CMake. CC names the compiler. "readme" takes the programs from the ```c blocks of README.md and runs the lines printed
+# for them. "rust" and "go" run the lines above the programs in examples/; they exit 77 if their tools are not
+# installed.
 set -euo pipefail
 mode=$1 root=$2 build=$3
 read -ra cc <<<"${CC:-cc}"

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # paths.sh ROOT | --self-test - every path that a document or a comment names exists.
-#
-# Looked at, in all *.md files outside of build/ and demo/:
+# Checks, in all *.md files outside of build/ and demo/:
 #   links          [text](target), unless target is an address or an #anchor; from the folder of the document
 #   code           words of `code` and of ``` blocks that begin with one of the repository's folders
 # and in C, CUDA and Python files every word that begins with docs/ or src/.

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# wheel.sh ROOT - pip install ROOT, without kernels for GPUs, in an environment of its own: what is installed, and does it
-# work where there is nothing else? CC names the compiler. Skipped (77) where there is no Python with venv, or where pip
-# cannot get what builds the package.
+# wheel.sh ROOT - runs pip install ROOT, without GPU kernels, in a new environment; checks what is installed and that it
+# works there. CC names the compiler. Exits 77 without a Python with venv, or if pip cannot get the build tools.
 set -euo pipefail
 root=$(cd "$1" && pwd)
 unset FLASHMLA_LIBRARY PYTHONPATH LD_LIBRARY_PATH

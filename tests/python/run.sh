@@ -3,7 +3,7 @@
 # run.sh FILE - runs one file of the Python package's tests with a Python that has NumPy and pytest: $FMLA_PYTHON if it is set,
 # else what scripts/python.sh finds.
 #
-# Exit codes: pytest's; 77 where there is no such Python, or where all of the file wants what is not installed.
+# Exit codes: pytest's; 77 without such a Python, or if the whole file needs a missing package.
 set -uo pipefail
 
 python=${FMLA_PYTHON:-$("$(dirname "${BASH_SOURCE[0]}")/../../scripts/python.sh" numpy pytest)} || {
