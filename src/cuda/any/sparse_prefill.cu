@@ -31,11 +31,12 @@ template <bool BYTES> DEVICE void sparse_prefill(const struct sparse_prefill_par
     if (p.lse) p.lse[token * p.lse_stride + head] = result_lse(p.rules, lse);
 }
 
-/* From compute capability 10.0 on ptxas otherwise takes 64 registers and spills; 0: unsaid. */
-#ifdef __CUDA_ARCH__
-static constexpr int CTAS_OF_SM = __CUDA_ARCH__ >= 1000 ? 1 : 0;
+/* From compute capability 10.0 on ptxas limits itself to 64 registers, and spills, unless it is told one CTA;
+ * 0: it is told nothing. */
+#if __CUDA_ARCH__ >= 1000
+enum { CTAS_OF_SM = 1 };
 #else
-static constexpr int CTAS_OF_SM = 0;
+enum { CTAS_OF_SM = 0 };
 #endif
 
 #define SPARSE_PREFILL_KERNEL(NAME, BYTES)                                                                   \

@@ -18,6 +18,13 @@ DEVICE part_end load_part_end(const struct split_params &split, int64_t slot_row
     return {end.x, end.y};
 }
 
+/* Loads an end past L1: another CTA of this launch may have stored it. */
+DEVICE part_end load_fresh_part_end(const part_end *from)
+{
+    const float2 end = __ldcg((const float2 *)from);
+    return {end.x, end.y};
+}
+
 /* Returns the reference of the whole row. It is finite even if all maxima are -inf. */
 DEVICE float parts_reference(float max)
 {

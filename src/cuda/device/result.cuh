@@ -23,7 +23,8 @@ APPROXIMATION(exp2_approx, "ex2") /* 2 ulp */
 APPROXIMATION(log2_approx, "lg2") /* 2^-22 near 1, relative elsewhere */
 APPROXIMATION(reciprocal_approx, "rcp")
 
-/* Returns the natural lse of a row whose weights are relative to 2^max and have the sum `sum`. */
+/* Returns the natural lse of a row whose weights are relative to 2^max and have the sum `sum`; -inf if the sum
+ * is 0. Then the row saw no key, since its largest weight would be at least 2^-8. */
 DEVICE float score_lse(float max, float sum)
 {
     return sum == 0.0f ? -INFINITY : (log2_approx(sum) + max) * LN_2;

@@ -119,8 +119,7 @@ DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const 
         if (lane == 0) bulk_prefetch(from, (uint32_t)(rows * SECOND_ROW_BYTES));
 #pragma unroll 1
         for (int row = lane; row < rows; row += 32) {
-            const float2 end = __ldcg((const float2 *)p.call.split.slot_end + first_row + row);
-            shared.second_end[row] = {end.x, end.y};
+            shared.second_end[row] = load_fresh_part_end(p.call.split.slot_end + first_row + row);
             bytes += SECOND_ROW_BYTES;
         }
 #pragma unroll 1

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Joins the splits of sparse prefill's split tiles. A warp takes a row: each lane holds the end of
- * one split, then 16 columns of all splits, which it adds in their order.
+ * Joins the splits of sparse prefill's split tiles. A warp takes a row: each lane holds the end of one split,
+ * then 16 columns of all splits, which it adds in their order.
  */
 #pragma once
 
@@ -17,12 +17,12 @@ struct JoinedRow {
 
     DEVICE JoinedRow(const Slot *slots, int splits, int row, int lane)
     {
-        float2 end = make_float2(-INFINITY, 0.0f);
-        if (lane < splits) end = __ldcg((const float2 *)&slots[lane].end[row]);
-        whole.max = end.x;
+        part_end end = {-INFINITY, 0.0f};
+        if (lane < splits) end = load_fresh_part_end(&slots[lane].end[row]);
+        whole.max = end.max;
         for (int lanes = 16; lanes; lanes /= 2)
             whole.max = fmaxf(whole.max, __shfl_xor_sync(~0u, whole.max, lanes));
-        weight = part_weight({end.x, end.y}, parts_reference(whole.max));
+        weight = part_weight(end, parts_reference(whole.max));
         whole.sum = weight;
         for (int lanes = 16; lanes; lanes /= 2) whole.sum += __shfl_xor_sync(~0u, whole.sum, lanes);
     }
