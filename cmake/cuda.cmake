@@ -148,8 +148,8 @@ else()
     get_filename_component(folder ${made} DIRECTORY)
     file(MAKE_DIRECTORY ${folder})
     add_custom_command(OUTPUT ${made}.fatbin ${made}.ptxas
-      COMMAND bash ${CMAKE_SOURCE_DIR}/scripts/nvcc.sh ${made}.ptxas ${FMLA_NVCC} -std=c++17 -O3 -fatbin
-        -Xptxas -v ${cuda_compress} ${image_targets} -MD -MF ${made}.d -o ${made}.fatbin ${source}
+      COMMAND bash ${CMAKE_SOURCE_DIR}/scripts/nvcc.sh ${made} ${source} ${FMLA_NVCC} -std=c++17 -O3 -fatbin
+        ${cuda_compress} ${image_targets}
       DEPENDS ${source} ${CMAKE_SOURCE_DIR}/scripts/nvcc.sh DEPFILE ${made}.d
       COMMENT "Compiling ${image}.cu" VERBATIM)
     list(APPEND cuda_fatbins ${made}.fatbin)

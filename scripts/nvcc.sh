@@ -1,14 +1,41 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# nvcc.sh REPORT NVCC ARGUMENT... - runs nvcc and keeps ptxas's output for each kernel (-Xptxas -v) in REPORT. Prints
-# only warnings, or everything if nvcc fails.
+# nvcc.sh STEM SOURCE NVCC FLAG... - compiles a .cu file to STEM.fatbin and writes STEM.ptxas (ptxas's output for each
+# kernel) and STEM.d (the files that the source includes). Prints only warnings, or everything if nvcc fails.
+#
+# FMLA_KERNEL_CACHE in the environment names a folder that keeps what was compiled. A later build, in any folder, takes
+# it from there if compiler, flags, source and included files are equal.
 set -euo pipefail
-report=$1
-shift
-if ! "$@" >"$report.new" 2>&1; then
-    cat "$report.new" >&2
-    exit 1
-fi
-grep -vE '^ptxas info|^ *[0-9]+ bytes stack frame|^$' "$report.new" >&2 || true
-grep -F 'Potential Performance Loss' "$report.new" >&2 || true # ptxas reports it as information
-mv "$report.new" "$report"
+stem=$1 source=$2 nvcc=$3
+shift 3
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+compile() { # compile FLAG...: makes fatbin and ptxas in $work
+    if ! "$nvcc" "$@" -Xptxas -v -MD -MT "$stem.fatbin" -MF "$stem.d" -o "$work/fatbin" "$source" >"$work/ptxas" 2>&1; then
+        cat "$work/ptxas" >&2
+        exit 1
+    fi
+}
+
+compile_or_copy() { # compile_or_copy FLAG...: compile, or a copy from the cache
+    local kept includes
+    mapfile -t includes < <("$nvcc" -std=c++17 -M "$source" | sed '1s/^[^:]*://; s/\\$//' | xargs -n 1)
+    kept=$FMLA_KERNEL_CACHE/$({ "$nvcc" --version && echo "$@" && cat "${includes[@]}"; } | sha256sum | cut -d ' ' -f 1)
+    if [ -d "$kept" ]; then
+        cp "$kept/fatbin" "$kept/ptxas" "$work"
+        printf '%s:' "$stem.fatbin" >"$stem.d"
+        printf ' \\\n  %s' "${includes[@]}" >>"$stem.d"
+        return
+    fi
+    compile "$@"
+    mkdir -p "$kept.$$"
+    cp "$work/fatbin" "$work/ptxas" "$kept.$$"
+    mv -T "$kept.$$" "$kept" 2>/dev/null || rm -rf "$kept.$$" # unless another build has just written it
+}
+
+if [ -n "${FMLA_KERNEL_CACHE:-}" ]; then compile_or_copy "$@"; else compile "$@"; fi
+grep -vE '^ptxas info|^ *[0-9]+ bytes stack frame|^$' "$work/ptxas" >&2 || true
+grep -F 'Potential Performance Loss' "$work/ptxas" >&2 || true # ptxas reports it as information
+mv "$work/ptxas" "$stem.ptxas"
+mv "$work/fatbin" "$stem.fatbin"
