@@ -244,6 +244,10 @@ json_lines() { # json_lines FILE COUNT: every line is an object with these field
         python3 -c 'import json, sys; [json.loads(line) for line in sys.stdin]' <"$1" || wrong "$1 is no JSON"
     fi
 }
+peaks() { # peaks COUNT: so many peaks of arithmetic were measured
+    checks=$((checks + 1))
+    [ "$(grep -c '^peak ' stdout)" -eq "$1" ] || wrong "not $1 peaks: $(cat stdout)"
+}
 good bench --grid quick --repeat 3 --json quick.jsonl
 has '^peak +multiply and add, 128 bits +[0-9.]+ GFLOP/s on 1 thread'
 has '^memory read +[0-9.]+ GB/s'
@@ -251,6 +255,7 @@ has '^ +1 +256 +1 +16 +1 +576 +bf16 '
 json_lines quick.jsonl 3
 good bench --grid quick --repeat 1 --threads 1 --kernel cpu-generic --seq-len 64,65 --dtype both --causal yes --json chosen.jsonl
 has 'fp16 causal +cpu-generic '
+peaks 1 # of the only kernel
 json_lines chosen.jsonl 4
 good bench --cache all --repeat 1 --threads 1 --batch 2 --query-tokens 3 --seq-len 100 --heads 8 --kernel cpu-generic --json bytes.jsonl
 has '^ +2 +100 +3 +8 +1 +576 +bf16 - +cpu-generic '
@@ -275,12 +280,13 @@ good bench --cache all --products all --grid quick --seq-len 64 --repeat 1 --jso
 has '^ +1 +64 +1 +16 +1 +576 +bf16 FP8_576,codes +cpu-'
 json_lines products.jsonl 7 # four caches with bf16, two with fp8, one with codes
 [ "$(grep -c '"products":"fp8"' products.jsonl)" = 2 ] || wrong "other products: $(cat products.jsonl)"
-good bench --op merge --grid quick --parts 2,3 --repeat 1 --json merge.jsonl
+good bench --op merge --grid quick --parts 2,3 --repeat 1 --kernel cpu-generic --json merge.jsonl
 has '^ +3 .* cpu-generic '
 json_lines merge.jsonl 2
 for op in cache_append cache_gather; do
     good bench --op $op --grid quick --tokens 1,70 --dtype both --page-size 16 --repeat 2 --kernel cpu-generic --json cache.jsonl
     has "^$op +70 +fp16 +FP8_584 +16 +cpu-generic "
+    peaks 0 # only memory is a bound
     json_lines cache.jsonl 40
 done
 good bench --op cache_convert --grid quick --tokens 1,70 --page-size 16 --repeat 2 --kernel cpu-generic --json cache.jsonl
@@ -306,15 +312,15 @@ good bench --op sparse_decode --grid formats --repeat 1 --seq-len 200 --topk 60 
 has ' FP8_528,FP4_288 +cpu-generic .* topk 60 \+ 1024'
 json_lines formats.jsonl 5
 grep -q '"cache":"FP4_288"}' formats.jsonl || wrong "no format of the extra cache: $(cat formats.jsonl)"
-good bench --op sparse_decode --grid peers --repeat 1 --seq-len 100 --topk 20 --batch 1 --query-tokens 1 --heads 2 --cache fp8_528 \
+good bench --op sparse_decode --grid peers --repeat 1 --threads 1 --kernel cpu-generic --seq-len 100 --topk 20 --batch 1 --query-tokens 1 --heads 2 --cache fp8_528 \
     --extra-cache fp4_288 --json extra.jsonl
 has ' FP8_528,FP4_288 .* topk 20 \+ 512$'
 has ' FP8_528,FP4_288 .* topk 20 \+ 1024 varlen$'
 json_lines extra.jsonl 3
-good bench --op sparse_decode --grid cpu --repeat 1 --seq-len 100 --topk 20 --batch 1 --heads 2 --extra-cache plain --json extra.jsonl
+good bench --op sparse_decode --grid cpu --repeat 1 --threads 1 --kernel cpu-generic --seq-len 100 --topk 20 --batch 1 --heads 2 --extra-cache plain --json extra.jsonl
 has ' FP8_584,BF16 .* topk 20 \+ 1024$'
 json_lines extra.jsonl 1
-good bench --op sparse_decode --grid formats --repeat 1 --seq-len 100 --topk 20 --batch 1 --heads 2 --cache all --extra-cache fp4_288_split \
+good bench --op sparse_decode --grid formats --repeat 1 --threads 1 --kernel cpu-generic --seq-len 100 --topk 20 --batch 1 --heads 2 --cache all --extra-cache fp4_288_split \
     --json extra.jsonl
 has '512 +bf16 BF16,FP4_288_SPLIT .* topk 20 \+ 1024$'
 json_lines extra.jsonl 7

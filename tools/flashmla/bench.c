@@ -108,10 +108,11 @@ static int bench_rows(const struct bench_options *o, enum operation op, const st
 {
     const fmla_device device = o->device;
     const bool stream = device_is_gpu(device) && op == OP_DENSE_DECODE && !o->no_stream && !o->host;
-    struct bench_session s = {.timer = {.device = device, .between = between_of(o), .repeat = o->repeat},
-                              .report = {.op = op, .stream = stream},
-                              .kernel = o->kernel,
-                              .fixed = o->fixed && op == OP_DENSE_DECODE};
+    struct bench_session s = {
+        .timer = {.device = device, .between = between_of(o), .repeat = o->repeat, .kernel = o->kernel},
+        .report = {.op = op, .stream = stream},
+        .kernel = o->kernel,
+        .fixed = o->fixed && op == OP_DENSE_DECODE};
     struct fault fault = {""};
     int exit_code = EXIT_FAILED;
     s.report.timer = &s.timer;

@@ -16,13 +16,15 @@ enum peak_unit bench_cpu_unit(const char *kernel)
     return PEAK_GENERIC;
 }
 
-bool bench_cpu_measure(struct bench_cpu *machine, bool warm, struct fault *fault)
+bool bench_cpu_measure(struct bench_cpu *machine, bool arithmetic, const char *kernel, bool warm,
+                       struct fault *fault)
 {
     machine->threads = (int)fmla_num_threads();
     machine_cpu_name(machine->cpu, sizeof machine->cpu);
     printf("flashmla %s, %s, %d threads\n", fmla_version_string(),
            *machine->cpu ? machine->cpu : "unknown CPU", machine->threads);
     for (int unit = 0; unit < PEAK_UNITS; unit++) {
+        if (!arithmetic || (kernel && bench_cpu_unit(kernel) != (enum peak_unit)unit)) continue;
         if (!peak_unit_available((enum peak_unit)unit)) continue;
         const double one = peak_flops((enum peak_unit)unit, 1);
         machine->flops[unit] =

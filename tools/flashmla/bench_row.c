@@ -5,6 +5,7 @@
 
 #include "gpu.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -83,11 +84,10 @@ static bool run_row(struct bench_session *s, struct calls *calls, struct bench_r
         call_refused(status, call_kernel(calls->runs[TIMED], &row->kernel), fault) ||
         !time_calls(s, calls, row, status, fault))
         return false;
-    const double bandwidth = bench_bandwidth(&s->timer), of_memory = row->work.bytes / bandwidth;
-    const double of_arithmetic = row->work.flop / bench_peak(&s->timer, row->kernel);
-    row->floor = bench_only_copies(row->shape->op) ? row->work.bytes / s->timer.copy
-                 : of_memory > of_arithmetic       ? of_memory
-                                                   : of_arithmetic;
+    row->floor = bench_only_copies(row->shape->op)
+                     ? row->work.bytes / s->timer.copy
+                     : fmax(row->work.bytes / bench_bandwidth(&s->timer),
+                            row->work.flop / bench_peak(&s->timer, row->kernel));
     return true;
 }
 

@@ -24,7 +24,7 @@ bool bench_timer_open(struct bench_timer *t, bool copies, bool streams, struct f
             (copies && !gpu_copy_bandwidth(&t->gpu.peak.gpu, &t->copy, fault)))
             return false;
         if (copies) printf("memory %-27s %8.1f GB/s\n", "copied, read and written", 1e-9 * t->copy);
-    } else if (!bench_cpu_measure(&t->cpu, t->between == BENCH_NOTHING, fault)) {
+    } else if (!bench_cpu_measure(&t->cpu, !copies, t->kernel, t->between == BENCH_NOTHING, fault)) {
         return false;
     }
     if (!device_is_gpu(t->device)) t->copy = t->cpu.bandwidth;

@@ -24,8 +24,10 @@ struct bench_cpu {
     struct peak_memory memory;
 };
 
-/* Measures the CPU and prints the results. */
-bool bench_cpu_measure(struct bench_cpu *cpu, bool warm, struct fault *fault);
+/* Measures the CPU and prints the results: memory and, for `arithmetic`, the instructions of `kernel` (NULL:
+ * of every kernel). */
+bool bench_cpu_measure(struct bench_cpu *cpu, bool arithmetic, const char *kernel, bool warm,
+                       struct fault *fault);
 
 /* Returns the instructions that dominate a kernel. */
 enum peak_unit bench_cpu_unit(const char *kernel);
@@ -80,7 +82,8 @@ bool bench_gpu_time(const struct bench_gpu *bench, const struct bench_timed *tim
 struct bench_timer {
     fmla_device device;
     enum bench_between between;
-    int64_t repeat; /* runs of each */
+    int64_t repeat;     /* runs of each */
+    const char *kernel; /* the only one that will be timed; NULL: any */
     struct bench_cpu cpu;
     struct bench_gpu gpu; /* if the device is a GPU */
     double copy; /* bytes/s of data movement: on a GPU a copy, reads and writes added; on the CPU a read */
