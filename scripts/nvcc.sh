@@ -20,7 +20,8 @@ compile() { # compile FLAG...: makes fatbin and ptxas in $work
 
 compile_or_copy() { # compile_or_copy FLAG...: compile, or a copy from the cache
     local kept includes
-    mapfile -t includes < <("$nvcc" -std=c++17 -M "$source" | sed '1s/^[^:]*://; s/\\$//' | xargs -n 1)
+    "$nvcc" -std=c++17 -M "$source" >"$work/includes"
+    mapfile -t includes < <(sed '1s/^[^:]*://; s/\\$//' "$work/includes" | xargs -n 1)
     kept=$FMLA_KERNEL_CACHE/$({ "$nvcc" --version && echo "$@" && cat "${includes[@]}"; } | sha256sum | cut -d ' ' -f 1)
     if [ -d "$kept" ]; then
         cp "$kept/fatbin" "$kept/ptxas" "$work"
