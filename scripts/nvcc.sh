@@ -8,7 +8,7 @@
 set -euo pipefail
 stem=$1 source=$2 nvcc=$3
 shift 3
-work=$(mktemp -d)
+work=$(mktemp -d "$stem.XXXXXX") # beside the results, so that mv replaces them at once
 trap 'rm -rf "$work"' EXIT
 
 compile() { # compile FLAG...: makes fatbin and ptxas in $work
@@ -18,7 +18,7 @@ compile() { # compile FLAG...: makes fatbin and ptxas in $work
     fi
 }
 
-compile_or_copy() { # compile_or_copy FLAG...: compile, or a copy from the cache
+compile_or_copy() { # compile_or_copy FLAG...: copies both from the cache, or compiles and keeps them
     local kept includes
     "$nvcc" -std=c++17 -M "$source" >"$work/includes"
     mapfile -t includes < <(sed '1s/^[^:]*://; s/\\$//' "$work/includes" | xargs -n 1)

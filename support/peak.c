@@ -10,9 +10,9 @@
 
 #include "cpu/allow_amx.h"
 
-#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
+
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -193,23 +193,18 @@ static double run_loop(const struct unit *unit, int threads, int64_t count)
     return timing_now() - start;
 }
 
-/* Ends before all tries if the clock had time to rise and several runs were as fast as the best. */
 double peak_flops(enum peak_unit unit, int threads)
 {
-    enum { TRIES = 20, CONFIRM = 3 };
-    static const double NEAR = 1.002, TIME_TO_RISE = 0.1;
-    double seconds[TRIES], best = 1e30;
+    enum { TRIES = 20 };
     if (!peak_unit_available(unit)) return 0.0;
     /* Choose steps so long that starting threads is negligible; measured on one thread, which waits for no
      * other. */
     int64_t steps = 1 << 16;
     while (run_loop(&units[unit], 1, steps) < 0.01) steps *= 2;
-    const double start = timing_now();
-    for (int i = 0, near = 0; i < TRIES && (near < CONFIRM || timing_now() - start < TIME_TO_RISE); i++) {
-        seconds[i] = run_loop(&units[unit], threads, steps);
-        best = fmin(best, seconds[i]);
-        near = 0;
-        for (int j = 0; j <= i; j++) near += seconds[j] < best * NEAR;
+    double best = 1e30;
+    for (int i = 0; i < TRIES; i++) {
+        const double seconds = run_loop(&units[unit], threads, steps);
+        if (seconds < best) best = seconds;
     }
     return (double)threads * (double)steps * units[unit].flop_a_step / best;
 }

@@ -53,13 +53,18 @@ static bool tell(const struct asked *asked, const char *operation, const struct 
     /* One case may be an empty batch; a whole grid may not. */
     const bool passed = tally->cases > 0 && (partial || tally->rows > 0) && tally->failed == 0 &&
                         (partial || tally->covered == tally->pairs);
-    printf("%s %s %s: %lld cases, %lld rows against the oracle, %lld of %lld pairs of values, %lld "
-           "failures, %.1f s\n",
+    char covered[80];
+    if (run->parts)
+        snprintf(covered, sizeof covered, "part %lld of %lld", (long long)run->part, (long long)run->parts);
+    else
+        snprintf(covered, sizeof covered, "%lld of %lld pairs of values", (long long)tally->covered,
+                 (long long)tally->pairs);
+    printf("%s %s %s: %lld cases, %lld rows against the oracle, %s, %lld failures, %.1f s\n",
            !passed   ? "FAILED"
            : partial ? "partial"
                      : "ok",
-           operation, run->kernel, (long long)tally->cases, (long long)tally->rows, (long long)tally->covered,
-           (long long)tally->pairs, (long long)tally->failed, told->seconds);
+           operation, run->kernel, (long long)tally->cases, (long long)tally->rows, covered,
+           (long long)tally->failed, told->seconds);
     printf("  largest cosine difference of a case: out %.1e, lse %.1e\n", tally->cosine_out,
            tally->cosine_lse);
     if (tally->refused)

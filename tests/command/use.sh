@@ -244,7 +244,7 @@ json_lines() { # json_lines FILE COUNT: every line is an object with these field
         python3 -c 'import json, sys; [json.loads(line) for line in sys.stdin]' <"$1" || wrong "$1 is no JSON"
     fi
 }
-peaks() { # peaks COUNT: so many peaks of arithmetic were measured
+peaks() { # peaks COUNT: bench has measured that many peaks of arithmetic
     checks=$((checks + 1))
     [ "$(grep -c '^peak ' stdout)" -eq "$1" ] || wrong "not $1 peaks: $(cat stdout)"
 }

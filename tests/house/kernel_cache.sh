@@ -84,6 +84,7 @@ compiles 1 'another source' one -O3
 echo 'V1.2.4' >"$work/version"
 compiles 1 'another compiler' one -O3
 
+# A failure is not kept either: the first fault comes twice.
 kept=$(find "$work/cache" -mindepth 1 -maxdepth 1 | wc -l)
 for fault in fault fault lost; do
     echo $fault >>"$work/one/kernel.cu"

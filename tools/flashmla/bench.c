@@ -111,7 +111,6 @@ static int bench_rows(const struct bench_options *o, enum operation op, const st
     struct bench_session s = {
         .timer = {.device = device, .between = between_of(o), .repeat = o->repeat, .kernel = o->kernel},
         .report = {.op = op, .stream = stream},
-        .kernel = o->kernel,
         .fixed = o->fixed && op == OP_DENSE_DECODE};
     struct fault fault = {""};
     int exit_code = EXIT_FAILED;

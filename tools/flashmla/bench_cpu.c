@@ -23,9 +23,9 @@ bool bench_cpu_measure(struct bench_cpu *machine, bool arithmetic, const char *k
     machine_cpu_name(machine->cpu, sizeof machine->cpu);
     printf("flashmla %s, %s, %d threads\n", fmla_version_string(),
            *machine->cpu ? machine->cpu : "unknown CPU", machine->threads);
-    for (int unit = 0; unit < PEAK_UNITS; unit++) {
-        if (!arithmetic || (kernel && bench_cpu_unit(kernel) != (enum peak_unit)unit)) continue;
+    for (int unit = 0; arithmetic && unit < PEAK_UNITS; unit++) {
         if (!peak_unit_available((enum peak_unit)unit)) continue;
+        if (kernel && bench_cpu_unit(kernel) != (enum peak_unit)unit) continue;
         const double one = peak_flops((enum peak_unit)unit, 1);
         machine->flops[unit] =
             machine->threads == 1 ? one : peak_flops((enum peak_unit)unit, machine->threads);

@@ -52,7 +52,6 @@ bool bench_report_code(const char *path, const struct bench_row *row, int major,
 struct bench_session {
     struct bench_timer timer;
     struct bench_report report;
-    const char *kernel;       /* forced, or NULL */
     bool fixed;               /* also time fixed lengths beside varying ones */
     struct outfile *json;     /* NULL: none */
     int64_t timed;            /* rows */

@@ -39,7 +39,7 @@ static bool open_calls(struct bench_session *s, struct calls *calls, const struc
     for (int i = 0; i < CALLS; i++) {
         struct call *host = &calls->host[i], *gpu = &calls->gpu[i];
         if (i == EVEN && !(s->fixed && row->shape->varlen)) continue;
-        *(const char **)call_option(host, "kernel") = s->kernel;
+        *(const char **)call_option(host, "kernel") = s->timer.kernel;
         if (device_is_gpu(device)) {
             if (!call_to_gpu(gpu, device, host, status, fault) || !call_plan_open(gpu, status, fault) ||
                 (row->shape->no_forward && !make_forward(gpu, status, fault)))

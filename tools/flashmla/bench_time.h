@@ -83,7 +83,7 @@ struct bench_timer {
     fmla_device device;
     enum bench_between between;
     int64_t repeat;     /* runs of each */
-    const char *kernel; /* the only one that will be timed; NULL: any */
+    const char *kernel; /* forced, or NULL */
     struct bench_cpu cpu;
     struct bench_gpu gpu; /* if the device is a GPU */
     double copy; /* bytes/s of data movement: on a GPU a copy, reads and writes added; on the CPU a read */
