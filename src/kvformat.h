@@ -6,7 +6,7 @@
  *   FP8_656   token: 512 e4m3 (NoPE) | 4 f32 scales, one per 128 | 64 bf16 (RoPE)
  *   FP8_584   token: 448 e4m3 (NoPE) | 64 bf16 (RoPE)
  *             after the page_size tokens of the page: page_size × (7 ue8m0 scales, one per 64 | 1 pad byte)
- *   FP8_576   token: 576 e4m3; one f32 scale for the whole cache, passed separately
+ *   FP8_576   token: 576 e4m3; one f32 scale for the whole cache, passed separately, which multiplies exactly
  *   FP8_528   token: 512 e4m3 | 16 ue8m0 scales, one per 32; the RoPE values are the last 64, quantised like
  *             the rest
  *   FP4_288   token: 256 bytes of 512 e2m1, value 2 i in the low half of byte i | 32 e4m3 scales, one per 16
@@ -171,8 +171,16 @@ NUM_FN float kv_code_value(const struct kv_layout *l, const uint8_t *token, int3
     return num_from_e4m3(token[i]);
 }
 
-/* Returns value i of a token. An FP8 element decodes to bf16(e4m3 × scale), in every kernel and in the
- * oracle; e2m1 × scale is exact in bf16. cache_scale is read only for FP8_576. */
+/* Returns whether the values of a cache are codes times its one scale, without a rounding to bf16. Attention
+ * then multiplies scores and results by the scale instead of each value. */
+NUM_FN int kv_is_exact(const struct kv_layout *l)
+{
+    return l->scale == KV_SCALE_OF_CACHE;
+}
+
+/* Returns value i of a token, in every kernel and in the oracle. An FP8 element decodes to bf16(e4m3 ×
+ * scale), one of FP8_576 to e4m3 × scale; e2m1 × scale is exact in bf16. cache_scale is read only for
+ * FP8_576. */
 NUM_FN float kv_load(const struct kv_layout *l, const uint8_t *page, int64_t page_size, int64_t slot,
                      int32_t i, float cache_scale)
 {
@@ -185,7 +193,8 @@ NUM_FN float kv_load(const struct kv_layout *l, const uint8_t *page, int64_t pag
     case KV_ELEMENT_E2M1: break;
     }
     const float scale = kv_scale_of(l, page, page_size, slot, i, cache_scale);
-    return num_from_bf16(num_to_bf16(kv_code_value(l, token, i) * scale));
+    const float value = kv_code_value(l, token, i) * scale;
+    return kv_is_exact(l) ? value : num_from_bf16(num_to_bf16(value));
 }
 
 /* Returns value i of a token as it is written to another cache: a NaN from a code becomes the bf16 NaN with

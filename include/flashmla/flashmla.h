@@ -388,8 +388,9 @@ typedef struct fmla_dense_decode_args {
      * stay bf16. */
     const fmla_tensor *q;
     /* [pages, page_size, h_kv, d_qk] in the type of q; or bytes as in fmla_sparse_decode_args, for
-     * FMLA_KV_FP8_576 [pages, page_size, 1, 576]. Bytes decode to bf16 values, which are multiplied
-     * (docs/semantics.md, "Cache formats"); on a GPU q must then not be fp16. */
+     * FMLA_KV_FP8_576 [pages, page_size, 1, 576]. Bytes decode to bf16 values, which are multiplied; those of
+     * FMLA_KV_FP8_576 to codes, whose scale multiplies scores and out in fp32 (docs/semantics.md, "Cache
+     * formats"). On a GPU q must then not be fp16. */
     const fmla_tensor *kv_cache;
     /* [b, max_pages] int32: entry i is the page of keys i · page_size to (i + 1) · page_size - 1. Entries
      * past ceil(length / page_size) are never used and may hold anything. NULL: page r holds the keys of
@@ -476,7 +477,7 @@ enum FMLA_INT32 {
     FMLA_KV_FP16 = 2,    /* d_qk fp16 */
     FMLA_KV_FP8_656 = 3, /* d_qk 576: 512 e4m3, 4 f32 scales, 64 bf16 */
     FMLA_KV_FP8_584 = 4, /* d_qk 512: 448 e4m3, 64 bf16; 8 scale bytes per token after the page's tokens */
-    FMLA_KV_FP8_576 = 5, /* d_qk 576: 576 e4m3; one scale for the whole cache */
+    FMLA_KV_FP8_576 = 5, /* d_qk 576: 576 e4m3; one scale for the whole cache, which multiplies exactly */
     FMLA_KV_FP8_528 = 6, /* d_qk 512: 512 e4m3, 16 ue8m0 scales */
     FMLA_KV_FP8_528_SPLIT = 7, /* as FMLA_KV_FP8_528, with all scales after the page's tokens */
     FMLA_KV_FP4_288 = 8,       /* d_qk 512: 512 e2m1 in 256 bytes, 32 e4m3 scales */

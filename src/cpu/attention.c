@@ -16,7 +16,8 @@
  * and their lse relative to these to a slot of the workspace, and a second pass joins the slots of a request
  * in split order.
  *
- * With FP8 products, a pass before all others stores, for every query, the bf16 values of its FP8 codes.
+ * With FP8 products, a pass before all others stores, for every query, the bf16 values of its FP8 codes. The
+ * scale of an FP8_576 cache multiplies scores and results, so the inner kernels convert its codes exactly.
  *
  * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | largest scores of the
  *             slots | spans of requests that are not split | quantised queries | one scratch per worker: the
@@ -47,6 +48,7 @@ struct work {
     int32_t num_partitions;
     size_t slots_offset, slot_lse_offset, slot_max_offset, spans_offset, queries_offset, scratch_offset;
     size_t scratch_bytes;
+    float value_scale; /* of an FP8_576 cache, whose values the inner kernels take without their scale; else 1 */
     float *slot_out, *slot_lse, *slot_max; /* of slot 0 */
     struct cpu_span *spans;                /* [b + 1]; items are row tiles; SPLIT_NEVER only */
     char *workspace;
@@ -234,8 +236,8 @@ static void write_row(const struct work *w, int64_t request, struct cpu_row to, 
     const struct result_rules *rules = &p->rules;
     const float lse = base_of(max) + relative_lse;
     const int64_t at = request * p->out_stride[0] + to.token * p->out_stride[1] + to.head * p->out_stride[2];
-    w->attention->round((uint16_t *)p->out + at, values, result_sink_factor(rules, to.head, lse), p->d_v,
-                        p->element);
+    w->attention->round((uint16_t *)p->out + at, values,
+                        w->value_scale * result_sink_factor(rules, to.head, lse), p->d_v, p->element);
     if (p->lse)
         p->lse[request * p->lse_stride[0] + to.head * p->lse_stride[1] + to.token] = result_lse(rules, lse);
     if (p->max_logits)
@@ -496,12 +498,17 @@ static double cost_of_splits(const struct work *w)
 static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
     const struct attention_problem *p = problem.attention;
-    struct attention_problem quantised;
+    struct attention_problem quantised, scaled;
     struct work w = *(const struct work *)(const void *)prepared->decided;
     (void)kernel;
     const fmla_status status = cpu_check_pages(p);
     if (status || !p->b) return status;
     if (p->products == FMLA_PRODUCTS_FP8) quantised = quantise(&w, p), w.call.problem = p = &quantised;
+    w.value_scale = 1.0f;
+    if (p->kv_scale) {
+        scaled = *p, w.value_scale = *p->kv_scale, scaled.scale *= w.value_scale;
+        w.call.problem = p = &scaled;
+    }
     w.workspace = p->workspace;
     w.spans = (struct cpu_span *)(void *)(w.workspace + w.spans_offset);
     const int64_t tiles = p->splitting == SPLIT_NEVER ? find_spans(&w) : 0;

@@ -246,8 +246,8 @@ static void load_codes(const struct kv_layout *l, struct token_place at, float c
             values[i + 1] = num_from_e2m1((uint8_t)(two >> 4)) * scale;
         }
     else
-        for (int32_t i = 0; i < span; i++)
-            values[i] = num_from_bf16(fast_to_bf16(num_from_e4m3(at.values[first + i]) * scale));
+        for (int32_t i = 0; i < span; i++) values[i] = num_from_e4m3(at.values[first + i]) * scale;
+    if (l->element == KV_ELEMENT_E4M3 && !kv_is_exact(l)) round_values(ELEMENT_BF16, span, values);
 }
 
 /* Loads a token; slot -1 gives zeros. */

@@ -48,7 +48,7 @@ struct cpu_tile;
 /* The addresses of one key. */
 struct cpu_key {
     const uint8_t *token;
-    const uint8_t *scales; /* of quantised formats; for FP8_576 the scale of the cache */
+    const uint8_t *scales; /* of quantised formats; for FP8_576 a scale of 1 */
     const uint8_t *value;  /* equals token where values are the first elements of their keys */
     const struct kv_layout *layout;
 };

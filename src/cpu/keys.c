@@ -12,12 +12,11 @@ static const struct kv_layout *layout_of(const struct cpu_tile *tile, const stru
     return &tile->call->layouts[source - tile->call->problem->keys];
 }
 
-static const uint8_t *scales_at(const struct cpu_tile *tile, const struct kv_layout *layout,
-                                const uint8_t *page, const uint8_t *token, int64_t page_size, int64_t slot)
+static const uint8_t *scales_at(const struct kv_layout *layout, const uint8_t *page, const uint8_t *token,
+                                int64_t page_size, int64_t slot)
 {
-    static const float one = 1.0f;
-    const float *of_cache = tile->call->problem->kv_scale;
-    if (layout->scale == KV_SCALE_OF_CACHE) return (const uint8_t *)(of_cache ? of_cache : &one);
+    static const float one = 1.0f; /* the driver multiplies scores and results by the scale of the cache */
+    if (kv_is_exact(layout)) return (const uint8_t *)&one;
     return layout->scale_bytes ? page + kv_scales_at(layout, page_size, slot) : token + layout->scale_offset;
 }
 
@@ -31,7 +30,7 @@ static struct cpu_key key_at(const struct cpu_tile *tile, const struct key_sourc
     const struct kv_layout *layout = layout_of(tile, source);
     return (struct cpu_key){
         .token = token,
-        .scales = scales_at(tile, layout, data, token, source->page_size, slot),
+        .scales = scales_at(layout, data, token, source->page_size, slot),
         .value = tile->call->value_bytes
                      ? v->data + page * v->page_bytes + head * v->head_bytes + slot * v->slot_bytes
                      : token,
@@ -45,7 +44,7 @@ static void keys_of_page(const struct cpu_tile *tile, const struct key_source *s
                          int64_t slot, struct cpu_key *keys, int32_t count)
 {
     const struct kv_layout *layout = layout_of(tile, source);
-    if (layout->scale_bytes || layout->scale == KV_SCALE_OF_CACHE) {
+    if (layout->scale_bytes || kv_is_exact(layout)) {
         for (int32_t t = 0; t < count; t++) keys[t] = key_at(tile, source, page, slot + t);
         return;
     }

@@ -121,8 +121,11 @@ static void decode(const struct attention_problem *p, const struct key_source *s
     int32_t d = 0;
     while (d < layout.nope) { /* as kv_load, but loads a scale once per group; `to` has room for a key */
         const float scale = kv_scale_of(&layout, data, page_size, slot, d, of_cache);
-        for (const int32_t end = d + span; d < end; d++)
-            to[d] = (double)num_from_bf16(num_to_bf16(kv_code_value(&layout, token, d) * scale));
+        for (const int32_t end = d + span; d < end; d++) {
+            const float code = kv_code_value(&layout, token, d);
+            to[d] = kv_is_exact(&layout) ? (double)code * (double)scale
+                                         : (double)num_from_bf16(num_to_bf16(code * scale));
+        }
     }
     for (; d < width; d++) to[d] = (double)kv_load(&layout, data, page_size, slot, d, of_cache);
 }

@@ -299,7 +299,9 @@ static void make(struct test_case *c, const struct run *run)
                           : v[A_INPUTS] == INPUTS_BEYOND ? 3e38f
                                                          : 0.0f;
     c->tolerance[0] = tolerance_dense_decode_out, c->tolerance[1] = tolerance_decode_lse;
-    const bool by_codes = hopper && v[A_PRODUCTS], rounds = hopper && v[A_CODES] == S_CODES_SCALES;
+    /* The scale of FP8_576 multiplies exactly. Only GPU kernels round scales, and only of groups. */
+    const bool rounded = on_gpu(run) && v[A_CODES] == S_CODES_SCALES && d->pool.format != KV_FP8_576;
+    const bool by_codes = hopper && v[A_PRODUCTS], rounds = hopper && rounded;
     if (by_codes) c->tolerance[0] = tolerance_fp8_products_out;
     const bool table = v[A_CODES] == S_CODES_WRITTEN || v[A_CODES] == S_CODES_NAN;
     c->other = (v[A_INPUTS] != INPUTS_NORMAL && v[A_INPUTS] != INPUTS_NAN_ENDS) || !table;
@@ -307,8 +309,7 @@ static void make(struct test_case *c, const struct run *run)
     /* That rounds q and k to bf16, by 2^-9 each. */
     c->of_product = by_codes ? 0x1p-8 : rounds ? 0x1p-9 : 0.0;
     c->large_apart = v[A_CODES] == S_CODES_BEYOND;
-    /* Only GPU kernels round scales. */
-    c->rounded = by_codes || (on_gpu(run) && v[A_CODES] == S_CODES_SCALES) ? rounded_scale_lse : 0.0;
+    c->rounded = by_codes || rounded ? rounded_scale_lse : 0.0;
     c->infinite = v[A_INPUTS] == INPUTS_INFINITE, c->beyond = v[A_INPUTS] == INPUTS_BEYOND;
 }
 

@@ -126,7 +126,7 @@ class Cache:
         codes = random_codes(random, (slots, nope), scale if layout == 576 else 1)
         code_bytes = codes.copy()
         if layout == 576:
-            self.values = of_codes(codes, scale)
+            self.values = E4M3[codes] * float(numpy.float32(scale or 1))
             code_bytes[unused] = 255
             self.memory = code_bytes.reshape(pages, page_size, 1, 576)
             return

@@ -291,11 +291,16 @@ static void test_store_special(void)
 
 /* ---- Reading ----------------------------------------------------------------------------------------- */
 
-/* Returns bf16(e4m3 × scale): the product rounded to fp32 (through double, where it is exact), then to
- * bf16. */
+/* Returns e4m3 × scale, rounded to fp32 (through double, where it is exact). */
+static uint32_t exact_product(uint8_t code, float scale)
+{
+    return num_bits((float)((double)num_from_e4m3(code) * (double)scale));
+}
+
+/* Returns bf16(e4m3 × scale). */
 static uint32_t product(uint8_t code, float scale)
 {
-    return num_bits(num_from_bf16(num_to_bf16((float)((double)num_from_e4m3(code) * (double)scale))));
+    return num_bits(num_from_bf16(num_to_bf16(num_float(exact_product(code, scale)))));
 }
 
 static void check_load(const struct kv_layout *l, const char *name, int64_t size, int64_t slot, int32_t i,
@@ -312,7 +317,7 @@ static uint32_t expected_load(int f, int64_t size, int64_t slot, int32_t i, floa
 {
     const enum kv_format format = layouts[f].format;
     const uint8_t *at;
-    if (format == KV_FP8_576) return product(page[576 * slot + i], cache_scale);
+    if (format == KV_FP8_576) return exact_product(page[576 * slot + i], cache_scale);
     if (format == KV_FP8_528)
         return product(page[528 * slot + i], num_from_ue8m0(page[528 * slot + 512 + i / 32]));
     if (format == KV_FP8_528_SPLIT)

@@ -100,10 +100,37 @@ static void check_cache(const fmla_capability *row)
           small[578], small[579]);
     CHECK(back[0] == 1.0f && back[1] == -2.0f && back[2] == 224.0f && back[3] == 0x1p-10f, "%s: %g %g",
           kernel, (double)back[2], (double)back[3]);
+    gather.cache_scale = 0.3f; /* bf16(0.6) would be 0.6015625 */
+    CHECK(!fmla_cache_gather(&gather), "%s", fmla_last_error());
+    CHECK(back[0] == 2.0f * 0.3f, "%s: %.9g, expected %.9g", kernel, (double)back[0], (double)(2.0f * 0.3f));
+}
+
+/* Attends to one key of an FP8_576 cache, whose scale rounding to bf16 would change by 2^-9 of itself. `out`
+ * is that key, and fp16 shows the difference. */
+static void check_exact_scale(const char *kernel)
+{
+    static uint16_t q[WIDEST], out[D_V];
+    static uint8_t key[WIDEST];
+    const uint8_t code = 0x3f; /* 1.875 */
+    float scale = 1.0f + 0x1p-8f + 0x1p-9f, lse = NAN;
+    const double value = 1.875 * (double)scale, score = value * 2.0 / 24.0;
+    int32_t length = 1;
+    q[0] = num_to_fp16(2.0f), key[0] = code;
+    fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
+    args.q = TENSOR_OF(q, fp16, 1, 1, 1, WIDEST), args.kv_cache = TENSOR_OF(key, u8, 1, 1, 1, WIDEST);
+    args.seqlens = TENSOR_OF(&length, i32, 1), args.kv_scale = TENSOR_OF(&scale, f32, 1);
+    args.out = TENSOR_OF(out, fp16, 1, 1, 1, D_V), args.lse = TENSOR_OF(&lse, f32, 1, 1, 1);
+    args.kernel = kernel, args.kv_format = FMLA_KV_FP8_576;
+    CHECK_OK(run_in_room(OP_DENSE_DECODE, &args));
+    CHECK(near((double)lse, score, 1e-6), "%s: lse %.9g, expected %.9g", kernel, (double)lse, score);
+    CHECK(out[0] == num_to_fp16((float)value), "%s: out %a, expected %a", kernel,
+          (double)num_from_fp16(out[0]), value);
 }
 
 static void check_decode(const fmla_capability *row)
 {
+    const int32_t format = 1 << FMLA_KV_FP8_576;
+    if ((row->kv_formats & format) && (row->types & FMLA_TAKES_FP16)) check_exact_scale(row->kernel);
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) check_case(row->kernel, &cases[k]);
 }
 

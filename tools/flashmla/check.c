@@ -32,13 +32,13 @@ static bool may_be_by_codes(const struct call *call, bool by_gpu)
     return by_gpu && products && *products == FMLA_PRODUCTS_FP8;
 }
 
-/* A GPU kernel may skip the rounding of codes times scales to bf16, or round scales first, which matters
- * if a scale is not a power of two. */
-static bool may_round_scales(const struct call *call, bool by_gpu, bool any_scale_of_keys)
+/* A GPU kernel may skip the rounding of codes times the scale of their group to bf16, or round scales first,
+ * which matters if a scale is not a power of two. */
+static bool may_round_scales(const struct call *call, bool by_gpu)
 {
     const int32_t formats[] = {call_format(call), call_format_of(call, "extra_kv_cache")};
-    bool any_scale = formats[0] == FMLA_KV_FP8_576;
-    for (int k = 0; k < 2 && any_scale_of_keys; k++) {
+    bool any_scale = false;
+    for (int k = 0; k < 2; k++) {
         const enum kv_scale scale = kv_layout_of(cache_formats[formats[k]].format, 0).scale;
         any_scale |= scale == KV_SCALE_F32 || scale == KV_SCALE_E4M3;
     }
@@ -226,9 +226,8 @@ static bool passed(const struct call *call, const struct beside *beside, const s
 void check_against_asked(const struct call *call, const struct call *asked, bool by_gpu,
                          struct check_result *result)
 {
-    /* The scales of keys were made as powers of two; the scale of a whole cache is not a power of two. */
-    const struct beside beside = {.by_codes = may_be_by_codes(call, by_gpu),
-                                  .rounded = may_round_scales(call, by_gpu, false) ? rounded_scale_lse : 0.0};
+    const bool by_codes = may_be_by_codes(call, by_gpu); /* scales of groups were made as powers of two */
+    const struct beside beside = {.by_codes = by_codes, .rounded = by_codes ? rounded_scale_lse : 0.0};
     const struct member *member;
     *result = (struct check_result){.op = call->op, .all_rows = rows_of(call)};
     compare(call, asked, &beside, result);
@@ -267,7 +266,7 @@ bool check_against_oracle(const struct call *call, bool by_gpu, struct check_res
     const struct policy *policy = &policies[call->op];
     const struct beside beside = {.other = true,
                                   .by_codes = may_be_by_codes(call, by_gpu),
-                                  .rounded = may_round_scales(call, by_gpu, true) ? rounded_scale_lse : 0.0};
+                                  .rounded = may_round_scales(call, by_gpu) ? rounded_scale_lse : 0.0};
     const bool whole = 0.5 * call_work(call).flop <= policy->budget;
     struct random_state random = {2025};
     const enum dimension *rows = call_rows(call);

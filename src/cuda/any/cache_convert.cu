@@ -6,7 +6,7 @@
  *
  *   both slots of the token
  *   codes and scales of all units    independent loads of 16, 8 or 4 bytes per lane
- *   values                           fp16 for FP16; else bf16, which is exact
+ *   values                           fp16 for FP16, fp32 for FP8_576; else bf16, which is exact
  *   into the slot                    as in cache_append.cu
  *
  * Registers only. Limit: memory, with 656 bytes read and 576 written for a token from FP8_656 to FP8_576. The
@@ -43,15 +43,14 @@ struct SourcePlace {
     }
 };
 
-/* The loaded form of a unit of eight values: codes and a scale, or 16-bit values. */
-struct Raw {
+/* The loaded form of a unit of a source with 16-bit values: codes and a scale, or the values. */
+template <typename In> struct Raw {
     uint4 bits;
     float scale;
 
     DEVICE void load(const struct cache_params &p, const SourcePlace &from, int first)
     {
         const struct kv_layout &l = p.source_layout;
-        scale = p.source_scale;
         if (!kv_is_quantised(&l) || first >= l.nope) {
             bits = load_once_16(from.values + (kv_is_quantised(&l) ? l.rope_offset - 2 * l.nope : 0) +
                                 2 * (int64_t)first);
@@ -59,7 +58,7 @@ struct Raw {
         }
         bits = l.element == KV_ELEMENT_E2M1 ? load_once_4(from.values + first / 2)
                                             : load_once_8(from.values + first);
-        if (l.group) scale = load_scale(l, from.scales, first >> p.source_group_shift);
+        scale = load_scale(l, from.scales, first >> p.source_group_shift);
     }
     DEVICE uint4 unit(const struct cache_params &p, int first) const
     {
@@ -69,34 +68,74 @@ struct Raw {
     }
 };
 
+/* The same of FP8_576, whose values are fp32. */
+template <> struct Raw<F32> {
+    uint4 bits;
+    float scale;
+
+    DEVICE void load(const struct cache_params &p, const SourcePlace &from, int first)
+    {
+        bits = load_once_4(from.values + first), scale = p.source_scale;
+    }
+    DEVICE uint4 unit(const struct cache_params &, int) const
+    {
+        float x[4];
+        scaled_e4m3<4>(bits, scale, x);
+        return make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
+                          __float_as_uint(x[3]));
+    }
+};
+
 /* Loads ROUNDS rounds of units of a token, from value `begin` on. */
-template <bool ALIGNED, typename In, int ROUNDS>
+template <typename In, int ROUNDS>
 DEVICE void load_units(const struct cache_params &p, const SourcePlace &from, int begin, int d_qk,
                        uint4 (&unit)[ROUNDS])
 {
+    constexpr int VALUES = Unit<In>::VALUES;
     const int lane = threadIdx.x & 31;
-    if constexpr (ALIGNED) {
-        Raw raw[ROUNDS];
+    Raw<In> raw[ROUNDS];
 #pragma unroll
-        for (int r = 0; r < ROUNDS; r++) {
-            const int first = begin + (lane + 32 * r) * 8;
-            raw[r].bits = make_uint4(0, 0, 0, 0), raw[r].scale = 0.0f;
-            if (first < d_qk) raw[r].load(p, from, first);
-        }
-        __syncwarp(); /* all loads are issued before the first is waited for */
+    for (int r = 0; r < ROUNDS; r++) {
+        const int first = begin + (lane + 32 * r) * VALUES;
+        raw[r].bits = make_uint4(0, 0, 0, 0), raw[r].scale = 0.0f;
+        if (first < d_qk) raw[r].load(p, from, first);
+    }
+    __syncwarp(); /* all loads are issued before the first is waited for */
 #pragma unroll
-        for (int r = 0; r < ROUNDS; r++) unit[r] = raw[r].unit(p, begin + (lane + 32 * r) * 8);
-    } else {
+    for (int r = 0; r < ROUNDS; r++) unit[r] = raw[r].unit(p, begin + (lane + 32 * r) * VALUES);
+}
+
+/* A value of type In in memory. */
+template <typename In> struct Stored {
+    using Type = uint16_t;
+    static DEVICE Type of(float x) { return Cache<In>::exact(x); }
+};
+template <> struct Stored<F32> {
+    using Type = float;
+    static DEVICE Type of(float x) { return x; }
+};
+
+/* Loads all units of a token value by value, from any address. They pass through shared memory, so that the
+ * loop need not be unrolled: kv_load is long, and 24 copies of it in each kernel took a minute to compile. All
+ * lanes must call. */
+template <typename In, int ROUNDS>
+DEVICE void load_units_any(const struct cache_params &p, const SourcePlace &from, int d_qk,
+                           uint4 (&unit)[ROUNDS])
+{
+    constexpr int VALUES = Unit<In>::VALUES, MOST = 576;
+    using Value = typename Stored<In>::Type;
+    __shared__ __align__(16) Value memory[CACHE_WARPS][MOST];
+    const int lane = threadIdx.x & 31;
+    Value *const values = memory[threadIdx.x / 32];
+    __syncwarp(); /* the units of the token before have been read */
+#pragma unroll 1
+    for (int i = lane; i < d_qk; i += 32) values[i] = Stored<In>::of(from.value(p, i));
+    __syncwarp();
 #pragma unroll
-        for (int r = 0; r < ROUNDS; r++) {
-            const int first = begin + (lane + 32 * r) * 8;
-            uint32_t words[4] = {0, 0, 0, 0};
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                if (first < d_qk)
-                    words[i / 2] |= (uint32_t)Cache<In>::exact(from.value(p, first + i)) << i % 2 * 16;
-            unit[r] = make_uint4(words[0], words[1], words[2], words[3]);
-        }
+    for (int r = 0; r < ROUNDS; r++) {
+        const int first = (lane + 32 * r) * VALUES;
+        unit[r] = make_uint4(0, 0, 0, 0);
+        if (first < d_qk) unit[r] = *(const uint4 *)(values + first);
     }
 }
 
@@ -110,32 +149,35 @@ DEVICE bool is_source_slot(const struct cache_params &p, int64_t slot)
 template <bool ALIGNED, typename In, int FORMAT>
 DEVICE void convert_fp8(const struct cache_params &p, int64_t token, int64_t slot)
 {
-    constexpr int ROUNDS = (576 / 8 + 31) / 32;
+    constexpr int ROUNDS = (576 / Unit<In>::VALUES + 31) / 32;
     const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
     const int64_t source_slot = __ldg(p.source_slots + token);
     if (!is_slot(p, slot) || !is_source_slot(p, source_slot)) return;
     const SourcePlace from(p, source_slot);
     uint4 unit[ROUNDS];
-    load_units<ALIGNED, In>(p, from, 0, l.nope + l.rope, unit);
+    if constexpr (ALIGNED)
+        load_units<In>(p, from, 0, l.nope + l.rope, unit);
+    else
+        load_units_any<In>(p, from, l.nope + l.rope, unit);
     store_quantised<ALIGNED, In, FORMAT>(p, unit, slot);
 }
 
 template <bool ALIGNED, typename In, typename To>
 DEVICE void convert_16(const struct cache_params &p, int64_t token, int64_t slot)
 {
-    constexpr int ROUNDS = (576 / 8 + 31) / 32;
+    constexpr int VALUES = Unit<In>::VALUES, ROUNDS = (576 / VALUES + 31) / 32;
     const int lane = threadIdx.x & 31;
     const int64_t source_slot = __ldg(p.source_slots + token);
     if (!is_slot(p, slot) || !is_source_slot(p, source_slot)) return;
     const SourcePlace from(p, source_slot);
     uint8_t *const values = slot_place(p, slot).values;
     if constexpr (ALIGNED) {
-        for (int begin = 0; begin < p.d_qk; begin += 32 * 8 * ROUNDS) {
+        for (int begin = 0; begin < p.d_qk; begin += 32 * VALUES * ROUNDS) {
             uint4 unit[ROUNDS];
-            load_units<ALIGNED, In>(p, from, begin, p.d_qk, unit);
+            load_units<In>(p, from, begin, p.d_qk, unit);
 #pragma unroll
             for (int r = 0; r < ROUNDS; r++) {
-                const int first = begin + (lane + 32 * r) * 8;
+                const int first = begin + (lane + 32 * r) * VALUES;
                 if (first < p.d_qk) store_unit<ALIGNED, In, To>(values + 2 * (int64_t)first, unit[r]);
             }
         }
@@ -158,3 +200,9 @@ CONVERT_KERNELS(fp8_528_split, convert_fp8, KV_FP8_528_SPLIT)
 CONVERT_KERNELS(fp4_288, convert_fp8, KV_FP4_288)
 CONVERT_KERNELS(fp4_288_split, convert_fp8, KV_FP4_288_SPLIT)
 CONVERT_KERNELS(fp8_528_f32, convert_fp8, KV_FP8_528_F32)
+
+/* For FP8_576, whose values are fp32, to the formats that are as wide. */
+CACHE_KERNEL(cache_convert_bf16_fp32, convert_16, F32, Bf16)
+CACHE_KERNEL(cache_convert_fp16_fp32, convert_16, F32, Fp16)
+CACHE_KERNEL(cache_convert_fp8_656_fp32, convert_fp8, F32, KV_FP8_656)
+CACHE_KERNEL(cache_convert_fp8_576_fp32, convert_fp8, F32, KV_FP8_576)

@@ -54,10 +54,16 @@ template <typename Same> struct Convert<Same, Same> {
     static DEVICE uint4 unit(const uint4 &raw) { return raw; }
 };
 
-/* Returns e4m3 × scale, rounded to bf16, as a unit of the caller's vector. */
-template <typename Out> DEVICE uint4 from_e4m3(const uint4 &raw, float scale)
+/* Returns e4m3 × scale, rounded to bf16 unless EXACT, as a unit of the caller's vector. */
+template <bool EXACT, typename Out> DEVICE uint4 from_e4m3(const uint4 &raw, float scale)
 {
-    return Convert<Bf16, Out>::unit(bf16_of_e4m3<Unit<Out>::VALUES>(raw, scale));
+    constexpr int VALUES = Unit<Out>::VALUES;
+    if constexpr (EXACT) {
+        float x[VALUES];
+        scaled_e4m3<VALUES>(raw, scale, x);
+        return Vector<Out>::make(x);
+    }
+    return Convert<Bf16, Out>::unit(bf16_of_e4m3<VALUES>(raw, scale));
 }
 
 /* Loads the codes of a unit of FP4: 4 or 2 bytes. */
@@ -97,6 +103,7 @@ template <bool ALIGNED, typename Out, int FORMAT>
 DEVICE void gather_fp8(const struct cache_params &p, int64_t token, int64_t slot)
 {
     constexpr int VALUES = Unit<Out>::VALUES, MOST = 576, ROUNDS = (MOST / VALUES + 31) / 32;
+    constexpr bool EXACT = FORMAT == KV_FP8_576; /* kv_is_exact */
     const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
     const int lane = threadIdx.x & 31, width = l.nope + l.rope;
     const bool some = is_slot(p, slot);
@@ -128,7 +135,7 @@ DEVICE void gather_fp8(const struct cache_params &p, int64_t token, int64_t slot
             uint4 *at = (uint4 *)(to + first * Vector<Out>::BYTES);
             if (first < l.nope)
                 *at = l.element == KV_ELEMENT_E2M1 ? from_e2m1<Out>(raw[r], scale[r])
-                                                   : from_e4m3<Out>(raw[r], scale[r]);
+                                                   : from_e4m3<EXACT, Out>(raw[r], scale[r]);
             else if (first < width)
                 *at = Convert<Bf16, Out>::unit(raw[r]);
         }

@@ -45,6 +45,7 @@ template <typename Element> struct PlainKey {
     {
         return Element::to_float(values[column]);
     }
+    static DEVICE float scale_of_cache(const struct dense_decode_params &) { return 1.0f; }
 };
 
 /* Called by warp `warp` of `warps`. */

@@ -45,14 +45,15 @@ struct ByteLayout {
     }
 
     /* Returns the scale of a column of a token in shared memory, where the scales are in the token or
-     * directly after it. */
-    DEVICE float scale(uint32_t token, int column, float of_cache) const
+     * directly after it. The scale of an FP8_576 cache is no part of its keys here: it multiplies scores and
+     * results (ByteKey::scale_of_cache). */
+    DEVICE float scale(uint32_t token, int column) const
     {
         const uint32_t at = token + (uint32_t)scale_offset, index = (uint32_t)column >> group_shift;
         if (kind == KV_SCALE_F32) return __uint_as_float(load_shared_4(at + 4 * index));
         if (kind == KV_SCALE_UE8M0)
             return num_from_ue8m0((uint8_t)(load_shared_4(at + (index & ~3u)) >> 8 * (index & 3)));
-        return of_cache;
+        return 1.0f;
     }
 };
 
@@ -74,18 +75,24 @@ struct ByteKey {
     {
     }
 
-    /* Reads one value from global memory. */
+    /* Returns the scale of an FP8_576 cache; 1 for other formats. */
+    static DEVICE float scale_of_cache(const struct dense_decode_params &p)
+    {
+        return p.kv_scale ? __ldg(p.kv_scale) : 1.0f;
+    }
+
+    /* Reads one value, the cache's scale included, from global memory. */
     DEVICE float value(const struct dense_decode_params &p, int column) const
     {
         const ByteLayout layout(p);
         if (column >= layout.nope)
             return Bf16::to_float(
                 __ldg((const uint16_t *)(token + layout.rope_offset + 2 * (column - layout.nope))));
+        const float code = num_from_e4m3(__ldg(token + column));
+        if (layout.kind == KV_SCALE_OF_CACHE) return code * scale_of_cache(p);
         const int index = column >> layout.group_shift;
-        const float scale = layout.kind == KV_SCALE_F32     ? __ldg((const float *)scales + index)
-                            : layout.kind == KV_SCALE_UE8M0 ? num_from_ue8m0(__ldg(scales + index))
-                            : p.kv_scale                    ? __ldg(p.kv_scale)
-                                                            : 1.0f;
-        return Bf16::to_float(Bf16::from_float(num_from_e4m3(__ldg(token + column)) * scale));
+        const float scale = layout.kind == KV_SCALE_F32 ? __ldg((const float *)scales + index)
+                                                        : num_from_ue8m0(__ldg(scales + index));
+        return Bf16::to_float(Bf16::from_float(code * scale));
     }
 };

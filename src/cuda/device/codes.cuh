@@ -19,15 +19,24 @@ DEVICE float load_scale(const struct kv_layout &l, const uint8_t *scales, int gr
     return l.scale == KV_SCALE_E4M3 ? num_from_e4m3((uint8_t)code) : num_from_ue8m0((uint8_t)code);
 }
 
+/* Computes e4m3 × scale in fp32. */
+template <int VALUES> DEVICE void scaled_e4m3(const uint4 &raw, float scale, float (&x)[VALUES])
+{
+#pragma unroll
+    for (int i = 0; i < VALUES / 2; i++) {
+        const float2 two = from_e4m3_2(word_of(raw, i / 2) >> i % 2 * 16);
+        x[2 * i] = two.x * scale, x[2 * i + 1] = two.y * scale;
+    }
+}
+
 /* Returns e4m3 × scale, rounded to bf16, for VALUES values (a unit of the destination). */
 template <int VALUES> DEVICE uint4 bf16_of_e4m3(const uint4 &raw, float scale)
 {
     uint32_t pairs[4] = {0, 0, 0, 0};
+    float x[VALUES];
+    scaled_e4m3<VALUES>(raw, scale, x);
 #pragma unroll
-    for (int i = 0; i < VALUES / 2; i++) {
-        const float2 two = from_e4m3_2(word_of(raw, i / 2) >> i % 2 * 16);
-        pairs[i] = Bf16::pack(two.x * scale, two.y * scale);
-    }
+    for (int i = 0; i < VALUES / 2; i++) pairs[i] = Bf16::pack(x[2 * i], x[2 * i + 1]);
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 

@@ -73,7 +73,6 @@ template <typename Tile, typename Call> struct RawKeys {
     {
         const ByteLayout layout(p);
         const uint32_t chunk = threadIdx.x % 8;
-        const float of_cache = p.kv_scale ? __ldg(p.kv_scale) : 1.0f;
 #pragma unroll 1
         for (int row = (int)threadIdx.x / 8; row < KEYS; row += KEYS_AT_ONCE) {
             const uint32_t from = raw_at + (uint32_t)row * RAW_LINE_BYTES,
@@ -84,7 +83,7 @@ template <typename Tile, typename Call> struct RawKeys {
                 uint4 values = make_uint4(0, 0, 0, 0);
                 if (row < keys && g * LINE_ELEMENTS < layout.nope) {
                     const uint2 codes = load_shared_8(from + (uint32_t)column);
-                    values = bf16_of_codes(codes, layout.scale(from, column, of_cache));
+                    values = bf16_of_codes(codes, layout.scale(from, column));
                 } else if (row < keys && g * LINE_ELEMENTS < p.d_qk) {
                     values =
                         load_shared_16(from + (uint32_t)(layout.rope_offset + 2 * (column - layout.nope)));

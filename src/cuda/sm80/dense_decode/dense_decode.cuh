@@ -59,7 +59,7 @@ template <typename Element, typename Key> struct DenseCall {
     DEVICE int d_qk() const { return p.d_qk; }
     DEVICE int stages() const { return p.stages; }
     DEVICE bool aligned() const { return p.vectors_aligned; }
-    DEVICE float scale_log2() const { return p.scale_log2; }
+    DEVICE float scale_log2() const { return p.scale_log2 * Key::scale_of_cache(p); }
     DEVICE const struct output_params &output() const { return p.output; }
     DEVICE int begin() const { return task.split.begin; }
     DEVICE int end() const { return task.end; }
@@ -96,18 +96,18 @@ template <typename Element, typename Key> struct DenseCall {
         return p.split.slot_out + slot_row(p, task, task.first_row + row) * D_V;
     }
 
-    /* Stores the row's lse, or its part_end if it goes to a slot; returns the factor by which the sink scales
-     * the row. */
+    /* Stores the row's lse, or its part_end if it goes to a slot; returns the factor by which the scale of the
+     * cache and the sink scale the row. */
     DEVICE float finish_row(int row, const part_end &end) const
     {
         if (!direct()) {
             p.split.slot_end[slot_row(p, task, task.first_row + row)] = end;
-            return 1.0f;
+            return Key::scale_of_cache(p);
         }
         const RowPlace at = place(row);
         const float lse = score_lse(end.max, end.sum);
         store_lse(p.output, task.split.request, at, lse);
-        return result_sink_factor(p.output.rules, at.head, lse);
+        return Key::scale_of_cache(p) * result_sink_factor(p.output.rules, at.head, lse);
     }
 };
 

@@ -582,8 +582,9 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     DEVICE void scale(float s[KEY_TILES][4], int stage, int first_key)
     {
         const int row = 16 * (warp % ROW_GROUPS), key = WARP_KEYS * (warp / ROW_GROUPS);
+        const float scale = call.scale_log2();
 #pragma unroll
-        for (int i = 0; i < 4 * KEY_TILES; i++) s[i / 4][i % 4] *= call.scale_log2();
+        for (int i = 0; i < 4 * KEY_TILES; i++) s[i / 4][i % 4] *= scale;
         if constexpr (Keys::LISTED) {
 #pragma unroll
             for (int t = 0; t < KEY_TILES; t++) {
