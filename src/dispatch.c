@@ -172,9 +172,12 @@ void dispatch_describe(fmla_device device, fmla_device_info *info)
     pthread_once(&state.once, initialise);
     info->reason = dispatch_device_reason(device);
     info->workers = dispatch_workers(device);
-    info->name = info->built_for = info->needs = "";
+    info->name = info->built_for = info->needs = info->workers_from = "";
     info->count = 1;
-    if (device.device_type != FMLA_DEVICE_CUDA) return;
+    if (device.device_type != FMLA_DEVICE_CUDA) {
+        info->workers_from = threads_from();
+        return;
+    }
     const struct cuda_device *gpu = cuda_device(device.id);
     info->name = gpu->name;
     info->built_for = cuda_build.targets;

@@ -14,6 +14,8 @@
 #define _GNU_SOURCE /* sched_getaffinity, sched_setaffinity */
 #include "threads.h"
 
+#include "quota.h"
+
 #include <errno.h>
 #include <fenv.h>
 #include <pthread.h>
@@ -71,6 +73,7 @@ static struct {
     struct thread_pool custom;  /* run = NULL: none */
     int32_t threads;            /* for the built-in loop; 0 = `automatic` */
     _Atomic(int32_t) automatic; /* 0: not known yet */
+    _Atomic(const char *) from; /* how `automatic` was chosen */
 } state = {
     .mutex = PTHREAD_MUTEX_INITIALIZER, .wanted = PTHREAD_COND_INITIALIZER, .left = PTHREAD_COND_INITIALIZER};
 
@@ -145,30 +148,61 @@ static int32_t processors(void)
     return online < 1 ? 1 : online < MOST_THREADS ? (int32_t)online : MOST_THREADS;
 }
 
-/* Returns the number from OMP_NUM_THREADS, which users of numerical libraries set; of a list it is the first
- * number, that of the outer level. Otherwise returns all processors. */
-static int32_t automatic_threads(void)
+/* Returns the number in OMP_NUM_THREADS, which users of numerical libraries set; of a list it is the first
+ * number, that of the outer level. Returns 0 if it is no number from 1 on. */
+static int32_t number_in(const char *text)
 {
-    const char *text = getenv("OMP_NUM_THREADS");
-    if (text) {
-        char *end;
-        const long number = strtol(text, &end, 10);
-        while (*end == ' ' || *end == '\t') end++;
-        if (end != text && number > 0 && (!*end || *end == ','))
-            return number < MOST_THREADS ? (int32_t)number : MOST_THREADS;
+    char *end;
+    const long number = strtol(text, &end, 10);
+    while (*end == ' ' || *end == '\t') end++;
+    if (end == text || number <= 0 || (*end && *end != ',')) return 0;
+    return number < MOST_THREADS ? (int32_t)number : MOST_THREADS;
+}
+
+/* Returns the default number of threads, and how it was chosen. */
+static int32_t automatic_threads(const char **from)
+{
+#define IGNORED "; OMP_NUM_THREADS is ignored, because it is no number from 1 on"
+    static const char *const words[2][2] = {
+        {"processors of the process", "processors of the process" IGNORED},
+        {"CPU quota of the control group", "CPU quota of the control group" IGNORED}};
+    const char *const text = getenv("OMP_NUM_THREADS");
+    const int32_t asked = text ? number_in(text) : 0;
+    if (asked) {
+        *from = "OMP_NUM_THREADS";
+        return asked;
     }
-    return processors();
+    const int32_t all = processors(), quota = quota_processors("");
+    const bool bounded = quota && quota < all;
+    *from = words[bounded][text && *text];
+    return bounded ? quota : all;
 }
 
 struct thread_pool threads_now(void)
 {
-    if (!atomic_load(&state.automatic)) atomic_store(&state.automatic, automatic_threads());
+    if (!atomic_load(&state.automatic)) {
+        const char *from;
+        const int32_t threads = automatic_threads(&from);
+        atomic_store(&state.from, from);
+        atomic_store(&state.automatic, threads);
+    }
     pthread_mutex_lock(&state.mutex);
     const int32_t threads = state.threads ? state.threads : atomic_load(&state.automatic);
     const struct thread_pool now =
         state.custom.run ? state.custom : (struct thread_pool){NULL, NULL, threads};
     pthread_mutex_unlock(&state.mutex);
     return now;
+}
+
+const char *threads_from(void)
+{
+    const bool custom = threads_now().run;
+    pthread_mutex_lock(&state.mutex);
+    const char *const from = custom          ? "fmla_set_parallel_for"
+                             : state.threads ? "fmla_set_num_threads"
+                                             : atomic_load(&state.from);
+    pthread_mutex_unlock(&state.mutex);
+    return from;
 }
 
 void threads_set_loop(fmla_parallel_for run, void *pool, int32_t workers)

@@ -15,6 +15,7 @@ struct thread_pool {
 };
 
 struct thread_pool threads_now(void);
+const char *threads_from(void); /* how the number of workers was chosen; static */
 void threads_set_loop(fmla_parallel_for run, void *pool, int32_t workers); /* run = NULL: built-in loop */
 void threads_set_count(int32_t n); /* built-in loop; 0 = OMP_NUM_THREADS, else all processors */
 

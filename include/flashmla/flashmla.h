@@ -197,8 +197,9 @@ typedef void (*fmla_parallel_for)(void *pool, int64_t count, fmla_task task, voi
 FMLA_API fmla_status fmla_set_parallel_for(fmla_parallel_for run, void *pool, int32_t workers);
 
 /* Sets the maximum number of threads of the built-in loop: n in [1, 4096], or 0 (the default) for
- * OMP_NUM_THREADS (an environment variable, read once) or, if that is not set, for all processors that the
- * process may run on. Each call wakes only as many threads as its work justifies; a short call on a busy
+ * OMP_NUM_THREADS (an environment variable, read once) or, if that is no number from 1 on, for all processors
+ * that the process may run on, but no more than cover the CPU quota of its control group (of a container, for
+ * example). fmla_device_describe says which of these it was. Each call wakes only as many threads as its work justifies; a short call on a busy
  * machine wakes none. The bits of a result depend on n alone. A workspace sized before a change may be too
  * small afterwards; the call then returns FMLA_BUFFER_TOO_SMALL.
  * Errors: FMLA_INVALID_ARGUMENT for other n. */
@@ -256,6 +257,9 @@ typedef struct fmla_device_info {
     int32_t driver_needed;      /* the oldest one that this build needs */
     int32_t built_with;         /* the version of the kernels' compiler; 0: no CUDA kernels */
     int32_t ptx;                /* GPUs from this compute capability on run PTX; 0: no PTX */
+    /* On the CPU, how `workers` was chosen: "OMP_NUM_THREADS", "CPU quota of the control group", …, followed
+     * by what was ignored and why. "" for GPUs. */
+    const char *workers_from;
 } fmla_device_info;
 
 /* Describes a device. A device that is absent is described too: `reason` says so.

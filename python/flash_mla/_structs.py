@@ -51,6 +51,7 @@ class DeviceInfo(ctypes.Structure):
         *neighbours(c_size_t, "struct_size"),
         *neighbours(c_char_p, "name reason built_for needs"),
         *neighbours(c_int32, "count workers compute_capability shared_bytes driver driver_needed built_with ptx"),
+        *neighbours(c_char_p, "workers_from"),
     ]
 
 

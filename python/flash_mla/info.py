@@ -56,14 +56,14 @@ def _build(gpu: _structs.DeviceInfo) -> str:
 def lines() -> list[str]:
     """Returns the lines of the report."""
     cpu, gpu = _structs.Device(_library.CPU, 0), _structs.Device(_library.CUDA, 0)
-    first, rows = _describe(gpu), _operations.capabilities(_library.CPU, 0)
+    host, first, rows = _describe(cpu), _describe(gpu), _operations.capabilities(_library.CPU, 0)
     said = [
         f"flash_mla {library.fmla_version_string().decode()}",
         f"library  {os.path.abspath(library._name) if os.path.exists(library._name) else library._name}",
         f"build    {_build(first)}",
         f"driver   CUDA {_version(first.driver)}" if first.driver else "driver   none in use",
         "",
-        f"cpu: {_describe(cpu).workers} threads, {_instruction_sets(rows)}",
+        f"cpu: {host.workers} threads ({host.workers_from.decode()}), {_instruction_sets(rows)}",
         *_runs(rows),
     ]
     for gpu.id in range(max(first.count, 1)):
