@@ -26,7 +26,8 @@
  *   Memory           The caller owns all memory. No function keeps a pointer after it returned (GPU
  *                    operations: after the stream has passed them). No operation allocates, except that the
  *                    built-in loop starts its threads at first use. Outputs overlap nothing else. A workspace
- *                    may hold anything on entry and serves one call in flight. A plan is read-only, may serve
+ *                    may hold anything on entry and serves one call in flight: two calls on a GPU that share
+ *                    one at the same time may wait for each other forever. A plan is read-only, may serve
  *                    many calls at once, and may be copied to other memory that is 16-byte aligned.
  *   Errors           Every function that can fail returns a fmla_status. On failure fmla_last_error() names
  *                    the argument, its value and the allowed values. Nothing prints, exits, aborts or throws.
@@ -602,8 +603,8 @@ typedef struct fmla_sparse_prefill_args {
 
 /* Returns the workspace of fmla_sparse_prefill for these arguments, in bytes, and its alignment; either may
  * be NULL. Reads the same kinds of arguments as fmla_dense_decode_workspace_size. The size is 0 on a GPU,
- * except on Hopper for calls so short that they split lists: up to 68608 bytes per SM over bf16 keys, and up
- * to 131344 over FP8 pages.
+ * except on Hopper for calls so short that they split lists: up to 68096 bytes per SM over bf16 keys, and
+ * over pages of bytes up to 131592 bytes per SM and 256 more.
  * Errors: as fmla_sparse_prefill, except those of the workspace. */
 FMLA_API fmla_status fmla_sparse_prefill_workspace_size(const fmla_sparse_prefill_args *args, size_t *bytes,
                                                         size_t *alignment);
@@ -646,8 +647,8 @@ typedef struct fmla_mha_forward_args {
     const fmla_tensor *out;
     /* [b, h_q, s_q] or [h_q, tokens] fp32, the layout of fmla_merge; written. NULL = not wanted. */
     const fmla_tensor *lse;
-    /* With cu_seqlens: upper bounds of a request's tokens and keys; 0 = not known. The results of a longer
-     * request are wrong. */
+    /* With cu_seqlens: upper bounds of a request's tokens and keys, below 2^31; 0 = not known. The results of
+     * a longer request are wrong. */
     int64_t max_s_q;       /* tokens */
     int64_t max_s_k;       /* keys */
     void *workspace;       /* fmla_mha_forward_workspace_size bytes on the device of q */
@@ -708,8 +709,8 @@ typedef struct fmla_mha_backward_args {
     const fmla_tensor *dq; /* of q */
     const fmla_tensor *dk; /* of k */
     const fmla_tensor *dv; /* of v */
-    /* With cu_seqlens: upper bounds of a request's tokens and keys; 0 = not known. The results of a longer
-     * request are wrong. */
+    /* With cu_seqlens: upper bounds of a request's tokens and keys, below 2^31; 0 = not known. The results of
+     * a longer request are wrong. */
     int64_t max_s_q;       /* tokens */
     int64_t max_s_k;       /* keys */
     void *workspace;       /* fmla_mha_backward_workspace_size bytes on the device of q */
@@ -724,8 +725,8 @@ typedef struct fmla_mha_backward_args {
 
 /* Returns the workspace of fmla_mha_backward for these arguments, in bytes, and its alignment; either may be
  * NULL. Reads the same kinds of arguments as fmla_dense_decode_workspace_size. The size grows with every
- * dimension, and linearly with tokens: on the CPU it is 8 bytes per row, 64 per request, and scratch per
- * thread; on Hopper 4 · d_qk + 8 bytes per row of whole tiles.
+ * dimension, and linearly with tokens: on the CPU it is 8 bytes per row, 40 bytes per request, and scratch
+ * per thread; on Hopper 4 · d_qk + 8 bytes per row of whole tiles, and little more.
  * Errors: as fmla_mha_backward, except those of the workspace. */
 FMLA_API fmla_status fmla_mha_backward_workspace_size(const fmla_mha_backward_args *args, size_t *bytes,
                                                       size_t *alignment);

@@ -7,6 +7,8 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 enum { SHARED_BYTES_UNASKED = 48 * 1024 /* available to every kernel without opt-in */ };
 
@@ -182,12 +184,31 @@ fmla_status cuda_launch_alone(const char *operation, const char *argument, int32
     return status;
 }
 
-uint64_t cuda_ticket(void)
+/* Maps each number to another that looks random (the finaliser of SplitMix64). */
+static uint64_t mixed(uint64_t x)
 {
-    static _Atomic uint64_t launches;
-    uint64_t x =
-        (atomic_fetch_add_explicit(&launches, 1, memory_order_relaxed) + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    x *= UINT64_C(0x9e3779b97f4a7c15);
     x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
     return x ^ x >> 31;
+}
+
+/* A workspace may outlive a process that was killed in the middle of a launch, in memory that processes
+ * share. The words there must not match a ticket of the next process, so processes start at random. */
+static uint64_t first_ticket(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return mixed(mixed((uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec) +
+                 (uint64_t)getpid()) |
+           1;
+}
+
+uint64_t cuda_ticket(void)
+{
+    static _Atomic uint64_t launches; /* 0: none yet */
+    uint64_t none = 0;
+    if (!atomic_load_explicit(&launches, memory_order_relaxed))
+        atomic_compare_exchange_strong(&launches, &none, first_ticket());
+    return mixed(atomic_fetch_add_explicit(&launches, 1, memory_order_relaxed));
 }
