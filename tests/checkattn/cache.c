@@ -8,6 +8,7 @@
 #include "cache_case.h"
 #include "elements.h"
 #include "kvformat.h"
+#include "norm_edge.h"
 #include "num.h"
 
 #include <math.h>
@@ -189,6 +190,23 @@ static void make_norm(struct test_case *c, enum layout layout)
                   &c->random);
 }
 
+/* Replaces the first token, the weights and norm_eps by ones for which the order of the sum matters. */
+static void make_norm_edge(struct test_case *c)
+{
+    float values[NORM_EDGE_WIDTH], weights[NORM_EDGE_WIDTH];
+    const int64_t bytes = c->dtype.bits / 8, of_latent = c->tensor[APPEND(latent)].shape[1];
+    const fmla_dtype cache = c->v[C_FORMAT] == FMLA_KV_BF16 ? dtype_bf16 : dtype_fp16;
+    norm_edge_make(&c->random, c->dtype, cache, values, weights,
+                   (float *)op_option(c->op->of, &c->args, "norm_eps"));
+    char *const weight = guarded_at(&c->tensor[APPEND(norm_weight)], 0, 0, 0, 0);
+    for (int64_t i = 0; i < NORM_EDGE_WIDTH; i++) {
+        const bool latent = i < of_latent;
+        char *const row = guarded_at(&c->tensor[latent ? APPEND(latent) : APPEND(rope)], 0, 0, 0, 0);
+        element_store(row + (latent ? i : i - of_latent) * bytes, c->dtype, 0, values[i]);
+        element_store(weight, c->dtype, i, weights[i]);
+    }
+}
+
 static int64_t position_outside(struct random_state *random, bool wide, int64_t positions)
 {
     const int64_t outside[] = {positions, -1, wide ? INT64_MIN : INT32_MIN,
@@ -269,6 +287,7 @@ static void make(struct test_case *c, const struct run *run)
     if (v[C_ROPE]) case_tensor(c, APPEND(rope), layout, true);
     fill_vectors(c);
     if (v[C_NORM]) make_norm(c, layout);
+    if (v[C_NORM] == NORM_EDGE) make_norm_edge(c);
     if (v[C_TURN]) make_turns(c, layout, on_gpu(run));
 }
 
@@ -439,6 +458,12 @@ static void more(struct suite *suite)
                 format, i % 3, i < 15 ? 131 : 4097, i % 2, changed[i % 15 / 3]);
             suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
         }
+    for (int i = 0; !gather && i < 24; i++) { /* both sides of the sum are drawn several times */
+        snprintf(text, sizeof text,
+                 "format %d, vectors %d, tokens %d, page_size 64, d_qk %d, rope apart %d, norm edge",
+                 FMLA_KV_BF16 + i % 2, i / 2 % 3, i / 6 % 2 ? 4097 : 3, i / 12 ? 512 : 576, i / 12);
+        suite_case(suite, text, suite->run[0].seed + (uint64_t)i, false);
+    }
     for (int format = FMLA_KV_FP8_656; format <= FMLA_KV_FP8_528_F32; format++) {
         snprintf(text, sizeof text, "format %d, tokens 128, page_size 64, cache far, slots skipped", format);
         suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
