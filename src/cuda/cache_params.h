@@ -23,6 +23,7 @@ struct cache_params {
     struct divisor page_divisor; /* of page_size, if slots_of_cache < 2^31 */
     int32_t few_slots;           /* slots_of_cache < 2^31 */
     int32_t aligned;             /* vectors and cache allow 16-byte accesses */
+    int32_t format;              /* of the cache, enum kv_format; read by kernels that serve every format */
     float cache_scale;           /* gather: the scale; append: the scale · prescale */
     float prescale, inverse;     /* as in fast_quotient of num_fast.h */
     /* Convert only: the source cache. Values are those of its layout, in 64 bits where it has no groups. */

@@ -51,6 +51,10 @@ struct cuda_key {
     int variant; /* see kernels.def */
 };
 
+/* Variants of append: without norm and RoPE; with them; with them for any format, where accesses of 16 bytes
+ * are not possible. */
+enum { CUDA_APPEND, CUDA_APPEND_FUSED, CUDA_APPEND_FUSED_ANY };
+
 /* Returns the kernel with this key; NULL if the table has none. */
 struct cuda_kernel *cuda_kernel_of(struct cuda_key key);
 

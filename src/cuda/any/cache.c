@@ -77,6 +77,7 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
         .page_divisor = divisor_of((uint32_t)p->cache.page_size),
         .few_slots = few_slots,
         .aligned = aligned(p) && (!cache_append_is_fused(p) || small(p)),
+        .format = (int32_t)p->cache.format,
         .cache_scale = p->cache.scale * prescale,
         .prescale = prescale,
         .inverse = 1.0f / (p->cache.scale * prescale),
@@ -99,11 +100,17 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     const int64_t of_block = params.many ? CACHE_WARPS * (32 / MANY_LANES) : CACHE_WARPS;
     const int64_t blocks = (p->tokens - 1) / of_block + 1; /* any number of CTAs covers all tokens */
     if (convert) source_of(p, &params);
+    const bool any = fused && !params.aligned;
+    const struct cuda_key key = {.schedule = append    ? CUDA_CACHE_APPEND
+                                             : convert ? CUDA_CACHE_CONVERT
+                                                       : CUDA_CACHE_GATHER,
+                                 .element = p->element,
+                                 .format = any ? KV_BF16 : p->cache.format,
+                                 .variant = any     ? CUDA_APPEND_FUSED_ANY
+                                            : fused ? CUDA_APPEND_FUSED
+                                                    : CUDA_APPEND};
     const struct cuda_launch launch = {
-        .kernel = cuda_kernel_of((struct cuda_key){append    ? CUDA_CACHE_APPEND
-                                                   : convert ? CUDA_CACHE_CONVERT
-                                                             : CUDA_CACHE_GATHER,
-                                                   p->element, p->cache.format, fused}),
+        .kernel = cuda_kernel_of(key),
         .blocks = fused && blocks > at_once ? at_once : blocks,
         .stream = p->stream,
     };

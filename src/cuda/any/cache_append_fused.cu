@@ -11,16 +11,15 @@
  * With few tokens a warp takes one (each_token). With many, half a warp takes one, while the loads of the
  * next tokens are in flight (each_of_many).
  *
- * An aligned call is also small (cache.c), so offsets are 32-bit products.
+ * An aligned call is also small (cache.c), so offsets are 32-bit products. Other calls have a kernel per type of
+ * vectors that chooses the format at run time: with one per format, this file took twice as long to compile.
  *
  * Limit: with many tokens instructions, some 340 warp instructions per token of FP8_528 with norm and RoPE;
  * with few tokens two dependent memory accesses (the position, then its row of the table). Every rounding is
  * one of new_token.h; packing to 16 bits rounds in hardware, to nearest even.
  */
 #define CACHE_KERNEL(NAME, call, ...)                                                                        \
-    DEFINE_KERNEL(NAME, cache_params, (32 * CACHE_WARPS, FUSED_BLOCKS),                                      \
-                  if (p.aligned) call<true, __VA_ARGS__>(p);                                                 \
-                  else call<false, __VA_ARGS__>(p))
+    DEFINE_KERNEL(NAME, cache_params, (32 * CACHE_WARPS, FUSED_BLOCKS), call<__VA_ARGS__>(p))
 #include "../device/append.cuh"
 
 #include "../../new_token.h"
@@ -373,15 +372,14 @@ DEVICE void each_of_many(const struct cache_params &p)
               first = ((int)blockIdx.x * CACHE_WARPS + (int)threadIdx.x / 32) * OF_WARP,
               which = (int)(threadIdx.x % 32) / LANES; /* the lane's token among the warp's */
     int left = (int)p.tokens - first;                  /* from the warp's first token on */
-    int token = first + which;
-    From vectors(p, token, step);
+    From vectors(p, first + which, step);
     Change<true, In, LANES, D_QK> change(p);
     if (left <= 0) return;
-    Ahead<true> own(p, token, which < left);
+    Ahead<true> own(p, first + which, which < left);
     uint4 unit[From::ROUNDS];
     vectors.load(which < left, unit);
     change.load_row(p, own);
-    Ahead<true> next(p, token + step, which + step < left);
+    Ahead<true> next(p, first + which + step, which + step < left);
     for (;;) {
         uint4 following[From::ROUNDS];
         vectors.advance();
@@ -389,11 +387,11 @@ DEVICE void each_of_many(const struct cache_params &p)
         change.norm_units(p, unit);
         change.turn_unit(p, unit);
         change.load_row(p, next);
-        const Ahead<true> after(p, token + 2 * step, which + 2 * step < left);
+        const Ahead<true> after(p, (int)p.tokens - left + which + 2 * step, which + 2 * step < left);
         const bool there = is_slot(p, own.slot);
         To::template store<LANES>(p, unit, there ? own.slot : 0, there);
         if (left <= step) return;
-        left -= step, token += step, own = next, next = after;
+        left -= step, own = next, next = after;
 #pragma unroll
         for (int r = 0; r < From::ROUNDS; r++) unit[r] = following[r];
     }
@@ -424,30 +422,76 @@ template <bool ALIGNED, typename In, typename To, int D_QK> struct As16 {
     }
 };
 
-template <bool ALIGNED, typename In, int D_QK, typename To> DEVICE void append(const struct cache_params &p)
+/* ---- The kernels ----------------------------------------------------------------------------- */
+
+template <typename In, int D_QK, typename To> DEVICE void append(const struct cache_params &p)
 {
-    if constexpr (ALIGNED && Unit<In>::VALUES == 8) {
+    if constexpr (Unit<In>::VALUES == 8) {
         if (p.many)
             each_of_many<In, MANY_LANES, D_QK, To>(p);
         else
-            each_token<ALIGNED, In, D_QK, To>(p);
+            each_token<true, In, D_QK, To>(p);
     } else {
-        each_token<ALIGNED, In, D_QK, To>(p);
+        each_token<true, In, D_QK, To>(p);
     }
 }
 
-template <bool ALIGNED, typename In, int FORMAT> DEVICE void append_fp8(const struct cache_params &p)
+template <typename In, int FORMAT> DEVICE void append_fp8(const struct cache_params &p)
 {
     constexpr int D_QK = FORMAT == KV_FP8_656 || FORMAT == KV_FP8_576 ? 576 : 512;
-    append<ALIGNED, In, D_QK, Quantised<ALIGNED, In, FORMAT>>(p);
+    append<In, D_QK, Quantised<true, In, FORMAT>>(p);
 }
 
-template <bool ALIGNED, typename In, typename To> DEVICE void append_16(const struct cache_params &p)
+template <typename In, typename To> DEVICE void append_16(const struct cache_params &p)
 {
     if (p.d_qk == 576)
-        append<ALIGNED, In, 576, As16<ALIGNED, In, To, 576>>(p);
+        append<In, 576, As16<true, In, To, 576>>(p);
     else
-        append<ALIGNED, In, 512, As16<ALIGNED, In, To, 512>>(p);
+        append<In, 512, As16<true, In, To, 512>>(p);
 }
 
 CACHE_KERNELS(cache_append_fused, append_16, append_fp8)
+
+/* Stores to a cache of any format that is as wide, at any address. */
+template <typename In, int D_QK> struct AnyFormat {
+    template <int FORMAT, int LANES, int ROUNDS>
+    static DEVICE bool quantised(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot,
+                                 bool there)
+    {
+        if (p.format != FORMAT) return false;
+        Quantised<false, In, FORMAT>::template store<LANES>(p, unit, slot, there);
+        return true;
+    }
+    template <int LANES, int ROUNDS>
+    static DEVICE void store(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot,
+                             bool there)
+    {
+        if (p.format == KV_BF16)
+            return As16<false, In, Bf16, D_QK>::template store<LANES>(p, unit, slot, there);
+        if (p.format == KV_FP16)
+            return As16<false, In, Fp16, D_QK>::template store<LANES>(p, unit, slot, there);
+        if constexpr (D_QK == 576) {
+            if (!quantised<KV_FP8_656, LANES>(p, unit, slot, there))
+                quantised<KV_FP8_576, LANES>(p, unit, slot, there);
+        } else {
+            quantised<KV_FP8_584, LANES>(p, unit, slot, there) ||
+                quantised<KV_FP8_528, LANES>(p, unit, slot, there) ||
+                quantised<KV_FP8_528_SPLIT, LANES>(p, unit, slot, there) ||
+                quantised<KV_FP4_288, LANES>(p, unit, slot, there) ||
+                quantised<KV_FP4_288_SPLIT, LANES>(p, unit, slot, there) ||
+                quantised<KV_FP8_528_F32, LANES>(p, unit, slot, there);
+        }
+    }
+};
+
+template <typename In> DEVICE void append_any(const struct cache_params &p)
+{
+    if (p.d_qk == 576)
+        each_token<false, In, 576, AnyFormat<In, 576>>(p);
+    else
+        each_token<false, In, 512, AnyFormat<In, 512>>(p);
+}
+
+CACHE_KERNEL(cache_append_fused_any_bf16, append_any, Bf16)
+CACHE_KERNEL(cache_append_fused_any_fp16, append_any, Fp16)
+CACHE_KERNEL(cache_append_fused_any_fp32, append_any, F32)
