@@ -8,15 +8,15 @@ set(FMLA_CUDA_ARCHS "$ENV{FMLA_CUDA_ARCHS}" CACHE STRING
   "Compute capabilities to make machine code for, as 80;90a; all; native: this machine's GPUs. Empty: all, of the Python package native")
 
 # All .cu files; those for Hopper alone (90a) are omitted if 9.0 is not among the GPUs.
-file(GLOB cuda_images_any CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR}/src/cuda src/cuda/any/*.cu src/cuda/sm80/*/*.cu)
-file(GLOB_RECURSE cuda_images_sm90 CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR}/src/cuda src/cuda/sm90/*.cu)
+file(GLOB cuda_images_any CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/src/cuda src/cuda/any/*.cu src/cuda/sm80/*/*.cu)
+file(GLOB_RECURSE cuda_images_sm90 CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/src/cuda src/cuda/sm90/*.cu)
 list(TRANSFORM cuda_images_any REPLACE "\\.cu$" "")
 list(TRANSFORM cuda_images_sm90 REPLACE "\\.cu$" "")
 
 # Sets `why` to what is wrong with nvcc, or to nothing.
 function(cuda_probe why)
   set(${why} "" PARENT_SCOPE)
-  set(probe ${CMAKE_BINARY_DIR}/cuda/probe)
+  set(probe ${PROJECT_BINARY_DIR}/cuda/probe)
   if(NOT FMLA_NVCC)
     set(${why} "no nvcc found (CUDACXX or CUDA_HOME may say where it is)" PARENT_SCOPE)
     return()
@@ -127,7 +127,7 @@ else()
   message(STATUS "Kernels for NVIDIA GPUs: ${FMLA_NVCC} (${cuda_version}), machine code for ${cuda_archs_text}, PTX ${cuda_ptx}")
 
   # ---- One fatbin a file, and the table of them --------------------------------------------------------------------
-  set(cuda_folder ${CMAKE_BINARY_DIR}/cuda)
+  set(cuda_folder ${PROJECT_BINARY_DIR}/cuda)
   set(cuda_fatbins "")
   set(cuda_reports "")
   set(cuda_incbins "")
@@ -143,14 +143,14 @@ else()
     if(image IN_LIST cuda_images_sm90)
       set(image_targets -gencode arch=compute_90a,code=sm_90a)
     endif()
-    set(source ${CMAKE_SOURCE_DIR}/src/cuda/${image}.cu)
+    set(source ${PROJECT_SOURCE_DIR}/src/cuda/${image}.cu)
     set(made ${cuda_folder}/${image})
     get_filename_component(folder ${made} DIRECTORY)
     file(MAKE_DIRECTORY ${folder})
     add_custom_command(OUTPUT ${made}.fatbin ${made}.ptxas
-      COMMAND bash ${CMAKE_SOURCE_DIR}/scripts/nvcc.sh ${made} ${source} ${FMLA_NVCC} -std=c++17 -O3 -fatbin
+      COMMAND bash ${PROJECT_SOURCE_DIR}/scripts/nvcc.sh ${made} ${source} ${FMLA_NVCC} -std=c++17 -O3 -fatbin
         ${cuda_compress} ${image_targets}
-      DEPENDS ${source} ${CMAKE_SOURCE_DIR}/scripts/nvcc.sh DEPFILE ${made}.d
+      DEPENDS ${source} ${PROJECT_SOURCE_DIR}/scripts/nvcc.sh DEPFILE ${made}.d
       COMMENT "Compiling ${image}.cu" VERBATIM)
     list(APPEND cuda_fatbins ${made}.fatbin)
     list(APPEND cuda_reports ${made}.ptxas)
@@ -170,9 +170,9 @@ else()
   add_library(fmla_images OBJECT ${cuda_folder}/images.S ${cuda_folder}/images.c)
 
   # ---- Report of each kernel ---------------------------------------------------------------------------------------
-  set(FMLA_KERNEL_REPORT ${CMAKE_BINARY_DIR}/kernels.txt)
+  set(FMLA_KERNEL_REPORT ${PROJECT_BINARY_DIR}/kernels.txt)
   add_custom_command(OUTPUT ${FMLA_KERNEL_REPORT}
-    COMMAND bash ${CMAKE_SOURCE_DIR}/scripts/kernel_report.sh ${cuda_folder} ${FMLA_KERNEL_REPORT}
-    DEPENDS ${cuda_reports} ${CMAKE_SOURCE_DIR}/scripts/kernel_report.sh VERBATIM)
+    COMMAND bash ${PROJECT_SOURCE_DIR}/scripts/kernel_report.sh ${cuda_folder} ${FMLA_KERNEL_REPORT}
+    DEPENDS ${cuda_reports} ${PROJECT_SOURCE_DIR}/scripts/kernel_report.sh VERBATIM)
   add_custom_target(fmla_kernel_report ALL DEPENDS ${FMLA_KERNEL_REPORT})
 endif()
