@@ -84,6 +84,7 @@ need_test() {
     need_build
     have g++ || have clang++ || need g++ g++
     echo '#include <dlpack/dlpack.h>' | ${CC:-cc} -E -x c - >/dev/null 2>&1 || need 'the header of DLPack' libdlpack-dev
+    have musl-gcc || need 'musl-gcc, the compiler for musl' musl-tools
     have_python numpy pytest || need 'Python 3.9 or later with NumPy and pytest' python3-numpy python3-pytest
     have_python venv ensurepip || need 'Python 3.9 or later with venv and pip' python3 python3-venv
 }
