@@ -4,8 +4,8 @@
 # works there. CC names the compiler. Exits 77 without a Python with venv, or if pip cannot get the build tools.
 set -euo pipefail
 root=$(cd "$1" && pwd)
-unset FLASHMLA_LIBRARY PYTHONPATH LD_LIBRARY_PATH
-export PIP_DISABLE_PIP_VERSION_CHECK=1 CMAKE_ARGS=-DFMLA_CUDA=OFF
+unset FLASHMLA_LIBRARY PYTHONPATH LD_LIBRARY_PATH CMAKE_ARGS
+export PIP_DISABLE_PIP_VERSION_CHECK=1 FMLA_CUDA=OFF
 export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
