@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # flags.sh ROOT - tests the level at which files are compiled: the CPU's kernels with -O3, also in a distribution's build
 # (-O2, build type None) and in one without any level; only a build for a debugger leaves them alone. A sanitizer's build
-# compiles some of them with less. CC names the compiler.
+# compiles some of them with less. Link-time optimisation is left out of the library. CC names the compiler.
 set -euo pipefail
 root=$(cd "$1" && pwd)
 work=$(mktemp -d)
@@ -16,7 +16,15 @@ levels() {
     cmake -S "$root" -B "$work/build" -DFMLA_CUDA=OFF -DFMLA_TOOLS=OFF -DFMLA_TESTS=OFF -DFMLA_EXAMPLES=OFF "$@" \
         >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
     awk -v root="$root/" '
-        /^ *"command":/ { level = "none"; for (i = 1; i <= NF; i++) if ($i ~ /^-O/) level = $i }
+        /^ *"command":/ {
+            level = "none"
+            lto = ""
+            for (i = 1; i <= NF; i++) {
+                if ($i ~ /^-O/) level = $i
+                if ($i ~ /^-f(no-)?lto/) lto = $i == "-fno-lto" ? "" : $i
+            }
+            level = level lto
+        }
         /^ *"file":/ { sub(/^[^:]*: "/, ""); sub(/".*/, ""); print substr($0, length(root) + 1), level }
     ' "$work/build/compile_commands.json"
 }
@@ -32,7 +40,7 @@ expect() {
     fi
 }
 
-levels -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS='-g -O2 -fstack-protector-strong' >"$work/levels"
+levels -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS='-g -O2 -flto=auto -fstack-protector-strong' -DCMAKE_INTERPROCEDURAL_OPTIMIZATION=ON >"$work/levels"
 expect 'a distribution' 'src/cpu/.*' -O3
 expect 'a distribution' 'src/(ref/)?[^/]*' -O2
 levels -DCMAKE_BUILD_TYPE=None >"$work/levels"
