@@ -88,6 +88,8 @@ FMLA_CUDA_ARCHS=native archs "$none" '9.0\n'
 FMLA_CUDA_ARCHS=native archs 'machine code for 80, PTX 80' '9.0\n' -DFMLA_CUDA_ARCHS=80
 fresh
 FMLA_CUDA_ARCHS=86 archs 'machine code for 80, PTX 80' '9.0\n' -DFMLA_CUDA_ARCHS=80
+FMLA_CUDA_ARCHS=86 archs 'machine code for 80, PTX 80' '9.0\n'
+FMLA_CUDA_ARCHS=86 archs 'machine code for 86, PTX 86' '9.0\n' -UFMLA_CUDA_ARCHS
 # A cross build for another processor takes no time for GPUs that it does not meet.
 grep -A 6 '"name": "aarch64"' "$root/CMakePresets.json" | grep -q '"FMLA_CUDA": "OFF"' || {
     echo 'FAILED: the preset aarch64 compiles kernels for GPUs'
