@@ -6,13 +6,16 @@
 
 build:
 	@scripts/dependencies.sh build
-	@scripts/build.sh release
+	@scripts/build.sh release flashmla_product
 
 demo: build
 	@scripts/demo.sh
 
+# Where missing packages cannot be installed, their tests are skipped, and the last line says so.
 test: build
-	@ctest --preset release -j "$$(nproc)"
+	@scripts/dependencies.sh test || true
+	@scripts/build.sh release
+	@scripts/test.sh --preset release
 
 test-fresh:
 	@scripts/test-fresh.sh
@@ -36,11 +39,13 @@ clean:
 help:
 	@echo 'make             build the library and the command into build/release'
 	@echo 'make demo        compute, check, time and draw one decode batch; leaves its files in demo/'
-	@echo 'make test        run every test'
+	@echo 'make test        build and run every test'
 	@echo 'make test-fresh  make demo and make test inside a minimal Debian tree (root or sudo, network)'
 	@echo 'make lab         compile the programs of lab/ into build/lab; they need nvcc, and a Hopper GPU to run'
 	@echo 'make lint        clang-format, clang-tidy, cppcheck, shellcheck, black, mypy'
 	@echo 'make install     install it under PREFIX (/usr/local), staged in DESTDIR if set; make uninstall removes it'
 	@echo 'make clean       remove build/, demo/ and dist/'
 	@echo
+	@echo 'With nvcc it compiles kernels for the GPUs of this machine; FMLA_CUDA_ARCHS=all or FMLA_CUDA=OFF in the'
+	@echo 'environment chooses others. The build folder keeps the choice.'
 	@echo 'Missing Debian packages are installed as root or with passwordless sudo; else their names are printed.'

@@ -2,21 +2,38 @@
 # Compiles each .cu file into a fatbin (compressed machine code for several GPUs), embedded by .incbin.
 # Makes the object library fmla_images; without nvcc that is an empty table. Sets FMLA_KERNEL_REPORT to the list of the
 # kernels with their registers and spills, or to nothing.
-set(FMLA_CUDA AUTO CACHE STRING "Kernels for NVIDIA GPUs: AUTO (where a working nvcc is found), ON, OFF")
+
+# Makes a cache variable that the environment sets too. A folder keeps its choice until either of them names another one, so
+# that `FMLA_CUDA=OFF make` and then `make test` build the same. In a folder's first configuration -D wins.
+function(cuda_choice name default help)
+  set(asked "$ENV{${name}}")
+  set(chosen "${${name}}")
+  if("${chosen}" STREQUAL "")
+    set(chosen "${asked}")
+  elseif(DEFINED ${name}_ASKED AND NOT "${asked}" STREQUAL "${${name}_ASKED}" AND NOT "${asked}" STREQUAL "")
+    set(chosen "${asked}")
+  endif()
+  if("${chosen}" STREQUAL "")
+    set(chosen ${default})
+  endif()
+  set(${name} "${chosen}" CACHE STRING "${help}" FORCE)
+  set(${name}_ASKED "${asked}" CACHE INTERNAL "what the environment said last")
+endfunction()
+cuda_choice(FMLA_CUDA AUTO "Kernels for NVIDIA GPUs: AUTO (where a working nvcc is found), ON, OFF")
 set_property(CACHE FMLA_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(FMLA_CUDA_ARCHS "$ENV{FMLA_CUDA_ARCHS}" CACHE STRING
-  "Compute capabilities to make machine code for, as 80;90a; all; native: this machine's GPUs. Empty: all, of the Python package native")
+cuda_choice(FMLA_CUDA_ARCHS native
+  "Compute capabilities to make machine code for, as 80;90a; all; native: of this machine's GPUs, 90 where there is none")
 
 # All .cu files; those for Hopper alone (90a) are omitted if 9.0 is not among the GPUs.
-file(GLOB cuda_images_any CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR}/src/cuda src/cuda/any/*.cu src/cuda/sm80/*/*.cu)
-file(GLOB_RECURSE cuda_images_sm90 CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR}/src/cuda src/cuda/sm90/*.cu)
+file(GLOB cuda_images_any CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/src/cuda src/cuda/any/*.cu src/cuda/sm80/*/*.cu)
+file(GLOB_RECURSE cuda_images_sm90 CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/src/cuda src/cuda/sm90/*.cu)
 list(TRANSFORM cuda_images_any REPLACE "\\.cu$" "")
 list(TRANSFORM cuda_images_sm90 REPLACE "\\.cu$" "")
 
 # Sets `why` to what is wrong with nvcc, or to nothing.
 function(cuda_probe why)
   set(${why} "" PARENT_SCOPE)
-  set(probe ${CMAKE_BINARY_DIR}/cuda/probe)
+  set(probe ${PROJECT_BINARY_DIR}/cuda/probe)
   if(NOT FMLA_NVCC)
     set(${why} "no nvcc found (CUDACXX or CUDA_HOME may say where it is)" PARENT_SCOPE)
     return()
@@ -44,8 +61,8 @@ function(cuda_probe why)
   endif()
 endfunction()
 
-# Sets `archs` to those compute capabilities of this machine's GPUs that nvcc and the kernels support. Without any: 80,
-# whose machine code runs on all of 8.x and whose PTX on every later GPU, and 90a for Hopper's kernels.
+# Sets `archs` to those compute capabilities of this machine's GPUs that nvcc and the kernels support. Without any: 90,
+# with Hopper's kernels, and PTX for later GPUs.
 function(cuda_native archs known)
   find_program(nvidia_smi nvidia-smi PATHS /usr/lib/wsl/lib NO_CACHE)
   set(said "")
@@ -64,7 +81,7 @@ function(cuda_native archs known)
   list(REMOVE_DUPLICATES found)
   list(SORT found COMPARE NATURAL)
   if(NOT found)
-    set(found 80 90a)
+    set(found 90)
   endif()
   set(${archs} ${found} PARENT_SCOPE)
 endfunction()
@@ -90,9 +107,9 @@ else()
   execute_process(COMMAND ${FMLA_NVCC} --list-gpu-code OUTPUT_VARIABLE cuda_known)
   string(REGEX MATCHALL "[0-9]+[a-z]?" cuda_known "${cuda_known}")
   set(cuda_archs ${FMLA_CUDA_ARCHS})
-  if(cuda_archs STREQUAL native OR (FMLA_PYTHON AND NOT cuda_archs))
+  if(cuda_archs STREQUAL native)
     cuda_native(cuda_archs "${cuda_known}")
-  elseif(cuda_archs STREQUAL all OR NOT cuda_archs)
+  elseif(cuda_archs STREQUAL all)
     set(cuda_archs "")
     foreach(arch IN ITEMS 80 86 89 90 100 103 120 121)
       if(arch IN_LIST cuda_known) # older compilers do not know the newest of these GPUs
@@ -127,7 +144,7 @@ else()
   message(STATUS "Kernels for NVIDIA GPUs: ${FMLA_NVCC} (${cuda_version}), machine code for ${cuda_archs_text}, PTX ${cuda_ptx}")
 
   # ---- One fatbin a file, and the table of them --------------------------------------------------------------------
-  set(cuda_folder ${CMAKE_BINARY_DIR}/cuda)
+  set(cuda_folder ${PROJECT_BINARY_DIR}/cuda)
   set(cuda_fatbins "")
   set(cuda_reports "")
   set(cuda_incbins "")
@@ -138,19 +155,21 @@ else()
   if("90" IN_LIST cuda_archs OR "90a" IN_LIST cuda_archs)
     list(APPEND cuda_images ${cuda_images_sm90})
   endif()
+  # Ninja starts in this order. Hopper's files, which take longest, come first, so that no core waits for one at the end.
+  list(REVERSE cuda_images)
   foreach(image IN LISTS cuda_images)
     set(image_targets ${cuda_targets})
     if(image IN_LIST cuda_images_sm90)
       set(image_targets -gencode arch=compute_90a,code=sm_90a)
     endif()
-    set(source ${CMAKE_SOURCE_DIR}/src/cuda/${image}.cu)
+    set(source ${PROJECT_SOURCE_DIR}/src/cuda/${image}.cu)
     set(made ${cuda_folder}/${image})
     get_filename_component(folder ${made} DIRECTORY)
     file(MAKE_DIRECTORY ${folder})
     add_custom_command(OUTPUT ${made}.fatbin ${made}.ptxas
-      COMMAND bash ${CMAKE_SOURCE_DIR}/scripts/nvcc.sh ${made} ${source} ${FMLA_NVCC} -std=c++17 -O3 -fatbin
+      COMMAND bash ${PROJECT_SOURCE_DIR}/scripts/nvcc.sh ${made} ${source} ${FMLA_NVCC} -std=c++17 -O3 -fatbin
         ${cuda_compress} ${image_targets}
-      DEPENDS ${source} ${CMAKE_SOURCE_DIR}/scripts/nvcc.sh DEPFILE ${made}.d
+      DEPENDS ${source} ${PROJECT_SOURCE_DIR}/scripts/nvcc.sh DEPFILE ${made}.d ${cuda_pool}
       COMMENT "Compiling ${image}.cu" VERBATIM)
     list(APPEND cuda_fatbins ${made}.fatbin)
     list(APPEND cuda_reports ${made}.ptxas)
@@ -170,9 +189,9 @@ else()
   add_library(fmla_images OBJECT ${cuda_folder}/images.S ${cuda_folder}/images.c)
 
   # ---- Report of each kernel ---------------------------------------------------------------------------------------
-  set(FMLA_KERNEL_REPORT ${CMAKE_BINARY_DIR}/kernels.txt)
+  set(FMLA_KERNEL_REPORT ${PROJECT_BINARY_DIR}/kernels.txt)
   add_custom_command(OUTPUT ${FMLA_KERNEL_REPORT}
-    COMMAND bash ${CMAKE_SOURCE_DIR}/scripts/kernel_report.sh ${cuda_folder} ${FMLA_KERNEL_REPORT}
-    DEPENDS ${cuda_reports} ${CMAKE_SOURCE_DIR}/scripts/kernel_report.sh VERBATIM)
+    COMMAND bash ${PROJECT_SOURCE_DIR}/scripts/kernel_report.sh ${cuda_folder} ${FMLA_KERNEL_REPORT}
+    DEPENDS ${cuda_reports} ${PROJECT_SOURCE_DIR}/scripts/kernel_report.sh VERBATIM)
   add_custom_target(fmla_kernel_report ALL DEPENDS ${FMLA_KERNEL_REPORT})
 endif()

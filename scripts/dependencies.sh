@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# dependencies.sh [build|lint|wheel|ci|aarch64|fresh] - checks for the tools of one purpose and installs missing ones.
+# dependencies.sh [build|test|lint|wheel|ci|aarch64|fresh] - checks for the tools of one purpose and installs missing ones.
 #
 # If all tools work, it prints nothing and needs neither root nor network. Otherwise it installs their Debian packages
 # if it can without a question (as root, or sudo without a password), or else prints the line to run. Exit codes: 0 if
@@ -79,6 +79,16 @@ need_build() {
     fi
 }
 
+# What tests need beside the build and is small. Without it they are skipped; so are those for which more would be needed.
+need_test() {
+    need_build
+    have g++ || have clang++ || need g++ g++
+    echo '#include <dlpack/dlpack.h>' | ${CC:-cc} -E -x c - >/dev/null 2>&1 || need 'the header of DLPack' libdlpack-dev
+    have musl-gcc || need 'musl-gcc, the compiler for musl' musl-tools
+    have_python numpy pytest || need 'Python 3.9 or later with NumPy and pytest' python3-numpy python3-pytest
+    have_python venv ensurepip || need 'Python 3.9 or later with venv and pip' python3 python3-venv
+}
+
 need_lint() {
     need_build # clang-tidy and cppcheck read the build's compile commands
     have git || need git git
@@ -100,20 +110,17 @@ need_ci() {
     need_lint
     compiles clang || need 'clang 14 or later' clang
     compiles gcc || need gcc gcc libc6-dev
-    have g++ || need g++ g++
+    need_test
     # For the examples in other languages. bindgen reads headers with clang's library.
     bindgen --version >/dev/null 2>&1 || need bindgen bindgen clang
     rustc --version >/dev/null 2>&1 || need rustc rustc
     go version >/dev/null 2>&1 || need 'go 1.18 or later' golang-go
-    echo '#include <dlpack/dlpack.h>' | gcc -E -x c - >/dev/null 2>&1 || need 'the header of DLPack' libdlpack-dev
     echo 'int main(void) { return 0; }' | gcc -fsanitize=address,undefined -x c - -o /dev/null 2>/dev/null ||
         need 'the sanitizers of gcc' gcc
     echo 'int main(void) { return 0; }' | gcc -fsanitize=thread -x c - -o /dev/null 2>/dev/null ||
         need "gcc's ThreadSanitizer" gcc
     need_fuzz
     have valgrind || need valgrind valgrind
-    need_wheel
-    have_python numpy pytest || need 'Python 3.9 or later with NumPy and pytest' python3-numpy python3-pytest
 }
 
 # libFuzzer comes with the run-time library of clang's own version, which Debian packs as libclang-rt, and
@@ -150,9 +157,9 @@ need_fresh() {
 
 PATH=$PATH:/usr/sbin:/sbin # debootstrap's folder, which only root usually has in PATH
 case $purpose in
-build | lint | wheel | ci | aarch64 | fresh) "need_$purpose" ;;
+build | test | lint | wheel | ci | aarch64 | fresh) "need_$purpose" ;;
 *)
-    echo "usage: $0 [build|lint|wheel|ci|aarch64|fresh]" >&2
+    echo "usage: $0 [build|test|lint|wheel|ci|aarch64|fresh]" >&2
     exit 2
     ;;
 esac

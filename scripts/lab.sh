@@ -8,7 +8,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 out=${1:?OUT or --check}
 nvcc=$(PATH=${CUDA_HOME:+$CUDA_HOME/bin:}$PATH:/usr/local/cuda/bin command -v "${CUDACXX:-nvcc}") || {
-    echo 'lab.sh: no nvcc'
+    echo 'needs nvcc'
     exit 77
 }
 flags=(-O3 -std=c++17 -gencode 'arch=compute_90a,code=sm_90a')

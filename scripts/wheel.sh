@@ -4,9 +4,8 @@
 # distribution, and from it the wheel. auditwheel names the wheel after the oldest glibc that it supports
 # (manylinux_2_34 if built on Debian 12). Then the wheel is installed in a new environment and tested.
 #
-# Kernels are for all GPUs, unlike those of pip install ., which are for this machine's; FMLA_CUDA_ARCHS and
-# CMAKE_ARGS=-DFMLA_CUDA=OFF choose others. Needs the network for pip; exits 77 if pip
-# cannot get the tools, 3 if there is no Python to run them.
+# Kernels are for all GPUs, unlike those of pip install ., which are for this machine's; FMLA_CUDA_ARCHS and FMLA_CUDA=OFF
+# choose others. Needs the network for pip; exits 77 if pip cannot get the tools, 3 if there is no Python to run them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD output=$(realpath -m -- "${1:-dist}")
@@ -16,7 +15,7 @@ export FMLA_CUDA_ARCHS=${FMLA_CUDA_ARCHS:-all}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 unset FLASHMLA_LIBRARY PYTHONPATH
 # Checks each GPU's machine code before packing.
-[ "$FMLA_CUDA_ARCHS" != all ] || .ci/all-gpus
+[ "$FMLA_CUDA_ARCHS" != all ] || [ "${FMLA_CUDA:-}" = OFF ] || .ci/all-gpus
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

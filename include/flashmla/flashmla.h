@@ -3,7 +3,8 @@
  * flashmla.h - attention kernels for multi-head latent attention (MLA), as a C library.
  *
  * This header is the whole contract and compiles alone as C11 and as C++17. It gives shapes, types, errors
- * and threading; docs/semantics.md defines the result of every operation, with its edge cases.
+ * and threading; docs/semantics.md, installed as share/doc/flashmla/semantics.md, defines the result of
+ * every operation, with its edge cases.
  *
  * WORDS
  *   b                batch: requests             s_q, s_k   query tokens, keys of a request

@@ -327,7 +327,9 @@ int main(int argc, char **argv)
         asked.timed = false;
         fmla_set_parallel_for(pthread_for, NULL, PTHREAD_WORKERS);
     }
+#ifdef M_MMAP_MAX                                               /* glibc */
     mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, 1 << 30); /* keep the pages of freed cases */
+#endif
     if (asked.tally_fd >= 0) return check_all(&asked) ? 1 : 0;
     printf("checkattn: flashmla %s, seed %llu, %d threads\n", fmla_version_string(),
            (unsigned long long)asked.like.seed, fmla_num_threads());

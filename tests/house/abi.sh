@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# abi.sh SHARED_LIBRARY STATIC_LIBRARY HEADER - the library exports the functions of its header and nothing else.
+# abi.sh SHARED_LIBRARY STATIC_LIBRARY HEADER VERSION_SCRIPT - the library exports the functions of its header and nothing
+# else. The version script names the same functions, as the version of the header's interface.
 set -euo pipefail
-shared=$1 static=$2 header=$3
+shared=$1 static=$2 header=$3 script=$4
 export LC_ALL=C
 bad=0
 fail() {
@@ -29,15 +30,18 @@ awk '
 [ -s "$work/declared" ] || fail "no FMLA_API declaration found in $header"
 
 # nm's second column: upper-case letters are global. Data would show here too; the library exports none.
-symbols() { nm "$@" | awk 'NF == 3 { print $3 }' | sort -u; }
-symbols -D --defined-only "$shared" >"$work/shared"
+# The shared library also defines its version's name, as an absolute symbol.
+symbols() { nm "$@" | awk 'NF == 3 && $2 != "A" { print $3 }' | sort -u; }
+symbols -D --defined-only "$shared" >"$work/versioned"
+sed 's/@.*//' "$work/versioned" >"$work/shared"
 symbols -g --defined-only "$static" >"$work/static"
+sed -n 's/^ *\(fmla_[^;]*\);$/\1/p' "$script" | sort >"$work/script"
 
-for kind in shared static; do
-    if grep -v '^fmla_' "$work/$kind"; then fail "^ the $kind library defines names outside of fmla_"; fi
+for kind in shared static script; do
+    if grep -v '^fmla_' "$work/$kind"; then fail "^ names outside of fmla_: $kind"; fi
     if ! diff "$work/declared" "$work/$kind" >"$work/diff"; then
-        sed -n 's/^< \(.*\)/\1: declared FMLA_API, not in the '"$kind"' library/p
-                s/^> \(.*\)/\1: in the '"$kind"' library, not declared FMLA_API/p' "$work/diff"
+        sed -n 's/^< \(.*\)/\1: declared FMLA_API, not exported: '"$kind"'/p
+                s/^> \(.*\)/\1: exported, not declared FMLA_API: '"$kind"'/p' "$work/diff"
         bad=1
     fi
 done
@@ -48,6 +52,8 @@ interface=$(version MAJOR)
 [ "$interface" != 0 ] || interface=0.$(version MINOR)
 soname=$(readelf -d "$shared" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
 [ "$soname" = "libflashmla.so.$interface" ] || fail "soname is '$soname', must be 'libflashmla.so.$interface'"
+
+if grep -v "@@FLASHMLA_$interface$" "$work/versioned"; then fail "^ not of the version FLASHMLA_$interface"; fi
 
 # Loading the library must not require an executable stack.
 if readelf -lW "$shared" | grep -q 'GNU_STACK.*RWE'; then fail 'the shared library asks for an executable stack'; fi

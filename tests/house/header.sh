@@ -40,7 +40,7 @@ find_cxx() {
     for cxx in ${CXX:-} g++ clang++ c++; do
         if echo 'int x;' | "$cxx" -x c++ -std=c++17 -fsyntax-only - 2>/dev/null; then return; fi
     done
-    echo 'no C++ compiler here: the header was not compiled as C++17'
+    echo 'needs a C++17 compiler (Debian: g++)'
     exit 77
 }
 
@@ -90,7 +90,7 @@ layout)
     ;;
 dlpack)
     if ! echo '#include <dlpack/dlpack.h>' | "${cc[@]}" -E - >/dev/null 2>&1; then
-        echo 'no dlpack/dlpack.h here (Debian: libdlpack-dev): the layout was not compared with it'
+        echo 'needs dlpack/dlpack.h (Debian: libdlpack-dev)'
         exit 77
     fi
     "${cc[@]}" -std=c11 "${strict[@]}" -DCOMPARE_WITH_DLPACK -I"$root/src" layout.c
@@ -100,7 +100,7 @@ driver)
         [ ! -e "$folder/cuda.h" ] || break
     done
     if [ ! -e "$folder/cuda.h" ]; then
-        echo 'no cuda.h here: what the library declares of the driver was not compared with it'
+        echo "needs CUDA's cuda.h"
         exit 77
     fi
     compare() { "${cc[@]}" -std=gnu11 -Wall -Wextra -Werror -fsyntax-only -isystem "$folder" "$1/tests/house/driver.c"; }

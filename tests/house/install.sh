@@ -41,7 +41,16 @@ if grep -rlF -e "$work" "$prefix"; then fail '^ names the prefix, and could not 
 
 # The command's help for man and for shells, and the licence. A build with sanitizers or for another machine has no help to
 # install; the tests of the command compare the help with the options.
-cmp "$source/LICENSE" "$prefix/share/doc/flashmla/LICENSE" || fail 'no licence'
+documents=$prefix/share/doc/flashmla
+cmp "$source/LICENSE" "$documents/LICENSE" || fail 'no licence'
+# The documents are there, with all that they link to, under the name that the header says.
+for document in semantics.md fp8-accuracy.md; do
+    cmp "$source/docs/$document" "$documents/$document" || fail "no $document"
+    while IFS= read -r link; do
+        [ -e "$documents/$link" ] || fail "$document links to $link, which is not installed"
+    done < <(grep -oE '\]\([^)#:]+' "$documents/$document" | cut -c 3-)
+done
+grep -q 'installed as share/doc/flashmla/semantics.md' "$prefix/include/flashmla/flashmla.h" || fail 'the header names no document'
 declare -A help=([man]=share/man/man1/flashmla.1 [bash]=share/bash-completion/completions/flashmla
     [zsh]=share/zsh/site-functions/_flashmla)
 for form in "${!help[@]}"; do
@@ -65,6 +74,11 @@ shared_program() { # shared_program LIBDIR
 
 echo '== pkg-config, shared'
 shared_program "$libdir"
+url=$(sed -n 's/^URL: //p' "$pc")
+# shellcheck disable=SC2016 # pkg-config's variable
+[ "$url" = 'file://${datadir}/doc/flashmla/semantics.md' ] || fail "the page is $url"
+flags --variable=datadir
+[ -f "${words[0]}/doc/flashmla/semantics.md" ] || fail 'the page of the pkg-config file is not there'
 [ "$(pkg-config --modversion flashmla)" = "$("$prefix/bin/flashmla" --version | sed 's/^flashmla //')" ] ||
     fail 'pkg-config and the command differ in version'
 flags --libs
@@ -117,6 +131,9 @@ add_executable(with_shared main.c)
 target_link_libraries(with_shared PRIVATE flashmla::flashmla)
 add_executable(with_static main.c)
 target_link_libraries(with_static PRIVATE flashmla::flashmla_static)
+if(NOT EXISTS "\${flashmla_DOCUMENTS}/semantics.md")
+  message(FATAL_ERROR "no documents in \${flashmla_DOCUMENTS}")
+endif()
 PROJECT
 cmake_program() { # cmake_program PREFIX
     rm -rf project/build
@@ -165,7 +182,7 @@ trap put_back EXIT
 mkdir -p stage/opt/share/man/man1
 echo theirs >stage/opt/share/man/man1/other.1
 PREFIX=/opt DESTDIR="$work/stage" bash "$source/scripts/install.sh" install "$build" >log || { cat log; fail 'make install'; }
-for file in LICENSE flashmla.1 _flashmla libflashmla.a libflashmla.so flashmla.h flashmla.pc flashmlaConfig.cmake; do
+for file in LICENSE semantics.md flashmla.1 _flashmla libflashmla.a libflashmla.so flashmla.h flashmla.pc flashmlaConfig.cmake; do
     grep -q "/$file\$" log || { cat log; fail "make install does not tell of $file"; }
 done
 [ -x stage/opt/bin/flashmla ] || fail 'make install brought no command'

@@ -18,7 +18,7 @@ tools() {
     local command
     for command in "$@"; do
         if ! $command >/dev/null 2>&1; then
-            echo "no ${command%% *} here: the example was not built"
+            echo "needs ${command%% *}"
             exit 77
         fi
     done

@@ -4,8 +4,8 @@
 # works there. CC names the compiler. Exits 77 without a Python with venv, or if pip cannot get the build tools.
 set -euo pipefail
 root=$(cd "$1" && pwd)
-unset FLASHMLA_LIBRARY PYTHONPATH LD_LIBRARY_PATH
-export PIP_DISABLE_PIP_VERSION_CHECK=1 CMAKE_ARGS=-DFMLA_CUDA=OFF
+unset FLASHMLA_LIBRARY PYTHONPATH LD_LIBRARY_PATH CMAKE_ARGS
+export PIP_DISABLE_PIP_VERSION_CHECK=1 FMLA_CUDA=OFF
 export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -15,17 +15,17 @@ fail() {
     bad=1
 }
 skip() {
-    echo "SKIP: $*"
+    echo "needs $*"
     exit 77
 }
 
-python=$("$root/scripts/python.sh" venv ensurepip) || skip 'no Python 3.9 or later with venv and pip'
+python=$("$root/scripts/python.sh" venv ensurepip) || skip 'Python 3.9 or later with venv and pip (Debian: python3-venv)'
 "$python" -m venv "$work/venv"
 pip=$work/venv/bin/pip
 # Fail fast: without a network a build's own retries take minutes.
 requires=$(sed -n 's/^requires = \["\(.*\)"\]$/\1/p' "$root/pyproject.toml")
 "$pip" download --quiet --retries 1 --timeout 15 --no-deps --dest "$work/download" "$requires" numpy >"$work/log" 2>&1 ||
-    skip "pip cannot get $requires: $(tail -n 1 "$work/log")"
+    { tail -n 1 "$work/log"; skip "a network from which pip gets $requires"; }
 
 mkdir "$work/empty"
 cd "$work/empty"

@@ -62,7 +62,7 @@ int main(void)
     struct fault fault = {""};
     struct random_state random = {1};
     if (!gpu_open(0, &fault) || !gpu_describe(0, &gpu, &fault) || gpu.major < 8) {
-        printf("no GPU of compute capability 8.0 or later: %s\n", fault.text);
+        printf("%s\nneeds a GPU\n", fault.text);
         return SKIPPED;
     }
     bool good = gpu_products_open(&products, &fault);

@@ -67,7 +67,7 @@ int main(void)
             const int counted = reset_peak();
             const long before = status_of("VmRSS");
             if (!counted || before < 0) {
-                puts("test_memory: this system does not tell the largest resident size of a process");
+                puts("needs a system that tells the largest resident size of a process");
                 free(args.workspace);
                 return SKIPPED;
             }
