@@ -88,7 +88,7 @@ def flash_mla_with_kvcache(
         causal: token j of s_q sees the keys t ≤ length - s_q + j; else all of them.
         indices: [b, s_q, topk], int32: sparse attention: the keys that each token sees, page · page_size + slot; an entry that is
             no slot of the cache names no key. h_k is then 1.
-        is_fp8_kvcache: True: k_cache is bytes, of any type of one byte, [pages, page_size, 1, 656] (d_qk is 576), [pages,
+        is_fp8_kvcache: True: k_cache is bytes (uint8, int8 or float8_e4m3fn), [pages, page_size, 1, 656] (d_qk is 576), [pages,
             page_size, 1, 584] (512) or, unless indices is given, [pages, page_size, 1, 576] (576), and if it is, 528 (512,
             FP8_528) or 288 (512, FP4_288); docs/semantics.md, "Cache formats". False: it has the type of q. None: its type
             decides, so calls written for either default of FlashMLA (False, and True since September 2026) work.
@@ -198,9 +198,9 @@ def flash_mla_with_kvcache_fp8(
     may multiply codes by codes (docs/semantics.md, "FP8 products"). The name and the arguments up to descale_k are vLLM's.
 
     Args:
-        q: [b, s_q, h_q, 576]: e4m3 codes, of float8_e4m3fn or any other type of one byte. Or, which vLLM's function does not take,
-            bf16 values: the call quantises each row with a scale of its own.
-        k_cache: [pages, page_size, 1, 576]: e4m3 codes, of any type of one byte. Or, which vLLM's function does not take either,
+        q: [b, s_q, h_q, 576]: e4m3 codes, float8_e4m3fn, uint8 or int8. Or, which vLLM's function does not take, bf16 values: the
+            call quantises each row with a scale of its own.
+        k_cache: [pages, page_size, 1, 576]: e4m3 codes, of the same types. Or, which vLLM's function does not take either,
             [pages, page_size, 1, 656], with q in bf16.
         descale_q: [1], fp32: the scale of q's codes; None: 1. Values have none.
         descale_k: [1], fp32: the scale of a cache of 576 bytes a token; None: 1. One of 656 has its scales within.
@@ -349,7 +349,7 @@ def flash_mla_sparse_fwd(
         indexer_topk: above 0, lse_indexer is returned too: the lse over only the first indexer_topk indices of a token, up to
             topk_length. Any number and any h_q are allowed. It costs as much as a call with lists of that length; the other
             results have the same bits with and without.
-        is_fp8_kvcache: kv is pages of bytes, of any type of one byte, [pages, page_size, 1, 656] (d_qk is 576) or [pages,
+        is_fp8_kvcache: kv is pages of bytes (uint8, int8 or float8_e4m3fn), [pages, page_size, 1, 656] (d_qk is 576) or [pages,
             page_size, 1, 584, 528 or 288] (512); docs/semantics.md, "Cache formats".
         out, max_logits, lse: where to write the results, in place of new ones. They may have strides.
         lse_empty: lse of a row that sees no key, math.inf or -math.inf. Its out is 0, its max_logits -inf.
