@@ -74,7 +74,8 @@ def flag_of(function: str, name: str, value: Any) -> bool:
 
 
 def integer_of(function: str, name: str, value: Any) -> int:
-    if type(value) is int:
+    """Checks an int. A size that PyTorch's export keeps open stays a symbol: operator.index would fix it."""
+    if type(value) is int or (_torch is not None and isinstance(value, _torch.SymInt)):
         return value
     try:
         return operator.index(value)

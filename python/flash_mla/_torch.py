@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import Any, DefaultDict, Dict, Optional, Sequence, Tuple
 
 import torch
+from torch import SymInt
 from torch.autograd import forward_ad
 
 from . import _operations
@@ -20,7 +21,7 @@ from ._torch_repeat import Repeats
 from ._torch_tensors import KIND, device_of, is_array, is_of_bytes, kind_of, of_c, shape_of, strange
 
 # Exported in addition to the functions below:
-__all__ = ["KIND", "device_of", "is_array", "is_of_bytes", "kind_of", "shape_of"]
+__all__ = ["KIND", "SymInt", "device_of", "is_array", "is_of_bytes", "kind_of", "shape_of"]
 _ops = operators.registered
 is_compiling = torch.compiler.is_compiling
 

@@ -233,7 +233,7 @@ _add_plan(
 )
 _add_plan(
     "sparse_plan",
-    "Tensor q, Tensor? topk_length, Tensor? extra_topk_length, int b, int topk, int extra_topk, int s_q, int h_q",
+    "Tensor q, Tensor? topk_length, Tensor? extra_topk_length, SymInt b, int topk, int extra_topk, int s_q, int h_q",
     _operations.SPARSE_PLAN,
     lambda q, topk_length, extra_topk_length, *sizes: (q, (topk_length, extra_topk_length), sizes),
 )
