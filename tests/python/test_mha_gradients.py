@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flash_mla
+from flash_mla import _torch_gradients
 
 HEADS, KEY_HEADS = 4, 2
 STARTS_Q, STARTS_K = (0, 5, 5, 40, 42), (
@@ -127,6 +128,73 @@ def test_refusals():
         small(dropout_p=0.1)
     with pytest.raises(NotImplementedError, match="flash_attn_varlen_func: q: requires a gradient"):
         small(out=torch.empty(6, 2, 64).bfloat16())
+
+
+# ---- lse ---------------------------------------------------------------------------------------------------------------
+
+
+def step(q, k, v, cu):
+    return flash_mla.flash_attn_varlen_func(q, k, v, cu, cu, 5, 5, causal=True, deterministic=True)
+
+
+def logs_lse(*tensors):
+    out, lse = step(*tensors)
+    return out, lse.max()
+
+
+def logs_a_root_of_lse(*tensors):
+    """The derivative of the root is infinite, and infinite times no gradient is NaN."""
+    out, lse = step(*tensors)
+    return out, ((lse - lse) ** 0.5).sum()
+
+
+def breaks_the_graph(*tensors):
+    out, lse = step(*tensors)
+    torch._dynamo.graph_break()
+    return out * 1, float(lse.detach().max())
+
+
+def learnt(device):
+    torch.manual_seed(4)
+    cu = torch.tensor((0, 5, 9), dtype=torch.int32, device=device)
+    return [torch.randn(9, 2, 64, device=device).bfloat16().requires_grad_() for _ in range(3)], cu
+
+
+@pytest.mark.parametrize("device", devices())
+@pytest.mark.parametrize("function", (step, logs_lse, logs_a_root_of_lse, breaks_the_graph))
+@pytest.mark.usefixtures("fresh_compiler")
+def test_lse_may_leave_a_compiled_graph(function, device):
+    """The graph has a gradient of every result, and that of lse is 0 if none arrives."""
+    gradients = []
+    for call in (function, torch.compile(function, backend="aot_eager")):
+        leaves, cu = learnt(device)
+        call(*leaves, cu)[0].float().sum().backward()
+        gradients.append([leaf.grad for leaf in leaves])
+    assert all(torch.equal(mine, its) and mine.any() for mine, its in zip(*gradients))
+
+
+@pytest.mark.parametrize("device", devices())
+@pytest.mark.parametrize("through", ("lse", "both"))
+@pytest.mark.usefixtures("fresh_compiler")
+def test_gradient_that_reaches_lse_of_a_compiled_graph(through, device):
+    """It is never lost without a sign: what the graph does on a GPU is in the documentation of the function."""
+    leaves, cu = learnt(device)
+    out, lse = torch.compile(step, backend="aot_eager")(*leaves, cu)
+    loss = lse[3, 1] + (out.float().sum() if through == "both" else 0)
+    if device == "cpu":
+        with pytest.raises(NotImplementedError, match="flash_attn_varlen_func: lse: has no derivative"):
+            loss.backward()
+    else:
+        loss.backward()
+        assert all(leaf.grad.isnan().all() for leaf in leaves)
+
+
+def test_what_a_gradient_of_lse_does_on_a_gpu():
+    """Without a GPU: the function that the call on a GPU ends with."""
+    for dlse, spoilt in ((torch.zeros(2, 3), False), (torch.tensor([[0.0, math.nan]]), False), (torch.eye(2), True)):
+        gradients = torch.ones(4, 2), torch.ones(3), torch.ones(0)
+        _torch_gradients._spoil(gradients, dlse)
+        assert all((gradient.isnan() if spoilt else gradient == 1).all() for gradient in gradients)
 
 
 def test_operator():

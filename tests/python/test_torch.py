@@ -161,7 +161,8 @@ def samples(device):
     for tensors, options in inputs_and_options(device)[_operations.MHA_BACKWARD]:
         of_mha = 0, *options[:-1], 0, 0  # position of the cut, and lse_empty
         found["mha"].append((*tensors[:5], *of_mha))
-        found["mha_gradients"].append((*tensors[:8], *of_mha))
+        for dlse in (None, torch.zeros_like(tensors[6])):
+            found["mha_gradients"].append((*tensors[:8], dlse, *of_mha))
     parts, _ = inputs_and_options(device)[_operations.MERGE_STATES][0]
     found["merge_out"].append(
         (*parts, kind.full((2, 2, 4, 16), 0, "float32"), kind.full((2, 4, 2), 0, "float32"), 1, 2)
