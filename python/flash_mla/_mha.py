@@ -42,7 +42,8 @@ def flash_attn_varlen_func(
         dropout_p: 0.
         softmax_scale: None: 1 / sqrt(d_qk).
         causal: token j of s_q sees the keys t ≤ s_k - s_q + j of its sequence; else all of them.
-        deterministic: the gradient of q has the same bits in every run, as all other results always have.
+        deterministic: the gradient of q has the same bits in every run, as all other results always have. So it has while
+            torch.use_deterministic_algorithms(True) holds in the backward pass.
         is_varlen: makes no difference; cu_seqlens determine the lengths.
         out, lse: where to write the results, in place of new ones. out may have strides; lse is the transpose of an array that
             may have some.

@@ -57,7 +57,8 @@ def _gradients_fake(q, k, v, *others):
 def _gradients(
     q, k, v, cu_q, cu_k, out, lse, dout, dlse, d_qk, max_s_q, max_s_k, scale, causal, deterministic, _, log_base
 ):
-    """`dlse`: the gradient of lse in a compiled graph, which has one even if none arrives: it must be 0."""
+    """`dlse`: the gradient of lse in a compiled graph, which has one even if none arrives: it must be 0. As PyTorch's own operators do,
+    this looks for use_deterministic_algorithms when it runs."""
     if dlse is not None and dlse.is_cpu and _arrives(dlse):
         _refuse_gradient_of_lse()
     made = _gradients_fake(q, k, v)
@@ -65,6 +66,7 @@ def _gradients(
         dout = dout.contiguous()
     written = _parts(None if q is None else made[0], made[1], None if v is None else made[2], d_qk)
     tensors = (*_parts(q, k, v, d_qk), cu_q, cu_k, out, lse, dout, *written)
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     launch(_operations.MHA_BACKWARD, tensors, (max_s_q, max_s_k, scale, causal, deterministic, log_base))
     if dlse is not None and not dlse.is_cpu:
         _spoil(made, dlse)

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flash_mla
-from flash_mla import _torch_gradients
+from flash_mla import _operations, _structs, _torch_gradients
 
 HEADS, KEY_HEADS = 4, 2
 STARTS_Q, STARTS_K = (0, 5, 5, 40, 42), (
@@ -195,6 +195,42 @@ def test_what_a_gradient_of_lse_does_on_a_gpu():
         gradients = torch.ones(4, 2), torch.ones(3), torch.ones(0)
         _torch_gradients._spoil(gradients, dlse)
         assert all((gradient.isnan() if spoilt else gradient == 1).all() for gradient in gradients)
+
+
+# ---- Determinism --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wanted,asked,compiled",
+    [
+        *[(*row, False) for row in (("argument", True), ("forward", False), ("backward", True), (None, False))],
+        # PyTorch refuses to run a compiled backward pass that was made without deterministic algorithms.
+        *[(*row, True) for row in (("argument", True), ("forward", False), ("forward, backward", True), (None, False))],
+    ],
+)
+@pytest.mark.usefixtures("fresh_compiler")
+def test_deterministic_algorithms(wanted, asked, compiled, monkeypatch):
+    """The library is told what holds when the backward pass runs, as PyTorch's own operators are."""
+    launch, told = _operations.MHA_BACKWARD.launch, []
+
+    def observed(address):
+        told.append(_structs.ARGUMENTS["mha_backward"].from_address(address).deterministic)
+        return launch(address)
+
+    monkeypatch.setattr(_operations.MHA_BACKWARD, "launch", observed)
+
+    def attend(q, k, v, cu):
+        return flash_mla.flash_attn_varlen_func(q, k, v, cu, cu, 5, 5, deterministic=wanted == "argument")[0]
+
+    leaves, cu = learnt("cpu")
+    try:
+        torch.use_deterministic_algorithms("forward" in (wanted or ""))
+        out = (torch.compile(attend, backend="aot_eager") if compiled else attend)(*leaves, cu)
+        torch.use_deterministic_algorithms("backward" in (wanted or ""), warn_only=True)
+        out.float().sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert told == [asked]
 
 
 def test_operator():
