@@ -31,7 +31,8 @@ def flash_attn_varlen_func(
     stream: int = 0,
 ) -> Tuple[Any, Any]:
     """Multi-head attention of a batch of sequences packed one after the other. For new results, PyTorch's autograd gives the
-    gradients of q, k and v (docs/semantics.md, "Dense MHA, backward"), but none through lse, and no second derivatives. A gradient that reaches lse is refused; in a compiled graph on a GPU it makes all gradients NaN, because the host
+    gradients of q, k and v (docs/semantics.md, "Dense MHA, backward"), but none through lse, no second derivatives, and none to
+    torch.func. A gradient that reaches lse is refused; in a compiled graph on a GPU it makes all gradients NaN, because the host
     does not wait for it.
 
     Args:

@@ -131,13 +131,32 @@ def plan(operation, function, like, lengths, sizes, stream):
 
 def wants_gradient(*tensors):
     """Returns whether autograd needs the gradient of one of the tensors."""
+    if not is_compiling() and _transforms():
+        tensors = tuple(map(_within_vmap, tensors))
     return _grad_is_enabled() and any([tensor is not None and tensor.requires_grad for tensor in tensors])
+
+
+def _within_vmap(tensor):
+    """Returns the tensor that torch.func.vmap maps over; the mapped one does not say whether it requires a gradient."""
+    while tensor is not None and torch._C._functorch.is_batchedtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def _refuse_transforms(this, names, tensors):
+    """Refuses derivatives other than those of reverse mode. PyTorch's own words for them would not name the function."""
+    operators.refuse_tangents(this, zip(names, tensors))
+    transforms = torch._C._functorch.get_interpreter_stack() or ()
+    if any([transform.key().name in ("Grad", "Jvp") for transform in transforms]):
+        at = [tensor is not None and tensor.requires_grad for tensor in map(_within_vmap, tensors)].index(True)
+        operators.refuse_gradient(this, names[at], "is differentiated by torch.func")
 
 
 def attend_for_gradient(names, source, starts, options):
     """Calls dense MHA with a derivative. `source`: q, k and v, or a packed tensor in place of k (_torch_gradients.py)."""
     if not is_compiling():
         _refuse_strange(_operations.MHA, names, (*source, *starts))
+        _refuse_transforms(_operations.MHA, names, source)
     return _ops.mha.default(*source, *starts, *options)
 
 

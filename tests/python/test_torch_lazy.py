@@ -229,24 +229,33 @@ def test_tensor_of_another_device():
 
 
 @each_device
-@pytest.mark.filterwarnings("ignore")  # vmap warns that it is slow
+@pytest.mark.filterwarnings("error")  # without a rule, PyTorch warns and asks for a report
 @each_input
 def test_vmap_takes_one_after_the_other(name, argument, device):
-    """vmap runs the calls in turn, or reports that there is no rule."""
     call = torch_calls.of(name, device)
     given = call.given()
-    expected = call(**given)
-    stacked = call.inputs[argument][None]
-    try:
-        results = torch.func.vmap(lambda tensor: call(**given, **{argument: tensor}))(stacked)
-    except (RuntimeError, ValueError):
-        assert name in ("cache_append", "cache_convert"), "what writes into its arguments has no rule"
-        return
-    assert same([array[0] for array in results], expected)
+    tensor = call.inputs[argument]
+    changed = torch.stack([tensor, tensor if argument.startswith("cu_seqlens") else tensor.flip(0)])  # these ascend
+    # What a call writes has the dimension over which vmap maps.
+    written = {name: torch.stack([tensor, tensor]) for name, tensor in given.items()}
+
+    def mapped(tensor, written):
+        return call(**written, **{argument: tensor})
+
+    results = torch.func.vmap(mapped)(changed, written)
+    for i in range(2):
+        expected = call(**{name: tensor.clone() for name, tensor in given.items()}, **{argument: changed[i]})
+        assert same([array[i] for array in results], expected)
+    if given:
+        with pytest.raises(NotImplementedError, match=rf"^{call.name}: {next(iter(given))}: .*torch.func.vmap"):
+            torch.func.vmap(lambda tensor: call(**given, **{argument: tensor}))(changed)
+    else:
+        with pytest.raises(ValueError, match=rf"^{call.name}: torch.func.vmap maps over a dimension of size 0"):
+            torch.func.vmap(lambda tensor: call(**{argument: tensor}))(changed[:0])
 
 
 @each_device
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("error")
 def test_vmap_over_a_negative_view(device):
     call = torch_calls.of("dense_decode", device)
     expected = call()
