@@ -21,6 +21,7 @@ PARTITION_FIELDS = 8  # FMLA_PARTITION_FIELDS
 FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4, 528: 6, 288: 8}
 DENSE_FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4, 576: 5}
 FP8_PRODUCT_FORMATS: Mapping[int, int] = {576: 5, 656: 3}
+WIDTHS: Mapping[int, int] = {656: 576, 584: 512, 528: 512, 288: 512}  # bytes of a token → d_qk; 576 bytes: 576
 
 # ---- The library ----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ import math
 from typing import Any, Optional, Tuple
 
 from . import _operations
-from ._arguments import check_kinds, flag_of, integer_of, lse_options, module_of, number_of, scale_of, shape_of
+from ._arguments import MHA_WIDTHS, check_kinds, check_width, flag_of, integer_of, lse_options, module_of, number_of
+from ._arguments import scale_of, shape_of
 
 
 def flash_attn_varlen_func(
@@ -102,7 +103,9 @@ def _attend(
         raise ValueError(f"{this}: dropout_p: is {dropout_p}, must be 0: there is no dropout")
     reproducible = flag_of(this, "deterministic", deterministic)
     flag_of(this, "is_varlen", is_varlen)
-    tokens, h_q, _ = shape_of(this, module, "q", q, 3)
+    of_q = shape_of(this, module, "q", q, 3)
+    tokens, h_q, _ = of_q
+    check_width(this, of_q, shape_of(this, module, "k", k, 3)[2], "k", MHA_WIDTHS)
     d_v, stream = shape_of(this, module, "v", v, 3)[2], integer_of(this, "stream", stream)
     options = (
         integer_of(this, "max_seqlen_qo", max_seqlen_qo),

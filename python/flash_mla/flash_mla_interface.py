@@ -13,9 +13,11 @@ from typing import Any, Literal, Optional, Tuple, overload
 
 from . import _library, _operations
 from ._arguments import (
+    MLA_WIDTHS,
     OF_LISTS,
     OF_TABLES,
     check_kinds,
+    check_width,
     extra_format_of,
     flag_of,
     integer_of,
@@ -140,9 +142,9 @@ def flash_mla_with_kvcache(
         name, where = "k_cache" if k_cache is None else "cache_seqlens", " where indices is None" * (indices is None)
         raise TypeError(f"{this}: {name}: is None, must be {module.KIND}{where}")
     causal = flag_of(this, "causal", causal)
-    b, s_q, h_q, d_qk = shape_of(this, module, "q", q, 4)
-    of_cache = shape_of(this, module, "k_cache", k_cache, 4)
-    _, page_size, h_k, _ = of_cache
+    of_q, of_cache = shape_of(this, module, "q", q, 4), shape_of(this, module, "k_cache", k_cache, 4)
+    (b, s_q, h_q, d_qk), (_, page_size, h_k, width) = of_q, of_cache
+    check_width(this, of_q, width, "k_cache", MLA_WIDTHS)
     head_dim_v, softmax_scale = of_values(this, module, d_qk, head_dim_v, softmax_scale, out)
     batch_invariant, stream = flag_of(this, "batch_invariant", batch_invariant), integer_of(this, "stream", stream)
     if enable_batch_invariant is not False:
@@ -225,9 +227,9 @@ def flash_mla_with_kvcache_fp8(
     if k_cache is None or cache_seqlens is None:
         raise TypeError(f"{this}: {'k_cache' if k_cache is None else 'cache_seqlens'}: is None, must be {module.KIND}")
     causal = flag_of(this, "causal", causal)
-    b, s_q, h_q, d_qk = shape_of(this, module, "q", q, 4)
-    of_cache = shape_of(this, module, "k_cache", k_cache, 4)
-    _, page_size, h_k, _ = of_cache
+    of_q, of_cache = shape_of(this, module, "q", q, 4), shape_of(this, module, "k_cache", k_cache, 4)
+    (b, s_q, h_q, d_qk), (_, page_size, h_k, width) = of_q, of_cache
+    check_width(this, of_q, width, "k_cache", MLA_WIDTHS)
     head_dim_v, softmax_scale = of_values(this, module, d_qk, head_dim_v, softmax_scale, out)
     batch_invariant, stream = flag_of(this, "batch_invariant", batch_invariant), integer_of(this, "stream", stream)
     of_lse = lse_options(this, lse_empty, log_base)
@@ -371,10 +373,11 @@ def flash_mla_sparse_fwd(
     for name in ("kv", "indices"):
         if arrays[name] is None:
             raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
-    d_qk, keys = shape_of(this, module, "q", q, 3)[2], shape_of(this, module, "kv", kv, 3, 4)
+    of_q, keys = shape_of(this, module, "q", q, 3), shape_of(this, module, "kv", kv, 3, 4)
+    check_width(this, of_q, keys[-1], "kv", MLA_WIDTHS)
     shape_of(this, module, "indices", indices, 3)
     sm_scale = scale_of(this, "sm_scale", sm_scale)
-    d_v, _ = of_values(this, module, d_qk, d_v, sm_scale, out, "d_v")
+    d_v, _ = of_values(this, module, of_q[2], d_v, sm_scale, out, "d_v")
     indexer_topk = integer_of(this, "indexer_topk", indexer_topk)
     if indexer_topk < 0:
         raise ValueError(f"{this}: indexer_topk: is {indexer_topk}, must be 0 (no lse_indexer) or more")
