@@ -17,7 +17,7 @@ import flash_mla
 import flash_mla.cuda
 from attention import GARBAGE, SPARSE_OUT, check_close, check_decode, check_fp8, conventions, dense, with_sink
 from caches import Cache, of_codes, random_codes
-from engine_calls import CALLS, SIGNATURES, Metadata, OneRow, T
+from engine_calls import BACK_ENDS, CALLS, SIGNATURES, Metadata, OneRow, T
 from flash_mla import FlashMLASchedMeta
 from flash_mla.compat import sglang, vllm
 from kinds import KINDS, Kind, each_kind, needs_cuda, torch
@@ -414,7 +414,7 @@ def test_what_sglang_s_wrapper_refuses(changed, words):
 
 @pytest.mark.parametrize("name", ["flash_mla_mega_prefill", "flash_mla_mega_decode"])
 def test_what_is_not_there_says_so(name):
-    with pytest.raises(NotImplementedError, match=f"^{name}: .* not supported"):
+    with pytest.raises(NotImplementedError, match=f"^{name}: .* not supported.*--dsv4-attn-backend flashmla$"):
         getattr(sglang, name)(*[None] * 6)
 
 
@@ -582,3 +582,22 @@ def test_heads_that_vllm_makes(model):
         assert heads(plain, number) == least
         if model == "deepseek_v41":
             assert heads(type("Mega", (plain,), {}), number) == max(least, 64)
+
+
+# ---- Options ----------------------------------------------------------------------------------------------------------
+
+
+def test_options_are_documented():
+    """The document has a row for each back end that was read in the wheels, and no other."""
+    text = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
+    section = text.partition("## Options that select it\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")][2:]
+    engines = {"vllm": "vLLM", "sglang": "SGLang"}
+    expected = [
+        f"| {engines[row.wheel.split()[0]]} | {row.model} | {row.cache} | `{row.default}` | "
+        + (f"`{row.option}` |" if row.option else "none |")
+        for row in BACK_ENDS
+    ]
+    assert rows == [
+        row.replace("`flashmla_sparse, in decode fa3`", "`flashmla_sparse`, in decode `fa3`") for row in expected
+    ]
