@@ -9,7 +9,7 @@ FlashMLA, flash_mla._cache those of the cache, flash_mla._workspace workspace_bo
 they compute.
 """
 
-from typing import TYPE_CHECKING
+import typing as _typing
 
 from ._cache import cache_append, cache_convert, cache_gather
 from ._workspace import workspace_bound
@@ -31,7 +31,7 @@ upstream_version = "2026.04"
 versions 1.0.0."""
 
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     __version__: str
 else:  # otherwise a type checker would take every missing name for a str
 
@@ -41,3 +41,6 @@ else:  # otherwise a type checker would take every missing name for a str
 
             return library.fmla_version_string().decode()
         raise AttributeError(f"module 'flash_mla' has no attribute {name!r}")
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

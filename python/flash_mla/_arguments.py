@@ -74,7 +74,8 @@ def flag_of(function: str, name: str, value: Any) -> bool:
 
 
 def integer_of(function: str, name: str, value: Any) -> int:
-    if type(value) is int:
+    """Checks an int. A size that PyTorch's export keeps open stays a symbol: operator.index would fix it."""
+    if type(value) is int or (_torch is not None and isinstance(value, _torch.SymInt)):
         return value
     try:
         return operator.index(value)
@@ -132,6 +133,20 @@ def shape_of(this: str, module: Any, name: str, array: Optional[Any], rank: int,
         wanted = f"{rank} or {or_rank}" if or_rank > 0 else rank
         raise ValueError(f"{this}: {name}: has {len(shape)} dimensions, must have {wanted}")
     return shape
+
+
+def check_width(this: str, q: Any, width: int, name: str, widths: Tuple[int, ...]) -> None:
+    """Checks that q, of this shape, is as wide as the keys `name`, whose last dimension is `width`, where these have one of the
+    `widths` and q has none. In any other case the library's message is right, which takes q's width for the one that counts.
+    """
+    if q[-1] in widths:
+        return
+    width = _library.WIDTHS.get(int(width), width)
+    if q[-1] != width and width in widths:
+        raise ValueError(f"{this}: q: d_qk (dimension {len(q) - 1}) is {q[-1]}, must be {width} as in {name}")
+
+
+MLA_WIDTHS, MHA_WIDTHS = (576, 512), (192, 128, 64)  # the d_qk that there are
 
 
 def of_values(

@@ -15,11 +15,11 @@ from typing import Any, Optional, Sequence, Tuple
 from . import _library, _operations
 from ._call import Call
 from ._described import KIND, Described, HostArray, Unfit, described, device_of, is_array, is_numpy, kind_of
-from ._described import all_described, host_scratch, is_of_bytes, put_all, refuse_fixed, shape_of
+from ._described import all_described, dtype_of, host_scratch, is_of_bytes, put_all, refuse_fixed, shape_of
 from ._types import dtype_word
 
 # Exported in addition to the functions below:
-__all__ = ["KIND", "device_of", "is_array", "is_of_bytes", "kind_of", "put_all", "shape_of"]
+__all__ = ["KIND", "device_of", "dtype_of", "is_array", "is_of_bytes", "kind_of", "put_all", "shape_of"]
 _THIS = sys.modules[__name__]
 
 

@@ -51,8 +51,8 @@ def cache_append(
     Args:
         latent: [tokens, d_qk - 64], bf16, fp16 or fp32; [tokens, d_qk] where rope is None.
         rope: [tokens, 64], of the same type: the last 64 values of each token.
-        kv_cache: [pages, page_size, 1, d_qk] bf16 or fp16, or [pages, page_size, 1, bytes of a token] of any type of one byte;
-            written.
+        kv_cache: [pages, page_size, 1, d_qk] bf16 or fp16, or [pages, page_size, 1, bytes of a token] uint8, int8 or
+            float8_e4m3fn; written.
         slot_mapping: [tokens], int64 (int32 is converted): page · page_size + offset; -1 skips the token; on a GPU any other
             number that is no slot does too.
         kv_format: "BF16", "FP16", "FP8_656", "FP8_584", "FP8_576", "FP8_528", "FP8_528_SPLIT", "FP4_288", "FP4_288_SPLIT" or

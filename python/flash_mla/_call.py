@@ -30,6 +30,7 @@ class Place(ctypes.c_char * (_STRIDES + _DIMS.size)):  # type: ignore[misc]
         super().__init__()  # allocates the memory in PyPy's ctypes
         self.address = ctypes.addressof(self)
         self.data = ctypes.c_void_p.from_buffer(self)
+        self.dtype = ctypes.c_uint32.from_buffer(self, Tensor.dtype.offset)  # a dtype_word
         self.form: Any = None  # the current contents, as recorded by the writer
 
 

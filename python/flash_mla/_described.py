@@ -237,6 +237,11 @@ def put_all(arrays: Sequence[Any], call: Call) -> list[int]:
     return [0 if array is None else _put(array, place) for place, array in zip(call.places, arrays)]
 
 
+def dtype_of(array: Any, place: Place) -> int:
+    """Returns the dtype_word of an array that `_put` wrote to its place."""
+    return place.dtype.value
+
+
 def _put(array: Any, place: Place) -> int:
     if type(array) is not _ndarray:
         place.form = None

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from ctypes import c_char_p, c_int32, c_int64, c_void_p
-from typing import Mapping, NoReturn
+from typing import Any, Mapping, NoReturn
 
 from . import _types
 from ._members import MEMBERS
@@ -21,6 +21,7 @@ PARTITION_FIELDS = 8  # FMLA_PARTITION_FIELDS
 FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4, 528: 6, 288: 8}
 DENSE_FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4, 576: 5}
 FP8_PRODUCT_FORMATS: Mapping[int, int] = {576: 5, 656: 3}
+WIDTHS: Mapping[int, int] = {656: 576, 584: 512, 528: 512, 288: 512}  # bytes of a token → d_qk; 576 bytes: 576
 
 # ---- The library ----------------------------------------------------------------------------------------------------
 
@@ -57,17 +58,31 @@ def _load() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
-        raise ImportError(
-            f"flash_mla: cannot load {path}: {error}. Install the package with pip, which builds and bundles the "
-            "library, or name a libflashmla.so in the environment variable FLASHMLA_LIBRARY"
+        raise _missing(
+            f"cannot load {path}: {error}. Install the package with pip, which builds and bundles the library, or name a "
+            "libflashmla.so in the environment variable FLASHMLA_LIBRARY"
         ) from error
     for name, (result, arguments) in _FUNCTIONS.items():
         try:
             function = getattr(library, name)
         except AttributeError as error:
-            raise ImportError(f"flash_mla: {path} has no {name}: it is another version of the library") from error
+            raise _missing(f"{path} has no {name}: it is another version of the library") from error
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def _missing(why: str) -> ImportError:
+    """Returns the error of a library that cannot be used. If nothing catches it while python -m looks for its module, whose package
+    this is, it ends Python with its line alone."""
+    missing = ImportError(f"flash_mla: {why}")
+    if getattr(sys, "argv", [])[:1] == ["-m"]:
+        otherwise = sys.excepthook
+
+        def one_line(type_: Any, error: Any, trace: Any) -> None:
+            print(error, file=sys.stderr) if error is missing else otherwise(type_, error, trace)
+
+        sys.excepthook = one_line
+    return missing
 
 
 library = _load()

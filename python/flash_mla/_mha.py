@@ -7,7 +7,8 @@ import math
 from typing import Any, Optional, Tuple
 
 from . import _operations
-from ._arguments import check_kinds, flag_of, integer_of, lse_options, module_of, number_of, scale_of, shape_of
+from ._arguments import MHA_WIDTHS, check_kinds, check_width, flag_of, integer_of, lse_options, module_of, number_of
+from ._arguments import scale_of, shape_of
 
 
 def flash_attn_varlen_func(
@@ -31,7 +32,9 @@ def flash_attn_varlen_func(
     stream: int = 0,
 ) -> Tuple[Any, Any]:
     """Multi-head attention of a batch of sequences packed one after the other. For new results, PyTorch's autograd gives the
-    gradients of q, k and v (docs/semantics.md, "Dense MHA, backward"), but none through lse and no second derivatives.
+    gradients of q, k and v (docs/semantics.md, "Dense MHA, backward"), but none through lse, no second derivatives, and none to
+    torch.func. A gradient that reaches lse is refused; in a compiled graph on a GPU it makes all gradients NaN, because the host
+    does not wait for it.
 
     Args:
         q: [tokens, h_q, d_qk]; k: [keys, h_kv, d_qk]; v: [keys, h_kv, d_v]; bf16 or fp16. d_qk is 64, 128 or 192, d_v 64 or
@@ -41,7 +44,8 @@ def flash_attn_varlen_func(
         dropout_p: 0.
         softmax_scale: None: 1 / sqrt(d_qk).
         causal: token j of s_q sees the keys t ≤ s_k - s_q + j of its sequence; else all of them.
-        deterministic: the gradient of q has the same bits in every run, as all other results always have.
+        deterministic: the gradient of q has the same bits in every run, as all other results always have. So it has while
+            torch.use_deterministic_algorithms(True) holds in the backward pass.
         is_varlen: makes no difference; cu_seqlens determine the lengths.
         out, lse: where to write the results, in place of new ones. out may have strides; lse is the transpose of an array that
             may have some.
@@ -99,7 +103,9 @@ def _attend(
         raise ValueError(f"{this}: dropout_p: is {dropout_p}, must be 0: there is no dropout")
     reproducible = flag_of(this, "deterministic", deterministic)
     flag_of(this, "is_varlen", is_varlen)
-    tokens, h_q, _ = shape_of(this, module, "q", q, 3)
+    of_q = shape_of(this, module, "q", q, 3)
+    tokens, h_q, _ = of_q
+    check_width(this, of_q, shape_of(this, module, "k", k, 3)[2], "k", MHA_WIDTHS)
     d_v, stream = shape_of(this, module, "v", v, 3)[2], integer_of(this, "stream", stream)
     options = (
         integer_of(this, "max_seqlen_qo", max_seqlen_qo),

@@ -10,12 +10,12 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import defaultdict
-from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from . import _library, _structs
 from ._call import Call, Struct, contiguous, put_tensor
 from ._library import library
-from ._types import dtype_word
+from ._types import BYTES, NOT_BYTES, dtype_word, name_of
 
 # Names of the functions, and what they call the beginnings of the library's messages, if different.
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
@@ -114,10 +114,10 @@ class Operation:
     dropped.
 
     `function`: the public function, which calls the tensors `names`. `tensors`: in the order of the arguments, "?" after one that may
-    be None, "!" after one that is written; results come last. `options`: the numbers after them. `results`: returns the forms of new
-    results from the shapes of the first two tensors and a number; for attention the number is d_v, and the second shape is not used;
-    otherwise it is the first option. `fixed`: numbers that are equal in every call. `operator`: PyTorch's name, if it differs from
-    the library's.
+    be None, "!" after one that is written, "#" after one that may be bytes; results come last. `options`: the numbers after them.
+    `results`: returns the forms of new results from the shapes of the first two tensors and a number; for attention the number is d_v,
+    and the second shape is not used; otherwise it is the first option. `fixed`: numbers that are equal in every call. `operator`:
+    PyTorch's name, if it differs from the library's.
     """
 
     def __init__(
@@ -133,10 +133,11 @@ class Operation:
         self.name, self.function, self.results, self.operator = name, function, results, operator or name
         struct_type = _structs.ARGUMENTS[name]
         words = tensors.split()
-        self.tensors, self.options = [word.rstrip("?!") for word in words], options.split()
+        self.tensors, self.options = [word.rstrip("?!#") for word in words], options.split()
         self.names = [in_words_of(function, f"{tensor}:").rstrip(":") for tensor in self.tensors]
-        self.may_be_none, self.is_written = ([word.endswith(mark) for word in words] for mark in "?!")
+        self.may_be_none, self.is_written, self.may_be_bytes = ([mark in word for word in words] for mark in "?!#")
         self.written = [i for i, written in enumerate(self.is_written) if written]
+        self._of_bytes = [i for i, may in enumerate(self.may_be_bytes) if may]
         self.is_attention = hasattr(struct_type, "workspace")  # the others need no workspace
         self._struct_type, self._struct_size = struct_type, ctypes.sizeof(struct_type)
         self._struct = Struct(struct_type, ["struct_size", *fixed, *self.tensors, *self.options, "stream"])
@@ -161,6 +162,9 @@ class Operation:
         the operation's function."""
         call = self.take(arrays)
         values = (*arrays.put_all(tensors, call), *options, stream)
+        for i in self._of_bytes:
+            if tensors[i] is not None and arrays.dtype_of(tensors[i], call.places[i]) in NOT_BYTES:
+                self._refuse_bytes(function or self.function, i, arrays.dtype_of(tensors[i], call.places[i]))
         if values != call.values:  # most calls repeat the values of the previous one
             self.fill(call, values)
         if self.is_attention:
@@ -170,6 +174,13 @@ class Operation:
         if status:
             check(status, function or self.function)
         self.idle[arrays].append(call)
+
+    def _refuse_bytes(self, function: str, i: int, dtype: int) -> NoReturn:
+        code = dtype & 255
+        raise ValueError(
+            f"{function}: {self.names[i]}: dtype is {name_of(code, 8) or f'type code {code} with 8 bits'}, must be "
+            f"{', '.join(BYTES[:-1])} or {BYTES[-1]} where an element has one byte"
+        )
 
     def take(self, kind: Any) -> Call:
         try:
@@ -282,13 +293,13 @@ def _of_gather(kv_cache: Shape, slots: Shape, kv_format: int) -> Tuple[Form, ...
 _WIDE = (3, 5)  # FMLA_KV_FP8_656 and FMLA_KV_FP8_576 have 576 values, other byte formats 512
 DENSE_DECODE = Operation(
     *("dense_decode", DECODE),
-    "q kv_cache block_table? seqlens partitions? num_splits? attn_sink? kv_scale? out! lse!",
+    "q kv_cache# block_table? seqlens partitions? num_splits? attn_sink? kv_scale? out! lse!",
     "kv_format softmax_scale causal lse_empty log_base batch_invariant",
     _of_decode,
 )
 DENSE_DECODE_FP8 = Operation(
     *("dense_decode", DECODE_FP8),
-    "q kv_cache block_table? seqlens partitions? num_splits? attn_sink? kv_scale? q_scale? out! lse!",
+    "q# kv_cache# block_table? seqlens partitions? num_splits? attn_sink? kv_scale? q_scale? out! lse!",
     "kv_format softmax_scale causal lse_empty log_base batch_invariant",
     _of_decode_fp8,
     fixed={"products": 1},  # FMLA_PRODUCTS_FP8
@@ -296,14 +307,14 @@ DENSE_DECODE_FP8 = Operation(
 )
 SPARSE_DECODE = Operation(
     *("sparse_decode", DECODE),
-    "q kv_cache indices topk_length? attn_sink? extra_kv_cache? extra_indices? extra_topk_length? partitions? num_splits? "
+    "q kv_cache# indices topk_length? attn_sink? extra_kv_cache?# extra_indices? extra_topk_length? partitions? num_splits? "
     "out! lse!",
     "kv_format softmax_scale lse_empty log_base batch_invariant extra_kv_format",
     _of_decode,
 )
 SPARSE_PREFILL = Operation(
     *("sparse_prefill", PREFILL),
-    "q kv indices topk_length? attn_sink? out! max_logits! lse!",
+    "q kv# indices topk_length? attn_sink? out! max_logits! lse!",
     "kv_format softmax_scale lse_empty log_base",
     _of_prefill,
 )
@@ -321,12 +332,14 @@ MHA_BACKWARD = Operation(
 MERGE_STATES = Operation(*("merge", MERGE), "out_parts lse_parts attn_sink? out! lse!", "lse_empty log_base", _of_merge)
 CACHE_APPEND = Operation(
     *("cache_append", APPEND),
-    "latent rope? kv_cache! slot_mapping norm_weight? positions? rope_table?",
+    "latent rope? kv_cache!# slot_mapping norm_weight? positions? rope_table?",
     "kv_format cache_scale norm_eps rope_pairs",
 )
-CACHE_GATHER = Operation(*("cache_gather", GATHER), "kv_cache slots out!", "kv_format cache_scale", _of_gather)
+CACHE_GATHER = Operation(*("cache_gather", GATHER), "kv_cache# slots out!", "kv_format cache_scale", _of_gather)
 CACHE_CONVERT = Operation(
-    *("cache_convert", CONVERT), "src_cache src_slots dst_cache! dst_slots", "src_format dst_format src_scale dst_scale"
+    *("cache_convert", CONVERT),
+    "src_cache# src_slots dst_cache!# dst_slots",
+    "src_format dst_format src_scale dst_scale",
 )
 DENSE_PLAN = Operation(*("decode_plan", PLAN), "seqlens partitions! num_splits!", "s_q h_q h_kv")
 SPARSE_PLAN = Operation(

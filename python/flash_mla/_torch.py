@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import Any, DefaultDict, Dict, Optional, Sequence, Tuple
 
 import torch
+from torch import SymInt
 from torch.autograd import forward_ad
 
 from . import _operations
@@ -20,7 +21,7 @@ from ._torch_repeat import Repeats
 from ._torch_tensors import KIND, device_of, is_array, is_of_bytes, kind_of, of_c, shape_of, strange
 
 # Exported in addition to the functions below:
-__all__ = ["KIND", "device_of", "is_array", "is_of_bytes", "kind_of", "shape_of"]
+__all__ = ["KIND", "SymInt", "device_of", "is_array", "is_of_bytes", "kind_of", "shape_of"]
 _ops = operators.registered
 is_compiling = torch.compiler.is_compiling
 
@@ -130,13 +131,32 @@ def plan(operation, function, like, lengths, sizes, stream):
 
 def wants_gradient(*tensors):
     """Returns whether autograd needs the gradient of one of the tensors."""
+    if not is_compiling() and _transforms():
+        tensors = tuple(map(_within_vmap, tensors))
     return _grad_is_enabled() and any([tensor is not None and tensor.requires_grad for tensor in tensors])
+
+
+def _within_vmap(tensor):
+    """Returns the tensor that torch.func.vmap maps over; the mapped one does not say whether it requires a gradient."""
+    while tensor is not None and torch._C._functorch.is_batchedtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def _refuse_transforms(this, names, tensors):
+    """Refuses derivatives other than those of reverse mode. PyTorch's own words for them would not name the function."""
+    operators.refuse_tangents(this, zip(names, tensors))
+    transforms = torch._C._functorch.get_interpreter_stack() or ()
+    if any([transform.key().name in ("Grad", "Jvp") for transform in transforms]):
+        at = [tensor is not None and tensor.requires_grad for tensor in map(_within_vmap, tensors)].index(True)
+        operators.refuse_gradient(this, names[at], "is differentiated by torch.func")
 
 
 def attend_for_gradient(names, source, starts, options):
     """Calls dense MHA with a derivative. `source`: q, k and v, or a packed tensor in place of k (_torch_gradients.py)."""
     if not is_compiling():
         _refuse_strange(_operations.MHA, names, (*source, *starts))
+        _refuse_transforms(_operations.MHA, names, source)
     return _ops.mha.default(*source, *starts, *options)
 
 

@@ -7,17 +7,20 @@ separately, q and k with v side by side, or all three side by side: the gradient
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
+import math
+from typing import List, NoReturn, Optional, Tuple
 
 import torch
 
 from . import _operations, _torch_operators
 from ._torch_operators import launch, new_results
+from ._torch_tensors import of_c
 
 # `k`: the keys if v is given; keys, then values if only q is given; else queries, keys, values. d_qk gives the widths.
 _SOURCE = "Tensor? q, Tensor k, Tensor? v, Tensor cu_seqlens_q, Tensor cu_seqlens_k"
 _OPTIONS = "int d_qk, SymInt max_s_q, SymInt max_s_k, float softmax_scale, bool causal, bool deterministic, int lse_empty, int log_base"
 _this = _operations.MHA
+_dispatch_modes = of_c("_len_torch_dispatch_stack")
 
 
 def _parts(q: Optional[torch.Tensor], k: torch.Tensor, v: Optional[torch.Tensor], d_qk: int) -> List[torch.Tensor]:
@@ -51,14 +54,36 @@ def _gradients_fake(q, k, v, *others):
     return _new(q, k), _new(k, k), _new(v, k)
 
 
-def _gradients(q, k, v, cu_q, cu_k, out, lse, dout, d_qk, max_s_q, max_s_k, scale, causal, deterministic, _, log_base):
+def _gradients(
+    q, k, v, cu_q, cu_k, out, lse, dout, dlse, d_qk, max_s_q, max_s_k, scale, causal, deterministic, _, log_base
+):
+    """`dlse`: the gradient of lse in a compiled graph, which has one even if none arrives: it must be 0. As PyTorch's own operators do,
+    this looks for use_deterministic_algorithms when it runs."""
+    if dlse is not None and dlse.is_cpu and _arrives(dlse):
+        _refuse_gradient_of_lse()
     made = _gradients_fake(q, k, v)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     written = _parts(None if q is None else made[0], made[1], None if v is None else made[2], d_qk)
     tensors = (*_parts(q, k, v, d_qk), cu_q, cu_k, out, lse, dout, *written)
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     launch(_operations.MHA_BACKWARD, tensors, (max_s_q, max_s_k, scale, causal, deterministic, log_base))
+    if dlse is not None and not dlse.is_cpu:
+        _spoil(made, dlse)
     return made
+
+
+def _arrives(dlse: torch.Tensor) -> torch.Tensor:
+    """Returns whether a gradient of lse is one. A NaN is none: functions of lse that have an infinite derivative make it of 0."""
+    return (dlse.abs() > 0).any()
+
+
+def _spoil(made: Tuple[torch.Tensor, ...], dlse: torch.Tensor) -> None:
+    """Makes all gradients NaN if a gradient reaches lse: to raise, the host would have to wait for the GPU, and no graph could capture
+    the call."""
+    arrives = _arrives(dlse)
+    for gradient in made:
+        gradient.masked_fill_(arrives, math.nan)
 
 
 def _keep(ctx, inputs: Tuple, output: Tuple) -> None:
@@ -67,18 +92,22 @@ def _keep(ctx, inputs: Tuple, output: Tuple) -> None:
     ctx.set_materialize_grads(False)
 
 
+def _refuse_gradient_of_lse() -> NoReturn:
+    raise NotImplementedError(f"{_this}: lse: has no derivative, but a gradient reaches it; use lse.detach()")
+
+
 def _backward(ctx, dout, dlse):
-    if dlse is not None:
-        raise NotImplementedError(
-            f"{_this}: lse: has no derivative, but a gradient reaches it; use lse.detach(), which a compiled function must return"
-        )
     if torch.is_grad_enabled():
         raise NotImplementedError(f"{_this}: has no second derivative; call backward without create_graph=True")
+    if dlse is not None and not _dispatch_modes():
+        _refuse_gradient_of_lse()
     nothing = (None,) * (5 + len(ctx.options))
-    if dout is None:
-        return nothing
     q, k, v, *others = ctx.saved_tensors
-    made = _torch_operators.registered.mha_gradients(q, k, v, *others, dout, *ctx.options)
+    if dout is None:
+        if dlse is None:
+            return nothing
+        dout = torch.zeros_like(others[2])
+    made = _torch_operators.registered.mha_gradients(q, k, v, *others, dout, dlse, *ctx.options)
     return (*(None if of is None else gradient for of, gradient in zip((q, k, v), made)), *nothing[3:])
 
 
@@ -87,7 +116,7 @@ _torch_operators.register(
 )
 _torch_operators.register(
     "mha_gradients",
-    f"({_SOURCE}, Tensor out, Tensor lse, Tensor dout, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    f"({_SOURCE}, Tensor out, Tensor lse, Tensor dout, Tensor? dlse, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
     _this,
     _gradients,
     _gradients_fake,

@@ -15,7 +15,7 @@ known whether it will be used.
 from __future__ import annotations
 
 import functools
-from typing import Any, NoReturn, Sequence, Tuple
+from typing import Any, Iterable, NoReturn, Sequence, Tuple
 
 import torch
 from torch.autograd import forward_ad
@@ -48,6 +48,35 @@ def register(name: str, schema: str, of: str, function: Any, fake: Any, differen
     if written:
         operators.impl(name, _counting(operator, written), "ADInplaceOrView", with_keyset=True)
     torch.library.register_fake(f"{NAMESPACE}::{name}")(fake)
+    if hasattr(torch.library, "register_vmap"):  # PyTorch 2.5 or later
+        torch.library.register_vmap(f"{NAMESPACE}::{name}", _one_by_one(operator, of, written), lib=operators)
+
+
+def _one_by_one(operator, function: str, written: list[int]):
+    """Returns the operator's rule for torch.func.vmap: one call after the other, each on a view of its part of the tensors."""
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def rule(info, in_dims, *arguments):
+        for i in written:
+            if arguments[i] is not None and in_dims[i] is None:
+                name = _operations.in_words_of(function, f"{names[i]}: ")
+                raise NotImplementedError(
+                    f"{function}: {name}is written by every call that torch.func.vmap makes of one, must have the dimension "
+                    "over which vmap maps"
+                )
+        if not info.batch_size:
+            raise ValueError(f"{function}: torch.func.vmap maps over a dimension of size 0, must have at least 1")
+        results = [
+            operator(*[a if d is None else a.select(d, i) for a, d in zip(arguments, in_dims)])
+            for i in range(info.batch_size)
+        ]
+        if results[0] is None:
+            return None, None
+        if isinstance(results[0], torch.Tensor):
+            return torch.stack(results), 0
+        return tuple(map(torch.stack, zip(*results))), (0,) * len(results[0])
+
+    return rule
 
 
 def _without_gradient(operator, function: str):
@@ -59,11 +88,8 @@ def _without_gradient(operator, function: str):
         if torch.is_grad_enabled():
             for name, value in zip(names, arguments):
                 if isinstance(value, torch.Tensor) and value.requires_grad:
-                    _refuse_gradient(function, name, "requires a gradient")
-        if forward_ad._current_level >= 0:
-            for name, value in zip(names, arguments):
-                if isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:
-                    _refuse_gradient(function, name, "has a tangent")
+                    refuse_gradient(function, name, "requires a gradient")
+        refuse_tangents(function, zip(names, arguments))
         return operator.redispatch(keys & below, *arguments)
 
     return autograd
@@ -87,11 +113,20 @@ def count_writes(*tensors: torch.Tensor) -> None:
         increment_version(tensor)
 
 
-def _refuse_gradient(function: str, name: str, why: str) -> NoReturn:
+def refuse_tangents(function: str, named: Iterable[Tuple[str, Any]]) -> None:
+    """Refuses tensors that have a tangent of forward-mode differentiation."""
+    if forward_ad._current_level >= 0:
+        for name, value in named:
+            if isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+                refuse_gradient(function, name, "has a tangent")
+
+
+def refuse_gradient(function: str, name: str, why: str) -> NoReturn:
     name = _operations.in_words_of(function, f"{name}: ")
+    of_this_kind = " of this kind (new results have one for Tensor.backward() and torch.autograd.grad)"
     raise NotImplementedError(
-        f"{function}: {name}{why}, and this function has no derivative; call it under torch.no_grad() or "
-        "torch.inference_mode(), or pass the tensor's detach()"
+        f"{function}: {name}{why}, and this function has no derivative{of_this_kind * (function == _operations.MHA)}; call it "
+        "under torch.no_grad() or torch.inference_mode(), or pass the tensor's detach()"
     )
 
 
@@ -233,7 +268,7 @@ _add_plan(
 )
 _add_plan(
     "sparse_plan",
-    "Tensor q, Tensor? topk_length, Tensor? extra_topk_length, int b, int topk, int extra_topk, int s_q, int h_q",
+    "Tensor q, Tensor? topk_length, Tensor? extra_topk_length, SymInt b, int topk, int extra_topk, int s_q, int h_q",
     _operations.SPARSE_PLAN,
     lambda q, topk_length, extra_topk_length, *sizes: (q, (topk_length, extra_topk_length), sizes),
 )

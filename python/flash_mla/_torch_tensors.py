@@ -56,6 +56,11 @@ class _ExchangeAPI(ctypes.Structure):
 _write = _exchange()
 
 
+def dtype_of(tensor: torch.Tensor, place: Place) -> int:
+    """Returns the dtype_word of a tensor. The exchange interface writes int8 for int4."""
+    return _WORDS[tensor.dtype]
+
+
 def put_all(tensors: Sequence[Any], call: Call) -> Sequence[int]:
     """Writes the tensors to places and returns their addresses, 0 for None. Tensors after the last place are ignored."""
     places, addresses = call.places, call.addresses

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Optional
 
-KINDS = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}  # followed by the number of bits
+KINDS = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5}  # followed by the number of bits
 _ONE_SIZE = {
+    "bool": 6,
     "float8_e3m4": 7,
     "float8_e4m3": 8,
     "float8_e4m3b11fnuz": 9,
@@ -29,10 +30,11 @@ def dtype_word(code: int, bits: int) -> int:
 
 
 def word_of(name: str, bits: int) -> int:
-    """Returns the dtype_word of a type from its name, such as "bfloat16". A type unknown to DLPack gets an unused code, so that the
-    library refuses it and `name_of` returns its name."""
+    """Returns the dtype_word of a type from its name, such as "bfloat16", and the bits between two elements. A type unknown to DLPack
+    gets an unused code, so that it is refused and `name_of` returns its name. So does int4, whose elements lie 8 bits apart.
+    """
     kind = name.rstrip("0123456789")
-    code = KINDS.get(kind) if kind in KINDS else _ONE_SIZE.get(name)
+    code = KINDS.get(kind) if name == f"{kind}{bits}" else _ONE_SIZE.get(name)
     if code is None:
         code = _others.setdefault(name, min(_NOBODY_S + len(_others), 255))
     return dtype_word(code, bits & 255)
@@ -40,6 +42,13 @@ def word_of(name: str, bits: int) -> int:
 
 def name_of(code: int, bits: int) -> Optional[str]:
     """Returns the name of a type that the library knows only by its code, or None."""
-    if code in (KINDS["complex"], KINDS["bool"]):
-        return f"complex{bits}" if code == KINDS["complex"] else "bool"
+    kind = next((kind for kind, known in KINDS.items() if known == code), None)
+    if kind is not None:
+        return f"{kind}{bits}"
     return next((name for names in (_ONE_SIZE, _others) for name, known in names.items() if known == code), None)
+
+
+BYTES = ("uint8", "int8", "float8_e4m3fn")
+"""The types that a cache of bytes, or codes, may have: raw bytes, or what the codes are."""
+NOT_BYTES = {dtype_word(code, 8) for code in range(256)} - {word_of(name, 8) for name in BYTES}
+"""The dtype_words of all other types of one byte. The library would take their bytes for those of e4m3."""

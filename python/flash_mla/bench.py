@@ -27,6 +27,7 @@ from xml.sax.saxutils import escape
 
 from . import _library, _structs, cache_append, flash_attn_varlen_func, flash_mla_sparse_fwd, flash_mla_with_kvcache
 from . import get_mla_metadata
+from ._command import File, run, say
 from .info import _describe, _version
 from ._library import library
 
@@ -364,9 +365,12 @@ def _whole(text: str) -> int:
     return number
 
 
+_NAME = "python -m flash_mla.bench"
+
+
 def _parser() -> argparse.ArgumentParser:
     said = argparse.ArgumentParser(
-        prog="python -m flash_mla.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=_NAME, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     said.add_argument("--device", help="cpu, cuda or cuda:N; without it cuda where PyTorch sees a GPU, else cpu")
     said.add_argument(
@@ -438,7 +442,7 @@ def _rows(parser: argparse.ArgumentParser, options: argparse.Namespace, kind: st
 
 def _file(parser: argparse.ArgumentParser, option: str, path: Optional[str]) -> Any:
     try:
-        return contextlib.nullcontext() if path is None else open(path, "w", encoding="utf-8")
+        return File(option, path)
     except OSError as error:
         return parser.error(f"argument {option}: {path} cannot be written: {error.strerror}")
 
@@ -453,8 +457,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     if options.plot is not None and options.plot == options.json:
         parser.error(f"argument --plot: is {options.plot}, as --json is, must be another file")
     with _file(parser, "--json", options.json) as lines, _file(parser, "--plot", options.plot) as plot:
-        print(f"{title}; median of {options.runs} runs, caches {'warm' if options.warm else 'cold'}\n")
-        print(f"{'operation':14}  {'shape':58}  {'µs':>9}  {'TFLOP/s':>8}  {'GB/s':>8}", flush=True)
+        say(f"{title}; median of {options.runs} runs, caches {'warm' if options.warm else 'cold'}\n")
+        say(f"{'operation':14}  {'shape':58}  {'µs':>9}  {'TFLOP/s':>8}  {'GB/s':>8}")
         for row in rows:
             shown = dataclasses.replace(row, cache=row.cache and _cache_name(row, on))
             beginning = f"{row.op:14}  {shown.words():58}"
@@ -467,17 +471,16 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
                 ValueError,
             ) as error:  # also PyTorch's out-of-memory error
                 why = str(error).splitlines()[0] if str(error) else "there is too little memory"
-                print(f"{beginning}  not timed: {why}", flush=True)
+                say(f"{beginning}  not timed: {why}")
                 continue
             timed.append((shown, line))
             us, tflops, gbs = (_digits(line[name]) for name in ("us", "tflops", "gbs"))
-            print(f"{beginning}  {us:>9}  {tflops:>8}  {gbs:>8}", flush=True)
-            if lines is not None:
-                print(json.dumps(line), file=lines, flush=True)
-        if plot is not None:
-            plot.writelines(f"{text}\n" for text in svg(title, timed))
+            say(f"{beginning}  {us:>9}  {tflops:>8}  {gbs:>8}")
+            lines.write(f"{json.dumps(line)}\n")
+        if plot:
+            plot.write("".join(f"{text}\n" for text in svg(title, timed)))
     return 0 if timed else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(_NAME, main)

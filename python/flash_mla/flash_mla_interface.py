@@ -13,9 +13,11 @@ from typing import Any, Literal, Optional, Tuple, overload
 
 from . import _library, _operations
 from ._arguments import (
+    MLA_WIDTHS,
     OF_LISTS,
     OF_TABLES,
     check_kinds,
+    check_width,
     extra_format_of,
     flag_of,
     integer_of,
@@ -88,7 +90,7 @@ def flash_mla_with_kvcache(
         causal: token j of s_q sees the keys t ≤ length - s_q + j; else all of them.
         indices: [b, s_q, topk], int32: sparse attention: the keys that each token sees, page · page_size + slot; an entry that is
             no slot of the cache names no key. h_k is then 1.
-        is_fp8_kvcache: True: k_cache is bytes, of any type of one byte, [pages, page_size, 1, 656] (d_qk is 576), [pages,
+        is_fp8_kvcache: True: k_cache is bytes (uint8, int8 or float8_e4m3fn), [pages, page_size, 1, 656] (d_qk is 576), [pages,
             page_size, 1, 584] (512) or, unless indices is given, [pages, page_size, 1, 576] (576), and if it is, 528 (512,
             FP8_528) or 288 (512, FP4_288); docs/semantics.md, "Cache formats". False: it has the type of q. None: its type
             decides, so calls written for either default of FlashMLA (False, and True since September 2026) work.
@@ -140,9 +142,9 @@ def flash_mla_with_kvcache(
         name, where = "k_cache" if k_cache is None else "cache_seqlens", " where indices is None" * (indices is None)
         raise TypeError(f"{this}: {name}: is None, must be {module.KIND}{where}")
     causal = flag_of(this, "causal", causal)
-    b, s_q, h_q, d_qk = shape_of(this, module, "q", q, 4)
-    of_cache = shape_of(this, module, "k_cache", k_cache, 4)
-    _, page_size, h_k, _ = of_cache
+    of_q, of_cache = shape_of(this, module, "q", q, 4), shape_of(this, module, "k_cache", k_cache, 4)
+    (b, s_q, h_q, d_qk), (_, page_size, h_k, width) = of_q, of_cache
+    check_width(this, of_q, width, "k_cache", MLA_WIDTHS)
     head_dim_v, softmax_scale = of_values(this, module, d_qk, head_dim_v, softmax_scale, out)
     batch_invariant, stream = flag_of(this, "batch_invariant", batch_invariant), integer_of(this, "stream", stream)
     if enable_batch_invariant is not False:
@@ -198,9 +200,9 @@ def flash_mla_with_kvcache_fp8(
     may multiply codes by codes (docs/semantics.md, "FP8 products"). The name and the arguments up to descale_k are vLLM's.
 
     Args:
-        q: [b, s_q, h_q, 576]: e4m3 codes, of float8_e4m3fn or any other type of one byte. Or, which vLLM's function does not take,
-            bf16 values: the call quantises each row with a scale of its own.
-        k_cache: [pages, page_size, 1, 576]: e4m3 codes, of any type of one byte. Or, which vLLM's function does not take either,
+        q: [b, s_q, h_q, 576]: e4m3 codes, float8_e4m3fn, uint8 or int8. Or, which vLLM's function does not take, bf16 values: the
+            call quantises each row with a scale of its own.
+        k_cache: [pages, page_size, 1, 576]: e4m3 codes, of the same types. Or, which vLLM's function does not take either,
             [pages, page_size, 1, 656], with q in bf16.
         descale_q: [1], fp32: the scale of q's codes; None: 1. Values have none.
         descale_k: [1], fp32: the scale of a cache of 576 bytes a token; None: 1. One of 656 has its scales within.
@@ -225,9 +227,9 @@ def flash_mla_with_kvcache_fp8(
     if k_cache is None or cache_seqlens is None:
         raise TypeError(f"{this}: {'k_cache' if k_cache is None else 'cache_seqlens'}: is None, must be {module.KIND}")
     causal = flag_of(this, "causal", causal)
-    b, s_q, h_q, d_qk = shape_of(this, module, "q", q, 4)
-    of_cache = shape_of(this, module, "k_cache", k_cache, 4)
-    _, page_size, h_k, _ = of_cache
+    of_q, of_cache = shape_of(this, module, "q", q, 4), shape_of(this, module, "k_cache", k_cache, 4)
+    (b, s_q, h_q, d_qk), (_, page_size, h_k, width) = of_q, of_cache
+    check_width(this, of_q, width, "k_cache", MLA_WIDTHS)
     head_dim_v, softmax_scale = of_values(this, module, d_qk, head_dim_v, softmax_scale, out)
     batch_invariant, stream = flag_of(this, "batch_invariant", batch_invariant), integer_of(this, "stream", stream)
     of_lse = lse_options(this, lse_empty, log_base)
@@ -349,7 +351,7 @@ def flash_mla_sparse_fwd(
         indexer_topk: above 0, lse_indexer is returned too: the lse over only the first indexer_topk indices of a token, up to
             topk_length. Any number and any h_q are allowed. It costs as much as a call with lists of that length; the other
             results have the same bits with and without.
-        is_fp8_kvcache: kv is pages of bytes, of any type of one byte, [pages, page_size, 1, 656] (d_qk is 576) or [pages,
+        is_fp8_kvcache: kv is pages of bytes (uint8, int8 or float8_e4m3fn), [pages, page_size, 1, 656] (d_qk is 576) or [pages,
             page_size, 1, 584, 528 or 288] (512); docs/semantics.md, "Cache formats".
         out, max_logits, lse: where to write the results, in place of new ones. They may have strides.
         lse_empty: lse of a row that sees no key, math.inf or -math.inf. Its out is 0, its max_logits -inf.
@@ -371,10 +373,11 @@ def flash_mla_sparse_fwd(
     for name in ("kv", "indices"):
         if arrays[name] is None:
             raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
-    d_qk, keys = shape_of(this, module, "q", q, 3)[2], shape_of(this, module, "kv", kv, 3, 4)
+    of_q, keys = shape_of(this, module, "q", q, 3), shape_of(this, module, "kv", kv, 3, 4)
+    check_width(this, of_q, keys[-1], "kv", MLA_WIDTHS)
     shape_of(this, module, "indices", indices, 3)
     sm_scale = scale_of(this, "sm_scale", sm_scale)
-    d_v, _ = of_values(this, module, d_qk, d_v, sm_scale, out, "d_v")
+    d_v, _ = of_values(this, module, of_q[2], d_v, sm_scale, out, "d_v")
     indexer_topk = integer_of(this, "indexer_topk", indexer_topk)
     if indexer_topk < 0:
         raise ValueError(f"{this}: indexer_topk: is {indexer_topk}, must be 0 (no lse_indexer) or more")

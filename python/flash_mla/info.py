@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 from . import _library, _operations, _structs
+from ._command import run, say
 from ._library import library
 
 
@@ -80,6 +81,12 @@ def lines() -> list[str]:
     return said
 
 
+def _main() -> int:
+    argparse.ArgumentParser(prog=_NAME, description=__doc__).parse_args()
+    say("\n".join(lines()))
+    return 0
+
+
+_NAME = "python -m flash_mla.info"
 if __name__ == "__main__":
-    argparse.ArgumentParser(prog="python -m flash_mla.info", description=__doc__).parse_args()
-    print("\n".join(lines()))
+    run(_NAME, _main)

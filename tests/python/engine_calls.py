@@ -352,6 +352,50 @@ _SG_DECODE = (
 )
 _MEGA = "indices, positions, cos_sin_cache, softmax_scale, *, attn_sink=None, topk_length=None"
 _MEGA_END = "enable_q_norm=False, rms_norm_eps=0.0, use_legacy=True"
+
+
+class BackEnd(NamedTuple):
+    """What an engine takes for a model and a cache on Hopper (9.0) or another GPU, by default, where its code decides it, and the
+    option with which it calls the patched functions; None: it does so by default."""
+
+    wheel: str
+    model: str
+    cache: str
+    default: str
+    option: Optional[str]
+    file: str
+    line: int
+
+
+PLATFORM, MODEL_V4 = "vllm/platforms/cuda.py", "vllm/models/deepseek_v4/nvidia/model.py"
+MODEL_V41, SG_GROUPS = "vllm/models/deepseek_v41/nvidia/model.py", "sglang/srt/arg_groups/"
+_DENSE, _DSA = "dense MLA (V3, R1, Kimi K2)", "DSA (V3.2, GLM-5)"
+BACK_ENDS = [
+    BackEnd(VLLM, _DENSE, "bf16", "FLASH_ATTN_MLA", "--attention-backend FLASHMLA", PLATFORM, 150),
+    BackEnd(VLLM, _DENSE, "fp8", "FLASHMLA", None, PLATFORM, 151),
+    BackEnd(VLLM, _DSA, "bf16", "FLASH_ATTN_MLA_SPARSE", "--attention-backend FLASHMLA_SPARSE", PLATFORM, 141),
+    BackEnd(VLLM, _DSA, "fp8", "FLASHMLA_SPARSE", None, PLATFORM, 142),
+    BackEnd(VLLM, "V4", "fp8", "FLASHMLA_SPARSE_DSV4", None, MODEL_V4, 568),
+    BackEnd(VLLM, "V4.1", "fp8", "FLASHMLA_SPARSE_DSV41", None, MODEL_V41, 258),
+    BackEnd(
+        *(VLLM, "V4.1 on 10.x", "NVFP4", "FLASHMLA_MEGA_ATTN_DSV41", "--attention-backend FLASHMLA_SPARSE"),
+        *(MODEL_V41, 257),
+    ),
+    BackEnd(
+        *(SGLANG, _DENSE, "any", "fa3", "--attention-backend flashmla", SG_GROUPS + "model_override_base.py", 338),
+    ),
+    BackEnd(
+        *(SGLANG, _DSA, "bf16", "flashmla_sparse, in decode fa3", "--dsa-decode-backend flashmla_sparse"),
+        *(SG_GROUPS + "overrides.py", 726),
+    ),
+    BackEnd(SGLANG, _DSA, "fp8", "flashmla_kv", None, SG_GROUPS + "overrides.py", 716),
+    BackEnd(SGLANG, "V4, V4.1", "fp8", "flashmla", None, SG_GROUPS + "deepseek_v4_hook.py", 59),
+    BackEnd(
+        *(SGLANG, "V4.1 on 10.x", "fp8", "flashmla_mega", "--dsv4-attn-backend flashmla"),
+        *(SG_GROUPS + "deepseek_v4_hook.py", 60),
+    ),
+]
+
 SIGNATURES = {
     "vllm": {  # vllm/v1/attention/ops/flashmla.py and vllm/third_party/flashmla/flash_mla_interface.py, vllm 0.33.0
         "_is_flashmla_available": "",

@@ -255,12 +255,10 @@ def test_capsule_that_is_refused(wrong):
     array = arrays["k_cache"]
     good = dict(data=array.__array_interface__["data"][0], shape=array.shape, code=2, bits=16)
     arrays["k_cache"] = Capsuled(**dict(good, **wrong))
-    is_bytes = wrong == dict(bits=8)  # these may be an FP8 cache, unless a flag says otherwise
-    for said in [False] if is_bytes else [False, None]:
+    for said in [False, None]:
         with pytest.raises(ValueError) as caught:
             flash_mla_with_kvcache(*arrays.values(), 512, None, is_fp8_kvcache=said)
-        named = "is_fp8_kvcache" if is_bytes else "k_cache"
-        assert str(caught.value).startswith(f"flash_mla_with_kvcache: {named}: ")
+        assert str(caught.value).startswith("flash_mla_with_kvcache: k_cache: ")
 
 
 @pytest.mark.parametrize("code", [0, 1, 10])
@@ -272,6 +270,21 @@ def test_cache_of_bytes_by_its_capsule_alone(code):
     data, shape = arrays["k_cache"].ctypes.data, arrays["k_cache"].shape
     given = dict(arrays, k_cache=Capsuled(data, shape, code, bits=8))
     assert KIND.all_bits(flash_mla_with_kvcache(*given.values(), 512, None)) == KIND.all_bits(expected)
+
+
+@pytest.mark.parametrize("said", [True, None])
+def test_no_other_type_of_one_byte_is_a_cache(said):
+    """Tests every type code of DLPack, and those that DLPack does not have: a name or the code is in the message."""
+    names = {2: "float8", 6: "bool", 8: "float8_e4m3", 11: "float8_e4m3fnuz", 12: "float8_e5m2", 14: "float8_e8m0fnu"}
+    arrays = Batch([60, 100], s_q=2, layout=656).arrays(KIND)
+    data, shape = arrays["k_cache"].ctypes.data, arrays["k_cache"].shape
+    for code in set(range(256)) - {0, 1, 10}:
+        given = dict(arrays, k_cache=Capsuled(data, shape, code, bits=8))
+        with pytest.raises(ValueError) as caught:
+            flash_mla_with_kvcache(*given.values(), 512, None, is_fp8_kvcache=said)
+        message = str(caught.value)
+        assert message.startswith(f"flash_mla_with_kvcache: k_cache: dtype is {names.get(code, '')}"), message
+        assert message.endswith(", must be uint8, int8 or float8_e4m3fn where an element has one byte"), message
 
 
 def test_nothing_is_held_after_the_call():

@@ -8,6 +8,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import textwrap
 
 import numpy
 import pytest
@@ -16,7 +17,7 @@ import flash_mla
 import flash_mla.cuda
 from attention import GARBAGE, SPARSE_OUT, check_close, check_decode, check_fp8, conventions, dense, with_sink
 from caches import Cache, of_codes, random_codes
-from engine_calls import CALLS, SIGNATURES, Metadata, OneRow, T
+from engine_calls import BACK_ENDS, CALLS, SIGNATURES, Metadata, OneRow, T
 from flash_mla import FlashMLASchedMeta
 from flash_mla.compat import sglang, vllm
 from kinds import KINDS, Kind, each_kind, needs_cuda, torch
@@ -413,7 +414,7 @@ def test_what_sglang_s_wrapper_refuses(changed, words):
 
 @pytest.mark.parametrize("name", ["flash_mla_mega_prefill", "flash_mla_mega_decode"])
 def test_what_is_not_there_says_so(name):
-    with pytest.raises(NotImplementedError, match=f"{name}: .* not supported"):
+    with pytest.raises(NotImplementedError, match=f"^{name}: .* not supported.*--dsv4-attn-backend flashmla$"):
         getattr(sglang, name)(*[None] * 6)
 
 
@@ -479,16 +480,37 @@ def test_the_functions_of_the_extension_module(kind):
 
 # ---- The patches ----------------------------------------------------------------------------------------------------
 
-PATCHES = sorted((pathlib.Path(__file__).resolve().parents[2] / "examples" / "engines").glob("*.patch"))
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PATCHES = sorted((ROOT / "examples" / "engines").glob("*.patch"))
 WRAPPERS = {
     "vllm": "vllm/v1/attention/ops/flashmla.py",
     "sglang": "sglang/kernels/ops/attention/flash_mla_interface.py",
 }
+# Where an engine pads heads, with the text that is there now.
+PADDING = {
+    "vllm": {
+        "vllm/models/deepseek_v4/nvidia/flashmla.py": "return next(n for n in (8, 16, 32, 64, 128) if num_heads <= n)",
+        "vllm/models/deepseek_v41/nvidia/flashmla.py": "if max(num_heads, smallest) <= n)",
+        "vllm/v1/attention/backends/mla/flashmla_sparse.py": "self.prefill_padding = 1 ",
+    },
+    "sglang": {
+        "sglang/srt/layers/attention/dsa_backend.py": "required_padding = 1 ",
+        "sglang/srt/models/deepseek_v4.py": "return self.n_local_heads",
+    },
+}
+each_patch = pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
+
+
+def files_of(text):
+    """Returns {file: its hunks} of a patch; text before the first file is ignored."""
+    parts = re.split(r"^--- a/(.*)\n\+\+\+ b/(.*)\n", text, flags=re.M)[1:]
+    assert parts[::3] == parts[1::3]
+    return {file: hunks_of(hunks) for file, hunks in zip(parts[::3], parts[2::3])}
 
 
 def hunks_of(text):
-    """Returns (first line of the old text, old lines, new lines) of each hunk; text before the first file is ignored."""
-    hunks, lines = [], text[text.index("--- a/") :].splitlines()[2:]
+    """Returns (first line of the old text, old lines, new lines) of each hunk."""
+    hunks, lines = [], text.splitlines()
     while lines:
         begin, old, new = re.fullmatch(r"@@ -(\d+(?:,\d+)?) \+\d+(?:,(\d+))? @@", lines.pop(0)).group(1, 1, 2)
         first, _, count = begin.partition(",")
@@ -508,27 +530,74 @@ def test_there_is_a_patch_for_each_engine():
     assert {patch.stem for patch in PATCHES} == versions
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
+@each_patch
 def test_patch(patch, tmp_path):
-    """The patch is for the engine's wrapper file, appends one import, and applies with `patch -p1`."""
-    engine, text = patch.name.split("-")[0], patch.read_text()
-    assert re.findall(r"^(?:---|\+\+\+) [ab]/(.*)$", text, re.M) == [WRAPPERS[engine]] * 2
-    hunks = hunks_of(text)
-    added = [line[1:] for line in text.splitlines() if re.match(r"\+(?!\+)", line)]
+    """The patch appends one import to the engine's wrapper file, changes what pads heads, and applies with `patch -p1`."""
+    engine, files = patch.name.split("-")[0], files_of(patch.read_text())
+    assert set(files) == {WRAPPERS[engine], *PADDING[engine]}
+    hunks = files[WRAPPERS[engine]]
+    added = [line for _, old, new in hunks for line in new if line not in old]
     assert added[-1].startswith(f"from flash_mla.compat.{engine} import *")
     assert all(not line or line[0] == "#" for line in added[:-1])
-    for line in [line[1:] for line in text.splitlines() if re.match(r"-(?!-)", line)]:
+    for line in [line for _, old, new in hunks for line in old if line not in new]:
         with pytest.raises(ImportError):  # this package's error, which is why the import is removed
             exec(line)
     if shutil.which("patch") is None:
         pytest.skip("there is no patch")
-    old, new = [], []
-    for first, before, after in hunks:
-        between = [f"# {number}" for number in range(len(old) + 1, first)]
-        old, new = old + between + before, new + between + after
-    file = tmp_path / WRAPPERS[engine]
-    file.parent.mkdir(parents=True)
-    file.write_text("".join(line + "\n" for line in old))
+    expected = {}
+    for name, hunks in files.items():
+        old, new = [], []
+        for first, before, after in hunks:
+            between = [f"# {number}" for number in range(len(old) + 1, first)]
+            old, new = old + between + before, new + between + after
+        file = tmp_path / name
+        file.parent.mkdir(parents=True)
+        file.write_text("".join(line + "\n" for line in old))
+        expected[file] = new
     done = subprocess.run(["patch", "-p1"], cwd=tmp_path, stdin=patch.open(), capture_output=True, text=True)
     assert done.returncode == 0 and "fuzz" not in done.stdout and "offset" not in done.stdout, done
-    assert file.read_text().splitlines() == new
+    for file, new in expected.items():
+        assert file.read_text().splitlines() == new
+
+
+@each_patch
+def test_patch_stops_padding(patch):
+    engine = patch.name.split("-")[0]
+    for name, hunks in files_of(patch.read_text()).items():
+        if name in PADDING[engine]:
+            old, new = (" ".join(line for hunk in hunks for line in hunk[side]) for side in (1, 2))
+            assert "64" in old and PADDING[engine][name] in new and PADDING[engine][name] not in old
+
+
+@pytest.mark.parametrize("model", ["deepseek_v4", "deepseek_v41"])
+def test_heads_that_vllm_makes(model):
+    """Its fused insert has kernels for these numbers of heads; its mega attention, a subclass, for two of them."""
+    (hunk,) = files_of(PATCHES[-1].read_text())[f"vllm/models/{model}/nvidia/flashmla.py"]
+    names = {}
+    body = textwrap.indent(textwrap.dedent("\n".join(line for line in hunk[2] if line.strip() != ")")), "    ")
+    exec(f"class DeepseekV4FlashMLAAttention: pass\ndef heads(cls, num_heads):\n{body}\n", names)
+    plain, heads = names["DeepseekV4FlashMLAAttention"], names["heads"]
+    for number in range(1, 129):
+        least = min(n for n in (8, 16, 32, 64, 128) if n >= number)
+        assert heads(plain, number) == least
+        if model == "deepseek_v41":
+            assert heads(type("Mega", (plain,), {}), number) == max(least, 64)
+
+
+# ---- Options ----------------------------------------------------------------------------------------------------------
+
+
+def test_options_are_documented():
+    """The document has a row for each back end that was read in the wheels, and no other."""
+    text = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
+    section = text.partition("## Options that select it\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")][2:]
+    engines = {"vllm": "vLLM", "sglang": "SGLang"}
+    expected = [
+        f"| {engines[row.wheel.split()[0]]} | {row.model} | {row.cache} | `{row.default}` | "
+        + (f"`{row.option}` |" if row.option else "none |")
+        for row in BACK_ENDS
+    ]
+    assert rows == [
+        row.replace("`flashmla_sparse, in decode fa3`", "`flashmla_sparse`, in decode `fa3`") for row in expected
+    ]

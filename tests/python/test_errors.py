@@ -13,9 +13,9 @@ import pytest
 import flash_mla
 from attention import Batch
 from caches import D_QK
-from calls import Call, kinds_for, ranges
+from calls import OPERATIONS, TEXT, Call, kinds_for, ranges
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata, get_mla_metadata_dense_fp8
-from kinds import BF16_KINDS, KINDS, WORDS, Kind, needs_cuda, needs_torch, torch
+from kinds import BF16_KINDS, KINDS, WORDS, Kind, ml_dtypes, needs_cuda, needs_torch, torch
 from programs import output_of
 
 TYPE, VALUE, NOT_THERE = TypeError, ValueError, NotImplementedError
@@ -188,8 +188,68 @@ def check_refused(name, kind, changed, exception, *named):
 )
 def test_tensor(name, kind, argument, exception, make):
     value = make()
-    named = ["head_dim_v", "d_v"] if argument == "q" and 0 in tuple(getattr(value, "shape", ()))[-1:] else []
-    check_refused(name, kind, {argument: value}, exception, argument, *named)
+    check_refused(name, kind, {argument: value}, exception, argument)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FUNCTIONS if "q" in Call(FUNCTIONS[name][0], FUNCTIONS[name][2][0]).inputs]
+)
+@pytest.mark.parametrize("width", [0, 63, 191, 511, 575, 577])
+def test_width_of_q(name, width):
+    """A width that no kernel has is q's fault, not that of keys, which have another, or of head_dim_v."""
+    for kind in FUNCTIONS[name][2]:
+        call, given = right(name, kind)
+        tensor = next(tensor for tensor in call.tensors if tensor.argument == "q")
+        right_width = tensor.shape[-1]
+        q = kind.full((*tensor.shape[:-1], width), 0, tensor.dtype(call.is_packed))
+        with pytest.raises(ValueError) as caught:
+            call.function(**{**given, "q": q})
+        message = str(caught.value)
+        assert message.startswith(
+            f"{call.name}: q: d_qk (dimension {len(tensor.shape) - 1}) is {width}, must be "
+        ), message
+        assert f"must be {right_width} as in k" in message
+
+
+# The types of one byte, of which only uint8, int8 and float8_e4m3fn are bytes of a cache, or codes.
+ONE_BYTE = "bool float8_e5m2 float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu float8_e4m3 float8_e3m4 float8_e4m3b11fnuz "
+ONE_BYTE += "float6_e2m3fn float6_e3m2fn float4_e2m1fn int4 uint4 int2 uint2 int1 uint1 bits8"
+
+
+def filled(kind, shape, dtype):
+    """Returns an array of a type that may have no conversions."""
+    if kind.is_torch and hasattr(torch, dtype):
+        return kind.full(shape, 0, "uint8").view(getattr(torch, dtype))
+    if kind.is_torch or dtype != "bool" and not hasattr(ml_dtypes, dtype):
+        pytest.skip(f"{kind.library} has no {dtype}")
+    return numpy.zeros(shape, dtype if dtype == "bool" else getattr(ml_dtypes, dtype))
+
+
+@pytest.mark.parametrize("dtype", ONE_BYTE.split())
+@pytest.mark.parametrize("kind", KINDS, ids=repr)
+def test_type_of_one_byte(kind, dtype):
+    """Every function refuses the type by its name, for each argument that may be bytes."""
+    tested = 0
+    for name in (name for name in FUNCTIONS if kind in FUNCTIONS[name][2]):
+        call, _ = right(name, kind)
+        for tensor in call.tensors:
+            if tensor.dtype(call.is_packed) == "uint8":
+                changed = {tensor.argument: filled(kind, tensor.shape, dtype)}
+                check_refused(
+                    name, kind, changed, VALUE, f"{tensor.argument}: dtype is {dtype}, must be uint8, int8 or"
+                )
+                tested += 1
+    assert tested
+
+
+def test_what_may_be_bytes():
+    """The package knows from its own marks which tensors may be bytes; src/operations.def has others."""
+    for operation in OPERATIONS.values():
+        found = re.findall(rf"^TENSOR\({operation.name}, (\w+), ([\w |]+),", TEXT, re.M)
+        words = {"IS_CACHE"} | ({"ALLOW_CODES"} if operation.operator == "dense_decode_fp8" else set())
+        expected = {name for name, allowed in found if words & set(allowed.split(" | "))}
+        marked = {name for name, may in zip(operation.tensors, operation.may_be_bytes) if may}
+        assert marked == expected, operation.operator
 
 
 # ---- Arguments other than tensors -----------------------------------------------------------------------------------

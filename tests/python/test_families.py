@@ -279,7 +279,7 @@ NAMES = {"bfloat16": "BF16", "float16": "FP16"}
 
 
 @of(type_=lambda family: ["int8", "float8_e4m3fn"] if getattr(family.make(), "layout", "plain") != "plain" else [])
-def test_cache_of_any_type_of_one_byte(family, kind, type_):
+def test_cache_of_every_type_of_bytes(family, kind, type_):
     library = torch if kind.is_torch else numpy if type_ == "int8" else ml_dtypes
     if library is None:
         pytest.skip("no library has this type")

@@ -28,6 +28,14 @@ def test_everything_is_there():
     assert {operation.function for operation in OPERATIONS.values()} <= set(flash_mla.__all__)
 
 
+def test_dir_has_what_there_is():
+    names = dir(flash_mla)
+    assert set(flash_mla.__all__) <= set(names) == {name for name in names if hasattr(flash_mla, name)}
+    assert len(names) == len(set(names)) and "TYPE_CHECKING" not in names and not hasattr(flash_mla, "TYPE_CHECKING")
+    public = {name for name in names if not name.startswith("_")} - set(flash_mla.__all__)
+    assert all(inspect.ismodule(getattr(flash_mla, name)) for name in public), public
+
+
 def test_neither_numpy_nor_torch_is_imported():
     loaded = python("import sys, flash_mla; print(*sys.modules)").split()
     assert "flash_mla.flash_mla_interface" in loaded

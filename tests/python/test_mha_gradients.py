@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flash_mla
+from flash_mla import _operations, _structs, _torch_gradients
 
 HEADS, KEY_HEADS = 4, 2
 STARTS_Q, STARTS_K = (0, 5, 5, 40, 42), (
@@ -127,6 +128,152 @@ def test_refusals():
         small(dropout_p=0.1)
     with pytest.raises(NotImplementedError, match="flash_attn_varlen_func: q: requires a gradient"):
         small(out=torch.empty(6, 2, 64).bfloat16())
+
+
+# ---- lse ---------------------------------------------------------------------------------------------------------------
+
+
+def step(q, k, v, cu):
+    return flash_mla.flash_attn_varlen_func(q, k, v, cu, cu, 5, 5, causal=True, deterministic=True)
+
+
+def logs_lse(*tensors):
+    out, lse = step(*tensors)
+    return out, lse.max()
+
+
+def logs_a_root_of_lse(*tensors):
+    """The derivative of the root is infinite, and infinite times no gradient is NaN."""
+    out, lse = step(*tensors)
+    return out, ((lse - lse) ** 0.5).sum()
+
+
+def breaks_the_graph(*tensors):
+    out, lse = step(*tensors)
+    torch._dynamo.graph_break()
+    return out * 1, float(lse.detach().max())
+
+
+def learnt(device):
+    torch.manual_seed(4)
+    cu = torch.tensor((0, 5, 9), dtype=torch.int32, device=device)
+    return [torch.randn(9, 2, 64, device=device).bfloat16().requires_grad_() for _ in range(3)], cu
+
+
+@pytest.mark.parametrize("device", devices())
+@pytest.mark.parametrize("function", (step, logs_lse, logs_a_root_of_lse, breaks_the_graph))
+@pytest.mark.usefixtures("fresh_compiler")
+def test_lse_may_leave_a_compiled_graph(function, device):
+    """The graph has a gradient of every result, and that of lse is 0 if none arrives."""
+    gradients = []
+    for call in (function, torch.compile(function, backend="aot_eager")):
+        leaves, cu = learnt(device)
+        call(*leaves, cu)[0].float().sum().backward()
+        gradients.append([leaf.grad for leaf in leaves])
+    assert all(torch.equal(mine, its) and mine.any() for mine, its in zip(*gradients))
+
+
+@pytest.mark.parametrize("device", devices())
+@pytest.mark.parametrize("through", ("lse", "both"))
+@pytest.mark.usefixtures("fresh_compiler")
+def test_gradient_that_reaches_lse_of_a_compiled_graph(through, device):
+    """It is never lost without a sign: what the graph does on a GPU is in the documentation of the function."""
+    leaves, cu = learnt(device)
+    out, lse = torch.compile(step, backend="aot_eager")(*leaves, cu)
+    loss = lse[3, 1] + (out.float().sum() if through == "both" else 0)
+    if device == "cpu":
+        with pytest.raises(NotImplementedError, match="flash_attn_varlen_func: lse: has no derivative"):
+            loss.backward()
+    else:
+        loss.backward()
+        assert all(leaf.grad.isnan().all() for leaf in leaves)
+
+
+def test_what_a_gradient_of_lse_does_on_a_gpu():
+    """Without a GPU: the function that the call on a GPU ends with."""
+    for dlse, spoilt in ((torch.zeros(2, 3), False), (torch.tensor([[0.0, math.nan]]), False), (torch.eye(2), True)):
+        gradients = torch.ones(4, 2), torch.ones(3), torch.ones(0)
+        _torch_gradients._spoil(gradients, dlse)
+        assert all((gradient.isnan() if spoilt else gradient == 1).all() for gradient in gradients)
+
+
+# ---- Other derivatives ---------------------------------------------------------------------------------------------------
+
+DERIVATIVES = {
+    "grad": lambda f, tensors: torch.func.grad(f)(*tensors),
+    "vjp": lambda f, tensors: torch.func.vjp(f, *tensors),
+    "jvp": lambda f, tensors: torch.func.jvp(f, tensors, tensors),
+    "jacrev": lambda f, tensors: torch.func.jacrev(f)(*tensors),
+    "grad of vmap": lambda f, tensors: torch.func.grad(
+        lambda q: torch.func.vmap(lambda q: f(q, *tensors[1:]))(q).sum()
+    )(tensors[0][None]),
+    "vmap of grad": lambda f, tensors: torch.func.vmap(torch.func.grad(f))(*[tensor[None] for tensor in tensors]),
+    "tangent": lambda f, tensors: with_tangent(f, tensors),
+    "compiled grad": lambda f, tensors: torch.compile(torch.func.grad(f), backend="aot_eager")(*tensors),
+}
+
+
+def with_tangent(f, tensors):
+    with torch.autograd.forward_ad.dual_level():
+        first = tensors[0].requires_grad_()
+        return f(torch.autograd.forward_ad.make_dual(first, torch.ones_like(first)), *tensors[1:])
+
+
+@pytest.mark.parametrize("how", DERIVATIVES)
+@pytest.mark.usefixtures("fresh_compiler")
+def test_derivatives_that_there_are_not(how):
+    leaves, cu = learnt("cpu")
+    tensors = tuple(leaf.detach() for leaf in leaves)
+    with pytest.raises(NotImplementedError) as caught:
+        DERIVATIVES[how](lambda q, k, v: step(q, k, v, cu)[0].float().sum(), tensors)
+    message = str(caught.value)
+    assert message.startswith("flash_attn_varlen_func: q: "), message
+    assert "Tensor.backward() and torch.autograd.grad" in message and "detach()" in message
+
+
+@pytest.mark.filterwarnings("error")
+def test_gradients_through_vmap():
+    leaves, cu = learnt("cpu")
+    stacked = [torch.stack([leaf.detach(), -leaf.detach()]).requires_grad_() for leaf in leaves]
+    torch.func.vmap(lambda q, k, v: step(q, k, v, cu)[0].float().sum())(*stacked).sum().backward()
+    step(*leaves, cu)[0].float().sum().backward()
+    assert all(torch.equal(many.grad[0], leaf.grad) for many, leaf in zip(stacked, leaves))
+
+
+# ---- Determinism --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wanted,asked,compiled",
+    [
+        *[(*row, False) for row in (("argument", True), ("forward", False), ("backward", True), (None, False))],
+        # PyTorch refuses to run a compiled backward pass that was made without deterministic algorithms.
+        *[(*row, True) for row in (("argument", True), ("forward", False), ("forward, backward", True), (None, False))],
+    ],
+)
+@pytest.mark.usefixtures("fresh_compiler")
+def test_deterministic_algorithms(wanted, asked, compiled, monkeypatch):
+    """The library is told what holds when the backward pass runs, as PyTorch's own operators are."""
+    launch, told = _operations.MHA_BACKWARD.launch, []
+
+    def observed(address):
+        told.append(_structs.ARGUMENTS["mha_backward"].from_address(address).deterministic)
+        return launch(address)
+
+    monkeypatch.setattr(_operations.MHA_BACKWARD, "launch", observed)
+
+    def attend(q, k, v, cu):
+        return flash_mla.flash_attn_varlen_func(q, k, v, cu, cu, 5, 5, deterministic=wanted == "argument")[0]
+
+    leaves, cu = learnt("cpu")
+    try:
+        torch.use_deterministic_algorithms("forward" in (wanted or ""))
+        out = (torch.compile(attend, backend="aot_eager") if compiled else attend)(*leaves, cu)
+        torch.use_deterministic_algorithms("backward" in (wanted or ""), warn_only=True)
+        out.float().sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert told == [asked]
 
 
 def test_operator():

@@ -201,6 +201,20 @@ def test_lse_indexer(kind, shape, count, lengths):
 
 
 @each_kind_that_makes
+@pytest.mark.parametrize("count", [64, 512, 2048])
+@pytest.mark.parametrize("s_q,h_q,topk", [(1, 16, 1024), (5, 64, 1024), (2, 128, 2048)])
+@pytest.mark.parametrize("layout", ["plain", 656, 584])
+def test_lse_indexer_of_lists_that_are_split(kind, layout, s_q, h_q, topk, count):
+    """Short calls with long lists are split on Hopper, and on CPUs of several threads: that there are two calls changes no bit, from the
+    first call on."""
+    prefill = Prefill(s_q=s_q, h_q=h_q, topk=topk, layout=layout, pages=None if layout == "plain" else (6, 64))
+    arguments = dict(prefill.arguments(kind), attn_sink=kind.fp32(prefill.sink))
+    alone = [kind.all_bits(call(kind, arguments)) for _ in range(4)]
+    beside = [kind.all_bits(call(kind, dict(arguments, indexer_topk=count))[:3]) for _ in range(4)]
+    assert all(bits == alone[0] for bits in alone + beside)
+
+
+@each_kind_that_makes
 def test_lse_indexer_with_given_results(kind):
     prefill = Prefill()
     results = dict(out=kind.full((5, 4, D_V), 7), lse=kind.full((5, 4), 7, "float32"))

@@ -130,6 +130,7 @@ REFUSED = {  # with words of the message
     "uninitialized": (lambda tensor: UninitializedParameter(requires_grad=False), "uninitialized parameter"),
     "meta": (lambda tensor: tensor.to("meta"), "device is meta"),
     "float8": (lambda tensor: tensor.to(torch.float8_e4m3fn), ""),
+    "other float8": (lambda tensor: tensor.to(torch.float8_e5m2), "dtype is float8_e5m2"),
     "quantized": (lambda tensor: torch.quantize_per_tensor(tensor.float(), 1.0, 0, torch.qint8), "dtype is qint8"),
     "bits": (lambda tensor: tensor.to(torch.uint8).view(torch.bits8), "dtype is bits8"),
     "conjugate": (lambda tensor: tensor.to(torch.complex64).conj(), "dtype is complex64"),
@@ -166,14 +167,14 @@ def make(wrap, tensor):
 @pytest.mark.parametrize("kind", REFUSED)
 def test_input_that_is_refused(name, argument, kind, device):
     call = torch_calls.of(name, device)
-    if call.inputs[argument].dtype is torch.uint8 and kind in ("float8", "quantized", "bits"):
-        pytest.skip("bytes may be of any type")
+    if call.inputs[argument].dtype is torch.uint8 and kind == "float8":
+        pytest.skip("bytes may have this type")
     wrap, said = REFUSED[kind]
     strange = make(wrap, call.inputs[argument])
     with pytest.raises(ValueError) as caught:
         call(**call.given(), **{argument: strange})
     message = str(caught.value)
-    is_bytes = kind in ("float8", "bits") and argument in ("k_cache", "kv")
+    is_bytes = kind == "float8" and argument in ("k_cache", "kv")
     check_message(caught.value, call.name, "is_fp8_kvcache" if is_bytes else argument)
     assert (is_bytes or said in message) and "type code" not in message, message
     assert all(torch.all(tensor == 7) for tensor in call.outputs.values()), "nothing is written"
@@ -228,24 +229,33 @@ def test_tensor_of_another_device():
 
 
 @each_device
-@pytest.mark.filterwarnings("ignore")  # vmap warns that it is slow
+@pytest.mark.filterwarnings("error")  # without a rule, PyTorch warns and asks for a report
 @each_input
 def test_vmap_takes_one_after_the_other(name, argument, device):
-    """vmap runs the calls in turn, or reports that there is no rule."""
     call = torch_calls.of(name, device)
     given = call.given()
-    expected = call(**given)
-    stacked = call.inputs[argument][None]
-    try:
-        results = torch.func.vmap(lambda tensor: call(**given, **{argument: tensor}))(stacked)
-    except (RuntimeError, ValueError):
-        assert name in ("cache_append", "cache_convert"), "what writes into its arguments has no rule"
-        return
-    assert same([array[0] for array in results], expected)
+    tensor = call.inputs[argument]
+    changed = torch.stack([tensor, tensor if argument.startswith("cu_seqlens") else tensor.flip(0)])  # these ascend
+    # What a call writes has the dimension over which vmap maps.
+    written = {name: torch.stack([tensor, tensor]) for name, tensor in given.items()}
+
+    def mapped(tensor, written):
+        return call(**written, **{argument: tensor})
+
+    results = torch.func.vmap(mapped)(changed, written)
+    for i in range(2):
+        expected = call(**{name: tensor.clone() for name, tensor in given.items()}, **{argument: changed[i]})
+        assert same([array[i] for array in results], expected)
+    if given:
+        with pytest.raises(NotImplementedError, match=rf"^{call.name}: {next(iter(given))}: .*torch.func.vmap"):
+            torch.func.vmap(lambda tensor: call(**given, **{argument: tensor}))(changed)
+    else:
+        with pytest.raises(ValueError, match=rf"^{call.name}: torch.func.vmap maps over a dimension of size 0"):
+            torch.func.vmap(lambda tensor: call(**{argument: tensor}))(changed[:0])
 
 
 @each_device
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("error")
 def test_vmap_over_a_negative_view(device):
     call = torch_calls.of("dense_decode", device)
     expected = call()

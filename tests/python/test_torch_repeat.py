@@ -313,3 +313,38 @@ def test_calls_of_many_shapes(device):
     for count in range(200):
         call(softmax_scale=1 + count)
     assert len(_torch._repeats[_operations.DENSE_DECODE]._last) <= _torch_repeat._MOST_KEPT
+
+
+# ---- Types of one byte ------------------------------------------------------------------------------------------------
+
+
+@each_device
+@pytest.mark.parametrize("way", ["repeated", "compiled", "operator"])
+@pytest.mark.parametrize("argument,dtype", [("q", torch.float8_e5m2), ("k_cache", torch.bool), ("k_cache", torch.int4)])
+@pytest.mark.usefixtures("fresh_compiler")
+def test_codes_of_another_type(argument, dtype, way, device):
+    """No way around the general one lets bytes pass that are no e4m3 codes."""
+    if (way, dtype) == ("compiled", torch.int4):
+        pytest.skip("PyTorch traces no such tensor")
+    call, _ = settled("dense_decode_fp8-576", device)
+    tensor = call.inputs[argument].view(dtype)
+    if way == "operator":
+        operator = getattr(torch.ops.flash_mla, call.operation).default
+        by_name = {"kv_cache": "k_cache", "seqlens": "cache_seqlens", "kv_scale": "descale_k", "q_scale": "descale_q"}
+        given = dict(call.inputs, **{argument: tensor}, d_v=512, kv_format=5, softmax_scale=0.04)
+        given.update(causal=False, lse_empty=0, log_base=0, batch_invariant=False)
+        names = [each.name for each in operator._schema.arguments]
+
+        def run():
+            return operator(*[given.get(by_name.get(name, name)) for name in names])
+
+    else:
+        function = torch.compile(call, backend="aot_eager") if way == "compiled" else call
+
+        def run():
+            return function(**{argument: tensor})
+
+    with pytest.raises(ValueError) as caught:
+        run()
+    name = str(dtype).removeprefix("torch.")
+    check_message(caught.value, call.name, f"{argument}: dtype is {name}, must be uint8, int8 or float8_e4m3fn where")

@@ -148,8 +148,8 @@ def flash_mla_sparse_fwd(
 
 def _not_there(name: str) -> NoReturn:
     raise NotImplementedError(
-        f"{name}: norm, rotation, attention and quantised output in one call are not supported; "
-        "SGLang calls them separately without its mega attention backend"
+        f"{name}: norm, rotation, attention and quantised output in one call are not supported; SGLang calls them separately "
+        "with --dsv4-attn-backend flashmla"
     )
 
 
