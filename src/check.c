@@ -13,23 +13,48 @@ static const struct {
     fmla_dtype dtype;
     const char *name;
 } dtypes[] = {
-    {{FMLA_TYPE_BFLOAT, 16, 1}, "bfloat16"}, {{FMLA_TYPE_FLOAT, 16, 1}, "float16"},
-    {{FMLA_TYPE_FLOAT, 32, 1}, "float32"},   {{FMLA_TYPE_INT, 32, 1}, "int32"},
-    {{FMLA_TYPE_INT, 64, 1}, "int64"},       {{FMLA_TYPE_UINT, 8, 1}, "a type of one byte"}, /* any code */
+    {{FMLA_TYPE_BFLOAT, 16, 1}, "bfloat16"},
+    {{FMLA_TYPE_FLOAT, 16, 1}, "float16"},
+    {{FMLA_TYPE_FLOAT, 32, 1}, "float32"},
+    {{FMLA_TYPE_INT, 32, 1}, "int32"},
+    {{FMLA_TYPE_INT, 64, 1}, "int64"},
+    {{FMLA_TYPE_UINT, 8, 1}, "a type of one byte (int8, uint8, float8_e4m3fn)"},
 };
 enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
 _Static_assert(ALLOW_FLOATS == 7 && ALLOW_I32 == 8 && ALLOW_I64 == 16 && ALLOW_BYTES == 1 << (DTYPES - 1),
                "the types are in the order of their bits");
 
+/* Returns whether a type of one byte may stand for bytes: raw ones, or e4m3 codes. The codes of others would
+ * be read as e4m3. */
+static bool is_of_bytes(fmla_dtype dtype)
+{
+    return dtype.code == FMLA_TYPE_INT || dtype.code == FMLA_TYPE_UINT ||
+           dtype.code == FMLA_TYPE_FLOAT8_E4M3FN;
+}
+
 static const char *name_of_dtype(fmla_dtype dtype, char buffer[48])
 {
-    const char *code = dtype.code == FMLA_TYPE_INT      ? "int"
-                       : dtype.code == FMLA_TYPE_UINT   ? "uint"
-                       : dtype.code == FMLA_TYPE_FLOAT  ? "float"
-                       : dtype.code == FMLA_TYPE_BFLOAT ? "bfloat"
-                                                        : NULL;
-    const int used = code ? snprintf(buffer, 48, "%s%d", code, dtype.bits)
-                          : snprintf(buffer, 48, "type code %d with %d bits", dtype.code, dtype.bits);
+    /* By DLPack's code. A name that ends with the number of bits gets it appended. */
+    static const struct {
+        const char *name;
+        int bits; /* of a name that tells them; 0: appended */
+    } codes[] = {{"int", 0},           {"uint", 0},
+                 {"float", 0},         {NULL, 0},
+                 {"bfloat", 0},        {"complex", 0},
+                 {"bool", 8},          {"float8_e3m4", 8},
+                 {"float8_e4m3", 8},   {"float8_e4m3b11fnuz", 8},
+                 {"float8_e4m3fn", 8}, {"float8_e4m3fnuz", 8},
+                 {"float8_e5m2", 8},   {"float8_e5m2fnuz", 8},
+                 {"float8_e8m0fnu", 8}};
+    const bool known = dtype.code < sizeof codes / sizeof *codes && codes[dtype.code].name &&
+                       (!codes[dtype.code].bits || codes[dtype.code].bits == dtype.bits);
+    int used;
+    if (!known)
+        used = snprintf(buffer, 48, "type code %d with %d bits", dtype.code, dtype.bits);
+    else if (codes[dtype.code].bits)
+        used = snprintf(buffer, 48, "%s", codes[dtype.code].name);
+    else
+        used = snprintf(buffer, 48, "%s%d", codes[dtype.code].name, dtype.bits);
     if (dtype.lanes != 1) snprintf(buffer + used, 48 - (size_t)used, " with %d lanes", dtype.lanes);
     return buffer;
 }
@@ -40,7 +65,7 @@ static int number_of_dtype(fmla_dtype dtype, unsigned allow)
     for (unsigned left = allow & ((1u << DTYPES) - 1); left; left &= left - 1) {
         const int i = __builtin_ctz(left);
         if (dtype.bits == dtypes[i].dtype.bits && dtype.lanes == 1 &&
-            (dtype.code == dtypes[i].dtype.code || 1 << i == ALLOW_BYTES))
+            (1 << i == ALLOW_BYTES ? is_of_bytes(dtype) : dtype.code == dtypes[i].dtype.code))
             return i;
     }
     return DTYPES;
@@ -49,7 +74,7 @@ static int number_of_dtype(fmla_dtype dtype, unsigned allow)
 __attribute__((cold)) static fmla_status refuse_dtype(const char *operation, const char *name,
                                                       fmla_dtype dtype, unsigned allow)
 {
-    char allowed[64] = "", came[48];
+    char allowed[128] = "", came[48];
     for (int i = 0; i < DTYPES; i++)
         if (allow & 1u << i)
             text_append(allowed, sizeof allowed, "%s%s", *allowed ? " or " : "", dtypes[i].name);

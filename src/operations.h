@@ -26,7 +26,7 @@ enum {
     ALLOW_FLOATS = ALLOW_BF16 | ALLOW_FP16 | ALLOW_F32,
     ALLOW_I32 = 1 << 3,
     ALLOW_I64 = 1 << 4,
-    ALLOW_BYTES = 1 << 5, /* any one-byte type */
+    ALLOW_BYTES = 1 << 5, /* int8, uint8 or float8_e4m3fn */
     /* The type of the operation's first tensor, bf16 if that has codes; for a cache only if its format is
      * 16-bit. */
     ALLOW_SAME = 1 << 6,
@@ -39,7 +39,7 @@ enum {
     IN_UNITS = 1 << 11,    /* addresses and strides must be multiples of the format's unit */
     IN_ROWS = 1 << 12,     /* rows are contiguous, aligned to 16 bytes */
     IN_CALLS = 1 << 13,    /* not checked in a size query */
-    ALLOW_CODES = 1 << 14, /* with FP8 products: any one-byte type, and no fp16 */
+    ALLOW_CODES = 1 << 14, /* with FP8 products: ALLOW_BYTES, and no fp16 */
     IS_SECOND = 1 << 15    /* a cache whose format is in the MEMBER_SECOND_FORMAT option */
 };
 

@@ -141,7 +141,15 @@ typedef struct fmla_device {
     int32_t id;          /* index among devices of that type, from 0 */
 } fmla_device;
 
-enum FMLA_INT32 { FMLA_TYPE_INT = 0, FMLA_TYPE_UINT = 1, FMLA_TYPE_FLOAT = 2, FMLA_TYPE_BFLOAT = 4 };
+/* Tensors of bytes (caches in a format of bytes, codes of queries) are int8 or uint8, which stand for raw
+ * bytes, or float8_e4m3fn. Every other type of one byte is refused. */
+enum FMLA_INT32 {
+    FMLA_TYPE_INT = 0,
+    FMLA_TYPE_UINT = 1,
+    FMLA_TYPE_FLOAT = 2,
+    FMLA_TYPE_BFLOAT = 4,
+    FMLA_TYPE_FLOAT8_E4M3FN = 10
+};
 
 typedef struct fmla_dtype {
     uint8_t code;   /* FMLA_TYPE_… (DLPack's DLDataTypeCode) */
@@ -390,7 +398,7 @@ enum FMLA_INT32 { FMLA_PRODUCTS_BF16 = 0, FMLA_PRODUCTS_FP8 = 1 };
 typedef struct fmla_dense_decode_args {
     size_t struct_size; /* set by FMLA_INIT */
     /* [b, s_q, h_q, d_qk] bf16 or fp16. With FMLA_PRODUCTS_FP8 it is bf16 or, over FMLA_KV_FP8_576 only, e4m3
-     * codes in any one-byte type; FMLA_KV_FP8_656 accepts no codes because the last 64 values of its queries
+     * codes (int8, uint8, float8_e4m3fn); FMLA_KV_FP8_656 accepts no codes because the last 64 values of its queries
      * stay bf16. */
     const fmla_tensor *q;
     /* [pages, page_size, h_kv, d_qk] in the type of q; or bytes as in fmla_sparse_decode_args, for
@@ -499,8 +507,8 @@ enum FMLA_INT32 {
 typedef struct fmla_sparse_decode_args {
     size_t struct_size;   /* set by FMLA_INIT */
     const fmla_tensor *q; /* [b, s_q, h_q, d_qk] bf16 or fp16 */
-    /* [pages, page_size, 1, d_qk] in the type of q; or [pages, page_size, 1, bytes of a token] in any
-     * one-byte type. Strides and addresses of pages and tokens are multiples of 4 (FMLA_KV_FP8_656,
+    /* [pages, page_size, 1, d_qk] in the type of q; or [pages, page_size, 1, bytes of a token], int8,
+     * uint8 or float8_e4m3fn. Strides and addresses of pages and tokens are multiples of 4 (FMLA_KV_FP8_656,
      * FMLA_KV_FP8_528_F32), 2 (FMLA_KV_FP8_584) or 1. A page of FMLA_KV_FP8_584, FMLA_KV_FP8_528_SPLIT or
      * FMLA_KV_FP4_288_SPLIT is contiguous: the stride of dimension 1 must be the bytes of a token, although
      * tokens do not lie at that stride. */
@@ -790,7 +798,7 @@ typedef struct fmla_cache_append_args {
      * latent and rope may be two views of one tensor. */
     const fmla_tensor *rope;
     /* [pages, page_size, 1, d_qk] bf16 or fp16; or [pages, page_size, 1, bytes of a token: 656, 584, 576, 528
-     * or 288] in any one-byte type. The bytes of a token are contiguous, and with FMLA_KV_FP8_584,
+     * or 288], int8, uint8 or float8_e4m3fn. The bytes of a token are contiguous, and with FMLA_KV_FP8_584,
      * FMLA_KV_FP8_528_SPLIT and FMLA_KV_FP4_288_SPLIT those of a page. Written. */
     const fmla_tensor *kv_cache;
     /* [tokens] int64: the slot of each token; -1 skips the token and ignores its vector. If a slot occurs

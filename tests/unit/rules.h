@@ -73,7 +73,16 @@ static inline void test_cache_of_bytes(struct good_call *good, void (*set_up)(in
     REFUSED_CALL(*good, name, "multiple of 4", AS_656, kv->tensor.byte_offset = 2);
     REFUSED_CALL(*good, name, "multiple of 2", AS_584, kv->tensor.byte_offset = 1);
     TAKEN(*good, "an integer of one byte", AS_656, kv->tensor.dtype.code = FMLA_TYPE_INT);
-    TAKEN(*good, "another type of one byte", AS_656, kv->tensor.dtype.code = 10 /* DLPack's e4m3 */);
+    TAKEN(*good, "e4m3 codes", AS_656, kv->tensor.dtype.code = FMLA_TYPE_FLOAT8_E4M3FN);
+    static const char *const others[][2] = {{"2", "float8"},           {"6", "bool"},
+                                            {"8", "float8_e4m3"},      {"9", "float8_e4m3b11fnuz"},
+                                            {"11", "float8_e4m3fnuz"}, {"12", "float8_e5m2"},
+                                            {"14", "float8_e8m0fnu"},  {"99", "type code 99"}};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        char words[64];
+        snprintf(words, sizeof words, "%s|int8, uint8, float8_e4m3fn", others[i][1]);
+        REFUSED(*good, name, words, AS_656, kv->tensor.dtype.code = (uint8_t)atoi(others[i][0]));
+    }
     TAKEN(*good, "tokens apart", AS_656, kv->shape[0] = 2, kv->strides[1] += 4, kv->strides[0] += 68,
           kv->tensor.byte_offset = 4);
     TAKEN(*good, "pages apart", AS_584, kv->shape[0] = 2, kv->strides[0] += 2, kv->tensor.byte_offset = 2);

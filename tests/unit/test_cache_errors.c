@@ -146,7 +146,7 @@ static void test_taken(void)
     struct held *const cache = &A(kv_cache);
     take_by_descriptor(&append), take_by_descriptor(&gather);
     TAKEN_BOTH("as it is", true, (void)0);
-    TAKEN_BOTH("another type of one byte", true, cache->tensor.dtype.code = 10 /* DLPack's e4m3 */);
+    TAKEN_BOTH("another type of one byte", true, cache->tensor.dtype.code = FMLA_TYPE_FLOAT8_E4M3FN);
     TAKEN_BOTH("pages apart", true, resize(&append, DIM_pages, 2 * PAGES), cache->shape[0] = PAGES,
                cache->strides[0] *= 2);
     TAKEN_BOTH("one page, of any stride", true, resize(&append, DIM_page_size, PAGES * PAGE_SIZE),
