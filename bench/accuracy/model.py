@@ -256,10 +256,13 @@ def sources(x):
 
 def modes(x):
     """Yields (name, results) of all steps together; the name has the mode and the cache."""
-    for cache, values in (("BF16", x.k), *((cache.name, cache.values) for cache in x.caches)):
-        values = bf16(values)
-        p, total, lse = weights(x.scale * (bf16(x.q) @ values.T))
-        yield f"bf16 {cache}", (bf16(fp16_products(bf16(p), values[:, :D_V]) / total), x.out, lse, x.lse)
+    of_bf16 = [("BF16", bf16(x.k), 1.0)]
+    for cache in x.caches:  # the scale of FP8_576 multiplies scores and results
+        exact = cache.name == "FP8_576"
+        of_bf16.append((cache.name, *((cache.codes, cache.scale) if exact else (bf16(cache.values), 1.0))))
+    for name, values, scale in of_bf16:
+        p, total, lse = weights(x.scale * scale * (bf16(x.q) @ values.T))
+        yield f"bf16 {name}", (bf16(fp16_products(bf16(p), values[:, :D_V]) * scale / total), x.out, lse, x.lse)
     for cache, cut in zip(x.caches, x.cut_scores):
         p, total, lse = weights(cut)
         v, scale = (

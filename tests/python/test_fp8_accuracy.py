@@ -97,7 +97,8 @@ def test_caches_are_those_of_the_library(script, distribution):
         cache_append(x.k.astype(numpy.float32), None, memory, slots, cache.name, cache_scale=scale)
         out = numpy.zeros((128, 576), numpy.float32)
         cache_gather(memory, slots, cache.name, out=out, cache_scale=scale)
-        assert numpy.array_equal(out, script.model.bf16(cache.values)), cache.name
+        expected = cache.values.astype(numpy.float32) if cache.name == "FP8_576" else script.model.bf16(cache.values)
+        assert numpy.array_equal(out, expected), cache.name
 
 
 # ---- The record -------------------------------------------------------------------------------------------------------
