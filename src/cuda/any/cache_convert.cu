@@ -33,13 +33,14 @@ struct SourcePlace {
         scales =
             l.scale_bytes ? page + kv_scales_at(&l, p.source_page_size, in_page) : values + l.scale_offset;
     }
-    /* Returns value i, computed by kvformat.h alone. */
-    DEVICE float value(const struct cache_params &p, int i) const
+    /* Returns value i as it is written to another cache, computed by kvformat.h alone. */
+    DEVICE float converted(const struct cache_params &p, int i) const
     {
         const struct kv_layout &l = p.source_layout;
         const bool whole_page = l.scale_bytes > 0; /* other formats are treated as pages of one slot */
-        return kv_load(&l, whole_page ? page : values, whole_page ? p.source_page_size : 1,
-                       whole_page ? in_page : 0, i, p.source_scale);
+        const float x = kv_load(&l, whole_page ? page : values, whole_page ? p.source_page_size : 1,
+                                whole_page ? in_page : 0, i, p.source_scale);
+        return kv_convert(&l, i, x);
     }
 };
 
@@ -81,6 +82,9 @@ template <> struct Raw<F32> {
     {
         float x[4];
         scaled_e4m3<4>(bits, scale, x);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (x[i] != x[i]) x[i] = num_from_bf16(0x7fff); /* as kv_convert */
         return make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
                           __float_as_uint(x[3]));
     }
@@ -129,7 +133,7 @@ DEVICE void load_units_any(const struct cache_params &p, const SourcePlace &from
     Value *const values = memory[threadIdx.x / 32];
     __syncwarp(); /* the units of the token before have been read */
 #pragma unroll 1
-    for (int i = lane; i < d_qk; i += 32) values[i] = Stored<In>::of(from.value(p, i));
+    for (int i = lane; i < d_qk; i += 32) values[i] = Stored<In>::of(from.converted(p, i));
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
@@ -182,7 +186,8 @@ DEVICE void convert_16(const struct cache_params &p, int64_t token, int64_t slot
             }
         }
     } else { /* value by value */
-        for (int i = lane; i < p.d_qk; i += 32) ((uint16_t *)values)[i] = Cache<To>::exact(from.value(p, i));
+        for (int i = lane; i < p.d_qk; i += 32)
+            ((uint16_t *)values)[i] = Cache<To>::exact(from.converted(p, i));
     }
 }
 
