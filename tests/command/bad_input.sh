@@ -214,11 +214,38 @@ bad 1 'nowhere/x: cannot create: No such file or directory' make-input nowhere/x
 bad 1 '/proc/flashmla: cannot create' run fine.safetensors --out /proc/flashmla
 bad 1 'folder: is a directory, must be a file to write' plan --batch 2 --svg folder
 bad 1 'and its file system has' make-input x --batch 100000 --query-tokens 4096 --heads 4096 --seq-len 1
-for command in info 'plan --batch 2' --help 'run fine.safetensors'; do
-    # shellcheck disable=SC2086 # words
-    "$flashmla" $command >/dev/full 2>stderr
-    one_line 1 $? 'cannot write to standard output'
-done
+# Standard output that fails, on a full disk or closed: of every command, as text and as each file it can write.
+good --help
+sed -n '/^Usage/,/^flashmla help/s/^  \([a-z-]*\) .*/\1/p' stdout >commands
+[ "$(wc -l <commands)" -ge 9 ] || wrong "--help names few commands: $(cat commands)"
+while read -r command; do
+    case $command in
+    make-input) words='made --batch 1' ;;
+    run) words='fine.safetensors --repeat 1' ;;
+    bench) words='--grid quick --repeat 1 --threads 1 --seq-len 64' ;;
+    layout) words='mma-a' ;;
+    *) words='' ;;
+    esac
+    good "$command" --help
+    outputs=$(sed -n 's/^  \(--[a-z-]*\) FILE .*/\1 -/p' stdout)
+    [ "$command" != make-input ] || outputs='- --batch 1'
+    while read -r output; do
+        [ "$output" != '- --batch 1' ] || words=''
+        # shellcheck disable=SC2086 # words
+        "$flashmla" $command $words $output >/dev/full 2>stderr
+        one_line 1 $? "^flashmla $command: .*standard output: \(cannot write: \)\?\(No space left on device\|an earlier write failed\)"
+        # shellcheck disable=SC2086
+        "$flashmla" $command $words $output >&- 2>stderr
+        one_line 1 $? "^flashmla $command: .*standard output: \(cannot write: \)\?\(Bad file descriptor\|an earlier write failed\)"
+    done < <(echo; echo "$outputs" | grep .)
+done <commands
+"$flashmla" --help >/dev/full 2>stderr
+one_line 1 $? '^flashmla: cannot write to standard output'
+# What is printed does not go into a file that is opened in place of a closed standard output.
+"$flashmla" bench --grid quick --repeat 1 --threads 1 --seq-len 64 --json rows.jsonl >&- 2>stderr
+one_line 1 $? 'cannot write to standard output'
+{ [ "$(wc -l <rows.jsonl)" -eq 1 ] && grep -q '^{"op":.*}$' rows.jsonl; } || wrong "the table went into rows.jsonl: $(cat rows.jsonl)"
+rm rows.jsonl
 
 # A disk that fills up during the write, simulated by a file size limit; the previous file stays.
 echo old >result

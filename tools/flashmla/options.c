@@ -252,21 +252,20 @@ static bool check_files(const struct used_file *files, int count, struct fault *
     return true;
 }
 
-/* Puts the operand first, so that messages name it second. */
+/* Puts the operand first, so that messages name it second. *to_stdout: a file goes to standard output. */
 static bool check_all_files(const struct command *command, const struct option *options, const char *operand,
-                            struct fault *fault)
+                            bool *to_stdout, struct fault *fault)
 {
     struct used_file files[8];
     int count = 0;
-    bool to_stdout = false;
     if (operand && command->use != OPERAND_WORD)
         files[count++] = (struct used_file){command->operand, operand, command->use == OPERAND_OUTPUT};
     for (const struct option *option = options; option->name; option++) {
         const char *path = option->kind == OPTION_OUTPUT ? *(const char **)option->value : NULL;
         if (path) files[count++] = (struct used_file){option->name, path, true};
     }
-    for (int i = 0; i < count; i++) to_stdout |= files[i].written && !strcmp(files[i].path, "-");
-    return check_files(files, count, fault) && (!to_stdout || outfile_claim_stdout(fault));
+    for (int i = 0; i < count; i++) *to_stdout |= files[i].written && !strcmp(files[i].path, "-");
+    return check_files(files, count, fault);
 }
 
 /* ---- All of it ---- */
@@ -275,7 +274,7 @@ int options_parse(const struct command *command, const struct option *options, i
                   const char **operand)
 {
     struct fault fault = {""};
-    bool only_operands = false;
+    bool only_operands = false, to_stdout = false;
     uint64_t seen = 0;
     for (int i = 1; i < argc; i++)
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
@@ -303,7 +302,8 @@ int options_parse(const struct command *command, const struct option *options, i
     if (command->operand && *command->operand != '[' && !*operand)
         return complain(command, EXIT_USAGE, "%s is missing; see flashmla %s --help", command->operand,
                         command->name);
-    if (!check_all_files(command, options, operand ? *operand : NULL, &fault))
+    if (!check_all_files(command, options, operand ? *operand : NULL, &to_stdout, &fault))
         return complain(command, EXIT_USAGE, "%s", fault.text);
+    if (to_stdout && !outfile_claim_stdout(&fault)) return complain(command, EXIT_FAILED, "%s", fault.text);
     return -1;
 }
