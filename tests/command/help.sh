@@ -32,6 +32,13 @@ for command in $commands; do
     grep -Ev '^ +flashmla ' "$command.text" | awk 'length > 80 { exit 1 }' || wrong "help $command has lines of more than 80 columns"
 done
 options_of() { sed -n 's/^  \(--[a-z-]*\).*/\1/p' "$1.text"; }
+checks=$((checks + 1))
+with_json=
+for command in $commands; do
+    [ -z "$(options_of "$command" | grep -x -e --json)" ] || with_json+=", $command"
+done
+with_json=$(echo "${with_json#, }" | sed 's/\(.*\),/\1 and/')
+tr '\n' ' ' <all | grep -qF -- " --json of $with_json writes the results" || wrong "--help names others than have --json: $with_json"
 [ "$(options_of bench | wc -l)" -gt 15 ] || wrong 'no options in the help of bench'
 
 # ---- The manual page

@@ -63,8 +63,8 @@ static const char title[] = "attention kernels for multi-head latent attention (
 
 static const char conventions[] =
     "Results go to standard output, messages to standard error. A FILE to read or write may be -, "
-    "standard input or output; where a file goes to standard output, nothing else does. --json writes the "
-    "results, one JSON object per line.\n"
+    "standard input or output; where a file goes to standard output, nothing else does. --json of info, "
+    "run, plan, bench and verify writes the results, one JSON object per line.\n"
     "\n"
     "A file is written whole or not at all, except with --json, which keeps each line written. An output "
     "file must not be the input file.\n";
