@@ -124,6 +124,18 @@ bad 1 'table.safetensors: dense_decode: block_table' run table.safetensors --out
 bad 2 'a command is missing'
 bad 2 'dance: no such command; allowed are info' dance
 bad 2 '--frob: no such option; allowed are --out' run fine.safetensors --frob
+bad 2 '--softmax-scale --batch-invariant' run fine.safetensors --frob
+for words in 'benhc' 'help benhc'; do
+    # shellcheck disable=SC2086 # words
+    bad 2 'benhc: no such command; allowed are info, make-input, run, plan, bench, verify, layout, help, version' $words
+    grep -q '; did you mean bench?$' stderr || wrong "$words: no suggestion: $(cat stderr)"
+done
+bad 2 '--help; did you mean --heads?' bench --heds 16
+bad 2 '--help; did you mean --heads?' plan --heds=16
+bad 2 'must be one of pos, neg; did you mean pos?' run fine.safetensors --lse-empty poss
+bad 2 'cpu, h20, latency, peers, varlen, quick; did you mean quick?' bench --grid quik
+bad 2 '; did you mean cpu-generic?' run fine.safetensors --kernel cpu_generic
+bad 2 '; did you mean mma-a?' layout mma_a
 bad 2 '--out: its value FILE is missing' run fine.safetensors --out
 bad 2 "--repeat: '0' must be a whole number in [1, 100000]" run fine.safetensors --repeat 0
 bad 2 "--repeat: '3x' must be a whole number" run fine.safetensors --repeat=3x

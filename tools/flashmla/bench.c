@@ -5,6 +5,7 @@
  */
 #include "bench_grid.h"
 #include "bench_report.h"
+#include "hint.h"
 
 #include "gpu.h"
 #include "outfile.h"
@@ -163,7 +164,7 @@ static int bench_all(struct bench_options *o)
                                FMLA_KV_FP4_288_SPLIT, FMLA_KV_FP8_528_F32};
     enum { EXTRAS = sizeof extras / sizeof *extras };
     struct fault fault = {""};
-    char grids[128];
+    char grids[128], near[HINT];
     int64_t count;
     if (!kernel_exists(o->names[o->op], o->kernel, &fault))
         return complain(&bench, EXIT_USAGE, "%s", fault.text);
@@ -191,7 +192,9 @@ static int bench_all(struct bench_options *o)
     choose(&o->axes.axis[AXIS_VARLEN], no_yes, 2, o->varlen, o->varlen_given);
     struct shape *rows = bench_grid(op, o->grid, &o->axes, &count);
     bench_grid_names(op, grids, sizeof grids);
-    if (count < 0) return complain(&bench, EXIT_USAGE, "--grid: '%s' must be one of %s", o->grid, grids);
+    if (count < 0)
+        return complain(&bench, EXIT_USAGE, "--grid: '%s' must be one of %s%s", o->grid, grids,
+                        hint(o->grid, grids, near));
     if (!rows) return complain(&bench, EXIT_FAILED, "no memory for so many rows");
     if (!count) {
         free(rows);

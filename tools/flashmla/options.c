@@ -3,6 +3,7 @@
 
 #include "call.h"
 #include "help.h"
+#include "hint.h"
 
 #include "fault.h"
 #include "infile.h"
@@ -46,9 +47,10 @@ static const char *joined(const char *const *words, char text[WORDS])
 int no_such(const struct command *command, const char *what, const char *word, const char *const *words,
             const char *others)
 {
-    char allowed[WORDS];
-    return complain(command, EXIT_USAGE, "%.100s: no such %s; allowed are %s%s", word, what,
-                    joined(words, allowed), others);
+    char allowed[WORDS], near[HINT];
+    joined(words, allowed);
+    return complain(command, EXIT_USAGE, "%.100s: no such %s; allowed are %s%s%s", word, what, allowed,
+                    others, hint(word, allowed, near));
 }
 
 /* ---- Values ---- */
@@ -95,12 +97,13 @@ static bool parse_counts(const struct option *option, const char *text, struct f
 
 static bool parse_choice(const struct option *option, const char *text, struct fault *fault)
 {
-    char allowed[WORDS];
+    char allowed[WORDS], near[HINT];
     int *index = option->value;
     for (*index = 0; option->choices[*index]; ++*index)
         if (!strcmp(option->choices[*index], text)) return true;
-    return fault_set(fault, "%s: '%s' must be one of %s", option->name, text,
-                     joined(option->choices, allowed));
+    joined(option->choices, allowed);
+    return fault_set(fault, "%s: '%.100s' must be one of %s%s", option->name, text, allowed,
+                     hint(text, allowed, near));
 }
 
 static bool parse_value(const struct option *option, const char *text, struct fault *fault)
@@ -154,12 +157,13 @@ static const char *operand_word(const struct command *command)
 
 static bool unknown_fault(const struct option *options, const char *text, struct fault *fault)
 {
-    char allowed[sizeof fault->text - 160] = "";
-    for (const struct option *option = options; option->name; option++) {
-        const size_t used = strlen(allowed);
-        snprintf(allowed + used, sizeof allowed - used, " %s", option->name);
-    }
-    return fault_set(fault, "%.100s: no such option; allowed are%s --help", text, allowed);
+    char allowed[sizeof fault->text - 200] = "", near[HINT];
+    size_t used = 0;
+    for (const struct option *option = options; option->name && used < sizeof allowed; option++)
+        used += (size_t)snprintf(allowed + used, sizeof allowed - used, "%s ", option->name);
+    if (used < sizeof allowed) snprintf(allowed + used, sizeof allowed - used, "--help");
+    return fault_set(fault, "%.100s: no such option; allowed are %s%s", text, allowed,
+                     hint(text, allowed, near));
 }
 
 /* Reads the option at argv[*i] and advances past its value. `seen`: bit mask of options already read. */
