@@ -7,15 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum peak_unit bench_cpu_unit(const char *kernel)
-{
-    static const char *const kernels[PEAK_UNITS] = {"cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-avx512bf16",
-                                                    "cpu-amx"};
-    for (int unit = 0; unit < PEAK_UNITS; unit++)
-        if (!strcmp(kernels[unit], kernel)) return (enum peak_unit)unit;
-    return PEAK_GENERIC;
-}
-
 bool bench_cpu_measure(struct bench_cpu *machine, bool arithmetic, const char *kernel, bool warm,
                        struct fault *fault)
 {
@@ -25,7 +16,7 @@ bool bench_cpu_measure(struct bench_cpu *machine, bool arithmetic, const char *k
            *machine->cpu ? machine->cpu : "unknown CPU", machine->threads);
     for (int unit = 0; arithmetic && unit < PEAK_UNITS; unit++) {
         if (!peak_unit_available((enum peak_unit)unit)) continue;
-        if (kernel && bench_cpu_unit(kernel) != (enum peak_unit)unit) continue;
+        if (kernel && peak_unit_of(kernel) != (enum peak_unit)unit) continue;
         const double one = peak_flops((enum peak_unit)unit, 1);
         machine->flops[unit] =
             machine->threads == 1 ? one : peak_flops((enum peak_unit)unit, machine->threads);
