@@ -35,9 +35,10 @@ options_of() { sed -n 's/^  \(--[a-z-]*\).*/\1/p' "$1.text"; }
 checks=$((checks + 1))
 with_json=
 for command in $commands; do
-    [ -z "$(options_of "$command" | grep -x -e --json)" ] || with_json+=", $command"
+    if options_of "$command" | grep -qx -e --json; then with_json+=", $command"; fi
 done
-with_json=$(echo "${with_json#, }" | sed 's/\(.*\),/\1 and/')
+with_json=${with_json#, }
+with_json="${with_json%, *} and ${with_json##*, }"
 tr '\n' ' ' <all | grep -qF -- " --json of $with_json writes the results" || wrong "--help names others than have --json: $with_json"
 [ "$(options_of bench | wc -l)" -gt 15 ] || wrong 'no options in the help of bench'
 

@@ -20,8 +20,8 @@ bool bench_cpu_measure(struct bench_cpu *machine, bool arithmetic, const char *k
         const double one = peak_flops((enum peak_unit)unit, 1);
         machine->flops[unit] =
             machine->threads == 1 ? one : peak_flops((enum peak_unit)unit, machine->threads);
-        printf("peak   %-27s %8.1f GFLOP/s on 1 thread, %8.1f on %d\n", peak_unit_name((enum peak_unit)unit),
-               1e-9 * one, 1e-9 * machine->flops[unit], machine->threads);
+        printf("peak   %-27s %8.3f TFLOP/s on 1 thread, %8.3f on %d\n", peak_unit_name((enum peak_unit)unit),
+               1e-12 * one, 1e-12 * machine->flops[unit], machine->threads);
     }
     if (!peak_memory_open(&machine->memory, machine->threads))
         return fault_set(fault, "no memory for %zu bytes to measure the read bandwidth",
