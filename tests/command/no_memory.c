@@ -173,6 +173,7 @@ static const struct {
     {MAKE_LISTS("prefill", "sparse_prefill --query-tokens 2") " --heads 2 --cache fp8_584 --sink", NULL},
     {MAKE_MHA("mha"), NULL},
     {"info", NULL},
+    {"info --all", NULL},
     {"info --json -", NULL},
     {"plan --seq-lens 5,700 --partitions 3 --json -", NULL},
     {"plan batch --partitions 2 --svg made/plan.svg", "made/plan.svg"},

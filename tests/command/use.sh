@@ -16,10 +16,39 @@ for command in info make-input run plan bench verify layout; do
     has '^Examples$'
 done
 
+# info: an operation is one line of 80 columns, with the kernel that a call without a kernel's name takes.
 good info
-has '^cpu +dense_decode +[a-z0-9-]+ .* yes$'
-has '^cpu +dense_decode +ref .* only when named$'
-has '^cuda:0 +(NVIDIA|not used: [^ ])' # a GPU, or why there is none
+within 80
+has '^cpu: .*, [0-9]+ threads$'
+has '^cuda:0(: | to )' # a GPU, or why there is none
+cp stdout chosen
+sed -n '/^cpu: /,/^$/s/^  \([a-z_][a-z_]*\) .*/\1/p' chosen >lines
+good info --all
+within 80
+has '^  operation      kernel         runs here takes$'
+has '^  dense_decode +cpu-generic +yes +bf16'
+has '^  dense_decode +ref +if named +bf16'
+# Each column begins where its name does.
+awk '/^  operation/ { split("operation kernel runs takes", name); for (c in name) at[c] = index($0, name[c]) }
+    /^  [a-z]/ { rows++; for (c in at) if (substr($0, at[c] - 1, 1) != " " || substr($0, at[c], 1) == " ") exit 1 }
+    END { exit rows < 12 }' stdout || wrong "info --all: columns begin elsewhere than their names: $(cat stdout)"
+sed -n '/^cpu: /,/^$/s/^  \([a-z_][a-z_]*\) .*/\1/p' stdout | grep -v '^operation$' | uniq >operations
+holds 'info has not one line for each operation of info --all' cmp lines operations
+for op in dense_decode sparse_decode sparse_prefill mha_forward; do
+    batch='--batch 1'
+    [ $op != sparse_prefill ] || batch=
+    # shellcheck disable=SC2086 # words
+    good make-input first.safetensors --op $op $batch --seq-len 70 --heads 1
+    good run first.safetensors --repeat 1
+    kernel=$(sed -n 's/^kernel  *\([^ ,]*\),.*/\1/p' stdout)
+    grep -Eq "^  $op +$kernel(;|\$)" chosen || wrong "info names another kernel of $op than $kernel: $(cat chosen)"
+    if [ $op != sparse_prefill ]; then
+        good make-input first.safetensors --op $op --batch 1 --seq-len 70 --heads 1 --dtype fp16
+        good run first.safetensors --repeat 1
+        kernel=$(sed -n 's/^kernel  *\([^ ,]*\),.*/\1/p' stdout)
+        grep -Eq "^  $op +$kernel\$|^  $op .* fp16: $kernel(;|\$)" chosen || wrong "info names another kernel of $op in fp16 than $kernel: $(cat chosen)"
+    fi
+done
 good info --json -
 [ "$(wc -l <stdout)" -eq 1 ] || wrong 'info --json - is not one line'
 has '"dense_decode"'
@@ -365,7 +394,7 @@ timed --grid quick --repeat 1 --seq-len 64
 has '( +[0-9.]+){6} cpu-generic$'
 unset FLASHMLA_KERNEL
 # A kernel may not support every type: such a row is reported, the others are timed.
-if "$flashmla" info | grep -Eq '^cpu +dense_decode +cpu-avx512bf16 .* yes$'; then
+if "$flashmla" info --all | grep -Eq '^ +dense_decode +cpu-avx512bf16 +yes '; then
     timed --grid quick --repeat 1 --seq-len 64 --kernel cpu-avx512bf16 --dtype both
     has 'skipped: dense_decode: .* takes bf16'
 fi

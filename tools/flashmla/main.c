@@ -25,7 +25,7 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *summary;
 } commands[] = {
-    {"info", command_info, "list the kernels and which of them run on this machine"},
+    {"info", command_info, "list the kernels that run on this machine"},
     {"make-input", command_make_input, "write a decode batch over a paged cache to a file"},
     {"run", command_run, "compute attention from such a file; check and time it"},
     {"plan", command_plan, "print the split plan of a batch, and draw it"},
