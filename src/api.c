@@ -106,6 +106,15 @@ fmla_status taken_size(const struct taken *taken, union problem problem, size_t 
     return FMLA_OK;
 }
 
+fmla_status taken_kernel(const struct taken *taken, union problem problem, const char *operation,
+                         const char **name)
+{
+    TRY(taken_size(taken, problem, NULL, NULL));
+    TRY(check_answer(operation, "name", (const void *)name));
+    *name = taken->kernel->name;
+    return FMLA_OK;
+}
+
 fmla_status taken_run(const struct taken *taken, union problem problem, const char *operation,
                       void **workspace)
 {

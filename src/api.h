@@ -53,6 +53,10 @@ struct taken {
 /* Returns the workspace that the call needs. */
 fmla_status taken_size(const struct taken *taken, union problem problem, size_t *bytes, size_t *alignment);
 
+/* Returns the name of the kernel; refuses whatever taken_size refuses. */
+fmla_status taken_kernel(const struct taken *taken, union problem problem, const char *operation,
+                         const char **name);
+
 /* Runs the call; *workspace is the member of the problem that receives the workspace. */
 fmla_status taken_run(const struct taken *taken, union problem problem, const char *operation,
                       void **workspace);

@@ -109,10 +109,8 @@ static fmla_status workspace_bound(enum operation operation, const void *caller,
 static fmla_status kernel_name(enum operation operation, const void *caller, const char **name)
 {
     struct call c;
-    TRY(check_answer(descriptors[operation].name, "name", (const void *)name));
     TRY(prepare(operation, caller, true, &c));
-    *name = c.taken.kernel->name;
-    return FMLA_OK;
+    return taken_kernel(&c.taken, (union problem){.backward = &c.problem}, c.checked.operation, name);
 }
 
 static fmla_status run(enum operation operation, const void *caller)

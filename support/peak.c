@@ -119,6 +119,15 @@ const char *peak_unit_name(enum peak_unit unit)
     return units[unit].name ? units[unit].name : "";
 }
 
+enum peak_unit peak_unit_of(const char *kernel)
+{
+    static const char *const kernels[PEAK_UNITS] = {"cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-avx512bf16",
+                                                    "cpu-amx"};
+    for (int unit = 0; unit < PEAK_UNITS; unit++)
+        if (!strcmp(kernels[unit], kernel)) return (enum peak_unit)unit;
+    return PEAK_GENERIC;
+}
+
 bool peak_unit_available(enum peak_unit unit)
 {
     if (!units[unit].loop) return false;

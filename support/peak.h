@@ -10,7 +10,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Instructions that dominate a kernel. */
 enum peak_unit {
     PEAK_GENERIC,     /* separate multiply and add, 128-bit vectors */
     PEAK_AVX2,        /* vfmadd…ps ymm */
@@ -22,6 +21,9 @@ enum peak_unit {
 
 /* Returns for example "vdpbf16ps zmm", in static storage. */
 const char *peak_unit_name(enum peak_unit unit);
+
+/* Returns the instructions that dominate a CPU kernel of this name; those of the portable one for any other. */
+enum peak_unit peak_unit_of(const char *kernel);
 
 /* Returns true if this build has the loop and this machine the instruction. */
 bool peak_unit_available(enum peak_unit unit);

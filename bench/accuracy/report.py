@@ -3,6 +3,7 @@
 
 import json
 import math
+import pathlib
 
 from .model import DISTRIBUTIONS, KEYS
 
@@ -35,19 +36,19 @@ def percent(value):
 
 AT = 16384
 MODES = ("bf16 BF16", "bf16 FP8_656", "bf16 FP8_576", "fp8 FP8_656", "fp8 FP8_576", "all-e4m3 FP8_576")
-LINES = (  # name, words, colour, dashed
-    ("cache FP8_576", "cache: FP8_576", "#1f5fbf", False),
-    ("cache FP8_656", "cache: FP8_656", "#1f5fbf", True),
-    ("q e4m3", "q: e4m3, a scale a row", "#d9730d", False),
-    ("q bf16", "q: bf16", "#d9730d", True),
-    ("sums of S e4m3 FP8_576", "sums of QKᵀ: 576 terms of e4m3", "#2a8f3c", False),
-    ("sums of S e4m3 FP8_656", "sums of QKᵀ: 128 terms of e4m3", "#2a8f3c", True),
-    ("P e4m3", "P: e4m3", "#c62828", False),
-    ("P bf16", "P: bf16", "#c62828", True),
-    ("P fp16", "P: fp16", "#e88a8a", True),
-    ("sums of O e4m3", "sums of P·V: e4m3", "#7b2fbf", False),
-    ("sums of O fp16", "sums of P·V: fp16, fp32 sums", "#7b2fbf", True),
-    ("out bf16", "out: bf16", "#777777", True),
+LINES = (  # name, words, class of the colour, dashed
+    ("cache FP8_576", "cache: FP8_576", "h0", False),
+    ("cache FP8_656", "cache: FP8_656", "h0", True),
+    ("q e4m3", "q: e4m3, a scale a row", "h1", False),
+    ("q bf16", "q: bf16", "h1", True),
+    ("sums of S e4m3 FP8_576", "sums of QKᵀ: 576 terms of e4m3", "h2", False),
+    ("sums of S e4m3 FP8_656", "sums of QKᵀ: 128 terms of e4m3", "h2", True),
+    ("P e4m3", "P: e4m3", "h3", False),
+    ("P bf16", "P: bf16", "h3", True),
+    ("P fp16", "P: fp16", "h4", True),
+    ("sums of O e4m3", "sums of P·V: e4m3", "h5", False),
+    ("sums of O fp16", "sums of P·V: fp16, fp32 sums", "h5", True),
+    ("out bf16", "out: bf16", "h6", True),
 )
 
 
@@ -104,12 +105,7 @@ def tables_of(record):
 PANEL, GAP, LEFT, TOP = (340, 300), (72, 66), 84, 84
 FLOOR, CEILING = -7, 0  # powers of ten
 
-STYLE = (
-    "text { font-family: 'DejaVu Sans', Arial, sans-serif; font-size: 11px; fill: #222233 } "
-    ".title { font-size: 17px; font-weight: bold } .head { font-size: 13px; font-weight: bold } "
-    ".mid { text-anchor: middle } .end { text-anchor: end } "
-    ".grid { stroke: #dddddd; fill: none } .frame { stroke: #666677; fill: none } .line { fill: none; stroke-width: 1.8 }"
-)
+STYLE = pathlib.Path(__file__).parents[2] / "python" / "flash_mla" / "picture.css"
 
 
 def svg(record):
@@ -118,8 +114,8 @@ def svg(record):
     height = TOP + 2 * PANEL[1] + GAP[1] + 60
     yield '<?xml version="1.0" encoding="UTF-8"?>'
     yield f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
-    yield f"<style>{STYLE}</style>"
-    yield '<rect width="100%" height="100%" fill="#ffffff"/>'
+    yield f"<style>\n{STYLE.read_text(encoding='ascii')}</style>"
+    yield '<rect width="100%" height="100%" class="ground"/>'
     yield f'<text x="{LEFT}" y="30" class="title">Dense decode over FP8 caches: the error of each step alone</text>'
     yield (
         f'<text x="{LEFT}" y="50">root of Σ(a − b)² / Σb² of out, b in double precision; sums: b sums the same rounded '
@@ -156,7 +152,7 @@ def panel(record, distribution, first):
         x = f"{across(keys):.1f}"
         yield f'<path class="grid" d="M{x},0V{PANEL[1]}"/>'
         yield f'<text x="{x}" y="{PANEL[1] + 16}" class="mid">{keys // 1024}K</text>'
-    yield f'<rect class="frame" width="{PANEL[0]}" height="{PANEL[1]}"/>'
+    yield f'<rect class="axis" width="{PANEL[0]}" height="{PANEL[1]}"/>'
     yield f'<text x="{PANEL[0] // 2}" y="{PANEL[1] + 32}" class="mid">keys of a request, K = 1024</text>'
     if first:
         yield f'<text class="mid" transform="translate(-70,{PANEL[1] // 2}) rotate(-90)">relative error of out</text>'
@@ -166,13 +162,13 @@ def panel(record, distribution, first):
         if points:
             yield line(points, colour, dashed)
             dots = "".join(f"M{x - 2:.1f},{y:.1f}a2,2 0 1,0 4,0a2,2 0 1,0 -4,0" for x, y in points)
-            yield f'<path fill="{colour}" d="{dots}"/>'
+            yield f'<path class="dot {colour}" d="{dots}"/>'
 
 
 def line(points, colour, dashed):
     path = "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    dashes = ' stroke-dasharray="5 3"' if dashed else ""
-    return f'<path class="line" stroke="{colour}"{dashes} d="{path}"/>'
+    dashes = " dashed" if dashed else ""
+    return f'<path class="line {colour}{dashes}" d="{path}"/>'
 
 
 def legend():

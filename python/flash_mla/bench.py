@@ -19,6 +19,7 @@ import importlib.util
 import json
 import math
 import os
+import pathlib
 import statistics
 import sys
 import time
@@ -320,12 +321,8 @@ def _digits(value: float) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
 
 
-STYLE = (
-    "text { font-family: 'DejaVu Sans', Arial, sans-serif; font-size: 12px; fill: #333344 } "
-    ".title { font-size: 17px; font-weight: bold } .head { font-weight: bold } .end { text-anchor: end }"
-)
 LABEL, PANEL, STEP, TOP = 500, 220, 26, 84  # pixels
-PANELS = (("tflops", "TFLOP/s", "#7fb0dd"), ("gbs", "GB/s", "#f3b562"))
+PANELS = (("tflops", "TFLOP/s"), ("gbs", "GB/s"))
 
 
 def svg(title: str, timed: Sequence[tuple[Row, dict[str, Any]]]) -> Iterator[str]:
@@ -333,17 +330,18 @@ def svg(title: str, timed: Sequence[tuple[Row, dict[str, Any]]]) -> Iterator[str
     width, height = LABEL + len(PANELS) * (PANEL + 90) + 20, TOP + STEP * len(timed) + 20
     yield '<?xml version="1.0" encoding="UTF-8"?>'
     yield f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
-    yield f"<style>{STYLE}</style>"
-    yield '<rect width="100%" height="100%" fill="#fcfcfa"/>'
+    style = pathlib.Path(__file__).with_name("picture.css").read_text(encoding="ascii")
+    yield f"<style>\n{style}</style>"
+    yield '<rect width="100%" height="100%" class="ground"/>'
     yield f'<text x="20" y="32" class="title">{escape(title)}</text>'
     yield f'<text x="{LABEL - 12}" y="{TOP - 14}" class="head end">µs</text>'
-    for panel, (field, unit, colour) in enumerate(PANELS):
+    for panel, (field, unit) in enumerate(PANELS):
         left, most = LABEL + panel * (PANEL + 90), max((line[field] for _, line in timed), default=0.0)
         yield f'<text x="{left}" y="{TOP - 14}" class="head">{unit}</text>'
         for i, (_, line) in enumerate(timed):
             long = PANEL * line[field] / most if most else 0.0
             y = TOP + STEP * i
-            yield f'<rect x="{left}" y="{y}" width="{long:.1f}" height="{STEP - 8}" fill="{colour}"/>'
+            yield f'<rect x="{left}" y="{y}" width="{long:.1f}" height="{STEP - 8}" class="c{panel}"/>'
             yield f'<text x="{left + long + 6:.1f}" y="{y + 14}">{_digits(line[field])}</text>'
     for i, (row, line) in enumerate(timed):
         y = TOP + STEP * i + 14

@@ -153,8 +153,8 @@ struct maker {
     int64_t (*choose_rows)(struct test_case *c, struct rows *rows);
     /* Completes the oracle's view of such rows after view_rows. NULL: nothing to do. */
     void (*narrow)(const struct test_case *c, const struct rows *rows, struct view *view);
-    bool (*sees)(const struct test_case *c, int64_t request, int64_t token,
-                 int64_t head); /* at least one key */
+    /* Returns the number of keys that a row sees. */
+    int64_t (*seen)(const struct test_case *c, int64_t request, int64_t token, int64_t head);
     /* Adds the keys of a row. NULL: results of this operation have no bound of their own. */
     void (*magnitude)(const struct test_case *c, int64_t request, int64_t token, int64_t head,
                       struct magnitude *magnitude);
@@ -417,8 +417,9 @@ void suite_case(struct suite *suite, const char *text, uint64_t seed, bool by_or
 /* Runs the text with each value of an axis, including values outside the grid. */
 void suite_each(struct suite *suite, int axis, const char *text, uint64_t seed, bool by_oracle);
 
-/* Prints GFLOP/s of the operation's plain shapes. */
-void time_cases(const struct subject *op, const struct run *run);
+/* Times a CPU kernel on the operation's plain shapes and returns how many rates are above what the machine
+ * can do (rate.c). */
+int time_cases(const struct subject *op, const struct run *run);
 
 /* Checks the promises of a GPU kernel beyond the values of one call. */
 void gpu_check(const struct subject *op, const struct run *run, struct tally *tally);

@@ -51,8 +51,8 @@ static bool tell(const struct asked *asked, const char *operation, const struct 
     const struct tally *tally = &told->tally;
     const bool partial = run->most_cases > 0 || run->only_case > 0 || run->parts > 0;
     /* One case may be an empty batch; a whole grid may not. */
-    const bool passed = tally->cases > 0 && (partial || tally->rows > 0) && tally->failed == 0 &&
-                        (partial || tally->covered == tally->pairs);
+    bool passed = tally->cases > 0 && (partial || tally->rows > 0) && tally->failed == 0 &&
+                  (partial || tally->covered == tally->pairs);
     char covered[80];
     if (run->parts)
         snprintf(covered, sizeof covered, "part %lld of %lld", (long long)run->part, (long long)run->parts);
@@ -69,7 +69,8 @@ static bool tell(const struct asked *asked, const char *operation, const struct 
            tally->cosine_lse);
     if (tally->refused)
         printf("  refused, by its name, and left to another kernel: %lld cases\n", (long long)tally->refused);
-    if (asked->timed && operation_of(operation) && !on_gpu(run)) time_cases(operation_of(operation), run);
+    if (asked->timed && operation_of(operation) && !on_gpu(run))
+        passed &= !time_cases(operation_of(operation), run);
     fflush(stdout);
     if (asked->tally_fd >= 0) child_tell(asked->tally_fd, told);
     return passed;

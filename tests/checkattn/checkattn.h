@@ -41,6 +41,7 @@
     X(LSE_BASE, "lse-base")         /* sparse prefill: one lse in the other base */                          \
     X(MAX_SCALE, "max-scale")       /* sparse prefill: one max_logits without softmax_scale */               \
     X(MAX_NAN, "max-nan")           /* sparse prefill: one max_logits of a row of NaN is finite */           \
+    X(COUNT, "count")               /* timing: the keys of a row are counted twice over */                   \
     X(BATCH, "batch")               /* one bit of a row of each request depends on the rest of the batch */
 #define FAULT_ENUMERATOR(name, text) FAULT_##name,
 enum defect { FAULTS_OF(FAULT_ENUMERATOR) FAULTS };

@@ -191,7 +191,7 @@ static void compare_rows(const struct test_case *c, const struct run *run, struc
         for (int64_t h = 0; h < o->rows[i].heads; h++) {
             const struct rows *rows = &o->rows[i];
             const long long head = rows->head + h * rows->step;
-            if (c->beyond && c->op->maker->sees(c, rows->request, rows->token, head)) continue;
+            if (c->beyond && c->op->maker->seen(c, rows->request, rows->token, head)) continue;
             add_row(results, c, run, rows, h, o, o->first[i] + h);
             if (!*where && c->op->results > 1 && wrong_in(results))
                 snprintf(

@@ -330,10 +330,10 @@ int64_t decode_seen_by(const struct test_case *c, int64_t request, int64_t token
     return seen < 0 ? 0 : seen;
 }
 
-static bool sees(const struct test_case *c, int64_t request, int64_t token, int64_t head)
+static int64_t seen(const struct test_case *c, int64_t request, int64_t token, int64_t head)
 {
     (void)head;
-    return decode_seen_by(c, request, token) > 0;
+    return decode_seen_by(c, request, token);
 }
 
 /* A contiguous cache has requests from `first` on in place of pages. */
@@ -466,6 +466,6 @@ const struct maker decode_maker = {.size = sizeof(struct decode_case),
                                    .plan_lengths = plan_lengths,
                                    .choose_rows = choose_rows,
                                    .narrow = narrow,
-                                   .sees = sees,
+                                   .seen = seen,
                                    .magnitude = magnitude_of,
                                    .part = part};

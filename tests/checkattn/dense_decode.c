@@ -391,7 +391,7 @@ struct subject dense_decode = {
          "num_partitions 78, inputs spiked"},
     .more = more,
     .faults = (FAULT(MERGE_BASE) - 1) | FAULT(BATCH),
-    .cpu_faults = FAULT(WRONG_SCALE),
+    .cpu_faults = FAULT(WRONG_SCALE) | FAULT(COUNT),
     .fault_case = fault_case,
     .plant_before = plant_before,
     .plant_after = plant_after,

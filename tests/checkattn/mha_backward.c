@@ -614,7 +614,7 @@ static void more(struct suite *suite)
 }
 
 static const struct maker maker = {
-    .size = sizeof(struct mha_case), .draw = mha_draw, .make = make, .compare = compare};
+    .size = sizeof(struct mha_case), .draw = mha_draw, .make = make, .seen = mha_seen, .compare = compare};
 
 struct subject mha_backward = {
     .of = OP_MHA_BACKWARD,
@@ -643,5 +643,6 @@ struct subject mha_backward = {
             .repeats = {"b 7, shape even, causal 1", "b 7, shape tall, inputs steep"},
             .busy = "b 7, shape even, causal 1",
             .threads = {"heads 32_4", "heads 16_1, shape rows"}},
+    .cpu_faults = FAULT(COUNT),
     .timed = {"b 1, shape even, heads 16_1, causal 1", "b 1, shape even, heads 5_5, sizes 128_128"},
 };

@@ -220,6 +220,12 @@ struct mha_place mha_place_of(const struct test_case *c, int64_t request, int64_
     return at;
 }
 
+int64_t mha_seen(const struct test_case *c, int64_t request, int64_t token, int64_t head)
+{
+    (void)head;
+    return mha_place_of(c, request, token).seen;
+}
+
 void mha_set_apart(struct view *view, int i)
 {
     const size_t rank = (size_t)view->tensor[i].ndim++;

@@ -75,6 +75,7 @@ struct mha_place {
     int64_t request, first_key, length, seen;
 };
 struct mha_place mha_place_of(const struct test_case *c, int64_t request, int64_t token);
+int64_t mha_seen(const struct test_case *c, int64_t request, int64_t token, int64_t head);
 
 /* Restores dimension b in a tensor of a view narrowed to one request. */
 void mha_set_apart(struct view *view, int i);

@@ -47,12 +47,6 @@ static void make(struct test_case *c, const struct run *run)
 
 /* ---- Rows of it ------------------------------------------------------------------------------- */
 
-static bool sees(const struct test_case *c, int64_t request, int64_t token, int64_t head)
-{
-    (void)head;
-    return mha_place_of(c, request, token).seen > 0;
-}
-
 /* Makes a row a separate problem over the first keys of its request, without a mask. */
 static void narrow_to(const struct test_case *c, const struct mha_place *at, int64_t seen, struct view *view)
 {
@@ -195,7 +189,7 @@ static const struct maker maker = {.size = sizeof(struct mha_case),
                                    .make = make,
                                    .choose_rows = choose_rows,
                                    .narrow = narrow,
-                                   .sees = sees,
+                                   .seen = mha_seen,
                                    .magnitude = magnitude_of,
                                    .part = part};
 
@@ -226,5 +220,6 @@ struct subject mha_forward = {
                           "b 3, shape square, causal 1, inputs spiked"},
             .busy = "b 7, shape even, causal 1",
             .threads = {"heads 32_4", "heads 16_1, shape rows"}},
+    .cpu_faults = FAULT(COUNT),
     .timed = {"b 1, shape even, heads 16_1, causal 1", "b 1, shape even, heads 5_5, sizes 128_128"},
 };

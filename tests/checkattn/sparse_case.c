@@ -440,16 +440,17 @@ static bool plan_lengths(struct test_case *c, int k, bool stale, int32_t *length
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
-bool sparse_sees(const struct test_case *c, int64_t request, int64_t token, int64_t head)
+int64_t sparse_seen(const struct test_case *c, int64_t request, int64_t token, int64_t head)
 {
     const int64_t key_head = head / (c->h_q / c->h_kv);
-    bool key = false;
-    for (int k = 0; k < S_CACHES && !key; k++) {
+    int64_t seen = 0;
+    for (int k = 0; k < S_CACHES; k++) {
         const int64_t count = sparse_count(c, k, request, token);
-        key = count && sparse_pool_first(&((const struct sparse_case *)c)->pool[k],
-                                         sparse_list(c, k, request, token, key_head), count) >= 0;
+        const int32_t *list = count ? sparse_list(c, k, request, token, key_head) : NULL;
+        for (int64_t i = 0; i < count; i++)
+            seen += sparse_pool_is_key(&((const struct sparse_case *)c)->pool[k], list[i]);
     }
-    return key;
+    return seen;
 }
 
 /* Narrows lists to the entries that count. */
@@ -544,7 +545,7 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
     rows[count++] = (struct rows){c->b - 1, last, c->h_q - 1 - (heads - 1) * step, step, heads};
     for (int64_t i = 0; i < (s->prefill ? drawn_tokens(s) : c->b) && found < ROLES; i++) {
         const struct rows role = {s->prefill ? 0 : i, s->prefill ? last - i : last, 0, step, heads};
-        if (!sparse_sees(c, role.request, role.token, 0)) rows[count++] = role, found++;
+        if (!sparse_seen(c, role.request, role.token, 0)) rows[count++] = role, found++;
     }
     for (int64_t t = 1; extreme && t < last && t < KINDS; t++)
         rows[count++] = (struct rows){0, t, random_between(&c->random, 0, step - 1), step, heads};
@@ -572,7 +573,7 @@ bool sparse_plant(struct test_case *c, enum defect fault, struct patch *patch)
 }
 
 #define LISTED                                                                                               \
-    .size = sizeof(struct sparse_case), .choose_rows = choose_rows, .narrow = narrow, .sees = sparse_sees,   \
+    .size = sizeof(struct sparse_case), .choose_rows = choose_rows, .narrow = narrow, .seen = sparse_seen,   \
     .magnitude = magnitude_of
 
 const struct maker prefill_maker = {LISTED, .draw = draw_prefill, .cases_of_a_draw = 16,

@@ -150,7 +150,7 @@ extern const struct maker sparse_maker, prefill_maker;
 int32_t *sparse_list(const struct test_case *c, int k, int64_t request, int64_t token, int64_t key_head);
 int64_t sparse_count(const struct test_case *c, int k, int64_t request, int64_t token);
 
-bool sparse_sees(const struct test_case *c, int64_t request, int64_t token, int64_t head);
+int64_t sparse_seen(const struct test_case *c, int64_t request, int64_t token, int64_t head);
 
 /* Returns true if the kernel under test refuses such a case. */
 bool sparse_refuses(const struct subject *op, const struct run *run, const int64_t *v);

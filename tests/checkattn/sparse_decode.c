@@ -208,6 +208,7 @@ struct subject sparse_decode = {
             .threads = {"h_q 128", "h_q 16"},
             .foreign = "shape 3, " BUSY_EXTRA
                        "b 9, s_q 2, h_q 64, format fp8_656, lengths varied, plan given, num_partitions 13"},
+    .cpu_faults = FAULT(COUNT),
     .timed = {"shape 5, h_q 128, format bf16, indices all", "shape 5, h_q 128, format fp8_656, indices all",
               "shape 5, h_q 16, format fp8_656, indices all", "shape 5, h_q 128, format fp8_584, indices all",
               "shape 5, h_q 16, format fp8_584, indices all", "shape 5, h_q 128, format fp8_528, indices all",

@@ -163,7 +163,7 @@ static bool plant_after(struct test_case *c, enum defect fault)
     const int64_t last = c->s_q - 1;
     int64_t seeing = 0, nan = 0; /* tokens */
     while (nan < last && !isnan(*(const float *)case_row(c, PREFILL(lse), 0, nan, 0))) nan++;
-    while (seeing < last && !sparse_sees(c, 0, seeing, 0)) seeing++;
+    while (seeing < last && !sparse_seen(c, 0, seeing, 0)) seeing++;
     switch (fault) {
     case FAULT_LSE_BASE: *(float *)case_row(c, PREFILL(lse), 0, seeing, 0) *= 1.44269504f; return true;
     case FAULT_MAX_SCALE:
@@ -283,6 +283,7 @@ struct subject sparse_prefill = {
             .repeats = {WIDE "s_q 70, lengths varied", "shape 8, s_q 70, lengths varied, indices blocks"},
             .busy = WIDE "s_q 700, lengths varied, indices blocks",
             .threads = {"h_q 128", "h_q 16"}},
+    .cpu_faults = FAULT(COUNT),
     .timed = {WIDE "s_q 32, h_q 128, source flat, indices all",
               WIDE "s_q 32, h_q 16, source flat, indices all",
               WIDE "s_q 32, h_q 128, source fp8_656, indices all",

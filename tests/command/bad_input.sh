@@ -124,6 +124,18 @@ bad 1 'table.safetensors: dense_decode: block_table' run table.safetensors --out
 bad 2 'a command is missing'
 bad 2 'dance: no such command; allowed are info' dance
 bad 2 '--frob: no such option; allowed are --out' run fine.safetensors --frob
+bad 2 '--softmax-scale --batch-invariant' run fine.safetensors --frob
+for words in 'benhc' 'help benhc'; do
+    # shellcheck disable=SC2086 # words
+    bad 2 'benhc: no such command; allowed are info, make-input, run, plan, bench, verify, layout, help, version' $words
+    grep -q '; did you mean bench?$' stderr || wrong "$words: no suggestion: $(cat stderr)"
+done
+bad 2 '--help; did you mean --heads?' bench --heds 16
+bad 2 '--help; did you mean --heads?' plan --heds=16
+bad 2 'must be one of pos, neg; did you mean pos?' run fine.safetensors --lse-empty poss
+bad 2 'cpu, h20, latency, peers, varlen, quick; did you mean quick?' bench --grid quik
+bad 2 '; did you mean cpu-generic?' run fine.safetensors --kernel cpu_generic
+bad 2 '; did you mean mma-a?' layout mma_a
 bad 2 '--out: its value FILE is missing' run fine.safetensors --out
 bad 2 "--repeat: '0' must be a whole number in [1, 100000]" run fine.safetensors --repeat 0
 bad 2 "--repeat: '3x' must be a whole number" run fine.safetensors --repeat=3x
@@ -214,11 +226,38 @@ bad 1 'nowhere/x: cannot create: No such file or directory' make-input nowhere/x
 bad 1 '/proc/flashmla: cannot create' run fine.safetensors --out /proc/flashmla
 bad 1 'folder: is a directory, must be a file to write' plan --batch 2 --svg folder
 bad 1 'and its file system has' make-input x --batch 100000 --query-tokens 4096 --heads 4096 --seq-len 1
-for command in info 'plan --batch 2' --help 'run fine.safetensors'; do
-    # shellcheck disable=SC2086 # words
-    "$flashmla" $command >/dev/full 2>stderr
-    one_line 1 $? 'cannot write to standard output'
-done
+# Standard output that fails, on a full disk or closed: of every command, as text and as each file it can write.
+good --help
+sed -n '/^Usage/,/^flashmla help/s/^  \([a-z-]*\) .*/\1/p' stdout >commands
+[ "$(wc -l <commands)" -ge 9 ] || wrong "--help names few commands: $(cat commands)"
+while read -r command; do
+    case $command in
+    make-input) words='made --batch 1' ;;
+    run) words='fine.safetensors --repeat 1' ;;
+    bench) words='--grid quick --repeat 1 --threads 1 --seq-len 64' ;;
+    layout) words='mma-a' ;;
+    *) words='' ;;
+    esac
+    good "$command" --help
+    outputs=$(sed -n 's/^  \(--[a-z-]*\) FILE .*/\1 -/p' stdout)
+    [ "$command" != make-input ] || outputs='- --batch 1'
+    while read -r output; do
+        [ "$output" != '- --batch 1' ] || words=''
+        # shellcheck disable=SC2086 # words
+        "$flashmla" $command $words $output >/dev/full 2>stderr
+        one_line 1 $? "^flashmla $command: .*standard output: \(cannot write: \)\?\(No space left on device\|an earlier write failed\)"
+        # shellcheck disable=SC2086
+        "$flashmla" $command $words $output >&- 2>stderr
+        one_line 1 $? "^flashmla $command: .*standard output: \(cannot write: \)\?\(Bad file descriptor\|an earlier write failed\)"
+    done < <(echo; echo "$outputs" | grep .)
+done <commands
+"$flashmla" --help >/dev/full 2>stderr
+one_line 1 $? '^flashmla: cannot write to standard output'
+# What is printed does not go into a file that is opened in place of a closed standard output.
+"$flashmla" bench --grid quick --repeat 1 --threads 1 --seq-len 64 --json rows.jsonl >&- 2>stderr
+one_line 1 $? 'cannot write to standard output'
+{ [ "$(wc -l <rows.jsonl)" -eq 1 ] && grep -q '^{"op":.*}$' rows.jsonl; } || wrong "the table went into rows.jsonl: $(cat rows.jsonl)"
+rm rows.jsonl
 
 # A disk that fills up during the write, simulated by a file size limit; the previous file stays.
 echo old >result
@@ -263,7 +302,7 @@ bad 2 "--kernel: 'none' must be a kernel of sparse_prefill: " bench --op sparse_
 bad 2 "--kernel: 'none' must be a kernel of dense_decode: " bench --grid quick --repeat 1 --kernel none --json none.jsonl
 bad 2 "--kernel: 'none' must be a kernel of merge: cpu-generic, ref, cuda" bench --op merge --kernel none
 bad 2 "--kernel: 'none' must be a kernel of cache_gather: " bench --op cache_gather --kernel none
-if "$flashmla" info | grep -Eq '^cpu +dense_decode +cpu-avx512bf16 .* yes$'; then # a kernel that supports one type
+if "$flashmla" info --all | grep -Eq '^ +dense_decode +cpu-avx512bf16 +yes '; then # a kernel that supports one type
     bad 3 'no row of the grid runs here: dense_decode: q: is fp16, kernel cpu-avx512bf16 takes bf16' \
         bench --grid quick --kernel cpu-avx512bf16 --dtype fp16 --json none.jsonl
 fi

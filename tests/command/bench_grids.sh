@@ -9,18 +9,18 @@ export flashmla=$1
 . "$(dirname "$0")/common.sh"
 too_large="skipped: too large for this machine's memory"
 
-# product "B…" "S_K…" "S_Q…" "H_Q…" OPTIONS: its rows, as print_shape orders the columns, up to the options.
+# product "B…" "S_K…" "S_Q…" "H_Q…" [OPTIONS]: its rows, as print_shape orders the columns, up to the options.
 product() {
     local h_q s_q b s_k
     for h_q in $4; do for s_q in $3; do for b in $1; do for s_k in $2; do
-        echo "$b $s_k $s_q $h_q 1 576 bf16 $5 $too_large"
+        echo "$b $s_k $s_q $h_q 1 576 bf16${5+ $5} $too_large"
     done; done; done; done
 }
 grid() {
     case $1 in
     cpu)
-        product '1 8' '1024 4096 16384' 1 '16 128' -
-        product 128 512 1 '16 128' -
+        product '1 8' '1024 4096 16384' 1 '16 128'
+        product 128 512 1 '16 128'
         ;;
     h20)
         product 128 '4096 8192' '1 2' '16 32 64 128' causal
@@ -39,6 +39,8 @@ grid() {
 passed_over() {
     sort >expected
     bad 3 'no row of the grid runs here' bench --grid "$@" --threads 1 --json rows.jsonl
+    within 100
+    unfold
     grep 'skipped' stdout | sed 's/^ *//; s/  */ /g' | sort >came
     checks=$((checks + 1))
     { [ -s expected ] && diff expected came >difference; } || wrong "--grid $*: $(head -n 5 difference)"
@@ -50,7 +52,7 @@ export FMLA_LITTLE_MEMORY=1
 for name in cpu h20 latency peers varlen; do
     passed_over "$name" < <(grid "$name")
 done
-sparse() { # sparse "B…" S_K "S_Q…" "H_Q…" D_QK FORMAT
+sparse() { # sparse "B…" S_K "S_Q…" "H_Q…" D_QK OPTIONS
     local h_q s_q b
     for h_q in $4; do for s_q in $3; do for b in $1; do
         echo "$b $2 $s_q $h_q 1 $5 bf16 $6 $too_large"
@@ -61,25 +63,26 @@ passed_over cpu --cache fp8_584 < <( # all products of a grid
     sparse 128 512 1 '16 128' 512 FP8_584
 )
 passed_over peers --op sparse_decode < <(
-    sparse '1 2 16 64 128' 32768 '1 2' '64 128' 576 FP8_656
-    sparse '2 64 128' 16384 2 '64 128' 512 FP8_584
-    sparse '2 64 128' 16384 2 128 512 FP8_584 # varying lists of the second cache
-    sparse 148 32768 2 128 576 FP8_656
+    sparse '1 2 16 64 128' 32768 '1 2' '64 128' 576 'FP8_656 topk 2048'
+    sparse '2 64 128' 16384 2 64 512 'FP8_584 topk 128 + 512'
+    sparse '2 64 128' 16384 2 128 512 'FP8_584 topk 128 + 1024'
+    sparse '2 64 128' 16384 2 128 512 'FP8_584 topk 128 + 1024 varlen'
+    sparse 148 32768 2 128 576 'FP8_656 topk 16384'
 )
-prefill() { # prefill "S_KV…" H_Q D_QK FORMAT
+prefill() { # prefill "S_KV…" H_Q D_QK OPTIONS
     for s_k in $1; do echo "- $s_k 4096 $2 1 $3 bf16 $4 $too_large"; done
 }
 passed_over peers --op sparse_prefill < <(
-    prefill '8192 32768 131072' 128 576 BF16
-    prefill 32768 64 512 BF16
-    prefill 32768 128 512 BF16
-    prefill 32768 128 576 FP8_656
-    prefill 32768 128 512 FP8_584
+    prefill '8192 32768 131072' 128 576 'BF16 topk 2048'
+    prefill 32768 64 512 'BF16 topk 512'
+    prefill 32768 128 512 'BF16 topk 1024'
+    prefill 32768 128 576 'FP8_656 topk 2048'
+    prefill 32768 128 512 'FP8_584 topk 2048'
 )
 mha() { # mha B S H_Q H_KV SIZES OPTIONS
     local sizes options
     for sizes in $5; do for options in $6; do
-        echo "$1 $2 $2 $3 $4 $sizes bf16 $options $too_large"
+        echo "$1 $2 $2 $3 $4 $sizes bf16 $options $too_large" | sed 's/ - / /'
     done; done
 }
 passed_over cpu --op mha_forward < <(mha 1 2048 16 16 '192/128 128/128 64/64' '- causal')
@@ -104,19 +107,47 @@ has "^ +3 +1 .*$too_large$"
 unset FMLA_LITTLE_MEMORY
 flashmla=$1
 
+# Warnings are one line each on standard error, and change nothing else.
+warns() { # warns PART WORDS…
+    local part=$1
+    shift
+    timed --grid quick --repeat 1 --kernel cpu-generic "$@" --json warned.jsonl
+    checks=$((checks + 1))
+    [ "$(grep -c "^flashmla bench: warning: $part" .warnings)" -eq 1 ] || wrong "bench $*: no warning '$part': $(cat .warnings)"
+    [ "$(wc -l <warned.jsonl)" -eq 2 ] || wrong "bench $*: not two rows beside the warning: $(cat warned.jsonl)"
+}
+flashmla=$small
+export FMLA_NO_PROCESSOR=1
+warns 'the machine is busy: bench takes 1 thread, others run [0-9.]*, and there are 0 processors: ' --threads 1 --seq-len 64,65
+unset FMLA_NO_PROCESSOR
+export FMLA_PLANT=idle # a kernel that computes nothing
+warns '2 of 2 rows took less time than they need at the measured peaks, first cpu-generic with [0-9.]* us of [0-9.]*: ' \
+    --threads 1 --heads 128 --seq-len 512,4096
+unset FMLA_PLANT
+if command -v taskset >/dev/null; then
+    one=$(taskset -cp $$ | sed 's/.*: //; s/[-,].*//')
+    printf '#!/bin/sh\nexec taskset -c %s "%s" "$@"\n' "$one" "$1" >on_one
+    chmod +x on_one
+    flashmla=./on_one
+    warns 'bench takes 3 threads, and this process may use 1 processors: .*; use --threads 1$' --threads 3 --seq-len 64,65
+else
+    echo 'SKIP: no taskset here'
+fi
+flashmla=$1
+
 # Rows that fit are timed and written, next to one of 79 TB. Lists replace axes of a grid, which keeps its other axes.
-good bench --grid quick --threads 1 --repeat 1 --page-size 1 --heads 4096 --kv-heads 4096 --seq-len 1,16777216 --json rows.jsonl
+timed --grid quick --threads 1 --repeat 1 --page-size 1 --heads 4096 --kv-heads 4096 --seq-len 1,16777216 --json rows.jsonl
 has "^ +1 +16777216 +1 +4096 +4096 .*$too_large$"
-has '^ +1 +1 +1 +4096 +4096 +576 +bf16 +- +[a-z0-9-]+ +[0-9.]+ '
+has '^ +1 +1 +1 4096 4096 +576 bf16( +[0-9.]+){6} [a-z0-9-]+$'
 [ "$(wc -l <rows.jsonl)" -eq 1 ] || wrong "not one row was written: $(cat rows.jsonl)"
 for name in h20 peers; do
-    good bench --grid "$name" --warm --threads 1 --repeat 1 --batch 1 --seq-len 64 --heads 16 --query-tokens 1,2 --json "$name.jsonl"
-    has '^ +1 +64 +1 +16 +1 +576 +bf16 +causal +[a-z0-9-]+ +[0-9.]+ '
-    has '^ +1 +64 +2 +16 +1 +576 +bf16 +causal '
+    timed --grid "$name" --warm --threads 1 --repeat 1 --batch 1 --seq-len 64 --heads 16 --query-tokens 1,2 --json "$name.jsonl"
+    has '^ +1 +64 +1 +16 +1 +576 bf16( +[0-9.]+){6} [a-z0-9-]+ causal$'
+    has '^ +1 +64 +2 +16 +1 +576 bf16 .* causal$'
     rows=2
     if [ "$name" = h20 ]; then
         rows=4
-        has '^ +1 +64 +2 +16 +1 +576 +bf16 +causal,var '
+        has '^ +1 +64 +2 +16 +1 +576 bf16 .* causal,var$'
     fi
     [ "$(grep -c '"causal":true' "$name.jsonl")" -eq $rows ] || wrong "$name.jsonl: $(cat "$name.jsonl")"
 done
@@ -133,28 +164,28 @@ ratio() { # ratio FILE LINES: that many lines have a time of the fixed batch and
         END { exit !(right == lines && !wrong) }' "$1" || wrong "$1: not $2 quotients: $(cat "$1")"
     grep -q stream_us "$1" && wrong "$1: a stream on the CPU"
 }
-good bench --grid varlen --threads 1 --repeat 3 --batch 2,3 --seq-len 64 --heads 16 --query-tokens 1 --json varlen.jsonl
-has '^ +3 +64 +1 +16 .* causal,var .* fixed +[0-9.]+ us, var / fixed [0-9.]+$'
+timed --grid varlen --threads 1 --repeat 3 --batch 2,3 --seq-len 64 --heads 16 --query-tokens 1 --json varlen.jsonl
+has '^ +3 +64 +1 +16 .* causal,var fixed [0-9.]+ us, var / fixed [0-9.]+$'
 ratio varlen.jsonl 2
-good bench --fixed --grid h20 --warm --threads 1 --repeat 3 --batch 2 --seq-len 64 --heads 16 --query-tokens 1 --json both.jsonl
+timed --fixed --grid h20 --warm --threads 1 --repeat 3 --batch 2 --seq-len 64 --heads 16 --query-tokens 1 --json both.jsonl
 [ "$(wc -l <both.jsonl)" -eq 2 ] || wrong "not two rows: $(cat both.jsonl)"
 ratio both.jsonl 1
-good bench --no-stream --grid h20 --threads 1 --repeat 1 --batch 2 --seq-len 64 --heads 16 --query-tokens 1 --json none.jsonl
+timed --no-stream --grid h20 --threads 1 --repeat 1 --batch 2 --seq-len 64 --heads 16 --query-tokens 1 --json none.jsonl
 ratio none.jsonl 0
 # The shapes of peers on a machine without memory or time for 4096 tokens: 2 keys of each list are invalid.
-good bench --op sparse_prefill --grid peers --warm --threads 1 --repeat 1 --query-tokens 2 --seq-len 62 --topk 64 --heads 16 --json prefill.jsonl
-has '^ +- +62 +2 +16 +1 +576 +bf16 FP8_656 +[a-z0-9-]+ +[0-9.]+ .* topk 64$'
+timed --op sparse_prefill --grid peers --warm --threads 1 --repeat 1 --query-tokens 2 --seq-len 62 --topk 64 --heads 16 --json prefill.jsonl
+has '^ +- +62 +2 +16 +1 +576 bf16( +[0-9.]+){6} [a-z0-9-]+ FP8_656 topk 64$'
 [ "$(wc -l <prefill.jsonl)" -eq 5 ] || wrong "not five rows: $(cat prefill.jsonl)"
-good bench --op sparse_prefill --grid quick --threads 1 --repeat 1 --query-tokens 1,1048576 --heads 4096 --seq-len 300 --topk 7 --json prefill.jsonl
-has "^ +- +300 +1048576 +4096 +1 +576 +bf16 BF16 +$too_large$"
-has '^ +- +300 +1 +4096 +1 +576 +bf16 FP8_656 '
+timed --op sparse_prefill --grid quick --threads 1 --repeat 1 --query-tokens 1,1048576 --heads 4096 --seq-len 300 --topk 7 --json prefill.jsonl
+has "^ +- +300 +1048576 +4096 +1 +576 +bf16 BF16 topk 7 $too_large$"
+has '^ +- +300 +1 +4096 +1 +576 bf16 .* FP8_656 topk 7$'
 # Requests of any length, which cannot be compared with a fixed-length batch.
-good bench --op mha_forward --fixed --warm --threads 1 --repeat 2 --batch 3 --seq-len 160 --heads 2 --varlen both --json mha.jsonl
-has '^ +3 +160 +160 +2 +2 +64/64 +bf16 causal,var +[a-z0-9-]+ +[0-9.]+ '
+timed --op mha_forward --fixed --warm --threads 1 --repeat 2 --batch 3 --seq-len 160 --heads 2 --varlen both --json mha.jsonl
+has '^ +3 +160 +160 +2 +2 +64/64 bf16( +[0-9.]+){6} [a-z0-9-]+ causal,var$'
 [ "$(grep -c '"varlen":true' mha.jsonl)" -eq 6 ] || wrong "not six rows of any length: $(cat mha.jsonl)"
 ratio mha.jsonl 0
 # Two of three are too large: 17.6 TB of parts.
-good bench --op merge --grid quick --threads 1 --repeat 1 --parts 1,1024 --heads 64 --batch 1,65536 --json merge.jsonl
+timed --op merge --grid quick --threads 1 --repeat 1 --parts 1,1024 --heads 64 --batch 1,65536 --json merge.jsonl
 has "^ +1024 +65536 .*$too_large$"
-has '^ +1024 +1 .* cpu-generic +[0-9.]+ '
+has '^ +1024 +1 .* cpu-generic$'
 finish

@@ -9,6 +9,14 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit 1
 
+: >.warnings
+
+# warned: moves the warnings of bench from stderr to `.warnings`; other tests may keep the machine busy.
+warned() {
+    grep '^flashmla bench: warning: ' stderr >.warnings
+    sed -i '/^flashmla bench: warning: /d' stderr
+}
+
 wrong() {
     echo "FAILED: $*"
     failed=$((failed + 1))
@@ -19,6 +27,7 @@ good() {
     checks=$((checks + 1))
     local rc=0
     "$flashmla" "$@" >stdout 2>stderr || rc=$?
+    warned
     [ "$rc" -eq 0 ] || wrong "flashmla $*: exit $rc: $(cat stderr)"
     [ ! -s stderr ] || wrong "flashmla $*: talks on stderr: $(cat stderr)"
 }
@@ -34,6 +43,21 @@ passes() {
     good run "$@" --check
     has '^check +PASS: '
 }
+
+# within COLUMNS: no line of stdout is longer.
+within() {
+    checks=$((checks + 1))
+    ! LC_ALL=C.UTF-8 grep -E ".{$(($1 + 1))}" stdout >longer || wrong "lines of more than $1 columns: $(cat longer)"
+    rm -f longer
+}
+
+# timed WORDS…: bench succeeds in lines of 100 columns. Then stdout has each row in one line.
+timed() {
+    good bench "$@"
+    within 100
+    unfold
+}
+unfold() { sed -i -e ':more' -e '$!N; s/ *\n        \([^ ]\)/ \1/; t more' -e 'P; D' stdout; }
 
 # holds WHAT COMMAND…: reports WHAT unless the command succeeds.
 holds() {
@@ -52,6 +76,7 @@ well_formed() {
 # one_line CODE RC PART: a command ended with exit code RC, which must be CODE, and one line on stderr with PART.
 one_line() {
     checks=$((checks + 1))
+    warned
     { [ "$2" -eq "$1" ] && [ "$(wc -l <stderr)" -eq 1 ] && grep -q -- "$3" stderr; } ||
         wrong "exit $2, not $1 with one line of '$3': $(cat stderr)"
 }
@@ -65,6 +90,7 @@ bad() {
     : >stderr
     before=$(ls -A)
     "$flashmla" "$@" >stdout 2>stderr || rc=$?
+    warned
     after=$(ls -A)
     [ "$rc" -eq "$code" ] || wrong "flashmla $*: exit $rc, not $code: $(cat stderr)"
     [ "$(wc -l <stderr)" -eq 1 ] || wrong "flashmla $*: not one line on stderr: $(cat stderr)"

@@ -8,8 +8,9 @@ fake=${2:-}
 # shellcheck disable=SC1091 # checked by itself
 . "$(dirname "$0")/common.sh"
 
-if ! "$flashmla" info | grep -Eq '^cuda:0 +sparse_decode .* yes$'; then
-    "$flashmla" info | grep -E 'not used: |^cuda:0 .* sparse_decode ' || true
+gpu_runs() { "$flashmla" info --all | sed -n '/^cuda:0/,/^$/p' | grep -Eq "^ +$1 +yes "; } # OPERATION KERNEL
+if ! gpu_runs 'sparse_decode +cuda[a-z0-9-]*'; then
+    "$flashmla" info | sed -n '/^cuda:0/,/^$/p'
     echo 'needs a GPU'
     [ "$fake" = --fake ] && exit 1
     exit 77
@@ -39,7 +40,7 @@ both d.safetensors --log-base 2 --lse-empty neg
 
 # Dense decode over byte caches, if a kernel supports them.
 for format in FP8_656 FP8_584 FP8_576; do
-    "$flashmla" info | grep -Eq "^cuda:0 +dense_decode .* $format.* yes$" || continue
+    gpu_runs 'dense_decode +cuda-sm80' || continue
     good make-input f.safetensors --cache ${format,,} --seq-lens 0,1,63,64,65,200 --query-tokens 3 --heads 70 --page-size 16 --causal --sink
     both f.safetensors --log-base 2 --lse-empty neg
     has "^kv_cache +\[27, 16, 1, ${format#FP8_}\] $format$"
@@ -100,15 +101,20 @@ has '^kernel +cuda on cuda:0$'
 good verify --device cuda:0
 for op in sparse_prefill merge cache_append cache_gather cache_convert; do has "^ok +$op +cuda +"; done
 has '^ok +sparse_decode +cuda +'
-if "$flashmla" info | grep -Eq '^cuda:0 +sparse_decode +cuda-sm90 .* yes$'; then
+if gpu_runs 'sparse_decode +cuda-sm90'; then
     has '^ok +sparse_decode +cuda-sm90-64 +'
     has '^ok +sparse_decode +cuda-sm90-16 +'
 fi
 good info
-has '^cuda:0 +sparse_decode +cuda .* yes$'
-if grep -Eq '^cuda:0 +sparse_decode +cuda-sm90 .* yes$' stdout; then
-    has '^cuda:0 +sparse_decode +cuda-sm90-64 .* only when named, part of cuda-sm90$'
-    has '^cuda:0 +sparse_decode +cuda-sm90-16 .* only when named, part of cuda-sm90$'
+within 80
+has '^cuda:0.*: NVIDIA .*, compute capability '
+has '^ +sparse_decode +cuda'
+good info --all
+within 80
+has '^ +sparse_decode +cuda +yes '
+if gpu_runs 'sparse_decode +cuda-sm90'; then
+    has '^ +sparse_decode +cuda-sm90-64 +if named +part of cuda-sm90; takes bf16'
+    has '^ +sparse_decode +cuda-sm90-16 +if named +part of cuda-sm90; takes bf16'
     good make-input s.safetensors --op sparse_decode --batch 3 --seq-len 300 --topk 200 --cache fp8_656 --heads 20
     for kernel in cuda-sm90-64 cuda-sm90-16; do
         good run s.safetensors --device cuda:0 --kernel $kernel --check --repeat 1

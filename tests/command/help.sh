@@ -32,6 +32,14 @@ for command in $commands; do
     grep -Ev '^ +flashmla ' "$command.text" | awk 'length > 80 { exit 1 }' || wrong "help $command has lines of more than 80 columns"
 done
 options_of() { sed -n 's/^  \(--[a-z-]*\).*/\1/p' "$1.text"; }
+checks=$((checks + 1))
+with_json=
+for command in $commands; do
+    if options_of "$command" | grep -qx -e --json; then with_json+=", $command"; fi
+done
+with_json=${with_json#, }
+with_json="${with_json%, *} and ${with_json##*, }"
+tr '\n' ' ' <all | grep -qF -- " --json of $with_json writes the results" || wrong "--help names others than have --json: $with_json"
 [ "$(options_of bench | wc -l)" -gt 15 ] || wrong 'no options in the help of bench'
 
 # ---- The manual page

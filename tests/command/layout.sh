@@ -86,10 +86,10 @@ labels mma-a.svg '>T[0-9]+\.[0-9]+<' 256
 labels ldmatrix-8x32.svg '>T[0-9]+<' 32
 labels wgmma-d.svg '>T[0-9]+\.[0-9]+<' 1024
 labels swizzle-64.svg '>row [0-7], chunk [0-3]<' 32
-labels mma-c.svg 'fill="#[0-9a-f]{6}" class="cell"' 32 # one colour per lane
+labels mma-c.svg 'class="cell c[0-7] t[0-3]"' 32 # one colour per lane
 good layout mma-c --lane 30 --svg lane.svg
-labels lane.svg 'fill="#[0-9a-f]{6}" class="cell"' 2
-[ "$(grep -c faint\" lane.svg)" -eq 124 ] || wrong 'lane.svg does not show 4 elements alone'
+labels lane.svg 'class="cell [^"]*"' 2
+[ "$(grep -c 'class="cell faint"' lane.svg)" -eq 124 ] || wrong 'lane.svg does not show 4 elements alone'
 
 # Errors are reported and leave no file.
 bad 2 'mma-d: no such layout; allowed are mma-a, mma-b, ' layout mma-d

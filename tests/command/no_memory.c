@@ -103,7 +103,7 @@ static size_t read_file(const char *path, char text[MOST_TEXT])
 /* Returns true for lines that differ between runs: times, and the reason why a driver could not be loaded. */
 static bool differs_anyhow(const char *line)
 {
-    static const char *const parts[] = {"GFLOP", "there is no NVIDIA driver", "\"us\":"};
+    static const char *const parts[] = {"FLOP/s", "there is no NVIDIA driver", "\"us\":"};
     bool differs = !strncmp(line, "time", 4);
     for (int i = 0; i < 3; i++) differs |= strstr(line, parts[i]) != NULL;
     return differs;
@@ -173,6 +173,7 @@ static const struct {
     {MAKE_LISTS("prefill", "sparse_prefill --query-tokens 2") " --heads 2 --cache fp8_584 --sink", NULL},
     {MAKE_MHA("mha"), NULL},
     {"info", NULL},
+    {"info --all", NULL},
     {"info --json -", NULL},
     {"plan --seq-lens 5,700 --partitions 3 --json -", NULL},
     {"plan batch --partitions 2 --svg made/plan.svg", "made/plan.svg"},

@@ -3,8 +3,9 @@
  * Linked into a flashmla for tests: kernels with errors, and a machine with little memory. The installed
  * command contains none of it.
  *
- * FMLA_PLANT selects the error of cpu-generic: `refused`, or one of the table below. FMLA_LITTLE_MEMORY:
- * the machine has one page of memory.
+ * FMLA_PLANT selects the error of cpu-generic: `refused`, `idle` (it computes nothing), or one of the table
+ * below. FMLA_LITTLE_MEMORY: the machine has one page of memory. FMLA_NO_PROCESSOR: all its processors are
+ * taken.
  */
 #include "wrap.h"
 
@@ -76,6 +77,7 @@ static fmla_status around(enum operation op, const void *args, real_function *re
     if (!plant || !kernel || strcmp(kernel, "cpu-generic") != 0) return real(args);
     if (!strcmp(plant, "refused") && op == OP_DENSE_DECODE)
         *(size_t *)call_option(&call, "workspace_size") = 0;
+    if (!strcmp(plant, "idle")) return FMLA_OK;
     const fmla_status status = real(&call.args);
     for (int i = 0; (member = call_member(op, i)); i++)
         for (size_t k = 0; k < sizeof plants / sizeof *plants; k++)
@@ -87,5 +89,6 @@ static fmla_status around(enum operation op, const void *args, real_function *re
 
 long __wrap_sysconf(int name)
 {
+    if (name == _SC_NPROCESSORS_ONLN && getenv("FMLA_NO_PROCESSOR")) return 0;
     return name == _SC_PHYS_PAGES && getenv("FMLA_LITTLE_MEMORY") ? 1 : __real_sysconf(name);
 }

@@ -16,10 +16,39 @@ for command in info make-input run plan bench verify layout; do
     has '^Examples$'
 done
 
+# info: an operation is one line of 80 columns, with the kernel that a call without a kernel's name takes.
 good info
-has '^cpu +dense_decode +[a-z0-9-]+ .* yes$'
-has '^cpu +dense_decode +ref .* only when named$'
-has '^cuda:0 +(NVIDIA|not used: [^ ])' # a GPU, or why there is none
+within 80
+has '^cpu: .*, [0-9]+ threads$'
+has '^cuda:0(: | to )' # a GPU, or why there is none
+cp stdout chosen
+sed -n '/^cpu: /,/^$/s/^  \([a-z_][a-z_]*\) .*/\1/p' chosen >lines
+good info --all
+within 80
+has '^  operation      kernel         runs here takes$'
+has '^  dense_decode +cpu-generic +yes +bf16'
+has '^  dense_decode +ref +if named +bf16'
+# Each column begins where its name does.
+awk '/^  operation/ { split("operation kernel runs takes", name); for (c in name) at[c] = index($0, name[c]) }
+    /^  [a-z]/ { rows++; for (c in at) if (substr($0, at[c] - 1, 1) != " " || substr($0, at[c], 1) == " ") exit 1 }
+    END { exit rows < 12 }' stdout || wrong "info --all: columns begin elsewhere than their names: $(cat stdout)"
+sed -n '/^cpu: /,/^$/s/^  \([a-z_][a-z_]*\) .*/\1/p' stdout | grep -v '^operation$' | uniq >operations
+holds 'info has not one line for each operation of info --all' cmp lines operations
+for op in dense_decode sparse_decode sparse_prefill mha_forward; do
+    batch='--batch 1'
+    [ $op != sparse_prefill ] || batch=
+    # shellcheck disable=SC2086 # words
+    good make-input first.safetensors --op $op $batch --seq-len 70 --heads 1
+    good run first.safetensors --repeat 1
+    kernel=$(sed -n 's/^kernel  *\([^ ,]*\),.*/\1/p' stdout)
+    grep -Eq "^  $op +$kernel(;|\$)" chosen || wrong "info names another kernel of $op than $kernel: $(cat chosen)"
+    if [ $op != sparse_prefill ]; then
+        good make-input first.safetensors --op $op --batch 1 --seq-len 70 --heads 1 --dtype fp16
+        good run first.safetensors --repeat 1
+        kernel=$(sed -n 's/^kernel  *\([^ ,]*\),.*/\1/p' stdout)
+        grep -Eq "^  $op +$kernel\$|^  $op .* fp16: $kernel(;|\$)" chosen || wrong "info names another kernel of $op in fp16 than $kernel: $(cat chosen)"
+    fi
+done
 good info --json -
 [ "$(wc -l <stdout)" -eq 1 ] || wrong 'info --json - is not one line'
 has '"dense_decode"'
@@ -248,18 +277,18 @@ peaks() { # peaks COUNT: bench has measured that many peaks of arithmetic
     checks=$((checks + 1))
     [ "$(grep -c '^peak ' stdout)" -eq "$1" ] || wrong "not $1 peaks: $(cat stdout)"
 }
-good bench --grid quick --repeat 3 --json quick.jsonl
-has '^peak +multiply and add, 128 bits +[0-9.]+ GFLOP/s on 1 thread'
+timed --grid quick --repeat 3 --json quick.jsonl
+has '^peak +multiply and add, 128 bits +[0-9.]+ TFLOP/s on 1 thread'
 has '^memory read +[0-9.]+ GB/s'
 has '^ +1 +256 +1 +16 +1 +576 +bf16 '
 json_lines quick.jsonl 3
-good bench --grid quick --repeat 1 --threads 1 --kernel cpu-generic --seq-len 64,65 --dtype both --causal yes --json chosen.jsonl
-has 'fp16 causal +cpu-generic '
+timed --grid quick --repeat 1 --threads 1 --kernel cpu-generic --seq-len 64,65 --dtype both --causal yes --json chosen.jsonl
+has ' fp16( +[0-9.]+){6} cpu-generic causal$'
 peaks 1 # of the only kernel
 json_lines chosen.jsonl 4
-good bench --cache all --repeat 1 --threads 1 --batch 2 --query-tokens 3 --seq-len 100 --heads 8 --kernel cpu-generic --json bytes.jsonl
-has '^ +2 +100 +3 +8 +1 +576 +bf16 - +cpu-generic '
-has '^ +2 +100 +3 +8 +1 +512 +bf16 FP8_584 +cpu-generic '
+timed --cache all --repeat 1 --threads 1 --batch 2 --query-tokens 3 --seq-len 100 --heads 8 --kernel cpu-generic --json bytes.jsonl
+has '^ +2 +100 +3 +8 +1 +576 bf16( +[0-9.]+){6} cpu-generic$'
+has '^ +2 +100 +3 +8 +1 +512 bf16( +[0-9.]+){6} cpu-generic FP8_584$'
 json_lines bytes.jsonl 4
 # Each key is read once, with the bytes of its format per token.
 awk '
@@ -273,69 +302,69 @@ awk '
     near(number("tflops") * number("us") * 1e6, flop) && near(number("gbs") * number("us") * 1e3, bytes) &&
         near(number("floor_us"), memory > products ? memory : products) && !seen[cache]++ { right++ }
     END { exit !(NR == 4 && right == 4) }' bytes.jsonl || wrong "other FLOP, bytes or floor: $(cat bytes.jsonl)"
-good bench --cache fp8_576 --grid quick --repeat 1 --kv-heads 2 --d-qk 512 --dtype fp16 --json bytes.jsonl
-has '^ +1 +256 +1 +16 +1 +576 +fp16 FP8_576 ' # a format has its own sizes
+timed --cache fp8_576 --grid quick --repeat 1 --kv-heads 2 --d-qk 512 --dtype fp16 --json bytes.jsonl
+has '^ +1 +256 +1 +16 +1 +576 fp16 .* FP8_576$' # a format has its own sizes
 json_lines bytes.jsonl 3
-good bench --cache all --products all --grid quick --seq-len 64 --repeat 1 --json products.jsonl
-has '^ +1 +64 +1 +16 +1 +576 +bf16 FP8_576,codes +cpu-'
+timed --cache all --products all --grid quick --seq-len 64 --repeat 1 --json products.jsonl
+has '^ +1 +64 +1 +16 +1 +576 bf16( +[0-9.]+){6} cpu-[a-z0-9]+ FP8_576,codes$'
 json_lines products.jsonl 7 # four caches with bf16, two with fp8, one with codes
 [ "$(grep -c '"products":"fp8"' products.jsonl)" = 2 ] || wrong "other products: $(cat products.jsonl)"
-good bench --op merge --grid quick --parts 2,3 --repeat 1 --kernel cpu-generic --json merge.jsonl
-has '^ +3 .* cpu-generic '
+timed --op merge --grid quick --parts 2,3 --repeat 1 --kernel cpu-generic --json merge.jsonl
+has '^ +3 .* cpu-generic$'
 json_lines merge.jsonl 2
 for op in cache_append cache_gather; do
-    good bench --op $op --grid quick --tokens 1,70 --dtype both --page-size 16 --repeat 2 --kernel cpu-generic --json cache.jsonl
-    has "^$op +70 +fp16 +FP8_584 +16 +cpu-generic "
+    timed --op $op --grid quick --tokens 1,70 --dtype both --page-size 16 --repeat 2 --kernel cpu-generic --json cache.jsonl
+    has "^$op +70 fp16 FP8_584 +16( +[0-9.]+){4} cpu-generic$"
     peaks 0 # only memory is a bound
     json_lines cache.jsonl 40
 done
-good bench --op cache_convert --grid quick --tokens 1,70 --page-size 16 --repeat 2 --kernel cpu-generic --json cache.jsonl
-has "^cache_convert +70 +bf16 +FP8_528 +16 +cpu-generic .* to FP4_288$"
+timed --op cache_convert --grid quick --tokens 1,70 --page-size 16 --repeat 2 --kernel cpu-generic --json cache.jsonl
+has "^cache_convert +70 bf16 FP8_528 +16( +[0-9.]+){4} cpu-generic to FP4_288$"
 json_lines cache.jsonl 20
 grep -q '"cache":"FP8_656",.*"to":"FP8_576"' cache.jsonl || wrong "no format to convert to in cache.jsonl"
-good bench --op cache_append --grid quick --tokens 3 --cache fp8_656 --norm both --rope all --repeat 1 --json cache.jsonl
+timed --op cache_append --grid quick --tokens 3 --cache fp8_656 --norm both --rope all --repeat 1 --json cache.jsonl
 has "^cache_append +3 +bf16 +FP8_656 .* norm rope interleaved$"
 json_lines cache.jsonl 6
 [ "$(grep -c '"norm":true' cache.jsonl)" -eq 3 ] || wrong "not three rows with norm: $(cat cache.jsonl)"
 [ "$(grep -c '"rope":"halves"' cache.jsonl)" -eq 2 ] || wrong "not two rows with RoPE of halves: $(cat cache.jsonl)"
-good bench --op cache_append --grid quick --tokens 5 --cache all --dtype both --repeat 1 --json cache.jsonl
+timed --op cache_append --grid quick --tokens 5 --cache all --dtype both --repeat 1 --json cache.jsonl
 has '^cache_append +5 +fp16 +FP16 '
 json_lines cache.jsonl 18
 [ "$(grep -c '"cache":"FP8_576"' cache.jsonl)" -eq 2 ] || wrong "not two rows of FP8_576: $(cat cache.jsonl)"
-good bench --op sparse_decode --grid quick --repeat 1 --json sparse.jsonl
-has '^ +1 +1024 +1 +16 +1 +576 +bf16 FP8_656 .* topk 256'
+timed --op sparse_decode --grid quick --repeat 1 --json sparse.jsonl
+has '^ +1 +1024 +1 +16 +1 +576 bf16 .* FP8_656 topk 256$'
 json_lines sparse.jsonl 2
-good bench --op sparse_decode --grid cpu --repeat 1 --seq-len 200 --topk 100,300 --batch 1 --heads 8 --kernel cpu-generic --json sparse.jsonl
-has ' FP8_584 +cpu-generic .* topk 300 \+ 1024'
+timed --op sparse_decode --grid cpu --repeat 1 --seq-len 200 --topk 100,300 --batch 1 --heads 8 --kernel cpu-generic --json sparse.jsonl
+has ' cpu-generic FP8_584 topk 300 \+ 1024$'
 json_lines sparse.jsonl 6
-good bench --op sparse_decode --grid formats --repeat 1 --seq-len 200 --topk 60 --batch 1 --heads 8 --kernel cpu-generic --json formats.jsonl
-has ' FP8_528,FP4_288 +cpu-generic .* topk 60 \+ 1024'
+timed --op sparse_decode --grid formats --repeat 1 --seq-len 200 --topk 60 --batch 1 --heads 8 --kernel cpu-generic --json formats.jsonl
+has ' cpu-generic FP8_528,FP4_288 topk 60 \+ 1024$'
 json_lines formats.jsonl 5
 grep -q '"cache":"FP4_288"}' formats.jsonl || wrong "no format of the extra cache: $(cat formats.jsonl)"
-good bench --op sparse_decode --grid peers --repeat 1 --threads 1 --kernel cpu-generic --seq-len 100 --topk 20 --batch 1 --query-tokens 1 --heads 2 --cache fp8_528 \
+timed --op sparse_decode --grid peers --repeat 1 --threads 1 --kernel cpu-generic --seq-len 100 --topk 20 --batch 1 --query-tokens 1 --heads 2 --cache fp8_528 \
     --extra-cache fp4_288 --json extra.jsonl
-has ' FP8_528,FP4_288 .* topk 20 \+ 512$'
-has ' FP8_528,FP4_288 .* topk 20 \+ 1024 varlen$'
+has ' cpu-generic FP8_528,FP4_288 topk 20 \+ 512$'
+has ' cpu-generic FP8_528,FP4_288 topk 20 \+ 1024 varlen$'
 json_lines extra.jsonl 3
-good bench --op sparse_decode --grid cpu --repeat 1 --threads 1 --kernel cpu-generic --seq-len 100 --topk 20 --batch 1 --heads 2 --extra-cache plain --json extra.jsonl
-has ' FP8_584,BF16 .* topk 20 \+ 1024$'
+timed --op sparse_decode --grid cpu --repeat 1 --threads 1 --kernel cpu-generic --seq-len 100 --topk 20 --batch 1 --heads 2 --extra-cache plain --json extra.jsonl
+has ' cpu-generic FP8_584,BF16 topk 20 \+ 1024$'
 json_lines extra.jsonl 1
-good bench --op sparse_decode --grid formats --repeat 1 --threads 1 --kernel cpu-generic --seq-len 100 --topk 20 --batch 1 --heads 2 --cache all --extra-cache fp4_288_split \
+timed --op sparse_decode --grid formats --repeat 1 --threads 1 --kernel cpu-generic --seq-len 100 --topk 20 --batch 1 --heads 2 --cache all --extra-cache fp4_288_split \
     --json extra.jsonl
-has '512 +bf16 BF16,FP4_288_SPLIT .* topk 20 \+ 1024$'
+has ' 512 bf16( +[0-9.]+){6} cpu-generic BF16,FP4_288_SPLIT topk 20 \+ 1024$'
 json_lines extra.jsonl 7
 grep -q '"topk":300,"extra":{' sparse.jsonl || wrong 'no extra cache in sparse.jsonl'
-good bench --op sparse_prefill --grid quick --repeat 2 --json prefill.jsonl
-has '^ +- +1024 +8 +16 +1 +576 +bf16 BF16 +[a-z0-9-]+ .* topk 64$'
-has '^ +- +1024 +8 +16 +1 +576 +bf16 FP8_656 .* topk 256$'
+timed --op sparse_prefill --grid quick --repeat 2 --json prefill.jsonl
+has '^ +- +1024 +8 +16 +1 +576 bf16( +[0-9.]+){6} [a-z0-9-]+ BF16 topk 64$'
+has '^ +- +1024 +8 +16 +1 +576 bf16 .* FP8_656 topk 256$'
 json_lines prefill.jsonl 3
 grep -q '"b":' prefill.jsonl && wrong 'a prefill has no batch'
 [ "$(grep -c '"page_size":64' prefill.jsonl)" -eq 1 ] || wrong 'not one row has pages'
-good bench --op sparse_prefill --grid cpu --repeat 1 --seq-len 200 --topk 100,300 --query-tokens 3 --heads 8,6 --kv-heads 2 \
+timed --op sparse_prefill --grid cpu --repeat 1 --seq-len 200 --topk 100,300 --query-tokens 3 --heads 8,6 --kv-heads 2 \
     --d-qk 512 --page-size 16 --kernel cpu-generic --threads 1 --json prefill.jsonl
-has '^ +- +200 +3 +6 +2 +512 +bf16 BF16 +cpu-generic .* topk 300$'
-has '^ +- +200 +3 +8 +1 +576 +bf16 FP8_656 +cpu-generic .* topk 100$'
-has '^ +- +200 +3 +8 +1 +512 +bf16 FP8_584 +cpu-generic '
+has '^ +- +200 +3 +6 +2 +512 bf16( +[0-9.]+){6} cpu-generic BF16 topk 300$'
+has '^ +- +200 +3 +8 +1 +576 bf16( +[0-9.]+){6} cpu-generic FP8_656 topk 100$'
+has '^ +- +200 +3 +8 +1 +512 bf16( +[0-9.]+){6} cpu-generic FP8_584 '
 json_lines prefill.jsonl 12
 [ "$(grep -c '"page_size":16' prefill.jsonl)" -eq 8 ] || wrong 'not eight rows have pages of 16'
 # A multiplication and an addition per head, key (100, named by 3 tokens) and element of both head sizes.
@@ -344,13 +373,13 @@ grep '"h_q":8,.*"d_qk":512,"cache":"BF16","topk":100,' prefill.jsonl | awk '
     { flop = number("tflops") * number("us") * 1e6 / (2 * 3 * 8 * 100 * 1024) }
     { bytes = number("gbs") * number("us") * 1e3 / (3 * 8 * (2 * 1024 + 8) + 2 * 200 * 512 * 2 + 4 * 3 * 2 * 100) }
     END { exit !(NR == 1 && flop > 0.9999 && flop < 1.0001 && bytes > 0.9999 && bytes < 1.0001) }' || wrong "other FLOP or bytes: $(cat prefill.jsonl)"
-good bench --op mha_forward --grid quick --repeat 2 --json mha.jsonl
-has '^ +1 +512 +512 +16 +16 +192/128 +bf16 causal +[a-z0-9-]+ +[0-9.]+ '
+timed --op mha_forward --grid quick --repeat 2 --json mha.jsonl
+has '^ +1 +512 +512 +16 +16 192/128 bf16( +[0-9.]+){6} [a-z0-9-]+ causal$'
 json_lines mha.jsonl 2
 grep -Eq '"page_size"|"cache"' mha.jsonl && wrong "MHA has neither pages nor caches: $(cat mha.jsonl)"
-good bench --op mha_forward --repeat 1 --threads 1 --batch 2,3 --query-tokens 50 --seq-len 70 --heads 6 --kv-heads 2 --d-qk 128 \
+timed --op mha_forward --repeat 1 --threads 1 --batch 2,3 --query-tokens 50 --seq-len 70 --heads 6 --kv-heads 2 --d-qk 128 \
     --d-v 64,128 --dtype fp16 --kernel cpu-generic --json mha.jsonl
-has '^ +3 +70 +50 +6 +2 +128/64 +fp16 causal +cpu-generic '
+has '^ +3 +70 +50 +6 +2 +128/64 fp16( +[0-9.]+){6} cpu-generic causal$'
 json_lines mha.jsonl 8
 # Every visible score: for a causal request of 50 tokens 50 · 70 - 50 · 49 / 2 per head.
 grep '"b":2,.*"d_v":64,' mha.jsonl | awk '
@@ -361,12 +390,12 @@ grep '"b":2,.*"d_v":64,' mha.jsonl | awk '
     flop > 0.9999 && flop < 1.0001 && bytes > 0.9999 && bytes < 1.0001 { right++ }
     END { exit !(NR == 2 && right == 2) }' || wrong "other FLOP or bytes: $(cat mha.jsonl)"
 export FLASHMLA_KERNEL=cpu-generic
-good bench --grid quick --repeat 1 --seq-len 64
-has ' cpu-generic +[0-9.]'
+timed --grid quick --repeat 1 --seq-len 64
+has '( +[0-9.]+){6} cpu-generic$'
 unset FLASHMLA_KERNEL
 # A kernel may not support every type: such a row is reported, the others are timed.
-if "$flashmla" info | grep -Eq '^cpu +dense_decode +cpu-avx512bf16 .* yes$'; then
-    good bench --grid quick --repeat 1 --seq-len 64 --kernel cpu-avx512bf16 --dtype both
+if "$flashmla" info --all | grep -Eq '^ +dense_decode +cpu-avx512bf16 +yes '; then
+    timed --grid quick --repeat 1 --seq-len 64 --kernel cpu-avx512bf16 --dtype both
     has 'skipped: dense_decode: .* takes bf16'
 fi
 

@@ -3,6 +3,7 @@
 
 import json
 import os
+import pathlib
 import xml.etree.ElementTree
 
 import numpy
@@ -80,6 +81,12 @@ def check_everything(table, lines, picture, place, operations):
     assert all(f"{op}: {shape}" in texts for op, shape, _ in rows)
     widest = [max(float(bar.get("width")) for bar in list(svg.iter(f"{tag}rect"))[1:][i::1]) for i in (0, len(lines))]
     assert widest == [bench.PANEL, bench.PANEL]
+    # Colours come from the style of all pictures, which has them for light and for dark screens.
+    style = pathlib.Path(bench.__file__).with_name("picture.css").read_text()
+    assert svg.find(f"{tag}style").text == f"\n{style}" and "@media (prefers-color-scheme: dark)" in style
+    assert not {"fill", "stroke", "color", "style"} & {name for element in svg.iter() for name in element.attrib}
+    classes = {name for element in svg.iter() for name in element.get("class", "").split()}
+    assert classes and all(f".{name} {{" in style for name in classes)
 
 
 def with_files(folder, *arguments, **environment):

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(MACHINE not in ("x86_64", "aarch64"), reason="th
 
 def files_of_a_wheel():
     """Returns the files that pip makes of this tree and the library under test: {name: bytes}."""
-    paths = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix in (".py", ".typed")]
+    paths = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix in (".py", ".typed", ".css")]
     files = {f"flash_mla/{path.relative_to(PACKAGE)}": path.read_bytes() for path in paths}
     files["flash_mla/libflashmla.so"] = pathlib.Path(_library.library._name).read_bytes()
     files["flash_mla/operations.def"] = (ROOT / "src" / "operations.def").read_bytes()

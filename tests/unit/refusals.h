@@ -349,8 +349,51 @@ static inline void refuse_buffers(struct good_call *good)
     }
 }
 
+/* ---- Questions that are refused alike --------------------------------------------------------- */
+
+/* Makes dimensions i and j as large as they may be and all others small; no request unless b is one of them. */
+static inline void two_at_most(struct good_call *good, int i, int j)
+{
+    const struct range *ranges = descriptors[good->operation].ranges;
+    for (int d = 0; d < DIMENSIONS; d++)
+        if (ranges[d].high && d != DIM_d_qk)
+            good->layout.size[d] = d == i || d == j ? ranges[d].high : ranges[d].low;
+    if (i != DIM_splits && j != DIM_splits) good->layout.splits = good->layout.b + 1;
+    lay_out(good);
+}
+
+/* What refuses the size of a workspace or of a plan refuses the other question too, in the same words: also
+ * where the arguments are right, and the kernel finds that the workspace exceeds the address space. */
+static inline void refuse_alike(struct good_call *good)
+{
+    static const char *const kernels[] = {NULL, "ref", "cpu-generic"};
+    const struct range *ranges = descriptors[good->operation].ranges;
+    const bool has_kernel = described_member(good->operation, "kernel");
+    struct answer answer;
+    int too_large = 0;
+    for (int at = 0; described_asks(good->operation) && at < 3 * DIMENSIONS * DIMENSIONS; at++) {
+        const int k = at / (DIMENSIONS * DIMENSIONS), i = at / DIMENSIONS % DIMENSIONS, j = at % DIMENSIONS;
+        char words[512];
+        if (!ranges[i].high || !ranges[j].high || j < i || (k && !has_kernel)) continue;
+        good->set_up();
+        two_at_most(good, i, j);
+        if (has_kernel) *(const char **)option(good, "kernel") = kernels[k];
+        const fmla_status size = described_ask(good->operation, ASK_BYTES, good->args, &answer);
+        snprintf(words, sizeof words, "%s", fmla_last_error());
+        const fmla_status kernel = described_ask(good->operation, ASK_KERNEL, good->args, &answer);
+        CHECK(size == kernel && (!size || !strcmp(words, fmla_last_error())),
+              "%s and %s at most, %s: the size is %s (%s), the other question %s (%s)", dimension_words[i],
+              dimension_words[j], has_kernel && kernels[k] ? kernels[k] : "no kernel named",
+              fmla_status_name(size), size ? words : "", fmla_status_name(kernel),
+              kernel ? fmla_last_error() : "");
+        too_large += size == FMLA_UNSUPPORTED && strstr(words, "exceed the address space");
+    }
+    CHECK(too_large || !has_kernel || !described_asks(good->operation), "no workspace was too large");
+}
+
 static inline void refuse_by_descriptor(struct good_call *good)
 {
+    refuse_alike(good);
     refuse_tensors(good);
     refuse_devices(good);
     refuse_sizes(good);

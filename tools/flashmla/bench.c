@@ -5,6 +5,7 @@
  */
 #include "bench_grid.h"
 #include "bench_report.h"
+#include "hint.h"
 
 #include "gpu.h"
 #include "outfile.h"
@@ -29,13 +30,17 @@ static const struct command bench = {
     "\n"
     "Before each run the caches are emptied. On the CPU, a read of memory larger than the caches does "
     "this. On a GPU, two matrix products with weights and code larger than its caches do, as in an "
-    "engine, or a read with --between read. floor is the longer of bytes / read bandwidth and FLOP / "
+    "engine, or a read with --between read. us is the median of the runs, min the least; x floor is the "
+    "median over the floor, the longer of bytes / read bandwidth and FLOP / "
     "peak, both measured in this run with as many threads. A row that takes over 2 s is run 3 times. "
     "On a GPU a call is captured in a graph; the plan is made before it and timed separately. stream "
     "is the time in which a bare kernel reads the row's keys and nothing else, timed in turns with "
     "the call; rows in FP8_584 have none. --fixed times a batch of varying lengths in turns with a "
     "batch of one length and as many keys, and prints var / fixed; the grid varlen (the large batches "
     "of peers) always does.\n"
+    "\n"
+    "A warning on standard error says if other work runs on the machine's processors, or if rows took less "
+    "time than they need at the measured peaks.\n"
     "\n"
     "--json writes one line per row as soon as the row is timed. If the command is stopped, the lines "
     "written remain.\n"
@@ -113,12 +118,16 @@ static int bench_rows(const struct bench_options *o, enum operation op, const st
         .report = {.op = op, .stream = stream},
         .fixed = o->fixed && op == OP_DENSE_DECODE};
     struct fault fault = {""};
+    const struct bench_load load = bench_load_now(device_is_gpu(device) ? 1 : fmla_num_threads());
+    char warning[BENCH_WARNING];
     int exit_code = EXIT_FAILED;
     s.report.timer = &s.timer;
+    if (bench_is_busy(&load, warning)) complain(&bench, EXIT_GOOD, "warning: %s", warning);
     bool good = !o->json || (s.json = outfile_open_lines(o->json, &fault));
     good = good && all_rows(&s, rows, count, &exit_code, &fault);
     bench_timer_close(&s.timer);
     outfile_abandon(s.json);
+    if (bench_beaten_says(&s.beaten, s.timed, warning)) complain(&bench, EXIT_GOOD, "warning: %s", warning);
     return good ? EXIT_GOOD : complain(&bench, exit_code, "%s", fault.text);
 }
 
@@ -163,7 +172,7 @@ static int bench_all(struct bench_options *o)
                                FMLA_KV_FP4_288_SPLIT, FMLA_KV_FP8_528_F32};
     enum { EXTRAS = sizeof extras / sizeof *extras };
     struct fault fault = {""};
-    char grids[128];
+    char grids[128], near[HINT];
     int64_t count;
     if (!kernel_exists(o->names[o->op], o->kernel, &fault))
         return complain(&bench, EXIT_USAGE, "%s", fault.text);
@@ -191,7 +200,9 @@ static int bench_all(struct bench_options *o)
     choose(&o->axes.axis[AXIS_VARLEN], no_yes, 2, o->varlen, o->varlen_given);
     struct shape *rows = bench_grid(op, o->grid, &o->axes, &count);
     bench_grid_names(op, grids, sizeof grids);
-    if (count < 0) return complain(&bench, EXIT_USAGE, "--grid: '%s' must be one of %s", o->grid, grids);
+    if (count < 0)
+        return complain(&bench, EXIT_USAGE, "--grid: '%s' must be one of %s%s", o->grid, grids,
+                        hint(o->grid, grids, near));
     if (!rows) return complain(&bench, EXIT_FAILED, "no memory for so many rows");
     if (!count) {
         free(rows);

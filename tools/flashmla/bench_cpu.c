@@ -7,15 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum peak_unit bench_cpu_unit(const char *kernel)
-{
-    static const char *const kernels[PEAK_UNITS] = {"cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-avx512bf16",
-                                                    "cpu-amx"};
-    for (int unit = 0; unit < PEAK_UNITS; unit++)
-        if (!strcmp(kernels[unit], kernel)) return (enum peak_unit)unit;
-    return PEAK_GENERIC;
-}
-
 bool bench_cpu_measure(struct bench_cpu *machine, bool arithmetic, const char *kernel, bool warm,
                        struct fault *fault)
 {
@@ -25,12 +16,12 @@ bool bench_cpu_measure(struct bench_cpu *machine, bool arithmetic, const char *k
            *machine->cpu ? machine->cpu : "unknown CPU", machine->threads);
     for (int unit = 0; arithmetic && unit < PEAK_UNITS; unit++) {
         if (!peak_unit_available((enum peak_unit)unit)) continue;
-        if (kernel && bench_cpu_unit(kernel) != (enum peak_unit)unit) continue;
+        if (kernel && peak_unit_of(kernel) != (enum peak_unit)unit) continue;
         const double one = peak_flops((enum peak_unit)unit, 1);
         machine->flops[unit] =
             machine->threads == 1 ? one : peak_flops((enum peak_unit)unit, machine->threads);
-        printf("peak   %-27s %8.1f GFLOP/s on 1 thread, %8.1f on %d\n", peak_unit_name((enum peak_unit)unit),
-               1e-9 * one, 1e-9 * machine->flops[unit], machine->threads);
+        printf("peak   %-27s %8.3f TFLOP/s on 1 thread, %8.3f on %d\n", peak_unit_name((enum peak_unit)unit),
+               1e-12 * one, 1e-12 * machine->flops[unit], machine->threads);
     }
     if (!peak_memory_open(&machine->memory, machine->threads))
         return fault_set(fault, "no memory for %zu bytes to measure the read bandwidth",

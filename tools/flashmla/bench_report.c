@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "bench_report.h"
-
+#include "fill.h"
 #include "json_line.h"
 
 #include "json_memory.h"
@@ -18,19 +18,27 @@ bool bench_only_copies(enum operation op)
 
 /* ---- The table ------------------------------------------------------------------------------ */
 
+/* A row is its numbers and then words, the kernel first; words that pass the width go to a second line. */
+enum { WIDTH = 100, INDENT = 8, WORDS = 256 };
+
+/* The head sizes of MHA are two. */
+static int width_of_head(enum operation op)
+{
+    return operation_is_mha(op) ? 7 : 4;
+}
+
 void bench_report_head(const struct bench_report *report)
 {
-    if (bench_only_copies(report->op)) {
-        printf("\n%-13s %8s %5s %-13s %5s %-12s %10s %10s %10s %8s %10s %7s\n", "operation", "tokens", "type",
-               "cache", "page", "kernel", "us", "min", "max", "GB/s", "floor us", "x floor");
-        return;
-    }
-    printf("\n%5s %4s %6s %5s %5s %5s %7s %5s %-13s %-15s %10s %10s %10s %8s %7s %10s",
-           report->op == OP_MERGE ? "parts" : "", "b", "s_k", "s_q", "h_q", "h_kv",
-           operation_is_mha(report->op) ? "qk/v" : "d_qk", "type", "options", "kernel", "us", "min", "max",
-           "GFLOP/s", "GB/s", "floor us");
-    if (report->stream) printf(" %10s", "stream us");
-    printf(" %7s %6s\n", "x floor", "% peak");
+    const enum operation op = report->op;
+    putchar('\n');
+    if (bench_only_copies(op))
+        printf("%-13s %8s %4s %-13s %5s %7s %7s %6s %7s", "operation", "tokens", "type", "cache", "page",
+               "us", "min", "GB/s", "x floor");
+    else
+        printf("%s%4s %6s %5s %3s %4s %*s %4s %7s %7s %7s %6s %7s %6s", op == OP_MERGE ? "parts " : "", "b",
+               "s_k", "s_q", "h_q", "h_kv", width_of_head(op), operation_is_mha(op) ? "qk/v" : "d_qk", "type",
+               "us", "min", "TFLOP/s", "GB/s", "x floor", "% peak");
+    puts(" kernel");
 }
 
 /* Returns the tokens of a request; with varying lengths those of the longest. */
@@ -44,77 +52,89 @@ static const char *pairs_name(int32_t turns)
     return turns == FMLA_ROPE_HALVES ? "halves" : "interleaved";
 }
 
-static void print_shape(const struct bench_row *row)
+/* Prints the numbers of a shape and returns their width. */
+static size_t print_shape(const struct shape *s)
 {
-    const struct shape *s = row->shape;
-    char options[40] = "", width[48], number[24] = "", b[24] = "-"; /* prefill has no batch */
-    if (bench_only_copies(s->op)) {
-        printf("%-13s %8" PRId64 " %5s %-13s ", descriptors[s->op].name, s->tokens, element_name(s->type),
-               s->format ? format_name(s->format) : "-");
-        return;
-    }
-    const char *const extra = s->extra_topk && s->extra_format ? format_name(s->extra_format) : "";
-    const char *const words[] = {s->causal ? "causal" : "", s->varlen ? "var" : "",
-                                 s->topk || cache_formats[s->format].token ? format_name(s->format) : "",
-                                 extra, s->products ? products_name(s->products) : ""};
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        const size_t used = strlen(options);
-        snprintf(options + used, sizeof options - used, "%s%s", used && *words[i] ? "," : "", words[i]);
-    }
+    char width[48], number[24] = "", b[24] = "-"; /* prefill has no batch */
+    if (bench_only_copies(s->op))
+        return (size_t)printf("%-13s %8" PRId64 " %4s %-13s %5" PRId64, descriptors[s->op].name, s->tokens,
+                              element_name(s->type), s->format ? format_name(s->format) : "-", s->page_size);
     if (s->b) snprintf(b, sizeof b, "%" PRId64, s->b);
-    if (s->parts) snprintf(number, sizeof number, "%" PRId64, s->parts);
+    if (s->parts) snprintf(number, sizeof number, "%5" PRId64 " ", s->parts);
     snprintf(width, sizeof width, "%" PRId64, s->d_qk);
     if (s->d_v) snprintf(width, sizeof width, "%" PRId64 "/%" PRId64, s->d_qk, s->d_v);
-    printf("%5s %4s %6" PRId64 " %5" PRId64 " %5" PRId64 " %5" PRId64 " %7s %5s %-13s ", number, b, s->s_k,
-           tokens_of(s), s->h_q, s->h_kv, width, element_name(s->type), *options ? options : "-");
+    return (size_t)printf("%s%4s %6" PRId64 " %5" PRId64 " %3" PRId64 " %4" PRId64 " %*s %4s", number, b,
+                          s->s_k, tokens_of(s), s->h_q, s->h_kv, width_of_head(s->op), width,
+                          element_name(s->type));
 }
 
-static void print_copy(const struct bench_row *row)
+/* Appends to words[WORDS]. */
+#define SAY(words, ...) snprintf((words) + strlen(words), WORDS - strlen(words), __VA_ARGS__)
+
+/* Appends what the numbers of a shape do not say. */
+static void say_options(char *words, const struct shape *s)
+{
+    if (s->op == OP_CACHE_CONVERT) SAY(words, " to %s", format_name(s->extra_format));
+    if (s->norm) SAY(words, " norm");
+    if (s->turns) SAY(words, " rope %s", pairs_name(s->turns));
+    if (bench_only_copies(s->op)) return;
+    const char *const options[] = {s->causal ? "causal" : "", s->varlen ? "var" : "",
+                                   s->topk || cache_formats[s->format].token ? format_name(s->format) : "",
+                                   s->extra_topk && s->extra_format ? format_name(s->extra_format) : "",
+                                   s->products ? products_name(s->products) : ""};
+    const char *before = " ";
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        if (*options[i]) SAY(words, "%s%s", before, options[i]), before = ",";
+    if (s->topk) SAY(words, " topk %" PRId64, s->topk);
+    if (s->extra_topk) SAY(words, " + %" PRId64, s->extra_topk);
+    if (s->extra_varlen) SAY(words, " varlen");
+}
+
+static void say_times(char *words, const struct bench_report *report, const struct bench_row *row)
 {
     const struct bench_timed *t = &row->timed;
-    printf("%5" PRId64 " %-12s %10.1f %10.1f %10.1f %8.1f %10.1f %7.2f", row->shape->page_size, row->kernel,
-           1e6 * t->median, 1e6 * t->least, 1e6 * t->most, 1e-9 * row->work.bytes / t->median,
-           1e6 * row->floor, t->median / row->floor);
-    if (row->shape->op == OP_CACHE_CONVERT) printf(" to %s", format_name(row->shape->extra_format));
-    if (row->shape->norm) printf(" norm");
-    if (row->shape->turns) printf(" rope %s", pairs_name(row->shape->turns));
-    putchar('\n');
+    if (row->stream > 0.0) SAY(words, " stream %.1f us", 1e6 * row->stream);
+    if (row->plan > 0.0) SAY(words, " plan %.1f us", 1e6 * row->plan);
+    if (row->fixed > 0.0)
+        SAY(words, " fixed %.1f us, var / fixed %.3f", 1e6 * row->fixed, t->median / row->fixed);
+    if (t->runs < report->timer->repeat) SAY(words, " (%" PRId64 " runs)", t->runs);
+}
+
+/* Prints a number with at most four digits before a point, at least three in all, and returns its width. */
+static size_t print_number(int width, double value)
+{
+    return (size_t)printf(" %*.*f", width, value < 10.0 ? 3 : value < 99999.95 ? 1 : 0, value);
 }
 
 void bench_report_row(const struct bench_report *report, const struct bench_row *row)
 {
-    const struct shape *s = row->shape;
     const struct bench_timed *t = &row->timed;
-    print_shape(row);
-    if (bench_only_copies(s->op)) {
-        print_copy(row);
-        fflush(stdout);
-        return;
-    }
-    printf("%-15s %10.1f %10.1f %10.1f %8.1f %7.2f %10.1f", row->kernel, 1e6 * t->median, 1e6 * t->least,
-           1e6 * t->most, 1e-9 * row->work.flop / t->median, 1e-9 * row->work.bytes / t->median,
-           1e6 * row->floor);
-    if (row->stream > 0.0)
-        printf(" %10.1f", 1e6 * row->stream);
-    else if (report->stream)
-        printf(" %10s", "-");
-    printf(" %7.2f %6.1f", t->median / row->floor,
-           100.0 * row->work.flop / t->median / bench_peak(report->timer, row->kernel));
-    if (row->plan > 0.0) printf(" plan %.1f us", 1e6 * row->plan);
-    if (row->fixed > 0.0)
-        printf(" fixed %.1f us, var / fixed %.3f", 1e6 * row->fixed, t->median / row->fixed);
-    if (s->topk) printf(" topk %" PRId64, s->topk);
-    if (s->extra_topk) printf(" + %" PRId64, s->extra_topk);
-    if (s->extra_varlen) printf(" varlen");
-    if (t->runs < report->timer->repeat) printf(" (%" PRId64 " runs)", t->runs);
-    putchar('\n');
+    const bool copies = bench_only_copies(row->shape->op);
+    char words[WORDS] = "";
+    size_t at = print_shape(row->shape);
+    at += print_number(7, 1e6 * t->median), at += print_number(7, 1e6 * t->least);
+    if (!copies) at += print_number(7, 1e-12 * row->work.flop / t->median);
+    at += print_number(6, 1e-9 * row->work.bytes / t->median);
+    at += (size_t)printf(" %7.2f", t->median / row->floor);
+    if (!copies)
+        at += (size_t)printf(" %6.1f",
+                             100.0 * row->work.flop / t->median / bench_peak(report->timer, row->kernel));
+    at += (size_t)printf(" ");
+    SAY(words, "%s", row->kernel);
+    say_options(words, row->shape);
+    say_times(words, report, row);
+    fill_words(words, strlen(words), at, INDENT, WIDTH);
     fflush(stdout);
 }
 
 void bench_report_skipped(const struct bench_row *row, const char *why)
 {
-    print_shape(row);
-    printf("skipped: %s\n", why);
+    char words[WORDS + sizeof(struct fault)] = "";
+    const size_t at = print_shape(row->shape) + (size_t)printf(" ");
+    say_options(words, row->shape);
+    const size_t used = strlen(words);
+    snprintf(words + used, sizeof words - used, " skipped: %s", why);
+    fill_words(words, strlen(words), at, INDENT, WIDTH);
 }
 
 /* ---- The code of a kernel -------------------------------------------------------------------- */

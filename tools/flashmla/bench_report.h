@@ -7,6 +7,7 @@
 #define FLASHMLA_TOOL_BENCH_REPORT_H
 
 #include "bench_time.h"
+#include "bench_warn.h"
 #include "make.h"
 #include "policy.h"
 
@@ -52,9 +53,10 @@ bool bench_report_code(const char *path, const struct bench_row *row, int major,
 struct bench_session {
     struct bench_timer timer;
     struct bench_report report;
-    bool fixed;               /* also time fixed lengths beside varying ones */
-    struct outfile *json;     /* NULL: none */
-    int64_t timed;            /* rows */
+    bool fixed;           /* also time fixed lengths beside varying ones */
+    struct outfile *json; /* NULL: none */
+    int64_t timed;        /* rows */
+    struct bench_beaten beaten;
     struct fault passed_over; /* reason of the first such row */
 };
 

@@ -84,10 +84,11 @@ static bool run_row(struct bench_session *s, struct calls *calls, struct bench_r
         call_refused(status, call_kernel(calls->runs[TIMED], &row->kernel), fault) ||
         !time_calls(s, calls, row, status, fault))
         return false;
-    row->floor = bench_only_copies(row->shape->op)
-                     ? row->work.bytes / s->timer.copy
-                     : fmax(row->work.bytes / bench_bandwidth(&s->timer),
-                            row->work.flop / bench_peak(&s->timer, row->kernel));
+    const bool copies = bench_only_copies(row->shape->op);
+    const double memory = row->work.bytes / (copies ? s->timer.copy : bench_bandwidth(&s->timer)),
+                 arithmetic = copies ? 0.0 : row->work.flop / bench_peak(&s->timer, row->kernel);
+    row->floor = fmax(memory, arithmetic);
+    bench_beaten_add(&s->beaten, row->kernel, s->timer.between, row->timed.median, memory, arithmetic);
     return true;
 }
 

@@ -41,7 +41,7 @@ void bench_timer_close(struct bench_timer *t)
 
 double bench_peak(const struct bench_timer *t, const char *kernel)
 {
-    return device_is_gpu(t->device) ? t->gpu.flops : t->cpu.flops[bench_cpu_unit(kernel)];
+    return device_is_gpu(t->device) ? t->gpu.flops : t->cpu.flops[peak_unit_of(kernel)];
 }
 
 double bench_bandwidth(const struct bench_timer *t)

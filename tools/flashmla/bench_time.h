@@ -29,9 +29,6 @@ struct bench_cpu {
 bool bench_cpu_measure(struct bench_cpu *cpu, bool arithmetic, const char *kernel, bool warm,
                        struct fault *fault);
 
-/* Returns the instructions that dominate a kernel. */
-enum peak_unit bench_cpu_unit(const char *kernel);
-
 /* The work before each run. */
 enum bench_between {
     BENCH_PRODUCTS, /* on a GPU: two matrix products (gpu_products.h) */

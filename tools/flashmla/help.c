@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "help.h"
+#include "fill.h"
 
 #include <ctype.h>
 #include <inttypes.h>
@@ -11,25 +12,6 @@ enum { WIDTH = 80, HELP_COLUMN = 25 };
 enum help_form help_form = HELP_TEXT;
 
 /* ---- Text ------------------------------------------------------------------------------------ */
-
-/* Prints the words of text[0 … length) starting at column `at`; following lines are indented by `indent`. */
-static void fill_words(const char *text, size_t length, size_t at, size_t indent)
-{
-    bool first = true;
-    for (size_t i = 0; i < length;) {
-        const size_t blanks = strspn(text + i, " \n"), word = strcspn(text + i + blanks, " \n");
-        i += blanks;
-        if (i + word > length || !word) break;
-        if (!first && at + 1 + word > WIDTH) {
-            printf("\n%*s", (int)indent, "");
-            at = indent, first = true;
-        }
-        printf("%s%.*s", first ? "" : " ", (int)word, text + i);
-        at += word + !first, first = false;
-        i += word;
-    }
-    putchar('\n');
-}
 
 /* Returns the length, line ends included, of the next block of text: a paragraph, an indented line or an
  * empty line. */
@@ -52,7 +34,7 @@ void help_fill(const char *text)
         if (*text == ' ' || *text == '\n')
             printf("%.*s", (int)length, text);
         else
-            fill_words(text, length, 0, 0);
+            fill_words(text, length, 0, 0, WIDTH);
     }
 }
 
@@ -69,7 +51,7 @@ static const char *full_help(const struct option *option, char *text, size_t siz
 static void print_line(const char *left, const char *help)
 {
     const int used = printf("  %-22s ", left);
-    fill_words(help, strlen(help), (size_t)used, HELP_COLUMN);
+    fill_words(help, strlen(help), (size_t)used, HELP_COLUMN, WIDTH);
 }
 
 static void print_text(const struct command *command, const struct option *options)

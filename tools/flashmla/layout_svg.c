@@ -6,7 +6,7 @@
 #include "layout_view.h"
 #include "svg.h"
 
-#include <stdlib.h>
+#include <stdio.h>
 
 enum {
     LEFT = 64,
@@ -22,10 +22,6 @@ enum {
     TILE = 8 /* of the 8 × 8 matrices */
 };
 
-static const char styles[] =
-    ".cell { stroke: #fcfcfa; stroke-width: 1 } .edge { stroke: #223; stroke-width: 1.4 }\n"
-    ".faint { fill: #99a }\n";
-
 struct drawing {
     const struct layout_view *view;
     struct svg svg;
@@ -34,26 +30,15 @@ struct drawing {
 #define DRAW(d, ...) SVG_DRAW(&(d)->svg, __VA_ARGS__)
 
 /* One colour per 4 lanes, which share a row of a fragment; one tint per lane of these. */
-static unsigned colour_of_lane(int lane)
-{
-    const unsigned long base = strtoul(svg_colours[lane / TINTS % 8] + 1, NULL, 16);
-    const unsigned white = 22u * (unsigned)(lane % TINTS); /* percent */
-    unsigned mixed = 0;
-    for (int shift = 16; shift >= 0; shift -= 8) {
-        const unsigned part = (unsigned)(base >> shift) & 255u;
-        mixed |= (part + (255u - part) * white / 100u) << shift;
-    }
-    return mixed;
-}
-
 static void draw_lane_cell(struct drawing *d, int x, int y, int width, int lane)
 {
     const bool shown = d->view->lane < 0 || d->view->lane == lane;
+    char colour[32] = "faint";
+    if (shown) snprintf(colour, sizeof colour, "c%d t%d", lane / TINTS % (SVG_COLOURS - 1), lane % TINTS);
     DRAW(d,
-         "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"#%06x\" class=\"cell\"/>"
+         "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" class=\"cell %s\"/>"
          "<text x=\"%.1f\" y=\"%d\" class=\"mid%s\">",
-         x, y, width, CELL_HEIGHT, shown ? colour_of_lane(lane) : 0xeef0f4u, x + width / 2.0, y + 16,
-         shown ? "" : " faint");
+         x, y, width, CELL_HEIGHT, colour, x + width / 2.0, y + 16, shown ? "" : " note");
 }
 
 static void draw_column_numbers(struct drawing *d, int x, int y, int width, int count)
@@ -70,7 +55,7 @@ static void draw_row_numbers(struct drawing *d, int x, int y, int count)
 
 static void draw_edge(struct drawing *d, int x, int y, int across, int down)
 {
-    DRAW(d, "<line x1=\"%d\" x2=\"%d\" y1=\"%d\" y2=\"%d\" class=\"edge\"/>\n", x, x + across, y, y + down);
+    DRAW(d, "<line x1=\"%d\" x2=\"%d\" y1=\"%d\" y2=\"%d\" class=\"mark\"/>\n", x, x + across, y, y + down);
 }
 
 /* Draws lines around a table and between its 8 × 8 matrices or its columns of chunks. */
@@ -123,9 +108,9 @@ static void draw_chunk(struct drawing *d, int x, int y, int row, int chunk)
 {
     const int group = layout_group(d->view, row, chunk);
     DRAW(d,
-         "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"%s\" class=\"cell\"/>"
+         "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" class=\"cell c%d\"/>"
          "<text x=\"%.1f\" y=\"%d\" class=\"mid\"><title>row %d, chunk %d: byte %u, banks %d to %d</title>",
-         x, y, CHUNK_WIDTH, CELL_HEIGHT, svg_colours[group], x + CHUNK_WIDTH / 2.0, y + 16, row, chunk,
+         x, y, CHUNK_WIDTH, CELL_HEIGHT, group, x + CHUNK_WIDTH / 2.0, y + 16, row, chunk,
          (unsigned)d->view->offset[row][chunk], 4 * group, 4 * group + 3);
 }
 
@@ -180,7 +165,7 @@ bool layout_svg_write(const char *path, const struct layout_view *view, struct f
         width =
             LEFT + view->columns * cell_width(view) + (view->chunks ? GAP + view->chunks * CHUNK_WIDTH : 0);
     if (width < MIN_WIDTH) width = MIN_WIDTH;
-    if (!svg_open(&d.svg, path, width + MARGIN, height + MARGIN, styles, fault)) return false;
+    if (!svg_open(&d.svg, path, width + MARGIN, height + MARGIN, fault)) return false;
     draw_title(&d);
     if (view->in_shared_memory)
         draw_shared(&d);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 #include "machine.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 const char *machine_device_name(fmla_device device, char name[16])
 {
@@ -20,18 +22,17 @@ fmla_device_info machine_describe(fmla_device device)
     return described;
 }
 
+/* The name is among the first lines. Read without stdio, whose buffer is an allocation that may fail. */
 void machine_cpu_name(char *name, size_t size)
 {
-    char line[256];
-    FILE *file = fopen("/proc/cpuinfo", "r");
-    *name = '\0';
-    while (file && fgets(line, sizeof line, file)) {
-        const char *colon = strchr(line, ':');
-        if (strncmp(line, "model name", 10) != 0 || !colon) continue;
-        snprintf(name, size, "%.*s", (int)strcspn(colon + 2, "\n"), colon + 2);
-        break;
-    }
-    if (file) fclose(file);
+    static const char before[] = "\nmodel name";
+    char text[2048];
+    const int file = open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC);
+    const ssize_t bytes = file >= 0 ? read(file, text, sizeof text - 1) : 0;
+    if (file >= 0) close(file);
+    text[bytes > 0 ? bytes : 0] = '\0';
+    const char *line = strstr(text, before), *colon = line ? strchr(line, ':') : NULL;
+    snprintf(name, size, "%.*s", colon ? (int)strcspn(colon + 2, "\n") : 0, colon ? colon + 2 : "");
 }
 
 json_t *machine_gpu_json(int32_t id)

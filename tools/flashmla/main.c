@@ -12,8 +12,10 @@
 #include "flashmla/flashmla.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static int command_help(int argc, char **argv);
 static int command_version(int argc, char **argv);
@@ -23,7 +25,7 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *summary;
 } commands[] = {
-    {"info", command_info, "list the kernels and which of them run on this machine"},
+    {"info", command_info, "list the kernels that run on this machine"},
     {"make-input", command_make_input, "write a decode batch over a paged cache to a file"},
     {"run", command_run, "compute attention from such a file; check and time it"},
     {"plan", command_plan, "print the split plan of a batch, and draw it"},
@@ -61,8 +63,8 @@ static const char title[] = "attention kernels for multi-head latent attention (
 
 static const char conventions[] =
     "Results go to standard output, messages to standard error. A FILE to read or write may be -, "
-    "standard input or output; where a file goes to standard output, nothing else does. --json writes the "
-    "results, one JSON object per line.\n"
+    "standard input or output; where a file goes to standard output, nothing else does. --json of info, "
+    "run, plan, bench and verify writes the results, one JSON object per line.\n"
     "\n"
     "A file is written whole or not at all, except with --json, which keeps each line written. An output "
     "file must not be the input file.\n";
@@ -205,12 +207,21 @@ static int dispatch(int argc, char **argv)
     return commands[found].run(argc - 1, argv + 1);
 }
 
+/* A file opened later must not take the place of a closed standard stream: what is printed would go into it.
+ * The stream stays unusable, as it was. */
+static void keep_standard_streams(void)
+{
+    for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; stream++)
+        if (fcntl(stream, F_GETFD) < 0) open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
 int main(int argc, char **argv)
 {
     static char program[32]; /* the prefix of complain's line */
     const int named = argc > 1 ? find_command(argv[1]) : -1;
-    snprintf(program, sizeof program, "flashmla%s%s", named < 0 ? "" : " ",
-             named < 0 ? "" : commands[named].name);
+    const struct command *self = named < 0 ? &flashmla : &(struct command){.name = commands[named].name};
+    snprintf(program, sizeof program, "flashmla%s%s", *self->name ? " " : "", self->name);
+    keep_standard_streams();
     for (int i = 0; i < COMMANDS; i++) command_names[i] = commands[i].name;
     outfile_handle_signals();
     infile_handle_signals(program);
@@ -219,7 +230,7 @@ int main(int argc, char **argv)
     errno = 0;
     const int flushed = fflush(stdout);
     if ((flushed || ferror(stdout)) && status == EXIT_GOOD)
-        return complain(&flashmla, EXIT_FAILED, "cannot write to standard output: %s",
+        return complain(self, EXIT_FAILED, "cannot write to standard output: %s",
                         errno ? strerror(errno) : "an earlier write failed");
     return status;
 }

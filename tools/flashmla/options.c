@@ -3,6 +3,7 @@
 
 #include "call.h"
 #include "help.h"
+#include "hint.h"
 
 #include "fault.h"
 #include "infile.h"
@@ -46,9 +47,10 @@ static const char *joined(const char *const *words, char text[WORDS])
 int no_such(const struct command *command, const char *what, const char *word, const char *const *words,
             const char *others)
 {
-    char allowed[WORDS];
-    return complain(command, EXIT_USAGE, "%.100s: no such %s; allowed are %s%s", word, what,
-                    joined(words, allowed), others);
+    char allowed[WORDS], near[HINT];
+    joined(words, allowed);
+    return complain(command, EXIT_USAGE, "%.100s: no such %s; allowed are %s%s%s", word, what, allowed,
+                    others, hint(word, allowed, near));
 }
 
 /* ---- Values ---- */
@@ -95,12 +97,13 @@ static bool parse_counts(const struct option *option, const char *text, struct f
 
 static bool parse_choice(const struct option *option, const char *text, struct fault *fault)
 {
-    char allowed[WORDS];
+    char allowed[WORDS], near[HINT];
     int *index = option->value;
     for (*index = 0; option->choices[*index]; ++*index)
         if (!strcmp(option->choices[*index], text)) return true;
-    return fault_set(fault, "%s: '%s' must be one of %s", option->name, text,
-                     joined(option->choices, allowed));
+    joined(option->choices, allowed);
+    return fault_set(fault, "%s: '%.100s' must be one of %s%s", option->name, text, allowed,
+                     hint(text, allowed, near));
 }
 
 static bool parse_value(const struct option *option, const char *text, struct fault *fault)
@@ -154,12 +157,13 @@ static const char *operand_word(const struct command *command)
 
 static bool unknown_fault(const struct option *options, const char *text, struct fault *fault)
 {
-    char allowed[sizeof fault->text - 160] = "";
-    for (const struct option *option = options; option->name; option++) {
-        const size_t used = strlen(allowed);
-        snprintf(allowed + used, sizeof allowed - used, " %s", option->name);
-    }
-    return fault_set(fault, "%.100s: no such option; allowed are%s --help", text, allowed);
+    char allowed[sizeof fault->text - 200] = "", near[HINT];
+    size_t used = 0;
+    for (const struct option *option = options; option->name && used < sizeof allowed; option++)
+        used += (size_t)snprintf(allowed + used, sizeof allowed - used, "%s ", option->name);
+    if (used < sizeof allowed) snprintf(allowed + used, sizeof allowed - used, "--help");
+    return fault_set(fault, "%.100s: no such option; allowed are %s%s", text, allowed,
+                     hint(text, allowed, near));
 }
 
 /* Reads the option at argv[*i] and advances past its value. `seen`: bit mask of options already read. */
@@ -252,21 +256,20 @@ static bool check_files(const struct used_file *files, int count, struct fault *
     return true;
 }
 
-/* Puts the operand first, so that messages name it second. */
+/* Puts the operand first, so that messages name it second. *to_stdout: a file goes to standard output. */
 static bool check_all_files(const struct command *command, const struct option *options, const char *operand,
-                            struct fault *fault)
+                            bool *to_stdout, struct fault *fault)
 {
     struct used_file files[8];
     int count = 0;
-    bool to_stdout = false;
     if (operand && command->use != OPERAND_WORD)
         files[count++] = (struct used_file){command->operand, operand, command->use == OPERAND_OUTPUT};
     for (const struct option *option = options; option->name; option++) {
         const char *path = option->kind == OPTION_OUTPUT ? *(const char **)option->value : NULL;
         if (path) files[count++] = (struct used_file){option->name, path, true};
     }
-    for (int i = 0; i < count; i++) to_stdout |= files[i].written && !strcmp(files[i].path, "-");
-    return check_files(files, count, fault) && (!to_stdout || outfile_claim_stdout(fault));
+    for (int i = 0; i < count; i++) *to_stdout |= files[i].written && !strcmp(files[i].path, "-");
+    return check_files(files, count, fault);
 }
 
 /* ---- All of it ---- */
@@ -275,7 +278,7 @@ int options_parse(const struct command *command, const struct option *options, i
                   const char **operand)
 {
     struct fault fault = {""};
-    bool only_operands = false;
+    bool only_operands = false, to_stdout = false;
     uint64_t seen = 0;
     for (int i = 1; i < argc; i++)
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
@@ -303,7 +306,8 @@ int options_parse(const struct command *command, const struct option *options, i
     if (command->operand && *command->operand != '[' && !*operand)
         return complain(command, EXIT_USAGE, "%s is missing; see flashmla %s --help", command->operand,
                         command->name);
-    if (!check_all_files(command, options, operand ? *operand : NULL, &fault))
+    if (!check_all_files(command, options, operand ? *operand : NULL, &to_stdout, &fault))
         return complain(command, EXIT_USAGE, "%s", fault.text);
+    if (to_stdout && !outfile_claim_stdout(&fault)) return complain(command, EXIT_FAILED, "%s", fault.text);
     return -1;
 }

@@ -61,8 +61,8 @@ struct option {
     OPTION_ROW("--device", OPTION_GPU, to, "DEVICE", "cpu (the default) or cuda:N", 0, 0, NULL, "cpu",       \
                "cuda:0")
 #define OPTION_KERNEL(to)                                                                                    \
-    OPTION_ROW("--kernel", OPTION_TEXT, to, "NAME", "force a kernel; flashmla info lists them", 0, 0, NULL,  \
-               NULL)
+    OPTION_ROW("--kernel", OPTION_TEXT, to, "NAME", "force a kernel; flashmla info --all lists them", 0, 0,  \
+               NULL, NULL)
 #define OPTION_THREADS(to)                                                                                   \
     OPTION_NUMBER("--threads", to, 1, 4096, "number of threads; default: OMP_NUM_THREADS, else all cores",   \
                   NULL)

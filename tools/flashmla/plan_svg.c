@@ -25,9 +25,9 @@ struct drawing {
 
 #define DRAW(d, ...) SVG_DRAW(&(d)->svg, __VA_ARGS__)
 
-static const char *colour_of(int64_t partition)
+static int colour_of(int64_t partition)
 {
-    return svg_colours[partition % SVG_COLOURS];
+    return (int)(partition % SVG_COLOURS);
 }
 
 static double bar_y(const struct drawing *d, int64_t bar)
@@ -61,10 +61,6 @@ static void text(struct drawing *d, double x, double y, const char *style, const
     DRAW(d, "</text>\n");
 }
 
-static const char styles[] =
-    ".boundary { stroke: #223; stroke-width: 1.6 } .grid { stroke: #dde1e8; stroke-width: 1 }\n"
-    ".limit { stroke: #b03030; stroke-width: 1.2; stroke-dasharray: 6 4 }";
-
 static void draw_title(struct drawing *d)
 {
     const fmla_plan_view *view = &d->picture->view;
@@ -75,8 +71,8 @@ static void draw_title(struct drawing *d)
          view->num_partitions == 1 ? "" : "s");
     DRAW(d,
          "<text x=\"%d\" y=\"52\" class=\"note\">A bar is a request, its length the keys; a colour (and "
-         "number) "
-         "is the partition that works on them; a dark line is a boundary between splits.</text>\n",
+         "number) is the partition that works on them; a line across a bar is a boundary between "
+         "splits.</text>\n",
          LEFT);
     if (d->each > 1)
         DRAW(d,
@@ -115,11 +111,11 @@ static void draw_part(struct drawing *d, int64_t bar, int64_t begin, int64_t end
     const double full = (double)(end - begin) * d->keys_scale;
     const double width = full > 1.0 ? full : 1.0; /* show requests without keys: they are work too */
     DRAW(d,
-         "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"><title>request %" PRId64
+         "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" class=\"c%d\"><title>request %" PRId64
          ", keys %" PRId64 " to %" PRId64 ": partition %" PRId64 "</title></rect>\n",
          x, y, width, d->bar_height, colour_of(partition), d->shown[bar], begin, end, partition);
     if (begin > 0)
-        DRAW(d, "<line x1=\"%.2f\" x2=\"%.2f\" y1=\"%.2f\" y2=\"%.2f\" class=\"boundary\"/>\n", x, x, y - 1,
+        DRAW(d, "<line x1=\"%.2f\" x2=\"%.2f\" y1=\"%.2f\" y2=\"%.2f\" class=\"mark\"/>\n", x, x, y - 1,
              y + d->bar_height + 1);
     if (d->bar_height >= 10 && width >= 26)
         text(d, x + width / 2, y + d->bar_height / 2 + 4, "mid", "%" PRId64, partition);
@@ -180,11 +176,10 @@ static void draw_loads(struct drawing *d, double top)
         const int64_t p = largest_load(picture, column * each, each);
         const struct plan_row row = plan_row_of(picture, p);
         const double height = (double)row.load * scale, x = LEFT + (double)column * slot;
-        DRAW(
-            d,
-            "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"><title>partition %" PRId64
-            ": load %" PRId64 "</title></rect>\n",
-            x, base - height, width, height, colour_of(p), p, row.load);
+        DRAW(d,
+             "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" class=\"c%d\"><title>partition "
+             "%" PRId64 ": load %" PRId64 "</title></rect>\n",
+             x, base - height, width, height, colour_of(p), p, row.load);
         if (column % step == 0) text(d, x + width / 2, base + 14, "mid", "%" PRId64, p);
         if (slot >= 30 && row.load > 0)
             text(d, x + width / 2, base - height + 13, "mid", "%" PRId64, row.load);
@@ -194,8 +189,8 @@ static void draw_loads(struct drawing *d, double top)
     DRAW(d, "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" class=\"limit\"/>\n", LEFT, WIDTH - RIGHT,
          limit, limit);
     text(d, WIDTH - RIGHT + 6, limit + 4, "note", "payload %" PRId64, view->payload);
-    DRAW(d, "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#889\"/>\n", LEFT, WIDTH - RIGHT,
-         base, base);
+    DRAW(d, "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" class=\"axis\"/>\n", LEFT, WIDTH - RIGHT, base,
+         base);
     DRAW(d, "<text x=\"%d\" y=\"%.1f\" class=\"note\">partition</text>\n", WIDTH - RIGHT + 6, base + 14);
     DRAW(d,
          "<text x=\"%d\" y=\"%.1f\" class=\"note\">Load counts blocks of %d keys, and %d more for every "
@@ -215,7 +210,7 @@ bool plan_svg_write(const char *path, const struct plan_picture *picture, struct
     d.keys_scale = (double)PLOT / (double)d.longest;
     choose_bars(&d);
     const double loads_top = bars_end(&d) + 50;
-    if (!svg_open(&d.svg, path, WIDTH, loads_top + LOADS + 52, styles, fault)) return false;
+    if (!svg_open(&d.svg, path, WIDTH, loads_top + LOADS + 52, fault)) return false;
     draw_title(&d);
     if (batch) draw_axis(&d);
     draw_requests(&d);

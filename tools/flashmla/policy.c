@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "policy.h"
+#include "hint.h"
 
 #include "plan_call.h"
 
@@ -560,7 +561,7 @@ bool kernel_exists(const char *operation, const char *name, struct fault *fault)
 {
     /* The rows of GPU 0 exist even without a GPU. */
     static const fmla_device devices[] = {{FMLA_DEVICE_CPU, 0}, {FMLA_DEVICE_CUDA, 0}};
-    char names[400] = "";
+    char names[400] = "", near[HINT];
     if (!name) return true;
     for (size_t d = 0; d < sizeof devices / sizeof *devices; d++) {
         fmla_capability row = FMLA_INIT(fmla_capability);
@@ -571,5 +572,6 @@ bool kernel_exists(const char *operation, const char *name, struct fault *fault)
             snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", row.kernel);
         }
     }
-    return fault_set(fault, "--kernel: '%.100s' must be a kernel of %s: %s", name, operation, names);
+    return fault_set(fault, "--kernel: '%.100s' must be a kernel of %s: %s%s", name, operation, names,
+                     hint(name, names, near));
 }

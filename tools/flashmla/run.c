@@ -202,8 +202,8 @@ static void print_report(struct job *job)
     else
         printf("%-12s %s, %d threads\n", "kernel", told->kernel, (int)fmla_num_threads());
     printf("%-12s %zu bytes\n", "workspace", told->workspace);
-    printf("%-12s %.3f ms, median of %" PRId64 "\n", "time", 1e3 * told->seconds, told->runs);
-    printf("%-12s %.2f GFLOP/s, %.2f GB/s\n", "speed", 1e-9 * told->work.flop / told->seconds,
+    printf("%-12s %.1f us, median of %" PRId64 "\n", "time", 1e6 * told->seconds, told->runs);
+    printf("%-12s %.3f TFLOP/s, %.2f GB/s\n", "speed", 1e-12 * told->work.flop / told->seconds,
            1e-9 * told->work.bytes / told->seconds);
 }
 

@@ -7,16 +7,19 @@
 
 #include "outfile.h"
 
-/* Text of every picture has the classes title, head and note; end and mid set the anchor of x. */
+/* Elements have no colours of their own, but classes of python/flash_mla/picture.css, which has each colour for
+ * light and for dark screens: text is title, head or note, and end or mid set the anchor of x; cN fills. */
 struct svg {
     struct outfile *out;
     struct fault *fault;
     bool good; /* false after a failed write; later writes are skipped */
 };
 
-/* Opens the file and writes head, styles and background; `styles` are this picture's own. */
-bool svg_open(struct svg *svg, const char *path, double width, double height, const char *styles,
-              struct fault *fault);
+/* The text of picture.css, which CMake makes a C file of. */
+extern const char svg_style[];
+
+/* Opens the file and writes head, style and background. */
+bool svg_open(struct svg *svg, const char *path, double width, double height, struct fault *fault);
 
 /* The file appears under its name if everything was written; else nothing remains. */
 bool svg_close(struct svg *svg);
@@ -24,8 +27,7 @@ bool svg_close(struct svg *svg);
 #define SVG_DRAW(svg, ...)                                                                                   \
     ((svg)->good = (svg)->good && outfile_printf((svg)->out, (svg)->fault, __VA_ARGS__))
 
-/* Neighbouring colours differ, and all are readable under dark text. */
+/* Classes c0 to c8: neighbours differ, and text is readable on all of them. */
 enum { SVG_COLOURS = 9 };
-extern const char *const svg_colours[SVG_COLOURS];
 
 #endif
