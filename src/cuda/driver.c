@@ -77,6 +77,9 @@ static void open_driver(void)
                      d->version % 1000 / 10, entries[i].name);
             return;
         }
+#define ENTRY(member, name, ...) find(library, #name, &d->member, sizeof d->member);
+    CUDA_DRIVER_LATER_ENTRIES(ENTRY)
+#undef ENTRY
     const cu_result result = d->init(0);
     if (!result) return;
     char words[160];

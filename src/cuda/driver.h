@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The part of the NVIDIA driver API that the library uses, declared here so that neither building nor loading
- * the library needs CUDA: libcuda.so.1 is opened at the first use of a GPU. Entry points of CUDA 12.0 only.
+ * the library needs CUDA: libcuda.so.1 is opened at the first use of a GPU. It needs entry points of CUDA 12.0
+ * only.
  * tests/house/driver.c compares every number and layout with cuda.h where that is installed.
  */
 #ifndef FMLA_CUDA_DRIVER_H
@@ -76,6 +77,20 @@ struct cu_launch_config {
     unsigned num_attributes;
 };
 
+/* A part of a GPU that a context may have; later drivers may write more. */
+struct cu_resource {
+    unsigned type; /* CU_RESOURCE_SM */
+    char pad[92];
+    unsigned sm_count;
+    char more[416];
+};
+enum { CU_RESOURCE_SM = 1 };
+
+/* Entry points of later versions; NULL if the driver has none. */
+#define CUDA_DRIVER_LATER_ENTRIES(ENTRY)                                                                     \
+    ENTRY(context_resource, cuCtxGetDevResource, cu_context context, struct cu_resource *resource,           \
+          unsigned type) /* 12.4 */
+
 /* ENTRY(member, name in libcuda, parameters). If the driver has several versions of an entry, the name has
  * the version suffix. */
 #define CUDA_DRIVER_ENTRIES(ENTRY)                                                                           \
@@ -109,6 +124,7 @@ struct cu_launch_config {
 struct driver {
 #define ENTRY(member, name, ...) cu_result (*member)(__VA_ARGS__);
     CUDA_DRIVER_ENTRIES(ENTRY)
+    CUDA_DRIVER_LATER_ENTRIES(ENTRY)
 #undef ENTRY
     int version; /* of CUDA, 1000 · major + 10 · minor */
 };

@@ -131,12 +131,31 @@ fmla_status cuda_load(const char *operation, const struct cuda_scope *scope, str
     return status;
 }
 
+/* Returns the SMs of the current context, which are fewer than the device's in a green context. A launch that
+ * is captured is not refused for want of room, and would hang when the graph runs. */
+static int32_t sms_of_context(const struct cuda_scope *scope)
+{
+    static _Thread_local uint64_t known; /* the context's id + 1 */
+    static _Thread_local int32_t sms;
+    const struct driver *const driver = scope->driver;
+    struct cu_resource resource;
+    cu_context context;
+    if (known == scope->context_id + 1) return sms;
+    sms = scope->device->sms;
+    if (driver->context_resource && !driver->context_get(&context) &&
+        !driver->context_resource(context, &resource, CU_RESOURCE_SM) && resource.sm_count < INT32_MAX)
+        sms = (int32_t)resource.sm_count;
+    known = scope->context_id + 1;
+    return sms;
+}
+
 fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
                         const struct cuda_launch *launch, void **parameters)
 {
     const int32_t shared_bytes = launch->shared_bytes ? launch->shared_bytes : launch->kernel->dynamic_bytes;
     const fmla_status status = cuda_load(operation, scope, launch->kernel, shared_bytes);
     if (status) return status;
+    if ((launch->flags & LAUNCH_TOGETHER) && sms_of_context(scope) < scope->device->sms) return CUDA_NO_ROOM;
     struct cu_launch_attribute attributes[3];
     struct cu_launch_config config = {
         .grid_x = launch->blocks < INT32_MAX ? (unsigned)launch->blocks : INT32_MAX,

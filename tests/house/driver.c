@@ -46,6 +46,13 @@ ATTRIBUTE(value.overlap, value.programmaticStreamSerializationAllowed);
 ATTRIBUTE(value.together, value.cooperative);
 _Static_assert(sizeof(struct cu_launch_attribute) == sizeof(CUlaunchAttribute), "size of CUlaunchAttribute");
 
+#if CUDA_VERSION >= 12040
+SAME(CU_RESOURCE_SM, CU_DEV_RESOURCE_TYPE_SM);
+MEMBER(cu_resource, type, CUdevResource, type);
+MEMBER(cu_resource, sm_count, CUdevResource, sm.smCount);
+_Static_assert(sizeof(struct cu_resource) >= 2 * sizeof(CUdevResource), "room for more than CUdevResource");
+#endif
+
 #define CONFIG(member, their_member) MEMBER(cu_launch_config, member, CUlaunchConfig, their_member)
 CONFIG(grid_x, gridDimX);
 CONFIG(grid_y, gridDimY);

@@ -92,6 +92,20 @@ static void no_room_together(void)
     }
 }
 
+/* The same in a green context, without asking the driver to launch: a captured launch would not be refused. */
+static void green_context(void)
+{
+    fake->context_sms = 16;
+    for (int i = 0; i < SMALL_CALLS; i++) {
+        if (small_calls[i].operation != OP_DENSE_DECODE) continue;
+        fake->launches = 0;
+        CHECK_OK(small_call(&small_calls[i], 0));
+        CHECK_ALL({fake->launches, 3}, {fake_depth(), 0});
+        CHECK(!joins_itself(launched(1)) && !strncmp(launched(0)->kernel, "join", 4), "%s",
+              launched(1)->kernel);
+    }
+}
+
 /* After a kernel error, an entry that only queries reports it, and so do all later entries. */
 static void an_error_that_stays(void)
 {
@@ -107,5 +121,6 @@ static void an_error_that_stays(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_failures", each_step, no_room_together, an_error_that_stays);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_failures", each_step, no_room_together, green_context,
+                         an_error_that_stays);
 }

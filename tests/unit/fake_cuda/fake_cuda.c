@@ -11,6 +11,7 @@
 /* The types with which the library calls them. */
 #define ENTRY(member, name, ...) __typeof__ (*((struct driver *)0)->member)(name);
 CUDA_DRIVER_ENTRIES(ENTRY)
+CUDA_DRIVER_LATER_ENTRIES(ENTRY)
 #undef ENTRY
 cu_result cuDriverGetVersion(int *version);
 
@@ -253,6 +254,16 @@ cu_result cuCtxGetId(cu_context context, unsigned long long *id)
     CALLED(cuCtxGetId);
     if (!context && usable()) return usable();
     *id = (context ? context : current())->id;
+    return CU_SUCCESS;
+}
+
+/* Not among the entries that can be made to fail: drivers before CUDA 12.4 have none. */
+cu_result cuCtxGetDevResource(cu_context context, struct cu_resource *resource, unsigned type)
+{
+    if (!context || type != CU_RESOURCE_SM) return FAKE_INVALID_CONTEXT;
+    memset(resource, 0, 144);
+    resource->type = type;
+    resource->sm_count = (unsigned)(fake.context_sms ? fake.context_sms : fake.sms);
     return CU_SUCCESS;
 }
 

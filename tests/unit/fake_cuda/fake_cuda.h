@@ -68,6 +68,7 @@ struct fake_cuda {
     int version, devices;
     const char *name;
     int capability, sms, shared_bytes;
+    int context_sms;        /* of a green context; 0: all */
     cu_result fails[CALLS]; /* error that an entry returns instead of working */
     int passes[CALLS];      /* … after this many successful calls */
     int once[CALLS];        /* … and then works again */
