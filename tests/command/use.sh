@@ -19,7 +19,13 @@ done
 # info: an operation is one line of 80 columns, with the kernel that a call without a kernel's name takes.
 good info
 within 80
-has '^cpu: .*, [0-9]+ threads$'
+has '^cpu: .*, [0-9]+ threads \('
+for said in '3: 3 threads (OMP_NUM_THREADS)' 'abc: OMP_NUM_THREADS is ignored, because it is no number'; do
+    OMP_NUM_THREADS=${said%%: *} good info
+    tr -s ' \n' ' ' <stdout >words
+    holds "info does not say: ${said#*: }" grep -qF "${said#*: }" words
+done
+good info
 has '^cuda:0(: | to )' # a GPU, or why there is none
 cp stdout chosen
 sed -n '/^cpu: /,/^$/s/^  \([a-z_][a-z_]*\) .*/\1/p' chosen >lines

@@ -255,6 +255,18 @@ def test_metadata_serves_every_layer(family, kind, nothing):
         family.check_call(kind, problem, family.arguments(kind, problem), tile_scheduler_metadata=meta)
 
 
+@of(nothing=decodes(None))
+def test_first_call_with_metadata_has_the_bits_of_later_ones(family, kind, nothing):
+    """Dense decode also has them without metadata (docs/semantics.md, "The same bits")."""
+    meta, _ = get_mla_metadata()
+    arguments = family.arguments(kind, family.make())
+    first, later, without = (
+        kind.all_bits(family.call(kind, {**arguments, "tile_scheduler_metadata": given})) for given in (meta, meta, None)
+    )
+    assert first == later
+    assert not family.is_dense_decode or without == first
+
+
 def of_decode(family):
     return [None] if family.function == DECODE else []
 

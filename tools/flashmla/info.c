@@ -242,7 +242,9 @@ static void print_text(bool all)
     char name[128];
     machine_cpu_name(name, sizeof name);
     printf("flashmla %s\n\n", fmla_version_string());
-    print_filled(0, "cpu: %s, %d threads", *name ? name : "unknown", (int)fmla_num_threads());
+    const fmla_device_info host = machine_describe(cpu);
+    print_filled(0, "cpu: %s, %d threads (%s)", *name ? name : "unknown", (int)host.workers,
+                 host.workers_from);
     print(cpu);
     for (int32_t id = 0, end; !id || id < g.count; id = end) {
         putchar('\n');

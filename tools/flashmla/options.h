@@ -64,8 +64,7 @@ struct option {
     OPTION_ROW("--kernel", OPTION_TEXT, to, "NAME", "force a kernel; flashmla info --all lists them", 0, 0,  \
                NULL, NULL)
 #define OPTION_THREADS(to)                                                                                   \
-    OPTION_NUMBER("--threads", to, 1, 4096, "number of threads; default: OMP_NUM_THREADS, else all cores",   \
-                  NULL)
+    OPTION_NUMBER("--threads", to, 1, 4096, "number of threads; default: as flashmla info says", NULL)
 
 enum operand_use { OPERAND_WORD, OPERAND_INPUT, OPERAND_OUTPUT };
 
