@@ -167,7 +167,7 @@ fmla_status fmla_cache_convert(const fmla_cache_convert_args *caller)
     TRY(fill_pages(&c, c.format, source, "src_scale", args.src_scale, &p.source));
     TRY(fill_pages(&c, c.second, cache, "dst_scale", args.dst_scale, &p.cache));
     p.tokens = c.size[DIM_tokens], p.d_qk = c.size[DIM_d_qk], p.device = cache->device;
-    p.element = p.source.format == KV_FP16        ? ELEMENT_FP16
+    p.element = p.source.format == KV_FP16      ? ELEMENT_FP16
                 : kv_is_exact(&p.source.layout) ? ELEMENT_F32
                                                 : ELEMENT_BF16;
     p.source_slots = c.tensors[TENSOR_cache_convert_src_slots].data;

@@ -48,7 +48,7 @@ struct work {
     int32_t num_partitions;
     size_t slots_offset, slot_lse_offset, slot_max_offset, spans_offset, queries_offset, scratch_offset;
     size_t scratch_bytes;
-    float value_scale; /* of an FP8_576 cache, whose values the inner kernels take without their scale; else 1 */
+    float value_scale; /* the scale of an FP8_576 cache, which inner kernels leave out; else 1 */
     float *slot_out, *slot_lse, *slot_max; /* of slot 0 */
     struct cpu_span *spans;                /* [b + 1]; items are row tiles; SPLIT_NEVER only */
     char *workspace;

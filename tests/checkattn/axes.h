@@ -58,7 +58,7 @@ enum { EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL, EMPTIES_NAN /* in some rows one 
     X(C_VALUES, "values: normal hostile all")                                                                \
     X(C_SCALE, "scale: 0 1 2 3 4") /* of FP8_576 */                                                          \
     X(C_SLOTS, "slots: distinct skipped twice")                                                              \
-    X(C_NORM, "norm: none with_eps without_eps (edge)")                                                             \
+    X(C_NORM, "norm: none with_eps without_eps (edge)")                                                      \
     X(C_TURN, "turned: none interleaved halves")                                                             \
     X(C_POSITIONS, "positions: i32 i64")                                                                     \
     X(C_GRAPH, "graph: 0 1")                                                                                 \

@@ -109,13 +109,16 @@ static bool differs_anyhow(const char *line)
     return differs;
 }
 
-/* Returns the next line that is the same in every run; NULL at the end. */
+/* Returns the next line that is the same in every run; NULL at the end. Indented lines continue the one before
+ * them. */
 static char *next_line(char **rest)
 {
-    char *line;
-    do line = strtok_r(*rest, "\n", rest);
-    while (line && differs_anyhow(line));
-    return line;
+    bool differs = false;
+    for (;;) {
+        char *const line = strtok_r(*rest, "\n", rest);
+        if (!line || (!differs_anyhow(line) && !(differs && *line == ' '))) return line;
+        differs = true;
+    }
 }
 
 static bool same_text(const char *a, const char *b)

@@ -28,7 +28,7 @@ NVCC
 chmod +x "$work/nvcc"
 export CUDACXX=$work/nvcc FMLA_CUDA_ARCHS=80
 mkdir "$work/tree"
-(cd "$root" && cp -r CMakeLists.txt CMakePresets.json LICENSE Makefile cmake docs examples include scripts src support tests tools "$work/tree")
+(cd "$root" && cp -r CMakeLists.txt CMakePresets.json LICENSE Makefile cmake docs examples include python scripts src support tests tools "$work/tree")
 cd "$work/tree"
 bad=0
 fail() {

@@ -261,7 +261,8 @@ def test_first_call_with_metadata_has_the_bits_of_later_ones(family, kind, nothi
     meta, _ = get_mla_metadata()
     arguments = family.arguments(kind, family.make())
     first, later, without = (
-        kind.all_bits(family.call(kind, {**arguments, "tile_scheduler_metadata": given})) for given in (meta, meta, None)
+        kind.all_bits(family.call(kind, {**arguments, "tile_scheduler_metadata": given}))
+        for given in (meta, meta, None)
     )
     assert first == later
     assert not family.is_dense_decode or without == first

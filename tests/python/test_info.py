@@ -22,7 +22,7 @@ def test_names_version_library_and_every_operation():
     text = report(OMP_NUM_THREADS="3")
     assert f"flash_mla {flash_mla.__version__}\n" in text
     assert f"library  {os.path.abspath(_library.library._name)}\n" in text
-    assert re.search(r"^cpu: 3 threads, \w", text, re.M)
+    assert re.search(r"^cpu: 3 threads \(OMP_NUM_THREADS\), \w", text, re.M)
     for row in _operations.capabilities(_library.CPU, 0):
         line = re.search(rf"^  {row['operation']} +(.*)$", text, re.M).group(1).split(", ")
         assert (row["kernel"] in line) == (row["available"] and not row["forced_only"]), row
@@ -58,7 +58,7 @@ def test_gpus(monkeypatch):
 
     def describe(device):
         if device.device_type == _library.CPU:
-            return _structs.DeviceInfo(workers=8)
+            return _structs.DeviceInfo(workers=8, workers_from=b"CPU quota")
         old = dict(name=b"Tesla T4", compute_capability=75, reason=b"Tesla T4 is too old") if device.id else {}
         return _structs.DeviceInfo(**dict(GPU, **old))
 
@@ -75,7 +75,7 @@ def test_gpus(monkeypatch):
         "use; needs CUDA 13.0 (driver 580) or later",
         "driver   CUDA 13.1",
         "",
-        "cpu: 8 threads, avx2",
+        "cpu: 8 threads (CPU quota), avx2",
         "  merge          cpu-avx2",
         "",
         "cuda:0: NVIDIA H200, compute capability 9.0",

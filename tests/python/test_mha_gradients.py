@@ -308,7 +308,8 @@ def test_tokens_of_no_sequence_and_strided_gradients(device, new_memory_is_nan):
 
 def grouped_and_bounds(q, k, v, out, lse, dout, scale):
     """Returns [(gradient, bound of its error)] of dq, dk and dv in float64, of one request and one key head with a causal mask:
-    docs/semantics.md, "Dense MHA, backward" and "Gradients". q, out and dout have the query heads that read the key head."""
+    docs/semantics.md, "Dense MHA, backward" and "Gradients". q, out and dout have the query heads that read the key head.
+    """
     u, (tokens, keys) = 2.0**-8, (q.shape[0], k.shape[0])
     unseen = torch.ones(tokens, keys, dtype=torch.bool, device=q.device).triu(keys - tokens + 1)
     dq, dk, dv, of_dq, of_dk, of_dv = (torch.zeros_like(x) for x in (q, k, v, q, k, v))

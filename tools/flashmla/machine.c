@@ -23,16 +23,16 @@ fmla_device_info machine_describe(fmla_device device)
 }
 
 /* The name is among the first lines. Read without stdio, whose buffer is an allocation that may fail. */
+/* Reads the first processor's lines, without stdio, which allocates. */
 void machine_cpu_name(char *name, size_t size)
 {
-    static const char before[] = "\nmodel name";
-    char text[2048];
+    char text[1024];
     const int file = open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC);
-    const ssize_t bytes = file >= 0 ? read(file, text, sizeof text - 1) : 0;
+    const ssize_t length = file < 0 ? 0 : read(file, text, sizeof text - 1);
     if (file >= 0) close(file);
-    text[bytes > 0 ? bytes : 0] = '\0';
-    const char *line = strstr(text, before), *colon = line ? strchr(line, ':') : NULL;
-    snprintf(name, size, "%.*s", colon ? (int)strcspn(colon + 2, "\n") : 0, colon ? colon + 2 : "");
+    text[length > 0 ? length : 0] = '\0', *name = '\0';
+    const char *const model = strstr(text, "model name"), *const colon = model ? strchr(model, ':') : NULL;
+    if (colon) snprintf(name, size, "%.*s", (int)strcspn(colon + 2, "\n"), colon + 2);
 }
 
 json_t *machine_gpu_json(int32_t id)

@@ -53,4 +53,6 @@ for token in range(TOKENS):
     total = sum_of_squares(x)
     factor = fp32(1.0 / math.sqrt(total / 512 + fp32(EPS[token])))
     y = [fp32(fp32(a * factor) * b) for a, b in zip(x, w)]
-    print(f"{{{EPS[token]}f, {bits(total, 'd'):#018x}, {bits(factor, 'f'):#010x}, {digest(bits(v, 'f') for v in y):#018x}}},")
+    print(
+        f"{{{EPS[token]}f, {bits(total, 'd'):#018x}, {bits(factor, 'f'):#010x}, {digest(bits(v, 'f') for v in y):#018x}}},"
+    )
