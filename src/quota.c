@@ -87,10 +87,11 @@ static int32_t processors_of(long long quota, long long period)
 
 static int32_t group_processors(const char *root, const char *folder, bool is_v2)
 {
-    char text[64];
+    char text[64], *end;
     long long quota = 0, period = 0;
-    if (is_v2) { /* "max 100000" has no quota */
-        if (read_line(root, folder, "cpu.max", text, sizeof text)) sscanf(text, "%lld %lld", &quota, &period);
+    if (is_v2) { /* "200000 100000"; "max 100000" has no quota */
+        if (!read_line(root, folder, "cpu.max", text, sizeof text)) return 0;
+        quota = strtoll(text, &end, 10), period = strtoll(end, NULL, 10);
         return processors_of(quota, period);
     }
     if (read_line(root, folder, "cpu.cfs_quota_us", text, sizeof text)) quota = strtoll(text, NULL, 10);

@@ -120,9 +120,11 @@ static float find_weight(struct random_state *random, const struct edge *e, floa
     const float drawn = rounded(e->vectors, (float)(1.0 + random_unit(random)));
     const bool is_bf16 = dtype_is(e->cache, FMLA_TYPE_BFLOAT, 16);
     if (e->vectors.bits == 16) { /* tries every weight of the type */
-        const float step = dtype_is(e->vectors, FMLA_TYPE_BFLOAT, 16) ? 0x1p-7f : 0x1p-10f;
-        for (float weight = 1.0f; weight < 2.0f; weight += step)
+        const int all = dtype_is(e->vectors, FMLA_TYPE_BFLOAT, 16) ? 1 << 7 : 1 << 10;
+        for (int i = 0; i < all; i++) {
+            const float weight = 1.0f + (float)i / (float)all;
             if (shows(e, x, weight)) return weight;
+        }
         return drawn;
     }
     /* Moves the product to the middle of two numbers of the cache. */
@@ -130,8 +132,10 @@ static float find_weight(struct random_state *random, const struct edge *e, floa
     const uint32_t step = is_bf16 ? 0x10000 : 0x2000, middle = (num_bits(y) & ~(step - 1)) | step / 2;
     float weight = drawn * (num_float(middle) / y);
     for (int i = 0; i < 8; i++) weight = nextafterf(weight, 0.0f);
-    for (int i = 0; i < 16; i++, weight = nextafterf(weight, 4.0f))
+    for (int i = 0; i < 16; i++) {
         if (shows(e, x, weight)) return weight;
+        weight = nextafterf(weight, 4.0f);
+    }
     return drawn;
 }
 

@@ -143,6 +143,7 @@ static void longest_request(void)
     read_numbers("upper bounds of a request's tokens and keys, below",
                  "upper bounds of a request's tokens and keys, below %lld^%lld", bits, 2);
     CHECK_EQ(bits[0], 2);
+    if (bits[1] < 0 || bits[1] > 62) return;
     for (int i = 0; i < 4; i++) {
         const enum operation operation = operations[i / 2];
         struct shape shape = {.of = heads};

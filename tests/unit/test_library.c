@@ -61,6 +61,7 @@ static void test_capabilities(void)
         fmla_capability row = FMLA_INIT(fmla_capability);
         if (fmla_capabilities(cpu, rows, &row) != FMLA_OK) break;
         CHECK(row.operation && row.kernel && row.reason, "row %" PRId64, rows);
+        if (!row.operation || !row.kernel || !row.reason) break;
         CHECK(row.available == !*row.reason, "%s %s: available %d, reason \"%s\"", row.operation, row.kernel,
               row.available, row.reason);
         CHECK(row.forced_only == !strcmp(row.kernel, "ref") && !*row.part_of,

@@ -11,6 +11,7 @@
 #include "quota.h"
 
 #include <errno.h>
+#include <ftw.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -36,11 +37,16 @@ static void put(const char *path, const char *text)
     if (!file || fputs(text, file) < 0 || fclose(file)) abort();
 }
 
+static int remove_one(const char *path, const struct stat *found, int kind, struct FTW *where)
+{
+    (void)found, (void)kind, (void)where;
+    return remove(path);
+}
+
 static void start_over(void)
 {
-    char line[600];
-    snprintf(line, sizeof line, "rm -rf '%s' && mkdir '%s'", root, root);
-    if (system(line)) abort();
+    nftw(root, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    if (mkdir(root, 0700)) abort();
 }
 
 #define MOUNTED_V2                                                                                           \
@@ -111,7 +117,9 @@ static void test_v1(void)
 
     /* Both versions, as on a hybrid machine: the least counts. */
     put("/proc/self/cgroup", "4:cpuset,cpu:/docker/0123\n0::/\n");
-    strcat(text, "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+    const size_t used = strlen(text);
+    snprintf(text + used, sizeof text - used,
+             "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
     put("/proc/self/mountinfo", text);
     put("/sys/fs/cgroup/unified/cpu.max", "100000 100000\n");
     CHECK_EQ(quota_processors(root), 1);
@@ -123,9 +131,9 @@ static void test_long_lines(void)
     static char text[20000];
     start_over();
     put("/proc/self/cgroup", "0::/\n");
-    strcpy(text, "22 1 0:20 / / rw - overlay overlay rw,lowerdir=");
-    for (int i = 0; i < 1500; i++) strcat(text, "/a/layer:");
-    strcat(text, "\n" MOUNTED_V2);
+    int used = snprintf(text, sizeof text, "22 1 0:20 / / rw - overlay overlay rw,lowerdir=");
+    for (int i = 0; i < 1500; i++) used += snprintf(text + used, sizeof text - (size_t)used, "/a/layer:");
+    snprintf(text + used, sizeof text - (size_t)used, "\n" MOUNTED_V2);
     put("/proc/self/mountinfo", text);
     put("/sys/fs/cgroup/cpu.max", "300000 100000\n");
     CHECK_EQ(quota_processors(root), 3);
@@ -212,8 +220,7 @@ int main(void)
     test_v2();
     test_v1();
     test_long_lines();
-    start_over();
-    rmdir(root);
+    nftw(root, remove_one, 8, FTW_DEPTH | FTW_PHYS);
     test_default();
     test_real_group();
     return check_done("test_quota");
