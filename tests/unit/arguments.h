@@ -33,7 +33,7 @@ static inline void held_set(struct held *held, void *data, fmla_dtype dtype, int
     int64_t stride = 1;
     for (int i = ndim - 1; i >= 0; i--) {
         held->shape[i] = shape[i], held->strides[i] = stride;
-        stride *= shape[i];
+        if (__builtin_mul_overflow(stride, shape[i], &stride)) stride = INT64_MAX; /* the call is refused */
     }
 }
 
