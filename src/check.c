@@ -34,10 +34,10 @@ static bool is_of_bytes(fmla_dtype dtype)
 
 static const char *name_of_dtype(fmla_dtype dtype, char buffer[48])
 {
-    /* By DLPack's code. A name that ends with the number of bits gets it appended. */
+    /* Indexed by DLPack's type code. */
     static const struct {
         const char *name;
-        int bits; /* of a name that tells them; 0: appended */
+        int bits; /* that the name implies; 0: the message appends the number of bits */
     } codes[] = {{"int", 0},           {"uint", 0},
                  {"float", 0},         {NULL, 0},
                  {"bfloat", 0},        {"complex", 0},

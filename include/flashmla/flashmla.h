@@ -209,9 +209,9 @@ FMLA_API fmla_status fmla_set_parallel_for(fmla_parallel_for run, void *pool, in
 /* Sets the maximum number of threads of the built-in loop: n in [1, 4096], or 0 (the default) for
  * OMP_NUM_THREADS (an environment variable, read once) or, if that is no number from 1 on, for all processors
  * that the process may run on, but no more than cover the CPU quota of its control group (of a container, for
- * example). fmla_device_describe says which of these it was. Each call wakes only as many threads as its work justifies; a short call on a busy
- * machine wakes none. The bits of a result depend on n alone. A workspace sized before a change may be too
- * small afterwards; the call then returns FMLA_BUFFER_TOO_SMALL.
+ * example). fmla_device_describe says which of these it was. Each call wakes only as many threads as its work
+ * justifies; a short call on a busy machine wakes none. The bits of a result depend on n alone. A workspace
+ * sized before a change may be too small afterwards; the call then returns FMLA_BUFFER_TOO_SMALL.
  * Errors: FMLA_INVALID_ARGUMENT for other n. */
 FMLA_API fmla_status fmla_set_num_threads(int32_t n);
 
@@ -398,8 +398,8 @@ enum FMLA_INT32 { FMLA_PRODUCTS_BF16 = 0, FMLA_PRODUCTS_FP8 = 1 };
 typedef struct fmla_dense_decode_args {
     size_t struct_size; /* set by FMLA_INIT */
     /* [b, s_q, h_q, d_qk] bf16 or fp16. With FMLA_PRODUCTS_FP8 it is bf16 or, over FMLA_KV_FP8_576 only, e4m3
-     * codes (int8, uint8, float8_e4m3fn); FMLA_KV_FP8_656 accepts no codes because the last 64 values of its queries
-     * stay bf16. */
+     * codes (int8, uint8, float8_e4m3fn); FMLA_KV_FP8_656 accepts no codes because the last 64 values of its
+     * queries stay bf16. */
     const fmla_tensor *q;
     /* [pages, page_size, h_kv, d_qk] in the type of q; or bytes as in fmla_sparse_decode_args, for
      * FMLA_KV_FP8_576 [pages, page_size, 1, 576]. Bytes decode to bf16 values, which are multiplied; those of
