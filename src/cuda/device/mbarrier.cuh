@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include "kernel.cuh"
+#include "async_copy.cuh"
 
 #include <stdint.h>
 
@@ -84,4 +84,17 @@ DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity)
 {
     while (!__all_sync(~0u, mbarrier_try(barrier, parity))) {
     }
+}
+
+/* An mbarrier that is a member of a struct in shared memory. */
+struct Barrier {
+    uint64_t state;
+
+    DEVICE void init(int arrivals) { mbarrier_init(shared_address(this), arrivals); }
+};
+
+/* Returns the address of element `index` of an array of barriers that begins at `first`. */
+DEVICE uint32_t barrier_at(uint32_t first, int index)
+{
+    return first + (uint32_t)index * (uint32_t)sizeof(Barrier);
 }

@@ -7,6 +7,12 @@
 
 #include "async_copy.cuh"
 
+#include <stddef.h>
+
+/* The address of a member of `Shared`, the struct of that name where the macro is used, which begins at
+ * `base`. The offset is a constant of the struct, which an instruction adds by itself. */
+#define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
+
 /* Stores four 8 × 8 matrices of 16 bits (sm_90). Each lane gives the address of a row of 16 bytes, in the
  * order of ldmatrix (fragment.h). */
 DEVICE void store_matrices(uint32_t to, const uint32_t (&words)[4])

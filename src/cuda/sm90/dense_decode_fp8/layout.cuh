@@ -9,6 +9,7 @@
 #include "../../device/element.cuh"
 #include "../../device/latent.cuh"
 #include "../../device/mbarrier.cuh"
+#include "../../device/shared.cuh"
 #include "../../device/tma.cuh"
 #include "../../device/warpgroup.cuh"
 #include "../../device/wgmma.cuh"
@@ -164,8 +165,6 @@ template <typename V> struct SharedOf {
     OneSplit one;
 };
 
-#define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
-
 /* Returns the address of a slot's weights: one line of 64 per row. */
 template <typename V> DEVICE uint32_t weights_tile(uint32_t base, int slot)
 {
@@ -173,11 +172,6 @@ template <typename V> DEVICE uint32_t weights_tile(uint32_t base, int slot)
     static_assert(!V::P_IN_KEYS || (V::SLOTS == V::BUFFERS && V::ROWS * LINE_BYTES <= ROPE_BYTES), "");
     return V::P_IN_KEYS ? SHARED_AT(base, keys) + (uint32_t)(slot * V::KEYS_BYTES + LINES * KEY_TILE_BYTES)
                         : SHARED_AT(base, p) + (uint32_t)(slot * V::ROWS * LINE_BYTES);
-}
-
-DEVICE uint32_t barrier_at(uint32_t first, int index)
-{
-    return first + (uint32_t)index * (uint32_t)sizeof(uint64_t);
 }
 
 /* An index in a ring, and the parity of its round. */

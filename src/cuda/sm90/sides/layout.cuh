@@ -10,6 +10,7 @@
 #include "../../device/async_copy.cuh"
 #include "../../device/latent.cuh"
 #include "../../device/mbarrier.cuh"
+#include "../../device/shared.cuh"
 #include "../../device/warpgroup.cuh"
 #include "../../device/wgmma.cuh"
 #include "../../params.h"
@@ -36,12 +37,6 @@ DEVICE constexpr int unit_in_turn(int side, int i)
 {
     return 2 * (side ^ (i & 1)) + (i >> 1);
 }
-
-struct Barrier {
-    uint64_t state;
-
-    DEVICE void init(int arrivals) { mbarrier_init(shared_address(this), arrivals); }
-};
 
 /* Operands of the products, and references, in shared memory. Index [side]: the side that owns the block, 0
  * for even blocks. Units are in the order of their columns. */
@@ -92,13 +87,6 @@ struct SideThread {
     /* Returns the first of the thread's two rows of the tile; the second is row() + 8. */
     static DEVICE int row() { return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0); }
 };
-
-#define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
-
-DEVICE uint32_t barrier_at(uint32_t first, int index)
-{
-    return first + (uint32_t)index * (uint32_t)sizeof(Barrier);
-}
 
 /* Named barriers: SIDE_BARRIER + side is that of one side's warps; the kernels define the others. */
 enum { SIDE_BARRIER = 1 };

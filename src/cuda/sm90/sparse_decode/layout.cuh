@@ -49,8 +49,6 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");
 
-#define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
-
 /* Return, for the sums' warps, the half of the columns that a thread has, and the first of its two rows. */
 DEVICE int side()
 {

@@ -52,8 +52,6 @@ struct SmallPhase {
     }
 };
 
-#define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
-
 /* Loads 16 bytes that nothing changes while the kernel runs; if `valid` is false it reads nothing and
  * returns 0. Written in PTX to avoid copies, which the compiler makes for a choice between the two. */
 static DEVICE uint4 load_or_zero_16(const void *from, bool valid)
