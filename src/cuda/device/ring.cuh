@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The next stage of a ring, and the parity of its barriers.
+ * The position of a producer or a consumer in a ring of stages: the index of its next stage, and the parity of
+ * that stage's barriers.
  */
 #pragma once
 
@@ -10,11 +11,11 @@
 
 /* Cycles through N stages; the parity flips at each wrap. */
 template <int N> struct Ring {
-    int at = 0;
+    int index = 0;
     uint32_t parity = 0;
 
-    DEVICE void step()
+    DEVICE void advance()
     {
-        if (++at == N) at = 0, parity ^= 1;
+        if (++index == N) index = 0, parity ^= 1;
     }
 };

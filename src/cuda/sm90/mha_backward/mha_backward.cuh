@@ -240,8 +240,8 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
 
     DEVICE bool take_item()
     {
-        mbarrier_wait(l.barrier(Layout::ITEM_FULL, slot.at), slot.parity);
-        const int tiles = word_at(l.item(slot.at) + offsetof(Item, tiles));
+        mbarrier_wait(l.barrier(Layout::ITEM_FULL, slot.index), slot.parity);
+        const int tiles = word_at(l.item(slot.index) + offsetof(Item, tiles));
         if (tiles < 0) return false;
         float dk[D_QK / 2], dv[D_V / 2];
 #pragma unroll
@@ -249,21 +249,21 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
 #pragma unroll
         for (int i = 0; i < D_V / 2; i++) dv[i] = 0.0f;
         if (tiles) {
-            const uint32_t phase = (uint32_t)word_at(l.item(slot.at) + offsetof(Item, phase));
+            const uint32_t phase = (uint32_t)word_at(l.item(slot.index) + offsetof(Item, phase));
             mbarrier_wait(l.barrier(Layout::K_FULL), phase);
             mbarrier_wait(l.barrier(Layout::V_FULL), phase);
             if constexpr (Layout::DQ_BY == DQ_APART)
-                take_tiles_apart(l.item(slot.at), dk, dv);
+                take_tiles_apart(l.item(slot.index), dk, dv);
             else if constexpr (Layout::DQ_BY == DQ_IN_TURNS)
-                take_tiles_in_turns(l.item(slot.at), dk, dv);
+                take_tiles_in_turns(l.item(slot.index), dk, dv);
             else
-                take_tiles_by_halves(l.item(slot.at), dk, dv);
+                take_tiles_by_halves(l.item(slot.index), dk, dv);
             arrive(Layout::KEYS_EMPTY);
         }
-        const uint4 keys = load_shared_16(l.item(slot.at)); /* key, keys, request, head */
+        const uint4 keys = load_shared_16(l.item(slot.index)); /* key, keys, request, head */
         __syncwarp();
-        mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::ITEM_EMPTY, slot.at));
-        slot.step();
+        mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::ITEM_EMPTY, slot.index));
+        slot.advance();
         const mha_backward_params &call = p.call;
         const int64_t key = (int64_t)keys.x + 64 * group;
         const int left = (int)keys.y - 64 * group;

@@ -50,21 +50,22 @@ template <typename Layout> struct Producer {
     {
         const int token = r.token + tile * ROWS, used = min(r.tokens - tile * ROWS, ROWS);
         const int request = p.call.starts_q ? 0 : r.index;
-        mbarrier_wait(l.barrier(Layout::Q_EMPTY, stage.at), stage.parity ^ 1);
-        fill(l.barrier(Layout::Q_FULL, stage.at), Layout::Q_BYTES + Layout::NUMBERS_BYTES, l.q(stage.at),
-             Layout::ROW_TILE, LINE_BYTES, Layout::D_QK / 64, used, ROWS, [&](uint32_t barrier) {
-                 tma_load(l.q(stage.at), &p.q, barrier, {0, token, head, 0, request});
-                 bulk_load(l.numbers(stage.at),
+        mbarrier_wait(l.barrier(Layout::Q_EMPTY, stage.index), stage.parity ^ 1);
+        fill(l.barrier(Layout::Q_FULL, stage.index), Layout::Q_BYTES + Layout::NUMBERS_BYTES,
+             l.q(stage.index), Layout::ROW_TILE, LINE_BYTES, Layout::D_QK / 64, used, ROWS,
+             [&](uint32_t barrier) {
+                 tma_load(l.q(stage.index), &p.q, barrier, {0, token, head, 0, request});
+                 bulk_load(l.numbers(stage.index),
                            p.rows + ((int64_t)head * p.row_tiles + r.row_tile + tile) * 2 * ROWS,
                            Layout::NUMBERS_BYTES, barrier);
              });
-        stage.step();
-        mbarrier_wait(l.barrier(Layout::DO_EMPTY, dout_stage.at), dout_stage.parity ^ 1);
-        fill(l.barrier(Layout::DO_FULL, dout_stage.at), Layout::DO_BYTES, l.dout(dout_stage.at),
+        stage.advance();
+        mbarrier_wait(l.barrier(Layout::DO_EMPTY, dout_stage.index), dout_stage.parity ^ 1);
+        fill(l.barrier(Layout::DO_FULL, dout_stage.index), Layout::DO_BYTES, l.dout(dout_stage.index),
              Layout::ROW_TILE, LINE_BYTES, Layout::D_V / 64, used, ROWS, [&](uint32_t barrier) {
-                 tma_load(l.dout(dout_stage.at), &p.dout, barrier, {0, token, head, 0, request});
+                 tma_load(l.dout(dout_stage.index), &p.dout, barrier, {0, token, head, 0, request});
              });
-        dout_stage.step();
+        dout_stage.advance();
     }
 
     DEVICE void load_keys(const Request &r, int head, int block)
@@ -85,14 +86,14 @@ template <typename Layout> struct Producer {
 
     DEVICE void tell(const uint4 &keys, const uint4 &rows, int start, int order)
     {
-        mbarrier_wait(l.barrier(Layout::ITEM_EMPTY, slot.at), slot.parity ^ 1);
+        mbarrier_wait(l.barrier(Layout::ITEM_EMPTY, slot.index), slot.parity ^ 1);
         if (elect_one()) {
-            store_shared_16(l.item(slot.at), keys), store_shared_16(l.item(slot.at) + 16, rows);
-            store_shared_4(l.item(slot.at) + offsetof(Item, start), (uint32_t)start);
-            store_shared_4(l.item(slot.at) + offsetof(Item, order), (uint32_t)order);
-            mbarrier_arrive(l.barrier(Layout::ITEM_FULL, slot.at));
+            store_shared_16(l.item(slot.index), keys), store_shared_16(l.item(slot.index) + 16, rows);
+            store_shared_4(l.item(slot.index) + offsetof(Item, start), (uint32_t)start);
+            store_shared_4(l.item(slot.index) + offsetof(Item, order), (uint32_t)order);
+            mbarrier_arrive(l.barrier(Layout::ITEM_FULL, slot.index));
         }
-        slot.step();
+        slot.advance();
     }
 
     /* Processes item number `i`. Within a request, items are ordered by sets of key heads whose rows and sums

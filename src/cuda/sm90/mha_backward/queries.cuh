@@ -90,9 +90,9 @@ template <typename Element, typename Layout> struct QueryMaker {
     {
         uint32_t n = 0;
         float dq[Layout::DQ_VALUES];
-        for (Ring<ITEM_SLOTS> slot;; slot.step()) {
-            const uint32_t item = l.item(slot.at);
-            mbarrier_wait(l.barrier(Layout::ITEM_FULL, slot.at), slot.parity);
+        for (Ring<ITEM_SLOTS> slot;; slot.advance()) {
+            const uint32_t item = l.item(slot.index);
+            mbarrier_wait(l.barrier(Layout::ITEM_FULL, slot.index), slot.parity);
             const int tiles = word_at(item + offsetof(Item, tiles));
             if (tiles < 0) break;
             if (tiles)
@@ -118,7 +118,7 @@ template <typename Element, typename Layout> struct QueryMaker {
             if (tiles)
                 mbarrier_arrive_if(threadIdx.x % WARPGROUP_THREADS == 0, l.barrier(Layout::KEYS_EMPTY));
             __syncwarp();
-            mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::ITEM_EMPTY, slot.at));
+            mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::ITEM_EMPTY, slot.index));
         }
         end(n), end(n + 1);
     }

@@ -67,7 +67,7 @@ template <typename Element, typename Layout> struct Consumer {
 
     DEVICE void issue_scores(float (&s)[KEYS / 2]) const
     {
-        const uint32_t q = l.q(place.at) + (uint32_t)group * TILE_BYTES, k = l.k(stage.at);
+        const uint32_t q = l.q(place.index) + (uint32_t)group * TILE_BYTES, k = l.k(stage.index);
 #pragma unroll
         for (int i = 0; i < QK_STEPS; i++)
             wgmma_lines_of<Element>(s, wgmma_lines(q + i / 4 * Layout::Q_TILE, i % 4),
@@ -77,7 +77,7 @@ template <typename Element, typename Layout> struct Consumer {
 
     DEVICE void issue_values(float (&o)[D_V / 2], const uint32_t (&w)[KEY_STEPS][4]) const
     {
-        const uint32_t v = l.v(values.at);
+        const uint32_t v = l.v(values.index);
 #pragma unroll
         for (int i = 0; i < KEY_STEPS; i++) {
             const uint64_t b = wgmma_descriptor(v, Layout::KEY_TILE, (uint32_t)i * 16 * LINE_BYTES);
@@ -95,12 +95,12 @@ template <typename Element, typename Layout> struct Consumer {
     {
         const int first = keys - n * KEYS, rest = KEYS - first;
         if (rest <= 0) return;
-        mbarrier_wait(l.barrier(Layout::V_FULL, at.at), at.parity);
+        mbarrier_wait(l.barrier(Layout::V_FULL, at.index), at.parity);
 #pragma unroll 1
         for (int i = (int)fresh_thread() - WARPGROUP_THREADS; i < rest * Layout::V_TILES * 8;
              i += Layout::CONSUMERS * WARPGROUP_THREADS) {
             const int line = i / 8 % rest, tile = i / 8 / rest;
-            store_zero_16(l.v(at.at) + tile * Layout::KEY_TILE +
+            store_zero_16(l.v(at.index) + tile * Layout::KEY_TILE +
                           (uint32_t)((first + line) * LINE_BYTES + i % 8 * 16));
         }
         fence_async_shared();
@@ -156,9 +156,9 @@ template <typename Element, typename Layout> struct Consumer {
     /* Reads the tile in the current slot; returns false if there are no more tiles. */
     DEVICE bool begin_tile()
     {
-        mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.at), slot.parity);
-        const uint32_t rows = load_shared_4(l.tile(slot.at) + 4);
-        const uint4 t = load_shared_16(l.tile(slot.at) + 16); /* keys, seen, blocks */
+        mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.index), slot.parity);
+        const uint32_t rows = load_shared_4(l.tile(slot.index) + 4);
+        const uint4 t = load_shared_16(l.tile(slot.index) + 16); /* keys, seen, blocks */
         keys = (int)__shfl_sync(~0u, t.x, 0), seen = (int)__shfl_sync(~0u, t.y, 0),
         n = (int)__shfl_sync(~0u, t.z, 0) - 1;
         is_mine = 64 * group < (int)__shfl_sync(~0u, rows, 0);
@@ -170,12 +170,12 @@ template <typename Element, typename Layout> struct Consumer {
     {
         await_turn();
         pass_turn();
-        mbarrier_wait(l.barrier(Layout::K_FULL, stage.at), stage.parity);
-        arrive(Layout::K_EMPTY, stage.at);
+        mbarrier_wait(l.barrier(Layout::K_FULL, stage.index), stage.parity);
+        arrive(Layout::K_EMPTY, stage.index);
         clear_tail(stage);
-        mbarrier_wait(l.barrier(Layout::V_FULL, stage.at), stage.parity);
-        arrive(Layout::V_EMPTY, stage.at);
-        stage.step();
+        mbarrier_wait(l.barrier(Layout::V_FULL, stage.index), stage.parity);
+        arrive(Layout::V_EMPTY, stage.index);
+        stage.advance();
         n--;
     }
 
@@ -192,17 +192,17 @@ template <typename Element, typename Layout> struct Consumer {
 
     DEVICE void skip_tile()
     {
-        mbarrier_wait(l.barrier(Layout::Q_FULL, place.at), place.parity);
-        arrive(Layout::Q_EMPTY, place.at);
+        mbarrier_wait(l.barrier(Layout::Q_FULL, place.index), place.parity);
+        arrive(Layout::Q_EMPTY, place.index);
         while (n >= 0) skip_block();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(l.barrier(Layout::TILE_EMPTY, slot.at));
-        place.step(), slot.step();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(l.barrier(Layout::TILE_EMPTY, slot.index));
+        place.advance(), slot.advance();
     }
 
     /* Returns whether the next stage of the ring is full. Called by a whole warp. */
     template <int N> DEVICE bool is_full(int barriers, const Ring<N> &ring) const
     {
-        return __all_sync(~0u, mbarrier_test(l.barrier(barriers, ring.at), ring.parity));
+        return __all_sync(~0u, mbarrier_test(l.barrier(barriers, ring.index), ring.parity));
     }
 
     /* Computes the weights of a tile's first block and clears O, where no values of an earlier tile remain to
@@ -214,16 +214,16 @@ template <typename Element, typename Layout> struct Consumer {
         float rescale[2]; /* unused: nothing is summed yet */
         skip_unseen();
         values = stage;
-        mbarrier_wait(l.barrier(Layout::Q_FULL, place.at), place.parity);
-        mbarrier_wait(l.barrier(Layout::K_FULL, stage.at), stage.parity);
+        mbarrier_wait(l.barrier(Layout::Q_FULL, place.index), place.parity);
+        mbarrier_wait(l.barrier(Layout::K_FULL, stage.index), stage.parity);
         await_turn();
         wgmma_fence();
         issue_scores(s);
         pass_turn();
         wgmma_wait<0>();
         hold(s);
-        arrive(Layout::K_EMPTY, stage.at), arrive(Layout::Q_EMPTY, place.at, n == 0);
-        stage.step();
+        arrive(Layout::K_EMPTY, stage.index), arrive(Layout::Q_EMPTY, place.index, n == 0);
+        stage.advance();
         prepare(s, r, lacks);
         weigh_with_care(s, both, r, rescale, w);
         clear_tail(values);
@@ -246,7 +246,7 @@ template <typename Element, typename Layout> struct Consumer {
         if constexpr (Layout::ASKS_EARLY)
             k_full = is_full(Layout::K_FULL, stage), v_full = is_full(Layout::V_FULL, values);
         else
-            mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.at), slot.parity); /* already complete */
+            mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.index), slot.parity); /* already complete */
         wgmma_wait<0>();
         arrive(Layout::V_EMPTY, used);
 #pragma unroll
@@ -284,17 +284,17 @@ template <typename Element, typename Layout> struct Consumer {
         bool k_full = false, v_full = false; /* the next stages are full; false: not known */
         for (;;) {                           /* w: weights of block n, whose values are not added yet */
             const bool begins = n == 0;      /* the next block belongs to another tile */
-            ended_slot = slot.at;
+            ended_slot = slot.index;
             if (begins) {
-                place.step(), slot.step();
+                place.advance(), slot.advance();
                 if (!begin_tile() || !is_mine) break;
                 skipped = skip_unseen();
                 if (skipped) k_full = false;
-                mbarrier_wait(l.barrier(Layout::Q_FULL, place.at), place.parity);
+                mbarrier_wait(l.barrier(Layout::Q_FULL, place.index), place.parity);
             } else {
                 n--;
             }
-            if (!k_full) mbarrier_wait(l.barrier(Layout::K_FULL, stage.at), stage.parity);
+            if (!k_full) mbarrier_wait(l.barrier(Layout::K_FULL, stage.index), stage.parity);
             await_turn();
             wgmma_fence();
             issue_scores(s);
@@ -306,32 +306,32 @@ template <typename Element, typename Layout> struct Consumer {
                 end_rows(p, l, ended_slot, r, factor);
                 done_slot = ended_slot, r = fresh_rows(), lacks = true;
             }
-            if (!v_full) mbarrier_wait(l.barrier(Layout::V_FULL, values.at), values.parity);
+            if (!v_full) mbarrier_wait(l.barrier(Layout::V_FULL, values.index), values.parity);
             hold(o);
             wgmma_fence();
             issue_values(o, w);
             if (!pending) pass_turn();
             wgmma_wait<1>();
             hold(s);
-            arrive(Layout::K_EMPTY, stage.at), arrive(Layout::Q_EMPTY, place.at, n == 0);
-            stage.step();
-            const int used = values.at;
-            values.step();
+            arrive(Layout::K_EMPTY, stage.index), arrive(Layout::Q_EMPTY, place.index, n == 0);
+            stage.advance();
+            const int used = values.index;
+            values.advance();
 #pragma unroll 1
-            for (; skipped; skipped--) values.step();
+            for (; skipped; skipped--) values.advance();
             if (lacks || min(keys, seen) < (n + 1) * KEYS) prepare(s, r, lacks);
             weigh_next(s, r, used, begins, w, o, k_full, v_full);
             clear_tail(values);
             pending = begins;
         }
         if (pending) write_rows<Element>(p, l, done_slot, factor, o); /* the last tile has a single block */
-        mbarrier_wait(l.barrier(Layout::V_FULL, values.at), values.parity);
+        mbarrier_wait(l.barrier(Layout::V_FULL, values.index), values.parity);
         wgmma_fence();
         hold(o);
         issue_values(o, w);
         wgmma_wait<0>();
         hold(o);
-        arrive(Layout::V_EMPTY, values.at);
+        arrive(Layout::V_EMPTY, values.index);
         end_rows(p, l, ended_slot, r, factor);
         write_rows<Element>(p, l, ended_slot, factor, o);
         return n >= 0;

@@ -13,13 +13,13 @@
 template <typename Layout, int N, typename Load>
 DEVICE void fill(const Layout &l, int full, int empty, Ring<N> &ring, uint32_t bytes, Load load)
 {
-    const uint32_t barrier = l.barrier(full, ring.at);
-    mbarrier_wait(l.barrier(empty, ring.at), ring.parity ^ 1);
+    const uint32_t barrier = l.barrier(full, ring.index);
+    mbarrier_wait(l.barrier(empty, ring.index), ring.parity ^ 1);
     if (elect_one()) {
         mbarrier_arrive_expect(barrier, bytes);
-        load(ring.at, barrier);
+        load(ring.index, barrier);
     }
-    ring.step();
+    ring.advance();
 }
 
 /* The next tile is taken when this many blocks of the current tile are left to load, so that it is known when
@@ -83,9 +83,10 @@ template <typename Layout> struct KeyProducer {
         const uint32_t q_bytes = (uint32_t)p.tile_rows * LINE_BYTES * Layout::QK_TILES;
         Ring<Layout::STAGES> stage;
         Ring<Layout::Q_PLACES> q_place;
-        for (Ring<TILE_SLOTS> slot;; slot.step()) {
-            mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.at), slot.parity);
-            const uint4 place = load_shared_16(l.tile(slot.at)), keys = load_shared_16(l.tile(slot.at) + 16);
+        for (Ring<TILE_SLOTS> slot;; slot.advance()) {
+            mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.index), slot.parity);
+            const uint4 place = load_shared_16(l.tile(slot.index)),
+                        keys = load_shared_16(l.tile(slot.index) + 16);
             const int token = (int)place.x, request = (int)place.z, head = (int)place.w,
                       key_head = head / p.call.group, blocks = (int)keys.z;
             if (blocks < 0) return;
@@ -106,7 +107,7 @@ template <typename Layout> struct KeyProducer {
                         tma_load(l.q(at) + i * Layout::Q_TILE, &p.q, full, {0, head, token, i, request});
                 });
             }
-            if (elect_one()) mbarrier_arrive(l.barrier(Layout::TILE_EMPTY, slot.at));
+            if (elect_one()) mbarrier_arrive(l.barrier(Layout::TILE_EMPTY, slot.index));
         }
     }
 };
@@ -118,9 +119,10 @@ template <typename Layout> struct ValueProducer {
     DEVICE void run()
     {
         Ring<Layout::STAGES> stage;
-        for (Ring<TILE_SLOTS> slot;; slot.step()) {
-            mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.at), slot.parity);
-            const uint4 place = load_shared_16(l.tile(slot.at)), keys = load_shared_16(l.tile(slot.at) + 16);
+        for (Ring<TILE_SLOTS> slot;; slot.advance()) {
+            mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.index), slot.parity);
+            const uint4 place = load_shared_16(l.tile(slot.index)),
+                        keys = load_shared_16(l.tile(slot.index) + 16);
             const int request = (int)place.z, key_head = (int)place.w / p.call.group, blocks = (int)keys.z;
             if (blocks < 0) return;
             for (int n = blocks - 1; n >= 0; n--) {
@@ -129,7 +131,7 @@ template <typename Layout> struct ValueProducer {
                     tma_load(l.v(at), &p.v, full, {0, key, key_head, 0, request});
                 });
             }
-            if (elect_one()) mbarrier_arrive(l.barrier(Layout::TILE_EMPTY, slot.at));
+            if (elect_one()) mbarrier_arrive(l.barrier(Layout::TILE_EMPTY, slot.index));
         }
     }
 };
