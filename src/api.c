@@ -123,5 +123,5 @@ fmla_status taken_run(const struct taken *taken, union problem problem, const ch
     TRY(check_buffer(operation, "workspace", taken->workspace, taken->workspace_size, prepared.bytes,
                      prepared.alignment));
     *workspace = taken->workspace;
-    return taken->kernel->driver->run(taken->kernel, problem, &prepared);
+    return taken->kernel->driver->run(taken->kernel->driver, problem, &prepared);
 }

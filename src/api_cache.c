@@ -44,7 +44,7 @@ static fmla_status run(const char *kernel_name, const struct cache_problem *p)
                                   .elements = 1u << p->element};
     const struct kernel *kernel;
     TRY(dispatch(&wanted, kernel_name, &kernel));
-    return kernel->driver->run(kernel, (union problem){.cache = p}, NULL);
+    return kernel->driver->run(kernel->driver, (union problem){.cache = p}, NULL);
 }
 
 /* ---- Append --------------------------------------------------------------------------------- */

@@ -51,5 +51,5 @@ fmla_status fmla_merge(const fmla_merge_args *caller)
                                   .elements = (1u << p.part_element) | (1u << p.out_element)};
     const struct kernel *kernel;
     TRY(dispatch(&wanted, args.kernel, &kernel));
-    return kernel->driver->run(kernel, (union problem){.merge = &p}, NULL);
+    return kernel->driver->run(kernel->driver, (union problem){.merge = &p}, NULL);
 }

@@ -210,7 +210,7 @@ static fmla_status make_plan(preparer *prepare, const void *caller)
         *plan = plan_tables_of(r.plan, plan->num_partitions);
         plan->planned = planned;
     }
-    return r.kernel->driver->run(r.kernel, (union problem){.plan = &r.problem}, NULL);
+    return r.kernel->driver->run(r.kernel->driver, (union problem){.plan = &r.problem}, NULL);
 }
 
 fmla_status fmla_decode_plan_size(const fmla_decode_plan_args *args, size_t *bytes)

@@ -297,7 +297,7 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
         snprintf(why, size, "kernel %s takes", kernel->name);
         append_products(why, size, kernel->products);
     } else if (asked && kernel->driver->refuses &&
-               (takes = kernel->driver->refuses(kernel, wanted->problem, argument)))
+               (takes = kernel->driver->refuses(kernel->driver, wanted->problem, argument)))
         snprintf(why, size, "kernel %s %s", kernel->name, takes);
     else
         return false;
@@ -386,7 +386,7 @@ static const struct kernel *faster_of(const int *order, int at, const struct wan
 {
     const struct kernel *row = &kernels[order[at]];
     const bool asked = wanted->problem.attention != NULL;
-    if (!asked || !row->driver->leaves || !row->driver->leaves(row, wanted->problem)) return row;
+    if (!asked || !row->driver->leaves || !row->driver->leaves(row->driver, wanted->problem)) return row;
     for (int next = at + 1; next < KERNELS && order[next] >= 0; next++) {
         const struct kernel *other = &kernels[order[next]];
         const char *argument;
@@ -438,7 +438,7 @@ fmla_status dispatch(const struct wanted *wanted, const char *forced, const stru
 fmla_status dispatch_decide(const struct kernel *kernel, union problem problem, struct prepared *prepared)
 {
     prepared->bytes = 0, prepared->alignment = 16;
-    return kernel->driver->prepare ? kernel->driver->prepare(kernel, problem, prepared) : FMLA_OK;
+    return kernel->driver->prepare ? kernel->driver->prepare(kernel->driver, problem, prepared) : FMLA_OK;
 }
 
 static void describe_row(fmla_device device, enum operation operation, const struct kernel *kernel,

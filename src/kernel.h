@@ -42,24 +42,35 @@ enum { KERNEL_SIZES = 4 };
 /* The decisions of a back end about a problem. They are made once: a size query stops here, and a call
  * continues with them. */
 struct prepared {
-    size_t bytes, alignment;                 /* of workspace */
-    _Alignas(16) unsigned char decided[480]; /* private to the back end */
+    size_t bytes, alignment;                  /* of workspace */
+    _Alignas(16) unsigned char decision[480]; /* DECISION, DECIDED */
 };
 
-struct kernel;
+/* Return a driver's decisions in their own type: for writing in `prepare`, for reading in `run`. */
+#define DECISION(type, prepared) ((type *)(void *)((prepared)->decision + DECISION_FITS(type, prepared)))
+#define DECIDED(type, prepared)                                                                              \
+    ((const type *)(const void *)((prepared)->decision + DECISION_FITS(type, prepared)))
+#define DECISION_FITS(type, prepared)                                                                        \
+    (0 * sizeof(struct {                                                                                     \
+         _Static_assert(sizeof(type) <= sizeof(prepared)->decision, "struct prepared has room for it");      \
+         char unused;                                                                                        \
+     }))
 
-/* The functions of a back end for one family of operations. */
+/* The functions of a back end for one family of operations. A family's implementations begin with their
+ * driver and have their own functions after it, to which the driver casts itself back. */
 struct kernel_driver {
     /* Returns NULL if the kernel accepts the problem; otherwise text that says what it accepts, and sets
      * *argument to the argument that differs. NULL pointer: the kernel accepts every problem. */
-    const char *(*refuses)(const struct kernel *kernel, union problem problem, const char **argument);
+    const char *(*refuses)(const struct kernel_driver *driver, union problem problem, const char **argument);
     /* Returns whether the next kernel of the table, if it accepts the problem, is faster for it. Not called
      * for a forced kernel. NULL pointer: never. */
-    bool (*leaves)(const struct kernel *kernel, union problem problem);
+    bool (*leaves)(const struct kernel_driver *driver, union problem problem);
     /* Fills `prepared`, which is preset to 0 bytes with alignment 16; run does not change it. NULL pointer:
      * there is nothing to decide. */
-    fmla_status (*prepare)(const struct kernel *kernel, union problem problem, struct prepared *prepared);
-    fmla_status (*run)(const struct kernel *kernel, union problem problem, const struct prepared *prepared);
+    fmla_status (*prepare)(const struct kernel_driver *driver, union problem problem,
+                           struct prepared *prepared);
+    fmla_status (*run)(const struct kernel_driver *driver, union problem problem,
+                       const struct prepared *prepared);
 };
 
 struct kernel {
@@ -79,8 +90,6 @@ struct kernel {
     const char *part_of; /* the kernel that runs this one for calls that suit it; NULL for all others */
     bool slow_on_intel;  /* on Intel processors the next row of the table is faster */
     const struct kernel_driver *driver;
-    /* private to the driver: the CPU's struct cpu_attention or cpu_cache, the GPU's struct cuda_attention */
-    const void *inner;
 };
 
 /* The drivers of operations that are a family of their own. Those of larger families are declared in the

@@ -53,7 +53,6 @@ struct work {
     struct cpu_span *spans;                /* [b + 1]; items are row tiles; SPLIT_NEVER only */
     char *workspace;
 };
-_Static_assert(sizeof(struct work) <= sizeof((struct prepared *)0)->decided, "it is decided once a call");
 
 enum { TILES_A_WORKER = 4 }; /* the fewest that leave workers idle for only a short time */
 
@@ -153,12 +152,13 @@ static bool is_bound(const struct attention_problem *p)
 }
 
 /* Lays out the workspace; FMLA_UNSUPPORTED where its size does not fit into memory. */
-static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
+fmla_status cpu_attention_prepare(const struct kernel_driver *driver, union problem problem,
+                                  struct prepared *prepared)
 {
     const struct attention_problem *p = problem.attention;
-    struct work *w = (struct work *)(void *)prepared->decided;
+    struct work *w = DECISION(struct work, prepared);
     memset(w, 0, sizeof *w);
-    w->attention = kernel->inner;
+    w->attention = (const struct cpu_attention *)driver;
     w->pool = threads_now();
     w->call = call_of(p, w->attention, w->pool.workers);
     w->row_tiles = w->call.sets * tiles_of(w, w->call.set_rows);
@@ -495,12 +495,13 @@ static double cost_of_splits(const struct work *w)
     return cost;
 }
 
-static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+fmla_status cpu_attention_run(const struct kernel_driver *driver, union problem problem,
+                              const struct prepared *prepared)
 {
     const struct attention_problem *p = problem.attention;
     struct attention_problem quantised, scaled;
-    struct work w = *(const struct work *)(const void *)prepared->decided;
-    (void)kernel;
+    struct work w = *DECIDED(struct work, prepared);
+    (void)driver;
     const fmla_status status = cpu_check_pages(p);
     if (status || !p->b) return status;
     if (p->products == FMLA_PRODUCTS_FP8) quantised = quantise(&w, p), w.call.problem = p = &quantised;
@@ -541,5 +542,3 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     if (w.slots) threads_run(&w.pool, w.num_partitions * w.row_tiles, cost_of_joins, join_partition, &w);
     return FMLA_OK;
 }
-
-const struct kernel_driver cpu_attention_driver = {.prepare = prepare, .run = run};

@@ -295,5 +295,5 @@ static void attend(const struct cpu_tile *tile, void *memory)
                    scratch.max + g * GROUP_ROWS, scratch.sum + g * GROUP_ROWS);
 }
 
-const struct cpu_attention ATTENTION_NAME = {PLAN_ROW_TILE, ROWS_OF_HEADS, scratch_bytes, attend,
-                                             result_round};
+const struct cpu_attention ATTENTION_NAME = {CPU_ATTENTION_DRIVER, PLAN_ROW_TILE, ROWS_OF_HEADS,
+                                             scratch_bytes,        attend,        result_round};

@@ -30,15 +30,15 @@ struct work {
     struct cpu_span *spans; /* [b + 1]; items are tiles of keys and of rows */
     char *workspace;
 };
-_Static_assert(sizeof(struct work) <= sizeof((struct prepared *)0)->decided, "it is decided once a call");
 
-static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
+fmla_status cpu_backward_prepare(const struct kernel_driver *driver, union problem problem,
+                                 struct prepared *prepared)
 {
     const struct backward_problem *p = problem.backward;
-    struct work *w = (struct work *)(void *)prepared->decided;
+    struct work *w = DECISION(struct work, prepared);
     size_t bytes;
     memset(w, 0, sizeof *w);
-    w->problem = p, w->gradients = kernel->inner, w->pool = threads_now();
+    w->problem = p, w->gradients = (const struct cpu_gradients *)driver, w->pool = threads_now();
     w->tokens = backward_tokens(p);
     if (__builtin_mul_overflow((size_t)w->tokens, (size_t)p->h_q, &w->rows) ||
         __builtin_mul_overflow(w->rows, 2 * sizeof(float), &bytes) || bytes > INT64_MAX / 4)
@@ -175,12 +175,13 @@ static void run_tile(void *data, int64_t index, int32_t worker)
     w->gradients->tile(&lanes, w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes);
 }
 
-static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+fmla_status cpu_backward_run(const struct kernel_driver *driver, union problem problem,
+                             const struct prepared *prepared)
 {
     const struct backward_problem *p = problem.backward;
-    struct work w = *(const struct work *)(const void *)prepared->decided;
+    struct work w = *DECIDED(struct work, prepared);
     double cost = 0;
-    (void)kernel;
+    (void)driver;
     if (p->is_ragged) {
         clear_outside(&w, &p->ragged_q, &p->dq, p->h_q, p->d_qk);
         clear_outside(&w, &p->ragged_k, &p->dk, p->h_kv, p->d_qk);
@@ -197,5 +198,3 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     threads_run(&w.pool, tiles, cost, run_tile, &w);
     return FMLA_OK;
 }
-
-const struct kernel_driver cpu_mha_backward_driver = {.prepare = prepare, .run = run};

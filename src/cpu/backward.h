@@ -32,12 +32,22 @@ struct cpu_lanes {
 
 /* Gradients of a tile, for one instruction set. */
 struct cpu_gradients {
+    struct kernel_driver driver;
     int32_t most_lanes;                                              /* a multiple of 64 */
     size_t (*scratch_bytes)(const struct backward_problem *problem); /* per worker; a multiple of 64 */
     /* Returns Σ out · dout. */
     float (*delta)(const uint16_t *out, const uint16_t *dout, int64_t d_v, enum element element);
     void (*tile)(const struct cpu_lanes *lanes, void *scratch); /* scratch is 64-byte aligned */
 };
+
+fmla_status cpu_backward_prepare(const struct kernel_driver *driver, union problem problem,
+                                 struct prepared *prepared);
+fmla_status cpu_backward_run(const struct kernel_driver *driver, union problem problem,
+                             const struct prepared *prepared);
+#define CPU_BACKWARD_DRIVER                                                                                  \
+    {                                                                                                        \
+        .prepare = cpu_backward_prepare, .run = cpu_backward_run                                             \
+    }
 
 /* Defined if the build has FMLA_AVX512_BF16, FMLA_AVX512, FMLA_AVX2, in this order. */
 extern const struct cpu_gradients cpu_avx512bf16_gradients, cpu_avx512_gradients, cpu_avx2_gradients;

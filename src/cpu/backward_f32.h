@@ -196,4 +196,5 @@ static void tile(const struct cpu_lanes *lanes, void *memory)
     finish(lanes, &s);
 }
 
-const struct cpu_gradients GRADIENTS_NAME = {MOST_LANES, scratch_bytes, backward_delta, tile};
+const struct cpu_gradients GRADIENTS_NAME = {CPU_BACKWARD_DRIVER, MOST_LANES, scratch_bytes, backward_delta,
+                                             tile};

@@ -10,7 +10,7 @@
 
 struct work {
     const struct cache_problem *problem;
-    const struct cpu_cache *inner;
+    const struct cpu_cache *cache;
     int64_t shares;
 };
 
@@ -38,23 +38,23 @@ static void write_share(void *data, int64_t index, int32_t worker)
         if (p->slots[t] < 0 || (converts && p->source_slots[t] < 0)) continue;
         if (work->shares > 1 && share_of(p->slots[t], work->shares) != index) continue;
         if (converts)
-            work->inner->convert(p, t, p->slots[t]);
+            work->cache->convert(p, t, p->slots[t]);
         else
-            work->inner->store(p, t, p->slots[t]);
+            work->cache->store(p, t, p->slots[t]);
     }
 }
 
-static fmla_status write_all(const struct cpu_cache *inner, const struct cache_problem *p)
+static fmla_status write_all(const struct cpu_cache *cache, const struct cache_problem *p)
 {
     const struct thread_pool pool = threads_now();
     const double cost = cost_of(p);
     const int32_t threads = threads_worth(&pool, cost);
-    struct work work = {p, inner, threads < p->tokens ? threads : p->tokens};
+    struct work work = {p, cache, threads < p->tokens ? threads : p->tokens};
     threads_run(&pool, work.shares, cost, write_share, &work);
     return FMLA_OK;
 }
 
-static fmla_status append(const struct cpu_cache *inner, const struct cache_problem *p)
+static fmla_status append(const struct cpu_cache *cache, const struct cache_problem *p)
 {
     for (int64_t t = 0; t < p->tokens; t++)
         if (p->slots[t] < -1 || p->slots[t] >= p->cache.slots)
@@ -69,7 +69,7 @@ static fmla_status append(const struct cpu_cache *inner, const struct cache_prob
                         "of rope_table",
                         (long long)t, (long long)position, (long long)p->table_rows);
     }
-    return write_all(inner, p);
+    return write_all(cache, p);
 }
 
 /* ---- Convert -------------------------------------------------------------------------------- */
@@ -85,11 +85,11 @@ static fmla_status check_slots(const char *name, const int64_t *slots, const int
     return FMLA_OK;
 }
 
-static fmla_status convert(const struct cpu_cache *inner, const struct cache_problem *p)
+static fmla_status convert(const struct cpu_cache *cache, const struct cache_problem *p)
 {
     fmla_status status = check_slots("src_slots", p->source_slots, p->slots, p->tokens, &p->source);
     if (!status) status = check_slots("dst_slots", p->slots, p->source_slots, p->tokens, &p->cache);
-    return status ? status : write_all(inner, p);
+    return status ? status : write_all(cache, p);
 }
 
 /* ---- Gather --------------------------------------------------------------------------------- */
@@ -103,25 +103,25 @@ static void gather_item(void *data, int64_t index, int32_t worker)
     (void)worker;
     for (int64_t t = index * TOKENS_OF_ITEM; t < p->tokens && t < (index + 1) * TOKENS_OF_ITEM; t++) {
         const int64_t slot = p->slots[t];
-        work->inner->load(p, t, cache_has(&p->cache, slot) ? slot : -1);
+        work->cache->load(p, t, cache_has(&p->cache, slot) ? slot : -1);
     }
 }
 
-static fmla_status gather(const struct cpu_cache *inner, const struct cache_problem *p)
+static fmla_status gather(const struct cpu_cache *cache, const struct cache_problem *p)
 {
     const struct thread_pool pool = threads_now();
-    struct work work = {p, inner, 0};
+    struct work work = {p, cache, 0};
     threads_run(&pool, (p->tokens + TOKENS_OF_ITEM - 1) / TOKENS_OF_ITEM, cost_of(p), gather_item, &work);
     return FMLA_OK;
 }
 
-static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+fmla_status cpu_cache_run(const struct kernel_driver *driver, union problem problem,
+                          const struct prepared *prepared)
 {
-    (void)prepared;
+    const struct cpu_cache *cache = (const struct cpu_cache *)driver;
     const enum operation operation = problem.cache->operation;
-    return operation == OP_CACHE_APPEND   ? append(kernel->inner, problem.cache)
-           : operation == OP_CACHE_GATHER ? gather(kernel->inner, problem.cache)
-                                          : convert(kernel->inner, problem.cache);
+    (void)prepared;
+    return operation == OP_CACHE_APPEND   ? append(cache, problem.cache)
+           : operation == OP_CACHE_GATHER ? gather(cache, problem.cache)
+                                          : convert(cache, problem.cache);
 }
-
-const struct kernel_driver cpu_cache_driver = {.run = run};

@@ -322,4 +322,4 @@ static void convert_token(const struct cache_problem *p, int64_t token, int64_t 
     }
 }
 
-const struct cpu_cache CACHE_NAME = {store_token, load_token, convert_token};
+const struct cpu_cache CACHE_NAME = {CPU_CACHE_DRIVER, store_token, load_token, convert_token};

@@ -102,6 +102,7 @@ struct cpu_tile {
 
 /* Attention over a tile, for one instruction set. */
 struct cpu_attention {
+    struct kernel_driver driver;
     int32_t most_rows;                                    /* of a tile: PLAN_ROW_TILE times a power of two */
     int32_t most_rows_of_heads;                           /* the same for SPLIT_NEVER */
     size_t (*scratch_bytes)(const struct cpu_call *call); /* per worker; a multiple of 64 */
@@ -168,6 +169,7 @@ int64_t cpu_most_slot_rows(const struct cpu_call *call, int32_t most_rows, int32
 
 /* Cache operations on one token, for one instruction set. */
 struct cpu_cache {
+    struct kernel_driver driver;
     void (*store)(const struct cache_problem *problem, int64_t token, int64_t slot);
     void (*load)(const struct cache_problem *problem, int64_t token, int64_t slot); /* slot -1: zeros */
     void (*convert)(const struct cache_problem *problem, int64_t token, int64_t slot);
@@ -178,6 +180,22 @@ extern const struct cpu_cache cpu_avx512_cache, cpu_avx2_cache, cpu_generic_cach
 
 /* ---- Drivers (attention.c, merge.c, cache.c, plan.c) ------------------------------------------ */
 
-extern const struct kernel_driver cpu_attention_driver, cpu_cache_driver, cpu_plan_driver;
+fmla_status cpu_attention_prepare(const struct kernel_driver *driver, union problem problem,
+                                  struct prepared *prepared);
+fmla_status cpu_attention_run(const struct kernel_driver *driver, union problem problem,
+                              const struct prepared *prepared);
+#define CPU_ATTENTION_DRIVER                                                                                 \
+    {                                                                                                        \
+        .prepare = cpu_attention_prepare, .run = cpu_attention_run                                           \
+    }
+
+fmla_status cpu_cache_run(const struct kernel_driver *driver, union problem problem,
+                          const struct prepared *prepared);
+#define CPU_CACHE_DRIVER                                                                                     \
+    {                                                                                                        \
+        .run = cpu_cache_run                                                                                 \
+    }
+
+extern const struct kernel_driver cpu_plan_driver;
 
 #endif

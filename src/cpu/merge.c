@@ -64,10 +64,11 @@ static void merge_token(void *data, int64_t index, int32_t worker)
     for (int64_t head = 0; head < p->h_q; head++) merge_row(p, index / p->s_q, index % p->s_q, head);
 }
 
-static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+static fmla_status run(const struct kernel_driver *driver, union problem problem,
+                       const struct prepared *prepared)
 {
     const struct merge_problem *p = problem.merge;
-    (void)kernel, (void)prepared;
+    (void)driver, (void)prepared;
     if (!p->h_q || (!p->d_v && !p->lse)) return FMLA_OK; /* nothing to write, for any number of tokens */
     const struct thread_pool pool = threads_now();
     struct merge_problem copy = *p;

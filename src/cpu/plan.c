@@ -4,10 +4,11 @@
  */
 #include "cpu.h"
 
-static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+static fmla_status run(const struct kernel_driver *driver, union problem problem,
+                       const struct prepared *prepared)
 {
     const struct plan_problem *p = problem.plan;
-    (void)kernel, (void)prepared;
+    (void)driver, (void)prepared;
     plan_build(p->plan, p->b, p->lists, p->costs);
     return FMLA_OK;
 }

@@ -54,26 +54,25 @@ struct sparse_cache_params cuda_cache_params(const struct key_source *keys)
 
 /* ---- A call ---------------------------------------------------------------------------------- */
 
-_Static_assert(sizeof(struct cuda_work) <= sizeof((struct prepared *)0)->decided,
-               "struct prepared has room for the decisions");
-
-static const char *refuses(const struct kernel *kernel, union problem problem, const char **argument)
+const char *cuda_attention_refuses(const struct kernel_driver *driver, union problem problem,
+                                   const char **argument)
 {
-    const struct cuda_attention *attention = kernel->inner;
+    const struct cuda_attention *attention = (const struct cuda_attention *)driver;
     return attention->refuses ? attention->refuses(problem.attention, argument) : NULL;
 }
 
-static bool leaves(const struct kernel *kernel, union problem problem)
+bool cuda_attention_leaves(const struct kernel_driver *driver, union problem problem)
 {
     const struct attention_problem *p = problem.attention;
-    const struct cuda_attention *attention = kernel->inner;
+    const struct cuda_attention *attention = (const struct cuda_attention *)driver;
     return attention->leaves && attention->leaves(p, cuda_device(p->device.id));
 }
 
-static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
+fmla_status cuda_attention_prepare(const struct kernel_driver *driver, union problem problem,
+                                   struct prepared *prepared)
 {
-    const struct cuda_attention *attention = kernel->inner;
-    struct cuda_work *work = (struct cuda_work *)(void *)prepared->decided;
+    const struct cuda_attention *attention = (const struct cuda_attention *)driver;
+    struct cuda_work *work = DECISION(struct cuda_work, prepared);
     memset(work, 0, sizeof *work);
     work->device = cuda_device(problem.attention->device.id);
     const fmla_status status = attention->prepare(problem.attention, work);
@@ -106,11 +105,12 @@ static fmla_status launch_all(const struct cuda_scope *scope, const struct cuda_
     return status;
 }
 
-static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+fmla_status cuda_attention_run(const struct kernel_driver *driver, union problem problem,
+                               const struct prepared *prepared)
 {
     const struct attention_problem *p = problem.attention;
-    const struct cuda_attention *attention = kernel->inner;
-    const struct cuda_work *work = (const struct cuda_work *)(const void *)prepared->decided;
+    const struct cuda_attention *attention = (const struct cuda_attention *)driver;
+    const struct cuda_work *work = DECIDED(struct cuda_work, prepared);
     struct cuda_scope scope;
     if (!p->b) return FMLA_OK;
     fmla_status status = cuda_enter(operation_name(p->operation), "q", p->device.id, &scope);
@@ -124,6 +124,3 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     cuda_leave(&scope);
     return status;
 }
-
-const struct kernel_driver cuda_attention_driver = {
-    .refuses = refuses, .leaves = leaves, .prepare = prepare, .run = run};

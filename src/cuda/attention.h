@@ -49,21 +49,6 @@ struct cuda_work {
     size_t bytes;           /* of the workspace */
 };
 
-/* An implementation of attention on a GPU; the `inner` of a row of the kernel table. */
-struct cuda_attention {
-    /* Returns NULL if it takes the problem; else says which problems it takes, and sets *argument to the one
-     * that differs. */
-    const char *(*refuses)(const struct attention_problem *p, const char **argument);
-    /* Makes the decisions and lays out the workspace. On entry `work` has its device and is zero otherwise.
-     * All kernels of a device that may take a call return the same size, the maximum of their needs: a size
-     * query has no addresses, and kernels refuse by addresses. */
-    fmla_status (*prepare)(const struct attention_problem *p, struct cuda_work *work);
-    fmla_status (*launch)(const struct cuda_scope *scope, const struct attention_problem *p,
-                          const struct cuda_work *work);
-    /* Returns whether the next kernel of the table is faster, as measured on an H200. NULL: it never is. */
-    bool (*leaves)(const struct attention_problem *p, const struct cuda_device *device);
-};
-
 /* ---- Requests that are split (split.c) --------------------------------------------------------- */
 
 /* Places the slots at byte `at` of the workspace. `rows` is the number of rows of all slots together; < 0: it

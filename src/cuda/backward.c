@@ -43,20 +43,22 @@ struct mha_backward_params cuda_backward_params(const struct backward_problem *p
     };
 }
 
-static const char *refuses(const struct kernel *kernel, union problem problem, const char **argument)
+const char *cuda_backward_refuses(const struct kernel_driver *driver, union problem problem,
+                                  const char **argument)
 {
-    const struct cuda_gradients *gradients = kernel->inner;
+    const struct cuda_gradients *gradients = (const struct cuda_gradients *)driver;
     return gradients->refuses(problem.backward, argument);
 }
 
 /* All kernels of a device that may take a call return the same size, the maximum of their needs: a size query
  * has no addresses, and kernels refuse by addresses. */
-static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
+fmla_status cuda_backward_prepare(const struct kernel_driver *driver, union problem problem,
+                                  struct prepared *prepared)
 {
     const struct backward_problem *p = problem.backward;
     const struct cuda_device *device = cuda_device(p->device.id);
     const struct cuda_key key = {.schedule = CUDA_SM90_MHA_BACKWARD, .element = p->element};
-    (void)kernel;
+    (void)driver;
     prepared->alignment = CUDA_WORKSPACE_ALIGNMENT;
     prepared->bytes = backward_layout(p, sm80_mha_backward_tiles()).bytes;
     if (device->capability == 90 && cuda_can_have(device, cuda_kernel_of(key))) {
@@ -66,11 +68,13 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     return FMLA_OK;
 }
 
-static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+fmla_status cuda_backward_run(const struct kernel_driver *driver, union problem problem,
+                              const struct prepared *prepared)
 {
     const struct backward_problem *p = problem.backward;
     /* Without requests every gradient is 0; the portable kernels write the zeros. */
-    const struct cuda_gradients *gradients = p->b ? kernel->inner : &cuda_any_gradients;
+    const struct cuda_gradients *gradients =
+        p->b ? (const struct cuda_gradients *)driver : &cuda_any_gradients;
     struct cuda_scope scope;
     (void)prepared;
     if (!p->b && !p->is_ragged) return FMLA_OK;
@@ -80,5 +84,3 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     cuda_leave(&scope);
     return status;
 }
-
-const struct kernel_driver cuda_mha_backward_driver = {.refuses = refuses, .prepare = prepare, .run = run};

@@ -8,13 +8,25 @@
 #include "cuda.h"
 #include "kernels.h"
 
-/* An implementation of the gradients on a GPU; the `inner` of a row of the kernel table. */
+/* An implementation of the gradients on a GPU. */
 struct cuda_gradients {
+    struct kernel_driver driver;
     /* Returns NULL if it takes the problem; else says which problems it takes, and sets *argument to the one
      * that differs. */
     const char *(*refuses)(const struct backward_problem *p, const char **argument);
     fmla_status (*launch)(const struct cuda_scope *scope, const struct backward_problem *p);
 };
+const char *cuda_backward_refuses(const struct kernel_driver *driver, union problem problem,
+                                  const char **argument);
+fmla_status cuda_backward_prepare(const struct kernel_driver *driver, union problem problem,
+                                  struct prepared *prepared);
+fmla_status cuda_backward_run(const struct kernel_driver *driver, union problem problem,
+                              const struct prepared *prepared);
+#define CUDA_BACKWARD_DRIVER                                                                                 \
+    {                                                                                                        \
+        .refuses = cuda_backward_refuses, .prepare = cuda_backward_prepare, .run = cuda_backward_run         \
+    }
+
 extern const struct cuda_gradients cuda_any_gradients, cuda_sm80_gradients, cuda_sm90_gradients;
 
 /* Returns the kernel parameters of a problem. */

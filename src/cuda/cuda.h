@@ -10,12 +10,44 @@
 #include "device.h"
 #include "images.h"
 
-extern const struct kernel_driver cuda_attention_driver, cuda_plan_driver, cuda_cache_driver;
+extern const struct kernel_driver cuda_plan_driver, cuda_cache_driver;
+
+/* ---- Attention (attention.c) ------------------------------------------------------------------- */
+
+struct cuda_work;
+
+/* An implementation of attention on a GPU. */
+struct cuda_attention {
+    struct kernel_driver driver;
+    /* Returns NULL if it takes the problem; else says which problems it takes, and sets *argument to the one
+     * that differs. */
+    const char *(*refuses)(const struct attention_problem *p, const char **argument);
+    /* Makes the decisions and lays out the workspace. On entry `work` has its device and is zero otherwise.
+     * All kernels of a device that may take a call return the same size, the maximum of their needs: a size
+     * query has no addresses, and kernels refuse by addresses. */
+    fmla_status (*prepare)(const struct attention_problem *p, struct cuda_work *work);
+    fmla_status (*launch)(const struct cuda_scope *scope, const struct attention_problem *p,
+                          const struct cuda_work *work);
+    /* Returns whether the next kernel of the table is faster, as measured on an H200. NULL: it never is. */
+    bool (*leaves)(const struct attention_problem *p, const struct cuda_device *device);
+};
+
+const char *cuda_attention_refuses(const struct kernel_driver *driver, union problem problem,
+                                   const char **argument);
+bool cuda_attention_leaves(const struct kernel_driver *driver, union problem problem);
+fmla_status cuda_attention_prepare(const struct kernel_driver *driver, union problem problem,
+                                   struct prepared *prepared);
+fmla_status cuda_attention_run(const struct kernel_driver *driver, union problem problem,
+                               const struct prepared *prepared);
+#define CUDA_ATTENTION_DRIVER                                                                                \
+    {                                                                                                        \
+        .refuses = cuda_attention_refuses, .leaves = cuda_attention_leaves,                                  \
+        .prepare = cuda_attention_prepare, .run = cuda_attention_run                                         \
+    }
 
 /* Dense decode has a portable kernel (sm80) and Hopper's (sm90). The other operations also have one without
  * tensor cores. Sparse decode on Hopper has three: tile size by problem, tiles of 64 heads, tiles of 16
  * heads. The choice.h beside each Hopper kernel says which problems it takes. */
-struct cuda_attention;
 extern const struct cuda_attention cuda_sm80_dense_decode, cuda_sm90_dense_decode, cuda_sm90_dense_decode_fp8,
     cuda_sparse_decode, cuda_sm80_sparse_decode, cuda_sm90_sparse_decode, cuda_sm90_sparse_decode_64,
     cuda_sm90_sparse_decode_16, cuda_sparse_prefill, cuda_sm80_sparse_prefill, cuda_sm90_sparse_prefill,

@@ -24,11 +24,12 @@ fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *sco
     return cuda_launch(operation, scope, &launch, (void *[]){&params});
 }
 
-static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+static fmla_status run(const struct kernel_driver *driver, union problem problem,
+                       const struct prepared *prepared)
 {
     static const char op[] = "decode_plan";
     struct cuda_scope scope;
-    (void)kernel, (void)prepared;
+    (void)driver, (void)prepared;
     fmla_status status = cuda_enter(op, "seqlens", problem.plan->device.id, &scope);
     if (status) return status;
     status = cuda_launch_plan(op, &scope, problem.plan);

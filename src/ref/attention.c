@@ -25,14 +25,15 @@ static size_t most_keys(const struct attention_problem *p)
     return (size_t)p->keys[0].capacity + (size_t)p->keys[1].capacity;
 }
 
-static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
+static fmla_status prepare(const struct kernel_driver *driver, union problem problem,
+                           struct prepared *prepared)
 {
     const struct attention_problem *p = problem.attention;
     /* Sizes are below 2^31, so of_row is at most 2^33 - 2, and `doubles` below 2^64. */
     const size_t of_row = most_keys(p) + (size_t)(p->d_v + p->d_qk) + 2;
     const size_t doubles =
         (size_t)(p->h_q / p->h_kv) * of_row + (size_t)(p->d_qk > p->d_v ? p->d_qk : p->d_v);
-    (void)kernel;
+    (void)driver;
     if (__builtin_mul_overflow(doubles, sizeof(double), &prepared->bytes))
         return fail(FMLA_UNSUPPORTED, "%s: %s: %zu keys of a token exceed the address space",
                     operation_name(p->operation), p->keys[0].kind == KEYS_LISTED ? "indices" : "q",
@@ -241,11 +242,12 @@ static fmla_status check_pages(const struct attention_problem *p, const struct k
     return FMLA_OK;
 }
 
-static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+static fmla_status run(const struct kernel_driver *driver, union problem problem,
+                       const struct prepared *prepared)
 {
     const struct attention_problem *p = problem.attention;
     const struct memory m = memory_of(p);
-    (void)kernel, (void)prepared;
+    (void)driver, (void)prepared;
     for (int i = 0; i < KEY_SOURCES; i++) {
         const bool in_pages = p->keys[i].kind == KEYS_PAGED && p->keys[i].table;
         const fmla_status status = in_pages ? check_pages(p, &p->keys[i]) : FMLA_OK;

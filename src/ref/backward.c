@@ -24,12 +24,13 @@ static int64_t most_keys(const struct backward_problem *p)
     return p->is_ragged ? p->ragged_k.tokens : p->s_k;
 }
 
-static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
+static fmla_status prepare(const struct kernel_driver *driver, union problem problem,
+                           struct prepared *prepared)
 {
     const struct backward_problem *p = problem.backward;
     const size_t width = (size_t)(p->d_qk + p->d_v); /* sizes are below 2^31 */
     size_t of_keys;
-    (void)kernel;
+    (void)driver;
     if (__builtin_mul_overflow(2 * (size_t)most_keys(p), width, &of_keys) ||
         __builtin_mul_overflow(of_keys + 2 * width, sizeof(double), &prepared->bytes))
         return fail(FMLA_UNSUPPORTED, "%s: k: %lld keys of a request exceed the address space",
@@ -132,12 +133,13 @@ static void clear(const struct token_view *view, int64_t tokens, int64_t heads, 
             memset(vector_of(view, 0, token, h), 0, (size_t)width * sizeof(uint16_t));
 }
 
-static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+static fmla_status run(const struct kernel_driver *driver, union problem problem,
+                       const struct prepared *prepared)
 {
     const struct backward_problem *p = problem.backward;
     const struct memory m = memory_of(p);
     struct span span = {0};
-    (void)kernel, (void)prepared;
+    (void)driver, (void)prepared;
     if (p->is_ragged) { /* tokens and keys of requests are overwritten below */
         clear(&p->dq, p->ragged_q.tokens, p->h_q, p->d_qk);
         clear(&p->dk, p->ragged_k.tokens, p->h_kv, p->d_qk);

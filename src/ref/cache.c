@@ -148,9 +148,10 @@ static fmla_status convert(const struct cache_problem *p)
     return status;
 }
 
-static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+static fmla_status run(const struct kernel_driver *driver, union problem problem,
+                       const struct prepared *prepared)
 {
-    (void)kernel, (void)prepared;
+    (void)driver, (void)prepared;
     const enum operation operation = problem.cache->operation;
     return operation == OP_CACHE_APPEND   ? append(problem.cache)
            : operation == OP_CACHE_GATHER ? gather(problem.cache)

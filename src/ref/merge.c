@@ -44,10 +44,11 @@ static void merge_row(const struct merge_problem *p, int64_t request, int64_t to
             empty ? p->rules.lse_of_empty : (float)(lse * (double)p->rules.lse_factor);
 }
 
-static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+static fmla_status run(const struct kernel_driver *driver, union problem problem,
+                       const struct prepared *prepared)
 {
     const struct merge_problem *p = problem.merge;
-    (void)kernel, (void)prepared;
+    (void)driver, (void)prepared;
     for (int64_t request = 0; request < p->b; request++)
         for (int64_t token = 0; token < p->s_q; token++)
             for (int64_t head = 0; head < p->h_q; head++) merge_row(p, request, token, head);

@@ -597,5 +597,5 @@ static void attend(const struct cpu_tile *tile, void *memory)
     for (int32_t g = 0; g < groups.count; g++) finish_group(tile, &scratch, g);
 }
 
-const struct cpu_attention cpu_amx_attention = {2 * PLAN_ROW_TILE, MOST_ROWS, scratch_bytes, attend,
-                                                result_round};
+const struct cpu_attention cpu_amx_attention = {
+    CPU_ATTENTION_DRIVER, 2 * PLAN_ROW_TILE, MOST_ROWS, scratch_bytes, attend, result_round};

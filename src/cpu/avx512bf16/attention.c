@@ -247,5 +247,5 @@ static void attend(const struct cpu_tile *tile, void *memory)
     for (int32_t i = 0; i < parts; i++) finish_part(tile, &scratch.part[i]);
 }
 
-const struct cpu_attention cpu_avx512bf16_attention = {2 * PLAN_ROW_TILE, PARTS *PLAN_ROW_TILE, scratch_bytes,
-                                                       attend, result_round};
+const struct cpu_attention cpu_avx512bf16_attention = {
+    CPU_ATTENTION_DRIVER, 2 * PLAN_ROW_TILE, PARTS *PLAN_ROW_TILE, scratch_bytes, attend, result_round};

@@ -288,5 +288,5 @@ static void tile(const struct cpu_lanes *lanes, void *memory)
         finish_part(lanes, &scratch.part[i], (float *)(void *)scratch.mx, (float *)(void *)scratch.my);
 }
 
-const struct cpu_gradients cpu_avx512bf16_gradients = {PARTS * PLAN_ROW_TILE, scratch_bytes, backward_delta,
-                                                       tile};
+const struct cpu_gradients cpu_avx512bf16_gradients = {CPU_BACKWARD_DRIVER, PARTS *PLAN_ROW_TILE,
+                                                       scratch_bytes, backward_delta, tile};

@@ -39,8 +39,10 @@ static fmla_status decode_launch(const struct cuda_scope *scope, const struct at
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
 }
 
-const struct cuda_attention cuda_sparse_decode = {
-    .refuses = decode_refuses, .prepare = decode_prepare, .launch = decode_launch};
+const struct cuda_attention cuda_sparse_decode = {.driver = CUDA_ATTENTION_DRIVER,
+                                                  .refuses = decode_refuses,
+                                                  .prepare = decode_prepare,
+                                                  .launch = decode_launch};
 
 /* ---- Sparse prefill -------------------------------------------------------------------------- */
 
@@ -63,7 +65,8 @@ static fmla_status prefill_launch(const struct cuda_scope *scope, const struct a
     return cuda_prefill_launch(scope, p, SPARSE_WARPS, launch_part);
 }
 
-const struct cuda_attention cuda_sparse_prefill = {.prepare = cuda_prefill_prepare, .launch = prefill_launch};
+const struct cuda_attention cuda_sparse_prefill = {
+    .driver = CUDA_ATTENTION_DRIVER, .prepare = cuda_prefill_prepare, .launch = prefill_launch};
 
 /* ---- Dense MHA ------------------------------------------------------------------------------- */
 
@@ -92,5 +95,7 @@ static fmla_status mha_launch(const struct cuda_scope *scope, const struct atten
                          : FMLA_OK;
 }
 
-const struct cuda_attention cuda_mha_forward = {
-    .refuses = mha_refuses, .prepare = cuda_mha_prepare, .launch = mha_launch};
+const struct cuda_attention cuda_mha_forward = {.driver = CUDA_ATTENTION_DRIVER,
+                                                .refuses = mha_refuses,
+                                                .prepare = cuda_mha_prepare,
+                                                .launch = mha_launch};

@@ -38,4 +38,4 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     return FMLA_OK;
 }
 
-const struct cuda_gradients cuda_any_gradients = {refuses, launch};
+const struct cuda_gradients cuda_any_gradients = {CUDA_BACKWARD_DRIVER, refuses, launch};

@@ -49,12 +49,13 @@ static void source_of(const struct cache_problem *p, struct cache_params *params
     while (source->layout.group >> params->source_group_shift > 1) params->source_group_shift++;
 }
 
-static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+static fmla_status run(const struct kernel_driver *driver, union problem problem,
+                       const struct prepared *prepared)
 {
     const struct cache_problem *p = problem.cache;
     const bool append = p->operation == OP_CACHE_APPEND, convert = p->operation == OP_CACHE_CONVERT;
     const char *operation = operation_name(p->operation);
-    (void)kernel, (void)prepared;
+    (void)driver, (void)prepared;
     if (!p->tokens) return FMLA_OK; /* nothing to write */
     const float prescale = append || convert ? fast_prescale(p->cache.scale) : 1.0f;
     const bool few_slots = p->cache.slots <= INT32_MAX;

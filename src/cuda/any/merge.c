@@ -16,11 +16,12 @@ static bool vectors_aligned(const struct merge_problem *p)
            cuda_rows_aligned(p->out, shape + 1, p->out_stride, 3, bytes_of(p->out_element), 16);
 }
 
-static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+static fmla_status run(const struct kernel_driver *driver, union problem problem,
+                       const struct prepared *prepared)
 {
     static const char op[] = "merge";
     const struct merge_problem *p = problem.merge;
-    (void)kernel, (void)prepared;
+    (void)driver, (void)prepared;
     if (!p->b || !p->s_q || !p->h_q || (!p->d_v && !p->lse)) return FMLA_OK; /* nothing to write */
     struct merge_params params = {
         .n = p->n,

@@ -53,4 +53,4 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     return status;
 }
 
-const struct cuda_gradients cuda_sm80_gradients = {sm80_mha_backward_refuses, launch};
+const struct cuda_gradients cuda_sm80_gradients = {CUDA_BACKWARD_DRIVER, sm80_mha_backward_refuses, launch};

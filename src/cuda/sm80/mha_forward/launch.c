@@ -96,4 +96,4 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
 }
 
 const struct cuda_attention cuda_sm80_mha_forward = {
-    .refuses = refuses, .prepare = cuda_mha_prepare, .launch = launch};
+    .driver = CUDA_ATTENTION_DRIVER, .refuses = refuses, .prepare = cuda_mha_prepare, .launch = launch};

@@ -62,4 +62,4 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
 }
 
 const struct cuda_attention cuda_sm80_sparse_decode = {
-    .refuses = refuses, .prepare = prepare, .launch = launch};
+    .driver = CUDA_ATTENTION_DRIVER, .refuses = refuses, .prepare = prepare, .launch = launch};

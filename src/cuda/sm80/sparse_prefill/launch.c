@@ -61,5 +61,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     return cuda_prefill_launch(scope, p, latent_shapes[choose(p, scope->device).shape].rows, launch_part);
 }
 
-const struct cuda_attention cuda_sm80_sparse_prefill = {
-    .refuses = sm80_listed_refuses, .prepare = cuda_prefill_prepare, .launch = launch};
+const struct cuda_attention cuda_sm80_sparse_prefill = {.driver = CUDA_ATTENTION_DRIVER,
+                                                        .refuses = sm80_listed_refuses,
+                                                        .prepare = cuda_prefill_prepare,
+                                                        .launch = launch};

@@ -76,5 +76,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     return cuda_launch(op, scope, &launch, (void *[]){&params});
 }
 
-const struct cuda_attention cuda_sm90_dense_decode = {
-    .refuses = sm90_dense_decode_refuses, .prepare = prepare, .launch = launch};
+const struct cuda_attention cuda_sm90_dense_decode = {.driver = CUDA_ATTENTION_DRIVER,
+                                                      .refuses = sm90_dense_decode_refuses,
+                                                      .prepare = prepare,
+                                                      .launch = launch};

@@ -70,4 +70,4 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     return status;
 }
 
-const struct cuda_gradients cuda_sm90_gradients = {sm90_mha_backward_refuses, launch};
+const struct cuda_gradients cuda_sm90_gradients = {CUDA_BACKWARD_DRIVER, sm90_mha_backward_refuses, launch};

@@ -50,5 +50,8 @@ static bool leaves(const struct attention_problem *p, const struct cuda_device *
     return sm90_mha_forward_leaves(p, device->sms);
 }
 
-const struct cuda_attention cuda_sm90_mha_forward = {
-    .refuses = sm90_mha_forward_refuses, .prepare = cuda_mha_prepare, .launch = launch, .leaves = leaves};
+const struct cuda_attention cuda_sm90_mha_forward = {.driver = CUDA_ATTENTION_DRIVER,
+                                                     .refuses = sm90_mha_forward_refuses,
+                                                     .prepare = cuda_mha_prepare,
+                                                     .launch = launch,
+                                                     .leaves = leaves};

@@ -117,7 +117,12 @@ static bool leaves(const struct attention_problem *p, const struct cuda_device *
     return sm90_sparse_decode_leaves(p);
 }
 
-const struct cuda_attention
-    cuda_sm90_sparse_decode = {.refuses = refuses, .prepare = prepare, .launch = launch, .leaves = leaves},
-    cuda_sm90_sparse_decode_64 = {.refuses = refuses, .prepare = prepare_large, .launch = launch},
-    cuda_sm90_sparse_decode_16 = {.refuses = refuses, .prepare = prepare_small, .launch = launch};
+const struct cuda_attention cuda_sm90_sparse_decode = {.driver = CUDA_ATTENTION_DRIVER,
+                                                       .refuses = refuses,
+                                                       .prepare = prepare,
+                                                       .launch = launch,
+                                                       .leaves = leaves};
+const struct cuda_attention cuda_sm90_sparse_decode_64 = {
+    .driver = CUDA_ATTENTION_DRIVER, .refuses = refuses, .prepare = prepare_large, .launch = launch};
+const struct cuda_attention cuda_sm90_sparse_decode_16 = {
+    .driver = CUDA_ATTENTION_DRIVER, .refuses = refuses, .prepare = prepare_small, .launch = launch};

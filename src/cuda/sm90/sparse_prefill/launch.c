@@ -126,5 +126,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     return cuda_prefill_launch(scope, p, HEADS, p->format == KV_BF16 ? launch_rows : launch_fp8);
 }
 
-const struct cuda_attention cuda_sm90_sparse_prefill = {
-    .refuses = sm90_sparse_prefill_refuses, .prepare = prepare, .launch = launch};
+const struct cuda_attention cuda_sm90_sparse_prefill = {.driver = CUDA_ATTENTION_DRIVER,
+                                                        .refuses = sm90_sparse_prefill_refuses,
+                                                        .prepare = prepare,
+                                                        .launch = launch};
