@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Compiles each .cu file into a fatbin (compressed machine code for several GPUs), embedded by .incbin.
 # Makes the object library fmla_images; without nvcc that is an empty table. Sets FMLA_KERNEL_REPORT to the list of the
-# kernels with their registers and spills, or to nothing.
+# kernels with their registers and spills, and FMLA_KERNEL_HASHES to that of their machine code, or both to nothing.
 
 # Makes a cache variable that the environment sets too. A folder keeps its choice until either of them names another one, so
 # that `FMLA_CUDA=OFF make` and then `make test` build the same. In a folder's first configuration -D wins.
@@ -99,6 +99,7 @@ if(FMLA_CUDA)
 endif()
 
 set(FMLA_KERNEL_REPORT "")
+set(FMLA_KERNEL_HASHES "")
 if(cuda_missing)
   message(STATUS "No kernels for NVIDIA GPUs: ${cuda_missing}")
   add_library(fmla_images OBJECT src/cuda/no_images.c)
@@ -166,13 +167,13 @@ else()
     set(made ${cuda_folder}/${image})
     get_filename_component(folder ${made} DIRECTORY)
     file(MAKE_DIRECTORY ${folder})
-    add_custom_command(OUTPUT ${made}.fatbin ${made}.ptxas
+    add_custom_command(OUTPUT ${made}.fatbin ${made}.ptxas ${made}.sha256
       COMMAND bash ${PROJECT_SOURCE_DIR}/scripts/nvcc.sh ${made} ${source} ${FMLA_NVCC} -std=c++17 -O3 -fatbin
         ${cuda_compress} ${image_targets}
       DEPENDS ${source} ${PROJECT_SOURCE_DIR}/scripts/nvcc.sh DEPFILE ${made}.d ${cuda_pool}
       COMMENT "Compiling ${image}.cu" VERBATIM)
     list(APPEND cuda_fatbins ${made}.fatbin)
-    list(APPEND cuda_reports ${made}.ptxas)
+    list(APPEND cuda_reports ${made}.ptxas ${made}.sha256)
     set(symbol cuda_image_${cuda_count})
     string(APPEND cuda_incbins
       "    .balign 64\n    .globl ${symbol}, ${symbol}_end\n    .hidden ${symbol}, ${symbol}_end\n"
@@ -190,8 +191,10 @@ else()
 
   # ---- Report of each kernel ---------------------------------------------------------------------------------------
   set(FMLA_KERNEL_REPORT ${PROJECT_BINARY_DIR}/kernels.txt)
-  add_custom_command(OUTPUT ${FMLA_KERNEL_REPORT}
+  set(FMLA_KERNEL_HASHES ${PROJECT_BINARY_DIR}/kernels.sha256)
+  add_custom_command(OUTPUT ${FMLA_KERNEL_REPORT} ${FMLA_KERNEL_HASHES}
     COMMAND bash ${PROJECT_SOURCE_DIR}/scripts/kernel_report.sh ${cuda_folder} ${FMLA_KERNEL_REPORT}
+      ${FMLA_KERNEL_HASHES} ${FMLA_NVCC}
     DEPENDS ${cuda_reports} ${PROJECT_SOURCE_DIR}/scripts/kernel_report.sh VERBATIM)
   add_custom_target(fmla_kernel_report ALL DEPENDS ${FMLA_KERNEL_REPORT})
 endif()

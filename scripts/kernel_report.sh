@@ -1,11 +1,20 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# kernel_report.sh FOLDER REPORT - writes a sorted line for each kernel and GPU from the output that scripts/nvcc.sh
-# kept under FOLDER: file, kernel, GPU, registers, and bytes of spill stores, spill loads, stack and static shared
-# memory. Warnings of ptxas are lines that begin with "!".
+# kernel_report.sh FOLDER REPORT HASHES NVCC - makes two lists of what scripts/nvcc.sh kept under FOLDER.
+# REPORT has a sorted line for each kernel and GPU: file, kernel, GPU, registers, and bytes of spill stores, spill
+# loads, stack and static shared memory. Warnings of ptxas are lines that begin with "!".
+# HASHES has nvcc's version and, for each file and GPU, the SHA-256 of the machine code; checkattn --json and
+# flashmla bench --json record it, and scripts/kernel-hashes.sh compares it with such a record.
 set -euo pipefail
-folder=$1 report=$2
+folder=$1 report=$2 hashes=$3 nvcc=$4
 export LC_ALL=C
+{
+    printf '# toolkit %s\n' "$("$nvcc" --version | sed -n 's/.* V\([0-9.]*\)$/\1/p')"
+    find "$folder" -name '*.sha256' | sort | while IFS= read -r file; do
+        name=${file#"$folder"/}
+        sed "s,^\([0-9a-f]*\) ,\1  src/cuda/${name%.sha256}.cu ," "$file"
+    done
+} >"$hashes"
 {
     echo '# file kernel gpu registers spill_stores spill_loads stack shared'
     find "$folder" -name '*.ptxas' | sort | while IFS= read -r file; do

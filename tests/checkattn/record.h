@@ -39,7 +39,7 @@ void record_add(struct record *record, const char *operation, const char *kernel
                 const struct child_report *told, bool passed);
 
 /* Writes the record. Hashes of machine code come from kernels.sha256 in the folder of `program`, which
- * scripts/kernel-hashes.sh makes; without that file the list is empty and a warning says so. Returns false
+ * the build makes; without that file the list is empty and a warning says so. Returns false
  * if no kernel was run or the file cannot be written. */
 bool record_write(const struct record *record, uint64_t seed, const char *program, const char *path);
 

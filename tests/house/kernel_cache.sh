@@ -22,6 +22,8 @@ while [ $# -gt 1 ]; do
     -o) out=$2; shift ;;
     -MF) depends=$2; shift ;;
     -MT) target=$2; shift ;;
+    --keep) ;;
+    --keep-dir) keep=$2; shift ;;
     *) flags="$flags $1" ;;
     esac
     shift
@@ -37,6 +39,7 @@ echo "ptxas info    : Compiling entry function 'kernel' for 'sm_80'"
 echo 'a warning of the compiler'
 echo "$target : $files" >"$depends"
 { cat "$here/version" && echo "$flags" && cat $files; } >"$out"
+{ printf -- '\0-v  -arch sm_80 -m 64 \0' && cat "$out"; } >"$keep/kernel.cubin"
 NVCC
 chmod +x "$work/nvcc"
 echo 'V1.2.3' >"$work/version"
@@ -47,8 +50,8 @@ for folder in one two; do
 done
 
 bad=0
-# compiles RUNS WHAT FOLDER FLAG...: a kernel of the folder is right, has its report, its own dependencies and the
-# compiler's warning, and took so many runs of the compiler.
+# compiles RUNS WHAT FOLDER FLAG...: a kernel of the folder is right, has its report, its hash, its own dependencies and
+# the compiler's warning, and took so many runs of the compiler.
 compiles() {
     local runs=$1 what=$2 folder=$work/$3
     shift 3
@@ -59,6 +62,8 @@ compiles() {
         ! { cat "$work/version" && echo " $* -Xptxas -v -MD" && cat "$folder/kernel.cu" "$folder/kernel.h"; } |
             cmp -s - "$folder/made.fatbin" ||
         ! grep -q 'Compiling entry' "$folder/made.ptxas" ||
+        [ "$(cat "$folder/made.sha256")" != "$({ printf -- '\0-v  -arch sm_80 -m 64 \0' && cat "$folder/made.fatbin"; } |
+            sha256sum | cut -d ' ' -f 1) sm_80" ] ||
         [ "$(tr -d '\\\n' <"$folder/made.d" | tr -s ' ' | sed 's/ *: */: /')" != \
             "$folder/made.fatbin: $folder/kernel.cu $folder/kernel.h" ] ||
         [ "$(cat "$work/said")" != 'a warning of the compiler' ]; then

@@ -92,8 +92,11 @@ self_test() {
     red "\$a sm90/decode decode_hopper sm_80 168 0 0 0 0" report
     red "\$a sm90/decode decode_more" names
     red 'd' names
-    # Tests the list itself, made from ptxas output.
+    # Tests the lists themselves, made from ptxas output and hashes.
     mkdir -p "$folder/cuda/any"
+    printf '0a1b sm_80\n2c3d sm_90\n' >"$folder/cuda/any/merge.sha256"
+    printf '#!/bin/sh\necho "release 1, V1.2.3"\n' >"$folder/nvcc"
+    chmod +x "$folder/nvcc"
     cat >"$folder/cuda/any/merge.ptxas" <<'PTXAS'
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'merge' for 'sm_80'
@@ -102,10 +105,17 @@ ptxas info    : Function properties for merge
 ptxas info    : Used 42 registers, used 1 barriers, 24 bytes cumulative stack size, 512 bytes smem, 616 bytes cmem[0]
 ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized
 PTXAS
-    bash "$(dirname "${BASH_SOURCE[0]}")/../../scripts/kernel_report.sh" "$folder/cuda" "$folder/report"
+    bash "$(dirname "${BASH_SOURCE[0]}")/../../scripts/kernel_report.sh" "$folder/cuda" "$folder/report" \
+        "$folder/hashes" "$folder/nvcc"
     if ! grep -qx 'any/merge merge sm_80 42 8 16 24 512' "$folder/report" || ! grep -q '^! any/merge .*C7510' "$folder/report"; then
         echo 'self-test: kernel_report.sh made of it:'
         cat "$folder/report"
+        exit 1
+    fi
+    if ! printf '# toolkit 1.2.3\n0a1b  src/cuda/any/merge.cu sm_80\n2c3d  src/cuda/any/merge.cu sm_90\n' |
+        cmp - "$folder/hashes"; then
+        echo 'self-test: kernel_report.sh made these hashes:'
+        cat "$folder/hashes"
         exit 1
     fi
     echo "self-test: $planted planted faults, all noticed"

@@ -42,9 +42,9 @@ void bench_report_skipped(const struct bench_row *row, const char *why);
 bool bench_report_json(const struct bench_report *report, const struct bench_row *row, struct outfile *file,
                        struct fault *fault);
 
-/* Sets `code` to the SHA-256 of a GPU kernel's machine code from `path`, a list by
- * scripts/kernel-hashes.sh; for a kernel that chooses between two, to both, separated by a space. Returns
- * false if the list lacks one of them for this GPU. */
+/* Sets `code` to the SHA-256 of a GPU kernel's machine code from `path`, the build's
+ * kernels.sha256; for a kernel that chooses between two, to both, separated by a space. Returns false if the
+ * list lacks one of them for this GPU. */
 enum { BENCH_SOURCES = 2, BENCH_CODE = 65 * BENCH_SOURCES };
 bool bench_report_code(const char *path, const struct bench_row *row, int major, int minor,
                        char code[BENCH_CODE]);
