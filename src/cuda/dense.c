@@ -20,18 +20,16 @@ static size_t mark_bytes(int64_t tiles)
 }
 
 /* Lays out the workspace of any call up to these sizes with the default number of partitions. The default
- * gives each SM one tile of PLAN_ROW_TILE rows, so every number of tiles of a key head is tried, with the
- * most rows that they hold. With other numbers of partitions, or in even splits, larger sizes need more. */
+ * gives each SM one tile of PLAN_ROW_TILE rows of a key head, so `tiles` tiles have workers / tiles partitions
+ * and at most tiles · PLAN_ROW_TILE rows: one tile needs the most partitions and the most rows of slots. With
+ * other numbers of partitions, or in even splits, larger sizes need more. */
 static fmla_status lay_out_most(const struct attention_problem *p, struct cuda_work *w)
 {
-    const int64_t rows_of_head = p->s_q * (p->h_q / p->h_kv),
-                  most_tiles = cuda_ceil_div(rows_of_head, PLAN_ROW_TILE);
-    const int64_t workers = w->device->sms / p->h_kv;
+    const int64_t rows_of_head = p->s_q * (p->h_q / p->h_kv), workers = w->device->sms / p->h_kv;
     struct cuda_most most = {.partitions = 1};
-    for (int64_t tiles = 1; tiles <= most_tiles && tiles <= workers; tiles++) {
-        const int64_t rows = rows_of_head < tiles * PLAN_ROW_TILE ? rows_of_head : tiles * PLAN_ROW_TILE;
-        cuda_most_add(&most, (int32_t)(workers / tiles), p->h_kv * rows);
-    }
+    if (rows_of_head && workers)
+        cuda_most_add(&most, (int32_t)workers,
+                      p->h_kv * (rows_of_head < PLAN_ROW_TILE ? rows_of_head : PLAN_ROW_TILE));
     const fmla_status status = cuda_lay_out_most(p, &most, w);
     _Static_assert((int)ROWS_OF_MARK == (int)PLAN_ROW_TILE,
                    "there are the most marks where a head is one tile");
