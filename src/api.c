@@ -6,7 +6,6 @@
 
 #include "threads.h"
 
-#include <math.h>
 #include <string.h>
 
 enum { MAX_WORKERS = 4096 };
@@ -33,13 +32,6 @@ int32_t fmla_num_threads(void)
 }
 
 /* ---- Devices and kernels -------------------------------------------------------------------- */
-
-fmla_status check_device_argument(const char *operation, const char *name, fmla_device *device)
-{
-    if (device->device_type == FMLA_DEVICE_CUDA_HOST) device->device_type = FMLA_DEVICE_CPU;
-    TRY(check_range(operation, name, device->device_type, FMLA_DEVICE_CPU, FMLA_DEVICE_CUDA_HOST));
-    return check_range(operation, name, device->id, 0, INT32_MAX);
-}
 
 fmla_status fmla_capabilities(fmla_device device, int64_t index, fmla_capability *capability)
 {
@@ -80,48 +72,29 @@ fmla_status fmla_device_describe(fmla_device device, fmla_device_info *info)
 
 /* ---- The common part of operations ----------------------------------------------------------- */
 
-fmla_status check_starts(const struct checked_call *call, const char *name,
-                         const struct checked_tensor *starts)
-{
-    if (!starts->name == !call->flat) return FMLA_OK;
-    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is %s, must be %s where q has %d dimensions", call->operation,
-                name, starts->name ? "given" : "NULL", starts->name ? "NULL" : "given", call->flat ? 3 : 4);
-}
-
-fmla_status check_scale(const char *operation, float given, int64_t d_qk, float *scale)
-{
-    if (!isfinite(given))
-        return fail(FMLA_INVALID_ARGUMENT, "%s: softmax_scale: is %f, must be finite (0 = 1/sqrt(d_qk))",
-                    operation, (double)given);
-    *scale = given != 0.0f ? given : (float)(1.0 / sqrt((double)d_qk));
-    return FMLA_OK;
-}
-
-fmla_status taken_size(const struct taken *taken, union problem problem, size_t *bytes, size_t *alignment)
+fmla_status taken_size(const struct taken *taken, size_t *bytes, size_t *alignment)
 {
     struct prepared prepared;
-    TRY(dispatch_decide(taken->kernel, problem, &prepared));
+    TRY(dispatch_decide(taken->kernel, taken->problem, &prepared));
     if (bytes) *bytes = prepared.bytes;
     if (alignment) *alignment = prepared.alignment;
     return FMLA_OK;
 }
 
-fmla_status taken_kernel(const struct taken *taken, union problem problem, const char *operation,
-                         const char **name)
+fmla_status taken_kernel(const struct taken *taken, const char **name)
 {
-    TRY(taken_size(taken, problem, NULL, NULL));
-    TRY(check_answer(operation, "name", (const void *)name));
+    TRY(taken_size(taken, NULL, NULL));
+    TRY(check_answer(taken->operation, "name", (const void *)name));
     *name = taken->kernel->name;
     return FMLA_OK;
 }
 
-fmla_status taken_run(const struct taken *taken, union problem problem, const char *operation,
-                      void **workspace)
+fmla_status taken_run(const struct taken *taken)
 {
     struct prepared prepared;
-    TRY(dispatch_decide(taken->kernel, problem, &prepared));
-    TRY(check_buffer(operation, "workspace", taken->workspace, taken->workspace_size, prepared.bytes,
+    TRY(dispatch_decide(taken->kernel, taken->problem, &prepared));
+    TRY(check_buffer(taken->operation, "workspace", taken->workspace, taken->workspace_size, prepared.bytes,
                      prepared.alignment));
-    *workspace = taken->workspace;
-    return taken->kernel->driver->run(taken->kernel->driver, problem, &prepared);
+    *taken->workspace_of_problem = taken->workspace;
+    return taken->kernel->driver->run(taken->kernel->driver, taken->problem, &prepared);
 }

@@ -58,7 +58,11 @@ static fmla_status fill(struct call *c, const struct common *common, const struc
     memcpy(p->out_stride, out->stride, sizeof p->out_stride);
     memcpy(p->lse_stride, lse->stride, sizeof p->lse_stride);
     p->stream = common->stream;
-    c->taken.workspace = common->workspace, c->taken.workspace_size = common->workspace_size;
+    c->taken = (struct taken){.operation = op,
+                              .problem.attention = p,
+                              .workspace_of_problem = &p->workspace,
+                              .workspace = common->workspace,
+                              .workspace_size = common->workspace_size};
     return FMLA_OK;
 }
 
@@ -376,40 +380,13 @@ static fmla_status prepare(enum operation operation, const void *caller, bool sh
 
 /* ---- The public functions -------------------------------------------------------------------- */
 
-static fmla_status workspace_size(enum operation operation, const void *caller, size_t *bytes,
-                                  size_t *alignment)
-{
-    struct call c;
-    TRY(prepare(operation, caller, true, &c));
-    return taken_size(&c.taken, (union problem){.attention = &c.problem}, bytes, alignment);
-}
-
 /* The bound is that of a plan made inside the call with as many partitions as the given plan has. */
-static fmla_status workspace_bound(enum operation operation, const void *caller, size_t *bytes,
-                                   size_t *alignment)
+static void bound(struct call *c)
 {
-    struct call c;
-    TRY(prepare(operation, caller, true, &c));
-    struct attention_problem *p = &c.problem;
+    struct attention_problem *p = &c->problem;
     const struct plan_header *header = p->plan; /* in host memory, and already checked */
     if (header && p->device.device_type == FMLA_DEVICE_CPU) p->num_partitions = header->num_partitions;
     p->plan = NULL, p->plan_in_tables = false, p->bound = true;
-    return taken_size(&c.taken, (union problem){.attention = p}, bytes, alignment);
-}
-
-static fmla_status kernel_name(enum operation operation, const void *caller, const char **name)
-{
-    struct call c;
-    TRY(prepare(operation, caller, true, &c));
-    return taken_kernel(&c.taken, (union problem){.attention = &c.problem}, c.checked.operation, name);
-}
-
-static fmla_status run(enum operation operation, const void *caller)
-{
-    struct call c;
-    TRY(prepare(operation, caller, false, &c));
-    return taken_run(&c.taken, (union problem){.attention = &c.problem}, c.checked.operation,
-                     &c.problem.workspace);
 }
 
 PUBLIC_FUNCTIONS(dense_decode, OP_DENSE_DECODE)

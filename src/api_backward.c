@@ -61,7 +61,11 @@ static void fill(struct call *c)
         .deterministic = args->deterministic,
         .stream = args->stream,
     };
-    c->taken.workspace = args->workspace, c->taken.workspace_size = args->workspace_size;
+    c->taken = (struct taken){.operation = c->checked.operation,
+                              .problem.backward = &c->problem,
+                              .workspace_of_problem = &c->problem.workspace,
+                              .workspace = args->workspace,
+                              .workspace_size = args->workspace_size};
 }
 
 /* Checks a call and fills everything except the workspace. */
@@ -89,36 +93,9 @@ static fmla_status prepare(enum operation operation, const void *caller, bool sh
     return dispatch(&wanted, c->args.kernel, &c->taken.kernel);
 }
 
-static fmla_status workspace_size(enum operation operation, const void *caller, size_t *bytes,
-                                  size_t *alignment)
+static void bound(struct call *c)
 {
-    struct call c;
-    TRY(prepare(operation, caller, true, &c));
-    return taken_size(&c.taken, (union problem){.backward = &c.problem}, bytes, alignment);
-}
-
-static fmla_status workspace_bound(enum operation operation, const void *caller, size_t *bytes,
-                                   size_t *alignment)
-{
-    struct call c;
-    TRY(prepare(operation, caller, true, &c));
-    c.problem.bound = true;
-    return taken_size(&c.taken, (union problem){.backward = &c.problem}, bytes, alignment);
-}
-
-static fmla_status kernel_name(enum operation operation, const void *caller, const char **name)
-{
-    struct call c;
-    TRY(prepare(operation, caller, true, &c));
-    return taken_kernel(&c.taken, (union problem){.backward = &c.problem}, c.checked.operation, name);
-}
-
-static fmla_status run(enum operation operation, const void *caller)
-{
-    struct call c;
-    TRY(prepare(operation, caller, false, &c));
-    return taken_run(&c.taken, (union problem){.backward = &c.problem}, c.checked.operation,
-                     &c.problem.workspace);
+    c->problem.bound = true;
 }
 
 PUBLIC_FUNCTIONS(mha_backward, OP_MHA_BACKWARD)

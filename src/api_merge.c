@@ -1,23 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The public function of merge, and the check of the result options of every operation.
+ * The public function of merge.
  */
 #include "api.h"
 
-#include <math.h>
 #include <string.h>
-
-fmla_status check_result_rules(const char *operation, const struct checked_tensor *sink, int32_t lse_empty,
-                               int32_t log_base, struct result_rules *rules)
-{
-    if (log_base != FMLA_LOG_NATURAL && log_base != FMLA_LOG_BASE_2)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: log_base: is %d, must be %d (natural) or %d (base 2)",
-                    operation, log_base, FMLA_LOG_NATURAL, FMLA_LOG_BASE_2);
-    rules->attn_sink = sink->data;
-    rules->lse_of_empty = lse_empty == FMLA_LSE_EMPTY_POSITIVE_INFINITY ? INFINITY : -INFINITY;
-    rules->lse_factor = log_base == FMLA_LOG_BASE_2 ? 1.44269504088896341f : 1.0f;
-    return FMLA_OK;
-}
 
 fmla_status fmla_merge(const fmla_merge_args *caller)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The public functions of the split plans, and the checks of plans that decode calls share.
+ * The public functions of the split plans.
  */
 #include "api.h"
 
@@ -20,33 +20,6 @@ struct request {
     size_t plan_size;
     int64_t s_q, h_q, h_kv; /* in the planner's terms */
 };
-
-fmla_status check_heads(const char *operation, const char *name, int64_t h_q, int64_t h_kv)
-{
-    if (h_q % h_kv == 0) return FMLA_OK;
-    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: h_q is %lld, must be a multiple of the %lld key heads",
-                operation, name, (long long)h_q, (long long)h_kv);
-}
-
-fmla_status check_tables(const struct checked_call *call, const struct checked_tensor *rows,
-                         const struct checked_tensor *splits, const void *plan, int32_t num_partitions,
-                         int64_t b)
-{
-    const char *op = call->operation;
-    if (!rows->name && !splits->name) return FMLA_OK;
-    if (!rows->name || !splits->name)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must be given with %s", op,
-                    rows->name ? "num_splits" : "partitions", rows->name ? rows->name : splits->name);
-    if (plan)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: plan: is given, must be NULL with partitions and num_splits",
-                    op);
-    TRY(check_size(op, splits, 0, "b + 1", b + 1, call->bound_by[DIM_b] ? call->bound_by[DIM_b]->name : "b"));
-    if (num_partitions && num_partitions != rows->shape[0])
-        return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: num_partitions: is %d, must be 0 or the %lld rows of partitions", op, num_partitions,
-                    (long long)rows->shape[0]);
-    return FMLA_OK;
-}
 
 /* Chooses the number of partitions: the caller's, or a number for the target's workers. For sparse attention
  * on a GPU it is enough for any batch, so that a plan may be copied over that of another batch. */
@@ -174,12 +147,6 @@ static fmla_status prepare_sparse_plan(const void *caller, bool shape_only, stru
 
 typedef fmla_status preparer(const void *caller, bool shape_only, struct request *request);
 
-fmla_status check_answer(const char *operation, const char *name, const void *answer)
-{
-    if (answer) return FMLA_OK;
-    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must point to the result", operation, name);
-}
-
 static fmla_status plan_size_of(preparer *prepare, const void *caller, size_t *bytes)
 {
     struct request r;
@@ -241,41 +208,6 @@ fmla_status fmla_sparse_plan_partitions(const fmla_sparse_plan_args *args, int32
 fmla_status fmla_sparse_plan(const fmla_sparse_plan_args *args)
 {
     return make_plan(prepare_sparse_plan, args);
-}
-
-/* ---- Checks of plans ------------------------------------------------------------------------- */
-
-fmla_status check_buffer(const char *operation, const char *name, const void *buffer, size_t size,
-                         size_t needed, size_t alignment)
-{
-    if (size < needed)
-        return fail(FMLA_BUFFER_TOO_SMALL, "%s: %s_size: is %zu, must be at least %zu bytes", operation, name,
-                    size, needed);
-    if (needed && !buffer)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must point to %zu bytes", operation, name,
-                    needed);
-    if (needed && (uintptr_t)buffer % alignment)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is not aligned to %zu bytes", operation, name, alignment);
-    return FMLA_OK;
-}
-
-fmla_status check_plan(const char *operation, const void *plan, size_t plan_size, int64_t batch)
-{
-    const struct plan_header *header = plan;
-    TRY(check_buffer(operation, "plan", plan, plan_size, sizeof *header, 16));
-    if (header->magic != PLAN_MAGIC)
-        return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: plan: holds no plan, must come from fmla_decode_plan or fmla_sparse_plan",
-                    operation);
-    if (header->num_partitions < 1 || header->num_partitions > MAX_PARTITIONS || header->batch < 0 ||
-        header->batch > MAX_BATCH)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: plan: is damaged: %d partitions of %lld requests", operation,
-                    header->num_partitions, (long long)header->batch);
-    if (batch >= 0 && header->batch != batch)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: plan: was made for %lld requests, must be for the %lld of q",
-                    operation, (long long)header->batch, (long long)batch);
-    return check_buffer(operation, "plan", plan, plan_size, plan_bytes(header->batch, header->num_partitions),
-                        16);
 }
 
 fmla_status fmla_plan_describe(const void *plan, size_t plan_size, fmla_plan_view *view)

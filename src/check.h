@@ -38,4 +38,37 @@ fmla_status check_range(const char *operation, const char *name, int64_t value, 
 fmla_status check_struct(const char *operation, const char *name, const void *args, void *copy, size_t size,
                          const size_t *sizes);
 
+/* ---- Rules that a descriptor cannot express (check_rules.c) ------------------------------------ */
+
+/* Checks a device argument and turns pinned host memory into the CPU. */
+fmla_status check_device_argument(const char *operation, const char *name, fmla_device *device);
+
+/* Checks that the output pointer is not NULL. */
+fmla_status check_answer(const char *operation, const char *name, const void *answer);
+
+fmla_status check_heads(const char *operation, const char *name, int64_t h_q, int64_t h_kv);
+
+/* Checks the options of `out` and `lse`, and fills `rules`. */
+fmla_status check_result_rules(const char *operation, const struct checked_tensor *sink, int32_t lse_empty,
+                               int32_t log_base, struct result_rules *rules);
+
+/* Checks that starts of requests are given exactly if the call has all tokens in one dimension. */
+fmla_status check_starts(const struct checked_call *call, const char *name,
+                         const struct checked_tensor *starts);
+
+/* Sets *scale to the caller's softmax scale, or to the default if `given` is 0. */
+fmla_status check_scale(const char *operation, float given, int64_t d_qk, float *scale);
+
+/* Checks that the caller's memory has at least `needed` bytes and the alignment. */
+fmla_status check_buffer(const char *operation, const char *name, const void *buffer, size_t size,
+                         size_t needed, size_t alignment);
+
+/* Checks that `plan` is a complete plan in host memory, for `batch` requests or, if batch < 0, any number. */
+fmla_status check_plan(const char *operation, const void *plan, size_t plan_size, int64_t batch);
+
+/* Checks a plan in two tables for b requests: both or neither are given, and not together with `plan`. */
+fmla_status check_tables(const struct checked_call *call, const struct checked_tensor *rows,
+                         const struct checked_tensor *splits, const void *plan, int32_t num_partitions,
+                         int64_t b);
+
 #endif
