@@ -9,11 +9,10 @@ import sys
 from typing import Any, Container, Mapping, Optional, Tuple
 
 from . import _library
-from ._operations import FORMATS
+from ._types import FIRST_OF_BYTES, FORMATS
 
 OF_LISTS, OF_TABLES = tuple(name for name in FORMATS if name != "FP8_576"), tuple(FORMATS)[: FORMATS["FP8_576"]]
 """The cache formats of sparse attention, and those of dense decode."""
-_FIRST_OF_BYTES = FORMATS["FP8_656"]
 
 _torch: Any = None
 """The module _torch, once PyTorch has been imported; this package does not import PyTorch itself."""
@@ -206,6 +205,6 @@ def extra_format_of(function: str, named: Optional[str], kv_format: int, shape: 
         if extra_shape[-1] is None:
             raise ValueError(f"{function}: extra_kv_format: is {named!r}, must be None where extra_k_cache is None")
         return format_named(function, "extra_kv_format", named, OF_LISTS)
-    if kv_format < _FIRST_OF_BYTES or extra_shape[-1] in (None, shape[-1]):
+    if kv_format < FIRST_OF_BYTES or extra_shape[-1] in (None, shape[-1]):
         return 0
     return _library.FP8_FORMATS.get(extra_shape[-1], 0)

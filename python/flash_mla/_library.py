@@ -16,11 +16,18 @@ from ._structs import Capability, Device, DeviceInfo
 
 CPU, CUDA = 1, 2  # FMLA_DEVICE_…
 PARTITION_FIELDS = 8  # FMLA_PARTITION_FIELDS
-# Bytes of a token → FMLA_KV_FP8_…, for sparse attention, for dense decode, and for dense decode with FP8 products. If two
-# formats have the same size, the one with scales inside its tokens.
-FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4, 528: 6, 288: 8}
-DENSE_FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4, 576: 5}
-FP8_PRODUCT_FORMATS: Mapping[int, int] = {576: 5, 656: 3}
+
+
+def _of_sizes(*names: str) -> Mapping[int, int]:
+    """Returns bytes of a token → format; a format's name ends with them."""
+    return {int(name.rpartition("_")[2]): _types.FORMATS[name] for name in names}
+
+
+# For sparse attention, for dense decode, and for dense decode with FP8 products. If two formats have the same size, the one
+# with scales inside its tokens.
+FP8_FORMATS = _of_sizes("FP8_656", "FP8_584", "FP8_528", "FP4_288")
+DENSE_FP8_FORMATS = _of_sizes("FP8_656", "FP8_584", "FP8_576")
+FP8_PRODUCT_FORMATS = _of_sizes("FP8_576", "FP8_656")
 WIDTHS: Mapping[int, int] = {656: 576, 584: 512, 528: 512, 288: 512}  # bytes of a token → d_qk; 576 bytes: 576
 
 # ---- The library ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence, Tuple
 from . import _library, _structs
 from ._call import Call, Struct, contiguous, put_tensor
 from ._library import library
-from ._types import BYTES, NOT_BYTES, dtype_word, name_of
+from ._types import BYTES, FIRST_OF_BYTES, FORMATS, NOT_BYTES, Products, dtype_word, name_of
 
 # Names of the functions, and what they call the beginnings of the library's messages, if different.
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
@@ -285,12 +285,12 @@ def _of_merge(out_parts: Shape, lse_parts: Shape, _: int) -> Tuple[Form, ...]:
 def _of_gather(kv_cache: Shape, slots: Shape, kv_format: int) -> Tuple[Form, ...]:
     """Works for any shape: the library refuses one that a cache or slots cannot have."""
     tokens = slots[0] if len(slots) else 0
-    if kv_format > 2:
+    if kv_format >= FIRST_OF_BYTES:
         return (((tokens, 576 if kv_format in _WIDE else 512), BF16_OR_FP32),)
     return (((tokens, kv_cache[-1] if len(kv_cache) else 0), None),)
 
 
-_WIDE = (3, 5)  # FMLA_KV_FP8_656 and FMLA_KV_FP8_576 have 576 values, other byte formats 512
+_WIDE = FORMATS["FP8_656"], FORMATS["FP8_576"]  # have 576 values, other byte formats 512
 DENSE_DECODE = Operation(
     *("dense_decode", DECODE),
     "q kv_cache# block_table? seqlens partitions? num_splits? attn_sink? kv_scale? out! lse!",
@@ -302,7 +302,7 @@ DENSE_DECODE_FP8 = Operation(
     "q# kv_cache# block_table? seqlens partitions? num_splits? attn_sink? kv_scale? q_scale? out! lse!",
     "kv_format softmax_scale causal lse_empty log_base batch_invariant",
     _of_decode_fp8,
-    fixed={"products": 1},  # FMLA_PRODUCTS_FP8
+    fixed={"products": Products.FP8.value},
     operator="dense_decode_fp8",
 )
 SPARSE_DECODE = Operation(
@@ -427,20 +427,7 @@ def place_of(function: str, device: Any) -> tuple[int, int]:
     return places[kind], int(index or 0)
 
 
-FORMATS = {  # fmla_kv_format
-    "BF16": 1,
-    "FP16": 2,
-    "FP8_656": 3,
-    "FP8_584": 4,
-    "FP8_576": 5,
-    "FP8_528": 6,
-    "FP8_528_SPLIT": 7,
-    "FP4_288": 8,
-    "FP4_288_SPLIT": 9,
-    "FP8_528_F32": 10,
-}
 _TYPES = ("bfloat16", "float16", "float32")  # the bits of FMLA_TAKES_…
-_PRODUCTS = ("bf16", "fp8")  # the bits 1 << FMLA_PRODUCTS_…
 
 
 def capabilities(device_type: int, device_id: int) -> list[dict[str, Any]]:
@@ -458,7 +445,7 @@ def capabilities(device_type: int, device_id: int) -> list[dict[str, Any]]:
                 "kv_formats": tuple(name for name, format in FORMATS.items() if row.kv_formats >> format & 1),
                 "d_qk": tuple(filter(None, row.d_qk)),
                 "d_v": tuple(filter(None, row.d_v)),
-                "products": tuple(name for bit, name in enumerate(_PRODUCTS) if row.products >> bit & 1),
+                "products": tuple(mode.name.lower() for mode in Products if row.products >> mode & 1),
             }
         )
     return rows

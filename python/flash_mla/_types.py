@@ -1,9 +1,38 @@
 # SPDX-License-Identifier: MIT
-"""The types of elements: their DLPack codes, and their names if the library has none."""
+"""The enumerations of the C interface, and the types of elements: their DLPack codes, and their names if the library has none."""
 
 from __future__ import annotations
 
+import enum
 from typing import Optional
+
+
+class Format(enum.IntEnum):
+    """fmla_kv_format: the layout of a token in a cache; NONE: values of the array's own type."""
+
+    NONE = 0
+    BF16 = 1
+    FP16 = 2
+    FP8_656 = 3
+    FP8_584 = 4
+    FP8_576 = 5
+    FP8_528 = 6
+    FP8_528_SPLIT = 7
+    FP4_288 = 8
+    FP4_288_SPLIT = 9
+    FP8_528_F32 = 10
+
+
+class Products(enum.IntEnum):
+    """How queries are multiplied with the keys of a cache of bytes: FMLA_PRODUCTS_…"""
+
+    BF16 = 0
+    FP8 = 1
+
+
+FORMATS = {format_.name: format_.value for format_ in Format if format_}
+FIRST_OF_BYTES = FORMATS["FP8_656"]
+"""This format and all later ones are of bytes."""
 
 KINDS = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5}  # followed by the number of bits
 _ONE_SIZE = {

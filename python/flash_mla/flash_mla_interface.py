@@ -28,6 +28,7 @@ from ._arguments import (
 from ._arguments import of_values, scale_of, shape_of
 from ._metadata import FlashMLASchedMeta, get_mla_metadata, get_mla_metadata_dense_fp8, plan_of
 from ._mha import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
+from ._types import FIRST_OF_BYTES
 
 __all__ = [
     "FlashMLASchedMeta",
@@ -154,7 +155,7 @@ def flash_mla_with_kvcache(
         is_fp8_kvcache = kv_format is None and module.is_of_bytes(this, "k_cache", k_cache, stream)
     format_ = kv_format_of(this, "k_cache", is_fp8_kvcache, of_cache, formats, kv_format, named)
     if indices is None:
-        config: Tuple[Any, ...] = b, s_q, h_q, page_size, h_k, causal, format_ > 2, None, None, None
+        config: Tuple[Any, ...] = b, s_q, h_q, page_size, h_k, causal, format_ >= FIRST_OF_BYTES, None, None, None
         plan = plan_of(
             this, tile_scheduler_metadata, num_splits, config, module, cache_seqlens, stream, batch_invariant
         )
@@ -166,7 +167,7 @@ def flash_mla_with_kvcache(
     topk = shape_of(this, module, "indices", indices, 3)[2]
     of_extra = shape_of(this, module, "extra_k_cache", extra_k_cache, 4)
     extra_topk = shape_of(this, module, "extra_indices_in_kvcache", extra_indices_in_kvcache, 3)[2]
-    config = b, s_q, h_q, page_size, h_k, False, format_ > 2, topk, of_extra[1], extra_topk
+    config = b, s_q, h_q, page_size, h_k, False, format_ >= FIRST_OF_BYTES, topk, of_extra[1], extra_topk
     lengths = topk_length, extra_topk_length
     plan = plan_of(this, tile_scheduler_metadata, num_splits, config, module, q, stream, batch_invariant, lengths)
     sparse = q, k_cache, indices, topk_length, attn_sink, *extra, *plan

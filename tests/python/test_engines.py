@@ -438,7 +438,7 @@ def test_formats_of_sglang(of_token, of_extra, kv_format, has_tables, use_legacy
     extra = None if of_extra is None else numpy.zeros((1, 64, 1, of_extra), numpy.uint8)
     assert sglang._formats_of(cache, extra, kv_format, has_tables, use_legacy) == formats
     names = set(formats.values())
-    assert names <= set(flash_mla._operations.FORMATS)
+    assert names <= set(flash_mla._types.FORMATS)
 
 
 @each_kind

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Compares the structs of flash_mla._structs, member for member, with a C compiler's layout of the header."""
+"""Compares the structs and enumerations of the package, member for member, with the header, by a C compiler and as text."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from flash_mla import _library, _structs
+from flash_mla import _library, _structs, _types
 
 HEADER = pathlib.Path(__file__).resolve().parents[2] / "include" / "flashmla" / "flashmla.h"
 STRUCTS = {struct: f"fmla_{operation}_args" for operation, struct in _structs.ARGUMENTS.items()}
@@ -90,3 +90,10 @@ def test_every_function_is_declared():
     text = HEADER.read_text()
     for name in _library._FUNCTIONS:
         assert re.search(rf"FMLA_API [^;]*\b{name}\(", text), name
+
+
+@pytest.mark.parametrize("enumeration,prefix", [(_types.Format, "FMLA_KV_"), (_types.Products, "FMLA_PRODUCTS_")])
+def test_enumeration_is_the_header_s(enumeration, prefix):
+    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
+    of_header = {name: int(value) for name, value in re.findall(prefix + r"(\w+) = (\d+)", text)}
+    assert {member.name: member.value for member in enumeration} == of_header
