@@ -31,6 +31,18 @@ int32_t fmla_num_threads(void)
     return threads_now().workers;
 }
 
+/* ---- Errors --------------------------------------------------------------------------------- */
+
+fmla_status fmla_last_error_describe(fmla_error *error)
+{
+    static const size_t sizes[] = {sizeof(fmla_error), 0};
+    fmla_error parts;
+    TRY(check_struct("last_error_describe", "error", error, &parts, sizeof parts, sizes));
+    error_parts(&parts);
+    memcpy(error, &parts, parts.struct_size < sizeof parts ? parts.struct_size : sizeof parts);
+    return FMLA_OK;
+}
+
 /* ---- Devices and kernels -------------------------------------------------------------------- */
 
 fmla_status fmla_capabilities(fmla_device device, int64_t index, fmla_capability *capability)

@@ -7,6 +7,9 @@
 /* Sets this thread's message and returns `status`, so that a check reads `return fail(…)`. */
 fmla_status fail(fmla_status status, const char *format, ...) __attribute__((cold, format(printf, 2, 3)));
 
+/* Sets every part of the last message. */
+void error_parts(fmla_error *error);
+
 /* Appends to a text in a buffer of `size` bytes; truncates what does not fit. */
 void text_append(char *text, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

@@ -128,6 +128,23 @@ FMLA_API const char *fmla_status_name(fmla_status status);
  * The text stays valid until the next failing call of this thread. */
 FMLA_API const char *fmla_last_error(void);
 
+/* That message in parts, for callers that have names of their own for operations and arguments. The whole
+ * message is "operation: argument: actual, allowed"; a part that it lacks is "". No part is NULL. */
+typedef struct fmla_error {
+    size_t struct_size;
+    const char *operation; /* "dense_decode" */
+    const char *argument;  /* "block_table"; of FMLA_DEVICE_ERROR: the device, "cuda:0" */
+    const char *actual;    /* "dtype is int64" */
+    const char *allowed;   /* "must be int32" */
+    const char *other;     /* the argument at the end of `allowed` with which this one must agree: "q" of "must be
+                            * 2 as in q" */
+} fmla_error;
+
+/* Describes the message of this thread's last failed call; every part is "" if no call has failed. The texts
+ * stay valid until the next failing call of this thread. Errors: FMLA_INVALID_ARGUMENT for `error`, which
+ * becomes the last error. */
+FMLA_API fmla_status fmla_last_error_describe(fmla_error *error);
+
 /* ---- Tensors (the layout of DLPack's DLTensor, field for field) ----------------------------- */
 
 enum FMLA_INT32 {

@@ -8,11 +8,11 @@ import os
 import re
 import sys
 from ctypes import c_char_p, c_int32, c_int64, c_void_p
-from typing import Any, Mapping, NoReturn
+from typing import Any, Mapping, NoReturn, Tuple
 
 from . import _types
 from ._members import MEMBERS
-from ._structs import Capability, Device, DeviceInfo
+from ._structs import Capability, Device, DeviceInfo, Error
 
 CPU, CUDA = 1, 2  # FMLA_DEVICE_…
 PARTITION_FIELDS = 8  # FMLA_PARTITION_FIELDS
@@ -34,7 +34,7 @@ WIDTHS: Mapping[int, int] = {656: 576, 584: 512, 528: 512, 288: 512}  # bytes of
 
 _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "fmla_version_string": (c_char_p, []),
-    "fmla_last_error": (c_char_p, []),
+    "fmla_last_error_describe": (c_int32, [ctypes.POINTER(Error)]),
     "fmla_capabilities": (c_int32, [Device, c_int64, ctypes.POINTER(Capability)]),
     "fmla_device_describe": (c_int32, [Device, ctypes.POINTER(DeviceInfo)]),
 }
@@ -107,23 +107,26 @@ def _type(found: re.Match[str]) -> str:
     return _types.name_of(int(found[1]), int(found[2])) or found[0]
 
 
-def in_words_of(names: Mapping[str, str], text: str) -> str:
-    """Replaces the argument's name at the beginning of a text as `names` says."""
-    for theirs, ours in names.items():
-        if text.startswith(theirs):
-            return ours + text[len(theirs) :]
-    return text
+def name_of(names: Mapping[str, str], argument: str, actual: str = "") -> str:
+    """Returns the Python function's name for an argument of the library's. A key "q: d_v" is of an `actual` that begins with d_v."""
+    return names.get(f"{argument}: {actual.partition(' ')[0]}", names.get(argument, argument))
 
 
-def fail(status: int, function: str, names: Mapping[str, str], sentences: Mapping[str, str]) -> NoReturn:
-    """Raises the library's last error with the names of the Python function.
+Sentences = Mapping[Tuple[str, str], str]
+"""(argument, beginning of the actual value) → what a Python function says instead."""
 
-    The library's text is "operation: argument: actual value, allowed values". `function` replaces the operation, `names` the
-    argument at the beginning and one after "as in" or "with" at the end, and a type's name its code. A text that begins with a key
-    of `sentences` becomes that sentence.
-    """
-    operation, _, text = library.fmla_last_error().decode().partition(": ")
-    text = re.sub(r"(?:(?<= as in )|(?<= with ))\w+$", lambda found: in_words_of(names, f"{found[0]}:")[:-1], text)
-    sentence = next((ours for theirs, ours in sentences.items() if text.startswith(theirs)), None)
-    text = sentence or _BY_CODE.sub(_type, in_words_of(names, text))
-    raise _EXCEPTIONS[status](f"{function}: {text or operation}")
+
+def fail(status: int, function: str, names: Mapping[str, str], sentences: Sentences) -> NoReturn:
+    """Raises the library's last error with the name of the Python function, its arguments' `names`, and a type's name for its code,
+    or with one of `sentences`."""
+    error = Error(struct_size=ctypes.sizeof(Error))
+    library.fmla_last_error_describe(error)
+    argument, actual, allowed, other = (
+        part.decode() for part in (error.argument, error.actual, error.allowed, error.other)
+    )
+    for (of, begins), sentence in sentences.items():
+        if argument == of and actual.startswith(begins):
+            raise _EXCEPTIONS[status](f"{function}: {sentence}")
+    allowed = allowed[: len(allowed) - len(other)] + name_of(names, other)
+    text = ", ".join(filter(None, (_BY_CODE.sub(_type, actual), allowed))) or error.operation.decode()
+    raise _EXCEPTIONS[status](": ".join(filter(None, (function, name_of(names, argument, actual), text))))

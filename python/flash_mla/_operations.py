@@ -17,74 +17,74 @@ from ._call import Call, Struct, contiguous, put_tensor
 from ._library import library
 from ._types import BYTES, FIRST_OF_BYTES, FORMATS, NOT_BYTES, Products, dtype_word, name_of
 
-# Names of the functions, and what they call the beginnings of the library's messages, if different.
+# Names of the functions, and what they call the library's arguments, if different.
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
 PLAN_FP8, DECODE_FP8 = "get_mla_metadata_dense_fp8", "flash_mla_with_kvcache_fp8"
 PREFILL, MHA = "flash_mla_sparse_fwd", "flash_attn_varlen_func"
 APPEND, GATHER, CONVERT = "cache_append", "cache_gather", "cache_convert"
 _NAMES: dict[str, Mapping[str, str]] = {
     PLAN: {
-        "seqlens:": "cache_seqlens:",
-        "s_q:": "num_q_tokens_per_head_k:",
-        "h_q:": "num_q_tokens_per_head_k:",
-        "h_kv:": "num_heads_k:",
-        "b:": "cache_seqlens:",  # of a sparse attention plan on a device that has none
+        "seqlens": "cache_seqlens",
+        "s_q": "num_q_tokens_per_head_k",
+        "h_q": "num_q_tokens_per_head_k",
+        "h_kv": "num_heads_k",
+        "b": "cache_seqlens",  # of a sparse attention plan on a device that has none
     },
     DECODE: {
-        "kv_cache:": "k_cache:",
-        "seqlens:": "cache_seqlens:",
-        "q: d_v": "head_dim_v: d_v",
-        "extra_kv_cache:": "extra_k_cache:",
-        "extra_indices:": "extra_indices_in_kvcache:",
+        "kv_cache": "k_cache",
+        "seqlens": "cache_seqlens",
+        "q: d_v": "head_dim_v",
+        "extra_kv_cache": "extra_k_cache",
+        "extra_indices": "extra_indices_in_kvcache",
         # Errors of the plan made for the call:
-        "s_q:": "q: s_q:",
-        "h_q:": "q: h_q:",
-        "h_kv:": "k_cache: h_k:",
-        "b:": "q: b:",
-        "topk:": "indices: topk:",
-        "extra_topk:": "extra_indices_in_kvcache: extra_topk:",
-        "partitions:": "tile_scheduler_metadata:",
+        "s_q": "q: s_q",
+        "h_q": "q: h_q",
+        "h_kv": "k_cache: h_k",
+        "b": "q: b",
+        "topk": "indices: topk",
+        "extra_topk": "extra_indices_in_kvcache: extra_topk",
+        "partitions": "tile_scheduler_metadata",
     },
-    PREFILL: {"q: d_v": "d_v: d_v", "softmax_scale:": "sm_scale:"},
+    PREFILL: {"q: d_v": "d_v", "softmax_scale": "sm_scale"},
     MHA: {
-        "cu_seqlens_q:": "cu_seqlens_qo:",
-        "cu_seqlens_k:": "cu_seqlens_kv:",
-        "max_s_q:": "max_seqlen_qo:",
-        "max_s_k:": "max_seqlen_kv:",
+        "cu_seqlens_q": "cu_seqlens_qo",
+        "cu_seqlens_k": "cu_seqlens_kv",
+        "max_s_q": "max_seqlen_qo",
+        "max_s_k": "max_seqlen_kv",
     },
 }
 _NAMES[PLAN_FP8] = _NAMES[PLAN]
 _NAMES[DECODE_FP8] = {
     **_NAMES[DECODE],
-    "kv_format:": "k_cache:",
-    "kv_scale:": "descale_k:",
-    "q_scale:": "descale_q:",
-    "products:": "q: FP8 products:",
+    "kv_format": "k_cache",
+    "kv_scale": "descale_k",
+    "q_scale": "descale_q",
+    "products": "q: FP8 products",
 }
 # Terms that differ in Python: a flag and the bytes of a token stand for the library's format number; lse is transposed.
-_SENTENCES: Mapping[str, Mapping[str, str]] = {
+_SENTENCES: Mapping[str, _library.Sentences] = {
     DECODE: {
-        "kv_format: is 0, must name the format": "is_fp8_kvcache: is False, must be True where k_cache has bytes",
-        "kv_scale: is a tensor, must be NULL": "kv_scale: is given, must be None unless k_cache is bytes and a token of "
+        ("kv_format", "is 0"): "is_fp8_kvcache: is False, must be True where k_cache has bytes",
+        ("kv_scale", "is a tensor"): "kv_scale: is given, must be None unless k_cache is bytes and a token of "
         "it has 576 bytes",
     },
     DECODE_FP8: {
-        "kv_scale: is a tensor, must be NULL": "descale_k: is given, must be None unless a token of k_cache has 576 bytes",
-        "q_scale: is a tensor, must be NULL": "descale_q: is given, must be None where q has bfloat16 values: the call "
+        ("kv_scale", "is a tensor"): "descale_k: is given, must be None unless a token of k_cache has 576 bytes",
+        ("q_scale", "is a tensor"): "descale_q: is given, must be None where q has bfloat16 values: the call "
         "quantises them, each row with a scale of its own",
-        "q: has codes of one byte, must be bfloat16": "q: has codes of one byte, must be bfloat16 where a token of k_cache has "
+        ("q", "has codes of one byte"): "q: has codes of one byte, must be bfloat16 where a token of k_cache has "
         "656 bytes: the last 64 values of its queries are not quantised",
     },
-    PREFILL: {"kv_format: is 0, must name the format": "is_fp8_kvcache: is False, must be True where kv has bytes"},
+    PREFILL: {("kv_format", "is 0"): "is_fp8_kvcache: is False, must be True where kv has bytes"},
     APPEND: {
-        "positions: is NULL": "positions: is None, must be given with rope_table",
-        "rope_table: is NULL": "rope_table: is None, must be given with positions",
-        "rope_pairs: is 0": "rope_pairs: is None, must be 'interleaved' or 'halves' with rope_table",
-        "rope_pairs: is 1, must be 0": "rope_pairs: is 'interleaved', must be None without rope_table",
-        "rope_pairs: is 2, must be 0": "rope_pairs: is 'halves', must be None without rope_table",
+        ("positions", "is NULL"): "positions: is None, must be given with rope_table",
+        ("rope_table", "is NULL"): "rope_table: is None, must be given with positions",
+        ("rope_pairs", "is 0"): "rope_pairs: is None, must be 'interleaved' or 'halves' with rope_table",
+        ("rope_pairs", "is 1"): "rope_pairs: is 'interleaved', must be None without rope_table",
+        ("rope_pairs", "is 2"): "rope_pairs: is 'halves', must be None without rope_table",
     },
     MHA: {
-        "lse: stride of the innermost": "lse: stride of dimension 0 must be 1, as in the transpose of a new [h_q, tokens]"
+        ("lse", "stride of the innermost"): "lse: stride of dimension 0 must be 1, as in the transpose of a new [h_q, tokens]"
     },
 }
 INT32 = dtype_word(0, 32)
@@ -95,9 +95,9 @@ def check(status: int, function: str) -> None:
         _library.fail(status, function, _NAMES.get(function, {}), _SENTENCES.get(function, {}))
 
 
-def in_words_of(function: str, text: str) -> str:
-    """Replaces an argument of the library's operation at the beginning of a text by the function's name for it."""
-    return _library.in_words_of(_NAMES.get(function, {}), text)
+def name_in(function: str, argument: str) -> str:
+    """Returns the function's name for an argument of the library's operation."""
+    return _library.name_of(_NAMES.get(function, {}), argument)
 
 
 # ---- Operations -----------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Operation:
         struct_type = _structs.ARGUMENTS[name]
         words = tensors.split()
         self.tensors, self.options = [word.rstrip("?!#") for word in words], options.split()
-        self.names = [in_words_of(function, f"{tensor}:").rstrip(":") for tensor in self.tensors]
+        self.names = [name_in(function, tensor) for tensor in self.tensors]
         self.may_be_none, self.is_written, self.may_be_bytes = ([mark in word for word in words] for mark in "?!#")
         self.written = [i for i, written in enumerate(self.is_written) if written]
         self._of_bytes = [i for i, may in enumerate(self.may_be_bytes) if may]

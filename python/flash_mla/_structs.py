@@ -55,6 +55,10 @@ class DeviceInfo(ctypes.Structure):
     ]
 
 
+class Error(ctypes.Structure):
+    _fields_ = [*neighbours(c_size_t, "struct_size"), *neighbours(c_char_p, "operation argument actual allowed other")]
+
+
 _TYPES = {
     "TENSOR": c_void_p,
     "POINTER": c_void_p,

@@ -59,9 +59,9 @@ def _one_by_one(operator, function: str, written: list[int]):
     def rule(info, in_dims, *arguments):
         for i in written:
             if arguments[i] is not None and in_dims[i] is None:
-                name = _operations.in_words_of(function, f"{names[i]}: ")
+                name = _operations.name_in(function, names[i])
                 raise NotImplementedError(
-                    f"{function}: {name}is written by every call that torch.func.vmap makes of one, must have the dimension "
+                    f"{function}: {name}: is written by every call that torch.func.vmap makes of one, must have the dimension "
                     "over which vmap maps"
                 )
         if not info.batch_size:
@@ -122,10 +122,10 @@ def refuse_tangents(function: str, named: Iterable[Tuple[str, Any]]) -> None:
 
 
 def refuse_gradient(function: str, name: str, why: str) -> NoReturn:
-    name = _operations.in_words_of(function, f"{name}: ")
+    name = _operations.name_in(function, name)
     of_this_kind = " of this kind (new results have one for Tensor.backward() and torch.autograd.grad)"
     raise NotImplementedError(
-        f"{function}: {name}{why}, and this function has no derivative{of_this_kind * (function == _operations.MHA)}; call it "
+        f"{function}: {name}: {why}, and this function has no derivative{of_this_kind * (function == _operations.MHA)}; call it "
         "under torch.no_grad() or torch.inference_mode(), or pass the tensor's detach()"
     )
 

@@ -34,6 +34,7 @@ _Static_assert(FMLA_TYPE_INT == 0 && FMLA_TYPE_UINT == 1 && FMLA_TYPE_FLOAT == 2
     _Static_assert(sizeof(type) == offsetof(type, member) + sizeof(((type *)0)->member), #type " is padded")
 ENDS_WITH(fmla_capability, reserved);
 ENDS_WITH(fmla_device_info, workers_from);
+ENDS_WITH(fmla_error, other);
 ENDS_WITH(fmla_plan_view, num_splits);
 
 /* Argument structs have exactly the members of their descriptors, without gaps. */

@@ -66,6 +66,18 @@ static inline void check_rejected(const char *label, fmla_status status, fmla_st
           label, fmla_last_error(), begin);
     CHECK(has_words(fmla_last_error(), words), "%s: message is \"%s\", must hold \"%s\"", label,
           fmla_last_error(), words);
+    fmla_error error = FMLA_INIT(fmla_error);
+    char whole[1024];
+    CHECK_OK(fmla_last_error_describe(&error));
+    snprintf(whole, sizeof whole, "%s: %s: %s%s%s", error.operation, error.argument, error.actual,
+             *error.allowed ? ", " : "", error.allowed);
+    CHECK(!strcmp(whole, fmla_last_error()), "%s: message is \"%s\", its parts make \"%s\"", label,
+          fmla_last_error(), whole);
+    CHECK(!strcmp(error.operation, operation) && !strncmp(error.argument, argument, strlen(error.argument)),
+          "%s: operation is %s, argument %s, expected %s, %s", label, error.operation, error.argument,
+          operation, argument);
+    CHECK(!*error.allowed || !strncmp(error.allowed, "must ", strlen("must ")), "%s: allowed is \"%s\"", label,
+          error.allowed);
 }
 
 #endif

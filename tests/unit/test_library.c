@@ -129,6 +129,31 @@ static void test_capabilities(void)
         check_rejected("no GPU", fmla_prepare(cuda), FMLA_UNSUPPORTED, "prepare", "device", "cuda:0|: ");
 }
 
+/* One message of each form; check_rejected compares the parts of all others with their message. */
+static void test_error_parts(void)
+{
+    fmla_error error = FMLA_INIT(fmla_error);
+    INVALID(fmla_last_error_describe(NULL), "last_error_describe", "error", "NULL");
+    CHECK(fmla_set_num_threads(-1) == FMLA_INVALID_ARGUMENT, "%s", fmla_last_error());
+    CHECK_OK(fmla_last_error_describe(&error));
+    CHECK(!strcmp(error.operation, "set_num_threads") && !strcmp(error.argument, "n") &&
+              !strcmp(error.actual, "is -1") && !strncmp(error.allowed, "must be in [0, ", 15) && !*error.other,
+          "%s|%s|%s|%s|%s", error.operation, error.argument, error.actual, error.allowed, error.other);
+    const float values[2] = {0};
+    struct held out_parts, lse_parts, out, lse;
+    HELD(&out_parts, (void *)(uintptr_t)values, f32, 5, 1, 1, 1, 1, 1);
+    HELD(&lse_parts, (void *)(uintptr_t)values, f32, 4, 1, 1, 2, 1);
+    HELD(&out, (void *)(uintptr_t)values, f32, 4, 1, 1, 1, 1);
+    HELD(&lse, (void *)(uintptr_t)values, f32, 3, 1, 1, 1);
+    fmla_merge_args args = FMLA_INIT(fmla_merge_args);
+    args.out_parts = &out_parts.tensor, args.lse_parts = &lse_parts.tensor;
+    args.out = &out.tensor, args.lse = &lse.tensor;
+    CHECK(fmla_merge(&args) == FMLA_INVALID_ARGUMENT, "%s", fmla_last_error());
+    CHECK_OK(fmla_last_error_describe(&error));
+    CHECK(!strcmp(error.argument, "lse_parts") && !strcmp(error.other, "out_parts"), "%s: %s, as in %s",
+          fmla_last_error(), error.argument, error.other);
+}
+
 static void test_describe(void)
 {
     fmla_device_info info = FMLA_INIT(fmla_device_info);
@@ -335,6 +360,7 @@ int main(void)
     unsetenv("FLASHMLA_KERNEL");
     test_capabilities();
     test_describe();
+    test_error_parts();
     test_threads();
     test_last_error();
     return check_done("test_library");
