@@ -136,7 +136,7 @@ struct dense_decode_sm90_params {
     int32_t tiles_of_head; /* of 64 rows */
     struct divisor tiles_of_head_divisor, tiles_divisor; /* … and of all key heads */
     int32_t request_step, page_step; /* 0 if all requests share the queries, or the cache (a stride of 0) */
-    /* Without a plan, if the CTAs share the requests out and join their parts (one_split.cuh). */
+    /* Without a plan, if the CTAs share the requests out and join their parts (sm90/latent/scheduler.cuh). */
     uint64_t *meetings; /* [b][tiles] */
     uint64_t ticket;    /* of this launch */
     int32_t workers;    /* of a tile */

@@ -6,15 +6,19 @@
 #pragma once
 
 #include "../../device/tma.cuh"
-#include "../sides/layout.cuh"
-#include "work.cuh"
+#include "../latent/layout.cuh"
+#include "../latent/scheduler.cuh"
+
+namespace dense_decode {
+
+using namespace latent;
 
 static_assert(ROWS == (int)ROWS_OF_MARK, "");
 
 /* Named barrier of both sides at the end of a split. */
 enum { SPLIT_BARRIER = 3 };
 
-/* TOGETHER: a CTA has one split (one_split.cuh). SHARED_KEYS: several tiles of rows read the same keys,
+/* TOGETHER: a CTA has one split (share_out in ../latent/scheduler.cuh). SHARED_KEYS: several tiles of rows read the same keys,
  * all but the first of them from L2. The tiles then take turns to prefetch keys to L2, and the early Q·Kᵀ
  * is the longer one. A single tile is memory-bound and loses by both. */
 template <typename Element_, int D_QK_, bool SHARED_KEYS_, bool TOGETHER_> struct Variant {
@@ -23,7 +27,7 @@ template <typename Element_, int D_QK_, bool SHARED_KEYS_, bool TOGETHER_> struc
     static constexpr bool ROPE = D_QK_ > D_V, SHARED_KEYS = SHARED_KEYS_, TOGETHER = TOGETHER_;
     static constexpr int EARLY_UNITS =
         SHARED_KEYS ? 3 : 2; /* units of Q·Kᵀ computed before P·V of the previous block */
-    static constexpr bool GIVES_BACK_BEFORE_SOFTMAX = true, LAST_IN_END = false; /* of Schedule */
+    static constexpr bool GIVES_BACK_BEFORE_SOFTMAX = true, LAST_IN_END = false; /* of Seesaw */
     static constexpr int BLOCKS_AHEAD = 2; /* distance of the L2 prefetch of keys */
     static_assert(D_QK_ == D_V || D_QK_ == D_V + LINE_ELEMENTS, "");
 };
@@ -56,3 +60,5 @@ DEVICE Work work_of(const struct dense_decode_sm90_params &p, const SplitList &l
     else
         return Work(p, list, i, place.kv_head, place.tile * ROWS, ROWS);
 }
+
+} // namespace dense_decode

@@ -7,7 +7,7 @@
 
 #include "layout.cuh"
 
-#include "../sides/products.cuh"
+namespace dense_decode {
 
 /* Returns the page of block `block` of a split. Without a table page r belongs to request r. */
 DEVICE int block_page(const struct dense_decode_sm90_params &p, const Task &task, int block)
@@ -138,3 +138,5 @@ DEVICE void produce_queries(const struct dense_decode_sm90_params &p, const Spli
         count++;
     }
 }
+
+} // namespace dense_decode

@@ -21,9 +21,11 @@
  */
 #pragma once
 
-#include "results.cuh"
-
 #include "../../device/part.cuh"
+#include "epilogue.cuh"
+#include "producer.cuh"
+
+namespace dense_decode {
 
 /* ---- Marks ------------------------------------------------------------------------------------- */
 
@@ -189,3 +191,5 @@ struct WithSecond {
                            joined(own.w, other.w, i));
     }
 };
+
+} // namespace dense_decode

@@ -4,11 +4,12 @@
  */
 #pragma once
 
+#include "../latent/softmax.cuh"
 #include "layout.cuh"
 
-#include "../sides/softmax.cuh"
-
 #include <float.h>
+
+namespace dense_decode {
 
 /* Reference of a row that has seen no key yet, in units of unscaled scores: LEAST_REFERENCE would
  * overflow. */
@@ -68,3 +69,5 @@ DEVICE void exponentials(const float (&s)[32], uint32_t (&a)[4][4], uint32_t p_l
         store_weights(p_line, k, lane, a[k]);
     }
 }
+
+} // namespace dense_decode

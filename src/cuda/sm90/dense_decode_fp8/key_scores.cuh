@@ -10,7 +10,7 @@
 #pragma once
 
 #include "../../device/shared.cuh"
-#include "../dense_decode/finish.cuh"
+#include "../latent/epilogue.cuh"
 #include "clear.cuh"
 #include "half_scales.cuh"
 #include "layout.cuh"

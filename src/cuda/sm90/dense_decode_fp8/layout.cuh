@@ -14,7 +14,9 @@
 #include "../../device/warpgroup.cuh"
 #include "../../device/wgmma.cuh"
 #include "../../params.h"
-#include "../dense_decode/work.cuh"
+#include "../latent/scheduler.cuh"
+
+using namespace latent;
 
 enum {
     KEYS = PLAN_BLOCK /* of a block */,
@@ -48,7 +50,7 @@ enum Products { CODES, CONVERTED };
 enum Cache { OF_576, OF_656 };
 
 /* A tile has 64, 32 or 16 rows. The products of values take as many; those of scores of codes take 64 in
- * any case. TOGETHER: a CTA has one split (../dense_decode/shares.cuh). */
+ * any case. TOGETHER: a CTA has one split (../latent/scheduler.cuh). */
 template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Variant {
     static constexpr int ROWS = ROWS_, ROW_WARPS = ROWS / 16;
     static constexpr bool TOGETHER = TOGETHER_, OF_CODES = PRODUCTS_ == CODES,

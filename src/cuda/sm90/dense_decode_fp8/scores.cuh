@@ -8,8 +8,8 @@
  */
 #pragma once
 
-#include "../dense_decode/finish.cuh"
-#include "../sides/softmax.cuh"
+#include "../latent/epilogue.cuh"
+#include "../latent/softmax.cuh"
 #include "clear.cuh"
 #include "queries.cuh"
 

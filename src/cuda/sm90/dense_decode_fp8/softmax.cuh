@@ -9,7 +9,7 @@
 #include "../../device/element.cuh"
 #include "../../device/reference.cuh"
 #include "../../device/shared.cuh"
-#include "../dense_decode/finish.cuh"
+#include "../latent/epilogue.cuh"
 #include "clear.cuh"
 #include "layout.cuh"
 #include "producer.cuh"

@@ -10,7 +10,7 @@
 #include "../../device/half_rows.cuh"
 #include "../../device/mma.cuh"
 #include "../../device/shared.cuh"
-#include "../dense_decode/shares.cuh"
+#include "../latent/scheduler.cuh"
 #include "producer.cuh"
 
 enum {

@@ -10,7 +10,9 @@
 #include "../../device/element.cuh"
 #include "../../device/gather.cuh"
 #include "../../device/tma.cuh"
-#include "../sides/layout.cuh"
+#include "../latent/layout.cuh"
+
+using namespace latent;
 
 /* SPLITS_: some items are splits of tiles. */
 template <int D_QK_, bool SPLITS_> struct Variant {
@@ -18,7 +20,7 @@ template <int D_QK_, bool SPLITS_> struct Variant {
     using Element = Bf16;
     static constexpr bool SPLITS = SPLITS_;
     static constexpr bool ROPE = D_QK_ > D_V;
-    /* Schedule reads both. The other side waits for the softmax, so nothing is released before it. */
+    /* Seesaw reads both. The other side waits for the softmax, so nothing is released before it. */
     static constexpr bool GIVES_BACK_BEFORE_SOFTMAX = false, LAST_IN_END = true;
     static_assert(D_QK_ == D_V || D_QK_ == D_V + LINE_ELEMENTS, "");
 };

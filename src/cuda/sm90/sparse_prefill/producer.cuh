@@ -8,8 +8,6 @@
 
 #include "layout.cuh"
 
-#include "../sides/products.cuh"
-
 /* Issues the TMA load of a tile's queries; heads past the end are zeros. Called by a whole warp. */
 template <typename Item>
 DEVICE void ask_for_queries(const struct sparse_prefill_sm90_params &p, uint32_t base, const Item &item)

@@ -9,7 +9,7 @@
 
 #include "../../device/half_rows.cuh"
 #include "../../device/part.cuh"
-#include "../sides/results.cuh"
+#include "../latent/epilogue.cuh"
 
 /* Returns the lse of a finished row in base 2; -inf: it saw no key. `sum`: of its weights. */
 DEVICE float row_lse(float reference, float sum)

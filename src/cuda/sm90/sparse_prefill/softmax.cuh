@@ -7,7 +7,7 @@
 
 #include "layout.cuh"
 
-#include "../sides/softmax.cuh"
+#include "../latent/softmax.cuh"
 
 /* Softmax state of a thread's two rows. */
 struct RowState {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Sparse prefill on Hopper: the schedule of two sides (docs/kernels/sparse-prefill.md draws it,
- * ../sides/schedule.cuh runs it) over gathered keys.
+ * ../latent/mainloop.cuh runs it) over gathered keys.
  *
  * A CTA takes tiles of 64 heads of a token, one after the other, through the keys that the token's list
  * names, 64 at a time. Two sides, a warpgroup each, do the same work on alternate blocks, so that the softmax
@@ -32,7 +32,7 @@
 #include "producer.cuh"
 #include "results.cuh"
 
-#include "../sides/schedule.cuh"
+#include "../latent/mainloop.cuh"
 
 enum { WARPS_OF_PRODUCER = WARPGROUP_THREADS / 32 };
 enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 56, SIDE_REGISTERS = 224 };
@@ -48,11 +48,11 @@ DEVICE void load_q_rope(uint32_t (&q)[4][4], const struct sparse_prefill_params 
     }
 }
 
-/* One side; Schedule calls its hooks. */
-template <typename V> struct Side : Schedule<Side<V>, V> {
-    using Base = Schedule<Side<V>, V>;
+/* One side; Seesaw calls its hooks. */
+template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
+    using Base = Seesaw<Side<V>, V, Shared, RowState>;
     using Item = ItemOf<V>;
-    using Base::Base, Base::lane, Base::warp, Base::row, Base::follow_references;
+    using Base::Base, Base::lane, Base::warp, Base::row, Base::follow_references, Base::wait_for_turn;
     using Base::p, Base::shared, Base::base, Base::side, Base::own, Base::others, Base::items;
     using Base::s, Base::left, Base::right, Base::weights, Base::q_rope, Base::state;
     using typename Base::Element;
@@ -115,7 +115,7 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
             wgmma_fence();
             multiply_rope<Element>(s, q_rope, base, side);
         }
-        if (follows) wait_for_turn(base, side, others);
+        if (follows) wait_for_turn();
         score_units(first_unit, second_unit, V::ROPE, come);
     }
 
@@ -213,7 +213,7 @@ template <typename V> struct Side : Schedule<Side<V>, V> {
         const int owner = (item.blocks - 1) % 2;
         const bool mine = __all_sync(~0u, owner == side);
         /* The other side passes the turn before P arrives; this wait observes every phase of its barrier. */
-        if (!mine) wait_for_turn(base, side, others);
+        if (!mine) wait_for_turn();
         mbarrier_wait(barrier_at(SHARED_AT(base, barriers.p_full), owner), (mine ? own - 1 : others) & 1);
         if (!mine) follow_references(), others++;
         multiply_home<Element>(left, right, base, side, owner, item.blocks > 1);

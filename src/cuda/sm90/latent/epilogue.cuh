@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finishes a row of a split apart from its values: stores its lse or part_end, and returns the factor of its
- * values.
+ * Finished rows: their lse or part_end and the factor of their values, and one side's values on their way to
+ * `out`.
  */
 #pragma once
 
 #include "../../device/fragment.h"
 #include "../../device/latent.cuh"
 #include "../../device/result.cuh"
+#include "../../device/shared.cuh"
 #include "../../device/task.cuh"
 #include "../../device/warpgroup.cuh"
+#include "../../device/wgmma.cuh"
+
+namespace latent {
 
 /* Stores the lse of a row that goes to `out` (`direct`), or the part_end of one that goes to a slot, if
  * `stores`. Returns the factor of the row's values: the sink factor if the row goes to `out`, 1 if it goes to
@@ -45,3 +49,42 @@ DEVICE void store_empty(const struct dense_decode_params &p, const Task &task, i
         ((uint4 *)to)[i % CHUNKS] = make_uint4(0, 0, 0, 0);
     }
 }
+
+/* Returns the thread's four elements of a row in 16 columns, multiplied by `factor`; e is the first of
+ * them. */
+DEVICE float4 scaled_values(const float (&o)[64], int e, float factor)
+{
+    return make_float4(o[e] * factor, o[e + 1] * factor, o[e + 4] * factor, o[e + 5] * factor);
+}
+
+/* Epilogue that multiplies an element of O by its row's factor. */
+struct Scaled {
+    const float (&factor)[2]; /* of the thread's two rows */
+
+    /* Returns the values of row i of the thread's two in 16 columns (slot_position), from element e on.
+     * FIRST: first element of the group of 64 columns. The last argument is the group's first column in
+     * the side's. */
+    template <int FIRST> DEVICE float4 values(const float (&o)[64], int e, int i, int) const
+    {
+        return scaled_values(o, e, factor[i]);
+    }
+};
+
+/* Stores 64 columns of the warp's 16 rows to 16 lines of shared memory. */
+template <typename Element, int FIRST, typename Finish>
+DEVICE void stage_group(const float (&o)[64], const Finish &finish, int column, uint32_t lines, uint32_t lane)
+{
+    const uint32_t line = lines + ldmatrix_tile_row((int)lane) * LINE_BYTES;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float4 four = finish.template values<FIRST>(o, FIRST + 8 * k + 2 * i, i, column);
+            words[i] = Element::pack(four.x, four.y), words[i + 2] = Element::pack(four.z, four.w);
+        }
+        store_matrices(line + (((2 * (uint32_t)k + lane / 16) ^ (lane % 8)) * CHUNK_BYTES), words);
+    }
+}
+
+} // namespace latent

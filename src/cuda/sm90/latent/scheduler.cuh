@@ -1,15 +1,69 @@
 /* SPDX-License-Identifier: MIT
  *
- * Few requests without a plan: the CTAs of a tile share the requests out among themselves, one split each,
- * and join their results (../../device/join_share.cuh). A request has as many splits of c blocks of keys as
- * it needs, where c is the smaller of two values that both leave no split without a CTA: the blocks per
- * worker if the longest request has an equal share of the workers, and the blocks of all requests per worker
- * if one worker is set aside for each request's incomplete split.
+ * The work of a CTA of Hopper's dense decodes: its tile of rows and its list of splits. Every role computes
+ * it for itself.
+ *
+ * Few requests need no plan: the CTAs of a tile share the requests out among themselves, one split each, and
+ * join their results (../../device/join_share.cuh). A request has as many splits of c blocks of keys as it
+ * needs, where c is the smaller of two values that both leave no split without a CTA: the blocks per worker
+ * if the longest request has an equal share of the workers, and the blocks of all requests per worker if one
+ * worker is set aside for each request's incomplete split.
  */
 #pragma once
 
+#include "../../device/divide.cuh"
 #include "../../device/join_share.cuh"
-#include "work.cuh"
+#include "../../device/task.cuh"
+
+namespace latent {
+
+/* The split of a CTA in kernels where each CTA has one split (share_out). */
+struct OneSplit {
+    int request, part, parts, begin, end, length;
+    int64_t slot; /* slot of the request's first part */
+};
+
+/* Every role iterates over the same list by itself. The plan is read by plain loads from addresses that
+ * all threads share: ptxas then knows that the loop bounds are uniform, and keeps the wgmma descriptors in
+ * uniform registers. */
+struct Work {
+    Task task;
+    int blocks;
+
+    DEVICE Work(const struct dense_decode_sm90_params &p, const SplitList &list, int i, int kv_head,
+                int first_row, int rows)
+    {
+        int length;
+        const Split split = list_split(p.call, list, i, &length);
+        task = task_of(p.call, split, length, kv_head, first_row, rows);
+        blocks = (int)((unsigned)(split.end - split.begin + (int)PLAN_BLOCK - 1) / PLAN_BLOCK);
+    }
+
+    DEVICE Work(const struct dense_decode_sm90_params &p, const OneSplit &one, int kv_head, int first_row,
+                int rows)
+    {
+        Split split = {};
+        split.request = one.request, split.begin = one.begin, split.end = one.end;
+        split.slot = one.slot + one.part;
+        task = task_of(p.call, split, one.length, kv_head, first_row, rows);
+        blocks = (int)((unsigned)(split.end - split.begin + (int)PLAN_BLOCK - 1) / PLAN_BLOCK);
+    }
+};
+
+/* The worker and the tile of rows of this CTA. */
+struct Place {
+    int worker, kv_head, tile;
+
+    DEVICE explicit Place(const struct dense_decode_sm90_params &p)
+    {
+        const int block = fresh_block();
+        worker = fast_divide(block, p.tiles_divisor);
+        const int within = block - worker * p.call.h_kv * p.tiles_of_head;
+        kv_head = fast_divide(within, p.tiles_of_head_divisor), tile = within - kv_head * p.tiles_of_head;
+    }
+};
+
+/* ---- Few requests without a plan --------------------------------------------------------------- */
 
 /* Returns n / d, rounded up. n and d are below 2^21, so that the added 1/2 exceeds the rounding error. */
 DEVICE unsigned share_ceil(unsigned n, unsigned d)
@@ -77,3 +131,5 @@ DEVICE uint64_t *meeting_of(const struct dense_decode_sm90_params &p, const Plac
 {
     return p.meetings + ((int64_t)request * p.call.h_kv + place.kv_head) * p.tiles_of_head + place.tile;
 }
+
+} // namespace latent

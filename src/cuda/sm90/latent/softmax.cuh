@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * From scores to probabilities on one side: a thread has the scores of two rows of the tile, row and row +
- * 8, in the D fragment of wgmma; four neighbouring lanes share these rows. Include after a kernel's
- * layout.cuh.
+ * 8, in the D fragment of wgmma; four neighbouring lanes share these rows.
  */
 #pragma once
 
@@ -11,6 +10,9 @@
 #include "../../device/reference.cuh"
 #include "../../device/result.cuh"
 #include "../../device/shared.cuh"
+#include "../../device/wgmma.cuh"
+
+namespace latent {
 
 DEVICE void rescale(float (&o)[64], const float factor[2])
 {
@@ -39,3 +41,5 @@ DEVICE void store_weights(uint32_t line, int k, uint32_t lane, const uint32_t (&
 {
     store_matrices(line + (((2 * (uint32_t)k + lane / 16) ^ (lane % 8)) * CHUNK_BYTES), a);
 }
+
+} // namespace latent

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The schedule of two sides (schedule.cuh): two warpgroups do the same work on alternate blocks of 64 keys,
- * and each computes the products of its half of V's columns. This directory holds the code that its kernels
- * share. This file has sizes, shared memory and its addresses, and barriers. A kernel's own layout.cuh
- * includes it and declares `struct Shared` with the members `tiles`, `barriers` and `rescaled`.
+ * What Hopper's kernels of latent attention over 16-bit keys share: the seesaw (mainloop.cuh), FlashMLA's
+ * schedule of two warpgroups, here called sides. They do the same work on alternate blocks of 64 keys, and
+ * each computes the products of its half of V's columns. This file has sizes, the common part of shared
+ * memory and its addresses, and barriers. A kernel's own layout.cuh declares `struct Shared`, which begins
+ * with the member `tiles` and has `barriers` and `rescaled`.
  */
 #pragma once
 
@@ -14,6 +15,8 @@
 #include "../../device/warpgroup.cuh"
 #include "../../device/wgmma.cuh"
 #include "../../params.h"
+
+namespace latent {
 
 enum { ROWS = 64 /* of a tile */, KEYS = PLAN_BLOCK /* of a block */ };
 enum { WARPS_OF_SIDE = WARPGROUP_THREADS / 32 };
@@ -88,5 +91,29 @@ struct SideThread {
     static DEVICE int row() { return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0); }
 };
 
+/* Addresses of operands. `base`: the address of SideTiles, which is that of the kernel's shared memory, so
+ * that all are constants apart from it. */
+DEVICE uint32_t unit_at(uint32_t base, int side, int unit)
+{
+    return base + (uint32_t)offsetof(SideTiles, keys) + (uint32_t)(side * UNITS + unit) * UNIT_BYTES;
+}
+
+DEVICE uint32_t rope_at(uint32_t base, int side)
+{
+    return base + (uint32_t)offsetof(SideTiles, rope) + (uint32_t)side * TILE_BYTES;
+}
+
+DEVICE uint32_t q_unit_at(uint32_t base, int unit)
+{
+    return base + (uint32_t)offsetof(SideTiles, q) + (uint32_t)unit * UNIT_BYTES;
+}
+
+DEVICE uint32_t weights_at(uint32_t base, int side)
+{
+    return base + (uint32_t)offsetof(SideTiles, p) + (uint32_t)side * TILE_BYTES;
+}
+
 /* Named barriers: SIDE_BARRIER + side is that of one side's warps; the kernels define the others. */
 enum { SIDE_BARRIER = 1 };
+
+} // namespace latent

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The schedule of a side (docs/kernels/dense-decode.md draws it): who multiplies which block when, and at
- * which barriers the sides wait and arrive. A kernel derives its side from Schedule and defines the hooks,
- * the steps in which kernels differ:
+ * The seesaw of two sides (docs/kernels/dense-decode.md draws it): who multiplies which block when, and at
+ * which barriers the sides wait and arrive. A kernel derives its side from Seesaw and defines the hooks, the
+ * steps in which kernels differ:
  *
  *      keys      score_early, see_late, score_late: wait until units of the block have arrived, and compute
  *                Q·Kᵀ over them; beside_scores: what is done meanwhile
@@ -15,19 +15,92 @@
  * (GIVES_BACK_BEFORE_SOFTMAX), and whether the owner of the last block leaves P·V of it to multiply_last
  * (LAST_IN_END).
  *
- * Include after a kernel's layout.cuh and `struct RowState`, the softmax state of a thread's two rows.
+ * Shared is the kernel's shared memory (layout.cuh), RowState the softmax state of a thread's two rows.
  */
 #pragma once
 
-#include "products.cuh"
+#include "layout.cuh"
 #include "softmax.cuh"
+
+namespace latent {
+
+/* ---- Products ---------------------------------------------------------------------------------- */
+
+/* Loads the A fragments of the rope columns of the thread's first or second row of Q (i); zeros if the row
+ * does not exist (`some`). `from`: the row's first rope column. */
+DEVICE void load_rope_row(uint32_t (&q)[4][4], const uint16_t *from, bool some, int i)
+{
+    from += 2 * (fresh_thread() % 4);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        q[k][i] = some ? *(const uint32_t *)(from + 16 * k) : 0;
+        q[k][i + 2] = some ? *(const uint32_t *)(from + 16 * k + 8) : 0;
+    }
+}
+
+/* S = Q·Kᵀ over the rope columns; Q's are in registers. */
+template <typename Element>
+DEVICE void multiply_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t base, int side)
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++) wgmma_64<Element>(s, q[k], wgmma_lines(rope_at(base, side), k), k > 0);
+}
+
+/* S (+)= Q·Kᵀ over one unit. */
+template <typename Element>
+DEVICE void multiply_keys(float (&s)[32], uint32_t base, int side, int unit, bool add)
+{
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        const uint32_t tile = (uint32_t)(k / 4) * TILE_BYTES;
+        wgmma_64<Element>(s, wgmma_lines(q_unit_at(base, unit) + tile, k % 4),
+                          wgmma_lines(unit_at(base, side, unit) + tile, k % 4), add || k > 0);
+    }
+}
+
+/* O (+)= P·V over one unit of a block of side `owner`; P is in shared memory. */
+template <typename Element>
+DEVICE void multiply_unit(float (&o)[64], uint32_t base, int owner, int unit, int add)
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        wgmma_128_columns<Element>(o, wgmma_lines(weights_at(base, owner), k),
+                                   wgmma_columns(unit_at(base, owner, unit), k), k > 0 || add);
+    wgmma_commit();
+}
+
+/* The same; P is in registers. */
+template <typename Element>
+DEVICE void multiply_unit(float (&o)[64], const uint32_t (&p)[4][4], uint32_t base, int owner, int unit,
+                          int add)
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        wgmma_128_columns<Element>(o, p[k], wgmma_columns(unit_at(base, owner, unit), k), k > 0 || add);
+    wgmma_commit();
+}
+
+/* O (+)= P·V over the home units of `side`, for a block of side `owner`. `p`: the weights if they are in
+ * registers. */
+template <typename Element, typename... P>
+DEVICE void multiply_home(float (&left)[64], float (&right)[64], uint32_t base, int side, int owner, int add,
+                          const P &...p)
+{
+    hold(left), hold(right);
+    wgmma_fence();
+    multiply_unit<Element>(left, p..., base, owner, first_of_home(side), add);
+    multiply_unit<Element>(right, p..., base, owner, second_of_home(side), add);
+}
+
+/* ---- The schedule ------------------------------------------------------------------------------ */
 
 /* One side and its state from block to block. Both sides run the same code: a copy for each side, with
  * constant addresses, was no faster and up to a third longer, and a short call executes all of it once. An
  * item is the work between two results: a tile of rows and a split or a list of keys. */
-template <typename Hooks, typename V> struct Schedule : SideThread {
+template <typename Hooks, typename V, typename Shared, typename RowState> struct Seesaw : SideThread {
     using Element = typename V::Element;
     using Params = typename V::Params;
+    static_assert(offsetof(Shared, tiles) == 0, "its address is that of shared memory");
 
     const Params &p;
     Shared &shared;
@@ -39,7 +112,7 @@ template <typename Hooks, typename V> struct Schedule : SideThread {
     uint32_t own = 0, others = 0,
              items = 0; /* blocks of this and of the other side, and items so far: parities of barriers */
 
-    DEVICE Schedule(const Params &params, Shared &memory)
+    DEVICE Seesaw(const Params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)), side(uniform_side())
     {
 #pragma unroll
@@ -74,14 +147,34 @@ template <typename Hooks, typename V> struct Schedule : SideThread {
         if (lane() == 0) shared.rescaled[side][warp()] = moves;
         /* P of the block before last is no longer read: the other side waited for that product before it
          * computed the P that this side has already seen. */
-        hooks().make_weights(
-            weights_line(SHARED_AT(base, tiles.p) + (uint32_t)side * TILE_BYTES, warp(), lane()));
+        hooks().make_weights(weights_line(weights_at(base, side), warp(), lane()));
         fence_async_shared();
         __syncwarp();
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, barriers.p_full), side));
     }
 
-    /* ---- Products -------------------------------------------------------------------------------- */
+    /* ---- Barriers -------------------------------------------------------------------------------- */
+
+    /* Waits until the other side has issued Q·Kᵀ of the previous block: the tensor cores then run that one
+     * first, and its softmax, which this side waits for, begins early. */
+    DEVICE void wait_for_turn()
+    {
+        mbarrier_wait(barrier_at(SHARED_AT(base, barriers.scored), 1 - side), others & 1);
+    }
+
+    /* Waits for P of the other side's block; the other side's reference may have moved with it. */
+    DEVICE void wait_for_weights()
+    {
+        mbarrier_wait(barrier_at(SHARED_AT(base, barriers.p_full), 1 - side), others & 1);
+    }
+
+    /* Returns a unit to the producer. Every warp whose home it is calls this after waiting for its last
+     * product with the unit. */
+    DEVICE void release_unit(int owner, int unit)
+    {
+        if (lane() == 0)
+            mbarrier_arrive(barrier_at(SHARED_AT(base, barriers.keys_empty), owner * UNITS + unit));
+    }
 
     /* Releases the rope columns of a scored block k and, if it is the side's last, the queries. LAST: it is
      * known to be the last. */
@@ -92,18 +185,20 @@ template <typename Hooks, typename V> struct Schedule : SideThread {
         if (LAST || k + 2 >= blocks) mbarrier_arrive(SHARED_AT(base, barriers.q_empty));
     }
 
+    /* ---- Products -------------------------------------------------------------------------------- */
+
     /* P·V of the other side's block before block k, as soon as its P is there; waits for the first unit.
      * Returns what see_late has seen. */
     DEVICE uint32_t multiply_others(int k)
     {
-        wait_for_weights(base, side, others);
+        wait_for_weights();
         wgmma_wait<0>();
         const uint32_t come = hooks().see_late();
         hold(s);
         follow_references();
         multiply_home<Element>(left, right, base, side, 1 - side, k > 1);
         wgmma_wait<1>();
-        release_unit(base, 1 - side, first_of_home(side), lane());
+        release_unit(1 - side, first_of_home(side));
         return come;
     }
 
@@ -113,10 +208,10 @@ template <typename Hooks, typename V> struct Schedule : SideThread {
         multiply_home<Element>(left, right, base, side, side, k > 0, weights);
         if (!V::GIVES_BACK_BEFORE_SOFTMAX) give_back_scored(k, blocks);
         wgmma_wait<1>();
-        release_unit(base, side, first_of_home(side), lane());
+        release_unit(side, first_of_home(side));
         wgmma_wait<0>();
         hold(left), hold(right);
-        release_unit(base, side, second_of_home(side), lane());
+        release_unit(side, second_of_home(side));
     }
 
     /* ---- A block, an item ------------------------------------------------------------------------ */
@@ -133,7 +228,7 @@ template <typename Hooks, typename V> struct Schedule : SideThread {
         hooks().beside_scores(k);
         wgmma_wait<1>();
         if (follows) {
-            release_unit(base, 1 - side, second_of_home(side), lane());
+            release_unit(1 - side, second_of_home(side));
             others++;
         }
         wgmma_wait<0>();
@@ -156,3 +251,5 @@ template <typename Hooks, typename V> struct Schedule : SideThread {
         for (int k = side; k < item.blocks; k += 2, first_key += 2 * KEYS) run_block(k, first_key, item);
     }
 };
+
+} // namespace latent
