@@ -295,7 +295,7 @@ static int64_t wrong_query(const struct attention_problem *p, int64_t request, i
     return -1;
 }
 
-/* Checks 64 keys of a page: the coordinates are those of block_place and load_block. */
+/* Checks 64 keys of a page: the coordinates are those of block_coord and load_block. */
 static int64_t wrong_key(const struct attention_problem *p, int64_t page, int64_t kv_head, int64_t block)
 {
     const struct key_view *k = &p->keys[0].k;

@@ -3,9 +3,9 @@
  * Dense decode on Hopper: the seesaw of two sides (docs/kernels/dense-decode.md draws it,
  * ../latent/mainloop.cuh runs it), with keys that TMA loads.
  *
- * A CTA takes a tile of 64 rows of one key head through the keys of its splits, 64 keys at a time. Two
- * sides, one warpgroup each, do the same work on alternate blocks of keys, so that one side's softmax
- * overlaps the other's products:
+ * A CTA takes a tile of 64 rows of one key head through the keys of its splits, 64 keys at a time. Two sides,
+ * one warpgroup each, do the same work on alternate blocks of keys, so that one side's softmax overlaps the
+ * other's products:
  *
  *      who                    task                                                              registers
  *      warpgroup 0, producer  one thread issues TMA loads of keys, one of queries; never drains        40
@@ -19,11 +19,11 @@
  *      side 1   … softmax k-1 | P·V k-1, home | early Q·Kᵀ k+1 | P·V k | late Q·Kᵀ k+1 | softmax k+1 …
  *
  * A side keeps P of its own block in registers and passes it to the other side through shared memory. The
- * sides also share the references that both sum relative to: when a warp moves its reference, it tells the
- * warp of the other side that has the same rows. V is the first 512 columns of K: a block of keys is loaded
- * once, and both products use the same copy in shared memory. Its units are released one by one, in the
- * order in which the block after next needs them. Only K's rope columns pass through shared memory: Q's stay
- * in registers.
+ * sides also share the references that both sum relative to: when a warp moves its reference, it publishes
+ * the new one to the warp of the other side that has the same rows. V is the first 512 columns of K: a block
+ * of keys is loaded once, and both products use the same copy in shared memory. Its units are released one by
+ * one, in the order in which the block after next needs them. Only K's rope columns pass through shared
+ * memory: Q's stay in registers.
  *
  * Shared memory (struct Shared): two blocks of keys 147456 bytes, Q 65536, P of either side 8192. All
  * addresses are constants.
@@ -58,20 +58,20 @@ template <typename V> DEVICE void kernel(const struct dense_decode_sm90_params &
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &shared = *(Shared *)memory;
-    const uint32_t base = shared_address(memory);
+    const uint32_t smem = shared_address(memory);
     if (threadIdx.x == 0) prepare<V>(p, shared);
-    if (!V::TOGETHER) __syncthreads();
+    if (!V::JOIN_IN_KERNEL) __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
-    const Place place(p);
+    const CtaCoord cta(p);
     SplitList list;
-    if constexpr (V::TOGETHER) {
-        if (threadIdx.x / 32 == 1) shared.one.parts = 0, __syncwarp(), share_out(p, place.worker, shared.one);
+    if constexpr (V::JOIN_IN_KERNEL) {
+        if (threadIdx.x / 32 == 1) shared.one.parts = 0, __syncwarp(), share_out(p, cta.worker, shared.one);
         __syncthreads();
         if (!__any_sync(~0u, shared.one.parts)) return;
         list.first = list.last = 0, list.step = 1;
     } else {
-        list = split_list(p.call, (unsigned)place.worker);
+        list = split_list(p.call, (unsigned)cta.worker);
     }
     if (SELDOM(threadIdx.x >= WARPGROUP_THREADS)) {
         take_registers<SIDE_REGISTERS>();
@@ -79,17 +79,18 @@ template <typename V> DEVICE void kernel(const struct dense_decode_sm90_params &
     } else {
         give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x / 32 == 0 && elect_one()) {
-            shared.parities = produce_keys<V>(p, list, place, shared, base);
-            mbarrier_arrive(SHARED_AT(base, keys_asked));
+            shared.parities = produce_keys<V>(p, list, cta, shared, smem);
+            mbarrier_arrive(SHARED_AT(smem, keys_asked));
         }
-        if (threadIdx.x / 32 == 1 && elect_one()) produce_queries<V>(p, list, place, shared, base);
-        if constexpr (!V::TOGETHER)
-            if (threadIdx.x / 32 == 2) produce_second_part<V>(p, list, place, shared, base);
+        if (threadIdx.x / 32 == 1 && elect_one()) produce_queries<V>(p, list, cta, shared, smem);
+        if constexpr (!V::JOIN_IN_KERNEL)
+            if (threadIdx.x / 32 == 2) produce_second_part<V>(p, list, cta, shared, smem);
     }
 }
 
 } // namespace dense_decode
 
-#define DENSE_DECODE_KERNEL(NAME, ELEMENT, D_QK, SHARED_KEYS, TOGETHER)                                      \
-    DEFINE_KERNEL(NAME, dense_decode_sm90_params, (dense_decode::THREADS, 1),                                \
-                  dense_decode::kernel<dense_decode::Variant<ELEMENT, D_QK, SHARED_KEYS, TOGETHER>>(p))
+#define DENSE_DECODE_KERNEL(NAME, ELEMENT, D_QK, SHARED_KEYS, JOIN_IN_KERNEL)                                \
+    DEFINE_KERNEL(                                                                                           \
+        NAME, dense_decode_sm90_params, (dense_decode::THREADS, 1),                                          \
+        dense_decode::kernel<dense_decode::Variant<ELEMENT, D_QK, SHARED_KEYS, JOIN_IN_KERNEL>>(p))

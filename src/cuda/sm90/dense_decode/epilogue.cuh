@@ -30,7 +30,7 @@ DEVICE void store_group(uint16_t *to, const int64_t (&offset)[4], const bool (&s
 }
 
 /* Stores the warp's 16 rows from `tile_row` on, 256 columns from `column` on, to `out`. They cannot pass
- * through the keys' place in shared memory: it already belongs to the next split. `lines`: the warp's
+ * through the keys' stages in shared memory: it already belongs to the next split. `lines`: the warp's
  * lines of its side's P. */
 template <typename Element, typename Finish>
 DEVICE void store_out(const struct dense_decode_params &p, const Task &task, const float (&left)[64],
@@ -85,7 +85,7 @@ DEVICE void store_slot(const struct dense_decode_params &p, const Task &task, co
  * every eight columns, from column 32 h on. */
 DEVICE float2 store_halves(uint16_t *to, const float (&o)[64], bool second, float factor, bool stores)
 {
-    float down[2];
+    float scale[2];
 #pragma unroll
     for (int c = 0; c < 2; c++) {
         float x[16];
@@ -94,9 +94,9 @@ DEVICE float2 store_halves(uint16_t *to, const float (&o)[64], bool second, floa
             const int at = 32 * c + 4 * (e / 2) + e % 2;
             x[e] = second ? o[at + 2] : o[at];
         }
-        down[c] = store_half_tile(to + HALF_ROW_TILE * c, x, factor, stores);
+        scale[c] = store_half_tile(to + HALF_ROW_TILE * c, x, factor, stores);
     }
-    return make_float2(down[0], down[1]);
+    return make_float2(scale[0], scale[1]);
 }
 
 /* Stores the warp's rows and columns to the split's slot. `column`: the side's first. */

@@ -8,7 +8,7 @@
 
 enum { MOST_BLOCKS = 1 << 20 /* blocks of keys of all requests: the kernel divides this number in fp32 */ };
 
-void sm90_dense_decode_meet(const struct attention_problem *p, struct cuda_work *w)
+void sm90_dense_decode_join_in_kernel(const struct attention_problem *p, struct cuda_work *w)
 {
     const int32_t workers = w->num_partitions,
                   usual = plan_default_partitions(w->device->sms, p->s_q, p->h_q, p->h_kv);
@@ -53,7 +53,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
     const fmla_status status = cuda_dense_prepare(p, SM90_DENSE_DECODE_ROWS, w);
     if (status) return status;
     /* Rows that see other keys than the tile's last row may have to be redone, which needs a plan. */
-    if (p->b && !(p->causal && p->s_q > 1)) sm90_dense_decode_meet(p, w);
+    if (p->b && !(p->causal && p->s_q > 1)) sm90_dense_decode_join_in_kernel(p, w);
     w->kernel =
         cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE, .element = p->element,
                                          .variant = 4 * w->joins_itself + 2 * (p->d_qk > p->d_v) + shared});

@@ -8,9 +8,9 @@
 #include "../../attention.h"
 
 /* Decides whether a call has few enough requests to run without a plan: its CTAs then share the requests
- * out among themselves and join their results. The words through which they meet take the place of the
- * marks in the workspace. */
-void sm90_dense_decode_meet(const struct attention_problem *p, struct cuda_work *w);
+ * out among themselves and join their results. The words of their group barriers take the place of the ready
+ * flags in the workspace. */
+void sm90_dense_decode_join_in_kernel(const struct attention_problem *p, struct cuda_work *w);
 
 /* Returns the kernel's parameters without the tensor maps. */
 struct dense_decode_sm90_params sm90_dense_decode_params(const struct attention_problem *p,

@@ -29,56 +29,56 @@ DEVICE void load_q_rope(uint32_t (&q)[4][4], const struct dense_decode_params &p
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const RowPlace place = row_place(p, row + 8 * i, task.kv_head);
-        const uint16_t *from = p.q + task.split.request * p.q_stride[0] + place.token * p.q_stride[1] +
-                               place.head * p.q_stride[2] + D_V;
+        const RowPlace coord = row_place(p, row + 8 * i, task.kv_head);
+        const uint16_t *from = p.q + task.split.request * p.q_stride[0] + coord.token * p.q_stride[1] +
+                               coord.head * p.q_stride[2] + D_V;
         load_rope_row(q, from, row + 8 * i < p.rows, i);
     }
 }
 
 /* S = Q·Kᵀ over the rope columns. */
 template <typename Element>
-DEVICE void score_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t base, int side, uint32_t parity)
+DEVICE void score_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t smem, int side, uint32_t parity)
 {
-    mbarrier_wait(barrier_at(SHARED_AT(base, barriers.rope_full), side), parity);
+    mbarrier_wait(barrier_at(SHARED_AT(smem, barriers.rope_full), side), parity);
     hold(s);
     wgmma_fence();
-    multiply_rope<Element>(s, q, base, side);
+    multiply_rope<Element>(s, q, smem, side);
 }
 
 /* S (+)= Q·Kᵀ over one unit; waits until the unit has arrived. */
 template <typename Element>
-DEVICE void score_unit(float (&s)[32], uint32_t base, int side, int unit, uint32_t parity, bool add = true)
+DEVICE void score_unit(float (&s)[32], uint32_t smem, int side, int unit, uint32_t parity, bool add = true)
 {
-    mbarrier_wait(barrier_at(SHARED_AT(base, barriers.keys_full), side * UNITS + unit), parity);
+    mbarrier_wait(barrier_at(SHARED_AT(smem, barriers.keys_full), side * UNITS + unit), parity);
     if (!add) hold(s);
     wgmma_fence(); /* the wait is a branch: without this fence ptxas adds one of its own */
-    multiply_keys<Element>(s, base, side, unit, add);
+    multiply_keys<Element>(s, smem, side, unit, add);
 }
 
 /* ---- Poison ------------------------------------------------------------------------------------ */
 
 /* Zeroes keys from … 63 of a block; called by all threads of the side. */
-DEVICE void clear_keys(uint32_t base, int side, int from)
+DEVICE void clear_keys(uint32_t smem, int side, int from)
 {
     constexpr int CHUNKS = D_V / CHUNK_ELEMENTS;
 #pragma unroll 1
     for (int i = (int)(fresh_thread() % WARPGROUP_THREADS); i < (KEYS - from) * CHUNKS;
          i += WARPGROUP_THREADS)
-        store_zero_16(unit_at(base, side, 0) + (uint32_t)(i / 8 % 8) * TILE_BYTES +
+        store_zero_16(unit_at(smem, side, 0) + (uint32_t)(i / 8 % 8) * TILE_BYTES +
                       (uint32_t)(from + i / CHUNKS) * LINE_BYTES + (uint32_t)(i % 8) * CHUNK_BYTES);
 }
 
 /* Returns true in the threads of a side that found an infinity or a NaN in keys from … to - 1 of its
  * block. */
-template <typename Element> DEVICE bool not_finite(uint32_t base, int side, int from, int to)
+template <typename Element> DEVICE bool not_finite(uint32_t smem, int side, int from, int to)
 {
     constexpr int WORDS = D_V / 2;
     bool found = false;
 #pragma unroll 1
     for (int i = (int)(fresh_thread() % WARPGROUP_THREADS); i < (to - from) * WORDS; i += WARPGROUP_THREADS)
         found |= any_not_finite<Element>(
-            load_shared_4(unit_at(base, side, 0) + (uint32_t)(i / 32 % 8) * TILE_BYTES +
+            load_shared_4(unit_at(smem, side, 0) + (uint32_t)(i / 32 % 8) * TILE_BYTES +
                           (uint32_t)(from + i / WORDS) * LINE_BYTES + (uint32_t)(i % 32) * 4));
     return found;
 }
@@ -96,12 +96,13 @@ template <typename Element> DEVICE bool poisoned(const struct dense_decode_param
 
 /* Rewrites the results of the poisoned splits; called by the warps of both sides after the last split. */
 template <typename Element>
-DEVICE void redo_poisoned(const struct dense_decode_sm90_params &p, const SplitList &list, const Place &place)
+DEVICE void redo_poisoned(const struct dense_decode_sm90_params &p, const SplitList &list,
+                          const CtaCoord &cta)
 {
     const int warp = (int)(threadIdx.x - WARPGROUP_THREADS) / 32, warps = 2 * WARPGROUP_THREADS / 32;
 #pragma unroll 1
     for (int i = list.first; i <= list.last; i += list.step) {
-        const Work work(p, list, i, place.kv_head, place.tile * ROWS, ROWS);
+        const WorkTile work(p, list, i, cta.kv_head, cta.tile * ROWS, ROWS);
         if (poisoned<Element>(p.call, work.task))
             attend_by_rows<Element>(p.call, work.task, ROWS, warp, warps);
     }
@@ -119,8 +120,8 @@ struct Span {
 /* One side; Seesaw calls its hooks. */
 template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
     using Base = Seesaw<Side<V>, V, Shared, RowState>;
-    using Base::Base, Base::lane, Base::row, Base::follow_references, Base::wait_for_turn;
-    using Base::p, Base::shared, Base::base, Base::side, Base::own, Base::others, Base::items;
+    using Base::Base, Base::lane, Base::row, Base::follow_references, Base::order_wait;
+    using Base::p, Base::shared, Base::smem, Base::side, Base::own, Base::others, Base::tiles_done;
     using Base::s, Base::left, Base::right, Base::weights, Base::q_rope, Base::state;
     using Base::wait_for_weights, Base::release_unit;
     using typename Base::Element;
@@ -132,11 +133,11 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
 
     DEVICE void score_early(bool follows)
     {
-        if constexpr (V::ROPE) score_rope<Element>(s, q_rope, base, side, own & 1);
-        if (follows) wait_for_turn();
-        score_unit<Element>(s, base, side, first_of_home(side), own & 1, V::ROPE);
-        score_unit<Element>(s, base, side, first_of_home(1 - side), own & 1);
-        if constexpr (V::EARLY_UNITS == 3) score_unit<Element>(s, base, side, second_of_home(side), own & 1);
+        if constexpr (V::ROPE) score_rope<Element>(s, q_rope, smem, side, own & 1);
+        if (follows) order_wait();
+        score_unit<Element>(s, smem, side, first_of_home(side), own & 1, V::ROPE);
+        score_unit<Element>(s, smem, side, first_of_home(1 - side), own & 1);
+        if constexpr (V::EARLY_UNITS == 3) score_unit<Element>(s, smem, side, second_of_home(side), own & 1);
         wgmma_commit();
     }
 
@@ -145,8 +146,8 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
 
     DEVICE void score_late(uint32_t)
     {
-        if constexpr (V::EARLY_UNITS == 2) score_unit<Element>(s, base, side, second_of_home(side), own & 1);
-        score_unit<Element>(s, base, side, second_of_home(1 - side), own & 1);
+        if constexpr (V::EARLY_UNITS == 2) score_unit<Element>(s, smem, side, second_of_home(side), own & 1);
+        score_unit<Element>(s, smem, side, second_of_home(1 - side), own & 1);
         wgmma_commit();
     }
 
@@ -160,8 +161,8 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         const int end = clamp_int(task().end - first_key, 0, KEYS),
                   all_see = clamp_int(task().all_see - first_key, 0, end);
         barrier_sync(SIDE_BARRIER + side, WARPGROUP_THREADS); /* every warp's Q·Kᵀ has read the block */
-        if (__any_sync(~0u, not_finite<Element>(base, side, all_see, end))) shared.poisoned = 1;
-        clear_keys(base, side, end);
+        if (__any_sync(~0u, not_finite<Element>(smem, side, all_see, end))) shared.poisoned = 1;
+        clear_keys(smem, side, end);
         fence_async_shared();
         barrier_sync(SIDE_BARRIER + side, WARPGROUP_THREADS);
     }
@@ -208,10 +209,10 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
     DEVICE void multiply_last(int blocks)
     {
         if (__any_sync(~0u, (blocks - 1) % 2 == side)) return;
-        wait_for_turn(); /* ends before P arrives; the wait observes every phase */
+        order_wait(); /* ends before P arrives; the wait observes every phase */
         wait_for_weights();
         follow_references();
-        multiply_home<Element>(left, right, base, side, 1 - side, blocks > 1);
+        multiply_home<Element>(left, right, smem, side, 1 - side, blocks > 1);
         wgmma_wait<0>();
         hold(left), hold(right);
         release_unit(1 - side, first_of_home(side));
@@ -223,7 +224,8 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
      * by now. */
     DEVICE void join_sums(int my_row)
     {
-        float *own_sums = shared.sum[items % 2][side], *other_sums = shared.sum[items % 2][1 - side];
+        float *own_sums = shared.sum[tiles_done % 2][side],
+              *other_sums = shared.sum[tiles_done % 2][1 - side];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             state.sum[i] = quad_sum(state.sum[i]);
@@ -238,9 +240,9 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
     {
         const int my_row = row();
         const int column = side * (D_V / 2), first_row = my_row / 16 * 16; /* the warp's first row */
-        const uint32_t lines = weights_at(base, side) + (uint32_t)(first_row * LINE_BYTES);
+        const uint32_t lines = weights_at(smem, side) + (uint32_t)(first_row * LINE_BYTES);
         const bool stores_end = side == 0 && lane() % 4 == 0;
-        const bool looks = !V::TOGETHER && __any_sync(~0u, looks_for_second_part(p.call, task().split));
+        const bool looks = !V::JOIN_IN_KERNEL && __any_sync(~0u, looks_for_second_part(p.call, task().split));
         join_sums(my_row);
         part_end end[2];
         float factor[2];
@@ -249,13 +251,13 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
             end[i] = {state.reference[i] * p.call.scale_log2, state.sum[i]};
             factor[i] = state.sum[i] == 0.0f ? 0.0f : 1.0f / state.sum[i];
         }
-        if constexpr (V::TOGETHER) {
+        if constexpr (V::JOIN_IN_KERNEL) {
 #pragma unroll
             for (int i = 0; i < 2; i++) finish_row(p.call, task(), false, end[i], my_row + 8 * i, stores_end);
             store_halves(p.call, task(), left, right, factor, first_row, column);
             return;
         }
-        if (looks) mbarrier_wait(SHARED_AT(base, second_full), 0);
+        if (looks) mbarrier_wait(SHARED_AT(smem, second_full), 0);
         /* A poisoned split is written again later. */
         if (__all_sync(~0u, looks & (shared.second_part != 0) & !shared.poisoned)) {
             WithSecond both(shared, my_row, column + slot_position_of_lane(lane()), end, factor);
@@ -264,7 +266,7 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
                 both.factor[i] =
                     finish_row(p.call, task(), true, both.parts[i].whole, my_row + 8 * i, stores_end);
             store_out<Element>(p.call, task(), left, right, both, first_row, column, lines);
-            if (threadIdx.x == WARPGROUP_THREADS) mark_joined(p.call);
+            if (threadIdx.x == WARPGROUP_THREADS) set_joined(p.call);
             return;
         }
         const bool direct = __any_sync(~0u, task().split.slot == DIRECT);
@@ -277,11 +279,11 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         } else {
             store_slot(p.call, task(), left, right, factor, first_row, column);
             if (__any_sync(~0u, (p.call.split.marks != NULL) & task().split.second_of_two & !shared.poisoned))
-                mark_stored(p.call, (int)(fresh_thread() - WARPGROUP_THREADS) / 32);
+                set_ready(p.call, (int)(fresh_thread() - WARPGROUP_THREADS) / 32);
         }
     }
 
-    DEVICE void run_split(const Work &work)
+    DEVICE void run_split(const WorkTile &work)
     {
         const Span span = {work.blocks, work.task.split.begin, work.task.all_see};
         __syncwarp();
@@ -296,12 +298,12 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         this->run_blocks(span);
         multiply_last(span.blocks);
         end_split();
-        items++;
+        tiles_done++;
     }
 
     DEVICE void run(const SplitList &list)
     {
-        if constexpr (V::TOGETHER)
+        if constexpr (V::JOIN_IN_KERNEL)
             run_and_join();
         else
             run_all(list);
@@ -310,24 +312,24 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
     DEVICE void run_all(const SplitList &list)
     {
         for (int i = list.first; i <= list.last; i += list.step) {
-            const Place place(p);
-            run_split(Work(p, list, i, place.kv_head, place.tile * ROWS, ROWS));
+            const CtaCoord cta(p);
+            run_split(WorkTile(p, list, i, cta.kv_head, cta.tile * ROWS, ROWS));
         }
         barrier_sync(SPLIT_BARRIER, 2 * WARPGROUP_THREADS);
-        if (SELDOM(__any_sync(~0u, shared.poisoned))) redo_poisoned<Element>(p, list, Place(p));
+        if (SELDOM(__any_sync(~0u, shared.poisoned))) redo_poisoned<Element>(p, list, CtaCoord(p));
     }
 
     DEVICE void run_and_join()
     {
-        const Place place(p);
-        /* The thread that will join the meeting begins it while the first keys are in flight. */
+        const CtaCoord cta(p);
+        /* The thread that will arrive at the group barrier prepares it while the first keys are in flight. */
         if (fresh_thread() == WARPGROUP_THREADS)
-            meeting_begin(meeting_of(p, place, shared.one.request), p.ticket);
+            meeting_begin(cta_group_barrier(p, cta, shared.one.request), p.ticket);
         __syncwarp();
-        run_split(Work(p, shared.one, place.kv_head, place.tile * ROWS, ROWS));
-        const RowShare<true> share(p.call, shared.one, place.kv_head, place.tile * ROWS, ROWS);
-        join_together<Element, MOST_PARTS_TOGETHER / SHARE_WARPS>(share, meeting_of(p, place, share.request),
-                                                                  base, WARPGROUP_THREADS, SPLIT_BARRIER);
+        run_split(WorkTile(p, shared.one, cta.kv_head, cta.tile * ROWS, ROWS));
+        const JoinRange<true> range(p.call, shared.one, cta.kv_head, cta.tile * ROWS, ROWS);
+        join_together<Element, MOST_PARTS_TOGETHER / SHARE_WARPS>(
+            range, cta_group_barrier(p, cta, range.request), smem, WARPGROUP_THREADS, SPLIT_BARRIER);
     }
 };
 

@@ -18,7 +18,7 @@ DEVICE int block_page(const struct dense_decode_sm90_params &p, const Task &task
 }
 
 /* Returns the coordinates of the block in the cache. */
-DEVICE BoxPlace block_place(const struct dense_decode_sm90_params &p, const Task &task, int block, int page)
+DEVICE BoxPlace block_coord(const struct dense_decode_sm90_params &p, const Task &task, int block, int page)
 {
     const int key = task.split.begin + block * KEYS;
     const int first = p.call.block_table ? fast_divide(key, p.call.page_divisor) * p.call.page_size : 0;
@@ -26,10 +26,10 @@ DEVICE BoxPlace block_place(const struct dense_decode_sm90_params &p, const Task
 }
 
 /* Returns the same keys from column group `group` on. */
-DEVICE BoxPlace columns_from(BoxPlace place, int group)
+DEVICE BoxPlace columns_from(BoxPlace coord, int group)
 {
-    place.z = group;
-    return place;
+    coord.z = group;
+    return coord;
 }
 
 /* Keys that only this CTA reads are loaded with evict-first: partial results of split requests then stay
@@ -46,56 +46,56 @@ DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t barrie
 /* Loads the keys of one block in the order in which the owner's products take them: the columns that are
  * released first come first. */
 template <typename V>
-DEVICE void load_block(const struct dense_decode_sm90_params &p, uint32_t base, int side, uint32_t parity,
-                       BoxPlace place)
+DEVICE void load_block(const struct dense_decode_sm90_params &p, uint32_t smem, int side, uint32_t parity,
+                       BoxPlace coord)
 {
     if constexpr (V::ROPE) {
-        const uint32_t full = barrier_at(SHARED_AT(base, barriers.rope_full), side);
-        mbarrier_wait_thread(barrier_at(SHARED_AT(base, barriers.rope_empty), side), parity ^ 1);
+        const uint32_t full = barrier_at(SHARED_AT(smem, barriers.rope_full), side);
+        mbarrier_wait_thread(barrier_at(SHARED_AT(smem, barriers.rope_empty), side), parity ^ 1);
         mbarrier_arrive_expect(full, TILE_BYTES);
-        load_keys<V>(SHARED_AT(base, tiles.rope) + (uint32_t)side * TILE_BYTES, &p.rope, full,
-                     columns_from(place, D_V / LINE_ELEMENTS));
+        load_keys<V>(SHARED_AT(smem, tiles.rope) + (uint32_t)side * TILE_BYTES, &p.rope, full,
+                     columns_from(coord, D_V / LINE_ELEMENTS));
     }
 #pragma unroll
     for (int i = 0; i < UNITS; i++) {
-        const int unit = unit_in_turn(side, i);
-        const uint32_t full = barrier_at(SHARED_AT(base, barriers.keys_full), side * UNITS + unit);
-        mbarrier_wait_thread(barrier_at(SHARED_AT(base, barriers.keys_empty), side * UNITS + unit),
+        const int unit = unit_in_order(side, i);
+        const uint32_t full = barrier_at(SHARED_AT(smem, barriers.keys_full), side * UNITS + unit);
+        mbarrier_wait_thread(barrier_at(SHARED_AT(smem, barriers.keys_empty), side * UNITS + unit),
                              parity ^ 1);
         mbarrier_arrive_expect(full, UNIT_BYTES);
-        load_keys<V>(unit_at(base, side, unit), &p.keys, full, columns_from(place, 2 * unit));
+        load_keys<V>(unit_at(smem, side, unit), &p.keys, full, columns_from(coord, 2 * unit));
     }
 }
 
-/* Waits until nobody reads the place of the side's next block. */
-template <typename V> DEVICE void wait_for_place(uint32_t base, int side, uint32_t parity)
+/* Waits until nobody reads the stage of the side's next block. */
+template <typename V> DEVICE void wait_for_stage(uint32_t smem, int side, uint32_t parity)
 {
     if constexpr (V::ROPE)
-        mbarrier_wait_thread(barrier_at(SHARED_AT(base, barriers.rope_empty), side), parity ^ 1);
+        mbarrier_wait_thread(barrier_at(SHARED_AT(smem, barriers.rope_empty), side), parity ^ 1);
 #pragma unroll 1
     for (int unit = 0; unit < UNITS; unit++)
-        mbarrier_wait_thread(barrier_at(SHARED_AT(base, barriers.keys_empty), side * UNITS + unit),
+        mbarrier_wait_thread(barrier_at(SHARED_AT(smem, barriers.keys_empty), side * UNITS + unit),
                              parity ^ 1);
 }
 
-template <typename V> DEVICE void prefetch_block(const struct dense_decode_sm90_params &p, BoxPlace place)
+template <typename V> DEVICE void prefetch_block(const struct dense_decode_sm90_params &p, BoxPlace coord)
 {
 #pragma unroll
-    for (int unit = 0; unit < UNITS; unit++) tma_prefetch(&p.keys, columns_from(place, 2 * unit));
-    if (V::ROPE) tma_prefetch(&p.rope, columns_from(place, D_V / LINE_ELEMENTS));
+    for (int unit = 0; unit < UNITS; unit++) tma_prefetch(&p.keys, columns_from(coord, 2 * unit));
+    if (V::ROPE) tma_prefetch(&p.rope, columns_from(coord, D_V / LINE_ELEMENTS));
 }
 
 /* Returns the parities (bit `side`) that the next block of either side would have. */
 template <typename V>
 DEVICE uint32_t produce_keys(const struct dense_decode_sm90_params &p, const SplitList &list,
-                             const Place &place, const Shared &shared, uint32_t base)
+                             const CtaCoord &cta, const Shared &shared, uint32_t smem)
 {
     uint32_t parities = 0; /* bit `side`: parity of the side's blocks so far */
     for (int i = list.first; i <= list.last; i += list.step) {
-        const Work work = work_of<V>(p, list, shared, i, place);
+        const WorkTile work = work_tile_of<V>(p, list, shared, i, cta);
         if (work.blocks == 0) continue;
         const int last = work.blocks - 1;
-        int turn = place.tile;
+        int until_prefetch = cta.tile; /* blocks until it is this tile that prefetches */
         int page = block_page(p, work.task, 0),
             page_ahead = V::SHARED_KEYS ? block_page(p, work.task, min(V::BLOCKS_AHEAD, last)) : 0;
         for (int block = 0; block <= last; block++) {
@@ -104,13 +104,13 @@ DEVICE uint32_t produce_keys(const struct dense_decode_sm90_params &p, const Spl
             if (V::SHARED_KEYS) {
                 const int ahead = block + V::BLOCKS_AHEAD;
                 const int next_ahead = block_page(p, work.task, min(ahead + 1, last));
-                if (turn == 0 && ahead <= last)
-                    prefetch_block<V>(p, block_place(p, work.task, ahead, page_ahead));
-                turn = turn == 0 ? p.tiles_of_head - 1 : turn - 1;
+                if (until_prefetch == 0 && ahead <= last)
+                    prefetch_block<V>(p, block_coord(p, work.task, ahead, page_ahead));
+                until_prefetch = until_prefetch == 0 ? p.tiles_of_head - 1 : until_prefetch - 1;
                 page_ahead = next_ahead;
             }
             const int side = block & 1;
-            load_block<V>(p, base, side, parities >> side & 1, block_place(p, work.task, block, page));
+            load_block<V>(p, smem, side, parities >> side & 1, block_coord(p, work.task, block, page));
             parities ^= 1u << side;
             page = next;
         }
@@ -120,20 +120,20 @@ DEVICE uint32_t produce_keys(const struct dense_decode_sm90_params &p, const Spl
 
 template <typename V>
 DEVICE void produce_queries(const struct dense_decode_sm90_params &p, const SplitList &list,
-                            const Place &place, const Shared &shared, uint32_t base)
+                            const CtaCoord &cta, const Shared &shared, uint32_t smem)
 {
-    const uint32_t full = SHARED_AT(base, barriers.q_full);
-    const int row = place.tile * ROWS;
+    const uint32_t full = SHARED_AT(smem, barriers.q_full);
+    const int row = cta.tile * ROWS;
     uint32_t count = 0;
     for (int i = list.first; i <= list.last; i += list.step) {
-        const Work work = work_of<V>(p, list, shared, i, place);
+        const WorkTile work = work_tile_of<V>(p, list, shared, i, cta);
         if (work.blocks == 0) continue;
-        mbarrier_wait_thread(SHARED_AT(base, barriers.q_empty), ~count & 1);
+        mbarrier_wait_thread(SHARED_AT(smem, barriers.q_empty), ~count & 1);
         mbarrier_arrive_expect(full, UNITS * UNIT_BYTES);
-        BoxPlace at = {0, place.kv_head * p.q_heads + row % p.q_heads, row / p.q_heads, 0,
+        BoxPlace at = {0, cta.kv_head * p.q_heads + row % p.q_heads, row / p.q_heads, 0,
                        work.task.split.request * p.request_step};
         for (int unit = 0; unit < UNITS; unit++, at.v += 2)
-            tma_load(SHARED_AT(base, tiles.q) + (uint32_t)unit * UNIT_BYTES, &p.queries, full, at);
+            tma_load(SHARED_AT(smem, tiles.q) + (uint32_t)unit * UNIT_BYTES, &p.queries, full, at);
         if (V::ROPE) tma_prefetch(&p.queries, at); /* the sides read these columns themselves */
         count++;
     }

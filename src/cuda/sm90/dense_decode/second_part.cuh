@@ -7,15 +7,15 @@
  * requests joins this one. Both ways give the same bits.
  *
  *      CTA i       … | splits of other requests | first part of r | second part of r stored? add it
- *      CTA i + 1   second part of r, stored, marked | splits of other requests | …
+ *      CTA i + 1   second part of r, stored, flags set | splits of other requests | …
  *
- * Each warp of either side sets a mark when its rows and columns are stored. The workspace is not
- * initialised, so the warp that reads the marks first clears those of an earlier call: any mark that it
- * finds later is of this call. If the other CTA was faster than that, its marks are lost, and the request is
+ * Each warp of either side sets a ready flag when its rows and columns are stored. The workspace is not
+ * initialised, so the warp that reads the flags first clears those of an earlier call: any flag that it
+ * finds later is of this call. If the other CTA was faster than that, its flags are lost, and the request is
  * left to the join.
  *
- * A warp beside the producer reads the marks once the last keys have been requested. That leaves time to
- * prefetch the second part to L2 and, once the last keys have been used, to load it to their place in shared
+ * A warp beside the producer reads the flags once the last keys have been requested. That leaves time to
+ * prefetch the second part to L2 and, once the last keys have been used, to load it to their stages in shared
  * memory. (The producer's own warp must not do it: lanes that wait for the producing lane slow it down, by
  * 2 % of the kernel with 256 rows.)
  */
@@ -27,55 +27,55 @@
 
 namespace dense_decode {
 
-/* ---- Marks ------------------------------------------------------------------------------------- */
+/* ---- Ready flags ------------------------------------------------------------------------------- */
 
-/* Returns the marks of the current tile that this CTA sets; next_marks returns those that it reads. */
-DEVICE uint32_t *own_marks(const struct dense_decode_params &p)
+/* Returns the flags of the current tile that this CTA sets; next_flags returns those that it reads. */
+DEVICE uint32_t *own_flags(const struct dense_decode_params &p)
 {
     return p.split.marks + (int64_t)fresh_block() * MARKS_OF_TILE;
 }
 
-DEVICE uint32_t *next_marks(const struct dense_decode_params &p)
+DEVICE uint32_t *next_flags(const struct dense_decode_params &p)
 {
-    return own_marks(p) + (int64_t)p.split.tiles * MARKS_OF_TILE;
+    return own_flags(p) + (int64_t)p.split.tiles * MARKS_OF_TILE;
 }
 
-/* Called by one warp, the same that reads the marks. */
-DEVICE void clear_next_marks(const struct dense_decode_params &p)
+/* Called by one warp, the same that reads the flags. */
+DEVICE void clear_next_flags(const struct dense_decode_params &p)
 {
     const unsigned lane = fresh_thread() % 32;
-    if (lane < MARKS_OF_TILE) next_marks(p)[lane] = 0;
+    if (lane < MARKS_OF_TILE) next_flags(p)[lane] = 0;
     __syncwarp();
 }
 
-/* Marks a share of a split as stored; called by every warp that has stored its share. `share`: index below
+/* Says that the rows and columns of a warp are stored; called by that warp. `warp`: index below
  * MARKS_OF_TILE. */
-DEVICE void mark_stored(const struct dense_decode_params &p, int share)
+DEVICE void set_ready(const struct dense_decode_params &p, int warp)
 {
     __syncwarp();
     if (fresh_thread() % 32 == 0)
-        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(own_marks(p) + share), "r"((int)PART_STORED)
+        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(own_flags(p) + warp), "r"((int)PART_STORED)
                      : "memory");
 }
 
-/* Returns whether the second part is stored; called by one warp. Each lane has acquired the mark that it
- * read; __syncwarp passes that on to the lanes that read the data the mark guards, which a vote alone does
+/* Returns whether the second part is stored; called by one warp. Each lane has acquired the flag that it
+ * read; __syncwarp passes that on to the lanes that read the data the flag guards, which a vote alone does
  * not. */
-DEVICE bool second_part_is_there(const struct dense_decode_params &p)
+DEVICE bool second_part_is_ready(const struct dense_decode_params &p)
 {
-    uint32_t mark;
+    uint32_t flag;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                 : "=r"(mark)
-                 : "l"(next_marks(p) + fresh_thread() % MARKS_OF_TILE)
+                 : "=r"(flag)
+                 : "l"(next_flags(p) + fresh_thread() % MARKS_OF_TILE)
                  : "memory");
-    const bool there = __all_sync(~0u, mark == PART_STORED);
+    const bool ready = __all_sync(~0u, flag == PART_STORED);
     __syncwarp();
-    return there;
+    return ready;
 }
 
-DEVICE void mark_joined(const struct dense_decode_params &p)
+DEVICE void set_joined(const struct dense_decode_params &p)
 {
-    *next_marks(p) = PART_JOINED;
+    *next_flags(p) = PART_JOINED;
 }
 
 /* ---- The second part in shared memory ---------------------------------------------------------- */
@@ -97,16 +97,16 @@ DEVICE bool looks_for_second_part(const struct dense_decode_params &p, const Spl
 /* Fetches the second part; called by one warp that has no other work. */
 template <typename V>
 DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const SplitList &list,
-                                const Place &place, Shared &shared, uint32_t base)
+                                const CtaCoord &cta, Shared &shared, uint32_t smem)
 {
     const int lane = (int)(fresh_thread() % 32);
     if (list.last < list.first) return;
-    const Work work(p, list, list.last, place.kv_head, place.tile * ROWS, ROWS);
+    const WorkTile work(p, list, list.last, cta.kv_head, cta.tile * ROWS, ROWS);
     if (!looks_for_second_part(p.call, work.task.split)) return;
-    clear_next_marks(p.call);
+    clear_next_flags(p.call);
     if (work.blocks == 0) return;
 
-    mbarrier_wait_long(SHARED_AT(base, keys_asked), 0);
+    mbarrier_wait_long(SHARED_AT(smem, keys_asked), 0);
     const uint32_t parities = shared.parities;
 
     Task second = work.task;
@@ -114,10 +114,10 @@ DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const 
     const int64_t first_row = slot_row(p.call, second, work.task.first_row);
     const float *from = p.call.split.slot_out + first_row * D_V;
     const int rows = min(ROWS, p.call.rows - work.task.first_row);
-    const uint32_t full = SHARED_AT(base, second_full);
-    const bool there = second_part_is_there(p.call);
+    const uint32_t full = SHARED_AT(smem, second_full);
+    const bool ready = second_part_is_ready(p.call);
     uint32_t bytes = 0;
-    if (there) {
+    if (ready) {
         if (lane == 0) bulk_prefetch(from, (uint32_t)(rows * SECOND_ROW_BYTES));
 #pragma unroll 1
         for (int row = lane; row < rows; row += 32) {
@@ -125,15 +125,15 @@ DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const 
             bytes += SECOND_ROW_BYTES;
         }
 #pragma unroll 1
-        for (int side = 0; side < 2; side++) wait_for_place<V>(base, side, parities >> side & 1);
+        for (int side = 0; side < 2; side++) wait_for_stage<V>(smem, side, parities >> side & 1);
         fence_async_global();
     }
-    if (lane == 0) shared.second_part = there;
+    if (lane == 0) shared.second_part = ready;
     mbarrier_arrive_expect(full, bytes);
-    if (there)
+    if (ready)
 #pragma unroll 1
         for (int row = lane; row < rows; row += 32)
-            bulk_load(base + (uint32_t)(row * SECOND_LINE_BYTES), from + row * D_V, SECOND_ROW_BYTES, full);
+            bulk_load(smem + (uint32_t)(row * SECOND_LINE_BYTES), from + row * D_V, SECOND_ROW_BYTES, full);
 }
 
 /* ---- The sum ----------------------------------------------------------------------------------- */

@@ -11,7 +11,7 @@
 
 namespace dense_decode {
 
-/* Reference of a row that has seen no key yet, in units of unscaled scores: LEAST_REFERENCE would
+/* Reference of a row without a visible key so far, in units of unscaled scores: LEAST_REFERENCE would
  * overflow. */
 static constexpr float LEAST_SCORE = -1e30f;
 
@@ -34,7 +34,7 @@ DEVICE void move_reference(RowState &state, const float (&to)[2], float (&left)[
     rescale(left, factor), rescale(right, factor);
 }
 
-/* Sets scores of keys that a row must not see to -inf. */
+/* Masks the scores of keys that are not visible to a row. */
 DEVICE void mask_scores(float (&s)[32], const struct dense_decode_params &p, const Task &task, int first_key,
                         int row)
 {
@@ -51,8 +51,8 @@ template <typename Element>
 DEVICE void exponentials(const float (&s)[32], uint32_t (&a)[4][4], uint32_t p_line, float scale_log2,
                          RowState &state)
 {
-    /* Clamped to stay finite however large the scale: for a row that has seen no key yet, -inf + inf would
-     * be NaN. */
+    /* Clamped to stay finite however large the scale: for a row without a visible key so far, -inf + inf
+     * would be NaN. */
     const float shift[2] = {fminf(-state.reference[0] * scale_log2, FLT_MAX),
                             fminf(-state.reference[1] * scale_log2, FLT_MAX)};
     const uint32_t lane = threadIdx.x % 32;

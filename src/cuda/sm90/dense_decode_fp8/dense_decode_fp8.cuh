@@ -70,10 +70,10 @@ template <typename V> DEVICE void prepare(const struct dense_decode_fp8_params &
 /* Loads the queries of a CTA that has one split; called by the warpgroups that wait for its first keys. */
 template <typename V>
 DEVICE void load_queries_together(const struct dense_decode_fp8_params &p, SharedOf<V> &shared,
-                                  const Place &place, int role)
+                                  const CtaCoord &cta, int role)
 {
     constexpr int LOADERS = THREADS - WARPGROUP_THREADS;
-    const Work work(p.dense, shared.one, place.kv_head, place.tile * V::ROWS, V::ROWS);
+    const WorkTile work(p.dense, shared.one, cta.kv_head, cta.tile * V::ROWS, V::ROWS);
     const int warp = __shfl_sync(~0u, (int)(threadIdx.x / 32), 0) - WARPGROUP_THREADS / 32;
     load_queries<V>(p, work.task, {warp, LOADERS / 32}, shared_address(&shared), 0);
     if (role == SCORES)
@@ -95,22 +95,22 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
     if (threadIdx.x < V::SLOTS) shared.flags[threadIdx.x] = {}; /* small tiles have fewer warps with rows */
     wait_for_kernels_before();
     let_next_kernel_start();
-    const Place place(p.dense);
+    const CtaCoord cta(p.dense);
     if constexpr (V::TOGETHER) {
         if (threadIdx.x / 32 == 1)
-            shared.one.parts = 0, __syncwarp(), share_out(p.dense, place.worker, shared.one);
+            shared.one.parts = 0, __syncwarp(), share_out(p.dense, cta.worker, shared.one);
         if (threadIdx.x == 0) shared.list.first = shared.list.last = 0, shared.list.step = 1;
         __syncthreads();
         if (!__any_sync(~0u, shared.one.parts)) return;
     } else {
-        if (threadIdx.x == 0) shared.list = split_list(p.dense.call, (unsigned)place.worker);
+        if (threadIdx.x == 0) shared.list = split_list(p.dense.call, (unsigned)cta.worker);
         __syncthreads();
     }
     const int role = __shfl_sync(~0u, (int)(threadIdx.x / WARPGROUP_THREADS), 0);
     const int warp = __shfl_sync(~0u, (int)(threadIdx.x / 32), 0);
     if (V::REFILLS && warp == KEYS_WARP) ask_for_first_keys<V>(p, shared);
     if constexpr (V::TOGETHER)
-        if (role != PRODUCER && !p.q_given) load_queries_together<V>(p, shared, place, role);
+        if (role != PRODUCER && !p.q_given) load_queries_together<V>(p, shared, cta, role);
     if (role == PRODUCER) {
         give_registers<V::FIRST_REGISTERS>();
         /* The producer's code comes first: keys are requested before there are scores. */
@@ -119,7 +119,7 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
         else if (!V::REFILLS && warp == KEYS_WARP)
             produce_keys<V>(p, shared, base);
         else if (!V::KEYS_FIRST && warp == 1 && p.q_given && elect_one())
-            produce_queries<V>(p, shared, place, base);
+            produce_queries<V>(p, shared, cta, base);
     } else if (role == SCORES) {
         give_registers<V::SCORES_REGISTERS>();
         if constexpr (V::BY_LINES)

@@ -124,7 +124,7 @@ template <typename V, typename Products> struct KeyScores {
         return begins;
     }
 
-    DEVICE void run_split(const Work &work, int i)
+    DEVICE void run_split(const WorkTile &work, int i)
     {
         if (__all_sync(~0u, work.blocks == 0)) {
             store_empty(p.dense.call, work.task, V::ROWS);
@@ -149,6 +149,6 @@ template <typename V, typename Products> struct KeyScores {
     DEVICE void run()
     {
         for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
-            run_split(work_of<V>(p.dense, shared, i, Place(p.dense)), i);
+            run_split(work_tile_of<V>(p.dense, shared, i, CtaCoord(p.dense)), i);
     }
 };

@@ -13,7 +13,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
     const fmla_status status = cuda_dense_prepare(p, rows, w);
     if (status) return status;
     w->mark_tiles = 0;
-    if (p->b) sm90_dense_decode_meet(p, w);
+    if (p->b) sm90_dense_decode_join_in_kernel(p, w);
     if (w->joins_itself) {
         rows = sm90_dense_decode_fp8_rows_together(p, w->device->sms);
         w->tiles = cuda_ceil_div(p->s_q * p->h_q, rows);

@@ -190,13 +190,13 @@ template <int COUNT> struct Turn {
 
 /* Returns the work of split i of the list, or of the only split. */
 template <typename V>
-DEVICE Work work_of(const struct dense_decode_sm90_params &p, const SharedOf<V> &shared, int i,
-                    const Place &place)
+DEVICE WorkTile work_tile_of(const struct dense_decode_sm90_params &p, const SharedOf<V> &shared, int i,
+                             const CtaCoord &cta)
 {
     if constexpr (V::TOGETHER)
-        return Work(p, shared.one, place.kv_head, place.tile * V::ROWS, V::ROWS);
+        return WorkTile(p, shared.one, cta.kv_head, cta.tile * V::ROWS, V::ROWS);
     else
-        return Work(p, shared.list, i, place.kv_head, place.tile * V::ROWS, V::ROWS);
+        return WorkTile(p, shared.list, i, cta.kv_head, cta.tile * V::ROWS, V::ROWS);
 }
 
 DEVICE int blocks_of(const Task &task)
@@ -206,7 +206,7 @@ DEVICE int blocks_of(const Task &task)
 
 /* Returns the number of keys from the first one that some row does not see to the end of the split's last
  * block, keys behind the split included. */
-DEVICE int masked_keys(const Work &work)
+DEVICE int masked_keys(const WorkTile &work)
 {
     const int begin = work.task.split.begin;
     return KEYS * work.blocks - (max(work.task.all_see, begin) - begin);

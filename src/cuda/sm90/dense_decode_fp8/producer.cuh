@@ -61,7 +61,7 @@ template <typename V> struct KeyBoxes {
         at.left = at.key = at.page = at.page_behind = 0, at.table = NULL;
 #pragma unroll 1
         for (; __all_sync(~0u, at.split <= shared.list.last); at.split += shared.list.step) {
-            const Work work = work_of<V>(p, shared, at.split, Place(p));
+            const WorkTile work = work_tile_of<V>(p, shared, at.split, CtaCoord(p));
             if (__all_sync(~0u, work.blocks == 0)) continue;
             at.left = work.blocks, at.key = work.task.split.begin, at.page = work.task.split.request;
             if (!p.call.block_table) return;
@@ -157,14 +157,14 @@ template <typename V> DEVICE void leave_next_box(const struct dense_decode_fp8_p
 
 template <typename V>
 DEVICE void produce_queries(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared,
-                            const Place &place, uint32_t base)
+                            const CtaCoord &cta, uint32_t base)
 {
     using Shared = SharedOf<V>;
     const uint32_t full = SHARED_AT(base, q_full), to = SHARED_AT(base, q);
-    const int row = place.tile * V::ROWS;
+    const int row = cta.tile * V::ROWS;
     uint32_t count = 0;
     for (int i = shared.list.first; i <= shared.list.last; i += shared.list.step) {
-        const Work work = work_of<V>(p.dense, shared, i, place);
+        const WorkTile work = work_tile_of<V>(p.dense, shared, i, cta);
         if (work.blocks == 0) continue;
         const BoxPlace at = {0, row % p.dense.q_heads, row / p.dense.q_heads, 0,
                              work.task.split.request * p.dense.request_step};

@@ -232,7 +232,7 @@ DEVICE void prefetch_next_queries(const struct dense_decode_fp8_params &p, const
 {
     const int next = i + shared.list.step;
     if (__all_sync(~0u, next <= shared.list.last)) {
-        const Task task = work_of<V>(p.dense, shared, next, Place(p.dense)).task;
+        const Task task = work_tile_of<V>(p.dense, shared, next, CtaCoord(p.dense)).task;
         const int row = (int)(fresh_thread() % WARPGROUP_THREADS);
         if (row < V::ROWS) bulk_prefetch(query_row(p.dense.call, task, row), D_QK * (int)sizeof(uint16_t));
     }

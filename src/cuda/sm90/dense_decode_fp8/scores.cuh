@@ -267,7 +267,7 @@ template <typename V> struct Scores {
 
     /* ---- A split, all splits ------------------------------------------------------------------------- */
 
-    DEVICE void run_split(const Work &work, int i)
+    DEVICE void run_split(const WorkTile &work, int i)
     {
         const int blocks = work.blocks, all_see = work.task.all_see;
         int first_key = work.task.split.begin;
@@ -305,6 +305,6 @@ template <typename V> struct Scores {
     DEVICE void run()
     {
         for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
-            run_split(work_of<V>(p.dense, shared, i, Place(p.dense)), i);
+            run_split(work_tile_of<V>(p.dense, shared, i, CtaCoord(p.dense)), i);
     }
 };

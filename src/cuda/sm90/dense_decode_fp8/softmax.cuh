@@ -260,7 +260,7 @@ template <typename V> struct Softmax {
         slot.next();
     }
 
-    DEVICE void run_split(const Work &work)
+    DEVICE void run_split(const WorkTile &work)
     {
         if (__all_sync(~0u, work.blocks == 0)) return;
         __syncwarp();
@@ -278,6 +278,6 @@ template <typename V> struct Softmax {
     DEVICE void run()
     {
         for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
-            run_split(work_of<V>(p.dense, shared, i, Place(p.dense)));
+            run_split(work_tile_of<V>(p.dense, shared, i, CtaCoord(p.dense)));
     }
 };

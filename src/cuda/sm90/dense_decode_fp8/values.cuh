@@ -363,7 +363,7 @@ template <typename V> struct Values {
 
     /* ---- Splits --------------------------------------------------------------------------------- */
 
-    DEVICE void run_split(const Work &work)
+    DEVICE void run_split(const WorkTile &work)
     {
         const int blocks = work.blocks;
         if (__all_sync(~0u, blocks == 0)) return;
@@ -392,21 +392,22 @@ template <typename V> struct Values {
             run_and_join();
         } else {
             for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
-                run_split(work_of<V>(p.dense, shared, i, Place(p.dense)));
+                run_split(work_tile_of<V>(p.dense, shared, i, CtaCoord(p.dense)));
         }
     }
 
     DEVICE void run_and_join()
     {
-        const Place place(p.dense);
+        const CtaCoord cta(p.dense);
         const OneSplit &one = shared.one;
         /* The thread that will join the meeting begins it while the first keys are in flight. */
         if (fresh_thread() == VALUES * WARPGROUP_THREADS)
-            meeting_begin(meeting_of(p.dense, place, one.request), p.dense.ticket);
+            meeting_begin(cta_group_barrier(p.dense, cta, one.request), p.dense.ticket);
         __syncwarp();
-        run_split(Work(p.dense, one, place.kv_head, place.tile * V::ROWS, V::ROWS));
-        const RowShare<false> rows(p.dense.call, one, place.kv_head, place.tile * V::ROWS, V::ROWS);
+        run_split(WorkTile(p.dense, one, cta.kv_head, cta.tile * V::ROWS, V::ROWS));
+        const JoinRange<false> range(p.dense.call, one, cta.kv_head, cta.tile * V::ROWS, V::ROWS);
         join_together<Bf16, MOST_PARTS_TOGETHER / SHARE_WARPS>(
-            rows, meeting_of(p.dense, place, rows.request), base, VALUES * WARPGROUP_THREADS, VALUES_BARRIER);
+            range, cta_group_barrier(p.dense, cta, range.request), base, VALUES * WARPGROUP_THREADS,
+            VALUES_BARRIER);
     }
 };

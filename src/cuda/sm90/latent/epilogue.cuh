@@ -27,10 +27,10 @@ DEVICE float finish_row(const struct dense_decode_params &p, const Task &task, b
         if (stores) p.split.slot_end[slot_row(p, task, row)] = end;
         return 1.0f;
     }
-    const RowPlace place = row_place(p, row, task.kv_head);
+    const RowPlace coord = row_place(p, row, task.kv_head);
     const float lse = score_lse(end.max, end.sum);
-    if (stores) store_lse(p.output, task.split.request, place, lse);
-    return result_sink_factor(p.output.rules, place.head, lse);
+    if (stores) store_lse(p.output, task.split.request, coord, lse);
+    return result_sink_factor(p.output.rules, coord.head, lse);
 }
 
 /* Stores the result of a split without keys; called by a warpgroup. `most_rows`: rows of a tile. */
@@ -44,8 +44,8 @@ DEVICE void store_empty(const struct dense_decode_params &p, const Task &task, i
     if (!direct) return;
 #pragma unroll 1
     for (int i = thread; i < rows * CHUNKS; i += WARPGROUP_THREADS) {
-        const RowPlace place = row_place(p, task.first_row + i / CHUNKS, task.kv_head);
-        uint16_t *to = p.output.out + out_offset(p.output, task.split.request, place);
+        const RowPlace coord = row_place(p, task.first_row + i / CHUNKS, task.kv_head);
+        uint16_t *to = p.output.out + out_offset(p.output, task.split.request, coord);
         ((uint4 *)to)[i % CHUNKS] = make_uint4(0, 0, 0, 0);
     }
 }

@@ -36,7 +36,7 @@ DEVICE constexpr int second_of_home(int side)
 
 /* Returns unit i of a side's block in the order in which they are loaded: units that are released first come
  * first. */
-DEVICE constexpr int unit_in_turn(int side, int i)
+DEVICE constexpr int unit_in_order(int side, int i)
 {
     return 2 * (side ^ (i & 1)) + (i >> 1);
 }
@@ -91,26 +91,26 @@ struct SideThread {
     static DEVICE int row() { return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0); }
 };
 
-/* Addresses of operands. `base`: the address of SideTiles, which is that of the kernel's shared memory, so
+/* Addresses of operands. `smem`: the address of SideTiles, which is that of the kernel's shared memory, so
  * that all are constants apart from it. */
-DEVICE uint32_t unit_at(uint32_t base, int side, int unit)
+DEVICE uint32_t unit_at(uint32_t smem, int side, int unit)
 {
-    return base + (uint32_t)offsetof(SideTiles, keys) + (uint32_t)(side * UNITS + unit) * UNIT_BYTES;
+    return smem + (uint32_t)offsetof(SideTiles, keys) + (uint32_t)(side * UNITS + unit) * UNIT_BYTES;
 }
 
-DEVICE uint32_t rope_at(uint32_t base, int side)
+DEVICE uint32_t rope_at(uint32_t smem, int side)
 {
-    return base + (uint32_t)offsetof(SideTiles, rope) + (uint32_t)side * TILE_BYTES;
+    return smem + (uint32_t)offsetof(SideTiles, rope) + (uint32_t)side * TILE_BYTES;
 }
 
-DEVICE uint32_t q_unit_at(uint32_t base, int unit)
+DEVICE uint32_t q_unit_at(uint32_t smem, int unit)
 {
-    return base + (uint32_t)offsetof(SideTiles, q) + (uint32_t)unit * UNIT_BYTES;
+    return smem + (uint32_t)offsetof(SideTiles, q) + (uint32_t)unit * UNIT_BYTES;
 }
 
-DEVICE uint32_t weights_at(uint32_t base, int side)
+DEVICE uint32_t weights_at(uint32_t smem, int side)
 {
-    return base + (uint32_t)offsetof(SideTiles, p) + (uint32_t)side * TILE_BYTES;
+    return smem + (uint32_t)offsetof(SideTiles, p) + (uint32_t)side * TILE_BYTES;
 }
 
 /* Named barriers: SIDE_BARRIER + side is that of one side's warps; the kernels define the others. */

@@ -26,12 +26,12 @@ struct OneSplit {
 /* Every role iterates over the same list by itself. The plan is read by plain loads from addresses that
  * all threads share: ptxas then knows that the loop bounds are uniform, and keeps the wgmma descriptors in
  * uniform registers. */
-struct Work {
+struct WorkTile {
     Task task;
     int blocks;
 
-    DEVICE Work(const struct dense_decode_sm90_params &p, const SplitList &list, int i, int kv_head,
-                int first_row, int rows)
+    DEVICE WorkTile(const struct dense_decode_sm90_params &p, const SplitList &list, int i, int kv_head,
+                    int first_row, int rows)
     {
         int length;
         const Split split = list_split(p.call, list, i, &length);
@@ -39,8 +39,8 @@ struct Work {
         blocks = (int)((unsigned)(split.end - split.begin + (int)PLAN_BLOCK - 1) / PLAN_BLOCK);
     }
 
-    DEVICE Work(const struct dense_decode_sm90_params &p, const OneSplit &one, int kv_head, int first_row,
-                int rows)
+    DEVICE WorkTile(const struct dense_decode_sm90_params &p, const OneSplit &one, int kv_head, int first_row,
+                    int rows)
     {
         Split split = {};
         split.request = one.request, split.begin = one.begin, split.end = one.end;
@@ -51,10 +51,10 @@ struct Work {
 };
 
 /* The worker and the tile of rows of this CTA. */
-struct Place {
+struct CtaCoord {
     int worker, kv_head, tile;
 
-    DEVICE explicit Place(const struct dense_decode_sm90_params &p)
+    DEVICE explicit CtaCoord(const struct dense_decode_sm90_params &p)
     {
         const int block = fresh_block();
         worker = fast_divide(block, p.tiles_divisor);
@@ -97,9 +97,9 @@ DEVICE void share_out(const struct dense_decode_sm90_params &p, int worker, OneS
     }
 }
 
-/* A share of the join: halves of some rows of a tile. PAIRS: parts are stored in the order of
+/* What a CTA joins of a request: halves of some rows of a tile. PAIRS: parts are stored in the order of
  * store_half_tile; else their columns are in order. */
-template <bool PAIRS_> struct RowShare {
+template <bool PAIRS_> struct JoinRange {
     const struct split_params &split;
     const struct output_params &output;
     const struct dense_decode_params &call;
@@ -107,7 +107,7 @@ template <bool PAIRS_> struct RowShare {
     int parts, takers, begin, end;
     int64_t slot;
 
-    DEVICE RowShare(const struct dense_decode_params &p, const OneSplit &one, int head, int row, int rows)
+    DEVICE JoinRange(const struct dense_decode_params &p, const OneSplit &one, int head, int row, int rows)
         : split(p.split), output(p.output), call(p), request(one.request), kv_head(head), first_row(row),
           parts(one.parts), takers(one.parts), slot(one.slot)
     {
@@ -126,10 +126,10 @@ template <bool PAIRS_> struct RowShare {
     static DEVICE int column(int half, int lane) { return half * (HALF_ROW_COLUMNS / 2) + 8 * lane; }
 };
 
-/* Returns the word through which the CTAs with parts of a request meet. */
-DEVICE uint64_t *meeting_of(const struct dense_decode_sm90_params &p, const Place &place, int request)
+/* Returns the barrier of the CTAs with parts of a request. */
+DEVICE uint64_t *cta_group_barrier(const struct dense_decode_sm90_params &p, const CtaCoord &cta, int request)
 {
-    return p.meetings + ((int64_t)request * p.call.h_kv + place.kv_head) * p.tiles_of_head + place.tile;
+    return p.meetings + ((int64_t)request * p.call.h_kv + cta.kv_head) * p.tiles_of_head + cta.tile;
 }
 
 } // namespace latent

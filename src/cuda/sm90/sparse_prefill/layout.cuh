@@ -21,7 +21,7 @@ template <int D_QK_, bool SPLITS_> struct Variant {
     static constexpr bool SPLITS = SPLITS_;
     static constexpr bool ROPE = D_QK_ > D_V;
     /* Seesaw reads both. The other side waits for the softmax, so nothing is released before it. */
-    static constexpr bool GIVES_BACK_BEFORE_SOFTMAX = false, LAST_IN_END = true;
+    static constexpr bool RELEASES_BEFORE_SOFTMAX = false, LAST_IN_END = true;
     static_assert(D_QK_ == D_V || D_QK_ == D_V + LINE_ELEMENTS, "");
 };
 
@@ -46,7 +46,7 @@ enum { SUMS_BARRIER = 3 };
 
 DEVICE constexpr int last_unit(int side)
 {
-    return unit_in_turn(side, UNITS - 1);
+    return unit_in_order(side, UNITS - 1);
 }
 
 /* ---- The way through the tiles ------------------------------------------------------------------ */

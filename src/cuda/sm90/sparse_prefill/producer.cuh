@@ -10,14 +10,14 @@
 
 /* Issues the TMA load of a tile's queries; heads past the end are zeros. Called by a whole warp. */
 template <typename Item>
-DEVICE void ask_for_queries(const struct sparse_prefill_sm90_params &p, uint32_t base, const Item &item)
+DEVICE void ask_for_queries(const struct sparse_prefill_sm90_params &p, uint32_t smem, const Item &item)
 {
-    const uint32_t full = SHARED_AT(base, barriers.q_full);
+    const uint32_t full = SHARED_AT(smem, barriers.q_full);
     if (elect_one()) {
         mbarrier_arrive_expect(full, UNITS * UNIT_BYTES);
 #pragma unroll
         for (int unit = 0; unit < UNITS; unit++)
-            tma_load_once(SHARED_AT(base, tiles.q) + (uint32_t)unit * UNIT_BYTES, &p.queries, full,
+            tma_load_once(SHARED_AT(smem, tiles.q) + (uint32_t)unit * UNIT_BYTES, &p.queries, full,
                           {0, item.tile * ROWS, 2 * unit, item.token, 0});
     }
     __syncwarp();
@@ -29,7 +29,7 @@ template <typename V> struct Producer {
 
     const struct sparse_prefill_sm90_params &p;
     Shared &shared;
-    const uint32_t base;
+    const uint32_t smem;
     uint32_t first;            /* offset of the thread's chunks in a tile of shared memory */
     int index[ROWS_OF_THREAD]; /* indices of the next block */
     uint32_t parity[2];        /* parity of each side's next block */
@@ -38,7 +38,7 @@ template <typename V> struct Producer {
     Item next; /* next item, known once this one's last block is issued; no blocks: none is left */
 
     DEVICE Producer(const struct sparse_prefill_sm90_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory)),
+        : p(params), shared(memory), smem(shared_address(&memory)),
           first(swizzle_128((uint32_t)row(), (uint32_t)chunk())), parity{0, 0}, tiles(0),
           seen((int)blockIdx.x)
     {
@@ -88,7 +88,7 @@ template <typename V> struct Producer {
         }
         if (threadIdx.x % 32) return;
         shared.there[SIDE][threadIdx.x / 32] = (uint16_t)keys;
-        mbarrier_arrive(barrier_at(SHARED_AT(base, barriers.keys_full), SIDE * UNITS + last_unit(SIDE)));
+        mbarrier_arrive(barrier_at(SHARED_AT(smem, barriers.keys_full), SIDE * UNITS + last_unit(SIDE)));
     }
 
     template <int SIDE> DEVICE void load_block(const Item &item, int block)
@@ -109,18 +109,18 @@ template <typename V> struct Producer {
         else
             look_ahead();
         if constexpr (V::ROPE) {
-            mbarrier_wait(barrier_at(SHARED_AT(base, barriers.rope_empty), SIDE), parity[SIDE] ^ 1);
-            load_tile(SHARED_AT(base, tiles.rope) + SIDE * TILE_BYTES, token, there, D_V / LINE_ELEMENTS);
-            cp_async_arrive(barrier_at(SHARED_AT(base, barriers.rope_full), SIDE));
+            mbarrier_wait(barrier_at(SHARED_AT(smem, barriers.rope_empty), SIDE), parity[SIDE] ^ 1);
+            load_tile(SHARED_AT(smem, tiles.rope) + SIDE * TILE_BYTES, token, there, D_V / LINE_ELEMENTS);
+            cp_async_arrive(barrier_at(SHARED_AT(smem, barriers.rope_full), SIDE));
         }
 #pragma unroll
         for (int i = 0; i < UNITS; i++) {
-            const int unit = unit_in_turn(SIDE, i), barrier = SIDE * UNITS + unit;
-            mbarrier_wait(barrier_at(SHARED_AT(base, barriers.keys_empty), barrier), parity[SIDE] ^ 1);
-            load_tile(unit_at(base, SIDE, unit), token, there, 2 * unit);
-            load_tile(unit_at(base, SIDE, unit) + TILE_BYTES, token, there, 2 * unit + 1);
+            const int unit = unit_in_order(SIDE, i), barrier = SIDE * UNITS + unit;
+            mbarrier_wait(barrier_at(SHARED_AT(smem, barriers.keys_empty), barrier), parity[SIDE] ^ 1);
+            load_tile(unit_at(smem, SIDE, unit), token, there, 2 * unit);
+            load_tile(unit_at(smem, SIDE, unit) + TILE_BYTES, token, there, 2 * unit + 1);
             if (i == UNITS - 1) tell_keys<SIDE>(there); /* the side has read the previous block's flags */
-            cp_async_arrive(barrier_at(SHARED_AT(base, barriers.keys_full), barrier));
+            cp_async_arrive(barrier_at(SHARED_AT(smem, barriers.keys_full), barrier));
         }
         parity[SIDE] ^= 1;
     }
@@ -128,8 +128,8 @@ template <typename V> struct Producer {
     /* Queries are released later than keys. */
     DEVICE void load_queries(const Item &item)
     {
-        mbarrier_wait(SHARED_AT(base, barriers.q_empty), ~tiles & 1);
-        ask_for_queries(p, base, item);
+        mbarrier_wait(SHARED_AT(smem, barriers.q_empty), ~tiles & 1);
+        ask_for_queries(p, smem, item);
     }
 
     DEVICE void run()

@@ -52,8 +52,8 @@ DEVICE void load_q_rope(uint32_t (&q)[4][4], const struct sparse_prefill_params 
 template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
     using Base = Seesaw<Side<V>, V, Shared, RowState>;
     using Item = ItemOf<V>;
-    using Base::Base, Base::lane, Base::warp, Base::row, Base::follow_references, Base::wait_for_turn;
-    using Base::p, Base::shared, Base::base, Base::side, Base::own, Base::others, Base::items;
+    using Base::Base, Base::lane, Base::warp, Base::row, Base::follow_references, Base::order_wait;
+    using Base::p, Base::shared, Base::smem, Base::side, Base::own, Base::others, Base::tiles_done;
     using Base::s, Base::left, Base::right, Base::weights, Base::q_rope, Base::state;
     using typename Base::Element;
 
@@ -69,9 +69,9 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
 
     /* ---- Keys ------------------------------------------------------------------------------------ */
 
-    static DEVICE uint32_t keys_full(uint32_t base, int side, int unit)
+    static DEVICE uint32_t keys_full(uint32_t smem, int side, int unit)
     {
-        return barrier_at(SHARED_AT(base, barriers.keys_full), side * UNITS + unit);
+        return barrier_at(SHARED_AT(smem, barriers.keys_full), side * UNITS + unit);
     }
 
     /* Returns which of two units of the block have arrived (bits 0 and 1); these may be multiplied. cp.async
@@ -80,8 +80,8 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
      * in flight: one fence serves all units that have arrived. */
     DEVICE uint32_t see_units(int first_unit, int second_unit)
     {
-        const bool first = __all_sync(~0u, mbarrier_test(keys_full(base, side, first_unit), own & 1)),
-                   second = __all_sync(~0u, mbarrier_test(keys_full(base, side, second_unit), own & 1));
+        const bool first = __all_sync(~0u, mbarrier_test(keys_full(smem, side, first_unit), own & 1)),
+                   second = __all_sync(~0u, mbarrier_test(keys_full(smem, side, second_unit), own & 1));
         fence_async_shared();
         return (uint32_t)first | (uint32_t)second << 1;
     }
@@ -90,17 +90,17 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
     DEVICE void score_units(int first_unit, int second_unit, bool add, uint32_t come)
     {
         if (!(come & 1)) {
-            mbarrier_wait(keys_full(base, side, first_unit), own & 1);
+            mbarrier_wait(keys_full(smem, side, first_unit), own & 1);
             come = see_units(first_unit, second_unit);
         }
         wgmma_fence(); /* the wait is a branch: without this ptxas adds a fence of its own */
-        multiply_keys<Element>(s, base, side, first_unit, add);
+        multiply_keys<Element>(s, smem, side, first_unit, add);
         if (!(come & 2)) {
-            mbarrier_wait(keys_full(base, side, second_unit), own & 1);
+            mbarrier_wait(keys_full(smem, side, second_unit), own & 1);
             fence_async_shared();
         }
         wgmma_fence();
-        multiply_keys<Element>(s, base, side, second_unit, true);
+        multiply_keys<Element>(s, smem, side, second_unit, true);
         wgmma_commit();
     }
 
@@ -110,12 +110,12 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         uint32_t come = 0;
         hold(s);
         if constexpr (V::ROPE) {
-            mbarrier_wait(barrier_at(SHARED_AT(base, barriers.rope_full), side), own & 1);
+            mbarrier_wait(barrier_at(SHARED_AT(smem, barriers.rope_full), side), own & 1);
             come = see_units(first_unit, second_unit);
             wgmma_fence();
-            multiply_rope<Element>(s, q_rope, base, side);
+            multiply_rope<Element>(s, q_rope, smem, side);
         }
-        if (follows) wait_for_turn();
+        if (follows) order_wait();
         score_units(first_unit, second_unit, V::ROPE, come);
     }
 
@@ -213,18 +213,18 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         const int owner = (item.blocks - 1) % 2;
         const bool mine = __all_sync(~0u, owner == side);
         /* The other side passes the turn before P arrives; this wait observes every phase of its barrier. */
-        if (!mine) wait_for_turn();
-        mbarrier_wait(barrier_at(SHARED_AT(base, barriers.p_full), owner), (mine ? own - 1 : others) & 1);
+        if (!mine) order_wait();
+        mbarrier_wait(barrier_at(SHARED_AT(smem, barriers.p_full), owner), (mine ? own - 1 : others) & 1);
         if (!mine) follow_references(), others++;
-        multiply_home<Element>(left, right, base, side, owner, item.blocks > 1);
+        multiply_home<Element>(left, right, smem, side, owner, item.blocks > 1);
         end_products(item);
     }
 
     /* Adds the sums of the two sides, each over its own blocks; both hold the same references by now. */
     DEVICE void join_sides(float (&over)[2])
     {
-        float2(&ends)[2][ROWS] = shared.end[items % 2];
-        const int barrier = SUMS_BARRIER + 2 * (int)(items % 2);
+        float2(&ends)[2][ROWS] = shared.end[tiles_done % 2];
+        const int barrier = SUMS_BARRIER + 2 * (int)(tiles_done % 2);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             state.sum[i] = quad_sum(state.sum[i]), over[i] = quad_max(__int_as_float(state.over[i]));
@@ -322,7 +322,7 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
     {
         const int owner = (item.blocks - 1) % 2;
         load_next_rope(next_item);
-        send_rows(item, unit_at(base, owner, first_of_home(side)));
+        send_rows(item, unit_at(smem, owner, first_of_home(side)));
         if (lane() % 4 == 0)
 #pragma unroll
             for (int i = 0; i < 2; i++)
@@ -340,9 +340,9 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         keeps_units = false;
         if (is_first_warp() && elect_one()) {
             bulk_wait_read<1>();
-            mbarrier_arrive_for(barrier_at(SHARED_AT(base, barriers.keys_empty), first), WARPS_OF_SIDE);
+            mbarrier_arrive_for(barrier_at(SHARED_AT(smem, barriers.keys_empty), first), WARPS_OF_SIDE);
             bulk_wait_read<0>();
-            mbarrier_arrive_for(barrier_at(SHARED_AT(base, barriers.keys_empty), first + 1), WARPS_OF_SIDE);
+            mbarrier_arrive_for(barrier_at(SHARED_AT(smem, barriers.keys_empty), first + 1), WARPS_OF_SIDE);
         }
         __syncwarp();
     }
@@ -366,11 +366,11 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         }
         state = {{LEAST_REFERENCE, LEAST_REFERENCE}, {0.0f, 0.0f}, {0, 0}, false};
         next_item = next;
-        if (is_short(p) && side == 1 && is_first_warp()) ask_for_queries(p, base, item);
+        if (is_short(p) && side == 1 && is_first_warp()) ask_for_queries(p, smem, item);
         this->run_blocks(item);
         multiply_last(item);
         end_item(item);
-        items++;
+        tiles_done++;
     }
 
     DEVICE void run()
