@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * Dense decode on Hopper over caches of FP8_576 and FP8_656 (docs/kernels/dense-decode.md, "Over FP8
- * caches"). In mode fp8 e4m3 products compute S, over FP8_656 line by line (by_lines.cuh); in mode bf16 keys
- * are converted on their way through registers (converted.cuh). P·V is computed in 16 bits, with V converted
- * likewise: in fp16, except for blocks of FP8_656 whose scales do not fit (half_scales.cuh). e4m3 products
+ * caches"). In mode fp8 e4m3 products compute S, over FP8_656 line by line (ByLines); in mode bf16 keys
+ * are converted on their way through registers (ConvertedKeys). P·V is computed in 16 bits, with V converted
+ * likewise: in fp16, except for blocks of FP8_656 whose scales do not fit (convert.cuh). e4m3 products
  * of P and V would take the tensor cores half as long, but their sums lose terms below 2^-13 of the largest
  * one, and P in e4m3 has three bits (docs/fp8-accuracy.md).
  *
@@ -18,7 +18,7 @@
  *                             is the producer
  *      warpgroup 1, scores    S^T of a block, to shared memory (key_scores.cuh)                   80 to 96
  *      warpgroups 2, 3        as above; with 64 rows the last warp that needs a buffer requests        176
- *                             its next keys (Values)
+ *                             its next keys (Mainloop)
  *
  * If a CTA has one split, warpgroups 1 to 3 convert its queries before they take their roles (queries.cuh);
  * else the warpgroup with the scores does so at the beginning of each split.
@@ -34,14 +34,16 @@
  */
 #pragma once
 
-#include "converted.cuh"
-#include "half_scales.cuh"
+#include "key_products.cuh"
 #include "key_scores.cuh"
 #include "layout.cuh"
+#include "mainloop.cuh"
 #include "producer.cuh"
+#include "queries.cuh"
 #include "scores.cuh"
 #include "softmax.cuh"
-#include "values.cuh"
+
+namespace dense_decode_fp8 {
 
 template <typename V> DEVICE void prepare(const struct dense_decode_fp8_params &p, uint32_t base)
 {
@@ -82,7 +84,7 @@ DEVICE void load_queries_together(const struct dense_decode_fp8_params &p, Share
         barrier_arrive(QUERIES_BARRIER, LOADERS);
 }
 
-template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8_params &p)
+template <typename V> DEVICE void kernel(const struct dense_decode_fp8_params &p)
 {
     using Shared = SharedOf<V>;
     static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");
@@ -130,10 +132,15 @@ template <typename V> DEVICE void dense_decode_fp8(const struct dense_decode_fp8
             Scores<V>(p, shared).run();
     } else {
         take_registers<V::VALUES_REGISTERS>();
-        Values<V>(p, shared, role - VALUES).run();
+        Mainloop<V>(p, shared, role - VALUES).run();
     }
 }
 
+} // namespace dense_decode_fp8
+
 #define DENSE_DECODE_FP8_KERNEL(NAME, ROWS, TOGETHER, PRODUCTS, CACHE)                                       \
-    DEFINE_KERNEL(NAME, dense_decode_fp8_params, (THREADS, 1),                                               \
-                  dense_decode_fp8<Variant<ROWS, TOGETHER, PRODUCTS, CACHE>>(p))
+    DEFINE_KERNEL(                                                                                           \
+        NAME, dense_decode_fp8_params, (dense_decode_fp8::THREADS, 1),                                       \
+        dense_decode_fp8::kernel<                                                                            \
+            dense_decode_fp8::Variant<ROWS, TOGETHER, dense_decode_fp8::PRODUCTS, dense_decode_fp8::CACHE>>( \
+            p))

@@ -4,18 +4,18 @@
  * stores it to shared memory. Other warps turn it into weights (softmax.cuh), so that the products of the
  * next block begin at once.
  *
- * `Products` computes S^T: from keys converted on their way through registers (converted.cuh), or from codes
- * line by line (by_lines.cuh).
+ * `Products` computes S^T: ConvertedKeys or ByLines (key_products.cuh).
  */
 #pragma once
 
 #include "../../device/shared.cuh"
 #include "../latent/epilogue.cuh"
-#include "clear.cuh"
-#include "half_scales.cuh"
+#include "convert.cuh"
+#include "key_products.cuh"
 #include "layout.cuh"
 #include "queries.cuh"
-#include "score_place.cuh"
+
+namespace dense_decode_fp8 {
 
 template <typename V, typename Products> struct KeyScores {
     using Shared = SharedOf<V>;
@@ -152,3 +152,5 @@ template <typename V, typename Products> struct KeyScores {
             run_split(work_tile_of<V>(p.dense, shared, i, CtaCoord(p.dense)), i);
     }
 };
+
+} // namespace dense_decode_fp8

@@ -16,6 +16,8 @@
 #include "../../params.h"
 #include "../latent/scheduler.cuh"
 
+namespace dense_decode_fp8 {
+
 using namespace latent;
 
 enum {
@@ -55,7 +57,7 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Va
     static constexpr int ROWS = ROWS_, ROW_WARPS = ROWS / 16;
     static constexpr bool TOGETHER = TOGETHER_, OF_CODES = PRODUCTS_ == CODES,
                           SCALED = CACHE_ == OF_656; /* four scales a key, and the last columns in bf16 */
-    /* Whether S^T is a sum over lines of codes, each times the key's scale (by_lines.cuh). */
+    /* Whether S^T is a sum over lines of codes, each times the key's scale (key_products.cuh). */
     static constexpr bool BY_LINES = OF_CODES && SCALED;
     /* Whether S^T is computed, not S: keys are the first factor. */
     static constexpr bool KEYS_FIRST = !OF_CODES || SCALED;
@@ -149,7 +151,7 @@ template <typename V> struct SharedOf {
     float finish[V::SLOTS][V::ROWS]; /* with the last block of a split: final factor of a row */
     float q_scales[2][V::ROWS];      /* [split % 2]: of queries converted here */
     BlockFlags flags[V::SLOTS];
-    /* FP8_656, with a buffer's keys (half_scales.cuh): */
+    /* FP8_656, with a buffer's keys (convert.cuh): */
     __align__(16) uint32_t half_scales[V::BUFFERS][V::SCALED ? HALF_SCALES_BYTES / 4 : 4];
     uint32_t
         fits[V::BUFFERS]; /* ALL_FIT: values and weights of the block are fp16, else bf16; a byte per warp */
@@ -212,29 +214,4 @@ DEVICE int masked_keys(const WorkTile &work)
     return KEYS * work.blocks - (max(work.task.all_see, begin) - begin);
 }
 
-/* Converts four codes to fp16, two per word. Naming the halves makes ptxas take the upper one without a
- * shift. */
-DEVICE void fp16_of_e4m3(uint32_t &low, uint32_t &high, uint32_t codes)
-{
-    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
-        : "=r"(low), "=r"(high)
-        : "r"(codes));
-}
-
-/* Returns the products of two pairs of fp16. */
-DEVICE uint32_t multiply_halves(uint32_t a, uint32_t b)
-{
-    uint32_t product;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-    return product;
-}
-
-/* Converts four codes, each times a scale, to bf16. */
-DEVICE void bf16_of_e4m3(uint32_t &low, uint32_t &high, uint32_t codes, float2 of_low, float2 of_high)
-{
-    uint32_t a, b;
-    fp16_of_e4m3(a, b, codes);
-    low = Bf16::pack(Fp16::to_float((uint16_t)a) * of_low.x, Fp16::to_float((uint16_t)(a >> 16)) * of_low.y);
-    high =
-        Bf16::pack(Fp16::to_float((uint16_t)b) * of_high.x, Fp16::to_float((uint16_t)(b >> 16)) * of_high.y);
-}
+} // namespace dense_decode_fp8

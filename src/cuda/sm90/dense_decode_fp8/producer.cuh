@@ -6,6 +6,8 @@
 
 #include "layout.cuh"
 
+namespace dense_decode_fp8 {
+
 /* Loads keys. Those that only this CTA reads (`alone`) are loaded with evict-first. */
 DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t full, const BoxPlace &at,
                       bool alone)
@@ -143,7 +145,7 @@ DEVICE void ask_for_first_keys(const struct dense_decode_fp8_params &p, SharedOf
 }
 
 /* Stores the position of the block that the next buffer receives; called by the same warp with each block.
- * The last warp that needs the buffer requests that block (Values). The previous position for this buffer
+ * The last warp that needs the buffer requests that block (Mainloop). The previous position for this buffer
  * may not have been read yet, so there are two. */
 template <typename V> DEVICE void leave_next_box(const struct dense_decode_fp8_params &p, SharedOf<V> &shared)
 {
@@ -175,3 +177,5 @@ DEVICE void produce_queries(const struct dense_decode_fp8_params &p, const Share
         count++;
     }
 }
+
+} // namespace dense_decode_fp8

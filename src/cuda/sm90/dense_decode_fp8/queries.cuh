@@ -16,6 +16,8 @@
 
 #include <float.h>
 
+namespace dense_decode_fp8 {
+
 enum { QUERY_WORDS = D_QK / 64 /* per lane, two values each */ };
 
 /* The rows of a tile that a warp takes: first, first + step, … */
@@ -237,3 +239,5 @@ DEVICE void prefetch_next_queries(const struct dense_decode_fp8_params &p, const
         if (row < V::ROWS) bulk_prefetch(query_row(p.dense.call, task, row), D_QK * (int)sizeof(uint16_t));
     }
 }
+
+} // namespace dense_decode_fp8

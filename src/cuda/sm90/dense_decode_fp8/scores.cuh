@@ -10,10 +10,12 @@
 
 #include "../latent/epilogue.cuh"
 #include "../latent/softmax.cuh"
-#include "clear.cuh"
+#include "convert.cuh"
 #include "queries.cuh"
 
 #include <float.h>
+
+namespace dense_decode_fp8 {
 
 enum {
     STEPS = D_QK / 32 /* products of S */,
@@ -308,3 +310,5 @@ template <typename V> struct Scores {
             run_split(work_tile_of<V>(p.dense, shared, i, CtaCoord(p.dense)), i);
     }
 };
+
+} // namespace dense_decode_fp8

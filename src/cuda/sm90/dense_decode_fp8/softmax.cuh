@@ -10,11 +10,12 @@
 #include "../../device/reference.cuh"
 #include "../../device/shared.cuh"
 #include "../latent/epilogue.cuh"
-#include "clear.cuh"
 #include "layout.cuh"
 #include "producer.cuh"
 
 #include <float.h>
+
+namespace dense_decode_fp8 {
 
 /* A reference moves to SOFTMAX_BELOW below the largest score, and only if that score is SOFTMAX_LATE above
  * it: weights are at most 2^11, which fp16 can hold, and those down to 2^-20 of the largest keep all their
@@ -281,3 +282,5 @@ template <typename V> struct Softmax {
             run_split(work_tile_of<V>(p.dense, shared, i, CtaCoord(p.dense)));
     }
 };
+
+} // namespace dense_decode_fp8

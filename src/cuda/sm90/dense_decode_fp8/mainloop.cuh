@@ -1,54 +1,45 @@
 /* SPDX-License-Identifier: MIT
  *
- * A warpgroup with values: O^T += V^T P^T of half of the columns, 64 per warp, for all blocks.
+ * The main loop of a warpgroup with values: O^T += V^T P^T of half of the columns, 64 per warp, for all blocks.
  * ldmatrix.trans reads 16 columns of 32 keys as pairs of columns; a byte permute puts the even column's two
  * keys before the odd one's, and each two become fp16: a row of A, so that rows g and g + 8 of a product are
  * columns 2 g and 2 g + 1. Fragments are read two ahead, and converted one ahead.
  */
 #pragma once
 
-#include "../../device/half_rows.cuh"
 #include "../../device/mma.cuh"
 #include "../../device/shared.cuh"
 #include "../latent/scheduler.cuh"
+#include "convert.cuh"
+#include "epilogue.cuh"
+#include "layout.cuh"
 #include "producer.cuh"
 
-enum {
-    GROUPS = 4 /* of 16 columns */,
-    KEY_STEP = 32 /* keys of a fragment */,
-    FRAGMENTS = GROUPS * KEYS / KEY_STEP
-};
+namespace dense_decode_fp8 {
 
-template <typename V> struct Values {
-    using Shared = SharedOf<V>;
-    const struct dense_decode_fp8_params &p;
-    Shared &shared;
-    const uint32_t base;
-    const int side;
+enum { KEY_STEP = 32 /* keys of a fragment */, FRAGMENTS = GROUPS * KEYS / KEY_STEP };
+
+template <typename V> struct Mainloop : Epilogue<V> {
+    using Base = Epilogue<V>;
+    using Base::lane, Base::share, Base::task;
+    using Base::p, Base::shared, Base::base, Base::side;
+    using typename Base::Shared;
     uint32_t v_at; /* offset of the lane's row of the first fragment, in a block of keys */
-    float o[GROUPS][V::ROWS / 2];
+    typename Base::Sums o;
     uint32_t fragment[2][2][4], raw[2][4];
     /* FP8_656: fp16 scales of two keys, for the fragments of each half of a block. */
     uint32_t pairs[2][KEY_STEP / 8];
     Turn<V::BUFFERS> buffer;
     Turn<V::SLOTS> slot;
 
-    DEVICE Values(const struct dense_decode_fp8_params &params, Shared &memory, int which)
-        : p(params), shared(memory), base(shared_address(&memory)), side(which)
+    DEVICE Mainloop(const struct dense_decode_fp8_params &params, Shared &memory, int which)
+        : Base(params, memory, which)
     {
         const int column = HALF_ROW_TILE * share();
         v_at = (uint32_t)(column / CODES_OF_LINE * KEY_TILE_BYTES) +
                swizzle_128((uint32_t)lane(), (uint32_t)(column % CODES_OF_LINE / CHUNK_BYTES));
         asm volatile("" : "+r"(v_at)); /* kept: computed again for every fragment it cost 8 % in all */
     }
-
-    /* Computed again each time: the sums take nearly all registers. */
-    DEVICE static int lane() { return (int)(fresh_thread() % 32); }
-    /* Returns the warp's index among the eight that have 64 columns each. */
-    DEVICE int share() const { return 4 * side + (int)(fresh_thread() / 32 % 4); }
-
-    /* The task of the current split, in shared memory; every warp has its own copy. */
-    DEVICE Task &task() const { return shared.task[4 + share()]; }
 
     DEVICE uint32_t keys_at(int index) const
     {
@@ -268,99 +259,6 @@ template <typename V> struct Values {
         slot.next();
     }
 
-    /* ---- The end of a split --------------------------------------------------------------------- */
-
-    /* Over FP8_656 sums may have any magnitude: 64 of a row, from element e on, are multiplied by a power
-     * of two of their own, which is stored. `row`: the lane's first. Returns the factors of the lane's two
-     * rows. */
-    DEVICE float2 scale_for_slot(int e, float2 factor, int row)
-    {
-        float most[2] = {0.0f, 0.0f};
-        const float by[2] = {factor.x, factor.y};
-        float scaled[2];
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-#pragma unroll
-            for (int m = 0; m < GROUPS; m++)
-                most[j] = fmaxf(most[j], fmaxf(fabsf(o[m][e + j]), fabsf(o[m][e + 2 + j])));
-#pragma unroll
-        for (int lanes = 4; lanes < 32; lanes *= 2)
-#pragma unroll
-            for (int j = 0; j < 2; j++) most[j] = fmaxf(most[j], __shfl_xor_sync(~0u, most[j], lanes));
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const HalfScale scale(most[j] * by[j]);
-            scaled[j] = by[j] * scale.up;
-            if (lane() / 4 == 0 && row + j < p.dense.call.rows)
-                half_row_scales(p.dense.call.split, slot_row(p.dense.call, task(), row + j))[share()] =
-                    scale.down;
-        }
-        return make_float2(scaled[0], scaled[1]);
-    }
-
-    /* Stages rows of the tile from `first` on in the warp's lines of shared memory. Their sums are the
-     * first of the lane's. */
-    DEVICE void stage_rows(int first, uint32_t stage, bool direct)
-    {
-        const int row = first + 2 * (lane() % 4);
-        const uint32_t at = stage + (uint32_t)(2 * (lane() % 4) * STAGE_LINE_BYTES + lane() / 4 * 4);
-#pragma unroll
-        for (int i = 0; i < V::STAGE_ROWS / 8; i++) {
-            float2 factor = *(const float2 *)&shared.finish[slot.index][row + 8 * i];
-            if (V::SCALED && !direct) factor = scale_for_slot(4 * i, factor, task().first_row + row + 8 * i);
-#pragma unroll
-            for (int m = 0; m < GROUPS; m++)
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    const float by = j ? factor.y : factor.x, even = o[m][4 * i + j] * by,
-                                odd = o[m][4 * i + 2 + j] * by;
-                    store_shared_4(at + (uint32_t)((8 * i + j) * STAGE_LINE_BYTES + 32 * m),
-                                   direct ? Bf16::pack(even, odd) : Fp16::pack(even, odd));
-                }
-        }
-    }
-
-    /* Stores the staged rows: eight lanes write 128 bytes of a row. */
-    DEVICE void store_staged(int first, uint32_t stage, bool direct)
-    {
-        const struct dense_decode_params &call = p.dense.call;
-        const Task &task = this->task();
-        const float unit = (call.kv_scale ? __ldg(call.kv_scale) : 1.0f) / SLOT_UNIT;
-#pragma unroll(V::LONG ? 1 : V::STAGE_ROWS / 4)
-        for (int i = 0; i < V::STAGE_ROWS / 4; i++) {
-            const int line = lane() / 8 + 4 * i, row = task.first_row + first + line;
-            const uint4 chunk =
-                load_shared_16(stage + (uint32_t)(line * STAGE_LINE_BYTES + lane() % 8 * CHUNK_BYTES));
-            uint16_t *const to =
-                direct ? call.output.out + out_offset(call.output, task.split.request,
-                                                      row_place(call, min(row, call.rows - 1), task.kv_head))
-                       : half_row(call.split, slot_row(call, task, row));
-            store_global_16(to + HALF_ROW_TILE * share() + 8 * (lane() % 8), chunk, row < call.rows);
-            if (!V::SCALED && !direct && lane() % 8 == 0 && row < call.rows)
-                half_row_scales(call.split, slot_row(call, task, row))[share()] = unit;
-        }
-    }
-
-    /* Stores the sums of a split. The loop is not unrolled, since it runs once per split: the sums of
-     * further rows move down to the first registers. */
-    DEVICE void store()
-    {
-        const bool direct = __any_sync(~0u, task().split.slot == DIRECT);
-        const uint32_t stage = shared_address(shared.stage[side][share() % 4]);
-#pragma unroll 1
-        for (int first = 0; first < V::ROWS; first += V::STAGE_ROWS) {
-            stage_rows(first, stage, direct);
-            __syncwarp();
-            store_staged(first, stage, direct);
-            __syncwarp();
-#pragma unroll
-            for (int m = 0; m < GROUPS; m++)
-#pragma unroll
-                for (int i = 0; i + V::STAGE_ROWS / 2 < V::ROWS / 2; i++)
-                    o[m][i] = o[m][i + V::STAGE_ROWS / 2];
-        }
-    }
-
     /* ---- Splits --------------------------------------------------------------------------------- */
 
     DEVICE void run_split(const WorkTile &work)
@@ -382,7 +280,7 @@ template <typename V> struct Values {
             if (__all_sync(~0u, left > 0)) release_weights();
         }
         mbarrier_wait(barrier_at(SHARED_AT(base, done), slot.index), slot.parity);
-        store();
+        this->store(o, slot.index);
         release_weights();
     }
 
@@ -411,3 +309,5 @@ template <typename V> struct Values {
             VALUES_BARRIER);
     }
 };
+
+} // namespace dense_decode_fp8
