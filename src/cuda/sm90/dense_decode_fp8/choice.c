@@ -30,7 +30,7 @@ int32_t sm90_dense_decode_fp8_rows(const struct attention_problem *p)
     return tiles_of[i].rows;
 }
 
-int32_t sm90_dense_decode_fp8_rows_together(const struct attention_problem *p, int32_t sms)
+int32_t sm90_dense_decode_fp8_rows_join_in_kernel(const struct attention_problem *p, int32_t sms)
 {
     const int32_t most = sm90_dense_decode_fp8_rows(p);
     const int64_t blocks = p->b * ((p->capacity - 1) / KEYS + 1);

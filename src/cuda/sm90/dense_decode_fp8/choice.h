@@ -17,7 +17,7 @@ int32_t sm90_dense_decode_fp8_rows(const struct attention_problem *problem);
 
 /* Returns the rows of a tile for calls whose CTAs join their own parts. Tiles of fewer rows read the keys
  * more often, and have less to store and to join. */
-int32_t sm90_dense_decode_fp8_rows_together(const struct attention_problem *problem, int32_t sms);
+int32_t sm90_dense_decode_fp8_rows_join_in_kernel(const struct attention_problem *problem, int32_t sms);
 
 /* Return the views of columns 0 … 511, or of the last 64 columns (`end`): of the keys, and of queries that
  * are given as codes, `rows` rows a tile. */

@@ -98,28 +98,28 @@ DEVICE float scale_of_line(uint32_t keys, int key, int line)
 /* Returns the offset of the word that holds the fp16 scale of a key for a line. Pairs of keys 8 k + 2 c
  * and 8 k + 2 c + 1 are in the order of c, then of k, so that lane c of the four that convert values reads
  * its own with two 16-byte loads. */
-DEVICE uint32_t half_scale_place(int key, int line)
+DEVICE uint32_t half_scale_offset(int key, int line)
 {
     return (uint32_t)(line * HALF_LINE_BYTES + key / 2 % 4 * 32 + key / 8 * 4);
 }
 
 /* Converts the scales of a block to fp16: a warp of the scores' warpgroup has 16 keys, a lane one line of
- * two of them. `half_scales`: where they go. `seen`: how many keys of the block some row sees. Returns to
+ * two of them. `half_scales`: where they go. `visible`: how many keys of the block some row sees. Returns to
  * all lanes whether the warp's scales fit. */
-DEVICE bool halve_scales(uint32_t keys, uint32_t half_scales, int seen)
+DEVICE bool halve_scales(uint32_t keys, uint32_t half_scales, int visible)
 {
     const int lane = (int)(fresh_thread() % 32), line = lane % SCALES_OF_KEY,
               key = (int)(fresh_thread() / 32 % 4) * 16 + lane / SCALES_OF_KEY * 2;
     const uint32_t from = keys + (uint32_t)(SCALES_AT + key * SCALES_BYTES_OF_KEY + 4 * line);
     uint32_t low = load_shared_4(from), high = load_shared_4(from + SCALES_BYTES_OF_KEY);
-    if (key >= seen) low = 0;
-    if (key + 1 >= seen) high = 0;
-    store_shared_4(half_scales + half_scale_place(key, line),
+    if (key >= visible) low = 0;
+    if (key + 1 >= visible) high = 0;
+    store_shared_4(half_scales + half_scale_offset(key, line),
                    Fp16::pack(__uint_as_float(low), __uint_as_float(high)));
     const bool fits = __all_sync(~0u, fits_half(low) && fits_half(high));
     if (SELDOM(!fits)) {
-        if (key < seen) mark_infinite(keys, key, line);
-        if (key + 1 < seen) mark_infinite(keys, key + 1, line);
+        if (key < visible) mark_infinite(keys, key, line);
+        if (key + 1 < visible) mark_infinite(keys, key + 1, line);
         fence_async_shared();
     }
     __syncwarp();
@@ -151,8 +151,9 @@ DEVICE void clear_codes(uint32_t keys, int from)
     }
 }
 
-/* Sets scales of FP8_656 to 0 in keys from … 63 of a block: those of keys from `end` on, which no row
- * sees, and those that are NaN or infinite (mark_infinite makes a scale infinite if a value of its line is). A row that sees such a key has a NaN score. */
+/* Sets scales of FP8_656 to 0 in keys from … 63 of a block: those of keys from `end` on, which no row sees,
+ * and those that are NaN or infinite (mark_infinite makes a scale infinite if a value of its line is). A row
+ * that sees such a key has a NaN score. */
 DEVICE void clear_values(uint32_t keys, int from, int end)
 {
     const uint32_t scales = keys + SCALES_AT;

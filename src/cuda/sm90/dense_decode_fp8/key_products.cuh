@@ -17,14 +17,14 @@ namespace dense_decode_fp8 {
 /* ---- Where S^T goes: shared memory, from which other warps turn it into weights ----------------- */
 
 /* Addresses of a thread's scores in the warpgroup: it has two keys, and two of every eight rows. */
-template <typename V> struct ScorePlace {
+template <typename V> struct ScoreAddress {
     using Sums = float[V::ROWS / 2];
     uint32_t first;
 
-    DEVICE explicit ScorePlace(uint32_t scores)
+    DEVICE explicit ScoreAddress(uint32_t scores)
     {
         const int lane = (int)(fresh_thread() % 32), warp = (int)(fresh_thread() / 32 % 4);
-        first = scores + score_place<V::ROWS>(16 * warp + lane / 4, 2 * (lane % 4));
+        first = scores + score_offset<V::ROWS>(16 * warp + lane / 4, 2 * (lane % 4));
         /* Kept in a register: reading the thread index again for every address would stall the block. */
         asm volatile("" : "+r"(first));
     }
@@ -32,7 +32,7 @@ template <typename V> struct ScorePlace {
     /* `key`: 0 or 1. */
     DEVICE uint32_t at(int eight_rows, int key) const
     {
-        return first + score_place<V::ROWS>(8 * key, 8 * eight_rows);
+        return first + score_offset<V::ROWS>(8 * key, 8 * eight_rows);
     }
 
     DEVICE void store(const Sums &s) const
@@ -110,11 +110,11 @@ template <typename V> struct ByLines {
         scale[0] = scale_of_line(keys, key, LINE), scale[1] = scale_of_line(keys, key + 8, LINE);
     }
 
-    DEVICE void score(const struct dense_decode_fp8_params &p, float (&s)[SUMS], uint32_t keys, uint32_t base,
-                      int turn, uint32_t, bool, const ScorePlace<V> &)
+    DEVICE void score(const struct dense_decode_fp8_params &p, float (&s)[SUMS], uint32_t keys, uint32_t smem,
+                      int split_parity, uint32_t, bool, const ScoreAddress<V> &)
     {
         static_assert(LINES == 4, "");
-        const uint32_t queries = SHARED_AT(base, q);
+        const uint32_t queries = SHARED_AT(smem, q);
         float scale[LINES][2];
         load<0>(scale[0], keys), load<1>(scale[1], keys), load<2>(scale[2], keys), load<3>(scale[3], keys);
         multiply<0>(s, keys, queries), multiply<1>(part, keys, queries);
@@ -131,7 +131,8 @@ template <typename V> struct ByLines {
         multiply<ROPE>(part, keys, queries);
         wgmma_wait<0>(), hold(part);
         const float of_rope = fminf(p.dense.call.scale_log2, FLT_MAX);
-        const uint32_t of_rows = SHARED_AT(base, q_scales[0]) + (uint32_t)((turn * V::ROWS + column) * 4);
+        const uint32_t of_rows =
+            SHARED_AT(smem, q_scales[0]) + (uint32_t)((split_parity * V::ROWS + column) * 4);
 #pragma unroll
         for (int n = 0; n < V::ROWS / 8; n++) {
             const uint2 by = load_shared_8(of_rows + (uint32_t)(32 * n));
@@ -211,7 +212,7 @@ template <typename V> struct ConvertedKeys {
     /* FP8_656: loads the fp16 scales of the thread's two keys for a line, each in both halves of a word. */
     DEVICE void load_pair(uint32_t (&pair)[2], uint32_t half_scales, int line) const
     {
-        const uint2 both = load_shared_8(half_scales + half_scale_place(key, line));
+        const uint2 both = load_shared_8(half_scales + half_scale_offset(key, line));
         const uint32_t which = key % 2 ? 0x3232 : 0x1010;
         pair[0] = __byte_perm(both.x, 0, which), pair[1] = __byte_perm(both.y, 0, which);
     }
@@ -231,12 +232,12 @@ template <typename V> struct ConvertedKeys {
     }
 
     /* Computes S^T of a block. Fragments are read two steps ahead and converted one step ahead. */
-    DEVICE void score(const struct dense_decode_fp8_params &, Sums &s, uint32_t keys, uint32_t base, int,
-                      uint32_t half_scales, bool fits, const ScorePlace<V> &place)
+    DEVICE void score(const struct dense_decode_fp8_params &, Sums &s, uint32_t keys, uint32_t smem, int,
+                      uint32_t half_scales, bool fits, const ScoreAddress<V> &address)
     {
-        const uint32_t queries = SHARED_AT(base, q);
+        const uint32_t queries = SHARED_AT(smem, q);
         if (V::SCALED && SELDOM(!fits)) {
-            score_wide(s, keys, queries, place);
+            score_wide(s, keys, queries, address);
         } else {
             score_narrow(s, keys, queries, half_scales);
         }
@@ -264,16 +265,16 @@ template <typename V> struct ConvertedKeys {
             if (i + 1 < STEPS) convert(fragment[(i + 1) % 2], raw[(i + 1) % 2]);
             if constexpr (V::SCALED)
                 if (i + 1 < STEPS) scale_fragment(fragment[(i + 1) % 2], pair[(i + 1) / STEPS_OF_LINE % 2]);
-            if (V::TOGETHER) __syncwarp(); /* makes ptxas convert a whole step before its products */
+            if (V::JOIN_IN_KERNEL) __syncwarp(); /* makes ptxas convert a whole step before its products */
         }
         wgmma_wait<0>();
         hold(s);
     }
 
     /* Scores blocks of FP8_656 whose scales do not fit, which are rare: each line has a sum of its own,
-     * which is added times the scales. Meanwhile the total is kept in the thread's place in shared memory,
-     * which is free. */
-    DEVICE void score_wide(Sums &s, uint32_t keys, uint32_t queries, const ScorePlace<V> &place)
+     * which is added times the scales. Meanwhile the total is kept where the thread's S^T will
+     * go in shared memory, which is free. */
+    DEVICE void score_wide(Sums &s, uint32_t keys, uint32_t queries, const ScoreAddress<V> &address)
     {
         score_rope(s, keys, queries);
         wgmma_wait<0>();
@@ -282,7 +283,7 @@ template <typename V> struct ConvertedKeys {
         for (int line = 0; line < LINES; line++) {
             const uint32_t of_keys = keys + (uint32_t)(line * KEY_TILE_BYTES),
                            of_queries = queries + (uint32_t)(line * 2 * Shared::QUERY_TILE_BYTES);
-            place.store(s);
+            address.store(s);
             hold(s);
 #pragma unroll 1
             for (int i = 0; i < STEPS_OF_LINE; i++) {
@@ -293,7 +294,7 @@ template <typename V> struct ConvertedKeys {
                 hold(s);
             }
             const float of_key[2] = {scale_of_line(keys, key, line), scale_of_line(keys, key + 8, line)};
-            place.add(s, of_key);
+            address.add(s, of_key);
         }
     }
 };

@@ -24,17 +24,17 @@ template <typename V, typename Products> struct KeyScores {
     static constexpr bool BEGINS_EARLY = !V::SCALED;
     const struct dense_decode_fp8_params &p;
     Shared &shared;
-    const uint32_t base;
+    const uint32_t smem;
     float s[V::ROWS / 2];
     Products products;
-    Turn<V::BUFFERS> buffer;
+    Ring<V::KV_STAGES> kv_stage;
     uint32_t splits = 0, parity = 1;
-    int seen_last; /* keys of the last block that some row sees */
+    int visible_last; /* keys of the last block that some row sees */
     int masked; /* keys at the end of the split, the last block's rest included, that some row does not see */
-    const ScorePlace<V> place;
+    const ScoreAddress<V> scores;
 
     DEVICE KeyScores(const struct dense_decode_fp8_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory)), place(SHARED_AT(base, s))
+        : p(params), shared(memory), smem(shared_address(&memory)), scores(SHARED_AT(smem, s))
     {
     }
 
@@ -55,15 +55,15 @@ template <typename V, typename Products> struct KeyScores {
     }
 
     /* Waits until S^T of the previous block has been read. */
-    DEVICE void wait_for_place() const { mbarrier_wait(SHARED_AT(base, s_empty), parity); }
+    DEVICE void wait_for_scores_read() const { mbarrier_wait(SHARED_AT(smem, s_empty), parity); }
 
     DEVICE void store()
     {
-        wait_for_place();
+        wait_for_scores_read();
         parity ^= 1;
-        place.store(s);
+        scores.store(s);
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, s_full));
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(smem, s_full));
     }
 
     /* The task of the current split, in shared memory; every warp has its own copy. */
@@ -75,10 +75,10 @@ template <typename V, typename Products> struct KeyScores {
     {
         const uint32_t keys = keys_at(index);
         if constexpr (V::SCALED) {
-            const bool fits = halve_scales(keys, half_scales_at(index), left > 0 ? (int)KEYS : seen_last);
+            const bool fits = halve_scales(keys, half_scales_at(index), left > 0 ? (int)KEYS : visible_last);
             if (lane() == 0) ((volatile uint8_t *)&shared.fits[index])[warp()] = fits;
             __syncwarp();
-            if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scales_full), index));
+            if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(smem, scales_full), index));
         } else {
             products.begin(keys);
         }
@@ -86,40 +86,40 @@ template <typename V, typename Products> struct KeyScores {
 
     DEVICE uint32_t keys_at(int index) const
     {
-        return SHARED_AT(base, keys) + (uint32_t)(index * V::KEYS_BYTES);
+        return SHARED_AT(smem, keys) + (uint32_t)(index * V::KEYS_BYTES);
     }
 
     DEVICE uint32_t half_scales_at(int index) const
     {
-        return SHARED_AT(base, half_scales) + (uint32_t)(index * HALF_SCALES_BYTES);
+        return SHARED_AT(smem, half_scales) + (uint32_t)(index * HALF_SCALES_BYTES);
     }
 
     /* `begun`: the block is already prepared. Returns whether the next one is. */
     DEVICE bool run_block(int left, bool begun)
     {
-        const Turn<V::BUFFERS> own = buffer;
-        buffer.next();
+        const Ring<V::KV_STAGES> own = kv_stage;
+        kv_stage.advance();
         if (!begun) {
-            mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), own.index), own.parity);
+            mbarrier_wait(barrier_at(SHARED_AT(smem, keys_full), own.index), own.parity);
             begin(own.index, left);
         }
         bool fits = true;
         if constexpr (V::SCALED) {
-            mbarrier_wait(barrier_at(SHARED_AT(base, scales_full), own.index), own.parity);
+            mbarrier_wait(barrier_at(SHARED_AT(smem, scales_full), own.index), own.parity);
             fits = __all_sync(~0u, shared.fits[own.index] == ALL_FIT);
-            if (SELDOM(!fits)) wait_for_place();
+            if (SELDOM(!fits)) wait_for_scores_read();
         }
         const uint32_t keys = keys_at(own.index);
-        products.score(p, s, keys, base, (int)(splits & 1), half_scales_at(own.index), fits, place);
+        products.score(p, s, keys, smem, (int)(splits & 1), half_scales_at(own.index), fits, scores);
         if (SELDOM(__any_sync(~0u, KEYS * left < masked))) {
             const Task &task = this->task();
             const int first_key = task.split.begin + (blocks_of(task) - 1 - left) * KEYS;
             clear(keys, max(task.all_see - first_key, 0), task.end - first_key, fits);
         }
-        const uint32_t next_full = barrier_at(SHARED_AT(base, keys_full), buffer.index);
+        const uint32_t next_full = barrier_at(SHARED_AT(smem, keys_full), kv_stage.index);
         const bool begins =
-            BEGINS_EARLY && __all_sync(~0u, left > 0 && mbarrier_test(next_full, buffer.parity));
-        if (begins) begin(buffer.index, left - 1);
+            BEGINS_EARLY && __all_sync(~0u, left > 0 && mbarrier_test(next_full, kv_stage.parity));
+        if (begins) begin(kv_stage.index, left - 1);
         store();
         return begins;
     }
@@ -131,12 +131,12 @@ template <typename V, typename Products> struct KeyScores {
             return;
         }
         masked = masked_keys(work);
-        seen_last = work.task.end - work.task.split.begin - (work.blocks - 1) * KEYS;
+        visible_last = work.task.end - work.task.split.begin - (work.blocks - 1) * KEYS;
         __syncwarp();
         if (lane() == 0) task() = work.task;
-        if constexpr (!V::TOGETHER) {
+        if constexpr (!V::JOIN_IN_KERNEL) {
             sync(); /* all warps have scored the previous split */
-            load_queries<V>(p, task(), {warp(), WARPGROUP_THREADS / 32}, base, (int)(splits & 1));
+            load_queries<V>(p, task(), {warp(), WARPGROUP_THREADS / 32}, smem, (int)(splits & 1));
             prefetch_next_queries(p, shared, i);
             sync();
         }

@@ -15,7 +15,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
     w->mark_tiles = 0;
     if (p->b) sm90_dense_decode_join_in_kernel(p, w);
     if (w->joins_itself) {
-        rows = sm90_dense_decode_fp8_rows_together(p, w->device->sms);
+        rows = sm90_dense_decode_fp8_rows_join_in_kernel(p, w->device->sms);
         w->tiles = cuda_ceil_div(p->s_q * p->h_q, rows);
         w->num_partitions = w->device->sms / (int32_t)w->tiles;
     }

@@ -9,6 +9,7 @@
 #include "../../device/element.cuh"
 #include "../../device/latent.cuh"
 #include "../../device/mbarrier.cuh"
+#include "../../device/ring.cuh"
 #include "../../device/shared.cuh"
 #include "../../device/tma.cuh"
 #include "../../device/warpgroup.cuh"
@@ -52,10 +53,10 @@ enum Products { CODES, CONVERTED };
 enum Cache { OF_576, OF_656 };
 
 /* A tile has 64, 32 or 16 rows. The products of values take as many; those of scores of codes take 64 in
- * any case. TOGETHER: a CTA has one split (../latent/scheduler.cuh). */
-template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Variant {
+ * any case. JOIN_IN_KERNEL: a CTA has one split (../latent/scheduler.cuh). */
+template <int ROWS_, bool JOIN_IN_KERNEL_, Products PRODUCTS_, Cache CACHE_> struct Variant {
     static constexpr int ROWS = ROWS_, ROW_WARPS = ROWS / 16;
-    static constexpr bool TOGETHER = TOGETHER_, OF_CODES = PRODUCTS_ == CODES,
+    static constexpr bool JOIN_IN_KERNEL = JOIN_IN_KERNEL_, OF_CODES = PRODUCTS_ == CODES,
                           SCALED = CACHE_ == OF_656; /* four scales a key, and the last columns in bf16 */
     /* Whether S^T is a sum over lines of codes, each times the key's scale (key_products.cuh). */
     static constexpr bool BY_LINES = OF_CODES && SCALED;
@@ -66,19 +67,19 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Va
                                                       : D_QK * (int)sizeof(uint16_t));
     static constexpr int KEYS_BYTES =
         LINES * KEY_TILE_BYTES + (SCALED ? ROPE_BYTES + SCALES_BYTES : END_BYTES);
-    static constexpr int BUFFERS =
+    static constexpr int KV_STAGES =
         (KEYS_FIRST && ROWS == 64) || (!OF_CODES && SCALED && ROWS == 32) ? 3 : 4; /* of keys */
-    /* P of FP8_656 takes the place of the block's last columns, which are scored by then: one slot per
-     * buffer. */
+    /* P of FP8_656 lies where the block's last columns were, which are scored by then: one stage of P per
+     * stage of keys. */
     static constexpr bool P_IN_KEYS = SCALED;
-    static constexpr int SLOTS = P_IN_KEYS ? BUFFERS : KEYS_FIRST && ROWS == 64 ? 2 : 3; /* of weights */
-    static constexpr int STAGE_ROWS = !OF_CODES && ROWS == 64 ? 8 : 16; /* staged at a time */
-    /* Whether softmax has all warps of warpgroup 0. The last warp that needs a buffer then requests its
+    static constexpr int P_STAGES = P_IN_KEYS ? KV_STAGES : KEYS_FIRST && ROWS == 64 ? 2 : 3; /* of weights */
+    static constexpr int OUT_ROWS = !OF_CODES && ROWS == 64 ? 8 : 16; /* staged at a time */
+    /* Whether softmax has all warps of warpgroup 0. The last warp that needs a stage then requests its
      * next keys. */
     static constexpr bool REFILLS = KEYS_FIRST && ROW_WARPS == 4;
     /* Whether the code that a call executes exceeds the 64 KB that a launch brings along: some loops are
      * then not unrolled. */
-    static constexpr bool LONG = SCALED && TOGETHER && (!OF_CODES || ROWS == 16);
+    static constexpr bool LONG = SCALED && JOIN_IN_KERNEL && (!OF_CODES || ROWS == 16);
     /* Registers per thread of each warpgroup. */
     static constexpr int FIRST_REGISTERS = !KEYS_FIRST ? 24
                                            : BY_LINES  ? 64
@@ -94,7 +95,7 @@ template <int ROWS_, bool TOGETHER_, Products PRODUCTS_, Cache CACHE_> struct Va
 };
 
 /* Staged lines of 64 values of a row have a gap, so that words of rows 0, 2, 4, 6 are in different banks. */
-enum { STAGE_LINE_BYTES = LINE_BYTES + 16 };
+enum { OUT_LINE_BYTES = LINE_BYTES + 16 };
 
 /* A weighted mean of codes is at most 448, and that of 65536 codes that cancel each other is seldom below
  * 2^-17: times SLOT_UNIT it is a normal number of fp16 in a slot, whatever the row. */
@@ -107,7 +108,7 @@ struct alignas(8) KeyBox {
 
 /* Position in the sequence of blocks of keys that have been requested (producer.cuh). */
 struct alignas(16) KeyPosition {
-    int turn /* of two rounds of buffers */,
+    int index /* of two rounds of stages */,
         left /* blocks left in the split, this one included; 0 after the last split */;
     int key, page /* position of the block */;
     int page_behind, split;
@@ -127,7 +128,7 @@ struct alignas(8) BlockFlags {
  * scores' warpgroup stores (eight rows, of four keys), nor when half a warp of softmax loads (eight rows,
  * of keys eight apart). */
 enum { SCORE_GAP_BYTES = 32 };
-template <int ROWS> DEVICE constexpr uint32_t score_place(int key, int row)
+template <int ROWS> DEVICE constexpr uint32_t score_offset(int key, int row)
 {
     return (uint32_t)(key * (ROWS * (int)sizeof(float) + SCORE_GAP_BYTES) + key / 8 * SCORE_GAP_BYTES +
                       row * (int)sizeof(float));
@@ -136,32 +137,30 @@ template <int ROWS> DEVICE constexpr uint32_t score_place(int key, int row)
 template <typename V> struct SharedOf {
     static constexpr int QUERY_TILE_BYTES = V::ROWS * LINE_BYTES;
 
-    unsigned char
-        keys[V::BUFFERS]
-            [V::KEYS_BYTES];     /* four tiles of 64 lines of 128 codes; one of lines of 64 codes, or of 64
-                                                      values, and scales */
+    /* Four tiles of 64 lines of 128 codes; one of lines of 64 codes, or of 64 values, and scales. */
+    unsigned char keys[V::KV_STAGES][V::KEYS_BYTES];
     unsigned char q[V::Q_BYTES]; /* codes likewise; or tiles of lines of 64 values */
-    alignas(V::P_IN_KEYS ? 16 : 1024) unsigned char p[V::P_IN_KEYS ? 1 : V::SLOTS]
+    alignas(V::P_IN_KEYS ? 16 : 1024) unsigned char p[V::P_IN_KEYS ? 1 : V::P_STAGES]
                                                      [V::P_IN_KEYS ? 16 : V::ROWS * LINE_BYTES];
-    __align__(16) unsigned char s[V::KEYS_FIRST ? score_place<V::ROWS>(KEYS - 1, V::ROWS)
-                                                : 16];           /* S^T of a block */
-    unsigned char stage[2][4][V::STAGE_ROWS * STAGE_LINE_BYTES]; /* [side][warp] of the warps with values */
+    __align__(16) unsigned char s[V::KEYS_FIRST ? score_offset<V::ROWS>(KEYS - 1, V::ROWS)
+                                                : 16];     /* S^T of a block */
+    unsigned char out[2][4][V::OUT_ROWS * OUT_LINE_BYTES]; /* [side][warp] of the warps with values */
     /* With a block's weights: */
-    float factor[V::SLOTS][V::ROWS]; /* rescales earlier sums, in rows of warps that have moved */
-    float finish[V::SLOTS][V::ROWS]; /* with the last block of a split: final factor of a row */
-    float q_scales[2][V::ROWS];      /* [split % 2]: of queries converted here */
-    BlockFlags flags[V::SLOTS];
-    /* FP8_656, with a buffer's keys (convert.cuh): */
-    __align__(16) uint32_t half_scales[V::BUFFERS][V::SCALED ? HALF_SCALES_BYTES / 4 : 4];
-    uint32_t
-        fits[V::BUFFERS]; /* ALL_FIT: values and weights of the block are fp16, else bf16; a byte per warp */
-    KeyBox box[2][V::BUFFERS]; /* [round % 2]: the block that a buffer receives next */
+    float factor[V::P_STAGES][V::ROWS]; /* rescales earlier sums, in rows of warps that have moved */
+    float finish[V::P_STAGES][V::ROWS]; /* with the last block of a split: final factor of a row */
+    float q_scales[2][V::ROWS];         /* [split % 2]: of queries converted here */
+    BlockFlags flags[V::P_STAGES];
+    /* FP8_656, with a stage's keys (convert.cuh): */
+    __align__(16) uint32_t half_scales[V::KV_STAGES][V::SCALED ? HALF_SCALES_BYTES / 4 : 4];
+    /* ALL_FIT: values and weights of the block are fp16, else bf16; a byte per warp. */
+    uint32_t fits[V::KV_STAGES];
+    KeyBox box[2][V::KV_STAGES]; /* [round % 2]: the block that a stage receives next */
     KeyPosition behind_boxes;
-    uint32_t released[V::BUFFERS]; /* count of releases by warps with values */
-    uint64_t scales_full[V::BUFFERS];
-    uint64_t keys_full[V::BUFFERS], keys_empty[V::BUFFERS], q_full, q_empty, p_full[V::SLOTS],
-        p_empty[V::SLOTS],
-        done[V::SLOTS], /* follows p_full; with the last block of a split `finish` is there */
+    uint32_t released[V::KV_STAGES]; /* count of releases by warps with values */
+    uint64_t scales_full[V::KV_STAGES];
+    uint64_t keys_full[V::KV_STAGES], keys_empty[V::KV_STAGES], q_full, q_empty, p_full[V::P_STAGES],
+        p_empty[V::P_STAGES],
+        done[V::P_STAGES], /* follows p_full; with the last block of a split `finish` is stored */
         s_full, s_empty;
     /* [warp] of scores, values and softmax: kept here until it is needed */
     Task task[16];
@@ -169,33 +168,21 @@ template <typename V> struct SharedOf {
     OneSplit one;
 };
 
-/* Returns the address of a slot's weights: one line of 64 per row. */
-template <typename V> DEVICE uint32_t weights_tile(uint32_t base, int slot)
+/* Returns the address of a stage's weights: one line of 64 per row. */
+template <typename V> DEVICE uint32_t weights_tile(uint32_t smem, int p_stage)
 {
     using Shared = SharedOf<V>;
-    static_assert(!V::P_IN_KEYS || (V::SLOTS == V::BUFFERS && V::ROWS * LINE_BYTES <= ROPE_BYTES), "");
-    return V::P_IN_KEYS ? SHARED_AT(base, keys) + (uint32_t)(slot * V::KEYS_BYTES + LINES * KEY_TILE_BYTES)
-                        : SHARED_AT(base, p) + (uint32_t)(slot * V::ROWS * LINE_BYTES);
+    static_assert(!V::P_IN_KEYS || (V::P_STAGES == V::KV_STAGES && V::ROWS * LINE_BYTES <= ROPE_BYTES), "");
+    return V::P_IN_KEYS ? SHARED_AT(smem, keys) + (uint32_t)(p_stage * V::KEYS_BYTES + LINES * KEY_TILE_BYTES)
+                        : SHARED_AT(smem, p) + (uint32_t)(p_stage * V::ROWS * LINE_BYTES);
 }
-
-/* An index in a ring, and the parity of its round. */
-template <int COUNT> struct Turn {
-    int index = 0;
-    uint32_t parity = 0;
-
-    DEVICE void next()
-    {
-        index++;
-        if (index == COUNT) index = 0, parity ^= 1;
-    }
-};
 
 /* Returns the work of split i of the list, or of the only split. */
 template <typename V>
 DEVICE WorkTile work_tile_of(const struct dense_decode_sm90_params &p, const SharedOf<V> &shared, int i,
                              const CtaCoord &cta)
 {
-    if constexpr (V::TOGETHER)
+    if constexpr (V::JOIN_IN_KERNEL)
         return WorkTile(p, shared.one, cta.kv_head, cta.tile * V::ROWS, V::ROWS);
     else
         return WorkTile(p, shared.list, i, cta.kv_head, cta.tile * V::ROWS, V::ROWS);

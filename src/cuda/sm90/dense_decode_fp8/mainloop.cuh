@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The main loop of a warpgroup with values: O^T += V^T P^T of half of the columns, 64 per warp, for all blocks.
- * ldmatrix.trans reads 16 columns of 32 keys as pairs of columns; a byte permute puts the even column's two
- * keys before the odd one's, and each two become fp16: a row of A, so that rows g and g + 8 of a product are
- * columns 2 g and 2 g + 1. Fragments are read two ahead, and converted one ahead.
+ * The main loop of a warpgroup with values: O^T += V^T P^T of half of the columns, 64 per warp, for all
+ * blocks. ldmatrix.trans reads 16 columns of 32 keys as pairs of columns; a byte permute puts the even
+ * column's two keys before the odd one's, and each two become fp16: a row of A, so that rows g and g + 8 of a
+ * product are columns 2 g and 2 g + 1. Fragments are read two ahead, and converted one ahead.
  */
 #pragma once
 
@@ -21,21 +21,21 @@ enum { KEY_STEP = 32 /* keys of a fragment */, FRAGMENTS = GROUPS * KEYS / KEY_S
 
 template <typename V> struct Mainloop : Epilogue<V> {
     using Base = Epilogue<V>;
-    using Base::lane, Base::share, Base::task;
-    using Base::p, Base::shared, Base::base, Base::side;
+    using Base::lane, Base::column_tile, Base::task;
+    using Base::p, Base::shared, Base::smem, Base::side;
     using typename Base::Shared;
     uint32_t v_at; /* offset of the lane's row of the first fragment, in a block of keys */
     typename Base::Sums o;
     uint32_t fragment[2][2][4], raw[2][4];
     /* FP8_656: fp16 scales of two keys, for the fragments of each half of a block. */
     uint32_t pairs[2][KEY_STEP / 8];
-    Turn<V::BUFFERS> buffer;
-    Turn<V::SLOTS> slot;
+    Ring<V::KV_STAGES> kv_stage;
+    Ring<V::P_STAGES> p_stage;
 
     DEVICE Mainloop(const struct dense_decode_fp8_params &params, Shared &memory, int which)
         : Base(params, memory, which)
     {
-        const int column = HALF_ROW_TILE * share();
+        const int column = HALF_ROW_TILE * column_tile();
         v_at = (uint32_t)(column / CODES_OF_LINE * KEY_TILE_BYTES) +
                swizzle_128((uint32_t)lane(), (uint32_t)(column % CODES_OF_LINE / CHUNK_BYTES));
         asm volatile("" : "+r"(v_at)); /* kept: computed again for every fragment it cost 8 % in all */
@@ -43,7 +43,7 @@ template <typename V> struct Mainloop : Epilogue<V> {
 
     DEVICE uint32_t keys_at(int index) const
     {
-        return SHARED_AT(base, keys) + (uint32_t)(index * V::KEYS_BYTES);
+        return SHARED_AT(smem, keys) + (uint32_t)(index * V::KEYS_BYTES);
     }
 
     /* ---- Fragments ----------------------------------------------------------------------------------- */
@@ -86,29 +86,30 @@ template <typename V> struct Mainloop : Epilogue<V> {
     {
         if constexpr (V::SCALED) {
             const uint4 four =
-                load_shared_16(SHARED_AT(base, half_scales) +
-                               (uint32_t)(index * HALF_SCALES_BYTES + share() / 2 * HALF_LINE_BYTES +
+                load_shared_16(SHARED_AT(smem, half_scales) +
+                               (uint32_t)(index * HALF_SCALES_BYTES + column_tile() / 2 * HALF_LINE_BYTES +
                                           lane() % 4 * 32 + 16 * half));
             pairs[half][0] = four.x, pairs[half][1] = four.y, pairs[half][2] = four.z,
             pairs[half][3] = four.w;
         }
     }
 
-    /* Waits for the keys of the current buffer, and for their scales. */
+    /* Waits for the keys of the current stage, and for their scales. */
     DEVICE void wait_for_keys() const
     {
-        mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+        mbarrier_wait(barrier_at(SHARED_AT(smem, keys_full), kv_stage.index), kv_stage.parity);
         if constexpr (V::SCALED)
-            mbarrier_wait(barrier_at(SHARED_AT(base, scales_full), buffer.index), buffer.parity);
+            mbarrier_wait(barrier_at(SHARED_AT(smem, scales_full), kv_stage.index), kv_stage.parity);
     }
 
     /* Tests the same barriers without waiting. Called early, since the answer has a latency. */
     DEVICE bool test_keys() const
     {
-        const int index = buffer.index;
-        bool there = mbarrier_test(barrier_at(SHARED_AT(base, keys_full), index), buffer.parity);
-        if (V::SCALED) there &= mbarrier_test(barrier_at(SHARED_AT(base, scales_full), index), buffer.parity);
-        return there;
+        const int index = kv_stage.index;
+        bool arrived = mbarrier_test(barrier_at(SHARED_AT(smem, keys_full), index), kv_stage.parity);
+        if (V::SCALED)
+            arrived &= mbarrier_test(barrier_at(SHARED_AT(smem, scales_full), index), kv_stage.parity);
+        return arrived;
     }
 
     /* Reads the first fragments of a block, and converts the very first. */
@@ -128,7 +129,7 @@ template <typename V> struct Mainloop : Epilogue<V> {
 #pragma unroll
         for (int n = 0; n < V::ROWS / 8; n++) {
             const bool moved = moved_rows >> 8 * (n / 2) & 255; /* for other rows no factor is written */
-            const float2 both = *(const float2 *)&shared.factor[slot.index][8 * n + 2 * (lane() % 4)];
+            const float2 both = *(const float2 *)&shared.factor[p_stage.index][8 * n + 2 * (lane() % 4)];
             const float x = moved ? both.x : 1.0f, y = moved ? both.y : 1.0f;
 #pragma unroll
             for (int m = 0; m < GROUPS; m++)
@@ -157,7 +158,7 @@ template <typename V> struct Mainloop : Epilogue<V> {
     DEVICE void multiply_wide(int index, uint32_t weights)
     {
         const uint32_t keys = keys_at(index),
-                       scales = keys + (uint32_t)(SCALES_AT + share() / 2 * 4 +
+                       scales = keys + (uint32_t)(SCALES_AT + column_tile() / 2 * 4 +
                                                   2 * (lane() % 4) * SCALES_OF_KEY * 4);
 #pragma unroll(V::OF_CODES &&V::ROWS == 64 ? GROUPS : 1)
         for (int m = 0; m < GROUPS; m++) {
@@ -174,7 +175,7 @@ template <typename V> struct Mainloop : Epilogue<V> {
         }
     }
 
-    /* Moves the sums of each column group to the place of the previous one. */
+    /* Moves the sums of each column group to the registers of the previous one. */
     DEVICE void next_group()
     {
 #pragma unroll
@@ -194,11 +195,11 @@ template <typename V> struct Mainloop : Epilogue<V> {
 #pragma unroll
         for (int i = 0; i < FRAGMENTS; i++) {
             if (i == FRAGMENTS - 2) {
-                keys = keys_at(buffer.index);
+                keys = keys_at(kv_stage.index);
                 if (!last && !__all_sync(~0u, keys_asked)) wait_for_keys();
-                load_pairs(buffer.index, 0);
+                load_pairs(kv_stage.index, 0);
             }
-            if (i == FRAGMENTS - 1) load_pairs(buffer.index, 1);
+            if (i == FRAGMENTS - 1) load_pairs(kv_stage.index, 1);
             load(raw[i % 2], keys, (i + 2) % FRAGMENTS);
             multiply<Fp16>(o[i / 2], fragment[i % 2], weights, i % 2);
             if (i > 0) wgmma_wait<1>();
@@ -209,21 +210,21 @@ template <typename V> struct Mainloop : Epilogue<V> {
 
     DEVICE void run_block(bool last)
     {
-        const uint32_t weights = weights_tile<V>(base, slot.index);
-        mbarrier_wait(barrier_at(SHARED_AT(base, p_full), slot.index), slot.parity);
+        const uint32_t weights = weights_tile<V>(smem, p_stage.index);
+        mbarrier_wait(barrier_at(SHARED_AT(smem, p_full), p_stage.index), p_stage.parity);
         const uint2 flags =
-            load_shared_8(SHARED_AT(base, flags) + (uint32_t)(slot.index * (int)sizeof(BlockFlags)));
+            load_shared_8(SHARED_AT(smem, flags) + (uint32_t)(p_stage.index * (int)sizeof(BlockFlags)));
         if (SELDOM(__any_sync(~0u, flags.x))) rescale(flags.x);
-        const bool fits = !V::SCALED || __all_sync(~0u, shared.fits[buffer.index] == ALL_FIT);
-        if (SELDOM(__any_sync(~0u, flags.y))) begin(buffer.index);
+        const bool fits = !V::SCALED || __all_sync(~0u, shared.fits[kv_stage.index] == ALL_FIT);
+        if (SELDOM(__any_sync(~0u, flags.y))) begin(kv_stage.index);
         hold_sums();
-        const int own = buffer.index;
-        const uint32_t round = buffer.parity;
-        buffer.next();
+        const int own = kv_stage.index;
+        const uint32_t round = kv_stage.parity;
+        kv_stage.advance();
         if (SELDOM(!fits)) {
             multiply_wide(own, weights);
             if (!last) wait_for_keys();
-            begin(buffer.index);
+            begin(kv_stage.index);
         } else {
             multiply_narrow(keys_at(own), weights, last);
         }
@@ -231,32 +232,32 @@ template <typename V> struct Mainloop : Epilogue<V> {
         release_keys(own, round);
     }
 
-    /* Releases the buffer, which the warp no longer needs. */
-    DEVICE void release_keys(int buffer, uint32_t round)
+    /* Releases the stage, which the warp no longer needs. */
+    DEVICE void release_keys(int stage, uint32_t round)
     {
         constexpr uint32_t WARPS = 2 * WARPGROUP_THREADS / 32;
         __syncwarp();
         if constexpr (V::REFILLS) {
             const uint32_t before =
-                lane() == 0 ? count_shared(SHARED_AT(base, released) + 4 * (uint32_t)buffer) : 0;
+                lane() == 0 ? count_shared(SHARED_AT(smem, released) + 4 * (uint32_t)stage) : 0;
             if (__any_sync(~0u, before % WARPS == WARPS - 1)) {
                 const uint2 box =
-                    load_shared_8(SHARED_AT(base, box[0]) +
-                                  (round * V::BUFFERS + (uint32_t)buffer) * (uint32_t)sizeof(KeyBox));
+                    load_shared_8(SHARED_AT(smem, box[0]) +
+                                  (round * V::KV_STAGES + (uint32_t)stage) * (uint32_t)sizeof(KeyBox));
                 if (__all_sync(~0u, (int)box.y >= 0) && elect_one())
-                    ask_for_keys<V>(p, base, buffer, {(int)box.x, (int)box.y});
+                    ask_for_keys<V>(p, smem, stage, {(int)box.x, (int)box.y});
                 __syncwarp();
             }
         } else {
-            if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, keys_empty), buffer));
+            if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(smem, keys_empty), stage));
         }
     }
 
     DEVICE void release_weights()
     {
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_empty), slot.index));
-        slot.next();
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(smem, p_empty), p_stage.index));
+        p_stage.advance();
     }
 
     /* ---- Splits --------------------------------------------------------------------------------- */
@@ -273,20 +274,20 @@ template <typename V> struct Mainloop : Epilogue<V> {
 #pragma unroll
             for (int i = 0; i < V::ROWS / 2; i++) o[m][i] = 0.0f;
         wait_for_keys();
-        begin(buffer.index);
+        begin(kv_stage.index);
 #pragma unroll 1
         for (int left = blocks - 1; __all_sync(~0u, left >= 0); left--) {
             run_block(__all_sync(~0u, left == 0));
             if (__all_sync(~0u, left > 0)) release_weights();
         }
-        mbarrier_wait(barrier_at(SHARED_AT(base, done), slot.index), slot.parity);
-        this->store(o, slot.index);
+        mbarrier_wait(barrier_at(SHARED_AT(smem, done), p_stage.index), p_stage.parity);
+        this->store(o, p_stage.index);
         release_weights();
     }
 
     DEVICE void run()
     {
-        if constexpr (V::TOGETHER) {
+        if constexpr (V::JOIN_IN_KERNEL) {
             run_and_join();
         } else {
             for (int i = shared.list.first; __all_sync(~0u, i <= shared.list.last); i += shared.list.step)
@@ -298,14 +299,14 @@ template <typename V> struct Mainloop : Epilogue<V> {
     {
         const CtaCoord cta(p.dense);
         const OneSplit &one = shared.one;
-        /* The thread that will join the meeting begins it while the first keys are in flight. */
+        /* The thread that will arrive at the group barrier prepares it while the first keys are in flight. */
         if (fresh_thread() == VALUES * WARPGROUP_THREADS)
             meeting_begin(cta_group_barrier(p.dense, cta, one.request), p.dense.ticket);
         __syncwarp();
         run_split(WorkTile(p.dense, one, cta.kv_head, cta.tile * V::ROWS, V::ROWS));
         const JoinRange<false> range(p.dense.call, one, cta.kv_head, cta.tile * V::ROWS, V::ROWS);
         join_together<Bf16, MOST_PARTS_TOGETHER / SHARE_WARPS>(
-            range, cta_group_barrier(p.dense, cta, range.request), base, VALUES * WARPGROUP_THREADS,
+            range, cta_group_barrier(p.dense, cta, range.request), smem, VALUES * WARPGROUP_THREADS,
             VALUES_BARRIER);
     }
 };

@@ -20,12 +20,11 @@ DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t full, 
 
 /* Requests a block of keys; called by one thread. */
 template <typename V>
-DEVICE void ask_for_keys(const struct dense_decode_fp8_params &p, uint32_t base, int buffer,
-                         const KeyBox &box)
+DEVICE void ask_for_keys(const struct dense_decode_fp8_params &p, uint32_t smem, int stage, const KeyBox &box)
 {
     using Shared = SharedOf<V>;
-    const uint32_t full = barrier_at(SHARED_AT(base, keys_full), buffer),
-                   to = SHARED_AT(base, keys) + (uint32_t)(buffer * V::KEYS_BYTES);
+    const uint32_t full = barrier_at(SHARED_AT(smem, keys_full), stage),
+                   to = SHARED_AT(smem, keys) + (uint32_t)(stage * V::KEYS_BYTES);
     const BoxPlace at = {0, box.key, 0, box.page, 0};
     const bool alone = p.dense.tiles_of_head == 1;
     mbarrier_arrive_expect(full, V::KEYS_BYTES);
@@ -51,7 +50,7 @@ template <typename V> struct KeyBoxes {
     DEVICE KeyBoxes(const struct dense_decode_sm90_params &params, const SharedOf<V> &memory)
         : p(params), shared(memory)
     {
-        at.turn = 0, at.split = memory.list.first;
+        at.index = 0, at.split = memory.list.first;
         find_split();
     }
 
@@ -77,13 +76,13 @@ template <typename V> struct KeyBoxes {
         }
     }
 
-    DEVICE int buffer() const
+    DEVICE int kv_stage() const
     {
-        return at.turn % V::BUFFERS;
+        return at.index % V::KV_STAGES;
     }
     DEVICE uint32_t round() const
     {
-        return at.turn >= V::BUFFERS;
+        return at.index >= V::KV_STAGES;
     }
 
     DEVICE bool more() const
@@ -95,7 +94,7 @@ template <typename V> struct KeyBoxes {
     DEVICE KeyBox next()
     {
         const KeyBox box = {at.key, at.left > 0 ? at.page * p.page_step : -1};
-        at.turn = at.turn == 2 * V::BUFFERS - 1 ? 0 : at.turn + 1;
+        at.index = at.index == 2 * V::KV_STAGES - 1 ? 0 : at.index + 1;
         at.left--;
         if (__all_sync(~0u, at.left <= 0)) {
             at.split += shared.list.step;
@@ -113,17 +112,17 @@ template <typename V> struct KeyBoxes {
 
 /* Requests all keys; called by a warp that has no other role. */
 template <typename V>
-DEVICE void produce_keys(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared, uint32_t base)
+DEVICE void produce_keys(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared, uint32_t smem)
 {
     using Shared = SharedOf<V>;
     KeyBoxes<V> boxes(p.dense, shared);
 #pragma unroll 1
     while (boxes.more()) {
-        const int buffer = boxes.buffer();
+        const int stage = boxes.kv_stage();
         const uint32_t round = boxes.round();
         const KeyBox box = boxes.next();
-        mbarrier_wait(barrier_at(SHARED_AT(base, keys_empty), buffer), round ^ 1);
-        if (elect_one()) ask_for_keys<V>(p, base, buffer, box);
+        mbarrier_wait(barrier_at(SHARED_AT(smem, keys_empty), stage), round ^ 1);
+        if (elect_one()) ask_for_keys<V>(p, smem, stage, box);
         __syncwarp();
     }
 }
@@ -134,23 +133,23 @@ DEVICE void ask_for_first_keys(const struct dense_decode_fp8_params &p, SharedOf
 {
     KeyBoxes<V> boxes(p.dense, shared);
 #pragma unroll 1
-    for (int i = 0; i < V::BUFFERS; i++) {
+    for (int i = 0; i < V::KV_STAGES; i++) {
         const KeyBox box = boxes.next();
         if (__all_sync(~0u, box.page >= 0) && elect_one())
             ask_for_keys<V>(p, shared_address(&shared), i, box);
         __syncwarp();
     }
-    if (elect_one()) boxes.at.turn = 0, shared.behind_boxes = boxes.at;
+    if (elect_one()) boxes.at.index = 0, shared.behind_boxes = boxes.at;
     __syncwarp();
 }
 
-/* Stores the position of the block that the next buffer receives; called by the same warp with each block.
- * The last warp that needs the buffer requests that block (Mainloop). The previous position for this buffer
+/* Stores the position of the block that the next stage receives; called by the same warp with each block.
+ * The last warp that needs the stage requests that block (Mainloop). The previous position for this stage
  * may not have been read yet, so there are two. */
 template <typename V> DEVICE void leave_next_box(const struct dense_decode_fp8_params &p, SharedOf<V> &shared)
 {
     KeyBoxes<V> boxes(p.dense, shared, shared.behind_boxes);
-    KeyBox &to = shared.box[boxes.round()][boxes.buffer()];
+    KeyBox &to = shared.box[boxes.round()][boxes.kv_stage()];
     const KeyBox box = boxes.next();
     __syncwarp(); /* all lanes have read */
     if (elect_one()) to = box, shared.behind_boxes = boxes.at;
@@ -159,10 +158,10 @@ template <typename V> DEVICE void leave_next_box(const struct dense_decode_fp8_p
 
 template <typename V>
 DEVICE void produce_queries(const struct dense_decode_fp8_params &p, const SharedOf<V> &shared,
-                            const CtaCoord &cta, uint32_t base)
+                            const CtaCoord &cta, uint32_t smem)
 {
     using Shared = SharedOf<V>;
-    const uint32_t full = SHARED_AT(base, q_full), to = SHARED_AT(base, q);
+    const uint32_t full = SHARED_AT(smem, q_full), to = SHARED_AT(smem, q);
     const int row = cta.tile * V::ROWS;
     uint32_t count = 0;
     for (int i = shared.list.first; i <= shared.list.last; i += shared.list.step) {
@@ -170,7 +169,7 @@ DEVICE void produce_queries(const struct dense_decode_fp8_params &p, const Share
         if (work.blocks == 0) continue;
         const BoxPlace at = {0, row % p.dense.q_heads, row / p.dense.q_heads, 0,
                              work.task.split.request * p.dense.request_step};
-        mbarrier_wait_thread(SHARED_AT(base, q_empty), ~count & 1);
+        mbarrier_wait_thread(SHARED_AT(smem, q_empty), ~count & 1);
         mbarrier_arrive_expect(full, V::ROWS * D_QK);
         tma_load(to, &p.dense.queries, full, at);
         tma_load(to + LINES * Shared::QUERY_TILE_BYTES, &p.queries_end, full, at);

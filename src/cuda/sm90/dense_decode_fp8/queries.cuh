@@ -26,7 +26,7 @@ struct RowsOfWarp {
 };
 
 /* Returns the offset of columns c and c + 1 of a row of codes; c is even. */
-template <int ROWS> DEVICE uint32_t code_place(int row, int c)
+template <int ROWS> DEVICE uint32_t code_offset(int row, int c)
 {
     if (c >= D_V)
         return (uint32_t)(D_V * ROWS) + swizzle_64((uint32_t)row, (uint32_t)(c - D_V) / CHUNK_BYTES) +
@@ -68,9 +68,9 @@ static constexpr float LEAST_DIVISOR = 0x1p-60f, ENLARGED = 0x1p64f;
 /* Returns the address of a row of the tile, or of the last row of all if it is past the end. */
 DEVICE const uint16_t *query_row(const struct dense_decode_params &p, const Task &task, int row)
 {
-    const RowPlace place = row_place(p, min(task.first_row + row, p.rows - 1), task.kv_head);
-    return p.q + task.split.request * p.q_stride[0] + place.token * p.q_stride[1] +
-           place.head * p.q_stride[2];
+    const RowPlace coord = row_place(p, min(task.first_row + row, p.rows - 1), task.kv_head);
+    return p.q + task.split.request * p.q_stride[0] + coord.token * p.q_stride[1] +
+           coord.head * p.q_stride[2];
 }
 
 /* Calls put(row, words) for each of the warp's rows, with the lane's words of it; a row past the last one
@@ -78,7 +78,7 @@ DEVICE const uint16_t *query_row(const struct dense_decode_params &p, const Task
 template <typename V, typename Put>
 DEVICE void for_query_rows(const struct dense_decode_params &p, const Task &task, RowsOfWarp rows, Put put)
 {
-    constexpr int ROWS = V::ROWS, ROWS_AT_ONCE = V::TOGETHER && ROWS == 16 ? 2 : 3;
+    constexpr int ROWS = V::ROWS, ROWS_AT_ONCE = V::JOIN_IN_KERNEL && ROWS == 16 ? 2 : 3;
     const int lane = (int)(fresh_thread() % 32);
 #pragma unroll 1
     for (int first = rows.first; first < ROWS; first += ROWS_AT_ONCE * rows.step) {
@@ -142,12 +142,12 @@ DEVICE void load_query_codes(const struct dense_decode_fp8_params &p, const Task
         if (lane == 0) store_shared_4(scales + 4 * (uint32_t)row, __float_as_uint(scale));
 #pragma unroll
         for (int i = 0; i < QUERY_WORDS; i++)
-            store_shared_2(q + code_place<V::ROWS>(row, 64 * i + 2 * lane), quantiser.codes_of(words[i]));
+            store_shared_2(q + code_offset<V::ROWS>(row, 64 * i + 2 * lane), quantiser.codes_of(words[i]));
     });
 }
 
 /* Stores a row's first columns as codes, in lines; its last columns stay as they are, in a line behind
- * these. `scales`: address of the factors that turn sums of codes into scores. They are finite, so that no
+ * these. `scales`: address of the factors that make scores of sums of codes. They are finite, so that no
  * score is 0 times infinity; a NaN of the queries is in their codes. */
 template <typename V>
 DEVICE void load_query_lines(const struct dense_decode_fp8_params &p, const Task &task, RowsOfWarp rows,
@@ -163,7 +163,7 @@ DEVICE void load_query_lines(const struct dense_decode_fp8_params &p, const Task
             store_shared_4(scales + 4 * (uint32_t)row, __float_as_uint(fminf(scale * scale_log2, FLT_MAX)));
 #pragma unroll
         for (int i = 0; i < CODE_WORDS; i++)
-            store_shared_2(q + code_place<V::ROWS>(row, 64 * i + 2 * lane), quantiser.codes_of(words[i]));
+            store_shared_2(q + code_offset<V::ROWS>(row, 64 * i + 2 * lane), quantiser.codes_of(words[i]));
         store_shared_4(q + (uint32_t)(LINES * V::ROWS * LINE_BYTES) +
                            swizzle_128((uint32_t)row, (uint32_t)lane / 4) + (uint32_t)(lane % 4 * 4),
                        words[QUERY_WORDS - 1]);
@@ -173,7 +173,7 @@ DEVICE void load_query_lines(const struct dense_decode_fp8_params &p, const Task
 /* Returns the offset of columns c and c + 1 of a row of values; c is even. The first pair of the four codes
  * that a lane reads is among the first eight columns of a product's sixteen, the second pair among the last
  * eight. */
-template <int ROWS> DEVICE uint32_t value_place(int row, int c)
+template <int ROWS> DEVICE uint32_t value_offset(int row, int c)
 {
     const int pair = c / 2 % 8, word = pair % 2 * 4 + pair / 2, column = c / 16 * 16 + 2 * word;
     return (uint32_t)(column / LINE_ELEMENTS * ROWS * LINE_BYTES) +
@@ -181,8 +181,8 @@ template <int ROWS> DEVICE uint32_t value_place(int row, int c)
            (uint32_t)(column % CHUNK_ELEMENTS * 2);
 }
 
-/* Stores rows of fp16, each times a power of two. `scales`: address of the factors that turn products into
- * scores. The last columns of FP8_656 have a tile of their own. */
+/* Stores rows of fp16, each times a power of two. `scales`: address of the factors that make scores of
+ * products. The last columns of FP8_656 have a tile of their own. */
 template <typename V>
 DEVICE void load_query_values(const struct dense_decode_fp8_params &p, const Task &task, RowsOfWarp rows,
                               uint32_t q, uint32_t scales)
@@ -200,7 +200,7 @@ DEVICE void load_query_values(const struct dense_decode_fp8_params &p, const Tas
             const float low = Bf16::to_float((uint16_t)words[i]) * power.up,
                         high = Bf16::to_float((uint16_t)(words[i] >> 16)) * power.up;
             if (i < CODE_WORDS)
-                store_shared_4(q + value_place<ROWS>(row, 64 * i + 2 * lane), Fp16::pack(low, high));
+                store_shared_4(q + value_offset<ROWS>(row, 64 * i + 2 * lane), Fp16::pack(low, high));
             else
                 store_shared_4(q + (uint32_t)(CODE_WORDS * ROWS * LINE_BYTES) +
                                    swizzle_128((uint32_t)row, (uint32_t)lane / 4) + (uint32_t)(lane % 4 * 4),
@@ -210,14 +210,14 @@ DEVICE void load_query_values(const struct dense_decode_fp8_params &p, const Tas
 }
 
 /* Stores the queries of a split as the products of scores need them, and fences for the async proxy.
- * `turn`: splits so far % 2. */
+ * `split_parity`: splits so far % 2. */
 template <typename V>
 DEVICE void load_queries(const struct dense_decode_fp8_params &p, const Task &task, RowsOfWarp rows,
-                         uint32_t base, int turn)
+                         uint32_t smem, int split_parity)
 {
     using Shared = SharedOf<V>;
-    const uint32_t q = SHARED_AT(base, q),
-                   scales = SHARED_AT(base, q_scales[0]) + (uint32_t)(turn * V::ROWS * (int)sizeof(float));
+    const uint32_t q = SHARED_AT(smem, q), scales = SHARED_AT(smem, q_scales[0]) +
+                                                    (uint32_t)(split_parity * V::ROWS * (int)sizeof(float));
     if constexpr (V::BY_LINES)
         load_query_lines<V>(p, task, rows, q, scales);
     else if constexpr (V::OF_CODES)

@@ -42,16 +42,16 @@ template <typename V> struct Scores {
     using Shared = SharedOf<V>;
     const struct dense_decode_fp8_params &p;
     Shared &shared;
-    const uint32_t base;
+    const uint32_t smem;
     float s[32], next[32]; /* S; that of the next block, in progress */
     uint32_t q[Q_IN_REGISTERS][4];
     float scale[2], reference[2], sum[2];
-    Turn<V::BUFFERS> buffer; /* of the block whose products are issued next */
-    Turn<V::SLOTS> slot;
+    Ring<V::KV_STAGES> kv_stage; /* of the block whose products are issued next */
+    Ring<V::P_STAGES> p_stage;
     uint32_t splits = 0;
 
     DEVICE Scores(const struct dense_decode_fp8_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory))
+        : p(params), shared(memory), smem(shared_address(&memory))
     {
     }
 
@@ -68,7 +68,7 @@ template <typename V> struct Scores {
 
     DEVICE uint32_t keys_at(int index) const
     {
-        return SHARED_AT(base, keys) + (uint32_t)(index * V::KEYS_BYTES);
+        return SHARED_AT(smem, keys) + (uint32_t)(index * V::KEYS_BYTES);
     }
 
     /* ---- Queries --------------------------------------------------------------------------------- */
@@ -78,23 +78,23 @@ template <typename V> struct Scores {
         const uint32_t line = (uint32_t)(16 * warp() + lane() % 16);
 #pragma unroll
         for (int i = 0; i < Q_IN_REGISTERS; i++)
-            ldmatrix_x4(q[i], SHARED_AT(base, q) + (uint32_t)(i / STEPS_OF_LINE * Shared::QUERY_TILE_BYTES) +
+            ldmatrix_x4(q[i], SHARED_AT(smem, q) + (uint32_t)(i / STEPS_OF_LINE * Shared::QUERY_TILE_BYTES) +
                                   swizzle_128(line, (uint32_t)(2 * (i % STEPS_OF_LINE) + lane() / 16)));
     }
 
-    /* Takes the queries of a split, and computes the factors that turn sums of their codes into scores. */
+    /* Takes the queries of a split, and computes the factors that make scores of sums of their codes. */
     DEVICE void take_queries(int i)
     {
         const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
         float of_queries[2];
         if (__any_sync(~0u, p.q_given)) {
             of_queries[0] = of_queries[1] = p.q_scale ? __ldg(p.q_scale) : 1.0f;
-            mbarrier_wait(SHARED_AT(base, q_full), splits & 1);
+            mbarrier_wait(SHARED_AT(smem, q_full), splits & 1);
         } else {
-            if constexpr (!V::TOGETHER) {
+            if constexpr (!V::JOIN_IN_KERNEL) {
                 barrier_sync(SCORES_BARRIER,
                              WARPGROUP_THREADS); /* all warps have scored the previous split */
-                load_queries<V>(p, task(), {warp(), WARPGROUP_THREADS / 32}, base, 0);
+                load_queries<V>(p, task(), {warp(), WARPGROUP_THREADS / 32}, smem, 0);
                 prefetch_next_queries(p, shared, i);
                 barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
             }
@@ -113,7 +113,7 @@ template <typename V> struct Scores {
     /* Issues products FROM … TO - 1 of the next block. */
     template <int FROM, int TO> DEVICE void score(uint32_t keys)
     {
-        const uint32_t queries = SHARED_AT(base, q);
+        const uint32_t queries = SHARED_AT(smem, q);
         if (FROM == 0) hold(next);
         wgmma_fence();
 #pragma unroll
@@ -164,7 +164,7 @@ template <typename V> struct Scores {
             const float left =
                 finish_row(p.dense.call, task, direct, {reference[i], whole}, row() + 8 * i, lane() % 4 == 0);
             if (lane() % 4 == 0)
-                shared.finish[slot.index][row() + 8 * i] =
+                shared.finish[p_stage.index][row() + 8 * i] =
                     whole == 0.0f ? 0.0f : (direct ? left * of_cache : SLOT_UNIT) / whole;
         }
         __syncwarp();
@@ -187,7 +187,7 @@ template <typename V> struct Scores {
 
     /* Stores weights of keys 16 i … 16 i + 15 to the row's line; updates their sums and the largest
      * weights so far. */
-    DEVICE void weigh(uint32_t line, int i, float (&added)[2], uint32_t &largest)
+    DEVICE void softmax_step(uint32_t line, int i, float (&added)[2], uint32_t &largest)
     {
         uint32_t words[4];
 #pragma unroll
@@ -203,13 +203,13 @@ template <typename V> struct Scores {
         store_weights(line, i, (uint32_t)lane(), words);
     }
 
-    /* Computes P of a block, and issues the products of the next one (`keys`), if there is one. `ready`:
-     * the slot is free, and those keys are there. Weights are computed relative to the current references;
-     * if one is too large, which is rare, all of the warp's are computed again. Products are issued late,
-     * between weights: a warp whose products wait for the tensor cores computes nothing. */
+    /* Computes P of a block, and issues the products of the next one (`keys`), if there is one. `ready`: the
+     * stage of P is empty, and those keys have arrived. Weights are computed relative to the current
+     * references; if one is too large, which is rare, all of the warp's are computed again. Products are
+     * issued late, between weights: a warp whose products wait for the tensor cores computes nothing. */
     DEVICE void softmax(bool first, bool last, bool masked, bool ready, uint32_t keys)
     {
-        const uint32_t line = weights_line(weights_tile<V>(base, slot.index), warp(), lane());
+        const uint32_t line = weights_line(weights_tile<V>(smem, p_stage.index), warp(), lane());
         const bool has_rows = this->has_rows();
         float factor[2], added[2] = {0.0f, 0.0f};
         uint32_t largest = 0;
@@ -218,28 +218,28 @@ template <typename V> struct Scores {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (!last) score_part(i, keys);
-            if (has_rows) weigh(line, i, added, largest);
+            if (has_rows) softmax_step(line, i, added, largest);
         }
         if (!last) score<12, STEPS>(keys);
         if (!has_rows) return;
-        const bool late = __any_sync(~0u, __vmaxu2(largest, LARGEST_WEIGHTS) != LARGEST_WEIGHTS);
-        if (SELDOM(late)) {
+        const bool needs_rescale = __any_sync(~0u, __vmaxu2(largest, LARGEST_WEIGHTS) != LARGEST_WEIGHTS);
+        if (SELDOM(needs_rescale)) {
             move_references(factor);
             added[0] = added[1] = 0.0f;
 #pragma unroll
-            for (int i = 0; i < 4; i++) weigh(line, i, added, largest);
+            for (int i = 0; i < 4; i++) softmax_step(line, i, added, largest);
             if (lane() % 4 == 0)
 #pragma unroll
-                for (int i = 0; i < 2; i++) shared.factor[slot.index][row() + 8 * i] = factor[i];
+                for (int i = 0; i < 2; i++) shared.factor[p_stage.index][row() + 8 * i] = factor[i];
         }
         sum[0] += added[0], sum[1] += added[1];
-        if (fresh_thread() == SCORES * WARPGROUP_THREADS) shared.flags[slot.index].cleared = masked;
-        if (lane() == 0) shared.flags[slot.index].moved[warp()] = late && !first;
+        if (fresh_thread() == SCORES * WARPGROUP_THREADS) shared.flags[p_stage.index].cleared = masked;
+        if (lane() == 0) shared.flags[p_stage.index].moved[warp()] = needs_rescale && !first;
         fence_async_shared();
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), slot.index));
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(smem, p_full), p_stage.index));
         if (last) finish();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, done), slot.index));
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(smem, done), p_stage.index));
     }
 
     /* Issues some of the first twelve products of the next block. */
@@ -251,20 +251,21 @@ template <typename V> struct Scores {
         if (i == 3) score<8, 12>(keys);
     }
 
-    /* Returns whether the slot of this block is free and the keys of the next one, in `buffer`, are there.
-     * Called early, since the answer has a latency. */
+    /* Returns whether the stage of P of this block is empty and the keys of the next one, in `kv_stage`, have
+     * arrived. Called early, since the answer has a latency. */
     DEVICE bool asks_for_next(bool last) const
     {
-        const bool slot_free =
-            mbarrier_test(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
-        const bool keys = mbarrier_test(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
-        return slot_free && (last || keys);
+        const bool p_empty =
+            mbarrier_test(barrier_at(SHARED_AT(smem, p_empty), p_stage.index), p_stage.parity ^ 1);
+        const bool keys =
+            mbarrier_test(barrier_at(SHARED_AT(smem, keys_full), kv_stage.index), kv_stage.parity);
+        return p_empty && (last || keys);
     }
 
     DEVICE void wait_for_next(bool last) const
     {
-        mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
-        if (!last) mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
+        mbarrier_wait(barrier_at(SHARED_AT(smem, p_empty), p_stage.index), p_stage.parity ^ 1);
+        if (!last) mbarrier_wait(barrier_at(SHARED_AT(smem, keys_full), kv_stage.index), kv_stage.parity);
     }
 
     /* ---- A split, all splits ------------------------------------------------------------------------- */
@@ -282,13 +283,13 @@ template <typename V> struct Scores {
         __syncwarp();
         reference[0] = reference[1] = LEAST_REFERENCE, sum[0] = sum[1] = 0.0f;
         take_queries(i);
-        mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), buffer.index), buffer.parity);
-        score<0, STEPS>(keys_at(buffer.index));
+        mbarrier_wait(barrier_at(SHARED_AT(smem, keys_full), kv_stage.index), kv_stage.parity);
+        score<0, STEPS>(keys_at(kv_stage.index));
 #pragma unroll 1
         for (int left = blocks - 1; __all_sync(~0u, left >= 0); left--, first_key += KEYS) {
-            const uint32_t own = keys_at(buffer.index);
+            const uint32_t own = keys_at(kv_stage.index);
             const bool last = __all_sync(~0u, left == 0);
-            buffer.next();
+            kv_stage.advance();
             const bool asked = asks_for_next(last);
             wgmma_wait<0>();
             hold(next);
@@ -296,10 +297,10 @@ template <typename V> struct Scores {
             for (int i = 0; i < 32; i++) asm volatile("mov.b32 %0, %1;" : "=f"(s[i]) : "f"(next[i]));
             const bool masked = __any_sync(~0u, all_see - first_key < KEYS);
             if (masked) mask(first_key, own);
-            if (last && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
+            if (last && lane() == 0) mbarrier_arrive(SHARED_AT(smem, q_empty));
             softmax(__all_sync(~0u, left + 1 == blocks), last, masked, __all_sync(~0u, asked),
-                    keys_at(buffer.index));
-            slot.next();
+                    keys_at(kv_stage.index));
+            p_stage.advance();
         }
         splits++;
     }

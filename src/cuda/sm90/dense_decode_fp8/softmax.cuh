@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The warps that turn S^T into weights, where keys are the first factor. Four lanes share two rows, so
+ * The warps that compute weights from S^T, where keys are the first factor. Four lanes share two rows, so
  * neither the row maxima nor the sums of weights involve another warp. Scores and references are in powers
  * of two.
  */
@@ -17,10 +17,10 @@
 
 namespace dense_decode_fp8 {
 
-/* A reference moves to SOFTMAX_BELOW below the largest score, and only if that score is SOFTMAX_LATE above
+/* A reference moves to SOFTMAX_BELOW below the largest score, and only if that score is SOFTMAX_SLACK above
  * it: weights are at most 2^11, which fp16 can hold, and those down to 2^-20 of the largest keep all their
  * bits. */
-static constexpr float SOFTMAX_BELOW = 6.0f, SOFTMAX_LATE = 11.0f;
+static constexpr float SOFTMAX_BELOW = 6.0f, SOFTMAX_SLACK = 11.0f;
 
 template <typename V> struct Softmax {
     using Shared = SharedOf<V>;
@@ -31,22 +31,22 @@ template <typename V> struct Softmax {
         CHUNKS = KEYS / CHUNK_ELEMENTS / LANES_OF_ROW,
         KEYS_OF_LANE = CHUNKS * CHUNK_ELEMENTS
     };
-    /* If no weight of a row exceeds 2^SOFTMAX_LATE, a lane's weights sum to at most this. */
+    /* If no weight of a row exceeds 2^SOFTMAX_SLACK, a lane's weights sum to at most this. */
     static constexpr float LARGEST_SUM = KEYS_OF_LANE * 2048.0f;
     using Rows = float[2];
     const struct dense_decode_fp8_params &p;
     Shared &shared;
-    const uint32_t base;
+    const uint32_t smem;
     Rows scale, reference, sum;
-    Turn<V::SLOTS> slot;
-    uint32_t turns = 0;  /* bit 0: of blocks; bit 1: of splits */
-    int masked;          /* keys at the end of the split that some row does not see */
-    uint32_t s_at, p_at; /* address of the thread's first scores; offset of their weights in a slot */
+    Ring<V::P_STAGES> p_stage;
+    uint32_t parities = 0; /* bit 0: of blocks; bit 1: of splits */
+    int masked;            /* keys at the end of the split that some row does not see */
+    uint32_t s_at, p_at;   /* address of the thread's first scores; offset of their weights in a stage */
 
     DEVICE Softmax(const struct dense_decode_fp8_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory))
+        : p(params), shared(memory), smem(shared_address(&memory))
     {
-        s_at = SHARED_AT(base, s) + score_place<V::ROWS>(key(0), row());
+        s_at = SHARED_AT(smem, s) + score_offset<V::ROWS>(key(0), row());
         p_at = (uint32_t)(row() * LINE_BYTES + (row() % 8 ^ key(0) / CHUNK_ELEMENTS) * CHUNK_BYTES);
         /* Kept in registers: reading the thread index again for every address would stall the block. */
         asm volatile("" : "+r"(s_at), "+r"(p_at));
@@ -74,7 +74,7 @@ template <typename V> struct Softmax {
     {
         const int chunk = k / CHUNK_ELEMENTS, i = k % CHUNK_ELEMENTS;
         const uint2 both =
-            load_shared_8(s_at + score_place<V::ROWS>(chunk * LANES_OF_ROW * CHUNK_ELEMENTS + i, 0));
+            load_shared_8(s_at + score_offset<V::ROWS>(chunk * LANES_OF_ROW * CHUNK_ELEMENTS + i, 0));
         s[0] = __uint_as_float(both.x), s[1] = __uint_as_float(both.y);
     }
 
@@ -89,7 +89,7 @@ template <typename V> struct Softmax {
 #pragma unroll 1
             for (int k = 0; k < KEYS_OF_LANE; k++)
                 if (key(k) >= end)
-                    store_shared_4(SHARED_AT(base, s) + score_place<V::ROWS>(key(k), row() + r),
+                    store_shared_4(SHARED_AT(smem, s) + score_offset<V::ROWS>(key(k), row() + r),
                                    __float_as_uint(-INFINITY));
         }
         __syncwarp();
@@ -107,16 +107,16 @@ template <typename V> struct Softmax {
 #pragma unroll
             for (int r = 0; r < 2; r++) most[r] = fmaxf(most[r], s[r]);
         }
-        bool late = false;
+        bool needs_rescale = false;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
 #pragma unroll
             for (int lanes = 1; lanes < LANES_OF_ROW; lanes *= 2)
                 most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], lanes));
             most[r] = fminf(most[r] * scale[r], FLT_MAX);
-            late |= most[r] > reference[r] + SOFTMAX_LATE;
+            needs_rescale |= most[r] > reference[r] + SOFTMAX_SLACK;
         }
-        if (!__any_sync(~0u, late)) return false;
+        if (!__any_sync(~0u, needs_rescale)) return false;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const float to = fmaxf(reference[r], most[r] - SOFTMAX_BELOW);
@@ -124,11 +124,11 @@ template <typename V> struct Softmax {
             sum[r] *= factor[r], reference[r] = to;
         }
         if (lane() % LANES_OF_ROW == 0)
-            *(float2 *)&shared.factor[slot.index][row()] = make_float2(factor[0], factor[1]);
+            *(float2 *)&shared.factor[p_stage.index][row()] = make_float2(factor[0], factor[1]);
         return true;
     }
 
-    DEVICE float weigh(float score, int r) const
+    DEVICE float weight_of(float score, int r) const
     {
         return exp2_approx(fmaf(score, scale[r], -reference[r]));
     }
@@ -136,14 +136,14 @@ template <typename V> struct Softmax {
     /* Returns the address of the weights of a row and a chunk. */
     DEVICE uint32_t weights_at(int r, int chunk) const
     {
-        return ((weights_tile<V>(base, slot.index) + p_at) ^
+        return ((weights_tile<V>(smem, p_stage.index) + p_at) ^
                 (uint32_t)((r + LANES_OF_ROW * chunk) * CHUNK_BYTES)) +
                (uint32_t)(r * LINE_BYTES);
     }
 
     /* Computes the weights of a block, in fp16, and the sums of the lane's. All scores are loaded at once:
      * the tensor cores read shared memory meanwhile, and a load takes long. */
-    DEVICE void weigh_halves(Rows &added) const
+    DEVICE void softmax_block(Rows &added) const
     {
         Rows s[KEYS_OF_LANE];
 #pragma unroll
@@ -157,8 +157,8 @@ template <typename V> struct Softmax {
             for (int k = 0; k < CHUNK_ELEMENTS; k += 2)
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    const float low = weigh(s[CHUNK_ELEMENTS * chunk + k][r], r),
-                                high = weigh(s[CHUNK_ELEMENTS * chunk + k + 1][r], r);
+                    const float low = weight_of(s[CHUNK_ELEMENTS * chunk + k][r], r),
+                                high = weight_of(s[CHUNK_ELEMENTS * chunk + k + 1][r], r);
                     added[r] += low, added[r] += high;
                     words[r][k / 2] = Fp16::pack(low, high);
                 }
@@ -170,7 +170,7 @@ template <typename V> struct Softmax {
     }
 
     /* The same in less code, in fp16 or bf16. */
-    DEVICE void weigh_seldom(Rows &added, bool halves) const
+    DEVICE void softmax_block_compact(Rows &added, bool halves) const
     {
         added[0] = added[1] = 0.0f;
 #pragma unroll 1
@@ -179,7 +179,7 @@ template <typename V> struct Softmax {
             load(s, k), load(next, k + 1);
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const float low = weigh(s[r], r), high = weigh(next[r], r);
+                const float low = weight_of(s[r], r), high = weight_of(next[r], r);
                 added[r] += low + high;
                 store_shared_4(weights_at(r, k / CHUNK_ELEMENTS) + (uint32_t)(k % CHUNK_ELEMENTS * 2),
                                !V::SCALED || halves ? Fp16::pack(low, high) : Bf16::pack(low, high));
@@ -197,10 +197,10 @@ template <typename V> struct Softmax {
         for (;;) {
             if (SELDOM(looks)) moved |= move_references();
             if (SELDOM(again) || (V::SCALED && SELDOM(!halves))) {
-                weigh_seldom(added, halves);
+                softmax_block_compact(added, halves);
                 break;
             }
-            weigh_halves(added);
+            softmax_block(added);
             if (!__any_sync(~0u, fmaxf(added[0], added[1]) > LARGEST_SUM) || moved) break;
             looks = again = true;
         }
@@ -223,42 +223,42 @@ template <typename V> struct Softmax {
         const int own_row = row() + second;
         const float left = finish_row(p.dense.call, task, direct, {own_reference, own_sum}, own_row,
                                       lane() % LANES_OF_ROW < 2);
-        shared.finish[slot.index][own_row] = own_sum == 0.0f ? 0.0f
-                                                             : (direct      ? left * of_cache
-                                                                : V::SCALED ? 1.0f
-                                                                            : SLOT_UNIT) /
-                                                                   own_sum;
+        shared.finish[p_stage.index][own_row] = own_sum == 0.0f ? 0.0f
+                                                                : (direct      ? left * of_cache
+                                                                   : V::SCALED ? 1.0f
+                                                                               : SLOT_UNIT) /
+                                                                      own_sum;
         __syncwarp();
     }
 
     DEVICE void run_block(int left, bool first)
     {
         if (V::REFILLS && warp() == V::ROW_WARPS - 1) leave_next_box(p, shared);
-        mbarrier_wait(barrier_at(SHARED_AT(base, p_empty), slot.index), slot.parity ^ 1);
-        mbarrier_wait(SHARED_AT(base, s_full), turns & 1);
-        turns ^= 1;
+        mbarrier_wait(barrier_at(SHARED_AT(smem, p_empty), p_stage.index), p_stage.parity ^ 1);
+        mbarrier_wait(SHARED_AT(smem, s_full), parities & 1);
+        parities ^= 1;
         if (first) {
             const float2 both = V::BY_LINES ? make_float2(1.0f, 1.0f)
-                                            : *(const float2 *)&shared.q_scales[turns >> 1 & 1][row()];
+                                            : *(const float2 *)&shared.q_scales[parities >> 1 & 1][row()];
             scale[0] = both.x, scale[1] = both.y;
         }
         const bool is_masked = __any_sync(~0u, KEYS * left < masked);
         if (SELDOM(is_masked)) mask(left);
-        static_assert(!V::SCALED || V::SLOTS == V::BUFFERS, "");
+        static_assert(!V::SCALED || V::P_STAGES == V::KV_STAGES, "");
         const bool moved =
-            make_weights(first, !V::SCALED || __all_sync(~0u, shared.fits[slot.index] == ALL_FIT));
+            make_weights(first, !V::SCALED || __all_sync(~0u, shared.fits[p_stage.index] == ALL_FIT));
         __syncwarp();
         if (lane() == 0) {
-            mbarrier_arrive(SHARED_AT(base, s_empty));
-            shared.flags[slot.index].moved[warp()] = moved && !first;
-            if (warp() == 0) shared.flags[slot.index].cleared = is_masked;
+            mbarrier_arrive(SHARED_AT(smem, s_empty));
+            shared.flags[p_stage.index].moved[warp()] = moved && !first;
+            if (warp() == 0) shared.flags[p_stage.index].cleared = is_masked;
         }
         fence_async_shared();
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), slot.index));
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(smem, p_full), p_stage.index));
         if (__all_sync(~0u, left == 0)) finish();
-        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, done), slot.index));
-        slot.next();
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(smem, done), p_stage.index));
+        p_stage.advance();
     }
 
     DEVICE void run_split(const WorkTile &work)
@@ -273,7 +273,7 @@ template <typename V> struct Softmax {
 #pragma unroll 1
         for (int left = work.blocks - 1; __all_sync(~0u, left >= 0); left--, first = false)
             run_block(left, __all_sync(~0u, first));
-        turns ^= 2;
+        parities ^= 2;
     }
 
     DEVICE void run()
