@@ -5,6 +5,8 @@
 #include "../../device/half_rows.cuh"
 #include "../../device/join.cuh"
 
+namespace sparse_decode {
+
 /* The values that a lane reads of a few parts of a row; has the interface of PartsOfLane. */
 template <int VECTORS_> struct HalvesOfLane {
     static constexpr int VECTORS = VECTORS_;
@@ -39,5 +41,7 @@ template <int VECTORS_> struct HalvesOfLane {
     }
 };
 
-JOIN_KERNELS(join_half_rows_bf16, Bf16, HalvesOfLane)
-JOIN_KERNELS(join_half_rows_fp16, Fp16, HalvesOfLane)
+} // namespace sparse_decode
+
+JOIN_KERNELS(join_half_rows_bf16, Bf16, sparse_decode::HalvesOfLane)
+JOIN_KERNELS(join_half_rows_fp16, Fp16, sparse_decode::HalvesOfLane)

@@ -12,7 +12,9 @@
 #include "../../device/shared.cuh"
 #include "../../device/warpgroup.cuh"
 #include "../../device/wgmma.cuh"
-#include "common.cuh"
+#include "scheduler.cuh"
+
+namespace sparse_decode {
 
 enum { HEADS = 64 /* of a tile */ };
 enum { Q_GROUPS = 5 /* of Q's tiles: that of the rope values, then two tiles each */ };
@@ -22,7 +24,7 @@ static_assert(KEYS == TILE_LINES && HEADS == TILE_LINES, "");
 enum { PAIRS = V_TILES / 2 /* of chunks, of a block's raw keys */ };
 
 /* Raw keys: a thread's own 16 bytes, by chunk, key of its two, thread. Nobody else reads them, except
- * those of FP4, which the sums' warps convert (fp4_keys.cuh). */
+ * those of FP4, which the sums' warps convert (convert.cuh). */
 struct Shared {
     static constexpr bool ALL_TELL = false; /* one thread writes `block` */
     unsigned char v[HALVES][HALF_BYTES];
@@ -84,3 +86,5 @@ DEVICE bool any_of_scores(bool mine)
         : "memory");
     return any;
 }
+
+} // namespace sparse_decode

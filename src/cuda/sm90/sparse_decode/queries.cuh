@@ -9,6 +9,8 @@
 #include "convert.cuh"
 #include "layout.cuh"
 
+namespace sparse_decode {
+
 DEVICE const uint16_t *first_query(const struct sparse_decode_params &p, int request, const Place &place)
 {
     return p.q + request * p.q_stride[0] + place.token * p.q_stride[1] +
@@ -220,3 +222,5 @@ DEVICE void reload_queries(const struct sparse_decode_params &p, int request, ui
     fence_async_shared();
     barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
 }
+
+} // namespace sparse_decode

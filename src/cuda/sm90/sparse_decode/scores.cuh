@@ -5,9 +5,11 @@
  */
 #pragma once
 
-#include "keys.cuh"
+#include "producer.cuh"
 #include "queries.cuh"
 #include "softmax.cuh"
+
+namespace sparse_decode {
 
 template <typename F> struct Scores {
     const struct sparse_decode_params &p;
@@ -277,3 +279,5 @@ template <typename F> struct Scores {
         cp_async_wait<0>();
     }
 };
+
+} // namespace sparse_decode

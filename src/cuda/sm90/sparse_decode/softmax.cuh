@@ -12,6 +12,8 @@
 #include "../../device/local.cuh"
 #include "../../device/reference.cuh"
 
+namespace sparse_decode {
+
 /* PREFILL: the largest scores are kept, and scores of any size are distinguished as fp32 does. */
 template <typename Shared, bool PREFILL = false> struct Softmax {
     const struct sparse_decode_params &p;
@@ -209,3 +211,5 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
         if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_full));
     }
 };
+
+} // namespace sparse_decode

@@ -18,7 +18,7 @@
  *
  * The second warpgroup's products come half a block later than drawn, during the next softmax.
  *
- * The thread that requested raw bytes also converts them (keys.cuh). Their place is requested again as soon
+ * The thread that requested raw bytes also converts them (producer.cuh). Their place is requested again as soon
  * as it has been read, so that a block's 42 KB are always in flight. K Qᵀ does not read K from shared
  * memory: its A comes from registers. V has room for a block and a half: each half is freed by the warpgroup
  * whose columns it has.
@@ -29,7 +29,7 @@
  * time.
  *
  * If some blocks have FP4 codes, the sums' warps convert them to e4m3 codes before the scores' threads take
- * them; barriers landed and converted (fp4_keys.cuh).
+ * them; barriers landed and converted (convert.cuh).
  *
  * fp16 does not hold all values of the formats: from the first block with such values on, a split is
  * multiplied in bf16 (scores.cuh).
@@ -42,8 +42,12 @@
  */
 #pragma once
 
-#include "results.cuh"
+#include "layout.cuh"
+#include "mainloop.cuh"
+#include "scheduler.cuh"
 #include "scores.cuh"
+
+namespace sparse_decode {
 
 enum { THREADS = 3 * WARPGROUP_THREADS, SUM_REGISTERS = 168 /* all threads begin with 168 */ };
 
@@ -66,7 +70,7 @@ template <typename F> DEVICE void prepare(uint32_t base)
     mbarrier_fence_init();
 }
 
-template <typename F> DEVICE void sparse_decode(const struct sparse_decode_params &p)
+template <typename F> DEVICE void kernel(const struct sparse_decode_params &p)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &shared = *(Shared *)memory;
@@ -81,12 +85,15 @@ template <typename F> DEVICE void sparse_decode(const struct sparse_decode_param
         if (__any_sync(~0u, shared.list.first <= shared.list.last)) Scores<F>(p, shared).run();
     } else {
         take_registers<SUM_REGISTERS>(); /* no more than it has, but ptxas spills without it */
-        Sums<F>(p, shared).run();
+        Mainloop<F>(p, shared).run();
     }
 }
 
+} // namespace sparse_decode
+
 /* Defines both kernels of a format: the general one, and the one with one split per CTA. */
 #define SPARSE_DECODE_KERNELS(NAME, FORMAT)                                                                  \
-    DEFINE_KERNEL(NAME, sparse_decode_params, (THREADS, 1), sparse_decode<FORMAT>(p))                        \
-    DEFINE_KERNEL(NAME##_together, sparse_decode_sm90_params, (THREADS, 1),                                  \
-                  sparse_decode<OneSplitFormat<FORMAT>>(p.call))
+    DEFINE_KERNEL(NAME, sparse_decode_params, (sparse_decode::THREADS, 1),                                   \
+                  sparse_decode::kernel<sparse_decode::FORMAT>(p))                                           \
+    DEFINE_KERNEL(NAME##_together, sparse_decode_sm90_params, (sparse_decode::THREADS, 1),                   \
+                  sparse_decode::kernel<sparse_decode::OneSplitFormat<sparse_decode::FORMAT>>(p.call))

@@ -7,6 +7,8 @@
 
 #include "../layout.cuh"
 
+namespace sparse_decode::plain {
+
 enum { KEY_BUFFERS = 2 };
 
 /* D_QK: 576 or 512; Element: of queries, caches and results. */
@@ -51,3 +53,5 @@ static constexpr uint64_t NO_KEY = 1;
 
 /* Barrier 1 (SCORES_BARRIER) is that of the scores' warps. */
 enum { START_BARRIER = 2, SIDE_BARRIER = 3 /* and 4: of the warps of a half of O */ };
+
+} // namespace sparse_decode::plain

@@ -6,7 +6,9 @@
 #pragma once
 
 #include "../softmax.cuh"
-#include "keys.cuh"
+#include "producer.cuh"
+
+namespace sparse_decode::plain {
 
 template <typename R> struct Scores {
     using Shared = typename R::Shared;
@@ -125,3 +127,5 @@ template <typename R> struct Scores {
         }
     }
 };
+
+} // namespace sparse_decode::plain

@@ -18,8 +18,11 @@
  */
 #pragma once
 
-#include "results.cuh"
+#include "layout.cuh"
+#include "mainloop.cuh"
 #include "scores.cuh"
+
+namespace sparse_decode::plain {
 
 enum { THREADS = 3 * WARPGROUP_THREADS, SCORE_REGISTERS = 152, SUM_REGISTERS = 176 };
 
@@ -37,7 +40,7 @@ template <typename R> DEVICE void prepare(uint32_t base)
     mbarrier_fence_init();
 }
 
-template <typename R> DEVICE void sparse_decode(const struct sparse_decode_params &p)
+template <typename R> DEVICE void kernel(const struct sparse_decode_params &p)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     typename R::Shared &shared = *(typename R::Shared *)memory;
@@ -52,9 +55,12 @@ template <typename R> DEVICE void sparse_decode(const struct sparse_decode_param
         if (__any_sync(~0u, shared.list.first <= shared.list.last)) Scores<R>(p, shared).run();
     } else {
         take_registers<SUM_REGISTERS>();
-        if (__any_sync(~0u, shared.list.first <= shared.list.last)) Sums<R>(p, shared).run();
+        if (__any_sync(~0u, shared.list.first <= shared.list.last)) Mainloop<R>(p, shared).run();
     }
 }
 
+} // namespace sparse_decode::plain
+
 #define SPARSE_DECODE_KERNEL(NAME, D_QK, ELEMENT)                                                            \
-    DEFINE_KERNEL(NAME, sparse_decode_params, (THREADS, 1), sparse_decode<Rows<D_QK, ELEMENT>>(p))
+    DEFINE_KERNEL(NAME, sparse_decode_params, (sparse_decode::plain::THREADS, 1),                            \
+                  sparse_decode::plain::kernel<sparse_decode::plain::Rows<D_QK, ELEMENT>>(p))

@@ -5,7 +5,9 @@
  */
 #pragma once
 
-#include "keys.cuh"
+#include "producer.cuh"
+
+namespace sparse_decode::small {
 
 /* Multiplies two steps of 16 columns, whose B comes from 16 bytes of a head. y: of both keys. */
 template <typename Element> DEVICE void multiply_steps(float (&s)[2][4], const uint4 (&y)[2], uint32_t q)
@@ -77,3 +79,5 @@ DEVICE void store_scores(Shared &shared, const SmallKeys<F> &keys, const float (
         for (int e = 0; e < 4; e++)
             to[(8 * j + e % 2) * SCORE_LINE + 8 * (e / 2)] = keys.there[e / 2] ? s[j][e] : -INFINITY;
 }
+
+} // namespace sparse_decode::small

@@ -8,6 +8,8 @@
 
 #include "../../../device/reference.cuh"
 
+namespace sparse_decode::small {
+
 struct SmallSoftmax : SmallPhase {
     using SmallPhase::SmallPhase;
     float sum,
@@ -61,3 +63,5 @@ struct SmallSoftmax : SmallPhase {
         shared.last_factor[head()] = sum == 0.0f ? -1.0f : factor;
     }
 };
+
+} // namespace sparse_decode::small

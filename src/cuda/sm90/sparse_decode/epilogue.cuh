@@ -1,70 +1,33 @@
 /* SPDX-License-Identifier: MIT
  *
- * The warpgroups of the sums: O of 256 columns each += P V; at the end of a split they store rows to `out`,
- * or to the split's slot. A thread has, in its two rows, 16 neighbouring columns of every 64 (layout.cuh).
+ * The end of a split: the warpgroups of the sums store rows to `out`, or to the split's slot. A thread has, in
+ * its two rows, 16 neighbouring columns of every 64 (layout.cuh).
  */
 #pragma once
 
 #include "../../device/half_rows.cuh"
 #include "../../device/quad.cuh"
-#include "fp4_keys.cuh"
-#include "join_share.cuh"
-#include "queries.cuh"
+#include "layout.cuh"
+#include "scheduler.cuh"
 
-static_assert(share_bytes(MOST_PARTS_TOGETHER / SHARE_WARPS) <= offsetof(Shared, p),
-              "the join has the place of V and Q");
+namespace sparse_decode {
 
-template <typename F> struct Sums {
+/* Stores the sums `o` that Mainloop, which is derived from it, has made. */
+template <typename F> struct Epilogue {
     const struct sparse_decode_params &p;
     Shared &shared;
     const uint32_t base;
-    float o[128];
 
-    DEVICE Sums(const struct sparse_decode_params &params, Shared &memory)
+    DEVICE Epilogue(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory))
     {
     }
 
+    /* The current split, in shared memory; every warp has its own copy. */
     DEVICE Split &split() const { return shared.split[fresh_thread() / 32 - 4]; }
 
-    /* Adds P·V of a block. The tensor cores are idle during a softmax, so the second warpgroup keeps its
-     * product for the softmax of the following block, until the products of that block's scores are done
-     * (`late`). */
-    DEVICE void add_block(uint32_t count, uint32_t half, bool first, bool late)
-    {
-        const uint32_t buffer = count & 1;
-        mbarrier_wait(SHARED_AT(base, full) + 8 * buffer, count >> 1 & 1);
-        if (__any_sync(~0u, late && side() == 1))
-            mbarrier_wait(SHARED_AT(base, products_done), (count + 1) & 1);
-        const uint32_t block = shared.block[buffer];
-        if (__any_sync(~0u, block & BLOCK_MOVED)) {
-            const float factor[2] = {shared.factor[buffer][row()], shared.factor[buffer][row() + 8]};
-#pragma unroll
-            for (int i = 0; i < 128; i++) o[i] *= factor[i / 2 % 2];
-        }
-        if (SELDOM(__any_sync(~0u, block & BLOCK_BF16)))
-            multiply<Bf16>(buffer, half, first);
-        else
-            multiply<Fp16>(buffer, half, first);
-        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, empty) + 8 * half);
-    }
-
-    template <typename Element> DEVICE void multiply(uint32_t buffer, uint32_t half, bool first)
-    {
-        const uint32_t v = SHARED_AT(base, v) + half * HALF_BYTES;
-        hold(o);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            wgmma_256_columns<Element>(o, wgmma_lines(SHARED_AT(base, p) + buffer * TILE_BYTES, k),
-                                       wgmma_columns(v, k), k > 0 || !first);
-        wgmma_commit();
-        wgmma_wait<0>();
-        hold(o);
-    }
-
     /* Takes the thread's 16 columns of tile c of the side, in one of its two rows. */
-    DEVICE void take_row(float (&x)[16], int c, bool second) const
+    static DEVICE void take_row(float (&x)[16], const float (&o)[128], int c, bool second)
     {
 #pragma unroll
         for (int e = 0; e < 16; e++) {
@@ -73,7 +36,7 @@ template <typename F> struct Sums {
         }
     }
 
-    DEVICE void clear_row(int i, bool clears)
+    static DEVICE void clear_row(float (&o)[128], int i, bool clears)
     {
         asm volatile(
             "" ::
@@ -146,15 +109,15 @@ template <typename F> struct Sums {
     /* Stores a row to `out`, or, scaled, to a slot. `scales`: the side's, of a slot's row; NULL otherwise,
      * and for rows past the last head. `empty`: the row saw no key, and is 0 whatever weights of 0 made of
      * V. */
-    DEVICE void store_row(const LinePair &lines, bool slot, float *scales, bool second, float factor,
-                          bool empty) const
+    static DEVICE void store_row(const float (&o)[128], const LinePair &lines, bool slot, float *scales,
+                                 bool second, float factor, bool empty)
     {
         float down = 0.0f; /* scale of the lane's tile of four */
 #pragma unroll
         for (int c = 0; c < HALF_TILES; c++) {
             float x[16];
             uint32_t words[8];
-            take_row(x, c, second);
+            take_row(x, o, c, second);
             if (!F::PREFILL && __any_sync(~0u, slot)) {
                 const HalfScale scale(quad_magnitude(x) * factor);
                 const float by = factor * scale.up;
@@ -180,7 +143,7 @@ template <typename F> struct Sums {
     }
 
     /* Stores row i; called by all lanes, also those past the last head. */
-    DEVICE void end_row(int i) const
+    DEVICE void end_row(const float (&o)[128], int i) const
     {
         const float sum = of_row(shared.sum, i), below = of_row(shared.below, i);
         const Place place(p);
@@ -209,7 +172,7 @@ template <typename F> struct Sums {
             to = half_row(p.split, slot_row + first);
             row_elements = 2 * D_V;
         }
-        store_row(line_pair(to + column, row_elements, rows), !direct, scales, i == 1, factor, empty);
+        store_row(o, line_pair(to + column, row_elements, rows), !direct, scales, i == 1, factor, empty);
     }
 
     /* ---- Rows of a part that the CTAs join themselves ---------------------------------------------- */
@@ -222,14 +185,15 @@ template <typename F> struct Sums {
 
     /* Stores both rows to the split's slot, by one copy of the code, since a call executes it once. A row
      * that saw no key is 0 whatever weights of 0 made of V. `most`: the largest scores, for prefill. */
-    DEVICE void end_part(const float (&sum)[2], const float (&below)[2], const float (&most)[2])
+    DEVICE void end_part(float (&o)[128], const float (&sum)[2], const float (&below)[2],
+                         const float (&most)[2])
     {
         const int first = Place(p).tile * HEADS + row();
         float factor[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const bool empty = sum[i] == 0.0f;
-            if (SELDOM(__any_sync(~0u, empty))) clear_row(i, empty);
+            if (SELDOM(__any_sync(~0u, empty))) clear_row(o, i, empty);
             if (first + 8 * i < p.h_q && side() == 0 && lane() % 4 == 0) {
                 part_end end = {-below[i], sum[i]};
                 if constexpr (F::PREFILL) end = end_above(end, most[i]);
@@ -247,7 +211,7 @@ template <typename F> struct Sums {
 #pragma unroll
             for (int c = 0; c < HALF_TILES; c++) {
                 float x[16];
-                take_row(x, c, i == 1);
+                take_row(x, o, c, i == 1);
                 down[c] = store_half_tile(to + HALF_ROW_TILE * c, x, i ? factor[1] : factor[0], stores);
             }
             if (stores && lane() % 4 == 0)
@@ -256,7 +220,7 @@ template <typename F> struct Sums {
         }
     }
 
-    DEVICE void end_split(uint32_t parity)
+    DEVICE void end_split(float (&o)[128], uint32_t parity)
     {
         mbarrier_wait(SHARED_AT(base, sum_full), parity);
         if constexpr (F::ONE_SPLIT) {
@@ -266,92 +230,19 @@ template <typename F> struct Sums {
                 sum[i] = shared.sum[row() + 8 * i], below[i] = shared.below[row() + 8 * i],
                 most[i] = F::PREFILL ? shared.largest[row() + 8 * i] : 0.0f;
             __syncwarp();
-            end_part(sum, below, most);
+            end_part(o, sum, below, most);
         } else {
             if constexpr (F::PREFILL) {
-                end_row(0), end_row(1);
+                end_row(o, 0), end_row(o, 1);
             } else {
 #pragma unroll 1
-                for (int i = 0; i < 2; i++) end_row(i);
+                for (int i = 0; i < 2; i++) end_row(o, i);
             }
             __syncwarp();
             if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_empty));
         }
         __syncwarp();
     }
-
-    DEVICE int begin_split(int i)
-    {
-        const Split now = split_of<F>(p, shared.list, i);
-        if (lane() == 0) split() = now;
-        __syncwarp();
-        return blocks_of(now);
-    }
-
-    /* Prefetches the queries of the next split to L2 some blocks before the end of a split, and loads them
-     * to shared memory during the scores of its last block: the product before that is not kept. Votes: as
-     * in Scores. */
-    DEVICE void prepare_queries(int i, int k, int blocks, uint32_t split)
-    {
-        const bool first = k < 0, more = shared.list.last - i >= shared.list.step;
-        const bool near = more && k == max(0, blocks - PREFETCH_BLOCKS),
-                   now = first || (more && k == blocks - 1);
-        if (__any_sync(~0u, near | now)) {
-            const int request = request_of<F>(p, shared.list, first ? i : i + shared.list.step);
-            if (__any_sync(~0u, near)) prefetch_queries<F>(p, request);
-            if (__any_sync(~0u, now)) load_queries<F>(p, request, shared, base, split + !first);
-        }
-    }
-
-    DEVICE void run_splits()
-    {
-        uint32_t count = 0, splits = 0 /* that have ended */, half = (uint32_t)side();
-        if constexpr (F::ONE_SPLIT) {
-            load_only_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
-            begin_to_meet(); /* while the first keys are in flight */
-        }
-#pragma unroll
-        for (int i = 0; i < 128; i++) o[i] = 0.0f;
-        for (int i = shared.list.first; F::ONE_SPLIT ? splits == 0 : __any_sync(~0u, i <= shared.list.last);
-             i += shared.list.step) {
-            int blocks = F::ONE_SPLIT ? begin_split(i) : 1;
-            /* Block -1: the code that loads the next queries also loads the first, and the code that
-             * converts the keys of the next block also converts the first. */
-            constexpr bool BEGINS_BEFORE = !F::ONE_SPLIT || F::FP4 != NO_BLOCKS;
-            for (int k = !BEGINS_BEFORE || splits ? 0 : -1; __any_sync(~0u, k < blocks); k++) {
-                if constexpr (!F::ONE_SPLIT) {
-                    if (__any_sync(~0u, k == 0)) blocks = begin_split(i);
-                    prepare_queries(i, k, blocks, splits);
-                }
-                if constexpr (F::FP4 != NO_BLOCKS) convert_fp4<F>(shared, base, k < 0 ? 0 : count + 1);
-                if constexpr (BEGINS_BEFORE)
-                    if (__any_sync(~0u, k < 0)) continue;
-                add_block(count, half, k == 0, k + 2 < blocks);
-                count++, half += 2;
-                if (half >= HALVES) half -= HALVES;
-            }
-            end_split(splits & 1);
-            splits++;
-        }
-    }
-
-    DEVICE void begin_to_meet() const
-    {
-        if (fresh_thread() == WARPGROUP_THREADS) begin_meeting(p, shared.list.request);
-        __syncwarp();
-    }
-
-    /* A CTA without a part takes its share of the join all the same. */
-    DEVICE void run()
-    {
-        if (__any_sync(~0u, shared.list.first <= shared.list.last))
-            run_splits();
-        else if (F::ONE_SPLIT)
-            begin_to_meet();
-        if constexpr (F::ONE_SPLIT) {
-            const HeadShare<true, F::PREFILL> share(p, shared.list, HEADS);
-            join_together<Bf16, MOST_PARTS_TOGETHER / SHARE_WARPS>(
-                share, meeting_of(p, Place(p), share.request), base, WARPGROUP_THREADS, SUMS_BARRIER);
-        }
-    }
 };
+
+} // namespace sparse_decode

@@ -8,6 +8,8 @@
 
 #include "layout.cuh"
 
+namespace sparse_decode::plain {
+
 template <typename R> struct Keys {
     using Shared = typename R::Shared;
     enum { KEYS_OF_WARP = 16 };
@@ -73,3 +75,5 @@ template <typename R> struct Keys {
         enter_split();
     }
 };
+
+} // namespace sparse_decode::plain

@@ -1,32 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * The warpgroups of the sums: O of 256 columns each += P V. They also gather: a warpgroup is the first to
- * know when its half of a block's columns is no longer needed, and requests that of the block after next. At
- * the end of a split they store rows to `out`, or to the split's slot.
+ * The main loop of the warpgroups of the sums: O of 256 columns each += P V. They also gather: a warpgroup is
+ * the first to know when its half of a block's columns is no longer needed, and requests that of the block
+ * after next.
  */
 #pragma once
 
-#include "../../../device/half_rows.cuh"
-#include "../../../device/quad.cuh"
 #include "../queries.cuh"
+#include "epilogue.cuh"
 #include "layout.cuh"
 
-template <typename R> struct Sums {
-    using Shared = typename R::Shared;
-    using Element = typename R::Element;
+namespace sparse_decode::plain {
+
+template <typename R> struct Mainloop : Epilogue<R> {
+    using Base = Epilogue<R>;
+    using typename Base::Element, typename Base::Shared;
     enum { ROWS_APART = 16 /* rows that a warpgroup takes at a time, eight lanes each */ };
-    enum { PARTS = 2 /* of a side's columns: multiplied, freed and requested one after the other */ };
-    enum { PART_TILES = HALF_TILES / PARTS };
 
-    const struct sparse_decode_params &p;
-    Shared &shared;
-    const uint32_t base;
-    float o[PARTS][64];
-
-    DEVICE Sums(const struct sparse_decode_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory))
-    {
-    }
+    using Base::Base, Base::p, Base::shared, Base::base, Base::PARTS, Base::PART_TILES;
+    typename Base::Sums o;
 
     /* ---- Gathering --------------------------------------------------------------------------------- */
 
@@ -145,99 +137,7 @@ template <typename R> struct Sums {
         gather_part(buffer, 1);
     }
 
-    /* ---- The end of a split --------------------------------------------------------------------------- */
-
-    /* Takes 64 columns of one of the thread's two rows: two of every eight. */
-    DEVICE void take_row(float (&x)[16], int tile, bool second) const
-    {
-        const float *from = o[tile / PART_TILES] + tile % PART_TILES * (LINE_ELEMENTS / 2);
-#pragma unroll
-        for (int e = 0; e < 16; e++) {
-            const int at = 4 * (e / 2) + e % 2;
-            x[e] = second ? from[at + 2] : from[at];
-        }
-    }
-
-    static DEVICE uint32_t pack(bool slot, float low, float high)
-    {
-        return slot ? Fp16::pack(low, high) : Element::pack(low, high);
-    }
-
-    /* Stores a row to `out`, or, scaled, to a slot, from the side's first column on. One copy of the code
-     * serves both, and both rows, since a call executes it once. `scales`: of a slot's row; NULL
-     * otherwise. `empty`: the row saw no key, and is 0 whatever weights of 0 made of V. */
-    DEVICE void store_row(uint16_t *to, bool slot, float *scales, bool second, float factor, bool empty,
-                          bool there) const
-    {
-        float down = 0.0f; /* scale of the lane's tile of four */
-#pragma unroll
-        for (int tile = 0; tile < HALF_TILES; tile++) {
-            float x[16], by = factor;
-            take_row(x, tile, second);
-            if (__any_sync(~0u, slot)) {
-                const HalfScale scale(quad_magnitude(x) * factor);
-                by *= scale.up;
-                if (lane() % 4 == tile) down = scale.down;
-            }
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                uint32_t words[4];
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const float *pair = x + 8 * half + 2 * e;
-                    words[e] = empty ? 0u : pack(slot, pair[0] * by, pair[1] * by);
-                }
-                const uint4 eight = quad_gather_eight(words);
-                if (there) *(uint4 *)(to + tile * LINE_ELEMENTS + 32 * half + 8 * (lane() % 4)) = eight;
-            }
-        }
-        if (scales && there) scales[lane() % 4] = down;
-    }
-
-    /* Stores row i; called by all lanes, also those past the last head. */
-    DEVICE void end_row(int i, float sum, float below) const
-    {
-        const Place place(p);
-        const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
-        const int column = side() * (D_V / 2), warp = (int)fresh_thread() / 32 - 4;
-        const int request = shared.split[warp].request;
-        const int64_t slot = shared.split[warp].slot;
-        const bool there = asked < p.h_q, stores_end = there && side() == 0 && lane() % 4 == 0;
-        float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-        const RowPlace where = {place.token, head};
-        const bool direct = __any_sync(~0u, slot == DIRECT);
-        float *scales = NULL;
-        uint16_t *to;
-        if (direct) {
-            const float lse = score_lse(-below, sum);
-            if (stores_end) store_lse(p.output, request, where, lse);
-            to = p.output.out + out_offset(p.output, request, where);
-            factor *= result_sink_factor(p.output.rules, head, lse);
-        } else {
-            const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + head;
-            if (stores_end) p.split.slot_end[slot_row] = {-below, sum};
-            to = half_row(p.split, slot_row);
-            scales = half_row_scales(p.split, slot_row) + column / HALF_ROW_TILE;
-        }
-        store_row(to + column, !direct, scales, i == 1, factor, sum == 0.0f, there);
-    }
-
-    DEVICE void end_split(uint32_t parity)
-    {
-        mbarrier_wait(SHARED_AT(base, sum_full), parity);
-        float sum[2], below[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int head = row() + 8 * i;
-            sum[i] = shared.sum[0][head] + shared.sum[1][head] + shared.sum[2][head] + shared.sum[3][head];
-            below[i] = shared.below[head];
-        }
-        __syncwarp();
-        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_empty));
-#pragma unroll 1
-        for (int i = 0; i < 2; i++) end_row(i, i ? sum[1] : sum[0], i ? below[1] : below[0]);
-        __syncwarp();
-    }
+    /* ---- All splits --------------------------------------------------------------------------------- */
 
     DEVICE int begin_split(int i)
     {
@@ -274,9 +174,11 @@ template <typename R> struct Sums {
                     if (__any_sync(~0u, more && k == blocks - 1))
                         load_queries(request_of(i + shared.list.step));
                 });
-            end_split(splits & 1);
+            this->end_split(o, splits & 1);
             splits++;
         }
         cp_async_wait<0>();
     }
 };
+
+} // namespace sparse_decode::plain

@@ -8,6 +8,8 @@
 
 #include "layout.cuh"
 
+namespace sparse_decode::small {
+
 template <typename F> struct SmallKeys : SmallPhase {
     /* Words of scales per half of a key. */
     enum { SCALES = F::FP4 != NO_BLOCKS ? 4 : F::ROPE_IS_V ? 1 : 2 };
@@ -170,3 +172,5 @@ template <typename F> struct SmallKeys : SmallPhase {
         }
     }
 };
+
+} // namespace sparse_decode::small

@@ -9,6 +9,8 @@
 #include "convert.cuh"
 #include "layout.cuh"
 
+namespace sparse_decode {
+
 template <typename F> struct Keys {
     const struct sparse_decode_params &p;
     Shared &shared;
@@ -157,7 +159,7 @@ template <typename F> struct Keys {
     }
 
     /* ---- Requests: a group of cp.async each, nine a block, always in the same order. If some blocks have
-     * FP4 codes, only the scales are a group, and codes go by barriers (fp4_keys.cuh) ---- */
+     * FP4 codes, only the scales are a group, and codes go by barriers (convert.cuh) ---- */
 
     DEVICE void ask_codes(int c)
     {
@@ -280,3 +282,5 @@ template <typename F> struct Keys {
         }
     }
 };
+
+} // namespace sparse_decode
