@@ -251,7 +251,8 @@ struct sparse_prefill_sm90_params {
     struct prefill_splits splits;
 };
 
-/* Hopper's kernel over FP8 caches whose CTAs join their own parts (HeadShare in sm90/sparse_decode/scheduler.cuh). */
+/* Hopper's kernel over FP8 caches whose CTAs join their own parts (JoinRange in
+ * sm90/sparse_decode/scheduler.cuh). */
 struct sparse_decode_sm90_params {
     struct sparse_decode_params call; /* must be first: most of the kernel knows only this */
     uint64_t *meetings;               /* [b][tiles] */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of a split: the warpgroups of the sums store rows to `out`, or to the split's slot. A thread has, in
- * its two rows, 16 neighbouring columns of every 64 (layout.cuh).
+ * The end of a split: the warpgroups of the sums store rows to `out`, or to the split's slot. A thread has,
+ * in its two rows, 16 neighbouring columns of every 64 (layout.cuh).
  */
 #pragma once
 
@@ -16,10 +16,10 @@ namespace sparse_decode {
 template <typename F> struct Epilogue {
     const struct sparse_decode_params &p;
     Shared &shared;
-    const uint32_t base;
+    const uint32_t smem;
 
     DEVICE Epilogue(const struct sparse_decode_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory))
+        : p(params), shared(memory), smem(shared_address(&memory))
     {
     }
 
@@ -55,7 +55,7 @@ template <typename F> struct Epilogue {
      * of a store depends on the lines that it touches. */
     struct LinePair {
         char *to[2]; /* destination of the lane's 16 bytes of either line, in the first tile */
-        bool there[2];
+        bool valid[2];
     };
 
     /* Returns the lines of the lane's row and its partner's. `first`: the first row's columns of the side.
@@ -99,8 +99,8 @@ template <typename F> struct Epilogue {
         got.x = __shfl_xor_sync(~0u, send.x, 4), got.y = __shfl_xor_sync(~0u, send.y, 4);
         got.z = __shfl_xor_sync(~0u, send.z, 4), got.w = __shfl_xor_sync(~0u, send.w, 4);
         const uint4 low = select(odd, got, x), high = select(odd, y, got);
-        if (lines.there[0]) *(uint4 *)(lines.to[0] + at) = low;
-        if (lines.there[1]) *(uint4 *)(lines.to[1] + at) = high;
+        if (lines.valid[0]) *(uint4 *)(lines.to[0] + at) = low;
+        if (lines.valid[1]) *(uint4 *)(lines.to[1] + at) = high;
     }
 
     /* ---- Rows of `out` and of slots: decode has one copy of the code for both and for both rows, since a
@@ -109,19 +109,19 @@ template <typename F> struct Epilogue {
     /* Stores a row to `out`, or, scaled, to a slot. `scales`: the side's, of a slot's row; NULL otherwise,
      * and for rows past the last head. `empty`: the row saw no key, and is 0 whatever weights of 0 made of
      * V. */
-    static DEVICE void store_row(const float (&o)[128], const LinePair &lines, bool slot, float *scales,
+    static DEVICE void store_row(const float (&o)[128], const LinePair &lines, bool to_part, float *scales,
                                  bool second, float factor, bool empty)
     {
-        float down = 0.0f; /* scale of the lane's tile of four */
+        float tile_scale = 0.0f; /* scale of the lane's tile of four */
 #pragma unroll
         for (int c = 0; c < HALF_TILES; c++) {
             float x[16];
             uint32_t words[8];
             take_row(x, o, c, second);
-            if (!F::PREFILL && __any_sync(~0u, slot)) {
+            if (!F::PREFILL && __any_sync(~0u, to_part)) {
                 const HalfScale scale(quad_magnitude(x) * factor);
                 const float by = factor * scale.up;
-                if (lane() % 4 == c) down = scale.down;
+                if (lane() % 4 == c) tile_scale = scale.down;
 #pragma unroll
                 for (int w = 0; w < 8; w++) words[w] = Fp16::pack(x[2 * w] * by, x[2 * w + 1] * by);
             } else {
@@ -133,7 +133,7 @@ template <typename F> struct Epilogue {
             store_lines(lines, LINE_BYTES * c, make_uint4(words[0], words[1], words[2], words[3]),
                         make_uint4(words[4], words[5], words[6], words[7]));
         }
-        if (scales) scales[lane() % 4] = down;
+        if (scales) scales[lane() % 4] = tile_scale;
     }
 
     /* Returns the value of row i. It is read only when the row is stored, since O leaves few registers. */
@@ -146,8 +146,8 @@ template <typename F> struct Epilogue {
     DEVICE void end_row(const float (&o)[128], int i) const
     {
         const float sum = of_row(shared.sum, i), below = of_row(shared.below, i);
-        const Place place(p);
-        const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
+        const CtaCoord cta(p);
+        const int asked = cta.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
         const int first = asked & ~1, rows = p.h_q - first; /* of two rows that are stored together */
         const int column = side() * (D_V / 2), request = split().request;
         const int64_t slot = split().slot;
@@ -160,13 +160,13 @@ template <typename F> struct Epilogue {
         const bool direct = F::PREFILL || __any_sync(~0u, slot == DIRECT);
         if (direct) {
             const float lse = score_lse(-below, sum);
-            if (stores_end) store_lse(p.output, request, {place.token, head}, lse);
+            if (stores_end) store_lse(p.output, request, {cta.token, head}, lse);
             if (F::PREFILL && stores_end) store_largest(p, request, head, of_row(shared.largest, i));
-            to = p.output.out + out_offset(p.output, request, {place.token, first});
+            to = p.output.out + out_offset(p.output, request, {cta.token, first});
             row_elements = p.output.out_stride[2];
             factor *= result_sink_factor(p.output.rules, head, lse);
         } else {
-            const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q;
+            const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q;
             if (stores_end) p.split.slot_end[slot_row + head] = {-below, sum};
             if (asked < p.h_q) scales = half_row_scales(p.split, slot_row + head) + column / HALF_ROW_TILE;
             to = half_row(p.split, slot_row + first);
@@ -180,7 +180,7 @@ template <typename F> struct Epilogue {
     /* Returns the row of the split's slot for a head; if CTAs join, there are fewer than 2^31 rows. */
     DEVICE int part_row(int head) const
     {
-        return ((int)split().slot * p.s_q + Place(p).token) * p.h_q + head;
+        return ((int)split().slot * p.s_q + CtaCoord(p).token) * p.h_q + head;
     }
 
     /* Stores both rows to the split's slot, by one copy of the code, since a call executes it once. A row
@@ -188,7 +188,7 @@ template <typename F> struct Epilogue {
     DEVICE void end_part(float (&o)[128], const float (&sum)[2], const float (&below)[2],
                          const float (&most)[2])
     {
-        const int first = Place(p).tile * HEADS + row();
+        const int first = CtaCoord(p).tile * HEADS + row();
         float factor[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -207,22 +207,22 @@ template <typename F> struct Epilogue {
             const bool stores = head < p.h_q;
             const int at = part_row(head);
             uint16_t *const to = half_row(p.split, at) + column + CHUNK_ELEMENTS * (lane() % 4);
-            float down[HALF_TILES];
+            float scale[HALF_TILES];
 #pragma unroll
             for (int c = 0; c < HALF_TILES; c++) {
                 float x[16];
                 take_row(x, o, c, i == 1);
-                down[c] = store_half_tile(to + HALF_ROW_TILE * c, x, i ? factor[1] : factor[0], stores);
+                scale[c] = store_half_tile(to + HALF_ROW_TILE * c, x, i ? factor[1] : factor[0], stores);
             }
             if (stores && lane() % 4 == 0)
                 *(float4 *)(half_row_scales(p.split, at) + column / HALF_ROW_TILE) =
-                    make_float4(down[0], down[1], down[2], down[3]);
+                    make_float4(scale[0], scale[1], scale[2], scale[3]);
         }
     }
 
     DEVICE void end_split(float (&o)[128], uint32_t parity)
     {
-        mbarrier_wait(SHARED_AT(base, sum_full), parity);
+        mbarrier_wait(SHARED_AT(smem, sum_full), parity);
         if constexpr (F::ONE_SPLIT) {
             float sum[2], below[2], most[2];
 #pragma unroll
@@ -239,7 +239,7 @@ template <typename F> struct Epilogue {
                 for (int i = 0; i < 2; i++) end_row(o, i);
             }
             __syncwarp();
-            if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_empty));
+            if (lane() == 0) mbarrier_arrive(SHARED_AT(smem, sum_empty));
         }
         __syncwarp();
     }

@@ -40,7 +40,7 @@ static int32_t split_keys_of(const struct attention_problem *p, const struct sm9
 }
 
 /* Variants of the kernels over FP8 and FP4 caches. */
-enum { TOGETHER = 2, SOME_FP4 = 4 };
+enum { JOIN_IN_KERNEL = 2, SOME_FP4 = 4 };
 
 static struct cuda_kernel *kernel_of(const struct attention_problem *p, int heads, int variant)
 {
@@ -51,7 +51,7 @@ static struct cuda_kernel *kernel_of(const struct attention_problem *p, int head
 }
 
 /* If all CTAs run at the same time, those that have the parts of a tile join them. */
-static void meet_to_join(const struct attention_problem *p, int heads, struct cuda_work *w)
+static void join_in_kernel(const struct attention_problem *p, int heads, struct cuda_work *w)
 {
     const int64_t of_sm = heads == SMALL ? SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM : 1,
                   most = heads == SMALL ? MOST_SMALL_PARTS_TOGETHER : MOST_PARTS_TOGETHER;
@@ -59,7 +59,7 @@ static void meet_to_join(const struct attention_problem *p, int heads, struct cu
                       cuda_blocks(p, w) <= of_sm * w->device->sms;
     if (!w->joins_itself) return;
     w->flags |= LAUNCH_TOGETHER;
-    w->kernel = kernel_of(p, heads, TOGETHER);
+    w->kernel = kernel_of(p, heads, JOIN_IN_KERNEL);
 }
 
 static fmla_status prepare_tiles(const struct attention_problem *p, int heads, struct cuda_work *w)
@@ -74,7 +74,7 @@ static fmla_status prepare_tiles(const struct attention_problem *p, int heads, s
     w->split_keys = split_keys_of(p, &shape, heads);
     w->splits_at_once = true;
     if (w->split_keys) status = cuda_lay_out(p, w);
-    if (w->split_keys && !rows) meet_to_join(p, heads, w);
+    if (w->split_keys && !rows) join_in_kernel(p, heads, w);
     w->bytes = bytes;
     return status;
 }

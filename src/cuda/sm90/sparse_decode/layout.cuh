@@ -26,7 +26,7 @@ enum { PAIRS = V_TILES / 2 /* of chunks, of a block's raw keys */ };
 /* Raw keys: a thread's own 16 bytes, by chunk, key of its two, thread. Nobody else reads them, except
  * those of FP4, which the sums' warps convert (convert.cuh). */
 struct Shared {
-    static constexpr bool ALL_TELL = false; /* one thread writes `block` */
+    static constexpr bool ALL_PUBLISH = false; /* one thread writes `block` */
     unsigned char v[HALVES][HALF_BYTES];
     unsigned char q[V_TILES + 1][TILE_BYTES]; /* FP8_584 has no ninth: rope values of every other block */
     unsigned char p[2][TILE_BYTES];
@@ -45,7 +45,7 @@ struct Shared {
     SplitList list;        /* of the CTA; the scores' warps have no registers for it */
     Split split[8];        /* [warp] of the sums: kept here until the end of the split */
     uint32_t q_beyond;     /* the split, counted from 1, whose queries fp16 does not hold */
-    uint64_t full[2], empty[HALVES], products_done, sum_full, sum_empty, q_full, q_free[Q_GROUPS];
+    uint64_t full[2], empty[HALVES], products_done, sum_full, sum_empty, q_full, q_empty[Q_GROUPS];
     uint64_t landed[PAIRS], converted[PAIRS]; /* raw keys, if some blocks have FP4 codes */
     uint32_t fp4[2];                          /* [count % 2]: the block has FP4 codes */
 };

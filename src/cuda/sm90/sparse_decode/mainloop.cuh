@@ -12,43 +12,43 @@
 namespace sparse_decode {
 
 static_assert(share_bytes(MOST_PARTS_TOGETHER / SHARE_WARPS) <= offsetof(Shared, p),
-              "the join has the place of V and Q");
+              "the join uses the memory of V and Q");
 
 template <typename F> struct Mainloop : Epilogue<F> {
     using Base = Epilogue<F>;
-    using Base::Base, Base::p, Base::shared, Base::base, Base::split;
+    using Base::Base, Base::p, Base::shared, Base::smem, Base::split;
     float o[128];
 
     /* Adds P·V of a block. The tensor cores are idle during a softmax, so the second warpgroup keeps its
      * product for the softmax of the following block, until the products of that block's scores are done
-     * (`late`). */
-    DEVICE void add_block(uint32_t count, uint32_t half, bool first, bool late)
+     * (`deferred`). */
+    DEVICE void add_block(uint32_t count, uint32_t half, bool first, bool deferred)
     {
-        const uint32_t buffer = count & 1;
-        mbarrier_wait(SHARED_AT(base, full) + 8 * buffer, count >> 1 & 1);
-        if (__any_sync(~0u, late && side() == 1))
-            mbarrier_wait(SHARED_AT(base, products_done), (count + 1) & 1);
-        const uint32_t block = shared.block[buffer];
+        const uint32_t p_stage = count & 1;
+        mbarrier_wait(SHARED_AT(smem, full) + 8 * p_stage, count >> 1 & 1);
+        if (__any_sync(~0u, deferred && side() == 1))
+            mbarrier_wait(SHARED_AT(smem, products_done), (count + 1) & 1);
+        const uint32_t block = shared.block[p_stage];
         if (__any_sync(~0u, block & BLOCK_MOVED)) {
-            const float factor[2] = {shared.factor[buffer][row()], shared.factor[buffer][row() + 8]};
+            const float factor[2] = {shared.factor[p_stage][row()], shared.factor[p_stage][row() + 8]};
 #pragma unroll
             for (int i = 0; i < 128; i++) o[i] *= factor[i / 2 % 2];
         }
         if (SELDOM(__any_sync(~0u, block & BLOCK_BF16)))
-            multiply<Bf16>(buffer, half, first);
+            multiply<Bf16>(p_stage, half, first);
         else
-            multiply<Fp16>(buffer, half, first);
-        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, empty) + 8 * half);
+            multiply<Fp16>(p_stage, half, first);
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(smem, empty) + 8 * half);
     }
 
-    template <typename Element> DEVICE void multiply(uint32_t buffer, uint32_t half, bool first)
+    template <typename Element> DEVICE void multiply(uint32_t p_stage, uint32_t half, bool first)
     {
-        const uint32_t v = SHARED_AT(base, v) + half * HALF_BYTES;
+        const uint32_t v = SHARED_AT(smem, v) + half * HALF_BYTES;
         hold(o);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            wgmma_256_columns<Element>(o, wgmma_lines(SHARED_AT(base, p) + buffer * TILE_BYTES, k),
+            wgmma_256_columns<Element>(o, wgmma_lines(SHARED_AT(smem, p) + p_stage * TILE_BYTES, k),
                                        wgmma_columns(v, k), k > 0 || !first);
         wgmma_commit();
         wgmma_wait<0>();
@@ -74,7 +74,7 @@ template <typename F> struct Mainloop : Epilogue<F> {
         if (__any_sync(~0u, near | now)) {
             const int request = request_of<F>(p, shared.list, first ? i : i + shared.list.step);
             if (__any_sync(~0u, near)) prefetch_queries<F>(p, request);
-            if (__any_sync(~0u, now)) load_queries<F>(p, request, shared, base, split + !first);
+            if (__any_sync(~0u, now)) load_queries<F>(p, request, shared, smem, split + !first);
         }
     }
 
@@ -82,8 +82,8 @@ template <typename F> struct Mainloop : Epilogue<F> {
     {
         uint32_t count = 0, splits = 0 /* that have ended */, half = (uint32_t)side();
         if constexpr (F::ONE_SPLIT) {
-            load_only_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
-            begin_to_meet(); /* while the first keys are in flight */
+            load_only_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, smem);
+            prepare_to_join(); /* while the first keys are in flight */
         }
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
@@ -98,7 +98,7 @@ template <typename F> struct Mainloop : Epilogue<F> {
                     if (__any_sync(~0u, k == 0)) blocks = begin_split(i);
                     prepare_queries(i, k, blocks, splits);
                 }
-                if constexpr (F::FP4 != NO_BLOCKS) convert_fp4<F>(shared, base, k < 0 ? 0 : count + 1);
+                if constexpr (F::FP4 != NO_BLOCKS) convert_fp4<F>(shared, smem, k < 0 ? 0 : count + 1);
                 if constexpr (BEGINS_BEFORE)
                     if (__any_sync(~0u, k < 0)) continue;
                 add_block(count, half, k == 0, k + 2 < blocks);
@@ -110,23 +110,24 @@ template <typename F> struct Mainloop : Epilogue<F> {
         }
     }
 
-    DEVICE void begin_to_meet() const
+    DEVICE void prepare_to_join() const
     {
-        if (fresh_thread() == WARPGROUP_THREADS) begin_meeting(p, shared.list.request);
+        if (fresh_thread() == WARPGROUP_THREADS) prepare_group_barrier(p, shared.list.request);
         __syncwarp();
     }
 
-    /* A CTA without a part takes its share of the join all the same. */
+    /* A CTA without a part joins its range all the same. */
     DEVICE void run()
     {
         if (__any_sync(~0u, shared.list.first <= shared.list.last))
             run_splits();
         else if (F::ONE_SPLIT)
-            begin_to_meet();
+            prepare_to_join();
         if constexpr (F::ONE_SPLIT) {
-            const HeadShare<true, F::PREFILL> share(p, shared.list, HEADS);
+            const JoinRange<true, F::PREFILL> range(p, shared.list, HEADS);
             join_together<Bf16, MOST_PARTS_TOGETHER / SHARE_WARPS>(
-                share, meeting_of(p, Place(p), share.request), base, WARPGROUP_THREADS, SUMS_BARRIER);
+                range, cta_group_barrier(p, CtaCoord(p), range.request), smem, WARPGROUP_THREADS,
+                SUMS_BARRIER);
         }
     }
 };

@@ -14,18 +14,18 @@ namespace sparse_decode {
 template <typename F> struct Keys {
     const struct sparse_decode_params &p;
     Shared &shared;
-    const uint32_t base;
+    const uint32_t smem;
     int at;             /* start of the block whose indices are loaded next */
     int own_next_split; /* next_split, if there is a register for it */
     int index[2];       /* of the thread's keys, in a block whose raw keys are still to be requested */
     const uint8_t *token[2], *scales; /* of the block whose raw keys are requested */
-    bool over;                        /* no split is left whose indices are to be loaded */
-    bool there[2];                    /* whether the key exists; else nothing is read */
+    bool done;                        /* no split is left whose indices are to be loaded */
+    bool valid[2];                    /* whether the key exists; else nothing is read */
     uint32_t fp4;                     /* argument of F::fp4 for the same block */
     uint32_t rope;                    /* address of the thread's rope values of the next block to take */
 
     DEVICE Keys(const struct sparse_decode_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory)), rope(SHARED_AT(base, rope))
+        : p(params), shared(memory), smem(shared_address(&memory)), rope(SHARED_AT(smem, rope))
     {
     }
 
@@ -63,7 +63,7 @@ template <typename F> struct Keys {
     {
         const Split split = split_of<F>(p, shared.list, which);
         const ListEnds ends = list_ends(p, split.request);
-        const Place place(p);
+        const CtaCoord cta(p);
         at = split.begin;
         __syncwarp();
         if (lane() == 0) {
@@ -73,7 +73,7 @@ template <typename F> struct Keys {
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 to.entries[i] = p.cache[i].indices + split.request * p.cache[i].indices_stride[0] +
-                                place.token * p.cache[i].indices_stride[1] - (i ? ends.extra_begin : 0);
+                                cta.token * p.cache[i].indices_stride[1] - (i ? ends.extra_begin : 0);
         }
         __syncwarp();
     }
@@ -83,7 +83,7 @@ template <typename F> struct Keys {
     DEVICE void load_indices()
     {
         index[0] = index[1] = -1;
-        if (__any_sync(~0u, over)) return;
+        if (__any_sync(~0u, done)) return;
         const Shared::Ahead &split = ahead();
         const bool of_extra = at >= split.extra_begin;
         const int end = min(split.end, of_extra ? split.extra_end : split.count);
@@ -95,13 +95,13 @@ template <typename F> struct Keys {
         ahead().of_extra = of_extra; /* the same in all lanes */
         if (__any_sync(~0u, at >= split.end)) {
             if constexpr (F::ONE_SPLIT) {
-                over = true;
+                done = true;
                 return;
             }
             const int next = next_split() + shared.list.step;
             set_next_split(next);
-            over = next > shared.list.last;
-            if (__any_sync(~0u, !over)) enter_split(next);
+            done = next > shared.list.last;
+            if (__any_sync(~0u, !done)) enter_split(next);
         }
     }
 
@@ -113,20 +113,20 @@ template <typename F> struct Keys {
     DEVICE void take_indices(uint32_t of_extra)
     {
         const struct sparse_cache_params &cache = p.cache[of_extra];
-        KeyPlace place[2];
+        KeyPlace address[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) { /* without branches, so that neither key waits for the other */
-            there[i] = names_key(cache, index[i]);
-            place[i] = F::place(cache, there[i] ? index[i] : 0);
-            token[i] = place[i].token + 16 * (lane() % 4);
+            valid[i] = names_key(cache, index[i]);
+            address[i] = F::key_address(cache, valid[i] ? index[i] : 0);
+            token[i] = address[i].token + 16 * (lane() % 4);
         }
-        scales = lane() % 2 ? place[1].scales : place[0].scales;
+        scales = lane() % 2 ? address[1].scales : address[0].scales;
         if constexpr (F::FP4 == BLOCKS_OF_SOME_CACHE) fp4 = has_fp4(cache);
     }
 
     DEVICE uint32_t raw_at(int c, int i) const
     {
-        return SHARED_AT(base, raw) + (uint32_t)((c * 2 + i) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
+        return SHARED_AT(smem, raw) + (uint32_t)((c * 2 + i) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
     }
 
     /* Returns the thread's raw bytes of its key i in chunk c. `first`: raw_at(0, 0). */
@@ -146,16 +146,16 @@ template <typename F> struct Keys {
     DEVICE uint32_t next_rope() const
     {
         static_assert(sizeof(Shared::rope) == TILE_BYTES, "");
-        return F::ROPE_IS_V ? SHARED_AT(base, rope) + SHARED_AT(base, q[V_TILES]) - rope : rope;
+        return F::ROPE_IS_V ? SHARED_AT(smem, rope) + SHARED_AT(smem, q[V_TILES]) - rope : rope;
     }
 
     /* Returns the address of the scales of key i. Formats without rope values store up to 32 bytes of
-     * scales in the rope's place. */
+     * scales where the rope goes. */
     DEVICE uint32_t scales_at(int i) const
     {
         static_assert(sizeof(Shared::rope) >= KEYS * 32, "");
-        return F::HAS_ROPE ? SHARED_AT(base, scale) + (uint32_t)key(i) * 16
-                           : SHARED_AT(base, rope) + (uint32_t)key(i) * 32;
+        return F::HAS_ROPE ? SHARED_AT(smem, scale) + (uint32_t)key(i) * 16
+                           : SHARED_AT(smem, rope) + (uint32_t)key(i) * 32;
     }
 
     /* ---- Requests: a group of cp.async each, nine a block, always in the same order. If some blocks have
@@ -164,7 +164,7 @@ template <typename F> struct Keys {
     DEVICE void ask_codes(int c)
     {
 #pragma unroll
-        for (int i = 0; i < 2; i++) cp_async_16(raw_at(c, i), token[i] + LINE_ELEMENTS * c, there[i]);
+        for (int i = 0; i < 2; i++) cp_async_16(raw_at(c, i), token[i] + LINE_ELEMENTS * c, valid[i]);
         cp_async_commit();
     }
 
@@ -176,26 +176,26 @@ template <typename F> struct Keys {
         for (int i = 0; i < 2; i++) {
             constexpr bool SOME = F::FP4 == BLOCKS_OF_SOME_CACHE, EVEN = C % 2 == 0;
             if constexpr (C == 0)
-                cp_async_16(raw_at(C, i), token[i], there[i]);
+                cp_async_16(raw_at(C, i), token[i], valid[i]);
             else if constexpr (SOME)
-                cp_async_16_if<LINE_ELEMENTS * C>(!fp4, raw_at(C, i), token[i], there[i]);
+                cp_async_16_if<LINE_ELEMENTS * C>(!fp4, raw_at(C, i), token[i], valid[i]);
             if constexpr (C > 0 && EVEN)
-                cp_async_16_if<LINE_ELEMENTS / 2 * C>(F::fp4(fp4), raw_at(C, i), token[i], there[i]);
+                cp_async_16_if<LINE_ELEMENTS / 2 * C>(F::fp4(fp4), raw_at(C, i), token[i], valid[i]);
         }
-        if constexpr (C % 2) tell_of_pair(C / 2, parity);
+        if constexpr (C % 2) publish_pair(C / 2, parity);
     }
 
-    /* Signals that all copies of a pair of chunks have been requested and the earlier contents of their
-     * place taken. With the first pair one more arrival publishes the kind of the block: an arrival of
-     * copies does not order the thread's own writes. The kind of the previous block has a word of its own,
+    /* Signals that all copies of a pair of chunks have been requested, and what they overwrite has been taken.
+     * With the first pair one more arrival publishes the kind of the block: an arrival of copies does not
+     * order the thread's own writes. The kind of the previous block has a word of its own,
      * since it may still be read; that of the block before it has none, since its codes have all been
      * taken. */
-    DEVICE void tell_of_pair(int pair, uint32_t parity)
+    DEVICE void publish_pair(int pair, uint32_t parity)
     {
-        cp_async_arrive(SHARED_AT(base, landed) + 8 * (uint32_t)pair);
+        cp_async_arrive(SHARED_AT(smem, landed) + 8 * (uint32_t)pair);
         if (F::FP4 == BLOCKS_OF_SOME_CACHE && pair == 0 && threadIdx.x == 0) {
-            store_shared_4(SHARED_AT(base, fp4) + 4 * parity, fp4);
-            mbarrier_arrive(SHARED_AT(base, landed));
+            store_shared_4(SHARED_AT(smem, fp4) + 4 * parity, fp4);
+            mbarrier_arrive(SHARED_AT(smem, landed));
         }
     }
 
@@ -208,18 +208,18 @@ template <typename F> struct Keys {
                 cp_async_16(rope_at(to, i, half),
                             token[i] + F::ROPE_OFFSET +
                                 (F::ROPE_IS_V ? 16 * (lane() % 4) + 16 * half : 64 * half),
-                            there[i]);
+                            valid[i]);
     }
 
     DEVICE void copy_scales()
     {
         const int i = lane() % 2, half = lane() % 4 / 2;
-        const bool valid = i ? there[1] : there[0];
+        const bool own_valid = i ? valid[1] : valid[0];
         if (half && !F::fp4(fp4)) return;
         if constexpr (F::ROPE_IS_V)
-            cp_async_8(scales_at(i), scales, valid);
+            cp_async_8(scales_at(i), scales, own_valid);
         else
-            cp_async_16(scales_at(i) + 16 * (uint32_t)half, scales + 16 * half, valid);
+            cp_async_16(scales_at(i) + 16 * (uint32_t)half, scales + 16 * half, own_valid);
     }
 
     DEVICE void ask_first(uint32_t rope_to)
@@ -246,7 +246,7 @@ template <typename F> struct Keys {
     DEVICE void begin()
     {
         if constexpr (F::PREFILL && !F::ONE_SPLIT) {
-            set_next_split(shared.list.first), over = false;
+            set_next_split(shared.list.first), done = false;
             enter_split(shared.list.first);
             load_indices(), take_indices(read_of_extra()), load_indices();
         } else {
@@ -261,7 +261,7 @@ template <typename F> struct Keys {
      * place enters splits. */
     DEVICE void begin_short()
     {
-        over = false;
+        done = false;
         if constexpr (F::ONE_SPLIT) {
             enter_split(shared.list.first);
 #pragma unroll 1

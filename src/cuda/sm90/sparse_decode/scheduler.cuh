@@ -35,8 +35,8 @@ struct Format {
     static constexpr enum kv_format FORMAT = FORMAT_;
     static constexpr Fp4Blocks FP4 = FP4_;
     static constexpr bool PREFILL = false, ONE_SPLIT = false;
-    /* With more, ptxas converts chunks long before their turn, which takes some 5 % longer; with fewer,
-     * these formats spill. */
+    /* With more, ptxas converts chunks long before they are multiplied, which takes some 5 % longer; with
+     * fewer, these formats spill. */
     static constexpr int SCORE_REGISTERS = FORMAT == KV_FP8_528_F32 || FORMAT == KV_FP8_528 ? 168 : 160;
     static constexpr bool ROPE_IS_V = FORMAT == KV_FP8_584, HAS_ROPE = ROPE_IS_V || FORMAT == KV_FP8_656;
     static constexpr int CODE_CHUNKS = ROPE_IS_V ? 7 : 8;
@@ -47,10 +47,13 @@ struct Format {
     static constexpr bool NEXT_SPLIT_IN_SHARED = ROPE_IS_V || FP4 == BLOCKS_OF_SOME_CACHE;
     static constexpr int SCALE_WORDS = F32_SCALES ? 4 : 2; /* of a key */
 
-    /* Returns whether a block has FP4 codes. `said`: whether its cache is FP4. */
-    static DEVICE bool fp4(bool said) { return FP4 == ALL_BLOCKS || (FP4 == BLOCKS_OF_SOME_CACHE && said); }
+    /* Returns whether a block has FP4 codes. `cache_is_fp4`: whether its cache is FP4. */
+    static DEVICE bool fp4(bool cache_is_fp4)
+    {
+        return FP4 == ALL_BLOCKS || (FP4 == BLOCKS_OF_SOME_CACHE && cache_is_fp4);
+    }
 
-    static DEVICE KeyPlace place(const struct sparse_cache_params &cache, int index)
+    static DEVICE KeyPlace key_address(const struct sparse_cache_params &cache, int index)
     {
         if constexpr (HAS_ROPE) return place_of_key<FORMAT>(cache, index);
         return place_of_key_as_told(cache, index);
@@ -70,9 +73,10 @@ DEVICE bool has_fp4(const struct sparse_cache_params &cache)
     return cache.format == KV_FP4_288 || cache.format == KV_FP4_288_SPLIT;
 }
 
-/* A CTA has one split, the first of its list, if there is any, and joins a share of the request's parts
- * (HeadShare). This is less code, all of which comes with the launch. If lists have lengths, a request's
- * keys are divided among as many CTAs as it has with full lists; a list's step is then the keys of a split. */
+/* A CTA has one split, the first of its list, if there is any, and joins a range of the rows of the request's
+ * parts (JoinRange). This is less code, all of which comes with the launch. If lists have lengths, a
+ * request's keys are divided among as many CTAs as it has with full lists; a list's step is then the keys of
+ * a split. */
 template <typename F> struct OneSplitFormat : F {
     static constexpr bool ONE_SPLIT = true;
 };
@@ -90,10 +94,10 @@ template <typename F> struct PrefillPartFormat : PrefillFormat<F> {
 };
 
 /* The worker, query token and tile of heads of this CTA. */
-struct Place {
+struct CtaCoord {
     int worker, token, tile;
 
-    DEVICE explicit Place(const struct sparse_decode_params &p)
+    DEVICE explicit CtaCoord(const struct sparse_decode_params &p)
     {
         const int block = fresh_block();
         worker = fast_divide(block, p.tiles_divisor);
@@ -160,9 +164,9 @@ DEVICE void store_largest(const struct sparse_decode_params &p, int token, int h
         call.max_logits[token * call.max_stride + head] = most * LN_2 * p.output.rules.lse_factor;
 }
 
-/* A share of the join (../../device/join_share.cuh): items begin … end - 1 of the tile's heads. BY_SIXTEEN: a lane that stored 64 columns had 16 neighbouring
- * ones (store_half_tile), else eight and eight. */
-template <bool BY_SIXTEEN, bool LARGEST_ = false> struct HeadShare {
+/* What a CTA joins (../../device/join_share.cuh): items begin … end - 1 of the tile's heads. BY_SIXTEEN: a
+ * lane that stored 64 columns had 16 neighbouring ones (store_half_tile), else eight and eight. */
+template <bool BY_SIXTEEN, bool LARGEST_ = false> struct JoinRange {
     static constexpr bool LARGEST = LARGEST_;
     const struct sparse_decode_params &call;
     const struct split_params &split;
@@ -171,11 +175,11 @@ template <bool BY_SIXTEEN, bool LARGEST_ = false> struct HeadShare {
     int parts, takers, begin, end;
     int heads, tokens; /* of a request */
 
-    DEVICE HeadShare(const struct sparse_decode_params &p, const SplitList &list, int heads_of_tile)
+    DEVICE JoinRange(const struct sparse_decode_params &p, const SplitList &list, int heads_of_tile)
         : call(p), split(p.split), output(p.output), heads(p.h_q), tokens(p.s_q)
     {
-        const Place at(p);
-        request = list.request, token = at.token, first_head = at.tile * heads_of_tile;
+        const CtaCoord cta(p);
+        request = list.request, token = cta.token, first_head = cta.tile * heads_of_tile;
         parts = list.last + 1, takers = p.split.even_splits;
         const int items = 2 * min(heads_of_tile, p.h_q - first_head);
         begin = share_up_to(list.first * items, takers), end = share_up_to((list.first + 1) * items, takers);
@@ -203,21 +207,20 @@ template <bool BY_SIXTEEN, bool LARGEST_ = false> struct HeadShare {
 };
 
 /* Returns the kernel's parameters, of which p is the call. */
-DEVICE const struct sparse_decode_sm90_params &with_meetings(const struct sparse_decode_params &p)
+DEVICE const struct sparse_decode_sm90_params &sm90_params(const struct sparse_decode_params &p)
 {
     return (const struct sparse_decode_sm90_params &)p;
 }
 
-DEVICE uint64_t *meeting_of(const struct sparse_decode_params &p, const Place &place, int request)
+DEVICE uint64_t *cta_group_barrier(const struct sparse_decode_params &p, const CtaCoord &cta, int request)
 {
-    return with_meetings(p).meetings + (int64_t)request * p.tiles + place.token * p.tiles_of_token +
-           place.tile;
+    return sm90_params(p).meetings + (int64_t)request * p.tiles + cta.token * p.tiles_of_token + cta.tile;
 }
 
-/* Called by the thread that will join the meeting. */
-DEVICE void begin_meeting(const struct sparse_decode_params &p, int request)
+/* Called by the thread that will arrive at the group barrier. */
+DEVICE void prepare_group_barrier(const struct sparse_decode_params &p, int request)
 {
-    meeting_begin(meeting_of(p, Place(p), request), with_meetings(p).ticket);
+    meeting_begin(cta_group_barrier(p, CtaCoord(p), request), sm90_params(p).ticket);
 }
 
 } // namespace sparse_decode

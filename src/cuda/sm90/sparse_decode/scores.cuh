@@ -14,7 +14,7 @@ namespace sparse_decode {
 template <typename F> struct Scores {
     const struct sparse_decode_params &p;
     Shared &shared;
-    const uint32_t base;
+    const uint32_t smem;
     Keys<F> keys;
     Scales<F> scales[2];
     uint4 raw[3][2], rope[2][2];
@@ -25,7 +25,7 @@ template <typename F> struct Scores {
     bool next_fits;             /* whether fp16 holds the keys of the next block */
 
     DEVICE Scores(const struct sparse_decode_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory)), keys(params, memory),
+        : p(params), shared(memory), smem(shared_address(&memory)), keys(params, memory),
           softmax(params, memory), half(0), half_parity(0)
     {
     }
@@ -58,7 +58,7 @@ template <typename F> struct Scores {
         if constexpr (F::HAS_ROPE) take_rope();
         const bool fp4 = F::FP4 == BLOCKS_OF_SOME_CACHE && __any_sync(~0u, keys.fp4);
         scales[0].load(keys.scales_at(0), fp4), scales[1].load(keys.scales_at(1), fp4);
-        next_valid[0] = keys.there[0], next_valid[1] = keys.there[1];
+        next_valid[0] = keys.valid[0], next_valid[1] = keys.valid[1];
         keys.take_indices(of_extra);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -115,7 +115,7 @@ template <typename F> struct Scores {
 
     template <typename Element> DEVICE void multiply_chunk(const uint32_t (&f)[4][4], int tile, bool first)
     {
-        const uint64_t q = wgmma_lines(SHARED_AT(base, q), 0);
+        const uint64_t q = wgmma_lines(SHARED_AT(smem, q), 0);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++)
@@ -128,7 +128,7 @@ template <typename F> struct Scores {
      * behind. */
     DEVICE void wait_for_pair(int pair, uint32_t parity)
     {
-        mbarrier_wait(SHARED_AT(base, converted) + 8 * (uint32_t)pair, parity);
+        mbarrier_wait(SHARED_AT(smem, converted) + 8 * (uint32_t)pair, parity);
     }
 
     /* Computes S^T of a block whose scales and rope values are taken, and stores its V; requests the next
@@ -142,7 +142,7 @@ template <typename F> struct Scores {
             wait_for_pair(0, parity), wait_for_pair(1, parity);
         bool fp4 = false; /* in shared memory, since no register is left for it through the softmax */
         if constexpr (F::FP4 == BLOCKS_OF_SOME_CACHE)
-            fp4 = __any_sync(~0u, load_shared_4(SHARED_AT(base, fp4) + 4 * parity));
+            fp4 = __any_sync(~0u, load_shared_4(SHARED_AT(smem, fp4) + 4 * parity));
         if constexpr (F::FP4 == BLOCKS_OF_SOME_CACHE && !Element::IS_BF16)
 #pragma unroll
             for (int i = 0; i < 2; i++) scales[i].to_one_form(fp4);
@@ -161,16 +161,16 @@ template <typename F> struct Scores {
         /* Matrix l / 8 of a step has keys 0 to 7 or 8 to 15 of the warp's, and the first or last eight of
          * the step's columns. */
         const uint32_t line = 16 * (uint32_t)warp() + (uint32_t)ldmatrix_tile_row(lane());
-        const uint32_t v = SHARED_AT(base, v) + swizzle_128(line, (uint32_t)ldmatrix_tile_chunk(lane()));
+        const uint32_t v = SHARED_AT(smem, v) + swizzle_128(line, (uint32_t)ldmatrix_tile_chunk(lane()));
         uint32_t of_extra;
         uint32_t to[4]; /* of a step's matrices; own registers, so that no store waits for another */
 #pragma unroll
         for (int c = 0; c < V_TILES; c++) {
             uint32_t(&f)[4][4] = frag[c % 2];
             if (c >= 1) wgmma_wait<1>(); /* products before c - 1 are done */
-            if (c % 2) free_queries(c / 2, last);
+            if (c % 2) release_queries(c / 2, last);
             if (c % HALF_TILES == 0) {
-                mbarrier_wait(SHARED_AT(base, empty) + 8 * half, half_parity ^ 1);
+                mbarrier_wait(SHARED_AT(smem, empty) + 8 * half, half_parity ^ 1);
 #pragma unroll
                 for (uint32_t k = 0; k < 4; k++) to[k] = (v ^ (32 * k)) + half * HALF_BYTES;
             }
@@ -199,15 +199,15 @@ template <typename F> struct Scores {
         wgmma_wait<0>();
         hold(s);
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, products_done));
-        free_queries(Q_GROUPS - 1, last);
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(smem, products_done));
+        release_queries(Q_GROUPS - 1, last);
         return fits;
     }
 
     /* Lets the sums' warps load a group of the next split's queries. */
-    DEVICE void free_queries(int group, bool last)
+    DEVICE void release_queries(int group, bool last)
     {
-        if (last && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_free) + 8 * (uint32_t)group);
+        if (last && lane() == 0) mbarrier_arrive(SHARED_AT(smem, q_empty) + 8 * (uint32_t)group);
     }
 
     /* Masks the scores of entries that name no key. */
@@ -222,16 +222,16 @@ template <typename F> struct Scores {
     }
 
     /* If a CTA has many splits, the first block's extra work costs less than a register for the flag. */
-    template <typename Element> DEVICE void add_block(uint32_t buffer, bool first, bool last)
+    template <typename Element> DEVICE void add_block(uint32_t p_stage, bool first, bool last)
     {
-        const bool fits = score_block<Element>(last, buffer);
+        const bool fits = score_block<Element>(last, p_stage);
         mask();
-        next_fits = !softmax.template block<Element>(s, buffer, !fits, F::ONE_SPLIT && first);
+        next_fits = !softmax.template block<Element>(s, p_stage, !fits, F::ONE_SPLIT && first);
     }
 
     DEVICE void end_split(uint32_t count)
     {
-        mbarrier_wait(SHARED_AT(base, empty) + 8 * half, half_parity ^ 1);
+        mbarrier_wait(SHARED_AT(smem, empty) + 8 * half, half_parity ^ 1);
         softmax.end((float(*)[HEADS])shared.v[half], (count & 1) ^ 1);
     }
 
@@ -249,27 +249,27 @@ template <typename F> struct Scores {
         if constexpr (F::PREFILL) softmax.kept = (uint32_t)__cvta_generic_to_local(kept);
         keys.begin();
         next_fits = !any_of_scores(!take_first(keys.read_of_extra()));
-        uint32_t buffer = 0, count = 0;
+        uint32_t p_stage = 0, count = 0;
         for (int i = shared.list.first; F::ONE_SPLIT ? count == 0 : __any_sync(~0u, i <= shared.list.last);
              i += shared.list.step) {
             const int blocks = blocks_of_split(i);
             int left = blocks;
             softmax.begin();
-            mbarrier_wait(SHARED_AT(base, q_full), count++ & 1);
+            mbarrier_wait(SHARED_AT(smem, q_full), count++ & 1);
             const bool fp16 = shared.q_beyond != count;
-            for (; __any_sync(~0u, fp16 && next_fits && left > 0); left--, buffer ^= 1)
-                add_block<Fp16>(buffer, left == blocks, left == 1);
+            for (; __any_sync(~0u, fp16 && next_fits && left > 0); left--, p_stage ^= 1)
+                add_block<Fp16>(p_stage, left == blocks, left == 1);
             if constexpr (F::PREFILL && !F::ONE_SPLIT) {
                 if (__any_sync(~0u, left > 0)) {
-                    reload_queries<F>(p, request_of<F>(p, shared.list, i), base);
-                    for (; __any_sync(~0u, left > 0); left--, buffer ^= 1)
-                        add_block<Bf16>(buffer, left == blocks, left == 1);
+                    reload_queries<F>(p, request_of<F>(p, shared.list, i), smem);
+                    for (; __any_sync(~0u, left > 0); left--, p_stage ^= 1)
+                        add_block<Bf16>(p_stage, left == blocks, left == 1);
                 }
                 end_split(count);
             } else if (SELDOM(__any_sync(~0u, left > 0))) {
-                reload_queries<F>(p, request_of<F>(p, shared.list, i), base);
-                for (; __any_sync(~0u, left > 0); left--, buffer ^= 1)
-                    add_block<Bf16>(buffer, left == blocks, left == 1);
+                reload_queries<F>(p, request_of<F>(p, shared.list, i), smem);
+                for (; __any_sync(~0u, left > 0); left--, p_stage ^= 1)
+                    add_block<Bf16>(p_stage, left == blocks, left == 1);
                 end_split(count);
             } else {
                 end_split(count); /* in the code twice: this copy is beside the fp16 code */

@@ -18,7 +18,7 @@ namespace sparse_decode {
 template <typename Shared, bool PREFILL = false> struct Softmax {
     const struct sparse_decode_params &p;
     Shared &shared;
-    const uint32_t base;
+    const uint32_t smem;
     enum { WARPS = 4 };
     float sums[16],
         below[16]; /* of the thread's heads; below: minus the reference (with both, one is in local memory) */
@@ -26,7 +26,7 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
     bool careful;  /* PREFILL: whether some reference is beyond CAREFUL_REFERENCE */
 
     DEVICE Softmax(const struct sparse_decode_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory))
+        : p(params), shared(memory), smem(shared_address(&memory))
     {
     }
 
@@ -101,9 +101,9 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
         }
     }
 
-    DEVICE void move_references(const float (&s)[32], float scale, uint32_t buffer)
+    DEVICE void move_references(const float (&s)[32], float scale, uint32_t p_stage)
     {
-        float4 *most = (float4 *)shared.p[buffer]; /* [head], of the four warps; free until P goes there */
+        float4 *most = (float4 *)shared.p[p_stage]; /* [head], of the four warps; free until P goes there */
         float m[16];
 #pragma unroll
         for (int h = 0; h < 16; h++) m[h] = larger_of_two_keys(s, h);
@@ -118,7 +118,7 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
             const float all = fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w)) * scale;
             const float to = fminf(-all, below[h]), factor = exp2_approx(to - below[h]);
             sums[h] *= factor, below[h] = to;
-            if (threadIdx.x < 4) shared.factor[buffer][row] = factor;
+            if (threadIdx.x < 4) shared.factor[p_stage][row] = factor;
             if constexpr (PREFILL) careful |= fabsf(to) > CAREFUL_REFERENCE;
         }
         if constexpr (PREFILL) careful = __any_sync(~0u, careful);
@@ -126,7 +126,7 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
     }
 
     /* Returns by how much the thread's largest score exceeds its reference. */
-    DEVICE float largest_over(const float (&s)[32], float scale) const
+    DEVICE float largest_excess(const float (&s)[32], float scale) const
     {
         float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}; /* four: short chains */
 #pragma unroll
@@ -135,28 +135,28 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
         return fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
     }
 
-    /* Stores the weights of a block to P, and tells the other warpgroups that P and V are there. Returns
+    /* Stores the weights of a block to P, and signals the other warpgroups that P and V are stored. Returns
      * whether `mine` is true in any thread, which comes with a vote that is taken anyway. The `first`
      * block of a split sets all references. */
-    template <typename Element> DEVICE bool block(float (&s)[32], uint32_t buffer, bool mine, bool first)
+    template <typename Element> DEVICE bool block(float (&s)[32], uint32_t p_stage, bool mine, bool first)
     {
-        float scale = p.scale_log2, over = 0.0f;
+        float scale = p.scale_log2, excess = 0.0f;
         if (PREFILL && careful) scale_scores(s, scale), scale = 1.0f;
-        if (!first) over = largest_over(s, scale);
+        if (!first) excess = largest_excess(s, scale);
         bool any = false, moves = first;
-        if (any_of_scores(mine | (over > REFERENCE_SLACK))) {
+        if (any_of_scores(mine | (excess > REFERENCE_SLACK))) {
             any = first || any_of_scores(mine);
-            moves |= any_of_scores(over > REFERENCE_SLACK);
+            moves |= any_of_scores(excess > REFERENCE_SLACK);
         }
         if (moves) {
-            move_references(s, scale, buffer);
+            move_references(s, scale, p_stage);
             if (PREFILL && careful) scale_scores(s, scale), scale = 1.0f;
         }
         /* A reference is a score that has been kept, so only scores above it need keeping. */
-        if (PREFILL && __any_sync(~0u, moves | (over > 0.0f))) keep_largest(s, scale);
-        if (Shared::ALL_TELL || threadIdx.x == 0) /* O does not count yet at the first block */
-            shared.block[buffer] = (moves && !first ? BLOCK_MOVED : 0) | (Element::IS_BF16 ? BLOCK_BF16 : 0);
-        const uint32_t p_tile = SHARED_AT(base, p) + buffer * TILE_BYTES;
+        if (PREFILL && __any_sync(~0u, moves | (excess > 0.0f))) keep_largest(s, scale);
+        if (Shared::ALL_PUBLISH || threadIdx.x == 0) /* O does not count yet at the first block */
+            shared.block[p_stage] = (moves && !first ? BLOCK_MOVED : 0) | (Element::IS_BF16 ? BLOCK_BF16 : 0);
+        const uint32_t p_tile = SHARED_AT(smem, p) + p_stage * TILE_BYTES;
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
             uint32_t words[4];
@@ -176,7 +176,7 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
         }
         fence_async_shared();
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, full) + 8 * buffer);
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(smem, full) + 8 * p_stage);
         return any;
     }
 
@@ -196,7 +196,7 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
         }
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
         if (__any_sync(~0u, warp() > 0)) return;
-        mbarrier_wait(SHARED_AT(base, sum_empty), parity ^ 1);
+        mbarrier_wait(SHARED_AT(smem, sum_empty), parity ^ 1);
 #pragma unroll
         for (int row = lane(); row < HEADS; row += 32) {
             shared.sum[row] = parts[0][row] + parts[1][row] + parts[2][row] + parts[3][row];
@@ -208,7 +208,7 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
 #pragma unroll
             for (int h = 0; h < 16; h++) shared.below[head(h)] = below[h];
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_full));
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(smem, sum_full));
     }
 };
 

@@ -18,15 +18,15 @@
  *
  * The second warpgroup's products come half a block later than drawn, during the next softmax.
  *
- * The thread that requested raw bytes also converts them (producer.cuh). Their place is requested again as soon
+ * The thread that requested raw bytes also converts them (producer.cuh). Their memory is filled again as soon
  * as it has been read, so that a block's 42 KB are always in flight. K Qᵀ does not read K from shared
  * memory: its A comes from registers. V has room for a block and a half: each half is freed by the warpgroup
  * whose columns it has.
  *
- * Barriers: full[count % 2], P and V of a block are there; empty[half], V's half has been multiplied;
+ * Barriers: full[count % 2], P and V of a block are stored; empty[half], V's half has been multiplied;
  * products_done, the products of a block's scores are done; sum_full, sum_empty: sums and references of a
- * split; q_full, q_free[group]: Q of a split is there, a group of its tiles has been multiplied for the last
- * time.
+ * split; q_full, q_empty[group]: Q of a split has arrived, a group of its tiles has been multiplied for the
+ * last time.
  *
  * If some blocks have FP4 codes, the sums' warps convert them to e4m3 codes before the scores' threads take
  * them; barriers landed and converted (convert.cuh).
@@ -51,21 +51,21 @@ namespace sparse_decode {
 
 enum { THREADS = 3 * WARPGROUP_THREADS, SUM_REGISTERS = 168 /* all threads begin with 168 */ };
 
-template <typename F> DEVICE void prepare(uint32_t base)
+template <typename F> DEVICE void prepare(uint32_t smem)
 {
     enum { WARPS_OF_GROUP = WARPGROUP_THREADS / 32 };
-    for (uint32_t i = 0; i < 2; i++) mbarrier_init(SHARED_AT(base, full) + 8 * i, WARPS_OF_GROUP);
-    for (uint32_t i = 0; i < HALVES; i++) mbarrier_init(SHARED_AT(base, empty) + 8 * i, WARPS_OF_GROUP);
-    mbarrier_init(SHARED_AT(base, products_done), WARPS_OF_GROUP);
-    mbarrier_init(SHARED_AT(base, sum_full), 1);
-    mbarrier_init(SHARED_AT(base, sum_empty), 2 * WARPS_OF_GROUP);
-    mbarrier_init(SHARED_AT(base, q_full), 2 * WARPS_OF_GROUP);
-    for (uint32_t i = 0; i < Q_GROUPS; i++) mbarrier_init(SHARED_AT(base, q_free) + 8 * i, WARPS_OF_GROUP);
+    for (uint32_t i = 0; i < 2; i++) mbarrier_init(SHARED_AT(smem, full) + 8 * i, WARPS_OF_GROUP);
+    for (uint32_t i = 0; i < HALVES; i++) mbarrier_init(SHARED_AT(smem, empty) + 8 * i, WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(smem, products_done), WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(smem, sum_full), 1);
+    mbarrier_init(SHARED_AT(smem, sum_empty), 2 * WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(smem, q_full), 2 * WARPS_OF_GROUP);
+    for (uint32_t i = 0; i < Q_GROUPS; i++) mbarrier_init(SHARED_AT(smem, q_empty) + 8 * i, WARPS_OF_GROUP);
     if constexpr (F::FP4 != NO_BLOCKS)
         for (uint32_t i = 0; i < PAIRS; i++) {
-            const bool says = F::FP4 == BLOCKS_OF_SOME_CACHE && i == 0; /* tells the kind of the block */
-            mbarrier_init(SHARED_AT(base, landed) + 8 * i, WARPGROUP_THREADS + says);
-            mbarrier_init(SHARED_AT(base, converted) + 8 * i, CONVERTING_WARPS);
+            const bool publishes = F::FP4 == BLOCKS_OF_SOME_CACHE && i == 0; /* the kind of the block */
+            mbarrier_init(SHARED_AT(smem, landed) + 8 * i, WARPGROUP_THREADS + publishes);
+            mbarrier_init(SHARED_AT(smem, converted) + 8 * i, CONVERTING_WARPS);
         }
     mbarrier_fence_init();
 }
@@ -78,7 +78,7 @@ template <typename F> DEVICE void kernel(const struct sparse_decode_params &p)
     __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
-    if (threadIdx.x == 0) shared.list = splits_of<F>(p, Place(p).worker);
+    if (threadIdx.x == 0) shared.list = splits_of<F>(p, CtaCoord(p).worker);
     __syncthreads();
     if (threadIdx.x < WARPGROUP_THREADS) {
         give_registers<F::SCORE_REGISTERS>();

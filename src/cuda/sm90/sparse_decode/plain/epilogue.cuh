@@ -20,10 +20,10 @@ template <typename R> struct Epilogue {
 
     const struct sparse_decode_params &p;
     Shared &shared;
-    const uint32_t base;
+    const uint32_t smem;
 
     DEVICE Epilogue(const struct sparse_decode_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory))
+        : p(params), shared(memory), smem(shared_address(&memory))
     {
     }
 
@@ -38,26 +38,26 @@ template <typename R> struct Epilogue {
         }
     }
 
-    static DEVICE uint32_t pack(bool slot, float low, float high)
+    static DEVICE uint32_t pack(bool to_part, float low, float high)
     {
-        return slot ? Fp16::pack(low, high) : Element::pack(low, high);
+        return to_part ? Fp16::pack(low, high) : Element::pack(low, high);
     }
 
     /* Stores a row to `out`, or, scaled, to a slot, from the side's first column on. One copy of the code
      * serves both, and both rows, since a call executes it once. `scales`: of a slot's row; NULL
      * otherwise. `empty`: the row saw no key, and is 0 whatever weights of 0 made of V. */
-    static DEVICE void store_row(const Sums &o, uint16_t *to, bool slot, float *scales, bool second,
-                                 float factor, bool empty, bool there)
+    static DEVICE void store_row(const Sums &o, uint16_t *to, bool to_part, float *scales, bool second,
+                                 float factor, bool empty, bool valid)
     {
-        float down = 0.0f; /* scale of the lane's tile of four */
+        float tile_scale = 0.0f; /* scale of the lane's tile of four */
 #pragma unroll
         for (int tile = 0; tile < HALF_TILES; tile++) {
             float x[16], by = factor;
             take_row(x, o, tile, second);
-            if (__any_sync(~0u, slot)) {
+            if (__any_sync(~0u, to_part)) {
                 const HalfScale scale(quad_magnitude(x) * factor);
                 by *= scale.up;
-                if (lane() % 4 == tile) down = scale.down;
+                if (lane() % 4 == tile) tile_scale = scale.down;
             }
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -65,46 +65,46 @@ template <typename R> struct Epilogue {
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     const float *pair = x + 8 * half + 2 * e;
-                    words[e] = empty ? 0u : pack(slot, pair[0] * by, pair[1] * by);
+                    words[e] = empty ? 0u : pack(to_part, pair[0] * by, pair[1] * by);
                 }
                 const uint4 eight = quad_gather_eight(words);
-                if (there) *(uint4 *)(to + tile * LINE_ELEMENTS + 32 * half + 8 * (lane() % 4)) = eight;
+                if (valid) *(uint4 *)(to + tile * LINE_ELEMENTS + 32 * half + 8 * (lane() % 4)) = eight;
             }
         }
-        if (scales && there) scales[lane() % 4] = down;
+        if (scales && valid) scales[lane() % 4] = tile_scale;
     }
 
     /* Stores row i; called by all lanes, also those past the last head. */
     DEVICE void end_row(const Sums &o, int i, float sum, float below) const
     {
-        const Place place(p);
-        const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
+        const CtaCoord cta(p);
+        const int asked = cta.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
         const int column = side() * (D_V / 2), warp = (int)fresh_thread() / 32 - 4;
         const int request = shared.split[warp].request;
         const int64_t slot = shared.split[warp].slot;
-        const bool there = asked < p.h_q, stores_end = there && side() == 0 && lane() % 4 == 0;
+        const bool valid = asked < p.h_q, stores_end = valid && side() == 0 && lane() % 4 == 0;
         float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-        const RowPlace where = {place.token, head};
+        const RowPlace coord = {cta.token, head};
         const bool direct = __any_sync(~0u, slot == DIRECT);
         float *scales = NULL;
         uint16_t *to;
         if (direct) {
             const float lse = score_lse(-below, sum);
-            if (stores_end) store_lse(p.output, request, where, lse);
-            to = p.output.out + out_offset(p.output, request, where);
+            if (stores_end) store_lse(p.output, request, coord, lse);
+            to = p.output.out + out_offset(p.output, request, coord);
             factor *= result_sink_factor(p.output.rules, head, lse);
         } else {
-            const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + head;
+            const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q + head;
             if (stores_end) p.split.slot_end[slot_row] = {-below, sum};
             to = half_row(p.split, slot_row);
             scales = half_row_scales(p.split, slot_row) + column / HALF_ROW_TILE;
         }
-        store_row(o, to + column, !direct, scales, i == 1, factor, sum == 0.0f, there);
+        store_row(o, to + column, !direct, scales, i == 1, factor, sum == 0.0f, valid);
     }
 
     DEVICE void end_split(const Sums &o, uint32_t parity)
     {
-        mbarrier_wait(SHARED_AT(base, sum_full), parity);
+        mbarrier_wait(SHARED_AT(smem, sum_full), parity);
         float sum[2], below[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -113,7 +113,7 @@ template <typename R> struct Epilogue {
             below[i] = shared.below[head];
         }
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_empty));
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(smem, sum_empty));
 #pragma unroll 1
         for (int i = 0; i < 2; i++) end_row(o, i, i ? sum[1] : sum[0], i ? below[1] : below[0]);
         __syncwarp();

@@ -9,7 +9,7 @@
 
 namespace sparse_decode::plain {
 
-enum { KEY_BUFFERS = 2 };
+enum { KV_STAGES = 2 };
 
 /* D_QK: 576 or 512; Element: of queries, caches and results. */
 template <int D_QK_, typename Element_> struct Rows {
@@ -26,11 +26,11 @@ template <int D_QK_, typename Element_> struct Rows {
     struct Shared {
         /* All threads write `block`: a branch there keeps ptxas from keeping matrix descriptors in uniform
          * registers. */
-        static constexpr bool ALL_TELL = true;
-        unsigned char keys[KEY_BUFFERS][TILES][TILE_BYTES];
+        static constexpr bool ALL_PUBLISH = true;
+        unsigned char keys[KV_STAGES][TILES][TILE_BYTES];
         unsigned char q[TILES][TILE_BYTES];
         unsigned char p[1][TILE_BYTES];
-        uint64_t place[KEY_BUFFERS][KEYS]; /* of a block's tokens: addresses, and NO_KEY */
+        uint64_t address[KV_STAGES][KEYS]; /* of a block's tokens: addresses, and NO_KEY */
         float factor[1][HEADS];            /* rescales O if the references of this block moved */
         float sum[4][HEADS];               /* [warp of the scores], of the split */
         float below[HEADS];                /* minus the references */
@@ -40,7 +40,7 @@ template <int D_QK_, typename Element_> struct Rows {
             int64_t slot;
             int request;
         } split[8]; /* [warp] of the sums: kept here until the end of the split */
-        uint64_t full[1], empty, sum_full, sum_empty, q_full, arrived[KEY_BUFFERS][GROUPS];
+        uint64_t full[1], empty, sum_full, sum_empty, q_full, arrived[KV_STAGES][GROUPS];
     };
     static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");
     static_assert(sizeof(Shared::keys[0]) % 1024 == 0 && offsetof(Shared, q) % 1024 == 0 &&

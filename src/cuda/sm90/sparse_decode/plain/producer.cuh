@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Iteration of the scores' warps over the lists of keys: a lane has an entry of a block, two blocks ahead of
- * its scores, and tells the sums' warps, which gather, the address of that token. Splits follow each other
- * without a gap.
+ * its scores, and publishes the address of that token to the sums' warps, which gather. Splits follow each
+ * other without a gap.
  */
 #pragma once
 
@@ -19,7 +19,7 @@ template <typename R> struct Keys {
     const int32_t *entries[2]; /* of the token, in either cache, by list position */
     int count, extra_begin, extra_end, end, at;
     int next_split, index;
-    bool over, of_extra; /* no split is left; the index is of the extra cache */
+    bool done, of_extra; /* no split is left; the index is of the extra cache */
 
     DEVICE Keys(const struct sparse_decode_params &params, Shared &memory) : p(params), shared(memory) {}
 
@@ -31,13 +31,13 @@ template <typename R> struct Keys {
         int length;
         const Split split = list_split(p, shared.list, next_split, &length);
         const ListEnds ends = list_ends(p, split.request);
-        const Place place(p);
+        const CtaCoord cta(p);
         count = ends.count, extra_begin = ends.extra_begin, extra_end = ends.extra_end;
         at = split.begin, end = split.end;
 #pragma unroll
         for (int i = 0; i < 2; i++)
             entries[i] = p.cache[i].indices + split.request * p.cache[i].indices_stride[0] +
-                         place.token * p.cache[i].indices_stride[1] - (i ? ends.extra_begin : 0);
+                         cta.token * p.cache[i].indices_stride[1] - (i ? ends.extra_begin : 0);
     }
 
     /* Loads the lane's index of a block. A block begins at a multiple of 64 of the list, so that its
@@ -45,7 +45,7 @@ template <typename R> struct Keys {
     DEVICE void load_index()
     {
         index = -1;
-        if (__any_sync(~0u, over)) return;
+        if (__any_sync(~0u, done)) return;
         of_extra = at >= extra_begin;
         const int entry = at + key();
         if (entry < min(end, of_extra ? extra_end : count))
@@ -53,25 +53,25 @@ template <typename R> struct Keys {
         at += KEYS;
         if (__any_sync(~0u, at >= end)) {
             next_split += shared.list.step;
-            over = next_split > shared.list.last;
-            if (__any_sync(~0u, !over)) enter_split();
+            done = next_split > shared.list.last;
+            if (__any_sync(~0u, !done)) enter_split();
         }
     }
 
     /* Publishes the addresses of the block whose index was loaded; returns which of the warp's keys exist,
      * one bit each. */
-    DEVICE uint32_t tell_places(uint32_t buffer)
+    DEVICE uint32_t publish_addresses(uint32_t kv_stage)
     {
         const struct sparse_cache_params &cache = p.cache[of_extra];
-        const bool there = names_key(cache, index);
-        const uint8_t *token = place_of_key<R::FORMAT>(cache, there ? index : 0).token;
-        if (lane() < KEYS_OF_WARP) shared.place[buffer][key()] = (uint64_t)token | (there ? 0 : NO_KEY);
-        return __ballot_sync(~0u, there);
+        const bool valid = names_key(cache, index);
+        const uint8_t *token = place_of_key<R::FORMAT>(cache, valid ? index : 0).token;
+        if (lane() < KEYS_OF_WARP) shared.address[kv_stage][key()] = (uint64_t)token | (valid ? 0 : NO_KEY);
+        return __ballot_sync(~0u, valid);
     }
 
     DEVICE void begin()
     {
-        next_split = shared.list.first, over = false, of_extra = false;
+        next_split = shared.list.first, done = false, of_extra = false;
         enter_split();
     }
 };

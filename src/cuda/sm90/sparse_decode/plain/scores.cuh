@@ -16,52 +16,52 @@ template <typename R> struct Scores {
 
     const struct sparse_decode_params &p;
     Shared &shared;
-    const uint32_t base;
+    const uint32_t smem;
     Keys<R> keys;
     Softmax<Shared> softmax;
     float s[32];
-    uint32_t there[3]; /* keys of this block and of the next two: Keys::tell_places */
+    uint32_t valid[3]; /* keys of this block and of the next two: Keys::publish_addresses */
     uint32_t count;    /* of blocks */
 
     DEVICE Scores(const struct sparse_decode_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory)), keys(params, memory),
+        : p(params), shared(memory), smem(shared_address(&memory)), keys(params, memory),
           softmax(params, memory), count(0)
     {
     }
 
-    DEVICE void multiply_tile(uint32_t buffer, int tile, bool first)
+    DEVICE void multiply_tile(uint32_t kv_stage, int tile, bool first)
     {
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            wgmma_64<Element>(s,
-                              wgmma_lines(SHARED_AT(base, keys) + buffer * (uint32_t)sizeof(shared.keys[0]) +
-                                              (uint32_t)tile * TILE_BYTES,
-                                          k),
-                              wgmma_lines(SHARED_AT(base, q) + (uint32_t)tile * TILE_BYTES, k),
-                              !first || k > 0);
+            wgmma_64<Element>(
+                s,
+                wgmma_lines(SHARED_AT(smem, keys) + kv_stage * (uint32_t)sizeof(shared.keys[0]) +
+                                (uint32_t)tile * TILE_BYTES,
+                            k),
+                wgmma_lines(SHARED_AT(smem, q) + (uint32_t)tile * TILE_BYTES, k), !first || k > 0);
     }
 
-    /* Computes S^T of a block. Rope columns come first: their place is free before V's is. */
-    DEVICE void score_block(uint32_t buffer, uint32_t parity)
+    /* Computes S^T of a block. Rope columns come first: their stage is free before V's is. */
+    DEVICE void score_block(uint32_t kv_stage, uint32_t parity)
     {
         hold(s);
 #pragma unroll
         for (int i = 0; i < R::GROUPS; i++) {
             const int g = R::HAS_ROPE ? (i + HALF_TILES) % R::GROUPS : i;
-            mbarrier_wait(SHARED_AT(base, arrived) + (buffer * R::GROUPS + (uint32_t)g) * 8, parity);
+            mbarrier_wait(SHARED_AT(smem, arrived) + (kv_stage * R::GROUPS + (uint32_t)g) * 8, parity);
             fence_async_shared(); /* cp.async writes by the generic proxy */
             wgmma_fence();
             if (g == HALF_TILES) {
-                multiply_tile(buffer, R::ROPE_TILE, i == 0);
+                multiply_tile(kv_stage, R::ROPE_TILE, i == 0);
             } else {
-                multiply_tile(buffer, g, i == 0);
-                multiply_tile(buffer, g + HALF_TILES, false);
+                multiply_tile(kv_stage, g, i == 0);
+                multiply_tile(kv_stage, g + HALF_TILES, false);
             }
             wgmma_commit();
         }
-        /* All have read the addresses of this block's keys: those of the block after next take their
-         * place. */
-        there[2] = keys.tell_places(buffer);
+        /* All have read the addresses of this block's keys: those of the block after next
+         * replace them. */
+        valid[2] = keys.publish_addresses(kv_stage);
         keys.load_index();
         wgmma_wait<0>();
         hold(s);
@@ -71,10 +71,10 @@ template <typename R> struct Scores {
     DEVICE void mask()
     {
         const uint32_t all = (1u << Keys<R>::KEYS_OF_WARP) - 1;
-        if (__all_sync(~0u, (there[0] & all) == all)) return;
+        if (__all_sync(~0u, (valid[0] & all) == all)) return;
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            if (!(there[0] >> (lane() / 4 + 8 * i) & 1))
+            if (!(valid[0] >> (lane() / 4 + 8 * i) & 1))
 #pragma unroll
                 for (int j = 0; j < 8; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = -INFINITY;
     }
@@ -83,9 +83,9 @@ template <typename R> struct Scores {
     {
         score_block(count & 1, count >> 1 & 1);
         mask();
-        mbarrier_wait(SHARED_AT(base, empty), (count & 1) ^ 1);
+        mbarrier_wait(SHARED_AT(smem, empty), (count & 1) ^ 1);
         softmax.template block<Element>(s, 0, false, first);
-        there[0] = there[1], there[1] = there[2];
+        valid[0] = valid[1], valid[1] = valid[2];
         count++;
     }
 
@@ -93,13 +93,13 @@ template <typename R> struct Scores {
     DEVICE void end_split(uint32_t parity)
     {
         const float2 two = softmax.join_lanes(softmax.sums, [](float a, float b) { return a + b; });
-        mbarrier_wait(SHARED_AT(base, sum_empty), parity ^ 1);
+        mbarrier_wait(SHARED_AT(smem, sum_empty), parity ^ 1);
         *(float2 *)&shared.sum[warp()][softmax.pair()] = two;
         if (threadIdx.x < 4)
 #pragma unroll
             for (int h = 0; h < 16; h++) shared.below[softmax.head(h)] = softmax.below[h];
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_full));
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(smem, sum_full));
     }
 
     DEVICE int blocks_of_split(int i) const
@@ -112,15 +112,15 @@ template <typename R> struct Scores {
     DEVICE void run()
     {
         keys.begin();
-        keys.load_index(), there[0] = keys.tell_places(0);
-        keys.load_index(), there[1] = keys.tell_places(1);
+        keys.load_index(), valid[0] = keys.publish_addresses(0);
+        keys.load_index(), valid[1] = keys.publish_addresses(1);
         keys.load_index();
         barrier_sync(START_BARRIER, 3 * WARPGROUP_THREADS);
         uint32_t splits = 0;
         for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
             const int blocks = blocks_of_split(i);
             softmax.begin();
-            mbarrier_wait(SHARED_AT(base, q_full), splits & 1);
+            mbarrier_wait(SHARED_AT(smem, q_full), splits & 1);
             for (int k = 0; __any_sync(~0u, k < blocks); k++) add_block(k == 0);
             end_split(splits & 1);
             splits++;

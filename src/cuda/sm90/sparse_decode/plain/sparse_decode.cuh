@@ -11,10 +11,10 @@
  *      warpgroups 1, 2, sums  O of 256 columns each += P V; gather those columns of the block         176
  *                             after next (cp.async) once they are multiplied; Q of the next split
  *
- * Barriers: arrived[buffer][group], tiles of a block's keys are there; full, P is there, and `place` has the
- * addresses of the keys of the block after next; empty, P has been multiplied; q_full, Q of a split is
- * there; sum_full, sum_empty: sums and references of a split. Q and the rope columns need no barrier before
- * they are overwritten: whoever sees P knows that the scores are done.
+ * Barriers: arrived[kv_stage][group], tiles of a block's keys have arrived; full, P is stored, and `address`
+ * has the addresses of the keys of the block after next; empty, P has been multiplied; q_full, Q of a split
+ * has arrived; sum_full, sum_empty: sums and references of a split. Q and the rope columns need no barrier
+ * before they are overwritten: whoever sees P knows that the scores are done.
  */
 #pragma once
 
@@ -26,17 +26,17 @@ namespace sparse_decode::plain {
 
 enum { THREADS = 3 * WARPGROUP_THREADS, SCORE_REGISTERS = 152, SUM_REGISTERS = 176 };
 
-template <typename R> DEVICE void prepare(uint32_t base)
+template <typename R> DEVICE void prepare(uint32_t smem)
 {
     using Shared = typename R::Shared;
     enum { WARPS_OF_GROUP = WARPGROUP_THREADS / 32, GATHERING_THREADS = 2 * WARPGROUP_THREADS };
-    for (uint32_t i = 0; i < KEY_BUFFERS * R::GROUPS; i++)
-        mbarrier_init(SHARED_AT(base, arrived) + 8 * i, GATHERING_THREADS);
-    mbarrier_init(SHARED_AT(base, full), WARPS_OF_GROUP);
-    mbarrier_init(SHARED_AT(base, empty), 2 * WARPS_OF_GROUP);
-    mbarrier_init(SHARED_AT(base, sum_full), WARPS_OF_GROUP);
-    mbarrier_init(SHARED_AT(base, sum_empty), 2 * WARPS_OF_GROUP);
-    mbarrier_init(SHARED_AT(base, q_full), GATHERING_THREADS);
+    for (uint32_t i = 0; i < KV_STAGES * R::GROUPS; i++)
+        mbarrier_init(SHARED_AT(smem, arrived) + 8 * i, GATHERING_THREADS);
+    mbarrier_init(SHARED_AT(smem, full), WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(smem, empty), 2 * WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(smem, sum_full), WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(smem, sum_empty), 2 * WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(smem, q_full), GATHERING_THREADS);
     mbarrier_fence_init();
 }
 
@@ -48,7 +48,7 @@ template <typename R> DEVICE void kernel(const struct sparse_decode_params &p)
     __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
-    if (threadIdx.x == 0) shared.list = split_list(p, (unsigned)Place(p).worker);
+    if (threadIdx.x == 0) shared.list = split_list(p, (unsigned)CtaCoord(p).worker);
     __syncthreads();
     if (threadIdx.x < WARPGROUP_THREADS) {
         give_registers<SCORE_REGISTERS>();

@@ -18,7 +18,7 @@ template <bool ONE_SPLIT> struct SmallEpilogue : SmallPhase {
     /* Stores row i of the lane's two, from the warp's first column on. `scale`: of the slot's row; unused
      * otherwise. */
     template <typename Stored, bool SLOT>
-    static DEVICE void store_row(const Sums &o, uint16_t *to, float *scale, int i, float factor, bool there)
+    static DEVICE void store_row(const Sums &o, uint16_t *to, float *scale, int i, float factor, bool valid)
     {
         float by = factor;
         if (SLOT) {
@@ -27,7 +27,7 @@ template <bool ONE_SPLIT> struct SmallEpilogue : SmallPhase {
             for (int j = 0; j < 8; j++) most = fmaxf(most, fmaxf(fabsf(o[j][2 * i]), fabsf(o[j][2 * i + 1])));
             const HalfScale of_row(quad_max(most) * factor);
             by *= of_row.up;
-            if (there && lane() % 4 == 0) *scale = of_row.down;
+            if (valid && lane() % 4 == 0) *scale = of_row.down;
         }
 #pragma unroll
         for (int j = 0; j < 8; j += 4) {
@@ -36,28 +36,28 @@ template <bool ONE_SPLIT> struct SmallEpilogue : SmallPhase {
             for (int e = 0; e < 4; e++)
                 words[e] = factor < 0.0f ? 0 : Stored::pack(o[j + e][2 * i] * by, o[j + e][2 * i + 1] * by);
             const uint4 eight = quad_gather_eight(words);
-            if (there) *(uint4 *)(to + 8 * (j + lane() % 4)) = eight;
+            if (valid) *(uint4 *)(to + 8 * (j + lane() % 4)) = eight;
         }
     }
 
     /* Stores row i; called by all lanes, also those past the last head. */
     DEVICE void end_row(const Sums &o, int i) const
     {
-        const Place place(p);
-        const int row = lane() / 4 + 8 * i, asked = place.tile * SMALL_HEADS + row,
+        const CtaCoord cta(p);
+        const int row = lane() / 4 + 8 * i, asked = cta.tile * SMALL_HEADS + row,
                   head = min(asked, p.h_q - 1);
         const int column = LINE_ELEMENTS * warp();
-        const bool there = asked < p.h_q;
+        const bool valid = asked < p.h_q;
         const float factor = shared.last_factor[row];
         if (!ONE_SPLIT && __any_sync(~0u, shared.split.slot == DIRECT)) {
             store_row<Bf16, false>(
-                o, p.output.out + out_offset(p.output, shared.split.request, {place.token, head}) + column,
-                NULL, i, factor, there);
+                o, p.output.out + out_offset(p.output, shared.split.request, {cta.token, head}) + column,
+                NULL, i, factor, valid);
         } else {
             const int64_t slot_row =
-                shared.split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + head;
+                shared.split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q + head;
             store_row<Fp16, true>(o, half_row(p.split, slot_row) + column,
-                                  half_row_scales(p.split, slot_row) + warp(), i, factor, there);
+                                  half_row_scales(p.split, slot_row) + warp(), i, factor, valid);
         }
     }
 

@@ -27,7 +27,7 @@ struct SmallSplit {
     int request, begin, end, blocks;
     int count, extra_begin, extra_end;
     int64_t slot;
-    bool there;  /* false: no more splits */
+    bool valid;  /* false: no more splits */
     bool beyond; /* fp16 does not hold its queries */
 };
 
@@ -133,34 +133,34 @@ template <typename F> struct SmallQueries {
     static DEVICE int first_tile() { return (int)(fresh_thread() / (8 * SMALL_HEADS)); }
 
     /* Returns the thread's address in its first tile. */
-    static DEVICE uint32_t place(uint32_t base)
+    static DEVICE uint32_t address(uint32_t smem)
     {
-        return SHARED_AT(base, q) + (uint32_t)first_tile() * Q_TILE_BYTES +
+        return SHARED_AT(smem, q) + (uint32_t)first_tile() * Q_TILE_BYTES +
                swizzle_128(fresh_thread() / 8 % SMALL_HEADS, fresh_thread() % 8);
     }
 
     /* Requests the queries, as bf16. */
-    static DEVICE void ask(const struct sparse_decode_params &p, int request, uint32_t base)
+    static DEVICE void ask(const struct sparse_decode_params &p, int request, uint32_t smem)
     {
-        const Place where(p);
-        const int head = where.tile * SMALL_HEADS + (int)(fresh_thread() / 8 % SMALL_HEADS);
-        const bool there = head < p.h_q;
-        const uint16_t *from = p.q + request * p.q_stride[0] + where.token * p.q_stride[1] +
-                               (there ? head : 0) * p.q_stride[2] + LINE_ELEMENTS * first_tile() +
+        const CtaCoord cta(p);
+        const int head = cta.tile * SMALL_HEADS + (int)(fresh_thread() / 8 % SMALL_HEADS);
+        const bool valid = head < p.h_q;
+        const uint16_t *from = p.q + request * p.q_stride[0] + cta.token * p.q_stride[1] +
+                               (valid ? head : 0) * p.q_stride[2] + LINE_ELEMENTS * first_tile() +
                                CHUNK_ELEMENTS * (int)(fresh_thread() % 8);
-        const uint32_t to = place(base);
+        const uint32_t to = address(smem);
 #pragma unroll
         for (int i = 0; i < ROUNDS; i++)
             if (first_tile() + TILES_AT_ONCE * i < F::Q_TILES)
                 cp_async_16(to + TILES_AT_ONCE * Q_TILE_BYTES * i, from + LINE_ELEMENTS * TILES_AT_ONCE * i,
-                            there);
+                            valid);
         cp_async_commit();
     }
 
     /* Converts what the thread requested to fp16; returns whether fp16 holds it. */
-    static DEVICE bool convert(uint32_t base)
+    static DEVICE bool convert(uint32_t smem)
     {
-        uint32_t at = place(base), most = 0;
+        uint32_t at = address(smem), most = 0;
         cp_async_wait<0>();
 #pragma unroll 1
         for (int tile = first_tile(); tile < F::Q_TILES; tile += TILES_AT_ONCE) {

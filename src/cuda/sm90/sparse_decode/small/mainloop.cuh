@@ -24,19 +24,19 @@ template <bool ONE_SPLIT> struct SmallSums : SmallEpilogue<ONE_SPLIT> {
         for (int i = 0; i < 32; i++) o[i / 4][i % 4] = 0.0f;
     }
 
-    DEVICE void shrink()
+    DEVICE void rescale()
     {
         const float factor[2] = {shared.factor[lane() / 4], shared.factor[lane() / 4 + 8]};
 #pragma unroll
         for (int i = 0; i < 32; i++) o[i / 4][i % 4] *= factor[i % 4 / 2];
     }
 
-    template <typename Element> DEVICE void multiply(uint32_t base)
+    template <typename Element> DEVICE void multiply(uint32_t smem)
     {
         const uint32_t line = (uint32_t)ldmatrix_tile_row(lane()),
                        chunk = (uint32_t)ldmatrix_tile_chunk(lane());
-        uint32_t v = SHARED_AT(base, v) + (uint32_t)warp() * V_TILE_BYTES + swizzle_128(line, chunk);
-        const uint32_t weights = SHARED_AT(base, p) + swizzle_128(line, chunk);
+        uint32_t v = SHARED_AT(smem, v) + (uint32_t)warp() * V_TILE_BYTES + swizzle_128(line, chunk);
+        const uint32_t weights = SHARED_AT(smem, p) + swizzle_128(line, chunk);
 #pragma unroll 1
         for (uint32_t k = 0; __any_sync(~0u, k < KEYS / 16); k++) {
             uint32_t a[4];
@@ -56,13 +56,13 @@ template <bool ONE_SPLIT> struct SmallSums : SmallEpilogue<ONE_SPLIT> {
 template <typename F> struct SmallDecode {
     const struct sparse_decode_params &p;
     Shared &shared;
-    const uint32_t base;
+    const uint32_t smem;
     SmallKeys<F> keys;
     SmallSoftmax softmax;
     SmallSums<F::ONE_SPLIT> sums;
 
     DEVICE SmallDecode(const struct sparse_decode_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory)), keys(params, memory),
+        : p(params), shared(memory), smem(shared_address(&memory)), keys(params, memory),
           softmax(params, memory), sums(params, memory)
     {
     }
@@ -74,24 +74,24 @@ template <typename F> struct SmallDecode {
         const SplitList &list = shared.list;
         const int i = shared.next_split;
         shared.next_split = F::ONE_SPLIT ? INT_MAX : i + list.step;
-        to.there = i <= list.last, to.beyond = false;
+        to.valid = i <= list.last, to.beyond = false;
         if (i > list.last) return;
         const Split split = split_of<F>(p, list, i);
         const ListEnds ends = list_ends(p, split.request);
-        const Place place(p);
+        const CtaCoord cta(p);
         to.request = split.request, to.slot = split.slot;
         to.begin = split.begin, to.end = split.end, to.blocks = blocks_of(split);
         to.count = ends.count, to.extra_begin = ends.extra_begin, to.extra_end = ends.extra_end;
 #pragma unroll
         for (int c = 0; c < 2; c++)
             to.entries[c] = p.cache[c].indices + split.request * p.cache[c].indices_stride[0] +
-                            place.token * p.cache[c].indices_stride[1] - (c ? ends.extra_begin : 0);
+                            cta.token * p.cache[c].indices_stride[1] - (c ? ends.extra_begin : 0);
     }
 
     template <typename Element> DEVICE void score_and_store()
     {
         float s[2][4];
-        score_block<F, Element>(keys, s, base);
+        score_block<F, Element>(keys, s, smem);
         store_scores(shared, keys, s);
     }
 
@@ -102,12 +102,13 @@ template <typename F> struct SmallDecode {
     {
         keys.at = shared.split.begin;
         keys.load_index();
-        SmallQueries<F>::ask(p, shared.split.request, base);
+        SmallQueries<F>::ask(p, shared.split.request, smem);
         bool bf16 = false;
 #pragma unroll 1
         for (int k = -1, last = shared.split.blocks - 1; __any_sync(~0u, k <= last); k++) {
             if (__any_sync(~0u, k >= 0)) {
-                /* V, P and the scores of the previous block are no longer needed; the queries are there. */
+                /* V, P and the scores of the previous block are no longer needed; the queries have
+                 * arrived. */
                 keys.settle_scales();
                 const bool beyond = __syncthreads_or(!keys.fits());
                 if (!bf16 && (beyond || shared.split.beyond)) bf16 = true, reload_queries();
@@ -118,21 +119,22 @@ template <typename F> struct SmallDecode {
             }
             if (__any_sync(~0u, k < last)) keys.ask(), keys.load_index();
             if (__any_sync(~0u, k < 0)) {
-                /* The thread that will join the meeting begins it while the first keys are in flight. */
-                if (F::ONE_SPLIT && fresh_thread() == 0) begin_meeting(p, shared.split.request);
-                if (!SmallQueries<F>::convert(base)) shared.split.beyond = true;
+                /* The thread that will arrive at the group barrier prepares it while the first keys are in
+                 * flight. */
+                if (F::ONE_SPLIT && fresh_thread() == 0) prepare_group_barrier(p, shared.split.request);
+                if (!SmallQueries<F>::convert(smem)) shared.split.beyond = true;
                 softmax.begin(), sums.begin();
                 continue;
             }
             __syncthreads();
-            softmax.block(base, bf16);
+            softmax.block(smem, bf16);
             if (__any_sync(~0u, k == last)) softmax.end();
             __syncthreads();
-            if (__any_sync(~0u, k > 0)) sums.shrink();
+            if (__any_sync(~0u, k > 0)) sums.rescale();
             if (bf16)
-                sums.template multiply<Bf16>(base);
+                sums.template multiply<Bf16>(smem);
             else
-                sums.template multiply<Fp16>(base);
+                sums.template multiply<Fp16>(smem);
         }
         sums.end(sums.o);
     }
@@ -140,7 +142,7 @@ template <typename F> struct SmallDecode {
     /* Loads the queries again, as bf16. */
     DEVICE void reload_queries()
     {
-        SmallQueries<F>::ask(p, shared.split.request, base);
+        SmallQueries<F>::ask(p, shared.split.request, smem);
         cp_async_wait<0>();
         __syncthreads();
     }
@@ -148,24 +150,24 @@ template <typename F> struct SmallDecode {
     DEVICE void run()
     {
         if (threadIdx.x == 0) {
-            shared.list = splits_of<F>(p, Place(p).worker);
+            shared.list = splits_of<F>(p, CtaCoord(p).worker);
             shared.next_split = shared.list.first;
         }
 #pragma unroll 1
         for (;;) {
             if (threadIdx.x == 0) find_split();
             __syncthreads();
-            if (!shared.split.there) break;
+            if (!shared.split.valid) break;
             take_split();
             __syncthreads(); /* all threads have read the split */
         }
         if constexpr (F::ONE_SPLIT) {
             static_assert(share_bytes(MOST_SMALL_PARTS_TOGETHER / SHARE_WARPS) <= sizeof(Shared::v), "");
             if (fresh_thread() == 0 && shared.list.first > shared.list.last)
-                begin_meeting(p, shared.list.request);
-            const HeadShare<false> share(p, shared.list, SMALL_HEADS);
+                prepare_group_barrier(p, shared.list.request);
+            const JoinRange<false> range(p, shared.list, SMALL_HEADS);
             join_together<Bf16, MOST_SMALL_PARTS_TOGETHER / SHARE_WARPS>(
-                share, meeting_of(p, Place(p), share.request), base, 0, 0);
+                range, cta_group_barrier(p, CtaCoord(p), range.request), smem, 0, 0);
         }
     }
 };

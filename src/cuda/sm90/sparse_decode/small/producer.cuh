@@ -19,7 +19,7 @@ template <typename F> struct SmallKeys : SmallPhase {
     int index; /* the lane's key of 16, of the previous block, whose raw keys are requested next */
     uint4 code[HALF_CHUNKS][2], rope[2];
     uint32_t scale[2][SCALES];
-    bool there[2];
+    bool valid[2];
     bool fp4; /* argument of F::fp4 for the block whose raw keys are requested */
 
     /* Loads the lane's index of a block. A block begins at a multiple of 64 of the list, so that its
@@ -42,18 +42,19 @@ template <typename F> struct SmallKeys : SmallPhase {
     DEVICE void ask()
     {
         const struct sparse_cache_params &cache = p.cache[at - KEYS >= shared.split.extra_begin];
-        const KeyPlace place = names_key(cache, index) ? F::place(cache, index) : KeyPlace{NULL, NULL};
+        const KeyPlace address =
+            names_key(cache, index) ? F::key_address(cache, index) : KeyPlace{NULL, NULL};
         const int t = lane() % 4;
         if constexpr (F::FP4 == BLOCKS_OF_SOME_CACHE) fp4 = has_fp4(cache);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int from = lane() / 4 + 8 * i;
-            const uint8_t *const token = of_lane(place.token, from),
+            const uint8_t *const token = of_lane(address.token, from),
                                  *const scales =
                                      F::FORMAT == KV_FP8_656
                                          ? token + kv_layout_of(F::FORMAT, 0).scale_offset + 8 * side()
-                                         : of_lane(place.scales, from);
-            there[i] = token != NULL;
+                                         : of_lane(address.scales, from);
+            valid[i] = token != NULL;
             if (F::fp4(fp4)) {
                 ask_fp4(i, token, scales);
                 continue;
@@ -62,14 +63,14 @@ template <typename F> struct SmallKeys : SmallPhase {
             const uint8_t *const own = token + LINE_ELEMENTS * HALF_CHUNKS * side() + 16 * t;
 #pragma unroll
             for (int c = 0; c < HALF_CHUNKS; c++)
-                code[c][i] = load_or_zero_16(own + LINE_ELEMENTS * c, there[i]);
+                code[c][i] = load_or_zero_16(own + LINE_ELEMENTS * c, valid[i]);
             if constexpr (F::HAS_ROPE)
-                rope[i] = load_or_zero_16(token + F::ROPE_OFFSET + 64 * side() + 16 * t, there[i]);
+                rope[i] = load_or_zero_16(token + F::ROPE_OFFSET + 64 * side() + 16 * t, valid[i]);
             if constexpr (F::ROPE_IS_V) {
-                scale[i][0] = load_or_zero_4(scales + 4 * side(), there[i]);
+                scale[i][0] = load_or_zero_4(scales + 4 * side(), valid[i]);
             } else {
                 const uint2 two =
-                    load_or_zero_8(scales + (F::FORMAT == KV_FP8_656 ? 0 : 8 * side()), there[i]);
+                    load_or_zero_8(scales + (F::FORMAT == KV_FP8_656 ? 0 : 8 * side()), valid[i]);
                 scale[i][0] = two.x, scale[i][1] = two.y;
             }
         }
@@ -81,10 +82,10 @@ template <typename F> struct SmallKeys : SmallPhase {
         const uint8_t *const own = token + LINE_ELEMENTS / 2 * HALF_CHUNKS * side() + 8 * (lane() % 4);
 #pragma unroll
         for (int c = 0; c < HALF_CHUNKS; c++) {
-            const uint2 two = load_or_zero_8(own + LINE_ELEMENTS / 2 * c, there[i]);
+            const uint2 two = load_or_zero_8(own + LINE_ELEMENTS / 2 * c, valid[i]);
             code[c][i].x = two.x, code[c][i].y = two.y;
         }
-        const uint4 four = load_or_zero_16(scales + 16 * side(), there[i]);
+        const uint4 four = load_or_zero_16(scales + 16 * side(), valid[i]);
         scale[i][0] = four.x, scale[i][1] = four.y, scale[i][SCALES - 2] = four.z,
         scale[i][SCALES - 1] = four.w;
     }
@@ -110,7 +111,7 @@ template <typename F> struct SmallKeys : SmallPhase {
         uint32_t most = 0;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            fit &= scales_fit(scale[i]) | (!F::F32_SCALES && !there[i]); /* without a key: 0, which fits */
+            fit &= scales_fit(scale[i]) | (!F::F32_SCALES && !valid[i]); /* without a key: 0, which fits */
             if constexpr (!F::HAS_ROPE) continue;
             const uint4 &x = rope[i];
             most = larger_bf16x2(larger_bf16x2(most, x.x), x.y);

@@ -28,12 +28,12 @@ DEVICE void store_values(uint32_t to, const uint4 (&y)[2])
 }
 
 template <typename F, typename Element>
-DEVICE void score_block(SmallKeys<F> &keys, float (&s)[2][4], uint32_t base)
+DEVICE void score_block(SmallKeys<F> &keys, float (&s)[2][4], uint32_t smem)
 {
     const uint32_t of_half = (uint32_t)(HALF_CHUNKS * side()),
                    of_group = (uint32_t)key_group() * 16 * LINE_BYTES;
-    uint32_t q = SHARED_AT(base, q) + of_half * Q_TILE_BYTES + own_line(),
-             v = SHARED_AT(base, v) + of_half * V_TILE_BYTES + of_group + own_line();
+    uint32_t q = SHARED_AT(smem, q) + of_half * Q_TILE_BYTES + own_line(),
+             v = SHARED_AT(smem, v) + of_half * V_TILE_BYTES + of_group + own_line();
 #pragma unroll
     for (int i = 0; i < 8; i++) s[i / 4][i % 4] = 0.0f;
     uint4 y[2];
@@ -44,9 +44,9 @@ DEVICE void score_block(SmallKeys<F> &keys, float (&s)[2][4], uint32_t base)
             y[i] = make_uint4(convert_bf16x2<Element>(x.x), convert_bf16x2<Element>(x.y),
                               convert_bf16x2<Element>(x.z), convert_bf16x2<Element>(x.w));
         }
-        multiply_steps<Element>(s, y, SHARED_AT(base, q[F::HAS_ROPE ? F::ROPE_TILE : 0]) + own_rope());
+        multiply_steps<Element>(s, y, SHARED_AT(smem, q[F::HAS_ROPE ? F::ROPE_TILE : 0]) + own_rope());
     }
-    if (F::ROPE_IS_V) store_values(SHARED_AT(base, v[V_TILES - 1]) + of_group + own_rope(), y);
+    if (F::ROPE_IS_V) store_values(SHARED_AT(smem, v[V_TILES - 1]) + of_group + own_rope(), y);
     const int chunks = min((int)HALF_CHUNKS, F::CODE_CHUNKS - HALF_CHUNKS * side());
 #pragma unroll 1
     for (int c = 0; __any_sync(~0u, c < chunks); c++) {
@@ -77,7 +77,7 @@ DEVICE void store_scores(Shared &shared, const SmallKeys<F> &keys, const float (
     for (int j = 0; j < 2; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            to[(8 * j + e % 2) * SCORE_LINE + 8 * (e / 2)] = keys.there[e / 2] ? s[j][e] : -INFINITY;
+            to[(8 * j + e % 2) * SCORE_LINE + 8 * (e / 2)] = keys.valid[e / 2] ? s[j][e] : -INFINITY;
 }
 
 } // namespace sparse_decode::small

@@ -20,7 +20,7 @@ struct SmallSoftmax : SmallPhase {
 
     DEVICE void begin() { sum = 0.0f, below = -LEAST_REFERENCE; }
 
-    DEVICE void block(uint32_t base, bool bf16)
+    DEVICE void block(uint32_t smem, bool bf16)
     {
         const float4 a = *(const float4 *)&shared.s[0][head()][4 * column()],
                      b = *(const float4 *)&shared.s[1][head()][4 * column()];
@@ -37,9 +37,9 @@ struct SmallSoftmax : SmallPhase {
         if (column() == 0) shared.factor[head()] = factor;
         const uint2 words = bf16 ? make_uint2(Bf16::pack(w[0], w[1]), Bf16::pack(w[2], w[3]))
                                  : make_uint2(Fp16::pack(w[0], w[1]), Fp16::pack(w[2], w[3]));
-        const uint32_t place = SHARED_AT(base, p) + swizzle_128((uint32_t)head(), (uint32_t)column() / 2) +
-                               8 * ((uint32_t)column() % 2);
-        store_shared_4(place, words.x), store_shared_4(place + 4, words.y);
+        const uint32_t to_p = SHARED_AT(smem, p) + swizzle_128((uint32_t)head(), (uint32_t)column() / 2) +
+                              8 * ((uint32_t)column() % 2);
+        store_shared_4(to_p, words.x), store_shared_4(to_p + 4, words.y);
     }
 
     /* Stores the head's lse or part_end, and the final factor of O; called after the last block. */
@@ -47,17 +47,17 @@ struct SmallSoftmax : SmallPhase {
     {
 #pragma unroll
         for (int lanes = 1; lanes < 16; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-        const Place place(p);
-        const int row = place.tile * SMALL_HEADS + head();
+        const CtaCoord cta(p);
+        const int row = cta.tile * SMALL_HEADS + head();
         if (column() != 0 || row >= p.h_q) return;
         float factor = 1.0f / sum;
         if (shared.split.slot == DIRECT) {
             const float lse = score_lse(-below, sum);
-            store_lse(p.output, shared.split.request, {place.token, row}, lse);
+            store_lse(p.output, shared.split.request, {cta.token, row}, lse);
             factor *= result_sink_factor(p.output.rules, row, lse);
         } else {
             const int64_t slot_row =
-                shared.split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + row;
+                shared.split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q + row;
             p.split.slot_end[slot_row] = {-below, sum};
         }
         shared.last_factor[head()] = sum == 0.0f ? -1.0f : factor;
