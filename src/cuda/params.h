@@ -310,7 +310,7 @@ struct mha_forward_sm80_params {
     struct divisor tokens_divisor, units_divisor, group_divisor; /* tile_tokens; units; call.group */
 };
 
-/* The tile scheduler's counters (sm90/mha_forward/tiles.cuh). */
+/* The tile scheduler's counters (sm90/mha_forward/scheduler.cuh). */
 struct mha_turns {
     uint64_t ticket; /* the launch that the counters belong to; any other value: not set yet */
     uint32_t taken;  /* tiles taken, besides the first tile of each CTA */

@@ -21,6 +21,8 @@
 #include "../../device/warpgroup.cuh"
 #include "../../device/wgmma.cuh"
 
+namespace mha_forward {
+
 /* Slots of the ring of tiles. The consumers know of the tile whose results they write, the current one and
  * the next one. */
 enum { TILE_SLOTS = 4 };
@@ -109,3 +111,5 @@ template <int D_QK_, int D_V_> struct MhaLayout {
         mbarrier_fence_init();
     }
 };
+
+} // namespace mha_forward

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "mha_forward.cuh"
+#include "mainloop.cuh"
 
 /* Element, d_qk, d_v. */
 MHA_FORWARD_KERNEL(sm90_mha_forward_bf16_64, Bf16, 64, 64)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "mha_forward.cuh"
+#include "mainloop.cuh"
 
 /* Element, d_qk, d_v. */
 MHA_FORWARD_KERNEL(sm90_mha_forward_fp16_64, Fp16, 64, 64)

@@ -7,7 +7,9 @@
  */
 #pragma once
 
-#include "tiles.cuh"
+#include "scheduler.cuh"
+
+namespace mha_forward {
 
 /* Fills the next stage of the ring by TMA; `load` issues the copies. Called by a whole warp. */
 template <typename Layout, int N, typename Load>
@@ -135,3 +137,5 @@ template <typename Layout> struct ValueProducer {
         }
     }
 };
+
+} // namespace mha_forward

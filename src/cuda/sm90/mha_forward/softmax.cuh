@@ -13,6 +13,8 @@
 #include "../../device/quad.cuh"
 #include "../../device/reference.cuh"
 
+namespace mha_forward {
+
 /* Softmax state of a thread's two rows. */
 struct Rows {
     float base[2]; /* -inf: no key seen yet */
@@ -103,3 +105,5 @@ DEVICE bool any_of_quad(bool is)
 {
     return __ballot_sync(~0u, is) >> (threadIdx.x & 28) & 15;
 }
+
+} // namespace mha_forward

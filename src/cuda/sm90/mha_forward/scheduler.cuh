@@ -16,6 +16,8 @@
 
 #include <stddef.h>
 
+namespace mha_forward {
+
 /* Returns token and head of row `row` of the tile that begins at `token` and `head`. */
 DEVICE RowPlace place_of(const mha_forward_sm90_params &p, int token, int head, int row)
 {
@@ -146,3 +148,5 @@ struct Turns {
         if (atomicAdd(&p.turns->ended, 1u) == gridDim.x - 1) *(volatile uint64_t *)&p.turns->ticket = 0;
     }
 };
+
+} // namespace mha_forward

@@ -5,8 +5,10 @@
  */
 #pragma once
 
+#include "scheduler.cuh"
 #include "softmax.cuh"
-#include "tiles.cuh"
+
+namespace mha_forward {
 
 /* Writes the lse of finished rows and returns in `factor` the factor that normalizes O. */
 template <typename Layout>
@@ -74,3 +76,5 @@ DEVICE void write_rows(const mha_forward_sm90_params &p, const Layout &l, int sl
 #pragma unroll
     for (int i = 0; i < Layout::D_V / 2; i++) o[i] = 0.0f;
 }
+
+} // namespace mha_forward

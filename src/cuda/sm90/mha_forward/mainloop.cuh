@@ -2,7 +2,7 @@
  *
  * Dense MHA forward on Hopper (docs/kernels/mha.md).
  *
- *   CTA                        persistent, one per SM; takes tiles of query rows (tiles.cuh)
+ *   CTA                        persistent, one per SM; takes tiles of query rows (scheduler.cuh)
  *     warpgroup 0, 3 warps     producers (producer.cuh)
  *     the others               consumers, 64 rows of the tile each:
  *
@@ -21,8 +21,10 @@
  */
 #pragma once
 
+#include "epilogue.cuh"
 #include "producer.cuh"
-#include "results.cuh"
+
+namespace mha_forward {
 
 /* Named barriers: one for all consumers, then one per consumer for its turn. */
 enum { ALL_CONSUMERS = 1, FIRST_TURN };
@@ -352,7 +354,7 @@ template <typename Element, typename Layout> struct Consumer {
     }
 };
 
-template <typename Element, typename Layout> DEVICE void mha_forward(const mha_forward_sm90_params &p)
+template <typename Element, typename Layout> DEVICE void kernel(const mha_forward_sm90_params &p)
 {
     extern __shared__ __align__(1024) unsigned char memory[]; /* alignment of the tiles */
     const Layout l = {(uint32_t)__cvta_generic_to_shared(memory)};
@@ -373,6 +375,8 @@ template <typename Element, typename Layout> DEVICE void mha_forward(const mha_f
     }
 }
 
+} // namespace mha_forward
+
 #define MHA_FORWARD_KERNEL(NAME, ELEMENT, D_QK, D_V)                                                         \
-    DEFINE_KERNEL(NAME, mha_forward_sm90_params, (MhaLayout<D_QK, D_V>::THREADS, 1),                         \
-                  mha_forward<ELEMENT, MhaLayout<D_QK, D_V>>(p))
+    DEFINE_KERNEL(NAME, mha_forward_sm90_params, (mha_forward::MhaLayout<D_QK, D_V>::THREADS, 1),            \
+                  mha_forward::kernel<ELEMENT, mha_forward::MhaLayout<D_QK, D_V>>(p))
