@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The position of a producer or a consumer in a ring of stages: the index of its next stage, and the parity of
- * that stage's barriers.
+ * The position of a producer or a consumer in a ring of stages: the index of its next stage, and the parity
+ * of that stage's barriers.
  */
 #pragma once
 

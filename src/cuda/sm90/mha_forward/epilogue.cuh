@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Epilogue: divides finished rows by the sums of their weights and writes them through shared memory, so that
- * a row goes out in whole lines. A warp writes RESULT_ROWS rows at a time.
+ * a row goes out in whole lines. A warp writes OUT_ROWS rows at a time.
  */
 #pragma once
 
@@ -10,38 +10,40 @@
 
 namespace mha_forward {
 
-/* Writes the lse of finished rows and returns in `factor` the factor that normalizes O. */
+/* Writes the lse of the finished rows of the tile in `stage`, and returns in `factor` the factor that
+ * normalizes O. */
 template <typename Layout>
-DEVICE void end_rows(const mha_forward_sm90_params &p, const Layout &l, int slot, const Rows &r,
-                     float (&factor)[2])
+DEVICE void finish_rows(const mha_forward_sm90_params &p, const Layout &l, int stage, const RowState &r,
+                        float (&factor)[2])
 {
     const int thread = (int)fresh_thread() - WARPGROUP_THREADS;
-    const uint4 tile = load_shared_16(l.tile(slot)); /* token, rows, request, head */
+    const TileRows tile = load_tile_rows(l.tile(stage));
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int row = thread / 32 * 16 + 8 * half + thread % 32 / 4;
         const float sum = quad_sum(r.sum[half]);
         factor[half] = sum == 0.0f ? 0.0f : reciprocal_approx(sum);
-        if (thread % 4 == 0 && row < (int)tile.y) {
-            const float base = r.base[half] == -INFINITY ? 0.0f : r.base[half];
-            store_lse(p.call.output, tile.z, place_of(p, tile.x, tile.w, row),
-                      sum == 0.0f ? -INFINITY : fmaf(base, p.call.scale, LN_2 * log2_approx(sum)));
+        if (thread % 4 == 0 && row < tile.rows) {
+            const float reference = r.reference[half] == -INFINITY ? 0.0f : r.reference[half];
+            store_lse(p.call.output, tile.request, coord_of_row(p, tile.token, tile.head, row),
+                      sum == 0.0f ? -INFINITY : fmaf(reference, p.call.scale, LN_2 * log2_approx(sum)));
         }
     }
 }
 
-/* Writes rows 16 · warp … of the tile in `slot`; called by each warp of a consumer. fresh_thread() prevents
- * ptxas from keeping values derived from the thread index in registers between calls. */
+/* Writes rows 16 · warp … of the tile in `stage`, releases the stage and clears O; called by each warp of a
+ * consumer. fresh_thread() prevents ptxas from keeping values derived from the thread index in registers
+ * between calls. */
 template <typename Element, typename Layout>
-DEVICE void write_rows(const mha_forward_sm90_params &p, const Layout &l, int slot, const float (&factor)[2],
+DEVICE void store_rows(const mha_forward_sm90_params &p, const Layout &l, int stage, const float (&factor)[2],
                        float (&o)[Layout::D_V / 2])
 {
     constexpr int CHUNKS = Layout::D_V / 8, /* of 16 bytes, per row */
-        ROWS = Layout::RESULT_ROWS, STORES = ROWS * CHUNKS / 32;
+        ROWS = Layout::OUT_ROWS, STORES = ROWS * CHUNKS / 32;
     const struct output_params &output = p.call.output;
     const int thread = (int)fresh_thread() - WARPGROUP_THREADS, lane = thread % 32, warp = thread / 32;
-    const uint32_t place = l.results(warp);
-    const uint4 tile = load_shared_16(l.tile(slot)); /* token, rows, request, head */
+    const uint32_t staging = l.out(warp);
+    const TileRows tile = load_tile_rows(l.tile(stage));
 #pragma unroll
     for (int first = 0; first < 16; first += ROWS) {
         __syncwarp();
@@ -55,24 +57,24 @@ DEVICE void write_rows(const mha_forward_sm90_params &p, const Layout &l, int sl
                 for (int i = 0; i < 4; i++)
                     words[i] = Element::pack(o[4 * (j + i) + 2 * half] * factor[half],
                                              o[4 * (j + i) + 2 * half + 1] * factor[half]);
-                store_matrices(place + (uint32_t)(row * CHUNKS + ((j + lane / 8) ^ lane % 8)) * 16, words);
+                store_matrices(staging + (uint32_t)(row * CHUNKS + ((j + lane / 8) ^ lane % 8)) * 16, words);
             }
         __syncwarp();
         uint4 words[STORES];
 #pragma unroll
         for (int i = 0; i < STORES; i++) {
             const int row = (32 * i + lane) / CHUNKS, chunk = lane % CHUNKS;
-            words[i] = load_shared_16(place + (uint32_t)(row * CHUNKS + (chunk ^ row % 8)) * 16);
+            words[i] = load_shared_16(staging + (uint32_t)(row * CHUNKS + (chunk ^ row % 8)) * 16);
         }
 #pragma unroll
         for (int i = 0; i < STORES; i++) {
             const int row = 16 * warp + first + (32 * i + lane) / CHUNKS, chunk = lane % CHUNKS;
-            store_global_16(output.out + out_offset(output, tile.z, place_of(p, tile.x, tile.w, row)) +
-                                8 * chunk,
-                            words[i], row < (int)tile.y);
+            const RowPlace coord = coord_of_row(p, tile.token, tile.head, row);
+            store_global_16(output.out + out_offset(output, tile.request, coord) + 8 * chunk, words[i],
+                            row < tile.rows);
         }
     }
-    mbarrier_arrive_if(lane == 0, l.barrier(Layout::TILE_EMPTY, slot));
+    mbarrier_arrive_if(lane == 0, l.barrier(Layout::TILE_EMPTY, stage));
 #pragma unroll
     for (int i = 0; i < Layout::D_V / 2; i++) o[i] = 0.0f;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared memory, barriers and roles of dense MHA forward on Hopper, per head size. Q, K and V are stored in
- * tiles of 64 columns; a row of a tile is a line of 128 bytes, swizzled (swizzle_128).
+ * Shared memory, stages, barriers and registers of dense MHA forward on Hopper, per head size. Q, K and V are
+ * stored in tiles of 64 columns; a row of a tile is a line of 128 bytes, swizzled (swizzle_128).
  *
  *            rows   keys    stages    stages   registers per
  *            /tile  /block  of K, V   of Q     consumer thread
@@ -13,44 +13,64 @@
 
 #include "../../device/element.cuh"
 #include "../../device/mbarrier.cuh"
-#include "../../device/quad.cuh"
-#include "../../device/result.cuh"
 #include "../../device/ring.cuh"
 #include "../../device/shared.cuh"
 #include "../../device/tma.cuh"
 #include "../../device/warpgroup.cuh"
 #include "../../device/wgmma.cuh"
+#include "../../params.h"
 
 namespace mha_forward {
 
-/* Slots of the ring of tiles. The consumers know of the tile whose results they write, the current one and
+/* Stages of the ring of tiles. The consumers know of the tile whose results they write, the current one and
  * the next one. */
-enum { TILE_SLOTS = 4 };
+enum { TILE_STAGES = 4 };
 
-/* A tile of query rows. TileProducer writes it; the other producers and the consumers read it. */
-struct Tile {
-    int token; /* the first: index in the request, or among all tokens where requests are ragged */
-    int rows;  /* rows that belong to the request */
-    int request, head;
+/* A tile of query rows and the keys that it attends to. TileProducer writes it; the other producers and the
+ * consumers read its halves, 16 bytes each. */
+struct TileRows {
+    int token;        /* the first: index in the request, or among all tokens where requests are ragged */
+    int rows;         /* rows that belong to the request */
+    uint32_t request; /* 0 where requests are ragged; unsigned, because a signed one costs instructions */
+    int head;
+};
+struct TileKeys {
     int keys;      /* of the request */
-    int seen;      /* keys visible to the tile's first token; may be below 0 */
+    int visible;   /* keys visible to the tile's first token; may be below 0 */
     int blocks;    /* key blocks visible to some row; < 0: no more tiles */
     int first_key; /* the request's first key among all keys */
 };
+struct WorkTile {
+    TileRows q;
+    TileKeys kv;
+};
+
+/* Return a half of the tile at the address `tile`. */
+DEVICE TileRows load_tile_rows(uint32_t tile)
+{
+    const uint4 words = load_shared_16(tile + offsetof(WorkTile, q));
+    return {(int)words.x, (int)words.y, words.z, (int)words.w};
+}
+
+DEVICE TileKeys load_tile_keys(uint32_t tile)
+{
+    const uint4 words = load_shared_16(tile + offsetof(WorkTile, kv));
+    return {(int)words.x, (int)words.y, (int)words.z, (int)words.w};
+}
 
 template <int D_QK_, int D_V_> struct MhaLayout {
     static constexpr int D_QK = D_QK_, D_V = D_V_;
     static constexpr int KEYS = MHA_SM90_KEYS(D_QK_);
     static constexpr int CONSUMERS = MHA_SM90_ROWS(D_QK_) / 64, ROWS = 64 * CONSUMERS,
                          THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
-    static constexpr int STAGES = D_QK == 64 ? 4 : 2, Q_PLACES = D_QK == 192 ? 1 : 2;
+    static constexpr int KV_STAGES = D_QK == 64 ? 4 : 2, Q_STAGES = D_QK == 192 ? 1 : 2;
     /* Weights of a block that a thread computes while the previous block's O += P V still runs; limited by
      * registers. */
-    static constexpr int EARLY = D_QK == 64 ? 20 : 16;
+    static constexpr int EARLY_WEIGHTS = D_QK == 64 ? 20 : 16;
     /* Test the barriers of the next stages between the exponentials: at small head sizes a block is short
      * compared with such a wait. */
-    static constexpr bool ASKS_EARLY = D_QK == 64;
-    static constexpr bool TAKES_TURNS = D_QK != 128; /* at 128 turns cost more than they gain */
+    static constexpr bool TESTS_EARLY = D_QK == 64;
+    static constexpr bool IS_ORDERED = D_QK != 128; /* at 128 the order of wgmma costs more than it gains */
     static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 56,
                          CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 224;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
@@ -61,49 +81,52 @@ template <int D_QK_, int D_V_> struct MhaLayout {
     static constexpr uint32_t Q_TILE = ROWS * LINE_BYTES, KEY_TILE = KEYS * LINE_BYTES;
     static constexpr uint32_t Q_BYTES = QK_TILES * Q_TILE, K_BYTES = QK_TILES * KEY_TILE,
                               V_BYTES = V_TILES * KEY_TILE;
-    static constexpr uint32_t K_AT = Q_PLACES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES,
-                              BARRIERS_AT = V_AT + STAGES * V_BYTES;
+    static constexpr uint32_t K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + KV_STAGES * K_BYTES,
+                              BARRIERS_AT = V_AT + KV_STAGES * V_BYTES;
     enum {
         Q_FULL,
-        Q_EMPTY = Q_FULL + Q_PLACES,
-        TILE_FULL = Q_EMPTY + Q_PLACES,
-        TILE_EMPTY = TILE_FULL + TILE_SLOTS,
-        K_FULL = TILE_EMPTY + TILE_SLOTS,
-        K_EMPTY = K_FULL + STAGES,
-        V_FULL = K_EMPTY + STAGES,
-        V_EMPTY = V_FULL + STAGES,
-        NEXT_WANTED = V_EMPTY + STAGES,
+        Q_EMPTY = Q_FULL + Q_STAGES,
+        TILE_FULL = Q_EMPTY + Q_STAGES,
+        TILE_EMPTY = TILE_FULL + TILE_STAGES,
+        K_FULL = TILE_EMPTY + TILE_STAGES,
+        K_EMPTY = K_FULL + KV_STAGES,
+        V_FULL = K_EMPTY + KV_STAGES,
+        V_EMPTY = V_FULL + KV_STAGES,
+        NEXT_WANTED = V_EMPTY + KV_STAGES,
         BARRIERS
     };
     static constexpr uint32_t TILES_AT = (BARRIERS_AT + BARRIERS * 8 + 127) / 128 * 128;
-    static constexpr uint32_t WINDOW_AT = TILES_AT + TILE_SLOTS * sizeof(Tile),
-                              WINDOW_BYTES = 32 * 20; /* of Requests */
-    static constexpr uint32_t RESULTS_AT = WINDOW_AT + WINDOW_BYTES,
-                              RESULT_ROWS = D_QK == 64 ? 16 : 8, /* rows a warp writes at a time */
-        RESULTS_OF_WARP = RESULT_ROWS * D_V * 2;
-    static constexpr uint32_t BYTES = RESULTS_AT + 4 * CONSUMERS * RESULTS_OF_WARP;
+    static constexpr uint32_t WINDOW_AT = TILES_AT + TILE_STAGES * sizeof(WorkTile),
+                              WINDOW_BYTES = 32 * 20; /* of RequestWindow */
+    static constexpr uint32_t OUT_AT = WINDOW_AT + WINDOW_BYTES,
+                              OUT_ROWS = D_QK == 64 ? 16 : 8, /* rows a warp writes at a time */
+        OUT_BYTES_OF_WARP = OUT_ROWS * D_V * 2;
+    static constexpr uint32_t BYTES = OUT_AT + 4 * CONSUMERS * OUT_BYTES_OF_WARP;
     static_assert(BYTES <= 227 * 1024, "it fits");
 
-    uint32_t base;
+    uint32_t smem; /* the address at which shared memory begins */
 
     DEVICE uint32_t barrier(int first, int i) const
     {
-        return base + BARRIERS_AT + 8u * (uint32_t)(first + i);
+        return smem + BARRIERS_AT + 8u * (uint32_t)(first + i);
     }
-    DEVICE uint32_t q(int place) const { return base + (uint32_t)place * Q_BYTES; }
-    DEVICE uint32_t k(int stage) const { return base + K_AT + (uint32_t)stage * K_BYTES; }
-    DEVICE uint32_t v(int stage) const { return base + V_AT + (uint32_t)stage * V_BYTES; }
-    DEVICE uint32_t tile(int slot) const { return base + TILES_AT + (uint32_t)(slot * (int)sizeof(Tile)); }
-    DEVICE uint32_t results(int warp) const { return base + RESULTS_AT + (uint32_t)warp * RESULTS_OF_WARP; }
+    DEVICE uint32_t q(int stage) const { return smem + (uint32_t)stage * Q_BYTES; }
+    DEVICE uint32_t k(int stage) const { return smem + K_AT + (uint32_t)stage * K_BYTES; }
+    DEVICE uint32_t v(int stage) const { return smem + V_AT + (uint32_t)stage * V_BYTES; }
+    DEVICE uint32_t tile(int stage) const
+    {
+        return smem + TILES_AT + (uint32_t)(stage * (int)sizeof(WorkTile));
+    }
+    DEVICE uint32_t out(int warp) const { return smem + OUT_AT + (uint32_t)warp * OUT_BYTES_OF_WARP; }
 
     /* Called by one thread. */
     DEVICE void init_barriers() const
     {
-        for (int i = 0; i < Q_PLACES; i++)
+        for (int i = 0; i < Q_STAGES; i++)
             mbarrier_init(barrier(Q_FULL, i), 1), mbarrier_init(barrier(Q_EMPTY, i), CONSUMERS);
-        for (int i = 0; i < TILE_SLOTS; i++)
+        for (int i = 0; i < TILE_STAGES; i++)
             mbarrier_init(barrier(TILE_FULL, i), 1), mbarrier_init(barrier(TILE_EMPTY, i), 4 * CONSUMERS + 2);
-        for (int i = 0; i < STAGES; i++) {
+        for (int i = 0; i < KV_STAGES; i++) {
             mbarrier_init(barrier(K_FULL, i), 1), mbarrier_init(barrier(K_EMPTY, i), CONSUMERS);
             mbarrier_init(barrier(V_FULL, i), 1), mbarrier_init(barrier(V_EMPTY, i), CONSUMERS);
         }

@@ -13,7 +13,7 @@ namespace mha_forward {
 
 /* Fills the next stage of the ring by TMA; `load` issues the copies. Called by a whole warp. */
 template <typename Layout, int N, typename Load>
-DEVICE void fill(const Layout &l, int full, int empty, Ring<N> &ring, uint32_t bytes, Load load)
+DEVICE void fill_stage(const Layout &l, int full, int empty, Ring<N> &ring, uint32_t bytes, Load load)
 {
     const uint32_t barrier = l.barrier(full, ring.index);
     mbarrier_wait(l.barrier(empty, ring.index), ring.parity ^ 1);
@@ -33,45 +33,45 @@ template <typename Layout> struct TileProducer {
     const Layout l;
 
     /* Writes the results of rows that see no key. */
-    DEVICE void write_empty(uint32_t place) const
+    DEVICE void write_empty(uint32_t address) const
     {
         const struct output_params &output = p.call.output;
-        const uint4 tile = load_shared_16(place); /* token, rows, request, head */
+        const TileRows tile = load_tile_rows(address);
 #pragma unroll 1
-        for (int row = 0; row < (int)tile.y; row++) {
-            const RowPlace at = place_of(p, tile.x, tile.w, row);
-            uint16_t *out = output.out + out_offset(output, tile.z, at);
+        for (int row = 0; row < tile.rows; row++) {
+            const RowPlace coord = coord_of_row(p, tile.token, tile.head, row);
+            uint16_t *out = output.out + out_offset(output, tile.request, coord);
 #pragma unroll 1
             for (int d = (int)threadIdx.x % 32; d < Layout::D_V; d += 32) out[d] = 0;
-            if (threadIdx.x % 32 == 0) store_lse(output, tile.z, at, -INFINITY);
+            if (threadIdx.x % 32 == 0) store_lse(output, tile.request, coord, -INFINITY);
         }
     }
 
     DEVICE void run() const
     {
-        static_assert(Requests::BYTES <= Layout::WINDOW_BYTES, "the window fits");
-        Requests requests(p, l.base + Layout::WINDOW_AT);
-        const Turns turns = {p};
-        if (elect_one()) turns.begin();
-        uint32_t told = 0; /* tiles published so far */
+        static_assert(RequestWindow::BYTES <= Layout::WINDOW_BYTES, "the window fits");
+        RequestWindow requests(p, l.smem + Layout::WINDOW_AT);
+        const TileScheduler scheduler = {p};
+        if (elect_one()) scheduler.begin();
+        uint32_t published = 0; /* tiles published so far */
         for (int i = (int)blockIdx.x;;) {
-            const uint32_t slot = told % TILE_SLOTS;
-            mbarrier_wait(l.barrier(Layout::TILE_EMPTY, slot), told / TILE_SLOTS % 2 ^ 1);
-            const int blocks = requests.find(i, Layout::KEYS, l.tile(slot));
+            const uint32_t stage = published % TILE_STAGES;
+            mbarrier_wait(l.barrier(Layout::TILE_EMPTY, stage), published / TILE_STAGES % 2 ^ 1);
+            const int blocks = requests.find(i, Layout::KEYS, l.tile(stage));
             __syncwarp();
             if (blocks) {
-                if (elect_one()) mbarrier_arrive(l.barrier(Layout::TILE_FULL, slot));
+                if (elect_one()) mbarrier_arrive(l.barrier(Layout::TILE_FULL, stage));
                 if (blocks < 0) break;
-                mbarrier_wait(l.barrier(Layout::NEXT_WANTED, 0), told % 2);
-                told++;
+                mbarrier_wait(l.barrier(Layout::NEXT_WANTED, 0), published % 2);
+                published++;
             } else {
-                write_empty(l.tile(slot));
+                write_empty(l.tile(stage));
             }
             int next = 0;
-            if (elect_one()) next = turns.next(i);
+            if (elect_one()) next = scheduler.next(i);
             i = __reduce_max_sync(~0u, next);
         }
-        if (elect_one()) turns.end();
+        if (elect_one()) scheduler.end();
     }
 };
 
@@ -83,33 +83,36 @@ template <typename Layout> struct KeyProducer {
     DEVICE void run()
     {
         const uint32_t q_bytes = (uint32_t)p.tile_rows * LINE_BYTES * Layout::QK_TILES;
-        Ring<Layout::STAGES> stage;
-        Ring<Layout::Q_PLACES> q_place;
-        for (Ring<TILE_SLOTS> slot;; slot.advance()) {
-            mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.index), slot.parity);
-            const uint4 place = load_shared_16(l.tile(slot.index)),
-                        keys = load_shared_16(l.tile(slot.index) + 16);
-            const int token = (int)place.x, request = (int)place.z, head = (int)place.w,
-                      key_head = head / p.call.group, blocks = (int)keys.z;
+        Ring<Layout::KV_STAGES> k_stage;
+        Ring<Layout::Q_STAGES> q_stage;
+        for (Ring<TILE_STAGES> tile_stage;; tile_stage.advance()) {
+            mbarrier_wait(l.barrier(Layout::TILE_FULL, tile_stage.index), tile_stage.parity);
+            const TileRows rows = load_tile_rows(l.tile(tile_stage.index));
+            const TileKeys keys = load_tile_keys(l.tile(tile_stage.index));
+            const int token = rows.token, request = (int)rows.request, head = rows.head,
+                      key_head = head / p.call.group, blocks = keys.blocks;
             if (blocks < 0) return;
             if (elect_one())
 #pragma unroll
                 for (int i = 0; i < Layout::QK_TILES; i++) tma_prefetch(&p.q, {0, head, token, i, request});
             for (int n = blocks - 1; n >= 0; n--) {
-                const int key = (int)keys.w + n * Layout::KEYS;
+                const int key = keys.first_key + n * Layout::KEYS;
                 if (n == min(blocks, BLOCKS_AHEAD) - 1 && elect_one())
                     mbarrier_arrive(l.barrier(Layout::NEXT_WANTED, 0));
-                fill(l, Layout::K_FULL, Layout::K_EMPTY, stage, Layout::K_BYTES, [&](int at, uint32_t full) {
-                    tma_load(l.k(at), &p.k, full, {0, key, key_head, 0, request});
-                });
+                fill_stage(l, Layout::K_FULL, Layout::K_EMPTY, k_stage, Layout::K_BYTES,
+                           [&](int stage, uint32_t full) {
+                               tma_load(l.k(stage), &p.k, full, {0, key, key_head, 0, request});
+                           });
                 if (n < blocks - 1) continue;
-                fill(l, Layout::Q_FULL, Layout::Q_EMPTY, q_place, q_bytes, [&](int at, uint32_t full) {
+                fill_stage(l, Layout::Q_FULL, Layout::Q_EMPTY, q_stage, q_bytes,
+                           [&](int stage, uint32_t full) {
 #pragma unroll
-                    for (int i = 0; i < Layout::QK_TILES; i++)
-                        tma_load(l.q(at) + i * Layout::Q_TILE, &p.q, full, {0, head, token, i, request});
-                });
+                               for (int i = 0; i < Layout::QK_TILES; i++)
+                                   tma_load(l.q(stage) + i * Layout::Q_TILE, &p.q, full,
+                                            {0, head, token, i, request});
+                           });
             }
-            if (elect_one()) mbarrier_arrive(l.barrier(Layout::TILE_EMPTY, slot.index));
+            if (elect_one()) mbarrier_arrive(l.barrier(Layout::TILE_EMPTY, tile_stage.index));
         }
     }
 };
@@ -120,20 +123,21 @@ template <typename Layout> struct ValueProducer {
 
     DEVICE void run()
     {
-        Ring<Layout::STAGES> stage;
-        for (Ring<TILE_SLOTS> slot;; slot.advance()) {
-            mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.index), slot.parity);
-            const uint4 place = load_shared_16(l.tile(slot.index)),
-                        keys = load_shared_16(l.tile(slot.index) + 16);
-            const int request = (int)place.z, key_head = (int)place.w / p.call.group, blocks = (int)keys.z;
+        Ring<Layout::KV_STAGES> v_stage;
+        for (Ring<TILE_STAGES> tile_stage;; tile_stage.advance()) {
+            mbarrier_wait(l.barrier(Layout::TILE_FULL, tile_stage.index), tile_stage.parity);
+            const TileRows rows = load_tile_rows(l.tile(tile_stage.index));
+            const TileKeys keys = load_tile_keys(l.tile(tile_stage.index));
+            const int request = (int)rows.request, key_head = rows.head / p.call.group, blocks = keys.blocks;
             if (blocks < 0) return;
             for (int n = blocks - 1; n >= 0; n--) {
-                const int key = (int)keys.w + n * Layout::KEYS;
-                fill(l, Layout::V_FULL, Layout::V_EMPTY, stage, Layout::V_BYTES, [&](int at, uint32_t full) {
-                    tma_load(l.v(at), &p.v, full, {0, key, key_head, 0, request});
-                });
+                const int key = keys.first_key + n * Layout::KEYS;
+                fill_stage(l, Layout::V_FULL, Layout::V_EMPTY, v_stage, Layout::V_BYTES,
+                           [&](int stage, uint32_t full) {
+                               tma_load(l.v(stage), &p.v, full, {0, key, key_head, 0, request});
+                           });
             }
-            if (elect_one()) mbarrier_arrive(l.barrier(Layout::TILE_EMPTY, slot.index));
+            if (elect_one()) mbarrier_arrive(l.barrier(Layout::TILE_EMPTY, tile_stage.index));
         }
     }
 };

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Numbering of the tiles: by request; within a request by sets of heads whose keys and values fit L2
- * together; within a set the tiles with the most keys first. A warp looks at 32 requests at a time and only
- * moves forward, because a CTA takes tiles in increasing order.
+ * Tile scheduler. TileScheduler hands tile numbers to CTAs; RequestWindow finds the tile of a number.
+ *
+ * Tiles are numbered by request; within a request by sets of heads whose keys and values fit L2 together;
+ * within a set the tiles with the most keys first. A warp looks at 32 requests at a time and only moves
+ * forward, because a CTA takes tiles in increasing order.
  *
  *   numbers   | request 0                                      | request 1 …
  *             | heads 0 … 3                    | heads 4 … 7   |
@@ -12,41 +14,43 @@
 
 #include "layout.cuh"
 
+#include "../../device/divide.cuh"
+#include "../../device/result.cuh"
 #include "../../device/warp.cuh"
 
-#include <stddef.h>
+#include <limits.h>
 
 namespace mha_forward {
 
 /* Returns token and head of row `row` of the tile that begins at `token` and `head`. */
-DEVICE RowPlace place_of(const mha_forward_sm90_params &p, int token, int head, int row)
+DEVICE RowPlace coord_of_row(const mha_forward_sm90_params &p, int token, int head, int row)
 {
-    const int later = fast_divide(row, p.heads_divisor);
-    return {token + later, head + row - later * p.heads_of_tile};
+    const int token_offset = fast_divide(row, p.heads_divisor);
+    return {token + token_offset, head + row - token_offset * p.heads_of_tile};
 }
 
 /* Finds tiles by number. A window in shared memory describes 32 requests; lane i of the warp writes request
  * first + i. */
-struct Requests {
-    enum { TILES_AT = 32 * 16, BYTES = TILES_AT + 32 * 4 };
+struct RequestWindow {
+    enum { FIRST_TILES_AT = 32 * 16, BYTES = FIRST_TILES_AT + 32 * 4 };
 
     const mha_forward_sm90_params &p;
     uint32_t
         window; /* per request: first token, tokens, first key, keys; then the number of its first tile */
     int first = 0, end = 0; /* the window's first request; the number of the first tile behind the window */
 
-    DEVICE Requests(const mha_forward_sm90_params &params, uint32_t place) : p(params), window(place)
+    DEVICE RequestWindow(const mha_forward_sm90_params &params, uint32_t address) : p(params), window(address)
     {
         const mha_forward_params &call = p.call;
         if (call.starts_q && threadIdx.x % 32 == 31)
             store_shared_16(window + 31 * 16, make_uint4(min(max(call.starts_q[0], 0), call.tokens_q), 0,
                                                          min(max(call.starts_k[0], 0), call.tokens_k), 0));
-        look();
+        fill();
     }
 
     /* Fills the window. A start is clamped to at least the starts before it and at most the number of
      * tokens. */
-    DEVICE void look()
+    DEVICE void fill()
     {
         const mha_forward_params &call = p.call;
         const int lane = (int)threadIdx.x % 32, request = first + lane;
@@ -67,22 +71,22 @@ struct Requests {
                   up_to = warp_inclusive_sum(tiles);
         __syncwarp();
         store_shared_16(window + (uint32_t)lane * 16, make_uint4(q, tokens, k, keys));
-        store_shared_4(window + TILES_AT + (uint32_t)lane * 4, end + up_to - tiles);
+        store_shared_4(window + FIRST_TILES_AT + (uint32_t)lane * 4, end + up_to - tiles);
         end += __shfl_sync(~0u, up_to, 31);
         __syncwarp();
     }
 
-    /* Writes tile number `i` to `place` in shared memory and returns its number of key blocks, or -1 if there
-     * is no such tile. `i` must not decrease between calls. */
-    DEVICE int find(int i, int keys_of_block, uint32_t place)
+    /* Writes the WorkTile of number `i` to the address `tile` and returns its number of key blocks, or -1 if
+     * there is no such tile. `i` must not decrease between calls. */
+    DEVICE int find(int i, int keys_of_block, uint32_t tile)
     {
-        for (; end <= i; look()) {
+        for (; end <= i; fill()) {
             first += 32;
             if (first < p.call.b) continue;
-            store_shared_4(place + offsetof(Tile, blocks), ~0u);
+            store_shared_4(tile + offsetof(WorkTile, kv.blocks), ~0u);
             return -1;
         }
-        const int first_tile = (int)load_shared_4(window + TILES_AT + fresh_thread() % 32 * 4);
+        const int first_tile = (int)load_shared_4(window + FIRST_TILES_AT + fresh_thread() % 32 * 4);
         const int at = __popc(__ballot_sync(~0u, first_tile <= i)) - 1,
                   within = i - __shfl_sync(~0u, first_tile, at);
         const uint4 request = load_shared_16(window + (uint32_t)at * 16);
@@ -102,12 +106,12 @@ struct Requests {
         const int head = (first_head * p.units_of_key_head + in_set - order * units) * p.heads_of_tile;
         const int first_token = (p.call.causal ? of_request - 1 - order : order) * p.tile_tokens;
         const int rows = min(tokens - first_token, p.tile_tokens) * p.heads_of_tile;
-        store_shared_16(
-            place, make_uint4((int)request.x + first_token, rows, p.call.starts_q ? 0 : first + at, head));
-        const int seen = p.call.causal ? keys - tokens + first_token + 1 : keys;
-        const int most = p.call.causal ? min(keys, seen + p.tile_tokens - 1) : keys;
+        store_shared_16(tile + offsetof(WorkTile, q), make_uint4((int)request.x + first_token, rows,
+                                                                 p.call.starts_q ? 0 : first + at, head));
+        const int visible = p.call.causal ? keys - tokens + first_token + 1 : keys;
+        const int most = p.call.causal ? min(keys, visible + p.tile_tokens - 1) : keys;
         const int blocks = (max(most, 0) + keys_of_block - 1) / keys_of_block;
-        store_shared_16(place + 16, make_uint4(keys, seen, blocks, request.z));
+        store_shared_16(tile + offsetof(WorkTile, kv), make_uint4(keys, visible, blocks, request.z));
         return blocks;
     }
 };
@@ -116,7 +120,7 @@ struct Requests {
  * The counter lies in a workspace with arbitrary contents: the first CTA clears it and publishes that with a
  * ticket that is unique to the launch. The last CTA removes the ticket, so that a graph can be launched
  * again. */
-struct Turns {
+struct TileScheduler {
     const mha_forward_sm90_params &p;
 
     /* Clears the counter (first CTA only). Called by one thread of each CTA. */

@@ -1,33 +1,33 @@
 /* SPDX-License-Identifier: MIT
  *
- * Softmax. A row's weights are relative to its base, one of its earlier scores. No maximum is computed as
- * long as the weights stay small, so in most blocks nothing stands between scores and exponentials. If the
- * weights of a block come out large, the scores are still in registers: the base becomes the row's maximum,
- * and the weights are recomputed. The decision depends on the row alone, so its bits do not depend on the
- * other rows.
+ * Softmax. A row's weights are relative to its reference, one of its earlier scores. No maximum is computed
+ * as long as the weights stay small, so in most blocks nothing stands between scores and exponentials. If the
+ * weights of a block come out large, the scores are still in registers: the reference moves to the row's
+ * maximum, and the weights are recomputed. The decision depends on the row alone, so its bits do not depend
+ * on the other rows.
  */
 #pragma once
 
-#include "layout.cuh"
-
 #include "../../device/quad.cuh"
 #include "../../device/reference.cuh"
+#include "../../device/result.cuh"
+#include "../../device/warpgroup.cuh"
 
 namespace mha_forward {
 
 /* Softmax state of a thread's two rows. */
-struct Rows {
-    float base[2]; /* -inf: no key seen yet */
-    float sum[2];  /* of this thread's weights */
+struct RowState {
+    float reference[2]; /* -inf: the row has seen no key yet */
+    float sum[2];       /* of this thread's weights */
 };
 
-DEVICE Rows fresh_rows()
+DEVICE RowState initial_row_state()
 {
     return {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
 }
 
 /* Sets scores at columns >= the row's bound to -inf. */
-template <int N> DEVICE void mask(float (&s)[N], const int (&bound)[2])
+template <int N> DEVICE void mask_scores(float (&s)[N], const int (&bound)[2])
 {
     const int column = 2 * ((int)fresh_thread() % 4);
 #pragma unroll
@@ -35,10 +35,11 @@ template <int N> DEVICE void mask(float (&s)[N], const int (&bound)[2])
         if (column + (i >> 2) * 8 + (i & 1) >= bound[i >> 1 & 1]) s[i] = -INFINITY;
 }
 
-/* Raises the base of rows in `is` to their maximum score where that is larger. `rescale` receives the factor
- * of earlier sums. */
+/* Moves the reference of the rows for which `moves` is true to their maximum score, where that is larger.
+ * `rescale` receives the factor of earlier sums. */
 template <int N>
-DEVICE void raise(const float (&s)[N], float scale_log2, const bool (&is)[2], Rows &r, float (&rescale)[2])
+DEVICE void move_reference(const float (&s)[N], float scale_log2, const bool (&moves)[2], RowState &r,
+                           float (&rescale)[2])
 {
     float most[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}};
 #pragma unroll
@@ -47,63 +48,64 @@ DEVICE void raise(const float (&s)[N], float scale_log2, const bool (&is)[2], Ro
     for (int row = 0; row < 2; row++) {
         const float highest = quad_max(fmaxf(most[row][0], most[row][1]));
         rescale[row] = 1.0f;
-        if (is[row] && highest > r.base[row]) {
-            rescale[row] = exp2_approx((r.base[row] - highest) * scale_log2);
-            r.base[row] = highest, r.sum[row] *= rescale[row];
+        if (moves[row] && highest > r.reference[row]) {
+            rescale[row] = exp2_approx((r.reference[row] - highest) * scale_log2);
+            r.reference[row] = highest, r.sum[row] *= rescale[row];
         }
     }
 }
 
-/* Returns what is subtracted from score · scale_log2: the base's exponent, or 0 if the row has seen no
+/* Returns what is subtracted from score · scale_log2: the scaled reference, or 0 if the row has seen no
  * key. */
-DEVICE float exponent_of(const Rows &r, int row, float scale_log2)
+DEVICE float scaled_reference(const RowState &r, int row, float scale_log2)
 {
-    return r.base[row] == -INFINITY ? 0.0f : r.base[row] * scale_log2;
+    return r.reference[row] == -INFINITY ? 0.0f : r.reference[row] * scale_log2;
 }
 
 /* Computes the weights of elements FROM to TO - 1 and adds them to `sum`. */
 template <int FROM, int TO, int N>
-DEVICE void exponentials(const float (&s)[N], float scale_log2, const float (&less)[2], float *weight,
+DEVICE void exponentials(const float (&s)[N], float scale_log2, const float (&reference)[2], float *weight,
                          float (&sum)[2])
 {
 #pragma unroll
     for (int i = FROM; i < TO; i++) {
-        weight[i - FROM] = exp2_approx(fmaf(s[i], scale_log2, -less[i >> 1 & 1]));
+        weight[i - FROM] = exp2_approx(fmaf(s[i], scale_log2, -reference[i >> 1 & 1]));
         sum[i >> 1 & 1] += weight[i - FROM];
     }
 }
 
-/* Turns scores into exponents. In an extreme row the product is rounded before the rounded base is
+/* Makes exponents of scores. In an extreme row the product is rounded before the rounded reference is
  * subtracted. */
-template <int N> DEVICE void exponents_with_care(float (&s)[N], float scale_log2, const float (&less)[2])
+template <int N>
+DEVICE void exponents_with_care(float (&s)[N], float scale_log2, const float (&references)[2])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const float base = less[i >> 1 & 1];
-        s[i] =
-            is_extreme(base) ? __fsub_rn(__fmul_rn(s[i], scale_log2), base) : fmaf(s[i], scale_log2, -base);
+        const float reference = references[i >> 1 & 1];
+        s[i] = is_extreme(reference) ? __fsub_rn(__fmul_rn(s[i], scale_log2), reference)
+                                     : fmaf(s[i], scale_log2, -reference);
     }
 }
 
 /* Computes the weights from FROM on as fragments of A: accumulators already have the layout of A. */
 template <typename Element, int FROM, int N>
-DEVICE void weigh(const float (&s)[N], float scale_log2, const float (&less)[2], uint32_t (&w)[N / 8][4],
-                  float (&sum)[2])
+DEVICE void packed_exponentials(const float (&s)[N], float scale_log2, const float (&reference)[2],
+                                uint32_t (&w)[N / 8][4], float (&sum)[2])
 {
 #pragma unroll
     for (int i = FROM; i < N; i += 2) {
         float pair[2];
-        pair[0] = exp2_approx(fmaf(s[i], scale_log2, -less[i >> 1 & 1]));
-        pair[1] = exp2_approx(fmaf(s[i + 1], scale_log2, -less[i >> 1 & 1]));
+        pair[0] = exp2_approx(fmaf(s[i], scale_log2, -reference[i >> 1 & 1]));
+        pair[1] = exp2_approx(fmaf(s[i + 1], scale_log2, -reference[i >> 1 & 1]));
         sum[i >> 1 & 1] += pair[0], sum[i >> 1 & 1] += pair[1];
         w[i / 8][i / 2 % 4] = Element::pack(pair[0], pair[1]);
     }
 }
 
-/* Returns whether `is` holds in any of the four lanes of a row. */
-DEVICE bool any_of_quad(bool is)
+/* Returns whether `mine` is true in any of the four lanes of a row. */
+DEVICE bool any_of_quad(bool mine)
 {
-    return __ballot_sync(~0u, is) >> (threadIdx.x & 28) & 15;
+    return __ballot_sync(~0u, mine) >> (threadIdx.x & 28) & 15;
 }
 
 } // namespace mha_forward
