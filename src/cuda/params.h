@@ -350,11 +350,11 @@ struct mha_backward_sm90_params {
     struct divisor key_heads_divisor; /* h_kv */
     int32_t heads_of_set;             /* key heads whose items are taken together */
     float *rows;     /* [h_q][row_tiles][2][rows of a tile]: lse (base 2; inf without keys), delta */
-    float *dq_sums;  /* [h_q][row_tiles][a tile], in the order given in queries.cuh */
+    float *dq_sums;  /* [h_q][row_tiles][a tile], in the order given in dq.cuh */
     uint32_t *taken; /* items taken, in any order, besides the first item of each CTA */
     /* Deterministic: key blocks add to a tile's dQ in an order that depends only on the sizes. */
     int32_t in_order;
-    uint32_t *added; /* [h_q][row_tiles][makers]: key blocks that have added (queries.cuh) */
+    uint32_t *added; /* [h_q][row_tiles][makers]: key blocks that have added (dq.cuh) */
 };
 
 /* The portable tensor-core gradients, numbered in the same way. */

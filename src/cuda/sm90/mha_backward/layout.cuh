@@ -14,21 +14,15 @@
  */
 #pragma once
 
-#include "products.cuh"
-
-#include "../../device/backward_requests.cuh"
-#include "../../device/backward_rows.cuh"
-#include "../../device/element.cuh"
 #include "../../device/mbarrier.cuh"
-#include "../../device/mma.cuh"
-#include "../../device/quad.cuh"
-#include "../../device/result.cuh"
 #include "../../device/ring.cuh"
 #include "../../device/shared.cuh"
 #include "../../device/tma.cuh"
 #include "../../device/warpgroup.cuh"
+#include "../../device/wgmma.cuh"
+#include "../../params.h"
 
-#include <stddef.h>
+namespace mha_backward {
 
 /* Slots of the ring of items, between the producer and the consumers. */
 enum { ITEM_SLOTS = 2 };
@@ -49,6 +43,9 @@ struct Item {
 
 /* Which warpgroup computes dQ of a tile. */
 enum QueriesBy { DQ_BY_HALVES, DQ_IN_TURNS, DQ_APART };
+
+/* The swizzle of a tile's lines, as a matrix descriptor states it. */
+enum Swizzle { SWIZZLE_128 = 1, SWIZZLE_64 = 2 };
 
 template <int D_QK_, int D_V_> struct BackwardLayout {
     static constexpr int D_QK = D_QK_, D_V = D_V_;
@@ -156,3 +153,5 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
         mbarrier_fence_init();
     }
 };
+
+} // namespace mha_backward

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "mha_backward.cuh"
+#include "mainloop.cuh"
 #include "rows.cuh"
 
 /* Element, d_qk, d_v. */

@@ -10,6 +10,10 @@
 
 #include "layout.cuh"
 
+#include "../../device/backward_requests.cuh"
+
+namespace mha_backward {
+
 template <typename Layout> struct Producer {
     static constexpr int ROWS = Layout::ROWS, KEYS = Layout::KEYS;
 
@@ -148,3 +152,5 @@ template <typename Layout> struct Producer {
         tell(make_uint4(0, 0, 0, 0), make_uint4(0, ~0u, 0, 0), 0, 0);
     }
 };
+
+} // namespace mha_backward

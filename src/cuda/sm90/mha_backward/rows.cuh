@@ -9,7 +9,13 @@
  */
 #pragma once
 
-#include "queries.cuh"
+#include "dq.cuh"
+#include "epilogue.cuh"
+
+#include "../../device/backward_requests.cuh"
+#include "../../device/backward_rows.cuh"
+
+namespace mha_backward {
 
 enum { ROW_KERNEL_THREADS = MHA_BACKWARD_ROW_THREADS };
 
@@ -109,8 +115,10 @@ template <typename Element, typename Layout> DEVICE void finish_rows(const mha_b
                         call.dq.token, r.tokens - first, call.scale * DS_UNSCALE<Element>, dq);
 }
 
+} // namespace mha_backward
+
 #define MHA_BACKWARD_ROW_KERNELS(PREPARE, FINISH, ELEMENT, D_QK, D_V)                                        \
-    DEFINE_KERNEL(PREPARE, mha_backward_sm90_params, (ROW_KERNEL_THREADS, 4),                                \
-                  prepare_rows<ELEMENT, BackwardLayout<D_QK, D_V>>(p))                                       \
-    DEFINE_KERNEL(FINISH, mha_backward_sm90_params, (ROW_KERNEL_THREADS, 4),                                 \
-                  finish_rows<ELEMENT, BackwardLayout<D_QK, D_V>>(p))
+    DEFINE_KERNEL(PREPARE, mha_backward_sm90_params, (mha_backward::ROW_KERNEL_THREADS, 4),                  \
+                  mha_backward::prepare_rows<ELEMENT, mha_backward::BackwardLayout<D_QK, D_V>>(p))           \
+    DEFINE_KERNEL(FINISH, mha_backward_sm90_params, (mha_backward::ROW_KERNEL_THREADS, 4),                   \
+                  mha_backward::finish_rows<ELEMENT, mha_backward::BackwardLayout<D_QK, D_V>>(p))

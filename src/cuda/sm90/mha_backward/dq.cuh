@@ -18,7 +18,10 @@
  */
 #pragma once
 
-#include "walk.cuh"
+#include "gradient.cuh"
+#include "scheduler.cuh"
+
+namespace mha_backward {
 
 /* Returns the number of key blocks that add to the tile before the item does. */
 template <typename Layout>
@@ -195,3 +198,5 @@ DEVICE void add_queries(const mha_backward_sm90_params &p, const Layout &l, int 
         count(added, claimed ? 1 - CLAIMED : 1);
     }
 }
+
+} // namespace mha_backward

@@ -3,7 +3,7 @@
  * Dense MHA backward on Hopper.
  *
  *   CTA                  persistent, one per SM; takes items (128 keys of a key head) until none is left
- *     warpgroup 0        one warp loads (producer.cuh), two threads add to dQ in memory (queries.cuh)
+ *     warpgroup 0        one warp loads (producer.cuh), two threads add to dQ in memory (dq.cuh)
  *     two consumers      64 keys of the item each; for every tile of 64 rows of every query head of the item:
  *
  *       wgmma   | S = K Q |        | dP = V dO | dV += P dO | dK += dS Q |
@@ -29,10 +29,12 @@
  */
 #pragma once
 
-#include "keys.cuh"
+#include "dq.cuh"
+#include "epilogue.cuh"
+#include "gradient.cuh"
 #include "producer.cuh"
-#include "queries.cuh"
-#include "results.cuh"
+
+namespace mha_backward {
 
 template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<Element, Layout> {
     using Keys = KeysOfConsumer<Element, Layout>;
@@ -264,15 +266,7 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
         __syncwarp();
         mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::ITEM_EMPTY, slot.index));
         slot.advance();
-        const mha_backward_params &call = p.call;
-        const int64_t key = (int64_t)keys.x + 64 * group;
-        const int left = (int)keys.y - 64 * group;
-        write_keys<Element>(call.dv.data + keys.z * call.dv.request + key * call.dv.token +
-                                keys.w * call.dv.head,
-                            call.dv.token, left, 1.0f / P_SCALE, dv);
-        write_keys<Element>(call.dk.data + keys.z * call.dk.request + key * call.dk.token +
-                                keys.w * call.dk.head,
-                            call.dk.token, left, call.scale * DS_UNSCALE<Element>, dk);
+        store_gradients<Element>(p.call, keys, 64 * group, dk, dv);
         return true;
     }
 
@@ -285,7 +279,7 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
     }
 };
 
-template <typename Element, typename Layout> DEVICE void mha_backward(const mha_backward_sm90_params &p)
+template <typename Element, typename Layout> DEVICE void kernel(const mha_backward_sm90_params &p)
 {
     extern __shared__ __align__(1024) unsigned char memory[]; /* alignment of the tiles */
     const Layout l = {(uint32_t)__cvta_generic_to_shared(memory)};
@@ -309,6 +303,8 @@ template <typename Element, typename Layout> DEVICE void mha_backward(const mha_
     }
 }
 
+} // namespace mha_backward
+
 #define MHA_BACKWARD_KERNEL(NAME, ELEMENT, D_QK, D_V)                                                        \
-    DEFINE_KERNEL(NAME, mha_backward_sm90_params, (BackwardLayout<D_QK, D_V>::THREADS, 1),                   \
-                  mha_backward<ELEMENT, BackwardLayout<D_QK, D_V>>(p))
+    DEFINE_KERNEL(NAME, mha_backward_sm90_params, (mha_backward::BackwardLayout<D_QK, D_V>::THREADS, 1),     \
+                  mha_backward::kernel<ELEMENT, mha_backward::BackwardLayout<D_QK, D_V>>(p))

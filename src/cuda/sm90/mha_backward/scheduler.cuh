@@ -7,6 +7,8 @@
 
 #include "layout.cuh"
 
+namespace mha_backward {
+
 /* Returns a word of shared memory, uniform over the warp. */
 DEVICE int word_at(uint32_t from)
 {
@@ -48,3 +50,5 @@ template <typename Layout> struct Walk {
         return true;
     }
 };
+
+} // namespace mha_backward

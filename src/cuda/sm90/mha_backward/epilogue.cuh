@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Epilogue: writes sums that a warpgroup holds: dK and dV of an item, dq of a tile.
+ */
+#pragma once
+
+#include "../../device/backward_rows.cuh"
+#include "../../device/quad.cuh"
+#include "../../device/result.cuh"
+#include "../../device/warpgroup.cuh"
+#include "../../params.h"
+
+namespace mha_backward {
+
+/* Writes 64 rows of a consumer times `factor`, 16 bytes per store. `rows`: those that belong to the
+ * request. */
+template <typename Element, int N>
+DEVICE void write_keys(uint16_t *to, int64_t stride, int rows, float factor, const float (&d)[N])
+{
+    const int thread = (int)fresh_thread() % WARPGROUP_THREADS, row = thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int i = 0; i < N; i += 16) { /* 32 columns */
+            uint32_t words[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                words[j] =
+                    Element::pack(d[i + 4 * j + 2 * half] * factor, d[i + 4 * j + 2 * half + 1] * factor);
+            const uint4 eight = quad_gather_eight(words);
+            store_global_16(to + (row + 8 * half) * stride + i * 2 + thread % 4 * 8, eight,
+                            row + 8 * half < rows);
+        }
+}
+
+/* Writes dK and dV of a consumer's keys, from key `first` of the item on. `item`: its first 16 bytes (key, keys,
+ * request, head). */
+template <typename Element, int D_QK, int D_V>
+DEVICE void store_gradients(const mha_backward_params &call, const uint4 &item, int first,
+                            const float (&dk)[D_QK], const float (&dv)[D_V])
+{
+    const int64_t key = (int64_t)item.x + first;
+    const int left = (int)item.y - first;
+    write_keys<Element>(call.dv.data + item.z * call.dv.request + key * call.dv.token + item.w * call.dv.head,
+                        call.dv.token, left, 1.0f / P_SCALE, dv);
+    write_keys<Element>(call.dk.data + item.z * call.dk.request + key * call.dk.token + item.w * call.dk.head,
+                        call.dk.token, left, call.scale * DS_UNSCALE<Element>, dk);
+}
+
+} // namespace mha_backward
