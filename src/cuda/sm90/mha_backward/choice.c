@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "choice.h"
 
-enum { MOST_BLOCKS = 65536 /* CTAs: their item counters run past the last item */ };
+enum { MOST_BLOCKS = 65536 /* CTAs: they take numbers past the last work tile */ };
 
 struct backward_tiles sm90_mha_backward_tiles(const struct backward_problem *p)
 {

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * dQ of a tile: its maker hands it over in shared memory, and one thread, the adder, adds it to the sums in
- * global memory.
+ * dQ of a tile: its producer, a consumer or a warpgroup of its own, stores it in a stage of shared memory,
+ * and one thread, the adder, adds it to the sums in global memory.
  *
- * The sums are fp32 and keep the accumulator layout: per maker's part of a tile, the four values that each
+ * The sums are fp32 and keep the accumulator layout: per producer's part of a tile, the four values that each
  * thread has of eight columns, thread after thread. rows.cuh brings them into the order of dq.
  *
- * A counter per tile and maker counts the key blocks that have added. The first one stores, so that the sums
- * need not be cleared. Without fixed order the first one is the one that claims the tile; others wait until
- * it has stored. Deterministic: the order depends on the sizes alone, and a key block waits for those before
- * it:
+ * A counter per tile and producer counts the key blocks that have added. The first one stores, so that the
+ * sums need not be cleared. Without fixed order the first one is the one that claims the tile; others wait
+ * until it has stored. Deterministic: the order depends on the sizes alone, and a key block waits for those
+ * before it:
  *
  *   causal   the last key block first, as it reaches the tile first: each begins at its own diagonal
  *   full     the first key block first; all begin with the first tile
  *
- * Items are taken in that order (producer.cuh), so that a CTA waits only for items that are being processed.
+ * Work tiles are taken in that order (scheduler.cuh), so that a CTA waits only for those that are being
+ * processed.
  */
 #pragma once
 
@@ -23,27 +24,28 @@
 
 namespace mha_backward {
 
-/* Returns the number of key blocks that add to the tile before the item does. */
+/* Returns the order of a work tile among those that add to the row tile: how many key blocks add before
+ * it. */
 template <typename Layout>
-DEVICE uint32_t turn_of(const mha_backward_sm90_params &p, const Walk<Layout> &t, uint32_t item)
+DEVICE uint32_t dq_order(const mha_backward_sm90_params &p, const RowTiles<Layout> &t, uint32_t work)
 {
     if (!p.in_order) return 0;
-    const int order = word_at(item + offsetof(Item, order));
-    return (uint32_t)(p.call.causal ? min((Layout::ROWS - 1 - t.diagonal) / Layout::KEYS, order) : order);
+    const int before = load_uniform(work + offsetof(WorkTile, order));
+    return (uint32_t)(p.call.causal ? min((Layout::ROWS - 1 - t.diagonal) / Layout::KEYS, before) : before);
 }
 
-/* Computes dQ: its share of the columns, over all keys of the item. */
-template <typename Element, typename Layout> struct QueryMaker {
+/* Computes dQ: its part of the columns, over all keys of the work tile. */
+template <typename Element, typename Layout> struct DqProducer {
     const mha_backward_sm90_params &p;
     const Layout l;
-    const int maker;
+    const int producer; /* index of its part of the columns */
 
     /* Issues dQ of tile `n`, whose dS is complete. */
     DEVICE void issue(float (&dq)[Layout::DQ_VALUES], uint32_t n) const
     {
         const uint32_t ds = l.ds((int)(n % 2)),
                        k = l.k() +
-                           (uint32_t)maker * (Layout::DQ_COLUMNS / Layout::K_COLUMNS * Layout::K_TILE);
+                           (uint32_t)producer * (Layout::DQ_COLUMNS / Layout::K_COLUMNS * Layout::K_TILE);
 #pragma unroll
         for (int i = 0; i < Layout::KEYS / 16; i++)
             product_of_columns<Element>(
@@ -53,39 +55,38 @@ template <typename Element, typename Layout> struct QueryMaker {
         wgmma_commit();
     }
 
-    DEVICE void await_place(uint32_t n) const
+    DEVICE void wait_for_stage(uint32_t n) const
     {
-        mbarrier_wait(l.barrier(Layout::DQ_EMPTY, Layout::dq_place(maker, n)), Layout::dq_parity(n) ^ 1);
+        mbarrier_wait(l.barrier(Layout::DQ_EMPTY, Layout::dq_stage(producer, n)), Layout::dq_parity(n) ^ 1);
     }
 
-    /* Notifies the adder of tile `n`; head_and_tile < 0: no more tiles. */
-    DEVICE void tell(uint32_t n, int head_and_tile, uint32_t turn) const
+    /* Notifies the adder of tile `n`; row_tile < 0: no more tiles. */
+    DEVICE void publish(uint32_t n, int row_tile, uint32_t order) const
     {
-        const int place = Layout::dq_place(maker, n), thread = (int)fresh_thread() % WARPGROUP_THREADS;
+        const int stage = Layout::dq_stage(producer, n), thread = (int)fresh_thread() % WARPGROUP_THREADS;
         if (thread == 0)
-            store_shared_4(l.where(place), (uint32_t)head_and_tile), store_shared_4(l.where(place) + 4, turn);
+            store_shared_4(l.dq_tile(stage), (uint32_t)row_tile), store_shared_4(l.dq_tile(stage) + 4, order);
         __syncwarp();
-        mbarrier_arrive_if(thread % 32 == 0, l.barrier(Layout::DQ_FULL, place));
+        mbarrier_arrive_if(thread % 32 == 0, l.barrier(Layout::DQ_FULL, stage));
     }
 
-    /* Stores dQ of the maker's tile `n` in the buffer that its adder reads. */
-    DEVICE void hand_over(uint32_t n, int head_and_tile, uint32_t turn,
-                          const float (&dq)[Layout::DQ_VALUES]) const
+    /* Stores dQ of the producer's tile `n` in the stage that its adder reads. */
+    DEVICE void store(uint32_t n, int row_tile, uint32_t order, const float (&dq)[Layout::DQ_VALUES]) const
     {
-        await_place(n);
-        const uint32_t to = l.dq(Layout::dq_place(maker, n)) + fresh_thread() % WARPGROUP_THREADS * 16;
+        wait_for_stage(n);
+        const uint32_t to = l.dq(Layout::dq_stage(producer, n)) + fresh_thread() % WARPGROUP_THREADS * 16;
 #pragma unroll
         for (int i = 0; i < Layout::DQ_VALUES; i += 4)
             store_shared_16(to + (uint32_t)(i * WARPGROUP_THREADS * 4),
                             make_uint4(__float_as_uint(dq[i]), __float_as_uint(dq[i + 1]),
                                        __float_as_uint(dq[i + 2]), __float_as_uint(dq[i + 3])));
-        tell(n, head_and_tile, turn);
+        publish(n, row_tile, order);
     }
 
     DEVICE void end(uint32_t n) const
     {
-        await_place(n);
-        tell(n, -1, 0);
+        wait_for_stage(n);
+        publish(n, -1, 0);
     }
 
     /* Main loop of the warpgroup that computes dQ only. */
@@ -93,15 +94,16 @@ template <typename Element, typename Layout> struct QueryMaker {
     {
         uint32_t n = 0;
         float dq[Layout::DQ_VALUES];
-        for (Ring<ITEM_SLOTS> slot;; slot.advance()) {
-            const uint32_t item = l.item(slot.index);
-            mbarrier_wait(l.barrier(Layout::ITEM_FULL, slot.index), slot.parity);
-            const int tiles = word_at(item + offsetof(Item, tiles));
+        for (Ring<WORK_STAGES> work_stage;; work_stage.advance()) {
+            const uint32_t work = l.work(work_stage.index);
+            mbarrier_wait(l.barrier(Layout::WORK_FULL, work_stage.index), work_stage.parity);
+            const int tiles = load_uniform(work + offsetof(WorkTile, tiles));
             if (tiles < 0) break;
             if (tiles)
-                mbarrier_wait(l.barrier(Layout::K_FULL), (uint32_t)word_at(item + offsetof(Item, phase)));
-            Walk<Layout> t;
-            t.begin(p, item);
+                mbarrier_wait(l.barrier(Layout::K_FULL),
+                              (uint32_t)load_uniform(work + offsetof(WorkTile, phase)));
+            RowTiles<Layout> t;
+            t.begin(p, work);
             for (bool more = tiles; more; n++) {
 #pragma unroll
                 for (int i = 0; i < Layout::CONSUMERS; i++)
@@ -109,19 +111,19 @@ template <typename Element, typename Layout> struct QueryMaker {
                 fence_async_shared();
                 wgmma_fence();
                 issue(dq, n);
-                const int at = t.at;
-                const uint32_t turn = turn_of(p, t, item);
-                more = t.step(p, item);
+                const int row_tile = t.index;
+                const uint32_t order = dq_order(p, t, work);
+                more = t.advance(p, work);
                 wgmma_wait<0>();
                 hold(dq);
                 mbarrier_arrive_if(threadIdx.x % WARPGROUP_THREADS == 0,
                                    l.barrier(Layout::DS_EMPTY, (int)(n % 2)));
-                hand_over(n, at, turn, dq);
+                store(n, row_tile, order, dq);
             }
             if (tiles)
                 mbarrier_arrive_if(threadIdx.x % WARPGROUP_THREADS == 0, l.barrier(Layout::KEYS_EMPTY));
             __syncwarp();
-            mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::ITEM_EMPTY, slot.index));
+            mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::WORK_EMPTY, work_stage.index));
         }
         end(n), end(n + 1);
     }
@@ -142,9 +144,9 @@ DEVICE uint32_t load_acquire(const uint32_t *from)
     return word;
 }
 
-DEVICE void wait_for_turn(const uint32_t *added, uint32_t turn)
+DEVICE void wait_for_order(const uint32_t *added, uint32_t order)
 {
-    while (load_acquire(added) != turn) {
+    while (load_acquire(added) != order) {
     }
 }
 
@@ -171,30 +173,30 @@ DEVICE void count(uint32_t *added, uint32_t more)
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(added), "r"(more) : "memory");
 }
 
-/* Adder: one thread per buffer adds the dQ that its maker hands over. Only bulk operations touch the sums
+/* Adder: one thread per stage adds the dQ that its producer stores. Only bulk operations touch the sums
  * meanwhile, so no fence is needed between the additions of different CTAs. */
-template <typename Layout>
-DEVICE void add_queries(const mha_backward_sm90_params &p, const Layout &l, int place)
+template <typename Layout> DEVICE void add_dq(const mha_backward_sm90_params &p, const Layout &l, int stage)
 {
-    constexpr int PLACES = Layout::MAKERS == 1 ? 2 : 1; /* buffers of a maker, used alternately */
-    const int maker = Layout::MAKERS == 1 ? 0 : place;
-    for (uint32_t n = PLACES == 2 ? (uint32_t)place : 0;; n += PLACES) {
-        mbarrier_wait_thread(l.barrier(Layout::DQ_FULL, place), Layout::dq_parity(n));
-        const int at = (int)load_shared_4(l.where(place));
-        if (at < 0) return;
-        const uint32_t turn = load_shared_4(l.where(place) + 4);
-        uint32_t *const added = p.added + (int64_t)at * Layout::MAKERS + maker;
+    constexpr int STAGES = Layout::DQ_PRODUCERS == 1 ? 2 : 1; /* of a producer */
+    const int producer = Layout::DQ_PRODUCERS == 1 ? 0 : stage;
+    for (uint32_t n = STAGES == 2 ? (uint32_t)stage : 0;; n += STAGES) {
+        mbarrier_wait_thread(l.barrier(Layout::DQ_FULL, stage), Layout::dq_parity(n));
+        const int row_tile = (int)load_shared_4(l.dq_tile(stage));
+        if (row_tile < 0) return;
+        const uint32_t order = load_shared_4(l.dq_tile(stage) + 4);
+        uint32_t *const added = p.added + (int64_t)row_tile * Layout::DQ_PRODUCERS + producer;
         fence_async_shared();
-        if (p.in_order) wait_for_turn(added, turn);
+        if (p.in_order) wait_for_order(added, order);
         const bool claimed = !p.in_order && claim(added);
-        float *const sums = p.dq_sums + (int64_t)at * Layout::DQ_TILE + maker * Layout::DQ_OF_MAKER;
-        if (p.in_order ? turn == 0 : claimed)
-            bulk_store(sums, l.dq(place), Layout::DQ_BYTES);
+        float *const sums =
+            p.dq_sums + (int64_t)row_tile * Layout::DQ_TILE + producer * Layout::DQ_OF_PRODUCER;
+        if (p.in_order ? order == 0 : claimed)
+            bulk_store(sums, l.dq(stage), Layout::DQ_BYTES);
         else
-            bulk_add(sums, l.dq(place), Layout::DQ_BYTES);
+            bulk_add(sums, l.dq(stage), Layout::DQ_BYTES);
         bulk_commit();
         bulk_wait_read<0>();
-        mbarrier_arrive(l.barrier(Layout::DQ_EMPTY, place));
+        mbarrier_arrive(l.barrier(Layout::DQ_EMPTY, stage));
         count(added, claimed ? 1 - CLAIMED : 1);
     }
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Epilogue: writes sums that a warpgroup holds: dK and dV of an item, dq of a tile.
+ * Epilogue: writes sums that a warpgroup holds: dK and dV of a work tile, dq of a tile.
  */
 #pragma once
 
@@ -15,7 +15,7 @@ namespace mha_backward {
 /* Writes 64 rows of a consumer times `factor`, 16 bytes per store. `rows`: those that belong to the
  * request. */
 template <typename Element, int N>
-DEVICE void write_keys(uint16_t *to, int64_t stride, int rows, float factor, const float (&d)[N])
+DEVICE void store_rows(uint16_t *to, int64_t stride, int rows, float factor, const float (&d)[N])
 {
     const int thread = (int)fresh_thread() % WARPGROUP_THREADS, row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
@@ -33,17 +33,17 @@ DEVICE void write_keys(uint16_t *to, int64_t stride, int rows, float factor, con
         }
 }
 
-/* Writes dK and dV of a consumer's keys, from key `first` of the item on. `item`: its first 16 bytes (key, keys,
- * request, head). */
+/* Writes dK and dV of a consumer's keys, from key `first` of the work tile on. `work`: its first 16 bytes
+ * (key, keys, request, head). */
 template <typename Element, int D_QK, int D_V>
-DEVICE void store_gradients(const mha_backward_params &call, const uint4 &item, int first,
+DEVICE void store_gradients(const mha_backward_params &call, const uint4 &work, int first,
                             const float (&dk)[D_QK], const float (&dv)[D_V])
 {
-    const int64_t key = (int64_t)item.x + first;
-    const int left = (int)item.y - first;
-    write_keys<Element>(call.dv.data + item.z * call.dv.request + key * call.dv.token + item.w * call.dv.head,
+    const int64_t key = (int64_t)work.x + first;
+    const int left = (int)work.y - first;
+    store_rows<Element>(call.dv.data + work.z * call.dv.request + key * call.dv.token + work.w * call.dv.head,
                         call.dv.token, left, 1.0f / P_SCALE, dv);
-    write_keys<Element>(call.dk.data + item.z * call.dk.request + key * call.dk.token + item.w * call.dk.head,
+    store_rows<Element>(call.dk.data + work.z * call.dk.request + key * call.dk.token + work.w * call.dk.head,
                         call.dk.token, left, call.scale * DS_UNSCALE<Element>, dk);
 }
 

@@ -95,23 +95,23 @@ template <typename Element> DEVICE void product_of_columns(float (&d)[48], uint6
 
 /* ---- A consumer ----------------------------------------------------------------------------------- */
 
-template <typename Element, typename Layout> struct KeysOfConsumer {
+template <typename Element, typename Layout> struct Gradient {
     static constexpr int ROWS = Layout::ROWS, KEYS = Layout::KEYS, D_QK = Layout::D_QK, D_V = Layout::D_V;
     static constexpr int SCORES = ROWS / 2, ROW_STEPS = ROWS / 16; /* values per thread; steps of 16 rows */
     static constexpr bool PACKS_P = !Layout::KEEPS_P && Element::IS_BF16;
 
     const mha_backward_sm90_params &p;
     const Layout l;
-    const int group; /* consumer index: it has keys 64 · group … of an item */
+    const int group; /* consumer index: it has keys 64 · group … of a work tile */
 
-    const uint32_t columns; /* byte offset of the thread's columns within eight, in a tile's lse and delta */
-    const uint32_t ds_at;   /* byte offset at which it stores dS in a tile of dS */
-    uint32_t n = 0; /* tile counter; selects the stages of Q and dO, the dS buffer, and their parities */
+    const uint32_t stats_at; /* byte offset of the thread's columns within eight, in a tile's lse and delta */
+    const uint32_t ds_at;    /* byte offset at which it stores dS in a tile of dS */
+    uint32_t n = 0;          /* tile counter; selects the stages of Q, dO and dS, and their parities */
 
-    static DEVICE int place(uint32_t n) { return (int)(n % 2); }
-    static DEVICE uint32_t parity(uint32_t n) { return n / 2 % 2; }
-    static DEVICE int stage(uint32_t n) { return (int)(n % Layout::STAGES); }
-    static DEVICE uint32_t stage_parity(uint32_t n) { return n / Layout::STAGES % 2; }
+    static DEVICE int ds_stage(uint32_t n) { return (int)(n % 2); }
+    static DEVICE uint32_t ds_parity(uint32_t n) { return n / 2 % 2; }
+    static DEVICE int q_stage(uint32_t n) { return (int)(n % Layout::Q_STAGES); }
+    static DEVICE uint32_t q_parity(uint32_t n) { return n / Layout::Q_STAGES % 2; }
     static DEVICE int dout_stage(uint32_t n) { return (int)(n % Layout::DO_STAGES); }
     static DEVICE uint32_t dout_parity(uint32_t n) { return n / Layout::DO_STAGES % 2; }
 
@@ -126,7 +126,7 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
 
     DEVICE void issue_scores(float (&s)[SCORES], uint32_t n) const
     {
-        const uint32_t k = l.k() + (uint32_t)group * 64 * Layout::K_LINE, q = l.q(stage(n));
+        const uint32_t k = l.k() + (uint32_t)group * 64 * Layout::K_LINE, q = l.q(q_stage(n));
 #pragma unroll
         for (int i = 0; i < D_QK / 16; i++)
             product_of_lines<Element>(
@@ -152,7 +152,7 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
     {
 #pragma unroll
         for (int i = 0; i < D_QK / 16; i++)
-            wgmma_64<Element>(s, k[i], descriptor_of<SWIZZLE_128>(l.q(stage(n)), 0, (uint32_t)i * 32),
+            wgmma_64<Element>(s, k[i], descriptor_of<SWIZZLE_128>(l.q(q_stage(n)), 0, (uint32_t)i * 32),
                               i != 0);
         wgmma_commit();
     }
@@ -193,14 +193,14 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
     /* Issues dK += dS Q with dS from shared memory, because dQ needs the registers meanwhile. */
     DEVICE void issue_dk(float (&dk)[D_QK / 2], uint32_t n) const
     {
-        const uint32_t ds = l.ds(place(n)) + (uint32_t)group * TILE_BYTES;
+        const uint32_t ds = l.ds(ds_stage(n)) + (uint32_t)group * TILE_BYTES;
 #pragma unroll
         for (int i = 0; i < ROW_STEPS; i++)
             add_product<Element>(
                 dk,
                 descriptor_of<SWIZZLE_128>(ds, 0,
                                            (uint32_t)(i / 4) * Layout::DS_TILE + (uint32_t)(i % 4) * 32),
-                descriptor_of<SWIZZLE_128>(l.q(stage(n)), Layout::ROW_TILE, (uint32_t)i * 16 * LINE_BYTES));
+                descriptor_of<SWIZZLE_128>(l.q(q_stage(n)), Layout::ROW_TILE, (uint32_t)i * 16 * LINE_BYTES));
         wgmma_commit();
     }
 
@@ -211,18 +211,18 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
         for (int i = 0; i < ROW_STEPS; i++)
             add_product<Element>(
                 dk, ds[i],
-                descriptor_of<SWIZZLE_128>(l.q(stage(n)), Layout::ROW_TILE, (uint32_t)i * 16 * LINE_BYTES));
+                descriptor_of<SWIZZLE_128>(l.q(q_stage(n)), Layout::ROW_TILE, (uint32_t)i * 16 * LINE_BYTES));
         wgmma_commit();
     }
 
     /* Returns four of sixteen rows' lse (which = 0) or delta (1). Rows are columns of Sᵀ: a thread has two of
      * every eight. */
-    DEVICE float4 numbers(int which, int sixteen, uint32_t n) const
+    DEVICE float4 stats(int which, int sixteen, uint32_t n) const
     {
         float4 four;
         asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                      : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
-                     : "r"(l.numbers(stage(n)) + columns + (uint32_t)(which * ROWS + sixteen * 16) * 4));
+                     : "r"(l.stats(q_stage(n)) + stats_at + (uint32_t)(which * ROWS + sixteen * 16) * 4));
         return four;
     }
 
@@ -248,17 +248,17 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
     }
 
     /* Loads the lse (which = 0) or delta (1) of the first N · 16 rows. */
-    template <int N> DEVICE void load_numbers(float4 (&to)[N], int which, uint32_t n) const
+    template <int N> DEVICE void load_stats(float4 (&to)[N], int which, uint32_t n) const
     {
 #pragma unroll
-        for (int j = 0; j < N; j++) to[j] = numbers(which, j, n);
+        for (int j = 0; j < N; j++) to[j] = stats(which, j, n);
     }
 
     /* Computes P · P_SCALE, rounded to 16 bits for dV. dS is computed from P with more bits: keys of equal
      * weight share the same rounding error, which would remain in the sum dQ. Where registers cannot hold
      * fp32 P until dP is complete, `exact` receives pairs of fp16. */
-    DEVICE void make_p(float (&s)[SCORES], const float4 (&lse)[ROW_STEPS], uint32_t (&w)[ROW_STEPS][4],
-                       uint32_t (&exact)[ROW_STEPS][4]) const
+    DEVICE void softmax_block(float (&s)[SCORES], const float4 (&lse)[ROW_STEPS], uint32_t (&w)[ROW_STEPS][4],
+                              uint32_t (&exact)[ROW_STEPS][4]) const
     {
 #pragma unroll
         for (int j = 0; j < ROW_STEPS; j++) {
@@ -273,13 +273,14 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
     }
 
     /* Computes dS · P_SCALE · DS_SCALE; P carries P_SCALE, delta DS_SCALE. */
-    DEVICE void make_ds(const float (&s)[SCORES], const uint32_t (&w)[ROW_STEPS][4],
-                        const uint32_t (&exact)[ROW_STEPS][4], const float (&dp)[SCORES],
-                        const float4 (&early)[Layout::DELTA_EARLY], uint32_t (&ds)[ROW_STEPS][4]) const
+    DEVICE void softmax_gradient(const float (&s)[SCORES], const uint32_t (&w)[ROW_STEPS][4],
+                                 const uint32_t (&exact)[ROW_STEPS][4], const float (&dp)[SCORES],
+                                 const float4 (&early)[Layout::DELTA_EARLY],
+                                 uint32_t (&ds)[ROW_STEPS][4]) const
     {
 #pragma unroll
         for (int j = 0; j < ROW_STEPS; j++) {
-            const float4 delta = j < Layout::DELTA_EARLY ? early[j % Layout::DELTA_EARLY] : numbers(1, j, n);
+            const float4 delta = j < Layout::DELTA_EARLY ? early[j % Layout::DELTA_EARLY] : stats(1, j, n);
 #pragma unroll
             for (int i = 8 * j; i < 8 * j + 8; i += 2) {
                 float a = s[i], b = s[i + 1];
@@ -300,7 +301,7 @@ template <typename Element, typename Layout> struct KeysOfConsumer {
     {
 #pragma unroll
         for (int i = 0; i < ROW_STEPS; i++)
-            store_matrices((l.ds(place(n)) + (uint32_t)(i / 4) * Layout::DS_TILE + ds_at) ^
+            store_matrices((l.ds(ds_stage(n)) + (uint32_t)(i / 4) * Layout::DS_TILE + ds_at) ^
                                (uint32_t)(i % 4 * 2 * CHUNK_BYTES),
                            ds[i]);
     }

@@ -2,9 +2,9 @@
  *
  * Dense MHA backward on Hopper.
  *
- *   CTA                  persistent, one per SM; takes items (128 keys of a key head) until none is left
+ *   CTA                  persistent, one per SM; takes work tiles (128 keys of a key head) until none is left
  *     warpgroup 0        one warp loads (producer.cuh), two threads add to dQ in memory (dq.cuh)
- *     two consumers      64 keys of the item each; for every tile of 64 rows of every query head of the item:
+ *     two consumers      64 keys of the work tile each; for every tile of 64 rows of every query head:
  *
  *       wgmma   | S = K Q |        | dP = V dO | dV += P dO | dK += dS Q |
  *       warps      (wait)   | P of S |    (wait)    | dS, stored |
@@ -36,15 +36,15 @@
 
 namespace mha_backward {
 
-template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<Element, Layout> {
-    using Keys = KeysOfConsumer<Element, Layout>;
-    using Keys::D_QK, Keys::D_V, Keys::SCORES, Keys::ROW_STEPS, Keys::p, Keys::l, Keys::group, Keys::n,
-        Keys::place, Keys::parity, Keys::stage, Keys::stage_parity, Keys::dout_stage;
+template <typename Element, typename Layout> struct Consumer : Gradient<Element, Layout> {
+    using Base = Gradient<Element, Layout>;
+    using Base::D_QK, Base::D_V, Base::SCORES, Base::ROW_STEPS, Base::p, Base::l, Base::group, Base::n,
+        Base::ds_stage, Base::ds_parity, Base::q_stage, Base::q_parity, Base::dout_stage;
 
-    Ring<ITEM_SLOTS> slot;
+    Ring<WORK_STAGES> work_stage;
 
-    /* A thread's part of a tile: S, which becomes P, dP, and the lse and delta of its rows. */
-    struct Tile {
+    /* A thread's fragments of a tile of rows: S, which becomes P, dP, and the lse and delta of its rows. */
+    struct Fragments {
         float s[SCORES], dp[SCORES];
         float4 lse[ROW_STEPS], delta[Layout::DELTA_EARLY];
     };
@@ -56,31 +56,31 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
 
     /* Waits for tile `n` and loads its lse. Loads wait behind wgmma that this warp has issued, so they are
      * issued before it. */
-    DEVICE void await_rows(Tile &tile, uint32_t n) const
+    DEVICE void wait_for_rows(Fragments &tile, uint32_t n) const
     {
-        mbarrier_wait(l.barrier(Layout::Q_FULL, stage(n)), stage_parity(n));
-        this->load_numbers(tile.lse, 0, n);
+        mbarrier_wait(l.barrier(Layout::Q_FULL, q_stage(n)), q_parity(n));
+        this->load_stats(tile.lse, 0, n);
     }
 
     /* Computes P and dS of tile n. S is complete; dP has been issued if DP_EARLY. On return dV is in flight,
-     * and dK if DK_EARLY. `next`: also loads the lse of the next tile. */
-    DEVICE void take_tile(Tile &tile, float (&dk)[D_QK / 2], float (&dv)[D_V / 2], int keys, int diagonal,
-                          bool next) const
+     * and dK if DK_EARLY. `loads_next`: also loads the lse of the next tile. */
+    DEVICE void process_tile(Fragments &tile, float (&dk)[D_QK / 2], float (&dv)[D_V / 2], int keys,
+                             int diagonal, bool loads_next) const
     {
         uint32_t w[ROW_STEPS][4], exact[ROW_STEPS][4], ds[ROW_STEPS][4];
         if (64 * group + 63 + diagonal > 0) this->mask(tile.s, diagonal);
         if (keys < 64) this->mask_tail(tile.s, keys);
-        this->make_p(tile.s, tile.lse, w, exact);
+        this->softmax_block(tile.s, tile.lse, w, exact);
         if constexpr (!Layout::DP_EARLY) this->begin_dp(tile.dp, n);
         hold(dv), this->hold_words(w);
         wgmma_fence();
         this->issue_dv(dv, w, n);
-        this->load_numbers(tile.delta, 1, n);
+        this->load_stats(tile.delta, 1, n);
         wgmma_wait<1>();
         hold(tile.dp);
-        this->make_ds(tile.s, w, exact, tile.dp, tile.delta, ds);
-        if (next) await_rows(tile, n + 1);
-        mbarrier_wait(l.barrier(Layout::DS_EMPTY, place(n)), parity(n) ^ 1);
+        this->softmax_gradient(tile.s, w, exact, tile.dp, tile.delta, ds);
+        if (loads_next) wait_for_rows(tile, n + 1);
+        mbarrier_wait(l.barrier(Layout::DS_EMPTY, ds_stage(n)), ds_parity(n) ^ 1);
         this->store_ds(ds);
         if constexpr (Layout::DK_EARLY) {
             hold(dk), this->hold_words(ds);
@@ -90,160 +90,167 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
             fence_async_shared();
         }
         __syncwarp();
-        mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::DS_FULL + 2 * group, place(n)));
+        mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::DS_FULL + 2 * group, ds_stage(n)));
     }
 
     /* ---- dQ by a warpgroup of its own ------------------------------------------------------------ */
 
-    DEVICE void begin_tile(Tile &tile, const uint32_t (&k)[D_QK / 16][4]) const
+    DEVICE void issue_tile(Fragments &tile, const uint32_t (&k)[D_QK / 16][4]) const
     {
         wgmma_fence();
         this->issue_scores(tile.s, k, n);
         this->begin_dp(tile.dp, n);
     }
 
-    DEVICE void free_rows(uint32_t n) const
+    DEVICE void release_rows(uint32_t n) const
     {
-        arrive(Layout::DO_EMPTY, dout_stage(n)), arrive(Layout::Q_EMPTY, stage(n));
+        arrive(Layout::DO_EMPTY, dout_stage(n)), arrive(Layout::Q_EMPTY, q_stage(n));
     }
 
-    /* Processes the tiles of the item at `item`. */
-    DEVICE void take_tiles_apart(uint32_t item, float (&dk)[D_QK / 2], float (&dv)[D_V / 2])
+    /* Processes the tiles of rows of the work tile at `work`. */
+    DEVICE void mainloop_with_dq_warpgroup(uint32_t work, float (&dk)[D_QK / 2], float (&dv)[D_V / 2])
     {
-        Tile tile;
+        Fragments tile;
         uint32_t k[D_QK / 16][4];
-        const int keys = word_at(item + offsetof(Item, keys)) - 64 * group;
-        Walk<Layout> t;
-        t.begin(p, item);
+        const int keys = load_uniform(work + offsetof(WorkTile, keys)) - 64 * group;
+        RowTiles<Layout> t;
+        t.begin(p, work);
         hold(dk), hold(dv);
         this->load_keys(k);
-        await_rows(tile, n);
-        begin_tile(tile, k);
-        for (bool later = false;; later = true) {
+        wait_for_rows(tile, n);
+        issue_tile(tile, k);
+        for (bool has_previous = false;; has_previous = true) {
             wgmma_wait<1>();
             hold(tile.s), hold(dv), hold(dk);
-            if (later) free_rows(n - 1);
-            take_tile(tile, dk, dv, keys, t.diagonal, t.left > 1);
+            if (has_previous) release_rows(n - 1);
+            process_tile(tile, dk, dv, keys, t.diagonal, t.left > 1);
             n++;
-            if (!t.step(p, item)) break;
+            if (!t.advance(p, work)) break;
             hold(tile.s), hold(tile.dp);
-            begin_tile(tile, k);
+            issue_tile(tile, k);
         }
         wgmma_wait<0>();
         hold(dv), hold(dk);
-        free_rows(n - 1);
+        release_rows(n - 1);
     }
 
     /* ---- dQ by consumers ------------------------------------------------------------------------- */
 
-    DEVICE QueryMaker<Element, Layout> queries() const { return {p, l, Layout::MAKERS == 1 ? 0 : group}; }
+    DEVICE DqProducer<Element, Layout> dq_producer() const
+    {
+        return {p, l, Layout::DQ_PRODUCERS == 1 ? 0 : group};
+    }
 
     /* Returns whether this consumer computes dQ of tile `n`, or half of it. */
-    DEVICE bool makes(uint32_t n) const { return Layout::DQ_BY == DQ_BY_HALVES || (int)(n % 2) == group; }
+    DEVICE bool computes_dq(uint32_t n) const
+    {
+        return Layout::DQ_BY == DQ_BY_HALVES || (int)(n % 2) == group;
+    }
 
     DEVICE void wait_for_ds(int of, uint32_t n) const
     {
-        mbarrier_wait(l.barrier(Layout::DS_FULL + 2 * of, place(n)), parity(n));
+        mbarrier_wait(l.barrier(Layout::DS_FULL + 2 * of, ds_stage(n)), ds_parity(n));
     }
 
-    DEVICE void end_dq(float (&dq)[Layout::DQ_VALUES], uint32_t n, int head_and_tile, uint32_t turn) const
+    DEVICE void store_dq(float (&dq)[Layout::DQ_VALUES], uint32_t n, int row_tile, uint32_t order) const
     {
         hold(dq);
-        arrive(Layout::DS_EMPTY, place(n));
-        queries().hand_over(n, head_and_tile, turn, dq);
+        arrive(Layout::DS_EMPTY, ds_stage(n));
+        dq_producer().store(n, row_tile, order, dq);
     }
 
-    /* Computes dQ of tile `n` and hands it over. */
-    DEVICE void make_dq(uint32_t n, int head_and_tile, uint32_t turn) const
+    /* Computes dQ of tile `n` and stores it for the adder. */
+    DEVICE void compute_dq(uint32_t n, int row_tile, uint32_t order) const
     {
         float dq[Layout::DQ_VALUES];
         wait_for_ds(1 - group, n), wait_for_ds(group, n);
         fence_async_shared();
         wgmma_fence();
-        queries().issue(dq, n);
+        dq_producer().issue(dq, n);
         wgmma_wait<0>();
-        end_dq(dq, n, head_and_tile, turn);
+        store_dq(dq, n, row_tile, order);
     }
 
-    DEVICE void take_tiles_in_turns(uint32_t item, float (&dk)[D_QK / 2], float (&dv)[D_V / 2])
+    DEVICE void mainloop_with_alternate_dq(uint32_t work, float (&dk)[D_QK / 2], float (&dv)[D_V / 2])
     {
-        Tile tile;
-        const int keys = word_at(item + offsetof(Item, keys)) - 64 * group;
-        Walk<Layout> t;
-        t.begin(p, item);
-        int before = -1; /* the previous tile */
-        uint32_t turn = 0;
+        Fragments tile;
+        const int keys = load_uniform(work + offsetof(WorkTile, keys)) - 64 * group;
+        RowTiles<Layout> t;
+        t.begin(p, work);
+        int previous = -1; /* the previous tile; -1: none */
+        uint32_t order = 0;
         for (;;) {
-            await_rows(tile, n);
+            wait_for_rows(tile, n);
             wgmma_fence();
             this->issue_scores(tile.s, n);
             this->begin_dp(tile.dp, n);
             wgmma_wait<1>();
             hold(tile.s);
-            take_tile(tile, dk, dv, keys, t.diagonal, false);
+            process_tile(tile, dk, dv, keys, t.diagonal, false);
             wgmma_wait<1>();
             hold(dv);
             arrive(Layout::DO_EMPTY, dout_stage(n));
             wgmma_wait<0>();
             hold(dk);
-            arrive(Layout::Q_EMPTY, stage(n));
-            if (before >= 0 && makes(n - 1)) make_dq(n - 1, before, turn);
-            before = t.at, turn = turn_of(p, t, item);
+            arrive(Layout::Q_EMPTY, q_stage(n));
+            if (previous >= 0 && computes_dq(n - 1)) compute_dq(n - 1, previous, order);
+            previous = t.index, order = dq_order(p, t, work);
             n++;
-            if (!t.step(p, item)) break;
+            if (!t.advance(p, work)) break;
         }
-        if (makes(n - 1)) make_dq(n - 1, before, turn);
+        if (computes_dq(n - 1)) compute_dq(n - 1, previous, order);
     }
 
-    /* dK reads dS from shared memory. It is issued after dQ, and dQ is handed over while dK runs. */
-    DEVICE void take_tiles_by_halves(uint32_t item, float (&dk)[D_QK / 2], float (&dv)[D_V / 2])
+    /* dK reads dS from shared memory. It is issued after dQ, and dQ is stored while dK runs. */
+    DEVICE void mainloop_with_half_dq(uint32_t work, float (&dk)[D_QK / 2], float (&dv)[D_V / 2])
     {
-        Tile tile;
+        Fragments tile;
         float dq[Layout::DQ_VALUES];
-        const int keys = word_at(item + offsetof(Item, keys)) - 64 * group;
-        Walk<Layout> t;
-        t.begin(p, item);
-        int before = -1;
-        uint32_t turn = 0;
+        const int keys = load_uniform(work + offsetof(WorkTile, keys)) - 64 * group;
+        RowTiles<Layout> t;
+        t.begin(p, work);
+        int previous = -1;
+        uint32_t order = 0;
         for (;;) {
-            await_rows(tile, n);
+            wait_for_rows(tile, n);
             wgmma_fence();
             this->issue_scores(tile.s, n);
             wgmma_wait<1>();
             hold(dk);
-            if (before >= 0) arrive(Layout::Q_EMPTY, stage(n - 1)), arrive(Layout::DS_EMPTY, place(n - 1));
+            if (previous >= 0)
+                arrive(Layout::Q_EMPTY, q_stage(n - 1)), arrive(Layout::DS_EMPTY, ds_stage(n - 1));
             wgmma_wait<0>();
             hold(tile.s);
-            take_tile(tile, dk, dv, keys, t.diagonal, false);
+            process_tile(tile, dk, dv, keys, t.diagonal, false);
             wgmma_wait<0>();
             hold(dv);
             arrive(Layout::DO_EMPTY, dout_stage(n));
             /* The first tile has no predecessor: the dQ computed here is discarded. */
-            if (before >= 0) wait_for_ds(1 - group, n - 1);
+            if (previous >= 0) wait_for_ds(1 - group, n - 1);
             hold(dk);
             wgmma_fence();
-            queries().issue(dq, n - 1);
+            dq_producer().issue(dq, n - 1);
             wait_for_ds(group, n);
             wgmma_fence();
             this->issue_dk(dk, n);
             wgmma_wait<1>();
-            if (before >= 0) end_dq(dq, n - 1, before, turn);
-            before = t.at, turn = turn_of(p, t, item);
+            if (previous >= 0) store_dq(dq, n - 1, previous, order);
+            previous = t.index, order = dq_order(p, t, work);
             n++;
-            if (!t.step(p, item)) break;
+            if (!t.advance(p, work)) break;
         }
         wgmma_wait<0>();
         hold(dk);
-        arrive(Layout::Q_EMPTY, stage(n - 1)), arrive(Layout::DS_EMPTY, place(n - 1));
-        make_dq(n - 1, before, turn);
+        arrive(Layout::Q_EMPTY, q_stage(n - 1)), arrive(Layout::DS_EMPTY, ds_stage(n - 1));
+        compute_dq(n - 1, previous, order);
     }
 
-    /* ---- Items ----------------------------------------------------------------------------------- */
+    /* ---- Work tiles ------------------------------------------------------------------------------ */
 
-    DEVICE bool take_item()
+    DEVICE bool process_work()
     {
-        mbarrier_wait(l.barrier(Layout::ITEM_FULL, slot.index), slot.parity);
-        const int tiles = word_at(l.item(slot.index) + offsetof(Item, tiles));
+        mbarrier_wait(l.barrier(Layout::WORK_FULL, work_stage.index), work_stage.parity);
+        const int tiles = load_uniform(l.work(work_stage.index) + offsetof(WorkTile, tiles));
         if (tiles < 0) return false;
         float dk[D_QK / 2], dv[D_V / 2];
 #pragma unroll
@@ -251,31 +258,32 @@ template <typename Element, typename Layout> struct Consumer : KeysOfConsumer<El
 #pragma unroll
         for (int i = 0; i < D_V / 2; i++) dv[i] = 0.0f;
         if (tiles) {
-            const uint32_t phase = (uint32_t)word_at(l.item(slot.index) + offsetof(Item, phase));
+            const uint32_t phase =
+                (uint32_t)load_uniform(l.work(work_stage.index) + offsetof(WorkTile, phase));
             mbarrier_wait(l.barrier(Layout::K_FULL), phase);
             mbarrier_wait(l.barrier(Layout::V_FULL), phase);
-            if constexpr (Layout::DQ_BY == DQ_APART)
-                take_tiles_apart(l.item(slot.index), dk, dv);
-            else if constexpr (Layout::DQ_BY == DQ_IN_TURNS)
-                take_tiles_in_turns(l.item(slot.index), dk, dv);
+            if constexpr (Layout::DQ_BY == DQ_BY_OWN_WARPGROUP)
+                mainloop_with_dq_warpgroup(l.work(work_stage.index), dk, dv);
+            else if constexpr (Layout::DQ_BY == DQ_BY_ALTERNATE_TILES)
+                mainloop_with_alternate_dq(l.work(work_stage.index), dk, dv);
             else
-                take_tiles_by_halves(l.item(slot.index), dk, dv);
+                mainloop_with_half_dq(l.work(work_stage.index), dk, dv);
             arrive(Layout::KEYS_EMPTY);
         }
-        const uint4 keys = load_shared_16(l.item(slot.index)); /* key, keys, request, head */
+        const uint4 work = load_shared_16(l.work(work_stage.index)); /* key, keys, request, head */
         __syncwarp();
-        mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::ITEM_EMPTY, slot.index));
-        slot.advance();
-        store_gradients<Element>(p.call, keys, 64 * group, dk, dv);
+        mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::WORK_EMPTY, work_stage.index));
+        work_stage.advance();
+        store_gradients<Element>(p.call, work, 64 * group, dk, dv);
         return true;
     }
 
     DEVICE void run()
     {
-        while (take_item()) {
+        while (process_work()) {
         }
-        if constexpr (Layout::DQ_BY == DQ_APART) return;
-        queries().end(makes(n) ? n : n + 1);
+        if constexpr (Layout::DQ_BY == DQ_BY_OWN_WARPGROUP) return;
+        dq_producer().end(computes_dq(n) ? n : n + 1);
     }
 };
 
@@ -292,14 +300,14 @@ template <typename Element, typename Layout> DEVICE void kernel(const mha_backwa
         give_registers<Layout::PRODUCER_REGISTERS>();
         const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
         if (warp == 0) Producer<Layout>{p, l}.run();
-        if ((warp == 1 || warp == 2) && elect_one()) add_queries(p, l, warp - 1);
+        if ((warp == 1 || warp == 2) && elect_one()) add_dq(p, l, warp - 1);
     } else if (warpgroup <= Layout::CONSUMERS) {
         take_registers<Layout::CONSUMER_REGISTERS>();
         const uint32_t lane = threadIdx.x % 32, key = (threadIdx.x - WARPGROUP_THREADS) / 32 * 16 + lane % 16;
         Consumer<Element, Layout>{{p, l, warpgroup - 1, lane % 4 * 16, swizzle_128(key, lane / 16)}}.run();
-    } else if constexpr (Layout::DQ_BY == DQ_APART) {
-        give_registers<Layout::MAKER_REGISTERS>();
-        QueryMaker<Element, Layout>{p, l, 0}.run();
+    } else if constexpr (Layout::DQ_BY == DQ_BY_OWN_WARPGROUP) {
+        give_registers<Layout::DQ_REGISTERS>();
+        DqProducer<Element, Layout>{p, l, 0}.run();
     }
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The producer warp takes items (a block of keys of a key head), publishes them to the consumers, and loads K
- * and V of an item and, for every head and tile of rows that sees one of its keys, Q, dO, lse and delta.
+ * The producer warp takes work tiles (a block of keys of a key head), publishes them to the consumers, and
+ * loads K and V of a work tile and, for every head and tile of rows that sees one of its keys, Q, dO, lse and
+ * delta.
  *
  * Past the last token of a ragged request stand another request's data, which would be multiplied by 0. They
  * are cleared before the consumers see them, so that the consumers need no masks for them.
@@ -20,9 +21,9 @@ template <typename Layout> struct Producer {
     const mha_backward_sm90_params &p;
     const Layout l;
 
-    Ring<Layout::STAGES> stage;
+    Ring<Layout::Q_STAGES> q_stage;
     Ring<Layout::DO_STAGES> dout_stage;
-    Ring<ITEM_SLOTS> slot;
+    Ring<WORK_STAGES> work_stage;
     uint32_t keys_parity = 1, raw_parity = 0;
 
     /* Issues `load`, which completes on the barrier `full`. The first `used` of the `lines` lines of each
@@ -31,13 +32,13 @@ template <typename Layout> struct Producer {
     DEVICE void fill(uint32_t full, uint32_t bytes, uint32_t at, uint32_t tile_bytes, uint32_t line_bytes,
                      int tiles, int used, int lines, Load load)
     {
-        const bool cleans = p.call.starts_q && used < lines;
-        const uint32_t barrier = cleans ? l.barrier(Layout::RAW) : full;
+        const bool clears = p.call.starts_q && used < lines;
+        const uint32_t barrier = clears ? l.barrier(Layout::RAW) : full;
         if (elect_one()) {
             mbarrier_arrive_expect(barrier, bytes);
             load(barrier);
         }
-        if (!cleans) return;
+        if (!clears) return;
         mbarrier_wait(barrier, raw_parity);
         raw_parity ^= 1;
         const int chunks = (lines - used) * (int)line_bytes / CHUNK_BYTES;
@@ -54,16 +55,16 @@ template <typename Layout> struct Producer {
     {
         const int token = r.token + tile * ROWS, used = min(r.tokens - tile * ROWS, ROWS);
         const int request = p.call.starts_q ? 0 : r.index;
-        mbarrier_wait(l.barrier(Layout::Q_EMPTY, stage.index), stage.parity ^ 1);
-        fill(l.barrier(Layout::Q_FULL, stage.index), Layout::Q_BYTES + Layout::NUMBERS_BYTES,
-             l.q(stage.index), Layout::ROW_TILE, LINE_BYTES, Layout::D_QK / 64, used, ROWS,
+        mbarrier_wait(l.barrier(Layout::Q_EMPTY, q_stage.index), q_stage.parity ^ 1);
+        fill(l.barrier(Layout::Q_FULL, q_stage.index), Layout::Q_BYTES + Layout::STATS_BYTES,
+             l.q(q_stage.index), Layout::ROW_TILE, LINE_BYTES, Layout::D_QK / 64, used, ROWS,
              [&](uint32_t barrier) {
-                 tma_load(l.q(stage.index), &p.q, barrier, {0, token, head, 0, request});
-                 bulk_load(l.numbers(stage.index),
+                 tma_load(l.q(q_stage.index), &p.q, barrier, {0, token, head, 0, request});
+                 bulk_load(l.stats(q_stage.index),
                            p.rows + ((int64_t)head * p.row_tiles + r.row_tile + tile) * 2 * ROWS,
-                           Layout::NUMBERS_BYTES, barrier);
+                           Layout::STATS_BYTES, barrier);
              });
-        stage.advance();
+        q_stage.advance();
         mbarrier_wait(l.barrier(Layout::DO_EMPTY, dout_stage.index), dout_stage.parity ^ 1);
         fill(l.barrier(Layout::DO_FULL, dout_stage.index), Layout::DO_BYTES, l.dout(dout_stage.index),
              Layout::ROW_TILE, LINE_BYTES, Layout::D_V / 64, used, ROWS, [&](uint32_t barrier) {
@@ -88,16 +89,17 @@ template <typename Layout> struct Producer {
              });
     }
 
-    DEVICE void tell(const uint4 &keys, const uint4 &rows, int start, int order)
+    DEVICE void publish(const uint4 &keys, const uint4 &rows, int start, int order)
     {
-        mbarrier_wait(l.barrier(Layout::ITEM_EMPTY, slot.index), slot.parity ^ 1);
+        mbarrier_wait(l.barrier(Layout::WORK_EMPTY, work_stage.index), work_stage.parity ^ 1);
         if (elect_one()) {
-            store_shared_16(l.item(slot.index), keys), store_shared_16(l.item(slot.index) + 16, rows);
-            store_shared_4(l.item(slot.index) + offsetof(Item, start), (uint32_t)start);
-            store_shared_4(l.item(slot.index) + offsetof(Item, order), (uint32_t)order);
-            mbarrier_arrive(l.barrier(Layout::ITEM_FULL, slot.index));
+            store_shared_16(l.work(work_stage.index), keys),
+                store_shared_16(l.work(work_stage.index) + 16, rows);
+            store_shared_4(l.work(work_stage.index) + offsetof(WorkTile, start), (uint32_t)start);
+            store_shared_4(l.work(work_stage.index) + offsetof(WorkTile, order), (uint32_t)order);
+            mbarrier_arrive(l.barrier(Layout::WORK_FULL, work_stage.index));
         }
-        slot.advance();
+        work_stage.advance();
     }
 
     /* Processes item number `i`. Within a request, items are ordered by sets of key heads whose rows and sums
@@ -115,10 +117,10 @@ template <typename Layout> struct Producer {
         const int diagonal = p.call.causal ? block * KEYS - (r.keys - r.tokens) : -KEYS;
         const int first = max(diagonal, 0) / ROWS, tiles = max((r.tokens + ROWS - 1) / ROWS - first, 0);
         const int start = p.call.causal || p.in_order ? 0 : (int)((int64_t)block * tiles / blocks);
-        tell(make_uint4(r.key + block * KEYS, min(r.keys - block * KEYS, KEYS), p.call.starts_q ? 0 : r.index,
-                        head),
-             make_uint4(r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity ^ 1), start,
-             p.call.causal ? blocks - 1 - block : block);
+        publish(make_uint4(r.key + block * KEYS, min(r.keys - block * KEYS, KEYS),
+                           p.call.starts_q ? 0 : r.index, head),
+                make_uint4(r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity ^ 1), start,
+                p.call.causal ? blocks - 1 - block : block);
         if (!tiles) return;
         const int first_head = head * p.call.group;
         load_rows(r, first_head, first + start);
@@ -149,7 +151,7 @@ template <typename Layout> struct Producer {
             if (in_order) next = take_number();
             i = __reduce_max_sync(~0u, next);
         }
-        tell(make_uint4(0, 0, 0, 0), make_uint4(0, ~0u, 0, 0), 0, 0);
+        publish(make_uint4(0, 0, 0, 0), make_uint4(0, ~0u, 0, 0), 0, 0);
     }
 };
 

@@ -24,7 +24,7 @@ DEVICE uint4 load_global_16(const void *from)
     return *(const uint4 *)from;
 }
 
-/* Returns the number of key blocks seen by the tile of rows that begins at row `first`. */
+/* Returns the number of key blocks visible to the tile of rows that begins at row `first`. */
 template <typename Layout>
 DEVICE int blocks_of_tile(const mha_backward_params &call, const Request &r, int first)
 {
@@ -33,13 +33,12 @@ DEVICE int blocks_of_tile(const mha_backward_params &call, const Request &r, int
 }
 
 /* Waits until `blocks` key blocks have added to the tile; the products may still run. */
-template <typename Layout>
-DEVICE void await_sums(const mha_backward_sm90_params &p, int64_t place, int blocks)
+template <typename Layout> DEVICE void await_sums(const mha_backward_sm90_params &p, int64_t tile, int blocks)
 {
     if (!blocks) {
         wait_for_kernels_before();
-    } else if (threadIdx.x < Layout::MAKERS) {
-        const uint32_t *added = p.added + place * Layout::MAKERS + threadIdx.x;
+    } else if (threadIdx.x < Layout::DQ_PRODUCERS) {
+        const uint32_t *added = p.added + tile * Layout::DQ_PRODUCERS + threadIdx.x;
         while (load_acquire(added) != (uint32_t)blocks) __nanosleep(200);
     }
     __syncthreads();
@@ -47,18 +46,18 @@ DEVICE void await_sums(const mha_backward_sm90_params &p, int64_t place, int blo
 
 template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_backward_sm90_params &p)
 {
-    constexpr int LANES = Layout::D_V / 8, AT_A_TIME = ROW_KERNEL_THREADS / LANES, ROWS = Layout::ROWS;
+    constexpr int LANES = Layout::D_V / 8, ROWS_AT_ONCE = ROW_KERNEL_THREADS / LANES, ROWS = Layout::ROWS;
     const mha_backward_params &call = p.call;
-    const int head = (int)blockIdx.x / max(p.row_tiles, 1), tile_at = (int)blockIdx.x - head * p.row_tiles,
+    const int head = (int)blockIdx.x / max(p.row_tiles, 1), row_tile = (int)blockIdx.x - head * p.row_tiles,
               thread = (int)threadIdx.x;
     let_next_kernel_start();
-    if (tile_at == 0 && head == 0 && thread == 0) *p.taken = 0;
-    const Request r = find_request<true, ROWS, Layout::KEYS>(call, tile_at);
-    const int first = (tile_at - r.row_tile) * ROWS;
+    if (row_tile == 0 && head == 0 && thread == 0) *p.taken = 0;
+    const Request r = find_request<true, ROWS, Layout::KEYS>(call, row_tile);
+    const int first = (row_tile - r.row_tile) * ROWS;
     if (first >= r.tokens) return;
-    const int64_t place = (int64_t)head * p.row_tiles + tile_at, request = call.starts_q ? 0 : r.index;
-    if (thread < Layout::MAKERS) p.added[place * Layout::MAKERS + thread] = 0;
-    float *sums = p.dq_sums + place * Layout::DQ_TILE, *numbers = p.rows + place * 2 * ROWS;
+    const int64_t tile = (int64_t)head * p.row_tiles + row_tile, request = call.starts_q ? 0 : r.index;
+    if (thread < Layout::DQ_PRODUCERS) p.added[tile * Layout::DQ_PRODUCERS + thread] = 0;
+    float *sums = p.dq_sums + tile * Layout::DQ_TILE, *stats = p.rows + tile * 2 * ROWS;
     if (!blocks_of_tile<Layout>(call, r, first)) /* else the first key block stores its sums */
 #pragma unroll
         for (int i = thread * 4; i < Layout::DQ_TILE; i += ROW_KERNEL_THREADS * 4)
@@ -67,11 +66,11 @@ template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_
                    *dout = call.dout.data + request * call.dout.request + head * call.dout.head;
     const int column = thread % LANES * 8;
 #pragma unroll
-    for (int row = thread / LANES; row < ROWS; row += AT_A_TIME) {
-        const bool is = first + row < r.tokens;
+    for (int row = thread / LANES; row < ROWS; row += ROWS_AT_ONCE) {
+        const bool exists = first + row < r.tokens;
         const int64_t token = r.token + first + row;
         float delta = 0.0f, lse = INFINITY;
-        if (is) {
+        if (exists) {
             const uint4 a = load_global_16(out + token * call.out.token + column),
                         b = load_global_16(dout + token * call.dout.token + column);
             delta = dot_of_eight<Element>(a, b);
@@ -79,9 +78,9 @@ template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_
         }
         for (int lanes = LANES / 2; lanes; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
         if (column == 0) {
-            const int at = Layout::number_at(row);
-            numbers[at] = lse == -INFINITY ? INFINITY : lse - P_SCALE_LOG2;
-            numbers[ROWS + at] = lse == -INFINITY || lse == INFINITY ? 0.0f : delta * DS_SCALE<Element>;
+            const int at = Layout::stat_at(row);
+            stats[at] = lse == -INFINITY ? INFINITY : lse - P_SCALE_LOG2;
+            stats[ROWS + at] = lse == -INFINITY || lse == INFINITY ? 0.0f : delta * DS_SCALE<Element>;
         }
     }
 }
@@ -94,23 +93,23 @@ template <typename Element, typename Layout> DEVICE void finish_rows(const mha_b
     const int tiles = max((p.row_tiles + call.b - 1) / call.b, 1), number = (int)blockIdx.x,
               request_tiles = number / (tiles * call.h_q) * tiles, within = number - request_tiles * call.h_q,
               width = max(min(tiles, p.row_tiles - request_tiles), 1), head = within / width,
-              tile_at = request_tiles + within - head * width;
+              row_tile = request_tiles + within - head * width;
     const int group = (int)threadIdx.x / WARPGROUP_THREADS, thread = (int)threadIdx.x % WARPGROUP_THREADS;
-    const Request r = find_request<true, ROWS, Layout::KEYS>(call, tile_at);
-    const int first = (tile_at - r.row_tile) * ROWS;
+    const Request r = find_request<true, ROWS, Layout::KEYS>(call, row_tile);
+    const int first = (row_tile - r.row_tile) * ROWS;
     if (blockIdx.x == gridDim.x - 1)
         wait_for_kernels_before(); /* so that dk and dv, too, are complete when this kernel ends */
     if (first >= r.tokens) return;
-    const int64_t place = (int64_t)head * p.row_tiles + tile_at, request = call.starts_q ? 0 : r.index;
-    await_sums<Layout>(p, place, blocks_of_tile<Layout>(call, r, first));
-    const float *from = p.dq_sums + place * Layout::DQ_TILE + group * (Layout::DQ_TILE / 2) + thread * 4;
+    const int64_t tile = (int64_t)head * p.row_tiles + row_tile, request = call.starts_q ? 0 : r.index;
+    await_sums<Layout>(p, tile, blocks_of_tile<Layout>(call, r, first));
+    const float *from = p.dq_sums + tile * Layout::DQ_TILE + group * (Layout::DQ_TILE / 2) + thread * 4;
     float dq[VALUES];
 #pragma unroll
     for (int i = 0; i < VALUES; i += 4) {
         const float4 four = __ldcs((const float4 *)(from + i * WARPGROUP_THREADS));
         dq[i] = four.x, dq[i + 1] = four.y, dq[i + 2] = four.z, dq[i + 3] = four.w;
     }
-    write_keys<Element>(call.dq.data + request * call.dq.request + head * call.dq.head +
+    store_rows<Element>(call.dq.data + request * call.dq.request + head * call.dq.head +
                             (int64_t)(r.token + first) * call.dq.token + group * (Layout::D_QK / 2),
                         call.dq.token, r.tokens - first, call.scale * DS_UNSCALE<Element>, dq);
 }
