@@ -97,11 +97,11 @@ template <typename Element, typename Layout> struct DqProducer {
         for (Ring<WORK_STAGES> work_stage;; work_stage.advance()) {
             const uint32_t work = l.work(work_stage.index);
             mbarrier_wait(l.barrier(Layout::WORK_FULL, work_stage.index), work_stage.parity);
-            const int tiles = load_uniform(work + offsetof(WorkTile, tiles));
+            const int tiles = load_uniform(work + offsetof(WorkTile, q.tiles));
             if (tiles < 0) break;
             if (tiles)
                 mbarrier_wait(l.barrier(Layout::K_FULL),
-                              (uint32_t)load_uniform(work + offsetof(WorkTile, phase)));
+                              (uint32_t)load_uniform(work + offsetof(WorkTile, q.phase)));
             RowTiles<Layout> t;
             t.begin(p, work);
             for (bool more = tiles; more; n++) {

@@ -4,11 +4,11 @@
  */
 #pragma once
 
+#include "layout.cuh"
+
 #include "../../device/backward_rows.cuh"
 #include "../../device/quad.cuh"
 #include "../../device/result.cuh"
-#include "../../device/warpgroup.cuh"
-#include "../../params.h"
 
 namespace mha_backward {
 
@@ -33,17 +33,18 @@ DEVICE void store_rows(uint16_t *to, int64_t stride, int rows, float factor, con
         }
 }
 
-/* Writes dK and dV of a consumer's keys, from key `first` of the work tile on. `work`: its first 16 bytes
- * (key, keys, request, head). */
+/* Writes dK and dV of a consumer's keys, from key `first` of the work tile on. */
 template <typename Element, int D_QK, int D_V>
-DEVICE void store_gradients(const mha_backward_params &call, const uint4 &work, int first,
+DEVICE void store_gradients(const mha_backward_params &call, const WorkKeys &work, int first,
                             const float (&dk)[D_QK], const float (&dv)[D_V])
 {
-    const int64_t key = (int64_t)work.x + first;
-    const int left = (int)work.y - first;
-    store_rows<Element>(call.dv.data + work.z * call.dv.request + key * call.dv.token + work.w * call.dv.head,
+    const int64_t key = (int64_t)(uint32_t)work.key + first; /* of an unsigned word, for shorter code */
+    const int left = work.keys - first;
+    store_rows<Element>(call.dv.data + work.request * call.dv.request + key * call.dv.token +
+                            work.head * call.dv.head,
                         call.dv.token, left, 1.0f / P_SCALE, dv);
-    store_rows<Element>(call.dk.data + work.z * call.dk.request + key * call.dk.token + work.w * call.dk.head,
+    store_rows<Element>(call.dk.data + work.request * call.dk.request + key * call.dk.token +
+                            work.head * call.dk.head,
                         call.dk.token, left, call.scale * DS_UNSCALE<Element>, dk);
 }
 

@@ -28,19 +28,32 @@ namespace mha_backward {
 enum { WORK_STAGES = 2 };
 
 /* A work tile: a block of keys of a key head, with the tiles of rows that see it. The producer writes it, the
- * consumers read it. */
+ * consumers read it; its first two parts are 16 bytes each. */
+struct WorkKeys {
+    int key;  /* the first: index in the request, or among all tokens where requests are ragged */
+    int keys; /* keys that belong to the request */
+    uint32_t request, head; /* request: 0 where requests are ragged; head: the key head */
+};
+struct WorkRows {
+    int first_tile; /* first tile of rows that sees a key, numbered over all requests */
+    int tiles;      /* tiles of a head; < 0: no more work tiles */
+    int diagonal;   /* row i from first_tile on sees key t of the block if t + diagonal <= i */
+    uint32_t phase; /* of the barriers of K and V */
+};
 struct WorkTile {
-    int key;           /* the first: index in the request, or among all tokens where requests are ragged */
-    int keys;          /* keys that belong to the request */
-    int request, head; /* request: 0 where requests are ragged; head: the key head */
-    int first_tile;    /* first tile of rows that sees a key, numbered over all requests */
-    int tiles;         /* tiles of a head; < 0: no more work tiles */
-    int diagonal;      /* row i from first_tile on sees key t of the block if t + diagonal <= i */
-    uint32_t phase;    /* of the barriers of K and V */
-    int start;         /* the tile at which the loop over a head's tiles starts (scheduler.cuh) */
-    int order;         /* in order: key blocks that add to dQ before this one; causal: those behind it */
+    WorkKeys k;
+    WorkRows q;
+    int start; /* the tile at which the loop over a head's tiles starts (scheduler.cuh) */
+    int order; /* in order: key blocks that add to dQ before this one; causal: those behind it */
     int gap[2];
 };
+
+/* Returns the keys of the work tile at the address `work`. */
+DEVICE WorkKeys load_work_keys(uint32_t work)
+{
+    const uint4 words = load_shared_16(work + offsetof(WorkTile, k));
+    return {(int)words.x, (int)words.y, words.z, words.w};
+}
 
 /* Which warpgroup computes dQ of a tile: both consumers, half the columns each; the consumers alternately; or
  * a warpgroup of its own. */

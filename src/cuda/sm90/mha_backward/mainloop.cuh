@@ -112,7 +112,7 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
     {
         Fragments tile;
         uint32_t k[D_QK / 16][4];
-        const int keys = load_uniform(work + offsetof(WorkTile, keys)) - 64 * group;
+        const int keys = load_uniform(work + offsetof(WorkTile, k.keys)) - 64 * group;
         RowTiles<Layout> t;
         t.begin(p, work);
         hold(dk), hold(dv);
@@ -174,7 +174,7 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
     DEVICE void mainloop_with_alternate_dq(uint32_t work, float (&dk)[D_QK / 2], float (&dv)[D_V / 2])
     {
         Fragments tile;
-        const int keys = load_uniform(work + offsetof(WorkTile, keys)) - 64 * group;
+        const int keys = load_uniform(work + offsetof(WorkTile, k.keys)) - 64 * group;
         RowTiles<Layout> t;
         t.begin(p, work);
         int previous = -1; /* the previous tile; -1: none */
@@ -206,7 +206,7 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
     {
         Fragments tile;
         float dq[Layout::DQ_VALUES];
-        const int keys = load_uniform(work + offsetof(WorkTile, keys)) - 64 * group;
+        const int keys = load_uniform(work + offsetof(WorkTile, k.keys)) - 64 * group;
         RowTiles<Layout> t;
         t.begin(p, work);
         int previous = -1;
@@ -250,7 +250,7 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
     DEVICE bool process_work()
     {
         mbarrier_wait(l.barrier(Layout::WORK_FULL, work_stage.index), work_stage.parity);
-        const int tiles = load_uniform(l.work(work_stage.index) + offsetof(WorkTile, tiles));
+        const int tiles = load_uniform(l.work(work_stage.index) + offsetof(WorkTile, q.tiles));
         if (tiles < 0) return false;
         float dk[D_QK / 2], dv[D_V / 2];
 #pragma unroll
@@ -259,7 +259,7 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
         for (int i = 0; i < D_V / 2; i++) dv[i] = 0.0f;
         if (tiles) {
             const uint32_t phase =
-                (uint32_t)load_uniform(l.work(work_stage.index) + offsetof(WorkTile, phase));
+                (uint32_t)load_uniform(l.work(work_stage.index) + offsetof(WorkTile, q.phase));
             mbarrier_wait(l.barrier(Layout::K_FULL), phase);
             mbarrier_wait(l.barrier(Layout::V_FULL), phase);
             if constexpr (Layout::DQ_BY == DQ_BY_OWN_WARPGROUP)
@@ -270,7 +270,7 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
                 mainloop_with_half_dq(l.work(work_stage.index), dk, dv);
             arrive(Layout::KEYS_EMPTY);
         }
-        const uint4 work = load_shared_16(l.work(work_stage.index)); /* key, keys, request, head */
+        const WorkKeys work = load_work_keys(l.work(work_stage.index));
         __syncwarp();
         mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::WORK_EMPTY, work_stage.index));
         work_stage.advance();

@@ -9,9 +9,7 @@
  */
 #pragma once
 
-#include "layout.cuh"
-
-#include "../../device/backward_requests.cuh"
+#include "scheduler.cuh"
 
 namespace mha_backward {
 
@@ -89,37 +87,34 @@ template <typename Layout> struct Producer {
              });
     }
 
-    DEVICE void publish(const uint4 &keys, const uint4 &rows, int start, int order)
+    DEVICE void publish(const WorkKeys &k, const WorkRows &q, int start, int order)
     {
         mbarrier_wait(l.barrier(Layout::WORK_EMPTY, work_stage.index), work_stage.parity ^ 1);
         if (elect_one()) {
-            store_shared_16(l.work(work_stage.index), keys),
-                store_shared_16(l.work(work_stage.index) + 16, rows);
-            store_shared_4(l.work(work_stage.index) + offsetof(WorkTile, start), (uint32_t)start);
-            store_shared_4(l.work(work_stage.index) + offsetof(WorkTile, order), (uint32_t)order);
+            const uint32_t work = l.work(work_stage.index);
+            store_shared_16(work + offsetof(WorkTile, k), make_uint4(k.key, k.keys, k.request, k.head));
+            store_shared_16(work + offsetof(WorkTile, q),
+                            make_uint4(q.first_tile, q.tiles, q.diagonal, q.phase));
+            store_shared_4(work + offsetof(WorkTile, start), (uint32_t)start);
+            store_shared_4(work + offsetof(WorkTile, order), (uint32_t)order);
             mbarrier_arrive(l.barrier(Layout::WORK_FULL, work_stage.index));
         }
         work_stage.advance();
     }
 
-    /* Processes item number `i`. Within a request, items are ordered by sets of key heads whose rows and sums
-     * of dQ fit L2; within a set, the key blocks with the most rows come first. */
-    DEVICE void take(int i)
+    /* Publishes the work tile of number `i` and loads its keys and the tiles of rows that see them. */
+    DEVICE void produce(int i)
     {
-        const Request r = find_request<false, ROWS, KEYS>(p.call, fast_divide(i, p.key_heads_divisor));
-        const int within = i - r.key_block * p.call.h_kv, set = within / (r.room * p.heads_of_set),
-                  first_of_set = set * p.heads_of_set,
-                  heads = min(p.call.h_kv - first_of_set, p.heads_of_set),
-                  in_set = within - first_of_set * r.room, head = first_of_set + in_set % heads;
-        const int number = in_set / heads, blocks = (r.keys + KEYS - 1) / KEYS,
-                  block = p.in_order && p.call.causal ? r.room - 1 - number : number;
+        const KeyBlock b = find_key_block<Layout>(p, i);
+        const Request &r = b.request;
+        const int head = b.head, block = b.block, blocks = b.blocks;
         if (block >= blocks) return; /* the number has no keys */
         const int diagonal = p.call.causal ? block * KEYS - (r.keys - r.tokens) : -KEYS;
         const int first = max(diagonal, 0) / ROWS, tiles = max((r.tokens + ROWS - 1) / ROWS - first, 0);
         const int start = p.call.causal || p.in_order ? 0 : (int)((int64_t)block * tiles / blocks);
-        publish(make_uint4(r.key + block * KEYS, min(r.keys - block * KEYS, KEYS),
-                           p.call.starts_q ? 0 : r.index, head),
-                make_uint4(r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity ^ 1), start,
+        publish({r.key + block * KEYS, min(r.keys - block * KEYS, KEYS),
+                 p.call.starts_q ? 0u : (uint32_t)r.index, (uint32_t)head},
+                {r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity ^ 1}, start,
                 p.call.causal ? blocks - 1 - block : block);
         if (!tiles) return;
         const int first_head = head * p.call.group;
@@ -134,24 +129,18 @@ template <typename Layout> struct Producer {
         }
     }
 
-    /* Takes the next item number; the result is valid in the elected lane. */
-    DEVICE int take_number() const
-    {
-        return elect_one() ? (int)atomicAdd(p.taken, 1u) : 0;
-    }
-
-    /* The next number is taken ahead, except in order: items wait for those of smaller numbers, and a number
-     * taken ahead would keep them waiting until the current item is done. */
+    /* The next number is taken ahead, except in order: work tiles wait for those of smaller numbers, and a
+     * number taken ahead would keep them waiting until the current work tile is done. */
     DEVICE void run()
     {
         const bool in_order = p.in_order, ahead = !in_order;
-        for (int i = in_order ? __reduce_max_sync(~0u, take_number()) : (int)blockIdx.x; i < p.items;) {
-            int next = ahead ? (int)gridDim.x + take_number() : 0;
-            take(i);
-            if (in_order) next = take_number();
+        for (int i = in_order ? __reduce_max_sync(~0u, next_number(p)) : (int)blockIdx.x; i < p.items;) {
+            int next = ahead ? (int)gridDim.x + next_number(p) : 0;
+            produce(i);
+            if (in_order) next = next_number(p);
             i = __reduce_max_sync(~0u, next);
         }
-        publish(make_uint4(0, 0, 0, 0), make_uint4(0, ~0u, 0, 0), 0, 0);
+        publish({0, 0, 0, 0}, {0, -1, 0, 0}, 0, 0);
     }
 };
 

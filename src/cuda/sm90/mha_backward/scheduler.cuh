@@ -11,7 +11,37 @@
 
 #include "layout.cuh"
 
+#include "../../device/backward_requests.cuh"
+#include "../../device/divide.cuh"
+
 namespace mha_backward {
+
+/* Takes the next number of a work tile; the result is valid in the elected lane. */
+DEVICE int next_number(const mha_backward_sm90_params &p)
+{
+    return elect_one() ? (int)atomicAdd(p.taken, 1u) : 0;
+}
+
+/* The keys of a work tile. */
+struct KeyBlock {
+    Request request;
+    int head;   /* key head */
+    int block;  /* of the request's keys; >= blocks: the number has no keys */
+    int blocks; /* of the request */
+};
+
+/* Returns the keys of work tile number `i`. */
+template <typename Layout> DEVICE KeyBlock find_key_block(const mha_backward_sm90_params &p, int i)
+{
+    const Request r =
+        find_request<false, Layout::ROWS, Layout::KEYS>(p.call, fast_divide(i, p.key_heads_divisor));
+    const int within = i - r.key_block * p.call.h_kv, set = within / (r.room * p.heads_of_set),
+              first_of_set = set * p.heads_of_set, heads = min(p.call.h_kv - first_of_set, p.heads_of_set),
+              in_set = within - first_of_set * r.room, head = first_of_set + in_set % heads;
+    const int number = in_set / heads, blocks = (r.keys + Layout::KEYS - 1) / Layout::KEYS,
+              block = p.in_order && p.call.causal ? r.room - 1 - number : number;
+    return {r, head, block, blocks};
+}
 
 /* Returns a word of shared memory, uniform over the warp. */
 DEVICE int load_uniform(uint32_t from)
@@ -19,6 +49,7 @@ DEVICE int load_uniform(uint32_t from)
     return (int)__shfl_sync(~0u, load_shared_4(from), 0);
 }
 
+/* The loop over the tiles of rows of a work tile. */
 template <typename Layout> struct RowTiles {
     int left;     /* tiles left in the work tile, including this one */
     int index;    /* the tile's number over all heads */
@@ -27,22 +58,22 @@ template <typename Layout> struct RowTiles {
 
     DEVICE void begin(const mha_backward_sm90_params &p, uint32_t work)
     {
-        left = load_uniform(work + offsetof(WorkTile, tiles)) * p.call.group;
+        left = load_uniform(work + offsetof(WorkTile, q.tiles)) * p.call.group;
         if (left) begin_run(p, work);
     }
 
     DEVICE void begin_run(const mha_backward_sm90_params &p, uint32_t work)
     {
-        const int first = load_uniform(work + offsetof(WorkTile, first_tile)),
-                  tiles = load_uniform(work + offsetof(WorkTile, tiles)),
+        const int first = load_uniform(work + offsetof(WorkTile, q.first_tile)),
+                  tiles = load_uniform(work + offsetof(WorkTile, q.tiles)),
                   start = load_uniform(work + offsetof(WorkTile, start)),
-                  head = load_uniform(work + offsetof(WorkTile, head)) * p.call.group;
+                  head = load_uniform(work + offsetof(WorkTile, k.head)) * p.call.group;
         const int done = tiles * p.call.group - left, h = done / tiles, i = done - h * tiles;
         const bool wraps = i >= tiles - start;
         const int tile = i + start - (wraps ? tiles : 0);
         index = (head + h) * p.row_tiles + first + tile;
         in_run = wraps ? tiles - i : tiles - start - i;
-        diagonal = load_uniform(work + offsetof(WorkTile, diagonal)) - tile * Layout::ROWS;
+        diagonal = load_uniform(work + offsetof(WorkTile, q.diagonal)) - tile * Layout::ROWS;
     }
 
     /* Goes to the next tile; returns false if there is none. */
