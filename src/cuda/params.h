@@ -238,7 +238,7 @@ struct prefill_splits {
     int32_t whole;          /* tiles that are not split, the first ones */
     int32_t of_tile;        /* splits of each other tile; 1: no tile is split */
     struct divisor divisor; /* of_tile */
-    unsigned char *slots;   /* one per split (sm90/sparse_prefill/slot.cuh) */
+    unsigned char *slots;   /* one per split (sm90/sparse_prefill/layout.cuh) */
 };
 enum { PREFILL_SLOT_BYTES = 64 * (512 * 2 + 8 * 4 + 8), MOST_PREFILL_SPLITS = 32 };
 enum { PREFILL_JOIN_WARPS = 4 /* one row each */ };

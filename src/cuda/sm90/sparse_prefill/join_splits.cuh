@@ -5,7 +5,9 @@
  */
 #pragma once
 
-#include "results.cuh"
+#include "epilogue.cuh"
+
+namespace sparse_prefill {
 
 static_assert(MOST_PREFILL_SPLITS == 32, "a lane a split");
 enum { JOIN_CHUNKS = D_V / CHUNK_ELEMENTS / 32 /* of eight columns, per lane */, SPLITS_AT_ONCE = 4 };
@@ -104,3 +106,5 @@ DEVICE void join_splits(const struct sparse_prefill_sm90_params &p)
     if (of.tile * ROWS + row % ROWS < p.call.h_q)
         join_row(p, of, (const Slot *)p.splits.slots + split_tile * p.splits.of_tile, row % ROWS);
 }
+
+} // namespace sparse_prefill

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared memory, barriers and the order of the tiles, common to the roles of sparse prefill on Hopper over
- * bf16 keys.
+ * Shared memory, barriers, the order of the tiles, and partial results, common to the roles of sparse prefill
+ * on Hopper over bf16 keys.
  */
 #pragma once
 
@@ -9,8 +9,12 @@
 #include "../../device/divide.cuh"
 #include "../../device/element.cuh"
 #include "../../device/gather.cuh"
+#include "../../device/result.cuh"
 #include "../../device/tma.cuh"
+#include "../../params.h"
 #include "../latent/layout.cuh"
+
+namespace sparse_prefill {
 
 using namespace latent;
 
@@ -98,3 +102,19 @@ template <typename V> struct ItemOf {
         first = min(split * most, blocks), blocks = min(most, blocks - first);
     }
 };
+
+/* ---- Partial results ---------------------------------------------------------------------------- */
+
+enum { GROUPS = D_V / LINE_ELEMENTS /* of 64 columns */ };
+
+/* Partial results of a split of a tile, in global memory until join_splits.cuh joins them. Rows are fp16
+ * times a power of two per 64 columns (HalfScale of device/half_rows.cuh). The maximum of an end is the row's
+ * largest score. */
+struct Slot {
+    unsigned char units[UNITS][UNIT_BYTES]; /* as in shared memory */
+    float down[ROWS][GROUPS];               /* HalfScale::down */
+    part_end end[ROWS];
+};
+static_assert(sizeof(Slot) == PREFILL_SLOT_BYTES, "");
+
+} // namespace sparse_prefill

@@ -8,6 +8,8 @@
 
 #include "layout.cuh"
 
+namespace sparse_prefill {
+
 /* Issues the TMA load of a tile's queries; heads past the end are zeros. Called by a whole warp. */
 template <typename Item>
 DEVICE void ask_for_queries(const struct sparse_prefill_sm90_params &p, uint32_t smem, const Item &item)
@@ -147,3 +149,5 @@ template <typename V> struct Producer {
         cp_async_wait<0>();
     }
 };
+
+} // namespace sparse_prefill

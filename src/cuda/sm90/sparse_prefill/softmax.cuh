@@ -9,6 +9,8 @@
 
 #include "../latent/softmax.cuh"
 
+namespace sparse_prefill {
+
 /* Softmax state of a thread's two rows. */
 struct RowState {
     float reference[2]; /* LEAST_REFERENCE before the row's first key */
@@ -68,3 +70,5 @@ DEVICE void keep_weights(const float (&x)[32], uint32_t (&a)[4][4], int k, uint3
     }
     store_weights(p_line, k, threadIdx.x % 32, a[k]);
 }
+
+} // namespace sparse_prefill

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "sparse_prefill.cuh"
+#include "mainloop.cuh"
 
 SPARSE_PREFILL_KERNEL(sm90_sparse_prefill_bf16_512, 512, false)
 SPARSE_PREFILL_KERNEL(sm90_sparse_prefill_bf16_576, 576, false)

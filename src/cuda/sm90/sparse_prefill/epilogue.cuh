@@ -4,12 +4,13 @@
  */
 #pragma once
 
-#include "slot.cuh"
 #include "softmax.cuh"
 
 #include "../../device/half_rows.cuh"
 #include "../../device/part.cuh"
 #include "../latent/epilogue.cuh"
+
+namespace sparse_prefill {
 
 /* Returns the lse of a finished row in base 2; -inf: it saw no key. `sum`: of its weights. */
 DEVICE float row_lse(float reference, float sum)
@@ -97,3 +98,5 @@ template <typename Item> DEVICE void store_empty(const struct sparse_prefill_par
         ((uint4 *)to)[i % CHUNKS] = make_uint4(0, 0, 0, 0);
     }
 }
+
+} // namespace sparse_prefill

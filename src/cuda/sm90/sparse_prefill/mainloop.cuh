@@ -29,10 +29,12 @@
  */
 #pragma once
 
+#include "epilogue.cuh"
 #include "producer.cuh"
-#include "results.cuh"
 
 #include "../latent/mainloop.cuh"
+
+namespace sparse_prefill {
 
 enum { WARPS_OF_PRODUCER = WARPGROUP_THREADS / 32 };
 enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 56, SIDE_REGISTERS = 224 };
@@ -397,7 +399,7 @@ DEVICE void prepare(const struct sparse_prefill_sm90_params &p, Shared &shared)
     fence_async_shared();
 }
 
-template <typename V> DEVICE void sparse_prefill(const struct sparse_prefill_sm90_params &p)
+template <typename V> DEVICE void kernel(const struct sparse_prefill_sm90_params &p)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &shared = *(Shared *)memory;
@@ -414,5 +416,8 @@ template <typename V> DEVICE void sparse_prefill(const struct sparse_prefill_sm9
     }
 }
 
+} // namespace sparse_prefill
+
 #define SPARSE_PREFILL_KERNEL(NAME, D_QK, SPLITS)                                                            \
-    DEFINE_KERNEL(NAME, sparse_prefill_sm90_params, (THREADS, 1), sparse_prefill<Variant<D_QK, SPLITS>>(p))
+    DEFINE_KERNEL(NAME, sparse_prefill_sm90_params, (sparse_prefill::THREADS, 1),                            \
+                  sparse_prefill::kernel<sparse_prefill::Variant<D_QK, SPLITS>>(p))
