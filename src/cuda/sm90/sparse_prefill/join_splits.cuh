@@ -17,10 +17,10 @@ struct JoinedRow {
     float weight;
     part_end whole;
 
-    DEVICE JoinedRow(const Slot *slots, int splits, int row, int lane)
+    DEVICE JoinedRow(const Part *parts, int splits, int row, int lane)
     {
         part_end end = {-INFINITY, 0.0f};
-        if (lane < splits) end = load_fresh_part_end(&slots[lane].end[row]);
+        if (lane < splits) end = load_fresh_part_end(&parts[lane].end[row]);
         whole.max = end.max;
         for (int lanes = 16; lanes; lanes /= 2)
             whole.max = fmaxf(whole.max, __shfl_xor_sync(~0u, whole.max, lanes));
@@ -33,20 +33,20 @@ struct JoinedRow {
 /* A lane's columns of SPLITS_AT_ONCE splits of a row. */
 struct SplitsOfLane {
     uint4 halves[SPLITS_AT_ONCE][JOIN_CHUNKS];
-    float down[SPLITS_AT_ONCE][JOIN_CHUNKS];
+    float scale[SPLITS_AT_ONCE][JOIN_CHUNKS];
 
-    DEVICE SplitsOfLane(const Slot *slots, int splits, int first, int row, int lane)
+    DEVICE SplitsOfLane(const Part *parts, int splits, int first, int row, int lane)
     {
 #pragma unroll
         for (int i = 0; i < SPLITS_AT_ONCE; i++)
 #pragma unroll
             for (int c = 0; c < JOIN_CHUNKS; c++) {
-                const Slot &slot = slots[min(first + i, splits - 1)];
+                const Part &part = parts[min(first + i, splits - 1)];
                 const int chunk = lane + 32 * c, group = chunk / 8;
-                const unsigned char *tile = slot.units[0] + group * TILE_BYTES;
+                const unsigned char *tile = part.units[0] + group * TILE_BYTES;
                 halves[i][c] =
                     __ldcg((const uint4 *)(tile + swizzle_128((uint32_t)row, (uint32_t)chunk % 8)));
-                down[i][c] = __ldcg(&slot.down[row][group]);
+                scale[i][c] = __ldcg(&part.scale[row][group]);
             }
     }
 };
@@ -61,30 +61,30 @@ DEVICE void add_halves(float (&sum)[8], const uint4 &halves, float by)
     }
 }
 
-/* Joins and writes row `row` of a split tile; `slots` are its splits. */
-DEVICE void join_row(const struct sparse_prefill_sm90_params &p, const TileOfToken &of, const Slot *slots,
+/* Joins and writes row `row` of a split tile; `parts` are those of its splits. */
+DEVICE void join_row(const struct sparse_prefill_sm90_params &p, const TileCoord &coord, const Part *parts,
                      int row)
 {
-    const int lane = (int)threadIdx.x % 32, head = of.tile * ROWS + row;
+    const int lane = (int)threadIdx.x % 32, head = coord.head_tile * ROWS + row;
     const struct sparse_prefill_params &call = p.call;
-    SplitsOfLane some(slots, p.splits.of_tile, 0, row, lane); /* in flight while weights are computed */
-    const JoinedRow joined(slots, p.splits.of_tile, row, lane);
+    SplitsOfLane some(parts, p.splits.of_tile, 0, row, lane); /* in flight while weights are computed */
+    const JoinedRow joined(parts, p.splits.of_tile, row, lane);
     float sum[JOIN_CHUNKS][8] = {};
 #pragma unroll 1
     for (int first = 0; first < p.splits.of_tile; first += SPLITS_AT_ONCE) {
-        if (first) some = SplitsOfLane(slots, p.splits.of_tile, first, row, lane);
+        if (first) some = SplitsOfLane(parts, p.splits.of_tile, first, row, lane);
 #pragma unroll
         for (int i = 0; i < SPLITS_AT_ONCE; i++) {
             const float weight = __shfl_sync(~0u, joined.weight, first + i);
             if (weight == 0.0f) continue; /* also of a split without keys, and past the last */
 #pragma unroll
             for (int c = 0; c < JOIN_CHUNKS; c++)
-                add_halves(sum[c], some.halves[i][c], weight * some.down[i][c]);
+                add_halves(sum[c], some.halves[i][c], weight * some.scale[i][c]);
         }
     }
     const float lse = row_lse(joined.whole.max, joined.whole.sum);
     const float factor = row_factor(call, head, lse, joined.whole.sum);
-    uint16_t *out = call.out + of.token * call.out_stride[0] + head * call.out_stride[1];
+    uint16_t *out = call.out + coord.token * call.out_stride[0] + head * call.out_stride[1];
 #pragma unroll
     for (int c = 0; c < JOIN_CHUNKS; c++) {
         uint32_t words[4];
@@ -93,18 +93,18 @@ DEVICE void join_row(const struct sparse_prefill_sm90_params &p, const TileOfTok
         ((uint4 *)out)[lane + 32 * c] = make_uint4(words[0], words[1], words[2], words[3]);
     }
     if (lane) return;
-    store_lse(call, of.token, head, lse);
-    store_largest(call, of.token, head, joined.whole.max);
+    store_lse(call, coord.token, head, lse);
+    store_largest(call, coord.token, head, joined.whole.max);
 }
 
 /* Joins the rows of the split tiles, PREFILL_JOIN_WARPS rows per CTA. */
 DEVICE void join_splits(const struct sparse_prefill_sm90_params &p)
 {
     const int row = (int)(blockIdx.x * PREFILL_JOIN_WARPS + threadIdx.x / 32), split_tile = row / ROWS;
-    const TileOfToken of(p.call, p.splits.whole + split_tile);
+    const TileCoord coord(p.call, p.splits.whole + split_tile);
     wait_for_kernels_before();
-    if (of.tile * ROWS + row % ROWS < p.call.h_q)
-        join_row(p, of, (const Slot *)p.splits.slots + split_tile * p.splits.of_tile, row % ROWS);
+    if (coord.head_tile * ROWS + row % ROWS < p.call.h_q)
+        join_row(p, coord, (const Part *)p.splits.slots + split_tile * p.splits.of_tile, row % ROWS);
 }
 
 } // namespace sparse_prefill

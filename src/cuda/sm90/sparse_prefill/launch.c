@@ -22,7 +22,7 @@ static fmla_status launch_join(const struct cuda_scope *scope, const struct atte
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){params});
 }
 
-/* The grid is persistent: CTAs take tiles, then splits, in turns. */
+/* The grid is persistent: a CTA takes tiles, then splits, each time the one a grid further. */
 static fmla_status launch_rows(const struct cuda_scope *scope, const struct attention_problem *p,
                                const struct prefill_part *part)
 {
@@ -92,9 +92,9 @@ static fmla_status launch_fp8(const struct cuda_scope *scope, const struct atten
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
 }
 
-/* Launches over FP8 pages with few tokens: a CTA takes a part of a token's list. */
-static fmla_status launch_parts(const struct cuda_scope *scope, const struct attention_problem *p,
-                                const struct cuda_work *w)
+/* Launches over FP8 pages with few tokens: a CTA takes a split of a token's list. */
+static fmla_status launch_fp8_splits(const struct cuda_scope *scope, const struct attention_problem *p,
+                                     const struct cuda_work *w)
 {
     struct sparse_prefill_fp8_params params = {
         .decode = {.call = cuda_sparse_params(p, w, w->tiles),
@@ -122,7 +122,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
 static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
                           const struct cuda_work *w)
 {
-    if (w->joins_itself) return launch_parts(scope, p, w);
+    if (w->joins_itself) return launch_fp8_splits(scope, p, w);
     return cuda_prefill_launch(scope, p, HEADS, p->format == KV_BF16 ? launch_rows : launch_fp8);
 }
 

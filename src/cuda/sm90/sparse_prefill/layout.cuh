@@ -18,7 +18,7 @@ namespace sparse_prefill {
 
 using namespace latent;
 
-/* SPLITS_: some items are splits of tiles. */
+/* SPLITS_: some work tiles are splits of tiles. */
 template <int D_QK_, bool SPLITS_> struct Variant {
     using Params = struct sparse_prefill_sm90_params;
     using Element = Bf16;
@@ -35,12 +35,12 @@ struct Shared {
     SideTiles tiles;
     float2 end[2][2][ROWS];  /* [tile % 2][side]: sum; largest score minus the reference */
     uint32_t rescaled[2][4]; /* [side][warp]: this block moved the reference */
-    uint16_t there[2][4];    /* [side][warp of the producer]: entries that name keys; bit 4 i + r is key
+    uint16_t valid[2][4];    /* [side][warp of the producer]: entries that name keys; bit 4 i + r is key
                                 16 i + 4 warp + r */
     SideBarriers barriers;
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");
-static_assert(offsetof(Shared, there) % 8 == 0, "read as one");
+static_assert(offsetof(Shared, valid) % 8 == 0, "read as one");
 
 /* Named barriers, four from here on. At the end of a tile each side arrives on its own barrier, of the tile's
  * parity, when its sums are in shared memory. Two per tile instead of a common one, because the sides reach
@@ -53,53 +53,53 @@ DEVICE constexpr int last_unit(int side)
     return unit_in_order(side, UNITS - 1);
 }
 
-/* ---- The way through the tiles ------------------------------------------------------------------ */
+/* ---- The order of the tiles --------------------------------------------------------------------- */
 
-/* The token, and the tile of its heads, that have tile number `index`. */
-struct TileOfToken {
-    int token, tile;
+/* Coordinates of tile number `index`: its token, and the tile of the token's heads. */
+struct TileCoord {
+    int token, head_tile;
 
-    DEVICE TileOfToken(const struct sparse_prefill_params &p, int index)
-        : token(fast_divide(index, p.tiles_divisor)), tile(index - token * p.tiles)
+    DEVICE TileCoord(const struct sparse_prefill_params &p, int index)
+        : token(fast_divide(index, p.tiles_divisor)), head_tile(index - token * p.tiles)
     {
     }
 };
 
-/* Returns whether each CTA has at most one item. Then a side requests its queries at once, while the producer
- * waits for indices. In longer calls, queries that arrive before the first keys cost 1 %
+/* Returns whether each CTA has at most one work tile. Then a side requests its queries at once, while the
+ * producer waits for indices. In longer calls, queries that arrive before the first keys cost 1 %
  * (bench/results/h200/sparse_prefill_text.jsonl). */
 DEVICE bool is_short(const struct sparse_prefill_sm90_params &p)
 {
     return p.items <= (int)gridDim.x;
 }
 
-/* An item: a tile of heads of a token, or a split of it, that is, some of its key blocks. A CTA takes every
- * gridDim.x-th item; each role iterates over them on its own. */
+/* A work tile: a tile of heads of a token, or a split of it, that is, some of its key blocks. A CTA takes
+ * every gridDim.x-th; each role iterates over them on its own. */
 enum { WHOLE = -1 };
-template <typename V> struct ItemOf {
-    int token, tile, length;
-    int first, blocks; /* first key block; number of key blocks */
-    int slot;          /* slot of a split; WHOLE for a tile */
+template <typename V> struct WorkTile {
+    int token, head_tile, length;
+    int first_block, blocks; /* number of the first key block; how many */
+    int part;                /* index of a split's part; WHOLE for a tile */
 
-    DEVICE ItemOf() : token(0), tile(0), length(0), first(0), blocks(0), slot(WHOLE) {}
+    DEVICE WorkTile() : token(0), head_tile(0), length(0), first_block(0), blocks(0), part(WHOLE) {}
 
-    DEVICE int first_key() const { return first * KEYS; } /* in the list */
+    DEVICE int first_key() const { return first_block * KEYS; } /* in the list */
 
-    DEVICE ItemOf(const struct sparse_prefill_sm90_params &p, int item) : first(0), slot(WHOLE)
+    DEVICE WorkTile(const struct sparse_prefill_sm90_params &p, int number) : first_block(0), part(WHOLE)
     {
-        int index = item, split = 0;
-        if (V::SPLITS && item >= p.splits.whole) {
-            slot = item - p.splits.whole;
-            const int split_tile = fast_divide(slot, p.splits.divisor);
-            index = p.splits.whole + split_tile, split = slot - split_tile * p.splits.of_tile;
+        int index = number, split = 0;
+        if (V::SPLITS && number >= p.splits.whole) {
+            part = number - p.splits.whole;
+            const int split_tile = fast_divide(part, p.splits.divisor);
+            index = p.splits.whole + split_tile, split = part - split_tile * p.splits.of_tile;
         }
-        const TileOfToken of(p.call, index);
-        token = of.token, tile = of.tile;
+        const TileCoord coord(p.call, index);
+        token = coord.token, head_tile = coord.head_tile;
         length = topk_count(p.call.topk, p.call.topk_length, token);
         blocks = (int)((unsigned)(length + KEYS - 1) / KEYS);
-        if (!V::SPLITS || slot == WHOLE) return;
+        if (!V::SPLITS || part == WHOLE) return;
         const int most = fast_divide(blocks + p.splits.of_tile - 1, p.splits.divisor);
-        first = min(split * most, blocks), blocks = min(most, blocks - first);
+        first_block = min(split * most, blocks), blocks = min(most, blocks - first_block);
     }
 };
 
@@ -107,14 +107,14 @@ template <typename V> struct ItemOf {
 
 enum { GROUPS = D_V / LINE_ELEMENTS /* of 64 columns */ };
 
-/* Partial results of a split of a tile, in global memory until join_splits.cuh joins them. Rows are fp16
- * times a power of two per 64 columns (HalfScale of device/half_rows.cuh). The maximum of an end is the row's
- * largest score. */
-struct Slot {
+/* The part of a split of a tile, in global memory until join_splits.cuh joins them. Rows are fp16 times a
+ * power of two per 64 columns (HalfScale of device/half_rows.cuh). The maximum of an end is the row's largest
+ * score. */
+struct Part {
     unsigned char units[UNITS][UNIT_BYTES]; /* as in shared memory */
-    float down[ROWS][GROUPS];               /* HalfScale::down */
+    float scale[ROWS][GROUPS];              /* HalfScale::down */
     part_end end[ROWS];
 };
-static_assert(sizeof(Slot) == PREFILL_SLOT_BYTES, "");
+static_assert(sizeof(Part) == PREFILL_SLOT_BYTES, "");
 
 } // namespace sparse_prefill

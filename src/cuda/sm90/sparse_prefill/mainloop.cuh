@@ -23,7 +23,7 @@
  *
  * At the end of a tile its rows are staged in the home units of the last block, and TMA stores them to `out`,
  * the first half while the products of the second still run. In a short call the tiles of the last round are
- * cut by keys into splits, whose rows go to slots; join_splits.cuh joins them (V::SPLITS).
+ * cut by keys into splits, whose parts go to the workspace; join_splits.cuh joins them (V::SPLITS).
  *
  * The limit on an H200 is power: with 128 heads the SMs run at 1.4 to 1.7 of 1.98 GHz.
  */
@@ -53,20 +53,20 @@ DEVICE void load_q_rope(uint32_t (&q)[4][4], const struct sparse_prefill_params 
 /* One side; Seesaw calls its hooks. */
 template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
     using Base = Seesaw<Side<V>, V, Shared, RowState>;
-    using Item = ItemOf<V>;
+    using Tile = WorkTile<V>;
     using Base::Base, Base::lane, Base::warp, Base::row, Base::follow_references, Base::order_wait;
     using Base::p, Base::shared, Base::smem, Base::side, Base::own, Base::others, Base::tiles_done;
     using Base::s, Base::left, Base::right, Base::weights, Base::q_rope, Base::state;
     using typename Base::Element;
 
-    int next_item;    /* the item after the current one */
+    int next_number;  /* of the work tile after the current one */
     bool keeps_units; /* results are still being read from the last block's units */
-    uint2 there;      /* Shared::there of the block */
+    uint2 valid;      /* Shared::valid of the block */
     struct {
-        float factor[2], over[2], lse[2]; /* of the thread's rows */
-    } ending;                             /* computed while their last products run */
+        float factor[2], excess[2], lse[2]; /* of the thread's rows */
+    } ending;                               /* computed while their last products run */
 
-    static DEVICE bool is_split(const Item &item) { return V::SPLITS && item.slot != WHOLE; }
+    static DEVICE bool is_split(const Tile &tile) { return V::SPLITS && tile.part != WHOLE; }
     static DEVICE bool is_first_warp() { return __all_sync(~0u, warp() == 0); }
 
     /* ---- Keys ------------------------------------------------------------------------------------ */
@@ -80,7 +80,7 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
      * writes keys through the generic proxy, as threads do, and wgmma reads them through the async proxy, so
      * a fence must stand between the wait and the product. The fence takes time, more so while products are
      * in flight: one fence serves all units that have arrived. */
-    DEVICE uint32_t see_units(int first_unit, int second_unit)
+    DEVICE uint32_t test_units(int first_unit, int second_unit)
     {
         const bool first = __all_sync(~0u, mbarrier_test(keys_full(smem, side, first_unit), own & 1)),
                    second = __all_sync(~0u, mbarrier_test(keys_full(smem, side, second_unit), own & 1));
@@ -88,16 +88,16 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         return (uint32_t)first | (uint32_t)second << 1;
     }
 
-    /* Computes S (+)= Q·Kᵀ over two units; `come`: result of see_units. */
-    DEVICE void score_units(int first_unit, int second_unit, bool add, uint32_t come)
+    /* Computes S (+)= Q·Kᵀ over two units; `arrived`: result of test_units. */
+    DEVICE void score_units(int first_unit, int second_unit, bool add, uint32_t arrived)
     {
-        if (!(come & 1)) {
+        if (!(arrived & 1)) {
             mbarrier_wait(keys_full(smem, side, first_unit), own & 1);
-            come = see_units(first_unit, second_unit);
+            arrived = test_units(first_unit, second_unit);
         }
         wgmma_fence(); /* the wait is a branch: without this ptxas adds a fence of its own */
         multiply_keys<Element>(s, smem, side, first_unit, add);
-        if (!(come & 2)) {
+        if (!(arrived & 2)) {
             mbarrier_wait(keys_full(smem, side, second_unit), own & 1);
             fence_async_shared();
         }
@@ -109,36 +109,36 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
     DEVICE void score_early(bool follows)
     {
         const int first_unit = first_of_home(side), second_unit = first_of_home(1 - side);
-        uint32_t come = 0;
+        uint32_t arrived = 0;
         hold(s);
         if constexpr (V::ROPE) {
             mbarrier_wait(barrier_at(SHARED_AT(smem, barriers.rope_full), side), own & 1);
-            come = see_units(first_unit, second_unit);
+            arrived = test_units(first_unit, second_unit);
             wgmma_fence();
             multiply_rope<Element>(s, q_rope, smem, side);
         }
         if (follows) order_wait();
-        score_units(first_unit, second_unit, V::ROPE, come);
+        score_units(first_unit, second_unit, V::ROPE, arrived);
     }
 
     /* Tests the other two units; called before products of the other side's block if these come between. */
-    DEVICE uint32_t see_late() { return see_units(second_of_home(side), second_of_home(1 - side)); }
+    DEVICE uint32_t see_late() { return test_units(second_of_home(side), second_of_home(1 - side)); }
 
-    DEVICE void score_late(uint32_t come)
+    DEVICE void score_late(uint32_t arrived)
     {
-        score_units(second_of_home(side), second_of_home(1 - side), true, come);
+        score_units(second_of_home(side), second_of_home(1 - side), true, arrived);
     }
 
     DEVICE void beside_scores(int k)
     {
-        if (side == 0 && k == 0 && keeps_units) give_back_units(1);
-        there = *(const uint2 *)shared.there[side];
+        if (side == 0 && k == 0 && keeps_units) release_units(1);
+        valid = *(const uint2 *)shared.valid[side];
     }
 
     /* Sets the scores of entries that name no key to -inf. */
-    DEVICE void mask(int, const Item &)
+    DEVICE void mask(int, const Tile &)
     {
-        const uint2 keys = there;
+        const uint2 keys = valid;
         if (__all_sync(~0u, (keys.x & keys.y) == ~0u)) return;
         const int q = lane() % 4, shift = 16 * (q / 2) + 2 * (q % 2);
         const uint32_t named[2] = {keys.x >> shift, keys.y >> shift};
@@ -154,7 +154,7 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         move_reference(state, to, left, right, first);
     }
 
-    /* Raises the references to the largest score seen, ignoring NaN, and makes the scores relative to them.
+    /* Moves the references to the largest score so far, ignoring NaN, and makes the scores relative to them.
      * `raw`: the scores are not yet scaled and relative to the old references. Above CAREFUL_REFERENCE a
      * reference is rounded coarsely, and scores are rounded alike before the subtraction: raw ones are
      * multiplied by the scale first, others get the old reference added back. */
@@ -181,19 +181,19 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
     {
         const bool raw = first | state.special;
         bool moves = raw;
-        int over[2] = {0, 0};
+        int excess[2] = {0, 0};
         if (!raw) {
 #pragma unroll
             for (int e = 0; e < 32; e++) s[e] = fmaf(s[e], p.call.scale_log2, -state.reference[e / 2 % 2]);
-            positive_maxima(s, over);
-            moves = __any_sync(~0u, max(over[0], over[1]) > __float_as_int(REFERENCE_SLACK));
+            positive_maxima(s, excess);
+            moves = __any_sync(~0u, max(excess[0], excess[1]) > __float_as_int(REFERENCE_SLACK));
         }
         if (moves) {
             move_references(first, raw);
-            over[0] = over[1] = 0;
+            excess[0] = excess[1] = 0;
         }
 #pragma unroll
-        for (int i = 0; i < 2; i++) state.over[i] = max(state.over[i], over[i]);
+        for (int i = 0; i < 2; i++) state.excess[i] = max(state.excess[i], excess[i]);
         return moves;
     }
 
@@ -210,102 +210,103 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
     /* ---- The end of a tile, or of a split ------------------------------------------------------------ */
 
     /* Multiplies the tile's last block, of either side; its units are then reused to stage the results. */
-    DEVICE void multiply_last(const Item &item)
+    DEVICE void multiply_last(const Tile &tile)
     {
-        const int owner = (item.blocks - 1) % 2;
+        const int owner = (tile.blocks - 1) % 2;
         const bool mine = __all_sync(~0u, owner == side);
-        /* The other side passes the turn before P arrives; this wait observes every phase of its barrier. */
+        /* The other side has issued its scores when its P arrives; this wait observes every phase of the
+         * barrier `scored`. */
         if (!mine) order_wait();
         mbarrier_wait(barrier_at(SHARED_AT(smem, barriers.p_full), owner), (mine ? own - 1 : others) & 1);
         if (!mine) follow_references(), others++;
-        multiply_home<Element>(left, right, smem, side, owner, item.blocks > 1);
-        end_products(item);
+        multiply_home<Element>(left, right, smem, side, owner, tile.blocks > 1);
+        finish_rows(tile);
     }
 
     /* Adds the sums of the two sides, each over its own blocks; both hold the same references by now. */
-    DEVICE void join_sides(float (&over)[2])
+    DEVICE void join_sides(float (&excess)[2])
     {
         float2(&ends)[2][ROWS] = shared.end[tiles_done % 2];
         const int barrier = SUMS_BARRIER + 2 * (int)(tiles_done % 2);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            state.sum[i] = quad_sum(state.sum[i]), over[i] = quad_max(__int_as_float(state.over[i]));
-            if (lane() % 4 == 0) ends[side][row() + 8 * i] = make_float2(state.sum[i], over[i]);
+            state.sum[i] = quad_sum(state.sum[i]), excess[i] = quad_max(__int_as_float(state.excess[i]));
+            if (lane() % 4 == 0) ends[side][row() + 8 * i] = make_float2(state.sum[i], excess[i]);
         }
         barrier_arrive(barrier + side, 2 * WARPGROUP_THREADS);
         barrier_sync(barrier + 1 - side, 2 * WARPGROUP_THREADS);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const float2 other = ends[1 - side][row() + 8 * i];
-            state.sum[i] += other.x, over[i] = fmaxf(over[i], other.y);
+            state.sum[i] += other.x, excess[i] = fmaxf(excess[i], other.y);
         }
     }
 
     /* Writes the rows of a unit's columns through the 64 lines at `at`; all warps' products have read the
      * keys there. */
-    DEVICE void send_unit(const float (&o)[64], const float (&factor)[2], const Item &item, int unit,
-                          uint32_t at)
+    DEVICE void store_unit(const float (&o)[64], const float (&factor)[2], const Tile &tile, int unit,
+                           uint32_t at)
     {
         const uint32_t lines = at + (uint32_t)(16 * warp()) * LINE_BYTES;
         barrier_sync(SIDE_BARRIER + side, WARPGROUP_THREADS); /* a warp waits only for its own products */
-        if (is_split(item)) {
-            float *down = &slot_of(p, item)->down[row()][2 * unit];
-            stage_half_group<0>(o, factor, down, lines);
-            stage_half_group<32>(o, factor, down + 1, lines + TILE_BYTES);
+        if (is_split(tile)) {
+            float *scales = &part_of(p, tile)->scale[row()][2 * unit];
+            stage_half_group<0>(o, factor, scales, lines);
+            stage_half_group<32>(o, factor, scales + 1, lines + TILE_BYTES);
         } else {
             stage_rows<Element>(o, factor, lines);
         }
         fence_async_shared();
         barrier_sync(SIDE_BARRIER + side, WARPGROUP_THREADS);
         if (is_first_warp() && elect_one()) {
-            if (is_split(item))
-                bulk_store(slot_of(p, item)->units[unit], at, UNIT_BYTES);
+            if (is_split(tile))
+                bulk_store(part_of(p, tile)->units[unit], at, UNIT_BYTES);
             else
-                tma_store_once(&p.results, at, {0, item.tile * ROWS, 2 * unit, item.token, 0});
+                tma_store_once(&p.results, at, {0, tile.head_tile * ROWS, 2 * unit, tile.token, 0});
             bulk_commit();
         }
         __syncwarp();
     }
 
     /* Side 0 stores the lse, side 1 max_logits. */
-    DEVICE void store_end(const Item &item, int i, float lse, float largest)
+    DEVICE void store_row_end(const Tile &tile, int i, float lse, float largest)
     {
-        const int my_row = row() + 8 * i, head = item.tile * ROWS + my_row;
-        if (is_split(item)) {
+        const int my_row = row() + 8 * i, head = tile.head_tile * ROWS + my_row;
+        if (is_split(tile)) {
             if (side == 0)
-                slot_of(p, item)->end[my_row] = end_above({state.reference[i], state.sum[i]}, largest);
+                part_of(p, tile)->end[my_row] = end_above({state.reference[i], state.sum[i]}, largest);
         } else if (head < p.call.h_q) {
-            if (side == 0) store_lse(p.call, item.token, head, lse);
-            if (side == 1) store_largest(p.call, item.token, head, largest);
+            if (side == 0) store_lse(p.call, tile.token, head, lse);
+            if (side == 1) store_largest(p.call, tile.token, head, largest);
         }
     }
 
     /* Computes the factors of the rows while the last products run. */
-    DEVICE void end_products(const Item &item)
+    DEVICE void finish_rows(const Tile &tile)
     {
-        const int head = item.tile * ROWS + row();
-        join_sides(ending.over);
+        const int head = tile.head_tile * ROWS + row();
+        join_sides(ending.excess);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             ending.lse[i] = row_lse(state.reference[i], state.sum[i]);
             ending.factor[i] =
                 row_factor(p.call, min(head + 8 * i, p.call.h_q - 1),
-                           is_split(item) ? -INFINITY /* no sink yet */ : ending.lse[i], state.sum[i]);
+                           is_split(tile) ? -INFINITY /* no sink yet */ : ending.lse[i], state.sum[i]);
         }
     }
 
     /* Writes the first unit's rows while the products of the second run. Where tiles are split both units
      * share one code path, since a short call executes it once. */
-    DEVICE void send_rows(const Item &item, uint32_t place)
+    DEVICE void store_rows(const Tile &tile, uint32_t staging)
     {
         const int unit = first_of_home(side);
         if constexpr (!V::SPLITS) {
             wgmma_wait<1>();
             hold(left);
-            send_unit(left, ending.factor, item, unit, place);
+            store_unit(left, ending.factor, tile, unit, staging);
             wgmma_wait<0>();
             hold(right);
-            return send_unit(right, ending.factor, item, unit + 1, place + UNIT_BYTES);
+            return store_unit(right, ending.factor, tile, unit + 1, staging + UNIT_BYTES);
         }
         wgmma_wait<0>();
         hold(left), hold(right);
@@ -314,31 +315,31 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
             float o[64];
 #pragma unroll
             for (int e = 0; e < 64; e++) o[e] = i ? right[e] : left[e];
-            send_unit(o, ending.factor, item, unit + i, place + (uint32_t)i * UNIT_BYTES);
+            store_unit(o, ending.factor, tile, unit + i, staging + (uint32_t)i * UNIT_BYTES);
         }
     }
 
-    /* Epilogue of an item: stages rows in the last block's units of these columns, which only this side has
-     * read, and stores them from there by TMA. */
-    DEVICE void end_item(const Item &item)
+    /* Epilogue of a work tile: stages rows in the last block's units of these columns, which only this side
+     * has read, and stores them from there by TMA. */
+    DEVICE void epilogue(const Tile &tile)
     {
-        const int owner = (item.blocks - 1) % 2;
-        load_next_rope(next_item);
-        send_rows(item, unit_at(smem, owner, first_of_home(side)));
+        const int owner = (tile.blocks - 1) % 2;
+        load_next_rope(next_number);
+        store_rows(tile, unit_at(smem, owner, first_of_home(side)));
         if (lane() % 4 == 0)
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                store_end(item, i, ending.lse[i], row_largest(state.reference[i], ending.over[i]));
+                store_row_end(tile, i, ending.lse[i], row_largest(state.reference[i], ending.excess[i]));
         keeps_units = side == 0 && owner == 1;
-        if (!keeps_units) give_back_units(owner);
+        if (!keeps_units) release_units(owner);
     }
 
-    /* Releases the units of `slot` once TMA has read the results from them. The thread that issued the stores
-     * arrives for all warps. Side 0 scores the next item's first block before it waits here, if that block
-     * uses the other slot. */
-    DEVICE void give_back_units(int slot)
+    /* Releases the units of `stage` once TMA has read the results from them. The thread that issued the
+     * stores arrives for all warps. Side 0 scores the next tile's first block before it waits here, if that
+     * block uses the other stage. */
+    DEVICE void release_units(int stage)
     {
-        const int first = slot * UNITS + 2 * side;
+        const int first = stage * UNITS + 2 * side;
         keeps_units = false;
         if (is_first_warp() && elect_one()) {
             bulk_wait_read<1>();
@@ -349,29 +350,29 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         __syncwarp();
     }
 
-    DEVICE void load_next_rope(int item)
+    DEVICE void load_next_rope(int number)
     {
-        if (!V::ROPE || item >= p.items) return;
-        const Item next(p, item);
-        load_q_rope(q_rope, p.call, next.token, next.tile * ROWS + row());
+        if (!V::ROPE || number >= p.items) return;
+        const Tile next(p, number);
+        load_q_rope(q_rope, p.call, next.token, next.head_tile * ROWS + row());
     }
 
-    DEVICE void run_tile(const Item &item, int next)
+    DEVICE void run_tile(const Tile &tile, int next)
     {
-        if (item.blocks == 0) {
-            if (is_split(item))
-                store_empty_slot(slot_of(p, item));
+        if (tile.blocks == 0) {
+            if (is_split(tile))
+                store_empty_part(part_of(p, tile));
             else
-                store_empty(p.call, item);
+                store_empty(p.call, tile);
             load_next_rope(next);
             return;
         }
         state = {{LEAST_REFERENCE, LEAST_REFERENCE}, {0.0f, 0.0f}, {0, 0}, false};
-        next_item = next;
-        if (is_short(p) && side == 1 && is_first_warp()) ask_for_queries(p, smem, item);
-        this->run_blocks(item);
-        multiply_last(item);
-        end_item(item);
+        next_number = next;
+        if (is_short(p) && side == 1 && is_first_warp()) issue_queries(p, smem, tile);
+        this->run_blocks(tile);
+        multiply_last(tile);
+        epilogue(tile);
         tiles_done++;
     }
 
@@ -380,8 +381,8 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         const int step = (int)gridDim.x;
         keeps_units = false;
         load_next_rope((int)blockIdx.x);
-        for (int i = (int)blockIdx.x; i < p.items; i += step) run_tile(Item(p, i), i + step);
-        if (keeps_units) give_back_units(1);
+        for (int i = (int)blockIdx.x; i < p.items; i += step) run_tile(Tile(p, i), i + step);
+        if (keeps_units) release_units(1);
     }
 };
 

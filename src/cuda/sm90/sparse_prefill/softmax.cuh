@@ -15,7 +15,7 @@ namespace sparse_prefill {
 struct RowState {
     float reference[2]; /* LEAST_REFERENCE before the row's first key */
     float sum[2];       /* over this thread's share of the side's blocks */
-    int over[2];        /* float bits of the largest score minus the reference; 0 if not above it */
+    int excess[2];      /* float bits of the largest score minus the reference; 0 if not above it */
     bool special; /* some row of the warp saw no key yet, or its reference is beyond CAREFUL_REFERENCE */
 };
 
@@ -28,8 +28,8 @@ DEVICE void move_reference(RowState &state, const float (&to)[2], float (&left)[
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         factor[i] = exp2_approx(state.reference[i] - to[i]);
-        const float over = __int_as_float(state.over[i]) + (state.reference[i] - to[i]);
-        state.over[i] = __float_as_int(fmaxf(over, 0.0f));
+        const float excess = __int_as_float(state.excess[i]) + (state.reference[i] - to[i]);
+        state.excess[i] = __float_as_int(fmaxf(excess, 0.0f));
         state.reference[i] = to[i], state.sum[i] *= factor[i];
     }
     state.special = __any_sync(~0u, fmaxf(fabsf(to[0]), fabsf(to[1])) > CAREFUL_REFERENCE);
