@@ -49,9 +49,11 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
         float4 lse[ROW_STEPS], delta[Layout::DELTA_EARLY];
     };
 
-    DEVICE void arrive(int barriers, int at = 0) const
+    /* Releases a stage to its producer: the leader arrives for the whole warpgroup. `empty`: the first of the
+     * empty barriers. */
+    DEVICE void consumer_release(int empty, int stage = 0) const
     {
-        mbarrier_arrive_if(threadIdx.x % WARPGROUP_THREADS == 0, l.barrier(barriers, at));
+        mbarrier_arrive_if(threadIdx.x % WARPGROUP_THREADS == 0, l.barrier(empty, stage));
     }
 
     /* Waits for tile `n` and loads its lse. Loads wait behind wgmma that this warp has issued, so they are
@@ -104,7 +106,8 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
 
     DEVICE void release_rows(uint32_t n) const
     {
-        arrive(Layout::DO_EMPTY, dout_stage(n)), arrive(Layout::Q_EMPTY, q_stage(n));
+        consumer_release(Layout::DO_EMPTY, dout_stage(n));
+        consumer_release(Layout::Q_EMPTY, q_stage(n));
     }
 
     /* Processes the tiles of rows of the work tile at `work`. */
@@ -155,7 +158,7 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
     DEVICE void store_dq(float (&dq)[Layout::DQ_VALUES], uint32_t n, int row_tile, uint32_t order) const
     {
         hold(dq);
-        arrive(Layout::DS_EMPTY, ds_stage(n));
+        consumer_release(Layout::DS_EMPTY, ds_stage(n));
         dq_producer().store(n, row_tile, order, dq);
     }
 
@@ -189,10 +192,10 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
             process_tile(tile, dk, dv, keys, t.diagonal, false);
             wgmma_wait<1>();
             hold(dv);
-            arrive(Layout::DO_EMPTY, dout_stage(n));
+            consumer_release(Layout::DO_EMPTY, dout_stage(n));
             wgmma_wait<0>();
             hold(dk);
-            arrive(Layout::Q_EMPTY, q_stage(n));
+            consumer_release(Layout::Q_EMPTY, q_stage(n));
             if (previous >= 0 && computes_dq(n - 1)) compute_dq(n - 1, previous, order);
             previous = t.index, order = dq_order(p, t, work);
             n++;
@@ -217,14 +220,16 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
             this->issue_scores(tile.s, n);
             wgmma_wait<1>();
             hold(dk);
-            if (previous >= 0)
-                arrive(Layout::Q_EMPTY, q_stage(n - 1)), arrive(Layout::DS_EMPTY, ds_stage(n - 1));
+            if (previous >= 0) {
+                consumer_release(Layout::Q_EMPTY, q_stage(n - 1));
+                consumer_release(Layout::DS_EMPTY, ds_stage(n - 1));
+            }
             wgmma_wait<0>();
             hold(tile.s);
             process_tile(tile, dk, dv, keys, t.diagonal, false);
             wgmma_wait<0>();
             hold(dv);
-            arrive(Layout::DO_EMPTY, dout_stage(n));
+            consumer_release(Layout::DO_EMPTY, dout_stage(n));
             /* The first tile has no predecessor: the dQ computed here is discarded. */
             if (previous >= 0) wait_for_ds(1 - group, n - 1);
             hold(dk);
@@ -241,7 +246,8 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
         }
         wgmma_wait<0>();
         hold(dk);
-        arrive(Layout::Q_EMPTY, q_stage(n - 1)), arrive(Layout::DS_EMPTY, ds_stage(n - 1));
+        consumer_release(Layout::Q_EMPTY, q_stage(n - 1));
+        consumer_release(Layout::DS_EMPTY, ds_stage(n - 1));
         compute_dq(n - 1, previous, order);
     }
 
@@ -268,7 +274,7 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
                 mainloop_with_alternate_dq(l.work(work_stage.index), dk, dv);
             else
                 mainloop_with_half_dq(l.work(work_stage.index), dk, dv);
-            arrive(Layout::KEYS_EMPTY);
+            consumer_release(Layout::KEYS_EMPTY);
         }
         const WorkKeys work = load_work_keys(l.work(work_stage.index));
         __syncwarp();

@@ -61,10 +61,23 @@ template <typename Element, typename Layout> struct Consumer {
             barrier_arrive(FIRST_ORDER + (group + 1) % Layout::CONSUMERS, 2 * WARPGROUP_THREADS);
     }
 
-    /* The leader arrives at the barrier, for the whole warpgroup. */
-    DEVICE void arrive(int barriers, int index, bool arrives = true) const
+    /* Waits until the next stage of a ring is full. `full`: the ring's first full barrier. */
+    template <int N> DEVICE void consumer_wait(int full, const Ring<N> &ring) const
     {
-        mbarrier_arrive_if(is_leader() && arrives, l.barrier(barriers, index));
+        mbarrier_wait(l.barrier(full, ring.index), ring.parity);
+    }
+
+    /* Returns whether the next stage is full. Called by a whole warp. */
+    template <int N> DEVICE bool consumer_test(int full, const Ring<N> &ring) const
+    {
+        return __all_sync(~0u, mbarrier_test(l.barrier(full, ring.index), ring.parity));
+    }
+
+    /* Releases a stage to its producer: the leader arrives for the whole warpgroup. `empty`: the ring's first
+     * empty barrier. */
+    DEVICE void consumer_release(int empty, int stage, bool releases = true) const
+    {
+        mbarrier_arrive_if(is_leader() && releases, l.barrier(empty, stage));
     }
 
     /* ---- Products -------------------------------------------------------------------------------- */
@@ -99,7 +112,7 @@ template <typename Element, typename Layout> struct Consumer {
     {
         const int first = keys - n * KEYS, rest = KEYS - first;
         if (rest <= 0) return;
-        mbarrier_wait(l.barrier(Layout::V_FULL, stage.index), stage.parity);
+        consumer_wait(Layout::V_FULL, stage);
 #pragma unroll 1
         for (int i = (int)fresh_thread() - WARPGROUP_THREADS; i < rest * Layout::V_TILES * 8;
              i += Layout::CONSUMERS * WARPGROUP_THREADS) {
@@ -161,7 +174,7 @@ template <typename Element, typename Layout> struct Consumer {
      * that the values are uniform in a warp. */
     DEVICE bool begin_tile()
     {
-        mbarrier_wait(l.barrier(Layout::TILE_FULL, tile_stage.index), tile_stage.parity);
+        consumer_wait(Layout::TILE_FULL, tile_stage);
         const uint32_t rows = load_shared_4(l.tile(tile_stage.index) + offsetof(WorkTile, q.rows));
         const TileKeys t = load_tile_keys(l.tile(tile_stage.index));
         keys = __shfl_sync(~0u, t.keys, 0), visible = __shfl_sync(~0u, t.visible, 0),
@@ -175,11 +188,11 @@ template <typename Element, typename Layout> struct Consumer {
     {
         order_wait();
         order_arrive();
-        mbarrier_wait(l.barrier(Layout::K_FULL, k_stage.index), k_stage.parity);
-        arrive(Layout::K_EMPTY, k_stage.index);
+        consumer_wait(Layout::K_FULL, k_stage);
+        consumer_release(Layout::K_EMPTY, k_stage.index);
         clear_tail(k_stage);
-        mbarrier_wait(l.barrier(Layout::V_FULL, k_stage.index), k_stage.parity);
-        arrive(Layout::V_EMPTY, k_stage.index);
+        consumer_wait(Layout::V_FULL, k_stage);
+        consumer_release(Layout::V_EMPTY, k_stage.index);
         k_stage.advance();
         n--;
     }
@@ -197,17 +210,11 @@ template <typename Element, typename Layout> struct Consumer {
 
     DEVICE void skip_tile()
     {
-        mbarrier_wait(l.barrier(Layout::Q_FULL, q_stage.index), q_stage.parity);
-        arrive(Layout::Q_EMPTY, q_stage.index);
+        consumer_wait(Layout::Q_FULL, q_stage);
+        consumer_release(Layout::Q_EMPTY, q_stage.index);
         while (n >= 0) skip_block();
         if (threadIdx.x % 32 == 0) mbarrier_arrive(l.barrier(Layout::TILE_EMPTY, tile_stage.index));
         q_stage.advance(), tile_stage.advance();
-    }
-
-    /* Returns whether the next stage of the ring is full. Called by a whole warp. */
-    template <int N> DEVICE bool is_full(int barriers, const Ring<N> &ring) const
-    {
-        return __all_sync(~0u, mbarrier_test(l.barrier(barriers, ring.index), ring.parity));
     }
 
     /* Prologue of the mainloop: computes the weights of a tile's first block and clears O, where no values of
@@ -219,15 +226,16 @@ template <typename Element, typename Layout> struct Consumer {
         float rescale[2]; /* unused: nothing is summed yet */
         skip_masked();
         v_stage = k_stage;
-        mbarrier_wait(l.barrier(Layout::Q_FULL, q_stage.index), q_stage.parity);
-        mbarrier_wait(l.barrier(Layout::K_FULL, k_stage.index), k_stage.parity);
+        consumer_wait(Layout::Q_FULL, q_stage);
+        consumer_wait(Layout::K_FULL, k_stage);
         order_wait();
         wgmma_fence();
         issue_scores(s);
         order_arrive();
         wgmma_wait<0>();
         hold(s);
-        arrive(Layout::K_EMPTY, k_stage.index), arrive(Layout::Q_EMPTY, q_stage.index, n == 0);
+        consumer_release(Layout::K_EMPTY, k_stage.index);
+        consumer_release(Layout::Q_EMPTY, q_stage.index, n == 0);
         k_stage.advance();
         mask_block(s, r, has_unseen);
         softmax_block_with_care(s, both, r, rescale, w);
@@ -236,9 +244,9 @@ template <typename Element, typename Layout> struct Consumer {
         for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
     }
 
-    /* Computes the weights of block n while the values in stage `used` are still being added; on return they
+    /* Computes the weights of block n while the values in `used_stage` are still being added; on return they
      * have been added. `is_new_tile`: those values belong to the previous tile, and O is not rescaled. */
-    DEVICE void softmax_block(float (&s)[KEYS / 2], RowState &r, int used, bool is_new_tile,
+    DEVICE void softmax_block(float (&s)[KEYS / 2], RowState &r, int used_stage, bool is_new_tile,
                               uint32_t (&w)[KEY_STEPS][4], float (&o)[D_V / 2], bool &k_full, bool &v_full)
     {
         float reference[2], sum[2] = {0.0f, 0.0f}, early[Layout::EARLY_WEIGHTS];
@@ -249,12 +257,11 @@ template <typename Element, typename Layout> struct Consumer {
         /* ptxas moves nothing across these, so the exponentials are computed before the wait for the
          * values. */
         if constexpr (Layout::TESTS_EARLY)
-            k_full = is_full(Layout::K_FULL, k_stage), v_full = is_full(Layout::V_FULL, v_stage);
+            k_full = consumer_test(Layout::K_FULL, k_stage), v_full = consumer_test(Layout::V_FULL, v_stage);
         else
-            mbarrier_wait(l.barrier(Layout::TILE_FULL, tile_stage.index),
-                          tile_stage.parity); /* already complete */
+            consumer_wait(Layout::TILE_FULL, tile_stage); /* already complete */
         wgmma_wait<0>();
-        arrive(Layout::V_EMPTY, used);
+        consumer_release(Layout::V_EMPTY, used_stage);
 #pragma unroll
         for (int i = 0; i < Layout::EARLY_WEIGHTS; i += 2)
             w[i / 8][i / 2 % 4] = Element::pack(early[i], early[i + 1]);
@@ -303,49 +310,50 @@ template <typename Element, typename Layout> struct Consumer {
                 if (!begin_tile() || !has_rows) break;
                 skipped = skip_masked();
                 if (skipped) k_full = false;
-                mbarrier_wait(l.barrier(Layout::Q_FULL, q_stage.index), q_stage.parity);
+                consumer_wait(Layout::Q_FULL, q_stage);
             } else {
                 n--;
             }
-            if (!k_full) mbarrier_wait(l.barrier(Layout::K_FULL, k_stage.index), k_stage.parity);
+            if (!k_full) consumer_wait(Layout::K_FULL, k_stage);
             order_wait();
             wgmma_fence();
             issue_scores(s);
-            if (is_pending) {
+            if (is_pending) { /* writing takes long: the next consumer goes first */
                 order_arrive();
                 store_rows<Element>(p, l, pending_stage, factor, o);
             }
-            if (is_new_tile) {
+            if (is_new_tile) { /* the finished tile's sums are complete; its O lacks the last block */
                 finish_rows(p, l, finished_stage, r, factor);
                 pending_stage = finished_stage, r = initial_row_state(), has_unseen = true;
             }
-            if (!v_full) mbarrier_wait(l.barrier(Layout::V_FULL, v_stage.index), v_stage.parity);
+            if (!v_full) consumer_wait(Layout::V_FULL, v_stage);
             hold(o);
             wgmma_fence();
             issue_values(o, w);
             if (!is_pending) order_arrive();
             wgmma_wait<1>(); /* S is complete; O += P V runs on */
             hold(s);
-            arrive(Layout::K_EMPTY, k_stage.index), arrive(Layout::Q_EMPTY, q_stage.index, n == 0);
+            consumer_release(Layout::K_EMPTY, k_stage.index);
+            consumer_release(Layout::Q_EMPTY, q_stage.index, n == 0);
             k_stage.advance();
-            const int used = v_stage.index;
+            const int used_stage = v_stage.index;
             v_stage.advance();
 #pragma unroll 1
             for (; skipped; skipped--) v_stage.advance();
             if (has_unseen || min(keys, visible) < (n + 1) * KEYS) mask_block(s, r, has_unseen);
-            softmax_block(s, r, used, is_new_tile, w, o, k_full, v_full);
+            softmax_block(s, r, used_stage, is_new_tile, w, o, k_full, v_full);
             clear_tail(v_stage);
             is_pending = is_new_tile;
         }
         if (is_pending) /* the last tile has a single block */
             store_rows<Element>(p, l, pending_stage, factor, o);
-        mbarrier_wait(l.barrier(Layout::V_FULL, v_stage.index), v_stage.parity);
+        consumer_wait(Layout::V_FULL, v_stage);
         wgmma_fence();
         hold(o);
         issue_values(o, w);
         wgmma_wait<0>();
         hold(o);
-        arrive(Layout::V_EMPTY, v_stage.index);
+        consumer_release(Layout::V_EMPTY, v_stage.index);
         finish_rows(p, l, finished_stage, r, factor);
         store_rows<Element>(p, l, finished_stage, factor, o);
         return n >= 0;
