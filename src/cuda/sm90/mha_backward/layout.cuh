@@ -114,7 +114,7 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
         DO_EMPTY = DO_FULL + DO_STAGES,
         DS_FULL = DO_EMPTY + DO_STAGES, /* two per consumer */
         DS_EMPTY = DS_FULL + 2 * CONSUMERS,
-        DQ_FULL = DS_EMPTY + 2, /* two buffers; one per producer where there are two */
+        DQ_FULL = DS_EMPTY + 2, /* two stages; one per producer where there are two */
         DQ_EMPTY = DQ_FULL + 2,
         WORK_FULL = DQ_EMPTY + 2,
         WORK_EMPTY = WORK_FULL + WORK_STAGES,

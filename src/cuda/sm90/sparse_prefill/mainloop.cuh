@@ -23,7 +23,7 @@
  *
  * At the end of a tile its rows are staged in the home units of the last block, and TMA stores them to `out`,
  * the first half while the products of the second still run. In a short call the tiles of the last round are
- * cut by keys into splits, whose parts go to the workspace; join_splits.cuh joins them (V::SPLITS).
+ * divided by keys into splits, whose parts go to the workspace; join_splits.cuh joins them (V::SPLITS).
  *
  * The limit on an H200 is power: with 128 heads the SMs run at 1.4 to 1.7 of 1.98 GHz.
  */

@@ -14,7 +14,7 @@ namespace sparse_prefill {
 /* Softmax state of a thread's two rows. */
 struct RowState {
     float reference[2]; /* LEAST_REFERENCE before the row's first key */
-    float sum[2];       /* over this thread's share of the side's blocks */
+    float sum[2];       /* over this thread's keys of the side's blocks */
     int excess[2];      /* float bits of the largest score minus the reference; 0 if not above it */
     bool special; /* some row of the warp saw no key yet, or its reference is beyond CAREFUL_REFERENCE */
 };

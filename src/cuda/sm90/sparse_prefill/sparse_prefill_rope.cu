@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Sparse prefill over FP8 pages: the kernel of sparse decode, which also returns the largest scores. Its CTAs
- * are persistent and take tokens in turns; with few tokens each CTA takes a part of a token's list.
+ * are persistent and take token after token; with few tokens each CTA takes a split of a token's list.
  */
 #include "sparse_prefill_fp8.cuh"
 
