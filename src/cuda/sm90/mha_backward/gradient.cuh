@@ -95,6 +95,7 @@ template <typename Element> DEVICE void product_of_columns(float (&d)[48], uint6
 
 /* ---- A consumer ----------------------------------------------------------------------------------- */
 
+/* What a consumer computes of a tile of rows, but dQ: S, P, dP, dS, and its additions to dV and dK. */
 template <typename Element, typename Layout> struct Gradient {
     static constexpr int ROWS = Layout::ROWS, KEYS = Layout::KEYS, D_QK = Layout::D_QK, D_V = Layout::D_V;
     static constexpr int SCORES = ROWS / 2, ROW_STEPS = ROWS / 16; /* values per thread; steps of 16 rows */

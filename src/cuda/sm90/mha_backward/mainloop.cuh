@@ -110,7 +110,8 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
         consumer_release(Layout::Q_EMPTY, q_stage(n));
     }
 
-    /* Processes the tiles of rows of the work tile at `work`. */
+    /* Processes the tiles of rows of the work tile at `work`, as do the other two mainloops. dV and dK of a
+     * tile run on until S of the next one is complete. */
     DEVICE void mainloop_with_dq_warpgroup(uint32_t work, float (&dk)[D_QK / 2], float (&dv)[D_V / 2])
     {
         Fragments tile;
@@ -174,6 +175,7 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
         store_dq(dq, n, row_tile, order);
     }
 
+    /* The consumers compute dQ of alternate tiles, one tile later. */
     DEVICE void mainloop_with_alternate_dq(uint32_t work, float (&dk)[D_QK / 2], float (&dv)[D_V / 2])
     {
         Fragments tile;
@@ -204,7 +206,8 @@ template <typename Element, typename Layout> struct Consumer : Gradient<Element,
         if (computes_dq(n - 1)) compute_dq(n - 1, previous, order);
     }
 
-    /* dK reads dS from shared memory. It is issued after dQ, and dQ is stored while dK runs. */
+    /* Both consumers compute half of dQ, one tile later. dK reads dS from shared memory. It is issued after
+     * dQ, and dQ is stored while dK runs. */
     DEVICE void mainloop_with_half_dq(uint32_t work, float (&dk)[D_QK / 2], float (&dv)[D_V / 2])
     {
         Fragments tile;
