@@ -38,7 +38,7 @@
  *
  * The limit is the scores: one warp per scheduler computes them, in some 1000 instructions a block.
  *
- * Sparse prefill over FP8 pages is this kernel too (F::PREFILL): ../sparse_prefill/sparse_prefill_fp8.cuh.
+ * Sparse prefill over FP8 pages is this kernel too (F::PREFILL): ../sparse_prefill/sparse_prefill_rope.cu.
  */
 #pragma once
 
