@@ -8,6 +8,7 @@
 
 #include "launch.h"
 #include "params.h"
+#include "variants.h"
 
 #include "../problem.h"
 
@@ -39,9 +40,6 @@ enum cuda_schedule {
 /* Stands for all byte formats in the key of a kernel that takes them all; in sparse operations also for two
  * caches of different formats. */
 #define CUDA_BYTES KV_FP8_656
-
-/* Variants of Hopper's dense decode over bytes, by rows of a tile. */
-enum { DENSE_DECODE_FP8_64 = 0, DENSE_DECODE_FP8_32 = 4, DENSE_DECODE_FP8_16 = 8 };
 
 /* The key of a kernel; fields that do not distinguish kernels of a schedule are 0. */
 struct cuda_key {

@@ -14,7 +14,8 @@
 
 static bool has_hoppers(const struct cuda_device *device)
 {
-    const struct cuda_key small = {CUDA_SM90_SPARSE_DECODE_SMALL, ELEMENT_BF16, KV_FP8_656, 0};
+    const struct cuda_key small = {CUDA_SM90_SPARSE_DECODE_SMALL, ELEMENT_BF16, KV_FP8_656,
+                                   SM90_SPARSE_DECODE_BYTES};
     return device->capability == 90 && cuda_can_have(device, cuda_kernel_of(small));
 }
 

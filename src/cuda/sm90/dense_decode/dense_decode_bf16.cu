@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "dense_decode.cuh"
 
-/* Arguments: element, d_qk, whether several tiles of rows read the same keys, whether CTAs join their
- * results themselves. */
-DENSE_DECODE_KERNEL(sm90_dense_decode_bf16_576, Bf16, 576, false, false)
-DENSE_DECODE_KERNEL(sm90_dense_decode_bf16_576_shared, Bf16, 576, true, false)
-DENSE_DECODE_KERNEL(sm90_dense_decode_bf16_512, Bf16, 512, false, false)
-DENSE_DECODE_KERNEL(sm90_dense_decode_bf16_512_shared, Bf16, 512, true, false)
-DENSE_DECODE_KERNEL(sm90_dense_decode_bf16_576_together, Bf16, 576, false, true)
-DENSE_DECODE_KERNEL(sm90_dense_decode_bf16_576_shared_together, Bf16, 576, true, true)
-DENSE_DECODE_KERNEL(sm90_dense_decode_bf16_512_together, Bf16, 512, false, true)
-DENSE_DECODE_KERNEL(sm90_dense_decode_bf16_512_shared_together, Bf16, 512, true, true)
+#include "../../variants.h"
+
+#define VARIANT(variant, d_qk, shared_keys, join_in_kernel)                                                  \
+    DENSE_DECODE_KERNEL(sm90_dense_decode_bf16_##variant, Bf16, d_qk, shared_keys, join_in_kernel)
+SM90_DENSE_DECODE_VARIANTS(VARIANT)

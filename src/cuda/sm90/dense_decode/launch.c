@@ -46,9 +46,19 @@ struct dense_decode_sm90_params sm90_dense_decode_params(const struct attention_
     return params;
 }
 
+static int variant_of(int64_t d_qk, bool shared_keys, bool join_in_kernel)
+{
+#define VARIANT(variant, d, shared, join)                                                                    \
+    if (d_qk == (d) && shared_keys == (shared) && join_in_kernel == (join))                                  \
+        return SM90_DENSE_DECODE_##variant;
+    SM90_DENSE_DECODE_VARIANTS(VARIANT)
+#undef VARIANT
+    return 0; /* every kind has one */
+}
+
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
-    const bool shared = p->s_q * (p->h_q / p->h_kv) > SM90_DENSE_DECODE_ROWS;
+    const bool shared_keys = p->s_q * (p->h_q / p->h_kv) > SM90_DENSE_DECODE_ROWS;
     w->flags = LAUNCH_OVERLAP;
     const fmla_status status = cuda_dense_prepare(p, SM90_DENSE_DECODE_ROWS, w);
     if (status) return status;
@@ -56,7 +66,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
     if (p->b && !(p->causal && p->s_q > 1)) sm90_dense_decode_join_in_kernel(p, w);
     w->kernel =
         cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE, .element = p->element,
-                                         .variant = 4 * w->joins_itself + 2 * (p->d_qk > p->d_v) + shared});
+                                         .variant = variant_of(p->d_qk, shared_keys, w->joins_itself)});
     return FMLA_OK;
 }
 

@@ -6,6 +6,19 @@
 
 #include "../dense_decode/launch.h"
 
+static int variant_of(bool converted, int32_t rows_of_tile, bool join_in_kernel)
+{
+#define VARIANT(products, variant, rows, join)                                                               \
+    if (rows_of_tile == (rows) && join_in_kernel == (join)) return SM90_DENSE_DECODE_##products##_##variant;
+    if (converted) {
+        SM90_DENSE_DECODE_FP8_VARIANTS(VARIANT, CONVERTED)
+    } else {
+        SM90_DENSE_DECODE_FP8_VARIANTS(VARIANT, CODES)
+    }
+#undef VARIANT
+    return 0; /* every kind has one */
+}
+
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
     int32_t rows = sm90_dense_decode_fp8_rows(p);
@@ -20,12 +33,9 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
         w->num_partitions = w->device->sms / (int32_t)w->tiles;
     }
     w->rows = rows;
-    const int of_rows = rows == 64   ? DENSE_DECODE_FP8_64
-                        : rows == 32 ? DENSE_DECODE_FP8_32
-                                     : DENSE_DECODE_FP8_16;
     const bool converted = p->products == FMLA_PRODUCTS_BF16;
     w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE_FP8, ELEMENT_BF16, p->format,
-                                                 .variant = of_rows + converted + 2 * w->joins_itself});
+                                                 .variant = variant_of(converted, rows, w->joins_itself)});
     return FMLA_OK;
 }
 

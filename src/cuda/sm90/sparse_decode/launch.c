@@ -18,19 +18,23 @@ static const char *refuses(const struct attention_problem *p, const char **argum
     return why ? why : sm90_sparse_decode_refuses(p, argument);
 }
 
+static bool has_rows(const struct attention_problem *p) /* of the queries' type */
+{
+    return p->format == KV_BF16 || p->format == KV_FP16;
+}
+
 /* Returns the keys of a split, or 0 for a call by a plan, which balances lengths. If the caller names a
  * number of partitions it is followed, unless it is the default, or the rows of a plan by the default. */
 static int32_t split_keys_of(const struct attention_problem *p, const struct sm90_sparse_shape *shape,
                              int heads)
 {
-    const bool rows = p->format == KV_BF16 || p->format == KV_FP16;
     const int32_t partitions = sm90_sparse_decode_partitions(shape);
     if (p->num_partitions && p->num_partitions != partitions &&
         p->num_partitions != sm90_sparse_decode_rows(shape))
         return 0;
     const int64_t keys = sm90_sparse_decode_split_keys(shape, heads);
     if (!keys) return 0;
-    if (shape->lengths && (rows || keys > SM90_SPARSE_DECODE_FEW_KEYS)) return 0;
+    if (shape->lengths && (has_rows(p) || keys > SM90_SPARSE_DECODE_FEW_KEYS)) return 0;
     /* The workspace, the same for all kernels, has two slots per partition if there are several
      * partitions, so there are no more splits than that. If it has fewer slots than requests, each request
      * is one split, which needs none. */
@@ -39,15 +43,19 @@ static int32_t split_keys_of(const struct attention_problem *p, const struct sm9
     return (int32_t)(keys > least_keys ? keys : least_keys);
 }
 
-/* Variants of the kernels over FP8 and FP4 caches. */
-enum { JOIN_IN_KERNEL = 2, SOME_FP4 = 4 };
+static int variant_of(const struct attention_problem *p, bool some_fp4, bool join_in_kernel)
+{
+    if (has_rows(p)) return p->d_qk > p->d_v ? SM90_SPARSE_DECODE_ROWS_576 : SM90_SPARSE_DECODE_ROWS_512;
+    if (some_fp4) return join_in_kernel ? SM90_SPARSE_DECODE_FP4_TOGETHER : SM90_SPARSE_DECODE_FP4;
+    return join_in_kernel ? SM90_SPARSE_DECODE_BYTES_TOGETHER : SM90_SPARSE_DECODE_BYTES;
+}
 
-static struct cuda_kernel *kernel_of(const struct attention_problem *p, int heads, int variant)
+static struct cuda_kernel *kernel_of(const struct attention_problem *p, int heads, bool join_in_kernel)
 {
     const struct sm90_sparse_formats formats = sm90_sparse_decode_formats(p);
     return cuda_kernel_of(
         (struct cuda_key){heads == SMALL ? CUDA_SM90_SPARSE_DECODE_SMALL : CUDA_SM90_SPARSE_DECODE,
-                          p->element, formats.format, variant + (formats.some_fp4 ? SOME_FP4 : 0)});
+                          p->element, formats.format, variant_of(p, formats.some_fp4, join_in_kernel)});
 }
 
 /* If all CTAs run at the same time, those that have the parts of a tile join them. */
@@ -59,22 +67,21 @@ static void join_in_kernel(const struct attention_problem *p, int heads, struct 
                       cuda_blocks(p, w) <= of_sm * w->device->sms;
     if (!w->joins_itself) return;
     w->flags |= LAUNCH_TOGETHER;
-    w->kernel = kernel_of(p, heads, JOIN_IN_KERNEL);
+    w->kernel = kernel_of(p, heads, true);
 }
 
 static fmla_status prepare_tiles(const struct attention_problem *p, int heads, struct cuda_work *w)
 {
     const struct sm90_sparse_shape shape = sm90_sparse_shape_of(p, w->device->sms);
-    const bool rows = p->format == KV_BF16 || p->format == KV_FP16; /* of the queries' type */
     fmla_status status = cuda_sparse_prepare(p, tiles_of(p, heads), w);
-    w->kernel = kernel_of(p, heads, rows && p->d_qk > p->d_v);
+    w->kernel = kernel_of(p, heads, false);
     w->flags = LAUNCH_OVERLAP, w->slots_in_halves = true;
     if (status || w->split_keys || p->bound) return status;
     const size_t bytes = w->bytes; /* with a plan, which other kernels of the device would use */
     w->split_keys = split_keys_of(p, &shape, heads);
     w->splits_at_once = true;
     if (w->split_keys) status = cuda_lay_out(p, w);
-    if (w->split_keys && !rows) join_in_kernel(p, heads, w);
+    if (w->split_keys && !has_rows(p)) join_in_kernel(p, heads, w);
     w->bytes = bytes;
     return status;
 }
@@ -93,8 +100,8 @@ static fmla_status prepare_small(const struct attention_problem *p, struct cuda_
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
     const struct sm90_sparse_shape shape = sm90_sparse_shape_of(p, w->device->sms);
-    const bool rows = p->format == KV_BF16 || p->format == KV_FP16;
-    const bool small = !rows && sm90_sparse_decode_is_small(&shape, p->splitting == SPLIT_BATCH_INVARIANT);
+    const bool small =
+        !has_rows(p) && sm90_sparse_decode_is_small(&shape, p->splitting == SPLIT_BATCH_INVARIANT);
     return prepare_tiles(p, small ? SMALL : LARGE, w);
 }
 

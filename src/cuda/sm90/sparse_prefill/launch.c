@@ -22,6 +22,12 @@ static fmla_status launch_join(const struct cuda_scope *scope, const struct atte
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){params});
 }
 
+static int variant_of_rows(const struct attention_problem *p, bool split)
+{
+    if (p->d_qk > p->d_v) return split ? SM90_SPARSE_PREFILL_ROWS_576_SPLITS : SM90_SPARSE_PREFILL_ROWS_576;
+    return split ? SM90_SPARSE_PREFILL_ROWS_512_SPLITS : SM90_SPARSE_PREFILL_ROWS_512;
+}
+
 /* The grid is persistent: a CTA takes tiles, then splits, each time the one a grid further. */
 static fmla_status launch_rows(const struct cuda_scope *scope, const struct attention_problem *p,
                                const struct prefill_part *part)
@@ -41,8 +47,8 @@ static fmla_status launch_rows(const struct cuda_scope *scope, const struct atte
     params.items = params.splits.whole + (int32_t)((tiles - params.splits.whole) * params.splits.of_tile);
     const bool split = params.splits.of_tile > 1;
     const struct cuda_launch launch = {
-        .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_SPARSE_PREFILL, p->element, p->format,
-                                                   2 * split + (p->d_qk > p->d_v)}),
+        .kernel = cuda_kernel_of(
+            (struct cuda_key){CUDA_SM90_SPARSE_PREFILL, p->element, p->format, variant_of_rows(p, split)}),
         .blocks = params.items < scope->device->sms ? params.items : scope->device->sms,
         .flags = LAUNCH_OVERLAP,
         .stream = p->stream,
@@ -84,7 +90,8 @@ static fmla_status launch_fp8(const struct cuda_scope *scope, const struct atten
     };
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_SPARSE_PREFILL, .element = p->element,
-                                                   .format = kv_unsplit(p->format)}),
+                                                   .format = kv_unsplit(p->format),
+                                                   .variant = SM90_SPARSE_PREFILL_BYTES}),
         .blocks = (int64_t)workers * call.tiles,
         .flags = LAUNCH_OVERLAP,
         .stream = p->stream,
@@ -104,8 +111,8 @@ static fmla_status launch_fp8_splits(const struct cuda_scope *scope, const struc
         .max_stride = p->max_stride[0],
     };
     const struct cuda_launch launch = {
-        .kernel = cuda_kernel_of(
-            (struct cuda_key){CUDA_SM90_SPARSE_PREFILL, p->element, kv_unsplit(p->format), .variant = 2}),
+        .kernel = cuda_kernel_of((struct cuda_key){
+            CUDA_SM90_SPARSE_PREFILL, p->element, kv_unsplit(p->format), SM90_SPARSE_PREFILL_BYTES_TOGETHER}),
         .blocks = cuda_blocks(p, w),
         .flags = LAUNCH_OVERLAP | LAUNCH_TOGETHER,
         .stream = p->stream,
