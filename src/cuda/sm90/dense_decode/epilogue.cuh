@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of a split: stores rows to `out` or to the split's slot. Where the CTAs with the parts of a request
- * join them (../latent/scheduler.cuh), the slot has rows of fp16 (half_rows.cuh).
+ * The end of a split: stores rows to `out` or to the split's part. Where the CTAs with the parts of a request
+ * join them (../latent/scheduler.cuh), a part has rows of fp16 (half_rows.cuh).
  */
 #pragma once
 
@@ -56,7 +56,7 @@ DEVICE void store_out(const struct dense_decode_params &p, const Task &task, con
     store_group<Element, 32>(to + 192, offset, stores, right, finish, 192, lines);
 }
 
-/* Stores 128 columns of one of the thread's rows (half 0 or 1 of the fragment) to a slot. */
+/* Stores 128 columns of one of the thread's rows (half 0 or 1 of the fragment) to a part. */
 DEVICE void store_row(float *to, bool stores, const float (&o)[64], int half, float factor)
 {
 #pragma unroll
@@ -64,8 +64,8 @@ DEVICE void store_row(float *to, bool stores, const float (&o)[64], int half, fl
         if (stores) *(float4 *)(to + 16 * k) = scaled_values(o, 8 * k + 2 * half, factor);
 }
 
-/* Stores the rows and columns of store_out to the split's slot. */
-DEVICE void store_slot(const struct dense_decode_params &p, const Task &task, const float (&left)[64],
+/* Stores the rows and columns of store_out to the split's part. */
+DEVICE void store_part(const struct dense_decode_params &p, const Task &task, const float (&left)[64],
                        const float (&right)[64], const float (&factor)[2], int tile_row, int column)
 {
     const int lane = (int)(fresh_thread() % 32), first = task.first_row + tile_row;
@@ -80,7 +80,7 @@ DEVICE void store_slot(const struct dense_decode_params &p, const Task &task, co
 
 /* ---- Parts that CTAs join ---------------------------------------------------------------------- */
 
-/* Stores half of the side's columns of the thread's first or second row to a slot, and returns the two
+/* Stores half of the side's columns of the thread's first or second row to a part, and returns the two
  * powers of two by which they were scaled. Chunk h of 64 columns takes the pairs that the lane has of
  * every eight columns, from column 32 h on. */
 DEVICE float2 store_halves(uint16_t *to, const float (&o)[64], bool second, float factor, bool stores)
@@ -99,7 +99,7 @@ DEVICE float2 store_halves(uint16_t *to, const float (&o)[64], bool second, floa
     return make_float2(scale[0], scale[1]);
 }
 
-/* Stores the warp's rows and columns to the split's slot. `column`: the side's first. */
+/* Stores the warp's rows and columns to the split's part. `column`: the side's first. */
 DEVICE void store_halves(const struct dense_decode_params &p, const Task &task, const float (&left)[64],
                          const float (&right)[64], const float (&factor)[2], int tile_row, int column)
 {

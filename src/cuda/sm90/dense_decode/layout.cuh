@@ -37,7 +37,7 @@ template <typename Element_, int D_QK_, bool SHARED_KEYS_, bool JOIN_IN_KERNEL_>
 struct Shared {
     SideTiles tiles;
     float sum[2][2][ROWS];   /* [split % 2][side] */
-    uint32_t poisoned;       /* some split is poisoned (poison.cuh) */
+    uint32_t poisoned;       /* some split is poisoned (mainloop.cuh) */
     uint32_t rescaled[2][4]; /* [side][warp]: this block moved the reference */
     Task task[8];            /* [warp of both sides]: kept here until the end of the split */
     SideBarriers barriers;

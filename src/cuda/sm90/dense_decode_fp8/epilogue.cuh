@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The end of a split: stores the sums of a warpgroup with values, half of the columns and 64 a warp, to `out`
- * or to the split's slot.
+ * or to the split's part.
  */
 #pragma once
 
@@ -40,7 +40,7 @@ template <typename V> struct Epilogue {
     /* Over FP8_656 sums may have any magnitude: 64 of a row, from element e on, are multiplied by a power
      * of two of their own, which is stored. `row`: the lane's first. Returns the factors of the lane's two
      * rows. */
-    DEVICE float2 scale_for_slot(const Sums &o, int e, float2 factor, int row)
+    DEVICE float2 scale_for_part(const Sums &o, int e, float2 factor, int row)
     {
         float most[2] = {0.0f, 0.0f};
         const float by[2] = {factor.x, factor.y};
@@ -75,7 +75,7 @@ template <typename V> struct Epilogue {
         for (int i = 0; i < V::OUT_ROWS / 8; i++) {
             float2 factor = *(const float2 *)&shared.finish[p_stage][row + 8 * i];
             if (V::SCALED && !direct)
-                factor = scale_for_slot(o, 4 * i, factor, task().first_row + row + 8 * i);
+                factor = scale_for_part(o, 4 * i, factor, task().first_row + row + 8 * i);
 #pragma unroll
             for (int m = 0; m < GROUPS; m++)
 #pragma unroll
@@ -93,7 +93,7 @@ template <typename V> struct Epilogue {
     {
         const struct dense_decode_params &call = p.dense.call;
         const Task &task = this->task();
-        const float unit = (call.kv_scale ? __ldg(call.kv_scale) : 1.0f) / SLOT_UNIT;
+        const float unit = (call.kv_scale ? __ldg(call.kv_scale) : 1.0f) / PART_UNIT;
 #pragma unroll(V::LONG ? 1 : V::OUT_ROWS / 4)
         for (int i = 0; i < V::OUT_ROWS / 4; i++) {
             const int line = lane() / 8 + 4 * i, row = task.first_row + first + line;

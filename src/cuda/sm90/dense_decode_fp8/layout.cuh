@@ -98,8 +98,8 @@ template <int ROWS_, bool JOIN_IN_KERNEL_, Products PRODUCTS_, Cache CACHE_> str
 enum { OUT_LINE_BYTES = LINE_BYTES + 16 };
 
 /* A weighted mean of codes is at most 448, and that of 65536 codes that cancel each other is seldom below
- * 2^-17: times SLOT_UNIT it is a normal number of fp16 in a slot, whatever the row. */
-static constexpr float SLOT_UNIT = 64.0f;
+ * 2^-17: times PART_UNIT it is a normal number of fp16 in a part, whatever the row. */
+static constexpr float PART_UNIT = 64.0f;
 
 /* Position of a block of keys in its page; page -1: no block. */
 struct alignas(8) KeyBox {

@@ -165,7 +165,7 @@ template <typename V> struct Scores {
                 finish_row(p.dense.call, task, direct, {reference[i], whole}, row() + 8 * i, lane() % 4 == 0);
             if (lane() % 4 == 0)
                 shared.finish[p_stage.index][row() + 8 * i] =
-                    whole == 0.0f ? 0.0f : (direct ? left * of_cache : SLOT_UNIT) / whole;
+                    whole == 0.0f ? 0.0f : (direct ? left * of_cache : PART_UNIT) / whole;
         }
         __syncwarp();
     }

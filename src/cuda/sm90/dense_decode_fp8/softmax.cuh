@@ -226,7 +226,7 @@ template <typename V> struct Softmax {
         shared.finish[p_stage.index][own_row] = own_sum == 0.0f ? 0.0f
                                                                 : (direct      ? left * of_cache
                                                                    : V::SCALED ? 1.0f
-                                                                               : SLOT_UNIT) /
+                                                                               : PART_UNIT) /
                                                                       own_sum;
         __syncwarp();
     }

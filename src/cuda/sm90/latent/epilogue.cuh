@@ -15,9 +15,9 @@
 
 namespace latent {
 
-/* Stores the lse of a row that goes to `out` (`direct`), or the part_end of one that goes to a slot, if
+/* Stores the lse of a row that goes to `out` (`direct`), or the part_end of one that goes to a part, if
  * `stores`. Returns the factor of the row's values: the sink factor if the row goes to `out`, 1 if it goes to
- * a slot, 0 past the last row. */
+ * a part, 0 past the last row. */
 DEVICE float finish_row(const struct dense_decode_params &p, const Task &task, bool direct,
                         const part_end &end, int tile_row, bool stores)
 {

@@ -20,7 +20,7 @@ namespace latent {
 /* The split of a CTA in kernels where each CTA has one split (share_out). */
 struct OneSplit {
     int request, part, parts, begin, end, length;
-    int64_t slot; /* slot of the request's first part */
+    int64_t first_part; /* index of the request's first part among all */
 };
 
 /* Every role iterates over the same list by itself. The plan is read by plain loads from addresses that
@@ -44,7 +44,7 @@ struct WorkTile {
     {
         Split split = {};
         split.request = one.request, split.begin = one.begin, split.end = one.end;
-        split.slot = one.slot + one.part;
+        split.slot = one.first_part + one.part;
         task = task_of(p.call, split, one.length, kv_head, first_row, rows);
         blocks = (int)((unsigned)(split.end - split.begin + (int)PLAN_BLOCK - 1) / PLAN_BLOCK);
     }
@@ -92,7 +92,8 @@ DEVICE void share_out(const struct dense_decode_sm90_params &p, int worker, OneS
     const uint32_t mine = __ballot_sync(~0u, worker < end && worker >= end - parts);
     if (mine >> lane & 1) {
         const int part = worker - (end - parts), first = part * (int)c * (int)PLAN_BLOCK;
-        one.request = lane, one.part = part, one.parts = parts, one.slot = end - parts, one.length = length;
+        one.request = lane, one.part = part, one.parts = parts, one.first_part = end - parts,
+        one.length = length;
         one.begin = min(first, length), one.end = min(first + (int)c * (int)PLAN_BLOCK, length);
     }
 }
@@ -105,11 +106,11 @@ template <bool PAIRS_> struct JoinRange {
     const struct dense_decode_params &call;
     int request, kv_head, first_row;
     int parts, takers, begin, end;
-    int64_t slot;
+    int64_t first_part;
 
     DEVICE JoinRange(const struct dense_decode_params &p, const OneSplit &one, int head, int row, int rows)
         : split(p.split), output(p.output), call(p), request(one.request), kv_head(head), first_row(row),
-          parts(one.parts), takers(one.parts), slot(one.slot)
+          parts(one.parts), takers(one.parts), first_part(one.first_part)
     {
         const int items = 2 * min(rows, p.rows - first_row);
         begin = share_up_to(one.part * items, parts), end = share_up_to((one.part + 1) * items, parts);
@@ -117,7 +118,7 @@ template <bool PAIRS_> struct JoinRange {
 
     DEVICE int64_t slot_row(int part, int row) const
     {
-        return (slot + part) * (call.h_q * call.s_q) + (int64_t)kv_head * call.rows + first_row + row;
+        return (first_part + part) * (call.h_q * call.s_q) + (int64_t)kv_head * call.rows + first_row + row;
     }
 
     DEVICE RowPlace place(int row) const { return row_place(call, first_row + row, kv_head); }

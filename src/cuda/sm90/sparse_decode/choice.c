@@ -5,12 +5,12 @@
 
 enum { ALIGNMENT = 16 };
 
-/* Most units per SM for which the kernel of small tiles takes a plan. (On an H200 with 128 heads and 128 +
- * 1024 entries, of which half count on average: at 4.4 units 17.9 µs, the large kernel 20.8.) */
-enum { SMALL_MOST_UNITS = 6 };
+/* Most tile blocks per SM for which the kernel of small tiles takes a plan. (On an H200 with 128 heads and
+ * 128 + 1024 entries, of which half count on average: at 4.4 of them 17.9 µs, the large kernel 20.8.) */
+enum { SMALL_MOST_TILE_BLOCKS = 6 };
 
-/* Most units per SM for which it takes splits of one unit. With two the large kernel is no slower. */
-static const double SMALL_MOST_UNITS_AT_ONCE = 1.5;
+/* Most tile blocks per SM for which it takes splits of one block. With two the large kernel is no slower. */
+static const double SMALL_MOST_TILE_BLOCKS_AT_ONCE = 1.5;
 
 /* FEW_BLOCKS: up to so many blocks per split, the plan's overhead per request would cut splits unevenly. */
 enum { FEW_BLOCKS = 8, MOST_PARTITIONS = 65536 };
@@ -133,8 +133,9 @@ int32_t sm90_sparse_decode_split_keys(const struct sm90_sparse_shape *shape, int
     return as_even_as_a_plan ? (int32_t)split * PLAN_BLOCK : 0;
 }
 
-/* Returns the units per SM as if all lists were full. A unit is a block of 64 keys for a tile of 16 heads. */
-static double units_of_sm(const struct sm90_sparse_shape *shape)
+/* Returns the tile blocks per SM as if all lists were full. A tile block is a block of 64 keys for a tile of
+ * 16 heads. */
+static double tile_blocks_of_sm(const struct sm90_sparse_shape *shape)
 {
     const double tiles = (double)shape->b * (double)shape->s_q *
                          (double)cuda_ceil_div(shape->h_q, SM90_SPARSE_DECODE_SMALL_HEADS);
@@ -142,30 +143,30 @@ static double units_of_sm(const struct sm90_sparse_shape *shape)
 }
 
 /* Returns whether a plan is for the kernel of small tiles. */
-static bool few_units(const struct sm90_sparse_shape *shape)
+static bool few_tile_blocks(const struct sm90_sparse_shape *shape)
 {
     return shape->h_q <= SM90_SPARSE_DECODE_SMALL_HEADS ||
-           (shape->b && units_of_sm(shape) <= SMALL_MOST_UNITS);
+           (shape->b && tile_blocks_of_sm(shape) <= SMALL_MOST_TILE_BLOCKS);
 }
 
-/* The kernel of small tiles takes a call if each of its CTAs has one unit and units are few: with two
- * units the large kernel is faster, since every tile converts the keys for itself. It also takes a call of
- * few units that goes by a plan. */
+/* The kernel of small tiles takes a call if each of its CTAs has one tile block and these are few: with two
+ * the large kernel is faster, since every tile converts the keys for itself. It also takes a call of
+ * few tile blocks that goes by a plan. */
 bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant)
 {
     if (shape->h_q <= SM90_SPARSE_DECODE_SMALL_HEADS) return true;
     if (batch_invariant || !shape->b) return false;
     if (even_split(shape, SM90_SPARSE_DECODE_SMALL_HEADS) == 1 &&
-        units_of_sm(shape) <= SMALL_MOST_UNITS_AT_ONCE)
+        tile_blocks_of_sm(shape) <= SMALL_MOST_TILE_BLOCKS_AT_ONCE)
         return true;
     const int32_t keys = sm90_sparse_decode_split_keys(shape, SM90_SPARSE_DECODE_HEADS);
     if (keys && (!shape->lengths || keys <= SM90_SPARSE_DECODE_FEW_KEYS)) return false;
-    return few_units(shape);
+    return few_tile_blocks(shape);
 }
 
 int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape)
 {
-    const int64_t heads = few_units(shape) ? SM90_SPARSE_DECODE_SMALL_HEADS : SM90_SPARSE_DECODE_HEADS;
+    const int64_t heads = few_tile_blocks(shape) ? SM90_SPARSE_DECODE_SMALL_HEADS : SM90_SPARSE_DECODE_HEADS;
     const int64_t split = even_split(shape, heads), b = shape->b, blocks = blocks_of(shape);
     if (!split || split > FEW_BLOCKS) return (int32_t)workers_at_once(shape, heads);
     if (split >= blocks) return (int32_t)b; /* no request is split */
@@ -175,7 +176,7 @@ int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape)
 }
 
 /* Returns the fewest blocks per split for which a kernel gets a plan: if one block would do for large
- * tiles, there are few units. */
+ * tiles, there are few tile blocks. */
 static int64_t least_split(int64_t heads)
 {
     return heads == SM90_SPARSE_DECODE_SMALL_HEADS ? 1 : 2;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of a split: the warpgroups of the sums store rows to `out`, or to the split's slot. A thread has,
+ * The end of a split: the warpgroups of the sums store rows to `out`, or to the split's part. A thread has,
  * in its two rows, 16 neighbouring columns of every 64 (layout.cuh).
  */
 #pragma once
@@ -103,10 +103,10 @@ template <typename F> struct Epilogue {
         if (lines.valid[1]) *(uint4 *)(lines.to[1] + at) = high;
     }
 
-    /* ---- Rows of `out` and of slots: decode has one copy of the code for both and for both rows, since a
+    /* ---- Rows of `out` and of parts: decode has one copy of the code for both and for both rows, since a
      * call executes it once ---- */
 
-    /* Stores a row to `out`, or, scaled, to a slot. `scales`: the side's, of a slot's row; NULL otherwise,
+    /* Stores a row to `out`, or, scaled, to a part. `scales`: the side's, of a part's row; NULL otherwise,
      * and for rows past the last head. `empty`: the row saw no key, and is 0 whatever weights of 0 made of
      * V. */
     static DEVICE void store_row(const float (&o)[128], const LinePair &lines, bool to_part, float *scales,
@@ -150,14 +150,14 @@ template <typename F> struct Epilogue {
         const int asked = cta.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
         const int first = asked & ~1, rows = p.h_q - first; /* of two rows that are stored together */
         const int column = side() * (D_V / 2), request = split().request;
-        const int64_t slot = split().slot;
+        const int64_t part = split().slot;
         const bool stores_end = asked < p.h_q && side() == 0 && lane() % 4 == 0;
         const bool empty = sum == 0.0f;
         float factor = empty ? 0.0f : reciprocal_approx(sum);
         float *scales = NULL;
         uint16_t *to;
         int64_t row_elements;
-        const bool direct = F::PREFILL || __any_sync(~0u, slot == DIRECT);
+        const bool direct = F::PREFILL || __any_sync(~0u, part == DIRECT);
         if (direct) {
             const float lse = score_lse(-below, sum);
             if (stores_end) store_lse(p.output, request, {cta.token, head}, lse);
@@ -166,10 +166,10 @@ template <typename F> struct Epilogue {
             row_elements = p.output.out_stride[2];
             factor *= result_sink_factor(p.output.rules, head, lse);
         } else {
-            const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q;
-            if (stores_end) p.split.slot_end[slot_row + head] = {-below, sum};
-            if (asked < p.h_q) scales = half_row_scales(p.split, slot_row + head) + column / HALF_ROW_TILE;
-            to = half_row(p.split, slot_row + first);
+            const int64_t first_row = part * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q;
+            if (stores_end) p.split.slot_end[first_row + head] = {-below, sum};
+            if (asked < p.h_q) scales = half_row_scales(p.split, first_row + head) + column / HALF_ROW_TILE;
+            to = half_row(p.split, first_row + first);
             row_elements = 2 * D_V;
         }
         store_row(o, line_pair(to + column, row_elements, rows), !direct, scales, i == 1, factor, empty);
@@ -177,13 +177,13 @@ template <typename F> struct Epilogue {
 
     /* ---- Rows of a part that the CTAs join themselves ---------------------------------------------- */
 
-    /* Returns the row of the split's slot for a head; if CTAs join, there are fewer than 2^31 rows. */
+    /* Returns the row of the split's part for a head; if CTAs join, there are fewer than 2^31 rows. */
     DEVICE int part_row(int head) const
     {
         return ((int)split().slot * p.s_q + CtaCoord(p).token) * p.h_q + head;
     }
 
-    /* Stores both rows to the split's slot, by one copy of the code, since a call executes it once. A row
+    /* Stores both rows to the split's part, by one copy of the code, since a call executes it once. A row
      * that saw no key is 0 whatever weights of 0 made of V. `most`: the largest scores, for prefill. */
     DEVICE void end_part(float (&o)[128], const float (&sum)[2], const float (&below)[2],
                          const float (&most)[2])

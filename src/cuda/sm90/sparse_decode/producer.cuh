@@ -185,11 +185,10 @@ template <typename F> struct Keys {
         if constexpr (C % 2) publish_pair(C / 2, parity);
     }
 
-    /* Signals that all copies of a pair of chunks have been requested, and what they overwrite has been taken.
-     * With the first pair one more arrival publishes the kind of the block: an arrival of copies does not
-     * order the thread's own writes. The kind of the previous block has a word of its own,
-     * since it may still be read; that of the block before it has none, since its codes have all been
-     * taken. */
+    /* Signals that all copies of a pair of chunks have been requested, and what they overwrite has been
+     * taken. With the first pair one more arrival publishes the kind of the block: an arrival of copies does
+     * not order the thread's own writes. The kind of the previous block has a word of its own, since it may
+     * still be read; that of the block before it has none, since its codes have all been taken. */
     DEVICE void publish_pair(int pair, uint32_t parity)
     {
         cp_async_arrive(SHARED_AT(smem, landed) + 8 * (uint32_t)pair);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of a split: the warpgroups of the sums store rows to `out`, or to the split's slot.
+ * The end of a split: the warpgroups of the sums store rows to `out`, or to the split's part.
  */
 #pragma once
 
@@ -43,8 +43,8 @@ template <typename R> struct Epilogue {
         return to_part ? Fp16::pack(low, high) : Element::pack(low, high);
     }
 
-    /* Stores a row to `out`, or, scaled, to a slot, from the side's first column on. One copy of the code
-     * serves both, and both rows, since a call executes it once. `scales`: of a slot's row; NULL
+    /* Stores a row to `out`, or, scaled, to a part, from the side's first column on. One copy of the code
+     * serves both, and both rows, since a call executes it once. `scales`: of a part's row; NULL
      * otherwise. `empty`: the row saw no key, and is 0 whatever weights of 0 made of V. */
     static DEVICE void store_row(const Sums &o, uint16_t *to, bool to_part, float *scales, bool second,
                                  float factor, bool empty, bool valid)
@@ -81,11 +81,11 @@ template <typename R> struct Epilogue {
         const int asked = cta.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
         const int column = side() * (D_V / 2), warp = (int)fresh_thread() / 32 - 4;
         const int request = shared.split[warp].request;
-        const int64_t slot = shared.split[warp].slot;
+        const int64_t part = shared.split[warp].part;
         const bool valid = asked < p.h_q, stores_end = valid && side() == 0 && lane() % 4 == 0;
         float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
         const RowPlace coord = {cta.token, head};
-        const bool direct = __any_sync(~0u, slot == DIRECT);
+        const bool direct = __any_sync(~0u, part == DIRECT);
         float *scales = NULL;
         uint16_t *to;
         if (direct) {
@@ -94,10 +94,10 @@ template <typename R> struct Epilogue {
             to = p.output.out + out_offset(p.output, request, coord);
             factor *= result_sink_factor(p.output.rules, head, lse);
         } else {
-            const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q + head;
-            if (stores_end) p.split.slot_end[slot_row] = {-below, sum};
-            to = half_row(p.split, slot_row);
-            scales = half_row_scales(p.split, slot_row) + column / HALF_ROW_TILE;
+            const int64_t part_row = part * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q + head;
+            if (stores_end) p.split.slot_end[part_row] = {-below, sum};
+            to = half_row(p.split, part_row);
+            scales = half_row_scales(p.split, part_row) + column / HALF_ROW_TILE;
         }
         store_row(o, to + column, !direct, scales, i == 1, factor, sum == 0.0f, valid);
     }

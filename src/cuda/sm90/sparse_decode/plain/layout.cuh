@@ -37,7 +37,7 @@ template <int D_QK_, typename Element_> struct Rows {
         uint32_t block[1];                 /* BLOCK_… */
         SplitList list;
         struct {
-            int64_t slot;
+            int64_t part;
             int request;
         } split[8]; /* [warp] of the sums: kept here until the end of the split */
         uint64_t full[1], empty, sum_full, sum_empty, q_full, arrived[KV_STAGES][GROUPS];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of a split: a warp stores its 64 columns of 16 rows to `out`, or to the split's slot.
+ * The end of a split: a warp stores its 64 columns of 16 rows to `out`, or to the split's part.
  */
 #pragma once
 
@@ -15,13 +15,13 @@ template <bool ONE_SPLIT> struct SmallEpilogue : SmallPhase {
     using SmallPhase::SmallPhase;
     using Sums = float[8][4]; /* of 8 columns each: C of mma */
 
-    /* Stores row i of the lane's two, from the warp's first column on. `scale`: of the slot's row; unused
+    /* Stores row i of the lane's two, from the warp's first column on. `scale`: of the part's row; unused
      * otherwise. */
-    template <typename Stored, bool SLOT>
+    template <typename Stored, bool TO_PART>
     static DEVICE void store_row(const Sums &o, uint16_t *to, float *scale, int i, float factor, bool valid)
     {
         float by = factor;
-        if (SLOT) {
+        if (TO_PART) {
             float most = 0.0f;
 #pragma unroll
             for (int j = 0; j < 8; j++) most = fmaxf(most, fmaxf(fabsf(o[j][2 * i]), fabsf(o[j][2 * i + 1])));
@@ -49,15 +49,15 @@ template <bool ONE_SPLIT> struct SmallEpilogue : SmallPhase {
         const int column = LINE_ELEMENTS * warp();
         const bool valid = asked < p.h_q;
         const float factor = shared.last_factor[row];
-        if (!ONE_SPLIT && __any_sync(~0u, shared.split.slot == DIRECT)) {
+        if (!ONE_SPLIT && __any_sync(~0u, shared.split.part == DIRECT)) {
             store_row<Bf16, false>(
                 o, p.output.out + out_offset(p.output, shared.split.request, {cta.token, head}) + column,
                 NULL, i, factor, valid);
         } else {
-            const int64_t slot_row =
-                shared.split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q + head;
-            store_row<Fp16, true>(o, half_row(p.split, slot_row) + column,
-                                  half_row_scales(p.split, slot_row) + warp(), i, factor, valid);
+            const int64_t part_row =
+                shared.split.part * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q + head;
+            store_row<Fp16, true>(o, half_row(p.split, part_row) + column,
+                                  half_row_scales(p.split, part_row) + warp(), i, factor, valid);
         }
     }
 

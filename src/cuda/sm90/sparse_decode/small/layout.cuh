@@ -26,7 +26,7 @@ struct SmallSplit {
     const int32_t *entries[2]; /* of the token, in either cache, by list position */
     int request, begin, end, blocks;
     int count, extra_begin, extra_end;
-    int64_t slot;
+    int64_t part;
     bool valid;  /* false: no more splits */
     bool beyond; /* fp16 does not hold its queries */
 };

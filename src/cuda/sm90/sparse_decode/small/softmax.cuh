@@ -51,14 +51,14 @@ struct SmallSoftmax : SmallPhase {
         const int row = cta.tile * SMALL_HEADS + head();
         if (column() != 0 || row >= p.h_q) return;
         float factor = 1.0f / sum;
-        if (shared.split.slot == DIRECT) {
+        if (shared.split.part == DIRECT) {
             const float lse = score_lse(-below, sum);
             store_lse(p.output, shared.split.request, {cta.token, row}, lse);
             factor *= result_sink_factor(p.output.rules, row, lse);
         } else {
-            const int64_t slot_row =
-                shared.split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q + row;
-            p.split.slot_end[slot_row] = {-below, sum};
+            const int64_t part_row =
+                shared.split.part * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q + row;
+            p.split.slot_end[part_row] = {-below, sum};
         }
         shared.last_factor[head()] = sum == 0.0f ? -1.0f : factor;
     }
