@@ -2,16 +2,19 @@
  *
  * Dense MHA forward on Hopper (docs/kernels/mha.md): the kernel, and the mainloop of its consumers.
  *
- *   CTA                        persistent, one per SM; takes tiles of query rows (scheduler.cuh)
- *     warpgroup 0, 3 warps     producers (producer.cuh)
- *     the others               consumers, 64 rows of the tile each:
+ *   CTA                        persistent, one per SM; the first tile is its own, the next ones it draws
+ *     warpgroup 0              producers: warp 0 draws tiles (scheduler.cuh), warp 1 loads Q and K, warp 2 V,
+ *                              by TMA (producer.cuh)
+ *     the others               2 consumers, 3 at 64/64 (layout.cuh), 64 rows of the tile each:
  *
  *       wgmma    | S = Q Kᵀ of block n - 1 | O += P V of block n |                    | S of n - 2 …
  *       warps    |        (wait)           |   (wait)            | P of n - 1 from S  |
  *
- * While one consumer computes its softmax, the products of another one run (order_wait, order_arrive). P
- * stays in registers: the accumulator fragments of S have the layout of A. The pipeline continues across
- * tiles: the epilogue of a tile runs while the first scores of the next one are in flight.
+ * Of P, the first EARLY_WEIGHTS of a thread are computed before O += P V is complete, the others after it.
+ * While one consumer computes its softmax, the products of another one run (order_wait, order_arrive; not
+ * at 128/128). P stays in registers: the accumulator fragments of S have the layout of A. The pipeline
+ * continues across tiles: the epilogue of a tile runs while the first scores of the next one are in flight;
+ * it stages O in shared memory and stores whole lines.
  *
  * Limits for 128 rows by 128 keys, in clocks of an SM: products 2560 at 192/128, 2048 at 128/128, 1024 at
  * 64/64; ex2 1024; then power.
@@ -39,7 +42,7 @@ template <typename Element, typename Layout> struct Consumer {
     const int last_offset; /* token of its last row minus the tile's first token */
 
     int n;             /* the block whose scores or values come next */
-    int keys, visible; /* TileKeys::keys and ::visible of the current tile */
+    int keys, visible; /* of the current tile: its keys, and those that its first token sees */
     bool has_rows;     /* this consumer has rows in the tile */
     Ring<TILE_STAGES> tile_stage;
     Ring<Layout::Q_STAGES> q_stage;
@@ -128,7 +131,7 @@ template <typename Element, typename Layout> struct Consumer {
 
     /* Sets masked scores of block n to -inf. A row that sees its first keys in this block takes its largest
      * score as reference. `has_unseen`: some row of the warp has seen no key yet. */
-    DEVICE void mask_block(float (&s)[KEYS / 2], RowState &r, bool &has_unseen) const
+    DEVICE void mask_and_set_reference(float (&s)[KEYS / 2], RowState &r, bool &has_unseen) const
     {
         if (min(keys, visible) < (n + 1) * KEYS) {
             int bound[2];
@@ -217,8 +220,8 @@ template <typename Element, typename Layout> struct Consumer {
         q_stage.advance(), tile_stage.advance();
     }
 
-    /* Prologue of the mainloop: computes the weights of a tile's first block and clears O, where no values of
-     * an earlier tile remain to be added. */
+    /* Prologue of the mainloop: computes the weights of a tile's first block and clears O, for a tile that
+     * does not follow another one in the pipeline. */
     DEVICE void prologue(float (&s)[KEYS / 2], RowState &r, bool &has_unseen, uint32_t (&w)[KEY_STEPS][4],
                          float (&o)[D_V / 2])
     {
@@ -237,7 +240,7 @@ template <typename Element, typename Layout> struct Consumer {
         consumer_release(Layout::K_EMPTY, k_stage.index);
         consumer_release(Layout::Q_EMPTY, q_stage.index, n == 0);
         k_stage.advance();
-        mask_block(s, r, has_unseen);
+        mask_and_set_reference(s, r, has_unseen);
         softmax_block_with_care(s, both, r, rescale, w);
         clear_tail(v_stage);
 #pragma unroll
@@ -259,7 +262,8 @@ template <typename Element, typename Layout> struct Consumer {
         if constexpr (Layout::TESTS_EARLY)
             k_full = consumer_test(Layout::K_FULL, k_stage), v_full = consumer_test(Layout::V_FULL, v_stage);
         else
-            consumer_wait(Layout::TILE_FULL, tile_stage); /* already complete */
+            /* Completed long ago: this holds the compiler only. */
+            consumer_wait(Layout::TILE_FULL, tile_stage);
         wgmma_wait<0>();
         consumer_release(Layout::V_EMPTY, used_stage);
 #pragma unroll
@@ -302,7 +306,7 @@ template <typename Element, typename Layout> struct Consumer {
         int finished_stage, pending_stage = 0, skipped = 0;
         bool is_pending = false; /* o belongs to the finished tile in pending_stage and awaits its factors */
         bool k_full = false, v_full = false; /* the next stages are full; false: not known */
-        for (;;) {                           /* w: weights of block n, whose values are not added yet */
+        for (;;) { /* w: weights of block n, whose values are not added yet; s: of the block after it */
             const bool is_new_tile = n == 0; /* the next block belongs to another tile */
             finished_stage = tile_stage.index;
             if (is_new_tile) {
@@ -320,7 +324,7 @@ template <typename Element, typename Layout> struct Consumer {
             issue_scores(s);
             if (is_pending) { /* writing takes long: the next consumer goes first */
                 order_arrive();
-                store_rows<Element>(p, l, pending_stage, factor, o);
+                store_rows<Element>(p, l, pending_stage, factor, o); /* releases the stage, clears o */
             }
             if (is_new_tile) { /* the finished tile's sums are complete; its O lacks the last block */
                 finish_rows(p, l, finished_stage, r, factor);
@@ -340,7 +344,7 @@ template <typename Element, typename Layout> struct Consumer {
             v_stage.advance();
 #pragma unroll 1
             for (; skipped; skipped--) v_stage.advance();
-            if (has_unseen || min(keys, visible) < (n + 1) * KEYS) mask_block(s, r, has_unseen);
+            if (has_unseen || min(keys, visible) < (n + 1) * KEYS) mask_and_set_reference(s, r, has_unseen);
             softmax_block(s, r, used_stage, is_new_tile, w, o, k_full, v_full);
             clear_tail(v_stage);
             is_pending = is_new_tile;
@@ -385,7 +389,7 @@ template <typename Element, typename Layout> DEVICE void kernel(const mha_forwar
         give_registers<Layout::PRODUCER_REGISTERS>();
         switch (threadIdx.x / 32) {
         case 0: TileProducer<Layout>{p, l}.run(); break;
-        case 1: KeyProducer<Layout>{p, l}.run(); break;
+        case 1: QueryKeyProducer<Layout>{p, l}.run(); break;
         case 2: ValueProducer<Layout>{p, l}.run(); break;
         }
     } else {

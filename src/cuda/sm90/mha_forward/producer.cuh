@@ -75,7 +75,7 @@ template <typename Layout> struct TileProducer {
     }
 };
 
-template <typename Layout> struct KeyProducer {
+template <typename Layout> struct QueryKeyProducer {
     const mha_forward_sm90_params &p;
     const Layout l;
 
