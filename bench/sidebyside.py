@@ -25,6 +25,9 @@ or a ratio. ours takes e4m3 queries, as vLLM's does, and over FP8_656 bf16 ones;
 the call; ours_bf16 has products in bf16, and ours_bf16_cache has them over a bf16 cache of the same values. Ours is also compared
 with fp32 arithmetic of one request; others may differ from ours by e4m3 rounding.
 
+The group mha_chunk has chunks of a long prompt, 16 to 2048 queries over 8192 to 131072 keys, beside FlashAttention-3 with its own
+number of splits (fa3_splits).
+
 The group mha_bwd has the gradients of dense MHA by torch.autograd.grad; the forward pass is not timed. Its runs are calls, not
 graphs; the GPU waits for some 2 ms before each, to hide the host's time. ours_direct is our operator without autograd. Ours is
 compared with fp32 arithmetic too, for one key head of one sequence, and a deterministic call with a second one, bit for bit.

@@ -78,7 +78,7 @@ class Ours:
         return lambda: first(self.functions.flash_mla_sparse_fwd(x.q, x.kv, x.indices, x.scale, D_V, x.sink))
 
     def mha_forward(self, x):
-        arguments = (x.q, x.k, x.v, x.ends, x.ends, x.longest, x.longest)
+        arguments = (x.q, x.k, x.v, x.ends, x.ends_k, x.longest, x.longest_k)
         return lambda: first(self.functions.flash_attn_varlen_func(*arguments, causal=x.causal))
 
     def mha_backward(self, x, deterministic=False):
@@ -198,10 +198,18 @@ class FlashAttention3:
         )
         return lambda: self.forward(**tensors, **sizes, softmax_scale=x.scale, scheduler_metadata=plan)
 
+    splits_of_mha = 1
+
     def mha_forward(self, x):
-        tensors = dict(q=x.q, k=x.k, v=x.v, cu_seqlens_q=x.ends, cu_seqlens_k=x.ends)
-        options = dict(softmax_scale=x.scale, is_causal=x.causal, num_splits=1)
-        return lambda: self.forward(**tensors, max_seqlen_q=x.longest, max_seqlen_k=x.longest, **options)
+        tensors = dict(q=x.q, k=x.k, v=x.v, cu_seqlens_q=x.ends, cu_seqlens_k=x.ends_k)
+        options = dict(softmax_scale=x.scale, is_causal=x.causal, num_splits=self.splits_of_mha)
+        return lambda: self.forward(**tensors, max_seqlen_q=x.longest, max_seqlen_k=x.longest_k, **options)
+
+
+class FlashAttention3Splits(FlashAttention3):
+    """The same, which chooses itself into how many splits it cuts the keys."""
+
+    splits_of_mha = 0
 
 
 class FlashAttention4:
@@ -297,6 +305,7 @@ PEERS = {
     "vllm_fp8": VllmFp8,
     "fa2": FlashAttention2,
     "fa3": FlashAttention3,
+    "fa3_splits": FlashAttention3Splits,
     "fa4": FlashAttention4,
     "cudnn": CuDNN,
 }

@@ -5,6 +5,7 @@ needs another class here, and a method in every contestant that computes it.
 """
 
 import math
+import operator
 from dataclasses import asdict, dataclass
 from itertools import product
 from types import SimpleNamespace
@@ -332,6 +333,27 @@ class MhaVarlen(Problem):
         return sequences([chance.randint(100, 8000) for _ in range(self.b)], self)
 
 
+@dataclass(frozen=True)
+class MhaChunk(Problem):
+    """The last s_q tokens of each of b requests over all its s_k keys: a chunk of a long prompt, as engines prefill it."""
+
+    b: int
+    s_q: int
+    s_k: int
+    h: int
+    h_kv: int
+    d_qk: int
+    d_v: int
+    causal: bool = True
+
+    kind = "mha_chunk"
+    operation = "mha_forward"
+    peers = ("fa3_splits",)
+
+    def inputs(self, chance):
+        return sequences([self.s_q] * self.b, self, [self.s_k] * self.b)
+
+
 def dense_rows():
     shapes = product((4096, 8192), (16, 32, 64, 128), (1, 2), (False, True))
     rows = [Dense(128, s_q, s_k, h_q, varlen) for s_k, h_q, s_q, varlen in shapes]
@@ -381,6 +403,13 @@ def mha_rows():
     return rows + [MhaVarlen(16, 128, 128, 192, 128), MhaVarlen(16, 32, 4, 128, 128)]
 
 
+def chunk_rows():
+    rows = [MhaChunk(1, s_q, s_k, 16, 16, 192, 128) for s_k, s_q in product((8192, 65536, 131072), (16, 128, 512))]
+    rows += [MhaChunk(1, s_q, s_k, 32, 4, 128, 128) for s_k, s_q in product((8192, 65536), (16, 128, 512))]
+    rows += [MhaChunk(b, 128, 32768, 16, 16, 192, 128) for b in (4, 16)]
+    return rows + [MhaChunk(1, s_q, 32768, 128, 128, 192, 128) for s_q in (128, 2048)]
+
+
 def mha_gradients_rows_of(kind):
     shapes = product(((192, 128), (128, 128), (64, 64)), ((8, 2048), (2, 8192), (1, 16384)), (True, False))
     rows = [kind(b, s, 16, 16, d_qk, d_v, causal) for (d_qk, d_v), (b, s), causal in shapes]
@@ -394,6 +423,7 @@ GROUPS = {
     "sparse": sparse_rows(),
     "prefill": prefill_rows(),
     "mha": mha_rows(),
+    "mha_chunk": chunk_rows(),
     "mha_bwd": mha_gradients_rows_of(MhaGradients),
     "sm80": mha_rows_of(MhaPortable),
     "sm80_bwd": mha_gradients_rows_of(MhaGradientsPortable),
@@ -453,16 +483,20 @@ def attended(q, k, scale):
     return (q @ k.T * scale).masked_fill(hidden, -math.inf).softmax(-1) @ k[:, :D_V]
 
 
-def sequences(lengths, row):
-    """Makes sequences of so many tokens, one after the other, as queries and keys."""
-    ends = torch.tensor([0, *lengths]).cumsum(0)
-    pairs = row.h * sum(length * length for length in lengths) / (2 if row.causal else 1)
+def sequences(lengths, row, keys=None):
+    """Makes sequences of so many tokens, one after the other, and as many keys each, unless `keys` says how many. Then the
+    tokens are the last ones of their sequence."""
+    keys = keys or lengths
+    hidden = sum(length * length for length in lengths) / 2 if row.causal else 0
+    pairs = row.h * (sum(map(operator.mul, lengths, keys)) - hidden)
     return SimpleNamespace(
         q=normal(sum(lengths), row.h, row.d_qk, deviation=1),
-        k=normal(sum(lengths), row.h_kv, row.d_qk, deviation=1),
-        v=normal(sum(lengths), row.h_kv, row.d_v, deviation=1),
-        ends=ends.to(torch.int32),
+        k=normal(sum(keys), row.h_kv, row.d_qk, deviation=1),
+        v=normal(sum(keys), row.h_kv, row.d_v, deviation=1),
+        ends=torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
+        ends_k=torch.tensor([0, *keys]).cumsum(0).to(torch.int32),
         longest=max(lengths),
+        longest_k=max(keys),
         causal=row.causal,
         grouped=row.h != row.h_kv,
         scale=row.d_qk**-0.5,

@@ -83,6 +83,7 @@ def test_rows_and_their_peers(script):
         "sparse": {("sparse_decode", ("flashmla",)): 48, ("sparse_decode", ()): 16},
         "prefill": {("sparse_prefill", ("flashmla",)): 14},
         "mha": {("mha_fwd", ("fa3", "fa4", "cudnn")): 19, ("mha_varlen", ("fa3",)): 2},
+        "mha_chunk": {("mha_chunk", ("fa3_splits",)): 19},
         "mha_bwd": {("mha_bwd", ("fa4", "cudnn")): 20},
         "sm80": {("mha_fwd_sm80", ("fa2",)): 19},
         "sm80_bwd": {("mha_bwd_sm80", ("fa2",)): 20},
