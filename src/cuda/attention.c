@@ -63,9 +63,8 @@ const char *cuda_attention_refuses(const struct kernel_driver *driver, union pro
 
 bool cuda_attention_leaves(const struct kernel_driver *driver, union problem problem)
 {
-    const struct attention_problem *p = problem.attention;
     const struct cuda_attention *attention = (const struct cuda_attention *)driver;
-    return attention->leaves && attention->leaves(p, cuda_device(p->device.id));
+    return attention->leaves && attention->leaves(problem.attention);
 }
 
 fmla_status cuda_attention_prepare(const struct kernel_driver *driver, union problem problem,

@@ -28,8 +28,9 @@ struct cuda_attention {
     fmla_status (*prepare)(const struct attention_problem *p, struct cuda_work *work);
     fmla_status (*launch)(const struct cuda_scope *scope, const struct attention_problem *p,
                           const struct cuda_work *work);
-    /* Returns whether the next kernel of the table is faster, as measured on an H200. NULL: it never is. */
-    bool (*leaves)(const struct attention_problem *p, const struct cuda_device *device);
+    /* Returns whether the next kernel of the table is faster, as measured on an H200. NULL: it never is. Where a
+     * request's bits may not depend on its batch, the answer may not either. */
+    bool (*leaves)(const struct attention_problem *p);
 };
 
 const char *cuda_attention_refuses(const struct kernel_driver *driver, union problem problem,

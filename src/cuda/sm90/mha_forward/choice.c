@@ -26,17 +26,6 @@ int64_t sm90_mha_forward_tiles(const struct attention_problem *p)
     return (p->ragged_q.tokens / tokens + begun) * units;
 }
 
-bool sm90_mha_forward_leaves(const struct attention_problem *p, int32_t sms)
-{
-    enum { MOST_KEYS = 128, MOST_OF_TWO_TILES = 256, MOST_OF_ONE_TOKEN = 512 };
-    const int64_t tiles = sm90_mha_forward_tiles(p);
-    if (!p->b || tiles > 2 * sms) return false;
-    const int64_t keys =
-        p->ragged_k.starts ? cuda_ceil_div(p->ragged_k.tokens, p->b) : p->keys[0].capacity; /* average */
-    if (tiles <= sms) return keys <= MOST_KEYS;
-    return keys <= (p->s_q == 1 ? MOST_OF_ONE_TOKEN : MOST_OF_TWO_TILES);
-}
-
 struct tensor_view sm90_mha_forward_q_view(const struct attention_problem *p)
 {
     const bool ragged = p->ragged_q.starts;

@@ -22,10 +22,6 @@ int32_t sm90_mha_forward_tokens(const struct attention_problem *problem);
 /* Returns an upper bound of the number of tiles for ragged requests of any lengths. */
 int64_t sm90_mha_forward_tiles(const struct attention_problem *problem);
 
-/* Returns whether the portable kernel is faster on a GPU of `sms` SMs. It starts sooner, which matters where
- * a tile has few keys and no SM has more than two tiles (docs/kernels/mha.md has the measured crossover). */
-bool sm90_mha_forward_leaves(const struct attention_problem *problem, int32_t sms);
-
 /* Returns the TMA view of q: a box is the rows of a tile by 64 columns. */
 struct tensor_view sm90_mha_forward_q_view(const struct attention_problem *problem);
 

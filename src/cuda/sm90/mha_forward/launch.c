@@ -45,13 +45,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     return cuda_launch(op, scope, &launch, (void *[]){&params});
 }
 
-static bool leaves(const struct attention_problem *p, const struct cuda_device *device)
-{
-    return sm90_mha_forward_leaves(p, device->sms);
-}
-
 const struct cuda_attention cuda_sm90_mha_forward = {.driver = CUDA_ATTENTION_DRIVER,
                                                      .refuses = sm90_mha_forward_refuses,
                                                      .prepare = cuda_mha_prepare,
-                                                     .launch = launch,
-                                                     .leaves = leaves};
+                                                     .launch = launch};

@@ -118,17 +118,11 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
 }
 
-static bool leaves(const struct attention_problem *p, const struct cuda_device *device)
-{
-    (void)device;
-    return sm90_sparse_decode_leaves(p);
-}
-
 const struct cuda_attention cuda_sm90_sparse_decode = {.driver = CUDA_ATTENTION_DRIVER,
                                                        .refuses = refuses,
                                                        .prepare = prepare,
                                                        .launch = launch,
-                                                       .leaves = leaves};
+                                                       .leaves = sm90_sparse_decode_leaves};
 const struct cuda_attention cuda_sm90_sparse_decode_64 = {
     .driver = CUDA_ATTENTION_DRIVER, .refuses = refuses, .prepare = prepare_large, .launch = launch};
 const struct cuda_attention cuda_sm90_sparse_decode_16 = {
