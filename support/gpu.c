@@ -90,12 +90,12 @@ static struct {
     struct entries call;
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static bool passed(int error, const char *what, struct fault *fault)
+static bool passed(int error, const char *what, struct reason *reason)
 {
     if (error == SUCCESS) return true;
     const char *words = NULL;
     if (driver.call.error_string(error, &words) != SUCCESS || !words) words = "unknown error";
-    return fault_set(fault, "GPU: %s: %s (error %d)", what, words, error);
+    return reason_set(reason, "GPU: %s: %s (error %d)", what, words, error);
 }
 
 static void load(void)
@@ -113,36 +113,36 @@ static void load(void)
         }
         memcpy((char *)&driver.call + entries[i].place, &address, sizeof address);
     }
-    struct fault fault;
+    struct reason reason;
     int count = 0;
-    if (!passed(driver.call.init(0), "cuInit", &fault) ||
-        !passed(driver.call.device_count(&count), "cuDeviceGetCount", &fault))
-        snprintf(driver.refusal, sizeof driver.refusal, "%.190s", fault.text);
+    if (!passed(driver.call.init(0), "cuInit", &reason) ||
+        !passed(driver.call.device_count(&count), "cuDeviceGetCount", &reason))
+        snprintf(driver.refusal, sizeof driver.refusal, "%.190s", reason.text);
 }
 
-static bool load_once(struct fault *fault)
+static bool load_once(struct reason *reason)
 {
     pthread_mutex_lock(&driver.lock);
     if (!driver.tried) load();
     driver.tried = true;
     pthread_mutex_unlock(&driver.lock);
-    return !driver.refusal[0] || fault_set(fault, "GPU: %s", driver.refusal);
+    return !driver.refusal[0] || reason_set(reason, "GPU: %s", driver.refusal);
 }
 
-bool gpu_open(int32_t id, struct fault *fault)
+bool gpu_open(int32_t id, struct reason *reason)
 {
     int count = 0, device = 0, error = SUCCESS;
-    if (!load_once(fault) || !passed(driver.call.device_count(&count), "counting devices", fault))
+    if (!load_once(reason) || !passed(driver.call.device_count(&count), "counting devices", reason))
         return false;
     if (count > MOST_DEVICES) count = MOST_DEVICES;
     if (id < 0 || id >= count)
-        return fault_set(fault, "GPU: cuda:%d: is not here, this machine has %d", (int)id, count);
-    if (!passed(driver.call.device_get(&device, id), "finding the device", fault)) return false;
+        return reason_set(reason, "GPU: cuda:%d: is not here, this machine has %d", (int)id, count);
+    if (!passed(driver.call.device_get(&device, id), "finding the device", reason)) return false;
     pthread_mutex_lock(&driver.lock);
     if (!driver.context[id]) error = driver.call.context_retain(&driver.context[id], device);
     pthread_mutex_unlock(&driver.lock);
-    return passed(error, "opening the primary context", fault) &&
-           passed(driver.call.context_set(driver.context[id]), "making the context current", fault);
+    return passed(error, "opening the primary context", reason) &&
+           passed(driver.call.context_set(driver.context[id]), "making the context current", reason);
 }
 
 /* The management library (NVML), which comes with the driver and reports what the driver API does not;
@@ -184,12 +184,12 @@ int gpu_sm_mhz(int32_t id)
 {
     enum { CLOCK_SM = 1 }; /* NVML_CLOCK_SM */
     struct management m;
-    struct fault fault;
+    struct reason reason;
     char bus[32];
     unsigned mhz = 0;
     int device = 0;
     handle found = NULL;
-    if (!load_once(&fault) || driver.call.device_get(&device, id) != SUCCESS ||
+    if (!load_once(&reason) || driver.call.device_get(&device, id) != SUCCESS ||
         driver.call.device_bus(bus, sizeof bus, device) != SUCCESS || !management_open(&m))
         return 0;
     if (m.find(bus, &found) != 0 || m.clock(found, CLOCK_SM, &mhz) != 0) mhz = 0;
@@ -197,14 +197,14 @@ int gpu_sm_mhz(int32_t id)
     return (int)mhz;
 }
 
-bool gpu_describe(int32_t id, struct gpu_description *d, struct fault *fault)
+bool gpu_describe(int32_t id, struct gpu_description *d, struct reason *reason)
 {
     int device = 0, cuda = 0, l2 = 0;
     memset(d, 0, sizeof *d);
-    if (!load_once(fault) || !passed(driver.call.device_get(&device, id), "finding the device", fault) ||
-        !passed(driver.call.driver_version(&cuda), "the driver's version", fault) ||
-        !passed(driver.call.device_name(d->name, sizeof d->name - 1, device), "the device's name", fault) ||
-        !passed(driver.call.device_memory(&d->memory, device), "the device's memory", fault))
+    if (!load_once(reason) || !passed(driver.call.device_get(&device, id), "finding the device", reason) ||
+        !passed(driver.call.driver_version(&cuda), "the driver's version", reason) ||
+        !passed(driver.call.device_name(d->name, sizeof d->name - 1, device), "the device's name", reason) ||
+        !passed(driver.call.device_memory(&d->memory, device), "the device's memory", reason))
         return false;
     const struct {
         int attribute, *value;
@@ -214,7 +214,7 @@ bool gpu_describe(int32_t id, struct gpu_description *d, struct fault *fault)
                   {ATTRIBUTE_L2_BYTES, &l2}};
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
         if (!passed(driver.call.device_attribute(wanted[i].value, wanted[i].attribute, device),
-                    "an attribute of the device", fault))
+                    "an attribute of the device", reason))
             return false;
     d->cache = (size_t)l2;
     struct management m;
@@ -231,13 +231,13 @@ static device_pointer number_of(const void *memory)
     return (device_pointer)(uintptr_t)memory;
 }
 
-bool gpu_alloc(void **memory, size_t bytes, struct fault *fault)
+bool gpu_alloc(void **memory, size_t bytes, struct reason *reason)
 {
     device_pointer pointer = 0;
     char what[64];
     snprintf(what, sizeof what, "allocating %zu bytes", bytes);
     *memory = NULL;
-    if (!passed(driver.call.alloc(&pointer, bytes ? bytes : 1), what, fault)) return false;
+    if (!passed(driver.call.alloc(&pointer, bytes ? bytes : 1), what, reason)) return false;
     memcpy(memory, &pointer, sizeof pointer); /* an address in the device's address space */
     return true;
 }
@@ -248,24 +248,25 @@ void gpu_free(void *memory)
 }
 
 /* Waits for completion: copies from pageable memory and fills may return earlier. */
-static bool done(int error, const char *what, struct fault *fault)
+static bool done(int error, const char *what, struct reason *reason)
 {
-    return passed(error, what, fault) && passed(driver.call.context_wait(), what, fault);
+    return passed(error, what, reason) && passed(driver.call.context_wait(), what, reason);
 }
 
-bool gpu_upload(void *to, const void *from, size_t bytes, struct fault *fault)
+bool gpu_upload(void *to, const void *from, size_t bytes, struct reason *reason)
 {
-    return !bytes || done(driver.call.upload(number_of(to), from, bytes), "copying to the device", fault);
+    return !bytes || done(driver.call.upload(number_of(to), from, bytes), "copying to the device", reason);
 }
 
-bool gpu_download(void *to, const void *from, size_t bytes, struct fault *fault)
+bool gpu_download(void *to, const void *from, size_t bytes, struct reason *reason)
 {
-    return !bytes || done(driver.call.download(to, number_of(from), bytes), "copying from the device", fault);
+    return !bytes ||
+           done(driver.call.download(to, number_of(from), bytes), "copying from the device", reason);
 }
 
-bool gpu_fill(void *to, unsigned char byte, size_t bytes, struct fault *fault)
+bool gpu_fill(void *to, unsigned char byte, size_t bytes, struct reason *reason)
 {
-    return !bytes || done(driver.call.fill(number_of(to), byte, bytes), "filling device memory", fault);
+    return !bytes || done(driver.call.fill(number_of(to), byte, bytes), "filling device memory", reason);
 }
 
 /* ---- Opening, closing and sending ------------------------------------------------------------- */
@@ -274,13 +275,13 @@ bool gpu_fill(void *to, unsigned char byte, size_t bytes, struct fault *fault)
 #define CALLS(name, parameters, of, words)                                                                   \
     bool gpu_##name parameters                                                                               \
     {                                                                                                        \
-        return passed(driver.call.of, words, fault);                                                         \
+        return passed(driver.call.of, words, reason);                                                        \
     }
 #define OPENS(name, what, parameters, of, words)                                                             \
     bool gpu_##name parameters                                                                               \
     {                                                                                                        \
         *(what) = NULL;                                                                                      \
-        return passed(driver.call.of, words, fault);                                                         \
+        return passed(driver.call.of, words, reason);                                                        \
     }
 #define CLOSES(what, entry)                                                                                  \
     void gpu_##what##_close(void *(what))                                                                    \
@@ -291,62 +292,62 @@ CLOSES(stream, stream_close)
 CLOSES(event, event_close)
 CLOSES(module, module_close)
 CLOSES(graph, exec_close)
-OPENS(stream_open, stream, (void **stream, struct fault *fault), stream_open(stream, STREAM_NON_BLOCKING),
+OPENS(stream_open, stream, (void **stream, struct reason *reason), stream_open(stream, STREAM_NON_BLOCKING),
       "opening a stream")
-OPENS(event_open, event, (void **event, struct fault *fault), event_open(event, EVENT_DEFAULT),
+OPENS(event_open, event, (void **event, struct reason *reason), event_open(event, EVENT_DEFAULT),
       "opening an event")
-OPENS(module_open, module, (void **module, const char *ptx, struct fault *fault), module_open(module, ptx),
+OPENS(module_open, module, (void **module, const char *ptx, struct reason *reason), module_open(module, ptx),
       "compiling a kernel")
-OPENS(kernel, kernel, (void **kernel, void *module, const char *name, struct fault *fault),
+OPENS(kernel, kernel, (void **kernel, void *module, const char *name, struct reason *reason),
       module_kernel(kernel, module, name), name)
-CALLS(stream_wait, (void *stream, struct fault *fault), stream_wait(stream), "running a call")
-CALLS(event_record, (void *event, void *stream, struct fault *fault), event_record(event, stream),
+CALLS(stream_wait, (void *stream, struct reason *reason), stream_wait(stream), "running a call")
+CALLS(event_record, (void *event, void *stream, struct reason *reason), event_record(event, stream),
       "recording an event")
-CALLS(capture_begin, (void *stream, struct fault *fault), capture_begin(stream, CAPTURE_GLOBAL),
+CALLS(capture_begin, (void *stream, struct reason *reason), capture_begin(stream, CAPTURE_GLOBAL),
       "beginning a capture")
-CALLS(graph_launch, (void *graph, void *stream, struct fault *fault), graph_launch(graph, stream),
+CALLS(graph_launch, (void *graph, void *stream, struct reason *reason), graph_launch(graph, stream),
       "launching a graph")
-CALLS(kernel_shared, (void *kernel, unsigned bytes, struct fault *fault),
+CALLS(kernel_shared, (void *kernel, unsigned bytes, struct reason *reason),
       kernel_set(kernel, KERNEL_SHARED_BYTES, (int)bytes), "asking for shared memory of a kernel")
 CALLS(launch,
       (void *kernel, unsigned blocks, unsigned threads, unsigned shared, void *stream, void **parameters,
-       struct fault *fault),
+       struct reason *reason),
       launch(kernel, blocks, 1, 1, threads, 1, 1, shared, stream, parameters, NULL), "launching a kernel")
 
-bool gpu_event_seconds(void *first, void *second, double *seconds, struct fault *fault)
+bool gpu_event_seconds(void *first, void *second, double *seconds, struct reason *reason)
 {
     float milliseconds = 0.0f;
-    if (!passed(driver.call.event_wait(second), "running a call", fault) ||
-        !passed(driver.call.event_elapsed(&milliseconds, first, second), "the time between events", fault))
+    if (!passed(driver.call.event_wait(second), "running a call", reason) ||
+        !passed(driver.call.event_elapsed(&milliseconds, first, second), "the time between events", reason))
         return false;
     *seconds = 1e-3 * (double)milliseconds;
     return true;
 }
 
-bool gpu_best_time(const struct gpu_load *load, double *best, struct fault *fault)
+bool gpu_best_time(const struct gpu_load *load, double *best, struct reason *reason)
 {
     enum { TRIES = 5 };
     void *stream = NULL, *first = NULL, *second = NULL;
     bool good =
-        gpu_stream_open(&stream, fault) && gpu_event_open(&first, fault) && gpu_event_open(&second, fault);
+        gpu_stream_open(&stream, reason) && gpu_event_open(&first, reason) && gpu_event_open(&second, reason);
     *best = 1e30;
     for (int i = 0; good && i <= TRIES; i++) {
         double seconds = 0.0;
-        good = gpu_event_record(first, stream, fault) &&
-               gpu_launch(load->kernel, load->blocks, load->threads, 0, stream, load->parameters, fault) &&
-               gpu_event_record(second, stream, fault) && gpu_event_seconds(first, second, &seconds, fault);
+        good = gpu_event_record(first, stream, reason) &&
+               gpu_launch(load->kernel, load->blocks, load->threads, 0, stream, load->parameters, reason) &&
+               gpu_event_record(second, stream, reason) && gpu_event_seconds(first, second, &seconds, reason);
         if (i && seconds < *best) *best = seconds;
     }
     gpu_event_close(first), gpu_event_close(second), gpu_stream_close(stream);
     return good;
 }
 
-bool gpu_capture_end(void *stream, void **graph, struct fault *fault)
+bool gpu_capture_end(void *stream, void **graph, struct reason *reason)
 {
     handle captured = NULL;
     *graph = NULL;
-    if (!passed(driver.call.capture_end(stream, &captured), "ending a capture", fault)) return false;
+    if (!passed(driver.call.capture_end(stream, &captured), "ending a capture", reason)) return false;
     const int error = driver.call.graph_instantiate(graph, captured, 0);
     driver.call.graph_close(captured); /* the executable graph does not need it */
-    return passed(error, "making a graph", fault);
+    return passed(error, "making a graph", reason);
 }

@@ -30,7 +30,7 @@ static const char ptx_copy[] = ".version 8.0\n"
                                "ret;\n"
                                "}\n";
 
-bool gpu_copy_bandwidth(const struct gpu_description *gpu, double *bandwidth, struct fault *fault)
+bool gpu_copy_bandwidth(const struct gpu_description *gpu, double *bandwidth, struct reason *reason)
 {
     const size_t most = (size_t)1 << 31, part = gpu->memory / 16 / 16384 * 16384;
     const size_t bytes = part < most ? part : most;
@@ -40,10 +40,10 @@ bool gpu_copy_bandwidth(const struct gpu_description *gpu, double *bandwidth, st
     struct gpu_load load = {.blocks = (unsigned)(bytes / ((size_t)THREADS * VECTORS * 16)),
                             .threads = THREADS,
                             .parameters = parameters};
-    const bool good = gpu_module_open(&module, ptx_copy, fault) &&
-                      gpu_kernel(&load.kernel, module, "copy", fault) && gpu_alloc(&from, bytes, fault) &&
-                      gpu_alloc(&to, bytes, fault) && gpu_fill(from, 0x5a, bytes, fault) &&
-                      gpu_fill(to, 0, bytes, fault) && gpu_best_time(&load, &seconds, fault);
+    const bool good = gpu_module_open(&module, ptx_copy, reason) &&
+                      gpu_kernel(&load.kernel, module, "copy", reason) && gpu_alloc(&from, bytes, reason) &&
+                      gpu_alloc(&to, bytes, reason) && gpu_fill(from, 0x5a, bytes, reason) &&
+                      gpu_fill(to, 0, bytes, reason) && gpu_best_time(&load, &seconds, reason);
     gpu_free(from), gpu_free(to);
     gpu_module_close(module);
     *bandwidth = good ? 2.0 * (double)bytes / seconds : 0.0;

@@ -11,6 +11,6 @@
 
 /* Sets *bandwidth to bytes/s, reads and writes added: the best of several copies of 2 GiB, or of less on a
  * small GPU. */
-bool gpu_copy_bandwidth(const struct gpu_description *gpu, double *bandwidth, struct fault *fault);
+bool gpu_copy_bandwidth(const struct gpu_description *gpu, double *bandwidth, struct reason *reason);
 
 #endif

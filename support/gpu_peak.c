@@ -143,15 +143,15 @@ static double matrix_flop(const struct gpu_peak *peak)
                        : 2.0 * 16 * 8 * 16 * MMA_SUMS * MMA_WARPS;
 }
 
-static bool open_matrix(struct gpu_peak *peak, struct fault *fault)
+static bool open_matrix(struct gpu_peak *peak, struct reason *reason)
 {
     struct ptx_text text = {.size = 32768};
     text.at = malloc(text.size);
-    if (!text.at) return fault_set(fault, "no memory for a kernel's text");
+    if (!text.at) return reason_set(reason, "no memory for a kernel's text");
     peak->wgmma = peak->gpu.major == 9;
     (peak->wgmma ? ptx_wgmma : ptx_mma)(&text);
-    const bool good = gpu_module_open(&peak->module_of_matrix, text.at, fault) &&
-                      gpu_kernel(&peak->matrix, peak->module_of_matrix, "matrix", fault);
+    const bool good = gpu_module_open(&peak->module_of_matrix, text.at, reason) &&
+                      gpu_kernel(&peak->matrix, peak->module_of_matrix, "matrix", reason);
     free(text.at);
     return good;
 }
@@ -170,15 +170,15 @@ static size_t whole_rounds(const struct gpu_peak *peak, size_t bytes)
     return (bytes + round - 1) / round * round;
 }
 
-bool gpu_peak_open(struct gpu_peak *peak, int32_t id, struct fault *fault)
+bool gpu_peak_open(struct gpu_peak *peak, int32_t id, struct reason *reason)
 {
-    if (!gpu_describe(id, &peak->gpu, fault)) return false;
+    if (!gpu_describe(id, &peak->gpu, reason)) return false;
     peak->bytes = whole_rounds(peak, 4 * peak->gpu.cache > 512000000 ? 4 * peak->gpu.cache : 512000000);
-    return gpu_module_open(&peak->module, ptx_read, fault) &&
-           gpu_kernel(&peak->read, peak->module, "read_all", fault) &&
-           gpu_kernel(&peak->nothing, peak->module, "nothing", fault) && open_matrix(peak, fault) &&
-           gpu_alloc(&peak->memory, peak->bytes, fault) && gpu_alloc(&peak->sink, 256, fault) &&
-           gpu_fill(peak->memory, 0, peak->bytes, fault);
+    return gpu_module_open(&peak->module, ptx_read, reason) &&
+           gpu_kernel(&peak->read, peak->module, "read_all", reason) &&
+           gpu_kernel(&peak->nothing, peak->module, "nothing", reason) && open_matrix(peak, reason) &&
+           gpu_alloc(&peak->memory, peak->bytes, reason) && gpu_alloc(&peak->sink, 256, reason) &&
+           gpu_fill(peak->memory, 0, peak->bytes, reason);
 }
 
 void gpu_peak_close(struct gpu_peak *peak)
@@ -188,21 +188,21 @@ void gpu_peak_close(struct gpu_peak *peak)
     memset(peak, 0, sizeof *peak);
 }
 
-bool gpu_peak_flush(const struct gpu_peak *peak, void *stream, struct fault *fault)
+bool gpu_peak_flush(const struct gpu_peak *peak, void *stream, struct reason *reason)
 {
     const void *from = peak->memory, *sink = peak->sink;
     uint64_t count = peak->bytes / 16;
     void *parameters[] = {&from, &count, &sink};
-    return gpu_launch(peak->read, read_blocks(peak), READ_THREADS, 0, stream, parameters, fault);
+    return gpu_launch(peak->read, read_blocks(peak), READ_THREADS, 0, stream, parameters, reason);
 }
 
-bool gpu_peak_nothing(const struct gpu_peak *peak, void *stream, struct fault *fault)
+bool gpu_peak_nothing(const struct gpu_peak *peak, void *stream, struct reason *reason)
 {
     void *parameters[] = {NULL};
-    return gpu_launch(peak->nothing, 1, 32, 0, stream, parameters, fault);
+    return gpu_launch(peak->nothing, 1, 32, 0, stream, parameters, reason);
 }
 
-bool gpu_peak_bandwidth(const struct gpu_peak *peak, double *bandwidth, struct fault *fault)
+bool gpu_peak_bandwidth(const struct gpu_peak *peak, double *bandwidth, struct reason *reason)
 {
     /* Read so much that start and end of the kernel are negligible. */
     const size_t most = (size_t)1 << 32, part = peak->gpu.memory / 8;
@@ -213,14 +213,14 @@ bool gpu_peak_bandwidth(const struct gpu_peak *peak, double *bandwidth, struct f
     void *parameters[] = {&memory, &count, &sink};
     const struct gpu_load load = {peak->read, read_blocks(peak), READ_THREADS, parameters};
     double seconds = 0.0;
-    const bool good = gpu_alloc(&memory, bytes, fault) && gpu_fill(memory, 0, bytes, fault) &&
-                      gpu_best_time(&load, &seconds, fault);
+    const bool good = gpu_alloc(&memory, bytes, reason) && gpu_fill(memory, 0, bytes, reason) &&
+                      gpu_best_time(&load, &seconds, reason);
     gpu_free(memory);
     *bandwidth = good ? (double)bytes / seconds : 0.0;
     return good;
 }
 
-bool gpu_peak_flops(const struct gpu_peak *peak, double *flops, struct fault *fault)
+bool gpu_peak_flops(const struct gpu_peak *peak, double *flops, struct reason *reason)
 {
     enum { SHORT = 2000 };
     const void *sink = peak->sink;
@@ -229,9 +229,9 @@ bool gpu_peak_flops(const struct gpu_peak *peak, double *flops, struct fault *fa
     const struct gpu_load load = {peak->matrix, (unsigned)peak->gpu.multiprocessors, MATRIX_THREADS,
                                   parameters};
     double seconds;
-    if (!gpu_best_time(&load, &seconds, fault)) return false;
+    if (!gpu_best_time(&load, &seconds, reason)) return false;
     rounds = (uint32_t)(SHORT * (20e-3 / seconds)) + 1; /* 20 ms: clocks have settled */
-    if (!gpu_best_time(&load, &seconds, fault)) return false;
+    if (!gpu_best_time(&load, &seconds, reason)) return false;
     *flops = (double)rounds * matrix_flop(peak) * (double)peak->gpu.multiprocessors / seconds;
     return true;
 }

@@ -106,39 +106,39 @@ size_t gpu_product_results_bytes(const struct gpu_product *product)
     return (size_t)4 * (size_t)(product->columns / PART) * TOKENS * (size_t)product->rows;
 }
 
-static bool draw(void *kernel, void *memory, size_t bytes, struct fault *fault)
+static bool draw(void *kernel, void *memory, size_t bytes, struct reason *reason)
 {
     uint32_t words = (uint32_t)(bytes / 4);
     void *parameters[] = {&memory, &words};
-    return gpu_launch(kernel, 1024, 256, 0, NULL, parameters, fault);
+    return gpu_launch(kernel, 1024, 256, 0, NULL, parameters, reason);
 }
 
-static bool open_product(struct gpu_product *product, struct fault *fault)
+static bool open_product(struct gpu_product *product, struct reason *reason)
 {
     struct ptx_text text = {.size = (size_t)1 << 20};
     void *drawing = NULL;
     text.at = malloc(text.size);
-    if (!text.at) return fault_set(fault, "no memory for a kernel's text");
+    if (!text.at) return reason_set(reason, "no memory for a kernel's text");
     write_kernel(&text, product);
-    const bool compiled = gpu_module_open(&product->module, text.at, fault);
+    const bool compiled = gpu_module_open(&product->module, text.at, reason);
     free(text.at);
-    return compiled && gpu_kernel(&product->kernel, product->module, "product", fault) &&
-           gpu_kernel(&drawing, product->module, "draw", fault) &&
-           gpu_alloc(&product->inputs, gpu_product_inputs_bytes(product), fault) &&
-           gpu_alloc(&product->weights, gpu_product_weights_bytes(product), fault) &&
-           gpu_alloc(&product->results, gpu_product_results_bytes(product), fault) &&
-           draw(drawing, product->inputs, gpu_product_inputs_bytes(product), fault) &&
-           draw(drawing, product->weights, gpu_product_weights_bytes(product), fault) &&
-           gpu_stream_wait(NULL, fault);
+    return compiled && gpu_kernel(&product->kernel, product->module, "product", reason) &&
+           gpu_kernel(&drawing, product->module, "draw", reason) &&
+           gpu_alloc(&product->inputs, gpu_product_inputs_bytes(product), reason) &&
+           gpu_alloc(&product->weights, gpu_product_weights_bytes(product), reason) &&
+           gpu_alloc(&product->results, gpu_product_results_bytes(product), reason) &&
+           draw(drawing, product->inputs, gpu_product_inputs_bytes(product), reason) &&
+           draw(drawing, product->weights, gpu_product_weights_bytes(product), reason) &&
+           gpu_stream_wait(NULL, reason);
 }
 
-bool gpu_products_open(struct gpu_products *products, struct fault *fault)
+bool gpu_products_open(struct gpu_products *products, struct reason *reason)
 {
     memset(products, 0, sizeof *products);
     products->of[0].columns = products->of[1].rows = 2 * PART;
     products->of[0].rows = products->of[1].columns = 4 * PART;
     for (int i = 0; i < GPU_PRODUCTS; i++)
-        if (!open_product(&products->of[i], fault)) return false;
+        if (!open_product(&products->of[i], reason)) return false;
     return true;
 }
 
@@ -152,14 +152,14 @@ void gpu_products_close(struct gpu_products *products)
     memset(products, 0, sizeof *products);
 }
 
-bool gpu_products_send(const struct gpu_products *products, void *stream, struct fault *fault)
+bool gpu_products_send(const struct gpu_products *products, void *stream, struct reason *reason)
 {
     for (int i = 0; i < GPU_PRODUCTS; i++) {
         const struct gpu_product *product = &products->of[i];
         const void *inputs = product->inputs, *weights = product->weights;
         void *results = product->results, *parameters[] = {&inputs, &weights, &results};
         const unsigned blocks = (unsigned)(product->rows / TILE * (product->columns / PART));
-        if (!gpu_launch(product->kernel, blocks, THREADS, 0, stream, parameters, fault)) return false;
+        if (!gpu_launch(product->kernel, blocks, THREADS, 0, stream, parameters, reason)) return false;
     }
     return true;
 }

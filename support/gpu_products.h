@@ -25,11 +25,11 @@ struct gpu_products {
 };
 
 /* Allocates 575 MB and fills inputs and weights with random values of ±(2^-5 … 2^-3). */
-bool gpu_products_open(struct gpu_products *products, struct fault *fault);
+bool gpu_products_open(struct gpu_products *products, struct reason *reason);
 void gpu_products_close(struct gpu_products *products);
 
 /* Enqueues both products. */
-bool gpu_products_send(const struct gpu_products *products, void *stream, struct fault *fault);
+bool gpu_products_send(const struct gpu_products *products, void *stream, struct reason *reason);
 
 size_t gpu_product_inputs_bytes(const struct gpu_product *product);
 size_t gpu_product_weights_bytes(const struct gpu_product *product);

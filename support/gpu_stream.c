@@ -159,7 +159,8 @@ static bool write_load(char text[TEXT_BYTES])
     return used < TEXT_BYTES;
 }
 
-bool gpu_stream_kernel_open(struct gpu_stream *stream, const struct gpu_description *gpu, struct fault *fault)
+bool gpu_stream_kernel_open(struct gpu_stream *stream, const struct gpu_description *gpu,
+                            struct reason *reason)
 {
     char text[TEXT_BYTES];
     memset(stream, 0, sizeof *stream);
@@ -167,10 +168,10 @@ bool gpu_stream_kernel_open(struct gpu_stream *stream, const struct gpu_descript
     stream->threads = stream->bulk ? 32 : LOAD_THREADS;
     stream->blocks = (unsigned)gpu->multiprocessors * (stream->bulk ? 1 : LOAD_BLOCKS_PER_SM);
     stream->shared = stream->bulk ? SLOTS * SLOT_BYTES : 0;
-    if (!stream->bulk && !write_load(text)) return fault_set(fault, "the text of a kernel is too long");
-    return gpu_module_open(&stream->module, stream->bulk ? ptx_bulk : text, fault) &&
-           gpu_kernel(&stream->kernel, stream->module, "stream", fault) &&
-           (!stream->shared || gpu_kernel_shared(stream->kernel, stream->shared, fault));
+    if (!stream->bulk && !write_load(text)) return reason_set(reason, "the text of a kernel is too long");
+    return gpu_module_open(&stream->module, stream->bulk ? ptx_bulk : text, reason) &&
+           gpu_kernel(&stream->kernel, stream->module, "stream", reason) &&
+           (!stream->shared || gpu_kernel_shared(stream->kernel, stream->shared, reason));
 }
 
 void gpu_stream_kernel_close(struct gpu_stream *stream)
@@ -188,18 +189,19 @@ uint32_t gpu_stream_most(const struct gpu_stream *stream, uint32_t vector_bytes,
 }
 
 bool gpu_stream_list_open(struct gpu_stream_list *list, const void *base, uint32_t vector_bytes,
-                          const struct gpu_stream_chunk *chunks, int64_t count, struct fault *fault)
+                          const struct gpu_stream_chunk *chunks, int64_t count, struct reason *reason)
 {
     *list = (struct gpu_stream_list){base, vector_bytes, (uint32_t)count, NULL};
-    if (count > INT32_MAX) return fault_set(fault, "there are more than 2^31 chunks to read");
+    if (count > INT32_MAX) return reason_set(reason, "there are more than 2^31 chunks to read");
     const size_t bytes = (size_t)count * sizeof *chunks;
-    return gpu_alloc(&list->chunks, bytes, fault) && gpu_upload(list->chunks, chunks, bytes, fault);
+    return gpu_alloc(&list->chunks, bytes, reason) && gpu_upload(list->chunks, chunks, bytes, reason);
 }
 
 bool gpu_stream_send(const struct gpu_stream *stream, const struct gpu_stream_list *list, void *sum, void *to,
-                     struct fault *fault)
+                     struct reason *reason)
 {
     struct gpu_stream_list of = *list;
     void *parameters[] = {&of.base, &of.chunks, &of.count, &of.vector_bytes, &sum};
-    return gpu_launch(stream->kernel, stream->blocks, stream->threads, stream->shared, to, parameters, fault);
+    return gpu_launch(stream->kernel, stream->blocks, stream->threads, stream->shared, to, parameters,
+                      reason);
 }

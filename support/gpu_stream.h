@@ -30,20 +30,20 @@ struct gpu_stream_list {
 };
 
 bool gpu_stream_kernel_open(struct gpu_stream *stream, const struct gpu_description *gpu,
-                            struct fault *fault);
+                            struct reason *reason);
 void gpu_stream_kernel_close(struct gpu_stream *stream);
 
 /* Returns the most vectors per chunk that still give every SM work when `vectors` are read in all. A
  * vector is a multiple of 16 bytes, at most 1152. */
 uint32_t gpu_stream_most(const struct gpu_stream *stream, uint32_t vector_bytes, int64_t vectors);
 
-/* Copies the list to the device. The caller frees list->chunks with gpu_free, also after a fault. */
+/* Copies the list to the device. The caller frees list->chunks with gpu_free, also after a reason. */
 bool gpu_stream_list_open(struct gpu_stream_list *list, const void *base, uint32_t vector_bytes,
-                          const struct gpu_stream_chunk *chunks, int64_t count, struct fault *fault);
+                          const struct gpu_stream_chunk *chunks, int64_t count, struct reason *reason);
 
 /* Launches the kernel on `to`, a stream of the driver. If `sum` is not NULL, the kernel also reads what it
  * copied and adds the sum of all 32-bit words modulo 2³² to the word at `sum`, on the device. */
 bool gpu_stream_send(const struct gpu_stream *stream, const struct gpu_stream_list *list, void *sum, void *to,
-                     struct fault *fault);
+                     struct reason *reason);
 
 #endif

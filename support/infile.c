@@ -23,7 +23,7 @@ enum { FIRST_ROOM = 1 << 20, MAPPED_FILES = 4 };
 static struct mapped {
     const unsigned char *begin;
     size_t bytes;
-    char *_Atomic line; /* message for a fault in it; NULL = entry unused */
+    char *_Atomic line; /* message if it was cut; NULL = entry unused */
 } mapped_files[MAPPED_FILES];
 
 static const char *program_name = "";
@@ -61,12 +61,12 @@ void infile_handle_signals(const char *program)
     sigaction(SIGBUS, &action, NULL);
 }
 
-static bool remember(struct infile *file, const char *name, struct fault *fault)
+static bool remember(struct infile *file, const char *name, struct reason *reason)
 {
     static const char what[] = ": became shorter while it was read, or its disk failed\n";
     const size_t size = strlen(name) + sizeof what + 2;
     char *line = malloc(size);
-    if (!line) return fault_set(fault, "%s: out of memory", name);
+    if (!line) return reason_set(reason, "%s: out of memory", name);
     snprintf(line, size, ": %s%s", name, what);
     for (int i = 0; i < MAPPED_FILES; i++) {
         if (mapped_files[i].line) continue;
@@ -86,79 +86,80 @@ const char *infile_name(const char *path)
     return strcmp(path, "-") ? path : "standard input";
 }
 
-static bool map(struct infile *file, int fd, uint64_t size, const char *name, struct fault *fault)
+static bool map(struct infile *file, int fd, uint64_t size, const char *name, struct reason *reason)
 {
     if (size == 0) return true;
     void *bytes = size > SIZE_MAX ? MAP_FAILED : mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (bytes == MAP_FAILED)
-        return fault_set(fault, "%s: cannot map %llu bytes: %s", name, (unsigned long long)size,
-                         strerror(errno));
+        return reason_set(reason, "%s: cannot map %llu bytes: %s", name, (unsigned long long)size,
+                          strerror(errno));
     file->bytes = bytes, file->room = (size_t)size, file->size = size;
-    return remember(file, name, fault);
+    return remember(file, name, reason);
 }
 
-static bool open_standard_input(struct infile *file, struct fault *fault)
+static bool open_standard_input(struct infile *file, struct reason *reason)
 {
     const char *const name = infile_name("-");
     struct stat status;
-    if (fstat(STDIN_FILENO, &status)) return fault_set(fault, "%s: cannot read: %s", name, strerror(errno));
-    if (S_ISDIR(status.st_mode)) return fault_set(fault, "%s: is a directory, must be a file", name);
-    if (isatty(STDIN_FILENO)) return fault_set(fault, "%s: is a terminal, must be a file or a pipe", name);
+    if (fstat(STDIN_FILENO, &status)) return reason_set(reason, "%s: cannot read: %s", name, strerror(errno));
+    if (S_ISDIR(status.st_mode)) return reason_set(reason, "%s: is a directory, must be a file", name);
+    if (isatty(STDIN_FILENO)) return reason_set(reason, "%s: is a terminal, must be a file or a pipe", name);
     if (S_ISREG(status.st_mode) && lseek(STDIN_FILENO, 0, SEEK_CUR) == 0)
-        return map(file, STDIN_FILENO, (uint64_t)status.st_size, name, fault);
+        return map(file, STDIN_FILENO, (uint64_t)status.st_size, name, reason);
     file->fd = STDIN_FILENO;
     return true;
 }
 
-static bool open_named(struct infile *file, const char *path, struct fault *fault)
+static bool open_named(struct infile *file, const char *path, struct reason *reason)
 {
     struct stat status;
     const int fd =
         open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK); /* opening a pipe must not block */
-    if (fd < 0) return fault_set(fault, "%s: cannot open: %s", path, strerror(errno));
+    if (fd < 0) return reason_set(reason, "%s: cannot open: %s", path, strerror(errno));
     bool good;
     if (fstat(fd, &status))
-        good = fault_set(fault, "%s: cannot read: %s", path, strerror(errno));
+        good = reason_set(reason, "%s: cannot read: %s", path, strerror(errno));
     else if (S_ISDIR(status.st_mode))
-        good = fault_set(fault, "%s: is a directory, must be a file", path);
+        good = reason_set(reason, "%s: is a directory, must be a file", path);
     else if (!S_ISREG(status.st_mode))
-        good = fault_set(fault, "%s: is no regular file; a pipe is read from standard input, as -", path);
+        good = reason_set(reason, "%s: is no regular file; a pipe is read from standard input, as -", path);
     else
-        good = map(file, fd, (uint64_t)status.st_size, path, fault);
+        good = map(file, fd, (uint64_t)status.st_size, path, reason);
     close(fd);
     return good;
 }
 
-bool infile_open(struct infile *file, const char *path, struct fault *fault)
+bool infile_open(struct infile *file, const char *path, struct reason *reason)
 {
     *file = (struct infile){.fd = -1, .slot = -1};
-    const bool good = strcmp(path, "-") ? open_named(file, path, fault) : open_standard_input(file, fault);
+    const bool good = strcmp(path, "-") ? open_named(file, path, reason) : open_standard_input(file, reason);
     if (!good) infile_close(file);
     return good;
 }
 
 /* Anonymous memory: tensors are aligned as in a mapped file, and growing copies nothing. */
-static bool grow(struct infile *file, const char *path, struct fault *fault)
+static bool grow(struct infile *file, const char *path, struct reason *reason)
 {
     const size_t room = file->room ? 2 * file->room : FIRST_ROOM;
     void *bytes = room < file->room ? MAP_FAILED
                   : file->bytes
                       ? mremap(file->bytes, file->room, room, MREMAP_MAYMOVE)
                       : mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (bytes == MAP_FAILED) return fault_set(fault, "%s: no memory for %zu bytes", infile_name(path), room);
+    if (bytes == MAP_FAILED)
+        return reason_set(reason, "%s: no memory for %zu bytes", infile_name(path), room);
     file->bytes = bytes, file->room = room;
     return true;
 }
 
-bool infile_need(struct infile *file, uint64_t bytes, const char *path, struct fault *fault)
+bool infile_need(struct infile *file, uint64_t bytes, const char *path, struct reason *reason)
 {
     while (file->fd >= 0 && file->size < bytes) {
-        if (file->size == file->room && !grow(file, path, fault)) return false;
+        if (file->size == file->room && !grow(file, path, reason)) return false;
         const uint64_t left = bytes - file->size;
         const size_t room = file->room - (size_t)file->size;
         const ssize_t got = read(file->fd, file->bytes + file->size, left < room ? (size_t)left : room);
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return fault_set(fault, "%s: cannot read: %s", infile_name(path), strerror(errno));
+        if (got < 0) return reason_set(reason, "%s: cannot read: %s", infile_name(path), strerror(errno));
         if (got == 0) file->fd = -1;
         file->size += (uint64_t)got;
     }

@@ -6,7 +6,7 @@
 #ifndef FMLA_SUPPORT_INFILE_H
 #define FMLA_SUPPORT_INFILE_H
 
-#include "fault.h"
+#include "reason.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -22,12 +22,12 @@ struct infile {
 /* Returns the name for messages: "standard input" for "-", else the path. */
 const char *infile_name(const char *path);
 
-/* Opens `path`, or standard input if it is "-". Fails with a fault if it cannot be read, or is neither a
+/* Opens `path`, or standard input if it is "-". Fails with a reason if it cannot be read, or is neither a
  * regular file nor standard input. */
-bool infile_open(struct infile *file, const char *path, struct fault *fault);
+bool infile_open(struct infile *file, const char *path, struct reason *reason);
 
 /* Reads until `bytes` are available or the input ends; then size is smaller. */
-bool infile_need(struct infile *file, uint64_t bytes, const char *path, struct fault *fault);
+bool infile_need(struct infile *file, uint64_t bytes, const char *path, struct reason *reason);
 
 /* `file` may be zero-initialised or already closed. */
 void infile_close(struct infile *file);

@@ -11,7 +11,7 @@
 #ifndef FMLA_SUPPORT_OUTFILE_H
 #define FMLA_SUPPORT_OUTFILE_H
 
-#include "fault.h"
+#include "reason.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -19,30 +19,30 @@
 struct outfile;
 
 /* Opens `path`, and refuses if its file system has less than `expected_bytes` left (0 = unknown). Returns
- * NULL with a fault on failure. */
-struct outfile *outfile_open(const char *path, uint64_t expected_bytes, struct fault *fault);
+ * NULL with a reason on failure. */
+struct outfile *outfile_open(const char *path, uint64_t expected_bytes, struct reason *reason);
 
 /* Like outfile_open, for a file of lines. */
-struct outfile *outfile_open_lines(const char *path, struct fault *fault);
+struct outfile *outfile_open_lines(const char *path, struct reason *reason);
 
 /* Appends `text`, one line without its newline, to a file of lines. The line is written whole or not at
  * all. */
-bool outfile_line(struct outfile *file, const char *text, struct fault *fault);
+bool outfile_line(struct outfile *file, const char *text, struct reason *reason);
 
 /* Output is buffered, so an error may be reported by a later call. */
-bool outfile_write(struct outfile *file, const void *data, size_t bytes, struct fault *fault);
-bool outfile_printf(struct outfile *file, struct fault *fault, const char *format, ...)
+bool outfile_write(struct outfile *file, const void *data, size_t bytes, struct reason *reason);
+bool outfile_printf(struct outfile *file, struct reason *reason, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* Makes the file appear under its name. Frees `file` in either case. */
-bool outfile_commit(struct outfile *file, struct fault *fault);
+bool outfile_commit(struct outfile *file, struct reason *reason);
 
 /* Removes the written data, except lines, and frees `file`; NULL is allowed. */
 void outfile_abandon(struct outfile *file);
 
 /* For programs that write a file to standard output: after this call only files opened as "-" reach it,
- * and everything printed is discarded. Fails with a fault if there is no standard output. */
-bool outfile_claim_stdout(struct fault *fault);
+ * and everything printed is discarded. Fails with a reason if there is no standard output. */
+bool outfile_claim_stdout(struct reason *reason);
 
 /* For programs: after this call SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGPIPE remove unfinished files
  * before they end the process, and exceeding a file size limit (SIGXFSZ) is a write error. */

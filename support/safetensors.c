@@ -60,36 +60,36 @@ struct safetensors_file {
 };
 
 /* Reads the header's length and checks it before reading or allocating the header. */
-static bool read_header_length(struct infile *in, const char *path, uint64_t *length, struct fault *fault)
+static bool read_header_length(struct infile *in, const char *path, uint64_t *length, struct reason *reason)
 {
-    if (!infile_need(in, LENGTH_BYTES, path, fault)) return false;
+    if (!infile_need(in, LENGTH_BYTES, path, reason)) return false;
     path = infile_name(path);
     if (in->size < LENGTH_BYTES)
-        return fault_set(fault, "%s: has %" PRIu64 " bytes, a safetensors file has at least %u", path,
-                         in->size, LENGTH_BYTES + 2);
+        return reason_set(reason, "%s: has %" PRIu64 " bytes, a safetensors file has at least %u", path,
+                          in->size, LENGTH_BYTES + 2);
     *length = 0;
     for (unsigned i = LENGTH_BYTES; i-- > 0;) *length = *length << 8 | in->bytes[i];
     if (*length > HEADER_MAX)
-        return fault_set(fault, "%s: header claims %" PRIu64 " bytes, at most %" PRIu64 " are allowed", path,
-                         *length, HEADER_MAX);
+        return reason_set(reason, "%s: header claims %" PRIu64 " bytes, at most %" PRIu64 " are allowed",
+                          path, *length, HEADER_MAX);
     return true;
 }
 
-static json_t *read_header(struct infile *in, const char *path, uint64_t length, struct fault *fault)
+static json_t *read_header(struct infile *in, const char *path, uint64_t length, struct reason *reason)
 {
     json_error_t error;
-    if (!infile_need(in, LENGTH_BYTES + length, path, fault)) return NULL;
+    if (!infile_need(in, LENGTH_BYTES + length, path, reason)) return NULL;
     path = infile_name(path);
     if (length > in->size - LENGTH_BYTES) {
-        fault_set(fault, "%s: header claims %" PRIu64 " bytes, the file has %" PRIu64 " after its length",
-                  path, length, in->size - LENGTH_BYTES);
+        reason_set(reason, "%s: header claims %" PRIu64 " bytes, the file has %" PRIu64 " after its length",
+                   path, length, in->size - LENGTH_BYTES);
         return NULL;
     }
     json_t *header =
         json_loadb((const char *)in->bytes + LENGTH_BYTES, length, JSON_REJECT_DUPLICATES, &error);
-    if (!header) fault_set(fault, "%s: header: byte %d: %s", path, error.position, error.text);
+    if (!header) reason_set(reason, "%s: header: byte %d: %s", path, error.position, error.text);
     if (header && !json_is_object(header)) {
-        fault_set(fault, "%s: header: must be a JSON object", path);
+        reason_set(reason, "%s: header: must be a JSON object", path);
         json_decref(header);
         return NULL;
     }
@@ -98,7 +98,7 @@ static json_t *read_header(struct infile *in, const char *path, uint64_t length,
 
 /* For input that is not mapped: reads the data that the header claims, and one more byte if there is one.
  * The claims are checked later against the bytes read. */
-static bool read_data(struct safetensors_file *file, const char *path, struct fault *fault)
+static bool read_data(struct safetensors_file *file, const char *path, struct reason *reason)
 {
     const char *name;
     json_t *entry;
@@ -109,79 +109,80 @@ static bool read_data(struct safetensors_file *file, const char *path, struct fa
         if (end > claimed) claimed = end;
     }
     const uint64_t all = file->data_begin + (uint64_t)claimed + 1;
-    if (!infile_need(&file->in, all, path, fault)) return false;
+    if (!infile_need(&file->in, all, path, reason)) return false;
     file->data_bytes = file->in.size - file->data_begin;
     return true;
 }
 
-static bool check_metadata(const char *path, const json_t *metadata, struct fault *fault)
+static bool check_metadata(const char *path, const json_t *metadata, struct reason *reason)
 {
     const char *key;
     json_t *value;
     if (!metadata) return true;
     if (!json_is_object(metadata))
-        return fault_set(fault, "%s: __metadata__: must be an object of strings", path);
-    json_object_foreach((json_t *)metadata, key, value) if (!json_is_string(value)) return fault_set(
-        fault, "%s: __metadata__: \"%s\" must be a string", path, key);
+        return reason_set(reason, "%s: __metadata__: must be an object of strings", path);
+    json_object_foreach((json_t *)metadata, key, value) if (!json_is_string(value)) return reason_set(
+        reason, "%s: __metadata__: \"%s\" must be a string", path, key);
     return true;
 }
 
-/* Returns NULL with a fault if `value` names no type of the format. */
+/* Returns NULL with a reason if `value` names no type of the format. */
 static const struct safetensors_dtype *parse_dtype(const char *path, const char *tensor, const json_t *value,
-                                                   struct fault *fault)
+                                                   struct reason *reason)
 {
     const char *name = json_string_value(value);
     for (size_t i = 0; name && i < TYPE_COUNT; i++)
         if (!strcmp(types[i].name, name)) return &types[i];
-    fault_set(fault, "%s: tensor \"%s\": dtype %s is unknown, must be one of " TYPE_NAMES, path, tensor,
-              name ? name : "(no string)");
+    reason_set(reason, "%s: tensor \"%s\": dtype %s is unknown, must be one of " TYPE_NAMES, path, tensor,
+               name ? name : "(no string)");
     return NULL;
 }
 
 static bool parse_shape(const char *path, struct safetensors_tensor *tensor, const json_t *value,
-                        struct fault *fault)
+                        struct reason *reason)
 {
     if (!json_is_array(value))
-        return fault_set(fault, "%s: tensor \"%s\": shape must be an array", path, tensor->name);
+        return reason_set(reason, "%s: tensor \"%s\": shape must be an array", path, tensor->name);
     if (json_array_size(value) > SAFETENSORS_MAX_DIMS)
-        return fault_set(fault, "%s: tensor \"%s\": has %zu dimensions, at most %d are allowed", path,
-                         tensor->name, json_array_size(value), SAFETENSORS_MAX_DIMS);
+        return reason_set(reason, "%s: tensor \"%s\": has %zu dimensions, at most %d are allowed", path,
+                          tensor->name, json_array_size(value), SAFETENSORS_MAX_DIMS);
     tensor->ndim = (int32_t)json_array_size(value);
     for (int32_t i = 0; i < tensor->ndim; i++) {
         const json_t *size = json_array_get(value, (size_t)i);
         if (!json_is_integer(size) || json_integer_value(size) < 0)
-            return fault_set(fault, "%s: tensor \"%s\": shape[%d] must be an integer of 0 or more", path,
-                             tensor->name, i);
+            return reason_set(reason, "%s: tensor \"%s\": shape[%d] must be an integer of 0 or more", path,
+                              tensor->name, i);
         tensor->shape[i] = json_integer_value(size);
     }
     return true;
 }
 
 static bool parse_offsets(const struct safetensors_file *file, const char *path,
-                          struct safetensors_tensor *tensor, const json_t *value, struct fault *fault)
+                          struct safetensors_tensor *tensor, const json_t *value, struct reason *reason)
 {
     static const _Alignas(ALIGNMENT) unsigned char nothing[ALIGNMENT];
     const json_t *begin = json_array_get(value, 0), *end = json_array_get(value, 1);
     uint64_t bytes;
     if (json_array_size(value) != 2 || !json_is_integer(begin) || !json_is_integer(end) ||
         json_integer_value(begin) < 0 || json_integer_value(end) < json_integer_value(begin))
-        return fault_set(fault, "%s: tensor \"%s\": data_offsets must be [begin, end] with 0 <= begin <= end",
-                         path, tensor->name);
+        return reason_set(reason,
+                          "%s: tensor \"%s\": data_offsets must be [begin, end] with 0 <= begin <= end", path,
+                          tensor->name);
     tensor->begin = (uint64_t)json_integer_value(begin);
     tensor->end = (uint64_t)json_integer_value(end);
     if (tensor->end > file->data_bytes)
-        return fault_set(fault,
-                         "%s: tensor \"%s\": data_offsets [%" PRIu64 ", %" PRIu64 "] reach past the %" PRIu64
-                         " bytes of data",
-                         path, tensor->name, tensor->begin, tensor->end, file->data_bytes);
+        return reason_set(reason,
+                          "%s: tensor \"%s\": data_offsets [%" PRIu64 ", %" PRIu64 "] reach past the %" PRIu64
+                          " bytes of data",
+                          path, tensor->name, tensor->begin, tensor->end, file->data_bytes);
     if (!tensor_bytes(tensor->type->dtype, tensor->ndim, tensor->shape, &bytes))
-        return fault_set(fault, "%s: tensor \"%s\": shape counts more elements than 63 bits hold", path,
-                         tensor->name);
+        return reason_set(reason, "%s: tensor \"%s\": shape counts more elements than 63 bits hold", path,
+                          tensor->name);
     if (tensor->end - tensor->begin != bytes)
-        return fault_set(fault,
-                         "%s: tensor \"%s\": data_offsets hold %" PRIu64
-                         " bytes, its shape and dtype %s take %" PRIu64,
-                         path, tensor->name, tensor->end - tensor->begin, tensor->type->name, bytes);
+        return reason_set(reason,
+                          "%s: tensor \"%s\": data_offsets hold %" PRIu64
+                          " bytes, its shape and dtype %s take %" PRIu64,
+                          path, tensor->name, tensor->end - tensor->begin, tensor->type->name, bytes);
     tensor->data = bytes ? file->in.bytes + file->data_begin + tensor->begin : nothing;
     return true;
 }
@@ -195,61 +196,61 @@ static int by_position(const void *left, const void *right)
 
 /* Checks that in order of position every tensor begins where the previous one ends, and that the last ends
  * with the data. */
-static bool check_cover(const struct safetensors_file *file, const char *path, struct fault *fault)
+static bool check_cover(const struct safetensors_file *file, const char *path, struct reason *reason)
 {
     uint64_t covered = 0;
     for (size_t i = 0; i < file->count; i++) {
         const struct safetensors_tensor *tensor = &file->tensors[i];
         if (tensor->begin < covered)
-            return fault_set(fault, "%s: tensors \"%s\" and \"%s\" overlap at byte %" PRIu64 " of the data",
-                             path, tensor[-1].name, tensor->name, tensor->begin);
+            return reason_set(reason, "%s: tensors \"%s\" and \"%s\" overlap at byte %" PRIu64 " of the data",
+                              path, tensor[-1].name, tensor->name, tensor->begin);
         if (tensor->begin > covered)
-            return fault_set(fault,
-                             "%s: tensor \"%s\": bytes %" PRIu64 " to %" PRIu64
-                             " of the data before it belong to no tensor",
-                             path, tensor->name, covered, tensor->begin);
+            return reason_set(reason,
+                              "%s: tensor \"%s\": bytes %" PRIu64 " to %" PRIu64
+                              " of the data before it belong to no tensor",
+                              path, tensor->name, covered, tensor->begin);
         covered = tensor->end;
     }
     if (covered == file->data_bytes) return true;
-    return fault_set(fault, "%s: the tensors end at byte %" PRIu64 " of %" PRIu64 " bytes of data", path,
-                     covered, file->data_bytes);
+    return reason_set(reason, "%s: the tensors end at byte %" PRIu64 " of %" PRIu64 " bytes of data", path,
+                      covered, file->data_bytes);
 }
 
-static bool parse_header(struct safetensors_file *file, const char *path, struct fault *fault)
+static bool parse_header(struct safetensors_file *file, const char *path, struct reason *reason)
 {
     const char *name;
     json_t *entry;
-    if (!check_metadata(path, json_object_get(file->header, "__metadata__"), fault)) return false;
+    if (!check_metadata(path, json_object_get(file->header, "__metadata__"), reason)) return false;
     file->tensors = calloc(json_object_size(file->header) + 1, sizeof *file->tensors);
-    if (!file->tensors) return fault_set(fault, "%s: out of memory", path);
+    if (!file->tensors) return reason_set(reason, "%s: out of memory", path);
     json_object_foreach(file->header, name, entry)
     {
         if (!strcmp(name, "__metadata__")) continue;
         struct safetensors_tensor *tensor = &file->tensors[file->count++];
         tensor->name = name;
         if (!json_is_object(entry))
-            return fault_set(fault, "%s: tensor \"%s\": must be an object", path, name);
-        tensor->type = parse_dtype(path, name, json_object_get(entry, "dtype"), fault);
-        if (!tensor->type || !parse_shape(path, tensor, json_object_get(entry, "shape"), fault) ||
-            !parse_offsets(file, path, tensor, json_object_get(entry, "data_offsets"), fault))
+            return reason_set(reason, "%s: tensor \"%s\": must be an object", path, name);
+        tensor->type = parse_dtype(path, name, json_object_get(entry, "dtype"), reason);
+        if (!tensor->type || !parse_shape(path, tensor, json_object_get(entry, "shape"), reason) ||
+            !parse_offsets(file, path, tensor, json_object_get(entry, "data_offsets"), reason))
             return false;
     }
     qsort(file->tensors, file->count, sizeof *file->tensors, by_position);
-    return check_cover(file, path, fault);
+    return check_cover(file, path, reason);
 }
 
-struct safetensors_file *safetensors_open(const char *path, struct fault *fault)
+struct safetensors_file *safetensors_open(const char *path, struct reason *reason)
 {
     struct safetensors_file *file = calloc(1, sizeof *file);
     uint64_t length = 0;
     if (!file) {
-        fault_set(fault, "%s: out of memory", infile_name(path));
+        reason_set(reason, "%s: out of memory", infile_name(path));
         return NULL;
     }
-    if (infile_open(&file->in, path, fault) && read_header_length(&file->in, path, &length, fault) &&
-        (file->header = read_header(&file->in, path, length, fault)) != NULL) {
+    if (infile_open(&file->in, path, reason) && read_header_length(&file->in, path, &length, reason) &&
+        (file->header = read_header(&file->in, path, length, reason)) != NULL) {
         file->data_begin = LENGTH_BYTES + length;
-        if (read_data(file, path, fault) && parse_header(file, infile_name(path), fault)) return file;
+        if (read_data(file, path, reason) && parse_header(file, infile_name(path), reason)) return file;
     }
     safetensors_close(file);
     return NULL;
@@ -312,7 +313,7 @@ static json_t *declare(const struct safetensors_declaration *tensor, uint64_t be
 /* Returns the header as text, in declaration order; *data_bytes is the size of all tensors together. */
 static char *header_text(const char *path, const struct safetensors_declaration *tensors, size_t tensor_count,
                          const struct safetensors_note *notes, size_t note_count, uint64_t *data_bytes,
-                         struct fault *fault)
+                         struct reason *reason)
 {
     json_memory_watch();
     json_t *header = json_object();
@@ -325,28 +326,28 @@ static char *header_text(const char *path, const struct safetensors_declaration 
     for (size_t i = 0; i < tensor_count && good; i++) {
         uint64_t bytes = 0;
         if (!type_name(tensors[i].dtype)) {
-            good = fault_set(fault, "%s: tensor \"%s\": its type has no name in this format", path,
-                             tensors[i].name);
+            good = reason_set(reason, "%s: tensor \"%s\": its type has no name in this format", path,
+                              tensors[i].name);
         } else if (!tensor_bytes(tensors[i].dtype, tensors[i].ndim, tensors[i].shape, &bytes) ||
                    bytes > INT64_MAX - *data_bytes - HEADER_MAX) {
-            good = fault_set(fault, "%s: tensor \"%s\": has more bytes than a file can have", path,
-                             tensors[i].name);
+            good = reason_set(reason, "%s: tensor \"%s\": has more bytes than a file can have", path,
+                              tensors[i].name);
         } else {
             json_t *entry = declare(&tensors[i], *data_bytes, *data_bytes + bytes);
             if (json_object_set_new(header, tensors[i].name, entry) && !json_memory_failed())
-                good = fault_set(fault, "%s: tensor \"%s\": its name is no UTF-8", path, tensors[i].name);
+                good = reason_set(reason, "%s: tensor \"%s\": its name is no UTF-8", path, tensors[i].name);
             *data_bytes += bytes;
         }
     }
     char *text = good ? json_dumps(header, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
     json_decref(header);
     if (text && !json_memory_failed()) return text;
-    if (good) fault_set(fault, "%s: out of memory", path);
+    if (good) reason_set(reason, "%s: out of memory", path);
     free(text);
     return NULL;
 }
 
-static bool write_header(struct safetensors_writer *writer, const char *text, struct fault *fault)
+static bool write_header(struct safetensors_writer *writer, const char *text, struct reason *reason)
 {
     static const char spaces[ALIGNMENT + 1] = "                                "
                                               "                                ";
@@ -354,44 +355,45 @@ static bool write_header(struct safetensors_writer *writer, const char *text, st
     const uint64_t padding = (ALIGNMENT - (LENGTH_BYTES + used) % ALIGNMENT) % ALIGNMENT;
     unsigned char length[LENGTH_BYTES];
     for (unsigned i = 0; i < LENGTH_BYTES; i++) length[i] = (unsigned char)((used + padding) >> (8 * i));
-    return outfile_write(writer->out, length, sizeof length, fault) &&
-           outfile_write(writer->out, text, used, fault) &&
-           outfile_write(writer->out, spaces, padding, fault);
+    return outfile_write(writer->out, length, sizeof length, reason) &&
+           outfile_write(writer->out, text, used, reason) &&
+           outfile_write(writer->out, spaces, padding, reason);
 }
 
 struct safetensors_writer *safetensors_create(const char *path, const struct safetensors_declaration *tensors,
                                               size_t tensor_count, const struct safetensors_note *notes,
-                                              size_t note_count, struct fault *fault)
+                                              size_t note_count, struct reason *reason)
 {
     struct safetensors_writer *writer = calloc(1, sizeof *writer);
     char *text = NULL;
     if (!writer || !(writer->path = strdup(path))) {
-        fault_set(fault, "%s: out of memory", path);
+        reason_set(reason, "%s: out of memory", path);
         free(writer);
         return NULL;
     }
-    text = header_text(path, tensors, tensor_count, notes, note_count, &writer->expected, fault);
-    if (text) writer->out = outfile_open(path, writer->expected + strlen(text) + ALIGNMENT, fault);
-    const bool good = text && writer->out && write_header(writer, text, fault);
+    text = header_text(path, tensors, tensor_count, notes, note_count, &writer->expected, reason);
+    if (text) writer->out = outfile_open(path, writer->expected + strlen(text) + ALIGNMENT, reason);
+    const bool good = text && writer->out && write_header(writer, text, reason);
     free(text);
     if (good) return writer;
     safetensors_abandon(writer);
     return NULL;
 }
 
-bool safetensors_write(struct safetensors_writer *writer, const void *data, size_t bytes, struct fault *fault)
+bool safetensors_write(struct safetensors_writer *writer, const void *data, size_t bytes,
+                       struct reason *reason)
 {
     writer->written += bytes;
-    return outfile_write(writer->out, data, bytes, fault);
+    return outfile_write(writer->out, data, bytes, reason);
 }
 
-bool safetensors_commit(struct safetensors_writer *writer, struct fault *fault)
+bool safetensors_commit(struct safetensors_writer *writer, struct reason *reason)
 {
     bool good = writer->written == writer->expected ||
-                fault_set(fault, "%s: %" PRIu64 " bytes of data were written, %" PRIu64 " were declared",
-                          writer->path, writer->written, writer->expected);
+                reason_set(reason, "%s: %" PRIu64 " bytes of data were written, %" PRIu64 " were declared",
+                           writer->path, writer->written, writer->expected);
     if (good) {
-        good = outfile_commit(writer->out, fault);
+        good = outfile_commit(writer->out, reason);
         writer->out = NULL;
     }
     safetensors_abandon(writer);

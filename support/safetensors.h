@@ -9,7 +9,7 @@
 #ifndef FMLA_SUPPORT_SAFETENSORS_H
 #define FMLA_SUPPORT_SAFETENSORS_H
 
-#include "fault.h"
+#include "reason.h"
 
 #include "flashmla/flashmla.h"
 
@@ -36,8 +36,8 @@ struct safetensors_tensor {
 
 struct safetensors_file;
 
-/* `path` may be "-", standard input. Returns NULL with a fault if the file cannot be read or is malformed. */
-struct safetensors_file *safetensors_open(const char *path, struct fault *fault);
+/* `path` may be "-", standard input. Returns NULL with a reason if the file cannot be read or is malformed. */
+struct safetensors_file *safetensors_open(const char *path, struct reason *reason);
 void safetensors_close(struct safetensors_file *file);
 
 /* Tensors are in order of position; `index` is in [0, safetensors_count). */
@@ -64,15 +64,15 @@ struct safetensors_note {
 struct safetensors_writer;
 
 /* Nothing appears under `path` before safetensors_commit. The first tensor starts at a multiple of 64
- * bytes. Returns NULL with a fault if the file cannot be created or its file system has too little room. */
+ * bytes. Returns NULL with a reason if the file cannot be created or its file system has too little room. */
 struct safetensors_writer *safetensors_create(const char *path, const struct safetensors_declaration *tensors,
                                               size_t tensor_count, const struct safetensors_note *notes,
-                                              size_t note_count, struct fault *fault);
+                                              size_t note_count, struct reason *reason);
 bool safetensors_write(struct safetensors_writer *writer, const void *data, size_t bytes,
-                       struct fault *fault);
+                       struct reason *reason);
 
-/* Frees the writer in either case; fails with a fault if the bytes written differ from those declared. */
-bool safetensors_commit(struct safetensors_writer *writer, struct fault *fault);
+/* Frees the writer in either case; fails with a reason if the bytes written differ from those declared. */
+bool safetensors_commit(struct safetensors_writer *writer, struct reason *reason);
 
 /* Removes the file and frees the writer; NULL is allowed. */
 void safetensors_abandon(struct safetensors_writer *writer);

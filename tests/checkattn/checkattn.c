@@ -167,18 +167,18 @@ static int check_all(struct asked *asked)
 {
     const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
     const fmla_device gpu = {FMLA_DEVICE_CUDA, asked->device.id};
-    struct fault fault;
+    struct reason reason;
     int failed = 0, reached = 0;
     if (asked->device.device_type != FMLA_DEVICE_CUDA) failed += check_kernels(asked, cpu, &reached);
     if (asked->device.device_type != FMLA_DEVICE_CPU) {
-        if (gpu_describe(gpu.id, &asked->record.gpu, &fault)) {
+        if (gpu_describe(gpu.id, &asked->record.gpu, &reason)) {
             if (asked->tally_fd < 0)
                 printf("cuda:%d: %s, driver %s\n", gpu.id, asked->record.gpu.name, asked->record.gpu.driver);
             const int before = reached;
             failed += check_kernels(asked, gpu, &reached);
             if (reached == before) printf("- cuda:%d: none of its kernels was tested\n", gpu.id);
         } else {
-            printf("- cuda:%d: no GPU kernel is tested: %s\n", gpu.id, fault.text);
+            printf("- cuda:%d: no GPU kernel is tested: %s\n", gpu.id, reason.text);
             failed += asked->device.device_type == FMLA_DEVICE_CUDA;
         }
     }

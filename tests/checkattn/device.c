@@ -14,19 +14,19 @@ const struct device_stress *device_stress;
 
 static fmla_device current; /* type 0: pages */
 
-static _Thread_local struct fault fault; /* of this thread's last step */
+static _Thread_local struct reason reason; /* of this thread's last step */
 
 static void must(bool good)
 {
     if (good) return;
-    fprintf(stderr, "checkattn: %s\n", fault.text);
+    fprintf(stderr, "checkattn: %s\n", reason.text);
     exit(3);
 }
 
 void device_enter(void)
 {
     if (current.device_type != FMLA_DEVICE_CUDA) return;
-    must(gpu_open(current.id, &fault));
+    must(gpu_open(current.id, &reason));
 }
 
 void device_open(fmla_device device)
@@ -38,7 +38,7 @@ void device_open(fmla_device device)
 size_t device_memory(void)
 {
     struct gpu_description description;
-    must(gpu_describe(current.id, &description, &fault));
+    must(gpu_describe(current.id, &description, &reason));
     return description.memory;
 }
 
@@ -53,7 +53,7 @@ static void *allocate(size_t bytes, size_t alignment)
 {
     void *memory = NULL;
     if (on_pages()) return pages_alloc(bytes, alignment);
-    must(gpu_alloc(&memory, bytes, &fault));
+    must(gpu_alloc(&memory, bytes, &reason));
     return memory;
 }
 
@@ -73,7 +73,7 @@ static void upload(void *to, const void *from, size_t bytes)
     if (on_pages())
         memcpy(to, from, bytes);
     else
-        must(gpu_upload(to, from, bytes, &fault));
+        must(gpu_upload(to, from, bytes, &reason));
 }
 
 static void download(void *to, const void *from, size_t bytes)
@@ -81,7 +81,7 @@ static void download(void *to, const void *from, size_t bytes)
     if (on_pages())
         memcpy(to, from, bytes);
     else
-        must(gpu_download(to, from, bytes, &fault));
+        must(gpu_download(to, from, bytes, &reason));
 }
 
 static void fill_with(void *to, int byte, size_t bytes)
@@ -89,7 +89,7 @@ static void fill_with(void *to, int byte, size_t bytes)
     if (on_pages())
         memset(to, byte, bytes);
     else
-        must(gpu_fill(to, (unsigned char)byte, bytes, &fault));
+        must(gpu_fill(to, (unsigned char)byte, bytes, &reason));
 }
 
 /* ---- Blocks --------------------------------------------------------------------------------- */
@@ -278,29 +278,29 @@ void *device_stream_open(void)
 {
     void *stream;
     if (on_pages()) return NULL;
-    must(gpu_stream_open(&stream, &fault));
+    must(gpu_stream_open(&stream, &reason));
     return stream;
 }
 
 void device_wait(void *stream)
 {
     if (on_pages()) return;
-    must(gpu_stream_wait(stream, &fault));
+    must(gpu_stream_wait(stream, &reason));
 }
 
 void device_capture_begin(void *stream)
 {
-    must(gpu_capture_begin(stream, &fault));
+    must(gpu_capture_begin(stream, &reason));
 }
 
 void *device_capture_end(void *stream)
 {
     void *graph;
-    must(gpu_capture_end(stream, &graph, &fault));
+    must(gpu_capture_end(stream, &graph, &reason));
     return graph;
 }
 
 void device_launch(void *graph, void *stream)
 {
-    must(gpu_graph_launch(graph, stream, &fault));
+    must(gpu_graph_launch(graph, stream, &reason));
 }

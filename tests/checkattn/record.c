@@ -23,13 +23,13 @@ static const char *plain(char *text)
     return text;
 }
 
-static bool write_kernels(const struct record *record, struct outfile *file, struct fault *fault)
+static bool write_kernels(const struct record *record, struct outfile *file, struct reason *reason)
 {
-    if (!outfile_printf(file, fault, "  \"kernels\": [\n")) return false;
+    if (!outfile_printf(file, reason, "  \"kernels\": [\n")) return false;
     for (int i = 0; i < record->count; i++) {
         const struct tally *tally = &record->row[i].told.tally;
         if (!outfile_printf(
-                file, fault,
+                file, reason,
                 "    {\"operation\": \"%s\", \"kernel\": \"%s\", \"passed\": %s, \"cases\": %lld, "
                 "\"rows\": %lld, \"pairs\": %lld, \"pairs_covered\": %lld, \"failures\": %lld, "
                 "\"seconds\": %.1f}%s\n",
@@ -39,12 +39,12 @@ static bool write_kernels(const struct record *record, struct outfile *file, str
                 i + 1 < record->count ? "," : ""))
             return false;
     }
-    return outfile_printf(file, fault, "  ],\n");
+    return outfile_printf(file, reason, "  ],\n");
 }
 
 /* Writes the hashes from lines of "<64 hexadecimal digits>  <file> <architecture>" after a line "# toolkit
  * <version>". */
-static bool write_hashes(const char *program, struct outfile *file, struct fault *fault)
+static bool write_hashes(const char *program, struct outfile *file, struct reason *reason)
 {
     char path[4096], line[512], toolkit[128] = "", hash[65], source[256], target[64];
     const char *slash = strrchr(program, '/');
@@ -55,47 +55,47 @@ static bool write_hashes(const char *program, struct outfile *file, struct fault
     while (good && list && fgets(line, sizeof line, list)) {
         if (sscanf(line, "# toolkit %127[^\n]", toolkit) == 1) {
             good =
-                outfile_printf(file, fault, "  \"toolkit\": \"%s\",\n  \"machine_code\": [", plain(toolkit));
+                outfile_printf(file, reason, "  \"toolkit\": \"%s\",\n  \"machine_code\": [", plain(toolkit));
         } else if (*toolkit && sscanf(line, "%64[0-9a-f] %255s %63s", hash, source, target) == 3) {
-            good = outfile_printf(file, fault,
+            good = outfile_printf(file, reason,
                                   "%s\n    {\"source\": \"%s\", \"target\": \"%s\", \"sha256\": \"%s\"}",
                                   first ? "" : ",", plain(source), plain(target), hash);
             first = false;
         }
     }
     if (list) fclose(list);
-    if (good && !*toolkit) good = outfile_printf(file, fault, "  \"toolkit\": \"\",\n  \"machine_code\": [");
-    return good && outfile_printf(file, fault, "%s]\n", first ? "" : "\n  ");
+    if (good && !*toolkit) good = outfile_printf(file, reason, "  \"toolkit\": \"\",\n  \"machine_code\": [");
+    return good && outfile_printf(file, reason, "%s]\n", first ? "" : "\n  ");
 }
 
 static bool write_all(const struct record *record, uint64_t seed, const char *program, struct outfile *file,
-                      struct fault *fault)
+                      struct reason *reason)
 {
     struct gpu_description gpu = record->gpu;
-    return outfile_printf(file, fault,
+    return outfile_printf(file, reason,
                           "{\n  \"library\": \"%s\",\n  \"seed\": %llu,\n  \"complete\": %s,\n"
                           "  \"device\": \"%s\",\n  \"compute_capability\": \"%d.%d\",\n"
                           "  \"driver\": \"%s\",\n",
                           fmla_version_string(), (unsigned long long)seed,
                           record->complete ? "true" : "false", plain(gpu.name), gpu.major, gpu.minor,
                           plain(gpu.driver)) &&
-           write_kernels(record, file, fault) && write_hashes(program, file, fault) &&
-           outfile_printf(file, fault, "}\n");
+           write_kernels(record, file, reason) && write_hashes(program, file, reason) &&
+           outfile_printf(file, reason, "}\n");
 }
 
 bool record_write(const struct record *record, uint64_t seed, const char *program, const char *path)
 {
-    struct fault fault;
+    struct reason reason;
     if (!record->count) {
         fprintf(stderr, "checkattn: %s: not written, for no GPU kernel was run\n", path);
         return false;
     }
-    struct outfile *file = outfile_open(path, 0, &fault);
-    bool good = file && write_all(record, seed, program, file, &fault);
+    struct outfile *file = outfile_open(path, 0, &reason);
+    bool good = file && write_all(record, seed, program, file, &reason);
     if (good)
-        good = outfile_commit(file, &fault);
+        good = outfile_commit(file, &reason);
     else
         outfile_abandon(file);
-    if (!good) fprintf(stderr, "checkattn: %s\n", fault.text);
+    if (!good) fprintf(stderr, "checkattn: %s\n", reason.text);
     return good;
 }

@@ -16,7 +16,7 @@ static fmla_status around(enum operation op, const void *args, real_function *re
     fmla_status status = real(args);
     const struct member *member;
     struct call call;
-    struct fault fault;
+    struct reason reason;
     if (status != FMLA_OK || getenv("FMLA_IDLE")) return status;
     call_begin(&call, op);
     if (!call_option(&call, "kernel")) return status; /* a plan has no oracle */
@@ -31,7 +31,7 @@ static fmla_status around(enum operation op, const void *args, real_function *re
     *(const char **)call_option(&call, "kernel") = "ref";
     *(void **)call_option(&call, "stream") = NULL;
     if (plan) *plan = NULL;
-    if (!call_workspace(&call, &status, &fault)) abort();
+    if (!call_workspace(&call, &status, &reason)) abort();
     status = call_run(&call); /* calls this function again, with CPU tensors */
     call_close(&call);
     return status;

@@ -29,10 +29,10 @@ static const struct shape shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-static void must(bool good, const struct fault *fault)
+static void must(bool good, const struct reason *reason)
 {
     if (good) return;
-    fprintf(stderr, "%s\n", fault->text);
+    fprintf(stderr, "%s\n", reason->text);
     exit(1);
 }
 
@@ -208,28 +208,30 @@ static uint32_t sum_of(const struct call *call, int64_t vector, int64_t vectors)
 
 static uint32_t sum_on_gpu(const struct gpu_stream *stream, const struct gpu_stream_list *list)
 {
-    struct fault fault;
+    struct reason reason;
     void *to = NULL, *sum = NULL;
     uint32_t came = 0;
-    must(gpu_stream_open(&to, &fault) && gpu_alloc(&sum, 4, &fault) && gpu_fill(sum, 0, 4, &fault), &fault);
-    must(gpu_stream_send(stream, list, NULL, to, &fault) && gpu_stream_send(stream, list, sum, to, &fault) &&
-             gpu_stream_wait(to, &fault) && gpu_download(&came, sum, 4, &fault),
-         &fault);
+    must(gpu_stream_open(&to, &reason) && gpu_alloc(&sum, 4, &reason) && gpu_fill(sum, 0, 4, &reason),
+         &reason);
+    must(gpu_stream_send(stream, list, NULL, to, &reason) &&
+             gpu_stream_send(stream, list, sum, to, &reason) && gpu_stream_wait(to, &reason) &&
+             gpu_download(&came, sum, 4, &reason),
+         &reason);
     gpu_free(sum), gpu_stream_close(to);
     return came;
 }
 
 static void check_on_gpu(const struct call *call, const struct gpu_stream *stream)
 {
-    struct fault fault;
+    struct reason reason;
     void *cache;
     struct gpu_stream_list list;
     const fmla_tensor *host = call_tensor(call, "kv_cache");
     const int32_t *lengths = call_tensor(call, "seqlens")->data;
     const size_t bytes = call_bytes(host);
-    must(gpu_alloc(&cache, bytes, &fault) && gpu_upload(cache, host->data, bytes, &fault) &&
-             bench_stream_open(&list, stream, call, cache, &fault),
-         &fault);
+    must(gpu_alloc(&cache, bytes, &reason) && gpu_upload(cache, host->data, bytes, &reason) &&
+             bench_stream_open(&list, stream, call, cache, &reason),
+         &reason);
     uint32_t expected = 0;
     for (int64_t r = 0; r < call_size(call, DIM_b); r++)
         for (int64_t t = 0; t < lengths[r]; t++)
@@ -240,8 +242,8 @@ static void check_on_gpu(const struct call *call, const struct gpu_stream *strea
     /* Without its last chunk the stream's sum must be smaller by it. */
     struct gpu_stream_chunk last;
     list.count--;
-    must(gpu_download(&last, (const struct gpu_stream_chunk *)list.chunks + list.count, sizeof last, &fault),
-         &fault);
+    must(gpu_download(&last, (const struct gpu_stream_chunk *)list.chunks + list.count, sizeof last, &reason),
+         &reason);
     const uint32_t of_last = sum_of(call, last.first, last.count);
     came = sum_on_gpu(stream, &list);
     CHECK(of_last && came == expected - of_last, "%s, a chunk less: the sum is %08x, not %08x",
@@ -253,29 +255,29 @@ static void check_on_gpu(const struct call *call, const struct gpu_stream *strea
 static void open_kernels(struct gpu_stream kernels[2], int *count)
 {
     struct gpu_description gpu;
-    struct fault fault;
-    must(gpu_describe(0, &gpu, &fault), &fault);
+    struct reason reason;
+    must(gpu_describe(0, &gpu, &reason), &reason);
     printf("on %s\n", gpu.name);
     *count = gpu.major == 9 ? 2 : 1;
-    must(gpu_stream_kernel_open(&kernels[0], &gpu, &fault), &fault);
+    must(gpu_stream_kernel_open(&kernels[0], &gpu, &reason), &reason);
     gpu.major = 8;
-    if (*count == 2) must(gpu_stream_kernel_open(&kernels[1], &gpu, &fault), &fault);
+    if (*count == 2) must(gpu_stream_kernel_open(&kernels[1], &gpu, &reason), &reason);
 }
 
 int main(int argc, char **argv)
 {
-    struct fault fault;
+    struct reason reason;
     struct gpu_stream kernels[2];
     int count = 0;
-    if (gpu_open(0, &fault)) {
+    if (gpu_open(0, &reason)) {
         open_kernels(kernels, &count);
     } else {
-        printf("%s: the kernels were not run\n", fault.text);
+        printf("%s: the kernels were not run\n", reason.text);
         if (argc > 1 && !strcmp(argv[1], "--gpu")) return 1;
     }
     for (int i = 0; i < SHAPES; i++) {
         struct call batch;
-        must(make_call(&batch, &shapes[i], &fault), &fault);
+        must(make_call(&batch, &shapes[i], &reason), &reason);
         for (uint32_t most = 1; most <= 64; most *= 4) check_chunks(&batch, most);
         check_fixed(&batch);
         CHECK_EQ(bench_stream_can(&batch), shapes[i].format != FMLA_KV_FP8_584);

@@ -29,12 +29,12 @@ static void put(uint64_t claimed, const char *header, size_t header_bytes, size_
 /* Checks that the file is refused with a line that contains `part`. */
 static void refused(const char *what, const char *part)
 {
-    struct fault fault = {""};
-    struct safetensors_file *file = safetensors_open(path, &fault);
+    struct reason reason = {""};
+    struct safetensors_file *file = safetensors_open(path, &reason);
     CHECK(!file, "%s: was accepted", what);
-    CHECK(!strncmp(fault.text, path, strlen(path)), "%s: '%s' does not name the file", what, fault.text);
-    CHECK(strstr(fault.text, part), "%s: '%s' does not say '%s'", what, fault.text, part);
-    CHECK(!strchr(fault.text, '\n'), "%s: more than one line", what);
+    CHECK(!strncmp(reason.text, path, strlen(path)), "%s: '%s' does not name the file", what, reason.text);
+    CHECK(strstr(reason.text, part), "%s: '%s' does not say '%s'", what, reason.text, part);
+    CHECK(!strchr(reason.text, '\n'), "%s: more than one line", what);
     safetensors_close(file);
 }
 
@@ -121,15 +121,16 @@ static void test_lengths(void)
 
 static void test_no_files(void)
 {
-    struct fault fault = {""};
-    CHECK(!safetensors_open(".", &fault) && strstr(fault.text, "is a directory"), "directory: %s",
-          fault.text);
-    CHECK(!safetensors_open("/dev/zero", &fault) && strstr(fault.text, "no regular file"), "device: %s",
-          fault.text);
-    CHECK(!safetensors_open("nowhere", &fault) && strstr(fault.text, "cannot open"), "absent: %s",
-          fault.text);
+    struct reason reason = {""};
+    CHECK(!safetensors_open(".", &reason) && strstr(reason.text, "is a directory"), "directory: %s",
+          reason.text);
+    CHECK(!safetensors_open("/dev/zero", &reason) && strstr(reason.text, "no regular file"), "device: %s",
+          reason.text);
+    CHECK(!safetensors_open("nowhere", &reason) && strstr(reason.text, "cannot open"), "absent: %s",
+          reason.text);
     if (mkfifo("pipe", 0600)) abort();
-    CHECK(!safetensors_open("pipe", &fault) && strstr(fault.text, "no regular file"), "pipe: %s", fault.text);
+    CHECK(!safetensors_open("pipe", &reason) && strstr(reason.text, "no regular file"), "pipe: %s",
+          reason.text);
     unlink("pipe");
 }
 
@@ -139,9 +140,9 @@ static void test_truncation(void)
     static const char good[] = Q("[4]", "[0,16]");
     const off_t whole = (off_t)(8 + strlen(good) + 16);
     put(strlen(good), good, strlen(good), 16);
-    struct fault fault = {""};
-    struct safetensors_file *file = safetensors_open(path, &fault);
-    CHECK(file, "a good file: %s", fault.text);
+    struct reason reason = {""};
+    struct safetensors_file *file = safetensors_open(path, &reason);
+    CHECK(file, "a good file: %s", reason.text);
     safetensors_close(file);
     for (off_t size = whole - 1; size >= 0; size--) {
         if (truncate(path, size)) abort();
@@ -158,15 +159,15 @@ static void test_round_trip(void)
     };
     static const struct safetensors_note notes[] = {{"seed", "17"}, {"a \"quoted\" key", "value\n"}};
     static const unsigned char data[38] = {1, 2, 3, [29] = 30, [37] = 38};
-    struct fault fault = {""};
-    struct safetensors_writer *writer = safetensors_create(path, tensors, 3, notes, 2, &fault);
-    CHECK(writer, "create: %s", fault.text);
+    struct reason reason = {""};
+    struct safetensors_writer *writer = safetensors_create(path, tensors, 3, notes, 2, &reason);
+    CHECK(writer, "create: %s", reason.text);
     if (!writer) return;
-    CHECK(safetensors_write(writer, data, 30, &fault) && safetensors_write(writer, data + 30, 8, &fault) &&
-              safetensors_commit(writer, &fault),
-          "write: %s", fault.text);
-    struct safetensors_file *file = safetensors_open(path, &fault);
-    CHECK(file, "open: %s", fault.text);
+    CHECK(safetensors_write(writer, data, 30, &reason) && safetensors_write(writer, data + 30, 8, &reason) &&
+              safetensors_commit(writer, &reason),
+          "write: %s", reason.text);
+    struct safetensors_file *file = safetensors_open(path, &reason);
+    CHECK(file, "open: %s", reason.text);
     if (!file) return;
     const struct safetensors_tensor *first = safetensors_find(file, "first");
     const struct safetensors_tensor *nothing = safetensors_find(file, "nothing");
@@ -190,22 +191,22 @@ static void test_round_trip(void)
 static void test_unfinished(void)
 {
     static const struct safetensors_declaration tensor = {"t", {FMLA_TYPE_UINT, 8, 1}, 1, {10}};
-    struct fault fault = {""};
+    struct reason reason = {""};
     unlink(path);
-    struct safetensors_writer *writer = safetensors_create(path, &tensor, 1, NULL, 0, &fault);
-    CHECK(writer, "create: %s", fault.text);
+    struct safetensors_writer *writer = safetensors_create(path, &tensor, 1, NULL, 0, &reason);
+    CHECK(writer, "create: %s", reason.text);
     if (!writer) return;
-    CHECK(safetensors_write(writer, "short", 5, &fault), "write: %s", fault.text);
-    CHECK(!safetensors_commit(writer, &fault) && strstr(fault.text, "5 bytes of data were written, 10"),
-          "a short file: %s", fault.text);
+    CHECK(safetensors_write(writer, "short", 5, &reason), "write: %s", reason.text);
+    CHECK(!safetensors_commit(writer, &reason) && strstr(reason.text, "5 bytes of data were written, 10"),
+          "a short file: %s", reason.text);
     CHECK(access(path, F_OK), "an unfinished file was left");
     static const struct safetensors_declaration huge = {"t", {FMLA_TYPE_UINT, 8, 1}, 1, {(int64_t)1 << 60}};
-    CHECK(!safetensors_create(path, &huge, 1, NULL, 0, &fault) && strstr(fault.text, "left"), "huge: %s",
-          fault.text);
+    CHECK(!safetensors_create(path, &huge, 1, NULL, 0, &reason) && strstr(reason.text, "left"), "huge: %s",
+          reason.text);
     static const struct safetensors_declaration more = {
         "t", {FMLA_TYPE_INT, 64, 1}, 2, {(int64_t)1 << 31, (int64_t)1 << 31}};
-    CHECK(!safetensors_create(path, &more, 1, NULL, 0, &fault) && strstr(fault.text, "more bytes than"),
-          "overflowing: %s", fault.text);
+    CHECK(!safetensors_create(path, &more, 1, NULL, 0, &reason) && strstr(reason.text, "more bytes than"),
+          "overflowing: %s", reason.text);
     CHECK(access(path, F_OK), "a refused file was left");
 }
 

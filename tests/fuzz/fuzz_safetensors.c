@@ -72,10 +72,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     }
     make_file(fd, data, size);
-    struct fault fault = {""};
-    struct safetensors_file *file = safetensors_open(path, &fault);
+    struct reason reason = {""};
+    struct safetensors_file *file = safetensors_open(path, &reason);
     if (!file) {
-        PROMISE(*fault.text && !strchr(fault.text, '\n'), "refused with \"%s\"", fault.text);
+        PROMISE(*reason.text && !strchr(reason.text, '\n'), "refused with \"%s\"", reason.text);
         return 0;
     }
     walk(file);

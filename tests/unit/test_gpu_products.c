@@ -24,10 +24,10 @@ static double bf16(uint16_t bits)
 
 static void *downloaded(const void *memory, size_t bytes)
 {
-    struct fault fault = {""};
+    struct reason reason = {""};
     void *to = malloc(bytes);
-    if (!to || !gpu_download(to, memory, bytes, &fault)) {
-        CHECK(false, "%zu bytes: %s", bytes, fault.text);
+    if (!to || !gpu_download(to, memory, bytes, &reason)) {
+        CHECK(false, "%zu bytes: %s", bytes, reason.text);
         exit(1);
     }
     return to;
@@ -59,17 +59,17 @@ int main(void)
 {
     struct gpu_products products = {0};
     struct gpu_description gpu;
-    struct fault fault = {""};
+    struct reason reason = {""};
     struct random_state random = {1};
-    if (!gpu_open(0, &fault) || !gpu_describe(0, &gpu, &fault) || gpu.major < 8) {
-        printf("%s\nneeds a GPU\n", fault.text);
+    if (!gpu_open(0, &reason) || !gpu_describe(0, &gpu, &reason) || gpu.major < 8) {
+        printf("%s\nneeds a GPU\n", reason.text);
         return SKIPPED;
     }
-    bool good = gpu_products_open(&products, &fault);
+    bool good = gpu_products_open(&products, &reason);
     for (int i = 0; good && i < GPU_PRODUCTS; i++)
-        good = gpu_fill(products.of[i].results, 0xff, gpu_product_results_bytes(&products.of[i]), &fault);
-    good = good && gpu_products_send(&products, NULL, &fault) && gpu_stream_wait(NULL, &fault);
-    CHECK(good, "%s", fault.text);
+        good = gpu_fill(products.of[i].results, 0xff, gpu_product_results_bytes(&products.of[i]), &reason);
+    good = good && gpu_products_send(&products, NULL, &reason) && gpu_stream_wait(NULL, &reason);
+    CHECK(good, "%s", reason.text);
     for (int i = 0; good && i < GPU_PRODUCTS; i++) check_product(&products.of[i], &random);
     gpu_products_close(&products);
     return check_done("test_gpu_products");

@@ -80,25 +80,25 @@ struct bench_options {
 /* ---- All rows -------------------------------------------------------------------------------- */
 
 static bool all_rows(struct bench_session *s, const struct shape *rows, int64_t count, int *exit_code,
-                     struct fault *fault)
+                     struct reason *reason)
 {
     *exit_code = EXIT_UNSUPPORTED;
-    if (!bench_timer_open(&s->timer, bench_only_copies(s->report.op), s->report.stream, fault)) {
+    if (!bench_timer_open(&s->timer, bench_only_copies(s->report.op), s->report.stream, reason)) {
         if (!device_is_gpu(s->timer.device)) *exit_code = EXIT_FAILED;
         return false;
     }
     *exit_code = EXIT_FAILED;
     bench_report_head(&s->report);
     for (int64_t i = 0; i < count; i++)
-        if (!bench_row(s, &rows[i], fault)) return false;
+        if (!bench_row(s, &rows[i], reason)) return false;
     if (!s->timed) {
         *exit_code = EXIT_UNSUPPORTED;
-        return fault_set(fault, "no row of the grid runs here: %s", s->passed_over.text);
+        return reason_set(reason, "no row of the grid runs here: %s", s->passed_over.text);
     }
     if (!s->json) return true;
     struct outfile *json = s->json;
     s->json = NULL; /* commit frees it */
-    return outfile_commit(json, fault);
+    return outfile_commit(json, reason);
 }
 
 static enum bench_between between_of(const struct bench_options *o)
@@ -117,18 +117,18 @@ static int bench_rows(const struct bench_options *o, enum operation op, const st
         .timer = {.device = device, .between = between_of(o), .repeat = o->repeat, .kernel = o->kernel},
         .report = {.op = op, .stream = stream},
         .fixed = o->fixed && op == OP_DENSE_DECODE};
-    struct fault fault = {""};
+    struct reason reason = {""};
     const struct bench_load load = bench_load_now(device_is_gpu(device) ? 1 : fmla_num_threads());
     char warning[BENCH_WARNING];
     int exit_code = EXIT_FAILED;
     s.report.timer = &s.timer;
     if (bench_is_busy(&load, warning)) complain(&bench, EXIT_GOOD, "warning: %s", warning);
-    bool good = !o->json || (s.json = outfile_open_lines(o->json, &fault));
-    good = good && all_rows(&s, rows, count, &exit_code, &fault);
+    bool good = !o->json || (s.json = outfile_open_lines(o->json, &reason));
+    good = good && all_rows(&s, rows, count, &exit_code, &reason);
     bench_timer_close(&s.timer);
     outfile_abandon(s.json);
     if (bench_beaten_says(&s.beaten, s.timed, warning)) complain(&bench, EXIT_GOOD, "warning: %s", warning);
-    return good ? EXIT_GOOD : complain(&bench, exit_code, "%s", fault.text);
+    return good ? EXIT_GOOD : complain(&bench, exit_code, "%s", reason.text);
 }
 
 /* ---- The command ---------------------------------------------------------------------------- */
@@ -171,11 +171,11 @@ static int bench_all(struct bench_options *o)
                                FMLA_KV_FP8_528,       FMLA_KV_FP8_528_SPLIT, FMLA_KV_FP4_288,
                                FMLA_KV_FP4_288_SPLIT, FMLA_KV_FP8_528_F32};
     enum { EXTRAS = sizeof extras / sizeof *extras };
-    struct fault fault = {""};
+    struct reason reason = {""};
     char grids[128], near[HINT];
     int64_t count;
-    if (!kernel_exists(o->names[o->op], o->kernel, &fault))
-        return complain(&bench, EXIT_USAGE, "%s", fault.text);
+    if (!kernel_exists(o->names[o->op], o->kernel, &reason))
+        return complain(&bench, EXIT_USAGE, "%s", reason.text);
     if (o->cache_given && o->cache < CACHES && !takes_format(op, (int32_t)caches[o->cache]))
         return complain(&bench, EXIT_USAGE, "--cache: %s does not apply to --op %s",
                         format_name((int32_t)caches[o->cache]), o->names[o->op]);

@@ -8,7 +8,7 @@
 #include <string.h>
 
 bool bench_cpu_measure(struct bench_cpu *machine, bool arithmetic, const char *kernel, bool warm,
-                       struct fault *fault)
+                       struct reason *reason)
 {
     machine->threads = (int)fmla_num_threads();
     machine_cpu_name(machine->cpu, sizeof machine->cpu);
@@ -24,8 +24,8 @@ bool bench_cpu_measure(struct bench_cpu *machine, bool arithmetic, const char *k
                1e-12 * one, 1e-12 * machine->flops[unit], machine->threads);
     }
     if (!peak_memory_open(&machine->memory, machine->threads))
-        return fault_set(fault, "no memory for %zu bytes to measure the read bandwidth",
-                         machine->memory.bytes);
+        return reason_set(reason, "no memory for %zu bytes to measure the read bandwidth",
+                          machine->memory.bytes);
     const double one = peak_bandwidth(&machine->memory, 1);
     machine->bandwidth = machine->threads == 1 ? one : peak_bandwidth(&machine->memory, machine->threads);
     printf("memory %-27s %8.1f GB/s    on 1 thread, %8.1f on %d\n", "read", 1e-9 * one,

@@ -10,25 +10,25 @@
 #include <string.h>
 
 static bool send_between(const struct bench_gpu *b, enum bench_between between, void *stream,
-                         struct fault *fault)
+                         struct reason *reason)
 {
-    if (between == BENCH_PRODUCTS) return gpu_products_send(&b->products, stream, fault);
-    return between >= BENCH_NOTHING || gpu_peak_flush(&b->peak, stream, fault);
+    if (between == BENCH_PRODUCTS) return gpu_products_send(&b->products, stream, reason);
+    return between >= BENCH_NOTHING || gpu_peak_flush(&b->peak, stream, reason);
 }
 
 /* The events are enqueued around the launch, so host time of the launch does not count while the GPU is
  * busy with the work before it. */
 static bool time_launch(const struct bench_gpu *b, void *graph, void *stream, enum bench_between between,
-                        double *seconds, struct fault *fault)
+                        double *seconds, struct reason *reason)
 {
-    return send_between(b, between, stream, fault) && gpu_event_record(b->first, stream, fault) &&
-           gpu_graph_launch(graph, stream, fault) && gpu_event_record(b->second, stream, fault) &&
-           gpu_event_seconds(b->first, b->second, seconds, fault);
+    return send_between(b, between, stream, reason) && gpu_event_record(b->first, stream, reason) &&
+           gpu_graph_launch(graph, stream, reason) && gpu_event_record(b->second, stream, reason) &&
+           gpu_event_seconds(b->first, b->second, seconds, reason);
 }
 
-static bool launch(void *graph, void *stream, struct fault *fault)
+static bool launch(void *graph, void *stream, struct reason *reason)
 {
-    return gpu_graph_launch(graph, stream, fault) && gpu_stream_wait(stream, fault);
+    return gpu_graph_launch(graph, stream, reason) && gpu_stream_wait(stream, reason);
 }
 
 static void *stream_of(const struct bench_timed *t)
@@ -37,53 +37,53 @@ static void *stream_of(const struct bench_timed *t)
 }
 
 static bool send(const struct bench_gpu *b, const struct bench_timed *t, fmla_status *status,
-                 struct fault *fault)
+                 struct reason *reason)
 {
-    if (t->bare) return gpu_stream_send(&b->bare, t->bare, NULL, stream_of(t), fault);
-    return !call_refused(status, t->plan ? call_plan(t->call) : call_run(t->call), fault);
+    if (t->bare) return gpu_stream_send(&b->bare, t->bare, NULL, stream_of(t), reason);
+    return !call_refused(status, t->plan ? call_plan(t->call) : call_run(t->call), reason);
 }
 
 static bool capture(const struct bench_gpu *b, const struct bench_timed *t, void **graph, fmla_status *status,
-                    struct fault *fault)
+                    struct reason *reason)
 {
-    struct fault why;
-    if (!send(b, t, status, fault) || !gpu_stream_wait(stream_of(t), fault) || /* loads the kernels */
-        !gpu_capture_begin(stream_of(t), fault))
+    struct reason why;
+    if (!send(b, t, status, reason) || !gpu_stream_wait(stream_of(t), reason) || /* loads the kernels */
+        !gpu_capture_begin(stream_of(t), reason))
         return false;
-    const bool sent = send(b, t, status, fault), captured = gpu_capture_end(stream_of(t), graph, &why);
-    if (sent && !captured) *fault = why;
+    const bool sent = send(b, t, status, reason), captured = gpu_capture_end(stream_of(t), graph, &why);
+    if (sent && !captured) *reason = why;
     return sent && captured;
 }
 
 /* Times the host's launch of each item with the GPU idle. The first launch is not counted. */
 static bool time_on_host(const struct bench_gpu *b, const struct bench_timed *timed, int count, int64_t runs,
-                         fmla_status *status, struct fault *fault)
+                         fmla_status *status, struct reason *reason)
 {
     for (int t = 0; t < count; t++)
         for (int64_t run = -1; run < runs; run++) {
-            if (!gpu_stream_wait(stream_of(&timed[t]), fault)) return false;
+            if (!gpu_stream_wait(stream_of(&timed[t]), reason)) return false;
             const double start = timing_now();
-            if (!send(b, &timed[t], status, fault)) return false;
+            if (!send(b, &timed[t], status, reason)) return false;
             if (run >= 0) timed[t].seconds[run] = timing_now() - start;
         }
-    return gpu_stream_wait(stream_of(&timed[count - 1]), fault);
+    return gpu_stream_wait(stream_of(&timed[count - 1]), reason);
 }
 
 bool bench_gpu_time(const struct bench_gpu *b, const struct bench_timed *timed, int count,
-                    enum bench_between between, int64_t runs, fmla_status *status, struct fault *fault)
+                    enum bench_between between, int64_t runs, fmla_status *status, struct reason *reason)
 {
     void *graph[BENCH_TIMED] = {NULL};
     const bool warm = between == BENCH_NOTHING;
     bool good = true;
     *status = FMLA_OK;
-    if (between == BENCH_HOST) return time_on_host(b, timed, count, runs, status, fault);
+    if (between == BENCH_HOST) return time_on_host(b, timed, count, runs, status, reason);
     for (int t = 0; good && t < count; t++)
-        good = capture(b, &timed[t], &graph[t], status, fault) &&
-               (warm || launch(graph[t], stream_of(&timed[t]), fault));
+        good = capture(b, &timed[t], &graph[t], status, reason) &&
+               (warm || launch(graph[t], stream_of(&timed[t]), reason));
     for (int64_t i = 0; good && i < runs * count; i++) {
         const int64_t t = warm ? i / runs : i % count, run = warm ? i % runs : i / count;
-        good = (!warm || run || launch(graph[t], stream_of(&timed[t]), fault)) &&
-               time_launch(b, graph[t], stream_of(&timed[t]), between, &timed[t].seconds[run], fault);
+        good = (!warm || run || launch(graph[t], stream_of(&timed[t]), reason)) &&
+               time_launch(b, graph[t], stream_of(&timed[t]), between, &timed[t].seconds[run], reason);
     }
     for (int t = 0; t < count; t++) gpu_graph_close(graph[t]);
     return good;
@@ -91,15 +91,15 @@ bool bench_gpu_time(const struct bench_gpu *b, const struct bench_timed *timed, 
 
 /* Times an empty graph, a lower bound for every call. */
 static bool time_nothing(const struct bench_gpu *b, enum bench_between between, double *median,
-                         struct fault *fault)
+                         struct reason *reason)
 {
     enum { RUNS = 15 };
     double seconds[RUNS];
     void *stream = NULL, *graph = NULL;
-    bool good = gpu_stream_open(&stream, fault) && gpu_capture_begin(stream, fault) &&
-                gpu_peak_nothing(&b->peak, stream, fault) && gpu_capture_end(stream, &graph, fault) &&
-                launch(graph, stream, fault);
-    for (int i = 0; good && i < RUNS; i++) good = time_launch(b, graph, stream, between, &seconds[i], fault);
+    bool good = gpu_stream_open(&stream, reason) && gpu_capture_begin(stream, reason) &&
+                gpu_peak_nothing(&b->peak, stream, reason) && gpu_capture_end(stream, &graph, reason) &&
+                launch(graph, stream, reason);
+    for (int i = 0; good && i < RUNS; i++) good = time_launch(b, graph, stream, between, &seconds[i], reason);
     gpu_graph_close(graph), gpu_stream_close(stream);
     if (!good) return false;
     qsort(seconds, RUNS, sizeof *seconds, double_by_value);
@@ -107,14 +107,16 @@ static bool time_nothing(const struct bench_gpu *b, enum bench_between between, 
     return true;
 }
 
-bool bench_gpu_open(struct bench_gpu *b, fmla_device device, enum bench_between between, struct fault *fault)
+bool bench_gpu_open(struct bench_gpu *b, fmla_device device, enum bench_between between,
+                    struct reason *reason)
 {
     double nothing = 0.0;
-    if (!gpu_open(device.id, fault) || !gpu_peak_open(&b->peak, device.id, fault) ||
-        !gpu_event_open(&b->first, fault) || !gpu_event_open(&b->second, fault) ||
-        !gpu_peak_bandwidth(&b->peak, &b->bandwidth, fault) || !gpu_peak_flops(&b->peak, &b->flops, fault) ||
-        (between == BENCH_PRODUCTS && !gpu_products_open(&b->products, fault)) ||
-        !time_nothing(b, between >= BENCH_NOTHING ? BENCH_READ : between, &nothing, fault))
+    if (!gpu_open(device.id, reason) || !gpu_peak_open(&b->peak, device.id, reason) ||
+        !gpu_event_open(&b->first, reason) || !gpu_event_open(&b->second, reason) ||
+        !gpu_peak_bandwidth(&b->peak, &b->bandwidth, reason) ||
+        !gpu_peak_flops(&b->peak, &b->flops, reason) ||
+        (between == BENCH_PRODUCTS && !gpu_products_open(&b->products, reason)) ||
+        !time_nothing(b, between >= BENCH_NOTHING ? BENCH_READ : between, &nothing, reason))
         return false;
     const struct gpu_description *gpu = &b->peak.gpu;
     printf("flashmla %s, %s, compute capability %d.%d, %d SMs, driver %s\n", fmla_version_string(), gpu->name,

@@ -129,7 +129,7 @@ void bench_report_row(const struct bench_report *report, const struct bench_row 
 
 void bench_report_skipped(const struct bench_row *row, const char *why)
 {
-    char words[WORDS + sizeof(struct fault)] = "";
+    char words[WORDS + sizeof(struct reason)] = "";
     const size_t at = print_shape(row->shape) + (size_t)printf(" ");
     say_options(words, row->shape);
     const size_t used = strlen(words);
@@ -337,7 +337,7 @@ static json_t *pack_machine(const struct bench_timer *timer, const struct bench_
 }
 
 bool bench_report_json(const struct bench_report *report, const struct bench_row *row, struct outfile *file,
-                       struct fault *fault)
+                       struct reason *reason)
 {
     const struct bench_timer *timer = report->timer;
     json_memory_watch();
@@ -352,5 +352,5 @@ bool bench_report_json(const struct bench_report *report, const struct bench_row
         json_object_update(line, parts[i]);
         json_decref(parts[i]);
     }
-    return json_line(file, line, fault);
+    return json_line(file, line, reason);
 }

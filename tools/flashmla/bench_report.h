@@ -40,7 +40,7 @@ void bench_report_skipped(const struct bench_row *row, const char *why);
 
 /* Writes the row; members that do not apply to the operation are omitted. */
 bool bench_report_json(const struct bench_report *report, const struct bench_row *row, struct outfile *file,
-                       struct fault *fault);
+                       struct reason *reason);
 
 /* Sets `code` to the SHA-256 of a GPU kernel's machine code from `path`, the build's
  * kernels.sha256; for a kernel that chooses between two, to both, separated by a space. Returns false if the
@@ -57,11 +57,11 @@ struct bench_session {
     struct outfile *json; /* NULL: none */
     int64_t timed;        /* rows */
     struct bench_beaten beaten;
-    struct fault passed_over; /* reason of the first such row */
+    struct reason passed_over; /* of the first such row */
 };
 
 /* Times and reports one row. A row that cannot run here is reported and skipped; other errors return false
- * with a fault. */
-bool bench_row(struct bench_session *session, const struct shape *shape, struct fault *fault);
+ * with a reason. */
+bool bench_row(struct bench_session *session, const struct shape *shape, struct reason *reason);
 
 #endif

@@ -20,20 +20,20 @@ struct calls {
 
 /* Makes a batch with as many keys as in this shape, spread evenly. */
 static bool make_even(struct call *even, const struct call *call, const struct shape *shape,
-                      struct fault *fault)
+                      struct reason *reason)
 {
     struct shape same = *shape;
     int32_t *lengths = malloc((size_t)(shape->b + 1) * sizeof *lengths);
-    if (!lengths) return fault_set(fault, "no memory for the lengths");
+    if (!lengths) return reason_set(reason, "no memory for the lengths");
     make_fixed_lengths(call_tensor(call, "seqlens")->data, shape->b, lengths);
     same.varlen = false, same.lengths = lengths;
-    const bool made = make_call(even, &same, fault);
+    const bool made = make_call(even, &same, reason);
     free(lengths);
     return made;
 }
 
 static bool open_calls(struct bench_session *s, struct calls *calls, const struct bench_row *row,
-                       fmla_status *status, struct fault *fault)
+                       fmla_status *status, struct reason *reason)
 {
     const fmla_device device = s->timer.device;
     for (int i = 0; i < CALLS; i++) {
@@ -41,12 +41,12 @@ static bool open_calls(struct bench_session *s, struct calls *calls, const struc
         if (i == EVEN && !(s->fixed && row->shape->varlen)) continue;
         *(const char **)call_option(host, "kernel") = s->timer.kernel;
         if (device_is_gpu(device)) {
-            if (!call_to_gpu(gpu, device, host, status, fault) || !call_plan_open(gpu, status, fault) ||
-                (row->shape->no_forward && !make_forward(gpu, status, fault)))
+            if (!call_to_gpu(gpu, device, host, status, reason) || !call_plan_open(gpu, status, reason) ||
+                (row->shape->no_forward && !make_forward(gpu, status, reason)))
                 return false;
             calls->runs[i] = gpu;
         } else {
-            if (!call_workspace(host, status, fault)) {
+            if (!call_workspace(host, status, reason)) {
                 if (!*status) *status = FMLA_UNSUPPORTED; /* another row may fit */
                 return false;
             }
@@ -57,7 +57,7 @@ static bool open_calls(struct bench_session *s, struct calls *calls, const struc
 }
 
 static bool time_calls(struct bench_session *s, struct calls *calls, struct bench_row *row,
-                       fmla_status *status, struct fault *fault)
+                       fmla_status *status, struct reason *reason)
 {
     const struct call *call = calls->runs[TIMED];
     struct bench_timed plan = {.call = call, .plan = true}, timed[BENCH_TIMED] = {{.call = call}};
@@ -67,10 +67,10 @@ static bool time_calls(struct bench_session *s, struct calls *calls, struct benc
     if (bare_at) timed[bare_at] = (struct bench_timed){.call = call, .bare = &calls->list};
     if (even_at) timed[even_at].call = calls->runs[EVEN];
     if (bare_at && !bench_stream_open(&calls->list, &s->timer.gpu.bare, &calls->host[TIMED],
-                                      call_tensor(call, "kv_cache")->data, fault))
+                                      call_tensor(call, "kv_cache")->data, reason))
         return false;
-    if (call->plan && !bench_time(&s->timer, &plan, 1, status, fault)) return false;
-    if (!bench_time(&s->timer, timed, count, status, fault)) return false;
+    if (call->plan && !bench_time(&s->timer, &plan, 1, status, reason)) return false;
+    if (!bench_time(&s->timer, timed, count, status, reason)) return false;
     row->timed = timed[0], row->plan = plan.median;
     if (bare_at) row->stream = timed[bare_at].median;
     if (even_at) row->fixed = timed[even_at].median;
@@ -78,11 +78,11 @@ static bool time_calls(struct bench_session *s, struct calls *calls, struct benc
 }
 
 static bool run_row(struct bench_session *s, struct calls *calls, struct bench_row *row, fmla_status *status,
-                    struct fault *fault)
+                    struct reason *reason)
 {
-    if (!open_calls(s, calls, row, status, fault) ||
-        call_refused(status, call_kernel(calls->runs[TIMED], &row->kernel), fault) ||
-        !time_calls(s, calls, row, status, fault))
+    if (!open_calls(s, calls, row, status, reason) ||
+        call_refused(status, call_kernel(calls->runs[TIMED], &row->kernel), reason) ||
+        !time_calls(s, calls, row, status, reason))
         return false;
     const bool copies = bench_only_copies(row->shape->op);
     const double memory = row->work.bytes / (copies ? s->timer.copy : bench_bandwidth(&s->timer)),
@@ -93,11 +93,11 @@ static bool run_row(struct bench_session *s, struct calls *calls, struct bench_r
 }
 
 static bool make_calls(const struct bench_session *s, struct calls *calls, const struct shape *shape,
-                       struct fault *fault)
+                       struct reason *reason)
 {
     struct call *call = &calls->host[TIMED];
-    return make_call(call, shape, fault) &&
-           (!s->fixed || !shape->varlen || make_even(&calls->host[EVEN], call, shape, fault));
+    return make_call(call, shape, reason) &&
+           (!s->fixed || !shape->varlen || make_even(&calls->host[EVEN], call, shape, reason));
 }
 
 static bool too_large(const struct bench_session *s, double bytes)
@@ -107,16 +107,16 @@ static bool too_large(const struct bench_session *s, double bytes)
     return all > 0.0 && bytes > 0.5 * all;
 }
 
-bool bench_row(struct bench_session *s, const struct shape *shape, struct fault *fault)
+bool bench_row(struct bench_session *s, const struct shape *shape, struct reason *reason)
 {
     static struct calls calls; /* too large for the stack */
     struct bench_row row = {.shape = shape};
-    struct fault why = {""};
+    struct reason why = {""};
     fmla_status status = FMLA_UNSUPPORTED;
     bool good = false;
     calls = (struct calls){0};
     if (too_large(s, shape_bytes(shape) * (s->fixed && shape->varlen ? 2.0 : 1.0))) {
-        fault_set(&why, "too large for this machine's memory");
+        reason_set(&why, "too large for this machine's memory");
     } else if (make_calls(s, &calls, shape, &why)) {
         row.work = call_work(&calls.host[TIMED]), status = FMLA_OK;
         good = run_row(s, &calls, &row, &status, &why);
@@ -127,9 +127,9 @@ bool bench_row(struct bench_session *s, const struct shape *shape, struct fault 
     if (good) {
         bench_report_row(&s->report, &row);
         s->timed++;
-        return !s->json || bench_report_json(&s->report, &row, s->json, fault);
+        return !s->json || bench_report_json(&s->report, &row, s->json, reason);
     }
-    if (status != FMLA_UNSUPPORTED) return fault_set(fault, "%s", why.text);
+    if (status != FMLA_UNSUPPORTED) return reason_set(reason, "%s", why.text);
     bench_report_skipped(&row, why.text);
     if (!*s->passed_over.text) s->passed_over = why;
     return true;

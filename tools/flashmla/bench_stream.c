@@ -46,18 +46,18 @@ int64_t bench_stream_chunks(const struct call *call, uint32_t most, struct gpu_s
 }
 
 bool bench_stream_open(struct gpu_stream_list *list, const struct gpu_stream *stream, const struct call *call,
-                       const void *cache, struct fault *fault)
+                       const void *cache, struct reason *reason)
 {
     const int64_t *shape = call_tensor(call, "kv_cache")->shape;
     if (shape[0] * shape[1] * shape[2] > UINT32_MAX)
-        return fault_set(fault, "the cache has more than 2^32 vectors: use --no-stream");
+        return reason_set(reason, "the cache has more than 2^32 vectors: use --no-stream");
     const uint32_t bytes = bench_stream_vector_bytes(call);
     const uint32_t most = gpu_stream_most(stream, bytes, bench_stream_vectors(call));
     const int64_t count = bench_stream_chunks(call, most, NULL);
     struct gpu_stream_chunk *chunks = malloc((size_t)(count + 1) * sizeof *chunks);
-    if (!chunks) return fault_set(fault, "no memory for the list of what a stream reads");
+    if (!chunks) return reason_set(reason, "no memory for the list of what a stream reads");
     bench_stream_chunks(call, most, chunks);
-    const bool good = gpu_stream_list_open(list, cache, bytes, chunks, count, fault);
+    const bool good = gpu_stream_list_open(list, cache, bytes, chunks, count, reason);
     free(chunks);
     return good;
 }

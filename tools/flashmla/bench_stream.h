@@ -28,6 +28,6 @@ int64_t bench_stream_chunks(const struct call *call, uint32_t most, struct gpu_s
 /* Makes the list of a call and copies it to the device; `cache` is kv_cache there. Free list->chunks with
  * gpu_free. */
 bool bench_stream_open(struct gpu_stream_list *list, const struct gpu_stream *stream, const struct call *call,
-                       const void *cache, struct fault *fault);
+                       const void *cache, struct reason *reason);
 
 #endif

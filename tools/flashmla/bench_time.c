@@ -16,15 +16,15 @@ const char *bench_between_name(enum bench_between between)
     return names[between];
 }
 
-bool bench_timer_open(struct bench_timer *t, bool copies, bool streams, struct fault *fault)
+bool bench_timer_open(struct bench_timer *t, bool copies, bool streams, struct reason *reason)
 {
     if (device_is_gpu(t->device)) {
-        if (!bench_gpu_open(&t->gpu, t->device, t->between, fault) ||
-            (streams && !gpu_stream_kernel_open(&t->gpu.bare, &t->gpu.peak.gpu, fault)) ||
-            (copies && !gpu_copy_bandwidth(&t->gpu.peak.gpu, &t->copy, fault)))
+        if (!bench_gpu_open(&t->gpu, t->device, t->between, reason) ||
+            (streams && !gpu_stream_kernel_open(&t->gpu.bare, &t->gpu.peak.gpu, reason)) ||
+            (copies && !gpu_copy_bandwidth(&t->gpu.peak.gpu, &t->copy, reason)))
             return false;
         if (copies) printf("memory %-27s %8.1f GB/s\n", "copied, read and written", 1e-9 * t->copy);
-    } else if (!bench_cpu_measure(&t->cpu, !copies, t->kernel, t->between == BENCH_NOTHING, fault)) {
+    } else if (!bench_cpu_measure(&t->cpu, !copies, t->kernel, t->between == BENCH_NOTHING, reason)) {
         return false;
     }
     if (!device_is_gpu(t->device)) t->copy = t->cpu.bandwidth;
@@ -50,16 +50,16 @@ double bench_bandwidth(const struct bench_timer *t)
 }
 
 static bool run_once(const struct bench_timed *timed, double *seconds, fmla_status *status,
-                     struct fault *fault)
+                     struct reason *reason)
 {
     const double start = timing_now();
-    const bool refused = call_refused(status, call_run(timed->call), fault);
+    const bool refused = call_refused(status, call_run(timed->call), reason);
     *seconds = timing_now() - start;
     return !refused;
 }
 
 static bool time_on_cpu(struct bench_timer *timer, struct bench_timed *timed, int count, int64_t runs,
-                        fmla_status *status, struct fault *fault)
+                        fmla_status *status, struct reason *reason)
 {
     const bool warm = timer->between == BENCH_NOTHING;
     bool good = true;
@@ -68,8 +68,8 @@ static bool time_on_cpu(struct bench_timer *timer, struct bench_timed *timed, in
         if (!warm)
             peak_memory_read(&timer->cpu.memory, timer->cpu.threads);
         else if (t && !run)
-            good = run_once(&timed[t], &timed[t].seconds[run], status, fault);
-        good = good && run_once(&timed[t], &timed[t].seconds[run], status, fault);
+            good = run_once(&timed[t], &timed[t].seconds[run], status, reason);
+        good = good && run_once(&timed[t], &timed[t].seconds[run], status, reason);
         progress_update(&timer->progress, i + 1, runs * count);
     }
     return good;
@@ -77,29 +77,29 @@ static bool time_on_cpu(struct bench_timer *timer, struct bench_timed *timed, in
 
 /* Runs each once, the first item last, because it is timed next. */
 static bool try_on_cpu(const struct bench_timed *timed, int count, int64_t *runs, fmla_status *status,
-                       struct fault *fault)
+                       struct reason *reason)
 {
     enum { LEAST_RUNS = 3 };
     double seconds;
     for (int t = count - 1; t >= 0; t--) {
-        if (!run_once(&timed[t], &seconds, status, fault)) return false;
+        if (!run_once(&timed[t], &seconds, status, reason)) return false;
         if (seconds > 2.0 && *runs > LEAST_RUNS) *runs = LEAST_RUNS;
     }
     return true;
 }
 
 bool bench_time(struct bench_timer *timer, struct bench_timed *timed, int count, fmla_status *status,
-                struct fault *fault)
+                struct reason *reason)
 {
     const bool gpu = device_is_gpu(timer->device);
     int64_t runs = timer->repeat;
     *status = FMLA_OK;
-    if (!gpu && !try_on_cpu(timed, count, &runs, status, fault)) return false;
+    if (!gpu && !try_on_cpu(timed, count, &runs, status, reason)) return false;
     double *seconds = calloc((size_t)(runs * count), sizeof *seconds);
-    if (!seconds) return fault_set(fault, "no memory for %" PRId64 " times", runs * count);
+    if (!seconds) return reason_set(reason, "no memory for %" PRId64 " times", runs * count);
     for (int t = 0; t < count; t++) timed[t].seconds = seconds + t * runs, timed[t].runs = runs;
-    const bool good = gpu ? bench_gpu_time(&timer->gpu, timed, count, timer->between, runs, status, fault)
-                          : time_on_cpu(timer, timed, count, runs, status, fault);
+    const bool good = gpu ? bench_gpu_time(&timer->gpu, timed, count, timer->between, runs, status, reason)
+                          : time_on_cpu(timer, timed, count, runs, status, reason);
     for (int t = 0; good && t < count; t++) {
         qsort(timed[t].seconds, (size_t)runs, sizeof *seconds, double_by_value);
         timed[t].median = timed[t].seconds[runs / 2];

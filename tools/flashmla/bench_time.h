@@ -27,7 +27,7 @@ struct bench_cpu {
 /* Measures the CPU and prints the results: memory and, for `arithmetic`, the instructions of `kernel` (NULL:
  * of every kernel). */
 bool bench_cpu_measure(struct bench_cpu *cpu, bool arithmetic, const char *kernel, bool warm,
-                       struct fault *fault);
+                       struct reason *reason);
 
 /* The work before each run. */
 enum bench_between {
@@ -63,15 +63,15 @@ enum { BENCH_TIMED = 3 /* most items at once */ };
 
 /* Measures the GPU and prints the results. */
 bool bench_gpu_open(struct bench_gpu *bench, fmla_device device, enum bench_between between,
-                    struct fault *fault);
+                    struct reason *reason);
 void bench_gpu_close(struct bench_gpu *bench);
 
 /* Times `runs` launches of each item. Items take turns, so that all see the same clocks; with nothing in
  * between, which times what the previous run left in the caches, they run one after another. The first
- * launch is not counted. *status is the library's; returns false with a fault if the library or the GPU
+ * launch is not counted. *status is the library's; returns false with a reason if the library or the GPU
  * refused. */
 bool bench_gpu_time(const struct bench_gpu *bench, const struct bench_timed *timed, int count,
-                    enum bench_between between, int64_t runs, fmla_status *status, struct fault *fault);
+                    enum bench_between between, int64_t runs, fmla_status *status, struct reason *reason);
 
 /* ---- On either (bench_time.c) ----------------------------------------------------------------- */
 
@@ -89,14 +89,14 @@ struct bench_timer {
 
 /* Measures the device and prints the results. `copies`: also measure GPU copies; `streams`: bare streams
  * will be timed. */
-bool bench_timer_open(struct bench_timer *timer, bool copies, bool streams, struct fault *fault);
+bool bench_timer_open(struct bench_timer *timer, bool copies, bool streams, struct reason *reason);
 void bench_timer_close(struct bench_timer *timer);
 
 /* Times calls whose tensors are on the device. Items take turns after an uncounted first run each, so that
  * all see the same clocks; with warm caches they run one after another. On the CPU, items over 2 s run 3
- * times. *status is the library's; returns false with a fault if the library or the GPU refused. */
+ * times. *status is the library's; returns false with a reason if the library or the GPU refused. */
 bool bench_time(struct bench_timer *timer, struct bench_timed *timed, int count, fmla_status *status,
-                struct fault *fault);
+                struct reason *reason);
 
 /* Return the peak FLOP/s and bytes/s that a kernel is compared with. */
 double bench_peak(const struct bench_timer *timer, const char *kernel);

@@ -16,10 +16,10 @@ fmla_status call_run(const struct call *call)
     return op_functions[call->op].run(&call->args);
 }
 
-bool call_refused(fmla_status *status, fmla_status from, struct fault *fault)
+bool call_refused(fmla_status *status, fmla_status from, struct reason *reason)
 {
     *status = from;
-    return from != FMLA_OK && !fault_set(fault, "%s", fmla_last_error());
+    return from != FMLA_OK && !reason_set(reason, "%s", fmla_last_error());
 }
 
 fmla_status call_kernel(const struct call *call, const char **name)
@@ -122,7 +122,7 @@ void call_set(struct call *call, int index, fmla_dtype dtype, int32_t rank, cons
         .data = data, .device = call->device, .ndim = rank, .dtype = dtype, .shape = call->shape[index]};
 }
 
-static void no_memory(const char *name, const fmla_tensor *tensor, struct fault *fault)
+static void no_memory(const char *name, const fmla_tensor *tensor, struct reason *reason)
 {
     char shape[128] = "";
     double bytes = element_bytes(tensor->dtype);
@@ -131,10 +131,10 @@ static void no_memory(const char *name, const fmla_tensor *tensor, struct fault 
         snprintf(shape + used, sizeof shape - used, "%s%" PRId64, i ? ", " : "", tensor->shape[i]);
         bytes *= (double)tensor->shape[i];
     }
-    fault_set(fault, "no memory for %s [%s] of %.0f bytes", name, shape, bytes);
+    reason_set(reason, "no memory for %s [%s] of %.0f bytes", name, shape, bytes);
 }
 
-bool call_allocate(struct call *call, int index, struct fault *fault)
+bool call_allocate(struct call *call, int index, struct reason *reason)
 {
     fmla_tensor *tensor = &call->tensor[index];
     size_t bytes = (size_t)element_bytes(tensor->dtype);
@@ -146,7 +146,7 @@ bool call_allocate(struct call *call, int index, struct fault *fault)
     fits = fits && bytes / (size_t)sysconf(_SC_PAGESIZE) < (size_t)sysconf(_SC_PHYS_PAGES);
     tensor->data = fits ? aligned_alloc(64, bytes / 64 * 64 + 64) : NULL;
     call->owned[index] = tensor->data;
-    if (!tensor->data) no_memory(call_member(call->op, index)->name, tensor, fault);
+    if (!tensor->data) no_memory(call_member(call->op, index)->name, tensor, reason);
     return tensor->data != NULL;
 }
 
@@ -165,13 +165,13 @@ void call_set_results(struct call *call)
     }
 }
 
-bool call_make_results(struct call *call, struct fault *fault)
+bool call_make_results(struct call *call, struct reason *reason)
 {
     const struct member *member;
     for (int i = 0; (member = call_member(call->op, i)); i++) {
         const fmla_tensor *tensor = &call->tensor[i];
         if (!tensor->shape || tensor->data || !(member->allowed & IS_OUTPUT)) continue;
-        if (!call_allocate(call, i, fault)) return false;
+        if (!call_allocate(call, i, reason)) return false;
         memset(tensor->data, 0xff, call_bytes(tensor));
     }
     return true;
@@ -190,18 +190,18 @@ static void **ask_workspace(struct call *call, size_t *bytes, size_t *alignment,
     return workspace;
 }
 
-bool call_workspace(struct call *call, fmla_status *status, struct fault *fault)
+bool call_workspace(struct call *call, fmla_status *status, struct reason *reason)
 {
     size_t bytes, alignment;
     void **workspace = call_option(call, "workspace");
     if (workspace && device_is_gpu(call->device)) gpu_free(*workspace);
     workspace = ask_workspace(call, &bytes, &alignment, status);
-    if (call_refused(status, *status, fault)) return false;
+    if (call_refused(status, *status, reason)) return false;
     if (!workspace) return true;
-    if (device_is_gpu(call->device)) return gpu_alloc(workspace, bytes, fault);
+    if (device_is_gpu(call->device)) return gpu_alloc(workspace, bytes, reason);
     const size_t unit = alignment > sizeof(void *) ? alignment : sizeof(void *);
     *workspace = aligned_alloc(unit, (bytes / unit + 1) * unit);
-    return *workspace || fault_set(fault, "no memory for a workspace of %zu bytes", bytes);
+    return *workspace || reason_set(reason, "no memory for a workspace of %zu bytes", bytes);
 }
 
 void call_close(struct call *call)

@@ -7,8 +7,8 @@
 #ifndef FLASHMLA_TOOL_CALL_H
 #define FLASHMLA_TOOL_CALL_H
 
-#include "fault.h"
 #include "op_call.h"
+#include "reason.h"
 
 enum { CALL_D_V = 512 /* if values are the first elements of their keys */ };
 
@@ -61,20 +61,20 @@ void *call_option_of(const struct call *call, enum member_kind kind);
 /* Describes the index-th tensor as contiguous; without memory if `data` is NULL. */
 void call_set(struct call *call, int index, fmla_dtype dtype, int32_t rank, const int64_t *shape, void *data);
 
-/* Allocates memory for a tensor that was set. If memory is insufficient, the fault names the tensor, its
+/* Allocates memory for a tensor that was set. If memory is insufficient, the reason names the tensor, its
  * shape and its bytes. */
-bool call_allocate(struct call *call, int index, struct fault *fault);
+bool call_allocate(struct call *call, int index, struct reason *reason);
 
 /* Sets the absent results, without memory, to the sizes that the inputs imply. */
 void call_set_results(struct call *call);
 
 /* Allocates the results that were set and have no memory. They are filled with bytes that no result has,
  * so that an element the kernel fails to write is detected. */
-bool call_make_results(struct call *call, struct fault *fault);
+bool call_make_results(struct call *call, struct reason *reason);
 
-/* Allocates the workspace that the library asks for. *status is the library's; FMLA_OK with a fault if
+/* Allocates the workspace that the library asks for. *status is the library's; FMLA_OK with a reason if
  * memory is insufficient. */
-bool call_workspace(struct call *call, fmla_status *status, struct fault *fault);
+bool call_workspace(struct call *call, fmla_status *status, struct reason *reason);
 
 /* Makes `part` the slice of a call with one position in each of `dimensions`, by views; a dimension of key
  * heads takes the head of its query head. The slice owns nothing, and its results are views too. */
@@ -104,8 +104,8 @@ fmla_status call_kernel(const struct call *call, const char **name);
 /* Runs the call on its device; on a GPU it is enqueued on the call's stream. */
 fmla_status call_run(const struct call *call);
 
-/* Returns true if the library refused; `fault` then holds its message. *status is set to `from`. */
-bool call_refused(fmla_status *status, fmla_status from, struct fault *fault);
+/* Returns true if the library refused; `reason` then holds its message. *status is set to `from`. */
+bool call_refused(fmla_status *status, fmla_status from, struct reason *reason);
 
 /* ---- On a GPU (call_gpu.c) ------------------------------------------------------------------- */
 
@@ -113,16 +113,16 @@ bool call_refused(fmla_status *status, fmla_status from, struct fault *fault);
  * and allocates the workspace. *status is the library's if it refused the call, FMLA_UNSUPPORTED without a
  * GPU, else FMLA_OK. */
 bool call_to_gpu(struct call *gpu, fmla_device device, const struct call *host, fmla_status *status,
-                 struct fault *fault);
+                 struct reason *reason);
 
 /* Gives the call a plan of its own, which call_plan makes on the device; sizes of workspace and plan come
  * from the library. Does nothing if the operation has no plan. */
-bool call_plan_open(struct call *gpu, fmla_status *status, struct fault *fault);
+bool call_plan_open(struct call *gpu, fmla_status *status, struct reason *reason);
 fmla_status call_plan(const struct call *gpu);
 
-bool call_wait(const struct call *gpu, struct fault *fault);
+bool call_wait(const struct call *gpu, struct reason *reason);
 
 /* Waits, and copies the results into the host's tensors; `inputs`: copies the inputs too. */
-bool call_fetch(const struct call *gpu, const struct call *host, bool inputs, struct fault *fault);
+bool call_fetch(const struct call *gpu, const struct call *host, bool inputs, struct reason *reason);
 
 #endif

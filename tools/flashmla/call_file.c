@@ -25,60 +25,60 @@ enum operation call_file_operation(const struct safetensors_file *file)
 }
 
 static bool missing(const struct safetensors_file *file, const char *path, const char *name,
-                    struct fault *fault)
+                    struct reason *reason)
 {
     char has[400] = "";
     for (size_t i = 0; i < safetensors_count(file); i++) {
         const size_t used = strlen(has);
         snprintf(has + used, sizeof has - used, "%s%s", i ? ", " : "", safetensors_at(file, i)->name);
     }
-    return fault_set(fault, "%s: has no tensor \"%s\"; it has %s", path, name, *has ? has : "none");
+    return reason_set(reason, "%s: has no tensor \"%s\"; it has %s", path, name, *has ? has : "none");
 }
 
 static bool read_tensor(struct call *call, int index, const struct safetensors_file *file, const char *path,
-                        struct fault *fault)
+                        struct reason *reason)
 {
     const struct member *member = call_member(call->op, index);
     const struct safetensors_tensor *found = safetensors_find(file, member->name);
-    if (!found) return member->allowed & ALLOW_NULL || missing(file, path, member->name, fault);
+    if (!found) return member->allowed & ALLOW_NULL || missing(file, path, member->name, reason);
     const bool flat = member->allowed & OR_FLAT && found->ndim != member->rank;
     const int rank = form_of(member, flat).rank;
     if (found->ndim != rank)
-        return fault_set(fault, "%s: tensor \"%s\": has %d dimensions, must have %d", path, member->name,
-                         (int)found->ndim, rank);
+        return reason_set(reason, "%s: tensor \"%s\": has %d dimensions, must have %d", path, member->name,
+                          (int)found->ndim, rank);
     /* On a CPU the library would refuse misaligned data; for a GPU it sees only the copy, while the
      * command reads this data. */
     const uintptr_t bytes = found->type->dtype.bits / 8;
     if (found->begin < found->end && (uintptr_t)found->data % bytes)
-        return fault_set(fault, "%s: tensor \"%s\": does not begin at a multiple of %d bytes", path,
-                         member->name, (int)bytes);
+        return reason_set(reason, "%s: tensor \"%s\": does not begin at a multiple of %d bytes", path,
+                          member->name, (int)bytes);
     /* The command itself reads lengths, before the library checks them. */
     if (rank == 1 && (member->allowed & (ALLOW_I32 | ALLOW_I64)) == ALLOW_I32 &&
         !dtype_is(found->type->dtype, FMLA_TYPE_INT, 32))
-        return fault_set(fault, "%s: tensor \"%s\": dtype is %s, must be I32", path, member->name,
-                         found->type->name);
+        return reason_set(reason, "%s: tensor \"%s\": dtype is %s, must be I32", path, member->name,
+                          found->type->name);
     call_set(call, index, found->type->dtype, rank, found->shape,
              (void *)found->data); /* an input, only read */
     return true;
 }
 
-static bool read_causal(const char *causal, const char *path, int32_t *to, struct fault *fault)
+static bool read_causal(const char *causal, const char *path, int32_t *to, struct reason *reason)
 {
     *to = causal && !strcmp(causal, "true");
     return !causal || *to || !strcmp(causal, "false") ||
-           fault_set(fault, "%s: __metadata__: causal is '%s', must be true or false", path, causal);
+           reason_set(reason, "%s: __metadata__: causal is '%s', must be true or false", path, causal);
 }
 
-static bool read_pairs(const char *pairs, const char *path, int32_t *to, struct fault *fault)
+static bool read_pairs(const char *pairs, const char *path, int32_t *to, struct reason *reason)
 {
     *to = !pairs ? FMLA_ROPE_NONE : !strcmp(pairs, "interleaved") ? FMLA_ROPE_INTERLEAVED : FMLA_ROPE_HALVES;
     return !pairs || *to == FMLA_ROPE_INTERLEAVED || !strcmp(pairs, "halves") ||
-           fault_set(fault, "%s: __metadata__: rope_pairs is '%s', must be interleaved or halves", path,
-                     pairs);
+           reason_set(reason, "%s: __metadata__: rope_pairs is '%s', must be interleaved or halves", path,
+                      pairs);
 }
 
 static bool read_numbers(struct call *call, const struct safetensors_file *file, const char *path,
-                         struct fault *fault)
+                         struct reason *reason)
 {
     for (const struct member *member = descriptors[call->op].members; member->name; member++) {
         const char *number = member->kind == MEMBER_REAL ? safetensors_metadata(file, member->name) : NULL;
@@ -87,15 +87,16 @@ static bool read_numbers(struct call *call, const struct safetensors_file *file,
         float *to = call_option(call, member->name);
         *to = (float)strtod(number, &end);
         if (end != number && !*end && isfinite(*to) && *to != 0.0f) continue;
-        return fault_set(fault, "%s: __metadata__: %s is '%s', must be a finite number that is not 0 in fp32",
-                         path, member->name, number);
+        return reason_set(reason,
+                          "%s: __metadata__: %s is '%s', must be a finite number that is not 0 in fp32", path,
+                          member->name, number);
     }
     return true;
 }
 
 /* `note`: a key of the metadata. */
 static bool read_format(enum operation op, const struct safetensors_file *file, const char *note,
-                        const char *path, int32_t *to, struct fault *fault)
+                        const char *path, int32_t *to, struct reason *reason)
 {
     const char *name = safetensors_metadata(file, note);
     const int32_t last = last_format(op);
@@ -111,36 +112,36 @@ static bool read_format(enum operation op, const struct safetensors_file *file, 
                  format_name(i));
     }
     if (!name || *to) return true;
-    return fault_set(fault, "%s: __metadata__: %s is '%s', must be %s", path, note, name, formats);
+    return reason_set(reason, "%s: __metadata__: %s is '%s', must be %s", path, note, name, formats);
 }
 
-static bool read_products(const char *name, const char *path, int32_t *to, struct fault *fault)
+static bool read_products(const char *name, const char *path, int32_t *to, struct reason *reason)
 {
     const bool fp8 = name && !strcmp(name, "fp8");
     *to = fp8 ? FMLA_PRODUCTS_FP8 : FMLA_PRODUCTS_BF16;
     return !name || fp8 || !strcmp(name, "bf16") ||
-           fault_set(fault, "%s: __metadata__: products is '%s', must be bf16 or fp8", path, name);
+           reason_set(reason, "%s: __metadata__: products is '%s', must be bf16 or fp8", path, name);
 }
 
 bool call_file_read(struct call *call, const struct safetensors_file *file, const char *path,
-                    struct fault *fault)
+                    struct reason *reason)
 {
     const struct member *member;
     call_begin(call, call_file_operation(file));
     for (int i = 0; (member = call_member(call->op, i)); i++) {
         if (member->allowed & IS_OUTPUT || call_of_plan(member)) continue;
-        if (!read_tensor(call, i, file, path, fault)) return false;
+        if (!read_tensor(call, i, file, path, reason)) return false;
     }
     call_set_longest(call);
     int32_t *causal = call_option(call, "causal"), *format = call_option(call, "kv_format"),
             *second = call_option(call, "extra_kv_format"), *products = call_option(call, "products"),
             *pairs = call_option(call, "rope_pairs");
-    return (!products || read_products(safetensors_metadata(file, "products"), path, products, fault)) &&
-           (!causal || read_causal(safetensors_metadata(file, "causal"), path, causal, fault)) &&
-           (!pairs || read_pairs(safetensors_metadata(file, "rope_pairs"), path, pairs, fault)) &&
-           (!format || read_format(call->op, file, "kv_format", path, format, fault)) &&
-           (!second || read_format(call->op, file, "extra_kv_format", path, second, fault)) &&
-           read_numbers(call, file, path, fault);
+    return (!products || read_products(safetensors_metadata(file, "products"), path, products, reason)) &&
+           (!causal || read_causal(safetensors_metadata(file, "causal"), path, causal, reason)) &&
+           (!pairs || read_pairs(safetensors_metadata(file, "rope_pairs"), path, pairs, reason)) &&
+           (!format || read_format(call->op, file, "kv_format", path, format, reason)) &&
+           (!second || read_format(call->op, file, "extra_kv_format", path, second, reason)) &&
+           read_numbers(call, file, path, reason);
 }
 
 size_t call_file_declare(const struct call *call, const char *const *names,
@@ -157,11 +158,11 @@ size_t call_file_declare(const struct call *call, const char *const *names,
 }
 
 bool call_file_write(const struct call *call, const struct safetensors_declaration *tensors, size_t count,
-                     struct safetensors_writer *writer, struct fault *fault)
+                     struct safetensors_writer *writer, struct reason *reason)
 {
     for (size_t i = 0; i < count; i++) {
         const fmla_tensor *tensor = call_tensor(call, tensors[i].name);
-        if (!safetensors_write(writer, tensor->data, call_bytes(tensor), fault)) return false;
+        if (!safetensors_write(writer, tensor->data, call_bytes(tensor), reason)) return false;
     }
     return true;
 }

@@ -17,7 +17,7 @@ enum operation call_file_operation(const struct safetensors_file *file);
  * operation. Checks ranks and types only as far as the command itself relies on them; the library checks
  * the rest. `path` is the file's name in messages; the file must stay open as long as the call. */
 bool call_file_read(struct call *call, const struct safetensors_file *file, const char *path,
-                    struct fault *fault);
+                    struct reason *reason);
 
 /* Declares the call's present tensors among these names, which end with NULL, in this order, and returns
  * their number. */
@@ -27,6 +27,6 @@ size_t call_file_declare(const struct call *call, const char *const *names,
 
 /* Writes the tensors that have memory. */
 bool call_file_write(const struct call *call, const struct safetensors_declaration *tensors, size_t count,
-                     struct safetensors_writer *writer, struct fault *fault);
+                     struct safetensors_writer *writer, struct reason *reason);
 
 #endif

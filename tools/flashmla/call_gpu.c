@@ -39,35 +39,35 @@ static void describe(struct call *gpu, fmla_device device, const struct call *ho
 }
 
 bool call_to_gpu(struct call *gpu, fmla_device device, const struct call *host, fmla_status *status,
-                 struct fault *fault)
+                 struct reason *reason)
 {
     const struct policy *policy = &policies[host->op];
     *status = FMLA_UNSUPPORTED;
     describe(gpu, device, host);
-    if (!gpu_open(device.id, fault) || !call_workspace(gpu, status, fault)) return false;
-    if (policy->check && !policy->check(host, fault)) return false;
+    if (!gpu_open(device.id, reason) || !call_workspace(gpu, status, reason)) return false;
+    if (policy->check && !policy->check(host, reason)) return false;
     for (int i = 0; i < MAX_TENSORS; i++) {
         const fmla_tensor *from = &host->tensor[i];
         void *memory;
         if (!from->shape) continue;
-        if (!gpu_alloc(&memory, call_bytes(from), fault)) return false;
+        if (!gpu_alloc(&memory, call_bytes(from), reason)) return false;
         gpu->tensor[i].data = memory, gpu->owned[i] = true;
-        if (!gpu_upload(memory, from->data, call_bytes(from), fault)) return false;
+        if (!gpu_upload(memory, from->data, call_bytes(from), reason)) return false;
     }
-    return gpu_stream_open(stream_of(gpu), fault);
+    return gpu_stream_open(stream_of(gpu), reason);
 }
 
-bool call_plan_open(struct call *gpu, fmla_status *status, struct fault *fault)
+bool call_plan_open(struct call *gpu, fmla_status *status, struct reason *reason)
 {
     const struct policy *policy = &policies[gpu->op];
     size_t bytes = 0;
     if (!policy->plan) return true;
-    if (call_refused(status, policy->plan(gpu, &bytes), fault) || !gpu_alloc(&gpu->plan, bytes, fault))
+    if (call_refused(status, policy->plan(gpu, &bytes), reason) || !gpu_alloc(&gpu->plan, bytes, reason))
         return false;
     *(void **)call_option(gpu, "plan") = gpu->plan;
     *(size_t *)call_option(gpu, "plan_size") = bytes;
-    if (call_refused(status, call_plan(gpu), fault)) return false;
-    return call_wait(gpu, fault) && call_workspace(gpu, status, fault);
+    if (call_refused(status, call_plan(gpu), reason)) return false;
+    return call_wait(gpu, reason) && call_workspace(gpu, status, reason);
 }
 
 fmla_status call_plan(const struct call *gpu)
@@ -75,19 +75,19 @@ fmla_status call_plan(const struct call *gpu)
     return policies[gpu->op].plan(gpu, NULL);
 }
 
-bool call_wait(const struct call *gpu, struct fault *fault)
+bool call_wait(const struct call *gpu, struct reason *reason)
 {
-    return gpu_stream_wait(*stream_of(gpu), fault);
+    return gpu_stream_wait(*stream_of(gpu), reason);
 }
 
-bool call_fetch(const struct call *gpu, const struct call *host, bool inputs, struct fault *fault)
+bool call_fetch(const struct call *gpu, const struct call *host, bool inputs, struct reason *reason)
 {
     const struct member *member;
-    if (!call_wait(gpu, fault)) return false;
+    if (!call_wait(gpu, reason)) return false;
     for (int i = 0; (member = call_member(gpu->op, i)); i++) {
         const fmla_tensor *to = &host->tensor[i];
         if (!to->shape || !(inputs || member->allowed & IS_OUTPUT)) continue;
-        if (!gpu_download(to->data, gpu->tensor[i].data, call_bytes(to), fault)) return false;
+        if (!gpu_download(to->data, gpu->tensor[i].data, call_bytes(to), reason)) return false;
     }
     return true;
 }

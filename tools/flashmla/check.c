@@ -62,15 +62,15 @@ static int64_t rows_of(const struct call *call)
 }
 
 /* Runs the call with its own workspace, plan and kernel replaced. */
-bool check_ask(struct call *call, struct fault *fault)
+bool check_ask(struct call *call, struct reason *reason)
 {
     const void **plan = call_option(call, "plan");
-    struct fault why = {""};
+    struct reason why = {""};
     fmla_status status;
     *(const char **)call_option(call, "kernel") = "ref";
     if (plan) *plan = NULL;
     if (call_workspace(call, &status, &why) && !call_refused(&status, call_run(call), &why)) return true;
-    return fault_set(fault, "oracle: %s", why.text);
+    return reason_set(reason, "oracle: %s", why.text);
 }
 
 /* Returns the offset in the tensor of element i in contiguous order. */
@@ -239,7 +239,7 @@ void check_against_asked(const struct call *call, const struct call *asked, bool
 
 /* Checks slice i of those that the oracle can compute; the whole call if `sliced` is 0. */
 static bool check_part(const struct call *call, const struct beside *beside, int64_t i, int sliced,
-                       double *products, struct check_result *result, struct fault *fault)
+                       double *products, struct check_result *result, struct reason *reason)
 {
     const struct policy *policy = &policies[call->op];
     const enum dimension *rows = call_rows(call);
@@ -254,14 +254,14 @@ static bool check_part(const struct call *call, const struct beside *beside, int
     for (int k = 0; (member = call_member(call->op, k)); k++) /* the oracle gets its own results */
         if (member->allowed & IS_OUTPUT) oracle.tensor[k].data = NULL, oracle.tensor[k].strides = NULL;
     *products += 0.5 * call_work(&oracle).flop;
-    const bool good = call_make_results(&oracle, fault) && check_ask(&oracle, fault);
+    const bool good = call_make_results(&oracle, reason) && check_ask(&oracle, reason);
     if (good) compare(&done, &oracle, beside, result);
     call_close(&oracle);
     return good;
 }
 
 bool check_against_oracle(const struct call *call, bool by_gpu, struct check_result *result,
-                          struct fault *fault)
+                          struct reason *reason)
 {
     const struct policy *policy = &policies[call->op];
     const struct beside beside = {.other = true,
@@ -278,11 +278,11 @@ bool check_against_oracle(const struct call *call, bool by_gpu, struct check_res
     *result = (struct check_result){.op = call->op, .all_rows = rows_of(call)};
     progress_begin(&progress, "comparing with the oracle");
     while (sliced < policy->sliced && rows[sliced]) parts *= call_size(call, rows[sliced++]);
-    if (whole) good = check_part(call, &beside, 0, 0, &products, result, fault);
+    if (whole) good = check_part(call, &beside, 0, 0, &products, result, reason);
     for (int64_t i = 0;
          good && !whole && (i < 2 || (result->rows < SAMPLED_ROWS && products < policy->budget)); i++) {
         const int64_t part = i == 0 ? 0 : i == 1 ? parts - 1 : random_between(&random, 0, parts - 1);
-        good = check_part(call, &beside, part, sliced, &products, result, fault);
+        good = check_part(call, &beside, part, sliced, &products, result, reason);
         progress_update(&progress, result->rows, SAMPLED_ROWS);
     }
     progress_wipe(&progress);

@@ -19,12 +19,12 @@ struct check_result {
 /* Recomputes the call with the oracle and compares the results, which must be present, under the rules for
  * arbitrary inputs. It compares the whole call if that is quick, else the first row or token, the last one
  * and random others, at least 64 rows. All tensors are contiguous in host memory; by_gpu: a GPU computed the
- * results. Returns false with a fault if the oracle could not run. */
+ * results. Returns false with a reason if the oracle could not run. */
 bool check_against_oracle(const struct call *call, bool by_gpu, struct check_result *result,
-                          struct fault *fault);
+                          struct reason *reason);
 
-/* Computes the whole call with the oracle. Returns false with a fault if that failed. */
-bool check_ask(struct call *call, struct fault *fault);
+/* Computes the whole call with the oracle. Returns false with a reason if that failed. */
+bool check_ask(struct call *call, struct reason *reason);
 
 /* Compares the whole call under the rules of the table of tolerances. `asked` is the call before it ran,
  * computed by check_ask; inputs that the call has overwritten are errors. */

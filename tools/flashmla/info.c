@@ -267,7 +267,7 @@ static json_t *json_rows(fmla_device device)
     return rows;
 }
 
-static bool write_json(const char *path, struct fault *fault)
+static bool write_json(const char *path, struct reason *reason)
 {
     const int32_t gpus = machine_describe(gpu(0)).count;
     char name[16];
@@ -279,14 +279,14 @@ static bool write_json(const char *path, struct fault *fault)
     }
     json_t *all = json_pack("{s:s, s:i, s:o, s:o}", "version", fmla_version_string(), "threads",
                             (int)fmla_num_threads(), "devices", by_device, "gpus", described);
-    return json_file(path, all, fault);
+    return json_file(path, all, reason);
 }
 
 int command_info(int argc, char **argv)
 {
     bool all = false;
     const char *json = NULL;
-    struct fault fault = {""};
+    struct reason reason = {""};
     const struct option options[] = {
         OPTION_SWITCH("--all", &all, "list every kernel, what it takes, and why it does not run here"),
         OPTION_JSON(&json),
@@ -297,7 +297,7 @@ int command_info(int argc, char **argv)
         return complain(&info, EXIT_FAILED, "this command was built for %d.%d, the library is %s",
                         FMLA_VERSION_MAJOR, FMLA_VERSION_MINOR, fmla_version_string());
     json_memory_watch();
-    if (json && !write_json(json, &fault)) return complain(&info, EXIT_FAILED, "%s", fault.text);
+    if (json && !write_json(json, &reason)) return complain(&info, EXIT_FAILED, "%s", reason.text);
     print_text(all);
     return json_memory_failed() ? complain(&info, EXIT_FAILED, "out of memory") : EXIT_GOOD;
 }

@@ -10,9 +10,9 @@
 #include <jansson.h>
 
 /* Adds a line and releases the object. NULL means that memory was insufficient. */
-bool json_line(struct outfile *file, json_t *object, struct fault *fault);
+bool json_line(struct outfile *file, json_t *object, struct reason *reason);
 
 /* Writes a file with only this object: opens, writes and closes it. */
-bool json_file(const char *path, json_t *object, struct fault *fault);
+bool json_file(const char *path, json_t *object, struct reason *reason);
 
 #endif

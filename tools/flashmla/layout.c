@@ -280,11 +280,11 @@ static int show(const char *name, const struct layout_options *options)
         return complain(&about, EXIT_USAGE, "--lane: %" PRId64 " must be in [0, %d] with %s", options->lane,
                         layout->lanes - 1, name);
     static struct layout_view view; /* 37 KiB */
-    struct fault fault = {""};
+    struct reason reason = {""};
     const int columns = layout->columns == ANY_COLUMNS ? (int)options->columns : layout->columns;
     fill(&view, layout, columns, options->lane_given ? (int)options->lane : -1);
-    if (options->svg && !layout_svg_write(options->svg, &view, &fault))
-        return complain(&about, EXIT_FAILED, "%s", fault.text);
+    if (options->svg && !layout_svg_write(options->svg, &view, &reason))
+        return complain(&about, EXIT_FAILED, "%s", reason.text);
     printf("%s: %s\n", view.name, view.summary);
     if (view.in_shared_memory)
         print_shared(&view);

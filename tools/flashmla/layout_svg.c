@@ -155,7 +155,7 @@ static void draw_title(struct drawing *d)
              view->elements_a_register == 2 ? "two" : "one");
 }
 
-bool layout_svg_write(const char *path, const struct layout_view *view, struct fault *fault)
+bool layout_svg_write(const char *path, const struct layout_view *view, struct reason *reason)
 {
     struct drawing d = {.view = view};
     int width = LEFT + LAYOUT_GROUPS * CHUNK_WIDTH, height = TOP + view->rows * CELL_HEIGHT;
@@ -165,7 +165,7 @@ bool layout_svg_write(const char *path, const struct layout_view *view, struct f
         width =
             LEFT + view->columns * cell_width(view) + (view->chunks ? GAP + view->chunks * CHUNK_WIDTH : 0);
     if (width < MIN_WIDTH) width = MIN_WIDTH;
-    if (!svg_open(&d.svg, path, width + MARGIN, height + MARGIN, fault)) return false;
+    if (!svg_open(&d.svg, path, width + MARGIN, height + MARGIN, reason)) return false;
     draw_title(&d);
     if (view->in_shared_memory)
         draw_shared(&d);

@@ -5,7 +5,7 @@
 #ifndef FLASHMLA_TOOL_LAYOUT_VIEW_H
 #define FLASHMLA_TOOL_LAYOUT_VIEW_H
 
-#include "fault.h"
+#include "reason.h"
 
 #include <stdint.h>
 
@@ -50,6 +50,6 @@ static inline int layout_lines(const struct layout_view *view)
 bool layout_find(const struct layout_view *view, int line, int group, int *row, int *chunk);
 
 /* Draws the layout: elements coloured by lane, or chunks by bank group. The file is complete or absent. */
-bool layout_svg_write(const char *path, const struct layout_view *view, struct fault *fault);
+bool layout_svg_write(const char *path, const struct layout_view *view, struct reason *reason);
 
 #endif

@@ -7,7 +7,7 @@
 
 #include "options.h"
 
-#include "fault.h"
+#include "reason.h"
 
 struct lengths {
     struct option_counts list;
@@ -37,7 +37,7 @@ struct lengths {
 bool lengths_any_given(const struct lengths *lengths);
 
 /* Returns the lengths that the options ask for, allocated; *batch is their number. Returns NULL with a
- * fault if options contradict each other. */
-int32_t *lengths_make(const struct lengths *lengths, int64_t *batch, struct fault *fault);
+ * reason if options contradict each other. */
+int32_t *lengths_make(const struct lengths *lengths, int64_t *batch, struct reason *reason);
 
 #endif

@@ -215,16 +215,16 @@ static void fill_cache(struct making *m, const char *name, float mean)
 
 /* ---- Dense decode ---------------------------------------------------------------------------- */
 
-static bool make_lengths(struct making *m, struct fault *fault)
+static bool make_lengths(struct making *m, struct reason *reason)
 {
     m->lengths = malloc((size_t)(m->shape->b + 1) * sizeof *m->lengths);
-    return m->lengths || fault_set(fault, "no memory for the lengths");
+    return m->lengths || reason_set(reason, "no memory for the lengths");
 }
 
-static bool begin_dense(struct making *m, struct fault *fault)
+static bool begin_dense(struct making *m, struct reason *reason)
 {
     const struct shape *s = m->shape;
-    if (!make_lengths(m, fault)) return false;
+    if (!make_lengths(m, reason)) return false;
     for (int64_t r = 0; r < s->b; r++) {
         double length = (double)s->s_k;
         if (s->varlen) length += 0.5 * length * (double)random_normal(&m->random);
@@ -234,14 +234,14 @@ static bool begin_dense(struct making *m, struct fault *fault)
     }
     if (!s->page_size) return true;
     m->pages.page_size = s->page_size;
-    if (!pages_deal(&m->pages, m->lengths, s->b, &m->random, fault)) return false;
+    if (!pages_deal(&m->pages, m->lengths, s->b, &m->random, reason)) return false;
     m->size[DIM_pages] = m->pages.count, m->size[DIM_max_pages] = m->pages.max_pages;
     return true;
 }
 
-static bool dense_values(struct making *m, struct fault *fault)
+static bool dense_values(struct making *m, struct reason *reason)
 {
-    (void)fault;
+    (void)reason;
     const size_t entries = (size_t)(m->shape->b * m->pages.max_pages);
     memcpy(data_of(m, "seqlens"), m->lengths, (size_t)m->shape->b * sizeof *m->lengths);
     if (m->shape->page_size)
@@ -256,14 +256,14 @@ static bool dense_values(struct making *m, struct fault *fault)
 
 /* ---- The sparse operations ------------------------------------------------------------------- */
 
-static bool begin_sparse(struct making *m, struct fault *fault)
+static bool begin_sparse(struct making *m, struct reason *reason)
 {
     const double page_sizes[] = {(double)m->size[DIM_page_size], (double)m->size[DIM_extra_page_size]};
     const double pages[] = {(double)m->size[DIM_pages], (double)m->size[DIM_extra_pages]};
     for (int k = 0; k < 2; k++)
         if (pages[k] * page_sizes[k] > INT32_MAX)
-            return fault_set(fault, "a cache of %.0f slots exceeds the range of int32 indices",
-                             pages[k] * page_sizes[k]);
+            return reason_set(reason, "a cache of %.0f slots exceeds the range of int32 indices",
+                              pages[k] * page_sizes[k]);
     return true;
 }
 
@@ -293,13 +293,13 @@ static void draw_list(struct making *m, const struct named *from, int64_t topk, 
 
 /* Draws the lists of all tokens and their lengths; `a_request` tokens share a row of `pages`, if given. */
 static bool draw_lists(struct making *m, const char *const names[2], const struct pages *pages,
-                       int64_t a_request, int64_t lengths, struct named *from, struct fault *fault)
+                       int64_t a_request, int64_t lengths, struct named *from, struct reason *reason)
 {
     const fmla_tensor *indices = tensor_of(m, names[0]);
     const int64_t topk = indices->shape[2], lists = indices->shape[0] * indices->shape[1];
     int32_t *length = data_of(m, names[1]);
     from->order = malloc((size_t)(from->keys + 1) * sizeof *from->order);
-    if (!from->order) return fault_set(fault, "no memory for the lists");
+    if (!from->order) return reason_set(reason, "no memory for the lists");
     for (int64_t i = 0; i < from->keys; i++) from->order[i] = (int32_t)i;
     for (int64_t l = 0; l < lists; l++) {
         if (pages) from->table = pages->block_table + l / a_request * pages->max_pages;
@@ -314,7 +314,7 @@ static bool draw_lists(struct making *m, const char *const names[2], const struc
 }
 
 static bool fill_pages(struct making *m, const char *cache, const char *const lists[2], int64_t keys,
-                       struct fault *fault)
+                       struct reason *reason)
 {
     const fmla_tensor *tensor = tensor_of(m, cache);
     if (!tensor) return true;
@@ -322,21 +322,21 @@ static bool fill_pages(struct making *m, const char *cache, const char *const li
     struct pages pages = {.page_size = page_size};
     struct named from = {.keys = keys, .page_size = page_size, .slots = tensor->shape[0] * page_size};
     int32_t *lengths = malloc((size_t)(b + 1) * sizeof *lengths);
-    if (!lengths) return fault_set(fault, "no memory for the lengths");
+    if (!lengths) return reason_set(reason, "no memory for the lengths");
     for (int64_t r = 0; r < b; r++) lengths[r] = (int32_t)keys;
-    const bool good = pages_deal(&pages, lengths, b, &m->random, fault) &&
-                      draw_lists(m, lists, &pages, m->shape->s_q, b, &from, fault);
+    const bool good = pages_deal(&pages, lengths, b, &m->random, reason) &&
+                      draw_lists(m, lists, &pages, m->shape->s_q, b, &from, reason);
     free(lengths), pages_free(&pages);
     if (good) fill_cache(m, cache, 0.0f);
     return good;
 }
 
-static bool sparse_values(struct making *m, struct fault *fault)
+static bool sparse_values(struct making *m, struct reason *reason)
 {
     static const char *const lists[] = {"indices", "topk_length"}, *const extra[] = {"extra_indices",
                                                                                      "extra_topk_length"};
-    if (!fill_pages(m, "kv_cache", lists, m->shape->s_k, fault) ||
-        !fill_pages(m, "extra_kv_cache", extra, extra_keys(m->shape), fault))
+    if (!fill_pages(m, "kv_cache", lists, m->shape->s_k, reason) ||
+        !fill_pages(m, "extra_kv_cache", extra, extra_keys(m->shape), reason))
         return false;
     const fmla_tensor *q = tensor_of(m, "q");
     const int64_t count = (int64_t)call_bytes(q) / 2;
@@ -347,13 +347,13 @@ static bool sparse_values(struct making *m, struct fault *fault)
 }
 
 /* Draws the inputs that docs/semantics.md ("Tolerances") defines: values around means in [-0.05, 0.05]. */
-static bool prefill_values(struct making *m, struct fault *fault)
+static bool prefill_values(struct making *m, struct reason *reason)
 {
     static const char *const lists[] = {"indices", "topk_length"};
     const struct shape *s = m->shape;
     const int64_t paged = m->size[DIM_pages] * s->page_size;
     struct named from = {.keys = s->s_k, .slots = s->page_size ? paged : s->s_k};
-    if (!draw_lists(m, lists, NULL, 1, s->s_q, &from, fault)) return false;
+    if (!draw_lists(m, lists, NULL, 1, s->s_q, &from, reason)) return false;
     const float of_q = (float)random_unit(&m->random) * 0.1f - 0.05f,
                 of_kv = (float)random_unit(&m->random) * 0.1f - 0.05f;
     fill(m, "q", of_q), fill_cache(m, "kv", of_kv), fill_normal(m, "attn_sink", 1.0f);
@@ -363,27 +363,27 @@ static bool prefill_values(struct making *m, struct fault *fault)
 
 /* ---- Dense MHA ------------------------------------------------------------------------------- */
 
-static bool begin_mha(struct making *m, struct fault *fault)
+static bool begin_mha(struct making *m, struct reason *reason)
 {
     const struct shape *s = m->shape;
     int64_t keys = 0;
     if (!s->varlen) return true;
-    if (!make_lengths(m, fault)) return false;
+    if (!make_lengths(m, reason)) return false;
     for (int64_t r = 0; r < s->b; r++) {
         m->lengths[r] = s->lengths ? s->lengths[r] : (int32_t)random_between(&m->random, s->s_k / 80, s->s_k);
         keys += m->lengths[r];
     }
     m->size[DIM_tokens_q] = s->s_q ? s->b * s->s_q : keys, m->size[DIM_tokens_k] = keys;
     if (keys > INT32_MAX || m->size[DIM_tokens_q] > INT32_MAX)
-        return fault_set(fault,
-                         "%" PRId64 " tokens and %" PRId64 " keys exceed the range of int32 cu_seqlens",
-                         m->size[DIM_tokens_q], keys);
+        return reason_set(reason,
+                          "%" PRId64 " tokens and %" PRId64 " keys exceed the range of int32 cu_seqlens",
+                          m->size[DIM_tokens_q], keys);
     return true;
 }
 
-static bool mha_values(struct making *m, struct fault *fault)
+static bool mha_values(struct making *m, struct reason *reason)
 {
-    (void)fault;
+    (void)reason;
     int32_t *of_q = data_of(m, "cu_seqlens_q"), *of_k = data_of(m, "cu_seqlens_k");
     if (of_q) *of_q = *of_k = 0;
     for (int64_t r = 0; of_q && r < m->shape->b; r++) {
@@ -396,7 +396,7 @@ static bool mha_values(struct making *m, struct fault *fault)
     return true;
 }
 
-bool make_forward(const struct call *of, fmla_status *status, struct fault *fault)
+bool make_forward(const struct call *of, fmla_status *status, struct reason *reason)
 {
     struct call forward;
     const struct member *member;
@@ -412,27 +412,27 @@ bool make_forward(const struct call *of, fmla_status *status, struct fault *faul
     args->max_s_q = *(int64_t *)call_option(of, "max_s_q");
     args->max_s_k = *(int64_t *)call_option(of, "max_s_k");
     args->stream = *(void **)call_option(of, "stream");
-    const bool good = call_workspace(&forward, status, fault) &&
-                      !call_refused(status, call_run(&forward), fault) &&
-                      (!device_is_gpu(of->device) || call_wait(&forward, fault));
+    const bool good = call_workspace(&forward, status, reason) &&
+                      !call_refused(status, call_run(&forward), reason) &&
+                      (!device_is_gpu(of->device) || call_wait(&forward, reason));
     args->stream = NULL; /* it belongs to the other call */
     call_close(&forward);
     return good;
 }
 
-static bool backward_values(struct making *m, struct fault *fault)
+static bool backward_values(struct making *m, struct reason *reason)
 {
     fmla_status status;
-    if (!mha_values(m, fault)) return false;
+    if (!mha_values(m, reason)) return false;
     fill(m, "dout", 0.0f);
-    return m->shape->no_forward || make_forward(m->call, &status, fault);
+    return m->shape->no_forward || make_forward(m->call, &status, reason);
 }
 
 /* ---- Merge and the cache operations ---------------------------------------------------------- */
 
-static bool merge_values(struct making *m, struct fault *fault)
+static bool merge_values(struct making *m, struct reason *reason)
 {
-    (void)fault;
+    (void)reason;
     const struct shape *s = m->shape;
     const int64_t rows = s->b * s->s_q * s->h_q;
     float *lse = data_of(m, "lse_parts");
@@ -445,13 +445,13 @@ static bool merge_values(struct making *m, struct fault *fault)
 
 /* Tokens are consecutive within a page and pages are shuffled, as in an engine. The cache's bytes are from
  * 0x38 to 0x3f: e4m3, scales and 16-bit values are then ordinary numbers. */
-static bool pages_values(struct making *m, const char *name, const char *of_slots, struct fault *fault)
+static bool pages_values(struct making *m, const char *name, const char *of_slots, struct reason *reason)
 {
     const fmla_tensor *cache = tensor_of(m, name);
     const int64_t pages = cache->shape[0], page_size = cache->shape[1];
     int64_t *slots = data_of(m, of_slots);
     int32_t *order = calloc((size_t)pages + 1, sizeof *order);
-    if (!order) return fault_set(fault, "no memory for the pages");
+    if (!order) return reason_set(reason, "no memory for the pages");
     for (int64_t i = 0; i < pages; i++) order[i] = (int32_t)i;
     random_shuffle(&m->random, order, pages);
     for (int64_t t = 0; t < m->shape->tokens; t++)
@@ -462,19 +462,19 @@ static bool pages_values(struct making *m, const char *name, const char *of_slot
     return true;
 }
 
-static bool convert_values(struct making *m, struct fault *fault)
+static bool convert_values(struct making *m, struct reason *reason)
 {
     const struct shape *s = m->shape;
     if (s->format == FMLA_KV_FP8_576) *(float *)call_option(m->call, "src_scale") = made_cache_scale;
     if (s->extra_format == FMLA_KV_FP8_576) *(float *)call_option(m->call, "dst_scale") = made_cache_scale;
-    return pages_values(m, "src_cache", "src_slots", fault) &&
-           pages_values(m, "dst_cache", "dst_slots", fault);
+    return pages_values(m, "src_cache", "src_slots", reason) &&
+           pages_values(m, "dst_cache", "dst_slots", reason);
 }
 
-static bool cache_values(struct making *m, struct fault *fault)
+static bool cache_values(struct making *m, struct reason *reason)
 {
     const bool gather = m->shape->op == OP_CACHE_GATHER;
-    if (!pages_values(m, "kv_cache", gather ? "slots" : "slot_mapping", fault)) return false;
+    if (!pages_values(m, "kv_cache", gather ? "slots" : "slot_mapping", reason)) return false;
     fill(m, "latent", 0.0f), fill(m, "rope", 0.0f);
     if (m->shape->norm) fill(m, "norm_weight", 1.0f), *(float *)call_option(m->call, "norm_eps") = 1e-6f;
     if (m->shape->turns) {
@@ -488,9 +488,9 @@ static bool cache_values(struct making *m, struct fault *fault)
 }
 
 /* Default for operations without their own function: numbers around 0, and factors other than 1. */
-static bool plain_values(struct making *m, struct fault *fault)
+static bool plain_values(struct making *m, struct reason *reason)
 {
-    (void)fault;
+    (void)reason;
     for (const struct member *member = descriptors[m->call->op].members; member->name; member++) {
         if (member->kind == MEMBER_REAL) *(float *)call_option(m->call, member->name) = 0.75f;
         if (member->kind == MEMBER_TENSOR && !(member->allowed & IS_OUTPUT)) fill(m, member->name, 0.0f);
@@ -501,8 +501,8 @@ static bool plain_values(struct making *m, struct fault *fault)
 /* ---- The call -------------------------------------------------------------------------------- */
 
 static const struct {
-    bool (*begin)(struct making *making, struct fault *fault); /* draws the values that sizes depend on */
-    bool (*values)(struct making *making, struct fault *fault);
+    bool (*begin)(struct making *making, struct reason *reason); /* draws the values that sizes depend on */
+    bool (*values)(struct making *making, struct reason *reason);
 } makers[OPERATIONS] = {
     [OP_DENSE_DECODE] = {begin_dense, dense_values},
     [OP_SPARSE_DECODE] = {begin_sparse, sparse_values},
@@ -515,13 +515,13 @@ static const struct {
     [OP_CACHE_CONVERT] = {NULL, convert_values},
 };
 
-bool make_begin(struct making *m, struct call *call, const struct shape *s, struct fault *fault)
+bool make_begin(struct making *m, struct call *call, const struct shape *s, struct reason *reason)
 {
     const struct member *member;
     *m = (struct making){.call = call, .shape = s, .random = {s->seed + 2025}};
     call_begin(call, s->op);
     sizes_of(s, m->size);
-    if (makers[s->op].begin && !makers[s->op].begin(m, fault)) return false;
+    if (makers[s->op].begin && !makers[s->op].begin(m, reason)) return false;
     for (int i = 0; (member = call_member(s->op, i)); i++) {
         int64_t shape[MAX_DIMENSIONS];
         if (!is_there(s, member)) continue;
@@ -537,19 +537,19 @@ bool make_begin(struct making *m, struct call *call, const struct shape *s, stru
     return true;
 }
 
-bool make_memory(struct making *m, struct fault *fault)
+bool make_memory(struct making *m, struct reason *reason)
 {
     const struct member *member;
     for (int i = 0; (member = call_member(m->call->op, i)); i++)
         if (m->call->tensor[i].shape && !(member->allowed & IS_OUTPUT && !(member->allowed & IS_CACHE)) &&
-            !call_allocate(m->call, i, fault))
+            !call_allocate(m->call, i, reason))
             return false;
     return true;
 }
 
-bool make_values(struct making *m, struct fault *fault)
+bool make_values(struct making *m, struct reason *reason)
 {
-    return (makers[m->call->op].values ? makers[m->call->op].values : plain_values)(m, fault);
+    return (makers[m->call->op].values ? makers[m->call->op].values : plain_values)(m, reason);
 }
 
 void make_end(struct making *m)
@@ -558,11 +558,11 @@ void make_end(struct making *m)
     m->lengths = NULL;
 }
 
-bool make_call(struct call *call, const struct shape *shape, struct fault *fault)
+bool make_call(struct call *call, const struct shape *shape, struct reason *reason)
 {
     struct making making;
-    const bool good = make_begin(&making, call, shape, fault) && make_memory(&making, fault) &&
-                      make_values(&making, fault) && call_make_results(call, fault);
+    const bool good = make_begin(&making, call, shape, reason) && make_memory(&making, reason) &&
+                      make_values(&making, reason) && call_make_results(call, reason);
     make_end(&making);
     return good;
 }

@@ -69,18 +69,18 @@ struct making {
 double shape_bytes(const struct shape *shape);
 
 /* Makes a call with its results; call_close frees it. */
-bool make_call(struct call *call, const struct shape *shape, struct fault *fault);
+bool make_call(struct call *call, const struct shape *shape, struct reason *reason);
 
 /* The same in steps, for callers that write values to a file: make_begin sets sizes, lengths and pages,
  * and the inputs without memory; then memory; then values. make_end frees what the call does not own. */
-bool make_begin(struct making *making, struct call *call, const struct shape *shape, struct fault *fault);
-bool make_memory(struct making *making, struct fault *fault);
-bool make_values(struct making *making, struct fault *fault);
+bool make_begin(struct making *making, struct call *call, const struct shape *shape, struct reason *reason);
+bool make_memory(struct making *making, struct reason *reason);
+bool make_values(struct making *making, struct reason *reason);
 void make_end(struct making *making);
 
 /* Writes out and lse of a call for the gradients of MHA, as the forward operation does, where the call's
  * tensors are. On a GPU it waits. *status is the library's. */
-bool make_forward(const struct call *of, fmla_status *status, struct fault *fault);
+bool make_forward(const struct call *of, fmla_status *status, struct reason *reason);
 
 /* Fills fixed[b] with the same total as lengths[b], and lengths that differ by at most one. */
 void make_fixed_lengths(const int32_t *lengths, int64_t b, int32_t *fixed);

@@ -275,7 +275,7 @@ static int check_options(const struct make_options *o, const struct shape *s)
 
 /* Writes `count` random values times `scale`, then `unused` NaN. */
 static bool write_values(struct safetensors_writer *writer, struct random_state *random, fmla_dtype dtype,
-                         float scale, int64_t count, int64_t unused, struct fault *fault)
+                         float scale, int64_t count, int64_t unused, struct reason *reason)
 {
     enum { AT_ONCE = 16384 };
     float values[AT_ONCE];
@@ -286,7 +286,7 @@ static bool write_values(struct safetensors_writer *writer, struct random_state 
             const float value = done + i < count ? random_input(random, 0.0f, 0.1f) / scale : (float)NAN;
             element_store(values, dtype, i, value);
         }
-        if (!safetensors_write(writer, values, (size_t)now * dtype.bits / 8, fault)) return false;
+        if (!safetensors_write(writer, values, (size_t)now * dtype.bits / 8, reason)) return false;
         done += now;
     }
     return true;
@@ -294,7 +294,7 @@ static bool write_values(struct safetensors_writer *writer, struct random_state 
 
 /* Writes a page of bytes; slots without a key are NaN in every format. */
 static bool write_bytes(struct making *made, struct safetensors_writer *writer, uint8_t *page, size_t bytes,
-                        int64_t keys, struct fault *fault)
+                        int64_t keys, struct reason *reason)
 {
     const struct shape *s = made->shape;
     float values[TOKENS_WIDTH];
@@ -303,24 +303,24 @@ static bool write_bytes(struct making *made, struct safetensors_writer *writer, 
         for (int d = 0; d < TOKENS_WIDTH; d++) values[d] = random_input(&made->random, 0.0f, 0.1f);
         tokens_store(s->format, page, s->page_size, key, values, made_cache_scale);
     }
-    return safetensors_write(writer, page, bytes, fault);
+    return safetensors_write(writer, page, bytes, reason);
 }
 
 static bool write_pages(struct making *made, struct safetensors_writer *writer, const fmla_tensor *cache,
-                        struct fault *fault)
+                        struct reason *reason)
 {
     const int64_t token = cache->shape[2] * cache->shape[3], page_size = cache->shape[1];
     const size_t bytes = cache_formats[made->shape->format].token ? (size_t)(page_size * token) : 0;
     uint8_t *of_bytes = bytes ? malloc(bytes) : NULL;
     struct progress progress;
-    bool good = of_bytes || !bytes || fault_set(fault, "no memory for a page of %zu bytes", bytes);
+    bool good = of_bytes || !bytes || reason_set(reason, "no memory for a page of %zu bytes", bytes);
     progress_begin(&progress, "writing");
     for (int64_t page = 0; good && page < cache->shape[0]; page++) {
         const int64_t keys = made->pages.page_keys[page];
         progress_update(&progress, page, cache->shape[0]);
-        good = bytes ? write_bytes(made, writer, of_bytes, bytes, keys, fault)
+        good = bytes ? write_bytes(made, writer, of_bytes, bytes, keys, reason)
                      : write_values(writer, &made->random, cache->dtype, 1.0f, keys * token,
-                                    (page_size - keys) * token, fault);
+                                    (page_size - keys) * token, reason);
     }
     progress_wipe(&progress);
     free(of_bytes);
@@ -329,31 +329,31 @@ static bool write_pages(struct making *made, struct safetensors_writer *writer, 
 
 /* Draws values while writing: a cache need not fit in memory. */
 static bool write_dense(struct making *made, struct safetensors_writer *writer,
-                        const struct safetensors_declaration *tensors, size_t count, struct fault *fault)
+                        const struct safetensors_declaration *tensors, size_t count, struct reason *reason)
 {
     bool good = true;
     for (size_t i = 0; good && i < count; i++) {
         const fmla_tensor *tensor = call_tensor(made->call, tensors[i].name);
         const int64_t elements = (int64_t)(call_bytes(tensor) / (tensor->dtype.bits / 8));
         if (!strcmp(tensors[i].name, "kv_cache"))
-            good = write_pages(made, writer, tensor, fault);
+            good = write_pages(made, writer, tensor, reason);
         else if (!strcmp(tensors[i].name, "block_table"))
-            good = safetensors_write(writer, made->pages.block_table, call_bytes(tensor), fault);
+            good = safetensors_write(writer, made->pages.block_table, call_bytes(tensor), reason);
         else if (!strcmp(tensors[i].name, "seqlens"))
-            good = safetensors_write(writer, made->lengths, call_bytes(tensor), fault);
+            good = safetensors_write(writer, made->lengths, call_bytes(tensor), reason);
         else if (!strcmp(tensors[i].name, "kv_scale"))
-            good = safetensors_write(writer, &made_cache_scale, call_bytes(tensor), fault);
+            good = safetensors_write(writer, &made_cache_scale, call_bytes(tensor), reason);
         else if (!strcmp(tensors[i].name, "q_scale"))
-            good = safetensors_write(writer, &made_q_scale, call_bytes(tensor), fault);
+            good = safetensors_write(writer, &made_q_scale, call_bytes(tensor), reason);
         else
             good = write_values(writer, &made->random, tensor->dtype,
-                                tensor->dtype.bits == 8 ? made_q_scale : 1.0f, elements, 0, fault);
+                                tensor->dtype.bits == 8 ? made_q_scale : 1.0f, elements, 0, reason);
     }
     return good;
 }
 
 static bool write_file(struct making *made, const struct make_options *o, const char *path,
-                       struct fault *fault)
+                       struct reason *reason)
 {
     struct safetensors_declaration tensors[CALL_FILE_NAMES];
     const char *inputs[CALL_FILE_NAMES] = {NULL}, *real = NULL;
@@ -379,11 +379,11 @@ static bool write_file(struct making *made, const struct make_options *o, const 
     if (made->shape->products) notes[noted++] = (struct safetensors_note){"products", "fp8"};
     notes[noted++] = (struct safetensors_note){"seed", seed};
     if (scale && *scale != 0.0f) notes[noted++] = (struct safetensors_note){real, number};
-    struct safetensors_writer *writer = safetensors_create(path, tensors, count, notes, noted, fault);
+    struct safetensors_writer *writer = safetensors_create(path, tensors, count, notes, noted, reason);
     if (!writer) return false;
-    if (o->op == DENSE ? write_dense(made, writer, tensors, count, fault)
-                       : call_file_write(made->call, tensors, count, writer, fault))
-        return safetensors_commit(writer, fault);
+    if (o->op == DENSE ? write_dense(made, writer, tensors, count, reason)
+                       : call_file_write(made->call, tensors, count, writer, reason))
+        return safetensors_commit(writer, reason);
     safetensors_abandon(writer);
     return false;
 }
@@ -393,25 +393,25 @@ static int make(const struct make_options *o, const char *path)
     struct shape shape = shape_of(o);
     struct making made = {0};
     struct call call = {0};
-    struct fault fault = {""};
+    struct reason reason = {""};
     int32_t *lengths = NULL;
     const int contradiction = check_options(o, &shape);
     if (contradiction) return contradiction;
     if (o->op == DENSE || o->varlen) {
-        lengths = lengths_make(&o->lengths, &shape.b, &fault);
-        if (!lengths) return complain(&make_input, EXIT_USAGE, "%s", fault.text);
+        lengths = lengths_make(&o->lengths, &shape.b, &reason);
+        if (!lengths) return complain(&make_input, EXIT_USAGE, "%s", reason.text);
         shape.lengths = lengths;
     }
-    const bool good = make_begin(&made, &call, &shape, &fault) &&
-                      (o->op == DENSE || (make_memory(&made, &fault) && make_values(&made, &fault))) &&
-                      write_file(&made, o, path, &fault);
+    const bool good = make_begin(&made, &call, &shape, &reason) &&
+                      (o->op == DENSE || (make_memory(&made, &reason) && make_values(&made, &reason))) &&
+                      write_file(&made, o, path, &reason);
     if (good) {
         printf("%s: ", path);
         kinds[kind_of(o)].print(&shape, &made);
         puts(shape.sink ? ", sink" : "");
     }
     free(lengths), make_end(&made), call_close(&call);
-    return good ? EXIT_GOOD : complain(&make_input, EXIT_FAILED, "%s", fault.text);
+    return good ? EXIT_GOOD : complain(&make_input, EXIT_FAILED, "%s", reason.text);
 }
 
 int command_make_input(int argc, char **argv)

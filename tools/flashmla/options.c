@@ -5,9 +5,9 @@
 #include "help.h"
 #include "hint.h"
 
-#include "fault.h"
 #include "infile.h"
 #include "outfile.h"
+#include "reason.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -21,13 +21,13 @@
 
 int complain(const struct command *command, int status, const char *format, ...)
 {
-    struct fault line = {""};
+    struct reason line = {""};
     char text[sizeof line.text];
     va_list values;
     va_start(values, format);
     vsnprintf(text, sizeof text, format, values);
     va_end(values);
-    fault_set(&line, "%s", text);
+    reason_set(&line, "%s", text);
     fprintf(stderr, "flashmla%s%s: %s\n", *command->name ? " " : "", command->name, line.text);
     return status;
 }
@@ -65,15 +65,15 @@ static bool parse_count(const char *text, char **end, int64_t *value)
     return (digits || negative) && errno == 0;
 }
 
-static bool range_fault(const struct option *option, const char *text, struct fault *fault)
+static bool range_fault(const struct option *option, const char *text, struct reason *reason)
 {
     const char *const what =
         option->kind == OPTION_COUNTS ? "whole numbers separated by commas, each" : "a whole number";
-    return fault_set(fault, "%s: '%s' must be %s in [%" PRId64 ", %" PRId64 "]", option->name, text, what,
-                     option->low, option->high);
+    return reason_set(reason, "%s: '%s' must be %s in [%" PRId64 ", %" PRId64 "]", option->name, text, what,
+                      option->low, option->high);
 }
 
-static bool parse_counts(const struct option *option, const char *text, struct fault *fault)
+static bool parse_counts(const struct option *option, const char *text, struct reason *reason)
 {
     struct option_counts *counts = option->value;
     int64_t commas = 0;
@@ -81,55 +81,55 @@ static bool parse_counts(const struct option *option, const char *text, struct f
     free(counts->items);
     counts->count = 0;
     counts->items = malloc((size_t)(commas + 1) * sizeof *counts->items);
-    if (!counts->items) return fault_set(fault, "%s: out of memory", option->name);
+    if (!counts->items) return reason_set(reason, "%s: out of memory", option->name);
     const char *at = text;
     for (;;) {
         int64_t value;
         char *end;
         if (!parse_count(at, &end, &value) || value < option->low || value > option->high ||
             (*end && *end != ','))
-            return range_fault(option, text, fault);
+            return range_fault(option, text, reason);
         counts->items[counts->count++] = value;
         if (!*end) return true;
         at = end + 1;
     }
 }
 
-static bool parse_choice(const struct option *option, const char *text, struct fault *fault)
+static bool parse_choice(const struct option *option, const char *text, struct reason *reason)
 {
     char allowed[WORDS], near[HINT];
     int *index = option->value;
     for (*index = 0; option->choices[*index]; ++*index)
         if (!strcmp(option->choices[*index], text)) return true;
     joined(option->choices, allowed);
-    return fault_set(fault, "%s: '%.100s' must be one of %s%s", option->name, text, allowed,
-                     hint(text, allowed, near));
+    return reason_set(reason, "%s: '%.100s' must be one of %s%s", option->name, text, allowed,
+                      hint(text, allowed, near));
 }
 
-static bool parse_value(const struct option *option, const char *text, struct fault *fault)
+static bool parse_value(const struct option *option, const char *text, struct reason *reason)
 {
     char *end;
     switch (option->kind) {
     case OPTION_ON: *(bool *)option->value = true; return true;
     case OPTION_OFF: *(bool *)option->value = false; return true;
-    case OPTION_COUNTS: return parse_counts(option, text, fault);
-    case OPTION_CHOICE: return parse_choice(option, text, fault);
+    case OPTION_COUNTS: return parse_counts(option, text, reason);
+    case OPTION_CHOICE: return parse_choice(option, text, reason);
     case OPTION_TEXT:
     case OPTION_OUTPUT: *(const char **)option->value = text; return true;
     case OPTION_GPU:
         return device_parse(text, option->value) ||
-               fault_set(fault, "%s: '%s' must be cpu or cuda:N", option->name, text);
+               reason_set(reason, "%s: '%s' must be cpu or cuda:N", option->name, text);
     case OPTION_COUNT: {
         int64_t value;
         if (!parse_count(text, &end, &value) || *end || value < option->low || value > option->high)
-            return range_fault(option, text, fault);
+            return range_fault(option, text, reason);
         *(int64_t *)option->value = value;
         return true;
     }
     case OPTION_REAL: {
         const double value = strtod(text, &end);
         if (end == text || *end || !isfinite(value))
-            return fault_set(fault, "%s: '%s' must be a finite number", option->name, text);
+            return reason_set(reason, "%s: '%s' must be a finite number", option->name, text);
         *(double *)option->value = value;
         return true;
     }
@@ -155,41 +155,41 @@ static const char *operand_word(const struct command *command)
                                                : "file";
 }
 
-static bool unknown_fault(const struct option *options, const char *text, struct fault *fault)
+static bool unknown_fault(const struct option *options, const char *text, struct reason *reason)
 {
-    char allowed[sizeof fault->text - 200] = "", near[HINT];
+    char allowed[sizeof reason->text - 200] = "", near[HINT];
     size_t used = 0;
     for (const struct option *option = options; option->name && used < sizeof allowed; option++)
         used += (size_t)snprintf(allowed + used, sizeof allowed - used, "%s ", option->name);
     if (used < sizeof allowed) snprintf(allowed + used, sizeof allowed - used, "--help");
-    return fault_set(fault, "%.100s: no such option; allowed are %s%s", text, allowed,
-                     hint(text, allowed, near));
+    return reason_set(reason, "%.100s: no such option; allowed are %s%s", text, allowed,
+                      hint(text, allowed, near));
 }
 
 /* Reads the option at argv[*i] and advances past its value. `seen`: bit mask of options already read. */
 static bool parse_option(const struct option *options, int argc, char **argv, int *i, uint64_t *seen,
-                         struct fault *fault)
+                         struct reason *reason)
 {
     const char *const word = argv[*i];
     const char *value = strchr(word, '=');
     const size_t length = value ? (size_t)(value - word) : strlen(word);
     const struct option *option = find_option(options, word, length);
-    if (!option) return unknown_fault(options, word, fault);
+    if (!option) return unknown_fault(options, word, reason);
     const uint64_t bit = (uint64_t)1 << (option - options);
-    if (*seen & bit) return fault_set(fault, "%s: is given twice, may be given once", option->name);
+    if (*seen & bit) return reason_set(reason, "%s: is given twice, may be given once", option->name);
     *seen |= bit;
     if (value) value++;
     if (!option->takes) {
-        if (value) return fault_set(fault, "%s: takes no value", option->name);
+        if (value) return reason_set(reason, "%s: takes no value", option->name);
         value = "";
     }
     if (!value) {
         if (*i + 1 == argc)
-            return fault_set(fault, "%s: its value %s is missing", option->name, option->takes);
+            return reason_set(reason, "%s: its value %s is missing", option->name, option->takes);
         value = argv[++*i];
     }
     if (option->given) *option->given = true;
-    return parse_value(option, value, fault);
+    return parse_value(option, value, reason);
 }
 
 /* ---- Files ---- */
@@ -242,23 +242,23 @@ struct used_file {
     bool written;
 };
 
-static bool check_files(const struct used_file *files, int count, struct fault *fault)
+static bool check_files(const struct used_file *files, int count, struct reason *reason)
 {
     for (int i = 0; i < count; i++)
         for (int k = 0; k < i; k++) {
             if (!same_file(files[k].path, files[k].written, files[i].path, files[i].written)) continue;
             if (!files[k].written)
-                return fault_set(fault, "%s: '%s' is the input file %s, must be another", files[i].called,
-                                 files[i].path, infile_name(files[k].path));
-            return fault_set(fault, "%s: '%s' is the file that %s writes, must be another", files[i].called,
-                             files[i].path, files[k].called);
+                return reason_set(reason, "%s: '%s' is the input file %s, must be another", files[i].called,
+                                  files[i].path, infile_name(files[k].path));
+            return reason_set(reason, "%s: '%s' is the file that %s writes, must be another", files[i].called,
+                              files[i].path, files[k].called);
         }
     return true;
 }
 
 /* Puts the operand first, so that messages name it second. *to_stdout: a file goes to standard output. */
 static bool check_all_files(const struct command *command, const struct option *options, const char *operand,
-                            bool *to_stdout, struct fault *fault)
+                            bool *to_stdout, struct reason *reason)
 {
     struct used_file files[8];
     int count = 0;
@@ -269,7 +269,7 @@ static bool check_all_files(const struct command *command, const struct option *
         if (path) files[count++] = (struct used_file){option->name, path, true};
     }
     for (int i = 0; i < count; i++) *to_stdout |= files[i].written && !strcmp(files[i].path, "-");
-    return check_files(files, count, fault);
+    return check_files(files, count, reason);
 }
 
 /* ---- All of it ---- */
@@ -277,7 +277,7 @@ static bool check_all_files(const struct command *command, const struct option *
 int options_parse(const struct command *command, const struct option *options, int argc, char **argv,
                   const char **operand)
 {
-    struct fault fault = {""};
+    struct reason reason = {""};
     bool only_operands = false, to_stdout = false;
     uint64_t seen = 0;
     for (int i = 1; i < argc; i++)
@@ -292,22 +292,22 @@ int options_parse(const struct command *command, const struct option *options, i
         if (!only_operands && !strcmp(argv[i], "--")) {
             only_operands = true;
         } else if (!only_operands && argv[i][0] == '-' && argv[i][1]) {
-            good = parse_option(options, argc, argv, &i, &seen, &fault);
+            good = parse_option(options, argc, argv, &i, &seen, &reason);
         } else if (!command->operand) {
-            good = fault_set(&fault, "'%s': the command takes no file", argv[i]);
+            good = reason_set(&reason, "'%s': the command takes no file", argv[i]);
         } else if (*operand) {
-            good = fault_set(&fault, "'%s': one %s is allowed, '%s' came before it", argv[i],
-                             operand_word(command), *operand);
+            good = reason_set(&reason, "'%s': one %s is allowed, '%s' came before it", argv[i],
+                              operand_word(command), *operand);
         } else {
             *operand = argv[i];
         }
-        if (!good) return complain(command, EXIT_USAGE, "%s", fault.text);
+        if (!good) return complain(command, EXIT_USAGE, "%s", reason.text);
     }
     if (command->operand && *command->operand != '[' && !*operand)
         return complain(command, EXIT_USAGE, "%s is missing; see flashmla %s --help", command->operand,
                         command->name);
-    if (!check_all_files(command, options, operand ? *operand : NULL, &to_stdout, &fault))
-        return complain(command, EXIT_USAGE, "%s", fault.text);
-    if (to_stdout && !outfile_claim_stdout(&fault)) return complain(command, EXIT_FAILED, "%s", fault.text);
+    if (!check_all_files(command, options, operand ? *operand : NULL, &to_stdout, &reason))
+        return complain(command, EXIT_USAGE, "%s", reason.text);
+    if (to_stdout && !outfile_claim_stdout(&reason)) return complain(command, EXIT_FAILED, "%s", reason.text);
     return -1;
 }

@@ -17,23 +17,23 @@ static void count_pages(struct pages *pages, const int32_t *seqlens, int64_t bat
 }
 
 bool pages_deal(struct pages *pages, const int32_t *seqlens, int64_t batch, struct random_state *random,
-                struct fault *fault)
+                struct reason *reason)
 {
     count_pages(pages, seqlens, batch);
     if (pages->count > INT32_MAX)
-        return fault_set(fault, "the batch has %" PRId64 " pages, at most %d are allowed", pages->count,
-                         INT32_MAX);
+        return reason_set(reason, "the batch has %" PRId64 " pages, at most %d are allowed", pages->count,
+                          INT32_MAX);
     if (batch * pages->max_pages > MAX_TABLE)
-        return fault_set(
-            fault, "the block table is %" PRId64 " by %" PRId64 " pages, at most %d entries are allowed",
+        return reason_set(
+            reason, "the block table is %" PRId64 " by %" PRId64 " pages, at most %d entries are allowed",
             batch, pages->max_pages, MAX_TABLE);
     int32_t *order = calloc((size_t)pages->count + 1, sizeof *order);
     pages->page_keys = calloc((size_t)pages->count + 1, sizeof *pages->page_keys);
     pages->block_table = calloc((size_t)(batch * pages->max_pages) + 1, sizeof *pages->block_table);
     if (!order || !pages->page_keys || !pages->block_table) {
         free(order);
-        return fault_set(fault, "no memory for a block table of %" PRId64 " by %" PRId64 " pages", batch,
-                         pages->max_pages);
+        return reason_set(reason, "no memory for a block table of %" PRId64 " by %" PRId64 " pages", batch,
+                          pages->max_pages);
     }
     for (int64_t page = 0; page < pages->count; page++) order[page] = (int32_t)page;
     random_shuffle(random, order, pages->count);

@@ -114,7 +114,7 @@ static json_t *json_partitions(const struct plan_picture *picture)
     return rows;
 }
 
-static bool write_json(const char *path, const struct plan_picture *picture, struct fault *fault)
+static bool write_json(const char *path, const struct plan_picture *picture, struct reason *reason)
 {
     const fmla_plan_view *view = &picture->view;
     json_memory_watch();
@@ -127,27 +127,27 @@ static bool write_json(const char *path, const struct plan_picture *picture, str
                             "max_load", (json_int_t)picture->max_load, "mean_load", picture->mean_load,
                             "imbalance", imbalance(picture), "lengths", lengths, "num_splits", splits,
                             "partitions", json_partitions(picture));
-    return json_file(path, all, fault);
+    return json_file(path, all, reason);
 }
 
 /* ---- Making it ---- */
 
 /* Reads lengths, heads and query tokens from a tensor file. */
 static int32_t *lengths_of_file(const char *path, struct plan_options *options, int64_t *batch,
-                                struct fault *fault)
+                                struct reason *reason)
 {
     struct call call;
     const char *const name = infile_name(path);
-    struct safetensors_file *file = safetensors_open(path, fault);
+    struct safetensors_file *file = safetensors_open(path, reason);
     int32_t *lengths = NULL;
     if (!file) return NULL;
     const enum operation op = call_file_operation(file);
     if (op != OP_DENSE_DECODE) {
-        fault_set(fault, "%s: is a file of %s, must be one of dense decode", name, operation_title(op));
-    } else if (call_file_read(&call, file, name, fault)) {
+        reason_set(reason, "%s: is a file of %s, must be one of dense decode", name, operation_title(op));
+    } else if (call_file_read(&call, file, name, reason)) {
         *batch = call_tensor(&call, "seqlens")->shape[0];
         lengths = malloc(((size_t)*batch + 1) * sizeof *lengths);
-        if (!lengths) fault_set(fault, "%s: no memory for %" PRId64 " lengths", name, *batch);
+        if (!lengths) reason_set(reason, "%s: no memory for %" PRId64 " lengths", name, *batch);
         for (int64_t r = 0; lengths && r < *batch; r++) lengths[r] = (int32_t)call_length(&call, r);
         options->query_tokens = call_size(&call, DIM_s_q), options->heads = call_size(&call, DIM_h_q);
         options->kv_heads = call_size(&call, DIM_h_kv);
@@ -157,7 +157,7 @@ static int32_t *lengths_of_file(const char *path, struct plan_options *options, 
 }
 
 static bool make_plan(const struct plan_options *options, const int32_t *lengths, int64_t batch, void **bytes,
-                      struct plan_picture *picture, int *exit_code, struct fault *fault)
+                      struct plan_picture *picture, int *exit_code, struct reason *reason)
 {
     const fmla_tensor seqlens = {.data = (void *)lengths,
                                  .device = {FMLA_DEVICE_CPU, 0},
@@ -172,7 +172,7 @@ static bool make_plan(const struct plan_options *options, const int32_t *lengths
     if (status == FMLA_OK) {
         args.plan = *bytes = aligned_alloc(16, (args.plan_size / 16 + 1) * 16);
         if (!args.plan) {
-            fault_set(fault, "no memory for a plan of %zu bytes", args.plan_size);
+            reason_set(reason, "no memory for a plan of %zu bytes", args.plan_size);
             return false;
         }
         status = fmla_decode_plan(&args);
@@ -181,7 +181,7 @@ static bool make_plan(const struct plan_options *options, const int32_t *lengths
     if (status == FMLA_OK) status = fmla_plan_describe(args.plan, args.plan_size, &picture->view);
     if (status != FMLA_OK) {
         *exit_code = status == FMLA_UNSUPPORTED ? EXIT_UNSUPPORTED : EXIT_FAILED;
-        fault_set(fault, "%s", fmla_last_error());
+        reason_set(reason, "%s", fmla_last_error());
         return false;
     }
     int64_t total = 0;
@@ -197,7 +197,7 @@ static bool make_plan(const struct plan_options *options, const int32_t *lengths
 
 static int plan_batch(const char *path, struct plan_options *options)
 {
-    struct fault fault = {""};
+    struct reason reason = {""};
     struct plan_picture picture = {0};
     void *bytes = NULL;
     int64_t batch = 0;
@@ -210,15 +210,15 @@ static int plan_batch(const char *path, struct plan_options *options)
     if (options->heads % options->kv_heads)
         return complain(&plan, EXIT_USAGE, "--kv-heads: %" PRId64 " must divide --heads %" PRId64,
                         options->kv_heads, options->heads);
-    int32_t *lengths = path ? lengths_of_file(path, options, &batch, &fault)
-                            : lengths_make(&options->lengths, &batch, &fault);
-    if (!lengths) return complain(&plan, path ? EXIT_FAILED : EXIT_USAGE, "%s", fault.text);
-    bool good = make_plan(options, lengths, batch, &bytes, &picture, &exit_code, &fault);
-    if (good && options->svg) good = plan_svg_write(options->svg, &picture, &fault);
-    if (good && options->json) good = write_json(options->json, &picture, &fault);
+    int32_t *lengths = path ? lengths_of_file(path, options, &batch, &reason)
+                            : lengths_make(&options->lengths, &batch, &reason);
+    if (!lengths) return complain(&plan, path ? EXIT_FAILED : EXIT_USAGE, "%s", reason.text);
+    bool good = make_plan(options, lengths, batch, &bytes, &picture, &exit_code, &reason);
+    if (good && options->svg) good = plan_svg_write(options->svg, &picture, &reason);
+    if (good && options->json) good = write_json(options->json, &picture, &reason);
     if (good) print_table(&picture);
     free(lengths), free(bytes);
-    return good ? EXIT_GOOD : complain(&plan, exit_code, "%s", fault.text);
+    return good ? EXIT_GOOD : complain(&plan, exit_code, "%s", reason.text);
 }
 
 int command_plan(int argc, char **argv)

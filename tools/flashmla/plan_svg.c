@@ -201,7 +201,7 @@ static void draw_loads(struct drawing *d, double top)
          view->num_partitions > SVG_COLOURS ? " Colours repeat." : "");
 }
 
-bool plan_svg_write(const char *path, const struct plan_picture *picture, struct fault *fault)
+bool plan_svg_write(const char *path, const struct plan_picture *picture, struct reason *reason)
 {
     struct drawing d = {.picture = picture, .longest = 1};
     const int64_t batch = picture->view.batch;
@@ -210,7 +210,7 @@ bool plan_svg_write(const char *path, const struct plan_picture *picture, struct
     d.keys_scale = (double)PLOT / (double)d.longest;
     choose_bars(&d);
     const double loads_top = bars_end(&d) + 50;
-    if (!svg_open(&d.svg, path, WIDTH, loads_top + LOADS + 52, fault)) return false;
+    if (!svg_open(&d.svg, path, WIDTH, loads_top + LOADS + 52, reason)) return false;
     draw_title(&d);
     if (batch) draw_axis(&d);
     draw_requests(&d);

@@ -5,7 +5,7 @@
 #ifndef FLASHMLA_TOOL_PLAN_VIEW_H
 #define FLASHMLA_TOOL_PLAN_VIEW_H
 
-#include "fault.h"
+#include "reason.h"
 
 #include "flashmla/flashmla.h"
 
@@ -36,6 +36,6 @@ static inline int64_t plan_blocks(int64_t length)
 
 /* Draws the plan: a bar per request, proportional to its keys and coloured by partition; below, the load
  * of each partition. The file is complete or absent. */
-bool plan_svg_write(const char *path, const struct plan_picture *picture, struct fault *fault);
+bool plan_svg_write(const char *path, const struct plan_picture *picture, struct reason *reason);
 
 #endif

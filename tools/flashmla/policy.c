@@ -140,7 +140,7 @@ static void dense_narrow(struct call *part, const struct call *call, const int64
 }
 
 /* Checks that used entries of the block table are pages. */
-static bool dense_check(const struct call *call, struct fault *fault)
+static bool dense_check(const struct call *call, struct reason *reason)
 {
     const int64_t page_size = call_size(call, DIM_page_size), pages = call_size(call, DIM_pages);
     const int64_t max_pages = call_size(call, DIM_max_pages), b = call_size(call, DIM_b);
@@ -149,8 +149,8 @@ static bool dense_check(const struct call *call, struct fault *fault)
         const int64_t length = call_length(call, r);
         for (int64_t i = 0; i * page_size < length; i++)
             if (table[r * max_pages + i] < 0 || table[r * max_pages + i] >= pages)
-                return fault_set(
-                    fault, "block_table[%" PRId64 ", %" PRId64 "]: is %d, must be one of %" PRId64 " pages",
+                return reason_set(
+                    reason, "block_table[%" PRId64 ", %" PRId64 "]: is %d, must be one of %" PRId64 " pages",
                     r, i, table[r * max_pages + i], pages);
     }
     return true;
@@ -557,7 +557,7 @@ int double_by_value(const void *left, const void *right)
     return a < b ? -1 : a > b;
 }
 
-bool kernel_exists(const char *operation, const char *name, struct fault *fault)
+bool kernel_exists(const char *operation, const char *name, struct reason *reason)
 {
     /* The rows of GPU 0 exist even without a GPU. */
     static const fmla_device devices[] = {{FMLA_DEVICE_CPU, 0}, {FMLA_DEVICE_CUDA, 0}};
@@ -572,6 +572,6 @@ bool kernel_exists(const char *operation, const char *name, struct fault *fault)
             snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", row.kernel);
         }
     }
-    return fault_set(fault, "--kernel: '%.100s' must be a kernel of %s: %s%s", name, operation, names,
-                     hint(name, names, near));
+    return reason_set(reason, "--kernel: '%.100s' must be a kernel of %s: %s%s", name, operation, names,
+                      hint(name, names, near));
 }

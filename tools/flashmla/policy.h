@@ -43,7 +43,7 @@ struct policy {
      * `rows`; `room` must live as long as `part`. */
     void (*narrow)(struct call *part, const struct call *call, const int64_t *at, int32_t room[NARROWED]);
     bool (*check)(const struct call *call,
-                  struct fault *fault); /* checks that the library cannot make on a GPU */
+                  struct reason *reason); /* checks that the library cannot make on a GPU */
     /* Makes the plan of a call in the call's memory, or returns its size in *bytes. */
     fmla_status (*plan)(const struct call *call, size_t *bytes);
 };
@@ -92,9 +92,9 @@ int64_t call_row_slot(const struct call *row, const struct key_source *from, int
 int64_t call_length(const struct call *call, int64_t r);
 int64_t call_visible(const struct call *call, int64_t r, int64_t j);
 
-/* Returns true if a kernel of this name computes the operation on any device. If not, the fault lists the
+/* Returns true if a kernel of this name computes the operation on any device. If not, the reason lists the
  * kernels that do. NULL is the library's choice. */
-bool kernel_exists(const char *operation, const char *name, struct fault *fault);
+bool kernel_exists(const char *operation, const char *name, struct reason *reason);
 
 /* Compares doubles, for qsort. */
 int double_by_value(const void *left, const void *right);

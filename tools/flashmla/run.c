@@ -112,11 +112,11 @@ static void set_options(struct call *call, const struct run_options *options)
 }
 
 static bool prepare(struct job *job, const char *path, const struct run_options *options, int *exit_code,
-                    struct fault *fault)
+                    struct reason *reason)
 {
     const fmla_device device = options->device;
     struct call *call = &job->call;
-    struct fault why = {""};
+    struct reason why = {""};
     fmla_status refused = FMLA_OK;
     set_options(call, options);
     call_set_results(call);
@@ -127,10 +127,10 @@ static bool prepare(struct job *job, const char *path, const struct run_options 
                                      : call_workspace(call, &refused, &why);
     if (good) return true;
     *exit_code = exit_of(refused);
-    return fault_set(fault, "%s: %s", path, why.text);
+    return reason_set(reason, "%s: %s", path, why.text);
 }
 
-static bool open_output(struct job *job, const struct run_options *options, struct fault *fault)
+static bool open_output(struct job *job, const struct run_options *options, struct reason *reason)
 {
     const char *names[CALL_FILE_NAMES + 1] = {NULL};
     int count = 0;
@@ -141,34 +141,34 @@ static bool open_output(struct job *job, const struct run_options *options, stru
                                              {"log_base", options->log_base ? "2" : "e"}};
     job->result_count = call_file_declare(&job->call, names, job->results);
     job->writer = safetensors_create(options->out, job->results, job->result_count, notes,
-                                     call_option(&job->call, "log_base") ? 2 : 0, fault);
+                                     call_option(&job->call, "log_base") ? 2 : 0, reason);
     return job->writer != NULL;
 }
 
-static bool write_output(struct job *job, struct fault *fault)
+static bool write_output(struct job *job, struct reason *reason)
 {
     struct safetensors_writer *writer = job->writer;
-    if (!call_file_write(&job->call, job->results, job->result_count, writer, fault)) return false;
+    if (!call_file_write(&job->call, job->results, job->result_count, writer, reason)) return false;
     job->writer = NULL; /* commit frees it */
-    return safetensors_commit(writer, fault);
+    return safetensors_commit(writer, reason);
 }
 
 /* Runs the call once on its device and sets *seconds. */
-static bool call_once(struct job *job, double *seconds, fmla_status *status, struct fault *fault)
+static bool call_once(struct job *job, double *seconds, fmla_status *status, struct reason *reason)
 {
     const double start = timing_now();
-    if (call_refused(status, call_run(job->runs), fault)) return false;
-    if (device_is_gpu(job->runs->device) && !call_wait(job->runs, fault)) return false;
+    if (call_refused(status, call_run(job->runs), reason)) return false;
+    if (device_is_gpu(job->runs->device) && !call_wait(job->runs, reason)) return false;
     *seconds = timing_now() - start;
     return true;
 }
 
-static bool compute(struct job *job, const char *path, int64_t repeat, int *exit_code, struct fault *fault)
+static bool compute(struct job *job, const char *path, int64_t repeat, int *exit_code, struct reason *reason)
 {
     double *seconds = malloc((size_t)repeat * sizeof *seconds);
-    if (!seconds) return fault_set(fault, "no memory for %" PRId64 " times", repeat);
+    if (!seconds) return reason_set(reason, "no memory for %" PRId64 " times", repeat);
     fmla_status status = FMLA_OK;
-    struct fault why = {""};
+    struct reason why = {""};
     struct progress progress;
     bool good = true;
     progress_begin(&progress, "computing");
@@ -182,9 +182,9 @@ static bool compute(struct job *job, const char *path, int64_t repeat, int *exit
         job->told.seconds = seconds[repeat / 2], job->told.runs = repeat;
     }
     free(seconds);
-    if (good) return !device_is_gpu(job->runs->device) || call_fetch(job->runs, &job->call, false, fault);
+    if (good) return !device_is_gpu(job->runs->device) || call_fetch(job->runs, &job->call, false, reason);
     *exit_code = exit_of(status);
-    return status ? fault_set(fault, "%s: %s", path, why.text) : fault_set(fault, "%s", why.text);
+    return status ? reason_set(reason, "%s: %s", path, why.text) : reason_set(reason, "%s", why.text);
 }
 
 /* ---- Report ---- */
@@ -207,11 +207,11 @@ static void print_report(struct job *job)
            1e-9 * told->work.bytes / told->seconds);
 }
 
-static bool check(struct job *job, struct fault *fault)
+static bool check(struct job *job, struct reason *reason)
 {
     struct check_result *result = &job->told.check;
     char wrong[128];
-    if (!check_against_oracle(&job->call, device_is_gpu(job->runs->device), result, fault)) return false;
+    if (!check_against_oracle(&job->call, device_is_gpu(job->runs->device), result, reason)) return false;
     printf("%-12s %s: %" PRId64 " of %" PRId64 " rows against the oracle", "check",
            result->passed ? "PASS" : "FAIL", result->rows, result->all_rows);
     job->told.checked = true;
@@ -223,7 +223,7 @@ static bool check(struct job *job, struct fault *fault)
     putchar('\n');
     if (result->passed) return true;
     check_words(result, wrong, sizeof wrong);
-    return fault_set(fault, "the result is wrong: %s from the oracle", wrong);
+    return reason_set(reason, "the result is wrong: %s from the oracle", wrong);
 }
 
 static json_t *shape_of(const fmla_tensor *tensor)
@@ -234,7 +234,7 @@ static json_t *shape_of(const fmla_tensor *tensor)
     return shape;
 }
 
-static bool run_json(struct outfile *file, const struct run_told *told, struct fault *fault)
+static bool run_json(struct outfile *file, const struct run_told *told, struct reason *reason)
 {
     const struct call *call = told->call;
     const fmla_tensor *first = &call->tensor[0];
@@ -255,34 +255,34 @@ static bool run_json(struct outfile *file, const struct run_told *told, struct f
                                       (json_int_t)check->rows, "all_rows", (json_int_t)check->all_rows,
                                       "worst_out", check->of[0].worst_abs, "worst_lse",
                                       check->of[1].worst_abs));
-    return json_line(file, line, fault);
+    return json_line(file, line, reason);
 }
 
-/* Writes the report even if the result is wrong; `fault` then says so. */
-static bool write_json(struct job *job, bool right, struct fault *fault)
+/* Writes the report even if the result is wrong; `reason` then says so. */
+static bool write_json(struct job *job, bool right, struct reason *reason)
 {
-    struct fault why;
+    struct reason why;
     if (run_json(job->json, &job->told, &why)) {
         struct outfile *json = job->json;
         job->json = NULL; /* commit frees it */
         if (outfile_commit(json, &why)) return true;
     }
-    return right ? fault_set(fault, "%s", why.text) : false;
+    return right ? reason_set(reason, "%s", why.text) : false;
 }
 
 static bool work(struct job *job, const char *path, const struct run_options *options, int *exit_code,
-                 struct fault *fault)
+                 struct reason *reason)
 {
-    if (!prepare(job, path, options, exit_code, fault)) return false;
-    if (options->out && !open_output(job, options, fault)) return false;
-    if (options->json && !(job->json = outfile_open_lines(options->json, fault))) return false;
-    if (!compute(job, path, options->repeat, exit_code, fault)) return false;
+    if (!prepare(job, path, options, exit_code, reason)) return false;
+    if (options->out && !open_output(job, options, reason)) return false;
+    if (options->json && !(job->json = outfile_open_lines(options->json, reason))) return false;
+    if (!compute(job, path, options->repeat, exit_code, reason)) return false;
     print_report(job);
-    const bool right = !options->check || check(job, fault);
-    if ((right || job->told.checked) && job->json && !write_json(job, right, fault)) return false;
+    const bool right = !options->check || check(job, reason);
+    if ((right || job->told.checked) && job->json && !write_json(job, right, reason)) return false;
     if (!right) return false;
     if (!options->out) return true;
-    if (!write_output(job, fault)) return false;
+    if (!write_output(job, reason)) return false;
     printf("%-12s %s\n", "written", options->out);
     return true;
 }
@@ -300,25 +300,25 @@ static const char *needless(struct call *call, const struct run_options *options
 /* Runs the open file; `name` is its name in messages. */
 static int run_opened(struct job *job, const char *name, const struct run_options *options)
 {
-    struct fault fault = {""};
+    struct reason reason = {""};
     int exit_code = EXIT_FAILED;
     call_begin(&job->call, call_file_operation(job->file));
     if (needless(&job->call, options))
         return complain(&run, EXIT_USAGE, "%s: does not apply to %s", needless(&job->call, options),
                         operation_title(job->call.op));
-    if (!kernel_exists(descriptors[job->call.op].name, options->kernel, &fault))
-        return complain(&run, EXIT_USAGE, "%s", fault.text);
+    if (!kernel_exists(descriptors[job->call.op].name, options->kernel, &reason))
+        return complain(&run, EXIT_USAGE, "%s", reason.text);
     const bool good =
-        call_file_read(&job->call, job->file, name, &fault) && work(job, name, options, &exit_code, &fault);
+        call_file_read(&job->call, job->file, name, &reason) && work(job, name, options, &exit_code, &reason);
     safetensors_abandon(job->writer), outfile_abandon(job->json);
     call_close(&job->gpu), call_close(&job->call);
-    return good ? EXIT_GOOD : complain(&run, exit_code, "%s", fault.text);
+    return good ? EXIT_GOOD : complain(&run, exit_code, "%s", reason.text);
 }
 
 static int run_file(const char *path, const struct run_options *options)
 {
     struct job job = {0};
-    struct fault fault = {""};
+    struct reason reason = {""};
     if (options->causal && options->no_causal)
         return complain(&run, EXIT_USAGE, "--causal: cannot be combined with --no-causal");
     if (!isfinite((float)options->softmax_scale))
@@ -331,8 +331,8 @@ static int run_file(const char *path, const struct run_options *options)
                         options->softmax_scale);
     if (options->threads && fmla_set_num_threads((int32_t)options->threads) != FMLA_OK)
         return complain(&run, EXIT_FAILED, "%s", fmla_last_error());
-    job.file = safetensors_open(path, &fault);
-    if (!job.file) return complain(&run, EXIT_FAILED, "%s", fault.text);
+    job.file = safetensors_open(path, &reason);
+    if (!job.file) return complain(&run, EXIT_FAILED, "%s", reason.text);
     const int exit_code = run_opened(&job, infile_name(path), options);
     safetensors_close(job.file);
     return exit_code;

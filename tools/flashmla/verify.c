@@ -158,7 +158,7 @@ struct tally {
     char first[1024]; /* first error */
 };
 
-static void add_fault(struct tally *tally, const char *name, const char *text)
+static void add_wrong(struct tally *tally, const char *name, const char *text)
 {
     tally->cases++;
     if (!tally->wrong++) snprintf(tally->first, sizeof tally->first, "%s: %s", name, text);
@@ -169,7 +169,7 @@ static void add(struct tally *tally, const char *name, const struct check_result
     char words[128];
     check_words(result, words, sizeof words);
     if (!result->passed)
-        add_fault(tally, name, words);
+        add_wrong(tally, name, words);
     else
         tally->cases++;
     tally->rows += result->rows;
@@ -178,21 +178,21 @@ static void add(struct tally *tally, const char *name, const struct check_result
 }
 
 /* Runs the call. *status is FMLA_UNSUPPORTED if the kernel does not support it. */
-static bool run_call(fmla_device device, struct call *call, fmla_status *status, struct fault *fault)
+static bool run_call(fmla_device device, struct call *call, fmla_status *status, struct reason *reason)
 {
     struct call gpu = {0};
     if (!device_is_gpu(device))
-        return call_workspace(call, status, fault) && !call_refused(status, call_run(call), fault);
-    const bool good = call_to_gpu(&gpu, device, call, status, fault) &&
-                      !call_refused(status, call_run(&gpu), fault) && call_fetch(&gpu, call, true, fault);
+        return call_workspace(call, status, reason) && !call_refused(status, call_run(call), reason);
+    const bool good = call_to_gpu(&gpu, device, call, status, reason) &&
+                      !call_refused(status, call_run(&gpu), reason) && call_fetch(&gpu, call, true, reason);
     call_close(&gpu);
     return good;
 }
 
 static bool make_case(struct call *call, const struct verify_case *which, const char *kernel,
-                      struct fault *fault)
+                      struct reason *reason)
 {
-    if (!make_call(call, &which->shape, fault)) return false;
+    if (!make_call(call, &which->shape, reason)) return false;
     int32_t *lse_empty = call_option(call, "lse_empty"), *log_base = call_option(call, "log_base");
     int32_t *invariant = call_option(call, "batch_invariant");
     *(const char **)call_option(call, "kernel") = kernel;
@@ -202,12 +202,12 @@ static bool make_case(struct call *call, const struct verify_case *which, const 
 }
 
 /* Returns case i, computed by the oracle, in memory of its own, because some operations change their inputs.
- * Returns NULL with a fault on failure. */
-static const struct call *ask(int i, const struct verify_case *which, struct fault *fault)
+ * Returns NULL with a reason on failure. */
+static const struct call *ask(int i, const struct verify_case *which, struct reason *reason)
 {
     struct call *call = &asked[i][which->shape.format].call;
     bool *made = &asked[i][which->shape.format].made;
-    if (!*made) *made = make_case(call, which, "ref", fault) && check_ask(call, fault);
+    if (!*made) *made = make_case(call, which, "ref", reason) && check_ask(call, reason);
     if (!*made) call_close(call), *call = (struct call){0};
     return *made ? call : NULL;
 }
@@ -226,17 +226,17 @@ static void verify_case(fmla_device device, const char *kernel, int i, const str
 {
     struct call call = {0};
     const struct call *by_oracle;
-    struct fault fault = {""};
+    struct reason reason = {""};
     struct check_result result;
     fmla_status status = FMLA_OK;
-    if (make_case(&call, which, kernel, &fault) && run_call(device, &call, &status, &fault) &&
-        (by_oracle = ask(i, which, &fault))) {
+    if (make_case(&call, which, kernel, &reason) && run_call(device, &call, &status, &reason) &&
+        (by_oracle = ask(i, which, &reason))) {
         check_against_asked(&call, by_oracle, device_is_gpu(device), &result);
         add(tally, which->name, &result);
     } else if (status == FMLA_UNSUPPORTED) {
         tally->passed_over++;
     } else {
-        add_fault(tally, which->name, fault.text);
+        add_wrong(tally, which->name, reason.text);
     }
     call_close(&call);
 }
@@ -279,7 +279,7 @@ static void verify_kernel(fmla_device device, const fmla_capability *row, struct
 }
 
 static bool report(const fmla_capability *row, const struct tally *tally, struct outfile *json,
-                   struct fault *fault)
+                   struct reason *reason)
 {
     printf("%-6s %-14s %-15s %" PRId64 " cases, %" PRId64 " rows; worst difference: out %.1e, lse %.1e\n",
            tally->wrong ? "FAILED" : "ok", row->operation, row->kernel, tally->cases, tally->rows,
@@ -290,20 +290,20 @@ static bool report(const fmla_capability *row, const struct tally *tally, struct
                                         "cases", (json_int_t)tally->cases, "failed", (json_int_t)tally->wrong,
                                         "rows", (json_int_t)tally->rows, "worst_out", tally->worst_out,
                                         "worst_lse", tally->worst_lse, "first_failure", tally->first),
-                              fault);
+                              reason);
 }
 
 /* Writes the first line: the machine and the library. */
-static bool say_machine(struct outfile *json, fmla_device device, struct fault *fault)
+static bool say_machine(struct outfile *json, fmla_device device, struct reason *reason)
 {
     json_t *line = machine_json(device);
     if (line) json_object_set_new(line, "version", json_string(fmla_version_string()));
-    return json_line(json, line, fault);
+    return json_line(json, line, reason);
 }
 
 /* `first` names the comparison with a wrong result; returns false if a line of JSON could not be written. */
 static bool verify_rows(struct outfile *json, fmla_device device, int64_t *checked, bool *failed,
-                        struct fault *first)
+                        struct reason *first)
 {
     struct progress progress;
     progress_begin(&progress, "verifying");
@@ -312,12 +312,12 @@ static bool verify_rows(struct outfile *json, fmla_device device, int64_t *check
         if (!row.kernel || !row.available || (row.forced_only && !*row.part_of)) continue;
         struct tally tally = {0};
         verify_kernel(device, &row, &progress, &tally);
-        if (!tally.cases && tally.passed_over) add_fault(&tally, "every case", "the kernel does not take it");
+        if (!tally.cases && tally.passed_over) add_wrong(&tally, "every case", "the kernel does not take it");
         if (!tally.cases) continue; /* decode_plan: exact; its unit test compares it with hand-made plans */
         progress_wipe(&progress);
         if (!report(&row, &tally, json, first)) return false;
         *checked += tally.cases;
-        if (tally.wrong && !*failed) fault_set(first, "%s %s: %s", row.operation, row.kernel, tally.first);
+        if (tally.wrong && !*failed) reason_set(first, "%s %s: %s", row.operation, row.kernel, tally.first);
         *failed |= tally.wrong > 0;
     }
     return true;
@@ -325,7 +325,7 @@ static bool verify_rows(struct outfile *json, fmla_device device, int64_t *check
 
 static int verify_all(const char *path, fmla_device device)
 {
-    struct fault first = {""}, why = {""};
+    struct reason first = {""}, why = {""};
     int64_t checked = 0;
     bool failed = false;
     struct outfile *json = path ? outfile_open_lines(path, &first) : NULL;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-#include "fault.h"
+#include "reason.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 
-bool fault_set(struct fault *fault, const char *format, ...)
+bool reason_set(struct reason *reason, const char *format, ...)
 {
     va_list values;
     va_start(values, format);
-    vsnprintf(fault->text, sizeof fault->text, format, values);
+    vsnprintf(reason->text, sizeof reason->text, format, values);
     va_end(values);
-    for (char *c = fault->text; *c; c++)
+    for (char *c = reason->text; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
     return false;
 }
