@@ -120,15 +120,15 @@ struct patch {
 
 /* ---- An operation ----------------------------------------------------------------------------- */
 
-/* Cases as text (axes_read) for promises of a GPU kernel beyond the values of one call (gpu.c); NULL: not
- * for this operation. */
+/* Cases as text (axes_read) for promises of a GPU kernel beyond the values of one call (gpu.c). */
 struct gpu_cases {
-    const char *bases[8];        /* beginnings of all texts; those the kernel supports are used */
-    const char *graph, *next[3]; /* captured; the changes for each replay */
+    const char *bases[8]; /* beginnings of all texts; those the kernel supports are used. Default: "" */
+    const char *graph, *next[3]; /* captured; the changes for each replay, default "". No graph: no cases */
     const char *repeats[4];
-    const char *positions[3];      /* each request alone; batch-invariant, if that is an axis */
-    const char *busy, *threads[2]; /* threads: the change for the second of two host threads */
-    const char *foreign;           /* with a plan: tables of another batch */
+    const char *positions[3]; /* each request alone; batch-invariant, if that is an axis */
+    const char *busy;         /* default: repeats[0] */
+    const char *threads[2];   /* busy's change for each of two host threads; default: 128 and 16 heads */
+    const char *foreign;      /* with a plan: tables of another batch; NULL: none */
     void (*more)(const struct run *run, struct tally *tally);
 };
 
@@ -167,33 +167,37 @@ struct maker {
     void (*part)(struct test_case *c, int64_t request, const struct run *run, struct part *part);
 };
 
+/* What an operation sets: `of`, `maker`, `values` and `faults`, and what differs from the default. A list
+ * of texts ends with NULL. */
 struct subject {
     enum operation of;
     const struct maker *maker;
     const char *values;   /* all axes (axes_define) */
-    const char *defaults; /* values that a text omits, unless the first of their axes; NULL: none */
-    struct grid grid;     /* functions only; suite_check sets the rest */
-    /* Restricts axes and grid functions to the kernel under test; a GPU has one value of threads. NULL: no
+    const char *defaults; /* values that a text omits. Default: the first of each axis */
+    struct grid grid;     /* functions and `dear`; suite_check sets the rest */
+    /* Restricts axes and grid functions to the kernel under test, after types and threads. Default: no
      * change. */
     void (*choose)(struct subject *op, const struct run *run);
-    /* Returns true if a case outside the grid applies to this kernel and device. NULL: always. */
+    /* Returns true if a case outside the grid applies to this kernel and device. Default: always. */
     bool (*has)(const struct run *run, const int64_t *v);
-    /* Returns true if the kernel under test may refuse the case; *must: it has to. NULL: never. */
+    /* Returns true if the kernel under test may refuse the case; *must: it has to. Default: never. */
     bool (*leaves)(const struct test_case *c, const struct run *run, bool *must);
-    /* Cases that pairs do not cover: texts, each with its own seed, and cases made by suite_case. */
-    const char *special[TEXTS]; /* ends with NULL */
+    /* Cases that pairs do not cover: texts, each with its own seed; texts whose whole cases compare the
+     * oracle with itself, row by row; and cases made by suite_case. Default: none. */
+    const char *special[TEXTS], *by_oracle[TEXTS];
     void (*more)(struct suite *suite);
 
     uint64_t faults;     /* bit mask of enum defect: defects that a kernel could have */
-    uint64_t cpu_faults; /* defects that only a CPU kernel could have */
-    /* Returns the text of case i for a defect; NULL: no more. If the function is NULL, the grid's cases
-     * are used until one has a place for the defect. */
+    uint64_t cpu_faults; /* defects that only a CPU kernel could have, besides COUNT if cases are timed */
+    /* Returns the text of case i for a defect; NULL: no more. Default: the grid's cases, until one has a
+     * place for the defect. */
     const char *(*fault_case)(const struct run *run, uint64_t i);
+    /* Plant a defect and return true, if the case has a place for it. Default: it has none. */
     bool (*plant_before)(struct test_case *c, enum defect fault, struct patch *patch);
     bool (*plant_after)(struct test_case *c, enum defect fault);
 
-    struct gpu_cases gpu;
-    const char *timed[TEXTS]; /* likewise */
+    struct gpu_cases gpu;     /* default: none */
+    const char *timed[TEXTS]; /* on a CPU. Default: none */
 
     /* Set by operation_begin from the descriptor and the axes. 0: absent. */
     struct axis axis[GRID_AXES];
@@ -202,11 +206,14 @@ struct subject {
     const struct member *tensor[MAX_TENSORS];
     int tensors, results, result[RESULTS]; /* outputs in order: out first, lse last */
     int tables, sink;                      /* tables: first of a plan's two */
-    int threads, plan, invariant;          /* axes of these names */
+    int threads, plan, invariant, dtype;   /* axes of these names */
 };
 
 /* Bit of `faults`. */
 #define FAULT(name) (UINT64_C(1) << FAULT_##name)
+
+/* Functions of a maker that have these names, for rows compared one by one. */
+#define ROWS_BY_NAME .choose_rows = choose_rows, .narrow = narrow, .magnitude = magnitude_of
 
 extern struct subject dense_decode, sparse_decode, sparse_prefill, mha_forward, mha_backward, merge,
     cache_append, cache_gather, cache_convert;
@@ -229,6 +236,9 @@ extern struct subject *const subjects[OPERATIONS];
 
 /* Prepares an operation; call it before its first case. */
 void operation_begin(struct subject *op, uint64_t seed);
+
+/* Returns the defects that a kernel of the operation could have. */
+uint64_t operation_faults(const struct subject *op, bool on_cpu);
 
 struct test_case *case_make(const struct subject *op, const struct run *run, const int64_t *v, uint64_t seed);
 void case_free(struct test_case *c);

@@ -265,9 +265,25 @@ static void check_grid(struct suite *s, struct grid *grid)
     grid_end(grid);
 }
 
+/* Sets the defaults of texts; those of functions stand where they are called. */
+static void set_defaults(struct gpu_cases *gpu)
+{
+    if (!gpu->bases[0]) gpu->bases[0] = "";
+    if (!gpu->busy) gpu->busy = gpu->repeats[0];
+    if (!gpu->threads[0]) gpu->threads[0] = "h_q 128", gpu->threads[1] = "h_q 16";
+    for (int i = 0; i < 3; i++)
+        if (!gpu->next[i]) gpu->next[i] = "";
+}
+
+uint64_t operation_faults(const struct subject *op, bool on_cpu)
+{
+    return op->faults | (on_cpu ? op->cpu_faults | (op->timed[0] ? FAULT(COUNT) : 0) : 0);
+}
+
 void operation_begin(struct subject *op, uint64_t seed)
 {
     const struct descriptor *from = &descriptors[op->of];
+    set_defaults(&op->gpu);
     op->axes = axes_define(op->axis, op->values);
     op->name = from->name, op->tensors = op->results = 0, op->sink = -1;
     for (const struct member *member = from->members; member->name; member++) {
@@ -282,8 +298,17 @@ void operation_begin(struct subject *op, uint64_t seed)
         if (!strcmp(op->axis[i].name, "threads")) op->threads = i;
         if (!strcmp(op->axis[i].name, "plan")) op->plan = i;
         if (!strcmp(op->axis[i].name, "batch_invariant")) op->invariant = i;
+        if (!strcmp(op->axis[i].name, "dtype")) op->dtype = i;
     }
     if (op->maker->draw) draw(op->maker, seed);
+}
+
+/* Leaves the kernel's types in the axis dtype, "bf16 fp16". */
+static void choose_types(struct axis *dtype, const struct run *run)
+{
+    dtype->count = 0;
+    if (run->types & FMLA_TAKES_BF16) dtype->values[dtype->count++] = 0;
+    if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
 }
 
 void suite_check(struct suite *s)
@@ -296,6 +321,7 @@ void suite_check(struct suite *s)
         return;
     }
     if (on_gpu(run)) op->axis[op->threads].count = 1;
+    if (op->dtype) choose_types(&op->axis[op->dtype], run);
     if (op->choose) op->choose(op, run);
     struct grid grid = op->grid;
     grid.axes = op->axes, grid.axis = op->axis, grid.random.state = run->seed;
@@ -308,6 +334,7 @@ void suite_check(struct suite *s)
     if (!run->only_case && run->fault == FAULT_NONE) {
         if (on_gpu(run)) gpu_check(op, run, &s->tally[0]);
         for (uint64_t i = 0; op->special[i]; i++) suite_case(s, op->special[i], run->seed + i, false);
+        for (int i = 0; op->by_oracle[i]; i++) suite_case(s, op->by_oracle[i], run->seed, true);
         if (op->more) op->more(s);
     }
     check_grid(s, &grid);

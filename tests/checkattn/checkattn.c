@@ -217,7 +217,7 @@ static int check_faults(const struct asked *asked, bool verbose)
         for (int fault = FAULT_NONE + 1; fault < FAULTS; fault++) {
             const bool gpu = device.device_type == FMLA_DEVICE_CUDA;
             const struct subject *op = subjects[i];
-            if (!op || !((op->faults | (gpu ? 0 : op->cpu_faults)) >> fault & 1)) continue;
+            if (!op || !(operation_faults(op, !gpu) >> fault & 1)) continue;
             if (asked->operation && strcmp(asked->operation, descriptors[i].name) != 0) continue;
             planted++;
             memset(suite, 0, sizeof *suite);

@@ -460,12 +460,6 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
     return count;
 }
 
-const struct maker decode_maker = {.size = sizeof(struct decode_case),
-                                   .draw = draw,
-                                   .make = make,
-                                   .plan_lengths = plan_lengths,
-                                   .choose_rows = choose_rows,
-                                   .narrow = narrow,
-                                   .seen = seen,
-                                   .magnitude = magnitude_of,
+const struct maker decode_maker = {ROWS_BY_NAME, .size = sizeof(struct decode_case), .draw = draw,
+                                   .make = make, .plan_lengths = plan_lengths,       .seen = seen,
                                    .part = part};

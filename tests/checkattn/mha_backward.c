@@ -30,11 +30,6 @@ static bool is_taken(const char *kernel, const int64_t *v)
     return mha_is_taken(has_tensor_cores(kernel) ? "cuda-sm90" : kernel, v);
 }
 
-static bool tensor_cores_possible(const int64_t *v)
-{
-    return is_taken("cuda-sm90", v);
-}
-
 /* Without requests, tokens or keys a kernel may take any layout. */
 static bool leaves(const struct test_case *c, const struct run *run, bool *must)
 {
@@ -42,7 +37,7 @@ static bool leaves(const struct test_case *c, const struct run *run, bool *must)
     return !is_taken(run->kernel, c->v);
 }
 
-/* Tensor core kernels multiply hidden rows of a tile by weights of 0, which NaN survives. */
+/* NaN ends: see mha_choose. */
 static bool has(const struct run *run, const int64_t *v)
 {
     return mha_has(run, v) && (!has_tensor_cores(run->kernel) || v[H_INPUTS] != INPUTS_NAN_ENDS);
@@ -50,10 +45,7 @@ static bool has(const struct run *run, const int64_t *v)
 
 static void choose(struct subject *op, const struct run *run)
 {
-    const bool products = has_tensor_cores(run->kernel);
-    mha_choose_types(op, run);
-    op->axis[H_INPUTS].count = products ? INPUTS_NAN_ENDS : INPUTS_NAN_ENDS + 1;
-    op->grid.possible = products ? tensor_cores_possible : NULL;
+    mha_choose(op, has_tensor_cores(run->kernel));
     op->grid.cost = mha_cost_seen, op->grid.dear = on_gpu(run) ? 2e6 : 3e4;
 }
 
@@ -602,48 +594,18 @@ static const char *fault_case(const struct run *run, uint64_t i)
     return i < 8 ? text : NULL;
 }
 
-/* Compares the oracle's own masks, heads, strides and starts with problems that have none. */
-static void more(struct suite *suite)
-{
-    static const char *const texts[] = {
-        "b 3, shape rows, heads 2_1, requests varied, causal 1, layout odd",
-        "b 3, shape odd, heads 16_1, sizes 64_64, requests apart, causal 1, layout swapped",
-        "b 7, shape rows, heads 5_5, sizes 64_128, requests hostile",
-        "b 7, shape rows, heads 16_1, requests within, causal 1, layout odd"};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        suite_case(suite, texts[i], suite->run[0].seed, true);
-}
-
 static const struct maker maker = {
     .size = sizeof(struct mha_case), .draw = mha_draw, .make = make, .seen = mha_seen, .compare = compare};
 
 struct subject mha_backward = {
+    MHA_SUBJECT,
     .of = OP_MHA_BACKWARD,
-    .maker = &maker,
     .values = MHA_BACKWARD_AXES(AXIS_TEXT),
-    .grid = {.counts = mha_counts},
-    .choose = choose,
     .has = has,
-    .leaves = leaves,
-    .special = {"b 0, requests within", "b 3, shape no_key, heads 32_4",
-                "b 3, shape no_key, heads 32_4, requests ragged",
-                "b 3, shape rows, heads 2_1, causal 1, layout far",
-                "b 3, shape rows, heads 2_1, causal 1, requests varied, layout far",
-                "b 3, shape rows, sizes 64_128, inputs spiked",
-                "b 7, shape rows, heads 2_1, sizes 128_128, causal 1, inputs nan_ends",
-                "b 7, shape even, heads 2_1, sizes 128_128, requests varied, causal 1, threads own"},
-    .more = more,
+    .special = {"b 0, requests within", MHA_SPECIAL,
+                "b 7, shape rows, heads 2_1, sizes 128_128, causal 1, inputs nan_ends", MHA_OWN_THREADS},
+    .by_oracle = {MHA_BY_ORACLE, "b 7, shape rows, heads 16_1, requests within, causal 1, layout odd"},
     .faults = FAULT(DROPPED_KEY) | FAULT(MASK) | FAULT(OUT_OF_BOUNDS) | FAULT(GAP) | FAULT(UNWRITTEN) |
               FAULT(NAN) | FAULT(OUTSIDE) | FAULT(UNSTABLE),
-    .fault_case = fault_case,
-    .plant_after = plant_after,
-    .gpu = {.bases = {"heads 16_1, requests cut", "heads 32_4, sizes 128_128, requests cut, dtype fp16",
-                      "heads 16_1, sizes 64_64, requests cut"},
-            .graph = "b 7, shape even, causal 1, layout padded",
-            .next = {"", "", ""},
-            .repeats = {"b 7, shape even, causal 1", "b 7, shape tall, inputs steep"},
-            .busy = "b 7, shape even, causal 1",
-            .threads = {"heads 32_4", "heads 16_1, shape rows"}},
-    .cpu_faults = FAULT(COUNT),
-    .timed = {"b 1, shape even, heads 16_1, causal 1", "b 1, shape even, heads 5_5, sizes 128_128"},
+    .gpu = {MHA_GPU, .repeats = {MHA_REPEATS}},
 };

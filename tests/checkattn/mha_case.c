@@ -52,12 +52,15 @@ bool mha_has(const struct run *run, const int64_t *v)
     return v[H_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 72);
 }
 
-void mha_choose_types(struct subject *op, const struct run *run)
+static bool possible_on_tensor_cores(const int64_t *v)
 {
-    struct axis *dtype = &op->axis[H_DTYPE];
-    dtype->count = 0;
-    if (run->types & FMLA_TAKES_BF16) dtype->values[dtype->count++] = 0;
-    if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
+    return mha_is_taken("cuda-sm90", v);
+}
+
+void mha_choose(struct subject *op, bool tensor_cores)
+{
+    op->axis[H_INPUTS].count = INPUTS_NAN_ENDS + !tensor_cores;
+    op->grid.possible = tensor_cores ? possible_on_tensor_cores : NULL;
 }
 
 /* ---- A case ----------------------------------------------------------------------------------- */

@@ -55,7 +55,10 @@ double mha_cost(const int64_t *v);
  * be preferred. */
 double mha_cost_seen(const int64_t *v);
 bool mha_has(const struct run *run, const int64_t *v);
-void mha_choose_types(struct subject *op, const struct run *run);
+
+/* For tensor core kernels only cases that they take: they multiply values hidden from some rows of a tile
+ * by weights of 0, which NaN survives. */
+void mha_choose(struct subject *op, bool tensor_cores);
 
 void mha_draw(uint64_t seed);
 
@@ -79,6 +82,28 @@ int64_t mha_seen(const struct test_case *c, int64_t request, int64_t token, int6
 
 /* Restores dimension b in a tensor of a view narrowed to one request. */
 void mha_set_apart(struct view *view, int i);
+
+/* What both operations have in common. Special cases: no keys at all, and offsets of more than 32 bits. By
+ * the oracle: masks, heads, strides and starts against problems that have none. */
+#define MHA_SUBJECT                                                                                          \
+    .maker = &maker, .grid = {.counts = mha_counts}, .choose = choose, .leaves = leaves,                     \
+    .fault_case = fault_case, .plant_after = plant_after,                                                    \
+    .timed = {"b 1, shape even, heads 16_1, causal 1", "b 1, shape even, heads 5_5, sizes 128_128"}
+#define MHA_SPECIAL                                                                                          \
+    "b 3, shape no_key, heads 32_4", "b 3, shape no_key, heads 32_4, requests ragged",                       \
+        "b 3, shape rows, heads 2_1, causal 1, layout far",                                                  \
+        "b 3, shape rows, heads 2_1, causal 1, requests varied, layout far",                                 \
+        "b 3, shape rows, sizes 64_128, inputs spiked"
+#define MHA_OWN_THREADS "b 7, shape even, heads 2_1, sizes 128_128, requests varied, causal 1, threads own"
+#define MHA_BY_ORACLE                                                                                        \
+    "b 3, shape rows, heads 2_1, requests varied, causal 1, layout odd",                                     \
+        "b 3, shape odd, heads 16_1, sizes 64_64, requests apart, causal 1, layout swapped",                 \
+        "b 7, shape rows, heads 5_5, sizes 64_128, requests hostile"
+#define MHA_GPU                                                                                              \
+    .bases = {"heads 16_1, requests cut", "heads 32_4, sizes 128_128, requests cut, dtype fp16",             \
+              "heads 16_1, sizes 64_64, requests cut"},                                                      \
+    .graph = "b 7, shape even, causal 1, layout padded", .threads = {"heads 32_4", "heads 16_1, shape rows"}
+#define MHA_REPEATS "b 7, shape even, causal 1", "b 7, shape tall, inputs steep"
 
 const uint16_t *mha_row_of(const struct test_case *c, int i, int64_t request, int64_t token, int64_t head);
 

@@ -9,11 +9,6 @@
 
 /* ---- The grid --------------------------------------------------------------------------------- */
 
-static bool possible_on_tensor_cores(const int64_t *v)
-{
-    return mha_is_taken("cuda-sm90", v);
-}
-
 /* Without requests or tokens a kernel may take any layout. */
 static bool leaves(const struct test_case *c, const struct run *run, bool *must)
 {
@@ -23,12 +18,7 @@ static bool leaves(const struct test_case *c, const struct run *run, bool *must)
 
 static void choose(struct subject *op, const struct run *run)
 {
-    const bool tensor_cores = mha_on_tensor_cores(run->kernel);
-    mha_choose_types(op, run);
-    /* Tensor core kernels multiply values hidden from some rows of a tile by weights of 0, which NaN
-     * survives. */
-    op->axis[H_INPUTS].count = tensor_cores ? INPUTS_NAN_ENDS : INPUTS_NAN_ENDS + 1;
-    op->grid.possible = tensor_cores ? possible_on_tensor_cores : NULL;
+    mha_choose(op, mha_on_tensor_cores(run->kernel));
     op->grid.cost = mha_cost, op->grid.dear = on_gpu(run) ? 2e6 : 2e5;
 }
 
@@ -172,55 +162,19 @@ static const char *fault_case(const struct run *run, uint64_t i)
     return i < 8 ? text : NULL;
 }
 
-/* ---- Cases beside the grid -------------------------------------------------------------------- */
-
-/* Compares the oracle's own masks, heads, strides and starts with problems that have none. */
-static void more(struct suite *suite)
-{
-    static const char *const texts[] = {
-        "b 3, shape rows, heads 2_1, requests varied, causal 1, layout odd",
-        "b 3, shape odd, heads 16_1, sizes 64_64, requests apart, causal 1, layout swapped",
-        "b 7, shape rows, heads 5_5, sizes 64_128, requests hostile"};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        suite_case(suite, texts[i], suite->run[0].seed, true);
-}
-
-static const struct maker maker = {.size = sizeof(struct mha_case),
-                                   .draw = mha_draw,
-                                   .make = make,
-                                   .choose_rows = choose_rows,
-                                   .narrow = narrow,
-                                   .seen = mha_seen,
-                                   .magnitude = magnitude_of,
-                                   .part = part};
+static const struct maker maker = {ROWS_BY_NAME,     .size = sizeof(struct mha_case),
+                                   .draw = mha_draw, .make = make,
+                                   .seen = mha_seen, .part = part};
 
 struct subject mha_forward = {
+    MHA_SUBJECT,
     .of = OP_MHA_FORWARD,
-    .maker = &maker,
     .values = MHA_AXES(AXIS_TEXT),
-    .grid = {.counts = mha_counts},
-    .choose = choose,
     .has = mha_has,
-    .leaves = leaves,
-    /* Cases that pairs do not cover: no keys at all, and offsets of more than 32 bits. */
-    .special = {"b 3, shape no_key, heads 32_4", "b 3, shape no_key, heads 32_4, requests ragged",
-                "b 3, shape rows, heads 2_1, causal 1, layout far",
-                "b 3, shape rows, heads 2_1, causal 1, requests varied, layout far",
-                "b 3, shape rows, sizes 64_128, inputs spiked",
-                "b 7, shape even, heads 2_1, sizes 128_128, requests varied, causal 1, threads own"},
-    .more = more,
+    .special = {MHA_SPECIAL, MHA_OWN_THREADS},
+    .by_oracle = {MHA_BY_ORACLE},
     .faults = ((FAULT(MERGE_BASE) - 1) & ~FAULT(SWAPPED_PAGE)) | FAULT(BATCH),
-    .fault_case = fault_case,
-    .plant_after = plant_after,
-    .gpu = {.bases = {"heads 16_1, requests cut", "heads 32_4, sizes 128_128, requests cut, dtype fp16",
-                      "heads 16_1, sizes 64_64, requests cut"},
-            .graph = "b 7, shape even, causal 1, layout padded",
-            .next = {"", "", ""},
-            .repeats = {"b 7, shape even, causal 1", "b 7, shape tall, inputs steep", "b 2, shape long"},
+    .gpu = {MHA_GPU, .repeats = {MHA_REPEATS, "b 2, shape long"},
             .positions = {"b 7, shape even, causal 1", "b 100, shape few, inputs spiked",
-                          "b 3, shape square, causal 1, inputs spiked"},
-            .busy = "b 7, shape even, causal 1",
-            .threads = {"heads 32_4", "heads 16_1, shape rows"}},
-    .cpu_faults = FAULT(COUNT),
-    .timed = {"b 1, shape even, heads 16_1, causal 1", "b 1, shape even, heads 5_5, sizes 128_128"},
+                          "b 3, shape square, causal 1, inputs spiked"}},
 };

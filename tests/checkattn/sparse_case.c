@@ -572,9 +572,7 @@ bool sparse_plant(struct test_case *c, enum defect fault, struct patch *patch)
     return false;
 }
 
-#define LISTED                                                                                               \
-    .size = sizeof(struct sparse_case), .choose_rows = choose_rows, .narrow = narrow, .seen = sparse_seen,   \
-    .magnitude = magnitude_of
+#define LISTED ROWS_BY_NAME, .size = sizeof(struct sparse_case), .seen = sparse_seen
 
 const struct maker prefill_maker = {LISTED, .draw = draw_prefill, .cases_of_a_draw = 16,
                                     .make = make_prefill},

@@ -198,8 +198,7 @@ struct subject sparse_decode = {
     .fault_case = fault_case,
     .plant_before = plant_before,
     /* Every kernel supports FP8, so most cases use it. */
-    .gpu = {.bases = {""},
-            .graph = WIDE BUSY_EXTRA
+    .gpu = {.graph = WIDE BUSY_EXTRA
             "b 6, s_q 2, h_q 16, format fp8_656, lengths full, extra_lengths varied, layout padded",
             .next = {"lengths varied", "lengths varied", "lengths varied"},
             .repeats = {WIDE "b 6, s_q 2, h_q 64, format fp8_656, lengths varied, codes scales",
@@ -209,10 +208,8 @@ struct subject sparse_decode = {
             .positions =
                 {WIDE "b 64, s_q 2, h_q 16, format fp8_584, lengths varied, extra 6, extra_lengths varied"},
             .busy = WIDE "b 16, s_q 2, h_q 64, format fp8_656, lengths varied, plan given",
-            .threads = {"h_q 128", "h_q 16"},
             .foreign = "shape 3, " BUSY_EXTRA
                        "b 9, s_q 2, h_q 64, format fp8_656, lengths varied, plan given, num_partitions 13"},
-    .cpu_faults = FAULT(COUNT),
     .timed = {"shape 5, h_q 128, format bf16, indices all", "shape 5, h_q 128, format fp8_656, indices all",
               "shape 5, h_q 16, format fp8_656, indices all", "shape 5, h_q 128, format fp8_584, indices all",
               "shape 5, h_q 16, format fp8_584, indices all", "shape 5, h_q 128, format fp8_528, indices all",
