@@ -3,10 +3,9 @@
  * Shared by all checks: command-line words, reports, and the threads of calls.
  */
 #include "case.h"
+#include "pthread_loop.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -53,48 +52,12 @@ bool read_device(const char *text, fmla_device *device)
     return true;
 }
 
-/* ---- A loop over threads of our own --------------------------------------------------------- */
-
-struct loop {
-    int64_t count;
-    _Atomic int64_t next;
-    fmla_task task;
-    void *task_data;
-};
-
-struct loop_worker {
-    struct loop *loop;
-    int32_t number;
-};
-
-static void *loop_thread(void *data)
-{
-    const struct loop_worker *worker = data;
-    struct loop *loop = worker->loop;
-    for (int64_t i; (i = atomic_fetch_add(&loop->next, 1)) < loop->count;)
-        loop->task(loop->task_data, i, worker->number);
-    return NULL;
-}
-
-enum { MOST_WORKERS = 64 };
-
-static void run_loop(int count_of_workers, int64_t count, fmla_task task, void *task_data)
-{
-    struct loop loop = {.count = count, .task = task, .task_data = task_data};
-    struct loop_worker workers[MOST_WORKERS] = {{&loop, 0}};
-    pthread_t threads[MOST_WORKERS];
-    int started = 0;
-    for (int i = 1; i < count_of_workers; i++) workers[i] = (struct loop_worker){&loop, i};
-    for (int i = 1; i < count_of_workers && !pthread_create(&threads[i], NULL, loop_thread, &workers[i]); i++)
-        started = i;
-    loop_thread(&workers[0]);
-    for (int i = 1; i <= started; i++) pthread_join(threads[i], NULL);
-}
+/* ---- Threads --------------------------------------------------------------------------------- */
 
 void pthread_for(void *pool, int64_t count, fmla_task task, void *task_data)
 {
     (void)pool;
-    run_loop(PTHREAD_WORKERS, count, task, task_data);
+    pthread_loop_run(PTHREAD_WORKERS, count, task, task_data);
 }
 
 void use_threads(const struct run *run, int64_t threads)
@@ -112,6 +75,8 @@ void for_rows(const struct run *run, int64_t count, fmla_task task, void *task_d
         return;
     }
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    const int64_t workers = processors < 1 ? 1 : processors < MOST_WORKERS ? processors : MOST_WORKERS;
-    run_loop((int)(workers < count ? workers : count > 0 ? count : 1), count, task, task_data);
+    const int64_t workers = processors < 1                   ? 1
+                            : processors < PTHREAD_LOOP_MOST ? processors
+                                                             : PTHREAD_LOOP_MOST;
+    pthread_loop_run((int)(workers < count ? workers : count > 0 ? count : 1), count, task, task_data);
 }

@@ -5,44 +5,16 @@
  * number of threads and the parallel loop. Every result has the bits of the same call made alone.
  */
 #include "calls.h"
+#include "pthread_loop.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 enum { THREADS = 64, ROUNDS = 6, MOST_WORKERS = 4 };
 
-/* ---- Loops that a host could have ----------------------------------------------------------- */
-
-struct loop {
-    _Atomic int64_t next;
-    int64_t count;
-    fmla_task task;
-    void *task_data;
-};
-
-struct helper {
-    struct loop *loop;
-    int32_t worker;
-};
-
-static void *help(void *data)
-{
-    const struct helper *helper = data;
-    struct loop *loop = helper->loop;
-    for (int64_t i; (i = atomic_fetch_add(&loop->next, 1)) < loop->count;)
-        loop->task(loop->task_data, i, helper->worker);
-    return NULL;
-}
-
 static void two_threads(void *pool, int64_t count, fmla_task task, void *task_data)
 {
     (void)pool;
-    struct loop loop = {0, count, task, task_data};
-    struct helper mine = {&loop, 0}, other = {&loop, 1};
-    pthread_t thread;
-    const int alone = pthread_create(&thread, NULL, help, &other);
-    help(&mine);
-    if (!alone) pthread_join(thread, NULL);
+    pthread_loop_run(2, count, task, task_data);
 }
 
 /* ---- The host program ----------------------------------------------------------------------- */
