@@ -20,23 +20,26 @@ static uint8_t *const page = memory + GUARD, *const expected_page = expected + G
 static const int64_t page_sizes[] = {1, 2, 61, 64};
 enum { PAGE_SIZES = sizeof page_sizes / sizeof page_sizes[0] };
 
+/* A token is at token · slot; its scales at scales + scale · slot, or, if split, scales · page_size + scale
+ * · slot. scale is 0 without scales. */
 static const struct {
     const char *name;
     enum kv_format format;
-    int32_t d_qk, slot_bytes;
+    int32_t d_qk, slot_bytes, token, scales, scale;
+    bool split;
 } layouts[] = {
-    {"BF16", KV_BF16, 576, 1152},
-    {"BF16 512 wide", KV_BF16, 512, 1024},
-    {"FP16", KV_FP16, 576, 1152},
-    {"FP16 64 wide", KV_FP16, 64, 128},
-    {"FP8_656", KV_FP8_656, 576, 656},
-    {"FP8_584", KV_FP8_584, 512, 584},
-    {"FP8_576", KV_FP8_576, 576, 576},
-    {"FP8_528", KV_FP8_528, 512, 528},
-    {"FP8_528_SPLIT", KV_FP8_528_SPLIT, 512, 528},
-    {"FP4_288", KV_FP4_288, 512, 288},
-    {"FP4_288_SPLIT", KV_FP4_288_SPLIT, 512, 288},
-    {"FP8_528_F32", KV_FP8_528_F32, 512, 528},
+    {"BF16", KV_BF16, 576, 1152, 1152, 0, 0, false},
+    {"BF16 512 wide", KV_BF16, 512, 1024, 1024, 0, 0, false},
+    {"FP16", KV_FP16, 576, 1152, 1152, 0, 0, false},
+    {"FP16 64 wide", KV_FP16, 64, 128, 128, 0, 0, false},
+    {"FP8_656", KV_FP8_656, 576, 656, 656, 512, 656, false},
+    {"FP8_584", KV_FP8_584, 512, 584, 576, 576, 8, true},
+    {"FP8_576", KV_FP8_576, 576, 576, 576, 0, 0, false},
+    {"FP8_528", KV_FP8_528, 512, 528, 528, 512, 528, false},
+    {"FP8_528_SPLIT", KV_FP8_528_SPLIT, 512, 528, 512, 512, 16, true},
+    {"FP4_288", KV_FP4_288, 512, 288, 288, 256, 288, false},
+    {"FP4_288_SPLIT", KV_FP4_288_SPLIT, 512, 288, 256, 256, 32, true},
+    {"FP8_528_F32", KV_FP8_528_F32, 512, 528, 528, 512, 528, false},
 };
 enum { LAYOUTS = sizeof layouts / sizeof layouts[0] };
 
@@ -72,33 +75,13 @@ static void test_constants(void)
     for (int f = 0; f < LAYOUTS; f++) {
         const struct kv_layout l = kv_layout_of(layouts[f].format, layouts[f].d_qk);
         CHECK_ALL({kv_width(&l), layouts[f].d_qk}, {l.page_bytes_a_slot, layouts[f].slot_bytes});
-    }
-    for (int k = 0; k < PAGE_SIZES; k++) {
-        const int64_t size = page_sizes[k], last = size - 1;
-        struct kv_layout l = kv_layout_of(KV_FP8_656, 0);
-        CHECK_ALL({512 + 16 + 128, 656}, {kv_token_at(&l, 0), 0}, {kv_token_at(&l, last), 656 * last},
-                  {kv_scales_at(&l, size, 0), 512}, {kv_scales_at(&l, size, last), 656 * last + 512});
-        l = kv_layout_of(KV_FP8_584, 0);
-        CHECK_ALL({kv_token_at(&l, last), 576 * last}, {kv_scales_at(&l, size, 0), 576 * size},
-                  {kv_scales_at(&l, size, last), 576 * size + 8 * last});
-        l = kv_layout_of(KV_FP8_576, 0);
-        CHECK_EQ(kv_token_at(&l, last), 576 * last);
-        l = kv_layout_of(KV_FP8_528, 0);
-        CHECK_ALL({kv_token_at(&l, last), 528 * last}, {kv_scales_at(&l, size, last), 528 * last + 512});
-        l = kv_layout_of(KV_FP8_528_SPLIT, 0);
-        CHECK_ALL({kv_token_at(&l, last), 512 * last},
-                  {kv_scales_at(&l, size, last), 512 * size + 16 * last});
-        l = kv_layout_of(KV_FP4_288, 0);
-        CHECK_ALL({kv_token_at(&l, last), 288 * last}, {kv_scales_at(&l, size, last), 288 * last + 256});
-        l = kv_layout_of(KV_FP4_288_SPLIT, 0);
-        CHECK_ALL({kv_token_at(&l, last), 256 * last},
-                  {kv_scales_at(&l, size, last), 256 * size + 32 * last});
-        l = kv_layout_of(KV_FP8_528_F32, 0);
-        CHECK_ALL({kv_token_at(&l, last), 528 * last}, {kv_scales_at(&l, size, last), 528 * last + 512});
-        l = kv_layout_of(KV_BF16, 512);
-        CHECK_EQ(kv_token_at(&l, last), 1024 * last);
-        l = kv_layout_of(KV_FP16, 576);
-        CHECK_EQ(kv_token_at(&l, last), 1152 * last);
+        for (int k = 0; k < 2 * PAGE_SIZES; k++) {
+            const int64_t size = page_sizes[k / 2], slot = k % 2 ? size - 1 : 0;
+            CHECK_EQ(kv_token_at(&l, slot), layouts[f].token * slot);
+            if (layouts[f].scale)
+                CHECK_EQ(kv_scales_at(&l, size, slot),
+                         layouts[f].scales * (layouts[f].split ? size : 1) + layouts[f].scale * slot);
+        }
     }
     /* 64-bit offsets: a slot more than 4 GiB into a page. */
     const struct kv_layout l = kv_layout_of(KV_FP8_584, 0);
@@ -160,13 +143,13 @@ static void assemble(int f, int64_t size, int64_t slot, float *values)
     uint8_t *token;
     switch (layouts[f].format) {
     case KV_FP8_656:
-        token = expected_page + 656 * slot;
+    case KV_FP8_528_F32:
+        token = expected_page + layouts[f].slot_bytes * slot;
         for (int g = 0; g < 4; g++) {
-            fill_group(values + 128 * g, codes + 128 * g, 128, 3 * g - 6 + (int)(slot % 5), g);
+            fill_group(values + 128 * g, token + 128 * g, 128, 3 * g - 6 + (int)(slot % 5), g);
             put_f32(token + 512 + 4 * g, ldexpf(1.0f, 3 * g - 6 + (int)(slot % 5)));
         }
-        memcpy(token, codes, 512);
-        fill_rope(values + 512, token + 528);
+        if (layouts[f].format == KV_FP8_656) fill_rope(values + 512, token + 528);
         break;
     case KV_FP8_584:
         token = expected_page + 576 * slot;
@@ -199,13 +182,6 @@ static void assemble(int f, int64_t size, int64_t slot, float *values)
                      g % 12 - 6 + (int)(slot % 3), g + (int)slot);
         break;
     }
-    case KV_FP8_528_F32:
-        token = expected_page + 528 * slot;
-        for (int g = 0; g < 4; g++) {
-            fill_group(values + 128 * g, token + 128 * g, 128, 3 * g - 6 + (int)(slot % 5), g);
-            put_f32(token + 512 + 4 * g, ldexpf(1.0f, 3 * g - 6 + (int)(slot % 5)));
-        }
-        break;
     case KV_FP8_576:
         fill_group(values, codes, 576, -4, (int)(slot & 1));
         memcpy(expected_page + 576 * slot, codes, 576);
@@ -322,11 +298,6 @@ static uint32_t expected_load(int f, int64_t size, int64_t slot, int32_t i, floa
         return product(page[528 * slot + i], num_from_ue8m0(page[528 * slot + 512 + i / 32]));
     if (format == KV_FP8_528_SPLIT)
         return product(page[512 * slot + i], num_from_ue8m0(page[512 * size + 16 * slot + i / 32]));
-    if (format == KV_FP8_528_F32) {
-        float scale;
-        memcpy(&scale, page + 528 * slot + 512 + 4 * (i / 128), sizeof scale);
-        return product(page[528 * slot + i], scale);
-    }
     if (format == KV_FP4_288 || format == KV_FP4_288_SPLIT) {
         static const float e2m1[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
         const bool split = format == KV_FP4_288_SPLIT;
@@ -336,10 +307,11 @@ static uint32_t expected_load(int f, int64_t size, int64_t slot, int32_t i, floa
         const float value = nibble & 8 ? -e2m1[nibble & 7] : e2m1[nibble & 7];
         return num_bits((float)((double)value * (double)num_from_e4m3(scale))); /* exact */
     }
-    if (format == KV_FP8_656 && i < 512) {
+    if ((format == KV_FP8_656 && i < 512) || format == KV_FP8_528_F32) {
+        const uint8_t *token = page + layouts[f].slot_bytes * slot;
         float scale;
-        memcpy(&scale, page + 656 * slot + 512 + 4 * (i >> 7), sizeof scale);
-        return product(page[656 * slot + i], scale);
+        memcpy(&scale, token + 512 + 4 * (i >> 7), sizeof scale);
+        return product(token[i], scale);
     }
     if (format == KV_FP8_584 && i < 448)
         return product(page[576 * slot + i], num_from_ue8m0(page[576 * size + 8 * slot + (i >> 6)]));

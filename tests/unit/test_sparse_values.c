@@ -9,13 +9,7 @@ static const struct format formats[] = {
     {"BF16", FMLA_KV_BF16, KV_BF16, 576, 576, 0},
     {"BF16", 0, KV_BF16, 512, 512, 0},
     {"FP16", FMLA_KV_FP16, KV_FP16, 576, 576, 0},
-    {"FP8_656", FMLA_KV_FP8_656, KV_FP8_656, 576, 656, 0},
-    {"FP8_584", FMLA_KV_FP8_584, KV_FP8_584, 512, 584, 0},
-    {"FP8_528", FMLA_KV_FP8_528, KV_FP8_528, 512, 528, 0},
-    {"FP8_528_SPLIT", FMLA_KV_FP8_528_SPLIT, KV_FP8_528_SPLIT, 512, 528, 0},
-    {"FP4_288", FMLA_KV_FP4_288, KV_FP4_288, 512, 288, 0},
-    {"FP4_288_SPLIT", FMLA_KV_FP4_288_SPLIT, KV_FP4_288_SPLIT, 512, 288, 0},
-    {"FP8_528_F32", FMLA_KV_FP8_528_F32, KV_FP8_528_F32, 512, 528, 0},
+    FORMATS_OF_BYTES,
 };
 enum { FORMATS = sizeof formats / sizeof formats[0] };
 

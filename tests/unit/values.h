@@ -32,6 +32,16 @@ struct format {
     int flat;
 };
 
+/* The formats of bytes that sparse attention takes. */
+#define FORMAT(name, d_qk, bytes)                                                                            \
+    {                                                                                                        \
+#name, FMLA_KV_##name, KV_##name, d_qk, bytes, 0                                                     \
+    }
+#define FORMATS_OF_BYTES                                                                                     \
+    FORMAT(FP8_656, 576, 656), FORMAT(FP8_584, 512, 584), FORMAT(FP8_528, 512, 528),                         \
+        FORMAT(FP8_528_SPLIT, 512, 528), FORMAT(FP4_288, 512, 288), FORMAT(FP4_288_SPLIT, 512, 288),         \
+        FORMAT(FP8_528_F32, 512, 528)
+
 static inline fmla_dtype type_of(const struct format *f)
 {
     return f->format == KV_FP16 ? fp16 : bf16;
