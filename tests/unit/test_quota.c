@@ -85,17 +85,23 @@ static void test_v2(void)
     CHECK_EQ(quota_processors(root), 3);
 }
 
+/* Mounts version 1 from the group `from`, and what `more` says. */
+static void mount_v1(const char *groups, const char *from, const char *more)
+{
+    char text[1024];
+    put("/proc/self/cgroup", groups);
+    snprintf(text, sizeof text,
+             "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"
+             "33 31 0:30 %s /sys/fs/cgroup/cpuacct rw - cgroup cgroup rw,cpuacct\n"
+             "34 31 0:31 %s /sys/fs/cgroup/cpu,cpuset rw - cgroup cgroup rw,cpu,cpuset\n%s",
+             from, from, more);
+    put("/proc/self/mountinfo", text);
+}
+
 static void test_v1(void)
 {
-    static const char mounted[] =
-        "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"
-        "33 31 0:30 %s /sys/fs/cgroup/cpuacct rw - cgroup cgroup rw,cpuacct\n"
-        "34 31 0:31 %s /sys/fs/cgroup/cpu,cpuset rw - cgroup cgroup rw,cpu,cpuset\n";
-    char text[1024];
     start_over();
-    put("/proc/self/cgroup", "5:cpuacct:/other\n4:cpuset,cpu:/docker/0123\n2:memory:/docker/0123\n");
-    snprintf(text, sizeof text, mounted, "/", "/");
-    put("/proc/self/mountinfo", text);
+    mount_v1("5:cpuacct:/other\n4:cpuset,cpu:/docker/0123\n2:memory:/docker/0123\n", "/", "");
     put("/sys/fs/cgroup/cpu,cpuset/docker/0123/cpu.cfs_quota_us", "-1\n");
     put("/sys/fs/cgroup/cpu,cpuset/docker/0123/cpu.cfs_period_us", "100000\n");
     CHECK_EQ(quota_processors(root), 0);
@@ -104,9 +110,7 @@ static void test_v1(void)
 
     /* Inside the container the mount begins at its group, whose name is the host's. */
     start_over();
-    put("/proc/self/cgroup", "4:cpuset,cpu:/docker/0123\n");
-    snprintf(text, sizeof text, mounted, "/docker/0123", "/docker/0123");
-    put("/proc/self/mountinfo", text);
+    mount_v1("4:cpuset,cpu:/docker/0123\n", "/docker/0123", "");
     put("/sys/fs/cgroup/cpu,cpuset/cpu.cfs_quota_us", "200000\n");
     put("/sys/fs/cgroup/cpu,cpuset/cpu.cfs_period_us", "100000\n");
     CHECK_EQ(quota_processors(root), 2);
@@ -116,11 +120,8 @@ static void test_v1(void)
     CHECK_EQ(quota_processors(root), 2);
 
     /* Both versions, as on a hybrid machine: the least counts. */
-    put("/proc/self/cgroup", "4:cpuset,cpu:/docker/0123\n0::/\n");
-    const size_t used = strlen(text);
-    snprintf(text + used, sizeof text - used,
+    mount_v1("4:cpuset,cpu:/docker/0123\n0::/\n", "/docker/0123",
              "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
-    put("/proc/self/mountinfo", text);
     put("/sys/fs/cgroup/unified/cpu.max", "100000 100000\n");
     CHECK_EQ(quota_processors(root), 1);
 }

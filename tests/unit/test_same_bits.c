@@ -88,18 +88,17 @@ static const struct tested {
      DESIGNATED(PAGES, .s_q = TOKENS, .h_q = 5, .h_kv = 1, .d_v = 512, .type = {FMLA_TYPE_BFLOAT, 16, 1}),
      in_pages, 3, FORMATS_OF_ONE, DIM_s_q, 1},
 #define HEADS .h_q = 6, .h_kv = 2, .d_qk = 192, .d_v = 128, .causal = 1, .has = HAS_LSE
-    {OP_MHA_FORWARD, DESIGNATED(HEADS, .b = 3, .s_q = TOKENS, .s_k = 100, .type = {FMLA_TYPE_BFLOAT, 16, 1}),
-     NULL, 0, 1, DIM_b, 3},
-    {OP_MHA_FORWARD,
-     DESIGNATED(HEADS, .splits = 4, .tokens_q = 3 * TOKENS, .tokens_k = 300, .flat = true,
-                .type = {FMLA_TYPE_BFLOAT, 16, 1}),
-     NULL, 0, 1, DIM__, 0},
-    {OP_MHA_BACKWARD, DESIGNATED(HEADS, .b = 3, .s_q = TOKENS, .s_k = 100, .type = {FMLA_TYPE_BFLOAT, 16, 1}),
-     NULL, 0, 1, DIM_b, 3},
-    {OP_MHA_BACKWARD,
-     DESIGNATED(HEADS, .splits = 4, .tokens_q = 3 * TOKENS, .tokens_k = 300, .flat = true,
-                .type = {FMLA_TYPE_BFLOAT, 16, 1}),
-     NULL, 0, 1, DIM__, 0},
+#define BATCH                                                                                                \
+    DESIGNATED(HEADS, .b = 3, .s_q = TOKENS, .s_k = 100, .type = {FMLA_TYPE_BFLOAT, 16, 1}), NULL, 0, 1,     \
+        DIM_b, 3
+#define FLAT                                                                                                 \
+    DESIGNATED(HEADS, .splits = 4, .tokens_q = 3 * TOKENS, .tokens_k = 300, .flat = true,                    \
+               .type = {FMLA_TYPE_BFLOAT, 16, 1}),                                                           \
+        NULL, 0, 1, DIM__, 0
+    {OP_MHA_FORWARD, BATCH},
+    {OP_MHA_FORWARD, FLAT},
+    {OP_MHA_BACKWARD, BATCH},
+    {OP_MHA_BACKWARD, FLAT},
     {OP_MERGE,
      DESIGNATED(.n = 4, .b = 3, .s_q = 2, .h_q = 5, .d_v = 512, .type = {FMLA_TYPE_FLOAT, 32, 1},
                 .has = HAS_LSE | HAS_SINK),

@@ -391,24 +391,30 @@ cu_result cuLaunchKernelEx(const struct cu_launch_config *config, cu_function fu
     return result;
 }
 
+static cu_result text_of(cu_result error, bool name, const char **text)
+{
+    static const struct {
+        cu_result error;
+        const char *name, *text;
+    } errors[] = {{FAKE_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+                  {FAKE_CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
+                  {803, "CUDA_ERROR_MISMATCH", "driver and library differ"}};
+    *text = NULL;
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        if (errors[i].error == error) *text = name ? errors[i].name : errors[i].text;
+    return *text ? CU_SUCCESS : FAKE_INVALID_VALUE;
+}
+
 cu_result cuGetErrorName(cu_result error, const char **text)
 {
     CALLED(cuGetErrorName);
-    *text = error == FAKE_LAUNCH_FAILED          ? "CUDA_ERROR_LAUNCH_FAILED"
-            : error == FAKE_CONTEXT_IS_DESTROYED ? "CUDA_ERROR_CONTEXT_IS_DESTROYED"
-            : error == 803                       ? "CUDA_ERROR_MISMATCH"
-                                                 : NULL;
-    return *text ? CU_SUCCESS : FAKE_INVALID_VALUE;
+    return text_of(error, true, text);
 }
 
 cu_result cuGetErrorString(cu_result error, const char **text)
 {
     CALLED(cuGetErrorString);
-    *text = error == FAKE_LAUNCH_FAILED          ? "unspecified launch failure"
-            : error == FAKE_CONTEXT_IS_DESTROYED ? "context is destroyed"
-            : error == 803                       ? "driver and library differ"
-                                                 : NULL;
-    return *text ? CU_SUCCESS : FAKE_INVALID_VALUE;
+    return text_of(error, false, text);
 }
 
 cu_result cuThreadExchangeStreamCaptureMode(unsigned *mode)
