@@ -9,18 +9,16 @@ export flashmla=$1
 commands='info make-input run plan bench verify layout help version'
 
 # ---- The same under all names
-good --version
-cp stdout version
-for words in -V version; do
-    good "$words"
-    cmp -s version stdout || wrong "$words is not --version"
-done
-good --help
-cp stdout all
-for words in -h help; do
-    good "$words"
-    cmp -s all stdout || wrong "$words is not --help"
-done
+same() { # same FILE OPTION WORDS…: writes the option's output to the file; each of the words gives the same.
+    good "$2"
+    cp stdout "$1"
+    for words in "${@:3}"; do
+        good "$words"
+        cmp -s "$1" stdout || wrong "$words is not $2"
+    done
+}
+same version --version -V version
+same all --help -h help
 for command in $commands; do
     grep -q "^  $command " all || wrong "--help does not name $command"
     good "$command" --help

@@ -289,15 +289,20 @@ def narrowed_to(kv_format, values):
 
 
 @each_kind
-def test_position_that_is_none(kind):
+@pytest.mark.parametrize(
+    "argument, entries, words",
+    [
+        ("positions", [0, 8, 9], r"entry 2 is 9, must be in \[0, 9\), the rows of rope_table"),
+        ("slot_mapping", [0, 1, 8], r"entry 2 is 8, must be -1 or in \[0, 8\)"),
+    ],
+)
+def test_entry_that_is_none(kind, argument, entries, words):
     call = Call("cache_append-656", kind)
-    call.inputs["positions"] = kind.array([0, 8, 9], "int64")
+    call.inputs[argument] = kind.array(entries, "int64")
     if kind.device != "cpu":  # skipped
         call(**call.outputs)
         return
-    with pytest.raises(
-        ValueError, match=r"^cache_append: positions: entry 2 is 9, must be in \[0, 9\), the rows of rope_table"
-    ):
+    with pytest.raises(ValueError, match=f"^cache_append: {argument}: {words}"):
         call(**call.outputs)
 
 
@@ -315,14 +320,3 @@ def test_norm_and_rope_that_do_not_fit(kind):
             call(**call.outputs, **{argument: value})
     with pytest.raises(ValueError, match="^cache_append: rope_pairs: is 'halves', must be None without rope_table"):
         call(**call.outputs, positions=None, rope_table=None)
-
-
-@each_kind
-def test_slot_that_is_none(kind):
-    call = Call("cache_append-656", kind)
-    call.inputs["slot_mapping"] = kind.array([0, 1, 8], "int64")
-    if kind.device != "cpu":  # skipped
-        call(**call.outputs)
-        return
-    with pytest.raises(ValueError, match=r"^cache_append: slot_mapping: entry 2 is 8, must be -1 or in \[0, 8\)"):
-        call(**call.outputs)

@@ -271,28 +271,23 @@ SCALE = [
     (VALUE, 0, 0.0, 1e-50, -1e-50, 7e-46, math.inf, -math.inf, math.nan, 1e300, 3.5e38),
 ]
 LENGTH = [(TYPE, None, "4", 4.0), (VALUE, -1, 2**31)]
+OF_DECODE = {
+    "head_dim_v": [(TYPE, None, "512", [512], 512.0, 1.5), (VALUE, 0, -1, 577, 2**40), (NOT_THERE, 256, 1)],
+    "tile_scheduler_metadata": [(TYPE, 1, "text", (1, 2))],
+    "softmax_scale": SCALE,
+    "causal": [FLAG],
+    "batch_invariant": [FLAG],
+    **OF_LSE,
+    **STREAM,
+}
 OPTIONS = {
     "flash_mla_with_kvcache": {
-        "head_dim_v": [(TYPE, None, "512", [512], 512.0, 1.5), (VALUE, 0, -1, 577, 2**40), (NOT_THERE, 256, 1)],
-        "tile_scheduler_metadata": [(TYPE, 1, "text", (1, 2))],
-        "softmax_scale": SCALE,
-        "causal": [FLAG],
+        **OF_DECODE,
         "is_fp8_kvcache": [FLAG, (VALUE, 2)],
         "kv_format": OF_FORMAT,
-        "batch_invariant": [FLAG],
         "enable_batch_invariant": [FLAG],
-        **OF_LSE,
-        **STREAM,
     },
-    "flash_mla_with_kvcache_fp8": {
-        "head_dim_v": [(TYPE, None, "512", [512], 512.0, 1.5), (VALUE, 0, -1, 577, 2**40), (NOT_THERE, 256, 1)],
-        "tile_scheduler_metadata": [(TYPE, 1, "text", (1, 2))],
-        "softmax_scale": SCALE,
-        "causal": [FLAG],
-        "batch_invariant": [FLAG],
-        **OF_LSE,
-        **STREAM,
-    },
+    "flash_mla_with_kvcache_fp8": OF_DECODE,
     "flash_mla_sparse_fwd": {
         "sm_scale": [(TYPE, None, "text", [1]), (VALUE, 0, 0.0, 1e-60, math.inf, -math.inf, math.nan, 1e300)],
         "d_v": [(TYPE, None, "512", 512.0), (VALUE, 0, -1, 577, 2**40), (NOT_THERE, 256, 1)],

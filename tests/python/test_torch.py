@@ -15,7 +15,7 @@ import flash_mla
 from flash_mla import _operations, flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata, merge_states
 from kinds import Kind, each_device, each_torch_kind, torch
 from programs import in_threads
-from torch_calls import BATCH, call, decode, each_batch
+from torch_calls import BATCH, call, decode, each_batch, watch
 
 from flash_mla import _torch_operators  # isort: skip
 
@@ -420,15 +420,8 @@ def test_torch_jit_trace(kind):
 
 @each_torch_kind
 def test_modes_of_dispatch_see_the_operators(kind):
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
     arrays, seen = BATCH.arrays(kind), []
-    with Watch():
+    with watch(seen):
         out, lse = decode(arrays, get_mla_metadata()[0])
         decode(arrays, out=out, lse=lse)
         merge_states(out[None], lse[None])

@@ -9,7 +9,7 @@ from kinds import each_device, needs_cuda, torch
 from programs import in_threads
 from test_errors import check_message
 from test_torch_lazy import alike
-from torch_calls import of, same
+from torch_calls import of, same, watch
 
 from flash_mla import _torch, _torch_repeat  # isort: skip
 
@@ -236,16 +236,9 @@ def test_input_that_is_refused(argument, change, device):
 
 @each_device
 def test_who_watches_sees_the_operator(device):
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), options=None):
-            seen.append(str(function))
-            return function(*arguments, **(options or {}))
-
     call, expected = settled("dense_decode", device)
     seen = []
-    with Watch():
+    with watch(seen):
         assert same(call(), expected)
     assert "flash_mla.dense_decode.default" in seen
 

@@ -165,3 +165,15 @@ PREFILLS = {
     KV: functools.partial(OfSequences, KV, *TOGETHER, h_q=32, h_kv=32, d=128, d_v=128),
 }
 each_prefill = pytest.mark.parametrize("make", PREFILLS.values(), ids=PREFILLS)
+
+
+def watch(seen):
+    """Returns a mode of PyTorch's dispatch that appends the name of every operator to `seen`."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            seen.append(str(function))
+            return function(*arguments, **(options or {}))
+
+    return Watch()

@@ -15,6 +15,7 @@ from ..flash_mla_interface import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
+    get_mla_metadata_dense_fp8,
 )
 
 __all__ = [
@@ -74,14 +75,6 @@ def is_flashmla_sparse_supported() -> Tuple[bool, Optional[str]]:
 def get_mla_metadata(*args: Any, **kwargs: Any) -> Tuple[FlashMLASchedMeta, None]:
     """Returns (FlashMLASchedMeta, None) for any arguments; the first call that gets it fills it."""
     return FlashMLASchedMeta(), None
-
-
-def get_mla_metadata_dense_fp8(
-    cache_seqlens: Any,
-    num_q_tokens_per_head_k: int,
-    num_heads_k: int,
-) -> Tuple[Any, Any]:
-    return flash_mla_interface.get_mla_metadata_dense_fp8(cache_seqlens, num_q_tokens_per_head_k, num_heads_k)
 
 
 def flash_mla_with_kvcache(
