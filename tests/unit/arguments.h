@@ -76,8 +76,8 @@ static inline void check_rejected(const char *label, fmla_status status, fmla_st
     CHECK(!strcmp(error.operation, operation) && !strncmp(error.argument, argument, strlen(error.argument)),
           "%s: operation is %s, argument %s, expected %s, %s", label, error.operation, error.argument,
           operation, argument);
-    CHECK(!*error.allowed || !strncmp(error.allowed, "must ", strlen("must ")), "%s: allowed is \"%s\"", label,
-          error.allowed);
+    CHECK(!*error.allowed || !strncmp(error.allowed, "must ", strlen("must ")), "%s: allowed is \"%s\"",
+          label, error.allowed);
 }
 
 #endif

@@ -143,29 +143,30 @@ static void test_corners(void)
     static const struct {
         const char *name;
         element_function *row_of, *column_of;
-        int lane, e, row, column;
-    } corners[] = {{PLACE(mma_a), 0, 0, 0, 0},          {PLACE(mma_a), 3, 1, 0, 7},
-                   {PLACE(mma_a), 0, 2, 8, 0},          {PLACE(mma_a), 0, 4, 0, 8},
-                   {PLACE(mma_a), 28, 3, 15, 1},        {PLACE(mma_a), 31, 7, 15, 15},
-                   {PLACE(mma_b), 0, 0, 0, 0},          {PLACE(mma_b), 3, 1, 7, 0},
-                   {PLACE(mma_b), 0, 2, 8, 0},          {PLACE(mma_b), 4, 0, 0, 1},
-                   {PLACE(mma_b), 31, 3, 15, 7},        {PLACE(mma_c), 1, 1, 0, 3},
-                   {PLACE(mma_c), 28, 0, 7, 0},         {PLACE(mma_c), 0, 2, 8, 0},
-                   {PLACE(mma_c), 31, 3, 15, 7},        {PLACE(wgmma_a), 0, 2, 8, 0},
-                   {PLACE(wgmma_a), 0, 4, 0, 8},        {PLACE(wgmma_a), 32, 0, 16, 0},
-                   {PLACE(wgmma_a), 127, 7, 63, 15},    {PLACE(wgmma_d), 3, 1, 0, 7},
-                   {PLACE(wgmma_d), 64, 2, 40, 0},      {PLACE(wgmma_d), 0, 4, 0, 8},
-                   {PLACE(wgmma_d), 96, 0, 48, 0},      {PLACE(wgmma_d), 127, 127, 63, 255},
-                   {SOURCE(ldmatrix), 0, 2, 8, 0},      {SOURCE(ldmatrix), 31, 7, 31, 7},
-                   {SOURCE(ldmatrix), 1, 0, 0, 2},      {SOURCE(ldmatrix_trans), 1, 0, 2, 0},
-                   {SOURCE(ldmatrix_trans), 4, 1, 1, 1}};
-    for (size_t k = 0; k < sizeof corners / sizeof corners[0]; k++) {
-        const int row = corners[k].row_of(corners[k].lane, corners[k].e);
-        const int column = corners[k].column_of(corners[k].lane, corners[k].e);
-        CHECK(row == corners[k].row && column == corners[k].column,
-              "%s: lane %d, element %d is at %d, %d, expected %d, %d", corners[k].name, corners[k].lane,
-              corners[k].e, row, column, corners[k].row, corners[k].column);
-    }
+        int count;
+        struct {
+            int lane, e, row, column;
+        } at[6];
+    } corners[] = {
+        {PLACE(mma_a),
+         6,
+         {{0, 0, 0, 0}, {3, 1, 0, 7}, {0, 2, 8, 0}, {0, 4, 0, 8}, {28, 3, 15, 1}, {31, 7, 15, 15}}},
+        {PLACE(mma_b), 5, {{0, 0, 0, 0}, {3, 1, 7, 0}, {0, 2, 8, 0}, {4, 0, 0, 1}, {31, 3, 15, 7}}},
+        {PLACE(mma_c), 4, {{1, 1, 0, 3}, {28, 0, 7, 0}, {0, 2, 8, 0}, {31, 3, 15, 7}}},
+        {PLACE(wgmma_a), 4, {{0, 2, 8, 0}, {0, 4, 0, 8}, {32, 0, 16, 0}, {127, 7, 63, 15}}},
+        {PLACE(wgmma_d),
+         5,
+         {{3, 1, 0, 7}, {64, 2, 40, 0}, {0, 4, 0, 8}, {96, 0, 48, 0}, {127, 127, 63, 255}}},
+        {SOURCE(ldmatrix), 3, {{0, 2, 8, 0}, {31, 7, 31, 7}, {1, 0, 0, 2}}},
+        {SOURCE(ldmatrix_trans), 2, {{1, 0, 2, 0}, {4, 1, 1, 1}}}};
+    for (size_t k = 0; k < sizeof corners / sizeof corners[0]; k++)
+        for (int i = 0; i < corners[k].count; i++) {
+            const int lane = corners[k].at[i].lane, e = corners[k].at[i].e;
+            const int row = corners[k].row_of(lane, e), column = corners[k].column_of(lane, e);
+            CHECK(row == corners[k].at[i].row && column == corners[k].at[i].column,
+                  "%s: lane %d, element %d is at %d, %d, expected %d, %d", corners[k].name, lane, e, row,
+                  column, corners[k].at[i].row, corners[k].at[i].column);
+        }
 }
 
 /* ---- Slots ---------------------------------------------------------------------------------- */
