@@ -37,7 +37,7 @@ check() { # check REPORT NAMES_FILE
                 bad++
             }
             if (!kernels || !names) { print "no kernel was looked at"; bad++ }
-            print kernels + 0 " kernels for " count + 0 " GPUs, " bad + 0 " faults"
+            print kernels + 0 " kernels for " count + 0 " GPUs, " bad + 0 " wrong"
             exit bad > 0
         }' "$1" "$2"
 }
