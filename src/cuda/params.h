@@ -187,7 +187,7 @@ struct sparse_decode_params {
 };
 
 /* The token layout of a listed cache, for conversion by the portable kernel
- * (sm80/sparse_decode/listed_bytes.cuh). */
+ * (sm80/sparse_decode/byte_producer.cuh). */
 struct listed_layout {
     int32_t code_bytes;   /* codes of a token, which come first; 0: none, values only */
     int32_t code_groups;  /* the leading groups of 64 values that have codes */

@@ -10,6 +10,8 @@
 
 #include "../../../num.h"
 
+namespace sparse_decode {
+
 /* Converts four e4m3 codes to fp16, two per word. */
 DEVICE uint2 fp16_of_e4m3(uint32_t codes)
 {
@@ -65,3 +67,5 @@ DEVICE uint32_t bf16_of_ue8m0(uint32_t word, uint32_t byte)
     const uint32_t twice = __byte_perm(word, 0, 0x4040 | byte << 8 | byte);
     return twice << 7 | (((twice + 1) & 0xfe) ? 0 : 0x00400040);
 }
+
+} // namespace sparse_decode

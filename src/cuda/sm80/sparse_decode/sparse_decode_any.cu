@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "listed_bytes.cuh"
+#include "byte_convert.cuh"
 
 #define SHAPE(rows, keys, warps, stages, q)                                                                  \
     LISTED_BYTES_KERNEL(sm80_sparse_decode_any, LISTED_ANY, rows, keys, warps, q)

@@ -9,6 +9,8 @@
 #include "../../device/shared.cuh"
 #include "dense_decode.cuh"
 
+namespace dense_decode {
+
 template <typename Tile, typename Call> struct RawKeys {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE, KEYS = Tile::KEYS;
     static constexpr bool CONVERTS_BESIDE_VALUES = false;
@@ -18,8 +20,8 @@ template <typename Tile, typename Call> struct RawKeys {
                               BYTES_BEHIND_RING = KEYS * RAW_LINE_BYTES;
     /* Ampere does not convert codes in hardware, and lacks the registers for the conversion beside 64 rows.
      * Ampere and Ada lack those for the places of keys beside the products of fewer rows. */
-    static constexpr bool ENOUGH_REGISTERS = Tile::ROWS <= LATENT_MOST_ROWS_OF_BYTES(CODE),
-                          FINDS_LATE = CODE < 90;
+    static constexpr bool ENOUGH_REGISTERS = Tile::ROWS <= LATENT_MOST_ROWS_OF_BYTES(latent::CODE),
+                          FINDS_LATE = latent::CODE < 90;
     using Places = typename TableSource<Tile, Call>::Places;
     static_assert(PASSES <= 2, "copy_keys names both places of a thread's keys");
 
@@ -93,7 +95,7 @@ template <typename Tile, typename Call> struct RawKeys {
         }
     }
 
-    /* ---- Interface to attend.cuh: one block ahead, copied during the products ---- */
+    /* ---- Interface to latent/mainloop.cuh: one block ahead, copied during the products ---- */
 
     DEVICE int stages() const
     {
@@ -137,7 +139,9 @@ template <typename Tile, typename Call> struct RawKeys {
 };
 
 template <typename Element, int ROWS, int KEYS, int WARPS, bool Q_IN_REGISTERS> struct DenseDecodeOfBytes {
-    using Sizes = Tile<Element, ROWS, KEYS, WARPS, Q_IN_REGISTERS>;
+    using Sizes = latent::Tile<Element, ROWS, KEYS, WARPS, Q_IN_REGISTERS>;
     using Call = DenseCall<Element, ByteKey>;
-    using Kernel = Attend<Sizes, Call, RawKeys<Sizes, Call>>;
+    using Kernel = latent::Attend<Sizes, Call, RawKeys<Sizes, Call>>;
 };
+
+} // namespace dense_decode

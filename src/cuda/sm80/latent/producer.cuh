@@ -7,8 +7,9 @@
 #pragma once
 
 #include "../../device/async_copy.cuh"
-#include "../../device/fragment.h"
-#include "tile.cuh"
+#include "layout.cuh"
+
+namespace latent {
 
 /* Copies a thread's chunks of a row of `columns`, from any even address through registers; columns past the
  * first `valid_columns` become zeros. */
@@ -35,7 +36,7 @@ DEVICE void wait_for_oldest(int stages)
     }
 }
 
-/* Implements the Keys of attend.cuh. `beside_scores` issues copies in batches between the steps of the
+/* Implements the Keys of mainloop.cuh. `beside_scores` issues copies in batches between the steps of the
  * scores, or all at once where there is little else to do. */
 template <typename Tile, typename Call, typename Source> struct RingKeys {
     static constexpr int PASSES = Tile::PASSES, KEYS_AT_ONCE = Tile::KEYS_AT_ONCE, KEYS = Tile::KEYS;
@@ -111,7 +112,7 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
                                all.from[pass], all.valid[pass] ? call.d_qk() : 0, call.d_qk());
     }
 
-    /* ---- Interface to attend.cuh ---- */
+    /* ---- Interface to mainloop.cuh ---- */
 
     DEVICE int stages() const
     {
@@ -168,3 +169,5 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
 
     DEVICE void beside_values(int, int) const {}
 };
+
+} // namespace latent
