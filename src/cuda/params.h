@@ -298,7 +298,7 @@ struct mha_forward_sm90_params {
     uint64_t ticket;                  /* of this launch */
 };
 
-/* The portable tensor-core kernel: a CTA takes a tile of rows (sm80/mha_forward/tiles.cuh). */
+/* The portable tensor-core kernel: a CTA takes a tile of rows (sm80/mha_forward/scheduler.cuh). */
 struct mha_forward_sm80_params {
     struct mha_forward_params call;
     int32_t heads_of_tile; /* that share a key head: 1, or all of them if requests have few tokens */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Numbering of the tiles, one per CTA: by request; within a request by sets of key heads whose keys and
+ * Tile scheduler: the numbering of the tiles, one per CTA: by request; within a request by sets of key heads whose keys and
  * values fit L2 together; within a set the tiles with the most keys first, so that short tiles fill the tail.
  *
  *   numbers   | request 0                                      | request 1 …
@@ -12,6 +12,9 @@
 #include "../../device/divide.cuh"
 #include "../../device/result.cuh"
 #include "../../device/warp.cuh"
+#include "../../params.h"
+
+namespace mha_forward {
 
 /* A tile of query rows. Token and key numbers are positions in the tensors, in which ragged requests are
  * concatenated; `request` is then 0. */
@@ -135,3 +138,5 @@ DEVICE int keys_seen(const mha_forward_sm80_params &p, const MhaTile &t, int row
 {
     return p.call.causal ? min(t.keys, t.seen + token_of_row(p, row)) : t.keys;
 }
+
+} // namespace mha_forward

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Producer: all threads copy blocks of keys and values, and the queries, by cp.async.
+ */
+#pragma once
+
+#include "../../device/async_copy.cuh"
+#include "../../device/result.cuh"
+#include "layout.cuh"
+
+namespace mha_forward {
+
+template <typename Layout> DEVICE uint32_t MhaForward<Layout>::place_of_thread()
+{
+    return swizzle_128(threadIdx.x / 8, threadIdx.x % 8);
+}
+
+/* Copies the block from first_key on, of D columns. Rows past the request's last key become 0, because 0
+ * × NaN is NaN. */
+template <typename Layout>
+template <int D>
+DEVICE void MhaForward<Layout>::copy_block(uint32_t to, const uint16_t *from, int64_t stride,
+                                           unsigned first_key) const
+{
+    const int row = (int)threadIdx.x / 8, left = (int)((unsigned)tile.keys - first_key);
+    to += place_of_thread();
+    from += (int64_t)(first_key + row) * stride + threadIdx.x % 8 * CHUNK_ELEMENTS;
+#pragma unroll
+    for (int first = 0; first < KEYS; first += ROWS_OF_PASS) {
+#pragma unroll
+        for (int g = 0; g < D / LINE_ELEMENTS; g++)
+            cp_async_16(to + (uint32_t)(g * KEY_GROUP + first * LINE_BYTES), from + g * LINE_ELEMENTS,
+                        row + first < left);
+        from += ROWS_OF_PASS * stride;
+    }
+}
+
+template <typename Layout> DEVICE void MhaForward<Layout>::ask_for_block(unsigned first_key, int stage) const
+{
+    copy_block<D_QK>(k_at + (uint32_t)stage * K_BYTES, tile.k, p.call.k_stride[1], first_key);
+    copy_block<D_V>(v_at + (uint32_t)stage * V_BYTES, tile.v, p.call.v_stride[1], first_key);
+    cp_async_commit();
+}
+
+template <typename Layout> DEVICE void MhaForward<Layout>::ask_for_queries() const
+{
+    const mha_forward_params &call = p.call;
+    const uint32_t to = q_at + place_of_thread();
+#pragma unroll 1
+    for (int first = 0; first < ROWS; first += ROWS_OF_PASS) {
+        const int row = (int)threadIdx.x / 8 + first;
+        const RowPlace place = place_of_row(p, tile, row);
+        const uint16_t *from = call.q + tile.request * call.q_stride[0] + place.token * call.q_stride[1] +
+                               place.head * call.q_stride[2] + threadIdx.x % 8 * CHUNK_ELEMENTS;
+#pragma unroll
+        for (int g = 0; g < D_QK / LINE_ELEMENTS; g++)
+            cp_async_16(to + (uint32_t)(g * Q_GROUP + first * LINE_BYTES), from + g * LINE_ELEMENTS,
+                        row < tile.rows);
+    }
+}
+
+} // namespace mha_forward
