@@ -363,7 +363,7 @@ struct mha_backward_sm80_params {
     int32_t row_tiles, key_blocks; /* of all requests, of one head */
     int32_t heads_of_set;          /* key heads whose key blocks are taken together */
     float *rows;     /* [h_q][row_tiles][2][rows of a tile]: lse (base 2; inf without keys), delta */
-    float *dq_sums;  /* [h_q][row_tiles][a tile], in the order given in tiles.cuh */
+    float *dq_sums;  /* [h_q][row_tiles][a tile], in the order given in layout.cuh */
     uint32_t *taken; /* deterministic: key blocks taken */
     /* Deterministic: key blocks add to a tile's dQ in an order that depends only on the sizes. */
     int32_t in_order;

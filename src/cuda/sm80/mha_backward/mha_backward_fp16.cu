@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "mha_backward.cuh"
+#include "mainloop.cuh"
 #include "rows.cuh"
 
 #define SHAPE(...) MHA_BACKWARD_OF_SHAPE(sm80_mha_backward_fp16_, Fp16, __VA_ARGS__)

@@ -5,9 +5,9 @@
  */
 #pragma once
 
-#include "tiles.cuh"
-
+#include "../../device/mma.cuh"
 #include "../../device/warpgroup.cuh"
+#include "layout.cuh"
 
 /* The products of a warp. */
 template <typename Element, typename Tiles> struct WarpProducts {

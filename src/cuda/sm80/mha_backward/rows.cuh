@@ -8,7 +8,10 @@
  */
 #pragma once
 
-#include "tiles.cuh"
+#include "../../device/backward_requests.cuh"
+#include "../../device/backward_rows.cuh"
+#include "../../device/result.cuh"
+#include "layout.cuh"
 
 enum { ROW_KERNEL_THREADS = MHA_BACKWARD_ROW_THREADS };
 

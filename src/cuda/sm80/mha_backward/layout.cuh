@@ -9,16 +9,11 @@
  */
 #pragma once
 
-#include "shape.h"
-
-#include "../../device/backward_requests.cuh"
-#include "../../device/backward_rows.cuh"
 #include "../../device/element.cuh"
 #include "../../device/fragment.h"
-#include "../../device/mma.cuh"
-#include "../../device/quad.cuh"
-#include "../../device/result.cuh"
+#include "../../device/kernel.cuh"
 #include "../../device/shared.cuh"
+#include "shape.h"
 
 /* Returns the position of a row's lse or delta. Within 16 rows, the four that a thread has of two groups of
  * eight are adjacent. */
@@ -36,6 +31,19 @@ static constexpr bool ADDS_FOUR = false;
 static constexpr bool ADDS_FOUR = true;
 #endif
 static constexpr int SUMS_OF_TILE = 16 * 8;
+
+/* A block of keys of a key head, and the tiles of rows that see it. It is kept in shared memory to save
+ * registers. */
+struct KeyBlock {
+    int request;                 /* 0 where requests are ragged */
+    int token, tokens, row_tile; /* of the request: first token, tokens, number of its first tile */
+    int key, keys;               /* the first key of the block; keys of the request from it on */
+    int shift;                   /* row i of the request sees its key t if t <= i + shift */
+    int head, number;            /* the key head; the block's number within the request */
+    int first_tile, end_tile;    /* tiles of the request that see the block */
+    int start_tile; /* start of the walk; staggered, so that CTAs of a head add to different tiles */
+};
+static_assert(sizeof(KeyBlock) <= KEY_BLOCK_BYTES, "shared memory has room for it");
 
 template <int D_QK_, int D_V_, int KEYS_, int WARP_KEYS_, bool EARLY_DV_> struct BackwardTiles {
     static constexpr int D_QK = D_QK_, D_V = D_V_, WARP_KEYS = WARP_KEYS_;

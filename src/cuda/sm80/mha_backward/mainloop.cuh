@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Dense MHA backward on any NVIDIA GPU since Ampere, as in FlashAttention-2: a CTA has 64 keys of a key head, at
+ * 192/128 mostly 128, holds their dK and dV in registers, and iterates over the tiles of 64 rows that see
+ * them, of every query head of the key head.
+ *
+ *      memory ──cp.async──▶ K, V (shared, for all tiles)     Q, dO, lse, delta of a tile (shared)
+ *
+ *      Sᵀ = K Qᵀ       each warp WARP_KEYS keys × 32 rows       Pᵀ = 2^(Sᵀ - lse), to shared memory
+ *      dPᵀ = V dOᵀ     the same                                 dSᵀ = Pᵀ (dPᵀ - delta), to shared memory
+ *      dK += dSᵀ Q     each warp its keys × half the columns    dSᵀ of its own rows from registers, of its
+ *                                                               neighbour's from shared memory
+ *      dV += Pᵀ dO     the same                                 Pᵀ from shared memory; of its own rows from
+ *                                                               registers with EARLY_DV
+ *      dQ = dS K       each warp 32 rows × its columns          added to fp32 sums in global memory
+ *
+ * Keys are the rows of S and dP, so that the accumulators of P and dS have the layout of A. Two neighbouring
+ * warps have the same keys: they wait only for each other; all warps synchronize only before dQ and before
+ * the next tile.
+ *
+ * Timeline of a tile (| = barrier of the whole CTA, : of two warps):
+ *      wait for its copies | S; P; dP; dS; dK of own rows : dV; dK of others | copy next tile; dQ; add it
+ * Q and dO have one stage: the other CTAs of the SM hide the waits, and copies that are issued beside dQ do
+ * not delay the products that begin a tile.
+ *
+ * There are three launches; rows.cuh has the kernels before and after. Deterministic: key blocks are taken in
+ * order, and each waits at a tile until those before it have added.
+ *
+ * Summation order: dK and dV are summed in fp32 in the order of the tiles; dQ in the order in which CTAs
+ * arrive or, if deterministic, in the order of the key blocks.
+ */
+#pragma once
+
+#include "../../device/backward_rows.cuh"
+#include "../../device/quad.cuh"
+#include "../../device/result.cuh"
+#include "dq.cuh"
+#include "producer.cuh"
+#include "scheduler.cuh"
+#include "softmax.cuh"
+
+/* Waits for the other warp of the same keys. Barrier 0 is __syncthreads. */
+template <typename Element, typename Tiles> DEVICE void Backward<Element, Tiles>::pair_barrier() const
+{
+    const Lane l;
+    asm volatile("bar.sync %0, 64;" ::"r"(l.key_group + 1) : "memory");
+}
+
+/* Ends a basic block with a branch that is never taken. Otherwise ptxas would start the following
+ * products among the preceding ones, for which there are no registers. */
+template <typename Element, typename Tiles> DEVICE void Backward<Element, Tiles>::hold_products() const
+{
+    if (p.call.b < 0) asm volatile("trap;");
+}
+
+/* Computes P and dS of a tile, and adds its contributions to dK and dV. */
+template <typename Element, typename Tiles>
+DEVICE void Backward<Element, Tiles>::take_tile(KeySums &dk, ValueSums &dv, const Place &at) const
+{
+    const uint32_t q = this->q(), dout = this->dout(), p_at = base + Tiles::P_AT, ds_at = base + Tiles::DS_AT;
+    const int diagonal = number() * Tiles::KEYS - shift() - at.tile * Tiles::ROWS, left = keys();
+    Words w;
+    {
+        Scores s, dp;
+        this->template scores<Tiles::D_QK>(s, base, q);
+        if (diagonal + Tiles::KEYS > 1 || left < Tiles::KEYS) mask(s, diagonal, left);
+        make_p(s, w);
+        this->store_words(w, p_at);
+        if (Tiles::PARKS_P && Element::IS_BF16) park_p(s);
+        if (Tiles::EARLY_DV) this->add_rows(dv, w, dout, false);
+        hold_products();
+        this->template scores<Tiles::D_V>(dp, base + Tiles::V_AT, dout);
+        make_ds(s, dp, w);
+    }
+    this->store_words(w, ds_at);
+    hold_products();
+    this->add_rows(dk, w, q, false);
+    pair_barrier();
+    if (!Tiles::EARLY_DV) {
+        this->load_words(w, p_at, false);
+        this->add_rows(dv, w, dout, false);
+    }
+    this->load_words(w, p_at, true);
+    this->add_rows(dv, w, dout, true);
+    this->load_words(w, ds_at, true);
+    this->add_rows(dk, w, q, true);
+}
+
+/* Writes the warp's keys and its half of the columns, 32 of every 64. */
+template <typename Element, typename Tiles>
+template <int TILES>
+DEVICE void Backward<Element, Tiles>::write_keys(const mha_vectors &of, float factor,
+                                                 const float (&sums)[KEY_TILES][TILES][4]) const
+{
+    const Lane l;
+    const int key = l.key_group * Tiles::WARP_KEYS + l.lane / 4, left = keys();
+    uint16_t *to = keys_of(of) + l.row_group * 32 + l.lane % 4 * 8;
+#pragma unroll
+    for (int m = 0; m < KEY_TILES; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int i = 0; i < TILES; i += 4) {
+                uint32_t words[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    words[j] = Element::pack(sums[m][i + j][2 * half] * factor,
+                                             sums[m][i + j][2 * half + 1] * factor);
+                const uint4 eight = quad_gather_eight(words);
+                const int at = key + 16 * m + 8 * half;
+                store_global_16(to + at * of.token + i / 4 * LINE_ELEMENTS, eight, at < left);
+            }
+}
+
+/* Processes the key block that is described in shared memory. */
+template <typename Element, typename Tiles> DEVICE void Backward<Element, Tiles>::run() const
+{
+    KeySums dk = {};
+    ValueSums dv = {};
+    Place at = first_place();
+    int left = (end_tile() - first_tile()) * p.call.group;
+    if (left) {
+        copy_keys(), copy_rows_at(at);
+        cp_async_commit();
+    }
+    for (; left; left--) {
+        cp_async_wait<0>();
+        if (__syncthreads_or(copied_empty_row())) clear_empty_rows(this->numbers(), this->q(), this->dout());
+        take_tile(dk, dv, at);
+        __syncthreads();
+        const Place next = place_after(at);
+        if (left > 1) copy_rows_at(next);
+        cp_async_commit();
+        add_queries(at);
+        at = next;
+    }
+    write_keys(p.call.dk, p.call.scale * DS_UNSCALE<Element>, dk);
+    write_keys(p.call.dv, 1.0f / P_SCALE, dv);
+}
+
+template <typename Element, typename Tiles> DEVICE void backward_keys(const mha_backward_sm80_params &p)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const KeyBlock block = block_of_item<Tiles>(p, item_of_block(p, shared_address(shared)));
+    if (block.keys <= 0) return; /* this number has no keys */
+    if (threadIdx.x == 0) *(KeyBlock *)(shared + Tiles::BLOCK_AT) = block;
+    __syncthreads();
+    const Backward<Element, Tiles> backward(p, shared_address(shared));
+    backward.run();
+}
+
+#define MHA_BACKWARD_OF_SHAPE(PREFIX, ELEMENT, name, d_qk, d_v, keys, warp_keys, early_dv, blocks)           \
+    DEFINE_KERNEL(PREFIX##name, mha_backward_sm80_params, (MHA_BACKWARD_THREADS(keys, warp_keys), blocks),   \
+                  backward_keys<ELEMENT, BackwardTiles<d_qk, d_v, keys, warp_keys, early_dv>>(p))

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Scheduler: which block of keys a CTA takes.
+ *
+ * Blocks are numbered by sets of key heads whose rows and sums of dQ fit L2; within a set by block, then by
+ * head. In order, causal blocks with the fewest rows come first.
+ */
+#pragma once
+
+#include "../../device/backward_requests.cuh"
+#include "../../device/shared.cuh"
+#include "layout.cuh"
+
+/* Returns the key block of item number `item`. Called by a whole warp. */
+template <typename Tiles> DEVICE KeyBlock block_of_item(const mha_backward_sm80_params &p, int item)
+{
+    const int set_items = p.key_blocks * p.heads_of_set, set = item / set_items,
+              within = item - set * set_items,
+              heads = min(p.heads_of_set, p.call.h_kv - set * p.heads_of_set);
+    int number = within / heads;
+    KeyBlock b;
+    b.head = set * p.heads_of_set + within - number * heads;
+    if (p.in_order && p.call.causal) number = p.key_blocks - 1 - number;
+    const Request r = find_request<false, Tiles::ROWS, Tiles::KEYS>(p.call, number);
+    b.request = p.call.starts_q ? 0 : r.index;
+    b.token = r.token, b.tokens = r.tokens, b.row_tile = r.row_tile;
+    b.number = number - r.key_block;
+    b.key = r.key + b.number * Tiles::KEYS, b.keys = r.keys - b.number * Tiles::KEYS;
+    b.shift = p.call.causal ? r.keys - r.tokens : r.keys;
+    b.end_tile = (r.tokens + Tiles::ROWS - 1) / Tiles::ROWS;
+    b.first_tile = min(max(0, b.number * Tiles::KEYS - b.shift) / Tiles::ROWS, b.end_tile);
+    const int tiles = b.end_tile - b.first_tile;
+    b.start_tile = b.first_tile + (p.in_order || !tiles ? 0 : b.number % tiles);
+    return b;
+}
+
+/* Returns the item number of this CTA. In order, a number is taken only after all smaller ones are being
+ * processed. */
+DEVICE int item_of_block(const mha_backward_sm80_params &p, uint32_t shared)
+{
+    if (!p.in_order) return (int)blockIdx.x;
+    if (threadIdx.x == 0) store_shared_4(shared, atomicAdd(p.taken, 1));
+    __syncthreads();
+    const int number = (int)load_shared_4(shared);
+    __syncthreads();
+    return number;
+}
