@@ -19,17 +19,17 @@ template <typename Tile, typename Call> struct RawKeys {
     static constexpr uint32_t KEY_GROUP = Tile::KEY_GROUP, STAGE_BYTES = Tile::STAGE_BYTES,
                               BYTES_BEHIND_RING = KEYS * RAW_LINE_BYTES;
     /* Ampere does not convert codes in hardware, and lacks the registers for the conversion beside 64 rows.
-     * Ampere and Ada lack those for the places of keys beside the products of fewer rows. */
+     * Ampere and Ada lack those for the coordinates of keys beside the products of fewer rows. */
     static constexpr bool ENOUGH_REGISTERS = Tile::ROWS <= LATENT_MOST_ROWS_OF_BYTES(latent::CODE),
                           FINDS_LATE = latent::CODE < 90;
-    using Places = typename TableSource<Tile, Call>::Places;
-    static_assert(PASSES <= 2, "copy_keys names both places of a thread's keys");
+    using KeyCoords = typename TableSource<Tile, Call>::KeyCoords;
+    static_assert(PASSES <= 2, "copy_keys names both coordinates of a thread's keys");
 
     const Call call;
     const struct dense_decode_params &p;
     TableSource<Tile, Call> source;
     uint32_t ring_at, raw_at; /* raw: KEYS lines of RAW_LINE_BYTES */
-    Places places;
+    KeyCoords coords;
 
     DEVICE RawKeys(const Call &of_call, uint32_t ring)
         : call(of_call), p(of_call.p), source{of_call}, ring_at(ring),
@@ -46,7 +46,7 @@ template <typename Tile, typename Call> struct RawKeys {
                          : "memory");
     }
 
-    /* Copies a block of raw tokens; slots past the end of the split are not read. */
+    /* Copies a block of raw tokens; keys past the end of the split are not read. */
     DEVICE void copy_keys(unsigned first_key) const
     {
         const unsigned row = threadIdx.x / 8;
@@ -54,8 +54,8 @@ template <typename Tile, typename Call> struct RawKeys {
 #pragma unroll 1
         for (int pass = 0; pass < PASSES; pass++) {
             if (first_key + row + pass * KEYS_AT_ONCE >= (unsigned)call.end()) return;
-            const ByteKey key(p, pass == 0 ? places.page[0] : places.page[PASSES - 1],
-                              pass == 0 ? places.slot[0] : places.slot[PASSES - 1]);
+            const ByteKey key(p, pass == 0 ? coords.page[0] : coords.page[PASSES - 1],
+                              pass == 0 ? coords.slot[0] : coords.slot[PASSES - 1]);
             const uint32_t to = raw_at + (row + (uint32_t)(pass * KEYS_AT_ONCE)) * RAW_LINE_BYTES;
             if (!p.vectors_aligned) {
                 copy_bytes(to, key.token, layout.token_bytes);
@@ -110,11 +110,11 @@ template <typename Tile, typename Call> struct RawKeys {
     DEVICE void begin(unsigned first_key, bool some)
     {
         if (some) {
-            places = source.find(first_key);
+            coords = source.find(first_key);
             copy_keys(first_key);
         }
         cp_async_commit();
-        if (some) places = source.find(first_key + KEYS);
+        if (some) coords = source.find(first_key + KEYS);
     }
 
     DEVICE void wait_for_block() const
@@ -126,9 +126,9 @@ template <typename Tile, typename Call> struct RawKeys {
     {
         convert(ring_at, min(call.end() - (int)first_key, KEYS));
         __syncthreads(); /* the block is converted, and its raw tokens have been read */
-        if (FINDS_LATE) places = source.find(ahead);
+        if (FINDS_LATE) coords = source.find(ahead);
         if (ahead < (unsigned)call.end()) copy_keys(ahead);
-        if (!FINDS_LATE) places = source.find(ahead + KEYS);
+        if (!FINDS_LATE) coords = source.find(ahead + KEYS);
     }
 
     DEVICE void beside_scores(int, int, unsigned) const {}

@@ -32,11 +32,11 @@ template <typename Element, typename Key> struct DenseCall {
     DEVICE int begin() const { return task.split.begin; }
     DEVICE int end() const { return task.end; }
 
-    /* ---- Which keys rows do not see ---- */
+    /* ---- Which keys are visible to rows ---- */
 
     DEVICE bool causal() const { return p.causal; }
-    DEVICE int all_see() const { return task.all_see; }
-    DEVICE bool hides(int first_key, int keys) const { return task.all_see - first_key < keys; }
+    DEVICE int visible_to_all() const { return task.all_see; }
+    DEVICE bool masks(int first_key, int keys) const { return task.all_see - first_key < keys; }
     DEVICE int visible_end(int row) const { return min(task.end, ::visible_end(p, task, row)); }
 
     DEVICE void attend_by_rows(int rows, int warp, int warps) const
@@ -48,7 +48,7 @@ template <typename Element, typename Key> struct DenseCall {
 
     DEVICE bool has_row(int row) const { return task.first_row + row < p.rows; }
 
-    DEVICE RowPlace place(int row) const { return row_place(p, task.first_row + row, task.kv_head); }
+    DEVICE RowPlace coord(int row) const { return row_place(p, task.first_row + row, task.kv_head); }
 
     DEVICE const uint16_t *q_row(int row) const
     {
@@ -57,14 +57,14 @@ template <typename Element, typename Key> struct DenseCall {
     }
 
     DEVICE bool direct() const { return task.split.slot == DIRECT; }
-    DEVICE int64_t out_at(int row) const { return out_offset(p.output, task.split.request, place(row)); }
+    DEVICE int64_t out_at(int row) const { return out_offset(p.output, task.split.request, coord(row)); }
 
-    DEVICE float *slot_at(int row) const
+    DEVICE float *part_at(int row) const
     {
         return p.split.slot_out + slot_row(p, task, task.first_row + row) * D_V;
     }
 
-    /* Stores the row's lse, or its part_end if it goes to a slot; returns the factor by which the scale of the
+    /* Stores the row's lse, or its part_end if the split is a part; returns the factor by which the scale of the
      * cache and the sink scale the row. */
     DEVICE float finish_row(int row, const part_end &end) const
     {
@@ -72,7 +72,7 @@ template <typename Element, typename Key> struct DenseCall {
             p.split.slot_end[slot_row(p, task, task.first_row + row)] = end;
             return Key::scale_of_cache(p);
         }
-        const RowPlace at = place(row);
+        const RowPlace at = coord(row);
         const float lse = score_lse(end.max, end.sum);
         store_lse(p.output, task.split.request, at, lse);
         return Key::scale_of_cache(p) * result_sink_factor(p.output.rules, at.head, lse);

@@ -24,16 +24,16 @@ template <typename Tile, typename Call> struct TableSource {
 
     const Call call;
 
-    struct Places {
+    struct KeyCoords {
         int page[PASSES], slot[PASSES];
     };
 
-    /* Returns the places of this thread's keys. It has no branches, so that it can be scheduled among the
+    /* Returns the coordinates of this thread's keys. It has no branches, so that it can be scheduled among the
      * products. Requires end > 0; keys past the end count as the last one. */
-    DEVICE Places find(unsigned first_key) const
+    DEVICE KeyCoords find(unsigned first_key) const
     {
         const struct dense_decode_params &p = call.p;
-        Places places;
+        KeyCoords coords;
         const int32_t *table = p.block_table + call.task.split.request * p.block_table_stride;
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
@@ -41,23 +41,23 @@ template <typename Tile, typename Call> struct TableSource {
                 (int)min(first_key + threadIdx.x / 8 + pass * KEYS_AT_ONCE, (unsigned)call.task.end - 1);
             const int index = fast_divide(key, p.page_divisor);
             const int32_t entry = __ldg(p.block_table ? table + index : p.seqlens);
-            places.page[pass] = p.block_table ? entry : call.task.split.request;
-            places.slot[pass] = p.block_table ? key - index * p.page_size : key;
+            coords.page[pass] = p.block_table ? entry : call.task.split.request;
+            coords.slot[pass] = p.block_table ? key - index * p.page_size : key;
         }
-        return places;
+        return coords;
     }
 
     /* Returns the addresses of this thread's keys of a block, from `column` on; keys past the end are not
      * valid. */
-    DEVICE void place(const uint16_t *(&from)[PASSES], bool (&valid)[PASSES], unsigned first_key, int column,
-                      const Places &places) const
+    DEVICE void find_addresses(const uint16_t *(&from)[PASSES], bool (&valid)[PASSES], unsigned first_key,
+                               int column, const KeyCoords &coords) const
     {
         const struct dense_decode_params &p = call.p;
         const uint16_t *keys = p.kv + call.task.kv_head * p.kv_stride[2] + column;
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
             valid[pass] = first_key + threadIdx.x / 8 + pass * KEYS_AT_ONCE < (unsigned)call.task.end;
-            from[pass] = keys + places.page[pass] * p.kv_stride[0] + places.slot[pass] * p.kv_stride[1];
+            from[pass] = keys + coords.page[pass] * p.kv_stride[0] + coords.slot[pass] * p.kv_stride[1];
         }
     }
 };

@@ -10,9 +10,10 @@
 
 namespace latent {
 
-/* Writes the rows to `out`, or to the split's slot. */
+/* Writes the rows to `out`, or as the split's part. */
 template <typename Tile, typename Call, typename Keys>
-DEVICE void Attend<Tile, Call, Keys>::finish(const RowState &state, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
+DEVICE void Attend<Tile, Call, Keys>::epilogue(const RowState &state,
+                                               float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
 {
     const int my_row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
     float *sums = maxima;
@@ -56,7 +57,7 @@ DEVICE void Attend<Tile, Call, Keys>::finish(const RowState &state, float o[ROW_
                     store_pair<Element>(call.output(), at + 8 * n, o[m][n][2 * i] * factor,
                                         o[m][n][2 * i + 1] * factor);
             } else {
-                float *to = call.slot_at(row) + WARP_COLUMNS * warp + slot_position_of_lane(lane);
+                float *to = call.part_at(row) + WARP_COLUMNS * warp + slot_position_of_lane(lane);
 #pragma unroll
                 for (int n = 0; n < 2 * COLUMN_PAIRS; n += 2)
                     *(float4 *)(to + 8 * n) =

@@ -25,7 +25,7 @@ static constexpr int CODE = 90; /* the host's pass compiles no kernel */
 template <typename Element_, int ROWS_, int KEYS_, int WARPS_, bool Q_IN_REGISTERS_> struct Tile {
     using Element = Element_;
     static constexpr int ROWS = ROWS_, KEYS = KEYS_, WARPS = WARPS_, THREADS = 32 * WARPS_;
-    /* Where a warp's share of O is small, its fragments of Q also stay in registers, which frees shared
+    /* Where a warp has few columns of O, its fragments of Q also stay in registers, which frees shared
      * memory for one more stage. */
     static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_;
 
@@ -95,20 +95,20 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
 
     Call call;
     unsigned char *shared;
-    uint32_t base, p_at, ring_at, q_at;
-    float *maxima, *factors; /* [KEY_GROUPS][ROWS], [ROWS] */
-    float *tops;             /* [KEY_GROUPS][ROWS], in P: the largest scores of a split, if wanted */
+    uint32_t smem, p_at, ring_at, q_at; /* shared memory begins at smem */
+    float *maxima, *factors;            /* [KEY_GROUPS][ROWS], [ROWS] */
+    float *tops; /* [KEY_GROUPS][ROWS], in P: the largest scores of a split, if wanted */
     Keys keys;
     int warp, lane;
 
     template <typename Params>
     __device__ Attend(const Params &params, unsigned char *memory, const typename Call::Task &task)
-        : call{params, task}, shared(memory), base(shared_address(memory)), p_at(base + Q_BYTES),
+        : call{params, task}, shared(memory), smem(shared_address(memory)), p_at(smem + Q_BYTES),
           ring_at(p_at + P_BYTES + SIDE_BYTES), keys(call, ring_at), warp((int)threadIdx.x / 32),
           lane((int)threadIdx.x % 32)
     {
         q_at = Q_IN_REGISTERS ? ring_at + (uint32_t)(keys.stages() - 1) * STAGE_BYTES
-                              : base; /* the stage that is filled last */
+                              : smem; /* the stage that is filled last */
         maxima = (float *)(memory + Q_BYTES + P_BYTES);
         factors = maxima + KEY_GROUPS * ROWS;
         tops = (float *)(memory + Q_BYTES);
@@ -158,7 +158,7 @@ template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
 
     /* ---- epilogue.cuh ---- */
 
-    DEVICE void finish(const RowState &state, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4]);
+    DEVICE void epilogue(const RowState &state, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4]);
 
     /* ---- mainloop.cuh ---- */
 

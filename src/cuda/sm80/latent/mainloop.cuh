@@ -21,7 +21,7 @@
  *      if a score exceeds its reference by more than 8:       | maxima | P again; factors | O · factors; P·V
  *
  * Two classes define an operation. `Call` defines the rows of a tile, where they are read and written,
- * and which keys a row does not see; `Keys` copies blocks of keys to the ring, overlapped with the products:
+ * and which keys are visible to a row; `Keys` copies blocks of keys to the ring, overlapped with the products:
  *
  *                        Call (rows of a tile)                Keys
  *      dense decode      rows of a key head, over tokens      RingKeys of a block table; RawKeys of bytes
@@ -118,7 +118,7 @@ __device__ bool Attend<Tile, Call, Keys>::poisoned(uint32_t stage_at, int from, 
     bool found = false;
     for (int i = (int)threadIdx.x; i < (to - from) * GROUPS_OF_V * (LINE_BYTES / 4); i += THREADS) {
         const int word = i % (LINE_BYTES / 4), line = i / (LINE_BYTES / 4);
-        const uint32_t at = stage_at - base + (uint32_t)(line % GROUPS_OF_V) * KEY_GROUP +
+        const uint32_t at = stage_at - smem + (uint32_t)(line % GROUPS_OF_V) * KEY_GROUP +
                             (uint32_t)(from + line / GROUPS_OF_V) * LINE_BYTES + (uint32_t)word * 4;
         found |= any_not_finite<Element>(*(const uint32_t *)(shared + at));
     }
@@ -168,8 +168,8 @@ template <typename Tile, typename Call, typename Keys> DEVICE void Attend<Tile, 
         forget_addresses();
         softmax(s, state, o, free_stage);
         if constexpr (Call::CAUSAL)
-            if (call.hides(first_key, KEYS) && call.causal() &&
-                poisoned(stage_at, clamp_int(call.all_see() - first_key, 0, KEYS),
+            if (call.masks(first_key, KEYS) && call.causal() &&
+                poisoned(stage_at, clamp_int(call.visible_to_all() - first_key, 0, KEYS),
                          clamp_int(call.end() - first_key, 0, KEYS))) {
                 cp_async_wait<0>();
                 call.attend_by_rows(ROWS, warp, WARPS);
@@ -180,7 +180,7 @@ template <typename Tile, typename Call, typename Keys> DEVICE void Attend<Tile, 
     }
     cp_async_wait<0>();
     __syncthreads(); /* the factors of the last block have been read */
-    finish(state, o);
+    epilogue(state, o);
 }
 
 /* Kernel body: a CTA processes its tasks one after the other. */

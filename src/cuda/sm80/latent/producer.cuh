@@ -2,7 +2,7 @@
  *
  * Copies keys of the queries' element type from global memory to a ring of key blocks in shared memory, by
  * cp.async, eight threads per key, KEYS_AT_ONCE keys at a time. A Source provides the addresses: a block
- * table (dense_decode/dense_decode.cuh) or a list of slots (sparse_decode/sparse_decode.cuh).
+ * table (dense_decode/producer.cuh) or a list (sparse_decode/producer.cuh).
  */
 #pragma once
 
@@ -53,14 +53,14 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
     static constexpr int COPY_BATCHES = Tile::ROWS == 16 ? 1 : 3, COPY_STEPS = 4;
 #endif
     static constexpr int COPY_BATCH = MAX_GROUPS * PASSES / COPY_BATCHES;
-    using Places = typename Source::Places;
+    using KeyCoords = typename Source::KeyCoords;
     using Flags = typename Source::Flags;
 
     const Call call;
     Source source;
     uint32_t ring_at;
     Flags flags;
-    Places places; /* of the next block, fetched early: else a copy also waits for the table */
+    KeyCoords coords; /* of the next block, fetched early: else a copy also waits for the table */
 
     /* A block of keys that is being copied to a stage: the copies left to issue. Entries that name no key are
      * not read and become zeros, because their memory must not reach a product. */
@@ -84,7 +84,7 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
         Copies prepared;
         prepared.to = ring_at + (uint32_t)stage * STAGE_BYTES + swizzle_128(row, chunk);
         prepared.some = first_key < (unsigned)call.end() && call.aligned();
-        source.place(prepared.from, prepared.valid, first_key, (int)chunk * CHUNK_ELEMENTS, places);
+        source.find_addresses(prepared.from, prepared.valid, first_key, (int)chunk * CHUNK_ELEMENTS, coords);
         return prepared;
     }
 
@@ -128,7 +128,7 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
      * because a block ahead may pass 2^31. */
     DEVICE void begin(unsigned first_key, bool some)
     {
-        if (some) places = source.find(first_key);
+        if (some) coords = source.find(first_key);
         for (int i = 0; i < blocks_ahead(); i++) {
             const unsigned key = first_key + (unsigned)(i * KEYS);
             if (some) {
@@ -139,7 +139,7 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
                     for (int pass = 0; pass < PASSES; pass++) flags.set(i, pass, copies.valid[pass]);
             }
             cp_async_commit(); /* empty groups count, too */
-            if (some) places = source.find(first_key + (unsigned)(i + 1) * KEYS);
+            if (some) coords = source.find(first_key + (unsigned)(i + 1) * KEYS);
         }
     }
 
@@ -162,7 +162,7 @@ template <typename Tile, typename Call, typename Source> struct RingKeys {
         }
         if (step % COPY_STEPS == 0 && step / COPY_STEPS < COPY_BATCHES)
             issue_copies(step / COPY_STEPS * COPY_BATCH, (step / COPY_STEPS + 1) * COPY_BATCH);
-        if (step == COPY_STEPS * COPY_BATCHES - 1) places = source.find(ahead + KEYS);
+        if (step == COPY_STEPS * COPY_BATCHES - 1) coords = source.find(ahead + KEYS);
     }
 
     DEVICE void before_values(int) const {}

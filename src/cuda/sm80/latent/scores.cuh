@@ -117,7 +117,7 @@ DEVICE float4 *Attend<Tile, Call, Keys>::exchange_at(int of, int tile) const
 {
     const int row = 16 * (of % ROW_GROUPS) + lane % 16,
               chunk = KEY_TILES * (of / ROW_GROUPS) + 2 * tile + lane / 16;
-    return (float4 *)(shared + (p_at - base) + swizzle_128((uint32_t)row, (uint32_t)chunk));
+    return (float4 *)(shared + (p_at - smem) + swizzle_128((uint32_t)row, (uint32_t)chunk));
 }
 
 /* Adds the halves of the two warps of a pair: each keeps its own row group and gives the other away. They

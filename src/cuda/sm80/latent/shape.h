@@ -49,7 +49,7 @@ struct latent_choice {
 enum latent_source {
     LATENT_TABLE,          /* a block table; the cache has the element type of the queries */
     LATENT_TABLE_OF_BYTES, /* a block table; one stage, and a block of raw tokens */
-    LATENT_LIST,           /* a list; a flag per key of the ring tells whether an entry names it */
+    LATENT_LIST,           /* a list; a flag per key of the ring says whether an entry names it */
     LATENT_LIST_OF_BYTES   /* a list; tokens are converted in place in their stage: two stages */
 };
 

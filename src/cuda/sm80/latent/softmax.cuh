@@ -16,7 +16,7 @@
 
 namespace latent {
 
-/* Scales the scores; scores of keys that a row does not see, or that no index names, become -inf. */
+/* Scales the scores; scores of keys that are not visible to a row, or that no index names, become -inf. */
 template <typename Tile, typename Call, typename Keys>
 DEVICE void Attend<Tile, Call, Keys>::scale(float s[KEY_TILES][4], int stage, int first_key)
 {
@@ -34,7 +34,7 @@ DEVICE void Attend<Tile, Call, Keys>::scale(float s[KEY_TILES][4], int stage, in
         }
     }
     if constexpr (Call::CAUSAL) {
-        if (!call.hides(first_key, KEYS)) return;
+        if (!call.masks(first_key, KEYS)) return;
 #pragma unroll
         for (int t = 0; t < KEY_TILES; t++)
 #pragma unroll
@@ -57,8 +57,8 @@ DEVICE void Attend<Tile, Call, Keys>::largest(const float s[KEY_TILES][4], float
     }
 }
 
-/* Finds the maximum of each row over the warps that share it; raises the references that have fallen
- * behind, and writes the factors by which O and the sums shrink. */
+/* Finds the maximum of each row over the warps that share it; moves the references that a maximum
+ * exceeds by more than the slack, and writes the factors by which O and the sums shrink. */
 template <typename Tile, typename Call, typename Keys>
 DEVICE void Attend<Tile, Call, Keys>::move_references(const float s[KEY_TILES][4], RowState &state)
 {
@@ -76,9 +76,9 @@ DEVICE void Attend<Tile, Call, Keys>::move_references(const float s[KEY_TILES][4
         if (KEY_GROUPS > 1)
 #pragma unroll
             for (int g = 0; g < KEY_GROUPS; g++) most[i] = fmaxf(most[i], maxima[g * ROWS + row + 8 * i]);
-        const bool behind = most[i] > state.reference[i] + REFERENCE_SLACK;
-        const float factor = behind ? exp2_approx(state.reference[i] - most[i]) : 1.0f;
-        if (behind) state.reference[i] = most[i];
+        const bool moves = most[i] > state.reference[i] + REFERENCE_SLACK;
+        const float factor = moves ? exp2_approx(state.reference[i] - most[i]) : 1.0f;
+        if (moves) state.reference[i] = most[i];
         state.sum[i] *= factor;
         if (key_group == 0 && lane % 4 == 0) factors[row + 8 * i] = factor;
     }
@@ -100,7 +100,7 @@ DEVICE void Attend<Tile, Call, Keys>::write_probabilities(const float s[KEY_TILE
                         high = exp2_approx(s[t][2 * i + 1] - reference);
             sum[i] += low + high;
             const uint32_t at =
-                p_at - base +
+                p_at - smem +
                 swizzle_128((uint32_t)(row + 8 * i), (uint32_t)(WARP_KEYS / 8 * key_group + t)) +
                 (uint32_t)(lane % 4) * 4;
             *(uint32_t *)(shared + at) = Element::pack(low, high);
@@ -108,7 +108,7 @@ DEVICE void Attend<Tile, Call, Keys>::write_probabilities(const float s[KEY_TILE
     }
 }
 
-/* Turns scores into probabilities, and makes O relative to the same references. All threads vote on
+/* Makes probabilities of scores, and makes O relative to the same references. All threads vote on
  * whether a score exceeds its reference by more than the slack, in the barrier behind the probabilities.
  * Only then maxima are taken across threads, and the probabilities are written again. */
 template <typename Tile, typename Call, typename Keys>
@@ -117,15 +117,15 @@ DEVICE void Attend<Tile, Call, Keys>::softmax(const float s[KEY_TILES][4], RowSt
 {
     float most[2], sum[2];
     largest(s, most);
-    bool behind = false;
+    bool needs_rescale = false;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if constexpr (Call::WANTS_MAXIMA) state.top[i] = fmaxf(state.top[i], most[i]);
-        behind |= most[i] > state.reference[i] + REFERENCE_SLACK;
+        needs_rescale |= most[i] > state.reference[i] + REFERENCE_SLACK;
     }
     write_probabilities(s, state, sum);
     keys.before_values(free_stage);
-    if (__any_sync(~0u, __syncthreads_or(behind))) {
+    if (__any_sync(~0u, __syncthreads_or(needs_rescale))) {
         move_references(s, state);
         write_probabilities(s, state, sum);
         __syncthreads(); /* P and the factors are complete */

@@ -13,7 +13,7 @@
  *      after          values    values  values    values      values      values               values
  * The eight threads of a key read the codes of two groups together, and then write their values: they are in
  * one warp, and read nothing that has been overwritten. Values that need no conversion are copied to their
- * final place. In FP8_584 the scales lie behind the codes of group 6.
+ * final address. In FP8_584 the scales lie behind the codes of group 6.
  */
 #pragma once
 
@@ -62,8 +62,8 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     };
     Unit units[2]; /* read, not yet written */
 
-    /* A block that is being copied to a stage: the place of the lane's own key, and the warp's keys that are
-     * named. Unnamed keys become zeros: codes, scales and values. The lanes of a warp find the places of its
+    /* A block that is being copied to a stage: the address of the lane's own key, and the warp's keys that are
+     * named. Unnamed keys become zeros: codes, scales and values. The lanes of a warp find the addresses of its
      * keys and pass each to the eight lanes that copy the key. */
     struct Copies {
         uint64_t token;
@@ -112,7 +112,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         }
     }
 
-    /* Returns the lane's own key among those that its warp copies: the lane finds its place and copies its
+    /* Returns the lane's own key among those that its warp copies: the lane finds its address and copies its
      * scales. */
     static DEVICE uint32_t own_key()
     {
@@ -120,7 +120,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         return threadIdx.x / 32 * 4 + of_warp % 4 + of_warp / 4 * KEYS_AT_ONCE;
     }
 
-    /* Finds the places of a block's keys and issues the copies of their scales. */
+    /* Finds the addresses of a block's keys and issues the copies of their scales. */
     template <int AT_ONCE> DEVICE Copies find(int stage, unsigned first_key) const
     {
         const struct listed_layout l = layout();
@@ -130,14 +130,14 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         const int entry = (int)load_shared_4(indices_at + 4 * key);
         const int index = source.has_entry(first_key, key) ? entry : -1;
         const bool named = names_key(cache, index);
-        const KeyPlace place = place_of_key_as_told(cache, named ? index : 0);
+        const KeyPlace address = place_of_key_as_told(cache, named ? index : 0);
         const uint8_t *const anything = (const uint8_t *)call.params.call.q;
         const uint32_t chunk = lane / KEYS_OF_WARP * CHUNK_BYTES;
         if (chunk < (uint32_t)l.scale_bytes)
-            copy<AT_ONCE>(line + scales_at(l) + chunk, (named ? place.scales : anything) + chunk,
+            copy<AT_ONCE>(line + scales_at(l) + chunk, (named ? address.scales : anything) + chunk,
                           l.scale_bytes == 8 ? 8 : 16, named);
         if (lane < KEYS_OF_WARP) flags.set_key(stage, key, named);
-        return {(uint64_t)(named ? place.token : anything), __ballot_sync(~0u, named)};
+        return {(uint64_t)(named ? address.token : anything), __ballot_sync(~0u, named)};
     }
 
     template <int AT_ONCE> DEVICE void copy_pass(const Copies &of, int stage, int pass) const
@@ -156,7 +156,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         for (int pass = 0; pass < PASSES; pass++) copy_pass<AT_ONCE>(all, stage, pass);
     }
 
-    /* Copies this thread's share of a token, without scales. */
+    /* Copies this thread's chunks of a token, without scales. */
     template <int AT_ONCE>
     DEVICE void copy_token(const struct listed_layout &l, uint32_t group_0, uint32_t key,
                            const uint8_t *token, bool named) const

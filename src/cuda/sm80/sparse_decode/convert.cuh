@@ -21,7 +21,7 @@ DEVICE uint2 fp16_of_e4m3(uint32_t codes)
         : "=r"(halves.x), "=r"(halves.y)
         : "r"(codes));
 #else
-    /* The exponent of fp16 has one more bit at the top: the code's bits, one place further down, are 2^-8 of
+    /* The exponent of fp16 has one more bit at the top: the code's bits, one bit further down, are 2^-8 of
      * its value. */
     constexpr uint32_t SIGNS = 0x80008000, MAGNITUDES = 0x3f803f80, TWO_TO_8 = 0x5c005c00, NANS = 0x7fff7fff;
     const uint32_t all = ((codes & 0x7f7f7f7f) + 0x01010101) & 0x80808080; /* top bits of the NaN codes */

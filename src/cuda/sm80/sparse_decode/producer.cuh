@@ -51,7 +51,7 @@ template <typename Tile, typename Call> struct ListSource {
 
     const Call call;
 
-    struct Places {
+    struct KeyCoords {
         int index[PASSES]; /* -1: no entry */
     };
 
@@ -78,25 +78,25 @@ template <typename Tile, typename Call> struct ListSource {
         return call.task.entries[extra] + (first_key + key - from);
     }
 
-    DEVICE Places find(unsigned first_key) const
+    DEVICE KeyCoords find(unsigned first_key) const
     {
-        Places places;
+        KeyCoords coords;
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++)
-            places.index[pass] =
+            coords.index[pass] =
                 has_entry(first_key, key_of(pass)) ? __ldg(entry(first_key, key_of(pass))) : -1;
-        return places;
+        return coords;
     }
 
     /* Returns the addresses of this thread's keys of a block, from `column` on; an index that names no key is
      * not valid. */
-    DEVICE void place(const uint16_t *(&from)[PASSES], bool (&valid)[PASSES], unsigned first_key, int column,
-                      const Places &places) const
+    DEVICE void find_addresses(const uint16_t *(&from)[PASSES], bool (&valid)[PASSES], unsigned first_key,
+                               int column, const KeyCoords &coords) const
     {
         const struct sparse_cache_params &cache = call.params.call.cache[is_extra(first_key)];
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
-            const int index = places.index[pass], page = fast_divide(index, cache.page_divisor);
+            const int index = coords.index[pass], page = fast_divide(index, cache.page_divisor);
             valid[pass] = names_key(cache, index);
             const uint8_t *token =
                 cache.data + page * cache.page_bytes + (index - page * cache.page_size) * cache.slot_bytes;

@@ -34,7 +34,7 @@ template <typename Element> struct ListCall {
 
     DEVICE bool has_row(int row) const { return task.first_head + row < params.call.h_q; }
 
-    DEVICE RowPlace place(int row) const { return {task.token, task.first_head + row}; }
+    DEVICE RowPlace coord(int row) const { return {task.token, task.first_head + row}; }
 
     DEVICE const uint16_t *q_row(int row) const
     {
@@ -44,27 +44,27 @@ template <typename Element> struct ListCall {
     }
 
     DEVICE bool direct() const { return task.split.slot == DIRECT; }
-    DEVICE int64_t out_at(int row) const { return out_offset(output(), task.split.request, place(row)); }
+    DEVICE int64_t out_at(int row) const { return out_offset(output(), task.split.request, coord(row)); }
 
-    DEVICE int64_t slot_row(int row) const
+    DEVICE int64_t part_row(int row) const
     {
         const struct sparse_decode_params &p = params.call;
         return task.split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)task.token * p.h_q + task.first_head +
                row;
     }
 
-    DEVICE float *slot_at(int row) const { return params.call.split.slot_out + slot_row(row) * D_V; }
+    DEVICE float *part_at(int row) const { return params.call.split.slot_out + part_row(row) * D_V; }
 
-    /* Stores the row's lse, or its part_end if it goes to a slot; returns the factor by which the sink scales
+    /* Stores the row's lse, or its part_end if the split is a part; returns the factor by which the sink scales
      * the row. */
     DEVICE float finish_row(int row, const part_end &end) const
     {
         if (!direct()) {
-            params.call.split.slot_end[slot_row(row)] = end;
+            params.call.split.slot_end[part_row(row)] = end;
             return 1.0f;
         }
         const float lse = score_lse(end.max, end.sum);
-        store_lse(output(), task.split.request, place(row), lse);
+        store_lse(output(), task.split.request, coord(row), lse);
         return result_sink_factor(output().rules, task.first_head + row, lse);
     }
 
