@@ -12,7 +12,7 @@
 namespace mha_forward {
 
 /* Epilogue: writes rows to `out` through the lines of Q, which this warp alone has read. */
-template <typename Layout> DEVICE void MhaForward<Layout>::finish(const State &state, Sums &o) const
+template <typename Layout> DEVICE void MhaForward<Layout>::epilogue(const State &state, Sums &o) const
 {
     const int lane = lane_of_warp(), first = first_row();
     const uint32_t lines = q_at + (uint32_t)(first * LINE_BYTES);
@@ -47,7 +47,7 @@ DEVICE void MhaForward<Layout>::write_lse(const float (&reference)[ROW_TILES][2]
     for (int i = 1; i < 2 * ROW_TILES; i++)
         if (own == i) own_reference = reference[i / 2][i % 2], own_sum = sum[i / 2][i % 2];
     if (own < 2 * ROW_TILES && row < tile.rows)
-        store_lse(p.call.output, tile.request, place_of_row(p, tile, row), score_lse(own_reference, own_sum));
+        store_lse(p.call.output, tile.request, coord_of_row(p, tile, row), score_lse(own_reference, own_sum));
 }
 
 /* Writes the warp's rows from shared memory to `out`. */
@@ -59,7 +59,7 @@ template <typename Layout> DEVICE void MhaForward<Layout>::write_lines(uint32_t 
     for (int i = 0; i < WARP_ROWS; i += 4) {
         const int local = i + lane / 8, row = first + local;
         if (row >= tile.rows) continue;
-        uint16_t *to = output.out + out_offset(output, tile.request, place_of_row(p, tile, row)) +
+        uint16_t *to = output.out + out_offset(output, tile.request, coord_of_row(p, tile, row)) +
                        lane % 8 * CHUNK_ELEMENTS;
 #pragma unroll
         for (int g = 0; g < D_V / LINE_ELEMENTS; g++) {

@@ -4,7 +4,7 @@
  *
  * Shared memory, in bytes, in lines of 128 bytes (64 columns of a row), swizzled, so that ldmatrix has no
  * bank conflicts:
- *      Q, later the results  ROWS × 2 · D_QK | K  STAGES × KEYS × 2 · D_QK | V  STAGES × KEYS × 2 · D_V | 128
+ *      Q, later the output   ROWS × 2 · D_QK | K  STAGES × KEYS × 2 · D_QK | V  STAGES × KEYS × 2 · D_V | 128
  */
 #pragma once
 
@@ -74,27 +74,27 @@ template <typename Layout> struct MhaForward : Layout {
 
     using RowSums = float[ROW_TILES][2]; /* of this thread's weights of a block */
 
-    /* Keys visible to a warp's rows. */
-    struct Sight {
-        int keys;   /* visible to at least one row; 0 or less: none */
-        int by_all; /* visible to all rows */
+    /* How many keys are visible to a warp's rows. */
+    struct VisibleKeys {
+        int to_some; /* to at least one row; 0 or less: none */
+        int to_all;
     };
 
     /* The tile, and the keys visible to each warp's rows; in shared memory to save registers. */
-    struct Known {
-        MhaTile tile;
-        Sight sights[WARPS];
+    struct Shared {
+        WorkTile tile;
+        VisibleKeys visible[WARPS];
     };
-    static_assert(sizeof(Known) <= MHA_SM80_TILE_BYTES, "");
+    static_assert(sizeof(Shared) <= MHA_SM80_TILE_BYTES, "");
 
     const mha_forward_sm80_params &p;
-    Known *known;        /* in shared memory */
-    const MhaTile &tile; /* in shared memory */
+    Shared *shared;       /* in shared memory */
+    const WorkTile &tile; /* in shared memory */
     uint32_t q_at, k_at, v_at;
     uint32_t lane_at; /* offset in 16 lines of the chunk that this lane addresses for ldmatrix */
 
     DEVICE MhaForward(const mha_forward_sm80_params &params, unsigned char *memory)
-        : p(params), known((Known *)(memory + Q_BYTES + STAGES * (K_BYTES + V_BYTES))), tile(known->tile)
+        : p(params), shared((Shared *)(memory + Q_BYTES + STAGES * (K_BYTES + V_BYTES))), tile(shared->tile)
     {
         const uint32_t lane = threadIdx.x % 32;
         q_at = shared_address(memory), k_at = q_at + Q_BYTES, v_at = k_at + STAGES * K_BYTES;
@@ -108,27 +108,27 @@ template <typename Layout> struct MhaForward : Layout {
 
     /* ---- producer.cuh ---- */
 
-    DEVICE static uint32_t place_of_thread();
+    DEVICE static uint32_t chunk_of_thread();
     template <int D>
     DEVICE void copy_block(uint32_t to, const uint16_t *from, int64_t stride, unsigned first_key) const;
-    DEVICE void ask_for_block(unsigned first_key, int stage) const;
-    DEVICE void ask_for_queries() const;
+    DEVICE void load_block(unsigned first_key, int stage) const;
+    DEVICE void load_queries() const;
 
     /* ---- softmax.cuh ---- */
 
     DEVICE void mask(Scores &s, int first_key) const;
     DEVICE static void rescale(State &state, Sums &o, int m, int half, float factor);
     DEVICE static void find_careful(State &state);
-    DEVICE void follow_scores(const Scores &s, State &state, Sums &o) const;
-    DEVICE static void follow_weights(const RowSums &sum, State &state, Sums &o);
-    DEVICE static bool are_large(const RowSums &sum);
+    DEVICE void move_references_to_scores(const Scores &s, State &state, Sums &o) const;
+    DEVICE static void move_references_by_weights(const RowSums &sum, State &state, Sums &o);
+    DEVICE static bool needs_rescale(const RowSums &sum);
     DEVICE void make_exponents(Scores &s, const State &state) const;
-    DEVICE static void weigh(const Scores &s, float scale, const float (&less)[ROW_TILES][2], RowSums &sum,
-                             Weights &w);
+    DEVICE static void softmax_block(const Scores &s, float scale, const float (&reference)[ROW_TILES][2],
+                                     RowSums &sum, Weights &w);
 
     /* ---- epilogue.cuh ---- */
 
-    DEVICE void finish(const State &state, Sums &o) const;
+    DEVICE void epilogue(const State &state, Sums &o) const;
     DEVICE void write_lse(const float (&reference)[ROW_TILES][2], const float (&sum)[ROW_TILES][2]) const;
     DEVICE void write_lines(uint32_t lines) const;
     DEVICE static void store_elements(uint16_t *to, const uint4 &words);
@@ -139,11 +139,11 @@ template <typename Layout> struct MhaForward : Layout {
     DEVICE void load_q(uint32_t (&a)[ROW_TILES][4], int step) const;
     DEVICE void score(int stage, const QFragments &q, Scores &s) const;
     DEVICE void add_values(int stage, const Weights &w, Sums &o) const;
-    DEVICE Sight sight_of_warp() const;
+    DEVICE VisibleKeys keys_visible_to_warp() const;
     DEVICE void run();
-    DEVICE void attend_to_all(unsigned keys, State &state, Sums &o) const;
-    DEVICE void attend(int first_key, int stage, bool masked, const QFragments &q, State &state,
-                       Sums &o) const;
+    DEVICE void mainloop(unsigned keys, State &state, Sums &o) const;
+    DEVICE void process_block(int first_key, int stage, bool masked, const QFragments &q, State &state,
+                              Sums &o) const;
 };
 
 } // namespace mha_forward

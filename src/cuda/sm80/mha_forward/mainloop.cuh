@@ -4,10 +4,10 @@
  * measurements).
  *
  * A CTA takes a tile of 128 rows of one head (a row is one query token of one query head) through the keys
- * that they see, KEYS at a time. A warp owns 16 · ROW_TILES rows of the tile: their scores, their weights and
- * their share of O stay in its registers, and warps exchange no values. The scores S = Q Kᵀ are in the
- * registers in which the product with V needs P: two C of m16n8k16 side by side are one A (fragment.h), so
- * that P never touches shared memory.
+ * that are visible to them, KEYS at a time. A warp owns 16 · ROW_TILES rows of the tile: their scores, their
+ * weights and their rows of O stay in its registers, and warps exchange no values. The scores S = Q Kᵀ are in
+ * the registers in which the product with V needs P: two C of m16n8k16 side by side are one A (fragment.h),
+ * so that P never touches shared memory.
  *
  *      memory ──cp.async──▶ ring of key blocks ────ldmatrix──────▶ S = Q·Kᵀ ◀──ldmatrix── Q (shared)
  *                                                                    │ mask, reference, exp2
@@ -101,10 +101,11 @@ DEVICE void MhaForward<Layout>::add_values(int stage, const Weights &w, Sums &o)
         }
 }
 
-template <typename Layout> DEVICE typename MhaForward<Layout>::Sight MhaForward<Layout>::sight_of_warp() const
+template <typename Layout>
+DEVICE typename MhaForward<Layout>::VisibleKeys MhaForward<Layout>::keys_visible_to_warp() const
 {
     const int first = first_row(), last = min(first + WARP_ROWS, tile.rows) - 1;
-    return {first <= last ? keys_seen(p, tile, last) : 0, keys_seen(p, tile, first)};
+    return {first <= last ? visible_keys(p, tile, last) : 0, visible_keys(p, tile, first)};
 }
 
 template <typename Layout> DEVICE void MhaForward<Layout>::run()
@@ -117,42 +118,42 @@ template <typename Layout> DEVICE void MhaForward<Layout>::run()
         for (int half = 0; half < 2; half++)
             state.reference[m][half] = LEAST_REFERENCE, state.sum[m][half] = 0.0f;
     state.careful = true;
-    const int keys = keys_seen(p, tile, tile.rows - 1); /* visible to some row of the tile */
-    if (keys > 0) attend_to_all((unsigned)keys, state, o);
-    finish(state, o);
+    const int keys = visible_keys(p, tile, tile.rows - 1); /* visible to some row of the tile */
+    if (keys > 0) mainloop((unsigned)keys, state, o);
+    epilogue(state, o);
 }
 
 /* Processes all blocks of keys. Key numbers are unsigned, because the number behind the last block may
  * pass 2^31. */
 template <typename Layout>
-DEVICE void MhaForward<Layout>::attend_to_all(unsigned keys, State &state, Sums &o) const
+DEVICE void MhaForward<Layout>::mainloop(unsigned keys, State &state, Sums &o) const
 {
-    static_assert(STAGES == 2, "a block is asked for when the one before it is begun");
-    if (threadIdx.x % 32 == 0) known->sights[threadIdx.x / 32] = sight_of_warp();
+    static_assert(STAGES == 2, "a block is loaded when the one before it is begun");
+    if (threadIdx.x % 32 == 0) shared->visible[threadIdx.x / 32] = keys_visible_to_warp();
     __syncwarp();
-    ask_for_queries(); /* in the same cp.async group as the first block */
+    load_queries(); /* in the same cp.async group as the first block */
     QFragments q;
     int stage = 0;
 #pragma unroll 1
     for (unsigned next = 0;; next += KEYS, stage ^= 1) {
         cp_async_wait<0>();
         __syncthreads(); /* all copies have arrived, and all warps are done with the previous block */
-        if (next < keys) ask_for_block(next, stage);
+        if (next < keys) load_block(next, stage);
         if (Q_IN_REGISTERS && next == KEYS)
 #pragma unroll
             for (int step = 0; step < STEPS; step++) load_q(q.a[Q_IN_REGISTERS ? step : 0], step);
-        const Sight sight = known->sights[fresh_thread() / 32];
+        const VisibleKeys visible = shared->visible[fresh_thread() / 32];
         const int first_key = (int)(next - KEYS);
-        if (next && first_key < sight.keys)
-            attend(first_key, stage ^ 1, sight.by_all - first_key < KEYS, q, state, o);
+        if (next && first_key < visible.to_some)
+            process_block(first_key, stage ^ 1, visible.to_all - first_key < KEYS, q, state, o);
         if (next >= keys) break;
     }
 }
 
-/* Processes the block whose first key is first_key; `masked`: some row does not see all of it. */
+/* Processes the block whose first key is first_key; `masked`: not all of it is visible to every row. */
 template <typename Layout>
-DEVICE void MhaForward<Layout>::attend(int first_key, int stage, bool masked, const QFragments &q,
-                                       State &state, Sums &o) const
+DEVICE void MhaForward<Layout>::process_block(int first_key, int stage, bool masked, const QFragments &q,
+                                              State &state, Sums &o) const
 {
     Weights w;
     RowSums sum;
@@ -161,16 +162,16 @@ DEVICE void MhaForward<Layout>::attend(int first_key, int stage, bool masked, co
         Scores s;
         score(stage, q, s);
         if (masked) mask(s, first_key);
-        if (SELDOM(state.careful)) follow_scores(s, state, o);
+        if (SELDOM(state.careful)) move_references_to_scores(s, state, o);
         if (SELDOM(state.careful)) {
-            const float less[ROW_TILES][2] = {};
+            const float reference[ROW_TILES][2] = {};
             make_exponents(s, state);
-            weigh(s, 1.0f, less, sum, w);
+            softmax_block(s, 1.0f, reference, sum, w);
         } else {
-            weigh(s, p.call.scale_log2, state.reference, sum, w);
+            softmax_block(s, p.call.scale_log2, state.reference, sum, w);
         }
-        if (!SELDOM(are_large(sum))) break;
-        follow_weights(sum, state, o);
+        if (!SELDOM(needs_rescale(sum))) break;
+        move_references_by_weights(sum, state, o);
     }
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++)
@@ -182,10 +183,10 @@ DEVICE void MhaForward<Layout>::attend(int first_key, int stage, bool masked, co
 template <typename Layout> DEVICE void kernel(const mha_forward_sm80_params &p)
 {
     extern __shared__ __align__(128) unsigned char memory[];
-    MhaTile tile;
+    WorkTile tile;
     if (!find_tile(p, (int)blockIdx.x, tile)) return;
     MhaForward<Layout> forward(p, memory);
-    if (threadIdx.x == 0) forward.known->tile = tile;
+    if (threadIdx.x == 0) forward.shared->tile = tile;
     __syncthreads();
     forward.run();
 }

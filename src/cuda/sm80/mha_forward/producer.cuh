@@ -10,7 +10,7 @@
 
 namespace mha_forward {
 
-template <typename Layout> DEVICE uint32_t MhaForward<Layout>::place_of_thread()
+template <typename Layout> DEVICE uint32_t MhaForward<Layout>::chunk_of_thread()
 {
     return swizzle_128(threadIdx.x / 8, threadIdx.x % 8);
 }
@@ -23,7 +23,7 @@ DEVICE void MhaForward<Layout>::copy_block(uint32_t to, const uint16_t *from, in
                                            unsigned first_key) const
 {
     const int row = (int)threadIdx.x / 8, left = (int)((unsigned)tile.keys - first_key);
-    to += place_of_thread();
+    to += chunk_of_thread();
     from += (int64_t)(first_key + row) * stride + threadIdx.x % 8 * CHUNK_ELEMENTS;
 #pragma unroll
     for (int first = 0; first < KEYS; first += ROWS_OF_PASS) {
@@ -35,23 +35,23 @@ DEVICE void MhaForward<Layout>::copy_block(uint32_t to, const uint16_t *from, in
     }
 }
 
-template <typename Layout> DEVICE void MhaForward<Layout>::ask_for_block(unsigned first_key, int stage) const
+template <typename Layout> DEVICE void MhaForward<Layout>::load_block(unsigned first_key, int stage) const
 {
     copy_block<D_QK>(k_at + (uint32_t)stage * K_BYTES, tile.k, p.call.k_stride[1], first_key);
     copy_block<D_V>(v_at + (uint32_t)stage * V_BYTES, tile.v, p.call.v_stride[1], first_key);
     cp_async_commit();
 }
 
-template <typename Layout> DEVICE void MhaForward<Layout>::ask_for_queries() const
+template <typename Layout> DEVICE void MhaForward<Layout>::load_queries() const
 {
     const mha_forward_params &call = p.call;
-    const uint32_t to = q_at + place_of_thread();
+    const uint32_t to = q_at + chunk_of_thread();
 #pragma unroll 1
     for (int first = 0; first < ROWS; first += ROWS_OF_PASS) {
         const int row = (int)threadIdx.x / 8 + first;
-        const RowPlace place = place_of_row(p, tile, row);
-        const uint16_t *from = call.q + tile.request * call.q_stride[0] + place.token * call.q_stride[1] +
-                               place.head * call.q_stride[2] + threadIdx.x % 8 * CHUNK_ELEMENTS;
+        const RowPlace coord = coord_of_row(p, tile, row);
+        const uint16_t *from = call.q + tile.request * call.q_stride[0] + coord.token * call.q_stride[1] +
+                               coord.head * call.q_stride[2] + threadIdx.x % 8 * CHUNK_ELEMENTS;
 #pragma unroll
         for (int g = 0; g < D_QK / LINE_ELEMENTS; g++)
             cp_async_16(to + (uint32_t)(g * Q_GROUP + first * LINE_BYTES), from + g * LINE_ELEMENTS,

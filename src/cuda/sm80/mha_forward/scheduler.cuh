@@ -18,11 +18,11 @@ namespace mha_forward {
 
 /* A tile of query rows. Token and key numbers are positions in the tensors, in which ragged requests are
  * concatenated; `request` is then 0. */
-struct MhaTile {
+struct WorkTile {
     int request, token, head; /* of the first row */
     int rows;                 /* valid rows */
     int keys;                 /* of the request */
-    int seen;                 /* keys visible to the first token; 0 or less: none */
+    int visible;              /* keys visible to the first token; 0 or less: none */
     const uint16_t *k, *v;    /* of the request's first key */
 };
 
@@ -97,7 +97,7 @@ DEVICE UnitOfSet find_unit(const mha_forward_sm80_params &p, const MhaRequest &r
 }
 
 /* Finds tile `number`; returns false if there is none. Called by a whole warp. */
-DEVICE bool find_tile(const mha_forward_sm80_params &p, int number, MhaTile &t)
+DEVICE bool find_tile(const mha_forward_sm80_params &p, int number, WorkTile &t)
 {
     const mha_forward_params &call = p.call;
     MhaRequest r;
@@ -113,7 +113,7 @@ DEVICE bool find_tile(const mha_forward_sm80_params &p, int number, MhaTile &t)
     t.request = r.number, t.token = r.token + first_token;
     t.head = u.unit * p.heads_of_tile;
     t.rows = min(r.tokens - first_token, p.tile_tokens) * p.heads_of_tile;
-    t.keys = r.keys, t.seen = r.keys - r.tokens + first_token + 1;
+    t.keys = r.keys, t.visible = r.keys - r.tokens + first_token + 1;
     const int64_t key_head = fast_divide(t.head, p.group_divisor);
     t.k = call.k + r.number * call.k_stride[0] + r.key * call.k_stride[1] + key_head * call.k_stride[2];
     t.v = call.v + r.number * call.v_stride[0] + r.key * call.v_stride[1] + key_head * call.v_stride[2];
@@ -127,16 +127,16 @@ DEVICE int token_of_row(const mha_forward_sm80_params &p, int row)
 }
 
 /* Returns token and head of row `row` of a tile. */
-DEVICE RowPlace place_of_row(const mha_forward_sm80_params &p, const MhaTile &t, int row)
+DEVICE RowPlace coord_of_row(const mha_forward_sm80_params &p, const WorkTile &t, int row)
 {
-    const int later = token_of_row(p, row);
-    return {t.token + later, t.head + row - later * p.heads_of_tile};
+    const int token_offset = token_of_row(p, row);
+    return {t.token + token_offset, t.head + row - token_offset * p.heads_of_tile};
 }
 
-/* Returns how many keys a row sees, from the request's first on; 0 or less: none. */
-DEVICE int keys_seen(const mha_forward_sm80_params &p, const MhaTile &t, int row)
+/* Returns how many keys are visible to a row, from the request's first on; 0 or less: none. */
+DEVICE int visible_keys(const mha_forward_sm80_params &p, const WorkTile &t, int row)
 {
-    return p.call.causal ? min(t.keys, t.seen + token_of_row(p, row)) : t.keys;
+    return p.call.causal ? min(t.keys, t.visible + token_of_row(p, row)) : t.keys;
 }
 
 } // namespace mha_forward

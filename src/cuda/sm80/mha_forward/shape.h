@@ -27,8 +27,8 @@ enum {
     MHA_SM80_SMALL = 6
 };
 
-/* Bytes of dynamic shared memory of a CTA: Q, later the results; blocks of keys and of values; struct
- * Known. */
+/* Bytes of dynamic shared memory of a CTA: Q, later the output; blocks of keys and of values; struct
+ * Shared. */
 #define MHA_SM80_BYTES(d_qk, d_v, keys)                                                                      \
     (2 * (MHA_SM80_ROWS * (d_qk) + MHA_SM80_STAGES * (keys) * ((d_qk) + (d_v))) + MHA_SM80_TILE_BYTES)
 

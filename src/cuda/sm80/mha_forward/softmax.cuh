@@ -2,11 +2,11 @@
  *
  * Softmax: masks, references and weights of a block, in the registers of a warp.
  *
- * Weights are relative to a reference: the largest score of the first block in which the row sees a key. The
- * maximum of later blocks is not computed. If a thread's weights of a row sum up to more than 2^12, the row's
- * reference is raised by their log2, O is rescaled, and the warp recomputes the scores and the weights of the
- * block. 16 bits hold large weights as precisely as small ones, and the recomputation is rare. A row's bits
- * depend on the row alone: recomputation for another row gives the same bits.
+ * Weights are relative to a reference: the largest score of the first block with a key that is visible to the
+ * row. The maximum of later blocks is not computed. If a thread's weights of a row sum up to more than 2^12,
+ * the row's reference moves up by their log2, O is rescaled, and the warp recomputes the scores and the
+ * weights of the block. 16 bits hold large weights as precisely as small ones, and the recomputation is rare.
+ * A row's bits depend on the row alone: recomputation for another row gives the same bits.
  */
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace mha_forward {
 
-/* Sets the scores of keys that a row does not see to -inf; the block begins at first_key. */
+/* Sets the scores of keys that are not visible to a row to -inf; the block begins at first_key. */
 template <typename Layout> DEVICE void MhaForward<Layout>::mask(Scores &s, int first_key) const
 {
     const int lane = lane_of_warp(), row = first_row() + lane / 4;
@@ -25,7 +25,7 @@ template <typename Layout> DEVICE void MhaForward<Layout>::mask(Scores &s, int f
     for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int bound = keys_seen(p, tile, row + 16 * m + 8 * half) - first_key - 2 * (lane % 4);
+            const int bound = visible_keys(p, tile, row + 16 * m + 8 * half) - first_key - 2 * (lane % 4);
 #pragma unroll
             for (int t = 0; t < KEY_TILES; t++)
 #pragma unroll
@@ -52,9 +52,9 @@ template <typename Layout> DEVICE void MhaForward<Layout>::find_careful(State &s
     state.careful = __any_sync(~0u, careful);
 }
 
-/* Raises extreme references to the largest scores. */
+/* Moves extreme references up to the largest scores. */
 template <typename Layout>
-DEVICE void MhaForward<Layout>::follow_scores(const Scores &s, State &state, Sums &o) const
+DEVICE void MhaForward<Layout>::move_references_to_scores(const Scores &s, State &state, Sums &o) const
 {
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++)
@@ -73,10 +73,10 @@ DEVICE void MhaForward<Layout>::follow_scores(const Scores &s, State &state, Sum
     find_careful(state);
 }
 
-/* Raises references relative to which weights are large, by the log2 of the weights. Beside infinite
+/* Moves references relative to which weights are large, up by the log2 of the weights. Beside infinite
  * weights all earlier sums are negligible: such a row starts over. */
 template <typename Layout>
-DEVICE void MhaForward<Layout>::follow_weights(const RowSums &sum, State &state, Sums &o)
+DEVICE void MhaForward<Layout>::move_references_by_weights(const RowSums &sum, State &state, Sums &o)
 {
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++)
@@ -84,15 +84,15 @@ DEVICE void MhaForward<Layout>::follow_weights(const RowSums &sum, State &state,
         for (int half = 0; half < 2; half++) {
             const float most = quad_max(sum[m][half]), before = state.reference[m][half];
             if (!(most > MOST_WEIGHT)) continue;
-            const bool begins = most == INFINITY;
-            const float after = begins ? LEAST_REFERENCE : before + log2_approx(most);
+            const bool starts_over = most == INFINITY;
+            const float after = starts_over ? LEAST_REFERENCE : before + log2_approx(most);
             state.reference[m][half] = after;
-            rescale(state, o, m, half, begins ? 0.0f : exp2_approx(before - after));
+            rescale(state, o, m, half, starts_over ? 0.0f : exp2_approx(before - after));
         }
     find_careful(state);
 }
 
-template <typename Layout> DEVICE bool MhaForward<Layout>::are_large(const RowSums &sum)
+template <typename Layout> DEVICE bool MhaForward<Layout>::needs_rescale(const RowSums &sum)
 {
     bool large = false;
 #pragma unroll
@@ -108,21 +108,22 @@ template <typename Layout> DEVICE void MhaForward<Layout>::make_exponents(Scores
     for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float less = state.reference[m][half];
-            const bool extreme = is_extreme(less);
+            const float reference = state.reference[m][half];
+            const bool extreme = is_extreme(reference);
 #pragma unroll
             for (int t = 0; t < KEY_TILES; t++)
 #pragma unroll
                 for (int e = 2 * half; e < 2 * half + 2; e++)
-                    s[m][t][e] =
-                        extreme ? __fmul_rn(s[m][t][e], scale) - less : fmaf(s[m][t][e], scale, -less);
+                    s[m][t][e] = extreme ? __fmul_rn(s[m][t][e], scale) - reference
+                                         : fmaf(s[m][t][e], scale, -reference);
         }
 }
 
-/* Computes the weights of the block; exponents are scores times `scale` minus `less`. */
+/* Computes the weights of the block; exponents are scores times `scale` minus `reference`. */
 template <typename Layout>
-DEVICE void MhaForward<Layout>::weigh(const Scores &s, float scale, const float (&less)[ROW_TILES][2],
-                                      RowSums &sum, Weights &w)
+DEVICE void MhaForward<Layout>::softmax_block(const Scores &s, float scale,
+                                              const float (&reference)[ROW_TILES][2], RowSums &sum,
+                                              Weights &w)
 {
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++) sum[m][0] = sum[m][1] = 0.0f;
@@ -132,8 +133,8 @@ DEVICE void MhaForward<Layout>::weigh(const Scores &s, float scale, const float 
         for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const float low = exp2_approx(fmaf(s[m][t][2 * half], scale, -less[m][half])),
-                            high = exp2_approx(fmaf(s[m][t][2 * half + 1], scale, -less[m][half]));
+                const float low = exp2_approx(fmaf(s[m][t][2 * half], scale, -reference[m][half])),
+                            high = exp2_approx(fmaf(s[m][t][2 * half + 1], scale, -reference[m][half]));
                 sum[m][half] += low + high;
                 w[m][t / 2][t % 2 * 2 + half] = Element::pack(low, high);
             }
