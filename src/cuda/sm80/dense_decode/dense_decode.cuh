@@ -64,8 +64,8 @@ template <typename Element, typename Key> struct DenseCall {
         return p.split.slot_out + slot_row(p, task, task.first_row + row) * D_V;
     }
 
-    /* Stores the row's lse, or its part_end if the split is a part; returns the factor by which the scale of the
-     * cache and the sink scale the row. */
+    /* Stores the row's lse, or its part_end if the split is a part; returns the factor by which the scale of
+     * the cache and the sink scale the row. */
     DEVICE float finish_row(int row, const part_end &end) const
     {
         if (!direct()) {

@@ -28,8 +28,8 @@ template <typename Tile, typename Call> struct TableSource {
         int page[PASSES], slot[PASSES];
     };
 
-    /* Returns the coordinates of this thread's keys. It has no branches, so that it can be scheduled among the
-     * products. Requires end > 0; keys past the end count as the last one. */
+    /* Returns the coordinates of this thread's keys. It has no branches, so that it can be scheduled among
+     * the products. Requires end > 0; keys past the end count as the last one. */
     DEVICE KeyCoords find(unsigned first_key) const
     {
         const struct dense_decode_params &p = call.p;

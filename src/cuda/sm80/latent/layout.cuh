@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The tile of a CTA of portable latent attention: its sizes, its layout in shared memory, and the state of its
- * threads.
+ * The tile of a CTA of portable latent attention: its sizes, its layout in shared memory, and the state of
+ * its threads.
  */
 #pragma once
 
@@ -51,7 +51,7 @@ template <typename Element_, int ROWS_, int KEYS_, int WARPS_, bool Q_IN_REGISTE
     static_assert(WARP_COLUMNS % 16 == 0 && KEYS % KEYS_AT_ONCE == 0, "");
 };
 
-/* Attention of one tile of rows over the keys of a split. Each function is defined in the file of its role. */
+/* Attention of a tile of rows over the keys of a split. Each function is defined in the file of its role. */
 template <typename Tile, typename Call, typename Keys> struct Attend : Tile {
     using Element = typename Tile::Element;
     using Tile::COLUMN_PAIRS;

@@ -20,8 +20,8 @@
  *      wait for its copies | copy a later block; S; P; a vote | P·V
  *      if a score exceeds its reference by more than 8:       | maxima | P again; factors | O · factors; P·V
  *
- * Two classes define an operation. `Call` defines the rows of a tile, where they are read and written,
- * and which keys are visible to a row; `Keys` copies blocks of keys to the ring, overlapped with the products:
+ * Two classes define an operation. `Call` defines the rows of a tile, where they are read and written, and
+ * which keys are visible to a row. `Keys` copies blocks of keys to the ring, overlapped with the products:
  *
  *                        Call (rows of a tile)                Keys
  *      dense decode      rows of a key head, over tokens      RingKeys of a block table; RawKeys of bytes

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "gradient.cuh"
+#include "scheduler.cuh"
 
 /* Adds a warp's 16 × 8 sums to those in memory. */
 DEVICE void add_sums(float *to, int lane, const float (&x)[4])
@@ -37,30 +37,30 @@ DEVICE void store_release(uint32_t *to, uint32_t word)
 
 /* Returns the number of key blocks that add to the tile before this one. */
 template <typename Element, typename Tiles>
-DEVICE int Backward<Element, Tiles>::turn_of(const Place &at) const
+DEVICE int Backward<Element, Tiles>::order_of(const TileCoord &coord) const
 {
     if (!p.call.causal) return number();
     const int keys_of_request = number() * Tiles::KEYS + keys(),
-              seen = min((at.tile + 1) * Tiles::ROWS + shift(), keys_of_request);
-    return (seen + Tiles::KEYS - 1) / Tiles::KEYS - 1 - number();
+              visible = min((coord.tile + 1) * Tiles::ROWS + shift(), keys_of_request);
+    return (visible + Tiles::KEYS - 1) / Tiles::KEYS - 1 - number();
 }
 
 /* Computes this key block's dQ of the tile and adds it to the sums. */
 template <typename Element, typename Tiles>
-DEVICE void Backward<Element, Tiles>::add_queries(const Place &at) const
+DEVICE void Backward<Element, Tiles>::add_dq(const TileCoord &coord) const
 {
     const Lane l;
     QuerySums dq;
     this->queries(dq);
     constexpr int TILES_OF_ROW = Tiles::D_QK / 8, TILES_OF_LINE = LINE_ELEMENTS / 8;
-    const int64_t index = tile_index(at);
+    const int64_t index = tile_index(coord);
     float *to = p.dq_sums + index * (Tiles::ROWS * Tiles::D_QK) +
                 (l.row_group * Products::DQ_ROW_TILES * TILES_OF_ROW + l.key_group * 2 * Products::DQ_PAIRS) *
                     SUMS_OF_TILE;
-    const uint32_t turn = p.in_order ? (uint32_t)turn_of(at) : 0;
+    const uint32_t order = p.in_order ? (uint32_t)order_of(coord) : 0;
     if (p.in_order) {
         if (fresh_thread() == 0)
-            while (load_acquire(p.added + index) != turn) __nanosleep(100);
+            while (load_acquire(p.added + index) != order) __nanosleep(100);
         __syncthreads();
     }
 #pragma unroll
@@ -73,6 +73,6 @@ DEVICE void Backward<Element, Tiles>::add_queries(const Place &at) const
                      l.lane, dq[m][i]);
     if (p.in_order) { /* after the barrier one release covers what all threads have added */
         __syncthreads();
-        if (fresh_thread() == 0) store_release(p.added + index, turn + 1);
+        if (fresh_thread() == 0) store_release(p.added + index, order + 1);
     }
 }

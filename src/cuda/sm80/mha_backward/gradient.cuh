@@ -14,7 +14,7 @@
 
 template <typename Element, typename Tiles> struct Backward : WarpProducts<Element, Tiles> {
     using Products = WarpProducts<Element, Tiles>;
-    using Products::base, Products::KEY_TILES, Products::ROW_TILES, Products::ROW_STEPS;
+    using Products::smem, Products::KEY_TILES, Products::ROW_TILES, Products::ROW_STEPS;
     using typename Products::Lane, typename Products::Scores, typename Products::Words,
         typename Products::KeySums, typename Products::ValueSums, typename Products::QuerySums;
 
@@ -22,7 +22,7 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
 
     DEVICE Backward(const mha_backward_sm80_params &params, uint32_t shared) : Products(shared), p(params) {}
 
-    DEVICE int of_block(uint32_t offset) const { return (int)load_shared_4(base + Tiles::BLOCK_AT + offset); }
+    DEVICE int of_block(uint32_t offset) const { return (int)load_shared_4(smem + Tiles::BLOCK_AT + offset); }
 #define OF_BLOCK(MEMBER)                                                                                     \
     DEVICE int MEMBER() const                                                                                \
     {                                                                                                        \
@@ -43,20 +43,23 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
 #undef OF_BLOCK
 
     /* A query head, and the tile's number within the request. */
-    struct Place {
+    struct TileCoord {
         int head, tile;
     };
 
+    /* ---- scheduler.cuh ---- */
+
+    DEVICE TileCoord first_coord() const;
+    DEVICE TileCoord coord_after(const TileCoord &coord) const;
+    DEVICE int64_t tile_index(const TileCoord &coord) const;
+
     /* ---- producer.cuh ---- */
 
-    DEVICE Place first_place() const;
-    DEVICE Place place_after(const Place &at) const;
-    DEVICE int64_t tile_index(const Place &at) const;
-    DEVICE const uint16_t *rows_of(const mha_vectors &of, const Place &at) const;
-    DEVICE void copy_q(const Place &at) const;
-    DEVICE void copy_dout(const Place &at) const;
-    DEVICE void copy_numbers(const Place &at) const;
-    DEVICE void copy_rows_at(const Place &at) const;
+    DEVICE const uint16_t *rows_of(const mha_vectors &of, const TileCoord &coord) const;
+    DEVICE void copy_q(const TileCoord &coord) const;
+    DEVICE void copy_dout(const TileCoord &coord) const;
+    DEVICE void copy_numbers(const TileCoord &coord) const;
+    DEVICE void copy_rows_at(const TileCoord &coord) const;
     DEVICE uint16_t *keys_of(const mha_vectors &of) const;
     DEVICE void copy_keys() const;
     DEVICE bool copied_empty_row() const;
@@ -72,16 +75,16 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
 
     /* ---- dq.cuh ---- */
 
-    DEVICE int turn_of(const Place &at) const;
-    DEVICE void add_queries(const Place &at) const;
+    DEVICE int order_of(const TileCoord &coord) const;
+    DEVICE void add_dq(const TileCoord &coord) const;
 
     /* ---- mainloop.cuh ---- */
 
     DEVICE void pair_barrier() const;
     DEVICE void hold_products() const;
-    DEVICE void take_tile(KeySums &dk, ValueSums &dv, const Place &at) const;
+    DEVICE void process_tile(KeySums &dk, ValueSums &dv, const TileCoord &coord) const;
     template <int TILES>
-    DEVICE void write_keys(const mha_vectors &of, float factor,
-                           const float (&sums)[KEY_TILES][TILES][4]) const;
+    DEVICE void write_gradient(const mha_vectors &of, float factor,
+                               const float (&sums)[KEY_TILES][TILES][4]) const;
     DEVICE void run() const;
 };

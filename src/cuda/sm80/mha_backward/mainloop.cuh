@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense MHA backward on any NVIDIA GPU since Ampere, as in FlashAttention-2: a CTA has 64 keys of a key head, at
- * 192/128 mostly 128, holds their dK and dV in registers, and iterates over the tiles of 64 rows that see
- * them, of every query head of the key head.
+ * Dense MHA backward on any NVIDIA GPU since Ampere, as in FlashAttention-2: a CTA has 64 keys of a key head,
+ * at 192/128 mostly 128, holds their dK and dV in registers, and iterates over the tiles of 64 rows to which
+ * they are visible, of every query head of the key head.
  *
  *      memory ──cp.async──▶ K, V (shared, for all tiles)     Q, dO, lse, delta of a tile (shared)
  *
@@ -55,21 +55,21 @@ template <typename Element, typename Tiles> DEVICE void Backward<Element, Tiles>
 
 /* Computes P and dS of a tile, and adds its contributions to dK and dV. */
 template <typename Element, typename Tiles>
-DEVICE void Backward<Element, Tiles>::take_tile(KeySums &dk, ValueSums &dv, const Place &at) const
+DEVICE void Backward<Element, Tiles>::process_tile(KeySums &dk, ValueSums &dv, const TileCoord &coord) const
 {
-    const uint32_t q = this->q(), dout = this->dout(), p_at = base + Tiles::P_AT, ds_at = base + Tiles::DS_AT;
-    const int diagonal = number() * Tiles::KEYS - shift() - at.tile * Tiles::ROWS, left = keys();
+    const uint32_t q = this->q(), dout = this->dout(), p_at = smem + Tiles::P_AT, ds_at = smem + Tiles::DS_AT;
+    const int diagonal = number() * Tiles::KEYS - shift() - coord.tile * Tiles::ROWS, left = keys();
     Words w;
     {
         Scores s, dp;
-        this->template scores<Tiles::D_QK>(s, base, q);
+        this->template scores<Tiles::D_QK>(s, smem, q);
         if (diagonal + Tiles::KEYS > 1 || left < Tiles::KEYS) mask(s, diagonal, left);
         make_p(s, w);
         this->store_words(w, p_at);
         if (Tiles::PARKS_P && Element::IS_BF16) park_p(s);
         if (Tiles::EARLY_DV) this->add_rows(dv, w, dout, false);
         hold_products();
-        this->template scores<Tiles::D_V>(dp, base + Tiles::V_AT, dout);
+        this->template scores<Tiles::D_V>(dp, smem + Tiles::V_AT, dout);
         make_ds(s, dp, w);
     }
     this->store_words(w, ds_at);
@@ -89,8 +89,8 @@ DEVICE void Backward<Element, Tiles>::take_tile(KeySums &dk, ValueSums &dv, cons
 /* Writes the warp's keys and its half of the columns, 32 of every 64. */
 template <typename Element, typename Tiles>
 template <int TILES>
-DEVICE void Backward<Element, Tiles>::write_keys(const mha_vectors &of, float factor,
-                                                 const float (&sums)[KEY_TILES][TILES][4]) const
+DEVICE void Backward<Element, Tiles>::write_gradient(const mha_vectors &of, float factor,
+                                                     const float (&sums)[KEY_TILES][TILES][4]) const
 {
     const Lane l;
     const int key = l.key_group * Tiles::WARP_KEYS + l.lane / 4, left = keys();
@@ -117,31 +117,31 @@ template <typename Element, typename Tiles> DEVICE void Backward<Element, Tiles>
 {
     KeySums dk = {};
     ValueSums dv = {};
-    Place at = first_place();
+    TileCoord coord = first_coord();
     int left = (end_tile() - first_tile()) * p.call.group;
     if (left) {
-        copy_keys(), copy_rows_at(at);
+        copy_keys(), copy_rows_at(coord);
         cp_async_commit();
     }
     for (; left; left--) {
         cp_async_wait<0>();
         if (__syncthreads_or(copied_empty_row())) clear_empty_rows(this->numbers(), this->q(), this->dout());
-        take_tile(dk, dv, at);
+        process_tile(dk, dv, coord);
         __syncthreads();
-        const Place next = place_after(at);
+        const TileCoord next = coord_after(coord);
         if (left > 1) copy_rows_at(next);
         cp_async_commit();
-        add_queries(at);
-        at = next;
+        add_dq(coord);
+        coord = next;
     }
-    write_keys(p.call.dk, p.call.scale * DS_UNSCALE<Element>, dk);
-    write_keys(p.call.dv, 1.0f / P_SCALE, dv);
+    write_gradient(p.call.dk, p.call.scale * DS_UNSCALE<Element>, dk);
+    write_gradient(p.call.dv, 1.0f / P_SCALE, dv);
 }
 
 template <typename Element, typename Tiles> DEVICE void backward_keys(const mha_backward_sm80_params &p)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const KeyBlock block = block_of_item<Tiles>(p, item_of_block(p, shared_address(shared)));
+    const KeyBlock block = find_key_block<Tiles>(p, take_number(p, shared_address(shared)));
     if (block.keys <= 0) return; /* this number has no keys */
     if (threadIdx.x == 0) *(KeyBlock *)(shared + Tiles::BLOCK_AT) = block;
     __syncthreads();

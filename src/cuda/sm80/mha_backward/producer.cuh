@@ -7,7 +7,7 @@
 #include "../../device/async_copy.cuh"
 #include "../../device/shared.cuh"
 #include "../../device/warpgroup.cuh"
-#include "gradient.cuh"
+#include "scheduler.cuh"
 
 /* Copies ROWS rows of COLUMNS columns. The first `rows` rows exist; the others become zeros. */
 template <int ROWS, int COLUMNS, int THREADS>
@@ -26,62 +26,39 @@ DEVICE void copy_rows(uint32_t to, const uint16_t *from, int64_t stride, int row
 }
 
 template <typename Element, typename Tiles>
-DEVICE typename Backward<Element, Tiles>::Place Backward<Element, Tiles>::first_place() const
+DEVICE const uint16_t *Backward<Element, Tiles>::rows_of(const mha_vectors &of, const TileCoord &coord) const
 {
-    return {head() * p.call.group, start_tile()};
-}
-
-/* Returns the next tile: from start_tile to the last, then from first_tile to the one before start_tile,
- * then on the next head. */
-template <typename Element, typename Tiles>
-DEVICE typename Backward<Element, Tiles>::Place Backward<Element, Tiles>::place_after(const Place &at) const
-{
-    Place next = {at.head, at.tile + 1};
-    if (next.tile == end_tile()) next.tile = first_tile();
-    if (next.tile == start_tile()) next.head++;
-    return next;
+    return of.data + request() * of.request + (token() + coord.tile * Tiles::ROWS) * of.token +
+           coord.head * of.head;
 }
 
 template <typename Element, typename Tiles>
-DEVICE int64_t Backward<Element, Tiles>::tile_index(const Place &at) const
+DEVICE void Backward<Element, Tiles>::copy_q(const TileCoord &coord) const
 {
-    return (int64_t)at.head * p.row_tiles + row_tile() + at.tile;
+    copy_rows<Tiles::ROWS, Tiles::D_QK, Tiles::THREADS>(this->q(), rows_of(p.call.q, coord), p.call.q.token,
+                                                        tokens() - coord.tile * Tiles::ROWS);
 }
 
 template <typename Element, typename Tiles>
-DEVICE const uint16_t *Backward<Element, Tiles>::rows_of(const mha_vectors &of, const Place &at) const
+DEVICE void Backward<Element, Tiles>::copy_dout(const TileCoord &coord) const
 {
-    return of.data + request() * of.request + (token() + at.tile * Tiles::ROWS) * of.token +
-           at.head * of.head;
+    copy_rows<Tiles::ROWS, Tiles::D_V, Tiles::THREADS>(
+        this->dout(), rows_of(p.call.dout, coord), p.call.dout.token, tokens() - coord.tile * Tiles::ROWS);
 }
 
 template <typename Element, typename Tiles>
-DEVICE void Backward<Element, Tiles>::copy_q(const Place &at) const
-{
-    copy_rows<Tiles::ROWS, Tiles::D_QK, Tiles::THREADS>(this->q(), rows_of(p.call.q, at), p.call.q.token,
-                                                        tokens() - at.tile * Tiles::ROWS);
-}
-
-template <typename Element, typename Tiles>
-DEVICE void Backward<Element, Tiles>::copy_dout(const Place &at) const
-{
-    copy_rows<Tiles::ROWS, Tiles::D_V, Tiles::THREADS>(this->dout(), rows_of(p.call.dout, at),
-                                                       p.call.dout.token, tokens() - at.tile * Tiles::ROWS);
-}
-
-template <typename Element, typename Tiles>
-DEVICE void Backward<Element, Tiles>::copy_numbers(const Place &at) const
+DEVICE void Backward<Element, Tiles>::copy_numbers(const TileCoord &coord) const
 {
     const int thread = (int)fresh_thread();
     if (thread < (int)Tiles::NUMBERS_BYTES / 16)
         cp_async_16(this->numbers() + 16 * (uint32_t)thread,
-                    p.rows + tile_index(at) * (MHA_BACKWARD_NUMBERS * Tiles::ROWS) + 4 * thread, true);
+                    p.rows + tile_index(coord) * (MHA_BACKWARD_NUMBERS * Tiles::ROWS) + 4 * thread, true);
 }
 
 template <typename Element, typename Tiles>
-DEVICE void Backward<Element, Tiles>::copy_rows_at(const Place &at) const
+DEVICE void Backward<Element, Tiles>::copy_rows_at(const TileCoord &coord) const
 {
-    copy_q(at), copy_dout(at), copy_numbers(at);
+    copy_q(coord), copy_dout(coord), copy_numbers(coord);
 }
 
 template <typename Element, typename Tiles>
@@ -92,8 +69,8 @@ DEVICE uint16_t *Backward<Element, Tiles>::keys_of(const mha_vectors &of) const
 
 template <typename Element, typename Tiles> DEVICE void Backward<Element, Tiles>::copy_keys() const
 {
-    copy_rows<Tiles::KEYS, Tiles::D_QK, Tiles::THREADS>(base, keys_of(p.call.k), p.call.k.token, keys());
-    copy_rows<Tiles::KEYS, Tiles::D_V, Tiles::THREADS>(base + Tiles::V_AT, keys_of(p.call.v), p.call.v.token,
+    copy_rows<Tiles::KEYS, Tiles::D_QK, Tiles::THREADS>(smem, keys_of(p.call.k), p.call.k.token, keys());
+    copy_rows<Tiles::KEYS, Tiles::D_V, Tiles::THREADS>(smem + Tiles::V_AT, keys_of(p.call.v), p.call.v.token,
                                                        keys());
 }
 

@@ -25,9 +25,9 @@ template <typename Element, typename Tiles> struct WarpProducts {
     using ValueSums = float[KEY_TILES][V_TILES][4];
     using QuerySums = float[DQ_ROW_TILES][DQ_TILES][4];
 
-    const uint32_t base;
+    const uint32_t smem;
 
-    DEVICE explicit WarpProducts(uint32_t shared) : base(shared) {}
+    DEVICE explicit WarpProducts(uint32_t shared) : smem(shared) {}
 
     /* Warp and lane indices. They are recomputed in every step, so that neither they nor values derived from
      * them occupy registers across tiles. */
@@ -51,12 +51,12 @@ template <typename Element, typename Tiles> struct WarpProducts {
         }
     };
 
-    DEVICE uint32_t q() const { return base + Tiles::Q_AT; }
-    DEVICE uint32_t dout() const { return base + Tiles::DOUT_AT; }
-    DEVICE uint32_t numbers() const { return base + Tiles::NUMBERS_AT; }
+    DEVICE uint32_t q() const { return smem + Tiles::Q_AT; }
+    DEVICE uint32_t dout() const { return smem + Tiles::DOUT_AT; }
+    DEVICE uint32_t numbers() const { return smem + Tiles::NUMBERS_AT; }
 
-    /* Computes K Qᵀ, or V dOᵀ, for the warp's keys and the rows of its group. `keys` and `rows` are the bases
-     * of the tile. */
+    /* Computes K Qᵀ, or V dOᵀ, for the warp's keys and the rows of its group, of the tiles at `keys` and
+     * `rows`. */
     template <int COLUMNS> DEVICE void scores(Scores &s, uint32_t keys, uint32_t rows) const
     {
         const Lane l;
@@ -125,8 +125,8 @@ template <typename Element, typename Tiles> struct WarpProducts {
     {
         const Lane l;
         constexpr int PAIRS = DQ_TILES / 2, STEPS = Tiles::KEYS / 16 * PAIRS;
-        const uint32_t ds_at = (base + Tiles::DS_AT + l.pair()) ^ (uint32_t)(l.row_group * 4 * CHUNK_BYTES),
-                       k_at = (base + l.tile()) ^ (uint32_t)(l.key_group * 2 * DQ_PAIRS * CHUNK_BYTES);
+        const uint32_t ds_at = (smem + Tiles::DS_AT + l.pair()) ^ (uint32_t)(l.row_group * 4 * CHUNK_BYTES),
+                       k_at = (smem + l.tile()) ^ (uint32_t)(l.key_group * 2 * DQ_PAIRS * CHUNK_BYTES);
         uint32_t a[2][DQ_ROW_TILES][4], b[2][4];
 #pragma unroll
         for (int i = 0; i < DQ_ROW_TILES * DQ_TILES * 4; i++)

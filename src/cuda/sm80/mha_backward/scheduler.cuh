@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Scheduler: which block of keys a CTA takes.
+ * Scheduler: which block of keys a CTA takes, and the order of its tiles of rows.
  *
  * Blocks are numbered by sets of key heads whose rows and sums of dQ fit L2; within a set by block, then by
  * head. In order, causal blocks with the fewest rows come first.
@@ -9,13 +9,13 @@
 
 #include "../../device/backward_requests.cuh"
 #include "../../device/shared.cuh"
-#include "layout.cuh"
+#include "gradient.cuh"
 
-/* Returns the key block of item number `item`. Called by a whole warp. */
-template <typename Tiles> DEVICE KeyBlock block_of_item(const mha_backward_sm80_params &p, int item)
+/* Returns the key block of number `i`. Called by a whole warp. */
+template <typename Tiles> DEVICE KeyBlock find_key_block(const mha_backward_sm80_params &p, int i)
 {
-    const int set_items = p.key_blocks * p.heads_of_set, set = item / set_items,
-              within = item - set * set_items,
+    const int blocks_of_set = p.key_blocks * p.heads_of_set, set = i / blocks_of_set,
+              within = i - set * blocks_of_set,
               heads = min(p.heads_of_set, p.call.h_kv - set * p.heads_of_set);
     int number = within / heads;
     KeyBlock b;
@@ -34,9 +34,9 @@ template <typename Tiles> DEVICE KeyBlock block_of_item(const mha_backward_sm80_
     return b;
 }
 
-/* Returns the item number of this CTA. In order, a number is taken only after all smaller ones are being
- * processed. */
-DEVICE int item_of_block(const mha_backward_sm80_params &p, uint32_t shared)
+/* Returns the number of this CTA's key block. In order, a number is taken only after all smaller ones are
+ * being processed. */
+DEVICE int take_number(const mha_backward_sm80_params &p, uint32_t shared)
 {
     if (!p.in_order) return (int)blockIdx.x;
     if (threadIdx.x == 0) store_shared_4(shared, atomicAdd(p.taken, 1));
@@ -44,4 +44,28 @@ DEVICE int item_of_block(const mha_backward_sm80_params &p, uint32_t shared)
     const int number = (int)load_shared_4(shared);
     __syncthreads();
     return number;
+}
+
+template <typename Element, typename Tiles>
+DEVICE typename Backward<Element, Tiles>::TileCoord Backward<Element, Tiles>::first_coord() const
+{
+    return {head() * p.call.group, start_tile()};
+}
+
+/* Returns the next tile: from start_tile to the last, then from first_tile to the one before start_tile,
+ * then on the next head. */
+template <typename Element, typename Tiles>
+DEVICE typename Backward<Element, Tiles>::TileCoord
+Backward<Element, Tiles>::coord_after(const TileCoord &coord) const
+{
+    TileCoord next = {coord.head, coord.tile + 1};
+    if (next.tile == end_tile()) next.tile = first_tile();
+    if (next.tile == start_tile()) next.head++;
+    return next;
+}
+
+template <typename Element, typename Tiles>
+DEVICE int64_t Backward<Element, Tiles>::tile_index(const TileCoord &coord) const
+{
+    return (int64_t)coord.head * p.row_tiles + row_tile() + coord.tile;
 }

@@ -50,7 +50,7 @@ DEVICE void Backward<Element, Tiles>::make_p(Scores &s, Words &w) const
  * later stores dSᵀ, which nobody reads before; fp16 calls have stored it as Pᵀ. */
 template <typename Element, typename Tiles> DEVICE uint32_t Backward<Element, Tiles>::parking() const
 {
-    return base + (Element::IS_BF16 ? Tiles::DS_AT : Tiles::P_AT);
+    return smem + (Element::IS_BF16 ? Tiles::DS_AT : Tiles::P_AT);
 }
 
 template <typename Element, typename Tiles>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tile scheduler: the numbering of the tiles, one per CTA: by request; within a request by sets of key heads whose keys and
- * values fit L2 together; within a set the tiles with the most keys first, so that short tiles fill the tail.
+ * Tile scheduler: a CTA has one tile. Tiles are numbered by request; within a request by sets of key heads
+ * whose keys and values fit L2 together; within a set the tiles with the most keys first, so that short tiles
+ * fill the tail.
  *
  *   numbers   | request 0                                      | request 1 …
  *             | heads 0 … 3                    | heads 4 … 7   |

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Converts the tokens that byte_producer.cuh has copied, in place, in the stage in which they become values; and
- * the kernels over caches of bytes.
+ * Converts the tokens that byte_producer.cuh has copied, in place, in the stage in which they become values;
+ * and has the kernels over caches of bytes.
  */
 #pragma once
 

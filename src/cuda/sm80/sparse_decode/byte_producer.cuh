@@ -62,9 +62,9 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
     };
     Unit units[2]; /* read, not yet written */
 
-    /* A block that is being copied to a stage: the address of the lane's own key, and the warp's keys that are
-     * named. Unnamed keys become zeros: codes, scales and values. The lanes of a warp find the addresses of its
-     * keys and pass each to the eight lanes that copy the key. */
+    /* A block that is being copied to a stage: the address of the lane's own key, and the warp's keys that
+     * are named. Unnamed keys become zeros: codes, scales and values. The lanes of a warp find the addresses
+     * of its keys and pass each to the eight lanes that copy the key. */
     struct Copies {
         uint64_t token;
         unsigned named;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Producer: finds the keys of a token's lists, and flags those that an index names. latent/producer.cuh copies
- * keys of the queries' type, byte_producer.cuh those of a cache of bytes.
+ * Producer: finds the keys of a token's lists, and flags those that an index names. latent/producer.cuh
+ * copies keys of the queries' type, byte_producer.cuh those of a cache of bytes.
  */
 #pragma once
 

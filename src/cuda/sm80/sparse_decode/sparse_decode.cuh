@@ -55,8 +55,8 @@ template <typename Element> struct ListCall {
 
     DEVICE float *part_at(int row) const { return params.call.split.slot_out + part_row(row) * D_V; }
 
-    /* Stores the row's lse, or its part_end if the split is a part; returns the factor by which the sink scales
-     * the row. */
+    /* Stores the row's lse, or its part_end if the split is a part; returns the factor by which the sink
+     * scales the row. */
     DEVICE float finish_row(int row, const part_end &end) const
     {
         if (!direct()) {
