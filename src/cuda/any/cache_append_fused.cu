@@ -168,7 +168,7 @@ DEVICE void norm(const struct cache_params &p, uint4 *unit, const Weights<ALIGNE
 
 /* Cosines and sines for the lanes that have the last 64 values, one unit each. A pair of neighbours is within
  * a unit and shares one cosine; a pair of halves is in two units, half as many lanes apart. */
-template <typename In> struct Turn {
+template <typename In> struct Rotation {
     static constexpr int VALUES = Unit<In>::VALUES, OWNERS = ROPE_WIDTH / VALUES;
     float cosine[VALUES], sine[VALUES];
 
@@ -204,7 +204,7 @@ template <typename In> struct Turn {
     }
 
     /* Returns the rotated unit to the owners. All lanes must call. */
-    DEVICE uint4 turned(const struct cache_params &p, const uint4 &unit, int j) const
+    DEVICE uint4 rotated(const struct cache_params &p, const uint4 &unit, int j) const
     {
         float x[VALUES];
         if (p.halves) {
@@ -303,11 +303,11 @@ template <bool ALIGNED, typename In, int LANES, int D_QK> struct Change {
     Weights<ALIGNED, In, LANES> weights;
     int owner;
     bool owns;
-    Turn<In> turn;
+    Rotation<In> rotation;
 
     DEVICE explicit Change(const struct cache_params &p)
         : weights(p), owner((int)(threadIdx.x % LANES) - FIRST_OWNER),
-          owns(owner >= 0 && owner < Turn<In>::OWNERS)
+          owns(owner >= 0 && owner < Rotation<In>::OWNERS)
     {
     }
     /* Loads the table row ahead of its use. A token whose position has no row is not stored. */
@@ -317,17 +317,17 @@ template <bool ALIGNED, typename In, int LANES, int D_QK> struct Change {
         if (!ahead.has_row(p))
             ahead.slot = -1;
         else if (owns)
-            turn.template load<ALIGNED>(p, ahead.position(p), owner);
+            rotation.template load<ALIGNED>(p, ahead.position(p), owner);
     }
     DEVICE void norm_units(const struct cache_params &p, uint4 (&unit)[From::ROUNDS]) const
     {
         if (p.norm_weight) norm<ALIGNED, In, LANES>(p, unit, weights);
     }
-    DEVICE void turn_unit(const struct cache_params &p, uint4 (&unit)[From::ROUNDS]) const
+    DEVICE void rotate_unit(const struct cache_params &p, uint4 (&unit)[From::ROUNDS]) const
     {
         if (!p.turns) return;
-        const uint4 turned = turn.turned(p, unit[From::LAST], owner);
-        if (owns) unit[From::LAST] = turned;
+        const uint4 rotated = rotation.rotated(p, unit[From::LAST], owner);
+        if (owns) unit[From::LAST] = rotated;
     }
 };
 
@@ -349,7 +349,7 @@ DEVICE void each_token(const struct cache_params &p)
         change.load_row(p, ahead);
         if (is_slot(p, ahead.slot)) {
             change.norm_units(p, unit);
-            change.turn_unit(p, unit);
+            change.rotate_unit(p, unit);
             To::template store<32>(p, unit, ahead.slot, true);
         }
         token += step;
@@ -385,11 +385,11 @@ DEVICE void each_of_many(const struct cache_params &p)
         vectors.advance();
         vectors.load(which + step < left, following);
         change.norm_units(p, unit);
-        change.turn_unit(p, unit);
+        change.rotate_unit(p, unit);
         change.load_row(p, next);
         const Ahead<true> after(p, (int)p.tokens - left + which + 2 * step, which + 2 * step < left);
-        const bool there = is_slot(p, own.slot);
-        To::template store<LANES>(p, unit, there ? own.slot : 0, there);
+        const bool valid = is_slot(p, own.slot);
+        To::template store<LANES>(p, unit, valid ? own.slot : 0, valid);
         if (left <= step) return;
         left -= step, own = next, next = after;
 #pragma unroll
@@ -401,23 +401,23 @@ DEVICE void each_of_many(const struct cache_params &p)
 template <bool ALIGNED, typename In, int FORMAT> struct Quantised {
     template <int LANES, int ROUNDS>
     static DEVICE void store(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot,
-                             bool there)
+                             bool valid)
     {
-        store_quantised<ALIGNED, In, FORMAT, ALIGNED, LANES>(p, unit, slot, there);
+        store_quantised<ALIGNED, In, FORMAT, ALIGNED, LANES>(p, unit, slot, valid);
     }
 };
 
 template <bool ALIGNED, typename In, typename To, int D_QK> struct As16 {
     template <int LANES, int ROUNDS>
     static DEVICE void store(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot,
-                             bool there)
+                             bool valid)
     {
         constexpr int VALUES = Unit<In>::VALUES;
         uint8_t *const values = slot_place<ALIGNED>(p, slot).values;
 #pragma unroll
         for (int r = 0; r < ROUNDS; r++) {
             const int first = ((int)(threadIdx.x % LANES) + LANES * r) * VALUES;
-            if (first < D_QK && there) store_unit<ALIGNED, In, To>(values + 2 * first, unit[r]);
+            if (first < D_QK && valid) store_unit<ALIGNED, In, To>(values + 2 * first, unit[r]);
         }
     }
 };
@@ -456,30 +456,30 @@ CACHE_KERNELS(cache_append_fused, append_16, append_fp8)
 template <typename In, int D_QK> struct AnyFormat {
     template <int FORMAT, int LANES, int ROUNDS>
     static DEVICE bool quantised(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot,
-                                 bool there)
+                                 bool valid)
     {
         if (p.format != FORMAT) return false;
-        Quantised<false, In, FORMAT>::template store<LANES>(p, unit, slot, there);
+        Quantised<false, In, FORMAT>::template store<LANES>(p, unit, slot, valid);
         return true;
     }
     template <int LANES, int ROUNDS>
     static DEVICE void store(const struct cache_params &p, const uint4 (&unit)[ROUNDS], int64_t slot,
-                             bool there)
+                             bool valid)
     {
         if (p.format == KV_BF16)
-            return As16<false, In, Bf16, D_QK>::template store<LANES>(p, unit, slot, there);
+            return As16<false, In, Bf16, D_QK>::template store<LANES>(p, unit, slot, valid);
         if (p.format == KV_FP16)
-            return As16<false, In, Fp16, D_QK>::template store<LANES>(p, unit, slot, there);
+            return As16<false, In, Fp16, D_QK>::template store<LANES>(p, unit, slot, valid);
         if constexpr (D_QK == 576) {
-            if (!quantised<KV_FP8_656, LANES>(p, unit, slot, there))
-                quantised<KV_FP8_576, LANES>(p, unit, slot, there);
+            if (!quantised<KV_FP8_656, LANES>(p, unit, slot, valid))
+                quantised<KV_FP8_576, LANES>(p, unit, slot, valid);
         } else {
-            quantised<KV_FP8_584, LANES>(p, unit, slot, there) ||
-                quantised<KV_FP8_528, LANES>(p, unit, slot, there) ||
-                quantised<KV_FP8_528_SPLIT, LANES>(p, unit, slot, there) ||
-                quantised<KV_FP4_288, LANES>(p, unit, slot, there) ||
-                quantised<KV_FP4_288_SPLIT, LANES>(p, unit, slot, there) ||
-                quantised<KV_FP8_528_F32, LANES>(p, unit, slot, there);
+            quantised<KV_FP8_584, LANES>(p, unit, slot, valid) ||
+                quantised<KV_FP8_528, LANES>(p, unit, slot, valid) ||
+                quantised<KV_FP8_528_SPLIT, LANES>(p, unit, slot, valid) ||
+                quantised<KV_FP4_288, LANES>(p, unit, slot, valid) ||
+                quantised<KV_FP4_288_SPLIT, LANES>(p, unit, slot, valid) ||
+                quantised<KV_FP8_528_F32, LANES>(p, unit, slot, valid);
         }
     }
 };

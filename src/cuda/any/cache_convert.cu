@@ -18,11 +18,11 @@
 
 /* ---- The source ----------------------------------------------------------------------------- */
 
-struct SourcePlace {
+struct SourceAddress {
     const uint8_t *page, *values, *scales;
     int64_t in_page;
 
-    DEVICE SourcePlace(const struct cache_params &p, int64_t slot)
+    DEVICE SourceAddress(const struct cache_params &p, int64_t slot)
     {
         const int64_t number = p.few_source_slots ? (int64_t)fast_divide((int)slot, p.source_page_divisor)
                                                   : slot / p.source_page_size;
@@ -49,7 +49,7 @@ template <typename In> struct Raw {
     uint4 bits;
     float scale;
 
-    DEVICE void load(const struct cache_params &p, const SourcePlace &from, int first)
+    DEVICE void load(const struct cache_params &p, const SourceAddress &from, int first)
     {
         const struct kv_layout &l = p.source_layout;
         if (!kv_is_quantised(&l) || first >= l.nope) {
@@ -74,7 +74,7 @@ template <> struct Raw<F32> {
     uint4 bits;
     float scale;
 
-    DEVICE void load(const struct cache_params &p, const SourcePlace &from, int first)
+    DEVICE void load(const struct cache_params &p, const SourceAddress &from, int first)
     {
         bits = load_once_4(from.values + first), scale = p.source_scale;
     }
@@ -92,7 +92,7 @@ template <> struct Raw<F32> {
 
 /* Loads ROUNDS rounds of units of a token, from value `begin` on. */
 template <typename In, int ROUNDS>
-DEVICE void load_units(const struct cache_params &p, const SourcePlace &from, int begin, int d_qk,
+DEVICE void load_units(const struct cache_params &p, const SourceAddress &from, int begin, int d_qk,
                        uint4 (&unit)[ROUNDS])
 {
     constexpr int VALUES = Unit<In>::VALUES;
@@ -123,7 +123,7 @@ template <> struct Stored<F32> {
  * loop need not be unrolled: kv_load is long, and 24 copies of it in each kernel took a minute to compile. All
  * lanes must call. */
 template <typename In, int ROUNDS>
-DEVICE void load_units_any(const struct cache_params &p, const SourcePlace &from, int d_qk,
+DEVICE void load_units_any(const struct cache_params &p, const SourceAddress &from, int d_qk,
                            uint4 (&unit)[ROUNDS])
 {
     constexpr int VALUES = Unit<In>::VALUES, MOST = 576;
@@ -157,7 +157,7 @@ DEVICE void convert_fp8(const struct cache_params &p, int64_t token, int64_t slo
     const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
     const int64_t source_slot = __ldg(p.source_slots + token);
     if (!is_slot(p, slot) || !is_source_slot(p, source_slot)) return;
-    const SourcePlace from(p, source_slot);
+    const SourceAddress from(p, source_slot);
     uint4 unit[ROUNDS];
     if constexpr (ALIGNED)
         load_units<In>(p, from, 0, l.nope + l.rope, unit);
@@ -173,7 +173,7 @@ DEVICE void convert_16(const struct cache_params &p, int64_t token, int64_t slot
     const int lane = threadIdx.x & 31;
     const int64_t source_slot = __ldg(p.source_slots + token);
     if (!is_slot(p, slot) || !is_source_slot(p, source_slot)) return;
-    const SourcePlace from(p, source_slot);
+    const SourceAddress from(p, source_slot);
     uint8_t *const values = slot_place(p, slot).values;
     if constexpr (ALIGNED) {
         for (int begin = 0; begin < p.d_qk; begin += 32 * VALUES * ROUNDS) {

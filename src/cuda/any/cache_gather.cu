@@ -83,7 +83,7 @@ template <typename Out> DEVICE uint4 from_e2m1(const uint4 &raw, float scale)
 
 /* Gathers value by value, from any address. */
 template <typename Out>
-DEVICE void gather_any(const struct cache_params &p, const struct kv_layout &l, const SlotPlace &place,
+DEVICE void gather_any(const struct cache_params &p, const struct kv_layout &l, const SlotPlace &address,
                        bool some, uint8_t *to)
 {
     const bool whole_page = l.scale_bytes > 0; /* other formats are treated as pages of one slot */
@@ -91,8 +91,8 @@ DEVICE void gather_any(const struct cache_params &p, const struct kv_layout &l, 
     for (int i = threadIdx.x & 31; i < p.d_qk; i += 32) {
         float x = 0.0f;
         if (some)
-            x = kv_load(&l, whole_page ? place.page : place.values, whole_page ? p.page_size : 1,
-                        whole_page ? place.in_page : 0, i, p.cache_scale);
+            x = kv_load(&l, whole_page ? address.page : address.values, whole_page ? p.page_size : 1,
+                        whole_page ? address.in_page : 0, i, p.cache_scale);
         Vector<Out>::store_one(to + (int64_t)i * Vector<Out>::BYTES, x);
     }
 }
@@ -107,12 +107,12 @@ DEVICE void gather_fp8(const struct cache_params &p, int64_t token, int64_t slot
     const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
     const int lane = threadIdx.x & 31, width = l.nope + l.rope;
     const bool some = is_slot(p, slot);
-    const SlotPlace place = slot_place(p, some ? slot : 0);
+    const SlotPlace address = slot_place(p, some ? slot : 0);
     uint8_t *to = (uint8_t *)p.out + token * p.out_stride * Vector<Out>::BYTES;
     if constexpr (!ALIGNED) {
-        gather_any<Out>(p, l, place, some, to);
+        gather_any<Out>(p, l, address, some, to);
     } else {
-        const uint8_t *scales = scales_at(p, l, place);
+        const uint8_t *scales = scales_at(p, l, address);
         uint4 raw[ROUNDS];
         float scale[ROUNDS];
 #pragma unroll
@@ -121,11 +121,11 @@ DEVICE void gather_fp8(const struct cache_params &p, int64_t token, int64_t slot
             raw[r] = make_uint4(0, 0, 0, 0), scale[r] = 0.0f;
             if (!some) continue;
             if (first < l.nope) {
-                raw[r] = l.element == KV_ELEMENT_E2M1 ? load_fp4<VALUES>(place.values + first / 2)
-                                                      : load_words<VALUES / 4>(place.values + first);
+                raw[r] = l.element == KV_ELEMENT_E2M1 ? load_fp4<VALUES>(address.values + first / 2)
+                                                      : load_words<VALUES / 4>(address.values + first);
                 scale[r] = l.group ? load_scale(l, scales, first / l.group) : p.cache_scale;
             } else if (first < width) {
-                raw[r] = load_words<VALUES / 2>(place.values + l.rope_offset + 2 * (first - l.nope));
+                raw[r] = load_words<VALUES / 2>(address.values + l.rope_offset + 2 * (first - l.nope));
             }
         }
         __syncwarp(); /* all loads are issued before the first is waited for */
@@ -148,10 +148,10 @@ DEVICE void gather_16(const struct cache_params &p, int64_t token, int64_t slot)
     constexpr int VALUES = Unit<Out>::VALUES, ROUNDS = (576 / VALUES + 31) / 32;
     const int lane = threadIdx.x & 31;
     const bool some = is_slot(p, slot);
-    const SlotPlace place = slot_place(p, some ? slot : 0);
+    const SlotPlace address = slot_place(p, some ? slot : 0);
     uint8_t *to = (uint8_t *)p.out + token * p.out_stride * Vector<Out>::BYTES;
     if constexpr (!ALIGNED) {
-        gather_any<Out>(p, kv_layout_of(From::IS_BF16 ? KV_BF16 : KV_FP16, p.d_qk), place, some, to);
+        gather_any<Out>(p, kv_layout_of(From::IS_BF16 ? KV_BF16 : KV_FP16, p.d_qk), address, some, to);
     } else {
 #pragma unroll 1
         for (int begin = 0; begin < p.d_qk; begin += 32 * VALUES * ROUNDS) {
@@ -161,7 +161,7 @@ DEVICE void gather_16(const struct cache_params &p, int64_t token, int64_t slot)
                 const int first = begin + (lane + 32 * r) * VALUES;
                 raw[r] = make_uint4(0, 0, 0, 0);
                 if (some && first < p.d_qk)
-                    raw[r] = load_words<VALUES / 2>(place.values + 2 * (int64_t)first);
+                    raw[r] = load_words<VALUES / 2>(address.values + 2 * (int64_t)first);
             }
             __syncwarp();
 #pragma unroll

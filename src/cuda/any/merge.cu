@@ -102,8 +102,8 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 8)
     merge(const __grid_constant__ struct merge_params p)
 {
     __shared__ float weights[MERGE_THREADS];
-    for (int64_t item = blockIdx.x; item < p.b * p.s_q * p.h_q; item += gridDim.x) {
-        const MergeRow row = {item / p.h_q / p.s_q, item / p.h_q % p.s_q, item % p.h_q};
+    for (int64_t index = blockIdx.x; index < p.b * p.s_q * p.h_q; index += gridDim.x) {
+        const MergeRow row = {index / p.h_q / p.s_q, index / p.h_q % p.s_q, index % p.h_q};
         const float lse = total_lse(p, row);
         const float factor = result_sink_factor(p.rules, row.head, lse);
         const int64_t from = row.request * p.out_parts_stride[1] + row.token * p.out_parts_stride[2] +

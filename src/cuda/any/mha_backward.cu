@@ -65,7 +65,7 @@ DEVICE Vector difference_of(const Vector &a, const Vector &b)
     return x;
 }
 
-DEVICE uint16_t *place_of(const mha_vectors &of, int request, int token, int head)
+DEVICE uint16_t *address_of(const mha_vectors &of, int request, int token, int head)
 {
     return of.data + request * of.request + token * of.token + head * of.head;
 }
@@ -88,34 +88,35 @@ template <typename Element> DEVICE void backward_row(const mha_backward_params &
     if (!p.starts_q)
         r = {(int)(at / p.s_q), 0, p.s_q, 0, p.s_k};
     else if (!find_request<false>(p, (int)at, r))
-        return clear_vector(place_of(p.dq, 0, (int)at, head), p.d_qk);
+        return clear_vector(address_of(p.dq, 0, (int)at, head), p.d_qk);
     const int token = p.starts_q ? (int)at : (int)(at - (int64_t)r.number * p.s_q);
     const float lse = lse_of(p, r.number, token, head);
-    const int seen = lse == INFINITY ? 0
-                     : p.causal      ? min(r.keys, r.keys - r.tokens + (token - r.token) + 1)
-                                     : r.keys;
-    const Vector q = load_vector<Element>(place_of(p.q, r.number, token, head), p.d_qk),
-                 out = load_vector<Element>(place_of(p.out, r.number, token, head), p.d_v),
-                 dout = load_vector<Element>(place_of(p.dout, r.number, token, head), p.d_v);
+    const int visible = lse == INFINITY ? 0
+                        : p.causal      ? min(r.keys, r.keys - r.tokens + (token - r.token) + 1)
+                                        : r.keys;
+    const Vector q = load_vector<Element>(address_of(p.q, r.number, token, head), p.d_qk),
+                 out = load_vector<Element>(address_of(p.out, r.number, token, head), p.d_v),
+                 dout = load_vector<Element>(address_of(p.dout, r.number, token, head), p.d_v);
     const float delta = dot_of(dout, out);
     Vector dq = {};
-    for (int first = 0; first < seen; first += 32) {
-        const int count = min(seen - first, 32);
+    for (int first = 0; first < visible; first += 32) {
+        const int count = min(visible - first, 32);
         float score = 0.0f, dp = 0.0f;
 #pragma unroll 2
         for (int j = 0; j < count; j++) {
             const int key = r.key + first + j;
-            const float s = dot_of(q, load_vector<Element>(place_of(p.k, r.number, key, key_head), p.d_qk));
-            const float d = dot_of(dout, load_vector<Element>(place_of(p.v, r.number, key, key_head), p.d_v));
+            const float s = dot_of(q, load_vector<Element>(address_of(p.k, r.number, key, key_head), p.d_qk));
+            const float d =
+                dot_of(dout, load_vector<Element>(address_of(p.v, r.number, key, key_head), p.d_v));
             if (lane == j) score = s, dp = d;
         }
         const float ds = exp2f(fmaf(score, p.scale_log2, -lse)) * (dp - delta);
 #pragma unroll 2
         for (int j = 0; j < count; j++)
             add_vector(dq, __shfl_sync(~0u, ds, j),
-                       load_vector<Element>(place_of(p.k, r.number, r.key + first + j, key_head), p.d_qk));
+                       load_vector<Element>(address_of(p.k, r.number, r.key + first + j, key_head), p.d_qk));
     }
-    store_vector<Element>(place_of(p.dq, r.number, token, head), p.d_qk, dq, p.scale);
+    store_vector<Element>(address_of(p.dq, r.number, token, head), p.d_qk, dq, p.scale);
 }
 
 /* Adds the contributions of a head's rows, from token `first` to the request's last, to the gradients of the
@@ -133,9 +134,10 @@ DEVICE void add_rows(const mha_backward_params &p, const RowRequest &r, int head
 #pragma unroll 2
         for (int j = 0; j < count; j++) {
             if (empty >> j & 1) continue;
-            const Vector out = load_vector<Element>(place_of(p.out, r.number, first + j, head), p.d_v);
-            const Vector dout = load_vector<Element>(place_of(p.dout, r.number, first + j, head), p.d_v);
-            const float s = dot_of(load_vector<Element>(place_of(p.q, r.number, first + j, head), p.d_qk), k);
+            const Vector out = load_vector<Element>(address_of(p.out, r.number, first + j, head), p.d_v);
+            const Vector dout = load_vector<Element>(address_of(p.dout, r.number, first + j, head), p.d_v);
+            const float s =
+                dot_of(load_vector<Element>(address_of(p.q, r.number, first + j, head), p.d_qk), k);
             const float d = dot_of(dout, difference_of(v, out));
             if (lane == j) score = s, dp = d;
         }
@@ -144,8 +146,8 @@ DEVICE void add_rows(const mha_backward_params &p, const RowRequest &r, int head
         for (int j = 0; j < count; j++) {
             const float w = __shfl_sync(~0u, weight, j), d = __shfl_sync(~0u, ds, j);
             if (empty >> j & 1) continue;
-            add_vector(dk, d, load_vector<Element>(place_of(p.q, r.number, first + j, head), p.d_qk));
-            add_vector(dv, w, load_vector<Element>(place_of(p.dout, r.number, first + j, head), p.d_v));
+            add_vector(dk, d, load_vector<Element>(address_of(p.q, r.number, first + j, head), p.d_qk));
+            add_vector(dv, w, load_vector<Element>(address_of(p.dout, r.number, first + j, head), p.d_v));
         }
     }
 }
@@ -160,20 +162,20 @@ template <typename Element> DEVICE void backward_key(const mha_backward_params &
     if (!p.starts_k)
         r = {(int)(at / p.s_k), 0, p.s_q, 0, p.s_k};
     else if (!find_request<true>(p, (int)at, r)) {
-        clear_vector(place_of(p.dk, 0, (int)at, key_head), p.d_qk);
-        clear_vector(place_of(p.dv, 0, (int)at, key_head), p.d_v);
+        clear_vector(address_of(p.dk, 0, (int)at, key_head), p.d_qk);
+        clear_vector(address_of(p.dv, 0, (int)at, key_head), p.d_v);
         return;
     }
     const int key = p.starts_k ? (int)at : (int)(at - (int64_t)r.number * p.s_k);
-    /* With a causal mask, token j of the request sees keys up to keys - tokens + j. */
+    /* With a causal mask, keys up to keys - tokens + j are visible to token j of the request. */
     const int first = p.causal ? max(0, key - r.key - (r.keys - r.tokens)) : 0;
-    const Vector k = load_vector<Element>(place_of(p.k, r.number, key, key_head), p.d_qk),
-                 v = load_vector<Element>(place_of(p.v, r.number, key, key_head), p.d_v);
+    const Vector k = load_vector<Element>(address_of(p.k, r.number, key, key_head), p.d_qk),
+                 v = load_vector<Element>(address_of(p.v, r.number, key, key_head), p.d_v);
     Vector dk = {}, dv = {};
     for (int head = key_head * p.group; head < (key_head + 1) * p.group; head++)
         add_rows<Element>(p, r, head, r.token + first, k, v, dk, dv);
-    store_vector<Element>(place_of(p.dk, r.number, key, key_head), p.d_qk, dk, p.scale);
-    store_vector<Element>(place_of(p.dv, r.number, key, key_head), p.d_v, dv, 1.0f);
+    store_vector<Element>(address_of(p.dk, r.number, key, key_head), p.d_qk, dk, p.scale);
+    store_vector<Element>(address_of(p.dv, r.number, key, key_head), p.d_v, dv, 1.0f);
 }
 
 DEFINE_KERNEL(mha_backward_rows_bf16, mha_backward_params, (32 * MHA_WARPS, 2), backward_row<Bf16>(p))

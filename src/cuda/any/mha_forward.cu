@@ -25,19 +25,19 @@ template <typename Element> DEVICE void mha_forward(const mha_forward_params &p)
         r = {(int)(at / p.s_q), 0, p.s_q, 0, p.s_k};
     else if (!find_request<false>(p, (int)at, r))
         return;
-    const RowPlace place = {p.starts_q ? (int)at : (int)(at - (int64_t)r.number * p.s_q), head};
-    const int seen = p.causal ? min(r.keys, r.keys - r.tokens + (place.token - r.token) + 1) : r.keys;
+    const RowPlace coord = {p.starts_q ? (int)at : (int)(at - (int64_t)r.number * p.s_q), head};
+    const int visible = p.causal ? min(r.keys, r.keys - r.tokens + (coord.token - r.token) + 1) : r.keys;
 
     float q[MOST_OF_LANE], o[MOST_OF_LANE], most = -INFINITY, sum = 0.0f;
     const uint16_t *from =
-        p.q + r.number * p.q_stride[0] + place.token * p.q_stride[1] + head * p.q_stride[2];
+        p.q + r.number * p.q_stride[0] + coord.token * p.q_stride[1] + head * p.q_stride[2];
 #pragma unroll
     for (int i = 0; i < MOST_OF_LANE; i++)
         q[i] = 32 * i < p.d_qk ? Element::to_float(from[32 * i + lane]) * p.scale : 0.0f, o[i] = 0.0f;
     const uint16_t *k = p.k + r.number * p.k_stride[0] + r.key * p.k_stride[1] + key_head * p.k_stride[2];
     const uint16_t *v = p.v + r.number * p.v_stride[0] + r.key * p.v_stride[1] + key_head * p.v_stride[2];
-    for (int first = 0; first < seen; first += 32) {
-        const int count = min(seen - first, 32);
+    for (int first = 0; first < visible; first += 32) {
+        const int count = min(visible - first, 32);
         float score = -INFINITY;
         for (int j = 0; j < count; j++) {
             const uint16_t *key = k + (int64_t)(first + j) * p.k_stride[1];
@@ -48,8 +48,8 @@ template <typename Element> DEVICE void mha_forward(const mha_forward_params &p)
             dot = warp_sum(dot);
             if (lane == j) score = dot;
         }
-        const float higher = fmaxf(most, warp_max(score)), base = higher == -INFINITY ? 0.0f : higher;
-        const float rescale = expf(most - base), weight = lane < count ? expf(score - base) : 0.0f;
+        const float higher = fmaxf(most, warp_max(score)), reference = higher == -INFINITY ? 0.0f : higher;
+        const float rescale = expf(most - reference), weight = lane < count ? expf(score - reference) : 0.0f;
         most = higher, sum = sum * rescale + warp_sum(weight);
 #pragma unroll
         for (int i = 0; i < MOST_OF_LANE; i++) o[i] *= rescale;
@@ -62,12 +62,12 @@ template <typename Element> DEVICE void mha_forward(const mha_forward_params &p)
         }
     }
     const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-    uint16_t *out = p.output.out + out_offset(p.output, r.number, place);
+    uint16_t *out = p.output.out + out_offset(p.output, r.number, coord);
 #pragma unroll
     for (int i = 0; i < MOST_OF_LANE; i++)
         if (32 * i < p.d_v) out[32 * i + lane] = Element::from_float(sum == 0.0f ? 0.0f : o[i] * factor);
     if (lane == 0)
-        store_lse(p.output, r.number, place,
+        store_lse(p.output, r.number, coord,
                   sum == 0.0f ? -INFINITY : (most == -INFINITY ? 0.0f : most) + logf(sum));
 }
 

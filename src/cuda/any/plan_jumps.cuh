@@ -5,16 +5,16 @@
  * With step = payload - PLAN_OVERHEAD, a partition that begins at X is followed by one at X + step, unless a
  * request begins between X + step and X + payload. It is then followed by one at the start of that request;
  * there is room for only one, because a request is longer than the overhead. So between two partitions that
- * begin with a request, partitions are `step` apart. From the start of request q the chain first meets the
- * start of
+ * begin with a request, partitions are `step` apart. From the start of request q the chain first lands on
+ * the start of
  *
  *      e = the first request after q with (start[e] - start[q]) mod step ≤ PLAN_OVERHEAD
  *
  * after n = ceil((start[e] - start[q] - PLAN_OVERHEAD) / step) partitions. Every thread finds e and n for one
- * q, up to LOOK requests ahead. The chain from meeting to meeting is followed SPAN meetings at a time, along
+ * q, up to LOOK requests ahead. The chain from landing to landing is followed SPAN landings at a time, along
  * hops that all threads have combined by doubling; if e was too far ahead, a warp continues the search. If
  * partitions are so long that e is usually farther, the warp searches for all of them. Everything between the
- * meetings is arithmetic: every row, and every request's number of splits, is independent.
+ * landings is arithmetic: every row, and every request's number of splits, is independent.
  *
  * A warp's instructions delay the others, so warps that will have neither requests nor rows leave once the
  * costs are summed (barriers wait only for the remaining warps).
@@ -27,13 +27,14 @@
 static constexpr int LOOK = 64, SPAN = 8;
 static constexpr int LOADS_AT_ONCE = 8; /* independent loads */
 static constexpr int ROWS_OF_WARP = 30; /* the first and the last lane lack a neighbour */
-static constexpr uint32_t FAR_STEP = 64 * (PLAN_OVERHEAD + 1); /* the chain meets one request in 64 */
+static constexpr uint32_t FAR_STEP = 64 * (PLAN_OVERHEAD + 1); /* the chain lands on one request in 64 */
 static_assert(LOOK % LOADS_AT_ONCE == 0 && SPAN == 8, "");
 
-/* A hop from one meeting to a later one, `partitions` partitions on. From request 0, this is the number of
- * the partition that begins there. */
+/* A landing is a request that a partition begins with. A hop leads from one landing to a later one,
+ * `partitions` partitions on. If it leads from request 0, this is the number of the partition that begins with
+ * the later request. */
 struct alignas(8) Hop {
-    int32_t request; /* the request that is met; b: none */
+    int32_t request; /* the request that it lands on; b: none */
     int32_t partitions;
 };
 
@@ -47,16 +48,16 @@ struct Jumps {
     uint32_t start[TILE + 1];
     uint32_t phase[TILE + LOADS_AT_ONCE]; /* start modulo step, times Steps::unit; undefined from b on */
     Hop next[TILE + 1];             /* to e; to b, which leads to itself, if e is not among the next LOOK */
-    Hop further[2][TILE + 1];       /* [0]: 8 (temporarily 2) meetings on; [1]: 4 */
-    int32_t meeting[TILE + SPAN];   /* the requests that partitions begin with, in order, followed by b */
+    Hop further[2][TILE + 1];       /* [0]: 8 (temporarily 2) landings on; [1]: 4 */
+    int32_t landing[TILE + SPAN];   /* the requests that partitions begin with, in order, followed by b */
     int32_t partition[TILE + SPAN]; /* the numbers of these partitions */
-    int32_t meetings;
+    int32_t landings;
     uint32_t cost_sums[WARPS], split_sums[WARPS];
     int32_t before[TILE + 1]; /* in step: splits of the requests before this one */
     Costs costs;
 };
 
-/* Arithmetic modulo step. If meetings are near (below FAR_STEP), phases are scaled so that a whole step is
+/* Arithmetic modulo step. If landings are near (below FAR_STEP), phases are scaled so that a whole step is
  * 2^32, which saves the comparison with the modulus; the remainder, 2^32 mod step, is less than a unit. */
 struct Steps {
     struct reciprocal step;
@@ -82,7 +83,7 @@ DEVICE uint32_t phase_of(const Steps &steps, uint32_t start)
 }
 
 /* Returns whether (start - start of q) mod step ≤ PLAN_OVERHEAD, given their phases. */
-DEVICE bool meets(uint32_t phase_of_q, uint32_t phase, uint32_t whole, uint32_t reach)
+DEVICE bool lands_on(uint32_t phase_of_q, uint32_t phase, uint32_t whole, uint32_t reach)
 {
     const uint32_t ahead = phase - phase_of_q;
     return min(ahead, ahead + whole) <= reach;
@@ -95,8 +96,8 @@ DEVICE int32_t partitions_between(uint32_t from, uint32_t to, const Steps &steps
     return (int32_t)divide(to - from - PLAN_OVERHEAD - 1, steps.step) + 1;
 }
 
-/* Returns e for request q if it is among the next LOOK, else b. Only if meetings are near. */
-DEVICE int32_t find_meeting(const Jumps &jumps, int q, int b, const Steps &steps)
+/* Returns e for request q if it is among the next LOOK, else b. Only if landings are near. */
+DEVICE int32_t find_landing(const Jumps &jumps, int q, int b, const Steps &steps)
 {
     const uint32_t phase = jumps.phase[q];
     const int end = min(q + 1 + LOOK, b);
@@ -104,13 +105,14 @@ DEVICE int32_t find_meeting(const Jumps &jumps, int q, int b, const Steps &steps
         int32_t found = 0;
 #pragma unroll
         for (int i = LOADS_AT_ONCE - 1; i >= 0; i--)
-            if (meets(phase, jumps.phase[first + i], 0, steps.reach)) found = first + i;
+            if (lands_on(phase, jumps.phase[first + i], 0, steps.reach)) found = first + i;
         if (found) return min(found, b);
     }
     return b;
 }
 
-/* Returns the first request from `first` on that the chain from q meets, or b. Called by the first warp. */
+/* Returns the first request from `first` on that the chain from q lands on, or b. Called by the first
+ * warp. */
 DEVICE int32_t look_on(const Jumps &jumps, int q, int first, int b, const Steps &steps)
 {
     constexpr int AT_ONCE = 4;
@@ -120,7 +122,7 @@ DEVICE int32_t look_on(const Jumps &jumps, int q, int first, int b, const Steps 
 #pragma unroll
         for (int i = AT_ONCE - 1; i >= 0; i--) {
             const int e = first + 32 * i + lane;
-            if (e < b && meets(jumps.phase[q], jumps.phase[e], steps.whole, steps.reach)) found = e;
+            if (e < b && lands_on(jumps.phase[q], jumps.phase[e], steps.whole, steps.reach)) found = e;
         }
         found = __reduce_min_sync(~0u, found);
         if (found < b) return found;
@@ -133,13 +135,13 @@ DEVICE Hop hop_on(Hop hop, Hop next)
     return {next.request, hop.partitions + next.partitions};
 }
 
-DEVICE void add_meeting(Jumps &jumps, int i, Hop hop)
+DEVICE void add_landing(Jumps &jumps, int i, Hop hop)
 {
-    jumps.meeting[i] = hop.request;
+    jumps.landing[i] = hop.request;
     jumps.partition[i] = hop.partitions;
 }
 
-/* Appends the meetings from this one on that follow each other within LOOK, and returns the last. Called by
+/* Appends the landings from this one on that follow each other within LOOK, and returns the last. Called by
  * the first warp. */
 DEVICE Hop follow_spans(Jumps &jumps, int b, Hop hop, int &count)
 {
@@ -154,7 +156,7 @@ DEVICE Hop follow_spans(Jumps &jumps, int b, Hop hop, int &count)
         }
         int in_span = 0;
         for (int i = 0; i < SPAN; i++) {
-            if (head.request < b) add_meeting(jumps, count + SPAN * lane + i, last = head), in_span++;
+            if (head.request < b) add_landing(jumps, count + SPAN * lane + i, last = head), in_span++;
             head = hop_on(head, jumps.next[head.request]);
         }
         count += __reduce_add_sync(~0u, in_span);
@@ -164,7 +166,7 @@ DEVICE Hop follow_spans(Jumps &jumps, int b, Hop hop, int &count)
     return last;
 }
 
-/* Lists the meetings from request 0 on. Called by the first warp. */
+/* Lists the landings from request 0 on. Called by the first warp. */
 DEVICE void follow(Jumps &jumps, int b, const Steps &steps)
 {
     int count = 0;
@@ -172,14 +174,14 @@ DEVICE void follow(Jumps &jumps, int b, const Steps &steps)
         if (steps.near && jumps.next[hop.request].request < b) {
             hop = follow_spans(jumps, b, hop, count);
         } else {
-            if (threadIdx.x == 0) add_meeting(jumps, count, hop);
+            if (threadIdx.x == 0) add_landing(jumps, count, hop);
             count++;
         }
         const int q = hop.request;
         hop.request = look_on(jumps, q, q + 1 + (steps.near ? LOOK : 0), b, steps);
         hop.partitions += partitions_between(jumps.start[q], jumps.start[hop.request], steps);
     }
-    if (threadIdx.x == 0) jumps.meetings = count, jumps.meeting[count] = b;
+    if (threadIdx.x == 0) jumps.landings = count, jumps.landing[count] = b;
 }
 
 /* Called by all threads; the caller must synchronise the CTA afterwards. */
@@ -189,7 +191,7 @@ DEVICE void prepare_spans(Jumps &jumps, int b, const Steps &steps)
     if (q == 0) jumps.next[b] = jumps.further[0][b] = jumps.further[1][b] = {b, 0};
     Hop hop = {b, 0};
     if (q < b) {
-        hop.request = find_meeting(jumps, q, b, steps);
+        hop.request = find_landing(jumps, q, b, steps);
         hop.partitions = partitions_between(jumps.start[q], jumps.start[hop.request], steps);
         jumps.next[q] = hop;
     }
@@ -203,13 +205,13 @@ DEVICE void prepare_spans(Jumps &jumps, int b, const Steps &steps)
 
 DEVICE Begin begin_of(const Jumps &jumps, int b, int32_t partition, const Steps &steps)
 {
-    const int i = last_not_above(jumps.partition, jumps.meetings, partition), q = jumps.meeting[i];
+    const int i = last_not_above(jumps.partition, jumps.landings, partition), q = jumps.landing[i];
     const int32_t ordinal = partition - jumps.partition[i];
     const uint32_t at = jumps.start[q] + (uint32_t)ordinal * steps.step.divisor;
     Begin begin = {jumps.start[b], b, 0, 0};
     if (at >= jumps.start[b]) return begin;
     begin.at = at;
-    begin.request = q + last_not_above(jumps.start + q, jumps.meeting[i + 1] - q, at);
+    begin.request = q + last_not_above(jumps.start + q, jumps.landing[i + 1] - q, at);
     begin.block = (int32_t)(at - jumps.start[begin.request]);
     if (begin.block) /* the partitions that begin within the request, up to this one */
         begin.split = ordinal - (int32_t)divide(jumps.start[begin.request] - jumps.start[q], steps.step);
@@ -245,7 +247,7 @@ DEVICE void fill_rows(const struct plan_params &p, const Jumps &jumps, int32_t f
  * request. */
 DEVICE int32_t splits_up_to(const Jumps &jumps, int32_t r, const Steps &steps, int32_t *of_request)
 {
-    const int i = last_not_above(jumps.meeting, jumps.meetings, r), q = jumps.meeting[i];
+    const int i = last_not_above(jumps.landing, jumps.landings, r), q = jumps.landing[i];
     const int32_t begun = partitions_between(jumps.start[q], jumps.start[r + 1], steps);
     *of_request = r == q ? begun : begun - partitions_between(jumps.start[q], jumps.start[r], steps) + 1;
     return r + jumps.partition[i] + begun - i;

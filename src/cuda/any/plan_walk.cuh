@@ -16,8 +16,8 @@ struct Walk {
 };
 
 struct Tile {
-    int64_t base;             /* the beginning of the tile on the line */
-    int64_t start[TILE + 1];  /* of its requests, relative to base */
+    int64_t origin;           /* the beginning of the tile on the line */
+    int64_t start[TILE + 1];  /* of its requests, relative to origin */
     int32_t boundaries[TILE]; /* between splits, of its requests */
     int64_t sums[2][WARPS];
     int32_t boundary_sums[WARPS];
@@ -58,7 +58,7 @@ DEVICE void walk_tile(const struct plan_params &p, int64_t payload, int64_t firs
     const int lane = (int)threadIdx.x % 32;
     const Int coarse = (Int)tile.start[32 * lane + 32]; /* the end of each 32 requests */
     const Int end = (Int)tile.start[TILE];
-    Int room_end = (Int)(walk.room_end - tile.base);
+    Int room_end = (Int)(walk.room_end - tile.origin);
     int32_t first_unwritten = walk.partition;
     int window = 0;
     Int start = (Int)tile.start[lane], window_end = (Int)tile.start[32];
@@ -85,7 +85,7 @@ DEVICE void walk_tile(const struct plan_params &p, int64_t payload, int64_t firs
         }
     }
     write_rows(p, first_unwritten, first_request, tile, walk, begun);
-    walk.room_end = tile.base + room_end;
+    walk.room_end = tile.origin + room_end;
 }
 
 /* Makes the whole plan. */
@@ -100,7 +100,7 @@ DEVICE void plan_by_walk(const struct plan_params &p, Tile &tile)
     Begun begun = {};
     walk.room_end = payload;
     int32_t boundaries_before = 0;
-    if (thread == 0) write_header(p, payload), tile.base = 0;
+    if (thread == 0) write_header(p, payload), tile.origin = 0;
     for (int64_t first = 0; first < p.b; first += TILE) {
         int64_t tile_cost;
         int32_t tile_boundaries;
@@ -123,7 +123,7 @@ DEVICE void plan_by_walk(const struct plan_params &p, Tile &tile)
         const int64_t last = min(p.b - first, (int64_t)TILE) - 1;
         walk.last_blocks = (int32_t)(tile.start[last + 1] - tile.start[last]) - PLAN_OVERHEAD;
         __syncthreads();
-        if (thread == 0) tile.base += tile_cost;
+        if (thread == 0) tile.origin += tile_cost;
     }
 
     /* The current partition takes the rest; those after it are idle. */

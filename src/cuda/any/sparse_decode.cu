@@ -21,10 +21,10 @@ template <bool BYTES, typename Element> struct Row {
     {
         const bool direct = split.slot == DIRECT;
         const float lse = row.lse();
-        const RowPlace place = {token, head};
+        const RowPlace coord = {token, head};
         const float factor = row.factor(direct ? result_sink_factor(p.output.rules, head, lse) : 1.0f);
-        const int64_t slot_row = split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)token * p.h_q + head;
-        const int64_t to = out_offset(p.output, split.request, place);
+        const int64_t part_row = split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)token * p.h_q + head;
+        const int64_t to = out_offset(p.output, split.request, coord);
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
 #pragma unroll
@@ -34,13 +34,13 @@ template <bool BYTES, typename Element> struct Row {
                 if (direct)
                     p.output.out[to + column] = Element::from_float(value);
                 else
-                    p.split.slot_out[slot_row * D_V + slot_position(column)] = value;
+                    p.split.slot_out[part_row * D_V + slot_position(column)] = value;
             }
         if (lane_of_warp()) return;
         if (direct)
-            store_lse(p.output, split.request, place, lse);
+            store_lse(p.output, split.request, coord, lse);
         else
-            p.split.slot_end[slot_row] = {row.most, row.total};
+            p.split.slot_end[part_row] = {row.most, row.total};
     }
 
     DEVICE void run(const Split &split)

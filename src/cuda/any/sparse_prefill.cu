@@ -2,7 +2,7 @@
  *
  * Sparse prefill without tensor cores, for every format, any alignment and any GPU; not fast. A CTA takes
  * SPARSE_WARPS heads of a token. A warp takes one head through all keys of the token (sparse_row.cuh) and
- * writes the result: nothing is split, and there is no workspace.
+ * writes its output: nothing is split, and there is no workspace.
  */
 #include "sparse_row.cuh"
 
@@ -31,8 +31,8 @@ template <bool BYTES> DEVICE void sparse_prefill(const struct sparse_prefill_par
     if (p.lse) p.lse[token * p.lse_stride + head] = result_lse(p.rules, lse);
 }
 
-/* From compute capability 10.0 on ptxas limits itself to 64 registers, and spills, unless it is told one CTA;
- * 0: it is told nothing. */
+/* From compute capability 10.0 on ptxas limits itself to 64 registers, and spills, unless its bounds name one CTA;
+ * 0: they name none. */
 #if __CUDA_ARCH__ >= 1000
 enum { CTAS_OF_SM = 1 };
 #else

@@ -31,7 +31,7 @@ DEVICE int column_of(int group)
 
 /* The address and the format of a key. */
 struct RowKey {
-    KeyPlace place;
+    KeyPlace address;
     int format; /* enum kv_format */
 };
 
@@ -94,16 +94,16 @@ template <typename Element> struct KeyValues {
     DEVICE void load(const RowKey &key, int d_qk)
     {
         if (key.format == KV_BF16 || key.format == KV_FP16) {
-            load(key.place.token, d_qk);
+            load(key.address.token, d_qk);
             return;
         }
         const struct kv_layout layout = kv_layout_of((enum kv_format)key.format, d_qk);
-        const uint8_t *rope = key.place.token + layout.rope_offset;
+        const uint8_t *rope = key.address.token + layout.rope_offset;
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
             const int column = column_of(g);
             if (column < layout.nope) {
-                load_codes(v[g], layout, key.place, column);
+                load_codes(v[g], layout, key.address, column);
                 continue;
             }
 #pragma unroll
@@ -147,7 +147,7 @@ template <bool BYTES, typename Element> struct SparseRow {
         if constexpr (BYTES)
             k.load(key, d_qk);
         else
-            k.load(key.place.token, d_qk);
+            k.load(key.address.token, d_qk);
         float dot = 0.0f;
 #pragma unroll
         for (int i = 0; i < GROUPS * OF_LANE; i++)
@@ -157,8 +157,9 @@ template <bool BYTES, typename Element> struct SparseRow {
         dot = warp_sum(dot);
         const float score = scale_log2 * dot, before = most;
         most = fmaxf(most, score); /* fmaxf ignores a NaN, which still reaches the sum */
-        const float base = most == -INFINITY ? 0.0f : most;
-        const float factor = before == -INFINITY ? 1.0f : exp2f(before - base), weight = exp2f(score - base);
+        const float reference = most == -INFINITY ? 0.0f : most;
+        const float factor = before == -INFINITY ? 1.0f : exp2f(before - reference),
+                    weight = exp2f(score - reference);
         total = fmaf(total, factor, weight);
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
@@ -166,24 +167,24 @@ template <bool BYTES, typename Element> struct SparseRow {
             for (int e = 0; e < OF_LANE; e++) sum[g][e] = fmaf(weight, k.v[g][e], sum[g][e] * factor);
     }
 
-    /* Adds entries [begin, end) of a list. place(at) returns the key of an entry and is called within the
+    /* Adds entries [begin, end) of a list. find(at) returns the key of an entry and is called within the
      * range only. */
-    template <typename Place> DEVICE void add_keys(int begin, int end, Place place)
+    template <typename Find> DEVICE void add_keys(int begin, int end, Find find)
     {
 #pragma unroll 1
         for (int64_t first = begin; first < end; first += 32) {
             const int64_t at = first + lane_of_warp();
-            const RowKey mine = at < end ? place((int)at) : RowKey{{NULL, NULL}, 0};
-            uint32_t there = __ballot_sync(~0u, mine.place.token != NULL);
+            const RowKey mine = at < end ? find((int)at) : RowKey{{NULL, NULL}, 0};
+            uint32_t named = __ballot_sync(~0u, mine.address.token != NULL);
 #pragma unroll 1
-            for (; there; there &= there - 1) {
-                const int source = __ffs((int)there) - 1;
+            for (; named; named &= named - 1) {
+                const int source = __ffs((int)named) - 1;
                 RowKey key = {};
-                key.place.token =
-                    (const uint8_t *)__shfl_sync(~0u, (unsigned long long)mine.place.token, source);
+                key.address.token =
+                    (const uint8_t *)__shfl_sync(~0u, (unsigned long long)mine.address.token, source);
                 if constexpr (BYTES) {
-                    key.place.scales =
-                        (const uint8_t *)__shfl_sync(~0u, (unsigned long long)mine.place.scales, source);
+                    key.address.scales =
+                        (const uint8_t *)__shfl_sync(~0u, (unsigned long long)mine.address.scales, source);
                     key.format = __shfl_sync(~0u, mine.format, source);
                 }
                 add_key(key);
