@@ -2,6 +2,13 @@
  *
  * The tile of a CTA of portable latent attention: its sizes, its layout in shared memory, and the state of
  * its threads.
+ *
+ * Shared memory, in bytes:
+ *      Q  ROWS × 1152, or none if in registers | P  ROWS × 128 |
+ *      maxima  KEY_GROUPS × ROWS × 4 | factors  ROWS × 4 | padding to whole lines |
+ *      ring  stages × KEYS × 1152 | data of Keys: of a list, flags of the named keys  stages × KEYS
+ * Q, P and the ring are stored in lines of 128 bytes (64 columns of a row), swizzled: ldmatrix has no bank
+ * conflicts. O takes the most registers: ROWS · 512 / (32 · WARPS) per thread.
  */
 #pragma once
 

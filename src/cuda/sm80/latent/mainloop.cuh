@@ -28,13 +28,6 @@
  *      sparse decode     heads of one token: a token's list   RingKeys of a list; ListedBytes of bytes,
  *      sparse prefill    is its own                           which converts beside P·V
  *
- * Shared memory, in bytes:
- *      Q  ROWS × 1152, or none if in registers | P  ROWS × 128 |
- *      maxima  KEY_GROUPS × ROWS × 4 | factors  ROWS × 4 | padding to whole lines |
- *      ring  stages × KEYS × 1152 | data of Keys: of a list, flags of the named keys  stages × KEYS
- * Q, P and the ring are stored in lines of 128 bytes (64 columns of a row), swizzled: ldmatrix has no bank
- * conflicts. O takes the most registers: ROWS · 512 / (32 · WARPS) per thread.
- *
  * The limit on an H200 at 64 rows is the bandwidth of shared memory: an m16n8k16 of Q·Kᵀ reads 256 bytes (two
  * column splits), one of P·V 128, where mma.sync could take one every 1.6 clocks.
  */

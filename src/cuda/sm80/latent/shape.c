@@ -10,7 +10,7 @@ const struct latent_shape latent_shapes[LATENT_SHAPE_COUNT] = {
 /* Reserved for static shared memory that the compiler allocates. */
 enum { STATIC_BYTES = 1024 };
 
-/* Follows the layout of the kernel (drawn in mainloop.cuh): Q, P, per-row data, ring, raw tokens or indices,
+/* Follows the layout of the kernel (drawn in layout.cuh): Q, P, per-row data, ring, raw tokens or indices,
  * flags. */
 int32_t latent_shared_bytes(const struct latent_shape *shape, enum latent_source source, int32_t stages)
 {

@@ -12,7 +12,7 @@
 namespace mha_forward {
 
 /* Epilogue: writes rows to `out` through the lines of Q, which this warp alone has read. */
-template <typename Layout> DEVICE void MhaForward<Layout>::epilogue(const State &state, Sums &o) const
+template <typename Layout> DEVICE void MhaForward<Layout>::epilogue(const RowState &state, Sums &o) const
 {
     const int lane = lane_of_warp(), first = first_row();
     const uint32_t lines = q_at + (uint32_t)(first * LINE_BYTES);

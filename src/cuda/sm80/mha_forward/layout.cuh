@@ -66,7 +66,7 @@ template <typename Layout> struct MhaForward : Layout {
     };
 
     /* Softmax state of the rows 16 m + 8 half + lane / 4 of this warp, in base 2, of scaled scores. */
-    struct State {
+    struct RowState {
         float reference[ROW_TILES][2];
         float sum[ROW_TILES][2]; /* of this thread's weights */
         bool careful;            /* some row's reference is extreme */
@@ -117,18 +117,18 @@ template <typename Layout> struct MhaForward : Layout {
     /* ---- softmax.cuh ---- */
 
     DEVICE void mask(Scores &s, int first_key) const;
-    DEVICE static void rescale(State &state, Sums &o, int m, int half, float factor);
-    DEVICE static void find_careful(State &state);
-    DEVICE void move_references_to_scores(const Scores &s, State &state, Sums &o) const;
-    DEVICE static void move_references_by_weights(const RowSums &sum, State &state, Sums &o);
+    DEVICE static void rescale(RowState &state, Sums &o, int m, int half, float factor);
+    DEVICE static void find_careful(RowState &state);
+    DEVICE void move_references_to_scores(const Scores &s, RowState &state, Sums &o) const;
+    DEVICE static void move_references_by_weights(const RowSums &sum, RowState &state, Sums &o);
     DEVICE static bool needs_rescale(const RowSums &sum);
-    DEVICE void make_exponents(Scores &s, const State &state) const;
+    DEVICE void make_exponents(Scores &s, const RowState &state) const;
     DEVICE static void softmax_block(const Scores &s, float scale, const float (&reference)[ROW_TILES][2],
                                      RowSums &sum, Weights &w);
 
     /* ---- epilogue.cuh ---- */
 
-    DEVICE void epilogue(const State &state, Sums &o) const;
+    DEVICE void epilogue(const RowState &state, Sums &o) const;
     DEVICE void write_lse(const float (&reference)[ROW_TILES][2], const float (&sum)[ROW_TILES][2]) const;
     DEVICE void write_lines(uint32_t lines) const;
     DEVICE static void store_elements(uint16_t *to, const uint4 &words);
@@ -141,8 +141,8 @@ template <typename Layout> struct MhaForward : Layout {
     DEVICE void add_values(int stage, const Weights &w, Sums &o) const;
     DEVICE VisibleKeys keys_visible_to_warp() const;
     DEVICE void run();
-    DEVICE void mainloop(unsigned keys, State &state, Sums &o) const;
-    DEVICE void process_block(int first_key, int stage, bool masked, const QFragments &q, State &state,
+    DEVICE void mainloop(unsigned keys, RowState &state, Sums &o) const;
+    DEVICE void process_block(int first_key, int stage, bool masked, const QFragments &q, RowState &state,
                               Sums &o) const;
 };
 

@@ -111,7 +111,7 @@ DEVICE typename MhaForward<Layout>::VisibleKeys MhaForward<Layout>::keys_visible
 template <typename Layout> DEVICE void MhaForward<Layout>::run()
 {
     Sums o = {};
-    State state;
+    RowState state;
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
@@ -126,7 +126,7 @@ template <typename Layout> DEVICE void MhaForward<Layout>::run()
 /* Processes all blocks of keys. Key numbers are unsigned, because the number behind the last block may
  * pass 2^31. */
 template <typename Layout>
-DEVICE void MhaForward<Layout>::mainloop(unsigned keys, State &state, Sums &o) const
+DEVICE void MhaForward<Layout>::mainloop(unsigned keys, RowState &state, Sums &o) const
 {
     static_assert(STAGES == 2, "a block is loaded when the one before it is begun");
     if (threadIdx.x % 32 == 0) shared->visible[threadIdx.x / 32] = keys_visible_to_warp();
@@ -153,7 +153,7 @@ DEVICE void MhaForward<Layout>::mainloop(unsigned keys, State &state, Sums &o) c
 /* Processes the block whose first key is first_key; `masked`: not all of it is visible to every row. */
 template <typename Layout>
 DEVICE void MhaForward<Layout>::process_block(int first_key, int stage, bool masked, const QFragments &q,
-                                              State &state, Sums &o) const
+                                              RowState &state, Sums &o) const
 {
     Weights w;
     RowSums sum;

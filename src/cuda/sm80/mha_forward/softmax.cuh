@@ -36,14 +36,14 @@ template <typename Layout> DEVICE void MhaForward<Layout>::mask(Scores &s, int f
 
 /* Multiplies the sums of a row by `factor`. */
 template <typename Layout>
-DEVICE void MhaForward<Layout>::rescale(State &state, Sums &o, int m, int half, float factor)
+DEVICE void MhaForward<Layout>::rescale(RowState &state, Sums &o, int m, int half, float factor)
 {
     state.sum[m][half] *= factor;
 #pragma unroll
     for (int n = 0; n < COLUMN_TILES; n++) o[m][n][2 * half] *= factor, o[m][n][2 * half + 1] *= factor;
 }
 
-template <typename Layout> DEVICE void MhaForward<Layout>::find_careful(State &state)
+template <typename Layout> DEVICE void MhaForward<Layout>::find_careful(RowState &state)
 {
     bool careful = false;
 #pragma unroll
@@ -54,7 +54,7 @@ template <typename Layout> DEVICE void MhaForward<Layout>::find_careful(State &s
 
 /* Moves extreme references up to the largest scores. */
 template <typename Layout>
-DEVICE void MhaForward<Layout>::move_references_to_scores(const Scores &s, State &state, Sums &o) const
+DEVICE void MhaForward<Layout>::move_references_to_scores(const Scores &s, RowState &state, Sums &o) const
 {
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++)
@@ -76,7 +76,7 @@ DEVICE void MhaForward<Layout>::move_references_to_scores(const Scores &s, State
 /* Moves references relative to which weights are large, up by the log2 of the weights. Beside infinite
  * weights all earlier sums are negligible: such a row starts over. */
 template <typename Layout>
-DEVICE void MhaForward<Layout>::move_references_by_weights(const RowSums &sum, State &state, Sums &o)
+DEVICE void MhaForward<Layout>::move_references_by_weights(const RowSums &sum, RowState &state, Sums &o)
 {
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++)
@@ -101,7 +101,8 @@ template <typename Layout> DEVICE bool MhaForward<Layout>::needs_rescale(const R
 }
 
 /* Computes exponents, with separate rounding in extreme rows and fused in the other rows of the warp. */
-template <typename Layout> DEVICE void MhaForward<Layout>::make_exponents(Scores &s, const State &state) const
+template <typename Layout>
+DEVICE void MhaForward<Layout>::make_exponents(Scores &s, const RowState &state) const
 {
     const float scale = p.call.scale_log2;
 #pragma unroll
