@@ -58,12 +58,12 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
     DEVICE const uint16_t *rows_of(const mha_vectors &of, const TileCoord &coord) const;
     DEVICE void copy_q(const TileCoord &coord) const;
     DEVICE void copy_dout(const TileCoord &coord) const;
-    DEVICE void copy_numbers(const TileCoord &coord) const;
+    DEVICE void copy_stats(const TileCoord &coord) const;
     DEVICE void copy_rows_at(const TileCoord &coord) const;
     DEVICE uint16_t *keys_of(const mha_vectors &of) const;
     DEVICE void copy_keys() const;
     DEVICE bool copied_empty_row() const;
-    __device__ __noinline__ static void clear_empty_rows(uint32_t numbers, uint32_t q, uint32_t dout);
+    __device__ __noinline__ static void clear_empty_rows(uint32_t stats, uint32_t q, uint32_t dout);
 
     /* ---- softmax.cuh ---- */
 

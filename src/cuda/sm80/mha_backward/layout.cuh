@@ -5,7 +5,7 @@
  *   Q, dO     tiles of 64 columns; a row is a line of 128 bytes (swizzle_128)
  *   K, V      the same, a line per key
  *   P, dS     a line per key, of 64 rows
- *   numbers   lse and delta of the tile's rows, in the order of number_at
+ *   stats     lse and delta of the tile's rows, in the order of stat_at
  */
 #pragma once
 
@@ -17,7 +17,7 @@
 
 /* Returns the position of a row's lse or delta. Within 16 rows, the four that a thread has of two groups of
  * eight are adjacent. */
-DEVICE int number_at(int row)
+DEVICE int stat_at(int row)
 {
     return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
 }
@@ -58,8 +58,8 @@ template <int D_QK_, int D_V_, int KEYS_, int WARP_KEYS_, bool EARLY_DV_> struct
                               Q_AT = V_AT + KEY_TILE * (D_V / LINE_ELEMENTS),
                               DOUT_AT = Q_AT + ROW_TILE * (D_QK / LINE_ELEMENTS),
                               P_AT = DOUT_AT + ROW_TILE * (D_V / LINE_ELEMENTS), DS_AT = P_AT + KEY_TILE,
-                              NUMBERS_AT = DS_AT + KEY_TILE, NUMBERS_BYTES = MHA_BACKWARD_NUMBERS * ROWS * 4,
-                              BLOCK_AT = NUMBERS_AT + NUMBERS_BYTES, BYTES = BLOCK_AT + KEY_BLOCK_BYTES;
+                              STATS_AT = DS_AT + KEY_TILE, STATS_BYTES = MHA_BACKWARD_STATS * ROWS * 4,
+                              BLOCK_AT = STATS_AT + STATS_BYTES, BYTES = BLOCK_AT + KEY_BLOCK_BYTES;
     static_assert(BYTES == MHA_BACKWARD_BYTES(D_QK, D_V, KEYS), "the host gives as much");
     static_assert(ROWS == LINE_ELEMENTS, "a line of P has all rows of a tile");
     static_assert(KEY_GROUPS == 2 || KEY_GROUPS == 4, "warps share dQ's columns");

@@ -125,7 +125,7 @@ template <typename Element, typename Tiles> DEVICE void Backward<Element, Tiles>
     }
     for (; left; left--) {
         cp_async_wait<0>();
-        if (__syncthreads_or(copied_empty_row())) clear_empty_rows(this->numbers(), this->q(), this->dout());
+        if (__syncthreads_or(copied_empty_row())) clear_empty_rows(this->stats(), this->q(), this->dout());
         process_tile(dk, dv, coord);
         __syncthreads();
         const TileCoord next = coord_after(coord);

@@ -47,18 +47,18 @@ DEVICE void Backward<Element, Tiles>::copy_dout(const TileCoord &coord) const
 }
 
 template <typename Element, typename Tiles>
-DEVICE void Backward<Element, Tiles>::copy_numbers(const TileCoord &coord) const
+DEVICE void Backward<Element, Tiles>::copy_stats(const TileCoord &coord) const
 {
     const int thread = (int)fresh_thread();
-    if (thread < (int)Tiles::NUMBERS_BYTES / 16)
-        cp_async_16(this->numbers() + 16 * (uint32_t)thread,
-                    p.rows + tile_index(coord) * (MHA_BACKWARD_NUMBERS * Tiles::ROWS) + 4 * thread, true);
+    if (thread < (int)Tiles::STATS_BYTES / 16)
+        cp_async_16(this->stats() + 16 * (uint32_t)thread,
+                    p.rows + tile_index(coord) * (MHA_BACKWARD_STATS * Tiles::ROWS) + 4 * thread, true);
 }
 
 template <typename Element, typename Tiles>
 DEVICE void Backward<Element, Tiles>::copy_rows_at(const TileCoord &coord) const
 {
-    copy_q(coord), copy_dout(coord), copy_numbers(coord);
+    copy_q(coord), copy_dout(coord), copy_stats(coord);
 }
 
 template <typename Element, typename Tiles>
@@ -80,7 +80,7 @@ template <typename Element, typename Tiles> DEVICE bool Backward<Element, Tiles>
 {
     const int thread = (int)fresh_thread();
     if (thread >= Tiles::ROWS / 4) return false;
-    const uint4 lse = load_shared_16(this->numbers() + 16 * (uint32_t)thread);
+    const uint4 lse = load_shared_16(this->stats() + 16 * (uint32_t)thread);
     const float most = fmaxf(fmaxf(__uint_as_float(lse.x), __uint_as_float(lse.y)),
                              fmaxf(__uint_as_float(lse.z), __uint_as_float(lse.w)));
     return most == INFINITY;
@@ -88,7 +88,7 @@ template <typename Element, typename Tiles> DEVICE bool Backward<Element, Tiles>
 
 /* Clears Q and dO of rows that see no key: 0 × NaN would be NaN. */
 template <typename Element, typename Tiles>
-__device__ __noinline__ void Backward<Element, Tiles>::clear_empty_rows(uint32_t numbers, uint32_t q,
+__device__ __noinline__ void Backward<Element, Tiles>::clear_empty_rows(uint32_t stats, uint32_t q,
                                                                         uint32_t dout)
 {
     constexpr int LINES = (Tiles::D_QK + Tiles::D_V) / LINE_ELEMENTS * Tiles::ROWS,
@@ -96,7 +96,7 @@ __device__ __noinline__ void Backward<Element, Tiles>::clear_empty_rows(uint32_t
     for (int i = (int)threadIdx.x; i < LINES * CHUNKS; i += Tiles::THREADS) {
         const int line = i / CHUNKS, row = line % Tiles::ROWS,
                   of_q = Tiles::D_QK / LINE_ELEMENTS * Tiles::ROWS;
-        if (__uint_as_float(load_shared_4(numbers + (uint32_t)number_at(row) * 4)) != INFINITY) continue;
+        if (__uint_as_float(load_shared_4(stats + (uint32_t)stat_at(row) * 4)) != INFINITY) continue;
         store_zero_16(
             (line < of_q ? q + (uint32_t)line * LINE_BYTES : dout + (uint32_t)(line - of_q) * LINE_BYTES) +
             (uint32_t)(i % CHUNKS) * CHUNK_BYTES);

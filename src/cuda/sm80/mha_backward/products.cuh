@@ -53,7 +53,7 @@ template <typename Element, typename Tiles> struct WarpProducts {
 
     DEVICE uint32_t q() const { return smem + Tiles::Q_AT; }
     DEVICE uint32_t dout() const { return smem + Tiles::DOUT_AT; }
-    DEVICE uint32_t numbers() const { return smem + Tiles::NUMBERS_AT; }
+    DEVICE uint32_t stats() const { return smem + Tiles::STATS_AT; }
 
     /* Computes K Qᵀ, or V dOᵀ, for the warp's keys and the rows of its group, of the tiles at `keys` and
      * `rows`. */
@@ -201,11 +201,11 @@ template <typename Element, typename Tiles> struct WarpProducts {
 
     /* Returns lse (which = 0) or delta (1) of the rows that a lane has in step k: two of each group of
      * eight. */
-    DEVICE float4 row_numbers(int which, int k) const
+    DEVICE float4 load_stats(int which, int k) const
     {
         const Lane l;
         const uint4 four = load_shared_16(
-            numbers() +
+            stats() +
             (uint32_t)((which * Tiles::ROWS + l.row_group * Tiles::WARP_ROWS + 16 * k + l.lane % 4 * 4) * 4));
         return make_float4(__uint_as_float(four.x), __uint_as_float(four.y), __uint_as_float(four.z),
                            __uint_as_float(four.w));

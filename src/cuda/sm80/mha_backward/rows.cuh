@@ -48,8 +48,7 @@ template <typename Element, int D_QK, int D_V> DEVICE void prepare_rows(const mh
     const RowTile tile(p);
     if (tile.rows() <= 0) return;
     if (thread == 0) p.added[tile.index] = 0;
-    float *sums = p.dq_sums + tile.index * SUMS,
-          *numbers = p.rows + tile.index * (MHA_BACKWARD_NUMBERS * ROWS);
+    float *sums = p.dq_sums + tile.index * SUMS, *stats = p.rows + tile.index * (MHA_BACKWARD_STATS * ROWS);
 #pragma unroll
     for (int i = thread * 4; i < SUMS; i += ROW_KERNEL_THREADS * 4)
         *(float4 *)(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -69,8 +68,8 @@ template <typename Element, int D_QK, int D_V> DEVICE void prepare_rows(const mh
         for (int lanes = LANES / 2; lanes; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
         if (column == 0) {
             const bool empty = lse == -INFINITY || lse == INFINITY;
-            numbers[number_at(row)] = empty ? INFINITY : lse - P_SCALE_LOG2;
-            numbers[ROWS + number_at(row)] = empty ? 0.0f : delta * DS_SCALE<Element>;
+            stats[stat_at(row)] = empty ? INFINITY : lse - P_SCALE_LOG2;
+            stats[ROWS + stat_at(row)] = empty ? 0.0f : delta * DS_SCALE<Element>;
         }
     }
 }

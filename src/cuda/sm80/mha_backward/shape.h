@@ -12,7 +12,7 @@ enum {
     MHA_BACKWARD_KEYS = 64,      /* least keys per CTA */
     MHA_BACKWARD_WIDE = 128,     /* keys per CTA of the kernel 192_wide, which parks P (Backward::park_p) */
     MHA_BACKWARD_ROW_GROUPS = 2, /* row groups per tile, each processed by a different warp */
-    MHA_BACKWARD_NUMBERS = 2,    /* values per row: lse and delta */
+    MHA_BACKWARD_STATS = 2,      /* values per row: lse and delta */
     KEY_BLOCK_BYTES = 64
 };
 
@@ -34,6 +34,6 @@ enum {
 /* Bytes of dynamic shared memory: K, V | Q, dO | P, dS | lse and delta of a tile | struct KeyBlock. */
 #define MHA_BACKWARD_BYTES(d_qk, d_v, keys)                                                                  \
     (2 * ((keys) + MHA_BACKWARD_ROWS) * ((d_qk) + (d_v)) + 4 * MHA_BACKWARD_ROWS * (keys) +                  \
-     MHA_BACKWARD_NUMBERS * MHA_BACKWARD_ROWS * 4 + KEY_BLOCK_BYTES)
+     MHA_BACKWARD_STATS * MHA_BACKWARD_ROWS * 4 + KEY_BLOCK_BYTES)
 
 #endif

@@ -33,7 +33,7 @@ DEVICE void Backward<Element, Tiles>::make_p(Scores &s, Words &w) const
 {
 #pragma unroll
     for (int k = 0; k < ROW_STEPS; k++) {
-        const float4 lse = this->row_numbers(0, k);
+        const float4 lse = this->load_stats(0, k);
 #pragma unroll
         for (int m = 0; m < KEY_TILES; m++)
 #pragma unroll
@@ -77,7 +77,7 @@ DEVICE void Backward<Element, Tiles>::make_ds(const Scores &s, const Scores &dp,
     const uint32_t parked = Tiles::PARKS_P ? this->words_at(parking()) : 0;
 #pragma unroll
     for (int k = 0; k < ROW_STEPS; k++) {
-        const float4 delta = this->row_numbers(1, k);
+        const float4 delta = this->load_stats(1, k);
 #pragma unroll
         for (int m = 0; m < KEY_TILES; m++)
 #pragma unroll
