@@ -40,8 +40,8 @@ struct cuda_work {
     int64_t even_splits, split_lanes; /* of a request; 0: split by a plan */
     int64_t slots;
     size_t slot_out_offset, slot_end_offset;
-    int64_t mark_tiles; /* of a request, in the units of dense decode's marks; 0: no marks */
-    size_t marks_offset;
+    int64_t ready_tiles; /* of a request, in the units of dense decode's ready flags; 0: none */
+    size_t ready_flags_offset;
     bool apart;             /* input: CTAs must not wait for each other */
     bool joins_itself;      /* the kernel joins the parts of split requests */
     size_t meetings_offset; /* if joins_itself: one word per tile of a request; 0: no room */

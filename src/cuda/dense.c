@@ -2,8 +2,8 @@
  *
  * Dense decode on a GPU: the host part that all its kernels share.
  *
- * Workspace: that of attention.h | marks | with FP8 products, room for the queries as bf16 values (every
- * kernel may use it)
+ * Workspace: that of attention.h | ready flags | with FP8 products, room for the queries as bf16 values
+ * (every kernel may use it)
  */
 #include "attention.h"
 
@@ -14,9 +14,9 @@ bool cuda_of_bytes(const struct attention_problem *p)
     return kv_layout_of(p->format, 0).element == KV_ELEMENT_E4M3;
 }
 
-static size_t mark_bytes(int64_t tiles)
+static size_t ready_flag_bytes(int64_t tiles)
 {
-    return cuda_line_up((size_t)tiles * MARKS_OF_TILE * sizeof(uint32_t));
+    return cuda_line_up((size_t)tiles * READY_FLAGS_OF_TILE * sizeof(uint32_t));
 }
 
 /* Lays out the workspace of any call up to these sizes with the default number of partitions. The default
@@ -31,9 +31,9 @@ static fmla_status lay_out_most(const struct attention_problem *p, struct cuda_w
         cuda_most_add(&most, (int32_t)workers,
                       p->h_kv * (rows_of_head < PLAN_ROW_TILE ? rows_of_head : PLAN_ROW_TILE));
     const fmla_status status = cuda_lay_out_most(p, &most, w);
-    _Static_assert((int)ROWS_OF_MARK == (int)PLAN_ROW_TILE,
-                   "there are the most marks where a head is one tile");
-    w->bytes += mark_bytes(workers > 1 ? p->h_kv * workers : 0);
+    _Static_assert((int)ROWS_OF_READY_TILE == (int)PLAN_ROW_TILE,
+                   "there are the most flags where a head is one tile");
+    w->bytes += ready_flag_bytes(workers > 1 ? p->h_kv * workers : 0);
     return status;
 }
 
@@ -62,9 +62,10 @@ fmla_status cuda_dense_prepare(const struct attention_problem *p, int64_t rows, 
     const fmla_status status = cuda_lay_out(p, w);
     if (status) return status;
     if (!w->split_keys && w->num_partitions > 1)
-        w->mark_tiles = p->h_kv * cuda_ceil_div(rows_of_head, ROWS_OF_MARK); /* below the number of rows */
-    w->marks_offset = w->bytes;
-    w->bytes += mark_bytes(w->mark_tiles * w->num_partitions);
+        w->ready_tiles =
+            p->h_kv * cuda_ceil_div(rows_of_head, ROWS_OF_READY_TILE); /* below the number of rows */
+    w->ready_flags_offset = w->bytes;
+    w->bytes += ready_flag_bytes(w->ready_tiles * w->num_partitions);
     const bool bound = p->bound && !w->split_keys && !p->num_partitions;
     const fmla_status most = bound ? lay_out_most(p, w) : FMLA_OK;
     return most ? most : place_queries(p, w);

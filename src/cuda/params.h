@@ -70,13 +70,14 @@ struct split_params {
     struct part_end *slot_end; /* [slots][h_q · s_q] */
     /* Hopper's kernel with a plan: the progress of requests that are split once (second_part.cuh there); else
      * NULL. */
-    uint32_t *marks; /* [partitions][tiles][MARKS_OF_TILE] */
-    int32_t tiles;   /* of ROWS_OF_MARK rows, of a request */
+    uint32_t *ready_flags; /* [partitions][tiles][READY_FLAGS_OF_TILE] */
+    int32_t tiles;         /* of ROWS_OF_READY_TILE rows, of a request */
     int32_t tiles_of_head;
 };
 
-/* The values of a mark; any other value means "not yet". Each warp that has a share of a tile has a mark. */
-enum { PART_STORED = 0x57ed, PART_JOINED = 0x301d, MARKS_OF_TILE = 8, ROWS_OF_MARK = 64 };
+/* The values of a ready flag; any other value means "not yet". A tile has a flag for each warp that stores a
+ * range of its columns and rows. */
+enum { PART_STORED = 0x57ed, PART_JOINED = 0x301d, READY_FLAGS_OF_TILE = 8, ROWS_OF_READY_TILE = 64 };
 
 struct dense_decode_params {
     int32_t b, s_q, h_q, h_kv, group; /* group: h_q / h_kv */

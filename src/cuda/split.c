@@ -95,9 +95,9 @@ struct split_params cuda_split_params(const struct attention_problem *p, const s
         params.slot_out = (float *)(void *)(at + w->slot_out_offset);
         params.slot_end = (struct part_end *)(void *)(at + w->slot_end_offset);
     }
-    if (w->mark_tiles) {
-        params.marks = (uint32_t *)(void *)(at + w->marks_offset);
-        params.tiles = (int32_t)w->mark_tiles, params.tiles_of_head = (int32_t)(w->mark_tiles / p->h_kv);
+    if (w->ready_tiles) {
+        params.ready_flags = (uint32_t *)(void *)(at + w->ready_flags_offset);
+        params.tiles = (int32_t)w->ready_tiles, params.tiles_of_head = (int32_t)(w->ready_tiles / p->h_kv);
     }
     if (w->split_keys) return params;
     if (p->plan_in_tables) {

@@ -99,9 +99,9 @@ static void planned_inside(void)
     const size_t plan_end = (plan_bytes(5, 66) + 255) / 256 * 256, rows = 2 * 66 * 32;
     CHECK_ALL({(char *)p.split.slot_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},
               {(char *)p.split.slot_end - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)});
-    const size_t marks = 66 * 2 * MARKS_OF_TILE * 4; /* one tile per key head */
-    CHECK_ALL({c.bytes, plan_end + rows * 512 * 4 + (rows * 8 + 255) / 256 * 256 + (marks + 255) / 256 * 256},
-              {!p.split.marks, true});
+    const size_t flags = 66 * 2 * READY_FLAGS_OF_TILE * 4; /* one tile per key head */
+    CHECK_ALL({c.bytes, plan_end + rows * 512 * 4 + (rows * 8 + 255) / 256 * 256 + (flags + 255) / 256 * 256},
+              {!p.split.ready_flags, true});
 
     const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
     CHECK_ALL({decode.grid_x, 66 * 2 /* a tile holds the 16 rows of a key head */}, {decode.block_x, 256},
@@ -357,7 +357,7 @@ static void many_blocks(void)
 
 /* ---- Dense decode on Hopper -------------------------------------------------------------------------------- */
 
-/* The call is as for the portable kernel; only the grid, the marks and the TMA maps differ. */
+/* The call is as for the portable kernel; only the grid, the flags and the TMA maps differ. */
 static void hopper(void)
 {
     DECODE_CALL(c, 5, 2, 16, 2, 99, 64, 40);
@@ -374,10 +374,10 @@ static void hopper(void)
     CHECK_ALL({decode.grid_x, 66 * 2}, {decode.block_x, 384}, {decode.shared_bytes, 232448},
               {join.grid_x, portable_join.grid_x}, {join.block_x, portable_join.block_x});
     const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
-    const size_t slots = 2 * 66, marks = 66 * 2 * MARKS_OF_TILE * 4;
-    expected.split.marks = (uint32_t *)(void *)(expected.split.slot_end + slots * 32);
+    const size_t slots = 2 * 66, flags = 66 * 2 * READY_FLAGS_OF_TILE * 4;
+    expected.split.ready_flags = (uint32_t *)(void *)(expected.split.slot_end + slots * 32);
     expected.split.tiles = 2, expected.split.tiles_of_head = 1;
-    CHECK_EQ((char *)expected.split.marks + (marks + 255) / 256 * 256 - region(REGION_OF_WORKSPACE),
+    CHECK_EQ((char *)expected.split.ready_flags + (flags + 255) / 256 * 256 - region(REGION_OF_WORKSPACE),
              (int64_t)bytes);
     expected.stages = 0; /* only for the portable kernel's ring */
     CHECK(!memcmp(&p.call, &expected, sizeof expected), "%s", "another call than the portable kernel's");

@@ -153,7 +153,7 @@ static void judge_sparse(size_t bytes)
     HOLDS(p.tiles_of_token == (of_heads ? tiles / s_q : 0) && divides(p.heads_divisor, h_q));
     HOLDS(divides(p.tiles_divisor, tiles) && (!of_heads || divides(p.token_divisor, tiles / s_q)));
     HOLDS(divides(p.splits_divisor, p.split.even_splits) && p.split.slots_in_halves == hopper &&
-          !p.split.marks);
+          !p.split.ready_flags);
     const char *end = workspace + bytes;
     if (joins_itself(decode)) {
         const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
@@ -200,12 +200,13 @@ static void judge_dense(size_t bytes)
                      (const char *)params.meetings));
         return;
     }
-    HOLDS(!p->split.marks == !(hopper && p->split.partitions && p->split.num_partitions > 1));
-    if (p->split.marks) {
-        const int64_t mark_tiles = h_kv * ceil_div(rows, ROWS_OF_MARK);
-        HOLDS(p->split.tiles == mark_tiles && p->split.tiles_of_head == mark_tiles / h_kv);
-        HOLDS(inside(p->split.marks, mark_tiles * p->split.num_partitions, MARKS_OF_TILE * 4, end));
-        end = (const char *)p->split.marks;
+    HOLDS(!p->split.ready_flags == !(hopper && p->split.partitions && p->split.num_partitions > 1));
+    if (p->split.ready_flags) {
+        const int64_t ready_tiles = h_kv * ceil_div(rows, ROWS_OF_READY_TILE);
+        HOLDS(p->split.tiles == ready_tiles && p->split.tiles_of_head == ready_tiles / h_kv);
+        HOLDS(inside(p->split.ready_flags, ready_tiles * p->split.num_partitions, READY_FLAGS_OF_TILE * 4,
+                     end));
+        end = (const char *)p->split.ready_flags;
     }
     const int64_t capacity = c->kv_cache.shape[1] * (a->block_table ? c->block_table.shape[1] : 1);
     judge_split(&p->split, b, s_q * h_q, capacity < INT32_MAX ? capacity : INT32_MAX, tiles, decode, !hopper,

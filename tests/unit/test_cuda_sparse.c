@@ -67,7 +67,7 @@ static void on_hopper(void)
     /* The plan, then two slots per partition, and none past the queried size, which a call with a plan's
      * tables uses too. */
     CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
-              p.split.num_splits == plan.num_splits && !p.split.marks,
+              p.split.num_splits == plan.num_splits && !p.split.ready_flags,
           "%s", "another plan");
     const size_t plan_end = (plan_bytes(B, PARTITIONS) + 255) / 256 * 256, rows = 2 * PARTITIONS * S_Q * H_Q;
     CHECK_ALL({(char *)p.split.slot_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},

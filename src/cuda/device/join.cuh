@@ -33,7 +33,7 @@ struct Parts {
     int count; /* 0: nothing to join */
     int64_t first, second;
     int step;
-    const uint32_t *marks; /* [tiles][MARKS_OF_TILE]: may be joined already; NULL: is not */
+    const uint32_t *ready_flags; /* [tiles][READY_FLAGS_OF_TILE]: may be joined already; NULL: is not */
 
     DEVICE int64_t slot(int part) const { return part == 0 ? first : second + (int64_t)(part - 1) * step; }
 };
@@ -53,7 +53,8 @@ __device__ static Parts parts_of_partition(const struct join_params &p, int inde
     parts.first = 2 * (int64_t)index + (partition.last == partition.first ? 0 : 1);
     parts.second = 2 * (int64_t)(index + 1);
     parts.step = 2;
-    if (p.split.marks && partition.ends_split_once) parts.marks = marks_of(p.split, index + 1);
+    if (p.split.ready_flags && partition.ends_split_once)
+        parts.ready_flags = ready_flags_of(p.split, index + 1);
     return parts;
 }
 
@@ -69,16 +70,16 @@ __device__ static Parts parts_of_request(const struct join_params &p, int reques
     return parts;
 }
 
-DEVICE bool tile_is_joined(const uint32_t *marks, int tile)
+DEVICE bool tile_is_joined(const uint32_t *ready_flags, int tile)
 {
-    return __ldg(marks + MARKS_OF_TILE * tile) == PART_JOINED;
+    return __ldg(ready_flags + READY_FLAGS_OF_TILE * tile) == PART_JOINED;
 }
 
 DEVICE bool all_joined(const struct join_params &p, const Parts &parts)
 {
     bool joined = true;
 #pragma unroll 1
-    for (int tile = 0; tile < p.split.tiles; tile++) joined &= tile_is_joined(parts.marks, tile);
+    for (int tile = 0; tile < p.split.tiles; tile++) joined &= tile_is_joined(parts.ready_flags, tile);
     return joined;
 }
 
@@ -233,8 +234,8 @@ DEVICE void join_rows(const struct join_params &p, const Parts &parts, int row, 
     if ((unsigned)row >= (unsigned)(p.h_q * p.s_q))
         return; /* never with a shared row, so all threads reach the barriers */
     const int kv_head = row / p.rows, row_of_head = row - kv_head * p.rows;
-    if (parts.marks &&
-        tile_is_joined(parts.marks, kv_head * p.split.tiles_of_head + row_of_head / ROWS_OF_MARK))
+    if (parts.ready_flags &&
+        tile_is_joined(parts.ready_flags, kv_head * p.split.tiles_of_head + row_of_head / ROWS_OF_READY_TILE))
         return;
     const int first = shares ? warp : 0, stride = shares ? JOIN_WARPS : 1, position = first_column + 4 * lane;
     constexpr int VECTORS = Some::VECTORS;
@@ -295,11 +296,11 @@ DEVICE void join_splits(const struct join_params &p, int rows_per_block, int row
             __syncthreads();
             wait_for_parts();
         } else {
-            const bool perhaps = __syncthreads_or(mine.marks != NULL);
+            const bool perhaps = __syncthreads_or(mine.ready_flags != NULL);
             listed = list_parts(mine, list, counts);
             if (first == 0) wait_for_parts();
             if (perhaps) {
-                if (mine.marks && all_joined(p, mine)) mine.count = 0;
+                if (mine.ready_flags && all_joined(p, mine)) mine.count = 0;
                 listed = list_parts(mine, list, counts);
             }
         }

@@ -146,11 +146,11 @@ DEVICE Split partition_split(const Partition &partition, int request, int length
     return split;
 }
 
-/* Returns the marks of a partition's first request, which may be the second split of a request that is split
- * once. */
-DEVICE uint32_t *marks_of(const struct split_params &split, int64_t partition)
+/* Returns the ready flags of a partition's first request, which may be the second split of a request that is
+ * split once. */
+DEVICE uint32_t *ready_flags_of(const struct split_params &split, int64_t partition)
 {
-    return split.marks + partition * split.tiles * MARKS_OF_TILE;
+    return split.ready_flags + partition * split.tiles * READY_FLAGS_OF_TILE;
 }
 
 /* ---- Even splits ----------------------------------------------------------------------------- */

@@ -23,7 +23,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
                                                  .variant = choice.shape});
     w->stages = choice.stages, w->shared_bytes = choice.shared_bytes;
     const fmla_status status = cuda_dense_prepare(p, latent_shapes[choice.shape].rows, w);
-    w->mark_tiles = 0; /* there is room for marks, but this kernel makes none */
+    w->ready_tiles = 0; /* there is room for ready flags, but this kernel sets none */
     return status;
 }
 

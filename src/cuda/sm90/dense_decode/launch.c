@@ -16,10 +16,10 @@ void sm90_dense_decode_join_in_kernel(const struct attention_problem *p, struct 
     if (w->apart || p->bound || p->splitting == SPLIT_BATCH_INVARIANT || workers != usual ||
         workers < 2 * p->b || p->b > MOST_REQUESTS_TOGETHER ||
         p->b * cuda_ceil_div(p->capacity, PLAN_BLOCK) > MOST_BLOCKS ||
-        w->marks_offset + words > w->queries_offset)
+        w->ready_flags_offset + words > w->queries_offset)
         return;
     w->joins_itself = true, w->makes_plan = false;
-    w->meetings_offset = w->marks_offset;
+    w->meetings_offset = w->ready_flags_offset;
     w->flags |= LAUNCH_TOGETHER;
 }
 
@@ -41,7 +41,7 @@ struct dense_decode_sm90_params sm90_dense_decode_params(const struct attention_
         params.ticket = cuda_ticket();
         params.workers = w->num_partitions, params.of_request = w->num_partitions / (int32_t)p->b;
         params.call.split.header = NULL, params.call.split.partitions = NULL;
-        params.call.split.num_splits = NULL, params.call.split.marks = NULL;
+        params.call.split.num_splits = NULL, params.call.split.ready_flags = NULL;
     }
     return params;
 }

@@ -13,7 +13,7 @@ namespace dense_decode {
 
 using namespace latent;
 
-static_assert(ROWS == (int)ROWS_OF_MARK, "");
+static_assert(ROWS == (int)ROWS_OF_READY_TILE, "");
 
 /* Named barrier of both sides at the end of a split. */
 enum { SPLIT_BARRIER = 3 };

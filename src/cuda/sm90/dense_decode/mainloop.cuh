@@ -278,7 +278,8 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
             store_out<Element>(p.call, task(), left, right, scaled, first_row, column, lines);
         } else {
             store_part(p.call, task(), left, right, factor, first_row, column);
-            if (__any_sync(~0u, (p.call.split.marks != NULL) & task().split.second_of_two & !shared.poisoned))
+            if (__any_sync(~0u, (p.call.split.ready_flags != NULL) & task().split.second_of_two &
+                                    !shared.poisoned))
                 set_ready(p.call, (int)(fresh_thread() - WARPGROUP_THREADS) / 32);
         }
     }

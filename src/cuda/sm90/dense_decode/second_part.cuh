@@ -32,24 +32,24 @@ namespace dense_decode {
 /* Returns the flags of the current tile that this CTA sets; next_flags returns those that it reads. */
 DEVICE uint32_t *own_flags(const struct dense_decode_params &p)
 {
-    return p.split.marks + (int64_t)fresh_block() * MARKS_OF_TILE;
+    return p.split.ready_flags + (int64_t)fresh_block() * READY_FLAGS_OF_TILE;
 }
 
 DEVICE uint32_t *next_flags(const struct dense_decode_params &p)
 {
-    return own_flags(p) + (int64_t)p.split.tiles * MARKS_OF_TILE;
+    return own_flags(p) + (int64_t)p.split.tiles * READY_FLAGS_OF_TILE;
 }
 
 /* Called by one warp, the same that reads the flags. */
 DEVICE void clear_next_flags(const struct dense_decode_params &p)
 {
     const unsigned lane = fresh_thread() % 32;
-    if (lane < MARKS_OF_TILE) next_flags(p)[lane] = 0;
+    if (lane < READY_FLAGS_OF_TILE) next_flags(p)[lane] = 0;
     __syncwarp();
 }
 
 /* Says that the rows and columns of a warp are stored; called by that warp. `warp`: index below
- * MARKS_OF_TILE. */
+ * READY_FLAGS_OF_TILE. */
 DEVICE void set_ready(const struct dense_decode_params &p, int warp)
 {
     __syncwarp();
@@ -66,7 +66,7 @@ DEVICE bool second_part_is_ready(const struct dense_decode_params &p)
     uint32_t flag;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
                  : "=r"(flag)
-                 : "l"(next_flags(p) + fresh_thread() % MARKS_OF_TILE)
+                 : "l"(next_flags(p) + fresh_thread() % READY_FLAGS_OF_TILE)
                  : "memory");
     const bool ready = __all_sync(~0u, flag == PART_STORED);
     __syncwarp();
@@ -91,7 +91,7 @@ static_assert(ROWS * SECOND_LINE_BYTES <= offsetof(Shared, tiles.q),
 /* Returns whether the CTA waits for second_full at the end of this split, its last. */
 DEVICE bool looks_for_second_part(const struct dense_decode_params &p, const Split &split)
 {
-    return (p.split.marks != NULL) & split.first_of_two;
+    return (p.split.ready_flags != NULL) & split.first_of_two;
 }
 
 /* Fetches the second part; called by one warp that has no other work. */

@@ -25,7 +25,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
     w->flags = LAUNCH_OVERLAP, w->slots_in_halves = true;
     const fmla_status status = cuda_dense_prepare(p, rows, w);
     if (status) return status;
-    w->mark_tiles = 0;
+    w->ready_tiles = 0;
     if (p->b) sm90_dense_decode_join_in_kernel(p, w);
     if (w->joins_itself) {
         rows = sm90_dense_decode_fp8_rows_join_in_kernel(p, w->device->sms);
