@@ -138,10 +138,10 @@ struct dense_decode_sm90_params {
     struct divisor tiles_of_head_divisor, tiles_divisor; /* … and of all key heads */
     int32_t request_step, page_step; /* 0 if all requests share the queries, or the cache (a stride of 0) */
     /* Without a plan, if the CTAs share the requests out and join their parts (sm90/latent/scheduler.cuh). */
-    uint64_t *meetings; /* [b][tiles] */
-    uint64_t ticket;    /* of this launch */
-    int32_t workers;    /* of a tile */
-    int32_t of_request; /* workers / b */
+    uint64_t *cta_group_barriers; /* [b][tiles] */
+    uint64_t ticket;              /* of this launch */
+    int32_t workers;              /* of a tile */
+    int32_t of_request;           /* workers / b */
 };
 
 /* The same over a cache of bytes. Boxes of `keys`, and of queries given as codes, have 64 keys × 512 codes;
@@ -256,7 +256,7 @@ struct sparse_prefill_sm90_params {
  * sm90/sparse_decode/scheduler.cuh). */
 struct sparse_decode_sm90_params {
     struct sparse_decode_params call; /* must be first: most of the kernel knows only this */
-    uint64_t *meetings;               /* [b][tiles] */
+    uint64_t *cta_group_barriers;     /* [b][tiles] */
     uint64_t ticket;                  /* of this launch */
 };
 /* Most parts of a tile that CTAs join, limited by the shared memory for 8 warps. The kernel of 16 heads has

@@ -63,9 +63,9 @@ fmla_status cuda_prefill_launch(const struct cuda_scope *scope, const struct att
 enum { HEADS = SM90_SPARSE_PREFILL_HEADS };
 
 /* Places one word per tile behind the slots. */
-static void place_meetings(struct cuda_work *w)
+static void place_cta_group_barriers(struct cuda_work *w)
 {
-    w->meetings_offset = w->bytes;
+    w->cta_group_barriers_offset = w->bytes;
     w->bytes += cuda_line_up((size_t)w->device->sms * sizeof(uint64_t));
 }
 
@@ -76,7 +76,7 @@ fmla_status cuda_prefill_split_lists(const struct attention_problem *p, struct c
     if (!w->split_keys) return FMLA_OK;
     w->splits_at_once = w->slots_in_halves = w->joins_itself = true;
     const fmla_status status = cuda_lay_out(p, w);
-    place_meetings(w);
+    place_cta_group_barriers(w);
     return status;
 }
 
@@ -91,7 +91,7 @@ static fmla_status lists_bytes(const struct attention_problem *p, struct cuda_wo
     } else if (sm90_sparse_prefill_split_keys(p->b > 0, p->capacity, sms)) {
         const int64_t most = p->h_q < HEADS ? p->h_q : HEADS; /* rows of a tile */
         status = cuda_place_slots(p, sms * most, 0, &split);
-        place_meetings(&split);
+        place_cta_group_barriers(&split);
     }
     w->bytes = split.bytes;
     return status;

@@ -3,8 +3,8 @@
  * Sparse decode on a GPU: the host part that all its kernels share. Each query token has its own keys, so a
  * partition of the plan is taken by one CTA per tile of heads of the request's tokens.
  *
- * Workspace: that of attention.h | on Hopper, if requests may be split, the words by which CTAs meet, one per
- * SM
+ * Workspace: that of attention.h | on Hopper, if requests may be split, the barriers of CTA groups, one word
+ * per SM
  */
 #include "attention.h"
 
@@ -45,11 +45,11 @@ int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, 
                          &(struct sm90_sparse_shape){b, s_q, h_q, topk, extra_topk, device->sms, true});
 }
 
-/* Places the words by which CTAs meet at the end of the workspace. */
-static void place_meetings(bool may_be_split, struct cuda_work *w)
+/* Places the barriers of CTA groups at the end of the workspace. */
+static void place_cta_group_barriers(bool may_be_split, struct cuda_work *w)
 {
     if (!may_be_split || !has_hoppers(w->device)) return;
-    w->meetings_offset = w->bytes;
+    w->cta_group_barriers_offset = w->bytes;
     w->bytes += cuda_line_up((size_t)w->device->sms * sizeof(uint64_t));
 }
 
@@ -74,7 +74,7 @@ static fmla_status lay_out_most(const struct attention_problem *p, const struct 
         }
     }
     const fmla_status status = cuda_lay_out_most(p, &most, w);
-    place_meetings(most.partitions > 1, w);
+    place_cta_group_barriers(most.partitions > 1, w);
     return status;
 }
 
@@ -87,12 +87,12 @@ fmla_status cuda_sparse_prepare(const struct attention_problem *p, int64_t tiles
     fmla_status status = cuda_lay_out(p, w);
     if (status || w->split_keys) return status;
     if (p->bound && !p->num_partitions) return lay_out_most(p, &shape, w);
-    place_meetings(w->slots > 0, w);
+    place_cta_group_barriers(w->slots > 0, w);
     if (!w->makes_plan || p->num_partitions) return FMLA_OK;
     const size_t bytes = w->bytes; /* also covers a call with a passed plan, which has more rows */
     w->num_partitions = partitions_of(w->device, &shape);
     status = cuda_lay_out(p, w);
-    place_meetings(w->slots > 0, w);
+    place_cta_group_barriers(w->slots > 0, w);
     w->bytes = bytes;
     return status;
 }

@@ -156,7 +156,7 @@ static void check_places(struct sparse_prefill_call *c, const struct sparse_pref
     const struct split_params *const split = &p->decode.call.split;
     const char *const begin = region(REGION_OF_WORKSPACE), *const end = begin + size_of(c),
                       *const ends = (const char *)split->slot_end,
-                      *const words = (const char *)p->decode.meetings;
+                      *const words = (const char *)p->decode.cta_group_barriers;
     CHECK((const char *)split->slot_out == begin && ends >= begin + rows * 512 * 4 &&
               words >= ends + rows * (int64_t)sizeof(struct part_end) && end >= words + tiles * 8,
           "%lld rows do not fit", (long long)rows);

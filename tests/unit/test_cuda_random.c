@@ -157,11 +157,11 @@ static void judge_sparse(size_t bytes)
     const char *end = workspace + bytes;
     if (joins_itself(decode)) {
         const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
-        HOLDS(inside(params.meetings, b * tiles, sizeof(uint64_t), end) && params.ticket);
+        HOLDS(inside(params.cta_group_barriers, b * tiles, sizeof(uint64_t), end) && params.ticket);
         HOLDS(p.split.even_splits > 1 && p.split.even_splits <= MOST_PARTS_TOGETHER &&
               p.split.split_lanes == p.split.even_splits);
         HOLDS(decode->config.grid_x <= (unsigned)((few ? 2 : 1) * machine.sms));
-        end = (const char *)params.meetings;
+        end = (const char *)params.cta_group_barriers;
     }
     judge_split(&p.split, b, s_q * h_q, plan_topk_length(topk, extra, extra), tiles, decode, false,
                 a->batch_invariant ? NULL : a->plan, a->partitions && !a->batch_invariant, end);
@@ -190,14 +190,14 @@ static void judge_dense(size_t bytes)
               divides(params.tiles_of_head_divisor, tiles_of_head));
     const char *end = workspace + bytes;
     if (joins_itself(decode)) {
-        HOLDS(inside(params.meetings, b * tiles, sizeof(uint64_t), end) && params.ticket &&
+        HOLDS(inside(params.cta_group_barriers, b * tiles, sizeof(uint64_t), end) && params.ticket &&
               !p->split.partitions);
         HOLDS(decode->config.grid_x == params.workers * tiles && params.workers * tiles <= machine.sms);
         HOLDS(params.of_request == params.workers / b && params.of_request >= 2);
         HOLDS(inside(p->split.slot_out, params.workers * s_q * h_q, 512 * (int64_t)sizeof(float),
                      p->split.slot_end));
         HOLDS(inside(p->split.slot_end, params.workers * s_q * h_q, sizeof(struct part_end),
-                     (const char *)params.meetings));
+                     (const char *)params.cta_group_barriers));
         return;
     }
     HOLDS(!p->split.ready_flags == !(hopper && p->split.partitions && p->split.num_partitions > 1));
@@ -249,7 +249,7 @@ static void judge_pages(const struct fake_launch *launch, int64_t tiles, size_t 
     HOLDS(launch->config.grid_x == blocks && divides(decode->splits_divisor, split->even_splits));
     HOLDS(inside(split->slot_out, rows, 512 * sizeof(float), workspace + bytes));
     HOLDS(inside(split->slot_end, rows, sizeof(struct part_end), workspace + bytes));
-    HOLDS(inside(p.decode.meetings, decode->b * tiles, sizeof(uint64_t), workspace + bytes));
+    HOLDS(inside(p.decode.cta_group_barriers, decode->b * tiles, sizeof(uint64_t), workspace + bytes));
 }
 
 static void judge_prefill(size_t bytes)

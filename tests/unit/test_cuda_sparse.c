@@ -13,7 +13,7 @@
  * of an extra cache of 4 pages of 2. With a tenth of the entries it uses Hopper's kernel for small
  * batches. */
 enum { B = 5, S_Q = 2, H_Q = 96, TOPK = 4000, SMALL_TOPK = 200, EXTRA = 70 };
-enum { MEETING_BYTES = (132 * 8 + 255) / 256 * 256 /* one word per SM */ };
+enum { CTA_GROUP_BARRIER_BYTES = (132 * 8 + 255) / 256 * 256 /* one word per SM */ };
 
 /* Makes the call of a shape; sizes of 0 are the valid call's. */
 static void shaped_call(struct sparse_decode_call *c, struct layout l)
@@ -75,7 +75,7 @@ static void on_hopper(void)
               {plan.planned, PARTITIONS});
     enum { ROWS = 35 };
     const size_t end = (plan_bytes(B, ROWS) + 255) / 256 * 256, most = 2 * ROWS * S_Q * H_Q;
-    CHECK_EQ(c.bytes, end + most * 512 * 4 + (most * 8 + 255) / 256 * 256 + MEETING_BYTES);
+    CHECK_EQ(c.bytes, end + most * 512 * 4 + (most * 8 + 255) / 256 * 256 + CTA_GROUP_BARRIER_BYTES);
 
     /* One key head: rows are a token's heads, token after token. */
     const struct join_params join = join_params_of(launched(0));
@@ -179,9 +179,10 @@ static void even_splits(void)
             const char *limit = region(REGION_OF_WORKSPACE) + c.bytes;
             if (joins_itself(decode)) { /* one word per tile after the slots; its own ticket */
                 const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
-                CHECK((const char *)(params.meetings + all[i].b * tiles) <= limit, "%s", "no room to meet");
+                CHECK((const char *)(params.cta_group_barriers + all[i].b * tiles) <= limit, "%s",
+                      "no room for the barriers");
                 CHECK(params.ticket != ticket, "%s", "two launches have the same ticket");
-                ticket = params.ticket, limit = (const char *)params.meetings;
+                ticket = params.ticket, limit = (const char *)params.cta_group_barriers;
             }
             const int64_t rows = (int64_t)all[i].b * count * S_Q * all[i].h_q;
             const char *const end = (const char *)(p.split.slot_end + rows);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Joins a tile's parts in the CTAs that made them: each stores its part, they meet, and each joins a share.
- * This saves a second kernel, whose code and parameters would have to be fetched, and the parts are still in
- * L2.
+ * Joins a tile's parts in the CTAs that made them: each stores its part, waits for the others, and joins a
+ * share. This saves a second kernel, whose code and parameters would have to be fetched, and the parts are
+ * still in L2.
  *
  * An item is half of the columns of a row, 8 per lane. If there are few items, two, four or eight of the
  * eight warps take one together: a warp has every second, fourth or eighth part of it, and the warps pass
@@ -19,9 +19,9 @@
 #pragma once
 
 #include "async_copy.cuh"
+#include "cta_group_barrier.cuh"
 #include "element.cuh"
 #include "half_rows.cuh"
-#include "meeting.cuh"
 #include "part.cuh"
 #include "shared.cuh"
 #include "warpgroup.cuh"
@@ -209,11 +209,11 @@ struct ShareWay {
 /* Called by the SHARE_WARPS warps, from thread `first_thread` on, that have stored the part, if there is one.
  * They own barrier `id`. A warp takes at most DEPTH parts; `memory` has share_bytes(DEPTH). */
 template <typename Element, int DEPTH, typename Share>
-DEVICE void join_together(const Share &share, uint64_t *meeting, uint32_t memory, unsigned first_thread,
+DEVICE void join_together(const Share &share, uint64_t *barrier, uint32_t memory, unsigned first_thread,
                           int id)
 {
     barrier_sync(id, 32 * SHARE_WARPS);
-    if (fresh_thread() == first_thread) meet(meeting, (uint32_t)share.takers);
+    if (fresh_thread() == first_thread) cta_group_barrier_arrive_and_wait(barrier, (uint32_t)share.takers);
     barrier_sync(id, 32 * SHARE_WARPS);
     constexpr int WARP_BYTES = share_warp_bytes(DEPTH);
     const int warp = (int)(fresh_thread() - first_thread) / 32, lane = (int)fresh_thread() % 32;

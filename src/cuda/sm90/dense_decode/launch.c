@@ -19,7 +19,7 @@ void sm90_dense_decode_join_in_kernel(const struct attention_problem *p, struct 
         w->ready_flags_offset + words > w->queries_offset)
         return;
     w->joins_itself = true, w->makes_plan = false;
-    w->meetings_offset = w->ready_flags_offset;
+    w->cta_group_barriers_offset = w->ready_flags_offset;
     w->flags |= LAUNCH_TOGETHER;
 }
 
@@ -37,7 +37,7 @@ struct dense_decode_sm90_params sm90_dense_decode_params(const struct attention_
         .page_step = p->keys[0].k.page_bytes != 0,
     };
     if (w->joins_itself) {
-        params.meetings = (uint64_t *)(void *)((char *)p->workspace + w->meetings_offset);
+        params.cta_group_barriers = (uint64_t *)(void *)((char *)p->workspace + w->cta_group_barriers_offset);
         params.ticket = cuda_ticket();
         params.workers = w->num_partitions, params.of_request = w->num_partitions / (int32_t)p->b;
         params.call.split.header = NULL, params.call.split.partitions = NULL;

@@ -325,7 +325,7 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         const CtaCoord cta(p);
         /* The thread that will arrive at the group barrier prepares it while the first keys are in flight. */
         if (fresh_thread() == WARPGROUP_THREADS)
-            meeting_begin(cta_group_barrier(p, cta, shared.one.request), p.ticket);
+            cta_group_barrier_begin(cta_group_barrier(p, cta, shared.one.request), p.ticket);
         __syncwarp();
         run_split(WorkTile(p, shared.one, cta.kv_head, cta.tile * ROWS, ROWS));
         const JoinRange<true> range(p.call, shared.one, cta.kv_head, cta.tile * ROWS, ROWS);

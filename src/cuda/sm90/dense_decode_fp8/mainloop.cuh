@@ -301,7 +301,7 @@ template <typename V> struct Mainloop : Epilogue<V> {
         const OneSplit &one = shared.one;
         /* The thread that will arrive at the group barrier prepares it while the first keys are in flight. */
         if (fresh_thread() == VALUES * WARPGROUP_THREADS)
-            meeting_begin(cta_group_barrier(p.dense, cta, one.request), p.dense.ticket);
+            cta_group_barrier_begin(cta_group_barrier(p.dense, cta, one.request), p.dense.ticket);
         __syncwarp();
         run_split(WorkTile(p.dense, one, cta.kv_head, cta.tile * V::ROWS, V::ROWS));
         const JoinRange<false> range(p.dense.call, one, cta.kv_head, cta.tile * V::ROWS, V::ROWS);

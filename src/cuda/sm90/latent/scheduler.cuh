@@ -130,7 +130,7 @@ template <bool PAIRS_> struct JoinRange {
 /* Returns the barrier of the CTAs with parts of a request. */
 DEVICE uint64_t *cta_group_barrier(const struct dense_decode_sm90_params &p, const CtaCoord &cta, int request)
 {
-    return p.meetings + ((int64_t)request * p.call.h_kv + cta.kv_head) * p.tiles_of_head + cta.tile;
+    return p.cta_group_barriers + ((int64_t)request * p.call.h_kv + cta.kv_head) * p.tiles_of_head + cta.tile;
 }
 
 } // namespace latent

@@ -63,7 +63,7 @@ static void join_in_kernel(const struct attention_problem *p, int heads, struct 
 {
     const int64_t of_sm = heads == SMALL ? SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM : 1,
                   most = heads == SMALL ? MOST_SMALL_PARTS_TOGETHER : MOST_PARTS_TOGETHER;
-    w->joins_itself = !w->apart && w->slots && w->meetings_offset && w->even_splits <= most &&
+    w->joins_itself = !w->apart && w->slots && w->cta_group_barriers_offset && w->even_splits <= most &&
                       cuda_blocks(p, w) <= of_sm * w->device->sms;
     if (!w->joins_itself) return;
     w->flags |= LAUNCH_TOGETHER;
@@ -110,7 +110,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
 {
     struct sparse_decode_sm90_params params = {.call = cuda_sparse_params(p, w, w->tiles / p->s_q)};
     if (w->joins_itself) {
-        params.meetings = (uint64_t *)(void *)((char *)p->workspace + w->meetings_offset);
+        params.cta_group_barriers = (uint64_t *)(void *)((char *)p->workspace + w->cta_group_barriers_offset);
         params.ticket = cuda_ticket();
     }
     const struct cuda_launch launch = {

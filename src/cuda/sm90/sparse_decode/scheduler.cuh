@@ -214,13 +214,14 @@ DEVICE const struct sparse_decode_sm90_params &sm90_params(const struct sparse_d
 
 DEVICE uint64_t *cta_group_barrier(const struct sparse_decode_params &p, const CtaCoord &cta, int request)
 {
-    return sm90_params(p).meetings + (int64_t)request * p.tiles + cta.token * p.tiles_of_token + cta.tile;
+    return sm90_params(p).cta_group_barriers + (int64_t)request * p.tiles + cta.token * p.tiles_of_token +
+           cta.tile;
 }
 
 /* Called by the thread that will arrive at the group barrier. */
 DEVICE void prepare_group_barrier(const struct sparse_decode_params &p, int request)
 {
-    meeting_begin(cta_group_barrier(p, CtaCoord(p), request), sm90_params(p).ticket);
+    cta_group_barrier_begin(cta_group_barrier(p, CtaCoord(p), request), sm90_params(p).ticket);
 }
 
 } // namespace sparse_decode

@@ -105,7 +105,8 @@ static fmla_status launch_fp8_splits(const struct cuda_scope *scope, const struc
 {
     struct sparse_prefill_fp8_params params = {
         .decode = {.call = cuda_sparse_params(p, w, w->tiles),
-                   .meetings = (uint64_t *)(void *)((char *)p->workspace + w->meetings_offset),
+                   .cta_group_barriers =
+                       (uint64_t *)(void *)((char *)p->workspace + w->cta_group_barriers_offset),
                    .ticket = cuda_ticket()},
         .max_logits = p->max_logits,
         .max_stride = p->max_stride[0],
