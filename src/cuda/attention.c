@@ -100,7 +100,7 @@ static fmla_status launch_all(const struct cuda_scope *scope, const struct cuda_
     fmla_status status = FMLA_OK;
     if (work->makes_plan) status = launch_plan(scope, p, work);
     if (!status) status = attention->launch(scope, p, work);
-    if (!status && work->slots && !work->joins_itself) status = cuda_launch_join(scope, p, work);
+    if (!status && work->slots && !work->join_in_kernel) status = cuda_launch_join(scope, p, work);
     return status;
 }
 
@@ -116,7 +116,7 @@ fmla_status cuda_attention_run(const struct kernel_driver *driver, union problem
     if (status) return status;
     status = launch_all(&scope, attention, p, work);
     if (status == CUDA_NO_ROOM) {
-        struct cuda_work again = {.device = work->device, .apart = true};
+        struct cuda_work again = {.device = work->device, .ctas_must_not_wait = true};
         status = attention->prepare(p, &again);
         if (!status) status = launch_all(&scope, attention, p, &again);
     }

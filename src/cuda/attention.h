@@ -42,9 +42,9 @@ struct cuda_work {
     size_t slot_out_offset, slot_end_offset;
     int64_t ready_tiles; /* of a request, in the units of dense decode's ready flags; 0: none */
     size_t ready_flags_offset;
-    bool apart;                       /* input: CTAs must not wait for each other */
-    bool joins_itself;                /* the kernel joins the parts of split requests */
-    size_t cta_group_barriers_offset; /* if joins_itself: one word per tile of a request; 0: no room */
+    bool ctas_must_not_wait;          /* input: CTAs must not wait for each other */
+    bool join_in_kernel;              /* the kernel joins the parts of split requests */
+    size_t cta_group_barriers_offset; /* if join_in_kernel: one word per tile of a request; 0: no room */
     size_t queries_offset;            /* dense decode with FP8 products: [b][s_q][h_q][d_qk] bf16 values */
     size_t bytes;                     /* of the workspace */
 };

@@ -25,7 +25,7 @@ enum {
     CU_ERROR_NO_DEVICE = 100,
     CU_ERROR_INVALID_CONTEXT = 201,
     CU_ERROR_CONTEXT_IS_DESTROYED = 709,
-    CU_ERROR_NO_ROOM_TOGETHER = 720
+    CU_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE = 720
 };
 
 enum {
@@ -50,7 +50,7 @@ enum {
 };
 
 enum {
-    CU_LAUNCH_TOGETHER = 2 /* cooperative */,
+    CU_LAUNCH_COOPERATIVE = 2,
     CU_LAUNCH_CLUSTER = 4,
     CU_LAUNCH_OVERLAP = 6 /* programmatic stream serialization */
 };
@@ -64,7 +64,7 @@ struct cu_launch_attribute {
             unsigned x, y, z;
         } cluster;
         int overlap;
-        int together;
+        int cooperative;
     } value;
 };
 

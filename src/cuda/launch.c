@@ -155,7 +155,8 @@ fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
     const int32_t shared_bytes = launch->shared_bytes ? launch->shared_bytes : launch->kernel->dynamic_bytes;
     const fmla_status status = cuda_load(operation, scope, launch->kernel, shared_bytes);
     if (status) return status;
-    if ((launch->flags & LAUNCH_TOGETHER) && sms_of_context(scope) < scope->device->sms) return CUDA_NO_ROOM;
+    if ((launch->flags & LAUNCH_COOPERATIVE) && sms_of_context(scope) < scope->device->sms)
+        return CUDA_NO_ROOM;
     struct cu_launch_attribute attributes[3];
     struct cu_launch_config config = {
         .grid_x = launch->blocks < INT32_MAX ? (unsigned)launch->blocks : INT32_MAX,
@@ -175,10 +176,10 @@ fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
         attribute->value.cluster.x = (unsigned)launch->cluster;
         attribute->value.cluster.y = attribute->value.cluster.z = 1;
     }
-    if (launch->flags & LAUNCH_TOGETHER) {
+    if (launch->flags & LAUNCH_COOPERATIVE) {
         struct cu_launch_attribute *attribute = &attributes[config.num_attributes++];
-        attribute->id = CU_LAUNCH_TOGETHER;
-        attribute->value.together = 1;
+        attribute->id = CU_LAUNCH_COOPERATIVE;
+        attribute->value.cooperative = 1;
     }
     if ((launch->flags & LAUNCH_OVERLAP) && scope->device->capability >= 90) {
         struct cu_launch_attribute *attribute = &attributes[config.num_attributes++];
@@ -188,7 +189,8 @@ fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
     /* cuLaunchKernelEx accepts a kernel in place of a function and takes the current context's. */
     const cu_result error =
         scope->driver->launch(&config, (cu_function)(void *)launch->kernel->handle, parameters, NULL);
-    if (error == CU_ERROR_NO_ROOM_TOGETHER && (launch->flags & LAUNCH_TOGETHER)) return CUDA_NO_ROOM;
+    if (error == CU_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE && (launch->flags & LAUNCH_COOPERATIVE))
+        return CUDA_NO_ROOM;
     return error ? failed(operation, scope, "launch", launch->kernel->name, error) : FMLA_OK;
 }
 

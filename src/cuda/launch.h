@@ -27,8 +27,8 @@ enum {
     /* The kernel may begin before the one in front of it has ended; it waits itself for the data that it
      * reads. No effect below compute capability 9.0. */
     LAUNCH_OVERLAP = 1 << 0,
-    /* Cooperative: all CTAs run at the same time and may wait for each other; they must fit together. */
-    LAUNCH_TOGETHER = 1 << 1
+    /* All CTAs run at the same time and may wait for each other; they must fit together. */
+    LAUNCH_COOPERATIVE = 1 << 1
 };
 
 struct cuda_launch {
@@ -65,8 +65,8 @@ static inline bool cuda_rows_aligned(const void *data, const int64_t *shape, con
     return true;
 }
 
-/* An additional status of cuda_launch with LAUNCH_TOGETHER: not all CTAs fit at once, because the context has
- * fewer SMs than the device (e.g. a green context). Nothing was launched and no message was set. */
+/* An additional status of cuda_launch with LAUNCH_COOPERATIVE: not all CTAs fit at once, because the context
+ * has fewer SMs than the device (e.g. a green context). Nothing was launched and no message was set. */
 #define CUDA_NO_ROOM ((fmla_status)-1)
 
 /* `parameters` has a pointer to each kernel parameter; they are read before the function returns. */

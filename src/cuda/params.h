@@ -153,7 +153,7 @@ struct dense_decode_fp8_params {
     const float *q_scale;          /* of queries given as codes; NULL: 1 */
     int32_t q_given;               /* queries are given as codes; else as bf16 */
 };
-enum { MOST_REQUESTS_TOGETHER = 32 /* which a warp shares out, one per lane */ };
+enum { MOST_REQUESTS_JOINED_IN_KERNEL = 32 /* which a warp shares out, one per lane */ };
 
 /* A cache of sparse decode, and its index lists (struct key_source of problem.h). */
 struct sparse_cache_params {
@@ -261,7 +261,7 @@ struct sparse_decode_sm90_params {
 };
 /* Most parts of a tile that CTAs join, limited by the shared memory for 8 warps. The kernel of 16 heads has
  * less. */
-enum { MOST_PARTS_TOGETHER = 128, MOST_SMALL_PARTS_TOGETHER = 64 };
+enum { MOST_PARTS_JOINED_IN_KERNEL = 128, MOST_SMALL_PARTS_JOINED_IN_KERNEL = 64 };
 
 /* Sparse prefill over FP8 pages runs the sparse decode kernel with a token in place of a request.
  * split.num_partitions is the number of workers. */

@@ -74,7 +74,7 @@ fmla_status cuda_prefill_split_lists(const struct attention_problem *p, struct c
     w->tiles = cuda_prefill_tiles(p, HEADS);
     w->split_keys = sm90_sparse_prefill_split_keys(p->b * w->tiles, p->capacity, w->device->sms);
     if (!w->split_keys) return FMLA_OK;
-    w->splits_at_once = w->slots_in_halves = w->joins_itself = true;
+    w->splits_at_once = w->slots_in_halves = w->join_in_kernel = true;
     const fmla_status status = cuda_lay_out(p, w);
     place_cta_group_barriers(w);
     return status;

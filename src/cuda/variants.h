@@ -42,25 +42,25 @@ enum sm90_dense_decode_fp8_variant {
 #undef SM90_ENUMERATOR
 
 /* Sparse decode, large and small tiles. ROWS: over caches of the queries' type, by d_qk. BYTES: over one format
- * of bytes, or that and FP4; TOGETHER: CTAs join the parts of split requests themselves. */
+ * of bytes, or that and FP4; JOIN_IN_KERNEL: CTAs join the parts of split requests themselves. */
 enum sm90_sparse_decode_variant {
     SM90_SPARSE_DECODE_ROWS_512,
     SM90_SPARSE_DECODE_ROWS_576,
     SM90_SPARSE_DECODE_BYTES,
-    SM90_SPARSE_DECODE_BYTES_TOGETHER,
+    SM90_SPARSE_DECODE_BYTES_JOIN_IN_KERNEL,
     SM90_SPARSE_DECODE_FP4,
-    SM90_SPARSE_DECODE_FP4_TOGETHER
+    SM90_SPARSE_DECODE_FP4_JOIN_IN_KERNEL
 };
 
 /* Sparse prefill. ROWS: over bf16 keys, by d_qk; SPLITS: the last tiles are split. BYTES: over pages of bytes;
- * TOGETHER: lists are split, and CTAs join the parts themselves. */
+ * JOIN_IN_KERNEL: lists are split, and CTAs join the parts themselves. */
 enum sm90_sparse_prefill_variant {
     SM90_SPARSE_PREFILL_ROWS_512,
     SM90_SPARSE_PREFILL_ROWS_576,
     SM90_SPARSE_PREFILL_ROWS_512_SPLITS,
     SM90_SPARSE_PREFILL_ROWS_576_SPLITS,
     SM90_SPARSE_PREFILL_BYTES,
-    SM90_SPARSE_PREFILL_BYTES_TOGETHER
+    SM90_SPARSE_PREFILL_BYTES_JOIN_IN_KERNEL
 };
 
 #endif

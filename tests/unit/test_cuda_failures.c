@@ -77,17 +77,18 @@ static void each_step(void)
 
 /* In a context with fewer SMs than its device, calls whose CTAs would wait for each other use several
  * launches. */
-static void no_room_together(void)
+static void no_room_for_all_ctas(void)
 {
     for (int i = 0; i < SMALL_CALLS; i++) {
         if (small_calls[i].operation != OP_DENSE_DECODE) continue;
         CHECK_OK(small_call(&small_calls[i], 0));
-        CHECK(joins_itself(launched(0)), "%s", launched(0)->kernel);
+        CHECK(joins_in_kernel(launched(0)), "%s", launched(0)->kernel);
         fake->launches = 0;
-        fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_NO_ROOM_TOGETHER, fake->once[CALL_cuLaunchKernelEx] = 1;
+        fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+        fake->once[CALL_cuLaunchKernelEx] = 1;
         CHECK_OK(small_call(&small_calls[i], 0));
         CHECK_ALL({fake->launches, 3}, {fake_depth(), 0});
-        CHECK(!joins_itself(launched(1)) && !strncmp(launched(0)->kernel, "join", 4), "%s",
+        CHECK(!joins_in_kernel(launched(1)) && !strncmp(launched(0)->kernel, "join", 4), "%s",
               launched(1)->kernel);
     }
 }
@@ -101,7 +102,7 @@ static void green_context(void)
         fake->launches = 0;
         CHECK_OK(small_call(&small_calls[i], 0));
         CHECK_ALL({fake->launches, 3}, {fake_depth(), 0});
-        CHECK(!joins_itself(launched(1)) && !strncmp(launched(0)->kernel, "join", 4), "%s",
+        CHECK(!joins_in_kernel(launched(1)) && !strncmp(launched(0)->kernel, "join", 4), "%s",
               launched(1)->kernel);
     }
 }
@@ -121,6 +122,6 @@ static void an_error_that_stays(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_failures", each_step, no_room_together, green_context,
+    return RUN_SCENARIOS(argc, argv, "test_cuda_failures", each_step, no_room_for_all_ctas, green_context,
                          an_error_that_stays);
 }

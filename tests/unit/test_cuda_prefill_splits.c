@@ -186,7 +186,7 @@ static void lists(void)
         const struct sparse_decode_params *const call = &p.decode.call;
         CHECK_ALL({launch->config.grid_x, parts * tiles}, {call->b, all[i].tokens}, {call->s_q, 1},
                   {call->tiles, tiles}, {(const char *)p.max_logits - region(6), 0},
-                  {p.max_stride, all[i].heads}, {joins_itself(launch), all[i].keys > 0});
+                  {p.max_stride, all[i].heads}, {joins_in_kernel(launch), all[i].keys > 0});
         if (!all[i].keys) continue;
         CHECK_ALL({call->split.split_keys, all[i].keys}, {call->split.even_splits, all[i].parts},
                   {divides(call->splits_divisor, all[i].parts), true},
@@ -196,7 +196,8 @@ static void lists(void)
         check_places(&c, &p, parts * all[i].heads, all[i].tokens * tiles);
         CHECK(p.decode.ticket != ticket, "%d: two launches have the same ticket", i);
         ticket = p.decode.ticket;
-        fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_NO_ROOM_TOGETHER, fake->once[CALL_cuLaunchKernelEx] = 1;
+        fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+        fake->once[CALL_cuLaunchKernelEx] = 1;
         launch_of_pages(&c, whole);
         CHECK_EQ(fake_depth(), 0);
     }

@@ -101,7 +101,7 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
         if (splits > 1) slots = b * splits;
     }
     const struct fake_launch *const join = launch_named("join"), *const planner = launch_named("decode_plan");
-    HOLDS(!join == (!slots || joins_itself(decode)) && !split->slot_out == !slots &&
+    HOLDS(!join == (!slots || joins_in_kernel(decode)) && !split->slot_out == !slots &&
           !split->slot_end == !slots);
     if (slots) {
         HOLDS(inside(split->slot_out, slots * rows, 512 * (int64_t)sizeof(float), split->slot_end));
@@ -155,10 +155,10 @@ static void judge_sparse(size_t bytes)
     HOLDS(divides(p.splits_divisor, p.split.even_splits) && p.split.slots_in_halves == hopper &&
           !p.split.ready_flags);
     const char *end = workspace + bytes;
-    if (joins_itself(decode)) {
+    if (joins_in_kernel(decode)) {
         const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
         HOLDS(inside(params.cta_group_barriers, b * tiles, sizeof(uint64_t), end) && params.ticket);
-        HOLDS(p.split.even_splits > 1 && p.split.even_splits <= MOST_PARTS_TOGETHER &&
+        HOLDS(p.split.even_splits > 1 && p.split.even_splits <= MOST_PARTS_JOINED_IN_KERNEL &&
               p.split.split_lanes == p.split.even_splits);
         HOLDS(decode->config.grid_x <= (unsigned)((few ? 2 : 1) * machine.sms));
         end = (const char *)params.cta_group_barriers;
@@ -189,7 +189,7 @@ static void judge_dense(size_t bytes)
         HOLDS(params.tiles_of_head == tiles_of_head && divides(params.tiles_divisor, tiles) &&
               divides(params.tiles_of_head_divisor, tiles_of_head));
     const char *end = workspace + bytes;
-    if (joins_itself(decode)) {
+    if (joins_in_kernel(decode)) {
         HOLDS(inside(params.cta_group_barriers, b * tiles, sizeof(uint64_t), end) && params.ticket &&
               !p->split.partitions);
         HOLDS(decode->config.grid_x == params.workers * tiles && params.workers * tiles <= machine.sms);
@@ -237,7 +237,7 @@ static void judge_pages(const struct fake_launch *launch, int64_t tiles, size_t 
     const struct sparse_decode_params *const decode = &p.decode.call;
     const struct split_params *const split = &decode->split;
     HOLDS(decode->tiles == tiles && divides(decode->tiles_divisor, tiles));
-    if (!joins_itself(launch)) {
+    if (!joins_in_kernel(launch)) {
         const int64_t workers = split->num_partitions;
         HOLDS(workers >= 1 && workers <= decode->b && !split->slot_out);
         HOLDS(launch->config.grid_x == workers * tiles);
@@ -245,7 +245,8 @@ static void judge_pages(const struct fake_launch *launch, int64_t tiles, size_t 
     }
     const int64_t blocks = decode->b * split->even_splits * tiles,
                   rows = decode->b * split->even_splits * decode->h_q;
-    HOLDS(split->even_splits > 1 && split->even_splits <= MOST_PARTS_TOGETHER && blocks <= machine.sms);
+    HOLDS(split->even_splits > 1 && split->even_splits <= MOST_PARTS_JOINED_IN_KERNEL &&
+          blocks <= machine.sms);
     HOLDS(launch->config.grid_x == blocks && divides(decode->splits_divisor, split->even_splits));
     HOLDS(inside(split->slot_out, rows, 512 * sizeof(float), workspace + bytes));
     HOLDS(inside(split->slot_end, rows, sizeof(struct part_end), workspace + bytes));

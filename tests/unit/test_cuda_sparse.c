@@ -125,13 +125,14 @@ static void small_batch(void)
 
 /* In a context with fewer SMs than its device, not all CTAs can be resident: the same splits, and a
  * separate join. */
-static void no_room_together(void)
+static void no_room_for_all_ctas(void)
 {
     struct sparse_decode_call c;
     shaped_call(&c, SHAPE_OF(layout, .b = 2, .h_q = 128, .topk = 2048, .format = FMLA_KV_FP8_656));
     RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656_together");
     const size_t bytes = c.bytes;
-    fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_NO_ROOM_TOGETHER, fake->once[CALL_cuLaunchKernelEx] = 1;
+    fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+    fake->once[CALL_cuLaunchKernelEx] = 1;
     RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_quarters");
     CHECK_ALL({c.bytes, bytes}, {sparse_decode_params_of(launched(1)).split.split_keys, 128},
               {fake_depth(), 0});
@@ -168,7 +169,7 @@ static void even_splits(void)
             const int count = (length + all[i].keys - 1) / all[i].keys,
                       tiles = S_Q * ((all[i].h_q + all[i].heads - 1) / all[i].heads);
             const struct fake_launch *const decode = &fake->launch[before];
-            CHECK_EQ(fake->launches - before, count > 1 && !joins_itself(decode) ? 2 : 1);
+            CHECK_EQ(fake->launches - before, count > 1 && !joins_in_kernel(decode) ? 2 : 1);
             CHECK(!strcmp(decode->kernel, all[i].kernel), "%zu: %s", i, decode->kernel);
             CHECK_EQ(decode->config.grid_x, all[i].b * count * tiles);
             const struct sparse_decode_params p = sparse_decode_params_of(decode);
@@ -177,7 +178,7 @@ static void even_splits(void)
                       {p.split.split_lanes, count}, {divides(p.splits_divisor, (uint32_t)count), true});
             if (count == 1) continue;
             const char *limit = region(REGION_OF_WORKSPACE) + c.bytes;
-            if (joins_itself(decode)) { /* one word per tile after the slots; its own ticket */
+            if (joins_in_kernel(decode)) { /* one word per tile after the slots; its own ticket */
                 const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
                 CHECK((const char *)(params.cta_group_barriers + all[i].b * tiles) <= limit, "%s",
                       "no room for the barriers");
@@ -190,7 +191,7 @@ static void even_splits(void)
                       end <= limit,
                   "%s", "the slots do not fit the workspace");
         }
-    no_room_together();
+    no_room_for_all_ctas();
     /* More requests than start at once: a plan, and the kernel for it. */
     struct sparse_decode_call c;
     shaped_call(&c, SHAPE_OF(layout, .b = 67, .h_q = 64, .topk = 64, .format = FMLA_KV_FP8_656));

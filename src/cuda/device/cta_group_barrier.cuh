@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * CTAs of a launch that wait for each other; all of them are resident at the same time (LAUNCH_TOGETHER).
+ * CTAs of a launch that wait for each other; all of them are resident at the same time (LAUNCH_COOPERATIVE).
  *
  * A barrier is a word of the workspace with any initial content. It holds 40 bits of a ticket, which no other
  * launch has except another replay of the same graph; a bit that says that all have arrived, so that the

@@ -51,11 +51,11 @@ static inline const struct cu_launch_attribute *attribute_of(const struct fake_l
 
 /* Returns true if the launch's CTAs join their own partial results, which requires that all are resident
  * at once. */
-static inline bool joins_itself(const struct fake_launch *launch)
+static inline bool joins_in_kernel(const struct fake_launch *launch)
 {
-    const struct cu_launch_attribute *together = attribute_of(launch, CU_LAUNCH_TOGETHER);
+    const struct cu_launch_attribute *cooperative = attribute_of(launch, CU_LAUNCH_COOPERATIVE);
     const bool named = strstr(launch->kernel, "_together") != NULL;
-    CHECK(named == (together && together->value.together == 1), "%s", launch->kernel);
+    CHECK(named == (cooperative && cooperative->value.cooperative == 1), "%s", launch->kernel);
     return named;
 }
 
@@ -96,7 +96,7 @@ __attribute__((format(printf, 2, 3))) static inline void check_kernels(int befor
         if (strncmp(launch->kernel, "join", 4) != 0) overlapping = !strncmp(launch->kernel, "sm90", 4);
         const struct cu_launch_attribute *overlap = attribute_of(launch, CU_LAUNCH_OVERLAP);
         CHECK(launch->config.stream == STREAM &&
-                  launch->config.num_attributes == overlapping + joins_itself(launch),
+                  launch->config.num_attributes == overlapping + joins_in_kernel(launch),
               "launch %d: %u attributes", i, launch->config.num_attributes);
         if (overlapping) CHECK(overlap && overlap->value.overlap == 1, "launch %d does not overlap", i);
     }

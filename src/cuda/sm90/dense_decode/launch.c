@@ -13,14 +13,14 @@ void sm90_dense_decode_join_in_kernel(const struct attention_problem *p, struct 
     const int32_t workers = w->num_partitions,
                   usual = plan_default_partitions(w->device->sms, p->s_q, p->h_q, p->h_kv);
     const size_t words = (size_t)(p->b * w->tiles) * sizeof(uint64_t);
-    if (w->apart || p->bound || p->splitting == SPLIT_BATCH_INVARIANT || workers != usual ||
-        workers < 2 * p->b || p->b > MOST_REQUESTS_TOGETHER ||
+    if (w->ctas_must_not_wait || p->bound || p->splitting == SPLIT_BATCH_INVARIANT || workers != usual ||
+        workers < 2 * p->b || p->b > MOST_REQUESTS_JOINED_IN_KERNEL ||
         p->b * cuda_ceil_div(p->capacity, PLAN_BLOCK) > MOST_BLOCKS ||
         w->ready_flags_offset + words > w->queries_offset)
         return;
-    w->joins_itself = true, w->makes_plan = false;
+    w->join_in_kernel = true, w->makes_plan = false;
     w->cta_group_barriers_offset = w->ready_flags_offset;
-    w->flags |= LAUNCH_TOGETHER;
+    w->flags |= LAUNCH_COOPERATIVE;
 }
 
 struct dense_decode_sm90_params sm90_dense_decode_params(const struct attention_problem *p,
@@ -36,7 +36,7 @@ struct dense_decode_sm90_params sm90_dense_decode_params(const struct attention_
         .request_step = p->q_stride[0] != 0,
         .page_step = p->keys[0].k.page_bytes != 0,
     };
-    if (w->joins_itself) {
+    if (w->join_in_kernel) {
         params.cta_group_barriers = (uint64_t *)(void *)((char *)p->workspace + w->cta_group_barriers_offset);
         params.ticket = cuda_ticket();
         params.workers = w->num_partitions, params.of_request = w->num_partitions / (int32_t)p->b;
@@ -66,7 +66,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
     if (p->b && !(p->causal && p->s_q > 1)) sm90_dense_decode_join_in_kernel(p, w);
     w->kernel =
         cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE, .element = p->element,
-                                         .variant = variant_of(p->d_qk, shared_keys, w->joins_itself)});
+                                         .variant = variant_of(p->d_qk, shared_keys, w->join_in_kernel)});
     return FMLA_OK;
 }
 

@@ -27,7 +27,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
     if (status) return status;
     w->ready_tiles = 0;
     if (p->b) sm90_dense_decode_join_in_kernel(p, w);
-    if (w->joins_itself) {
+    if (w->join_in_kernel) {
         rows = sm90_dense_decode_fp8_rows_join_in_kernel(p, w->device->sms);
         w->tiles = cuda_ceil_div(p->s_q * p->h_q, rows);
         w->num_partitions = w->device->sms / (int32_t)w->tiles;
@@ -35,7 +35,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
     w->rows = rows;
     const bool converted = p->products == FMLA_PRODUCTS_BF16;
     w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE_FP8, ELEMENT_BF16, p->format,
-                                                 .variant = variant_of(converted, rows, w->joins_itself)});
+                                                 .variant = variant_of(converted, rows, w->join_in_kernel)});
     return FMLA_OK;
 }
 

@@ -80,7 +80,7 @@ DEVICE void share_out(const struct dense_decode_sm90_params &p, int worker, OneS
     const unsigned blocks = (unsigned)(length + PLAN_BLOCK - 1) / PLAN_BLOCK;
     const unsigned most = __reduce_max_sync(~0u, blocks), all = __reduce_add_sync(~0u, blocks);
     const unsigned even = share_ceil(most, p.of_request), packed = share_ceil(all, p.workers - b),
-                   least = (most + MOST_PARTS_TOGETHER - 1) / MOST_PARTS_TOGETHER;
+                   least = (most + MOST_PARTS_JOINED_IN_KERNEL - 1) / MOST_PARTS_JOINED_IN_KERNEL;
     const unsigned c = max(max(min(even, packed), least), 1u);
     const int parts = lane < b ? max((int)share_ceil(blocks, c), 1) : 0;
     int end = parts; /* parts of the requests up to this lane's */

@@ -46,8 +46,8 @@ static int32_t split_keys_of(const struct attention_problem *p, const struct sm9
 static int variant_of(const struct attention_problem *p, bool some_fp4, bool join_in_kernel)
 {
     if (has_rows(p)) return p->d_qk > p->d_v ? SM90_SPARSE_DECODE_ROWS_576 : SM90_SPARSE_DECODE_ROWS_512;
-    if (some_fp4) return join_in_kernel ? SM90_SPARSE_DECODE_FP4_TOGETHER : SM90_SPARSE_DECODE_FP4;
-    return join_in_kernel ? SM90_SPARSE_DECODE_BYTES_TOGETHER : SM90_SPARSE_DECODE_BYTES;
+    if (some_fp4) return join_in_kernel ? SM90_SPARSE_DECODE_FP4_JOIN_IN_KERNEL : SM90_SPARSE_DECODE_FP4;
+    return join_in_kernel ? SM90_SPARSE_DECODE_BYTES_JOIN_IN_KERNEL : SM90_SPARSE_DECODE_BYTES;
 }
 
 static struct cuda_kernel *kernel_of(const struct attention_problem *p, int heads, bool join_in_kernel)
@@ -62,11 +62,11 @@ static struct cuda_kernel *kernel_of(const struct attention_problem *p, int head
 static void join_in_kernel(const struct attention_problem *p, int heads, struct cuda_work *w)
 {
     const int64_t of_sm = heads == SMALL ? SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM : 1,
-                  most = heads == SMALL ? MOST_SMALL_PARTS_TOGETHER : MOST_PARTS_TOGETHER;
-    w->joins_itself = !w->apart && w->slots && w->cta_group_barriers_offset && w->even_splits <= most &&
-                      cuda_blocks(p, w) <= of_sm * w->device->sms;
-    if (!w->joins_itself) return;
-    w->flags |= LAUNCH_TOGETHER;
+                  most = heads == SMALL ? MOST_SMALL_PARTS_JOINED_IN_KERNEL : MOST_PARTS_JOINED_IN_KERNEL;
+    w->join_in_kernel = !w->ctas_must_not_wait && w->slots && w->cta_group_barriers_offset &&
+                        w->even_splits <= most && cuda_blocks(p, w) <= of_sm * w->device->sms;
+    if (!w->join_in_kernel) return;
+    w->flags |= LAUNCH_COOPERATIVE;
     w->kernel = kernel_of(p, heads, true);
 }
 
@@ -109,7 +109,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
                           const struct cuda_work *w)
 {
     struct sparse_decode_sm90_params params = {.call = cuda_sparse_params(p, w, w->tiles / p->s_q)};
-    if (w->joins_itself) {
+    if (w->join_in_kernel) {
         params.cta_group_barriers = (uint64_t *)(void *)((char *)p->workspace + w->cta_group_barriers_offset);
         params.ticket = cuda_ticket();
     }

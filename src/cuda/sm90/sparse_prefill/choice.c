@@ -87,7 +87,7 @@ struct prefill_splits sm90_sparse_prefill_splits(int64_t tiles, int64_t topk, in
 int32_t sm90_sparse_prefill_split_keys(int64_t tiles, int64_t topk, int32_t sms)
 {
     const int64_t blocks = cuda_ceil_div(topk, BLOCK), fit = tiles ? sms / tiles : 0,
-                  splits = fit < MOST_PARTS_TOGETHER ? fit : MOST_PARTS_TOGETHER;
+                  splits = fit < MOST_PARTS_JOINED_IN_KERNEL ? fit : MOST_PARTS_JOINED_IN_KERNEL;
     const int64_t most = splits ? cuda_ceil_div(blocks, splits) : blocks; /* blocks per split */
     return blocks - most < LEAST_SAVED ? 0 : (int32_t)(most * BLOCK);
 }

@@ -112,10 +112,11 @@ static fmla_status launch_fp8_splits(const struct cuda_scope *scope, const struc
         .max_stride = p->max_stride[0],
     };
     const struct cuda_launch launch = {
-        .kernel = cuda_kernel_of((struct cuda_key){
-            CUDA_SM90_SPARSE_PREFILL, p->element, kv_unsplit(p->format), SM90_SPARSE_PREFILL_BYTES_TOGETHER}),
+        .kernel =
+            cuda_kernel_of((struct cuda_key){CUDA_SM90_SPARSE_PREFILL, p->element, kv_unsplit(p->format),
+                                             SM90_SPARSE_PREFILL_BYTES_JOIN_IN_KERNEL}),
         .blocks = cuda_blocks(p, w),
-        .flags = LAUNCH_OVERLAP | LAUNCH_TOGETHER,
+        .flags = LAUNCH_OVERLAP | LAUNCH_COOPERATIVE,
         .stream = p->stream,
     };
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
@@ -123,14 +124,14 @@ static fmla_status launch_fp8_splits(const struct cuda_scope *scope, const struc
 
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
-    const bool may_be_split = p->format != KV_BF16 && !p->bound && !w->apart;
+    const bool may_be_split = p->format != KV_BF16 && !p->bound && !w->ctas_must_not_wait;
     return may_be_split ? cuda_prefill_split_lists(p, w) : cuda_prefill_prepare(p, w);
 }
 
 static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
                           const struct cuda_work *w)
 {
-    if (w->joins_itself) return launch_fp8_splits(scope, p, w);
+    if (w->join_in_kernel) return launch_fp8_splits(scope, p, w);
     return cuda_prefill_launch(scope, p, HEADS, p->format == KV_BF16 ? launch_rows : launch_fp8);
 }
 
