@@ -45,6 +45,6 @@ fmla_status cuda_mha_prepare(const struct attention_problem *p, struct cuda_work
 {
     const struct cuda_key key = {.schedule = CUDA_SM90_MHA_FORWARD, .element = p->element};
     if (w->device->capability == 90 && cuda_can_have(w->device, cuda_kernel_of(key)))
-        w->bytes = cuda_line_up(sizeof(struct mha_turns));
+        w->bytes = cuda_line_up(sizeof(struct tile_counters));
     return FMLA_OK;
 }

@@ -293,10 +293,10 @@ struct mha_forward_sm90_params {
     int32_t heads_of_tile;          /* that share a key head: 1, or all of them if requests have few tokens */
     int32_t tile_tokens, tile_rows; /* tile_rows: tile_tokens · heads_of_tile */
     struct divisor heads_divisor;   /* heads_of_tile */
-    int32_t units, units_of_key_head; /* h_q / heads_of_tile; group / heads_of_tile */
-    int32_t cached_keys;              /* of a key head: the number that stays in L2 */
-    struct mha_turns *turns;          /* NULL: every CTA has at most one tile */
-    uint64_t ticket;                  /* of this launch */
+    int32_t units, units_of_key_head;    /* h_q / heads_of_tile; group / heads_of_tile */
+    int32_t cached_keys;                 /* of a key head: the number that stays in L2 */
+    struct tile_counters *tile_counters; /* NULL: every CTA has at most one tile */
+    uint64_t ticket;                     /* of this launch */
 };
 
 /* The portable tensor-core kernel: a CTA takes a tile of rows (sm80/mha_forward/scheduler.cuh). */
@@ -312,7 +312,7 @@ struct mha_forward_sm80_params {
 };
 
 /* The tile scheduler's counters (sm90/mha_forward/scheduler.cuh). */
-struct mha_turns {
+struct tile_counters {
     uint64_t ticket; /* the launch that the counters belong to; any other value: not set yet */
     uint32_t taken;  /* tiles taken, besides the first tile of each CTA */
     uint32_t ended;  /* CTAs that have ended */

@@ -117,17 +117,17 @@ static void tiles(void)
                   {divides(p.heads_divisor, heads), 1}, {told_of(&p.q)->box[1], heads},
                   {told_of(&p.q)->box[2], tokens},
                   {launched(0)->config.grid_x, count < fake->sms ? count : fake->sms},
-                  {p.turns != NULL, count > fake->sms});
+                  {p.tile_counters != NULL, count > fake->sms});
     }
 }
 
 /* Launches have distinct tickets; a call of few tiles counts none. */
-static void turns(void)
+static void tile_counters(void)
 {
     struct mha_forward_call c;
     apart(&c, 4 * ROWS * fake->sms, H_Q, H_KV);
     const struct mha_forward_sm90_params first = hopper(&c), second = hopper(&c);
-    CHECK((void *)first.turns == region(REGION_OF_WORKSPACE) && first.ticket && second.ticket &&
+    CHECK((void *)first.tile_counters == region(REGION_OF_WORKSPACE) && first.ticket && second.ticket &&
               first.ticket != second.ticket,
           "%s", "tickets");
     CHECK_EQ(c.bytes, 256);
@@ -350,7 +350,7 @@ static void gradients_refused(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", requests_apart, requests_ragged, tiles, turns, no_keys,
-                         any_batch, refused, tiles_of_sm80, refused_by_sm80, no_request, gradients,
+    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", requests_apart, requests_ragged, tiles, tile_counters,
+                         no_keys, any_batch, refused, tiles_of_sm80, refused_by_sm80, no_request, gradients,
                          wide_gradients, gradients_refused);
 }

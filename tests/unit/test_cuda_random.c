@@ -318,8 +318,9 @@ static void judge_mha(size_t bytes)
     HOLDS(divides(p.heads_divisor, p.heads_of_tile) && p.units * p.heads_of_tile == h_q);
     HOLDS(p.units_of_key_head * p.heads_of_tile == h_q / h_kv && p.cached_keys > 0);
     HOLDS(launch->config.grid_x >= 1 && launch->config.grid_x <= sms &&
-          (p.turns || launch->config.grid_x * rows * p.tile_tokens >= tokens));
-    HOLDS(!p.turns || ((void *)p.turns == workspace && p.ticket && launch->config.grid_x == sms));
+          (p.tile_counters || launch->config.grid_x * rows * p.tile_tokens >= tokens));
+    HOLDS(!p.tile_counters ||
+          ((void *)p.tile_counters == workspace && p.ticket && launch->config.grid_x == sms));
 }
 
 /* ---- Operations with a workspace ---------------------------------------------------------------- */

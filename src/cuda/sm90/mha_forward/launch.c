@@ -26,7 +26,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
         .units = (int32_t)(p->h_q / heads),
         .units_of_key_head = (int32_t)(p->h_q / p->h_kv / heads),
         .cached_keys = (int32_t)(CACHED_BYTES / (2 * (p->d_qk + p->d_v))),
-        .turns = tiles > sms ? p->workspace : NULL,
+        .tile_counters = tiles > sms ? p->workspace : NULL,
         .ticket = cuda_ticket(),
     };
     const struct tensor_view q = sm90_mha_forward_q_view(p),

@@ -126,30 +126,31 @@ struct TileScheduler {
     /* Clears the counter (first CTA only). Called by one thread of each CTA. */
     DEVICE void begin() const
     {
-        if (!p.turns || blockIdx.x) return;
-        p.turns->taken = p.turns->ended = 0;
+        if (!p.tile_counters || blockIdx.x) return;
+        p.tile_counters->taken = p.tile_counters->ended = 0;
         __threadfence();
-        *(volatile uint64_t *)&p.turns->ticket = p.ticket;
+        *(volatile uint64_t *)&p.tile_counters->ticket = p.ticket;
     }
 
     /* Returns the number of the tile after tile `i`. Called by one thread. */
     DEVICE int next(int i) const
     {
-        if (!p.turns) return INT_MAX;
+        if (!p.tile_counters) return INT_MAX;
         if (i < (int)gridDim.x) { /* the CTA's first tile */
-            while (*(const volatile uint64_t *)&p.turns->ticket != p.ticket) {
+            while (*(const volatile uint64_t *)&p.tile_counters->ticket != p.ticket) {
             }
             __threadfence();
         }
-        return (int)(gridDim.x + atomicAdd(&p.turns->taken, 1u));
+        return (int)(gridDim.x + atomicAdd(&p.tile_counters->taken, 1u));
     }
 
     /* Removes the ticket (last CTA only). Called by one thread of each CTA. */
     DEVICE void end() const
     {
-        if (!p.turns) return;
+        if (!p.tile_counters) return;
         __threadfence();
-        if (atomicAdd(&p.turns->ended, 1u) == gridDim.x - 1) *(volatile uint64_t *)&p.turns->ticket = 0;
+        if (atomicAdd(&p.tile_counters->ended, 1u) == gridDim.x - 1)
+            *(volatile uint64_t *)&p.tile_counters->ticket = 0;
     }
 };
 
