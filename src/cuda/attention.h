@@ -120,7 +120,7 @@ struct sparse_decode_params cuda_sparse_params(const struct attention_problem *p
                                                const struct cuda_work *work, int64_t tiles_of_token);
 
 /* A launch of sparse prefill: `tokens` tokens from `first` on, and the heads that read one key head. */
-struct prefill_part {
+struct token_range {
     int64_t key_head;
     int64_t first, tokens;
 };
@@ -139,15 +139,15 @@ static inline int64_t cuda_prefill_most_tokens(const struct attention_problem *p
     return (INT32_MAX - MOST_BLOCKS) / cuda_prefill_tiles(p, heads);
 }
 
-/* Returns the kernel parameters of a part. Tokens and heads count from the part's first. */
+/* Returns the kernel parameters of a range. Tokens and heads count from the range's first. */
 struct sparse_prefill_params cuda_prefill_params(const struct attention_problem *p,
-                                                 const struct prefill_part *part, int heads);
+                                                 const struct token_range *range, int heads);
 
-/* Launches the call in parts of at most cuda_prefill_most_tokens tokens. */
+/* Launches the call in ranges of at most cuda_prefill_most_tokens tokens. */
 fmla_status cuda_prefill_launch(const struct cuda_scope *scope, const struct attention_problem *p, int heads,
                                 fmla_status (*launch)(const struct cuda_scope *scope,
                                                       const struct attention_problem *p,
-                                                      const struct prefill_part *part));
+                                                      const struct token_range *range));
 
 /* Sets the maximum workspace of the device's kernels: Hopper's kernel for bf16 keys splits tiles, the one for
  * FP8 pages splits lists. */

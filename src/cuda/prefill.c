@@ -8,16 +8,16 @@
 #include "sm90/sparse_prefill/choice.h"
 
 struct sparse_prefill_params cuda_prefill_params(const struct attention_problem *p,
-                                                 const struct prefill_part *part, int heads)
+                                                 const struct token_range *range, int heads)
 {
-    const int64_t group = p->h_q / p->h_kv, head = part->key_head * group, first = part->first;
-    const int64_t out_shape[] = {part->tokens, group}, out_stride[] = {p->out_stride[0], p->out_stride[2]};
+    const int64_t group = p->h_q / p->h_kv, head = range->key_head * group, first = range->first;
+    const int64_t out_shape[] = {range->tokens, group}, out_stride[] = {p->out_stride[0], p->out_stride[2]};
     const int64_t tiles = cuda_prefill_tiles(p, heads);
     struct key_source keys = p->keys[0];
-    keys.k.data += part->key_head * keys.k.head_bytes;
-    keys.table += first * keys.table_stride[0] + part->key_head * keys.table_stride[2];
+    keys.k.data += range->key_head * keys.k.head_bytes;
+    keys.table += first * keys.table_stride[0] + range->key_head * keys.table_stride[2];
     struct sparse_prefill_params params = {
-        .s_q = (int32_t)part->tokens,
+        .s_q = (int32_t)range->tokens,
         .h_q = (int32_t)group,
         .d_qk = (int32_t)p->d_qk,
         .topk = (int32_t)p->capacity,
@@ -46,16 +46,16 @@ struct sparse_prefill_params cuda_prefill_params(const struct attention_problem 
 fmla_status cuda_prefill_launch(const struct cuda_scope *scope, const struct attention_problem *p, int heads,
                                 fmla_status (*launch)(const struct cuda_scope *scope,
                                                       const struct attention_problem *p,
-                                                      const struct prefill_part *part))
+                                                      const struct token_range *range))
 {
     const int64_t most = cuda_prefill_most_tokens(p, heads);
     fmla_status status = FMLA_OK;
-    struct prefill_part part;
-    for (part.key_head = 0; part.key_head < p->h_kv; part.key_head++)
-        for (part.first = 0; part.first < p->b && !status; part.first += part.tokens) {
-            const int64_t left = p->b - part.first;
-            part.tokens = left < most ? left : most;
-            status = launch(scope, p, &part);
+    struct token_range range;
+    for (range.key_head = 0; range.key_head < p->h_kv; range.key_head++)
+        for (range.first = 0; range.first < p->b && !status; range.first += range.tokens) {
+            const int64_t left = p->b - range.first;
+            range.tokens = left < most ? left : most;
+            status = launch(scope, p, &range);
         }
     return status;
 }

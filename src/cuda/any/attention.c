@@ -47,12 +47,12 @@ const struct cuda_attention cuda_sparse_decode = {.driver = CUDA_ATTENTION_DRIVE
 /* ---- Sparse prefill -------------------------------------------------------------------------- */
 
 static fmla_status launch_part(const struct cuda_scope *scope, const struct attention_problem *p,
-                               const struct prefill_part *part)
+                               const struct token_range *range)
 {
-    struct sparse_prefill_params params = cuda_prefill_params(p, part, SPARSE_WARPS);
+    struct sparse_prefill_params params = cuda_prefill_params(p, range, SPARSE_WARPS);
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of((struct cuda_key){CUDA_SPARSE_PREFILL, p->element, format_of(p), 0}),
-        .blocks = part->tokens * params.tiles,
+        .blocks = range->tokens * params.tiles,
         .stream = p->stream,
     };
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});

@@ -39,16 +39,16 @@ static struct latent_choice choose(const struct attention_problem *p, const stru
 }
 
 static fmla_status launch_part(const struct cuda_scope *scope, const struct attention_problem *p,
-                               const struct prefill_part *part)
+                               const struct token_range *range)
 {
     const struct latent_choice choice = choose(p, scope->device);
     const struct sparse_prefill_params prefill =
-        cuda_prefill_params(p, part, latent_shapes[choice.shape].rows);
+        cuda_prefill_params(p, range, latent_shapes[choice.shape].rows);
     struct sparse_sm80_params params = sm80_listed_params(p, choice.stages);
     params.call = call_of(&prefill);
     params.max_logits = prefill.max_logits, params.max_stride = prefill.max_stride;
     const struct cuda_launch launch = {.kernel = sm80_listed_kernel(p, &choice),
-                                       .blocks = part->tokens * prefill.tiles,
+                                       .blocks = range->tokens * prefill.tiles,
                                        .shared_bytes = choice.shared_bytes,
                                        .stream = p->stream};
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});

@@ -30,15 +30,15 @@ static int variant_of_rows(const struct attention_problem *p, bool split)
 
 /* The grid is persistent: a CTA takes tiles, then splits, each time the one a grid further. */
 static fmla_status launch_rows(const struct cuda_scope *scope, const struct attention_problem *p,
-                               const struct prefill_part *part)
+                               const struct token_range *range)
 {
     const char *op = operation_name(p->operation);
-    const int64_t group = p->h_q / p->h_kv, tiles = part->tokens * cuda_prefill_tiles(p, HEADS);
-    struct sparse_prefill_sm90_params params = {.call = cuda_prefill_params(p, part, HEADS)};
+    const int64_t group = p->h_q / p->h_kv, tiles = range->tokens * cuda_prefill_tiles(p, HEADS);
+    struct sparse_prefill_sm90_params params = {.call = cuda_prefill_params(p, range, HEADS)};
     const struct tensor_view queries =
-        sm90_sparse_prefill_view(p, params.call.q, params.call.q_stride, part->tokens, group, p->d_qk);
+        sm90_sparse_prefill_view(p, params.call.q, params.call.q_stride, range->tokens, group, p->d_qk);
     const struct tensor_view results =
-        sm90_sparse_prefill_view(p, params.call.out, params.call.out_stride, part->tokens, group, p->d_v);
+        sm90_sparse_prefill_view(p, params.call.out, params.call.out_stride, range->tokens, group, p->d_v);
     fmla_status status = tensor_map_make(op, scope, "q", &queries, &params.queries);
     if (!status) status = tensor_map_make(op, scope, "out", &results, &params.results);
     if (status) return status;
@@ -59,9 +59,9 @@ static fmla_status launch_rows(const struct cuda_scope *scope, const struct atte
 
 /* Launches over FP8 pages, with a request per token. A CTA keeps its tile of heads. */
 static fmla_status launch_fp8(const struct cuda_scope *scope, const struct attention_problem *p,
-                              const struct prefill_part *part)
+                              const struct token_range *range)
 {
-    const struct sparse_prefill_params call = cuda_prefill_params(p, part, HEADS);
+    const struct sparse_prefill_params call = cuda_prefill_params(p, range, HEADS);
     const int32_t sms = scope->device->sms, at_once = sms > call.tiles ? sms / call.tiles : 1;
     const int32_t workers = call.s_q < at_once ? call.s_q : at_once;
     struct sparse_prefill_fp8_params params = {
