@@ -100,7 +100,7 @@ static fmla_status launch_all(const struct cuda_scope *scope, const struct cuda_
     fmla_status status = FMLA_OK;
     if (work->makes_plan) status = launch_plan(scope, p, work);
     if (!status) status = attention->launch(scope, p, work);
-    if (!status && work->slots && !work->join_in_kernel) status = cuda_launch_join(scope, p, work);
+    if (!status && work->parts && !work->join_in_kernel) status = cuda_launch_join(scope, p, work);
     return status;
 }
 

@@ -5,9 +5,9 @@
  * if requests may be split. Portable dense decode with FP8 products launches the query quantisation before
  * its kernel. No call waits for the device or reads device memory.
  *
- * Workspace:  plan, if the call makes it | values of the slots | part_end of their rows | the kernel's own
+ * Workspace:  plan, if the call makes it | values of the parts | part_end of their rows | the kernel's own
  *
- * A call has two slots per partition of the plan, or one per even split of a request (params.h).
+ * A call has two parts per partition of the plan, or one per even split of a request (params.h).
  */
 #ifndef FMLA_CUDA_ATTENTION_H
 #define FMLA_CUDA_ATTENTION_H
@@ -29,7 +29,7 @@ struct cuda_work {
     struct cuda_kernel *kernel;   /* NULL: chosen at each launch */
     int32_t stages, shared_bytes; /* of the launch, where the kernel's row leaves them open */
     unsigned flags;               /* LAUNCH_…, of the kernel and the join */
-    bool slots_in_halves;
+    bool parts_in_halves;
     int64_t tiles; /* of a request: CTAs that take a partition together */
     int32_t rows;  /* of a tile, where chosen at each launch; else unused */
     /* Requests are split by a plan of num_partitions partitions, or into even splits of split_keys keys. */
@@ -38,8 +38,8 @@ struct cuda_work {
     bool splits_at_once;              /* one worker per split; else enough workers to keep the device busy */
     bool makes_plan;                  /* the call launches the planner */
     int64_t even_splits, split_lanes; /* of a request; 0: split by a plan */
-    int64_t slots;
-    size_t slot_out_offset, slot_end_offset;
+    int64_t parts;
+    size_t part_out_offset, part_ends_offset;
     int64_t ready_tiles; /* of a request, in the units of dense decode's ready flags; 0: none */
     size_t ready_flags_offset;
     bool ctas_must_not_wait;          /* input: CTAs must not wait for each other */
@@ -51,25 +51,25 @@ struct cuda_work {
 
 /* ---- Requests that are split (split.c) --------------------------------------------------------- */
 
-/* Places the slots at byte `at` of the workspace. `rows` is the number of rows of all slots together; < 0: it
+/* Places the parts at byte `at` of the workspace. `rows` is the number of rows of all parts together; < 0: it
  * does not fit 63 bits. */
-fmla_status cuda_place_slots(const struct attention_problem *p, int64_t rows, size_t at,
+fmla_status cuda_place_parts(const struct attention_problem *p, int64_t rows, size_t at,
                              struct cuda_work *work);
 
 /* Lays out the workspace of a call with the splits and tiles that `work` says. */
 fmla_status cuda_lay_out(const struct attention_problem *p, struct cuda_work *work);
 
 /* Maxima over all calls up to some sizes that make their plans inside the call: partitions, and rows of all
- * slots together. */
+ * parts together. */
 struct cuda_most {
     int32_t partitions;
-    int64_t slot_rows;
+    int64_t part_rows;
 };
 
 /* Adds a call with `partitions` partitions and `rows` rows per request. */
 void cuda_most_add(struct cuda_most *most, int32_t partitions, int64_t rows);
 
-/* Lays out a workspace that serves all of them. Only `bytes` and the slots' offsets are set. */
+/* Lays out a workspace that serves all of them. Only `bytes` and the parts' offsets are set. */
 fmla_status cuda_lay_out_most(const struct attention_problem *p, const struct cuda_most *most,
                               struct cuda_work *work);
 
@@ -80,7 +80,7 @@ int64_t cuda_blocks(const struct attention_problem *p, const struct cuda_work *w
 /* Returns the kernel parameters for `work`. */
 struct split_params cuda_split_params(const struct attention_problem *p, const struct cuda_work *work);
 
-/* Launches the join if there are slots. The join itself waits for the data that it reads. */
+/* Launches the join if there are parts. The join itself waits for the data that it reads. */
 fmla_status cuda_launch_join(const struct cuda_scope *scope, const struct attention_problem *p,
                              const struct cuda_work *work);
 

@@ -21,7 +21,7 @@ static size_t ready_flag_bytes(int64_t tiles)
 
 /* Lays out the workspace of any call up to these sizes with the default number of partitions. The default
  * gives each SM one tile of PLAN_ROW_TILE rows of a key head, so `tiles` tiles have workers / tiles partitions
- * and at most tiles · PLAN_ROW_TILE rows: one tile needs the most partitions and the most rows of slots. With
+ * and at most tiles · PLAN_ROW_TILE rows: one tile needs the most partitions and the most rows of parts. With
  * other numbers of partitions, or in even splits, larger sizes need more. */
 static fmla_status lay_out_most(const struct attention_problem *p, struct cuda_work *w)
 {

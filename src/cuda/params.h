@@ -46,7 +46,7 @@ struct output_params {
 };
 
 /* What the join needs of a split's row besides its values: `sum` is the sum of its weights relative to 2^max,
- * by which the values in the slot have been divided. If it is 0, the row saw no key, and its values are
+ * by which the values in the part have been divided. If it is 0, the row saw no key, and its values are
  * undefined. */
 struct part_end {
     float max, sum;
@@ -62,12 +62,12 @@ struct split_params {
     int32_t even_splits;    /* most splits of a request */
     int32_t split_lanes;    /* workers that take turns at the splits of a request */
     int32_t split_keys;     /* a multiple of PLAN_BLOCK; INVARIANT_SPLIT_KEYS in dense decode */
-    /* [slots][h_q · s_q][d_v]; rows are ordered by key head, then as in tiles; columns in the order of
-     * slot_position (device/fragment.h). */
-    float *slot_out;
-    int32_t slots_in_halves; /* rows have the format of device/half_rows.cuh */
+    /* [parts][h_q · s_q][d_v]; rows are ordered by key head, then as in tiles; columns in the order of
+     * part_position (device/fragment.h). */
+    float *part_out;
+    int32_t parts_in_halves; /* rows have the format of device/half_rows.cuh */
     int32_t gap;
-    struct part_end *slot_end; /* [slots][h_q · s_q] */
+    struct part_end *part_ends; /* [parts][h_q · s_q] */
     /* Hopper's kernel with a plan: the progress of requests that are split once (second_part.cuh there); else
      * NULL. */
     uint32_t *ready_flags; /* [partitions][tiles][READY_FLAGS_OF_TILE] */
@@ -239,9 +239,9 @@ struct prefill_splits {
     int32_t whole;          /* tiles that are not split, the first ones */
     int32_t of_tile;        /* splits of each other tile; 1: no tile is split */
     struct divisor divisor; /* of_tile */
-    unsigned char *slots;   /* one per split (sm90/sparse_prefill/layout.cuh) */
+    unsigned char *parts;   /* one per split (sm90/sparse_prefill/layout.cuh) */
 };
-enum { PREFILL_SLOT_BYTES = 64 * (512 * 2 + 8 * 4 + 8), MOST_PREFILL_SPLITS = 32 };
+enum { PREFILL_PART_BYTES = 64 * (512 * 2 + 8 * 4 + 8), MOST_PREFILL_SPLITS = 32 };
 enum { PREFILL_JOIN_WARPS = 4 /* one row each */ };
 
 /* Sparse prefill on Hopper: TMA loads queries and stores results. */

@@ -62,7 +62,7 @@ fmla_status cuda_prefill_launch(const struct cuda_scope *scope, const struct att
 
 enum { HEADS = SM90_SPARSE_PREFILL_HEADS };
 
-/* Places one word per tile behind the slots. */
+/* Places one word per tile behind the parts. */
 static void place_cta_group_barriers(struct cuda_work *w)
 {
     w->cta_group_barriers_offset = w->bytes;
@@ -74,7 +74,7 @@ fmla_status cuda_prefill_split_lists(const struct attention_problem *p, struct c
     w->tiles = cuda_prefill_tiles(p, HEADS);
     w->split_keys = sm90_sparse_prefill_split_keys(p->b * w->tiles, p->capacity, w->device->sms);
     if (!w->split_keys) return FMLA_OK;
-    w->splits_at_once = w->slots_in_halves = w->join_in_kernel = true;
+    w->splits_at_once = w->parts_in_halves = w->join_in_kernel = true;
     const fmla_status status = cuda_lay_out(p, w);
     place_cta_group_barriers(w);
     return status;
@@ -90,14 +90,14 @@ static fmla_status lists_bytes(const struct attention_problem *p, struct cuda_wo
         status = cuda_prefill_split_lists(p, &split);
     } else if (sm90_sparse_prefill_split_keys(p->b > 0, p->capacity, sms)) {
         const int64_t most = p->h_q < HEADS ? p->h_q : HEADS; /* rows of a tile */
-        status = cuda_place_slots(p, sms * most, 0, &split);
+        status = cuda_place_parts(p, sms * most, 0, &split);
         place_cta_group_barriers(&split);
     }
     w->bytes = split.bytes;
     return status;
 }
 
-/* Returns the most splits of a launch; the launches of a call follow one another and share the slots. */
+/* Returns the most splits of a launch; the launches of a call follow one another and share the parts. */
 static int64_t most_splits(const struct attention_problem *p, int32_t sms)
 {
     const int64_t tiles = cuda_prefill_tiles(p, HEADS);
@@ -113,6 +113,6 @@ fmla_status cuda_prefill_prepare(const struct attention_problem *p, struct cuda_
     const struct cuda_key join = {.schedule = CUDA_SM90_SPARSE_PREFILL_JOIN};
     if (w->device->capability != 90 || !cuda_can_have(w->device, cuda_kernel_of(join))) return FMLA_OK;
     if (p->format != KV_BF16) return lists_bytes(p, w);
-    w->bytes = (size_t)most_splits(p, w->device->sms) * PREFILL_SLOT_BYTES;
+    w->bytes = (size_t)most_splits(p, w->device->sms) * PREFILL_PART_BYTES;
     return FMLA_OK;
 }

@@ -87,12 +87,12 @@ fmla_status cuda_sparse_prepare(const struct attention_problem *p, int64_t tiles
     fmla_status status = cuda_lay_out(p, w);
     if (status || w->split_keys) return status;
     if (p->bound && !p->num_partitions) return lay_out_most(p, &shape, w);
-    place_cta_group_barriers(w->slots > 0, w);
+    place_cta_group_barriers(w->parts > 0, w);
     if (!w->makes_plan || p->num_partitions) return FMLA_OK;
     const size_t bytes = w->bytes; /* also covers a call with a passed plan, which has more rows */
     w->num_partitions = partitions_of(w->device, &shape);
     status = cuda_lay_out(p, w);
-    place_cta_group_barriers(w->slots > 0, w);
+    place_cta_group_barriers(w->parts > 0, w);
     w->bytes = bytes;
     return status;
 }

@@ -23,17 +23,17 @@ static fmla_status check_plan(const struct attention_problem *p, const struct cu
     return FMLA_OK;
 }
 
-fmla_status cuda_place_slots(const struct attention_problem *p, int64_t rows, size_t at, struct cuda_work *w)
+fmla_status cuda_place_parts(const struct attention_problem *p, int64_t rows, size_t at, struct cuda_work *w)
 {
     int64_t floats, bytes;
-    w->slot_out_offset = at;
+    w->part_out_offset = at;
     if (rows < 0 || __builtin_mul_overflow(rows, p->d_v + 2, &floats) ||
         __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
         return fail(FMLA_UNSUPPORTED,
                     "%s: q: the partial results of %lld requests of up to %lld keys exceed the address space",
                     operation_name(p->operation), (long long)p->b, (long long)p->capacity);
     at += cuda_line_up((size_t)rows * (size_t)p->d_v * sizeof(float));
-    w->slot_end_offset = at;
+    w->part_ends_offset = at;
     w->bytes = at + cuda_line_up((size_t)rows * sizeof(struct part_end));
     return FMLA_OK;
 }
@@ -46,7 +46,7 @@ fmla_status cuda_lay_out(const struct attention_problem *p, struct cuda_work *w)
         if (status) return status;
     }
     w->makes_plan = !w->split_keys && !p->plan && !p->plan_in_tables;
-    w->slots = 0;
+    w->parts = 0;
     if (w->split_keys) {
         /* The assignment of splits to workers changes no bit. In batch-invariant mode the number of splits
          * depends on the capacity alone. */
@@ -55,27 +55,27 @@ fmla_status cuda_lay_out(const struct attention_problem *p, struct cuda_work *w)
                                                  : cuda_ceil_div((int64_t)WORKERS_PER_SM * w->device->sms,
                                                                  (p->b ? p->b : 1) * w->tiles);
         w->split_lanes = wanted < 1 ? 1 : wanted < w->even_splits ? wanted : w->even_splits;
-        if (w->even_splits > 1) w->slots = p->b * w->even_splits; /* < 2^31 · 2^20 */
+        if (w->even_splits > 1) w->parts = p->b * w->even_splits; /* < 2^31 · 2^20 */
     } else {
         if (w->makes_plan) at += cuda_line_up(plan_bytes(p->b, w->num_partitions));
-        if (w->num_partitions > 1) w->slots = 2 * (int64_t)w->num_partitions;
+        if (w->num_partitions > 1) w->parts = 2 * (int64_t)w->num_partitions;
     }
     int64_t rows;
-    if (__builtin_mul_overflow(w->slots, p->h_q * p->s_q, &rows)) rows = -1;
-    return cuda_place_slots(p, rows, at, w);
+    if (__builtin_mul_overflow(w->parts, p->h_q * p->s_q, &rows)) rows = -1;
+    return cuda_place_parts(p, rows, at, w);
 }
 
 fmla_status cuda_lay_out_most(const struct attention_problem *p, const struct cuda_most *most,
                               struct cuda_work *w)
 {
-    return cuda_place_slots(p, most->slot_rows, cuda_line_up(plan_bytes(p->b, most->partitions)), w);
+    return cuda_place_parts(p, most->part_rows, cuda_line_up(plan_bytes(p->b, most->partitions)), w);
 }
 
 void cuda_most_add(struct cuda_most *most, int32_t partitions, int64_t rows)
 {
     if (partitions > most->partitions) most->partitions = partitions;
-    if (partitions > 1 && 2 * (int64_t)partitions * rows > most->slot_rows)
-        most->slot_rows = 2 * (int64_t)partitions * rows;
+    if (partitions > 1 && 2 * (int64_t)partitions * rows > most->part_rows)
+        most->part_rows = 2 * (int64_t)partitions * rows;
 }
 
 int64_t cuda_blocks(const struct attention_problem *p, const struct cuda_work *w)
@@ -90,10 +90,10 @@ struct split_params cuda_split_params(const struct attention_problem *p, const s
                                   .even_splits = (int32_t)w->even_splits,
                                   .split_lanes = (int32_t)w->split_lanes,
                                   .split_keys = w->split_keys,
-                                  .slots_in_halves = w->slots_in_halves};
-    if (w->slots) {
-        params.slot_out = (float *)(void *)(at + w->slot_out_offset);
-        params.slot_end = (struct part_end *)(void *)(at + w->slot_end_offset);
+                                  .parts_in_halves = w->parts_in_halves};
+    if (w->parts) {
+        params.part_out = (float *)(void *)(at + w->part_out_offset);
+        params.part_ends = (struct part_end *)(void *)(at + w->part_ends_offset);
     }
     if (w->ready_tiles) {
         params.ready_flags = (uint32_t *)(void *)(at + w->ready_flags_offset);
@@ -140,7 +140,7 @@ fmla_status cuda_launch_join(const struct cuda_scope *scope, const struct attent
         params.topk = attention_lists(p);
     /* A partition splits at most one request. */
     const int64_t requests = evenly || p->b < w->num_partitions ? p->b : w->num_partitions;
-    const int64_t many = w->slots_in_halves ? MANY_PARTS_IN_HALVES : MANY_PARTS;
+    const int64_t many = w->parts_in_halves ? MANY_PARTS_IN_HALVES : MANY_PARTS;
     int32_t rows_per_block = parts_of_request(p, w) > many ? 1 : JOIN_WARPS;
     const int64_t row_blocks = cuda_ceil_div(p->h_q * p->s_q, rows_per_block);
     const int64_t most = (int64_t)JOIN_BLOCKS_PER_SM * scope->device->sms;
@@ -152,7 +152,7 @@ fmla_status cuda_launch_join(const struct cuda_scope *scope, const struct attent
     const int64_t request_lanes = requests < most_rows / row_lanes ? requests : most_rows / row_lanes;
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of(
-            (struct cuda_key){.schedule = w->slots_in_halves ? CUDA_SM90_JOIN_HALF_ROWS : CUDA_JOIN,
+            (struct cuda_key){.schedule = w->parts_in_halves ? CUDA_SM90_JOIN_HALF_ROWS : CUDA_JOIN,
                               .element = p->element,
                               .variant = halvings}),
         .blocks = (request_lanes * row_lanes) << halvings,

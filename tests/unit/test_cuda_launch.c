@@ -15,7 +15,7 @@ static struct split_params split_of(const struct fake_launch *launch)
                                               : join_params_of(launch).split;
 }
 
-/* Checks that the last launch joins the slots of that call. */
+/* Checks that the last launch joins the parts of that call. */
 static void check_join(const struct dense_decode_params *p)
 {
     const struct join_params join = join_params_of(launched(0));
@@ -90,15 +90,15 @@ static void planned_inside(void)
               {p.output.out_stride[1], 16 * 512}, {p.output.out_stride[2], 512}, {p.output.lse_stride[0], 32},
               {p.output.lse_stride[1], 2});
 
-    /* The plan, then two slots per partition, each 256-byte aligned, and none past the queried size. */
+    /* The plan, then two parts per partition, each 256-byte aligned, and none past the queried size. */
     CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
               p.split.num_splits == plan.num_splits,
           "%p, %p, %p", (const void *)p.split.header, (const void *)p.split.partitions,
           (const void *)p.split.num_splits);
     CHECK_ALL({p.split.num_partitions, 66}, {p.split.even_splits, 0});
     const size_t plan_end = (plan_bytes(5, 66) + 255) / 256 * 256, rows = 2 * 66 * 32;
-    CHECK_ALL({(char *)p.split.slot_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},
-              {(char *)p.split.slot_end - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)});
+    CHECK_ALL({(char *)p.split.part_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},
+              {(char *)p.split.part_ends - (char *)p.split.part_out, (int64_t)(rows * 512 * 4)});
     const size_t flags = 66 * 2 * READY_FLAGS_OF_TILE * 4; /* one tile per key head */
     CHECK_ALL({c.bytes, plan_end + rows * 512 * 4 + (rows * 8 + 255) / 256 * 256 + (flags + 255) / 256 * 256},
               {!p.split.ready_flags, true});
@@ -152,7 +152,7 @@ static void plan_given(void)
     CHECK((const char *)split.header == plan && (const char *)split.partitions == plan + 32 &&
               (const char *)split.num_splits == plan + 32 + 7 * 32,
           "%s", "another plan");
-    CHECK_ALL({split.num_partitions, 7}, {offset(split.slot_out, REGION_OF_WORKSPACE), 0},
+    CHECK_ALL({split.num_partitions, 7}, {offset(split.part_out, REGION_OF_WORKSPACE), 0},
               {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS /* 3 splits per request */},
               {ROW_LANES(launched(0)), 2},
               {launched(0)->config.grid_x, 2 * 2 * 4 /* requests × row blocks × columns */});
@@ -199,7 +199,7 @@ static void tables_given(void)
                       (const char *)split.num_splits == region(5) + 4,
                   "launch %d: %p, %p, %p", i, (const void *)split.header, (const void *)split.partitions,
                   (const void *)split.num_splits);
-            CHECK_ALL({split.num_partitions, 7}, {offset(split.slot_out, REGION_OF_WORKSPACE), 0});
+            CHECK_ALL({split.num_partitions, 7}, {offset(split.part_out, REGION_OF_WORKSPACE), 0});
         }
         CHECK_EQ(ROW_LANES(launched(0)), 2);
         /* The workspace is as with a plan of as many partitions. */
@@ -257,7 +257,7 @@ static void batch_invariant(void)
     CHECK_ALL({p.split.even_splits, 32 /* ⌈64000 / 2048⌉ */}, {p.split.split_lanes, 32},
               {launched(1)->config.grid_x, 3 * 32}, {ROWS_PER_BLOCK(launched(0)), 1},
               {ROW_LANES(launched(0)), 16}, {launched(0)->config.grid_x, 3 * 16 * 4},
-              {offset(p.split.slot_out, REGION_OF_WORKSPACE), 0}, {c.bytes, 3 * 32 * 16 * (512 * 4 + 8)});
+              {offset(p.split.part_out, REGION_OF_WORKSPACE), 0}, {c.bytes, 3 * 32 * 16 * (512 * 4 + 8)});
     /* With many requests a worker takes several splits. */
     layout.b = 528;
     decode_call(&c, layout);
@@ -374,8 +374,8 @@ static void hopper(void)
     CHECK_ALL({decode.grid_x, 66 * 2}, {decode.block_x, 384}, {decode.shared_bytes, 232448},
               {join.grid_x, portable_join.grid_x}, {join.block_x, portable_join.block_x});
     const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
-    const size_t slots = 2 * 66, flags = 66 * 2 * READY_FLAGS_OF_TILE * 4;
-    expected.split.ready_flags = (uint32_t *)(void *)(expected.split.slot_end + slots * 32);
+    const size_t parts = 2 * 66, flags = 66 * 2 * READY_FLAGS_OF_TILE * 4;
+    expected.split.ready_flags = (uint32_t *)(void *)(expected.split.part_ends + parts * 32);
     expected.split.tiles = 2, expected.split.tiles_of_head = 1;
     CHECK_EQ((char *)expected.split.ready_flags + (flags + 255) / 256 * 256 - region(REGION_OF_WORKSPACE),
              (int64_t)bytes);

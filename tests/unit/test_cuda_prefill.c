@@ -185,7 +185,7 @@ static void chosen(void)
         sparse_decode_params_of(launched(0)); /* a token is a request of it */
     CHECK(!strncmp(launched(0)->kernel, "sm80_sparse_decode_bf16_", 24), "%s", launched(0)->kernel);
     CHECK_ALL({p.b, S_Q}, {p.s_q, 1}, {p.h_q, GROUP}, {p.tiles, 1}, {launched(0)->config.grid_x, S_Q},
-              {p.split.even_splits, 1}, {!p.split.slot_out, true});
+              {p.split.even_splits, 1}, {!p.split.part_out, true});
 }
 
 /* ---- Hopper's ----------------------------------------------------------------------------------- */

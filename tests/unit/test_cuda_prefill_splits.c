@@ -113,11 +113,11 @@ static void launches(void)
         CHECK(!strcmp(launch[1].kernel, "sm90_sparse_prefill_join"), "%s", launch[1].kernel);
         CHECK(!memcmp(&p, &joined, sizeof p), "%s", "the join is told the same");
         CHECK_ALL({p.items, items}, {p.splits.whole, cases[i].whole}, {p.splits.of_tile, cases[i].splits},
-                  {offset(p.splits.slots, REGION_OF_WORKSPACE), 0},
+                  {offset(p.splits.parts, REGION_OF_WORKSPACE), 0},
                   {launch[0].config.grid_x, items < SMS ? items : SMS},
                   {launch[1].config.grid_x * PREFILL_JOIN_WARPS, rest * TILE},
                   {launch[1].config.block_x, 32 * PREFILL_JOIN_WARPS}, {launch[1].config.num_attributes, 1});
-        CHECK_EQ((int64_t)size_of(&c), rest * cases[i].splits * PREFILL_SLOT_BYTES);
+        CHECK_EQ((int64_t)size_of(&c), rest * cases[i].splits * PREFILL_PART_BYTES);
     }
 }
 
@@ -128,11 +128,11 @@ static void key_heads(void)
     prefill_call(&c, 2, 128, 2);
     c.indices.shape[2] = 1024, c.indices.strides[1] = 1024, c.indices.strides[0] = 2048;
     c.args.workspace = region(REGION_OF_WORKSPACE), c.args.workspace_size = size_of(&c);
-    CHECK_EQ((int64_t)c.args.workspace_size, 2 * 16 * (int64_t)PREFILL_SLOT_BYTES);
+    CHECK_EQ((int64_t)c.args.workspace_size, 2 * 16 * (int64_t)PREFILL_PART_BYTES);
     CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, 4);
     for (int i = 0; i < 4; i++)
-        CHECK((char *)sparse_prefill_sm90_params_of(&fake->launch[i]).splits.slots ==
+        CHECK((char *)sparse_prefill_sm90_params_of(&fake->launch[i]).splits.parts ==
                   region(REGION_OF_WORKSPACE),
               "launch %d", i);
 }
@@ -155,9 +155,9 @@ static void check_places(struct sparse_prefill_call *c, const struct sparse_pref
 {
     const struct split_params *const split = &p->decode.call.split;
     const char *const begin = region(REGION_OF_WORKSPACE), *const end = begin + size_of(c),
-                      *const ends = (const char *)split->slot_end,
+                      *const ends = (const char *)split->part_ends,
                       *const words = (const char *)p->decode.cta_group_barriers;
-    CHECK((const char *)split->slot_out == begin && ends >= begin + rows * 512 * 4 &&
+    CHECK((const char *)split->part_out == begin && ends >= begin + rows * 512 * 4 &&
               words >= ends + rows * (int64_t)sizeof(struct part_end) && end >= words + tiles * 8,
           "%lld rows do not fit", (long long)rows);
     size_t bound = 0, alignment;
@@ -224,7 +224,7 @@ static void of_kernels(void)
     struct sparse_prefill_call c;
     call_of(&c, 1, 64, 2048);
     const size_t size = size_of(&c);
-    CHECK_EQ((int64_t)size, 32 * (int64_t)PREFILL_SLOT_BYTES);
+    CHECK_EQ((int64_t)size, 32 * (int64_t)PREFILL_PART_BYTES);
     c.args.kernel = "cuda";
     CHECK_EQ((int64_t)size_of(&c), (int64_t)size);
     CHECK_OK(fmla_sparse_prefill(&c.args));
@@ -261,7 +261,7 @@ static void many_tokens(void)
     const int64_t first = sparse_prefill_sm90_params_of(&fake->launch[0]).call.s_q;
     call_of(&c, first + 1, 64, 2048);
     const int before = fake->launches;
-    CHECK_EQ((int64_t)size_of(&c), 32 * (int64_t)PREFILL_SLOT_BYTES);
+    CHECK_EQ((int64_t)size_of(&c), 32 * (int64_t)PREFILL_PART_BYTES);
     CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, before + 3);
     const struct sparse_prefill_sm90_params all = sparse_prefill_sm90_params_of(&fake->launch[before]),

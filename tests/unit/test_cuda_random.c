@@ -82,7 +82,7 @@ static const struct fake_launch *launch_named(const char *begins)
     return NULL;
 }
 
-/* Checks a call that may be split: plan, slots and join; the decode launch has one CTA per worker and
+/* Checks a call that may be split: plan, parts and join; the decode launch has one CTA per worker and
  * tile. `end`: end of their part of the workspace. */
 static void judge_split(const struct split_params *split, int64_t b, int64_t rows, int64_t capacity,
                         int64_t tiles, const struct fake_launch *decode, bool in_turns, const void *whole,
@@ -93,19 +93,19 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
     const int64_t blocks = workers * tiles;
     HOLDS(tiles >= 1 && tiles <= INT32_MAX && workers >= 1);
     HOLDS(decode->config.grid_x == (in_turns && blocks > INT32_MAX ? INT32_MAX : blocks));
-    int64_t slots = planned && split->num_partitions > 1 ? 2 * (int64_t)split->num_partitions : 0;
+    int64_t parts = planned && split->num_partitions > 1 ? 2 * (int64_t)split->num_partitions : 0;
     if (!planned) {
         const int64_t splits = capacity > split->split_keys ? ceil_div(capacity, split->split_keys) : 1;
         HOLDS(split->split_keys > 0 && split->split_keys % PLAN_BLOCK == 0 && split->even_splits == splits);
         HOLDS(split->split_lanes >= 1 && split->split_lanes <= split->even_splits);
-        if (splits > 1) slots = b * splits;
+        if (splits > 1) parts = b * splits;
     }
     const struct fake_launch *const join = launch_named("join"), *const planner = launch_named("decode_plan");
-    HOLDS(!join == (!slots || joins_in_kernel(decode)) && !split->slot_out == !slots &&
-          !split->slot_end == !slots);
-    if (slots) {
-        HOLDS(inside(split->slot_out, slots * rows, 512 * (int64_t)sizeof(float), split->slot_end));
-        HOLDS(inside(split->slot_end, slots * rows, sizeof(struct part_end), end));
+    HOLDS(!join == (!parts || joins_in_kernel(decode)) && !split->part_out == !parts &&
+          !split->part_ends == !parts);
+    if (parts) {
+        HOLDS(inside(split->part_out, parts * rows, 512 * (int64_t)sizeof(float), split->part_ends));
+        HOLDS(inside(split->part_ends, parts * rows, sizeof(struct part_end), end));
     }
     HOLDS(!planner == (!planned || whole || in_tables));
     if (whole) HOLDS(!planned || (const void *)split->header == whole);
@@ -119,7 +119,7 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
           plan.planned == plan.num_partitions);
     HOLDS(divides(plan.partitions_divisor, split->num_partitions));
     HOLDS((char *)plan.header == workspace &&
-          inside(plan.num_splits, b + 1, sizeof(int32_t), slots ? (const char *)split->slot_out : end));
+          inside(plan.num_splits, b + 1, sizeof(int32_t), parts ? (const char *)split->part_out : end));
 }
 
 /* Returns the tile rows of a portable kernel, whose name ends with its shape. */
@@ -152,7 +152,7 @@ static void judge_sparse(size_t bytes)
     HOLDS(p.b == b && p.s_q == s_q && p.h_q == h_q && p.tiles == tiles);
     HOLDS(p.tiles_of_token == (of_heads ? tiles / s_q : 0) && divides(p.heads_divisor, h_q));
     HOLDS(divides(p.tiles_divisor, tiles) && (!of_heads || divides(p.token_divisor, tiles / s_q)));
-    HOLDS(divides(p.splits_divisor, p.split.even_splits) && p.split.slots_in_halves == hopper &&
+    HOLDS(divides(p.splits_divisor, p.split.even_splits) && p.split.parts_in_halves == hopper &&
           !p.split.ready_flags);
     const char *end = workspace + bytes;
     if (joins_in_kernel(decode)) {
@@ -194,9 +194,9 @@ static void judge_dense(size_t bytes)
               !p->split.partitions);
         HOLDS(decode->config.grid_x == params.workers * tiles && params.workers * tiles <= machine.sms);
         HOLDS(params.of_request == params.workers / b && params.of_request >= 2);
-        HOLDS(inside(p->split.slot_out, params.workers * s_q * h_q, 512 * (int64_t)sizeof(float),
-                     p->split.slot_end));
-        HOLDS(inside(p->split.slot_end, params.workers * s_q * h_q, sizeof(struct part_end),
+        HOLDS(inside(p->split.part_out, params.workers * s_q * h_q, 512 * (int64_t)sizeof(float),
+                     p->split.part_ends));
+        HOLDS(inside(p->split.part_ends, params.workers * s_q * h_q, sizeof(struct part_end),
                      (const char *)params.cta_group_barriers));
         return;
     }
@@ -226,7 +226,7 @@ static void judge_splits(const struct fake_launch *launch, const struct fake_lau
     const bool joined = next && !strcmp(next->kernel, "sm90_sparse_prefill_join");
     HOLDS(joined == (p.splits.of_tile > 1) && joined == (strstr(launch->kernel, "splits") != NULL));
     if (!joined) return;
-    HOLDS(inside(p.splits.slots, p.items - p.splits.whole, PREFILL_SLOT_BYTES, workspace + bytes));
+    HOLDS(inside(p.splits.parts, p.items - p.splits.whole, PREFILL_PART_BYTES, workspace + bytes));
     HOLDS(next->config.grid_x == split * 64 / PREFILL_JOIN_WARPS);
 }
 
@@ -239,7 +239,7 @@ static void judge_pages(const struct fake_launch *launch, int64_t tiles, size_t 
     HOLDS(decode->tiles == tiles && divides(decode->tiles_divisor, tiles));
     if (!joins_in_kernel(launch)) {
         const int64_t workers = split->num_partitions;
-        HOLDS(workers >= 1 && workers <= decode->b && !split->slot_out);
+        HOLDS(workers >= 1 && workers <= decode->b && !split->part_out);
         HOLDS(launch->config.grid_x == workers * tiles);
         return;
     }
@@ -248,8 +248,8 @@ static void judge_pages(const struct fake_launch *launch, int64_t tiles, size_t 
     HOLDS(split->even_splits > 1 && split->even_splits <= MOST_PARTS_JOINED_IN_KERNEL &&
           blocks <= machine.sms);
     HOLDS(launch->config.grid_x == blocks && divides(decode->splits_divisor, split->even_splits));
-    HOLDS(inside(split->slot_out, rows, 512 * sizeof(float), workspace + bytes));
-    HOLDS(inside(split->slot_end, rows, sizeof(struct part_end), workspace + bytes));
+    HOLDS(inside(split->part_out, rows, 512 * sizeof(float), workspace + bytes));
+    HOLDS(inside(split->part_ends, rows, sizeof(struct part_end), workspace + bytes));
     HOLDS(inside(p.decode.cta_group_barriers, decode->b * tiles, sizeof(uint64_t), workspace + bytes));
 }
 
@@ -386,7 +386,7 @@ static void try_kernels(const struct shape *s)
 }
 
 /* Tests shapes in which Hopper's two sparse decode kernels differ in the number of requests they begin at
- * once: more requests than slots for their splits. */
+ * once: more requests than parts for their splits. */
 static void sparse_fixed(void)
 {
     static const struct {

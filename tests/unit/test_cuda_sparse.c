@@ -64,14 +64,14 @@ static void on_hopper(void)
               {p.cache[1].indices_stride[1], EXTRA}, {p.cache[1].page_size, 2},
               {divides(p.cache[0].page_divisor, 64), true}, {divides(p.cache[1].page_divisor, 2), true});
 
-    /* The plan, then two slots per partition, and none past the queried size, which a call with a plan's
+    /* The plan, then two parts per partition, and none past the queried size, which a call with a plan's
      * tables uses too. */
     CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
               p.split.num_splits == plan.num_splits && !p.split.ready_flags,
           "%s", "another plan");
     const size_t plan_end = (plan_bytes(B, PARTITIONS) + 255) / 256 * 256, rows = 2 * PARTITIONS * S_Q * H_Q;
-    CHECK_ALL({(char *)p.split.slot_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},
-              {(char *)p.split.slot_end - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)},
+    CHECK_ALL({(char *)p.split.part_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},
+              {(char *)p.split.part_ends - (char *)p.split.part_out, (int64_t)(rows * 512 * 4)},
               {plan.planned, PARTITIONS});
     enum { ROWS = 35 };
     const size_t end = (plan_bytes(B, ROWS) + 255) / 256 * 256, most = 2 * ROWS * S_Q * H_Q;
@@ -153,7 +153,7 @@ static void even_splits(void)
                {16, 64, 2048, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 512},
                {16, 16, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656_together", 16, 256},
                {64, 64, 500, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 512},
-               /* With 64 keys they would not fit the slots. */
+               /* With 64 keys they would not fit the parts. */
                {17, 64, 192, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 128},
                {3, 128, 704, 0, "sm90_sparse_decode_bf16_fp8_656_together", 64, 128}};
     uint64_t ticket = 0;
@@ -173,12 +173,12 @@ static void even_splits(void)
             CHECK(!strcmp(decode->kernel, all[i].kernel), "%zu: %s", i, decode->kernel);
             CHECK_EQ(decode->config.grid_x, all[i].b * count * tiles);
             const struct sparse_decode_params p = sparse_decode_params_of(decode);
-            CHECK(!p.split.partitions && !p.split.header && p.split.slots_in_halves, "%s", "by a plan");
+            CHECK(!p.split.partitions && !p.split.header && p.split.parts_in_halves, "%s", "by a plan");
             CHECK_ALL({p.split.split_keys, all[i].keys}, {p.split.even_splits, count},
                       {p.split.split_lanes, count}, {divides(p.splits_divisor, (uint32_t)count), true});
             if (count == 1) continue;
             const char *limit = region(REGION_OF_WORKSPACE) + c.bytes;
-            if (joins_in_kernel(decode)) { /* one word per tile after the slots; its own ticket */
+            if (joins_in_kernel(decode)) { /* one word per tile after the parts; its own ticket */
                 const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
                 CHECK((const char *)(params.cta_group_barriers + all[i].b * tiles) <= limit, "%s",
                       "no room for the barriers");
@@ -186,10 +186,10 @@ static void even_splits(void)
                 ticket = params.ticket, limit = (const char *)params.cta_group_barriers;
             }
             const int64_t rows = (int64_t)all[i].b * count * S_Q * all[i].h_q;
-            const char *const end = (const char *)(p.split.slot_end + rows);
-            CHECK((const char *)p.split.slot_end - (const char *)p.split.slot_out >= rows * 512 * 4 &&
+            const char *const end = (const char *)(p.split.part_ends + rows);
+            CHECK((const char *)p.split.part_ends - (const char *)p.split.part_out >= rows * 512 * 4 &&
                       end <= limit,
-                  "%s", "the slots do not fit the workspace");
+                  "%s", "the parts do not fit the workspace");
         }
     no_room_for_all_ctas();
     /* More requests than start at once: a plan, and the kernel for it. */

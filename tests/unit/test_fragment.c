@@ -176,24 +176,24 @@ static void test_slots(void)
     enum { COLUMNS = 512, COLUMNS_OF_C = 8 };
     static int taken[COLUMNS];
     for (int column = 0; column < COLUMNS; column++) {
-        const int position = slot_position(column);
+        const int position = part_position(column);
         const int inside = position / 16 == column / 16 && position >= 0 && position < COLUMNS;
         CHECK(inside, "slot: column %d at %d", column, position);
         if (inside) taken[position]++;
-        CHECK_EQ(slot_column(position), column);
+        CHECK_EQ(part_column(position), column);
     }
     for (int i = 0; i < COLUMNS; i++) CHECK(taken[i] == 1, "slot: %d columns at %d", taken[i], i);
     /* A lane's elements of a row in two neighbouring C's are 16 aligned bytes. */
     for (int first = 0; first < COLUMNS; first += 2 * COLUMNS_OF_C)
         for (int lane = 0; lane < WARP_LANES; lane++) {
-            CHECK_EQ(slot_position_of_lane(lane) % 4, 0);
+            CHECK_EQ(part_position_of_lane(lane) % 4, 0);
             for (int e = 0; e < 4; e++) {
                 const int column = first + COLUMNS_OF_C * (e / 2) + mma_c_column(lane, e % 2);
-                CHECK_EQ(slot_position(column), first + slot_position_of_lane(lane) + e);
+                CHECK_EQ(part_position(column), first + part_position_of_lane(lane) + e);
             }
         }
-    CHECK_ALL({slot_position(1), 1}, {slot_position(2), 4}, {slot_position(8), 2}, {slot_position(23), 29},
-              {slot_position(511), 511});
+    CHECK_ALL({part_position(1), 1}, {part_position(2), 4}, {part_position(8), 2}, {part_position(23), 29},
+              {part_position(511), 511});
 }
 
 /* ---- Swizzles ------------------------------------------------------------------------------- */

@@ -19,11 +19,11 @@ template <bool BYTES, typename Element> struct Row {
 
     DEVICE void store(const Split &split) const
     {
-        const bool direct = split.slot == DIRECT;
+        const bool direct = split.part == DIRECT;
         const float lse = row.lse();
         const RowPlace coord = {token, head};
         const float factor = row.factor(direct ? result_sink_factor(p.output.rules, head, lse) : 1.0f);
-        const int64_t part_row = split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)token * p.h_q + head;
+        const int64_t part_row = split.part * ((int64_t)p.h_q * p.s_q) + (int64_t)token * p.h_q + head;
         const int64_t to = out_offset(p.output, split.request, coord);
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
@@ -34,13 +34,13 @@ template <bool BYTES, typename Element> struct Row {
                 if (direct)
                     p.output.out[to + column] = Element::from_float(value);
                 else
-                    p.split.slot_out[part_row * D_V + slot_position(column)] = value;
+                    p.split.part_out[part_row * D_V + part_position(column)] = value;
             }
         if (lane_of_warp()) return;
         if (direct)
             store_lse(p.output, split.request, coord, lse);
         else
-            p.split.slot_end[part_row] = {row.most, row.total};
+            p.split.part_ends[part_row] = {row.most, row.total};
     }
 
     DEVICE void run(const Split &split)

@@ -79,17 +79,17 @@ __device__ void attend_by_rows(const struct dense_decode_params &p, const Task &
         const float lse = empty ? -INFINITY : (most + log2f(sum)) * LN_2;
         float factor = empty ? 0.0f : 1.0f / sum;
         const int column = (int)(fresh_thread() % 32); /* the lane's first column */
-        if (task.split.slot == DIRECT) {
+        if (task.split.part == DIRECT) {
             factor *= result_sink_factor(p.output.rules, place.head, lse);
             uint16_t *to = p.output.out + out_offset(p.output, task.split.request, place) + column;
 #pragma unroll
             for (int i = 0; i < LANE_COLUMNS; i++) to[32 * i] = Element::from_float(o[i] * factor);
             if (lane == 0) store_lse(p.output, task.split.request, place, lse);
         } else {
-            float *to = p.split.slot_out + slot_row(p, task, row) * D_V + slot_position(column);
+            float *to = p.split.part_out + part_row(p, task, row) * D_V + part_position(column);
 #pragma unroll
             for (int i = 0; i < LANE_COLUMNS; i++) to[32 * i] = o[i] * factor;
-            if (lane == 0) p.split.slot_end[slot_row(p, task, row)] = {most, sum};
+            if (lane == 0) p.split.part_ends[part_row(p, task, row)] = {most, sum};
         }
     }
 }

@@ -139,29 +139,29 @@ FRAGMENT_FN int wgmma_d_column(int thread, int e)
     return 8 * (e / 4) + mma_c_column(thread % WARP_LANES, e % 4);
 }
 
-/* ---- Slots: rows of partial results in the workspace ------------------------------------------- */
+/* ---- Parts: rows of partial results in the workspace ------------------------------------------- */
 
 /* A lane holds two pairs of every 16 columns of a row, 8 columns apart, from two neighbouring C fragments. A
- * slot stores them together, so that a lane stores and loads 16 bytes:
+ * part stores them together, so that a lane stores and loads 16 bytes:
  *
  *      position    0  1  2  3   4  5  6  7   8  9 10 11  12 13 14 15
  *      column      0  1  8  9   2  3 10 11   4  5 12 13   6  7 14 15
  *      lane % 4    0            1            2            3
  */
-FRAGMENT_FN int slot_position(int column)
+FRAGMENT_FN int part_position(int column)
 {
     const unsigned c = (unsigned)column;
     return (int)(c / 16 * 16 + c % 8 / 2 * 4 + c / 8 % 2 * 2 + c % 2);
 }
 
 /* Returns the first of the four positions of a lane's values in the first 16 columns. */
-FRAGMENT_FN int slot_position_of_lane(int lane)
+FRAGMENT_FN int part_position_of_lane(int lane)
 {
     return 4 * (lane % 4);
 }
 
-/* Returns the column at a position: the inverse of slot_position. */
-FRAGMENT_FN int slot_column(int position)
+/* Returns the column at a position: the inverse of part_position. */
+FRAGMENT_FN int part_column(int position)
 {
     const unsigned p = (unsigned)position;
     return (int)(p / 16 * 16 + p / 2 % 2 * 8 + p / 4 % 4 * 2 + p % 2);

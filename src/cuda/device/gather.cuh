@@ -51,7 +51,7 @@ DEVICE Split list_split(const struct sparse_decode_params &p, const SplitList &l
     Split split = {};
     split.request = request, split.begin = i * keys;
     split.end = *length - split.begin > keys ? split.begin + keys : *length;
-    split.slot = *length <= keys ? (int64_t)DIRECT : (int64_t)request * p.split.even_splits + i;
+    split.part = *length <= keys ? (int64_t)DIRECT : (int64_t)request * p.split.even_splits + i;
     return split;
 }
 

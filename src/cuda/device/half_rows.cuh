@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Rows of partial results in 16 bits, for Hopper's sparse decode and its dense decode of few requests (sparse
- * prefill has its own slots). They halve the fp32 traffic to the slots and from there to the join. Each 64
+ * prefill has its own parts). They halve the fp32 traffic to the parts and from there to the join. Each 64
  * columns of a row are stored as fp16 with a power-of-two scale, chosen so that the largest magnitude is in
  * [2^14, 2^15). Values down to 2^-28 of it keep all 11 bits, with an eighth of the final bf16 rounding error;
  * values below 2^-40 of it become 0.
@@ -34,14 +34,14 @@ struct HalfScale {
     }
 };
 
-DEVICE uint16_t *half_row(const struct split_params &split, int64_t slot_row)
+DEVICE uint16_t *half_row(const struct split_params &split, int64_t part_row)
 {
-    return (uint16_t *)(split.slot_out + slot_row * HALF_ROW_COLUMNS);
+    return (uint16_t *)(split.part_out + part_row * HALF_ROW_COLUMNS);
 }
 
-DEVICE float *half_row_scales(const struct split_params &split, int64_t slot_row)
+DEVICE float *half_row_scales(const struct split_params &split, int64_t part_row)
 {
-    return split.slot_out + slot_row * HALF_ROW_COLUMNS + HALF_ROW_COLUMNS / 2;
+    return split.part_out + part_row * HALF_ROW_COLUMNS + HALF_ROW_COLUMNS / 2;
 }
 
 /* Stores 64 columns of a row from four lanes with 16 columns each, in register order: a lane stores eight of

@@ -27,7 +27,7 @@
 
 static constexpr int VECTOR_COLUMNS = 32 * 4 /* of one vector per lane of a warp */;
 
-/* The slots of a request's parts: first, second, second + step, … */
+/* The indices of a request's parts among all: first, second, second + step, … */
 struct Parts {
     int request;
     int count; /* 0: nothing to join */
@@ -35,7 +35,7 @@ struct Parts {
     int step;
     const uint32_t *ready_flags; /* [tiles][READY_FLAGS_OF_TILE]: may be joined already; NULL: is not */
 
-    DEVICE int64_t slot(int part) const { return part == 0 ? first : second + (int64_t)(part - 1) * step; }
+    DEVICE int64_t index(int part) const { return part == 0 ? first : second + (int64_t)(part - 1) * step; }
 };
 
 /* Returns the parts of the request that is split for the first time at the end of partition `index`. */
@@ -83,14 +83,14 @@ DEVICE bool all_joined(const struct join_params &p, const Parts &parts)
     return joined;
 }
 
-/* Returns the slot row of row `row` of a request in the slot of a part. */
-DEVICE int64_t slot_row_of(const struct join_params &p, const Parts &parts, int part, int row)
+/* Returns the row, among those of all parts, of row `row` of a request in a part. */
+DEVICE int64_t part_row_of(const struct join_params &p, const Parts &parts, int part, int row)
 {
-    return parts.slot(part) * (p.h_q * p.s_q) + row;
+    return parts.index(part) * (p.h_q * p.s_q) + row;
 }
 
-/* A lane's share of a few parts of a row: 4 columns in each of VECTORS vectors. Slots are in the order of
- * slot_position. */
+/* A lane's share of a few parts of a row: 4 columns in each of VECTORS vectors. Parts are in the order of
+ * part_position. */
 template <int VECTORS_> struct PartsOfLane {
     static constexpr int VECTORS = VECTORS_;
     static constexpr bool IN_HALVES = false;
@@ -105,9 +105,9 @@ template <int VECTORS_> struct PartsOfLane {
     part_end end[COUNT];
     float4 values[COUNT][VECTORS];
 
-    DEVICE void load_values(const struct join_params &p, int i, int64_t slot_row, int position)
+    DEVICE void load_values(const struct join_params &p, int i, int64_t part_row, int position)
     {
-        const float4 *from = (const float4 *)(p.split.slot_out + slot_row * D_V + position);
+        const float4 *from = (const float4 *)(p.split.part_out + part_row * D_V + position);
 #pragma unroll
         for (int v = 0; v < VECTORS; v++) values[i][v] = __ldg(from + VECTOR_COLUMNS / 4 * v);
     }
@@ -132,9 +132,9 @@ DEVICE void load_parts(Some &some, const struct join_params &p, const Parts &par
         const int part = begin + i * stride;
         some.end[i] = {-INFINITY, 0.0f};
         if (part >= parts.count) continue;
-        const int64_t slot_row = slot_row_of(p, parts, part, row);
-        some.end[i] = load_part_end(p.split, slot_row);
-        some.load_values(p, i, slot_row, position);
+        const int64_t part_row = part_row_of(p, parts, part, row);
+        some.end[i] = load_part_end(p.split, part_row);
+        some.load_values(p, i, part_row, position);
     }
 }
 
@@ -166,13 +166,13 @@ DEVICE part_end whole_of(const struct join_params &p, const Parts &parts, int ro
     part_end whole = {-INFINITY, 0.0f};
 #pragma unroll 1
     for (int part = lane; part < parts.count; part += 32)
-        whole.max = fmaxf(whole.max, load_part_end(p.split, slot_row_of(p, parts, part, row)).max);
+        whole.max = fmaxf(whole.max, load_part_end(p.split, part_row_of(p, parts, part, row)).max);
     for (int lanes = 16; lanes; lanes /= 2)
         whole.max = fmaxf(whole.max, __shfl_xor_sync(~0u, whole.max, lanes));
 #pragma unroll 1
     for (int part = lane; part < parts.count; part += 32)
         whole.sum +=
-            part_weight(load_part_end(p.split, slot_row_of(p, parts, part, row)), parts_reference(whole.max));
+            part_weight(load_part_end(p.split, part_row_of(p, parts, part, row)), parts_reference(whole.max));
     for (int lanes = 16; lanes; lanes /= 2) whole.sum += __shfl_xor_sync(~0u, whole.sum, lanes);
     return whole;
 }
@@ -184,7 +184,7 @@ DEVICE void write_row(const struct join_params &p, int request, RowPlace place, 
 {
     const float lse = score_lse(whole.max, whole.sum);
     const float factor = result_sink_factor(p.output.rules, place.head, lse);
-    const int column = IN_HALVES ? position : slot_column(position), second = IN_HALVES ? 2 : 8;
+    const int column = IN_HALVES ? position : part_column(position), second = IN_HALVES ? 2 : 8;
     const int64_t at = out_offset(p.output, request, place) + column;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {

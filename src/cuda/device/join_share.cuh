@@ -11,7 +11,7 @@
  *
  * A kernel defines its share: struct Share with split, output, request, parts, takers (the number of CTAs
  * that take a share: those that have the parts, or more), begin and end (items; item 2 r + h is half h of row
- * r), slot_row(part, row) and place(row). Its column(half, lane) is the first of a lane's eight columns; with
+ * r), part_row(part, row) and place(row). Its column(half, lane) is the first of a lane's eight columns; with
  * PAIRS a lane has them only after quad_gather_eight.
  *
  * With LARGEST the maximum of a part is its largest score, in powers of two, which is stored for the row.
@@ -111,10 +111,10 @@ DEVICE void ask_for_parts(const Share &share, int item, int first, int step, int
                           int lane)
 {
     const int row = item / 2, half = item % 2;
-    const int64_t slot_row = share.slot_row(first, row), rows = share.slot_row(first + step, row) - slot_row;
+    const int64_t part_row = share.part_row(first, row), rows = share.part_row(first + step, row) - part_row;
     const bool some = lane < count;
-    cp_async_8(to.end, share.split.slot_end + (some ? slot_row + rows * lane : 0), some);
-    const char *from = (const char *)half_row(share.split, slot_row);
+    cp_async_8(to.end, share.split.part_ends + (some ? part_row + rows * lane : 0), some);
+    const char *from = (const char *)half_row(share.split, part_row);
     const uint32_t value_at = (uint32_t)(half * HALF_ROW_COLUMNS + 16 * lane),
                    scale_at = (uint32_t)(2 * HALF_ROW_COLUMNS + 16 * half + lane / 8 * 4);
     const int64_t row_bytes = rows * (HALF_ROW_COLUMNS * (int)sizeof(float));
@@ -124,7 +124,7 @@ DEVICE void ask_for_parts(const Share &share, int item, int first, int step, int
         for (int i = 0; i < SHARE_TOGETHER; i++, from += row_bytes) {
             const bool valid = k + i < count;
             const uint32_t at = (uint32_t)((k + i) * SHARE_COPY_BYTES);
-            const char *const part = valid ? from : (const char *)share.split.slot_out;
+            const char *const part = valid ? from : (const char *)share.split.part_out;
             cp_async_16(to.values + at, part + value_at, valid),
                 cp_async_4(to.scales + at, part + scale_at, valid);
         }

@@ -12,9 +12,9 @@
 #include "reference.cuh"
 #include "result.cuh"
 
-DEVICE part_end load_part_end(const struct split_params &split, int64_t slot_row)
+DEVICE part_end load_part_end(const struct split_params &split, int64_t part_row)
 {
-    const float2 end = __ldg((const float2 *)split.slot_end + slot_row);
+    const float2 end = __ldg((const float2 *)split.part_ends + part_row);
     return {end.x, end.y};
 }
 

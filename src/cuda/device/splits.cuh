@@ -14,7 +14,7 @@
 struct Split {
     int request;
     int begin, end;                   /* keys */
-    int64_t slot;                     /* of the partial results; DIRECT if the split is the whole request */
+    int64_t part;                     /* index among all; DIRECT if the split is the whole request */
     bool first_of_two, second_of_two; /* of a request that is split once */
 };
 
@@ -61,7 +61,7 @@ DEVICE int request_length(const struct join_params &p, int request)
 
 /* ---- By the plan ----------------------------------------------------------------------------- */
 
-/* A row of the plan. Partition i uses slot 2i for its first request and slot 2i + 1 for its last, if that is
+/* A row of the plan. Partition i makes part 2i of its first request and part 2i + 1 of its last, if that is
  * another. */
 struct Partition {
     int index;
@@ -139,7 +139,7 @@ DEVICE Split partition_split(const Partition &partition, int request, int length
     split.request = request;
     split.begin = continued ? min(partition.begin_block * PLAN_BLOCK, length) : 0;
     split.end = goes_on ? clamp_int(partition.end_block * PLAN_BLOCK, split.begin, length) : length;
-    split.slot = !continued && !goes_on ? (int64_t)DIRECT
+    split.part = !continued && !goes_on ? (int64_t)DIRECT
                                         : 2 * (int64_t)partition.index + (request == partition.first ? 0 : 1);
     split.first_of_two = partition.ends_split_once && request == partition.last;
     split.second_of_two = partition.begins_split_once && request == partition.first;
@@ -178,7 +178,7 @@ template <typename Params> DEVICE Split even_split_of(const Params &p, int reque
     split.request = request;
     split.begin = i * keys;
     split.end = length - split.begin > keys ? split.begin + keys : length;
-    split.slot =
+    split.part =
         even_splits_of(p, length) == 1 ? (int64_t)DIRECT : (int64_t)request * p.split.even_splits + i;
     split.first_of_two = split.second_of_two = false;
     return split;

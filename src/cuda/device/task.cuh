@@ -24,10 +24,10 @@ DEVICE int visible_end(const struct dense_decode_params &p, const Task &task, in
     return min(task.length, task.length - p.s_q + fast_divide(row_of_head, p.group_divisor) + 1);
 }
 
-/* Returns the position of row `row` of the key head among the rows of the split's slot. */
-DEVICE int64_t slot_row(const struct dense_decode_params &p, const Task &task, int row)
+/* Returns the position of row `row` of the key head among the rows of all parts. */
+DEVICE int64_t part_row(const struct dense_decode_params &p, const Task &task, int row)
 {
-    return task.split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)task.kv_head * p.rows + row;
+    return task.split.part * ((int64_t)p.h_q * p.s_q) + (int64_t)task.kv_head * p.rows + row;
 }
 
 /* Returns the task of the split for the tile of `rows` rows that begins at first_row of a key head. */

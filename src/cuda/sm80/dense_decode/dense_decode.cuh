@@ -56,12 +56,12 @@ template <typename Element, typename Key> struct DenseCall {
         return p.q + task.split.request * p.q_stride[0] + at.token * p.q_stride[1] + at.head * p.q_stride[2];
     }
 
-    DEVICE bool direct() const { return task.split.slot == DIRECT; }
+    DEVICE bool direct() const { return task.split.part == DIRECT; }
     DEVICE int64_t out_at(int row) const { return out_offset(p.output, task.split.request, coord(row)); }
 
     DEVICE float *part_at(int row) const
     {
-        return p.split.slot_out + slot_row(p, task, task.first_row + row) * D_V;
+        return p.split.part_out + part_row(p, task, task.first_row + row) * D_V;
     }
 
     /* Stores the row's lse, or its part_end if the split is a part; returns the factor by which the scale of
@@ -69,7 +69,7 @@ template <typename Element, typename Key> struct DenseCall {
     DEVICE float finish_row(int row, const part_end &end) const
     {
         if (!direct()) {
-            p.split.slot_end[slot_row(p, task, task.first_row + row)] = end;
+            p.split.part_ends[part_row(p, task, task.first_row + row)] = end;
             return Key::scale_of_cache(p);
         }
         const RowPlace at = coord(row);

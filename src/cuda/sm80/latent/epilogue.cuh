@@ -57,7 +57,7 @@ DEVICE void Attend<Tile, Call, Keys>::epilogue(const RowState &state,
                     store_pair<Element>(call.output(), at + 8 * n, o[m][n][2 * i] * factor,
                                         o[m][n][2 * i + 1] * factor);
             } else {
-                float *to = call.part_at(row) + WARP_COLUMNS * warp + slot_position_of_lane(lane);
+                float *to = call.part_at(row) + WARP_COLUMNS * warp + part_position_of_lane(lane);
 #pragma unroll
                 for (int n = 0; n < 2 * COLUMN_PAIRS; n += 2)
                     *(float4 *)(to + 8 * n) =

@@ -43,24 +43,24 @@ template <typename Element> struct ListCall {
                (task.first_head + row) * p.q_stride[2];
     }
 
-    DEVICE bool direct() const { return task.split.slot == DIRECT; }
+    DEVICE bool direct() const { return task.split.part == DIRECT; }
     DEVICE int64_t out_at(int row) const { return out_offset(output(), task.split.request, coord(row)); }
 
     DEVICE int64_t part_row(int row) const
     {
         const struct sparse_decode_params &p = params.call;
-        return task.split.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)task.token * p.h_q + task.first_head +
+        return task.split.part * ((int64_t)p.h_q * p.s_q) + (int64_t)task.token * p.h_q + task.first_head +
                row;
     }
 
-    DEVICE float *part_at(int row) const { return params.call.split.slot_out + part_row(row) * D_V; }
+    DEVICE float *part_at(int row) const { return params.call.split.part_out + part_row(row) * D_V; }
 
     /* Stores the row's lse, or its part_end if the split is a part; returns the factor by which the sink
      * scales the row. */
     DEVICE float finish_row(int row, const part_end &end) const
     {
         if (!direct()) {
-            params.call.split.slot_end[part_row(row)] = end;
+            params.call.split.part_ends[part_row(row)] = end;
             return 1.0f;
         }
         const float lse = score_lse(end.max, end.sum);

@@ -72,7 +72,7 @@ DEVICE void store_part(const struct dense_decode_params &p, const Task &task, co
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int row = first + lane / 4 + 8 * i;
-        float *to = p.split.slot_out + slot_row(p, task, row) * D_V + column + slot_position_of_lane(lane);
+        float *to = p.split.part_out + part_row(p, task, row) * D_V + column + part_position_of_lane(lane);
         store_row(to, row < p.rows, left, i, factor[i]);
         store_row(to + 128, row < p.rows, right, i, factor[i]);
     }
@@ -110,7 +110,7 @@ DEVICE void store_halves(const struct dense_decode_params &p, const Task &task, 
         const int row = first + lane / 4 + 8 * i;
         const bool stores = row < p.rows;
         const float by = i ? factor[1] : factor[0];
-        const int64_t at = slot_row(p, task, row);
+        const int64_t at = part_row(p, task, row);
         uint16_t *const to = half_row(p.split, at) + column + 8 * (lane % 4);
         const float2 low = store_halves(to, left, i == 1, by, stores),
                      high = store_halves(to + 2 * HALF_ROW_TILE, right, i == 1, by, stores);

@@ -260,7 +260,7 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         if (looks) mbarrier_wait(SHARED_AT(smem, second_full), 0);
         /* A poisoned split is written again later. */
         if (__all_sync(~0u, looks & (shared.second_part != 0) & !shared.poisoned)) {
-            WithSecond both(shared, my_row, column + slot_position_of_lane(lane()), end, factor);
+            WithSecond both(shared, my_row, column + part_position_of_lane(lane()), end, factor);
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 both.factor[i] =
@@ -269,7 +269,7 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
             if (threadIdx.x == WARPGROUP_THREADS) set_joined(p.call);
             return;
         }
-        const bool direct = __any_sync(~0u, task().split.slot == DIRECT);
+        const bool direct = __any_sync(~0u, task().split.part == DIRECT);
 #pragma unroll
         for (int i = 0; i < 2; i++)
             factor[i] *= finish_row(p.call, task(), direct, end[i], my_row + 8 * i, stores_end);

@@ -110,9 +110,9 @@ DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const 
     const uint32_t parities = shared.parities;
 
     Task second = work.task;
-    second.split.slot = 2 * (work.task.split.slot / 2 + 1);
-    const int64_t first_row = slot_row(p.call, second, work.task.first_row);
-    const float *from = p.call.split.slot_out + first_row * D_V;
+    second.split.part = 2 * (work.task.split.part / 2 + 1);
+    const int64_t first_row = part_row(p.call, second, work.task.first_row);
+    const float *from = p.call.split.part_out + first_row * D_V;
     const int rows = min(ROWS, p.call.rows - work.task.first_row);
     const uint32_t full = SHARED_AT(smem, second_full);
     const bool ready = second_part_is_ready(p.call);
@@ -121,7 +121,7 @@ DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const 
         if (lane == 0) bulk_prefetch(from, (uint32_t)(rows * SECOND_ROW_BYTES));
 #pragma unroll 1
         for (int row = lane; row < rows; row += 32) {
-            shared.second_end[row] = load_fresh_part_end(p.call.split.slot_end + first_row + row);
+            shared.second_end[row] = load_fresh_part_end(p.call.split.part_ends + first_row + row);
             bytes += SECOND_ROW_BYTES;
         }
 #pragma unroll 1

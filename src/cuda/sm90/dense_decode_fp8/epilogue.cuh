@@ -59,7 +59,7 @@ template <typename V> struct Epilogue {
             const HalfScale scale(most[j] * by[j]);
             scaled[j] = by[j] * scale.up;
             if (lane() / 4 == 0 && row + j < p.dense.call.rows)
-                half_row_scales(p.dense.call.split, slot_row(p.dense.call, task(), row + j))[column_tile()] =
+                half_row_scales(p.dense.call.split, part_row(p.dense.call, task(), row + j))[column_tile()] =
                     scale.down;
         }
         return make_float2(scaled[0], scaled[1]);
@@ -102,10 +102,10 @@ template <typename V> struct Epilogue {
             uint16_t *const to =
                 direct ? call.output.out + out_offset(call.output, task.split.request,
                                                       row_place(call, min(row, call.rows - 1), task.kv_head))
-                       : half_row(call.split, slot_row(call, task, row));
+                       : half_row(call.split, part_row(call, task, row));
             store_global_16(to + HALF_ROW_TILE * column_tile() + 8 * (lane() % 8), chunk, row < call.rows);
             if (!V::SCALED && !direct && lane() % 8 == 0 && row < call.rows)
-                half_row_scales(call.split, slot_row(call, task, row))[column_tile()] = unit;
+                half_row_scales(call.split, part_row(call, task, row))[column_tile()] = unit;
         }
     }
 
@@ -113,7 +113,7 @@ template <typename V> struct Epilogue {
      * further rows move down to the first registers. */
     DEVICE void store(Sums &o, int p_stage)
     {
-        const bool direct = __any_sync(~0u, task().split.slot == DIRECT);
+        const bool direct = __any_sync(~0u, task().split.part == DIRECT);
         const uint32_t out = shared_address(shared.out[side][column_tile() % 4]);
 #pragma unroll 1
         for (int first = 0; first < V::ROWS; first += V::OUT_ROWS) {

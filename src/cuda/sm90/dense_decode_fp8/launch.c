@@ -22,7 +22,7 @@ static int variant_of(bool converted, int32_t rows_of_tile, bool join_in_kernel)
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
     int32_t rows = sm90_dense_decode_fp8_rows(p);
-    w->flags = LAUNCH_OVERLAP, w->slots_in_halves = true;
+    w->flags = LAUNCH_OVERLAP, w->parts_in_halves = true;
     const fmla_status status = cuda_dense_prepare(p, rows, w);
     if (status) return status;
     w->ready_tiles = 0;

@@ -156,7 +156,7 @@ template <typename V> struct Scores {
     DEVICE void finish()
     {
         const Task &task = this->task();
-        const bool direct = task.split.slot == DIRECT;
+        const bool direct = task.split.part == DIRECT;
         const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
 #pragma unroll
         for (int i = 0; i < 2; i++) {

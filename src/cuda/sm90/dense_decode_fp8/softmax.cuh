@@ -211,7 +211,7 @@ template <typename V> struct Softmax {
     DEVICE void finish()
     {
         const Task &task = this->task();
-        const bool direct = task.split.slot == DIRECT, second = lane() % 2;
+        const bool direct = task.split.part == DIRECT, second = lane() % 2;
         const float of_cache = p.dense.call.kv_scale ? __ldg(p.dense.call.kv_scale) : 1.0f;
 #pragma unroll
         for (int r = 0; r < 2; r++)

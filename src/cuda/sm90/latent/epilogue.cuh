@@ -24,7 +24,7 @@ DEVICE float finish_row(const struct dense_decode_params &p, const Task &task, b
     const int row = task.first_row + tile_row;
     if (row >= p.rows) return 0.0f;
     if (!direct) {
-        if (stores) p.split.slot_end[slot_row(p, task, row)] = end;
+        if (stores) p.split.part_ends[part_row(p, task, row)] = end;
         return 1.0f;
     }
     const RowPlace coord = row_place(p, row, task.kv_head);
@@ -39,7 +39,7 @@ DEVICE void store_empty(const struct dense_decode_params &p, const Task &task, i
     const int thread = (int)(fresh_thread() % WARPGROUP_THREADS);
     constexpr int CHUNKS = D_V / CHUNK_ELEMENTS;
     const int rows = min(most_rows, p.rows - task.first_row);
-    const bool direct = task.split.slot == DIRECT;
+    const bool direct = task.split.part == DIRECT;
     if (thread < rows) finish_row(p, task, direct, {-INFINITY, 0.0f}, thread, true);
     if (!direct) return;
 #pragma unroll 1
@@ -61,7 +61,7 @@ DEVICE float4 scaled_values(const float (&o)[64], int e, float factor)
 struct Scaled {
     const float (&factor)[2]; /* of the thread's two rows */
 
-    /* Returns the values of row i of the thread's two in 16 columns (slot_position), from element e on.
+    /* Returns the values of row i of the thread's two in 16 columns (part_position), from element e on.
      * FIRST: first element of the group of 64 columns. The last argument is the group's first column in
      * the side's. */
     template <int FIRST> DEVICE float4 values(const float (&o)[64], int e, int i, int) const

@@ -44,7 +44,7 @@ struct WorkTile {
     {
         Split split = {};
         split.request = one.request, split.begin = one.begin, split.end = one.end;
-        split.slot = one.first_part + one.part;
+        split.part = one.first_part + one.part;
         task = task_of(p.call, split, one.length, kv_head, first_row, rows);
         blocks = (int)((unsigned)(split.end - split.begin + (int)PLAN_BLOCK - 1) / PLAN_BLOCK);
     }
@@ -116,7 +116,7 @@ template <bool PAIRS_> struct JoinRange {
         begin = share_up_to(one.part * items, parts), end = share_up_to((one.part + 1) * items, parts);
     }
 
-    DEVICE int64_t slot_row(int part, int row) const
+    DEVICE int64_t part_row(int part, int row) const
     {
         return (first_part + part) * (call.h_q * call.s_q) + (int64_t)kv_head * call.rows + first_row + row;
     }

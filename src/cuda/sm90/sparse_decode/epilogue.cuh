@@ -150,7 +150,7 @@ template <typename F> struct Epilogue {
         const int asked = cta.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
         const int first = asked & ~1, rows = p.h_q - first; /* of two rows that are stored together */
         const int column = side() * (D_V / 2), request = split().request;
-        const int64_t part = split().slot;
+        const int64_t part = split().part;
         const bool stores_end = asked < p.h_q && side() == 0 && lane() % 4 == 0;
         const bool empty = sum == 0.0f;
         float factor = empty ? 0.0f : reciprocal_approx(sum);
@@ -167,7 +167,7 @@ template <typename F> struct Epilogue {
             factor *= result_sink_factor(p.output.rules, head, lse);
         } else {
             const int64_t first_row = part * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q;
-            if (stores_end) p.split.slot_end[first_row + head] = {-below, sum};
+            if (stores_end) p.split.part_ends[first_row + head] = {-below, sum};
             if (asked < p.h_q) scales = half_row_scales(p.split, first_row + head) + column / HALF_ROW_TILE;
             to = half_row(p.split, first_row + first);
             row_elements = 2 * D_V;
@@ -180,7 +180,7 @@ template <typename F> struct Epilogue {
     /* Returns the row of the split's part for a head; if CTAs join, there are fewer than 2^31 rows. */
     DEVICE int part_row(int head) const
     {
-        return ((int)split().slot * p.s_q + CtaCoord(p).token) * p.h_q + head;
+        return ((int)split().part * p.s_q + CtaCoord(p).token) * p.h_q + head;
     }
 
     /* Stores both rows to the split's part, by one copy of the code, since a call executes it once. A row
@@ -197,7 +197,7 @@ template <typename F> struct Epilogue {
             if (first + 8 * i < p.h_q && side() == 0 && lane() % 4 == 0) {
                 part_end end = {-below[i], sum[i]};
                 if constexpr (F::PREFILL) end = end_above(end, most[i]);
-                p.split.slot_end[part_row(first + 8 * i)] = end;
+                p.split.part_ends[part_row(first + 8 * i)] = end;
             }
             factor[i] = empty ? 0.0f : reciprocal_approx(sum[i]);
         }

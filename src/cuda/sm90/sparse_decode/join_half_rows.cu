@@ -18,10 +18,10 @@ template <int VECTORS_> struct HalvesOfLane {
     uint2 values[COUNT][VECTORS];
     float scales[COUNT][VECTORS];
 
-    DEVICE void load_values(const struct join_params &p, int i, int64_t slot_row, int position)
+    DEVICE void load_values(const struct join_params &p, int i, int64_t part_row, int position)
     {
-        const uint16_t *from = half_row(p.split, slot_row) + position;
-        const float *scale = half_row_scales(p.split, slot_row) + position / HALF_ROW_TILE;
+        const uint16_t *from = half_row(p.split, part_row) + position;
+        const float *scale = half_row_scales(p.split, part_row) + position / HALF_ROW_TILE;
 #pragma unroll
         for (int v = 0; v < VECTORS; v++) {
             values[i][v] = __ldg((const uint2 *)(from + VECTOR_COLUMNS * v));

@@ -35,8 +35,8 @@ static int32_t split_keys_of(const struct attention_problem *p, const struct sm9
     const int64_t keys = sm90_sparse_decode_split_keys(shape, heads);
     if (!keys) return 0;
     if (shape->lengths && (has_rows(p) || keys > SM90_SPARSE_DECODE_FEW_KEYS)) return 0;
-    /* The workspace, the same for all kernels, has two slots per partition if there are several
-     * partitions, so there are no more splits than that. If it has fewer slots than requests, each request
+    /* The workspace, the same for all kernels, has two parts per partition if there are several
+     * partitions, so there are no more splits than that. If it has fewer parts than requests, each request
      * is one split, which needs none. */
     const int64_t fit = partitions > 1 ? 2 * (int64_t)partitions / p->b : 1, most = fit > 1 ? fit : 1,
                   least_keys = cuda_ceil_div(cuda_ceil_div(p->capacity, PLAN_BLOCK), most) * PLAN_BLOCK;
@@ -63,7 +63,7 @@ static void join_in_kernel(const struct attention_problem *p, int heads, struct 
 {
     const int64_t of_sm = heads == SMALL ? SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM : 1,
                   most = heads == SMALL ? MOST_SMALL_PARTS_JOINED_IN_KERNEL : MOST_PARTS_JOINED_IN_KERNEL;
-    w->join_in_kernel = !w->ctas_must_not_wait && w->slots && w->cta_group_barriers_offset &&
+    w->join_in_kernel = !w->ctas_must_not_wait && w->parts && w->cta_group_barriers_offset &&
                         w->even_splits <= most && cuda_blocks(p, w) <= of_sm * w->device->sms;
     if (!w->join_in_kernel) return;
     w->flags |= LAUNCH_COOPERATIVE;
@@ -75,7 +75,7 @@ static fmla_status prepare_tiles(const struct attention_problem *p, int heads, s
     const struct sm90_sparse_shape shape = sm90_sparse_shape_of(p, w->device->sms);
     fmla_status status = cuda_sparse_prepare(p, tiles_of(p, heads), w);
     w->kernel = kernel_of(p, heads, false);
-    w->flags = LAUNCH_OVERLAP, w->slots_in_halves = true;
+    w->flags = LAUNCH_OVERLAP, w->parts_in_halves = true;
     if (status || w->split_keys || p->bound) return status;
     const size_t bytes = w->bytes; /* with a plan, which other kernels of the device would use */
     w->split_keys = split_keys_of(p, &shape, heads);

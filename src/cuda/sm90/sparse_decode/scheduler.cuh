@@ -130,12 +130,12 @@ DEVICE Split split_of(const struct sparse_decode_params &p, const SplitList &lis
         Split split = {};
         split.request = list.request, split.begin = i * list.step;
         split.end = i < list.last ? split.begin + list.step : request_length(p, list.request);
-        split.slot = (int64_t)list.request * p.split.even_splits + i; /* even if it is the only split */
+        split.part = (int64_t)list.request * p.split.even_splits + i; /* even if it is the only split */
         return split;
     }
     if constexpr (!F::PREFILL) return list_split(p, list, i, &length);
     Split split = {};
-    split.request = i, split.begin = 0, split.end = request_length(p, i), split.slot = DIRECT;
+    split.request = i, split.begin = 0, split.end = request_length(p, i), split.part = DIRECT;
     return split;
 }
 
@@ -185,7 +185,7 @@ template <bool BY_SIXTEEN, bool LARGEST_ = false> struct JoinRange {
         begin = share_up_to(list.first * items, takers), end = share_up_to((list.first + 1) * items, takers);
     }
 
-    DEVICE int64_t slot_row(int part, int row) const
+    DEVICE int64_t part_row(int part, int row) const
     {
         return ((int64_t)request * split.even_splits + part) * (heads * tokens) + token * heads + first_head +
                row;

@@ -21,7 +21,7 @@ struct tensor_view sm90_sparse_prefill_view(const struct attention_problem *prob
                                             int64_t columns);
 
 /* Returns which of a launch's `tiles` are split on a GPU of `sms` SMs, with lists of `topk`
- * entries. The caller sets the address of the parts (`slots`). */
+ * entries. The caller sets the address of the parts. */
 struct prefill_splits sm90_sparse_prefill_splits(int64_t tiles, int64_t topk, int32_t sms);
 
 /* Returns the keys per split if the lists of a call over FP8 pages are split, one split per SM at

@@ -43,7 +43,7 @@ DEVICE void store_largest(const struct sparse_prefill_params &p, int token, int 
 
 template <typename Tile> DEVICE Part *part_of(const struct sparse_prefill_sm90_params &p, const Tile &split)
 {
-    return (Part *)p.splits.slots + split.part;
+    return (Part *)p.splits.parts + split.part;
 }
 
 /* Stages the warp's 16 rows of a unit's columns in shared memory, from the unit's line `lines` on. */

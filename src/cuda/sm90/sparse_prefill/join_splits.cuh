@@ -104,7 +104,7 @@ DEVICE void join_splits(const struct sparse_prefill_sm90_params &p)
     const TileCoord coord(p.call, p.splits.whole + split_tile);
     wait_for_kernels_before();
     if (coord.head_tile * ROWS + row % ROWS < p.call.h_q)
-        join_row(p, coord, (const Part *)p.splits.slots + split_tile * p.splits.of_tile, row % ROWS);
+        join_row(p, coord, (const Part *)p.splits.parts + split_tile * p.splits.of_tile, row % ROWS);
 }
 
 } // namespace sparse_prefill

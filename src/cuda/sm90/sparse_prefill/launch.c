@@ -43,7 +43,7 @@ static fmla_status launch_rows(const struct cuda_scope *scope, const struct atte
     if (!status) status = tensor_map_make(op, scope, "out", &results, &params.results);
     if (status) return status;
     params.splits = sm90_sparse_prefill_splits(tiles, p->capacity, scope->device->sms);
-    params.splits.slots = p->workspace;
+    params.splits.parts = p->workspace;
     params.items = params.splits.whole + (int32_t)((tiles - params.splits.whole) * params.splits.of_tile);
     const bool split = params.splits.of_tile > 1;
     const struct cuda_launch launch = {

@@ -115,6 +115,6 @@ struct Part {
     float scale[ROWS][GROUPS];              /* HalfScale::down */
     part_end end[ROWS];
 };
-static_assert(sizeof(Part) == PREFILL_SLOT_BYTES, "");
+static_assert(sizeof(Part) == PREFILL_PART_BYTES, "");
 
 } // namespace sparse_prefill

@@ -95,7 +95,7 @@ template <typename R> struct Epilogue {
             factor *= result_sink_factor(p.output.rules, head, lse);
         } else {
             const int64_t part_row = part * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q + head;
-            if (stores_end) p.split.slot_end[part_row] = {-below, sum};
+            if (stores_end) p.split.part_ends[part_row] = {-below, sum};
             to = half_row(p.split, part_row);
             scales = half_row_scales(p.split, part_row) + column / HALF_ROW_TILE;
         }

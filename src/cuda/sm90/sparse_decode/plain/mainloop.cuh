@@ -144,7 +144,7 @@ template <typename R> struct Mainloop : Epilogue<R> {
         int length;
         const Split now = list_split(p, shared.list, i, &length);
         const int warp = (int)fresh_thread() / 32 - 4;
-        if (lane() == 0) shared.split[warp].part = now.slot, shared.split[warp].request = now.request;
+        if (lane() == 0) shared.split[warp].part = now.part, shared.split[warp].request = now.request;
         __syncwarp();
         return blocks_of(now);
     }

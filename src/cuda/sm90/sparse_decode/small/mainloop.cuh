@@ -79,7 +79,7 @@ template <typename F> struct SmallDecode {
         const Split split = split_of<F>(p, list, i);
         const ListEnds ends = list_ends(p, split.request);
         const CtaCoord cta(p);
-        to.request = split.request, to.part = split.slot;
+        to.request = split.request, to.part = split.part;
         to.begin = split.begin, to.end = split.end, to.blocks = blocks_of(split);
         to.count = ends.count, to.extra_begin = ends.extra_begin, to.extra_end = ends.extra_end;
 #pragma unroll

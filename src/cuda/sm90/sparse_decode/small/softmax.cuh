@@ -58,7 +58,7 @@ struct SmallSoftmax : SmallPhase {
         } else {
             const int64_t part_row =
                 shared.split.part * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q + row;
-            p.split.slot_end[part_row] = {-below, sum};
+            p.split.part_ends[part_row] = {-below, sum};
         }
         shared.last_factor[head()] = sum == 0.0f ? -1.0f : factor;
     }
