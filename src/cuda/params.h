@@ -355,7 +355,7 @@ struct mha_backward_sm90_params {
     uint32_t *taken; /* items taken, in any order, besides the first item of each CTA */
     /* Deterministic: key blocks add to a tile's dQ in an order that depends only on the sizes. */
     int32_t in_order;
-    uint32_t *added; /* [h_q][row_tiles][makers]: key blocks that have added (dq.cuh) */
+    uint32_t *added; /* [h_q][row_tiles][dq_producers]: key blocks that have added (dq.cuh) */
 };
 
 /* The portable tensor-core gradients, numbered in the same way. */

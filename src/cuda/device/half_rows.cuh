@@ -45,8 +45,8 @@ DEVICE float *half_row_scales(const struct split_params &split, int64_t part_row
 }
 
 /* Stores 64 columns of a row from four lanes with 16 columns each, in register order: a lane stores eight of
- * every 32 values in memory. The reader restores the column order (join_share.cuh). `to` is the address of
- * the lane's first value. Returns the scale `down`. */
+ * every 32 values in memory. The reader restores the column order (join_in_kernel.cuh). `to` is the address
+ * of the lane's first value. Returns the scale `down`. */
 DEVICE float store_half_tile(uint16_t *to, const float (&x)[16], float factor, bool stores)
 {
     float most[4] = {0.0f, 0.0f, 0.0f, 0.0f}; /* four, for short dependency chains */

@@ -329,7 +329,7 @@ template <typename V> struct Side : Seesaw<Side<V>, V, Shared, RowState> {
         __syncwarp();
         run_split(WorkTile(p, shared.one, cta.kv_head, cta.tile * ROWS, ROWS));
         const JoinRange<true> range(p.call, shared.one, cta.kv_head, cta.tile * ROWS, ROWS);
-        join_together<Element, MOST_PARTS_JOINED_IN_KERNEL / SHARE_WARPS>(
+        join_range<Element, MOST_PARTS_JOINED_IN_KERNEL / JOIN_RANGE_WARPS>(
             range, cta_group_barrier(p, cta, range.request), smem, WARPGROUP_THREADS, SPLIT_BARRIER);
     }
 };

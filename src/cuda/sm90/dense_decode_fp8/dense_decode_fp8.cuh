@@ -88,7 +88,7 @@ template <typename V> DEVICE void kernel(const struct dense_decode_fp8_params &p
 {
     using Shared = SharedOf<V>;
     static_assert(sizeof(Shared) <= 227 * 1024, "exceeds the shared memory of a CTA");
-    static_assert(share_bytes(MOST_PARTS_JOINED_IN_KERNEL / SHARE_WARPS) <= sizeof(Shared::keys),
+    static_assert(join_range_bytes(MOST_PARTS_JOINED_IN_KERNEL / JOIN_RANGE_WARPS) <= sizeof(Shared::keys),
                   "it lies where the keys were");
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &shared = *(Shared *)memory;

@@ -305,7 +305,7 @@ template <typename V> struct Mainloop : Epilogue<V> {
         __syncwarp();
         run_split(WorkTile(p.dense, one, cta.kv_head, cta.tile * V::ROWS, V::ROWS));
         const JoinRange<false> range(p.dense.call, one, cta.kv_head, cta.tile * V::ROWS, V::ROWS);
-        join_together<Bf16, MOST_PARTS_JOINED_IN_KERNEL / SHARE_WARPS>(
+        join_range<Bf16, MOST_PARTS_JOINED_IN_KERNEL / JOIN_RANGE_WARPS>(
             range, cta_group_barrier(p.dense, cta, range.request), smem, VALUES * WARPGROUP_THREADS,
             VALUES_BARRIER);
     }

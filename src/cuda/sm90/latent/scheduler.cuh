@@ -3,16 +3,16 @@
  * The work of a CTA of Hopper's dense decodes: its tile of rows and its list of splits. Every role computes
  * it for itself.
  *
- * Few requests need no plan: the CTAs of a tile share the requests out among themselves, one split each, and
- * join their results (../../device/join_share.cuh). A request has as many splits of c blocks of keys as it
- * needs, where c is the smaller of two values that both leave no split without a CTA: the blocks per worker
- * if the longest request has an equal share of the workers, and the blocks of all requests per worker if one
- * worker is set aside for each request's incomplete split.
+ * Few requests need no plan: the CTAs of a tile share the requests out among themselves, one split each,
+ * and join their results (../../device/join_in_kernel.cuh). A request has as many splits of c blocks of
+ * keys as it needs, where c is the smaller of two values that both leave no split without a CTA: the blocks
+ * per worker if the longest request has an equal share of the workers, and the blocks of all requests per
+ * worker if one worker is set aside for each request's incomplete split.
  */
 #pragma once
 
 #include "../../device/divide.cuh"
-#include "../../device/join_share.cuh"
+#include "../../device/join_in_kernel.cuh"
 #include "../../device/task.cuh"
 
 namespace latent {
@@ -105,15 +105,16 @@ template <bool PAIRS_> struct JoinRange {
     const struct output_params &output;
     const struct dense_decode_params &call;
     int request, kv_head, first_row;
-    int parts, takers, begin, end;
+    int parts, joiners, begin, end;
     int64_t first_part;
 
     DEVICE JoinRange(const struct dense_decode_params &p, const OneSplit &one, int head, int row, int rows)
         : split(p.split), output(p.output), call(p), request(one.request), kv_head(head), first_row(row),
-          parts(one.parts), takers(one.parts), first_part(one.first_part)
+          parts(one.parts), joiners(one.parts), first_part(one.first_part)
     {
         const int items = 2 * min(rows, p.rows - first_row);
-        begin = share_up_to(one.part * items, parts), end = share_up_to((one.part + 1) * items, parts);
+        begin = join_range_up_to(one.part * items, parts),
+        end = join_range_up_to((one.part + 1) * items, parts);
     }
 
     DEVICE int64_t part_row(int part, int row) const

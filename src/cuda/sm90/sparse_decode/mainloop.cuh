@@ -11,7 +11,7 @@
 
 namespace sparse_decode {
 
-static_assert(share_bytes(MOST_PARTS_JOINED_IN_KERNEL / SHARE_WARPS) <= offsetof(Shared, p),
+static_assert(join_range_bytes(MOST_PARTS_JOINED_IN_KERNEL / JOIN_RANGE_WARPS) <= offsetof(Shared, p),
               "the join uses the memory of V and Q");
 
 template <typename F> struct Mainloop : Epilogue<F> {
@@ -125,7 +125,7 @@ template <typename F> struct Mainloop : Epilogue<F> {
             prepare_to_join();
         if constexpr (F::ONE_SPLIT) {
             const JoinRange<true, F::PREFILL> range(p, shared.list, HEADS);
-            join_together<Bf16, MOST_PARTS_JOINED_IN_KERNEL / SHARE_WARPS>(
+            join_range<Bf16, MOST_PARTS_JOINED_IN_KERNEL / JOIN_RANGE_WARPS>(
                 range, cta_group_barrier(p, CtaCoord(p), range.request), smem, WARPGROUP_THREADS,
                 SUMS_BARRIER);
         }

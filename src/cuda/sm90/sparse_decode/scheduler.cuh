@@ -6,7 +6,7 @@
 #pragma once
 
 #include "../../device/gather.cuh"
-#include "../../device/join_share.cuh"
+#include "../../device/join_in_kernel.cuh"
 #include "../../device/latent.cuh"
 #include "../../device/warpgroup.cuh"
 
@@ -164,15 +164,16 @@ DEVICE void store_largest(const struct sparse_decode_params &p, int token, int h
         call.max_logits[token * call.max_stride + head] = most * LN_2 * p.output.rules.lse_factor;
 }
 
-/* What a CTA joins (../../device/join_share.cuh): items begin … end - 1 of the tile's heads. BY_SIXTEEN: a
- * lane that stored 64 columns had 16 neighbouring ones (store_half_tile), else eight and eight. */
+/* What a CTA joins (../../device/join_in_kernel.cuh): items begin … end - 1 of the tile's heads.
+ * BY_SIXTEEN: a lane that stored 64 columns had 16 neighbouring ones (store_half_tile), else eight and
+ * eight. */
 template <bool BY_SIXTEEN, bool LARGEST_ = false> struct JoinRange {
     static constexpr bool LARGEST = LARGEST_;
     const struct sparse_decode_params &call;
     const struct split_params &split;
     const struct output_params &output;
     int request, token, first_head; /* of the tile */
-    int parts, takers, begin, end;
+    int parts, joiners, begin, end;
     int heads, tokens; /* of a request */
 
     DEVICE JoinRange(const struct sparse_decode_params &p, const SplitList &list, int heads_of_tile)
@@ -180,9 +181,10 @@ template <bool BY_SIXTEEN, bool LARGEST_ = false> struct JoinRange {
     {
         const CtaCoord cta(p);
         request = list.request, token = cta.token, first_head = cta.tile * heads_of_tile;
-        parts = list.last + 1, takers = p.split.even_splits;
+        parts = list.last + 1, joiners = p.split.even_splits;
         const int items = 2 * min(heads_of_tile, p.h_q - first_head);
-        begin = share_up_to(list.first * items, takers), end = share_up_to((list.first + 1) * items, takers);
+        begin = join_range_up_to(list.first * items, joiners),
+        end = join_range_up_to((list.first + 1) * items, joiners);
     }
 
     DEVICE int64_t part_row(int part, int row) const

@@ -162,12 +162,13 @@ template <typename F> struct SmallDecode {
             __syncthreads(); /* all threads have read the split */
         }
         if constexpr (F::ONE_SPLIT) {
-            static_assert(share_bytes(MOST_SMALL_PARTS_JOINED_IN_KERNEL / SHARE_WARPS) <= sizeof(Shared::v),
+            static_assert(join_range_bytes(MOST_SMALL_PARTS_JOINED_IN_KERNEL / JOIN_RANGE_WARPS) <=
+                              sizeof(Shared::v),
                           "");
             if (fresh_thread() == 0 && shared.list.first > shared.list.last)
                 prepare_group_barrier(p, shared.list.request);
             const JoinRange<false> range(p, shared.list, SMALL_HEADS);
-            join_together<Bf16, MOST_SMALL_PARTS_JOINED_IN_KERNEL / SHARE_WARPS>(
+            join_range<Bf16, MOST_SMALL_PARTS_JOINED_IN_KERNEL / JOIN_RANGE_WARPS>(
                 range, cta_group_barrier(p, CtaCoord(p), range.request), smem, 0, 0);
         }
     }
