@@ -25,7 +25,7 @@ template <typename Element> DEVICE void mha_forward(const mha_forward_params &p)
         r = {(int)(at / p.s_q), 0, p.s_q, 0, p.s_k};
     else if (!find_request<false>(p, (int)at, r))
         return;
-    const RowPlace coord = {p.starts_q ? (int)at : (int)(at - (int64_t)r.number * p.s_q), head};
+    const RowCoord coord = {p.starts_q ? (int)at : (int)(at - (int64_t)r.number * p.s_q), head};
     const int visible = p.causal ? min(r.keys, r.keys - r.tokens + (coord.token - r.token) + 1) : r.keys;
 
     float q[MOST_OF_LANE], o[MOST_OF_LANE], most = -INFINITY, sum = 0.0f;

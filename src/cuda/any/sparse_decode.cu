@@ -21,7 +21,7 @@ template <bool BYTES, typename Element> struct Row {
     {
         const bool direct = split.part == DIRECT;
         const float lse = row.lse();
-        const RowPlace coord = {token, head};
+        const RowCoord coord = {token, head};
         const float factor = row.factor(direct ? result_sink_factor(p.output.rules, head, lse) : 1.0f);
         const int64_t part_row = split.part * ((int64_t)p.h_q * p.s_q) + (int64_t)token * p.h_q + head;
         const int64_t to = out_offset(p.output, split.request, coord);

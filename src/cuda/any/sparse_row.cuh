@@ -31,7 +31,7 @@ DEVICE int column_of(int group)
 
 /* The address and the format of a key. */
 struct RowKey {
-    KeyPlace address;
+    KeyAddress address;
     int format; /* enum kv_format */
 };
 
@@ -64,7 +64,7 @@ template <typename Element> struct KeyValues {
     }
 
     /* Loads the values of one group from an even column on. */
-    static DEVICE void load_codes(float (&to)[OF_LANE], const struct kv_layout &layout, const KeyPlace &key,
+    static DEVICE void load_codes(float (&to)[OF_LANE], const struct kv_layout &layout, const KeyAddress &key,
                                   int column)
     {
         const float scale = scale_of(layout, key.scales, column);

@@ -56,9 +56,9 @@ __device__ void attend_by_rows(const struct dense_decode_params &p, const Task &
     constexpr int LANE_COLUMNS = D_V / 32;
     const int lane = (int)threadIdx.x % 32;
     for (int row = task.first_row + warp; row < min(task.first_row + rows, p.rows); row += warps) {
-        const RowPlace place = row_place(p, row, task.kv_head);
-        const uint16_t *q = p.q + task.split.request * p.q_stride[0] + place.token * p.q_stride[1] +
-                            place.head * p.q_stride[2];
+        const RowCoord coord = row_coord(p, row, task.kv_head);
+        const uint16_t *q = p.q + task.split.request * p.q_stride[0] + coord.token * p.q_stride[1] +
+                            coord.head * p.q_stride[2];
         float most = -INFINITY, sum = 0.0f, o[LANE_COLUMNS] = {};
         for (int key = task.split.begin;
              key < min(task.split.end, visible_end(p, task, row - task.first_row)); key++) {
@@ -80,11 +80,11 @@ __device__ void attend_by_rows(const struct dense_decode_params &p, const Task &
         float factor = empty ? 0.0f : 1.0f / sum;
         const int column = (int)(fresh_thread() % 32); /* the lane's first column */
         if (task.split.part == DIRECT) {
-            factor *= result_sink_factor(p.output.rules, place.head, lse);
-            uint16_t *to = p.output.out + out_offset(p.output, task.split.request, place) + column;
+            factor *= result_sink_factor(p.output.rules, coord.head, lse);
+            uint16_t *to = p.output.out + out_offset(p.output, task.split.request, coord) + column;
 #pragma unroll
             for (int i = 0; i < LANE_COLUMNS; i++) to[32 * i] = Element::from_float(o[i] * factor);
-            if (lane == 0) store_lse(p.output, task.split.request, place, lse);
+            if (lane == 0) store_lse(p.output, task.split.request, coord, lse);
         } else {
             float *to = p.split.part_out + part_row(p, task, row) * D_V + part_position(column);
 #pragma unroll

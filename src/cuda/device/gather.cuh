@@ -67,7 +67,7 @@ DEVICE int list_entry(const struct sparse_decode_params &p, const ListEnds &ends
 }
 
 /* The address of a key. */
-struct KeyPlace {
+struct KeyAddress {
     const uint8_t *token; /* NULL: the index names none */
     const uint8_t *scales;
 };
@@ -77,9 +77,9 @@ DEVICE bool names_key(const struct sparse_cache_params &cache, int index)
     return (uint32_t)index < cache.slots;
 }
 
-/* Returns the place of an index that names a key. */
+/* Returns the address of the key that an index names. */
 template <enum kv_format FORMAT>
-DEVICE KeyPlace place_of_key(const struct sparse_cache_params &cache, int index)
+DEVICE KeyAddress address_of_key(const struct sparse_cache_params &cache, int index)
 {
     const struct kv_layout layout = kv_layout_of(FORMAT, 0);
     const int page = fast_divide(index, cache.page_divisor), slot = index - page * cache.page_size;
@@ -90,14 +90,9 @@ DEVICE KeyPlace place_of_key(const struct sparse_cache_params &cache, int index)
 }
 
 /* The same for scales that are in tokens or after all tokens of a page, as the cache's parameters say. */
-DEVICE KeyPlace place_of_key_as_told(const struct sparse_cache_params &cache, int index)
+DEVICE KeyAddress address_of_key_at_runtime(const struct sparse_cache_params &cache, int index)
 {
     const int page = fast_divide(index, cache.page_divisor), slot = index - page * cache.page_size;
     const uint8_t *data = cache.data + page * cache.page_bytes;
     return {data + slot * cache.slot_bytes, data + cache.scale_base + slot * cache.scale_step};
-}
-
-template <enum kv_format FORMAT> DEVICE KeyPlace key_place(const struct sparse_cache_params &cache, int index)
-{
-    return names_key(cache, index) ? place_of_key<FORMAT>(cache, index) : KeyPlace{NULL, NULL};
 }

@@ -179,19 +179,19 @@ DEVICE part_end whole_of(const struct join_params &p, const Parts &parts, int ro
 
 /* `position` is the lane's first. A lane has two pairs of columns, 8 apart, or four columns in a row. */
 template <typename Element, bool IN_HALVES, int VECTORS>
-DEVICE void write_row(const struct join_params &p, int request, RowPlace place, int position,
+DEVICE void write_row(const struct join_params &p, int request, RowCoord coord, int position,
                       const part_end &whole, const float4 (&sum)[VECTORS])
 {
     const float lse = score_lse(whole.max, whole.sum);
-    const float factor = result_sink_factor(p.output.rules, place.head, lse);
+    const float factor = result_sink_factor(p.output.rules, coord.head, lse);
     const int column = IN_HALVES ? position : part_column(position), second = IN_HALVES ? 2 : 8;
-    const int64_t at = out_offset(p.output, request, place) + column;
+    const int64_t at = out_offset(p.output, request, coord) + column;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
         store_pair<Element>(p.output, at + VECTOR_COLUMNS * v, sum[v].x * factor, sum[v].y * factor);
         store_pair<Element>(p.output, at + VECTOR_COLUMNS * v + second, sum[v].z * factor, sum[v].w * factor);
     }
-    if (column == 0) store_lse(p.output, request, place, lse);
+    if (column == 0) store_lse(p.output, request, coord, lse);
 }
 
 /* With LAUNCH_OVERLAP the join may arrive here before the kernel that makes the parts has ended. The plan and
@@ -263,7 +263,7 @@ DEVICE void join_rows(const struct join_params &p, const Parts &parts, int row, 
         __syncthreads();
         if (warp) return;
     }
-    write_row<Element, Some::IN_HALVES>(p, parts.request, row_place(p, row_of_head, kv_head), position, whole,
+    write_row<Element, Some::IN_HALVES>(p, parts.request, row_coord(p, row_of_head, kv_head), position, whole,
                                         sum);
 }
 

@@ -11,7 +11,7 @@
  *
  * A kernel defines its range: struct JoinRange with split, output, request, parts, joiners (the number of
  * CTAs that join a range each: those that have the parts, or more), begin and end (items; item 2 r + h is
- * half h of row r), part_row(part, row) and place(row). Its column(half, lane) is the first of a lane's
+ * half h of row r), part_row(part, row) and coord(row). Its column(half, lane) is the first of a lane's
  * eight columns; with PAIRS a lane has them only after quad_gather_eight.
  *
  * With LARGEST the maximum of a part is its largest score, in powers of two, which is stored for the row.
@@ -167,10 +167,10 @@ DEVICE JoinSums sum_of_parts(int count, const JoinCopies &from, int lane)
 template <typename Element, typename Range>
 DEVICE void store_item(const Range &range, const JoinSums &sums, int row, int half, int lane)
 {
-    const RowPlace place = range.place(row);
+    const RowCoord coord = range.coord(row);
     const float lse = score_lse(sums.end.max, sums.end.sum);
     const float by =
-        result_sink_factor(range.output.rules, place.head, lse) * reciprocal_approx(sums.end.sum);
+        result_sink_factor(range.output.rules, coord.head, lse) * reciprocal_approx(sums.end.sum);
     float o[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) o[i] = sums.end.sum == 0.0f ? 0.0f : sums.o[i] * by;
@@ -179,10 +179,10 @@ DEVICE void store_item(const Range &range, const JoinSums &sums, int row, int ha
     for (int w = 0; w < 4; w++) words[w] = Element::pack(o[2 * w], o[2 * w + 1]);
     const uint4 eight =
         Range::PAIRS ? quad_gather_eight(words) : make_uint4(words[0], words[1], words[2], words[3]);
-    *(uint4 *)(range.output.out + out_offset(range.output, range.request, place) +
+    *(uint4 *)(range.output.out + out_offset(range.output, range.request, coord) +
                Range::column(half, lane)) = eight;
     if (lane == 0 && half == 0) {
-        store_lse(range.output, range.request, place, lse);
+        store_lse(range.output, range.request, coord, lse);
         if constexpr (Range::LARGEST) range.store_largest(row, sums.end.max);
     }
 }

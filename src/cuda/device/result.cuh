@@ -45,29 +45,29 @@ DEVICE float result_lse(const struct result_params &rules, float lse)
 }
 
 /* A row of a request: its query token and head. */
-struct RowPlace {
+struct RowCoord {
     int token, head;
 };
 
-/* Returns the place of row `row` of a key head. */
-template <typename Params> DEVICE RowPlace row_place(const Params &p, int row, int kv_head)
+/* Returns the coordinates of row `row` of a key head. */
+template <typename Params> DEVICE RowCoord row_coord(const Params &p, int row, int kv_head)
 {
-    RowPlace place;
-    place.token = fast_divide(row, p.group_divisor);
-    place.head = kv_head * p.group + row - place.token * p.group;
-    return place;
+    RowCoord coord;
+    coord.token = fast_divide(row, p.group_divisor);
+    coord.head = kv_head * p.group + row - coord.token * p.group;
+    return coord;
 }
 
-DEVICE int64_t out_offset(const struct output_params &output, int64_t request, RowPlace place)
+DEVICE int64_t out_offset(const struct output_params &output, int64_t request, RowCoord coord)
 {
-    return request * output.out_stride[0] + place.token * output.out_stride[1] +
-           place.head * output.out_stride[2];
+    return request * output.out_stride[0] + coord.token * output.out_stride[1] +
+           coord.head * output.out_stride[2];
 }
 
-DEVICE void store_lse(const struct output_params &output, int64_t request, RowPlace place, float lse)
+DEVICE void store_lse(const struct output_params &output, int64_t request, RowCoord coord, float lse)
 {
     if (output.lse)
-        output.lse[request * output.lse_stride[0] + place.head * output.lse_stride[1] + place.token] =
+        output.lse[request * output.lse_stride[0] + coord.head * output.lse_stride[1] + coord.token] =
             result_lse(output.rules, lse);
 }
 

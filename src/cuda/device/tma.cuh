@@ -8,13 +8,13 @@
 #include "kernel.cuh"
 
 /* The start of a box, innermost dimension first. */
-struct BoxPlace {
+struct TmaCoord {
     int x, y, z, v, w;
 };
 
 /* Copies the box to shared memory; its bytes count towards the barrier's phase. Elements outside the tensor
  * are zero. */
-DEVICE void tma_load(uint32_t to, const struct tensor_map *map, uint32_t barrier, BoxPlace at)
+DEVICE void tma_load(uint32_t to, const struct tensor_map *map, uint32_t barrier, TmaCoord at)
 {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
@@ -23,7 +23,7 @@ DEVICE void tma_load(uint32_t to, const struct tensor_map *map, uint32_t barrier
 }
 
 /* The same with L2 evict-first, for data that is not read again soon. */
-DEVICE void tma_load_once(uint32_t to, const struct tensor_map *map, uint32_t barrier, BoxPlace at)
+DEVICE void tma_load_once(uint32_t to, const struct tensor_map *map, uint32_t barrier, TmaCoord at)
 {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -36,7 +36,7 @@ DEVICE void tma_load_once(uint32_t to, const struct tensor_map *map, uint32_t ba
 
 /* Copies a box from shared memory with L2 evict-first. Elements outside the tensor are not written. The copy
  * counts towards the thread's next group. */
-DEVICE void tma_store_once(const struct tensor_map *map, uint32_t from, BoxPlace at)
+DEVICE void tma_store_once(const struct tensor_map *map, uint32_t from, TmaCoord at)
 {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -55,7 +55,7 @@ INSTRUCTION_OF(bulk_wait_read, "cp.async.bulk.wait_group.read")
 INSTRUCTION_OF(bulk_wait, "cp.async.bulk.wait_group")
 
 /* Prefetches the box into L2. */
-DEVICE void tma_prefetch(const struct tensor_map *map, BoxPlace at)
+DEVICE void tma_prefetch(const struct tensor_map *map, TmaCoord at)
 {
     asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(map),
                  "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.v), "r"(at.w)

@@ -48,11 +48,11 @@ template <typename Element, typename Key> struct DenseCall {
 
     DEVICE bool has_row(int row) const { return task.first_row + row < p.rows; }
 
-    DEVICE RowPlace coord(int row) const { return row_place(p, task.first_row + row, task.kv_head); }
+    DEVICE RowCoord coord(int row) const { return row_coord(p, task.first_row + row, task.kv_head); }
 
     DEVICE const uint16_t *q_row(int row) const
     {
-        const RowPlace at = row_place(p, has_row(row) ? task.first_row + row : 0, task.kv_head);
+        const RowCoord at = row_coord(p, has_row(row) ? task.first_row + row : 0, task.kv_head);
         return p.q + task.split.request * p.q_stride[0] + at.token * p.q_stride[1] + at.head * p.q_stride[2];
     }
 
@@ -72,7 +72,7 @@ template <typename Element, typename Key> struct DenseCall {
             p.split.part_ends[part_row(p, task, task.first_row + row)] = end;
             return Key::scale_of_cache(p);
         }
-        const RowPlace at = coord(row);
+        const RowCoord at = coord(row);
         const float lse = score_lse(end.max, end.sum);
         store_lse(p.output, task.split.request, at, lse);
         return Key::scale_of_cache(p) * result_sink_factor(p.output.rules, at.head, lse);

@@ -49,7 +49,7 @@ template <typename Layout> DEVICE void MhaForward<Layout>::load_queries() const
 #pragma unroll 1
     for (int first = 0; first < ROWS; first += ROWS_OF_PASS) {
         const int row = (int)threadIdx.x / 8 + first;
-        const RowPlace coord = coord_of_row(p, tile, row);
+        const RowCoord coord = coord_of_row(p, tile, row);
         const uint16_t *from = call.q + tile.request * call.q_stride[0] + coord.token * call.q_stride[1] +
                                coord.head * call.q_stride[2] + threadIdx.x % 8 * CHUNK_ELEMENTS;
 #pragma unroll

@@ -128,7 +128,7 @@ DEVICE int token_of_row(const mha_forward_sm80_params &p, int row)
 }
 
 /* Returns token and head of row `row` of a tile. */
-DEVICE RowPlace coord_of_row(const mha_forward_sm80_params &p, const WorkTile &t, int row)
+DEVICE RowCoord coord_of_row(const mha_forward_sm80_params &p, const WorkTile &t, int row)
 {
     const int token_offset = token_of_row(p, row);
     return {t.token + token_offset, t.head + row - token_offset * p.heads_of_tile};

@@ -130,7 +130,7 @@ template <typename Tile, typename Call, int KIND> struct ListedBytes {
         const int entry = (int)load_shared_4(indices_at + 4 * key);
         const int index = source.has_entry(first_key, key) ? entry : -1;
         const bool named = names_key(cache, index);
-        const KeyPlace address = place_of_key_as_told(cache, named ? index : 0);
+        const KeyAddress address = address_of_key_at_runtime(cache, named ? index : 0);
         const uint8_t *const anything = (const uint8_t *)call.params.call.q;
         const uint32_t chunk = lane / KEYS_OF_WARP * CHUNK_BYTES;
         if (chunk < (uint32_t)l.scale_bytes)

@@ -34,7 +34,7 @@ template <typename Element> struct ListCall {
 
     DEVICE bool has_row(int row) const { return task.first_head + row < params.call.h_q; }
 
-    DEVICE RowPlace coord(int row) const { return {task.token, task.first_head + row}; }
+    DEVICE RowCoord coord(int row) const { return {task.token, task.first_head + row}; }
 
     DEVICE const uint16_t *q_row(int row) const
     {

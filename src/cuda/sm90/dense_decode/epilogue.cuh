@@ -43,7 +43,7 @@ DEVICE void store_out(const struct dense_decode_params &p, const Task &task, con
 #pragma unroll
     for (int i = 0; i < 2; i++)
         own[i] = out_offset(p.output, task.split.request,
-                            row_place(p, min(first + lane / 4 + 8 * i, p.rows - 1), task.kv_head));
+                            row_coord(p, min(first + lane / 4 + 8 * i, p.rows - 1), task.kv_head));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         offset[i] = __shfl_sync(~0u, own[i / 2], 4 * (i % 2 * 4 + lane / 8));

@@ -29,7 +29,7 @@ DEVICE void load_q_rope(uint32_t (&q)[4][4], const struct dense_decode_params &p
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const RowPlace coord = row_place(p, row + 8 * i, task.kv_head);
+        const RowCoord coord = row_coord(p, row + 8 * i, task.kv_head);
         const uint16_t *from = p.q + task.split.request * p.q_stride[0] + coord.token * p.q_stride[1] +
                                coord.head * p.q_stride[2] + D_V;
         load_rope_row(q, from, row + 8 * i < p.rows, i);

@@ -18,7 +18,7 @@ DEVICE int block_page(const struct dense_decode_sm90_params &p, const Task &task
 }
 
 /* Returns the coordinates of the block in the cache. */
-DEVICE BoxPlace block_coord(const struct dense_decode_sm90_params &p, const Task &task, int block, int page)
+DEVICE TmaCoord block_coord(const struct dense_decode_sm90_params &p, const Task &task, int block, int page)
 {
     const int key = task.split.begin + block * KEYS;
     const int first = p.call.block_table ? fast_divide(key, p.call.page_divisor) * p.call.page_size : 0;
@@ -26,7 +26,7 @@ DEVICE BoxPlace block_coord(const struct dense_decode_sm90_params &p, const Task
 }
 
 /* Returns the same keys from column group `group` on. */
-DEVICE BoxPlace columns_from(BoxPlace coord, int group)
+DEVICE TmaCoord columns_from(TmaCoord coord, int group)
 {
     coord.z = group;
     return coord;
@@ -35,7 +35,7 @@ DEVICE BoxPlace columns_from(BoxPlace coord, int group)
 /* Keys that only this CTA reads are loaded with evict-first: partial results of split requests then stay
  * in L2 until they are joined, and never wait for memory. */
 template <typename V>
-DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t barrier, BoxPlace at)
+DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t barrier, TmaCoord at)
 {
     if (V::SHARED_KEYS)
         tma_load(to, map, barrier, at);
@@ -47,7 +47,7 @@ DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t barrie
  * released first come first. */
 template <typename V>
 DEVICE void load_block(const struct dense_decode_sm90_params &p, uint32_t smem, int side, uint32_t parity,
-                       BoxPlace coord)
+                       TmaCoord coord)
 {
     if constexpr (V::ROPE) {
         const uint32_t full = barrier_at(SHARED_AT(smem, barriers.rope_full), side);
@@ -78,7 +78,7 @@ template <typename V> DEVICE void wait_for_stage(uint32_t smem, int side, uint32
                              parity ^ 1);
 }
 
-template <typename V> DEVICE void prefetch_block(const struct dense_decode_sm90_params &p, BoxPlace coord)
+template <typename V> DEVICE void prefetch_block(const struct dense_decode_sm90_params &p, TmaCoord coord)
 {
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit++) tma_prefetch(&p.keys, columns_from(coord, 2 * unit));
@@ -130,7 +130,7 @@ DEVICE void produce_queries(const struct dense_decode_sm90_params &p, const Spli
         if (work.blocks == 0) continue;
         mbarrier_wait_thread(SHARED_AT(smem, barriers.q_empty), ~count & 1);
         mbarrier_arrive_expect(full, UNITS * UNIT_BYTES);
-        BoxPlace at = {0, cta.kv_head * p.q_heads + row % p.q_heads, row / p.q_heads, 0,
+        TmaCoord at = {0, cta.kv_head * p.q_heads + row % p.q_heads, row / p.q_heads, 0,
                        work.task.split.request * p.request_step};
         for (int unit = 0; unit < UNITS; unit++, at.v += 2)
             tma_load(SHARED_AT(smem, tiles.q) + (uint32_t)unit * UNIT_BYTES, &p.queries, full, at);

@@ -101,7 +101,7 @@ template <typename V> struct Epilogue {
                 load_shared_16(out + (uint32_t)(line * OUT_LINE_BYTES + lane() % 8 * CHUNK_BYTES));
             uint16_t *const to =
                 direct ? call.output.out + out_offset(call.output, task.split.request,
-                                                      row_place(call, min(row, call.rows - 1), task.kv_head))
+                                                      row_coord(call, min(row, call.rows - 1), task.kv_head))
                        : half_row(call.split, part_row(call, task, row));
             store_global_16(to + HALF_ROW_TILE * column_tile() + 8 * (lane() % 8), chunk, row < call.rows);
             if (!V::SCALED && !direct && lane() % 8 == 0 && row < call.rows)

@@ -9,7 +9,7 @@
 namespace dense_decode_fp8 {
 
 /* Loads keys. Those that only this CTA reads (`alone`) are loaded with evict-first. */
-DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t full, const BoxPlace &at,
+DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t full, const TmaCoord &at,
                       bool alone)
 {
     if (alone)
@@ -25,7 +25,7 @@ DEVICE void ask_for_keys(const struct dense_decode_fp8_params &p, uint32_t smem,
     using Shared = SharedOf<V>;
     const uint32_t full = barrier_at(SHARED_AT(smem, keys_full), stage),
                    to = SHARED_AT(smem, keys) + (uint32_t)(stage * V::KEYS_BYTES);
-    const BoxPlace at = {0, box.key, 0, box.page, 0};
+    const TmaCoord at = {0, box.key, 0, box.page, 0};
     const bool alone = p.dense.tiles_of_head == 1;
     mbarrier_arrive_expect(full, V::KEYS_BYTES);
     load_keys(to, &p.dense.keys, full, at, alone);
@@ -167,7 +167,7 @@ DEVICE void produce_queries(const struct dense_decode_fp8_params &p, const Share
     for (int i = shared.list.first; i <= shared.list.last; i += shared.list.step) {
         const WorkTile work = work_tile_of<V>(p.dense, shared, i, cta);
         if (work.blocks == 0) continue;
-        const BoxPlace at = {0, row % p.dense.q_heads, row / p.dense.q_heads, 0,
+        const TmaCoord at = {0, row % p.dense.q_heads, row / p.dense.q_heads, 0,
                              work.task.split.request * p.dense.request_step};
         mbarrier_wait_thread(SHARED_AT(smem, q_empty), ~count & 1);
         mbarrier_arrive_expect(full, V::ROWS * D_QK);

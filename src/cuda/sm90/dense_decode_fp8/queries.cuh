@@ -68,7 +68,7 @@ static constexpr float LEAST_DIVISOR = 0x1p-60f, ENLARGED = 0x1p64f;
 /* Returns the address of a row of the tile, or of the last row of all if it is past the end. */
 DEVICE const uint16_t *query_row(const struct dense_decode_params &p, const Task &task, int row)
 {
-    const RowPlace coord = row_place(p, min(task.first_row + row, p.rows - 1), task.kv_head);
+    const RowCoord coord = row_coord(p, min(task.first_row + row, p.rows - 1), task.kv_head);
     return p.q + task.split.request * p.q_stride[0] + coord.token * p.q_stride[1] +
            coord.head * p.q_stride[2];
 }

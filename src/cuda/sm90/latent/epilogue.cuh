@@ -27,7 +27,7 @@ DEVICE float finish_row(const struct dense_decode_params &p, const Task &task, b
         if (stores) p.split.part_ends[part_row(p, task, row)] = end;
         return 1.0f;
     }
-    const RowPlace coord = row_place(p, row, task.kv_head);
+    const RowCoord coord = row_coord(p, row, task.kv_head);
     const float lse = score_lse(end.max, end.sum);
     if (stores) store_lse(p.output, task.split.request, coord, lse);
     return result_sink_factor(p.output.rules, coord.head, lse);
@@ -44,7 +44,7 @@ DEVICE void store_empty(const struct dense_decode_params &p, const Task &task, i
     if (!direct) return;
 #pragma unroll 1
     for (int i = thread; i < rows * CHUNKS; i += WARPGROUP_THREADS) {
-        const RowPlace coord = row_place(p, task.first_row + i / CHUNKS, task.kv_head);
+        const RowCoord coord = row_coord(p, task.first_row + i / CHUNKS, task.kv_head);
         uint16_t *to = p.output.out + out_offset(p.output, task.split.request, coord);
         ((uint4 *)to)[i % CHUNKS] = make_uint4(0, 0, 0, 0);
     }

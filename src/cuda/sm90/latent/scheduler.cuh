@@ -122,7 +122,7 @@ template <bool PAIRS_> struct JoinRange {
         return (first_part + part) * (call.h_q * call.s_q) + (int64_t)kv_head * call.rows + first_row + row;
     }
 
-    DEVICE RowPlace place(int row) const { return row_place(call, first_row + row, kv_head); }
+    DEVICE RowCoord coord(int row) const { return row_coord(call, first_row + row, kv_head); }
 
     static constexpr bool PAIRS = PAIRS_, LARGEST = false;
     static DEVICE int column(int half, int lane) { return half * (HALF_ROW_COLUMNS / 2) + 8 * lane; }

@@ -69,7 +69,7 @@ DEVICE void store_rows(const mha_forward_sm90_params &p, const Layout &l, int st
 #pragma unroll
         for (int i = 0; i < STORES; i++) {
             const int row = 16 * warp + first + (32 * i + lane) / CHUNKS, chunk = lane % CHUNKS;
-            const RowPlace coord = coord_of_row(p, tile.token, tile.head, row);
+            const RowCoord coord = coord_of_row(p, tile.token, tile.head, row);
             store_global_16(output.out + out_offset(output, tile.request, coord) + 8 * chunk, words[i],
                             row < tile.rows);
         }

@@ -39,7 +39,7 @@ template <typename Layout> struct TileProducer {
         const TileRows tile = load_tile_rows(address);
 #pragma unroll 1
         for (int row = 0; row < tile.rows; row++) {
-            const RowPlace coord = coord_of_row(p, tile.token, tile.head, row);
+            const RowCoord coord = coord_of_row(p, tile.token, tile.head, row);
             uint16_t *out = output.out + out_offset(output, tile.request, coord);
 #pragma unroll 1
             for (int d = (int)threadIdx.x % 32; d < Layout::D_V; d += 32) out[d] = 0;

@@ -23,7 +23,7 @@
 namespace mha_forward {
 
 /* Returns token and head of row `row` of the tile that begins at `token` and `head`. */
-DEVICE RowPlace coord_of_row(const mha_forward_sm90_params &p, int token, int head, int row)
+DEVICE RowCoord coord_of_row(const mha_forward_sm90_params &p, int token, int head, int row)
 {
     const int token_offset = fast_divide(row, p.heads_divisor);
     return {token + token_offset, head + row - token_offset * p.heads_of_tile};

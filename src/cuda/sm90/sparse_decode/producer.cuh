@@ -113,7 +113,7 @@ template <typename F> struct Keys {
     DEVICE void take_indices(uint32_t of_extra)
     {
         const struct sparse_cache_params &cache = p.cache[of_extra];
-        KeyPlace address[2];
+        KeyAddress address[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) { /* without branches, so that neither key waits for the other */
             valid[i] = names_key(cache, index[i]);

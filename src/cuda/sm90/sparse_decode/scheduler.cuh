@@ -53,10 +53,10 @@ struct Format {
         return FP4 == ALL_BLOCKS || (FP4 == BLOCKS_OF_SOME_CACHE && cache_is_fp4);
     }
 
-    static DEVICE KeyPlace key_address(const struct sparse_cache_params &cache, int index)
+    static DEVICE KeyAddress key_address(const struct sparse_cache_params &cache, int index)
     {
-        if constexpr (HAS_ROPE) return place_of_key<FORMAT>(cache, index);
-        return place_of_key_as_told(cache, index);
+        if constexpr (HAS_ROPE) return address_of_key<FORMAT>(cache, index);
+        return address_of_key_at_runtime(cache, index);
     }
 };
 
@@ -193,7 +193,7 @@ template <bool BY_SIXTEEN, bool LARGEST_ = false> struct JoinRange {
                row;
     }
 
-    DEVICE RowPlace place(int row) const { return {token, first_head + row}; }
+    DEVICE RowCoord coord(int row) const { return {token, first_head + row}; }
 
     DEVICE void store_largest(int row, float most) const
     {

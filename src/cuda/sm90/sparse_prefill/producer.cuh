@@ -100,8 +100,8 @@ template <typename V> struct Producer {
 #pragma unroll
         for (int i = 0; i < ROWS_OF_THREAD; i++) {
             const bool is_valid = names_key(p.call.kv, index[i]);
-            token[i] =
-                place_of_key<KV_BF16>(p.call.kv, is_valid ? index[i] : 0).token + chunk() * (int)CHUNK_BYTES;
+            token[i] = address_of_key<KV_BF16>(p.call.kv, is_valid ? index[i] : 0).token +
+                       chunk() * (int)CHUNK_BYTES;
             /* Keeps one address for all copies of a row. If it were recomputed in the same registers for each
              * copy, it would have to wait until the previous copy has read it. */
             asm volatile("" : "+l"(token[i]));

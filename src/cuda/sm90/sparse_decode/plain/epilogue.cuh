@@ -84,7 +84,7 @@ template <typename R> struct Epilogue {
         const int64_t part = shared.split[warp].part;
         const bool valid = asked < p.h_q, stores_end = valid && side() == 0 && lane() % 4 == 0;
         float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-        const RowPlace coord = {cta.token, head};
+        const RowCoord coord = {cta.token, head};
         const bool direct = __any_sync(~0u, part == DIRECT);
         float *scales = NULL;
         uint16_t *to;

@@ -64,7 +64,7 @@ template <typename R> struct Keys {
     {
         const struct sparse_cache_params &cache = p.cache[of_extra];
         const bool valid = names_key(cache, index);
-        const uint8_t *token = place_of_key<R::FORMAT>(cache, valid ? index : 0).token;
+        const uint8_t *token = address_of_key<R::FORMAT>(cache, valid ? index : 0).token;
         if (lane() < KEYS_OF_WARP) shared.address[kv_stage][key()] = (uint64_t)token | (valid ? 0 : NO_KEY);
         return __ballot_sync(~0u, valid);
     }

@@ -42,8 +42,8 @@ template <typename F> struct SmallKeys : SmallPhase {
     DEVICE void ask()
     {
         const struct sparse_cache_params &cache = p.cache[at - KEYS >= shared.split.extra_begin];
-        const KeyPlace address =
-            names_key(cache, index) ? F::key_address(cache, index) : KeyPlace{NULL, NULL};
+        const KeyAddress address =
+            names_key(cache, index) ? F::key_address(cache, index) : KeyAddress{NULL, NULL};
         const int t = lane() % 4;
         if constexpr (F::FP4 == BLOCKS_OF_SOME_CACHE) fp4 = has_fp4(cache);
 #pragma unroll
