@@ -2,7 +2,7 @@
  *
  * Sparse decode over formats of 512 columns without rope values.
  */
-#include "sparse_decode.cuh"
+#include "mainloop.cuh"
 
 SPARSE_DECODE_KERNELS(sm90_sparse_decode_bf16_fp8_528, Fp8_528)
 SPARSE_DECODE_KERNELS(sm90_sparse_decode_bf16_fp8_528_f32, Fp8_528_F32)

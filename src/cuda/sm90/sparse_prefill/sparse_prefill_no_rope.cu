@@ -2,7 +2,7 @@
  *
  * Sparse prefill over pages of the formats with 512 columns and no rope values.
  */
-#include "../sparse_decode/sparse_decode.cuh"
+#include "../sparse_decode/mainloop.cuh"
 
 using namespace sparse_decode;
 

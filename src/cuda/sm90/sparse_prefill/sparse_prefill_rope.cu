@@ -3,7 +3,7 @@
  * Sparse prefill over FP8 pages: the kernel of sparse decode, which also returns the largest scores. Its CTAs
  * are persistent and take token after token; with few tokens each CTA takes a split of a token's list.
  */
-#include "../sparse_decode/sparse_decode.cuh"
+#include "../sparse_decode/mainloop.cuh"
 
 using namespace sparse_decode;
 

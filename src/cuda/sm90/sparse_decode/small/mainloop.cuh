@@ -1,17 +1,95 @@
 /* SPDX-License-Identifier: MIT
  *
- * The main loop: all phases of a block, by all warps; O of 16 heads and 64 columns per warp, += P V.
+ * Sparse decode over FP8 keys on Hopper for few tokens, where only latency counts: tiles of 16 heads instead
+ * of 64, so that all SMs take part, and every warp has the same role.
+ *
+ * A CTA takes a tile of 16 heads of one query token through the keys that the splits of its partition name,
+ * 64 keys at a time:
+ *
+ *      all 8 warps     raw keys to registers, a block ahead
+ *      warp w          16 keys (w % 4), half of their columns (w / 4): to fp16; S = K Qᵀ from registers; V to
+ *                      shared memory
+ *      warp w          softmax of heads 2 w, 2 w + 1; P to shared memory
+ *      warp w          O of columns 64 w … 64 w + 63 += P V
+ *
+ * with a barrier after each phase. The matrix instructions are mma: a tile of 16 heads and 64 keys takes
+ * some hundred clocks, and there is no asynchronous product to wait for, as with wgmma.
+ *
+ * The time is a chain of latencies: the split, indices, keys, scores, weights, results. So little is
+ * computed before the first index is requested, and loops are not unrolled. Two CTAs fit an SM (128
+ * registers, 93 KB).
  */
 #pragma once
 
+#include "../../../device/half_rows.cuh"
+#include "../../../device/quad.cuh"
 #include "../scheduler.cuh"
-#include "epilogue.cuh"
 #include "layout.cuh"
 #include "producer.cuh"
 #include "scores.cuh"
-#include "softmax.cuh"
 
 namespace sparse_decode::small {
+
+/* ---- The end of a split ---------------------------------------------------------------------- */
+
+/* Stores the sums that SmallSums, which is derived from it, has made. */
+template <bool ONE_SPLIT> struct SmallEpilogue : SmallPhase {
+    using SmallPhase::SmallPhase;
+    using Sums = float[8][4]; /* of 8 columns each: C of mma */
+
+    /* Stores row i of the lane's two, from the warp's first column on. `scale`: of the part's row; unused
+     * otherwise. */
+    template <typename Stored, bool TO_PART>
+    static DEVICE void store_row(const Sums &o, uint16_t *to, float *scale, int i, float factor, bool valid)
+    {
+        float by = factor;
+        if (TO_PART) {
+            float most = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 8; j++) most = fmaxf(most, fmaxf(fabsf(o[j][2 * i]), fabsf(o[j][2 * i + 1])));
+            const HalfScale of_row(quad_max(most) * factor);
+            by *= of_row.up;
+            if (valid && lane() % 4 == 0) *scale = of_row.down;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j += 4) {
+            uint32_t words[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                words[e] = factor < 0.0f ? 0 : Stored::pack(o[j + e][2 * i] * by, o[j + e][2 * i + 1] * by);
+            const uint4 eight = quad_gather_eight(words);
+            if (valid) *(uint4 *)(to + 8 * (j + lane() % 4)) = eight;
+        }
+    }
+
+    /* Stores row i; called by all lanes, also those past the last head. */
+    DEVICE void end_row(const Sums &o, int i) const
+    {
+        const CtaCoord cta(p);
+        const int row = lane() / 4 + 8 * i, asked = cta.tile * SMALL_HEADS + row,
+                  head = min(asked, p.h_q - 1);
+        const int column = LINE_ELEMENTS * warp();
+        const bool valid = asked < p.h_q;
+        const float factor = shared.last_factor[row];
+        if (!ONE_SPLIT && __any_sync(~0u, shared.split.part == DIRECT)) {
+            store_row<Bf16, false>(
+                o, p.output.out + out_offset(p.output, shared.split.request, {cta.token, head}) + column,
+                NULL, i, factor, valid);
+        } else {
+            const int64_t part_row =
+                shared.split.part * ((int64_t)p.h_q * p.s_q) + (int64_t)cta.token * p.h_q + head;
+            store_row<Fp16, true>(o, half_row(p.split, part_row) + column,
+                                  half_row_scales(p.split, part_row) + warp(), i, factor, valid);
+        }
+    }
+
+    DEVICE void end(const Sums &o) const
+    {
+        end_row(o, 0), end_row(o, 1);
+    }
+};
+
+/* ---- The main loop --------------------------------------------------------------------------- */
 
 template <bool ONE_SPLIT> struct SmallSums : SmallEpilogue<ONE_SPLIT> {
     using Base = SmallEpilogue<ONE_SPLIT>;
@@ -174,4 +252,22 @@ template <typename F> struct SmallDecode {
     }
 };
 
+/* ---- The kernel ------------------------------------------------------------------------------ */
+
+template <typename F> DEVICE void kernel(const struct sparse_decode_params &p)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    SmallDecode<F>(p, *(Shared *)memory).run();
+}
+
 } // namespace sparse_decode::small
+
+/* Defines both kernels of a format: the general one, and the one with one split per CTA. */
+#define SPARSE_DECODE_SMALL_KERNELS(NAME, FORMAT)                                                            \
+    DEFINE_KERNEL(NAME, sparse_decode_params, (sparse_decode::small::SMALL_THREADS, 2),                      \
+                  sparse_decode::small::kernel<sparse_decode::FORMAT>(p))                                    \
+    DEFINE_KERNEL(                                                                                           \
+        NAME##_together, sparse_decode_sm90_params, (sparse_decode::small::SMALL_THREADS, 2),                \
+        sparse_decode::small::kernel<sparse_decode::OneSplitFormat<sparse_decode::FORMAT>>(p.call))

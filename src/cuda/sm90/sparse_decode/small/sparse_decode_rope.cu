@@ -2,7 +2,7 @@
  *
  * Sparse decode for small batches over the FP8 formats that have rope values, which are bf16.
  */
-#include "sparse_decode.cuh"
+#include "mainloop.cuh"
 
 SPARSE_DECODE_SMALL_KERNELS(sm90_sparse_decode_small_bf16_fp8_656, Fp8_656)
 SPARSE_DECODE_SMALL_KERNELS(sm90_sparse_decode_small_bf16_fp8_584, Fp8_584)
