@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # lint.sh - runs clang-format, clang-tidy, cppcheck, shellcheck, black and mypy over the files that git tracks, except
-# lab/. Every tool runs, even after a failure; exits 1 if any failed.
+# lab/, and compiles each header of Hopper's kernels alone, if nvcc is there. Every tool runs, even after a failure;
+# exits 1 if any failed.
 #
 # clang-format and black are pinned to one major version, because versions format differently. With another version
 # installed, that step is skipped; under CI (CI=true) it is an error.
@@ -73,6 +74,18 @@ check_c() {
         --cppcheck-build-dir="$1/cppcheck"
 }
 
+# Compiles headers of kernels alone. No template is instantiated, so one takes half a second. -w: functions that nothing
+# uses are no fault here. (Not by `tracked`: with these patterns git 2.39 takes its exclusion of lab/ for one of all.)
+headers() {
+    local nvcc
+    nvcc=$(PATH=${CUDA_HOME:+$CUDA_HOME/bin:}$PATH:/usr/local/cuda/bin command -v "${CUDACXX:-nvcc}") || {
+        echo 'no nvcc: skipped here'
+        return
+    }
+    git ls-files -z -- 'src/cuda/sm90/*.cuh' 'src/cuda/device/*.cuh' 'src/cuda/device/*.h' | xargs -0 -n 1 -P "$jobs" \
+        "$nvcc" -std=c++17 -arch=sm_90a -w -ptx -o /dev/null -x cu /dev/null -include
+}
+
 shell() {
     {
         tracked '*.sh'
@@ -109,6 +122,7 @@ mkdir -p "$database/cppcheck"
 
 step clang-format format
 step shellcheck shell
+step 'headers alone' headers
 step cppcheck check_c "$database"
 step black black_format
 step mypy types "$database"
