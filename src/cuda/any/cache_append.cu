@@ -54,7 +54,7 @@ DEVICE void append_16(const struct cache_params &p, int64_t token, int64_t slot)
             }
             __syncwarp();
             if (!is_slot(p, slot)) return;
-            uint8_t *const values = slot_place(p, slot).values;
+            uint8_t *const values = slot_address(p, slot).values;
 #pragma unroll
             for (int r = 0; r < ROUNDS; r++) {
                 const int first = begin + (lane + 32 * r) * VALUES;
@@ -63,7 +63,7 @@ DEVICE void append_16(const struct cache_params &p, int64_t token, int64_t slot)
         }
     } else { /* value by value */
         if (!is_slot(p, slot)) return;
-        uint16_t *const values = (uint16_t *)slot_place(p, slot).values;
+        uint16_t *const values = (uint16_t *)slot_address(p, slot).values;
         for (int i = lane; i < p.d_qk; i += 32) {
             const uint8_t *at = vector.at(i);
             const uint32_t bits = VALUES == 4 ? *(const uint32_t *)at : *(const uint16_t *)at;

@@ -413,7 +413,7 @@ template <bool ALIGNED, typename In, typename To, int D_QK> struct As16 {
                              bool valid)
     {
         constexpr int VALUES = Unit<In>::VALUES;
-        uint8_t *const values = slot_place<ALIGNED>(p, slot).values;
+        uint8_t *const values = slot_address<ALIGNED>(p, slot).values;
 #pragma unroll
         for (int r = 0; r < ROUNDS; r++) {
             const int first = ((int)(threadIdx.x % LANES) + LANES * r) * VALUES;

@@ -174,7 +174,7 @@ DEVICE void convert_16(const struct cache_params &p, int64_t token, int64_t slot
     const int64_t source_slot = __ldg(p.source_slots + token);
     if (!is_slot(p, slot) || !is_source_slot(p, source_slot)) return;
     const SourceAddress from(p, source_slot);
-    uint8_t *const values = slot_place(p, slot).values;
+    uint8_t *const values = slot_address(p, slot).values;
     if constexpr (ALIGNED) {
         for (int begin = 0; begin < p.d_qk; begin += 32 * VALUES * ROUNDS) {
             uint4 unit[ROUNDS];

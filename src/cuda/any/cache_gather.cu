@@ -83,7 +83,7 @@ template <typename Out> DEVICE uint4 from_e2m1(const uint4 &raw, float scale)
 
 /* Gathers value by value, from any address. */
 template <typename Out>
-DEVICE void gather_any(const struct cache_params &p, const struct kv_layout &l, const SlotPlace &address,
+DEVICE void gather_any(const struct cache_params &p, const struct kv_layout &l, const SlotAddress &address,
                        bool some, uint8_t *to)
 {
     const bool whole_page = l.scale_bytes > 0; /* other formats are treated as pages of one slot */
@@ -107,7 +107,7 @@ DEVICE void gather_fp8(const struct cache_params &p, int64_t token, int64_t slot
     const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
     const int lane = threadIdx.x & 31, width = l.nope + l.rope;
     const bool some = is_slot(p, slot);
-    const SlotPlace address = slot_place(p, some ? slot : 0);
+    const SlotAddress address = slot_address(p, some ? slot : 0);
     uint8_t *to = (uint8_t *)p.out + token * p.out_stride * Vector<Out>::BYTES;
     if constexpr (!ALIGNED) {
         gather_any<Out>(p, l, address, some, to);
@@ -148,7 +148,7 @@ DEVICE void gather_16(const struct cache_params &p, int64_t token, int64_t slot)
     constexpr int VALUES = Unit<Out>::VALUES, ROUNDS = (576 / VALUES + 31) / 32;
     const int lane = threadIdx.x & 31;
     const bool some = is_slot(p, slot);
-    const SlotPlace address = slot_place(p, some ? slot : 0);
+    const SlotAddress address = slot_address(p, some ? slot : 0);
     uint8_t *to = (uint8_t *)p.out + token * p.out_stride * Vector<Out>::BYTES;
     if constexpr (!ALIGNED) {
         gather_any<Out>(p, kv_layout_of(From::IS_BF16 ? KV_BF16 : KV_FP16, p.d_qk), address, some, to);

@@ -334,18 +334,18 @@ DEVICE void store_quantised(const struct cache_params &p, const uint4 (&unit)[RO
     constexpr int VALUES = Unit<In>::VALUES;
     const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
     const int lane = threadIdx.x % LANES, width = l.nope + l.rope;
-    const SlotPlace place = slot_place<SMALL>(p, slot);
-    uint8_t *scales = scales_at(p, l, place);
+    const SlotAddress address = slot_address<SMALL>(p, slot);
+    uint8_t *scales = scales_at(p, l, address);
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
         const int first = (lane + LANES * r) * VALUES;
         if (l.element == KV_ELEMENT_E2M1 && LANES * r * VALUES < l.nope)
-            append_fp4<ALIGNED, In>(l, unit[r], first, place.values, scales, there);
+            append_fp4<ALIGNED, In>(l, unit[r], first, address.values, scales, there);
         else if (l.group && LANES * r * VALUES < l.nope)
-            append_groups<ALIGNED, In>(l, unit[r], first, place.values, scales, there);
-        if (!l.group && first < l.nope && there) append_unit<ALIGNED, In>(p, unit[r], place.values + first);
+            append_groups<ALIGNED, In>(l, unit[r], first, address.values, scales, there);
+        if (!l.group && first < l.nope && there) append_unit<ALIGNED, In>(p, unit[r], address.values + first);
         if (first >= l.nope && first < width && there)
-            store_unit<ALIGNED, In, Bf16>(place.values + l.rope_offset + 2 * (first - l.nope), unit[r]);
+            store_unit<ALIGNED, In, Bf16>(address.values + l.rope_offset + 2 * (first - l.nope), unit[r]);
     }
     if (l.scale_bytes > l.scales && lane == LANES - 1 && there) scales[l.scales] = 0; /* the pad byte */
 }

@@ -35,23 +35,23 @@ template <bool SMALL> DEVICE int64_t steps_of(int64_t count, int64_t step)
     return count * step;
 }
 
-struct SlotPlace {
+struct SlotAddress {
     uint8_t *page, *values;
     int64_t in_page;
 };
 
-template <bool SMALL = false> DEVICE SlotPlace slot_place(const struct cache_params &p, int64_t slot)
+template <bool SMALL = false> DEVICE SlotAddress slot_address(const struct cache_params &p, int64_t slot)
 {
     int64_t page;
     if (SMALL || p.few_slots)
         page = fast_divide((int)slot, p.page_divisor);
     else
         page = slot / p.page_size;
-    SlotPlace place;
-    place.in_page = SMALL ? (int)slot - (int)page * (int)p.page_size : slot - page * p.page_size;
-    place.page = p.cache + steps_of<SMALL>(page, p.page_stride);
-    place.values = place.page + steps_of<SMALL>(place.in_page, p.slot_stride);
-    return place;
+    SlotAddress address;
+    address.in_page = SMALL ? (int)slot - (int)page * (int)p.page_size : slot - page * p.page_size;
+    address.page = p.cache + steps_of<SMALL>(page, p.page_stride);
+    address.values = address.page + steps_of<SMALL>(address.in_page, p.slot_stride);
+    return address;
 }
 
 DEVICE bool is_slot(const struct cache_params &p, int64_t slot)
@@ -59,10 +59,10 @@ DEVICE bool is_slot(const struct cache_params &p, int64_t slot)
     return slot >= 0 && slot < p.slots_of_cache;
 }
 
-DEVICE uint8_t *scales_at(const struct cache_params &p, const struct kv_layout &l, const SlotPlace &place)
+DEVICE uint8_t *scales_at(const struct cache_params &p, const struct kv_layout &l, const SlotAddress &address)
 {
-    return l.scale_bytes ? place.page + kv_scales_at(&l, p.page_size, place.in_page)
-                         : place.values + l.scale_offset;
+    return l.scale_bytes ? address.page + kv_scales_at(&l, p.page_size, address.in_page)
+                         : address.values + l.scale_offset;
 }
 
 /* ---- Memory --------------------------------------------------------------------------------- */
