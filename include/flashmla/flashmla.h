@@ -136,8 +136,7 @@ typedef struct fmla_error {
     const char *argument;  /* "block_table"; of FMLA_DEVICE_ERROR: the device, "cuda:0" */
     const char *actual;    /* "dtype is int64" */
     const char *allowed;   /* "must be int32" */
-    const char *other; /* the argument at the end of `allowed` with which this one must agree: "q" of "must be
-                            * 2 as in q" */
+    const char *other;     /* the argument at the end of `allowed`: "q" of "must be 2 as in q" */
 } fmla_error;
 
 /* Describes the message of this thread's last failed call; every part is "" if no call has failed. The texts

@@ -137,7 +137,8 @@ static void test_error_parts(void)
     CHECK(fmla_set_num_threads(-1) == FMLA_INVALID_ARGUMENT, "%s", fmla_last_error());
     CHECK_OK(fmla_last_error_describe(&error));
     CHECK(!strcmp(error.operation, "set_num_threads") && !strcmp(error.argument, "n") &&
-              !strcmp(error.actual, "is -1") && !strncmp(error.allowed, "must be in [0, ", 15) && !*error.other,
+              !strcmp(error.actual, "is -1") && !strncmp(error.allowed, "must be in [0, ", 15) &&
+              !*error.other,
           "%s|%s|%s|%s|%s", error.operation, error.argument, error.actual, error.allowed, error.other);
     const float values[2] = {0};
     struct held out_parts, lse_parts, out, lse;
