@@ -3,8 +3,9 @@
  * Dense MHA forward on Hopper (docs/kernels/mha.md): the kernel, and the mainloop of its consumers.
  *
  *   CTA                        persistent, one per SM; the first tile is its own, the next ones it draws
- *     warpgroup 0              producers: warp 0 draws tiles (scheduler.cuh), warp 1 loads Q and K, warp 2 V,
- *                              by TMA (producer.cuh)
+ *     warpgroup 0              producers: warp 0 draws tiles from a counter in global memory, when few blocks
+ *                              are left to load (scheduler.cuh), warp 1 loads Q and K, warp 2 V, by TMA
+ *                              (producer.cuh)
  *     the others               2 consumers, 3 at 64/64 (layout.cuh), 64 rows of the tile each:
  *
  *       wgmma    | S = Q Kᵀ of block n - 1 | O += P V of block n |                    | S of n - 2 …
@@ -14,7 +15,9 @@
  * While one consumer computes its softmax, the products of another one run (order_wait, order_arrive; not
  * at 128/128). P stays in registers: the accumulator fragments of S have the layout of A. The pipeline
  * continues across tiles: the epilogue of a tile runs while the first scores of the next one are in flight;
- * it stages O in shared memory and stores whole lines.
+ * it stages O in shared memory and stores whole lines, 16 bytes a thread. O is rescaled only if weights of a
+ * block are too large (MOST_WEIGHT, reference.cuh), before its own O += P V. Blocks that no row of a consumer
+ * sees are skipped (skip_masked); in others each row is masked.
  *
  * Limits for 128 rows by 128 keys, in clocks of an SM: products 2560 at 192/128, 2048 at 128/128, 1024 at
  * 64/64; ex2 1024; then power.
@@ -306,7 +309,7 @@ template <typename Element, typename Layout> struct Consumer {
         int finished_stage, pending_stage = 0, skipped = 0;
         bool is_pending = false; /* o belongs to the finished tile in pending_stage and awaits its factors */
         bool k_full = false, v_full = false; /* the next stages are full; false: not known */
-        for (;;) { /* w: weights of block n, whose values are not added yet; s: of the block after it */
+        for (;;) { /* w: weights of block n, whose values are not added yet; s: of the next one to process */
             const bool is_new_tile = n == 0; /* the next block belongs to another tile */
             finished_stage = tile_stage.index;
             if (is_new_tile) {
