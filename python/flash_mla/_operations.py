@@ -84,7 +84,8 @@ _SENTENCES: Mapping[str, _library.Sentences] = {
         ("rope_pairs", "is 2"): "rope_pairs: is 'halves', must be None without rope_table",
     },
     MHA: {
-        ("lse", "stride of the innermost"): "lse: stride of dimension 0 must be 1, as in the transpose of a new [h_q, tokens]"
+        ("lse", "stride of the innermost"): "lse: stride of dimension 0 must be 1, as in the transpose of a "
+        "new [h_q, tokens]"
     },
 }
 INT32 = dtype_word(0, 32)
