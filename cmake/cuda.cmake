@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Compiles each .cu file into a fatbin (compressed machine code for several GPUs), embedded by .incbin.
 # Makes the object library fmla_images; without nvcc that is an empty table. Sets FMLA_KERNEL_REPORT to the list of the
-# kernels with their registers and spills, and FMLA_KERNEL_HASHES to that of their machine code, or both to nothing.
+# kernels with their registers and spills, or to nothing; kernels.sha256 beside it has the hashes of their machine code.
 
 # Makes a cache variable that the environment sets too. A folder keeps its choice until either of them names another one, so
 # that `FMLA_CUDA=OFF make` and then `make test` build the same. In a folder's first configuration -D wins.
@@ -99,7 +99,6 @@ if(FMLA_CUDA)
 endif()
 
 set(FMLA_KERNEL_REPORT "")
-set(FMLA_KERNEL_HASHES "")
 if(cuda_missing)
   message(STATUS "No kernels for NVIDIA GPUs: ${cuda_missing}")
   add_library(fmla_images OBJECT src/cuda/no_images.c)
@@ -191,10 +190,10 @@ else()
 
   # ---- Report of each kernel ---------------------------------------------------------------------------------------
   set(FMLA_KERNEL_REPORT ${PROJECT_BINARY_DIR}/kernels.txt)
-  set(FMLA_KERNEL_HASHES ${PROJECT_BINARY_DIR}/kernels.sha256)
-  add_custom_command(OUTPUT ${FMLA_KERNEL_REPORT} ${FMLA_KERNEL_HASHES}
+  set(cuda_hashes ${PROJECT_BINARY_DIR}/kernels.sha256)
+  add_custom_command(OUTPUT ${FMLA_KERNEL_REPORT} ${cuda_hashes}
     COMMAND bash ${PROJECT_SOURCE_DIR}/scripts/kernel_report.sh ${cuda_folder} ${FMLA_KERNEL_REPORT}
-      ${FMLA_KERNEL_HASHES} ${FMLA_NVCC}
+      ${cuda_hashes} ${FMLA_NVCC}
     DEPENDS ${cuda_reports} ${PROJECT_SOURCE_DIR}/scripts/kernel_report.sh VERBATIM)
   add_custom_target(fmla_kernel_report ALL DEPENDS ${FMLA_KERNEL_REPORT})
 endif()

@@ -56,21 +56,28 @@ struct prepared {
          char unused;                                                                                        \
      }))
 
+struct kernel_driver;
+
+/* Returns NULL if the kernel accepts the problem; otherwise text that says what it accepts, and sets *argument
+ * to the argument that differs. */
+typedef const char *driver_refuses(const struct kernel_driver *driver, union problem problem,
+                                   const char **argument);
+/* Returns whether the next kernel of the table, if it accepts the problem, is faster for it. Not called for a
+ * forced kernel. */
+typedef bool driver_leaves(const struct kernel_driver *driver, union problem problem);
+/* Fills `prepared`, which is preset to 0 bytes with alignment 16; run does not change it. */
+typedef fmla_status driver_prepare(const struct kernel_driver *driver, union problem problem,
+                                   struct prepared *prepared);
+typedef fmla_status driver_run(const struct kernel_driver *driver, union problem problem,
+                               const struct prepared *prepared);
+
 /* The functions of a back end for one family of operations. A family's implementations begin with their
  * driver and have their own functions after it, to which the driver casts itself back. */
 struct kernel_driver {
-    /* Returns NULL if the kernel accepts the problem; otherwise text that says what it accepts, and sets
-     * *argument to the argument that differs. NULL pointer: the kernel accepts every problem. */
-    const char *(*refuses)(const struct kernel_driver *driver, union problem problem, const char **argument);
-    /* Returns whether the next kernel of the table, if it accepts the problem, is faster for it. Not called
-     * for a forced kernel. NULL pointer: never. */
-    bool (*leaves)(const struct kernel_driver *driver, union problem problem);
-    /* Fills `prepared`, which is preset to 0 bytes with alignment 16; run does not change it. NULL pointer:
-     * there is nothing to decide. */
-    fmla_status (*prepare)(const struct kernel_driver *driver, union problem problem,
-                           struct prepared *prepared);
-    fmla_status (*run)(const struct kernel_driver *driver, union problem problem,
-                       const struct prepared *prepared);
+    driver_refuses *refuses; /* NULL: the kernel accepts every problem */
+    driver_leaves *leaves;   /* NULL: no other kernel is faster */
+    driver_prepare *prepare; /* NULL: there is nothing to decide */
+    driver_run *run;
 };
 
 struct kernel {

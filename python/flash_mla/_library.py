@@ -128,5 +128,5 @@ def fail(status: int, function: str, names: Mapping[str, str], sentences: Senten
         if argument == of and actual.startswith(begins):
             raise _EXCEPTIONS[status](f"{function}: {sentence}")
     allowed = allowed[: len(allowed) - len(other)] + name_of(names, other)
-    text = ", ".join(filter(None, (_BY_CODE.sub(_type, actual), allowed))) or error.operation.decode()
+    text = _BY_CODE.sub(_type, ", ".join(filter(None, (actual, allowed)))) or error.operation.decode()
     raise _EXCEPTIONS[status](": ".join(filter(None, (function, name_of(names, argument, actual), text))))

@@ -40,10 +40,8 @@ struct cpu_gradients {
     void (*tile)(const struct cpu_lanes *lanes, void *scratch); /* scratch is 64-byte aligned */
 };
 
-fmla_status cpu_backward_prepare(const struct kernel_driver *driver, union problem problem,
-                                 struct prepared *prepared);
-fmla_status cpu_backward_run(const struct kernel_driver *driver, union problem problem,
-                             const struct prepared *prepared);
+driver_prepare cpu_backward_prepare;
+driver_run cpu_backward_run;
 #define CPU_BACKWARD_DRIVER                                                                                  \
     {                                                                                                        \
         .prepare = cpu_backward_prepare, .run = cpu_backward_run                                             \

@@ -180,17 +180,12 @@ extern const struct cpu_cache cpu_avx512_cache, cpu_avx2_cache, cpu_generic_cach
 
 /* ---- Drivers (attention.c, merge.c, cache.c, plan.c) ------------------------------------------ */
 
-fmla_status cpu_attention_prepare(const struct kernel_driver *driver, union problem problem,
-                                  struct prepared *prepared);
-fmla_status cpu_attention_run(const struct kernel_driver *driver, union problem problem,
-                              const struct prepared *prepared);
+driver_prepare cpu_attention_prepare;
+driver_run cpu_attention_run, cpu_cache_run;
 #define CPU_ATTENTION_DRIVER                                                                                 \
     {                                                                                                        \
         .prepare = cpu_attention_prepare, .run = cpu_attention_run                                           \
     }
-
-fmla_status cpu_cache_run(const struct kernel_driver *driver, union problem problem,
-                          const struct prepared *prepared);
 #define CPU_CACHE_DRIVER                                                                                     \
     {                                                                                                        \
         .run = cpu_cache_run                                                                                 \

@@ -16,12 +16,9 @@ struct cuda_gradients {
     const char *(*refuses)(const struct backward_problem *p, const char **argument);
     fmla_status (*launch)(const struct cuda_scope *scope, const struct backward_problem *p);
 };
-const char *cuda_backward_refuses(const struct kernel_driver *driver, union problem problem,
-                                  const char **argument);
-fmla_status cuda_backward_prepare(const struct kernel_driver *driver, union problem problem,
-                                  struct prepared *prepared);
-fmla_status cuda_backward_run(const struct kernel_driver *driver, union problem problem,
-                              const struct prepared *prepared);
+driver_refuses cuda_backward_refuses;
+driver_prepare cuda_backward_prepare;
+driver_run cuda_backward_run;
 #define CUDA_BACKWARD_DRIVER                                                                                 \
     {                                                                                                        \
         .refuses = cuda_backward_refuses, .prepare = cuda_backward_prepare, .run = cuda_backward_run         \

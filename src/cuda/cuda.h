@@ -33,13 +33,10 @@ struct cuda_attention {
     bool (*leaves)(const struct attention_problem *p);
 };
 
-const char *cuda_attention_refuses(const struct kernel_driver *driver, union problem problem,
-                                   const char **argument);
-bool cuda_attention_leaves(const struct kernel_driver *driver, union problem problem);
-fmla_status cuda_attention_prepare(const struct kernel_driver *driver, union problem problem,
-                                   struct prepared *prepared);
-fmla_status cuda_attention_run(const struct kernel_driver *driver, union problem problem,
-                               const struct prepared *prepared);
+driver_refuses cuda_attention_refuses;
+driver_leaves cuda_attention_leaves;
+driver_prepare cuda_attention_prepare;
+driver_run cuda_attention_run;
 #define CUDA_ATTENTION_DRIVER                                                                                \
     {                                                                                                        \
         .refuses = cuda_attention_refuses, .leaves = cuda_attention_leaves,                                  \

@@ -168,8 +168,7 @@ static void any_batch(void)
         apart(&c, tokens[i % 3], heads[i / 3 % 3], heads[i / 3 % 3]);
         c.k.shape[1] = c.v.shape[1] = keys[i / 9];
         CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%d: %s", i, kernel_of(&c));
-        c.q.shape[0] = c.k.shape[0] = c.v.shape[0] = c.out.shape[0] = 1;
-        if (c.args.lse) c.lse.shape[0] = 1;
+        c.q.shape[0] = c.k.shape[0] = c.v.shape[0] = c.out.shape[0] = c.lse.shape[0] = 1;
         CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%d, a request alone: %s", i, kernel_of(&c));
     }
     struct mha_forward_call c;

@@ -225,3 +225,11 @@ template <typename F> DEVICE void kernel(const struct sparse_decode_params &p)
                   sparse_decode::kernel<sparse_decode::FORMAT>(p))                                           \
     DEFINE_KERNEL(NAME##_together, sparse_decode_sm90_params, (sparse_decode::THREADS, 1),                   \
                   sparse_decode::kernel<sparse_decode::OneSplitFormat<sparse_decode::FORMAT>>(p.call))
+
+/* The same for sparse prefill, over whole lists and over splits of them. */
+#define SPARSE_PREFILL_BYTES_KERNELS(NAME, FORMAT)                                                           \
+    DEFINE_KERNEL(NAME, sparse_prefill_fp8_params, (sparse_decode::THREADS, 1),                              \
+                  sparse_decode::kernel<sparse_decode::PrefillFormat<sparse_decode::FORMAT>>(p.decode.call)) \
+    DEFINE_KERNEL(                                                                                           \
+        NAME##_together, sparse_prefill_fp8_params, (sparse_decode::THREADS, 1),                             \
+        sparse_decode::kernel<sparse_decode::PrefillPartFormat<sparse_decode::FORMAT>>(p.decode.call))
