@@ -39,8 +39,8 @@ struct cache_params {
     const void *positions;
     const float *rope_table;
     int64_t table_rows, table_stride;
-    double norm_eps;       /* an fp32 value */
-    int32_t turns, halves; /* apply RoPE; its pairs are halves. !turns: positions, rope_table unused */
+    double norm_eps;         /* an fp32 value */
+    int32_t rotates, halves; /* apply RoPE; its pairs are halves. !rotates: positions, rope_table unused */
     int32_t wide_positions;
     int32_t many; /* more tokens than warps that run at a time (FUSED_BLOCKS) */
 };

@@ -102,8 +102,9 @@ static void cache_operations(void)
         const struct cache_params fused =
             appended(i & 4 ? "cache_append_fused_fp4_288_bf16" : "cache_append_fused_fp8_656_bf16");
         CHECK_ALL({fused.norm_weight != NULL, i & 1}, {fused.norm_eps == 0.25f, i & 1},
-                  {fused.turns, (i & 2) / 2}, {fused.halves, (i & 3) == 3}, {fused.table_rows, i & 2 ? 9 : 0},
-                  {fused.wide_positions, (i & 6) == 6}, {fused.aligned, 1}, {launched(0)->config.grid_x, 1});
+                  {fused.rotates, (i & 2) / 2}, {fused.halves, (i & 3) == 3},
+                  {fused.table_rows, i & 2 ? 9 : 0}, {fused.wide_positions, (i & 6) == 6}, {fused.aligned, 1},
+                  {launched(0)->config.grid_x, 1});
     }
     append.latent.shape[0] = append.rope.shape[0] = append.slot_mapping.shape[0] = append.positions.shape[0] =
         9999;

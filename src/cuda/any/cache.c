@@ -88,7 +88,7 @@ static fmla_status run(const struct kernel_driver *driver, union problem problem
         .table_rows = p->table_rows,
         .table_stride = p->table_stride,
         .norm_eps = p->norm_eps,
-        .turns = p->rope_pairs != FMLA_ROPE_NONE,
+        .rotates = p->rope_pairs != FMLA_ROPE_NONE,
         .halves = p->rope_pairs == FMLA_ROPE_HALVES,
         .wide_positions = p->position_bytes == 8,
     };

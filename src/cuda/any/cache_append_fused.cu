@@ -239,7 +239,7 @@ template <bool SMALL> struct Ahead {
     {
         if (!exists) return;
         slot = __ldg(p.slots + token);
-        if (!p.turns) return;
+        if (!p.rotates) return;
         const uint32_t *const at = (const uint32_t *)p.positions + (p.wide_positions ? 2 * token : token);
         loaded.x = __ldg(at);
         if (p.wide_positions) loaded.y = __ldg(at + 1);
@@ -313,7 +313,7 @@ template <bool ALIGNED, typename In, int LANES, int D_QK> struct Change {
     /* Loads the table row ahead of its use. A token whose position has no row is not stored. */
     DEVICE void load_row(const struct cache_params &p, Ahead<ALIGNED> &ahead)
     {
-        if (!p.turns) return;
+        if (!p.rotates) return;
         if (!ahead.has_row(p))
             ahead.slot = -1;
         else if (owns)
@@ -325,7 +325,7 @@ template <bool ALIGNED, typename In, int LANES, int D_QK> struct Change {
     }
     DEVICE void rotate_unit(const struct cache_params &p, uint4 (&unit)[From::ROUNDS]) const
     {
-        if (!p.turns) return;
+        if (!p.rotates) return;
         const uint4 rotated = rotation.rotated(p, unit[From::LAST], owner);
         if (owns) unit[From::LAST] = rotated;
     }
