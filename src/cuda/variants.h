@@ -9,7 +9,7 @@
 
 /* clang-format off */
 /* Dense decode: X(variant, d_qk, whether several tiles of rows read the same keys, whether CTAs join the parts
- * of split requests themselves). */
+ * of split requests themselves: `together` in the variant's name, which is part of the kernel's). */
 #define SM90_DENSE_DECODE_VARIANTS(X) \
     X(576, 576, false, false) \
     X(576_shared, 576, true, false) \
@@ -20,8 +20,8 @@
     X(512_together, 512, false, true) \
     X(512_shared_together, 512, true, true)
 
-/* Dense decode over bytes, by products of codes or of keys that are converted, and by format: X(argument,
- * variant, rows of a tile, whether CTAs join the parts). */
+/* Dense decode over bytes: X(argument, variant, rows of a tile, whether CTAs join the parts). The list has these
+ * for one format, or for one kind of products: of codes, or of keys that are converted; `argument` says which. */
 #define SM90_DENSE_DECODE_FP8_VARIANTS(X, argument) \
     X(argument, 64, 64, false) \
     X(argument, 32, 32, false) \
