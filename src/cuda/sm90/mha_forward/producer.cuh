@@ -54,7 +54,8 @@ template <typename Layout> struct TileProducer {
         const TileScheduler scheduler = {p};
         if (elect_one()) scheduler.begin();
         uint32_t published = 0; /* tiles published so far */
-        for (int i = (int)blockIdx.x;;) {
+        int i = (int)blockIdx.x;
+        for (;;) {
             const uint32_t stage = published % TILE_STAGES;
             mbarrier_wait(l.barrier(Layout::TILE_EMPTY, stage), published / TILE_STAGES % 2 ^ 1);
             const int blocks = requests.find(i, Layout::KEYS, l.tile(stage));
@@ -71,7 +72,7 @@ template <typename Layout> struct TileProducer {
             if (elect_one()) next = scheduler.next(i);
             i = __reduce_max_sync(~0u, next);
         }
-        if (elect_one()) scheduler.end();
+        if (elect_one()) scheduler.end(i);
     }
 };
 

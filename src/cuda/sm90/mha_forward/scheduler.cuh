@@ -117,13 +117,13 @@ struct RequestWindow {
 };
 
 /* Dynamic tile scheduler. A CTA first takes the tile of its own index, then, tile by tile, the next free one.
- * The counter lies in a workspace with arbitrary contents: the first CTA clears it and publishes that with a
+ * The counters lie in a workspace with arbitrary contents: the first CTA clears them and publishes that with a
  * ticket that is unique to the launch. The last CTA removes the ticket, so that a graph can be launched
  * again. */
 struct TileScheduler {
     const mha_forward_sm90_params &p;
 
-    /* Clears the counter (first CTA only). Called by one thread of each CTA. */
+    /* Clears the counters (first CTA only). Called by one thread of each CTA. */
     DEVICE void begin() const
     {
         if (!p.tile_counters || blockIdx.x) return;
@@ -132,22 +132,30 @@ struct TileScheduler {
         *(volatile uint64_t *)&p.tile_counters->ticket = p.ticket;
     }
 
+    /* Waits until the counters are cleared. `i`: the CTA's current tile; after its first one they are. */
+    DEVICE void wait(int i) const
+    {
+        if (i >= (int)gridDim.x) return;
+        while (*(const volatile uint64_t *)&p.tile_counters->ticket != p.ticket) {
+        }
+        __threadfence();
+    }
+
     /* Returns the number of the tile after tile `i`. Called by one thread. */
     DEVICE int next(int i) const
     {
         if (!p.tile_counters) return INT_MAX;
-        if (i < (int)gridDim.x) { /* the CTA's first tile */
-            while (*(const volatile uint64_t *)&p.tile_counters->ticket != p.ticket) {
-            }
-            __threadfence();
-        }
+        wait(i);
         return (int)(gridDim.x + atomicAdd(&p.tile_counters->taken, 1u));
     }
 
-    /* Removes the ticket (last CTA only). Called by one thread of each CTA. */
-    DEVICE void end() const
+    /* Removes the ticket (last CTA only). Called by one thread of each CTA, when there is no tile `i`. A CTA
+     * without any tile (ragged requests may have fewer than the grid) waits here: if it were counted before the
+     * counters are cleared, a ticket would be removed for which others still wait. */
+    DEVICE void end(int i) const
     {
         if (!p.tile_counters) return;
+        wait(i);
         __threadfence();
         if (atomicAdd(&p.tile_counters->ended, 1u) == gridDim.x - 1)
             *(volatile uint64_t *)&p.tile_counters->ticket = 0;
