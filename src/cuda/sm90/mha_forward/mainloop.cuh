@@ -133,8 +133,8 @@ template <typename Element, typename Layout> struct Consumer {
     /* ---- Softmax --------------------------------------------------------------------------------- */
 
     /* Sets masked scores of block n to -inf. A row that sees its first keys in this block takes its largest
-     * score as reference. `has_unseen`: some row of the warp has seen no key yet. */
-    DEVICE void mask_and_set_reference(float (&s)[KEYS / 2], RowState &r, bool &has_unseen) const
+     * score as reference. */
+    DEVICE void mask_and_set_reference(float (&s)[KEYS / 2], RowState &r) const
     {
         if (min(keys, visible) < (n + 1) * KEYS) {
             int bound[2];
@@ -147,11 +147,11 @@ template <typename Element, typename Layout> struct Consumer {
             }
             mask_scores(s, bound);
         }
-        if (has_unseen) {
+        if (r.has_unseen) {
             const bool moves[2] = {r.reference[0] == -INFINITY, r.reference[1] == -INFINITY};
             float rescale[2]; /* unused: nothing is summed yet */
             move_reference(s, p.call.scale_log2, moves, r, rescale);
-            has_unseen = __any_sync(~0u, r.reference[0] == -INFINITY || r.reference[1] == -INFINITY);
+            r.has_unseen = __any_sync(~0u, r.reference[0] == -INFINITY || r.reference[1] == -INFINITY);
         }
     }
 
@@ -203,15 +203,31 @@ template <typename Element, typename Layout> struct Consumer {
         n--;
     }
 
-    /* Skips the blocks that are visible only to rows of later consumers, and returns their number. It is
-     * below KV_STAGES, because one stage holds values that have not been added yet. */
-    DEVICE int skip_masked()
+    /* Skips the blocks that are visible only to rows of later consumers, and returns whether there were any.
+     * They are fewer than KV_STAGES, because one stage holds values that have not been added yet. */
+    DEVICE bool skip_masked()
     {
         static_assert(Layout::ROWS - 64 <= (Layout::KV_STAGES - 1) * KEYS,
                       "else the producer would wait for ever");
-        const int blocks = n;
+        const int last = n;
         while (n > 0 && n * KEYS >= visible + last_offset) skip_block();
-        return blocks - n;
+        return n < last;
+    }
+
+    /* Goes on to the block before block n or, after a tile's block 0, to the first block of the next tile.
+     * Returns false if there is no next tile or it has no rows of this consumer. `k_full` becomes false if it
+     * is of a block that was skipped. */
+    DEVICE bool next_block(bool &k_full)
+    {
+        if (n > 0) {
+            n--;
+            return true;
+        }
+        q_stage.advance(), tile_stage.advance();
+        if (!begin_tile() || !has_rows) return false;
+        if (skip_masked()) k_full = false;
+        consumer_wait(Layout::Q_FULL, q_stage);
+        return true;
     }
 
     DEVICE void skip_tile()
@@ -225,8 +241,7 @@ template <typename Element, typename Layout> struct Consumer {
 
     /* Prologue of the mainloop: computes the weights of a tile's first block and clears O, for a tile that
      * does not follow another one in the pipeline. */
-    DEVICE void prologue(float (&s)[KEYS / 2], RowState &r, bool &has_unseen, uint32_t (&w)[KEY_STEPS][4],
-                         float (&o)[D_V / 2])
+    DEVICE void prologue(float (&s)[KEYS / 2], RowState &r, uint32_t (&w)[KEY_STEPS][4], float (&o)[D_V / 2])
     {
         const bool both[2] = {true, true};
         float rescale[2]; /* unused: nothing is summed yet */
@@ -243,7 +258,7 @@ template <typename Element, typename Layout> struct Consumer {
         consumer_release(Layout::K_EMPTY, k_stage.index);
         consumer_release(Layout::Q_EMPTY, q_stage.index, n == 0);
         k_stage.advance();
-        mask_and_set_reference(s, r, has_unseen);
+        mask_and_set_reference(s, r);
         softmax_block_with_care(s, both, r, rescale, w);
         clear_tail(v_stage);
 #pragma unroll
@@ -304,23 +319,14 @@ template <typename Element, typename Layout> struct Consumer {
         float s[KEYS / 2], o[D_V / 2], factor[2];
         uint32_t w[KEY_STEPS][4];
         RowState r = initial_row_state();
-        bool has_unseen = true;
-        prologue(s, r, has_unseen, w, o);
-        int finished_stage, pending_stage = 0, skipped = 0;
+        prologue(s, r, w, o);
+        int finished_stage, pending_stage = 0;
         bool is_pending = false; /* o belongs to the finished tile in pending_stage and awaits its factors */
         bool k_full = false, v_full = false; /* the next stages are full; false: not known */
         for (;;) { /* w: weights of block n, whose values are not added yet; s: of the next one to process */
             const bool is_new_tile = n == 0; /* the next block belongs to another tile */
             finished_stage = tile_stage.index;
-            if (is_new_tile) {
-                q_stage.advance(), tile_stage.advance();
-                if (!begin_tile() || !has_rows) break;
-                skipped = skip_masked();
-                if (skipped) k_full = false;
-                consumer_wait(Layout::Q_FULL, q_stage);
-            } else {
-                n--;
-            }
+            if (!next_block(k_full)) break;
             if (!k_full) consumer_wait(Layout::K_FULL, k_stage);
             order_wait();
             wgmma_fence();
@@ -331,7 +337,7 @@ template <typename Element, typename Layout> struct Consumer {
             }
             if (is_new_tile) { /* the finished tile's sums are complete; its O lacks the last block */
                 finish_rows(p, l, finished_stage, r, factor);
-                pending_stage = finished_stage, r = initial_row_state(), has_unseen = true;
+                pending_stage = finished_stage, r = initial_row_state();
             }
             if (!v_full) consumer_wait(Layout::V_FULL, v_stage);
             hold(o);
@@ -342,12 +348,10 @@ template <typename Element, typename Layout> struct Consumer {
             hold(s);
             consumer_release(Layout::K_EMPTY, k_stage.index);
             consumer_release(Layout::Q_EMPTY, q_stage.index, n == 0);
-            k_stage.advance();
             const int used_stage = v_stage.index;
-            v_stage.advance();
-#pragma unroll 1
-            for (; skipped; skipped--) v_stage.advance();
-            if (has_unseen || min(keys, visible) < (n + 1) * KEYS) mask_and_set_reference(s, r, has_unseen);
+            v_stage = k_stage; /* K and V of a block have the same stage */
+            k_stage.advance();
+            if (r.has_unseen || min(keys, visible) < (n + 1) * KEYS) mask_and_set_reference(s, r);
             softmax_block(s, r, used_stage, is_new_tile, w, o, k_full, v_full);
             clear_tail(v_stage);
             is_pending = is_new_tile;

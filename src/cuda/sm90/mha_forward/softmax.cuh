@@ -19,11 +19,12 @@ namespace mha_forward {
 struct RowState {
     float reference[2]; /* -inf: the row has seen no key yet */
     float sum[2];       /* of this thread's weights */
+    bool has_unseen;    /* some row of the warp has seen no key yet */
 };
 
 DEVICE RowState initial_row_state()
 {
-    return {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+    return {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, true};
 }
 
 /* Sets scores at columns >= the row's bound to -inf. */
