@@ -86,7 +86,7 @@ static fmla_status launch_plan(const struct cuda_scope *scope, const struct atte
         .b = p->b,
         .kind = p->keys[0].kind,
         .lists = attention_lists(p),
-        .plan = plan_tables_of(p->workspace, work->num_partitions),
+        .plan = plan_tables_of(p->workspace, work->split.num_partitions),
         .stream = p->stream,
     };
     if (problem.kind == KEYS_PAGED && cuda_has_plan_costs(scope->device))
@@ -98,9 +98,9 @@ static fmla_status launch_all(const struct cuda_scope *scope, const struct cuda_
                               const struct attention_problem *p, const struct cuda_work *work)
 {
     fmla_status status = FMLA_OK;
-    if (work->makes_plan) status = launch_plan(scope, p, work);
+    if (work->split.makes_plan) status = launch_plan(scope, p, work);
     if (!status) status = attention->launch(scope, p, work);
-    if (!status && work->parts && !work->join_in_kernel) status = cuda_launch_join(scope, p, work);
+    if (!status && work->split.join == JOIN_BY_LAUNCH) status = cuda_launch_join(scope, p, work);
     return status;
 }
 

@@ -23,30 +23,48 @@ static inline size_t cuda_line_up(size_t bytes)
     return (bytes + CUDA_WORKSPACE_ALIGNMENT - 1) / CUDA_WORKSPACE_ALIGNMENT * CUDA_WORKSPACE_ALIGNMENT;
 }
 
+/* How the parts of split requests become results: there are none, by a launch after the kernel, or the CTAs
+ * that have a tile's parts join them before they end. */
+enum join_by { JOIN_NONE, JOIN_BY_LAUNCH, JOIN_IN_KERNEL };
+
+/* The kernel and what it is launched with. */
+struct launch_work {
+    struct cuda_kernel *kernel;   /* NULL: chosen at each launch */
+    int32_t stages, shared_bytes; /* where the kernel's row leaves them open */
+    unsigned flags;               /* LAUNCH_…, of the kernel and the join */
+    int64_t tiles;                /* of a request: CTAs that take a partition together */
+};
+
+/* How requests are split: by a plan of num_partitions partitions, or into even splits of `keys` keys. */
+struct split_work {
+    int32_t num_partitions;
+    int32_t keys;               /* 0: split by a plan */
+    bool at_once;               /* one worker per split; else enough workers to keep the device busy */
+    bool makes_plan;            /* the call launches the planner */
+    int64_t even_splits, lanes; /* of a request; 0: split by a plan */
+    int64_t parts;
+    bool parts_in_halves;
+    enum join_by join;
+    size_t part_out_offset, part_ends_offset;
+    size_t cta_group_barriers_offset; /* a word per SM; 0: no room */
+};
+
+/* Dense decode alone. */
+struct dense_work {
+    int32_t rows;        /* of a tile, over bytes on Hopper */
+    int64_t ready_tiles; /* of a request, in the units of its ready flags; 0: none */
+    size_t ready_flags_offset;
+    size_t queries_offset; /* with FP8 products: [b][s_q][h_q][d_qk] bf16 values */
+};
+
 /* Decisions of `prepare`, made once per call. */
 struct cuda_work {
-    const struct cuda_device *device;
-    struct cuda_kernel *kernel;   /* NULL: chosen at each launch */
-    int32_t stages, shared_bytes; /* of the launch, where the kernel's row leaves them open */
-    unsigned flags;               /* LAUNCH_…, of the kernel and the join */
-    bool parts_in_halves;
-    int64_t tiles; /* of a request: CTAs that take a partition together */
-    int32_t rows;  /* of a tile, where chosen at each launch; else unused */
-    /* Requests are split by a plan of num_partitions partitions, or into even splits of split_keys keys. */
-    int32_t num_partitions;
-    int32_t split_keys;               /* 0: split by a plan */
-    bool splits_at_once;              /* one worker per split; else enough workers to keep the device busy */
-    bool makes_plan;                  /* the call launches the planner */
-    int64_t even_splits, split_lanes; /* of a request; 0: split by a plan */
-    int64_t parts;
-    size_t part_out_offset, part_ends_offset;
-    int64_t ready_tiles; /* of a request, in the units of dense decode's ready flags; 0: none */
-    size_t ready_flags_offset;
-    bool ctas_must_not_wait;          /* input: CTAs must not wait for each other */
-    bool join_in_kernel;              /* the kernel joins the parts of split requests */
-    size_t cta_group_barriers_offset; /* if join_in_kernel: one word per tile of a request; 0: no room */
-    size_t queries_offset;            /* dense decode with FP8 products: [b][s_q][h_q][d_qk] bf16 values */
-    size_t bytes;                     /* of the workspace */
+    const struct cuda_device *device; /* input */
+    bool ctas_must_not_wait;          /* input: for each other */
+    struct launch_work launch;
+    struct split_work split;
+    struct dense_work dense;
+    size_t bytes; /* of the workspace */
 };
 
 /* ---- Requests that are split (split.c) --------------------------------------------------------- */
@@ -72,6 +90,12 @@ void cuda_most_add(struct cuda_most *most, int32_t partitions, int64_t rows);
 /* Lays out a workspace that serves all of them. Only `bytes` and the parts' offsets are set. */
 fmla_status cuda_lay_out_most(const struct attention_problem *p, const struct cuda_most *most,
                               struct cuda_work *work);
+
+/* Places the barriers of CTA groups at the end of the workspace. */
+void cuda_place_cta_group_barriers(struct cuda_work *work);
+
+/* Returns them, for a kernel that joins parts: one word per tile of a request. */
+uint64_t *cuda_cta_group_barriers(const struct attention_problem *p, const struct cuda_work *work);
 
 /* Returns the number of CTAs: tiles × workers. A worker is a partition, or a lane of the even splits of a
  * request. */

@@ -41,7 +41,7 @@ static fmla_status lay_out_most(const struct attention_problem *p, struct cuda_w
 static fmla_status place_queries(const struct attention_problem *p, struct cuda_work *w)
 {
     int64_t bytes;
-    w->queries_offset = w->bytes;
+    w->dense.queries_offset = w->bytes;
     if (p->products != FMLA_PRODUCTS_FP8) return FMLA_OK;
     if (__builtin_mul_overflow(p->b * p->s_q, p->h_q * p->d_qk * (int64_t)sizeof(uint16_t), &bytes) ||
         bytes > INT64_MAX / 4)
@@ -55,25 +55,26 @@ static fmla_status place_queries(const struct attention_problem *p, struct cuda_
 fmla_status cuda_dense_prepare(const struct attention_problem *p, int64_t rows, struct cuda_work *w)
 {
     const int64_t rows_of_head = p->s_q * (p->h_q / p->h_kv);
-    w->tiles = p->h_kv * cuda_ceil_div(rows_of_head, rows);
-    w->split_keys = p->splitting == SPLIT_BATCH_INVARIANT ? INVARIANT_SPLIT_KEYS : 0;
-    w->num_partitions = p->num_partitions ? p->num_partitions
-                                          : plan_default_partitions(w->device->sms, p->s_q, p->h_q, p->h_kv);
+    w->launch.tiles = p->h_kv * cuda_ceil_div(rows_of_head, rows);
+    w->split.keys = p->splitting == SPLIT_BATCH_INVARIANT ? INVARIANT_SPLIT_KEYS : 0;
+    w->split.num_partitions = p->num_partitions
+                                  ? p->num_partitions
+                                  : plan_default_partitions(w->device->sms, p->s_q, p->h_q, p->h_kv);
     const fmla_status status = cuda_lay_out(p, w);
     if (status) return status;
-    if (!w->split_keys && w->num_partitions > 1)
-        w->ready_tiles =
+    if (!w->split.keys && w->split.num_partitions > 1)
+        w->dense.ready_tiles =
             p->h_kv * cuda_ceil_div(rows_of_head, ROWS_OF_READY_TILE); /* below the number of rows */
-    w->ready_flags_offset = w->bytes;
-    w->bytes += ready_flag_bytes(w->ready_tiles * w->num_partitions);
-    const bool bound = p->bound && !w->split_keys && !p->num_partitions;
+    w->dense.ready_flags_offset = w->bytes;
+    w->bytes += ready_flag_bytes(w->dense.ready_tiles * w->split.num_partitions);
+    const bool bound = p->bound && !w->split.keys && !p->num_partitions;
     const fmla_status most = bound ? lay_out_most(p, w) : FMLA_OK;
     return most ? most : place_queries(p, w);
 }
 
 static uint16_t *queries_of(const struct attention_problem *p, const struct cuda_work *w)
 {
-    return (uint16_t *)(void *)((char *)p->workspace + w->queries_offset);
+    return (uint16_t *)(void *)((char *)p->workspace + w->dense.queries_offset);
 }
 
 fmla_status cuda_dense_quantise(const struct cuda_scope *scope, const struct attention_problem *p,
@@ -131,7 +132,7 @@ struct dense_decode_params cuda_dense_params(const struct attention_problem *p, 
         .causal = p->causal,
         .vectors_aligned = cuda_rows_aligned(p->q, q_shape, p->q_stride, 3, 2, 16) &&
                            cuda_rows_aligned(keys->k.data, kv_shape, kv_bytes, 3, 1, 16),
-        .stages = w->stages,
+        .stages = w->launch.stages,
         .scale_log2 = cuda_scale_log2(p->scale),
         .q = p->q,
         .kv = (const uint16_t *)(const void *)keys->k.data,

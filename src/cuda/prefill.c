@@ -62,21 +62,15 @@ fmla_status cuda_prefill_launch(const struct cuda_scope *scope, const struct att
 
 enum { HEADS = SM90_SPARSE_PREFILL_HEADS };
 
-/* Places one word per tile behind the parts. */
-static void place_cta_group_barriers(struct cuda_work *w)
-{
-    w->cta_group_barriers_offset = w->bytes;
-    w->bytes += cuda_line_up((size_t)w->device->sms * sizeof(uint64_t));
-}
-
 fmla_status cuda_prefill_split_lists(const struct attention_problem *p, struct cuda_work *w)
 {
-    w->tiles = cuda_prefill_tiles(p, HEADS);
-    w->split_keys = sm90_sparse_prefill_split_keys(p->b * w->tiles, p->capacity, w->device->sms);
-    if (!w->split_keys) return FMLA_OK;
-    w->splits_at_once = w->parts_in_halves = w->join_in_kernel = true;
+    w->launch.tiles = cuda_prefill_tiles(p, HEADS);
+    w->split.keys = sm90_sparse_prefill_split_keys(p->b * w->launch.tiles, p->capacity, w->device->sms);
+    if (!w->split.keys) return FMLA_OK;
+    w->split.at_once = w->split.parts_in_halves = true;
     const fmla_status status = cuda_lay_out(p, w);
-    place_cta_group_barriers(w);
+    w->split.join = JOIN_IN_KERNEL;
+    cuda_place_cta_group_barriers(w);
     return status;
 }
 
@@ -91,7 +85,7 @@ static fmla_status lists_bytes(const struct attention_problem *p, struct cuda_wo
     } else if (sm90_sparse_prefill_split_keys(p->b > 0, p->capacity, sms)) {
         const int64_t most = p->h_q < HEADS ? p->h_q : HEADS; /* rows of a tile */
         status = cuda_place_parts(p, sms * most, 0, &split);
-        place_cta_group_barriers(&split);
+        cuda_place_cta_group_barriers(&split);
     }
     w->bytes = split.bytes;
     return status;

@@ -45,12 +45,9 @@ int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, 
                          &(struct sm90_sparse_shape){b, s_q, h_q, topk, extra_topk, device->sms, true});
 }
 
-/* Places the barriers of CTA groups at the end of the workspace. */
 static void place_cta_group_barriers(bool may_be_split, struct cuda_work *w)
 {
-    if (!may_be_split || !has_hoppers(w->device)) return;
-    w->cta_group_barriers_offset = w->bytes;
-    w->bytes += cuda_line_up((size_t)w->device->sms * sizeof(uint64_t));
+    if (may_be_split && has_hoppers(w->device)) cuda_place_cta_group_barriers(w);
 }
 
 /* Lays out the workspace of any call up to these sizes with the default number of partitions: every number of
@@ -81,18 +78,18 @@ static fmla_status lay_out_most(const struct attention_problem *p, const struct 
 fmla_status cuda_sparse_prepare(const struct attention_problem *p, int64_t tiles, struct cuda_work *w)
 {
     const struct sm90_sparse_shape shape = sm90_sparse_shape_of(p, w->device->sms);
-    w->tiles = tiles;
-    w->split_keys = p->splitting == SPLIT_BATCH_INVARIANT ? INVARIANT_SPLIT_KEYS : 0;
-    w->num_partitions = p->num_partitions ? p->num_partitions : rows_of(w->device, &shape);
+    w->launch.tiles = tiles;
+    w->split.keys = p->splitting == SPLIT_BATCH_INVARIANT ? INVARIANT_SPLIT_KEYS : 0;
+    w->split.num_partitions = p->num_partitions ? p->num_partitions : rows_of(w->device, &shape);
     fmla_status status = cuda_lay_out(p, w);
-    if (status || w->split_keys) return status;
+    if (status || w->split.keys) return status;
     if (p->bound && !p->num_partitions) return lay_out_most(p, &shape, w);
-    place_cta_group_barriers(w->parts > 0, w);
-    if (!w->makes_plan || p->num_partitions) return FMLA_OK;
+    place_cta_group_barriers(w->split.parts > 0, w);
+    if (!w->split.makes_plan || p->num_partitions) return FMLA_OK;
     const size_t bytes = w->bytes; /* also covers a call with a passed plan, which has more rows */
-    w->num_partitions = partitions_of(w->device, &shape);
+    w->split.num_partitions = partitions_of(w->device, &shape);
     status = cuda_lay_out(p, w);
-    place_cta_group_barriers(w->parts > 0, w);
+    place_cta_group_barriers(w->split.parts > 0, w);
     w->bytes = bytes;
     return status;
 }
@@ -117,9 +114,9 @@ struct sparse_decode_params cuda_sparse_params(const struct attention_problem *p
         .s_q = (int32_t)p->s_q,
         .h_q = (int32_t)p->h_q,
         .d_qk = (int32_t)p->d_qk,
-        .tiles = (int32_t)w->tiles,
+        .tiles = (int32_t)w->launch.tiles,
         .tiles_of_token = (int32_t)tiles_of_token,
-        .tiles_divisor = divisor_of((uint32_t)w->tiles),
+        .tiles_divisor = divisor_of((uint32_t)w->launch.tiles),
         .token_divisor = divisor_of((uint32_t)tiles_of_token),
         .heads_divisor = divisor_of((uint32_t)p->h_q),
         .scale = p->scale,
@@ -127,7 +124,7 @@ struct sparse_decode_params cuda_sparse_params(const struct attention_problem *p
         .q = p->q,
         .cache = {cuda_cache_params(&p->keys[0]), cuda_cache_params(&p->keys[1])},
         .topk = attention_lists(p),
-        .splits_divisor = divisor_of((uint32_t)w->even_splits),
+        .splits_divisor = divisor_of((uint32_t)w->split.even_splits),
         .split = cuda_split_params(p, w),
         .output = cuda_output_params(p),
     };

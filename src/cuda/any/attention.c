@@ -27,7 +27,7 @@ static const char *decode_refuses(const struct attention_problem *p, const char 
 
 static fmla_status decode_prepare(const struct attention_problem *p, struct cuda_work *w)
 {
-    w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SPARSE_DECODE, p->element, format_of(p), 0});
+    w->launch.kernel = cuda_kernel_of((struct cuda_key){CUDA_SPARSE_DECODE, p->element, format_of(p), 0});
     return cuda_sparse_prepare(p, tiles_of(p), w);
 }
 
@@ -35,7 +35,8 @@ static fmla_status decode_launch(const struct cuda_scope *scope, const struct at
                                  const struct cuda_work *w)
 {
     struct sparse_decode_params params = cuda_sparse_params(p, w, 0);
-    const struct cuda_launch launch = {.kernel = w->kernel, .blocks = cuda_blocks(p, w), .stream = p->stream};
+    const struct cuda_launch launch = {
+        .kernel = w->launch.kernel, .blocks = cuda_blocks(p, w), .stream = p->stream};
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
 }
 

@@ -18,12 +18,12 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
     const struct latent_choice choice = latent_choose(
         p->s_q * (p->h_q / p->h_kv), of_bytes ? LATENT_MOST_ROWS_OF_BYTES(code) : INT32_MAX,
         of_bytes ? LATENT_TABLE_OF_BYTES : LATENT_TABLE, latent_bytes(w->device->shared_bytes, code));
-    w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM80_DENSE_DECODE, .element = p->element,
-                                                 .format = cuda_of_bytes(p) ? CUDA_BYTES : 0,
-                                                 .variant = choice.shape});
-    w->stages = choice.stages, w->shared_bytes = choice.shared_bytes;
+    w->launch.kernel = cuda_kernel_of((struct cuda_key){CUDA_SM80_DENSE_DECODE, .element = p->element,
+                                                        .format = cuda_of_bytes(p) ? CUDA_BYTES : 0,
+                                                        .variant = choice.shape});
+    w->launch.stages = choice.stages, w->launch.shared_bytes = choice.shared_bytes;
     const fmla_status status = cuda_dense_prepare(p, latent_shapes[choice.shape].rows, w);
-    w->ready_tiles = 0; /* there is room for ready flags, but this kernel sets none */
+    w->dense.ready_tiles = 0; /* there is room for ready flags, but this kernel sets none */
     return status;
 }
 
@@ -37,9 +37,9 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
         quantised = cuda_dense_quantised(p, w), p = &quantised;
     }
     struct dense_decode_params params = cuda_dense_params(p, w);
-    const struct cuda_launch launch = {.kernel = w->kernel,
+    const struct cuda_launch launch = {.kernel = w->launch.kernel,
                                        .blocks = cuda_blocks(p, w),
-                                       .shared_bytes = w->shared_bytes,
+                                       .shared_bytes = w->launch.shared_bytes,
                                        .stream = p->stream};
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
 }

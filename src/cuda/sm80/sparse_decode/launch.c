@@ -30,7 +30,7 @@ static int32_t half_of_sm(const struct cuda_device *device)
 static struct latent_choice choice_for(const struct attention_problem *p, const struct cuda_work *w,
                                        const struct latent_choice *alone)
 {
-    if (w->split_keys || cuda_blocks(p, w) <= w->device->sms) return *alone;
+    if (w->split.keys || cuda_blocks(p, w) <= w->device->sms) return *alone;
     const int32_t half = half_of_sm(w->device);
     const struct latent_choice beside = sm80_listed_choose(p, p->h_q, latent_bytes(half, w->device->code));
     const bool as_many_rows = latent_shapes[beside.shape].rows == latent_shapes[alone->shape].rows;
@@ -44,19 +44,19 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
     const fmla_status status =
         cuda_sparse_prepare(p, p->s_q * tiles_of_token(p, latent_shapes[alone.shape].rows), w);
     const struct latent_choice choice = choice_for(p, w, &alone);
-    w->kernel = sm80_listed_kernel(p, &choice);
-    w->stages = choice.stages, w->shared_bytes = choice.shared_bytes;
+    w->launch.kernel = sm80_listed_kernel(p, &choice);
+    w->launch.stages = choice.stages, w->launch.shared_bytes = choice.shared_bytes;
     return status;
 }
 
 static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
                           const struct cuda_work *w)
 {
-    struct sparse_sm80_params params = sm80_listed_params(p, w->stages);
-    params.call = cuda_sparse_params(p, w, w->tiles / p->s_q);
-    const struct cuda_launch launch = {.kernel = w->kernel,
+    struct sparse_sm80_params params = sm80_listed_params(p, w->launch.stages);
+    params.call = cuda_sparse_params(p, w, w->launch.tiles / p->s_q);
+    const struct cuda_launch launch = {.kernel = w->launch.kernel,
                                        .blocks = cuda_blocks(p, w),
-                                       .shared_bytes = w->shared_bytes,
+                                       .shared_bytes = w->launch.shared_bytes,
                                        .stream = p->stream};
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
 }

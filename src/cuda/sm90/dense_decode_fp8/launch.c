@@ -22,20 +22,21 @@ static int variant_of(bool converted, int32_t rows_of_tile, bool join_in_kernel)
 static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
 {
     int32_t rows = sm90_dense_decode_fp8_rows(p);
-    w->flags = LAUNCH_OVERLAP, w->parts_in_halves = true;
+    w->launch.flags = LAUNCH_OVERLAP, w->split.parts_in_halves = true;
     const fmla_status status = cuda_dense_prepare(p, rows, w);
     if (status) return status;
-    w->ready_tiles = 0;
+    w->dense.ready_tiles = 0;
     if (p->b) sm90_dense_decode_join_in_kernel(p, w);
-    if (w->join_in_kernel) {
+    if (w->split.join == JOIN_IN_KERNEL) {
         rows = sm90_dense_decode_fp8_rows_join_in_kernel(p, w->device->sms);
-        w->tiles = cuda_ceil_div(p->s_q * p->h_q, rows);
-        w->num_partitions = w->device->sms / (int32_t)w->tiles;
+        w->launch.tiles = cuda_ceil_div(p->s_q * p->h_q, rows);
+        w->split.num_partitions = w->device->sms / (int32_t)w->launch.tiles;
     }
-    w->rows = rows;
+    w->dense.rows = rows;
     const bool converted = p->products == FMLA_PRODUCTS_BF16;
-    w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_DENSE_DECODE_FP8, ELEMENT_BF16, p->format,
-                                                 .variant = variant_of(converted, rows, w->join_in_kernel)});
+    w->launch.kernel = cuda_kernel_of(
+        (struct cuda_key){CUDA_SM90_DENSE_DECODE_FP8, ELEMENT_BF16, p->format,
+                          .variant = variant_of(converted, rows, w->split.join == JOIN_IN_KERNEL)});
     return FMLA_OK;
 }
 
@@ -51,7 +52,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     fmla_status status = FMLA_OK;
     for (int end = 0; end < 2 && !status; end++) {
         const struct tensor_view keys = sm90_dense_decode_fp8_key_view(p, end),
-                                 queries = sm90_dense_decode_fp8_q_view(p, w->rows, end);
+                                 queries = sm90_dense_decode_fp8_q_view(p, w->dense.rows, end);
         status = tensor_map_make(op, scope, "kv_cache", &keys, end ? &params.dense.rope : &params.dense.keys);
         if (!status && p->q_codes)
             status =
@@ -62,8 +63,10 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
         status = tensor_map_make(op, scope, "kv_cache", &scales, &params.scales);
     }
     if (status) return status;
-    const struct cuda_launch launch = {
-        .kernel = w->kernel, .blocks = cuda_blocks(p, w), .flags = w->flags, .stream = p->stream};
+    const struct cuda_launch launch = {.kernel = w->launch.kernel,
+                                       .blocks = cuda_blocks(p, w),
+                                       .flags = w->launch.flags,
+                                       .stream = p->stream};
     return cuda_launch(op, scope, &launch, (void *[]){&params});
 }
 

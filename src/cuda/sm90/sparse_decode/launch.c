@@ -63,25 +63,26 @@ static void join_in_kernel(const struct attention_problem *p, int heads, struct 
 {
     const int64_t of_sm = heads == SMALL ? SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM : 1,
                   most = heads == SMALL ? MOST_SMALL_PARTS_JOINED_IN_KERNEL : MOST_PARTS_JOINED_IN_KERNEL;
-    w->join_in_kernel = !w->ctas_must_not_wait && w->parts && w->cta_group_barriers_offset &&
-                        w->even_splits <= most && cuda_blocks(p, w) <= of_sm * w->device->sms;
-    if (!w->join_in_kernel) return;
-    w->flags |= LAUNCH_COOPERATIVE;
-    w->kernel = kernel_of(p, heads, true);
+    if (w->ctas_must_not_wait || !w->split.parts || !w->split.cta_group_barriers_offset ||
+        w->split.even_splits > most || cuda_blocks(p, w) > of_sm * w->device->sms)
+        return;
+    w->split.join = JOIN_IN_KERNEL;
+    w->launch.flags |= LAUNCH_COOPERATIVE;
+    w->launch.kernel = kernel_of(p, heads, true);
 }
 
 static fmla_status prepare_tiles(const struct attention_problem *p, int heads, struct cuda_work *w)
 {
     const struct sm90_sparse_shape shape = sm90_sparse_shape_of(p, w->device->sms);
     fmla_status status = cuda_sparse_prepare(p, tiles_of(p, heads), w);
-    w->kernel = kernel_of(p, heads, false);
-    w->flags = LAUNCH_OVERLAP, w->parts_in_halves = true;
-    if (status || w->split_keys || p->bound) return status;
+    w->launch.kernel = kernel_of(p, heads, false);
+    w->launch.flags = LAUNCH_OVERLAP, w->split.parts_in_halves = true;
+    if (status || w->split.keys || p->bound) return status;
     const size_t bytes = w->bytes; /* with a plan, which other kernels of the device would use */
-    w->split_keys = split_keys_of(p, &shape, heads);
-    w->splits_at_once = true;
-    if (w->split_keys) status = cuda_lay_out(p, w);
-    if (w->split_keys && !has_rows(p)) join_in_kernel(p, heads, w);
+    w->split.keys = split_keys_of(p, &shape, heads);
+    w->split.at_once = true;
+    if (w->split.keys) status = cuda_lay_out(p, w);
+    if (w->split.keys && !has_rows(p)) join_in_kernel(p, heads, w);
     w->bytes = bytes;
     return status;
 }
@@ -108,13 +109,15 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
 static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
                           const struct cuda_work *w)
 {
-    struct sparse_decode_sm90_params params = {.call = cuda_sparse_params(p, w, w->tiles / p->s_q)};
-    if (w->join_in_kernel) {
-        params.cta_group_barriers = (uint64_t *)(void *)((char *)p->workspace + w->cta_group_barriers_offset);
+    struct sparse_decode_sm90_params params = {.call = cuda_sparse_params(p, w, w->launch.tiles / p->s_q)};
+    if (w->split.join == JOIN_IN_KERNEL) {
+        params.cta_group_barriers = cuda_cta_group_barriers(p, w);
         params.ticket = cuda_ticket();
     }
-    const struct cuda_launch launch = {
-        .kernel = w->kernel, .blocks = cuda_blocks(p, w), .flags = w->flags, .stream = p->stream};
+    const struct cuda_launch launch = {.kernel = w->launch.kernel,
+                                       .blocks = cuda_blocks(p, w),
+                                       .flags = w->launch.flags,
+                                       .stream = p->stream};
     return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
 }
 

@@ -104,9 +104,8 @@ static fmla_status launch_fp8_splits(const struct cuda_scope *scope, const struc
                                      const struct cuda_work *w)
 {
     struct sparse_prefill_fp8_params params = {
-        .decode = {.call = cuda_sparse_params(p, w, w->tiles),
-                   .cta_group_barriers =
-                       (uint64_t *)(void *)((char *)p->workspace + w->cta_group_barriers_offset),
+        .decode = {.call = cuda_sparse_params(p, w, w->launch.tiles),
+                   .cta_group_barriers = cuda_cta_group_barriers(p, w),
                    .ticket = cuda_ticket()},
         .max_logits = p->max_logits,
         .max_stride = p->max_stride[0],
@@ -131,7 +130,7 @@ static fmla_status prepare(const struct attention_problem *p, struct cuda_work *
 static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
                           const struct cuda_work *w)
 {
-    if (w->join_in_kernel) return launch_fp8_splits(scope, p, w);
+    if (w->split.join == JOIN_IN_KERNEL) return launch_fp8_splits(scope, p, w);
     return cuda_prefill_launch(scope, p, HEADS, p->format == KV_BF16 ? launch_rows : launch_fp8);
 }
 
