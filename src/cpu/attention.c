@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Attention on the CPU: the driver, which divides a call into work items and places their results. The inner
- * kernels do the arithmetic.
+ * Attention on the CPU: the driver, which divides a call into work items and places their results. The
+ * microkernels do the arithmetic.
  *
  * Work is cut twice. The rows of a request are cut into row tiles: by set, then into tile_rows rows. The keys
  * are split, by the split plan or into even splits, of equal length but for the last:
@@ -12,16 +12,16 @@
  *   MHA               all keys, so that the bits of a request do not depend on its batch
  *
  * A work item is a partition of the plan (or one even split of one request) for one row tile. A split that is
- * a whole request is written straight to `out`. Any other split writes its fp32 rows, their largest scores
- * and their lse relative to these to a slot of the workspace, and a second pass joins the slots of a request
- * in split order.
+ * a whole request is written straight to `out`. Any other split writes a part to the workspace: its fp32 rows,
+ * their largest scores and their lse relative to these. A second pass joins the parts of a request in split
+ * order.
  *
  * With FP8 products, a pass before all others stores, for every query, the bf16 values of its FP8 codes. The
- * scale of an FP8_576 cache multiplies scores and results, so the inner kernels convert its codes exactly.
+ * scale of an FP8_576 cache multiplies scores and results, so the microkernels convert its codes exactly.
  *
- * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | largest scores of the
- *             slots | spans of requests that are not split | quantised queries | one scratch per worker: the
- *             rows of a tile, then the scratch of the inner kernel
+ * Workspace:  plan, if made inside the call | out of the parts | lse of the parts | largest scores of the
+ *             parts | spans of requests that are not split | quantised queries | one scratch per worker: the
+ *             rows of a tile, then the scratch of the microkernel
  */
 #include "cpu.h"
 
@@ -44,12 +44,12 @@ struct work {
     int64_t row_tiles;                       /* of a request: sets × tiles of a set */
     int64_t split_keys;                      /* 0: split by the plan, or not at all */
     int64_t even_splits;                     /* maximum splits of a request */
-    int64_t slots;
+    int64_t parts;
     int32_t num_partitions;
-    size_t slots_offset, slot_lse_offset, slot_max_offset, spans_offset, queries_offset, scratch_offset;
+    size_t part_out_offset, part_lse_offset, part_max_offset, spans_offset, queries_offset, scratch_offset;
     size_t scratch_bytes;
-    float value_scale; /* the scale of an FP8_576 cache, which inner kernels leave out; else 1 */
-    float *slot_out, *slot_lse, *slot_max; /* of slot 0 */
+    float value_scale; /* the scale of an FP8_576 cache, which microkernels leave out; else 1 */
+    float *part_out, *part_lse, *part_max; /* of part 0 */
     struct cpu_span *spans;                /* [b + 1]; items are row tiles; SPLIT_NEVER only */
     char *workspace;
 };
@@ -107,7 +107,7 @@ static int64_t tiles_of(const struct work *w, int64_t rows)
     return (rows + w->call.tile_rows - 1) / w->call.tile_rows;
 }
 
-/* The slots of a prefill hold fewer than 14 row tiles per worker, for any number of tokens. */
+/* The parts of a prefill hold fewer than 14 row tiles per worker, for any number of tokens. */
 int64_t cpu_even_splits(int64_t tiles, int64_t workers, int64_t most)
 {
     int64_t best = 1, best_tiles = 0, best_rounds = 1;
@@ -168,7 +168,7 @@ fmla_status cpu_attention_prepare(const struct kernel_driver *driver, union prob
         if (p->splitting == SPLIT_BY_PLAN) at += cpu_line_up(plan_bytes(p->b, w->pool.workers));
     } else if (w->split_keys) {
         w->even_splits = even_splits_of(w, p->capacity);
-        if (w->even_splits > 1 && __builtin_mul_overflow(p->b, w->even_splits, &w->slots)) goto too_large;
+        if (w->even_splits > 1 && __builtin_mul_overflow(p->b, w->even_splits, &w->parts)) goto too_large;
     } else if (p->splitting != SPLIT_NEVER) {
         const struct plan_header *given = p->plan;
         w->num_partitions = given ? given->num_partitions
@@ -176,20 +176,20 @@ fmla_status cpu_attention_prepare(const struct kernel_driver *driver, union prob
                                 ? p->num_partitions
                                 : plan_even_partitions(w->pool.workers, 1, p->s_q * p->h_q, w->call.sets);
         if (!given && !p->plan_in_tables) at += cpu_line_up(plan_bytes(p->b, w->num_partitions));
-        if (w->num_partitions > 1) w->slots = 2 * (int64_t)w->num_partitions;
+        if (w->num_partitions > 1) w->parts = 2 * (int64_t)w->num_partitions;
     }
-    w->slots_offset = at;
+    w->part_out_offset = at;
     int64_t rows = 0, floats, bytes;
     const bool bound = is_bound(p);
     if (bound) rows = cpu_most_slot_rows(&w->call, w->attention->most_rows, w->pool.workers);
-    if ((!bound && __builtin_mul_overflow(w->slots, p->h_q * p->s_q, &rows)) ||
+    if ((!bound && __builtin_mul_overflow(w->parts, p->h_q * p->s_q, &rows)) ||
         __builtin_mul_overflow(rows, p->d_v + 2, &floats) ||
         __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
         goto too_large;
     at += cpu_line_up((size_t)rows * (size_t)p->d_v * sizeof(float));
-    w->slot_lse_offset = at;
+    w->part_lse_offset = at;
     at += cpu_line_up((size_t)rows * sizeof(float));
-    w->slot_max_offset = at;
+    w->part_max_offset = at;
     at += cpu_line_up((size_t)rows * sizeof(float));
     w->spans_offset = at;
     if (p->splitting == SPLIT_NEVER) at += cpu_line_up((size_t)(p->b + 1) * sizeof(struct cpu_span));
@@ -213,13 +213,13 @@ too_large:
 
 /* ---- One split: a range of keys of a request, for one row tile ------------------------------ */
 
-enum { DIRECT = -1 }; /* in place of a slot: the split is the whole request */
+enum { DIRECT = -1 }; /* in place of a part: the split is the whole request */
 
-/* Returns the index, among the rows of all slots, of row `row` of a request in slot `slot`. The rows of a
+/* Returns the index, among the rows of all parts, of row `row` of a request in part `part`. The rows of a
  * request are ordered by set. */
-static int64_t slot_row(const struct work *w, int64_t slot, int64_t row)
+static int64_t part_row(const struct work *w, int64_t part, int64_t row)
 {
-    return slot * w->call.problem->h_q * w->call.problem->s_q + row;
+    return part * w->call.problem->h_q * w->call.problem->s_q + row;
 }
 
 /* Returns the reference that scores are relative to: their maximum, or 0 where none is above -inf. */
@@ -281,7 +281,7 @@ static struct span span_of(const struct work *w, int64_t request)
 }
 
 static void run_split(const struct work *w, int64_t request, int64_t row_tile, int64_t begin, int64_t end,
-                      int64_t slot, int32_t worker)
+                      int64_t part, int32_t worker)
 {
     const struct attention_problem *p = w->call.problem;
     const struct span span = span_of(w, request);
@@ -290,7 +290,7 @@ static void run_split(const struct work *w, int64_t request, int64_t row_tile, i
     const struct tile_rows t = tile_rows(w, set_rows, row_tile);
     char *scratch = w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes;
     float *rows = (float *)(void *)scratch;
-    const int64_t at = slot_row(w, slot, t.set * w->call.set_rows + t.first_row);
+    const int64_t at = part_row(w, part, t.set * w->call.set_rows + t.first_row);
     const int64_t most = w->call.tile_rows;
     struct cpu_tile tile = {
         .call = &w->call,
@@ -304,16 +304,16 @@ static void run_split(const struct work *w, int64_t request, int64_t row_tile, i
         .begin_key = begin,
         .end_key = end,
         .length = span.keys,
-        .out = slot == DIRECT ? rows : w->slot_out + at * p->d_v,
-        .lse = slot == DIRECT ? rows + most * p->d_v : w->slot_lse + at,
-        .max = slot == DIRECT ? rows + most * (p->d_v + 1) : w->slot_max + at,
+        .out = part == DIRECT ? rows : w->part_out + at * p->d_v,
+        .lse = part == DIRECT ? rows + most * p->d_v : w->part_lse + at,
+        .max = part == DIRECT ? rows + most * (p->d_v + 1) : w->part_max + at,
     };
     w->attention->attend(&tile, scratch + cpu_line_up(tile_floats(&w->call) * sizeof(float)));
-    if (slot != DIRECT) return;
+    if (part != DIRECT) return;
     write_rows(w, request, span.first_token, t.set, t.first_row, t.rows, tile.out, tile.lse, tile.max);
 }
 
-/* Joins `count` slots of a request, first, second, second + step, …, for one row tile. Weights are computed
+/* Joins `count` parts of a request, first, second, second + step, …, for one row tile. Weights are computed
  * from the maxima and the relative lse: an absolute lse of 2^24 or more cannot represent how many keys have
  * the largest score. */
 static void join_slots(const struct work *w, int64_t request, int64_t row_tile, int64_t count, int64_t first,
@@ -326,13 +326,13 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
         const int64_t row = t.set * w->call.set_rows + i;
         float max = -INFINITY, total = 0.0f;
         for (int64_t s = 0; s < count; s++)
-            max = fmaxf(max, w->slot_max[slot_row(w, s ? second + (s - 1) * step : first, row)]);
+            max = fmaxf(max, w->part_max[part_row(w, s ? second + (s - 1) * step : first, row)]);
         memset(sum, 0, (size_t)p->d_v * sizeof(float));
         for (int64_t s = 0; s < count; s++) {
-            const int64_t at = slot_row(w, s ? second + (s - 1) * step : first, row);
-            if (isinf(w->slot_lse[at])) continue;
-            const float weight = expf(base_of(w->slot_max[at]) - base_of(max) + w->slot_lse[at]);
-            const float *part = w->slot_out + at * p->d_v;
+            const int64_t at = part_row(w, s ? second + (s - 1) * step : first, row);
+            if (isinf(w->part_lse[at])) continue;
+            const float weight = expf(base_of(w->part_max[at]) - base_of(max) + w->part_lse[at]);
+            const float *part = w->part_out + at * p->d_v;
             for (int64_t d = 0; d < p->d_v; d++) sum[d] += weight * part[d];
             total += weight;
         }
@@ -346,7 +346,7 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
 
 /* The plan gives only the boundaries between splits. The end of a request is read from the current lengths,
  * so a plan for other lengths still covers every key once. Request numbers and blocks are clamped, so a
- * damaged plan cannot cause accesses out of bounds. Partition p uses slot 2p for its first request, and slot
+ * damaged plan cannot cause accesses out of bounds. Partition p uses part 2p for its first request, and part
  * 2p + 1 for its last if that is another. */
 
 /* Returns whether the last request of partition p continues in the next one. */
@@ -369,15 +369,15 @@ static void run_partition(void *data, int64_t index, int32_t worker)
     const int64_t last = cpu_clamp(row->end_request, -1, p->b - 1);
     for (int64_t r = first; r <= last; r++) {
         const int64_t length = attention_length(p, r);
-        /* Decided by the previous partition, so that exactly the slots that the second pass joins are
+        /* Decided by the previous partition, so that exactly the parts that the second pass joins are
          * written. */
         const bool continued = r == row->begin_request && partition > 0 && goes_on(w, partition - 1);
         const bool to_be_continued = r == row->end_request && cut;
         const int64_t begin = continued ? cpu_clamp((int64_t)row->begin_block * PLAN_BLOCK, 0, length) : 0;
         const int64_t end =
             to_be_continued ? cpu_clamp((int64_t)row->end_block * PLAN_BLOCK, begin, length) : length;
-        const int64_t slot = !continued && !to_be_continued ? DIRECT : 2 * partition + (r == first ? 0 : 1);
-        run_split(w, r, row_tile, begin, end, slot, worker);
+        const int64_t part = !continued && !to_be_continued ? DIRECT : 2 * partition + (r == first ? 0 : 1);
+        run_split(w, r, row_tile, begin, end, part, worker);
     }
 }
 
@@ -513,12 +513,12 @@ fmla_status cpu_attention_run(const struct kernel_driver *driver, union problem 
     w.workspace = p->workspace;
     w.spans = (struct cpu_span *)(void *)(w.workspace + w.spans_offset);
     const int64_t tiles = p->splitting == SPLIT_NEVER ? find_spans(&w) : 0;
-    const int64_t rows_of_slots = w.slots * p->h_q * p->s_q; /* used or not */
+    const int64_t rows_of_parts = w.parts * p->h_q * p->s_q; /* used or not */
     const double cost = cost_of_splits(&w),
-                 cost_of_joins = cost_of_moving((double)rows_of_slots * (double)p->d_v * sizeof(float));
-    w.slot_out = (float *)(void *)(w.workspace + w.slots_offset);
-    w.slot_lse = (float *)(void *)(w.workspace + w.slot_lse_offset);
-    w.slot_max = (float *)(void *)(w.workspace + w.slot_max_offset);
+                 cost_of_joins = cost_of_moving((double)rows_of_parts * (double)p->d_v * sizeof(float));
+    w.part_out = (float *)(void *)(w.workspace + w.part_out_offset);
+    w.part_lse = (float *)(void *)(w.workspace + w.part_lse_offset);
+    w.part_max = (float *)(void *)(w.workspace + w.part_max_offset);
 
     if (p->splitting == SPLIT_NEVER) {
         threads_run(&w.pool, tiles, cost, run_whole, &w);
@@ -526,7 +526,7 @@ fmla_status cpu_attention_run(const struct kernel_driver *driver, union problem 
     }
     if (w.split_keys) {
         threads_run(&w.pool, p->b * w.even_splits * w.row_tiles, cost, run_even_split, &w);
-        if (w.slots) threads_run(&w.pool, p->b * w.row_tiles, cost_of_joins, join_even_splits, &w);
+        if (w.parts) threads_run(&w.pool, p->b * w.row_tiles, cost_of_joins, join_even_splits, &w);
         return FMLA_OK;
     }
     if (p->plan_in_tables) {
@@ -539,6 +539,6 @@ fmla_status cpu_attention_run(const struct kernel_driver *driver, union problem 
         w.partitions = plan.partitions;
     }
     threads_run(&w.pool, w.num_partitions * w.row_tiles, cost, run_partition, &w);
-    if (w.slots) threads_run(&w.pool, w.num_partitions * w.row_tiles, cost_of_joins, join_partition, &w);
+    if (w.parts) threads_run(&w.pool, w.num_partitions * w.row_tiles, cost_of_joins, join_partition, &w);
     return FMLA_OK;
 }

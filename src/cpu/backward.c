@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Gradients of dense MHA on the CPU: the driver. The inner kernels (backward.h) do the arithmetic.
+ * Gradients of dense MHA on the CPU: the driver. The microkernels (backward.h) do the arithmetic.
  *
  * A first loop computes delta = Σ dout · out of every row and converts its lse to base 2. A second loop
  * computes dk and dv by tiles of keys, and dq by tiles of query rows. Each tile reads everything that it

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Gradients of dense MHA on the CPU: the contract between the driver (backward.c) and the inner kernels.
+ * Gradients of dense MHA on the CPU: the contract between the driver (backward.c) and the microkernels.
  *
  * Tiles of keys and tiles of rows share the code. Up to most_lanes vectors of one side, keys or rows, lie
  * side by side in lanes; the vectors of the other side that they meet come in blocks of 64. Each vector is a

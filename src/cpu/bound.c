@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Computes the most rows that the slots of any call up to given sizes have. The partitions of decode (the
+ * Computes the most rows that the parts of any call up to given sizes have. The partitions of decode (the
  * fewest for which partitions × row tiles is a multiple of the threads) and the splits of sparse prefill may
  * fall as a call grows, so every size that may have the maximum is tried.
  */
@@ -11,7 +11,7 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Returns the rows of two slots per partition, for `tiles` row tiles and `rows` rows; 0 if there is one
+/* Returns the rows of two parts per partition, for `tiles` row tiles and `rows` rows; 0 if there is one
  * partition. */
 static int64_t planned_rows(int32_t workers, int64_t tiles, int64_t rows)
 {

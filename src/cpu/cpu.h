@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The CPU back end: its interface to dispatch, and the contract between its driver (attention.c) and the
- * inner kernels, one folder per instruction set.
+ * microkernels, one folder per instruction set.
  */
 #ifndef FMLA_CPU_H
 #define FMLA_CPU_H
@@ -53,7 +53,7 @@ struct cpu_key {
     const struct kv_layout *layout;
 };
 
-/* A problem as the driver and the inner kernels see it. A set is the query rows that read the same keys: the
+/* A problem as the driver and the microkernels see it. A set is the query rows that read the same keys: the
  * rows of a key head, or, where every token has lists of its own, those of one token and key head. */
 struct cpu_call {
     const struct attention_problem *problem;
@@ -80,7 +80,7 @@ static inline struct cpu_row cpu_row_of(const struct cpu_call *call, int64_t set
     return (struct cpu_row){set / h_kv * call->tokens_of_set + row / group, set % h_kv * group + row % group};
 }
 
-/* ---- Inner kernels -------------------------------------------------------------------------- */
+/* ---- Microkernels --------------------------------------------------------------------------- */
 
 /* A row tile: up to tile_rows rows of one set, over a range of the request's keys. With lists, the range
  * counts list entries, each of which names a key or none. */
@@ -161,7 +161,7 @@ fmla_status cpu_check_pages(const struct attention_problem *problem);
  * of all lists. */
 int64_t cpu_even_splits(int64_t tiles, int64_t workers, int64_t most);
 
-/* Returns the most rows that all slots together have in any call up to these sizes that is not
+/* Returns the most rows that all parts together have in any call up to these sizes that is not
  * batch-invariant and has the default number of partitions (bound.c). */
 int64_t cpu_most_slot_rows(const struct cpu_call *call, int32_t most_rows, int32_t workers);
 

@@ -2,7 +2,7 @@
  *
  * Finds the addresses of a request's keys, by the kind of their source. With lists, the plan splits entries:
  * those of the first list, then, from the next block boundary on, those of the second. Entries that name no
- * key are skipped, so the inner kernels see only keys, a block of them at a time, wherever they were gathered
+ * key are skipped, so the microkernels see only keys, a block of them at a time, wherever they were gathered
  * from.
  */
 #include "cpu.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Code that the inner kernels of every instruction set share: causal masks, prefetching, and the epilogue
+ * Code that the microkernels of every instruction set share: causal masks, prefetching, and the epilogue
  * that turns the sums of an online softmax into rows. Maxima are in base 2 and scaled: max = softmax_scale ·
  * log2 e · S.
  */
