@@ -371,17 +371,11 @@ struct mha_backward_sm80_params {
     uint32_t *added; /* [h_q][row_tiles]: key blocks that have added */
 };
 
-/* Hopper's gradients, by d_qk: rows of a tile, keys of a block, kernel variant, threads of a CTA. */
+/* Hopper's gradients, by d_qk: rows of a tile, keys of a block, threads of a CTA. */
 #define MHA_BACKWARD_SM90_ROWS(d_qk)    64
 #define MHA_BACKWARD_SM90_KEYS(d_qk)    128
-#define MHA_BACKWARD_SM90_SIZES(d_qk)   ((int)(d_qk) / 64 - 1)
 #define MHA_BACKWARD_SM90_THREADS(d_qk) ((d_qk) == 64 ? 512 : 384)
-enum {
-    MHA_BACKWARD_PREPARE = 0,
-    MHA_BACKWARD_FINISH = 3,
-    MHA_BACKWARD_ROW_THREADS = 256,
-    MHA_BACKWARD_CONSUMERS = 2
-};
+enum { MHA_BACKWARD_ROW_THREADS = 256, MHA_BACKWARD_CONSUMERS = 2 };
 
 /* Hopper's dense MHA, by d_qk: rows of a tile, keys of a block. */
 #define MHA_SM90_ROWS(d_qk) ((d_qk) == 64 ? 192 : 128)

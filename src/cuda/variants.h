@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * The variants of Hopper's kernels: what tells kernels of one schedule, element and format apart. Each is an
- * enumerator of the same name in the table (kernels.def), the launch and, where a list makes the kernels
- * too, the .cu file. C and CUDA.
+ * The variants of Hopper's kernels and of dense MHA: what tells kernels of one schedule, element and format
+ * apart. Each is an enumerator of the same name in the table (kernels.def), the launch and, where a list makes
+ * the kernels too, the .cu file. C and CUDA.
  */
 #ifndef FMLA_CUDA_VARIANTS_H
 #define FMLA_CUDA_VARIANTS_H
+
+#include <stdint.h>
 
 /* clang-format off */
 /* Dense decode: X(variant, d_qk, whether several tiles of rows read the same keys, whether CTAs join the parts
@@ -62,5 +64,13 @@ enum sm90_sparse_prefill_variant {
     SM90_SPARSE_PREFILL_BYTES,
     SM90_SPARSE_PREFILL_BYTES_JOIN_IN_KERNEL
 };
+
+/* Dense MHA and its gradients, by d_qk. The tile shapes of cuda-sm80 have lists of their own. */
+enum mha_size { MHA_64, MHA_128, MHA_192 };
+
+static inline enum mha_size mha_size_of(int64_t d_qk)
+{
+    return d_qk == 64 ? MHA_64 : d_qk == 128 ? MHA_128 : MHA_192;
+}
 
 #endif

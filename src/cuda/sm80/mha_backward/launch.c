@@ -7,6 +7,15 @@
 #include "choice.h"
 #include "shape.h"
 
+static enum mha_backward_shape shape_of(int64_t d_qk, int64_t keys)
+{
+#define SHAPE(kernel, d, d_v, k, ...)                                                                        \
+    if (d_qk == (d) && keys == (k)) return MHA_BACKWARD_##kernel;
+    MHA_BACKWARD_SHAPES(SHAPE)
+#undef SHAPE
+    return MHA_BACKWARD_64; /* every pair has one */
+}
+
 static fmla_status launch_kernel(const struct cuda_scope *scope, const struct backward_problem *p,
                                  struct mha_backward_sm80_params *params, enum cuda_schedule schedule,
                                  int32_t variant, int64_t blocks)
@@ -26,7 +35,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     struct backward_tiles tiles = sm80_mha_backward_tiles();
     tiles.keys = sm80_mha_backward_keys(p, device->sms, device->shared_bytes);
     const struct backward_layout at = backward_layout(p, tiles);
-    const int32_t size = MHA_BACKWARD_SIZE(p->d_qk);
+    const enum mha_size size = mha_size_of(p->d_qk);
     char *const workspace = p->workspace;
     struct mha_backward_sm80_params params = {
         .call = cuda_backward_params(p),
@@ -42,14 +51,12 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     const int64_t row_tiles = (int64_t)params.row_tiles * p->h_q,
                   blocks = (int64_t)params.key_blocks * p->h_kv;
     /* Even without tiles the first launch must clear the counter. */
-    fmla_status status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_ROWS,
-                                       MHA_BACKWARD_PREPARE + size, row_tiles ? row_tiles : 1);
+    fmla_status status =
+        launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_PREPARE, size, row_tiles ? row_tiles : 1);
     if (!status)
-        status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD,
-                               MHA_BACKWARD_VARIANT(p->d_qk, tiles.keys), blocks);
-    if (!status)
-        status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_ROWS, MHA_BACKWARD_FINISH + size,
-                               row_tiles);
+        status =
+            launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD, shape_of(p->d_qk, tiles.keys), blocks);
+    if (!status) status = launch_kernel(scope, p, &params, CUDA_SM80_MHA_BACKWARD_FINISH, size, row_tiles);
     return status;
 }
 

@@ -25,9 +25,10 @@ enum {
     SHAPE(192, 192, 128, 64, 16, true, 1)                                                                    \
     SHAPE(192_wide, 192, 128, MHA_BACKWARD_WIDE, 32, true, 1)
 
-/* Kernel variant: of the row kernels, added to MHA_BACKWARD_PREPARE or MHA_BACKWARD_FINISH; of the products. */
-#define MHA_BACKWARD_SIZE(d_qk)          ((int)(d_qk) / 64 - 1)
-#define MHA_BACKWARD_VARIANT(d_qk, keys) ((keys) == MHA_BACKWARD_WIDE ? 3 : MHA_BACKWARD_SIZE(d_qk))
+/* The variants of the products. */
+#define MHA_BACKWARD_ENUMERATOR(kernel, ...) MHA_BACKWARD_##kernel,
+enum mha_backward_shape { MHA_BACKWARD_SHAPES(MHA_BACKWARD_ENUMERATOR) };
+#undef MHA_BACKWARD_ENUMERATOR
 
 #define MHA_BACKWARD_THREADS(keys, warp_keys) (32 * MHA_BACKWARD_ROW_GROUPS * ((keys) / (warp_keys)))
 

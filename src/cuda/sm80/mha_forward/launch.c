@@ -60,12 +60,20 @@ static const char *refuses(const struct attention_problem *p, const char **argum
 static struct cuda_kernel *kernel_for(const struct attention_problem *p, int32_t shared_bytes)
 {
     enum { OF_SYSTEM = 1024 };
-    for (int by = 0;; by += MHA_SM80_MIDDLE) {
-        struct cuda_kernel *kernel = cuda_kernel_of((struct cuda_key){
-            .schedule = CUDA_SM80_MHA_FORWARD, .element = p->element, .variant = (int)p->d_qk / 64 - 1 + by});
-        const bool fits = kernel && 2 * (kernel->dynamic_bytes + OF_SYSTEM) <= shared_bytes + OF_SYSTEM;
-        if (fits || by == MHA_SM80_SMALL) return kernel;
+#define SHAPE(d_qk, d_v, suffix, ...) {d_qk, MHA_SM80_##d_qk##suffix},
+    static const struct {
+        int32_t d_qk;
+        enum mha_sm80_shape shape;
+    } shapes[] = {MHA_SM80_SHAPES(SHAPE)};
+#undef SHAPE
+    struct cuda_kernel *kernel = NULL;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        if (shapes[i].d_qk != p->d_qk) continue;
+        kernel = cuda_kernel_of((struct cuda_key){
+            .schedule = CUDA_SM80_MHA_FORWARD, .element = p->element, .variant = (int)shapes[i].shape});
+        if (2 * (kernel->dynamic_bytes + OF_SYSTEM) <= shared_bytes + OF_SYSTEM) break;
     }
+    return kernel;
 }
 
 static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,

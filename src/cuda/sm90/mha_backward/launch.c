@@ -8,14 +8,14 @@
 #include "choice.h"
 
 static fmla_status launch_rows(const struct cuda_scope *scope, const struct backward_problem *p,
-                               struct mha_backward_sm90_params *params, int variant)
+                               struct mha_backward_sm90_params *params, enum cuda_schedule schedule)
 {
     const int64_t blocks = (int64_t)params->row_tiles * p->h_q;
     const struct cuda_launch launch = {
-        .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_MHA_BACKWARD_ROWS, .element = p->element,
-                                                   .variant = MHA_BACKWARD_SM90_SIZES(p->d_qk) + variant}),
+        .kernel = cuda_kernel_of(
+            (struct cuda_key){schedule, .element = p->element, .variant = mha_size_of(p->d_qk)}),
         .blocks = blocks ? blocks : 1, /* CTA 0 clears counters */
-        .flags = variant == MHA_BACKWARD_FINISH ? LAUNCH_OVERLAP : 0,
+        .flags = schedule == CUDA_SM90_MHA_BACKWARD_FINISH ? LAUNCH_OVERLAP : 0,
         .stream = p->stream,
     };
     return cuda_launch(operation_name(OP_MHA_BACKWARD), scope, &launch, (void *[]){params});
@@ -27,7 +27,7 @@ static fmla_status launch_products(const struct cuda_scope *scope, const struct 
     const int64_t sms = scope->device->sms;
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_MHA_BACKWARD, .element = p->element,
-                                                   .variant = MHA_BACKWARD_SM90_SIZES(p->d_qk)}),
+                                                   .variant = mha_size_of(p->d_qk)}),
         .blocks = params->items < sms ? params->items : sms,
         .flags = LAUNCH_OVERLAP,
         .stream = p->stream,
@@ -64,9 +64,9 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
     if (!status) status = tensor_map_make(op, scope, "k", &k, &params.k);
     if (!status) status = tensor_map_make(op, scope, "v", &v, &params.v);
     if (!status) status = tensor_map_make(op, scope, "dout", &dout, &params.dout);
-    if (!status) status = launch_rows(scope, p, &params, MHA_BACKWARD_PREPARE);
+    if (!status) status = launch_rows(scope, p, &params, CUDA_SM90_MHA_BACKWARD_PREPARE);
     if (!status) status = launch_products(scope, p, &params);
-    if (!status) status = launch_rows(scope, p, &params, MHA_BACKWARD_FINISH);
+    if (!status) status = launch_rows(scope, p, &params, CUDA_SM90_MHA_BACKWARD_FINISH);
     return status;
 }
 

@@ -37,8 +37,8 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     if (!status) status = tensor_map_make(op, scope, "v", &v, &params.v);
     if (status) return status;
     const struct cuda_launch launch = {
-        .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_MHA_FORWARD, .element = p->element,
-                                                   .variant = (int)p->d_qk / 64 - 1}),
+        .kernel = cuda_kernel_of(
+            (struct cuda_key){CUDA_SM90_MHA_FORWARD, .element = p->element, .variant = mha_size_of(p->d_qk)}),
         .blocks = tiles < sms ? tiles : sms,
         .stream = p->stream,
     };
