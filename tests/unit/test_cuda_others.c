@@ -161,7 +161,7 @@ static void bytes_by_ptx(void)
                  .d_qk = 576, .format = FMLA_KV_FP8_576, .has = HAS_TABLE | HAS_LSE);
     fake->capability = 100, fake->shared_bytes = 232448;
     dense_decode_make(&call, &layout, gpu_number(0));
-    call.args.kernel = "cuda-sm80", call.args.workspace = region(REGION_OF_WORKSPACE);
+    call.args.kernel = "cuda-sm80";
     RUNS(dense_decode, &call, "decode_plan|sm80_dense_decode_bytes_32x64|join_splits_bf16");
 }
 
@@ -174,13 +174,13 @@ static void fp8_products(void)
         SHAPE_OF(layout, .b = 3, .s_q = 2, .h_q = 16, .h_kv = 1, .page_size = 64, .pages = 9, .max_pages = 4,
                  .d_qk = 576, .format = FMLA_KV_FP8_576, .has = HAS_TABLE | HAS_LSE);
     dense_decode_make(&of_bf16, &layout, gpu_number(0));
-    of_bf16.args.kernel = "cuda-sm80", of_bf16.args.workspace = region(REGION_OF_WORKSPACE);
+    of_bf16.args.kernel = "cuda-sm80";
     RUNS(dense_decode, &of_bf16, "decode_plan|sm80_dense_decode_bytes_32x64|join_splits_bf16%s", "_halves");
     layout.products = FMLA_PRODUCTS_FP8;
     for (int way = 0; way < 4; way++) { /* values, codes, values of the other format, values at any strides */
         layout.codes = way == 1, layout.format = way == 2 ? FMLA_KV_FP8_656 : FMLA_KV_FP8_576;
         dense_decode_make(&call, &layout, gpu_number(0));
-        call.args.kernel = "cuda-sm80", call.args.workspace = region(REGION_OF_WORKSPACE);
+        call.args.kernel = "cuda-sm80";
         if (way == 3) call.q.strides[2] = 577, call.q.strides[1] = 16 * 577, call.q.strides[0] = 2 * 16 * 577;
         RUNS(dense_decode, &call,
              "decode_plan|quantise_queries|sm80_dense_decode_bytes_32x64|join_splits_bf16%s", "_halves");
@@ -221,7 +221,7 @@ static void fp8_products_on_hopper(void)
                          .page_size = 64, .pages = 9, .max_pages = 4, .d_qk = 576, .format = FMLA_KV_FP8_576,
                          .products = FMLA_PRODUCTS_FP8, .codes = codes, .has = HAS_TABLE | HAS_LSE);
             dense_decode_make(&call, &layout, gpu_number(0));
-            call.args.workspace = region(REGION_OF_WORKSPACE), call.args.num_partitions = planned ? 7 : 0;
+            call.args.num_partitions = planned ? 7 : 0;
             const int32_t rows = planned ? shapes[i].rows : shapes[i].together;
             const int64_t tiles = (shapes[i].s_q * shapes[i].h_q - 1) / rows + 1, maps = fake->tensors;
             if (planned)

@@ -29,13 +29,6 @@ static int run(struct sparse_prefill_call *c)
     return fake->launches - before;
 }
 
-static const char *kernel_of(const struct sparse_prefill_call *c)
-{
-    const char *kernel = "";
-    CHECK_OK(fmla_sparse_prefill_kernel(&c->args, &kernel));
-    return kernel;
-}
-
 /* ---- What kernels are told -------------------------------------------------------------------- */
 
 /* One launch per key head, on that head's data. */
@@ -179,7 +172,8 @@ static void chosen(void)
     fake->capability = 80;
     struct sparse_prefill_call c;
     prefill_call(&c, S_Q, H_Q, H_KV);
-    CHECK(!strcmp(kernel_of(&c), "cuda-sm80"), "%s", kernel_of(&c));
+    CHECK(!strcmp(kernel_of(OP_SPARSE_PREFILL, &c.args), "cuda-sm80"), "%s",
+          kernel_of(OP_SPARSE_PREFILL, &c.args));
     CHECK_EQ(run(&c), H_KV);
     const struct sparse_decode_params p =
         sparse_decode_params_of(launched(0)); /* a token is a request of it */
@@ -217,7 +211,8 @@ static void hopper(void)
         prefill_call(&c, tokens[n], 2 * HEADS, H_KV);
         c.q.strides[0] = q_token, c.q.strides[1] = Q_HEAD;
         c.out.strides[0] = out_token, c.out.strides[1] = OUT_HEAD;
-        CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%s", kernel_of(&c));
+        CHECK(!strcmp(kernel_of(OP_SPARSE_PREFILL, &c.args), "cuda-sm90"), "%s",
+              kernel_of(OP_SPARSE_PREFILL, &c.args));
         const int64_t items = tokens[n] * TILES_OF_HEAD;
         CHECK_EQ(run(&c), H_KV);
         for (int k = 0; k < H_KV; k++) {
@@ -279,7 +274,8 @@ static const struct fake_launch *launch_of(const struct hopper_format *format)
 {
     struct sparse_prefill_call c;
     hopper_call(&c, &format->pages, format->d_qk);
-    CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%s: %s", format->kernel, kernel_of(&c));
+    CHECK(!strcmp(kernel_of(OP_SPARSE_PREFILL, &c.args), "cuda-sm90"), "%s: %s", format->kernel,
+          kernel_of(OP_SPARSE_PREFILL, &c.args));
     CHECK_EQ(run(&c), 1);
     const struct fake_launch *launch = launched(0);
     check_stays(launch, format->kernel, S_Q);
@@ -371,16 +367,8 @@ static void check_taken(struct sparse_prefill_call *c, const char *label, const 
     char expected[160];
     const char *const other =
         argument && !strcmp(argument, "indices") ? "cuda" : "cuda-sm80"; /* too long a list */
-    c->args.kernel = NULL;
-    CHECK(!strcmp(kernel_of(c), argument ? other : "cuda-sm90"), "%s: %s", label, kernel_of(c));
-    c->args.kernel = "cuda-sm90";
-    if (!argument) {
-        CHECK(!strcmp(kernel_of(c), "cuda-sm90"), "%s: %s", label, kernel_of(c));
-        return;
-    }
-    snprintf(expected, sizeof expected, "kernel cuda-sm90 takes|%s", words);
-    check_rejected(label, fmla_sparse_prefill(&c->args), FMLA_UNSUPPORTED, "sparse_prefill", argument,
-                   expected);
+    snprintf(expected, sizeof expected, "kernel cuda-sm90 takes|%s", words ? words : "");
+    check_left(label, OP_SPARSE_PREFILL, &c->args, "cuda-sm90", other, argument, expected);
 }
 
 /* Such a call is still one launch; a list that is too long, in every second case, is refused by itself. */

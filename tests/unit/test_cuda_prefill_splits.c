@@ -16,7 +16,7 @@ static void call_of(struct sparse_prefill_call *c, int64_t s_q, int64_t h_q, int
 {
     prefill_call(c, s_q, h_q, 1);
     c->indices.shape[2] = topk, c->indices.strides[1] = topk, c->indices.strides[0] = topk;
-    c->args.workspace = region(REGION_OF_WORKSPACE), c->args.workspace_size = SIZE_MAX / 2;
+    c->args.workspace_size = SIZE_MAX / 2;
 }
 
 static void call_of_pages(struct sparse_prefill_call *c, int64_t s_q, int64_t h_q, int64_t topk)
@@ -127,7 +127,7 @@ static void key_heads(void)
     struct sparse_prefill_call c;
     prefill_call(&c, 2, 128, 2);
     c.indices.shape[2] = 1024, c.indices.strides[1] = 1024, c.indices.strides[0] = 2048;
-    c.args.workspace = region(REGION_OF_WORKSPACE), c.args.workspace_size = size_of(&c);
+    c.args.workspace_size = size_of(&c);
     CHECK_EQ((int64_t)c.args.workspace_size, 2 * 16 * (int64_t)PREFILL_PART_BYTES);
     CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, 4);

@@ -502,34 +502,28 @@ static void refused_by_the_driver(void)
 
 /* ---- Dispatch --------------------------------------------------------------------------------------------- */
 
-/* Calls with one property that Hopper's kernel does not support: not chosen and, if forced, refused by the
- * argument's name. */
+/* Calls with one property that Hopper's kernel does not support. */
+#define DISPATCHED(argument, of_layout, of_call)                                                             \
+    do {                                                                                                     \
+        struct dense_decode_call c;                                                                          \
+        struct layout layout = dense_layout(SMALL_SIZES);                                                    \
+        of_layout;                                                                                           \
+        decode_call(&c, layout);                                                                             \
+        of_call;                                                                                             \
+        check_left(#of_layout " " #of_call, OP_DENSE_DECODE, &c.args, "cuda-sm90", "cuda-sm80", argument,    \
+                   "kernel cuda-sm90 takes");                                                                \
+        CHECK_EQ(fake->tensors, 3); /* from the first case */                                                \
+    } while (0)
+
 static void dispatched(void)
 {
-    static const char *const arguments[] = {"", "kv_cache", "kv_cache", "q", "q", "out", "softmax_scale"};
-    for (int k = 0; k < 7; k++) {
-        struct dense_decode_call c;
-        struct layout layout = dense_layout(SMALL_SIZES);
-        const char *name = "";
-        if (k == 1) layout.page_size = 61;
-        if (k == 4) layout.s_q = 2, layout.h_q = 24, layout.h_kv = 2;
-        decode_call(&c, layout);
-        switch (k) {
-        case 2: c.kv_cache.strides[0] += 4; break;
-        case 3: c.q.tensor.byte_offset = 8; break;
-        case 5: c.out.tensor.byte_offset = 2; break;
-        case 6: c.args.softmax_scale = -0.5f; break;
-        }
-        CHECK(fmla_dense_decode_kernel(&c.args, &name) == FMLA_OK &&
-                  !strcmp(name, k ? "cuda-sm80" : "cuda-sm90"),
-              "case %d: %s", k, name);
-        CHECK(dense_decode_run(&c) == FMLA_OK, "case %d: %s", k, fmla_last_error());
-        CHECK_EQ(fake->tensors, 3); /* from the first case */
-        c.args.kernel = "cuda-sm90";
-        if (!k) continue;
-        check_rejected("forced", dense_decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", arguments[k],
-                       "kernel cuda-sm90 takes");
-    }
+    DISPATCHED(NULL, (void)0, (void)0);
+    DISPATCHED("kv_cache", layout.page_size = 61, (void)0);
+    DISPATCHED("kv_cache", (void)0, c.kv_cache.strides[0] += 4);
+    DISPATCHED("q", (void)0, c.q.tensor.byte_offset = 8);
+    DISPATCHED("q", (layout.s_q = 2, layout.h_q = 24, layout.h_kv = 2), (void)0);
+    DISPATCHED("out", (void)0, c.out.tensor.byte_offset = 2);
+    DISPATCHED("softmax_scale", (void)0, c.args.softmax_scale = -0.5f);
 }
 
 static void forced_elsewhere(void)

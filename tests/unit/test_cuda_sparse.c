@@ -23,7 +23,6 @@ static void shaped_call(struct sparse_decode_call *c, struct layout l)
     if (l.format == FMLA_KV_FP16) l.type = fp16;
     l.has |= HAS_LSE;
     sparse_decode_make(c, &l, gpu_number(0));
-    c->args.workspace = region(REGION_OF_WORKSPACE);
 }
 
 static void sparse_call(struct sparse_decode_call *c, int32_t format, bool extra)
@@ -389,15 +388,13 @@ static void rows(void)
     RUNS(sparse_decode, &c, "decode_plan|sm80_sparse_decode_bf16_64x64|join_splits_bf16_halves");
 }
 
-/* The portable kernel takes what Hopper's does not, with an equally large workspace; if Hopper's is
- * forced, the error gives the reason. */
+/* The portable kernel takes what Hopper's does not, with an equally large workspace. */
 static void refused(const char *label, struct sparse_decode_call *c, const char *argument, const char *words)
 {
     RUNS(sparse_decode, c, "decode_plan|sm80_sparse_decode_f32_64x64|join_splits_bf16_halves");
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * ((H_Q + 63) / 64));
     const size_t size = c->bytes;
-    c->args.kernel = "cuda-sm90";
-    check_rejected(label, sparse_decode_run(c), FMLA_UNSUPPORTED, "sparse_decode", argument, words);
+    check_left(label, OP_SPARSE_DECODE, &c->args, "cuda-sm90", "cuda-sm80", argument, words);
     sparse_call(c, FMLA_KV_FP8_656, true);
     CHECK_OK(sparse_decode_run(c));
     CHECK_EQ(c->bytes, size);
@@ -525,11 +522,10 @@ static void few_keys(void)
                {9, 64, 128, BF16, false, "cuda-sm90"}};
     for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
         struct sparse_decode_call c;
-        const char *kernel = "";
         shaped_call(&c, SHAPE_OF(layout, .format = all[i].format, .b = all[i].b, .h_q = all[i].h_q));
         c.indices.shape[2] = all[i].topk;
         c.args.batch_invariant = all[i].invariant;
-        CHECK_OK(fmla_sparse_decode_kernel(&c.args, &kernel));
+        const char *const kernel = kernel_of(OP_SPARSE_DECODE, &c.args);
         CHECK(!strcmp(kernel, all[i].kernel), "%d: %s", i, kernel);
     }
 }

@@ -56,6 +56,7 @@ static inline struct layout with_defaults(enum operation operation, const struct
     return l;
 }
 
+/* Makes the call; only the address of its workspace is real. */
 static inline void make_call(enum operation operation, void *args, struct held *held, const struct shape *s,
                              fmla_device device)
 {
@@ -63,6 +64,8 @@ static inline void make_call(enum operation operation, void *args, struct held *
     draw_device = device, draw_odd = s->odd;
     named_make(operation, args, held, &l, place_in_region);
     draw_odd = false;
+    void **const workspace = option_at(operation, args, "workspace");
+    if (workspace) *workspace = region(REGION_OF_WORKSPACE);
     if (!described_member(operation, "plan") || described_is_plan(operation) || !s->plan) return;
     /* The call's plan, or its tables. */
     const bool sparse = operation == OP_SPARSE_DECODE;
@@ -87,7 +90,7 @@ static inline void make_call(enum operation operation, void *args, struct held *
     }
 }
 
-/* Queries the workspace size (only its address is real) and runs the call. */
+/* Queries the workspace size and runs the call. */
 static inline fmla_status run_call(enum operation operation, void *args, size_t *bytes)
 {
     struct answer answer = {0};

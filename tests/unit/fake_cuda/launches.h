@@ -78,6 +78,35 @@ static inline int64_t offset(const void *at, int k)
         (launch)->config.shared_bytes, bytes                                                                 \
     }
 
+/* ---- Which kernel runs --------------------------------------------------------------------------------- */
+
+static inline const char *kernel_of(enum operation operation, const void *args)
+{
+    struct answer answer = {.name = ""};
+    CHECK_OK(described_ask(operation, ASK_KERNEL, args, &answer));
+    return answer.name;
+}
+
+/* Checks that a kernel leaves a call to `other`; if the kernel is named, the call names the argument and gives
+ * the reason. argument NULL: the kernel takes the call. */
+static inline void check_left(const char *label, enum operation operation, void *args, const char *kernel,
+                              const char *other, const char *argument, const char *words)
+{
+    const char **const named = option_at(operation, args, "kernel"), *const runs = argument ? other : kernel;
+    size_t bytes;
+    *named = NULL;
+    CHECK(!strcmp(kernel_of(operation, args), runs), "%s: %s", label, kernel_of(operation, args));
+    CHECK(run_call(operation, args, &bytes) == FMLA_OK, "%s: %s", label, fmla_last_error());
+    *named = kernel;
+    if (argument)
+        check_rejected(label, described_run(operation, args), FMLA_UNSUPPORTED, descriptors[operation].name,
+                       argument, words);
+    else
+        CHECK(!strcmp(kernel_of(operation, args), kernel), "%s: %s", label, kernel_of(operation, args));
+}
+
+/* ---- What is launched ----------------------------------------------------------------------------------- */
+
 #define STREAM ((void *)(region(7) + 64)) /* of calls whose kernels are checked */
 
 /* Checks the launches since `before` by name. Hopper's kernels and the joins after them overlap with the
