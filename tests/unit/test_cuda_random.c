@@ -7,7 +7,7 @@
  * test_cuda_random [SHAPES [SEED [FIRST]]]    of each operation and GPU; FIRST draws a case again that a
  * failure names
  */
-#include "fake_cuda/launches.h"
+#include "fake_cuda/told.h"
 
 #include "cuda/sm80/mha_forward/shape.h"
 #include "cuda/sm90/sparse_decode/choice.h"
@@ -36,6 +36,8 @@ static const char *forced; /* NULL: dispatch chooses */
 #define HOLDS(condition)                                                                                     \
     CHECK(condition, "%s, %s: %s", shape_words, forced ? forced : "as chosen", fmla_last_error())
 
+static struct told told; /* the call, as its kernels are told of it */
+
 static void make(const struct shape *s)
 {
     shape_length = snprintf(shape_words, sizeof shape_words,
@@ -44,6 +46,11 @@ static void make(const struct shape *s)
     shape_length +=
         shape_in_words(operation, s, shape_words + shape_length, sizeof shape_words - (size_t)shape_length);
     make_call(operation, args, held, s, gpu_number(0));
+    told = (struct told){operation, args, held, shape_words};
+    put_number(operation, args, "log_base", number & 1 ? FMLA_LOG_BASE_2 : FMLA_LOG_NATURAL);
+    put_number(operation, args, "lse_empty", number >> 1 & 1);
+    float *const scale = option_at(operation, args, "softmax_scale");
+    if (scale) *scale = number >> 2 & 1 ? 0.25f : 0.0f;
 }
 
 static void *option(const char *name)
@@ -154,6 +161,16 @@ static void judge_sparse(size_t bytes)
     HOLDS(divides(p.tiles_divisor, tiles) && (!of_heads || divides(p.token_divisor, tiles / s_q)));
     HOLDS(divides(p.splits_divisor, p.split.even_splits) && p.split.parts_in_halves == hopper &&
           !p.split.ready_flags);
+    const enum kv_format format = told_format(&told, "kv_format", &c->q);
+    check_told(&told, "q", p.q, 0, p.q_stride, 3), check_told_output(&told, &p.output);
+    check_told_scale(&told, p.scale, p.scale_log2, p.d_qk);
+    check_told_cache(&told, &p.cache[0], "kv_cache", "indices", 0, 0, format);
+    if (a->extra_kv_cache)
+        check_told_cache(&told, &p.cache[1], "extra_kv_cache", "extra_indices", 0, 0,
+                         a->extra_kv_format ? told_format(&told, "extra_kv_format", &c->q) : format);
+    check_told(&told, "topk_length", p.topk.length, 0, NULL, 0);
+    check_told(&told, "extra_topk_length", p.topk.extra_length, 0, NULL, 0);
+    HOLDS(p.d_qk == c->q.shape[3] && p.topk.topk == topk && p.topk.extra_topk == extra);
     const char *end = workspace + bytes;
     if (joins_in_kernel(decode)) {
         const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
@@ -185,6 +202,15 @@ static void judge_dense(size_t bytes)
     const int64_t tiles_of_head = ceil_div(rows, rows_of_tile), tiles = h_kv * tiles_of_head;
     HOLDS(p->b == b && p->s_q == s_q && p->h_q == h_q && p->h_kv == h_kv && p->rows == rows);
     HOLDS(divides(p->group_divisor, h_q / h_kv) && divides(p->page_divisor, c->kv_cache.shape[1]));
+    check_told(&told, "q", p->q, 0, p->q_stride, 3), check_told(&told, "kv_cache", p->kv, 0, p->kv_stride, 3);
+    check_told(&told, "block_table", p->block_table, 0, &p->block_table_stride, 1);
+    check_told(&told, "seqlens", p->seqlens, 0, NULL, 0), check_told_output(&told, &p->output);
+    check_told_scale(&told, p->scale_log2 / 1.442695041f, p->scale_log2, p->d_qk);
+    const int64_t capacity =
+        draw_clamp(c->kv_cache.shape[1] * (a->block_table ? c->block_table.shape[1] : 1), 0, INT32_MAX);
+    HOLDS(p->capacity == capacity && p->group == h_q / h_kv);
+    HOLDS(p->d_qk == c->q.shape[3] && p->page_size == c->kv_cache.shape[1] && p->causal == a->causal);
+    HOLDS(p->vectors_aligned == (told_aligned(&told, "q", 16) && told_aligned(&told, "kv_cache", 16)));
     if (hopper)
         HOLDS(params.tiles_of_head == tiles_of_head && divides(params.tiles_divisor, tiles) &&
               divides(params.tiles_of_head_divisor, tiles_of_head));
@@ -208,8 +234,7 @@ static void judge_dense(size_t bytes)
                      end));
         end = (const char *)p->split.ready_flags;
     }
-    const int64_t capacity = c->kv_cache.shape[1] * (a->block_table ? c->block_table.shape[1] : 1);
-    judge_split(&p->split, b, s_q * h_q, capacity < INT32_MAX ? capacity : INT32_MAX, tiles, decode, !hopper,
+    judge_split(&p->split, b, s_q * h_q, capacity, tiles, decode, !hopper,
                 a->batch_invariant ? NULL : a->plan, a->partitions && !a->batch_invariant, end);
 }
 
@@ -218,6 +243,7 @@ static void judge_splits(const struct fake_launch *launch, const struct fake_lau
 {
     const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch);
     const int64_t tiles = (int64_t)p.call.s_q * p.call.tiles, split = tiles - p.splits.whole;
+    HOLDS(told_of(&p.queries)->base == p.call.q && told_of(&p.results)->base == p.call.out);
     HOLDS(p.splits.of_tile >= 1 && p.splits.of_tile <= MOST_PREFILL_SPLITS && split >= 0 &&
           p.splits.whole >= 0);
     HOLDS(p.items == p.splits.whole + split * p.splits.of_tile &&
@@ -257,17 +283,21 @@ static void judge_prefill(size_t bytes)
 {
     const struct sparse_prefill_call *c = &call.sparse_prefill;
     const int64_t s_q = c->q.shape[0], h_q = c->q.shape[1], h_kv = c->indices.shape[1];
-    int64_t tokens = 0;
+    int64_t tokens = 0; /* of all key heads */
     for (int i = 0; i < fake->launches; i++) {
         const struct fake_launch *const launch = &fake->launch[i];
         if (!strcmp(launch->kernel, "sm90_sparse_prefill_join")) continue;
         if (!strncmp(launch->kernel, "sm90_sparse_prefill_fp", 22)) {
+            const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
             judge_pages(launch, ceil_div(h_q, 64), bytes);
-            tokens += sparse_prefill_fp8_params_of(launch).decode.call.b;
+            check_told_of_decode(&told, c, &p.decode.call, p.max_logits, p.max_stride, tokens, 0);
+            tokens += p.decode.call.b;
             continue;
         }
         if (!strncmp(launch->kernel, "sm80_sparse_decode", 18)) { /* a token is one of its requests */
-            const struct sparse_decode_params d = sparse_decode_params_of(launch);
+            const struct sparse_sm80_params p = sparse_sm80_params_of(launch);
+            const struct sparse_decode_params d = p.call;
+            check_told_of_decode(&told, c, &d, p.max_logits, p.max_stride, tokens % s_q, tokens / s_q);
             HOLDS(d.s_q == 1 && d.h_q == h_q / h_kv && d.tiles == ceil_div(d.h_q, rows_of_shape(launch)));
             HOLDS(launch->config.grid_x == (int64_t)d.b * d.tiles && divides(d.tiles_divisor, d.tiles));
             tokens += d.b;
@@ -275,8 +305,11 @@ static void judge_prefill(size_t bytes)
         }
         const struct sparse_prefill_params p = sparse_prefill_params_of(launch);
         const bool hopper = !strncmp(launch->kernel, "sm90", 4);
+        check_told_of_prefill(&told, c, &p, tokens % s_q, tokens / s_q);
         HOLDS(p.s_q >= 1 && p.h_q == h_q / h_kv && p.tiles == ceil_div(p.h_q, hopper ? 64 : SPARSE_WARPS));
         HOLDS((int64_t)p.s_q * p.tiles <= INT32_MAX && divides(p.tiles_divisor, p.tiles));
+        HOLDS(hopper ||
+              !strcmp(strrchr(launch->kernel, '_'), c->kv.tensor.dtype.bits == 8 ? "_bytes" : "_bf16"));
         if (hopper)
             judge_splits(launch, i + 1 < fake->launches ? launch + 1 : NULL, bytes);
         else
@@ -299,6 +332,8 @@ static void judge_mha(size_t bytes)
     }
     HOLDS(fake->launches == 1);
     const struct fake_launch *const launch = &fake->launch[0];
+    const struct mha_forward_params all = mha_forward_params_of(launch); /* with which all others begin */
+    check_told_of_mha(&told, c, &all, b, h_q, h_kv);
     if (!strncmp(launch->kernel, "sm80", 4)) {
         const struct mha_forward_sm80_params p = mha_forward_sm80_params_of(launch);
         HOLDS(p.heads_of_tile == 1 || p.heads_of_tile == h_q / h_kv);
@@ -486,9 +521,19 @@ static void merge_drawn(void)
     l->b =
         draw_fit(size_or_none(INT32_MAX), (double)((l->n + 1) * l->s_q * l->h_q * (l->d_v + 1)) * 4.0 + 1.0);
     make(&s);
-    call.merge.out.tensor.dtype = draw_type();
+    call.merge.out.tensor.dtype = draw_type(), call.merge.out.tensor.byte_offset &= ~UINT64_C(3);
     const int64_t rows = l->b * l->s_q * l->h_q;
-    judge_one(rows && (l->d_v || l->has & HAS_LSE), rows);
+    const bool some = rows && (l->d_v || l->has & HAS_LSE);
+    judge_one(some, rows);
+    if (!some) return;
+    const struct merge_params p = merge_params_of(launched(0));
+    check_told(&told, "out_parts", p.out_parts, 0, p.out_parts_stride, 4);
+    check_told(&told, "lse_parts", p.lse_parts, 0, p.lse_parts_stride, 3);
+    check_told(&told, "out", p.out, 0, p.out_stride, 3), check_told(&told, "lse", p.lse, 0, p.lse_stride, 2);
+    check_told_rules(&told, &p.rules, 0);
+    HOLDS(p.vectors_aligned == (told_aligned(&told, "out_parts", 16) && told_aligned(&told, "out", 16)));
+    HOLDS(p.n == l->n && p.b == l->b && p.s_q == l->s_q && p.h_q == l->h_q && p.d_v == l->d_v);
+    HOLDS(launched(0)->config.block_x == MERGE_THREADS && !strcmp(launched(0)->kernel, "merge"));
 }
 
 /* Draws calls of the cache operations and of operations whose tensors are rows of tokens. */
@@ -506,6 +551,8 @@ static void tokens_drawn(void)
     l->tokens = draw_fit(size_or_none(INT64_C(1) << 40), (double)l->d_qk * 8.0);
     make(&s);
     judge_one(l->tokens > 0, operation_is_of_caches(operation) ? ceil_div(l->tokens, CACHE_WARPS) : 0);
+    if (l->tokens > 0 && operation != OP_CACHE_CONVERT && operation_is_of_caches(operation))
+        check_told_of_tokens(&told);
 }
 
 /* ---- All of it ---------------------------------------------------------------------------------- */
