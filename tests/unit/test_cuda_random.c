@@ -119,6 +119,9 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
     if (planned && !in_tables)
         HOLDS((const void *)split->partitions == (const void *)(split->header + 1) &&
               split->num_splits == (const int32_t *)(split->partitions + split->num_partitions));
+    if (planned && in_tables)
+        HOLDS(!split->header && (const char *)split->partitions == told_at(&told, "partitions", 0) &&
+              (const char *)split->num_splits == told_at(&told, "num_splits", 0));
     if (!planner) return;
     const struct plan_params plan = plan_params_of(planner);
     HOLDS(plan.b == b && plan.header == split->header && plan.partitions == split->partitions &&
@@ -127,6 +130,21 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
     HOLDS(divides(plan.partitions_divisor, split->num_partitions));
     HOLDS((char *)plan.header == workspace &&
           inside(plan.num_splits, b + 1, sizeof(int32_t), parts ? (const char *)split->part_out : end));
+}
+
+/* Checks what the join of the parts is told: dense decode has lengths, sparse decode lists. */
+static void judge_join(const struct split_params *split, const struct output_params *output, int64_t b,
+                       int64_t s_q, int64_t h_q, int64_t group, const int32_t *seqlens,
+                       const struct plan_topk *topk)
+{
+    const struct fake_launch *const launch = launch_named("join");
+    if (!launch) return;
+    const struct join_params join = join_params_of(launch);
+    HOLDS(join.b == b && join.s_q == s_q && join.h_q == h_q && join.group == group &&
+          join.rows == s_q * group);
+    HOLDS(divides(join.group_divisor, group) && !memcmp(&join.split, split, sizeof *split) &&
+          !memcmp(&join.output, output, sizeof *output));
+    HOLDS(join.seqlens == seqlens && (!topk || !memcmp(&join.topk, topk, sizeof *topk)));
 }
 
 /* Returns the tile rows of a portable kernel, whose name ends with its shape. */
@@ -180,6 +198,7 @@ static void judge_sparse(size_t bytes)
         HOLDS(decode->config.grid_x <= (unsigned)((few ? 2 : 1) * machine.sms));
         end = (const char *)params.cta_group_barriers;
     }
+    judge_join(&p.split, &p.output, b, s_q, h_q, h_q, NULL, &p.topk);
     judge_split(&p.split, b, s_q * h_q, plan_topk_length(topk, extra, extra), tiles, decode, false,
                 a->batch_invariant ? NULL : a->plan, a->partitions && !a->batch_invariant, end);
 }
@@ -234,6 +253,7 @@ static void judge_dense(size_t bytes)
                      end));
         end = (const char *)p->split.ready_flags;
     }
+    judge_join(&p->split, &p->output, b, s_q, h_q, p->group, p->seqlens, NULL);
     judge_split(&p->split, b, s_q * h_q, capacity, tiles, decode, !hopper,
                 a->batch_invariant ? NULL : a->plan, a->partitions && !a->batch_invariant, end);
 }

@@ -57,15 +57,6 @@ static void on_hopper(void)
     enum { ROWS = 35 };
     const size_t end = (plan_bytes(B, ROWS) + 255) / 256 * 256, most = 2 * ROWS * S_Q * H_Q;
     CHECK_EQ(c.bytes, end + most * 512 * 4 + (most * 8 + 255) / 256 * 256 + CTA_GROUP_BARRIER_BYTES);
-
-    /* One key head: rows are a token's heads, token after token. */
-    const struct join_params join = join_params_of(launched(0));
-    CHECK(!join.seqlens && !memcmp(&join.topk, &p.topk, sizeof join.topk), "%s", "the join's lengths");
-    CHECK(!memcmp(&join.split, &p.split, sizeof join.split) &&
-              !memcmp(&join.output, &p.output, sizeof join.output),
-          "%s", "the join is of another call");
-    CHECK_ALL({join.h_q, H_Q}, {join.group, H_Q}, {join.rows, S_Q * H_Q},
-              {divides(join.group_divisor, H_Q), true});
 }
 
 /* Few entries of more requests than can start at once with tiles of 64 heads: tiles of 16 heads, and a
