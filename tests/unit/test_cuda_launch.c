@@ -11,8 +11,8 @@
 
 static struct split_params split_of(const struct fake_launch *launch)
 {
-    return strncmp(launch->kernel, "join", 4) ? dense_decode_params_of(launch).split
-                                              : join_params_of(launch).split;
+    return strncmp(launch->kernel, "join", 4) ? PARAMS(dense_decode_params, launch).split
+                                              : PARAMS(join_params, launch).split;
 }
 
 /* Returns a value after the parameters of a join: rows per CTA, or lanes per row. */
@@ -47,7 +47,7 @@ static void planned_inside(void)
     DECODE_CALL(c, 5, 2, 16, 2, 99, 64, 40);
     runs(&c, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16");
 
-    const struct plan_params plan = plan_params_of(launched(2));
+    const struct plan_params plan = PARAMS(plan_params, launched(2));
     CHECK_ALL({launched(2)->config.grid_x, 1}, {launched(2)->config.block_x, PLAN_THREADS});
     CHECK(plan.seqlens == (int32_t *)(void *)region(3) && plan.b == 5 && plan.capacity == 40 * 64,
           "%lld, %lld", (long long)plan.b, (long long)plan.capacity);
@@ -57,7 +57,7 @@ static void planned_inside(void)
               {plan.num_partitions, 66 /* 132 SMs, 2 key heads */});
     CHECK_ALL({plan.costs.row_tiles, 2 /* one tile per key head */}, {plan.costs.tiles_of_head, 1});
 
-    const struct dense_decode_params p = dense_decode_params_of(launched(1));
+    const struct dense_decode_params p = PARAMS(dense_decode_params, launched(1));
     /* The plan, then two parts per partition, each 256-byte aligned, and none past the queried size. */
     CHECK_ALL({p.split.num_partitions, 66}, {p.split.even_splits, 0});
     const size_t plan_end = (plan_bytes(5, 66) + 255) / 256 * 256, rows = 2 * 66 * 32;
@@ -87,7 +87,7 @@ static void large_tiles(void)
               {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS /* fewer partitions than requests */},
               {ROW_LANES(launched(0)), 32},
               {launched(0)->config.grid_x, 8 * 32 /* 33 requests take turns; at most 2 · 132 */});
-    CHECK(isinf(join_params_of(launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
+    CHECK(isinf(PARAMS(join_params, launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
 }
 
 /* A GPU with 99 KiB of shared memory per CTA uses the smallest tile for every call. */
@@ -96,8 +96,8 @@ static void little_shared_memory(void)
     fake->capability = 89, fake->shared_bytes = 101376, fake->sms = 142;
     DECODE_CALL(c, 4, 1, 128, 1, 9, 64, 2);
     runs(&c, "decode_plan|sm80_dense_decode_bf16_16x32|join_splits_bf16");
-    CHECK_EQ(dense_decode_params_of(launched(1)).stages, 2);
-    const struct plan_params plan = plan_params_of(launched(2)); /* the costs of another GPU */
+    CHECK_EQ(PARAMS(dense_decode_params, launched(1)).stages, 2);
+    const struct plan_params plan = PARAMS(plan_params, launched(2)); /* the costs of another GPU */
     CHECK_EQ(plan.costs.row_tiles, 0);
     CHECK(launched(1)->config.shared_bytes <= 101376 - 1024, "%u", launched(1)->config.shared_bytes);
     CHECK_EQ(launched(1)->config.grid_x, 71 * 8); /* partitions count rows by 64, tiles by 16 */
@@ -109,7 +109,7 @@ static void plan_given(void)
     c.args.plan = region(REGION_OF_WORKSPACE) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7),
     c.args.num_partitions = 7;
     runs(&c, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
-    const struct split_params split = dense_decode_params_of(launched(1)).split;
+    const struct split_params split = PARAMS(dense_decode_params, launched(1)).split;
     CHECK_ALL({split.num_partitions, 7}, {offset(split.part_out, REGION_OF_WORKSPACE), 0},
               {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS /* 3 splits per request */},
               {ROW_LANES(launched(0)), 2},
@@ -186,7 +186,7 @@ static void tables_planned(void)
     CHECK_EQ(count, 132);
     give_tables(&rows, &splits, 5, &args.partitions, &args.num_splits);
     CHECK_OK(fmla_decode_plan(&args));
-    const struct plan_params p = plan_params_of(launched(0));
+    const struct plan_params p = PARAMS(plan_params, launched(0));
     CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
     CHECK_ALL({!p.header, true}, {offset(p.partitions, 4), 0}, {offset(p.num_splits, 5), 4},
               {p.num_partitions, 7}, {p.costs.row_tiles, 1});
@@ -200,7 +200,7 @@ static void batch_invariant(void)
     c.args.batch_invariant = 1;
     c.args.plan = region(0) + 1; /* not read */
     runs(&c, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
-    struct dense_decode_params p = dense_decode_params_of(launched(1));
+    struct dense_decode_params p = PARAMS(dense_decode_params, launched(1));
     CHECK(!p.split.header && !p.split.partitions && !p.split.num_splits, "%p",
           (const void *)p.split.partitions);
     CHECK_ALL({p.split.even_splits, 32 /* ⌈64000 / 2048⌉ */}, {p.split.split_lanes, 32},
@@ -212,7 +212,7 @@ static void batch_invariant(void)
     decode_call(&c, layout);
     c.args.batch_invariant = 1;
     run(&c);
-    p = dense_decode_params_of(launched(1));
+    p = PARAMS(dense_decode_params, launched(1));
     CHECK_ALL({p.split.even_splits, 32}, {p.split.split_lanes, 4 /* 16 · 132 / 528 */},
               {launched(1)->config.grid_x, 528 * 4});
     /* With a capacity of one split there is nothing to join and no workspace. */
@@ -220,7 +220,7 @@ static void batch_invariant(void)
     decode_call(&c, layout);
     c.args.batch_invariant = 1;
     runs(&c, "sm80_dense_decode_bf16_16x64");
-    CHECK_ALL({dense_decode_params_of(launched(0)).split.split_lanes, 1}, {c.bytes, 0});
+    CHECK_ALL({PARAMS(dense_decode_params, launched(0)).split.split_lanes, 1}, {c.bytes, 0});
 }
 
 /* The join has many more row blocks than CTAs, which take turns. */
@@ -276,7 +276,7 @@ static void hopper(void)
     RUNS(dense_decode, &c, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16");
     CHECK_ALL(GRID(launched(1), 66 * 2, 384, 232448),
               {launched(0)->config.grid_x, 5 * 32 /* as behind the portable kernel */});
-    const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
+    const struct dense_decode_sm90_params p = PARAMS(dense_decode_sm90_params, launched(1));
     CHECK_ALL({p.q_heads, 8}, {p.tiles_of_head, 1}, {p.request_step, 1}, {p.page_step, 1}, {fake->tensors, 3},
               {offset(told_of(&p.keys)->base, 1), 0}, {offset(told_of(&p.rope)->base, 1), 0},
               {offset(told_of(&p.queries)->base, 0), 0}, {told_of(&p.keys)->box[2], 2},
@@ -303,7 +303,7 @@ static void hopper_variants(void)
                 RUNS(dense_decode, &c, "sm90_dense_decode_%s_%d%s_together", type, (int)d_qk,
                      k & 2 ? "_shared" : "");
             const struct fake_launch *const decode = launched(planned);
-            const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(decode);
+            const struct dense_decode_sm90_params p = PARAMS(dense_decode_sm90_params, decode);
             const int64_t workers = planned ? 30 : k & 2 ? 66 : 132;
             CHECK_ALL({p.tiles_of_head, k & 2 ? 2 : 1}, {p.q_heads, h_q},
                       {decode->config.grid_x, workers * p.tiles_of_head}, {p.workers, planned ? 0 : workers},
@@ -320,11 +320,12 @@ static void hopper_large_tiles(void)
     DECODE_CALL(c, 128, 2, 256, 2, 9, 64, 1);
     c.args.num_partitions = 33;
     RUNS(dense_decode, &c, "decode_plan|sm90_dense_decode_bf16_576_shared|join_splits_bf16");
-    const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
+    const struct dense_decode_sm90_params p = PARAMS(dense_decode_sm90_params, launched(1));
     CHECK_ALL({p.q_heads, 128}, {p.tiles_of_head, 4}, {divides(p.tiles_of_head_divisor, 4), true},
               {divides(p.tiles_divisor, 8), true}, {launched(1)->config.grid_x, 33 * 8},
-              {join_params_of(launched(0)).split.tiles, 8},
-              {join_params_of(launched(0)).split.tiles_of_head, 4}, {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS},
+              {PARAMS(join_params, launched(0)).split.tiles, 8},
+              {PARAMS(join_params, launched(0)).split.tiles_of_head, 4},
+              {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS},
               {launched(0)->config.grid_x, 4 * 64 /* 512 rows; at most 2 · 132 */});
 }
 
@@ -334,7 +335,7 @@ static void hopper_shared_tensors(void)
     SMALL_CALL(c);
     c.q.strides[0] = 0, c.kv_cache.strides[0] = 0;
     RUNS(dense_decode, &c, "sm90_dense_decode_bf16_576_together");
-    const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(0));
+    const struct dense_decode_sm90_params p = PARAMS(dense_decode_sm90_params, launched(0));
     CHECK_ALL({p.request_step, 0}, {p.page_step, 0}, {told_of(&p.queries)->sizes[4], 1},
               {told_of(&p.keys)->sizes[3], 1});
 }
@@ -345,7 +346,7 @@ static void hopper_without_plan(void)
     c.args.batch_invariant = 1;
     RUNS(dense_decode, &c, "sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
     CHECK_ALL({launched(1)->config.grid_x, 3 * 32},
-              {dense_decode_sm90_params_of(launched(1)).call.split.split_lanes, 32});
+              {PARAMS(dense_decode_sm90_params, launched(1)).call.split.split_lanes, 32});
     decode_call(&c, dense_layout(SMALL_SIZES));
     c.args.plan = region(REGION_OF_WORKSPACE) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 1),
     c.args.num_partitions = 1;

@@ -45,7 +45,7 @@ static struct mha_forward_sm90_params hopper(struct mha_forward_call *c)
     CHECK_OK(mha_forward_run(c));
     CHECK_EQ(fake->launches - before, 1);
     CHECK(!strncmp(launched(0)->kernel, "sm90_mha_forward_", 17), "%s", launched(0)->kernel);
-    return mha_forward_sm90_params_of(launched(0));
+    return PARAMS(mha_forward_sm90_params, launched(0));
 }
 
 /* ---- What kernels are told -------------------------------------------------------------------- */
@@ -192,7 +192,7 @@ static struct mha_forward_sm80_params portable(struct mha_forward_call *c, const
     c->args.kernel = "cuda-sm80";
     CHECK_OK(mha_forward_run(c));
     CHECK(!strcmp(launched(0)->kernel, kernel), "%s", launched(0)->kernel);
-    return mha_forward_sm80_params_of(launched(0));
+    return PARAMS(mha_forward_sm80_params, launched(0));
 }
 
 /* A CTA has a tile of 128 rows of a head, or of all heads of a key head if there are few tokens. */

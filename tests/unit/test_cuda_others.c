@@ -11,7 +11,7 @@
 static void plan(void)
 {
     CHECK_OK(plan_small(0));
-    const struct plan_params p = plan_params_of(launched(0));
+    const struct plan_params p = PARAMS(plan_params, launched(0));
     CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
     CHECK_ALL({p.b, 5}, {p.capacity, INT32_MAX}, {p.num_partitions, 132}, {p.costs.row_tiles, 1},
               {p.costs.tiles_of_head, 1}, {offset(p.header, REGION_OF_PLAN), 0},
@@ -37,14 +37,14 @@ static struct cache_params appended(const char *kernel)
 {
     RUNS(cache_append, &append, "%s", kernel);
     CHECK_EQ(launched(0)->config.block_x, 32 * CACHE_WARPS);
-    return cache_params_of(launched(0));
+    return PARAMS(cache_params, launched(0));
 }
 
 static struct cache_params gathered(const char *kernel)
 {
     RUNS(cache_gather, &gather, "%s", kernel);
     CHECK_EQ(launched(0)->config.block_x, 32 * CACHE_WARPS);
-    return cache_params_of(launched(0));
+    return PARAMS(cache_params, launched(0));
 }
 
 static void cache_operations(void)
@@ -164,8 +164,8 @@ static void fp8_products(void)
         if (way == 3) call.q.strides[2] = 577, call.q.strides[1] = 16 * 577, call.q.strides[0] = 2 * 16 * 577;
         RUNS(dense_decode, &call,
              "decode_plan|quantise_queries|sm80_dense_decode_bytes_32x64|join_splits_bf16%s", "_halves");
-        const struct quantise_params p = quantise_params_of(launched(2));
-        const struct dense_decode_params d = dense_decode_params_of(launched(1));
+        const struct quantise_params p = PARAMS(quantise_params, launched(2));
+        const struct dense_decode_params d = PARAMS(dense_decode_params, launched(1));
         CHECK_ALL(GRID(launched(2), 3 * 2 * 16 / QUANTISE_WARPS, 32 * QUANTISE_WARPS, 0),
                   {p.rows, 3 * 2 * 16}, {p.s_q, 2}, {p.h_q, 16}, {p.quantised, way == 2 ? 512 : 576},
                   {p.pairs_aligned, way != 3}, {p.codes != NULL, way == 1}, {p.q == NULL, way == 1},
@@ -210,7 +210,7 @@ static void fp8_products_on_hopper(void)
             else
                 RUNS(dense_decode, &call, "sm90_dense_decode_fp8_576_%d_together", rows);
             const struct fake_launch *const launch = launched(planned);
-            const struct dense_decode_fp8_params p = dense_decode_fp8_params_of(launch);
+            const struct dense_decode_fp8_params p = PARAMS(dense_decode_fp8_params, launch);
             const int64_t workers = planned ? 7 : 132 / tiles;
             CHECK_ALL(
                 GRID(launch, workers * tiles, 512, 232448), {p.q_given, codes}, {p.q_scale != NULL, codes},
@@ -275,7 +275,7 @@ static void planned_on_the_gpu_for_the_cpu(void)
     args.target = (fmla_device){FMLA_DEVICE_CPU, 0};
     args.plan = region(1), args.plan_size = MEMORY;
     CHECK_OK(fmla_decode_plan(&args));
-    const struct plan_params p = plan_params_of(launched(0));
+    const struct plan_params p = PARAMS(plan_params, launched(0));
     CHECK_ALL({p.num_partitions, 7}, {p.costs.row_tiles, 0});
 }
 

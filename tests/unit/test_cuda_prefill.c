@@ -40,7 +40,7 @@ static void key_heads(void)
         if (without) c.kv.shape[0] = 0, c.kv.tensor.data = NULL;
         CHECK_EQ(run(&c), H_KV);
         for (int k = 0; k < H_KV; k++) {
-            const struct sparse_prefill_params p = sparse_prefill_params_of(launched(k));
+            const struct sparse_prefill_params p = PARAMS(sparse_prefill_params, launched(k));
             CHECK_ALL(GRID(launched(k), S_Q * TILES, 32 * SPARSE_WARPS, 0), {p.kv.slots, without ? 0 : 100});
         }
     }
@@ -67,7 +67,7 @@ static void chosen(void)
     CHECK(!strcmp(kernel_of(OP_SPARSE_PREFILL, &c.args), "cuda-sm80"), "%s",
           kernel_of(OP_SPARSE_PREFILL, &c.args));
     CHECK_EQ(run(&c), H_KV);
-    const struct sparse_decode_params p = sparse_decode_params_of(launched(0));
+    const struct sparse_decode_params p = PARAMS(sparse_decode_params, launched(0));
     CHECK(!strncmp(launched(0)->kernel, "sm80_sparse_decode_bf16_", 24), "%s", launched(0)->kernel);
     CHECK_ALL({p.split.even_splits, 1}, {!p.split.part_out, true});
 }
@@ -107,7 +107,7 @@ static void hopper(void)
         CHECK_EQ(run(&c), H_KV);
         for (int k = 0; k < H_KV; k++) {
             const struct fake_launch *launch = &fake->launch[fake->launches - H_KV + k];
-            const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch);
+            const struct sparse_prefill_sm90_params p = PARAMS(sparse_prefill_sm90_params, launch);
             CHECK(!strcmp(launch->kernel, "sm90_sparse_prefill_bf16_576"), "%s", launch->kernel);
             CHECK_ALL(GRID(launch, items < 132 ? items : 132, 384, 227 * 1024), {p.items, items});
             check_map(&p.queries, 0, k * HEADS * Q_HEAD * 2, 576, HEADS, tokens[n], q_token, Q_HEAD);
@@ -181,11 +181,11 @@ static void hopper_formats(void)
     for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
         const struct fake_launch *launch = launch_of(&all[i]);
         if (all[i].pages.format > FMLA_KV_BF16) {
-            CHECK_EQ(sparse_prefill_fp8_params_of(launch).decode.call.split.num_partitions, S_Q);
+            CHECK_EQ(PARAMS(sparse_prefill_fp8_params, launch).decode.call.split.num_partitions, S_Q);
             continue;
         }
         const int64_t d_qk = all[i].d_qk;
-        const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch);
+        const struct sparse_prefill_sm90_params p = PARAMS(sparse_prefill_sm90_params, launch);
         check_map(&p.queries, 0, 0, d_qk, H_Q, S_Q, H_Q * d_qk, d_qk);
         check_map(&p.results, 5, 0, 512, H_Q, S_Q, H_Q * 512, 512);
     }
@@ -206,7 +206,7 @@ static void hopper_fp8_tiles(void)
         c.args.kv_format = FMLA_KV_FP8_656;
         CHECK_EQ(run(&c), 1);
         const struct fake_launch *launch = launched(0);
-        const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
+        const struct sparse_prefill_fp8_params p = PARAMS(sparse_prefill_fp8_params, launch);
         CHECK_ALL({launch->config.grid_x, all[i].workers * all[i].tiles},
                   {p.decode.call.split.num_partitions, all[i].workers}, {p.decode.call.b, all[i].tokens},
                   {p.decode.call.tiles, all[i].tiles}, {p.decode.call.tiles_of_token, all[i].tiles});
@@ -321,7 +321,7 @@ static void hopper_refuses_keys(void)
     c.kv.shape[0] = 0, c.kv.tensor.byte_offset = 8;
     check_taken(&c, "no pages", NULL, NULL);
     CHECK_EQ(run(&c), 1);
-    CHECK_EQ(sparse_prefill_fp8_params_of(launched(0)).decode.call.cache[0].slots, 0);
+    CHECK_EQ(PARAMS(sparse_prefill_fp8_params, launched(0)).decode.call.cache[0].slots, 0);
 }
 
 /* The tiles of a launch, including those that CTAs step past at the end, are counted in 32 bits. */
@@ -331,7 +331,7 @@ static void hopper_many_tokens(void)
     prefill_call(&c, INT32_MAX, 128, 1);
     CHECK_EQ(run(&c), 3);
     for (int i = 0; i < 3; i++) {
-        const int32_t items = sparse_prefill_sm90_params_of(&fake->launch[i]).items;
+        const int32_t items = PARAMS(sparse_prefill_sm90_params, &fake->launch[i]).items;
         CHECK(items > 0 && items <= INT32_MAX - 132, "%d tiles at once", items);
     }
 }

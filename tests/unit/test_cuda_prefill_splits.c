@@ -107,8 +107,8 @@ static void launches(void)
         CHECK_OK(fmla_sparse_prefill(&c.args));
         CHECK_EQ(fake->launches, before + 2);
         const struct fake_launch *launch = &fake->launch[before];
-        const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch),
-                                                joined = sparse_prefill_sm90_params_of(launch + 1);
+        const struct sparse_prefill_sm90_params p = PARAMS(sparse_prefill_sm90_params, launch),
+                                                joined = PARAMS(sparse_prefill_sm90_params, launch + 1);
         CHECK(!strcmp(launch[0].kernel, "sm90_sparse_prefill_bf16_576_splits"), "%s", launch[0].kernel);
         CHECK(!strcmp(launch[1].kernel, "sm90_sparse_prefill_join"), "%s", launch[1].kernel);
         CHECK(!memcmp(&p, &joined, sizeof p), "%s", "the join is told the same");
@@ -149,7 +149,7 @@ static void lists(void)
         struct sparse_prefill_call c;
         call_of_pages(&c, all[i].tokens, all[i].heads, all[i].topk);
         const struct fake_launch *const launch = launch_of_pages(&c, all[i].keys ? split : whole);
-        const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
+        const struct sparse_prefill_fp8_params p = PARAMS(sparse_prefill_fp8_params, launch);
         const struct sparse_decode_params *const call = &p.decode.call;
         CHECK_ALL({launch->config.grid_x, parts * tiles}, {call->b, all[i].tokens}, {call->s_q, 1},
                   {call->tiles, tiles}, {joins_in_kernel(launch), all[i].keys > 0});
@@ -219,14 +219,15 @@ static void many_tokens(void)
     struct sparse_prefill_call c;
     call_of(&c, INT32_MAX, 64, 2048);
     CHECK_OK(fmla_sparse_prefill(&c.args));
-    const int64_t first = sparse_prefill_sm90_params_of(&fake->launch[0]).call.s_q;
+    const int64_t first = PARAMS(sparse_prefill_sm90_params, &fake->launch[0]).call.s_q;
     call_of(&c, first + 1, 64, 2048);
     const int before = fake->launches;
     CHECK_EQ((int64_t)size_of(&c), 32 * (int64_t)PREFILL_PART_BYTES);
     CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, before + 3);
-    const struct sparse_prefill_sm90_params all = sparse_prefill_sm90_params_of(&fake->launch[before]),
-                                            last = sparse_prefill_sm90_params_of(&fake->launch[before + 1]);
+    const struct sparse_prefill_sm90_params all = PARAMS(sparse_prefill_sm90_params, &fake->launch[before]),
+                                            last =
+                                                PARAMS(sparse_prefill_sm90_params, &fake->launch[before + 1]);
     CHECK_ALL({all.call.s_q, first}, {all.splits.of_tile, 1}, {last.call.s_q, 1}, {last.splits.of_tile, 32},
               {last.items, 32}, {(const char *)last.call.out - region(5), first * 64 * 512 * 2});
 }

@@ -123,7 +123,7 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
         HOLDS(!split->header && (const char *)split->partitions == told_at(&told, "partitions", 0) &&
               (const char *)split->num_splits == told_at(&told, "num_splits", 0));
     if (!planner) return;
-    const struct plan_params plan = plan_params_of(planner);
+    const struct plan_params plan = PARAMS(plan_params, planner);
     HOLDS(plan.b == b && plan.header == split->header && plan.partitions == split->partitions &&
           plan.num_splits == split->num_splits && plan.num_partitions == split->num_partitions &&
           plan.planned == plan.num_partitions);
@@ -139,7 +139,7 @@ static void judge_join(const struct split_params *split, const struct output_par
 {
     const struct fake_launch *const launch = launch_named("join");
     if (!launch) return;
-    const struct join_params join = join_params_of(launch);
+    const struct join_params join = PARAMS(join_params, launch);
     HOLDS(join.b == b && join.s_q == s_q && join.h_q == h_q && join.group == group &&
           join.rows == s_q * group);
     HOLDS(divides(join.group_divisor, group) && !memcmp(&join.split, split, sizeof *split) &&
@@ -169,7 +169,7 @@ static void judge_sparse(size_t bytes)
     if (!decode) decode = launch_named("sparse_decode");
     HOLDS(!decode == !b && (decode || (!fake->launches && !fake->tensors)));
     if (!decode) return;
-    const struct sparse_decode_params p = sparse_decode_params_of(decode);
+    const struct sparse_decode_params p = PARAMS(sparse_decode_params, decode);
     const int64_t heads = !hopper ? rows_of_shape(decode)
                           : few   ? SM90_SPARSE_DECODE_SMALL_HEADS
                                   : SM90_SPARSE_DECODE_HEADS;
@@ -191,7 +191,7 @@ static void judge_sparse(size_t bytes)
     HOLDS(p.d_qk == c->q.shape[3] && p.topk.topk == topk && p.topk.extra_topk == extra);
     const char *end = workspace + bytes;
     if (joins_in_kernel(decode)) {
-        const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
+        const struct sparse_decode_sm90_params params = PARAMS(sparse_decode_sm90_params, decode);
         HOLDS(inside(params.cta_group_barriers, b * tiles, sizeof(uint64_t), end) && params.ticket);
         HOLDS(p.split.even_splits > 1 && p.split.even_splits <= MOST_PARTS_JOINED_IN_KERNEL &&
               p.split.split_lanes == p.split.even_splits);
@@ -215,7 +215,7 @@ static void judge_dense(size_t bytes)
     HOLDS(!decode == !b && (decode || (!fake->launches && !fake->tensors)));
     if (!decode) return;
     const struct dense_decode_sm90_params params =
-        dense_decode_sm90_params_of(decode); /* which begin with the portable kernel's */
+        PARAMS(dense_decode_sm90_params, decode); /* which begin with the portable kernel's */
     const struct dense_decode_params *const p = &params.call;
     const int64_t rows_of_tile = hopper ? 64 : rows_of_shape(decode);
     const int64_t tiles_of_head = ceil_div(rows, rows_of_tile), tiles = h_kv * tiles_of_head;
@@ -261,7 +261,7 @@ static void judge_dense(size_t bytes)
 /* Checks one launch of the bf16 kernel, and the join of its splits if tiles are split. */
 static void judge_splits(const struct fake_launch *launch, const struct fake_launch *next, size_t bytes)
 {
-    const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch);
+    const struct sparse_prefill_sm90_params p = PARAMS(sparse_prefill_sm90_params, launch);
     const int64_t tiles = (int64_t)p.call.s_q * p.call.tiles, split = tiles - p.splits.whole;
     HOLDS(told_of(&p.queries)->base == p.call.q && told_of(&p.results)->base == p.call.out);
     HOLDS(p.splits.of_tile >= 1 && p.splits.of_tile <= MOST_PREFILL_SPLITS && split >= 0 &&
@@ -279,7 +279,7 @@ static void judge_splits(const struct fake_launch *launch, const struct fake_lau
 /* Checks one launch over pages of bytes: persistent CTAs, or one per split of a token's list. */
 static void judge_pages(const struct fake_launch *launch, int64_t tiles, size_t bytes)
 {
-    const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
+    const struct sparse_prefill_fp8_params p = PARAMS(sparse_prefill_fp8_params, launch);
     const struct sparse_decode_params *const decode = &p.decode.call;
     const struct split_params *const split = &decode->split;
     HOLDS(decode->tiles == tiles && divides(decode->tiles_divisor, tiles));
@@ -308,14 +308,14 @@ static void judge_prefill(size_t bytes)
         const struct fake_launch *const launch = &fake->launch[i];
         if (!strcmp(launch->kernel, "sm90_sparse_prefill_join")) continue;
         if (!strncmp(launch->kernel, "sm90_sparse_prefill_fp", 22)) {
-            const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
+            const struct sparse_prefill_fp8_params p = PARAMS(sparse_prefill_fp8_params, launch);
             judge_pages(launch, ceil_div(h_q, 64), bytes);
             check_told_of_decode(&told, c, &p.decode.call, p.max_logits, p.max_stride, tokens, 0);
             tokens += p.decode.call.b;
             continue;
         }
         if (!strncmp(launch->kernel, "sm80_sparse_decode", 18)) { /* a token is one of its requests */
-            const struct sparse_sm80_params p = sparse_sm80_params_of(launch);
+            const struct sparse_sm80_params p = PARAMS(sparse_sm80_params, launch);
             const struct sparse_decode_params d = p.call;
             check_told_of_decode(&told, c, &d, p.max_logits, p.max_stride, tokens % s_q, tokens / s_q);
             HOLDS(d.s_q == 1 && d.h_q == h_q / h_kv && d.tiles == ceil_div(d.h_q, rows_of_shape(launch)));
@@ -323,7 +323,7 @@ static void judge_prefill(size_t bytes)
             tokens += d.b;
             continue;
         }
-        const struct sparse_prefill_params p = sparse_prefill_params_of(launch);
+        const struct sparse_prefill_params p = PARAMS(sparse_prefill_params, launch);
         const bool hopper = !strncmp(launch->kernel, "sm90", 4);
         check_told_of_prefill(&told, c, &p, tokens % s_q, tokens / s_q);
         HOLDS(p.s_q >= 1 && p.h_q == h_q / h_kv && p.tiles == ceil_div(p.h_q, hopper ? 64 : SPARSE_WARPS));
@@ -352,10 +352,11 @@ static void judge_mha(size_t bytes)
     }
     HOLDS(fake->launches == 1);
     const struct fake_launch *const launch = &fake->launch[0];
-    const struct mha_forward_params all = mha_forward_params_of(launch); /* with which all others begin */
+    const struct mha_forward_params all =
+        PARAMS(mha_forward_params, launch); /* with which all others begin */
     check_told_of_mha(&told, c, &all, b, h_q, h_kv);
     if (!strncmp(launch->kernel, "sm80", 4)) {
-        const struct mha_forward_sm80_params p = mha_forward_sm80_params_of(launch);
+        const struct mha_forward_sm80_params p = PARAMS(mha_forward_sm80_params, launch);
         HOLDS(p.heads_of_tile == 1 || p.heads_of_tile == h_q / h_kv);
         HOLDS(p.tile_tokens == MHA_SM80_ROWS / p.heads_of_tile && divides(p.heads_divisor, p.heads_of_tile));
         HOLDS(p.units * p.heads_of_tile == h_q && p.units_of_key_head * p.heads_of_tile == h_q / h_kv);
@@ -366,7 +367,7 @@ static void judge_mha(size_t bytes)
         HOLDS(launch->config.grid_x == ceil_div(tokens * h_q, MHA_WARPS));
         return;
     }
-    const struct mha_forward_sm90_params p = mha_forward_sm90_params_of(launch);
+    const struct mha_forward_sm90_params p = PARAMS(mha_forward_sm90_params, launch);
     const int64_t rows = MHA_SM90_ROWS(p.call.d_qk), sms = (int64_t)fake->sms;
     HOLDS(bytes == 256 && (p.heads_of_tile == 1 || p.heads_of_tile == h_q / h_kv));
     HOLDS(p.tile_tokens == rows / p.heads_of_tile && p.tile_rows == p.tile_tokens * p.heads_of_tile);
@@ -498,7 +499,7 @@ static void plan_drawn(void)
     }
     fake->launches = 0;
     HOLDS(described_run(operation, args) == FMLA_OK && fake->launches == 1);
-    const struct plan_params p = plan_params_of(&fake->launch[0]);
+    const struct plan_params p = PARAMS(plan_params, &fake->launch[0]);
     HOLDS(fake->launch[0].config.grid_x == 1 && p.b == b && p.num_partitions == partitions);
     HOLDS(p.planned >= 1 && p.planned <= partitions && divides(p.partitions_divisor, p.planned));
     if (tables) return;
@@ -546,7 +547,7 @@ static void merge_drawn(void)
     const bool some = rows && (l->d_v || l->has & HAS_LSE);
     judge_one(some, rows);
     if (!some) return;
-    const struct merge_params p = merge_params_of(launched(0));
+    const struct merge_params p = PARAMS(merge_params, launched(0));
     check_told(&told, "out_parts", p.out_parts, 0, p.out_parts_stride, 4);
     check_told(&told, "lse_parts", p.lse_parts, 0, p.lse_parts_stride, 3);
     check_told(&told, "out", p.out, 0, p.out_stride, 3), check_told(&told, "lse", p.lse, 0, p.lse_stride, 2);

@@ -39,13 +39,13 @@ static void on_hopper(void)
 
     /* 132 SMs, two tokens, two tiles of heads. */
     enum { PARTITIONS = 33 };
-    const struct plan_params plan = plan_params_of(launched(2));
+    const struct plan_params plan = PARAMS(plan_params, launched(2));
     CHECK_ALL({!plan.seqlens, true}, {plan.b, B}, {plan.num_partitions, PARTITIONS}, {plan.topk.topk, TOPK},
               {plan.topk.extra_topk, EXTRA}, {offset(plan.topk.length, 3), 0},
               {!plan.topk.extra_length, true}, {offset(plan.header, REGION_OF_WORKSPACE), 0},
               {plan.costs.row_tiles, 0});
 
-    const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
+    const struct sparse_decode_params p = PARAMS(sparse_decode_params, launched(1));
     CHECK_ALL(GRID(launched(1), PARTITIONS * S_Q * 2, 384, 227 * 1024));
 
     /* The plan, then two parts per partition, and none past the queried size, which a call with a plan's
@@ -78,12 +78,12 @@ static void small_batch(void)
         c.args.kernel = all[i].kernel;
         RUNS(sparse_decode, &c, "decode_plan|%s|join_%s_bf16", all[i].launched,
              all[i].heads ? "half_rows" : "splits");
-        const struct plan_params plan = plan_params_of(launched(2));
+        const struct plan_params plan = PARAMS(plan_params, launched(2));
         CHECK_EQ(plan.num_partitions, PARTITIONS);
         const int tiles =
             all[i].heads ? S_Q * ((H_Q + all[i].heads - 1) / all[i].heads) : S_Q * H_Q / SPARSE_WARPS;
-        CHECK_EQ(sparse_decode_params_of(launched(1)).tiles, tiles);
-        if (all[i].heads) CHECK_EQ(sparse_decode_params_of(launched(1)).tiles_of_token, tiles / S_Q);
+        CHECK_EQ(PARAMS(sparse_decode_params, launched(1)).tiles, tiles);
+        if (all[i].heads) CHECK_EQ(PARAMS(sparse_decode_params, launched(1)).tiles_of_token, tiles / S_Q);
         CHECK_ALL(GRID(launched(1), PARTITIONS * tiles, all[i].threads, all[i].shared_bytes));
         if (i) CHECK_EQ(c.bytes, size);
         size = c.bytes;
@@ -106,7 +106,7 @@ static void no_room_for_all_ctas(void)
     fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
     fake->once[CALL_cuLaunchKernelEx] = 1;
     RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_quarters");
-    CHECK_ALL({c.bytes, bytes}, {sparse_decode_params_of(launched(1)).split.split_keys, 128},
+    CHECK_ALL({c.bytes, bytes}, {PARAMS(sparse_decode_params, launched(1)).split.split_keys, 128},
               {fake_depth(), 0});
 }
 
@@ -144,13 +144,13 @@ static void even_splits(void)
             CHECK_EQ(fake->launches - before, count > 1 && !joins_in_kernel(decode) ? 2 : 1);
             CHECK(!strcmp(decode->kernel, all[i].kernel), "%zu: %s", i, decode->kernel);
             CHECK_EQ(decode->config.grid_x, all[i].b * count * tiles);
-            const struct sparse_decode_params p = sparse_decode_params_of(decode);
+            const struct sparse_decode_params p = PARAMS(sparse_decode_params, decode);
             CHECK(!p.split.partitions && !p.split.header && p.split.parts_in_halves, "%s", "by a plan");
             CHECK_ALL({p.split.split_keys, all[i].keys}, {p.split.even_splits, count},
                       {p.split.split_lanes, count}, {divides(p.splits_divisor, (uint32_t)count), true});
             if (count == 1) continue;
             if (!joins_in_kernel(decode)) continue;
-            const uint64_t own = sparse_decode_sm90_params_of(decode).ticket;
+            const uint64_t own = PARAMS(sparse_decode_sm90_params, decode).ticket;
             CHECK(own != ticket, "%s", "two launches have the same ticket");
             ticket = own;
         }
@@ -173,7 +173,7 @@ static void even_splits(void)
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK, c.args.topk_length = NULL, c.args.num_partitions = 7;
     RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
-    CHECK_EQ(sparse_decode_params_of(launched(1)).split.num_partitions, 7);
+    CHECK_EQ(PARAMS(sparse_decode_params, launched(1)).split.num_partitions, 7);
 }
 
 /* A request's bits must not depend on the other requests or their number: the choice uses only the number
@@ -261,7 +261,7 @@ static void same_rows(void)
             args.plan = region(0), args.plan_size = MEMORY;
             fake->launches = 0;
             CHECK_OK(fmla_sparse_plan(&args));
-            const struct plan_params plan = plan_params_of(&fake->launch[0]);
+            const struct plan_params plan = PARAMS(plan_params, &fake->launch[0]);
             CHECK_EQ(plan.num_partitions, rows);
             if (plan.planned > most) most = plan.planned;
         }
@@ -290,7 +290,7 @@ static void formats(void)
         RUNS(sparse_decode, &c, "decode_plan|%s", all[i].kernel); /* one partition: nothing is split */
         const bool hopper = !strncmp(all[i].kernel, "sm90", 4);
         CHECK_ALL({launched(0)->config.grid_x, hopper ? S_Q * 2 : S_Q * H_Q / SPARSE_WARPS},
-                  {sparse_decode_params_of(launched(0)).tiles, launched(0)->config.grid_x});
+                  {PARAMS(sparse_decode_params, launched(0)).tiles, launched(0)->config.grid_x});
     }
 }
 
@@ -322,7 +322,7 @@ static void rows(void)
     fmla_sparse_plan_args plan_alone = plan_args(SMALL_TOPK);
     plan_alone.plan = region(0), plan_alone.plan_size = MEMORY;
     CHECK_OK(fmla_sparse_plan(&plan_alone));
-    const int32_t partitions = plan_params_of(launched(0)).planned;
+    const int32_t partitions = PARAMS(plan_params, launched(0)).planned;
     CHECK(partitions != 33, "%s", "the batch is not small");
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct sparse_decode_call c;
@@ -331,11 +331,11 @@ static void rows(void)
         c.indices.shape[2] = SMALL_TOPK, c.args.kernel = all[i].kernel;
         RUNS(sparse_decode, &c, "decode_plan|%s|join_half_rows_%s_halves", all[i].launched,
              all[i].fp16 ? "fp16" : "bf16");
-        const struct plan_params plan = plan_params_of(launched(2));
+        const struct plan_params plan = PARAMS(plan_params, launched(2));
         CHECK_ALL({plan.num_partitions, partitions}, {c.bytes, codes.bytes},
                   GRID(launched(1), partitions * S_Q * 2, 384, 227 * 1024),
-                  {sparse_decode_params_of(launched(1)).d_qk, all[i].d_qk},
-                  {sparse_decode_params_of(launched(1)).cache[0].slot_bytes, 2 * all[i].d_qk});
+                  {PARAMS(sparse_decode_params, launched(1)).d_qk, all[i].d_qk},
+                  {PARAMS(sparse_decode_params, launched(1)).cache[0].slot_bytes, 2 * all[i].d_qk});
     }
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_BF16, true);
@@ -397,8 +397,8 @@ static void odd_pages(void)
     RUNS(sparse_decode, &c, "decode_plan|sm80_sparse_decode_fp8_584_64x64|join_splits_bf16_halves");
     c.kv_cache.strides[0] = 61 * 584 + 8;
     RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_bf16_fp8_584|join_half_rows_bf16_halves");
-    CHECK_ALL({sparse_decode_params_of(launched(1)).cache[0].page_bytes, 61 * 584 + 8},
-              {sparse_decode_params_of(launched(1)).cache[0].slot_bytes, 576});
+    CHECK_ALL({PARAMS(sparse_decode_params, launched(1)).cache[0].page_bytes, 61 * 584 + 8},
+              {PARAMS(sparse_decode_params, launched(1)).cache[0].slot_bytes, 576});
 }
 
 static void batch_invariant(void)
@@ -407,7 +407,7 @@ static void batch_invariant(void)
     shaped_call(&c, SHAPE_OF(layout, .topk = 5000, .format = FMLA_KV_FP8_656, .has = HAS_LENGTHS));
     c.args.batch_invariant = 1;
     RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
-    const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
+    const struct sparse_decode_params p = PARAMS(sparse_decode_params, launched(1));
     CHECK_ALL({!p.split.partitions, true}, {!p.split.header, true}, {p.split.even_splits, 3},
               {p.split.split_lanes, 3}, {launched(1)->config.grid_x, B * 3 * S_Q * 2});
     const size_t rows = B * 3 * S_Q * H_Q;
@@ -448,7 +448,7 @@ static void large(void)
     sparse_call(&c, FMLA_KV_FP8_656, false);
     c.kv_cache.shape[0] = INT64_C(1) << 30, c.kv_cache.strides[0] = 0;
     CHECK_OK(sparse_decode_run(&c));
-    CHECK_EQ(sparse_decode_params_of(launched(1)).cache[0].slots, INT64_C(1) << 31);
+    CHECK_EQ(PARAMS(sparse_decode_params, launched(1)).cache[0].slots, INT64_C(1) << 31);
     c.indices.shape[2] = INT32_MAX - 100;
     for (int i = 0; i < 2; i++) c.indices.strides[i] = 0;
     check_rejected("too many entries", sparse_decode_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "indices",
@@ -462,7 +462,7 @@ static void elsewhere(void)
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK;
     RUNS(sparse_decode, &c, "decode_plan|sm80_sparse_decode_f32_64x32|join_splits_bf16_halves");
-    const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
+    const struct sparse_decode_params p = PARAMS(sparse_decode_params, launched(1));
     CHECK_ALL({launched(1)->config.grid_x, 33 * S_Q * ((H_Q + 63) / 64)}, {p.tiles_of_token, (H_Q + 63) / 64},
               {p.tiles, S_Q * ((H_Q + 63) / 64)});
 }
@@ -504,7 +504,7 @@ static void planner(void)
     for (int i = 0; i < 2; i++) {
         args.topk_length = i ? &length.tensor : NULL;
         CHECK_OK(fmla_sparse_plan(&args));
-        const struct plan_params plan = plan_params_of(launched(0));
+        const struct plan_params plan = PARAMS(plan_params, launched(0));
         CHECK(!plan.seqlens && (const char *)plan.topk.length == (i ? region(3) : NULL), "%s", "lengths");
         CHECK_ALL({plan.topk.topk, TOPK}, {plan.topk.extra_topk, EXTRA}, {plan.num_partitions, 35},
                   {plan.planned, 33}, {plan.b, B});

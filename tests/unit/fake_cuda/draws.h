@@ -99,13 +99,11 @@ static inline void draw_tensor(struct held *held, int k, fmla_dtype dtype, int n
     }
 }
 
-#define DRAW_TENSOR(held, k, dtype, ndim, odd, ...)                                                          \
-    draw_tensor(held, k, dtype, ndim, (const int64_t[]){__VA_ARGS__}, odd)
-
 /* A struct with designated initialisers. */
 #define SHAPE_OF(type, ...) ((struct type)DESIGNATED(__VA_ARGS__))
 
 /* A tensor that is always contiguous. */
-#define REGION(held, k, dtype, ndim, ...) DRAW_TENSOR(held, k, dtype, ndim, false, __VA_ARGS__)
+#define REGION(held, k, dtype, ndim, ...)                                                                    \
+    draw_tensor(held, k, dtype, ndim, (const int64_t[]){__VA_ARGS__}, false)
 
 #endif

@@ -15,32 +15,8 @@ static inline const struct fake_launch *launched(int from_last)
     return &fake->launch[fake->launches - 1 - from_last];
 }
 
-/* Defines <params>_of, which returns a launch's parameters. */
-#define PARAMS_OF(params)                                                                                    \
-    static inline struct params params##_of(const struct fake_launch *launch)                                \
-    {                                                                                                        \
-        struct params p;                                                                                     \
-        _Static_assert(sizeof p <= FAKE_PARAMETERS, "remembered");                                           \
-        memcpy(&p, launch->parameters, sizeof p);                                                            \
-        return p;                                                                                            \
-    }
-PARAMS_OF(plan_params)
-PARAMS_OF(quantise_params)
-PARAMS_OF(dense_decode_params)
-PARAMS_OF(dense_decode_sm90_params)
-PARAMS_OF(dense_decode_fp8_params)
-PARAMS_OF(join_params)
-PARAMS_OF(sparse_decode_params)
-PARAMS_OF(sparse_decode_sm90_params)
-PARAMS_OF(sparse_sm80_params)
-PARAMS_OF(sparse_prefill_params)
-PARAMS_OF(sparse_prefill_sm90_params)
-PARAMS_OF(sparse_prefill_fp8_params)
-PARAMS_OF(mha_forward_params)
-PARAMS_OF(mha_forward_sm80_params)
-PARAMS_OF(mha_forward_sm90_params)
-PARAMS_OF(merge_params)
-PARAMS_OF(cache_params)
+/* A launch's parameters, as such a struct. */
+#define PARAMS(params, launch) (*(const struct params *)(const void *)(launch)->parameters)
 
 /* Returns the launch's attribute, or NULL. */
 static inline const struct cu_launch_attribute *attribute_of(const struct fake_launch *launch, unsigned id)

@@ -38,14 +38,7 @@ static inline const char *told_at(const struct told *told, const char *name, int
                : NULL;
 }
 
-static inline int64_t told_stride(const struct told *told, const char *name, int i)
-{
-    const struct held *const t = told_tensor(told, name);
-    return t ? t->strides[i] : 0;
-}
-
-/* Checks a tensor's address and first strides, as far as these are used; `unit`: bytes of a stride's element,
- * or 0. element: where the launch begins. */
+/* Checks a tensor's address and first strides, as far as these are used. element: where the launch begins. */
 static inline void check_told(const struct told *told, const char *name, const void *at, int64_t element,
                               const int64_t *strides, int count)
 {
@@ -191,7 +184,7 @@ static inline void check_told_of_mha(const struct told *told, const struct mha_f
 /* Checks what append and gather are told. */
 static inline void check_told_of_tokens(const struct told *told)
 {
-    const struct cache_params p = cache_params_of(launched(0));
+    const struct cache_params p = PARAMS(cache_params, launched(0));
     const struct held *const cache = told_tensor(told, "kv_cache");
     const bool appends = told->operation == OP_CACHE_APPEND;
     const int64_t bytes = cache->tensor.dtype.bits / 8, slots = cache->shape[0] * cache->shape[1];
