@@ -49,19 +49,6 @@ static struct cache_params gathered(const char *kernel)
 
 static void cache_operations(void)
 {
-    static const char *const formats[] = {"bf16", "fp16", "fp8_656", "fp8_584", "fp8_576"};
-    const fmla_dtype dtypes[] = {bf16, fp16, f32};
-    static const char *const names[] = {"bf16", "fp16", "fp32"};
-    char name[64];
-    for (int i = 0; i < 15; i++) { /* each format and type has its own kernel */
-        const int64_t d_qk = i / 3 == 3 ? 512 : 576;
-        cache_calls(1 + i / 3, dtypes[i % 3]);
-        snprintf(name, sizeof name, "cache_append_%s_%s", formats[i / 3], names[i % 3]);
-        const struct cache_params p = appended(name);
-        CHECK_ALL({p.d_qk, d_qk}, {p.latent_width, d_qk - 64}, {p.aligned, 1});
-        snprintf(name, sizeof name, "cache_gather_%s_%s", formats[i / 3], names[i % 3]);
-        CHECK_EQ(gathered(name).aligned, 1);
-    }
     cache_calls(FMLA_KV_FP8_656, bf16);
     append.latent.strides[0] = 520, append.rope.strides[0] = 1024;
     struct cache_params p = appended("cache_append_fp8_656_bf16");

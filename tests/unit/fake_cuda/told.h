@@ -8,6 +8,7 @@
 #include "launches.h"
 
 #include <math.h>
+#include <strings.h>
 
 /* A call, and the label of its failures. */
 struct told {
@@ -181,6 +182,18 @@ static inline void check_told_of_mha(const struct told *told, const struct mha_f
     TOLD(!flat || (!p->q_stride[0] && !p->output.out_stride[0] && !p->output.lse_stride[0]));
 }
 
+/* Checks the name of the kernel of a cache operation: each format and type has its own. */
+static inline void check_told_kernel(const struct told *told, int32_t format, fmla_dtype type)
+{
+    char kernel[64];
+    snprintf(kernel, sizeof kernel, "%s_%s_%s", descriptors[told->operation].name,
+             cache_formats[format].name + strlen("FMLA_KV_"),
+             type.bits == 32                 ? "fp32"
+             : type.code == FMLA_TYPE_BFLOAT ? "bf16"
+                                             : "fp16");
+    CHECK(!strcasecmp(launched(0)->kernel, kernel), "%s: %s", told->label, launched(0)->kernel);
+}
+
 /* Checks what append and gather are told. */
 static inline void check_told_of_tokens(const struct told *told)
 {
@@ -192,6 +205,8 @@ static inline void check_told_of_tokens(const struct told *told)
     if (appends) check_told(told, "latent", p.latent, 0, &p.latent_stride, 1);
     if (!appends) check_told(told, "out", p.out, 0, &p.out_stride, 1);
     check_told(told, appends ? "slot_mapping" : "slots", p.slots, 0, NULL, 0);
+    check_told_kernel(told, p.format + 1, told_tensor(told, appends ? "latent" : "out")->tensor.dtype);
+    TOLD(p.d_qk == cache->shape[3] || cache->tensor.dtype.bits == 8);
     check_told(told, "kv_cache", p.cache, 0, NULL, 0);
     TOLD(p.format == *(int32_t *)option_at(told->operation, told->args, "kv_format") - 1 &&
          p.page_size == cache->shape[1]);
