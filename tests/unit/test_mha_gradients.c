@@ -1,194 +1,173 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tests the oracle's gradients of dense MHA against finite differences of attention in double, which is
- * first compared with the forward oracle. Calls with a planted defect must be detected. checkattn compares
- * every kernel with the oracle, and the oracle's requests and masks with single rows and keys.
+ * Tests the oracle's gradients of dense MHA against finite differences of attention in double. Calls with a
+ * planted defect must be detected. checkattn compares every kernel with the oracle, and the oracle's requests
+ * and masks with single rows and keys.
  */
-#include "values.h"
+#include "attention_calls.h"
 
-enum { MOST_REQUESTS = 3, TOKENS = 8, KEYS = 10, HEADS = 4, KEY_HEADS = 2, D_QK = 6, DV = 5 };
-enum {
-    NQ = TOKENS * HEADS * D_QK,
-    NK = KEYS * KEY_HEADS * D_QK,
-    NV = KEYS * KEY_HEADS * DV,
-    NO = TOKENS * HEADS * DV,
-    ROWS = TOKENS * HEADS
-};
+enum { TOKENS = 8, KEYS = 10, HEADS = 4, KEY_HEADS = 2, D_QK = 6, DV = 5, MOST_ELEMENTS = 192 };
 
 /* Requests apart, and concatenated: of these the second has more tokens than keys, so its first rows see
  * nothing with a mask. */
 static const struct requests {
     bool flat;
-    int count;
-    int32_t starts[2][MOST_REQUESTS + 1];
+    int64_t b;
+    int32_t starts[2][4];
 } forms[] = {{false, 2, {{0, 4, 8}, {0, 5, 10}}}, {true, 3, {{0, 3, 7, 8}, {0, 5, 7, 10}}}};
+static const struct requests *form;
 
-/* A call, and its inputs in double. */
-static struct {
-    const struct requests *form;
-    bool causal, half; /* half: fp16 */
-    double scale, q[NQ], k[NK], v[NV], dout[NO];
-} n;
+/* ---- Attention in double ----------------------------------------------------------------------- */
 
-/* The 16-bit tensors of the call. */
-static struct {
-    uint16_t q[NQ], k[NK], v[NV], dout[NO], out[NO], dq[NQ], dk[NK], dv[NV];
-    float lse[ROWS];
-} s;
-
-static double value_of(uint16_t code)
+/* Returns the offset of element i, counted in order. */
+static int64_t nth(const struct held *t, int64_t i)
 {
-    return (double)(n.half ? num_from_fp16(code) : num_from_bf16(code));
+    int64_t offset = 0;
+    for (int k = t->tensor.ndim - 1; k >= 0; i /= t->shape[k--]) offset += i % t->shape[k] * t->strides[k];
+    return offset;
 }
 
-static uint16_t code_of(float x)
+static void put(const struct held *t, int64_t offset, double x)
 {
-    return n.half ? num_to_fp16(x) : num_to_bf16(x);
+    const float wide = (float)x;
+    const uint16_t narrow = t->tensor.dtype.code == FMLA_TYPE_BFLOAT ? num_to_bf16(wide) : num_to_fp16(wide);
+    const size_t width = t->tensor.dtype.bits / 8;
+    memcpy((char *)t->tensor.data + (size_t)offset * width, width == 4 ? (const void *)&wide : &narrow,
+           width);
 }
 
-/* Returns Σ out · dout, and optionally out and the natural lse. */
-static double attend(double *out, double *lse)
+/* An element of an input that is changed, and by how much. */
+static struct {
+    const struct held *tensor;
+    int64_t offset;
+    double by;
+} nudged;
+
+static double at(const struct held *t, int64_t offset)
+{
+    return element(t, offset) + (t == nudged.tensor && offset == nudged.offset ? nudged.by : 0.0);
+}
+
+/* Returns out · dout of a row, and optionally puts its out and lse. */
+static double attend(int64_t r, int64_t token, int64_t h, int64_t first, int64_t seen, bool puts)
+{
+    const struct held *const q = tensor("q"), *const k = tensor("k"), *const v = tensor("v"),
+                             *const out = tensor("out"), *const dout = tensor("dout"),
+                             *const lse = tensor("lse");
+    const double scale = call.options.scale != 0.0f ? (double)call.options.scale : 1.0 / sqrt(D_QK);
+    const int64_t g = h / (HEADS / KEY_HEADS);
+    double weight[KEYS] = {0}, total = 0.0, loss = 0.0;
+    for (int64_t t = first; t < first + seen; t++) {
+        double score = 0.0;
+        for (int d = 0; d < D_QK; d++)
+            score += scale * at(q, offset_of(q, r, token, h) + d) * at(k, offset_of(k, r, t, g) + d);
+        total += weight[t] = exp(score);
+    }
+    for (int d = 0; d < DV; d++) {
+        double value = 0.0;
+        for (int64_t t = first; t < first + seen; t++)
+            value += weight[t] / total * at(v, offset_of(v, r, t, g) + d);
+        loss += value * element(dout, offset_of(dout, r, token, h) + d);
+        if (puts) put(out, offset_of(out, r, token, h) + d, value);
+    }
+    const double natural = seen > 0 ? log(total) : INFINITY;
+    const int64_t *s = lse->strides, of_row = form->flat ? h * s[0] + token : r * s[0] + h * s[1] + token;
+    if (puts) put(lse, of_row, natural * (call.options.base_2 ? log2_e : 1.0));
+    return loss;
+}
+
+/* Returns Σ out · dout. */
+static double attend_all(bool puts)
 {
     double loss = 0.0;
-    for (int r = 0; r < n.form->count; r++) {
-        const int32_t *const q = n.form->starts[0] + r, *const k = n.form->starts[1] + r;
-        for (int row = q[0] * HEADS; row < q[1] * HEADS; row++) {
-            const int i = row / HEADS, h = row % HEADS, g = h / (HEADS / KEY_HEADS);
-            const int seen = n.causal ? k[1] - q[1] + i + 1 : k[1];
-            double weight[KEYS] = {0}, total = 0.0, value[DV] = {0};
-            for (int t = k[0]; t < seen; t++) {
-                double score = 0.0;
-                for (int d = 0; d < D_QK; d++)
-                    score += n.q[row * D_QK + d] * n.k[(t * KEY_HEADS + g) * D_QK + d];
-                total += weight[t] = exp(n.scale * score);
-            }
-            for (int t = k[0]; t < seen; t++)
-                for (int d = 0; d < DV; d++)
-                    value[d] += weight[t] / total * n.v[(t * KEY_HEADS + g) * DV + d];
-            for (int d = 0; d < DV; d++) {
-                loss += value[d] * n.dout[row * DV + d];
-                if (out) out[row * DV + d] = value[d];
-            }
-            const int of_request =
-                n.form->flat ? h * TOKENS + i : (q[0] * HEADS + h * (q[1] - q[0]) + i - q[0]);
-            if (lse) lse[of_request] = seen > k[0] ? log(total) : INFINITY;
+    for (int64_t r = 0; r < form->b; r++) {
+        const int32_t *const q = form->starts[0] + r, *const k = form->starts[1] + r;
+        for (int64_t i = 0; i < (q[1] - q[0]) * HEADS; i++) {
+            const int64_t j = i / HEADS, keys = k[1] - k[0];
+            loss += attend(r, form->flat ? q[0] + j : j, i % HEADS, form->flat ? k[0] : 0,
+                           call.layout.causal ? keys - (q[1] - q[0]) + j + 1 : keys, puts);
         }
     }
     return loss;
 }
 
-static void draw(double *x, uint16_t *code, int count, struct random_state *random)
-{
-    for (int i = 0; i < count; i++)
-        code[i] = code_of(random_input(random, 0.0f, 0.7f)), x[i] = value_of(code[i]);
-}
+/* ---- Gradients --------------------------------------------------------------------------------- */
 
-/* Compares gradients with the loss's; returns how many differ if that is expected, else checks each. */
-static int compare(double *x, const uint16_t *gradient, int count, const char *name, bool expected_to)
+enum planted { NOTHING, SCALE, MASK, BASE, OUT, DOUT, KEY, LSE, VALUES, PLANTED };
+
+/* Compares the gradient of an input with the loss's; returns how many numbers differ. Each is checked if none
+ * may. */
+static int compare(const char *input, const char *gradient, bool may_differ)
 {
     const double step = 1e-4;
-    double most = 0.0, differences[NQ];
+    const struct held *const x = tensor(input), *const dx = tensor(gradient);
+    double most = 0.0, differences[MOST_ELEMENTS];
     int wrong = 0;
-    for (int i = 0; i < count; i++) {
-        const double was = x[i];
-        x[i] = was + step;
-        const double above = attend(NULL, NULL);
-        x[i] = was - step;
-        differences[i] = (above - attend(NULL, NULL)) / (2 * step);
-        x[i] = was;
+    nudged.tensor = x;
+    for (int i = 0; i < elements_of(x); i++) {
+        nudged.offset = nth(x, i), nudged.by = step;
+        const double above = attend_all(false);
+        nudged.by = -step;
+        differences[i] = (above - attend_all(false)) / (2 * step);
         most = fmax(most, fabs(differences[i]));
     }
-    for (int i = 0; i < count; i++) {
-        const double came = value_of(gradient[i]);
-        const bool good = fabs(differences[i] - came) <= most / (n.half ? 512 : 64);
+    nudged.tensor = NULL;
+    for (int i = 0; i < elements_of(x); i++) {
+        const double came = element(dx, nth(dx, i));
+        const bool good =
+            fabs(differences[i] - came) <= most / (x->tensor.dtype.code == FMLA_TYPE_BFLOAT ? 64 : 512);
         wrong += !good;
-        if (!expected_to)
-            CHECK(good, "flat %d, causal %d, fp16 %d: %s[%d] is %g, expected %g", n.form->flat, n.causal,
-                  n.half, name, i, came, differences[i]);
+        if (!may_differ)
+            CHECK(good, "call %u: %s[%d] is %g, expected %g", number, gradient, i, came, differences[i]);
     }
     return wrong;
 }
 
-/* Returns a tensor of that many tokens, or keys, in the call's form. */
-static const fmla_tensor *tensor(struct held *held, uint16_t *data, int64_t tokens, int64_t heads,
-                                 int64_t width)
+static void add(const char *name, int64_t i, double x)
 {
-    const bool flat = n.form->flat;
-    const int64_t b = n.form->count, shape[] = {b, flat ? tokens : tokens / b, heads, width};
-    held_set(held, data, n.half ? fp16 : bf16, 4 - flat, shape + flat);
-    return &held->tensor;
+    const struct held *const t = tensor(name);
+    put(t, nth(t, i), element(t, nth(t, i)) + x);
 }
 
-enum planted { NOTHING, SCALE, MASK, BASE, OUT, DOUT, KEY, LSE, VALUES, PLANTED };
-
-static void add(uint16_t *code, float x)
+static void plant(enum planted planted)
 {
-    *code = code_of((float)value_of(*code) + x);
+    if (planted == SCALE) *(float *)option_at(call.operation, call.args, "softmax_scale") = 0.3f;
+    if (planted == MASK) put_number(call.operation, call.args, "causal", !call.layout.causal);
+    if (planted == BASE)
+        put_number(call.operation, call.args, "log_base",
+                   call.options.base_2 ? FMLA_LOG_NATURAL : FMLA_LOG_BASE_2);
+    if (planted == OUT) add("out", TOKENS * HEADS * DV - 1, 0.3);
+    if (planted == DOUT) add("dout", 3, 0.3);
+    if (planted == KEY) put_integers("cu_seqlens_k", (int32_t[]){0, 4}, 2);
+    if (planted == LSE) add("lse", TOKENS * HEADS - 1, 0.2);
+    if (planted == VALUES) add("v", 7, 0.3);
 }
 
-static int run(enum planted planted)
+static void check(bool causal, bool half, enum planted planted)
 {
-    struct held held[8], lse, of_starts[2];
-    int32_t starts[2][MOST_REQUESTS + 1];
-    struct random_state random = {29};
-    double out[NO], natural[ROWS];
-    const int64_t b = n.form->count, lse_shape[] = {b, HEADS, TOKENS / b}, flat_shape[] = {HEADS, TOKENS};
-    draw(n.q, s.q, NQ, &random), draw(n.k, s.k, NK, &random), draw(n.v, s.v, NV, &random);
-    draw(n.dout, s.dout, NO, &random);
-    attend(out, natural);
-    memcpy(starts, n.form->starts, sizeof starts);
-    for (int i = 0; i < 2; i++) HELD(&of_starts[i], starts[i], i32, 1, b + 1);
-    held_set(&lse, s.lse, f32, n.form->flat ? 2 : 3, n.form->flat ? flat_shape : lse_shape);
-    fmla_mha_forward_args forward = FMLA_INIT(fmla_mha_forward_args);
-    fmla_mha_backward_args args = FMLA_INIT(fmla_mha_backward_args);
-    args.q = forward.q = tensor(&held[0], s.q, TOKENS, HEADS, D_QK);
-    args.k = forward.k = tensor(&held[1], s.k, KEYS, KEY_HEADS, D_QK);
-    args.v = forward.v = tensor(&held[2], s.v, KEYS, KEY_HEADS, DV);
-    if (n.form->flat) {
-        args.cu_seqlens_q = forward.cu_seqlens_q = &of_starts[0].tensor;
-        args.cu_seqlens_k = forward.cu_seqlens_k = &of_starts[1].tensor;
-    }
-    args.out = forward.out = tensor(&held[3], s.out, TOKENS, HEADS, DV);
-    args.lse = forward.lse = &lse.tensor;
-    args.dout = tensor(&held[4], s.dout, TOKENS, HEADS, DV);
-    args.dq = tensor(&held[5], s.dq, TOKENS, HEADS, D_QK);
-    args.dk = tensor(&held[6], s.dk, KEYS, KEY_HEADS, D_QK);
-    args.dv = tensor(&held[7], s.dv, KEYS, KEY_HEADS, DV);
-    args.causal = forward.causal = n.causal;
-    args.softmax_scale = forward.softmax_scale = (float)n.scale;
-    args.log_base = forward.log_base = n.causal ? FMLA_LOG_BASE_2 : FMLA_LOG_NATURAL;
-    args.kernel = forward.kernel = "ref";
-    CHECK_OK(run_in_room(OP_MHA_FORWARD, &forward));
-    for (int i = 0; i < NO; i++)
-        CHECK(fabs(out[i] - value_of(s.out[i])) < (n.half ? 1e-3 : 8e-3), "out[%d]: %g, not the oracle's %g",
-              i, out[i], value_of(s.out[i]));
-    for (int i = 0; i < ROWS; i++)
-        CHECK(near((double)s.lse[i], natural[i] * (n.causal ? log2_e : 1.0), 1e-5),
-              "lse[%d]: %g, not the oracle's %g", i, natural[i], (double)s.lse[i]);
-    if (planted == SCALE) args.softmax_scale = 0.5f;
-    if (planted == MASK) args.causal = !n.causal;
-    if (planted == BASE) args.log_base = n.causal ? FMLA_LOG_NATURAL : FMLA_LOG_BASE_2;
-    if (planted == OUT) add(&s.out[NO - 1], 0.3f);
-    if (planted == DOUT) add(&s.dout[3], 0.3f);
-    if (planted == KEY) starts[1][1]--;
-    if (planted == LSE) s.lse[ROWS - 1] += n.half ? 0.05f : 0.2f;
-    if (planted == VALUES) add(&s.v[7], 0.3f);
-    CHECK_OK(run_in_room(OP_MHA_BACKWARD, &args));
-    return compare(n.q, s.dq, NQ, "dq", planted) + compare(n.k, s.dk, NK, "dk", planted) +
-           compare(n.v, s.dv, NV, "dv", planted);
+    const int64_t b = form->b;
+    const struct layout l =
+        DESIGNATED(.b = b, .splits = b + 1, .s_q = TOKENS / b, .tokens_q = TOKENS, .s_k = KEYS / b,
+                   .tokens_k = KEYS, .h_q = HEADS, .h_kv = KEY_HEADS, .d_qk = D_QK, .d_v = DV,
+                   .causal = causal, .flat = form->flat, .type = half ? fp16 : bf16);
+    make(OP_MHA_BACKWARD, &l);
+    put_integers("cu_seqlens_q", form->starts[0], (size_t)b + 1);
+    put_integers("cu_seqlens_k", form->starts[1], (size_t)b + 1);
+    attend_all(true);
+    plant(planted);
+    run_call("ref");
+    if (planted == DOUT) add("dout", 3, -0.3); /* the definition has the inputs as they were */
+    if (planted == VALUES) add("v", 7, -0.3);
+    const int wrong = compare("q", "dq", planted) + compare("k", "dk", planted) + compare("v", "dv", planted);
+    CHECK(!wrong == !planted, "call %u, defect %d: %d gradients differ", number, planted, wrong);
 }
 
 int main(void)
 {
-    unsetenv("FLASHMLA_KERNEL");
-    n.scale = 0.6;
     for (int way = 0; way < 8; way++)
         for (enum planted planted = NOTHING; planted < PLANTED; planted++) {
-            n.form = &forms[way & 1], n.causal = way >> 1 & 1, n.half = way >> 2 & 1;
-            if (planted == KEY && !n.form->flat) continue;
-            const int wrong = run(planted);
-            CHECK(!wrong == !planted, "flat %d, causal %d, fp16 %d, defect %d: %d gradients differ",
-                  n.form->flat, n.causal, n.half, planted, wrong);
+            form = &forms[way & 1];
+            if (planted != KEY || form->flat) check(way >> 1 & 1, way >> 2 & 1, planted);
         }
     return check_done("test_mha_gradients");
 }
