@@ -32,12 +32,12 @@ static unsigned number;
 static char memory[MAX_TENSORS][MEMORY];
 static const float cache_scale = 1.0f + 0x1p-8f + 0x1p-9f; /* of a format with one for the whole cache */
 
+/* Returns a tensor; NULL: the call has none of that name. */
 static inline struct held *tensor(const char *name)
 {
-    const struct member *m;
-    for (int which = 0; (m = described_tensor(call.operation, which)); which++)
-        if (!strcmp(m->name, name)) return layout_has(&call.layout, m) ? &call.held[which] : NULL;
-    return NULL;
+    const int which = described_index(call.operation, name);
+    return which >= 0 && layout_has(&call.layout, described_tensor(call.operation, which)) ? &call.held[which]
+                                                                                           : NULL;
 }
 
 static inline void place(struct held *held, const struct member *m, int which, const struct layout *layout)

@@ -112,6 +112,15 @@ static inline const struct member *described_tensor(enum operation operation, in
     return NULL;
 }
 
+/* Returns the number of a tensor; -1: the operation has none of that name. */
+static inline int described_index(enum operation operation, const char *name)
+{
+    const struct member *m;
+    for (int which = 0; (m = described_tensor(operation, which)); which++)
+        if (!strcmp(m->name, name)) return which;
+    return -1;
+}
+
 /* Returns the dimension that an option sets in the absence of a tensor; DIM__: none. */
 static inline enum dimension described_wide(const struct member *m)
 {

@@ -23,11 +23,9 @@ struct told {
 /* Returns a tensor of the call; NULL: it has none of that name. */
 static inline const struct held *told_tensor(const struct told *told, const char *name)
 {
-    const struct member *m;
-    for (int which = 0; (m = described_tensor(told->operation, which)); which++)
-        if (!strcmp(m->name, name))
-            return *(fmla_tensor **)option_at(told->operation, told->args, name) ? &told->held[which] : NULL;
-    return NULL;
+    const int which = described_index(told->operation, name);
+    return which >= 0 && *(fmla_tensor **)option_at(told->operation, told->args, name) ? &told->held[which]
+                                                                                       : NULL;
 }
 
 /* Returns the address of an element of a tensor, NULL if there is no tensor. */
