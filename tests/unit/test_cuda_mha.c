@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tests the host side of dense MHA on a GPU: the kernel chosen, Hopper's tiles of rows, the TMA maps, the
- * count of tiles in the workspace, and the launches of gradients without requests.
+ * Tests the host side of dense MHA on a GPU: the kernel chosen, Hopper's tiles of rows, the count of tiles in
+ * the workspace, and the launches of gradients without requests. What kernels are told of a call's tensors:
+ * test_cuda_random.c.
  */
 #include "fake_cuda/launches.h"
 
@@ -48,34 +49,6 @@ static struct mha_forward_sm90_params hopper(struct mha_forward_call *c)
     return PARAMS(mha_forward_sm90_params, launched(0));
 }
 
-/* ---- What kernels are told -------------------------------------------------------------------- */
-
-static void requests_apart(void)
-{
-    struct mha_forward_call c;
-    apart(&c, S_Q, H_Q, H_KV);
-    const struct mha_forward_sm90_params p = hopper(&c);
-    const struct fake_tensor *q = told_of(&p.q), *k = told_of(&p.k), *v = told_of(&p.v);
-    CHECK_ALL({q->sizes[0], 64}, {q->sizes[1], H_Q}, {q->sizes[2], S_Q}, {q->sizes[3], D_QK / 64},
-              {q->sizes[4], B}, {q->strides[0], D_QK * 2}, {q->strides[1], H_Q * D_QK * 2},
-              {q->strides[2], 128}, {q->strides[3], S_Q * H_Q * D_QK * 2});
-    CHECK_ALL({k->sizes[1], S_K}, {k->sizes[2], H_KV}, {k->sizes[3], D_QK / 64}, {k->sizes[4], B},
-              {k->box[1], KEYS}, {k->box[2], 1}, {k->box[3], D_QK / 64}, {k->strides[0], H_KV * D_QK * 2},
-              {k->strides[1], D_QK * 2});
-    CHECK_ALL({v->sizes[1], S_K}, {v->sizes[3], D_V / 64}, {v->box[1], KEYS}, {v->box[3], D_V / 64},
-              {v->strides[0], H_KV * D_V * 2}, {v->strides[1], D_V * 2},
-              {v->strides[3 - 0], S_K * H_KV * D_V * 2});
-}
-
-static void requests_ragged(void)
-{
-    struct mha_forward_call c;
-    ragged(&c);
-    const struct mha_forward_sm90_params p = hopper(&c);
-    CHECK_ALL({told_of(&p.q)->sizes[2], TOKENS_Q}, {told_of(&p.q)->sizes[4], 1},
-              {told_of(&p.k)->sizes[1], TOKENS_K}, {told_of(&p.k)->sizes[4], 1});
-}
-
 /* ---- Tiles ------------------------------------------------------------------------------------ */
 
 /* Heads share a tile if a head has too few tokens for its own tiles. */
@@ -94,7 +67,9 @@ static void tiles(void)
         CHECK_ALL({p.heads_of_tile, heads}, {p.tile_tokens, tokens}, {p.tile_rows, tokens * heads},
                   {p.units, all[i].h_q / heads}, {p.units_of_key_head, all[i].h_q / all[i].h_kv / heads},
                   {divides(p.heads_divisor, heads), 1}, {told_of(&p.q)->box[1], heads},
-                  {told_of(&p.q)->box[2], tokens},
+                  {told_of(&p.q)->box[2], tokens}, {told_of(&p.k)->box[1], KEYS}, {told_of(&p.k)->box[2], 1},
+                  {told_of(&p.k)->box[3], D_QK / 64}, {told_of(&p.v)->box[1], KEYS},
+                  {told_of(&p.v)->box[3], D_V / 64},
                   {launched(0)->config.grid_x, count < fake->sms ? count : fake->sms},
                   {p.tile_counters != NULL, count > fake->sms});
     }
@@ -298,7 +273,6 @@ static void gradients_refused(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", requests_apart, requests_ragged, tiles, tile_counters,
-                         no_keys, any_batch, refused, tiles_of_sm80, no_request, gradients, wide_gradients,
-                         gradients_refused);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tile_counters, no_keys, any_batch, refused,
+                         tiles_of_sm80, no_request, gradients, wide_gradients, gradients_refused);
 }

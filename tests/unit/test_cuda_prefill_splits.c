@@ -92,6 +92,7 @@ static void which_tiles(void)
 
 /* ---- What is launched -------------------------------------------------------------------------- */
 
+/* Tiles that are split, and their join, whose launch depends on that of the splits. */
 static void launches(void)
 {
     static const struct {
@@ -101,23 +102,12 @@ static void launches(void)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct sparse_prefill_call c;
         call_of(&c, cases[i].s_q, cases[i].h_q, cases[i].topk);
-        const int64_t tiles = cases[i].s_q * ((cases[i].h_q + TILE - 1) / TILE);
-        const int64_t rest = tiles - cases[i].whole, items = cases[i].whole + rest * cases[i].splits;
-        const int before = fake->launches;
-        CHECK_OK(fmla_sparse_prefill(&c.args));
-        CHECK_EQ(fake->launches, before + 2);
-        const struct fake_launch *launch = &fake->launch[before];
-        const struct sparse_prefill_sm90_params p = PARAMS(sparse_prefill_sm90_params, launch),
-                                                joined = PARAMS(sparse_prefill_sm90_params, launch + 1);
-        CHECK(!strcmp(launch[0].kernel, "sm90_sparse_prefill_bf16_576_splits"), "%s", launch[0].kernel);
-        CHECK(!strcmp(launch[1].kernel, "sm90_sparse_prefill_join"), "%s", launch[1].kernel);
-        CHECK(!memcmp(&p, &joined, sizeof p), "%s", "the join is told the same");
-        CHECK_ALL({p.items, items}, {p.splits.whole, cases[i].whole}, {p.splits.of_tile, cases[i].splits},
-                  {offset(p.splits.parts, REGION_OF_WORKSPACE), 0},
-                  {launch[0].config.grid_x, items < SMS ? items : SMS},
-                  {launch[1].config.grid_x * PREFILL_JOIN_WARPS, rest * TILE},
-                  {launch[1].config.block_x, 32 * PREFILL_JOIN_WARPS}, {launch[1].config.num_attributes, 1});
-        CHECK_EQ((int64_t)size_of(&c), rest * cases[i].splits * PREFILL_PART_BYTES);
+        const int64_t rest = cases[i].s_q * ((cases[i].h_q + TILE - 1) / TILE) - cases[i].whole;
+        RUNS(sparse_prefill, &c, "sm90_sparse_prefill_bf16_576_splits|sm90_sparse_prefill_join%s", "");
+        const struct prefill_splits splits = PARAMS(sparse_prefill_sm90_params, launched(1)).splits;
+        CHECK_ALL({splits.whole, cases[i].whole}, {splits.of_tile, cases[i].splits},
+                  {offset(splits.parts, REGION_OF_WORKSPACE), 0},
+                  {c.bytes, rest * cases[i].splits * PREFILL_PART_BYTES});
     }
 }
 

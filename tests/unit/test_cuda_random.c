@@ -273,6 +273,7 @@ static void judge_splits(const struct fake_launch *launch, const struct fake_lau
     HOLDS(joined == (p.splits.of_tile > 1) && joined == (strstr(launch->kernel, "splits") != NULL));
     if (!joined) return;
     HOLDS(inside(p.splits.parts, p.items - p.splits.whole, PREFILL_PART_BYTES, workspace + bytes));
+    HOLDS(!memcmp(&p, next->parameters, sizeof p) && next->config.block_x == 32 * PREFILL_JOIN_WARPS);
     HOLDS(next->config.grid_x == split * 64 / PREFILL_JOIN_WARPS);
 }
 
@@ -369,6 +370,8 @@ static void judge_mha(size_t bytes)
     }
     const struct mha_forward_sm90_params p = PARAMS(mha_forward_sm90_params, launch);
     const int64_t rows = MHA_SM90_ROWS(p.call.d_qk), sms = (int64_t)fake->sms;
+    check_told_map(&told, &p.q, "q", true), check_told_map(&told, &p.k, "k", false);
+    check_told_map(&told, &p.v, "v", false);
     HOLDS(bytes == 256 && (p.heads_of_tile == 1 || p.heads_of_tile == h_q / h_kv));
     HOLDS(p.tile_tokens == rows / p.heads_of_tile && p.tile_rows == p.tile_tokens * p.heads_of_tile);
     HOLDS(divides(p.heads_divisor, p.heads_of_tile) && p.units * p.heads_of_tile == h_q);
@@ -488,12 +491,7 @@ static void plan_drawn(void)
     const int32_t partitions = answer[ASK_KERNEL].count[0];
     HOLDS(partitions >= 1 && partitions <= 65536);
     if (tables) {
-        struct held *const rows = &held[operation == OP_SPARSE_PLAN ? (int)TENSOR_sparse_plan_partitions
-                                                                    : (int)TENSOR_decode_plan_partitions];
-        REGION(rows, REGION_OF_TABLES, i32, 2, partitions, FMLA_PARTITION_FIELDS);
-        REGION(rows + 1, REGION_OF_SPLITS, i32, 1, b + 1);
-        *(const fmla_tensor **)option("partitions") = &rows[0].tensor;
-        *(const fmla_tensor **)option("num_splits") = &rows[1].tensor;
+        give_tables(operation, args, held, partitions, b);
     } else {
         *(void **)option("plan") = workspace, *(size_t *)option("plan_size") = answer[ASK_BYTES].bytes;
     }
@@ -502,6 +500,9 @@ static void plan_drawn(void)
     const struct plan_params p = PARAMS(plan_params, &fake->launch[0]);
     HOLDS(fake->launch[0].config.grid_x == 1 && p.b == b && p.num_partitions == partitions);
     HOLDS(p.planned >= 1 && p.planned <= partitions && divides(p.partitions_divisor, p.planned));
+    if (tables)
+        HOLDS(!p.header && (char *)p.partitions == region(REGION_OF_TABLES) &&
+              (char *)p.num_splits == region(REGION_OF_SPLITS));
     if (tables) return;
     HOLDS((char *)p.header == workspace &&
           (char *)(p.num_splits + b + 1) == workspace + answer[ASK_BYTES].bytes);

@@ -180,6 +180,24 @@ static inline void check_told_of_mha(const struct told *told, const struct mha_f
     TOLD(!flat || (!p->q_stride[0] && !p->output.out_stride[0] && !p->output.lse_stride[0]));
 }
 
+/* Checks the TMA map of vectors of 64 elements: their heads then tokens, or tokens then heads, then the rest of
+ * a row, then requests. Strides of single elements are not used. */
+static inline void check_told_map(const struct told *told, const struct tensor_map *map, const char *name,
+                                  bool heads_first)
+{
+    const struct fake_tensor *const t = told_of(map);
+    const struct held *const h = told_tensor(told, name);
+    const int flat = h->tensor.ndim == 3, token = 1 - flat, head = 2 - flat;
+    const int dimension[] = {heads_first ? head : token, heads_first ? token : head};
+    const int64_t sizes[] = {64, h->shape[dimension[0]], h->shape[dimension[1]], h->shape[3 - flat] / 64,
+                             flat ? 1 : h->shape[0]},
+                  strides[] = {h->strides[dimension[0]], h->strides[dimension[1]], 64, h->strides[0]};
+    if (!h->tensor.data) return; /* no keys */
+    TOLD((const char *)t->base == told_at(told, name, 0));
+    for (int i = 0; i < 5; i++) TOLD((int64_t)t->sizes[i] == sizes[i]);
+    for (int i = 0; i < 4; i++) TOLD(sizes[i + 1] < 2 || (int64_t)t->strides[i] == 2 * strides[i]);
+}
+
 /* Checks the name of the kernel of a cache operation: each format and type has its own. */
 static inline void check_told_kernel(const struct told *told, int32_t format, fmla_dtype type)
 {
