@@ -1,23 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tests the launches of plans, cache operations and FP8 products on a GPU, and the launch attributes of
- * kernels, as test_cuda_launch.c does for dense decode.
+ * Tests the launches of cache operations and FP8 products on a GPU, plans for other devices, and the launch
+ * attributes of kernels, as test_cuda_launch.c does for dense decode.
  */
 #include "fake_cuda/launches.h"
 
 #include "cuda/device.h"
 #include "cuda/launch.h"
-
-static void plan(void)
-{
-    CHECK_OK(plan_small(0));
-    const struct plan_params p = PARAMS(plan_params, launched(0));
-    CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
-    CHECK_ALL({p.b, 5}, {p.capacity, INT32_MAX}, {p.num_partitions, 132}, {p.costs.row_tiles, 1},
-              {p.costs.tiles_of_head, 1}, {offset(p.header, REGION_OF_PLAN), 0},
-              {offset(p.partitions, REGION_OF_PLAN), 32},
-              {offset(p.num_splits, REGION_OF_PLAN), 32 + 132 * 32}, {offset(p.seqlens, 0), 0});
-}
 
 /* Two tokens written to and read from 4 pages of 64 slots. */
 static struct cache_append_call append;
@@ -308,7 +297,7 @@ static void no_overlap_before_hopper(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_others", plan, cache_operations, fp8_products, bytes_by_ptx,
+    return RUN_SCENARIOS(argc, argv, "test_cuda_others", cache_operations, fp8_products, bytes_by_ptx,
                          fp8_products_on_hopper, planned_on_the_host, planned_on_the_host_for_another,
                          planned_on_the_gpu_for_the_cpu, attributes, no_overlap_before_hopper);
 }

@@ -500,6 +500,10 @@ static void plan_drawn(void)
     const struct plan_params p = PARAMS(plan_params, &fake->launch[0]);
     HOLDS(fake->launch[0].config.grid_x == 1 && p.b == b && p.num_partitions == partitions);
     HOLDS(p.planned >= 1 && p.planned <= partitions && divides(p.partitions_divisor, p.planned));
+    const int64_t *const capacity = option("capacity");
+    HOLDS(!capacity || p.capacity == (*capacity ? *capacity : INT32_MAX));
+    HOLDS((const char *)p.seqlens == told_at(&told, "seqlens", 0) &&
+          (const char *)p.topk.length == told_at(&told, "topk_length", 0));
     if (tables)
         HOLDS(!p.header && (char *)p.partitions == region(REGION_OF_TABLES) &&
               (char *)p.num_splits == region(REGION_OF_SPLITS));

@@ -429,19 +429,6 @@ static void strides(void)
     cuda_leave(&scope);
 }
 
-static void refused_by_the_driver(void)
-{
-    SMALL_CALL(c);
-    fake->fails[CALL_cuTensorMapEncodeTiled] = FAKE_LAUNCH_FAILED;
-    check_rejected("map", dense_decode_run(&c), FMLA_DEVICE_ERROR, "dense_decode", "cuda:0",
-                   "cuTensorMapEncodeTiled of kv_cache|CUDA_ERROR_LAUNCH_FAILED");
-    CHECK_EQ(fake_depth(), 0);
-    CHECK(!fake->launches || !strcmp(fake->launch[fake->launches - 1].kernel, "decode_plan"), "%s",
-          "launched without maps");
-    fake->fails[CALL_cuTensorMapEncodeTiled] = CU_SUCCESS;
-    CHECK_OK(dense_decode_run(&c));
-}
-
 /* ---- Dispatch --------------------------------------------------------------------------------------------- */
 
 /* Calls with one property that Hopper's kernel does not support. */
@@ -481,5 +468,5 @@ static void forced_elsewhere(void)
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_sm90", takes_caches, takes_queries, takes_the_rest, boxes,
-                         encoded, not_encoded, strides, refused_by_the_driver, dispatched, forced_elsewhere);
+                         encoded, not_encoded, strides, dispatched, forced_elsewhere);
 }
