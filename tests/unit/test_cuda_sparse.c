@@ -71,7 +71,6 @@ static void small_batch(void)
                {"cuda-sm90-16", "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
                {"cuda", "sparse_decode_bytes_bf16", 0, 32 * SPARSE_WARPS, 0}};
     enum { PARTITIONS = 264 / 12 /* tiles */ };
-    size_t size = 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct sparse_decode_call c;
         shaped_call(&c, SHAPE_OF(layout, .b = 35, .topk = 64, .format = FMLA_KV_FP8_656, .has = HAS_LENGTHS));
@@ -85,8 +84,6 @@ static void small_batch(void)
         CHECK_EQ(PARAMS(sparse_decode_params, launched(1)).tiles, tiles);
         if (all[i].heads) CHECK_EQ(PARAMS(sparse_decode_params, launched(1)).tiles_of_token, tiles / S_Q);
         CHECK_ALL(GRID(launched(1), PARTITIONS * tiles, all[i].threads, all[i].shared_bytes));
-        if (i) CHECK_EQ(c.bytes, size);
-        size = c.bytes;
     }
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_584, true);
@@ -347,16 +344,11 @@ static void rows(void)
     RUNS(sparse_decode, &c, "decode_plan|sm80_sparse_decode_bf16_64x64|join_splits_bf16_halves");
 }
 
-/* The portable kernel takes what Hopper's does not, with an equally large workspace. */
+/* The portable kernel takes what Hopper's does not; then the call is made anew. */
 static void refused(const char *label, struct sparse_decode_call *c, const char *argument, const char *words)
 {
     RUNS(sparse_decode, c, "decode_plan|sm80_sparse_decode_f32_64x64|join_splits_bf16_halves");
-    CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * ((H_Q + 63) / 64));
-    const size_t size = c->bytes;
     check_left(label, OP_SPARSE_DECODE, &c->args, "cuda-sm90", "cuda-sm80", argument, words);
-    sparse_call(c, FMLA_KV_FP8_656, true);
-    CHECK_OK(sparse_decode_run(c));
-    CHECK_EQ(c->bytes, size);
     sparse_call(c, FMLA_KV_FP8_656, true);
 }
 
