@@ -50,23 +50,23 @@ static inline bool described_contiguous_pages(const struct member *m, const stru
     return (m->allowed & IS_CACHE) && kv_layout_of(described_format(m, layout)->format, 0).scale_bytes;
 }
 
-/* Returns the name of a dimension; DIM__ if it has none or is the bytes of a token. */
-static inline enum dimension described_name(const struct member *m, const struct layout *layout, int i)
+/* Returns the names of a tensor's dimensions; DIM__ is the bytes of a token. */
+static inline struct form described_form(const struct member *m, const struct layout *layout)
 {
-    if ((m->allowed & IS_CACHE) && !layout->flat && described_format(m, layout)->token && i == 3)
-        return DIM__;
-    return form_of(m, layout->flat).dimensions[i];
+    struct form form = form_of(m, layout->flat);
+    if ((m->allowed & IS_CACHE) && !layout->flat && described_format(m, layout)->token)
+        form.dimensions[3] = DIM__;
+    return form;
 }
 
 /* Fills in the shape and returns the rank. */
 static inline int described_shape(const struct member *m, const struct layout *layout, int64_t *shape)
 {
-    const int rank = form_of(m, layout->flat).rank;
-    for (int i = 0; i < rank; i++) {
-        const enum dimension name = described_name(m, layout, i);
-        shape[i] = name == DIM__ ? described_format(m, layout)->token : layout->size[name];
-    }
-    return rank;
+    const struct form form = described_form(m, layout);
+    for (int i = 0; i < form.rank; i++)
+        shape[i] = form.dimensions[i] == DIM__ ? described_format(m, layout)->token
+                                               : layout->size[form.dimensions[i]];
+    return form.rank;
 }
 
 static inline fmla_dtype described_dtype(const struct member *m, const struct layout *layout)
@@ -85,7 +85,7 @@ static inline fmla_dtype described_dtype(const struct member *m, const struct la
 static inline const struct member *described_member(enum operation operation, const char *name)
 {
     for (const struct member *m = descriptors[operation].members; m->name; m++)
-        if (!strcmp(m->name, name)) return m;
+        if (*m->name == *name && !strcmp(m->name, name)) return m; /* millions of times */
     return NULL;
 }
 
@@ -110,6 +110,15 @@ static inline const struct member *described_tensor(enum operation operation, in
     for (const struct member *m = descriptors[operation].members; m->name; m++)
         if (m->kind == MEMBER_TENSOR && !which--) return m;
     return NULL;
+}
+
+/* Returns the number of a tensor; -1: the operation has none of that name. */
+static inline int described_index(enum operation operation, const char *name)
+{
+    const struct member *m;
+    for (int which = 0; (m = described_tensor(operation, which)); which++)
+        if (!strcmp(m->name, name)) return which;
+    return -1;
 }
 
 /* Returns the dimension that an option sets in the absence of a tensor; DIM__: none. */

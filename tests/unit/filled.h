@@ -129,4 +129,43 @@ static inline void place_filled(struct held *held, const struct member *m, int w
     if (!(m->allowed & IS_OUTPUT)) fill_input(held, m, layout, &random);
 }
 
+/* ---- Elsewhere ------------------------------------------------------------------------------- */
+
+/* Copies rows between `rows` and `held`, whose rows (all but the last dimension; contiguous pages) may
+ * have gaps. */
+static inline void copy_rows(const struct held *held, bool contiguous, char *rows, bool out)
+{
+    const int ndim = held->tensor.ndim, inner = contiguous ? 1 : ndim - 1;
+    const size_t element = held->tensor.dtype.bits / 8;
+    int64_t count = 1, row = 1;
+    for (int i = 0; i < ndim; i++) *(i < inner ? &count : &row) *= held->shape[i];
+    const size_t bytes = (size_t)row * element;
+    for (int64_t i = 0; i < count; i++) {
+        char *const at =
+            (char *)held->tensor.data + (size_t)(inner ? i * held->strides[inner - 1] : 0) * element;
+        memcpy(out ? rows + (size_t)i * bytes : at, out ? at : rows + (size_t)i * bytes, bytes);
+    }
+}
+
+/* Lays the same tensor out elsewhere: at an address `shift` elements off, with equally large gaps between
+ * rows. Bytes are shifted by the alignment of their scales. Everything else up to the end is 0xff; returns
+ * the end. */
+static inline char *lay_out_apart(struct held *held, const struct member *m, const struct layout *layout,
+                                  char *to, int64_t shift)
+{
+    const bool contiguous = described_contiguous_pages(m, layout), bytes = held->tensor.dtype.bits == 8;
+    const int64_t gap = m->allowed & IN_ROWS ? 0 : bytes ? described_format(m, layout)->unit * shift : shift;
+    char *const from = held->tensor.data;
+    const int inner = contiguous ? 1 : held->tensor.ndim - 1;
+    for (int i = inner - 1; i >= 0; i--)
+        held->strides[i] =
+            i == inner - 1 ? held->strides[i] + gap : held->strides[i + 1] * held->shape[i + 1];
+    const int64_t elements = gap + held->shape[0] * held->strides[0];
+    char *const end = to + (size_t)elements * held->tensor.dtype.bits / 8;
+    memset(to, 0xff, (size_t)(end - to));
+    held->tensor.data = to + (size_t)gap * held->tensor.dtype.bits / 8;
+    if (!(m->allowed & IS_OUTPUT)) copy_rows(held, contiguous, from, false);
+    return end;
+}
+
 #endif

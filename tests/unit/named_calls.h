@@ -46,7 +46,8 @@ static inline bool layout_has(const struct layout *l, const struct member *m)
     if (!strcmp(m->name, "kv_scale")) return l->format == FMLA_KV_FP8_576;
     if (!strcmp(m->name, "q_scale")) return l->codes;
     for (size_t i = 0; (m->allowed & ALLOW_NULL) && i < sizeof optional / sizeof optional[0]; i++)
-        if (!strcmp(m->name, optional[i].name)) return l->has & optional[i].bit;
+        if (*m->name == *optional[i].name && !strcmp(m->name, optional[i].name))
+            return l->has & optional[i].bit;
     return true;
 }
 

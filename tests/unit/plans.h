@@ -17,17 +17,24 @@ enum {
     MOST_PLAN = 4096
 };
 
-/* The call that the plan is for. */
+/* The call that the plan is for, and numbers of its tensors. */
 static struct planned {
     struct good_call *call;
-    int rows, splits;     /* indices of its tensors */
+    int rows, splits, lengths;
     const char *bound_by; /* the tensor that sets b */
-    /* For a call of two requests that reads a plan: writes a plan for `requests` requests into MOST_PLAN
-     * bytes. */
-    void (*make)(int64_t requests, int32_t partitions, char *plan, size_t *bytes);
-    int lengths; /* index of a tensor */
-    int32_t most[2];
+    int32_t most[2];      /* of the lengths of two requests */
 } planned;
+
+static inline void plan_for(struct good_call *good, const char *lengths, int32_t most_0, int32_t most_1)
+{
+    const enum operation operation = good->operation;
+    planned = (struct planned){good,
+                               described_index(operation, "partitions"),
+                               described_index(operation, "num_splits"),
+                               described_index(operation, lengths),
+                               described_tensor(operation, 0)->name,
+                               {most_0, most_1}};
+}
 
 static _Alignas(64) char plan_data[MOST_PLAN], other_plan[MOST_PLAN];
 static size_t plan_bytes, other_plan_bytes;
@@ -38,10 +45,33 @@ static inline void give_plan(void *plan, size_t bytes)
     *(size_t *)option(planned.call, "plan_size") = bytes;
 }
 
+/* Writes a plan for a call of so many requests into MOST_PLAN bytes. */
+static inline void make_plan(int64_t requests, int32_t partitions, char *plan, size_t *bytes)
+{
+    static int32_t lengths[8] = {20, 33, 1, 0, 70};
+    const enum operation planner =
+        planned.call->operation == OP_SPARSE_DECODE ? OP_SPARSE_PLAN : OP_DECODE_PLAN;
+    _Alignas(16) char args[512] = {0};
+    struct held held;
+    struct answer answer = {0};
+    HELD(&held, lengths, i32, 1, requests);
+    memcpy(args, &descriptors[planner].size, sizeof(size_t));
+    for (const struct member *m = descriptors[planner].members; m->name; m++)
+        if (described_wide(m) && described_wide(m) != DIM_b)
+            memcpy(args + m->offset, &good_layout.size[described_wide(m)], sizeof(int64_t));
+    *(const fmla_tensor **)(void *)(args + described_tensor(planner, 0)->offset) = &held.tensor;
+    *(int32_t *)option_at(planner, args, "num_partitions") = partitions;
+    *(void **)option_at(planner, args, "plan") = plan;
+    *(size_t *)option_at(planner, args, "plan_size") = MOST_PLAN;
+    CHECK_OK(described_ask(planner, ASK_BYTES, args, &answer));
+    CHECK_OK(described_run(planner, args));
+    *bytes = answer.bytes;
+}
+
 static inline void make_plans(void)
 {
-    planned.make(2, ROWS, plan_data, &plan_bytes);
-    planned.make(5, ROWS, other_plan, &other_plan_bytes);
+    make_plan(2, ROWS, plan_data, &plan_bytes);
+    make_plan(5, ROWS, other_plan, &other_plan_bytes);
 }
 
 /* ---- In one buffer --------------------------------------------------------------------------- */
@@ -80,7 +110,7 @@ static inline void take_damaged_plans(void)
     for (int n = 0; n < 400; n++) {
         const int32_t count = 1 + n % 4;
         const size_t of_rows = (size_t)count * FIELDS, fields = of_rows + 3;
-        planned.make(2, count, plan_data, &plan_bytes);
+        make_plan(2, count, plan_data, &plan_bytes);
         int32_t *const damaged = exactly(plan_bytes), *const rows = exactly(of_rows * 4),
                        *const splits = exactly(3 * sizeof *splits);
         memcpy(damaged, plan_data, plan_bytes);
@@ -118,7 +148,7 @@ static inline void give_tables(int64_t requests, int32_t count)
 {
     struct good_call *const good = planned.call;
     fmla_plan_view view = FMLA_INIT(fmla_plan_view);
-    planned.make(requests, count, plan_data, &plan_bytes);
+    make_plan(requests, count, plan_data, &plan_bytes);
     CHECK(fmla_plan_describe(plan_data, plan_bytes, &view) == FMLA_OK, "%s", fmla_last_error());
     good->absent &= ~(BIT(planned.rows) | BIT(planned.splits)), good->layout.size[DIM_rows] = count;
     lay_out(good);
@@ -259,7 +289,7 @@ static inline void take_tables(void)
     for (int32_t count = 1; count <= MOST_ROWS; count++) {
         struct answer with_plan = {0}, with_tables = {0};
         good->set_up();
-        planned.make(2, count, plan_data, &plan_bytes);
+        make_plan(2, count, plan_data, &plan_bytes);
         give_plan(plan_data, plan_bytes);
         CHECK(!described_ask(good->operation, ASK_BYTES, good->args, &with_plan), "%s", fmla_last_error());
         check_taken(good, "a plan");

@@ -151,7 +151,7 @@ static inline void refuse_devices(struct good_call *good)
 
 static inline enum dimension name_at(const struct good_call *good, const struct member *m, int i)
 {
-    return i < MAX_DIMENSIONS ? described_name(m, &good->layout, i) : DIM__;
+    return i < MAX_DIMENSIONS ? described_form(m, &good->layout).dimensions[i] : DIM__;
 }
 
 /* Returns the tensor that the message names if `after`, which binds a name, has another size: the next one

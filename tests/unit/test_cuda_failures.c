@@ -75,36 +75,31 @@ static void each_step(void)
     CHECK_EQ(fake->retained[0], 1);
 }
 
-/* In a context with fewer SMs than its device, calls whose CTAs would wait for each other use several
- * launches. */
+/* Calls whose CTAs would wait for each other use several launches where not all fit at once. */
+static void check_several_launches(void)
+{
+    fake->launches = 0;
+    CHECK_OK(decode_small(0));
+    CHECK_ALL({fake->launches, 3}, {fake_depth(), 0});
+    CHECK(!joins_in_kernel(launched(1)) && !strncmp(launched(0)->kernel, "join", 4), "%s",
+          launched(1)->kernel);
+}
+
+/* In a context with fewer SMs than its device. */
 static void no_room_for_all_ctas(void)
 {
-    for (int i = 0; i < SMALL_CALLS; i++) {
-        if (small_calls[i].operation != OP_DENSE_DECODE) continue;
-        CHECK_OK(small_call(&small_calls[i], 0));
-        CHECK(joins_in_kernel(launched(0)), "%s", launched(0)->kernel);
-        fake->launches = 0;
-        fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
-        fake->once[CALL_cuLaunchKernelEx] = 1;
-        CHECK_OK(small_call(&small_calls[i], 0));
-        CHECK_ALL({fake->launches, 3}, {fake_depth(), 0});
-        CHECK(!joins_in_kernel(launched(1)) && !strncmp(launched(0)->kernel, "join", 4), "%s",
-              launched(1)->kernel);
-    }
+    CHECK_OK(decode_small(0));
+    CHECK(joins_in_kernel(launched(0)), "%s", launched(0)->kernel);
+    fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+    fake->once[CALL_cuLaunchKernelEx] = 1;
+    check_several_launches();
 }
 
 /* The same in a green context, without asking the driver to launch: a captured launch would not be refused. */
 static void green_context(void)
 {
     fake->context_sms = 16;
-    for (int i = 0; i < SMALL_CALLS; i++) {
-        if (small_calls[i].operation != OP_DENSE_DECODE) continue;
-        fake->launches = 0;
-        CHECK_OK(small_call(&small_calls[i], 0));
-        CHECK_ALL({fake->launches, 3}, {fake_depth(), 0});
-        CHECK(!joins_in_kernel(launched(1)) && !strncmp(launched(0)->kernel, "join", 4), "%s",
-              launched(1)->kernel);
-    }
+    check_several_launches();
 }
 
 /* After a kernel error, an entry that only queries reports it, and so do all later entries. */

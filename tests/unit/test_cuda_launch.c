@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Tests the launches of dense decode on a GPU: order, grids, shared memory and parameters, as the fake
- * driver (fake_cuda/) received them.
+ * driver (fake_cuda/) received them. What kernels are told of a call's tensors and sizes: test_cuda_random.c.
  */
 #include "fake_cuda/launches.h"
 
@@ -11,21 +11,8 @@
 
 static struct split_params split_of(const struct fake_launch *launch)
 {
-    return strncmp(launch->kernel, "join", 4) ? dense_decode_params_of(launch).split
-                                              : join_params_of(launch).split;
-}
-
-/* Checks that the last launch joins the parts of that call. */
-static void check_join(const struct dense_decode_params *p)
-{
-    const struct join_params join = join_params_of(launched(0));
-    CHECK(join.b == p->b && join.s_q == p->s_q && join.h_q == p->h_q && join.group == p->group &&
-              join.rows == p->rows && join.capacity == p->capacity && join.seqlens == p->seqlens,
-          "%s", "the join has other sizes or lengths");
-    CHECK(!memcmp(&join.group_divisor, &p->group_divisor, sizeof join.group_divisor) &&
-              !memcmp(&join.split, &p->split, sizeof join.split) &&
-              !memcmp(&join.output, &p->output, sizeof join.output),
-          "%s", "the join has other parameters");
+    return strncmp(launch->kernel, "join", 4) ? PARAMS(dense_decode_params, launch).split
+                                              : PARAMS(join_params, launch).split;
 }
 
 /* Returns a value after the parameters of a join: rows per CTA, or lanes per row. */
@@ -58,10 +45,9 @@ static void runs(struct dense_decode_call *call, const char *kernels)
 static void planned_inside(void)
 {
     DECODE_CALL(c, 5, 2, 16, 2, 99, 64, 40);
-    c.args.causal = 1, c.args.log_base = FMLA_LOG_BASE_2, c.args.softmax_scale = 0.25f;
     runs(&c, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16");
 
-    const struct plan_params plan = plan_params_of(launched(2));
+    const struct plan_params plan = PARAMS(plan_params, launched(2));
     CHECK_ALL({launched(2)->config.grid_x, 1}, {launched(2)->config.block_x, PLAN_THREADS});
     CHECK(plan.seqlens == (int32_t *)(void *)region(3) && plan.b == 5 && plan.capacity == 40 * 64,
           "%lld, %lld", (long long)plan.b, (long long)plan.capacity);
@@ -69,32 +55,10 @@ static void planned_inside(void)
               {offset(plan.partitions, REGION_OF_WORKSPACE), 32},
               {offset(plan.num_splits, REGION_OF_WORKSPACE), 32 + 66 * 32},
               {plan.num_partitions, 66 /* 132 SMs, 2 key heads */});
-    const struct divisor partitions = divisor_of(66);
-    CHECK_ALL({plan.partitions_divisor.multiplier, partitions.multiplier},
-              {plan.partitions_divisor.shift, partitions.shift},
-              {plan.costs.row_tiles, 2 /* one tile per key head */}, {plan.costs.tiles_of_head, 1});
+    CHECK_ALL({plan.costs.row_tiles, 2 /* one tile per key head */}, {plan.costs.tiles_of_head, 1});
 
-    const struct dense_decode_params p = dense_decode_params_of(launched(1));
-    CHECK_ALL({p.b, 5}, {p.s_q, 2}, {p.h_q, 16}, {p.h_kv, 2}, {p.group, 8}, {p.rows, 16}, {p.d_qk, 576},
-              {p.page_size, 64}, {p.capacity, 40 * 64}, {p.causal, 1}, {p.vectors_aligned, 1},
-              {p.output.pairs_aligned, 1});
-    CHECK(fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale_log2);
-    CHECK_ALL({offset(p.q, 0), 0}, {offset(p.kv, 1), 0}, {offset(p.block_table, 2), 0},
-              {offset(p.seqlens, 3), 0}, {offset(p.output.rules.attn_sink, 4), 0},
-              {offset(p.output.out, 5), 0}, {offset(p.output.lse, 6), 0});
-    CHECK(isinf(p.output.rules.lse_of_empty) && p.output.rules.lse_of_empty > 0, "%s", "lse_of_empty");
-    CHECK(fabsf(p.output.rules.lse_factor - 1.442695f) < 1e-5f, "%f", (double)p.output.rules.lse_factor);
-    CHECK_ALL({p.q_stride[0], 2 * 16 * 576}, {p.q_stride[1], 16 * 576}, {p.q_stride[2], 576},
-              {p.kv_stride[0], 64 * 2 * 576}, {p.kv_stride[1], 2 * 576}, {p.kv_stride[2], 576},
-              {p.block_table_stride, 40}, {p.output.out_stride[0], 2 * 16 * 512},
-              {p.output.out_stride[1], 16 * 512}, {p.output.out_stride[2], 512}, {p.output.lse_stride[0], 32},
-              {p.output.lse_stride[1], 2});
-
+    const struct dense_decode_params p = PARAMS(dense_decode_params, launched(1));
     /* The plan, then two parts per partition, each 256-byte aligned, and none past the queried size. */
-    CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
-              p.split.num_splits == plan.num_splits,
-          "%p, %p, %p", (const void *)p.split.header, (const void *)p.split.partitions,
-          (const void *)p.split.num_splits);
     CHECK_ALL({p.split.num_partitions, 66}, {p.split.even_splits, 0});
     const size_t plan_end = (plan_bytes(5, 66) + 255) / 256 * 256, rows = 2 * 66 * 32;
     CHECK_ALL({(char *)p.split.part_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},
@@ -105,9 +69,7 @@ static void planned_inside(void)
 
     const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
     CHECK_ALL({decode.grid_x, 66 * 2 /* a tile holds the 16 rows of a key head */}, {decode.block_x, 256},
-              {decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 640}, {p.stages, 3},
-              {divides(p.page_divisor, 64), true}, {divides(p.group_divisor, 8), true});
-    check_join(&p);
+              {decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 640}, {p.stages, 3});
     CHECK_ALL({ROWS_PER_BLOCK(launched(0)), 1 /* 66 / 5 splits per request */},
               {join.grid_x, 5 * 32 /* one request and row per CTA */}, {join.block_x, 32 * JOIN_WARPS},
               {join.shared_bytes, 0});
@@ -125,7 +87,7 @@ static void large_tiles(void)
               {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS /* fewer partitions than requests */},
               {ROW_LANES(launched(0)), 32},
               {launched(0)->config.grid_x, 8 * 32 /* 33 requests take turns; at most 2 · 132 */});
-    CHECK(isinf(join_params_of(launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
+    CHECK(isinf(PARAMS(join_params, launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
 }
 
 /* A GPU with 99 KiB of shared memory per CTA uses the smallest tile for every call. */
@@ -134,8 +96,8 @@ static void little_shared_memory(void)
     fake->capability = 89, fake->shared_bytes = 101376, fake->sms = 142;
     DECODE_CALL(c, 4, 1, 128, 1, 9, 64, 2);
     runs(&c, "decode_plan|sm80_dense_decode_bf16_16x32|join_splits_bf16");
-    CHECK_EQ(dense_decode_params_of(launched(1)).stages, 2);
-    const struct plan_params plan = plan_params_of(launched(2)); /* the costs of another GPU */
+    CHECK_EQ(PARAMS(dense_decode_params, launched(1)).stages, 2);
+    const struct plan_params plan = PARAMS(plan_params, launched(2)); /* the costs of another GPU */
     CHECK_EQ(plan.costs.row_tiles, 0);
     CHECK(launched(1)->config.shared_bytes <= 101376 - 1024, "%u", launched(1)->config.shared_bytes);
     CHECK_EQ(launched(1)->config.grid_x, 71 * 8); /* partitions count rows by 64, tiles by 16 */
@@ -147,11 +109,7 @@ static void plan_given(void)
     c.args.plan = region(REGION_OF_WORKSPACE) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7),
     c.args.num_partitions = 7;
     runs(&c, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
-    const struct split_params split = dense_decode_params_of(launched(1)).split;
-    const char *plan = region(REGION_OF_WORKSPACE) + MEMORY / 2;
-    CHECK((const char *)split.header == plan && (const char *)split.partitions == plan + 32 &&
-              (const char *)split.num_splits == plan + 32 + 7 * 32,
-          "%s", "another plan");
+    const struct split_params split = PARAMS(dense_decode_params, launched(1)).split;
     CHECK_ALL({split.num_partitions, 7}, {offset(split.part_out, REGION_OF_WORKSPACE), 0},
               {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS /* 3 splits per request */},
               {ROW_LANES(launched(0)), 2},
@@ -174,8 +132,8 @@ static void plan_given(void)
 }
 
 /* Gives tables of 7 rows in region(4) and region(5), which this call does not use otherwise. */
-static void give_tables(struct held *rows, struct held *splits, int64_t b, const fmla_tensor **partitions,
-                        const fmla_tensor **num_splits)
+static void give_tables_of(struct held *rows, struct held *splits, int64_t b, const fmla_tensor **partitions,
+                           const fmla_tensor **num_splits)
 {
     REGION(rows, 4, i32, 2, 7, FMLA_PARTITION_FIELDS);
     REGION(splits, 5, i32, 1, b + 1);
@@ -189,18 +147,11 @@ static void tables_given(void)
     for (int hopper = 0; hopper < 2; hopper++) {
         struct held rows, splits;
         SMALL_CALL(c);
-        give_tables(&rows, &splits, 2, &c.args.partitions, &c.args.num_splits);
+        give_tables_of(&rows, &splits, 2, &c.args.partitions, &c.args.num_splits);
         c.args.kernel = hopper ? NULL : "cuda-sm80";
         RUNS(dense_decode, &c, "%s|join_splits_bf16_quarters",
              hopper ? "sm90_dense_decode_bf16_576" : "sm80_dense_decode_bf16_16x64");
-        for (int i = 0; i < 2; i++) { /* the parameters of Hopper's kernel begin with those of the others */
-            const struct split_params split = split_of(launched(i));
-            CHECK(!split.header && (const char *)split.partitions == region(4) &&
-                      (const char *)split.num_splits == region(5) + 4,
-                  "launch %d: %p, %p, %p", i, (const void *)split.header, (const void *)split.partitions,
-                  (const void *)split.num_splits);
-            CHECK_ALL({split.num_partitions, 7}, {offset(split.part_out, REGION_OF_WORKSPACE), 0});
-        }
+        CHECK_EQ(split_of(launched(0)).num_partitions, 7);
         CHECK_EQ(ROW_LANES(launched(0)), 2);
         /* The workspace is as with a plan of as many partitions. */
         const size_t bytes = c.bytes;
@@ -233,14 +184,10 @@ static void tables_planned(void)
     args.num_workers = 0;
     CHECK_OK(fmla_decode_plan_partitions(&args, &count));
     CHECK_EQ(count, 132);
-    give_tables(&rows, &splits, 5, &args.partitions, &args.num_splits);
+    give_tables_of(&rows, &splits, 5, &args.partitions, &args.num_splits);
     CHECK_OK(fmla_decode_plan(&args));
-    const struct plan_params p = plan_params_of(launched(0));
-    CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
-    CHECK_ALL({!p.header, true}, {offset(p.partitions, 4), 0}, {offset(p.num_splits, 5), 4},
-              {p.num_partitions, 7}, {p.costs.row_tiles, 1});
-    const struct divisor partitions = divisor_of(7);
-    CHECK_EQ(p.partitions_divisor.multiplier, partitions.multiplier);
+    const struct plan_params p = PARAMS(plan_params, launched(0));
+    CHECK_ALL({offset(p.num_splits, 5), 4}, {p.num_partitions, 7}, {p.costs.row_tiles, 1});
 }
 
 static void batch_invariant(void)
@@ -251,7 +198,7 @@ static void batch_invariant(void)
     c.args.batch_invariant = 1;
     c.args.plan = region(0) + 1; /* not read */
     runs(&c, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
-    struct dense_decode_params p = dense_decode_params_of(launched(1));
+    struct dense_decode_params p = PARAMS(dense_decode_params, launched(1));
     CHECK(!p.split.header && !p.split.partitions && !p.split.num_splits, "%p",
           (const void *)p.split.partitions);
     CHECK_ALL({p.split.even_splits, 32 /* ⌈64000 / 2048⌉ */}, {p.split.split_lanes, 32},
@@ -263,7 +210,7 @@ static void batch_invariant(void)
     decode_call(&c, layout);
     c.args.batch_invariant = 1;
     run(&c);
-    p = dense_decode_params_of(launched(1));
+    p = PARAMS(dense_decode_params, launched(1));
     CHECK_ALL({p.split.even_splits, 32}, {p.split.split_lanes, 4 /* 16 · 132 / 528 */},
               {launched(1)->config.grid_x, 528 * 4});
     /* With a capacity of one split there is nothing to join and no workspace. */
@@ -271,7 +218,7 @@ static void batch_invariant(void)
     decode_call(&c, layout);
     c.args.batch_invariant = 1;
     runs(&c, "sm80_dense_decode_bf16_16x64");
-    CHECK_ALL({dense_decode_params_of(launched(0)).split.split_lanes, 1}, {c.bytes, 0});
+    CHECK_ALL({PARAMS(dense_decode_params, launched(0)).split.split_lanes, 1}, {c.bytes, 0});
 }
 
 /* The join has many more row blocks than CTAs, which take turns. */
@@ -284,43 +231,6 @@ static void join_is_capped(void)
     c.args.num_partitions = 20; /* many splits: one row per CTA */
     run(&c);
     CHECK_ALL({ROWS_PER_BLOCK(launched(0)), 1}, {launched(0)->config.grid_x, 2 * 132});
-}
-
-static void without_options(void)
-{
-    DECODE_CALL(c, 2, 1, 16, 1, 64, 320, 1);
-    c.args.block_table = NULL, c.args.attn_sink = NULL, c.args.lse = NULL;
-    c.args.lse_empty = FMLA_LSE_EMPTY_NEGATIVE_INFINITY;
-    run(&c);
-    const struct dense_decode_params p = dense_decode_params_of(launched(1));
-    CHECK_ALL({!p.block_table, true}, {!p.output.rules.attn_sink, true}, {!p.output.lse, true},
-              {p.capacity, 320});
-    CHECK(isinf(p.output.rules.lse_of_empty) && p.output.rules.lse_of_empty < 0, "%s", "lse_of_empty");
-    CHECK(fabsf(p.scale_log2 - 1.442695041f / 24.0f) < 1e-7f, "%f", (double)p.scale_log2); /* 1/√576 */
-}
-
-/* Tests every way for a row to begin off a multiple of 16 bytes; unused strides do not count. */
-static void alignment(void)
-{
-#define ALIGNED(vectors, pairs, ...)                                                                         \
-    do {                                                                                                     \
-        DECODE_CALL(c, 2, 2, 16, 1, 4, 64, 4);                                                               \
-        __VA_ARGS__;                                                                                         \
-        run(&c);                                                                                             \
-        const struct dense_decode_params p = dense_decode_params_of(launched(1));                            \
-        CHECK(p.vectors_aligned == (vectors) && p.output.pairs_aligned == (pairs),                           \
-              "%s: vectors %d, pairs %d", #__VA_ARGS__, p.vectors_aligned, p.output.pairs_aligned);          \
-    } while (0)
-    ALIGNED(1, 1, (void)0);
-    ALIGNED(0, 1, c.q.tensor.byte_offset = 2);
-    for (int i = 0; i < 2; i++) ALIGNED(0, 1, c.q.strides[i] += 1 + 3 * i);
-    ALIGNED(1, 1, c.q.strides[2] += 8);
-    ALIGNED(0, 1, c.kv_cache.tensor.byte_offset = 8);
-    for (int i = 0; i < 2; i++) ALIGNED(0, 1, c.kv_cache.strides[i] += 4 - 2 * i);
-    ALIGNED(1, 1, c.kv_cache.strides[2] = 3); /* one key head */
-    ALIGNED(1, 0, c.out.tensor.byte_offset = 2);
-    ALIGNED(1, 0, c.out.strides[0] += 1);
-    ALIGNED(1, 1, c.out.strides[0] += 2);
 }
 
 /* For partial results of 2^20 requests of 2^20 splits the number of rows or bytes overflows. */
@@ -357,33 +267,15 @@ static void many_blocks(void)
 
 /* ---- Dense decode on Hopper -------------------------------------------------------------------------------- */
 
-/* The call is as for the portable kernel; only the grid, the flags and the TMA maps differ. */
 static void hopper(void)
 {
     DECODE_CALL(c, 5, 2, 16, 2, 99, 64, 40);
-    c.args.causal = 1, c.args.softmax_scale = 0.25f;
-    run(&c);
-    struct dense_decode_params expected = dense_decode_params_of(launched(1));
-    const struct cu_launch_config portable_join = launched(0)->config;
-    const size_t bytes = c.bytes;
-    CHECK_EQ(fake->tensors, 0);
-    c.args.kernel = NULL;
+    c.args.causal = 1; /* which CTAs that join their parts do not take */
     RUNS(dense_decode, &c, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16");
-    CHECK_EQ(c.bytes, bytes);
-    const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
-    CHECK_ALL({decode.grid_x, 66 * 2}, {decode.block_x, 384}, {decode.shared_bytes, 232448},
-              {join.grid_x, portable_join.grid_x}, {join.block_x, portable_join.block_x});
-    const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
-    const size_t parts = 2 * 66, flags = 66 * 2 * READY_FLAGS_OF_TILE * 4;
-    expected.split.ready_flags = (uint32_t *)(void *)(expected.split.part_ends + parts * 32);
-    expected.split.tiles = 2, expected.split.tiles_of_head = 1;
-    CHECK_EQ((char *)expected.split.ready_flags + (flags + 255) / 256 * 256 - region(REGION_OF_WORKSPACE),
-             (int64_t)bytes);
-    expected.stages = 0; /* only for the portable kernel's ring */
-    CHECK(!memcmp(&p.call, &expected, sizeof expected), "%s", "another call than the portable kernel's");
-    check_join(&expected);
-    CHECK_ALL({p.q_heads, 8}, {p.tiles_of_head, 1}, {divides(p.tiles_of_head_divisor, 1), true},
-              {divides(p.tiles_divisor, 2), true}, {p.request_step, 1}, {p.page_step, 1}, {fake->tensors, 3},
+    CHECK_ALL(GRID(launched(1), 66 * 2, 384, 232448),
+              {launched(0)->config.grid_x, 5 * 32 /* as behind the portable kernel */});
+    const struct dense_decode_sm90_params p = PARAMS(dense_decode_sm90_params, launched(1));
+    CHECK_ALL({p.q_heads, 8}, {p.tiles_of_head, 1}, {p.request_step, 1}, {p.page_step, 1}, {fake->tensors, 3},
               {offset(told_of(&p.keys)->base, 1), 0}, {offset(told_of(&p.rope)->base, 1), 0},
               {offset(told_of(&p.queries)->base, 0), 0}, {told_of(&p.keys)->box[2], 2},
               {told_of(&p.rope)->box[2], 1}, {told_of(&p.queries)->box[1], 8},
@@ -409,7 +301,7 @@ static void hopper_variants(void)
                 RUNS(dense_decode, &c, "sm90_dense_decode_%s_%d%s_together", type, (int)d_qk,
                      k & 2 ? "_shared" : "");
             const struct fake_launch *const decode = launched(planned);
-            const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(decode);
+            const struct dense_decode_sm90_params p = PARAMS(dense_decode_sm90_params, decode);
             const int64_t workers = planned ? 30 : k & 2 ? 66 : 132;
             CHECK_ALL({p.tiles_of_head, k & 2 ? 2 : 1}, {p.q_heads, h_q},
                       {decode->config.grid_x, workers * p.tiles_of_head}, {p.workers, planned ? 0 : workers},
@@ -426,11 +318,12 @@ static void hopper_large_tiles(void)
     DECODE_CALL(c, 128, 2, 256, 2, 9, 64, 1);
     c.args.num_partitions = 33;
     RUNS(dense_decode, &c, "decode_plan|sm90_dense_decode_bf16_576_shared|join_splits_bf16");
-    const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
+    const struct dense_decode_sm90_params p = PARAMS(dense_decode_sm90_params, launched(1));
     CHECK_ALL({p.q_heads, 128}, {p.tiles_of_head, 4}, {divides(p.tiles_of_head_divisor, 4), true},
               {divides(p.tiles_divisor, 8), true}, {launched(1)->config.grid_x, 33 * 8},
-              {join_params_of(launched(0)).split.tiles, 8},
-              {join_params_of(launched(0)).split.tiles_of_head, 4}, {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS},
+              {PARAMS(join_params, launched(0)).split.tiles, 8},
+              {PARAMS(join_params, launched(0)).split.tiles_of_head, 4},
+              {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS},
               {launched(0)->config.grid_x, 4 * 64 /* 512 rows; at most 2 · 132 */});
 }
 
@@ -440,7 +333,7 @@ static void hopper_shared_tensors(void)
     SMALL_CALL(c);
     c.q.strides[0] = 0, c.kv_cache.strides[0] = 0;
     RUNS(dense_decode, &c, "sm90_dense_decode_bf16_576_together");
-    const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(0));
+    const struct dense_decode_sm90_params p = PARAMS(dense_decode_sm90_params, launched(0));
     CHECK_ALL({p.request_step, 0}, {p.page_step, 0}, {told_of(&p.queries)->sizes[4], 1},
               {told_of(&p.keys)->sizes[3], 1});
 }
@@ -451,7 +344,7 @@ static void hopper_without_plan(void)
     c.args.batch_invariant = 1;
     RUNS(dense_decode, &c, "sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
     CHECK_ALL({launched(1)->config.grid_x, 3 * 32},
-              {dense_decode_sm90_params_of(launched(1)).call.split.split_lanes, 32});
+              {PARAMS(dense_decode_sm90_params, launched(1)).call.split.split_lanes, 32});
     decode_call(&c, dense_layout(SMALL_SIZES));
     c.args.plan = region(REGION_OF_WORKSPACE) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 1),
     c.args.num_partitions = 1;
@@ -473,7 +366,7 @@ ON_A_GPU(on_10_0, 100, 232448)
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_launch", planned_inside, large_tiles, little_shared_memory,
-                         plan_given, tables_given, tables_planned, batch_invariant, join_is_capped,
-                         without_options, alignment, too_large, many_blocks, hopper, hopper_variants,
-                         hopper_large_tiles, hopper_shared_tensors, hopper_without_plan, on_8_0, on_10_0);
+                         plan_given, tables_given, tables_planned, batch_invariant, join_is_capped, too_large,
+                         many_blocks, hopper, hopper_variants, hopper_large_tiles, hopper_shared_tensors,
+                         hopper_without_plan, on_8_0, on_10_0);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tests the host side of dense MHA on a GPU: the kernel chosen, Hopper's tiles of rows, the TMA maps, the
- * count of tiles in the workspace, and the launches of gradients without requests.
+ * Tests the host side of dense MHA on a GPU: the kernel chosen, Hopper's tiles of rows, the count of tiles in
+ * the workspace, and the launches of gradients without requests. What kernels are told of a call's tensors:
+ * test_cuda_random.c.
  */
 #include "fake_cuda/launches.h"
 
@@ -9,8 +10,6 @@
 #include "cuda/sm80/mha_backward/shape.h"
 #include "cuda/sm80/mha_forward/shape.h"
 #include "cuda/sm90/mha_forward/choice.h"
-
-#include <math.h>
 
 enum {
     B = 3,
@@ -30,7 +29,6 @@ static void apart(struct mha_forward_call *c, int64_t s_q, int64_t h_q, int64_t 
     const struct layout layout = SHAPE_OF(layout, .b = B, .s_q = s_q, .s_k = S_K, .h_q = h_q, .h_kv = h_kv,
                                           .d_qk = D_QK, .d_v = D_V, .causal = 1, .has = HAS_LSE);
     mha_forward_make(c, &layout, gpu_number(0));
-    c->args.workspace = region(REGION_OF_WORKSPACE);
 }
 
 static void ragged(struct mha_forward_call *c)
@@ -39,7 +37,6 @@ static void ragged(struct mha_forward_call *c)
         SHAPE_OF(layout, .flat = true, .splits = B + 1, .tokens_q = TOKENS_Q, .tokens_k = TOKENS_K,
                  .h_q = H_Q, .h_kv = H_KV, .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE);
     mha_forward_make(c, &layout, gpu_number(0));
-    c->args.workspace = region(REGION_OF_WORKSPACE);
 }
 
 static struct mha_forward_sm90_params hopper(struct mha_forward_call *c)
@@ -49,52 +46,7 @@ static struct mha_forward_sm90_params hopper(struct mha_forward_call *c)
     CHECK_OK(mha_forward_run(c));
     CHECK_EQ(fake->launches - before, 1);
     CHECK(!strncmp(launched(0)->kernel, "sm90_mha_forward_", 17), "%s", launched(0)->kernel);
-    return mha_forward_sm90_params_of(launched(0));
-}
-
-/* ---- What kernels are told -------------------------------------------------------------------- */
-
-static void requests_apart(void)
-{
-    struct mha_forward_call c;
-    apart(&c, S_Q, H_Q, H_KV);
-    c.args.softmax_scale = 0.25f, c.args.log_base = FMLA_LOG_BASE_2;
-    const struct mha_forward_sm90_params p = hopper(&c);
-    CHECK_ALL({p.call.b, B}, {p.call.s_q, S_Q}, {p.call.s_k, S_K}, {p.call.h_q, H_Q}, {p.call.h_kv, H_KV},
-              {p.call.group, H_Q / H_KV}, {p.call.d_qk, D_QK}, {p.call.d_v, D_V}, {p.call.causal, 1},
-              {p.call.starts_q != NULL, 0}, {p.call.starts_k != NULL, 0});
-    CHECK(p.call.scale == 0.25f && fabsf(p.call.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f",
-          (double)p.call.scale);
-    CHECK_ALL({p.call.output.out_stride[0], S_Q * H_Q * D_V}, {p.call.output.out_stride[1], H_Q * D_V},
-              {p.call.output.out_stride[2], D_V}, {p.call.output.lse_stride[0], H_Q * S_Q},
-              {p.call.output.lse_stride[1], S_Q});
-    CHECK(fabsf(p.call.output.rules.lse_factor - 1.442695041f) < 1e-7f, "%f",
-          (double)p.call.output.rules.lse_factor);
-    const struct fake_tensor *q = told_of(&p.q), *k = told_of(&p.k), *v = told_of(&p.v);
-    CHECK_ALL({q->sizes[0], 64}, {q->sizes[1], H_Q}, {q->sizes[2], S_Q}, {q->sizes[3], D_QK / 64},
-              {q->sizes[4], B}, {q->strides[0], D_QK * 2}, {q->strides[1], H_Q * D_QK * 2},
-              {q->strides[2], 128}, {q->strides[3], S_Q * H_Q * D_QK * 2});
-    CHECK_ALL({k->sizes[1], S_K}, {k->sizes[2], H_KV}, {k->sizes[3], D_QK / 64}, {k->sizes[4], B},
-              {k->box[1], KEYS}, {k->box[2], 1}, {k->box[3], D_QK / 64}, {k->strides[0], H_KV * D_QK * 2},
-              {k->strides[1], D_QK * 2});
-    CHECK_ALL({v->sizes[1], S_K}, {v->sizes[3], D_V / 64}, {v->box[1], KEYS}, {v->box[3], D_V / 64},
-              {v->strides[0], H_KV * D_V * 2}, {v->strides[1], D_V * 2},
-              {v->strides[3 - 0], S_K * H_KV * D_V * 2});
-}
-
-static void requests_ragged(void)
-{
-    struct mha_forward_call c;
-    ragged(&c);
-    const struct mha_forward_sm90_params p = hopper(&c);
-    CHECK_ALL({p.call.b, B}, {p.call.tokens_q, TOKENS_Q}, {p.call.tokens_k, TOKENS_K},
-              {p.call.output.out_stride[0], 0}, {p.call.output.lse_stride[0], 0},
-              {p.call.output.lse_stride[1], TOKENS_Q});
-    CHECK((const void *)p.call.starts_q == c.cu_seqlens_q.tensor.data &&
-              (const void *)p.call.starts_k == c.cu_seqlens_k.tensor.data,
-          "%s", "starts");
-    CHECK_ALL({told_of(&p.q)->sizes[2], TOKENS_Q}, {told_of(&p.q)->sizes[4], 1},
-              {told_of(&p.k)->sizes[1], TOKENS_K}, {told_of(&p.k)->sizes[4], 1});
+    return PARAMS(mha_forward_sm90_params, launched(0));
 }
 
 /* ---- Tiles ------------------------------------------------------------------------------------ */
@@ -112,10 +64,10 @@ static void tiles(void)
         const struct mha_forward_sm90_params p = hopper(&c);
         const int64_t heads = all[i].heads, tokens = ROWS / heads;
         const int64_t count = B * ((all[i].s_q + tokens - 1) / tokens) * all[i].h_q / heads;
-        CHECK_ALL({p.heads_of_tile, heads}, {p.tile_tokens, tokens}, {p.tile_rows, tokens * heads},
-                  {p.units, all[i].h_q / heads}, {p.units_of_key_head, all[i].h_q / all[i].h_kv / heads},
-                  {divides(p.heads_divisor, heads), 1}, {told_of(&p.q)->box[1], heads},
-                  {told_of(&p.q)->box[2], tokens},
+        CHECK_ALL({p.heads_of_tile, heads}, {told_of(&p.q)->box[1], heads}, {told_of(&p.q)->box[2], tokens},
+                  {told_of(&p.k)->box[1], KEYS}, {told_of(&p.k)->box[2], 1},
+                  {told_of(&p.k)->box[3], D_QK / 64}, {told_of(&p.v)->box[1], KEYS},
+                  {told_of(&p.v)->box[3], D_V / 64},
                   {launched(0)->config.grid_x, count < fake->sms ? count : fake->sms},
                   {p.tile_counters != NULL, count > fake->sms});
     }
@@ -151,11 +103,10 @@ static void no_keys(void)
 
 /* ---- Which kernel ------------------------------------------------------------------------------- */
 
-static const char *kernel_of(const struct mha_forward_call *c)
+static void check_hopper(const char *what, const struct mha_forward_call *c)
 {
-    const char *kernel = "";
-    CHECK_OK(fmla_mha_forward_kernel(&c->args, &kernel));
-    return kernel;
+    const char *const kernel = kernel_of(OP_MHA_FORWARD, &c->args);
+    CHECK(!strcmp(kernel, "cuda-sm90"), "%s: %s", what, kernel);
 }
 
 /* The kernel does not depend on how many requests, tokens or keys there are: a request alone has the bits that it
@@ -163,45 +114,40 @@ static const char *kernel_of(const struct mha_forward_call *c)
 static void any_batch(void)
 {
     static const int64_t tokens[] = {1, 16, 129}, heads[] = {8, 44, 88}, keys[] = {1, 128, 257, 513, 4096};
+    struct mha_forward_call c;
     for (int i = 0; i < 3 * 3 * 5; i++) {
-        struct mha_forward_call c;
         apart(&c, tokens[i % 3], heads[i / 3 % 3], heads[i / 3 % 3]);
         c.k.shape[1] = c.v.shape[1] = keys[i / 9];
-        CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%d: %s", i, kernel_of(&c));
+        check_hopper("a batch", &c);
         c.q.shape[0] = c.k.shape[0] = c.v.shape[0] = c.out.shape[0] = c.lse.shape[0] = 1;
-        CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%d, a request alone: %s", i, kernel_of(&c));
+        check_hopper("a request alone", &c);
     }
-    struct mha_forward_call c;
     ragged(&c);
-    CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "300 keys on average: %s", kernel_of(&c));
+    check_hopper("300 keys on average", &c);
     c.k.shape[0] = c.v.shape[0] = 128 * B;
-    CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "128 keys on average: %s", kernel_of(&c));
+    check_hopper("128 keys on average", &c);
 }
 
-/* Another kernel, named `by`, takes what Hopper's refuses; if Hopper's is named, the call gives the
- * reason. */
-#define REFUSED_TO(by, argument, words, ...)                                                                 \
+/* What Hopper's kernel refuses another takes: the one with tensor cores or, if that refuses it too, the one
+ * without. */
+#define REFUSED_TO(other, argument, words, ...)                                                              \
     do {                                                                                                     \
         struct mha_forward_call c;                                                                           \
         apart(&c, S_Q, H_Q, H_KV);                                                                           \
         __VA_ARGS__;                                                                                         \
-        CHECK(!strcmp(kernel_of(&c), by), "%s: %s", #__VA_ARGS__, kernel_of(&c));                            \
-        CHECK_OK(mha_forward_run(&c));                                                                       \
-        if (!strcmp(by, "cuda")) {                                                                           \
-            CHECK(!strcmp(launched(0)->kernel, "mha_forward_bf16"), "%s", launched(0)->kernel);              \
-            CHECK_ALL(GRID(launched(0), B *S_Q *H_Q / MHA_WARPS, 32 * MHA_WARPS, 0));                        \
-        }                                                                                                    \
-        c.args.kernel = "cuda-sm90";                                                                         \
-        check_rejected(#__VA_ARGS__, mha_forward_run(&c), FMLA_UNSUPPORTED, "mha_forward", argument, words); \
+        check_left(#__VA_ARGS__, OP_MHA_FORWARD, &c.args, "cuda-sm90", other, argument, words);              \
+        if (strcmp(other, "cuda") != 0) break;                                                               \
+        CHECK(!strcmp(launched(0)->kernel, "mha_forward_bf16"), "%s", launched(0)->kernel);                  \
+        CHECK_ALL(GRID(launched(0), B *S_Q *H_Q / MHA_WARPS, 32 * MHA_WARPS, 0));                            \
+        check_left(#__VA_ARGS__, OP_MHA_FORWARD, &c.args, "cuda-sm80", other, argument, words);              \
     } while (0)
-
-#define REFUSED(argument, words, ...) REFUSED_TO("cuda", argument, words, __VA_ARGS__)
+#define REFUSED(...) REFUSED_TO("cuda", __VA_ARGS__)
 
 static void refused(void)
 {
     struct mha_forward_call taken;
     apart(&taken, S_Q, H_Q, H_KV);
-    CHECK(!strcmp(kernel_of(&taken), "cuda-sm90"), "%s", kernel_of(&taken));
+    check_hopper("as it is", &taken);
     REFUSED("q", "base and strides|16 bytes", c.q.tensor.byte_offset = 8);
     REFUSED("q", "base and strides|16 bytes", c.q.strides[1] = H_Q * D_QK + 4);
     REFUSED("k", "base and strides|16 bytes", c.k.strides[1] = H_KV * D_QK + 2);
@@ -219,7 +165,7 @@ static struct mha_forward_sm80_params portable(struct mha_forward_call *c, const
     c->args.kernel = "cuda-sm80";
     CHECK_OK(mha_forward_run(c));
     CHECK(!strcmp(launched(0)->kernel, kernel), "%s", launched(0)->kernel);
-    return mha_forward_sm80_params_of(launched(0));
+    return PARAMS(mha_forward_sm80_params, launched(0));
 }
 
 /* A CTA has a tile of 128 rows of a head, or of all heads of a key head if there are few tokens. */
@@ -241,24 +187,6 @@ static void tiles_of_sm80(void)
     CHECK_EQ(launched(0)->config.grid_x, (TOKENS_Q / 32 + B) * H_KV);
 }
 
-#define REFUSED_BY_SM80(argument, words, ...)                                                                \
-    do {                                                                                                     \
-        struct mha_forward_call c;                                                                           \
-        apart(&c, S_Q, H_Q, H_KV);                                                                           \
-        c.args.kernel = "cuda-sm80";                                                                         \
-        __VA_ARGS__;                                                                                         \
-        check_rejected(#__VA_ARGS__, mha_forward_run(&c), FMLA_UNSUPPORTED, "mha_forward", argument, words); \
-    } while (0)
-
-static void refused_by_sm80(void)
-{
-    REFUSED_BY_SM80("q", "base and strides|16 bytes", c.q.tensor.byte_offset = 8);
-    REFUSED_BY_SM80("k", "base and strides|16 bytes", c.k.strides[1] = H_KV * D_QK + 2);
-    REFUSED_BY_SM80("v", "base and strides|16 bytes", c.v.tensor.byte_offset = 2);
-    REFUSED_BY_SM80("softmax_scale", "at least 1e-30", c.args.softmax_scale = -0.1f);
-    REFUSED_BY_SM80("v", "128 with d_qk 128 or 192", c.v.shape[3] = c.out.shape[3] = 64);
-}
-
 /* ---- Gradients ---------------------------------------------------------------------------------- */
 
 static void backward_of(struct mha_backward_call *c, bool flat, int64_t b, int64_t s_k)
@@ -267,7 +195,6 @@ static void backward_of(struct mha_backward_call *c, bool flat, int64_t b, int64
         SHAPE_OF(layout, .b = b, .s_q = S_Q, .s_k = s_k, .flat = flat, .splits = b + 1, .tokens_q = TOKENS_Q,
                  .tokens_k = TOKENS_K, .h_q = H_Q, .h_kv = H_KV, .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE);
     mha_backward_make(c, &layout, gpu_number(0));
-    c->args.workspace = region(REGION_OF_WORKSPACE);
 }
 
 static void backward(struct mha_backward_call *c, bool flat, int64_t b)
@@ -327,14 +254,9 @@ static void wide_gradients(void)
 #define GRADIENTS_REFUSED(argument, words, ...)                                                              \
     do {                                                                                                     \
         struct mha_backward_call c;                                                                          \
-        const char *kernel = "";                                                                             \
         backward(&c, false, B);                                                                              \
         __VA_ARGS__;                                                                                         \
-        CHECK_OK(fmla_mha_backward_kernel(&c.args, &kernel));                                                \
-        CHECK(!strcmp(kernel, "cuda"), "%s: %s", #__VA_ARGS__, kernel);                                      \
-        c.args.kernel = "cuda-sm80";                                                                         \
-        check_rejected(#__VA_ARGS__, mha_backward_run(&c), FMLA_UNSUPPORTED, "mha_backward", argument,       \
-                       words);                                                                               \
+        check_left(#__VA_ARGS__, OP_MHA_BACKWARD, &c.args, "cuda-sm80", "cuda", argument, words);            \
     } while (0)
 
 static void gradients_refused(void)
@@ -349,7 +271,6 @@ static void gradients_refused(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", requests_apart, requests_ragged, tiles, tile_counters,
-                         no_keys, any_batch, refused, tiles_of_sm80, refused_by_sm80, no_request, gradients,
-                         wide_gradients, gradients_refused);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tile_counters, no_keys, any_batch, refused,
+                         tiles_of_sm80, no_request, gradients, wide_gradients, gradients_refused);
 }

@@ -1,33 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tests the launches of merge, plans, cache operations and FP8 products on a GPU, and the launch
+ * Tests the launches of cache operations and FP8 products on a GPU, plans for other devices, and the launch
  * attributes of kernels, as test_cuda_launch.c does for dense decode.
  */
 #include "fake_cuda/launches.h"
 
 #include "cuda/device.h"
 #include "cuda/launch.h"
-
-static void merge_and_plan(void)
-{
-    CHECK_OK(merge_small(0));
-    const struct merge_params m = merge_params_of(launched(0));
-    CHECK(!strcmp(launched(0)->kernel, "merge"), "%s", launched(0)->kernel);
-    CHECK_ALL({launched(0)->config.grid_x, 2 * 16}, {launched(0)->config.block_x, MERGE_THREADS}, {m.n, 3},
-              {m.b, 2}, {m.s_q, 1}, {m.h_q, 16}, {m.d_v, 512}, {offset(m.out_parts, 0), 0},
-              {offset(m.lse_parts, 1), 0}, {offset(m.out, TENSOR_merge_out), 0}, {!m.lse, true},
-              {!m.rules.attn_sink, true}, {m.part_element, 0}, {m.out_element, 0}, {m.vectors_aligned, 1},
-              {m.out_parts_stride[0], 2 * 16 * 512}, {m.out_parts_stride[3], 512},
-              {m.lse_parts_stride[0], 32}, {m.out_stride[0], 16 * 512});
-
-    CHECK_OK(plan_small(0));
-    const struct plan_params p = plan_params_of(launched(0));
-    CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
-    CHECK_ALL({p.b, 5}, {p.capacity, INT32_MAX}, {p.num_partitions, 132}, {p.costs.row_tiles, 1},
-              {p.costs.tiles_of_head, 1}, {offset(p.header, REGION_OF_PLAN), 0},
-              {offset(p.partitions, REGION_OF_PLAN), 32},
-              {offset(p.num_splits, REGION_OF_PLAN), 32 + 132 * 32}, {offset(p.seqlens, 0), 0});
-}
 
 /* Two tokens written to and read from 4 pages of 64 slots. */
 static struct cache_append_call append;
@@ -47,45 +26,22 @@ static struct cache_params appended(const char *kernel)
 {
     RUNS(cache_append, &append, "%s", kernel);
     CHECK_EQ(launched(0)->config.block_x, 32 * CACHE_WARPS);
-    return cache_params_of(launched(0));
+    return PARAMS(cache_params, launched(0));
 }
 
 static struct cache_params gathered(const char *kernel)
 {
     RUNS(cache_gather, &gather, "%s", kernel);
     CHECK_EQ(launched(0)->config.block_x, 32 * CACHE_WARPS);
-    return cache_params_of(launched(0));
+    return PARAMS(cache_params, launched(0));
 }
 
 static void cache_operations(void)
 {
-    static const char *const formats[] = {"bf16", "fp16", "fp8_656", "fp8_584", "fp8_576"};
-    static const int64_t widths[] = {576, 576, 656, 584, 576};
-    const fmla_dtype dtypes[] = {bf16, fp16, f32};
-    static const char *const names[] = {"bf16", "fp16", "fp32"};
-    char name[64];
-    for (int i = 0; i < 15; i++) { /* each format and type has its own kernel */
-        const int64_t d_qk = i / 3 == 3 ? 512 : 576;
-        cache_calls(1 + i / 3, dtypes[i % 3]);
-        snprintf(name, sizeof name, "cache_append_%s_%s", formats[i / 3], names[i % 3]);
-        struct cache_params p = appended(name);
-        CHECK_ALL({p.d_qk, d_qk}, {p.latent_width, d_qk - 64},
-                  {p.page_stride, 64 * widths[i / 3] * (i / 3 < 2 ? 2 : 1)},
-                  {p.slot_stride, i / 3 < 2    ? 1152
-                                  : i / 3 == 2 ? 656
-                                               : 576},
-                  {p.aligned, 1});
-        snprintf(name, sizeof name, "cache_gather_%s_%s", formats[i / 3], names[i % 3]);
-        p = gathered(name);
-        CHECK_ALL({p.aligned, 1}, {p.out_stride, d_qk});
-    }
     cache_calls(FMLA_KV_FP8_656, bf16);
     append.latent.strides[0] = 520, append.rope.strides[0] = 1024;
     struct cache_params p = appended("cache_append_fp8_656_bf16");
-    CHECK_ALL({offset(p.latent, 0), 0}, {offset(p.rope, 1), 0}, {offset(p.cache, 2), 0},
-              {offset(p.slots, 3), 0}, {p.latent_stride, 520}, {p.rope_stride, 1024}, {p.tokens, 2},
-              {p.slots_of_cache, 256}, {p.few_slots, 1}, {divides(p.page_divisor, 64), true},
-              {launched(0)->config.grid_x, 1});
+    CHECK_ALL({offset(p.rope, 1), 0}, {p.latent_stride, 520}, {p.rope_stride, 1024}, {p.tokens, 2});
 
     /* With norm or RoPE another kernel runs, with no more CTAs than fit on 132 SMs. */
     for (int i = 1; i < 8; i++) {
@@ -161,7 +117,7 @@ static void bytes_by_ptx(void)
                  .d_qk = 576, .format = FMLA_KV_FP8_576, .has = HAS_TABLE | HAS_LSE);
     fake->capability = 100, fake->shared_bytes = 232448;
     dense_decode_make(&call, &layout, gpu_number(0));
-    call.args.kernel = "cuda-sm80", call.args.workspace = region(REGION_OF_WORKSPACE);
+    call.args.kernel = "cuda-sm80";
     RUNS(dense_decode, &call, "decode_plan|sm80_dense_decode_bytes_32x64|join_splits_bf16");
 }
 
@@ -174,18 +130,18 @@ static void fp8_products(void)
         SHAPE_OF(layout, .b = 3, .s_q = 2, .h_q = 16, .h_kv = 1, .page_size = 64, .pages = 9, .max_pages = 4,
                  .d_qk = 576, .format = FMLA_KV_FP8_576, .has = HAS_TABLE | HAS_LSE);
     dense_decode_make(&of_bf16, &layout, gpu_number(0));
-    of_bf16.args.kernel = "cuda-sm80", of_bf16.args.workspace = region(REGION_OF_WORKSPACE);
+    of_bf16.args.kernel = "cuda-sm80";
     RUNS(dense_decode, &of_bf16, "decode_plan|sm80_dense_decode_bytes_32x64|join_splits_bf16%s", "_halves");
     layout.products = FMLA_PRODUCTS_FP8;
     for (int way = 0; way < 4; way++) { /* values, codes, values of the other format, values at any strides */
         layout.codes = way == 1, layout.format = way == 2 ? FMLA_KV_FP8_656 : FMLA_KV_FP8_576;
         dense_decode_make(&call, &layout, gpu_number(0));
-        call.args.kernel = "cuda-sm80", call.args.workspace = region(REGION_OF_WORKSPACE);
+        call.args.kernel = "cuda-sm80";
         if (way == 3) call.q.strides[2] = 577, call.q.strides[1] = 16 * 577, call.q.strides[0] = 2 * 16 * 577;
         RUNS(dense_decode, &call,
              "decode_plan|quantise_queries|sm80_dense_decode_bytes_32x64|join_splits_bf16%s", "_halves");
-        const struct quantise_params p = quantise_params_of(launched(2));
-        const struct dense_decode_params d = dense_decode_params_of(launched(1));
+        const struct quantise_params p = PARAMS(quantise_params, launched(2));
+        const struct dense_decode_params d = PARAMS(dense_decode_params, launched(1));
         CHECK_ALL(GRID(launched(2), 3 * 2 * 16 / QUANTISE_WARPS, 32 * QUANTISE_WARPS, 0),
                   {p.rows, 3 * 2 * 16}, {p.s_q, 2}, {p.h_q, 16}, {p.quantised, way == 2 ? 512 : 576},
                   {p.pairs_aligned, way != 3}, {p.codes != NULL, way == 1}, {p.q == NULL, way == 1},
@@ -221,7 +177,7 @@ static void fp8_products_on_hopper(void)
                          .page_size = 64, .pages = 9, .max_pages = 4, .d_qk = 576, .format = FMLA_KV_FP8_576,
                          .products = FMLA_PRODUCTS_FP8, .codes = codes, .has = HAS_TABLE | HAS_LSE);
             dense_decode_make(&call, &layout, gpu_number(0));
-            call.args.workspace = region(REGION_OF_WORKSPACE), call.args.num_partitions = planned ? 7 : 0;
+            call.args.num_partitions = planned ? 7 : 0;
             const int32_t rows = planned ? shapes[i].rows : shapes[i].together;
             const int64_t tiles = (shapes[i].s_q * shapes[i].h_q - 1) / rows + 1, maps = fake->tensors;
             if (planned)
@@ -230,7 +186,7 @@ static void fp8_products_on_hopper(void)
             else
                 RUNS(dense_decode, &call, "sm90_dense_decode_fp8_576_%d_together", rows);
             const struct fake_launch *const launch = launched(planned);
-            const struct dense_decode_fp8_params p = dense_decode_fp8_params_of(launch);
+            const struct dense_decode_fp8_params p = PARAMS(dense_decode_fp8_params, launch);
             const int64_t workers = planned ? 7 : 132 / tiles;
             CHECK_ALL(
                 GRID(launch, workers * tiles, 512, 232448), {p.q_given, codes}, {p.q_scale != NULL, codes},
@@ -295,7 +251,7 @@ static void planned_on_the_gpu_for_the_cpu(void)
     args.target = (fmla_device){FMLA_DEVICE_CPU, 0};
     args.plan = region(1), args.plan_size = MEMORY;
     CHECK_OK(fmla_decode_plan(&args));
-    const struct plan_params p = plan_params_of(launched(0));
+    const struct plan_params p = PARAMS(plan_params, launched(0));
     CHECK_ALL({p.num_partitions, 7}, {p.costs.row_tiles, 0});
 }
 
@@ -341,8 +297,7 @@ static void no_overlap_before_hopper(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_others", merge_and_plan, cache_operations, fp8_products,
-                         bytes_by_ptx, fp8_products_on_hopper, planned_on_the_host,
-                         planned_on_the_host_for_another, planned_on_the_gpu_for_the_cpu, attributes,
-                         no_overlap_before_hopper);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_others", cache_operations, fp8_products, bytes_by_ptx,
+                         fp8_products_on_hopper, planned_on_the_host, planned_on_the_host_for_another,
+                         planned_on_the_gpu_for_the_cpu, attributes, no_overlap_before_hopper);
 }

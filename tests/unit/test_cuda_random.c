@@ -7,7 +7,7 @@
  * test_cuda_random [SHAPES [SEED [FIRST]]]    of each operation and GPU; FIRST draws a case again that a
  * failure names
  */
-#include "fake_cuda/launches.h"
+#include "fake_cuda/told.h"
 
 #include "cuda/sm80/mha_forward/shape.h"
 #include "cuda/sm90/sparse_decode/choice.h"
@@ -36,6 +36,8 @@ static const char *forced; /* NULL: dispatch chooses */
 #define HOLDS(condition)                                                                                     \
     CHECK(condition, "%s, %s: %s", shape_words, forced ? forced : "as chosen", fmla_last_error())
 
+static struct told told; /* the call, as its kernels are told of it */
+
 static void make(const struct shape *s)
 {
     shape_length = snprintf(shape_words, sizeof shape_words,
@@ -44,6 +46,11 @@ static void make(const struct shape *s)
     shape_length +=
         shape_in_words(operation, s, shape_words + shape_length, sizeof shape_words - (size_t)shape_length);
     make_call(operation, args, held, s, gpu_number(0));
+    told = (struct told){operation, args, held, shape_words};
+    put_number(operation, args, "log_base", number & 1 ? FMLA_LOG_BASE_2 : FMLA_LOG_NATURAL);
+    put_number(operation, args, "lse_empty", number >> 1 & 1);
+    float *const scale = option_at(operation, args, "softmax_scale");
+    if (scale) *scale = number >> 2 & 1 ? 0.25f : 0.0f;
 }
 
 static void *option(const char *name)
@@ -112,14 +119,32 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
     if (planned && !in_tables)
         HOLDS((const void *)split->partitions == (const void *)(split->header + 1) &&
               split->num_splits == (const int32_t *)(split->partitions + split->num_partitions));
+    if (planned && in_tables)
+        HOLDS(!split->header && (const char *)split->partitions == told_at(&told, "partitions", 0) &&
+              (const char *)split->num_splits == told_at(&told, "num_splits", 0));
     if (!planner) return;
-    const struct plan_params plan = plan_params_of(planner);
+    const struct plan_params plan = PARAMS(plan_params, planner);
     HOLDS(plan.b == b && plan.header == split->header && plan.partitions == split->partitions &&
           plan.num_splits == split->num_splits && plan.num_partitions == split->num_partitions &&
           plan.planned == plan.num_partitions);
     HOLDS(divides(plan.partitions_divisor, split->num_partitions));
     HOLDS((char *)plan.header == workspace &&
           inside(plan.num_splits, b + 1, sizeof(int32_t), parts ? (const char *)split->part_out : end));
+}
+
+/* Checks what the join of the parts is told: dense decode has lengths, sparse decode lists. */
+static void judge_join(const struct split_params *split, const struct output_params *output, int64_t b,
+                       int64_t s_q, int64_t h_q, int64_t group, const int32_t *seqlens,
+                       const struct plan_topk *topk)
+{
+    const struct fake_launch *const launch = launch_named("join");
+    if (!launch) return;
+    const struct join_params join = PARAMS(join_params, launch);
+    HOLDS(join.b == b && join.s_q == s_q && join.h_q == h_q && join.group == group &&
+          join.rows == s_q * group);
+    HOLDS(divides(join.group_divisor, group) && !memcmp(&join.split, split, sizeof *split) &&
+          !memcmp(&join.output, output, sizeof *output));
+    HOLDS(join.seqlens == seqlens && (!topk || !memcmp(&join.topk, topk, sizeof *topk)));
 }
 
 /* Returns the tile rows of a portable kernel, whose name ends with its shape. */
@@ -144,7 +169,7 @@ static void judge_sparse(size_t bytes)
     if (!decode) decode = launch_named("sparse_decode");
     HOLDS(!decode == !b && (decode || (!fake->launches && !fake->tensors)));
     if (!decode) return;
-    const struct sparse_decode_params p = sparse_decode_params_of(decode);
+    const struct sparse_decode_params p = PARAMS(sparse_decode_params, decode);
     const int64_t heads = !hopper ? rows_of_shape(decode)
                           : few   ? SM90_SPARSE_DECODE_SMALL_HEADS
                                   : SM90_SPARSE_DECODE_HEADS;
@@ -154,15 +179,26 @@ static void judge_sparse(size_t bytes)
     HOLDS(divides(p.tiles_divisor, tiles) && (!of_heads || divides(p.token_divisor, tiles / s_q)));
     HOLDS(divides(p.splits_divisor, p.split.even_splits) && p.split.parts_in_halves == hopper &&
           !p.split.ready_flags);
+    const enum kv_format format = told_format(&told, "kv_format", &c->q);
+    check_told(&told, "q", p.q, 0, p.q_stride, 3), check_told_output(&told, &p.output);
+    check_told_scale(&told, p.scale, p.scale_log2, p.d_qk);
+    check_told_cache(&told, &p.cache[0], "kv_cache", "indices", 0, 0, format);
+    if (a->extra_kv_cache)
+        check_told_cache(&told, &p.cache[1], "extra_kv_cache", "extra_indices", 0, 0,
+                         a->extra_kv_format ? told_format(&told, "extra_kv_format", &c->q) : format);
+    check_told(&told, "topk_length", p.topk.length, 0, NULL, 0);
+    check_told(&told, "extra_topk_length", p.topk.extra_length, 0, NULL, 0);
+    HOLDS(p.d_qk == c->q.shape[3] && p.topk.topk == topk && p.topk.extra_topk == extra);
     const char *end = workspace + bytes;
     if (joins_in_kernel(decode)) {
-        const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
+        const struct sparse_decode_sm90_params params = PARAMS(sparse_decode_sm90_params, decode);
         HOLDS(inside(params.cta_group_barriers, b * tiles, sizeof(uint64_t), end) && params.ticket);
         HOLDS(p.split.even_splits > 1 && p.split.even_splits <= MOST_PARTS_JOINED_IN_KERNEL &&
               p.split.split_lanes == p.split.even_splits);
         HOLDS(decode->config.grid_x <= (unsigned)((few ? 2 : 1) * machine.sms));
         end = (const char *)params.cta_group_barriers;
     }
+    judge_join(&p.split, &p.output, b, s_q, h_q, h_q, NULL, &p.topk);
     judge_split(&p.split, b, s_q * h_q, plan_topk_length(topk, extra, extra), tiles, decode, false,
                 a->batch_invariant ? NULL : a->plan, a->partitions && !a->batch_invariant, end);
 }
@@ -179,12 +215,21 @@ static void judge_dense(size_t bytes)
     HOLDS(!decode == !b && (decode || (!fake->launches && !fake->tensors)));
     if (!decode) return;
     const struct dense_decode_sm90_params params =
-        dense_decode_sm90_params_of(decode); /* which begin with the portable kernel's */
+        PARAMS(dense_decode_sm90_params, decode); /* which begin with the portable kernel's */
     const struct dense_decode_params *const p = &params.call;
     const int64_t rows_of_tile = hopper ? 64 : rows_of_shape(decode);
     const int64_t tiles_of_head = ceil_div(rows, rows_of_tile), tiles = h_kv * tiles_of_head;
     HOLDS(p->b == b && p->s_q == s_q && p->h_q == h_q && p->h_kv == h_kv && p->rows == rows);
     HOLDS(divides(p->group_divisor, h_q / h_kv) && divides(p->page_divisor, c->kv_cache.shape[1]));
+    check_told(&told, "q", p->q, 0, p->q_stride, 3), check_told(&told, "kv_cache", p->kv, 0, p->kv_stride, 3);
+    check_told(&told, "block_table", p->block_table, 0, &p->block_table_stride, 1);
+    check_told(&told, "seqlens", p->seqlens, 0, NULL, 0), check_told_output(&told, &p->output);
+    check_told_scale(&told, p->scale_log2 / 1.442695041f, p->scale_log2, p->d_qk);
+    const int64_t capacity =
+        draw_clamp(c->kv_cache.shape[1] * (a->block_table ? c->block_table.shape[1] : 1), 0, INT32_MAX);
+    HOLDS(p->capacity == capacity && p->group == h_q / h_kv);
+    HOLDS(p->d_qk == c->q.shape[3] && p->page_size == c->kv_cache.shape[1] && p->causal == a->causal);
+    HOLDS(p->vectors_aligned == (told_aligned(&told, "q", 16) && told_aligned(&told, "kv_cache", 16)));
     if (hopper)
         HOLDS(params.tiles_of_head == tiles_of_head && divides(params.tiles_divisor, tiles) &&
               divides(params.tiles_of_head_divisor, tiles_of_head));
@@ -208,16 +253,17 @@ static void judge_dense(size_t bytes)
                      end));
         end = (const char *)p->split.ready_flags;
     }
-    const int64_t capacity = c->kv_cache.shape[1] * (a->block_table ? c->block_table.shape[1] : 1);
-    judge_split(&p->split, b, s_q * h_q, capacity < INT32_MAX ? capacity : INT32_MAX, tiles, decode, !hopper,
+    judge_join(&p->split, &p->output, b, s_q, h_q, p->group, p->seqlens, NULL);
+    judge_split(&p->split, b, s_q * h_q, capacity, tiles, decode, !hopper,
                 a->batch_invariant ? NULL : a->plan, a->partitions && !a->batch_invariant, end);
 }
 
 /* Checks one launch of the bf16 kernel, and the join of its splits if tiles are split. */
 static void judge_splits(const struct fake_launch *launch, const struct fake_launch *next, size_t bytes)
 {
-    const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch);
+    const struct sparse_prefill_sm90_params p = PARAMS(sparse_prefill_sm90_params, launch);
     const int64_t tiles = (int64_t)p.call.s_q * p.call.tiles, split = tiles - p.splits.whole;
+    HOLDS(told_of(&p.queries)->base == p.call.q && told_of(&p.results)->base == p.call.out);
     HOLDS(p.splits.of_tile >= 1 && p.splits.of_tile <= MOST_PREFILL_SPLITS && split >= 0 &&
           p.splits.whole >= 0);
     HOLDS(p.items == p.splits.whole + split * p.splits.of_tile &&
@@ -227,13 +273,14 @@ static void judge_splits(const struct fake_launch *launch, const struct fake_lau
     HOLDS(joined == (p.splits.of_tile > 1) && joined == (strstr(launch->kernel, "splits") != NULL));
     if (!joined) return;
     HOLDS(inside(p.splits.parts, p.items - p.splits.whole, PREFILL_PART_BYTES, workspace + bytes));
+    HOLDS(!memcmp(&p, next->parameters, sizeof p) && next->config.block_x == 32 * PREFILL_JOIN_WARPS);
     HOLDS(next->config.grid_x == split * 64 / PREFILL_JOIN_WARPS);
 }
 
 /* Checks one launch over pages of bytes: persistent CTAs, or one per split of a token's list. */
 static void judge_pages(const struct fake_launch *launch, int64_t tiles, size_t bytes)
 {
-    const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
+    const struct sparse_prefill_fp8_params p = PARAMS(sparse_prefill_fp8_params, launch);
     const struct sparse_decode_params *const decode = &p.decode.call;
     const struct split_params *const split = &decode->split;
     HOLDS(decode->tiles == tiles && divides(decode->tiles_divisor, tiles));
@@ -257,26 +304,33 @@ static void judge_prefill(size_t bytes)
 {
     const struct sparse_prefill_call *c = &call.sparse_prefill;
     const int64_t s_q = c->q.shape[0], h_q = c->q.shape[1], h_kv = c->indices.shape[1];
-    int64_t tokens = 0;
+    int64_t tokens = 0; /* of all key heads */
     for (int i = 0; i < fake->launches; i++) {
         const struct fake_launch *const launch = &fake->launch[i];
         if (!strcmp(launch->kernel, "sm90_sparse_prefill_join")) continue;
         if (!strncmp(launch->kernel, "sm90_sparse_prefill_fp", 22)) {
+            const struct sparse_prefill_fp8_params p = PARAMS(sparse_prefill_fp8_params, launch);
             judge_pages(launch, ceil_div(h_q, 64), bytes);
-            tokens += sparse_prefill_fp8_params_of(launch).decode.call.b;
+            check_told_of_decode(&told, c, &p.decode.call, p.max_logits, p.max_stride, tokens, 0);
+            tokens += p.decode.call.b;
             continue;
         }
         if (!strncmp(launch->kernel, "sm80_sparse_decode", 18)) { /* a token is one of its requests */
-            const struct sparse_decode_params d = sparse_decode_params_of(launch);
+            const struct sparse_sm80_params p = PARAMS(sparse_sm80_params, launch);
+            const struct sparse_decode_params d = p.call;
+            check_told_of_decode(&told, c, &d, p.max_logits, p.max_stride, tokens % s_q, tokens / s_q);
             HOLDS(d.s_q == 1 && d.h_q == h_q / h_kv && d.tiles == ceil_div(d.h_q, rows_of_shape(launch)));
             HOLDS(launch->config.grid_x == (int64_t)d.b * d.tiles && divides(d.tiles_divisor, d.tiles));
             tokens += d.b;
             continue;
         }
-        const struct sparse_prefill_params p = sparse_prefill_params_of(launch);
+        const struct sparse_prefill_params p = PARAMS(sparse_prefill_params, launch);
         const bool hopper = !strncmp(launch->kernel, "sm90", 4);
+        check_told_of_prefill(&told, c, &p, tokens % s_q, tokens / s_q);
         HOLDS(p.s_q >= 1 && p.h_q == h_q / h_kv && p.tiles == ceil_div(p.h_q, hopper ? 64 : SPARSE_WARPS));
         HOLDS((int64_t)p.s_q * p.tiles <= INT32_MAX && divides(p.tiles_divisor, p.tiles));
+        HOLDS(hopper ||
+              !strcmp(strrchr(launch->kernel, '_'), c->kv.tensor.dtype.bits == 8 ? "_bytes" : "_bf16"));
         if (hopper)
             judge_splits(launch, i + 1 < fake->launches ? launch + 1 : NULL, bytes);
         else
@@ -299,8 +353,11 @@ static void judge_mha(size_t bytes)
     }
     HOLDS(fake->launches == 1);
     const struct fake_launch *const launch = &fake->launch[0];
+    const struct mha_forward_params all =
+        PARAMS(mha_forward_params, launch); /* with which all others begin */
+    check_told_of_mha(&told, c, &all, b, h_q, h_kv);
     if (!strncmp(launch->kernel, "sm80", 4)) {
-        const struct mha_forward_sm80_params p = mha_forward_sm80_params_of(launch);
+        const struct mha_forward_sm80_params p = PARAMS(mha_forward_sm80_params, launch);
         HOLDS(p.heads_of_tile == 1 || p.heads_of_tile == h_q / h_kv);
         HOLDS(p.tile_tokens == MHA_SM80_ROWS / p.heads_of_tile && divides(p.heads_divisor, p.heads_of_tile));
         HOLDS(p.units * p.heads_of_tile == h_q && p.units_of_key_head * p.heads_of_tile == h_q / h_kv);
@@ -311,8 +368,10 @@ static void judge_mha(size_t bytes)
         HOLDS(launch->config.grid_x == ceil_div(tokens * h_q, MHA_WARPS));
         return;
     }
-    const struct mha_forward_sm90_params p = mha_forward_sm90_params_of(launch);
+    const struct mha_forward_sm90_params p = PARAMS(mha_forward_sm90_params, launch);
     const int64_t rows = MHA_SM90_ROWS(p.call.d_qk), sms = (int64_t)fake->sms;
+    check_told_map(&told, &p.q, "q", true), check_told_map(&told, &p.k, "k", false);
+    check_told_map(&told, &p.v, "v", false);
     HOLDS(bytes == 256 && (p.heads_of_tile == 1 || p.heads_of_tile == h_q / h_kv));
     HOLDS(p.tile_tokens == rows / p.heads_of_tile && p.tile_rows == p.tile_tokens * p.heads_of_tile);
     HOLDS(divides(p.heads_divisor, p.heads_of_tile) && p.units * p.heads_of_tile == h_q);
@@ -432,20 +491,22 @@ static void plan_drawn(void)
     const int32_t partitions = answer[ASK_KERNEL].count[0];
     HOLDS(partitions >= 1 && partitions <= 65536);
     if (tables) {
-        struct held *const rows = &held[operation == OP_SPARSE_PLAN ? (int)TENSOR_sparse_plan_partitions
-                                                                    : (int)TENSOR_decode_plan_partitions];
-        REGION(rows, REGION_OF_TABLES, i32, 2, partitions, FMLA_PARTITION_FIELDS);
-        REGION(rows + 1, REGION_OF_SPLITS, i32, 1, b + 1);
-        *(const fmla_tensor **)option("partitions") = &rows[0].tensor;
-        *(const fmla_tensor **)option("num_splits") = &rows[1].tensor;
+        give_tables(operation, args, held, partitions, b);
     } else {
         *(void **)option("plan") = workspace, *(size_t *)option("plan_size") = answer[ASK_BYTES].bytes;
     }
     fake->launches = 0;
     HOLDS(described_run(operation, args) == FMLA_OK && fake->launches == 1);
-    const struct plan_params p = plan_params_of(&fake->launch[0]);
+    const struct plan_params p = PARAMS(plan_params, &fake->launch[0]);
     HOLDS(fake->launch[0].config.grid_x == 1 && p.b == b && p.num_partitions == partitions);
     HOLDS(p.planned >= 1 && p.planned <= partitions && divides(p.partitions_divisor, p.planned));
+    const int64_t *const capacity = option("capacity");
+    HOLDS(!capacity || p.capacity == (*capacity ? *capacity : INT32_MAX));
+    HOLDS((const char *)p.seqlens == told_at(&told, "seqlens", 0) &&
+          (const char *)p.topk.length == told_at(&told, "topk_length", 0));
+    if (tables)
+        HOLDS(!p.header && (char *)p.partitions == region(REGION_OF_TABLES) &&
+              (char *)p.num_splits == region(REGION_OF_SPLITS));
     if (tables) return;
     HOLDS((char *)p.header == workspace &&
           (char *)(p.num_splits + b + 1) == workspace + answer[ASK_BYTES].bytes);
@@ -486,9 +547,19 @@ static void merge_drawn(void)
     l->b =
         draw_fit(size_or_none(INT32_MAX), (double)((l->n + 1) * l->s_q * l->h_q * (l->d_v + 1)) * 4.0 + 1.0);
     make(&s);
-    call.merge.out.tensor.dtype = draw_type();
+    call.merge.out.tensor.dtype = draw_type(), call.merge.out.tensor.byte_offset &= ~UINT64_C(3);
     const int64_t rows = l->b * l->s_q * l->h_q;
-    judge_one(rows && (l->d_v || l->has & HAS_LSE), rows);
+    const bool some = rows && (l->d_v || l->has & HAS_LSE);
+    judge_one(some, rows);
+    if (!some) return;
+    const struct merge_params p = PARAMS(merge_params, launched(0));
+    check_told(&told, "out_parts", p.out_parts, 0, p.out_parts_stride, 4);
+    check_told(&told, "lse_parts", p.lse_parts, 0, p.lse_parts_stride, 3);
+    check_told(&told, "out", p.out, 0, p.out_stride, 3), check_told(&told, "lse", p.lse, 0, p.lse_stride, 2);
+    check_told_rules(&told, &p.rules, 0);
+    HOLDS(p.vectors_aligned == (told_aligned(&told, "out_parts", 16) && told_aligned(&told, "out", 16)));
+    HOLDS(p.n == l->n && p.b == l->b && p.s_q == l->s_q && p.h_q == l->h_q && p.d_v == l->d_v);
+    HOLDS(launched(0)->config.block_x == MERGE_THREADS && !strcmp(launched(0)->kernel, "merge"));
 }
 
 /* Draws calls of the cache operations and of operations whose tensors are rows of tokens. */
@@ -506,6 +577,8 @@ static void tokens_drawn(void)
     l->tokens = draw_fit(size_or_none(INT64_C(1) << 40), (double)l->d_qk * 8.0);
     make(&s);
     judge_one(l->tokens > 0, operation_is_of_caches(operation) ? ceil_div(l->tokens, CACHE_WARPS) : 0);
+    if (l->tokens > 0 && operation != OP_CACHE_CONVERT && operation_is_of_caches(operation))
+        check_told_of_tokens(&told);
 }
 
 /* ---- All of it ---------------------------------------------------------------------------------- */

@@ -39,43 +39,6 @@ static void test_bytes(void)
              16 * 1152 + 32 * 1152 + 32 * 704 + 16 * 128 + 384);
 }
 
-static void test_examples(void)
-{
-    static const struct {
-        int64_t rows;
-        int32_t shared_bytes, shape, stages;
-        bool of_bytes;
-    } cases[] = {
-        {1, KIB_99, LATENT_SHAPE_16x32, 2, false},
-        {16, KIB_99, LATENT_SHAPE_16x32, 2, false},
-        {64, KIB_99, LATENT_SHAPE_16x32, 2, false},
-        {16, KIB_163, LATENT_SHAPE_16x64, 2, false},
-        {17, KIB_163, LATENT_SHAPE_64x32, 2, false},
-        {64, KIB_163, LATENT_SHAPE_64x32, 2, false},
-        {1, KIB_227, LATENT_SHAPE_16x64, 3, false},
-        {16, KIB_227, LATENT_SHAPE_16x64, 3, false},
-        {17, KIB_227, LATENT_SHAPE_32x64, 2, false},
-        {32, KIB_227, LATENT_SHAPE_32x64, 2, false},
-        {33, KIB_227, LATENT_SHAPE_64x64, 2, false},
-        {64, KIB_227, LATENT_SHAPE_64x64, 2, false},
-        {128, KIB_227, LATENT_SHAPE_64x64, 2, false},
-        {INT64_C(1) << 31, KIB_227, LATENT_SHAPE_64x64, 2, false},
-        {16, KIB_99, LATENT_SHAPE_16x32, 1, true},
-        {64, KIB_99, LATENT_SHAPE_16x32, 1, true},
-        {16, KIB_163, LATENT_SHAPE_16x64, 1, true},
-        {64, KIB_163, LATENT_SHAPE_64x32, 1, true},
-        {64, KIB_227, LATENT_SHAPE_64x64, 1, true},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const struct latent_choice c =
-            latent_choose(cases[i].rows, INT32_MAX, cases[i].of_bytes ? LATENT_TABLE_OF_BYTES : LATENT_TABLE,
-                          cases[i].shared_bytes);
-        CHECK(c.shape == cases[i].shape && c.stages == cases[i].stages,
-              "%lld rows, %d bytes: shape %d, %d stages", (long long)cases[i].rows, cases[i].shared_bytes,
-              c.shape, c.stages);
-    }
-}
-
 /* PTX for 8.9 or 12.1 has no larger tiles on a GPU with more shared memory than these. */
 static void test_most_bytes(void)
 {
@@ -107,43 +70,37 @@ static void test_most_rows(void)
 /* For every table: the choice fits; no other shape that fits reads the keys less often, or reads them as
  * often and leaves fewer rows of the tile idle or takes more keys at once; one more stage would not fit or
  * would not help. */
-static void test_rules_of(bool of_bytes)
+static void test_rules_of(enum latent_source kind, int64_t rows, int32_t bytes)
 {
-    const int32_t least = of_bytes ? 1 : 2;
-    for (int32_t bytes = KIB_99; bytes <= KIB_227; bytes += 512)
-        for (int64_t rows = 1; rows <= 200; rows++) {
-            const struct latent_choice c =
-                latent_choose(rows, INT32_MAX, of_bytes ? LATENT_TABLE_OF_BYTES : LATENT_TABLE, bytes);
-            const struct latent_shape *chosen = &latent_shapes[c.shape];
-            CHECK(
-                c.stages >= least && c.stages <= chosen->most_stages && c.shared_bytes < bytes &&
-                    c.shared_bytes == latent_shared_bytes(
-                                          chosen, of_bytes ? LATENT_TABLE_OF_BYTES : LATENT_TABLE, c.stages),
-                "%lld rows, %d bytes: %d stages, %d bytes", (long long)rows, bytes, c.stages, c.shared_bytes);
-            CHECK(of_bytes || c.stages == chosen->most_stages ||
-                      latent_shared_bytes(chosen, of_bytes ? LATENT_TABLE_OF_BYTES : LATENT_TABLE,
-                                          c.stages + 1) +
-                              1024 >
-                          bytes,
-                  "%lld rows, %d bytes: a stage more fits", (long long)rows, bytes);
-            for (int i = 0; i < LATENT_SHAPE_COUNT; i++) {
-                const struct latent_shape *s = &latent_shapes[i];
-                if (!latent_stages(s, of_bytes ? LATENT_TABLE_OF_BYTES : LATENT_TABLE, bytes)) continue;
-                const int64_t tiles = (rows + s->rows - 1) / s->rows;
-                const int64_t chosen_tiles = (rows + chosen->rows - 1) / chosen->rows;
-                const int better = s->rows > chosen->rows   ? tiles < chosen_tiles
-                                   : s->rows < chosen->rows ? rows <= s->rows
-                                                            : s->keys > chosen->keys;
-                CHECK(!better, "%lld rows, %d bytes: %dx%d is better than %dx%d", (long long)rows, bytes,
-                      s->rows, s->keys, chosen->rows, chosen->keys);
-            }
-        }
+    const bool of_bytes = kind == LATENT_TABLE_OF_BYTES;
+    const struct latent_choice c = latent_choose(rows, INT32_MAX, kind, bytes);
+    const struct latent_shape *chosen = &latent_shapes[c.shape];
+    CHECK(c.stages >= (of_bytes ? 1 : 2) && c.stages <= (of_bytes ? 1 : chosen->most_stages) &&
+              c.shared_bytes < bytes && c.shared_bytes == latent_shared_bytes(chosen, kind, c.stages),
+          "%lld rows, %d bytes: %d stages, %d bytes", (long long)rows, bytes, c.stages, c.shared_bytes);
+    CHECK(of_bytes || c.stages == chosen->most_stages ||
+              latent_shared_bytes(chosen, kind, c.stages + 1) + 1024 > bytes,
+          "%lld rows, %d bytes: a stage more fits", (long long)rows, bytes);
+    for (int i = 0; i < LATENT_SHAPE_COUNT; i++) {
+        const struct latent_shape *s = &latent_shapes[i];
+        if (!latent_stages(s, kind, bytes)) continue;
+        const int64_t tiles = (rows + s->rows - 1) / s->rows;
+        const int64_t chosen_tiles = (rows + chosen->rows - 1) / chosen->rows;
+        const int better = s->rows > chosen->rows   ? tiles < chosen_tiles
+                           : s->rows < chosen->rows ? rows <= s->rows
+                                                    : s->keys > chosen->keys;
+        CHECK(!better, "%lld rows, %d bytes: %dx%d is better than %dx%d", (long long)rows, bytes, s->rows,
+              s->keys, chosen->rows, chosen->keys);
+    }
 }
 
 static void test_rules(void)
 {
-    test_rules_of(false);
-    test_rules_of(true);
+    for (int32_t bytes = KIB_99; bytes <= KIB_227; bytes += 512)
+        for (int64_t rows = 1; rows <= 201; rows++)
+            for (int i = 0; i < 2; i++)
+                test_rules_of(i ? LATENT_TABLE_OF_BYTES : LATENT_TABLE, rows > 200 ? INT64_C(1) << 31 : rows,
+                              bytes);
 }
 
 /* The kernels' division of keys by the page size. */
@@ -181,7 +138,6 @@ int main(int argc, char **argv)
     }
     test_table();
     test_bytes();
-    test_examples();
     test_rules();
     test_most_bytes();
     test_most_rows();

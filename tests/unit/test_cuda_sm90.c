@@ -148,94 +148,6 @@ static void takes_the_rest(void)
           p.keys[0].k.data = uneven_bytes(p.keys[0].k.data), p.out++, p.scale = -1.0f);
 }
 
-/* ---- Views ---------------------------------------------------------------------------------------------- */
-
-struct dims {
-    int64_t size[TENSOR_DIMS];
-    int32_t box[TENSOR_DIMS];
-};
-
-static void check_dims(const char *label, const struct tensor_view *v, struct dims expected)
-{
-    for (int i = 0; i < TENSOR_DIMS; i++)
-        CHECK(v->size[i] == expected.size[i] && v->box[i] == expected.box[i],
-              "%s: dimension %d: size %" PRId64 ", box %d; expected %" PRId64 ", %d", label, i, v->size[i],
-              v->box[i], expected.size[i], expected.box[i]);
-}
-
-/* Sizes of the queries' view and its box, for each form in which 64 rows are one box. */
-static void query_views(void)
-{
-    static const struct {
-        const char *label;
-        struct sizes s;
-        int64_t padding; /* per token */
-        int64_t q_heads;
-        struct dims dims;
-    } cases[] = {
-        {"one key head", {3, 1, 128, 1, 576, 9, 64}, 0, 128, {{64, 128, 1, 9, 3}, {64, 64, 1, 2, 1}}},
-        {"few heads", {3, 1, 5, 1, 512, 9, 64}, 0, 5, {{64, 5, 1, 8, 3}, {64, 64, 1, 2, 1}}},
-        {"tokens follow each other",
-         {3, 2, 40, 1, 576, 9, 64},
-         0,
-         80,
-         {{64, 80, 1, 9, 3}, {64, 64, 1, 2, 1}}},
-        {"padded tokens", {3, 2, 16, 1, 576, 9, 64}, 8, 16, {{64, 16, 2, 9, 3}, {64, 16, 4, 2, 1}}},
-        {"padded large tokens", {3, 2, 128, 1, 576, 9, 64}, 8, 128, {{64, 128, 2, 9, 3}, {64, 64, 1, 2, 1}}},
-        {"padded tokens of 64", {3, 2, 64, 1, 576, 9, 64}, 8, 64, {{64, 64, 2, 9, 3}, {64, 64, 1, 2, 1}}},
-        {"key heads, a token", {3, 1, 24, 2, 576, 9, 64}, 0, 12, {{64, 24, 1, 9, 3}, {64, 64, 1, 2, 1}}},
-        {"key heads, tokens", {3, 5, 16, 2, 576, 9, 64}, 0, 8, {{64, 16, 5, 9, 3}, {64, 8, 8, 2, 1}}},
-        {"key heads, large", {3, 5, 256, 2, 576, 9, 64}, 0, 128, {{64, 256, 5, 9, 3}, {64, 64, 1, 2, 1}}},
-        {"a query a key head", {3, 5, 8, 8, 512, 9, 64}, 0, 1, {{64, 8, 5, 8, 3}, {64, 1, 64, 2, 1}}},
-        {"one head, tokens", {3, 7, 1, 1, 512, 9, 64}, 0, 7, {{64, 7, 1, 8, 3}, {64, 64, 1, 2, 1}}},
-        {"no one view", {3, 2, 40, 1, 576, 9, 64}, 8, 0, {{0}, {0}}},
-        {"no one view, key heads", {3, 2, 24, 2, 576, 9, 64}, 0, 0, {{0}, {0}}},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct attention_problem p = problem_of(&cases[i].s);
-        p.q_stride[1] += cases[i].padding, p.q_stride[0] = p.s_q * p.q_stride[1];
-        const int64_t heads = sm90_dense_decode_q_heads(&p);
-        CHECK(heads == cases[i].q_heads, "%s: %" PRId64 " heads", cases[i].label, heads);
-        if (!cases[i].q_heads) continue;
-        check_taken(cases[i].label, &p, NULL, NULL);
-        const struct tensor_view v = sm90_dense_decode_q_view(&p);
-        check_dims(cases[i].label, &v, cases[i].dims);
-        CHECK(v.data == p.q && v.element == p.element, "%s", cases[i].label);
-    }
-    /* One head has no head stride: tokens are consecutive at any distance. */
-    struct attention_problem p = problem_of(&(struct sizes){3, 7, 1, 1, 512, 9, 64});
-    p.q_stride[1] = 1024, p.q_stride[0] = 8192, p.q_stride[2] = 5;
-    check_taken("one head, tokens apart", &p, NULL, NULL);
-    CHECK_ALL({sm90_dense_decode_q_heads(&p), 7}, {sm90_dense_decode_q_view(&p).stride[1], 1024});
-    p.q_stride[0] = 0;
-    CHECK_EQ(sm90_dense_decode_q_view(&p).size[4], 1);
-}
-
-static void key_views(void)
-{
-    struct attention_problem p = problem_of(&plain_sizes);
-    struct tensor_view v = sm90_dense_decode_key_view(&p, 2);
-    check_dims("pages", &v, (struct dims){{64, 64, 9, 9, 2}, {64, 64, 2, 1, 1}});
-    CHECK(v.data == p.keys[0].k.data, "%p", v.data);
-    CHECK(v.stride[1] == 2 * 576 && v.stride[2] == 64 && v.stride[3] == 64 * 2 * 576 && v.stride[4] == 576,
-          "%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64, v.stride[1], v.stride[2], v.stride[3],
-          v.stride[4]);
-    v = sm90_dense_decode_key_view(&p, 1);
-    check_dims("rope", &v, (struct dims){{64, 64, 9, 9, 2}, {64, 64, 1, 1, 1}});
-    p.keys[0].page_size = 256;
-    v = sm90_dense_decode_key_view(&p, 2);
-    check_dims("pages of 256", &v, (struct dims){{64, 256, 9, 9, 2}, {64, 64, 2, 1, 1}});
-    p.keys[0].table = NULL, p.keys[0].page_size = 61, p.d_qk = 512;
-    v = sm90_dense_decode_key_view(&p, 2);
-    check_dims("no table", &v, (struct dims){{64, 61, 8, 9, 2}, {64, 64, 2, 1, 1}});
-    p.keys[0].k.page_bytes = 0;
-    v = sm90_dense_decode_key_view(&p, 2);
-    check_dims("one for all", &v, (struct dims){{64, 61, 8, 1, 2}, {64, 64, 2, 1, 1}});
-    p.keys[0].pages = 0, p.keys[0].k.data = NULL;
-    v = sm90_dense_decode_key_view(&p, 2);
-    CHECK(v.size[3] == 0 && v.data == p.q, "an empty cache: %" PRId64 " pages at %p", v.size[3], v.data);
-}
-
 /* ---- Where boxes lie ------------------------------------------------------------------------------------- */
 
 /* Returns the index in the tensor of the element that TMA loads as element `at` of the box at `place`; -1:
@@ -316,6 +228,34 @@ static int64_t wrong_key(const struct attention_problem *p, int64_t page, int64_
     return -1;
 }
 
+/* Each form in which 64 rows are one box, with gaps between tokens. */
+static const struct {
+    struct sizes s;
+    int64_t gap, q_heads; /* q_heads: heads that the map treats as one token's */
+} forms[] = {
+    {{3, 1, 128, 1, 576, 9, 64}, 0, 128}, {{3, 1, 5, 1, 512, 9, 64}, 0, 5}, /* one key head */
+    {{3, 2, 40, 1, 576, 9, 64}, 0, 80},                                     /* tokens follow each other */
+    {{3, 2, 16, 1, 576, 9, 64}, 8, 16},   {{3, 2, 128, 1, 576, 9, 64}, 8, 128},
+    {{3, 2, 64, 1, 576, 9, 64}, 8, 64},   {{3, 1, 24, 2, 576, 9, 64}, 0, 12}, /* key heads */
+    {{3, 5, 16, 2, 576, 9, 64}, 0, 8},    {{3, 5, 256, 2, 576, 9, 256}, 0, 128},
+    {{3, 5, 8, 8, 512, 9, 64}, 0, 1},     {{3, 7, 1, 1, 512, 9, 64}, 0, 7},
+    {{3, 7, 1, 1, 512, 9, 64}, 512, 7}, /* one head has no head stride */
+};
+enum { FORMS = sizeof forms / sizeof forms[0] };
+
+static struct attention_problem problem_of_form(int i)
+{
+    struct attention_problem p = problem_of(&forms[i].s);
+    p.q_stride[1] += forms[i].gap, p.q_stride[0] = p.s_q * p.q_stride[1];
+    if (p.h_q == 1) p.q_stride[2] = 5;
+    const int64_t heads = sm90_dense_decode_q_heads(&p);
+    CHECK(heads == forms[i].q_heads, "form %d: %" PRId64 " heads", i, heads);
+    check_taken("a form", &p, NULL, NULL);
+    const struct tensor_view v = sm90_dense_decode_q_view(&p);
+    CHECK(v.data == p.q && v.element == p.element, "form %d: other data", i);
+    return p;
+}
+
 static int64_t padded(struct random_state *random, int64_t stride)
 {
     return stride + (random_between(random, 0, 3) ? 0 : 8 * random_between(random, 1, 9));
@@ -358,13 +298,15 @@ static void boxes(void)
     int encoded = 0, taken = 0, merged = 0, whole_tokens = 0, shared = 0;
     enter(&scope);
     for (int i = 0; i < 2000; i++) {
-        struct attention_problem p = random_problem(&random);
+        struct attention_problem p = i < FORMS ? problem_of_form(i) : random_problem(&random);
         const char *argument;
-        const bool empty = i % 16 == 0;
+        const bool empty = i >= FORMS && i % 16 == 0;
         if (empty) p.keys[0].pages = 0, p.keys[0].k.data = NULL;
         if (sm90_dense_decode_refuses(&p, &argument)) continue;
         const struct tensor_view q = sm90_dense_decode_q_view(&p), keys = sm90_dense_decode_key_view(&p, 2),
                                  rope = sm90_dense_decode_key_view(&p, 1);
+        CHECK(keys.data == (empty ? (const void *)p.q : p.keys[0].k.data) && (keys.size[3] == 0) == empty,
+              "%" PRId64 " pages at %p", keys.size[3], keys.data);
         /* What a call accepts, the driver accepts. */
         struct tensor_map map;
         CHECK_OK(tensor_map_make("test", &scope, "x", &q, &map));
@@ -487,49 +429,30 @@ static void strides(void)
     cuda_leave(&scope);
 }
 
-static void refused_by_the_driver(void)
-{
-    SMALL_CALL(c);
-    fake->fails[CALL_cuTensorMapEncodeTiled] = FAKE_LAUNCH_FAILED;
-    check_rejected("map", dense_decode_run(&c), FMLA_DEVICE_ERROR, "dense_decode", "cuda:0",
-                   "cuTensorMapEncodeTiled of kv_cache|CUDA_ERROR_LAUNCH_FAILED");
-    CHECK_EQ(fake_depth(), 0);
-    CHECK(!fake->launches || !strcmp(fake->launch[fake->launches - 1].kernel, "decode_plan"), "%s",
-          "launched without maps");
-    fake->fails[CALL_cuTensorMapEncodeTiled] = CU_SUCCESS;
-    CHECK_OK(dense_decode_run(&c));
-}
-
 /* ---- Dispatch --------------------------------------------------------------------------------------------- */
 
-/* Calls with one property that Hopper's kernel does not support: not chosen and, if forced, refused by the
- * argument's name. */
+/* Calls with one property that Hopper's kernel does not support. */
+#define DISPATCHED(argument, of_layout, of_call)                                                             \
+    do {                                                                                                     \
+        struct dense_decode_call c;                                                                          \
+        struct layout layout = dense_layout(SMALL_SIZES);                                                    \
+        of_layout;                                                                                           \
+        decode_call(&c, layout);                                                                             \
+        of_call;                                                                                             \
+        check_left(#of_layout " " #of_call, OP_DENSE_DECODE, &c.args, "cuda-sm90", "cuda-sm80", argument,    \
+                   "kernel cuda-sm90 takes");                                                                \
+        CHECK_EQ(fake->tensors, 3); /* from the first case */                                                \
+    } while (0)
+
 static void dispatched(void)
 {
-    static const char *const arguments[] = {"", "kv_cache", "kv_cache", "q", "q", "out", "softmax_scale"};
-    for (int k = 0; k < 7; k++) {
-        struct dense_decode_call c;
-        struct layout layout = dense_layout(SMALL_SIZES);
-        const char *name = "";
-        if (k == 1) layout.page_size = 61;
-        if (k == 4) layout.s_q = 2, layout.h_q = 24, layout.h_kv = 2;
-        decode_call(&c, layout);
-        switch (k) {
-        case 2: c.kv_cache.strides[0] += 4; break;
-        case 3: c.q.tensor.byte_offset = 8; break;
-        case 5: c.out.tensor.byte_offset = 2; break;
-        case 6: c.args.softmax_scale = -0.5f; break;
-        }
-        CHECK(fmla_dense_decode_kernel(&c.args, &name) == FMLA_OK &&
-                  !strcmp(name, k ? "cuda-sm80" : "cuda-sm90"),
-              "case %d: %s", k, name);
-        CHECK(dense_decode_run(&c) == FMLA_OK, "case %d: %s", k, fmla_last_error());
-        CHECK_EQ(fake->tensors, 3); /* from the first case */
-        c.args.kernel = "cuda-sm90";
-        if (!k) continue;
-        check_rejected("forced", dense_decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", arguments[k],
-                       "kernel cuda-sm90 takes");
-    }
+    DISPATCHED(NULL, (void)0, (void)0);
+    DISPATCHED("kv_cache", layout.page_size = 61, (void)0);
+    DISPATCHED("kv_cache", (void)0, c.kv_cache.strides[0] += 4);
+    DISPATCHED("q", (void)0, c.q.tensor.byte_offset = 8);
+    DISPATCHED("q", (layout.s_q = 2, layout.h_q = 24, layout.h_kv = 2), (void)0);
+    DISPATCHED("out", (void)0, c.out.tensor.byte_offset = 2);
+    DISPATCHED("softmax_scale", (void)0, c.args.softmax_scale = -0.5f);
 }
 
 static void forced_elsewhere(void)
@@ -544,7 +467,6 @@ static void forced_elsewhere(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_sm90", takes_caches, takes_queries, takes_the_rest,
-                         query_views, key_views, boxes, encoded, not_encoded, strides, refused_by_the_driver,
-                         dispatched, forced_elsewhere);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_sm90", takes_caches, takes_queries, takes_the_rest, boxes,
+                         encoded, not_encoded, strides, dispatched, forced_elsewhere);
 }

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tests the host side of sparse decode on a GPU: the kernel chosen, the parameters of it, the planner and
- * the join, the number of CTAs, and the workspace size.
+ * Tests the host side of sparse decode on a GPU: the kernel chosen, the parameters of the planner and the
+ * join, the number of CTAs, and the workspace size. What kernels are told of a call's tensors:
+ * test_cuda_random.c.
  */
 #include "fake_cuda/launches.h"
 
 #include "plan.h"
-
-#include <math.h>
 
 /* A valid call: 5 requests of 2 tokens and 96 heads, 4000 entries that name keys in 9 pages of 64, and 70
  * of an extra cache of 4 pages of 2. With a tenth of the entries it uses Hopper's kernel for small
@@ -23,7 +22,6 @@ static void shaped_call(struct sparse_decode_call *c, struct layout l)
     if (l.format == FMLA_KV_FP16) l.type = fp16;
     l.has |= HAS_LSE;
     sparse_decode_make(c, &l, gpu_number(0));
-    c->args.workspace = region(REGION_OF_WORKSPACE);
 }
 
 static void sparse_call(struct sparse_decode_call *c, int32_t format, bool extra)
@@ -37,38 +35,21 @@ static void on_hopper(void)
 {
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_656, true);
-    c.args.softmax_scale = 0.25f;
     RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
 
     /* 132 SMs, two tokens, two tiles of heads. */
     enum { PARTITIONS = 33 };
-    const struct plan_params plan = plan_params_of(launched(2));
+    const struct plan_params plan = PARAMS(plan_params, launched(2));
     CHECK_ALL({!plan.seqlens, true}, {plan.b, B}, {plan.num_partitions, PARTITIONS}, {plan.topk.topk, TOPK},
               {plan.topk.extra_topk, EXTRA}, {offset(plan.topk.length, 3), 0},
               {!plan.topk.extra_length, true}, {offset(plan.header, REGION_OF_WORKSPACE), 0},
               {plan.costs.row_tiles, 0});
 
-    const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
-    CHECK_ALL(GRID(launched(1), PARTITIONS * S_Q * 2, 384, 227 * 1024), {p.b, B}, {p.s_q, S_Q}, {p.h_q, H_Q},
-              {p.d_qk, 576}, {p.tiles, S_Q * 2}, {p.tiles_of_token, 2},
-              {divides(p.tiles_divisor, S_Q * 2), true}, {divides(p.token_divisor, 2), true},
-              {divides(p.heads_divisor, H_Q), true});
-    CHECK(fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale_log2);
-    CHECK_ALL({offset(p.q, 0), 0}, {offset(p.output.out, TENSOR_sparse_decode_out), 0},
-              {p.q_stride[0], S_Q * H_Q * 576}, {p.q_stride[2], 576}, {offset(p.cache[0].data, 1), 0},
-              {offset(p.cache[1].data, TENSOR_sparse_decode_extra_kv_cache), 0},
-              {offset(p.cache[0].indices, 2), 0},
-              {offset(p.cache[1].indices, TENSOR_sparse_decode_extra_indices), 0}, {p.cache[0].slots, 9 * 64},
-              {p.cache[1].slots, 4 * 2}, {p.cache[0].page_bytes, 64 * 656}, {p.cache[0].slot_bytes, 656},
-              {p.cache[1].page_bytes, 2 * 656}, {p.cache[0].indices_stride[0], S_Q * TOPK},
-              {p.cache[1].indices_stride[1], EXTRA}, {p.cache[1].page_size, 2},
-              {divides(p.cache[0].page_divisor, 64), true}, {divides(p.cache[1].page_divisor, 2), true});
+    const struct sparse_decode_params p = PARAMS(sparse_decode_params, launched(1));
+    CHECK_ALL(GRID(launched(1), PARTITIONS * S_Q * 2, 384, 227 * 1024));
 
     /* The plan, then two parts per partition, and none past the queried size, which a call with a plan's
      * tables uses too. */
-    CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
-              p.split.num_splits == plan.num_splits && !p.split.ready_flags,
-          "%s", "another plan");
     const size_t plan_end = (plan_bytes(B, PARTITIONS) + 255) / 256 * 256, rows = 2 * PARTITIONS * S_Q * H_Q;
     CHECK_ALL({(char *)p.split.part_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},
               {(char *)p.split.part_ends - (char *)p.split.part_out, (int64_t)(rows * 512 * 4)},
@@ -76,15 +57,6 @@ static void on_hopper(void)
     enum { ROWS = 35 };
     const size_t end = (plan_bytes(B, ROWS) + 255) / 256 * 256, most = 2 * ROWS * S_Q * H_Q;
     CHECK_EQ(c.bytes, end + most * 512 * 4 + (most * 8 + 255) / 256 * 256 + CTA_GROUP_BARRIER_BYTES);
-
-    /* One key head: rows are a token's heads, token after token. */
-    const struct join_params join = join_params_of(launched(0));
-    CHECK(!join.seqlens && !memcmp(&join.topk, &p.topk, sizeof join.topk), "%s", "the join's lengths");
-    CHECK(!memcmp(&join.split, &p.split, sizeof join.split) &&
-              !memcmp(&join.output, &p.output, sizeof join.output),
-          "%s", "the join is of another call");
-    CHECK_ALL({join.h_q, H_Q}, {join.group, H_Q}, {join.rows, S_Q * H_Q},
-              {divides(join.group_divisor, H_Q), true});
 }
 
 /* Few entries of more requests than can start at once with tiles of 64 heads: tiles of 16 heads, and a
@@ -99,22 +71,19 @@ static void small_batch(void)
                {"cuda-sm90-16", "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
                {"cuda", "sparse_decode_bytes_bf16", 0, 32 * SPARSE_WARPS, 0}};
     enum { PARTITIONS = 264 / 12 /* tiles */ };
-    size_t size = 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct sparse_decode_call c;
         shaped_call(&c, SHAPE_OF(layout, .b = 35, .topk = 64, .format = FMLA_KV_FP8_656, .has = HAS_LENGTHS));
         c.args.kernel = all[i].kernel;
         RUNS(sparse_decode, &c, "decode_plan|%s|join_%s_bf16", all[i].launched,
              all[i].heads ? "half_rows" : "splits");
-        const struct plan_params plan = plan_params_of(launched(2));
+        const struct plan_params plan = PARAMS(plan_params, launched(2));
         CHECK_EQ(plan.num_partitions, PARTITIONS);
         const int tiles =
             all[i].heads ? S_Q * ((H_Q + all[i].heads - 1) / all[i].heads) : S_Q * H_Q / SPARSE_WARPS;
-        CHECK_EQ(sparse_decode_params_of(launched(1)).tiles, tiles);
-        if (all[i].heads) CHECK_EQ(sparse_decode_params_of(launched(1)).tiles_of_token, tiles / S_Q);
+        CHECK_EQ(PARAMS(sparse_decode_params, launched(1)).tiles, tiles);
+        if (all[i].heads) CHECK_EQ(PARAMS(sparse_decode_params, launched(1)).tiles_of_token, tiles / S_Q);
         CHECK_ALL(GRID(launched(1), PARTITIONS * tiles, all[i].threads, all[i].shared_bytes));
-        if (i) CHECK_EQ(c.bytes, size);
-        size = c.bytes;
     }
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_584, true);
@@ -134,7 +103,7 @@ static void no_room_for_all_ctas(void)
     fake->fails[CALL_cuLaunchKernelEx] = CU_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
     fake->once[CALL_cuLaunchKernelEx] = 1;
     RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_quarters");
-    CHECK_ALL({c.bytes, bytes}, {sparse_decode_params_of(launched(1)).split.split_keys, 128},
+    CHECK_ALL({c.bytes, bytes}, {PARAMS(sparse_decode_params, launched(1)).split.split_keys, 128},
               {fake_depth(), 0});
 }
 
@@ -172,24 +141,15 @@ static void even_splits(void)
             CHECK_EQ(fake->launches - before, count > 1 && !joins_in_kernel(decode) ? 2 : 1);
             CHECK(!strcmp(decode->kernel, all[i].kernel), "%zu: %s", i, decode->kernel);
             CHECK_EQ(decode->config.grid_x, all[i].b * count * tiles);
-            const struct sparse_decode_params p = sparse_decode_params_of(decode);
+            const struct sparse_decode_params p = PARAMS(sparse_decode_params, decode);
             CHECK(!p.split.partitions && !p.split.header && p.split.parts_in_halves, "%s", "by a plan");
             CHECK_ALL({p.split.split_keys, all[i].keys}, {p.split.even_splits, count},
                       {p.split.split_lanes, count}, {divides(p.splits_divisor, (uint32_t)count), true});
             if (count == 1) continue;
-            const char *limit = region(REGION_OF_WORKSPACE) + c.bytes;
-            if (joins_in_kernel(decode)) { /* one word per tile after the parts; its own ticket */
-                const struct sparse_decode_sm90_params params = sparse_decode_sm90_params_of(decode);
-                CHECK((const char *)(params.cta_group_barriers + all[i].b * tiles) <= limit, "%s",
-                      "no room for the barriers");
-                CHECK(params.ticket != ticket, "%s", "two launches have the same ticket");
-                ticket = params.ticket, limit = (const char *)params.cta_group_barriers;
-            }
-            const int64_t rows = (int64_t)all[i].b * count * S_Q * all[i].h_q;
-            const char *const end = (const char *)(p.split.part_ends + rows);
-            CHECK((const char *)p.split.part_ends - (const char *)p.split.part_out >= rows * 512 * 4 &&
-                      end <= limit,
-                  "%s", "the parts do not fit the workspace");
+            if (!joins_in_kernel(decode)) continue;
+            const uint64_t own = PARAMS(sparse_decode_sm90_params, decode).ticket;
+            CHECK(own != ticket, "%s", "two launches have the same ticket");
+            ticket = own;
         }
     no_room_for_all_ctas();
     /* More requests than start at once: a plan, and the kernel for it. */
@@ -210,7 +170,7 @@ static void even_splits(void)
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK, c.args.topk_length = NULL, c.args.num_partitions = 7;
     RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
-    CHECK_EQ(sparse_decode_params_of(launched(1)).split.num_partitions, 7);
+    CHECK_EQ(PARAMS(sparse_decode_params, launched(1)).split.num_partitions, 7);
 }
 
 /* A request's bits must not depend on the other requests or their number: the choice uses only the number
@@ -298,7 +258,7 @@ static void same_rows(void)
             args.plan = region(0), args.plan_size = MEMORY;
             fake->launches = 0;
             CHECK_OK(fmla_sparse_plan(&args));
-            const struct plan_params plan = plan_params_of(&fake->launch[0]);
+            const struct plan_params plan = PARAMS(plan_params, &fake->launch[0]);
             CHECK_EQ(plan.num_partitions, rows);
             if (plan.planned > most) most = plan.planned;
         }
@@ -325,9 +285,6 @@ static void formats(void)
                                  .type = all[i].fp16 ? fp16 : bf16));
         c.args.num_partitions = 1;
         RUNS(sparse_decode, &c, "decode_plan|%s", all[i].kernel); /* one partition: nothing is split */
-        const bool hopper = !strncmp(all[i].kernel, "sm90", 4);
-        CHECK_ALL({launched(0)->config.grid_x, hopper ? S_Q * 2 : S_Q * H_Q / SPARSE_WARPS},
-                  {sparse_decode_params_of(launched(0)).tiles, launched(0)->config.grid_x});
     }
 }
 
@@ -359,7 +316,7 @@ static void rows(void)
     fmla_sparse_plan_args plan_alone = plan_args(SMALL_TOPK);
     plan_alone.plan = region(0), plan_alone.plan_size = MEMORY;
     CHECK_OK(fmla_sparse_plan(&plan_alone));
-    const int32_t partitions = plan_params_of(launched(0)).planned;
+    const int32_t partitions = PARAMS(plan_params, launched(0)).planned;
     CHECK(partitions != 33, "%s", "the batch is not small");
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct sparse_decode_call c;
@@ -368,11 +325,9 @@ static void rows(void)
         c.indices.shape[2] = SMALL_TOPK, c.args.kernel = all[i].kernel;
         RUNS(sparse_decode, &c, "decode_plan|%s|join_half_rows_%s_halves", all[i].launched,
              all[i].fp16 ? "fp16" : "bf16");
-        const struct plan_params plan = plan_params_of(launched(2));
+        const struct plan_params plan = PARAMS(plan_params, launched(2));
         CHECK_ALL({plan.num_partitions, partitions}, {c.bytes, codes.bytes},
-                  GRID(launched(1), partitions * S_Q * 2, 384, 227 * 1024),
-                  {sparse_decode_params_of(launched(1)).d_qk, all[i].d_qk},
-                  {sparse_decode_params_of(launched(1)).cache[0].slot_bytes, 2 * all[i].d_qk});
+                  GRID(launched(1), partitions * S_Q * 2, 384, 227 * 1024));
     }
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_BF16, true);
@@ -389,18 +344,11 @@ static void rows(void)
     RUNS(sparse_decode, &c, "decode_plan|sm80_sparse_decode_bf16_64x64|join_splits_bf16_halves");
 }
 
-/* The portable kernel takes what Hopper's does not, with an equally large workspace; if Hopper's is
- * forced, the error gives the reason. */
+/* The portable kernel takes what Hopper's does not; then the call is made anew. */
 static void refused(const char *label, struct sparse_decode_call *c, const char *argument, const char *words)
 {
     RUNS(sparse_decode, c, "decode_plan|sm80_sparse_decode_f32_64x64|join_splits_bf16_halves");
-    CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * ((H_Q + 63) / 64));
-    const size_t size = c->bytes;
-    c->args.kernel = "cuda-sm90";
-    check_rejected(label, sparse_decode_run(c), FMLA_UNSUPPORTED, "sparse_decode", argument, words);
-    sparse_call(c, FMLA_KV_FP8_656, true);
-    CHECK_OK(sparse_decode_run(c));
-    CHECK_EQ(c->bytes, size);
+    check_left(label, OP_SPARSE_DECODE, &c->args, "cuda-sm90", "cuda-sm80", argument, words);
     sparse_call(c, FMLA_KV_FP8_656, true);
 }
 
@@ -436,8 +384,8 @@ static void odd_pages(void)
     RUNS(sparse_decode, &c, "decode_plan|sm80_sparse_decode_fp8_584_64x64|join_splits_bf16_halves");
     c.kv_cache.strides[0] = 61 * 584 + 8;
     RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_bf16_fp8_584|join_half_rows_bf16_halves");
-    CHECK_ALL({sparse_decode_params_of(launched(1)).cache[0].page_bytes, 61 * 584 + 8},
-              {sparse_decode_params_of(launched(1)).cache[0].slot_bytes, 576});
+    CHECK_ALL({PARAMS(sparse_decode_params, launched(1)).cache[0].page_bytes, 61 * 584 + 8},
+              {PARAMS(sparse_decode_params, launched(1)).cache[0].slot_bytes, 576});
 }
 
 static void batch_invariant(void)
@@ -446,7 +394,7 @@ static void batch_invariant(void)
     shaped_call(&c, SHAPE_OF(layout, .topk = 5000, .format = FMLA_KV_FP8_656, .has = HAS_LENGTHS));
     c.args.batch_invariant = 1;
     RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
-    const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
+    const struct sparse_decode_params p = PARAMS(sparse_decode_params, launched(1));
     CHECK_ALL({!p.split.partitions, true}, {!p.split.header, true}, {p.split.even_splits, 3},
               {p.split.split_lanes, 3}, {launched(1)->config.grid_x, B * 3 * S_Q * 2});
     const size_t rows = B * 3 * S_Q * H_Q;
@@ -487,7 +435,7 @@ static void large(void)
     sparse_call(&c, FMLA_KV_FP8_656, false);
     c.kv_cache.shape[0] = INT64_C(1) << 30, c.kv_cache.strides[0] = 0;
     CHECK_OK(sparse_decode_run(&c));
-    CHECK_EQ(sparse_decode_params_of(launched(1)).cache[0].slots, INT64_C(1) << 31);
+    CHECK_EQ(PARAMS(sparse_decode_params, launched(1)).cache[0].slots, INT64_C(1) << 31);
     c.indices.shape[2] = INT32_MAX - 100;
     for (int i = 0; i < 2; i++) c.indices.strides[i] = 0;
     check_rejected("too many entries", sparse_decode_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "indices",
@@ -501,7 +449,7 @@ static void elsewhere(void)
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK;
     RUNS(sparse_decode, &c, "decode_plan|sm80_sparse_decode_f32_64x32|join_splits_bf16_halves");
-    const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
+    const struct sparse_decode_params p = PARAMS(sparse_decode_params, launched(1));
     CHECK_ALL({launched(1)->config.grid_x, 33 * S_Q * ((H_Q + 63) / 64)}, {p.tiles_of_token, (H_Q + 63) / 64},
               {p.tiles, S_Q * ((H_Q + 63) / 64)});
 }
@@ -525,11 +473,10 @@ static void few_keys(void)
                {9, 64, 128, BF16, false, "cuda-sm90"}};
     for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
         struct sparse_decode_call c;
-        const char *kernel = "";
         shaped_call(&c, SHAPE_OF(layout, .format = all[i].format, .b = all[i].b, .h_q = all[i].h_q));
         c.indices.shape[2] = all[i].topk;
         c.args.batch_invariant = all[i].invariant;
-        CHECK_OK(fmla_sparse_decode_kernel(&c.args, &kernel));
+        const char *const kernel = kernel_of(OP_SPARSE_DECODE, &c.args);
         CHECK(!strcmp(kernel, all[i].kernel), "%d: %s", i, kernel);
     }
 }
@@ -544,7 +491,7 @@ static void planner(void)
     for (int i = 0; i < 2; i++) {
         args.topk_length = i ? &length.tensor : NULL;
         CHECK_OK(fmla_sparse_plan(&args));
-        const struct plan_params plan = plan_params_of(launched(0));
+        const struct plan_params plan = PARAMS(plan_params, launched(0));
         CHECK(!plan.seqlens && (const char *)plan.topk.length == (i ? region(3) : NULL), "%s", "lengths");
         CHECK_ALL({plan.topk.topk, TOPK}, {plan.topk.extra_topk, EXTRA}, {plan.num_partitions, 35},
                   {plan.planned, 33}, {plan.b, B});

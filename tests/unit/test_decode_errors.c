@@ -56,19 +56,6 @@ static void set_up_no_key(int32_t format)
     LENGTHS[0] = LENGTHS[1] = 0;
 }
 
-static void make_plan(int64_t requests, int32_t partitions, char *plan, size_t *bytes)
-{
-    static int32_t lengths[8] = {20, 33, 1, 0, 70};
-    struct held held;
-    HELD(&held, lengths, i32, 1, requests);
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = &held.tensor, args.s_q = good_layout.s_q;
-    args.h_q = good_layout.h_q, args.h_kv = good_layout.h_kv;
-    args.num_partitions = partitions, args.plan = plan, args.plan_size = MOST_PLAN;
-    CHECK(fmla_decode_plan_size(&args, bytes) == FMLA_OK && fmla_decode_plan(&args) == FMLA_OK, "%s",
-          fmla_last_error());
-}
-
 static void test_refused(void)
 {
     for (int i = 0; i < SET_UPS; i++) {
@@ -168,13 +155,7 @@ static void set_up_many_pages(void)
 int main(void)
 {
     CHECK(fmla_set_num_threads(2) == FMLA_OK, "%s", fmla_last_error());
-    planned = (struct planned){.call = &call,
-                               .rows = TENSOR_dense_decode_partitions,
-                               .splits = TENSOR_dense_decode_num_splits,
-                               .bound_by = "q",
-                               .make = make_plan,
-                               .lengths = TENSOR_dense_decode_seqlens,
-                               .most = {32, 48}};
+    plan_for(&call, "seqlens", 32, 48);
     test_refused();
     test_formats_of_dense();
     test_products();

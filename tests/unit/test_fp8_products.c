@@ -4,166 +4,112 @@
  * BF16 products whose queries were quantised here, using only the number formats, and a NaN or infinity of
  * a query stays in its row.
  */
-#include "filled.h"
-#include "tensors.h"
+#include "attention_calls.h"
 
-#include "num.h"
+/* Rows of zeros, of the smallest numbers, and with values that are not finite, the last one behind those that
+ * FP8_656 quantises. */
+enum { ROWS = B * S_Q * H_Q, ZEROS = 1, LEAST = 3, WITH_NAN = 5, WITH_INFINITY = 7, WITH_TAIL = ROWS - 2 };
+static uint16_t quantised[ROWS][WIDEST];
+static bool no_number[ROWS]; /* whose results are NaN */
 
-#include <math.h>
-
-enum { B = 3, S_Q = 2, H_Q = 9, ROWS = B * S_Q * H_Q, D_QK = 576, D_V = 512, PAGE = 64, MOST_KEYS = 640 };
-
-static uint16_t q[ROWS][D_QK + 24], quantised[ROWS][D_QK]; /* rows of q have gaps */
-static uint8_t codes[ROWS][D_QK], cache[B * MOST_KEYS * 656];
-static int32_t lengths[B] = {600, 0, 33};
-
-struct result {
-    uint16_t out[ROWS][D_V];
-    float lse[ROWS];
-};
-
-/* Rows of many magnitudes; of zeros, of the smallest numbers, and with non-finite values. */
-enum {
-    ZEROS = 3,
-    LEAST = 5,
-    WITH_NAN = 7,
-    WITH_INFINITY = 11,
-    WITH_TAIL = 13 /* infinite in the part that FP8_656 does not quantise */
-};
-
-static void draw_queries(void)
+static uint8_t *query(int row)
 {
-    struct random_state random = {1};
-    for (int row = 0; row < ROWS; row++)
-        for (int i = 0; i < D_QK; i++) {
-            const float x = random_input(&random, 0.0f, 0.3f) * ldexpf(1.0f, row % 5 - 2);
-            q[row][i] = num_to_bf16(row == ZEROS ? 0.0f : row == LEAST ? x * 0x1p-126f : x);
+    const struct held *const q = tensor("q");
+    return (uint8_t *)q->tensor.data +
+           offset_of(q, row / H_Q / S_Q, row / H_Q % S_Q, row % H_Q) * q->tensor.dtype.bits / 8;
+}
+
+/* Changes some values of queries, and quantises the first `count` of each by the definition. */
+static void quantise_values(int count)
+{
+    for (int row = 0; row < ROWS; row++) {
+        uint16_t *const q = (uint16_t *)(void *)query(row);
+        for (int i = 0; i < WIDEST && (row == ZEROS || row == LEAST); i++)
+            q[i] = row == ZEROS ? 0 : num_to_bf16(num_from_bf16(q[i]) * 0x1p-126f);
+        if (row == WITH_NAN) q[200] = 0x7fc1;
+        if (row == WITH_INFINITY) q[511] = 0xff80;
+        if (row == WITH_TAIL) q[575] = 0x7f80;
+        float most = 0.0f, nan = 0.0f;
+        for (int i = 0; i < count; i++) {
+            const float x = fabsf(num_from_bf16(q[i]));
+            most = fmaxf(most, x), nan = isnan(x) ? NAN : nan;
         }
-    q[WITH_NAN][200] = 0x7fc1, q[WITH_INFINITY][511] = 0xff80, q[WITH_TAIL][575] = 0x7f80;
-}
-
-/* The definition, implemented independently of the library. */
-static void quantise(int row, int count)
-{
-    float most = 0.0f;
-    bool nan = false;
-    memcpy(quantised[row], q[row], sizeof quantised[row]);
-    for (int i = 0; i < count; i++) {
-        const float x = fabsf(num_from_bf16(q[row][i]));
-        nan |= x != x;
-        most = fmaxf(most, x);
-    }
-    const float scale = nan ? NAN : most == 0.0f ? 1.0f : most / 448.0f;
-    for (int i = 0; i < count; i++) {
-        const uint8_t code = num_to_e4m3(num_from_bf16(q[row][i]) / scale);
-        quantised[row][i] = num_to_bf16(num_from_e4m3(code) * scale);
+        const float scale = most == 0.0f ? 1.0f : most / 448.0f + nan;
+        for (int i = 0; i < WIDEST; i++) {
+            const uint8_t code = num_to_e4m3(num_from_bf16(q[i]) / scale);
+            quantised[row][i] = i < count ? num_to_bf16(num_from_e4m3(code) * scale) : q[i];
+        }
     }
 }
 
-static void run(const char *kernel, int32_t format, int32_t products, const fmla_tensor *queries,
-                const float *q_scale, int32_t batch_invariant, struct result *result)
+static void put_codes(float scale)
 {
-    const int64_t bytes = format == FMLA_KV_FP8_656 ? 656 : 576;
-    fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    memset(result, 0xff, sizeof *result);
-    args.q = queries, args.kv_cache = TENSOR_OF(cache, u8, B, MOST_KEYS, 1, bytes);
-    args.seqlens = TENSOR_OF(lengths, i32, B);
-    args.out = TENSOR_OF(result->out, bf16, B, S_Q, H_Q, D_V);
-    args.lse = TENSOR_OF(result->lse, f32, B, H_Q, S_Q);
-    args.kernel = kernel, args.kv_format = format, args.products = products, args.causal = 1;
-    args.batch_invariant = batch_invariant;
-    const fmla_tensor *const scale = TENSOR_OF((void *)(uintptr_t)q_scale, f32, 1);
-    args.q_scale = q_scale ? scale : NULL;
-    CHECK(run_in_room(OP_DENSE_DECODE, &args) == FMLA_OK, "%s: %s", kernel, fmla_last_error());
+    for (int i = 0; i < ROWS * WIDEST; i++) {
+        const int row = i / WIDEST, d = i % WIDEST;
+        const uint8_t code =
+            (uint8_t)(row == WITH_NAN && d == 3 ? 0x7f : (row * 31 + d * 7) % 0x70 | (d & 8) << 4);
+        query(row)[d] = code, quantised[row][d] = num_to_bf16(num_from_e4m3(code) * scale);
+    }
 }
 
-/* Returns true if the bits are equal; a NaN only has to be a NaN. */
-static bool same(const struct result *a, const struct result *b)
+/* Copies all results: out, then lse. */
+static void keep(double results[ROWS][MOST_V + 1])
 {
-    bool equal = true;
+    const struct held *const out = tensor("out"), *const lse = tensor("lse");
     for (int row = 0; row < ROWS; row++) {
-        equal &= !memcmp(&a->lse[row], &b->lse[row], sizeof a->lse[row]) ||
-                 (isnan(a->lse[row]) && isnan(b->lse[row]));
-        for (int d = 0; d < D_V; d++)
-            equal &= a->out[row][d] == b->out[row][d] ||
-                     (isnan(num_from_bf16(a->out[row][d])) && isnan(num_from_bf16(b->out[row][d])));
+        const int r = row / H_Q / S_Q, token = row / H_Q % S_Q, head = row % H_Q;
+        for (int d = 0; d < MOST_V; d++) results[row][d] = element(out, offset_of(out, r, token, head) + d);
+        results[row][MOST_V] = element(lse, r * lse->strides[0] + head * lse->strides[1] + token);
     }
-    return equal;
 }
 
-static bool all_nan(const struct result *result, int row)
+static void check_products(const fmla_capability *row)
 {
-    int nans = 0;
-    for (int d = 0; d < D_V; d++) nans += isnan(num_from_bf16(result->out[row][d]));
-    return nans == D_V;
-}
-
-static void check_rows(const char *kernel, const struct result *result, const bool *no_number)
-{
-    for (int row = 0; row < ROWS; row++) {
-        int finite = 0;
-        const bool empty = lengths[row / (S_Q * H_Q)] == 0;
-        for (int d = 0; d < D_V; d++) finite += isfinite(num_from_bf16(result->out[row][d])) != 0;
-        CHECK(no_number[row] && !empty ? all_nan(result, row) : finite == D_V, "%s: row %d: %d are finite",
-              kernel, row, finite);
+    static double fp8[ROWS][MOST_V + 1], of_values[ROWS][MOST_V + 1];
+    struct held *const q = tensor("q"), given = *q;
+    CHECK_EQ(row->products, 1 << FMLA_PRODUCTS_BF16 | 1 << FMLA_PRODUCTS_FP8);
+    run_call(row->kernel), keep(fp8);
+    held_set(q, quantised, bf16, 4, given.shape), put_number(call.operation, call.args, "products", 0);
+    const fmla_tensor **const q_scale = option_at(call.operation, call.args, "q_scale");
+    const fmla_tensor *const scale = *q_scale;
+    *q_scale = NULL;
+    run_call(row->kernel), keep(of_values);
+    *q = given, q->tensor.shape = q->shape, q->tensor.strides = q->strides, *q_scale = scale;
+    put_number(call.operation, call.args, "products", FMLA_PRODUCTS_FP8);
+    for (int i = 0; i < ROWS * (MOST_V + 1); i++) {
+        const double *const a = &fp8[0][0] + i, *const b = &of_values[0][0] + i;
+        const int r = i / (MOST_V + 1);
+        const bool empty = r / H_Q / S_Q == 1,
+                   seen = i % (MOST_V + 1) != MOST_V &&
+                          (r != WITH_TAIL || call.layout.format == FMLA_KV_FP8_576);
+        CHECK(!memcmp(a, b, sizeof *a) || (isnan(*a) && isnan(*b)),
+              "%s, call %u, row %d: %g, of quantised queries %g", row->kernel, number, r, *a, *b);
+        CHECK(!seen || (no_number[r] && !empty ? isnan(*a) : isfinite(*a)), "%s, call %u, row %d: %g",
+              row->kernel, number, r, *a);
     }
 }
 
-static void check_kernel(const fmla_capability *row)
-{
-    static struct result fp8, of_values, invariant;
-    static const int32_t formats[] = {FMLA_KV_FP8_656, FMLA_KV_FP8_576};
-    struct held strided;
-    HELD(&strided, q, bf16, 4, B, S_Q, H_Q, D_QK);
-    strided.strides[2] = D_QK + 24, strided.strides[1] = H_Q * strided.strides[2];
-    strided.strides[0] = S_Q * strided.strides[1];
-    for (int f = 0; f < 2; f++) {
-        bool no_number[ROWS] = {false};
-        no_number[WITH_NAN] = no_number[WITH_INFINITY] = true;
-        no_number[WITH_TAIL] = formats[f] == FMLA_KV_FP8_576;
-        for (int r = 0; r < ROWS; r++) quantise(r, formats[f] == FMLA_KV_FP8_656 ? 512 : 576);
-        run(row->kernel, formats[f], FMLA_PRODUCTS_FP8, &strided.tensor, NULL, 0, &fp8);
-        run(row->kernel, formats[f], FMLA_PRODUCTS_BF16, TENSOR_OF(quantised, bf16, B, S_Q, H_Q, D_QK), NULL,
-            0, &of_values);
-        CHECK(same(&fp8, &of_values), "%s, format %d: other bits than of quantised queries", row->kernel,
-              (int)formats[f]);
-        run(row->kernel, formats[f], FMLA_PRODUCTS_FP8, &strided.tensor, NULL, 1, &invariant);
-        if (f == 1) check_rows(row->kernel, &fp8, no_number), check_rows(row->kernel, &invariant, no_number);
-    }
-    /* Codes with a scale and without. */
-    static const float scale = 0.0123f;
-    for (int with = 0; with < 2; with++) {
-        for (int r = 0; r < ROWS; r++)
-            for (int i = 0; i < D_QK; i++) {
-                codes[r][i] = (uint8_t)((r * 31 + i * 7) % 0x70 | (i & 8) << 4);
-                quantised[r][i] = num_to_bf16(num_from_e4m3(codes[r][i]) * (with ? scale : 1.0f));
-            }
-        codes[WITH_NAN][3] = 0x7f, quantised[WITH_NAN][3] = 0x7fc0;
-        run(row->kernel, FMLA_KV_FP8_576, FMLA_PRODUCTS_FP8, TENSOR_OF(codes, u8, B, S_Q, H_Q, D_QK),
-            with ? &scale : NULL, 0, &fp8);
-        run(row->kernel, FMLA_KV_FP8_576, FMLA_PRODUCTS_BF16, TENSOR_OF(quantised, bf16, B, S_Q, H_Q, D_QK),
-            NULL, 0, &of_values);
-        CHECK(same(&fp8, &of_values), "%s: other bits than of the values of codes", row->kernel);
-        CHECK(all_nan(&fp8, WITH_NAN) && !all_nan(&fp8, WITH_NAN + 1), "%s: a code of NaN", row->kernel);
-    }
-}
-
+/* Values of both formats, and codes with a scale and without. */
 int main(void)
 {
-    struct random_state random = {2};
-    int kernels = 0;
-    draw_queries();
-    /* Codes below 2 with any FP8_656 scales that such bytes form; no infinity or NaN among its bf16
-     * values. */
-    for (size_t i = 0; i < sizeof cache; i++) cache[i] = (uint8_t)random_between(&random, 0x20, 0x3d);
-    fmla_capability row = FMLA_INIT(fmla_capability);
-    for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++) {
-        if (strcmp(row.operation, "dense_decode") != 0 || !row.available) continue;
-        CHECK(row.products == (1 << FMLA_PRODUCTS_BF16 | 1 << FMLA_PRODUCTS_FP8), "%s: products are %d",
-              row.kernel, (int)row.products);
-        check_kernel(&row);
-        kernels++;
+    for (int way = 0; way < 8; way++) {
+        const bool codes = way / 2 % 2, of_656 = way % 2 && !codes;
+        const struct layout l = DESIGNATED(
+            DECODE, .h_kv = 1, .d_qk = 576, .pages = B, .page_size = 640, .causal = 1, .codes = codes,
+            .format = of_656 ? FMLA_KV_FP8_656 : FMLA_KV_FP8_576, .products = FMLA_PRODUCTS_FP8,
+            .type = {FMLA_TYPE_BFLOAT, 16, 1}, .batch_invariant = way / 4, .has = HAS_LSE);
+        make(OP_DENSE_DECODE, &l);
+        put_integers("seqlens", (int32_t[]){600, 0, 33}, B);
+        const float scale = 0.0123f;
+        if (codes) memcpy(tensor("q_scale")->tensor.data, &scale, sizeof scale);
+        if (codes && way % 2) *(const fmla_tensor **)option_at(call.operation, call.args, "q_scale") = NULL;
+        if (codes)
+            put_codes(way % 2 ? 1.0f : scale);
+        else
+            quantise_values(of_656 ? 512 : 576);
+        no_number[WITH_NAN] = true, no_number[WITH_INFINITY] = !codes,
+        no_number[WITH_TAIL] = !codes && !of_656;
+        for_kernels(OP_DENSE_DECODE, check_products);
     }
-    CHECK(kernels >= 2, "%d kernels", kernels);
     return check_done("test_fp8_products");
 }

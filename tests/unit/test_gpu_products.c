@@ -6,6 +6,7 @@
 #include "check.h"
 
 #include "gpu_products.h"
+#include "num.h"
 #include "random.h"
 
 #include <math.h>
@@ -16,10 +17,7 @@ enum { SKIPPED = 77, DRAWN = 200 };
 
 static double bf16(uint16_t bits)
 {
-    const uint32_t word = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &word, sizeof value);
-    return (double)value;
+    return (double)num_from_bf16(bits);
 }
 
 static void *downloaded(const void *memory, size_t bytes)

@@ -20,28 +20,43 @@ static uint8_t *const page = memory + GUARD, *const expected_page = expected + G
 static const int64_t page_sizes[] = {1, 2, 61, 64};
 enum { PAGE_SIZES = sizeof page_sizes / sizeof page_sizes[0] };
 
-/* A token is at token · slot; its scales at scales + scale · slot, or, if split, scales · page_size + scale
- * · slot. scale is 0 without scales. */
-static const struct {
+enum scales { NONE, OF_CACHE, F32, UE8M0, E4M3 /* of e2m1 codes, two a byte */ };
+
+/* A token is at token · slot; its scales, one for every `group` values, at scales + step · slot or, if split,
+ * scales · page_size + step · slot. The 64 values behind the quantised ones are bf16, at `rope` in the token. */
+static const struct format {
     const char *name;
     enum kv_format format;
-    int32_t d_qk, slot_bytes, token, scales, scale;
+    int32_t d_qk, slot_bytes, token;
+    enum scales kind;
+    int32_t group, scales, step;
     bool split;
+    int32_t rope;
 } layouts[] = {
-    {"BF16", KV_BF16, 576, 1152, 1152, 0, 0, false},
-    {"BF16 512 wide", KV_BF16, 512, 1024, 1024, 0, 0, false},
-    {"FP16", KV_FP16, 576, 1152, 1152, 0, 0, false},
-    {"FP16 64 wide", KV_FP16, 64, 128, 128, 0, 0, false},
-    {"FP8_656", KV_FP8_656, 576, 656, 656, 512, 656, false},
-    {"FP8_584", KV_FP8_584, 512, 584, 576, 576, 8, true},
-    {"FP8_576", KV_FP8_576, 576, 576, 576, 0, 0, false},
-    {"FP8_528", KV_FP8_528, 512, 528, 528, 512, 528, false},
-    {"FP8_528_SPLIT", KV_FP8_528_SPLIT, 512, 528, 512, 512, 16, true},
-    {"FP4_288", KV_FP4_288, 512, 288, 288, 256, 288, false},
-    {"FP4_288_SPLIT", KV_FP4_288_SPLIT, 512, 288, 256, 256, 32, true},
-    {"FP8_528_F32", KV_FP8_528_F32, 512, 528, 528, 512, 528, false},
+    {"BF16", KV_BF16, 576, 1152, 1152, NONE, 0, 0, 0, false, 0},
+    {"BF16 512 wide", KV_BF16, 512, 1024, 1024, NONE, 0, 0, 0, false, 0},
+    {"FP16", KV_FP16, 576, 1152, 1152, NONE, 0, 0, 0, false, 0},
+    {"FP16 64 wide", KV_FP16, 64, 128, 128, NONE, 0, 0, 0, false, 0},
+    {"FP8_656", KV_FP8_656, 576, 656, 656, F32, 128, 512, 656, false, 528},
+    {"FP8_584", KV_FP8_584, 512, 584, 576, UE8M0, 64, 576, 8, true, 448},
+    {"FP8_576", KV_FP8_576, 576, 576, 576, OF_CACHE, 576, 0, 0, false, 0},
+    {"FP8_528", KV_FP8_528, 512, 528, 528, UE8M0, 32, 512, 528, false, 0},
+    {"FP8_528_SPLIT", KV_FP8_528_SPLIT, 512, 528, 512, UE8M0, 32, 512, 16, true, 0},
+    {"FP4_288", KV_FP4_288, 512, 288, 288, E4M3, 16, 256, 288, false, 0},
+    {"FP4_288_SPLIT", KV_FP4_288_SPLIT, 512, 288, 256, E4M3, 16, 256, 32, true, 0},
+    {"FP8_528_F32", KV_FP8_528_F32, 512, 528, 528, F32, 128, 512, 528, false, 0},
 };
 enum { LAYOUTS = sizeof layouts / sizeof layouts[0] };
+
+static int64_t scales_at(const struct format *f, int64_t page_size, int64_t slot)
+{
+    return f->scales * (f->split ? page_size : 1) + f->step * slot;
+}
+
+static int32_t quantised(const struct format *f)
+{
+    return f->rope ? f->d_qk - 64 : f->d_qk;
+}
 
 static void poison(void)
 {
@@ -78,9 +93,7 @@ static void test_constants(void)
         for (int k = 0; k < 2 * PAGE_SIZES; k++) {
             const int64_t size = page_sizes[k / 2], slot = k % 2 ? size - 1 : 0;
             CHECK_EQ(kv_token_at(&l, slot), layouts[f].token * slot);
-            if (layouts[f].scale)
-                CHECK_EQ(kv_scales_at(&l, size, slot),
-                         layouts[f].scales * (layouts[f].split ? size : 1) + layouts[f].scale * slot);
+            if (layouts[f].scales) CHECK_EQ(kv_scales_at(&l, size, slot), scales_at(&layouts[f], size, slot));
         }
     }
     /* 64-bit offsets: a slot more than 4 GiB into a page. */
@@ -136,70 +149,36 @@ static void fill_fp4(float *values, uint8_t *codes, uint8_t *scale, int k, int t
     for (int i = 0; i < 8; i++) codes[i] = (uint8_t)(nibbles[2 * i] | nibbles[2 * i + 1] << 4);
 }
 
-/* Puts one token's expected bytes where the format's description has them. */
-static void assemble(int f, int64_t size, int64_t slot, float *values)
+/* Puts the code of an integer below 128, which has an exponent and at most six bits of mantissa in both
+ * 16-bit types. */
+static void put_small(uint8_t *at, float x, bool half)
 {
-    static uint8_t codes[576];
-    uint8_t *token;
-    switch (layouts[f].format) {
-    case KV_FP8_656:
-    case KV_FP8_528_F32:
-        token = expected_page + layouts[f].slot_bytes * slot;
-        for (int g = 0; g < 4; g++) {
-            fill_group(values + 128 * g, token + 128 * g, 128, 3 * g - 6 + (int)(slot % 5), g);
-            put_f32(token + 512 + 4 * g, ldexpf(1.0f, 3 * g - 6 + (int)(slot % 5)));
-        }
-        if (layouts[f].format == KV_FP8_656) fill_rope(values + 512, token + 528);
-        break;
-    case KV_FP8_584:
-        token = expected_page + 576 * slot;
-        for (int g = 0; g < 7; g++) {
-            fill_group(values + 64 * g, codes + 64 * g, 64, 2 * g - 9 + (int)(slot % 4), g);
-            expected_page[576 * size + 8 * slot + g] = (uint8_t)(127 + 2 * g - 9 + (int)(slot % 4));
-        }
-        expected_page[576 * size + 8 * slot + 7] = 0;
-        memcpy(token, codes, 448);
-        fill_rope(values + 448, token + 448);
-        break;
-    case KV_FP8_528:
-    case KV_FP8_528_SPLIT: {
-        const bool split = layouts[f].format == KV_FP8_528_SPLIT;
-        token = expected_page + (split ? 512 : 528) * slot;
-        for (int g = 0; g < 16; g++) {
-            fill_group(values + 32 * g, token + 32 * g, 32, g - 9 + (int)(slot % 4), g);
-            *(split ? expected_page + 512 * size + 16 * slot + g : token + 512 + g) =
-                (uint8_t)(127 + g - 9 + (int)(slot % 4));
-        }
-        break;
+    const uint32_t u = num_bits(x),
+                   of_half = (u >> 31) << 15 | ((u >> 23 & 255u) - 112u) << 10 | (u >> 13 & 1023u);
+    put16(at, (uint16_t)(half && x != 0.0f ? of_half : u >> 16));
+}
+
+/* Puts one token's expected bytes where the format's description has them. */
+static void assemble(const struct format *f, int64_t size, int64_t slot, float *values)
+{
+    uint8_t *const token = expected_page + f->token * slot, *const scales =
+                                                                expected_page + scales_at(f, size, slot);
+    for (int32_t i = 0; f->kind == NONE && i < f->d_qk; i++) {
+        values[i] = (float)((i + slot) % 127 - 63);
+        put_small(token + 2 * i, values[i], f->format == KV_FP16);
     }
-    case KV_FP4_288:
-    case KV_FP4_288_SPLIT: {
-        const bool split = layouts[f].format == KV_FP4_288_SPLIT;
-        token = expected_page + (split ? 256 : 288) * slot;
-        for (int g = 0; g < 32; g++)
-            fill_fp4(values + 16 * g, token + 8 * g,
-                     split ? expected_page + 256 * size + 32 * slot + g : token + 256 + g,
-                     g % 12 - 6 + (int)(slot % 3), g + (int)slot);
-        break;
-    }
-    case KV_FP8_576:
-        fill_group(values, codes, 576, -4, (int)(slot & 1));
-        memcpy(expected_page + 576 * slot, codes, 576);
-        break;
-    default:
-        for (int32_t i = 0; i < layouts[f].d_qk; i++) {
-            const int j = (int)((i + slot) % 127) - 63;
-            values[i] = (float)j;
-            /* An integer below 128: in both types an exponent and at most six bits of mantissa. */
-            uint16_t code = (uint16_t)(num_bits((float)j) >> 16);
-            if (layouts[f].format == KV_FP16 && j) {
-                const uint32_t u = num_bits((float)j);
-                code = (uint16_t)((u >> 31) << 15 | ((u >> 23 & 255u) - 112u) << 10 | (u >> 13 & 1023u));
-            }
-            put16(expected_page + (int64_t)layouts[f].d_qk * 2 * slot + 2 * i, code);
+    for (int g = 0; f->kind != NONE && g < quantised(f) / f->group; g++) {
+        const int k = f->kind == OF_CACHE ? -4 : 3 * g % 31 - 9 + (int)(slot % 4), turn = g + (int)slot;
+        if (f->kind == E4M3) {
+            fill_fp4(values + 16 * g, token + 8 * g, scales + g, g % 12 - 6 + (int)(slot % 3), turn);
+            continue;
         }
-        break;
+        fill_group(values + f->group * g, token + f->group * g, f->group, k, turn);
+        if (f->kind == F32) put_f32(scales + 4 * g, ldexpf(1.0f, k));
+        if (f->kind == UE8M0) scales[g] = (uint8_t)(127 + k);
     }
+    if (f->format == KV_FP8_584) scales[7] = 0; /* a pad byte */
+    if (f->rope) fill_rope(values + quantised(f), token + f->rope);
 }
 
 static void test_store(void)
@@ -213,14 +192,14 @@ static void test_store(void)
             const int64_t slots[] = {0, size / 2, size - 1};
             for (int n = 0; n < 3; n++) {
                 poison();
-                assemble(f, size, slots[n], values);
+                assemble(&layouts[f], size, slots[n], values);
                 kv_store_token(&l, page, size, slots[n], values, 0.0625f);
                 check_memory(layouts[f].name, size, slots[n]);
             }
             /* All tokens, backwards: no neighbour changes, and every byte of the page is written. */
             poison();
             for (int64_t slot = size; slot-- > 0;) {
-                assemble(f, size, slot, values);
+                assemble(&layouts[f], size, slot, values);
                 kv_store_token(&l, page, size, slot, values, 0.0625f);
             }
             check_memory(layouts[f].name, size, -1);
@@ -289,40 +268,25 @@ static void check_load(const struct kv_layout *l, const char *name, int64_t size
 }
 
 /* Returns the expected bits of value i of a slot, from the page's bytes. */
-static uint32_t expected_load(int f, int64_t size, int64_t slot, int32_t i, float cache_scale)
+static uint32_t expected_load(const struct format *f, int64_t size, int64_t slot, int32_t i,
+                              float cache_scale)
 {
-    const enum kv_format format = layouts[f].format;
-    const uint8_t *at;
-    if (format == KV_FP8_576) return exact_product(page[576 * slot + i], cache_scale);
-    if (format == KV_FP8_528)
-        return product(page[528 * slot + i], num_from_ue8m0(page[528 * slot + 512 + i / 32]));
-    if (format == KV_FP8_528_SPLIT)
-        return product(page[512 * slot + i], num_from_ue8m0(page[512 * size + 16 * slot + i / 32]));
-    if (format == KV_FP4_288 || format == KV_FP4_288_SPLIT) {
-        static const float e2m1[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-        const bool split = format == KV_FP4_288_SPLIT;
-        const uint8_t byte = page[(split ? 256 : 288) * slot + i / 2],
-                      scale = split ? page[256 * size + 32 * slot + i / 16] : page[288 * slot + 256 + i / 16];
-        const int nibble = i % 2 ? byte >> 4 : byte & 15;
-        const float value = nibble & 8 ? -e2m1[nibble & 7] : e2m1[nibble & 7];
-        return num_bits((float)((double)value * (double)num_from_e4m3(scale))); /* exact */
+    static const float e2m1[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    const uint8_t *const token = page + f->token * slot, *const scales = page + scales_at(f, size, slot);
+    if (f->kind == OF_CACHE) return exact_product(token[i], cache_scale);
+    if (f->kind == E4M3) {
+        const int nibble = i % 2 ? token[i / 2] >> 4 : token[i / 2] & 15;
+        const double value = (double)(nibble & 8 ? -e2m1[nibble & 7] : e2m1[nibble & 7]);
+        return num_bits((float)(value * (double)num_from_e4m3(scales[i / 16]))); /* exact */
     }
-    if ((format == KV_FP8_656 && i < 512) || format == KV_FP8_528_F32) {
-        const uint8_t *token = page + layouts[f].slot_bytes * slot;
-        float scale;
-        memcpy(&scale, token + 512 + 4 * (i >> 7), sizeof scale);
+    if (f->kind != NONE && i < quantised(f)) {
+        float scale = num_from_ue8m0(scales[i / f->group]);
+        if (f->kind == F32) memcpy(&scale, scales + 4 * (i / f->group), sizeof scale);
         return product(token[i], scale);
     }
-    if (format == KV_FP8_584 && i < 448)
-        return product(page[576 * slot + i], num_from_ue8m0(page[576 * size + 8 * slot + (i >> 6)]));
-    if (format == KV_FP8_656)
-        at = page + 656 * slot + 528 + 2 * (i - 512);
-    else if (format == KV_FP8_584)
-        at = page + 576 * slot + 448 + 2 * (i - 448);
-    else
-        at = page + layouts[f].slot_bytes * slot + 2 * i;
+    const uint8_t *const at = token + (f->rope ? f->rope + 2 * (i - quantised(f)) : 2 * i);
     const uint32_t code = at[0] | (uint32_t)at[1] << 8;
-    return format == KV_FP16 ? num_bits(num_from_fp16((uint16_t)code)) : code << 16;
+    return f->format == KV_FP16 ? num_bits(num_from_fp16((uint16_t)code)) : code << 16;
 }
 
 /* Fills in random bytes, then checks every value of every slot: a wrong offset, group or scale cannot
@@ -342,7 +306,7 @@ static void test_load(void)
             for (int64_t slot = 0; slot < size; slot++)
                 for (int32_t i = 0; i < layouts[f].d_qk; i++)
                     check_load(&l, layouts[f].name, size, slot, i, 0.3f,
-                               expected_load(f, size, slot, i, 0.3f));
+                               expected_load(&layouts[f], size, slot, i, 0.3f));
         }
     }
 }

@@ -163,8 +163,7 @@ static void test_describe(void)
 
 int main(void)
 {
-    planned = (struct planned){
-        &call, TENSOR_decode_plan_partitions, TENSOR_decode_plan_num_splits, "seqlens", NULL, 0, {0}};
+    plan_for(&call, "seqlens", 0, 0);
     test_refused();
     test_taken();
     test_describe();

@@ -133,8 +133,7 @@ static void no_lengths(fmla_device target)
 
 static void test_arguments(void)
 {
-    planned = (struct planned){
-        &call, TENSOR_sparse_plan_partitions, TENSOR_sparse_plan_num_splits, "topk_length", NULL, 0, {0}};
+    plan_for(&call, "topk_length", 0, 0);
     refuse_by_descriptor(&call);
     REFUSED(call, "s_q", "h_q|4294967296", ARGS.s_q = ARGS.h_q = 65536);
     REFUSED(call, "b", "2147483647|2147418110", no_lengths((fmla_device){0}), ARGS.b = INT32_MAX);

@@ -163,40 +163,6 @@ static void put_in_pages(struct held *kv, struct held *table, int64_t page)
     HELD(table, entries, i32, 2, b, pages);
 }
 
-/* Copies rows between `rows` and `held`, whose rows (all but the last dimension; contiguous pages) may
- * have gaps. */
-static void copy_rows(const struct held *held, bool contiguous, char *rows, bool out)
-{
-    const int ndim = held->tensor.ndim, inner = contiguous ? 1 : ndim - 1;
-    const size_t element = held->tensor.dtype.bits / 8;
-    int64_t count = 1, row = 1;
-    for (int i = 0; i < ndim; i++) *(i < inner ? &count : &row) *= held->shape[i];
-    const size_t bytes = (size_t)row * element;
-    for (int64_t i = 0; i < count; i++) {
-        char *const at =
-            (char *)held->tensor.data + (size_t)(inner ? i * held->strides[inner - 1] : 0) * element;
-        memcpy(out ? rows + (size_t)i * bytes : at, out ? at : rows + (size_t)i * bytes, bytes);
-    }
-}
-
-/* Lays the same tensor out elsewhere: at an address `shift` elements off, with equally large gaps between
- * rows. Bytes are shifted by the alignment of their scales. */
-static void lay_out(struct held *held, const struct member *m, char *to, int64_t shift)
-{
-    const bool contiguous = described_contiguous_pages(m, &made.layout), bytes = held->tensor.dtype.bits == 8;
-    const int64_t gap = m->allowed & IN_ROWS ? 0
-                        : bytes              ? described_format(m, &made.layout)->unit * shift
-                                             : shift;
-    char *const from = held->tensor.data;
-    const int inner = contiguous ? 1 : held->tensor.ndim - 1;
-    for (int i = inner - 1; i >= 0; i--)
-        held->strides[i] =
-            i == inner - 1 ? held->strides[i] + gap : held->strides[i + 1] * held->shape[i + 1];
-    memset(to, 0xff, MOST_BYTES);
-    held->tensor.data = to + (size_t)gap * held->tensor.dtype.bits / 8;
-    if (!(m->allowed & IS_OUTPUT)) copy_rows(held, contiguous, from, false);
-}
-
 static void one_after_the_other(void *pool, int64_t count, fmla_task task, void *task_data)
 {
     (void)pool;
@@ -245,7 +211,7 @@ static void call(const struct way *way, struct result *result)
         const fmla_tensor **const tensor = (const fmla_tensor **)(void *)(args + m->offset);
         const bool result_beside = (m->allowed & ALLOW_NULL) && (m->allowed & IS_OUTPUT);
         if (!memory[which]) memory[which] = room_for(MOST_BYTES + 64);
-        lay_out(&held[which], m, memory[which], way->shift);
+        lay_out_apart(&held[which], m, &made.layout, memory[which], way->shift);
         if (*tensor || (way->page && !strcmp(m->name, "block_table"))) *tensor = &held[which].tensor;
         if (way->no_lse && result_beside) *tensor = NULL;
     }

@@ -52,19 +52,6 @@ SET_UP(set_up_656, set_up_format(FMLA_KV_FP8_656))
 SET_UP(set_up_584, set_up_format(FMLA_KV_FP8_584))
 SET_UP(set_up_both, set_up_two(FMLA_KV_FP8_528, FMLA_KV_FP4_288, bf16))
 
-static void make_plan(int64_t requests, int32_t partitions, char *plan, size_t *bytes)
-{
-    static int32_t lengths[8] = {20, 33, 1, 0, 70};
-    struct held held;
-    HELD(&held, lengths, i32, 1, requests);
-    fmla_sparse_plan_args args = FMLA_INIT(fmla_sparse_plan_args);
-    args.topk_length = &held.tensor, args.topk = TOPK, args.extra_topk = EXTRA;
-    args.s_q = good_layout.s_q, args.h_q = good_layout.h_q, args.num_partitions = partitions;
-    args.plan = plan, args.plan_size = MOST_PLAN;
-    CHECK(fmla_sparse_plan_size(&args, bytes) == FMLA_OK && fmla_sparse_plan(&args) == FMLA_OK, "%s",
-          fmla_last_error());
-}
-
 static void test_refused(void)
 {
     void (*const set_ups[])(void) = {set_up_656, set_up_584, set_up_both, set_up};
@@ -156,13 +143,7 @@ static void enlarge(void)
 int main(void)
 {
     CHECK(fmla_set_num_threads(2) == FMLA_OK, "%s", fmla_last_error());
-    planned = (struct planned){.call = &call,
-                               .rows = TENSOR_OF(partitions),
-                               .splits = TENSOR_OF(num_splits),
-                               .bound_by = "q",
-                               .make = make_plan,
-                               .lengths = TENSOR_OF(topk_length),
-                               .most = {TOPK, TOPK}};
+    plan_for(&call, "topk_length", TOPK, TOPK);
     test_refused();
     test_extra_format();
     test_taken();

@@ -37,7 +37,6 @@ static inline struct layout dense_layout(int64_t b, int64_t s_q, int64_t h_q, in
 static inline void decode_call(struct dense_decode_call *c, struct layout layout)
 {
     dense_decode_make(c, &layout, gpu_number(0));
-    c->args.workspace = region(REGION_OF_WORKSPACE);
 }
 
 #define DECODE_CALL(c, ...)                                                                                  \
@@ -92,10 +91,10 @@ static inline fmla_status small_call(const struct small_call *small, int32_t dev
     _Alignas(16) char args[MOST_ARGS];
     size_t bytes;
     make_call(small->operation, args, held, &(struct shape){.of = small->layout}, gpu_number(device));
-    const char *name = described_is_plan(small->operation) ? "plan" : "workspace";
-    void **const at = option_at(small->operation, args, name);
-    if (at) *at = region(described_is_plan(small->operation) ? REGION_OF_PLAN : REGION_OF_WORKSPACE);
-    if (at && described_is_plan(small->operation)) *(size_t *)(at + 1) = MEMORY;
+    if (described_is_plan(small->operation)) {
+        void **const at = option_at(small->operation, args, "plan");
+        *at = region(REGION_OF_PLAN), *(size_t *)(at + 1) = MEMORY;
+    }
     return run_call(small->operation, args, &bytes);
 }
 

@@ -56,6 +56,18 @@ static inline struct layout with_defaults(enum operation operation, const struct
     return l;
 }
 
+/* Gives a call the tables of a plan. */
+static inline void give_tables(enum operation operation, void *args, struct held *held, int64_t partitions,
+                               int64_t b)
+{
+    struct held *const rows = &held[described_index(operation, "partitions")];
+    REGION(rows, REGION_OF_TABLES, i32, 2, partitions, FMLA_PARTITION_FIELDS);
+    REGION(rows + 1, REGION_OF_SPLITS, i32, 1, b + 1);
+    *(const fmla_tensor **)option_at(operation, args, "partitions") = &rows[0].tensor;
+    *(const fmla_tensor **)option_at(operation, args, "num_splits") = &rows[1].tensor;
+}
+
+/* Makes the call; only the address of its workspace is real. */
 static inline void make_call(enum operation operation, void *args, struct held *held, const struct shape *s,
                              fmla_device device)
 {
@@ -63,10 +75,11 @@ static inline void make_call(enum operation operation, void *args, struct held *
     draw_device = device, draw_odd = s->odd;
     named_make(operation, args, held, &l, place_in_region);
     draw_odd = false;
+    void **const workspace = option_at(operation, args, "workspace");
+    if (workspace) *workspace = region(REGION_OF_WORKSPACE);
     if (!described_member(operation, "plan") || described_is_plan(operation) || !s->plan) return;
     /* The call's plan, or its tables. */
-    const bool sparse = operation == OP_SPARSE_DECODE;
-    const enum operation planner = sparse ? OP_SPARSE_PLAN : OP_DECODE_PLAN;
+    const enum operation planner = operation == OP_SPARSE_DECODE ? OP_SPARSE_PLAN : OP_DECODE_PLAN;
     static _Thread_local struct held of_plan[MAX_TENSORS];
     static _Thread_local _Alignas(16) char plan[MOST_ARGS];
     struct answer answer[QUESTIONS];
@@ -75,19 +88,14 @@ static inline void make_call(enum operation operation, void *args, struct held *
     for (int question = 0; question < QUESTIONS; question++)
         CHECK_OK(described_ask(planner, question, plan, &answer[question]));
     if (s->plan == PLAN_TABLES) {
-        struct held *const rows =
-            &held[sparse ? (int)TENSOR_sparse_decode_partitions : (int)TENSOR_dense_decode_partitions];
-        REGION(rows, REGION_OF_TABLES, i32, 2, answer[ASK_KERNEL].count[0], FMLA_PARTITION_FIELDS);
-        REGION(rows + 1, REGION_OF_SPLITS, i32, 1, l.b + 1);
-        *(const fmla_tensor **)option_at(operation, args, "partitions") = &rows[0].tensor;
-        *(const fmla_tensor **)option_at(operation, args, "num_splits") = &rows[1].tensor;
+        give_tables(operation, args, held, answer[ASK_KERNEL].count[0], l.b);
     } else if (device.device_type == FMLA_DEVICE_CUDA) {
         *(void **)option_at(operation, args, "plan") = region(REGION_OF_PLAN);
         *(size_t *)option_at(operation, args, "plan_size") = answer[ASK_BYTES].bytes;
     }
 }
 
-/* Queries the workspace size (only its address is real) and runs the call. */
+/* Queries the workspace size and runs the call. */
 static inline fmla_status run_call(enum operation operation, void *args, size_t *bytes)
 {
     struct answer answer = {0};

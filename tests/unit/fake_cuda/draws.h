@@ -83,28 +83,27 @@ static inline char *region(int k)
 
 static _Thread_local fmla_device draw_device = {FMLA_DEVICE_CUDA, 0}; /* of the following tensors */
 
-/* Makes a tensor in region k, occasionally at an odd address or with gaps between its rows. */
+/* Makes a tensor in region k, occasionally at an odd address or with gaps in one dimension. */
 static inline void draw_tensor(struct held *held, int k, fmla_dtype dtype, int ndim, const int64_t *shape,
                                bool odd)
 {
     held_set(held, region(k), dtype, ndim, shape);
     held->tensor.device = draw_device;
     if (!odd) return;
-    if (draw_one_in(2)) held->tensor.byte_offset = (uint64_t)4 << draw_below(4);
+    const int64_t unit = dtype.bits == 16 ? 1 : 4;
+    if (draw_one_in(2)) held->tensor.byte_offset = (uint64_t)(dtype.bits == 16 ? 2 : 4) << draw_below(5);
     if (draw_one_in(2)) {
-        const int64_t gap = INT64_C(4) << draw_below(4);
-        int64_t stride = shape[ndim - 1] + gap;
-        for (int i = ndim - 2; i >= 0; i--) held->strides[i] = stride, stride *= shape[i];
+        const int64_t gap = unit << draw_below(6), at = draw_below(ndim - 1);
+        for (int64_t i = ndim - 2, stride = shape[ndim - 1]; i >= 0; i--, stride *= shape[i + 1])
+            held->strides[i] = stride += i == at ? gap : 0;
     }
 }
-
-#define DRAW_TENSOR(held, k, dtype, ndim, odd, ...)                                                          \
-    draw_tensor(held, k, dtype, ndim, (const int64_t[]){__VA_ARGS__}, odd)
 
 /* A struct with designated initialisers. */
 #define SHAPE_OF(type, ...) ((struct type)DESIGNATED(__VA_ARGS__))
 
 /* A tensor that is always contiguous. */
-#define REGION(held, k, dtype, ndim, ...) DRAW_TENSOR(held, k, dtype, ndim, false, __VA_ARGS__)
+#define REGION(held, k, dtype, ndim, ...)                                                                    \
+    draw_tensor(held, k, dtype, ndim, (const int64_t[]){__VA_ARGS__}, false)
 
 #endif

@@ -50,7 +50,7 @@ struct fake_launch {
     struct CUctx_st *context;
     struct cu_launch_config config;
     struct cu_launch_attribute attributes[2];
-    unsigned char parameters[FAKE_PARAMETERS]; /* concatenated */
+    _Alignas(128) unsigned char parameters[FAKE_PARAMETERS]; /* concatenated */
 };
 
 /* Arguments of cuTensorMapEncodeTiled. */

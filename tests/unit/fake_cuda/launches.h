@@ -15,31 +15,8 @@ static inline const struct fake_launch *launched(int from_last)
     return &fake->launch[fake->launches - 1 - from_last];
 }
 
-/* Defines <params>_of, which returns a launch's parameters. */
-#define PARAMS_OF(params)                                                                                    \
-    static inline struct params params##_of(const struct fake_launch *launch)                                \
-    {                                                                                                        \
-        struct params p;                                                                                     \
-        _Static_assert(sizeof p <= FAKE_PARAMETERS, "remembered");                                           \
-        memcpy(&p, launch->parameters, sizeof p);                                                            \
-        return p;                                                                                            \
-    }
-PARAMS_OF(plan_params)
-PARAMS_OF(quantise_params)
-PARAMS_OF(dense_decode_params)
-PARAMS_OF(dense_decode_sm90_params)
-PARAMS_OF(dense_decode_fp8_params)
-PARAMS_OF(join_params)
-PARAMS_OF(sparse_decode_params)
-PARAMS_OF(sparse_decode_sm90_params)
-PARAMS_OF(sparse_prefill_params)
-PARAMS_OF(sparse_prefill_sm90_params)
-PARAMS_OF(sparse_prefill_fp8_params)
-PARAMS_OF(mha_forward_params)
-PARAMS_OF(mha_forward_sm80_params)
-PARAMS_OF(mha_forward_sm90_params)
-PARAMS_OF(merge_params)
-PARAMS_OF(cache_params)
+/* A launch's parameters, as such a struct. */
+#define PARAMS(params, launch) (*(const struct params *)(const void *)(launch)->parameters)
 
 /* Returns the launch's attribute, or NULL. */
 static inline const struct cu_launch_attribute *attribute_of(const struct fake_launch *launch, unsigned id)
@@ -77,6 +54,35 @@ static inline int64_t offset(const void *at, int k)
     {                                                                                                        \
         (launch)->config.shared_bytes, bytes                                                                 \
     }
+
+/* ---- Which kernel runs --------------------------------------------------------------------------------- */
+
+static inline const char *kernel_of(enum operation operation, const void *args)
+{
+    struct answer answer = {.name = ""};
+    CHECK_OK(described_ask(operation, ASK_KERNEL, args, &answer));
+    return answer.name;
+}
+
+/* Checks that a kernel leaves a call to `other`; if the kernel is named, the call names the argument and gives
+ * the reason. argument NULL: the kernel takes the call. */
+static inline void check_left(const char *label, enum operation operation, void *args, const char *kernel,
+                              const char *other, const char *argument, const char *words)
+{
+    const char **const named = option_at(operation, args, "kernel"), *const runs = argument ? other : kernel;
+    size_t bytes;
+    *named = NULL;
+    CHECK(!strcmp(kernel_of(operation, args), runs), "%s: %s", label, kernel_of(operation, args));
+    CHECK(run_call(operation, args, &bytes) == FMLA_OK, "%s: %s", label, fmla_last_error());
+    *named = kernel;
+    if (argument)
+        check_rejected(label, described_run(operation, args), FMLA_UNSUPPORTED, descriptors[operation].name,
+                       argument, words);
+    else
+        CHECK(!strcmp(kernel_of(operation, args), kernel), "%s: %s", label, kernel_of(operation, args));
+}
+
+/* ---- What is launched ----------------------------------------------------------------------------------- */
 
 #define STREAM ((void *)(region(7) + 64)) /* of calls whose kernels are checked */
 

@@ -73,47 +73,38 @@ def plain(table):
     return b"".join(two_bytes(table, value(s, i)) for s in range(SLOTS) for i in range(576))
 
 
-def fp8_656():
-    page = b""
-    for s in range(SLOTS):
-        groups = [[value(s, 128 * g + i) for i in range(128)] for g in range(4)]
-        scales = [exponent_of_scale(g) for g in groups]
-        page += b"".join(quantised(g, k) for g, k in zip(groups, scales))
-        page += b"".join(struct.pack("<f", 2.0**k) for k in scales)
-        page += b"".join(two_bytes(BF16, value(s, 512 + i)) for i in range(64))
-    return page
-
-
-def fp8_584():
-    tokens = scales = b""
-    for s in range(SLOTS):
-        groups = [[value(s, 64 * g + i) for i in range(64)] for g in range(7)]
-        exponents = [exponent_of_scale(g) for g in groups]
-        tokens += b"".join(quantised(g, k) for g, k in zip(groups, exponents))
-        tokens += b"".join(two_bytes(BF16, value(s, 448 + i)) for i in range(64))
-        scales += bytes(k + 127 for k in exponents) + b"\0"
-    return tokens + scales
-
-
 def fp8_576():
     return b"".join(quantised([value(s, i) for i in range(576)], -3) for s in range(SLOTS))
 
 
-def groups_of(slot, size):
-    return [[value(slot, first + i) for i in range(size)] for first in range(0, 512, size)]
+def groups_of(slot, size, count=512):
+    return [[value(slot, first + i) for i in range(size)] for first in range(0, count, size)]
 
 
 def by_tokens(parts, split):
-    """Codes and scales of each token: token after token, or all codes of the page before all scales."""
-    return b"".join(c for c, _ in parts) + b"".join(s for _, s in parts) if split else b"".join(c + s for c, s in parts)
+    """Codes, scales and what follows them: token after token, or all tokens of the page before all scales."""
+    if split:
+        return b"".join(c + r for c, _, r in parts) + b"".join(s for _, s, _ in parts)
+    return b"".join(c + s + r for c, s, r in parts)
 
 
-def fp8_528(split):
+def f32(exponents):
+    return b"".join(struct.pack("<f", 2.0**k) for k in exponents)
+
+
+def ue8m0(exponents):
+    return bytes(k + 127 for k in exponents)
+
+
+def fp8(size, scales_of, count=512, split=False, rope=False, pad=b""):
+    """`count` values in groups of `size`, then with rope 64 in bf16."""
     parts = []
     for s in range(SLOTS):
-        exponents = [exponent_of_scale(g) for g in groups_of(s, 32)]
-        codes_of_token = b"".join(quantised(g, k) for g, k in zip(groups_of(s, 32), exponents))
-        parts.append((codes_of_token, bytes(k + 127 for k in exponents)))
+        groups = groups_of(s, size, count)
+        exponents = [exponent_of_scale(g) for g in groups]
+        behind = b"".join(two_bytes(BF16, value(s, count + i)) for i in range(64 if rope else 0))
+        codes_of_token = b"".join(quantised(g, k) for g, k in zip(groups, exponents))
+        parts.append((codes_of_token, scales_of(exponents) + pad, behind))
     return by_tokens(parts, split)
 
 
@@ -128,17 +119,8 @@ def fp4_288(split):
             for x in group:
                 magnitude, negative = nearest(E2M1, x / E4M3[code])
                 nibbles.append(magnitude | (8 if negative else 0))
-        parts.append((bytes(a | b << 4 for a, b in zip(nibbles[::2], nibbles[1::2])), scales))
+        parts.append((bytes(a | b << 4 for a, b in zip(nibbles[::2], nibbles[1::2])), scales, b""))
     return by_tokens(parts, split)
-
-
-def fp8_528_f32():
-    parts = []
-    for s in range(SLOTS):
-        exponents = [exponent_of_scale(g) for g in groups_of(s, 128)]
-        codes_of_token = b"".join(quantised(g, k) for g, k in zip(groups_of(s, 128), exponents))
-        parts.append((codes_of_token, b"".join(struct.pack("<f", 2.0**k) for k in exponents)))
-    return by_tokens(parts, False)
 
 
 def digest(page):
@@ -152,14 +134,14 @@ if __name__ == "__main__":
     for name, page in (
         ("BF16", plain(BF16)),
         ("FP16", plain(FP16)),
-        ("FP8_656", fp8_656()),
-        ("FP8_584", fp8_584()),
+        ("FP8_656", fp8(128, f32, rope=True)),
+        ("FP8_584", fp8(64, ue8m0, 448, split=True, rope=True, pad=b"\0")),
         ("FP8_576", fp8_576()),
-        ("FP8_528", fp8_528(False)),
-        ("FP8_528_SPLIT", fp8_528(True)),
+        ("FP8_528", fp8(32, ue8m0)),
+        ("FP8_528_SPLIT", fp8(32, ue8m0, split=True)),
         ("FP4_288", fp4_288(False)),
         ("FP4_288_SPLIT", fp4_288(True)),
-        ("FP8_528_F32", fp8_528_f32()),
+        ("FP8_528_F32", fp8(128, f32)),
     ):
         print(name, len(page), hex(digest(page)))
         if "--bytes" in sys.argv:
