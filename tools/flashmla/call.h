@@ -76,6 +76,13 @@ bool call_make_results(struct call *call, struct reason *reason);
  * memory is insufficient. */
 bool call_workspace(struct call *call, fmla_status *status, struct reason *reason);
 
+/* Describes copies of a call's tensors on a device, without memory, and copies its arguments but workspace and
+ * stream. */
+void call_describe(struct call *copy, fmla_device device, const struct call *call);
+
+/* Copies a call in host memory with all of its tensors. */
+bool call_copy(struct call *copy, const struct call *call, struct reason *reason);
+
 /* Makes `part` the slice of a call with one position in each of `dimensions`, by views; a dimension of key
  * heads takes the head of its query head. The slice owns nothing, and its results are views too. */
 void call_slice(struct call *part, const struct call *call, const enum dimension *dimensions,
