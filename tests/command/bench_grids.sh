@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# bench_grids.sh FLASHMLA FLASHMLA_WITH_LITTLE_MEMORY - tests the rows of bench's grids, and rows for which a machine
-# has too little memory. Skipped rows are printed too, and take no time.
+# bench_grids.sh FLASHMLA STAND_IN - tests the rows of bench's grids, and rows for which a machine has too little memory.
+# Skipped rows are printed too, and take no time. STAND_IN is the same command, which can have little memory and known peaks.
 set -u
 small=$2
 export flashmla=$1
@@ -48,7 +48,7 @@ passed_over() {
 
 # Nothing fits.
 flashmla=$small
-export FMLA_LITTLE_MEMORY=1
+export FMLA_LITTLE_MEMORY=1 FMLA_KNOWN_MACHINE=1
 for name in cpu h20 latency peers varlen; do
     passed_over "$name" < <(grid "$name")
 done
@@ -104,8 +104,7 @@ passed_over mha --op mha_forward --d-qk 192 --causal yes < <(
 )
 bad 3 'no row of the grid runs here' bench --op merge --grid quick --threads 1 --parts 2,3 --json rows.jsonl
 has "^ +3 +1 .*$too_large$"
-unset FMLA_LITTLE_MEMORY
-flashmla=$1
+unset FMLA_LITTLE_MEMORY FMLA_KNOWN_MACHINE
 
 # Warnings are one line each on standard error, and change nothing else.
 warns() { # warns PART WORDS…
@@ -116,7 +115,6 @@ warns() { # warns PART WORDS…
     [ "$(grep -c "^flashmla bench: warning: $part" .warnings)" -eq 1 ] || wrong "bench $*: no warning '$part': $(cat .warnings)"
     [ "$(wc -l <warned.jsonl)" -eq 2 ] || wrong "bench $*: not two rows beside the warning: $(cat warned.jsonl)"
 }
-flashmla=$small
 export FMLA_NO_PROCESSOR=1
 warns 'the machine is busy: bench takes 1 thread, others run [0-9.]*, and there are 0 processors: ' --threads 1 --seq-len 64,65
 unset FMLA_NO_PROCESSOR
@@ -133,7 +131,8 @@ if command -v taskset >/dev/null; then
 else
     echo 'SKIP: no taskset here'
 fi
-flashmla=$1
+flashmla=$small
+export FMLA_KNOWN_MACHINE=1
 
 # Rows that fit are timed and written, next to one of 79 TB. Lists replace axes of a grid, which keeps its other axes.
 timed --grid quick --threads 1 --repeat 1 --page-size 1 --heads 4096 --kv-heads 4096 --seq-len 1,16777216 --json rows.jsonl

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# use.sh FLASHMLA XMLCHECK - tests what the command's help promises, each subcommand at least once.
+# use.sh FLASHMLA XMLCHECK STAND_IN - tests what the command's help promises, each subcommand at least once. STAND_IN is the
+# same command, which can take the machine's peaks as known.
 set -u
 export flashmla=$1
 export xmlcheck=$2
@@ -264,6 +265,9 @@ grep -q '<title>request 5, keys 0 to ' plan.svg || wrong 'plan.svg does not show
 # Every kernel of this machine agrees with the oracle.
 good verify
 for op in dense_decode sparse_decode sparse_prefill mha_forward merge cache_append cache_gather cache_convert; do has "^ok +$op +cpu-generic "; done
+good verify --op merge
+has '^ok +merge +cpu-generic '
+grep -v '^ok  *merge ' stdout && wrong 'verify --op merge compares others too'
 good verify --json verify.jsonl
 has '^ok +dense_decode +cpu-generic '
 head -1 verify.jsonl | grep -q '^{"device":"cpu","name":".*","threads":[0-9]*,"version":"' || wrong "verify.jsonl begins with $(head -1 verify.jsonl)"
@@ -288,6 +292,8 @@ has '^peak +multiply and add, 128 bits +[0-9.]+ TFLOP/s on 1 thread'
 has '^memory read +[0-9.]+ GB/s'
 has '^ +1 +256 +1 +16 +1 +576 +bf16 '
 json_lines quick.jsonl 3
+flashmla=$3
+export FMLA_KNOWN_MACHINE=1
 timed --grid quick --repeat 1 --threads 1 --kernel cpu-generic --seq-len 64,65 --dtype both --causal yes --json chosen.jsonl
 has ' fp16( +[0-9.]+){6} cpu-generic causal$'
 peaks 1 # of the only kernel
