@@ -39,11 +39,11 @@ printed() {
 
 case $mode in
 static)
-    compile "$(dirname "${BASH_SOURCE[0]}")/outside.c" "$build/libflashmla.a" -pthread -lm -ldl
+    compile "$root/examples/decode.c" "$build/libflashmla.a" -pthread -lm -ldl
     "$work/program"
     ;;
 shared)
-    against_shared "$(dirname "${BASH_SOURCE[0]}")/outside.c"
+    against_shared "$root/examples/decode.c"
     "$work/program"
     # A linked program loads the file of the soname at run time.
     readelf -d "$work/program" | grep -q 'NEEDED.*\[libflashmla\.so\.[0-9.]*[0-9]\]'
