@@ -38,6 +38,18 @@ has() {
     grep -Eq -- "$1" stdout || wrong "no line of the output matches '$1'"
 }
 
+# checked MAKE RUN PATTERN…: `run --check` with the words RUN takes what make-input makes with the words MAKE, and lines of
+# their output match.
+checked() {
+    # shellcheck disable=SC2086 # words
+    good make-input in.safetensors $1
+    cp stdout made
+    # shellcheck disable=SC2086
+    passes in.safetensors $2
+    cat made >>stdout
+    for pattern in "${@:3}"; do has "$pattern"; done
+}
+
 # passes FILE WORDS…: the command runs, and the oracle confirms its result.
 passes() {
     good run "$@" --check
@@ -56,6 +68,34 @@ timed() {
     good bench "$@"
     within 100
     unfold
+}
+# rows COUNT WORDS…: bench writes so many rows into rows.jsonl, each an object with its times.
+rows() {
+    local count=$1
+    timed "${@:2}" --json rows.jsonl
+    checks=$((checks + 1))
+    [ "$(wc -l <rows.jsonl)" -eq "$count" ] || wrong "bench ${*:2}: not $count lines: $(cat rows.jsonl)"
+    wrote "$count" '^\{"op":"[a-z_]+",.*"us":[0-9.e+-]+,.*"floor_us":[0-9.e+-]+,.*\}$'
+    ! command -v python3 >/dev/null || python3 -c 'import json, sys; [json.loads(line) for line in sys.stdin]' <rows.jsonl ||
+        wrong "bench ${*:2}: no JSON: $(cat rows.jsonl)"
+}
+# wrote COUNT PATTERN: so many of these rows match.
+wrote() {
+    checks=$((checks + 1))
+    [ "$(grep -Ec -- "$2" rows.jsonl)" -eq "$1" ] || wrong "not $1 lines match '$2': $(cat rows.jsonl)"
+}
+# awk_rows PROGRAM [FILE]: awk with value(name) of such a row, "" if it has none, and near(a, b) for numbers that are equal
+# but for rounding.
+awk_rows() {
+    awk '
+        function value(name,    text) {
+            if (!match($0, "\"" name "\":[^,}]+")) return ""
+            text = substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
+            gsub(/"/, "", text)
+            return text
+        }
+        function near(a, b) { return a + 0 > 0.9999 * b && a + 0 < 1.0001 * b }
+        '"$1" "${@:2}"
 }
 unfold() { sed -i -e ':more' -e '$!N; s/ *\n        \([^ ]\)/ \1/; t more' -e 'P; D' stdout; }
 
