@@ -538,6 +538,11 @@ const char *format_name(int32_t kv_format)
     return cache_formats[kv_format].name + strlen("FMLA_KV_");
 }
 
+int32_t format_chosen(int index)
+{
+    return index ? FMLA_KV_FP8_656 + index - 1 : 0;
+}
+
 bool takes_format(enum operation op, int32_t kv_format)
 {
     const bool listed = op == OP_SPARSE_DECODE || op == OP_SPARSE_PREFILL;

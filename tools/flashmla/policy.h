@@ -63,6 +63,10 @@ const char *operation_title(enum operation op);
 /* Returns for example "FP8_656". */
 const char *format_name(int32_t kv_format);
 
+/* Of options whose words name the formats of caches, plain first, that of q: returns the index-th, 0 for
+ * plain. */
+int32_t format_chosen(int index);
+
 /* Returns true if a call of the operation may name that format. */
 bool takes_format(enum operation op, int32_t kv_format);
 
