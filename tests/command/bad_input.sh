@@ -277,11 +277,8 @@ checks=$((checks + 1))
 mkdir stopped
 "$flashmla" make-input stopped/x --seq-lens 400000 >stdout 2>stderr &
 process=$!
-for _ in $(seq 100); do
-    [ -n "$(ls -A stopped)" ] && break
-    sleep 0.02
-done
-[ -n "$(ls -A stopped)" ] || wrong 'make-input did not begin'
+begins() { [ -n "$(ls -A stopped)" ]; }
+soon begins
 kill -TERM $process
 rc=0
 wait $process || rc=$?

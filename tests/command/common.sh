@@ -138,6 +138,16 @@ bad() {
     [ "$before" = "$after" ] || wrong "flashmla $*: left files: $(ls -A)"
 }
 
+# soon COMMAND…: waits until the command succeeds, for at most 30 seconds.
+soon() {
+    local tries
+    for ((tries = 0; tries < 1500; tries++)); do
+        "$@" && return
+        sleep 0.02
+    done
+    wrong "never came: $*"
+}
+
 # put FILE HEADER BYTES [CLAIMED]: a tensor file with zeros for data, the header padded to a multiple of 8; it claims
 # CLAIMED bytes of header if that is given.
 put() {

@@ -15,11 +15,7 @@ cut_while() { # cut_while CONDITION WORDS…: runs the command and cuts its inpu
     cp whole cut
     "$flashmla" "$@" >stdout 2>stderr &
     process=$!
-    for _ in $(seq 500); do
-        "$condition" $process && break
-        sleep 0.02
-    done
-    "$condition" $process || wrong "$condition never came: $(cat stderr)"
+    soon "$condition" $process
     : >'cut'
     [ ! -p out ] || timeout 20 cat out >/dev/null
     wait $process || rc=$?
@@ -49,16 +45,14 @@ echo old >rows/file
 env --default-signal=INT "$flashmla" bench --grid quick --threads 1 --repeat 15 --json rows/file \
     --seq-len "$(seq -s, 64 4000)" >stdout 2>stderr &
 process=$!
-for _ in $(seq 1500); do
-    [ "$(wc -l <rows/file)" -ge 3 ] && break
-    sleep 0.02
-done
+has_rows() { [ "$(wc -l <rows/file)" -ge 3 ]; }
+soon has_rows
 kill -INT $process
 rc=0
 wait $process || rc=$?
 [ "$rc" -eq 130 ] || wrong "bench, stopped: exit $rc: $(cat stderr)"
 [ "$(ls -A rows)" = file ] || wrong "bench, stopped: left $(ls -A rows)"
-[ "$(wc -l <rows/file)" -ge 3 ] || wrong "bench, stopped: lost rows: $(cat rows/file)"
+has_rows || wrong "bench, stopped: lost rows: $(cat rows/file)"
 whole_lines rows/file
 # bench prints a row and then writes its line: at most one row is printed and not written.
 [ "$(grep -c ' bf16 ' stdout)" -le $(($(wc -l <rows/file) + 1)) ] || wrong 'bench, stopped: rows were told and not written'

@@ -2,6 +2,7 @@
 #include "call.h"
 
 #include "gpu.h"
+#include "timing.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,6 +15,15 @@
 fmla_status call_run(const struct call *call)
 {
     return op_functions[call->op].run(&call->args);
+}
+
+bool call_time(const struct call *call, double *seconds, fmla_status *status, struct reason *reason)
+{
+    const double start = timing_now();
+    if (call_refused(status, call_run(call), reason)) return false;
+    if (device_is_gpu(call->device) && !call_wait(call, reason)) return false;
+    *seconds = timing_now() - start;
+    return true;
 }
 
 bool call_refused(fmla_status *status, fmla_status from, struct reason *reason)

@@ -111,6 +111,9 @@ fmla_status call_kernel(const struct call *call, const char **name);
 /* Runs the call on its device; on a GPU it is enqueued on the call's stream. */
 fmla_status call_run(const struct call *call);
 
+/* Runs the call once, until a GPU has finished too, and sets *seconds. *status is the library's. */
+bool call_time(const struct call *call, double *seconds, fmla_status *status, struct reason *reason);
+
 /* Returns true if the library refused; `reason` then holds its message. *status is set to `from`. */
 bool call_refused(fmla_status *status, fmla_status from, struct reason *reason);
 

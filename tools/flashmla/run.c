@@ -12,7 +12,6 @@
 #include "json_memory.h"
 #include "outfile.h"
 #include "progress.h"
-#include "timing.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -153,16 +152,6 @@ static bool write_output(struct job *job, struct reason *reason)
     return safetensors_commit(writer, reason);
 }
 
-/* Runs the call once on its device and sets *seconds. */
-static bool call_once(struct job *job, double *seconds, fmla_status *status, struct reason *reason)
-{
-    const double start = timing_now();
-    if (call_refused(status, call_run(job->runs), reason)) return false;
-    if (device_is_gpu(job->runs->device) && !call_wait(job->runs, reason)) return false;
-    *seconds = timing_now() - start;
-    return true;
-}
-
 static bool compute(struct job *job, const char *path, int64_t repeat, int *exit_code, struct reason *reason)
 {
     double *seconds = malloc((size_t)repeat * sizeof *seconds);
@@ -173,7 +162,7 @@ static bool compute(struct job *job, const char *path, int64_t repeat, int *exit
     bool good = true;
     progress_begin(&progress, "computing");
     for (int64_t i = 0; good && i < repeat; i++) {
-        good = call_once(job, &seconds[i], &status, &why);
+        good = call_time(job->runs, &seconds[i], &status, &why);
         progress_update(&progress, i + 1, repeat);
     }
     progress_wipe(&progress);
