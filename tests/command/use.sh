@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# use.sh FLASHMLA XMLCHECK STAND_IN - tests what the command's help promises, each subcommand at least once. STAND_IN is the
+# use.sh FLASHMLA STAND_IN - tests what the command's help promises, each subcommand at least once. STAND_IN is the
 # same command, which can take the machine's peaks as known.
 set -u
 export flashmla=$1
-export xmlcheck=$2
 # shellcheck disable=SC1091 # checked by itself
 . "$(dirname "$0")/common.sh"
 
@@ -252,7 +251,7 @@ awk_rows '
     near(value("tflops") * value("us") * 1e6, flop) && near(value("gbs") * value("us") * 1e3, bytes) &&
         near(value("floor_us"), memory > products ? memory : products) && !seen[cache]++ { right++ }
     END { exit !(NR == 4 && right == 4) }' rows.jsonl || wrong "other FLOP, bytes or floor: $(cat rows.jsonl)"
-flashmla=$3
+flashmla=$2
 export FMLA_KNOWN_MACHINE=1
 rows 4 --grid quick --repeat 1 --threads 1 --kernel cpu-generic --seq-len 64,65 --dtype both --causal yes
 has ' fp16( +[0-9.]+){6} cpu-generic causal$'
