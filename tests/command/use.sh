@@ -44,16 +44,15 @@ for op in dense_decode sparse_decode sparse_prefill mha_forward; do
     batch='--batch 1'
     [ $op != sparse_prefill ] || batch=
     # shellcheck disable=SC2086 # words
-    good make-input first.safetensors --op $op $batch --seq-len 70 --heads 1
-    good run first.safetensors --repeat 1
-    kernel=$(sed -n 's/^kernel  *\([^ ,]*\),.*/\1/p' stdout)
-    grep -Eq "^  $op +$kernel(;|\$)" chosen || wrong "info names another kernel of $op than $kernel: $(cat chosen)"
-    if [ $op != sparse_prefill ]; then
-        good make-input first.safetensors --op $op --batch 1 --seq-len 70 --heads 1 --dtype fp16
+    for dtype in bf16 fp16; do
+        [ $op-$dtype != sparse_prefill-fp16 ] || continue
+        good make-input first.safetensors --op $op $batch --seq-len 70 --heads 1 --dtype $dtype
         good run first.safetensors --repeat 1
         kernel=$(sed -n 's/^kernel  *\([^ ,]*\),.*/\1/p' stdout)
-        grep -Eq "^  $op +$kernel\$|^  $op .* fp16: $kernel(;|\$)" chosen || wrong "info names another kernel of $op in fp16 than $kernel: $(cat chosen)"
-    fi
+        named="$kernel(;|\$)"
+        [ $dtype = bf16 ] || named="$kernel\$|^  $op .* fp16: $kernel(;|\$)"
+        grep -Eq "^  $op +$named" chosen || wrong "info names another kernel of $op in $dtype than $kernel: $(cat chosen)"
+    done
 done
 good info --json -
 [ "$(wc -l <stdout)" -eq 1 ] || wrong 'info --json - is not one line'

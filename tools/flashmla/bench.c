@@ -81,12 +81,12 @@ static bool all_rows(struct bench_session *s, const struct shape *rows, int64_t 
                      struct reason *reason)
 {
     *exit_code = EXIT_UNSUPPORTED;
-    if (!bench_timer_open(&s->timer, bench_only_copies(s->report.op), s->report.stream, reason)) {
+    if (!bench_timer_open(&s->timer, bench_only_copies(s->op), s->stream, reason)) {
         if (!device_is_gpu(s->timer.device)) *exit_code = EXIT_FAILED;
         return false;
     }
     *exit_code = EXIT_FAILED;
-    bench_report_head(&s->report);
+    bench_report_head(s->op);
     for (int64_t i = 0; i < count; i++)
         if (!bench_row(s, &rows[i], reason)) return false;
     if (!s->timed) {
@@ -113,13 +113,13 @@ static int bench_rows(const struct bench_options *o, enum operation op, const st
     const bool stream = device_is_gpu(device) && op == OP_DENSE_DECODE && !o->no_stream && !o->host;
     struct bench_session s = {
         .timer = {.device = device, .between = between_of(o), .repeat = o->repeat, .kernel = o->kernel},
-        .report = {.op = op, .stream = stream},
+        .op = op,
+        .stream = stream,
         .fixed = o->fixed && op == OP_DENSE_DECODE};
     struct reason reason = {""};
     const struct bench_load load = bench_load_now(device_is_gpu(device) ? 1 : fmla_num_threads());
     char warning[BENCH_WARNING];
     int exit_code = EXIT_FAILED;
-    s.report.timer = &s.timer;
     if (bench_is_busy(&load, warning)) complain(&bench, EXIT_GOOD, "warning: %s", warning);
     bool good = !o->json || (s.json = outfile_open_lines(o->json, &reason));
     good = good && all_rows(&s, rows, count, &exit_code, &reason);

@@ -92,9 +92,8 @@ int32_t call_format_of(const struct call *call, const char *cache);
 int64_t call_row_keys(const struct call *row, const struct key_source *from);
 int64_t call_row_slot(const struct call *row, const struct key_source *from, int64_t i);
 
-/* Return the keys of request r of dense decode, and those that its token j sees. */
+/* Returns the keys of request r of dense decode. */
 int64_t call_length(const struct call *call, int64_t r);
-int64_t call_visible(const struct call *call, int64_t r, int64_t j);
 
 /* Returns true if a kernel of this name computes the operation on any device. If not, the reason lists the
  * kernels that do. NULL is the library's choice. */
