@@ -9,28 +9,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 unset FMLA_CUDA FMLA_CUDA_ARCHS CMAKE_ARGS MAX_JOBS FMLA_KERNEL_CACHE CFLAGS
 
-# A compilation is a line in `running` while it lasts; `most` has the longest that this file became.
-cat >"$work/nvcc" <<'NVCC'
-#!/bin/bash
-here=${0%/*}
-case $* in
-*--version*) echo 'Cuda compilation tools, release 12.4, V12.4.99' ;;
-*--list-gpu-code*) printf 'sm_%s\n' 52 75 80 86 89 90 90a ;;
-*-MF*)
-    mkdir "$here/running/$$"
-    sleep 0.05
-    ls "$here/running" | wc -l >>"$here/counts"
-    while [ $# -gt 0 ]; do
-        case $1 in
-        -o) : >"$2" ;;
-        -MF) echo 'x:' >"$2" ;;
-        esac
-        shift
-    done
-    rmdir "$here/running/$$"
-    ;;
-esac
-NVCC
+cp "$root/tests/house/fake_nvcc.sh" "$work/nvcc"
 cat >"$work/nvidia-smi" <<'SMI'
 #!/bin/sh
 [ "$*" = '--query-gpu=compute_cap --format=csv,noheader' ] || exit 2
