@@ -13,12 +13,20 @@ struct random_state {
     uint64_t state;
 };
 
+static const uint64_t random_step = 0x9e3779b97f4a7c15u;
+
 static inline uint64_t random_u64(struct random_state *random)
 {
-    uint64_t z = random->state += 0x9e3779b97f4a7c15u;
+    uint64_t z = random->state += random_step;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
+}
+
+/* Passes over the next `count` numbers of random_u64. */
+static inline void random_skip(struct random_state *random, int64_t count)
+{
+    random->state += (uint64_t)count * random_step;
 }
 
 /* Returns an integer in [low, high], both included. */
@@ -32,6 +40,8 @@ static inline double random_unit(struct random_state *random)
 {
     return (double)(random_u64(random) >> 11) * 0x1p-53;
 }
+
+enum { RANDOM_NORMAL = 2 /* numbers of random_u64 that a sample takes */ };
 
 /* Returns a sample of N(0, 1) by the Box-Muller transform. */
 static inline float random_normal(struct random_state *random)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# bench_grids.sh FLASHMLA FLASHMLA_WITH_LITTLE_MEMORY - tests the rows of bench's grids, and rows for which a machine
-# has too little memory. Skipped rows are printed too, and take no time.
+# bench_grids.sh FLASHMLA STAND_IN - tests the rows of bench's grids, and rows for which a machine has too little memory.
+# Skipped rows are printed too, and take no time. STAND_IN is the same command, which can have little memory and known peaks.
 set -u
 small=$2
 export flashmla=$1
@@ -9,11 +9,11 @@ export flashmla=$1
 . "$(dirname "$0")/common.sh"
 too_large="skipped: too large for this machine's memory"
 
-# product "B…" "S_K…" "S_Q…" "H_Q…" [OPTIONS]: its rows, as print_shape orders the columns, up to the options.
+# product "B…" "S_K…" "S_Q…" "H_Q…" [OPTIONS [D_QK]]: its rows, as print_shape orders the columns, up to the options.
 product() {
     local h_q s_q b s_k
     for h_q in $4; do for s_q in $3; do for b in $1; do for s_k in $2; do
-        echo "$b $s_k $s_q $h_q 1 576 bf16${5+ $5} $too_large"
+        echo "$b $s_k $s_q $h_q 1 ${6:-576} bf16${5+ $5} $too_large"
     done; done; done; done
 }
 grid() {
@@ -48,16 +48,11 @@ passed_over() {
 
 # Nothing fits.
 flashmla=$small
-export FMLA_LITTLE_MEMORY=1
+export FMLA_LITTLE_MEMORY=1 FMLA_KNOWN_MACHINE=1
 for name in cpu h20 latency peers varlen; do
     passed_over "$name" < <(grid "$name")
 done
-sparse() { # sparse "B…" S_K "S_Q…" "H_Q…" D_QK OPTIONS
-    local h_q s_q b
-    for h_q in $4; do for s_q in $3; do for b in $1; do
-        echo "$b $2 $s_q $h_q 1 $5 bf16 $6 $too_large"
-    done; done; done
-}
+sparse() { product "$1" "$2" "$3" "$4" "$6" "$5"; } # sparse "B…" S_K "S_Q…" "H_Q…" D_QK OPTIONS
 passed_over cpu --cache fp8_584 < <( # all products of a grid
     for s_k in 1024 4096 16384; do sparse '1 8' $s_k 1 '16 128' 512 FP8_584; done
     sparse 128 512 1 '16 128' 512 FP8_584
@@ -69,9 +64,7 @@ passed_over peers --op sparse_decode < <(
     sparse '2 64 128' 16384 2 128 512 'FP8_584 topk 128 + 1024 varlen'
     sparse 148 32768 2 128 576 'FP8_656 topk 16384'
 )
-prefill() { # prefill "S_KV…" H_Q D_QK OPTIONS
-    for s_k in $1; do echo "- $s_k 4096 $2 1 $3 bf16 $4 $too_large"; done
-}
+prefill() { product - "$1" 4096 "$2" "$4" "$3"; } # prefill "S_KV…" H_Q D_QK OPTIONS
 passed_over peers --op sparse_prefill < <(
     prefill '8192 32768 131072' 128 576 'BF16 topk 2048'
     prefill 32768 64 512 'BF16 topk 512'
@@ -104,8 +97,7 @@ passed_over mha --op mha_forward --d-qk 192 --causal yes < <(
 )
 bad 3 'no row of the grid runs here' bench --op merge --grid quick --threads 1 --parts 2,3 --json rows.jsonl
 has "^ +3 +1 .*$too_large$"
-unset FMLA_LITTLE_MEMORY
-flashmla=$1
+unset FMLA_LITTLE_MEMORY FMLA_KNOWN_MACHINE
 
 # Warnings are one line each on standard error, and change nothing else.
 warns() { # warns PART WORDS…
@@ -116,7 +108,6 @@ warns() { # warns PART WORDS…
     [ "$(grep -c "^flashmla bench: warning: $part" .warnings)" -eq 1 ] || wrong "bench $*: no warning '$part': $(cat .warnings)"
     [ "$(wc -l <warned.jsonl)" -eq 2 ] || wrong "bench $*: not two rows beside the warning: $(cat warned.jsonl)"
 }
-flashmla=$small
 export FMLA_NO_PROCESSOR=1
 warns 'the machine is busy: bench takes 1 thread, others run [0-9.]*, and there are 0 processors: ' --threads 1 --seq-len 64,65
 unset FMLA_NO_PROCESSOR
@@ -133,59 +124,50 @@ if command -v taskset >/dev/null; then
 else
     echo 'SKIP: no taskset here'
 fi
-flashmla=$1
+flashmla=$small
+export FMLA_KNOWN_MACHINE=1
 
 # Rows that fit are timed and written, next to one of 79 TB. Lists replace axes of a grid, which keeps its other axes.
-timed --grid quick --threads 1 --repeat 1 --page-size 1 --heads 4096 --kv-heads 4096 --seq-len 1,16777216 --json rows.jsonl
+rows 1 --grid quick --threads 1 --repeat 1 --page-size 1 --heads 4096 --kv-heads 4096 --seq-len 1,16777216
 has "^ +1 +16777216 +1 +4096 +4096 .*$too_large$"
 has '^ +1 +1 +1 4096 4096 +576 bf16( +[0-9.]+){6} [a-z0-9-]+$'
-[ "$(wc -l <rows.jsonl)" -eq 1 ] || wrong "not one row was written: $(cat rows.jsonl)"
-for name in h20 peers; do
-    timed --grid "$name" --warm --threads 1 --repeat 1 --batch 1 --seq-len 64 --heads 16 --query-tokens 1,2 --json "$name.jsonl"
+for grid in h20:4 peers:2; do
+    rows "${grid#*:}" --grid "${grid%:*}" --warm --threads 1 --repeat 1 --batch 1 --seq-len 64 --heads 16 --query-tokens 1,2
     has '^ +1 +64 +1 +16 +1 +576 bf16( +[0-9.]+){6} [a-z0-9-]+ causal$'
     has '^ +1 +64 +2 +16 +1 +576 bf16 .* causal$'
-    rows=2
-    if [ "$name" = h20 ]; then
-        rows=4
-        has '^ +1 +64 +2 +16 +1 +576 bf16 .* causal,var$'
-    fi
-    [ "$(grep -c '"causal":true' "$name.jsonl")" -eq $rows ] || wrong "$name.jsonl: $(cat "$name.jsonl")"
+    [ $grid = peers:2 ] || has '^ +1 +64 +2 +16 +1 +576 bf16 .* causal,var$'
+    wrote "${grid#*:}" '"causal":true'
 done
 # If requested, a fixed-length batch with as many keys is timed beside varying lengths; streams are only for GPUs.
-ratio() { # ratio FILE LINES: that many lines have a time of the fixed batch and the quotient of the two times
-    checks=$((checks + 1))
-    awk -v lines="$2" '
-        function number(name) { return match($0, "\"" name "\":[0-9.e+-]+") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
-        number("fixed_us") > 0 {
-            off = number("us") / number("fixed_us") / number("varlen_over_fixed")
-            if (off > 0.999 && off < 1.001 && /"varlen":true/) right++
+ratio() { # ratio COUNT: that many rows have a time of the fixed batch and the quotient of the two times
+    wrote 0 stream_us
+    awk_rows '
+        value("fixed_us") + 0 > 0 {
+            if (near(value("us") / value("fixed_us"), value("varlen_over_fixed")) && /"varlen":true/) right++
             else wrong++
         }
-        END { exit !(right == lines && !wrong) }' "$1" || wrong "$1: not $2 quotients: $(cat "$1")"
-    grep -q stream_us "$1" && wrong "$1: a stream on the CPU"
+        END { exit !(right == lines && !wrong) }' lines="$1" rows.jsonl || wrong "not $1 quotients: $(cat rows.jsonl)"
 }
-timed --grid varlen --threads 1 --repeat 3 --batch 2,3 --seq-len 64 --heads 16 --query-tokens 1 --json varlen.jsonl
+rows 2 --grid varlen --threads 1 --repeat 3 --batch 2,3 --seq-len 64 --heads 16 --query-tokens 1
 has '^ +3 +64 +1 +16 .* causal,var fixed [0-9.]+ us, var / fixed [0-9.]+$'
-ratio varlen.jsonl 2
-timed --fixed --grid h20 --warm --threads 1 --repeat 3 --batch 2 --seq-len 64 --heads 16 --query-tokens 1 --json both.jsonl
-[ "$(wc -l <both.jsonl)" -eq 2 ] || wrong "not two rows: $(cat both.jsonl)"
-ratio both.jsonl 1
-timed --no-stream --grid h20 --threads 1 --repeat 1 --batch 2 --seq-len 64 --heads 16 --query-tokens 1 --json none.jsonl
-ratio none.jsonl 0
+ratio 2
+rows 2 --fixed --grid h20 --warm --threads 1 --repeat 3 --batch 2 --seq-len 64 --heads 16 --query-tokens 1
+ratio 1
+rows 2 --no-stream --grid h20 --threads 1 --repeat 1 --batch 2 --seq-len 64 --heads 16 --query-tokens 1
+ratio 0
 # The shapes of peers on a machine without memory or time for 4096 tokens: 2 keys of each list are invalid.
-timed --op sparse_prefill --grid peers --warm --threads 1 --repeat 1 --query-tokens 2 --seq-len 62 --topk 64 --heads 16 --json prefill.jsonl
+rows 5 --op sparse_prefill --grid peers --warm --threads 1 --repeat 1 --query-tokens 2 --seq-len 62 --topk 64 --heads 16
 has '^ +- +62 +2 +16 +1 +576 bf16( +[0-9.]+){6} [a-z0-9-]+ FP8_656 topk 64$'
-[ "$(wc -l <prefill.jsonl)" -eq 5 ] || wrong "not five rows: $(cat prefill.jsonl)"
-timed --op sparse_prefill --grid quick --threads 1 --repeat 1 --query-tokens 1,1048576 --heads 4096 --seq-len 300 --topk 7 --json prefill.jsonl
+rows 2 --op sparse_prefill --grid quick --threads 1 --repeat 1 --query-tokens 1,1048576 --heads 4096 --seq-len 300 --topk 7
 has "^ +- +300 +1048576 +4096 +1 +576 +bf16 BF16 topk 7 $too_large$"
 has '^ +- +300 +1 +4096 +1 +576 bf16 .* FP8_656 topk 7$'
 # Requests of any length, which cannot be compared with a fixed-length batch.
-timed --op mha_forward --fixed --warm --threads 1 --repeat 2 --batch 3 --seq-len 160 --heads 2 --varlen both --json mha.jsonl
+rows 12 --op mha_forward --fixed --warm --threads 1 --repeat 2 --batch 3 --seq-len 160 --heads 2 --varlen both
 has '^ +3 +160 +160 +2 +2 +64/64 bf16( +[0-9.]+){6} [a-z0-9-]+ causal,var$'
-[ "$(grep -c '"varlen":true' mha.jsonl)" -eq 6 ] || wrong "not six rows of any length: $(cat mha.jsonl)"
-ratio mha.jsonl 0
+wrote 6 '"varlen":true'
+ratio 0
 # Two of three are too large: 17.6 TB of parts.
-timed --op merge --grid quick --threads 1 --repeat 1 --parts 1,1024 --heads 64 --batch 1,65536 --json merge.jsonl
+rows 2 --op merge --grid quick --threads 1 --repeat 1 --parts 1,1024 --heads 64 --batch 1,65536
 has "^ +1024 +65536 .*$too_large$"
 has '^ +1024 +1 .* cpu-generic$'
 finish

@@ -38,6 +38,18 @@ has() {
     grep -Eq -- "$1" stdout || wrong "no line of the output matches '$1'"
 }
 
+# checked MAKE RUN PATTERN…: `run --check` with the words RUN takes what make-input makes with the words MAKE, and lines of
+# their output match.
+checked() {
+    # shellcheck disable=SC2086 # words
+    good make-input in.safetensors $1
+    cp stdout made
+    # shellcheck disable=SC2086
+    passes in.safetensors $2
+    cat made >>stdout
+    for pattern in "${@:3}"; do has "$pattern"; done
+}
+
 # passes FILE WORDS…: the command runs, and the oracle confirms its result.
 passes() {
     good run "$@" --check
@@ -57,6 +69,34 @@ timed() {
     within 100
     unfold
 }
+# rows COUNT WORDS…: bench writes so many rows into rows.jsonl, each an object with its times.
+rows() {
+    local count=$1
+    timed "${@:2}" --json rows.jsonl
+    checks=$((checks + 1))
+    [ "$(wc -l <rows.jsonl)" -eq "$count" ] || wrong "bench ${*:2}: not $count lines: $(cat rows.jsonl)"
+    wrote "$count" '^\{"op":"[a-z_]+",.*"us":[0-9.e+-]+,.*"floor_us":[0-9.e+-]+,.*\}$'
+    ! command -v python3 >/dev/null || python3 -c 'import json, sys; [json.loads(line) for line in sys.stdin]' <rows.jsonl ||
+        wrong "bench ${*:2}: no JSON: $(cat rows.jsonl)"
+}
+# wrote COUNT PATTERN: so many of these rows match.
+wrote() {
+    checks=$((checks + 1))
+    [ "$(grep -Ec -- "$2" rows.jsonl)" -eq "$1" ] || wrong "not $1 lines match '$2': $(cat rows.jsonl)"
+}
+# awk_rows PROGRAM [FILE]: awk with value(name) of such a row, "" if it has none, and near(a, b) for numbers that are equal
+# but for rounding.
+awk_rows() {
+    awk '
+        function value(name,    text) {
+            if (!match($0, "\"" name "\":[^,}]+")) return ""
+            text = substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
+            gsub(/"/, "", text)
+            return text
+        }
+        function near(a, b) { return a + 0 > 0.9999 * b && a + 0 < 1.0001 * b }
+        '"$1" "${@:2}"
+}
 unfold() { sed -i -e ':more' -e '$!N; s/ *\n        \([^ ]\)/ \1/; t more' -e 'P; D' stdout; }
 
 # holds WHAT COMMAND…: reports WHAT unless the command succeeds.
@@ -67,10 +107,36 @@ holds() {
     "$@" || wrong "$what"
 }
 
-# well_formed FILE: checks a picture with the program `xmlcheck`.
+# xml_faults: says what is wrong with the XML on stdin, as far as pictures go: tags nest, attribute values are quoted, nothing
+# stands outside the root. No replacement for a parser; fresh machines have none.
+xml_faults() {
+    awk '
+        BEGIN { RS = "<" }
+        {
+            end = index($0, ">")
+            tag = substr($0, 1, end - 1)
+            text = substr($0, end + 1)
+            attributes = tag
+            gsub(/="[^"&]*"/, "", attributes)
+            name = tag
+            sub(/[ \/].*/, "", name)
+        }
+        NR > 1 && !end || text ~ /[>&]/ || NR == 1 && end { print "tag " NR ": no tag: " $0 }
+        NR > 1 && tag !~ /^\?/ {
+            if (tag ~ /^\//) { if (open[depth--] "" != substr(tag, 2)) print "tag " NR ": closes another: " tag }
+            else if (name == "" || attributes ~ /["=&]/ || (!depth && roots++)) print "tag " NR ": not sound: " tag
+            else if (tag !~ /\/$/) open[++depth] = name
+        }
+        depth < 1 && text ~ /[^ \t\n]/ { print "tag " NR ": text outside the root: " text }
+        END { if (depth || roots != 1) print depth " open tags, " roots + 0 " roots" }'
+}
+
+# well_formed FILE
 well_formed() {
     checks=$((checks + 1))
-    "${xmlcheck:?}" <"$1" || wrong "$1 is no well-formed XML"
+    xml_faults <"$1" >faults
+    [ ! -s faults ] || wrong "$1 is no well-formed XML: $(head -n 3 faults)"
+    rm faults
 }
 
 # one_line CODE RC PART: a command ended with exit code RC, which must be CODE, and one line on stderr with PART.
@@ -96,6 +162,16 @@ bad() {
     [ "$(wc -l <stderr)" -eq 1 ] || wrong "flashmla $*: not one line on stderr: $(cat stderr)"
     grep -qF -- "$part" stderr || wrong "flashmla $*: '$(cat stderr)' does not say '$part'"
     [ "$before" = "$after" ] || wrong "flashmla $*: left files: $(ls -A)"
+}
+
+# soon COMMAND…: waits until the command succeeds, for at most 30 seconds.
+soon() {
+    local tries
+    for ((tries = 0; tries < 1500; tries++)); do
+        "$@" && return
+        sleep 0.02
+    done
+    wrong "never came: $*"
 }
 
 # put FILE HEADER BYTES [CLAIMED]: a tensor file with zeros for data, the header padded to a multiple of 8; it claims

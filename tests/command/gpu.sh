@@ -33,51 +33,48 @@ both() {
 header() { # header FILE
     head -c $((8 + $(od -An -t u8 -N 8 "$1"))) "$1" | tail -c +9
 }
+# compared MAKE RUN FILE: both of what make-input makes, with these words.
+compared() {
+    # shellcheck disable=SC2086 # words
+    good make-input "${3:-in.safetensors}" $1
+    # shellcheck disable=SC2086
+    both "${3:-in.safetensors}" $2
+}
 
-good make-input d.safetensors --seq-lens 0,1,63,64,65,200 --query-tokens 3 --heads 6 --kv-heads 2 --d-qk 512 --page-size 17 \
-    --dtype fp16 --causal --sink
-both d.safetensors --log-base 2 --lse-empty neg
+lengths='--seq-lens 0,1,63,64,65,200 --query-tokens 3 --causal --sink'
+compared "$lengths --heads 6 --kv-heads 2 --d-qk 512 --page-size 17 --dtype fp16" '--log-base 2 --lse-empty neg' d.safetensors
 
 # Dense decode over byte caches, if a kernel supports them.
 for format in FP8_656 FP8_584 FP8_576; do
     gpu_runs 'dense_decode +cuda-sm80' || continue
-    good make-input f.safetensors --cache ${format,,} --seq-lens 0,1,63,64,65,200 --query-tokens 3 --heads 70 --page-size 16 --causal --sink
-    both f.safetensors --log-base 2 --lse-empty neg
+    compared "$lengths --cache ${format,,} --heads 70 --page-size 16" '--log-base 2 --lse-empty neg'
     has "^kv_cache +\[27, 16, 1, ${format#FP8_}\] $format$"
 done
 
 # Sparse decode: every format, both types, two caches, short lists with holes, a sink.
-good make-input s.safetensors --op sparse_decode --batch 3 --seq-len 300 --topk 200 --cache fp8_656 --query-tokens 2 --sink
-both s.safetensors
+sparse='--op sparse_decode'
+compared "$sparse --batch 3 --seq-len 300 --topk 200 --cache fp8_656 --query-tokens 2 --sink" ''
 has '^kv_cache .* FP8_656, 200 indices a token$'
-both s.safetensors --batch-invariant --softmax-scale -0.5
-both s.safetensors --lse-empty neg --log-base 2
-good make-input s.safetensors --op sparse_decode --batch 2 --seq-len 500 --topk 100 --cache fp8_584 --extra-topk 90 \
-    --extra-page-size 7 --short-lists --heads 70 --page-size 61
-both s.safetensors --lse-empty neg
+both in.safetensors --batch-invariant --softmax-scale -0.5
+both in.safetensors --lse-empty neg --log-base 2
+compared "$sparse --batch 2 --seq-len 500 --topk 100 --cache fp8_584 --extra-topk 90 --extra-page-size 7 --short-lists --heads 70 \
+    --page-size 61" '--lse-empty neg'
 has '^extra cache +\[144, 7, 1, 584\] FP8_584, 90 indices'
 if [ "$fake" != --fake ]; then # the oracle takes a while for these
-    good make-input s.safetensors --op sparse_decode --batch 40 --seq-len 3000 --topk 2048 --cache fp8_656 --heads 64 --query-tokens 2
-    both s.safetensors
+    compared "$sparse --batch 40 --seq-len 3000 --topk 2048 --cache fp8_656 --heads 64 --query-tokens 2" ''
 fi
 for dtype in bf16 fp16; do
     for d_qk in 512 576; do
-        good make-input s.safetensors --op sparse_decode --batch 3 --seq-len 150 --dtype $dtype --d-qk $d_qk --topk 140 --heads 17 \
-            --page-size 16 --extra-topk 20 --extra-page-size 3 --short-lists --sink --query-tokens 2
-        both s.safetensors
+        compared "$sparse --batch 3 --seq-len 150 --dtype $dtype --d-qk $d_qk --topk 140 --heads 17 --page-size 16 \
+            --extra-topk 20 --extra-page-size 3 --short-lists --sink --query-tokens 2" ''
         has "^q +.* $dtype, sink$"
     done
 done
-good make-input s.safetensors --op sparse_decode --batch 0 --topk 0
-both s.safetensors
-good make-input s.safetensors --op sparse_decode --batch 2 --topk 0 # rows without a key
-both s.safetensors
+compared "$sparse --batch 0 --topk 0" ''
+compared "$sparse --batch 2 --topk 0" '' # rows without a key
 
 # Sparse prefill: keys of two key heads without pages, and every kind of page.
-prefill() {
-    good make-input p.safetensors --op sparse_prefill "$@"
-    both p.safetensors --lse-empty neg --log-base 2
-}
+prefill() { compared "--op sparse_prefill $*" '--lse-empty neg --log-base 2' p.safetensors; }
 prefill --query-tokens 5 --seq-len 300 --topk 200 --kv-heads 2 --heads 6 --d-qk 512 --sink --short-lists
 has '^kv +\[300, 2, 512\] BF16, 200 indices a token$'
 prefill --query-tokens 3 --seq-len 150 --topk 140 --page-size 16

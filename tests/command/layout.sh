@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# layout.sh FLASHMLA XMLCHECK - tests flashmla layout: every layout as a table, one lane at a time, and as a picture.
+# layout.sh FLASHMLA - tests flashmla layout: every layout as a table, one lane at a time, and as a picture.
 set -u
 export flashmla=$1
-export xmlcheck=$2
 # shellcheck disable=SC1091 # checked by itself
 . "$(dirname "$0")/common.sh"
 

@@ -5,7 +5,7 @@
  * this file's main the program's; each run is a child process that has allocated nothing yet. The wrapped
  * names are glibc's internal ones behind malloc.
  */
-#define _GNU_SOURCE /* MAP_ANONYMOUS */
+#define _GNU_SOURCE /* MAP_ANONYMOUS, memfd_create */
 
 #include <dirent.h>
 #include <errno.h>
@@ -69,34 +69,49 @@ enum { MOST_WORDS = 32, MOST_TEXT = 1 << 20 };
 
 static int failures, checks;
 
-/* Runs the words of `line` with output in the files `out` and `stderr`; returns the exit code, or -1 after
- * a signal. */
-static int run(const char *line, const char *out, long at, bool on)
+/* Files in memory, because thousands of runs write them: the output of the run without a failure, and that of
+ * the last run, whose messages are in `err`. */
+static int whole, out, err;
+
+static void empty(int file)
+{
+    if (ftruncate(file, 0) || lseek(file, 0, SEEK_SET)) abort();
+}
+
+/* Runs the words of `line` with its output in `to` and in `err`; returns the exit code, or -1 after a
+ * signal. */
+static int run(const char *line, int to, long at, bool on)
 {
     static char words[1024];
     char *argv[MOST_WORDS] = {"flashmla"}, *rest = words;
     int argc = 1, status;
     fflush(stdout);
+    empty(to), empty(err);
     atomic_store(reached, 0);
     const pid_t child = fork();
     if (child < 0) abort();
     if (child) return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    if (dup2(open(out, O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO) < 0 ||
-        dup2(open("stderr", O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO) < 0)
-        abort();
+    if (dup2(to, STDOUT_FILENO) < 0 || dup2(err, STDERR_FILENO) < 0) abort();
     snprintf(words, sizeof words, "%s", line);
     while ((argv[argc] = strtok_r(rest, " ", &rest))) argc++;
     fail_at = at, fail_on = on;
     exit(__real_main(argc, argv));
 }
 
-static size_t read_file(const char *path, char text[MOST_TEXT])
+/* Reads a file from its beginning, and returns its bytes; none if it could not be opened. */
+static size_t read_file(int file, char text[MOST_TEXT])
 {
-    FILE *file = fopen(path, "rb");
-    const size_t bytes = file ? fread(text, 1, MOST_TEXT - 1, file) : 0;
-    if (file) fclose(file);
+    const ssize_t bytes = pread(file, text, MOST_TEXT - 1, 0);
     if (bytes == MOST_TEXT - 1) abort();
-    text[bytes] = '\0';
+    text[bytes > 0 ? bytes : 0] = '\0';
+    return bytes > 0 ? (size_t)bytes : 0;
+}
+
+static size_t read_path(const char *path, char text[MOST_TEXT])
+{
+    const int file = open(path, O_RDONLY);
+    const size_t bytes = read_file(file, text);
+    close(file);
     return bytes;
 }
 
@@ -121,7 +136,7 @@ static char *next_line(char **rest)
     }
 }
 
-static bool same_text(const char *a, const char *b)
+static bool same_text(int a, int b)
 {
     static char texts[2][MOST_TEXT];
     char *rest[2] = {texts[0], texts[1]}, *lines[2];
@@ -144,7 +159,7 @@ static bool made_is(const char *made, long bytes)
     for (struct dirent *entry; (entry = readdir(folder));) {
         if (entry->d_name[0] == '.' && strspn(entry->d_name, ".") == strlen(entry->d_name)) continue;
         snprintf(path, sizeof path, "made/%s", entry->d_name);
-        same &= bytes >= 0 && read_file(path, text) == (size_t)bytes && !memcmp(text, made, (size_t)bytes);
+        same &= bytes >= 0 && read_path(path, text) == (size_t)bytes && !memcmp(text, made, (size_t)bytes);
         files++;
         unlink(path);
     }
@@ -155,7 +170,7 @@ static bool made_is(const char *made, long bytes)
 static void wrong(const char *line, long at, bool on, const char *what, int status)
 {
     static char said[MOST_TEXT];
-    read_file("stderr", said);
+    read_file(err, said);
     printf("FAILED: flashmla %s: allocation %ld fails (%d): exit %d: %s: %s\n", line, at, on, status, what,
            said);
     failures++;
@@ -197,21 +212,21 @@ static const struct {
 static void each(const char *line, const char *file)
 {
     static char made[MOST_TEXT], said[MOST_TEXT];
-    int status = run(line, "whole", 0, false);
-    const long bytes = file ? (long)read_file(file, made) : -1;
+    int status = run(line, whole, 0, false);
+    const long bytes = file ? (long)read_path(file, made) : -1;
     if (status || (file && bytes <= 0)) wrong(line, 0, false, "the whole run", status);
     for (int on = 0; on < 2; on++)
         for (long at = 1;; at++) {
             made_is(NULL, -1); /* output of the last run */
-            status = run(line, "stdout", at, on);
+            status = run(line, out, at, on);
             if (!atomic_load(reached)) {
                 if (at == 1) wrong(line, at, on, "no allocation could be made to fail", status);
                 break;
             }
             checks++;
-            read_file("stderr", said);
+            read_file(err, said);
             const char *end = strchr(said, '\n');
-            if (!status && (*said || !same_text("whole", "stdout") || !made_is(made, bytes)))
+            if (!status && (*said || !same_text(whole, out) || !made_is(made, bytes)))
                 wrong(line, at, on, "the work is not done", status);
             else if (status < 0 || status >= 126)
                 wrong(line, at, on, "it crashes", status);
@@ -226,8 +241,10 @@ int __wrap_main(int argc, char **argv)
 {
     (void)argc, (void)argv;
     reached = mmap(NULL, sizeof *reached, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (reached == MAP_FAILED || (mkdir("short_of_memory", 0700) && errno != EEXIST) ||
-        chdir("short_of_memory") || (mkdir("made", 0700) && errno != EEXIST))
+    whole = memfd_create("whole", 0), out = memfd_create("out", 0), err = memfd_create("err", 0);
+    if (reached == MAP_FAILED || whole < 0 || out < 0 || err < 0 ||
+        (mkdir("short_of_memory", 0700) && errno != EEXIST) || chdir("short_of_memory") ||
+        (mkdir("made", 0700) && errno != EEXIST))
         abort();
     made_is(NULL, -1); /* left by an earlier run */
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) each(lines[i].words, lines[i].makes);

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# use.sh FLASHMLA XMLCHECK - tests what the command's help promises, each subcommand at least once.
+# use.sh FLASHMLA STAND_IN - tests what the command's help promises, each subcommand at least once. STAND_IN is the
+# same command, which can take the machine's peaks as known.
 set -u
 export flashmla=$1
-export xmlcheck=$2
 # shellcheck disable=SC1091 # checked by itself
 . "$(dirname "$0")/common.sh"
 
@@ -44,16 +44,15 @@ for op in dense_decode sparse_decode sparse_prefill mha_forward; do
     batch='--batch 1'
     [ $op != sparse_prefill ] || batch=
     # shellcheck disable=SC2086 # words
-    good make-input first.safetensors --op $op $batch --seq-len 70 --heads 1
-    good run first.safetensors --repeat 1
-    kernel=$(sed -n 's/^kernel  *\([^ ,]*\),.*/\1/p' stdout)
-    grep -Eq "^  $op +$kernel(;|\$)" chosen || wrong "info names another kernel of $op than $kernel: $(cat chosen)"
-    if [ $op != sparse_prefill ]; then
-        good make-input first.safetensors --op $op --batch 1 --seq-len 70 --heads 1 --dtype fp16
+    for dtype in bf16 fp16; do
+        [ $op-$dtype != sparse_prefill-fp16 ] || continue
+        good make-input first.safetensors --op $op $batch --seq-len 70 --heads 1 --dtype $dtype
         good run first.safetensors --repeat 1
         kernel=$(sed -n 's/^kernel  *\([^ ,]*\),.*/\1/p' stdout)
-        grep -Eq "^  $op +$kernel\$|^  $op .* fp16: $kernel(;|\$)" chosen || wrong "info names another kernel of $op in fp16 than $kernel: $(cat chosen)"
-    fi
+        named="$kernel(;|\$)"
+        [ $dtype = bf16 ] || named="$kernel\$|^  $op .* fp16: $kernel(;|\$)"
+        grep -Eq "^  $op +$named" chosen || wrong "info names another kernel of $op in $dtype than $kernel: $(cat chosen)"
+    done
 done
 good info --json -
 [ "$(wc -l <stdout)" -eq 1 ] || wrong 'info --json - is not one line'
@@ -73,133 +72,91 @@ grep -q '^{"op":"dense_decode","kernel":"cpu-generic","device":"cpu","q":\[3,1,1
 good run a.safetensors --repeat 1 --json -
 has "^[{]\"op\":\"dense_decode\","
 [ "$(wc -l <stdout)" -eq 1 ] || wrong "run --json - prints more: $(cat stdout)"
-good run b.safetensors --no-causal --check --batch-invariant --kernel ref --repeat 1
+passes b.safetensors --no-causal --batch-invariant --kernel ref --repeat 1
 has '^kernel +ref'
-good make-input empty.safetensors --batch 0
-good run empty.safetensors --check --out empty.out
+checked '--batch 0' '--out empty.out'
 # More than the oracle computes whole: rows are sampled.
-good make-input big.safetensors --seq-lens 2200,50,1500 --heads 128 --query-tokens 4 --causal
-good run big.safetensors --check --repeat 1
-has '^check +PASS: 64 of 1536 rows'
+for cache in plain fp8_576; do
+    checked "--cache $cache --seq-lens 2200,50,1500 --heads 128 --query-tokens 4 --causal" '--repeat 1' '^check +PASS: 64 of 1536 rows'
+done
 
 # Dense decode over byte caches, in every format.
 for format in FP8_656 FP8_584 FP8_576; do
-    good make-input f.safetensors --cache ${format,,} --seq-lens 0,1,63,64,65,200 --query-tokens 3 --heads 6 --page-size 17 --causal --sink
-    has ", 6 heads over 1, d_qk 5(12|76), bf16, $format, causal, sink$"
-    good run f.safetensors --check --repeat 1 --out f.out --log-base 2 --lse-empty neg
-    has "^kv_cache +\[25, 17, 1, ${format#FP8_}\] $format$"
-    has '^check +PASS: 108 of 108 rows'
-    passes f.safetensors --kernel cpu-generic --batch-invariant --repeat 1 --no-causal
+    batch="--cache ${format,,} --seq-lens 0,1,63,64,65,200 --query-tokens 3 --heads 6 --page-size 17 --causal --sink"
+    checked "$batch" '--repeat 1 --out f.out --log-base 2 --lse-empty neg' ", 6 heads over 1, d_qk 5(12|76), bf16, $format, causal, sink$" \
+        "^kv_cache +\[25, 17, 1, ${format#FP8_}\] $format$" '^check +PASS: 108 of 108 rows'
+    cp in.safetensors f.safetensors
     good plan f.safetensors --partitions 4
-    good make-input c.safetensors --cache ${format,,} --seq-lens 0,1,63,64,65,200 --query-tokens 3 --heads 6 --page-size 17 --causal --sink
-    holds 'make-input is not repeatable' cmp f.safetensors c.safetensors
-    good make-input empty.safetensors --cache ${format,,} --batch 0
-    passes empty.safetensors --out empty.out
+    checked "$batch" '--kernel cpu-generic --batch-invariant --repeat 1 --no-causal'
+    holds 'make-input is not repeatable' cmp f.safetensors in.safetensors
+    checked "--cache ${format,,} --batch 0" '--out empty.out'
 done
 # The scale of an FP8_576 cache matters: without it the keys differ.
 sed 's/"kv_scale"/"kv_other"/' f.safetensors >c.safetensors
 passes c.safetensors --repeat 1 --out c.out --log-base 2 --lse-empty neg
 cmp -s f.out c.out && wrong 'run does not read kv_scale'
 # FP8 products, with values and with codes.
-for which in fp8:FP8_656 fp8:FP8_576 codes:FP8_576; do
-    products=${which%:*} format=${which#*:}
-    type=bf16
-    [ "$products" = fp8 ] || type=e4m3
-    good make-input p.safetensors --cache "${format,,}" --products "$products" --seq-lens 0,1,65,200 --query-tokens 3 --heads 6 --causal --sink
-    has ", bf16, $format, products $products, causal, sink$"
-    good run p.safetensors --check --repeat 1 --out p.out
-    has "^q +\[4, 3, 6, 576\] $type, FP8 products, causal, sink$"
-    has '^check +PASS: 72 of 72 rows'
+for which in fp8:FP8_656:bf16 fp8:FP8_576:bf16 codes:FP8_576:e4m3; do
+    IFS=: read -r products format type <<<"$which"
+    checked "--cache ${format,,} --products $products --seq-lens 0,1,65,200 --query-tokens 3 --heads 6 --causal --sink" '--repeat 1 --out p.out' \
+        ", bf16, $format, products $products, causal, sink$" "^q +\[4, 3, 6, 576\] $type, FP8 products, causal, sink$" \
+        '^check +PASS: 72 of 72 rows'
 done
 # The scale of codes matters, and products follow the option.
-sed 's/"q_scale"/"q_other"/' p.safetensors >c.safetensors
+sed 's/"q_scale"/"q_other"/' in.safetensors >c.safetensors
 passes c.safetensors --repeat 1 --out c.out
 cmp -s p.out c.out && wrong 'run does not read q_scale'
-good make-input c.safetensors --cache fp8_576 --seq-lens 0,1,65,200 --heads 6
-passes c.safetensors --repeat 1 --out c.out
-passes c.safetensors --repeat 1 --out p.out --products fp8
+checked '--cache fp8_576 --seq-lens 0,1,65,200 --heads 6' '--repeat 1 --out c.out'
+passes in.safetensors --repeat 1 --out p.out --products fp8
 cmp -s p.out c.out && wrong 'run --products fp8 is as bf16'
-# More than the oracle computes whole.
-good make-input big.safetensors --cache fp8_576 --seq-lens 2200,50,1500 --heads 128 --query-tokens 4 --causal
-good run big.safetensors --check --repeat 1
-has '^check +PASS: 64 of 1536 rows'
 
 # Sparse decode, in every format.
-good make-input s.safetensors --op sparse_decode --batch 3 --seq-len 300 --topk 200 --cache fp8_656 --query-tokens 2 --sink
-has 'FP8_656 cache of 15 pages of 64, 200 indices, sink$'
-good run s.safetensors --check --out s.out --repeat 1
-has '^check +PASS: 96 of 96 rows'
-has '^keys +1200 '
-good make-input s.safetensors --op sparse_decode --batch 2 --seq-len 500 --topk 100 --cache fp8_584 --extra-topk 90 \
-    --extra-page-size 7 --short-lists --heads 70 --page-size 61
-good run s.safetensors --check --batch-invariant --lse-empty neg --log-base 2 --repeat 1
-has '^extra cache +\[144, 7, 1, 584\] FP8_584, 90 indices'
-has '^check +PASS: '
-good make-input s.safetensors --op sparse_decode --batch 1 --dtype fp16 --d-qk 512 --topk 4100
-good run s.safetensors --check --kernel cpu-generic --repeat 1
-has '^keys +4096 ' # the rest of the list is invalid
-good make-input s.safetensors --op sparse_decode --batch 0 --topk 0
-good run s.safetensors --check --out s.out
+sparse='--op sparse_decode'
+checked "$sparse --batch 3 --seq-len 300 --topk 200 --cache fp8_656 --query-tokens 2 --sink" '--out s.out --repeat 1' \
+    'FP8_656 cache of 15 pages of 64, 200 indices, sink$' '^check +PASS: 96 of 96 rows' '^keys +1200 '
+checked "$sparse --batch 2 --seq-len 500 --topk 100 --cache fp8_584 --extra-topk 90 --extra-page-size 7 --short-lists --heads 70 --page-size 61" \
+    '--batch-invariant --lse-empty neg --log-base 2 --repeat 1' '^extra cache +\[144, 7, 1, 584\] FP8_584, 90 indices'
+checked "$sparse --batch 1 --dtype fp16 --d-qk 512 --topk 4100" '--kernel cpu-generic --repeat 1' '^keys +4096 ' # the rest of the list is invalid
+checked "$sparse --batch 0 --topk 0" '--out s.out'
 
 # Sparse prefill: without pages and with every kind of page.
-good make-input p.safetensors --op sparse_prefill --query-tokens 5 --seq-len 300 --topk 200 --heads 6 --kv-heads 2 --sink --short-lists
-has '5 tokens, 6 heads over 2, d_qk 576, BF16, 300 keys, 200 indices, sink$'
-good run p.safetensors --check --out p.out --repeat 1 --lse-empty neg --log-base 2
-has '^kv +\[300, 2, 576\] BF16, 200 indices a token$'
-has '^check +PASS: 30 of 30 rows .*; max_logits: worst difference '
+prefill='--op sparse_prefill'
+checked "$prefill --query-tokens 5 --seq-len 300 --topk 200 --heads 6 --kv-heads 2 --sink --short-lists" \
+    '--out p.out --repeat 1 --lse-empty neg --log-base 2' '5 tokens, 6 heads over 2, d_qk 576, BF16, 300 keys, 200 indices, sink$' \
+    '^kv +\[300, 2, 576\] BF16, 200 indices a token$' '^check +PASS: 30 of 30 rows .*; max_logits: worst difference '
 grep -aq '"max_logits":{"dtype":"F32","shape":\[5,6\]' p.out || wrong 'no max_logits in p.out'
-good make-input p.safetensors --op sparse_prefill --query-tokens 2 --seq-len 130 --topk 100 --d-qk 512 --page-size 32
-has 'BF16, 5 pages of 32, 100 indices$'
-good run p.safetensors --check --repeat 1 --threads 1
-has '^keys +200 '
+checked "$prefill --query-tokens 2 --seq-len 130 --topk 100 --d-qk 512 --page-size 32" '--repeat 1 --threads 1' \
+    'BF16, 5 pages of 32, 100 indices$' '^keys +200 '
 for format in fp8_656 fp8_584; do
-    good make-input p.safetensors --op sparse_prefill --query-tokens 3 --seq-len 150 --topk 170 --cache $format --short-lists --seed 4
-    good run p.safetensors --check --repeat 1 --kernel cpu-generic
-    has '^check +PASS: 48 of 48 rows'
+    checked "$prefill --query-tokens 3 --seq-len 150 --topk 170 --cache $format --short-lists --seed 4" '--repeat 1 --kernel cpu-generic' \
+        '^check +PASS: 48 of 48 rows'
 done
-good make-input p.safetensors --op sparse_prefill --query-tokens 240 --heads 64 --seq-len 1000 --topk 64
-good run p.safetensors --check --repeat 1
-has '^check +PASS: 128 of 15360 rows' # sampled: two tokens
-good make-input p.safetensors --op sparse_prefill --seq-len 0 --topk 3
-good run p.safetensors --check --out p.out
-has '^keys +0 '
+checked "$prefill --query-tokens 240 --heads 64 --seq-len 1000 --topk 64" '--repeat 1' '^check +PASS: 128 of 15360 rows' # sampled: two tokens
+checked "$prefill --seq-len 0 --topk 3" '--out p.out' '^keys +0 '
 
 # Dense MHA: separate and concatenated requests.
-good make-input m.safetensors --op mha_forward --batch 2 --seq-len 200 --heads 4
-has '^m.safetensors: 2 requests, 400 query tokens, 400 keys, 4 heads over 4, d_qk 192, d_v 128, bf16$'
-good run m.safetensors --check --out m.out --repeat 1
-has '^v +\[2, 200, 4, 128\]$'
-has '^keys +400 of 2 requests; 320000 '
-has '^check +PASS: 1600 of 1600 rows'
+mha='--op mha_forward'
+checked "$mha --batch 2 --seq-len 200 --heads 4" '--out m.out --repeat 1' \
+    '^in.safetensors: 2 requests, 400 query tokens, 400 keys, 4 heads over 4, d_qk 192, d_v 128, bf16$' '^v +\[2, 200, 4, 128\]$' \
+    '^keys +400 of 2 requests; 320000 ' '^check +PASS: 1600 of 1600 rows'
 grep -aq '"lse":{"dtype":"F32","shape":\[2,4,200\]' m.out || wrong 'lse of m.out has another shape'
-good run m.safetensors --check --causal --repeat 1 --kernel cpu-generic
+passes in.safetensors --causal --repeat 1 --kernel cpu-generic
 has '^keys +400 of 2 requests; 160800 '
-good make-input m.safetensors --op mha_forward --varlen --seq-lens 0,1,65,64,130 --heads 8 --kv-heads 2 --d-qk 128 --causal --dtype fp16
-has ': 5 requests one after the other, 260 query tokens, 260 keys, 8 heads over 2, d_qk 128, d_v 128, fp16, causal$'
-good run m.safetensors --check --out m.out --repeat 1 --lse-empty neg --log-base 2 --softmax-scale -0.5 --json run.json
-has '^k +\[260, 2, 128\]$'
-has '^check +PASS: 2080 of 2080 rows'
+checked "$mha --varlen --seq-lens 0,1,65,64,130 --heads 8 --kv-heads 2 --d-qk 128 --causal --dtype fp16" \
+    '--out m.out --repeat 1 --lse-empty neg --log-base 2 --softmax-scale -0.5 --json run.json' '^k +\[260, 2, 128\]$' '^check +PASS: 2080 of 2080 rows' \
+    ': 5 requests one after the other, 260 query tokens, 260 keys, 8 heads over 2, d_qk 128, d_v 128, fp16, causal$'
 grep -aq '"lse":{"dtype":"F32","shape":\[8,260\]' m.out || wrong 'lse of m.out has another shape'
 grep -q '^{"op":"mha_forward",.*"q":\[260,8,128\],"dtype":"fp16",' run.json || wrong "run.json: $(cat run.json)"
-good make-input m.safetensors --op mha_forward --varlen --seq-lens 0,1,65,64,130 --query-tokens 3 --heads 2 --d-qk 64 --d-v 128 --causal
-good run m.safetensors --check --repeat 1
-has '^keys +260 of 5 requests, one after the other; 1538 ' # 3 tokens at each end, 2 heads
-has '^check +PASS: 30 of 30 rows'
+# 3 tokens at each end, 2 heads.
+checked "$mha --varlen --seq-lens 0,1,65,64,130 --query-tokens 3 --heads 2 --d-qk 64 --d-v 128 --causal" '--repeat 1' \
+    '^keys +260 of 5 requests, one after the other; 1538 ' '^check +PASS: 30 of 30 rows'
 for varlen in '' --varlen; do
     # More than the oracle computes whole, including tokens in the middle of requests.
-    # shellcheck disable=SC2086 # none, or a word
-    good make-input m.safetensors --op mha_forward --batch 3 --seq-len 520 --heads 16 --causal $varlen
-    passes m.safetensors --repeat 1
-    has '^check +PASS: 64 of 24960 rows'
-    # shellcheck disable=SC2086
-    good make-input m.safetensors --op mha_forward --batch 0 $varlen
-    passes m.safetensors --out m.out
+    checked "$mha --batch 3 --seq-len 520 --heads 16 --causal $varlen" '--repeat 1' '^check +PASS: 64 of 24960 rows'
+    checked "$mha --batch 0 $varlen" '--out m.out'
 done
-good make-input m.safetensors --op mha_forward --seq-len 0 --query-tokens 3 --batch 2
-passes m.safetensors --lse-empty neg
-good make-input m.safetensors --op mha_forward --varlen --batch 3 --min-len 1 --max-len 50 --heads 2
-cp m.safetensors m2.safetensors
-good make-input m.safetensors --op mha_forward --varlen --batch 3 --min-len 1 --max-len 50 --heads 2
+checked "$mha --seq-len 0 --query-tokens 3 --batch 2" '--lse-empty neg'
+for file in m m2; do good make-input $file.safetensors --op mha_forward --varlen --batch 3 --min-len 1 --max-len 50 --heads 2; done
 cmp m.safetensors m2.safetensors || wrong 'make-input of mha_forward is not repeatable'
 
 # The same options give the same bytes, another seed gives others.
@@ -264,137 +221,107 @@ grep -q '<title>request 5, keys 0 to ' plan.svg || wrong 'plan.svg does not show
 # Every kernel of this machine agrees with the oracle.
 good verify
 for op in dense_decode sparse_decode sparse_prefill mha_forward merge cache_append cache_gather cache_convert; do has "^ok +$op +cpu-generic "; done
+good verify --op merge
+has '^ok +merge +cpu-generic '
+grep -v '^ok  *merge ' stdout && wrong 'verify --op merge compares others too'
 good verify --json verify.jsonl
 has '^ok +dense_decode +cpu-generic '
 head -1 verify.jsonl | grep -q '^{"device":"cpu","name":".*","threads":[0-9]*,"version":"' || wrong "verify.jsonl begins with $(head -1 verify.jsonl)"
 grep -q '^{"operation":"dense_decode","kernel":"cpu-generic","passed":true,"cases":20,' verify.jsonl || wrong "verify.jsonl: $(cat verify.jsonl)"
 
 # bench: peaks, rows, and a line of JSON for each row.
-json_lines() { # json_lines FILE COUNT: every line is an object with these fields
-    checks=$((checks + 1))
-    [ "$(wc -l <"$1")" -eq "$2" ] || wrong "$1 has not $2 lines"
-    [ "$(grep -Ec '^\{"op":"[a-z_]+",.*"us":[0-9.e+-]+,.*"floor_us":[0-9.e+-]+,.*\}$' "$1")" -eq "$2" ] ||
-        wrong "$1: not every line is an object with its times: $(head -n 1 "$1")"
-    if command -v python3 >/dev/null; then
-        python3 -c 'import json, sys; [json.loads(line) for line in sys.stdin]' <"$1" || wrong "$1 is no JSON"
-    fi
-}
 peaks() { # peaks COUNT: bench has measured that many peaks of arithmetic
     checks=$((checks + 1))
     [ "$(grep -c '^peak ' stdout)" -eq "$1" ] || wrong "not $1 peaks: $(cat stdout)"
 }
-timed --grid quick --repeat 3 --json quick.jsonl
+rows 3 --grid quick --repeat 3
 has '^peak +multiply and add, 128 bits +[0-9.]+ TFLOP/s on 1 thread'
 has '^memory read +[0-9.]+ GB/s'
 has '^ +1 +256 +1 +16 +1 +576 +bf16 '
-json_lines quick.jsonl 3
-timed --grid quick --repeat 1 --threads 1 --kernel cpu-generic --seq-len 64,65 --dtype both --causal yes --json chosen.jsonl
-has ' fp16( +[0-9.]+){6} cpu-generic causal$'
-peaks 1 # of the only kernel
-json_lines chosen.jsonl 4
-timed --cache all --repeat 1 --threads 1 --batch 2 --query-tokens 3 --seq-len 100 --heads 8 --kernel cpu-generic --json bytes.jsonl
+rows 4 --cache all --repeat 1 --threads 1 --batch 2 --query-tokens 3 --seq-len 100 --heads 8 --kernel cpu-generic
 has '^ +2 +100 +3 +8 +1 +576 bf16( +[0-9.]+){6} cpu-generic$'
 has '^ +2 +100 +3 +8 +1 +512 bf16( +[0-9.]+){6} cpu-generic FP8_584$'
-json_lines bytes.jsonl 4
 # Each key is read once, with the bytes of its format per token.
-awk '
-    function number(name) { return match($0, "\"" name "\":[0-9.e+-]+") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
-    function near(a, b) { return a > 0.999 * b && a < 1.001 * b }
+awk_rows '
     BEGIN { token["BF16"] = 1152; token["FP8_656"] = 656; token["FP8_584"] = 584; token["FP8_576"] = 576 }
-    match($0, /"cache":"[A-Z0-9_]+"/) { cache = substr($0, RSTART + 9, RLENGTH - 10) }
-    { width = (cache == "FP8_584" ? 512 : 576) + 512; flop = 2 * 2 * 3 * 8 * 100 * width }
+    { cache = value("cache"); width = (cache == "FP8_584" ? 512 : 576) + 512; flop = 2 * 2 * 3 * 8 * 100 * width }
     { bytes = 2 * 100 * token[cache] + 2 * 2 * 3 * 8 * width }
-    { memory = bytes / number("read_gbs") / 1e3; products = flop / number("peak_tflops") / 1e6 }
-    near(number("tflops") * number("us") * 1e6, flop) && near(number("gbs") * number("us") * 1e3, bytes) &&
-        near(number("floor_us"), memory > products ? memory : products) && !seen[cache]++ { right++ }
-    END { exit !(NR == 4 && right == 4) }' bytes.jsonl || wrong "other FLOP, bytes or floor: $(cat bytes.jsonl)"
-timed --cache fp8_576 --grid quick --repeat 1 --kv-heads 2 --d-qk 512 --dtype fp16 --json bytes.jsonl
+    { memory = bytes / value("read_gbs") / 1e3; products = flop / value("peak_tflops") / 1e6 }
+    near(value("tflops") * value("us") * 1e6, flop) && near(value("gbs") * value("us") * 1e3, bytes) &&
+        near(value("floor_us"), memory > products ? memory : products) && !seen[cache]++ { right++ }
+    END { exit !(NR == 4 && right == 4) }' rows.jsonl || wrong "other FLOP, bytes or floor: $(cat rows.jsonl)"
+flashmla=$2
+export FMLA_KNOWN_MACHINE=1
+rows 4 --grid quick --repeat 1 --threads 1 --kernel cpu-generic --seq-len 64,65 --dtype both --causal yes
+has ' fp16( +[0-9.]+){6} cpu-generic causal$'
+peaks 1 # of the only kernel
+rows 3 --cache fp8_576 --grid quick --repeat 1 --kv-heads 2 --d-qk 512 --dtype fp16
 has '^ +1 +256 +1 +16 +1 +576 fp16 .* FP8_576$' # a format has its own sizes
-json_lines bytes.jsonl 3
-timed --cache all --products all --grid quick --seq-len 64 --repeat 1 --json products.jsonl
+rows 7 --cache all --products all --grid quick --seq-len 64 --repeat 1 # four caches with bf16, two with fp8, one with codes
 has '^ +1 +64 +1 +16 +1 +576 bf16( +[0-9.]+){6} cpu-[a-z0-9]+ FP8_576,codes$'
-json_lines products.jsonl 7 # four caches with bf16, two with fp8, one with codes
-[ "$(grep -c '"products":"fp8"' products.jsonl)" = 2 ] || wrong "other products: $(cat products.jsonl)"
-timed --op merge --grid quick --parts 2,3 --repeat 1 --kernel cpu-generic --json merge.jsonl
+wrote 2 '"products":"fp8"'
+rows 2 --op merge --grid quick --parts 2,3 --repeat 1 --kernel cpu-generic
 has '^ +3 .* cpu-generic$'
-json_lines merge.jsonl 2
 for op in cache_append cache_gather; do
-    timed --op $op --grid quick --tokens 1,70 --dtype both --page-size 16 --repeat 2 --kernel cpu-generic --json cache.jsonl
+    rows 40 --op $op --grid quick --tokens 1,70 --dtype both --page-size 16 --repeat 2 --kernel cpu-generic
     has "^$op +70 fp16 FP8_584 +16( +[0-9.]+){4} cpu-generic$"
     peaks 0 # only memory is a bound
-    json_lines cache.jsonl 40
 done
-timed --op cache_convert --grid quick --tokens 1,70 --page-size 16 --repeat 2 --kernel cpu-generic --json cache.jsonl
+rows 20 --op cache_convert --grid quick --tokens 1,70 --page-size 16 --repeat 2 --kernel cpu-generic
 has "^cache_convert +70 bf16 FP8_528 +16( +[0-9.]+){4} cpu-generic to FP4_288$"
-json_lines cache.jsonl 20
-grep -q '"cache":"FP8_656",.*"to":"FP8_576"' cache.jsonl || wrong "no format to convert to in cache.jsonl"
-timed --op cache_append --grid quick --tokens 3 --cache fp8_656 --norm both --rope all --repeat 1 --json cache.jsonl
+wrote 2 '"cache":"FP8_656",.*"to":"FP8_576"'
+rows 6 --op cache_append --grid quick --tokens 3 --cache fp8_656 --norm both --rope all --repeat 1
 has "^cache_append +3 +bf16 +FP8_656 .* norm rope interleaved$"
-json_lines cache.jsonl 6
-[ "$(grep -c '"norm":true' cache.jsonl)" -eq 3 ] || wrong "not three rows with norm: $(cat cache.jsonl)"
-[ "$(grep -c '"rope":"halves"' cache.jsonl)" -eq 2 ] || wrong "not two rows with RoPE of halves: $(cat cache.jsonl)"
-timed --op cache_append --grid quick --tokens 5 --cache all --dtype both --repeat 1 --json cache.jsonl
+wrote 3 '"norm":true'
+wrote 2 '"rope":"halves"'
+rows 18 --op cache_append --grid quick --tokens 5 --cache all --dtype both --repeat 1
 has '^cache_append +5 +fp16 +FP16 '
-json_lines cache.jsonl 18
-[ "$(grep -c '"cache":"FP8_576"' cache.jsonl)" -eq 2 ] || wrong "not two rows of FP8_576: $(cat cache.jsonl)"
-timed --op sparse_decode --grid quick --repeat 1 --json sparse.jsonl
+wrote 2 '"cache":"FP8_576"'
+rows 2 --op sparse_decode --grid quick --repeat 1
 has '^ +1 +1024 +1 +16 +1 +576 bf16 .* FP8_656 topk 256$'
-json_lines sparse.jsonl 2
-timed --op sparse_decode --grid cpu --repeat 1 --seq-len 200 --topk 100,300 --batch 1 --heads 8 --kernel cpu-generic --json sparse.jsonl
+rows 6 --op sparse_decode --grid cpu --repeat 1 --seq-len 200 --topk 100,300 --batch 1 --heads 8 --kernel cpu-generic
 has ' cpu-generic FP8_584 topk 300 \+ 1024$'
-json_lines sparse.jsonl 6
-timed --op sparse_decode --grid formats --repeat 1 --seq-len 200 --topk 60 --batch 1 --heads 8 --kernel cpu-generic --json formats.jsonl
+wrote 1 '"topk":300,"extra":\{'
+rows 5 --op sparse_decode --grid formats --repeat 1 --seq-len 200 --topk 60 --batch 1 --heads 8 --kernel cpu-generic
 has ' cpu-generic FP8_528,FP4_288 topk 60 \+ 1024$'
-json_lines formats.jsonl 5
-grep -q '"cache":"FP4_288"}' formats.jsonl || wrong "no format of the extra cache: $(cat formats.jsonl)"
-timed --op sparse_decode --grid peers --repeat 1 --threads 1 --kernel cpu-generic --seq-len 100 --topk 20 --batch 1 --query-tokens 1 --heads 2 --cache fp8_528 \
-    --extra-cache fp4_288 --json extra.jsonl
+wrote 1 '"cache":"FP4_288"\}'
+rows 3 --op sparse_decode --grid peers --repeat 1 --threads 1 --kernel cpu-generic --seq-len 100 --topk 20 --batch 1 --query-tokens 1 --heads 2 \
+    --cache fp8_528 --extra-cache fp4_288
 has ' cpu-generic FP8_528,FP4_288 topk 20 \+ 512$'
 has ' cpu-generic FP8_528,FP4_288 topk 20 \+ 1024 varlen$'
-json_lines extra.jsonl 3
-timed --op sparse_decode --grid cpu --repeat 1 --threads 1 --kernel cpu-generic --seq-len 100 --topk 20 --batch 1 --heads 2 --extra-cache plain --json extra.jsonl
+rows 1 --op sparse_decode --grid cpu --repeat 1 --threads 1 --kernel cpu-generic --seq-len 100 --topk 20 --batch 1 --heads 2 --extra-cache plain
 has ' cpu-generic FP8_584,BF16 topk 20 \+ 1024$'
-json_lines extra.jsonl 1
-timed --op sparse_decode --grid formats --repeat 1 --threads 1 --kernel cpu-generic --seq-len 100 --topk 20 --batch 1 --heads 2 --cache all --extra-cache fp4_288_split \
-    --json extra.jsonl
+rows 7 --op sparse_decode --grid formats --repeat 1 --threads 1 --kernel cpu-generic --seq-len 100 --topk 20 --batch 1 --heads 2 --cache all \
+    --extra-cache fp4_288_split
 has ' 512 bf16( +[0-9.]+){6} cpu-generic BF16,FP4_288_SPLIT topk 20 \+ 1024$'
-json_lines extra.jsonl 7
-grep -q '"topk":300,"extra":{' sparse.jsonl || wrong 'no extra cache in sparse.jsonl'
-timed --op sparse_prefill --grid quick --repeat 2 --json prefill.jsonl
+rows 3 --op sparse_prefill --grid quick --repeat 2
 has '^ +- +1024 +8 +16 +1 +576 bf16( +[0-9.]+){6} [a-z0-9-]+ BF16 topk 64$'
 has '^ +- +1024 +8 +16 +1 +576 bf16 .* FP8_656 topk 256$'
-json_lines prefill.jsonl 3
-grep -q '"b":' prefill.jsonl && wrong 'a prefill has no batch'
-[ "$(grep -c '"page_size":64' prefill.jsonl)" -eq 1 ] || wrong 'not one row has pages'
-timed --op sparse_prefill --grid cpu --repeat 1 --seq-len 200 --topk 100,300 --query-tokens 3 --heads 8,6 --kv-heads 2 \
-    --d-qk 512 --page-size 16 --kernel cpu-generic --threads 1 --json prefill.jsonl
+wrote 0 '"b":' # a prefill has no batch
+wrote 1 '"page_size":64'
+rows 12 --op sparse_prefill --grid cpu --repeat 1 --seq-len 200 --topk 100,300 --query-tokens 3 --heads 8,6 --kv-heads 2 --d-qk 512 --page-size 16 \
+    --kernel cpu-generic --threads 1
 has '^ +- +200 +3 +6 +2 +512 bf16( +[0-9.]+){6} cpu-generic BF16 topk 300$'
 has '^ +- +200 +3 +8 +1 +576 bf16( +[0-9.]+){6} cpu-generic FP8_656 topk 100$'
 has '^ +- +200 +3 +8 +1 +512 bf16( +[0-9.]+){6} cpu-generic FP8_584 '
-json_lines prefill.jsonl 12
-[ "$(grep -c '"page_size":16' prefill.jsonl)" -eq 8 ] || wrong 'not eight rows have pages of 16'
+wrote 8 '"page_size":16'
 # A multiplication and an addition per head, key (100, named by 3 tokens) and element of both head sizes.
-grep '"h_q":8,.*"d_qk":512,"cache":"BF16","topk":100,' prefill.jsonl | awk '
-    function number(name) { return match($0, "\"" name "\":[0-9.e+-]+") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
-    { flop = number("tflops") * number("us") * 1e6 / (2 * 3 * 8 * 100 * 1024) }
-    { bytes = number("gbs") * number("us") * 1e3 / (3 * 8 * (2 * 1024 + 8) + 2 * 200 * 512 * 2 + 4 * 3 * 2 * 100) }
-    END { exit !(NR == 1 && flop > 0.9999 && flop < 1.0001 && bytes > 0.9999 && bytes < 1.0001) }' || wrong "other FLOP or bytes: $(cat prefill.jsonl)"
-timed --op mha_forward --grid quick --repeat 2 --json mha.jsonl
+grep '"h_q":8,.*"d_qk":512,"cache":"BF16","topk":100,' rows.jsonl | awk_rows '
+    near(value("tflops") * value("us") * 1e6, 2 * 3 * 8 * 100 * 1024) &&
+        near(value("gbs") * value("us") * 1e3, 3 * 8 * (2 * 1024 + 8) + 2 * 200 * 512 * 2 + 4 * 3 * 2 * 100) { right++ }
+    END { exit !(NR == 1 && right == 1) }' || wrong "other FLOP or bytes: $(cat rows.jsonl)"
+rows 2 --op mha_forward --grid quick --repeat 2
 has '^ +1 +512 +512 +16 +16 192/128 bf16( +[0-9.]+){6} [a-z0-9-]+ causal$'
-json_lines mha.jsonl 2
-grep -Eq '"page_size"|"cache"' mha.jsonl && wrong "MHA has neither pages nor caches: $(cat mha.jsonl)"
-timed --op mha_forward --repeat 1 --threads 1 --batch 2,3 --query-tokens 50 --seq-len 70 --heads 6 --kv-heads 2 --d-qk 128 \
-    --d-v 64,128 --dtype fp16 --kernel cpu-generic --json mha.jsonl
+wrote 0 '"page_size"|"cache"' # MHA has neither
+rows 8 --op mha_forward --repeat 1 --threads 1 --batch 2,3 --query-tokens 50 --seq-len 70 --heads 6 --kv-heads 2 --d-qk 128 --d-v 64,128 --dtype fp16 \
+    --kernel cpu-generic
 has '^ +3 +70 +50 +6 +2 +128/64 fp16( +[0-9.]+){6} cpu-generic causal$'
-json_lines mha.jsonl 8
 # Every visible score: for a causal request of 50 tokens 50 · 70 - 50 · 49 / 2 per head.
-grep '"b":2,.*"d_v":64,' mha.jsonl | awk '
-    function number(name) { return match($0, "\"" name "\":[0-9.e+-]+") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
+grep '"b":2,.*"d_v":64,' rows.jsonl | awk_rows '
     { scores = 2 * 6 * (/"causal":true/ ? 2275 : 3500) }
-    { flop = number("tflops") * number("us") * 1e6 / (2 * scores * 192) }
-    { bytes = number("gbs") * number("us") * 1e3 / (2 * (2 * 50 * 6 + 2 * 70 * 2) * 192 + 4 * 2 * 50 * 6) }
-    flop > 0.9999 && flop < 1.0001 && bytes > 0.9999 && bytes < 1.0001 { right++ }
-    END { exit !(NR == 2 && right == 2) }' || wrong "other FLOP or bytes: $(cat mha.jsonl)"
+    near(value("tflops") * value("us") * 1e6, 2 * scores * 192) &&
+        near(value("gbs") * value("us") * 1e3, 2 * (2 * 50 * 6 + 2 * 70 * 2) * 192 + 4 * 2 * 50 * 6) { right++ }
+    END { exit !(NR == 2 && right == 2) }' || wrong "other FLOP or bytes: $(cat rows.jsonl)"
 export FLASHMLA_KERNEL=cpu-generic
 timed --grid quick --repeat 1 --seq-len 64
 has '( +[0-9.]+){6} cpu-generic$'

@@ -15,10 +15,11 @@ good verify
 has '^ok +dense_decode +cpu-generic '
 passes batch.safetensors --kernel cpu-generic --repeat 1
 
-# verify_fails PLANT OPERATION WORDS: verify's last line has WORDS, and its table blames one kernel.
+# verify_fails PLANT OPERATION WORDS: verify's last line has WORDS, and its table blames one kernel. A plant is an error of
+# one operation; the last one is looked for in all.
 verify_fails() {
     export FMLA_PLANT=$1
-    bad 1 "flashmla verify: $2 cpu-generic: $3" verify
+    bad 1 "flashmla verify: $2 cpu-generic: $3" verify --op "$2"
     has "^FAILED +$2 +cpu-generic "
     checks=$((checks + 1))
     [ "$(grep -c '^FAILED' stdout)" -eq 1 ] || wrong "$1: not one kernel failed: $(cat stdout)"
@@ -38,36 +39,38 @@ verify_fails append cache_append "BF16: 1 bytes differ from the oracle's"
 verify_fails gather cache_gather "BF16: 1 bytes differ from the oracle's"
 export FMLA_PLANT=lse
 bad 1 'flashmla verify: dense_decode cpu-generic: paged: 0 values of out and 1 of lse differ' verify --json -
-has '"passed":false'
+[ "$(grep -c '"passed":false' stdout)" -eq 1 ] || wrong "lse: not one kernel failed: $(cat stdout)"
 
-for plant in out nan lse; do
-    export FMLA_PLANT=$plant
-    bad 1 'the result is wrong: ' run batch.safetensors --kernel cpu-generic --check --repeat 1 --out result
+# right|wrongly PLANT FILE WORDS: run --check of the file passes, or fails, in lines with WORDS.
+right() {
+    export FMLA_PLANT=$1
+    passes "$2" --kernel cpu-generic --repeat 1
+    has "${3:-}"
+}
+wrongly() {
+    export FMLA_PLANT=$1
+    bad 1 "the result is wrong: ${3:-}" run "$2" --kernel cpu-generic --check --repeat 1 --out result
     has '^check +FAIL: '
-done
+}
+for plant in out nan lse; do wrongly $plant batch.safetensors; done
 good make-input sparse.safetensors --op sparse_decode --batch 2 --seq-len 200 --topk 100
 for plant in sparse-out sparse-lse; do
-    export FMLA_PLANT=$plant
-    bad 1 'the result is wrong: ' run sparse.safetensors --kernel cpu-generic --check --repeat 1 --out result
-    has '^check +FAIL: '
+    wrongly $plant sparse.safetensors
     bad 1 'the result is wrong: ' run sparse.safetensors --kernel cpu-generic --check --repeat 1 --out result --json -
     has '^[{]"op":"sparse_decode",.*"check":[{]"passed":false,'
 done
 good make-input prefill.safetensors --op sparse_prefill --query-tokens 3 --seq-len 200 --topk 100
-for plant in 'prefill-out 1 values of out and 0 of lse' 'prefill-lse 0 values of out and 1 of lse' 'prefill-max 1 values of max_logits'; do
-    export FMLA_PLANT=${plant%% *}
-    bad 1 "the result is wrong: ${plant#* } differ" run prefill.safetensors --kernel cpu-generic --check --repeat 1 --out result
-    has '^check +FAIL: '
-done
+wrongly prefill-out prefill.safetensors '1 values of out and 0 of lse differ'
+wrongly prefill-lse prefill.safetensors '0 values of out and 1 of lse differ'
+wrongly prefill-max prefill.safetensors '1 values of max_logits differ'
 for varlen in '' --varlen; do
     # More rows than the oracle computes whole: the last one is among those it computes.
     # shellcheck disable=SC2086 # none, or a word
     good make-input mha.safetensors --op mha_forward --batch 1 --seq-len 900 --causal $varlen
-    for plant in 'mha-out 1 values of out and 0 of lse' 'mha-lse 0 values of out and 1 of lse'; do
-        export FMLA_PLANT=${plant%% *}
-        bad 1 "the result is wrong: ${plant#* } differ" run mha.safetensors --kernel cpu-generic --check --repeat 1 --out result
-        has '^check +FAIL: 64 of 14400 rows'
-    done
+    wrongly mha-out mha.safetensors '1 values of out and 0 of lse differ'
+    has '^check +FAIL: 64 of 14400 rows'
+    wrongly mha-lse mha.safetensors '0 values of out and 1 of lse differ'
+    has '^check +FAIL: 64 of 14400 rows'
 done
 
 # Two keys of ±64 whose sums cancel: rounding is relative to terms much larger than the result (docs/semantics.md,
@@ -109,45 +112,23 @@ mha_data '\0200\0077' '\0200\0277' >>mha-small
 starts='"dtype":"I32","shape":[3],"data_offsets"'
 put mha-flat "{\"cu_seqlens_q\":{$starts:[0,12]},\"cu_seqlens_k\":{$starts:[12,24]},$(bf16 q 2,1,192 24 792),$(bf16 k 2,1,192 792 1560),$(bf16 v 2,1,128 1560 2072)}" 0
 { printf '%b' '\0\0\0\0\01\0\0\0\02\0\0\0' '\0\0\0\0\0\0\0\0\02\0\0\0'; many 192 '\0\0'; mha_data '\0200\0102' '\0200\0302'; } >>mha-flat
-export FMLA_PLANT=near-out
-bad 1 'the result is wrong: ' run mha-small --kernel cpu-generic --check --repeat 1
-export FMLA_PLANT=near-lse
-good run mha-small --kernel cpu-generic --check --repeat 1
+wrongly near-out mha-small
+right near-lse mha-small
 for plant in near-out near-lse; do
-    export FMLA_PLANT=$plant
-    good run mha-flat --kernel cpu-generic --check --repeat 1
-    has '^check +PASS: 2 of 2 rows '
+    right $plant mha-flat '^check +PASS: 2 of 2 rows '
+    for file in dense sparse prefill mha; do right $plant $file '^check +PASS: 1 of 1 rows '; done
 done
-for file in dense sparse prefill mha; do
-    for plant in near-out near-lse; do
-        export FMLA_PLANT=$plant
-        good run $file --kernel cpu-generic --check --repeat 1
-        has '^check +PASS: 1 of 1 rows '
-    done
-    prefix=$file-
-    for plant in "${prefix#dense-}out" "${prefix#dense-}lse"; do
-        export FMLA_PLANT=$plant
-        bad 1 'the result is wrong: ' run $file --kernel cpu-generic --check --repeat 1
-    done
+for result in out lse; do
+    wrongly $result dense
+    for file in sparse prefill mha; do wrongly $file-$result $file; done
 done
 # The same keys as codes of ±1 and a scale of 64.
 scaled='"dtype":"F32","shape":[1],"data_offsets":[2308,2312]'
 put fp8 "{\"__metadata__\":{\"kv_format\":\"FP8_576\"},$(bf16 q 1,1,1,576 0 1152),\"kv_cache\":{\"dtype\":\"U8\",\"shape\":[1,2,1,576],\"data_offsets\":[1152,2304]},\"seqlens\":{\"dtype\":\"I32\",\"shape\":[1],\"data_offsets\":[2304,2308]},\"kv_scale\":{$scaled}}" 0
 { many 576 '\0200\077'; many 288 '\0070\0270'; many 288 '\0270\0070'; printf '%b' '\02\0\0\0' '\0\0\0200\0102'; } >>fp8
 for plant in near-out near-lse; do
-    export FMLA_PLANT=$plant
-    good run fp8 --kernel cpu-generic --check --repeat 1
-    has '^check +PASS: 1 of 1 rows '
-    bad 1 'the result is wrong: ' run bytes.safetensors --kernel cpu-generic --check --repeat 1
+    right $plant fp8 '^check +PASS: 1 of 1 rows '
+    for file in bytes batch sparse prefill mha; do wrongly $plant $file.safetensors; done
 done
-for plant in out lse; do
-    export FMLA_PLANT=$plant
-    bad 1 'the result is wrong: ' run fp8 --kernel cpu-generic --check --repeat 1
-done
-for file in batch sparse prefill mha; do
-    for plant in near-out near-lse; do
-        export FMLA_PLANT=$plant
-        bad 1 'the result is wrong: ' run $file.safetensors --kernel cpu-generic --check --repeat 1
-    done
-done
+for plant in out lse; do wrongly $plant fp8; done
 finish

@@ -17,7 +17,7 @@ fail() {
 
 # All projects share one build folder, and the library's part of it, so that it is compiled once.
 mkdir "$work/project"
-cp "$root/tests/house/outside.c" "$work/project/main.c"
+cp "$root/examples/decode.c" "$work/project/main.c"
 cat >"$work/project/CMakeLists.txt" <<'PROJECT'
 cmake_minimum_required(VERSION 3.21)
 project(outside LANGUAGES C)

@@ -16,7 +16,7 @@ fail() {
 
 # A space in the name, since paths may contain one.
 prefix="$work/a prefix"
-cp "$source/tests/house/outside.c" "$work/main.c"
+cp "$source/examples/decode.c" "$work/main.c"
 cd "$work" # nothing below may look into the source tree
 # Installing a component, the default one, leaves CMake's list of installed files alone.
 cmake --install "$build" --prefix "$prefix" --component Unspecified >"$work/log" || { cat "$work/log"; exit 1; }

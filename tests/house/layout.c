@@ -8,21 +8,24 @@
 
 #include <stddef.h>
 
-#define AT(field, offset) _Static_assert(offsetof(fmla_tensor, field) == (offset), #field " moved")
+/* FIELD(our name, DLPack's name, offset) */
+#define FIELDS(FIELD)                                                                                        \
+    FIELD(data, data, 0)                                                                                     \
+    FIELD(device, device, 8)                                                                                 \
+    FIELD(device.device_type, device.device_type, 8)                                                         \
+    FIELD(device.id, device.device_id, 12)                                                                   \
+    FIELD(ndim, ndim, 16)                                                                                    \
+    FIELD(dtype, dtype, 20)                                                                                  \
+    FIELD(dtype.code, dtype.code, 20)                                                                        \
+    FIELD(dtype.bits, dtype.bits, 21)                                                                        \
+    FIELD(dtype.lanes, dtype.lanes, 22)                                                                      \
+    FIELD(shape, shape, 24)                                                                                  \
+    FIELD(strides, strides, 32)                                                                              \
+    FIELD(byte_offset, byte_offset, 40)
 
+#define AT(ours, theirs, offset) _Static_assert(offsetof(fmla_tensor, ours) == (offset), #ours " moved");
 _Static_assert(sizeof(void *) == 8, "these numbers are for 64-bit pointers");
-AT(data, 0);
-AT(device, 8);
-AT(device.device_type, 8);
-AT(device.id, 12);
-AT(ndim, 16);
-AT(dtype, 20);
-AT(dtype.code, 20);
-AT(dtype.bits, 21);
-AT(dtype.lanes, 22);
-AT(shape, 24);
-AT(strides, 32);
-AT(byte_offset, 40);
+FIELDS(AT)
 _Static_assert(sizeof(fmla_tensor) == 48, "size of fmla_tensor");
 _Static_assert(_Alignof(fmla_tensor) == 8, "alignment of fmla_tensor");
 _Static_assert(FMLA_DEVICE_CPU == 1 && FMLA_DEVICE_CUDA == 2 && FMLA_DEVICE_CUDA_HOST == 3, "device types");
@@ -48,23 +51,11 @@ ENDS_WITH(fmla_plan_view, num_splits);
 #ifdef COMPARE_WITH_DLPACK
 #include <dlpack/dlpack.h>
 
-#define SAME(ours, theirs)                                                                                   \
-    _Static_assert(offsetof(fmla_tensor, ours) == offsetof(DLTensor, theirs), #ours " is not at " #theirs);  \
+#define SAME(ours, theirs, offset)                                                                           \
+    _Static_assert(offsetof(DLTensor, theirs) == (offset), #ours " is not at " #theirs);                     \
     _Static_assert(sizeof(((fmla_tensor *)0)->ours) == sizeof(((DLTensor *)0)->theirs),                      \
-                   #ours " is not as long as " #theirs)
-
-SAME(data, data);
-SAME(device, device);
-SAME(device.device_type, device.device_type);
-SAME(device.id, device.device_id);
-SAME(ndim, ndim);
-SAME(dtype, dtype);
-SAME(dtype.code, dtype.code);
-SAME(dtype.bits, dtype.bits);
-SAME(dtype.lanes, dtype.lanes);
-SAME(shape, shape);
-SAME(strides, strides);
-SAME(byte_offset, byte_offset);
+                   #ours " is not as long as " #theirs);
+FIELDS(SAME)
 _Static_assert(sizeof(fmla_tensor) == sizeof(DLTensor), "size of DLTensor");
 _Static_assert(_Alignof(fmla_tensor) == _Alignof(DLTensor), "alignment of DLTensor");
 /* Enumerations are compared as numbers, because compilers warn otherwise. */

@@ -18,7 +18,7 @@ build=$work/build
     -DFMLA_TESTS=OFF -DFMLA_WERROR=ON && cmake --build "$build"; } >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 ctest --test-dir "$build" --output-on-failure --no-tests=error
 
-program() { musl-gcc -std=c11 -Wall -Wextra -Werror -I "$root/include" "$root/tests/house/outside.c" "$@" -o "$work/program"; }
+program() { musl-gcc -std=c11 -Wall -Wextra -Werror -I "$root/include" "$root/examples/decode.c" "$@" -o "$work/program"; }
 program -L "$build" -lflashmla -Wl,-rpath,"$build"
 "$work/program"
 program -static "$build/libflashmla.a" -pthread -lm -ldl

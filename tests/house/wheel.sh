@@ -78,8 +78,8 @@ done
 
 # ---- Editable ------------------------------------------------------------------------------------------------------
 
-# The modules stay in the checkout; the library is in the environment.
-"$pip" install --editable "$root" >"$work/log" 2>&1 || {
+# The modules stay in the checkout; the library is in the environment. The build type Debug takes a quarter of the time.
+"$pip" install --editable "$root" --config-settings=cmake.build-type=Debug >"$work/log" 2>&1 || {
     cat "$work/log"
     exit 1
 }

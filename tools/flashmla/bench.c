@@ -66,12 +66,10 @@ static const struct command bench = {
 struct bench_options {
     const char *grid, *kernel, *json;
     fmla_device device;
-    int op, dtype, cache, extra_cache, products, causal, varlen, norm, rope; /* indices in the choices */
-    const char *names[OPTION_CHOICES];                                       /* those of op */
-    bool dtype_given, cache_given, extra_cache_given, products_given, causal_given, varlen_given, norm_given,
-        rope_given;
-    int between; /* index in the choices: enum bench_between */
-    bool between_given;
+    int op, extra_cache;               /* indices in the choices */
+    const char *names[OPTION_CHOICES]; /* those of op */
+    int between;                       /* index in the choices: enum bench_between */
+    bool between_given, extra_cache_given;
     int64_t repeat, threads;
     bool warm, host, no_stream, fixed;
     struct bench_axes axes;
@@ -83,12 +81,12 @@ static bool all_rows(struct bench_session *s, const struct shape *rows, int64_t 
                      struct reason *reason)
 {
     *exit_code = EXIT_UNSUPPORTED;
-    if (!bench_timer_open(&s->timer, bench_only_copies(s->report.op), s->report.stream, reason)) {
+    if (!bench_timer_open(&s->timer, bench_only_copies(s->op), s->stream, reason)) {
         if (!device_is_gpu(s->timer.device)) *exit_code = EXIT_FAILED;
         return false;
     }
     *exit_code = EXIT_FAILED;
-    bench_report_head(&s->report);
+    bench_report_head(s->op);
     for (int64_t i = 0; i < count; i++)
         if (!bench_row(s, &rows[i], reason)) return false;
     if (!s->timed) {
@@ -115,13 +113,13 @@ static int bench_rows(const struct bench_options *o, enum operation op, const st
     const bool stream = device_is_gpu(device) && op == OP_DENSE_DECODE && !o->no_stream && !o->host;
     struct bench_session s = {
         .timer = {.device = device, .between = between_of(o), .repeat = o->repeat, .kernel = o->kernel},
-        .report = {.op = op, .stream = stream},
+        .op = op,
+        .stream = stream,
         .fixed = o->fixed && op == OP_DENSE_DECODE};
     struct reason reason = {""};
     const struct bench_load load = bench_load_now(device_is_gpu(device) ? 1 : fmla_num_threads());
     char warning[BENCH_WARNING];
     int exit_code = EXIT_FAILED;
-    s.report.timer = &s.timer;
     if (bench_is_busy(&load, warning)) complain(&bench, EXIT_GOOD, "warning: %s", warning);
     bool good = !o->json || (s.json = outfile_open_lines(o->json, &reason));
     good = good && all_rows(&s, rows, count, &exit_code, &reason);
@@ -132,14 +130,6 @@ static int bench_rows(const struct bench_options *o, enum operation op, const st
 }
 
 /* ---- The command ---------------------------------------------------------------------------- */
-
-/* Sets an axis to one of its values, or to all if the choice is past them. */
-static void choose(struct option_counts *axis, int64_t *values, int count, int choice, bool given)
-{
-    if (given)
-        *axis = choice == count ? (struct option_counts){values, count}
-                                : (struct option_counts){values + choice, 1};
-}
 
 /* Returns EXIT_GOOD if the row's head counts and head size fit together. */
 static int check_row(const struct shape *shape)
@@ -155,30 +145,19 @@ static int check_row(const struct shape *shape)
 static int bench_all(struct bench_options *o)
 {
     const enum operation op = operation_named(o->names[o->op]);
-    static int64_t no_yes[] = {0, 1}, turns[] = {FMLA_ROPE_NONE, FMLA_ROPE_INTERLEAVED, FMLA_ROPE_HALVES},
-                   products[] = {MADE_BF16, MADE_FP8, MADE_CODES},
-                   caches[] = {0,
-                               FMLA_KV_FP8_656,
-                               FMLA_KV_FP8_584,
-                               FMLA_KV_FP8_576,
-                               FMLA_KV_FP8_528,
-                               FMLA_KV_FP8_528_SPLIT,
-                               FMLA_KV_FP4_288,
-                               FMLA_KV_FP4_288_SPLIT,
-                               FMLA_KV_FP8_528_F32};
-    enum { CACHES = sizeof caches / sizeof *caches };
     static int64_t extras[] = {FMLA_KV_BF16,          FMLA_KV_FP8_656,       FMLA_KV_FP8_584,
                                FMLA_KV_FP8_528,       FMLA_KV_FP8_528_SPLIT, FMLA_KV_FP4_288,
                                FMLA_KV_FP4_288_SPLIT, FMLA_KV_FP8_528_F32};
-    enum { EXTRAS = sizeof extras / sizeof *extras };
+    const struct option_counts *caches = &o->axes.axis[AXIS_FORMAT], *products = &o->axes.axis[AXIS_PRODUCTS];
     struct reason reason = {""};
     char grids[128], near[HINT];
     int64_t count;
     if (!kernel_exists(o->names[o->op], o->kernel, &reason))
         return complain(&bench, EXIT_USAGE, "%s", reason.text);
-    if (o->cache_given && o->cache < CACHES && !takes_format(op, (int32_t)caches[o->cache]))
+    for (int64_t i = 0; i < caches->count; i++) caches->items[i] = format_chosen((int)caches->items[i]);
+    if (caches->count == 1 && !takes_format(op, (int32_t)caches->items[0]))
         return complain(&bench, EXIT_USAGE, "--cache: %s does not apply to --op %s",
-                        format_name((int32_t)caches[o->cache]), o->names[o->op]);
+                        format_name((int32_t)caches->items[0]), o->names[o->op]);
     if (o->extra_cache_given && op != OP_SPARSE_DECODE)
         return complain(&bench, EXIT_USAGE, "--extra-cache: applies only to --op sparse_decode");
     if (o->between_given && o->warm)
@@ -190,14 +169,8 @@ static int bench_all(struct bench_options *o)
         return complain(&bench, EXIT_USAGE, "--host: needs a GPU (--device cuda:0)");
     if (o->between_given && o->between == BENCH_PRODUCTS && !device_is_gpu(o->device))
         return complain(&bench, EXIT_USAGE, "--between: products needs a GPU (--device cuda:0)");
-    choose(&o->axes.axis[AXIS_DTYPE], no_yes, 2, o->dtype, o->dtype_given);
-    choose(&o->axes.axis[AXIS_FORMAT], caches, CACHES, o->cache, o->cache_given);
-    choose(&o->axes.axis[AXIS_EXTRA_FORMAT], extras, EXTRAS, o->extra_cache, o->extra_cache_given);
-    choose(&o->axes.axis[AXIS_PRODUCTS], products, MADE_PRODUCTS, o->products, o->products_given);
-    choose(&o->axes.axis[AXIS_NORM], no_yes, 2, o->norm, o->norm_given);
-    choose(&o->axes.axis[AXIS_TURNS], turns, 3, o->rope, o->rope_given);
-    choose(&o->axes.axis[AXIS_CAUSAL], no_yes, 2, o->causal, o->causal_given);
-    choose(&o->axes.axis[AXIS_VARLEN], no_yes, 2, o->varlen, o->varlen_given);
+    if (o->extra_cache_given)
+        o->axes.axis[AXIS_EXTRA_FORMAT] = (struct option_counts){extras + o->extra_cache, 1};
     struct shape *rows = bench_grid(op, o->grid, &o->axes, &count);
     bench_grid_names(op, grids, sizeof grids);
     if (count < 0)
@@ -211,8 +184,9 @@ static int bench_all(struct bench_options *o)
                 &bench, EXIT_USAGE,
                 "--extra-cache: --grid %s has no row with an extra cache and keys of the size of %s", o->grid,
                 format_name((int32_t)extras[o->extra_cache]));
-        return complain(&bench, EXIT_USAGE, "--products: %s needs --cache %s", products_name(o->products),
-                        o->products == MADE_CODES ? "fp8_576" : "fp8_656 or fp8_576");
+        const int32_t which = (int32_t)products->items[0];
+        return complain(&bench, EXIT_USAGE, "--products: %s needs --cache %s", products_name(which),
+                        which == MADE_CODES ? "fp8_576" : "fp8_656 or fp8_576");
     }
     for (int64_t i = 0; i < count; i++) {
         const int wrong = check_row(&rows[i]);
@@ -250,32 +224,31 @@ int command_bench(int argc, char **argv)
         AXIS("--d-v", AXIS_D_V, 1, 512,
              "mha_forward: head size of values; default 128, or --d-qk if that is less"),
         AXIS("--page-size", AXIS_PAGE_SIZE, 1, 65536, "keys of a page"),
-        OPTION_ONE_OF("--dtype", &o.dtype, "TYPE", "bf16, fp16 or both", &o.dtype_given, "bf16", "fp16",
+        OPTION_SET_OF("--dtype", &o.axes.axis[AXIS_DTYPE], "TYPE", "bf16, fp16 or both", "bf16", "fp16",
                       "both"),
-        OPTION_ONE_OF(
-            "--cache", &o.cache, "FORMAT",
+        OPTION_SET_OF(
+            "--cache", &o.axes.axis[AXIS_FORMAT], "FORMAT",
             "format of the cache: plain (that of --dtype; the default of dense_decode), fp8_656, "
             "fp8_584, fp8_576 (not sparse) or all; except for dense_decode also fp8_528, fp8_528_split, "
             "fp4_288, fp4_288_split and fp8_528_f32",
-            &o.cache_given, "plain", "fp8_656", "fp8_584", "fp8_576", "fp8_528", "fp8_528_split", "fp4_288",
-            "fp4_288_split", "fp8_528_f32", "all"),
+            "plain", "fp8_656", "fp8_584", "fp8_576", "fp8_528", "fp8_528_split", "fp4_288", "fp4_288_split",
+            "fp8_528_f32", "all"),
         OPTION_ONE_OF("--extra-cache", &o.extra_cache, "FORMAT",
                       "sparse_decode: time only the rows with an extra cache, in this format",
                       &o.extra_cache_given, "plain", "fp8_656", "fp8_584", "fp8_528", "fp8_528_split",
                       "fp4_288", "fp4_288_split", "fp8_528_f32"),
-        OPTION_ONE_OF("--products", &o.products, "WHICH",
+        OPTION_SET_OF("--products", &o.axes.axis[AXIS_PRODUCTS], "WHICH",
                       "dense_decode over fp8_656 or fp8_576: bf16 (the default), fp8, codes (fp8 with q as "
                       "codes) or all of these",
-                      &o.products_given, "bf16", "fp8", "codes", "all"),
-        OPTION_ONE_OF("--causal", &o.causal, "WHEN", "no, yes or both", &o.causal_given, "no", "yes", "both"),
-        OPTION_ONE_OF("--varlen", &o.varlen, "WHEN",
-                      "varying lengths, around --seq-len or up to it: no, yes or both", &o.varlen_given, "no",
-                      "yes", "both"),
-        OPTION_ONE_OF("--norm", &o.norm, "WHEN", "cache_append: RMS norm first: no, yes or both",
-                      &o.norm_given, "no", "yes", "both"),
-        OPTION_ONE_OF("--rope", &o.rope, "PAIRS",
-                      "cache_append: RoPE first: none, interleaved, halves or all of these", &o.rope_given,
-                      "none", "interleaved", "halves", "all"),
+                      "bf16", "fp8", "codes", "all"),
+        OPTION_SET_OF("--causal", &o.axes.axis[AXIS_CAUSAL], "WHEN", "no, yes or both", "no", "yes", "both"),
+        OPTION_SET_OF("--varlen", &o.axes.axis[AXIS_VARLEN], "WHEN",
+                      "varying lengths, around --seq-len or up to it: no, yes or both", "no", "yes", "both"),
+        OPTION_SET_OF("--norm", &o.axes.axis[AXIS_NORM], "WHEN",
+                      "cache_append: RMS norm first: no, yes or both", "no", "yes", "both"),
+        OPTION_SET_OF("--rope", &o.axes.axis[AXIS_TURNS], "PAIRS",
+                      "cache_append: RoPE first: none, interleaved, halves or all of these", "none",
+                      "interleaved", "halves", "all"),
         AXIS("--topk", AXIS_TOPK, 1, 1 << 24, "sparse: indices of a token"),
         AXIS("--parts", AXIS_PARTS, 1, 1024, "parts to merge; default 2,8"),
         AXIS("--tokens", AXIS_TOKENS, 1, 1 << 24, "tokens of the cache operations; default 128,4096,65536"),
@@ -300,8 +273,6 @@ int command_bench(int argc, char **argv)
     int status = options_parse(&bench, options, argc, argv, NULL);
     if (status < 0) status = bench_all(&o);
     for (int a = 0; a < BENCH_AXES; a++)
-        if (a != AXIS_DTYPE && a != AXIS_FORMAT && a != AXIS_EXTRA_FORMAT && a != AXIS_PRODUCTS &&
-            a != AXIS_CAUSAL && a != AXIS_VARLEN && a != AXIS_NORM && a != AXIS_TURNS)
-            free(o.axes.axis[a].items);
+        if (a != AXIS_EXTRA_FORMAT) free(o.axes.axis[a].items);
     return status;
 }

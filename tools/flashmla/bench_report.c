@@ -27,9 +27,8 @@ static int width_of_head(enum operation op)
     return operation_is_mha(op) ? 7 : 4;
 }
 
-void bench_report_head(const struct bench_report *report)
+void bench_report_head(enum operation op)
 {
-    const enum operation op = report->op;
     putchar('\n');
     if (bench_only_copies(op))
         printf("%-13s %8s %4s %-13s %5s %7s %7s %6s %7s", "operation", "tokens", "type", "cache", "page",
@@ -90,14 +89,14 @@ static void say_options(char *words, const struct shape *s)
     if (s->extra_varlen) SAY(words, " varlen");
 }
 
-static void say_times(char *words, const struct bench_report *report, const struct bench_row *row)
+static void say_times(char *words, const struct bench_timer *timer, const struct bench_row *row)
 {
     const struct bench_timed *t = &row->timed;
     if (row->stream > 0.0) SAY(words, " stream %.1f us", 1e6 * row->stream);
     if (row->plan > 0.0) SAY(words, " plan %.1f us", 1e6 * row->plan);
     if (row->fixed > 0.0)
         SAY(words, " fixed %.1f us, var / fixed %.3f", 1e6 * row->fixed, t->median / row->fixed);
-    if (t->runs < report->timer->repeat) SAY(words, " (%" PRId64 " runs)", t->runs);
+    if (t->runs < timer->repeat) SAY(words, " (%" PRId64 " runs)", t->runs);
 }
 
 /* Prints a number with at most four digits before a point, at least three in all, and returns its width. */
@@ -106,7 +105,7 @@ static size_t print_number(int width, double value)
     return (size_t)printf(" %*.*f", width, value < 10.0 ? 3 : value < 99999.95 ? 1 : 0, value);
 }
 
-void bench_report_row(const struct bench_report *report, const struct bench_row *row)
+void bench_report_row(const struct bench_timer *timer, const struct bench_row *row)
 {
     const struct bench_timed *t = &row->timed;
     const bool copies = bench_only_copies(row->shape->op);
@@ -117,12 +116,11 @@ void bench_report_row(const struct bench_report *report, const struct bench_row 
     at += print_number(6, 1e-9 * row->work.bytes / t->median);
     at += (size_t)printf(" %7.2f", t->median / row->floor);
     if (!copies)
-        at += (size_t)printf(" %6.1f",
-                             100.0 * row->work.flop / t->median / bench_peak(report->timer, row->kernel));
+        at += (size_t)printf(" %6.1f", 100.0 * row->work.flop / t->median / bench_peak(timer, row->kernel));
     at += (size_t)printf(" ");
     SAY(words, "%s", row->kernel);
     say_options(words, row->shape);
-    say_times(words, report, row);
+    say_times(words, timer, row);
     fill_words(words, strlen(words), at, INDENT, WIDTH);
     fflush(stdout);
 }
@@ -336,10 +334,9 @@ static json_t *pack_machine(const struct bench_timer *timer, const struct bench_
                      (int)gpu_sm_mhz(timer->device.id), "code_sha", code_here(gpu, row, code) ? code : NULL);
 }
 
-bool bench_report_json(const struct bench_report *report, const struct bench_row *row, struct outfile *file,
+bool bench_report_json(const struct bench_timer *timer, const struct bench_row *row, struct outfile *file,
                        struct reason *reason)
 {
-    const struct bench_timer *timer = report->timer;
     json_memory_watch();
     json_t *line = json_pack("{s:s, s:s}", "op", descriptors[row->shape->op].name, "kernel", row->kernel);
     enum { PARTS = 4 };

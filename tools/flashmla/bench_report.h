@@ -25,21 +25,26 @@ struct bench_row {
     double floor;
 };
 
-struct bench_report {
-    const struct bench_timer *timer;
+/* State shared by the rows of a run. */
+struct bench_session {
     enum operation op;
-    bool stream;
+    struct bench_timer timer;
+    bool stream, fixed;   /* also time a bare stream; fixed lengths beside varying ones */
+    struct outfile *json; /* NULL: none */
+    int64_t timed;        /* rows */
+    struct bench_beaten beaten;
+    struct reason passed_over; /* of the first such row */
 };
 
 /* Returns true if the operation only moves data; it is then compared with a copy. */
 bool bench_only_copies(enum operation op);
 
-void bench_report_head(const struct bench_report *report);
-void bench_report_row(const struct bench_report *report, const struct bench_row *row);
+void bench_report_head(enum operation op);
+void bench_report_row(const struct bench_timer *timer, const struct bench_row *row);
 void bench_report_skipped(const struct bench_row *row, const char *why);
 
 /* Writes the row; members that do not apply to the operation are omitted. */
-bool bench_report_json(const struct bench_report *report, const struct bench_row *row, struct outfile *file,
+bool bench_report_json(const struct bench_timer *timer, const struct bench_row *row, struct outfile *file,
                        struct reason *reason);
 
 /* Sets `code` to the SHA-256 of a GPU kernel's machine code from `path`, the build's
@@ -48,17 +53,6 @@ bool bench_report_json(const struct bench_report *report, const struct bench_row
 enum { BENCH_SOURCES = 2, BENCH_CODE = 65 * BENCH_SOURCES };
 bool bench_report_code(const char *path, const struct bench_row *row, int major, int minor,
                        char code[BENCH_CODE]);
-
-/* State shared by the rows of a run. */
-struct bench_session {
-    struct bench_timer timer;
-    struct bench_report report;
-    bool fixed;           /* also time fixed lengths beside varying ones */
-    struct outfile *json; /* NULL: none */
-    int64_t timed;        /* rows */
-    struct bench_beaten beaten;
-    struct reason passed_over; /* of the first such row */
-};
 
 /* Times and reports one row. A row that cannot run here is reported and skipped; other errors return false
  * with a reason. */

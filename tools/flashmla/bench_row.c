@@ -62,7 +62,7 @@ static bool time_calls(struct bench_session *s, struct calls *calls, struct benc
     const struct call *call = calls->runs[TIMED];
     struct bench_timed plan = {.call = call, .plan = true}, timed[BENCH_TIMED] = {{.call = call}};
     int count = 1, bare_at = 0, even_at = 0;
-    if (s->report.stream && bench_stream_can(call)) bare_at = count++;
+    if (s->stream && bench_stream_can(call)) bare_at = count++;
     if (calls->runs[EVEN]) even_at = count++;
     if (bare_at) timed[bare_at] = (struct bench_timed){.call = call, .bare = &calls->list};
     if (even_at) timed[even_at].call = calls->runs[EVEN];
@@ -125,9 +125,9 @@ bool bench_row(struct bench_session *s, const struct shape *shape, struct reason
     for (int i = 0; i < CALLS; i++) call_close(&calls.gpu[i]), call_close(&calls.host[i]);
     progress_wipe(&s->timer.progress);
     if (good) {
-        bench_report_row(&s->report, &row);
+        bench_report_row(&s->timer, &row);
         s->timed++;
-        return !s->json || bench_report_json(&s->report, &row, s->json, reason);
+        return !s->json || bench_report_json(&s->timer, &row, s->json, reason);
     }
     if (status != FMLA_UNSUPPORTED) return reason_set(reason, "%s", why.text);
     bench_report_skipped(&row, why.text);

@@ -4,7 +4,6 @@
 #include "policy.h"
 
 #include "gpu_copy.h"
-#include "timing.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -49,15 +48,6 @@ double bench_bandwidth(const struct bench_timer *t)
     return device_is_gpu(t->device) ? t->gpu.bandwidth : t->cpu.bandwidth;
 }
 
-static bool run_once(const struct bench_timed *timed, double *seconds, fmla_status *status,
-                     struct reason *reason)
-{
-    const double start = timing_now();
-    const bool refused = call_refused(status, call_run(timed->call), reason);
-    *seconds = timing_now() - start;
-    return !refused;
-}
-
 static bool time_on_cpu(struct bench_timer *timer, struct bench_timed *timed, int count, int64_t runs,
                         fmla_status *status, struct reason *reason)
 {
@@ -68,8 +58,8 @@ static bool time_on_cpu(struct bench_timer *timer, struct bench_timed *timed, in
         if (!warm)
             peak_memory_read(&timer->cpu.memory, timer->cpu.threads);
         else if (t && !run)
-            good = run_once(&timed[t], &timed[t].seconds[run], status, reason);
-        good = good && run_once(&timed[t], &timed[t].seconds[run], status, reason);
+            good = call_time(timed[t].call, &timed[t].seconds[run], status, reason);
+        good = good && call_time(timed[t].call, &timed[t].seconds[run], status, reason);
         progress_update(&timer->progress, i + 1, runs * count);
     }
     return good;
@@ -82,7 +72,7 @@ static bool try_on_cpu(const struct bench_timed *timed, int count, int64_t *runs
     enum { LEAST_RUNS = 3 };
     double seconds;
     for (int t = count - 1; t >= 0; t--) {
-        if (!run_once(&timed[t], &seconds, status, reason)) return false;
+        if (!call_time(timed[t].call, &seconds, status, reason)) return false;
         if (seconds > 2.0 && *runs > LEAST_RUNS) *runs = LEAST_RUNS;
     }
     return true;

@@ -2,6 +2,7 @@
 #include "call.h"
 
 #include "gpu.h"
+#include "timing.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,6 +15,15 @@
 fmla_status call_run(const struct call *call)
 {
     return op_functions[call->op].run(&call->args);
+}
+
+bool call_time(const struct call *call, double *seconds, fmla_status *status, struct reason *reason)
+{
+    const double start = timing_now();
+    if (call_refused(status, call_run(call), reason)) return false;
+    if (device_is_gpu(call->device) && !call_wait(call, reason)) return false;
+    *seconds = timing_now() - start;
+    return true;
 }
 
 bool call_refused(fmla_status *status, fmla_status from, struct reason *reason)
@@ -217,7 +227,31 @@ void call_close(struct call *call)
     memset(call, 0, sizeof *call);
 }
 
-/* ---- A part ---------------------------------------------------------------------------------- */
+/* ---- Copies and parts ------------------------------------------------------------------------ */
+
+void call_describe(struct call *copy, fmla_device device, const struct call *call)
+{
+    call_begin(copy, call->op);
+    copy->device = device, copy->args = call->args;
+    void **workspace = call_option(copy, "workspace");
+    if (workspace) *workspace = NULL;
+    *(void **)call_option(copy, "stream") = NULL;
+    for (int i = 0; i < MAX_TENSORS; i++) {
+        const fmla_tensor *from = &call->tensor[i];
+        if (from->shape) call_set(copy, i, from->dtype, from->ndim, from->shape, NULL);
+    }
+}
+
+bool call_copy(struct call *copy, const struct call *call, struct reason *reason)
+{
+    call_describe(copy, call->device, call);
+    for (int i = 0; i < MAX_TENSORS; i++) {
+        if (!call->tensor[i].shape) continue;
+        if (!call_allocate(copy, i, reason)) return false;
+        memcpy(copy->tensor[i].data, call->tensor[i].data, call_bytes(&call->tensor[i]));
+    }
+    return true;
+}
 
 /* Returns the slice's position along a dimension; -1 if it has all of it. */
 static int64_t place_along(const struct call *call, enum dimension dimension,

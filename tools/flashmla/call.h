@@ -76,6 +76,13 @@ bool call_make_results(struct call *call, struct reason *reason);
  * memory is insufficient. */
 bool call_workspace(struct call *call, fmla_status *status, struct reason *reason);
 
+/* Describes copies of a call's tensors on a device, without memory, and copies its arguments but workspace and
+ * stream. */
+void call_describe(struct call *copy, fmla_device device, const struct call *call);
+
+/* Copies a call in host memory with all of its tensors. */
+bool call_copy(struct call *copy, const struct call *call, struct reason *reason);
+
 /* Makes `part` the slice of a call with one position in each of `dimensions`, by views; a dimension of key
  * heads takes the head of its query head. The slice owns nothing, and its results are views too. */
 void call_slice(struct call *part, const struct call *call, const enum dimension *dimensions,
@@ -103,6 +110,9 @@ fmla_status call_kernel(const struct call *call, const char **name);
 
 /* Runs the call on its device; on a GPU it is enqueued on the call's stream. */
 fmla_status call_run(const struct call *call);
+
+/* Runs the call once, until a GPU has finished too, and sets *seconds. *status is the library's. */
+bool call_time(const struct call *call, double *seconds, fmla_status *status, struct reason *reason);
 
 /* Returns true if the library refused; `reason` then holds its message. *status is set to `from`. */
 bool call_refused(fmla_status *status, fmla_status from, struct reason *reason);

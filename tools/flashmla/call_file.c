@@ -62,19 +62,29 @@ static bool read_tensor(struct call *call, int index, const struct safetensors_f
     return true;
 }
 
-static bool read_causal(const char *causal, const char *path, int32_t *to, struct reason *reason)
+/* Reads the options that are one of two words. */
+static bool read_words(struct call *call, const struct safetensors_file *file, const char *path,
+                       struct reason *reason)
 {
-    *to = causal && !strcmp(causal, "true");
-    return !causal || *to || !strcmp(causal, "false") ||
-           reason_set(reason, "%s: __metadata__: causal is '%s', must be true or false", path, causal);
-}
-
-static bool read_pairs(const char *pairs, const char *path, int32_t *to, struct reason *reason)
-{
-    *to = !pairs ? FMLA_ROPE_NONE : !strcmp(pairs, "interleaved") ? FMLA_ROPE_INTERLEAVED : FMLA_ROPE_HALVES;
-    return !pairs || *to == FMLA_ROPE_INTERLEAVED || !strcmp(pairs, "halves") ||
-           reason_set(reason, "%s: __metadata__: rope_pairs is '%s', must be interleaved or halves", path,
-                      pairs);
+    static const struct {
+        const char *option, *words[2];
+        int32_t values[2];
+    } rows[] = {
+        {"products", {"bf16", "fp8"}, {FMLA_PRODUCTS_BF16, FMLA_PRODUCTS_FP8}},
+        {"causal", {"true", "false"}, {1, 0}},
+        {"rope_pairs", {"interleaved", "halves"}, {FMLA_ROPE_INTERLEAVED, FMLA_ROPE_HALVES}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const char *said = safetensors_metadata(file, rows[i].option);
+        int32_t *to = call_option(call, rows[i].option);
+        if (!said || !to) continue;
+        const bool second = !strcmp(said, rows[i].words[1]);
+        *to = rows[i].values[second];
+        if (!second && strcmp(said, rows[i].words[0]) != 0)
+            return reason_set(reason, "%s: __metadata__: %s is '%s', must be %s or %s", path, rows[i].option,
+                              said, rows[i].words[0], rows[i].words[1]);
+    }
+    return true;
 }
 
 static bool read_numbers(struct call *call, const struct safetensors_file *file, const char *path,
@@ -94,15 +104,17 @@ static bool read_numbers(struct call *call, const struct safetensors_file *file,
     return true;
 }
 
-/* `note`: a key of the metadata. */
-static bool read_format(enum operation op, const struct safetensors_file *file, const char *note,
-                        const char *path, int32_t *to, struct reason *reason)
+/* `note`: a key of the metadata, and the option that it sets. */
+static bool read_format(struct call *call, const struct safetensors_file *file, const char *note,
+                        const char *path, struct reason *reason)
 {
     const char *name = safetensors_metadata(file, note);
-    const int32_t last = last_format(op);
+    int32_t *to = call_option(call, note);
+    if (!name || !to) return true;
+    const int32_t last = last_format(call->op);
     char formats[160] = "";
-    for (int32_t i = FMLA_KV_BF16; name && i <= last; i++) {
-        if (!takes_format(op, i)) continue;
+    for (int32_t i = FMLA_KV_BF16; i <= last; i++) {
+        if (!takes_format(call->op, i)) continue;
         const size_t used = strlen(formats);
         if (!strcmp(name, format_name(i))) *to = i;
         snprintf(formats + used, sizeof formats - used, "%s%s",
@@ -111,16 +123,7 @@ static bool read_format(enum operation op, const struct safetensors_file *file, 
                             : " or ",
                  format_name(i));
     }
-    if (!name || *to) return true;
-    return reason_set(reason, "%s: __metadata__: %s is '%s', must be %s", path, note, name, formats);
-}
-
-static bool read_products(const char *name, const char *path, int32_t *to, struct reason *reason)
-{
-    const bool fp8 = name && !strcmp(name, "fp8");
-    *to = fp8 ? FMLA_PRODUCTS_FP8 : FMLA_PRODUCTS_BF16;
-    return !name || fp8 || !strcmp(name, "bf16") ||
-           reason_set(reason, "%s: __metadata__: products is '%s', must be bf16 or fp8", path, name);
+    return *to || reason_set(reason, "%s: __metadata__: %s is '%s', must be %s", path, note, name, formats);
 }
 
 bool call_file_read(struct call *call, const struct safetensors_file *file, const char *path,
@@ -133,15 +136,8 @@ bool call_file_read(struct call *call, const struct safetensors_file *file, cons
         if (!read_tensor(call, i, file, path, reason)) return false;
     }
     call_set_longest(call);
-    int32_t *causal = call_option(call, "causal"), *format = call_option(call, "kv_format"),
-            *second = call_option(call, "extra_kv_format"), *products = call_option(call, "products"),
-            *pairs = call_option(call, "rope_pairs");
-    return (!products || read_products(safetensors_metadata(file, "products"), path, products, reason)) &&
-           (!causal || read_causal(safetensors_metadata(file, "causal"), path, causal, reason)) &&
-           (!pairs || read_pairs(safetensors_metadata(file, "rope_pairs"), path, pairs, reason)) &&
-           (!format || read_format(call->op, file, "kv_format", path, format, reason)) &&
-           (!second || read_format(call->op, file, "extra_kv_format", path, second, reason)) &&
-           read_numbers(call, file, path, reason);
+    return read_words(call, file, path, reason) && read_format(call, file, "kv_format", path, reason) &&
+           read_format(call, file, "extra_kv_format", path, reason) && read_numbers(call, file, path, reason);
 }
 
 size_t call_file_declare(const struct call *call, const char *const *names,

@@ -24,26 +24,12 @@ static void **stream_of(const struct call *gpu)
     return call_option(gpu, "stream");
 }
 
-/* Describes copies of the tensors without memory: the library is asked first. */
-static void describe(struct call *gpu, fmla_device device, const struct call *host)
-{
-    call_begin(gpu, host->op);
-    gpu->device = device, gpu->args = host->args;
-    void **workspace = call_option(gpu, "workspace");
-    if (workspace) *workspace = NULL;
-    *stream_of(gpu) = NULL;
-    for (int i = 0; i < MAX_TENSORS; i++) {
-        const fmla_tensor *from = &host->tensor[i];
-        if (from->shape) call_set(gpu, i, from->dtype, from->ndim, from->shape, NULL);
-    }
-}
-
 bool call_to_gpu(struct call *gpu, fmla_device device, const struct call *host, fmla_status *status,
                  struct reason *reason)
 {
     const struct policy *policy = &policies[host->op];
     *status = FMLA_UNSUPPORTED;
-    describe(gpu, device, host);
+    call_describe(gpu, device, host); /* without memory: the library is asked first */
     if (!gpu_open(device.id, reason) || !call_workspace(gpu, status, reason)) return false;
     if (policy->check && !policy->check(host, reason)) return false;
     for (int i = 0; i < MAX_TENSORS; i++) {

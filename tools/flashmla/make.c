@@ -159,21 +159,35 @@ static void *data_of(const struct making *m, const char *name)
     return tensor ? tensor->data : NULL;
 }
 
+/* Draws sample i of a pool whose samples follow each other from `pool` on. */
+static float pool_input(struct random_state pool, int64_t i, float mean)
+{
+    random_skip(&pool, RANDOM_NORMAL * i);
+    return random_input(&pool, mean, 0.1f);
+}
+
 /* Fills with N(mean, 0.1²), clamped to [-1, 1], times `scale`: whole vectors are copied from random places
- * of a pool, because sampling each value would take longer than the computation. */
+ * of a pool, because sampling each value would take longer than the computation. Blocks of the pool are drawn
+ * when they are needed. */
 static void fill_scaled(struct making *m, const char *name, float mean, float scale)
 {
-    enum { POOL = 1 << 15, LONGEST = 4096 };
+    enum { POOL = 1 << 15, LONGEST = 4096, BLOCK = 64 };
     static float pool[POOL]; /* sized for the widest type */
+    bool drawn[POOL / BLOCK] = {false};
     const fmla_tensor *tensor = tensor_of(m, name);
     if (!tensor) return;
     const int64_t bytes = element_bytes(tensor->dtype), count = (int64_t)call_bytes(tensor) / bytes;
     const int64_t length = tensor->ndim > 1 ? tensor->shape[tensor->ndim - 1] : LONGEST;
-    for (int i = 0; i < POOL; i++)
-        element_store(pool, tensor->dtype, i, random_input(&m->random, mean, 0.1f) / scale);
+    const struct random_state first = m->random;
+    random_skip(&m->random, RANDOM_NORMAL * POOL);
     for (int64_t done = 0; done < count; done += length) {
         const int64_t now = count - done < length ? count - done : length;
         const int64_t from = random_between(&m->random, 0, POOL - LONGEST);
+        for (int64_t block = from / BLOCK; block * BLOCK < from + now; block++) {
+            for (int64_t i = block * BLOCK; !drawn[block] && i < (block + 1) * BLOCK; i++)
+                element_store(pool, tensor->dtype, i, pool_input(first, i, mean) / scale);
+            drawn[block] = true;
+        }
         memcpy((char *)tensor->data + done * bytes, (const char *)pool + from * bytes, (size_t)(now * bytes));
     }
 }
@@ -190,11 +204,12 @@ static void fill_normal(struct making *m, const char *name, float deviation)
     for (int64_t i = 0; i < count; i++) ((float *)tensor->data)[i] = deviation * random_normal(&m->random);
 }
 
-/* Fills the keys in pages. Quantised tokens, too, are drawn once and copied. */
+/* Fills the keys in pages. Quantised tokens, too, are copied from a pool. */
 static void fill_cache(struct making *m, const char *name, float mean)
 {
     enum { TOKENS = 512 };
     static uint8_t tokens[TOKENS][TOKENS_BYTES];
+    bool drawn[TOKENS] = {false};
     const fmla_tensor *cache = tensor_of(m, name);
     const bool second = !strcmp(name, "extra_kv_cache") && m->shape->extra_format;
     const int32_t format = second ? m->shape->extra_format : m->shape->format;
@@ -204,13 +219,17 @@ static void fill_cache(struct making *m, const char *name, float mean)
     }
     const int64_t slots = cache->shape[0] * cache->shape[1], page_size = cache->shape[1];
     float values[TOKENS_WIDTH] = {0};
-    for (int t = 0; t < TOKENS; t++) {
-        for (int d = 0; d < TOKENS_WIDTH; d++) values[d] = random_input(&m->random, mean, 0.1f);
-        tokens_store(format, tokens[t], 1, 0, values, made_cache_scale);
-    }
-    for (int64_t i = 0; i < slots; i++)
+    const struct random_state first = m->random;
+    random_skip(&m->random, RANDOM_NORMAL * TOKENS * TOKENS_WIDTH);
+    for (int64_t i = 0; i < slots; i++) {
+        const int64_t t = random_between(&m->random, 0, TOKENS - 1);
+        for (int d = 0; !drawn[t] && d < TOKENS_WIDTH; d++)
+            values[d] = pool_input(first, t * TOKENS_WIDTH + d, mean);
+        if (!drawn[t]) tokens_store(format, tokens[t], 1, 0, values, made_cache_scale);
+        drawn[t] = true;
         tokens_copy(format, (uint8_t *)cache->data + i / page_size * page_size * cache->shape[3], page_size,
-                    i % page_size, tokens[random_u64(&m->random) % TOKENS]);
+                    i % page_size, tokens[t]);
+    }
 }
 
 /* ---- Dense decode ---------------------------------------------------------------------------- */

@@ -79,10 +79,7 @@ static int kind_of(const struct make_options *o)
 
 static struct shape shape_of(const struct make_options *o)
 {
-    /* In the order of --cache's choices. */
-    static const int32_t bytes[] = {FMLA_KV_BF16,    FMLA_KV_FP8_656,       FMLA_KV_FP8_584,
-                                    FMLA_KV_FP8_576, FMLA_KV_FP8_528,       FMLA_KV_FP8_528_SPLIT,
-                                    FMLA_KV_FP4_288, FMLA_KV_FP4_288_SPLIT, FMLA_KV_FP8_528_F32};
+    const int32_t plain = o->dtype ? FMLA_KV_FP16 : FMLA_KV_BF16;
     const int kind = kind_of(o);
     const bool mha = kind == MHA || kind == BACKWARD, lengths = kind == DENSE || mha;
     const uint64_t seed = (uint64_t)o->lengths.seed;
@@ -106,16 +103,16 @@ static struct shape shape_of(const struct make_options *o)
         return shape;
     }
     shape.page_size = kind == PREFILL && !o->cache && !o->page_given ? 0 : o->page_size;
-    if (o->cache) shape.format = bytes[o->cache], shape.d_qk = cache_formats[shape.format].d_qk;
+    shape.format = format_chosen(o->cache);
+    if (o->cache) shape.d_qk = cache_formats[shape.format].d_qk;
     shape.products = o->products;
     if (kind == DENSE) return shape;
     shape.b = kind == SPARSE ? o->lengths.batch : 0;
     shape.s_k = o->lengths.seq_len_given ? o->lengths.seq_len : 4096;
     shape.topk = o->topk, shape.extra_topk = o->extra_topk;
     shape.extra_page_size = o->extra_topk ? o->extra_page_size : 0;
-    if (!o->cache) shape.format = o->dtype ? FMLA_KV_FP16 : FMLA_KV_BF16;
-    if (o->extra_cache_given)
-        shape.extra_format = o->extra_cache ? bytes[o->extra_cache] : o->dtype ? FMLA_KV_FP16 : FMLA_KV_BF16;
+    if (!o->cache) shape.format = plain;
+    if (o->extra_cache_given) shape.extra_format = o->extra_cache ? format_chosen(o->extra_cache) : plain;
     shape.holes = shape.varlen = o->short_lists;
     return shape;
 }

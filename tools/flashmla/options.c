@@ -73,15 +73,22 @@ static bool range_fault(const struct option *option, const char *text, struct re
                       option->low, option->high);
 }
 
+/* Empties the option's list and makes room in it. */
+static bool make_room(const struct option *option, int64_t count, struct reason *reason)
+{
+    struct option_counts *counts = option->value;
+    free(counts->items);
+    counts->count = 0;
+    counts->items = malloc((size_t)count * sizeof *counts->items);
+    return counts->items || reason_set(reason, "%s: out of memory", option->name);
+}
+
 static bool parse_counts(const struct option *option, const char *text, struct reason *reason)
 {
     struct option_counts *counts = option->value;
     int64_t commas = 0;
     for (const char *c = text; *c; c++) commas += *c == ',';
-    free(counts->items);
-    counts->count = 0;
-    counts->items = malloc((size_t)(commas + 1) * sizeof *counts->items);
-    if (!counts->items) return reason_set(reason, "%s: out of memory", option->name);
+    if (!make_room(option, commas + 1, reason)) return false;
     const char *at = text;
     for (;;) {
         int64_t value;
@@ -95,15 +102,25 @@ static bool parse_counts(const struct option *option, const char *text, struct r
     }
 }
 
-static bool parse_choice(const struct option *option, const char *text, struct reason *reason)
+static bool parse_choice(const struct option *option, const char *text, int *index, struct reason *reason)
 {
     char allowed[WORDS], near[HINT];
-    int *index = option->value;
     for (*index = 0; option->choices[*index]; ++*index)
         if (!strcmp(option->choices[*index], text)) return true;
     joined(option->choices, allowed);
     return reason_set(reason, "%s: '%.100s' must be one of %s%s", option->name, text, allowed,
                       hint(text, allowed, near));
+}
+
+static bool parse_set(const struct option *option, const char *text, struct reason *reason)
+{
+    struct option_counts *counts = option->value;
+    int index;
+    if (!parse_choice(option, text, &index, reason)) return false;
+    const bool all = !option->choices[index + 1];
+    if (!make_room(option, index + 1, reason)) return false;
+    for (int i = all ? 0 : index; i <= index - all; i++) counts->items[counts->count++] = i;
+    return true;
 }
 
 static bool parse_value(const struct option *option, const char *text, struct reason *reason)
@@ -113,7 +130,8 @@ static bool parse_value(const struct option *option, const char *text, struct re
     case OPTION_ON: *(bool *)option->value = true; return true;
     case OPTION_OFF: *(bool *)option->value = false; return true;
     case OPTION_COUNTS: return parse_counts(option, text, reason);
-    case OPTION_CHOICE: return parse_choice(option, text, reason);
+    case OPTION_CHOICE: return parse_choice(option, text, option->value, reason);
+    case OPTION_SET: return parse_set(option, text, reason);
     case OPTION_TEXT:
     case OPTION_OUTPUT: *(const char **)option->value = text; return true;
     case OPTION_GPU:

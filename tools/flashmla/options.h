@@ -19,9 +19,10 @@ enum option_kind {
     OPTION_COUNTS, /* value: struct option_counts, each in [low, high], separated by commas */
     OPTION_REAL,   /* value: double, finite */
     OPTION_CHOICE, /* value: int, the index in choices */
-    OPTION_TEXT,   /* value: const char * */
-    OPTION_GPU,    /* value: fmla_device */
-    OPTION_OUTPUT  /* value: const char *, a file to write; "-" is standard output */
+    OPTION_SET,  /* value: struct option_counts: the index, or all but the last one's if that one is chosen */
+    OPTION_TEXT, /* value: const char * */
+    OPTION_GPU,  /* value: fmla_device */
+    OPTION_OUTPUT /* value: const char *, a file to write; "-" is standard output */
 };
 
 struct option_counts {
@@ -54,6 +55,8 @@ struct option {
     OPTION_ROW(name, OPTION_COUNTS, to, takes, help, least, most, given, NULL)
 #define OPTION_ONE_OF(name, to, takes, help, given, ...)                                                     \
     OPTION_ROW(name, OPTION_CHOICE, to, takes, help, 0, 0, given, __VA_ARGS__)
+#define OPTION_SET_OF(name, to, takes, help, ...)                                                            \
+    OPTION_ROW(name, OPTION_SET, to, takes, help, 0, 0, NULL, __VA_ARGS__)
 #define OPTION_FILE(name, to, help) OPTION_ROW(name, OPTION_OUTPUT, to, "FILE", help, 0, 0, NULL, NULL)
 #define OPTION_JSON(to)                                                                                      \
     OPTION_FILE("--json", to, "write the results there, one JSON object a line; - is standard output")

@@ -102,7 +102,8 @@ int64_t call_length(const struct call *call, int64_t r)
     return length < 0 ? 0 : length > capacity ? capacity : length;
 }
 
-int64_t call_visible(const struct call *call, int64_t r, int64_t j)
+/* Returns the keys of request r that its token j sees. */
+static int64_t visible(const struct call *call, int64_t r, int64_t j)
 {
     const int64_t length = call_length(call, r);
     const int64_t seen = is_on(call, "causal") ? length - call_size(call, DIM_s_q) + j + 1 : length;
@@ -116,7 +117,7 @@ static struct work dense_work(const struct call *call)
     struct work work = {0};
     for (int64_t r = 0; r < b; r++) {
         work.keys += (double)call_length(call, r);
-        for (int64_t j = 0; j < s_q; j++) work.pairs += (double)call_visible(call, r, j) * h_q;
+        for (int64_t j = 0; j < s_q; j++) work.pairs += (double)visible(call, r, j) * h_q;
     }
     work.flop = 2.0 * work.pairs * row;
     work.bytes = work.keys * size(call, DIM_h_kv) * token_bytes(call_tensor(call, "kv_cache")) +
@@ -128,7 +129,7 @@ static struct work dense_work(const struct call *call)
 static void dense_narrow(struct call *part, const struct call *call, const int64_t *at,
                          int32_t room[NARROWED])
 {
-    *room = (int32_t)call_visible(call, at[0], at[1]);
+    *room = (int32_t)visible(call, at[0], at[1]);
     part->tensor[TENSOR_dense_decode_seqlens].data = room;
     *(int32_t *)call_option(part, "causal") = 0;
     if (call_tensor(call, "block_table")) return;
@@ -536,6 +537,11 @@ const char *operation_title(enum operation op)
 const char *format_name(int32_t kv_format)
 {
     return cache_formats[kv_format].name + strlen("FMLA_KV_");
+}
+
+int32_t format_chosen(int index)
+{
+    return index ? FMLA_KV_FP8_656 + index - 1 : 0;
 }
 
 bool takes_format(enum operation op, int32_t kv_format)

@@ -63,6 +63,10 @@ const char *operation_title(enum operation op);
 /* Returns for example "FP8_656". */
 const char *format_name(int32_t kv_format);
 
+/* Of options whose words name the formats of caches, plain first, that of q: returns the index-th, 0 for
+ * plain. */
+int32_t format_chosen(int index);
+
 /* Returns true if a call of the operation may name that format. */
 bool takes_format(enum operation op, int32_t kv_format);
 
@@ -88,9 +92,8 @@ int32_t call_format_of(const struct call *call, const char *cache);
 int64_t call_row_keys(const struct call *row, const struct key_source *from);
 int64_t call_row_slot(const struct call *row, const struct key_source *from, int64_t i);
 
-/* Return the keys of request r of dense decode, and those that its token j sees. */
+/* Returns the keys of request r of dense decode. */
 int64_t call_length(const struct call *call, int64_t r);
-int64_t call_visible(const struct call *call, int64_t r, int64_t j);
 
 /* Returns true if a kernel of this name computes the operation on any device. If not, the reason lists the
  * kernels that do. NULL is the library's choice. */

@@ -6,13 +6,13 @@
 #include "call_file.h"
 #include "check.h"
 #include "json_line.h"
+#include "machine.h"
 #include "options.h"
 
 #include "infile.h"
 #include "json_memory.h"
 #include "outfile.h"
 #include "progress.h"
-#include "timing.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -64,18 +64,6 @@ struct run_options {
     int64_t repeat, threads;
 };
 
-/* The results that `run` reports, in its text and in its line of JSON. */
-struct run_told {
-    const struct call *call; /* on its device */
-    const char *kernel;
-    size_t workspace;
-    int64_t runs;
-    double seconds; /* median */
-    struct work work;
-    bool checked; /* meaningful if `check` */
-    struct check_result check;
-};
-
 /* State of one run. */
 struct job {
     struct safetensors_file *file;
@@ -85,7 +73,14 @@ struct job {
     size_t result_count;
     struct safetensors_writer *writer;
     struct outfile *json;
-    struct run_told told;
+    /* What `run` reports, in its text and in its line of JSON. */
+    const char *kernel;
+    size_t workspace;
+    int64_t repeat;
+    double seconds; /* median */
+    struct work work;
+    bool checked; /* check is meaningful */
+    struct check_result check;
 };
 
 static int exit_of(fmla_status refused)
@@ -153,16 +148,6 @@ static bool write_output(struct job *job, struct reason *reason)
     return safetensors_commit(writer, reason);
 }
 
-/* Runs the call once on its device and sets *seconds. */
-static bool call_once(struct job *job, double *seconds, fmla_status *status, struct reason *reason)
-{
-    const double start = timing_now();
-    if (call_refused(status, call_run(job->runs), reason)) return false;
-    if (device_is_gpu(job->runs->device) && !call_wait(job->runs, reason)) return false;
-    *seconds = timing_now() - start;
-    return true;
-}
-
 static bool compute(struct job *job, const char *path, int64_t repeat, int *exit_code, struct reason *reason)
 {
     double *seconds = malloc((size_t)repeat * sizeof *seconds);
@@ -173,13 +158,13 @@ static bool compute(struct job *job, const char *path, int64_t repeat, int *exit
     bool good = true;
     progress_begin(&progress, "computing");
     for (int64_t i = 0; good && i < repeat; i++) {
-        good = call_once(job, &seconds[i], &status, &why);
+        good = call_time(job->runs, &seconds[i], &status, &why);
         progress_update(&progress, i + 1, repeat);
     }
     progress_wipe(&progress);
     if (good) {
         qsort(seconds, (size_t)repeat, sizeof *seconds, double_by_value);
-        job->told.seconds = seconds[repeat / 2], job->told.runs = repeat;
+        job->seconds = seconds[repeat / 2], job->repeat = repeat;
     }
     free(seconds);
     if (good) return !device_is_gpu(job->runs->device) || call_fetch(job->runs, &job->call, false, reason);
@@ -191,30 +176,29 @@ static bool compute(struct job *job, const char *path, int64_t repeat, int *exit
 
 static void print_report(struct job *job)
 {
-    struct run_told *told = &job->told;
-    told->call = job->runs, told->work = call_work(&job->call);
-    call_kernel(job->runs, &told->kernel); /* succeeds, as the call did */
+    job->work = call_work(&job->call);
+    call_kernel(job->runs, &job->kernel); /* succeeds, as the call did */
     const size_t *workspace = call_option(job->runs, "workspace_size");
-    told->workspace = workspace ? *workspace : 0;
-    policies[job->call.op].print(&job->call, &told->work);
+    job->workspace = workspace ? *workspace : 0;
+    policies[job->call.op].print(&job->call, &job->work);
     if (device_is_gpu(job->runs->device))
-        printf("%-12s %s on cuda:%d\n", "kernel", told->kernel, job->runs->device.id);
+        printf("%-12s %s on cuda:%d\n", "kernel", job->kernel, job->runs->device.id);
     else
-        printf("%-12s %s, %d threads\n", "kernel", told->kernel, (int)fmla_num_threads());
-    printf("%-12s %zu bytes\n", "workspace", told->workspace);
-    printf("%-12s %.1f us, median of %" PRId64 "\n", "time", 1e6 * told->seconds, told->runs);
-    printf("%-12s %.3f TFLOP/s, %.2f GB/s\n", "speed", 1e-12 * told->work.flop / told->seconds,
-           1e-9 * told->work.bytes / told->seconds);
+        printf("%-12s %s, %d threads\n", "kernel", job->kernel, (int)fmla_num_threads());
+    printf("%-12s %zu bytes\n", "workspace", job->workspace);
+    printf("%-12s %.1f us, median of %" PRId64 "\n", "time", 1e6 * job->seconds, job->repeat);
+    printf("%-12s %.3f TFLOP/s, %.2f GB/s\n", "speed", 1e-12 * job->work.flop / job->seconds,
+           1e-9 * job->work.bytes / job->seconds);
 }
 
 static bool check(struct job *job, struct reason *reason)
 {
-    struct check_result *result = &job->told.check;
+    struct check_result *result = &job->check;
     char wrong[128];
     if (!check_against_oracle(&job->call, device_is_gpu(job->runs->device), result, reason)) return false;
     printf("%-12s %s: %" PRId64 " of %" PRId64 " rows against the oracle", "check",
            result->passed ? "PASS" : "FAIL", result->rows, result->all_rows);
-    job->told.checked = true;
+    job->checked = true;
     for (int k = 0; k < RESULTS && policies[job->call.op].results[k].name; k++) {
         printf("; %s: worst difference %.2e", policies[job->call.op].results[k].name,
                result->of[k].worst_abs);
@@ -234,35 +218,34 @@ static json_t *shape_of(const fmla_tensor *tensor)
     return shape;
 }
 
-static bool run_json(struct outfile *file, const struct run_told *told, struct reason *reason)
+static bool run_json(const struct job *job, struct reason *reason)
 {
-    const struct call *call = told->call;
+    const struct call *call = job->runs;
     const fmla_tensor *first = &call->tensor[0];
-    char device[16] = "cpu";
-    if (device_is_gpu(call->device)) snprintf(device, sizeof device, "cuda:%d", call->device.id);
+    char device[16];
     json_memory_watch();
     json_t *line =
         json_pack("{s:s, s:s, s:s, s:o, s:s, s:I, s:I, s:f, s:f, s:f, s:s}", "op", descriptors[call->op].name,
-                  "kernel", told->kernel, "device", device, "q", shape_of(first), "dtype",
-                  first->dtype.code == FMLA_TYPE_BFLOAT ? "bf16" : "fp16", "workspace",
-                  (json_int_t)told->workspace, "runs", (json_int_t)told->runs, "us", 1e6 * told->seconds,
-                  "tflops", 1e-12 * told->work.flop / told->seconds, "gbs",
-                  1e-9 * told->work.bytes / told->seconds, "version", fmla_version_string());
-    const struct check_result *check = &told->check;
-    if (told->checked)
+                  "kernel", job->kernel, "device", machine_device_name(call->device, device), "q",
+                  shape_of(first), "dtype", first->dtype.code == FMLA_TYPE_BFLOAT ? "bf16" : "fp16",
+                  "workspace", (json_int_t)job->workspace, "runs", (json_int_t)job->repeat, "us",
+                  1e6 * job->seconds, "tflops", 1e-12 * job->work.flop / job->seconds, "gbs",
+                  1e-9 * job->work.bytes / job->seconds, "version", fmla_version_string());
+    const struct check_result *check = &job->check;
+    if (job->checked)
         json_object_set_new(line, "check",
                             json_pack("{s:b, s:I, s:I, s:f, s:f}", "passed", check->passed, "rows",
                                       (json_int_t)check->rows, "all_rows", (json_int_t)check->all_rows,
                                       "worst_out", check->of[0].worst_abs, "worst_lse",
                                       check->of[1].worst_abs));
-    return json_line(file, line, reason);
+    return json_line(job->json, line, reason);
 }
 
 /* Writes the report even if the result is wrong; `reason` then says so. */
 static bool write_json(struct job *job, bool right, struct reason *reason)
 {
     struct reason why;
-    if (run_json(job->json, &job->told, &why)) {
+    if (run_json(job, &why)) {
         struct outfile *json = job->json;
         job->json = NULL; /* commit frees it */
         if (outfile_commit(json, &why)) return true;
@@ -279,7 +262,7 @@ static bool work(struct job *job, const char *path, const struct run_options *op
     if (!compute(job, path, options->repeat, exit_code, reason)) return false;
     print_report(job);
     const bool right = !options->check || check(job, reason);
-    if ((right || job->told.checked) && job->json && !write_json(job, right, reason)) return false;
+    if ((right || job->checked) && job->json && !write_json(job, right, reason)) return false;
     if (!right) return false;
     if (!options->out) return true;
     if (!write_output(job, reason)) return false;

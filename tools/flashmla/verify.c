@@ -31,6 +31,7 @@ static const struct command verify = {
     "Examples\n"
     "  flashmla verify\n"
     "  flashmla verify --device cuda:0\n"
+    "  flashmla verify --op sparse_decode\n"
     "  flashmla verify --json -\n",
     OPERAND_WORD,
     NULL};
@@ -143,13 +144,12 @@ static const struct verify_case {
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
-/* The oracle's results of the cases, listed and plain, in each format: computed for one kernel and reused
- * for the next. */
+/* The cases, listed and plain, in each format: made for one kernel and reused for the next. */
 enum { PLAIN = 2 * OPERATIONS, FORMATS = FMLA_KV_FP8_528_F32 + 1 };
-static struct {
-    struct call call;
-    bool made;
-} asked[CASES + PLAIN][FORMATS];
+static struct made {
+    struct call call, oracle; /* before it runs; computed by the oracle */
+    bool good, asked;
+} made[CASES + PLAIN][FORMATS];
 
 struct tally {
     int64_t cases, rows, wrong;
@@ -178,9 +178,11 @@ static void add(struct tally *tally, const char *name, const struct check_result
 }
 
 /* Runs the call. *status is FMLA_UNSUPPORTED if the kernel does not support it. */
-static bool run_call(fmla_device device, struct call *call, fmla_status *status, struct reason *reason)
+static bool run_call(fmla_device device, struct call *call, const char *kernel, fmla_status *status,
+                     struct reason *reason)
 {
     struct call gpu = {0};
+    *(const char **)call_option(call, "kernel") = kernel;
     if (!device_is_gpu(device))
         return call_workspace(call, status, reason) && !call_refused(status, call_run(call), reason);
     const bool good = call_to_gpu(&gpu, device, call, status, reason) &&
@@ -189,49 +191,44 @@ static bool run_call(fmla_device device, struct call *call, fmla_status *status,
     return good;
 }
 
-static bool make_case(struct call *call, const struct verify_case *which, const char *kernel,
-                      struct reason *reason)
+static bool make_case(struct made *m, const struct verify_case *which, struct reason *reason)
 {
-    if (!make_call(call, &which->shape, reason)) return false;
-    int32_t *lse_empty = call_option(call, "lse_empty"), *log_base = call_option(call, "log_base");
-    int32_t *invariant = call_option(call, "batch_invariant");
-    *(const char **)call_option(call, "kernel") = kernel;
+    if (m->good) return true;
+    m->good = make_call(&m->call, &which->shape, reason);
+    int32_t *lse_empty = call_option(&m->call, "lse_empty"), *log_base = call_option(&m->call, "log_base");
+    int32_t *invariant = call_option(&m->call, "batch_invariant");
     if (lse_empty) *lse_empty = which->lse_empty, *log_base = which->log_base;
     if (invariant) *invariant = which->batch_invariant;
-    return true;
+    if (!m->good) call_close(&m->call);
+    return m->good;
 }
 
-/* Returns case i, computed by the oracle, in memory of its own, because some operations change their inputs.
- * Returns NULL with a reason on failure. */
-static const struct call *ask(int i, const struct verify_case *which, struct reason *reason)
+static bool ask(struct made *m, struct reason *reason)
 {
-    struct call *call = &asked[i][which->shape.format].call;
-    bool *made = &asked[i][which->shape.format].made;
-    if (!*made) *made = make_case(call, which, "ref", reason) && check_ask(call, reason);
-    if (!*made) call_close(call), *call = (struct call){0};
-    return *made ? call : NULL;
+    if (m->asked) return true;
+    m->asked = call_copy(&m->oracle, &m->call, reason) && check_ask(&m->oracle, reason);
+    if (!m->asked) call_close(&m->oracle);
+    return m->asked;
 }
 
 static void forget(void)
 {
     for (int i = 0; i < CASES + PLAIN; i++)
-        for (int format = 0; format < FORMATS; format++) {
-            if (asked[i][format].made) call_close(&asked[i][format].call);
-            asked[i][format].made = false;
-        }
+        for (int format = 0; format < FORMATS; format++)
+            call_close(&made[i][format].call), call_close(&made[i][format].oracle);
 }
 
 static void verify_case(fmla_device device, const char *kernel, int i, const struct verify_case *which,
                         struct tally *tally)
 {
+    struct made *m = &made[i][which->shape.format];
     struct call call = {0};
-    const struct call *by_oracle;
     struct reason reason = {""};
     struct check_result result;
     fmla_status status = FMLA_OK;
-    if (make_case(&call, which, kernel, &reason) && run_call(device, &call, &status, &reason) &&
-        (by_oracle = ask(i, which, &reason))) {
-        check_against_asked(&call, by_oracle, device_is_gpu(device), &result);
+    if (make_case(m, which, &reason) && call_copy(&call, &m->call, &reason) &&
+        run_call(device, &call, kernel, &status, &reason) && ask(m, &reason)) {
+        check_against_asked(&call, &m->oracle, device_is_gpu(device), &result);
         add(tally, which->name, &result);
     } else if (status == FMLA_UNSUPPORTED) {
         tally->passed_over++;
@@ -301,15 +298,17 @@ static bool say_machine(struct outfile *json, fmla_device device, struct reason 
     return json_line(json, line, reason);
 }
 
-/* `first` names the comparison with a wrong result; returns false if a line of JSON could not be written. */
-static bool verify_rows(struct outfile *json, fmla_device device, int64_t *checked, bool *failed,
-                        struct reason *first)
+/* `only`: the operation whose kernels are compared; NULL: all. `first` names the comparison with a wrong
+ * result; returns false if a line of JSON could not be written. */
+static bool verify_rows(struct outfile *json, fmla_device device, const char *only, int64_t *checked,
+                        bool *failed, struct reason *first)
 {
     struct progress progress;
     progress_begin(&progress, "verifying");
     fmla_capability row = FMLA_INIT(fmla_capability);
     for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
         if (!row.kernel || !row.available || (row.forced_only && !*row.part_of)) continue;
+        if (only && strcmp(row.operation, only) != 0) continue;
         struct tally tally = {0};
         verify_kernel(device, &row, &progress, &tally);
         if (!tally.cases && tally.passed_over) add_wrong(&tally, "every case", "the kernel does not take it");
@@ -323,7 +322,7 @@ static bool verify_rows(struct outfile *json, fmla_device device, int64_t *check
     return true;
 }
 
-static int verify_all(const char *path, fmla_device device)
+static int verify_all(const char *path, fmla_device device, const char *only)
 {
     struct reason first = {""}, why = {""};
     int64_t checked = 0;
@@ -331,8 +330,8 @@ static int verify_all(const char *path, fmla_device device)
     struct outfile *json = path ? outfile_open_lines(path, &first) : NULL;
     if (path && !json) return complain(&verify, EXIT_FAILED, "%s", first.text);
     json_memory_watch();
-    const bool written =
-        (!json || say_machine(json, device, &first)) && verify_rows(json, device, &checked, &failed, &first);
+    const bool written = (!json || say_machine(json, device, &first)) &&
+                         verify_rows(json, device, only, &checked, &failed, &first);
     forget();
     if (json && !(written && checked))
         outfile_abandon(json);
@@ -349,7 +348,17 @@ int command_verify(int argc, char **argv)
 {
     const char *json = NULL;
     fmla_device device = {FMLA_DEVICE_CPU, 0};
-    const struct option options[] = {OPTION_DEVICE(&device), OPTION_JSON(&json), {0}};
+    int op = 0;
+    bool op_given = false;
+    const char *operations[OPTION_CHOICES];
+    char words[200];
+    struct option options[] = {
+        OPTION_ONE_OF("--op", &op, "NAME", "compare only the kernels of this operation", &op_given, NULL),
+        OPTION_DEVICE(&device),
+        OPTION_JSON(&json),
+        {0}};
+    operation_choices(false, operations, words, sizeof words);
+    memcpy(options[0].choices, operations, sizeof operations);
     const int done = options_parse(&verify, options, argc, argv, NULL);
-    return done >= 0 ? done : verify_all(json, device);
+    return done >= 0 ? done : verify_all(json, device, op_given ? operations[op] : NULL);
 }
