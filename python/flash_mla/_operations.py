@@ -13,6 +13,7 @@ from collections import defaultdict
 from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from . import _library, _structs
+from ._argument_structs import ARGUMENTS
 from ._call import Call, Struct, contiguous, put_tensor
 from ._library import library
 from ._types import BYTES, FIRST_OF_BYTES, FORMATS, NOT_BYTES, Products, dtype_word, name_of
@@ -132,7 +133,7 @@ class Operation:
         operator: Optional[str] = None,
     ):
         self.name, self.function, self.results, self.operator = name, function, results, operator or name
-        struct_type = _structs.ARGUMENTS[name]
+        struct_type = ARGUMENTS[name]
         words = tensors.split()
         self.tensors, self.options = [word.rstrip("?!#") for word in words], options.split()
         self.names = [name_in(function, tensor) for tensor in self.tensors]

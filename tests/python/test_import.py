@@ -124,7 +124,6 @@ def test_library_of_the_package(tmp_path):
     """Without FLASHMLA_LIBRARY the package loads its own library."""
     shutil.copytree(FOLDER, tmp_path / "flash_mla")
     shutil.copy(flash_mla._library.library._name, tmp_path / "flash_mla" / "libflashmla.so")
-    shutil.copy(FOLDER.parent.parent / "src" / "operations.def", tmp_path / "flash_mla")
     program = "import flash_mla; print(flash_mla._library.library._name)"
     name = python(program, FLASHMLA_LIBRARY="", PYTHONPATH=str(tmp_path)).strip()
     assert name == str(tmp_path / "flash_mla" / "libflashmla.so")

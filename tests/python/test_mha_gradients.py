@@ -8,7 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flash_mla
-from flash_mla import _operations, _structs, _torch_gradients
+from flash_mla import _operations, _torch_gradients
+from flash_mla._argument_structs import ARGUMENTS
 
 HEADS, KEY_HEADS = 4, 2
 STARTS_Q, STARTS_K = (0, 5, 5, 40, 42), (
@@ -257,7 +258,7 @@ def test_deterministic_algorithms(wanted, asked, compiled, monkeypatch):
     launch, told = _operations.MHA_BACKWARD.launch, []
 
     def observed(address):
-        told.append(_structs.ARGUMENTS["mha_backward"].from_address(address).deterministic)
+        told.append(ARGUMENTS["mha_backward"].from_address(address).deterministic)
         return launch(address)
 
     monkeypatch.setattr(_operations.MHA_BACKWARD, "launch", observed)

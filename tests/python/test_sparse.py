@@ -8,7 +8,8 @@ import pytest
 
 from attention import SPARSE_OUT, Batch, check_decode, conventions, dense, with_sink
 from caches import NAMED, Cache
-from flash_mla import FlashMLASchedMeta, _operations, _structs, flash_mla_with_kvcache, get_mla_metadata
+from flash_mla import FlashMLASchedMeta, _operations, flash_mla_with_kvcache, get_mla_metadata
+from flash_mla._argument_structs import ARGUMENTS
 from kinds import each_kind
 
 D_V = 512
@@ -157,7 +158,7 @@ class Planned:
         return getattr(self._library, name)
 
     def fmla_sparse_plan_partitions(self, address, count):
-        args = _structs.ARGUMENTS["sparse_plan"].from_address(address)
+        args = ARGUMENTS["sparse_plan"].from_address(address)
         self.asked.append((args.b, args.topk, args.extra_topk, args.s_q, args.h_q))
         return self._library.fmla_sparse_plan_partitions(address, count)
 
