@@ -2,6 +2,7 @@
 """Tests every argument of every function with every sensible fault: the exception, and a message that names function and
 argument. The faults of a tensor are generated from src/operations.def."""
 
+import contextlib
 import functools
 import inspect
 import math
@@ -29,6 +30,14 @@ def check_message(error, function, *arguments):
     message = str(error)
     assert message.startswith(f"{function}: "), message
     assert any(re.search(rf"(?<!\w){re.escape(argument)}(?!\w)", message) for argument in arguments), message
+
+
+@contextlib.contextmanager
+def refused(exception, function, *arguments, said=""):
+    """The block raises such an exception, whose message is as above and matches `said`."""
+    with pytest.raises(exception, match=said) as caught:
+        yield caught
+    check_message(caught.value, function, *arguments)
 
 
 # ---- Valid calls ----------------------------------------------------------------------------------------------------
@@ -171,10 +180,9 @@ def wrong_arrays(name, kind):
 
 def check_refused(name, kind, changed, exception, *named):
     call, arguments = right(name, kind)
-    with pytest.raises((TypeError, ValueError, NotImplementedError)) as caught:
+    with refused((TypeError, ValueError, NotImplementedError), call.name, *named) as caught:
         call.function(**{**arguments, **changed})
     assert caught.type is exception
-    check_message(caught.value, call.name, *named)
 
 
 @pytest.mark.parametrize(
@@ -615,9 +623,8 @@ def test_capabilities_of_a_torch_device(device):
 
 @pytest.mark.parametrize("device", ["gpu", "", "cuda:", "cuda:x", "cuda:-1", "cuda:1.5", ":0", "meta", None, 0, "CPU"])
 def test_capabilities_of_no_device(device):
-    with pytest.raises(ValueError) as caught:
+    with refused(ValueError, "capabilities", "device"):
         flash_mla.capabilities(device)
-    check_message(caught.value, "capabilities", "device")
 
 
 @needs_cuda

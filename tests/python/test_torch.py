@@ -2,7 +2,9 @@
 """Tests PyTorch's requirements of an operator: tracers, modes, threads. test_torch_compile.py has the compiler, test_torch_cuda.py
 streams and graphs on a GPU."""
 
+import collections
 import contextlib
+import functools
 import math
 import sys
 
@@ -10,164 +12,61 @@ import numpy
 import pytest
 
 from attention import Batch, check_decode, strided
-from calls import OPERATIONS, Call, is_there
+from calls import Call, is_there
 import flash_mla
-from flash_mla import _operations, flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata, merge_states
+from flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata, merge_states
 from kinds import Kind, each_device, each_torch_kind, torch
 from programs import in_threads
-from torch_calls import BATCH, call, decode, each_batch, watch
-
-from flash_mla import _torch_operators  # isort: skip
+from torch_calls import BATCH, VARIANTS, call, decode, each_batch, variant, watch
 
 # ---- The operators --------------------------------------------------------------------------------------------------
 
 
-def inputs_and_options(device):
-    """Returns several [(inputs, options)] of every operation except plans."""
-    kind = Kind("torch", "bfloat16", device)
-
-    def of(name, *without, **changed):
-        """Returns the inputs of a call as its operator takes them."""
-        call = Call(name, kind)
-        given, operation = {**call.inputs, **call.given(), **changed, **dict.fromkeys(without)}, OPERATIONS[
-            call.operation
-        ]
-        made = operation.written if operation.results else []
-        return tuple(given.get(name) for i, name in enumerate(operation.names) if i not in made)
-
-    def tables(plan):
-        return dict(zip(("tile_scheduler_metadata", "num_splits"), plan))
-
-    scale, lengths = 576**-0.5, kind.int32([100, 7])
-    planned = tables(torch.ops.flash_mla.decode_plan(lengths, 2, 4, 1))
-    small = Batch([5, 64], h_q=2, table=False).arrays(Kind("torch", "float16", device)).values()
-    (q, *_), topk_length, extra_length = of("sparse_decode"), kind.int32([64, 5]), kind.int32([3, 32])
-    both = tables(torch.ops.flash_mla.sparse_plan(q, topk_length, extra_length, 2, 64, 32, 2, 4))
-    parts, wide = of("merge", "attn_sink"), kind.full((2, 1, 1, 3, 8), 1, "float32")
-    extra = "extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length"
-    in_584 = kind.full((2, 4, 1, 584), 0, "uint8")
-    mha = [(4, 5, 0.0, False, 0, 0), (0, 0, 0.1, True, 1, 2)] if is_there("mha_forward", device) else []
-    mha_backward = is_there("mha_backward", device)
-    of_bytes = [
-        (of(f"dense_decode-{n}", *without, **given), (kv_format, scale, True, 0, 0, False))
-        for n, kv_format, without, given in (
-            *[(656, 3, ["attn_sink"], {}), (584, 4, ["attn_sink"], {})],
-            *[(576, 5, ["attn_sink"], planned), (576, 5, ["kv_scale"], {})],
-        )
-        if is_there("dense_decode", device, kind.element, n)
-    ]
-    of_fp8 = [
-        (of(f"dense_decode_fp8-{n}", *without, **given), (kv_format, scale, *numbers))
-        for n, kv_format, without, given, numbers in (
-            (576, 5, ["attn_sink"], planned, (True, 0, 0, False)),
-            (576, 5, ["descale_q", "descale_k"], {}, (False, 1, 2, True)),
-            (576, 5, ["descale_q"], {"q": kind.full((2, 2, 16, 576), 0.1)}, (True, 0, 0, False)),
-            (656, 3, ["attn_sink"], {}, (True, 0, 0, False)),
-        )
-        if is_there("dense_decode_fp8", device, kind.element, n)
-    ]
-    return {
-        _operations.DENSE_DECODE: [
-            (of("dense_decode", "attn_sink"), (0, scale, False, 0, 0, False)),
-            (of("dense_decode", "attn_sink", **planned), (0, scale, True, 0, 0, False)),
-            (of("dense_decode", **planned), (0, scale, True, 1, 2, False)),
-            (of("dense_decode"), (0, 0.1, True, 1, 2, True)),
-            (of("dense_decode", q=q[:, :, :2], attn_sink=kind.fp32([0, 1])), (0, scale, False, 0, 0, False)),
-            ((*small, None, None, None, None), (0, scale, False, 0, 0, False)),
-            *of_bytes,
-        ],
-        _operations.DENSE_DECODE_FP8: of_fp8,
-        _operations.SPARSE_DECODE: [
-            (of("sparse_decode", "topk_length", "attn_sink", *extra), (0, 0.04, 0, 0, False, 0)),
-            (of("sparse_decode-656", "attn_sink", *extra), (3, 0.04, 1, 2, True, 0)),
-            (of("sparse_decode-656", **both), (3, 0.04, 0, 0, False, 3)),
-        ],
-        _operations.SPARSE_PREFILL: [
-            (of("sparse_prefill", "attn_sink"), (0, 0.5, 0, 0)),
-            (of("sparse_prefill"), (0, 0.5, 1, 2)),
-            (of("sparse_prefill-656", "topk_length", "attn_sink"), (3, 0.5, 0, 0)),
-        ],
-        _operations.MHA_FORWARD: [(of("mha_forward"), options) for options in mha],
-        _operations.MHA_BACKWARD: [(gradients_of(of("mha_forward")), (4, 5, 0.0, True, True, 0))]
-        if mha_backward
-        else [],
-        _operations.MERGE_STATES: [
-            (parts, (0, 0)),
-            (of("merge"), (1, 2)),
-            ((wide, kind.full((2, 1, 3, 1), -math.inf, "float32"), None), (0, 0)),
-            ((parts[0][:, 1:], parts[1][:, 1:], None), (0, 2)),
-        ],
-        _operations.CACHE_APPEND: [
-            (of("cache_append"), (1, 0.0, 0.0, 0)),
-            (of("cache_append-656"), (3, 0.0, 1e-6, 2)),
-            (of("cache_append-656", "norm_weight", positions=kind.array([8, 0, 8], "int64")), (3, 0.0, 0.0, 1)),
-            (
-                of("cache_append-656", "positions", "rope_table", latent=kind.full((3, 448), 1), kv_cache=in_584),
-                (4, 0.0, 0.0, 0),
-            ),
-            (
-                of(
-                    "cache_append-656",
-                    *("rope", "norm_weight", "positions", "rope_table"),
-                    latent=kind.full((3, 576), 1, "float32"),
-                    kv_cache=kind.full((2, 4, 1, 576), 0, "uint8"),
-                ),
-                (5, 0.5, 0.0, 0),
-            ),
-        ],
-        _operations.CACHE_CONVERT: [
-            (of("cache_convert"), (1, 1, 0.0, 0.0)),
-            (of("cache_convert-656", dst_cache=kind.full((2, 4, 1, 576), 0, "uint8")), (3, 5, 0.0, 0.5)),
-        ],
-        _operations.CACHE_GATHER: [
-            (of("cache_gather"), (1, 0.0)),
-            (of("cache_gather-656"), (3, 0.0)),
-            (of("cache_gather", kv_cache=in_584, slots=kind.array([-1, 0], "int64")), (4, 0.0)),
-            (of("cache_gather", kv_cache=kind.full((2, 4, 1, 576), 60, "uint8")), (5, 0.5)),
-        ],
-    }
+def apart(kind, result):
+    """Returns a part of a larger tensor with the values and the order of a result."""
+    if result.stride(-1) != 1:
+        return apart(kind, result.mT).mT
+    return strided(kind, kind.float64(result), kind.dtype_name(result))
 
 
-def gradients_of(inputs):
-    """Appends the other tensors of mha_backward: out, lse, dout, and the gradients."""
-    out, lse = _torch_operators.new_results(_operations.MHA_FORWARD, inputs, 128)
-    return (*inputs, *map(torch.zeros_like, (out, lse, out, *inputs[:3])))
+def run_gradients(kind):
+    call = Call("mha_forward", kind)
+    for name in "qkv":
+        call.inputs[name].requires_grad_()
+    call(causal=True, deterministic=True)[0].sum().backward()
 
 
+@functools.lru_cache(maxsize=None)
 def samples(device):
-    """Returns each operator's arguments; passed results are as the operator makes them, and also within larger tensors or of
-    another allowed type."""
-    kind = Kind("torch", "bfloat16", device)
-    lengths, q = kind.int32(BATCH.lengths), kind.full((2, 2, 4, 576), 0)
-    of_lists = kind.int32([0, 90]), kind.int32([70, 3])
-    found = {
-        "decode_plan": [(lengths, 2, 4, 1), (lengths[:1], 1, 128, 1), (lengths[1:3], 4, 16, 4)],
-        "sparse_plan": [(q, None, None, 2, 90, 0, 2, 4), (q, *of_lists, 2, 90, 70, 2, 4)],
-    }
-    for operation, several in inputs_and_options(device).items():
-        into = found.setdefault(_torch_operators.into_name(operation), [])
-        for inputs, options in several:
-            if operation.results is None:
-                into.append((*inputs, *options))
-                continue
-            d_v = 128 if operation is _operations.MHA_FORWARD else 512
-            sized = (d_v,) if operation.is_attention else ()
-            found.setdefault(operation.operator, []).append((*inputs, *sized, *options))
-            made = [torch.zeros_like(r) for r in _torch_operators.new_results(operation, inputs, (*sized, *options)[0])]
-            into.append((*inputs, *made, *options))
-        if several and operation.results is not None:
-            into.append((*inputs, *(strided(kind, kind.float64(r), kind.dtype_name(r)) for r in made), *options))
-    found["mha"], found["mha_gradients"] = [], []
-    for tensors, options in inputs_and_options(device)[_operations.MHA_BACKWARD]:
-        of_mha = 0, *options[:-1], 0, 0  # position of the cut, and lse_empty
-        found["mha"].append((*tensors[:5], *of_mha))
-        for dlse in (None, torch.zeros_like(tensors[6])):
-            found["mha_gradients"].append((*tensors[:8], dlse, *of_mha))
-    parts, _ = inputs_and_options(device)[_operations.MERGE_STATES][0]
-    found["merge_out"].append(
-        (*parts, kind.full((2, 2, 4, 16), 0, "float32"), kind.full((2, 4, 2), 0, "float32"), 1, 2)
-    )
-    return {f"flash_mla::{name}": arguments for name, arguments in found.items()}
+    """Returns the arguments with which public functions call each operator."""
+    kind, seen, found = Kind("torch", "bfloat16", device), [], collections.defaultdict(list)
+    with watch(seen):
+        for name, changed in VARIANTS:
+            with contextlib.suppress(pytest.skip.Exception):  # no kernel on the device
+                call = variant(name, changed, kind)  # which has made results
+                call(**call.outputs)
+                if not call.given():
+                    call(**{argument: apart(kind, result) for argument, result in call.outputs.items()})
+        for lengths, *more in (([7], 128, 1), ([0, 65], 16 * 4, 4), ([70, 3], 8, 1, 4, False, 90)):
+            get_mla_metadata(kind.int32(lengths), *more)
+        if is_there("mha_backward", device):
+            run_gradients(kind)
+    for name, arguments in seen:
+        if name.startswith("flash_mla."):
+            found[name.removesuffix(".default").replace(".", "::")].append([detached(value) for value in arguments])
+    for arguments in found["flash_mla::mha_gradients"][:1]:  # one with a gradient of lse; the library's operator alone
+        *tensors, lse, dout, _ = arguments[:9]
+        found["flash_mla::mha_gradients"].append([*tensors, lse, dout, torch.zeros_like(lse), *arguments[9:]])
+        gradients = map(torch.zeros_like, tensors[:3])
+        found["flash_mla::mha_backward"].append([*tensors, lse, dout, *gradients, 4, 5, 0.0, True, True, 0])
+    for parts in found["flash_mla::merge"][:1]:  # of another type
+        out, lse = torch.ops.flash_mla.merge(*parts)
+        found["flash_mla::merge_out"].append([*parts[:3], out.float(), lse, 1, 2])
+    return found
+
+
+def detached(value):
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def operator(name):
@@ -425,7 +324,7 @@ def test_modes_of_dispatch_see_the_operators(kind):
         out, lse = decode(arrays, get_mla_metadata()[0])
         decode(arrays, out=out, lse=lse)
         merge_states(out[None], lse[None])
-    ours = [name for name in seen if "flash_mla" in name]
+    ours = [name for name, _ in seen if "flash_mla" in name]
     assert ours == [
         f"flash_mla.{name}.default" for name in ("decode_plan", "dense_decode", "dense_decode_out", "merge")
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 
 import pytest
 
@@ -51,6 +52,76 @@ def same(got, expected):
         torch.equal(mine.contiguous().view(torch.uint8), its.contiguous().view(torch.uint8))
         for mine, its in zip(got, expected)
     )
+
+
+# ---- Variants -------------------------------------------------------------------------------------------------------
+
+OF_BYTES = ("dense_decode-576", "dense_decode_fp8-656", "sparse_decode-656", "sparse_prefill-656")
+CONVENTIONS = dict(lse_empty=-math.inf, log_base=2)
+PLANNED = dict(tile_scheduler_metadata=lambda _: flash_mla.get_mla_metadata()[0])
+NO_EXTRA = dict.fromkeys(("extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length"))
+NO_NORM, NO_ROPE = dict(norm_weight=None, norm_eps=0), dict.fromkeys(("positions", "rope_table", "rope_pairs"))
+
+
+def pages_of(size, value=0):
+    """Returns a function that makes pages of so many bytes a token."""
+    return lambda cache: cache.new_full((2, 4, 1, size), value, dtype=torch.uint8)
+
+
+# Calls, and their arguments that differ; a function makes one from the call's own.
+VARIANTS = [
+    *[(name, {}) for name in (*NAMES, *OF_BYTES)],
+    ("dense_decode", dict(attn_sink=None)),
+    ("dense_decode", dict(attn_sink=None, causal=True, **PLANNED)),
+    ("dense_decode", dict(causal=True, **CONVENTIONS, **PLANNED)),
+    ("dense_decode", dict(softmax_scale=0.1, causal=True, batch_invariant=True, **CONVENTIONS)),
+    ("dense_decode", dict(q=lambda q: q[:, :, :2], attn_sink=lambda sink: sink[:2])),
+    ("dense_decode", dict(q=torch.Tensor.half, k_cache=torch.Tensor.half, block_table=None, attn_sink=None)),
+    *[(f"dense_decode-{n}", dict(attn_sink=None, causal=True)) for n in (656, 584)],
+    ("dense_decode-576", dict(attn_sink=None, causal=True, **PLANNED)),
+    ("dense_decode-576", dict(kv_scale=None, causal=True, is_fp8_kvcache=None)),
+    ("dense_decode_fp8-576", dict(attn_sink=None, causal=True, **PLANNED)),
+    ("dense_decode_fp8-576", dict(descale_q=None, descale_k=None, batch_invariant=True, **CONVENTIONS)),
+    ("dense_decode_fp8-576", dict(causal=True, batch_invariant=True, **CONVENTIONS)),
+    ("dense_decode_fp8-576", dict(q=lambda q: torch.full_like(q, 0.1, dtype=torch.bfloat16), descale_q=None)),
+    ("dense_decode_fp8-656", dict(attn_sink=None, causal=True)),
+    ("sparse_decode", dict(topk_length=None, attn_sink=None, is_fp8_kvcache=None, **NO_EXTRA)),
+    ("sparse_decode-656", dict(attn_sink=None, batch_invariant=True, **NO_EXTRA, **CONVENTIONS)),
+    ("sparse_decode-656", dict(is_fp8_kvcache=None, **PLANNED)),
+    ("sparse_prefill", dict(attn_sink=None)),
+    ("sparse_prefill", dict(indexer_topk=32, **CONVENTIONS)),
+    ("sparse_prefill-656", dict(topk_length=None, attn_sink=None)),
+    ("mha_forward", dict(max_seqlen_qo=0, max_seqlen_kv=0, softmax_scale=0.1, causal=True, **CONVENTIONS)),
+    ("merge", dict(attn_sink=None)),
+    ("merge", CONVENTIONS),
+    ("merge", dict(out_parts=torch.Tensor.float, lse_parts=lambda lse: lse.fill_(-math.inf), attn_sink=None)),
+    ("merge", dict(out_parts=lambda out: out[:, 1:], lse_parts=lambda lse: lse[:, 1:], attn_sink=None, log_base=2)),
+    ("cache_append-656", {}),
+    ("cache_append-656", dict(NO_NORM, positions=torch.Tensor.long, rope_pairs="interleaved")),
+    ("cache_append-656", dict(NO_ROPE, latent=lambda x: x[:, :448], kv_cache=pages_of(584), kv_format="FP8_584")),
+    (
+        "cache_append-656",
+        dict(
+            **dict(NO_NORM, rope=None, kv_cache=pages_of(576), kv_format="FP8_576", cache_scale=0.5, **NO_ROPE),
+            latent=lambda x: x.new_ones(3, 576, dtype=torch.float32),
+        ),
+    ),
+    ("cache_convert-656", dict(dst_cache=pages_of(576), dst_format="FP8_576", dst_scale=0.5)),
+    ("cache_gather-656", {}),
+    ("cache_gather", dict(kv_cache=pages_of(584), kv_format="FP8_584")),
+    ("cache_gather", dict(kv_cache=pages_of(576, 60), kv_format="FP8_576", cache_scale=0.5)),
+]
+
+
+def variant(name, changed, kind):
+    """Returns a call with the arguments that differ, and outputs in the form of results that it has made."""
+    call = Call(name, kind)
+    for argument, value in changed.items():
+        place = next((place for place in (call.inputs, call.outputs) if argument in place), call.options)
+        place[argument] = value(place.get(argument)) if callable(value) else value
+    if not call.given():
+        call.outputs = dict(zip(call.outputs, map(torch.zeros_like, call())))
+    return call
 
 
 # ---- Batches --------------------------------------------------------------------------------------------------------
@@ -168,12 +239,12 @@ each_prefill = pytest.mark.parametrize("make", PREFILLS.values(), ids=PREFILLS)
 
 
 def watch(seen):
-    """Returns a mode of PyTorch's dispatch that appends the name of every operator to `seen`."""
+    """Returns a mode of PyTorch's dispatch that appends every operator's name and arguments to `seen`."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
-            seen.append(str(function))
+            seen.append((str(function), arguments))
             return function(*arguments, **(options or {}))
 
     return Watch()
