@@ -198,38 +198,7 @@ def test_what_a_gradient_of_lse_does_on_a_gpu():
         assert all((gradient.isnan() if spoilt else gradient == 1).all() for gradient in gradients)
 
 
-# ---- Other derivatives ---------------------------------------------------------------------------------------------------
-
-DERIVATIVES = {
-    "grad": lambda f, tensors: torch.func.grad(f)(*tensors),
-    "vjp": lambda f, tensors: torch.func.vjp(f, *tensors),
-    "jvp": lambda f, tensors: torch.func.jvp(f, tensors, tensors),
-    "jacrev": lambda f, tensors: torch.func.jacrev(f)(*tensors),
-    "grad of vmap": lambda f, tensors: torch.func.grad(
-        lambda q: torch.func.vmap(lambda q: f(q, *tensors[1:]))(q).sum()
-    )(tensors[0][None]),
-    "vmap of grad": lambda f, tensors: torch.func.vmap(torch.func.grad(f))(*[tensor[None] for tensor in tensors]),
-    "tangent": lambda f, tensors: with_tangent(f, tensors),
-    "compiled grad": lambda f, tensors: torch.compile(torch.func.grad(f), backend="aot_eager")(*tensors),
-}
-
-
-def with_tangent(f, tensors):
-    with torch.autograd.forward_ad.dual_level():
-        first = tensors[0].requires_grad_()
-        return f(torch.autograd.forward_ad.make_dual(first, torch.ones_like(first)), *tensors[1:])
-
-
-@pytest.mark.parametrize("how", DERIVATIVES)
-@pytest.mark.usefixtures("fresh_compiler")
-def test_derivatives_that_there_are_not(how):
-    leaves, cu = learnt("cpu")
-    tensors = tuple(leaf.detach() for leaf in leaves)
-    with pytest.raises(NotImplementedError) as caught:
-        DERIVATIVES[how](lambda q, k, v: step(q, k, v, cu)[0].float().sum(), tensors)
-    message = str(caught.value)
-    assert message.startswith("flash_attn_varlen_func: q: "), message
-    assert "Tensor.backward() and torch.autograd.grad" in message and "detach()" in message
+# ---- Transforms ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("error")

@@ -8,7 +8,6 @@ import functools
 import math
 import sys
 
-import numpy
 import pytest
 
 from attention import Batch, check_decode, strided
@@ -17,7 +16,7 @@ import flash_mla
 from flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata, merge_states
 from kinds import Kind, each_device, each_torch_kind, torch
 from programs import in_threads
-from torch_calls import BATCH, VARIANTS, call, decode, each_batch, variant, watch
+from torch_calls import BATCH, OF_ANY_NUMBER, VARIANTS, bits_of, call, decode, each_batch, of_any_number, variant, watch
 
 # ---- The operators --------------------------------------------------------------------------------------------------
 
@@ -197,56 +196,9 @@ def test_export(strict, device):
     assert kind.all_bits(program.module()(*arrays)) == kind.all_bits(Layer()(*arrays))
 
 
-def of_any_number(name, kind, n):
-    """Returns a function and its tensors, of n requests or tokens."""
-    random = numpy.random.default_rng(n)
-    q, cache = (kind.array(random.normal(0, 0.25, shape)) for shape in ((n, 1, 4, 576), (9, 64, 1, 576)))
-    table, lengths = kind.int32(random.integers(0, 9, (n, 3))), kind.int32(random.integers(0, 190, n))
-    lists, slots = kind.int32(random.integers(0, 500, (n, 1, 64))), kind.array(numpy.arange(n), "int64")
-    starts, kv = kind.int32([0, 2, n]), kind.array(random.normal(0, 0.25, (n, 2, 320)))
-    decode, meta = flash_mla_with_kvcache, get_mla_metadata
-    plans = {
-        "unplanned": lambda *lengths: (None,),
-        "metadata": lambda *lengths: meta(),
-        "tables": lambda lengths, *topk: meta(lengths, 4, 1, *((4, False, *topk) if topk else ())),
-    }
-    operation, _, planned = name.partition(", ")
-    if operation == "dense_decode":
-        return lambda q, c, t, s: decode(q, c, t, s, 512, *plans[planned](s)), (q, cache, table, lengths)
-    if operation == "sparse_decode":
-        return (
-            lambda q, c, i, s: decode(q, c, None, None, 512, *plans[planned](s, 64), indices=i),
-            (q, cache, lists, lengths),
-        )
-    if operation == "sparse_prefill":
-        count = 32 if planned else 0
-        return (
-            lambda q, kv, i: flash_mla_sparse_fwd(q, kv, i, 0.04, indexer_topk=count),
-            (q[:, 0], cache[:, 0], lists),
-        )
-    if operation == "mha":
-        call = flash_mla.flash_attn_varlen_func
-        return (
-            lambda q, k, v, c: call(q, k, v, c, c, q.shape[0], k.shape[0], causal=True),
-            (q[:, 0, :, :192], kv[..., :192], kv[..., 192:], starts),
-        )
-    if operation == "mha of packed keys":
-        call = flash_mla.flash_attn_varlen_kvpacked_func
-        return lambda q, kv, c: call(q, kv, c, c, q.shape[0], kv.shape[0], 192), (q[:, 0, :, :192], kv, starts)
-    if operation == "cache_gather":
-        return lambda c, s: flash_mla.cache_gather(c, s, "BF16"), (cache, slots)
-    if operation == "merge":
-        return merge_states, (kind.full((3, n, 1, 4, 64), 0.5), kind.fp32(numpy.ones((3, n, 4, 1))))
-    raise KeyError(operation)
-
-
-PLANNED = [f"{of}_decode, {planned}" for of in ("dense", "sparse") for planned in ("unplanned", "metadata", "tables")]
-OF_ANY_NUMBER = [*PLANNED, "sparse_prefill", "sparse_prefill, lse_indexer", "mha", "mha of packed keys"]
-
-
 @each_device
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("name", [*OF_ANY_NUMBER, "cache_gather", "merge"])
+@pytest.mark.parametrize("name", OF_ANY_NUMBER)
 def test_export_for_any_number(name, strict, device):
     """One exported program serves any number of requests or tokens, also where a size of a tensor is an argument."""
     kind, size = Kind("torch", "bfloat16", device), 7
@@ -263,8 +215,7 @@ def test_export_for_any_number(name, strict, device):
         program = torch.export.export(Layer(), arrays, dynamic_shapes=(open_sizes,), strict=strict)
         others = of_any_number(name, kind, 20)[1]
         got, expected = program.module()(*others), function(*others)
-    whole = (got, expected) if isinstance(got, tuple) else ((got,), (expected,))
-    assert kind.all_bits(whole[0]) == kind.all_bits(whole[1])
+    assert bits_of(kind, got) == bits_of(kind, expected)
 
 
 # ---- Modes ----------------------------------------------------------------------------------------------------------

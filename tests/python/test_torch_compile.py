@@ -3,14 +3,11 @@
 
 import pytest
 
-from attention import Batch
 from calls import is_there
-from flash_mla import flash_attn_varlen_func, flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
+from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 from kinds import Kind, each_device, torch
 from programs import output_of
-from test_mha import Sequences
-from test_sparse_prefill import Prefill
-from torch_calls import BATCH, VARIANTS, variant
+from torch_calls import BATCH, OF_ANY_NUMBER, VARIANTS, bits_of, of_any_number, variant
 
 
 # Bytes have no gaps, so a call does not write them into a part of a larger tensor.
@@ -97,28 +94,28 @@ class TestCompile:
         assert kind.bits(compiled(*arrays)) == kind.bits(model(*arrays))
 
     @each_device
-    @pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
-    def test_dynamic_batch(self, planned, device):
-        """One graph serves every number of requests."""
-        kind = Kind("torch", "bfloat16", device)
-        graphs, counting = counted()
-
-        compiled = torch.compile(self.step, backend=counting, fullgraph=True)
+    @pytest.mark.parametrize("name", OF_ANY_NUMBER)
+    def test_any_number(self, name, device):
+        """One graph serves every number of requests, tokens, keys, pages and sequences, and all maximum lengths."""
+        kind, (graphs, counting) = Kind("torch", "bfloat16", device), counted()
+        if name.startswith("mha") and not is_there("mha_forward", device):
+            pytest.skip("no kernel")
+        several = [of_any_number(name, kind, *sizes) for sizes in ((7, 30, 9, 2), (20, 3, 12, 4), (2, 70, 6, 3))]
+        function, first = several[0]
+        compiled = torch.compile(function, backend=counting, fullgraph=True)
         traced = torch.compile(
-            self.step, backend="aot_eager", fullgraph=True, dynamic=True
+            function, backend="aot_eager", fullgraph=True, dynamic=True
         )  # calls the fakes with symbols
-        for lengths in ([100, 0, 65], [3, 64], [10] * 7):
-            batch = Batch(lengths, s_q=2)
-            arrays = batch.arrays(kind)
-            for name in ("q", "block_table", "cache_seqlens"):
-                torch._dynamo.mark_dynamic(arrays[name], 0)
-            torch._dynamo.maybe_mark_dynamic(arrays["block_table"], 1)
-            torch._dynamo.maybe_mark_dynamic(arrays["k_cache"], 0)
-            plain, *others = (
-                kind.all_bits(step(*arrays.values(), get_mla_metadata()[0] if planned else None))
-                for step in (self.step, traced, compiled)
-            )
-            assert others == [plain, plain]
+        open_sizes = [
+            [i for i in range(array.ndim) if array.shape[i] != other.shape[i]]
+            for array, other in zip(first, several[1][1])
+        ]
+        for _, arrays in several:
+            expected = bits_of(kind, function(*arrays))
+            assert bits_of(kind, traced(*arrays)) == expected
+            for array, dims in zip(arrays, open_sizes):
+                torch._dynamo.mark_dynamic(array, dims)
+            assert bits_of(kind, compiled(*arrays)) == expected
         assert len(graphs) == 1
 
     @each_device
@@ -146,45 +143,6 @@ class TestCompile:
 
         dtype = {name: kind.dtype_name(array) for name, array in call.outputs.items()}
         assert run(torch.compile(step, backend=backend, fullgraph=True)) == run(step)
-
-    @each_device
-    @pytest.mark.parametrize("indexer_topk", [0, 64])
-    def test_sparse_prefill_of_any_length(self, indexer_topk, device):
-        """One graph serves every number of tokens and keys."""
-        kind = Kind("torch", "bfloat16", device)
-        graphs, counting = counted()
-
-        def step(q, kv, indices):
-            return flash_mla_sparse_fwd(q * 1, kv, indices, 0.5, indexer_topk=indexer_topk)
-
-        compiled = torch.compile(step, backend=counting, fullgraph=True)
-        traced = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
-        for s_q, s_kv in ((5, 300), (7, 90), (2, 1000)):
-            given = Prefill(s_q=s_q, s_kv=s_kv).arguments(kind)
-            arrays = [given[name] for name in ("q", "kv", "indices")]
-            expected = kind.all_bits(step(*arrays))
-            assert kind.all_bits(traced(*arrays)) == expected
-            for array in arrays:
-                torch._dynamo.mark_dynamic(array, 0)
-            assert kind.all_bits(compiled(*arrays)) == expected
-        assert len(graphs) == 1
-
-    @each_device
-    def test_mha_of_any_lengths(self, device):
-        """One graph serves all numbers of sequences, tokens and keys, and all maximum lengths."""
-        kind = Kind("torch", "bfloat16", device)
-        if not is_there("mha_forward", kind.device):
-            pytest.skip("no kernel")
-        graphs, counting = counted()
-
-        def step(q, k, v, *lengths):
-            return flash_attn_varlen_func(q * 1, k, v, *lengths, causal=True)
-
-        compiled = torch.compile(step, backend=counting, fullgraph=True, dynamic=True)
-        for lengths in ([(5, 7), (9, 30)], [(2, 0), (70, 70), (3, 4)], [(8, 9)] * 5):
-            arrays = Sequences(lengths).arguments(kind).values()
-            assert kind.all_bits(compiled(*arrays)) == kind.all_bits(step(*arrays))
-        assert len(graphs) == 1
 
     @each_device
     def test_wrong_argument(self, device):

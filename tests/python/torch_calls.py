@@ -9,6 +9,7 @@ import importlib
 import inspect
 import math
 
+import numpy
 import pytest
 
 import flash_mla
@@ -33,6 +34,12 @@ DECODE_FP8 = flash_mla.flash_mla_with_kvcache_fp8
 def of(name, device="cpu"):
     """Returns the call of that name, with the same values in new tensors."""
     return Call(name, Kind("torch", "bfloat16", device))
+
+
+def called(name, device):
+    """Returns the call, and the results of one with the same values."""
+    other = of(name, device)
+    return of(name, device), other(**other.given())
 
 
 # (call, input) and (call, output) of each; a cache that is appended to is always given. One input is only bytes.
@@ -236,6 +243,71 @@ PREFILLS = {
     KV: functools.partial(OfSequences, KV, *TOGETHER, h_q=32, h_kv=32, d=128, d_v=128),
 }
 each_prefill = pytest.mark.parametrize("make", PREFILLS.values(), ids=PREFILLS)
+
+
+# ---- Any number -----------------------------------------------------------------------------------------------------
+
+
+def of_any_number(name, kind, n, keys=None, pages=9, sequences=2):
+    """Returns a function and its tensors, of n requests or tokens. In dense MHA there are as many keys if `keys` is None."""
+    random = numpy.random.default_rng(n)
+    q, cache = (kind.array(random.normal(0, 0.25, shape)) for shape in ((n, 1, 4, 576), (pages, 64, 1, 576)))
+    table, lengths = kind.int32(random.integers(0, pages, (n, pages // 3))), kind.int32(random.integers(0, 190, n))
+    lists, slots = kind.int32(random.integers(0, 500, (n, 1, 64))), kind.array(numpy.arange(n), "int64")
+    kv = kind.array(random.normal(0, 0.25, (n if keys is None else keys, 2, 320)))
+    starts, of_keys = (kind.int32(numpy.linspace(0, len(array), sequences + 1)) for array in (q, kv))
+    meta = flash_mla.get_mla_metadata
+    plans = {
+        "unplanned": lambda *lengths: (None,),
+        "metadata": lambda *lengths: meta(),
+        "tables": lambda lengths, *topk: meta(lengths, 4, 1, *((4, False, *topk) if topk else ())),
+    }
+    operation, _, planned = name.partition(", ")
+    if operation == "dense_decode":
+        return lambda q, c, t, s: DECODE(q, c, t, s, 512, *plans[planned](s)), (q, cache, table, lengths)
+    if operation == "sparse_decode":
+        return (
+            lambda q, c, i, s: DECODE(q, c, None, None, 512, *plans[planned](s, 64), indices=i),
+            (q, cache, lists, lengths),
+        )
+    if operation == "sparse_prefill":
+        count = 32 if planned else 0
+        return (
+            lambda q, kv, i: PREFILL(q, kv, i, 0.04, indexer_topk=count),
+            (q[:, 0], cache[:, 0], lists),
+        )
+    if operation == "mha":
+        call = flash_mla.flash_attn_varlen_func
+        return (
+            lambda q, k, v, c, d: call(q, k, v, c, d, q.shape[0], k.shape[0], causal=True),
+            (q[:, 0, :, :192], kv[..., :192], kv[..., 192:], starts, of_keys),
+        )
+    if operation == "mha of packed keys":
+        call = flash_mla.flash_attn_varlen_kvpacked_func
+        given = q[:, 0, :, :192], kv, starts, of_keys
+        return lambda q, kv, c, d: call(q, kv, c, d, q.shape[0], kv.shape[0], 192), given
+    if operation == "cache_gather":
+        return lambda c, s: flash_mla.cache_gather(c, s, "BF16"), (cache, slots)
+    if operation == "merge":
+        return flash_mla.merge_states, (kind.full((3, n, 1, 4, 64), 0.5), kind.fp32(numpy.ones((3, n, 4, 1))))
+    raise KeyError(operation)
+
+
+OF_PLANS = [f"{of}_decode, {planned}" for of in ("dense", "sparse") for planned in ("unplanned", "metadata", "tables")]
+OF_ANY_NUMBER = [
+    *OF_PLANS,
+    "sparse_prefill",
+    "sparse_prefill, lse_indexer",
+    "mha",
+    "mha of packed keys",
+    "cache_gather",
+    "merge",
+]
+
+
+def bits_of(kind, results):
+    """Returns the bits of one result or several."""
+    return kind.all_bits(results if isinstance(results, tuple) else (results,))
 
 
 def watch(seen):
