@@ -6,7 +6,7 @@ import math
 import numpy
 import pytest
 
-from attention import SPARSE_OUT, Batch, check_decode, conventions, dense, with_sink
+from attention import SPARSE_OUT, Batch, check_decode, conventions, over_lists, that_name, with_sink
 from caches import NAMED, Cache
 from flash_mla import FlashMLASchedMeta, _operations, flash_mla_with_kvcache, get_mla_metadata
 from flash_mla._argument_structs import ARGUMENTS
@@ -80,18 +80,15 @@ class Sparse:
     def expected(self, kind, scale=None, sink=None, lse_empty=math.inf, log_base=math.e, lengths=None):
         """`lengths`: those of the first cache's lists, instead of the batch's."""
         counts = [self.lengths[0] if lengths is None else lengths, *self.lengths[1:]]
-        out, lse = numpy.zeros((self.b, self.s_q, self.h_q, D_V)), numpy.zeros((self.b, self.h_q, self.s_q))
-        q = kind.float64(kind.array(self.q))
-        for r in range(self.b):
-            for j in range(self.s_q):
-                keys = []
-                for cache, lists, count in zip(self.caches, self.lists, counts):
-                    counted = lists[r, j] if count is None else lists[r, j][: max(0, count[r])]
-                    named = counted[(counted >= 0) & (counted < cache.pages * cache.page_size)]
-                    keys.append(cache.keys(kind, named))
-                all_keys = numpy.concatenate(keys)[:, None, :]
-                one_out, one_lse = dense(q[r, j][None], all_keys, D_V, scale)
-                out[r, j], lse[r, :, j] = one_out[0], one_lse[:, 0]
+
+        def keys(r, j):
+            found = []
+            for cache, lists, count in zip(self.caches, self.lists, counts):
+                of_request = None if count is None else count[r]
+                found.append(cache.keys(kind, that_name(lists[r, j], of_request, cache.pages * cache.page_size)))
+            return numpy.concatenate(found)
+
+        out, _, lse = over_lists(kind.float64(kind.array(self.q)), keys, scale)
         return with_sink(out, lse, sink), conventions(lse, lse_empty, log_base)
 
 
