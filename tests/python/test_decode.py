@@ -7,8 +7,7 @@ import numpy
 import pytest
 
 from attention import DECODE_OUT, Batch, check_close, check_decode
-from caches import D_QK
-from calls import is_there
+from calls import needs_kernel
 from flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache, get_mla_metadata
 from kinds import each_kind, each_torch_kind, torch
 from programs import output_of
@@ -110,8 +109,7 @@ is_fp8_kvcache indices attn_sink extra_k_cache extra_indices_in_kvcache topk_len
 @each_kind
 def test_scale_of_the_cache_is_read_by_each_call(kind):
     """A call reads the scale from memory when it runs; without one it uses 1."""
-    if not is_there("dense_decode", kind.device, kind.element, 576):
-        pytest.skip(f"no kernel on {kind.device}")
+    needs_kernel("dense_decode", kind, 576)
     ones, meta = Batch([100, 30], s_q=2, layout=576), get_mla_metadata()[0]
     halves = Batch([100, 30], s_q=2, layout=576)
     halves.keys = [keys / 2 for keys in halves.keys]  # also exact in bf16
@@ -122,32 +120,6 @@ def test_scale_of_the_cache_is_read_by_each_call(kind):
             check_decode(kind, flash_mla_with_kvcache(**arguments, kv_scale=scale), batch.expected(kind))
     scales[0][:] = 0.5
     check_decode(kind, flash_mla_with_kvcache(**arguments, kv_scale=scales[0]), halves.expected(kind))
-
-
-@each_kind
-@pytest.mark.parametrize("layout", D_QK)
-def test_metadata_is_for_bytes_or_not(kind, layout):
-    if not is_there("dense_decode", kind.device, kind.element, layout):
-        pytest.skip(f"no kernel on {kind.device}")
-    batch, plain = Batch([100, 30], layout=layout), Batch([100, 30], d=D_QK[layout])
-    meta, _ = get_mla_metadata()
-    flash_mla_with_kvcache(**dict(batch.arguments(kind), tile_scheduler_metadata=meta))
-    assert meta.config == (2, 1, 4, 64, 1, False, True, None, None, None)
-    with pytest.raises(ValueError, match="^flash_mla_with_kvcache: tile_scheduler_metadata: .* is_fp8_kvcache is True"):
-        flash_mla_with_kvcache(**dict(plain.arguments(kind), tile_scheduler_metadata=meta))
-
-
-@each_kind
-@pytest.mark.parametrize("layout", ["plain", 656, 584])
-def test_scale_of_a_cache_that_has_none(kind, layout):
-    """The scale is refused by its Python name."""
-    if layout != "plain" and not is_there("dense_decode", kind.device, kind.element, layout):
-        pytest.skip(f"no kernel on {kind.device}")
-    arguments = Batch([10], layout=layout).arguments(kind)
-    with pytest.raises(
-        ValueError, match="^flash_mla_with_kvcache: kv_scale: is given, must be None unless .* 576 bytes$"
-    ):
-        flash_mla_with_kvcache(**arguments, kv_scale=kind.fp32([1]))
 
 
 # ---- Conventions ----------------------------------------------------------------------------------------------------

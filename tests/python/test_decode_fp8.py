@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from attention import BatchFp8, check_fp8
-from calls import is_there
+from calls import needs_kernel
 from flash_mla import (
     flash_mla_with_kvcache,
     flash_mla_with_kvcache_fp8,
@@ -53,8 +53,7 @@ WAYS = [
 
 def batch_for(kind, **shape):
     """Returns a batch; skips if no kernel on the kind's device takes it."""
-    if not is_there("dense_decode_fp8", kind.device, kind.element, shape.get("layout", 576)):
-        pytest.skip(f"no kernel on {kind.device}")
+    needs_kernel("dense_decode_fp8", kind, shape.get("layout", 576))
     return BatchFp8(**shape)
 
 

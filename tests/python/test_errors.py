@@ -33,7 +33,7 @@ def check_message(error, function, *arguments):
 
 
 @contextlib.contextmanager
-def refused(exception, function, *arguments, said=""):
+def refused(exception, function, *arguments, said=None):
     """The block raises such an exception, whose message is as above and matches `said`."""
     with pytest.raises(exception, match=said) as caught:
         yield caught
@@ -351,6 +351,7 @@ def test_option(name, argument, value, exception):
 
 # ---- Tensors that are right elsewhere -------------------------------------------------------------------------------
 
+NO_KV_SCALE = "kv_scale: is given, must be None unless k_cache is bytes and a token of it has 576 bytes"
 OF_NO_BATCH = {"tile_scheduler_metadata": ((8, 8), "int32")}
 SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}, exception, what is named)
     ("dense_decode", {"k_cache": ((8, 64, 3, 576), None)}, VALUE, "q"),  # 4 heads over 3
@@ -359,7 +360,7 @@ SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}
     ("dense_decode", {"block_table": [[0, 1, 2, 3], [8, 0, 0, 0]], "cache_seqlens": [200, 70]}, VALUE, "block_table"),
     ("dense_decode", {"block_table": None, "k_cache": ((1, 256, 2, 576), None)}, VALUE, "k_cache"),  # a page for each
     ("dense_decode", {"is_fp8_kvcache": True}, VALUE, "k_cache"),  # not a byte cache
-    ("dense_decode", {"kv_scale": ((1,), "float32")}, VALUE, "kv_scale"),
+    ("dense_decode", {"kv_scale": ((1,), "float32")}, VALUE, NO_KV_SCALE),
     *[
         (f"dense_decode of {n} bytes{planned}", changed, VALUE, named)
         for n, d_qk in D_QK.items()
@@ -371,7 +372,7 @@ SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}
             ({"k_cache": ((8, 64, 1, n), None)}, "k_cache"),
             ({"q": ((2, 3, 4, 1088 - d_qk), None)}, "q"),
             ({"k_cache": ((8, 64, 1, 584 if n == 656 else 656), "uint8")}, "kv_scale" if n == 576 else "q"),
-            ({"kv_scale": ((1,), "float32")}, "kv_scale"),
+            ({"kv_scale": ((1,), "float32")}, NO_KV_SCALE),
         )
         if n != 576 or "kv_scale" not in changed
     ],

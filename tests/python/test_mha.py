@@ -136,15 +136,12 @@ def test_wrong_lse_is_told_as_it_was_given(kind):
 # ---- Packed -----------------------------------------------------------------------------------------------------------
 
 
-def packed(problem, kind):
-    """Returns {name: (arguments, widths of the first packed parts)}; `problem` has as many keys as tokens, and equal heads."""
-    given = problem.arguments(kind)
-    q, k, v = problem.values.values()
-    qkv, kv = (kind.array(numpy.concatenate(parts, axis=2)) for parts in ((q, k, v), (k, v)))
-    d = q.shape[2]
-    of_qkv = qkv, given["cu_seqlens_qo"], given["max_seqlen_qo"], d
-    lengths = (given[name] for name in ("cu_seqlens_qo", "cu_seqlens_kv", "max_seqlen_qo", "max_seqlen_kv"))
-    return {QKV: of_qkv, KV: (given["q"], kv, *lengths, d)}
+def packed(name, problem, kind):
+    """Returns the arguments of a packed form; `problem` has equal heads, and, if q is packed too, as many keys as tokens."""
+    q, _, _, *lengths = problem.arguments(kind).values()
+    parts = list(problem.values.values())[name == KV :]
+    whole, d = kind.array(numpy.concatenate(parts, axis=2)), parts[0].shape[2]
+    return (q, whole, *lengths, d) if name == KV else (whole, *lengths[::2], d)
 
 
 @each_kind
@@ -160,7 +157,7 @@ def check_packed(name, kind, **shape):
     options = dict(causal=True, softmax_scale=0.2, lse_empty=-math.inf, log_base=2)
     if not kind.makes:
         options.update({n: kind.full(shape, 7, *form) for n, (shape, *form) in problem.results().items()})
-    got = getattr(flash_mla, name)(*packed(problem, kind)[name], **options)
+    got = getattr(flash_mla, name)(*packed(name, problem, kind), **options)
     check(kind, got, problem.expected(kind, scale=0.2, causal=True, lse_empty=-math.inf, log_base=2))
 
 
@@ -168,7 +165,7 @@ def check_packed(name, kind, **shape):
 @pytest.mark.parametrize("name", [QKV, KV])
 def test_packed_copies_nothing(name, kind, monkeypatch):
     problem, seen = Sequences([(5, 5)], h_q=3, h_kv=3), {}
-    arguments = packed(problem, kind)[name]
+    arguments = packed(name, problem, kind)
     # After the differentiated inputs and the position of the cut.
     monkeypatch.setattr(_mha, "_attend", lambda source, d_qk, *parts: seen.update(enumerate(parts)))
     getattr(flash_mla, name)(*arguments)
@@ -189,7 +186,7 @@ WRONG = [
 @pytest.mark.parametrize("name", [QKV, KV])
 @pytest.mark.parametrize("place,exception,value", WRONG, ids=str)
 def test_packed_wrong(name, kind, place, exception, value):
-    arguments = list(packed(Sequences([(5, 5)], h_q=3, h_kv=3), kind)[name])
+    arguments = list(packed(name, Sequences([(5, 5)], h_q=3, h_kv=3), kind))
     place = 1 if name == KV and place == 0 else place
     arguments[place] = value(kind) if callable(value) else value
     with refused(exception, name, "head_dim_qk" if place == -1 else "qkv" if name == QKV else "kv"):
@@ -205,7 +202,7 @@ def emptied(tensor):
 @pytest.mark.parametrize("make,said", [(emptied, "data is NULL"), (lambda tensor: tensor.to_mkldnn(), "_mkldnn")])
 @pytest.mark.parametrize("name", [QKV, KV])
 def test_packed_without_memory(name, make, said):
-    arguments = list(packed(Sequences([(5, 5)], h_q=3, h_kv=3), Kind("torch", "bfloat16"))[name])
+    arguments = list(packed(name, Sequences([(5, 5)], h_q=3, h_kv=3), Kind("torch", "bfloat16")))
     place = 0 if name == QKV else 1
     arguments[place] = make(arguments[place])
     with refused(ValueError, name, "qkv" if name == QKV else "kv", said=said):
@@ -218,7 +215,7 @@ def test_packed_without_memory(name, make, said):
 @pytest.mark.usefixtures("fresh_compiler")
 def test_packed_compiled(name, device):
     kind = Kind("torch", "bfloat16", device)
-    arguments = packed(Sequences([(5, 5), (9, 9)], h_q=3, h_kv=3), kind)[name]
+    arguments = packed(name, Sequences([(5, 5), (9, 9)], h_q=3, h_kv=3), kind)
     function = getattr(flash_mla, name)
     compiled = torch.compile(lambda *given: function(*given, causal=True), backend="aot_eager", fullgraph=True)
     assert kind.all_bits(compiled(*arguments)) == kind.all_bits(function(*arguments, causal=True))

@@ -10,15 +10,11 @@ torch = pytest.importorskip("torch")
 import flash_mla
 from flash_mla import _operations, _torch_gradients
 from flash_mla._argument_structs import ARGUMENTS
+from kinds import Kind
+from test_mha import KV, QKV, Sequences, packed
 
-HEADS, KEY_HEADS = 4, 2
-STARTS_Q, STARTS_K = (0, 5, 5, 40, 42), (
-    0,
-    9,
-    12,
-    47,
-    48,
-)  # one sequence without tokens, one with fewer keys than tokens
+# (tokens, keys): one sequence has no tokens, and one fewer keys than tokens.
+LENGTHS = [(5, 9), (0, 3), (35, 35), (2, 1)]
 
 
 def devices():
@@ -30,15 +26,12 @@ def devices():
     return found
 
 
-def plain(q, k, v, causal):
-    """Computes attention in float64, sequence by sequence; rows that see nothing are 0."""
-    q, k, v = (x.double() for x in (q, k, v))
+def plain(q, k, v, starts, causal):
+    """Computes attention in float64, sequence by sequence; rows that see nothing are 0. `starts`: of tokens and keys."""
     outs = []
-    for r in range(len(STARTS_Q) - 1):
-        a, b = q[STARTS_Q[r] : STARTS_Q[r + 1]], k[STARTS_K[r] : STARTS_K[r + 1]]
-        value = v[STARTS_K[r] : STARTS_K[r + 1]]
-        group = HEADS // b.shape[1]
-        b, value = b.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    for (token, key), (next_token, next_key) in zip(starts, starts[1:]):
+        a, *pairs = q[token:next_token].double(), k[key:next_key].double(), v[key:next_key].double()
+        b, value = (pair.repeat_interleave(q.shape[1] // k.shape[1], 1) for pair in pairs)
         scores = torch.einsum("qhd,khd->hqk", a, b) / math.sqrt(q.shape[-1])
         if causal:
             tokens, keys = scores.shape[1:]
@@ -47,10 +40,6 @@ def plain(q, k, v, causal):
         weights = torch.softmax(scores, -1).nan_to_num(0.0)
         outs.append(torch.einsum("hqk,khd->qhd", weights, value))
     return torch.cat(outs)
-
-
-def starts(device):
-    return [torch.tensor(x, dtype=torch.int32, device=device) for x in (STARTS_Q, STARTS_K)]
 
 
 def close(mine, expected, dtype):
@@ -62,46 +51,28 @@ def close(mine, expected, dtype):
 @pytest.mark.parametrize("device", devices())
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("causal", (False, True))
-@pytest.mark.parametrize("form", ("apart", "kvpacked", "qkvpacked"))
+@pytest.mark.parametrize("form", ("flash_attn_varlen_func", KV, QKV))
 @pytest.mark.parametrize("compiled", (False, True))
+@pytest.mark.usefixtures("fresh_compiler")
 def test_gradients(form, causal, dtype, device, compiled):
     torch.manual_seed(3)
-    d_qk, d_v = (192, 128) if form != "qkvpacked" else (64, 64)
-    heads = HEADS if form == "qkvpacked" else KEY_HEADS
-    cu_q, cu_k = starts(device)
-    if form == "qkvpacked":
-        cu_q = cu_k
+    kind, lengths = Kind("torch", str(dtype).removeprefix("torch."), device), LENGTHS
+    shape = dict(h_kv=2, d=192, d_v=128)
+    if form == QKV:
+        lengths, shape = [(keys, keys) for _, keys in LENGTHS], dict(h_kv=4)
+    problem = Sequences(lengths, **shape)
+    problem.values = {name: 10 * values for name, values in problem.values.items()}  # about as large as randn's
+    arguments = [*problem.arguments(kind).values()] if form not in (KV, QKV) else packed(form, problem, kind)
+    leaves = [given.requires_grad_() for given in arguments if torch.is_tensor(given) and given.is_floating_point()]
+    *parts, last = leaves
+    d, d_v = shape.get("d", 64), shape.get("d_v", 64)
+    parts += last.split([d] * (2 - len(parts)) + [d_v], -1)
 
-    def new(tokens, heads, width):
-        return torch.randn(tokens, heads, width, device=device).to(dtype).requires_grad_()
+    def call(*leaves):
+        options = dict(causal=causal, deterministic=form not in (KV, QKV))
+        return getattr(flash_mla, form)(*leaves, *arguments[len(leaves) :], **options)[0]
 
-    if form == "apart":
-        leaves = [new(42, HEADS, d_qk), new(48, heads, d_qk), new(48, heads, d_v)]
-        parts = leaves
-
-        def call(q, k, v):
-            return flash_mla.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 35, 35, causal=causal, deterministic=True)[0]
-
-    elif form == "kvpacked":
-        leaves = [new(42, HEADS, d_qk), new(48, heads, d_qk + d_v)]
-        parts = [leaves[0], leaves[1][..., :d_qk], leaves[1][..., d_qk:]]
-
-        def call(q, kv):
-            return flash_mla.flash_attn_varlen_kvpacked_func(q, kv, cu_q, cu_k, 35, 35, d_qk, causal=causal)[0]
-
-    else:
-        leaves = [new(48, heads, 2 * d_qk + d_v)]
-        parts = leaves[0].split([d_qk, d_qk, d_v], -1)
-
-        def call(qkv):
-            return flash_mla.flash_attn_varlen_qkvpacked_func(qkv, cu_k, 35, d_qk, causal=causal)[0]
-
-    global STARTS_Q
-    kept, STARTS_Q = STARTS_Q, STARTS_K if form == "qkvpacked" else STARTS_Q
-    try:
-        expected = plain(*parts, causal)
-    finally:
-        STARTS_Q = kept
+    expected = plain(*parts, problem.cu, causal)
     gradient = torch.randn_like(expected).to(dtype)
     theirs = torch.autograd.grad(expected, leaves, gradient.double())
     if compiled:

@@ -14,7 +14,7 @@ import pytest
 
 import flash_mla
 from attention import Batch, BatchFp8, check_decode, check_fp8
-from calls import NAMES, Call, is_there
+from calls import NAMES, Call, needs_kernel
 from kinds import Kind, torch
 from test_mha import KV, QKV, Sequences, packed
 from test_mha import check as check_mha
@@ -140,8 +140,7 @@ class OfBytes(Batch):
     operation = "dense_decode"
 
     def arguments(self, kind):
-        if not is_there(self.operation, kind.device, kind.element, self.layout):
-            pytest.skip(f"no kernel on {kind.device}")
+        needs_kernel(self.operation, kind, self.layout)
         return super().arguments(kind)
 
 
@@ -220,7 +219,7 @@ class OfSequences:
     def arguments(self, kind, problem):
         if self.name not in (QKV, KV):
             return problem.arguments(kind)
-        return dict(zip(inspect.signature(self.function).parameters, packed(problem, kind)[self.name]))
+        return dict(zip(inspect.signature(self.function).parameters, packed(self.name, problem, kind)))
 
     def check(self, kind, got, problem):
         check_mha(kind, got, problem.expected(kind, causal=True))
