@@ -8,6 +8,7 @@ import itertools
 import pathlib
 import re
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 HEADING = '''# SPDX-License-Identifier: MIT
@@ -41,9 +42,8 @@ def lines():
         yield f"\nclass {class_of(operation)}(Structure):"
         yield "    _fields_ = ["
         for type_, group in itertools.groupby(members, key=lambda member: member[0]):
-            names = [name for _, name in group]
-            for i in range(0, len(names), 8):  # so many fit into a line
-                yield f'        *neighbours({type_}, "{" ".join(names[i : i + 8])}"),'
+            for names in textwrap.wrap(" ".join(name for _, name in group), 80):
+                yield f'        *neighbours({type_}, "{names}"),'
         yield "    ]\n"
     yield "\nARGUMENTS = {"
     for operation in operations():

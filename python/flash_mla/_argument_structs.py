@@ -51,8 +51,8 @@ class DenseDecode(Structure):
 class SparseDecode(Structure):
     _fields_ = [
         *neighbours(c_size_t, "struct_size"),
-        *neighbours(c_void_p, "q kv_cache indices topk_length attn_sink extra_kv_cache extra_indices extra_topk_length"),
-        *neighbours(c_void_p, "out lse plan"),
+        *neighbours(c_void_p, "q kv_cache indices topk_length attn_sink extra_kv_cache extra_indices"),
+        *neighbours(c_void_p, "extra_topk_length out lse plan"),
         *neighbours(c_size_t, "plan_size"),
         *neighbours(c_void_p, "partitions num_splits workspace"),
         *neighbours(c_size_t, "workspace_size"),
@@ -67,8 +67,7 @@ class SparseDecode(Structure):
 class SparsePrefill(Structure):
     _fields_ = [
         *neighbours(c_size_t, "struct_size"),
-        *neighbours(c_void_p, "q kv indices topk_length attn_sink out max_logits lse"),
-        *neighbours(c_void_p, "workspace"),
+        *neighbours(c_void_p, "q kv indices topk_length attn_sink out max_logits lse workspace"),
         *neighbours(c_size_t, "workspace_size"),
         *neighbours(c_void_p, "stream"),
         *neighbours(c_char_p, "kernel"),
@@ -95,8 +94,7 @@ class MhaForward(Structure):
 class MhaBackward(Structure):
     _fields_ = [
         *neighbours(c_size_t, "struct_size"),
-        *neighbours(c_void_p, "q k v cu_seqlens_q cu_seqlens_k out lse dout"),
-        *neighbours(c_void_p, "dq dk dv"),
+        *neighbours(c_void_p, "q k v cu_seqlens_q cu_seqlens_k out lse dout dq dk dv"),
         *neighbours(c_int64, "max_s_q max_s_k"),
         *neighbours(c_void_p, "workspace"),
         *neighbours(c_size_t, "workspace_size"),

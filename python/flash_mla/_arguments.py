@@ -62,6 +62,14 @@ def check_kinds(function: str, module: Any, *arrays: Tuple[str, Any]) -> None:
             raise TypeError(f"{function}: {name}: is {module.kind_of(array)}, must be {module.KIND}")
 
 
+def check_given(function: str, module: Any, *arrays: Tuple[str, Any]) -> None:
+    """Checks that there are arrays of the first one's kind."""
+    for name, array in arrays:
+        if array is None:
+            raise TypeError(f"{function}: {name}: is None, must be {module.KIND}")
+    check_kinds(function, module, *arrays)
+
+
 def flag_of(function: str, name: str, value: Any) -> bool:
     if value is True or value is False:
         return value

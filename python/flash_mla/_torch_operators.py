@@ -226,7 +226,8 @@ def _add(operation: _operations.Operation) -> None:
     register(operation.operator, schema, operation.function, make, functools.partial(make, fake=True))
 
 
-_operations.tell(_add)
+for _operation in _operations.OPERATIONS:
+    _add(_operation)
 
 # ---- The plan -------------------------------------------------------------------------------------------------------
 
