@@ -335,7 +335,21 @@ BACK_ENDS = [
     ),
 ]
 
+_VARLEN = {
+    "flash_attn_varlen_func": f"q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, {_PACKED}",
+    "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, head_dim_qk, {_PACKED}",
+    "flash_attn_varlen_kvpacked_func": "q, kv, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, head_dim_qk, "
+    + _PACKED,
+}
 SIGNATURES = {
+    "flash_mla": {  # FlashMLA's own
+        "get_mla_metadata": f"{_PLAN}, *args, **kwargs",  # of 2025; that of 2026 ignores all arguments
+        # The last two since September 2026; is_fp8_kvcache was False, and is True since then.
+        "flash_mla_with_kvcache": f"{_TOKENS}, num_splits=None, softmax_scale=None, causal=False, is_fp8_kvcache=None, "
+        f"indices=None, attn_sink=None, {_EXTRA}, out=None, enable_batch_invariant=False",
+        "flash_mla_sparse_fwd": f"{_LISTS}, indexer_topk=0",
+        **_VARLEN,
+    },
     "vllm": {  # vllm/v1/attention/ops/flashmla.py and vllm/third_party/flashmla/flash_mla_interface.py, vllm 0.33.0
         "_is_flashmla_available": "",
         "is_flashmla_dense_supported": "",
@@ -347,10 +361,7 @@ SIGNATURES = {
         "flash_mla_with_kvcache_fp8": f"{_TOKENS}, num_splits, softmax_scale=None, causal=False, descale_q=None, "
         "descale_k=None",
         "flash_mla_sparse_fwd": f"{_LISTS}, out=None",
-        "flash_attn_varlen_func": "q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, " + _PACKED,
-        "flash_attn_varlen_qkvpacked_func": "qkv, cu_seqlens, max_seqlen, head_dim_qk, " + _PACKED,
-        "flash_attn_varlen_kvpacked_func": "q, kv, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, "
-        "head_dim_qk, " + _PACKED,
+        **_VARLEN,
     },
     "sglang": {  # sglang/kernels/ops/attention/flash_mla_interface.py, sglang 0.5.23
         "get_mla_metadata": _PLAN,

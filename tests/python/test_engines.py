@@ -32,8 +32,8 @@ SCALES = {"descale_q": 0.00173, "descale_k": 0.00101}  # give the codes values o
 
 @pytest.mark.parametrize("engine,name", [(engine, name) for engine in SIGNATURES for name in SIGNATURES[engine]])
 def test_signature_is_the_engine_s(engine, name):
-    """Arguments that this package adds are keyword-only."""
-    module = vllm if engine == "vllm" else sglang
+    """Compares names, order and defaults; arguments that this package adds are keyword-only."""
+    module = {"flash_mla": flash_mla, "vllm": vllm}.get(engine, sglang)
     assert name in module.__all__
     theirs = SIGNATURES[engine][name]
     names = [part.split("=")[0] for part in theirs.split(", ") if part]
