@@ -208,23 +208,6 @@ def test_torch_types_of_one_byte(kind):
         assert numpy.array_equal(kind.float64(made), expected("FP8_656", values))
 
 
-@pytest.mark.usefixtures("fresh_compiler")
-@each_torch_kind
-def test_compiled(kind):
-    """A call compiles to one graph, without a break, with the same bits."""
-    values = kind.array(vectors("FP8_584"))
-    slots = kind.array(SLOTS, "int64")
-
-    def step(cache):
-        cache_append(values[:, :448], values[:, 448:], cache, slots, "FP8_584")
-        return cache_gather(cache, slots, "FP8_584")
-
-    caches = [new_cache(kind, "FP8_584") for _ in range(2)]
-    plain = step(caches[0])
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(caches[1])
-    assert kind.bits(plain) == kind.bits(compiled) and kind.bits(caches[0]) == kind.bits(caches[1])
-
-
 @each_kind
 @pytest.mark.parametrize("step", [1, 3])
 def test_slots_of_32_bits(kind, step):

@@ -185,19 +185,6 @@ def test_make_fx(tracing_mode, device):
 
 @each_device
 @pytest.mark.parametrize("strict", [False, True])
-def test_export(strict, device):
-    class Layer(torch.nn.Module):
-        def forward(self, q, k_cache, block_table, cache_seqlens):
-            return flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, None, causal=True)
-
-    kind = Kind("torch", "bfloat16", device)
-    arrays = tuple(BATCH.arrays(kind).values())
-    program = torch.export.export(Layer(), arrays, strict=strict)
-    assert kind.all_bits(program.module()(*arrays)) == kind.all_bits(Layer()(*arrays))
-
-
-@each_device
-@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", OF_ANY_NUMBER)
 def test_export_for_any_number(name, strict, device):
     """One exported program serves any number of requests or tokens, also where a size of a tensor is an argument."""

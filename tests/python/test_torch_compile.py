@@ -10,10 +10,6 @@ from programs import output_of
 from torch_calls import BATCH, OF_ANY_NUMBER, VARIANTS, bits_of, of_any_number, variant
 
 
-# Bytes have no gaps, so a call does not write them into a part of a larger tensor.
-CALLS = [(name, changed) for name, changed in VARIANTS if not name.startswith(("cache_append-", "cache_convert-"))]
-
-
 def counted():
     """Returns a list of graphs, and a backend that adds to it."""
     graphs = []
@@ -120,28 +116,30 @@ class TestCompile:
 
     @each_device
     @pytest.mark.parametrize("given,backend", [(False, "aot_eager"), (True, "inductor")], ids=["made", "given"])
-    @pytest.mark.parametrize("name,changed", CALLS)
+    @pytest.mark.parametrize("name,changed", VARIANTS)
     def test_call(self, name, changed, given, backend, device):
-        """Written tensors are parts of larger ones. The graph has only our operators, so inductor needs no C++ compiler, which
-        takes half a minute."""
+        """Written tensors are parts of larger ones, except bytes, which have no gaps. The graph has only our operators, so inductor
+        needs no C++ compiler, which takes half a minute."""
         kind = Kind("torch", "bfloat16", device)
         call = variant(name, changed, kind)
         shapes = {name: array.shape for name, array in call.outputs.items() if given or call.given()}
         orders = {tensor.argument: tensor.order for tensor in call.tensors}
+        dtype = {name: kind.dtype_name(array) for name, array in call.outputs.items()}
+        gap = {name: 0 if dtype[name] == "uint8" else 8 for name in shapes}
 
         def step(inputs, large, meta):
-            outputs = {name: large[name][..., : shape[-2], 8 : 8 + shape[-1]] for name, shape in shapes.items()}
+            outputs = {n: large[n][..., : s[-2], gap[n] : gap[n] + s[-1]] for n, s in shapes.items()}
             of_plan = {"tile_scheduler_metadata": meta} if "decode" in name else {}
             return call.function(**{**call.options, **inputs, **outputs, **of_plan})
 
         def run(step):
-            large = {n: kind.full((*s[:-2], s[-2] + 1, s[-1] + 16), 7, dtype[n], orders[n]) for n, s in shapes.items()}
+            whole = {n: (*s[:-2], s[-2] + (gap[n] > 0), s[-1] + 2 * gap[n]) for n, s in shapes.items()}
+            large = {name: kind.full(shape, 7, dtype[name], orders[name]) for name, shape in whole.items()}
             meta = get_mla_metadata()[0] if "decode" in name else None
             got = [step(call.inputs, large, meta), step(call.inputs, large, None)]
             got = [result for results in got for result in (results if isinstance(results, tuple) else (results,))]
             return kind.all_bits([array for array in (*got, *large.values()) if array is not None])
 
-        dtype = {name: kind.dtype_name(array) for name, array in call.outputs.items()}
         assert run(torch.compile(step, backend=backend, fullgraph=True)) == run(step)
 
     @each_device
