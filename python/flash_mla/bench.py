@@ -21,7 +21,6 @@ import math
 import os
 import pathlib
 import statistics
-import sys
 import time
 from typing import Any, Callable, Iterator, Optional, Sequence
 from xml.sax.saxutils import escape

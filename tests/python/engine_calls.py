@@ -348,6 +348,9 @@ SIGNATURES = {
         "flash_mla_with_kvcache": f"{_TOKENS}, num_splits=None, softmax_scale=None, causal=False, is_fp8_kvcache=None, "
         f"indices=None, attn_sink=None, {_EXTRA}, out=None, enable_batch_invariant=False",
         "flash_mla_sparse_fwd": f"{_LISTS}, indexer_topk=0",
+        "get_mla_metadata_dense_fp8": "cache_seqlens, num_q_tokens_per_head_k, num_heads_k",  # these two are vLLM's
+        "flash_mla_with_kvcache_fp8": f"{_TOKENS}, num_splits=None, softmax_scale=None, causal=False, descale_q=None, "
+        "descale_k=None",
         **_VARLEN,
     },
     "vllm": {  # vllm/v1/attention/ops/flashmla.py and vllm/third_party/flashmla/flash_mla_interface.py, vllm 0.33.0

@@ -84,25 +84,6 @@ def test_against_plain_pytorch(kind, causal):
         )
 
 
-@each_kind
-@pytest.mark.parametrize("by_name", [False, True])
-def test_arguments_are_those_of_flash_mla(kind, by_name):
-    """Makes the call of FlashMLA's README, and that of vLLM and SGLang, with every argument by name."""
-    batch = Batch([100, 30], s_q=2)
-    more = dict(is_fp8_kvcache=False, num_heads_q=4, topk=None) if by_name else {}
-    plan = get_mla_metadata(kind.int32(batch.lengths), 2 * 4 // 1, 1, **more)
-    given = *batch.arrays(kind).values(), 512, *plan, 0.3, True, False
-    if by_name:
-        got = flash_mla_with_kvcache(**dict(zip(OF_FLASH_MLA, (*given, *[None] * 6))))
-    else:
-        got = flash_mla_with_kvcache(*given)
-    check_decode(kind, got, batch.expected(kind, scale=0.3, causal=True))
-
-
-OF_FLASH_MLA = """q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal
-is_fp8_kvcache indices attn_sink extra_k_cache extra_indices_in_kvcache topk_length extra_topk_length""".split()
-
-
 # ---- FP8 caches -----------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@
 Shapes on a GPU are supported by Hopper's kernel.
 """
 
-import inspect
 import re
 
 import numpy
@@ -18,7 +17,7 @@ from flash_mla import (
     get_mla_metadata,
     get_mla_metadata_dense_fp8,
 )
-from kinds import BF16_KINDS, ml_dtypes, torch
+from kinds import BF16_KINDS, ml_dtypes
 from programs import output_of
 
 SHAPES = [
@@ -90,38 +89,6 @@ def test_values(kind, shape, way):
 
 
 # ---- Arguments ------------------------------------------------------------------------------------------------------
-
-
-def test_arguments_are_those_of_vllm():
-    """Compares positions and names."""
-    assert list(inspect.signature(get_mla_metadata_dense_fp8).parameters) == OF_PLAN
-    parameters = inspect.signature(flash_mla_with_kvcache_fp8).parameters
-    assert [name for name, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY] == OF_VLLM
-
-
-OF_PLAN = ["cache_seqlens", "num_q_tokens_per_head_k", "num_heads_k"]
-OF_VLLM = """q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal descale_q
-descale_k""".split()
-
-
-@pytest.mark.parametrize("kind", [kind for kind in BF16_KINDS if kind.makes], ids=repr)
-@pytest.mark.parametrize("by_name", [False, True])
-def test_call_of_vllm(kind, by_name):
-    """Passes arrays of a type for e4m3."""
-    batch = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16, q_scale=2.0**-10, kv_scale=2.0**-9)
-    given = batch.arguments(kind)
-    for name in ("q", "k_cache"):
-        given[name] = given[name].view(torch.float8_e4m3fn if kind.is_torch else ml_dtypes.float8_e4m3fn)
-    plan = dict(zip(OF_PLAN, (given["cache_seqlens"], 2 * 16, 1)))
-    plan = get_mla_metadata_dense_fp8(**plan) if by_name else get_mla_metadata_dense_fp8(*plan.values())
-    arrays = [given[name] for name in OF_VLLM[:4]]
-    values = *arrays, 512, *plan, 0.3, True, given["descale_q"], given["descale_k"]
-    for _ in range(4):
-        if by_name:
-            got = flash_mla_with_kvcache_fp8(**dict(zip(OF_VLLM, values)))
-        else:
-            got = flash_mla_with_kvcache_fp8(*values)
-        check_fp8(kind, got, batch.expected(kind, scale=0.3, causal=True))
 
 
 @each_kind

@@ -363,17 +363,6 @@ def test_captured_sparse_decode_of_sglang(b):
 
 
 @each_kind
-def test_positions_of_sglang(kind):
-    """Arguments ten to thirteen are descale_q to indices."""
-    _, _, named = recorded("sglang_dsa", kind)
-    names = list(inspect.signature(sglang.flash_mla_with_kvcache).parameters)[:13]
-    assert names[9:] == ["descale_q", "descale_k", "is_fp8_kvcache", "indices"]
-    positional = [named.get(name, False if name == "causal" else None) for name in names]
-    expected = kind.all_bits(sglang.flash_mla_with_kvcache(**named))
-    assert kind.all_bits(sglang.flash_mla_with_kvcache(*positional)) == expected
-
-
-@each_kind
 def test_tables_of_sglang_are_not_read(kind):
     """On Blackwell SGLang fills the metadata of DeepSeek-V4.1 by its own kernel, for FlashMLA's tiles."""
     tensors, _, named = recorded("sglang_v41_c1", kind)

@@ -4,7 +4,6 @@
 import math
 
 import numpy
-import pytest
 
 from attention import SPARSE_OUT, Batch, check_decode, conventions, over_lists, that_name, with_sink
 from caches import NAMED, Cache

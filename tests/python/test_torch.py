@@ -5,7 +5,6 @@ streams and graphs on a GPU."""
 import collections
 import contextlib
 import functools
-import math
 import sys
 
 import pytest
@@ -46,8 +45,9 @@ def samples(device):
                 call(**call.outputs)
                 if not call.given():
                     call(**{argument: apart(kind, result) for argument, result in call.outputs.items()})
-        for lengths, *more in (([7], 128, 1), ([0, 65], 16 * 4, 4), ([70, 3], 8, 1, 4, False, 90)):
-            get_mla_metadata(kind.int32(lengths), *more)
+        for lengths in ([], [7], [0, 65, 1, 2, 3]):
+            for more in ((128, 1), (8, 4), (8, 1, 4, False, 90)):
+                get_mla_metadata(kind.int32(lengths), *more)
         if is_there("mha_backward", device):
             run_gradients(kind)
     for name, arguments in seen:
@@ -87,18 +87,6 @@ def test_opcheck(name, index, device):
     if not several[index:]:
         pytest.skip(f"no kernel on {device}")
     torch.library.opcheck(operator(name), several[index])
-
-
-@each_device
-@pytest.mark.parametrize("b", [0, 1, 5])
-@pytest.mark.parametrize("s_q,h_q,h_kv", [(1, 128, 1), (2, 16, 4)])
-def test_fake_plan_has_the_size_of_the_real_one(b, s_q, h_q, h_kv, device):
-    lengths = torch.arange(b, dtype=torch.int32, device=device)
-    real = torch.ops.flash_mla.decode_plan(lengths, s_q, h_q, h_kv)
-    with torch._subclasses.FakeTensorMode() as mode:
-        fake = torch.ops.flash_mla.decode_plan(mode.from_tensor(lengths), s_q, h_q, h_kv)
-    for mine, its in zip(fake, real):
-        assert (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device)
 
 
 OF_BATCH = [((4, 2, 4, 512), torch.bfloat16), ((4, 4, 2), torch.float32)]
