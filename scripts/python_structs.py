@@ -32,23 +32,16 @@ def operations():
     return found
 
 
-def class_of(operation):
-    return operation.title().replace("_", "")
-
-
 def lines():
     yield HEADING
     for operation, members in operations().items():
-        yield f"\nclass {class_of(operation)}(Structure):"
+        yield f"\nclass fmla_{operation}_args(Structure):"
         yield "    _fields_ = ["
         for type_, group in itertools.groupby(members, key=lambda member: member[0]):
             for names in textwrap.wrap(" ".join(name for _, name in group), 80):
                 yield f'        *neighbours({type_}, "{names}"),'
         yield "    ]\n"
-    yield "\nARGUMENTS = {"
-    for operation in operations():
-        yield f'    "{operation}": {class_of(operation)},'
-    yield "}"
+    yield '\nARGUMENTS = {name[5:-5]: struct for name, struct in list(globals().items()) if name.startswith("fmla_")}'
 
 
 def main():

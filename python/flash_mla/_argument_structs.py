@@ -6,7 +6,7 @@ from ctypes import Structure, c_char_p, c_float, c_int32, c_int64, c_size_t, c_v
 from ._structs import Device, neighbours
 
 
-class DecodePlan(Structure):
+class fmla_decode_plan_args(Structure):
     _fields_ = [
         *neighbours(c_size_t, "struct_size"),
         *neighbours(c_void_p, "seqlens"),
@@ -19,7 +19,7 @@ class DecodePlan(Structure):
     ]
 
 
-class SparsePlan(Structure):
+class fmla_sparse_plan_args(Structure):
     _fields_ = [
         *neighbours(c_size_t, "struct_size"),
         *neighbours(c_void_p, "topk_length extra_topk_length"),
@@ -32,7 +32,7 @@ class SparsePlan(Structure):
     ]
 
 
-class DenseDecode(Structure):
+class fmla_dense_decode_args(Structure):
     _fields_ = [
         *neighbours(c_size_t, "struct_size"),
         *neighbours(c_void_p, "q kv_cache block_table seqlens attn_sink out lse plan"),
@@ -48,7 +48,7 @@ class DenseDecode(Structure):
     ]
 
 
-class SparseDecode(Structure):
+class fmla_sparse_decode_args(Structure):
     _fields_ = [
         *neighbours(c_size_t, "struct_size"),
         *neighbours(c_void_p, "q kv_cache indices topk_length attn_sink extra_kv_cache extra_indices"),
@@ -64,7 +64,7 @@ class SparseDecode(Structure):
     ]
 
 
-class SparsePrefill(Structure):
+class fmla_sparse_prefill_args(Structure):
     _fields_ = [
         *neighbours(c_size_t, "struct_size"),
         *neighbours(c_void_p, "q kv indices topk_length attn_sink out max_logits lse workspace"),
@@ -77,7 +77,7 @@ class SparsePrefill(Structure):
     ]
 
 
-class MhaForward(Structure):
+class fmla_mha_forward_args(Structure):
     _fields_ = [
         *neighbours(c_size_t, "struct_size"),
         *neighbours(c_void_p, "q k v cu_seqlens_q cu_seqlens_k out lse"),
@@ -91,7 +91,7 @@ class MhaForward(Structure):
     ]
 
 
-class MhaBackward(Structure):
+class fmla_mha_backward_args(Structure):
     _fields_ = [
         *neighbours(c_size_t, "struct_size"),
         *neighbours(c_void_p, "q k v cu_seqlens_q cu_seqlens_k out lse dout dq dk dv"),
@@ -105,7 +105,7 @@ class MhaBackward(Structure):
     ]
 
 
-class Merge(Structure):
+class fmla_merge_args(Structure):
     _fields_ = [
         *neighbours(c_size_t, "struct_size"),
         *neighbours(c_void_p, "out_parts lse_parts attn_sink out lse stream"),
@@ -114,7 +114,7 @@ class Merge(Structure):
     ]
 
 
-class CacheAppend(Structure):
+class fmla_cache_append_args(Structure):
     _fields_ = [
         *neighbours(c_size_t, "struct_size"),
         *neighbours(c_void_p, "latent rope kv_cache slot_mapping stream"),
@@ -127,7 +127,7 @@ class CacheAppend(Structure):
     ]
 
 
-class CacheGather(Structure):
+class fmla_cache_gather_args(Structure):
     _fields_ = [
         *neighbours(c_size_t, "struct_size"),
         *neighbours(c_void_p, "kv_cache slots out stream"),
@@ -137,7 +137,7 @@ class CacheGather(Structure):
     ]
 
 
-class CacheConvert(Structure):
+class fmla_cache_convert_args(Structure):
     _fields_ = [
         *neighbours(c_size_t, "struct_size"),
         *neighbours(c_void_p, "src_cache src_slots dst_cache dst_slots stream"),
@@ -147,16 +147,4 @@ class CacheConvert(Structure):
     ]
 
 
-ARGUMENTS = {
-    "decode_plan": DecodePlan,
-    "sparse_plan": SparsePlan,
-    "dense_decode": DenseDecode,
-    "sparse_decode": SparseDecode,
-    "sparse_prefill": SparsePrefill,
-    "mha_forward": MhaForward,
-    "mha_backward": MhaBackward,
-    "merge": Merge,
-    "cache_append": CacheAppend,
-    "cache_gather": CacheGather,
-    "cache_convert": CacheConvert,
-}
+ARGUMENTS = {name[5:-5]: struct for name, struct in list(globals().items()) if name.startswith("fmla_")}
