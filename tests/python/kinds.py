@@ -13,6 +13,7 @@ import os
 import numpy
 import pytest
 
+from caches import bf16_bits, nearest_bf16, of_bf16_bits
 from capsules import Capsuled
 
 try:
@@ -24,9 +25,8 @@ torch = None
 if "torch" in LIBRARIES and importlib.util.find_spec("torch"):
     import torch
 
-    torch.set_num_threads(
-        1
-    )  # otherwise conversions wait for its threads, which compete with the library's: half of the time of these tests
+    # Otherwise conversions wait for its threads, which compete with the library's: half of the time of these tests.
+    torch.set_num_threads(1)
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 needs_cuda = pytest.mark.skipif(torch is None or not torch.cuda.is_available(), reason="PyTorch sees no GPU")
@@ -125,14 +125,12 @@ class WordsKind(Kind):
     def array(self, values, dtype=None):
         if dtype not in (None, "bfloat16"):
             return super().array(values, dtype)
-        values = numpy.asarray(values, numpy.float32)
-        bits = values.view(numpy.uint32)
-        rounded = (bits + (bits >> 16 & 1) + numpy.uint32(0x7FFF)) >> 16
-        return Words(numpy.where(numpy.isnan(values), 0x7FC0, rounded).astype(numpy.uint16))
+        words = bf16_bits(nearest_bf16(values))
+        return Words(numpy.where(numpy.isnan(values), numpy.uint16(0x7FC0), words))
 
     def float64(self, array):
         if isinstance(array, Words):
-            array = (array.words.astype(numpy.uint32) << 16).view(numpy.float32)
+            array = of_bf16_bits(array.words)
         return super().float64(array)
 
     def bits(self, array):

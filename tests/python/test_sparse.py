@@ -144,31 +144,22 @@ def test_metadata_is_filled_by_the_first_call(kind):
     assert tuple(meta.tile_scheduler_metadata.shape)[1:] == (8,) and tuple(meta.num_splits.shape) == (4,)
 
 
-class Planned:
-    """Wraps the library and records the arguments of queries for the partitions of a sparse plan."""
-
-    def __init__(self, library):
-        self._library, self.asked = library, []
-
-    def __getattr__(self, name):
-        return getattr(self._library, name)
-
-    def fmla_sparse_plan_partitions(self, address, count):
-        args = ARGUMENTS["sparse_plan"].from_address(address)
-        self.asked.append((args.b, args.topk, args.extra_topk, args.s_q, args.h_q))
-        return self._library.fmla_sparse_plan_partitions(address, count)
-
-
 @each_kind
 def test_partitions_are_those_of_any_batch(kind, monkeypatch):
     """Partitions depend on lists and heads, on Hopper too, never on the number of requests: SGLang copies tables of a small batch
     into those of the largest."""
-    library = Planned(_operations.library)
-    monkeypatch.setattr(_operations, "library", library)
+    asked, ask = [], _operations.library.fmla_sparse_plan_partitions
+
+    def recorded(address, count):
+        args = ARGUMENTS["sparse_plan"].from_address(address)
+        asked.append((args.b, args.topk, args.extra_topk, args.s_q, args.h_q))
+        return ask(address, count)
+
+    monkeypatch.setattr(_operations.library, "fmla_sparse_plan_partitions", recorded)
     batch = Sparse(layout=584, b=3, extra=(70, 30, 2))
     flash_mla_with_kvcache(**dict(batch.arguments(kind), tile_scheduler_metadata=get_mla_metadata()[0]))
     get_mla_metadata(kind.int32([0, 0]), 2 * 4, 1, num_heads_q=4, is_fp8_kvcache=True, topk=90)
-    assert library.asked == [(0, 90, 70, 2, 4), (0, 90, 0, 2, 4)]
+    assert asked == [(0, 90, 70, 2, 4), (0, 90, 0, 2, 4)]
 
 
 @each_kind
