@@ -151,12 +151,18 @@ def _kinds():
     return [kind for kind in kinds if kind.library in LIBRARIES]
 
 
+def each_of(values):
+    """Returns a fixture that is each of the values in turn."""
+    return pytest.fixture(params=values, ids=str)(lambda request: request.param)
+
+
 KINDS = _kinds()
 TORCH_KINDS = [kind for kind in KINDS if kind.is_torch]
-each_kind = pytest.mark.parametrize("kind", KINDS, ids=repr)
 DEVICES = sorted({kind.device for kind in TORCH_KINDS})
-each_device = pytest.mark.parametrize("device", DEVICES)
 each_torch_kind = pytest.mark.parametrize("kind", TORCH_KINDS, ids=repr)
+
+# Fixtures: a test that has one of these arguments, in a file that imports it, runs for each kind or device.
+kind, device = each_of(KINDS), each_of(DEVICES)
 
 # For functions that only compute in bf16.
 WORDS = WordsKind()

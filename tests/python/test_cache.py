@@ -7,7 +7,7 @@ import pytest
 from caches import nearest_bf16, nearest_e4m3
 from calls import Call
 from flash_mla import cache_append, cache_convert, cache_gather
-from kinds import each_kind, each_torch_kind, torch
+from kinds import each_torch_kind, kind, torch
 
 TOKENS, PAGES, PAGE_SIZE, SCALE = 7, 3, 4, 0.25
 SLOTS = [11, 0, -1, 4, 7, 2, 9]
@@ -94,7 +94,6 @@ def expected(kv_format, values):
     return rows
 
 
-@each_kind
 @pytest.mark.parametrize("kv_format", FORMATS)
 @pytest.mark.parametrize("apart", [False, True])
 def test_what_was_appended_is_gathered(kind, kv_format, apart):
@@ -141,7 +140,6 @@ def rope_table(positions, base=1e4):
     return numpy.hstack([numpy.cos(angle), numpy.sin(angle)]).astype(numpy.float32)
 
 
-@each_kind
 @pytest.mark.parametrize("kv_format", FORMATS)
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("pairs", [None, "interleaved", "halves"])
@@ -180,7 +178,6 @@ def test_norm_and_rope(kind, kv_format, norm, pairs):
     assert numpy.array_equal(kind.float64(got), wanted)
 
 
-@each_kind
 def test_other_slots_stay(kind):
     cache = new_cache(kind, "FP8_656")
     append(kind, "FP8_656", cache, True, vectors("FP8_656"))
@@ -189,7 +186,6 @@ def test_other_slots_stay(kind):
     assert (rows[others] == 60).all() and (rows[11] != 60).any()
 
 
-@each_kind
 @pytest.mark.parametrize("kv_format", list(BYTES))
 def test_no_slot_is_a_row_of_zeros(kind, kv_format):
     cache = new_cache(kind, kv_format)
@@ -208,7 +204,6 @@ def test_torch_types_of_one_byte(kind):
         assert numpy.array_equal(kind.float64(made), expected("FP8_656", values))
 
 
-@each_kind
 @pytest.mark.parametrize("step", [1, 3])
 def test_slots_of_32_bits(kind, step):
     """Some libraries make only 32-bit slots by default. Unlike int64 slots, they need not be contiguous."""
@@ -223,7 +218,6 @@ def test_slots_of_32_bits(kind, step):
     assert kind.bits(gathered[0]) == kind.bits(gathered[1])
 
 
-@each_kind
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.parametrize("target", FORMATS)
 def test_convert(kind, source, target):
@@ -255,7 +249,6 @@ def test_convert(kind, source, target):
     assert (got[2] != wanted[2]).any()  # slot 1 was not written
 
 
-@each_kind
 @pytest.mark.parametrize(
     "argument, entries, words",
     [
@@ -273,7 +266,6 @@ def test_entry_that_is_none(kind, argument, entries, words):
         call(**call.outputs)
 
 
-@each_kind
 def test_norm_and_rope_that_do_not_fit(kind):
     """Arguments that belong together must be passed together."""
     call = Call("cache_append-656", kind)

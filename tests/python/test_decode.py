@@ -9,7 +9,7 @@ import pytest
 from attention import DECODE_OUT, Batch, check_close, check_decode
 from calls import needs_kernel
 from flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache, get_mla_metadata
-from kinds import each_kind, each_torch_kind, torch
+from kinds import each_torch_kind, kind, torch
 from programs import output_of
 
 
@@ -87,7 +87,6 @@ def test_against_plain_pytorch(kind, causal):
 # ---- FP8 caches -----------------------------------------------------------------------------------------------------
 
 
-@each_kind
 def test_scale_of_the_cache_is_read_by_each_call(kind):
     """A call reads the scale from memory when it runs; without one it uses 1."""
     needs_kernel("dense_decode", kind, 576)
@@ -106,7 +105,6 @@ def test_scale_of_the_cache_is_read_by_each_call(kind):
 # ---- Conventions ----------------------------------------------------------------------------------------------------
 
 
-@each_kind
 def test_default_scale_base_and_empty(kind):
     """Passing the defaults gives the same bits."""
     batch = Batch([70, 0], s_q=2)
@@ -116,7 +114,6 @@ def test_default_scale_base_and_empty(kind):
 
 
 @pytest.mark.filterwarnings("error")
-@each_kind
 @pytest.mark.parametrize(
     "options",
     [
@@ -137,7 +134,6 @@ def test_scalars_of_numpy(kind, options):
     check_decode(kind, got, batch.expected(kind, scale=scale, **plain))
 
 
-@each_kind
 def test_lengths_are_clamped(kind):
     """Lengths are clamped to the table's room and to 0."""
     batch = Batch([128, 0], spare=0)
@@ -147,7 +143,6 @@ def test_lengths_are_clamped(kind):
     check_decode(kind, call(arrays), batch.expected(kind))
 
 
-@each_kind
 def test_pages_may_be_shared(kind):
     batch = Batch([100, 100])
     batch.table[1, :2] = batch.table[0, :2]
@@ -155,7 +150,6 @@ def test_pages_may_be_shared(kind):
     check_decode(kind, call(batch.arrays(kind)), batch.expected(kind))
 
 
-@each_kind
 def test_nan_in_a_key_that_is_seen_goes_through(kind):
     """NaN reaches only rows that see the key: a causal mask hides the last key from the first token."""
     batch = Batch([70, 70], s_q=2, h_q=2)
@@ -170,7 +164,6 @@ def test_nan_in_a_key_that_is_seen_goes_through(kind):
 # ---- The caller's results --------------------------------------------------------------------------------------------
 
 
-@each_kind
 def test_given_results_transposed(kind):
     """The outer dimensions may have any order, here [h_q, s_q, b, d_v] in memory."""
     batch = Batch([100, 3, 64], s_q=2)
@@ -182,7 +175,6 @@ def test_given_results_transposed(kind):
 # ---- Strides of the inputs ------------------------------------------------------------------------------------------
 
 
-@each_kind
 def test_q_of_one_token_with_any_stride(kind):
     """Tests q[:, None], as models pass it, and a q whose dimension of one has an odd stride."""
     batch = Batch([100, 3, 64])
@@ -196,7 +188,6 @@ def test_q_of_one_token_with_any_stride(kind):
 # ---- Edges ----------------------------------------------------------------------------------------------------------
 
 
-@each_kind
 def test_no_pages(kind):
     """With a cache without pages and a table without columns, no request has a key."""
     batch = Batch([0, 0], spare=0)
@@ -204,7 +195,6 @@ def test_no_pages(kind):
     check_decode(kind, call(batch.arrays(kind)), batch.expected(kind))
 
 
-@each_kind
 def test_smaller_head_dim_v(kind):
     """No kernel takes this head size: the message lists those taken. The oracle computes it (below)."""
     with pytest.raises(NotImplementedError, match="^flash_mla_with_kvcache: .*d_v is 256"):
@@ -234,7 +224,6 @@ def test_metadata_is_empty_at_first():
     assert meta == FlashMLASchedMeta(False, None, None, None) and num_splits is None
 
 
-@each_kind
 def test_metadata_is_filled_by_the_first_call_and_used_by_the_next(kind):
     batch = Batch([300, 0, 65], s_q=2, h_q=16, h_kv=4, page_size=32)
     meta, _ = get_mla_metadata()
@@ -257,7 +246,6 @@ def check_tables(kind, tables, b):
     assert kind.is_one(num_splits) and kind.dtype_name(num_splits) == "int32" and tuple(num_splits.shape) == (b + 1,)
 
 
-@each_kind
 def test_metadata_as_two_tables(kind):
     """The older generation: tables of a smaller batch are copied into those of the largest, which a graph would read."""
     kept = get_mla_metadata(kind.int32([1] * 5), 2 * 16, 1)

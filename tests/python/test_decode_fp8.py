@@ -17,7 +17,7 @@ from flash_mla import (
     get_mla_metadata,
     get_mla_metadata_dense_fp8,
 )
-from kinds import BF16_KINDS, ml_dtypes
+from kinds import BF16_KINDS, each_of, ml_dtypes
 from programs import output_of
 
 SHAPES = [
@@ -65,10 +65,9 @@ def call(kind, arguments, **options):
     return flash_mla_with_kvcache_fp8(**{**arguments, **options})
 
 
-each_kind = pytest.mark.parametrize("kind", BF16_KINDS, ids=repr)
+kind = each_of(BF16_KINDS)
 
 
-@each_kind
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES + SHAPES_OF_CPUS, ids=str)
 def test_values(kind, shape, way):
@@ -91,7 +90,6 @@ def test_values(kind, shape, way):
 # ---- Arguments ------------------------------------------------------------------------------------------------------
 
 
-@each_kind
 def test_scales_are_read_by_each_call(kind):
     """A call reads the scales from memory when it runs; without one it uses 1."""
     ones = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16)
@@ -107,7 +105,6 @@ def test_scales_are_read_by_each_call(kind):
         check_fp8(kind, call(kind, arguments), ones.expected(kind))
 
 
-@each_kind
 def test_values_are_quantised_row_by_row(kind):
     """Rows of all magnitudes, one of them zeros, do not depend on each other."""
     batch = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16, codes=False)
@@ -116,7 +113,6 @@ def test_values_are_quantised_row_by_row(kind):
     check_fp8(kind, call(kind, batch.arguments(kind)), batch.expected(kind))
 
 
-@each_kind
 @pytest.mark.parametrize("code", [127, 255])
 def test_nan_among_the_codes_goes_through(kind, code):
     """A NaN in a query reaches only its row."""
@@ -131,7 +127,6 @@ def test_nan_among_the_codes_goes_through(kind, code):
 # ---- Metadata -------------------------------------------------------------------------------------------------------
 
 
-@each_kind
 @pytest.mark.parametrize("lengths,rows", [([300, 0, 65], 32), ([1] * 40, 128), ([], 16)])
 def test_metadata(kind, lengths, rows):
     """The tables are those of get_mla_metadata, bit for bit."""
@@ -141,7 +136,6 @@ def test_metadata(kind, lengths, rows):
     assert all(mine.shape == its.shape and mine.dtype == its.dtype for mine, its in zip(tables, expected))
 
 
-@each_kind
 def test_metadata_of_either_function_serves_both(kind):
     """One plan serves both functions. A plan for other sizes is refused by the name of the function called."""
     batch, meta = batch_for(kind, lengths=[300, 0, 65], s_q=2, h_q=16, codes=False), get_mla_metadata()[0]

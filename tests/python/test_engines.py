@@ -21,7 +21,7 @@ from caches import Cache, of_codes, random_codes
 from engine_calls import BACK_ENDS, CALLS, SIGNATURES, Metadata, OneRow, T
 from flash_mla import FlashMLASchedMeta
 from flash_mla.compat import sglang, vllm
-from kinds import KINDS, Kind, each_kind, needs_cuda, torch
+from kinds import KINDS, Kind, kind, needs_cuda, torch
 from test_sparse_prefill import OUT as PREFILL_OUT
 from test_sparse_prefill import ROWS as PREFILL_ROWS
 
@@ -304,7 +304,6 @@ def recorded(name, kind, **sizes):
     return tensors, *tensors.arguments(importlib.import_module(f"flash_mla.compat.{call.engine}"))
 
 
-@each_kind
 def test_tables_of_vllm_ask_for_the_batch_invariant_mode(kind):
     """Such a call does not fill the metadata, and its results are those of the mode."""
     _, _, named = recorded("vllm_dense_batch_invariant", kind)
@@ -333,7 +332,6 @@ def put_tables_of_dsa(kind, tables, b, topk):
     return dict(tile_scheduler_metadata=places[0], num_splits=places[1])
 
 
-@each_kind
 def test_the_plan_of_a_small_batch_in_the_memory_of_a_large_one(kind):
     """SGLang captures its sparse decode with slices of the largest batch's tables, and copies a step's tables into them."""
     calls = {b: recorded("sglang_dsa", kind, b=b)[2] for b in (1, 3)}
@@ -362,7 +360,6 @@ def test_captured_sparse_decode_of_sglang(b):
     check_decode(kind, results, tensors.expected(), SPARSE_OUT)
 
 
-@each_kind
 def test_tables_of_sglang_are_not_read(kind):
     """On Blackwell SGLang fills the metadata of DeepSeek-V4.1 by its own kernel, for FlashMLA's tiles."""
     tensors, _, named = recorded("sglang_v41_c1", kind)
@@ -416,7 +413,6 @@ def test_formats_of_sglang(of_token, of_extra, kv_format, has_tables, use_legacy
     assert names <= set(flash_mla._types.FORMATS)
 
 
-@each_kind
 def test_vllm_has_no_use_for_lse(kind):
     _, positional, named = recorded("vllm_prefill_out", kind)
     out, max_logits, lse = vllm.flash_mla_sparse_fwd(*positional, **named, return_softmax_lse=False)
@@ -428,7 +424,6 @@ def test_vllm_has_no_use_for_lse(kind):
 # ---- flash_mla.cuda --------------------------------------------------------------------------------------------------
 
 
-@each_kind
 def test_the_functions_of_the_extension_module(kind):
     tensors, _, named = recorded("vllm_dense", kind)
     first = [named[name] for name in ("q", "k_cache", "head_dim_v", "cache_seqlens", "block_table", "softmax_scale")]

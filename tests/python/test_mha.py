@@ -10,7 +10,7 @@ import flash_mla
 from attention import check_close, conventions, dense
 from calls import kinds_for
 from flash_mla import _mha, flash_attn_varlen_func
-from kinds import KINDS, Kind, each_device, needs_torch, torch
+from kinds import KINDS, Kind, device, each_of, needs_torch, torch
 from test_errors import refused
 
 # docs/semantics.md, "Tolerances".
@@ -18,7 +18,7 @@ OUT = (1e-3, 8.01 / 128, 7e-6)
 LSE = (1e-6, 2.01 / 65536, 1e-7)
 
 MHA_KINDS = kinds_for("mha_forward", KINDS)
-each_kind = pytest.mark.parametrize("kind", MHA_KINDS, ids=repr)
+kind = each_of(MHA_KINDS)
 QKV, KV = "flash_attn_varlen_qkvpacked_func", "flash_attn_varlen_kvpacked_func"
 
 
@@ -92,7 +92,6 @@ SHAPES = [
 ]
 
 
-@each_kind
 @pytest.mark.parametrize("causal", [False, True])
 def test_tokens_of_no_sequence_are_not_written(kind, causal):
     problem = Sequences([(5, 7), (3, 2)], first=3)
@@ -101,7 +100,6 @@ def test_tokens_of_no_sequence_are_not_written(kind, causal):
     check(kind, got, problem.expected(kind, causal=causal))
 
 
-@each_kind
 @pytest.mark.parametrize(
     "changed",
     [dict(max_seqlen_qo=0, max_seqlen_kv=0), dict(max_seqlen_qo=2**31 - 1), dict(is_varlen=False), dict(deterministic=True)],
@@ -113,7 +111,6 @@ def test_what_makes_no_difference(kind, changed):
     assert kind.all_bits(flash_attn_varlen_func(**{**arguments, **changed})) == expected
 
 
-@each_kind
 def test_lse_is_the_transpose_of_what_is_in_memory(kind):
     """lse is FlashMLA's; its transpose, for merge_states, has no gaps."""
     _, lse = flash_attn_varlen_func(**Sequences([(6, 9)]).arguments(kind))
@@ -121,7 +118,6 @@ def test_lse_is_the_transpose_of_what_is_in_memory(kind):
     assert tuple(lse.shape) == (6, 4) and strides == (1, 6)
 
 
-@each_kind
 def test_wrong_lse_is_told_as_it_was_given(kind):
     """The library sees the transpose."""
     arguments = Sequences([(6, 9)]).arguments(kind)
@@ -144,7 +140,6 @@ def packed(name, problem, kind):
     return (q, whole, *lengths, d) if name == KV else (whole, *lengths[::2], d)
 
 
-@each_kind
 @pytest.mark.parametrize("name", [QKV, KV])
 @pytest.mark.parametrize("shape", [dict(d=192, d_v=128), dict(d_v=64)], ids=str)
 def test_packed(name, kind, shape):
@@ -161,7 +156,6 @@ def check_packed(name, kind, **shape):
     check(kind, got, problem.expected(kind, scale=0.2, causal=True, lse_empty=-math.inf, log_base=2))
 
 
-@each_kind
 @pytest.mark.parametrize("name", [QKV, KV])
 def test_packed_copies_nothing(name, kind, monkeypatch):
     problem, seen = Sequences([(5, 5)], h_q=3, h_kv=3), {}
@@ -182,7 +176,6 @@ WRONG = [
 ]
 
 
-@each_kind
 @pytest.mark.parametrize("name", [QKV, KV])
 @pytest.mark.parametrize("place,exception,value", WRONG, ids=str)
 def test_packed_wrong(name, kind, place, exception, value):
@@ -210,7 +203,6 @@ def test_packed_without_memory(name, make, said):
 
 
 @needs_torch
-@each_device
 @pytest.mark.parametrize("name", [QKV, KV])
 @pytest.mark.usefixtures("fresh_compiler")
 def test_packed_compiled(name, device):

@@ -9,7 +9,7 @@ from attention import SPARSE_OUT, Batch, check_decode, conventions, over_lists, 
 from caches import NAMED, Cache
 from flash_mla import FlashMLASchedMeta, _operations, flash_mla_with_kvcache, get_mla_metadata
 from flash_mla._argument_structs import ARGUMENTS
-from kinds import each_kind
+from kinds import kind
 
 D_V = 512
 INFERRED = "FP8_528", "FP4_288"
@@ -123,7 +123,6 @@ SHAPES = [
 ]
 
 
-@each_kind
 def test_what_dense_attention_reads_is_not_looked_at(kind):
     """vLLM always passes both."""
     batch = Sparse(layout=656)
@@ -134,7 +133,6 @@ def test_what_dense_attention_reads_is_not_looked_at(kind):
 # ---- The plan -------------------------------------------------------------------------------------------------------
 
 
-@each_kind
 def test_metadata_is_filled_by_the_first_call(kind):
     meta, nothing = get_mla_metadata()
     assert isinstance(meta, FlashMLASchedMeta) and nothing is None
@@ -144,7 +142,6 @@ def test_metadata_is_filled_by_the_first_call(kind):
     assert tuple(meta.tile_scheduler_metadata.shape)[1:] == (8,) and tuple(meta.num_splits.shape) == (4,)
 
 
-@each_kind
 def test_partitions_are_those_of_any_batch(kind, monkeypatch):
     """Partitions depend on lists and heads, on Hopper too, never on the number of requests: SGLang copies tables of a small batch
     into those of the largest."""
@@ -162,7 +159,6 @@ def test_partitions_are_those_of_any_batch(kind, monkeypatch):
     assert asked == [(0, 90, 70, 2, 4), (0, 90, 0, 2, 4)]
 
 
-@each_kind
 def test_metadata_of_the_older_generation(kind):
     """Makes vLLM's call for DeepSeek-V3.2."""
     batch = Sparse(layout=656)

@@ -9,7 +9,7 @@ import pytest
 from attention import check_close, conventions, over_lists, that_name, with_sink
 from caches import NAMED, Cache, bf16_bits
 from flash_mla import flash_mla_sparse_fwd
-from kinds import BF16_KINDS, WORDS
+from kinds import BF16_KINDS, WORDS, each_of
 
 D_V = 512
 NO_KEYS = (-1, 2147483647, -2147483648, -123456, 114514)  # and s_kv
@@ -17,7 +17,7 @@ NO_KEYS = (-1, 2147483647, -2147483648, -123456, 114514)  # and s_kv
 OUT = (8e-4, 3.01 / 128, 7e-6)
 ROWS = (1e-6, 2.01 / 65536, 1e-7)
 
-each_kind = pytest.mark.parametrize("kind", BF16_KINDS, ids=repr)
+kind = each_of(BF16_KINDS)
 each_kind_that_makes = pytest.mark.parametrize("kind", BF16_KINDS[1:], ids=repr)
 
 
@@ -138,7 +138,6 @@ SHAPES = [
 ]
 
 
-@each_kind
 @pytest.mark.parametrize("none", [*NO_KEYS, 300], ids=str)
 @pytest.mark.parametrize("sink", [-math.inf, 0.0, math.inf, None], ids=str)
 def test_rows_without_a_key(kind, none, sink):
@@ -156,7 +155,6 @@ def test_rows_without_a_key(kind, none, sink):
             assert not numpy.any(out[token]) and numpy.all(most[token] == -math.inf) and numpy.all(lse[token] == empty)
 
 
-@each_kind
 def test_an_index_that_stands_twice_counts_twice(kind):
     prefill = Prefill(topk=8)
     prefill.lists[:] = 7
@@ -167,7 +165,6 @@ def test_an_index_that_stands_twice_counts_twice(kind):
     assert numpy.allclose(difference, math.log(8), rtol=1e-5)
 
 
-@each_kind
 def test_the_sink_changes_out_alone(kind):
     prefill = Prefill()
     arguments = prefill.arguments(kind)

@@ -13,7 +13,7 @@ from attention import Batch, check_decode, strided
 from calls import Call, is_there
 import flash_mla
 from flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata, merge_states
-from kinds import Kind, each_device, each_torch_kind, torch
+from kinds import Kind, device, each_torch_kind, torch
 from programs import in_threads
 from torch_calls import BATCH, OF_ANY_NUMBER, VARIANTS, bits_of, call, decode, each_batch, of_any_number, variant, watch
 
@@ -77,7 +77,6 @@ def test_every_operator_has_samples():
     assert {n for n in torch._C._dispatch_get_all_op_names() if n.startswith("flash_mla::")} == set(samples("cpu"))
 
 
-@each_device
 @pytest.mark.parametrize(
     "name,index", [(name, index) for name, several in samples("cpu").items() for index in range(len(several))]
 )
@@ -94,7 +93,6 @@ OF_BATCH = [((4, 2, 4, 512), torch.bfloat16), ((4, 4, 2), torch.float32)]
 # ---- Tracing --------------------------------------------------------------------------------------------------------
 
 
-@each_device
 @pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
 def test_fake_tensors(planned, device):
     kind = Kind("torch", "bfloat16", device)
@@ -150,7 +148,6 @@ def test_tensors_without_memory(device, planned):
             assert all(array.device.type == device for array in results)
 
 
-@each_device
 @pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
 def test_make_fx(tracing_mode, device):
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -171,7 +168,6 @@ def test_make_fx(tracing_mode, device):
     assert kind.all_bits(graph(*arrays.values())) == kind.all_bits(step(*arrays.values()))
 
 
-@each_device
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", OF_ANY_NUMBER)
 def test_export_for_any_number(name, strict, device):

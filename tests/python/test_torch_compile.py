@@ -5,7 +5,7 @@ import pytest
 
 from calls import is_there
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata
-from kinds import Kind, each_device, torch
+from kinds import Kind, device, torch
 from programs import output_of
 from torch_calls import BATCH, OF_ANY_NUMBER, VARIANTS, bits_of, of_any_number, variant
 
@@ -23,7 +23,6 @@ class TestCompile:
         out, lse = flash_mla_with_kvcache(q * 2, k_cache, block_table, cache_seqlens, 512, meta, None, 0.1, True)
         return out + 1, lse
 
-    @each_device
     @pytest.mark.parametrize("meta", ["none", "empty", "filled"])
     def test_decode(self, meta, device):
         kind = Kind("torch", "bfloat16", device)
@@ -43,7 +42,6 @@ class TestCompile:
         if meta == "filled":
             assert mine.tile_scheduler_metadata is plan
 
-    @each_device
     @pytest.mark.parametrize("passed_on", ["both", "first"])
     @pytest.mark.parametrize("made", ["inside", "outside"])
     def test_tables(self, made, passed_on, device):
@@ -62,7 +60,6 @@ class TestCompile:
             compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=dynamic)
             assert kind.all_bits(compiled(*arrays.values(), tables)) == kind.all_bits(expected)
 
-    @each_device
     def test_table_that_is_none(self, device):
         """The compiler leaves the call to Python, which raises the error."""
 
@@ -75,7 +72,6 @@ class TestCompile:
         ):
             torch.compile(step, backend="aot_eager")(*arrays)
 
-    @each_device
     def test_one_metadata_for_several_layers(self, device):
         def model(q, k_cache, block_table, cache_seqlens):
             meta, _ = get_mla_metadata()
@@ -89,7 +85,6 @@ class TestCompile:
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
         assert kind.bits(compiled(*arrays)) == kind.bits(model(*arrays))
 
-    @each_device
     @pytest.mark.parametrize("name", OF_ANY_NUMBER)
     def test_any_number(self, name, device):
         """One graph serves every number of requests, tokens, keys, pages and sequences, and all maximum lengths."""
@@ -114,7 +109,6 @@ class TestCompile:
             assert bits_of(kind, compiled(*arrays)) == expected
         assert len(graphs) == 1
 
-    @each_device
     @pytest.mark.parametrize("given,backend", [(False, "aot_eager"), (True, "inductor")], ids=["made", "given"])
     @pytest.mark.parametrize("name,changed", VARIANTS)
     def test_call(self, name, changed, given, backend, device):
@@ -142,7 +136,6 @@ class TestCompile:
 
         assert run(torch.compile(step, backend=backend, fullgraph=True)) == run(step)
 
-    @each_device
     def test_wrong_argument(self, device):
         """Tracing finds the error with an eager call's message, wrapped by PyTorch's compiler."""
         kind = Kind("torch", "bfloat16", device)

@@ -4,7 +4,7 @@ compiled, and as an operator."""
 
 import pytest
 
-from kinds import each_device, torch
+from kinds import device, torch
 from test_errors import refused
 from torch_calls import INPUTS, called, each_name, each_output, of, same
 
@@ -30,7 +30,6 @@ def with_gradient(call, argument):
     return tensor * torch.ones((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
 
 
-@each_device
 @each_without_derivative
 @pytest.mark.parametrize("given", [False, True], ids=["results=made", "results=given"])
 @pytest.mark.parametrize("leaf", [False, True], ids=["computed", "leaf"])
@@ -43,7 +42,6 @@ def test_input_that_requires_a_gradient(name, argument, leaf, given, device):
     assert all(torch.all(output == 7) for output in outputs.values()), "nothing is written"
 
 
-@each_device
 @each_output
 def test_output_that_requires_a_gradient(name, argument, device):
     call = of(name, device)
@@ -53,7 +51,6 @@ def test_output_that_requires_a_gradient(name, argument, device):
         call(**outputs)
 
 
-@each_device
 @each_float
 @pytest.mark.parametrize("given", [False, True], ids=["results=made", "results=given"])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -66,7 +63,6 @@ def test_without_grad_mode_it_does_not_matter(name, argument, mode, given, devic
     assert same(got, expected) and not any(result.requires_grad for result in got)
 
 
-@each_device
 @each_float
 def test_detached_input(name, argument, device):
     """Results are constants for autograd."""
@@ -75,7 +71,6 @@ def test_detached_input(name, argument, device):
     assert same(got, expected) and not any(result.requires_grad for result in got)
 
 
-@each_device
 @each_without_derivative
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.usefixtures("fresh_compiler")
@@ -97,7 +92,6 @@ def test_compiled(name, argument, backend, device):
     assert same(got, expected) and not any(result.requires_grad for result in got)
 
 
-@each_device
 @each_name
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_beside_what_learns(name, device):
@@ -112,7 +106,6 @@ def test_compiled_beside_what_learns(name, device):
     assert weight.grad == 2
 
 
-@each_device
 @each_without_derivative
 def test_exported(name, argument, device):
     """Export is refused in the same way, and works under no_grad."""
@@ -157,7 +150,6 @@ def with_tangent(f, tensor):
         return f(forward_ad.make_dual(tensor, torch.ones_like(tensor)))
 
 
-@each_device
 @pytest.mark.parametrize(
     "name,argument,how",
     [(*each, how) for each in FLOATS for how in (OF_MHA if each[0] == "mha_forward" else DERIVATIVES)],
@@ -175,7 +167,6 @@ def test_derivatives_of_functorch(name, argument, how, device):
         OF_MHA[how](total, call.inputs[argument])
 
 
-@each_device
 @each_float
 def test_tangent_of_forward_mode(name, argument, device):
     call, expected = called(name, device)
@@ -204,7 +195,6 @@ def test_every_operator_says_so():
 # ---- Versions ---------------------------------------------------------------------------------------------------------
 
 
-@each_device
 @each_output
 @pytest.mark.parametrize("how", ["plain", "watched"])
 def test_what_is_written_has_a_new_version(name, argument, how, device):

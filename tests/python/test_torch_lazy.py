@@ -7,7 +7,7 @@ import pytest
 
 from attention import Batch
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata
-from kinds import Kind, each_device, each_torch_kind, needs_cuda, torch
+from kinds import Kind, device, each_torch_kind, needs_cuda, torch
 from test_errors import refused
 from torch_calls import called, each_input, each_name, each_output, of, same
 
@@ -36,7 +36,6 @@ MEANT = {
 }
 
 
-@each_device
 @each_input
 @pytest.mark.parametrize("wrap", MEANT.values(), ids=MEANT)
 def test_input_that_means_other_values_than_it_holds(name, argument, wrap, device):
@@ -46,7 +45,6 @@ def test_input_that_means_other_values_than_it_holds(name, argument, wrap, devic
     assert same([array.as_subclass(torch.Tensor) for array in call(**call.given(), **{argument: meant})], expected)
 
 
-@each_device
 @each_name
 def test_all_inputs_negative_at_once(name, device):
     call, expected = called(name, device)
@@ -54,7 +52,6 @@ def test_all_inputs_negative_at_once(name, device):
     assert same(call(**call.given(), **changed), expected)
 
 
-@each_device
 @pytest.mark.parametrize("made_by", ["meta", "tables"])
 def test_plan_of_negative_lengths(made_by, device):
     """Lengths, and then tables, are negative views."""
@@ -74,7 +71,6 @@ def alike(results, expected):
     return all(torch.allclose(*pair, rtol=2e-2, atol=1e-3, equal_nan=True) for pair in zip(results, expected))
 
 
-@each_device
 @each_input
 def test_input_that_is_repeated_by_its_strides(name, argument, device):
     """The first dimension has a stride of 0; a list that needs a stride of 1 is refused by name."""
@@ -93,7 +89,6 @@ def test_input_that_is_repeated_by_its_strides(name, argument, device):
         assert same(results, expected) if device == "cpu" else alike(results, expected)
 
 
-@each_device
 @each_output
 def test_output_that_is_a_copy_on_write(name, argument, device):
     """The original keeps its values."""
@@ -155,7 +150,6 @@ def make(wrap, tensor):
             pytest.skip(f"PyTorch makes no such tensor: {str(error).splitlines()[0]}")
 
 
-@each_device
 @each_input
 @pytest.mark.parametrize("kind", REFUSED)
 def test_input_that_is_refused(name, argument, kind, device):
@@ -172,7 +166,6 @@ def test_input_that_is_refused(name, argument, kind, device):
     assert all(torch.all(tensor == 7) for tensor in call.outputs.values()), "nothing is written"
 
 
-@each_device
 @each_output
 @pytest.mark.parametrize("kind", [*REFUSED, *LAZY])
 def test_output_that_is_refused(name, argument, kind, device):
@@ -185,7 +178,6 @@ def test_output_that_is_refused(name, argument, kind, device):
         assert torch.all(tensor == 7), f"nothing is written into {other}"
 
 
-@each_device
 @each_input
 def test_fake_tensor_among_real_ones(name, argument, device):
     """The message is PyTorch's."""
@@ -195,7 +187,6 @@ def test_fake_tensor_among_real_ones(name, argument, device):
         call(**call.given(), **{argument: fake})
 
 
-@each_device
 def test_tensor_that_left_its_transform(device):
     call, left = of("dense_decode", device), []
     torch.func.vmap(lambda q: (left.append(q), q)[1])(call.inputs["q"][None])
@@ -219,7 +210,6 @@ def test_tensor_of_another_device():
 # ---- Transforms -------------------------------------------------------------------------------------------------------
 
 
-@each_device
 @pytest.mark.filterwarnings("error")  # without a rule, PyTorch warns and asks for a report
 @each_input
 def test_vmap_takes_one_after_the_other(name, argument, device):
@@ -245,7 +235,6 @@ def test_vmap_takes_one_after_the_other(name, argument, device):
             torch.func.vmap(lambda tensor: call(**{argument: tensor}))(changed[:0])
 
 
-@each_device
 @pytest.mark.filterwarnings("error")
 def test_vmap_over_a_negative_view(device):
     call = of("dense_decode", device)
@@ -255,7 +244,6 @@ def test_vmap_over_a_negative_view(device):
     assert same([array[0] for array in results], expected)
 
 
-@each_device
 @each_name
 def test_functionalize(name, device):
     """New results are functionalized, also of negative views. functorch refuses other libraries' operators that write into
@@ -272,7 +260,6 @@ def test_functionalize(name, device):
     assert same(got, expected)
 
 
-@each_device
 @each_name
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_with_a_negative_view(name, device):

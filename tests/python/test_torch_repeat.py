@@ -5,7 +5,7 @@ import pytest
 
 from calls import NAMES, OPERATIONS
 from flash_mla import _operations
-from kinds import each_device, needs_cuda, torch
+from kinds import device, needs_cuda, torch
 from programs import in_threads
 from test_errors import refused
 from test_torch_lazy import alike
@@ -50,7 +50,6 @@ def long_way(call, **changed):
 # ---- Taken --------------------------------------------------------------------------------------------------------------
 
 
-@each_device
 @each_way
 def test_short_way(name, device):
     """Every call makes new results, with the bits of the long way."""
@@ -74,7 +73,6 @@ OTHER_FORM = {
 }
 
 
-@each_device
 @each_input
 @pytest.mark.parametrize("change", [*SAME_FORM, *OTHER_FORM])
 def test_input_elsewhere(name, argument, change, device):
@@ -90,7 +88,6 @@ def test_input_elsewhere(name, argument, change, device):
         assert hits(call) - before == (change in SAME_FORM)
 
 
-@each_device
 @pytest.mark.parametrize(
     "name,argument",
     [
@@ -109,7 +106,6 @@ def test_input_that_comes_and_goes(name, argument, device):
         assert hits(call) == 1 and same(call(**other), expected[1 - wanted]) and same(call(**given), expected[wanted])
 
 
-@each_device
 def test_one_tensor_for_two_inputs(device):
     """One tensor is the scale of queries and of keys. Calls with two tensors come in between."""
     call = of("dense_decode_fp8-576", device)
@@ -126,7 +122,6 @@ def test_one_tensor_for_two_inputs(device):
             assert same(call(**changed), results)
 
 
-@each_device
 def test_numbers_that_change(device):
     call, results = settled("dense_decode", device)
     for changed in (dict(softmax_scale=0.5), dict(causal=True), dict(log_base=2), dict(batch_invariant=True)):
@@ -136,7 +131,6 @@ def test_numbers_that_change(device):
         assert same(settled_again[1], results)
 
 
-@each_device
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_modes_of_autograd(mode, device):
     call, expected = settled("dense_decode", device)
@@ -149,7 +143,6 @@ def test_modes_of_autograd(mode, device):
     assert same(call(), expected)
 
 
-@each_device
 def test_threads_that_make_the_same_call(device):
     call, expected = settled("dense_decode", device)
 
@@ -197,7 +190,6 @@ def test_gpu_that_is_not_the_current_one():
 # ---- Not taken ----------------------------------------------------------------------------------------------------------
 
 
-@each_device
 @pytest.mark.parametrize("argument", ["q", "k_cache", "attn_sink"])
 def test_gradients_are_refused(argument, device):
     """Gradients are refused even after calls under no_grad with the same tensor."""
@@ -220,7 +212,6 @@ REFUSED = {
 }
 
 
-@each_device
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("change", REFUSED)
 @pytest.mark.parametrize("argument", ["q", "k_cache", "block_table", "cache_seqlens", "attn_sink"])
@@ -233,7 +224,6 @@ def test_input_that_is_refused(argument, change, device):
     assert same(call(), expected)
 
 
-@each_device
 def test_who_watches_sees_the_operator(device):
     call, expected = settled("dense_decode", device)
     seen = []
@@ -242,7 +232,6 @@ def test_who_watches_sees_the_operator(device):
     assert "flash_mla.dense_decode.default" in dict(seen)
 
 
-@each_device
 def test_call_that_fails_takes_the_long_way(device, monkeypatch):
     call, expected = settled("dense_decode", device)
     operation, launched = _operations.DENSE_DECODE, []
@@ -256,7 +245,6 @@ def test_call_that_fails_takes_the_long_way(device, monkeypatch):
     assert same(call(), expected) and len(launched) == 2
 
 
-@each_device
 @pytest.mark.parametrize("missing", ["guards", "guards of these arguments", "memory"])
 def test_pytorch_without(missing, device, monkeypatch):
     """The short way uses private parts of PyTorch, which another version may lack."""
@@ -272,7 +260,6 @@ def test_pytorch_without(missing, device, monkeypatch):
     assert not hits(call)
 
 
-@each_device
 def test_calls_in_turns(device, monkeypatch):
     """Queries of two shapes both take the short way. Caches of two shapes replace each other's kept call, less and less often,
     until calls settle."""
@@ -298,7 +285,6 @@ def test_calls_in_turns(device, monkeypatch):
     assert same(calls[0](), expected[0]) and hits(calls[0]) == before + 1
 
 
-@each_device
 def test_calls_of_many_shapes(device):
     """Only some calls are kept."""
     call = of("dense_decode", device)
@@ -310,7 +296,6 @@ def test_calls_of_many_shapes(device):
 # ---- Types of one byte ------------------------------------------------------------------------------------------------
 
 
-@each_device
 @pytest.mark.parametrize("way", ["repeated", "compiled", "operator"])
 @pytest.mark.parametrize("argument,dtype", [("q", torch.float8_e5m2), ("k_cache", torch.bool), ("k_cache", torch.int4)])
 @pytest.mark.usefixtures("fresh_compiler")
