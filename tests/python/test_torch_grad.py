@@ -6,7 +6,7 @@ import pytest
 
 from kinds import device, torch
 from test_errors import refused
-from torch_calls import INPUTS, called, each_name, each_output, of, same
+from torch_calls import INPUTS, each_name, each_output, of, same
 
 forward_ad = torch.autograd.forward_ad
 # Integers have no gradients.
@@ -33,8 +33,7 @@ def with_gradient(call, argument):
 @each_without_derivative
 @pytest.mark.parametrize("given", [False, True], ids=["results=made", "results=given"])
 @pytest.mark.parametrize("leaf", [False, True], ids=["computed", "leaf"])
-def test_input_that_requires_a_gradient(name, argument, leaf, given, device):
-    call = of(name, device)
+def test_input_that_requires_a_gradient(call, argument, leaf, given):
     outputs = dict(call.outputs) if given else call.given()
     tensor = call.inputs[argument].requires_grad_() if leaf else with_gradient(call, argument)
     with no_derivative(call, argument):
@@ -43,8 +42,7 @@ def test_input_that_requires_a_gradient(name, argument, leaf, given, device):
 
 
 @each_output
-def test_output_that_requires_a_gradient(name, argument, device):
-    call = of(name, device)
+def test_output_that_requires_a_gradient(call, argument):
     outputs = dict(call.outputs)
     outputs[argument] = with_gradient(call, argument)
     with no_derivative(call, argument):
@@ -64,9 +62,8 @@ def test_without_grad_mode_it_does_not_matter(name, argument, mode, given, devic
 
 
 @each_float
-def test_detached_input(name, argument, device):
+def test_detached_input(call, expected, argument):
     """Results are constants for autograd."""
-    call, expected = called(name, device)
     got = call(**call.given(), **{argument: with_gradient(call, argument).detach()})
     assert same(got, expected) and not any(result.requires_grad for result in got)
 
@@ -74,10 +71,9 @@ def test_detached_input(name, argument, device):
 @each_without_derivative
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.usefixtures("fresh_compiler")
-def test_compiled(name, argument, backend, device):
+def test_compiled(call, expected, name, argument, backend, device):
     """The call is refused while the graph is made, with an eager call's message inside PyTorch's; under no_grad the graph
     runs."""
-    call, expected = called(name, device)
 
     def step(tensor, outputs):
         return call(**outputs, **{argument: tensor * 1})
@@ -94,9 +90,8 @@ def test_compiled(name, argument, backend, device):
 
 @each_name
 @pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_beside_what_learns(name, device):
+def test_compiled_beside_what_learns(call, device):
     """Under grad mode, a gradient bypasses the operation."""
-    call = of(name, device)
     weight = torch.full((), 3.0, device=device, requires_grad=True)
 
     def step(weight, outputs):
@@ -107,9 +102,8 @@ def test_compiled_beside_what_learns(name, device):
 
 
 @each_without_derivative
-def test_exported(name, argument, device):
+def test_exported(call, argument, device):
     """Export is refused in the same way, and works under no_grad."""
-    call = of(name, device)
     if call.given():
         pytest.skip("what writes into its arguments returns nothing to export")
 
@@ -155,8 +149,7 @@ def with_tangent(f, tensor):
     [(*each, how) for each in FLOATS for how in (OF_MHA if each[0] == "mha_forward" else DERIVATIVES)],
 )
 @pytest.mark.usefixtures("fresh_compiler")
-def test_derivatives_of_functorch(name, argument, how, device):
-    call = of(name, device)
+def test_derivatives_of_functorch(call, name, argument, how):
     given = call.given()
 
     def total(tensor):
@@ -168,8 +161,7 @@ def test_derivatives_of_functorch(name, argument, how, device):
 
 
 @each_float
-def test_tangent_of_forward_mode(name, argument, device):
-    call, expected = called(name, device)
+def test_tangent_of_forward_mode(call, expected, argument):
     with forward_ad.dual_level():
         assert same(call(**call.given()), expected), "without a tangent there is nothing to lose"
         dual = forward_ad.make_dual(call.inputs[argument], torch.ones_like(call.inputs[argument]))
@@ -197,9 +189,8 @@ def test_every_operator_says_so():
 
 @each_output
 @pytest.mark.parametrize("how", ["plain", "watched"])
-def test_what_is_written_has_a_new_version(name, argument, how, device):
+def test_what_is_written_has_a_new_version(call, argument, how):
     """A backward pass that saved the tensor reports that it changed."""
-    call = of(name, device)
     output = call.outputs[argument]
     learnt = torch.ones_like(output, requires_grad=True)
     product = (learnt * output).sum()  # its gradient is the value of output

@@ -9,7 +9,7 @@ from attention import Batch
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 from kinds import Kind, device, each_torch_kind, needs_cuda, torch
 from test_errors import refused
-from torch_calls import called, each_input, each_name, each_output, of, same
+from torch_calls import each_input, each_name, each_output, of, same
 
 UninitializedParameter = torch.nn.parameter.UninitializedParameter
 
@@ -38,16 +38,14 @@ MEANT = {
 
 @each_input
 @pytest.mark.parametrize("wrap", MEANT.values(), ids=MEANT)
-def test_input_that_means_other_values_than_it_holds(name, argument, wrap, device):
-    call, expected = called(name, device)
+def test_input_that_means_other_values_than_it_holds(call, expected, argument, wrap):
     meant = wrap(call.inputs[argument])
     assert torch.equal(meant.as_subclass(torch.Tensor), call.inputs[argument])
     assert same([array.as_subclass(torch.Tensor) for array in call(**call.given(), **{argument: meant})], expected)
 
 
 @each_name
-def test_all_inputs_negative_at_once(name, device):
-    call, expected = called(name, device)
+def test_all_inputs_negative_at_once(call, expected):
     changed = {argument: negative(tensor) for argument, tensor in call.inputs.items()}
     assert same(call(**call.given(), **changed), expected)
 
@@ -72,9 +70,8 @@ def alike(results, expected):
 
 
 @each_input
-def test_input_that_is_repeated_by_its_strides(name, argument, device):
+def test_input_that_is_repeated_by_its_strides(call, name, argument, device):
     """The first dimension has a stride of 0; a list that needs a stride of 1 is refused by name."""
-    call = of(name, device)
     first = call.inputs[argument][:1]
     call.inputs[argument] = first.repeat(len(call.inputs[argument]), *[1] * (first.ndim - 1))
     expected = call(**call.given())
@@ -90,9 +87,8 @@ def test_input_that_is_repeated_by_its_strides(name, argument, device):
 
 
 @each_output
-def test_output_that_is_a_copy_on_write(name, argument, device):
+def test_output_that_is_a_copy_on_write(call, name, argument, device):
     """The original keeps its values."""
-    call = of(name, device)
     other = call.outputs[argument]
     call.outputs[argument] = torch._lazy_clone(other)
     results = call(**call.outputs)
@@ -152,8 +148,7 @@ def make(wrap, tensor):
 
 @each_input
 @pytest.mark.parametrize("kind", REFUSED)
-def test_input_that_is_refused(name, argument, kind, device):
-    call = of(name, device)
+def test_input_that_is_refused(call, name, argument, kind):
     if call.inputs[argument].dtype is torch.uint8 and kind == "float8":
         pytest.skip("bytes may have this type")
     wrap, said = REFUSED[kind]
@@ -168,8 +163,7 @@ def test_input_that_is_refused(name, argument, kind, device):
 
 @each_output
 @pytest.mark.parametrize("kind", [*REFUSED, *LAZY])
-def test_output_that_is_refused(name, argument, kind, device):
-    call = of(name, device)
+def test_output_that_is_refused(call, name, argument, kind):
     outputs = dict(call.outputs)
     outputs[argument] = make({**REFUSED, **LAZY}[kind][0], outputs[argument])
     with refused(ValueError, call.name, argument):
@@ -179,9 +173,8 @@ def test_output_that_is_refused(name, argument, kind, device):
 
 
 @each_input
-def test_fake_tensor_among_real_ones(name, argument, device):
+def test_fake_tensor_among_real_ones(call, argument):
     """The message is PyTorch's."""
-    call = of(name, device)
     fake = torch._subclasses.FakeTensorMode().from_tensor(call.inputs[argument])
     with pytest.raises(AssertionError, match="FakeTensor"):
         call(**call.given(), **{argument: fake})
@@ -212,8 +205,7 @@ def test_tensor_of_another_device():
 
 @pytest.mark.filterwarnings("error")  # without a rule, PyTorch warns and asks for a report
 @each_input
-def test_vmap_takes_one_after_the_other(name, argument, device):
-    call = of(name, device)
+def test_vmap_takes_one_after_the_other(call, name, argument):
     given = call.given()
     tensor = call.inputs[argument]
     changed = torch.stack([tensor, tensor if argument.startswith("cu_seqlens") else tensor.flip(0)])  # these ascend
@@ -245,10 +237,9 @@ def test_vmap_over_a_negative_view(device):
 
 
 @each_name
-def test_functionalize(name, device):
+def test_functionalize(call):
     """New results are functionalized, also of negative views. functorch refuses other libraries' operators that write into
     arguments."""
-    call = of(name, device)
     with pytest.raises(RuntimeError, match="functionalizing"):
         torch.func.functionalize(lambda tensor: call(**{**call.outputs, next(iter(call.inputs)): tensor}))(
             next(iter(call.inputs.values()))
@@ -262,9 +253,8 @@ def test_functionalize(name, device):
 
 @each_name
 @pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_with_a_negative_view(name, device):
+def test_compiled_with_a_negative_view(call, name, device):
     """The view is made outside of the graph, or inside."""
-    call = of(name, device)
     first = next(iter(call.inputs))
     expected = call(**call.given())
 

@@ -95,8 +95,7 @@ def test_input_elsewhere(name, argument, change, device):
         *[("dense_decode_fp8-576", "descale_q"), ("dense_decode_fp8-576", "descale_k")],
     ],
 )
-def test_input_that_comes_and_goes(name, argument, device):
-    call = of(name, device)
+def test_input_that_comes_and_goes(call, argument):
     without = {argument: None}
     expected = [long_way(call), long_way(call, **without)]
     for given, wanted in ((without, 1), ({}, 0), (without, 1)):

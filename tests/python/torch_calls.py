@@ -36,12 +36,6 @@ def of(name, device="cpu"):
     return Call(name, Kind("torch", "bfloat16", device))
 
 
-def called(name, device):
-    """Returns the call, and the results of one with the same values."""
-    other = of(name, device)
-    return of(name, device), other(**other.given())
-
-
 # (call, input) and (call, output) of each; a cache that is appended to is always given. One input is only bytes.
 INPUTS = [(name, argument) for name in NAMES for argument in of(name).inputs] + [("dense_decode-576", "kv_scale")]
 OUTPUTS = [(name, argument) for name in NAMES for argument in of(name).outputs]
