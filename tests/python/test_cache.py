@@ -4,31 +4,19 @@
 import numpy
 import pytest
 
-from caches import nearest_bf16, nearest_e4m3
+from caches import NAMED, nearest_bf16, nearest_e4m3
 from calls import Call
 from flash_mla import cache_append, cache_convert, cache_gather
+from flash_mla._types import Format
 from kinds import each_torch_kind, kind, torch
 
 TOKENS, PAGES, PAGE_SIZE, SCALE = 7, 3, 4, 0.25
 SLOTS = [11, 0, -1, 4, 7, 2, 9]
-BYTES = {
-    "FP8_656": 656,
-    "FP8_584": 584,
-    "FP8_576": 576,
-    "FP8_528": 528,
-    "FP8_528_SPLIT": 528,
-    "FP4_288": 288,
-    "FP4_288_SPLIT": 288,
-    "FP8_528_F32": 528,
-}
+BYTES = {name: int(name.split("_")[1]) for name in Format.__members__ if name.startswith("FP") and "_" in name}
 FORMATS = ["BF16", "FP16", *BYTES]
-GROUPS = {  # number of e4m3 values, and how many share a scale
-    "FP8_656": (512, 128),
-    "FP8_584": (448, 64),
-    "FP8_528": (512, 32),
-    "FP8_528_SPLIT": (512, 32),
-    "FP8_528_F32": (512, 128),
-}
+# The number of e4m3 values, and how many share a scale.
+GROUPS = {"FP8_656": (512, 128), "FP8_584": (448, 64)}
+GROUPS.update({name: (512, share) for name, (_, _, share, _) in NAMED.items() if name.startswith("FP8")})
 
 
 def d_qk(kv_format):

@@ -13,9 +13,11 @@ from attention import Batch, check_decode, strided
 from calls import Call, is_there
 import flash_mla
 from flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata, merge_states
-from kinds import Kind, device, each_torch_kind, torch
+from kinds import TORCH_KINDS, Kind, device, each_of, torch
 from programs import in_threads
 from torch_calls import BATCH, OF_ANY_NUMBER, VARIANTS, bits_of, call, decode, each_batch, of_any_number, variant, watch
+
+kind = each_of(TORCH_KINDS)
 
 # ---- The operators --------------------------------------------------------------------------------------------------
 
@@ -192,7 +194,6 @@ def test_export_for_any_number(name, strict, device):
 # ---- Modes ----------------------------------------------------------------------------------------------------------
 
 
-@each_torch_kind
 def test_inference_mode(kind):
     expected = kind.all_bits(decode(BATCH.arrays(kind), causal=True))
     meta, _ = get_mla_metadata()
@@ -206,7 +207,6 @@ def test_inference_mode(kind):
     assert kind.all_bits(decode(BATCH.arrays(kind), meta, causal=True)) == expected  # outside, with a plan from inside
 
 
-@each_torch_kind
 @pytest.mark.parametrize("argument", ["q", "k_cache"])
 def test_subclass_sees_the_operators(argument, kind):
     """A subclass sees every function that is called with it."""
@@ -226,7 +226,6 @@ def test_subclass_sees_the_operators(argument, kind):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
-@each_torch_kind
 def test_torch_jit_trace(kind):
     """The traced function calls the operators again, and returns no constants."""
 
@@ -239,7 +238,6 @@ def test_torch_jit_trace(kind):
     assert kind.all_bits(traced(*arrays.values())) == kind.all_bits(step(*arrays.values()))
 
 
-@each_torch_kind
 def test_modes_of_dispatch_see_the_operators(kind):
     arrays, seen = BATCH.arrays(kind), []
     with watch(seen):
@@ -265,7 +263,6 @@ def restless():
 
 
 @pytest.mark.usefixtures("restless")
-@each_torch_kind
 def test_threads(kind):
     """Eight threads make calls at once, with different shapes and some errors."""
     batches = [Batch([50 * i + 1, 3, 0], s_q=1 + i % 2, h_q=4 * (1 + i % 3), seed=i) for i in range(8)]
@@ -284,7 +281,6 @@ def test_threads(kind):
     in_threads(len(batches), work)
 
 
-@each_torch_kind
 @each_batch
 def test_threads_that_share_metadata(kind, make, check):
     """The first thread fills the metadata; all get the same results."""
