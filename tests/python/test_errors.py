@@ -58,9 +58,11 @@ def tables_fp8(call):
 
 NAMES_OF_TABLES = "tile_scheduler_metadata", "num_splits"
 FP8_KINDS = kinds_for("dense_decode_fp8", BF16_KINDS, 576)
+OF_CACHES = "cache_append", "cache_gather", "cache_convert"
 # By name: the operation, its additional arguments, and the kinds of array.
 FUNCTIONS = {
-    "dense_decode": ("dense_decode", None, KINDS),
+    **{name: (name, None, KINDS) for name in ("dense_decode", "sparse_decode", "merge", *OF_CACHES)},
+    **{f"{name} of bytes": (f"{name}-656", None, KINDS) for name in ("sparse_decode", *OF_CACHES)},
     "dense_decode, planned before": ("dense_decode", empty_metadata, KINDS),
     "dense_decode, planned in tables": ("dense_decode", tables, KINDS),
     **{f"dense_decode of {n} bytes": (f"dense_decode-{n}", None, kinds_for("dense_decode", KINDS, n)) for n in D_QK},
@@ -72,21 +74,12 @@ FUNCTIONS = {
     "FP8 products, planned before": ("dense_decode_fp8-576", empty_metadata, FP8_KINDS),
     "FP8 products, planned in tables": ("dense_decode_fp8-576", tables_fp8, FP8_KINDS),
     "FP8 products of 656 bytes": ("dense_decode_fp8-656", None, kinds_for("dense_decode_fp8", BF16_KINDS, 656)),
-    "sparse_decode": ("sparse_decode", None, KINDS),
-    "sparse_decode of bytes": ("sparse_decode-656", None, KINDS),
     "sparse_decode of bytes, planned before": ("sparse_decode-656", empty_metadata, KINDS),
     "sparse_prefill": ("sparse_prefill", None, BF16_KINDS),
     "sparse_prefill with lse_indexer": ("sparse_prefill", lambda call: {"indexer_topk": 16}, BF16_KINDS[1:]),
     "sparse_prefill of pages": ("sparse_prefill-pages", None, BF16_KINDS),
     "sparse_prefill of bytes": ("sparse_prefill-656", None, BF16_KINDS),
     "mha_forward": ("mha_forward", None, kinds_for("mha_forward", KINDS)),
-    "merge": ("merge", None, KINDS),
-    "cache_append": ("cache_append", None, KINDS),
-    "cache_append of bytes": ("cache_append-656", None, KINDS),
-    "cache_gather": ("cache_gather", None, KINDS),
-    "cache_gather of bytes": ("cache_gather-656", None, KINDS),
-    "cache_convert": ("cache_convert", None, KINDS),
-    "cache_convert of bytes": ("cache_convert-656", None, KINDS),
     "get_mla_metadata": ("decode_plan", None, KINDS),
 }
 FUNCTIONS = {name: row for name, row in FUNCTIONS.items() if row[2]}  # if nothing makes bf16, lse_indexer has none

@@ -20,6 +20,7 @@ LSE = (1e-6, 2.01 / 65536, 1e-7)
 MHA_KINDS = kinds_for("mha_forward", KINDS)
 kind = each_of(MHA_KINDS)
 QKV, KV = "flash_attn_varlen_qkvpacked_func", "flash_attn_varlen_kvpacked_func"
+name = each_of([QKV, KV])
 
 
 class Sequences:
@@ -140,7 +141,6 @@ def packed(name, problem, kind):
     return (q, whole, *lengths, d) if name == KV else (whole, *lengths[::2], d)
 
 
-@pytest.mark.parametrize("name", [QKV, KV])
 @pytest.mark.parametrize("shape", [dict(d=192, d_v=128), dict(d_v=64)], ids=str)
 def test_packed(name, kind, shape):
     check_packed(name, kind, **shape)
@@ -156,7 +156,6 @@ def check_packed(name, kind, **shape):
     check(kind, got, problem.expected(kind, scale=0.2, causal=True, lse_empty=-math.inf, log_base=2))
 
 
-@pytest.mark.parametrize("name", [QKV, KV])
 def test_packed_copies_nothing(name, kind, monkeypatch):
     problem, seen = Sequences([(5, 5)], h_q=3, h_kv=3), {}
     arguments = packed(name, problem, kind)
@@ -176,7 +175,6 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("name", [QKV, KV])
 @pytest.mark.parametrize("place,exception,value", WRONG, ids=str)
 def test_packed_wrong(name, kind, place, exception, value):
     arguments = list(packed(name, Sequences([(5, 5)], h_q=3, h_kv=3), kind))
@@ -193,7 +191,6 @@ def emptied(tensor):
 
 @needs_torch
 @pytest.mark.parametrize("make,said", [(emptied, "data is NULL"), (lambda tensor: tensor.to_mkldnn(), "_mkldnn")])
-@pytest.mark.parametrize("name", [QKV, KV])
 def test_packed_without_memory(name, make, said):
     arguments = list(packed(name, Sequences([(5, 5)], h_q=3, h_kv=3), Kind("torch", "bfloat16")))
     place = 0 if name == QKV else 1
@@ -203,7 +200,6 @@ def test_packed_without_memory(name, make, said):
 
 
 @needs_torch
-@pytest.mark.parametrize("name", [QKV, KV])
 @pytest.mark.usefixtures("fresh_compiler")
 def test_packed_compiled(name, device):
     kind = Kind("torch", "bfloat16", device)

@@ -10,20 +10,15 @@ torch = pytest.importorskip("torch")
 import flash_mla
 from flash_mla import _operations, _torch_gradients
 from flash_mla._argument_structs import ARGUMENTS
-from kinds import Kind
+from calls import is_there
+from kinds import Kind, each_of
 from test_mha import KV, QKV, Sequences, packed
 
 # (tokens, keys): one sequence has no tokens, and one fewer keys than tokens.
 LENGTHS = [(5, 9), (0, 3), (35, 35), (2, 1)]
 
 
-def devices():
-    found = ["cpu"]
-    if torch.cuda.is_available() and any(
-        row["operation"] == "mha_backward" and row["available"] for row in flash_mla.capabilities("cuda:0")
-    ):
-        found.append("cuda")
-    return found
+device = each_of(["cpu"] + ["cuda"] * (torch.cuda.is_available() and is_there("mha_backward", "cuda")))
 
 
 def plain(q, k, v, starts, causal):
@@ -48,7 +43,6 @@ def close(mine, expected, dtype):
     assert error <= (2e-2 if dtype == torch.bfloat16 else 3e-3) * max(1.0, expected.abs().max().item()), error
 
 
-@pytest.mark.parametrize("device", devices())
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("form", ("flash_attn_varlen_func", KV, QKV))
@@ -132,7 +126,6 @@ def learnt(device):
     return [torch.randn(9, 2, 64, device=device).bfloat16().requires_grad_() for _ in range(3)], cu
 
 
-@pytest.mark.parametrize("device", devices())
 @pytest.mark.parametrize("function", (step, logs_lse, logs_a_root_of_lse, breaks_the_graph))
 @pytest.mark.usefixtures("fresh_compiler")
 def test_lse_may_leave_a_compiled_graph(function, device):
@@ -145,7 +138,6 @@ def test_lse_may_leave_a_compiled_graph(function, device):
     assert all(torch.equal(mine, its) and mine.any() for mine, its in zip(*gradients))
 
 
-@pytest.mark.parametrize("device", devices())
 @pytest.mark.parametrize("through", ("lse", "both"))
 @pytest.mark.usefixtures("fresh_compiler")
 def test_gradient_that_reaches_lse_of_a_compiled_graph(through, device):
@@ -234,7 +226,6 @@ def new_memory_is_nan():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("device", devices())
 def test_tokens_of_no_sequence_and_strided_gradients(device, new_memory_is_nan):
     assert torch.empty(9, dtype=torch.bfloat16, device=device).isnan().all()
     cu = torch.tensor((1, 4), dtype=torch.int32, device=device)
@@ -268,7 +259,6 @@ def grouped_and_bounds(q, k, v, out, lse, dout, scale):
 
 
 @pytest.mark.parametrize("deterministic", (False, True))
-@pytest.mark.parametrize("device", devices())
 def test_grouped_gradients_are_within_the_derived_bound(device, deterministic):
     """On a GPU these are the tensors of a case of FlashMLA's own test (seed 0, b 2, 4096 tokens, 32 query heads, 4 key heads), where
     two elements of dv are beyond its bound, which was made for equal heads (docs/reliability.md)."""
