@@ -5,9 +5,12 @@ import pytest
 
 from calls import is_there
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata
-from kinds import Kind, device, torch
+from kinds import DEVICES, Kind, each_of, torch
 from programs import output_of
 from torch_calls import BATCH, OF_ANY_NUMBER, VARIANTS, bits_of, of_any_number, variant
+
+
+kind = each_of([Kind("torch", "bfloat16", device) for device in DEVICES])
 
 
 def counted():
@@ -24,8 +27,7 @@ class TestCompile:
         return out + 1, lse
 
     @pytest.mark.parametrize("meta", ["none", "empty", "filled"])
-    def test_decode(self, meta, device):
-        kind = Kind("torch", "bfloat16", device)
+    def test_decode(self, meta, kind):
         arrays = BATCH.arrays(kind).values()
         plain = get_mla_metadata()[0] if meta != "none" else None
         expected = self.step(*arrays, plain)
@@ -44,9 +46,8 @@ class TestCompile:
 
     @pytest.mark.parametrize("passed_on", ["both", "first"])
     @pytest.mark.parametrize("made", ["inside", "outside"])
-    def test_tables(self, made, passed_on, device):
+    def test_tables(self, made, passed_on, kind):
         """Tests the older generation's tables; with the first alone the call makes the plan, with the same bits."""
-        kind = Kind("torch", "bfloat16", device)
         arrays = BATCH.arrays(kind)
 
         def step(q, k_cache, block_table, cache_seqlens, tables):
@@ -60,19 +61,19 @@ class TestCompile:
             compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=dynamic)
             assert kind.all_bits(compiled(*arrays.values(), tables)) == kind.all_bits(expected)
 
-    def test_table_that_is_none(self, device):
+    def test_table_that_is_none(self, kind):
         """The compiler leaves the call to Python, which raises the error."""
 
         def step(q, k_cache, block_table, cache_seqlens):
             return flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, block_table)
 
-        arrays = BATCH.arrays(Kind("torch", "bfloat16", device)).values()
+        arrays = BATCH.arrays(kind).values()
         with pytest.raises(
             Exception, match="tile_scheduler_metadata: is Tensor, must be what get_mla_metadata returned"
         ):
             torch.compile(step, backend="aot_eager")(*arrays)
 
-    def test_one_metadata_for_several_layers(self, device):
+    def test_one_metadata_for_several_layers(self, kind):
         def model(q, k_cache, block_table, cache_seqlens):
             meta, _ = get_mla_metadata()
             for _ in range(3):
@@ -80,16 +81,15 @@ class TestCompile:
                 q = torch.cat([out, q[..., 512:]], dim=-1)
             return q
 
-        kind = Kind("torch", "bfloat16", device)
         arrays = BATCH.arrays(kind).values()
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
         assert kind.bits(compiled(*arrays)) == kind.bits(model(*arrays))
 
     @pytest.mark.parametrize("name", OF_ANY_NUMBER)
-    def test_any_number(self, name, device):
+    def test_any_number(self, name, kind):
         """One graph serves every number of requests, tokens, keys, pages and sequences, and all maximum lengths."""
-        kind, (graphs, counting) = Kind("torch", "bfloat16", device), counted()
-        if name.startswith("mha") and not is_there("mha_forward", device):
+        graphs, counting = counted()
+        if name.startswith("mha") and not is_there("mha_forward", kind.device):
             pytest.skip("no kernel")
         several = [of_any_number(name, kind, *sizes) for sizes in ((7, 30, 9, 2), (20, 3, 12, 4), (2, 70, 6, 3))]
         function, first = several[0]
@@ -111,10 +111,9 @@ class TestCompile:
 
     @pytest.mark.parametrize("given,backend", [(False, "aot_eager"), (True, "inductor")], ids=["made", "given"])
     @pytest.mark.parametrize("name,changed", VARIANTS)
-    def test_call(self, name, changed, given, backend, device):
+    def test_call(self, name, changed, given, backend, kind):
         """Written tensors are parts of larger ones, except bytes, which have no gaps. The graph has only our operators, so inductor
         needs no C++ compiler, which takes half a minute."""
-        kind = Kind("torch", "bfloat16", device)
         call = variant(name, changed, kind)
         shapes = {name: array.shape for name, array in call.outputs.items() if given or call.given()}
         orders = {tensor.argument: tensor.order for tensor in call.tensors}
@@ -136,9 +135,8 @@ class TestCompile:
 
         assert run(torch.compile(step, backend=backend, fullgraph=True)) == run(step)
 
-    def test_wrong_argument(self, device):
+    def test_wrong_argument(self, kind):
         """Tracing finds the error with an eager call's message, wrapped by PyTorch's compiler."""
-        kind = Kind("torch", "bfloat16", device)
         arrays = dict(BATCH.arrays(kind), cache_seqlens=kind.array(BATCH.lengths, "int64"))
         compiled = torch.compile(self.step, backend="aot_eager", fullgraph=True)
         with pytest.raises(Exception, match="cache_seqlens: dtype is int64, must be int32"):
