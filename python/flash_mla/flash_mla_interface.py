@@ -12,21 +12,8 @@ import math
 from typing import Any, Literal, Optional, Tuple, overload
 
 from . import _library, _operations
-from ._arguments import (
-    MLA_WIDTHS,
-    OF_LISTS,
-    OF_TABLES,
-    check_given,
-    check_kinds,
-    check_width,
-    extra_format_of,
-    flag_of,
-    integer_of,
-    kv_format_of,
-    lse_options,
-    module_of,
-)
-from ._arguments import of_values, scale_of, shape_of
+from ._arguments import MLA_WIDTHS, OF_LISTS, OF_TABLES, check_given, check_kinds, check_width, extra_format_of, flag_of
+from ._arguments import integer_of, kv_format_of, lse_options, module_of, of_values, scale_of, shape_of
 from ._metadata import FlashMLASchedMeta, get_mla_metadata, get_mla_metadata_dense_fp8, plan_of
 from ._mha import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
 from ._types import FIRST_OF_BYTES

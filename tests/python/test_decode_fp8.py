@@ -11,14 +11,10 @@ import pytest
 
 from attention import BatchFp8, check_fp8
 from calls import needs_kernel
-from flash_mla import (
-    flash_mla_with_kvcache,
-    flash_mla_with_kvcache_fp8,
-    get_mla_metadata,
-    get_mla_metadata_dense_fp8,
-)
+from flash_mla import flash_mla_with_kvcache, flash_mla_with_kvcache_fp8, get_mla_metadata, get_mla_metadata_dense_fp8
 from kinds import BF16_KINDS, each_of, ml_dtypes
 from programs import output_of
+from test_decode import SHAPES_OF_BYTES
 
 SHAPES = [
     dict(lengths=[100], h_q=16),
@@ -29,14 +25,7 @@ SHAPES = [
     dict(lengths=[2000, 5], h_q=16, causal=True),
     dict(lengths=[2000, 700, 64], h_q=128),
 ]
-SHAPES_OF_CPUS = [
-    dict(lengths=[1, 64, 65, 0, 200], h_q=1),
-    dict(lengths=[3, 70, 0], h_q=3, s_q=4, causal=True),
-    dict(lengths=[0, 0], h_q=3),
-    dict(lengths=[40, 17, 0, 33], h_q=16, page_size=16),
-    dict(lengths=[20, 1, 9], h_q=16, page_size=1, s_q=2, causal=True),
-    dict(lengths=[50, 7], h_q=3, s_q=2, table=False, page_size=100, causal=True),
-]
+SHAPES_OF_CPUS = [shape for shape in SHAPES_OF_BYTES if shape not in SHAPES]
 # Scales that are powers of two or not, one of the two, and none; queries with values, over either cache.
 WAYS = [
     dict(q_scale=2.0**-10, kv_scale=2.0**-10),

@@ -9,15 +9,8 @@ import pytest
 
 import flash_mla
 from caches import D_QK
-from flash_mla import (
-    _arrays,
-    _operations,
-    flash_mla_sparse_fwd,
-    flash_mla_with_kvcache,
-    flash_mla_with_kvcache_fp8,
-    get_mla_metadata,
-    workspace_bound,
-)
+from flash_mla import _arrays, _operations, flash_mla_sparse_fwd, flash_mla_with_kvcache, flash_mla_with_kvcache_fp8
+from flash_mla import get_mla_metadata, workspace_bound
 from kinds import Kind, ml_dtypes
 from test_errors import refused
 
