@@ -10,7 +10,7 @@ import pytest
 from attention import Batch, check_decode
 from capsules import Capsuled
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
-from kinds import Kind, needs_cuda, torch
+from kinds import Kind, each_of, needs_cuda, torch
 from test_families import FAMILIES, new_results
 from test_mha import KV, QKV, check_packed
 from test_sparse import Sparse
@@ -114,14 +114,13 @@ WRAPPED = [
     *map(Wrapped, (OnlyDLPack, ShapedDLPack, Foreign)),
     pytest.param(Wrapped(Versioned), marks=HAS_VERSIONS),
 ]
-each_wrapped = pytest.mark.parametrize("kind", WRAPPED, ids=repr)
+kind = each_of(WRAPPED)
 # NumPy itself does not export bf16, which sparse prefill and FP8 products need.
 each_family = pytest.mark.parametrize("name", [n for n in FAMILIES if "prefill" not in n and "fp8" not in n])
 each_way = pytest.mark.parametrize("way", ["plain", "planned", "batch_invariant", "into NumPy's"])
 
 
 @each_way
-@each_wrapped
 @each_family
 def test_family(name, kind, way):
     check_family(FAMILIES[name], kind, way)
@@ -146,7 +145,6 @@ def check_family(family, kind, way):
             assert meta.have_initialized and kind.makes == kind.is_one(meta.tile_scheduler_metadata)
 
 
-@each_wrapped
 @each_family
 def test_results_that_cannot_be_made(name, kind):
     family = FAMILIES[name]
@@ -158,7 +156,6 @@ def test_results_that_cannot_be_made(name, kind):
             family.call(kind, {**family.arguments(kind, problem), **given})
 
 
-@each_wrapped
 @pytest.mark.parametrize("name", [QKV, KV])
 def test_packed(name, kind):
     check_packed(name, kind, d=192, d_v=128)

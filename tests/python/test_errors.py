@@ -47,16 +47,11 @@ def empty_metadata(call):
     return {"tile_scheduler_metadata": get_mla_metadata()[0]}
 
 
-def tables(call):
-    partitions, num_splits = get_mla_metadata(call.inputs["cache_seqlens"], 3 * 4 // 2, 2)
-    return {"tile_scheduler_metadata": partitions, "num_splits": num_splits}
+def tables(make, *sizes):
+    names = "tile_scheduler_metadata", "num_splits"
+    return lambda call: dict(zip(names, make(call.inputs["cache_seqlens"], *sizes)))
 
 
-def tables_fp8(call):
-    return dict(zip(NAMES_OF_TABLES, get_mla_metadata_dense_fp8(call.inputs["cache_seqlens"], 3 * 16, 1)))
-
-
-NAMES_OF_TABLES = "tile_scheduler_metadata", "num_splits"
 FP8_KINDS = kinds_for("dense_decode_fp8", BF16_KINDS, 576)
 OF_CACHES = "cache_append", "cache_gather", "cache_convert"
 # By name: the operation, its additional arguments, and the kinds of array.
@@ -64,7 +59,7 @@ FUNCTIONS = {
     **{name: (name, None, KINDS) for name in ("dense_decode", "sparse_decode", "merge", *OF_CACHES)},
     **{f"{name} of bytes": (f"{name}-656", None, KINDS) for name in ("sparse_decode", *OF_CACHES)},
     "dense_decode, planned before": ("dense_decode", empty_metadata, KINDS),
-    "dense_decode, planned in tables": ("dense_decode", tables, KINDS),
+    "dense_decode, planned in tables": ("dense_decode", tables(get_mla_metadata, 3 * 4 // 2, 2), KINDS),
     **{f"dense_decode of {n} bytes": (f"dense_decode-{n}", None, kinds_for("dense_decode", KINDS, n)) for n in D_QK},
     "dense_decode of 576 bytes, planned before": (
         *("dense_decode-576", empty_metadata),
@@ -72,7 +67,11 @@ FUNCTIONS = {
     ),
     "FP8 products": ("dense_decode_fp8-576", None, FP8_KINDS),
     "FP8 products, planned before": ("dense_decode_fp8-576", empty_metadata, FP8_KINDS),
-    "FP8 products, planned in tables": ("dense_decode_fp8-576", tables_fp8, FP8_KINDS),
+    "FP8 products, planned in tables": (
+        "dense_decode_fp8-576",
+        tables(get_mla_metadata_dense_fp8, 3 * 16, 1),
+        FP8_KINDS,
+    ),
     "FP8 products of 656 bytes": ("dense_decode_fp8-656", None, kinds_for("dense_decode_fp8", BF16_KINDS, 656)),
     "sparse_decode of bytes, planned before": ("sparse_decode-656", empty_metadata, KINDS),
     "sparse_prefill": ("sparse_prefill", None, BF16_KINDS),
