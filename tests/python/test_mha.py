@@ -200,8 +200,7 @@ def test_packed_without_memory(name, make, said):
 
 
 @needs_torch
-@pytest.mark.usefixtures("fresh_compiler")
-def test_packed_compiled(name, device):
+def test_packed_compiled(name, device, fresh_compiler):
     kind = Kind("torch", "bfloat16", device)
     arguments = packed(name, Sequences([(5, 5), (9, 9)], h_q=3, h_kv=3), kind)
     function = getattr(flash_mla, name)

@@ -47,8 +47,7 @@ def close(mine, expected, dtype):
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("form", ("flash_attn_varlen_func", KV, QKV))
 @pytest.mark.parametrize("compiled", (False, True))
-@pytest.mark.usefixtures("fresh_compiler")
-def test_gradients(form, causal, dtype, device, compiled):
+def test_gradients(form, causal, dtype, device, compiled, fresh_compiler):
     torch.manual_seed(3)
     kind, lengths = Kind("torch", str(dtype).removeprefix("torch."), device), LENGTHS
     shape = dict(h_kv=2, d=192, d_v=128)
@@ -127,8 +126,7 @@ def learnt(device):
 
 
 @pytest.mark.parametrize("function", (step, logs_lse, logs_a_root_of_lse, breaks_the_graph))
-@pytest.mark.usefixtures("fresh_compiler")
-def test_lse_may_leave_a_compiled_graph(function, device):
+def test_lse_may_leave_a_compiled_graph(function, device, fresh_compiler):
     """The graph has a gradient of every result, and that of lse is 0 if none arrives."""
     gradients = []
     for call in (function, torch.compile(function, backend="aot_eager")):
@@ -139,8 +137,7 @@ def test_lse_may_leave_a_compiled_graph(function, device):
 
 
 @pytest.mark.parametrize("through", ("lse", "both"))
-@pytest.mark.usefixtures("fresh_compiler")
-def test_gradient_that_reaches_lse_of_a_compiled_graph(through, device):
+def test_gradient_that_reaches_lse_of_a_compiled_graph(through, device, fresh_compiler):
     """It is never lost without a sign: what the graph does on a GPU is in the documentation of the function."""
     leaves, cu = learnt(device)
     out, lse = torch.compile(step, backend="aot_eager")(*leaves, cu)
@@ -184,8 +181,7 @@ def test_gradients_through_vmap():
         *[(*row, True) for row in (("argument", True), ("forward", False), ("forward, backward", True), (None, False))],
     ],
 )
-@pytest.mark.usefixtures("fresh_compiler")
-def test_deterministic_algorithms(wanted, asked, compiled, monkeypatch):
+def test_deterministic_algorithms(wanted, asked, compiled, monkeypatch, fresh_compiler):
     """The library is told what holds when the backward pass runs, as PyTorch's own operators are."""
     launch, told = _operations.MHA_BACKWARD.launch, []
 

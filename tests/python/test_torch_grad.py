@@ -70,8 +70,7 @@ def test_detached_input(call, expected, argument):
 
 @each_without_derivative
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.usefixtures("fresh_compiler")
-def test_compiled(call, expected, name, argument, backend, device):
+def test_compiled(call, expected, name, argument, backend, device, fresh_compiler):
     """The call is refused while the graph is made, with an eager call's message inside PyTorch's; under no_grad the graph
     runs."""
 
@@ -89,8 +88,7 @@ def test_compiled(call, expected, name, argument, backend, device):
 
 
 @each_name
-@pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_beside_what_learns(call, device):
+def test_compiled_beside_what_learns(call, device, fresh_compiler):
     """Under grad mode, a gradient bypasses the operation."""
     weight = torch.full((), 3.0, device=device, requires_grad=True)
 
@@ -148,8 +146,7 @@ def with_tangent(f, tensor):
     "name,argument,how",
     [(*each, how) for each in FLOATS for how in (OF_MHA if each[0] == "mha_forward" else DERIVATIVES)],
 )
-@pytest.mark.usefixtures("fresh_compiler")
-def test_derivatives_of_functorch(call, name, argument, how):
+def test_derivatives_of_functorch(call, name, argument, how, fresh_compiler):
     given = call.given()
 
     def total(tensor):

@@ -252,8 +252,7 @@ def test_functionalize(call):
 
 
 @each_name
-@pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_with_a_negative_view(call, name, device):
+def test_compiled_with_a_negative_view(call, name, device, fresh_compiler):
     """The view is made outside of the graph, or inside."""
     first = next(iter(call.inputs))
     expected = call(**call.given())

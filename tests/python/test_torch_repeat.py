@@ -297,8 +297,7 @@ def test_calls_of_many_shapes(device):
 
 @pytest.mark.parametrize("way", ["repeated", "compiled", "operator"])
 @pytest.mark.parametrize("argument,dtype", [("q", torch.float8_e5m2), ("k_cache", torch.bool), ("k_cache", torch.int4)])
-@pytest.mark.usefixtures("fresh_compiler")
-def test_codes_of_another_type(argument, dtype, way, device):
+def test_codes_of_another_type(argument, dtype, way, device, fresh_compiler):
     """No way around the general one lets bytes pass that are no e4m3 codes."""
     if (way, dtype) == ("compiled", torch.int4):
         pytest.skip("PyTorch traces no such tensor")
