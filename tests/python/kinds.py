@@ -7,6 +7,7 @@ to "numpy", only those libraries are tested.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 
@@ -14,7 +15,7 @@ import numpy
 import pytest
 
 from caches import bf16_bits, nearest_bf16, of_bf16_bits
-from capsules import Capsuled
+from flash_mla import _structs
 
 try:
     import ml_dtypes
@@ -97,7 +98,40 @@ class Kind:
         return self.name
 
 
-# ---- bf16 without a library that has it -------------------------------------------------------------------------------
+# ---- Capsules made by hand, and bf16 without a library that has it ----------------------------------------------------
+
+
+class Managed(ctypes.Structure):
+    """DLManagedTensor."""
+
+    _fields_ = [("tensor", _structs.Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+new_capsule = ctypes.pythonapi.PyCapsule_New
+new_capsule.restype = ctypes.py_object
+new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+
+class Capsuled:
+    """An array of that memory, contiguous if it has no strides. Its capsules have no destructor."""
+
+    def __init__(self, data, shape, code, bits, device=(1, 0), lanes=1, strides=None, byte_offset=0):
+        self.shape, self.ndim = shape, len(shape)
+        self._dims = (ctypes.c_int64 * len(shape))(*shape)
+        self._strides = (ctypes.c_int64 * len(shape))(*strides) if strides else None
+        self._managed = Managed()
+        tensor = self._managed.tensor
+        tensor.data, tensor.device, tensor.ndim = data, _structs.Device(*device), len(shape)
+        tensor.dtype, tensor.byte_offset = _structs.DType(code, bits, lanes), byte_offset
+        tensor.shape = ctypes.addressof(self._dims)
+        tensor.strides = ctypes.addressof(self._strides) if strides else None
+
+    def __dlpack_device__(self):
+        device = self._managed.tensor.device
+        return device.device_type, device.id
+
+    def __dlpack__(self, stream=None):
+        return new_capsule(ctypes.addressof(self._managed), b"dltensor", None)
 
 
 class Words(Capsuled):

@@ -8,9 +8,8 @@ import numpy
 import pytest
 
 from attention import Batch, check_decode
-from capsules import Capsuled
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
-from kinds import Kind, each_of, needs_cuda, torch
+from kinds import Capsuled, Kind, each_of, needs_cuda, torch
 from test_families import FAMILIES, new_results
 from test_mha import KV, QKV, check_packed
 from test_sparse import Sparse

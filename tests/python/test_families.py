@@ -14,13 +14,12 @@ from caches import D_QK
 from calls import kinds_for
 from flash_mla import _library, _operations, flash_mla_with_kvcache, get_mla_metadata, merge_states
 from flash_mla._operations import DECODE, DECODE_FP8, MHA
-from capsules import Capsuled
 import test_decode
 import test_decode_fp8
 import test_mha
 import test_sparse
 import test_sparse_prefill
-from kinds import BF16_KINDS, KINDS, WORDS, Kind, ml_dtypes, torch
+from kinds import BF16_KINDS, KINDS, WORDS, Capsuled, Kind, ml_dtypes, torch
 from test_errors import refused
 from test_mha import MHA_KINDS, Sequences
 from test_merge import Parts
