@@ -4,5 +4,4 @@
 # other libraries of the process that need it get this one.
 target_link_options(flashmla PRIVATE -s)
 set_target_properties(flashmla PROPERTIES SKIP_BUILD_RPATH ON) # the wheel contains the build's file unchanged
-install(FILES ${PROJECT_SOURCE_DIR}/src/operations.def DESTINATION flash_mla COMPONENT python)
 install(PROGRAMS $<TARGET_FILE:flashmla> DESTINATION flash_mla RENAME libflashmla.so COMPONENT python)

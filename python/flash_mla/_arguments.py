@@ -24,6 +24,7 @@ _arrays: Any = None
 
 def module_of(function: str, name: str, array: Any) -> Any:
     """Returns the module for the kind of `array`: _torch or _arrays."""
+    global _arrays
     if _torch is not None:
         if _torch.is_array(array):
             return _torch
@@ -31,7 +32,7 @@ def module_of(function: str, name: str, array: Any) -> Any:
         _import_torch()
         return module_of(function, name, array)
     if _arrays is None:
-        _import_arrays()
+        from . import _arrays
     if not _arrays.is_array(array):
         raise TypeError(f"{function}: {name}: is {_arrays.kind_of(array)}, must be a torch.Tensor or {_arrays.KIND}")
     return _arrays
@@ -39,16 +40,7 @@ def module_of(function: str, name: str, array: Any) -> Any:
 
 def _import_torch() -> None:
     global _torch
-    from . import _torch as module
-
-    _torch = module
-
-
-def _import_arrays() -> None:
-    global _arrays
-    from . import _arrays as module
-
-    _arrays = module
+    from . import _torch
 
 
 if "torch" in sys.modules:  # registers the operators that stored programs call
@@ -60,6 +52,14 @@ def check_kinds(function: str, module: Any, *arrays: Tuple[str, Any]) -> None:
     for name, array in arrays:
         if array is not None and not module.is_array(array):
             raise TypeError(f"{function}: {name}: is {module.kind_of(array)}, must be {module.KIND}")
+
+
+def check_given(function: str, module: Any, *arrays: Tuple[str, Any]) -> None:
+    """Checks that there are arrays of the first one's kind."""
+    for name, array in arrays:
+        if array is None:
+            raise TypeError(f"{function}: {name}: is None, must be {module.KIND}")
+    check_kinds(function, module, *arrays)
 
 
 def flag_of(function: str, name: str, value: Any) -> bool:

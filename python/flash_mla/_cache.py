@@ -6,17 +6,12 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from . import _operations
-from ._arguments import check_kinds, format_named, integer_of, module_of, number_of, scale_of
+from ._arguments import check_given, check_kinds, format_named, integer_of, module_of, number_of, scale_of
 
 
-def _cache_scale(function: str, cache_scale: Any, name: str = "cache_scale") -> float:
-    value = number_of(function, name, cache_scale)
-    return value if value == 0 else scale_of(function, name, value, "0 = 1")
-
-
-def _norm_eps(function: str, norm_eps: Any) -> float:
-    value = number_of(function, "norm_eps", norm_eps)
-    return value if value == 0 else scale_of(function, "norm_eps", value, "0: nothing is added")
+def _scale_or_0(function: str, name: str, value: Any, otherwise: str = "0 = 1") -> float:
+    value = number_of(function, name, value)
+    return value if value == 0 else scale_of(function, name, value, otherwise)
 
 
 _ROPE_PAIRS = {None: 0, "interleaved": 1, "halves": 2}  # FMLA_ROPE_…
@@ -70,13 +65,11 @@ def cache_append(
     """
     this = _operations.APPEND
     module = module_of(this, "latent", latent)
-    for name, array in (("kv_cache", kv_cache), ("slot_mapping", slot_mapping)):
-        if array is None:
-            raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
-    check_kinds(this, module, ("rope", rope), ("kv_cache", kv_cache), ("slot_mapping", slot_mapping))
-    check_kinds(this, module, ("norm_weight", norm_weight), ("positions", positions), ("rope_table", rope_table))
-    options = format_named(this, "kv_format", kv_format), _cache_scale(this, cache_scale)
-    changes = _norm_eps(this, norm_eps), _rope_pairs(this, rope_pairs)
+    check_given(this, module, ("kv_cache", kv_cache), ("slot_mapping", slot_mapping))
+    check_kinds(this, module, ("rope", rope), ("norm_weight", norm_weight))
+    check_kinds(this, module, ("positions", positions), ("rope_table", rope_table))
+    options = format_named(this, "kv_format", kv_format), _scale_or_0(this, "cache_scale", cache_scale)
+    changes = _scale_or_0(this, "norm_eps", norm_eps, "0: nothing is added"), _rope_pairs(this, rope_pairs)
     stream = integer_of(this, "stream", stream)
     slots = module.slots_of(this, "slot_mapping", slot_mapping, stream)
     tensors = latent, rope, kv_cache, slots, norm_weight, positions, rope_table
@@ -103,10 +96,9 @@ def cache_gather(
     """
     this = _operations.GATHER
     module = module_of(this, "kv_cache", kv_cache)
-    if slots is None:
-        raise TypeError(f"{this}: slots: is None, must be {module.KIND}")
-    check_kinds(this, module, ("slots", slots), ("out", out))
-    options = format_named(this, "kv_format", kv_format), _cache_scale(this, cache_scale)
+    check_given(this, module, ("slots", slots))
+    check_kinds(this, module, ("out", out))
+    options = format_named(this, "kv_format", kv_format), _scale_or_0(this, "cache_scale", cache_scale)
     stream = integer_of(this, "stream", stream)
     slots = module.slots_of(this, "slots", slots, stream)
     return module.run(_operations.CACHE_GATHER, (kv_cache, slots), (out,), options, stream)
@@ -138,12 +130,9 @@ def cache_convert(
     """
     this = _operations.CONVERT
     module = module_of(this, "src_cache", src_cache)
-    for name, array in (("src_slots", src_slots), ("dst_cache", dst_cache), ("dst_slots", dst_slots)):
-        if array is None:
-            raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
-    check_kinds(this, module, ("src_slots", src_slots), ("dst_cache", dst_cache), ("dst_slots", dst_slots))
+    check_given(this, module, ("src_slots", src_slots), ("dst_cache", dst_cache), ("dst_slots", dst_slots))
     formats = format_named(this, "src_format", src_format), format_named(this, "dst_format", dst_format)
-    scales = _cache_scale(this, src_scale, "src_scale"), _cache_scale(this, dst_scale, "dst_scale")
+    scales = _scale_or_0(this, "src_scale", src_scale), _scale_or_0(this, "dst_scale", dst_scale)
     stream = integer_of(this, "stream", stream)
     sources = module.slots_of(this, "src_slots", src_slots, stream)
     slots = module.slots_of(this, "dst_slots", dst_slots, stream)

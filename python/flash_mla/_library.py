@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The shared library in Python: its functions and its errors. _structs.py has its structs."""
+"""The shared library in Python: its functions and its errors. _structs.py and _argument_structs.py have its structs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ctypes import c_char_p, c_int32, c_int64, c_void_p
 from typing import Any, Mapping, NoReturn, Tuple
 
 from . import _types
-from ._members import MEMBERS
+from ._argument_structs import ARGUMENTS
 from ._structs import Capability, Device, DeviceInfo, Error
 
 CPU, CUDA = 1, 2  # FMLA_DEVICE_…
@@ -39,7 +39,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "fmla_device_describe": (c_int32, [Device, ctypes.POINTER(DeviceInfo)]),
 }
 # These take the address of an argument struct (of a Call: _call.py) and the addresses of the results.
-for _name in MEMBERS:
+for _name in ARGUMENTS:
     _FUNCTIONS[f"fmla_{_name}"] = c_int32, [c_void_p]
 for _name in ("decode_plan", "sparse_plan"):
     _FUNCTIONS[f"fmla_{_name}_partitions"] = c_int32, [c_void_p, c_void_p]

@@ -7,8 +7,8 @@ import math
 from typing import Any, Optional, Tuple
 
 from . import _operations
-from ._arguments import MHA_WIDTHS, check_kinds, check_width, flag_of, integer_of, lse_options, module_of, number_of
-from ._arguments import scale_of, shape_of
+from ._arguments import MHA_WIDTHS, check_given, check_kinds, check_width, flag_of, integer_of, lse_options, module_of
+from ._arguments import number_of, scale_of, shape_of
 
 
 def flash_attn_varlen_func(
@@ -58,34 +58,19 @@ def flash_attn_varlen_func(
     Raises:
         As `flash_mla_with_kvcache`.
     """
-    return _attend(
-        (q, k, v), 0, q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, dropout_p, softmax_scale, causal,
-        deterministic, is_varlen, out, lse, lse_empty, log_base, stream,
-    )  # fmt: skip
+    lengths = cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv
+    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream
+    return _attend((q, k, v), 0, (q, k, v), lengths, rest)
 
 
 def _attend(
-    source: Tuple[Any, Any, Any],
-    d_qk: int,
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_qo: Any,
-    cu_seqlens_kv: Any,
-    max_seqlen_qo: int,
-    max_seqlen_kv: int,
-    dropout_p: float,
-    softmax_scale: Optional[float],
-    causal: bool,
-    deterministic: bool,
-    is_varlen: bool,
-    out: Optional[Any],
-    lse: Optional[Any],
-    lse_empty: float,
-    log_base: float,
-    stream: int,
+    source: Tuple[Any, Any, Any], d_qk: int, parts: Tuple[Any, ...], lengths: Tuple[Any, ...], rest: Tuple[Any, ...]
 ) -> Tuple[Any, Any]:
-    """`source`: the tensors that autograd differentiates: q, k and v, or packed ones, of which d_qk gives the widths."""
+    """`source`: the tensors that autograd differentiates: q, k and v, or packed ones, of which d_qk gives the widths. `parts`: q, k and
+    v. `rest`: the arguments from dropout_p on."""
+    q, k, v = parts
+    cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv = lengths
+    dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream = rest
     this = _operations.MHA
     module = module_of(this, "q", q)
     kind = type(q)
@@ -95,10 +80,8 @@ def _attend(
         and (lse is None or type(lse) is kind)
     ):  # the usual case passes
         arrays = k, v, cu_seqlens_qo, cu_seqlens_kv, out, lse
-        check_kinds(this, module, *zip(_MHA, arrays))
-        for name, array in zip(_MHA, arrays[:4]):
-            if array is None:
-                raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
+        check_given(this, module, *zip(_MHA, arrays[:4]))
+        check_kinds(this, module, *zip(_MHA[4:], arrays[4:]))
     if number_of(this, "dropout_p", dropout_p) != 0:
         raise ValueError(f"{this}: dropout_p: is {dropout_p}, must be 0: there is no dropout")
     reproducible = flag_of(this, "deterministic", deterministic)
@@ -152,11 +135,10 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> Tuple[Any, Any]:
     """Calls `flash_attn_varlen_func` on qkv [tokens, h, 2 · head_dim_qk + d_v]: q, k and v side by side, read in place. Errors
     name one of these."""
-    q, k, v = _parts("flash_attn_varlen_qkvpacked_func", "qkv", qkv, head_dim_qk, 2, stream)
-    return _attend(
-        (None, qkv, None), head_dim_qk, q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
-        deterministic, is_varlen, out, lse, lse_empty, log_base, stream,
-    )  # fmt: skip
+    parts = _parts("flash_attn_varlen_qkvpacked_func", "qkv", qkv, head_dim_qk, 2, stream)
+    lengths = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen
+    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream
+    return _attend((None, qkv, None), head_dim_qk, parts, lengths, rest)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -181,11 +163,10 @@ def flash_attn_varlen_kvpacked_func(
 ) -> Tuple[Any, Any]:
     """Calls `flash_attn_varlen_func` on kv [keys, h_kv, head_dim_qk + d_v]: k and v side by side, read in place. Errors name one
     of these."""
-    k, v = _parts("flash_attn_varlen_kvpacked_func", "kv", kv, head_dim_qk, 1, stream)
-    return _attend(
-        (q, kv, None), head_dim_qk, q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, dropout_p, softmax_scale,
-        causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream,
-    )  # fmt: skip
+    parts = _parts("flash_attn_varlen_kvpacked_func", "kv", kv, head_dim_qk, 1, stream)
+    lengths = cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv
+    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream
+    return _attend((q, kv, None), head_dim_qk, (q, *parts), lengths, rest)
 
 
 def _parts(this: str, name: str, packed: Any, head_dim_qk: Any, count: int, stream: Any) -> Any:

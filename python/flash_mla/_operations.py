@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import defaultdict
-from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from . import _library, _structs
+from ._argument_structs import ARGUMENTS
 from ._call import Call, Struct, contiguous, put_tensor
 from ._library import library
 from ._types import BYTES, FIRST_OF_BYTES, FORMATS, NOT_BYTES, Products, dtype_word, name_of
@@ -132,7 +133,7 @@ class Operation:
         operator: Optional[str] = None,
     ):
         self.name, self.function, self.results, self.operator = name, function, results, operator or name
-        struct_type = _structs.ARGUMENTS[name]
+        struct_type = ARGUMENTS[name]
         words = tensors.split()
         self.tensors, self.options = [word.rstrip("?!#") for word in words], options.split()
         self.names = [name_in(function, tensor) for tensor in self.tensors]
@@ -151,10 +152,6 @@ class Operation:
                 getattr(library, f"fmla_{name}_workspace_{of}") for of in ("size", "bound")
             )
             self._size_at = self._struct_type.workspace_size.offset  # type: ignore[attr-defined]
-        if function != PLAN:
-            _operations.append(self)
-            for told in _told:
-                told(self)
 
     def __call__(
         self, arrays: Any, tensors: Sequence[Any], options: Sequence[Any], stream: int, function: Optional[str] = None
@@ -244,17 +241,6 @@ class Operation:
         return self._ask_bound(call.address, ctypes.addressof(size), None), size.value
 
 
-_operations: list[Operation] = []  # all but the plans
-_told: list[Callable[[Operation], None]] = []
-
-
-def tell(told: Callable[[Operation], None]) -> None:
-    """Calls `told` with each operation except plans, now and when more are added."""
-    _told.append(told)
-    for operation in _operations:
-        told(operation)
-
-
 _NOWHERE = 1 << 12  # an address that is never read; NULL would be refused
 
 
@@ -342,6 +328,8 @@ CACHE_CONVERT = Operation(
     "src_cache# src_slots dst_cache!# dst_slots",
     "src_format dst_format src_scale dst_scale",
 )
+OPERATIONS = [DENSE_DECODE, DENSE_DECODE_FP8, SPARSE_DECODE, SPARSE_PREFILL, MHA_FORWARD, MHA_BACKWARD, MERGE_STATES]
+OPERATIONS += CACHE_APPEND, CACHE_GATHER, CACHE_CONVERT  # all but the plans
 DENSE_PLAN = Operation(*("decode_plan", PLAN), "seqlens partitions! num_splits!", "s_q h_q h_kv")
 SPARSE_PLAN = Operation(
     *("sparse_plan", PLAN),

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""The structs of include/flashmla/flashmla.h, member for member; tests/python/test_layout.py compares them with a C
-compiler's layout of the header. Each line lists neighbours of one type.
+"""The structs of include/flashmla/flashmla.h except the arguments of operations (_argument_structs.py), member for member;
+tests/python/test_layout.py compares all with a C compiler's layout of the header. Each line lists neighbours of one type.
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint64, c_void_p
+from ctypes import c_char_p, c_int32, c_size_t, c_uint8, c_uint16, c_uint64, c_void_p
 from typing import Any
-
-from ._members import MEMBERS
 
 
 def neighbours(type_: Any, names: str) -> list[tuple[str, Any]]:
@@ -57,29 +55,3 @@ class DeviceInfo(ctypes.Structure):
 
 class Error(ctypes.Structure):
     _fields_ = [*neighbours(c_size_t, "struct_size"), *neighbours(c_char_p, "operation argument actual allowed other")]
-
-
-_TYPES = {
-    "TENSOR": c_void_p,
-    "POINTER": c_void_p,
-    "BYTES": c_size_t,
-    "TEXT": c_char_p,
-    "INTEGER": c_int32,
-    "FORMAT": c_int32,
-    "SECOND_FORMAT": c_int32,
-    "PRODUCTS": c_int32,
-    "WIDE": c_int64,
-    "REAL": c_float,
-    "DEVICE": Device,
-}
-
-
-def _arguments(operation: str) -> Any:
-    """Returns the argument struct of an operation."""
-    fields = neighbours(c_size_t, "struct_size")
-    for kind, names in MEMBERS[operation]:
-        fields += neighbours(_TYPES[kind], names)
-    return type(f"fmla_{operation}_args", (ctypes.Structure,), {"_fields_": fields})
-
-
-ARGUMENTS = {operation: _arguments(operation) for operation in MEMBERS}

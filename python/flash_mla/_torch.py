@@ -64,12 +64,9 @@ def _refuse_strange(this: str, names: Sequence[str], tensors: Tuple[Any, ...]) -
 _WRITTEN: Dict[str, Tuple[str, ...]] = {_operations.PLAN: (), _operations.PLAN_FP8: ()}
 
 
-def _note(operation: _operations.Operation) -> None:
-    written = tuple(operation.names[i] for i in operation.written)
-    _WRITTEN[operation.function] = _WRITTEN.get(operation.function, ()) + written
-
-
-_operations.tell(_note)
+for _operation in _operations.OPERATIONS:
+    _written = tuple(_operation.names[i] for i in _operation.written)
+    _WRITTEN[_operation.function] = _WRITTEN.get(_operation.function, ()) + _written
 _repeats: DefaultDict[_operations.Operation, Repeats] = defaultdict(Repeats)
 
 

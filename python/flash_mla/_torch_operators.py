@@ -15,6 +15,7 @@ known whether it will be used.
 from __future__ import annotations
 
 import functools
+from ctypes import c_float, c_int64
 from typing import Any, Iterable, NoReturn, Sequence, Tuple
 
 import torch
@@ -22,8 +23,8 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from . import _library, _operations, _torch_tensors
+from ._argument_structs import ARGUMENTS
 from ._call import contiguous
-from ._members import MEMBERS
 from ._torch_tensors import current_device, current_stream, device_of, is_elsewhere, of_guards, stream_of
 
 # ---- Registration -----------------------------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ def refuse_gradient(function: str, name: str, why: str) -> NoReturn:
 
 # ---- Operators ------------------------------------------------------------------------------------------------------
 
-_FLAGS, _NUMBERS = ("causal", "batch_invariant"), {"REAL": "float", "WIDE": "SymInt"}
+_FLAGS, _NUMBERS = ("causal", "batch_invariant"), {c_float: "float", c_int64: "SymInt"}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, _operations.BF16_OR_FP32: torch.bfloat16}
 
 
@@ -200,8 +201,8 @@ def _add(operation: _operations.Operation) -> None:
     tensors, letters = [], iter("abc")
     for name, may_be_none, written in zip(operation.tensors, operation.may_be_none, operation.is_written):
         tensors.append(f"Tensor{'?' * may_be_none}{f'({next(letters)}!)' if written else ''} {name}")
-    kinds = {member: kind for kind, members in MEMBERS[operation.name] for member in members.split()}
-    numbers = [f"{'bool' if name in _FLAGS else _NUMBERS.get(kinds[name], 'int')} {name}" for name in operation.options]
+    types = {name: type_ for name, type_, *_ in ARGUMENTS[operation.name]._fields_}
+    numbers = [f"{'bool' if name in _FLAGS else _NUMBERS.get(types[name], 'int')} {name}" for name in operation.options]
     name = into_name(operation)
 
     def into(*arguments):
@@ -225,7 +226,8 @@ def _add(operation: _operations.Operation) -> None:
     register(operation.operator, schema, operation.function, make, functools.partial(make, fake=True))
 
 
-_operations.tell(_add)
+for _operation in _operations.OPERATIONS:
+    _add(_operation)
 
 # ---- The plan -------------------------------------------------------------------------------------------------------
 

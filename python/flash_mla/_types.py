@@ -35,20 +35,9 @@ FIRST_OF_BYTES = FORMATS["FP8_656"]
 """This format and all later ones are of bytes."""
 
 KINDS = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5}  # followed by the number of bits
-_ONE_SIZE = {
-    "bool": 6,
-    "float8_e3m4": 7,
-    "float8_e4m3": 8,
-    "float8_e4m3b11fnuz": 9,
-    "float8_e4m3fn": 10,
-    "float8_e4m3fnuz": 11,
-    "float8_e5m2": 12,
-    "float8_e5m2fnuz": 13,
-    "float8_e8m0fnu": 14,
-    "float6_e2m3fn": 15,
-    "float6_e3m2fn": 16,
-    "float4_e2m1fn": 17,
-}
+_FROM_6 = """bool float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz
+float8_e8m0fnu float6_e2m3fn float6_e3m2fn float4_e2m1fn"""
+_ONE_SIZE = {name: code for code, name in enumerate(_FROM_6.split(), 6)}
 _NOBODY_S = 128  # DLPack uses no code from here to 255
 _others: dict[str, int] = {}
 

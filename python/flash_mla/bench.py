@@ -21,7 +21,6 @@ import math
 import os
 import pathlib
 import statistics
-import sys
 import time
 from typing import Any, Callable, Iterator, Optional, Sequence
 from xml.sax.saxutils import escape
@@ -370,15 +369,11 @@ def _parser() -> argparse.ArgumentParser:
     said = argparse.ArgumentParser(
         prog=_NAME, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    said.add_argument("--device", help="cpu, cuda or cuda:N; without it cuda where PyTorch sees a GPU, else cpu")
-    said.add_argument(
-        "--ops", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="OP", help=", ".join(OPERATIONS)
-    )
-    said.add_argument(
-        "--dtype",
-        choices=("bfloat16", "float16"),
-        help="bfloat16 or float16; default bfloat16 where the arrays support it",
-    )
+    add, types = said.add_argument, ("bfloat16", "float16")
+    number: dict[str, Any] = dict(type=_whole, metavar="N")
+    add("--device", help="cpu, cuda or cuda:N; without it cuda where PyTorch sees a GPU, else cpu")
+    add("--ops", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="OP", help=", ".join(OPERATIONS))
+    add("--dtype", choices=types, help="bfloat16 or float16; default bfloat16 where the arrays support it")
     for name, words in (
         ("batch", "requests"),
         ("heads", "query heads; of mha_forward also key heads"),
@@ -386,17 +381,12 @@ def _parser() -> argparse.ArgumentParser:
         ("topk", "keys that a token of a sparse operation selects"),
         ("query-tokens", "tokens of sparse_prefill"),
     ):
-        said.add_argument(f"--{name}", type=_whole, metavar="N", help=f"{words}; replaces the value of each row")
-    said.add_argument(
-        "--runs",
-        type=_whole,
-        default=15,
-        metavar="N",
-        help="runs of a row; default 15, on a CPU at most 3 if a call takes over 2 s",
-    )
-    said.add_argument("--warm", action="store_true", help="leave the caches as the previous run left them")
-    said.add_argument("--json", metavar="FILE", help="write one line of JSON per row as soon as it is timed")
-    said.add_argument("--plot", metavar="FILE", help="write the table as an SVG picture")
+        add(f"--{name}", **number, help=f"{words}; replaces the value of each row")
+    few = "runs of a row; default 15, on a CPU at most 3 if a call takes over 2 s"
+    add("--runs", **number, default=15, help=few)
+    add("--warm", action="store_true", help="leave the caches as the previous run left them")
+    add("--json", metavar="FILE", help="write one line of JSON per row as soon as it is timed")
+    add("--plot", metavar="FILE", help="write the table as an SVG picture")
     return said
 
 
@@ -462,12 +452,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             beginning = f"{row.op:14}  {shown.words():58}"
             try:
                 line = time_row(row, on, options.runs, options.warm)
-            except (
-                MemoryError,
-                NotImplementedError,
-                RuntimeError,
-                ValueError,
-            ) as error:  # also PyTorch's out-of-memory error
+            # RuntimeError is also PyTorch's where there is too little memory.
+            except (MemoryError, NotImplementedError, RuntimeError, ValueError) as error:
                 why = str(error).splitlines()[0] if str(error) else "there is too little memory"
                 say(f"{beginning}  not timed: {why}")
                 continue

@@ -12,20 +12,8 @@ import math
 from typing import Any, Literal, Optional, Tuple, overload
 
 from . import _library, _operations
-from ._arguments import (
-    MLA_WIDTHS,
-    OF_LISTS,
-    OF_TABLES,
-    check_kinds,
-    check_width,
-    extra_format_of,
-    flag_of,
-    integer_of,
-    kv_format_of,
-    lse_options,
-    module_of,
-)
-from ._arguments import of_values, scale_of, shape_of
+from ._arguments import MLA_WIDTHS, OF_LISTS, OF_TABLES, check_given, check_kinds, check_width, extra_format_of, flag_of
+from ._arguments import integer_of, kv_format_of, lse_options, module_of, of_values, scale_of, shape_of
 from ._metadata import FlashMLASchedMeta, get_mla_metadata, get_mla_metadata_dense_fp8, plan_of
 from ._mha import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
 from ._types import FIRST_OF_BYTES
@@ -289,9 +277,8 @@ def merge_states(
     """
     this = _operations.MERGE
     module = module_of(this, "out_parts", out_parts)
-    check_kinds(this, module, ("lse_parts", lse_parts), ("attn_sink", attn_sink), ("out", out), ("lse", lse))
-    if lse_parts is None:
-        raise TypeError(f"{this}: lse_parts: is None, must be {module.KIND}")
+    check_given(this, module, ("lse_parts", lse_parts))
+    check_kinds(this, module, ("attn_sink", attn_sink), ("out", out), ("lse", lse))
     options, stream = lse_options(this, lse_empty, log_base), integer_of(this, "stream", stream)
     return module.run(_operations.MERGE_STATES, (out_parts, lse_parts, attn_sink), (out, lse), options, stream)
 
@@ -369,11 +356,9 @@ def flash_mla_sparse_fwd(
     """
     this = _operations.PREFILL
     module = module_of(this, "q", q)
-    arrays = {"kv": kv, "indices": indices, "topk_length": topk_length, "attn_sink": attn_sink}
-    check_kinds(this, module, *arrays.items(), ("out", out), ("max_logits", max_logits), ("lse", lse))
-    for name in ("kv", "indices"):
-        if arrays[name] is None:
-            raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
+    check_given(this, module, ("kv", kv), ("indices", indices))
+    check_kinds(this, module, ("topk_length", topk_length), ("attn_sink", attn_sink))
+    check_kinds(this, module, ("out", out), ("max_logits", max_logits), ("lse", lse))
     of_q, keys = shape_of(this, module, "q", q, 3), shape_of(this, module, "kv", kv, 3, 4)
     check_width(this, of_q, keys[-1], "kv", MLA_WIDTHS)
     shape_of(this, module, "indices", indices, 3)
@@ -389,7 +374,8 @@ def flash_mla_sparse_fwd(
     if indexer_topk:  # before the others: its out and max_logits are discarded
         inputs = q, kv, module.first(this, q, "indices", indices, indexer_topk, stream), topk_length, None
         out, max_logits, *of_the_first = module.run(operation, inputs, (out, max_logits, None), options, stream, d_v)
-    results = module.run(operation, (q, *arrays.values()), (out, max_logits, lse), options, stream, d_v)
+    inputs = q, kv, indices, topk_length, attn_sink
+    results = module.run(operation, inputs, (out, max_logits, lse), options, stream, d_v)
     return *results, *of_the_first
 
 

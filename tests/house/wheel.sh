@@ -44,8 +44,8 @@ library=$packages/flash_mla/libflashmla.so
 facts=("$packages"/flash_mla-*.dist-info)
 version() { sed -n "s/^#define FMLA_VERSION_$1 \([0-9]*\)$/\1/p" "$root/include/flashmla/flashmla.h"; }
 
-# The modules, the style of pictures, the py.typed marker, the descriptors, and one library.
-(cd "$root/python/flash_mla" && ls -- *.py compat/*.py picture.css py.typed && printf "%s\n" compat libflashmla.so operations.def) | LC_ALL=C sort >"$work/expected"
+# The modules, the style of pictures, the py.typed marker, and one library.
+(cd "$root/python/flash_mla" && ls -- *.py compat/*.py picture.css py.typed && printf "%s\n" compat libflashmla.so) | LC_ALL=C sort >"$work/expected"
 find "$packages/flash_mla" -mindepth 1 -name __pycache__ -prune -o -printf '%P\n' | LC_ALL=C sort |
     diff "$work/expected" - || fail '^ expected (<) and installed (>) files differ'
 

@@ -59,6 +59,26 @@ def dense(q, keys, d_v, scale=None, causal=False, values=None):
     return out, lse
 
 
+def that_name(entries, count, slots):
+    """Returns the first `count` entries of a list (None: all) that name one of the slots."""
+    entries = entries if count is None else entries[: max(0, count)]
+    return entries[(entries >= 0) & (entries < slots)]
+
+
+def over_lists(q, keys, scale=None):
+    """q [b, s_q, h_q, d]; keys(request, token) returns the keys [n, d] that a token sees → out [b, s_q, h_q, 512]; the largest
+    score and lse [b, h_q, s_q], -inf where a row sees no key."""
+    b, s_q, h_q, d = q.shape
+    scale = d**-0.5 if scale is None else scale
+    out, most, lse = numpy.zeros((b, s_q, h_q, 512)), numpy.zeros((b, h_q, s_q)), numpy.zeros((b, h_q, s_q))
+    for r, j in numpy.ndindex(b, s_q):
+        seen = keys(r, j)
+        one, of_row = dense(q[r, j][None], seen[:, None], 512, scale)
+        out[r, j], lse[r, :, j] = one[0], of_row[:, 0]
+        most[r, :, j] = numpy.max(scale * (q[r, j] @ seen.T), axis=1, initial=-math.inf)
+    return out, most, lse
+
+
 # ---- Batches --------------------------------------------------------------------------------------------------------
 
 

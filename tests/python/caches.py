@@ -27,7 +27,7 @@ def bf16_bits(values):
 
 
 def of_bf16_bits(bits):
-    return (bits.astype(numpy.uint32) << 16).view(numpy.float32)
+    return numpy.left_shift(bits, 16, dtype=numpy.uint32).view(numpy.float32)
 
 
 def nearest_bf16(values):

@@ -48,6 +48,12 @@ def is_there(operation, device, element=None, bytes_of_token=None):
     return any(row["available"] and not row["forced_only"] for row in rows)
 
 
+def needs_kernel(operation, kind, bytes_of_token):
+    """Skips the test if none runs for this kind of queries over such an FP8 cache."""
+    if not is_there(operation, kind.device, kind.element, bytes_of_token):
+        pytest.skip(f"no kernel on {kind.device}")
+
+
 def kinds_for(operation, kinds, bytes_of_token=None):
     return [kind for kind in kinds if is_there(operation, kind.device, kind.element, bytes_of_token)]
 

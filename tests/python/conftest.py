@@ -29,3 +29,20 @@ def fresh_compiler():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def call(name, device):
+    """The small call of that name on PyTorch's tensors."""
+    from torch_calls import of
+
+    return of(name, device)
+
+
+@pytest.fixture
+def expected(name, device):
+    """The results of a call with the same values."""
+    from torch_calls import of
+
+    other = of(name, device)
+    return other(**other.given())

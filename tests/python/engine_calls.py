@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The calls of FlashMLA in the published wheels of inference engines, read there and recorded.
 
-A Call names the wheel, file and line; the function of the engine's own wrapper file that it calls; and its arguments in order,
-each under its name ("=" before the name: passed by keyword). A tensor is a T: its type, its dimensions, its strides if it is
+A Call names the wheel, file and line; the function of the engine's own wrapper file that it calls; and its arguments, each
+under its name ("=" before the name: passed by keyword). A tensor is a T: its type, its dimensions, its strides if it is
 not contiguous, and the format of its tokens if their bytes do not imply it. Sizes that depend on a model or a batch are
 letters, with small values here (SIZES).
 """
@@ -106,28 +106,43 @@ def _rows_of_528(page_size):
     return T(BYTES, f"pages {page_size} 1 528", "rows*528 528 528 1", "FP8_528")
 
 
-def _v4_of_vllm(name, file, line, k_cache, extra_k_cache, **sizes):
-    """DeepSeek-V4: a window of the last keys in one cache, and compressed keys in another."""
-    has_extra = extra_k_cache is not None
+def _sparse(
+    name, wheel, file, line, d, k_cache, *more, scale=0.1352, tables=(None, None), metadata=Metadata(part=0), **sizes
+):
+    """`tables`: the block table and the lengths, which sparse decode does not read."""
     return _call(
-        *(name, VLLM, file, line, "flash_mla_with_kvcache"),
-        ("=q", T(BF16, "b 1 h 512")),
+        *(name, wheel, file, line, "flash_mla_with_kvcache"),
+        ("=q", T(BF16, f"b s h {d}")),
         ("=k_cache", k_cache),
-        ("=block_table", None),
+        ("=block_table", tables[0]),
+        ("=cache_seqlens", tables[1]),
         ("=head_dim_v", 512),
-        ("=tile_scheduler_metadata", Metadata(part=0)),
-        ("=cache_seqlens", None),
+        ("=tile_scheduler_metadata", metadata),
+        ("=softmax_scale", scale),
         ("=is_fp8_kvcache", True),
-        ("=indices", T(I32, "b 1 topk")),
-        ("=topk_length", T(I32, "b")),
-        ("=softmax_scale", 0.0442),
-        ("=attn_sink", T(F32, "h")),
-        ("=extra_k_cache", extra_k_cache),
-        ("=extra_indices_in_kvcache", T(I32, "b 1 extra") if has_extra else None),
-        ("=extra_topk_length", T(I32, "b") if has_extra else None),
-        ("=out", T(BF16, "b 1 h 512")),
+        ("=indices", T(I32, "b s topk")),
+        *more,
         **sizes,
     )
+
+
+def _v4(name, wheel, file, line, k_cache, extra_k_cache, *more, **sizes):
+    """DeepSeek-V4: a window of the last keys in one cache, and compressed keys in another."""
+    has_extra = extra_k_cache is not None
+    return _sparse(
+        *(name, wheel, file, line, 512, k_cache),
+        ("=topk_length", T(I32, "b")),
+        ("=attn_sink", T(F32, "h")),
+        ("=extra_k_cache", extra_k_cache),
+        ("=extra_indices_in_kvcache", T(I32, "b s extra") if has_extra else None),
+        ("=extra_topk_length", T(I32, "b") if has_extra else None),
+        *more,
+        **dict(sizes, scale=0.0442),
+    )
+
+
+def _v4_of_vllm(name, file, line, k_cache, extra_k_cache, **sizes):
+    return _v4(name, VLLM, file, line, k_cache, extra_k_cache, ("=out", T(BF16, "b s h 512")), **sizes)
 
 
 def _pages_of_v41(page_size, fp4=False):
@@ -143,63 +158,33 @@ def _tokens_of_v41(page_size, fp4=False):
 
 
 def _dsa_of_sglang(name, d, k_cache, kv_format):
-    return _call(
-        *(name, SGLANG, DSA, 3351, "flash_mla_with_kvcache"),
-        ("=q", T(BF16, f"b 1 h {d}")),
-        ("=k_cache", k_cache),
-        ("=cache_seqlens", T(I32, "b")),
-        ("=head_dim_v", 512),
-        ("=tile_scheduler_metadata", _OF_DSA),
-        ("=softmax_scale", 0.1352),
-        ("=indices", T(I32, "b 1 topk")),
-        ("=block_table", T(I32, "b 0")),
-        ("=is_fp8_kvcache", True),
-        ("=kv_format", kv_format),
-        h=64,
-    )
+    tables = T(I32, "b 0"), T(I32, "b")
+    more = ("=kv_format", kv_format)
+    return _sparse(name, SGLANG, DSA, 3351, d, k_cache, more, tables=tables, metadata=_OF_DSA, h=64)
 
 
 def _v4_of_sglang(name, k_cache, extra_k_cache, use_legacy=True):
     """Line 1268 binds use_legacy to the function earlier."""
-    has_extra = extra_k_cache is not None
+    return _v4(name, SGLANG, SG_V4, 4384, k_cache, extra_k_cache, ("=use_legacy", use_legacy), h=64)
+
+
+def _prefill(name, wheel, file, line, d, *more, sink="h", by="=", strides=None, **sizes):
+    """`sink`: the heads of the sinks; None: there are none. `by`: "" if arguments up to the scale are positional."""
     return _call(
-        *(name, SGLANG, SG_V4, 4384, "flash_mla_with_kvcache"),
-        ("=q", T(BF16, "b 1 h 512")),
-        ("=k_cache", k_cache),
-        ("=head_dim_v", 512),
-        ("=block_table", None),
-        ("=cache_seqlens", None),
-        ("=tile_scheduler_metadata", Metadata(part=0)),
-        ("=softmax_scale", 0.0442),
-        ("=is_fp8_kvcache", True),
-        ("=indices", T(I32, "b 1 topk")),
-        ("=topk_length", T(I32, "b")),
-        ("=attn_sink", T(F32, "h")),
-        ("=extra_k_cache", extra_k_cache),
-        ("=extra_indices_in_kvcache", T(I32, "b 1 extra") if has_extra else None),
-        ("=extra_topk_length", T(I32, "b") if has_extra else None),
-        ("=use_legacy", use_legacy),
-        h=64,
-    )
-
-
-def _prefill(name, wheel, file, line, *arguments, **sizes):
-    return _call(name, wheel, file, line, "flash_mla_sparse_fwd", *arguments, **sizes)
-
-
-def _prefill_of_vllm(name, file, line, d, sink, out, **sizes):
-    """Arguments up to the scale are positional; d_v is not passed."""
-    return _prefill(
-        *(name, VLLM, file, line),
-        ("q", T(BF16, f"tokens h {d}")),
-        ("kv", T(BF16, f"kv 1 {d}")),
-        ("indices", T(I32, "tokens 1 topk")),
-        ("sm_scale", 0.1352),
-        *((("=attn_sink", T(F32, "h")),) if sink else ()),
+        *(name, wheel, file, line, "flash_mla_sparse_fwd"),
+        (f"{by}q", T(BF16, f"tokens {sink or 'h'} {d}", strides)),
+        (f"{by}kv", T(BF16, f"kv 1 {d}")),
+        (f"{by}indices", T(I32, "tokens 1 topk")),
+        (f"{by}sm_scale", {576: 0.1352, 512: 0.0442}[d]),
+        ("=attn_sink", sink and T(F32, sink)),
         ("=topk_length", T(I32, "tokens")),
-        ("=out", T(BF16, "tokens h 512") if out else None),
+        *more,
         **sizes,
     )
+
+
+def _out(heads="h", strides=None):
+    return ("=out", T(BF16, f"tokens {heads} 512", strides))
 
 
 CALLS = [
@@ -221,18 +206,9 @@ CALLS = [
     ),
     # ---- vLLM: sparse decode of DeepSeek-V3.2, over 656 bytes; a mixed batch is one request of many tokens.
     *(
-        _call(
-            *(name, VLLM, file, line, "flash_mla_with_kvcache"),
-            ("=q", T(BF16, "b s h 576")),
-            ("=k_cache", T(BYTES, "pages 64 1 656")),
-            ("=block_table", T(I32, "b 1")),
-            ("=head_dim_v", 512),
-            ("=cache_seqlens", T(I32, "b")),
-            ("=tile_scheduler_metadata", Metadata(part=0)),
-            ("=is_fp8_kvcache", True),
-            ("=indices", T(I32, "b s topk")),
-            ("=softmax_scale", 0.1352),
-            *more,
+        _sparse(
+            *(name, VLLM, file, line, 576, T(BYTES, "pages 64 1 656"), *more),
+            tables=(T(I32, "b 1"), T(I32, "b")),
             **sizes,
         )
         for name, file, line, more, sizes in (
@@ -251,32 +227,15 @@ CALLS = [
     _v4_of_vllm("vllm_v41_528_c1", V41, 251, _rows_of_528(32), _rows_of_528(128), h=64),
     _v4_of_vllm("vllm_v41_528_c2", V41, 251, _rows_of_528(32), _rows_of_528(64), h=128, b=2),
     # ---- vLLM: sparse prefill over keys that it has gathered.
-    _prefill_of_vllm("vllm_prefill", SPARSE, 1393, 576, False, False, h=64),
-    _prefill_of_vllm("vllm_prefill_out", SPARSE, 1393, 576, False, True, h=64),
-    _prefill_of_vllm("vllm_prefill_sink", HY, 267, 576, True, True, h=64),
-    _prefill(
-        *("vllm_v4_prefill", VLLM, V4, 390),
-        ("=q", T(BF16, "tokens h 512")),
-        ("=kv", T(BF16, "kv 1 512")),
-        ("=indices", T(I32, "tokens 1 topk")),
-        ("=sm_scale", 0.0442),
-        ("=attn_sink", T(F32, "h")),
-        ("=topk_length", T(I32, "tokens")),
-        ("=out", T(BF16, "tokens h 512")),
-        h=64,
-    ),
+    _prefill("vllm_prefill", VLLM, SPARSE, 1393, 576, ("=out", None), sink=None, by="", h=64),
+    _prefill("vllm_prefill_out", VLLM, SPARSE, 1393, 576, _out(), sink=None, by="", h=64),
+    _prefill("vllm_prefill_sink", VLLM, HY, 267, 576, _out(), by="", h=64),
+    _prefill("vllm_v4_prefill", VLLM, V4, 390, 512, _out(), h=64),
     # Only the real heads of 64: slices of q, of the sinks and of out.
     *(
         _prefill(
-            *(f"vllm_v41_prefill_{heads}_heads", VLLM, V41, 372),
-            ("=q", T(BF16, "tokens real 512", "64*512 512 1")),
-            ("=kv", T(BF16, "kv 1 512")),
-            ("=indices", T(I32, "tokens 1 topk")),
-            ("=sm_scale", 0.0442),
-            ("=attn_sink", T(F32, "real")),
-            ("=topk_length", T(I32, "tokens")),
-            ("=out", T(BF16, "tokens real 512", "64*512 512 1")),
-            real=heads,
+            *(f"vllm_v41_prefill_{heads}_heads", VLLM, V41, 372, 512, _out("real", "64*512 512 1")),
+            **dict(sink="real", strides="64*512 512 1", real=heads),
         )
         for heads in (8, 16, 32)
     ),
@@ -315,28 +274,8 @@ CALLS = [
     _v4_of_sglang("sglang_v41_new_c2", _tokens_of_v41(256), _tokens_of_v41(128, fp4=True), use_legacy=False),
     _v4_of_sglang("sglang_v41_new_c2_fp8", _tokens_of_v41(256), _tokens_of_v41(128), use_legacy=False),
     # ---- SGLang: sparse prefill; the first over the cache itself, the second over keys that it has gathered.
-    _prefill(
-        *("sglang_dsa_prefill", SGLANG, DSA, 2865),
-        ("=q", T(BF16, "tokens h 576")),
-        ("=kv", T(BF16, "kv 1 576")),
-        ("=indices", T(I32, "tokens 1 topk")),
-        ("=sm_scale", 0.1352),
-        ("=d_v", 512),
-        ("=attn_sink", None),
-        ("=topk_length", T(I32, "tokens")),
-        h=64,
-    ),
-    _prefill(
-        *("sglang_v4_prefill", SGLANG, SG_V4, 4496),
-        ("=q", T(BF16, "tokens h 512")),
-        ("=kv", T(BF16, "kv 1 512")),
-        ("=indices", T(I32, "tokens 1 topk")),
-        ("=sm_scale", 0.0442),
-        ("=d_v", 512),
-        ("=attn_sink", T(F32, "h")),
-        ("=topk_length", T(I32, "tokens")),
-        h=64,
-    ),
+    _prefill("sglang_dsa_prefill", SGLANG, DSA, 2865, 576, ("=d_v", 512), sink=None, h=64),
+    _prefill("sglang_v4_prefill", SGLANG, SG_V4, 4496, 512, ("=d_v", 512), h=64),
 ]
 
 # ---- The engines' own wrapper files: the functions that flash_mla.compat has, as they are declared there ---------------
@@ -396,7 +335,24 @@ BACK_ENDS = [
     ),
 ]
 
+_VARLEN = {
+    "flash_attn_varlen_func": f"q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, {_PACKED}",
+    "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, head_dim_qk, {_PACKED}",
+    "flash_attn_varlen_kvpacked_func": "q, kv, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, head_dim_qk, "
+    + _PACKED,
+}
 SIGNATURES = {
+    "flash_mla": {  # FlashMLA's own
+        "get_mla_metadata": f"{_PLAN}, *args, **kwargs",  # of 2025; that of 2026 ignores all arguments
+        # The last two since September 2026; is_fp8_kvcache was False, and is True since then.
+        "flash_mla_with_kvcache": f"{_TOKENS}, num_splits=None, softmax_scale=None, causal=False, is_fp8_kvcache=None, "
+        f"indices=None, attn_sink=None, {_EXTRA}, out=None, enable_batch_invariant=False",
+        "flash_mla_sparse_fwd": f"{_LISTS}, indexer_topk=0",
+        "get_mla_metadata_dense_fp8": "cache_seqlens, num_q_tokens_per_head_k, num_heads_k",  # these two are vLLM's
+        "flash_mla_with_kvcache_fp8": f"{_TOKENS}, num_splits=None, softmax_scale=None, causal=False, descale_q=None, "
+        "descale_k=None",
+        **_VARLEN,
+    },
     "vllm": {  # vllm/v1/attention/ops/flashmla.py and vllm/third_party/flashmla/flash_mla_interface.py, vllm 0.33.0
         "_is_flashmla_available": "",
         "is_flashmla_dense_supported": "",
@@ -408,10 +364,7 @@ SIGNATURES = {
         "flash_mla_with_kvcache_fp8": f"{_TOKENS}, num_splits, softmax_scale=None, causal=False, descale_q=None, "
         "descale_k=None",
         "flash_mla_sparse_fwd": f"{_LISTS}, out=None",
-        "flash_attn_varlen_func": "q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, " + _PACKED,
-        "flash_attn_varlen_qkvpacked_func": "qkv, cu_seqlens, max_seqlen, head_dim_qk, " + _PACKED,
-        "flash_attn_varlen_kvpacked_func": "q, kv, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, "
-        "head_dim_qk, " + _PACKED,
+        **_VARLEN,
     },
     "sglang": {  # sglang/kernels/ops/attention/flash_mla_interface.py, sglang 0.5.23
         "get_mla_metadata": _PLAN,

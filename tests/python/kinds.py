@@ -7,13 +7,15 @@ to "numpy", only those libraries are tested.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 
 import numpy
 import pytest
 
-from capsules import Capsuled
+from caches import bf16_bits, nearest_bf16, of_bf16_bits
+from flash_mla import _structs
 
 try:
     import ml_dtypes
@@ -24,9 +26,8 @@ torch = None
 if "torch" in LIBRARIES and importlib.util.find_spec("torch"):
     import torch
 
-    torch.set_num_threads(
-        1
-    )  # otherwise conversions wait for its threads, which compete with the library's: half of the time of these tests
+    # Otherwise conversions wait for its threads, which compete with the library's: half of the time of these tests.
+    torch.set_num_threads(1)
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 needs_cuda = pytest.mark.skipif(torch is None or not torch.cuda.is_available(), reason="PyTorch sees no GPU")
@@ -97,7 +98,40 @@ class Kind:
         return self.name
 
 
-# ---- bf16 without a library that has it -------------------------------------------------------------------------------
+# ---- Capsules made by hand, and bf16 without a library that has it ----------------------------------------------------
+
+
+class Managed(ctypes.Structure):
+    """DLManagedTensor."""
+
+    _fields_ = [("tensor", _structs.Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+new_capsule = ctypes.pythonapi.PyCapsule_New
+new_capsule.restype = ctypes.py_object
+new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+
+class Capsuled:
+    """An array of that memory, contiguous if it has no strides. Its capsules have no destructor."""
+
+    def __init__(self, data, shape, code, bits, device=(1, 0), lanes=1, strides=None, byte_offset=0):
+        self.shape, self.ndim = shape, len(shape)
+        self._dims = (ctypes.c_int64 * len(shape))(*shape)
+        self._strides = (ctypes.c_int64 * len(shape))(*strides) if strides else None
+        self._managed = Managed()
+        tensor = self._managed.tensor
+        tensor.data, tensor.device, tensor.ndim = data, _structs.Device(*device), len(shape)
+        tensor.dtype, tensor.byte_offset = _structs.DType(code, bits, lanes), byte_offset
+        tensor.shape = ctypes.addressof(self._dims)
+        tensor.strides = ctypes.addressof(self._strides) if strides else None
+
+    def __dlpack_device__(self):
+        device = self._managed.tensor.device
+        return device.device_type, device.id
+
+    def __dlpack__(self, stream=None):
+        return new_capsule(ctypes.addressof(self._managed), b"dltensor", None)
 
 
 class Words(Capsuled):
@@ -125,14 +159,12 @@ class WordsKind(Kind):
     def array(self, values, dtype=None):
         if dtype not in (None, "bfloat16"):
             return super().array(values, dtype)
-        values = numpy.asarray(values, numpy.float32)
-        bits = values.view(numpy.uint32)
-        rounded = (bits + (bits >> 16 & 1) + numpy.uint32(0x7FFF)) >> 16
-        return Words(numpy.where(numpy.isnan(values), 0x7FC0, rounded).astype(numpy.uint16))
+        words = bf16_bits(nearest_bf16(values))
+        return Words(numpy.where(numpy.isnan(values), numpy.uint16(0x7FC0), words))
 
     def float64(self, array):
         if isinstance(array, Words):
-            array = (array.words.astype(numpy.uint32) << 16).view(numpy.float32)
+            array = of_bf16_bits(array.words)
         return super().float64(array)
 
     def bits(self, array):
@@ -153,12 +185,18 @@ def _kinds():
     return [kind for kind in kinds if kind.library in LIBRARIES]
 
 
+def each_of(values):
+    """Returns a fixture that is each of the values in turn."""
+    return pytest.fixture(params=values, ids=str)(lambda request: request.param)
+
+
 KINDS = _kinds()
 TORCH_KINDS = [kind for kind in KINDS if kind.is_torch]
-each_kind = pytest.mark.parametrize("kind", KINDS, ids=repr)
 DEVICES = sorted({kind.device for kind in TORCH_KINDS})
-each_device = pytest.mark.parametrize("device", DEVICES)
 each_torch_kind = pytest.mark.parametrize("kind", TORCH_KINDS, ids=repr)
+
+# Fixtures: a test that has one of these arguments, in a file that imports it, runs for each kind or device.
+kind, device = each_of(KINDS), each_of(DEVICES)
 
 # For functions that only compute in bf16.
 WORDS = WordsKind()

@@ -14,21 +14,7 @@ from flash_mla import _library, _structs, bench, info
 from kinds import needs_cuda, needs_torch, torch
 from programs import run
 
-SMALL = [
-    "--batch",
-    "2",
-    "--heads",
-    "4",
-    "--seq-len",
-    "130",
-    "--topk",
-    "70",
-    "--query-tokens",
-    "3",
-    "--runs",
-    "2",
-    "--warm",
-]
+SMALL = "--batch 2 --heads 4 --seq-len 130 --topk 70 --query-tokens 3 --runs 2 --warm".split()
 
 
 def fields(table):

@@ -4,31 +4,19 @@
 import numpy
 import pytest
 
-from caches import nearest_bf16
+from caches import NAMED, nearest_bf16, nearest_e4m3
 from calls import Call
 from flash_mla import cache_append, cache_convert, cache_gather
-from kinds import each_kind, each_torch_kind, torch
+from flash_mla._types import Format
+from kinds import each_torch_kind, kind, torch
 
 TOKENS, PAGES, PAGE_SIZE, SCALE = 7, 3, 4, 0.25
 SLOTS = [11, 0, -1, 4, 7, 2, 9]
-BYTES = {
-    "FP8_656": 656,
-    "FP8_584": 584,
-    "FP8_576": 576,
-    "FP8_528": 528,
-    "FP8_528_SPLIT": 528,
-    "FP4_288": 288,
-    "FP4_288_SPLIT": 288,
-    "FP8_528_F32": 528,
-}
+BYTES = {name: int(name.split("_")[1]) for name in Format.__members__ if name.startswith("FP") and "_" in name}
 FORMATS = ["BF16", "FP16", *BYTES]
-GROUPS = {  # number of e4m3 values, and how many share a scale
-    "FP8_656": (512, 128),
-    "FP8_584": (448, 64),
-    "FP8_528": (512, 32),
-    "FP8_528_SPLIT": (512, 32),
-    "FP8_528_F32": (512, 128),
-}
+# The number of e4m3 values, and how many share a scale.
+GROUPS = {"FP8_656": (512, 128), "FP8_584": (448, 64)}
+GROUPS.update({name: (512, share) for name, (_, _, share, _) in NAMED.items() if name.startswith("FP8")})
 
 
 def d_qk(kv_format):
@@ -55,14 +43,6 @@ def new_cache(kind, kv_format, fill=60, size=576):
     return kind.array(numpy.full((PAGES, PAGE_SIZE, 1, size), 1.0), dtype)
 
 
-def to_e4m3(x):
-    """Returns the values of e4m3 nearest to x, ties to even."""
-    magnitude = numpy.abs(x)
-    exponent = numpy.floor(numpy.log2(numpy.maximum(magnitude, 2.0**-6)))
-    step = 2.0 ** (exponent - 3)
-    return numpy.sign(x) * numpy.minimum(numpy.round(magnitude / step) * step, 448.0)
-
-
 def to_e2m1(x):
     """Returns the values of e2m1 nearest to x, ties to even: steps of 0.5 below 2, of 1 below 4, of 2 above."""
     magnitude = numpy.minimum(numpy.abs(x), 6.0)
@@ -76,16 +56,18 @@ def kept(kv_format, values):
     if kv_format in ("BF16", "FP16"):
         return values
     if kv_format == "FP8_576":
-        return to_e4m3(values / SCALE) * SCALE
+        return nearest_e4m3(values / SCALE) * SCALE
     if kv_format.startswith("FP4"):
         groups = values.reshape(len(values), -1, 16)
-        scale = to_e4m3(numpy.clip(numpy.abs(groups).max(-1, keepdims=True) / 6, 2.0**-9, 448))
+        scale = nearest_e4m3(numpy.clip(numpy.abs(groups).max(-1, keepdims=True) / 6, 2.0**-9, 448))
         return (to_e2m1(groups / scale) * scale).reshape(values.shape)
     nope, group = GROUPS[kv_format]
     groups = values[:, :nope].reshape(len(values), -1, group)
     amax = numpy.abs(groups).max(-1, keepdims=True)
     scale = 2.0 ** numpy.ceil(numpy.log2(numpy.maximum(amax / 448, 1e-4)))
-    return numpy.concatenate([(to_e4m3(groups / scale) * scale).reshape(len(values), nope), values[:, nope:]], axis=1)
+    return numpy.concatenate(
+        [(nearest_e4m3(groups / scale) * scale).reshape(len(values), nope), values[:, nope:]], axis=1
+    )
 
 
 def append(kind, kv_format, cache, apart, values):
@@ -100,7 +82,6 @@ def expected(kv_format, values):
     return rows
 
 
-@each_kind
 @pytest.mark.parametrize("kv_format", FORMATS)
 @pytest.mark.parametrize("apart", [False, True])
 def test_what_was_appended_is_gathered(kind, kv_format, apart):
@@ -118,18 +99,18 @@ def test_what_was_appended_is_gathered(kind, kv_format, apart):
     assert kind.dtype_name(made) == (wide if kv_format in BYTES else kind.dtype_name(cache))
 
 
-def rounded(kind, x):
-    """Rounds fp32 values to the type of the kind's arrays."""
-    if kind.element == "float32":
-        return x
-    return nearest_bf16(x) if kind.element == "bfloat16" else x.astype(numpy.float16).astype(numpy.float32)
+def rounded(x, element):
+    """Rounds fp32 values to a type."""
+    if element in ("bfloat16", "BF16"):
+        return nearest_bf16(x)
+    return x.astype(numpy.float16).astype(numpy.float32) if element in ("float16", "FP16") else x
 
 
 def normed(kind, x, weight, eps):
     """Computes the RMS norm of the first 512 values: the mean in double, its factor and two products in fp32."""
     mean = (x[:, :512].astype(numpy.float64) ** 2).mean(axis=1, keepdims=True)
     factor = (1 / numpy.sqrt(mean + numpy.float64(numpy.float32(eps)))).astype(numpy.float32)
-    return numpy.concatenate([rounded(kind, x[:, :512] * factor * weight), x[:, 512:]], axis=1)
+    return numpy.concatenate([rounded(x[:, :512] * factor * weight, kind.element), x[:, 512:]], axis=1)
 
 
 def turned(kind, x, rows, pairs):
@@ -137,7 +118,7 @@ def turned(kind, x, rows, pairs):
     cosine, sine = rows[:, :32], rows[:, 32:]
     last = x[:, -64:]
     a, b = (last[:, ::2], last[:, 1::2]) if pairs == "interleaved" else (last[:, :32], last[:, 32:])
-    a, b = rounded(kind, a * cosine - b * sine), rounded(kind, b * cosine + a * sine)
+    a, b = rounded(a * cosine - b * sine, kind.element), rounded(b * cosine + a * sine, kind.element)
     order = numpy.stack([a, b], axis=-1).reshape(last.shape) if pairs == "interleaved" else numpy.hstack([a, b])
     return numpy.concatenate([x[:, :-64], order], axis=1)
 
@@ -147,7 +128,6 @@ def rope_table(positions, base=1e4):
     return numpy.hstack([numpy.cos(angle), numpy.sin(angle)]).astype(numpy.float32)
 
 
-@each_kind
 @pytest.mark.parametrize("kv_format", FORMATS)
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("pairs", [None, "interleaved", "halves"])
@@ -156,9 +136,9 @@ def test_norm_and_rope(kind, kv_format, norm, pairs):
     if not norm and not pairs:
         return
     cache, x = new_cache(kind, kv_format), vectors(kv_format)
-    x = rounded(kind, x)
+    x = rounded(x, kind.element)
     random, table = numpy.random.default_rng(7), rope_table(40)
-    weight = rounded(kind, random.normal(1, 0.3, 512).astype(numpy.float32))
+    weight = rounded(random.normal(1, 0.3, 512).astype(numpy.float32), kind.element)
     positions = [3, 39, 10**6, 0, 3, 17, 8]  # arbitrary for a skipped token
     options = {"cache_scale": scale_of(kv_format)}
     if norm:
@@ -172,8 +152,7 @@ def test_norm_and_rope(kind, kv_format, norm, pairs):
     cache_append(whole[:, :-64], whole[:, -64:], cache, kind.array(SLOTS, "int64"), kv_format, **options)
     x = normed(kind, x, weight, 1e-5) if norm else x
     x = turned(kind, x, table[numpy.minimum(positions, 39)], pairs) if pairs else x
-    if kv_format in ("BF16", "FP16"):  # an array of such a cache has that type
-        x = x if kv_format == {"bfloat16": "BF16", "float16": "FP16"}.get(kind.element) else narrowed(kv_format, x)
+    x = rounded(x, kv_format)  # a cache of values has their type
     got = cache_gather(
         cache,
         kind.array(SLOTS, "int64"),
@@ -187,11 +166,6 @@ def test_norm_and_rope(kind, kv_format, norm, pairs):
     assert numpy.array_equal(kind.float64(got), wanted)
 
 
-def narrowed(kv_format, x):
-    return nearest_bf16(x) if kv_format == "BF16" else x.astype(numpy.float16).astype(numpy.float32)
-
-
-@each_kind
 def test_other_slots_stay(kind):
     cache = new_cache(kind, "FP8_656")
     append(kind, "FP8_656", cache, True, vectors("FP8_656"))
@@ -200,7 +174,6 @@ def test_other_slots_stay(kind):
     assert (rows[others] == 60).all() and (rows[11] != 60).any()
 
 
-@each_kind
 @pytest.mark.parametrize("kv_format", list(BYTES))
 def test_no_slot_is_a_row_of_zeros(kind, kv_format):
     cache = new_cache(kind, kv_format)
@@ -219,24 +192,6 @@ def test_torch_types_of_one_byte(kind):
         assert numpy.array_equal(kind.float64(made), expected("FP8_656", values))
 
 
-@pytest.mark.usefixtures("fresh_compiler")
-@each_torch_kind
-def test_compiled(kind):
-    """A call compiles to one graph, without a break, with the same bits."""
-    values = kind.array(vectors("FP8_584"))
-    slots = kind.array(SLOTS, "int64")
-
-    def step(cache):
-        cache_append(values[:, :448], values[:, 448:], cache, slots, "FP8_584")
-        return cache_gather(cache, slots, "FP8_584")
-
-    caches = [new_cache(kind, "FP8_584") for _ in range(2)]
-    plain = step(caches[0])
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(caches[1])
-    assert kind.bits(plain) == kind.bits(compiled) and kind.bits(caches[0]) == kind.bits(caches[1])
-
-
-@each_kind
 @pytest.mark.parametrize("step", [1, 3])
 def test_slots_of_32_bits(kind, step):
     """Some libraries make only 32-bit slots by default. Unlike int64 slots, they need not be contiguous."""
@@ -251,7 +206,6 @@ def test_slots_of_32_bits(kind, step):
     assert kind.bits(gathered[0]) == kind.bits(gathered[1])
 
 
-@each_kind
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.parametrize("target", FORMATS)
 def test_convert(kind, source, target):
@@ -275,7 +229,7 @@ def test_convert(kind, source, target):
     )
     out = kind.full((TOKENS, size), 9, "float32")
     cache_gather(caches[1], kind.array(to, "int64"), target, out=out, cache_scale=scale_of(target))
-    wanted = kept(target, narrowed_to(target, kept(source, narrowed_to(source, values))))
+    wanted = kept(target, rounded(kept(source, rounded(values, source)).astype(numpy.float32), target))
     wanted[3] = 0
     got = kind.float64(out)
     rows = [0, 1, 3, 4, 5, 6]
@@ -283,12 +237,6 @@ def test_convert(kind, source, target):
     assert (got[2] != wanted[2]).any()  # slot 1 was not written
 
 
-def narrowed_to(kv_format, values):
-    """Returns values in the format's own type if it stores values; all here are exact in bf16."""
-    return narrowed(kv_format, numpy.asarray(values, numpy.float32)) if kv_format in ("BF16", "FP16") else values
-
-
-@each_kind
 @pytest.mark.parametrize(
     "argument, entries, words",
     [
@@ -306,7 +254,6 @@ def test_entry_that_is_none(kind, argument, entries, words):
         call(**call.outputs)
 
 
-@each_kind
 def test_norm_and_rope_that_do_not_fit(kind):
     """Arguments that belong together must be passed together."""
     call = Call("cache_append-656", kind)

@@ -14,8 +14,12 @@ from programs import run
 
 INFO = ("-m", "flash_mla.info")
 BENCH = ("-m", "flash_mla.bench", "--device", "cpu", "--ops", "mha_forward", "--seq-len", "64", "--runs", "1")
-COMMANDS = pytest.mark.parametrize("command", [INFO, BENCH], ids=["info", "bench"])
 BUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+
+
+@pytest.fixture(params=[INFO, BENCH], ids=["info", "bench"])
+def command(request):
+    return request.param
 
 
 def started(command, stdout, **environment):
@@ -25,7 +29,6 @@ def started(command, stdout, **environment):
     )
 
 
-@COMMANDS
 @BUFFERED
 def test_full_disk(command, unbuffered):
     with open("/dev/full", "w") as full:
@@ -42,7 +45,6 @@ def test_full_disk_of_a_file(option):
     assert done.stderr == said and done.returncode == 1 and "TFLOP/s" in done.stdout
 
 
-@COMMANDS
 @BUFFERED
 def test_pipe_that_is_closed(command, unbuffered):
     reading, writing = os.pipe()
@@ -52,7 +54,6 @@ def test_pipe_that_is_closed(command, unbuffered):
     assert process.communicate()[1] == "" and process.returncode == 128 + signal.SIGPIPE
 
 
-@COMMANDS
 def test_help_on_a_full_disk(command):
     with open("/dev/full", "w") as full:
         process = started((*command[:2], "--help"), full, PYTHONUNBUFFERED="")
@@ -60,7 +61,6 @@ def test_help_on_a_full_disk(command):
     assert process.returncode == 1
 
 
-@COMMANDS
 def test_without_standard_output(command):
     done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, *command], capture_output=True, text=True)
     assert done.stderr == "" and done.returncode == 0
@@ -83,14 +83,12 @@ def test_interrupt_of_any_command():
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 130)
 
 
-@COMMANDS
 def test_output_in_ascii(command):
     """The table has a µ, which the output may not have."""
     done = run(*command, PYTHONIOENCODING="ascii")
     assert done.stderr == "" and done.returncode == 0
 
 
-@COMMANDS
 @pytest.mark.parametrize("library", ["nowhere", "text", "a folder", "another library"])
 def test_library_that_is_none(command, library, tmp_path):
     (tmp_path / "text").write_text("no library\n")

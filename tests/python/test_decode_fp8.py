@@ -4,22 +4,17 @@
 Shapes on a GPU are supported by Hopper's kernel.
 """
 
-import inspect
 import re
 
 import numpy
 import pytest
 
 from attention import BatchFp8, check_fp8
-from calls import is_there
-from flash_mla import (
-    flash_mla_with_kvcache,
-    flash_mla_with_kvcache_fp8,
-    get_mla_metadata,
-    get_mla_metadata_dense_fp8,
-)
-from kinds import BF16_KINDS, ml_dtypes, torch
+from calls import needs_kernel
+from flash_mla import flash_mla_with_kvcache, flash_mla_with_kvcache_fp8, get_mla_metadata, get_mla_metadata_dense_fp8
+from kinds import BF16_KINDS, each_of, ml_dtypes
 from programs import output_of
+from test_decode import SHAPES_OF_BYTES
 
 SHAPES = [
     dict(lengths=[100], h_q=16),
@@ -30,14 +25,7 @@ SHAPES = [
     dict(lengths=[2000, 5], h_q=16, causal=True),
     dict(lengths=[2000, 700, 64], h_q=128),
 ]
-SHAPES_OF_CPUS = [
-    dict(lengths=[1, 64, 65, 0, 200], h_q=1),
-    dict(lengths=[3, 70, 0], h_q=3, s_q=4, causal=True),
-    dict(lengths=[0, 0], h_q=3),
-    dict(lengths=[40, 17, 0, 33], h_q=16, page_size=16),
-    dict(lengths=[20, 1, 9], h_q=16, page_size=1, s_q=2, causal=True),
-    dict(lengths=[50, 7], h_q=3, s_q=2, table=False, page_size=100, causal=True),
-]
+SHAPES_OF_CPUS = [shape for shape in SHAPES_OF_BYTES if shape not in SHAPES]
 # Scales that are powers of two or not, one of the two, and none; queries with values, over either cache.
 WAYS = [
     dict(q_scale=2.0**-10, kv_scale=2.0**-10),
@@ -53,8 +41,7 @@ WAYS = [
 
 def batch_for(kind, **shape):
     """Returns a batch; skips if no kernel on the kind's device takes it."""
-    if not is_there("dense_decode_fp8", kind.device, kind.element, shape.get("layout", 576)):
-        pytest.skip(f"no kernel on {kind.device}")
+    needs_kernel("dense_decode_fp8", kind, shape.get("layout", 576))
     return BatchFp8(**shape)
 
 
@@ -67,10 +54,9 @@ def call(kind, arguments, **options):
     return flash_mla_with_kvcache_fp8(**{**arguments, **options})
 
 
-each_kind = pytest.mark.parametrize("kind", BF16_KINDS, ids=repr)
+kind = each_of(BF16_KINDS)
 
 
-@each_kind
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES + SHAPES_OF_CPUS, ids=str)
 def test_values(kind, shape, way):
@@ -93,39 +79,6 @@ def test_values(kind, shape, way):
 # ---- Arguments ------------------------------------------------------------------------------------------------------
 
 
-def test_arguments_are_those_of_vllm():
-    """Compares positions and names."""
-    assert list(inspect.signature(get_mla_metadata_dense_fp8).parameters) == OF_PLAN
-    parameters = inspect.signature(flash_mla_with_kvcache_fp8).parameters
-    assert [name for name, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY] == OF_VLLM
-
-
-OF_PLAN = ["cache_seqlens", "num_q_tokens_per_head_k", "num_heads_k"]
-OF_VLLM = """q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal descale_q
-descale_k""".split()
-
-
-@pytest.mark.parametrize("kind", [kind for kind in BF16_KINDS if kind.makes], ids=repr)
-@pytest.mark.parametrize("by_name", [False, True])
-def test_call_of_vllm(kind, by_name):
-    """Passes arrays of a type for e4m3."""
-    batch = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16, q_scale=2.0**-10, kv_scale=2.0**-9)
-    given = batch.arguments(kind)
-    for name in ("q", "k_cache"):
-        given[name] = given[name].view(torch.float8_e4m3fn if kind.is_torch else ml_dtypes.float8_e4m3fn)
-    plan = dict(zip(OF_PLAN, (given["cache_seqlens"], 2 * 16, 1)))
-    plan = get_mla_metadata_dense_fp8(**plan) if by_name else get_mla_metadata_dense_fp8(*plan.values())
-    arrays = [given[name] for name in OF_VLLM[:4]]
-    values = *arrays, 512, *plan, 0.3, True, given["descale_q"], given["descale_k"]
-    for _ in range(4):
-        if by_name:
-            got = flash_mla_with_kvcache_fp8(**dict(zip(OF_VLLM, values)))
-        else:
-            got = flash_mla_with_kvcache_fp8(*values)
-        check_fp8(kind, got, batch.expected(kind, scale=0.3, causal=True))
-
-
-@each_kind
 def test_scales_are_read_by_each_call(kind):
     """A call reads the scales from memory when it runs; without one it uses 1."""
     ones = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16)
@@ -141,7 +94,6 @@ def test_scales_are_read_by_each_call(kind):
         check_fp8(kind, call(kind, arguments), ones.expected(kind))
 
 
-@each_kind
 def test_values_are_quantised_row_by_row(kind):
     """Rows of all magnitudes, one of them zeros, do not depend on each other."""
     batch = batch_for(kind, lengths=[100, 30], s_q=2, h_q=16, codes=False)
@@ -150,7 +102,6 @@ def test_values_are_quantised_row_by_row(kind):
     check_fp8(kind, call(kind, batch.arguments(kind)), batch.expected(kind))
 
 
-@each_kind
 @pytest.mark.parametrize("code", [127, 255])
 def test_nan_among_the_codes_goes_through(kind, code):
     """A NaN in a query reaches only its row."""
@@ -165,7 +116,6 @@ def test_nan_among_the_codes_goes_through(kind, code):
 # ---- Metadata -------------------------------------------------------------------------------------------------------
 
 
-@each_kind
 @pytest.mark.parametrize("lengths,rows", [([300, 0, 65], 32), ([1] * 40, 128), ([], 16)])
 def test_metadata(kind, lengths, rows):
     """The tables are those of get_mla_metadata, bit for bit."""
@@ -175,7 +125,6 @@ def test_metadata(kind, lengths, rows):
     assert all(mine.shape == its.shape and mine.dtype == its.dtype for mine, its in zip(tables, expected))
 
 
-@each_kind
 def test_metadata_of_either_function_serves_both(kind):
     """One plan serves both functions. A plan for other sizes is refused by the name of the function called."""
     batch, meta = batch_for(kind, lengths=[300, 0, 65], s_q=2, h_q=16, codes=False), get_mla_metadata()[0]

@@ -8,9 +8,8 @@ import numpy
 import pytest
 
 from attention import Batch, check_decode
-from capsules import Capsuled
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
-from kinds import Kind, needs_cuda, torch
+from kinds import Capsuled, Kind, each_of, needs_cuda, torch
 from test_families import FAMILIES, new_results
 from test_mha import KV, QKV, check_packed
 from test_sparse import Sparse
@@ -83,10 +82,7 @@ def decode(wrap, batch, meta=None, **options):
 
 
 def results(batch):
-    return (
-        numpy.zeros((batch.b, batch.s_q, batch.h_q, 512), numpy.float16),
-        numpy.zeros((batch.b, batch.h_q, batch.s_q), numpy.float32),
-    )
+    return tuple(new_results(KIND, batch, 0).values())
 
 
 class Wrapped(Kind):
@@ -117,14 +113,13 @@ WRAPPED = [
     *map(Wrapped, (OnlyDLPack, ShapedDLPack, Foreign)),
     pytest.param(Wrapped(Versioned), marks=HAS_VERSIONS),
 ]
-each_wrapped = pytest.mark.parametrize("kind", WRAPPED, ids=repr)
+kind = each_of(WRAPPED)
 # NumPy itself does not export bf16, which sparse prefill and FP8 products need.
 each_family = pytest.mark.parametrize("name", [n for n in FAMILIES if "prefill" not in n and "fp8" not in n])
 each_way = pytest.mark.parametrize("way", ["plain", "planned", "batch_invariant", "into NumPy's"])
 
 
 @each_way
-@each_wrapped
 @each_family
 def test_family(name, kind, way):
     check_family(FAMILIES[name], kind, way)
@@ -149,7 +144,6 @@ def check_family(family, kind, way):
             assert meta.have_initialized and kind.makes == kind.is_one(meta.tile_scheduler_metadata)
 
 
-@each_wrapped
 @each_family
 def test_results_that_cannot_be_made(name, kind):
     family = FAMILIES[name]
@@ -161,7 +155,6 @@ def test_results_that_cannot_be_made(name, kind):
             family.call(kind, {**family.arguments(kind, problem), **given})
 
 
-@each_wrapped
 @pytest.mark.parametrize("name", [QKV, KV])
 def test_packed(name, kind):
     check_packed(name, kind, d=192, d_v=128)

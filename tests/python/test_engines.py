@@ -15,12 +15,13 @@ import pytest
 
 import flash_mla
 import flash_mla.cuda
-from attention import GARBAGE, SPARSE_OUT, check_close, check_decode, check_fp8, conventions, dense, with_sink
+from attention import GARBAGE, SPARSE_OUT, check_close, check_decode, check_fp8, conventions, dense, over_lists
+from attention import that_name, with_sink
 from caches import Cache, of_codes, random_codes
 from engine_calls import BACK_ENDS, CALLS, SIGNATURES, Metadata, OneRow, T
 from flash_mla import FlashMLASchedMeta
 from flash_mla.compat import sglang, vllm
-from kinds import KINDS, Kind, each_kind, needs_cuda, torch
+from kinds import KINDS, Kind, kind, needs_cuda, torch
 from test_sparse_prefill import OUT as PREFILL_OUT
 from test_sparse_prefill import ROWS as PREFILL_ROWS
 
@@ -31,8 +32,8 @@ SCALES = {"descale_q": 0.00173, "descale_k": 0.00101}  # give the codes values o
 
 @pytest.mark.parametrize("engine,name", [(engine, name) for engine in SIGNATURES for name in SIGNATURES[engine]])
 def test_signature_is_the_engine_s(engine, name):
-    """Arguments that this package adds are keyword-only."""
-    module = vllm if engine == "vllm" else sglang
+    """Compares names, order and defaults; arguments that this package adds are keyword-only."""
+    module = {"flash_mla": flash_mla, "vllm": vllm}.get(engine, sglang)
     assert name in module.__all__
     theirs = SIGNATURES[engine][name]
     names = [part.split("=")[0] for part in theirs.split(", ") if part]
@@ -198,13 +199,10 @@ class Tensors:
 
     def listed(self, of, *at):
         """Returns the keys that a token's list names."""
-        names = {"k_cache": ("indices", "topk_length"), "kv": ("indices", "topk_length")}
-        names["extra_k_cache"] = "extra_indices_in_kvcache", "extra_topk_length"
-        lists, lengths = names[of]
-        entries = self.values[lists][at]
-        if self.has(lengths):
-            entries = entries[: max(0, self.values[lengths][at[0]])]
-        entries = entries[(entries >= 0) & (entries < self.slots(of))]
+        extra = of.startswith("extra")
+        lists, lengths = ("extra_indices_in_kvcache", "extra_topk_length") if extra else ("indices", "topk_length")
+        count = self.values[lengths][at[0]] if self.has(lengths) else None
+        entries = that_name(self.values[lists][at], count, self.slots(of))
         if of in self.caches:
             return self.caches[of].keys(self.kind, entries)
         return self.numbers(of)[entries, 0]
@@ -216,33 +214,21 @@ class Tensors:
 
     def expected(self):
         """Returns (out, lse [b, h, s]), in flash_mla's conventions."""
-        q, scale, sink = self.numbers("q"), self.records.get("softmax_scale"), None
-        if self.has("attn_sink"):
-            sink = self.values["attn_sink"]
-        b, s, h, _ = q.shape
-        out, lse = numpy.zeros((b, s, h, 512)), numpy.zeros((b, h, s))
-        for r in range(b):
-            if not self.has("indices"):
-                out[r], lse[r] = dense(q[r], self.keys_of_request(r), 512, scale, self.records["causal"])
-                continue
-            for j in range(s):
-                keys = [self.listed(of, r, j) for of in ("k_cache", "extra_k_cache") if self.has(of)]
-                one = dense(q[r, j][None], numpy.concatenate(keys)[:, None], 512, scale)
-                out[r, j], lse[r, :, j] = one[0][0], one[1][:, 0]
+        q, scale, sink = self.numbers("q"), self.records["softmax_scale"], self.values.get("attn_sink")
+        if self.has("indices"):
+            caches = [of for of in ("k_cache", "extra_k_cache") if self.has(of)]
+            out, _, lse = over_lists(q, lambda *at: numpy.concatenate([self.listed(of, *at) for of in caches]), scale)
+        else:
+            requests = [dense(q[r], self.keys_of_request(r), 512, scale, self.records["causal"]) for r in range(len(q))]
+            out, lse = map(numpy.stack, zip(*requests))
         return with_sink(out, lse, sink), conventions(lse, math.inf, math.e)
 
     def expected_of_prefill(self, log_base):
-        q, scale = self.numbers("q"), self.records["sm_scale"]
-        tokens, h, _ = q.shape
-        out, most, lse = numpy.zeros((tokens, h, 512)), numpy.zeros((tokens, h)), numpy.zeros((tokens, h))
-        for token in range(tokens):
-            keys = self.listed("kv", token, 0)
-            most[token] = scale * numpy.max(q[token] @ keys.T, axis=1, initial=-math.inf)
-            one = dense(q[token][None], keys[:, None], 512, scale)
-            out[token], lse[token] = one[0][0], one[1][:, 0]
-        sink = self.values["attn_sink"] if self.has("attn_sink") else None
-        out = with_sink(out[None], lse.T[None], sink)[0]
-        return out, most / math.log(log_base), conventions(lse, math.inf, log_base)
+        out, most, lse = over_lists(
+            self.numbers("q")[None], lambda _, token: self.listed("kv", token, 0), self.records["sm_scale"]
+        )
+        out = with_sink(out, lse, self.values.get("attn_sink"))
+        return out[0], most[0].T / math.log(log_base), conventions(lse[0].T, math.inf, log_base)
 
 
 def can_run(call, kind):
@@ -318,7 +304,6 @@ def recorded(name, kind, **sizes):
     return tensors, *tensors.arguments(importlib.import_module(f"flash_mla.compat.{call.engine}"))
 
 
-@each_kind
 def test_tables_of_vllm_ask_for_the_batch_invariant_mode(kind):
     """Such a call does not fill the metadata, and its results are those of the mode."""
     _, _, named = recorded("vllm_dense_batch_invariant", kind)
@@ -347,7 +332,6 @@ def put_tables_of_dsa(kind, tables, b, topk):
     return dict(tile_scheduler_metadata=places[0], num_splits=places[1])
 
 
-@each_kind
 def test_the_plan_of_a_small_batch_in_the_memory_of_a_large_one(kind):
     """SGLang captures its sparse decode with slices of the largest batch's tables, and copies a step's tables into them."""
     calls = {b: recorded("sglang_dsa", kind, b=b)[2] for b in (1, 3)}
@@ -376,18 +360,6 @@ def test_captured_sparse_decode_of_sglang(b):
     check_decode(kind, results, tensors.expected(), SPARSE_OUT)
 
 
-@each_kind
-def test_positions_of_sglang(kind):
-    """Arguments ten to thirteen are descale_q to indices."""
-    _, _, named = recorded("sglang_dsa", kind)
-    names = list(inspect.signature(sglang.flash_mla_with_kvcache).parameters)[:13]
-    assert names[9:] == ["descale_q", "descale_k", "is_fp8_kvcache", "indices"]
-    positional = [named.get(name, False if name == "causal" else None) for name in names]
-    expected = kind.all_bits(sglang.flash_mla_with_kvcache(**named))
-    assert kind.all_bits(sglang.flash_mla_with_kvcache(*positional)) == expected
-
-
-@each_kind
 def test_tables_of_sglang_are_not_read(kind):
     """On Blackwell SGLang fills the metadata of DeepSeek-V4.1 by its own kernel, for FlashMLA's tiles."""
     tensors, _, named = recorded("sglang_v41_c1", kind)
@@ -441,7 +413,6 @@ def test_formats_of_sglang(of_token, of_extra, kv_format, has_tables, use_legacy
     assert names <= set(flash_mla._types.FORMATS)
 
 
-@each_kind
 def test_vllm_has_no_use_for_lse(kind):
     _, positional, named = recorded("vllm_prefill_out", kind)
     out, max_logits, lse = vllm.flash_mla_sparse_fwd(*positional, **named, return_softmax_lse=False)
@@ -453,7 +424,6 @@ def test_vllm_has_no_use_for_lse(kind):
 # ---- flash_mla.cuda --------------------------------------------------------------------------------------------------
 
 
-@each_kind
 def test_the_functions_of_the_extension_module(kind):
     tensors, _, named = recorded("vllm_dense", kind)
     first = [named[name] for name in ("q", "k_cache", "head_dim_v", "cache_seqlens", "block_table", "softmax_scale")]
@@ -474,7 +444,8 @@ def test_the_functions_of_the_extension_module(kind):
     if kind.element != "bfloat16":
         return
     tensors, _, named = recorded("sglang_v4_prefill", kind)
-    results = flash_mla.cuda.sparse_prefill_fwd(*[named[name] for name in list(named)])
+    names = "q", "kv", "indices", "sm_scale", "d_v", "attn_sink", "topk_length"
+    results = flash_mla.cuda.sparse_prefill_fwd(*[named[name] for name in names])
     check_close("out", kind.float64(results[0]), tensors.expected_of_prefill(math.e)[0], PREFILL_OUT)
 
 

@@ -2,6 +2,7 @@
 """Tests every argument of every function with every sensible fault: the exception, and a message that names function and
 argument. The faults of a tensor are generated from src/operations.def."""
 
+import contextlib
 import functools
 import inspect
 import math
@@ -31,6 +32,14 @@ def check_message(error, function, *arguments):
     assert any(re.search(rf"(?<!\w){re.escape(argument)}(?!\w)", message) for argument in arguments), message
 
 
+@contextlib.contextmanager
+def refused(exception, function, *arguments, said=None):
+    """The block raises such an exception, whose message is as above and matches `said`."""
+    with pytest.raises(exception, match=said) as caught:
+        yield caught
+    check_message(caught.value, function, *arguments)
+
+
 # ---- Valid calls ----------------------------------------------------------------------------------------------------
 
 
@@ -38,22 +47,19 @@ def empty_metadata(call):
     return {"tile_scheduler_metadata": get_mla_metadata()[0]}
 
 
-def tables(call):
-    partitions, num_splits = get_mla_metadata(call.inputs["cache_seqlens"], 3 * 4 // 2, 2)
-    return {"tile_scheduler_metadata": partitions, "num_splits": num_splits}
+def tables(make, *sizes):
+    names = "tile_scheduler_metadata", "num_splits"
+    return lambda call: dict(zip(names, make(call.inputs["cache_seqlens"], *sizes)))
 
 
-def tables_fp8(call):
-    return dict(zip(NAMES_OF_TABLES, get_mla_metadata_dense_fp8(call.inputs["cache_seqlens"], 3 * 16, 1)))
-
-
-NAMES_OF_TABLES = "tile_scheduler_metadata", "num_splits"
 FP8_KINDS = kinds_for("dense_decode_fp8", BF16_KINDS, 576)
+OF_CACHES = "cache_append", "cache_gather", "cache_convert"
 # By name: the operation, its additional arguments, and the kinds of array.
 FUNCTIONS = {
-    "dense_decode": ("dense_decode", None, KINDS),
+    **{name: (name, None, KINDS) for name in ("dense_decode", "sparse_decode", "merge", *OF_CACHES)},
+    **{f"{name} of bytes": (f"{name}-656", None, KINDS) for name in ("sparse_decode", *OF_CACHES)},
     "dense_decode, planned before": ("dense_decode", empty_metadata, KINDS),
-    "dense_decode, planned in tables": ("dense_decode", tables, KINDS),
+    "dense_decode, planned in tables": ("dense_decode", tables(get_mla_metadata, 3 * 4 // 2, 2), KINDS),
     **{f"dense_decode of {n} bytes": (f"dense_decode-{n}", None, kinds_for("dense_decode", KINDS, n)) for n in D_QK},
     "dense_decode of 576 bytes, planned before": (
         *("dense_decode-576", empty_metadata),
@@ -61,23 +67,18 @@ FUNCTIONS = {
     ),
     "FP8 products": ("dense_decode_fp8-576", None, FP8_KINDS),
     "FP8 products, planned before": ("dense_decode_fp8-576", empty_metadata, FP8_KINDS),
-    "FP8 products, planned in tables": ("dense_decode_fp8-576", tables_fp8, FP8_KINDS),
+    "FP8 products, planned in tables": (
+        "dense_decode_fp8-576",
+        tables(get_mla_metadata_dense_fp8, 3 * 16, 1),
+        FP8_KINDS,
+    ),
     "FP8 products of 656 bytes": ("dense_decode_fp8-656", None, kinds_for("dense_decode_fp8", BF16_KINDS, 656)),
-    "sparse_decode": ("sparse_decode", None, KINDS),
-    "sparse_decode of bytes": ("sparse_decode-656", None, KINDS),
     "sparse_decode of bytes, planned before": ("sparse_decode-656", empty_metadata, KINDS),
     "sparse_prefill": ("sparse_prefill", None, BF16_KINDS),
     "sparse_prefill with lse_indexer": ("sparse_prefill", lambda call: {"indexer_topk": 16}, BF16_KINDS[1:]),
     "sparse_prefill of pages": ("sparse_prefill-pages", None, BF16_KINDS),
     "sparse_prefill of bytes": ("sparse_prefill-656", None, BF16_KINDS),
     "mha_forward": ("mha_forward", None, kinds_for("mha_forward", KINDS)),
-    "merge": ("merge", None, KINDS),
-    "cache_append": ("cache_append", None, KINDS),
-    "cache_append of bytes": ("cache_append-656", None, KINDS),
-    "cache_gather": ("cache_gather", None, KINDS),
-    "cache_gather of bytes": ("cache_gather-656", None, KINDS),
-    "cache_convert": ("cache_convert", None, KINDS),
-    "cache_convert of bytes": ("cache_convert-656", None, KINDS),
     "get_mla_metadata": ("decode_plan", None, KINDS),
 }
 FUNCTIONS = {name: row for name, row in FUNCTIONS.items() if row[2]}  # if nothing makes bf16, lse_indexer has none
@@ -171,10 +172,9 @@ def wrong_arrays(name, kind):
 
 def check_refused(name, kind, changed, exception, *named):
     call, arguments = right(name, kind)
-    with pytest.raises((TypeError, ValueError, NotImplementedError)) as caught:
+    with refused((TypeError, ValueError, NotImplementedError), call.name, *named) as caught:
         call.function(**{**arguments, **changed})
     assert caught.type is exception
-    check_message(caught.value, call.name, *named)
 
 
 @pytest.mark.parametrize(
@@ -343,15 +343,15 @@ def test_option(name, argument, value, exception):
 
 # ---- Tensors that are right elsewhere -------------------------------------------------------------------------------
 
+NO_KV_SCALE = "kv_scale: is given, must be None unless k_cache is bytes and a token of it has 576 bytes"
 OF_NO_BATCH = {"tile_scheduler_metadata": ((8, 8), "int32")}
 SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}, exception, what is named)
     ("dense_decode", {"k_cache": ((8, 64, 3, 576), None)}, VALUE, "q"),  # 4 heads over 3
     ("dense_decode", {"q": ((2, 3, 4, 512), None)}, VALUE, "k_cache"),
-    ("dense_decode", {"block_table": [[0, 1, 2, 3], [-1, 0, 0, 0]]}, VALUE, "block_table"),
     ("dense_decode", {"block_table": [[0, 1, 2, 3], [8, 0, 0, 0]], "cache_seqlens": [200, 70]}, VALUE, "block_table"),
     ("dense_decode", {"block_table": None, "k_cache": ((1, 256, 2, 576), None)}, VALUE, "k_cache"),  # a page for each
     ("dense_decode", {"is_fp8_kvcache": True}, VALUE, "k_cache"),  # not a byte cache
-    ("dense_decode", {"kv_scale": ((1,), "float32")}, VALUE, "kv_scale"),
+    ("dense_decode", {"kv_scale": ((1,), "float32")}, VALUE, NO_KV_SCALE),
     *[
         (f"dense_decode of {n} bytes{planned}", changed, VALUE, named)
         for n, d_qk in D_QK.items()
@@ -360,10 +360,9 @@ SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}
             ({"is_fp8_kvcache": False}, "is_fp8_kvcache"),
             ({"k_cache": ((8, 64, 1, 600), "uint8")}, "k_cache"),
             ({"k_cache": ((8, 64, 2, n), "uint8")}, "k_cache"),
-            ({"k_cache": ((8, 64, 1, n), None)}, "k_cache"),
             ({"q": ((2, 3, 4, 1088 - d_qk), None)}, "q"),
             ({"k_cache": ((8, 64, 1, 584 if n == 656 else 656), "uint8")}, "kv_scale" if n == 576 else "q"),
-            ({"kv_scale": ((1,), "float32")}, "kv_scale"),
+            ({"kv_scale": ((1,), "float32")}, NO_KV_SCALE),
         )
         if n != 576 or "kv_scale" not in changed
     ],
@@ -371,16 +370,12 @@ SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}
         (name, changed, VALUE, named)
         for name in ("FP8 products", "FP8 products, planned before", "FP8 products, planned in tables")
         for changed, named in (
-            ({"q": ((2, 3, 16, 576), "float16")}, "q"),
             ({"q": ((2, 3, 16, 512), "uint8")}, "q"),
             ({"q": ((2, 3, 16, 576), None)}, "descale_q"),  # which has values
             ({"k_cache": ((8, 64, 1, 656), "uint8")}, "descale_k"),
             ({"k_cache": ((8, 64, 1, 656), "uint8"), "descale_k": None}, "q"),
             ({"k_cache": ((8, 64, 1, 584), "uint8")}, "k_cache"),
             ({"k_cache": ((8, 64, 2, 576), "uint8")}, "k_cache"),
-            ({"k_cache": ((8, 64, 1, 576), None)}, "k_cache"),
-            ({"descale_q": ((), "float32")}, "descale_q"),
-            ({"descale_k": ((16,), "float32")}, "descale_k"),
         )
     ],
     *[
@@ -391,13 +386,17 @@ SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}
             ({"descale_k": ((1,), "float32")}, "descale_k"),
         )
     ],
-    ("FP8 products", {"block_table": [[0, 1, 2, 3], [-1, 0, 0, 0]]}, VALUE, "block_table"),
     ("FP8 products", {"block_table": None, "k_cache": ((1, 256, 1, 576), "uint8")}, VALUE, "k_cache"),
-    ("FP8 products", {"tile_scheduler_metadata": ((8, 8), "int32")}, TYPE, "tile_scheduler_metadata"),
-    ("FP8 products", {"num_splits": ((3,), "int32")}, TYPE, "tile_scheduler_metadata"),
     ("FP8 products, planned in tables", {"num_splits": ((2,), "int32")}, VALUE, "num_splits"),
-    ("dense_decode", {"tile_scheduler_metadata": ((8, 8), "int32")}, TYPE, "tile_scheduler_metadata"),
-    ("dense_decode", {"num_splits": ((3,), "int32")}, TYPE, "tile_scheduler_metadata"),
+    *[
+        (name, changed, exception, named)
+        for name in ("dense_decode", "FP8 products")
+        for changed, exception, named in (
+            ({"block_table": [[0, 1, 2, 3], [-1, 0, 0, 0]]}, VALUE, "block_table"),
+            ({"tile_scheduler_metadata": ((8, 8), "int32")}, TYPE, "tile_scheduler_metadata"),
+            ({"num_splits": ((3,), "int32")}, TYPE, "tile_scheduler_metadata"),
+        )
+    ],
     ("dense_decode", {"tile_scheduler_metadata": 1, "batch_invariant": True}, TYPE, "tile_scheduler_metadata"),
     ("dense_decode", {"num_splits": 1, "batch_invariant": True}, TYPE, "num_splits"),
     *[
@@ -615,9 +614,8 @@ def test_capabilities_of_a_torch_device(device):
 
 @pytest.mark.parametrize("device", ["gpu", "", "cuda:", "cuda:x", "cuda:-1", "cuda:1.5", ":0", "meta", None, 0, "CPU"])
 def test_capabilities_of_no_device(device):
-    with pytest.raises(ValueError) as caught:
+    with refused(ValueError, "capabilities", "device"):
         flash_mla.capabilities(device)
-    check_message(caught.value, "capabilities", "device")
 
 
 @needs_cuda

@@ -33,7 +33,6 @@ def files_of_a_wheel():
     paths = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix in (".py", ".typed", ".css")]
     files = {f"flash_mla/{path.relative_to(PACKAGE)}": path.read_bytes() for path in paths}
     files["flash_mla/libflashmla.so"] = pathlib.Path(_library.library._name).read_bytes()
-    files["flash_mla/operations.def"] = (ROOT / "src" / "operations.def").read_bytes()
     files[f"{INFO}/licenses/LICENSE"] = (ROOT / "LICENSE").read_bytes()
     files[f"{INFO}/WHEEL"] = TAG.encode()
     needs = re.search(r'^torch = \["(.*)"\]$', (ROOT / "pyproject.toml").read_text(), re.M).group(1)
@@ -79,7 +78,7 @@ def test_files_and_their_digests(repository):
         assert metadata["name"] == "flash-mla" and metadata["id"].isidentifier()
         paths = {path.relative_to(variant).as_posix() for path in variant.rglob("*") if path.is_file()}
         assert paths - {"metadata.json"} == set(metadata["digest"]["files"])
-        assert {"__init__.py", "_library.py", "libflashmla.so", "operations.def", "LICENSE"} < paths
+        assert {"__init__.py", "_library.py", "libflashmla.so", "LICENSE"} < paths
         for name, digest in metadata["digest"]["files"].items():
             data = (variant / name).read_bytes()
             assert base64.b64decode(digest) == hashlib.sha256(data).digest(), name

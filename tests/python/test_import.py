@@ -124,7 +124,6 @@ def test_library_of_the_package(tmp_path):
     """Without FLASHMLA_LIBRARY the package loads its own library."""
     shutil.copytree(FOLDER, tmp_path / "flash_mla")
     shutil.copy(flash_mla._library.library._name, tmp_path / "flash_mla" / "libflashmla.so")
-    shutil.copy(FOLDER.parent.parent / "src" / "operations.def", tmp_path / "flash_mla")
     program = "import flash_mla; print(flash_mla._library.library._name)"
     name = python(program, FLASHMLA_LIBRARY="", PYTHONPATH=str(tmp_path)).strip()
     assert name == str(tmp_path / "flash_mla" / "libflashmla.so")
@@ -223,28 +222,3 @@ def test_documentation(name):
     if inspect.isfunction(value) and "packed" not in name:
         for argument in inspect.signature(value).parameters:
             assert re.search(rf"\b{argument}\b", text), argument
-
-
-SIGNATURES = {
-    "get_mla_metadata": "(cache_seqlens=None, num_q_tokens_per_head_k=None, num_heads_k=None, num_heads_q=None, "
-    "is_fp8_kvcache=False, topk=None, *args, **kwargs)",  # of 2025; that of 2026 ignores all arguments
-    "flash_mla_with_kvcache": "(q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, "
-    "num_splits=None, softmax_scale=None, causal=False, is_fp8_kvcache=None, indices=None, attn_sink=None, "
-    "extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None, out=None, "
-    "enable_batch_invariant=False)",  # the last two since September 2026; is_fp8_kvcache was False, and is True since then
-    "flash_mla_sparse_fwd": "(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None, " "indexer_topk=0)",
-    "flash_attn_varlen_func": "(q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, dropout_p=0.0, "
-    "softmax_scale=None, causal=False, deterministic=False, is_varlen=True)",
-    "flash_attn_varlen_qkvpacked_func": "(qkv, cu_seqlens, max_seqlen, head_dim_qk, dropout_p=0.0, softmax_scale=None, "
-    "causal=False, deterministic=False, is_varlen=True)",
-    "flash_attn_varlen_kvpacked_func": "(q, kv, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, "
-    "head_dim_qk, dropout_p=0.0, softmax_scale=None, causal=False, deterministic=False, is_varlen=True)",
-}
-
-
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_signature_begins_as_that_of_flash_mla(name):
-    """Compares names, order and defaults; arguments that this package adds are keyword-only."""
-    signature = inspect.signature(getattr(flash_mla, name))
-    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.kind != p.KEYWORD_ONLY]
-    assert str(inspect.Signature(plain)) == SIGNATURES[name]

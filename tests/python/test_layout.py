@@ -11,10 +11,12 @@ import subprocess
 
 import pytest
 
-from flash_mla import _library, _structs, _types
+from flash_mla import _argument_structs, _library, _structs, _types
+from programs import output_of
 
-HEADER = pathlib.Path(__file__).resolve().parents[2] / "include" / "flashmla" / "flashmla.h"
-STRUCTS = {struct: f"fmla_{operation}_args" for operation, struct in _structs.ARGUMENTS.items()}
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HEADER = ROOT / "include" / "flashmla" / "flashmla.h"
+STRUCTS = {struct: f"fmla_{operation}_args" for operation, struct in _argument_structs.ARGUMENTS.items()}
 for name, value in vars(_structs).items():
     if isinstance(value, type(ctypes.Structure)):
         STRUCTS[value] = "fmla_" + re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
@@ -78,6 +80,11 @@ def test_struct_has_every_member_in_order(struct):
     body = re.search(r"typedef struct %s \{(.*?)\} %s;" % (STRUCTS[struct], STRUCTS[struct]), text, re.S).group(1)
     members = [re.search(r"(\w+)\s*(\[\d+\])?$", declaration).group(1) for declaration in body.split(";")[:-1]]
     assert [member for member, _ in struct._fields_] == members
+
+
+def test_argument_structs_are_those_of_the_descriptors():
+    written = pathlib.Path(_argument_structs.__file__).read_text()
+    assert output_of(ROOT / "scripts" / "python_structs.py", "--print") == written, "run scripts/python_structs.py"
 
 
 def test_device_types_are_the_header_s():

@@ -9,7 +9,7 @@ import pytest
 from attention import DECODE_LSE, DECODE_OUT, EXACT_FP32, Batch, check_close, check_decode, conventions, dense
 from attention import log_sum_exp, with_sink
 from flash_mla import flash_mla_with_kvcache, merge_states
-from kinds import KINDS, each_kind, torch
+from kinds import KINDS, kind, torch
 
 N, B, S_Q, H_Q, D_V = 5, 3, 2, 6, 40
 
@@ -62,7 +62,6 @@ def check(kind, got, expected, element=None):
     check_close("lse", kind.float64(lse), expected[1], EXACT_FP32 if element == "float32" else DECODE_LSE)
 
 
-@each_kind
 @pytest.mark.parametrize("element", [None, "float32"])
 @pytest.mark.parametrize(
     "shape", [*(dict(n=n) for n in (1, 2, 5, 33)), *(dict(d_v=d) for d in (1, 7, 64, 512))], ids=str
@@ -72,14 +71,12 @@ def test_values(kind, element, shape):
     check(kind, merge_states(**parts.arguments(kind)), parts.expected(kind), element)
 
 
-@each_kind
 def test_no_parts(kind):
     out, lse = merge_states(**Parts(n=0).arguments(kind))
     assert not numpy.any(kind.float64(out)) and numpy.all(kind.float64(lse) == math.inf)
     assert tuple(out.shape) == (B, S_Q, H_Q, D_V) and tuple(lse.shape) == (B, H_Q, S_Q)
 
 
-@each_kind
 @pytest.mark.parametrize("empty", ["b", "s_q", "h_q"])
 def test_no_rows(kind, empty):
     b, s_q, h_q = (0 if empty == name else size for name, size in (("b", B), ("s_q", S_Q), ("h_q", H_Q)))
@@ -87,7 +84,6 @@ def test_no_rows(kind, empty):
     assert tuple(out.shape) == (b, s_q, h_q, 8) and tuple(lse.shape) == (b, h_q, s_q)
 
 
-@each_kind
 def test_a_single_part_stays_as_it_is(kind):
     random = numpy.random.default_rng(3)
     out = kind.array(random.normal(0, 1, (1, B, S_Q, H_Q, D_V)))
@@ -95,7 +91,6 @@ def test_a_single_part_stays_as_it_is(kind):
     assert kind.bits(got) == kind.bits(out)
 
 
-@each_kind
 def test_given_results_of_another_type(kind):
     for parts, element in ((Parts(element="float32"), None), (Parts(), "float32")):
         out = kind.full(parts.out.shape[1:], 7, element)
@@ -119,7 +114,6 @@ def test_attention_in_parts_is_attention(log_base):
     check_close("lse", kind.float64(lse)[0], conventions(expected[1], math.inf, log_base), (1e-6, 1e-6, 1e-9))
 
 
-@each_kind
 @pytest.mark.parametrize("log_base", [math.e, 2])
 @pytest.mark.parametrize("lse_empty", [math.inf, -math.inf])
 def test_decode_in_parts_is_decode(kind, lse_empty, log_base):

@@ -10,16 +10,17 @@ import flash_mla
 from attention import check_close, conventions, dense
 from calls import kinds_for
 from flash_mla import _mha, flash_attn_varlen_func
-from kinds import KINDS, Kind, each_device, needs_torch, torch
-from test_errors import check_message
+from kinds import KINDS, Kind, device, each_of, needs_torch, torch
+from test_errors import refused
 
 # docs/semantics.md, "Tolerances".
 OUT = (1e-3, 8.01 / 128, 7e-6)
 LSE = (1e-6, 2.01 / 65536, 1e-7)
 
 MHA_KINDS = kinds_for("mha_forward", KINDS)
-each_kind = pytest.mark.parametrize("kind", MHA_KINDS, ids=repr)
+kind = each_of(MHA_KINDS)
 QKV, KV = "flash_attn_varlen_qkvpacked_func", "flash_attn_varlen_kvpacked_func"
+name = each_of([QKV, KV])
 
 
 class Sequences:
@@ -92,7 +93,6 @@ SHAPES = [
 ]
 
 
-@each_kind
 @pytest.mark.parametrize("causal", [False, True])
 def test_tokens_of_no_sequence_are_not_written(kind, causal):
     problem = Sequences([(5, 7), (3, 2)], first=3)
@@ -101,7 +101,6 @@ def test_tokens_of_no_sequence_are_not_written(kind, causal):
     check(kind, got, problem.expected(kind, causal=causal))
 
 
-@each_kind
 @pytest.mark.parametrize(
     "changed",
     [dict(max_seqlen_qo=0, max_seqlen_kv=0), dict(max_seqlen_qo=2**31 - 1), dict(is_varlen=False), dict(deterministic=True)],
@@ -113,7 +112,6 @@ def test_what_makes_no_difference(kind, changed):
     assert kind.all_bits(flash_attn_varlen_func(**{**arguments, **changed})) == expected
 
 
-@each_kind
 def test_lse_is_the_transpose_of_what_is_in_memory(kind):
     """lse is FlashMLA's; its transpose, for merge_states, has no gaps."""
     _, lse = flash_attn_varlen_func(**Sequences([(6, 9)]).arguments(kind))
@@ -121,7 +119,6 @@ def test_lse_is_the_transpose_of_what_is_in_memory(kind):
     assert tuple(lse.shape) == (6, 4) and strides == (1, 6)
 
 
-@each_kind
 def test_wrong_lse_is_told_as_it_was_given(kind):
     """The library sees the transpose."""
     arguments = Sequences([(6, 9)]).arguments(kind)
@@ -136,19 +133,14 @@ def test_wrong_lse_is_told_as_it_was_given(kind):
 # ---- Packed -----------------------------------------------------------------------------------------------------------
 
 
-def packed(problem, kind):
-    """Returns {name: (arguments, widths of the first packed parts)}; `problem` has as many keys as tokens, and equal heads."""
-    given = problem.arguments(kind)
-    q, k, v = problem.values.values()
-    qkv, kv = (kind.array(numpy.concatenate(parts, axis=2)) for parts in ((q, k, v), (k, v)))
-    d = q.shape[2]
-    of_qkv = qkv, given["cu_seqlens_qo"], given["max_seqlen_qo"], d
-    lengths = (given[name] for name in ("cu_seqlens_qo", "cu_seqlens_kv", "max_seqlen_qo", "max_seqlen_kv"))
-    return {QKV: of_qkv, KV: (given["q"], kv, *lengths, d)}
+def packed(name, problem, kind):
+    """Returns the arguments of a packed form; `problem` has equal heads, and, if q is packed too, as many keys as tokens."""
+    q, _, _, *lengths = problem.arguments(kind).values()
+    parts = list(problem.values.values())[name == KV :]
+    whole, d = kind.array(numpy.concatenate(parts, axis=2)), parts[0].shape[2]
+    return (q, whole, *lengths, d) if name == KV else (whole, *lengths[::2], d)
 
 
-@each_kind
-@pytest.mark.parametrize("name", [QKV, KV])
 @pytest.mark.parametrize("shape", [dict(d=192, d_v=128), dict(d_v=64)], ids=str)
 def test_packed(name, kind, shape):
     check_packed(name, kind, **shape)
@@ -160,17 +152,15 @@ def check_packed(name, kind, **shape):
     options = dict(causal=True, softmax_scale=0.2, lse_empty=-math.inf, log_base=2)
     if not kind.makes:
         options.update({n: kind.full(shape, 7, *form) for n, (shape, *form) in problem.results().items()})
-    got = getattr(flash_mla, name)(*packed(problem, kind)[name], **options)
+    got = getattr(flash_mla, name)(*packed(name, problem, kind), **options)
     check(kind, got, problem.expected(kind, scale=0.2, causal=True, lse_empty=-math.inf, log_base=2))
 
 
-@each_kind
-@pytest.mark.parametrize("name", [QKV, KV])
 def test_packed_copies_nothing(name, kind, monkeypatch):
     problem, seen = Sequences([(5, 5)], h_q=3, h_kv=3), {}
-    arguments = packed(problem, kind)[name]
+    arguments = packed(name, problem, kind)
     # After the differentiated inputs and the position of the cut.
-    monkeypatch.setattr(_mha, "_attend", lambda source, d_qk, *parts: seen.update(enumerate(parts)))
+    monkeypatch.setattr(_mha, "_attend", lambda source, d_qk, parts, *_: seen.update(enumerate(parts)))
     getattr(flash_mla, name)(*arguments)
     whole, parts = (arguments[0], range(3)) if name == QKV else (arguments[1], (1, 2))
     for i in parts:
@@ -185,16 +175,13 @@ WRONG = [
 ]
 
 
-@each_kind
-@pytest.mark.parametrize("name", [QKV, KV])
 @pytest.mark.parametrize("place,exception,value", WRONG, ids=str)
 def test_packed_wrong(name, kind, place, exception, value):
-    arguments = list(packed(Sequences([(5, 5)], h_q=3, h_kv=3), kind)[name])
+    arguments = list(packed(name, Sequences([(5, 5)], h_q=3, h_kv=3), kind))
     place = 1 if name == KV and place == 0 else place
     arguments[place] = value(kind) if callable(value) else value
-    with pytest.raises(exception) as caught:
+    with refused(exception, name, "head_dim_qk" if place == -1 else "qkv" if name == QKV else "kv"):
         getattr(flash_mla, name)(*arguments)
-    check_message(caught.value, name, "head_dim_qk" if place == -1 else "qkv" if name == QKV else "kv")
 
 
 def emptied(tensor):
@@ -204,23 +191,18 @@ def emptied(tensor):
 
 @needs_torch
 @pytest.mark.parametrize("make,said", [(emptied, "data is NULL"), (lambda tensor: tensor.to_mkldnn(), "_mkldnn")])
-@pytest.mark.parametrize("name", [QKV, KV])
 def test_packed_without_memory(name, make, said):
-    arguments = list(packed(Sequences([(5, 5)], h_q=3, h_kv=3), Kind("torch", "bfloat16"))[name])
+    arguments = list(packed(name, Sequences([(5, 5)], h_q=3, h_kv=3), Kind("torch", "bfloat16")))
     place = 0 if name == QKV else 1
     arguments[place] = make(arguments[place])
-    with pytest.raises(ValueError, match=said) as caught:
+    with refused(ValueError, name, "qkv" if name == QKV else "kv", said=said):
         getattr(flash_mla, name)(*arguments)
-    check_message(caught.value, name, "qkv" if name == QKV else "kv")
 
 
 @needs_torch
-@each_device
-@pytest.mark.parametrize("name", [QKV, KV])
-@pytest.mark.usefixtures("fresh_compiler")
-def test_packed_compiled(name, device):
+def test_packed_compiled(name, device, fresh_compiler):
     kind = Kind("torch", "bfloat16", device)
-    arguments = packed(Sequences([(5, 5), (9, 9)], h_q=3, h_kv=3), kind)[name]
+    arguments = packed(name, Sequences([(5, 5), (9, 9)], h_q=3, h_kv=3), kind)
     function = getattr(flash_mla, name)
     compiled = torch.compile(lambda *given: function(*given, causal=True), backend="aot_eager", fullgraph=True)
     assert kind.all_bits(compiled(*arguments)) == kind.all_bits(function(*arguments, causal=True))

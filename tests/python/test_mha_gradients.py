@@ -8,36 +8,25 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flash_mla
-from flash_mla import _operations, _structs, _torch_gradients
+from flash_mla import _operations, _torch_gradients
+from flash_mla._argument_structs import ARGUMENTS
+from calls import is_there
+from kinds import Kind, each_of
+from test_mha import KV, QKV, Sequences, packed
 
-HEADS, KEY_HEADS = 4, 2
-STARTS_Q, STARTS_K = (0, 5, 5, 40, 42), (
-    0,
-    9,
-    12,
-    47,
-    48,
-)  # one sequence without tokens, one with fewer keys than tokens
+# (tokens, keys): one sequence has no tokens, and one fewer keys than tokens.
+LENGTHS = [(5, 9), (0, 3), (35, 35), (2, 1)]
 
 
-def devices():
-    found = ["cpu"]
-    if torch.cuda.is_available() and any(
-        row["operation"] == "mha_backward" and row["available"] for row in flash_mla.capabilities("cuda:0")
-    ):
-        found.append("cuda")
-    return found
+device = each_of(["cpu"] + ["cuda"] * (torch.cuda.is_available() and is_there("mha_backward", "cuda")))
 
 
-def plain(q, k, v, causal):
-    """Computes attention in float64, sequence by sequence; rows that see nothing are 0."""
-    q, k, v = (x.double() for x in (q, k, v))
+def plain(q, k, v, starts, causal):
+    """Computes attention in float64, sequence by sequence; rows that see nothing are 0. `starts`: of tokens and keys."""
     outs = []
-    for r in range(len(STARTS_Q) - 1):
-        a, b = q[STARTS_Q[r] : STARTS_Q[r + 1]], k[STARTS_K[r] : STARTS_K[r + 1]]
-        value = v[STARTS_K[r] : STARTS_K[r + 1]]
-        group = HEADS // b.shape[1]
-        b, value = b.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    for (token, key), (next_token, next_key) in zip(starts, starts[1:]):
+        a, *pairs = q[token:next_token].double(), k[key:next_key].double(), v[key:next_key].double()
+        b, value = (pair.repeat_interleave(q.shape[1] // k.shape[1], 1) for pair in pairs)
         scores = torch.einsum("qhd,khd->hqk", a, b) / math.sqrt(q.shape[-1])
         if causal:
             tokens, keys = scores.shape[1:]
@@ -48,59 +37,35 @@ def plain(q, k, v, causal):
     return torch.cat(outs)
 
 
-def starts(device):
-    return [torch.tensor(x, dtype=torch.int32, device=device) for x in (STARTS_Q, STARTS_K)]
-
-
 def close(mine, expected, dtype):
     assert mine.dtype == dtype
     error = (mine.double() - expected.double()).abs().max().item()
     assert error <= (2e-2 if dtype == torch.bfloat16 else 3e-3) * max(1.0, expected.abs().max().item()), error
 
 
-@pytest.mark.parametrize("device", devices())
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("causal", (False, True))
-@pytest.mark.parametrize("form", ("apart", "kvpacked", "qkvpacked"))
+@pytest.mark.parametrize("form", ("flash_attn_varlen_func", KV, QKV))
 @pytest.mark.parametrize("compiled", (False, True))
-def test_gradients(form, causal, dtype, device, compiled):
+def test_gradients(form, causal, dtype, device, compiled, fresh_compiler):
     torch.manual_seed(3)
-    d_qk, d_v = (192, 128) if form != "qkvpacked" else (64, 64)
-    heads = HEADS if form == "qkvpacked" else KEY_HEADS
-    cu_q, cu_k = starts(device)
-    if form == "qkvpacked":
-        cu_q = cu_k
+    kind, lengths = Kind("torch", str(dtype).removeprefix("torch."), device), LENGTHS
+    shape = dict(h_kv=2, d=192, d_v=128)
+    if form == QKV:
+        lengths, shape = [(keys, keys) for _, keys in LENGTHS], dict(h_kv=4)
+    problem = Sequences(lengths, **shape)
+    problem.values = {name: 10 * values for name, values in problem.values.items()}  # about as large as randn's
+    arguments = [*problem.arguments(kind).values()] if form not in (KV, QKV) else packed(form, problem, kind)
+    leaves = [given.requires_grad_() for given in arguments if torch.is_tensor(given) and given.is_floating_point()]
+    *parts, last = leaves
+    d, d_v = shape.get("d", 64), shape.get("d_v", 64)
+    parts += last.split([d] * (2 - len(parts)) + [d_v], -1)
 
-    def new(tokens, heads, width):
-        return torch.randn(tokens, heads, width, device=device).to(dtype).requires_grad_()
+    def call(*leaves):
+        options = dict(causal=causal, deterministic=form not in (KV, QKV))
+        return getattr(flash_mla, form)(*leaves, *arguments[len(leaves) :], **options)[0]
 
-    if form == "apart":
-        leaves = [new(42, HEADS, d_qk), new(48, heads, d_qk), new(48, heads, d_v)]
-        parts = leaves
-
-        def call(q, k, v):
-            return flash_mla.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 35, 35, causal=causal, deterministic=True)[0]
-
-    elif form == "kvpacked":
-        leaves = [new(42, HEADS, d_qk), new(48, heads, d_qk + d_v)]
-        parts = [leaves[0], leaves[1][..., :d_qk], leaves[1][..., d_qk:]]
-
-        def call(q, kv):
-            return flash_mla.flash_attn_varlen_kvpacked_func(q, kv, cu_q, cu_k, 35, 35, d_qk, causal=causal)[0]
-
-    else:
-        leaves = [new(48, heads, 2 * d_qk + d_v)]
-        parts = leaves[0].split([d_qk, d_qk, d_v], -1)
-
-        def call(qkv):
-            return flash_mla.flash_attn_varlen_qkvpacked_func(qkv, cu_k, 35, d_qk, causal=causal)[0]
-
-    global STARTS_Q
-    kept, STARTS_Q = STARTS_Q, STARTS_K if form == "qkvpacked" else STARTS_Q
-    try:
-        expected = plain(*parts, causal)
-    finally:
-        STARTS_Q = kept
+    expected = plain(*parts, problem.cu, causal)
     gradient = torch.randn_like(expected).to(dtype)
     theirs = torch.autograd.grad(expected, leaves, gradient.double())
     if compiled:
@@ -160,10 +125,8 @@ def learnt(device):
     return [torch.randn(9, 2, 64, device=device).bfloat16().requires_grad_() for _ in range(3)], cu
 
 
-@pytest.mark.parametrize("device", devices())
 @pytest.mark.parametrize("function", (step, logs_lse, logs_a_root_of_lse, breaks_the_graph))
-@pytest.mark.usefixtures("fresh_compiler")
-def test_lse_may_leave_a_compiled_graph(function, device):
+def test_lse_may_leave_a_compiled_graph(function, device, fresh_compiler):
     """The graph has a gradient of every result, and that of lse is 0 if none arrives."""
     gradients = []
     for call in (function, torch.compile(function, backend="aot_eager")):
@@ -173,10 +136,8 @@ def test_lse_may_leave_a_compiled_graph(function, device):
     assert all(torch.equal(mine, its) and mine.any() for mine, its in zip(*gradients))
 
 
-@pytest.mark.parametrize("device", devices())
 @pytest.mark.parametrize("through", ("lse", "both"))
-@pytest.mark.usefixtures("fresh_compiler")
-def test_gradient_that_reaches_lse_of_a_compiled_graph(through, device):
+def test_gradient_that_reaches_lse_of_a_compiled_graph(through, device, fresh_compiler):
     """It is never lost without a sign: what the graph does on a GPU is in the documentation of the function."""
     leaves, cu = learnt(device)
     out, lse = torch.compile(step, backend="aot_eager")(*leaves, cu)
@@ -197,38 +158,7 @@ def test_what_a_gradient_of_lse_does_on_a_gpu():
         assert all((gradient.isnan() if spoilt else gradient == 1).all() for gradient in gradients)
 
 
-# ---- Other derivatives ---------------------------------------------------------------------------------------------------
-
-DERIVATIVES = {
-    "grad": lambda f, tensors: torch.func.grad(f)(*tensors),
-    "vjp": lambda f, tensors: torch.func.vjp(f, *tensors),
-    "jvp": lambda f, tensors: torch.func.jvp(f, tensors, tensors),
-    "jacrev": lambda f, tensors: torch.func.jacrev(f)(*tensors),
-    "grad of vmap": lambda f, tensors: torch.func.grad(
-        lambda q: torch.func.vmap(lambda q: f(q, *tensors[1:]))(q).sum()
-    )(tensors[0][None]),
-    "vmap of grad": lambda f, tensors: torch.func.vmap(torch.func.grad(f))(*[tensor[None] for tensor in tensors]),
-    "tangent": lambda f, tensors: with_tangent(f, tensors),
-    "compiled grad": lambda f, tensors: torch.compile(torch.func.grad(f), backend="aot_eager")(*tensors),
-}
-
-
-def with_tangent(f, tensors):
-    with torch.autograd.forward_ad.dual_level():
-        first = tensors[0].requires_grad_()
-        return f(torch.autograd.forward_ad.make_dual(first, torch.ones_like(first)), *tensors[1:])
-
-
-@pytest.mark.parametrize("how", DERIVATIVES)
-@pytest.mark.usefixtures("fresh_compiler")
-def test_derivatives_that_there_are_not(how):
-    leaves, cu = learnt("cpu")
-    tensors = tuple(leaf.detach() for leaf in leaves)
-    with pytest.raises(NotImplementedError) as caught:
-        DERIVATIVES[how](lambda q, k, v: step(q, k, v, cu)[0].float().sum(), tensors)
-    message = str(caught.value)
-    assert message.startswith("flash_attn_varlen_func: q: "), message
-    assert "Tensor.backward() and torch.autograd.grad" in message and "detach()" in message
+# ---- Transforms ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("error")
@@ -251,13 +181,12 @@ def test_gradients_through_vmap():
         *[(*row, True) for row in (("argument", True), ("forward", False), ("forward, backward", True), (None, False))],
     ],
 )
-@pytest.mark.usefixtures("fresh_compiler")
-def test_deterministic_algorithms(wanted, asked, compiled, monkeypatch):
+def test_deterministic_algorithms(wanted, asked, compiled, monkeypatch, fresh_compiler):
     """The library is told what holds when the backward pass runs, as PyTorch's own operators are."""
     launch, told = _operations.MHA_BACKWARD.launch, []
 
     def observed(address):
-        told.append(_structs.ARGUMENTS["mha_backward"].from_address(address).deterministic)
+        told.append(ARGUMENTS["mha_backward"].from_address(address).deterministic)
         return launch(address)
 
     monkeypatch.setattr(_operations.MHA_BACKWARD, "launch", observed)
@@ -293,7 +222,6 @@ def new_memory_is_nan():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("device", devices())
 def test_tokens_of_no_sequence_and_strided_gradients(device, new_memory_is_nan):
     assert torch.empty(9, dtype=torch.bfloat16, device=device).isnan().all()
     cu = torch.tensor((1, 4), dtype=torch.int32, device=device)
@@ -327,7 +255,6 @@ def grouped_and_bounds(q, k, v, out, lse, dout, scale):
 
 
 @pytest.mark.parametrize("deterministic", (False, True))
-@pytest.mark.parametrize("device", devices())
 def test_grouped_gradients_are_within_the_derived_bound(device, deterministic):
     """On a GPU these are the tensors of a case of FlashMLA's own test (seed 0, b 2, 4096 tokens, 32 query heads, 4 key heads), where
     two elements of dv are beyond its bound, which was made for equal heads (docs/reliability.md)."""

@@ -6,7 +6,7 @@ import pytest
 
 from attention import Batch, check_decode
 from calls import NAMES, Call
-from flash_mla import _library, flash_mla_with_kvcache, get_mla_metadata, merge_states
+from flash_mla import _arrays, _described, _library, _operations, flash_mla_with_kvcache, get_mla_metadata, merge_states
 from kinds import WORDS, Kind, ml_dtypes
 from programs import in_threads, output_of
 
@@ -121,8 +121,6 @@ def test_workspaces_of_threads_and_of_children_are_their_own():
 
 
 def kept_memory():
-    from flash_mla import _arrays, _operations
-
     return [call.scratch.address for call in _operations.DENSE_DECODE.idle[_arrays] if call.scratch is not None]
 
 
@@ -136,8 +134,6 @@ def permissions(address):
 
 
 def test_large_workspaces_are_not_kept():
-    from flash_mla import _described
-
     meta, _ = get_mla_metadata()
     batch = Batch([64] * 3, s_q=2, h_q=4)
     check_decode(KIND, decode(batch, meta), batch.expected(KIND))
@@ -153,8 +149,6 @@ def test_large_workspaces_are_not_kept():
 
 def test_addresses_are_those_of_the_arrays():
     """Tests both ways to get an address from NumPy."""
-    from flash_mla import _described
-
     array = numpy.arange(24, dtype=numpy.int16).reshape(4, 6)
     for part in (array, array[1:, 2:], array[:0], numpy.zeros(()), array.T):
         address = part.ctypes.data

@@ -226,6 +226,24 @@ def session(with_torch, monkeypatch):
     return with_torch.Session(present, {}, seed=1, before=lambda: None, runs=3)
 
 
+def plant(monkeypatch, session, place, spoil):
+    """Spoils the results of a contestant's calls by a method; `place`: both names."""
+    contestant, method = session.present[place[0]], place[1]
+    honest = getattr(contestant, method)
+
+    def planted(x, **options):
+        call = honest(x, **options)
+
+        def wrong_call():
+            results = call()
+            spoil(results)
+            return results
+
+        return wrong_call
+
+    monkeypatch.setattr(contestant, method, planted)
+
+
 NAMES = ["ours", "fa4", "cudnn", "ours_direct", "ours_deterministic", "fa4_deterministic"]
 
 
@@ -262,24 +280,15 @@ def test_gradients_that_are_too_slow(with_torch, session, monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_that_differ(with_torch, session, monkeypatch, name):
     """Plants a fault in each contestant's dk, and one unit in the last place in one of two deterministic calls."""
-    contestant, method = with_torch.calls_of(with_torch.MhaGradients)[name]
-    honest = getattr(session.present[contestant], method)
     row, calls = with_torch.MhaGradients(2, 40, 2, 2, 64, 64, True), 0
     every, fourth = 3.0, 0.0  # added in every call, and in the second call for the second outcome
 
-    def planted(x, **options):
-        call = honest(x, **options)
+    def spoil(results):
+        nonlocal calls
+        calls += 1
+        results[1][-1, ..., 0, 5] += every + fourth * (calls == 4)
 
-        def wrong_call():
-            nonlocal calls
-            calls += 1
-            results = call()
-            results[1][-1, ..., 0, 5] += every + fourth * (calls == 4)
-            return results
-
-        return wrong_call
-
-    monkeypatch.setattr(session.present[contestant], method, planted)
+    plant(monkeypatch, session, with_torch.calls_of(row)[name], spoil)
     measured, wrong = session.outcome(row)
     whose = "fp32 arithmetic" if name == "ours" else "ours"
     assert measured == {} and any(text.startswith(f"{name}: its dk differs from {whose}: ") for text in wrong), wrong
@@ -375,20 +384,12 @@ def test_fp8_that_differs(with_torch, fp8, monkeypatch, kind, name):
     """Plants a fault of half of a row's root mean square in one element; in ours, whose bound against fp32 arithmetic is closer,
     a sixth."""
     row = getattr(with_torch, kind)(2, 2, 130, 4)
-    contestant, method = with_torch.calls_of(row)[name]
-    honest = getattr(fp8.present[contestant], method)
 
-    def planted(x):
-        def wrong_call():
-            output = call()
-            of_row = output[-1, -1, -1]
-            of_row[5] += (0.16 if name == "ours" else 0.5) * of_row.float().square().mean().sqrt()
-            return output
+    def spoil(output):
+        of_row = output[-1, -1, -1]
+        of_row[5] += (0.16 if name == "ours" else 0.5) * of_row.float().square().mean().sqrt()
 
-        call = honest(x)
-        return wrong_call
-
-    monkeypatch.setattr(fp8.present[contestant], method, planted)
+    plant(monkeypatch, fp8, with_torch.calls_of(row)[name], spoil)
     measured, wrong = fp8.outcome(row)
     whose = "fp32 arithmetic" if name == "ours" else "ours"
     assert measured == {} and len(wrong) == 1, wrong

@@ -4,12 +4,12 @@
 import math
 
 import numpy
-import pytest
 
-from attention import SPARSE_OUT, Batch, check_decode, conventions, dense, with_sink
+from attention import SPARSE_OUT, Batch, check_decode, conventions, over_lists, that_name, with_sink
 from caches import NAMED, Cache
-from flash_mla import FlashMLASchedMeta, _operations, _structs, flash_mla_with_kvcache, get_mla_metadata
-from kinds import each_kind
+from flash_mla import FlashMLASchedMeta, _operations, flash_mla_with_kvcache, get_mla_metadata
+from flash_mla._argument_structs import ARGUMENTS
+from kinds import kind
 
 D_V = 512
 INFERRED = "FP8_528", "FP4_288"
@@ -79,18 +79,15 @@ class Sparse:
     def expected(self, kind, scale=None, sink=None, lse_empty=math.inf, log_base=math.e, lengths=None):
         """`lengths`: those of the first cache's lists, instead of the batch's."""
         counts = [self.lengths[0] if lengths is None else lengths, *self.lengths[1:]]
-        out, lse = numpy.zeros((self.b, self.s_q, self.h_q, D_V)), numpy.zeros((self.b, self.h_q, self.s_q))
-        q = kind.float64(kind.array(self.q))
-        for r in range(self.b):
-            for j in range(self.s_q):
-                keys = []
-                for cache, lists, count in zip(self.caches, self.lists, counts):
-                    counted = lists[r, j] if count is None else lists[r, j][: max(0, count[r])]
-                    named = counted[(counted >= 0) & (counted < cache.pages * cache.page_size)]
-                    keys.append(cache.keys(kind, named))
-                all_keys = numpy.concatenate(keys)[:, None, :]
-                one_out, one_lse = dense(q[r, j][None], all_keys, D_V, scale)
-                out[r, j], lse[r, :, j] = one_out[0], one_lse[:, 0]
+
+        def keys(r, j):
+            found = []
+            for cache, lists, count in zip(self.caches, self.lists, counts):
+                of_request = None if count is None else count[r]
+                found.append(cache.keys(kind, that_name(lists[r, j], of_request, cache.pages * cache.page_size)))
+            return numpy.concatenate(found)
+
+        out, _, lse = over_lists(kind.float64(kind.array(self.q)), keys, scale)
         return with_sink(out, lse, sink), conventions(lse, lse_empty, log_base)
 
 
@@ -126,7 +123,6 @@ SHAPES = [
 ]
 
 
-@each_kind
 def test_what_dense_attention_reads_is_not_looked_at(kind):
     """vLLM always passes both."""
     batch = Sparse(layout=656)
@@ -137,7 +133,6 @@ def test_what_dense_attention_reads_is_not_looked_at(kind):
 # ---- The plan -------------------------------------------------------------------------------------------------------
 
 
-@each_kind
 def test_metadata_is_filled_by_the_first_call(kind):
     meta, nothing = get_mla_metadata()
     assert isinstance(meta, FlashMLASchedMeta) and nothing is None
@@ -147,34 +142,23 @@ def test_metadata_is_filled_by_the_first_call(kind):
     assert tuple(meta.tile_scheduler_metadata.shape)[1:] == (8,) and tuple(meta.num_splits.shape) == (4,)
 
 
-class Planned:
-    """Wraps the library and records the arguments of queries for the partitions of a sparse plan."""
-
-    def __init__(self, library):
-        self._library, self.asked = library, []
-
-    def __getattr__(self, name):
-        return getattr(self._library, name)
-
-    def fmla_sparse_plan_partitions(self, address, count):
-        args = _structs.ARGUMENTS["sparse_plan"].from_address(address)
-        self.asked.append((args.b, args.topk, args.extra_topk, args.s_q, args.h_q))
-        return self._library.fmla_sparse_plan_partitions(address, count)
-
-
-@each_kind
 def test_partitions_are_those_of_any_batch(kind, monkeypatch):
     """Partitions depend on lists and heads, on Hopper too, never on the number of requests: SGLang copies tables of a small batch
     into those of the largest."""
-    library = Planned(_operations.library)
-    monkeypatch.setattr(_operations, "library", library)
+    asked, ask = [], _operations.library.fmla_sparse_plan_partitions
+
+    def recorded(address, count):
+        args = ARGUMENTS["sparse_plan"].from_address(address)
+        asked.append((args.b, args.topk, args.extra_topk, args.s_q, args.h_q))
+        return ask(address, count)
+
+    monkeypatch.setattr(_operations.library, "fmla_sparse_plan_partitions", recorded)
     batch = Sparse(layout=584, b=3, extra=(70, 30, 2))
     flash_mla_with_kvcache(**dict(batch.arguments(kind), tile_scheduler_metadata=get_mla_metadata()[0]))
     get_mla_metadata(kind.int32([0, 0]), 2 * 4, 1, num_heads_q=4, is_fp8_kvcache=True, topk=90)
-    assert library.asked == [(0, 90, 70, 2, 4), (0, 90, 0, 2, 4)]
+    assert asked == [(0, 90, 70, 2, 4), (0, 90, 0, 2, 4)]
 
 
-@each_kind
 def test_metadata_of_the_older_generation(kind):
     """Makes vLLM's call for DeepSeek-V3.2."""
     batch = Sparse(layout=656)

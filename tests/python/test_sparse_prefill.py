@@ -6,10 +6,10 @@ import math
 import numpy
 import pytest
 
-from attention import check_close, conventions, log_sum_exp, with_sink
+from attention import check_close, conventions, over_lists, that_name, with_sink
 from caches import NAMED, Cache, bf16_bits
 from flash_mla import flash_mla_sparse_fwd
-from kinds import BF16_KINDS, WORDS
+from kinds import BF16_KINDS, WORDS, each_of
 
 D_V = 512
 NO_KEYS = (-1, 2147483647, -2147483648, -123456, 114514)  # and s_kv
@@ -17,7 +17,7 @@ NO_KEYS = (-1, 2147483647, -2147483648, -123456, 114514)  # and s_kv
 OUT = (8e-4, 3.01 / 128, 7e-6)
 ROWS = (1e-6, 2.01 / 65536, 1e-7)
 
-each_kind = pytest.mark.parametrize("kind", BF16_KINDS, ids=repr)
+kind = each_of(BF16_KINDS)
 each_kind_that_makes = pytest.mark.parametrize("kind", BF16_KINDS[1:], ids=repr)
 
 
@@ -68,10 +68,8 @@ class Prefill:
 
     def named(self, token, head, first=None):
         """Returns the keys that a token sees through the `first` entries of its list."""
-        entries = self.lists[token, head][:first]
-        if self.lengths is not None:
-            entries = entries[: max(0, self.lengths[token])]
-        return entries[(entries >= 0) & (entries < self.s_kv)]
+        count = None if self.lengths is None else self.lengths[token]
+        return that_name(self.lists[token, head][:first], count, self.s_kv)
 
     def inputs(self):
         """{name: (values, type; None: that of the queries)}."""
@@ -91,22 +89,19 @@ class Prefill:
 
     def expected(self, kind, scale=0.5, sink=None, lse_empty=math.inf, log_base=math.e, first=None):
         """Returns (out, max_logits, lse)."""
-        out, most = numpy.zeros((self.s_q, self.h_q, D_V)), numpy.zeros((self.s_q, self.h_q))
-        lse, group = numpy.zeros(most.shape), self.h_q // self.h_kv
-        q = kind.float64(kind.array(self.q))
-        plain = self.layout == "plain"
-        keys = kind.float64(kind.array(self.memory)).reshape(-1, self.h_kv, self.d) if plain else None
-        for token in range(self.s_q):
-            for head in range(self.h_kv):
-                named, heads = self.named(token, head, first), slice(head * group, (head + 1) * group)
-                seen = keys[named, head] if plain else self.cache.values[named]
-                scores = scale * (q[token, heads] @ seen.T)
-                most[token, heads] = numpy.max(scores, axis=1, initial=-math.inf)
-                lse[token, heads] = log_sum_exp(scores, 1)
-                if len(named):
-                    out[token, heads] = numpy.exp(scores - lse[token, heads, None]) @ seen[:, :D_V]
-        out = with_sink(out[None], lse.T[None], sink)[0]
-        return out, most / math.log(log_base), conventions(lse, lse_empty, log_base)
+        q, plain = kind.float64(kind.array(self.q)), self.layout == "plain"
+        memory = kind.float64(kind.array(self.memory)).reshape(-1, self.h_kv, self.d) if plain else None
+        of_heads = []
+        for head, of_head in enumerate(numpy.split(q[None], self.h_kv, axis=2)):
+
+            def keys(_, token):
+                named = self.named(token, head, first)
+                return memory[named, head] if plain else self.cache.values[named]
+
+            of_heads.append(over_lists(of_head, keys, scale))
+        out, most, lse = (numpy.concatenate(parts, axis) for axis, parts in zip((2, 1, 1), zip(*of_heads)))
+        out = with_sink(out, lse, sink)[0]
+        return out, most[0].T / math.log(log_base), conventions(lse[0].T, lse_empty, log_base)
 
 
 def check(kind, got, expected):
@@ -143,7 +138,6 @@ SHAPES = [
 ]
 
 
-@each_kind
 @pytest.mark.parametrize("none", [*NO_KEYS, 300], ids=str)
 @pytest.mark.parametrize("sink", [-math.inf, 0.0, math.inf, None], ids=str)
 def test_rows_without_a_key(kind, none, sink):
@@ -161,7 +155,6 @@ def test_rows_without_a_key(kind, none, sink):
             assert not numpy.any(out[token]) and numpy.all(most[token] == -math.inf) and numpy.all(lse[token] == empty)
 
 
-@each_kind
 def test_an_index_that_stands_twice_counts_twice(kind):
     prefill = Prefill(topk=8)
     prefill.lists[:] = 7
@@ -172,7 +165,6 @@ def test_an_index_that_stands_twice_counts_twice(kind):
     assert numpy.allclose(difference, math.log(8), rtol=1e-5)
 
 
-@each_kind
 def test_the_sink_changes_out_alone(kind):
     prefill = Prefill()
     arguments = prefill.arguments(kind)

@@ -1,32 +1,16 @@
 # SPDX-License-Identifier: MIT
 """Tests torch.compile: one graph without a break, with the same bits as eager calls; also as the first action of a process."""
 
-import math
-
 import pytest
 
-from attention import Batch
-from calls import NAMES, Call, is_there
-from flash_mla import flash_attn_varlen_func, flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
-from kinds import Kind, each_device, torch
+from calls import is_there
+from flash_mla import flash_mla_with_kvcache, get_mla_metadata
+from kinds import DEVICES, Kind, each_of, torch
 from programs import output_of
-from test_mha import Sequences
-from test_sparse_prefill import Prefill
-from torch_calls import BATCH
+from torch_calls import BATCH, OF_ANY_NUMBER, VARIANTS, bits_of, of_any_number, variant
 
 
-CALLS = [
-    *[
-        (name, {})
-        for name in (*NAMES, "dense_decode-576", "dense_decode_fp8-656", "sparse_decode-656", "sparse_prefill-656")
-    ],
-    ("dense_decode", dict(causal=True, lse_empty=-math.inf, log_base=2)),
-    ("dense_decode_fp8-576", dict(causal=True, lse_empty=-math.inf, log_base=2, batch_invariant=True)),
-    ("sparse_decode-656", dict(batch_invariant=True)),
-    *[(name, dict(is_fp8_kvcache=None)) for name in ("dense_decode-576", "sparse_decode", "sparse_decode-656")],
-    *[(name, dict(lse_empty=-math.inf, log_base=2)) for name in ("merge", "mha_forward")],
-    ("sparse_prefill", dict(indexer_topk=32)),
-]
+kind = each_of([Kind("torch", "bfloat16", device) for device in DEVICES])
 
 
 def counted():
@@ -42,10 +26,8 @@ class TestCompile:
         out, lse = flash_mla_with_kvcache(q * 2, k_cache, block_table, cache_seqlens, 512, meta, None, 0.1, True)
         return out + 1, lse
 
-    @each_device
     @pytest.mark.parametrize("meta", ["none", "empty", "filled"])
-    def test_decode(self, meta, device):
-        kind = Kind("torch", "bfloat16", device)
+    def test_decode(self, meta, kind):
         arrays = BATCH.arrays(kind).values()
         plain = get_mla_metadata()[0] if meta != "none" else None
         expected = self.step(*arrays, plain)
@@ -62,12 +44,10 @@ class TestCompile:
         if meta == "filled":
             assert mine.tile_scheduler_metadata is plan
 
-    @each_device
     @pytest.mark.parametrize("passed_on", ["both", "first"])
     @pytest.mark.parametrize("made", ["inside", "outside"])
-    def test_tables(self, made, passed_on, device):
+    def test_tables(self, made, passed_on, kind):
         """Tests the older generation's tables; with the first alone the call makes the plan, with the same bits."""
-        kind = Kind("torch", "bfloat16", device)
         arrays = BATCH.arrays(kind)
 
         def step(q, k_cache, block_table, cache_seqlens, tables):
@@ -81,21 +61,19 @@ class TestCompile:
             compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=dynamic)
             assert kind.all_bits(compiled(*arrays.values(), tables)) == kind.all_bits(expected)
 
-    @each_device
-    def test_table_that_is_none(self, device):
+    def test_table_that_is_none(self, kind):
         """The compiler leaves the call to Python, which raises the error."""
 
         def step(q, k_cache, block_table, cache_seqlens):
             return flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, block_table)
 
-        arrays = BATCH.arrays(Kind("torch", "bfloat16", device)).values()
+        arrays = BATCH.arrays(kind).values()
         with pytest.raises(
             Exception, match="tile_scheduler_metadata: is Tensor, must be what get_mla_metadata returned"
         ):
             torch.compile(step, backend="aot_eager")(*arrays)
 
-    @each_device
-    def test_one_metadata_for_several_layers(self, device):
+    def test_one_metadata_for_several_layers(self, kind):
         def model(q, k_cache, block_table, cache_seqlens):
             meta, _ = get_mla_metadata()
             for _ in range(3):
@@ -103,105 +81,62 @@ class TestCompile:
                 q = torch.cat([out, q[..., 512:]], dim=-1)
             return q
 
-        kind = Kind("torch", "bfloat16", device)
         arrays = BATCH.arrays(kind).values()
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
         assert kind.bits(compiled(*arrays)) == kind.bits(model(*arrays))
 
-    @each_device
-    @pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
-    def test_dynamic_batch(self, planned, device):
-        """One graph serves every number of requests."""
-        kind = Kind("torch", "bfloat16", device)
+    @pytest.mark.parametrize("name", OF_ANY_NUMBER)
+    def test_any_number(self, name, kind):
+        """One graph serves every number of requests, tokens, keys, pages and sequences, and all maximum lengths."""
         graphs, counting = counted()
-
-        compiled = torch.compile(self.step, backend=counting, fullgraph=True)
+        if name.startswith("mha") and not is_there("mha_forward", kind.device):
+            pytest.skip("no kernel")
+        several = [of_any_number(name, kind, *sizes) for sizes in ((7, 30, 9, 2), (20, 3, 12, 4), (2, 70, 6, 3))]
+        function, first = several[0]
+        compiled = torch.compile(function, backend=counting, fullgraph=True)
         traced = torch.compile(
-            self.step, backend="aot_eager", fullgraph=True, dynamic=True
+            function, backend="aot_eager", fullgraph=True, dynamic=True
         )  # calls the fakes with symbols
-        for lengths in ([100, 0, 65], [3, 64], [10] * 7):
-            batch = Batch(lengths, s_q=2)
-            arrays = batch.arrays(kind)
-            for name in ("q", "block_table", "cache_seqlens"):
-                torch._dynamo.mark_dynamic(arrays[name], 0)
-            torch._dynamo.maybe_mark_dynamic(arrays["block_table"], 1)
-            torch._dynamo.maybe_mark_dynamic(arrays["k_cache"], 0)
-            plain, *others = (
-                kind.all_bits(step(*arrays.values(), get_mla_metadata()[0] if planned else None))
-                for step in (self.step, traced, compiled)
-            )
-            assert others == [plain, plain]
+        open_sizes = [
+            [i for i in range(array.ndim) if array.shape[i] != other.shape[i]]
+            for array, other in zip(first, several[1][1])
+        ]
+        for _, arrays in several:
+            expected = bits_of(kind, function(*arrays))
+            assert bits_of(kind, traced(*arrays)) == expected
+            for array, dims in zip(arrays, open_sizes):
+                torch._dynamo.mark_dynamic(array, dims)
+            assert bits_of(kind, compiled(*arrays)) == expected
         assert len(graphs) == 1
 
-    @each_device
     @pytest.mark.parametrize("given,backend", [(False, "aot_eager"), (True, "inductor")], ids=["made", "given"])
-    @pytest.mark.parametrize("name,more", CALLS)
-    def test_call(self, name, more, given, backend, device):
-        """Written tensors are parts of larger ones. The graph has only our operators, so inductor needs no C++ compiler, which
-        takes half a minute."""
-        kind = Kind("torch", "bfloat16", device)
-        call = Call(name, kind, **(dict(pages=6, page_size=8) if name.startswith("cache") else {}))
+    @pytest.mark.parametrize("name,changed", VARIANTS)
+    def test_call(self, name, changed, given, backend, kind):
+        """Written tensors are parts of larger ones, except bytes, which have no gaps. The graph has only our operators, so inductor
+        needs no C++ compiler, which takes half a minute."""
+        call = variant(name, changed, kind)
         shapes = {name: array.shape for name, array in call.outputs.items() if given or call.given()}
         orders = {tensor.argument: tensor.order for tensor in call.tensors}
+        dtype = {name: kind.dtype_name(array) for name, array in call.outputs.items()}
+        gap = {name: 0 if dtype[name] == "uint8" else 8 for name in shapes}
 
         def step(inputs, large, meta):
-            outputs = {name: large[name][..., : shape[-2], 8 : 8 + shape[-1]] for name, shape in shapes.items()}
-            of_plan = {"tile_scheduler_metadata": meta} if meta else {}
-            return call.function(**{**call.options, **inputs, **outputs, **more, **of_plan})
+            outputs = {n: large[n][..., : s[-2], gap[n] : gap[n] + s[-1]] for n, s in shapes.items()}
+            of_plan = {"tile_scheduler_metadata": meta} if "decode" in name else {}
+            return call.function(**{**call.options, **inputs, **outputs, **of_plan})
 
         def run(step):
-            large = {n: kind.full((*s[:-2], s[-2] + 1, s[-1] + 16), 7, dtype[n], orders[n]) for n, s in shapes.items()}
+            whole = {n: (*s[:-2], s[-2] + (gap[n] > 0), s[-1] + 2 * gap[n]) for n, s in shapes.items()}
+            large = {name: kind.full(shape, 7, dtype[name], orders[name]) for name, shape in whole.items()}
             meta = get_mla_metadata()[0] if "decode" in name else None
             got = [step(call.inputs, large, meta), step(call.inputs, large, None)]
             got = [result for results in got for result in (results if isinstance(results, tuple) else (results,))]
             return kind.all_bits([array for array in (*got, *large.values()) if array is not None])
 
-        dtype = {name: kind.dtype_name(array) for name, array in call.outputs.items()}
         assert run(torch.compile(step, backend=backend, fullgraph=True)) == run(step)
 
-    @each_device
-    @pytest.mark.parametrize("indexer_topk", [0, 64])
-    def test_sparse_prefill_of_any_length(self, indexer_topk, device):
-        """One graph serves every number of tokens and keys."""
-        kind = Kind("torch", "bfloat16", device)
-        graphs, counting = counted()
-
-        def step(q, kv, indices):
-            return flash_mla_sparse_fwd(q * 1, kv, indices, 0.5, indexer_topk=indexer_topk)
-
-        compiled = torch.compile(step, backend=counting, fullgraph=True)
-        traced = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
-        for s_q, s_kv in ((5, 300), (7, 90), (2, 1000)):
-            given = Prefill(s_q=s_q, s_kv=s_kv).arguments(kind)
-            arrays = [given[name] for name in ("q", "kv", "indices")]
-            expected = kind.all_bits(step(*arrays))
-            assert kind.all_bits(traced(*arrays)) == expected
-            for array in arrays:
-                torch._dynamo.mark_dynamic(array, 0)
-            assert kind.all_bits(compiled(*arrays)) == expected
-        assert len(graphs) == 1
-
-    @each_device
-    def test_mha_of_any_lengths(self, device):
-        """One graph serves all numbers of sequences, tokens and keys, and all maximum lengths."""
-        kind = Kind("torch", "bfloat16", device)
-        if not is_there("mha_forward", kind.device):
-            pytest.skip("no kernel")
-        graphs, counting = counted()
-
-        def step(q, k, v, *lengths):
-            return flash_attn_varlen_func(q * 1, k, v, *lengths, causal=True)
-
-        compiled = torch.compile(step, backend=counting, fullgraph=True, dynamic=True)
-        for lengths in ([(5, 7), (9, 30)], [(2, 0), (70, 70), (3, 4)], [(8, 9)] * 5):
-            arrays = Sequences(lengths).arguments(kind).values()
-            assert kind.all_bits(compiled(*arrays)) == kind.all_bits(step(*arrays))
-        assert len(graphs) == 1
-
-    @each_device
-    def test_wrong_argument(self, device):
+    def test_wrong_argument(self, kind):
         """Tracing finds the error with an eager call's message, wrapped by PyTorch's compiler."""
-        kind = Kind("torch", "bfloat16", device)
         arrays = dict(BATCH.arrays(kind), cache_seqlens=kind.array(BATCH.lengths, "int64"))
         compiled = torch.compile(self.step, backend="aot_eager", fullgraph=True)
         with pytest.raises(Exception, match="cache_seqlens: dtype is int64, must be int32"):

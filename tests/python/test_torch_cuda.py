@@ -4,7 +4,7 @@
 import pytest
 
 from flash_mla import get_mla_metadata, merge_states
-from kinds import TORCH_KINDS, Kind, needs_cuda, torch
+from kinds import TORCH_KINDS, Kind, each_of, needs_cuda, torch
 from torch_calls import BATCHES, LENGTHS, call, each_batch, each_prefill, same, tensors
 
 
@@ -12,7 +12,8 @@ def cuda_kinds():
     return [kind for kind in TORCH_KINDS if kind.device == "cuda"] or [Kind("torch", "bfloat16", "cuda")]
 
 
-each_cuda_kind = pytest.mark.parametrize("kind", cuda_kinds(), ids=repr)
+kind = each_of(cuda_kinds())
+pytestmark = needs_cuda
 
 
 def change(arguments, lengths):
@@ -28,8 +29,6 @@ GRAPHS = [
 ]
 
 
-@needs_cuda
-@each_cuda_kind
 @pytest.mark.parametrize("make,check,options", GRAPHS)
 def test_cuda_graph(kind, make, check, options):
     """Captures a call that makes its plan, or metadata within the graph; lengths change in place."""
@@ -47,8 +46,6 @@ def test_cuda_graph(kind, make, check, options):
             check(kind, got, batch.expected(kind, lengths=lengths, sink=batch.sink, **causal))
 
 
-@needs_cuda
-@each_cuda_kind
 @each_batch
 def test_cuda_graph_of_given_results_and_a_merge(kind, make, check):
     """All inputs change in place: another step's queries, keys and their places."""
@@ -70,7 +67,6 @@ def test_cuda_graph_of_given_results_and_a_merge(kind, make, check):
         assert torch.equal(merged_out, out)  # a zero may have the other sign
 
 
-@needs_cuda
 @each_prefill
 def test_cuda_graph_of_prefill(make):
     """Captures the first use; all inputs change in place: queries, keys, lists, lengths, starts of sequences."""
@@ -88,7 +84,6 @@ def test_cuda_graph_of_prefill(make):
         assert same(got, prefill(arguments))
 
 
-@needs_cuda
 @each_prefill
 def test_cuda_prefill_does_not_synchronise(make):
     kind, prefill = Kind("torch", "bfloat16", "cuda"), make()
@@ -107,8 +102,6 @@ def use_everything_once(arguments):
     merge_states(out[None], lse[None])
 
 
-@needs_cuda
-@each_cuda_kind
 @each_batch
 def test_cuda_stream(kind, make, check):
     """Calls keep the current stream's order: inputs arrive late, on a stream other than the default."""
@@ -133,8 +126,6 @@ def test_cuda_stream(kind, make, check):
     assert torch.equal(merged[0], out)
 
 
-@needs_cuda
-@each_cuda_kind
 @each_batch
 def test_cuda_calls_do_not_synchronise(kind, make, check):
     batch = make()
@@ -148,7 +139,6 @@ def test_cuda_calls_do_not_synchronise(kind, make, check):
     check(kind, (out, lse), batch.expected(kind))
 
 
-@needs_cuda
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 @each_batch
 def test_cuda_device_that_is_not_the_current_one(make, check):
@@ -167,7 +157,6 @@ def test_cuda_device_that_is_not_the_current_one(make, check):
             call(dict(arguments, k_cache=arguments["k_cache"].to("cuda:0")))
 
 
-@needs_cuda
 @each_batch
 def test_cuda_memory_comes_from_the_allocator_of_pytorch(make, check):
     arguments = make().arguments(Kind("torch", "bfloat16", "cuda"))
@@ -180,7 +169,6 @@ def test_cuda_memory_comes_from_the_allocator_of_pytorch(make, check):
     assert torch.cuda.memory_allocated() == before
 
 
-@needs_cuda
 @each_batch
 def test_cuda_workspace_comes_from_the_allocator_of_pytorch(make, check):
     """With results and plan passed, only the workspace is allocated."""

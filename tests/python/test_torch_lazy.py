@@ -7,11 +7,9 @@ import pytest
 
 from attention import Batch
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata
-from kinds import Kind, each_device, each_torch_kind, needs_cuda, torch
-from test_errors import check_message
-from torch_calls import each_input, each_name, each_output, same
-
-import torch_calls
+from kinds import Kind, device, each_torch_kind, needs_cuda, torch
+from test_errors import refused
+from torch_calls import each_input, each_name, each_output, of, same
 
 UninitializedParameter = torch.nn.parameter.UninitializedParameter
 
@@ -38,29 +36,20 @@ MEANT = {
 }
 
 
-@each_device
 @each_input
 @pytest.mark.parametrize("wrap", MEANT.values(), ids=MEANT)
-def test_input_that_means_other_values_than_it_holds(name, argument, wrap, device):
-    call = torch_calls.of(name, device)
-    expected = call(**call.given())
-    call = torch_calls.of(name, device)
+def test_input_that_means_other_values_than_it_holds(call, expected, argument, wrap):
     meant = wrap(call.inputs[argument])
     assert torch.equal(meant.as_subclass(torch.Tensor), call.inputs[argument])
     assert same([array.as_subclass(torch.Tensor) for array in call(**call.given(), **{argument: meant})], expected)
 
 
-@each_device
 @each_name
-def test_all_inputs_negative_at_once(name, device):
-    call = torch_calls.of(name, device)
-    expected = call(**call.given())
-    call = torch_calls.of(name, device)
+def test_all_inputs_negative_at_once(call, expected):
     changed = {argument: negative(tensor) for argument, tensor in call.inputs.items()}
     assert same(call(**call.given(), **changed), expected)
 
 
-@each_device
 @pytest.mark.parametrize("made_by", ["meta", "tables"])
 def test_plan_of_negative_lengths(made_by, device):
     """Lengths, and then tables, are negative views."""
@@ -80,36 +69,31 @@ def alike(results, expected):
     return all(torch.allclose(*pair, rtol=2e-2, atol=1e-3, equal_nan=True) for pair in zip(results, expected))
 
 
-@each_device
 @each_input
-def test_input_that_is_repeated_by_its_strides(name, argument, device):
+def test_input_that_is_repeated_by_its_strides(call, name, argument, device):
     """The first dimension has a stride of 0; a list that needs a stride of 1 is refused by name."""
-    call = torch_calls.of(name, device)
     first = call.inputs[argument][:1]
     call.inputs[argument] = first.repeat(len(call.inputs[argument]), *[1] * (first.ndim - 1))
     expected = call(**call.given())
-    call.outputs = torch_calls.of(name, device).outputs
+    call.outputs = of(name, device).outputs
     repeated = first.expand_as(call.inputs[argument])
     if first.ndim == 1 and repeated.stride() == (0,):
-        with pytest.raises(ValueError) as caught:
+        with refused(ValueError, call.name, argument):
             call(**call.given(), **{argument: repeated})
-        check_message(caught.value, call.name, argument)
     else:
         results = call(**call.given(), **{argument: repeated})
         # TMA takes no stride of 0: on Hopper another kernel may run, with different rounding.
         assert same(results, expected) if device == "cpu" else alike(results, expected)
 
 
-@each_device
 @each_output
-def test_output_that_is_a_copy_on_write(name, argument, device):
+def test_output_that_is_a_copy_on_write(call, name, argument, device):
     """The original keeps its values."""
-    call = torch_calls.of(name, device)
     other = call.outputs[argument]
     call.outputs[argument] = torch._lazy_clone(other)
     results = call(**call.outputs)
     assert torch.all(other == 7) and any(result is call.outputs[argument] for result in results)
-    expected = torch_calls.of(name, device)
+    expected = of(name, device)
     assert same(results, expected(**expected.outputs))
 
 
@@ -162,51 +146,42 @@ def make(wrap, tensor):
             pytest.skip(f"PyTorch makes no such tensor: {str(error).splitlines()[0]}")
 
 
-@each_device
 @each_input
 @pytest.mark.parametrize("kind", REFUSED)
-def test_input_that_is_refused(name, argument, kind, device):
-    call = torch_calls.of(name, device)
+def test_input_that_is_refused(call, name, argument, kind):
     if call.inputs[argument].dtype is torch.uint8 and kind == "float8":
         pytest.skip("bytes may have this type")
     wrap, said = REFUSED[kind]
-    strange = make(wrap, call.inputs[argument])
-    with pytest.raises(ValueError) as caught:
-        call(**call.given(), **{argument: strange})
-    message = str(caught.value)
-    is_bytes = kind == "float8" and argument in ("k_cache", "kv")
-    check_message(caught.value, call.name, "is_fp8_kvcache" if is_bytes else argument)
-    assert (is_bytes or said in message) and "type code" not in message, message
+    strange = {argument: make(wrap, call.inputs[argument])}
+    if kind == "float8" and argument in ("k_cache", "kv"):
+        argument, said = "is_fp8_kvcache", None
+    with refused(ValueError, call.name, argument, said=said or None) as caught:
+        call(**{**call.given(), **strange})
+    assert "type code" not in str(caught.value)
     assert all(torch.all(tensor == 7) for tensor in call.outputs.values()), "nothing is written"
 
 
-@each_device
 @each_output
 @pytest.mark.parametrize("kind", [*REFUSED, *LAZY])
-def test_output_that_is_refused(name, argument, kind, device):
-    call = torch_calls.of(name, device)
+def test_output_that_is_refused(call, name, argument, kind):
     outputs = dict(call.outputs)
     outputs[argument] = make({**REFUSED, **LAZY}[kind][0], outputs[argument])
-    with pytest.raises(ValueError) as caught:
+    with refused(ValueError, call.name, argument):
         call(**outputs)
-    check_message(caught.value, call.name, argument)
     for other, tensor in call.outputs.items():
         assert torch.all(tensor == 7), f"nothing is written into {other}"
 
 
-@each_device
 @each_input
-def test_fake_tensor_among_real_ones(name, argument, device):
+def test_fake_tensor_among_real_ones(call, argument):
     """The message is PyTorch's."""
-    call = torch_calls.of(name, device)
     fake = torch._subclasses.FakeTensorMode().from_tensor(call.inputs[argument])
     with pytest.raises(AssertionError, match="FakeTensor"):
         call(**call.given(), **{argument: fake})
 
 
-@each_device
 def test_tensor_that_left_its_transform(device):
-    call, left = torch_calls.of("dense_decode", device), []
+    call, left = of("dense_decode", device), []
     torch.func.vmap(lambda q: (left.append(q), q)[1])(call.inputs["q"][None])
     with pytest.raises(ValueError, match="^flash_mla_with_kvcache: q: .*torch.func transform"):
         call(q=left[0])
@@ -220,7 +195,7 @@ def test_tensor_of_another_device():
         backend.init()
     except RuntimeError as error:
         pytest.skip(str(error))
-    call = torch_calls.of("dense_decode")
+    call = of("dense_decode")
     with pytest.raises(ValueError, match="^flash_mla_with_kvcache: k_cache: device is lazy:0, must be cpu"):
         call(k_cache=call.inputs["k_cache"].to("lazy"))
 
@@ -228,11 +203,9 @@ def test_tensor_of_another_device():
 # ---- Transforms -------------------------------------------------------------------------------------------------------
 
 
-@each_device
 @pytest.mark.filterwarnings("error")  # without a rule, PyTorch warns and asks for a report
 @each_input
-def test_vmap_takes_one_after_the_other(name, argument, device):
-    call = torch_calls.of(name, device)
+def test_vmap_takes_one_after_the_other(call, name, argument):
     given = call.given()
     tensor = call.inputs[argument]
     changed = torch.stack([tensor, tensor if argument.startswith("cu_seqlens") else tensor.flip(0)])  # these ascend
@@ -254,22 +227,19 @@ def test_vmap_takes_one_after_the_other(name, argument, device):
             torch.func.vmap(lambda tensor: call(**{argument: tensor}))(changed[:0])
 
 
-@each_device
 @pytest.mark.filterwarnings("error")
 def test_vmap_over_a_negative_view(device):
-    call = torch_calls.of("dense_decode", device)
+    call = of("dense_decode", device)
     expected = call()
     cache = negative(call.inputs["k_cache"])
     results = torch.func.vmap(lambda q: call(q=q, k_cache=cache))(call.inputs["q"][None])
     assert same([array[0] for array in results], expected)
 
 
-@each_device
 @each_name
-def test_functionalize(name, device):
+def test_functionalize(call):
     """New results are functionalized, also of negative views. functorch refuses other libraries' operators that write into
     arguments."""
-    call = torch_calls.of(name, device)
     with pytest.raises(RuntimeError, match="functionalizing"):
         torch.func.functionalize(lambda tensor: call(**{**call.outputs, next(iter(call.inputs)): tensor}))(
             next(iter(call.inputs.values()))
@@ -281,12 +251,9 @@ def test_functionalize(name, device):
     assert same(got, expected)
 
 
-@each_device
 @each_name
-@pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_with_a_negative_view(name, device):
+def test_compiled_with_a_negative_view(call, name, device, fresh_compiler):
     """The view is made outside of the graph, or inside."""
-    call = torch_calls.of(name, device)
     first = next(iter(call.inputs))
     expected = call(**call.given())
 
@@ -297,7 +264,7 @@ def test_compiled_with_a_negative_view(name, device):
         return call(**outputs, **{first: torch._neg_view(tensor)})
 
     for step, tensor in ((outside, negative(call.inputs[first])), (inside, -call.inputs[first])):
-        fresh = torch_calls.of(name, device).given()
+        fresh = of(name, device).given()
         assert same(torch.compile(step, backend="aot_eager", fullgraph=True)(tensor, fresh), expected)
 
 
@@ -307,7 +274,7 @@ def test_cuda_negative_view_on_a_stream(kind):
     """The copy that resolves a view runs on the call's stream."""
     if kind.device != "cuda":
         pytest.skip("of a GPU")
-    call = torch_calls.of("dense_decode", "cuda")
+    call = of("dense_decode", "cuda")
     expected = call()
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):

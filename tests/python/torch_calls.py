@@ -7,12 +7,14 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 
+import numpy
 import pytest
 
 import flash_mla
 from attention import Batch, BatchFp8, check_decode, check_fp8
-from calls import NAMES, Call, is_there
+from calls import NAMES, Call, needs_kernel
 from kinds import Kind, torch
 from test_mha import KV, QKV, Sequences, packed
 from test_mha import check as check_mha
@@ -53,6 +55,76 @@ def same(got, expected):
     )
 
 
+# ---- Variants -------------------------------------------------------------------------------------------------------
+
+OF_BYTES = ("dense_decode-576", "dense_decode_fp8-656", "sparse_decode-656", "sparse_prefill-656")
+CONVENTIONS = dict(lse_empty=-math.inf, log_base=2)
+PLANNED = dict(tile_scheduler_metadata=lambda _: flash_mla.get_mla_metadata()[0])
+NO_EXTRA = dict.fromkeys(("extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length"))
+NO_NORM, NO_ROPE = dict(norm_weight=None, norm_eps=0), dict.fromkeys(("positions", "rope_table", "rope_pairs"))
+
+
+def pages_of(size, value=0):
+    """Returns a function that makes pages of so many bytes a token."""
+    return lambda cache: cache.new_full((2, 4, 1, size), value, dtype=torch.uint8)
+
+
+# Calls, and their arguments that differ; a function makes one from the call's own.
+VARIANTS = [
+    *[(name, {}) for name in (*NAMES, *OF_BYTES)],
+    ("dense_decode", dict(attn_sink=None)),
+    ("dense_decode", dict(attn_sink=None, causal=True, **PLANNED)),
+    ("dense_decode", dict(causal=True, **CONVENTIONS, **PLANNED)),
+    ("dense_decode", dict(softmax_scale=0.1, causal=True, batch_invariant=True, **CONVENTIONS)),
+    ("dense_decode", dict(q=lambda q: q[:, :, :2], attn_sink=lambda sink: sink[:2])),
+    ("dense_decode", dict(q=torch.Tensor.half, k_cache=torch.Tensor.half, block_table=None, attn_sink=None)),
+    *[(f"dense_decode-{n}", dict(attn_sink=None, causal=True)) for n in (656, 584)],
+    ("dense_decode-576", dict(attn_sink=None, causal=True, **PLANNED)),
+    ("dense_decode-576", dict(kv_scale=None, causal=True, is_fp8_kvcache=None)),
+    ("dense_decode_fp8-576", dict(attn_sink=None, causal=True, **PLANNED)),
+    ("dense_decode_fp8-576", dict(descale_q=None, descale_k=None, batch_invariant=True, **CONVENTIONS)),
+    ("dense_decode_fp8-576", dict(causal=True, batch_invariant=True, **CONVENTIONS)),
+    ("dense_decode_fp8-576", dict(q=lambda q: torch.full_like(q, 0.1, dtype=torch.bfloat16), descale_q=None)),
+    ("dense_decode_fp8-656", dict(attn_sink=None, causal=True)),
+    ("sparse_decode", dict(topk_length=None, attn_sink=None, is_fp8_kvcache=None, **NO_EXTRA)),
+    ("sparse_decode-656", dict(attn_sink=None, batch_invariant=True, **NO_EXTRA, **CONVENTIONS)),
+    ("sparse_decode-656", dict(is_fp8_kvcache=None, **PLANNED)),
+    ("sparse_prefill", dict(attn_sink=None)),
+    ("sparse_prefill", dict(indexer_topk=32, **CONVENTIONS)),
+    ("sparse_prefill-656", dict(topk_length=None, attn_sink=None)),
+    ("mha_forward", dict(max_seqlen_qo=0, max_seqlen_kv=0, softmax_scale=0.1, causal=True, **CONVENTIONS)),
+    ("merge", dict(attn_sink=None)),
+    ("merge", CONVENTIONS),
+    ("merge", dict(out_parts=torch.Tensor.float, lse_parts=lambda lse: lse.fill_(-math.inf), attn_sink=None)),
+    ("merge", dict(out_parts=lambda out: out[:, 1:], lse_parts=lambda lse: lse[:, 1:], attn_sink=None, log_base=2)),
+    ("cache_append-656", {}),
+    ("cache_append-656", dict(NO_NORM, positions=torch.Tensor.long, rope_pairs="interleaved")),
+    ("cache_append-656", dict(NO_ROPE, latent=lambda x: x[:, :448], kv_cache=pages_of(584), kv_format="FP8_584")),
+    (
+        "cache_append-656",
+        dict(
+            **dict(NO_NORM, rope=None, kv_cache=pages_of(576), kv_format="FP8_576", cache_scale=0.5, **NO_ROPE),
+            latent=lambda x: x.new_ones(3, 576, dtype=torch.float32),
+        ),
+    ),
+    ("cache_convert-656", dict(dst_cache=pages_of(576), dst_format="FP8_576", dst_scale=0.5)),
+    ("cache_gather-656", {}),
+    ("cache_gather", dict(kv_cache=pages_of(584), kv_format="FP8_584")),
+    ("cache_gather", dict(kv_cache=pages_of(576, 60), kv_format="FP8_576", cache_scale=0.5)),
+]
+
+
+def variant(name, changed, kind):
+    """Returns a call with the arguments that differ, and outputs in the form of results that it has made."""
+    call = Call(name, kind)
+    for argument, value in changed.items():
+        place = next((place for place in (call.inputs, call.outputs) if argument in place), call.options)
+        place[argument] = value(place.get(argument)) if callable(value) else value
+    if not call.given():
+        call.outputs = dict(zip(call.outputs, map(torch.zeros_like, call())))
+    return call
+
+
 # ---- Batches --------------------------------------------------------------------------------------------------------
 
 
@@ -62,8 +134,7 @@ class OfBytes(Batch):
     operation = "dense_decode"
 
     def arguments(self, kind):
-        if not is_there(self.operation, kind.device, kind.element, self.layout):
-            pytest.skip(f"no kernel on {kind.device}")
+        needs_kernel(self.operation, kind, self.layout)
         return super().arguments(kind)
 
 
@@ -142,7 +213,7 @@ class OfSequences:
     def arguments(self, kind, problem):
         if self.name not in (QKV, KV):
             return problem.arguments(kind)
-        return dict(zip(inspect.signature(self.function).parameters, packed(problem, kind)[self.name]))
+        return dict(zip(inspect.signature(self.function).parameters, packed(self.name, problem, kind)))
 
     def check(self, kind, got, problem):
         check_mha(kind, got, problem.expected(kind, causal=True))
@@ -167,13 +238,78 @@ PREFILLS = {
 each_prefill = pytest.mark.parametrize("make", PREFILLS.values(), ids=PREFILLS)
 
 
+# ---- Any number -----------------------------------------------------------------------------------------------------
+
+
+def of_any_number(name, kind, n, keys=None, pages=9, sequences=2):
+    """Returns a function and its tensors, of n requests or tokens. In dense MHA there are as many keys if `keys` is None."""
+    random = numpy.random.default_rng(n)
+    q, cache = (kind.array(random.normal(0, 0.25, shape)) for shape in ((n, 1, 4, 576), (pages, 64, 1, 576)))
+    table, lengths = kind.int32(random.integers(0, pages, (n, pages // 3))), kind.int32(random.integers(0, 190, n))
+    lists, slots = kind.int32(random.integers(0, 500, (n, 1, 64))), kind.array(numpy.arange(n), "int64")
+    kv = kind.array(random.normal(0, 0.25, (n if keys is None else keys, 2, 320)))
+    starts, of_keys = (kind.int32(numpy.linspace(0, len(array), sequences + 1)) for array in (q, kv))
+    meta = flash_mla.get_mla_metadata
+    plans = {
+        "unplanned": lambda *lengths: (None,),
+        "metadata": lambda *lengths: meta(),
+        "tables": lambda lengths, *topk: meta(lengths, 4, 1, *((4, False, *topk) if topk else ())),
+    }
+    operation, _, planned = name.partition(", ")
+    if operation == "dense_decode":
+        return lambda q, c, t, s: DECODE(q, c, t, s, 512, *plans[planned](s)), (q, cache, table, lengths)
+    if operation == "sparse_decode":
+        return (
+            lambda q, c, i, s: DECODE(q, c, None, None, 512, *plans[planned](s, 64), indices=i),
+            (q, cache, lists, lengths),
+        )
+    if operation == "sparse_prefill":
+        count = 32 if planned else 0
+        return (
+            lambda q, kv, i: PREFILL(q, kv, i, 0.04, indexer_topk=count),
+            (q[:, 0], cache[:, 0], lists),
+        )
+    if operation == "mha":
+        call = flash_mla.flash_attn_varlen_func
+        return (
+            lambda q, k, v, c, d: call(q, k, v, c, d, q.shape[0], k.shape[0], causal=True),
+            (q[:, 0, :, :192], kv[..., :192], kv[..., 192:], starts, of_keys),
+        )
+    if operation == "mha of packed keys":
+        call = flash_mla.flash_attn_varlen_kvpacked_func
+        given = q[:, 0, :, :192], kv, starts, of_keys
+        return lambda q, kv, c, d: call(q, kv, c, d, q.shape[0], kv.shape[0], 192), given
+    if operation == "cache_gather":
+        return lambda c, s: flash_mla.cache_gather(c, s, "BF16"), (cache, slots)
+    if operation == "merge":
+        return flash_mla.merge_states, (kind.full((3, n, 1, 4, 64), 0.5), kind.fp32(numpy.ones((3, n, 4, 1))))
+    raise KeyError(operation)
+
+
+OF_PLANS = [f"{of}_decode, {planned}" for of in ("dense", "sparse") for planned in ("unplanned", "metadata", "tables")]
+OF_ANY_NUMBER = [
+    *OF_PLANS,
+    "sparse_prefill",
+    "sparse_prefill, lse_indexer",
+    "mha",
+    "mha of packed keys",
+    "cache_gather",
+    "merge",
+]
+
+
+def bits_of(kind, results):
+    """Returns the bits of one result or several."""
+    return kind.all_bits(results if isinstance(results, tuple) else (results,))
+
+
 def watch(seen):
-    """Returns a mode of PyTorch's dispatch that appends the name of every operator to `seen`."""
+    """Returns a mode of PyTorch's dispatch that appends every operator's name and arguments to `seen`."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
-            seen.append(str(function))
+            seen.append((str(function), arguments))
             return function(*arguments, **(options or {}))
 
     return Watch()

@@ -10,13 +10,8 @@ import sys
 from typing import Any, Optional, Tuple
 
 from .. import _operations, flash_mla_interface
-from ..flash_mla_interface import (
-    FlashMLASchedMeta,
-    flash_attn_varlen_func,
-    flash_attn_varlen_kvpacked_func,
-    flash_attn_varlen_qkvpacked_func,
-    get_mla_metadata_dense_fp8,
-)
+from ..flash_mla_interface import FlashMLASchedMeta, flash_attn_varlen_func, flash_attn_varlen_kvpacked_func
+from ..flash_mla_interface import flash_attn_varlen_qkvpacked_func, get_mla_metadata_dense_fp8
 
 __all__ = [
     "FlashMLASchedMeta",
