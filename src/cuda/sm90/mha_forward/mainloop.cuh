@@ -8,16 +8,18 @@
  *                              (producer.cuh)
  *     the others               2 consumers, 3 at 64/64 (layout.cuh), 64 rows of the tile each:
  *
- *       wgmma    | S = Q Kᵀ of block n - 1 | O += P V of block n |                    | S of n - 2 …
- *       warps    |        (wait)           |   (wait)            | P of n - 1 from S  |
+ *       wgmma    | S = Q Kᵀ of block n - 1 |     O += P V of block n      |                  | S of n - 2 …
+ *       warps    |        (wait)           | P of n - 1 from S, its start | the rest of P    |
  *
- * Of P, the first EARLY_WEIGHTS of a thread are computed before O += P V is complete, the others after it.
- * While one consumer computes its softmax, the products of another one run (order_wait, order_arrive; not
- * at 128/128). P stays in registers: the accumulator fragments of S have the layout of A. The pipeline
+ * Blocks are taken from the last keys to the first: block n - 1 follows block n. The first EARLY_WEIGHTS of a
+ * thread's P are computed while O += P V of block n runs, the others after it, because P of block n is in
+ * registers that they take. While one consumer computes its softmax, the products of another one run
+ * (order_wait, order_arrive; not at 128/128). P stays in registers: the accumulator fragments of S have the layout of A. The pipeline
  * continues across tiles: the epilogue of a tile runs while the first scores of the next one are in flight;
- * it stages O in shared memory and stores whole lines, 16 bytes a thread. O is rescaled only if weights of a
- * block are too large (MOST_WEIGHT, reference.cuh), before its own O += P V. Blocks that no row of a consumer
- * sees are skipped (skip_masked); in others each row is masked.
+ * it stages O in shared memory and stores whole lines, 16 bytes a thread. No maximum is computed while the
+ * weights of a block add up to at most MOST_WEIGHT (reference.cuh); else the references move, and O is rescaled
+ * before the block's P V is added. Blocks that no row of a consumer sees are skipped (skip_masked); in others
+ * each row is masked.
  *
  * Limits for 128 rows by 128 keys, in clocks of an SM: products 2560 at 192/128, 2048 at 128/128, 1024 at
  * 64/64; ex2 1024; then power.
@@ -44,7 +46,7 @@ template <typename Element, typename Layout> struct Consumer {
     const int group;       /* consumer index: it has rows 64 · group … of a tile */
     const int last_offset; /* token of its last row minus the tile's first token */
 
-    int n;             /* the block whose scores or values come next */
+    int n;             /* the block whose scores come next, or are in s */
     int keys, visible; /* of the current tile: its keys, and those that its first token sees */
     bool has_rows;     /* this consumer has rows in the tile */
     Ring<TILE_STAGES> tile_stage;
@@ -54,8 +56,8 @@ template <typename Element, typename Layout> struct Consumer {
     DEVICE bool is_leader() const { return threadIdx.x % WARPGROUP_THREADS == 0; }
 
     /* Consumers issue wgmma one after the other, in a fixed order, so that their exponentials do not
-     * coincide: two consumers that compute them at the same time each take twice as long. order_wait waits
-     * for the consumer before, order_arrive lets the next one go on. */
+     * coincide: two consumers that compute them at the same time each take twice as long, and the tensor cores
+     * are idle meanwhile. order_wait waits for the consumer before, order_arrive lets the next one go on. */
     DEVICE void order_wait() const
     {
         if constexpr (Layout::IS_ORDERED) barrier_sync(FIRST_ORDER + group, 2 * WARPGROUP_THREADS);
@@ -113,7 +115,7 @@ template <typename Element, typename Layout> struct Consumer {
     }
 
     /* Clears V rows past the request's last key in block n: their weight is 0, but the memory may hold NaN.
-     * Called by all consumers. */
+     * Called by all consumers, also by those that skip the block. */
     DEVICE void clear_tail(const Ring<Layout::KV_STAGES> &stage) const
     {
         const int first = keys - n * KEYS, rest = KEYS - first;
@@ -189,7 +191,8 @@ template <typename Element, typename Layout> struct Consumer {
         return n >= 0;
     }
 
-    /* Skips block n, in which all keys are masked for the rows of this consumer: only releases its stages. */
+    /* Skips block n, in which all keys are masked for the rows of this consumer: takes its place in the order,
+     * and only releases its stages. */
     DEVICE void skip_block()
     {
         order_wait();
@@ -204,7 +207,8 @@ template <typename Element, typename Layout> struct Consumer {
     }
 
     /* Skips the blocks that are visible only to rows of later consumers, and returns whether there were any.
-     * They are fewer than KV_STAGES, because one stage holds values that have not been added yet. */
+     * They must be fewer than KV_STAGES: one stage holds values of the previous tile, which are added later,
+     * and the producer waits for it. */
     DEVICE bool skip_masked()
     {
         static_assert(Layout::ROWS - 64 <= (Layout::KV_STAGES - 1) * KEYS,
@@ -214,9 +218,9 @@ template <typename Element, typename Layout> struct Consumer {
         return n < last;
     }
 
-    /* Goes on to the block before block n or, after a tile's block 0, to the first block of the next tile.
-     * Returns false if there is no next tile or it has no rows of this consumer. `k_full` becomes false if it
-     * is of a block that was skipped. */
+    /* Goes on to block n - 1 or, after block 0, to the next tile's highest block that this consumer sees. Returns
+     * false if there is no next tile or it has no rows of this consumer. `k_full` becomes false if blocks were
+     * skipped: it was about the first of them. */
     DEVICE bool next_block(bool &k_full)
     {
         if (n > 0) {
@@ -276,11 +280,11 @@ template <typename Element, typename Layout> struct Consumer {
         exponentials<0, Layout::EARLY_WEIGHTS>(s, p.call.scale_log2, reference, early, sum);
         hold(early), hold(sum);
         /* ptxas moves nothing across these, so the exponentials are computed before the wait for the
-         * values. */
+         * values. At 64/64 the next stages are tested meanwhile. */
         if constexpr (Layout::TESTS_EARLY)
             k_full = consumer_test(Layout::K_FULL, k_stage), v_full = consumer_test(Layout::V_FULL, v_stage);
         else
-            /* Completed long ago: this holds the compiler only. */
+            /* Synchronises nothing, for it completed long ago: it only holds the compiler. */
             consumer_wait(Layout::TILE_FULL, tile_stage);
         wgmma_wait<0>();
         consumer_release(Layout::V_EMPTY, used_stage);
@@ -310,10 +314,10 @@ template <typename Element, typename Layout> struct Consumer {
     /* Processes tiles with rows of this consumer, up to the first one without; that tile is current on
      * return. Returns false if there are no more tiles.
      *
-     * An iteration issues S of the next block, then O += P V of the one before it, and makes P of S while the
-     * latter runs. At a tile's last block the next block is the first of the next tile, so the epilogue is
-     * spread over two iterations: finish_rows in the one that adds the tile's last values, store_rows in the
-     * next one (`is_pending`), each behind products that have been issued. */
+     * An iteration issues S of a block, then O += P V of the block of the iteration before, and begins P of S
+     * while the latter runs. After a tile's block 0 the next block is of the next tile, so the epilogue is spread
+     * over two iterations: finish_rows in the one that adds the tile's last values, store_rows in the next one
+     * (`is_pending`), each while S of that iteration is computed. */
     DEVICE bool mainloop()
     {
         float s[KEYS / 2], o[D_V / 2], factor[2];
@@ -323,7 +327,8 @@ template <typename Element, typename Layout> struct Consumer {
         int finished_stage, pending_stage = 0;
         bool is_pending = false; /* o belongs to the finished tile in pending_stage and awaits its factors */
         bool k_full = false, v_full = false; /* the next stages are full; false: not known */
-        for (;;) { /* w: weights of block n, whose values are not added yet; s: of the next one to process */
+        for (;;) {
+            /* w: weights of block n, whose values are not added yet. */
             const bool is_new_tile = n == 0; /* the next block belongs to another tile */
             finished_stage = tile_stage.index;
             if (!next_block(k_full)) break;
