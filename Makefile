@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # The few words a newcomer types. The build itself is CMake's (CMakePresets.json); CC in the environment picks
 # another compiler, e.g. CC=clang make test.
-.PHONY: build demo test test-fresh lab lint install uninstall clean help
+.PHONY: build demo test test-long test-fresh lab lint install uninstall clean help
 .NOTPARALLEL:
 
 build:
@@ -15,7 +15,11 @@ demo: build
 test: build
 	@scripts/dependencies.sh test || true
 	@scripts/build.sh release
-	@scripts/test.sh --preset release
+	@scripts/test.sh --preset release -LE long
+
+# Needs the build of make test.
+test-long:
+	@scripts/test.sh --preset release -L long
 
 test-fresh:
 	@scripts/test-fresh.sh
@@ -39,7 +43,8 @@ clean:
 help:
 	@echo 'make             build the library and the command into build/release'
 	@echo 'make demo        compute, check, time and draw one decode batch; leaves its files in demo/'
-	@echo 'make test        build and run every test'
+	@echo 'make test        build and run the tests'
+	@echo 'make test-long   after it: those that build the project in other ways, and checkattn with another seed'
 	@echo 'make test-fresh  make demo and make test inside a minimal Debian tree (root or sudo, network)'
 	@echo 'make lab         compile the programs of lab/ into build/lab; they need nvcc, and a Hopper GPU to run'
 	@echo 'make lint        clang-format, clang-tidy, cppcheck, shellcheck, black, mypy'
