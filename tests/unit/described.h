@@ -104,6 +104,19 @@ static inline const struct member *described_kind(enum operation operation, enum
     return NULL;
 }
 
+/* Makes a layout agree with a descriptor: a format that its option takes, the d_qk of that format, and sizes of
+ * which one value alone is allowed. */
+static inline void described_fit(enum operation operation, struct layout *layout)
+{
+    const struct member *const named = described_kind(operation, MEMBER_FORMAT);
+    const struct range *const ranges = descriptors[operation].ranges;
+    if (named && (layout->format < named->low || layout->format > named->high))
+        layout->format = (int32_t)named->low;
+    if (named && cache_formats[layout->format].d_qk) layout->d_qk = cache_formats[layout->format].d_qk;
+    for (int i = 0; i < DIMENSIONS; i++)
+        if (ranges[i].high && ranges[i].low == ranges[i].high) layout->size[i] = ranges[i].low;
+}
+
 /* Returns tensor `which` of an operation; NULL past the last. */
 static inline const struct member *described_tensor(enum operation operation, int which)
 {
