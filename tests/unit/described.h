@@ -171,18 +171,14 @@ static inline fmla_status described_ask(enum operation operation, enum question 
 #define ASK_PLAN(op, OP)                                                                                     \
     case OP:                                                                                                 \
         return question == ASK_KERNEL ? fmla_##op##_partitions(args, count) : fmla_##op##_size(args, bytes);
-#define ASK_ATTENTION(op, OP)                                                                                \
-    case OP:                                                                                                 \
+#define WORKSPACE(op, OP)                                                                                    \
+    case OP_##OP:                                                                                            \
         return question == ASK_KERNEL  ? fmla_##op##_kernel(args, name)                                      \
                : question == ASK_BOUND ? fmla_##op##_workspace_bound(args, bytes, alignment)                 \
                                        : fmla_##op##_workspace_size(args, bytes, alignment);
+#include "operations.def"
         ASK_PLAN(decode_plan, OP_DECODE_PLAN)
         ASK_PLAN(sparse_plan, OP_SPARSE_PLAN)
-        ASK_ATTENTION(dense_decode, OP_DENSE_DECODE)
-        ASK_ATTENTION(sparse_decode, OP_SPARSE_DECODE)
-        ASK_ATTENTION(sparse_prefill, OP_SPARSE_PREFILL)
-        ASK_ATTENTION(mha_forward, OP_MHA_FORWARD)
-        ASK_ATTENTION(mha_backward, OP_MHA_BACKWARD)
     default: return FMLA_OK;
     }
 }
