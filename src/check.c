@@ -309,14 +309,25 @@ static const struct cache_format **format_of(const struct member *cache, struct 
     return cache->allowed & IS_SECOND ? &call->second : &call->format;
 }
 
-/* Fails for a cache of bytes whose format is not named. */
+/* Returns whether an operation takes the scale of a whole cache as a tensor. */
+static bool takes_cache_scale(const struct descriptor *descriptor)
+{
+    const struct member *m = descriptor->members;
+    while (m->name && strcmp(m->name, "kv_scale")) m++;
+    return m->name;
+}
+
+/* Fails for a cache of bytes whose format is not named; names those that the operation takes. */
 __attribute__((cold)) static fmla_status refuse_bytes(const struct descriptor *descriptor,
                                                       const struct member *m)
 {
     const struct member *option = format_option(descriptor, m);
     char formats[256] = "";
-    for (int f = FMLA_KV_FP8_656; f <= option->high; f++)
+    for (int f = FMLA_KV_FP8_656; f <= option->high; f++) {
+        const struct kv_layout layout = kv_layout_of(cache_formats[f].format, 0);
+        if (layout.scale == KV_SCALE_OF_CACHE && !takes_cache_scale(descriptor)) continue;
         text_append(formats, sizeof formats, "%s%s (%d)", *formats ? " or " : "", cache_formats[f].name, f);
+    }
     return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is 0, must name the format of the bytes in %s: %s",
                 descriptor->name, option->name, m->name, formats);
 }

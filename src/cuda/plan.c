@@ -24,15 +24,23 @@ fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *sco
     return cuda_launch(operation, scope, &launch, (void *[]){&params});
 }
 
+/* Returns the argument whose device makes the plan. */
+static const char *argument_of(const struct plan_problem *p)
+{
+    if (p->kind == KEYS_PAGED) return "seqlens";
+    return p->lists.length ? "topk_length" : p->lists.extra_length ? "extra_topk_length" : "target";
+}
+
 static fmla_status run(const struct kernel_driver *driver, union problem problem,
                        const struct prepared *prepared)
 {
-    static const char op[] = "decode_plan";
+    const struct plan_problem *const p = problem.plan;
+    const char *const op = p->kind == KEYS_PAGED ? "decode_plan" : "sparse_plan";
     struct cuda_scope scope;
     (void)driver, (void)prepared;
-    fmla_status status = cuda_enter(op, "seqlens", problem.plan->device.id, &scope);
+    fmla_status status = cuda_enter(op, argument_of(p), p->device.id, &scope);
     if (status) return status;
-    status = cuda_launch_plan(op, &scope, problem.plan);
+    status = cuda_launch_plan(op, &scope, p);
     cuda_leave(&scope);
     return status;
 }

@@ -216,6 +216,12 @@ static int32_t any_of_bytes(struct bytes *in, int32_t last)
     return format == FMLA_KV_FP8_576 ? FMLA_KV_FP8_584 : format;
 }
 
+/* Returns a format that an option takes. */
+static int32_t any_named(struct bytes *in, const struct member *option)
+{
+    return (int32_t)option->low + (int32_t)choose(in, (uint32_t)(option->high - option->low + 1));
+}
+
 /* Draws a format for the extra cache: occasionally another one than the first cache's. */
 static void draw_second_format(struct bytes *in, struct call *c)
 {
@@ -225,8 +231,7 @@ static void draw_second_format(struct bytes *in, struct call *c)
     int32_t *const second = (int32_t *)(void *)((char *)c->args + m->offset);
     if (m->low) l->extra_format = *second = l->format; /* always named */
     if (choose(in, 2)) return;
-    const int32_t extra =
-        m->low ? 1 + (int32_t)choose(in, FMLA_KV_FP8_528_F32) : any_of_bytes(in, FMLA_KV_FP8_528_F32);
+    const int32_t extra = m->low ? any_named(in, m) : any_of_bytes(in, (int32_t)m->high);
     const int64_t d_qk = cache_formats[extra].d_qk;
     if ((m->low ? d_qk && d_qk != l->d_qk : d_qk != l->d_qk) && choose(in, 8)) return;
     l->extra_format = *second = extra;
@@ -245,7 +250,7 @@ static void draw_layout(struct bytes *in, struct call *c, bool any_size)
         size[i] = small[i].least + (small[i].count > 1 ? choose(in, small[i].count) : 0);
     l->type = choose(in, 2) && c->operation != OP_SPARSE_PREFILL ? fp16 : bf16;
     if (format && !attention)
-        *format = 1 + (int32_t)choose(in, FMLA_KV_FP8_528_F32);
+        *format = any_named(in, named);
     else if (format && choose(in, 2))
         *format = any_of_bytes(in, (int32_t)named->high), l->type = bf16;
     int32_t *const products = option_at(c->operation, c->args, "products");
@@ -273,6 +278,7 @@ static void draw_layout(struct bytes *in, struct call *c, bool any_size)
         size[DIM_d_v] =
             any_size ? 1 + choose(in, size[DIM_d_qk] < 256 ? (uint32_t)size[DIM_d_qk] : 256) : 512;
     if (mha) draw_mha(in, size, any_size);
+    described_fit(c->operation, l);
     size[DIM_width] = size[DIM_d_qk];
     size[DIM_splits] = size[DIM_b] + 1;
     draw_second_format(in, c);

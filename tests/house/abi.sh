@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# abi.sh SHARED_LIBRARY STATIC_LIBRARY HEADER VERSION_SCRIPT - the library exports the functions of its header and nothing
-# else. The version script names the same functions, as the version of the header's interface.
+# abi.sh SHARED_LIBRARY STATIC_LIBRARY HEADER - the library exports the functions of its header and nothing else. In the
+# shared library they have the version of the header's interface.
 set -euo pipefail
-shared=$1 static=$2 header=$3 script=$4
+shared=$1 static=$2 header=$3
 export LC_ALL=C
 bad=0
 fail() {
@@ -35,9 +35,8 @@ symbols() { nm "$@" | awk 'NF == 3 && $2 != "A" { print $3 }' | sort -u; }
 symbols -D --defined-only "$shared" >"$work/versioned"
 sed 's/@.*//' "$work/versioned" >"$work/shared"
 symbols -g --defined-only "$static" >"$work/static"
-sed -n 's/^ *\(fmla_[^;]*\);$/\1/p' "$script" | sort >"$work/script"
 
-for kind in shared static script; do
+for kind in shared static; do
     if grep -v '^fmla_' "$work/$kind"; then fail "^ names outside of fmla_: $kind"; fi
     if ! diff "$work/declared" "$work/$kind" >"$work/diff"; then
         sed -n 's/^< \(.*\)/\1: declared FMLA_API, not exported: '"$kind"'/p

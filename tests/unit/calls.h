@@ -14,17 +14,17 @@ static const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
 
 #define REQUESTS                                                                                             \
     .b = 3, .s_q = 2, .h_q = 5, .h_kv = 1, .d_qk = 576, .d_v = 512, .pages = 24, .page_size = 16,            \
-    .max_pages = 8, .topk = 150, .extra_topk = 40
+    .max_pages = 8, .topk = 150, .extra_topk = 40, .n = 3
 #define ANY_BF16 .type = {FMLA_TYPE_BFLOAT, 16, 1}
 #define ANY_F32  .type = {FMLA_TYPE_FLOAT, 32, 1}
 
 /* The keys are FP8, which each worker unpacks into its own memory. Sparse prefill has so many tokens that
  * no list is split, whatever the number of workers. Each call may follow the one before in this order:
- * gather reads what append wrote. */
+ * gather reads what append wrote. Operations without a row follow (list_calls). */
 static const struct small_call {
     enum operation operation;
     struct layout layout;
-} small_calls[] = {
+} listed[] = {
     {OP_DECODE_PLAN, DESIGNATED(REQUESTS)},
     {OP_SPARSE_PLAN, DESIGNATED(REQUESTS, .has = HAS_LENGTHS)},
     {OP_DENSE_DECODE, DESIGNATED(REQUESTS, ANY_BF16, .causal = 1, .has = HAS_TABLE | HAS_LSE)},
@@ -36,7 +36,6 @@ static const struct small_call {
                                 .d_qk = 192, .d_v = 128, .flat = true, .causal = 1, .has = HAS_LSE)},
     {OP_MHA_BACKWARD, DESIGNATED(ANY_BF16, .splits = 4, .tokens_q = 90, .tokens_k = 150, .h_q = 4, .h_kv = 2,
                                  .d_qk = 64, .d_v = 64, .flat = true, .causal = 1, .has = HAS_LSE)},
-    {OP_MERGE, DESIGNATED(ANY_F32, .n = 3, .b = 3, .s_q = 2, .h_q = 5, .d_v = 512, .has = HAS_LSE)},
 /* NOLINTBEGIN(bugprone-macro-parentheses): initialisers */
 #define CACHES(name, size)                                                                                   \
     {OP_CACHE_APPEND, DESIGNATED(ANY_F32, .tokens = 12, .width = size, .pages = 1, .page_size = 8,           \
@@ -57,7 +56,26 @@ static const struct small_call {
                 .one_head = 1, .format = FMLA_KV_FP8_528, .extra_format = FMLA_KV_FP4_288)},
 };
 /* NOLINTEND(bugprone-macro-parentheses) */
-enum { SPARSE_DECODE = 3, CALLS = sizeof small_calls / sizeof small_calls[0] };
+enum { SPARSE_DECODE = 3, LISTED = sizeof listed / sizeof listed[0], MOST_CALLS = LISTED + OPERATIONS };
+
+static struct small_call small_calls[MOST_CALLS];
+static int calls;
+
+/* Lists the calls: the rows above, then one call of each operation without a row. */
+static void list_calls(void)
+{
+    bool has_row[OPERATIONS] = {false};
+    memcpy(small_calls, listed, sizeof listed);
+    for (calls = 0; calls < LISTED; calls++) has_row[listed[calls].operation] = true;
+    for (enum operation op = 0; op < OPERATIONS; op++) {
+        const unsigned types = described_tensor(op, 0)->allowed & ALLOW_FLOATS;
+        if (has_row[op]) continue;
+        struct layout layout = DESIGNATED(REQUESTS, ANY_F32, .has = HAS_TABLE | HAS_LSE);
+        if (!(types & ALLOW_F32)) layout.type = (fmla_dtype){FMLA_TYPE_BFLOAT, 16, 1};
+        described_fit(op, &layout);
+        small_calls[calls++] = (struct small_call){op, layout};
+    }
+}
 
 /* A parallel loop of the host on `workers` workers, all in the calling thread. */
 static inline void in_order(void *workers, int64_t count, fmla_task task, void *task_data)
@@ -75,13 +93,14 @@ static struct {
     _Alignas(16) char args[512];
     struct held held[MAX_TENSORS];
     size_t at[MAX_TENSORS], plan;
-} made[CALLS];
+} made[MOST_CALLS];
 
 static void draw(void)
 {
     const struct member *m;
     size_t at = 0;
-    for (int i = 0; i < CALLS; i++) {
+    list_calls();
+    for (int i = 0; i < calls; i++) {
         const enum operation operation = small_calls[i].operation;
         named_make(operation, made[i].args, made[i].held, &small_calls[i].layout, place_filled);
         put_number(operation, made[i].args, "num_partitions",
@@ -156,7 +175,7 @@ static inline fmla_status make_plans(struct result *result)
 static inline const char *call_all(struct result *result, const struct way *way)
 {
     memset(result, 0xff, sizeof *result);
-    for (int i = 0; i < CALLS; i++) {
+    for (int i = 0; i < calls; i++) {
         if (described_member(small_calls[i].operation, "workspace"))
             memset(way->workspace, 0xff, way->workspace_size);
         if (call_small(i, result, way)) return descriptors[small_calls[i].operation].name;
@@ -169,7 +188,7 @@ static inline struct way way_of_all(const struct result *planned)
 {
     struct way way = {.planned = planned};
     size_t bytes = 0;
-    for (int i = 0; i < CALLS; i++) {
+    for (int i = 0; i < calls; i++) {
         struct way asking = {.planned = planned, .wanted = &bytes};
         static struct result none;
         CHECK_OK(call_small(i, &none, &asking));

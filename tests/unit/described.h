@@ -104,6 +104,19 @@ static inline const struct member *described_kind(enum operation operation, enum
     return NULL;
 }
 
+/* Makes a layout agree with a descriptor: a format that its option takes, the d_qk of that format, and sizes of
+ * which one value alone is allowed. */
+static inline void described_fit(enum operation operation, struct layout *layout)
+{
+    const struct member *const named = described_kind(operation, MEMBER_FORMAT);
+    const struct range *const ranges = descriptors[operation].ranges;
+    if (named && (layout->format < named->low || layout->format > named->high))
+        layout->format = (int32_t)named->low;
+    if (named && cache_formats[layout->format].d_qk) layout->d_qk = cache_formats[layout->format].d_qk;
+    for (int i = 0; i < DIMENSIONS; i++)
+        if (ranges[i].high && ranges[i].low == ranges[i].high) layout->size[i] = ranges[i].low;
+}
+
 /* Returns tensor `which` of an operation; NULL past the last. */
 static inline const struct member *described_tensor(enum operation operation, int which)
 {
@@ -158,18 +171,14 @@ static inline fmla_status described_ask(enum operation operation, enum question 
 #define ASK_PLAN(op, OP)                                                                                     \
     case OP:                                                                                                 \
         return question == ASK_KERNEL ? fmla_##op##_partitions(args, count) : fmla_##op##_size(args, bytes);
-#define ASK_ATTENTION(op, OP)                                                                                \
-    case OP:                                                                                                 \
+#define WORKSPACE(op, OP)                                                                                    \
+    case OP_##OP:                                                                                            \
         return question == ASK_KERNEL  ? fmla_##op##_kernel(args, name)                                      \
                : question == ASK_BOUND ? fmla_##op##_workspace_bound(args, bytes, alignment)                 \
                                        : fmla_##op##_workspace_size(args, bytes, alignment);
+#include "operations.def"
         ASK_PLAN(decode_plan, OP_DECODE_PLAN)
         ASK_PLAN(sparse_plan, OP_SPARSE_PLAN)
-        ASK_ATTENTION(dense_decode, OP_DENSE_DECODE)
-        ASK_ATTENTION(sparse_decode, OP_SPARSE_DECODE)
-        ASK_ATTENTION(sparse_prefill, OP_SPARSE_PREFILL)
-        ASK_ATTENTION(mha_forward, OP_MHA_FORWARD)
-        ASK_ATTENTION(mha_backward, OP_MHA_BACKWARD)
     default: return FMLA_OK;
     }
 }

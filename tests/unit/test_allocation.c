@@ -104,7 +104,7 @@ int main(void)
     CHECK_OK(make_plans(&plans));
     fmla_capability row = FMLA_INIT(fmla_capability);
     for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++)
-        for (int k = 0; k < CALLS; k++)
+        for (int k = 0; k < calls; k++)
             if (row.available && !strcmp(row.operation, descriptors[small_calls[k].operation].name))
                 way.kernel = row.kernel, count_all(k, way);
     return check_done("test_allocation");

@@ -22,19 +22,19 @@ enum { LARGEST = 8, MOST_CALLS = 1001, TRIES = 5 };
 static struct layout layout_of(enum operation operation, int64_t size)
 {
     const unsigned types = described_tensor(operation, 0)->allowed & ALLOW_FLOATS;
-    struct layout l =
-        DESIGNATED(.b = 1, .s_q = 1, .h_q = 16, .h_kv = 1, .one_head = 1, .d_qk = 576, .d_v = 512,
-                   .type = types && !(types & ALLOW_F32) ? bf16 : f32, .pages = LARGEST, .page_size = 64,
-                   .max_pages = size, .s_kv = 64 * LARGEST, .topk = 64, .tokens = 128 * size, .width = 576);
+    struct layout l = DESIGNATED(.b = 1, .s_q = 1, .h_q = 16, .h_kv = 1, .one_head = 1, .d_qk = 576,
+                                 .d_v = 512, .type = types && !(types & ALLOW_F32) ? bf16 : f32,
+                                 .pages = LARGEST, .page_size = 64, .max_pages = size, .s_kv = 64 * LARGEST,
+                                 .topk = 64, .tokens = 128 * size, .width = 576, .has = HAS_TABLE);
     if (operation == OP_DECODE_PLAN || operation == OP_SPARSE_PLAN)
         l.b = 64 * size, l.max_pages = 0, l.topk = 2048, l.has = HAS_LENGTHS;
-    if (operation == OP_DENSE_DECODE) l.has = HAS_TABLE;
     if (operation == OP_SPARSE_DECODE) l.topk = 64 * size, l.format = FMLA_KV_FP8_656;
     if (operation == OP_SPARSE_PREFILL) l.s_q = 2 * size, l.flat = true;
     if (operation_is_mha(operation)) l.s_q = 16 * size, l.s_k = 64, l.h_kv = 4, l.d_qk = 192, l.d_v = 128;
     if (operation == OP_MERGE) l.n = 4, l.s_q = 8 * size;
     if (operation_is_of_caches(operation))
         l.pages = l.extra_pages = 2 * LARGEST, l.extra_page_size = 64, l.format = FMLA_KV_FP8_656;
+    described_fit(operation, &l);
     return l;
 }
 

@@ -194,6 +194,8 @@ static void other_context(void)
     check_rejected("decode", decode_small(1), FMLA_INVALID_ARGUMENT, "dense_decode", "q", "cuda:1|cuda:2");
     check_rejected("merge", merge_small(0), FMLA_INVALID_ARGUMENT, "merge", "out_parts", "cuda:0|cuda:2");
     check_rejected("plan", plan_small(0), FMLA_INVALID_ARGUMENT, "decode_plan", "seqlens", "cuda:0|cuda:2");
+    check_rejected("sparse plan", small_call(OP_SPARSE_PLAN, 0), FMLA_INVALID_ARGUMENT, "sparse_plan",
+                   "topk_length", "cuda:0|cuda:2");
     check_rejected("prepare", fmla_prepare(gpu), FMLA_INVALID_ARGUMENT, "prepare", "device", "cuda:0|cuda:2");
     CHECK_ALL({fake->launches, 0}, {fake_depth(), 1});
     CHECK_OK(decode_small(2));

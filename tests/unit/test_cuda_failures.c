@@ -6,9 +6,9 @@
  */
 #include "fake_cuda/launches.h"
 
-static const char *name_of(int call)
+static const char *name_of(enum operation operation)
 {
-    return descriptors[small_calls[call].operation].name;
+    return descriptors[operation].name;
 }
 
 /* A refused entry: the driver's message and, if the operation makes its first call there, the object of
@@ -35,23 +35,23 @@ static const struct step {
 };
 
 /* Makes the n-th call of an entry within an operation fail, for every n; returns how many there are. */
-static int fails_at_each(int operation, const struct step *step)
+static int fails_at_each(enum operation operation, const struct step *step)
 {
     const int entry = step->entry;
     for (int n = 0;; n++) {
         fake->launches = 0;
         fake->passes[entry] = fake->calls[entry] + n;
         fake->fails[entry] = FAKE_LAUNCH_FAILED, fake->once[entry] = 1;
-        const fmla_status status = small_call(&small_calls[operation], 0);
+        const fmla_status status = small_call(operation, 0);
         fake->fails[entry] = CU_SUCCESS, fake->once[entry] = 0;
         CHECK_ALL({fake_depth(), 0}, {fake_capture_mode(), 0});
         if (!status) {
-            CHECK(fake->launches == small_calls[operation].launches, "%s: %d launches", name_of(operation),
+            CHECK(fake->launches == small_of(operation).launches, "%s: %d launches", name_of(operation),
                   fake->launches);
             return n;
         }
         char label[64], words[160];
-        const bool first = !n && step->operation == small_calls[operation].operation;
+        const bool first = !n && step->operation == operation;
         snprintf(label, sizeof label, "%s, entry %d, call %d", name_of(operation), entry, n);
         snprintf(words, sizeof words, "%s%s|CUDA_ERROR_LAUNCH_FAILED 719 (unspecified launch failure)",
                  step->words, first ? step->of : "");
@@ -64,14 +64,14 @@ static int fails_at_each(int operation, const struct step *step)
 
 static void each_step(void)
 {
-    for (int i = 0; i < SMALL_CALLS; i++)
+    for (enum operation i = 0; i < OPERATIONS; i++)
         for (const struct step *step = steps; step < steps + sizeof steps / sizeof steps[0]; step++) {
             const int times = fails_at_each(i, step);
-            if (step->entry == CALL_cuLaunchKernelEx) CHECK_EQ(times, small_calls[i].launches);
+            if (step->entry == CALL_cuLaunchKernelEx) CHECK_EQ(times, small_of(i).launches);
             if (step->entry == CALL_cuCtxGetId) CHECK_EQ(times, 1);
         }
-    for (int i = 0; i < SMALL_CALLS; i++)
-        CHECK(small_call(&small_calls[i], 0) == FMLA_OK, "%s: %s", name_of(i), fmla_last_error());
+    for (enum operation i = 0; i < OPERATIONS; i++)
+        CHECK(small_call(i, 0) == FMLA_OK, "%s: %s", name_of(i), fmla_last_error());
     CHECK_EQ(fake->retained[0], 1);
 }
 
@@ -109,8 +109,8 @@ static void an_error_that_stays(void)
     for (int entry = 0; entry < CALLS; entry++)
         if (entry != CALL_cuGetErrorName && entry != CALL_cuGetErrorString)
             fake->fails[entry] = FAKE_LAUNCH_FAILED;
-    for (int i = 0; i < SMALL_CALLS; i++)
-        check_rejected(name_of(i), small_call(&small_calls[i], 0), FMLA_DEVICE_ERROR, name_of(i), "cuda:0",
+    for (enum operation i = 0; i < OPERATIONS; i++)
+        check_rejected(name_of(i), small_call(i, 0), FMLA_DEVICE_ERROR, name_of(i), "cuda:0",
                        "CUDA_ERROR_LAUNCH_FAILED");
     CHECK_EQ(fake_depth(), 0);
 }

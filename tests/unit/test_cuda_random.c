@@ -562,21 +562,32 @@ static void merge_drawn(void)
     HOLDS(launched(0)->config.block_x == MERGE_THREADS && !strcmp(launched(0)->kernel, "merge"));
 }
 
-/* Draws calls of the cache operations and of operations whose tensors are rows of tokens. */
-static void tokens_drawn(void)
+/* Returns a format that the operation takes, if it takes formats. */
+static int32_t draw_format(void)
 {
-    struct shape s = {.of = {.type = draw_type(), .format = (int32_t)(1 + draw_below(KV_FORMATS))},
+    const struct member *const named = described_kind(operation, MEMBER_FORMAT);
+    const int64_t low = named ? named->low : 1, high = named ? named->high : KV_FORMATS;
+    return (int32_t)(low + draw_below(high - low + 1));
+}
+
+/* Draws calls of the cache operations and of others without a workspace: of rows of tokens, or of queries. */
+static void rows_drawn(void)
+{
+    struct shape s = {.of = {.type = draw_type(), .format = draw_format(), .has = HAS_TABLE},
                       .odd = draw_one_in(8)};
     struct layout *const l = &s.of;
     l->d_qk = cache_formats[l->format].d_qk;
     for (int64_t other = -1; other && l->d_qk && other != l->d_qk;
          other = cache_formats[l->extra_format].d_qk)
-        l->extra_format = (int32_t)(1 + draw_below(KV_FORMATS));
+        l->extra_format = draw_format();
     if (!l->d_qk) l->d_qk = draw_one_in(2) ? 576 : draw_size(4096);
     l->width = l->d_qk, l->pages = size_or_none(1 << 20), l->page_size = draw_size(1 << 16);
     l->tokens = draw_fit(size_or_none(INT64_C(1) << 40), (double)l->d_qk * 8.0);
+    l->b = size_or_none(1 << 10), l->h_q = draw_size(1 << 10), l->max_pages = draw_size(1 << 10);
+    described_fit(operation, l);
     make(&s);
-    judge_one(l->tokens > 0, operation_is_of_caches(operation) ? ceil_div(l->tokens, CACHE_WARPS) : 0);
+    const int64_t rows = described_member(operation, "q") ? l->b : l->tokens;
+    judge_one(rows > 0, operation_is_of_caches(operation) ? ceil_div(l->tokens, CACHE_WARPS) : 0);
     if (l->tokens > 0 && operation != OP_CACHE_CONVERT && operation_is_of_caches(operation))
         check_told_of_tokens(&told);
 }
@@ -593,7 +604,7 @@ static void draw_case(void)
     } else if (operation == OP_MERGE) {
         merge_drawn();
     } else {
-        tokens_drawn();
+        rows_drawn();
     }
     forced = NULL;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Tests every argument that fmla_merge must reject, and unusual ones that it must accept; and, in brief,
- * the same for every operation without workspace, plan and cache, for which its descriptor suffices.
+ * the same for every operation without workspace and plan for which its descriptor suffices, as it does not for
+ * those of caches alone.
  */
 #include "refusals.h"
 
@@ -62,8 +63,11 @@ static struct good_call any = {.set_up = set_up_any};
 static void set_up_any(void)
 {
     struct layout layout = {.type = {FMLA_TYPE_BFLOAT, 16, 1}};
+    const struct member *const named = described_kind(any.operation, MEMBER_FORMAT);
     for (int i = 0; i < DIMENSIONS; i++) layout.size[i] = 2 + i % 3;
+    described_fit(any.operation, &layout);
     begin(&any, &layout, 0);
+    if (named) *(int32_t *)option_of(&any, named) = layout.format;
 }
 
 /* Returns the number of such operations. */

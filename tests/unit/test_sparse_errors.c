@@ -61,6 +61,9 @@ static void test_refused(void)
     }
     REFUSED(call, "q", "s_q · h_q|4294967296", resize(&call, DIM_s_q, 1 << 16),
             resize(&call, DIM_h_q, 1 << 16));
+    /* FP8_576, which has a scale of the whole cache, is not offered. */
+    REFUSED(call, "kv_format", "is 0|FMLA_KV_FP8_584 (4) or FMLA_KV_FP8_528 (6)", set_up_656(),
+            ARGS.kv_format = 0);
     REFUSED(call, "extra_kv_cache", "NULL|extra_indices", ARGS.extra_kv_cache = NULL);
     REFUSED(call, "extra_indices", "NULL|extra_kv_cache", ARGS.extra_indices = NULL);
     REFUSED(call, "extra_topk_length", "NULL|extra_kv_cache",

@@ -50,6 +50,9 @@ static void test_refused(void)
     REFUSED(call, "q", "float16|must be bfloat16", T(q).tensor.dtype = fp16);
     REFUSED(call, "kv", "float16|must be bfloat16", T(kv).tensor.dtype = fp16);
     REFUSED(call, "out", "float16|must be bfloat16", T(out).tensor.dtype = fp16);
+    /* FP8_576, which has a scale of the whole cache, is not offered. */
+    REFUSED(call, "kv_format", "is 0|FMLA_KV_FP8_584 (4) or FMLA_KV_FP8_528 (6)", set_up_656(),
+            ARGS.kv_format = 0);
     REFUSED(call, "kv", "3 dimensions|must have 4", set_up_656(),
             HELD(&T(kv), T(kv).tensor.data, T(kv).tensor.dtype, 3, 60, 1, 656));
     REFUSED(call, "kv", "3 dimensions|must have 4", ARGS.kv_format = FMLA_KV_FP8_584);

@@ -56,65 +56,82 @@ static inline void prefill_call(struct sparse_prefill_call *c, int64_t s_q, int6
 
 /* ---- A small call of every operation -------------------------------------------------------------------- */
 
-/* Prefill: one launch per key head, two in all, and with bf16 keys on Hopper the join of each. Caches: two
- * tokens, 4 pages. */
-static const struct small_call {
-    enum operation operation;
-    int launches;         /* on Hopper */
-    const char *argument; /* whose device defines the call's */
+/* A small call of each operation; small_of fills in what is 0. Prefill: one launch per key head, two in all,
+ * and with bf16 keys on Hopper the join of each. Caches: two tokens, 4 pages. */
+static const struct small {
+    int launches;         /* on Hopper; 0: one, of a layout for any operation */
+    const char *argument; /* whose device defines the call's; NULL: the first tensor */
     struct layout layout;
-} small_calls[] = {
-    {OP_DECODE_PLAN, 1, "seqlens", DESIGNATED(.b = 5, .s_q = 1, .h_q = 16, .h_kv = 1)},
-    {OP_DENSE_DECODE, 1, "q",
-     DESIGNATED(.b = 2, .s_q = 1, .h_q = 16, .h_kv = 1, .pages = 64, .page_size = 64, .max_pages = 32,
-                .has = HAS_TABLE | HAS_SINK | HAS_LSE)},
-    {OP_SPARSE_DECODE, 3, "q",
-     DESIGNATED(.b = 5, .s_q = 2, .h_q = 96, .topk = 4000, .page_size = 64, .format = FMLA_KV_FP8_656,
-                .has = HAS_LENGTHS)},
-    {OP_SPARSE_PREFILL, 4, "q",
-     DESIGNATED(.s_q = 5, .h_q = 128, .h_kv = 2, .topk = 2048, .format = FMLA_KV_BF16, .flat = true)},
-    {OP_MERGE, 1, "out_parts", DESIGNATED(.n = 3, .b = 2, .s_q = 1, .h_q = 16, .d_v = 512)},
-    {OP_CACHE_APPEND, 1, "kv_cache",
-     DESIGNATED(.tokens = 2, .width = 512, .rope = 64, .pages = 4, .page_size = 64, .format = FMLA_KV_FP8_656,
-                .has = HAS_ROPE)},
-    {OP_CACHE_GATHER, 1, "kv_cache",
-     DESIGNATED(.tokens = 2, .pages = 4, .page_size = 64, .format = FMLA_KV_FP8_656,
-                .type = {FMLA_TYPE_FLOAT, 32, 1})},
-    {OP_MHA_FORWARD, 1, "q",
-     DESIGNATED(.b = 2, .s_q = 300, .s_k = 300, .h_q = 4, .h_kv = 2, .d_qk = 192, .d_v = 128,
-                .has = HAS_LSE)}};
-enum { SMALL_CALLS = sizeof small_calls / sizeof small_calls[0] };
+} small_calls[OPERATIONS] = {
+    [OP_DECODE_PLAN] = {1, NULL, DESIGNATED(.b = 5, .s_q = 1, .h_q = 16, .h_kv = 1)},
+    [OP_DENSE_DECODE] = {1, NULL,
+                         DESIGNATED(.b = 2, .s_q = 1, .h_q = 16, .h_kv = 1, .pages = 64, .page_size = 64,
+                                    .max_pages = 32, .has = HAS_TABLE | HAS_SINK | HAS_LSE)},
+    [OP_SPARSE_DECODE] = {3, NULL,
+                          DESIGNATED(.b = 5, .s_q = 2, .h_q = 96, .topk = 4000, .page_size = 64,
+                                     .format = FMLA_KV_FP8_656, .has = HAS_LENGTHS)},
+    [OP_SPARSE_PREFILL] = {4, NULL,
+                           DESIGNATED(.s_q = 5, .h_q = 128, .h_kv = 2, .topk = 2048, .format = FMLA_KV_BF16,
+                                      .flat = true)},
+    [OP_CACHE_APPEND] = {1, "kv_cache",
+                         DESIGNATED(.tokens = 2, .width = 512, .rope = 64, .pages = 4, .page_size = 64,
+                                    .format = FMLA_KV_FP8_656, .has = HAS_ROPE)},
+    [OP_CACHE_GATHER] = {1, "kv_cache",
+                         DESIGNATED(.tokens = 2, .pages = 4, .page_size = 64, .format = FMLA_KV_FP8_656,
+                                    .type = {FMLA_TYPE_FLOAT, 32, 1})},
+    [OP_CACHE_CONVERT] = {1, "dst_cache",
+                          DESIGNATED(.tokens = 2, .pages = 4, .page_size = 64, .format = FMLA_KV_FP8_656)},
+    [OP_MHA_FORWARD] = {1, NULL,
+                        DESIGNATED(.b = 2, .s_q = 300, .s_k = 300, .h_q = 4, .h_kv = 2, .d_qk = 192,
+                                   .d_v = 128, .has = HAS_LSE)},
+    [OP_MHA_BACKWARD] = {3, NULL,
+                         DESIGNATED(.b = 2, .s_q = 300, .s_k = 300, .h_q = 4, .h_kv = 2, .d_qk = 192,
+                                    .d_v = 128, .has = HAS_LSE)}};
 
-static inline fmla_status small_call(const struct small_call *small, int32_t device)
+static inline struct small small_of(enum operation operation)
+{
+    static const struct layout any =
+        DESIGNATED(.b = 2, .s_q = 1, .h_q = 16, .h_kv = 1, .d_v = 512, .n = 3, .pages = 64, .page_size = 64,
+                   .max_pages = 32, .topk = 64, .tokens = 2, .has = HAS_TABLE | HAS_LENGTHS);
+    struct small small = small_calls[operation];
+    if (!small.launches) {
+        small.launches = 1, small.layout = any;
+        described_fit(operation, &small.layout);
+    }
+    if (!small.argument) small.argument = described_tensor(operation, 0)->name;
+    return small;
+}
+
+static inline fmla_status small_call(enum operation operation, int32_t device)
 {
     struct held held[MAX_TENSORS];
     _Alignas(16) char args[MOST_ARGS];
     size_t bytes;
-    make_call(small->operation, args, held, &(struct shape){.of = small->layout}, gpu_number(device));
-    if (described_is_plan(small->operation)) {
-        void **const at = option_at(small->operation, args, "plan");
+    make_call(operation, args, held, &(struct shape){.of = small_of(operation).layout}, gpu_number(device));
+    if (described_is_plan(operation)) {
+        void **const at = option_at(operation, args, "plan");
         *at = region(REGION_OF_PLAN), *(size_t *)(at + 1) = MEMORY;
     }
-    return run_call(small->operation, args, &bytes);
+    return run_call(operation, args, &bytes);
 }
 
-#define SMALL(name, number)                                                                                  \
+#define SMALL(name, operation)                                                                               \
     static inline fmla_status name##_small(int32_t device)                                                   \
     {                                                                                                        \
-        return small_call(&small_calls[number], device);                                                     \
+        return small_call(operation, device);                                                                \
     }
-SMALL(plan, 0)
-SMALL(decode, 1)
-SMALL(merge, 4)
-SMALL(append, 5)
-SMALL(gather, 6)
+SMALL(plan, OP_DECODE_PLAN)
+SMALL(decode, OP_DENSE_DECODE)
+SMALL(merge, OP_MERGE)
+SMALL(append, OP_CACHE_APPEND)
+SMALL(gather, OP_CACHE_GATHER)
 
 /* Checks that every operation and prepare fail with these words on an unusable GPU. */
 static inline void check_unusable(int32_t device, const char *words)
 {
-    for (int i = 0; i < SMALL_CALLS; i++)
-        check_rejected(words, small_call(&small_calls[i], device), FMLA_UNSUPPORTED,
-                       descriptors[small_calls[i].operation].name, small_calls[i].argument, words);
+    for (enum operation i = 0; i < OPERATIONS; i++)
+        check_rejected(words, small_call(i, device), FMLA_UNSUPPORTED, descriptors[i].name,
+                       small_of(i).argument, words);
     check_rejected("prepare", fmla_prepare(gpu_number(device)), FMLA_UNSUPPORTED, "prepare", "device", words);
     int64_t rows = 0;
     for (;; rows++) {
