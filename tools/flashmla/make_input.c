@@ -236,7 +236,7 @@ static int check_options(const struct make_options *o, const struct shape *s)
                         : l->min_given ? "--min-len"
                                        : "--max-len",
                         descriptors[s->op].name);
-    if (!operation_is_mha(s->op) && s->d_qk != 512 && s->d_qk != 576)
+    if (!operation_is_mha(s->op) && !cache_formats[s->format].token && s->d_qk != 512 && s->d_qk != 576)
         return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be 512 or 576", s->d_qk);
     if (s->format && !takes_format(s->op, s->format))
         return complain(&make_input, EXIT_USAGE, "--cache: %s does not apply to --op %s",
