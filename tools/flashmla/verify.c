@@ -145,7 +145,7 @@ static const struct verify_case {
 enum { CASES = sizeof cases / sizeof *cases };
 
 /* The cases, listed and plain, in each format: made for one kernel and reused for the next. */
-enum { PLAIN = 2 * OPERATIONS, FORMATS = FMLA_KV_FP8_528_F32 + 1 };
+enum { PLAIN = 2 * OPERATIONS, FORMATS = KV_FORMATS + 1 };
 static struct made {
     struct call call, oracle; /* before it runs; computed by the oracle */
     bool good, asked;
@@ -242,7 +242,7 @@ static void verify_case(fmla_device device, const char *kernel, int i, const str
 static bool next_format(struct verify_case *which)
 {
     struct shape *shape = &which->shape;
-    if (!shape->tokens || shape->format == FMLA_KV_FP8_528_F32) return false;
+    if (!shape->tokens || shape->format == last_format(shape->op)) return false;
     which->name = format_name(++shape->format);
     const int64_t width = cache_formats[shape->format].d_qk;
     shape->d_qk = width ? width : 576;
