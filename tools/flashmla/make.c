@@ -506,7 +506,7 @@ static bool cache_values(struct making *m, struct reason *reason)
     return true;
 }
 
-/* Default for operations without their own function: numbers around 0, and factors other than 1. */
+/* Numbers around 0, and factors other than 1. */
 static bool plain_values(struct making *m, struct reason *reason)
 {
     (void)reason;
@@ -519,11 +519,10 @@ static bool plain_values(struct making *m, struct reason *reason)
 
 /* ---- The call -------------------------------------------------------------------------------- */
 
-static const struct {
+static const struct maker {
     bool (*begin)(struct making *making, struct reason *reason); /* draws the values that sizes depend on */
     bool (*values)(struct making *making, struct reason *reason);
 } makers[OPERATIONS] = {
-    [OP_DENSE_DECODE] = {begin_dense, dense_values},
     [OP_SPARSE_DECODE] = {begin_sparse, sparse_values},
     [OP_SPARSE_PREFILL] = {begin_sparse, prefill_values},
     [OP_MHA_FORWARD] = {begin_mha, mha_values},
@@ -534,13 +533,25 @@ static const struct {
     [OP_CACHE_CONVERT] = {NULL, convert_values},
 };
 
+/* Other operations read the keys of requests of some lengths, as dense decode does, or only numbers. */
+static const struct maker *maker_of(enum operation op)
+{
+    static const struct maker dense = {begin_dense, dense_values}, plain = {NULL, plain_values};
+    const struct member *member;
+    if (makers[op].values) return &makers[op];
+    for (int i = 0; (member = call_member(op, i)); i++)
+        if (!strcmp(member->name, "seqlens")) return &dense;
+    return &plain;
+}
+
 bool make_begin(struct making *m, struct call *call, const struct shape *s, struct reason *reason)
 {
     const struct member *member;
     *m = (struct making){.call = call, .shape = s, .random = {s->seed + 2025}};
     call_begin(call, s->op);
     sizes_of(s, m->size);
-    if (makers[s->op].begin && !makers[s->op].begin(m, reason)) return false;
+    const struct maker *maker = maker_of(s->op);
+    if (maker->begin && !maker->begin(m, reason)) return false;
     for (int i = 0; (member = call_member(s->op, i)); i++) {
         int64_t shape[MAX_DIMENSIONS];
         if (!is_there(s, member)) continue;
@@ -568,7 +579,7 @@ bool make_memory(struct making *m, struct reason *reason)
 
 bool make_values(struct making *m, struct reason *reason)
 {
-    return (makers[m->call->op].values ? makers[m->call->op].values : plain_values)(m, reason);
+    return maker_of(m->call->op)->values(m, reason);
 }
 
 void make_end(struct making *m)
