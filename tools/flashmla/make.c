@@ -67,8 +67,7 @@ static void sizes_of(const struct shape *s, int64_t size[DIMENSIONS])
     memset(size, 0, DIMENSIONS * sizeof *size);
     size[DIM_b] = s->b, size[DIM_s_q] = s_q, size[DIM_h_q] = s->h_q, size[DIM_h_kv] = s->h_kv;
     size[DIM_d_qk] = s->d_qk, size[DIM_d_v] = s->d_v ? s->d_v : CALL_D_V;
-    size[DIM_s_k] = size[DIM_s_kv] = s->s_k, size[DIM_one_head] = size[DIM_one] = 1,
-    size[DIM_splits] = s->b + 1;
+    size[DIM_s_k] = size[DIM_s_kv] = s->s_k, size[DIM_splits] = s->b + 1;
     size[DIM_tokens_q] = s->b * s_q, size[DIM_tokens_k] = s->b * s->s_k;
     size[DIM_pages] = s->tokens ? of_request : dense && !s->page_size ? s->b : requests * of_request;
     size[DIM_page_size] = dense && !s->page_size ? s->s_k : s->page_size, size[DIM_max_pages] = of_request;
@@ -78,6 +77,10 @@ static void sizes_of(const struct shape *s, int64_t size[DIMENSIONS])
     size[DIM_topk] = s->topk, size[DIM_extra_topk] = s->extra_topk, size[DIM_n] = s->parts;
     size[DIM_tokens] = s->tokens, size[DIM_rope] = 64, size[DIM_width] = s->d_qk - 64;
     size[DIM_normed] = 512, size[DIM_max_positions] = s->tokens, size[DIM_turned] = 64;
+    for (int i = 0; i < DIMENSIONS; i++) {
+        const struct range range = descriptors[s->op].ranges[i];
+        if (range.high && range.low == range.high) size[i] = range.low;
+    }
 }
 
 /* Returns true if an optional tensor is present; tensors made inside a call are absent. */
@@ -537,11 +540,7 @@ static const struct maker {
 static const struct maker *maker_of(enum operation op)
 {
     static const struct maker dense = {begin_dense, dense_values}, plain = {NULL, plain_values};
-    const struct member *member;
-    if (makers[op].values) return &makers[op];
-    for (int i = 0; (member = call_member(op, i)); i++)
-        if (!strcmp(member->name, "seqlens")) return &dense;
-    return &plain;
+    return makers[op].values ? &makers[op] : takes_lengths(op) ? &dense : &plain;
 }
 
 bool make_begin(struct making *m, struct call *call, const struct shape *s, struct reason *reason)
