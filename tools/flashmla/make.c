@@ -525,7 +525,8 @@ static bool plain_values(struct making *m, struct reason *reason)
 static const struct maker {
     bool (*begin)(struct making *making, struct reason *reason); /* draws the values that sizes depend on */
     bool (*values)(struct making *making, struct reason *reason);
-} makers[OPERATIONS] = {
+} makers[OPERATIONS + 1] = {
+    [OP_DENSE_DECODE] = {begin_dense, dense_values},
     [OP_SPARSE_DECODE] = {begin_sparse, sparse_values},
     [OP_SPARSE_PREFILL] = {begin_sparse, prefill_values},
     [OP_MHA_FORWARD] = {begin_mha, mha_values},
@@ -534,13 +535,14 @@ static const struct maker {
     [OP_CACHE_APPEND] = {NULL, cache_values},
     [OP_CACHE_GATHER] = {NULL, cache_values},
     [OP_CACHE_CONVERT] = {NULL, convert_values},
+    [OPERATIONS] = {NULL, plain_values},
 };
 
 /* Other operations read the keys of requests of some lengths, as dense decode does, or only numbers. */
 static const struct maker *maker_of(enum operation op)
 {
-    static const struct maker dense = {begin_dense, dense_values}, plain = {NULL, plain_values};
-    return makers[op].values ? &makers[op] : takes_lengths(op) ? &dense : &plain;
+    const enum operation like = takes_lengths(op) ? OP_DENSE_DECODE : OPERATIONS;
+    return &makers[makers[op].values ? op : like];
 }
 
 bool make_begin(struct making *m, struct call *call, const struct shape *s, struct reason *reason)
