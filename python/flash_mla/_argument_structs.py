@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The argument struct of each operation, written by scripts/python_structs.py from src/operations.def: do not edit it."""
+"""The argument struct and the cache formats of each operation, written by scripts/python_structs.py from src/operations.def: do
+not edit it.
+"""
 
 from ctypes import Structure, c_char_p, c_float, c_int32, c_int64, c_size_t, c_void_p
 
@@ -148,3 +150,12 @@ class fmla_cache_convert_args(Structure):
 
 
 ARGUMENTS = {name[5:-5]: struct for name, struct in list(globals().items()) if name.startswith("fmla_")}
+FORMATS_OF = {
+    "dense_decode": ("BF16", "FP8_576"),
+    "sparse_decode": ("BF16", "FP8_528_F32"),
+    "sparse_prefill": ("BF16", "FP8_528_F32"),
+    "cache_append": ("BF16", "FP8_528_F32"),
+    "cache_gather": ("BF16", "FP8_528_F32"),
+    "cache_convert": ("BF16", "FP8_528_F32"),
+}
+"""The first and the last cache format of each operation."""

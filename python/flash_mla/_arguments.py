@@ -6,13 +6,21 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from typing import Any, Container, Mapping, Optional, Tuple
+from typing import Any, Mapping, Optional, Tuple
 
 from . import _library
+from ._argument_structs import FORMATS_OF
 from ._types import FIRST_OF_BYTES, FORMATS
 
-OF_LISTS, OF_TABLES = tuple(name for name in FORMATS if name != "FP8_576"), tuple(FORMATS)[: FORMATS["FP8_576"]]
-"""The cache formats of sparse attention, and those of dense decode."""
+
+def formats_of(operation: str) -> Tuple[str, ...]:
+    first, last = FORMATS_OF[operation]
+    return tuple(name for name, value in FORMATS.items() if FORMATS[first] <= value <= FORMATS[last])
+
+
+OF_LISTS = tuple(name for name in formats_of("sparse_decode") if name != "FP8_576")
+OF_TABLES, OF_CACHES = formats_of("dense_decode"), formats_of("cache_append")
+"""The formats of sparse attention, of dense decode and of the cache operations."""
 
 _torch: Any = None
 """The module _torch, once PyTorch has been imported; this package does not import PyTorch itself."""
@@ -163,13 +171,12 @@ def of_values(
     return d_v, scale_of(this, "softmax_scale", scale, "None = 1 / sqrt(d_qk)")
 
 
-def format_named(function: str, name: str, value: Any, names: Container[str] = FORMATS) -> int:
+def format_named(function: str, name: str, value: Any, names: Tuple[str, ...] = OF_CACHES) -> int:
     """Returns FMLA_KV_… of the format `value`, which must be in `names`."""
     if not isinstance(value, str):
         raise TypeError(f"{function}: {name}: is {type(value).__name__}, must be a str")
-    if value not in FORMATS or value not in names:
-        allowed = ", ".join(each for each in FORMATS if each in names)
-        raise ValueError(f"{function}: {name}: is {value!r}, must be one of {allowed}")
+    if value not in names:
+        raise ValueError(f"{function}: {name}: is {value!r}, must be one of {', '.join(names)}")
     return FORMATS[value]
 
 
@@ -180,7 +187,7 @@ def kv_format_of(
     shape: Any,
     formats: Mapping[int, int] = _library.FP8_FORMATS,
     named: Optional[str] = None,
-    names: Container[str] = OF_LISTS,
+    names: Tuple[str, ...] = OF_LISTS,
 ) -> int:
     """Returns FMLA_KV_…: the format `named`, else the one of `formats` with as many bytes per token; 0 = the type of the array."""
     packed = flag_of(function, "is_fp8_kvcache", is_fp8_kvcache)

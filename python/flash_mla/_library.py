@@ -39,12 +39,11 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "fmla_device_describe": (c_int32, [Device, ctypes.POINTER(DeviceInfo)]),
 }
 # These take the address of an argument struct (of a Call: _call.py) and the addresses of the results.
-for _name in ARGUMENTS:
+for _name, _struct in ARGUMENTS.items():
     _FUNCTIONS[f"fmla_{_name}"] = c_int32, [c_void_p]
-for _name in ("decode_plan", "sparse_plan"):
-    _FUNCTIONS[f"fmla_{_name}_partitions"] = c_int32, [c_void_p, c_void_p]
-for _name in ("dense_decode", "sparse_decode", "sparse_prefill", "mha_forward", "mha_backward"):
-    for _asked in ("size", "bound"):
+    if hasattr(_struct, "target"):  # a plan for this device
+        _FUNCTIONS[f"fmla_{_name}_partitions"] = c_int32, [c_void_p, c_void_p]
+    for _asked in ("size", "bound") if hasattr(_struct, "workspace") else ():
         _FUNCTIONS[f"fmla_{_name}_workspace_{_asked}"] = c_int32, [c_void_p, c_void_p, c_void_p]
 
 

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The operations as operators of PyTorch's dispatcher.
 
-flash_mla::decode_plan, ::dense_decode, ::dense_decode_fp8, ::sparse_plan, ::sparse_decode, ::sparse_prefill, ::mha_forward,
-::merge and ::cache_gather create their results; ::dense_decode_out, ::dense_decode_fp8_out, ::sparse_decode_out,
-::sparse_prefill_out, ::mha_forward_out, ::merge_out, ::cache_gather_out, ::cache_append and ::cache_convert write into given
-ones. Each has the registrations that torch.compile needs. They run on the current stream, allocate from PyTorch's allocator
-and do not synchronise.
+Operators such as flash_mla::dense_decode create their results; those such as ::dense_decode_out, and ::cache_append and
+::cache_convert, write into given ones. Each has the registrations that torch.compile needs. They run on the current stream,
+allocate from PyTorch's allocator and do not synchronise.
 
 ::mha_backward writes gradients. None of these is differentiable (the operator in _torch_gradients.py is): under grad mode a
 call refuses a tensor that requires a gradient, in eager mode and in a compiled graph, whose backward pass is made before it is

@@ -5,6 +5,7 @@
 : "${flashmla:?}"
 failed=0
 checks=0
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit 1
@@ -16,6 +17,9 @@ warned() {
     grep '^flashmla bench: warning: ' stderr >.warnings
     sed -i '/^flashmla bench: warning: /d' stderr
 }
+
+# operations: the names of all operations but plans, which are exact and which verify leaves to their unit tests.
+operations() { sed -n 's/^OPERATION(\([a-z_]*\), .*/\1/p' "$root/src/operations.def" | grep -v '_plan$'; }
 
 wrong() {
     echo "FAILED: $*"

@@ -220,7 +220,7 @@ grep -q '<title>request 5, keys 0 to ' plan.svg || wrong 'plan.svg does not show
 
 # Every kernel of this machine agrees with the oracle.
 good verify
-for op in dense_decode sparse_decode sparse_prefill mha_forward merge cache_append cache_gather cache_convert; do has "^ok +$op +cpu-generic "; done
+for op in $(operations); do has "^ok +$op +cpu-generic "; done
 good verify --op merge
 has '^ok +merge +cpu-generic '
 grep -v '^ok  *merge ' stdout && wrong 'verify --op merge compares others too'

@@ -16,11 +16,22 @@ import pytest
 import flash_mla
 from caches import D_QK
 from flash_mla import _operations
+from flash_mla._argument_structs import FORMATS_OF
+from flash_mla._types import FORMATS
 
 TEXT = (pathlib.Path(__file__).resolve().parents[2] / "src" / "operations.def").read_text()
 OPERATIONS = {o.operator: o for o in vars(_operations).values() if isinstance(o, _operations.Operation)}
-NAMES = ("dense_decode", "dense_decode_fp8-576", "sparse_decode", "sparse_prefill", "mha_forward", "merge")
-NAMES += ("cache_append", "cache_gather", "cache_convert")
+
+
+def _name_of_call(operator):
+    """Returns the operator with the bytes of a token, if it is over codes or its operation takes only caches of bytes."""
+    first, _ = FORMATS_OF.get(OPERATIONS[operator].name, ("BF16", None))
+    size = "576" if operator == "dense_decode_fp8" else first.rpartition("_")[2]
+    return f"{operator}-{size}" if size.isdigit() else operator
+
+
+NOT_CALLED = "decode_plan", "sparse_plan", "mha_backward"  # by no public function alone
+NAMES = tuple(_name_of_call(operator) for operator in OPERATIONS if operator not in NOT_CALLED)
 
 SIZES = dict(b=2, s_q=2, h_q=4, h_kv=1, one_head=1, d_qk=576, d_v=512, pages=4, page_size=64, max_pages=2, s_kv=200)
 SIZES.update(one=1, extra_pages=1, extra_page_size=64, topk=64, extra_topk=32, n=3, tokens=3, width=40, rope=64)
@@ -34,6 +45,11 @@ NEW_TOKEN = ("norm_weight", "positions", "rope_table")
 IF_FLAT = {"b": None, "page_size": None, "pages": "s_kv", "one_head": "h_kv", "s_q": "tokens_q", "s_k": "tokens_k"}
 
 
+def format_of(bytes_of_token):
+    """Returns the name of the format, which ends with the bytes."""
+    return next(name for name in FORMATS if name.endswith(f"_{bytes_of_token}"))
+
+
 @functools.lru_cache(maxsize=None)
 def is_there(operation, device, element=None, bytes_of_token=None):
     """Returns whether a kernel for it runs on the device; `element` and `bytes_of_token`: with queries of this type over such an
@@ -42,7 +58,7 @@ def is_there(operation, device, element=None, bytes_of_token=None):
     if operation == "dense_decode_fp8":
         rows = [row for row in rows if "fp8" in row["products"] and element in (None, "bfloat16")]
     if bytes_of_token is not None:
-        rows = [row for row in rows if element in row["types"] and f"FP8_{bytes_of_token}" in row["kv_formats"]]
+        rows = [row for row in rows if element in row["types"] and format_of(bytes_of_token) in row["kv_formats"]]
         if operation == "dense_decode" and device != "cpu":  # a GPU's kernels take bf16 queries of such caches
             rows = [row for row in rows if element == "bfloat16"]
     return any(row["available"] and not row["forced_only"] for row in rows)
@@ -125,12 +141,9 @@ class Call:
         of_bytes = (kind.element, layout) if packed and "cache" not in self.operation else ()
         if not is_there(self.operation, kind.device, *of_bytes):
             pytest.skip(f"{name} has no kernel on {kind.device}")
-        sizes = {
-            **SIZES,
-            **OTHER_SIZES.get(self.operation, {}),
-            **(dict(d_qk=D_QK[int(layout)]) if packed else {}),
-            **sizes,
-        }
+        only = {dim: least for dim, (least, greatest) in ranges(self.operation).items() if least == greatest}
+        of_format = dict(d_qk=D_QK[int(layout)]) if packed and int(layout) in D_QK else {}
+        sizes = {**SIZES, **OTHER_SIZES.get(self.operation, {}), **of_format, **only, **sizes}
         self.kind, self.tensors = kind, tensors(self.operation, layout, sizes)
         self.name = OPERATIONS[self.operation].function
         self.function = getattr(flash_mla, self.name)
@@ -163,7 +176,7 @@ class Call:
                 self.inputs[tensor.argument] = kind.array(numpy.resize(values, tensor.shape), dtype)
         plain = {"bfloat16": "BF16", "float16": "FP16"}.get(kind.element)
         values = dict(head_dim_v=512, sm_scale=0.04, is_fp8_kvcache=bool(packed), tile_scheduler_metadata=None)
-        values.update(kv_format=f"FP8_{layout}" if packed else plain, num_q_tokens_per_head_k=8, num_heads_k=2)
+        values.update(kv_format=format_of(layout) if packed else plain, num_q_tokens_per_head_k=8, num_heads_k=2)
         values.update(block_table=None, cache_seqlens=None, max_seqlen_qo=4, max_seqlen_kv=5)
         values.update(src_format=values["kv_format"], dst_format=values["kv_format"])
         values.update(norm_eps=1e-6 if packed else 0.0, rope_pairs="halves" if packed else None)

@@ -14,7 +14,7 @@ import pytest
 import flash_mla
 from attention import Batch
 from caches import D_QK
-from calls import OPERATIONS, TEXT, Call, kinds_for, ranges
+from calls import NAMES, OPERATIONS, TEXT, Call, kinds_for, ranges
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata, get_mla_metadata_dense_fp8
 from kinds import BF16_KINDS, KINDS, WORDS, Kind, ml_dtypes, needs_cuda, needs_torch, torch
 from programs import output_of
@@ -81,6 +81,10 @@ FUNCTIONS = {
     "mha_forward": ("mha_forward", None, kinds_for("mha_forward", KINDS)),
     "get_mla_metadata": ("decode_plan", None, KINDS),
 }
+for each in NAMES:  # operations without a row
+    operator, _, size = each.partition("-")
+    if not any(name.partition("-")[0] == operator for name, *_ in FUNCTIONS.values()):
+        FUNCTIONS[operator] = (each, None, kinds_for(operator, KINDS, int(size) if size else None))
 FUNCTIONS = {name: row for name, row in FUNCTIONS.items() if row[2]}  # if nothing makes bf16, lse_indexer has none
 
 
@@ -281,6 +285,7 @@ OF_DECODE = {
     **STREAM,
 }
 OPTIONS = {
+    **{operation.function: STREAM for operation in OPERATIONS.values()},  # unless listed below
     "flash_mla_with_kvcache": {
         **OF_DECODE,
         "is_fp8_kvcache": [FLAG, (VALUE, 2)],
@@ -592,7 +597,7 @@ def test_capabilities_of_the_cpu():
         no_kernel = {"kernel": str} if row["kernel"] is None else {}
         assert {**{name: type(value) for name, value in row.items()}, **no_kernel} == types
         assert row["available"] == (row["reason"] == "")
-    for operation in ("dense_decode", "merge", "decode_plan", "cache_append", "cache_gather", "cache_convert"):
+    for operation in {operation.name for operation in OPERATIONS.values()}:
         assert any(row["operation"] == operation and row["available"] and not row["forced_only"] for row in rows)
 
 

@@ -137,7 +137,8 @@ static int check_row(const struct shape *shape)
     if (shape->h_q && shape->h_q % shape->h_kv)
         return complain(&bench, EXIT_USAGE, "--kv-heads: %" PRId64 " must divide --heads %" PRId64,
                         shape->h_kv, shape->h_q);
-    if (!operation_is_mha(shape->op) && shape->d_qk != 512 && shape->d_qk != 576)
+    if (!operation_is_mha(shape->op) && !cache_formats[shape->format].token && shape->d_qk != 512 &&
+        shape->d_qk != 576)
         return complain(&bench, EXIT_USAGE, "--d-qk: %" PRId64 " must be 512 or 576", shape->d_qk);
     return EXIT_GOOD;
 }

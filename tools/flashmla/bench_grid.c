@@ -114,13 +114,14 @@ static const struct grid {
 };
 enum { GRIDS = sizeof grids / sizeof *grids };
 
-/* Returns the operation whose grids this one uses; an operation without grids uses those of cache append. */
+/* Returns the operation whose grids this one uses; an operation without grids uses those of dense decode if
+ * it is told lengths, else those of cache append. */
 static enum operation grids_of(enum operation op)
 {
     if (op == OP_MERGE) return OP_DENSE_DECODE;
     for (int i = 0; i < GRIDS; i++)
         if (grids[i].op == op) return op;
-    return OP_CACHE_APPEND;
+    return takes_lengths(op) ? OP_DENSE_DECODE : OP_CACHE_APPEND;
 }
 
 void bench_grid_names(enum operation op, char *names, size_t room)
@@ -145,6 +146,7 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
     enum {
         ALL = 1 << AXIS_HEADS | 1 << AXIS_QUERY_TOKENS,
         CACHES = 1 << AXIS_TOKENS | 1 << AXIS_DTYPE, /* and operations on tokens */
+        LENGTHS = 1 << AXIS_HEADS | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_PAGE_SIZE,
         KEYS = 1 << AXIS_KV_HEADS | 1 << AXIS_D_QK,
         MHA = ALL | KEYS | 1 << AXIS_D_V | 1 << AXIS_DTYPE | 1 << AXIS_CAUSAL | 1 << AXIS_VARLEN |
               1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN
@@ -164,30 +166,31 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
         [OP_CACHE_GATHER] = CACHES | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE,
         [OP_CACHE_CONVERT] = 1 << AXIS_TOKENS | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE,
     };
+    const int others = takes_lengths(op) ? LENGTHS : CACHES;
     const int of_keys = p->page_size ? 1 << AXIS_PAGE_SIZE : KEYS,
               of_extra = p->extra_topk ? 1 << AXIS_EXTRA_FORMAT : 0;
-    return ((axes[op] ? axes[op] : CACHES) | (op == OP_SPARSE_PREFILL ? of_keys : 0) | of_extra) & 1 << axis;
+    return ((axes[op] ? axes[op] : others) | (op == OP_SPARSE_PREFILL ? of_keys : 0) | of_extra) & 1 << axis;
 }
 
 /* Returns the product's values of an axis. */
 static struct option_counts list_of(enum operation op, const struct product *p, enum bench_axis axis)
 {
-    static const int64_t usual[BENCH_AXES][MOST] = {
-        [AXIS_TOKENS] = {128, 4096, 65536},
-        [AXIS_KV_HEADS] = {1},
-        [AXIS_D_QK] = {576},
-        [AXIS_PARTS] = {2, 8},
-        [AXIS_FORMAT] = {FMLA_KV_BF16, FMLA_KV_FP16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576,
-                         FMLA_KV_FP8_528, FMLA_KV_FP8_528_SPLIT, FMLA_KV_FP4_288, FMLA_KV_FP4_288_SPLIT,
-                         FMLA_KV_FP8_528_F32},
-        [AXIS_PAGE_SIZE] = {64}};
+    static const int64_t usual[BENCH_AXES][MOST] = {[AXIS_TOKENS] = {128, 4096, 65536},
+                                                    [AXIS_KV_HEADS] = {1},
+                                                    [AXIS_D_QK] = {576},
+                                                    [AXIS_PARTS] = {2, 8},
+                                                    [AXIS_PAGE_SIZE] = {64}};
     static const int64_t no_yes[2] = {0, 1};
+    static int64_t formats[MOST];
+    _Static_assert((int)KV_FORMATS <= (int)MOST, "a list has every format");
+    for (int32_t i = FMLA_KV_BF16; i <= KV_FORMATS; i++) formats[i - FMLA_KV_BF16] = i;
     const int64_t *const lists[BENCH_AXES] = {
         [AXIS_BATCH] = p->b,   [AXIS_QUERY_TOKENS] = p->s_q, [AXIS_SEQ_LEN] = p->s_k,  [AXIS_HEADS] = p->h_q,
         [AXIS_TOPK] = p->topk, [AXIS_D_QK] = p->d_qk,        [AXIS_KV_HEADS] = p->h_kv};
     const bool own = lists[axis] && (*lists[axis] || (axis == AXIS_KV_HEADS && operation_is_mha(op)));
     const int64_t *items = own ? lists[axis] : usual[axis];
     int64_t count = 0;
+    if (axis == AXIS_FORMAT) items = formats;
     while (count < MOST && items[count]) count++;
     if (axis == AXIS_PAGE_SIZE && (p->page_size || op == OP_SPARSE_PREFILL)) items = &p->page_size, count = 1;
     if (axis == AXIS_FORMAT && op == OP_DENSE_DECODE) items = no_yes, count = 1; /* q's type */
@@ -236,6 +239,7 @@ static struct shape row_of(enum operation op, const struct product *p, const str
                           .turns = (int32_t)v[AXIS_TURNS],
                           .no_lse = op == OP_MERGE};
     if (of_caches && !shape.format) shape.format = shape.type == ELEMENT_FP16 ? FMLA_KV_FP16 : FMLA_KV_BF16;
+    if (!shape.format) shape.format = first_format(op);
     if (mha && !shape.d_v) shape.d_v = shape.d_qk < 128 ? shape.d_qk : 128;
     if (cache_formats[shape.format].token && !shape.page_size && is_sparse(op)) shape.page_size = 64;
     if (op == OP_CACHE_CONVERT) { /* into the usual format of the width, or back from it */

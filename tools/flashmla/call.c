@@ -104,6 +104,8 @@ int64_t call_size(const struct call *call, enum dimension dimension)
         for (int d = 0; tensor->shape && d < tensor->ndim; d++)
             if (form.dimensions[d] == dimension) return tensor->shape[d];
     }
+    const struct range range = descriptors[call->op].ranges[dimension];
+    if (range.high && range.low == range.high) return range.low;
     return dimension == DIM_d_v ? CALL_D_V : -1;
 }
 

@@ -93,8 +93,8 @@ void call_slice(struct call *part, const struct call *call, const enum dimension
 /* Returns a tensor by name; NULL if it is absent or the operation has none of the name. */
 const fmla_tensor *call_tensor(const struct call *call, const char *name);
 
-/* Returns the size of this dimension in the first tensor that has it; if none has, CALL_D_V for d_v and -1
- * for others. */
+/* Returns the size of this dimension in the first tensor that has it; if none has, the only size that the
+ * operation allows, else CALL_D_V for d_v and -1 for others. */
 int64_t call_size(const struct call *call, enum dimension dimension);
 
 size_t call_bytes(const fmla_tensor *tensor);

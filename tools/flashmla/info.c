@@ -70,7 +70,7 @@ static json_t *json_takes(const fmla_capability *row)
         if (row->d_qk[i]) json_array_append_new(d_qk, json_integer(row->d_qk[i]));
         if (row->d_v[i]) json_array_append_new(d_v, json_integer(row->d_v[i]));
     }
-    for (int32_t f = FMLA_KV_BF16; f <= FMLA_KV_FP8_528_F32; f++)
+    for (int32_t f = FMLA_KV_BF16; f <= KV_FORMATS; f++)
         if (row->kv_formats >> f & 1) json_array_append_new(format, json_string(format_name(f)));
     for (int p = 0; p < 2; p++)
         if (row->products >> p & 1) json_array_append_new(product, json_string(products[p]));
@@ -164,7 +164,7 @@ static void add_kernel(struct line *line, const fmla_capability *row)
     for (int t = 0; t < TYPES; t++)
         if (of_types && new_types >> t & 1)
             used += (size_t)snprintf(words + used, sizeof words - used, " %s", types[t]);
-    for (int32_t f = FMLA_KV_BF16; f <= FMLA_KV_FP8_528_F32; f++)
+    for (int32_t f = FMLA_KV_BF16; f <= KV_FORMATS; f++)
         if (of_formats && new_formats >> f & 1)
             used += (size_t)snprintf(words + used, sizeof words - used, " %s", format_name(f));
     line->types |= row->types, line->formats |= row->kv_formats;

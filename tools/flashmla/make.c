@@ -67,8 +67,7 @@ static void sizes_of(const struct shape *s, int64_t size[DIMENSIONS])
     memset(size, 0, DIMENSIONS * sizeof *size);
     size[DIM_b] = s->b, size[DIM_s_q] = s_q, size[DIM_h_q] = s->h_q, size[DIM_h_kv] = s->h_kv;
     size[DIM_d_qk] = s->d_qk, size[DIM_d_v] = s->d_v ? s->d_v : CALL_D_V;
-    size[DIM_s_k] = size[DIM_s_kv] = s->s_k, size[DIM_one_head] = size[DIM_one] = 1,
-    size[DIM_splits] = s->b + 1;
+    size[DIM_s_k] = size[DIM_s_kv] = s->s_k, size[DIM_splits] = s->b + 1;
     size[DIM_tokens_q] = s->b * s_q, size[DIM_tokens_k] = s->b * s->s_k;
     size[DIM_pages] = s->tokens ? of_request : dense && !s->page_size ? s->b : requests * of_request;
     size[DIM_page_size] = dense && !s->page_size ? s->s_k : s->page_size, size[DIM_max_pages] = of_request;
@@ -78,6 +77,10 @@ static void sizes_of(const struct shape *s, int64_t size[DIMENSIONS])
     size[DIM_topk] = s->topk, size[DIM_extra_topk] = s->extra_topk, size[DIM_n] = s->parts;
     size[DIM_tokens] = s->tokens, size[DIM_rope] = 64, size[DIM_width] = s->d_qk - 64;
     size[DIM_normed] = 512, size[DIM_max_positions] = s->tokens, size[DIM_turned] = 64;
+    for (int i = 0; i < DIMENSIONS; i++) {
+        const struct range range = descriptors[s->op].ranges[i];
+        if (range.high && range.low == range.high) size[i] = range.low;
+    }
 }
 
 /* Returns true if an optional tensor is present; tensors made inside a call are absent. */
@@ -506,7 +509,7 @@ static bool cache_values(struct making *m, struct reason *reason)
     return true;
 }
 
-/* Default for operations without their own function: numbers around 0, and factors other than 1. */
+/* Numbers around 0, and factors other than 1. */
 static bool plain_values(struct making *m, struct reason *reason)
 {
     (void)reason;
@@ -519,10 +522,10 @@ static bool plain_values(struct making *m, struct reason *reason)
 
 /* ---- The call -------------------------------------------------------------------------------- */
 
-static const struct {
+static const struct maker {
     bool (*begin)(struct making *making, struct reason *reason); /* draws the values that sizes depend on */
     bool (*values)(struct making *making, struct reason *reason);
-} makers[OPERATIONS] = {
+} makers[OPERATIONS + 1] = {
     [OP_DENSE_DECODE] = {begin_dense, dense_values},
     [OP_SPARSE_DECODE] = {begin_sparse, sparse_values},
     [OP_SPARSE_PREFILL] = {begin_sparse, prefill_values},
@@ -532,7 +535,15 @@ static const struct {
     [OP_CACHE_APPEND] = {NULL, cache_values},
     [OP_CACHE_GATHER] = {NULL, cache_values},
     [OP_CACHE_CONVERT] = {NULL, convert_values},
+    [OPERATIONS] = {NULL, plain_values},
 };
+
+/* Other operations read the keys of requests of some lengths, as dense decode does, or only numbers. */
+static const struct maker *maker_of(enum operation op)
+{
+    const enum operation like = takes_lengths(op) ? OP_DENSE_DECODE : OPERATIONS;
+    return &makers[makers[op].values ? op : like];
+}
 
 bool make_begin(struct making *m, struct call *call, const struct shape *s, struct reason *reason)
 {
@@ -540,7 +551,8 @@ bool make_begin(struct making *m, struct call *call, const struct shape *s, stru
     *m = (struct making){.call = call, .shape = s, .random = {s->seed + 2025}};
     call_begin(call, s->op);
     sizes_of(s, m->size);
-    if (makers[s->op].begin && !makers[s->op].begin(m, reason)) return false;
+    const struct maker *maker = maker_of(s->op);
+    if (maker->begin && !maker->begin(m, reason)) return false;
     for (int i = 0; (member = call_member(s->op, i)); i++) {
         int64_t shape[MAX_DIMENSIONS];
         if (!is_there(s, member)) continue;
@@ -568,7 +580,7 @@ bool make_memory(struct making *m, struct reason *reason)
 
 bool make_values(struct making *m, struct reason *reason)
 {
-    return (makers[m->call->op].values ? makers[m->call->op].values : plain_values)(m, reason);
+    return maker_of(m->call->op)->values(m, reason);
 }
 
 void make_end(struct making *m)

@@ -69,24 +69,24 @@ struct make_options {
 
 /* ---- What each operation has of its own ------------------------------------------------------- */
 
-/* In the order of --op's choices; PLAIN is every later one. */
-enum { DENSE, SPARSE, PREFILL, MHA, BACKWARD, PLAIN, MADE };
-enum { EITHER_MHA = 1 << MHA | 1 << BACKWARD };
+/* In the order of --op's choices; every later one is LENGTHS, if it is told lengths, or PLAIN. */
+enum { DENSE, SPARSE, PREFILL, MHA, BACKWARD, PLAIN, LENGTHS, MADE };
 static int kind_of(const struct make_options *o)
 {
-    return o->op < PLAIN ? o->op : PLAIN;
+    return o->op < PLAIN ? o->op : takes_lengths(operation_named(o->names[o->op])) ? LENGTHS : PLAIN;
 }
 
 static struct shape shape_of(const struct make_options *o)
 {
     const int32_t plain = o->dtype ? FMLA_KV_FP16 : FMLA_KV_BF16;
     const int kind = kind_of(o);
-    const bool mha = kind == MHA || kind == BACKWARD, lengths = kind == DENSE || mha;
+    const bool mha = kind == MHA || kind == BACKWARD, dense = kind == DENSE || kind == LENGTHS,
+               lengths = dense || mha;
     const uint64_t seed = (uint64_t)o->lengths.seed;
     struct shape shape = {.op = operation_named(o->names[o->op]),
                           .s_q = o->query_tokens,
                           .h_q = o->heads,
-                          .h_kv = kind == DENSE || kind == PREFILL ? o->kv_heads : 1,
+                          .h_kv = dense || kind == PREFILL ? o->kv_heads : 1,
                           .d_qk = o->d_qk,
                           .type = o->dtype ? ELEMENT_FP16 : ELEMENT_BF16,
                           .sink = o->sink,
@@ -103,10 +103,10 @@ static struct shape shape_of(const struct make_options *o)
         return shape;
     }
     shape.page_size = kind == PREFILL && !o->cache && !o->page_given ? 0 : o->page_size;
-    shape.format = format_chosen(o->cache);
-    if (o->cache) shape.d_qk = cache_formats[shape.format].d_qk;
+    shape.format = o->cache ? format_chosen(o->cache) : first_format(shape.op);
+    if (cache_formats[shape.format].d_qk) shape.d_qk = cache_formats[shape.format].d_qk;
     shape.products = o->products;
-    if (kind == DENSE) return shape;
+    if (dense) return shape;
     shape.b = kind == SPARSE ? o->lengths.batch : 0;
     shape.s_k = o->lengths.seq_len_given ? o->lengths.seq_len : 4096;
     shape.topk = o->topk, shape.extra_topk = o->extra_topk;
@@ -176,9 +176,31 @@ static const struct {
     [MHA] = {print_mha, {"cu_seqlens_q", "cu_seqlens_k", "q", "k", "v"}},
     [BACKWARD] = {print_mha, {"cu_seqlens_q", "cu_seqlens_k", "lse", "q", "k", "v", "out", "dout"}},
     [PLAIN] = {print_plain, {NULL}}, /* all inputs */
+    [LENGTHS] = {print_dense, {NULL}},
 };
 
 /* ---- Options that contradict each other ------------------------------------------------------- */
+
+/* What an operation must have for an option to apply to it: one of the members, an input with one of the
+ * sizes, or a first tensor that may be fp16. */
+struct need {
+    const char *members[2];
+    enum dimension sizes[2];
+    bool fp16;
+};
+
+static bool meets(enum operation op, const struct need *need)
+{
+    const struct member *m = descriptors[op].members;
+    for (int i = 0; i < 2; i++)
+        if (need->members[i] && operation_has(op, need->members[i])) return true;
+    for (; m->name; m++)
+        for (int i = 0; i < MAX_DIMENSIONS && m->kind == MEMBER_TENSOR && !(m->allowed & IS_OUTPUT); i++)
+            if (m->dimensions[i] &&
+                (m->dimensions[i] == need->sizes[0] || m->dimensions[i] == need->sizes[1]))
+                return true;
+    return need->fp16 && descriptors[op].members->allowed & ALLOW_FP16;
+}
 
 /* Returns the first given option that does not apply to the operation, and the operations that it applies
  * to; NULL if there is none. */
@@ -188,34 +210,34 @@ static const char *needless(const struct make_options *o, char *others, size_t r
     const struct {
         const char *name;
         bool given;
-        unsigned of; /* bit mask of operations that have it */
+        struct need needs;
     } options[] = {
-        {"--causal", o->causal, 1 << DENSE | EITHER_MHA},
-        {"--varlen", o->varlen, EITHER_MHA},
-        {"--sink", o->sink, 1 << DENSE | 1 << SPARSE | 1 << PREFILL},
-        {"--seq-lens", l->list_given, 1 << DENSE | EITHER_MHA},
-        {"--min-len", l->min_given, 1 << DENSE | EITHER_MHA},
-        {"--max-len", l->max_given, 1 << DENSE | EITHER_MHA},
-        {"--batch", l->batch_given, 1 << DENSE | 1 << SPARSE | EITHER_MHA | 1 << PLAIN},
-        {"--kv-heads", o->kv_heads_given, 1 << DENSE | 1 << PREFILL | EITHER_MHA},
-        {"--d-v", o->d_v_given, EITHER_MHA},
-        {"--page-size", o->page_given, 1 << DENSE | 1 << SPARSE | 1 << PREFILL},
-        {"--cache", o->cache_given, 1 << DENSE | 1 << SPARSE | 1 << PREFILL},
-        {"--products", o->products_given, 1 << DENSE},
-        {"--topk", o->topk_given, 1 << SPARSE | 1 << PREFILL},
-        {"--extra-topk", o->extra_topk_given, 1 << SPARSE},
-        {"--extra-page-size", o->extra_page_given, 1 << SPARSE},
-        {"--extra-cache", o->extra_cache_given, 1 << SPARSE},
-        {"--short-lists", o->short_lists, 1 << SPARSE | 1 << PREFILL},
-        {"--dtype fp16", o->dtype, 1 << DENSE | 1 << SPARSE | EITHER_MHA | 1 << PLAIN},
+        {"--causal", o->causal, {.members = {"causal"}}},
+        {"--varlen", o->varlen, {.members = {"cu_seqlens_q"}}},
+        {"--sink", o->sink, {.members = {"attn_sink"}}},
+        {"--seq-lens", l->list_given, {.members = {"seqlens", "cu_seqlens_k"}}},
+        {"--min-len", l->min_given, {.members = {"seqlens", "cu_seqlens_k"}}},
+        {"--max-len", l->max_given, {.members = {"seqlens", "cu_seqlens_k"}}},
+        {"--batch", l->batch_given, {.sizes = {DIM_b, DIM_tokens}}},
+        {"--kv-heads", o->kv_heads_given, {.sizes = {DIM_h_kv}}},
+        {"--d-v", o->d_v_given, {.sizes = {DIM_d_v}}},
+        {"--page-size", o->page_given, {.sizes = {DIM_page_size}}},
+        {"--cache", o->cache_given, {.members = {"kv_format"}}},
+        {"--products", o->products_given, {.members = {"products"}}},
+        {"--topk", o->topk_given, {.sizes = {DIM_topk}}},
+        {"--extra-topk", o->extra_topk_given, {.sizes = {DIM_extra_topk}}},
+        {"--extra-page-size", o->extra_page_given, {.sizes = {DIM_extra_topk}}},
+        {"--extra-cache", o->extra_cache_given, {.sizes = {DIM_extra_topk}}},
+        {"--short-lists", o->short_lists, {.sizes = {DIM_topk}}},
+        {"--dtype fp16", o->dtype, {.fp16 = true}},
     };
+    const enum operation op = operation_named(o->names[o->op]);
     size_t i = 0, used = 0;
-    while (i < sizeof options / sizeof *options && (!options[i].given || options[i].of & 1u << kind_of(o)))
-        i++;
+    while (i < sizeof options / sizeof *options && (!options[i].given || meets(op, &options[i].needs))) i++;
     if (i == sizeof options / sizeof *options) return NULL;
-    for (int kind = DENSE; kind < PLAIN; kind++)
-        if (options[i].of & 1u << kind)
-            used += (size_t)snprintf(others + used, room - used, "%s%s", used ? " or " : "", o->names[kind]);
+    for (int other = 0; o->names[other]; other++)
+        if (meets(operation_named(o->names[other]), &options[i].needs))
+            used += (size_t)snprintf(others + used, room - used, "%s%s", used ? " or " : "", o->names[other]);
     return options[i].name;
 }
 
@@ -236,7 +258,7 @@ static int check_options(const struct make_options *o, const struct shape *s)
                         : l->min_given ? "--min-len"
                                        : "--max-len",
                         descriptors[s->op].name);
-    if (!operation_is_mha(s->op) && s->d_qk != 512 && s->d_qk != 576)
+    if (!operation_is_mha(s->op) && !cache_formats[s->format].token && s->d_qk != 512 && s->d_qk != 576)
         return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be 512 or 576", s->d_qk);
     if (s->format && !takes_format(s->op, s->format))
         return complain(&make_input, EXIT_USAGE, "--cache: %s does not apply to --op %s",
@@ -355,9 +377,11 @@ static bool write_file(struct making *made, const struct make_options *o, const 
     struct safetensors_declaration tensors[CALL_FILE_NAMES];
     const char *inputs[CALL_FILE_NAMES] = {NULL}, *real = NULL;
     const struct member *member;
-    const bool plain = kind_of(o) == PLAIN, causal = call_option(made->call, "causal");
-    for (int i = 0, n = 0; (member = call_member(made->call->op, i)); i++)
-        if (!(member->allowed & IS_OUTPUT)) inputs[n++] = member->name;
+    const bool plain = kind_of(o) >= PLAIN, causal = call_option(made->call, "causal");
+    for (int caches = 0, n = 0; caches < 2; caches++) /* these last, as they may be bytes */
+        for (int i = 0; (member = call_member(made->call->op, i)); i++)
+            if (!(member->allowed & IS_OUTPUT) && !(member->allowed & IS_CACHE) == !caches)
+                inputs[n++] = member->name;
     for (member = descriptors[made->call->op].members; member->name; member++)
         if (member->kind == MEMBER_REAL && !real) real = member->name;
     const float *scale = real ? call_option(made->call, real) : NULL;
@@ -394,7 +418,7 @@ static int make(const struct make_options *o, const char *path)
     int32_t *lengths = NULL;
     const int contradiction = check_options(o, &shape);
     if (contradiction) return contradiction;
-    if (o->op == DENSE || o->varlen) {
+    if (takes_lengths(shape.op) || o->varlen) {
         lengths = lengths_make(&o->lengths, &shape.b, &reason);
         if (!lengths) return complain(&make_input, EXIT_USAGE, "%s", reason.text);
         shape.lengths = lengths;

@@ -547,14 +547,38 @@ int32_t format_chosen(int index)
 bool takes_format(enum operation op, int32_t kv_format)
 {
     const bool listed = op == OP_SPARSE_DECODE || op == OP_SPARSE_PREFILL;
-    return kv_format <= last_format(op) && !(listed && kv_format == FMLA_KV_FP8_576);
+    if (!kv_format) return true;
+    return kv_format >= first_format(op) && kv_format <= last_format(op) &&
+           !(listed && kv_format == FMLA_KV_FP8_576);
+}
+
+static const struct member *format_option(enum operation op)
+{
+    const struct member *member = descriptors[op].members;
+    while (member->name && member->kind != MEMBER_FORMAT) member++;
+    return member;
+}
+
+int32_t first_format(enum operation op)
+{
+    return (int32_t)format_option(op)->low;
 }
 
 int32_t last_format(enum operation op)
 {
+    return (int32_t)format_option(op)->high;
+}
+
+bool operation_has(enum operation op, const char *name)
+{
     const struct member *member = descriptors[op].members;
-    while (member->name && member->kind != MEMBER_FORMAT) member++;
-    return (int32_t)member->high;
+    while (member->name && strcmp(member->name, name) != 0) member++;
+    return member->name != NULL;
+}
+
+bool takes_lengths(enum operation op)
+{
+    return operation_has(op, "seqlens");
 }
 
 int double_by_value(const void *left, const void *right)

@@ -70,8 +70,15 @@ int32_t format_chosen(int index);
 /* Returns true if a call of the operation may name that format. */
 bool takes_format(enum operation op, int32_t kv_format);
 
-/* Returns the last FMLA_KV_… that the descriptor allows for the operation; 0 if none. */
+/* Return the first and the last FMLA_KV_… that the descriptor allows for the operation; 0 if none. */
+int32_t first_format(enum operation op);
 int32_t last_format(enum operation op);
+
+/* Returns true if the operation has a tensor or an option of this name. */
+bool operation_has(enum operation op, const char *name);
+
+/* Returns true if the operation is told the lengths of requests: each row is over the keys of one. */
+bool takes_lengths(enum operation op);
 
 struct work call_work(const struct call *call);
 

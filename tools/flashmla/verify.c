@@ -145,7 +145,7 @@ static const struct verify_case {
 enum { CASES = sizeof cases / sizeof *cases };
 
 /* The cases, listed and plain, in each format: made for one kernel and reused for the next. */
-enum { PLAIN = 2 * OPERATIONS, FORMATS = FMLA_KV_FP8_528_F32 + 1 };
+enum { PLAIN = 2 * OPERATIONS, FORMATS = KV_FORMATS + 1 };
 static struct made {
     struct call call, oracle; /* before it runs; computed by the oracle */
     bool good, asked;
@@ -242,13 +242,23 @@ static void verify_case(fmla_device device, const char *kernel, int i, const str
 static bool next_format(struct verify_case *which)
 {
     struct shape *shape = &which->shape;
-    if (!shape->tokens || shape->format == FMLA_KV_FP8_528_F32) return false;
+    if (!shape->tokens || shape->format == last_format(shape->op)) return false;
     which->name = format_name(++shape->format);
     const int64_t width = cache_formats[shape->format].d_qk;
     shape->d_qk = width ? width : 576;
     if (cache_formats[shape->extra_format].token)
         shape->extra_format = shape->d_qk == 576 ? FMLA_KV_FP8_656 : FMLA_KV_FP8_528;
     return true;
+}
+
+/* Returns the shape of the plain case, which an operation without listed ones has for each type. */
+static struct shape plain_shape(enum operation op, enum element type)
+{
+    struct shape shape = {op, .b = 3, .s_q = 1, .s_k = 130, .h_q = 16, .h_kv = 1, .d_qk = 576};
+    shape.page_size = shape.extra_page_size = 64, shape.tokens = 150, shape.varlen = true;
+    shape.type = type, shape.format = first_format(op);
+    if (cache_formats[shape.format].d_qk) shape.d_qk = cache_formats[shape.format].d_qk;
+    return shape;
 }
 
 /* A kernel takes the types of q in its row; cache operations take vectors of all types. */
@@ -268,8 +278,7 @@ static void verify_kernel(fmla_device device, const fmla_capability *row, struct
         while (next_format(&which));
     }
     for (enum element type = ELEMENT_BF16; !listed && type <= ELEMENT_FP16; type++) {
-        const struct verify_case plain = {element_name(type),
-                                          .shape = {op, .d_qk = 576, .tokens = 150, .type = type}};
+        const struct verify_case plain = {element_name(type), .shape = plain_shape(op, type)};
         if (row->types >> type & 1)
             verify_case(device, row->kernel, CASES + 2 * (int)op + (type == ELEMENT_FP16), &plain, tally);
     }
