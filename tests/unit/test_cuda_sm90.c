@@ -434,7 +434,7 @@ static void strides(void)
 /* Calls with one property that Hopper's kernel does not support. */
 #define DISPATCHED(argument, of_layout, of_call)                                                             \
     do {                                                                                                     \
-        struct dense_decode_call c;                                                                          \
+        struct dense_decode_call c = {0};                                                                    \
         struct layout layout = dense_layout(SMALL_SIZES);                                                    \
         of_layout;                                                                                           \
         decode_call(&c, layout);                                                                             \
