@@ -11,21 +11,23 @@
  *       wgmma    | S = Q Kᵀ of block n - 1 |     O += P V of block n      |                  | S of n - 2 …
  *       warps    |        (wait)           | P of n - 1 from S, its start | the rest of P    |
  *
- * Blocks are taken from the last keys to the first: block n - 1 follows block n. The first EARLY_WEIGHTS of a
- * thread's P are computed while O += P V of block n runs, the others after it, because P of block n is in
- * registers that they take. While one consumer computes its softmax, the products of another one run
- * (order_wait, order_arrive; not at 128/128). P stays in registers: the accumulator fragments of S have the layout of A. The pipeline
- * continues across tiles: the epilogue of a tile runs while the first scores of the next one are in flight;
- * it stages O in shared memory and stores whole lines, 16 bytes a thread. No maximum is computed while the
- * weights of a block add up to at most MOST_WEIGHT (reference.cuh); else the references move, and O is rescaled
- * before the block's P V is added. Blocks that no row of a consumer sees are skipped (skip_masked); in others
- * each row is masked.
+ * Blocks are taken from the last keys to the first: block n - 1 follows block n. P stays in registers: the
+ * accumulator fragments of S have the layout of A. The first EARLY_WEIGHTS of a thread's P of block n - 1 are
+ * computed while O += P V of block n runs; the others overwrite P of block n, which the products still read
+ * until then. While one consumer computes its softmax, the products of another one run (order_wait,
+ * order_arrive; not at 128/128).
+ *
+ * The pipeline continues across tiles: the epilogue of a tile runs while the first scores of the next one are
+ * in flight; it stages O in shared memory and stores whole lines, 16 bytes a thread. No maximum is computed
+ * while the weights of a block add up to at most MOST_WEIGHT (reference.cuh); else the references move, and O is
+ * rescaled before the block's P V is added. Blocks that no row of a consumer sees are skipped (skip_masked); in
+ * others each row is masked.
  *
  * Limits for 128 rows by 128 keys, in clocks of an SM: products 2560 at 192/128, 2048 at 128/128, 1024 at
  * 64/64; ex2 1024; then power.
  *
  * Rounding: P has 16 bits and is relative to the row's reference (softmax.cuh); sums are fp32 and follow the
- * order of the blocks, the last block first.
+ * order of the blocks.
  */
 #pragma once
 
@@ -377,7 +379,7 @@ template <typename Element, typename Layout> struct Consumer {
 
     DEVICE void run()
     {
-        if (group == Layout::CONSUMERS - 1) order_arrive();
+        if (group == Layout::CONSUMERS - 1) order_arrive(); /* the first consumer may begin */
         for (bool more = begin_tile(); more;) {
             if (has_rows) {
                 more = mainloop();
