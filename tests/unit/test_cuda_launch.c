@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Tests the launches of dense decode on a GPU: order, grids, shared memory and parameters, as the fake
- * driver (fake_cuda/) received them. What kernels are told of a call's tensors and sizes: test_cuda_random.c.
+ * driver (fake_cuda/) received them. What kernels are passed of a call's tensors and sizes: test_cuda_random.c.
  */
 #include "fake_cuda/launches.h"
 
@@ -276,10 +276,10 @@ static void hopper(void)
               {launched(0)->config.grid_x, 5 * 32 /* as behind the portable kernel */});
     const struct dense_decode_sm90_params p = PARAMS(dense_decode_sm90_params, launched(1));
     CHECK_ALL({p.q_heads, 8}, {p.tiles_of_head, 1}, {p.request_step, 1}, {p.page_step, 1}, {fake->tensors, 3},
-              {offset(told_of(&p.keys)->base, 1), 0}, {offset(told_of(&p.rope)->base, 1), 0},
-              {offset(told_of(&p.queries)->base, 0), 0}, {told_of(&p.keys)->box[2], 2},
-              {told_of(&p.rope)->box[2], 1}, {told_of(&p.queries)->box[1], 8},
-              {told_of(&p.queries)->box[2], 8});
+              {offset(passed_of(&p.keys)->base, 1), 0}, {offset(passed_of(&p.rope)->base, 1), 0},
+              {offset(passed_of(&p.queries)->base, 0), 0}, {passed_of(&p.keys)->box[2], 2},
+              {passed_of(&p.rope)->box[2], 1}, {passed_of(&p.queries)->box[1], 8},
+              {passed_of(&p.queries)->box[2], 8});
 }
 
 static void hopper_variants(void)
@@ -306,8 +306,9 @@ static void hopper_variants(void)
             CHECK_ALL({p.tiles_of_head, k & 2 ? 2 : 1}, {p.q_heads, h_q},
                       {decode->config.grid_x, workers * p.tiles_of_head}, {p.workers, planned ? 0 : workers},
                       {p.of_request, planned ? 0 : workers / 2},
-                      {told_of(&p.keys)->type, k & 4 ? CU_TENSOR_FLOAT16 : CU_TENSOR_BFLOAT16},
-                      {told_of(&p.queries)->sizes[3], d_qk / 64}, {told_of(&p.keys)->sizes[2], d_qk / 64});
+                      {passed_of(&p.keys)->type, k & 4 ? CU_TENSOR_FLOAT16 : CU_TENSOR_BFLOAT16},
+                      {passed_of(&p.queries)->sizes[3], d_qk / 64},
+                      {passed_of(&p.keys)->sizes[2], d_qk / 64});
         }
     }
 }
@@ -334,8 +335,8 @@ static void hopper_shared_tensors(void)
     c.q.strides[0] = 0, c.kv_cache.strides[0] = 0;
     RUNS(dense_decode, &c, "sm90_dense_decode_bf16_576_together");
     const struct dense_decode_sm90_params p = PARAMS(dense_decode_sm90_params, launched(0));
-    CHECK_ALL({p.request_step, 0}, {p.page_step, 0}, {told_of(&p.queries)->sizes[4], 1},
-              {told_of(&p.keys)->sizes[3], 1});
+    CHECK_ALL({p.request_step, 0}, {p.page_step, 0}, {passed_of(&p.queries)->sizes[4], 1},
+              {passed_of(&p.keys)->sizes[3], 1});
 }
 
 static void hopper_without_plan(void)

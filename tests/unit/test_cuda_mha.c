@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Tests the host side of dense MHA on a GPU: the kernel chosen, Hopper's tiles of rows, the count of tiles in
- * the workspace, and the launches of gradients without requests. What kernels are told of a call's tensors:
+ * the workspace, and the launches of gradients without requests. What kernels are passed of a call's tensors:
  * test_cuda_random.c.
  */
 #include "fake_cuda/launches.h"
@@ -64,10 +64,10 @@ static void tiles(void)
         const struct mha_forward_sm90_params p = hopper(&c);
         const int64_t heads = all[i].heads, tokens = ROWS / heads;
         const int64_t count = B * ((all[i].s_q + tokens - 1) / tokens) * all[i].h_q / heads;
-        CHECK_ALL({p.heads_of_tile, heads}, {told_of(&p.q)->box[1], heads}, {told_of(&p.q)->box[2], tokens},
-                  {told_of(&p.k)->box[1], KEYS}, {told_of(&p.k)->box[2], 1},
-                  {told_of(&p.k)->box[3], D_QK / 64}, {told_of(&p.v)->box[1], KEYS},
-                  {told_of(&p.v)->box[3], D_V / 64},
+        CHECK_ALL({p.heads_of_tile, heads}, {passed_of(&p.q)->box[1], heads},
+                  {passed_of(&p.q)->box[2], tokens}, {passed_of(&p.k)->box[1], KEYS},
+                  {passed_of(&p.k)->box[2], 1}, {passed_of(&p.k)->box[3], D_QK / 64},
+                  {passed_of(&p.v)->box[1], KEYS}, {passed_of(&p.v)->box[3], D_V / 64},
                   {launched(0)->config.grid_x, count < fake->sms ? count : fake->sms},
                   {p.tile_counters != NULL, count > fake->sms});
     }

@@ -191,13 +191,14 @@ static void fp8_products_on_hopper(void)
             CHECK_ALL(
                 GRID(launch, workers * tiles, 512, 232448), {p.q_given, codes}, {p.q_scale != NULL, codes},
                 {p.dense.tiles_of_head, tiles}, {p.dense.workers, planned ? 0 : workers},
-                {fake->tensors - maps, codes ? 4 : 2}, {told_of(&p.dense.keys)->box[0], 64},
-                {told_of(&p.dense.keys)->box[2], 4}, {told_of(&p.dense.rope)->box[0], 32},
-                {(const char *)told_of(&p.dense.rope)->base - (const char *)told_of(&p.dense.keys)->base,
+                {fake->tensors - maps, codes ? 4 : 2}, {passed_of(&p.dense.keys)->box[0], 64},
+                {passed_of(&p.dense.keys)->box[2], 4}, {passed_of(&p.dense.rope)->box[0], 32},
+                {(const char *)passed_of(&p.dense.rope)->base - (const char *)passed_of(&p.dense.keys)->base,
                  512});
             if (codes)
-                CHECK_ALL({told_of(&p.dense.queries)->box[1], rows}, {told_of(&p.queries_end)->box[1], rows},
-                          {told_of(&p.dense.queries)->strides[0], 576});
+                CHECK_ALL({passed_of(&p.dense.queries)->box[1], rows},
+                          {passed_of(&p.queries_end)->box[1], rows},
+                          {passed_of(&p.dense.queries)->strides[0], 576});
         }
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Tests the host side of sparse prefill on a GPU: the kernel chosen, its launches, the TMA maps of queries and
- * results. What kernels are told of a call's tensors, in each of several launches: test_cuda_random.c.
+ * results. What kernels are passed of a call's tensors, in each of several launches: test_cuda_random.c.
  */
 #include "fake_cuda/launches.h"
 
@@ -29,7 +29,7 @@ static int run(struct sparse_prefill_call *c)
     return fake->launches - before;
 }
 
-/* ---- What kernels are told -------------------------------------------------------------------- */
+/* ---- What kernels are passed ------------------------------------------------------------------ */
 
 /* One launch per key head; without keys too, because rows are still written. */
 static void key_heads(void)
@@ -67,7 +67,7 @@ static void chosen(void)
 static void check_map(const struct tensor_map *map, int region, int64_t at, int64_t columns, int64_t heads,
                       int64_t tokens, int64_t token_stride, int64_t head_stride)
 {
-    const struct fake_tensor *t = told_of(map);
+    const struct fake_tensor *t = passed_of(map);
     const int64_t sizes[] = {64, heads, columns / 64, tokens, 1}, box[] = {64, 64, 2, 1, 1};
     CHECK_ALL({t->type, CU_TENSOR_BFLOAT16}, {t->rank, 5}, {t->swizzle, CU_TENSOR_SWIZZLE_128B},
               {offset(t->base, region), at});

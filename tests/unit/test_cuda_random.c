@@ -7,7 +7,7 @@
  * test_cuda_random [SHAPES [SEED [FIRST]]]    of each operation and GPU; FIRST draws a case again that a
  * failure names
  */
-#include "fake_cuda/told.h"
+#include "fake_cuda/passed.h"
 
 #include "cuda/sm80/mha_forward/shape.h"
 #include "cuda/sm90/sparse_decode/choice.h"
@@ -36,7 +36,7 @@ static const char *forced; /* NULL: dispatch chooses */
 #define HOLDS(condition)                                                                                     \
     CHECK(condition, "%s, %s: %s", shape_words, forced ? forced : "as chosen", fmla_last_error())
 
-static struct told told; /* the call, as its kernels are told of it */
+static struct passed passed; /* the call, as its kernels are passed of it */
 
 static void make(const struct shape *s)
 {
@@ -46,7 +46,7 @@ static void make(const struct shape *s)
     shape_length +=
         shape_in_words(operation, s, shape_words + shape_length, sizeof shape_words - (size_t)shape_length);
     make_call(operation, args, held, s, gpu_number(0));
-    told = (struct told){operation, args, held, shape_words};
+    passed = (struct passed){operation, args, held, shape_words};
     put_number(operation, args, "log_base", number & 1 ? FMLA_LOG_BASE_2 : FMLA_LOG_NATURAL);
     put_number(operation, args, "lse_empty", number >> 1 & 1);
     float *const scale = option_at(operation, args, "softmax_scale");
@@ -66,7 +66,7 @@ static void died(int signal_number)
     _exit(written > 0 ? 98 : 97);
 }
 
-/* ---- What kernels are told --------------------------------------------------------------------- */
+/* ---- What kernels are passed --------------------------------------------------------------------- */
 
 static char *const workspace = (char *)(UINT64_C(1) << 60);
 
@@ -120,8 +120,8 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
         HOLDS((const void *)split->partitions == (const void *)(split->header + 1) &&
               split->num_splits == (const int32_t *)(split->partitions + split->num_partitions));
     if (planned && in_tables)
-        HOLDS(!split->header && (const char *)split->partitions == told_at(&told, "partitions", 0) &&
-              (const char *)split->num_splits == told_at(&told, "num_splits", 0));
+        HOLDS(!split->header && (const char *)split->partitions == passed_at(&passed, "partitions", 0) &&
+              (const char *)split->num_splits == passed_at(&passed, "num_splits", 0));
     if (!planner) return;
     const struct plan_params plan = PARAMS(plan_params, planner);
     HOLDS(plan.b == b && plan.header == split->header && plan.partitions == split->partitions &&
@@ -132,7 +132,7 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
           inside(plan.num_splits, b + 1, sizeof(int32_t), parts ? (const char *)split->part_out : end));
 }
 
-/* Checks what the join of the parts is told: dense decode has lengths, sparse decode lists. */
+/* Checks what the join of the parts is passed: dense decode has lengths, sparse decode lists. */
 static void judge_join(const struct split_params *split, const struct output_params *output, int64_t b,
                        int64_t s_q, int64_t h_q, int64_t group, const int32_t *seqlens,
                        const struct plan_topk *topk)
@@ -179,15 +179,15 @@ static void judge_sparse(size_t bytes)
     HOLDS(divides(p.tiles_divisor, tiles) && (!of_heads || divides(p.token_divisor, tiles / s_q)));
     HOLDS(divides(p.splits_divisor, p.split.even_splits) && p.split.parts_in_halves == hopper &&
           !p.split.ready_flags);
-    const enum kv_format format = told_format(&told, "kv_format", &c->q);
-    check_told(&told, "q", p.q, 0, p.q_stride, 3), check_told_output(&told, &p.output);
-    check_told_scale(&told, p.scale, p.scale_log2, p.d_qk);
-    check_told_cache(&told, &p.cache[0], "kv_cache", "indices", 0, 0, format);
+    const enum kv_format format = passed_format(&passed, "kv_format", &c->q);
+    check_passed(&passed, "q", p.q, 0, p.q_stride, 3), check_passed_output(&passed, &p.output);
+    check_passed_scale(&passed, p.scale, p.scale_log2, p.d_qk);
+    check_passed_cache(&passed, &p.cache[0], "kv_cache", "indices", 0, 0, format);
     if (a->extra_kv_cache)
-        check_told_cache(&told, &p.cache[1], "extra_kv_cache", "extra_indices", 0, 0,
-                         a->extra_kv_format ? told_format(&told, "extra_kv_format", &c->q) : format);
-    check_told(&told, "topk_length", p.topk.length, 0, NULL, 0);
-    check_told(&told, "extra_topk_length", p.topk.extra_length, 0, NULL, 0);
+        check_passed_cache(&passed, &p.cache[1], "extra_kv_cache", "extra_indices", 0, 0,
+                           a->extra_kv_format ? passed_format(&passed, "extra_kv_format", &c->q) : format);
+    check_passed(&passed, "topk_length", p.topk.length, 0, NULL, 0);
+    check_passed(&passed, "extra_topk_length", p.topk.extra_length, 0, NULL, 0);
     HOLDS(p.d_qk == c->q.shape[3] && p.topk.topk == topk && p.topk.extra_topk == extra);
     const char *end = workspace + bytes;
     if (joins_in_kernel(decode)) {
@@ -221,15 +221,17 @@ static void judge_dense(size_t bytes)
     const int64_t tiles_of_head = ceil_div(rows, rows_of_tile), tiles = h_kv * tiles_of_head;
     HOLDS(p->b == b && p->s_q == s_q && p->h_q == h_q && p->h_kv == h_kv && p->rows == rows);
     HOLDS(divides(p->group_divisor, h_q / h_kv) && divides(p->page_divisor, c->kv_cache.shape[1]));
-    check_told(&told, "q", p->q, 0, p->q_stride, 3), check_told(&told, "kv_cache", p->kv, 0, p->kv_stride, 3);
-    check_told(&told, "block_table", p->block_table, 0, &p->block_table_stride, 1);
-    check_told(&told, "seqlens", p->seqlens, 0, NULL, 0), check_told_output(&told, &p->output);
-    check_told_scale(&told, p->scale_log2 / 1.442695041f, p->scale_log2, p->d_qk);
+    check_passed(&passed, "q", p->q, 0, p->q_stride, 3),
+        check_passed(&passed, "kv_cache", p->kv, 0, p->kv_stride, 3);
+    check_passed(&passed, "block_table", p->block_table, 0, &p->block_table_stride, 1);
+    check_passed(&passed, "seqlens", p->seqlens, 0, NULL, 0), check_passed_output(&passed, &p->output);
+    check_passed_scale(&passed, p->scale_log2 / 1.442695041f, p->scale_log2, p->d_qk);
     const int64_t capacity =
         draw_clamp(c->kv_cache.shape[1] * (a->block_table ? c->block_table.shape[1] : 1), 0, INT32_MAX);
     HOLDS(p->capacity == capacity && p->group == h_q / h_kv);
     HOLDS(p->d_qk == c->q.shape[3] && p->page_size == c->kv_cache.shape[1] && p->causal == a->causal);
-    HOLDS(p->vectors_aligned == (told_aligned(&told, "q", 16) && told_aligned(&told, "kv_cache", 16)));
+    HOLDS(p->vectors_aligned ==
+          (passed_aligned(&passed, "q", 16) && passed_aligned(&passed, "kv_cache", 16)));
     if (hopper)
         HOLDS(params.tiles_of_head == tiles_of_head && divides(params.tiles_divisor, tiles) &&
               divides(params.tiles_of_head_divisor, tiles_of_head));
@@ -263,7 +265,7 @@ static void judge_splits(const struct fake_launch *launch, const struct fake_lau
 {
     const struct sparse_prefill_sm90_params p = PARAMS(sparse_prefill_sm90_params, launch);
     const int64_t tiles = (int64_t)p.call.s_q * p.call.tiles, split = tiles - p.splits.whole;
-    HOLDS(told_of(&p.queries)->base == p.call.q && told_of(&p.results)->base == p.call.out);
+    HOLDS(passed_of(&p.queries)->base == p.call.q && passed_of(&p.results)->base == p.call.out);
     HOLDS(p.splits.of_tile >= 1 && p.splits.of_tile <= MOST_PREFILL_SPLITS && split >= 0 &&
           p.splits.whole >= 0);
     HOLDS(p.items == p.splits.whole + split * p.splits.of_tile &&
@@ -311,14 +313,14 @@ static void judge_prefill(size_t bytes)
         if (!strncmp(launch->kernel, "sm90_sparse_prefill_fp", 22)) {
             const struct sparse_prefill_fp8_params p = PARAMS(sparse_prefill_fp8_params, launch);
             judge_pages(launch, ceil_div(h_q, 64), bytes);
-            check_told_of_decode(&told, c, &p.decode.call, p.max_logits, p.max_stride, tokens, 0);
+            check_passed_of_decode(&passed, c, &p.decode.call, p.max_logits, p.max_stride, tokens, 0);
             tokens += p.decode.call.b;
             continue;
         }
         if (!strncmp(launch->kernel, "sm80_sparse_decode", 18)) { /* a token is one of its requests */
             const struct sparse_sm80_params p = PARAMS(sparse_sm80_params, launch);
             const struct sparse_decode_params d = p.call;
-            check_told_of_decode(&told, c, &d, p.max_logits, p.max_stride, tokens % s_q, tokens / s_q);
+            check_passed_of_decode(&passed, c, &d, p.max_logits, p.max_stride, tokens % s_q, tokens / s_q);
             HOLDS(d.s_q == 1 && d.h_q == h_q / h_kv && d.tiles == ceil_div(d.h_q, rows_of_shape(launch)));
             HOLDS(launch->config.grid_x == (int64_t)d.b * d.tiles && divides(d.tiles_divisor, d.tiles));
             tokens += d.b;
@@ -326,7 +328,7 @@ static void judge_prefill(size_t bytes)
         }
         const struct sparse_prefill_params p = PARAMS(sparse_prefill_params, launch);
         const bool hopper = !strncmp(launch->kernel, "sm90", 4);
-        check_told_of_prefill(&told, c, &p, tokens % s_q, tokens / s_q);
+        check_passed_of_prefill(&passed, c, &p, tokens % s_q, tokens / s_q);
         HOLDS(p.s_q >= 1 && p.h_q == h_q / h_kv && p.tiles == ceil_div(p.h_q, hopper ? 64 : SPARSE_WARPS));
         HOLDS((int64_t)p.s_q * p.tiles <= INT32_MAX && divides(p.tiles_divisor, p.tiles));
         HOLDS(hopper ||
@@ -355,7 +357,7 @@ static void judge_mha(size_t bytes)
     const struct fake_launch *const launch = &fake->launch[0];
     const struct mha_forward_params all =
         PARAMS(mha_forward_params, launch); /* with which all others begin */
-    check_told_of_mha(&told, c, &all, b, h_q, h_kv);
+    check_passed_of_mha(&passed, c, &all, b, h_q, h_kv);
     if (!strncmp(launch->kernel, "sm80", 4)) {
         const struct mha_forward_sm80_params p = PARAMS(mha_forward_sm80_params, launch);
         HOLDS(p.heads_of_tile == 1 || p.heads_of_tile == h_q / h_kv);
@@ -370,8 +372,8 @@ static void judge_mha(size_t bytes)
     }
     const struct mha_forward_sm90_params p = PARAMS(mha_forward_sm90_params, launch);
     const int64_t rows = MHA_SM90_ROWS(p.call.d_qk), sms = (int64_t)fake->sms;
-    check_told_map(&told, &p.q, "q", true), check_told_map(&told, &p.k, "k", false);
-    check_told_map(&told, &p.v, "v", false);
+    check_passed_map(&passed, &p.q, "q", true), check_passed_map(&passed, &p.k, "k", false);
+    check_passed_map(&passed, &p.v, "v", false);
     HOLDS(bytes == 256 && (p.heads_of_tile == 1 || p.heads_of_tile == h_q / h_kv));
     HOLDS(p.tile_tokens == rows / p.heads_of_tile && p.tile_rows == p.tile_tokens * p.heads_of_tile);
     HOLDS(divides(p.heads_divisor, p.heads_of_tile) && p.units * p.heads_of_tile == h_q);
@@ -502,8 +504,8 @@ static void plan_drawn(void)
     HOLDS(p.planned >= 1 && p.planned <= partitions && divides(p.partitions_divisor, p.planned));
     const int64_t *const capacity = option("capacity");
     HOLDS(!capacity || p.capacity == (*capacity ? *capacity : INT32_MAX));
-    HOLDS((const char *)p.seqlens == told_at(&told, "seqlens", 0) &&
-          (const char *)p.topk.length == told_at(&told, "topk_length", 0));
+    HOLDS((const char *)p.seqlens == passed_at(&passed, "seqlens", 0) &&
+          (const char *)p.topk.length == passed_at(&passed, "topk_length", 0));
     if (tables)
         HOLDS(!p.header && (char *)p.partitions == region(REGION_OF_TABLES) &&
               (char *)p.num_splits == region(REGION_OF_SPLITS));
@@ -553,11 +555,13 @@ static void merge_drawn(void)
     judge_one(some, rows);
     if (!some) return;
     const struct merge_params p = PARAMS(merge_params, launched(0));
-    check_told(&told, "out_parts", p.out_parts, 0, p.out_parts_stride, 4);
-    check_told(&told, "lse_parts", p.lse_parts, 0, p.lse_parts_stride, 3);
-    check_told(&told, "out", p.out, 0, p.out_stride, 3), check_told(&told, "lse", p.lse, 0, p.lse_stride, 2);
-    check_told_rules(&told, &p.rules, 0);
-    HOLDS(p.vectors_aligned == (told_aligned(&told, "out_parts", 16) && told_aligned(&told, "out", 16)));
+    check_passed(&passed, "out_parts", p.out_parts, 0, p.out_parts_stride, 4);
+    check_passed(&passed, "lse_parts", p.lse_parts, 0, p.lse_parts_stride, 3);
+    check_passed(&passed, "out", p.out, 0, p.out_stride, 3),
+        check_passed(&passed, "lse", p.lse, 0, p.lse_stride, 2);
+    check_passed_rules(&passed, &p.rules, 0);
+    HOLDS(p.vectors_aligned ==
+          (passed_aligned(&passed, "out_parts", 16) && passed_aligned(&passed, "out", 16)));
     HOLDS(p.n == l->n && p.b == l->b && p.s_q == l->s_q && p.h_q == l->h_q && p.d_v == l->d_v);
     HOLDS(launched(0)->config.block_x == MERGE_THREADS && !strcmp(launched(0)->kernel, "merge"));
 }
@@ -589,7 +593,7 @@ static void rows_drawn(void)
     const int64_t rows = described_member(operation, "q") ? l->b : l->tokens;
     judge_one(rows > 0, operation_is_of_caches(operation) ? ceil_div(l->tokens, CACHE_WARPS) : 0);
     if (l->tokens > 0 && operation != OP_CACHE_CONVERT && operation_is_of_caches(operation))
-        check_told_of_tokens(&told);
+        check_passed_of_tokens(&passed);
 }
 
 /* ---- All of it ---------------------------------------------------------------------------------- */

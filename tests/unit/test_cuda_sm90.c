@@ -284,7 +284,7 @@ static struct attention_problem random_problem(struct random_state *random)
     return p;
 }
 
-/* ---- What the driver is told ------------------------------------------------------------------------------ */
+/* ---- What the driver is passed ---------------------------------------------------------------------------- */
 
 static void enter(struct cuda_scope *scope)
 {
@@ -356,22 +356,22 @@ static void encoded(void)
         SHAPE_OF(tensor_view, .data = region(0), .element = ELEMENT_FP16, .size = {64, 100, 9, 1, 7},
                  .stride = {12345, 576, 64, 3, 65536}, .box = {64, 32, 2, 1, 1});
     CHECK_OK(tensor_map_make("test", &scope, "x", &v, &map));
-    const struct fake_tensor *told = told_of(&map);
-    CHECK_ALL({told->type, CU_TENSOR_FLOAT16}, {told->rank, 5}, {offset(told->base, 0), 0},
-              {told->swizzle, CU_TENSOR_SWIZZLE_128B}, {told->interleave, CU_TENSOR_INTERLEAVE_NONE},
-              {told->promotion, CU_TENSOR_PROMOTION_128B}, {told->fill, CU_TENSOR_FILL_ZERO});
+    const struct fake_tensor *passed = passed_of(&map);
+    CHECK_ALL({passed->type, CU_TENSOR_FLOAT16}, {passed->rank, 5}, {offset(passed->base, 0), 0},
+              {passed->swizzle, CU_TENSOR_SWIZZLE_128B}, {passed->interleave, CU_TENSOR_INTERLEAVE_NONE},
+              {passed->promotion, CU_TENSOR_PROMOTION_128B}, {passed->fill, CU_TENSOR_FILL_ZERO});
     for (int i = 0; i < TENSOR_DIMS; i++) {
-        CHECK_ALL({told->sizes[i], v.size[i]}, {told->box[i], v.box[i]}, {told->steps[i], 1});
+        CHECK_ALL({passed->sizes[i], v.size[i]}, {passed->box[i], v.box[i]}, {passed->steps[i], 1});
     }
-    CHECK_ALL({told->strides[0], 2 * 576}, {told->strides[1], 2 * 64},
-              {told->strides[2], 16 /* single element: never used */}, {told->strides[3], 2 * 65536});
+    CHECK_ALL({passed->strides[0], 2 * 576}, {passed->strides[1], 2 * 64},
+              {passed->strides[2], 16 /* single element: never used */}, {passed->strides[3], 2 * 65536});
     /* An empty tensor is represented by one element. */
     v.element = ELEMENT_BF16, v.size[4] = 0;
     CHECK_OK(tensor_map_make("test", &scope, "x", &v, &map));
-    told = told_of(&map);
-    CHECK_EQ(told->type, CU_TENSOR_BFLOAT16);
-    for (int i = 0; i < TENSOR_DIMS; i++) CHECK_EQ(told->sizes[i], 1);
-    for (int i = 0; i < TENSOR_DIMS - 1; i++) CHECK_EQ(told->strides[i], 16);
+    passed = passed_of(&map);
+    CHECK_EQ(passed->type, CU_TENSOR_BFLOAT16);
+    for (int i = 0; i < TENSOR_DIMS; i++) CHECK_EQ(passed->sizes[i], 1);
+    for (int i = 0; i < TENSOR_DIMS - 1; i++) CHECK_EQ(passed->strides[i], 16);
     cuda_leave(&scope);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Tests the host side of sparse decode on a GPU: the kernel chosen, the parameters of the planner and the
- * join, the number of CTAs, and the workspace size. What kernels are told of a call's tensors:
+ * join, the number of CTAs, and the workspace size. What kernels are passed of a call's tensors:
  * test_cuda_random.c.
  */
 #include "fake_cuda/launches.h"
@@ -29,7 +29,7 @@ static void sparse_call(struct sparse_decode_call *c, int32_t format, bool extra
     shaped_call(c, SHAPE_OF(layout, .format = format, .has = HAS_LENGTHS | (extra ? HAS_EXTRA : 0u)));
 }
 
-/* ---- What kernels are told -------------------------------------------------------------------- */
+/* ---- What kernels are passed ------------------------------------------------------------------ */
 
 static void on_hopper(void)
 {

@@ -115,7 +115,7 @@ static const struct grid {
 enum { GRIDS = sizeof grids / sizeof *grids };
 
 /* Returns the operation whose grids this one uses; an operation without grids uses those of dense decode if
- * it is told lengths, else those of cache append. */
+ * it takes lengths, else those of cache append. */
 static enum operation grids_of(enum operation op)
 {
     if (op == OP_MERGE) return OP_DENSE_DECODE;

@@ -69,7 +69,7 @@ struct make_options {
 
 /* ---- What each operation has of its own ------------------------------------------------------- */
 
-/* In the order of --op's choices; every later one is LENGTHS, if it is told lengths, or PLAIN. */
+/* In the order of --op's choices; every later one is LENGTHS, if it takes lengths, or PLAIN. */
 enum { DENSE, SPARSE, PREFILL, MHA, BACKWARD, PLAIN, LENGTHS, MADE };
 static int kind_of(const struct make_options *o)
 {

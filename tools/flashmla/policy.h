@@ -77,7 +77,7 @@ int32_t last_format(enum operation op);
 /* Returns true if the operation has a tensor or an option of this name. */
 bool operation_has(enum operation op, const char *name);
 
-/* Returns true if the operation is told the lengths of requests: each row is over the keys of one. */
+/* Returns true if the operation takes the lengths of requests: each row is over the keys of one. */
 bool takes_lengths(enum operation op);
 
 struct work call_work(const struct call *call);

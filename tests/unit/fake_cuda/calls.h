@@ -18,7 +18,7 @@ static inline fmla_device gpu_number(int32_t id)
 }
 
 /* Returns the arguments that the driver got for a tensor map. */
-static inline const struct fake_tensor *told_of(const struct tensor_map *map)
+static inline const struct fake_tensor *passed_of(const struct tensor_map *map)
 {
     int number;
     memcpy(&number, map, sizeof number);

@@ -133,8 +133,8 @@ static cu_result usable(void)
 
 #define CALLED(name)                                                                                         \
     do {                                                                                                     \
-        const cu_result told = called(CALL_##name);                                                          \
-        if (told) return told;                                                                               \
+        const cu_result result = called(CALL_##name);                                                        \
+        if (result) return result;                                                                           \
     } while (0)
 
 static int ordinal(cu_device device)
@@ -434,7 +434,7 @@ cu_result cuTensorMapEncodeTiled(cu_tensor_map map, unsigned type, uint32_t rank
         interleave != CU_TENSOR_INTERLEAVE_NONE || swizzle > CU_TENSOR_SWIZZLE_128B ||
         promotion > 3 /* 256 bytes */ || fill > 1 /* NaN */)
         return FAKE_INVALID_VALUE;
-    struct fake_tensor told = {.type = type,
+    struct fake_tensor view = {.type = type,
                                .rank = rank,
                                .base = base,
                                .interleave = interleave,
@@ -442,12 +442,12 @@ cu_result cuTensorMapEncodeTiled(cu_tensor_map map, unsigned type, uint32_t rank
                                .promotion = promotion,
                                .fill = fill};
     for (uint32_t i = 0; i < rank; i++) {
-        told.sizes[i] = sizes[i], told.box[i] = box[i], told.steps[i] = steps[i];
+        view.sizes[i] = sizes[i], view.box[i] = box[i], view.steps[i] = steps[i];
         if (!sizes[i] || sizes[i] > UINT64_C(1) << 32 || !box[i] || box[i] > MOST_BOX || !steps[i] ||
             steps[i] > MOST_STEP)
             return FAKE_INVALID_VALUE;
         if (i == 0) continue;
-        told.strides[i - 1] = strides[i - 1];
+        view.strides[i - 1] = strides[i - 1];
         if (!strides[i - 1] || strides[i - 1] % 16 || strides[i - 1] >= UINT64_C(1) << 40)
             return FAKE_INVALID_VALUE;
     }
@@ -458,7 +458,7 @@ cu_result cuTensorMapEncodeTiled(cu_tensor_map map, unsigned type, uint32_t rank
     pthread_mutex_lock(&mutex);
     memset(map, 0, sizeof(struct tensor_map));
     memcpy(map, &fake.tensors, sizeof fake.tensors);
-    fake.tensor[fake.tensors++ % FAKE_TENSORS] = told;
+    fake.tensor[fake.tensors++ % FAKE_TENSORS] = view;
     pthread_mutex_unlock(&mutex);
     return CU_SUCCESS;
 }
