@@ -36,12 +36,12 @@ static bool possible(const int64_t *v)
     return !(contiguous_pages(format) && v[C_CACHE] == CACHE_SPREAD);
 }
 
-static bool counts(const int64_t *v, int i, int j)
+bool cache_counts(const int64_t *v, int i, int j)
 {
     return v[C_TOKENS] || i == C_TOKENS || j == C_TOKENS;
 }
 
-static double cost(const int64_t *v)
+double cache_cost(const int64_t *v)
 {
     return (double)v[C_TOKENS];
 }
@@ -59,11 +59,6 @@ static void choose(struct subject *op, const struct run *run)
 
 /* ---- A case --------------------------------------------------------------------------------- */
 
-struct cache_case {
-    struct test_case c;
-    struct made_pages pages;
-};
-
 static const fmla_dtype dtype_u8 = {FMLA_TYPE_UINT, 8, 1};
 static const fmla_dtype *const elements[] = {&dtype_bf16, &dtype_fp16, &dtype_f32};
 
@@ -74,22 +69,22 @@ static bool is_gather(const struct test_case *c)
 
 static struct guarded *cache_of(struct test_case *c)
 {
-    return &c->tensor[is_gather(c) ? GATHER(kv_cache) : APPEND(kv_cache)];
+    return &c->tensor[((const struct cache_case *)c)->pages->cache];
 }
 
-static struct guarded *slots_of(struct test_case *c)
+static int64_t *slots_of(struct test_case *c)
 {
-    return &c->tensor[is_gather(c) ? GATHER(slots) : APPEND(slot_mapping)];
+    return guarded_at(&c->tensor[((const struct cache_case *)c)->pages->list], 0, 0, 0, 0);
 }
 
-void cache_make_pages(struct test_case *c, int which, const struct cache_shape *shape_of, int64_t tokens,
+void cache_make_pages(struct test_case *c, int which, const struct cache_shape *shape_of,
                       struct made_pages *made)
 {
-    struct guarded *g = &c->tensor[which];
+    struct guarded *g = &c->tensor[made->cache = which];
     const bool wide = is_16_bit(shape_of->format), written = c->op->tensor[which]->allowed & IS_OUTPUT;
     const int64_t element = wide ? 2 : 1, kind = shape_of->kind, page_size = shape_of->page_size;
     made->layout = kv_layout_of((enum kv_format)(shape_of->format - 1), (int32_t)shape_of->d_qk);
-    const int64_t pages = (tokens + tokens / 8 + page_size) / page_size + 1;
+    const int64_t pages = (c->tokens + c->tokens / 8 + page_size) / page_size + 1;
     made->slots = pages * page_size;
     const int64_t of_slot = made->layout.page_bytes_a_slot / element;
     const int64_t slot_stride = of_slot + (kind == CACHE_SPREAD ? 48 : 0);
@@ -216,7 +211,7 @@ static int64_t position_outside(struct random_state *random, bool wide, int64_t 
 
 static void make_turns(struct test_case *c, enum layout layout, bool gpu)
 {
-    const int64_t *v = c->v, *slot = guarded_at(&c->tensor[APPEND(slot_mapping)], 0, 0, 0, 0);
+    const int64_t *v = c->v, *slot = slots_of(c);
     c->max_positions = 333, c->turned = 64, c->wide = v[C_POSITIONS];
     case_tensor(c, APPEND(positions), layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS, true);
     case_tensor(c, APPEND(rope_table), layout, true);
@@ -246,15 +241,17 @@ static int64_t common_divisor(int64_t a, int64_t b)
     return a;
 }
 
-void cache_fill_slots(struct random_state *random, const struct guarded *to, int64_t tokens, int64_t slots,
+void cache_make_slots(struct test_case *c, int which, enum layout layout, struct made_pages *pages,
                       int64_t kind, bool any)
 {
     static const int64_t outside[] = {-2, INT64_MIN, INT64_MAX, INT64_C(1) << 32};
-    int64_t step = random_between(random, 1, slots);
+    const int64_t slots = pages->slots;
+    case_tensor(c, pages->list = which, layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS, true);
+    int64_t step = random_between(&c->random, 1, slots);
     while (common_divisor(step, slots) != 1) step++;
-    const int64_t first = random_between(random, 0, slots - 1);
-    int64_t *slot = guarded_at(to, 0, 0, 0, 0);
-    for (int64_t t = 0; t < tokens; t++) {
+    const int64_t first = random_between(&c->random, 0, slots - 1);
+    int64_t *slot = guarded_at(&c->tensor[which], 0, 0, 0, 0);
+    for (int64_t t = 0; t < c->tokens; t++) {
         slot[t] = (first + t * step) % slots;
         if (kind == SLOTS_SKIPPED && t % 3 == 1)
             slot[t] = any && t % 2 ? (t % 5 ? outside[t % 4] : slots) : -1;
@@ -273,12 +270,11 @@ static void make(struct test_case *c, const struct run *run)
     *(int32_t *)op_option(c->op->of, &c->args, "kv_format") = (int32_t)v[C_FORMAT];
     *(float *)op_option(c->op->of, &c->args, "cache_scale") = scale;
     const struct cache_shape pages = {v[C_FORMAT], v[C_D_QK], c->page_size, v[C_CACHE]};
-    cache_make_pages(c, (int)(cache_of(c) - c->tensor), &pages, v[C_TOKENS], &k->pages);
-    c->d_qk = kv_width(&k->pages.layout);
+    cache_make_pages(c, gather ? (int)GATHER(kv_cache) : (int)APPEND(kv_cache), &pages, k->pages);
+    k->caches = 1, c->d_qk = kv_width(&k->pages->layout);
     c->dtype = *elements[v[C_ELEMENT]], c->rope = 64, c->width = v[C_ROPE] ? c->d_qk - 64 : c->d_qk;
-    case_tensor(c, (int)(slots_of(c) - c->tensor), layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS,
-                true);
-    cache_fill_slots(&c->random, slots_of(c), v[C_TOKENS], k->pages.slots, v[C_SLOTS], gather || on_gpu(run));
+    cache_make_slots(c, gather ? (int)GATHER(slots) : (int)APPEND(slot_mapping), layout, k->pages, v[C_SLOTS],
+                     gather || on_gpu(run));
     if (gather) {
         case_tensor(c, GATHER(out), layout, true);
         return;
@@ -296,29 +292,25 @@ static void make(struct test_case *c, const struct run *run)
 /* Returns the address of a token of the call in the cache; NULL if there is none. */
 static unsigned char *some_token(struct test_case *c)
 {
-    const struct cache_case *k = (const struct cache_case *)c;
+    const struct made_pages *pages = ((const struct cache_case *)c)->pages;
     const struct guarded *g = cache_of(c);
-    const int64_t slot =
-        c->v[C_TOKENS] ? ((const int64_t *)guarded_at(slots_of(c), 0, 0, 0, 0))[c->v[C_TOKENS] / 2] : -1;
-    if (slot < 0 || slot >= k->pages.slots) return NULL;
-    const int64_t element = is_16_bit(c->v[C_FORMAT]) ? 2 : 1;
-    const int64_t in_page = k->pages.layout.scale_bytes ? slot % k->c.page_size * k->pages.layout.token_bytes
-                                                        : slot % k->c.page_size * g->strides[1] * element;
-    return g->memory + GUARDED_FRONT + g->tensor.byte_offset +
-           slot / k->c.page_size * g->strides[0] * element + in_page;
+    const int64_t slot = c->tokens ? slots_of(c)[c->tokens / 2] : -1;
+    if (slot < 0 || slot >= pages->slots) return NULL;
+    const int64_t element = is_16_bit(c->v[C_FORMAT]) ? 2 : 1, at = slot % c->page_size;
+    return (unsigned char *)guarded_at(g, slot / c->page_size, 0, 0, 0) +
+           at * (pages->layout.scale_bytes ? pages->layout.token_bytes : g->strides[1] * element);
 }
 
 static bool plant_after(struct test_case *c, enum defect fault)
 {
-    const struct cache_case *k = (const struct cache_case *)c;
+    const struct kv_layout *layout = &((const struct cache_case *)c)->pages->layout;
     const int64_t *v = c->v;
     struct guarded *g = cache_of(c);
     unsigned char *token = some_token(c), *planted = NULL;
     switch (fault) {
     case FAULT_CACHE_VALUE: planted = token; break;
     case FAULT_CACHE_SCALE:
-        if (token && k->pages.layout.scale == KV_SCALE_F32)
-            planted = token + k->pages.layout.scale_offset + 3;
+        if (token && layout->scale == KV_SCALE_F32) planted = token + layout->scale_offset + 3;
         break;
     case FAULT_CACHE_GAP:
         if (v[C_CACHE] == CACHE_PADDED)
@@ -345,7 +337,7 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
     if (fault != FAULT_CACHE_SLOT || v[C_TOKENS] < 2 || v[C_SLOTS] != SLOTS_DISTINCT ||
         v[C_VALUES] != VALUES_NORMAL)
         return false;
-    int64_t *slot = guarded_at(slots_of(c), 0, 0, 0, 0);
+    int64_t *slot = slots_of(c);
     const int64_t swapped[2] = {slot[1], slot[0]};
     return plant(patch, slot, swapped, sizeof swapped);
 }
@@ -380,23 +372,10 @@ static void compare_gathered(struct test_case *c, const struct run *run, struct 
     guarded_free(&theirs);
 }
 
-void cache_compare_bytes(const struct test_case *c, const struct run *run, struct tally *tally,
-                         const struct guarded *mine, const unsigned char *theirs)
-{
-    int64_t wrong = 0;
-    size_t first = 0;
-    for (size_t i = 0; i < mine->whole; i++)
-        if (mine->memory[i] != theirs[i] && !wrong++) first = i;
-    char what[200];
-    snprintf(what, sizeof what,
-             "%lld bytes of the cache and around it differ from the oracle's, the first is byte %lld: %#x, "
-             "not %#x",
-             (long long)wrong, (long long)first - GUARDED_FRONT, mine->memory[first], theirs[first]);
-    if (wrong) report(tally, run, c->name, what);
-}
-
+/* Returns false if append is to rotate a token by a position that does not exist. */
 static bool is_turned(const struct test_case *c, int64_t token)
 {
+    if (c->op != &cache_append || !c->v[C_TURN]) return true;
     const char *at = guarded_at(&c->tensor[APPEND(positions)], 0, 0, 0, 0);
     int64_t position;
     int32_t narrow;
@@ -405,29 +384,42 @@ static bool is_turned(const struct test_case *c, int64_t token)
     return position >= 0 && position < c->max_positions;
 }
 
-/* Compares every byte with the oracle's result on a copy of the original cache. A GPU skips tokens whose
- * slot or position does not exist; the oracle is a CPU kernel, which refuses them. */
-static void compare_cache(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
-                          struct oracle *oracle)
+void cache_compare(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
+                   struct oracle *oracle)
 {
     (void)inputs, (void)oracle;
-    const struct guarded *g = cache_of(c);
-    const int64_t slots = ((const struct cache_case *)c)->pages.slots,
-                  *given = guarded_at(slots_of(c), 0, 0, 0, 0);
+    const struct cache_case *k = (const struct cache_case *)c;
+    const int written = c->op->result[0];
+    const struct guarded *g = &c->tensor[written];
     unsigned char *theirs = must_alloc(g->whole);
-    int64_t *all = must_alloc((size_t)c->v[C_TOKENS] * sizeof *all);
+    int64_t *all = must_alloc(2 * (size_t)c->tokens * sizeof *all);
     union call_args args = c->args;
-    fmla_tensor cache = g->tensor, list = c->view[APPEND(slot_mapping)];
+    fmla_tensor cache = g->tensor, lists[2];
+    for (int i = 0; i < k->caches; i++) {
+        const struct made_pages *pages = &k->pages[i];
+        const int64_t *given = guarded_at(&c->tensor[pages->list], 0, 0, 0, 0);
+        int64_t *slots = all + i * c->tokens;
+        for (int64_t t = 0; t < c->tokens; t++)
+            slots[t] = given[t] < 0 || given[t] >= pages->slots || !is_turned(c, t) ? -1 : given[t];
+        lists[i] = c->view[pages->list], lists[i].data = slots, lists[i].byte_offset = 0;
+        set_tensor(c->op, &args, pages->list, &lists[i]);
+        set_tensor(c->op, &args, pages->cache, &c->tensor[pages->cache].tensor); /* the near copy */
+    }
     memcpy(theirs, g->initial, g->whole);
-    for (int64_t t = 0; t < c->v[C_TOKENS]; t++)
-        all[t] = given[t] < 0 || given[t] >= slots || (c->v[C_TURN] && !is_turned(c, t)) ? -1 : given[t];
     cache.data = theirs + GUARDED_FRONT;
-    list.data = all, list.byte_offset = 0;
-    args.cache_append.kv_cache = &cache, args.cache_append.slot_mapping = &list,
-    args.cache_append.kernel = "ref";
-    if (fmla_cache_append(&args.cache_append)) report(tally, run, c->name, fmla_last_error());
-    tally->rows += c->v[C_TOKENS];
-    cache_compare_bytes(c, run, tally, g, theirs);
+    set_tensor(c->op, &args, written, &cache), set_pointer(c->op, &args, "kernel", "ref");
+    if (op_functions[c->op->of].run(&args)) report(tally, run, c->name, fmla_last_error());
+    tally->rows += c->tokens;
+    int64_t wrong = 0;
+    size_t first = 0;
+    for (size_t i = 0; i < g->whole; i++)
+        if (g->memory[i] != theirs[i] && !wrong++) first = i;
+    char what[200];
+    snprintf(what, sizeof what,
+             "%lld bytes of the cache and around it differ from the oracle's, the first is byte %lld: %#x, "
+             "not %#x",
+             (long long)wrong, (long long)first - GUARDED_FRONT, g->memory[first], theirs[first]);
+    if (wrong) report(tally, run, c->name, what);
     free(theirs), free(all);
 }
 
@@ -477,14 +469,14 @@ static bool has(const struct run *run, const int64_t *v)
 
 static const struct maker append_maker = {.size = sizeof(struct cache_case),
                                           .make = make,
-                                          .compare = compare_cache},
+                                          .compare = cache_compare},
                           gather_maker = {
                               .size = sizeof(struct cache_case), .make = make, .compare = compare_gathered};
 
 #define CACHE_SUBJECT                                                                                        \
     .values = CACHE_AXES(AXIS_TEXT), .choose = choose,                                                       \
-    .grid = {.possible = possible, .counts = counts, .cost = cost, .dear = 5000}, .has = has, .more = more,  \
-    .plant_after = plant_after
+    .grid = {.possible = possible, .counts = cache_counts, .cost = cache_cost, .dear = 5000}, .has = has,    \
+    .more = more, .plant_after = plant_after
 
 struct subject cache_append = {CACHE_SUBJECT, .of = OP_CACHE_APPEND, .maker = &append_maker,
                                .faults = FAULT(CACHE_SLOT) | FAULT(CACHE_VALUE) | FAULT(CACHE_SCALE) |
