@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "draw.h"
+#include "stress.h"
 
 #include "../checkattn/axes.h"
 #include "../checkattn/decode_case.h"
