@@ -319,34 +319,19 @@ static void make_rules(struct sparse_case *s, const struct run *run, int32_t for
     }
 }
 
-const struct sparse_format sparse_formats[S_FORMATS] = {
-    [S_BF16] = {KV_BF16, 0, 576, false},
-    [S_BF16_512] = {KV_BF16, FMLA_KV_BF16, 512, false},
-    [S_FP8_656] = {KV_FP8_656, FMLA_KV_FP8_656, 576, false},
-    [S_FP8_584] = {KV_FP8_584, FMLA_KV_FP8_584, 512, false},
-    [S_FP16] = {KV_FP16, 0, 576, true},
-    [S_FP8_656_Q16] = {KV_FP8_656, FMLA_KV_FP8_656, 576, true},
-    [S_FP8_528] = {KV_FP8_528, FMLA_KV_FP8_528, 512, false},
-    [S_FP8_528_SPLIT] = {KV_FP8_528_SPLIT, FMLA_KV_FP8_528_SPLIT, 512, false},
-    [S_FP4_288] = {KV_FP4_288, FMLA_KV_FP4_288, 512, false},
-    [S_FP4_288_SPLIT] = {KV_FP4_288_SPLIT, FMLA_KV_FP4_288_SPLIT, 512, false},
-    [S_FP8_528_F32] = {KV_FP8_528_F32, FMLA_KV_FP8_528_F32, 512, false},
-    [S_FP4_288_Q16] = {KV_FP4_288, FMLA_KV_FP4_288, 512, true},
-};
+#define FORMAT_ROW(word, name, type, d_qk)                                                                   \
+    {(name) ? (enum kv_format)((name)-FMLA_KV_BF16) : KV_##type, name, d_qk, KV_##type == KV_FP16},
+const struct sparse_format sparse_formats[S_FORMATS] = {SPARSE_FORMATS(FORMAT_ROW)};
 
 enum kv_format sparse_extra_format(const int64_t *v)
 {
-    static const enum kv_format formats[S_EXTRA_FORMATS] = {
-        [S_EXTRA_656] = KV_FP8_656,         [S_EXTRA_584] = KV_FP8_584,
-        [S_EXTRA_528] = KV_FP8_528,         [S_EXTRA_528_SPLIT] = KV_FP8_528_SPLIT,
-        [S_EXTRA_288] = KV_FP4_288,         [S_EXTRA_288_SPLIT] = KV_FP4_288_SPLIT,
-        [S_EXTRA_528_F32] = KV_FP8_528_F32,
-    };
+    static const enum kv_format of_bytes[] = {KV_FP8_656, KV_FP8_584,       KV_FP8_528,    KV_FP8_528_SPLIT,
+                                              KV_FP4_288, KV_FP4_288_SPLIT, KV_FP8_528_F32};
     const struct sparse_format *first = &sparse_formats[v[S_FORMAT]];
     switch (v[S_EXTRA_FORMAT]) {
     case S_EXTRA_SAME: return first->format;
     case S_EXTRA_HALF: return first->fp16 ? KV_FP16 : KV_BF16;
-    default: return formats[v[S_EXTRA_FORMAT]];
+    default: return of_bytes[v[S_EXTRA_FORMAT] - S_EXTRA_BYTES];
     }
 }
 
@@ -385,21 +370,19 @@ static void make_decode(struct test_case *c, const struct run *run)
     c->large_apart = true;
 }
 
+const int32_t prefill_formats[PREFILL_SOURCES] = {0,
+                                                  FMLA_KV_BF16,
+                                                  FMLA_KV_FP8_656,
+                                                  FMLA_KV_FP8_584,
+                                                  FMLA_KV_BF16,
+                                                  FMLA_KV_FP8_528,
+                                                  FMLA_KV_FP8_528_SPLIT,
+                                                  FMLA_KV_FP4_288,
+                                                  FMLA_KV_FP4_288_SPLIT,
+                                                  FMLA_KV_FP8_528_F32};
+
 static void make_prefill(struct test_case *c, const struct run *run)
 {
-    static const enum kv_format formats[PREFILL_SOURCES] = {
-        KV_BF16,    KV_BF16,          KV_FP8_656, KV_FP8_584,       KV_BF16,
-        KV_FP8_528, KV_FP8_528_SPLIT, KV_FP4_288, KV_FP4_288_SPLIT, KV_FP8_528_F32};
-    static const int32_t names[PREFILL_SOURCES] = {0,
-                                                   FMLA_KV_BF16,
-                                                   FMLA_KV_FP8_656,
-                                                   FMLA_KV_FP8_584,
-                                                   FMLA_KV_BF16,
-                                                   FMLA_KV_FP8_528,
-                                                   FMLA_KV_FP8_528_SPLIT,
-                                                   FMLA_KV_FP4_288,
-                                                   FMLA_KV_FP4_288_SPLIT,
-                                                   FMLA_KV_FP8_528_F32};
     struct sparse_case *s = (struct sparse_case *)c;
     const int64_t *v = c->v, source = v[PREFILL_SOURCE], results = v[PREFILL_RESULTS];
     const enum layout layout = near_layout(v[PREFILL_LAYOUT]);
@@ -416,7 +399,7 @@ static void make_prefill(struct test_case *c, const struct run *run)
     make_q(s, false);
     axis_shape_take(v[PREFILL_SHAPE], prefill_shapes[0], 2, shape);
     shape[2] = v[PREFILL_PAGE];
-    make_pool(s, 0, PREFILL(kv), formats[source], shape, v[PREFILL_LENGTHS],
+    make_pool(s, 0, PREFILL(kv), cache_formats[prefill_formats[source]].format, shape, v[PREFILL_LENGTHS],
               source == PREFILL_FLAT && layout != LAYOUT_ODD                          ? LAYOUT_CONTIGUOUS
               : source == PREFILL_FLAT_GAPS && v[PREFILL_LAYOUT] == LAYOUT_CONTIGUOUS ? LAYOUT_PADDED
                                                                                       : layout);
@@ -424,7 +407,7 @@ static void make_prefill(struct test_case *c, const struct run *run)
      * almost 0, in proportion. */
     struct tolerance row = tolerance_prefill_lse;
     row.abs = fmax(row.abs, tolerance_prefill_lse.abs * (double)*scale / 0.5);
-    make_rules(s, run, names[source], v[PREFILL_SINK], &tolerance_sparse_prefill_out, &row);
+    make_rules(s, run, prefill_formats[source], v[PREFILL_SINK], &tolerance_sparse_prefill_out, &row);
 }
 
 /* ---- Plans ----------------------------------------------------------------------------------- */
@@ -521,15 +504,8 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
  * with four heads each, from all tiles of heads: at least 64 rows. */
 static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
-    enum {
-        DRAWN_ROWS = 16,
-        ROLES = 4,
-        HEADS = 4,
-        SMALL = 60000,
-        EXTREME = 600000,
-        KINDS = 16,
-        MOST_LISTS = 1024
-    };
+    enum { DRAWN_TOKENS = 16, ROLES = 4, HEADS = 4, KINDS = 16, MOST_LISTS = 1024 };
+    enum { SMALL = 60000, EXTREME = 600000 };
     const struct sparse_case *s = (const struct sparse_case *)c;
     const struct sparse_pool *pool = s->pool;
     const bool extreme = s->inputs == PREFILL_EXTREME;
@@ -549,7 +525,7 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
     }
     for (int64_t t = 1; extreme && t < last && t < KINDS; t++)
         rows[count++] = (struct rows){0, t, random_between(&c->random, 0, step - 1), step, heads};
-    for (int64_t i = 0; i < DRAWN_ROWS * HEADS / heads; i++) {
+    for (int64_t i = 0; i < DRAWN_TOKENS * HEADS / heads; i++) {
         const int64_t first = random_between(&c->random, 0, (s->prefill ? c->h_kv : c->b) - 1),
                       second = random_between(&c->random, 0, s->prefill ? step - 1 : last),
                       third = random_between(&c->random, 0, s->prefill ? last : step - 1);

@@ -107,8 +107,8 @@ static void draw_prefill(struct random_state *random, int64_t *v)
         topk = size_of(random, 641);
     } while (v[PREFILL_SQ] * v[PREFILL_HQ] * (topk + 1) > MOST_WORK);
     v[PREFILL_SHAPE] = axis_shape(size_of(random, 1025), topk, 0);
-    if (!flat && v[PREFILL_SOURCE] != PREFILL_PAGES)
-        v[PREFILL_DQK] = v[PREFILL_SOURCE] == PREFILL_FP8_656 ? 576 : 512;
+    if (prefill_has_codes(v[PREFILL_SOURCE]))
+        v[PREFILL_DQK] = cache_formats[prefill_formats[v[PREFILL_SOURCE]]].d_qk;
     v[PREFILL_PAGE] = page_of(random);
     v[PREFILL_INPUTS] = ONE_OF(random, S_NORMAL, S_SPIKED, S_STEEP, S_BEYOND, PREFILL_EXTREME);
     /* As in the grid: with few keys of values ±1 some sums are almost 0, and tolerances do not cover
