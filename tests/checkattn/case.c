@@ -226,11 +226,11 @@ void *row_in(const struct test_case *c, const struct guarded *g, int i, int64_t 
 {
     const struct form form = form_of(c->op->tensor[i], c->flat);
     int64_t at[MAX_DIMENSIONS] = {0};
-    for (int d = 0; d < form.rank; d++)
-        at[d] = form.dimensions[d] == DIM_b                                           ? request
-                : form.dimensions[d] == DIM_s_q || form.dimensions[d] == DIM_tokens_q ? token
-                : form.dimensions[d] == DIM_h_q                                       ? head
-                                                                                      : 0;
+    for (int d = 0; d < form.rank; d++) {
+        const enum dimension dim = form.dimensions[d];
+        const bool tokens = dim == DIM_s_q || dim == DIM_tokens_q || dim == DIM_s_k || dim == DIM_tokens_k;
+        at[d] = dim == DIM_b ? request : tokens ? token : dim == DIM_h_q || dim == DIM_h_kv ? head : 0;
+    }
     return guarded_at(g, at[0], at[1], at[2], at[3]);
 }
 

@@ -151,8 +151,9 @@ struct maker {
     /* Chooses the rows to compare, all of a small case and some of a large one, and returns their number.
      * NULL: all, whole tokens. */
     int64_t (*choose_rows)(struct test_case *c, struct rows *rows);
-    /* Completes the oracle's view of such rows after view_rows. NULL: nothing to do. */
-    void (*narrow)(const struct test_case *c, const struct rows *rows, struct view *view);
+    /* Completes the oracle's view of such rows after view_rows, over `change` keys more than they see; returns
+     * false if there are not so many, or none. NULL: nothing to do. */
+    bool (*narrow)(const struct test_case *c, const struct rows *rows, int64_t change, struct view *view);
     /* Returns the number of keys that a row sees. */
     int64_t (*seen)(const struct test_case *c, int64_t request, int64_t token, int64_t head);
     /* Adds the keys of a row. NULL: results of this operation have no bound of their own. */
@@ -299,7 +300,8 @@ bool case_results_same(const struct test_case *c, const unsigned char *copy);
 void case_results_reset(struct test_case *c);
 void case_results_intact(const struct test_case *c, const struct run *run, struct tally *tally);
 
-/* Return the address of a row of tensor i, in the case's memory or in other memory of the same dimensions. */
+/* Return the address of a row of tensor i, in the case's memory or in other memory of the same dimensions. In
+ * keys of dense MHA, token and head are those of a key. */
 void *case_row(const struct test_case *c, int i, int64_t request, int64_t token, int64_t head);
 void *row_in(const struct test_case *c, const struct guarded *guarded, int i, int64_t request, int64_t token,
              int64_t head);
@@ -385,6 +387,15 @@ static inline double case_cost_of_rows(double rows, double of_workspace)
 
 /* Sets all rows of a case, `heads` heads together, and returns their number. */
 int64_t all_rows(const struct test_case *c, struct rows *rows, int64_t heads);
+
+/* Of a large case of dense attention, CHOSEN_ROWS rows are compared; the last DRAWN_ROWS of them are random. */
+enum { CHOSEN_ROWS = 84, DRAWN_ROWS = 64 };
+bool all_are_compared(const struct test_case *c, int64_t keys);
+int64_t draw_rows(struct test_case *c, struct rows *rows, int64_t count); /* from `count` on */
+
+/* Recomputes a row over a key fewer or, if causal, more than it sees: the output of a kernel that drops a key
+ * or has a wrong mask. */
+bool plant_key(struct test_case *c, enum defect fault);
 
 /* Compares the results with the oracle. `inputs` is the hash of the inputs. */
 void compare_oracle(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,

@@ -17,8 +17,9 @@ static size_t row_bytes(const struct test_case *c)
     return (size_t)c->d_v * (c->tensor[c->op->result[0]].tensor.dtype.bits / 8);
 }
 
-static fmla_status rows_by_oracle(const struct test_case *c, const struct rows *rows, void *out,
-                                  float *const values[RESULTS])
+/* Computes rows over `change` keys more than they see. */
+static fmla_status rows_by_oracle(const struct test_case *c, const struct rows *rows, int64_t change,
+                                  void *out, float *const values[RESULTS])
 {
     const struct subject *op = c->op;
     fmla_tensor results[RESULTS];
@@ -37,7 +38,7 @@ static fmla_status rows_by_oracle(const struct test_case *c, const struct rows *
         set_tensor(op, &view.args, op->result[k], &results[k]);
     }
     view_rows(c, &view, rows);
-    if (op->maker->narrow) op->maker->narrow(c, rows, &view);
+    if (op->maker->narrow && !op->maker->narrow(c, rows, change, &view)) return FMLA_INVALID_ARGUMENT;
     set_pointer(op, &view.args, "kernel", "ref");
     return call_on_host(op, &view.args, -1);
 }
@@ -55,7 +56,7 @@ static void oracle_task(void *data, int64_t i, int32_t worker)
     float *values[RESULTS] = {NULL};
     (void)worker;
     for (int k = 1; k < t->c->op->results; k++) values[k] = o->values[k] + o->first[i];
-    if (rows_by_oracle(t->c, &o->rows[i], o->out + (size_t)o->first[i] * row_bytes(t->c), values) != FMLA_OK)
+    if (rows_by_oracle(t->c, &o->rows[i], 0, o->out + (size_t)o->first[i] * row_bytes(t->c), values))
         atomic_fetch_add(&t->failures, 1);
 }
 
@@ -73,6 +74,37 @@ int64_t all_rows(const struct test_case *c, struct rows *rows, int64_t heads)
     for (int64_t i = 0; i < count; i++)
         rows[i] = (struct rows){i / of_token / c->s_q, i / of_token % c->s_q, i % of_token * heads, 1, heads};
     return count;
+}
+
+bool all_are_compared(const struct test_case *c, int64_t keys)
+{
+    enum { SMALL = 40000 };
+    const int64_t all = c->b * c->s_q * c->h_q;
+    return all <= CHOSEN_ROWS || (all * keys <= SMALL && all <= MOST_ROWS);
+}
+
+int64_t draw_rows(struct test_case *c, struct rows *rows, int64_t count)
+{
+    for (; count < CHOSEN_ROWS; count++) {
+        const int64_t r = random_between(&c->random, 0, c->b - 1),
+                      j = random_between(&c->random, 0, c->s_q - 1);
+        rows[count] = (struct rows){r, j, random_between(&c->random, 0, c->h_q - 1), 1, 1};
+    }
+    return count;
+}
+
+bool plant_key(struct test_case *c, enum defect fault)
+{
+    const bool causal = *(const int32_t *)op_option(c->op->of, &c->args, "causal") != 0;
+    const int64_t change = fault == FAULT_DROPPED_KEY ? -1 : fault == FAULT_MASK && causal;
+    for (int64_t i = 0; change && i < c->b * c->s_q; i++) {
+        const struct rows row = {i / c->s_q, i % c->s_q, 0, 1, 1};
+        float *values[RESULTS] = {NULL, case_row(c, c->op->result[1], row.request, row.token, 0)};
+        if (!rows_by_oracle(c, &row, change, case_row(c, c->op->result[0], row.request, row.token, 0),
+                            values))
+            return true;
+    }
+    return false;
 }
 
 /* Rows are chosen again, because the choice draws from the case's random state; results for the same rows

@@ -323,17 +323,12 @@ static bool plan_lengths(struct test_case *c, int k, bool stale, int32_t *length
     return !k;
 }
 
-int64_t decode_seen_by(const struct test_case *c, int64_t request, int64_t token)
-{
-    const int64_t length = ((const struct decode_case *)c)->length[request];
-    const int64_t seen = c->v[A_CAUSAL] ? length - c->s_q + token + 1 : length;
-    return seen < 0 ? 0 : seen;
-}
-
 static int64_t seen(const struct test_case *c, int64_t request, int64_t token, int64_t head)
 {
+    const int64_t length = ((const struct decode_case *)c)->length[request];
+    const int64_t keys = c->v[A_CAUSAL] ? length - c->s_q + token + 1 : length;
     (void)head;
-    return decode_seen_by(c, request, token);
+    return keys < 0 ? 0 : keys;
 }
 
 /* A contiguous cache has requests from `first` on in place of pages. */
@@ -344,17 +339,14 @@ static void narrow_cache(const struct test_case *c, struct view *v, int64_t firs
 }
 
 /* Makes a row a separate problem over the first keys of its request, without a mask. */
-void decode_narrow_to(const struct test_case *c, const struct rows *rows, int64_t seen, struct view *v)
+static bool narrow(const struct test_case *c, const struct rows *rows, int64_t change, struct view *v)
 {
+    const int64_t keys = seen(c, rows->request, rows->token, 0) + change;
     narrow_cache(c, v, rows->request);
-    v->count[0] = (int32_t)seen;
+    v->count[0] = (int32_t)keys;
     v->tensor[DENSE(seqlens)].data = v->count, v->tensor[DENSE(seqlens)].byte_offset = 0;
     v->args.dense_decode.causal = 0, v->args.dense_decode.batch_invariant = 0;
-}
-
-static void narrow(const struct test_case *c, const struct rows *rows, struct view *v)
-{
-    decode_narrow_to(c, rows, decode_seen_by(c, rows->request, rows->token), v);
+    return !change || (keys > 0 && keys <= ((const struct decode_case *)c)->length[rows->request]);
 }
 
 static void magnitude_of(const struct test_case *c, int64_t request, int64_t token, int64_t head,
@@ -373,7 +365,7 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
         query_quantise(quantised, row, query_quantised(d->pool.format), (int32_t)c->d_qk);
     for (int64_t i = 0; i < c->d_qk; i++)
         values[i] = c->v[A_PRODUCTS] ? num_from_bf16(quantised[i]) : (float)guarded_value(q, row + i);
-    for (int64_t t = 0; t < decode_seen_by(c, request, token); t++) {
+    for (int64_t t = 0; t < seen(c, request, token, head); t++) {
         sparse_pool_values(&d->pool, key_at(d, request, t, head / (c->h_q / c->h_kv)),
                            decode_slot(d, request, t), key);
         magnitude_add(magnitude, scale, values, key, c->d_qk, key, c->d_v);
@@ -430,20 +422,19 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
  * computes heads with the same keys together. */
 static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
-    enum { CHOSEN = 84, DRAWN_ROWS = 64, SMALL = 40000, FEW = 16 };
+    enum { FEW = 16 };
     const struct decode_case *d = (const struct decode_case *)c;
-    const int64_t all = c->b * c->s_q * c->h_q, group = c->h_q / c->h_kv, sets = c->b * c->s_q * c->h_kv;
-    const bool whole = all <= CHOSEN || (all * d->s_k <= SMALL && all <= MOST_ROWS);
+    const int64_t group = c->h_q / c->h_kv, sets = c->b * c->s_q * c->h_kv;
     int64_t count = 0;
-    if (whole) return all_rows(c, rows, group);
+    if (all_are_compared(c, d->s_k)) return all_rows(c, rows, group);
     rows[count++] = (struct rows){0, 0, 0, 1, 1};
     rows[count++] = (struct rows){c->b - 1, c->s_q - 1, c->h_q - 1, 1, 1};
     rows[count++] = (struct rows){0, c->s_q - 1, group - 1, 1, 1}; /* last row of a key head */
     rows[count++] = (struct rows){c->b - 1, 0, c->h_q - group, 1, 1};
-    for (int64_t r = 0; r < c->b && count < CHOSEN - DRAWN_ROWS; r++)
+    for (int64_t r = 0; r < c->b && count < CHOSEN_ROWS - DRAWN_ROWS; r++)
         if (d->length[r] < c->s_q + 1) rows[count++] = (struct rows){r, (c->s_q - 1) / 2, 0, 1, 1};
     if (sets <= FEW) {
-        const int64_t most = (CHOSEN + sets - 1) / sets, heads = group < most ? group : most,
+        const int64_t most = (CHOSEN_ROWS + sets - 1) / sets, heads = group < most ? group : most,
                       step = group / heads;
         for (int64_t i = 0; i < sets; i++) {
             const int64_t first = random_between(&c->random, 0, group - 1 - (heads - 1) * step);
@@ -452,12 +443,7 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
         }
         return count;
     }
-    while (count < CHOSEN) {
-        const int64_t r = random_between(&c->random, 0, c->b - 1),
-                      j = random_between(&c->random, 0, c->s_q - 1);
-        rows[count++] = (struct rows){r, j, random_between(&c->random, 0, c->h_q - 1), 1, 1};
-    }
-    return count;
+    return draw_rows(c, rows, count);
 }
 
 const struct maker decode_maker = {ROWS_BY_NAME, .size = sizeof(struct decode_case), .draw = draw,

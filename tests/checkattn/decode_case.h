@@ -64,9 +64,4 @@ extern const struct maker decode_maker;
 /* Returns the slot of a key. */
 int64_t decode_slot(const struct decode_case *d, int64_t request, int64_t key);
 
-/* Return the number of keys that a row sees; make a view of the row as a separate problem over the first
- * keys of its request, without a mask. */
-int64_t decode_seen_by(const struct test_case *c, int64_t request, int64_t token);
-void decode_narrow_to(const struct test_case *c, const struct rows *rows, int64_t seen, struct view *v);
-
 #endif

@@ -180,36 +180,6 @@ static void choose(struct subject *op, const struct run *run)
 
 /* ---- Faults ----------------------------------------------------------------------------------- */
 
-/* Recomputes a row over `change` keys more or fewer than it sees: the output of a kernel with that defect. */
-static bool plant_row(struct test_case *c, int64_t change)
-{
-    const int64_t *length = ((const struct decode_case *)c)->length;
-    for (int64_t r = 0; r < c->b; r++)
-        for (int64_t j = 0; j < c->s_q; j++) {
-            const int64_t seen = decode_seen_by(c, r, j) + change;
-            const int64_t out_shape[] = {1, 1, 1, D_V}, one[] = {1, 1, 1};
-            const struct rows rows = {r, j, 0, 1, 1};
-            struct view v;
-            if (seen < 1 || seen > length[r]) continue;
-            fmla_tensor out = c->view[DENSE(out)], lse = c->view[DENSE(lse)];
-            view_make(c, &v, true), view_rows(c, &v, &rows);
-            decode_narrow_to(c, &rows, seen, &v);
-            out.data = case_row(c, DENSE(out), r, j, 0), lse.data = case_row(c, DENSE(lse), r, j, 0);
-            out.shape = out_shape, lse.shape = one;
-            out.byte_offset = lse.byte_offset = 0, out.strides = lse.strides = NULL;
-            v.args.dense_decode.out = &out, v.args.dense_decode.lse = &lse,
-            v.args.dense_decode.kernel = "ref";
-            return call_on_host(c->op, &v.args, 0xff) == FMLA_OK;
-        }
-    return false;
-}
-
-static bool plant_after(struct test_case *c, enum defect fault)
-{
-    if (fault == FAULT_DROPPED_KEY) return plant_row(c, -1);
-    return fault == FAULT_MASK && c->args.dense_decode.causal && plant_row(c, 1);
-}
-
 static bool plant_before(struct test_case *c, enum defect fault, struct patch *patch)
 {
     const struct decode_case *d = (const struct decode_case *)c;
@@ -381,7 +351,7 @@ struct subject dense_decode = {
     .cpu_faults = FAULT(WRONG_SCALE),
     .fault_case = fault_case,
     .plant_before = plant_before,
-    .plant_after = plant_after,
+    .plant_after = plant_key,
     .gpu = {.bases = {"", "d_qk 512", "cache fp8_576, products fp8"},
             .graph = "b 6, s_q 2, s_k 5000, h_q 16, page_size 64, causal 1, layout padded", /* most pages */
             .next = {"lengths varied", "lengths varied", "lengths varied"},

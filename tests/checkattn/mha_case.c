@@ -82,8 +82,7 @@ void mha_put_vector(struct test_case *c, int i, int64_t request, int64_t token, 
 {
     const bool fp16 = c->v[H_DTYPE] == 1;
     const int64_t width = i == MHA(q) || i == MHA(k) ? c->d_qk : c->d_v;
-    uint8_t *to = c->flat ? guarded_at(&c->tensor[i], token, head, 0, 0)
-                          : guarded_at(&c->tensor[i], request, token, head, 0);
+    uint8_t *to = case_row(c, i, request, token, head);
     const size_t bytes = (size_t)width * sizeof(uint16_t);
     memcpy(to, drawn[fp16] + random_between(&c->random, 0, DRAWN - width), bytes);
     if (spike) case_spike(to + bytes, fp16);
@@ -91,11 +90,10 @@ void mha_put_vector(struct test_case *c, int i, int64_t request, int64_t token, 
 
 static void spread_starts(struct test_case *c, int64_t *first, int64_t length)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
-    for (int64_t r = 0; r < m->requests; r++) {
-        const int64_t left = m->requests * length - first[r];
+    for (int64_t r = 0; r < c->v[H_B]; r++) {
+        const int64_t left = c->v[H_B] * length - first[r];
         int64_t own = length;
-        if (c->v[H_REQUESTS] == REQUESTS_CUT && r + 1 < m->requests)
+        if (c->v[H_REQUESTS] == REQUESTS_CUT && r + 1 < c->v[H_B])
             own = random_between(&c->random, 0, left < 2 * length ? left : 2 * length);
         else if (c->v[H_REQUESTS] == REQUESTS_CUT)
             own = left;
@@ -115,14 +113,13 @@ static int64_t draw_outside(struct test_case *c)
  * token remains in some request. */
 static void put_starts(struct test_case *c, int i, int64_t *first)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
     const bool hostile = c->v[H_REQUESTS] == REQUESTS_HOSTILE;
     case_tensor(c, i, LAYOUT_CONTIGUOUS, true);
-    for (int64_t r = 0; r <= m->requests; r++) {
+    for (int64_t r = 0; r <= c->v[H_B]; r++) {
         int64_t start = first[r];
         if (hostile && !r) start = -7;
-        if (hostile && r == m->requests) start = INT32_MAX;
-        if (hostile && r % 3 == 2 && r < m->requests) start = -1, first[r] = first[r - 1];
+        if (hostile && r == c->v[H_B]) start = INT32_MAX;
+        if (hostile && r % 3 == 2 && r < c->v[H_B]) start = -1, first[r] = first[r - 1];
         *(int32_t *)guarded_at(&c->tensor[i], r, 0, 0, 0) = (int32_t)start;
     }
 }
@@ -136,9 +133,8 @@ static bool is_border(const struct test_case *c, int64_t key, int64_t length)
 
 static void fill_request(struct test_case *c, int64_t r)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
-    const int64_t length = m->first_k[r + 1] - m->first_k[r], queries = m->first_q[r + 1] - m->first_q[r];
-    const int64_t first_q = c->flat ? m->first_q[r] : 0, first_k = c->flat ? m->first_k[r] : 0;
+    const int64_t length = mha_length(c, true, r), queries = mha_length(c, false, r);
+    const int64_t first_q = mha_begin(c, false, r), first_k = mha_begin(c, true, r);
     const uint16_t nan = 0x7fff; /* NaN in both types; differs from the fill of outputs */
     for (int64_t t = 0; t < queries; t++)
         for (int64_t h = 0; h < c->h_q; h++)
@@ -149,9 +145,8 @@ static void fill_request(struct test_case *c, int64_t r)
             mha_put_vector(c, MHA(v), r, first_k + t, h, false);
             if (c->v[H_INPUTS] != INPUTS_NAN_ENDS || !c->v[H_CAUSAL] || queries < 2 || t + 1 < length)
                 continue;
-            const int64_t at[] = {c->flat ? first_k + t : r, c->flat ? h : t, c->flat ? 0 : h};
-            uint16_t *key = guarded_at(&c->tensor[MHA(k)], at[0], at[1], at[2], 0),
-                     *value = guarded_at(&c->tensor[MHA(v)], at[0], at[1], at[2], 0);
+            uint16_t *key = case_row(c, MHA(k), r, first_k + t, h),
+                     *value = case_row(c, MHA(v), r, first_k + t, h);
             for (int64_t d = 0; d < c->d_qk; d++) key[d] = nan;
             for (int64_t d = 0; d < c->d_v; d++) value[d] = nan;
         }
@@ -182,24 +177,24 @@ void mha_make(struct test_case *c)
     c->h_q = heads[0], c->h_kv = heads[1];
     c->d_qk = sizes_of[v[H_SIZES]][0], c->d_v = sizes_of[v[H_SIZES]][1];
     c->dtype = v[H_DTYPE] ? dtype_fp16 : dtype_bf16, c->flat = v[H_REQUESTS] != REQUESTS_APART;
-    m->requests = v[H_B], c->s_q = shape[0], c->s_k = shape[1];
-    m->first_q = c->owned[0] = calloc((size_t)m->requests + 1, sizeof *m->first_q);
-    m->first_k = c->owned[1] = calloc((size_t)m->requests + 1, sizeof *m->first_k);
-    if (!m->first_q || !m->first_k) exit(1);
-    m->first_q[0] = draw_outside(c), m->first_k[0] = draw_outside(c);
-    spread_starts(c, m->first_q, shape[0]), spread_starts(c, m->first_k, shape[1]);
+    c->s_q = shape[0], c->s_k = shape[1];
+    for (int k = 0; k < 2; k++) {
+        m->first[k] = c->owned[k] = must_alloc(((size_t)v[H_B] + 1) * sizeof *m->first[k]);
+        m->first[k][0] = draw_outside(c);
+    }
+    for (int k = 0; k < 2; k++) spread_starts(c, m->first[k], shape[k]);
     if (c->flat) {
-        c->b = 1, c->splits = m->requests + 1;
-        c->s_q = c->tokens_q = m->first_q[m->requests] + draw_outside(c);
-        c->tokens_k = m->first_k[m->requests] + draw_outside(c);
-        put_starts(c, MHA(cu_seqlens_q), m->first_q), put_starts(c, MHA(cu_seqlens_k), m->first_k);
+        c->b = 1, c->splits = c->v[H_B] + 1;
+        c->s_q = c->tokens_q = m->first[0][c->v[H_B]] + draw_outside(c);
+        c->tokens_k = m->first[1][c->v[H_B]] + draw_outside(c);
+        for (int k = 0; k < 2; k++) put_starts(c, MHA(cu_seqlens_q) + k, m->first[k]);
         const bool known = v[H_REQUESTS] == REQUESTS_RAGGED;
         *(int64_t *)op_option(c->op->of, &c->args, "max_s_q") = known ? shape[0] : 0;
         *(int64_t *)op_option(c->op->of, &c->args, "max_s_k") = known ? shape[1] : 0;
     }
     case_tensor(c, MHA(q), layout, true), case_tensor(c, MHA(k), layout, true);
     case_tensor(c, MHA(v), layout, true);
-    for (int64_t r = 0; r < m->requests; r++) fill_request(c, r);
+    for (int64_t r = 0; r < c->v[H_B]; r++) fill_request(c, r);
     *(float *)op_option(c->op->of, &c->args, "softmax_scale") = v[H_INPUTS] == INPUTS_SPIKED ? 0.5f
                                                                 : v[H_INPUTS] == INPUTS_STEEP
                                                                     ? 300.0f
@@ -209,24 +204,18 @@ void mha_make(struct test_case *c)
 
 /* ---- Rows of it ------------------------------------------------------------------------------- */
 
-struct mha_place mha_place_of(const struct test_case *c, int64_t request, int64_t token)
+int64_t mha_request_of(const struct test_case *c, int64_t request, int64_t token)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
-    struct mha_place at = {.request = request};
-    while (c->flat && token >= m->first_q[at.request + 1]) at.request++;
-    const int64_t tokens = m->first_q[at.request + 1] - m->first_q[at.request];
-    const int64_t own = c->flat ? token - m->first_q[at.request] : token;
-    at.first_key = c->flat ? m->first_k[at.request] : 0;
-    at.length = m->first_k[at.request + 1] - m->first_k[at.request];
-    at.seen = c->v[H_CAUSAL] ? at.length - tokens + own + 1 : at.length;
-    if (at.seen < 0) at.seen = 0;
-    return at;
+    while (c->flat && token >= ((const struct mha_case *)c)->first[0][request + 1]) request++;
+    return request;
 }
 
 int64_t mha_seen(const struct test_case *c, int64_t request, int64_t token, int64_t head)
 {
+    const int64_t r = mha_request_of(c, request, token), length = mha_length(c, true, r);
+    const int64_t seen = length - mha_length(c, false, r) + token - mha_begin(c, false, r) + 1;
     (void)head;
-    return mha_place_of(c, request, token).seen;
+    return !c->v[H_CAUSAL] ? length : seen < 0 ? 0 : seen;
 }
 
 void mha_set_apart(struct view *view, int i)
@@ -235,10 +224,4 @@ void mha_set_apart(struct view *view, int i)
     memmove(view->shape[i] + 1, view->shape[i], rank * sizeof *view->shape[i]);
     memmove(view->strides[i] + 1, view->strides[i], rank * sizeof *view->strides[i]);
     view->shape[i][0] = 1;
-}
-
-const uint16_t *mha_row_of(const struct test_case *c, int i, int64_t request, int64_t token, int64_t head)
-{
-    const struct guarded *g = &c->tensor[i];
-    return c->flat ? guarded_at(g, token, head, 0, 0) : guarded_at(g, request, token, head, 0);
 }
