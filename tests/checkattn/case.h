@@ -269,9 +269,14 @@ void case_spike(uint8_t *end, bool fp16);
  * and those of a special key with all queries. */
 void case_infinite(uint8_t *end, bool fp16, bool of_key, bool special);
 
-/* Makes the case's plan and sets its argument. On a GPU the device makes it too, and *same says whether
- * all plans, in one buffer and as tables, have the same bits. */
-fmla_status case_plan(struct test_case *c, bool *same);
+/* Makes the case's plan, in one buffer and as tables, and sets its argument. On a GPU the device makes both too.
+ * Returns what is wrong, for example that two of them have other bits; NULL: nothing. */
+const char *case_plan(struct test_case *c);
+
+/* Makes a plan and its tables on the device, from lengths there (without memory: none), and returns how they
+ * differ from the host's plan; NULL: they do not. */
+const char *plan_differs(const struct plan_call *call, struct guarded lengths[2], const void *plan,
+                         size_t bytes);
 
 /* Changes the arguments to make the plan from host memory: without lengths it would be a plan in the
  * target's memory, so it gets the lengths of full lists, in *full (guarded_free). */

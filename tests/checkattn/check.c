@@ -139,10 +139,13 @@ static void run_and_compare(struct test_case *c, const struct run *run, struct t
     const struct subject *op = c->op;
     const char *kernel = "";
     struct patch patch = {0};
-    bool same_plan = true, planted = false;
+    bool planted = false;
     fmla_status status = FMLA_OK;
-    if (op->tables && c->v[op->plan]) status = case_plan(c, &same_plan);
-    if (!same_plan) report(tally, run, c->name, "plans of the same lengths have different bits");
+    const char *wrong = op->tables && c->v[op->plan] ? case_plan(c) : NULL;
+    if (wrong) {
+        report(tally, run, c->name, wrong);
+        return;
+    }
     if (run->fault != FAULT_NONE && op->plant_before) planted = op->plant_before(c, run->fault, &patch);
     case_to_device(c, NULL);
     if (case_kernel(c, &kernel) || (!run->by_default && strcmp(kernel, run->kernel) != 0))

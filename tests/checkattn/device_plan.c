@@ -52,83 +52,89 @@ static int32_t length_of(const struct plan_case *c, int64_t request, struct rand
     }
 }
 
-/* Checks the plan's tables made separately on the device; `args` are those of the plan there. */
-static void check_tables(const struct run *run, struct plan_call args, const unsigned char *plan,
-                         const char *name, struct tally *tally)
+/* Makes the plan's tables separately on the device; `args` are those of the plan there. */
+static const char *tables_differ(struct plan_call args, const void *plan)
 {
     fmla_plan_view view = FMLA_INIT(fmla_plan_view);
     int32_t count = 0;
     if (fmla_plan_describe(plan, args.plan_size, &view) || plan_call_partitions(&args, &count) ||
-        count != view.num_partitions) {
-        report(tally, run, name, "the number of partitions is another than the plan's");
-        return;
-    }
+        count != view.num_partitions)
+        return "the number of partitions is another than the plan's";
     struct device_tables t;
+    const char *wrong = NULL;
     device_tables_make(&t, count, args.b, 0xff);
     args.plan = NULL, args.plan_size = 0, args.partitions = &t.tensor[0], args.num_splits = &t.tensor[1];
-    if (plan_call_run(&args)) report(tally, run, name, fmla_last_error());
+    if (plan_call_run(&args)) wrong = fmla_last_error();
     device_wait(args.stream);
-    if (!device_scratch_is(&t.rows, view.partitions) || !device_scratch_is(&t.splits, view.num_splits))
-        report(tally, run, name, "the tables have other bits than those of the plan");
     if (!device_scratch_intact(&t.rows) || !device_scratch_intact(&t.splits))
-        report(tally, run, name, "bytes behind the tables were written");
+        wrong = "bytes behind the tables were written";
+    if (!wrong &&
+        (!device_scratch_is(&t.rows, view.partitions) || !device_scratch_is(&t.splits, view.num_splits)))
+        wrong = "the tables have other bits than those of the plan";
     device_scratch_free(&t.rows), device_scratch_free(&t.splits);
+    return wrong;
 }
 
-/* Makes both plans of the lengths and frees the lengths; leaves the host's plan in *plan (freed by the
- * caller), NULL if something was refused. */
-static void run_call(const struct run *run, const struct plan_call *call, struct guarded lengths[2],
-                     const char *name, struct tally *tally, unsigned char **plan, size_t *bytes)
+/* The plan is made with different previous contents, also on the default stream. */
+const char *plan_differs(const struct plan_call *call, struct guarded lengths[2], const void *plan,
+                         size_t bytes)
 {
-    struct plan_call host = *call, device = *call;
+    struct plan_call device = *call;
     struct device_blocks blocks = {0};
     struct device_scratch scratch;
-    struct guarded full = {0};
     fmla_tensor there[2];
-    fmla_status status;
-    tally->cases++;
+    const char *wrong = NULL;
     for (int k = 0; k < 2; k++) {
         if (!lengths[k].memory) continue;
         device_add_guarded(&blocks, &lengths[k]);
-        *plan_call_length(&host, k) = &lengths[k].tensor;
         *plan_call_length(&device, k) = device_tensor(&blocks, &lengths[k].tensor, &there[k]);
     }
-    case_plan_on_host(&host, &full);
-    *bytes = 0;
-    status = plan_call_size(&host, bytes);
-    *plan = host.plan = aligned_alloc(64, (*bytes + 127) / 64 * 64);
-    host.plan_size = *bytes;
-    if (!status) status = plan_call_run(&host);
-    if (status) report(tally, run, name, fmla_last_error());
-
-    device_scratch_make(&scratch, *bytes, 0xff);
-    device.stream = device_stream_open(), device.plan = scratch.memory;
-    if (!status && (plan_call_size(&device, &device.plan_size) || device.plan_size != *bytes))
-        report(tally, run, name, "a plan on the device has another size than on the host");
-    device.plan_size = *bytes;
-    for (int fill = 0xff; !status && fill >= 0; fill -= 0xff) { /* with different previous contents */
+    device_scratch_make(&scratch, bytes, 0xff);
+    void *stream = device_stream_open();
+    device.plan = scratch.memory, device.plan_size = bytes - 1;
+    if (device_stress && plan_call_run(&device) != FMLA_BUFFER_TOO_SMALL)
+        device_stress->wrong("memory for a plan that is too short by a byte was taken");
+    if (plan_call_size(&device, &device.plan_size) || device.plan_size != bytes)
+        wrong = "a plan on the device has another size than on the host";
+    for (int fill = 0xff; !wrong && fill >= 0; fill -= 0xff) {
+        device.stream = fill ? stream : NULL;
         device_scratch_fill(&scratch, fill);
-        status = plan_call_run(&device);
-        if (status) {
-            report(tally, run, name, fmla_last_error());
-            break;
-        }
-        device_wait(device.stream);
-        if (!device_scratch_is(&scratch, *plan))
-            report(tally, run, name, "the device's plan has other bits than the host's");
+        if (plan_call_run(&device))
+            wrong = fmla_last_error();
+        else if (device_wait(device.stream), !device_scratch_is(&scratch, plan))
+            wrong = "the device's plan has other bits than the host's";
     }
-    if (!device_scratch_intact(&scratch)) report(tally, run, name, "bytes behind the plan were written");
-    if (!status) check_tables(run, device, *plan, name, tally);
-    tally->rows++;
-    gpu_stream_close(device.stream);
+    if (!device_scratch_intact(&scratch)) wrong = "bytes behind the plan were written";
+    device.stream = stream;
+    if (!wrong) wrong = tables_differ(device, plan);
+    gpu_stream_close(stream);
     device_scratch_free(&scratch);
     device_drop(&blocks, 0);
+    return wrong;
+}
+
+/* Makes both plans of the lengths and frees the lengths; leaves the host's plan in *plan, freed by the caller. */
+static void run_call(const struct run *run, const struct plan_call *call, struct guarded lengths[2],
+                     const char *name, struct tally *tally, void **plan, size_t *bytes)
+{
+    struct plan_call host = *call;
+    struct guarded full = {0};
+    tally->cases++;
+    for (int k = 0; k < 2; k++)
+        if (lengths[k].memory) *plan_call_length(&host, k) = &lengths[k].tensor;
+    case_plan_on_host(&host, &full);
+    const fmla_status status = plan_call_size(&host, &host.plan_size);
+    *bytes = host.plan_size, *plan = host.plan = must_alloc(*bytes);
+    const char *wrong =
+        status || plan_call_run(&host) ? fmla_last_error() : plan_differs(call, lengths, *plan, *bytes);
+    if (wrong) report(tally, run, name, wrong);
+    tally->rows++;
     for (int k = 0; k < 2; k++) guarded_free(&lengths[k]);
     guarded_free(&full);
 }
 
 static void run_case(const struct run *run, const struct plan_case *c, uint64_t seed, struct tally *tally,
-                     unsigned char **plan, size_t *bytes)
+                     void **plan, size_t *bytes)
 {
     const struct plan_call call = {.b = c->b,
                                    .s_q = c->s_q,
@@ -163,7 +169,7 @@ static void check_published(const struct run *run, struct tally *tally)
                      {75, {125, 0, 126, 2880, 0}}, {76, {126, 2880, 127, 4096, 1}}};
     const struct plan_case c = {
         .b = 128, .partitions = 78, .lengths = LENGTHS_SAME, .for_cpu = true, .s_q = 1, .h_q = 128};
-    unsigned char *plan;
+    void *plan;
     size_t bytes;
     run_case(run, &c, run->seed, tally, &plan, &bytes);
     fmla_plan_view view = FMLA_INIT(fmla_plan_view);
@@ -181,7 +187,7 @@ static void check_published(const struct run *run, struct tally *tally)
  * partitions. */
 static bool run_both(const struct run *run, struct plan_case *c, uint64_t seed, struct tally *tally)
 {
-    unsigned char *plan[2];
+    void *plan[2];
     size_t bytes[2];
     for (int i = 0; i < 2; i++) {
         c->for_cpu = i;
@@ -237,7 +243,7 @@ void check_sparse_plan(const struct run *run, struct tally *tally)
         struct random_state random = {run->seed * 17 + n};
         struct guarded lengths[2] = {0};
         char name[160];
-        unsigned char *plan;
+        void *plan;
         size_t bytes;
         snprintf(name, sizeof name, "b %lld, topk %lld%s, extra %lld%s, partitions %d", (long long)call.b,
                  (long long)call.topk, given & 1 ? " at most" : "", (long long)call.extra_topk,
