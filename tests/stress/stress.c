@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
  * stress: random calls of every operation, from several host threads at once, through the cases of checkattn.
- * Each call has its memory between guard pages (pages.h; on a GPU between canaries), is made with workspaces
+ * Each call has its memory between guard pages (device.h; on a GPU between canaries), is made with workspaces
  * that must be refused and twice with one of exactly the queried size, and is compared with the oracle.
  *
  * Call N of a seed does not depend on earlier calls, so a failed call can be repeated alone.
  */
 #include "stress.h"
-#include "../checkattn/pages.h"
 
 #include "pthread_loop.h"
 #include "timing.h"
@@ -162,7 +161,7 @@ static void make_call(int64_t call)
     const bool gpu = on_gpu(&run);
     draw_case(&random, operation, run.types, gpu, v);
     now.run = &run, now.tally = &tally;
-    pages_draw(random_u64(&random));
+    device_draw_pages(random_u64(&random));
     case_check(subjects[operation], &run, v, random_u64(&random), &tally, NULL);
     atomic_fetch_add(&stress.made, 1);
     atomic_fetch_add(&stress.of_operation[operation], 1);
