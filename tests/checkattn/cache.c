@@ -81,7 +81,7 @@ void cache_make_pages(struct test_case *c, int which, const struct cache_shape *
                       struct made_pages *made)
 {
     struct guarded *g = &c->tensor[made->cache = which];
-    const bool wide = is_16_bit(shape_of->format), written = c->op->tensor[which]->allowed & IS_OUTPUT;
+    const bool wide = is_16_bit(shape_of->format);
     const int64_t element = wide ? 2 : 1, kind = shape_of->kind, page_size = shape_of->page_size;
     made->layout = kv_layout_of((enum kv_format)(shape_of->format - 1), (int32_t)shape_of->d_qk);
     const int64_t pages = (c->tokens + c->tokens / 8 + page_size) / page_size + 1;
@@ -116,16 +116,10 @@ void cache_make_pages(struct test_case *c, int which, const struct cache_shape *
                        s % page_size * slot_stride + made->layout.scale_offset + 4 * i,
                    &scale, sizeof scale);
         }
-    if (written) guarded_keep(g);
+    if (is_result(c->op, which)) guarded_keep(g);
     c->view[which] = g->tensor;
     case_name(c, which);
-    if (kind != CACHE_FAR) return;
-    const size_t front = (size_t)1 << 31, between = front + 4096;
-    guarded_spread(g, pages, (size_t)(page_stride * element), front, between, written);
-    memcpy(made->far_strides, strides, sizeof strides);
-    made->far_strides[0] = (int64_t)between / element;
-    c->view[which].data = g->far + front, c->view[which].byte_offset = 0,
-    c->view[which].strides = made->far_strides;
+    if (kind == CACHE_FAR) case_spread(c, which, (size_t)1 << 31, ((size_t)1 << 31) + 4096);
 }
 
 static float hostile(struct random_state *random)
@@ -134,8 +128,8 @@ static float hostile(struct random_state *random)
                                     0x00000000, 0x80000000, 0x00000001, 0x807fffff, 0x7f7fffff, 0xff7f0000,
                                     0x477ff000, 0x477fefff, 0x33000000, 0x33000001, 0x38800000, 0x387fffff,
                                     0x43e80000, 0xc3e80001, 0x43e00000, 0x3f600000, 0x3f600001, 0x3a800000};
-    const int64_t which = random_between(random, 0, 3 * (int64_t)(sizeof bits / sizeof bits[0]));
-    return which < (int64_t)(sizeof bits / sizeof bits[0]) ? num_float(bits[which]) : random_normal(random);
+    const int64_t which = random_between(random, 0, 3 * COUNT_OF(bits));
+    return which < COUNT_OF(bits) ? num_float(bits[which]) : random_normal(random);
 }
 
 /* Sets element `number` of a case. VALUES_ALL: every 16-bit pattern in order, so that values of a group
@@ -209,7 +203,7 @@ static int64_t position_outside(struct random_state *random, bool wide, int64_t 
     return outside[random_between(random, 0, 3)];
 }
 
-static void make_turns(struct test_case *c, enum layout layout, bool gpu)
+static void make_turns(struct test_case *c, enum layout layout)
 {
     const int64_t *v = c->v, *slot = slots_of(c);
     c->max_positions = 333, c->turned = 64, c->wide = v[C_POSITIONS];
@@ -225,7 +219,7 @@ static void make_turns(struct test_case *c, enum layout layout, bool gpu)
     char *at = guarded_at(&c->tensor[APPEND(positions)], 0, 0, 0, 0);
     for (int64_t t = 0; t < v[C_TOKENS]; t++, at += c->wide ? 8 : 4) {
         int64_t position = random_between(&c->random, 0, c->max_positions - 1);
-        if (slot[t] == -1 || (gpu && v[C_SLOTS] == SLOTS_SKIPPED && t % 7 == 3))
+        if (slot[t] == -1 || (on_gpu(c->run) && v[C_SLOTS] == SLOTS_SKIPPED && t % 7 == 3))
             position = position_outside(&c->random, c->wide, c->max_positions);
         const int32_t narrow = (int32_t)position;
         memcpy(at, c->wide ? (const void *)&position : &narrow, c->wide ? 8 : 4);
@@ -259,7 +253,7 @@ void cache_make_slots(struct test_case *c, int which, enum layout layout, struct
     }
 }
 
-static void make(struct test_case *c, const struct run *run)
+static void make(struct test_case *c)
 {
     struct cache_case *k = (struct cache_case *)c;
     const int64_t *v = c->v;
@@ -274,7 +268,7 @@ static void make(struct test_case *c, const struct run *run)
     k->caches = 1, c->d_qk = kv_width(&k->pages->layout);
     c->dtype = *elements[v[C_ELEMENT]], c->rope = 64, c->width = v[C_ROPE] ? c->d_qk - 64 : c->d_qk;
     cache_make_slots(c, gather ? (int)GATHER(slots) : (int)APPEND(slot_mapping), layout, k->pages, v[C_SLOTS],
-                     gather || on_gpu(run));
+                     gather || on_gpu(c->run));
     if (gather) {
         case_tensor(c, GATHER(out), layout, true);
         return;
@@ -284,7 +278,7 @@ static void make(struct test_case *c, const struct run *run)
     fill_vectors(c);
     if (v[C_NORM]) make_norm(c, layout);
     if (v[C_NORM] == NORM_EDGE) make_norm_edge(c);
-    if (v[C_TURN]) make_turns(c, layout, on_gpu(run));
+    if (v[C_TURN]) make_turns(c, layout);
 }
 
 /* ---- Faults ---------------------------------------------------------------------------------- */
@@ -345,8 +339,7 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
 /* ---- Comparison ------------------------------------------------------------------------------ */
 
 /* Compares every vector with the oracle's, in separate memory. */
-static void compare_gathered(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
-                             struct oracle *oracle)
+static void compare_gathered(struct test_case *c, uint64_t inputs, struct oracle *oracle)
 {
     (void)inputs, (void)oracle;
     const int64_t *v = c->v, bytes = v[C_ELEMENT] == 2 ? 4 : 2;
@@ -355,9 +348,9 @@ static void compare_gathered(struct test_case *c, const struct run *run, struct 
     guarded_make(&theirs, out->tensor.dtype, 2, out->shape, LAYOUT_CONTIGUOUS);
     args.cache_gather.out = &theirs.tensor, args.cache_gather.kernel = "ref";
     args.cache_gather.kv_cache = &cache_of(c)->tensor; /* the near copy */
-    if (fmla_cache_gather(&args.cache_gather)) report(tally, run, c->name, fmla_last_error());
+    must(c, fmla_cache_gather(&args.cache_gather));
     int64_t wrong = 0, token = 0, value = 0;
-    for (int64_t t = 0; t < v[C_TOKENS]; t++, tally->rows++)
+    for (int64_t t = 0; t < v[C_TOKENS]; t++, c->tally->rows++)
         for (int64_t i = 0; i < c->d_qk; i++) {
             const char *mine = (const char *)guarded_at(out, t, 0, 0, 0) + i * bytes,
                        *expected = (const char *)guarded_at(&theirs, t, 0, 0, 0) + i * bytes;
@@ -365,10 +358,9 @@ static void compare_gathered(struct test_case *c, const struct run *run, struct 
             if (isnan(guarded_value(out, mine)) && isnan(guarded_value(out, expected))) continue;
             if (!wrong++) token = t, value = i;
         }
-    char what[160];
-    snprintf(what, sizeof what, "%lld values differ from the oracle's, the first is value %lld of token %lld",
-             (long long)wrong, (long long)value, (long long)token);
-    if (wrong) report(tally, run, c->name, what);
+    if (wrong)
+        failed(c, "%lld values differ from the oracle's, the first is value %lld of token %lld",
+               (long long)wrong, (long long)value, (long long)token);
     guarded_free(&theirs);
 }
 
@@ -384,8 +376,7 @@ static bool is_turned(const struct test_case *c, int64_t token)
     return position >= 0 && position < c->max_positions;
 }
 
-void cache_compare(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
-                   struct oracle *oracle)
+void cache_compare(struct test_case *c, uint64_t inputs, struct oracle *oracle)
 {
     (void)inputs, (void)oracle;
     const struct cache_case *k = (const struct cache_case *)c;
@@ -408,18 +399,17 @@ void cache_compare(struct test_case *c, const struct run *run, struct tally *tal
     memcpy(theirs, g->initial, g->whole);
     cache.data = theirs + GUARDED_FRONT;
     set_tensor(c->op, &args, written, &cache), set_pointer(c->op, &args, "kernel", "ref");
-    if (op_functions[c->op->of].run(&args)) report(tally, run, c->name, fmla_last_error());
-    tally->rows += c->tokens;
+    must(c, op_functions[c->op->of].run(&args));
+    c->tally->rows += c->tokens;
     int64_t wrong = 0;
     size_t first = 0;
     for (size_t i = 0; i < g->whole; i++)
         if (g->memory[i] != theirs[i] && !wrong++) first = i;
-    char what[200];
-    snprintf(what, sizeof what,
-             "%lld bytes of the cache and around it differ from the oracle's, the first is byte %lld: %#x, "
-             "not %#x",
-             (long long)wrong, (long long)first - GUARDED_FRONT, g->memory[first], theirs[first]);
-    if (wrong) report(tally, run, c->name, what);
+    if (wrong)
+        failed(c,
+               "%lld bytes of the cache and around it differ from the oracle's, the first is byte %lld: %#x, "
+               "not %#x",
+               (long long)wrong, (long long)first - GUARDED_FRONT, g->memory[first], theirs[first]);
     free(theirs), free(all);
 }
 
@@ -429,36 +419,33 @@ void cache_compare(struct test_case *c, const struct run *run, struct tally *tal
 static void more(struct suite *suite)
 {
     const bool gather = suite->op == &cache_gather;
-    char text[200];
+    const uint64_t seed = suite->run[0].seed;
     for (int format = FMLA_KV_BF16; format <= FMLA_KV_FP8_528_F32; format++)
         for (int element = 0; element < 3; element++)
             for (int scale = 0; scale < (format == FMLA_KV_FP8_576 ? CACHE_SCALES : 1); scale++) {
-                snprintf(text, sizeof text,
-                         "format %d, vectors %d, tokens 129, page_size 64, d_qk 576, scale %d, rope apart "
-                         "%d, values all",
-                         format, element, scale, !gather && element);
-                suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
+                suite_case(suite, seed + (uint64_t)format, false,
+                           "format %d, vectors %d, tokens 129, page_size 64, d_qk 576, scale %d, rope apart "
+                           "%d, values all",
+                           format, element, scale, !gather && element);
             }
     static const char *const changed[] = {"norm with_eps", "turned interleaved", "turned halves",
                                           "norm without_eps, turned interleaved",
                                           "norm with_eps, turned halves, positions i64"};
     for (int format = FMLA_KV_BF16; !gather && format <= FMLA_KV_FP8_528_F32; format++)
         for (int i = 0; i < 30; i++) { /* few tokens, and enough that a warp may take several */
-            snprintf(
-                text, sizeof text,
+            suite_case(
+                suite, seed + (uint64_t)format, false,
                 "format %d, vectors %d, tokens %d, page_size 64, d_qk 576, rope apart %d, values all, %s",
                 format, i % 3, i < 15 ? 131 : 4097, i % 2, changed[i % 15 / 3]);
-            suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
         }
     for (int i = 0; !gather && i < 24; i++) { /* both sides of the sum are drawn several times */
-        snprintf(text, sizeof text,
-                 "format %d, vectors %d, tokens %d, page_size 64, d_qk %d, rope apart %d, norm edge",
-                 FMLA_KV_BF16 + i % 2, i / 2 % 3, i / 6 % 2 ? 4097 : 3, i / 12 ? 512 : 576, i / 12);
-        suite_case(suite, text, suite->run[0].seed + (uint64_t)i, false);
+        suite_case(suite, seed + (uint64_t)i, false,
+                   "format %d, vectors %d, tokens %d, page_size 64, d_qk %d, rope apart %d, norm edge",
+                   FMLA_KV_BF16 + i % 2, i / 2 % 3, i / 6 % 2 ? 4097 : 3, i / 12 ? 512 : 576, i / 12);
     }
     for (int format = FMLA_KV_FP8_656; format <= FMLA_KV_FP8_528_F32; format++) {
-        snprintf(text, sizeof text, "format %d, tokens 128, page_size 64, cache far, slots skipped", format);
-        suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
+        suite_case(suite, seed + (uint64_t)format, false,
+                   "format %d, tokens 128, page_size 64, cache far, slots skipped", format);
     }
 }
 

@@ -30,7 +30,7 @@ struct cache_shape {
 struct made_pages {
     int cache, list;
     struct kv_layout layout;
-    int64_t slots, far_strides[4];
+    int64_t slots;
 };
 
 /* Convert has a source and a destination. */
@@ -52,8 +52,7 @@ void cache_make_slots(struct test_case *c, int which, enum layout layout, struct
 
 /* Compares every byte of the written cache with the oracle's result on a copy of the original cache. A GPU
  * skips tokens whose slot or position does not exist; the oracle is a CPU kernel, which refuses them. */
-void cache_compare(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
-                   struct oracle *oracle);
+void cache_compare(struct test_case *c, uint64_t inputs, struct oracle *oracle);
 
 /* For a grid. */
 _Static_assert((int)C_TOKENS == (int)V_TOKENS, "their axes of tokens have one index");

@@ -47,7 +47,7 @@ static float scale_of(const int64_t *v, int64_t format)
     return format == FMLA_KV_FP8_576 ? cache_scales[v[V_SCALE]] : 0.0f;
 }
 
-static void make(struct test_case *c, const struct run *run)
+static void make(struct test_case *c)
 {
     struct made_pages *pages = ((struct cache_case *)c)->pages;
     const int64_t *v = c->v;
@@ -62,8 +62,8 @@ static void make(struct test_case *c, const struct run *run)
     ((struct cache_case *)c)->caches = 2, c->d_qk = kv_width(&pages[1].layout);
     /* A source slot may be read twice; another list says which tokens are skipped. */
     cache_make_slots(c, CONVERT(src_slots), LAYOUT_CONTIGUOUS, &pages[0],
-                     v[V_SLOTS] == SLOTS_DISTINCT ? SLOTS_TWICE : v[V_SLOTS], on_gpu(run));
-    cache_make_slots(c, CONVERT(dst_slots), LAYOUT_CONTIGUOUS, &pages[1], v[V_SLOTS], on_gpu(run));
+                     v[V_SLOTS] == SLOTS_DISTINCT ? SLOTS_TWICE : v[V_SLOTS], on_gpu(c->run));
+    cache_make_slots(c, CONVERT(dst_slots), LAYOUT_CONTIGUOUS, &pages[1], v[V_SLOTS], on_gpu(c->run));
     int64_t *slot = guarded_at(&c->tensor[CONVERT(src_slots)], 0, 0, 0, 0);
     for (int64_t t = 0; v[V_SLOTS] == SLOTS_SKIPPED && t + 1 < v[V_TOKENS]; t += 6) slot[t] = -1;
 }
@@ -96,23 +96,21 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
 /* Every pair of formats of one d_qk, and far pages on either side. */
 static void more(struct suite *suite)
 {
-    char text[200];
     for (int64_t from = FMLA_KV_BF16; from <= FMLA_KV_FP8_528_F32; from++)
         for (int64_t to = FMLA_KV_BF16; to <= FMLA_KV_FP8_528_F32; to++) {
+            const uint64_t seed = suite->run[0].seed + (uint64_t)(from * 16 + to);
             const int64_t of_from = width_of(from), of_to = width_of(to);
             const int64_t d_qk = of_from ? of_from : of_to ? of_to : 576;
             if (of_from && of_to && of_from != of_to) continue;
-            snprintf(text, sizeof text,
-                     "from %d, to %d, tokens 131, page_size from 64, page_size to 64, d_qk %d, scale %d, "
-                     "source %s, cache %s",
-                     (int)from, (int)to, (int)d_qk, d_qk == 576 ? 2 : 0, "dense",
-                     (from + to) % 3 ? "dense" : "far");
-            suite_case(suite, text, suite->run[0].seed + (uint64_t)(from * 16 + to), false);
-            snprintf(text, sizeof text,
-                     "from %d, to %d, tokens 29, page_size from 61, page_size to 2, d_qk %d, source %s, "
-                     "slots skipped",
-                     (int)from, (int)to, (int)d_qk, (from + to) % 3 ? "dense" : "far");
-            suite_case(suite, text, suite->run[0].seed + (uint64_t)(from * 16 + to), false);
+            suite_case(suite, seed, false,
+                       "from %d, to %d, tokens 131, page_size from 64, page_size to 64, d_qk %d, scale %d, "
+                       "source %s, cache %s",
+                       (int)from, (int)to, (int)d_qk, d_qk == 576 ? 2 : 0, "dense",
+                       (from + to) % 3 ? "dense" : "far");
+            suite_case(suite, seed, false,
+                       "from %d, to %d, tokens 29, page_size from 61, page_size to 2, d_qk %d, source %s, "
+                       "slots skipped",
+                       (int)from, (int)to, (int)d_qk, (from + to) % 3 ? "dense" : "far");
         }
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "case.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,20 +28,37 @@ static void take_axis(struct test_case *c, const char *name, int64_t value)
             memcpy((char *)&c->args + member->offset, &number, sizeof number);
 }
 
-struct test_case *case_make(const struct subject *op, const struct run *run, const int64_t *v, uint64_t seed)
+struct test_case *case_make(const struct subject *op, const struct run *run, struct tally *tally,
+                            const int64_t *v, uint64_t seed)
 {
     struct test_case *c = calloc(1, op->maker->size);
     if (!c) exit(1);
-    c->op = op;
+    c->op = op, c->run = run, c->tally = tally;
+    if (tally) tally->cases++;
     memcpy(c->v, v, (size_t)op->axes * sizeof *v);
     c->random.state = seed, c->device = run->device;
     axes_write(op->axis, op->axes, v, c->name, sizeof c->name);
     for (int i = 0; i < DIMENSIONS; i++) c->size[i] = 1;
     memcpy(&c->args, &descriptors[op->of].size, sizeof descriptors[op->of].size); /* struct_size */
     for (int i = 0; i < op->axes; i++) take_axis(c, op->axis[i].name, v[i]);
-    op->maker->make(c, run);
+    op->maker->make(c);
     set_pointer(op, &c->args, "kernel", run->by_default ? NULL : run->kernel);
     return c;
+}
+
+void failed(const struct test_case *c, const char *format, ...)
+{
+    char what[420];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(what, sizeof what, format, values);
+    va_end(values);
+    report(c->tally, c->run, c->name, what);
+}
+
+void must(const struct test_case *c, fmla_status status)
+{
+    if (status) failed(c, "%s", fmla_last_error());
 }
 
 void case_free(struct test_case *c)
@@ -80,6 +98,18 @@ void case_tensor(struct test_case *c, int i, enum layout layout, bool wanted)
                  form.rank, shape, layout);
     c->view[i] = c->tensor[i].tensor;
     if (wanted) case_name(c, i);
+}
+
+void case_spread(struct test_case *c, int i, size_t front, size_t between)
+{
+    struct guarded *g = &c->tensor[i];
+    fmla_tensor *view = &c->view[i];
+    const size_t page_bytes = (size_t)g->strides[0] * (g->tensor.dtype.bits / 8);
+    guarded_spread(g, g->shape[0], page_bytes, front, between, is_result(c->op, i));
+    memcpy(c->far_strides[i], view->strides ? view->strides : g->strides, sizeof c->far_strides[i]);
+    c->strides[i] = c->far_strides[i][0];
+    c->far_strides[i][0] = (int64_t)between / (view->dtype.bits / 8);
+    view->data = g->far + front, view->byte_offset = 0, view->strides = c->far_strides[i];
 }
 
 void case_sinks(struct test_case *c, int64_t kind)
@@ -205,15 +235,12 @@ void case_results_reset(struct test_case *c)
     for (int k = 0; k < c->op->results; k++) guarded_reset(&c->tensor[c->op->result[k]]);
 }
 
-void case_results_intact(const struct test_case *c, const struct run *run, struct tally *tally)
+void case_results_intact(const struct test_case *c)
 {
-    char what[100];
-    for (int k = 0; k < c->op->results; k++) {
-        if (guarded_intact(case_result(c, k))) continue;
-        snprintf(what, sizeof what, "%s: bytes outside the tensor's elements were written",
-                 c->op->tensor[c->op->result[k]]->name);
-        report(tally, run, c->name, what);
-    }
+    for (int k = 0; k < c->op->results; k++)
+        if (!guarded_intact(case_result(c, k)))
+            failed(c, "%s: bytes outside the tensor's elements were written",
+                   c->op->tensor[c->op->result[k]]->name);
 }
 
 void *case_row(const struct test_case *c, int i, int64_t request, int64_t token, int64_t head)

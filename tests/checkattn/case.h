@@ -45,6 +45,8 @@ struct subject;
 
 struct test_case {
     const struct subject *op;
+    const struct run *run;
+    struct tally *tally;  /* NULL: nothing about the case is counted */
     int64_t v[GRID_AXES]; /* values of the axes */
     struct random_state random;
     char name[480];
@@ -64,9 +66,10 @@ struct test_case {
     int64_t capacity; /* keys that a table has room for; 0: exactly the keys */
     struct guarded tensor[MAX_TENSORS]; /* in the descriptor's order */
     fmla_tensor view[MAX_TENSORS];      /* the arguments point to these */
-    int64_t strides[MAX_TENSORS];       /* near stride of dimension 0, if the view is of far memory */
-    union call_args args;               /* host tensors, also on a GPU */
-    void *plan, *owned[2];              /* owned: the maker's, freed with the case */
+    /* If the view is of far memory: its strides, and the near stride of dimension 0. */
+    int64_t far_strides[MAX_TENSORS][4], strides[MAX_TENSORS];
+    union call_args args;  /* host tensors, also on a GPU */
+    void *plan, *owned[2]; /* owned: the maker's, freed with the case */
     struct tolerance tolerance[RESULTS];
     double of_product; /* relative error of a product of q and k beyond fp32 rounding */
     double rounded;    /* bound of a row's values for rounded scales; 0: none */
@@ -142,8 +145,8 @@ struct maker {
      * (0: not again). NULL: no draw. */
     void (*draw)(uint64_t seed);
     uint64_t cases_of_a_draw;
-    /* Makes the case; v, random and device are already set. */
-    void (*make)(struct test_case *c, const struct run *run);
+    /* Makes the case; run, v, random and device are already set. */
+    void (*make)(struct test_case *c);
     /* Sets lengths k of each request for a plan: the case's, or random ones if `stale`; returns false if
      * there are none. */
     bool (*plan_lengths)(struct test_case *c, int k, bool stale, int32_t *lengths);
@@ -159,13 +162,12 @@ struct maker {
     /* Adds the keys of a row. NULL: results of this operation have no bound of their own. */
     void (*magnitude)(const struct test_case *c, int64_t request, int64_t token, int64_t head,
                       struct magnitude *magnitude);
-    /* Compares the whole case instead of rows. `inputs` and `oracle` as for compare_oracle. */
-    void (*compare)(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
-                    struct oracle *oracle);
+    /* Compares the whole case instead of rows. `inputs` as for compare_oracle. */
+    void (*compare)(struct test_case *c, uint64_t inputs, struct oracle *oracle);
     /* Makes a part of a batch-invariant case with that request (-1: a random one). The view is of the
      * whole case. An operation without an axis of that name promises the same bits in every case; no
      * random request is used there. */
-    void (*part)(struct test_case *c, int64_t request, const struct run *run, struct part *part);
+    void (*part)(struct test_case *c, int64_t request, struct part *part);
 };
 
 /* What an operation sets: `of`, `maker`, `values` and `faults`, and what differs from the default. A list
@@ -182,7 +184,7 @@ struct subject {
     /* Returns true if a case outside the grid applies to this kernel and device. Default: always. */
     bool (*has)(const struct run *run, const int64_t *v);
     /* Returns true if the kernel under test may refuse the case; *must: it has to. Default: never. */
-    bool (*leaves)(const struct test_case *c, const struct run *run, bool *must);
+    bool (*leaves)(const struct test_case *c, bool *must);
     /* Cases that pairs do not cover: texts, each with its own seed; texts whose whole cases compare the
      * oracle with itself, row by row; and cases made by suite_case. Default: none. */
     const char *special[TEXTS], *by_oracle[TEXTS];
@@ -241,8 +243,14 @@ void operation_begin(struct subject *op, uint64_t seed);
 /* Returns the defects that a kernel of the operation could have. */
 uint64_t operation_faults(const struct subject *op, bool on_cpu);
 
-struct test_case *case_make(const struct subject *op, const struct run *run, const int64_t *v, uint64_t seed);
+/* Makes a case and counts it. run and tally must stay valid. */
+struct test_case *case_make(const struct subject *op, const struct run *run, struct tally *tally,
+                            const int64_t *v, uint64_t seed);
 void case_free(struct test_case *c);
+
+/* Report and count what is wrong with a case; a call that was refused. */
+void failed(const struct test_case *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void must(const struct test_case *c, fmla_status status);
 
 /* Sets the values of a text, over the operation's defaults. */
 void case_values(const struct subject *op, const char *text, int64_t v[GRID_AXES]);
@@ -253,8 +261,21 @@ void case_tensor(struct test_case *c, int i, enum layout layout, bool wanted);
 void case_name(struct test_case *c, int i); /* sets its argument */
 bool case_names(const struct test_case *c, int i);
 
+/* Spreads a tensor along dimension 0, `between` bytes apart, after `front` bytes, and points its view there. */
+void case_spread(struct test_case *c, int i, size_t front, size_t between);
+
 /* Values of the axis of plans. */
 enum { PLAN_INSIDE, PLAN_GIVEN, PLAN_STALE };
+
+/* Values of an axis of inputs. */
+enum {
+    INPUTS_NORMAL,
+    INPUTS_SPIKED,   /* keys at borders weigh more */
+    INPUTS_STEEP,    /* scores of ±200: overflow unless the maximum is subtracted */
+    INPUTS_NAN_ENDS, /* causal, several tokens: a NaN as last key must not affect rows that may not see it */
+    INPUTS_INFINITE, /* not in a grid: scores of +inf, a whole row or one among others */
+    INPUTS_BEYOND    /* not in a grid: a softmax_scale of 3e38, whose scores exceed fp32 */
+};
 
 /* Sinks for the heads of a case: none, random ones, or some infinite. */
 enum { SINK_NONE, SINK_FINITE, SINK_INFINITE };
@@ -303,7 +324,7 @@ uint64_t case_hash_inputs(const struct test_case *c);
 unsigned char *case_results_copy(const struct test_case *c);
 bool case_results_same(const struct test_case *c, const unsigned char *copy);
 void case_results_reset(struct test_case *c);
-void case_results_intact(const struct test_case *c, const struct run *run, struct tally *tally);
+void case_results_intact(const struct test_case *c);
 
 /* Return the address of a row of tensor i, in the case's memory or in other memory of the same dimensions. In
  * keys of dense MHA, token and head are those of a key. */
@@ -360,18 +381,24 @@ void view_rows(const struct test_case *c, struct view *view, const struct rows *
 
 /* ---- Checking it ------------------------------------------------------------------------------ */
 
-/* The oracle's results for the rows of a case: computed for one kernel, reused for others with the same
- * inputs and rows. */
+/* What the oracle computes of a case, such as rows: items of `bytes` without padding, each with a result of
+ * `of_result` bytes, which are zeros before. */
+struct items {
+    const void *items;
+    int64_t count;
+    size_t bytes, of_result;
+    fmla_status (*compute)(const struct test_case *c, const void *item, void *result);
+};
+
+/* The oracle's results for the items of a case: computed for one kernel, reused for others with the same
+ * inputs and items. */
 struct oracle {
     uint64_t inputs;
-    int64_t count, first[MOST_ROWS + 1]; /* offset of each one's results */
-    struct rows rows[MOST_ROWS];
-    unsigned char *out; /* NULL: no results */
-    float *values[RESULTS];
-    int failures;
-    void *kept; /* set by a maker with its own comparison, with the function that frees it; NULL: none */
-    void (*forget)(void *kept);
+    struct items of; /* the items are a copy */
+    void *results;   /* NULL: none */
+    int refused;
 };
+void oracle_ask(struct oracle *oracle, const struct test_case *c, uint64_t inputs, const struct items *items);
 void oracle_free(struct oracle *oracle);
 
 /* Runs all checks of one case. `oracle`, if not NULL, is kept between kernels. */
@@ -380,7 +407,7 @@ void case_check(const struct subject *op, const struct run *run, const int64_t *
 
 /* Returns true if the kernel under test refuses the case, as it may or must; the refusal has to name the
  * kernel. */
-bool case_left(struct test_case *c, const struct run *run, struct tally *tally);
+bool case_left(struct test_case *c);
 
 /* Returns the CPU's cost of rows besides their keys, in row-keys of the generic kernel: making, filling,
  * hashing, copying and comparing them, and filling the rows of the workspace twice. Measured with
@@ -403,14 +430,13 @@ int64_t draw_rows(struct test_case *c, struct rows *rows, int64_t count); /* fro
 bool plant_key(struct test_case *c, enum defect fault);
 
 /* Compares the results with the oracle. `inputs` is the hash of the inputs. */
-void compare_oracle(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
-                    struct oracle *oracle);
+void compare_oracle(struct test_case *c, uint64_t inputs, struct oracle *oracle);
 
 /* Compares the results with the oracle and checks that nothing outside them was written. */
-void compare_whole(struct test_case *c, const struct run *run, struct tally *tally);
+void compare_whole(struct test_case *c);
 
 /* Checks that a request (-1: a random one) alone in a batch has the same bits as in this batch. */
-void compare_part(struct test_case *c, int64_t request, const struct run *run, struct tally *tally);
+void compare_part(struct test_case *c, int64_t request);
 
 /* Returns the error that the rounding of products allows to a value of a row. */
 double compare_bound(const struct test_case *c, int64_t request, int64_t token, int64_t head);
@@ -425,7 +451,6 @@ struct suite {
     int kernels;
     struct run run[SUITE_KERNELS];
     struct tally tally[SUITE_KERNELS];
-    double seconds[SUITE_KERNELS];
     uint64_t asked; /* cases, of which this process may run a part */
     struct oracle oracle;
 };
@@ -438,7 +463,8 @@ bool has_far_memory(const struct run *run, size_t gib);
 
 /* Runs a case beside the grid on every kernel of the suite that has it; `by_oracle`: with the oracle as
  * the kernel. */
-void suite_case(struct suite *suite, const char *text, uint64_t seed, bool by_oracle);
+void suite_case(struct suite *suite, uint64_t seed, bool by_oracle, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 
 /* Runs the text with each value of an axis, including values outside the grid. */
 void suite_each(struct suite *suite, int axis, const char *text, uint64_t seed, bool by_oracle);

@@ -204,19 +204,6 @@ static void make_cache(struct decode_case *d, enum layout layout)
                         sparse_pool_scales(pool, decode_slot(d, 0, nan)));
 }
 
-/* Spreads the pages so that the third page's elements are more than 2^31 from the first, the fifth's more
- * than 2^32. */
-static void spread_pages(struct decode_case *d)
-{
-    enum { BETWEEN = (1 << 30) + 64 /* elements; a multiple of 16 bytes */ };
-    struct sparse_pool *pool = &d->pool;
-    const size_t element = pool->view->dtype.bits / 8, front = element << 31;
-    guarded_spread(pool->memory, d->c.pages, (size_t)pool->page_bytes, front, BETWEEN * element, false);
-    d->c.strides[DENSE(kv_cache)] = pool->strides[0], pool->strides[0] = BETWEEN;
-    pool->view->data = pool->memory->far + front, pool->view->byte_offset = 0;
-    pool->view->strides = pool->strides;
-}
-
 /* Makes a query; its value that multiplies a key's large value is 0. If queries are quantised, some
  * contain no finite number. */
 static void make_query(struct decode_case *d, int64_t r, int64_t j, int64_t h, uint8_t *row)
@@ -268,7 +255,7 @@ static void make_q_tensor(struct decode_case *d, enum layout layout)
     c->args.dense_decode.products = c->v[A_PRODUCTS] ? FMLA_PRODUCTS_FP8 : FMLA_PRODUCTS_BF16;
 }
 
-static void make(struct test_case *c, const struct run *run)
+static void make(struct test_case *c)
 {
     struct decode_case *d = (struct decode_case *)c;
     const int64_t *v = c->v;
@@ -287,9 +274,12 @@ static void make(struct test_case *c, const struct run *run)
     make_cache(d, layout);
     /* Hopper's byte-cache kernel, the default on such a GPU, multiplies codes without rounding their
      * values to bf16 (docs/semantics.md). */
-    const bool hopper = !strcmp(run->kernel, "cuda-sm90-fp8") || (run->by_default && on_gpu(run));
+    const bool hopper = !strcmp(c->run->kernel, "cuda-sm90-fp8") || (c->run->by_default && on_gpu(c->run));
     if (d->pool.format == KV_FP8_656 && d->pool.page_bytes) put_large_tails(d);
-    if (v[A_LAYOUT] == LAYOUT_FAR) spread_pages(d);
+    /* The third page's elements are more than 2^31 from the first, the fifth's more than 2^32. */
+    const size_t element = d->pool.view->dtype.bits / 8;
+    if (v[A_LAYOUT] == LAYOUT_FAR)
+        case_spread(c, DENSE(kv_cache), element << 31, (((size_t)1 << 30) + 64) * element);
     make_q(d);
     case_sinks(c, v[A_SINK]);
 
@@ -300,7 +290,7 @@ static void make(struct test_case *c, const struct run *run)
                                                          : 0.0f;
     c->tolerance[0] = tolerance_dense_decode_out, c->tolerance[1] = tolerance_decode_lse;
     /* The scale of FP8_576 multiplies exactly. Only GPU kernels round scales, and only of groups. */
-    const bool rounded = on_gpu(run) && v[A_CODES] == S_CODES_SCALES && d->pool.format != KV_FP8_576;
+    const bool rounded = on_gpu(c->run) && v[A_CODES] == S_CODES_SCALES && d->pool.format != KV_FP8_576;
     const bool by_codes = hopper && v[A_PRODUCTS], rounds = hopper && rounded;
     if (by_codes) c->tolerance[0] = tolerance_fp8_products_out;
     const bool table = v[A_CODES] == S_CODES_WRITTEN || v[A_CODES] == S_CODES_NAN;
@@ -374,7 +364,7 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
 
 /* A request alone; a random one alone or after another, with room for more keys. Strides skip the other
  * requests, so only lengths and table are copied. */
-static void part(struct test_case *c, int64_t request, const struct run *run, struct part *p)
+static void part(struct test_case *c, int64_t request, struct part *p)
 {
     const struct decode_case *d = (const struct decode_case *)c;
     struct view *v = &p->view;
@@ -388,7 +378,7 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
     const int64_t r = p->request = random_between(&c->random, 0, c->b - 1);
     const int64_t n = p->n = 1 + random_between(&c->random, 0, 1);
     const int64_t first = n == 1 ? r : random_between(&c->random, 0, r);
-    const bool gpu = on_gpu(run); /* a GPU launches its join differently above 16384 keys of room */
+    const bool gpu = on_gpu(c->run); /* a GPU launches its join differently above 16384 keys of room */
     const int64_t more =
         random_between(&c->random, 0, 3) ? random_between(&c->random, 1, gpu ? 40000 : 4500) : 0;
     const int64_t max_pages = d->c.max_pages + (more + d->c.page_size - 1) / d->c.page_size; /* more keys */

@@ -138,10 +138,10 @@ static bool is_taken(const char *kernel, const int64_t *v)
     return rows_follow || group % 64 == 0 || 64 % group == 0;
 }
 
-static bool leaves(const struct test_case *c, const struct run *run, bool *must)
+static bool leaves(const struct test_case *c, bool *must)
 {
     *must = true;
-    return !is_taken(run->kernel, c->v);
+    return !is_taken(c->run->kernel, c->v);
 }
 
 static bool gpu_possible(const int64_t *v)
@@ -236,14 +236,14 @@ static void check_foreign_plan(const struct run *run, struct tally *tally)
     for (int32_t told = 1; told <= 7; told += 3) {
         int64_t v[AXES];
         case_values(&dense_decode, is_of_bytes(run->kernel) ? OF_576 FOREIGN : FOREIGN, v);
-        struct test_case *c = case_make(&dense_decode, run, v, run->seed * 7919 + 250 + (uint64_t)told);
-        tally->cases++;
+        struct test_case *c =
+            case_make(&dense_decode, run, tally, v, run->seed * 7919 + 250 + (uint64_t)told);
         const char *wrong = case_plan(c);
-        if (wrong) report(tally, run, c->name, wrong);
+        if (wrong) failed(c, "%s", wrong);
         case_to_device(c, NULL);
         c->args.dense_decode.num_partitions = told;
-        if (case_run(c, &c->args, 0xff)) report(tally, run, c->name, fmla_last_error());
-        compare_whole(c, run, tally);
+        must(c, case_run(c, &c->args, 0xff));
+        compare_whole(c);
         case_free(c);
     }
 }
@@ -265,10 +265,9 @@ static void check_large_cache(const struct run *run, struct tally *tally)
     }
     int64_t v[AXES];
     case_values(&dense_decode, "b 4, s_q 2, s_k 700, h_q 16, page_size 64, causal 1, inputs spiked", v);
-    struct test_case *c = case_make(&dense_decode, run, v, run->seed * 7919 + 400);
+    struct test_case *c = case_make(&dense_decode, run, tally, v, run->seed * 7919 + 400);
     const struct decode_case *d = (const struct decode_case *)c;
     struct guarded *table = &c->tensor[DENSE(block_table)];
-    tally->cases++;
     const int64_t page_elements = d->pool.strides[0], pages = elements / page_elements;
     const size_t page_bytes = (size_t)page_elements * sizeof(uint16_t);
     struct device_scratch cache;
@@ -290,10 +289,10 @@ static void check_large_cache(const struct run *run, struct tally *tally)
     const int64_t shape[4] = {pages, c->page_size, c->h_kv, c->d_qk};
     large.data = cache.memory, large.shape = shape;
     there.args.dense_decode.kv_cache = &large;
-    if (call_on_device(c, &there, &c->args, 0xff)) report(tally, run, c->name, fmla_last_error());
+    must(c, call_on_device(c, &there, &c->args, 0xff));
     memcpy(table->memory, small, table->whole); /* the oracle reads the small cache */
-    compare_whole(c, run, tally);
-    if (!device_scratch_intact(&cache)) report(tally, run, c->name, "bytes behind the cache were written");
+    compare_whole(c);
+    if (!device_scratch_intact(&cache)) failed(c, "bytes behind the cache were written");
     device_scratch_free(&cache);
     free(small);
     case_free(c);

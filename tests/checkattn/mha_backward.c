@@ -9,7 +9,6 @@
 
 #include "num.h"
 
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,10 +18,10 @@ enum { FIRST = GRADIENT(dq), GRADIENTS = 3, WIDEST = 192 };
 enum { H_DETERMINISTIC = H_LSE /* the operation's own axis */ };
 
 /* Without requests, tokens or keys a kernel may take any layout. */
-static bool leaves(const struct test_case *c, const struct run *run, bool *must)
+static bool leaves(const struct test_case *c, bool *must)
 {
     *must = c->v[H_B] && c->s_q && c->s_k;
-    return !mha_is_taken(run->kernel, c->v);
+    return !mha_is_taken(c->run->kernel, c->v);
 }
 
 /* NaN ends: see mha_choose. */
@@ -75,11 +74,11 @@ static void attend(struct test_case *c)
     exit(1);
 }
 
-static void make(struct test_case *c, const struct run *run)
+static void make(struct test_case *c)
 {
     const enum layout layout = near_layout(c->v[H_LAYOUT]);
     /* The default may be such a kernel. */
-    const bool products = run->by_default ? on_gpu(run) : mha_on_tensor_cores(run->kernel);
+    const bool products = c->run->by_default ? on_gpu(c->run) : mha_on_tensor_cores(c->run->kernel);
     c->unordered = products && c->v[H_DETERMINISTIC] != 1;
     mha_make(c);
     for (int i = MHA(out); i < FIRST + GRADIENTS; i++) case_tensor(c, i, layout, true);
@@ -281,78 +280,45 @@ static int64_t choose_items(struct test_case *c, struct item *items)
     return count;
 }
 
-/* The oracle's results for a case's items: computed for one kernel, reused for others with the same inputs
- * and items. */
+/* The oracle's result for an item: dq of a row, dk and dv of a key. */
 struct known {
-    uint64_t inputs;
-    int64_t count;
-    struct item items[MOST_ITEMS];
-    uint16_t gradients[MOST_ITEMS][GRADIENTS][WIDEST]; /* dq of a row, dk and dv of a key */
-    struct terms *terms[MOST_ITEMS];                   /* NULL: not computed */
-    atomic_int refused;
+    uint16_t gradients[GRADIENTS][WIDEST];
+    bool has_terms;
+    struct terms terms;
 };
-
-static void forget(void *kept)
-{
-    struct known *known = kept;
-    for (int64_t i = 0; i < known->count; i++) free(known->terms[i]);
-    free(known);
-}
 
 struct comparing {
     struct test_case *c;
+    const struct item *items;
     struct known *known;
     struct comparison of[MOST_ITEMS][GRADIENTS];
 };
 
-static void ask_item(void *data, int64_t i, int32_t worker)
+static fmla_status ask_item(const struct test_case *c, const void *item, void *result)
 {
-    const struct comparing *all = data;
-    struct known *known = all->known;
-    const struct item *item = &known->items[i];
     uint16_t *theirs[GRADIENTS];
-    (void)worker;
-    if (by_oracle(all->c, item, theirs)) atomic_fetch_add(&known->refused, 1);
+    const fmla_status status = by_oracle(c, item, theirs);
     for (int k = 0; k < GRADIENTS; free(theirs[k++]))
         if (has_gradient(item, k))
-            memcpy(known->gradients[i][k], theirs[k], (size_t)width_of(all->c, k) * sizeof(uint16_t));
-}
-
-/* Items are chosen again, because the choice draws from the case's random state. */
-static struct known *ask(struct comparing *all, const struct run *run, uint64_t inputs, struct oracle *oracle)
-{
-    struct known *known = calloc(1, sizeof *known), *kept = oracle ? oracle->kept : NULL;
-    if (!known) exit(1);
-    all->known = known;
-    known->inputs = inputs, known->count = choose_items(all->c, known->items);
-    if (kept && kept->inputs == inputs && kept->count == known->count &&
-        !memcmp(kept->items, known->items, (size_t)kept->count * sizeof *kept->items)) {
-        free(known);
-        return all->known = kept;
-    }
-    if (kept) forget(kept);
-    for_rows(run, known->count, ask_item, all);
-    if (oracle) oracle->kept = known, oracle->forget = forget;
-    return known;
+            memcpy(((struct known *)result)->gradients[k], theirs[k],
+                   (size_t)width_of(c, k) * sizeof(uint16_t));
+    return status;
 }
 
 /* Threads never ask for the same item. */
 static const struct terms *terms_of(const struct comparing *all, int64_t i)
 {
-    struct known *known = all->known;
-    if (!known->terms[i]) {
-        known->terms[i] = must_alloc(sizeof *known->terms[i]);
-        find_terms(all->c, &known->items[i], known->terms[i]);
-    }
-    return known->terms[i];
+    struct known *known = &all->known[i];
+    if (!known->has_terms) find_terms(all->c, &all->items[i], &known->terms);
+    known->has_terms = true;
+    return &known->terms;
 }
 
 static void compare_item(void *data, int64_t i, int32_t worker)
 {
     struct comparing *all = data;
     const struct test_case *c = all->c;
-    struct known *known = all->known;
-    const struct item *item = &known->items[i];
+    const struct item *item = &all->items[i];
     (void)worker;
     for (int k = 0; k < GRADIENTS; k++) {
         const struct guarded *g = &c->tensor[FIRST + k];
@@ -360,7 +326,7 @@ static void compare_item(void *data, int64_t i, int32_t worker)
         const uint16_t *mine = place_of(c, item, k);
         for (int64_t d = 0; d < width_of(c, k); d++) {
             const double value = guarded_value(g, mine + d),
-                         expected = guarded_value(g, known->gradients[i][k] + d);
+                         expected = guarded_value(g, all->known[i].gradients[k] + d);
             /* dS cancel in a sum over similar keys, as spiked ones are, so for such inputs the cosine too
              * counts only what rounding does not explain. */
             const bool look = c->other || compare_misses(&c->tolerance[k], value, expected);
@@ -378,21 +344,6 @@ static void add_comparison(struct comparison *to, const struct comparison *from)
     to->worst_abs = fmax(to->worst_abs, from->worst_abs);
     to->sum_ab += from->sum_ab, to->sum_aabb += from->sum_aabb, to->sum_refref += from->sum_refref;
     to->most_refref = fmax(to->most_refref, from->most_refref);
-}
-
-/* Returns true if every vector of every gradient was written: none begins or ends with the fill bytes. */
-static bool all_written(const struct test_case *c)
-{
-    bool written = true;
-    for (int k = 0; k < GRADIENTS; k++) {
-        const int64_t heads = heads_of(c, k), last = width_of(c, k) - 1;
-        for (int64_t r = 0; r < case_requests(c); r++)
-            for (int64_t i = 0; i < mha_length(c, k, r) * heads; i++) {
-                const uint16_t *row = case_row(c, FIRST + k, r, mha_begin(c, k, r) + i / heads, i % heads);
-                written &= row[0] != 0xffff || row[last] != 0xffff;
-            }
-    }
-    return written;
 }
 
 /* Returns the next token or key from `token` on that is outside all requests; past the last one: none. */
@@ -417,15 +368,15 @@ static bool zeros_outside(const struct test_case *c)
 
 /* If elements are mostly one term each, the rounding of P or dS does not average out: half its square
  * times that share of the cosine difference is added to the allowance. */
-static bool passed(const struct comparing *all, const struct comparison *sum, int k)
+static bool passed(const struct comparing *all, int64_t count, const struct comparison *sum, int k)
 {
     const struct test_case *c = all->c;
     struct tolerance tolerance = c->tolerance[k];
     double largest = 0.0;
     if (c->other) return compare_passed_other(sum, &tolerance);
     if (compare_passed(sum, &tolerance) || sum->wrong) return !sum->wrong;
-    for (int64_t i = 0; i < all->known->count; i++) {
-        if (!has_gradient(&all->known->items[i], k)) continue;
+    for (int64_t i = 0; i < count; i++) {
+        if (!has_gradient(&all->items[i], k)) continue;
         for (int64_t d = 0; d < width_of(c, k); d++) {
             const double term = terms_of(all, i)->largest[k][d];
             largest += term * term;
@@ -435,41 +386,37 @@ static bool passed(const struct comparing *all, const struct comparison *sum, in
     return compare_passed(sum, &tolerance);
 }
 
-static void compare(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
-                    struct oracle *oracle)
+static void compare(struct test_case *c, uint64_t inputs, struct oracle *oracle)
 {
     struct comparing *all = calloc(1, sizeof *all);
-    if (!all) exit(1);
-    all->c = c;
-    struct known *known = ask(all, run, inputs, oracle);
-    const int64_t count = known->count;
-    for_rows(run, count, compare_item, all);
-    tally->rows += count;
-    if (atomic_load(&known->refused)) report(tally, run, c->name, "the oracle refused rows or keys");
-    if (!all_written(c)) report(tally, run, c->name, "a row of a result was not written");
-    if (!zeros_outside(c)) report(tally, run, c->name, "a gradient of a token of no request is not 0");
+    struct item *items = calloc(MOST_ITEMS, sizeof *items);
+    if (!all || !items) exit(1);
+    const int64_t count = choose_items(c, items);
+    oracle_ask(oracle, c, inputs,
+               &(struct items){items, count, sizeof *items, sizeof(struct known), ask_item});
+    all->c = c, all->items = items, all->known = oracle->results;
+    for_rows(c->run, count, compare_item, all);
+    c->tally->rows += count;
+    if (oracle->refused) failed(c, "the oracle refused rows or keys");
+    if (!zeros_outside(c)) failed(c, "a gradient of a token of no request is not 0");
     for (int k = 0; k < GRADIENTS; k++) {
         struct comparison sum = {0};
         int64_t first = -1;
-        char what[300];
         for (int64_t i = 0; i < count; i++) {
             add_comparison(&sum, &all->of[i][k]);
             if (first < 0 && all->of[i][k].wrong) first = i;
         }
-        tally->cosine_out = fmax(tally->cosine_out, compare_cosine(&sum));
-        if (passed(all, &sum, k)) continue;
-        const struct item *item = &known->items[first < 0 ? 0 : first];
-        snprintf(what, sizeof what,
-                 "%s: %lld of %lld off, worst |Δ| %.3g, cosine difference %.3g; first in request %lld, token "
-                 "%lld, "
-                 "key %lld, head %lld",
-                 c->op->tensor[FIRST + k]->name, (long long)sum.wrong, (long long)sum.count, sum.worst_abs,
-                 compare_cosine(&sum), (long long)item->request, (long long)item->token, (long long)item->key,
-                 (long long)item->head);
-        report(tally, run, c->name, what);
+        c->tally->cosine_out = fmax(c->tally->cosine_out, compare_cosine(&sum));
+        if (passed(all, count, &sum, k)) continue;
+        const struct item *item = &items[first < 0 ? 0 : first];
+        failed(c,
+               "%s: %lld of %lld off, worst |Δ| %.3g, cosine difference %.3g; first in request %lld, token "
+               "%lld, key %lld, head %lld",
+               c->op->tensor[FIRST + k]->name, (long long)sum.wrong, (long long)sum.count, sum.worst_abs,
+               compare_cosine(&sum), (long long)item->request, (long long)item->token, (long long)item->key,
+               (long long)item->head);
     }
-    if (!oracle) forget(known);
-    free(all);
+    free(items), free(all);
 }
 
 /* ---- Faults ----------------------------------------------------------------------------------- */

@@ -154,17 +154,9 @@ static void fill_request(struct test_case *c, int64_t r)
 
 void mha_spread(struct test_case *c, int i)
 {
-    struct guarded *g = &c->tensor[i];
-    const int64_t pages = g->shape[0],
+    const int64_t pages = c->tensor[i].shape[0],
                   between = ((INT64_C(1) << 32) / (pages > 1 ? pages - 1 : 1) / 64 + 1) * 64;
-    int64_t *strides = ((struct mha_case *)c)->strides[i];
-    const size_t element = sizeof(uint16_t), front = element << 31;
-    guarded_spread(g, pages, (size_t)g->strides[0] * element, front, (size_t)between * element,
-                   is_result(c->op, i));
-    fmla_tensor *view = &c->view[i];
-    memcpy(strides, g->strides, 4 * sizeof *strides);
-    c->strides[i] = strides[0], strides[0] = between;
-    view->data = g->far + front, view->byte_offset = 0, view->strides = strides;
+    case_spread(c, i, sizeof(uint16_t) << 31, (size_t)between * sizeof(uint16_t));
 }
 
 void mha_make(struct test_case *c)

@@ -25,19 +25,11 @@ enum {
     REQUESTS_CUT,     /* any lengths whose sum is the shape's */
     REQUESTS_WITHIN   /* as varied, among tokens and keys outside all requests */
 };
-enum {
-    INPUTS_NORMAL,
-    INPUTS_SPIKED,  /* keys at borders weigh more */
-    INPUTS_STEEP,   /* scores of ±200: overflow unless the maximum is subtracted */
-    INPUTS_NAN_ENDS /* causal: a NaN as last key must not affect rows that may not see it */
-};
-
 enum { SIZES_64_128 = 3 };
 
 struct mha_case {
     struct test_case c;
     int64_t *first[2]; /* of queries, of keys; [requests + 1]: first token of each request among all tokens */
-    int64_t strides[MAX_TENSORS][4]; /* of tensors spread far apart */
 };
 
 /* Returns true for kernels that refuse the same cases, and whose gradients depend on the order of CTAs. */

@@ -10,10 +10,10 @@
 /* ---- The grid --------------------------------------------------------------------------------- */
 
 /* Without requests or tokens a kernel may take any layout. */
-static bool leaves(const struct test_case *c, const struct run *run, bool *must)
+static bool leaves(const struct test_case *c, bool *must)
 {
     *must = c->b && c->s_q;
-    return !mha_is_taken(run->kernel, c->v);
+    return !mha_is_taken(c->run->kernel, c->v);
 }
 
 static void choose(struct subject *op, const struct run *run)
@@ -24,10 +24,9 @@ static void choose(struct subject *op, const struct run *run)
 
 /* ---- A case ----------------------------------------------------------------------------------- */
 
-static void make(struct test_case *c, const struct run *run)
+static void make(struct test_case *c)
 {
     const enum layout layout = near_layout(c->v[H_LAYOUT]);
-    (void)run;
     mha_make(c);
     case_tensor(c, MHA(out), layout, true);
     case_tensor(c, MHA(lse), layout, c->v[H_LSE] != 0);
@@ -71,11 +70,10 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
 }
 
 /* A request alone, in the same form; if requests are concatenated, it alone bounds the tokens. */
-static void part(struct test_case *c, int64_t r, const struct run *run, struct part *p)
+static void part(struct test_case *c, int64_t r, struct part *p)
 {
     const int64_t keys = mha_length(c, true, r);
     struct view *view = &p->view;
-    (void)run;
     snprintf(p->what, sizeof p->what, "request %lld alone has other bits than in the batch", (long long)r);
     p->request = c->flat ? 0 : r, p->n = 1;
     if (!c->flat) {

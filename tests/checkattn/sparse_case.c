@@ -262,7 +262,7 @@ static void make_pool(struct sparse_case *s, int k, int first, enum kv_format fo
         sparse_pool_make(pool, &c->random, layout);
     case_name(c, first);
     fill_keys(s, pool);
-    if (of_axis == LAYOUT_FAR) c->strides[first] = sparse_pool_spread(pool);
+    if (of_axis == LAYOUT_FAR) case_spread(c, first, (size_t)1 << 31, ((size_t)1 << 31) + 64);
 }
 
 /* ---- The case -------------------------------------------------------------------------------- */
@@ -290,7 +290,7 @@ static void make_q(struct sparse_case *s, bool of_codes)
 bool sparse_refuses(const struct subject *op, const struct run *run, const int64_t *v)
 {
     const char *kernel;
-    struct test_case *c = case_make(op, run, v, 1);
+    struct test_case *c = case_make(op, run, NULL, v, 1);
     case_to_device(c, NULL);
     const bool refused = case_kernel(c, &kernel) == FMLA_UNSUPPORTED;
     case_free(c);
@@ -298,8 +298,8 @@ bool sparse_refuses(const struct subject *op, const struct run *run, const int64
 }
 
 /* Sets what both operations have besides tensors. */
-static void make_rules(struct sparse_case *s, const struct run *run, int32_t format, int64_t sink,
-                       const struct tolerance *out, const struct tolerance *row)
+static void make_rules(struct sparse_case *s, int32_t format, int64_t sink, const struct tolerance *out,
+                       const struct tolerance *row)
 {
     struct test_case *c = &s->c;
     struct sparse_pool *pool = &s->pool[0];
@@ -307,11 +307,11 @@ static void make_rules(struct sparse_case *s, const struct run *run, int32_t for
     *(int32_t *)op_option(c->op->of, &c->args, "kv_format") = format;
     c->tolerance[0] = *out, c->tolerance[1] = c->tolerance[2] = *row;
     /* Only GPU kernels round scales. */
-    c->rounded = on_gpu(run) && s->codes == S_CODES_SCALES ? rounded_scale_lse : 0.0;
+    c->rounded = on_gpu(c->run) && s->codes == S_CODES_SCALES ? rounded_scale_lse : 0.0;
     c->other = c->bounds_out =
         s->inputs != S_NORMAL || (s->codes != S_CODES_WRITTEN && s->codes != S_CODES_NAN);
     c->infinite = s->inputs == S_INFINITE, c->beyond = s->inputs == S_BEYOND;
-    if (run->fault != FAULT_LSE_CANCELLED) return;
+    if (c->run->fault != FAULT_LSE_CANCELLED) return;
     for (int64_t i = 0; i < (s->prefill ? c->s_q : c->b); i++) { /* each list has a single key */
         int64_t *count = &pool->count[class_of(s, i, i)];
         if (*count > 1) *count = 1;
@@ -343,7 +343,7 @@ bool sparse_is_sound(const int64_t *v)
     return kv_width(&extra) == d_qk;
 }
 
-static void make_decode(struct test_case *c, const struct run *run)
+static void make_decode(struct test_case *c)
 {
     struct sparse_case *s = (struct sparse_case *)c;
     const int64_t *v = c->v;
@@ -366,22 +366,14 @@ static void make_decode(struct test_case *c, const struct run *run)
     c->extra_topk = 0;
     if (v[S_EXTRA]) make_pool(s, 1, SPARSE(extra_kv_cache), extra, shape, v[S_EXTRA_LENGTHS], layout);
     c->args.sparse_decode.extra_kv_format = v[S_EXTRA] && v[S_EXTRA_FORMAT] ? (int32_t)extra + 1 : 0;
-    make_rules(s, run, of->name, v[S_SINK], &tolerance_sparse_decode_out, &tolerance_decode_lse);
+    make_rules(s, of->name, v[S_SINK], &tolerance_sparse_decode_out, &tolerance_decode_lse);
     c->large_apart = true;
 }
 
-const int32_t prefill_formats[PREFILL_SOURCES] = {0,
-                                                  FMLA_KV_BF16,
-                                                  FMLA_KV_FP8_656,
-                                                  FMLA_KV_FP8_584,
-                                                  FMLA_KV_BF16,
-                                                  FMLA_KV_FP8_528,
-                                                  FMLA_KV_FP8_528_SPLIT,
-                                                  FMLA_KV_FP4_288,
-                                                  FMLA_KV_FP4_288_SPLIT,
-                                                  FMLA_KV_FP8_528_F32};
+#define SOURCE_FORMAT(word, name) name,
+const int32_t prefill_formats[PREFILL_SOURCES] = {PREFILL_SOURCES_OF(SOURCE_FORMAT)};
 
-static void make_prefill(struct test_case *c, const struct run *run)
+static void make_prefill(struct test_case *c)
 {
     struct sparse_case *s = (struct sparse_case *)c;
     const int64_t *v = c->v, source = v[PREFILL_SOURCE], results = v[PREFILL_RESULTS];
@@ -407,7 +399,7 @@ static void make_prefill(struct test_case *c, const struct run *run)
      * almost 0, in proportion. */
     struct tolerance row = tolerance_prefill_lse;
     row.abs = fmax(row.abs, tolerance_prefill_lse.abs * (double)*scale / 0.5);
-    make_rules(s, run, prefill_formats[source], v[PREFILL_SINK], &tolerance_sparse_prefill_out, &row);
+    make_rules(s, prefill_formats[source], v[PREFILL_SINK], &tolerance_sparse_prefill_out, &row);
 }
 
 /* ---- Plans ----------------------------------------------------------------------------------- */
@@ -475,12 +467,11 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
 }
 
 /* A request alone, its lists cut after the entries that count, with room for more random entries. */
-static void part(struct test_case *c, int64_t request, const struct run *run, struct part *p)
+static void part(struct test_case *c, int64_t request, struct part *p)
 {
     const struct sparse_case *s = (const struct sparse_case *)c;
     const int64_t r = p->request = request >= 0 ? request : random_between(&c->random, 0, c->b - 1);
     const int64_t more = random_between(&c->random, 0, 2) ? random_between(&c->random, 1, 4500) : 0;
-    (void)run;
     p->n = 1;
     view_narrow_all(c, &p->view, DIM_b, r, 1), narrow_lists(c, r, 0, &p->view);
     for (int k = 0; k < S_CACHES; k++) {

@@ -22,7 +22,8 @@
     X("fp4_288_split", FMLA_KV_FP4_288_SPLIT, BF16, 512)                                                     \
     X("fp8_528_f32", FMLA_KV_FP8_528_F32, BF16, 512)                                                         \
     X("fp4_288_q16", FMLA_KV_FP4_288, FP16, 512)
-#define FORMAT_WORD(word, name, type, d_qk) " " word
+#define FORMAT_WORD(word, ...) " " word
+#define ONE_MORE(...)          +1
 
 /* The axes of the grids, and the meaning of values that are not numbers. */
 #define SPARSE_AXES(X)                                                                                       \
@@ -49,7 +50,8 @@
     X(S_LSE, "lse: 1 0")                                                                                     \
     X(S_THREADS, "threads: built_in one own")
 enum { SPARSE_AXES(AXIS_NAME) S_AXES };
-enum { S_EXTRA_SAME, S_EXTRA_HALF, S_EXTRA_BYTES, S_FORMATS = 12, S_EXTRA_FORMATS = S_EXTRA_BYTES + 7 };
+enum { S_EXTRA_SAME, S_EXTRA_HALF, S_EXTRA_BYTES, S_EXTRA_FORMATS = S_EXTRA_BYTES + 7 };
+enum { S_FORMATS = 0 SPARSE_FORMATS(ONE_MORE) };
 
 /* Indexed by the axis of formats. */
 struct sparse_format {
@@ -71,6 +73,18 @@ enum { S_CACHES = 2 };
 enum { SPARSE_SHAPES = 7 };
 extern const int64_t sparse_shapes[SPARSE_SHAPES][3];
 
+/* X(word, kv_format of the call) */
+#define PREFILL_SOURCES_OF(X)                                                                                \
+    X("flat", 0)                                                                                             \
+    X("flat_gaps", FMLA_KV_BF16)                                                                             \
+    X("fp8_656", FMLA_KV_FP8_656)                                                                            \
+    X("fp8_584", FMLA_KV_FP8_584)                                                                            \
+    X("pages", FMLA_KV_BF16)                                                                                 \
+    X("fp8_528", FMLA_KV_FP8_528)                                                                            \
+    X("fp8_528_split", FMLA_KV_FP8_528_SPLIT)                                                                \
+    X("fp4_288", FMLA_KV_FP4_288)                                                                            \
+    X("fp4_288_split", FMLA_KV_FP4_288_SPLIT)                                                                \
+    X("fp8_528_f32", FMLA_KV_FP8_528_F32)
 #define PREFILL_AXES(X)                                                                                      \
     X(PREFILL_SHAPE, "shape: 0 1 2 3 4 5 6 7 8 9 (few) (no_keys) (no_lists) (far) (far_pages) (blocks) "     \
                      "(splits) (pair)") /* keys and lists: a row of prefill_shapes */                        \
@@ -78,9 +92,7 @@ extern const int64_t sparse_shapes[SPARSE_SHAPES][3];
     X(PREFILL_HQ, "h_q: 1 16 64 80 128")                                                                     \
     X(PREFILL_HKV, "h_kv: 1 2")                                                                              \
     X(PREFILL_DQK, "d_qk: 512 576")                                                                          \
-    X(PREFILL_SOURCE,                                                                                        \
-      "source: flat flat_gaps fp8_656 fp8_584 pages fp8_528 fp8_528_split fp4_288 fp4_288_split "            \
-      "fp8_528_f32")                                                                                         \
+    X(PREFILL_SOURCE, "source:" PREFILL_SOURCES_OF(FORMAT_WORD))                                             \
     X(PREFILL_PAGE, "page_size: 64 1 61 576") /* slots of a page */                                          \
     X(PREFILL_LENGTHS, "lengths: none (full) varied (zero) beyond")                                          \
     X(PREFILL_INDICES, "indices: some all none twice blocks any")                                            \
@@ -97,7 +109,7 @@ enum {
     PREFILL_FLAT,
     PREFILL_FLAT_GAPS, /* gaps between tokens and heads; with LAYOUT_SWAPPED the keys of a head are adjacent */
     PREFILL_PAGES = 4,
-    PREFILL_SOURCES = 10
+    PREFILL_SOURCES = 0 PREFILL_SOURCES_OF(ONE_MORE)
 };
 /* kv_format of the call, by source; byte formats also define d_qk. */
 extern const int32_t prefill_formats[PREFILL_SOURCES];

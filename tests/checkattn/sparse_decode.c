@@ -46,20 +46,20 @@ static double cost_on_cpu(const int64_t *v)
 
 /* Returns true for cases that kernels with tensor cores refuse: fp16 queries with a cache of bytes, and on
  * Hopper odd layouts. The bytes of a page of FP8_584 are any multiple of 8; far pages are aligned. */
-static bool leaves(const struct test_case *c, const struct run *run, bool *must)
+static bool leaves(const struct test_case *c, bool *must)
 {
     const struct sparse_case *s = (const struct sparse_case *)c;
     const struct sparse_format *first = &sparse_formats[c->v[S_FORMAT]];
     const bool of_bytes =
         first->format >= KV_FP8_656 || (c->v[S_EXTRA] && sparse_extra_format(c->v) >= KV_FP8_656);
     *must = true;
-    if (strncmp(run->kernel, "cuda-sm", 7) != 0) return false;
+    if (strncmp(c->run->kernel, "cuda-sm", 7) != 0) return false;
     if (first->fp16 && of_bytes) return true;
-    if (strncmp(run->kernel, "cuda-sm90", 9) != 0) return false;
+    if (strncmp(c->run->kernel, "cuda-sm90", 9) != 0) return false;
     if (c->v[S_LAYOUT] == LAYOUT_ODD) return true;
     for (int k = 0; k < S_CACHES; k++) {
         const int64_t size = kv_is_quantised(&s->pool[k].layout) ? 1 : 2;
-        if (s->pool[k].memory && s->pool[k].pages > 1 && s->pool[k].strides[0] * size % 16) return true;
+        if (s->pool[k].memory && s->pool[k].pages > 1 && s->pool[k].view->strides[0] * size % 16) return true;
     }
     return false;
 }

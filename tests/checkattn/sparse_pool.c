@@ -324,17 +324,6 @@ void sparse_pool_put_nans(const struct sparse_pool *pool, uint8_t *token)
         memcpy(at, &nan16, sizeof nan16);
 }
 
-int64_t sparse_pool_spread(struct sparse_pool *pool)
-{
-    const size_t front = (size_t)1 << 31, between = front + 64;
-    const int64_t before = pool->strides[0];
-    guarded_spread(pool->memory, pool->pages, (size_t)pool->page_bytes, front, between, false);
-    pool->view->data = pool->memory->far + front, pool->view->byte_offset = 0;
-    pool->strides[0] = (int64_t)between / (kv_is_quantised(&pool->layout) ? 1 : 2);
-    pool->view->strides = pool->strides;
-    return before;
-}
-
 /* ---- Lists ----------------------------------------------------------------------------------- */
 
 void sparse_pool_in(struct sparse_pool *pool, struct test_case *c, int first)

@@ -108,10 +108,6 @@ void sparse_pool_put_nans(const struct sparse_pool *pool, uint8_t *token);
 /* Sets the values of a key as attention uses them: d_qk of them, from the bytes of its token. */
 void sparse_pool_values(const struct sparse_pool *pool, const uint8_t *token, int64_t slot, float *values);
 
-/* Copies the pages to addresses more than 2^31 bytes apart and points the view there. Returns the previous
- * stride of pages. */
-int64_t sparse_pool_spread(struct sparse_pool *pool);
-
 /* Adds the keys that a row with these values of q sees through the first entries of a list. */
 void sparse_pool_magnitude(const struct sparse_pool *pool, const int32_t *list, int64_t count,
                            int64_t key_head, double scale, const struct guarded *q, const uint16_t *row,

@@ -111,9 +111,8 @@ static double cost_on_gpu(const int64_t *v)
     return (double)v[PREFILL_SQ] * (double)(2200 * v[PREFILL_HQ] + 4 * topk * v[PREFILL_HKV]);
 }
 
-static bool leaves_case(const struct test_case *c, const struct run *run, bool *must)
+static bool leaves_case(const struct test_case *c, bool *must)
 {
-    (void)run;
     *must = false;
     return leaves.unaligned && is_unaligned(c->v[PREFILL_LAYOUT], c->v[PREFILL_SOURCE], c->v[PREFILL_PAGE]);
 }
@@ -215,19 +214,16 @@ static void more(struct suite *suite)
         "shape blocks, s_q 16, h_q 128", "shape blocks, s_q 9, h_q 80", "shape splits, s_q 9, h_q 80",
         "shape splits, s_q 20, h_q 80, lengths varied", "shape blocks, s_q 7, h_q 64, threads own"};
     const uint64_t seed = suite->run[0].seed;
-    char text[300];
     for (uint64_t i = 0; i <= 4 * FORMATS; i++) {
-        snprintf(text, sizeof text, "d_qk 512, %s, source %s, inputs extreme, indices all",
-                 shapes[i / FORMATS], formats[i % FORMATS]);
-        suite_case(suite, text, seed + i, false);
+        suite_case(suite, seed + i, false, "d_qk 512, %s, source %s, inputs extreme, indices all",
+                   shapes[i / FORMATS], formats[i % FORMATS]);
     }
     for (int i = 0; i < PREFILL_SOURCES; i++) {
         const int32_t d_qk = prefill_has_codes(i) && prefill_formats[i] != FMLA_KV_FP8_656 ? 512 : 576;
-        snprintf(text, sizeof text,
-                 "shape few, s_q 3, h_q 6, h_kv %d, d_qk %d, source %d, page_size 7, lengths varied, sink "
-                 "finite, layout odd",
-                 has_pages(i) ? 1 : 2, d_qk, i);
-        suite_case(suite, text, seed, true);
+        suite_case(suite, seed, true,
+                   "shape few, s_q 3, h_q 6, h_kv %d, d_qk %d, source %d, page_size 7, lengths varied, sink "
+                   "finite, layout odd",
+                   has_pages(i) ? 1 : 2, d_qk, i);
     }
 }
 
