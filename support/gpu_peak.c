@@ -144,13 +144,6 @@ static double matrix_flop(const struct gpu_peak *peak)
                        : 2.0 * 16 * 8 * 16 * MMA_SUMS * MMA_WARPS;
 }
 
-static bool open_matrix(struct gpu_peak *peak, struct reason *reason)
-{
-    peak->wgmma = peak->gpu.major == 9;
-    return ptx_open(&peak->module_of_matrix, peak->wgmma ? ptx_wgmma : ptx_mma, NULL, reason) &&
-           gpu_kernel(&peak->matrix, peak->module_of_matrix, "matrix", reason);
-}
-
 /* ---- Running them --------------------------------------------------------------------------- */
 
 static unsigned read_blocks(const struct gpu_peak *peak)
@@ -168,10 +161,13 @@ static size_t whole_rounds(const struct gpu_peak *peak, size_t bytes)
 bool gpu_peak_open(struct gpu_peak *peak, int32_t id, struct reason *reason)
 {
     if (!gpu_describe(id, &peak->gpu, reason)) return false;
+    peak->wgmma = peak->gpu.major == 9;
     peak->bytes = whole_rounds(peak, 4 * peak->gpu.cache > 512000000 ? 4 * peak->gpu.cache : 512000000);
     return gpu_module_open(&peak->module, ptx_read, reason) &&
            gpu_kernel(&peak->read, peak->module, "read_all", reason) &&
-           gpu_kernel(&peak->nothing, peak->module, "nothing", reason) && open_matrix(peak, reason) &&
+           gpu_kernel(&peak->nothing, peak->module, "nothing", reason) &&
+           ptx_open(&peak->module_of_matrix, peak->wgmma ? ptx_wgmma : ptx_mma, NULL, reason) &&
+           gpu_kernel(&peak->matrix, peak->module_of_matrix, "matrix", reason) &&
            gpu_alloc(&peak->memory, peak->bytes, reason) && gpu_alloc(&peak->sink, 256, reason) &&
            gpu_fill(peak->memory, 0, peak->bytes, reason);
 }

@@ -10,7 +10,13 @@
     }
 #include "operations.def"
 
-#define WITH_WORKSPACE(op)                                                                                   \
+#define WITH_WORKSPACE(X)                                                                                    \
+    X(dense_decode, DENSE_DECODE)                                                                            \
+    X(sparse_decode, SPARSE_DECODE)                                                                          \
+    X(sparse_prefill, SPARSE_PREFILL)                                                                        \
+    X(mha_forward, MHA_FORWARD)                                                                              \
+    X(mha_backward, MHA_BACKWARD)
+#define QUERIES(op, OP)                                                                                      \
     static fmla_status workspace_##op(const union call_args *args, size_t *bytes, size_t *alignment)         \
     {                                                                                                        \
         return fmla_##op##_workspace_size(&args->op, bytes, alignment);                                      \
@@ -19,26 +25,13 @@
     {                                                                                                        \
         return fmla_##op##_kernel(&args->op, name);                                                          \
     }
-WITH_WORKSPACE(dense_decode)
-WITH_WORKSPACE(sparse_decode)
-WITH_WORKSPACE(sparse_prefill)
-WITH_WORKSPACE(mha_forward)
-WITH_WORKSPACE(mha_backward)
+WITH_WORKSPACE(QUERIES)
 
+#define QUERIES_OF(op, OP) [OP_##OP].workspace = workspace_##op, [OP_##OP].kernel = kernel_##op,
 const struct op_functions op_functions[OPERATIONS] = {
 #define OPERATION(op, OP) [OP_##OP].run = run_##op,
 #include "operations.def"
-    [OP_DENSE_DECODE].workspace = workspace_dense_decode,
-    [OP_DENSE_DECODE].kernel = kernel_dense_decode,
-    [OP_SPARSE_DECODE].workspace = workspace_sparse_decode,
-    [OP_SPARSE_DECODE].kernel = kernel_sparse_decode,
-    [OP_SPARSE_PREFILL].workspace = workspace_sparse_prefill,
-    [OP_SPARSE_PREFILL].kernel = kernel_sparse_prefill,
-    [OP_MHA_FORWARD].workspace = workspace_mha_forward,
-    [OP_MHA_FORWARD].kernel = kernel_mha_forward,
-    [OP_MHA_BACKWARD].workspace = workspace_mha_backward,
-    [OP_MHA_BACKWARD].kernel = kernel_mha_backward,
-};
+    WITH_WORKSPACE(QUERIES_OF)};
 
 void *op_option(enum operation op, const union call_args *args, const char *name)
 {

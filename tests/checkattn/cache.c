@@ -62,11 +62,6 @@ static void choose(struct subject *op, const struct run *run)
 static const fmla_dtype dtype_u8 = {FMLA_TYPE_UINT, 8, 1};
 static const fmla_dtype *const elements[] = {&dtype_bf16, &dtype_fp16, &dtype_f32};
 
-static bool is_gather(const struct test_case *c)
-{
-    return c->op == &cache_gather;
-}
-
 static struct guarded *cache_of(struct test_case *c)
 {
     return &c->tensor[((const struct cache_case *)c)->pages->cache];
@@ -92,23 +87,14 @@ void cache_make_pages(struct test_case *c, int which, const struct cache_shape *
     const int64_t page_stride = page_size * slot_stride + gap;
     const int64_t shape[4] = {pages, page_size, 1, of_slot},
                   strides[4] = {page_stride, slot_stride, slot_stride, 1};
+    const fmla_dtype dtype = !wide ? dtype_u8 : shape_of->format == FMLA_KV_BF16 ? dtype_bf16 : dtype_fp16;
+    const int64_t shift = kind == CACHE_ODD ? element : 0;
+    guarded_make(g, dtype, 1, &(int64_t){pages * page_stride}, LAYOUT_CONTIGUOUS);
     memcpy(g->shape, shape, sizeof shape), memcpy(g->strides, strides, sizeof strides);
-    g->bytes = (size_t)(pages * page_stride * element);
+    g->tensor.ndim = 4, g->tensor.byte_offset = (uint64_t)shift, g->tensor.strides = g->strides;
     const size_t drawn = g->bytes + 2 * (size_t)GUARDED_FRONT;
-    g->whole = (drawn + 63) / 64 * 64;
-    g->memory = must_alloc(g->whole);
     for (size_t i = 0; i < g->whole; i++)
         g->memory[i] = i < drawn ? (unsigned char)random_u64(&c->random) : 0;
-    const int64_t shift = kind == CACHE_ODD ? element : 0;
-    g->tensor = (fmla_tensor){.data = g->memory + GUARDED_FRONT,
-                              .device = {FMLA_DEVICE_CPU, 0},
-                              .ndim = 4,
-                              .dtype = !wide                              ? dtype_u8
-                                       : shape_of->format == FMLA_KV_BF16 ? dtype_bf16
-                                                                          : dtype_fp16,
-                              .shape = g->shape,
-                              .byte_offset = (uint64_t)shift,
-                              .strides = g->strides};
     for (int64_t s = 0; made->layout.scale == KV_SCALE_F32 && s < made->slots; s++)
         for (int i = 0; i < made->layout.scales; i++) {
             const float scale = num_float((uint32_t)random_between(&c->random, 1, 0x7f7fffff));
@@ -116,7 +102,7 @@ void cache_make_pages(struct test_case *c, int which, const struct cache_shape *
                        s % page_size * slot_stride + made->layout.scale_offset + 4 * i,
                    &scale, sizeof scale);
         }
-    if (is_result(c->op, which)) guarded_keep(g);
+    if (is_result(c->op, which)) g->initial = memcpy(must_alloc(g->whole), g->memory, g->whole);
     c->view[which] = g->tensor;
     case_name(c, which);
     if (kind == CACHE_FAR) case_spread(c, which, (size_t)1 << 31, ((size_t)1 << 31) + 4096);
@@ -148,18 +134,22 @@ static void put_value(char *at, fmla_dtype dtype, int64_t values, int64_t number
         element_store(at, dtype, 0, x);
 }
 
+/* Returns the address of value i of a token, whose last values may be in a tensor of their own. */
+static char *value_at(const struct test_case *c, int64_t token, int64_t i)
+{
+    const int64_t of_latent = c->tensor[APPEND(latent)].shape[1];
+    return i < of_latent ? guarded_at(&c->tensor[APPEND(latent)], token, i, 0, 0)
+                         : guarded_at(&c->tensor[APPEND(rope)], token, i - of_latent, 0, 0);
+}
+
 static void fill_vectors(struct test_case *c)
 {
-    const int64_t *v = c->v, bytes = v[C_ELEMENT] == 2 ? 4 : 2,
-                  of_latent = c->tensor[APPEND(latent)].shape[1];
+    const int64_t *v = c->v;
     for (int64_t t = 0; t < v[C_TOKENS]; t++) {
         float size = 1.0f;
         for (int64_t i = 0; i < c->d_qk; i++) {
             if (i % 64 == 0) size = ldexpf(1.0f, (int)random_between(&c->random, -20, 12));
-            const bool latent = i < of_latent;
-            char *row = guarded_at(&c->tensor[latent ? APPEND(latent) : APPEND(rope)], t, 0, 0, 0);
-            put_value(row + (latent ? i : i - of_latent) * bytes, c->dtype, v[C_VALUES], t * c->d_qk + i,
-                      size, &c->random);
+            put_value(value_at(c, t, i), c->dtype, v[C_VALUES], t * c->d_qk + i, size, &c->random);
         }
     }
 }
@@ -183,15 +173,12 @@ static void make_norm(struct test_case *c, enum layout layout)
 static void make_norm_edge(struct test_case *c)
 {
     float values[NORM_EDGE_WIDTH], weights[NORM_EDGE_WIDTH];
-    const int64_t bytes = c->dtype.bits / 8, of_latent = c->tensor[APPEND(latent)].shape[1];
     const fmla_dtype cache = c->v[C_FORMAT] == FMLA_KV_BF16 ? dtype_bf16 : dtype_fp16;
     norm_edge_make(&c->random, c->dtype, cache, values, weights,
                    (float *)op_option(c->op->of, &c->args, "norm_eps"));
     char *const weight = guarded_at(&c->tensor[APPEND(norm_weight)], 0, 0, 0, 0);
     for (int64_t i = 0; i < NORM_EDGE_WIDTH; i++) {
-        const bool latent = i < of_latent;
-        char *const row = guarded_at(&c->tensor[latent ? APPEND(latent) : APPEND(rope)], 0, 0, 0, 0);
-        element_store(row + (latent ? i : i - of_latent) * bytes, c->dtype, 0, values[i]);
+        element_store(value_at(c, 0, i), c->dtype, 0, values[i]);
         element_store(weight, c->dtype, i, weights[i]);
     }
 }
@@ -257,7 +244,7 @@ static void make(struct test_case *c)
 {
     struct cache_case *k = (struct cache_case *)c;
     const int64_t *v = c->v;
-    const bool gather = is_gather(c);
+    const bool gather = c->op == &cache_gather;
     const enum layout layout = (enum layout)v[C_VECTORS];
     const float scale = v[C_FORMAT] == FMLA_KV_FP8_576 ? cache_scales[v[C_SCALE]] : 0.0f;
     c->captured = v[C_GRAPH] && v[C_TOKENS]; /* otherwise nothing is launched */

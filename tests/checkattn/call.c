@@ -220,3 +220,13 @@ fmla_status case_kernel(const struct test_case *c, const char **name)
     device_args_make(&there, c, &c->args);
     return op_functions[c->op->of].kernel(&there.args, name);
 }
+
+fmla_status case_asked(const struct subject *op, const struct run *run, const int64_t *v)
+{
+    const char *kernel;
+    struct test_case *c = case_make(op, run, NULL, v, 1);
+    case_to_device(c, NULL);
+    const fmla_status status = case_kernel(c, &kernel);
+    case_free(c);
+    return status;
+}

@@ -314,7 +314,7 @@ void case_plan_on_host(struct plan_call *plan, struct guarded *full)
     plan->topk_length = &full->tensor;
 }
 
-const char *case_plan(struct test_case *c)
+bool case_plan(struct test_case *c)
 {
     struct guarded lengths[2] = {0}, full = {0};
     struct plan_call args, there;
@@ -339,7 +339,8 @@ const char *case_plan(struct test_case *c)
     set_size(c->op, &c->args, "plan_size", args.plan_size);
     for (int k = 0; k < 2; k++) guarded_free(&lengths[k]);
     guarded_free(&full);
-    return wrong;
+    if (wrong) failed(c, "%s", wrong);
+    return !wrong;
 }
 
 void case_use_tables(struct test_case *c)

@@ -192,9 +192,9 @@ struct subject {
 
     uint64_t faults;     /* bit mask of enum defect: defects that a kernel could have */
     uint64_t cpu_faults; /* defects that only a CPU kernel could have, besides COUNT if cases are timed */
-    /* Returns the text of case i for a defect; NULL: no more. Default: the grid's cases, until one has a
-     * place for the defect. */
-    const char *(*fault_case)(const struct run *run, uint64_t i);
+    /* Makes cases for a defect by suite_case; those after one that has a place for it are left out. Default: the
+     * grid's cases. */
+    void (*fault_cases)(struct suite *suite);
     /* Plant a defect and return true, if the case has a place for it. Default: it has none. */
     bool (*plant_before)(struct test_case *c, enum defect fault, struct patch *patch);
     bool (*plant_after)(struct test_case *c, enum defect fault);
@@ -240,9 +240,6 @@ extern struct subject *const subjects[OPERATIONS];
 /* Prepares an operation; call it before its first case. */
 void operation_begin(struct subject *op, uint64_t seed);
 
-/* Returns the defects that a kernel of the operation could have. */
-uint64_t operation_faults(const struct subject *op, bool on_cpu);
-
 /* Makes a case and counts it. run and tally must stay valid. */
 struct test_case *case_make(const struct subject *op, const struct run *run, struct tally *tally,
                             const int64_t *v, uint64_t seed);
@@ -281,6 +278,13 @@ enum {
 enum { SINK_NONE, SINK_FINITE, SINK_INFINITE };
 void case_sinks(struct test_case *c, int64_t kind);
 
+/* Returns true for keys next to the border of a block of 64, and for the last of `count`. Spiked inputs give them
+ * more weight, so that losing one is visible even among thousands. */
+static inline bool is_border(int64_t key, int64_t count)
+{
+    return key % 64 == 0 || key % 64 == 63 || key + 1 == count;
+}
+
 /* Writes a spike: sets the last values of a vector, which ends at `end`, to 1/2. The product of two spiked
  * vectors is larger by 8, while values keep their size, so that the tolerance remains valid. */
 enum { SPIKE = 32 };
@@ -291,8 +295,8 @@ void case_spike(uint8_t *end, bool fp16);
 void case_infinite(uint8_t *end, bool fp16, bool of_key, bool special);
 
 /* Makes the case's plan, in one buffer and as tables, and sets its argument. On a GPU the device makes both too.
- * Returns what is wrong, for example that two of them have other bits; NULL: nothing. */
-const char *case_plan(struct test_case *c);
+ * Reports what is wrong, for example that two of them have other bits, and then returns false. */
+bool case_plan(struct test_case *c);
 
 /* Makes a plan and its tables on the device, from lengths there (without memory: none), and returns how they
  * differ from the host's plan; NULL: they do not. */
@@ -363,6 +367,9 @@ fmla_status case_run(const struct test_case *c, union call_args *args, int fill)
 /* Sets *name to the kernel that would run the case. */
 fmla_status case_kernel(const struct test_case *c, const char **name);
 
+/* Returns whether the kernel under test takes a case of these values, which is not counted. */
+fmla_status case_asked(const struct subject *op, const struct run *run, const int64_t *v);
+
 /* ---- Parts ------------------------------------------------------------------------------------ */
 
 /* Makes a view of the whole case; `near`: of the memory it was made in, so that kernel and oracle cannot
@@ -409,12 +416,12 @@ void case_check(const struct subject *op, const struct run *run, const int64_t *
  * kernel. */
 bool case_left(struct test_case *c);
 
-/* Returns the CPU's cost of rows besides their keys, in row-keys of the generic kernel: making, filling,
- * hashing, copying and comparing them, and filling the rows of the workspace twice. Measured with
+/* Returns the CPU's cost of the rows of each request besides their keys, in row-keys of the generic kernel: making,
+ * filling, hashing, copying and comparing them, and filling those of `slots` in the workspace twice. Measured with
  * sanitizers, which are the slowest. */
-static inline double case_cost_of_rows(double rows, double of_workspace)
+static inline double case_cost_of_rows(int64_t b, int64_t rows, int64_t slots)
 {
-    return 32.0 * rows + 2.0 * of_workspace;
+    return 32.0 * (double)(b * rows) + 2.0 * (double)(slots * rows);
 }
 
 /* Sets all rows of a case, `heads` heads together, and returns their number. */
@@ -465,9 +472,6 @@ bool has_far_memory(const struct run *run, size_t gib);
  * the kernel. */
 void suite_case(struct suite *suite, uint64_t seed, bool by_oracle, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-
-/* Runs the text with each value of an axis, including values outside the grid. */
-void suite_each(struct suite *suite, int axis, const char *text, uint64_t seed, bool by_oracle);
 
 /* Times a CPU kernel on the operation's plain shapes and returns how many rates are above what the machine
  * can do (rate.c). */

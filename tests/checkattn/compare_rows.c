@@ -217,11 +217,6 @@ static void add_row(struct comparison results[RESULTS], const struct test_case *
     }
 }
 
-static int64_t wrong_in(const struct comparison results[RESULTS])
-{
-    return results[0].wrong + results[1].wrong + results[2].wrong;
-}
-
 static void compare_rows(const struct test_case *c, const struct oracle *o)
 {
     struct comparison results[RESULTS] = {0};
@@ -233,7 +228,7 @@ static void compare_rows(const struct test_case *c, const struct oracle *o)
             const long long head = rows->head + h * rows->step;
             if (c->beyond && c->op->maker->seen(c, rows->request, rows->token, head)) continue;
             add_row(results, c, rows, h, result);
-            if (!*where && c->op->results > 1 && wrong_in(results))
+            if (!*where && c->op->results > 1 && results[0].wrong + results[1].wrong + results[2].wrong)
                 snprintf(
                     where, sizeof where, "first in request %lld, token %lld, head %lld (%s %g, oracle %g)",
                     (long long)rows->request, (long long)rows->token, head,

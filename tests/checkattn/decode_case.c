@@ -36,12 +36,11 @@ static void put_vector(struct decode_case *d, void *to, bool spike, bool of_key,
     if (c->v[A_INPUTS] == INPUTS_INFINITE) case_infinite((uint8_t *)to + bytes, fp16, of_key, special);
 }
 
-/* With spiked inputs, keys next to the border of a block of 64, a page or the request weigh more than
- * others, so that losing one is visible even among thousands. */
-static bool is_border(const struct decode_case *d, int64_t key, int64_t length)
+/* Keys next to the border of a page count as well. */
+static bool is_spiked(const struct decode_case *d, int64_t key, int64_t length)
 {
-    return key % 64 == 0 || key % 64 == 63 || key % d->c.page_size == 0 || (key + 1) % d->c.page_size == 0 ||
-           key + 1 == length;
+    return d->c.v[A_INPUTS] == INPUTS_SPIKED &&
+           (is_border(key, length) || key % d->c.page_size == 0 || (key + 1) % d->c.page_size == 0);
 }
 
 static void make_lengths(struct decode_case *d)
@@ -124,10 +123,8 @@ static void fill_cache(struct decode_case *d, bool aliased)
                 continue;
             }
             filled[page] = 1;
-            for (int64_t h = 0; h < d->c.h_kv; h++) {
-                const bool spike = d->c.v[A_INPUTS] == INPUTS_SPIKED && is_border(d, t, d->length[r]);
-                put_key(d, r, t, h, spike, r % 2 && t == d->length[r] / 2);
-            }
+            for (int64_t h = 0; h < d->c.h_kv; h++)
+                put_key(d, r, t, h, is_spiked(d, t, d->length[r]), r % 2 && t == d->length[r] / 2);
         }
         if (d->length[r] > shared) shared = d->length[r];
     }

@@ -103,11 +103,6 @@ static bool pages_intact(const void *memory, size_t bytes)
     return true;
 }
 
-static void pages_free(void *memory, size_t bytes)
-{
-    if (memory) munmap(begin_of(memory) - page_size(), whole_pages(bytes) + 2 * page_size());
-}
-
 /* ---- A GPU's memory, or pages ----------------------------------------------------------------- */
 
 static bool on_pages(void)
@@ -131,7 +126,7 @@ static void release(void *memory, size_t bytes)
     }
     if (memory && !pages_intact(memory, bytes) && device_stress)
         device_stress->wrong("bytes beside a buffer were written");
-    pages_free(memory, bytes);
+    if (memory) munmap(begin_of(memory) - page_size(), whole_pages(bytes) + 2 * page_size());
 }
 
 /* Copies to the device or back. */

@@ -4,8 +4,8 @@
  * for this.
  */
 #include "case.h"
+#include "pthread_loop.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,12 +30,6 @@ static struct test_case *make_case(const struct gpu *g, const char *name, const 
     struct test_case *c = case_make(g->op, g->run, g->tally, v, g->run->seed * 7919 + seed);
     snprintf(c->name, sizeof c->name, "%s", name);
     return c;
-}
-
-static void make_plan(struct test_case *c)
-{
-    const char *wrong = case_plan(c);
-    if (wrong) failed(c, "%s", wrong);
 }
 
 /* ---- Calls that are sent ---------------------------------------------------------------------- */
@@ -272,7 +266,7 @@ static void check_foreign_tables(const struct gpu *g)
     for (int way = 0; way < WAYS; way++) {
         struct test_case *c =
             make_case(g, "tables that do not fit", g->op->gpu.foreign, "", 270 + (uint64_t)way);
-        make_plan(c);
+        case_plan(c);
         case_use_tables(c);
         bend_tables(c, way, &random);
         case_to_device(c, NULL);
@@ -288,14 +282,13 @@ static void check_foreign_tables(const struct gpu *g)
 
 /* ---- At once -------------------------------------------------------------------------------- */
 
-static void *thread_main(void *data)
+static void launch_on_thread(void *senders, int number)
 {
-    struct sender *s = data;
+    struct sender *s = (struct sender *)senders + number;
     if (!s->bare) device_enter();
     for (int launch = 0; launch < LAUNCHES; launch++) sender_launch(s);
     if (s->bare) device_enter();
     device_wait(s->stream);
-    return NULL;
 }
 
 enum at_once {
@@ -315,13 +308,11 @@ static void check_at_once(const struct gpu *g, enum at_once way)
                             [IN_TURN] = {"one workspace, calls in turn", {400, 401}}};
     struct test_case *c[AT_ONCE];
     struct sender sender[AT_ONCE];
-    pthread_t thread[AT_ONCE];
-    bool started[AT_ONCE];
     fmla_tensor results[RESULTS];
     for (int i = 0; i < AT_ONCE; i++)
         c[i] = make_case(g, ways[way].name, g->op->gpu.busy, way == ON_THREADS ? g->op->gpu.threads[i] : "",
                          ways[way].seeds[i]);
-    if (way == ON_STREAMS && g->op->tables) make_plan(c[0]);
+    if (way == ON_STREAMS && g->op->tables) case_plan(c[0]);
     for (int i = 0; i < AT_ONCE; i++) {
         const bool shared = way == ON_STREAMS && i;
         if (!shared) case_to_device(c[i], NULL);
@@ -339,12 +330,7 @@ static void check_at_once(const struct gpu *g, enum at_once way)
         set_pointer(g->op, &sender[1].call.args, "stream", sender[0].stream);
     }
     for (int i = 0; way != ON_THREADS && i < AT_ONCE * LAUNCHES; i++) sender_launch(&sender[i % AT_ONCE]);
-    for (int i = 0; way == ON_THREADS && i < AT_ONCE; i++) {
-        started[i] = !pthread_create(&thread[i], NULL, thread_main, &sender[i]);
-        if (!started[i]) failed(c[i], "no thread could be started");
-    }
-    for (int i = 0; way == ON_THREADS && i < AT_ONCE; i++)
-        if (started[i]) pthread_join(thread[i], NULL);
+    if (way == ON_THREADS) pthread_each(AT_ONCE, launch_on_thread, sender);
     for (int i = 0; i < AT_ONCE; i++) sender_end(&sender[i], c[i]);
     for (int i = 0; i < AT_ONCE; i++) case_from_device(c[i]), compare_whole(c[i]);
     unsigned char *theirs = case_results_copy(c[1]);
@@ -355,20 +341,6 @@ static void check_at_once(const struct gpu *g, enum at_once way)
 }
 
 /* ---- All ------------------------------------------------------------------------------------- */
-
-/* Returns true if the kernel supports such cases. */
-static bool is_taken(const struct gpu *g)
-{
-    int64_t v[GRID_AXES];
-    const char *kernel;
-    case_values(g->op, g->base, v);
-    axes_read(g->op->axis, g->op->axes, g->op->gpu.busy, v);
-    struct test_case *c = case_make(g->op, g->run, NULL, v, 1);
-    case_to_device(c, NULL);
-    const bool taken = case_kernel(c, &kernel) == FMLA_OK;
-    case_free(c);
-    return taken;
-}
 
 static void check_base(const struct gpu *g, uint64_t number)
 {
@@ -387,7 +359,10 @@ void gpu_check(const struct subject *op, const struct run *run, struct tally *ta
 {
     for (uint64_t i = 0; op->gpu.graph && op->gpu.bases[i]; i++) {
         const struct gpu g = {op, run, tally, op->gpu.bases[i]};
-        if (is_taken(&g)) check_base(&g, i);
+        int64_t v[GRID_AXES];
+        case_values(op, g.base, v);
+        axes_read(op->axis, op->axes, op->gpu.busy, v);
+        if (case_asked(op, run, v) == FMLA_OK) check_base(&g, i);
     }
     if (op->gpu.more) op->gpu.more(run, tally);
 }

@@ -17,25 +17,6 @@
 enum { FIRST = GRADIENT(dq), GRADIENTS = 3, WIDEST = 192 };
 enum { H_DETERMINISTIC = H_LSE /* the operation's own axis */ };
 
-/* Without requests, tokens or keys a kernel may take any layout. */
-static bool leaves(const struct test_case *c, bool *must)
-{
-    *must = c->v[H_B] && c->s_q && c->s_k;
-    return !mha_is_taken(c->run->kernel, c->v);
-}
-
-/* NaN ends: see mha_choose. */
-static bool has(const struct run *run, const int64_t *v)
-{
-    return mha_has(run, v) && (!mha_on_tensor_cores(run->kernel) || v[H_INPUTS] != INPUTS_NAN_ENDS);
-}
-
-static void choose(struct subject *op, const struct run *run)
-{
-    mha_choose(op, mha_on_tensor_cores(run->kernel));
-    op->grid.cost = mha_cost_seen, op->grid.dear = on_gpu(run) ? 2e6 : 3e4;
-}
-
 /* ---- A case ----------------------------------------------------------------------------------- */
 
 /* In every other request the first query is NaN instead of the last key; it must not affect keys that it
@@ -88,8 +69,7 @@ static void make(struct test_case *c)
         for (int64_t i = 0; i < mha_length(c, false, r) * c->h_q; i++)
             mha_put_vector(c, GRADIENT(dout), r, mha_begin(c, false, r) + i / c->h_q, i % c->h_q,
                            c->v[H_INPUTS] == INPUTS_SPIKED);
-    for (int i = MHA(q); c->v[H_LAYOUT] == LAYOUT_FAR && i < FIRST + GRADIENTS; i++)
-        if (i != MHA(cu_seqlens_q) && i != MHA(cu_seqlens_k) && i != MHA(lse)) mha_spread(c, i);
+    mha_spread(c);
     for (int k = 0; k < GRADIENTS; k++) c->tolerance[k] = tolerance_mha_out;
 }
 
@@ -480,14 +460,15 @@ static bool plant_after(struct test_case *c, enum defect fault)
 }
 
 /* Cases that suit every fault: requests without keys or tokens, gaps, causal. */
-static const char *fault_case(const struct run *run, uint64_t i)
+static void fault_cases(struct suite *suite)
 {
-    static char text[200];
-    snprintf(text, sizeof text, "b 7, heads 5_5, causal 1, layout padded, shape few, requests %s",
-             run->fault == FAULT_OUTSIDE ? "within"
-             : i % 2                     ? "varied"
-                                         : "apart");
-    return i < 8 ? text : NULL;
+    const struct run *run = &suite->run[0];
+    for (uint64_t i = 0; i < 8; i++)
+        suite_case(suite, run->seed + i, false,
+                   "b 7, heads 5_5, causal 1, layout padded, shape few, requests %s",
+                   run->fault == FAULT_OUTSIDE ? "within"
+                   : i % 2                     ? "varied"
+                                               : "apart");
 }
 
 static const struct maker maker = {
@@ -497,7 +478,6 @@ struct subject mha_backward = {
     MHA_SUBJECT,
     .of = OP_MHA_BACKWARD,
     .values = MHA_BACKWARD_AXES(AXIS_TEXT),
-    .has = has,
     .plant_after = plant_after,
     .special = {"b 0, requests within", MHA_SPECIAL,
                 "b 7, shape rows, heads 2_1, sizes 128_128, causal 1, inputs nan_ends", MHA_OWN_THREADS},

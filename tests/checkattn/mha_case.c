@@ -26,41 +26,47 @@ bool mha_on_tensor_cores(const char *kernel)
     return !strcmp(kernel, "cuda-sm90") || !strcmp(kernel, "cuda-sm80");
 }
 
-bool mha_is_taken(const char *kernel, const int64_t *v)
+static bool possible_on_tensor_cores(const int64_t *v)
 {
-    return !mha_on_tensor_cores(kernel) || (v[H_LAYOUT] != LAYOUT_ODD && v[H_SIZES] != SIZES_64_128);
+    return v[H_LAYOUT] != LAYOUT_ODD && v[H_SIZES] != SIZES_64_128;
+}
+
+bool mha_leaves(const struct test_case *c, bool *must)
+{
+    *must = c->v[H_B] && c->s_q && (c->s_k || c->op->of == OP_MHA_FORWARD);
+    return mha_on_tensor_cores(c->run->kernel) && !possible_on_tensor_cores(c->v);
 }
 
 /* Row-keys, plus the cost of making the tensors. */
-double mha_cost(const int64_t *v)
+static double cost(const int64_t *v)
 {
     const int64_t *shape = shapes[v[H_SHAPE]];
     return (double)(v[H_B] * heads_of[v[H_HEADS]][0]) * (double)(shape[0] + 16) * (double)(shape[1] + 16);
 }
 
-double mha_cost_seen(const int64_t *v)
+/* The cost without the keys that a causal mask hides, for gradients, whose large cases take ten times the time of
+ * making them. Random lengths count as the shape's; otherwise nearly empty cases would be preferred. */
+static double cost_seen(const int64_t *v)
 {
     const double tokens = (double)shapes[v[H_SHAPE]][0], keys = (double)shapes[v[H_SHAPE]][1];
     const double unseen = !v[H_CAUSAL]    ? 0.0
                           : tokens < keys ? tokens * tokens / 2.0
                                           : keys * (tokens - keys / 2.0);
-    return mha_cost(v) - (double)(v[H_B] * heads_of[v[H_HEADS]][0]) * unseen;
+    return cost(v) - (double)(v[H_B] * heads_of[v[H_HEADS]][0]) * unseen;
 }
 
 bool mha_has(const struct run *run, const int64_t *v)
 {
+    if (mha_on_tensor_cores(run->kernel) && v[H_INPUTS] == INPUTS_NAN_ENDS) return false;
     return v[H_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 72);
 }
 
-static bool possible_on_tensor_cores(const int64_t *v)
+void mha_choose(struct subject *op, const struct run *run)
 {
-    return mha_is_taken("cuda-sm90", v);
-}
-
-void mha_choose(struct subject *op, bool tensor_cores)
-{
+    const bool tensor_cores = mha_on_tensor_cores(run->kernel), forward = op->of == OP_MHA_FORWARD;
     op->axis[H_INPUTS].count = INPUTS_NAN_ENDS + !tensor_cores;
     op->grid.possible = tensor_cores ? possible_on_tensor_cores : NULL;
+    op->grid.cost = forward ? cost : cost_seen, op->grid.dear = on_gpu(run) ? 2e6 : forward ? 2e5 : 3e4;
 }
 
 /* ---- A case ----------------------------------------------------------------------------------- */
@@ -124,13 +130,6 @@ static void put_starts(struct test_case *c, int i, int64_t *first)
     }
 }
 
-/* Keys next to the border of a block of 64 or of the request weigh more, so that losing one is visible
- * even among thousands. */
-static bool is_border(const struct test_case *c, int64_t key, int64_t length)
-{
-    return c->v[H_INPUTS] == INPUTS_SPIKED && (key % 64 == 0 || key % 64 == 63 || key + 1 == length);
-}
-
 static void fill_request(struct test_case *c, int64_t r)
 {
     const int64_t length = mha_length(c, true, r), queries = mha_length(c, false, r);
@@ -141,7 +140,8 @@ static void fill_request(struct test_case *c, int64_t r)
             mha_put_vector(c, MHA(q), r, first_q + t, h, c->v[H_INPUTS] == INPUTS_SPIKED);
     for (int64_t t = 0; t < length; t++)
         for (int64_t h = 0; h < c->h_kv; h++) {
-            mha_put_vector(c, MHA(k), r, first_k + t, h, is_border(c, t, length));
+            mha_put_vector(c, MHA(k), r, first_k + t, h,
+                           c->v[H_INPUTS] == INPUTS_SPIKED && is_border(t, length));
             mha_put_vector(c, MHA(v), r, first_k + t, h, false);
             if (c->v[H_INPUTS] != INPUTS_NAN_ENDS || !c->v[H_CAUSAL] || queries < 2 || t + 1 < length)
                 continue;
@@ -152,11 +152,14 @@ static void fill_request(struct test_case *c, int64_t r)
         }
 }
 
-void mha_spread(struct test_case *c, int i)
+void mha_spread(struct test_case *c)
 {
-    const int64_t pages = c->tensor[i].shape[0],
-                  between = ((INT64_C(1) << 32) / (pages > 1 ? pages - 1 : 1) / 64 + 1) * 64;
-    case_spread(c, i, sizeof(uint16_t) << 31, (size_t)between * sizeof(uint16_t));
+    for (int i = 0; c->v[H_LAYOUT] == LAYOUT_FAR && i < c->op->tensors; i++) {
+        const int64_t pages = c->tensor[i].shape[0],
+                      between = ((INT64_C(1) << 32) / (pages > 1 ? pages - 1 : 1) / 64 + 1) * 64;
+        if (c->tensor[i].tensor.dtype.bits == 16)
+            case_spread(c, i, sizeof(uint16_t) << 31, (size_t)between * sizeof(uint16_t));
+    }
 }
 
 void mha_make(struct test_case *c)

@@ -35,22 +35,13 @@ struct mha_case {
 /* Returns true for kernels that refuse the same cases, and whose gradients depend on the order of CTAs. */
 bool mha_on_tensor_cores(const char *kernel);
 
-/* Returns true if the kernel takes the case: tensor core kernels need rows at multiples of 16 bytes, and
- * values as wide as keys, or 128 with 192. */
-bool mha_is_taken(const char *kernel, const int64_t *v);
-
-/* For a grid: does a pair matter, and the cost of a case. */
+/* Functions of both subjects. Tensor core kernels need rows at multiples of 16 bytes, and values as wide as keys,
+ * or 128 with 192; with nothing to compute a kernel may take any layout. Cases with NaN at ends are not for them:
+ * they multiply values hidden from some rows of a tile by weights of 0, which NaN survives. */
 bool mha_counts(const int64_t *v, int i, int j);
-double mha_cost(const int64_t *v);
-/* Returns the cost without the keys that a causal mask hides, for an operation whose large cases take ten
- * times the time of making them. Random lengths count as the shape's; otherwise nearly empty cases would
- * be preferred. */
-double mha_cost_seen(const int64_t *v);
+void mha_choose(struct subject *op, const struct run *run);
 bool mha_has(const struct run *run, const int64_t *v);
-
-/* For tensor core kernels only cases that they take: they multiply values hidden from some rows of a tile
- * by weights of 0, which NaN survives. */
-void mha_choose(struct subject *op, bool tensor_cores);
+bool mha_leaves(const struct test_case *c, bool *must);
 
 void mha_draw(uint64_t seed);
 
@@ -61,8 +52,9 @@ void mha_make(struct test_case *c);
  * request. */
 void mha_put_vector(struct test_case *c, int i, int64_t request, int64_t token, int64_t head, bool spike);
 
-/* Spreads requests, or concatenated tokens, so that the last is more than 2^32 elements from the first. */
-void mha_spread(struct test_case *c, int i);
+/* Spreads requests, or concatenated tokens, of all 16-bit tensors if the layout is far, so that the last is more
+ * than 2^32 elements from the first. */
+void mha_spread(struct test_case *c);
 
 /* Return a request's number of tokens (of_keys: of keys), and where they begin in their dimension. */
 static inline int64_t mha_length(const struct test_case *c, bool of_keys, int64_t request)
@@ -85,8 +77,8 @@ void mha_set_apart(struct view *view, int i);
 /* What both operations have in common. Special cases: no keys at all, and offsets of more than 32 bits. By
  * the oracle: masks, heads, strides and starts against problems that have none. */
 #define MHA_SUBJECT                                                                                          \
-    .maker = &maker, .grid = {.counts = mha_counts}, .choose = choose, .leaves = leaves,                     \
-    .fault_case = fault_case,                                                                                \
+    .maker = &maker, .grid = {.counts = mha_counts}, .choose = mha_choose, .has = mha_has,                   \
+    .leaves = mha_leaves, .fault_cases = fault_cases,                                                        \
     .timed = {"b 1, shape even, heads 16_1, causal 1", "b 1, shape even, heads 5_5, sizes 128_128"}
 #define MHA_SPECIAL                                                                                          \
     "b 3, shape no_key, heads 32_4", "b 3, shape no_key, heads 32_4, requests ragged",                       \

@@ -7,21 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- The grid --------------------------------------------------------------------------------- */
-
-/* Without requests or tokens a kernel may take any layout. */
-static bool leaves(const struct test_case *c, bool *must)
-{
-    *must = c->b && c->s_q;
-    return !mha_is_taken(c->run->kernel, c->v);
-}
-
-static void choose(struct subject *op, const struct run *run)
-{
-    mha_choose(op, mha_on_tensor_cores(run->kernel));
-    op->grid.cost = mha_cost, op->grid.dear = on_gpu(run) ? 2e6 : 2e5;
-}
-
 /* ---- A case ----------------------------------------------------------------------------------- */
 
 static void make(struct test_case *c)
@@ -30,8 +15,7 @@ static void make(struct test_case *c)
     mha_make(c);
     case_tensor(c, MHA(out), layout, true);
     case_tensor(c, MHA(lse), layout, c->v[H_LSE] != 0);
-    for (int i = MHA(q); c->v[H_LAYOUT] == LAYOUT_FAR && i <= MHA(out); i++)
-        if (i != MHA(cu_seqlens_q) && i != MHA(cu_seqlens_k)) mha_spread(c, i);
+    mha_spread(c);
     c->tolerance[0] = tolerance_mha_out, c->tolerance[1] = tolerance_prefill_lse;
 }
 
@@ -111,13 +95,13 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
 
 /* Cases that suit every fault: requests without keys or tokens, gaps, causal. An lse is small if a key is
  * alone. */
-static const char *fault_case(const struct run *run, uint64_t i)
+static void fault_cases(struct suite *suite)
 {
-    static char text[200];
-    snprintf(text, sizeof text, "b 7, heads 5_5, causal 1, layout padded, %s, %s",
-             i % 2 ? "requests varied" : "requests apart",
-             run->fault == FAULT_LSE_CANCELLED ? "shape one, inputs steep" : "shape few");
-    return i < 8 ? text : NULL;
+    const struct run *run = &suite->run[0];
+    for (uint64_t i = 0; i < 8; i++)
+        suite_case(suite, run->seed + i, false, "b 7, heads 5_5, causal 1, layout padded, %s, %s",
+                   i % 2 ? "requests varied" : "requests apart",
+                   run->fault == FAULT_LSE_CANCELLED ? "shape one, inputs steep" : "shape few");
 }
 
 static const struct maker maker = {ROWS_BY_NAME,     .size = sizeof(struct mha_case),
@@ -128,7 +112,6 @@ struct subject mha_forward = {
     MHA_SUBJECT,
     .of = OP_MHA_FORWARD,
     .values = MHA_AXES(AXIS_TEXT),
-    .has = mha_has,
     .plant_after = plant_key,
     .special = {MHA_SPECIAL, MHA_OWN_THREADS},
     .by_oracle = {MHA_BY_ORACLE},

@@ -6,15 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-void record_add(struct record *record, const char *operation, const char *kernel, const struct tally *told,
-                bool passed)
-{
-    if (record->count == RECORDED) return;
-    const int i = record->count++;
-    record->row[i].operation = operation, record->row[i].kernel = kernel;
-    record->row[i].tally = *told, record->row[i].passed = passed;
-}
-
 /* Replaces characters that JSON would have to escape in names of drivers and files. */
 static const char *plain(char *text)
 {

@@ -22,15 +22,12 @@ struct record {
     struct gpu_description gpu;
     bool complete; /* every kernel over its whole grid */
     int count;
-    struct {
+    struct record_row {
         const char *operation, *kernel; /* static */
         struct tally tally;
         bool passed;
     } row[RECORDED];
 };
-
-void record_add(struct record *record, const char *operation, const char *kernel, const struct tally *told,
-                bool passed);
 
 /* Writes the record. Hashes of machine code come from kernels.sha256 in the folder of `program`, which
  * the build makes; without that file the list is empty and a warning says so. Returns false

@@ -129,12 +129,6 @@ static int32_t no_key(struct sparse_case *s, const struct sparse_pool *pool)
     return none[random_between(&s->c.random, 0, 5)];
 }
 
-/* Returns true next to borders of blocks of 64, and at the end. */
-static bool is_border(int64_t count, int64_t i)
-{
-    return i % 64 == 0 || i % 64 == 63 || i + 1 == count;
-}
-
 /* Makes a list: distinct keys in an order of its own, and the case's special entries. Entries that do not
  * count are random. With spiked inputs, keys named by entries at borders weigh more, so that losing one is
  * visible even among thousands: in prefill, whose tokens share keys, such entries name certain keys. */
@@ -160,7 +154,7 @@ static void make_list(struct sparse_case *s, struct sparse_pool *pool, int64_t r
         int64_t slot = first + (start + place * step) % (keys ? keys : 1);
         if (late) slot = random_between(random, 0, slots - 1);
         const int64_t heavy = slot - slot % SPIKE_EVERY + SPIKED_SLOT;
-        if (!late && s->prefill && s->inputs == S_SPIKED && is_border(count, i))
+        if (!late && s->prefill && s->inputs == S_SPIKED && is_border(i, count))
             slot = heavy < keys ? heavy : SPIKED_SLOT;
         none |= place >= keys && (s->prefill || !late);
         list[i] = none ? no_key(s, pool) : (int32_t)slot;
@@ -213,7 +207,7 @@ static void fill_keys(struct sparse_case *s, struct sparse_pool *pool)
                 const int64_t count = sparse_count(&s->c, k, r, t);
                 for (int64_t i = 0; i < count; i++)
                     if (sparse_pool_is_key(pool, list[i]))
-                        named[list[i] * heads + h] |= is_border(count, i) ? NAMED | BORDER : NAMED;
+                        named[list[i] * heads + h] |= is_border(i, count) ? NAMED | BORDER : NAMED;
             }
     for (int64_t i = 0; i < slots * heads; i++) {
         const int64_t slot = i / heads;
@@ -230,8 +224,9 @@ static void fill_keys(struct sparse_case *s, struct sparse_pool *pool)
     free(named);
     if (s->codes != S_CODES_NAN || !s->c.b || !s->c.s_q) return;
     const int32_t *list = sparse_list(&s->c, k, 0, 0, heads - 1); /* of the token that is always compared */
-    const int64_t nan = sparse_pool_first(pool, list, sparse_count(&s->c, k, 0, 0));
-    if (nan >= 0)
+    int64_t nan = 0;                                              /* the first entry that names a key */
+    while (nan < sparse_count(&s->c, k, 0, 0) && !sparse_pool_is_key(pool, list[nan])) nan++;
+    if (nan < sparse_count(&s->c, k, 0, 0))
         sparse_pool_put_nan(pool, &s->c.random,
                             sparse_pool_token(pool, list[nan]) + (heads - 1) * pool->head_bytes,
                             sparse_pool_scales(pool, list[nan]));
@@ -248,7 +243,8 @@ static void make_pool(struct sparse_case *s, int k, int first, enum kv_format fo
         s->prefill && (c->v[PREFILL_SOURCE] == PREFILL_FLAT || c->v[PREFILL_SOURCE] == PREFILL_FLAT_GAPS);
     const int64_t apart = c->b < APART ? c->b : APART,
                   of_axis = c->v[s->prefill ? (int)PREFILL_LAYOUT : (int)S_LAYOUT];
-    sparse_pool_in(pool, c, first);
+    pool->memory = &c->tensor[first], pool->view = &c->view[first];
+    pool->indices = &c->tensor[first + 1], pool->length = &c->tensor[first + 2];
     pool->format = format, pool->d_qk = c->d_qk, pool->layout = kv_layout_of(format, (int32_t)c->d_qk);
     pool->s_k = shape[0], pool->topk = *(k ? &c->extra_topk : &c->topk) = shape[1],
     pool->page_size = flat ? 1 : shape[2];
@@ -287,14 +283,11 @@ static void make_q(struct sparse_case *s, bool of_codes)
     }
 }
 
-bool sparse_refuses(const struct subject *op, const struct run *run, const int64_t *v)
+void sparse_tell_left(const struct axis *axis, int axes, const int64_t *v)
 {
-    const char *kernel;
-    struct test_case *c = case_make(op, run, NULL, v, 1);
-    case_to_device(c, NULL);
-    const bool refused = case_kernel(c, &kernel) == FMLA_UNSUPPORTED;
-    case_free(c);
-    return refused;
+    char text[80];
+    axes_write(axis, axes, v, text, sizeof text);
+    printf("  not of this kernel: %s\n", text);
 }
 
 /* Sets what both operations have besides tensors. */
@@ -455,14 +448,20 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
                          struct magnitude *magnitude)
 {
     const int64_t key_head = head / (c->h_q / c->h_kv);
-    const float scale = *(const float *)op_option(c->op->of, &c->args, "softmax_scale");
+    const double scale = (double)*(const float *)op_option(c->op->of, &c->args, "softmax_scale");
+    const uint16_t *row = case_row(c, SPARSE(q), request, token, head);
+    float q[SPARSE_WIDEST] = {0}, key[SPARSE_WIDEST] = {0};
+    for (int64_t d = 0; d < c->d_qk; d++) q[d] = (float)guarded_value(&c->tensor[SPARSE(q)], row + d);
     for (int k = 0; k < S_CACHES; k++) {
+        const struct sparse_pool *pool = &((const struct sparse_case *)c)->pool[k];
         const int64_t count = sparse_count(c, k, request, token);
-        if (count)
-            sparse_pool_magnitude(&((const struct sparse_case *)c)->pool[k],
-                                  sparse_list(c, k, request, token, key_head), count, key_head, (double)scale,
-                                  &c->tensor[SPARSE(q)], case_row(c, SPARSE(q), request, token, head),
-                                  magnitude);
+        const int32_t *list = count ? sparse_list(c, k, request, token, key_head) : NULL;
+        for (int64_t i = 0; i < count; i++) {
+            if (!sparse_pool_is_key(pool, list[i])) continue;
+            const uint8_t *at = sparse_pool_token(pool, list[i]) + key_head * pool->head_bytes;
+            sparse_pool_values(pool, at, list[i], key);
+            magnitude_add(magnitude, scale, q, key, c->d_qk, key, S_D_V);
+        }
     }
 }
 

@@ -152,8 +152,8 @@ int64_t sparse_count(const struct test_case *c, int k, int64_t request, int64_t 
 
 int64_t sparse_seen(const struct test_case *c, int64_t request, int64_t token, int64_t head);
 
-/* Returns true if the kernel under test refuses such a case. */
-bool sparse_refuses(const struct subject *op, const struct run *run, const int64_t *v);
+/* Prints values of axes that the kernel under test does not take. */
+void sparse_tell_left(const struct axis *axis, int axes, const int64_t *v);
 
 /* Plants a defect in the first list of the first keys that has a place for it. */
 bool sparse_plant(struct test_case *c, enum defect fault, struct patch *patch);

@@ -326,33 +326,6 @@ void sparse_pool_put_nans(const struct sparse_pool *pool, uint8_t *token)
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
 
-void sparse_pool_in(struct sparse_pool *pool, struct test_case *c, int first)
-{
-    pool->memory = &c->tensor[first], pool->view = &c->view[first];
-    pool->indices = &c->tensor[first + 1], pool->length = &c->tensor[first + 2];
-}
-
-int64_t sparse_pool_first(const struct sparse_pool *pool, const int32_t *list, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++)
-        if (sparse_pool_is_key(pool, list[i])) return i;
-    return -1;
-}
-
-void sparse_pool_magnitude(const struct sparse_pool *pool, const int32_t *list, int64_t count,
-                           int64_t key_head, double scale, const struct guarded *q, const uint16_t *row,
-                           struct magnitude *magnitude)
-{
-    float values[SPARSE_WIDEST] = {0}, key[SPARSE_WIDEST] = {0};
-    for (int64_t d = 0; d < pool->d_qk; d++) values[d] = (float)guarded_value(q, row + d);
-    for (int64_t i = 0; i < count; i++) {
-        if (!sparse_pool_is_key(pool, list[i])) continue;
-        sparse_pool_values(pool, sparse_pool_token(pool, list[i]) + key_head * pool->head_bytes, list[i],
-                           key);
-        magnitude_add(magnitude, scale, values, key, pool->d_qk, key, S_D_V);
-    }
-}
-
 static bool plant_index(struct patch *patch, int32_t *entry, int64_t index)
 {
     const int32_t value = (int32_t)index;

@@ -101,7 +101,7 @@ static double cost_on_cpu(const int64_t *v)
     const bool none = v[PREFILL_INDICES] == S_INDICES_NONE;
     const int64_t tiles = h_kv * ((group + 15) / 16);
     return 16.0 * (double)(v[PREFILL_SQ] * tiles * (none ? 1 : keys)) +
-           case_cost_of_rows((double)(v[PREFILL_SQ] * v[PREFILL_HQ]), 0.0);
+           case_cost_of_rows(1, v[PREFILL_SQ] * v[PREFILL_HQ], 0);
 }
 
 /* Bytes: the GPU is not the bottleneck. */
@@ -115,14 +115,6 @@ static bool leaves_case(const struct test_case *c, bool *must)
 {
     *must = false;
     return leaves.unaligned && is_unaligned(c->v[PREFILL_LAYOUT], c->v[PREFILL_SOURCE], c->v[PREFILL_PAGE]);
-}
-
-static const char *source_name(int64_t source)
-{
-    return source == PREFILL_FLAT        ? "flat keys"
-           : source == PREFILL_FLAT_GAPS ? "flat keys with gaps"
-           : source == PREFILL_PAGES     ? "BF16 pages"
-                                         : cache_formats[prefill_formats[source]].name + strlen("FMLA_KV_");
 }
 
 /* CPU kernels and the GPU's portable one support everything; a tuned kernel is asked, and its refusals are
@@ -144,14 +136,16 @@ static void choose(struct subject *op, const struct run *run)
     for (int64_t source = 0; source < PREFILL_SOURCES; source++)
         for (int64_t d_qk = 512; d_qk <= 576; d_qk += 64) {
             v[PREFILL_SOURCE] = source, v[PREFILL_DQK] = d_qk;
-            if (!is_sound(source, d_qk, 128, 1) || !sparse_refuses(&sparse_prefill, run, v)) continue;
+            if (!is_sound(source, d_qk, 128, 1) || case_asked(&sparse_prefill, run, v) != FMLA_UNSUPPORTED)
+                continue;
             leaves.source[source][d_qk == 576] = true;
-            printf("  not of this kernel: %s, d_qk %lld\n", source_name(source), (long long)d_qk);
+            sparse_tell_left(&op->axis[PREFILL_DQK], 2, &v[PREFILL_DQK]);
         }
     v[PREFILL_SOURCE] = PREFILL_FLAT, v[PREFILL_DQK] = leaves.source[PREFILL_FLAT][1] ? 512 : 576;
-    v[PREFILL_LAYOUT] = LAYOUT_ODD, leaves.unaligned = sparse_refuses(&sparse_prefill, run, v);
+    v[PREFILL_LAYOUT] = LAYOUT_ODD,
+    leaves.unaligned = case_asked(&sparse_prefill, run, v) == FMLA_UNSUPPORTED;
     v[PREFILL_LAYOUT] = LAYOUT_CONTIGUOUS, v[PREFILL_HKV] = 2,
-    leaves.two_heads = sparse_refuses(&sparse_prefill, run, v);
+    leaves.two_heads = case_asked(&sparse_prefill, run, v) == FMLA_UNSUPPORTED;
     if (leaves.unaligned) printf("  not of this kernel: what is not aligned to 16 bytes\n");
     if (leaves.two_heads) printf("  not of this kernel: two key heads\n");
 }
@@ -177,15 +171,16 @@ static bool plant_after(struct test_case *c, enum defect fault)
 }
 
 /* Cases that suit every fault. An lse is small if a key is alone. */
-static const char *fault_case(const struct run *run, uint64_t i)
+static void fault_cases(struct suite *suite)
 {
+    const struct run *run = &suite->run[0];
     static const char *const sources[] = {"fp8_656", "fp8_584, d_qk 512", "flat_gaps"};
-    static char text[200];
-    snprintf(text, sizeof text, "s_q 9, h_q 8, source %s, lengths varied, layout padded, %s", sources[i % 3],
-             run->fault == FAULT_LSE_CANCELLED ? "inputs steep"
-             : run->fault == FAULT_MAX_NAN     ? "codes scales, inputs extreme"
-                                               : "codes scales");
-    return i < 9 ? text : NULL;
+    for (uint64_t i = 0; i < 9; i++)
+        suite_case(suite, run->seed + i, false, "s_q 9, h_q 8, source %s, lengths varied, layout padded, %s",
+                   sources[i % 3],
+                   run->fault == FAULT_LSE_CANCELLED ? "inputs steep"
+                   : run->fault == FAULT_MAX_NAN     ? "codes scales, inputs extreme"
+                                                     : "codes scales");
 }
 
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
@@ -256,7 +251,7 @@ struct subject sparse_prefill = {
     .more = more,
     .faults = ((FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK) | FAULT(MERGE_BASE) | FAULT(NO_EXTRA))) |
               FAULT(LSE_BASE) | FAULT(MAX_SCALE) | FAULT(MAX_NAN),
-    .fault_case = fault_case,
+    .fault_cases = fault_cases,
     .plant_before = sparse_plant,
     .plant_after = plant_after,
     .gpu = {.bases = {"h_q 128, source flat", "h_q 64, d_qk 512, source flat_gaps", "h_q 64, source fp8_656",

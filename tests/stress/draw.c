@@ -9,15 +9,9 @@
 
 /* ---- Numbers --------------------------------------------------------------------------------- */
 
-/* Returns an entry of a list that ends with -1. */
-static int64_t one_of(struct random_state *random, const int64_t *list)
-{
-    int64_t count = 0;
-    while (list[count] >= 0) count++;
-    return list[random_between(random, 0, count - 1)];
-}
-
-#define ONE_OF(random, ...) one_of(random, (const int64_t[]){__VA_ARGS__, -1})
+#define ONE_OF(random, ...)                                                                                  \
+    ((const int64_t[]){                                                                                      \
+        __VA_ARGS__})[random_between(random, 0, COUNT_OF(((const int64_t[]){__VA_ARGS__})) - 1)]
 
 /* Returns one of `kinds` kinds, from 0 on. */
 static int64_t kind(struct random_state *random, int64_t kinds)
@@ -32,7 +26,7 @@ static int64_t size_of(struct random_state *random, int64_t most)
                                     63,  64,  65,  67,  101, 127, 128, 129, 131, 191,  192, 193, 257,
                                     320, 321, 509, 512, 513, 577, 640, 641, 769, 1024, 1025};
     int64_t count = 0;
-    while (count < (int64_t)(sizeof sizes / sizeof sizes[0]) && sizes[count] <= most) count++;
+    while (count < COUNT_OF(sizes) && sizes[count] <= most) count++;
     if (!random_between(random, 0, 11)) return 0;
     return random_between(random, 0, 4) ? sizes[random_between(random, 0, count - 1)]
                                         : random_between(random, 1, most);

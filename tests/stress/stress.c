@@ -74,13 +74,6 @@ static void bad_access(int signal)
     _exit(1);
 }
 
-static void catch_bad_accesses(void)
-{
-    struct sigaction action = {.sa_handler = bad_access};
-    sigaction(SIGSEGV, &action, NULL);
-    sigaction(SIGBUS, &action, NULL);
-}
-
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
 /* Returns true for kernels that take every call. A GPU's tuned kernels refuse some: they run when dispatch
@@ -269,7 +262,8 @@ int main(int argc, char **argv)
         stress.device = device_pages;
     if (!find_kernels(gpu ? stress.device : (fmla_device){FMLA_DEVICE_CPU, 0})) return 3;
     snprintf(stress.named_seed, sizeof stress.named_seed, " --seed %llu", (unsigned long long)stress.seed);
-    if (!gpu) catch_bad_accesses();
+    const struct sigaction action = {.sa_handler = bad_access};
+    if (!gpu) sigaction(SIGSEGV, &action, NULL), sigaction(SIGBUS, &action, NULL);
     struct device_stress watch = {0};
     if (fault) watch = fault->hooks, stress.defect = fault->defect, stress.only = fault->only;
     watch.wrong = wrong, device_stress = &watch;
