@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "case.h"
 
+#include "num.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -120,6 +122,15 @@ void case_sinks(struct test_case *c, int64_t kind)
         float sink = random_normal(&c->random) * 3.0f;
         if (kind == SINK_INFINITE && h % 3 < 2) sink = h % 3 ? INFINITY : -INFINITY;
         *(float *)guarded_at(&c->tensor[c->op->sink], h, 0, 0, 0) = sink;
+    }
+}
+
+void draw_numbers(struct random_state *random, float mean, float deviation, int count, uint16_t *bf16,
+                  uint16_t *fp16)
+{
+    for (int i = 0; i < count; i++) {
+        const float x = random_input(random, mean, deviation);
+        bf16[i] = num_to_bf16(x), fp16[i] = num_to_fp16(x);
     }
 }
 

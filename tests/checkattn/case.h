@@ -278,6 +278,11 @@ enum {
 enum { SINK_NONE, SINK_FINITE, SINK_INFINITE };
 void case_sinks(struct test_case *c, int64_t kind);
 
+/* Draws numbers from N(mean, deviation²), clamped to ±1, in both 16-bit types: once, for cases to copy vectors from
+ * random places. */
+void draw_numbers(struct random_state *random, float mean, float deviation, int count, uint16_t *bf16,
+                  uint16_t *fp16);
+
 /* Returns true for keys next to the border of a block of 64, and for the last of `count`. Spiked inputs give them
  * more weight, so that losing one is visible even among thousands. */
 static inline bool is_border(int64_t key, int64_t count)

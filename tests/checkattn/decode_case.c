@@ -17,11 +17,7 @@ static uint16_t drawn[2][DRAWN]; /* [dtype] */
 static void draw(uint64_t seed)
 {
     struct random_state random = {seed};
-    for (int i = 0; i < DRAWN; i++) {
-        const float x = random_input(&random, 0.0f, 0.1f);
-        drawn[0][i] = num_to_bf16(x);
-        drawn[1][i] = num_to_fp16(x);
-    }
+    draw_numbers(&random, 0.0f, 0.1f, DRAWN, drawn[0], drawn[1]);
     sparse_pool_draw(&random, 0.0f);
 }
 

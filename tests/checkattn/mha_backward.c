@@ -7,8 +7,6 @@
  */
 #include "mha_case.h"
 
-#include "num.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "mha_case.h"
 
-#include "num.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,10 +76,7 @@ static uint16_t drawn[2][DRAWN]; /* [dtype] */
 void mha_draw(uint64_t seed)
 {
     struct random_state random = {seed};
-    for (int i = 0; i < DRAWN; i++) {
-        const float x = random_input(&random, 0.0f, 0.1f);
-        drawn[0][i] = num_to_bf16(x), drawn[1][i] = num_to_fp16(x);
-    }
+    draw_numbers(&random, 0.0f, 0.1f, DRAWN, drawn[0], drawn[1]);
 }
 
 void mha_put_vector(struct test_case *c, int i, int64_t request, int64_t token, int64_t head, bool spike)

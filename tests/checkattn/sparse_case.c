@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "sparse_case.h"
 
-#include "num.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,20 +34,11 @@ enum { APART = 4 }; /* requests of sparse decode with their own keys; others sha
 enum { DRAWN = 1 << 16 };
 static uint16_t drawn_q[2][2][DRAWN]; /* [decode, prefill][bf16, fp16] */
 
-static void draw_all(struct random_state *random, bool prefill, float mean_of_q, float deviation,
-                     float mean_of_keys)
-{
-    for (int i = 0; i < DRAWN; i++) {
-        const float q = random_input(random, mean_of_q, deviation);
-        drawn_q[prefill][0][i] = num_to_bf16(q), drawn_q[prefill][1][i] = num_to_fp16(q);
-    }
-    sparse_pool_draw(random, mean_of_keys);
-}
-
 static void draw_decode(uint64_t seed)
 {
     struct random_state random = {seed};
-    draw_all(&random, false, 0.0f, 1.0f, 0.0f);
+    draw_numbers(&random, 0.0f, 1.0f, DRAWN, drawn_q[0][0], drawn_q[0][1]);
+    sparse_pool_draw(&random, 0.0f);
 }
 
 static void draw_prefill(uint64_t seed)
@@ -57,7 +46,8 @@ static void draw_prefill(uint64_t seed)
     struct random_state random = {seed};
     const float q = (float)(0.1 * random_unit(&random) - 0.05),
                 keys = (float)(0.1 * random_unit(&random) - 0.05);
-    draw_all(&random, true, q, 0.1f, keys);
+    draw_numbers(&random, q, 0.1f, DRAWN, drawn_q[1][0], drawn_q[1][1]);
+    sparse_pool_draw(&random, keys);
 }
 
 /* ---- Lists ----------------------------------------------------------------------------------- */

@@ -125,10 +125,7 @@ static void draw_beyond(int t, const struct kv_layout *layout, struct token *tok
 void sparse_pool_draw(struct random_state *random, float mean)
 {
     float values[SPARSE_WIDEST] = {0};
-    for (int i = 0; i < DRAWN; i++) {
-        const float key = random_input(random, mean, 0.1f);
-        drawn_keys[0][i] = num_to_bf16(key), drawn_keys[1][i] = num_to_fp16(key);
-    }
+    draw_numbers(random, mean, 0.1f, DRAWN, drawn_keys[0], drawn_keys[1]);
     for (int f = 0; f < OF_BYTES; f++)
         for (int codes = 0; codes < CODES; codes++)
             for (int t = 0; t < TOKENS; t++) {
