@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Work on threads of our own, and a parallel loop that a host could have (fmla_set_parallel_for): threads that take
- * one index after the other.
+ * Work on threads of our own, and a parallel loop that a host could have (fmla_set_parallel_for): threads
+ * that take one index after the other.
  */
 #ifndef FMLA_SUPPORT_PTHREAD_LOOP_H
 #define FMLA_SUPPORT_PTHREAD_LOOP_H

@@ -154,8 +154,8 @@ struct maker {
     /* Chooses the rows to compare, all of a small case and some of a large one, and returns their number.
      * NULL: all, whole tokens. */
     int64_t (*choose_rows)(struct test_case *c, struct rows *rows);
-    /* Completes the oracle's view of such rows after view_rows, over `change` keys more than they see; returns
-     * false if there are not so many, or none. NULL: nothing to do. */
+    /* Completes the oracle's view of such rows after view_rows, over `change` keys more than they see;
+     * returns false if there are not so many, or none. NULL: nothing to do. */
     bool (*narrow)(const struct test_case *c, const struct rows *rows, int64_t change, struct view *view);
     /* Returns the number of keys that a row sees. */
     int64_t (*seen)(const struct test_case *c, int64_t request, int64_t token, int64_t head);
@@ -192,8 +192,8 @@ struct subject {
 
     uint64_t faults;     /* bit mask of enum defect: defects that a kernel could have */
     uint64_t cpu_faults; /* defects that only a CPU kernel could have, besides COUNT if cases are timed */
-    /* Makes cases for a defect by suite_case; those after one that has a place for it are left out. Default: the
-     * grid's cases. */
+    /* Makes cases for a defect by suite_case; those after one that has a place for it are left out.
+     * Default: the grid's cases. */
     void (*fault_cases)(struct suite *suite);
     /* Plant a defect and return true, if the case has a place for it. Default: it has none. */
     bool (*plant_before)(struct test_case *c, enum defect fault, struct patch *patch);
@@ -258,7 +258,8 @@ void case_tensor(struct test_case *c, int i, enum layout layout, bool wanted);
 void case_name(struct test_case *c, int i); /* sets its argument */
 bool case_names(const struct test_case *c, int i);
 
-/* Spreads a tensor along dimension 0, `between` bytes apart, after `front` bytes, and points its view there. */
+/* Spreads a tensor along dimension 0, `between` bytes apart, after `front` bytes, and points its view
+ * there. */
 void case_spread(struct test_case *c, int i, size_t front, size_t between);
 
 /* Values of the axis of plans. */
@@ -278,13 +279,13 @@ enum {
 enum { SINK_NONE, SINK_FINITE, SINK_INFINITE };
 void case_sinks(struct test_case *c, int64_t kind);
 
-/* Draws numbers from N(mean, deviation²), clamped to ±1, in both 16-bit types: once, for cases to copy vectors from
- * random places. */
+/* Draws numbers from N(mean, deviation²), clamped to ±1, in both 16-bit types: once, for cases to copy
+ * vectors from random places. */
 void draw_numbers(struct random_state *random, float mean, float deviation, int count, uint16_t *bf16,
                   uint16_t *fp16);
 
-/* Returns true for keys next to the border of a block of 64, and for the last of `count`. Spiked inputs give them
- * more weight, so that losing one is visible even among thousands. */
+/* Returns true for keys next to the border of a block of 64, and for the last of `count`. Spiked inputs
+ * give them more weight, so that losing one is visible even among thousands. */
 static inline bool is_border(int64_t key, int64_t count)
 {
     return key % 64 == 0 || key % 64 == 63 || key + 1 == count;
@@ -299,8 +300,8 @@ void case_spike(uint8_t *end, bool fp16);
  * and those of a special key with all queries. */
 void case_infinite(uint8_t *end, bool fp16, bool of_key, bool special);
 
-/* Makes the case's plan, in one buffer and as tables, and sets its argument. On a GPU the device makes both too.
- * Reports what is wrong, for example that two of them have other bits, and then returns false. */
+/* Makes the case's plan, in one buffer and as tables, and sets its argument. On a GPU the device makes
+ * both too. Reports what is wrong, for example that two of them have other bits, and then returns false. */
 bool case_plan(struct test_case *c);
 
 /* Makes a plan and its tables on the device, from lengths there (without memory: none), and returns how they
@@ -421,9 +422,9 @@ void case_check(const struct subject *op, const struct run *run, const int64_t *
  * kernel. */
 bool case_left(struct test_case *c);
 
-/* Returns the CPU's cost of the rows of each request besides their keys, in row-keys of the generic kernel: making,
- * filling, hashing, copying and comparing them, and filling those of `slots` in the workspace twice. Measured with
- * sanitizers, which are the slowest. */
+/* Returns the CPU's cost of the rows of each request besides their keys, in row-keys of the generic
+ * kernel: making, filling, hashing, copying and comparing them, and filling those of `slots` in the
+ * workspace twice. Measured with sanitizers, which are the slowest. */
 static inline double case_cost_of_rows(int64_t b, int64_t rows, int64_t slots)
 {
     return 32.0 * (double)(b * rows) + 2.0 * (double)(slots * rows);
@@ -432,7 +433,8 @@ static inline double case_cost_of_rows(int64_t b, int64_t rows, int64_t slots)
 /* Sets all rows of a case, `heads` heads together, and returns their number. */
 int64_t all_rows(const struct test_case *c, struct rows *rows, int64_t heads);
 
-/* Of a large case of dense attention, CHOSEN_ROWS rows are compared; the last DRAWN_ROWS of them are random. */
+/* Of a large case of dense attention, CHOSEN_ROWS rows are compared; the last DRAWN_ROWS of them are
+ * random. */
 enum { CHOSEN_ROWS = 84, DRAWN_ROWS = 64 };
 bool all_are_compared(const struct test_case *c, int64_t keys);
 int64_t draw_rows(struct test_case *c, struct rows *rows, int64_t count); /* from `count` on */

@@ -80,25 +80,22 @@ static bool tell(const struct asked *asked, const char *operation, const struct 
 static int check_here(const struct asked *asked, fmla_device device, const fmla_capability *rows, int count)
 {
     struct subject *operation = operation_of(rows[0].operation);
-    static struct suite cleared, *const suite = &cleared;
+    struct suite suite = {.op = operation, .kernels = count};
     int failed = 0;
-    memset(suite, 0, sizeof *suite);
-    suite->op = operation, suite->kernels = count;
     for (int i = 0; i < count; i++) {
-        struct run *run = &suite->run[i];
+        struct run *run = &suite.run[i];
         *run = asked->like;
         run->kernel = rows[i].kernel, run->types = rows[i].types, run->products = rows[i].products;
         run->device = device;
     }
     const double start = timing_now();
-    if (on_gpu(&suite->run[0])) device_open(suite->run[0].device);
+    if (on_gpu(&suite.run[0])) device_open(suite.run[0].device);
     if (operation)
-        suite_check(suite);
+        suite_check(&suite);
     else
-        plan_check_of(rows[0].operation)(&suite->run[0], &suite->tally[0]);
-    if (count == 1) suite->tally[0].seconds = timing_now() - start;
-    for (int i = 0; i < count; i++)
-        failed += !tell(asked, rows[0].operation, &suite->run[i], &suite->tally[i]);
+        plan_check_of(rows[0].operation)(&suite.run[0], &suite.tally[0]);
+    if (count == 1) suite.tally[0].seconds = timing_now() - start;
+    for (int i = 0; i < count; i++) failed += !tell(asked, rows[0].operation, &suite.run[i], &suite.tally[i]);
     return failed;
 }
 
@@ -207,7 +204,6 @@ static bool kernel_for_faults(fmla_device device, const char *operation, struct 
 static int check_faults(const struct asked *asked, bool verbose)
 {
     const fmla_device device = asked->device;
-    static struct suite cleared, *const suite = &cleared;
     const bool gpu = device.device_type == FMLA_DEVICE_CUDA;
     int unseen = 0, planted = 0;
     if (gpu) device_open(device);
@@ -220,13 +216,12 @@ static int check_faults(const struct asked *asked, bool verbose)
             if (!(faults >> fault & 1)) continue;
             if (asked->operation && strcmp(asked->operation, descriptors[i].name) != 0) continue;
             planted++;
-            memset(suite, 0, sizeof *suite);
-            suite->op = subjects[i], suite->kernels = 1;
-            suite->run[0] =
+            struct suite suite = {.op = subjects[i], .kernels = 1};
+            suite.run[0] =
                 (struct run){.seed = asked->like.seed, .fault = (enum defect)fault, .verbose = verbose};
-            const struct tally *tally = &suite->tally[0];
-            if (!kernel_for_faults(device, descriptors[i].name, &suite->run[0])) return unseen + 1;
-            suite_check(suite);
+            const struct tally *tally = &suite.tally[0];
+            if (!kernel_for_faults(device, descriptors[i].name, &suite.run[0])) return unseen + 1;
+            suite_check(&suite);
             const bool seen = tally->planted && tally->failed > 0;
             printf("%s fault %s: %s: %s\n", seen ? "ok" : "FAILED", descriptors[i].name, fault_names[fault],
                    seen             ? "seen"

@@ -5,9 +5,9 @@
  * one set of comparisons serves every device. Driver errors end the process: each GPU kernel is checked in
  * its own.
  *
- * Until a GPU is opened, "the device" is host memory between inaccessible guard pages, which receives only the
- * memory that a call may touch: tensors without canaries, up to their last element. A run on device_pages
- * makes its calls there.
+ * Until a GPU is opened, "the device" is host memory between inaccessible guard pages, which receives only
+ * the memory that a call may touch: tensors without canaries, up to their last element. A run on
+ * device_pages makes its calls there.
  */
 #ifndef CHECKATTN_DEVICE_H
 #define CHECKATTN_DEVICE_H

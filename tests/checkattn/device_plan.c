@@ -97,10 +97,12 @@ const char *plan_differs(const struct plan_call *call, struct guarded lengths[2]
     for (int fill = 0xff; !wrong && fill >= 0; fill -= 0xff) {
         device.stream = fill ? stream : NULL;
         device_scratch_fill(&scratch, fill);
-        if (plan_call_run(&device))
+        if (plan_call_run(&device)) {
             wrong = fmla_last_error();
-        else if (device_wait(device.stream), !device_scratch_is(&scratch, plan))
-            wrong = "the device's plan has other bits than the host's";
+            break;
+        }
+        device_wait(device.stream);
+        if (!device_scratch_is(&scratch, plan)) wrong = "the device's plan has other bits than the host's";
     }
     if (!device_scratch_intact(&scratch)) wrong = "bytes behind the plan were written";
     device.stream = stream;
@@ -111,7 +113,8 @@ const char *plan_differs(const struct plan_call *call, struct guarded lengths[2]
     return wrong;
 }
 
-/* Makes both plans of the lengths and frees the lengths; leaves the host's plan in *plan, freed by the caller. */
+/* Makes both plans of the lengths and frees the lengths; leaves the host's plan in *plan, freed by the
+ * caller. */
 static void run_call(const struct run *run, const struct plan_call *call, struct guarded lengths[2],
                      const char *name, struct tally *tally, void **plan, size_t *bytes)
 {

@@ -35,8 +35,8 @@ struct guarded {
     unsigned char *memory;
     size_t bytes; /* between the canaries */
     size_t whole; /* canaries included */
-    /* Contents that guarded_reset restores, owned, where all bytes are compared and there are no canaries; NULL: bytes
-     * of 0xff between the canaries. */
+    /* Contents that guarded_reset restores, owned, where all bytes are compared and there are no
+     * canaries; NULL: bytes of 0xff between the canaries. */
     unsigned char *initial;
     /* Copies of the pages, far apart (guarded_spread), and their layout there. */
     unsigned char *far;

@@ -42,8 +42,9 @@ static double cost(const int64_t *v)
     return (double)(v[H_B] * heads_of[v[H_HEADS]][0]) * (double)(shape[0] + 16) * (double)(shape[1] + 16);
 }
 
-/* The cost without the keys that a causal mask hides, for gradients, whose large cases take ten times the time of
- * making them. Random lengths count as the shape's; otherwise nearly empty cases would be preferred. */
+/* The cost without the keys that a causal mask hides, for gradients, whose large cases take ten times the
+ * time of making them. Random lengths count as the shape's; otherwise nearly empty cases would be
+ * preferred. */
 static double cost_seen(const int64_t *v)
 {
     const double tokens = (double)shapes[v[H_SHAPE]][0], keys = (double)shapes[v[H_SHAPE]][1];

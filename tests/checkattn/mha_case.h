@@ -35,9 +35,10 @@ struct mha_case {
 /* Returns true for kernels that refuse the same cases, and whose gradients depend on the order of CTAs. */
 bool mha_on_tensor_cores(const char *kernel);
 
-/* Functions of both subjects. Tensor core kernels need rows at multiples of 16 bytes, and values as wide as keys,
- * or 128 with 192; with nothing to compute a kernel may take any layout. Cases with NaN at ends are not for them:
- * they multiply values hidden from some rows of a tile by weights of 0, which NaN survives. */
+/* Functions of both subjects. Tensor core kernels need rows at multiples of 16 bytes, and values as wide
+ * as keys, or 128 with 192; with nothing to compute a kernel may take any layout. Cases with NaN at ends
+ * are not for them: they multiply values hidden from some rows of a tile by weights of 0, which NaN
+ * survives. */
 bool mha_counts(const int64_t *v, int i, int j);
 void mha_choose(struct subject *op, const struct run *run);
 bool mha_has(const struct run *run, const int64_t *v);
@@ -52,8 +53,8 @@ void mha_make(struct test_case *c);
  * request. */
 void mha_put_vector(struct test_case *c, int i, int64_t request, int64_t token, int64_t head, bool spike);
 
-/* Spreads requests, or concatenated tokens, of all 16-bit tensors if the layout is far, so that the last is more
- * than 2^32 elements from the first. */
+/* Spreads requests, or concatenated tokens, of all 16-bit tensors if the layout is far, so that the last
+ * is more than 2^32 elements from the first. */
 void mha_spread(struct test_case *c);
 
 /* Return a request's number of tokens (of_keys: of keys), and where they begin in their dimension. */

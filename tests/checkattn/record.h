@@ -8,8 +8,9 @@
 #include "checkattn.h"
 #include "gpu.h"
 
-/* Runs the check of one kernel in a process of its own: this program, restarted for that kernel. Its output
- * goes to this process's output. Returns true if it passed. Sets `why` if the child ended without reporting. */
+/* Runs the check of one kernel in a process of its own: this program, restarted for that kernel. Its
+ * output goes to this process's output. Returns true if it passed. Sets `why` if the child ended without
+ * reporting. */
 bool child_run(const struct run *like, const char *operation, const char *kernel, fmla_device device,
                struct tally *told, char *why, size_t size);
 

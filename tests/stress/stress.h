@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Draws a call: an operation, the forced kernel, and values of the axes of checkattn's cases, of any size and not
- * from a grid. Plants defects that a kernel could have around calls: stress must detect each and name the call.
+ * Draws a call: an operation, the forced kernel, and values of the axes of checkattn's cases, of any size
+ * and not from a grid. Plants defects that a kernel could have around calls: stress must detect each and
+ * name the call.
  */
 #ifndef STRESS_H
 #define STRESS_H
