@@ -83,7 +83,7 @@ void oracle_ask(struct oracle *o, const struct test_case *c, uint64_t inputs, co
     *o = (struct oracle){.inputs = inputs, .of = *of};
     void *items = must_alloc(bytes);
     o->of.items = memcpy(items, of->items, bytes);
-    o->results = calloc((size_t)of->count + 1, of->of_result);
+    o->results = calloc((size_t)of->count * of->of_result + 1, 1);
     if (!o->results) exit(1);
     struct task task = {c, o, 0};
     for_rows(c->run, of->count, oracle_task, &task);

@@ -23,7 +23,7 @@
     X("fp8_528_f32", FMLA_KV_FP8_528_F32, BF16, 512)                                                         \
     X("fp4_288_q16", FMLA_KV_FP4_288, FP16, 512)
 #define FORMAT_WORD(word, ...) " " word
-#define ONE_MORE(...)          +1
+#define ONE_EACH(...)          1,
 
 /* The axes of the grids, and the meaning of values that are not numbers. */
 #define SPARSE_AXES(X)                                                                                       \
@@ -51,7 +51,7 @@
     X(S_THREADS, "threads: built_in one own")
 enum { SPARSE_AXES(AXIS_NAME) S_AXES };
 enum { S_EXTRA_SAME, S_EXTRA_HALF, S_EXTRA_BYTES, S_EXTRA_FORMATS = S_EXTRA_BYTES + 7 };
-enum { S_FORMATS = 0 SPARSE_FORMATS(ONE_MORE) };
+enum { S_FORMATS = sizeof((char[]){SPARSE_FORMATS(ONE_EACH)}) };
 
 /* Indexed by the axis of formats. */
 struct sparse_format {
@@ -109,7 +109,7 @@ enum {
     PREFILL_FLAT,
     PREFILL_FLAT_GAPS, /* gaps between tokens and heads; with LAYOUT_SWAPPED the keys of a head are adjacent */
     PREFILL_PAGES = 4,
-    PREFILL_SOURCES = 0 PREFILL_SOURCES_OF(ONE_MORE)
+    PREFILL_SOURCES = sizeof((char[]){PREFILL_SOURCES_OF(ONE_EACH)})
 };
 /* kv_format of the call, by source; byte formats also define d_qk. */
 extern const int32_t prefill_formats[PREFILL_SOURCES];
