@@ -3,7 +3,6 @@
 
 #include "ptx_text.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum { READ_THREADS = 512, READ_BLOCKS_PER_SM = 4, MATRIX_THREADS = 256 };
@@ -76,62 +75,64 @@ static const char ptx_head[] = ".version 8.0\n"
                                ".reg .b64 to;\n";
 
 /* Uses the sums, which keeps the products alive. */
-static void add_tail(struct ptx_text *text, int sums)
+static void add_tail(FILE *text, int sums)
 {
-    ptx_add(text, "ld.param.u64 to, [sink];\nmov.f32 sum, 0f00000000;\n");
-    for (int i = 0; i < sums; i++) ptx_add(text, "add.f32 sum, sum, c%d;\n", i);
-    ptx_add(text, "setp.eq.f32 q, sum, 0f7f000000;\n@q st.global.f32 [to], sum;\nret;\n}\n");
+    fprintf(text, "ld.param.u64 to, [sink];\nmov.f32 sum, 0f00000000;\n");
+    for (int i = 0; i < sums; i++) fprintf(text, "add.f32 sum, sum, c%d;\n", i);
+    fprintf(text, "setp.eq.f32 q, sum, 0f7f000000;\n@q st.global.f32 [to], sum;\nret;\n}\n");
 }
 
 enum { MMA_SUMS = 12 /* independent products per warp */, WGMMA_STEPS = 4 /* of 16, in a 128-byte line */ };
 
-static void ptx_mma(struct ptx_text *text)
+static void ptx_mma(FILE *text, const void *unused)
 {
-    ptx_add(text, ptx_head, "sm_80", "", MATRIX_THREADS);
-    ptx_add(text, ".reg .b32 a<4>, b<%d>;\n.reg .f32 c<%d>, sum;\n", 2 * MMA_SUMS, 4 * MMA_SUMS);
-    ptx_add(text, "mov.u32 h, %%tid.x;\nld.param.u32 n, [rounds];\n");
-    for (int i = 0; i < 4; i++) ptx_add(text, "%smov.b32 a%d, x;\n", ptx_draw, i);
-    for (int i = 0; i < 2 * MMA_SUMS; i++) ptx_add(text, "%smov.b32 b%d, x;\n", ptx_draw, i);
-    for (int i = 0; i < 4 * MMA_SUMS; i++) ptx_add(text, "mov.f32 c%d, 0f00000000;\n", i);
-    ptx_add(text, "loop:\n");
+    (void)unused;
+    fprintf(text, ptx_head, "sm_80", "", MATRIX_THREADS);
+    fprintf(text, ".reg .b32 a<4>, b<%d>;\n.reg .f32 c<%d>, sum;\n", 2 * MMA_SUMS, 4 * MMA_SUMS);
+    fprintf(text, "mov.u32 h, %%tid.x;\nld.param.u32 n, [rounds];\n");
+    for (int i = 0; i < 4; i++) fprintf(text, "%smov.b32 a%d, x;\n", ptx_draw, i);
+    for (int i = 0; i < 2 * MMA_SUMS; i++) fprintf(text, "%smov.b32 b%d, x;\n", ptx_draw, i);
+    for (int i = 0; i < 4 * MMA_SUMS; i++) fprintf(text, "mov.f32 c%d, 0f00000000;\n", i);
+    fprintf(text, "loop:\n");
     for (int i = 0; i < MMA_SUMS; i++) {
-        ptx_add(text, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ");
-        ptx_add_list(text, "c", 4 * i, 4), ptx_add(text, ", ");
-        ptx_add_list(text, "a", 0, 4), ptx_add(text, ", ");
-        ptx_add_list(text, "b", 2 * i, 2), ptx_add(text, ", ");
-        ptx_add_list(text, "c", 4 * i, 4), ptx_add(text, ";\n");
+        fprintf(text, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ");
+        ptx_list(text, "c", 4 * i, 4), fprintf(text, ", ");
+        ptx_list(text, "a", 0, 4), fprintf(text, ", ");
+        ptx_list(text, "b", 2 * i, 2), fprintf(text, ", ");
+        ptx_list(text, "c", 4 * i, 4), fprintf(text, ";\n");
     }
-    ptx_add(text, "sub.u32 n, n, 1;\nsetp.ne.u32 p, n, 0;\n@p bra loop;\n");
+    fprintf(text, "sub.u32 n, n, 1;\nsetp.ne.u32 p, n, 0;\n@p bra loop;\n");
     add_tail(text, 4 * MMA_SUMS);
 }
 
 /* Two warpgroups, each with 64 × 256 sums, over 128-byte swizzled lines: A 8 KiB per warpgroup, B 32 KiB. */
-static void ptx_wgmma(struct ptx_text *text)
+static void ptx_wgmma(FILE *text, const void *unused)
 {
     enum { SUMS = 128, SHARED = 49152, B_AT = 16384 };
-    ptx_add(text, ptx_head, "sm_90a", ".shared .align 1024 .b8 tiles[49152];\n", MATRIX_THREADS);
-    ptx_add(text, ".reg .f32 c<%d>, sum;\n.reg .b64 a<%d>, b<%d>;\n", SUMS, WGMMA_STEPS, WGMMA_STEPS);
-    ptx_add(text, "mov.u32 h, %%tid.x;\nmov.u32 tid, %%tid.x;\nld.param.u32 n, [rounds];\n");
-    ptx_add(text, "mov.u32 at, tiles;\nshl.b32 x, tid, 2;\nadd.u32 at, at, x;\nmov.u32 tid, 0;\nfill:\n%s",
+    (void)unused;
+    fprintf(text, ptx_head, "sm_90a", ".shared .align 1024 .b8 tiles[49152];\n", MATRIX_THREADS);
+    fprintf(text, ".reg .f32 c<%d>, sum;\n.reg .b64 a<%d>, b<%d>;\n", SUMS, WGMMA_STEPS, WGMMA_STEPS);
+    fprintf(text, "mov.u32 h, %%tid.x;\nmov.u32 tid, %%tid.x;\nld.param.u32 n, [rounds];\n");
+    fprintf(text, "mov.u32 at, tiles;\nshl.b32 x, tid, 2;\nadd.u32 at, at, x;\nmov.u32 tid, 0;\nfill:\n%s",
             ptx_draw);
-    ptx_add(text, "st.shared.u32 [at], x;\nadd.u32 at, at, %d;\nadd.u32 tid, tid, %d;\n", 4 * MATRIX_THREADS,
+    fprintf(text, "st.shared.u32 [at], x;\nadd.u32 at, at, %d;\nadd.u32 tid, tid, %d;\n", 4 * MATRIX_THREADS,
             4 * MATRIX_THREADS);
-    ptx_add(text, "setp.lt.u32 p, tid, %d;\n@p bra fill;\nfence.proxy.async;\nbar.sync 0;\n", SHARED);
+    fprintf(text, "setp.lt.u32 p, tid, %d;\n@p bra fill;\nfence.proxy.async;\nbar.sync 0;\n", SHARED);
     /* Descriptors: address / 16, stride 1024 / 16 between groups of eight lines, 128-byte swizzle. */
-    ptx_add(text, "mov.u32 tid, %%tid.x;\nshr.u32 tid, tid, 7;\nshl.b32 tid, tid, 13;\n");
-    ptx_add(text, "mov.u32 at, tiles;\nadd.u32 tid, tid, at;\nadd.u32 at, at, %d;\n", B_AT);
-    ptx_add(text, "shr.u32 tid, tid, 4;\nshr.u32 at, at, 4;\ncvt.u64.u32 a0, tid;\ncvt.u64.u32 b0, at;\n");
-    ptx_add(text, "or.b64 a0, a0, 0x4000004000010000;\nor.b64 b0, b0, 0x4000004000010000;\n");
+    fprintf(text, "mov.u32 tid, %%tid.x;\nshr.u32 tid, tid, 7;\nshl.b32 tid, tid, 13;\n");
+    fprintf(text, "mov.u32 at, tiles;\nadd.u32 tid, tid, at;\nadd.u32 at, at, %d;\n", B_AT);
+    fprintf(text, "shr.u32 tid, tid, 4;\nshr.u32 at, at, 4;\ncvt.u64.u32 a0, tid;\ncvt.u64.u32 b0, at;\n");
+    fprintf(text, "or.b64 a0, a0, 0x4000004000010000;\nor.b64 b0, b0, 0x4000004000010000;\n");
     for (int i = 1; i < WGMMA_STEPS; i++)
-        ptx_add(text, "add.u64 a%d, a0, %d;\nadd.u64 b%d, b0, %d;\n", i, 2 * i, i, 2 * i);
-    for (int i = 0; i < SUMS; i++) ptx_add(text, "mov.f32 c%d, 0f00000000;\n", i);
-    ptx_add(text, "setp.ne.u32 q, n, 0;\nloop:\nwgmma.fence.sync.aligned;\n");
+        fprintf(text, "add.u64 a%d, a0, %d;\nadd.u64 b%d, b0, %d;\n", i, 2 * i, i, 2 * i);
+    for (int i = 0; i < SUMS; i++) fprintf(text, "mov.f32 c%d, 0f00000000;\n", i);
+    fprintf(text, "setp.ne.u32 q, n, 0;\nloop:\nwgmma.fence.sync.aligned;\n");
     for (int i = 0; i < WGMMA_STEPS; i++) {
-        ptx_add(text, "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 ");
-        ptx_add_list(text, "c", 0, SUMS), ptx_add(text, ", a%d, b%d, q, 1, 1, 0, 0;\n", i, i);
+        fprintf(text, "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 ");
+        ptx_list(text, "c", 0, SUMS), fprintf(text, ", a%d, b%d, q, 1, 1, 0, 0;\n", i, i);
     }
-    ptx_add(text, "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n");
-    ptx_add(text, "sub.u32 n, n, 1;\nsetp.ne.u32 p, n, 0;\n@p bra loop;\n");
+    fprintf(text, "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n");
+    fprintf(text, "sub.u32 n, n, 1;\nsetp.ne.u32 p, n, 0;\n@p bra loop;\n");
     add_tail(text, SUMS);
 }
 
@@ -141,19 +142,6 @@ static double matrix_flop(const struct gpu_peak *peak)
     enum { WGMMA_GROUPS = MATRIX_THREADS / 128, MMA_WARPS = MATRIX_THREADS / 32 };
     return peak->wgmma ? 2.0 * 64 * 256 * 16 * WGMMA_STEPS * WGMMA_GROUPS
                        : 2.0 * 16 * 8 * 16 * MMA_SUMS * MMA_WARPS;
-}
-
-static bool open_matrix(struct gpu_peak *peak, struct reason *reason)
-{
-    struct ptx_text text = {.size = 32768};
-    text.at = malloc(text.size);
-    if (!text.at) return reason_set(reason, "no memory for a kernel's text");
-    peak->wgmma = peak->gpu.major == 9;
-    (peak->wgmma ? ptx_wgmma : ptx_mma)(&text);
-    const bool good = gpu_module_open(&peak->module_of_matrix, text.at, reason) &&
-                      gpu_kernel(&peak->matrix, peak->module_of_matrix, "matrix", reason);
-    free(text.at);
-    return good;
 }
 
 /* ---- Running them --------------------------------------------------------------------------- */
@@ -173,10 +161,13 @@ static size_t whole_rounds(const struct gpu_peak *peak, size_t bytes)
 bool gpu_peak_open(struct gpu_peak *peak, int32_t id, struct reason *reason)
 {
     if (!gpu_describe(id, &peak->gpu, reason)) return false;
+    peak->wgmma = peak->gpu.major == 9;
     peak->bytes = whole_rounds(peak, 4 * peak->gpu.cache > 512000000 ? 4 * peak->gpu.cache : 512000000);
     return gpu_module_open(&peak->module, ptx_read, reason) &&
            gpu_kernel(&peak->read, peak->module, "read_all", reason) &&
-           gpu_kernel(&peak->nothing, peak->module, "nothing", reason) && open_matrix(peak, reason) &&
+           gpu_kernel(&peak->nothing, peak->module, "nothing", reason) &&
+           ptx_open(&peak->module_of_matrix, peak->wgmma ? ptx_wgmma : ptx_mma, NULL, reason) &&
+           gpu_kernel(&peak->matrix, peak->module_of_matrix, "matrix", reason) &&
            gpu_alloc(&peak->memory, peak->bytes, reason) && gpu_alloc(&peak->sink, 256, reason) &&
            gpu_fill(peak->memory, 0, peak->bytes, reason);
 }

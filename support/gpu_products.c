@@ -3,7 +3,6 @@
 
 #include "ptx_text.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -36,59 +35,60 @@ static const char ptx_draw[] =
 
 /* Lane (g, t) loads columns 8 t to 8 t + 7 of rows g, g + 8, … of both factors. mma assigns them to other
  * columns, the same in both factors, so the sum is unchanged. */
-static void add_step(struct ptx_text *text, const struct gpu_product *product, int step)
+static void add_step(FILE *text, const struct gpu_product *product, int step)
 {
     for (int factor = 0; factor < 2; factor++)
         for (int i = 0; i < LOADS; i++) {
             const char *name = factor ? "b" : "a";
-            ptx_add(text, "ld.global.v4.b32 "), ptx_add_list(text, name, 4 * i, 4);
-            ptx_add(text, ", [%s+%d];\n", name, 2 * (8 * i * product->columns + step * STEP));
+            fprintf(text, "ld.global.v4.b32 "), ptx_list(text, name, 4 * i, 4);
+            fprintf(text, ", [%s+%d];\n", name, 2 * (8 * i * product->columns + step * STEP));
         }
     for (int half = 0; half < 2; half++)
         for (int i = 0; i < WARP / 16; i++)
             for (int j = 0; j < WARP / 8; j++) {
                 const int a = 8 * i + 2 * half, b = 4 * j + 2 * half, c = 4 * (WARP / 8 * i + j);
-                ptx_add(text, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ");
-                ptx_add_list(text, "c", c, 4);
-                ptx_add(text, ", {a%d, a%d, a%d, a%d}, {b%d, b%d}, ", a, a + 4, a + 1, a + 5, b, b + 1);
-                ptx_add_list(text, "c", c, 4), ptx_add(text, ";\n");
+                fprintf(text, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ");
+                ptx_list(text, "c", c, 4);
+                fprintf(text, ", {a%d, a%d, a%d, a%d}, {b%d, b%d}, ", a, a + 4, a + 1, a + 5, b, b + 1);
+                ptx_list(text, "c", c, 4), fprintf(text, ";\n");
             }
 }
 
-static void write_kernel(struct ptx_text *text, const struct gpu_product *product)
+static void write_kernel(FILE *text, const void *of)
 {
+    const struct gpu_product *product = of;
     const int columns = product->columns, rows = product->rows, parts = columns / PART;
-    ptx_add(text, ".version 8.0\n.target sm_80\n.address_size 64\n%s", ptx_draw);
-    ptx_add(text,
+    fprintf(text, ".version 8.0\n.target sm_80\n.address_size 64\n%s", ptx_draw);
+    fprintf(text,
             ".visible .entry product(.param .u64 inputs, .param .u64 weights, .param .u64 results) .maxntid "
             "%d\n{\n",
             THREADS);
-    ptx_add(text, ".reg .pred p;\n.reg .b32 i, n, g, t, below, beside, part, tile, a<%d>, b<%d>;\n",
+    fprintf(text, ".reg .pred p;\n.reg .b32 i, n, g, t, below, beside, part, tile, a<%d>, b<%d>;\n",
             4 * LOADS, 4 * LOADS);
-    ptx_add(text, ".reg .b64 a, b, to, s;\n.reg .f32 c<%d>;\n", WARP * WARP / 32);
-    ptx_add(text, "mov.u32 i, %%tid.x; and.b32 t, i, 3; shr.u32 g, i, 2; and.b32 g, g, 7;\n"
+    fprintf(text, ".reg .b64 a, b, to, s;\n.reg .f32 c<%d>;\n", WARP * WARP / 32);
+    fprintf(text, "mov.u32 i, %%tid.x; and.b32 t, i, 3; shr.u32 g, i, 2; and.b32 g, g, 7;\n"
                   "shr.u32 below, i, 5; shr.u32 beside, below, 1; and.b32 below, below, 1;\n");
-    ptx_add(text, "mov.u32 i, %%ctaid.x; rem.u32 part, i, %d; div.u32 tile, i, %d;\n", parts, parts);
-    ptx_add(text, "ld.param.u64 a, [inputs]; ld.param.u64 b, [weights]; ld.param.u64 to, [results];\n");
-    ptx_add(text, "mad.lo.u32 i, below, %d, g; mul.wide.u32 s, i, %d; add.u64 a, a, s;\n", WARP, 2 * columns);
-    ptx_add(text, "mul.wide.u32 s, part, %d; add.u64 a, a, s; add.u64 b, b, s;\n", 2 * PART);
-    ptx_add(text, "mul.wide.u32 s, t, 16; add.u64 a, a, s; add.u64 b, b, s;\n");
-    ptx_add(text, "mul.lo.u32 i, tile, %d; mad.lo.u32 i, beside, %d, i;\n", TILE, WARP);
-    ptx_add(text, "add.u32 n, i, g; mul.wide.u32 s, n, %d; add.u64 b, b, s;\n", 2 * columns);
-    ptx_add(text, "mad.lo.u32 i, t, 2, i; mul.wide.u32 s, i, 4; add.u64 to, to, s;\n");
-    ptx_add(text, "mad.lo.u32 i, part, %d, g; mad.lo.u32 i, below, %d, i;\n", TOKENS, WARP);
-    ptx_add(text, "mul.wide.u32 s, i, %d; add.u64 to, to, s;\n", 4 * rows);
-    for (int i = 0; i < WARP * WARP / 32; i++) ptx_add(text, "mov.f32 c%d, 0f00000000;\n", i);
-    ptx_add(text, "mov.u32 n, %d;\nloop:\n", PART / STEP / UNROLLED);
+    fprintf(text, "mov.u32 i, %%ctaid.x; rem.u32 part, i, %d; div.u32 tile, i, %d;\n", parts, parts);
+    fprintf(text, "ld.param.u64 a, [inputs]; ld.param.u64 b, [weights]; ld.param.u64 to, [results];\n");
+    fprintf(text, "mad.lo.u32 i, below, %d, g; mul.wide.u32 s, i, %d; add.u64 a, a, s;\n", WARP, 2 * columns);
+    fprintf(text, "mul.wide.u32 s, part, %d; add.u64 a, a, s; add.u64 b, b, s;\n", 2 * PART);
+    fprintf(text, "mul.wide.u32 s, t, 16; add.u64 a, a, s; add.u64 b, b, s;\n");
+    fprintf(text, "mul.lo.u32 i, tile, %d; mad.lo.u32 i, beside, %d, i;\n", TILE, WARP);
+    fprintf(text, "add.u32 n, i, g; mul.wide.u32 s, n, %d; add.u64 b, b, s;\n", 2 * columns);
+    fprintf(text, "mad.lo.u32 i, t, 2, i; mul.wide.u32 s, i, 4; add.u64 to, to, s;\n");
+    fprintf(text, "mad.lo.u32 i, part, %d, g; mad.lo.u32 i, below, %d, i;\n", TOKENS, WARP);
+    fprintf(text, "mul.wide.u32 s, i, %d; add.u64 to, to, s;\n", 4 * rows);
+    for (int i = 0; i < WARP * WARP / 32; i++) fprintf(text, "mov.f32 c%d, 0f00000000;\n", i);
+    fprintf(text, "mov.u32 n, %d;\nloop:\n", PART / STEP / UNROLLED);
     for (int step = 0; step < UNROLLED; step++) add_step(text, product, step);
-    ptx_add(text, "add.u64 a, a, %d; add.u64 b, b, %d;\n", 2 * STEP * UNROLLED, 2 * STEP * UNROLLED);
-    ptx_add(text, "sub.u32 n, n, 1; setp.ne.u32 p, n, 0;\n@p bra loop;\n");
+    fprintf(text, "add.u64 a, a, %d; add.u64 b, b, %d;\n", 2 * STEP * UNROLLED, 2 * STEP * UNROLLED);
+    fprintf(text, "sub.u32 n, n, 1; setp.ne.u32 p, n, 0;\n@p bra loop;\n");
     for (int i = 0; i < WARP / 8; i++) /* groups of eight tokens */
         for (int j = 0; j < WARP / 8; j++) {
             const int c = 4 * (WARP / 8 * (i / 2) + j) + 2 * (i % 2);
-            ptx_add(text, "st.global.v2.f32 [to+%d], {c%d, c%d};\n", 4 * (8 * i * rows + 8 * j), c, c + 1);
+            fprintf(text, "st.global.v2.f32 [to+%d], {c%d, c%d};\n", 4 * (8 * i * rows + 8 * j), c, c + 1);
         }
-    ptx_add(text, "ret;\n}\n");
+    fprintf(text, "ret;\n}\n");
 }
 
 size_t gpu_product_inputs_bytes(const struct gpu_product *product)
@@ -115,14 +115,9 @@ static bool draw(void *kernel, void *memory, size_t bytes, struct reason *reason
 
 static bool open_product(struct gpu_product *product, struct reason *reason)
 {
-    struct ptx_text text = {.size = (size_t)1 << 20};
     void *drawing = NULL;
-    text.at = malloc(text.size);
-    if (!text.at) return reason_set(reason, "no memory for a kernel's text");
-    write_kernel(&text, product);
-    const bool compiled = gpu_module_open(&product->module, text.at, reason);
-    free(text.at);
-    return compiled && gpu_kernel(&product->kernel, product->module, "product", reason) &&
+    return ptx_open(&product->module, write_kernel, product, reason) &&
+           gpu_kernel(&product->kernel, product->module, "product", reason) &&
            gpu_kernel(&drawing, product->module, "draw", reason) &&
            gpu_alloc(&product->inputs, gpu_product_inputs_bytes(product), reason) &&
            gpu_alloc(&product->weights, gpu_product_weights_bytes(product), reason) &&

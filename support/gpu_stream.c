@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "gpu_stream.h"
 
-#include <stdio.h>
+#include "ptx_text.h"
+
 #include <string.h>
 
 /* The ring is as deep as shared memory allows: an SM needs some 70 KB in flight to read its share. */
@@ -132,44 +133,34 @@ static const char load_tail[] = "add.u32 i, i, warps;\n"
                                 "ret;\n"
                                 "}\n";
 
-enum { TEXT_BYTES = 8192 };
-
-/* Returns false if the text buffer is too small. */
-static bool write_load(char text[TEXT_BYTES])
+static void write_load(FILE *text, const void *unused)
 {
-    size_t used = (size_t)snprintf(text, TEXT_BYTES, "%s", load_head);
-    for (int r = 0; r < 4 * LOADS && used < TEXT_BYTES; r++)
-        used += (size_t)snprintf(text + used, TEXT_BYTES - used, "mov.u32 r%d, 0;\n", r);
-    for (int k = 0; k < LOADS && used < TEXT_BYTES; k++)
-        used += (size_t)snprintf(text + used, TEXT_BYTES - used,
-                                 "setp.lt.u32 p, unit, units;\n"
-                                 "@p ld.global.v4.u32 {r%d, r%d, r%d, r%d}, [at+%d];\n"
-                                 "add.u32 unit, unit, 32;\n",
-                                 4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3, 512 * k);
-    if (used < TEXT_BYTES) /* load the next chunk's entry with the data */
-        used += (size_t)snprintf(text + used, TEXT_BYTES - used,
-                                 "add.u32 unit, i, warps;\n"
-                                 "mul.wide.u32 x, unit, 8; add.u64 x, x, chunks;\n"
-                                 "setp.lt.u32 p, unit, n;\n"
-                                 "@p ld.global.v2.u32 {first, count}, [x];\n"
-                                 "bar.warp.sync 0xffffffff;\n"); /* issue all loads before summing any */
-    for (int r = 0; r < 4 * LOADS && used < TEXT_BYTES; r++)
-        used += (size_t)snprintf(text + used, TEXT_BYTES - used, "add.u32 s, s, r%d;\n", r);
-    if (used < TEXT_BYTES) used += (size_t)snprintf(text + used, TEXT_BYTES - used, "%s", load_tail);
-    return used < TEXT_BYTES;
+    (void)unused;
+    fprintf(text, "%s", load_head);
+    for (int r = 0; r < 4 * LOADS; r++) fprintf(text, "mov.u32 r%d, 0;\n", r);
+    for (int k = 0; k < LOADS; k++) {
+        fprintf(text, "setp.lt.u32 p, unit, units;\n@p ld.global.v4.u32 "), ptx_list(text, "r", 4 * k, 4);
+        fprintf(text, ", [at+%d];\nadd.u32 unit, unit, 32;\n", 512 * k);
+    }
+    fprintf(text, "add.u32 unit, i, warps;\n" /* load the next chunk's entry with the data */
+                  "mul.wide.u32 x, unit, 8; add.u64 x, x, chunks;\n"
+                  "setp.lt.u32 p, unit, n;\n"
+                  "@p ld.global.v2.u32 {first, count}, [x];\n"
+                  "bar.warp.sync 0xffffffff;\n"); /* issue all loads before summing any */
+    for (int r = 0; r < 4 * LOADS; r++) fprintf(text, "add.u32 s, s, r%d;\n", r);
+    fprintf(text, "%s", load_tail);
 }
 
 bool gpu_stream_kernel_open(struct gpu_stream *stream, const struct gpu_description *gpu,
                             struct reason *reason)
 {
-    char text[TEXT_BYTES];
     memset(stream, 0, sizeof *stream);
     stream->bulk = gpu->major == 9;
     stream->threads = stream->bulk ? 32 : LOAD_THREADS;
     stream->blocks = (unsigned)gpu->multiprocessors * (stream->bulk ? 1 : LOAD_BLOCKS_PER_SM);
     stream->shared = stream->bulk ? SLOTS * SLOT_BYTES : 0;
-    if (!stream->bulk && !write_load(text)) return reason_set(reason, "the text of a kernel is too long");
-    return gpu_module_open(&stream->module, stream->bulk ? ptx_bulk : text, reason) &&
+    return (stream->bulk ? gpu_module_open(&stream->module, ptx_bulk, reason)
+                         : ptx_open(&stream->module, write_load, NULL, reason)) &&
            gpu_kernel(&stream->kernel, stream->module, "stream", reason) &&
            (!stream->shared || gpu_kernel_shared(stream->kernel, stream->shared, reason));
 }

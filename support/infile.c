@@ -97,42 +97,35 @@ static bool map(struct infile *file, int fd, uint64_t size, const char *name, st
     return remember(file, name, reason);
 }
 
-static bool open_standard_input(struct infile *file, struct reason *reason)
-{
-    const char *const name = infile_name("-");
-    struct stat status;
-    if (fstat(STDIN_FILENO, &status)) return reason_set(reason, "%s: cannot read: %s", name, strerror(errno));
-    if (S_ISDIR(status.st_mode)) return reason_set(reason, "%s: is a directory, must be a file", name);
-    if (isatty(STDIN_FILENO)) return reason_set(reason, "%s: is a terminal, must be a file or a pipe", name);
-    if (S_ISREG(status.st_mode) && lseek(STDIN_FILENO, 0, SEEK_CUR) == 0)
-        return map(file, STDIN_FILENO, (uint64_t)status.st_size, name, reason);
-    file->fd = STDIN_FILENO;
-    return true;
-}
-
-static bool open_named(struct infile *file, const char *path, struct reason *reason)
+static bool open_input(struct infile *file, const char *path, struct reason *reason)
 {
     struct stat status;
-    const int fd =
-        open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK); /* opening a pipe must not block */
-    if (fd < 0) return reason_set(reason, "%s: cannot open: %s", path, strerror(errno));
-    bool good;
+    const char *const name = infile_name(path);
+    const bool standard = name != path, terminal = standard && isatty(STDIN_FILENO);
+    const int flags = O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK; /* opening a pipe must not block */
+    const int fd = standard ? STDIN_FILENO : open(path, flags);
+    if (fd < 0) return reason_set(reason, "%s: cannot open: %s", name, strerror(errno));
+    bool good = true;
     if (fstat(fd, &status))
-        good = reason_set(reason, "%s: cannot read: %s", path, strerror(errno));
+        good = reason_set(reason, "%s: cannot read: %s", name, strerror(errno));
     else if (S_ISDIR(status.st_mode))
-        good = reason_set(reason, "%s: is a directory, must be a file", path);
-    else if (!S_ISREG(status.st_mode))
-        good = reason_set(reason, "%s: is no regular file; a pipe is read from standard input, as -", path);
+        good = reason_set(reason, "%s: is a directory, must be a file", name);
+    else if (terminal)
+        good = reason_set(reason, "%s: is a terminal, must be a file or a pipe", name);
+    else if (S_ISREG(status.st_mode) && (!standard || lseek(fd, 0, SEEK_CUR) == 0))
+        good = map(file, fd, (uint64_t)status.st_size, name, reason);
+    else if (standard)
+        file->fd = fd;
     else
-        good = map(file, fd, (uint64_t)status.st_size, path, reason);
-    close(fd);
+        good = reason_set(reason, "%s: is no regular file; a pipe is read from standard input, as -", name);
+    if (!standard) close(fd);
     return good;
 }
 
 bool infile_open(struct infile *file, const char *path, struct reason *reason)
 {
     *file = (struct infile){.fd = -1, .slot = -1};
-    const bool good = strcmp(path, "-") ? open_named(file, path, reason) : open_standard_input(file, reason);
+    const bool good = open_input(file, path, reason);
     if (!good) infile_close(file);
     return good;
 }

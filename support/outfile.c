@@ -67,13 +67,6 @@ static bool write_fault(const struct outfile *file, struct reason *reason)
     return reason_set(reason, "%s: cannot write: %s", file->shown, strerror(errno));
 }
 
-/* Returns the length of the directory part of target, with its slash; 0 is the current directory. */
-static size_t directory_length(const char *target)
-{
-    const char *slash = strrchr(target, '/');
-    return slash ? (size_t)(slash - target) + 1 : 0;
-}
-
 static bool has_room(const struct outfile *file, uint64_t expected_bytes, struct reason *reason)
 {
     struct statvfs fs;
@@ -87,7 +80,9 @@ static bool has_room(const struct outfile *file, uint64_t expected_bytes, struct
 
 static bool open_temporary(struct outfile *file, struct reason *reason)
 {
-    const size_t length = directory_length(file->target);
+    const char *slash = strrchr(file->target, '/');
+    const size_t length =
+        slash ? (size_t)(slash - file->target) + 1 : 0; /* of the directory; 0: the current one */
     const size_t size = length + 64;
     file->temporary = malloc(size);
     if (!file->temporary) return reason_set(reason, "%s: out of memory", file->shown);

@@ -6,13 +6,12 @@
  */
 #include "peak.h"
 
+#include "pthread_loop.h"
 #include "timing.h"
 
 #include "cpu/allow_amx.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
-
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -143,38 +142,6 @@ bool peak_unit_available(enum peak_unit unit)
     return true;
 }
 
-/* ---- Threads -------------------------------------------------------------------------------- */
-
-struct share {
-    void (*work)(void *data, int index);
-    void *data;
-    int index;
-};
-
-static void *run_share(void *data)
-{
-    const struct share *share = data;
-    share->work(share->data, share->index);
-    return NULL;
-}
-
-/* Runs work(data, i) for i in [0, threads), each on its own thread; the caller runs those for which no
- * thread could be created. Starting the threads is short compared with what is measured here. */
-static void on_threads(int threads, void (*work)(void *data, int index), void *data)
-{
-    enum { MOST = 4096 };
-    static pthread_t started[MOST]; /* one caller at a time measures peaks */
-    static struct share shares[MOST];
-    int count = 1;
-    for (; count < threads && count < MOST; count++) {
-        shares[count] = (struct share){work, data, count};
-        if (pthread_create(&started[count], NULL, run_share, &shares[count])) break;
-    }
-    work(data, 0);
-    for (int i = count; i < threads; i++) work(data, i);
-    for (int i = 1; i < count; i++) pthread_join(started[i], NULL);
-}
-
 /* ---- Arithmetic ----------------------------------------------------------------------------- */
 
 struct steps {
@@ -198,7 +165,7 @@ static double run_loop(const struct unit *unit, int threads, int64_t count)
 {
     struct steps steps = {unit, count};
     const double start = timing_now();
-    on_threads(threads, run_steps, &steps);
+    pthread_each(threads, run_steps, &steps);
     return timing_now() - start;
 }
 
@@ -265,7 +232,7 @@ bool peak_memory_open(struct peak_memory *memory, int threads)
     if (!memory->words) return false;
     /* First touch places pages near the thread that reads them. */
     struct parts parts = {memory->words, (int64_t)(bytes / MEBI), threads, 0};
-    on_threads(threads, fill_part, &parts);
+    pthread_each(threads, fill_part, &parts);
     return true;
 }
 
@@ -297,7 +264,7 @@ double peak_memory_read(const struct peak_memory *memory, int threads)
 {
     struct parts parts = {memory->words, (int64_t)(memory->bytes / MEBI), threads, 0};
     const double start = timing_now();
-    on_threads(threads, read_part, &parts);
+    pthread_each(threads, read_part, &parts);
     volatile uint64_t used = atomic_load(&parts.all);
     (void)used;
     return timing_now() - start;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A parallel loop that a host could have (fmla_set_parallel_for): threads that take one index after the other.
+ * Work on threads of our own, and a parallel loop that a host could have (fmla_set_parallel_for): threads
+ * that take one index after the other.
  */
 #ifndef FMLA_SUPPORT_PTHREAD_LOOP_H
 #define FMLA_SUPPORT_PTHREAD_LOOP_H
@@ -9,8 +10,37 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 
-enum { PTHREAD_LOOP_MOST = 64 /* workers */ };
+struct pthread_share {
+    pthread_t thread;
+    void (*work)(void *data, int index);
+    void *data;
+    int index;
+};
+
+static inline void *pthread_share_run(void *data)
+{
+    const struct pthread_share *share = data;
+    share->work(share->data, share->index);
+    return NULL;
+}
+
+/* Runs work(data, i) for i in [0, threads), each on its own thread; the caller runs the first, and those for
+ * which no thread could be started. */
+static inline void pthread_each(int threads, void (*work)(void *data, int index), void *data)
+{
+    struct pthread_share *shares = calloc((size_t)threads, sizeof *shares);
+    int begun = 1;
+    for (; shares && begun < threads; begun++) {
+        shares[begun] = (struct pthread_share){.work = work, .data = data, .index = begun};
+        if (pthread_create(&shares[begun].thread, NULL, pthread_share_run, &shares[begun])) break;
+    }
+    work(data, 0);
+    for (int i = begun; i < threads; i++) work(data, i);
+    for (int i = 1; i < begun; i++) pthread_join(shares[i].thread, NULL);
+    free(shares);
+}
 
 struct pthread_loop {
     int64_t count;
@@ -19,32 +49,18 @@ struct pthread_loop {
     void *task_data;
 };
 
-struct pthread_loop_worker {
-    struct pthread_loop *loop;
-    int32_t number;
-};
-
-static inline void *pthread_loop_work(void *data)
+static inline void pthread_loop_work(void *data, int worker)
 {
-    const struct pthread_loop_worker *worker = data;
-    struct pthread_loop *loop = worker->loop;
+    struct pthread_loop *loop = data;
     for (int64_t i; (i = atomic_fetch_add(&loop->next, 1)) < loop->count;)
-        loop->task(loop->task_data, i, worker->number);
-    return NULL;
+        loop->task(loop->task_data, i, worker);
 }
 
 /* Runs the loop on so many workers, of which the caller is one, or on those that could be started. */
 static inline void pthread_loop_run(int count_of_workers, int64_t count, fmla_task task, void *task_data)
 {
     struct pthread_loop loop = {.count = count, .task = task, .task_data = task_data};
-    struct pthread_loop_worker workers[PTHREAD_LOOP_MOST] = {{&loop, 0}};
-    pthread_t threads[PTHREAD_LOOP_MOST];
-    int started = 0;
-    for (int i = 1; i < count_of_workers; i++) workers[i] = (struct pthread_loop_worker){&loop, i};
-    for (int i = 1; i < count_of_workers; i++, started++)
-        if (pthread_create(&threads[i], NULL, pthread_loop_work, &workers[i])) break;
-    pthread_loop_work(&workers[0]);
-    for (int i = 1; i <= started; i++) pthread_join(threads[i], NULL);
+    pthread_each(count_of_workers, pthread_loop_work, &loop);
 }
 
 #endif

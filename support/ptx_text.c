@@ -1,22 +1,26 @@
 /* SPDX-License-Identifier: MIT */
+#define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "ptx_text.h"
 
-#include <stdarg.h>
-#include <stdio.h>
+#include "gpu.h"
+
 #include <stdlib.h>
 
-void ptx_add(struct ptx_text *text, const char *format, ...)
+void ptx_list(FILE *text, const char *name, int from, int count)
 {
-    va_list arguments;
-    va_start(arguments, format);
-    const int length = vsnprintf(text->at + text->used, text->size - text->used, format, arguments);
-    va_end(arguments);
-    text->used += (size_t)length;
-    if (text->used >= text->size) abort();
+    for (int i = 0; i < count; i++) fprintf(text, "%s%s%d", i ? ", " : "{", name, from + i);
+    fprintf(text, "}");
 }
 
-void ptx_add_list(struct ptx_text *text, const char *name, int from, int count)
+bool ptx_open(void **module, void (*write)(FILE *text, const void *of), const void *of, struct reason *reason)
 {
-    for (int i = 0; i < count; i++) ptx_add(text, "%s%s%d", i ? ", " : "{", name, from + i);
-    ptx_add(text, "}");
+    char *made = NULL;
+    size_t bytes;
+    FILE *text = open_memstream(&made, &bytes);
+    if (text) write(text, of);
+    const bool whole = text && !ferror(text), closed = text && !fclose(text);
+    const bool good = whole && closed ? gpu_module_open(module, made, reason)
+                                      : reason_set(reason, "no memory for a kernel's text");
+    free(made);
+    return good;
 }

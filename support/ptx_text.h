@@ -5,18 +5,15 @@
 #ifndef FMLA_SUPPORT_PTX_TEXT_H
 #define FMLA_SUPPORT_PTX_TEXT_H
 
-#include <stddef.h>
+#include "reason.h"
 
-/* A buffer that the owner allocates; the length of the text is known in advance. */
-struct ptx_text {
-    char *at;
-    size_t size, used;
-};
+#include <stdio.h>
 
-/* Appends formatted text; ends the process if the buffer is too small. */
-void ptx_add(struct ptx_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Writes {name<from>, …}, `count` names. */
+void ptx_list(FILE *text, const char *name, int from, int count);
 
-/* Appends {name<from>, …}, `count` names. */
-void ptx_add_list(struct ptx_text *text, const char *name, int from, int count);
+/* Opens a module from the text that write(text, of) makes. */
+bool ptx_open(void **module, void (*write)(FILE *text, const void *of), const void *of,
+              struct reason *reason);
 
 #endif

@@ -44,10 +44,10 @@ enum { MHA_AXES(AXIS_NAME) H_AXES };
 enum { MERGE_AXES(AXIS_NAME) M_AXES };
 enum { EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL, EMPTIES_NAN /* in some rows one part has an lse of NaN */ };
 
+#define FORMATS_OF_AXIS                                                                                      \
+    "(none) bf16 fp16 fp8_656 fp8_584 fp8_576 fp8_528 fp8_528_split fp4_288 fp4_288_split fp8_528_f32"
 #define CACHE_AXES(X)                                                                                        \
-    X(C_FORMAT,                                                                                              \
-      "format: (none) bf16 fp16 fp8_656 fp8_584 fp8_576 fp8_528 fp8_528_split fp4_288 fp4_288_split "        \
-      "fp8_528_f32")                                                                                         \
+    X(C_FORMAT, "format: " FORMATS_OF_AXIS)                                                                  \
     X(C_ELEMENT, "vectors: bf16 fp16 fp32")                                                                  \
     X(C_TOKENS, "tokens: 0 1 128 4097")                                                                      \
     X(C_PAGE_SIZE, "page_size: 1 2 61 64 256")                                                               \
@@ -64,8 +64,6 @@ enum { EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL, EMPTIES_NAN /* in some rows one 
     X(C_GRAPH, "graph: 0 1")                                                                                 \
     X(C_THREADS, "threads: built_in (one) own")
 enum { CACHE_AXES(AXIS_NAME) C_AXES };
-#define FORMATS_OF_AXIS                                                                                      \
-    "(none) bf16 fp16 fp8_656 fp8_584 fp8_576 fp8_528 fp8_528_split fp4_288 fp4_288_split fp8_528_f32"
 #define CONVERT_AXES(X)                                                                                      \
     X(V_FROM, "from: " FORMATS_OF_AXIS)                                                                      \
     X(V_TO, "to: " FORMATS_OF_AXIS)                                                                          \

@@ -36,12 +36,12 @@ static bool possible(const int64_t *v)
     return !(contiguous_pages(format) && v[C_CACHE] == CACHE_SPREAD);
 }
 
-static bool counts(const int64_t *v, int i, int j)
+bool cache_counts(const int64_t *v, int i, int j)
 {
     return v[C_TOKENS] || i == C_TOKENS || j == C_TOKENS;
 }
 
-static double cost(const int64_t *v)
+double cache_cost(const int64_t *v)
 {
     return (double)v[C_TOKENS];
 }
@@ -59,37 +59,27 @@ static void choose(struct subject *op, const struct run *run)
 
 /* ---- A case --------------------------------------------------------------------------------- */
 
-struct cache_case {
-    struct test_case c;
-    struct made_pages pages;
-};
-
 static const fmla_dtype dtype_u8 = {FMLA_TYPE_UINT, 8, 1};
 static const fmla_dtype *const elements[] = {&dtype_bf16, &dtype_fp16, &dtype_f32};
 
-static bool is_gather(const struct test_case *c)
-{
-    return c->op == &cache_gather;
-}
-
 static struct guarded *cache_of(struct test_case *c)
 {
-    return &c->tensor[is_gather(c) ? GATHER(kv_cache) : APPEND(kv_cache)];
+    return &c->tensor[((const struct cache_case *)c)->pages->cache];
 }
 
-static struct guarded *slots_of(struct test_case *c)
+static int64_t *slots_of(struct test_case *c)
 {
-    return &c->tensor[is_gather(c) ? GATHER(slots) : APPEND(slot_mapping)];
+    return guarded_at(&c->tensor[((const struct cache_case *)c)->pages->list], 0, 0, 0, 0);
 }
 
-void cache_make_pages(struct test_case *c, int which, const struct cache_shape *shape_of, int64_t tokens,
+void cache_make_pages(struct test_case *c, int which, const struct cache_shape *shape_of,
                       struct made_pages *made)
 {
-    struct guarded *g = &c->tensor[which];
-    const bool wide = is_16_bit(shape_of->format), written = c->op->tensor[which]->allowed & IS_OUTPUT;
+    struct guarded *g = &c->tensor[made->cache = which];
+    const bool wide = is_16_bit(shape_of->format);
     const int64_t element = wide ? 2 : 1, kind = shape_of->kind, page_size = shape_of->page_size;
     made->layout = kv_layout_of((enum kv_format)(shape_of->format - 1), (int32_t)shape_of->d_qk);
-    const int64_t pages = (tokens + tokens / 8 + page_size) / page_size + 1;
+    const int64_t pages = (c->tokens + c->tokens / 8 + page_size) / page_size + 1;
     made->slots = pages * page_size;
     const int64_t of_slot = made->layout.page_bytes_a_slot / element;
     const int64_t slot_stride = of_slot + (kind == CACHE_SPREAD ? 48 : 0);
@@ -97,23 +87,14 @@ void cache_make_pages(struct test_case *c, int which, const struct cache_shape *
     const int64_t page_stride = page_size * slot_stride + gap;
     const int64_t shape[4] = {pages, page_size, 1, of_slot},
                   strides[4] = {page_stride, slot_stride, slot_stride, 1};
+    const fmla_dtype dtype = !wide ? dtype_u8 : shape_of->format == FMLA_KV_BF16 ? dtype_bf16 : dtype_fp16;
+    const int64_t shift = kind == CACHE_ODD ? element : 0;
+    guarded_make(g, dtype, 1, &(int64_t){pages * page_stride}, LAYOUT_CONTIGUOUS);
     memcpy(g->shape, shape, sizeof shape), memcpy(g->strides, strides, sizeof strides);
-    g->bytes = (size_t)(pages * page_stride * element);
+    g->tensor.ndim = 4, g->tensor.byte_offset = (uint64_t)shift, g->tensor.strides = g->strides;
     const size_t drawn = g->bytes + 2 * (size_t)GUARDED_FRONT;
-    g->whole = (drawn + 63) / 64 * 64;
-    g->memory = must_alloc(g->whole);
     for (size_t i = 0; i < g->whole; i++)
         g->memory[i] = i < drawn ? (unsigned char)random_u64(&c->random) : 0;
-    const int64_t shift = kind == CACHE_ODD ? element : 0;
-    g->tensor = (fmla_tensor){.data = g->memory + GUARDED_FRONT,
-                              .device = {FMLA_DEVICE_CPU, 0},
-                              .ndim = 4,
-                              .dtype = !wide                              ? dtype_u8
-                                       : shape_of->format == FMLA_KV_BF16 ? dtype_bf16
-                                                                          : dtype_fp16,
-                              .shape = g->shape,
-                              .byte_offset = (uint64_t)shift,
-                              .strides = g->strides};
     for (int64_t s = 0; made->layout.scale == KV_SCALE_F32 && s < made->slots; s++)
         for (int i = 0; i < made->layout.scales; i++) {
             const float scale = num_float((uint32_t)random_between(&c->random, 1, 0x7f7fffff));
@@ -121,16 +102,10 @@ void cache_make_pages(struct test_case *c, int which, const struct cache_shape *
                        s % page_size * slot_stride + made->layout.scale_offset + 4 * i,
                    &scale, sizeof scale);
         }
-    if (written) guarded_keep(g);
+    if (is_result(c->op, which)) g->initial = memcpy(must_alloc(g->whole), g->memory, g->whole);
     c->view[which] = g->tensor;
     case_name(c, which);
-    if (kind != CACHE_FAR) return;
-    const size_t front = (size_t)1 << 31, between = front + 4096;
-    guarded_spread(g, pages, (size_t)(page_stride * element), front, between, written);
-    memcpy(made->far_strides, strides, sizeof strides);
-    made->far_strides[0] = (int64_t)between / element;
-    c->view[which].data = g->far + front, c->view[which].byte_offset = 0,
-    c->view[which].strides = made->far_strides;
+    if (kind == CACHE_FAR) case_spread(c, which, (size_t)1 << 31, ((size_t)1 << 31) + 4096);
 }
 
 static float hostile(struct random_state *random)
@@ -139,8 +114,8 @@ static float hostile(struct random_state *random)
                                     0x00000000, 0x80000000, 0x00000001, 0x807fffff, 0x7f7fffff, 0xff7f0000,
                                     0x477ff000, 0x477fefff, 0x33000000, 0x33000001, 0x38800000, 0x387fffff,
                                     0x43e80000, 0xc3e80001, 0x43e00000, 0x3f600000, 0x3f600001, 0x3a800000};
-    const int64_t which = random_between(random, 0, 3 * (int64_t)(sizeof bits / sizeof bits[0]));
-    return which < (int64_t)(sizeof bits / sizeof bits[0]) ? num_float(bits[which]) : random_normal(random);
+    const int64_t which = random_between(random, 0, 3 * COUNT_OF(bits));
+    return which < COUNT_OF(bits) ? num_float(bits[which]) : random_normal(random);
 }
 
 /* Sets element `number` of a case. VALUES_ALL: every 16-bit pattern in order, so that values of a group
@@ -159,18 +134,22 @@ static void put_value(char *at, fmla_dtype dtype, int64_t values, int64_t number
         element_store(at, dtype, 0, x);
 }
 
+/* Returns the address of value i of a token, whose last values may be in a tensor of their own. */
+static char *value_at(const struct test_case *c, int64_t token, int64_t i)
+{
+    const int64_t of_latent = c->tensor[APPEND(latent)].shape[1];
+    return i < of_latent ? guarded_at(&c->tensor[APPEND(latent)], token, i, 0, 0)
+                         : guarded_at(&c->tensor[APPEND(rope)], token, i - of_latent, 0, 0);
+}
+
 static void fill_vectors(struct test_case *c)
 {
-    const int64_t *v = c->v, bytes = v[C_ELEMENT] == 2 ? 4 : 2,
-                  of_latent = c->tensor[APPEND(latent)].shape[1];
+    const int64_t *v = c->v;
     for (int64_t t = 0; t < v[C_TOKENS]; t++) {
         float size = 1.0f;
         for (int64_t i = 0; i < c->d_qk; i++) {
             if (i % 64 == 0) size = ldexpf(1.0f, (int)random_between(&c->random, -20, 12));
-            const bool latent = i < of_latent;
-            char *row = guarded_at(&c->tensor[latent ? APPEND(latent) : APPEND(rope)], t, 0, 0, 0);
-            put_value(row + (latent ? i : i - of_latent) * bytes, c->dtype, v[C_VALUES], t * c->d_qk + i,
-                      size, &c->random);
+            put_value(value_at(c, t, i), c->dtype, v[C_VALUES], t * c->d_qk + i, size, &c->random);
         }
     }
 }
@@ -194,15 +173,12 @@ static void make_norm(struct test_case *c, enum layout layout)
 static void make_norm_edge(struct test_case *c)
 {
     float values[NORM_EDGE_WIDTH], weights[NORM_EDGE_WIDTH];
-    const int64_t bytes = c->dtype.bits / 8, of_latent = c->tensor[APPEND(latent)].shape[1];
     const fmla_dtype cache = c->v[C_FORMAT] == FMLA_KV_BF16 ? dtype_bf16 : dtype_fp16;
     norm_edge_make(&c->random, c->dtype, cache, values, weights,
                    (float *)op_option(c->op->of, &c->args, "norm_eps"));
     char *const weight = guarded_at(&c->tensor[APPEND(norm_weight)], 0, 0, 0, 0);
     for (int64_t i = 0; i < NORM_EDGE_WIDTH; i++) {
-        const bool latent = i < of_latent;
-        char *const row = guarded_at(&c->tensor[latent ? APPEND(latent) : APPEND(rope)], 0, 0, 0, 0);
-        element_store(row + (latent ? i : i - of_latent) * bytes, c->dtype, 0, values[i]);
+        element_store(value_at(c, 0, i), c->dtype, 0, values[i]);
         element_store(weight, c->dtype, i, weights[i]);
     }
 }
@@ -214,9 +190,9 @@ static int64_t position_outside(struct random_state *random, bool wide, int64_t 
     return outside[random_between(random, 0, 3)];
 }
 
-static void make_turns(struct test_case *c, enum layout layout, bool gpu)
+static void make_turns(struct test_case *c, enum layout layout)
 {
-    const int64_t *v = c->v, *slot = guarded_at(&c->tensor[APPEND(slot_mapping)], 0, 0, 0, 0);
+    const int64_t *v = c->v, *slot = slots_of(c);
     c->max_positions = 333, c->turned = 64, c->wide = v[C_POSITIONS];
     case_tensor(c, APPEND(positions), layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS, true);
     case_tensor(c, APPEND(rope_table), layout, true);
@@ -230,7 +206,7 @@ static void make_turns(struct test_case *c, enum layout layout, bool gpu)
     char *at = guarded_at(&c->tensor[APPEND(positions)], 0, 0, 0, 0);
     for (int64_t t = 0; t < v[C_TOKENS]; t++, at += c->wide ? 8 : 4) {
         int64_t position = random_between(&c->random, 0, c->max_positions - 1);
-        if (slot[t] == -1 || (gpu && v[C_SLOTS] == SLOTS_SKIPPED && t % 7 == 3))
+        if (slot[t] == -1 || (on_gpu(c->run) && v[C_SLOTS] == SLOTS_SKIPPED && t % 7 == 3))
             position = position_outside(&c->random, c->wide, c->max_positions);
         const int32_t narrow = (int32_t)position;
         memcpy(at, c->wide ? (const void *)&position : &narrow, c->wide ? 8 : 4);
@@ -246,15 +222,17 @@ static int64_t common_divisor(int64_t a, int64_t b)
     return a;
 }
 
-void cache_fill_slots(struct random_state *random, const struct guarded *to, int64_t tokens, int64_t slots,
+void cache_make_slots(struct test_case *c, int which, enum layout layout, struct made_pages *pages,
                       int64_t kind, bool any)
 {
     static const int64_t outside[] = {-2, INT64_MIN, INT64_MAX, INT64_C(1) << 32};
-    int64_t step = random_between(random, 1, slots);
+    const int64_t slots = pages->slots;
+    case_tensor(c, pages->list = which, layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS, true);
+    int64_t step = random_between(&c->random, 1, slots);
     while (common_divisor(step, slots) != 1) step++;
-    const int64_t first = random_between(random, 0, slots - 1);
-    int64_t *slot = guarded_at(to, 0, 0, 0, 0);
-    for (int64_t t = 0; t < tokens; t++) {
+    const int64_t first = random_between(&c->random, 0, slots - 1);
+    int64_t *slot = guarded_at(&c->tensor[which], 0, 0, 0, 0);
+    for (int64_t t = 0; t < c->tokens; t++) {
         slot[t] = (first + t * step) % slots;
         if (kind == SLOTS_SKIPPED && t % 3 == 1)
             slot[t] = any && t % 2 ? (t % 5 ? outside[t % 4] : slots) : -1;
@@ -262,23 +240,22 @@ void cache_fill_slots(struct random_state *random, const struct guarded *to, int
     }
 }
 
-static void make(struct test_case *c, const struct run *run)
+static void make(struct test_case *c)
 {
     struct cache_case *k = (struct cache_case *)c;
     const int64_t *v = c->v;
-    const bool gather = is_gather(c);
+    const bool gather = c->op == &cache_gather;
     const enum layout layout = (enum layout)v[C_VECTORS];
     const float scale = v[C_FORMAT] == FMLA_KV_FP8_576 ? cache_scales[v[C_SCALE]] : 0.0f;
     c->captured = v[C_GRAPH] && v[C_TOKENS]; /* otherwise nothing is launched */
     *(int32_t *)op_option(c->op->of, &c->args, "kv_format") = (int32_t)v[C_FORMAT];
     *(float *)op_option(c->op->of, &c->args, "cache_scale") = scale;
     const struct cache_shape pages = {v[C_FORMAT], v[C_D_QK], c->page_size, v[C_CACHE]};
-    cache_make_pages(c, (int)(cache_of(c) - c->tensor), &pages, v[C_TOKENS], &k->pages);
-    c->d_qk = kv_width(&k->pages.layout);
+    cache_make_pages(c, gather ? (int)GATHER(kv_cache) : (int)APPEND(kv_cache), &pages, k->pages);
+    k->caches = 1, c->d_qk = kv_width(&k->pages->layout);
     c->dtype = *elements[v[C_ELEMENT]], c->rope = 64, c->width = v[C_ROPE] ? c->d_qk - 64 : c->d_qk;
-    case_tensor(c, (int)(slots_of(c) - c->tensor), layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS,
-                true);
-    cache_fill_slots(&c->random, slots_of(c), v[C_TOKENS], k->pages.slots, v[C_SLOTS], gather || on_gpu(run));
+    cache_make_slots(c, gather ? (int)GATHER(slots) : (int)APPEND(slot_mapping), layout, k->pages, v[C_SLOTS],
+                     gather || on_gpu(c->run));
     if (gather) {
         case_tensor(c, GATHER(out), layout, true);
         return;
@@ -288,7 +265,7 @@ static void make(struct test_case *c, const struct run *run)
     fill_vectors(c);
     if (v[C_NORM]) make_norm(c, layout);
     if (v[C_NORM] == NORM_EDGE) make_norm_edge(c);
-    if (v[C_TURN]) make_turns(c, layout, on_gpu(run));
+    if (v[C_TURN]) make_turns(c, layout);
 }
 
 /* ---- Faults ---------------------------------------------------------------------------------- */
@@ -296,29 +273,25 @@ static void make(struct test_case *c, const struct run *run)
 /* Returns the address of a token of the call in the cache; NULL if there is none. */
 static unsigned char *some_token(struct test_case *c)
 {
-    const struct cache_case *k = (const struct cache_case *)c;
+    const struct made_pages *pages = ((const struct cache_case *)c)->pages;
     const struct guarded *g = cache_of(c);
-    const int64_t slot =
-        c->v[C_TOKENS] ? ((const int64_t *)guarded_at(slots_of(c), 0, 0, 0, 0))[c->v[C_TOKENS] / 2] : -1;
-    if (slot < 0 || slot >= k->pages.slots) return NULL;
-    const int64_t element = is_16_bit(c->v[C_FORMAT]) ? 2 : 1;
-    const int64_t in_page = k->pages.layout.scale_bytes ? slot % k->c.page_size * k->pages.layout.token_bytes
-                                                        : slot % k->c.page_size * g->strides[1] * element;
-    return g->memory + GUARDED_FRONT + g->tensor.byte_offset +
-           slot / k->c.page_size * g->strides[0] * element + in_page;
+    const int64_t slot = c->tokens ? slots_of(c)[c->tokens / 2] : -1;
+    if (slot < 0 || slot >= pages->slots) return NULL;
+    const int64_t element = is_16_bit(c->v[C_FORMAT]) ? 2 : 1, at = slot % c->page_size;
+    return (unsigned char *)guarded_at(g, slot / c->page_size, 0, 0, 0) +
+           at * (pages->layout.scale_bytes ? pages->layout.token_bytes : g->strides[1] * element);
 }
 
 static bool plant_after(struct test_case *c, enum defect fault)
 {
-    const struct cache_case *k = (const struct cache_case *)c;
+    const struct kv_layout *layout = &((const struct cache_case *)c)->pages->layout;
     const int64_t *v = c->v;
     struct guarded *g = cache_of(c);
     unsigned char *token = some_token(c), *planted = NULL;
     switch (fault) {
     case FAULT_CACHE_VALUE: planted = token; break;
     case FAULT_CACHE_SCALE:
-        if (token && k->pages.layout.scale == KV_SCALE_F32)
-            planted = token + k->pages.layout.scale_offset + 3;
+        if (token && layout->scale == KV_SCALE_F32) planted = token + layout->scale_offset + 3;
         break;
     case FAULT_CACHE_GAP:
         if (v[C_CACHE] == CACHE_PADDED)
@@ -345,7 +318,7 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
     if (fault != FAULT_CACHE_SLOT || v[C_TOKENS] < 2 || v[C_SLOTS] != SLOTS_DISTINCT ||
         v[C_VALUES] != VALUES_NORMAL)
         return false;
-    int64_t *slot = guarded_at(slots_of(c), 0, 0, 0, 0);
+    int64_t *slot = slots_of(c);
     const int64_t swapped[2] = {slot[1], slot[0]};
     return plant(patch, slot, swapped, sizeof swapped);
 }
@@ -353,8 +326,7 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
 /* ---- Comparison ------------------------------------------------------------------------------ */
 
 /* Compares every vector with the oracle's, in separate memory. */
-static void compare_gathered(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
-                             struct oracle *oracle)
+static void compare_gathered(struct test_case *c, uint64_t inputs, struct oracle *oracle)
 {
     (void)inputs, (void)oracle;
     const int64_t *v = c->v, bytes = v[C_ELEMENT] == 2 ? 4 : 2;
@@ -363,9 +335,9 @@ static void compare_gathered(struct test_case *c, const struct run *run, struct 
     guarded_make(&theirs, out->tensor.dtype, 2, out->shape, LAYOUT_CONTIGUOUS);
     args.cache_gather.out = &theirs.tensor, args.cache_gather.kernel = "ref";
     args.cache_gather.kv_cache = &cache_of(c)->tensor; /* the near copy */
-    if (fmla_cache_gather(&args.cache_gather)) report(tally, run, c->name, fmla_last_error());
+    must(c, fmla_cache_gather(&args.cache_gather));
     int64_t wrong = 0, token = 0, value = 0;
-    for (int64_t t = 0; t < v[C_TOKENS]; t++, tally->rows++)
+    for (int64_t t = 0; t < v[C_TOKENS]; t++, c->tally->rows++)
         for (int64_t i = 0; i < c->d_qk; i++) {
             const char *mine = (const char *)guarded_at(out, t, 0, 0, 0) + i * bytes,
                        *expected = (const char *)guarded_at(&theirs, t, 0, 0, 0) + i * bytes;
@@ -373,30 +345,16 @@ static void compare_gathered(struct test_case *c, const struct run *run, struct 
             if (isnan(guarded_value(out, mine)) && isnan(guarded_value(out, expected))) continue;
             if (!wrong++) token = t, value = i;
         }
-    char what[160];
-    snprintf(what, sizeof what, "%lld values differ from the oracle's, the first is value %lld of token %lld",
-             (long long)wrong, (long long)value, (long long)token);
-    if (wrong) report(tally, run, c->name, what);
+    if (wrong)
+        failed(c, "%lld values differ from the oracle's, the first is value %lld of token %lld",
+               (long long)wrong, (long long)value, (long long)token);
     guarded_free(&theirs);
 }
 
-void cache_compare_bytes(const struct test_case *c, const struct run *run, struct tally *tally,
-                         const struct guarded *mine, const unsigned char *theirs)
-{
-    int64_t wrong = 0;
-    size_t first = 0;
-    for (size_t i = 0; i < mine->whole; i++)
-        if (mine->memory[i] != theirs[i] && !wrong++) first = i;
-    char what[200];
-    snprintf(what, sizeof what,
-             "%lld bytes of the cache and around it differ from the oracle's, the first is byte %lld: %#x, "
-             "not %#x",
-             (long long)wrong, (long long)first - GUARDED_FRONT, mine->memory[first], theirs[first]);
-    if (wrong) report(tally, run, c->name, what);
-}
-
+/* Returns false if append is to rotate a token by a position that does not exist. */
 static bool is_turned(const struct test_case *c, int64_t token)
 {
+    if (c->op != &cache_append || !c->v[C_TURN]) return true;
     const char *at = guarded_at(&c->tensor[APPEND(positions)], 0, 0, 0, 0);
     int64_t position;
     int32_t narrow;
@@ -405,29 +363,40 @@ static bool is_turned(const struct test_case *c, int64_t token)
     return position >= 0 && position < c->max_positions;
 }
 
-/* Compares every byte with the oracle's result on a copy of the original cache. A GPU skips tokens whose
- * slot or position does not exist; the oracle is a CPU kernel, which refuses them. */
-static void compare_cache(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
-                          struct oracle *oracle)
+void cache_compare(struct test_case *c, uint64_t inputs, struct oracle *oracle)
 {
     (void)inputs, (void)oracle;
-    const struct guarded *g = cache_of(c);
-    const int64_t slots = ((const struct cache_case *)c)->pages.slots,
-                  *given = guarded_at(slots_of(c), 0, 0, 0, 0);
+    const struct cache_case *k = (const struct cache_case *)c;
+    const int written = c->op->result[0];
+    const struct guarded *g = &c->tensor[written];
     unsigned char *theirs = must_alloc(g->whole);
-    int64_t *all = must_alloc((size_t)c->v[C_TOKENS] * sizeof *all);
+    int64_t *all = must_alloc(2 * (size_t)c->tokens * sizeof *all);
     union call_args args = c->args;
-    fmla_tensor cache = g->tensor, list = c->view[APPEND(slot_mapping)];
+    fmla_tensor cache = g->tensor, lists[2];
+    for (int i = 0; i < k->caches; i++) {
+        const struct made_pages *pages = &k->pages[i];
+        const int64_t *given = guarded_at(&c->tensor[pages->list], 0, 0, 0, 0);
+        int64_t *slots = all + i * c->tokens;
+        for (int64_t t = 0; t < c->tokens; t++)
+            slots[t] = given[t] < 0 || given[t] >= pages->slots || !is_turned(c, t) ? -1 : given[t];
+        lists[i] = c->view[pages->list], lists[i].data = slots, lists[i].byte_offset = 0;
+        set_tensor(c->op, &args, pages->list, &lists[i]);
+        set_tensor(c->op, &args, pages->cache, &c->tensor[pages->cache].tensor); /* the near copy */
+    }
     memcpy(theirs, g->initial, g->whole);
-    for (int64_t t = 0; t < c->v[C_TOKENS]; t++)
-        all[t] = given[t] < 0 || given[t] >= slots || (c->v[C_TURN] && !is_turned(c, t)) ? -1 : given[t];
     cache.data = theirs + GUARDED_FRONT;
-    list.data = all, list.byte_offset = 0;
-    args.cache_append.kv_cache = &cache, args.cache_append.slot_mapping = &list,
-    args.cache_append.kernel = "ref";
-    if (fmla_cache_append(&args.cache_append)) report(tally, run, c->name, fmla_last_error());
-    tally->rows += c->v[C_TOKENS];
-    cache_compare_bytes(c, run, tally, g, theirs);
+    set_tensor(c->op, &args, written, &cache), set_pointer(c->op, &args, "kernel", "ref");
+    must(c, op_functions[c->op->of].run(&args));
+    c->tally->rows += c->tokens;
+    int64_t wrong = 0;
+    size_t first = 0;
+    for (size_t i = 0; i < g->whole; i++)
+        if (g->memory[i] != theirs[i] && !wrong++) first = i;
+    if (wrong)
+        failed(c,
+               "%lld bytes of the cache and around it differ from the oracle's, the first is byte %lld: %#x, "
+               "not %#x",
+               (long long)wrong, (long long)first - GUARDED_FRONT, g->memory[first], theirs[first]);
     free(theirs), free(all);
 }
 
@@ -437,36 +406,33 @@ static void compare_cache(struct test_case *c, const struct run *run, struct tal
 static void more(struct suite *suite)
 {
     const bool gather = suite->op == &cache_gather;
-    char text[200];
+    const uint64_t seed = suite->run[0].seed;
     for (int format = FMLA_KV_BF16; format <= FMLA_KV_FP8_528_F32; format++)
         for (int element = 0; element < 3; element++)
             for (int scale = 0; scale < (format == FMLA_KV_FP8_576 ? CACHE_SCALES : 1); scale++) {
-                snprintf(text, sizeof text,
-                         "format %d, vectors %d, tokens 129, page_size 64, d_qk 576, scale %d, rope apart "
-                         "%d, values all",
-                         format, element, scale, !gather && element);
-                suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
+                suite_case(suite, seed + (uint64_t)format, false,
+                           "format %d, vectors %d, tokens 129, page_size 64, d_qk 576, scale %d, rope apart "
+                           "%d, values all",
+                           format, element, scale, !gather && element);
             }
     static const char *const changed[] = {"norm with_eps", "turned interleaved", "turned halves",
                                           "norm without_eps, turned interleaved",
                                           "norm with_eps, turned halves, positions i64"};
     for (int format = FMLA_KV_BF16; !gather && format <= FMLA_KV_FP8_528_F32; format++)
         for (int i = 0; i < 30; i++) { /* few tokens, and enough that a warp may take several */
-            snprintf(
-                text, sizeof text,
+            suite_case(
+                suite, seed + (uint64_t)format, false,
                 "format %d, vectors %d, tokens %d, page_size 64, d_qk 576, rope apart %d, values all, %s",
                 format, i % 3, i < 15 ? 131 : 4097, i % 2, changed[i % 15 / 3]);
-            suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
         }
     for (int i = 0; !gather && i < 24; i++) { /* both sides of the sum are drawn several times */
-        snprintf(text, sizeof text,
-                 "format %d, vectors %d, tokens %d, page_size 64, d_qk %d, rope apart %d, norm edge",
-                 FMLA_KV_BF16 + i % 2, i / 2 % 3, i / 6 % 2 ? 4097 : 3, i / 12 ? 512 : 576, i / 12);
-        suite_case(suite, text, suite->run[0].seed + (uint64_t)i, false);
+        suite_case(suite, seed + (uint64_t)i, false,
+                   "format %d, vectors %d, tokens %d, page_size 64, d_qk %d, rope apart %d, norm edge",
+                   FMLA_KV_BF16 + i % 2, i / 2 % 3, i / 6 % 2 ? 4097 : 3, i / 12 ? 512 : 576, i / 12);
     }
     for (int format = FMLA_KV_FP8_656; format <= FMLA_KV_FP8_528_F32; format++) {
-        snprintf(text, sizeof text, "format %d, tokens 128, page_size 64, cache far, slots skipped", format);
-        suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
+        suite_case(suite, seed + (uint64_t)format, false,
+                   "format %d, tokens 128, page_size 64, cache far, slots skipped", format);
     }
 }
 
@@ -477,14 +443,14 @@ static bool has(const struct run *run, const int64_t *v)
 
 static const struct maker append_maker = {.size = sizeof(struct cache_case),
                                           .make = make,
-                                          .compare = compare_cache},
+                                          .compare = cache_compare},
                           gather_maker = {
                               .size = sizeof(struct cache_case), .make = make, .compare = compare_gathered};
 
 #define CACHE_SUBJECT                                                                                        \
     .values = CACHE_AXES(AXIS_TEXT), .choose = choose,                                                       \
-    .grid = {.possible = possible, .counts = counts, .cost = cost, .dear = 5000}, .has = has, .more = more,  \
-    .plant_after = plant_after
+    .grid = {.possible = possible, .counts = cache_counts, .cost = cache_cost, .dear = 5000}, .has = has,    \
+    .more = more, .plant_after = plant_after
 
 struct subject cache_append = {CACHE_SUBJECT, .of = OP_CACHE_APPEND, .maker = &append_maker,
                                .faults = FAULT(CACHE_SLOT) | FAULT(CACHE_VALUE) | FAULT(CACHE_SCALE) |

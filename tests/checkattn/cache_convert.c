@@ -35,16 +35,6 @@ static bool possible(const int64_t *v)
            !(contiguous_pages(v[V_TO]) && v[V_TO_CACHE] == CACHE_SPREAD);
 }
 
-static bool counts(const int64_t *v, int i, int j)
-{
-    return v[V_TOKENS] || i == V_TOKENS || j == V_TOKENS;
-}
-
-static double cost(const int64_t *v)
-{
-    return (double)v[V_TOKENS];
-}
-
 static void choose(struct subject *op, const struct run *run)
 {
     op->axis[V_GRAPH].count = on_gpu(run) ? 2 : 1;
@@ -52,19 +42,14 @@ static void choose(struct subject *op, const struct run *run)
     op->axis[V_SLOTS].count = on_gpu(run) ? 2 : 3;
 }
 
-struct convert_case {
-    struct test_case c;
-    struct made_pages from, to;
-};
-
 static float scale_of(const int64_t *v, int64_t format)
 {
     return format == FMLA_KV_FP8_576 ? cache_scales[v[V_SCALE]] : 0.0f;
 }
 
-static void make(struct test_case *c, const struct run *run)
+static void make(struct test_case *c)
 {
-    struct convert_case *k = (struct convert_case *)c;
+    struct made_pages *pages = ((struct cache_case *)c)->pages;
     const int64_t *v = c->v;
     const struct cache_shape from = {v[V_FROM], v[V_D_QK], v[V_FROM_PAGE], v[V_FROM_CACHE]},
                              to = {v[V_TO], v[V_D_QK], v[V_TO_PAGE], v[V_TO_CACHE]};
@@ -72,47 +57,15 @@ static void make(struct test_case *c, const struct run *run)
     c->captured = v[V_GRAPH] && v[V_TOKENS]; /* otherwise nothing is launched */
     args->src_format = (int32_t)v[V_FROM], args->dst_format = (int32_t)v[V_TO];
     args->src_scale = scale_of(v, v[V_FROM]), args->dst_scale = scale_of(v, v[V_TO]);
-    cache_make_pages(c, CONVERT(src_cache), &from, v[V_TOKENS], &k->from);
-    cache_make_pages(c, CONVERT(dst_cache), &to, v[V_TOKENS], &k->to);
-    c->d_qk = kv_width(&k->to.layout);
-    case_tensor(c, CONVERT(src_slots), LAYOUT_CONTIGUOUS, true);
-    case_tensor(c, CONVERT(dst_slots), LAYOUT_CONTIGUOUS, true);
+    cache_make_pages(c, CONVERT(src_cache), &from, &pages[0]);
+    cache_make_pages(c, CONVERT(dst_cache), &to, &pages[1]);
+    ((struct cache_case *)c)->caches = 2, c->d_qk = kv_width(&pages[1].layout);
     /* A source slot may be read twice; another list says which tokens are skipped. */
-    cache_fill_slots(&c->random, &c->tensor[CONVERT(src_slots)], v[V_TOKENS], k->from.slots,
-                     v[V_SLOTS] == SLOTS_DISTINCT ? SLOTS_TWICE : v[V_SLOTS], on_gpu(run));
-    cache_fill_slots(&c->random, &c->tensor[CONVERT(dst_slots)], v[V_TOKENS], k->to.slots, v[V_SLOTS],
-                     on_gpu(run));
+    cache_make_slots(c, CONVERT(src_slots), LAYOUT_CONTIGUOUS, &pages[0],
+                     v[V_SLOTS] == SLOTS_DISTINCT ? SLOTS_TWICE : v[V_SLOTS], on_gpu(c->run));
+    cache_make_slots(c, CONVERT(dst_slots), LAYOUT_CONTIGUOUS, &pages[1], v[V_SLOTS], on_gpu(c->run));
     int64_t *slot = guarded_at(&c->tensor[CONVERT(src_slots)], 0, 0, 0, 0);
     for (int64_t t = 0; v[V_SLOTS] == SLOTS_SKIPPED && t + 1 < v[V_TOKENS]; t += 6) slot[t] = -1;
-}
-
-/* Compares with the oracle's result on a copy of the original cache; it skips tokens without a valid slot. */
-static void compare(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
-                    struct oracle *oracle)
-{
-    (void)inputs, (void)oracle;
-    const struct convert_case *k = (const struct convert_case *)c;
-    const struct guarded *g = &c->tensor[CONVERT(dst_cache)];
-    const int64_t tokens = c->v[V_TOKENS], *from = guarded_at(&c->tensor[CONVERT(src_slots)], 0, 0, 0, 0),
-                  *to = guarded_at(&c->tensor[CONVERT(dst_slots)], 0, 0, 0, 0);
-    unsigned char *theirs = must_alloc(g->whole);
-    int64_t *all = must_alloc(2 * (size_t)tokens * sizeof *all);
-    union call_args args = c->args;
-    fmla_tensor cache = g->tensor, sources = c->view[CONVERT(src_slots)], slots = c->view[CONVERT(dst_slots)];
-    memcpy(theirs, g->initial, g->whole);
-    for (int64_t t = 0; t < tokens; t++) {
-        all[t] = from[t] < 0 || from[t] >= k->from.slots ? -1 : from[t];
-        all[tokens + t] = to[t] < 0 || to[t] >= k->to.slots ? -1 : to[t];
-    }
-    cache.data = theirs + GUARDED_FRONT;
-    sources.data = all, sources.byte_offset = 0, slots.data = all + tokens, slots.byte_offset = 0;
-    args.cache_convert.src_cache = &c->tensor[CONVERT(src_cache)].tensor; /* the near copy */
-    args.cache_convert.dst_cache = &cache, args.cache_convert.kernel = "ref";
-    args.cache_convert.src_slots = &sources, args.cache_convert.dst_slots = &slots;
-    if (fmla_cache_convert(&args.cache_convert)) report(tally, run, c->name, fmla_last_error());
-    tally->rows += tokens;
-    cache_compare_bytes(c, run, tally, g, theirs);
-    free(theirs), free(all);
 }
 
 /* ---- Faults ---------------------------------------------------------------------------------- */
@@ -120,12 +73,12 @@ static void compare(struct test_case *c, const struct run *run, struct tally *ta
 static bool plant_after(struct test_case *c, enum defect fault)
 {
     const struct guarded *g = &c->tensor[CONVERT(dst_cache)];
-    const struct convert_case *k = (const struct convert_case *)c;
+    const struct made_pages *to = &((const struct cache_case *)c)->pages[1];
     const int64_t element = is_16_bit(c->v[V_TO]) ? 2 : 1;
     const bool gap = fault == FAULT_CACHE_GAP;
     if (gap && c->v[V_TO_CACHE] != CACHE_PADDED) return false;
-    if (!gap && (fault != FAULT_CACHE_VALUE || k->to.slots < 2)) return false;
-    g->memory[GUARDED_FRONT + (gap ? g->strides[0] * element - 1 : k->to.layout.token_bytes / 2)] ^= 1;
+    if (!gap && (fault != FAULT_CACHE_VALUE || to->slots < 2)) return false;
+    g->memory[GUARDED_FRONT + (gap ? g->strides[0] * element - 1 : to->layout.token_bytes / 2)] ^= 1;
     return true;
 }
 
@@ -143,23 +96,21 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
 /* Every pair of formats of one d_qk, and far pages on either side. */
 static void more(struct suite *suite)
 {
-    char text[200];
     for (int64_t from = FMLA_KV_BF16; from <= FMLA_KV_FP8_528_F32; from++)
         for (int64_t to = FMLA_KV_BF16; to <= FMLA_KV_FP8_528_F32; to++) {
+            const uint64_t seed = suite->run[0].seed + (uint64_t)(from * 16 + to);
             const int64_t of_from = width_of(from), of_to = width_of(to);
             const int64_t d_qk = of_from ? of_from : of_to ? of_to : 576;
             if (of_from && of_to && of_from != of_to) continue;
-            snprintf(text, sizeof text,
-                     "from %d, to %d, tokens 131, page_size from 64, page_size to 64, d_qk %d, scale %d, "
-                     "source %s, cache %s",
-                     (int)from, (int)to, (int)d_qk, d_qk == 576 ? 2 : 0, "dense",
-                     (from + to) % 3 ? "dense" : "far");
-            suite_case(suite, text, suite->run[0].seed + (uint64_t)(from * 16 + to), false);
-            snprintf(text, sizeof text,
-                     "from %d, to %d, tokens 29, page_size from 61, page_size to 2, d_qk %d, source %s, "
-                     "slots skipped",
-                     (int)from, (int)to, (int)d_qk, (from + to) % 3 ? "dense" : "far");
-            suite_case(suite, text, suite->run[0].seed + (uint64_t)(from * 16 + to), false);
+            suite_case(suite, seed, false,
+                       "from %d, to %d, tokens 131, page_size from 64, page_size to 64, d_qk %d, scale %d, "
+                       "source %s, cache %s",
+                       (int)from, (int)to, (int)d_qk, d_qk == 576 ? 2 : 0, "dense",
+                       (from + to) % 3 ? "dense" : "far");
+            suite_case(suite, seed, false,
+                       "from %d, to %d, tokens 29, page_size from 61, page_size to 2, d_qk %d, source %s, "
+                       "slots skipped",
+                       (int)from, (int)to, (int)d_qk, (from + to) % 3 ? "dense" : "far");
         }
 }
 
@@ -168,15 +119,16 @@ static bool has(const struct run *run, const int64_t *v)
     return (v[V_FROM_CACHE] != CACHE_FAR && v[V_TO_CACHE] != CACHE_FAR) || has_far_memory(run, 16);
 }
 
-static const struct maker maker = {.size = sizeof(struct convert_case), .make = make, .compare = compare};
+static const struct maker maker = {.size = sizeof(struct cache_case), .make = make, .compare = cache_compare};
 
-struct subject cache_convert = {.of = OP_CACHE_CONVERT,
-                                .maker = &maker,
-                                .values = CONVERT_AXES(AXIS_TEXT),
-                                .choose = choose,
-                                .grid = {.possible = possible, .counts = counts, .cost = cost, .dear = 5000},
-                                .has = has,
-                                .more = more,
-                                .faults = FAULT(CACHE_SLOT) | FAULT(CACHE_VALUE) | FAULT(CACHE_GAP),
-                                .plant_after = plant_after,
-                                .plant_before = plant_before};
+struct subject cache_convert = {
+    .of = OP_CACHE_CONVERT,
+    .maker = &maker,
+    .values = CONVERT_AXES(AXIS_TEXT),
+    .choose = choose,
+    .grid = {.possible = possible, .counts = cache_counts, .cost = cache_cost, .dear = 5000},
+    .has = has,
+    .more = more,
+    .faults = FAULT(CACHE_SLOT) | FAULT(CACHE_VALUE) | FAULT(CACHE_GAP),
+    .plant_after = plant_after,
+    .plant_before = plant_before};

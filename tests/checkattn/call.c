@@ -88,38 +88,47 @@ void device_args_make(struct device_args *to, const struct test_case *c, const u
         set_pointer(op, &to->args, "plan", device_address(&c->blocks, pointer_at(op, from, "plan")));
 }
 
-/* A call whose arguments are already on the device. */
+/* A call whose arguments are on the device; `from`: its tensors on the host. */
 struct call {
-    const struct subject *op;
-    const struct device_blocks *blocks;
+    const struct test_case *c;
+    const union call_args *from;
     union call_args *args;
-    size_t bytes, alignment;             /* workspace */
-    const fmla_tensor *results[RESULTS]; /* on the host; NULL: not requested */
-    const fmla_tensor *input;            /* one input, on the host */
+    size_t bytes, alignment; /* workspace */
 };
+
+/* Returns result k on the host; NULL: not requested. */
+static const fmla_tensor *result_of(const struct call *call, int k)
+{
+    return tensor_at(call->c->op, call->from, call->c->op->result[k]);
+}
 
 /* Returns true if the results on the device equal the host's. */
 static bool untouched(const struct call *call)
 {
     bool same = true;
-    for (int i = 0; i < RESULTS; i++)
-        if (call->results[i]) same &= device_is(call->blocks, call->results[i]->data);
+    for (int k = 0; k < call->c->op->results; k++)
+        if (result_of(call, k)) same &= device_is(&call->c->blocks, result_of(call, k)->data);
     return same;
+}
+
+static fmla_status run(const struct call *call)
+{
+    return op_functions[call->c->op->of].run(call->args);
 }
 
 /* Makes the call with a workspace that it must refuse. */
 static void must_refuse(const struct call *call, void *workspace, size_t bytes, fmla_status expected)
 {
     char what[400];
-    set_workspace(call->op, call->args, workspace, bytes);
-    const fmla_status status = op_functions[call->op->of].run(call->args);
+    set_workspace(call->c->op, call->args, workspace, bytes);
+    const fmla_status status = run(call);
     if (status != expected) {
         snprintf(what, sizeof what,
                  "a workspace of %zu bytes at %p, where %zu at a multiple of %zu are needed, gave %s", bytes,
                  workspace, call->bytes, call->alignment, fmla_status_name(status));
         device_stress->wrong(what);
     }
-    if (device_stress->refused) device_stress->refused(call->blocks, call->results[0]);
+    if (device_stress->refused) device_stress->refused(&call->c->blocks, result_of(call, 0));
     if (!untouched(call)) device_stress->wrong("a call that was refused wrote to a result");
 }
 
@@ -140,11 +149,11 @@ static void refusals(const struct call *call)
 }
 
 /* Runs the call, directly or in a graph. */
-static fmla_status send(const struct call *call, void *stream, bool captured)
+static fmla_status send(const struct call *call, void *stream)
 {
-    if (!captured) return op_functions[call->op->of].run(call->args);
+    if (!call->c->captured) return run(call);
     device_capture_begin(stream);
-    const fmla_status status = op_functions[call->op->of].run(call->args);
+    const fmla_status status = run(call);
     void *graph = device_capture_end(stream);
     if (!status) device_launch(graph, stream), device_wait(stream);
     gpu_graph_close(graph);
@@ -155,28 +164,27 @@ fmla_status call_on_device(const struct test_case *c, struct device_args *there,
                            int fill)
 {
     const struct subject *op = c->op;
-    struct call call = {.op = op, .blocks = &c->blocks, .args = &there->args};
+    struct call call = {.c = c, .from = from, .args = &there->args};
+    const fmla_tensor *input = NULL; /* the first one */
     struct device_scratch workspace;
     fmla_status status = workspace_of(op, call.args, &call.bytes, &call.alignment);
     if (status) return status;
-    for (int i = 0; i < op->results; i++) call.results[i] = tensor_at(op, from, op->result[i]);
-    for (int i = op->tensors - 1; i >= 0; i--)
-        if (!is_result(op, i) && !is_table(op, i) && tensor_at(op, from, i))
-            call.input = tensor_at(op, from, i); /* the first input */
-    for (int i = 0; i < op->results; i++)
-        if (call.results[i]) case_move_result(c, i, call.results[i], true);
+    for (int i = 0; i < op->tensors && !input; i++)
+        if (!is_result(op, i) && !is_table(op, i)) input = tensor_at(op, from, i);
+    for (int k = 0; k < op->results; k++)
+        if (result_of(&call, k)) case_move_result(c, k, result_of(&call, k), true);
     if (device_stress) refusals(&call);
     device_scratch_make(&workspace, call.bytes, fill);
     void *stream = fill || c->captured ? device_stream_open() : NULL; /* also test the default stream */
     set_workspace(op, call.args, workspace.memory, call.bytes);
     set_pointer(op, call.args, "stream", stream);
-    status = send(&call, stream, c->captured);
+    status = send(&call, stream);
     if (device_stress && device_stress->after)
-        device_stress->after(call.blocks, call.results[0], call.input, &workspace);
+        device_stress->after(&c->blocks, result_of(&call, 0), input, &workspace);
     if (!status) {
         device_wait(stream);
-        for (int i = 0; i < op->results; i++)
-            if (call.results[i]) case_move_result(c, i, call.results[i], false);
+        for (int k = 0; k < op->results; k++)
+            if (result_of(&call, k)) case_move_result(c, k, result_of(&call, k), false);
     }
     if (!device_scratch_intact(&workspace) && device_stress) {
         device_stress->wrong("the call wrote past the end of its workspace");
@@ -211,4 +219,14 @@ fmla_status case_kernel(const struct test_case *c, const char **name)
     if (!is_apart(c->device)) return op_functions[c->op->of].kernel(&c->args, name);
     device_args_make(&there, c, &c->args);
     return op_functions[c->op->of].kernel(&there.args, name);
+}
+
+fmla_status case_asked(const struct subject *op, const struct run *run, const int64_t *v)
+{
+    const char *kernel;
+    struct test_case *c = case_make(op, run, NULL, v, 1);
+    case_to_device(c, NULL);
+    const fmla_status status = case_kernel(c, &kernel);
+    case_free(c);
+    return status;
 }

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "case.h"
 
+#include "num.h"
+
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,20 +30,37 @@ static void take_axis(struct test_case *c, const char *name, int64_t value)
             memcpy((char *)&c->args + member->offset, &number, sizeof number);
 }
 
-struct test_case *case_make(const struct subject *op, const struct run *run, const int64_t *v, uint64_t seed)
+struct test_case *case_make(const struct subject *op, const struct run *run, struct tally *tally,
+                            const int64_t *v, uint64_t seed)
 {
     struct test_case *c = calloc(1, op->maker->size);
     if (!c) exit(1);
-    c->op = op;
+    c->op = op, c->run = run, c->tally = tally;
+    if (tally) tally->cases++;
     memcpy(c->v, v, (size_t)op->axes * sizeof *v);
     c->random.state = seed, c->device = run->device;
     axes_write(op->axis, op->axes, v, c->name, sizeof c->name);
     for (int i = 0; i < DIMENSIONS; i++) c->size[i] = 1;
     memcpy(&c->args, &descriptors[op->of].size, sizeof descriptors[op->of].size); /* struct_size */
     for (int i = 0; i < op->axes; i++) take_axis(c, op->axis[i].name, v[i]);
-    op->maker->make(c, run);
+    op->maker->make(c);
     set_pointer(op, &c->args, "kernel", run->by_default ? NULL : run->kernel);
     return c;
+}
+
+void failed(const struct test_case *c, const char *format, ...)
+{
+    char what[420];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(what, sizeof what, format, values);
+    va_end(values);
+    report(c->tally, c->run, c->name, what);
+}
+
+void must(const struct test_case *c, fmla_status status)
+{
+    if (status) failed(c, "%s", fmla_last_error());
 }
 
 void case_free(struct test_case *c)
@@ -82,6 +102,18 @@ void case_tensor(struct test_case *c, int i, enum layout layout, bool wanted)
     if (wanted) case_name(c, i);
 }
 
+void case_spread(struct test_case *c, int i, size_t front, size_t between)
+{
+    struct guarded *g = &c->tensor[i];
+    fmla_tensor *view = &c->view[i];
+    const size_t page_bytes = (size_t)g->strides[0] * (g->tensor.dtype.bits / 8);
+    guarded_spread(g, g->shape[0], page_bytes, front, between, is_result(c->op, i));
+    memcpy(c->far_strides[i], view->strides ? view->strides : g->strides, sizeof c->far_strides[i]);
+    c->strides[i] = c->far_strides[i][0];
+    c->far_strides[i][0] = (int64_t)between / (view->dtype.bits / 8);
+    view->data = g->far + front, view->byte_offset = 0, view->strides = c->far_strides[i];
+}
+
 void case_sinks(struct test_case *c, int64_t kind)
 {
     if (kind == SINK_NONE) return;
@@ -90,6 +122,15 @@ void case_sinks(struct test_case *c, int64_t kind)
         float sink = random_normal(&c->random) * 3.0f;
         if (kind == SINK_INFINITE && h % 3 < 2) sink = h % 3 ? INFINITY : -INFINITY;
         *(float *)guarded_at(&c->tensor[c->op->sink], h, 0, 0, 0) = sink;
+    }
+}
+
+void draw_numbers(struct random_state *random, float mean, float deviation, int count, uint16_t *bf16,
+                  uint16_t *fp16)
+{
+    for (int i = 0; i < count; i++) {
+        const float x = random_input(random, mean, deviation);
+        bf16[i] = num_to_bf16(x), fp16[i] = num_to_fp16(x);
     }
 }
 
@@ -205,15 +246,12 @@ void case_results_reset(struct test_case *c)
     for (int k = 0; k < c->op->results; k++) guarded_reset(&c->tensor[c->op->result[k]]);
 }
 
-void case_results_intact(const struct test_case *c, const struct run *run, struct tally *tally)
+void case_results_intact(const struct test_case *c)
 {
-    char what[100];
-    for (int k = 0; k < c->op->results; k++) {
-        if (guarded_intact(case_result(c, k))) continue;
-        snprintf(what, sizeof what, "%s: bytes outside the tensor's elements were written",
-                 c->op->tensor[c->op->result[k]]->name);
-        report(tally, run, c->name, what);
-    }
+    for (int k = 0; k < c->op->results; k++)
+        if (!guarded_intact(case_result(c, k)))
+            failed(c, "%s: bytes outside the tensor's elements were written",
+                   c->op->tensor[c->op->result[k]]->name);
 }
 
 void *case_row(const struct test_case *c, int i, int64_t request, int64_t token, int64_t head)
@@ -226,11 +264,11 @@ void *row_in(const struct test_case *c, const struct guarded *g, int i, int64_t 
 {
     const struct form form = form_of(c->op->tensor[i], c->flat);
     int64_t at[MAX_DIMENSIONS] = {0};
-    for (int d = 0; d < form.rank; d++)
-        at[d] = form.dimensions[d] == DIM_b                                           ? request
-                : form.dimensions[d] == DIM_s_q || form.dimensions[d] == DIM_tokens_q ? token
-                : form.dimensions[d] == DIM_h_q                                       ? head
-                                                                                      : 0;
+    for (int d = 0; d < form.rank; d++) {
+        const enum dimension dim = form.dimensions[d];
+        const bool tokens = dim == DIM_s_q || dim == DIM_tokens_q || dim == DIM_s_k || dim == DIM_tokens_k;
+        at[d] = dim == DIM_b ? request : tokens ? token : dim == DIM_h_q || dim == DIM_h_kv ? head : 0;
+    }
     return guarded_at(g, at[0], at[1], at[2], at[3]);
 }
 
@@ -258,88 +296,25 @@ void case_plan_args(const struct test_case *c, const union call_args *args, stru
     plan->extra_topk_length = args->sparse_decode.extra_topk_length;
 }
 
-/* Lengths for a plan, the case's or stale ones, in separate memory. */
-struct lengths {
-    struct guarded tensor[2];
-};
-
-static void lengths_make(struct test_case *c, struct lengths *lengths, struct plan_call *plan)
-{
-    for (int k = 0; k < 2; k++) {
-        struct guarded *g = &lengths->tensor[k];
-        guarded_make(g, dtype_i32, 1, &c->b, LAYOUT_CONTIGUOUS);
-        const bool given =
-            c->op->maker->plan_lengths(c, k, c->v[c->op->plan] == PLAN_STALE, guarded_at(g, 0, 0, 0, 0));
-        if (!given) guarded_free(g);
-        *plan_call_length(plan, k) = given ? &g->tensor : NULL;
-    }
-}
-
 static bool holds(const struct guarded *guarded, const void *bytes)
 {
     return !memcmp(guarded->memory + GUARDED_FRONT, bytes, guarded->bytes) && guarded_intact(guarded);
 }
 
-static bool are_tables_of(const struct test_case *c, const fmla_plan_view *view)
-{
-    const struct guarded *tables = &c->tensor[c->op->tables];
-    return holds(&tables[0], view->partitions) && holds(&tables[1], view->num_splits);
-}
-
-/* Makes the plan's tables separately, on the host. */
-static fmla_status make_tables(struct test_case *c, struct plan_call args, const fmla_plan_view *view,
-                               bool *same)
+/* Makes the plan's tables separately, on the host; returns what is wrong. */
+static const char *make_tables(struct test_case *c, struct plan_call args)
 {
     const int first = c->op->tables;
-    c->rows = view->num_partitions, c->fields = FMLA_PARTITION_FIELDS, c->splits = c->b + 1;
+    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
+    if (fmla_plan_describe(args.plan, args.plan_size, &view)) return fmla_last_error();
+    c->rows = view.num_partitions, c->fields = FMLA_PARTITION_FIELDS, c->splits = c->b + 1;
     for (int i = 0; i < 2; i++) case_tensor(c, first + i, LAYOUT_CONTIGUOUS, false);
     args.plan = NULL, args.plan_size = 0;
     args.partitions = &c->view[first], args.num_splits = &c->view[first + 1];
-    const fmla_status status = plan_call_run(&args);
-    *same &= status || are_tables_of(c, view);
-    return status;
-}
-
-/* Makes plan and tables on the device again, from lengths there; keeps the tables, with a copy of the
- * host's plan. */
-static fmla_status plan_on_device(struct test_case *c, struct plan_call args, const struct lengths *lengths,
-                                  const fmla_plan_view *view, bool *same)
-{
-    struct device_blocks blocks = {0};
-    struct device_scratch plan;
-    fmla_tensor storage[4];
-    struct guarded *tables = &c->tensor[c->op->tables];
-    for (int k = 0; k < 2; k++) {
-        if (!lengths->tensor[k].memory) continue;
-        device_add_guarded(&blocks, &lengths->tensor[k]);
-        *plan_call_length(&args, k) = device_tensor(&blocks, &lengths->tensor[k].tensor, &storage[k]);
-    }
-    device_scratch_make(&plan, args.plan_size, 0xa7);
-    args.plan = plan.memory;
-    if (device_stress) {
-        args.plan_size--;
-        if (plan_call_run(&args) != FMLA_BUFFER_TOO_SMALL)
-            device_stress->wrong("memory for a plan that is too short by a byte was taken");
-        args.plan_size++;
-    }
-    fmla_status status = plan_call_run(&args);
-    if (!status) {
-        device_wait(NULL);
-        *same &= device_scratch_is(&plan, c->plan) && device_scratch_intact(&plan);
-    }
-    device_add(&c->blocks, c->plan, args.plan_size, 16);
-    args.plan = NULL, args.plan_size = 0;
-    for (int i = 0; i < 2; i++) guarded_reset(&tables[i]), device_add_guarded(&c->blocks, &tables[i]);
-    args.partitions = device_tensor(&c->blocks, &tables[0].tensor, &storage[2]);
-    args.num_splits = device_tensor(&c->blocks, &tables[1].tensor, &storage[3]);
-    if (!status) status = plan_call_run(&args);
-    if (!status) {
-        device_wait(NULL);
-        for (int i = 0; i < 2; i++) device_move(&c->blocks, tables[i].tensor.data, false);
-        *same &= are_tables_of(c, view);
-    }
-    device_drop(&blocks, 0), device_scratch_free(&plan);
-    return status;
+    if (plan_call_run(&args)) return fmla_last_error();
+    return holds(&c->tensor[first], view.partitions) && holds(&c->tensor[first + 1], view.num_splits)
+               ? NULL
+               : "plans of the same lengths have different bits";
 }
 
 void case_plan_on_host(struct plan_call *plan, struct guarded *full)
@@ -350,31 +325,33 @@ void case_plan_on_host(struct plan_call *plan, struct guarded *full)
     plan->topk_length = &full->tensor;
 }
 
-fmla_status case_plan(struct test_case *c, bool *same)
+bool case_plan(struct test_case *c)
 {
-    struct lengths lengths = {0};
-    struct guarded full = {0};
-    struct plan_call args;
-    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
-    const bool apart = is_apart(c->device);
+    struct guarded lengths[2] = {0}, full = {0};
+    struct plan_call args, there;
+    const bool apart = is_apart(c->device), stale = c->v[c->op->plan] == PLAN_STALE;
     case_plan_args(c, &c->args, &args);
-    lengths_make(c, &lengths, &args);
-    struct plan_call there = args;
-    fmla_status status = FMLA_OK;
-    *same = true;
+    for (int k = 0; k < 2; k++) {
+        struct guarded *g = &lengths[k];
+        guarded_make(g, dtype_i32, 1, &c->b, LAYOUT_CONTIGUOUS);
+        const bool given = c->op->maker->plan_lengths(c, k, stale, guarded_at(g, 0, 0, 0, 0));
+        if (!given) guarded_free(g);
+        *plan_call_length(&args, k) = given ? &g->tensor : NULL;
+    }
+    there = args;
     if (apart) case_plan_on_host(&args, &full);
-    status = plan_call_size(&args, &args.plan_size);
+    const fmla_status status = plan_call_size(&args, &args.plan_size);
     c->plan = args.plan = must_alloc(args.plan_size);
-    if (!status) status = plan_call_run(&args);
-    if (!status) status = fmla_plan_describe(args.plan, args.plan_size, &view);
-    if (!status) status = make_tables(c, args, &view, same);
-    there.plan_size = args.plan_size;
-    if (!status && apart) status = plan_on_device(c, there, &lengths, &view, same);
+    const char *wrong = status || plan_call_run(&args) ? fmla_last_error() : make_tables(c, args);
+    if (!wrong && apart) wrong = plan_differs(&there, lengths, c->plan, args.plan_size);
+    if (apart) device_add(&c->blocks, c->plan, args.plan_size, 16);
+    for (int i = 0; apart && i < 2; i++) device_add_guarded(&c->blocks, &c->tensor[c->op->tables + i]);
     set_pointer(c->op, &c->args, "plan", c->plan);
     set_size(c->op, &c->args, "plan_size", args.plan_size);
-    for (int k = 0; k < 2; k++) guarded_free(&lengths.tensor[k]);
+    for (int k = 0; k < 2; k++) guarded_free(&lengths[k]);
     guarded_free(&full);
-    return status;
+    if (wrong) failed(c, "%s", wrong);
+    return !wrong;
 }
 
 void case_use_tables(struct test_case *c)

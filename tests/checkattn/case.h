@@ -45,6 +45,8 @@ struct subject;
 
 struct test_case {
     const struct subject *op;
+    const struct run *run;
+    struct tally *tally;  /* NULL: nothing about the case is counted */
     int64_t v[GRID_AXES]; /* values of the axes */
     struct random_state random;
     char name[480];
@@ -64,9 +66,10 @@ struct test_case {
     int64_t capacity; /* keys that a table has room for; 0: exactly the keys */
     struct guarded tensor[MAX_TENSORS]; /* in the descriptor's order */
     fmla_tensor view[MAX_TENSORS];      /* the arguments point to these */
-    int64_t strides[MAX_TENSORS];       /* near stride of dimension 0, if the view is of far memory */
-    union call_args args;               /* host tensors, also on a GPU */
-    void *plan, *owned[2];              /* owned: the maker's, freed with the case */
+    /* If the view is of far memory: its strides, and the near stride of dimension 0. */
+    int64_t far_strides[MAX_TENSORS][4], strides[MAX_TENSORS];
+    union call_args args;  /* host tensors, also on a GPU */
+    void *plan, *owned[2]; /* owned: the maker's, freed with the case */
     struct tolerance tolerance[RESULTS];
     double of_product; /* relative error of a product of q and k beyond fp32 rounding */
     double rounded;    /* bound of a row's values for rounded scales; 0: none */
@@ -142,8 +145,8 @@ struct maker {
      * (0: not again). NULL: no draw. */
     void (*draw)(uint64_t seed);
     uint64_t cases_of_a_draw;
-    /* Makes the case; v, random and device are already set. */
-    void (*make)(struct test_case *c, const struct run *run);
+    /* Makes the case; run, v, random and device are already set. */
+    void (*make)(struct test_case *c);
     /* Sets lengths k of each request for a plan: the case's, or random ones if `stale`; returns false if
      * there are none. */
     bool (*plan_lengths)(struct test_case *c, int k, bool stale, int32_t *lengths);
@@ -151,20 +154,20 @@ struct maker {
     /* Chooses the rows to compare, all of a small case and some of a large one, and returns their number.
      * NULL: all, whole tokens. */
     int64_t (*choose_rows)(struct test_case *c, struct rows *rows);
-    /* Completes the oracle's view of such rows after view_rows. NULL: nothing to do. */
-    void (*narrow)(const struct test_case *c, const struct rows *rows, struct view *view);
+    /* Completes the oracle's view of such rows after view_rows, over `change` keys more than they see;
+     * returns false if there are not so many, or none. NULL: nothing to do. */
+    bool (*narrow)(const struct test_case *c, const struct rows *rows, int64_t change, struct view *view);
     /* Returns the number of keys that a row sees. */
     int64_t (*seen)(const struct test_case *c, int64_t request, int64_t token, int64_t head);
     /* Adds the keys of a row. NULL: results of this operation have no bound of their own. */
     void (*magnitude)(const struct test_case *c, int64_t request, int64_t token, int64_t head,
                       struct magnitude *magnitude);
-    /* Compares the whole case instead of rows. `inputs` and `oracle` as for compare_oracle. */
-    void (*compare)(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
-                    struct oracle *oracle);
+    /* Compares the whole case instead of rows. `inputs` as for compare_oracle. */
+    void (*compare)(struct test_case *c, uint64_t inputs, struct oracle *oracle);
     /* Makes a part of a batch-invariant case with that request (-1: a random one). The view is of the
      * whole case. An operation without an axis of that name promises the same bits in every case; no
      * random request is used there. */
-    void (*part)(struct test_case *c, int64_t request, const struct run *run, struct part *part);
+    void (*part)(struct test_case *c, int64_t request, struct part *part);
 };
 
 /* What an operation sets: `of`, `maker`, `values` and `faults`, and what differs from the default. A list
@@ -181,7 +184,7 @@ struct subject {
     /* Returns true if a case outside the grid applies to this kernel and device. Default: always. */
     bool (*has)(const struct run *run, const int64_t *v);
     /* Returns true if the kernel under test may refuse the case; *must: it has to. Default: never. */
-    bool (*leaves)(const struct test_case *c, const struct run *run, bool *must);
+    bool (*leaves)(const struct test_case *c, bool *must);
     /* Cases that pairs do not cover: texts, each with its own seed; texts whose whole cases compare the
      * oracle with itself, row by row; and cases made by suite_case. Default: none. */
     const char *special[TEXTS], *by_oracle[TEXTS];
@@ -189,9 +192,9 @@ struct subject {
 
     uint64_t faults;     /* bit mask of enum defect: defects that a kernel could have */
     uint64_t cpu_faults; /* defects that only a CPU kernel could have, besides COUNT if cases are timed */
-    /* Returns the text of case i for a defect; NULL: no more. Default: the grid's cases, until one has a
-     * place for the defect. */
-    const char *(*fault_case)(const struct run *run, uint64_t i);
+    /* Makes cases for a defect by suite_case; those after one that has a place for it are left out.
+     * Default: the grid's cases. */
+    void (*fault_cases)(struct suite *suite);
     /* Plant a defect and return true, if the case has a place for it. Default: it has none. */
     bool (*plant_before)(struct test_case *c, enum defect fault, struct patch *patch);
     bool (*plant_after)(struct test_case *c, enum defect fault);
@@ -237,11 +240,14 @@ extern struct subject *const subjects[OPERATIONS];
 /* Prepares an operation; call it before its first case. */
 void operation_begin(struct subject *op, uint64_t seed);
 
-/* Returns the defects that a kernel of the operation could have. */
-uint64_t operation_faults(const struct subject *op, bool on_cpu);
-
-struct test_case *case_make(const struct subject *op, const struct run *run, const int64_t *v, uint64_t seed);
+/* Makes a case and counts it. run and tally must stay valid. */
+struct test_case *case_make(const struct subject *op, const struct run *run, struct tally *tally,
+                            const int64_t *v, uint64_t seed);
 void case_free(struct test_case *c);
+
+/* Report and count what is wrong with a case; a call that was refused. */
+void failed(const struct test_case *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void must(const struct test_case *c, fmla_status status);
 
 /* Sets the values of a text, over the operation's defaults. */
 void case_values(const struct subject *op, const char *text, int64_t v[GRID_AXES]);
@@ -252,12 +258,38 @@ void case_tensor(struct test_case *c, int i, enum layout layout, bool wanted);
 void case_name(struct test_case *c, int i); /* sets its argument */
 bool case_names(const struct test_case *c, int i);
 
+/* Spreads a tensor along dimension 0, `between` bytes apart, after `front` bytes, and points its view
+ * there. */
+void case_spread(struct test_case *c, int i, size_t front, size_t between);
+
 /* Values of the axis of plans. */
 enum { PLAN_INSIDE, PLAN_GIVEN, PLAN_STALE };
+
+/* Values of an axis of inputs. */
+enum {
+    INPUTS_NORMAL,
+    INPUTS_SPIKED,   /* keys at borders weigh more */
+    INPUTS_STEEP,    /* scores of ±200: overflow unless the maximum is subtracted */
+    INPUTS_NAN_ENDS, /* causal, several tokens: a NaN as last key must not affect rows that may not see it */
+    INPUTS_INFINITE, /* not in a grid: scores of +inf, a whole row or one among others */
+    INPUTS_BEYOND    /* not in a grid: a softmax_scale of 3e38, whose scores exceed fp32 */
+};
 
 /* Sinks for the heads of a case: none, random ones, or some infinite. */
 enum { SINK_NONE, SINK_FINITE, SINK_INFINITE };
 void case_sinks(struct test_case *c, int64_t kind);
+
+/* Draws numbers from N(mean, deviation²), clamped to ±1, in both 16-bit types: once, for cases to copy
+ * vectors from random places. */
+void draw_numbers(struct random_state *random, float mean, float deviation, int count, uint16_t *bf16,
+                  uint16_t *fp16);
+
+/* Returns true for keys next to the border of a block of 64, and for the last of `count`. Spiked inputs
+ * give them more weight, so that losing one is visible even among thousands. */
+static inline bool is_border(int64_t key, int64_t count)
+{
+    return key % 64 == 0 || key % 64 == 63 || key + 1 == count;
+}
 
 /* Writes a spike: sets the last values of a vector, which ends at `end`, to 1/2. The product of two spiked
  * vectors is larger by 8, while values keep their size, so that the tolerance remains valid. */
@@ -268,9 +300,14 @@ void case_spike(uint8_t *end, bool fp16);
  * and those of a special key with all queries. */
 void case_infinite(uint8_t *end, bool fp16, bool of_key, bool special);
 
-/* Makes the case's plan and sets its argument. On a GPU the device makes it too, and *same says whether
- * all plans, in one buffer and as tables, have the same bits. */
-fmla_status case_plan(struct test_case *c, bool *same);
+/* Makes the case's plan, in one buffer and as tables, and sets its argument. On a GPU the device makes
+ * both too. Reports what is wrong, for example that two of them have other bits, and then returns false. */
+bool case_plan(struct test_case *c);
+
+/* Makes a plan and its tables on the device, from lengths there (without memory: none), and returns how they
+ * differ from the host's plan; NULL: they do not. */
+const char *plan_differs(const struct plan_call *call, struct guarded lengths[2], const void *plan,
+                         size_t bytes);
 
 /* Changes the arguments to make the plan from host memory: without lengths it would be a plan in the
  * target's memory, so it gets the lengths of full lists, in *full (guarded_free). */
@@ -297,9 +334,10 @@ uint64_t case_hash_inputs(const struct test_case *c);
 unsigned char *case_results_copy(const struct test_case *c);
 bool case_results_same(const struct test_case *c, const unsigned char *copy);
 void case_results_reset(struct test_case *c);
-void case_results_intact(const struct test_case *c, const struct run *run, struct tally *tally);
+void case_results_intact(const struct test_case *c);
 
-/* Return the address of a row of tensor i, in the case's memory or in other memory of the same dimensions. */
+/* Return the address of a row of tensor i, in the case's memory or in other memory of the same dimensions. In
+ * keys of dense MHA, token and head are those of a key. */
 void *case_row(const struct test_case *c, int i, int64_t request, int64_t token, int64_t head);
 void *row_in(const struct test_case *c, const struct guarded *guarded, int i, int64_t request, int64_t token,
              int64_t head);
@@ -335,6 +373,9 @@ fmla_status case_run(const struct test_case *c, union call_args *args, int fill)
 /* Sets *name to the kernel that would run the case. */
 fmla_status case_kernel(const struct test_case *c, const char **name);
 
+/* Returns whether the kernel under test takes a case of these values, which is not counted. */
+fmla_status case_asked(const struct subject *op, const struct run *run, const int64_t *v);
+
 /* ---- Parts ------------------------------------------------------------------------------------ */
 
 /* Makes a view of the whole case; `near`: of the memory it was made in, so that kernel and oracle cannot
@@ -353,18 +394,24 @@ void view_rows(const struct test_case *c, struct view *view, const struct rows *
 
 /* ---- Checking it ------------------------------------------------------------------------------ */
 
-/* The oracle's results for the rows of a case: computed for one kernel, reused for others with the same
- * inputs and rows. */
+/* What the oracle computes of a case, such as rows: items of `bytes` without padding, each with a result of
+ * `of_result` bytes, which are zeros before. */
+struct items {
+    const void *items;
+    int64_t count;
+    size_t bytes, of_result;
+    fmla_status (*compute)(const struct test_case *c, const void *item, void *result);
+};
+
+/* The oracle's results for the items of a case: computed for one kernel, reused for others with the same
+ * inputs and items. */
 struct oracle {
     uint64_t inputs;
-    int64_t count, first[MOST_ROWS + 1]; /* offset of each one's results */
-    struct rows rows[MOST_ROWS];
-    unsigned char *out; /* NULL: no results */
-    float *values[RESULTS];
-    int failures;
-    void *kept; /* set by a maker with its own comparison, with the function that frees it; NULL: none */
-    void (*forget)(void *kept);
+    struct items of; /* the items are a copy */
+    void *results;   /* NULL: none */
+    int refused;
 };
+void oracle_ask(struct oracle *oracle, const struct test_case *c, uint64_t inputs, const struct items *items);
 void oracle_free(struct oracle *oracle);
 
 /* Runs all checks of one case. `oracle`, if not NULL, is kept between kernels. */
@@ -373,28 +420,37 @@ void case_check(const struct subject *op, const struct run *run, const int64_t *
 
 /* Returns true if the kernel under test refuses the case, as it may or must; the refusal has to name the
  * kernel. */
-bool case_left(struct test_case *c, const struct run *run, struct tally *tally);
+bool case_left(struct test_case *c);
 
-/* Returns the CPU's cost of rows besides their keys, in row-keys of the generic kernel: making, filling,
- * hashing, copying and comparing them, and filling the rows of the workspace twice. Measured with
- * sanitizers, which are the slowest. */
-static inline double case_cost_of_rows(double rows, double of_workspace)
+/* Returns the CPU's cost of the rows of each request besides their keys, in row-keys of the generic
+ * kernel: making, filling, hashing, copying and comparing them, and filling those of `slots` in the
+ * workspace twice. Measured with sanitizers, which are the slowest. */
+static inline double case_cost_of_rows(int64_t b, int64_t rows, int64_t slots)
 {
-    return 32.0 * rows + 2.0 * of_workspace;
+    return 32.0 * (double)(b * rows) + 2.0 * (double)(slots * rows);
 }
 
 /* Sets all rows of a case, `heads` heads together, and returns their number. */
 int64_t all_rows(const struct test_case *c, struct rows *rows, int64_t heads);
 
+/* Of a large case of dense attention, CHOSEN_ROWS rows are compared; the last DRAWN_ROWS of them are
+ * random. */
+enum { CHOSEN_ROWS = 84, DRAWN_ROWS = 64 };
+bool all_are_compared(const struct test_case *c, int64_t keys);
+int64_t draw_rows(struct test_case *c, struct rows *rows, int64_t count); /* from `count` on */
+
+/* Recomputes a row over a key fewer or, if causal, more than it sees: the output of a kernel that drops a key
+ * or has a wrong mask. */
+bool plant_key(struct test_case *c, enum defect fault);
+
 /* Compares the results with the oracle. `inputs` is the hash of the inputs. */
-void compare_oracle(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
-                    struct oracle *oracle);
+void compare_oracle(struct test_case *c, uint64_t inputs, struct oracle *oracle);
 
 /* Compares the results with the oracle and checks that nothing outside them was written. */
-void compare_whole(struct test_case *c, const struct run *run, struct tally *tally);
+void compare_whole(struct test_case *c);
 
 /* Checks that a request (-1: a random one) alone in a batch has the same bits as in this batch. */
-void compare_part(struct test_case *c, int64_t request, const struct run *run, struct tally *tally);
+void compare_part(struct test_case *c, int64_t request);
 
 /* Returns the error that the rounding of products allows to a value of a row. */
 double compare_bound(const struct test_case *c, int64_t request, int64_t token, int64_t head);
@@ -409,7 +465,6 @@ struct suite {
     int kernels;
     struct run run[SUITE_KERNELS];
     struct tally tally[SUITE_KERNELS];
-    double seconds[SUITE_KERNELS];
     uint64_t asked; /* cases, of which this process may run a part */
     struct oracle oracle;
 };
@@ -422,10 +477,8 @@ bool has_far_memory(const struct run *run, size_t gib);
 
 /* Runs a case beside the grid on every kernel of the suite that has it; `by_oracle`: with the oracle as
  * the kernel. */
-void suite_case(struct suite *suite, const char *text, uint64_t seed, bool by_oracle);
-
-/* Runs the text with each value of an axis, including values outside the grid. */
-void suite_each(struct suite *suite, int axis, const char *text, uint64_t seed, bool by_oracle);
+void suite_case(struct suite *suite, uint64_t seed, bool by_oracle, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 
 /* Times a CPU kernel on the operation's plain shapes and returns how many rates are above what the machine
  * can do (rate.c). */

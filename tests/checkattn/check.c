@@ -7,6 +7,7 @@
 #include "case.h"
 #include "timing.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,24 +83,27 @@ static bool plant_after(struct test_case *c, enum defect fault)
 
 /* Checks that every row of the requested results was written: none starts and ends with the fill bytes.
  * Results not requested must be unchanged. */
-static void check_written(const struct test_case *c, const struct run *run, struct tally *tally)
+static void check_written(const struct test_case *c)
 {
     static const uint32_t filled = 0xffffffff;
     bool written = true, left_alone = true;
     for (int k = 0; k < c->op->results; k++) {
         const int i = c->op->result[k];
         const struct guarded *g = &c->tensor[i];
-        const size_t element = g->tensor.dtype.bits / 8;
-        const size_t last = k ? 0 : (size_t)(c->d_v - 1) * element;
-        for (int64_t at = 0; case_names(c, i) && at < c->b * c->s_q * c->h_q; at++) {
-            const char *row = case_row(c, i, at / c->h_q / c->s_q, at / c->h_q % c->s_q, at % c->h_q);
-            written &= memcmp(row, &filled, element) || memcmp(row + last, &filled, element);
+        const bool vectors = !k || c->op->of == OP_MHA_BACKWARD; /* else rows are single numbers */
+        const int64_t element = g->tensor.dtype.bits / 8, dims = g->tensor.ndim - vectors,
+                      last = vectors ? (g->shape[dims] - 1) * element : 0;
+        int64_t n[3] = {1, 1, 1};
+        for (int64_t d = 0; d < dims; d++) n[d] = g->shape[d];
+        for (int64_t at = 0; case_names(c, i) && at < n[0] * n[1] * n[2]; at++) {
+            const char *row = guarded_at(g, at / n[2] / n[1], at / n[2] % n[1], at % n[2], 0);
+            written &= memcmp(row, &filled, (size_t)element) || memcmp(row + last, &filled, (size_t)element);
         }
         for (size_t at = 0; !case_names(c, i) && at < g->bytes; at++)
             left_alone &= g->memory[GUARDED_FRONT + at] == 0xff;
     }
-    if (!written) report(tally, run, c->name, "a row of a result was not written");
-    if (!left_alone) report(tally, run, c->name, "a result that was not asked for was written");
+    if (!written) failed(c, "a row of a result was not written");
+    if (!left_alone) failed(c, "a result that was not asked for was written");
 }
 
 /* Runs the case twice: with its plan, then with the plan's tables and different garbage. Returns the first
@@ -117,8 +121,9 @@ static unsigned char *run_twice(struct test_case *c, fmla_status *status)
 
 /* Runs random requests alone if the case is batch-invariant; all requests if the operation always is. Only
  * FAULT_BATCH is planted for this check, because the oracle's comparison is already done. */
-static void check_parts(struct test_case *c, const struct run *run, struct tally *tally)
+static void check_parts(struct test_case *c)
 {
+    const struct run *run = c->run;
     const int axis = c->op->invariant;
     const bool planted = run->fault == FAULT_BATCH;
     if (!c->op->maker->part || !c->b || (run->fault != FAULT_NONE && !planted) || (axis && !c->v[axis]))
@@ -127,69 +132,66 @@ static void check_parts(struct test_case *c, const struct run *run, struct tally
                                                        : requests > 1 ? requests
                                                                       : 0;
     for (int64_t at = 0; planted && parts && at < c->b * c->s_q; at++) {
-        tally->planted = true;
+        c->tally->planted = true;
         *(unsigned char *)case_row(c, c->op->result[0], at / c->s_q, at % c->s_q, 0) ^= 1;
     }
-    for (int64_t i = 0; i < parts; i++) compare_part(c, axis ? -1 : i, run, tally);
+    for (int64_t i = 0; i < parts; i++) compare_part(c, axis ? -1 : i);
 }
 
-static void run_and_compare(struct test_case *c, const struct run *run, struct tally *tally,
-                            struct oracle *oracle)
+static void run_and_compare(struct test_case *c, struct oracle *oracle)
 {
+    const struct run *run = c->run;
     const struct subject *op = c->op;
     const char *kernel = "";
     struct patch patch = {0};
-    bool same_plan = true, planted = false;
+    bool planted = false;
     fmla_status status = FMLA_OK;
-    if (op->tables && c->v[op->plan]) status = case_plan(c, &same_plan);
-    if (!same_plan) report(tally, run, c->name, "plans of the same lengths have different bits");
+    if (op->tables && c->v[op->plan] && !case_plan(c)) return;
     if (run->fault != FAULT_NONE && op->plant_before) planted = op->plant_before(c, run->fault, &patch);
     case_to_device(c, NULL);
     if (case_kernel(c, &kernel) || (!run->by_default && strcmp(kernel, run->kernel) != 0))
-        report(tally, run, c->name, "the library says that another kernel would run");
+        failed(c, "the library says that another kernel would run");
     const uint64_t inputs = case_hash_inputs(c);
     unsigned char *before = run_twice(c, &status);
-    if (case_hash_inputs(c) != inputs) report(tally, run, c->name, "the call changed its inputs");
+    if (case_hash_inputs(c) != inputs) failed(c, "the call changed its inputs");
     if (patch.at) memcpy(patch.at, patch.before, patch.size);
-    if (status) report(tally, run, c->name, fmla_last_error());
+    must(c, status);
     if (run->fault == FAULT_UNSTABLE && c->b && c->s_q)
         *(unsigned char *)case_row(c, op->result[c->unordered ? 1 : 0], 0, 0, 0) ^= 1;
     if (!case_results_same(c, before))
-        report(tally, run, c->name,
-               "two runs of the same call, with other garbage in the workspace, differ in their bits");
+        failed(c, "two runs of the same call, with other garbage in the workspace, differ in their bits");
     free(before);
-    if (!status && !op->maker->compare) check_written(c, run, tally);
     if (run->fault != FAULT_NONE) planted |= plant_after(c, run->fault);
-    tally->planted |= planted;
-    case_results_intact(c, run, tally);
+    c->tally->planted |= planted;
+    case_results_intact(c);
     if (status) return;
-    compare_oracle(c, run, tally, inputs, oracle);
-    check_parts(c, run, tally);
+    if (!op->maker->compare || op->maker->seen) check_written(c);
+    compare_oracle(c, inputs, oracle);
+    check_parts(c);
 }
 
-bool case_left(struct test_case *c, const struct run *run, struct tally *tally)
+bool case_left(struct test_case *c)
 {
-    bool must = false;
+    bool required = false;
     const char *kernel;
-    if (!c->op->leaves || !c->op->leaves(c, run, &must)) return false;
+    if (!c->op->leaves || !c->op->leaves(c, &required)) return false;
     case_to_device(c, NULL);
     const fmla_status status = case_kernel(c, &kernel);
     device_drop(&c->blocks, 0);
-    if (!status && !must) return false;
-    if (status != FMLA_UNSUPPORTED || !strstr(fmla_last_error(), run->kernel))
-        report(tally, run, c->name, "the kernel should refuse this case, by its name");
-    tally->refused++;
+    if (!status && !required) return false;
+    if (status != FMLA_UNSUPPORTED || !strstr(fmla_last_error(), c->run->kernel))
+        failed(c, "the kernel should refuse this case, by its name");
+    c->tally->refused++;
     return true;
 }
 
 void case_check(const struct subject *op, const struct run *run, const int64_t *v, uint64_t seed,
                 struct tally *tally, struct oracle *oracle)
 {
-    struct test_case *c = case_make(op, run, v, seed);
-    tally->cases++;
-    if (!case_left(c, run, tally)) {
+    struct test_case *c = case_make(op, run, tally, v, seed);
+    if (!case_left(c)) {
         use_threads(run, v[op->threads]);
-        run_and_compare(c, run, tally, oracle);
+        run_and_compare(c, oracle);
         use_threads(run, THREADS_BUILT_IN);
     }
     case_free(c);
@@ -200,6 +202,7 @@ void case_check(const struct subject *op, const struct run *run, const int64_t *
 /* Runs a case on every kernel that wants it, one after the other. */
 static void check_all(struct suite *s, const int64_t *v, uint64_t seed, uint64_t number, bool by_oracle)
 {
+    if (s->run[0].fault != FAULT_NONE && s->tally[0].planted) return;
     if (s->run[0].parts && s->asked++ % s->run[0].parts != s->run[0].part - 1) return;
     for (int k = 0; k < s->kernels; k++) {
         struct run run = s->run[k];
@@ -208,24 +211,21 @@ static void check_all(struct suite *s, const int64_t *v, uint64_t seed, uint64_t
         if (by_oracle) run.kernel = "ref", run.device = (fmla_device){FMLA_DEVICE_CPU, 0};
         const double start = timing_now();
         case_check(s->op, &run, v, seed, &s->tally[k], run.fault == FAULT_NONE ? &s->oracle : NULL);
-        s->seconds[k] += timing_now() - start;
+        s->tally[k].seconds += timing_now() - start;
     }
     oracle_free(&s->oracle);
 }
 
-void suite_case(struct suite *s, const char *text, uint64_t seed, bool by_oracle)
+void suite_case(struct suite *s, uint64_t seed, bool by_oracle, const char *format, ...)
 {
     int64_t v[GRID_AXES];
+    char text[400];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(text, sizeof text, format, values);
+    va_end(values);
     case_values(s->op, text, v);
     check_all(s, v, seed, 0, by_oracle);
-}
-
-void suite_each(struct suite *s, int axis, const char *text, uint64_t seed, bool by_oracle)
-{
-    int64_t v[GRID_AXES];
-    case_values(s->op, text, v);
-    for (v[axis] = 0; axis_has_word(&s->op->axis[axis], v[axis]); v[axis]++)
-        check_all(s, v, seed, 0, by_oracle);
 }
 
 bool has_far_memory(const struct run *run, size_t gib)
@@ -262,7 +262,7 @@ static void check_grid(struct suite *s, struct grid *grid)
         s->tally[k].pairs += grid->pairs, s->tally[k].covered += grid->covered;
         s->tally[k].number = 0;
     }
-    grid_end(grid);
+    free(grid->seen);
 }
 
 /* Sets the defaults of texts; those of functions stand where they are called. */
@@ -273,11 +273,6 @@ static void set_defaults(struct gpu_cases *gpu)
     if (!gpu->threads[0]) gpu->threads[0] = "h_q 128", gpu->threads[1] = "h_q 16";
     for (int i = 0; i < 3; i++)
         if (!gpu->next[i]) gpu->next[i] = "";
-}
-
-uint64_t operation_faults(const struct subject *op, bool on_cpu)
-{
-    return op->faults | (on_cpu ? op->cpu_faults | (op->timed[0] ? FAULT(COUNT) : 0) : 0);
 }
 
 void operation_begin(struct subject *op, uint64_t seed)
@@ -325,16 +320,14 @@ void suite_check(struct suite *s)
     if (op->choose) op->choose(op, run);
     struct grid grid = op->grid;
     grid.axes = op->axes, grid.axis = op->axis, grid.random.state = run->seed;
-    if (run->fault != FAULT_NONE && op->fault_case) {
-        const char *text;
-        for (uint64_t i = 0; !s->tally[0].planted && (text = op->fault_case(run, i)) != NULL; i++)
-            suite_case(s, text, run->seed + i, false);
+    if (run->fault != FAULT_NONE && op->fault_cases) {
+        op->fault_cases(s);
         return;
     }
     if (!run->only_case && run->fault == FAULT_NONE) {
         if (on_gpu(run)) gpu_check(op, run, &s->tally[0]);
-        for (uint64_t i = 0; op->special[i]; i++) suite_case(s, op->special[i], run->seed + i, false);
-        for (int i = 0; op->by_oracle[i]; i++) suite_case(s, op->by_oracle[i], run->seed, true);
+        for (uint64_t i = 0; op->special[i]; i++) suite_case(s, run->seed + i, false, "%s", op->special[i]);
+        for (int i = 0; op->by_oracle[i]; i++) suite_case(s, run->seed, true, "%s", op->by_oracle[i]);
         if (op->more) op->more(s);
     }
     check_grid(s, &grid);

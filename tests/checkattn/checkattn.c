@@ -46,9 +46,8 @@ struct asked {
 
 /* Reports the results of a kernel; returns false if it failed. */
 static bool tell(const struct asked *asked, const char *operation, const struct run *run,
-                 const struct child_report *told)
+                 const struct tally *tally)
 {
-    const struct tally *tally = &told->tally;
     const bool partial = run->most_cases > 0 || run->only_case > 0 || run->parts > 0;
     /* One case may be an empty batch; a whole grid may not. */
     bool passed = tally->cases > 0 && (partial || tally->rows > 0) && tally->failed == 0 &&
@@ -64,7 +63,7 @@ static bool tell(const struct asked *asked, const char *operation, const struct 
            : partial ? "partial"
                      : "ok",
            operation, run->kernel, (long long)tally->cases, (long long)tally->rows, covered,
-           (long long)tally->failed, told->seconds);
+           (long long)tally->failed, tally->seconds);
     printf("  largest cosine difference of a case: out %.1e, lse %.1e\n", tally->cosine_out,
            tally->cosine_lse);
     if (tally->refused)
@@ -72,7 +71,7 @@ static bool tell(const struct asked *asked, const char *operation, const struct 
     if (asked->timed && operation_of(operation) && !on_gpu(run))
         passed &= !time_cases(operation_of(operation), run);
     fflush(stdout);
-    if (asked->tally_fd >= 0) child_tell(asked->tally_fd, told);
+    if (asked->tally_fd >= 0) child_tell(asked->tally_fd, tally);
     return passed;
 }
 
@@ -81,39 +80,35 @@ static bool tell(const struct asked *asked, const char *operation, const struct 
 static int check_here(const struct asked *asked, fmla_device device, const fmla_capability *rows, int count)
 {
     struct subject *operation = operation_of(rows[0].operation);
-    struct suite *suite = calloc(1, sizeof *suite);
+    struct suite suite = {.op = operation, .kernels = count};
     int failed = 0;
-    if (!suite) exit(1);
-    suite->op = operation, suite->kernels = count;
     for (int i = 0; i < count; i++) {
-        struct run *run = &suite->run[i];
+        struct run *run = &suite.run[i];
         *run = asked->like;
         run->kernel = rows[i].kernel, run->types = rows[i].types, run->products = rows[i].products;
         run->device = device;
     }
     const double start = timing_now();
-    if (on_gpu(&suite->run[0])) device_open(suite->run[0].device);
+    if (on_gpu(&suite.run[0])) device_open(suite.run[0].device);
     if (operation)
-        suite_check(suite);
+        suite_check(&suite);
     else
-        plan_check_of(rows[0].operation)(&suite->run[0], &suite->tally[0]);
-    if (count == 1) suite->seconds[0] = timing_now() - start;
-    for (int i = 0; i < count; i++) {
-        const struct child_report told = {suite->tally[i], suite->seconds[i]};
-        failed += !tell(asked, rows[0].operation, &suite->run[i], &told);
-    }
-    free(suite);
+        plan_check_of(rows[0].operation)(&suite.run[0], &suite.tally[0]);
+    if (count == 1) suite.tally[0].seconds = timing_now() - start;
+    for (int i = 0; i < count; i++) failed += !tell(asked, rows[0].operation, &suite.run[i], &suite.tally[i]);
     return failed;
 }
 
 /* Checks one GPU kernel in its own process, so that a crash does not affect others. */
 static bool check_apart(struct asked *asked, fmla_device device, const fmla_capability *row)
 {
-    struct child_report told = {{0}, 0.0};
+    struct tally told;
     char why[160] = "";
     const bool passed = child_run(&asked->like, row->operation, row->kernel, device, &told, why, sizeof why);
     if (*why) printf("FAILED %s %s: %s\n", row->operation, row->kernel, why);
-    record_add(&asked->record, row->operation, row->kernel, &told, passed);
+    if (asked->record.count < RECORDED)
+        asked->record.row[asked->record.count++] =
+            (struct record_row){row->operation, row->kernel, told, passed};
     return passed;
 }
 
@@ -209,27 +204,24 @@ static bool kernel_for_faults(fmla_device device, const char *operation, struct 
 static int check_faults(const struct asked *asked, bool verbose)
 {
     const fmla_device device = asked->device;
+    const bool gpu = device.device_type == FMLA_DEVICE_CUDA;
     int unseen = 0, planted = 0;
-    struct suite *suite = calloc(1, sizeof *suite);
-    if (!suite) exit(1);
-    if (device.device_type == FMLA_DEVICE_CUDA) device_open(device);
+    if (gpu) device_open(device);
     for (int i = 0; i < OPERATIONS; i++)
         for (int fault = FAULT_NONE + 1; fault < FAULTS; fault++) {
-            const bool gpu = device.device_type == FMLA_DEVICE_CUDA;
             const struct subject *op = subjects[i];
-            if (!op || !(operation_faults(op, !gpu) >> fault & 1)) continue;
+            if (!op) continue;
+            const uint64_t faults =
+                op->faults | (gpu ? 0 : op->cpu_faults | (op->timed[0] ? FAULT(COUNT) : 0));
+            if (!(faults >> fault & 1)) continue;
             if (asked->operation && strcmp(asked->operation, descriptors[i].name) != 0) continue;
             planted++;
-            memset(suite, 0, sizeof *suite);
-            suite->op = subjects[i], suite->kernels = 1;
-            suite->run[0] =
+            struct suite suite = {.op = subjects[i], .kernels = 1};
+            suite.run[0] =
                 (struct run){.seed = asked->like.seed, .fault = (enum defect)fault, .verbose = verbose};
-            const struct tally *tally = &suite->tally[0];
-            if (!kernel_for_faults(device, descriptors[i].name, &suite->run[0])) {
-                free(suite);
-                return unseen + 1;
-            }
-            suite_check(suite);
+            const struct tally *tally = &suite.tally[0];
+            if (!kernel_for_faults(device, descriptors[i].name, &suite.run[0])) return unseen + 1;
+            suite_check(&suite);
             const bool seen = tally->planted && tally->failed > 0;
             printf("%s fault %s: %s: %s\n", seen ? "ok" : "FAILED", descriptors[i].name, fault_names[fault],
                    seen             ? "seen"
@@ -237,7 +229,6 @@ static int check_faults(const struct asked *asked, bool verbose)
                                     : "found no place to be planted");
             unseen += !seen;
         }
-    free(suite);
     if (!planted) fprintf(stderr, "checkattn: no defect was planted\n");
     return planted ? unseen : unseen + 1;
 }

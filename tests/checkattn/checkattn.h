@@ -12,6 +12,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#define COUNT_OF(array) ((int64_t)(sizeof(array) / sizeof *(array)))
+
 /* A defect that a kernel could have, planted into its result or its input: checkattn must detect it. */
 #define FAULTS_OF(X)                                                                                         \
     X(NONE, "none")                                                                                          \
@@ -73,6 +75,7 @@ struct tally {
     double cosine_out, cosine_lse; /* the largest cosine difference of a case */
     int64_t number;                /* of the running grid case; 0 = outside the grid */
     bool planted;                  /* a fault was planted */
+    double seconds;
 };
 
 /* Returns true if the grid case of this number was requested. Notes the number. */

@@ -37,7 +37,7 @@ static pid_t start(const struct run *like, const char *operation, const char *ke
 }
 
 /* Reads the child's report until it arrives, the child ends, or time runs out. */
-static bool hear(int fd, struct child_report *told, bool *late)
+static bool hear(int fd, struct tally *told, bool *late)
 {
     struct pollfd wait = {.fd = fd, .events = POLLIN};
     int ready;
@@ -48,7 +48,7 @@ static bool hear(int fd, struct child_report *told, bool *late)
 }
 
 bool child_run(const struct run *like, const char *operation, const char *kernel, fmla_device device,
-               struct child_report *told, char *why, size_t size)
+               struct tally *told, char *why, size_t size)
 {
     int ends[2], status = 0;
     bool late = false;
@@ -80,7 +80,7 @@ bool child_run(const struct run *like, const char *operation, const char *kernel
     return heard && good;
 }
 
-void child_tell(int fd, const struct child_report *told)
+void child_tell(int fd, const struct tally *told)
 {
     if (write(fd, told, sizeof *told) != (ssize_t)sizeof *told) perror("checkattn: telling the result");
     close(fd);

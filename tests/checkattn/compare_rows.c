@@ -17,8 +17,9 @@ static size_t row_bytes(const struct test_case *c)
     return (size_t)c->d_v * (c->tensor[c->op->result[0]].tensor.dtype.bits / 8);
 }
 
-static fmla_status rows_by_oracle(const struct test_case *c, const struct rows *rows, void *out,
-                                  float *const values[RESULTS])
+/* Computes rows over `change` keys more than they see. */
+static fmla_status rows_by_oracle(const struct test_case *c, const struct rows *rows, int64_t change,
+                                  void *out, float *const values[RESULTS])
 {
     const struct subject *op = c->op;
     fmla_tensor results[RESULTS];
@@ -37,33 +38,61 @@ static fmla_status rows_by_oracle(const struct test_case *c, const struct rows *
         set_tensor(op, &view.args, op->result[k], &results[k]);
     }
     view_rows(c, &view, rows);
-    if (op->maker->narrow) op->maker->narrow(c, rows, &view);
+    if (op->maker->narrow && !op->maker->narrow(c, rows, change, &view)) return FMLA_INVALID_ARGUMENT;
     set_pointer(op, &view.args, "kernel", "ref");
     return call_on_host(op, &view.args, -1);
+}
+
+/* A result begins with numbers of a head each, those of one tensor after another; then come rows of out. */
+static float *number_in(void *result, const struct rows *rows, int k)
+{
+    return (float *)result + (k - 1) * rows->heads;
+}
+
+static fmla_status ask_rows(const struct test_case *c, const void *item, void *result)
+{
+    const struct rows *rows = item;
+    float *values[RESULTS] = {NULL};
+    for (int k = 1; k < c->op->results; k++) values[k] = number_in(result, rows, k);
+    return rows_by_oracle(c, rows, 0, number_in(result, rows, c->op->results), values);
 }
 
 struct task {
     const struct test_case *c;
     struct oracle *oracle;
-    atomic_int failures;
+    atomic_int refused;
 };
 
 static void oracle_task(void *data, int64_t i, int32_t worker)
 {
     struct task *t = data;
-    struct oracle *o = t->oracle;
-    float *values[RESULTS] = {NULL};
+    const struct items *of = &t->oracle->of;
+    const char *item = (const char *)of->items + (size_t)i * of->bytes;
     (void)worker;
-    for (int k = 1; k < t->c->op->results; k++) values[k] = o->values[k] + o->first[i];
-    if (rows_by_oracle(t->c, &o->rows[i], o->out + (size_t)o->first[i] * row_bytes(t->c), values) != FMLA_OK)
-        atomic_fetch_add(&t->failures, 1);
+    if (of->compute(t->c, item, (char *)t->oracle->results + (size_t)i * of->of_result))
+        atomic_fetch_add(&t->refused, 1);
+}
+
+void oracle_ask(struct oracle *o, const struct test_case *c, uint64_t inputs, const struct items *of)
+{
+    const size_t bytes = (size_t)of->count * of->bytes;
+    if (o->results && o->inputs == inputs && o->of.count == of->count && o->of.of_result == of->of_result &&
+        !memcmp(o->of.items, of->items, bytes))
+        return;
+    oracle_free(o);
+    *o = (struct oracle){.inputs = inputs, .of = *of};
+    void *items = must_alloc(bytes);
+    o->of.items = memcpy(items, of->items, bytes);
+    o->results = calloc((size_t)of->count * of->of_result + 1, 1);
+    if (!o->results) exit(1);
+    struct task task = {c, o, 0};
+    for_rows(c->run, of->count, oracle_task, &task);
+    o->refused = atomic_load(&task.refused);
 }
 
 void oracle_free(struct oracle *o)
 {
-    if (o->kept) o->forget(o->kept);
-    free(o->out);
-    for (int k = 1; k < RESULTS; k++) free(o->values[k]);
+    free((void *)(uintptr_t)o->of.items), free(o->results);
     memset(o, 0, sizeof *o);
 }
 
@@ -75,28 +104,48 @@ int64_t all_rows(const struct test_case *c, struct rows *rows, int64_t heads)
     return count;
 }
 
-/* Rows are chosen again, because the choice draws from the case's random state; results for the same rows
- * and inputs are reused. */
-static void oracle_make(struct oracle *o, struct test_case *c, const struct run *run, uint64_t inputs)
+bool all_are_compared(const struct test_case *c, int64_t keys)
 {
-    struct rows *rows = calloc(MOST_ROWS, sizeof *rows);
-    if (!rows) exit(1);
+    enum { SMALL = 40000 };
+    const int64_t all = c->b * c->s_q * c->h_q;
+    return all <= CHOSEN_ROWS || (all * keys <= SMALL && all <= MOST_ROWS);
+}
+
+int64_t draw_rows(struct test_case *c, struct rows *rows, int64_t count)
+{
+    for (; count < CHOSEN_ROWS; count++) {
+        const int64_t r = random_between(&c->random, 0, c->b - 1),
+                      j = random_between(&c->random, 0, c->s_q - 1);
+        rows[count] = (struct rows){r, j, random_between(&c->random, 0, c->h_q - 1), 1, 1};
+    }
+    return count;
+}
+
+bool plant_key(struct test_case *c, enum defect fault)
+{
+    const bool causal = *(const int32_t *)op_option(c->op->of, &c->args, "causal") != 0;
+    const int64_t change = fault == FAULT_DROPPED_KEY ? -1 : fault == FAULT_MASK && causal;
+    for (int64_t i = 0; change && i < c->b * c->s_q; i++) {
+        const struct rows row = {i / c->s_q, i % c->s_q, 0, 1, 1};
+        float *values[RESULTS] = {NULL, case_row(c, c->op->result[1], row.request, row.token, 0)};
+        if (!rows_by_oracle(c, &row, change, case_row(c, c->op->result[0], row.request, row.token, 0),
+                            values))
+            return true;
+    }
+    return false;
+}
+
+/* Rows are chosen for each kernel, because the choice draws from the case's random state. */
+static void ask(struct oracle *o, struct test_case *c, uint64_t inputs)
+{
+    struct rows *rows = must_alloc(MOST_ROWS * sizeof *rows);
     const struct maker *maker = c->op->maker;
     const int64_t count = maker->choose_rows ? maker->choose_rows(c, rows) : all_rows(c, rows, c->h_q);
-    const size_t bytes = (size_t)count * sizeof *rows;
-    const bool made = o->out && o->inputs == inputs && o->count == count && !memcmp(o->rows, rows, bytes);
-    if (!made) {
-        oracle_free(o);
-        memcpy(o->rows, rows, bytes);
-        o->inputs = inputs, o->count = count;
-        for (int64_t i = 0; i < count; i++) o->first[i + 1] = o->first[i] + rows[i].heads;
-        o->out = must_alloc((size_t)o->first[count] * row_bytes(c));
-        for (int k = 1; k < c->op->results; k++)
-            o->values[k] = must_alloc((size_t)o->first[count] * sizeof(float));
-        struct task task = {c, o, 0};
-        for_rows(run, count, oracle_task, &task);
-        o->failures = atomic_load(&task.failures);
-    }
+    int64_t heads = 0; /* the most of a result */
+    for (int64_t i = 0; i < count; i++) heads = rows[i].heads > heads ? rows[i].heads : heads;
+    const size_t of_head = row_bytes(c) + (size_t)(c->op->results - 1) * sizeof(float);
+    const size_t of_result = ((size_t)heads * of_head + 63) / 64 * 64;
+    oracle_ask(o, c, inputs, &(struct items){rows, count, sizeof *rows, of_result, ask_rows});
     free(rows);
 }
 
@@ -146,19 +195,20 @@ static void add_out(struct comparison *outs, const struct test_case *c, int64_t 
     }
 }
 
-/* Adds one row; `at` is the index of the oracle's results for it. */
-static void add_row(struct comparison results[RESULTS], const struct test_case *c, const struct run *run,
-                    const struct rows *rows, int64_t h, const struct oracle *o, int64_t at)
+/* Adds row h of those with this result of the oracle. */
+static void add_row(struct comparison results[RESULTS], const struct test_case *c, const struct rows *rows,
+                    int64_t h, void *result)
 {
+    const unsigned char *out = (const unsigned char *)number_in(result, rows, c->op->results);
     const int64_t head = rows->head + h * rows->step;
     /* If max_logits is a result, it shows a score of +inf. */
-    const bool infinite = c->op->results > 2 ? o->values[1][at] == INFINITY : c->infinite;
-    add_out(&results[0], c, rows->request, rows->token, head, o->out + (size_t)at * row_bytes(c));
+    const bool infinite = c->op->results > 2 ? number_in(result, rows, 1)[h] == INFINITY : c->infinite;
+    add_out(&results[0], c, rows->request, rows->token, head, out + (size_t)h * row_bytes(c));
     for (int k = 1; k < c->op->results; k++) {
         if (!case_names(c, c->op->result[k])) continue;
-        const float theirs = o->values[k][at];
+        const float theirs = number_in(result, rows, k)[h];
         const float mine = as_infinite_row(
-            run, infinite, *(const float *)case_row(c, c->op->result[k], rows->request, rows->token, head),
+            c->run, infinite, *(const float *)case_row(c, c->op->result[k], rows->request, rows->token, head),
             theirs);
         const bool misses = compare_misses(&c->tolerance[k], (double)mine, (double)theirs);
         compare_add_within(&results[k], &c->tolerance[k], (double)mine, (double)theirs,
@@ -167,78 +217,61 @@ static void add_row(struct comparison results[RESULTS], const struct test_case *
     }
 }
 
-static int64_t wrong_in(const struct comparison results[RESULTS])
-{
-    return results[0].wrong + results[1].wrong + results[2].wrong;
-}
-
-static void tell(const struct test_case *c, const struct run *run, struct tally *tally, const char *name,
-                 const struct comparison *result, const char *where)
-{
-    char what[420];
-    snprintf(what, sizeof what, "%s: %lld of %lld off, worst |Δ| %.3g, cosine difference %.3g; %s", name,
-             (long long)result->wrong, (long long)result->count, result->worst_abs, compare_cosine(result),
-             where);
-    report(tally, run, c->name, what);
-}
-
-static void compare_rows(const struct test_case *c, const struct run *run, struct tally *tally,
-                         const struct oracle *o)
+static void compare_rows(const struct test_case *c, const struct oracle *o)
 {
     struct comparison results[RESULTS] = {0};
     char where[200] = "";
-    for (int64_t i = 0; i < o->count; i++)
-        for (int64_t h = 0; h < o->rows[i].heads; h++) {
-            const struct rows *rows = &o->rows[i];
+    for (int64_t i = 0; i < o->of.count; i++) {
+        const struct rows *rows = (const struct rows *)o->of.items + i;
+        void *result = (char *)o->results + (size_t)i * o->of.of_result;
+        for (int64_t h = 0; h < rows->heads; h++) {
             const long long head = rows->head + h * rows->step;
             if (c->beyond && c->op->maker->seen(c, rows->request, rows->token, head)) continue;
-            add_row(results, c, run, rows, h, o, o->first[i] + h);
-            if (!*where && c->op->results > 1 && wrong_in(results))
+            add_row(results, c, rows, h, result);
+            if (!*where && c->op->results > 1 && results[0].wrong + results[1].wrong + results[2].wrong)
                 snprintf(
                     where, sizeof where, "first in request %lld, token %lld, head %lld (%s %g, oracle %g)",
                     (long long)rows->request, (long long)rows->token, head,
                     c->op->tensor[c->op->result[1]]->name,
                     (double)*(const float *)case_row(c, c->op->result[1], rows->request, rows->token, head),
-                    (double)o->values[1][o->first[i] + h]);
+                    (double)number_in(result, rows, 1)[h]);
         }
-    tally->rows += o->first[o->count];
-    tally->cosine_out = fmax(tally->cosine_out, compare_cosine(&results[0]));
+        c->tally->rows += rows->heads;
+    }
+    c->tally->cosine_out = fmax(c->tally->cosine_out, compare_cosine(&results[0]));
     const int last = c->op->results - 1;
-    tally->cosine_lse = fmax(tally->cosine_lse, compare_cosine(&results[last]));
+    c->tally->cosine_lse = fmax(c->tally->cosine_lse, compare_cosine(&results[last]));
     for (int k = 0; k <= last; k++)
         if (!(k == 0 && c->other ? compare_passed_other : compare_passed)(&results[k], &c->tolerance[k])) {
-            tell(c, run, tally, c->op->tensor[c->op->result[k]]->name, &results[k], where);
+            failed(c, "%s: %lld of %lld off, worst |Δ| %.3g, cosine difference %.3g; %s",
+                   c->op->tensor[c->op->result[k]]->name, (long long)results[k].wrong,
+                   (long long)results[k].count, results[k].worst_abs, compare_cosine(&results[k]), where);
             return;
         }
 }
 
-void compare_oracle(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
-                    struct oracle *oracle)
+void compare_oracle(struct test_case *c, uint64_t inputs, struct oracle *oracle)
 {
+    struct oracle alone = {0}, *mine = oracle ? oracle : &alone;
     if (c->op->maker->compare) {
-        c->op->maker->compare(c, run, tally, inputs, oracle);
-        return;
+        c->op->maker->compare(c, inputs, mine);
+    } else if (c->b && c->s_q) {
+        ask(mine, c, inputs);
+        if (mine->refused) failed(c, "the oracle refused rows");
+        compare_rows(c, mine);
     }
-    if (!c->b || !c->s_q) return;
-    struct oracle *mine = oracle ? oracle : calloc(1, sizeof *mine);
-    if (!mine) exit(1);
-    oracle_make(mine, c, run, inputs);
-    if (mine->failures) report(tally, run, c->name, "the oracle refused rows");
-    compare_rows(c, run, tally, mine);
-    if (oracle) return;
-    oracle_free(mine);
-    free(mine);
+    oracle_free(&alone);
 }
 
-void compare_whole(struct test_case *c, const struct run *run, struct tally *tally)
+void compare_whole(struct test_case *c)
 {
-    case_results_intact(c, run, tally);
-    compare_oracle(c, run, tally, 0, NULL);
+    case_results_intact(c);
+    compare_oracle(c, 0, NULL);
 }
 
 /* ---- Requests alone -------------------------------------------------------------------------- */
 
-void compare_part(struct test_case *c, int64_t request, const struct run *run, struct tally *tally)
+void compare_part(struct test_case *c, int64_t request)
 {
     const struct subject *op = c->op;
     const int blocks = c->blocks.count;
@@ -247,7 +280,7 @@ void compare_part(struct test_case *c, int64_t request, const struct run *run, s
     if (!p) exit(1);
     view_make(c, &p->view, false);
     p->tokens = c->s_q;
-    op->maker->part(c, request, run, p);
+    op->maker->part(c, request, p);
     for (int k = 0; k < op->results; k++) {
         const int i = op->result[k];
         const struct form form = form_of(op->tensor[i], c->flat);
@@ -265,7 +298,7 @@ void compare_part(struct test_case *c, int64_t request, const struct run *run, s
     for (int i = 0; i < 2 && is_apart(c->device); i++)
         if (p->own[i].memory) device_add(&c->blocks, p->own[i].memory, p->own[i].bytes, 16);
     if (is_apart(c->device)) device_add(&c->blocks, p->view.count, sizeof p->view.count, 16);
-    if (case_run(c, &p->view.args, 0x11)) report(tally, run, c->name, fmla_last_error());
+    must(c, case_run(c, &p->view.args, 0x11));
     bool same = true;
     for (int64_t j = 0; j < p->tokens; j++)
         for (int64_t h = 0; h < c->h_q; h++)
@@ -273,7 +306,7 @@ void compare_part(struct test_case *c, int64_t request, const struct run *run, s
                 same &= !memcmp(row_in(c, &results[k], op->result[k], p->n - 1, j, h),
                                 case_row(c, op->result[k], p->request, p->first + j, h),
                                 k ? sizeof(float) : row_bytes(c));
-    if (!same) report(tally, run, c->name, p->what);
+    if (!same) failed(c, "%s", p->what);
     device_drop(&c->blocks, blocks);
     for (int i = 0; i < op->results; i++) guarded_free(&results[i]);
     for (int i = 0; i < 2; i++) free(p->own[i].memory);

@@ -17,11 +17,7 @@ static uint16_t drawn[2][DRAWN]; /* [dtype] */
 static void draw(uint64_t seed)
 {
     struct random_state random = {seed};
-    for (int i = 0; i < DRAWN; i++) {
-        const float x = random_input(&random, 0.0f, 0.1f);
-        drawn[0][i] = num_to_bf16(x);
-        drawn[1][i] = num_to_fp16(x);
-    }
+    draw_numbers(&random, 0.0f, 0.1f, DRAWN, drawn[0], drawn[1]);
     sparse_pool_draw(&random, 0.0f);
 }
 
@@ -36,12 +32,11 @@ static void put_vector(struct decode_case *d, void *to, bool spike, bool of_key,
     if (c->v[A_INPUTS] == INPUTS_INFINITE) case_infinite((uint8_t *)to + bytes, fp16, of_key, special);
 }
 
-/* With spiked inputs, keys next to the border of a block of 64, a page or the request weigh more than
- * others, so that losing one is visible even among thousands. */
-static bool is_border(const struct decode_case *d, int64_t key, int64_t length)
+/* Keys next to the border of a page count as well. */
+static bool is_spiked(const struct decode_case *d, int64_t key, int64_t length)
 {
-    return key % 64 == 0 || key % 64 == 63 || key % d->c.page_size == 0 || (key + 1) % d->c.page_size == 0 ||
-           key + 1 == length;
+    return d->c.v[A_INPUTS] == INPUTS_SPIKED &&
+           (is_border(key, length) || key % d->c.page_size == 0 || (key + 1) % d->c.page_size == 0);
 }
 
 static void make_lengths(struct decode_case *d)
@@ -124,10 +119,8 @@ static void fill_cache(struct decode_case *d, bool aliased)
                 continue;
             }
             filled[page] = 1;
-            for (int64_t h = 0; h < d->c.h_kv; h++) {
-                const bool spike = d->c.v[A_INPUTS] == INPUTS_SPIKED && is_border(d, t, d->length[r]);
-                put_key(d, r, t, h, spike, r % 2 && t == d->length[r] / 2);
-            }
+            for (int64_t h = 0; h < d->c.h_kv; h++)
+                put_key(d, r, t, h, is_spiked(d, t, d->length[r]), r % 2 && t == d->length[r] / 2);
         }
         if (d->length[r] > shared) shared = d->length[r];
     }
@@ -204,19 +197,6 @@ static void make_cache(struct decode_case *d, enum layout layout)
                         sparse_pool_scales(pool, decode_slot(d, 0, nan)));
 }
 
-/* Spreads the pages so that the third page's elements are more than 2^31 from the first, the fifth's more
- * than 2^32. */
-static void spread_pages(struct decode_case *d)
-{
-    enum { BETWEEN = (1 << 30) + 64 /* elements; a multiple of 16 bytes */ };
-    struct sparse_pool *pool = &d->pool;
-    const size_t element = pool->view->dtype.bits / 8, front = element << 31;
-    guarded_spread(pool->memory, d->c.pages, (size_t)pool->page_bytes, front, BETWEEN * element, false);
-    d->c.strides[DENSE(kv_cache)] = pool->strides[0], pool->strides[0] = BETWEEN;
-    pool->view->data = pool->memory->far + front, pool->view->byte_offset = 0;
-    pool->view->strides = pool->strides;
-}
-
 /* Makes a query; its value that multiplies a key's large value is 0. If queries are quantised, some
  * contain no finite number. */
 static void make_query(struct decode_case *d, int64_t r, int64_t j, int64_t h, uint8_t *row)
@@ -268,7 +248,7 @@ static void make_q_tensor(struct decode_case *d, enum layout layout)
     c->args.dense_decode.products = c->v[A_PRODUCTS] ? FMLA_PRODUCTS_FP8 : FMLA_PRODUCTS_BF16;
 }
 
-static void make(struct test_case *c, const struct run *run)
+static void make(struct test_case *c)
 {
     struct decode_case *d = (struct decode_case *)c;
     const int64_t *v = c->v;
@@ -287,9 +267,12 @@ static void make(struct test_case *c, const struct run *run)
     make_cache(d, layout);
     /* Hopper's byte-cache kernel, the default on such a GPU, multiplies codes without rounding their
      * values to bf16 (docs/semantics.md). */
-    const bool hopper = !strcmp(run->kernel, "cuda-sm90-fp8") || (run->by_default && on_gpu(run));
+    const bool hopper = !strcmp(c->run->kernel, "cuda-sm90-fp8") || (c->run->by_default && on_gpu(c->run));
     if (d->pool.format == KV_FP8_656 && d->pool.page_bytes) put_large_tails(d);
-    if (v[A_LAYOUT] == LAYOUT_FAR) spread_pages(d);
+    /* The third page's elements are more than 2^31 from the first, the fifth's more than 2^32. */
+    const size_t element = d->pool.view->dtype.bits / 8;
+    if (v[A_LAYOUT] == LAYOUT_FAR)
+        case_spread(c, DENSE(kv_cache), element << 31, (((size_t)1 << 30) + 64) * element);
     make_q(d);
     case_sinks(c, v[A_SINK]);
 
@@ -300,7 +283,7 @@ static void make(struct test_case *c, const struct run *run)
                                                          : 0.0f;
     c->tolerance[0] = tolerance_dense_decode_out, c->tolerance[1] = tolerance_decode_lse;
     /* The scale of FP8_576 multiplies exactly. Only GPU kernels round scales, and only of groups. */
-    const bool rounded = on_gpu(run) && v[A_CODES] == S_CODES_SCALES && d->pool.format != KV_FP8_576;
+    const bool rounded = on_gpu(c->run) && v[A_CODES] == S_CODES_SCALES && d->pool.format != KV_FP8_576;
     const bool by_codes = hopper && v[A_PRODUCTS], rounds = hopper && rounded;
     if (by_codes) c->tolerance[0] = tolerance_fp8_products_out;
     const bool table = v[A_CODES] == S_CODES_WRITTEN || v[A_CODES] == S_CODES_NAN;
@@ -323,17 +306,12 @@ static bool plan_lengths(struct test_case *c, int k, bool stale, int32_t *length
     return !k;
 }
 
-int64_t decode_seen_by(const struct test_case *c, int64_t request, int64_t token)
-{
-    const int64_t length = ((const struct decode_case *)c)->length[request];
-    const int64_t seen = c->v[A_CAUSAL] ? length - c->s_q + token + 1 : length;
-    return seen < 0 ? 0 : seen;
-}
-
 static int64_t seen(const struct test_case *c, int64_t request, int64_t token, int64_t head)
 {
+    const int64_t length = ((const struct decode_case *)c)->length[request];
+    const int64_t keys = c->v[A_CAUSAL] ? length - c->s_q + token + 1 : length;
     (void)head;
-    return decode_seen_by(c, request, token);
+    return keys < 0 ? 0 : keys;
 }
 
 /* A contiguous cache has requests from `first` on in place of pages. */
@@ -344,17 +322,14 @@ static void narrow_cache(const struct test_case *c, struct view *v, int64_t firs
 }
 
 /* Makes a row a separate problem over the first keys of its request, without a mask. */
-void decode_narrow_to(const struct test_case *c, const struct rows *rows, int64_t seen, struct view *v)
+static bool narrow(const struct test_case *c, const struct rows *rows, int64_t change, struct view *v)
 {
+    const int64_t keys = seen(c, rows->request, rows->token, 0) + change;
     narrow_cache(c, v, rows->request);
-    v->count[0] = (int32_t)seen;
+    v->count[0] = (int32_t)keys;
     v->tensor[DENSE(seqlens)].data = v->count, v->tensor[DENSE(seqlens)].byte_offset = 0;
     v->args.dense_decode.causal = 0, v->args.dense_decode.batch_invariant = 0;
-}
-
-static void narrow(const struct test_case *c, const struct rows *rows, struct view *v)
-{
-    decode_narrow_to(c, rows, decode_seen_by(c, rows->request, rows->token), v);
+    return !change || (keys > 0 && keys <= ((const struct decode_case *)c)->length[rows->request]);
 }
 
 static void magnitude_of(const struct test_case *c, int64_t request, int64_t token, int64_t head,
@@ -373,7 +348,7 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
         query_quantise(quantised, row, query_quantised(d->pool.format), (int32_t)c->d_qk);
     for (int64_t i = 0; i < c->d_qk; i++)
         values[i] = c->v[A_PRODUCTS] ? num_from_bf16(quantised[i]) : (float)guarded_value(q, row + i);
-    for (int64_t t = 0; t < decode_seen_by(c, request, token); t++) {
+    for (int64_t t = 0; t < seen(c, request, token, head); t++) {
         sparse_pool_values(&d->pool, key_at(d, request, t, head / (c->h_q / c->h_kv)),
                            decode_slot(d, request, t), key);
         magnitude_add(magnitude, scale, values, key, c->d_qk, key, c->d_v);
@@ -382,7 +357,7 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
 
 /* A request alone; a random one alone or after another, with room for more keys. Strides skip the other
  * requests, so only lengths and table are copied. */
-static void part(struct test_case *c, int64_t request, const struct run *run, struct part *p)
+static void part(struct test_case *c, int64_t request, struct part *p)
 {
     const struct decode_case *d = (const struct decode_case *)c;
     struct view *v = &p->view;
@@ -396,7 +371,7 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
     const int64_t r = p->request = random_between(&c->random, 0, c->b - 1);
     const int64_t n = p->n = 1 + random_between(&c->random, 0, 1);
     const int64_t first = n == 1 ? r : random_between(&c->random, 0, r);
-    const bool gpu = on_gpu(run); /* a GPU launches its join differently above 16384 keys of room */
+    const bool gpu = on_gpu(c->run); /* a GPU launches its join differently above 16384 keys of room */
     const int64_t more =
         random_between(&c->random, 0, 3) ? random_between(&c->random, 1, gpu ? 40000 : 4500) : 0;
     const int64_t max_pages = d->c.max_pages + (more + d->c.page_size - 1) / d->c.page_size; /* more keys */
@@ -430,20 +405,19 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
  * computes heads with the same keys together. */
 static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
-    enum { CHOSEN = 84, DRAWN_ROWS = 64, SMALL = 40000, FEW = 16 };
+    enum { FEW = 16 };
     const struct decode_case *d = (const struct decode_case *)c;
-    const int64_t all = c->b * c->s_q * c->h_q, group = c->h_q / c->h_kv, sets = c->b * c->s_q * c->h_kv;
-    const bool whole = all <= CHOSEN || (all * d->s_k <= SMALL && all <= MOST_ROWS);
+    const int64_t group = c->h_q / c->h_kv, sets = c->b * c->s_q * c->h_kv;
     int64_t count = 0;
-    if (whole) return all_rows(c, rows, group);
+    if (all_are_compared(c, d->s_k)) return all_rows(c, rows, group);
     rows[count++] = (struct rows){0, 0, 0, 1, 1};
     rows[count++] = (struct rows){c->b - 1, c->s_q - 1, c->h_q - 1, 1, 1};
     rows[count++] = (struct rows){0, c->s_q - 1, group - 1, 1, 1}; /* last row of a key head */
     rows[count++] = (struct rows){c->b - 1, 0, c->h_q - group, 1, 1};
-    for (int64_t r = 0; r < c->b && count < CHOSEN - DRAWN_ROWS; r++)
+    for (int64_t r = 0; r < c->b && count < CHOSEN_ROWS - DRAWN_ROWS; r++)
         if (d->length[r] < c->s_q + 1) rows[count++] = (struct rows){r, (c->s_q - 1) / 2, 0, 1, 1};
     if (sets <= FEW) {
-        const int64_t most = (CHOSEN + sets - 1) / sets, heads = group < most ? group : most,
+        const int64_t most = (CHOSEN_ROWS + sets - 1) / sets, heads = group < most ? group : most,
                       step = group / heads;
         for (int64_t i = 0; i < sets; i++) {
             const int64_t first = random_between(&c->random, 0, group - 1 - (heads - 1) * step);
@@ -452,12 +426,7 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
         }
         return count;
     }
-    while (count < CHOSEN) {
-        const int64_t r = random_between(&c->random, 0, c->b - 1),
-                      j = random_between(&c->random, 0, c->s_q - 1);
-        rows[count++] = (struct rows){r, j, random_between(&c->random, 0, c->h_q - 1), 1, 1};
-    }
-    return count;
+    return draw_rows(c, rows, count);
 }
 
 const struct maker decode_maker = {ROWS_BY_NAME, .size = sizeof(struct decode_case), .draw = draw,

@@ -37,14 +37,6 @@ enum { DENSE_AXES(AXIS_NAME) AXES };
 enum { CACHE_OF_Q, CACHE_656, CACHE_584, CACHE_576, CACHE_KINDS };
 enum { OF_BF16, OF_FP8, OF_CODES /* values of the axis of products */ };
 enum { LENGTHS_FIXED, LENGTHS_VARIED, LENGTHS_BEYOND };
-enum {
-    INPUTS_NORMAL,
-    INPUTS_SPIKED,   /* keys at borders weigh more */
-    INPUTS_STEEP,    /* scores of ±200: overflow unless the maximum is subtracted */
-    INPUTS_NAN_ENDS, /* causal, s_q > 1: a NaN as last key must not affect rows that may not see it */
-    INPUTS_INFINITE, /* not in the grid: scores of +inf, a whole row or one among others */
-    INPUTS_BEYOND    /* not in the grid: a softmax_scale of 3e38, whose scores exceed fp32 */
-};
 enum { D_V = 512 };
 
 /* Its tensors. */
@@ -63,10 +55,5 @@ extern const struct maker decode_maker;
 
 /* Returns the slot of a key. */
 int64_t decode_slot(const struct decode_case *d, int64_t request, int64_t key);
-
-/* Return the number of keys that a row sees; make a view of the row as a separate problem over the first
- * keys of its request, without a mask. */
-int64_t decode_seen_by(const struct test_case *c, int64_t request, int64_t token);
-void decode_narrow_to(const struct test_case *c, const struct rows *rows, int64_t seen, struct view *v);
 
 #endif

@@ -72,9 +72,7 @@ static double cost_on_gpu(const int64_t *v)
  * partition. */
 static double cost_on_cpu(const int64_t *v)
 {
-    const double rows = (double)(v[A_SQ] * v[A_HQ]);
-    const double slots = v[A_INVARIANT] ? 0.0 : 2.0 * (double)v[A_PARTITIONS];
-    return cost(v) + case_cost_of_rows((double)v[A_B] * rows, slots * rows);
+    return cost(v) + case_cost_of_rows(v[A_B], v[A_SQ] * v[A_HQ], v[A_INVARIANT] ? 0 : 2 * v[A_PARTITIONS]);
 }
 
 /* Returns the host bytes of a GPU case: cache, queries and results, table. */
@@ -138,10 +136,10 @@ static bool is_taken(const char *kernel, const int64_t *v)
     return rows_follow || group % 64 == 0 || 64 % group == 0;
 }
 
-static bool leaves(const struct test_case *c, const struct run *run, bool *must)
+static bool leaves(const struct test_case *c, bool *must)
 {
     *must = true;
-    return !is_taken(run->kernel, c->v);
+    return !is_taken(c->run->kernel, c->v);
 }
 
 static bool gpu_possible(const int64_t *v)
@@ -180,36 +178,6 @@ static void choose(struct subject *op, const struct run *run)
 
 /* ---- Faults ----------------------------------------------------------------------------------- */
 
-/* Recomputes a row over `change` keys more or fewer than it sees: the output of a kernel with that defect. */
-static bool plant_row(struct test_case *c, int64_t change)
-{
-    const int64_t *length = ((const struct decode_case *)c)->length;
-    for (int64_t r = 0; r < c->b; r++)
-        for (int64_t j = 0; j < c->s_q; j++) {
-            const int64_t seen = decode_seen_by(c, r, j) + change;
-            const int64_t out_shape[] = {1, 1, 1, D_V}, one[] = {1, 1, 1};
-            const struct rows rows = {r, j, 0, 1, 1};
-            struct view v;
-            if (seen < 1 || seen > length[r]) continue;
-            fmla_tensor out = c->view[DENSE(out)], lse = c->view[DENSE(lse)];
-            view_make(c, &v, true), view_rows(c, &v, &rows);
-            decode_narrow_to(c, &rows, seen, &v);
-            out.data = case_row(c, DENSE(out), r, j, 0), lse.data = case_row(c, DENSE(lse), r, j, 0);
-            out.shape = out_shape, lse.shape = one;
-            out.byte_offset = lse.byte_offset = 0, out.strides = lse.strides = NULL;
-            v.args.dense_decode.out = &out, v.args.dense_decode.lse = &lse,
-            v.args.dense_decode.kernel = "ref";
-            return call_on_host(c->op, &v.args, 0xff) == FMLA_OK;
-        }
-    return false;
-}
-
-static bool plant_after(struct test_case *c, enum defect fault)
-{
-    if (fault == FAULT_DROPPED_KEY) return plant_row(c, -1);
-    return fault == FAULT_MASK && c->args.dense_decode.causal && plant_row(c, 1);
-}
-
 static bool plant_before(struct test_case *c, enum defect fault, struct patch *patch)
 {
     const struct decode_case *d = (const struct decode_case *)c;
@@ -231,17 +199,17 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
 #define OF_576 "cache fp8_576, products fp8, "
 
 /* Cases that suit every fault: pages, empty requests, gaps, causal. An lse is small if a key is alone. */
-static const char *fault_case(const struct run *run, uint64_t i)
+static void fault_cases(struct suite *suite)
 {
-    static char text[200];
-    snprintf(text, sizeof text,
-             "b 6, s_q 3, h_q 8, page_size %d, causal 1, layout padded, batch_invariant %d, %s%s",
-             strcmp(run->kernel, "cuda-sm90") && !is_of_bytes(run->kernel) ? 16 : 64,
-             run->fault == FAULT_BATCH, is_of_bytes(run->kernel) ? OF_576 : "",
-             run->fault == FAULT_LSE_CANCELLED ? "s_k 1, inputs steep"
-             : run->fault == FAULT_WRONG_SCALE ? "s_k 20, lengths varied, cache fp8_656, codes scales"
-                                               : "s_k 140, lengths varied");
-    return i < 8 ? text : NULL;
+    const struct run *run = &suite->run[0];
+    for (uint64_t i = 0; i < 8; i++)
+        suite_case(suite, run->seed + i, false,
+                   "b 6, s_q 3, h_q 8, page_size %d, causal 1, layout padded, batch_invariant %d, %s%s",
+                   strcmp(run->kernel, "cuda-sm90") && !is_of_bytes(run->kernel) ? 16 : 64,
+                   run->fault == FAULT_BATCH, is_of_bytes(run->kernel) ? OF_576 : "",
+                   run->fault == FAULT_LSE_CANCELLED ? "s_k 1, inputs steep"
+                   : run->fault == FAULT_WRONG_SCALE ? "s_k 20, lengths varied, cache fp8_656, codes scales"
+                                                     : "s_k 140, lengths varied");
 }
 
 /* ---- Cases beside the grid -------------------------------------------------------------------- */
@@ -265,15 +233,14 @@ static void check_foreign_plan(const struct run *run, struct tally *tally)
 {
     for (int32_t told = 1; told <= 7; told += 3) {
         int64_t v[AXES];
-        bool same;
         case_values(&dense_decode, is_of_bytes(run->kernel) ? OF_576 FOREIGN : FOREIGN, v);
-        struct test_case *c = case_make(&dense_decode, run, v, run->seed * 7919 + 250 + (uint64_t)told);
-        tally->cases++;
-        if (case_plan(c, &same)) report(tally, run, c->name, fmla_last_error());
+        struct test_case *c =
+            case_make(&dense_decode, run, tally, v, run->seed * 7919 + 250 + (uint64_t)told);
+        case_plan(c);
         case_to_device(c, NULL);
         c->args.dense_decode.num_partitions = told;
-        if (case_run(c, &c->args, 0xff)) report(tally, run, c->name, fmla_last_error());
-        compare_whole(c, run, tally);
+        must(c, case_run(c, &c->args, 0xff));
+        compare_whole(c);
         case_free(c);
     }
 }
@@ -295,10 +262,9 @@ static void check_large_cache(const struct run *run, struct tally *tally)
     }
     int64_t v[AXES];
     case_values(&dense_decode, "b 4, s_q 2, s_k 700, h_q 16, page_size 64, causal 1, inputs spiked", v);
-    struct test_case *c = case_make(&dense_decode, run, v, run->seed * 7919 + 400);
+    struct test_case *c = case_make(&dense_decode, run, tally, v, run->seed * 7919 + 400);
     const struct decode_case *d = (const struct decode_case *)c;
     struct guarded *table = &c->tensor[DENSE(block_table)];
-    tally->cases++;
     const int64_t page_elements = d->pool.strides[0], pages = elements / page_elements;
     const size_t page_bytes = (size_t)page_elements * sizeof(uint16_t);
     struct device_scratch cache;
@@ -320,10 +286,10 @@ static void check_large_cache(const struct run *run, struct tally *tally)
     const int64_t shape[4] = {pages, c->page_size, c->h_kv, c->d_qk};
     large.data = cache.memory, large.shape = shape;
     there.args.dense_decode.kv_cache = &large;
-    if (call_on_device(c, &there, &c->args, 0xff)) report(tally, run, c->name, fmla_last_error());
+    must(c, call_on_device(c, &there, &c->args, 0xff));
     memcpy(table->memory, small, table->whole); /* the oracle reads the small cache */
-    compare_whole(c, run, tally);
-    if (!device_scratch_intact(&cache)) report(tally, run, c->name, "bytes behind the cache were written");
+    compare_whole(c);
+    if (!device_scratch_intact(&cache)) failed(c, "bytes behind the cache were written");
     device_scratch_free(&cache);
     free(small);
     case_free(c);
@@ -379,9 +345,9 @@ struct subject dense_decode = {
                   SMALL "cache fp8_576, codes scales, products codes"},
     .faults = (FAULT(MERGE_BASE) - 1) | FAULT(BATCH),
     .cpu_faults = FAULT(WRONG_SCALE),
-    .fault_case = fault_case,
+    .fault_cases = fault_cases,
     .plant_before = plant_before,
-    .plant_after = plant_after,
+    .plant_after = plant_key,
     .gpu = {.bases = {"", "d_qk 512", "cache fp8_576, products fp8"},
             .graph = "b 6, s_q 2, s_k 5000, h_q 16, page_size 64, causal 1, layout padded", /* most pages */
             .next = {"lengths varied", "lengths varied", "lengths varied"},

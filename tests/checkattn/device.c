@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: MIT */
+#define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include "device.h"
 
-#include "pages.h"
+#include "random.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 enum { GUARD_BYTES = 256, GUARD = 0x5a };
 
@@ -42,6 +45,64 @@ size_t device_memory(void)
     return description.memory;
 }
 
+/* ---- Memory between guard pages --------------------------------------------------------------- */
+
+/* A buffer begins at the start of its pages or ends at their end; the rest of the pages has a pattern. */
+enum { PATTERN = 0x3b };
+
+static _Thread_local struct random_state ends;
+
+void device_draw_pages(uint64_t seed)
+{
+    ends.state = seed;
+}
+
+static size_t page_size(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Returns `bytes` rounded up to whole pages. */
+static size_t whole_pages(size_t bytes)
+{
+    return (bytes + page_size() - 1) / page_size() * page_size();
+}
+
+/* Returns the start of a buffer's pages. The guard page in front differs from the page of the buffer's
+ * address, even if the buffer has no bytes and its address is the guard page behind. */
+static unsigned char *begin_of(const void *memory)
+{
+    return (unsigned char *)((uintptr_t)memory / page_size() * page_size());
+}
+
+/* Never NULL: without address space the process ends. */
+static void *pages_alloc(size_t bytes, size_t alignment)
+{
+    const size_t guard = page_size(), inner = whole_pages(bytes);
+    unsigned char *all =
+        mmap(NULL, inner + 2 * guard, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED || mprotect(all, guard, PROT_NONE) ||
+        mprotect(all + guard + inner, guard, PROT_NONE)) {
+        fprintf(stderr, "checkattn: no pages for %zu bytes\n", bytes);
+        exit(1);
+    }
+    unsigned char *begin = all + guard, *memory = begin;
+    if (random_between(&ends, 0, 2)) memory += (inner - bytes) / alignment * alignment;
+    memset(begin, PATTERN, inner);
+    return memory;
+}
+
+/* Returns true if the rest of the pages was never written. */
+static bool pages_intact(const void *memory, size_t bytes)
+{
+    const unsigned char *begin = begin_of(memory), *end = begin + whole_pages(bytes), *at = begin;
+    for (; at < (const unsigned char *)memory; at++)
+        if (*at != PATTERN) return false;
+    for (at += bytes; at < end; at++)
+        if (*at != PATTERN) return false;
+    return true;
+}
+
 /* ---- A GPU's memory, or pages ----------------------------------------------------------------- */
 
 static bool on_pages(void)
@@ -65,23 +126,16 @@ static void release(void *memory, size_t bytes)
     }
     if (memory && !pages_intact(memory, bytes) && device_stress)
         device_stress->wrong("bytes beside a buffer were written");
-    pages_free(memory, bytes);
+    if (memory) munmap(begin_of(memory) - page_size(), whole_pages(bytes) + 2 * page_size());
 }
 
-static void upload(void *to, const void *from, size_t bytes)
+/* Copies to the device or back. */
+static void transfer(void *there, void *host, size_t bytes, bool up)
 {
     if (on_pages())
-        memcpy(to, from, bytes);
+        memcpy(up ? there : host, up ? host : there, bytes);
     else
-        must(gpu_upload(to, from, bytes, &reason));
-}
-
-static void download(void *to, const void *from, size_t bytes)
-{
-    if (on_pages())
-        memcpy(to, from, bytes);
-    else
-        must(gpu_download(to, from, bytes, &reason));
+        must(up ? gpu_upload(there, host, bytes, &reason) : gpu_download(host, there, bytes, &reason));
 }
 
 static void fill_with(void *to, int byte, size_t bytes)
@@ -109,7 +163,7 @@ void device_add(struct device_blocks *blocks, void *host, size_t bytes, size_t a
 {
     struct device_block *block = new_block(blocks, host, bytes);
     block->device = allocate(bytes, alignment);
-    upload(block->device, host, bytes);
+    transfer(block->device, host, bytes, true);
 }
 
 void device_add_guarded(struct device_blocks *blocks, const struct guarded *g)
@@ -151,7 +205,7 @@ void device_add_in_place(struct device_blocks *blocks, void *host, size_t bytes,
         exit(3);
     }
     block->device = theirs->device, block->borrowed = true;
-    upload(block->device, host, bytes);
+    transfer(block->device, host, bytes, true);
 }
 
 void device_drop(struct device_blocks *blocks, int count)
@@ -166,11 +220,7 @@ void device_move(const struct device_blocks *blocks, const void *host, bool up)
 {
     for (int i = 0; i < blocks->count; i++) {
         const struct device_block *block = &blocks->block[i];
-        if (host && block_of(blocks, host) != block) continue;
-        if (up)
-            upload(block->device, block->host, block->bytes);
-        else
-            download(block->host, block->device, block->bytes);
+        if (!host || block_of(blocks, host) == block) transfer(block->device, block->host, block->bytes, up);
     }
 }
 
@@ -195,11 +245,7 @@ struct device_scratch device_place(const struct device_blocks *blocks, const voi
 
 void device_part(const struct device_blocks *blocks, void *host, size_t bytes, bool up)
 {
-    void *there = device_address(blocks, host);
-    if (up)
-        upload(there, host, bytes);
-    else
-        download(host, there, bytes);
+    transfer(device_address(blocks, host), host, bytes, up);
 }
 
 const fmla_tensor *device_tensor(const struct device_blocks *blocks, const fmla_tensor *tensor,
@@ -234,14 +280,14 @@ void device_scratch_fill(const struct device_scratch *scratch, int fill)
 
 void device_scratch_write(const struct device_scratch *scratch, size_t at, const void *bytes, size_t count)
 {
-    upload(scratch->memory + at, bytes, count);
+    transfer(scratch->memory + at, (void *)(uintptr_t)bytes, count, true);
 }
 
 bool device_scratch_intact(const struct device_scratch *scratch)
 {
     unsigned char guard[GUARD_BYTES];
     if (on_pages()) return pages_intact(scratch->memory, scratch->bytes);
-    download(guard, scratch->memory + scratch->bytes, GUARD_BYTES);
+    transfer(scratch->memory + scratch->bytes, guard, GUARD_BYTES, false);
     bool intact = true;
     for (int i = 0; i < GUARD_BYTES; i++) intact &= guard[i] == GUARD;
     return intact;
@@ -250,7 +296,7 @@ bool device_scratch_intact(const struct device_scratch *scratch)
 bool device_scratch_is(const struct device_scratch *scratch, const void *bytes)
 {
     unsigned char *copy = malloc(scratch->bytes + 1);
-    download(copy, scratch->memory, scratch->bytes);
+    transfer(scratch->memory, copy, scratch->bytes, false);
     const bool same = !memcmp(copy, bytes, scratch->bytes);
     free(copy);
     return same;

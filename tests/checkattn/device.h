@@ -5,9 +5,9 @@
  * one set of comparisons serves every device. Driver errors end the process: each GPU kernel is checked in
  * its own.
  *
- * Until a GPU is opened, "the device" is host memory behind guard pages (pages.h), which receives only the
- * memory that a call may touch: tensors without canaries, up to their last element. A run on device_pages
- * makes its calls there.
+ * Until a GPU is opened, "the device" is host memory between inaccessible guard pages, which receives only
+ * the memory that a call may touch: tensors without canaries, up to their last element. A run on
+ * device_pages makes its calls there.
  */
 #ifndef CHECKATTN_DEVICE_H
 #define CHECKATTN_DEVICE_H
@@ -34,6 +34,9 @@ struct device_blocks {
     int count;
     struct device_block block[DEVICE_BLOCKS];
 };
+
+/* Sets this thread's seed for the choice of the end of the pages at which buffers are placed. */
+void device_draw_pages(uint64_t seed);
 
 /* Open the GPU under test: once per process, then in every other thread that uses it. */
 void device_open(fmla_device device);

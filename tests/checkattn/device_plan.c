@@ -2,18 +2,19 @@
  *
  * Tests decode_plan and sparse_plan on a GPU: they must write the same bytes as the host's planner for the
  * same lengths and partitions; decode_plan with the costs of the GPU and without, as for a plan that the
- * CPU will use; and the published case by its own figures.
+ * CPU will use. The host's planner is tested in tests/unit/test_plan.c.
  */
 #include "case.h"
 #include "checkattn.h"
 #include "device.h"
-#include "plan.h"
 #include "plan_call.h"
 #include "random.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+static const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
 
 enum lengths {
     LENGTHS_NONE,  /* 0 */
@@ -29,12 +30,9 @@ enum lengths {
 };
 
 struct plan_case {
-    int64_t b, capacity;
-    int32_t partitions; /* 0: the device's suggestion */
+    struct plan_call call; /* 0 partitions: the device's suggestion; a target that is the CPU: no costs */
     enum lengths lengths;
-    bool odd;         /* lengths at an odd address */
-    bool for_cpu;     /* no costs */
-    int64_t s_q, h_q; /* for the GPU's costs: s_q · h_q rows per key head */
+    bool odd; /* lengths at an odd address */
 };
 
 static int32_t length_of(const struct plan_case *c, int64_t request, struct random_state *random)
@@ -47,144 +45,120 @@ static int32_t length_of(const struct plan_case *c, int64_t request, struct rand
     case LENGTHS_WILD: return (int32_t)(uint32_t)random_u64(random);
     case LENGTHS_NEAR: return (int32_t)random_between(random, 8000, 8192);
     case LENGTHS_VARY: return (int32_t)random_between(random, 2000, 6000);
-    case LENGTHS_LAST: return request + 1 == c->b ? 1000000 : 0;
+    case LENGTHS_LAST: return request + 1 == c->call.b ? 1000000 : 0;
     default: return 0;
     }
 }
 
-/* Checks the plan's tables made separately on the device; `args` are those of the plan there. */
-static void check_tables(const struct run *run, struct plan_call args, const unsigned char *plan,
-                         const char *name, struct tally *tally)
+/* Makes the plan's tables separately on the device; `args` are those of the plan there. */
+static const char *tables_differ(struct plan_call args, const void *plan)
 {
     fmla_plan_view view = FMLA_INIT(fmla_plan_view);
     int32_t count = 0;
     if (fmla_plan_describe(plan, args.plan_size, &view) || plan_call_partitions(&args, &count) ||
-        count != view.num_partitions) {
-        report(tally, run, name, "the number of partitions is another than the plan's");
-        return;
-    }
+        count != view.num_partitions)
+        return "the number of partitions is another than the plan's";
     struct device_tables t;
+    const char *wrong = NULL;
     device_tables_make(&t, count, args.b, 0xff);
     args.plan = NULL, args.plan_size = 0, args.partitions = &t.tensor[0], args.num_splits = &t.tensor[1];
-    if (plan_call_run(&args)) report(tally, run, name, fmla_last_error());
+    if (plan_call_run(&args)) wrong = fmla_last_error();
     device_wait(args.stream);
-    if (!device_scratch_is(&t.rows, view.partitions) || !device_scratch_is(&t.splits, view.num_splits))
-        report(tally, run, name, "the tables have other bits than those of the plan");
     if (!device_scratch_intact(&t.rows) || !device_scratch_intact(&t.splits))
-        report(tally, run, name, "bytes behind the tables were written");
+        wrong = "bytes behind the tables were written";
+    if (!wrong &&
+        (!device_scratch_is(&t.rows, view.partitions) || !device_scratch_is(&t.splits, view.num_splits)))
+        wrong = "the tables have other bits than those of the plan";
     device_scratch_free(&t.rows), device_scratch_free(&t.splits);
+    return wrong;
 }
 
-/* Makes both plans of the lengths and frees the lengths; leaves the host's plan in *plan (freed by the
- * caller), NULL if something was refused. */
-static void run_call(const struct run *run, const struct plan_call *call, struct guarded lengths[2],
-                     const char *name, struct tally *tally, unsigned char **plan, size_t *bytes)
+/* The plan is made with different previous contents, also on the default stream. */
+const char *plan_differs(const struct plan_call *call, struct guarded lengths[2], const void *plan,
+                         size_t bytes)
 {
-    struct plan_call host = *call, device = *call;
+    struct plan_call device = *call;
     struct device_blocks blocks = {0};
     struct device_scratch scratch;
-    struct guarded full = {0};
     fmla_tensor there[2];
-    fmla_status status;
-    tally->cases++;
+    const char *wrong = NULL;
     for (int k = 0; k < 2; k++) {
         if (!lengths[k].memory) continue;
         device_add_guarded(&blocks, &lengths[k]);
-        *plan_call_length(&host, k) = &lengths[k].tensor;
         *plan_call_length(&device, k) = device_tensor(&blocks, &lengths[k].tensor, &there[k]);
     }
-    case_plan_on_host(&host, &full);
-    *bytes = 0;
-    status = plan_call_size(&host, bytes);
-    *plan = host.plan = aligned_alloc(64, (*bytes + 127) / 64 * 64);
-    host.plan_size = *bytes;
-    if (!status) status = plan_call_run(&host);
-    if (status) report(tally, run, name, fmla_last_error());
-
-    device_scratch_make(&scratch, *bytes, 0xff);
-    device.stream = device_stream_open(), device.plan = scratch.memory;
-    if (!status && (plan_call_size(&device, &device.plan_size) || device.plan_size != *bytes))
-        report(tally, run, name, "a plan on the device has another size than on the host");
-    device.plan_size = *bytes;
-    for (int fill = 0xff; !status && fill >= 0; fill -= 0xff) { /* with different previous contents */
+    device_scratch_make(&scratch, bytes, 0xff);
+    void *stream = device_stream_open();
+    device.plan = scratch.memory, device.plan_size = bytes - 1;
+    if (device_stress && plan_call_run(&device) != FMLA_BUFFER_TOO_SMALL)
+        device_stress->wrong("memory for a plan that is too short by a byte was taken");
+    if (plan_call_size(&device, &device.plan_size) || device.plan_size != bytes)
+        wrong = "a plan on the device has another size than on the host";
+    for (int fill = 0xff; !wrong && fill >= 0; fill -= 0xff) {
+        device.stream = fill ? stream : NULL;
         device_scratch_fill(&scratch, fill);
-        status = plan_call_run(&device);
-        if (status) {
-            report(tally, run, name, fmla_last_error());
+        if (plan_call_run(&device)) {
+            wrong = fmla_last_error();
             break;
         }
         device_wait(device.stream);
-        if (!device_scratch_is(&scratch, *plan))
-            report(tally, run, name, "the device's plan has other bits than the host's");
+        if (!device_scratch_is(&scratch, plan)) wrong = "the device's plan has other bits than the host's";
     }
-    if (!device_scratch_intact(&scratch)) report(tally, run, name, "bytes behind the plan were written");
-    if (!status) check_tables(run, device, *plan, name, tally);
-    tally->rows++;
-    gpu_stream_close(device.stream);
+    if (!device_scratch_intact(&scratch)) wrong = "bytes behind the plan were written";
+    device.stream = stream;
+    if (!wrong) wrong = tables_differ(device, plan);
+    gpu_stream_close(stream);
     device_scratch_free(&scratch);
     device_drop(&blocks, 0);
+    return wrong;
+}
+
+/* Makes both plans of the lengths and frees the lengths; leaves the host's plan in *plan, freed by the
+ * caller. */
+static void run_call(const struct run *run, const struct plan_call *call, struct guarded lengths[2],
+                     const char *name, struct tally *tally, void **plan, size_t *bytes)
+{
+    struct plan_call host = *call;
+    struct guarded full = {0};
+    tally->cases++;
+    for (int k = 0; k < 2; k++)
+        if (lengths[k].memory) *plan_call_length(&host, k) = &lengths[k].tensor;
+    case_plan_on_host(&host, &full);
+    const fmla_status status = plan_call_size(&host, &host.plan_size);
+    *bytes = host.plan_size, *plan = host.plan = must_alloc(*bytes);
+    const char *wrong =
+        status || plan_call_run(&host) ? fmla_last_error() : plan_differs(call, lengths, *plan, *bytes);
+    if (wrong) report(tally, run, name, wrong);
+    tally->rows++;
     for (int k = 0; k < 2; k++) guarded_free(&lengths[k]);
     guarded_free(&full);
 }
 
 static void run_case(const struct run *run, const struct plan_case *c, uint64_t seed, struct tally *tally,
-                     unsigned char **plan, size_t *bytes)
+                     void **plan, size_t *bytes)
 {
-    const struct plan_call call = {.b = c->b,
-                                   .s_q = c->s_q,
-                                   .h_q = c->h_q,
-                                   .h_kv = 1,
-                                   .capacity = c->capacity,
-                                   .num_partitions = c->partitions,
-                                   .target = c->for_cpu ? (fmla_device){FMLA_DEVICE_CPU, 0} : run->device};
+    const struct plan_call *call = &c->call;
     struct random_state random = {seed};
     struct guarded lengths[2] = {0};
     char name[160];
     snprintf(name, sizeof name, "b %lld, partitions %d, lengths %d, capacity %lld, rows %lld%s%s",
-             (long long)c->b, c->partitions, (int)c->lengths, (long long)c->capacity,
-             (long long)c->s_q * c->h_q, c->odd ? ", odd address" : "", c->for_cpu ? ", for the CPU" : "");
-    guarded_make(&lengths[0], dtype_i32, 1, &c->b, c->odd ? LAYOUT_ODD : LAYOUT_CONTIGUOUS);
-    for (int64_t r = 0; r < c->b; r++)
+             (long long)call->b, call->num_partitions, (int)c->lengths, (long long)call->capacity,
+             (long long)call->s_q * call->h_q, c->odd ? ", odd address" : "",
+             call->target.device_type == FMLA_DEVICE_CPU ? ", for the CPU" : "");
+    guarded_make(&lengths[0], dtype_i32, 1, &call->b, c->odd ? LAYOUT_ODD : LAYOUT_CONTIGUOUS);
+    for (int64_t r = 0; r < call->b; r++)
         *(int32_t *)guarded_at(&lengths[0], r, 0, 0, 0) = length_of(c, r, &random);
-    run_call(run, &call, lengths, name, tally, plan, bytes);
-}
-
-/* docs/semantics.md: b = 128, every length 4096, 78 partitions; (begin request, begin key, end request,
- * end key, split). Each device plan was compared with the host's bit by bit; this checks again that the
- * host's is the published one. */
-static void check_published(const struct run *run, struct tally *tally)
-{
-    static const struct {
-        int partition;
-        int32_t row[5];
-    } published[] = {{0, {0, 0, 1, 2880, 0}},      {1, {1, 2880, 3, 1344, 1}},
-                     {2, {3, 1344, 4, 4096, 1}},   {3, {5, 0, 6, 2880, 0}},
-                     {4, {6, 2880, 8, 1344, 1}},   {74, {123, 1344, 124, 4096, 1}},
-                     {75, {125, 0, 126, 2880, 0}}, {76, {126, 2880, 127, 4096, 1}}};
-    const struct plan_case c = {
-        .b = 128, .partitions = 78, .lengths = LENGTHS_SAME, .for_cpu = true, .s_q = 1, .h_q = 128};
-    unsigned char *plan;
-    size_t bytes;
-    run_case(run, &c, run->seed, tally, &plan, &bytes);
-    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
-    bool same = fmla_plan_describe(plan, bytes, &view) == FMLA_OK && view.payload == 119;
-    for (size_t i = 0; same && i < sizeof published / sizeof published[0]; i++) {
-        const int32_t *row = view.partitions + (size_t)published[i].partition * FMLA_PARTITION_FIELDS;
-        const int32_t mine[5] = {row[0], row[2] * PLAN_BLOCK, row[1], row[3] * PLAN_BLOCK, row[4]};
-        same = !memcmp(mine, published[i].row, sizeof mine);
-    }
-    if (!same) report(tally, run, "the published case", "the plan is not the published one");
-    free(plan);
+    run_call(run, call, lengths, name, tally, plan, bytes);
 }
 
 /* Runs the case with the GPU's costs and without. Returns true if the two plans differ and have as many
  * partitions. */
 static bool run_both(const struct run *run, struct plan_case *c, uint64_t seed, struct tally *tally)
 {
-    unsigned char *plan[2];
+    void *plan[2];
     size_t bytes[2];
     for (int i = 0; i < 2; i++) {
-        c->for_cpu = i;
+        c->call.target = i ? cpu : run->device;
         run_case(run, c, seed, tally, &plan[i], &bytes[i]);
     }
     const bool other = bytes[0] == bytes[1] && memcmp(plan[0], plan[1], bytes[0]);
@@ -214,30 +188,24 @@ void check_sparse_plan(const struct run *run, struct tally *tally)
     static const int64_t topks[] = {0, 1, 63, 64, 65, 2048, 16384, INT32_MAX};
     static const int64_t extras[] = {0, 1, 64, 100, 1024, INT32_MAX};
     static const int32_t partitions[] = {0, 1, 3, 132, 1000};
-    enum {
-        BATCHES = sizeof batches / sizeof batches[0],
-        TOPKS = sizeof topks / sizeof topks[0],
-        EXTRAS = sizeof extras / sizeof extras[0],
-        PARTITIONS = sizeof partitions / sizeof partitions[0],
-        ALL = 4 * BATCHES * TOPKS * EXTRAS
-    };
-    const int64_t most_cases = run->most_cases ? run->most_cases : ALL;
-    for (uint64_t n = 0; n < ALL && tally->cases < most_cases; n++) {
-        const uint64_t i = n / 4,
-                       given = n % 4; /* bit mask: lengths given for the indices and for the extra ones */
-        if (!wants_case(run, tally, n + 1)) continue;
+    const int64_t all = 4 * COUNT_OF(batches) * COUNT_OF(topks) * COUNT_OF(extras),
+                  most_cases = run->most_cases ? run->most_cases : all;
+    for (int64_t n = 0; n < all && tally->cases < most_cases; n++) {
+        const int64_t i = n / 4,
+                      given = n % 4; /* bit mask: lengths given for the indices and for the extra ones */
+        if (!wants_case(run, tally, (uint64_t)n + 1)) continue;
         const struct plan_call call = {.sparse = true,
-                                       .b = batches[i % BATCHES],
+                                       .b = batches[i % COUNT_OF(batches)],
                                        .s_q = 2,
                                        .h_q = 100,
-                                       .topk = topks[i / BATCHES % TOPKS],
-                                       .extra_topk = extras[i / BATCHES / TOPKS],
-                                       .num_partitions = partitions[(i + given) % PARTITIONS],
+                                       .topk = topks[i / COUNT_OF(batches) % COUNT_OF(topks)],
+                                       .extra_topk = extras[i / COUNT_OF(batches) / COUNT_OF(topks)],
+                                       .num_partitions = partitions[(i + given) % COUNT_OF(partitions)],
                                        .target = run->device};
-        struct random_state random = {run->seed * 17 + n};
+        struct random_state random = {run->seed * 17 + (uint64_t)n};
         struct guarded lengths[2] = {0};
         char name[160];
-        unsigned char *plan;
+        void *plan;
         size_t bytes;
         snprintf(name, sizeof name, "b %lld, topk %lld%s, extra %lld%s, partitions %d", (long long)call.b,
                  (long long)call.topk, given & 1 ? " at most" : "", (long long)call.extra_topk,
@@ -254,39 +222,35 @@ void check_device_plan(const struct run *run, struct tally *tally)
     static const int64_t batches[] = {0,    1,    2,    3,    31,   32,    33,    128,   1000,
                                       1023, 1024, 1025, 2047, 4096, 10000, 65537, 100000};
     static const int32_t partitions[] = {0, 1, 3, 78, 132, 1000, 65536};
-    enum {
-        BATCHES = sizeof batches / sizeof batches[0],
-        PARTITIONS = sizeof partitions / sizeof partitions[0],
-        GRID = BATCHES * PARTITIONS * LENGTHS_KINDS,
-        DRAWN = 400
-    };
+    enum { DRAWN = 400 };
+    const int64_t grid = COUNT_OF(batches) * COUNT_OF(partitions) * LENGTHS_KINDS;
     struct random_state random = {run->seed};
     int64_t by_costs = 0;
     bool all = true;
-    check_published(run, tally);
-    const int64_t before = tally->cases;
-    for (int i = 0; i < GRID + DRAWN; i++) {
+    for (int64_t i = 0; i < grid + DRAWN; i++) {
         const bool wanted = wants_case(run, tally, (uint64_t)i + 1);
-        struct plan_case c = {.b = batches[i % BATCHES],
-                              .partitions = partitions[i / BATCHES % PARTITIONS],
-                              .lengths = (enum lengths)(i / BATCHES / PARTITIONS % LENGTHS_KINDS),
-                              .odd = i % 3 == 1};
-        if (i >= GRID) {
+        struct plan_case c = {
+            .call = {.b = batches[i % COUNT_OF(batches)], .h_kv = 1},
+            .lengths = (enum lengths)(i / COUNT_OF(batches) / COUNT_OF(partitions) % LENGTHS_KINDS),
+            .odd = i % 3 == 1};
+        c.call.num_partitions = partitions[i / COUNT_OF(batches) % COUNT_OF(partitions)];
+        if (i >= grid) {
             static const enum lengths drawn[] = {LENGTHS_DRAWN, LENGTHS_WILD, LENGTHS_SAME, LENGTHS_NEAR,
                                                  LENGTHS_VARY};
             static const int64_t most[] = {40, 300, 1024, 3000, 100000};
-            c.b = random_between(&random, 0, most[random_between(&random, 0, 4)]);
-            c.partitions = (int32_t)random_between(&random, 1, random_between(&random, 0, 1) ? 200 : 5000);
+            c.call.b = random_between(&random, 0, most[random_between(&random, 0, 4)]);
+            c.call.num_partitions =
+                (int32_t)random_between(&random, 1, random_between(&random, 0, 1) ? 200 : 5000);
             c.lengths = drawn[random_between(&random, 0, 4)];
         }
         static const int64_t capacities[] = {0, 0, 4096, 70000}, heads[] = {16, 64, 128, 128};
-        c.capacity = capacities[random_between(&random, 0, 3)];
+        c.call.capacity = capacities[random_between(&random, 0, 3)];
         const int64_t rows = random_between(&random, 0, 3);
-        c.h_q = heads[rows], c.s_q = rows == 3 ? 2 : 1;
+        c.call.h_q = heads[rows], c.call.s_q = rows == 3 ? 2 : 1;
         all = all && wanted;
         if (!wanted) continue; /* the random sequence stays the same */
         by_costs += run_both(run, &c, run->seed * 31 + (uint64_t)i, tally);
-        if (run->most_cases && tally->cases - before >= run->most_cases) {
+        if (run->most_cases && tally->cases >= run->most_cases) {
             all = false;
             break;
         }

@@ -4,8 +4,8 @@
  * for this.
  */
 #include "case.h"
+#include "pthread_loop.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,27 +27,9 @@ static struct test_case *make_case(const struct gpu *g, const char *name, const 
     case_values(g->op, g->base, v);
     axes_read(g->op->axis, g->op->axes, text, v);
     axes_read(g->op->axis, g->op->axes, more, v);
-    struct test_case *c = case_make(g->op, g->run, v, g->run->seed * 7919 + seed);
+    struct test_case *c = case_make(g->op, g->run, g->tally, v, g->run->seed * 7919 + seed);
     snprintf(c->name, sizeof c->name, "%s", name);
-    g->tally->cases++;
     return c;
-}
-
-static void tell(const struct gpu *g, const struct test_case *c, const char *what)
-{
-    report(g->tally, g->run, c->name, what);
-}
-
-static void must(const struct gpu *g, const struct test_case *c, fmla_status status)
-{
-    if (status) tell(g, c, fmla_last_error());
-}
-
-static void make_plan(const struct gpu *g, struct test_case *c)
-{
-    bool same = true;
-    must(g, c, case_plan(c, &same));
-    if (!same) tell(g, c, "the device's plan has other bits than the host's");
 }
 
 /* ---- Calls that are sent ---------------------------------------------------------------------- */
@@ -62,20 +44,20 @@ struct sender {
     char refusal[256];
 };
 
-static void sender_make(struct sender *s, const struct gpu *g, const struct test_case *c)
+static void sender_make(struct sender *s, const struct test_case *c)
 {
-    const struct op_functions *functions = &op_functions[g->op->of];
+    const struct op_functions *functions = &op_functions[c->op->of];
     size_t bytes = 0;
     memset(s, 0, sizeof *s);
-    s->op = g->op;
+    s->op = c->op;
     device_args_make(&s->call, c, &c->args);
     s->stream = device_stream_open();
-    set_pointer(g->op, &s->call.args, "stream", s->stream);
+    set_pointer(c->op, &s->call.args, "stream", s->stream);
     if (!functions->workspace) return;
-    must(g, c, functions->workspace(&s->call.args, &bytes, NULL));
+    must(c, functions->workspace(&s->call.args, &bytes, NULL));
     device_scratch_make(&s->workspace, bytes, 0xff);
-    set_pointer(g->op, &s->call.args, "workspace", s->workspace.memory);
-    set_size(g->op, &s->call.args, "workspace_size", bytes);
+    set_pointer(c->op, &s->call.args, "workspace", s->workspace.memory);
+    set_size(c->op, &s->call.args, "workspace_size", bytes);
 }
 
 static void sender_launch(struct sender *s)
@@ -84,12 +66,12 @@ static void sender_launch(struct sender *s)
         snprintf(s->refusal, sizeof s->refusal, "%s", fmla_last_error());
 }
 
-static void sender_end(struct sender *s, const struct gpu *g, const struct test_case *c)
+static void sender_end(struct sender *s, const struct test_case *c)
 {
     device_wait(s->stream);
-    if (*s->refusal) tell(g, c, s->refusal);
+    if (*s->refusal) failed(c, "%s", s->refusal);
     if (s->workspace.memory && !device_scratch_intact(&s->workspace))
-        tell(g, c, "bytes behind the workspace were written");
+        failed(c, "bytes behind the workspace were written");
     gpu_stream_close(s->stream);
     device_scratch_free(&s->workspace);
 }
@@ -116,22 +98,22 @@ struct graph {
 };
 
 /* Makes the memory for the graph's kind of plan and sets it in plan_args and in the call. */
-static void graph_make_plan(struct graph *graph, const struct gpu *g, const struct test_case *c)
+static void graph_make_plan(struct graph *graph, const struct test_case *c)
 {
     enum { FILL = 0x3c };
-    const struct subject *op = g->op;
+    const struct subject *op = c->op;
     union call_args *call = &graph->call.call.args;
     struct plan_call *args = &graph->plan_args;
     case_plan_args(c, call, args);
     args->stream = graph->call.stream, args->capacity = c->capacity;
     if (graph->kind == GRAPH_PLAN_CAPTURED) {
-        must(g, c, plan_call_size(args, &args->plan_size));
+        must(c, plan_call_size(args, &args->plan_size));
         device_scratch_make(&graph->plan, args->plan_size, FILL);
         args->plan = graph->plan.memory;
         set_pointer(op, call, "plan", args->plan), set_size(op, call, "plan_size", args->plan_size);
     } else if (graph->kind >= GRAPH_TABLES_CAPTURED) {
         int32_t count = 0;
-        must(g, c, plan_call_partitions(args, &count));
+        must(c, plan_call_partitions(args, &count));
         device_tables_make(&graph->tables, count, c->b, FILL);
         args->partitions = &graph->tables.tensor[0], args->num_splits = &graph->tables.tensor[1];
         for (int i = 0; i < 2; i++) set_tensor(op, call, op->tables + i, &graph->tables.tensor[i]);
@@ -139,7 +121,7 @@ static void graph_make_plan(struct graph *graph, const struct gpu *g, const stru
 }
 
 /* Makes the tables of the case's lengths on the host and copies them to the device. */
-static void graph_copy_tables(const struct graph *graph, const struct gpu *g, const struct test_case *c)
+static void graph_copy_tables(const struct graph *graph, const struct test_case *c)
 {
     const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
     fmla_tensor partitions = graph->tables.tensor[0], num_splits = graph->tables.tensor[1];
@@ -150,25 +132,25 @@ static void graph_copy_tables(const struct graph *graph, const struct gpu *g, co
     num_splits.data = must_alloc(graph->tables.splits.bytes);
     partitions.device = num_splits.device = cpu;
     args.partitions = &partitions, args.num_splits = &num_splits;
-    must(g, c, plan_call_run(&args));
+    must(c, plan_call_run(&args));
     device_scratch_write(&graph->tables.rows, 0, partitions.data, graph->tables.rows.bytes);
     device_scratch_write(&graph->tables.splits, 0, num_splits.data, graph->tables.splits.bytes);
     free(partitions.data), free(num_splits.data);
 }
 
-static void graph_capture(struct graph *graph, const struct gpu *g, const struct test_case *c)
+static void graph_capture(struct graph *graph, const struct test_case *c)
 {
-    sender_make(&graph->call, g, c);
-    if (g->op->tables) graph_make_plan(graph, g, c);
+    sender_make(&graph->call, c);
+    if (c->op->tables) graph_make_plan(graph, c);
     device_capture_begin(graph->call.stream);
     if (graph->kind == GRAPH_PLAN_CAPTURED || graph->kind == GRAPH_TABLES_CAPTURED)
-        must(g, c, plan_call_run(&graph->plan_args));
+        must(c, plan_call_run(&graph->plan_args));
     sender_launch(&graph->call);
     graph->graph = device_capture_end(graph->call.stream);
 }
 
 /* Launches the graph on the current contents of the case's device memory. */
-static void graph_check(const struct graph *graph, const struct gpu *g, struct test_case *c, int fill)
+static void graph_check(const struct graph *graph, struct test_case *c, int fill)
 {
     const uint64_t inputs = case_hash_inputs(c);
     const struct device_scratch *all[] = {&graph->call.workspace, &graph->plan, &graph->tables.rows,
@@ -177,14 +159,14 @@ static void graph_check(const struct graph *graph, const struct gpu *g, struct t
     bool intact = true;
     for (int i = 0; i < ALL; i++)
         if (all[i]->memory) device_scratch_fill(all[i], fill);
-    if (graph->kind == GRAPH_TABLES_COPIED) graph_copy_tables(graph, g, c);
+    if (graph->kind == GRAPH_TABLES_COPIED) graph_copy_tables(graph, c);
     device_launch(graph->graph, graph->call.stream);
     device_wait(graph->call.stream);
     case_from_device(c);
-    if (case_hash_inputs(c) != inputs) tell(g, c, "the call changed its inputs");
+    if (case_hash_inputs(c) != inputs) failed(c, "the call changed its inputs");
     for (int i = 0; i < ALL; i++) intact &= !all[i]->memory || device_scratch_intact(all[i]);
-    if (!intact) tell(g, c, "bytes behind the workspace or the plan were written");
-    compare_whole(c, g->run, g->tally);
+    if (!intact) failed(c, "bytes behind the workspace or the plan were written");
+    compare_whole(c);
 }
 
 /* Captures once and replays with other inputs in place, then with the first ones again. */
@@ -199,20 +181,20 @@ static void check_graph(const struct gpu *g, enum graph_kind kind)
     snprintf(text, sizeof text, "%s%s", cases->graph, kind == GRAPH_INVARIANT ? ", batch_invariant 1" : "");
     struct test_case *first = make_case(g, names[kind], text, "", 1);
     case_to_device(first, NULL);
-    graph_capture(&graph, g, first);
-    graph_check(&graph, g, first, 0xff);
+    graph_capture(&graph, first);
+    graph_check(&graph, first, 0xff);
     for (int i = 0; i < 3; i++) {
         struct test_case *next = make_case(g, names[kind], text, cases->next[i], 2 + (uint64_t)i);
         case_to_device(next, first);
-        graph_check(&graph, g, next, 0x11 * i);
+        graph_check(&graph, next, 0x11 * i);
         case_free(next);
     }
     case_results_reset(first);
     for (int i = 0; i < first->blocks.count; i++)
         device_move(&first->blocks, first->blocks.block[i].host, true);
-    graph_check(&graph, g, first, 0x7f);
+    graph_check(&graph, first, 0x7f);
     gpu_graph_close(graph.graph);
-    sender_end(&graph.call, g, first);
+    sender_end(&graph.call, first);
     device_scratch_free(&graph.plan), device_scratch_free(&graph.tables.rows);
     device_scratch_free(&graph.tables.splits);
     case_free(first);
@@ -225,20 +207,20 @@ static void check_repeats(const struct gpu *g, const char *text, uint64_t seed)
     enum { RUNS = 20 };
     bool same = true;
     struct test_case *c = make_case(g, "20 runs", text, "", seed);
-    if ((g->op->has && !g->op->has(g->run, c->v)) || case_left(c, g->run, g->tally)) {
+    if ((g->op->has && !g->op->has(g->run, c->v)) || case_left(c)) {
         case_free(c);
         return;
     }
     case_to_device(c, NULL);
-    must(g, c, case_run(c, &c->args, 0xff));
+    must(c, case_run(c, &c->args, 0xff));
     unsigned char *results = case_results_copy(c);
-    compare_whole(c, g->run, g->tally);
+    compare_whole(c);
     for (int again = 1; again < RUNS; again++) {
         case_results_reset(c);
-        must(g, c, case_run(c, &c->args, 13 * again));
+        must(c, case_run(c, &c->args, 13 * again));
         same &= case_results_same(c, results);
     }
-    if (!same) tell(g, c, "runs of the same call differ in their bits");
+    if (!same) failed(c, "runs of the same call differ in their bits");
     free(results);
     case_free(c);
 }
@@ -249,9 +231,9 @@ static void check_positions(const struct gpu *g, const char *text, uint64_t seed
     struct test_case *c = make_case(g, "every request of a batch alone", text,
                                     g->op->invariant ? "batch_invariant 1" : "", seed);
     case_to_device(c, NULL);
-    must(g, c, case_run(c, &c->args, 0xff));
-    compare_whole(c, g->run, g->tally);
-    for (int64_t r = 0; r < case_requests(c); r++) compare_part(c, r, g->run, g->tally);
+    must(c, case_run(c, &c->args, 0xff));
+    compare_whole(c);
+    for (int64_t r = 0; r < case_requests(c); r++) compare_part(c, r);
     case_free(c);
 }
 
@@ -284,30 +266,29 @@ static void check_foreign_tables(const struct gpu *g)
     for (int way = 0; way < WAYS; way++) {
         struct test_case *c =
             make_case(g, "tables that do not fit", g->op->gpu.foreign, "", 270 + (uint64_t)way);
-        make_plan(g, c);
+        case_plan(c);
         case_use_tables(c);
         bend_tables(c, way, &random);
         case_to_device(c, NULL);
         for (int i = 0; i < 2; i++) device_move(&c->blocks, c->tensor[g->op->tables + i].tensor.data, true);
         const uint64_t inputs = case_hash_inputs(c);
-        must(g, c, case_run(c, &c->args, 0xff));
+        must(c, case_run(c, &c->args, 0xff));
         case_from_device(c);
-        if (case_hash_inputs(c) != inputs) tell(g, c, "the call changed its inputs");
-        case_results_intact(c, g->run, g->tally);
+        if (case_hash_inputs(c) != inputs) failed(c, "the call changed its inputs");
+        case_results_intact(c);
         case_free(c);
     }
 }
 
 /* ---- At once -------------------------------------------------------------------------------- */
 
-static void *thread_main(void *data)
+static void launch_on_thread(void *senders, int number)
 {
-    struct sender *s = data;
+    struct sender *s = (struct sender *)senders + number;
     if (!s->bare) device_enter();
     for (int launch = 0; launch < LAUNCHES; launch++) sender_launch(s);
     if (s->bare) device_enter();
     device_wait(s->stream);
-    return NULL;
 }
 
 enum at_once {
@@ -327,17 +308,15 @@ static void check_at_once(const struct gpu *g, enum at_once way)
                             [IN_TURN] = {"one workspace, calls in turn", {400, 401}}};
     struct test_case *c[AT_ONCE];
     struct sender sender[AT_ONCE];
-    pthread_t thread[AT_ONCE];
-    bool started[AT_ONCE];
     fmla_tensor results[RESULTS];
     for (int i = 0; i < AT_ONCE; i++)
         c[i] = make_case(g, ways[way].name, g->op->gpu.busy, way == ON_THREADS ? g->op->gpu.threads[i] : "",
                          ways[way].seeds[i]);
-    if (way == ON_STREAMS && g->op->tables) make_plan(g, c[0]);
+    if (way == ON_STREAMS && g->op->tables) case_plan(c[0]);
     for (int i = 0; i < AT_ONCE; i++) {
         const bool shared = way == ON_STREAMS && i;
         if (!shared) case_to_device(c[i], NULL);
-        sender_make(&sender[i], g, shared ? c[0] : c[i]);
+        sender_make(&sender[i], shared ? c[0] : c[i]);
         sender[i].bare = i == 1;
         for (int k = 0; shared && k < g->op->results; k++) {
             const int result = g->op->result[k];
@@ -351,36 +330,17 @@ static void check_at_once(const struct gpu *g, enum at_once way)
         set_pointer(g->op, &sender[1].call.args, "stream", sender[0].stream);
     }
     for (int i = 0; way != ON_THREADS && i < AT_ONCE * LAUNCHES; i++) sender_launch(&sender[i % AT_ONCE]);
-    for (int i = 0; way == ON_THREADS && i < AT_ONCE; i++) {
-        started[i] = !pthread_create(&thread[i], NULL, thread_main, &sender[i]);
-        if (!started[i]) tell(g, c[i], "no thread could be started");
-    }
-    for (int i = 0; way == ON_THREADS && i < AT_ONCE; i++)
-        if (started[i]) pthread_join(thread[i], NULL);
-    for (int i = 0; i < AT_ONCE; i++) sender_end(&sender[i], g, c[i]);
-    for (int i = 0; i < AT_ONCE; i++) case_from_device(c[i]), compare_whole(c[i], g->run, g->tally);
+    if (way == ON_THREADS) pthread_each(AT_ONCE, launch_on_thread, sender);
+    for (int i = 0; i < AT_ONCE; i++) sender_end(&sender[i], c[i]);
+    for (int i = 0; i < AT_ONCE; i++) case_from_device(c[i]), compare_whole(c[i]);
     unsigned char *theirs = case_results_copy(c[1]);
     if (way == ON_STREAMS && !case_results_same(c[0], theirs))
-        tell(g, c[0], "the same call on two streams has different bits");
+        failed(c[0], "the same call on two streams has different bits");
     free(theirs);
     case_free(c[0]), case_free(c[1]);
 }
 
 /* ---- All ------------------------------------------------------------------------------------- */
-
-/* Returns true if the kernel supports such cases. */
-static bool is_taken(const struct gpu *g)
-{
-    int64_t v[GRID_AXES];
-    const char *kernel;
-    case_values(g->op, g->base, v);
-    axes_read(g->op->axis, g->op->axes, g->op->gpu.busy, v);
-    struct test_case *c = case_make(g->op, g->run, v, 1);
-    case_to_device(c, NULL);
-    const bool taken = case_kernel(c, &kernel) == FMLA_OK;
-    case_free(c);
-    return taken;
-}
 
 static void check_base(const struct gpu *g, uint64_t number)
 {
@@ -399,7 +359,10 @@ void gpu_check(const struct subject *op, const struct run *run, struct tally *ta
 {
     for (uint64_t i = 0; op->gpu.graph && op->gpu.bases[i]; i++) {
         const struct gpu g = {op, run, tally, op->gpu.bases[i]};
-        if (is_taken(&g)) check_base(&g, i);
+        int64_t v[GRID_AXES];
+        case_values(op, g.base, v);
+        axes_read(op->axis, op->axes, op->gpu.busy, v);
+        if (case_asked(op, run, v) == FMLA_OK) check_base(&g, i);
     }
     if (op->gpu.more) op->gpu.more(run, tally);
 }

@@ -32,12 +32,6 @@ static int word_of(const struct axis *axis, int64_t value, const char **word)
     return length;
 }
 
-bool axis_has_word(const struct axis *axis, int64_t value)
-{
-    const char *word;
-    return word_of(axis, value, &word) > 0;
-}
-
 int axes_define(struct axis axis[GRID_AXES], const char *text)
 {
     int axes = 0;
@@ -123,12 +117,6 @@ void grid_begin(struct grid *grid)
                     else
                         *pair_at(grid, i, a, j, b) = IMPOSSIBLE;
                 }
-}
-
-void grid_end(struct grid *grid)
-{
-    free(grid->seen);
-    grid->seen = NULL;
 }
 
 static int new_pairs(const struct grid *grid, const int *choice, const int64_t *v)

@@ -26,9 +26,6 @@ struct axis {
  * grid. */
 int axes_define(struct axis axis[GRID_AXES], const char *text);
 
-/* Returns true if the value has a word. */
-bool axis_has_word(const struct axis *axis, int64_t value);
-
 /* Convert the values of a case to text, "b 3, s_q 1, lengths varied", and back. Values that a text does
  * not name keep their value in v. */
 void axes_write(const struct axis *axis, int axes, const int64_t *v, char *text, size_t size);
@@ -48,8 +45,7 @@ struct grid {
     unsigned char *seen; /* one byte per pair of values */
 };
 
-void grid_begin(struct grid *grid);
-void grid_end(struct grid *grid);
+void grid_begin(struct grid *grid); /* makes `seen`, which its owner frees */
 
 /* Draws the next case; false once every pair has occurred. */
 bool grid_next(struct grid *grid, int64_t v[GRID_AXES]);

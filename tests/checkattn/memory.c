@@ -67,12 +67,6 @@ void guarded_reset(struct guarded *g)
     guarded_move(g, true);
 }
 
-void guarded_keep(struct guarded *g)
-{
-    g->initial = must_alloc(g->whole);
-    memcpy(g->initial, g->memory, g->whole);
-}
-
 void guarded_move(const struct guarded *g, bool out)
 {
     for (int64_t i = 0; g->far && i < g->pages; i++) {

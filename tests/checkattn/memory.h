@@ -35,8 +35,9 @@ struct guarded {
     unsigned char *memory;
     size_t bytes; /* between the canaries */
     size_t whole; /* canaries included */
-    unsigned char
-        *initial; /* contents that guarded_reset restores, owned; NULL: bytes of 0xff between the canaries */
+    /* Contents that guarded_reset restores, owned, where all bytes are compared and there are no
+     * canaries; NULL: bytes of 0xff between the canaries. */
+    unsigned char *initial;
     /* Copies of the pages, far apart (guarded_spread), and their layout there. */
     unsigned char *far;
     size_t far_bytes, far_front, far_between, page_bytes;
@@ -53,10 +54,6 @@ void guarded_make(struct guarded *guarded, fmla_dtype dtype, int ndim, const int
                   enum layout layout);
 void guarded_free(struct guarded *guarded);
 void guarded_reset(struct guarded *guarded);
-
-/* For memory whose bytes are all compared, for example random bytes, with no known gaps or canaries: keeps
- * a copy of the whole, which guarded_reset restores. */
-void guarded_keep(struct guarded *guarded);
 
 /* Copies contiguous pages to addresses `between` bytes apart, after `front` bytes of zeros. They cost
  * address space, not memory, and are read-only unless `written`. A truncated offset leads to the first

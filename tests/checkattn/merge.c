@@ -42,12 +42,11 @@ static void fill(const struct guarded *parts, const struct guarded *lse_parts, c
                 }
 }
 
-static void make(struct test_case *c, const struct run *run)
+static void make(struct test_case *c)
 {
     static const fmla_dtype *const dtypes[] = {&dtype_bf16, &dtype_fp16, &dtype_f32};
     const int64_t *v = c->v;
     const enum layout layout = (enum layout)v[M_LAYOUT];
-    (void)run;
     c->dtype = *dtypes[v[M_PART]];
     case_tensor(c, MERGE(out_parts), layout, true), case_tensor(c, MERGE(lse_parts), layout, true);
     case_tensor(c, MERGE(attn_sink), LAYOUT_CONTIGUOUS, v[M_SINK] != 0);

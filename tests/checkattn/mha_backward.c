@@ -7,9 +7,6 @@
  */
 #include "mha_case.h"
 
-#include "num.h"
-
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,53 +15,21 @@
 enum { FIRST = GRADIENT(dq), GRADIENTS = 3, WIDEST = 192 };
 enum { H_DETERMINISTIC = H_LSE /* the operation's own axis */ };
 
-/* Returns true for tensor core kernels: they refuse the same cases, and their results depend on the order
- * of CTAs in the same way. */
-static bool has_tensor_cores(const char *kernel)
-{
-    return !strcmp(kernel, "cuda-sm90") || !strcmp(kernel, "cuda-sm80");
-}
-
-static bool is_taken(const char *kernel, const int64_t *v)
-{
-    return mha_is_taken(has_tensor_cores(kernel) ? "cuda-sm90" : kernel, v);
-}
-
-/* Without requests, tokens or keys a kernel may take any layout. */
-static bool leaves(const struct test_case *c, const struct run *run, bool *must)
-{
-    *must = c->v[H_B] && c->s_q && c->s_k;
-    return !is_taken(run->kernel, c->v);
-}
-
-/* NaN ends: see mha_choose. */
-static bool has(const struct run *run, const int64_t *v)
-{
-    return mha_has(run, v) && (!has_tensor_cores(run->kernel) || v[H_INPUTS] != INPUTS_NAN_ENDS);
-}
-
-static void choose(struct subject *op, const struct run *run)
-{
-    mha_choose(op, has_tensor_cores(run->kernel));
-    op->grid.cost = mha_cost_seen, op->grid.dear = on_gpu(run) ? 2e6 : 3e4;
-}
-
 /* ---- A case ----------------------------------------------------------------------------------- */
 
 /* In every other request the first query is NaN instead of the last key; it must not affect keys that it
  * does not see. */
 static void put_nan_queries(struct test_case *c)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
     if (c->v[H_INPUTS] != INPUTS_NAN_ENDS || !c->v[H_CAUSAL]) return;
-    for (int64_t r = 1; r < m->requests; r += 2) {
-        const int64_t key = m->first_k[r + 1] - 1 - (c->flat ? 0 : m->first_k[r]);
-        const bool any = m->first_k[r + 1] > m->first_k[r] && m->first_q[r + 1] > m->first_q[r];
+    for (int64_t r = 1; r < case_requests(c); r += 2) {
+        const int64_t key = mha_begin(c, true, r) + mha_length(c, true, r) - 1;
+        const bool any = mha_length(c, true, r) && mha_length(c, false, r);
         for (int64_t h = 0; any && h < c->h_kv; h++)
             mha_put_vector(c, MHA(k), r, key, h, false), mha_put_vector(c, MHA(v), r, key, h, false);
         for (int64_t h = 0; any && h < c->h_q; h++)
             for (int64_t d = 0; d < c->d_qk; d++) /* differs from the fill of outputs */
-                ((uint16_t *)(uintptr_t)mha_row_of(c, MHA(q), r, c->flat ? m->first_q[r] : 0, h))[d] = 0x7fff;
+                ((uint16_t *)case_row(c, MHA(q), r, mha_begin(c, false, r), h))[d] = 0x7fff;
     }
 }
 
@@ -83,35 +48,26 @@ static void attend(struct test_case *c)
     forward->out = &c->tensor[MHA(out)].tensor, forward->lse = &c->tensor[MHA(lse)].tensor;
     forward->causal = *causal, forward->log_base = *base, forward->lse_empty = (int32_t)c->v[H_EMPTY];
     forward->softmax_scale = *(const float *)op_option(c->op->of, &c->args, "softmax_scale");
-    size_t alignment;
-    if (fmla_mha_forward_workspace_size(forward, &forward->workspace_size, &alignment)) abort();
-    forward->workspace = must_alloc(forward->workspace_size);
-    if (fmla_mha_forward(forward)) {
-        fprintf(stderr, "checkattn: forward: %s\n", fmla_last_error());
-        exit(1);
-    }
-    free(forward->workspace);
+    if (!call_on_host(&mha_forward, &args, -1)) return;
+    fprintf(stderr, "checkattn: forward: %s\n", fmla_last_error());
+    exit(1);
 }
 
-static void make(struct test_case *c, const struct run *run)
+static void make(struct test_case *c)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
     const enum layout layout = near_layout(c->v[H_LAYOUT]);
     /* The default may be such a kernel. */
-    const bool products = run->by_default ? on_gpu(run) : has_tensor_cores(run->kernel);
+    const bool products = c->run->by_default ? on_gpu(c->run) : mha_on_tensor_cores(c->run->kernel);
     c->unordered = products && c->v[H_DETERMINISTIC] != 1;
     mha_make(c);
     for (int i = MHA(out); i < FIRST + GRADIENTS; i++) case_tensor(c, i, layout, true);
     put_nan_queries(c);
     attend(c);
-    for (int64_t r = 0; r < m->requests; r++) {
-        const int64_t first = c->flat ? m->first_q[r] : 0;
-        for (int64_t j = 0; j < m->first_q[r + 1] - m->first_q[r]; j++)
-            for (int64_t h = 0; h < c->h_q; h++)
-                mha_put_vector(c, GRADIENT(dout), r, first + j, h, c->v[H_INPUTS] == INPUTS_SPIKED);
-    }
-    for (int i = MHA(q); c->v[H_LAYOUT] == LAYOUT_FAR && i < FIRST + GRADIENTS; i++)
-        if (i != MHA(cu_seqlens_q) && i != MHA(cu_seqlens_k) && i != MHA(lse)) mha_spread(c, i);
+    for (int64_t r = 0; r < case_requests(c); r++)
+        for (int64_t i = 0; i < mha_length(c, false, r) * c->h_q; i++)
+            mha_put_vector(c, GRADIENT(dout), r, mha_begin(c, false, r) + i / c->h_q, i % c->h_q,
+                           c->v[H_INPUTS] == INPUTS_SPIKED);
+    mha_spread(c);
     for (int k = 0; k < GRADIENTS; k++) c->tolerance[k] = tolerance_mha_out;
 }
 
@@ -128,18 +84,31 @@ static int64_t group_of(const struct test_case *c)
     return c->h_q / c->h_kv;
 }
 
+/* A row has dq; a key has dk and dv. */
+static bool has_gradient(const struct item *item, int k)
+{
+    return item->of_key == (k > 0);
+}
+
+static int64_t heads_of(const struct test_case *c, bool of_key)
+{
+    return of_key ? c->h_kv : c->h_q;
+}
+
+static int64_t width_of(const struct test_case *c, int k)
+{
+    return k == 2 ? c->d_v : c->d_qk;
+}
+
 static struct item row_item(const struct test_case *c, int64_t r, int64_t token, int64_t head)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
-    const struct mha_place at = mha_place_of(c, r, c->flat ? m->first_q[r] + token : token);
-    return (struct item){
-        .request = r, .token = token, .tokens = 1, .keys = at.seen, .head = head, .heads = 1};
+    const int64_t seen = mha_seen(c, r, mha_begin(c, false, r) + token, head);
+    return (struct item){.request = r, .token = token, .tokens = 1, .keys = seen, .head = head, .heads = 1};
 }
 
 static struct item key_item(const struct test_case *c, int64_t r, int64_t key, int64_t key_head)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
-    const int64_t tokens = m->first_q[r + 1] - m->first_q[r], keys = m->first_k[r + 1] - m->first_k[r];
+    const int64_t tokens = mha_length(c, false, r), keys = mha_length(c, true, r);
     int64_t first = c->v[H_CAUSAL] ? key - (keys - tokens) : 0;
     if (first < 0) first = 0;
     return (struct item){true, r, first, tokens - first, key, 1, key_head * group_of(c), group_of(c)};
@@ -150,9 +119,8 @@ static struct item key_item(const struct test_case *c, int64_t r, int64_t key, i
 static fmla_status by_oracle(const struct test_case *c, const struct item *item,
                              uint16_t *gradients[GRADIENTS])
 {
-    const struct mha_case *m = (const struct mha_case *)c;
-    const int64_t first_q = item->token + (c->flat ? m->first_q[item->request] : 0),
-                  first_k = item->key + (c->flat ? m->first_k[item->request] : 0);
+    const int64_t first_q = item->token + mha_begin(c, false, item->request),
+                  first_k = item->key + mha_begin(c, true, item->request);
     const int64_t shapes[GRADIENTS][4] = {
         {1, item->tokens, item->heads, c->d_qk}, {1, item->keys, 1, c->d_qk}, {1, item->keys, 1, c->d_v}};
     fmla_tensor results[GRADIENTS];
@@ -183,24 +151,17 @@ static fmla_status by_oracle(const struct test_case *c, const struct item *item,
 /* Returns the address of the item's gradient k in the case. */
 static uint16_t *place_of(const struct test_case *c, const struct item *item, int k)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
-    const int64_t first = !c->flat ? 0 : item->of_key ? m->first_k[item->request] : m->first_q[item->request];
-    const int64_t head = item->of_key ? item->head / group_of(c) : item->head;
-    return (void *)(uintptr_t)mha_row_of(c, FIRST + k, item->request,
-                                         first + (item->of_key ? item->key : item->token), head);
+    const int64_t at = mha_begin(c, item->of_key, item->request) + (item->of_key ? item->key : item->token);
+    return case_row(c, FIRST + k, item->request, at, item->of_key ? item->head / group_of(c) : item->head);
 }
 
 /* ---- What rounding is relative to ------------------------------------------------------------- */
 
 static void load(const struct test_case *c, int i, int64_t request, int64_t at, int64_t head, double *to)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
-    const bool of_keys = i == MHA(k) || i == MHA(v);
-    const int64_t width = i == MHA(q) || i == MHA(k) ? c->d_qk : c->d_v, first = !c->flat ? 0
-                                                                                 : of_keys
-                                                                                     ? m->first_k[request]
-                                                                                     : m->first_q[request];
-    const uint16_t *row = mha_row_of(c, i, request, first + at, head);
+    const int64_t width = i == MHA(q) || i == MHA(k) ? c->d_qk : c->d_v,
+                  first = mha_begin(c, i == MHA(k) || i == MHA(v), request);
+    const uint16_t *row = case_row(c, i, request, first + at, head);
     for (int64_t d = 0; d < width; d++) to[d] = guarded_value(&c->tensor[i], row + d);
 }
 
@@ -237,9 +198,8 @@ static void find_terms(const struct test_case *c, const struct item *item, struc
     memset(terms, 0, sizeof *terms);
     for (int64_t j = item->token; j < item->token + item->tokens; j++)
         for (int64_t h = item->head; h < item->head + item->heads; h++) {
-            const struct mha_case *m = (const struct mha_case *)c;
-            const float *lse = case_row(c, MHA(lse), c->flat ? 0 : item->request,
-                                        c->flat ? m->first_q[item->request] + j : j, h);
+            const float *lse =
+                case_row(c, MHA(lse), c->flat ? 0 : item->request, mha_begin(c, false, item->request) + j, h);
             const double natural = (double)*lse / (c->v[H_BASE] ? 1.4426950408889634 : 1.0);
             if (isinf(natural)) continue;
             load(c, MHA(q), item->request, j, h, q), load(c, MHA(out), item->request, j, h, out);
@@ -269,27 +229,27 @@ enum { MOST_ITEMS = 4096, SMALL = 10000, CHOSEN = 32 };
  * ones. */
 static int64_t choose_items(struct test_case *c, struct item *items)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
-    const int64_t all_q = m->first_q[m->requests], all_k = m->first_k[m->requests];
+    int64_t *const *first = ((const struct mha_case *)c)->first;
+    const int64_t requests = case_requests(c);
     int64_t count = 0, most = 0;
-    for (int64_t r = 0; r < m->requests; r++)
-        most += (m->first_q[r + 1] - m->first_q[r] + 1) * (m->first_k[r + 1] - m->first_k[r] + 1) * c->h_q;
-    const bool all = most <= SMALL && all_q * c->h_q + all_k * c->h_kv <= MOST_ITEMS;
+    for (int64_t r = 0; r < requests; r++)
+        most += (mha_length(c, false, r) + 1) * (mha_length(c, true, r) + 1) * c->h_q;
+    const bool all =
+        most <= SMALL && first[0][requests] * c->h_q + first[1][requests] * c->h_kv <= MOST_ITEMS;
     for (int of_key = 0; of_key < 2; of_key++) {
-        const int64_t *first = of_key ? m->first_k : m->first_q, heads = of_key ? c->h_kv : c->h_q;
+        const int64_t heads = heads_of(c, of_key);
         struct item (*item)(const struct test_case *, int64_t, int64_t, int64_t) =
             of_key ? key_item : row_item;
-        for (int64_t r = 0; r < m->requests; r++) {
-            const int64_t length = first[r + 1] - first[r];
+        for (int64_t r = 0; r < requests; r++) {
+            const int64_t length = mha_length(c, of_key, r);
             for (int64_t i = 0; all && i < length * heads; i++)
                 items[count++] = item(c, r, i / heads, i % heads);
             if (all || !length) continue;
             items[count++] = item(c, r, 0, r % heads);
             items[count++] = item(c, r, length - 1, heads - 1 - r % heads);
         }
-        for (int i = 0; !all && m->requests && i < CHOSEN; i++) {
-            const int64_t r = random_between(&c->random, 0, m->requests - 1),
-                          length = first[r + 1] - first[r];
+        for (int i = 0; !all && requests && i < CHOSEN; i++) {
+            const int64_t r = random_between(&c->random, 0, requests - 1), length = mha_length(c, of_key, r);
             if (!length) continue;
             items[count++] = item(c, r, random_between(&c->random, 0, length - 1),
                                   random_between(&c->random, 0, heads - 1));
@@ -298,101 +258,53 @@ static int64_t choose_items(struct test_case *c, struct item *items)
     return count;
 }
 
-/* The oracle's results for a case's items: computed for one kernel, reused for others with the same inputs
- * and items. */
+/* The oracle's result for an item: dq of a row, dk and dv of a key. */
 struct known {
-    uint64_t inputs;
-    int64_t count;
-    struct item items[MOST_ITEMS];
-    uint16_t gradients[MOST_ITEMS][GRADIENTS][WIDEST]; /* dq of a row, dk and dv of a key */
-    struct terms *terms[MOST_ITEMS];                   /* NULL: not computed */
-    atomic_int refused;
+    uint16_t gradients[GRADIENTS][WIDEST];
+    bool has_terms;
+    struct terms terms;
 };
-
-static void forget(void *kept)
-{
-    struct known *known = kept;
-    for (int64_t i = 0; i < known->count; i++) free(known->terms[i]);
-    free(known);
-}
 
 struct comparing {
     struct test_case *c;
+    const struct item *items;
     struct known *known;
     struct comparison of[MOST_ITEMS][GRADIENTS];
 };
 
-/* A row has dq; a key has dk and dv. */
-static int first_of(const struct item *item)
+static fmla_status ask_item(const struct test_case *c, const void *item, void *result)
 {
-    return item->of_key ? 1 : 0;
-}
-
-static int end_of(const struct item *item)
-{
-    return item->of_key ? GRADIENTS : 1;
-}
-
-static int64_t width_of(const struct test_case *c, int k)
-{
-    return k == 2 ? c->d_v : c->d_qk;
-}
-
-static void ask_item(void *data, int64_t i, int32_t worker)
-{
-    const struct comparing *all = data;
-    struct known *known = all->known;
-    const struct item *item = &known->items[i];
     uint16_t *theirs[GRADIENTS];
-    (void)worker;
-    if (by_oracle(all->c, item, theirs)) atomic_fetch_add(&known->refused, 1);
-    for (int k = first_of(item); k < end_of(item); k++)
-        memcpy(known->gradients[i][k], theirs[k], (size_t)width_of(all->c, k) * sizeof(uint16_t));
-    for (int k = 0; k < GRADIENTS; k++) free(theirs[k]);
-}
-
-/* Items are chosen again, because the choice draws from the case's random state. */
-static struct known *ask(struct comparing *all, const struct run *run, uint64_t inputs, struct oracle *oracle)
-{
-    struct known *known = calloc(1, sizeof *known), *kept = oracle ? oracle->kept : NULL;
-    if (!known) exit(1);
-    all->known = known;
-    known->inputs = inputs, known->count = choose_items(all->c, known->items);
-    if (kept && kept->inputs == inputs && kept->count == known->count &&
-        !memcmp(kept->items, known->items, (size_t)kept->count * sizeof *kept->items)) {
-        free(known);
-        return all->known = kept;
-    }
-    if (kept) forget(kept);
-    for_rows(run, known->count, ask_item, all);
-    if (oracle) oracle->kept = known, oracle->forget = forget;
-    return known;
+    const fmla_status status = by_oracle(c, item, theirs);
+    for (int k = 0; k < GRADIENTS; free(theirs[k++]))
+        if (has_gradient(item, k))
+            memcpy(((struct known *)result)->gradients[k], theirs[k],
+                   (size_t)width_of(c, k) * sizeof(uint16_t));
+    return status;
 }
 
 /* Threads never ask for the same item. */
 static const struct terms *terms_of(const struct comparing *all, int64_t i)
 {
-    struct known *known = all->known;
-    if (!known->terms[i]) {
-        known->terms[i] = must_alloc(sizeof *known->terms[i]);
-        find_terms(all->c, &known->items[i], known->terms[i]);
-    }
-    return known->terms[i];
+    struct known *known = &all->known[i];
+    if (!known->has_terms) find_terms(all->c, &all->items[i], &known->terms);
+    known->has_terms = true;
+    return &known->terms;
 }
 
 static void compare_item(void *data, int64_t i, int32_t worker)
 {
     struct comparing *all = data;
     const struct test_case *c = all->c;
-    struct known *known = all->known;
-    const struct item *item = &known->items[i];
+    const struct item *item = &all->items[i];
     (void)worker;
-    for (int k = first_of(item); k < end_of(item); k++) {
+    for (int k = 0; k < GRADIENTS; k++) {
         const struct guarded *g = &c->tensor[FIRST + k];
+        if (!has_gradient(item, k)) continue;
         const uint16_t *mine = place_of(c, item, k);
         for (int64_t d = 0; d < width_of(c, k); d++) {
             const double value = guarded_value(g, mine + d),
-                         expected = guarded_value(g, known->gradients[i][k] + d);
+                         expected = guarded_value(g, all->known[i].gradients[k] + d);
             /* dS cancel in a sum over similar keys, as spiked ones are, so for such inputs the cosine too
              * counts only what rounding does not explain. */
             const bool look = c->other || compare_misses(&c->tolerance[k], value, expected);
@@ -412,40 +324,11 @@ static void add_comparison(struct comparison *to, const struct comparison *from)
     to->most_refref = fmax(to->most_refref, from->most_refref);
 }
 
-/* For gradient k: first token of each request, heads per token, elements per head. */
-struct vectors {
-    const int64_t *first;
-    int64_t heads, width;
-};
-
-static struct vectors vectors_of(const struct test_case *c, int k)
-{
-    const struct mha_case *m = (const struct mha_case *)c;
-    return (struct vectors){k ? m->first_k : m->first_q, k ? c->h_kv : c->h_q, k == 2 ? c->d_v : c->d_qk};
-}
-
-/* Returns true if every vector of every gradient was written: none begins or ends with the fill bytes. */
-static bool all_written(const struct test_case *c)
-{
-    const struct mha_case *m = (const struct mha_case *)c;
-    bool written = true;
-    for (int k = 0; k < GRADIENTS; k++) {
-        const struct vectors of = vectors_of(c, k);
-        for (int64_t r = 0; r < m->requests; r++)
-            for (int64_t i = 0; i < (of.first[r + 1] - of.first[r]) * of.heads; i++) {
-                const uint16_t *row =
-                    mha_row_of(c, FIRST + k, r, (c->flat ? of.first[r] : 0) + i / of.heads, i % of.heads);
-                written &= row[0] != 0xffff || row[of.width - 1] != 0xffff;
-            }
-    }
-    return written;
-}
-
 /* Returns the next token or key from `token` on that is outside all requests; past the last one: none. */
-static int64_t next_outside(const struct test_case *c, const struct vectors *of, int64_t token)
+static int64_t next_outside(const struct test_case *c, bool of_keys, int64_t token)
 {
-    const int64_t end = of->first[((const struct mha_case *)c)->requests];
-    return token < of->first[0] || token >= end ? token : end;
+    const int64_t *first = ((const struct mha_case *)c)->first[of_keys], end = first[case_requests(c)];
+    return token < first[0] || token >= end ? token : end;
 }
 
 /* Returns true if every element of vectors outside all requests is 0. */
@@ -453,27 +336,25 @@ static bool zeros_outside(const struct test_case *c)
 {
     bool zeros = true;
     for (int k = 0; c->flat && k < GRADIENTS; k++) {
-        const struct vectors of = vectors_of(c, k);
-        const int64_t tokens = k ? c->tokens_k : c->tokens_q;
-        for (int64_t t = next_outside(c, &of, 0); t < tokens; t = next_outside(c, &of, t + 1))
-            for (int64_t i = 0; i < of.heads * of.width; i++)
-                zeros &= !(mha_row_of(c, FIRST + k, 0, t, i / of.width)[i % of.width] & 0x7fff);
+        const int64_t tokens = k ? c->tokens_k : c->tokens_q, width = width_of(c, k);
+        for (int64_t t = next_outside(c, k, 0); t < tokens; t = next_outside(c, k, t + 1))
+            for (int64_t i = 0; i < heads_of(c, k) * width; i++)
+                zeros &= !(((uint16_t *)case_row(c, FIRST + k, 0, t, i / width))[i % width] & 0x7fff);
     }
     return zeros;
 }
 
 /* If elements are mostly one term each, the rounding of P or dS does not average out: half its square
  * times that share of the cosine difference is added to the allowance. */
-static bool passed(const struct comparing *all, const struct comparison *sum, int k)
+static bool passed(const struct comparing *all, int64_t count, const struct comparison *sum, int k)
 {
     const struct test_case *c = all->c;
     struct tolerance tolerance = c->tolerance[k];
     double largest = 0.0;
     if (c->other) return compare_passed_other(sum, &tolerance);
     if (compare_passed(sum, &tolerance) || sum->wrong) return !sum->wrong;
-    for (int64_t i = 0; i < all->known->count; i++) {
-        const struct item *item = &all->known->items[i];
-        if (k < first_of(item) || k >= end_of(item)) continue;
+    for (int64_t i = 0; i < count; i++) {
+        if (!has_gradient(&all->items[i], k)) continue;
         for (int64_t d = 0; d < width_of(c, k); d++) {
             const double term = terms_of(all, i)->largest[k][d];
             largest += term * term;
@@ -483,41 +364,37 @@ static bool passed(const struct comparing *all, const struct comparison *sum, in
     return compare_passed(sum, &tolerance);
 }
 
-static void compare(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
-                    struct oracle *oracle)
+static void compare(struct test_case *c, uint64_t inputs, struct oracle *oracle)
 {
     struct comparing *all = calloc(1, sizeof *all);
-    if (!all) exit(1);
-    all->c = c;
-    struct known *known = ask(all, run, inputs, oracle);
-    const int64_t count = known->count;
-    for_rows(run, count, compare_item, all);
-    tally->rows += count;
-    if (atomic_load(&known->refused)) report(tally, run, c->name, "the oracle refused rows or keys");
-    if (!all_written(c)) report(tally, run, c->name, "a row of a result was not written");
-    if (!zeros_outside(c)) report(tally, run, c->name, "a gradient of a token of no request is not 0");
+    struct item *items = calloc(MOST_ITEMS, sizeof *items);
+    if (!all || !items) exit(1);
+    const int64_t count = choose_items(c, items);
+    oracle_ask(oracle, c, inputs,
+               &(struct items){items, count, sizeof *items, sizeof(struct known), ask_item});
+    all->c = c, all->items = items, all->known = oracle->results;
+    for_rows(c->run, count, compare_item, all);
+    c->tally->rows += count;
+    if (oracle->refused) failed(c, "the oracle refused rows or keys");
+    if (!zeros_outside(c)) failed(c, "a gradient of a token of no request is not 0");
     for (int k = 0; k < GRADIENTS; k++) {
         struct comparison sum = {0};
         int64_t first = -1;
-        char what[300];
         for (int64_t i = 0; i < count; i++) {
             add_comparison(&sum, &all->of[i][k]);
             if (first < 0 && all->of[i][k].wrong) first = i;
         }
-        tally->cosine_out = fmax(tally->cosine_out, compare_cosine(&sum));
-        if (passed(all, &sum, k)) continue;
-        const struct item *item = &known->items[first < 0 ? 0 : first];
-        snprintf(what, sizeof what,
-                 "%s: %lld of %lld off, worst |Δ| %.3g, cosine difference %.3g; first in request %lld, token "
-                 "%lld, "
-                 "key %lld, head %lld",
-                 c->op->tensor[FIRST + k]->name, (long long)sum.wrong, (long long)sum.count, sum.worst_abs,
-                 compare_cosine(&sum), (long long)item->request, (long long)item->token, (long long)item->key,
-                 (long long)item->head);
-        report(tally, run, c->name, what);
+        c->tally->cosine_out = fmax(c->tally->cosine_out, compare_cosine(&sum));
+        if (passed(all, count, &sum, k)) continue;
+        const struct item *item = &items[first < 0 ? 0 : first];
+        failed(c,
+               "%s: %lld of %lld off, worst |Δ| %.3g, cosine difference %.3g; first in request %lld, token "
+               "%lld, key %lld, head %lld",
+               c->op->tensor[FIRST + k]->name, (long long)sum.wrong, (long long)sum.count, sum.worst_abs,
+               compare_cosine(&sum), (long long)item->request, (long long)item->token, (long long)item->key,
+               (long long)item->head);
     }
-    if (!oracle) forget(known);
-    free(all);
+    free(items), free(all);
 }
 
 /* ---- Faults ----------------------------------------------------------------------------------- */
@@ -526,9 +403,8 @@ static void compare(struct test_case *c, const struct run *run, struct tally *ta
  * kernel with that defect. */
 static bool plant_item(struct test_case *c, bool of_key, int64_t change)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
-    for (int64_t r = 0; r < m->requests; r++) {
-        const int64_t tokens = m->first_q[r + 1] - m->first_q[r], keys = m->first_k[r + 1] - m->first_k[r];
+    for (int64_t r = 0; r < case_requests(c); r++) {
+        const int64_t tokens = mha_length(c, false, r), keys = mha_length(c, true, r);
         for (int64_t i = of_key ? keys - 1 : 0; of_key ? i > 0 : i < tokens; of_key ? i-- : i++) {
             struct item item = (of_key ? key_item : row_item)(c, r, i, 0);
             uint16_t *theirs[GRADIENTS];
@@ -538,9 +414,9 @@ static bool plant_item(struct test_case *c, bool of_key, int64_t change)
                 item.keys += change;
             if (item.token < 0 || item.tokens < 1 || item.keys < 1 || item.keys > keys) continue;
             const bool good = by_oracle(c, &item, theirs) == FMLA_OK;
-            for (int k = first_of(&item); k < end_of(&item); k++)
-                memcpy(place_of(c, &item, k), theirs[k], (size_t)width_of(c, k) * sizeof(uint16_t));
-            for (int k = 0; k < GRADIENTS; k++) free(theirs[k]);
+            for (int k = 0; k < GRADIENTS; free(theirs[k++]))
+                if (has_gradient(&item, k))
+                    memcpy(place_of(c, &item, k), theirs[k], (size_t)width_of(c, k) * sizeof(uint16_t));
             return good;
         }
     }
@@ -551,21 +427,19 @@ static bool plant_item(struct test_case *c, bool of_key, int64_t change)
 static bool plant_outside(struct test_case *c)
 {
     const int k = (int)(c->random.state % GRADIENTS);
-    const struct vectors of = vectors_of(c, k);
-    const int64_t token = next_outside(c, &of, 0);
+    const int64_t token = next_outside(c, k, 0);
     if (!c->flat || token >= (k ? c->tokens_k : c->tokens_q)) return false;
-    ((uint16_t *)(uintptr_t)mha_row_of(c, FIRST + k, 0, token, of.heads - 1))[of.width - 1] = 1;
+    ((uint16_t *)case_row(c, FIRST + k, 0, token, heads_of(c, k) - 1))[width_of(c, k) - 1] = 1;
     return true;
 }
 
 static bool plant_after(struct test_case *c, enum defect fault)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
     static const uint16_t zero, nan = 0x7fff;
-    const int64_t r = m->requests - 1;
-    if (r < 0 || m->first_q[r + 1] == m->first_q[r] || m->first_k[r + 1] == m->first_k[r]) return false;
-    const int64_t last = m->first_k[r + 1] - 1 - (c->flat ? 0 : m->first_k[r]);
-    uint16_t *row = (void *)(uintptr_t)mha_row_of(c, GRADIENT(dk), r, last, c->h_kv - 1);
+    const int64_t r = case_requests(c) - 1;
+    if (r < 0 || !mha_length(c, false, r) || !mha_length(c, true, r)) return false;
+    uint16_t *row =
+        case_row(c, GRADIENT(dk), r, mha_begin(c, true, r) + mha_length(c, true, r) - 1, c->h_kv - 1);
     const struct guarded *dv = &c->tensor[GRADIENT(dv)];
     switch (fault) {
     case FAULT_DROPPED_KEY: return plant_item(c, c->random.state % 2, -1);
@@ -584,14 +458,15 @@ static bool plant_after(struct test_case *c, enum defect fault)
 }
 
 /* Cases that suit every fault: requests without keys or tokens, gaps, causal. */
-static const char *fault_case(const struct run *run, uint64_t i)
+static void fault_cases(struct suite *suite)
 {
-    static char text[200];
-    snprintf(text, sizeof text, "b 7, heads 5_5, causal 1, layout padded, shape few, requests %s",
-             run->fault == FAULT_OUTSIDE ? "within"
-             : i % 2                     ? "varied"
-                                         : "apart");
-    return i < 8 ? text : NULL;
+    const struct run *run = &suite->run[0];
+    for (uint64_t i = 0; i < 8; i++)
+        suite_case(suite, run->seed + i, false,
+                   "b 7, heads 5_5, causal 1, layout padded, shape few, requests %s",
+                   run->fault == FAULT_OUTSIDE ? "within"
+                   : i % 2                     ? "varied"
+                                               : "apart");
 }
 
 static const struct maker maker = {
@@ -601,7 +476,7 @@ struct subject mha_backward = {
     MHA_SUBJECT,
     .of = OP_MHA_BACKWARD,
     .values = MHA_BACKWARD_AXES(AXIS_TEXT),
-    .has = has,
+    .plant_after = plant_after,
     .special = {"b 0, requests within", MHA_SPECIAL,
                 "b 7, shape rows, heads 2_1, sizes 128_128, causal 1, inputs nan_ends", MHA_OWN_THREADS},
     .by_oracle = {MHA_BY_ORACLE, "b 7, shape rows, heads 16_1, requests within, causal 1, layout odd"},

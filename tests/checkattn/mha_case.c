@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "mha_case.h"
 
-#include "num.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,41 +24,48 @@ bool mha_on_tensor_cores(const char *kernel)
     return !strcmp(kernel, "cuda-sm90") || !strcmp(kernel, "cuda-sm80");
 }
 
-bool mha_is_taken(const char *kernel, const int64_t *v)
+static bool possible_on_tensor_cores(const int64_t *v)
 {
-    return !mha_on_tensor_cores(kernel) || (v[H_LAYOUT] != LAYOUT_ODD && v[H_SIZES] != SIZES_64_128);
+    return v[H_LAYOUT] != LAYOUT_ODD && v[H_SIZES] != SIZES_64_128;
+}
+
+bool mha_leaves(const struct test_case *c, bool *must)
+{
+    *must = c->v[H_B] && c->s_q && (c->s_k || c->op->of == OP_MHA_FORWARD);
+    return mha_on_tensor_cores(c->run->kernel) && !possible_on_tensor_cores(c->v);
 }
 
 /* Row-keys, plus the cost of making the tensors. */
-double mha_cost(const int64_t *v)
+static double cost(const int64_t *v)
 {
     const int64_t *shape = shapes[v[H_SHAPE]];
     return (double)(v[H_B] * heads_of[v[H_HEADS]][0]) * (double)(shape[0] + 16) * (double)(shape[1] + 16);
 }
 
-double mha_cost_seen(const int64_t *v)
+/* The cost without the keys that a causal mask hides, for gradients, whose large cases take ten times the
+ * time of making them. Random lengths count as the shape's; otherwise nearly empty cases would be
+ * preferred. */
+static double cost_seen(const int64_t *v)
 {
     const double tokens = (double)shapes[v[H_SHAPE]][0], keys = (double)shapes[v[H_SHAPE]][1];
     const double unseen = !v[H_CAUSAL]    ? 0.0
                           : tokens < keys ? tokens * tokens / 2.0
                                           : keys * (tokens - keys / 2.0);
-    return mha_cost(v) - (double)(v[H_B] * heads_of[v[H_HEADS]][0]) * unseen;
+    return cost(v) - (double)(v[H_B] * heads_of[v[H_HEADS]][0]) * unseen;
 }
 
 bool mha_has(const struct run *run, const int64_t *v)
 {
+    if (mha_on_tensor_cores(run->kernel) && v[H_INPUTS] == INPUTS_NAN_ENDS) return false;
     return v[H_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 72);
 }
 
-static bool possible_on_tensor_cores(const int64_t *v)
+void mha_choose(struct subject *op, const struct run *run)
 {
-    return mha_is_taken("cuda-sm90", v);
-}
-
-void mha_choose(struct subject *op, bool tensor_cores)
-{
+    const bool tensor_cores = mha_on_tensor_cores(run->kernel), forward = op->of == OP_MHA_FORWARD;
     op->axis[H_INPUTS].count = INPUTS_NAN_ENDS + !tensor_cores;
     op->grid.possible = tensor_cores ? possible_on_tensor_cores : NULL;
+    op->grid.cost = forward ? cost : cost_seen, op->grid.dear = on_gpu(run) ? 2e6 : forward ? 2e5 : 3e4;
 }
 
 /* ---- A case ----------------------------------------------------------------------------------- */
@@ -72,18 +77,14 @@ static uint16_t drawn[2][DRAWN]; /* [dtype] */
 void mha_draw(uint64_t seed)
 {
     struct random_state random = {seed};
-    for (int i = 0; i < DRAWN; i++) {
-        const float x = random_input(&random, 0.0f, 0.1f);
-        drawn[0][i] = num_to_bf16(x), drawn[1][i] = num_to_fp16(x);
-    }
+    draw_numbers(&random, 0.0f, 0.1f, DRAWN, drawn[0], drawn[1]);
 }
 
 void mha_put_vector(struct test_case *c, int i, int64_t request, int64_t token, int64_t head, bool spike)
 {
     const bool fp16 = c->v[H_DTYPE] == 1;
     const int64_t width = i == MHA(q) || i == MHA(k) ? c->d_qk : c->d_v;
-    uint8_t *to = c->flat ? guarded_at(&c->tensor[i], token, head, 0, 0)
-                          : guarded_at(&c->tensor[i], request, token, head, 0);
+    uint8_t *to = case_row(c, i, request, token, head);
     const size_t bytes = (size_t)width * sizeof(uint16_t);
     memcpy(to, drawn[fp16] + random_between(&c->random, 0, DRAWN - width), bytes);
     if (spike) case_spike(to + bytes, fp16);
@@ -91,11 +92,10 @@ void mha_put_vector(struct test_case *c, int i, int64_t request, int64_t token, 
 
 static void spread_starts(struct test_case *c, int64_t *first, int64_t length)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
-    for (int64_t r = 0; r < m->requests; r++) {
-        const int64_t left = m->requests * length - first[r];
+    for (int64_t r = 0; r < c->v[H_B]; r++) {
+        const int64_t left = c->v[H_B] * length - first[r];
         int64_t own = length;
-        if (c->v[H_REQUESTS] == REQUESTS_CUT && r + 1 < m->requests)
+        if (c->v[H_REQUESTS] == REQUESTS_CUT && r + 1 < c->v[H_B])
             own = random_between(&c->random, 0, left < 2 * length ? left : 2 * length);
         else if (c->v[H_REQUESTS] == REQUESTS_CUT)
             own = left;
@@ -115,61 +115,47 @@ static int64_t draw_outside(struct test_case *c)
  * token remains in some request. */
 static void put_starts(struct test_case *c, int i, int64_t *first)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
     const bool hostile = c->v[H_REQUESTS] == REQUESTS_HOSTILE;
     case_tensor(c, i, LAYOUT_CONTIGUOUS, true);
-    for (int64_t r = 0; r <= m->requests; r++) {
+    for (int64_t r = 0; r <= c->v[H_B]; r++) {
         int64_t start = first[r];
         if (hostile && !r) start = -7;
-        if (hostile && r == m->requests) start = INT32_MAX;
-        if (hostile && r % 3 == 2 && r < m->requests) start = -1, first[r] = first[r - 1];
+        if (hostile && r == c->v[H_B]) start = INT32_MAX;
+        if (hostile && r % 3 == 2 && r < c->v[H_B]) start = -1, first[r] = first[r - 1];
         *(int32_t *)guarded_at(&c->tensor[i], r, 0, 0, 0) = (int32_t)start;
     }
 }
 
-/* Keys next to the border of a block of 64 or of the request weigh more, so that losing one is visible
- * even among thousands. */
-static bool is_border(const struct test_case *c, int64_t key, int64_t length)
-{
-    return c->v[H_INPUTS] == INPUTS_SPIKED && (key % 64 == 0 || key % 64 == 63 || key + 1 == length);
-}
-
 static void fill_request(struct test_case *c, int64_t r)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
-    const int64_t length = m->first_k[r + 1] - m->first_k[r], queries = m->first_q[r + 1] - m->first_q[r];
-    const int64_t first_q = c->flat ? m->first_q[r] : 0, first_k = c->flat ? m->first_k[r] : 0;
+    const int64_t length = mha_length(c, true, r), queries = mha_length(c, false, r);
+    const int64_t first_q = mha_begin(c, false, r), first_k = mha_begin(c, true, r);
     const uint16_t nan = 0x7fff; /* NaN in both types; differs from the fill of outputs */
     for (int64_t t = 0; t < queries; t++)
         for (int64_t h = 0; h < c->h_q; h++)
             mha_put_vector(c, MHA(q), r, first_q + t, h, c->v[H_INPUTS] == INPUTS_SPIKED);
     for (int64_t t = 0; t < length; t++)
         for (int64_t h = 0; h < c->h_kv; h++) {
-            mha_put_vector(c, MHA(k), r, first_k + t, h, is_border(c, t, length));
+            mha_put_vector(c, MHA(k), r, first_k + t, h,
+                           c->v[H_INPUTS] == INPUTS_SPIKED && is_border(t, length));
             mha_put_vector(c, MHA(v), r, first_k + t, h, false);
             if (c->v[H_INPUTS] != INPUTS_NAN_ENDS || !c->v[H_CAUSAL] || queries < 2 || t + 1 < length)
                 continue;
-            const int64_t at[] = {c->flat ? first_k + t : r, c->flat ? h : t, c->flat ? 0 : h};
-            uint16_t *key = guarded_at(&c->tensor[MHA(k)], at[0], at[1], at[2], 0),
-                     *value = guarded_at(&c->tensor[MHA(v)], at[0], at[1], at[2], 0);
+            uint16_t *key = case_row(c, MHA(k), r, first_k + t, h),
+                     *value = case_row(c, MHA(v), r, first_k + t, h);
             for (int64_t d = 0; d < c->d_qk; d++) key[d] = nan;
             for (int64_t d = 0; d < c->d_v; d++) value[d] = nan;
         }
 }
 
-void mha_spread(struct test_case *c, int i)
+void mha_spread(struct test_case *c)
 {
-    struct guarded *g = &c->tensor[i];
-    const int64_t pages = g->shape[0],
-                  between = ((INT64_C(1) << 32) / (pages > 1 ? pages - 1 : 1) / 64 + 1) * 64;
-    int64_t *strides = ((struct mha_case *)c)->strides[i];
-    const size_t element = sizeof(uint16_t), front = element << 31;
-    guarded_spread(g, pages, (size_t)g->strides[0] * element, front, (size_t)between * element,
-                   is_result(c->op, i));
-    fmla_tensor *view = &c->view[i];
-    memcpy(strides, g->strides, 4 * sizeof *strides);
-    c->strides[i] = strides[0], strides[0] = between;
-    view->data = g->far + front, view->byte_offset = 0, view->strides = strides;
+    for (int i = 0; c->v[H_LAYOUT] == LAYOUT_FAR && i < c->op->tensors; i++) {
+        const int64_t pages = c->tensor[i].shape[0],
+                      between = ((INT64_C(1) << 32) / (pages > 1 ? pages - 1 : 1) / 64 + 1) * 64;
+        if (c->tensor[i].tensor.dtype.bits == 16)
+            case_spread(c, i, sizeof(uint16_t) << 31, (size_t)between * sizeof(uint16_t));
+    }
 }
 
 void mha_make(struct test_case *c)
@@ -182,24 +168,24 @@ void mha_make(struct test_case *c)
     c->h_q = heads[0], c->h_kv = heads[1];
     c->d_qk = sizes_of[v[H_SIZES]][0], c->d_v = sizes_of[v[H_SIZES]][1];
     c->dtype = v[H_DTYPE] ? dtype_fp16 : dtype_bf16, c->flat = v[H_REQUESTS] != REQUESTS_APART;
-    m->requests = v[H_B], c->s_q = shape[0], c->s_k = shape[1];
-    m->first_q = c->owned[0] = calloc((size_t)m->requests + 1, sizeof *m->first_q);
-    m->first_k = c->owned[1] = calloc((size_t)m->requests + 1, sizeof *m->first_k);
-    if (!m->first_q || !m->first_k) exit(1);
-    m->first_q[0] = draw_outside(c), m->first_k[0] = draw_outside(c);
-    spread_starts(c, m->first_q, shape[0]), spread_starts(c, m->first_k, shape[1]);
+    c->s_q = shape[0], c->s_k = shape[1];
+    for (int k = 0; k < 2; k++) {
+        m->first[k] = c->owned[k] = must_alloc(((size_t)v[H_B] + 1) * sizeof *m->first[k]);
+        m->first[k][0] = draw_outside(c);
+    }
+    for (int k = 0; k < 2; k++) spread_starts(c, m->first[k], shape[k]);
     if (c->flat) {
-        c->b = 1, c->splits = m->requests + 1;
-        c->s_q = c->tokens_q = m->first_q[m->requests] + draw_outside(c);
-        c->tokens_k = m->first_k[m->requests] + draw_outside(c);
-        put_starts(c, MHA(cu_seqlens_q), m->first_q), put_starts(c, MHA(cu_seqlens_k), m->first_k);
+        c->b = 1, c->splits = c->v[H_B] + 1;
+        c->s_q = c->tokens_q = m->first[0][c->v[H_B]] + draw_outside(c);
+        c->tokens_k = m->first[1][c->v[H_B]] + draw_outside(c);
+        for (int k = 0; k < 2; k++) put_starts(c, MHA(cu_seqlens_q) + k, m->first[k]);
         const bool known = v[H_REQUESTS] == REQUESTS_RAGGED;
         *(int64_t *)op_option(c->op->of, &c->args, "max_s_q") = known ? shape[0] : 0;
         *(int64_t *)op_option(c->op->of, &c->args, "max_s_k") = known ? shape[1] : 0;
     }
     case_tensor(c, MHA(q), layout, true), case_tensor(c, MHA(k), layout, true);
     case_tensor(c, MHA(v), layout, true);
-    for (int64_t r = 0; r < m->requests; r++) fill_request(c, r);
+    for (int64_t r = 0; r < c->v[H_B]; r++) fill_request(c, r);
     *(float *)op_option(c->op->of, &c->args, "softmax_scale") = v[H_INPUTS] == INPUTS_SPIKED ? 0.5f
                                                                 : v[H_INPUTS] == INPUTS_STEEP
                                                                     ? 300.0f
@@ -209,24 +195,18 @@ void mha_make(struct test_case *c)
 
 /* ---- Rows of it ------------------------------------------------------------------------------- */
 
-struct mha_place mha_place_of(const struct test_case *c, int64_t request, int64_t token)
+int64_t mha_request_of(const struct test_case *c, int64_t request, int64_t token)
 {
-    const struct mha_case *m = (const struct mha_case *)c;
-    struct mha_place at = {.request = request};
-    while (c->flat && token >= m->first_q[at.request + 1]) at.request++;
-    const int64_t tokens = m->first_q[at.request + 1] - m->first_q[at.request];
-    const int64_t own = c->flat ? token - m->first_q[at.request] : token;
-    at.first_key = c->flat ? m->first_k[at.request] : 0;
-    at.length = m->first_k[at.request + 1] - m->first_k[at.request];
-    at.seen = c->v[H_CAUSAL] ? at.length - tokens + own + 1 : at.length;
-    if (at.seen < 0) at.seen = 0;
-    return at;
+    while (c->flat && token >= ((const struct mha_case *)c)->first[0][request + 1]) request++;
+    return request;
 }
 
 int64_t mha_seen(const struct test_case *c, int64_t request, int64_t token, int64_t head)
 {
+    const int64_t r = mha_request_of(c, request, token), length = mha_length(c, true, r);
+    const int64_t seen = length - mha_length(c, false, r) + token - mha_begin(c, false, r) + 1;
     (void)head;
-    return mha_place_of(c, request, token).seen;
+    return !c->v[H_CAUSAL] ? length : seen < 0 ? 0 : seen;
 }
 
 void mha_set_apart(struct view *view, int i)
@@ -235,10 +215,4 @@ void mha_set_apart(struct view *view, int i)
     memmove(view->shape[i] + 1, view->shape[i], rank * sizeof *view->shape[i]);
     memmove(view->strides[i] + 1, view->strides[i], rank * sizeof *view->strides[i]);
     view->shape[i][0] = 1;
-}
-
-const uint16_t *mha_row_of(const struct test_case *c, int i, int64_t request, int64_t token, int64_t head)
-{
-    const struct guarded *g = &c->tensor[i];
-    return c->flat ? guarded_at(g, token, head, 0, 0) : guarded_at(g, request, token, head, 0);
 }

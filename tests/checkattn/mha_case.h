@@ -25,40 +25,24 @@ enum {
     REQUESTS_CUT,     /* any lengths whose sum is the shape's */
     REQUESTS_WITHIN   /* as varied, among tokens and keys outside all requests */
 };
-enum {
-    INPUTS_NORMAL,
-    INPUTS_SPIKED,  /* keys at borders weigh more */
-    INPUTS_STEEP,   /* scores of ±200: overflow unless the maximum is subtracted */
-    INPUTS_NAN_ENDS /* causal: a NaN as last key must not affect rows that may not see it */
-};
-
 enum { SIZES_64_128 = 3 };
 
 struct mha_case {
     struct test_case c;
-    int64_t requests;
-    int64_t *first_q, *first_k;      /* [requests + 1]: first token of each request among all tokens */
-    int64_t strides[MAX_TENSORS][4]; /* of tensors spread far apart */
+    int64_t *first[2]; /* of queries, of keys; [requests + 1]: first token of each request among all tokens */
 };
 
+/* Returns true for kernels that refuse the same cases, and whose gradients depend on the order of CTAs. */
 bool mha_on_tensor_cores(const char *kernel);
 
-/* Returns true if the kernel takes the case: tensor core kernels need rows at multiples of 16 bytes, and
- * values as wide as keys, or 128 with 192. */
-bool mha_is_taken(const char *kernel, const int64_t *v);
-
-/* For a grid: does a pair matter, and the cost of a case. */
+/* Functions of both subjects. Tensor core kernels need rows at multiples of 16 bytes, and values as wide
+ * as keys, or 128 with 192; with nothing to compute a kernel may take any layout. Cases with NaN at ends
+ * are not for them: they multiply values hidden from some rows of a tile by weights of 0, which NaN
+ * survives. */
 bool mha_counts(const int64_t *v, int i, int j);
-double mha_cost(const int64_t *v);
-/* Returns the cost without the keys that a causal mask hides, for an operation whose large cases take ten
- * times the time of making them. Random lengths count as the shape's; otherwise nearly empty cases would
- * be preferred. */
-double mha_cost_seen(const int64_t *v);
+void mha_choose(struct subject *op, const struct run *run);
 bool mha_has(const struct run *run, const int64_t *v);
-
-/* For tensor core kernels only cases that they take: they multiply values hidden from some rows of a tile
- * by weights of 0, which NaN survives. */
-void mha_choose(struct subject *op, bool tensor_cores);
+bool mha_leaves(const struct test_case *c, bool *must);
 
 void mha_draw(uint64_t seed);
 
@@ -69,15 +53,23 @@ void mha_make(struct test_case *c);
  * request. */
 void mha_put_vector(struct test_case *c, int i, int64_t request, int64_t token, int64_t head, bool spike);
 
-/* Spreads requests, or concatenated tokens, so that the last is more than 2^32 elements from the first. */
-void mha_spread(struct test_case *c, int i);
+/* Spreads requests, or concatenated tokens, of all 16-bit tensors if the layout is far, so that the last
+ * is more than 2^32 elements from the first. */
+void mha_spread(struct test_case *c);
 
-/* The keys that a row sees: `seen` keys of its request, starting at first_key if requests are
- * concatenated. */
-struct mha_place {
-    int64_t request, first_key, length, seen;
-};
-struct mha_place mha_place_of(const struct test_case *c, int64_t request, int64_t token);
+/* Return a request's number of tokens (of_keys: of keys), and where they begin in their dimension. */
+static inline int64_t mha_length(const struct test_case *c, bool of_keys, int64_t request)
+{
+    const int64_t *first = ((const struct mha_case *)c)->first[of_keys];
+    return first[request + 1] - first[request];
+}
+static inline int64_t mha_begin(const struct test_case *c, bool of_keys, int64_t request)
+{
+    return c->flat ? ((const struct mha_case *)c)->first[of_keys][request] : 0;
+}
+
+/* Returns the request of a row, whose tokens all requests may share. */
+int64_t mha_request_of(const struct test_case *c, int64_t request, int64_t token);
 int64_t mha_seen(const struct test_case *c, int64_t request, int64_t token, int64_t head);
 
 /* Restores dimension b in a tensor of a view narrowed to one request. */
@@ -86,8 +78,8 @@ void mha_set_apart(struct view *view, int i);
 /* What both operations have in common. Special cases: no keys at all, and offsets of more than 32 bits. By
  * the oracle: masks, heads, strides and starts against problems that have none. */
 #define MHA_SUBJECT                                                                                          \
-    .maker = &maker, .grid = {.counts = mha_counts}, .choose = choose, .leaves = leaves,                     \
-    .fault_case = fault_case, .plant_after = plant_after,                                                    \
+    .maker = &maker, .grid = {.counts = mha_counts}, .choose = mha_choose, .has = mha_has,                   \
+    .leaves = mha_leaves, .fault_cases = fault_cases,                                                        \
     .timed = {"b 1, shape even, heads 16_1, causal 1", "b 1, shape even, heads 5_5, sizes 128_128"}
 #define MHA_SPECIAL                                                                                          \
     "b 3, shape no_key, heads 32_4", "b 3, shape no_key, heads 32_4, requests ragged",                       \
@@ -104,7 +96,5 @@ void mha_set_apart(struct view *view, int i);
               "heads 16_1, sizes 64_64, requests cut"},                                                      \
     .graph = "b 7, shape even, causal 1, layout padded", .threads = {"heads 32_4", "heads 16_1, shape rows"}
 #define MHA_REPEATS "b 7, shape even, causal 1", "b 7, shape tall, inputs steep"
-
-const uint16_t *mha_row_of(const struct test_case *c, int i, int64_t request, int64_t token, int64_t head);
 
 #endif

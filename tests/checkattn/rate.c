@@ -43,7 +43,7 @@ int time_cases(const struct subject *op, const struct run *run)
     for (int i = 0; op->timed[i]; i++) {
         int64_t v[GRID_AXES];
         case_values(op, op->timed[i], v);
-        struct test_case *c = case_make(op, run, v, run->seed);
+        struct test_case *c = case_make(op, run, NULL, v, run->seed);
         double best = 1e30;
         for (int repeat = 0; repeat < 3; repeat++) {
             const double start = timing_now();

@@ -6,15 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-void record_add(struct record *record, const char *operation, const char *kernel,
-                const struct child_report *told, bool passed)
-{
-    if (record->count == RECORDED) return;
-    const int i = record->count++;
-    record->row[i].operation = operation, record->row[i].kernel = kernel;
-    record->row[i].told = *told, record->row[i].passed = passed;
-}
-
 /* Replaces characters that JSON would have to escape in names of drivers and files. */
 static const char *plain(char *text)
 {
@@ -27,7 +18,7 @@ static bool write_kernels(const struct record *record, struct outfile *file, str
 {
     if (!outfile_printf(file, reason, "  \"kernels\": [\n")) return false;
     for (int i = 0; i < record->count; i++) {
-        const struct tally *tally = &record->row[i].told.tally;
+        const struct tally *tally = &record->row[i].tally;
         if (!outfile_printf(
                 file, reason,
                 "    {\"operation\": \"%s\", \"kernel\": \"%s\", \"passed\": %s, \"cases\": %lld, "
@@ -35,7 +26,7 @@ static bool write_kernels(const struct record *record, struct outfile *file, str
                 "\"seconds\": %.1f}%s\n",
                 record->row[i].operation, record->row[i].kernel, record->row[i].passed ? "true" : "false",
                 (long long)tally->cases, (long long)tally->rows, (long long)tally->pairs,
-                (long long)tally->covered, (long long)tally->failed, record->row[i].told.seconds,
+                (long long)tally->covered, (long long)tally->failed, tally->seconds,
                 i + 1 < record->count ? "," : ""))
             return false;
     }

@@ -8,19 +8,14 @@
 #include "checkattn.h"
 #include "gpu.h"
 
-/* Each GPU kernel is tested in a process of its own: this program, restarted for one kernel. */
-struct child_report {
-    struct tally tally;
-    double seconds;
-};
-
-/* Runs the check of one kernel; its output goes to this process's output. Returns true if it passed. Sets
- * `why` if the child ended without reporting. */
+/* Runs the check of one kernel in a process of its own: this program, restarted for that kernel. Its
+ * output goes to this process's output. Returns true if it passed. Sets `why` if the child ended without
+ * reporting. */
 bool child_run(const struct run *like, const char *operation, const char *kernel, fmla_device device,
-               struct child_report *told, char *why, size_t size);
+               struct tally *told, char *why, size_t size);
 
 /* In the child: reports the results to the parent. */
-void child_tell(int fd, const struct child_report *told);
+void child_tell(int fd, const struct tally *told);
 
 enum { RECORDED = 64 };
 
@@ -28,15 +23,12 @@ struct record {
     struct gpu_description gpu;
     bool complete; /* every kernel over its whole grid */
     int count;
-    struct {
+    struct record_row {
         const char *operation, *kernel; /* static */
-        struct child_report told;
+        struct tally tally;
         bool passed;
     } row[RECORDED];
 };
-
-void record_add(struct record *record, const char *operation, const char *kernel,
-                const struct child_report *told, bool passed);
 
 /* Writes the record. Hashes of machine code come from kernels.sha256 in the folder of `program`, which
  * the build makes; without that file the list is empty and a warning says so. Returns false

@@ -75,8 +75,5 @@ void for_rows(const struct run *run, int64_t count, fmla_task task, void *task_d
         return;
     }
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    const int64_t workers = processors < 1                   ? 1
-                            : processors < PTHREAD_LOOP_MOST ? processors
-                                                             : PTHREAD_LOOP_MOST;
-    pthread_loop_run((int)(workers < count ? workers : count > 0 ? count : 1), count, task, task_data);
+    pthread_loop_run((int)(processors < count ? processors : count), count, task, task_data);
 }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "sparse_case.h"
 
-#include "num.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,20 +34,11 @@ enum { APART = 4 }; /* requests of sparse decode with their own keys; others sha
 enum { DRAWN = 1 << 16 };
 static uint16_t drawn_q[2][2][DRAWN]; /* [decode, prefill][bf16, fp16] */
 
-static void draw_all(struct random_state *random, bool prefill, float mean_of_q, float deviation,
-                     float mean_of_keys)
-{
-    for (int i = 0; i < DRAWN; i++) {
-        const float q = random_input(random, mean_of_q, deviation);
-        drawn_q[prefill][0][i] = num_to_bf16(q), drawn_q[prefill][1][i] = num_to_fp16(q);
-    }
-    sparse_pool_draw(random, mean_of_keys);
-}
-
 static void draw_decode(uint64_t seed)
 {
     struct random_state random = {seed};
-    draw_all(&random, false, 0.0f, 1.0f, 0.0f);
+    draw_numbers(&random, 0.0f, 1.0f, DRAWN, drawn_q[0][0], drawn_q[0][1]);
+    sparse_pool_draw(&random, 0.0f);
 }
 
 static void draw_prefill(uint64_t seed)
@@ -57,7 +46,8 @@ static void draw_prefill(uint64_t seed)
     struct random_state random = {seed};
     const float q = (float)(0.1 * random_unit(&random) - 0.05),
                 keys = (float)(0.1 * random_unit(&random) - 0.05);
-    draw_all(&random, true, q, 0.1f, keys);
+    draw_numbers(&random, q, 0.1f, DRAWN, drawn_q[1][0], drawn_q[1][1]);
+    sparse_pool_draw(&random, keys);
 }
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
@@ -129,12 +119,6 @@ static int32_t no_key(struct sparse_case *s, const struct sparse_pool *pool)
     return none[random_between(&s->c.random, 0, 5)];
 }
 
-/* Returns true next to borders of blocks of 64, and at the end. */
-static bool is_border(int64_t count, int64_t i)
-{
-    return i % 64 == 0 || i % 64 == 63 || i + 1 == count;
-}
-
 /* Makes a list: distinct keys in an order of its own, and the case's special entries. Entries that do not
  * count are random. With spiked inputs, keys named by entries at borders weigh more, so that losing one is
  * visible even among thousands: in prefill, whose tokens share keys, such entries name certain keys. */
@@ -160,7 +144,7 @@ static void make_list(struct sparse_case *s, struct sparse_pool *pool, int64_t r
         int64_t slot = first + (start + place * step) % (keys ? keys : 1);
         if (late) slot = random_between(random, 0, slots - 1);
         const int64_t heavy = slot - slot % SPIKE_EVERY + SPIKED_SLOT;
-        if (!late && s->prefill && s->inputs == S_SPIKED && is_border(count, i))
+        if (!late && s->prefill && s->inputs == S_SPIKED && is_border(i, count))
             slot = heavy < keys ? heavy : SPIKED_SLOT;
         none |= place >= keys && (s->prefill || !late);
         list[i] = none ? no_key(s, pool) : (int32_t)slot;
@@ -213,7 +197,7 @@ static void fill_keys(struct sparse_case *s, struct sparse_pool *pool)
                 const int64_t count = sparse_count(&s->c, k, r, t);
                 for (int64_t i = 0; i < count; i++)
                     if (sparse_pool_is_key(pool, list[i]))
-                        named[list[i] * heads + h] |= is_border(count, i) ? NAMED | BORDER : NAMED;
+                        named[list[i] * heads + h] |= is_border(i, count) ? NAMED | BORDER : NAMED;
             }
     for (int64_t i = 0; i < slots * heads; i++) {
         const int64_t slot = i / heads;
@@ -230,8 +214,9 @@ static void fill_keys(struct sparse_case *s, struct sparse_pool *pool)
     free(named);
     if (s->codes != S_CODES_NAN || !s->c.b || !s->c.s_q) return;
     const int32_t *list = sparse_list(&s->c, k, 0, 0, heads - 1); /* of the token that is always compared */
-    const int64_t nan = sparse_pool_first(pool, list, sparse_count(&s->c, k, 0, 0));
-    if (nan >= 0)
+    int64_t nan = 0;                                              /* the first entry that names a key */
+    while (nan < sparse_count(&s->c, k, 0, 0) && !sparse_pool_is_key(pool, list[nan])) nan++;
+    if (nan < sparse_count(&s->c, k, 0, 0))
         sparse_pool_put_nan(pool, &s->c.random,
                             sparse_pool_token(pool, list[nan]) + (heads - 1) * pool->head_bytes,
                             sparse_pool_scales(pool, list[nan]));
@@ -248,7 +233,8 @@ static void make_pool(struct sparse_case *s, int k, int first, enum kv_format fo
         s->prefill && (c->v[PREFILL_SOURCE] == PREFILL_FLAT || c->v[PREFILL_SOURCE] == PREFILL_FLAT_GAPS);
     const int64_t apart = c->b < APART ? c->b : APART,
                   of_axis = c->v[s->prefill ? (int)PREFILL_LAYOUT : (int)S_LAYOUT];
-    sparse_pool_in(pool, c, first);
+    pool->memory = &c->tensor[first], pool->view = &c->view[first];
+    pool->indices = &c->tensor[first + 1], pool->length = &c->tensor[first + 2];
     pool->format = format, pool->d_qk = c->d_qk, pool->layout = kv_layout_of(format, (int32_t)c->d_qk);
     pool->s_k = shape[0], pool->topk = *(k ? &c->extra_topk : &c->topk) = shape[1],
     pool->page_size = flat ? 1 : shape[2];
@@ -262,7 +248,7 @@ static void make_pool(struct sparse_case *s, int k, int first, enum kv_format fo
         sparse_pool_make(pool, &c->random, layout);
     case_name(c, first);
     fill_keys(s, pool);
-    if (of_axis == LAYOUT_FAR) c->strides[first] = sparse_pool_spread(pool);
+    if (of_axis == LAYOUT_FAR) case_spread(c, first, (size_t)1 << 31, ((size_t)1 << 31) + 64);
 }
 
 /* ---- The case -------------------------------------------------------------------------------- */
@@ -287,19 +273,16 @@ static void make_q(struct sparse_case *s, bool of_codes)
     }
 }
 
-bool sparse_refuses(const struct subject *op, const struct run *run, const int64_t *v)
+void sparse_tell_left(const struct axis *axis, int axes, const int64_t *v)
 {
-    const char *kernel;
-    struct test_case *c = case_make(op, run, v, 1);
-    case_to_device(c, NULL);
-    const bool refused = case_kernel(c, &kernel) == FMLA_UNSUPPORTED;
-    case_free(c);
-    return refused;
+    char text[80];
+    axes_write(axis, axes, v, text, sizeof text);
+    printf("  not of this kernel: %s\n", text);
 }
 
 /* Sets what both operations have besides tensors. */
-static void make_rules(struct sparse_case *s, const struct run *run, int32_t format, int64_t sink,
-                       const struct tolerance *out, const struct tolerance *row)
+static void make_rules(struct sparse_case *s, int32_t format, int64_t sink, const struct tolerance *out,
+                       const struct tolerance *row)
 {
     struct test_case *c = &s->c;
     struct sparse_pool *pool = &s->pool[0];
@@ -307,11 +290,11 @@ static void make_rules(struct sparse_case *s, const struct run *run, int32_t for
     *(int32_t *)op_option(c->op->of, &c->args, "kv_format") = format;
     c->tolerance[0] = *out, c->tolerance[1] = c->tolerance[2] = *row;
     /* Only GPU kernels round scales. */
-    c->rounded = on_gpu(run) && s->codes == S_CODES_SCALES ? rounded_scale_lse : 0.0;
+    c->rounded = on_gpu(c->run) && s->codes == S_CODES_SCALES ? rounded_scale_lse : 0.0;
     c->other = c->bounds_out =
         s->inputs != S_NORMAL || (s->codes != S_CODES_WRITTEN && s->codes != S_CODES_NAN);
     c->infinite = s->inputs == S_INFINITE, c->beyond = s->inputs == S_BEYOND;
-    if (run->fault != FAULT_LSE_CANCELLED) return;
+    if (c->run->fault != FAULT_LSE_CANCELLED) return;
     for (int64_t i = 0; i < (s->prefill ? c->s_q : c->b); i++) { /* each list has a single key */
         int64_t *count = &pool->count[class_of(s, i, i)];
         if (*count > 1) *count = 1;
@@ -319,34 +302,19 @@ static void make_rules(struct sparse_case *s, const struct run *run, int32_t for
     }
 }
 
-const struct sparse_format sparse_formats[S_FORMATS] = {
-    [S_BF16] = {KV_BF16, 0, 576, false},
-    [S_BF16_512] = {KV_BF16, FMLA_KV_BF16, 512, false},
-    [S_FP8_656] = {KV_FP8_656, FMLA_KV_FP8_656, 576, false},
-    [S_FP8_584] = {KV_FP8_584, FMLA_KV_FP8_584, 512, false},
-    [S_FP16] = {KV_FP16, 0, 576, true},
-    [S_FP8_656_Q16] = {KV_FP8_656, FMLA_KV_FP8_656, 576, true},
-    [S_FP8_528] = {KV_FP8_528, FMLA_KV_FP8_528, 512, false},
-    [S_FP8_528_SPLIT] = {KV_FP8_528_SPLIT, FMLA_KV_FP8_528_SPLIT, 512, false},
-    [S_FP4_288] = {KV_FP4_288, FMLA_KV_FP4_288, 512, false},
-    [S_FP4_288_SPLIT] = {KV_FP4_288_SPLIT, FMLA_KV_FP4_288_SPLIT, 512, false},
-    [S_FP8_528_F32] = {KV_FP8_528_F32, FMLA_KV_FP8_528_F32, 512, false},
-    [S_FP4_288_Q16] = {KV_FP4_288, FMLA_KV_FP4_288, 512, true},
-};
+#define FORMAT_ROW(word, name, type, d_qk)                                                                   \
+    {(name) ? (enum kv_format)((name)-FMLA_KV_BF16) : KV_##type, name, d_qk, KV_##type == KV_FP16},
+const struct sparse_format sparse_formats[S_FORMATS] = {SPARSE_FORMATS(FORMAT_ROW)};
 
 enum kv_format sparse_extra_format(const int64_t *v)
 {
-    static const enum kv_format formats[S_EXTRA_FORMATS] = {
-        [S_EXTRA_656] = KV_FP8_656,         [S_EXTRA_584] = KV_FP8_584,
-        [S_EXTRA_528] = KV_FP8_528,         [S_EXTRA_528_SPLIT] = KV_FP8_528_SPLIT,
-        [S_EXTRA_288] = KV_FP4_288,         [S_EXTRA_288_SPLIT] = KV_FP4_288_SPLIT,
-        [S_EXTRA_528_F32] = KV_FP8_528_F32,
-    };
+    static const enum kv_format of_bytes[] = {KV_FP8_656, KV_FP8_584,       KV_FP8_528,    KV_FP8_528_SPLIT,
+                                              KV_FP4_288, KV_FP4_288_SPLIT, KV_FP8_528_F32};
     const struct sparse_format *first = &sparse_formats[v[S_FORMAT]];
     switch (v[S_EXTRA_FORMAT]) {
     case S_EXTRA_SAME: return first->format;
     case S_EXTRA_HALF: return first->fp16 ? KV_FP16 : KV_BF16;
-    default: return formats[v[S_EXTRA_FORMAT]];
+    default: return of_bytes[v[S_EXTRA_FORMAT] - S_EXTRA_BYTES];
     }
 }
 
@@ -358,7 +326,7 @@ bool sparse_is_sound(const int64_t *v)
     return kv_width(&extra) == d_qk;
 }
 
-static void make_decode(struct test_case *c, const struct run *run)
+static void make_decode(struct test_case *c)
 {
     struct sparse_case *s = (struct sparse_case *)c;
     const int64_t *v = c->v;
@@ -381,25 +349,15 @@ static void make_decode(struct test_case *c, const struct run *run)
     c->extra_topk = 0;
     if (v[S_EXTRA]) make_pool(s, 1, SPARSE(extra_kv_cache), extra, shape, v[S_EXTRA_LENGTHS], layout);
     c->args.sparse_decode.extra_kv_format = v[S_EXTRA] && v[S_EXTRA_FORMAT] ? (int32_t)extra + 1 : 0;
-    make_rules(s, run, of->name, v[S_SINK], &tolerance_sparse_decode_out, &tolerance_decode_lse);
+    make_rules(s, of->name, v[S_SINK], &tolerance_sparse_decode_out, &tolerance_decode_lse);
     c->large_apart = true;
 }
 
-static void make_prefill(struct test_case *c, const struct run *run)
+#define SOURCE_FORMAT(word, name) name,
+const int32_t prefill_formats[PREFILL_SOURCES] = {PREFILL_SOURCES_OF(SOURCE_FORMAT)};
+
+static void make_prefill(struct test_case *c)
 {
-    static const enum kv_format formats[PREFILL_SOURCES] = {
-        KV_BF16,    KV_BF16,          KV_FP8_656, KV_FP8_584,       KV_BF16,
-        KV_FP8_528, KV_FP8_528_SPLIT, KV_FP4_288, KV_FP4_288_SPLIT, KV_FP8_528_F32};
-    static const int32_t names[PREFILL_SOURCES] = {0,
-                                                   FMLA_KV_BF16,
-                                                   FMLA_KV_FP8_656,
-                                                   FMLA_KV_FP8_584,
-                                                   FMLA_KV_BF16,
-                                                   FMLA_KV_FP8_528,
-                                                   FMLA_KV_FP8_528_SPLIT,
-                                                   FMLA_KV_FP4_288,
-                                                   FMLA_KV_FP4_288_SPLIT,
-                                                   FMLA_KV_FP8_528_F32};
     struct sparse_case *s = (struct sparse_case *)c;
     const int64_t *v = c->v, source = v[PREFILL_SOURCE], results = v[PREFILL_RESULTS];
     const enum layout layout = near_layout(v[PREFILL_LAYOUT]);
@@ -416,7 +374,7 @@ static void make_prefill(struct test_case *c, const struct run *run)
     make_q(s, false);
     axis_shape_take(v[PREFILL_SHAPE], prefill_shapes[0], 2, shape);
     shape[2] = v[PREFILL_PAGE];
-    make_pool(s, 0, PREFILL(kv), formats[source], shape, v[PREFILL_LENGTHS],
+    make_pool(s, 0, PREFILL(kv), cache_formats[prefill_formats[source]].format, shape, v[PREFILL_LENGTHS],
               source == PREFILL_FLAT && layout != LAYOUT_ODD                          ? LAYOUT_CONTIGUOUS
               : source == PREFILL_FLAT_GAPS && v[PREFILL_LAYOUT] == LAYOUT_CONTIGUOUS ? LAYOUT_PADDED
                                                                                       : layout);
@@ -424,7 +382,7 @@ static void make_prefill(struct test_case *c, const struct run *run)
      * almost 0, in proportion. */
     struct tolerance row = tolerance_prefill_lse;
     row.abs = fmax(row.abs, tolerance_prefill_lse.abs * (double)*scale / 0.5);
-    make_rules(s, run, names[source], v[PREFILL_SINK], &tolerance_sparse_prefill_out, &row);
+    make_rules(s, prefill_formats[source], v[PREFILL_SINK], &tolerance_sparse_prefill_out, &row);
 }
 
 /* ---- Plans ----------------------------------------------------------------------------------- */
@@ -468,35 +426,41 @@ static void narrow_lists(const struct test_case *c, int64_t request, int64_t tok
     }
 }
 
-static void narrow(const struct test_case *c, const struct rows *rows, struct view *v)
+static bool narrow(const struct test_case *c, const struct rows *rows, int64_t change, struct view *v)
 {
     narrow_lists(c, rows->request, rows->token, v);
     if (!((const struct sparse_case *)c)->prefill)
         v->args.sparse_decode.batch_invariant = 0, v->args.sparse_decode.num_partitions = 0;
+    return !change; /* lists have no key beyond */
 }
 
 static void magnitude_of(const struct test_case *c, int64_t request, int64_t token, int64_t head,
                          struct magnitude *magnitude)
 {
     const int64_t key_head = head / (c->h_q / c->h_kv);
-    const float scale = *(const float *)op_option(c->op->of, &c->args, "softmax_scale");
+    const double scale = (double)*(const float *)op_option(c->op->of, &c->args, "softmax_scale");
+    const uint16_t *row = case_row(c, SPARSE(q), request, token, head);
+    float q[SPARSE_WIDEST] = {0}, key[SPARSE_WIDEST] = {0};
+    for (int64_t d = 0; d < c->d_qk; d++) q[d] = (float)guarded_value(&c->tensor[SPARSE(q)], row + d);
     for (int k = 0; k < S_CACHES; k++) {
+        const struct sparse_pool *pool = &((const struct sparse_case *)c)->pool[k];
         const int64_t count = sparse_count(c, k, request, token);
-        if (count)
-            sparse_pool_magnitude(&((const struct sparse_case *)c)->pool[k],
-                                  sparse_list(c, k, request, token, key_head), count, key_head, (double)scale,
-                                  &c->tensor[SPARSE(q)], case_row(c, SPARSE(q), request, token, head),
-                                  magnitude);
+        const int32_t *list = count ? sparse_list(c, k, request, token, key_head) : NULL;
+        for (int64_t i = 0; i < count; i++) {
+            if (!sparse_pool_is_key(pool, list[i])) continue;
+            const uint8_t *at = sparse_pool_token(pool, list[i]) + key_head * pool->head_bytes;
+            sparse_pool_values(pool, at, list[i], key);
+            magnitude_add(magnitude, scale, q, key, c->d_qk, key, S_D_V);
+        }
     }
 }
 
 /* A request alone, its lists cut after the entries that count, with room for more random entries. */
-static void part(struct test_case *c, int64_t request, const struct run *run, struct part *p)
+static void part(struct test_case *c, int64_t request, struct part *p)
 {
     const struct sparse_case *s = (const struct sparse_case *)c;
     const int64_t r = p->request = request >= 0 ? request : random_between(&c->random, 0, c->b - 1);
     const int64_t more = random_between(&c->random, 0, 2) ? random_between(&c->random, 1, 4500) : 0;
-    (void)run;
     p->n = 1;
     view_narrow_all(c, &p->view, DIM_b, r, 1), narrow_lists(c, r, 0, &p->view);
     for (int k = 0; k < S_CACHES; k++) {
@@ -521,15 +485,8 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
  * with four heads each, from all tiles of heads: at least 64 rows. */
 static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
-    enum {
-        DRAWN_ROWS = 16,
-        ROLES = 4,
-        HEADS = 4,
-        SMALL = 60000,
-        EXTREME = 600000,
-        KINDS = 16,
-        MOST_LISTS = 1024
-    };
+    enum { DRAWN_TOKENS = 16, ROLES = 4, HEADS = 4, KINDS = 16, MOST_LISTS = 1024 };
+    enum { SMALL = 60000, EXTREME = 600000 };
     const struct sparse_case *s = (const struct sparse_case *)c;
     const struct sparse_pool *pool = s->pool;
     const bool extreme = s->inputs == PREFILL_EXTREME;
@@ -549,7 +506,7 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
     }
     for (int64_t t = 1; extreme && t < last && t < KINDS; t++)
         rows[count++] = (struct rows){0, t, random_between(&c->random, 0, step - 1), step, heads};
-    for (int64_t i = 0; i < DRAWN_ROWS * HEADS / heads; i++) {
+    for (int64_t i = 0; i < DRAWN_TOKENS * HEADS / heads; i++) {
         const int64_t first = random_between(&c->random, 0, (s->prefill ? c->h_kv : c->b) - 1),
                       second = random_between(&c->random, 0, s->prefill ? step - 1 : last),
                       third = random_between(&c->random, 0, s->prefill ? last : step - 1);

@@ -8,14 +8,30 @@
 
 #include "sparse_pool.h"
 
+/* X(word, kv_format of the call, type of the queries, d_qk) */
+#define SPARSE_FORMATS(X)                                                                                    \
+    X("bf16", 0, BF16, 576)                                                                                  \
+    X("bf16_512", FMLA_KV_BF16, BF16, 512)                                                                   \
+    X("fp8_656", FMLA_KV_FP8_656, BF16, 576)                                                                 \
+    X("fp8_584", FMLA_KV_FP8_584, BF16, 512)                                                                 \
+    X("fp16", 0, FP16, 576)                                                                                  \
+    X("fp8_656_q16", FMLA_KV_FP8_656, FP16, 576)                                                             \
+    X("fp8_528", FMLA_KV_FP8_528, BF16, 512)                                                                 \
+    X("fp8_528_split", FMLA_KV_FP8_528_SPLIT, BF16, 512)                                                     \
+    X("fp4_288", FMLA_KV_FP4_288, BF16, 512)                                                                 \
+    X("fp4_288_split", FMLA_KV_FP4_288_SPLIT, BF16, 512)                                                     \
+    X("fp8_528_f32", FMLA_KV_FP8_528_F32, BF16, 512)                                                         \
+    X("fp4_288_q16", FMLA_KV_FP4_288, FP16, 512)
+#define FORMAT_WORD(word, ...) " " word
+#define ONE_EACH(...)          1,
+
 /* The axes of the grids, and the meaning of values that are not numbers. */
 #define SPARSE_AXES(X)                                                                                       \
     X(S_SHAPE, "shape: 0 1 2 3 4 5 6") /* cache: a row of sparse_shapes */                                   \
     X(S_B, "b: 1 4 74 321")                                                                                  \
     X(S_SQ, "s_q: 1 3")                                                                                      \
     X(S_HQ, "h_q: 1 8 16 48 64 96 128")                                                                      \
-    X(S_FORMAT, "format: bf16 bf16_512 fp8_656 fp8_584 fp16 fp8_656_q16 fp8_528 fp8_528_split fp4_288 "      \
-                "fp4_288_split fp8_528_f32 fp4_288_q16")                                                     \
+    X(S_FORMAT, "format:" SPARSE_FORMATS(FORMAT_WORD))                                                       \
     X(S_LENGTHS, "lengths: none full varied zero beyond")                                                    \
     X(S_EXTRA, "extra: 0 1 2 3 4 5 6 7") /* 0: none; else 1 + the row of sparse_shapes */                    \
     X(S_EXTRA_FORMAT, "extra_format: same half fp8_656 fp8_584 fp8_528 fp8_528_split fp4_288 fp4_288_split " \
@@ -34,33 +50,8 @@
     X(S_LSE, "lse: 1 0")                                                                                     \
     X(S_THREADS, "threads: built_in one own")
 enum { SPARSE_AXES(AXIS_NAME) S_AXES };
-enum {
-    S_BF16,
-    S_BF16_512,
-    S_FP8_656,
-    S_FP8_584,
-    S_FP16,
-    S_FP8_656_Q16, /* queries in fp16 */
-    S_FP8_528,
-    S_FP8_528_SPLIT,
-    S_FP4_288,
-    S_FP4_288_SPLIT,
-    S_FP8_528_F32,
-    S_FP4_288_Q16,
-    S_FORMATS
-};
-enum {
-    S_EXTRA_SAME,
-    S_EXTRA_HALF,
-    S_EXTRA_656,
-    S_EXTRA_584,
-    S_EXTRA_528,
-    S_EXTRA_528_SPLIT,
-    S_EXTRA_288,
-    S_EXTRA_288_SPLIT,
-    S_EXTRA_528_F32,
-    S_EXTRA_FORMATS
-};
+enum { S_EXTRA_SAME, S_EXTRA_HALF, S_EXTRA_BYTES, S_EXTRA_FORMATS = S_EXTRA_BYTES + 7 };
+enum { S_FORMATS = sizeof((char[]){SPARSE_FORMATS(ONE_EACH)}) };
 
 /* Indexed by the axis of formats. */
 struct sparse_format {
@@ -82,6 +73,18 @@ enum { S_CACHES = 2 };
 enum { SPARSE_SHAPES = 7 };
 extern const int64_t sparse_shapes[SPARSE_SHAPES][3];
 
+/* X(word, kv_format of the call) */
+#define PREFILL_SOURCES_OF(X)                                                                                \
+    X("flat", 0)                                                                                             \
+    X("flat_gaps", FMLA_KV_BF16)                                                                             \
+    X("fp8_656", FMLA_KV_FP8_656)                                                                            \
+    X("fp8_584", FMLA_KV_FP8_584)                                                                            \
+    X("pages", FMLA_KV_BF16)                                                                                 \
+    X("fp8_528", FMLA_KV_FP8_528)                                                                            \
+    X("fp8_528_split", FMLA_KV_FP8_528_SPLIT)                                                                \
+    X("fp4_288", FMLA_KV_FP4_288)                                                                            \
+    X("fp4_288_split", FMLA_KV_FP4_288_SPLIT)                                                                \
+    X("fp8_528_f32", FMLA_KV_FP8_528_F32)
 #define PREFILL_AXES(X)                                                                                      \
     X(PREFILL_SHAPE, "shape: 0 1 2 3 4 5 6 7 8 9 (few) (no_keys) (no_lists) (far) (far_pages) (blocks) "     \
                      "(splits) (pair)") /* keys and lists: a row of prefill_shapes */                        \
@@ -89,9 +92,7 @@ extern const int64_t sparse_shapes[SPARSE_SHAPES][3];
     X(PREFILL_HQ, "h_q: 1 16 64 80 128")                                                                     \
     X(PREFILL_HKV, "h_kv: 1 2")                                                                              \
     X(PREFILL_DQK, "d_qk: 512 576")                                                                          \
-    X(PREFILL_SOURCE,                                                                                        \
-      "source: flat flat_gaps fp8_656 fp8_584 pages fp8_528 fp8_528_split fp4_288 fp4_288_split "            \
-      "fp8_528_f32")                                                                                         \
+    X(PREFILL_SOURCE, "source:" PREFILL_SOURCES_OF(FORMAT_WORD))                                             \
     X(PREFILL_PAGE, "page_size: 64 1 61 576") /* slots of a page */                                          \
     X(PREFILL_LENGTHS, "lengths: none (full) varied (zero) beyond")                                          \
     X(PREFILL_INDICES, "indices: some all none twice blocks any")                                            \
@@ -107,16 +108,15 @@ enum { PREFILL_AXES(AXIS_NAME) PREFILL_AXIS_COUNT };
 enum {
     PREFILL_FLAT,
     PREFILL_FLAT_GAPS, /* gaps between tokens and heads; with LAYOUT_SWAPPED the keys of a head are adjacent */
-    PREFILL_FP8_656,
-    PREFILL_FP8_584,
-    PREFILL_PAGES,
-    PREFILL_FP8_528,
-    PREFILL_FP8_528_SPLIT,
-    PREFILL_FP4_288,
-    PREFILL_FP4_288_SPLIT,
-    PREFILL_FP8_528_F32,
-    PREFILL_SOURCES
+    PREFILL_PAGES = 4,
+    PREFILL_SOURCES = sizeof((char[]){PREFILL_SOURCES_OF(ONE_EACH)})
 };
+/* kv_format of the call, by source; byte formats also define d_qk. */
+extern const int32_t prefill_formats[PREFILL_SOURCES];
+static inline bool prefill_has_codes(int64_t source)
+{
+    return prefill_formats[source] >= FMLA_KV_FP8_656;
+}
 enum { PREFILL_RESULTS_BOTH, PREFILL_RESULTS_LSE, PREFILL_RESULTS_MAX, PREFILL_RESULTS_NONE };
 /* In addition to those of sparse_pool.h: scores that are NaN or infinite, far below -1e30, or far above
  * all others (prefill_extreme.c). */
@@ -152,8 +152,8 @@ int64_t sparse_count(const struct test_case *c, int k, int64_t request, int64_t 
 
 int64_t sparse_seen(const struct test_case *c, int64_t request, int64_t token, int64_t head);
 
-/* Returns true if the kernel under test refuses such a case. */
-bool sparse_refuses(const struct subject *op, const struct run *run, const int64_t *v);
+/* Prints values of axes that the kernel under test does not take. */
+void sparse_tell_left(const struct axis *axis, int axes, const int64_t *v);
 
 /* Plants a defect in the first list of the first keys that has a place for it. */
 bool sparse_plant(struct test_case *c, enum defect fault, struct patch *patch);

@@ -39,36 +39,27 @@ static double cost(const int64_t *v)
 /* On a CPU the rows also cost time, as does the workspace: two slots per partition. */
 static double cost_on_cpu(const int64_t *v)
 {
-    const double rows = (double)(v[S_SQ] * v[S_HQ]);
-    const double slots = v[S_INVARIANT] ? 0.0 : 2.0 * (double)v[S_PARTITIONS];
-    return cost(v) + case_cost_of_rows((double)v[S_B] * rows, slots * rows);
+    return cost(v) + case_cost_of_rows(v[S_B], v[S_SQ] * v[S_HQ], v[S_INVARIANT] ? 0 : 2 * v[S_PARTITIONS]);
 }
 
 /* Returns true for cases that kernels with tensor cores refuse: fp16 queries with a cache of bytes, and on
  * Hopper odd layouts. The bytes of a page of FP8_584 are any multiple of 8; far pages are aligned. */
-static bool leaves(const struct test_case *c, const struct run *run, bool *must)
+static bool leaves(const struct test_case *c, bool *must)
 {
     const struct sparse_case *s = (const struct sparse_case *)c;
     const struct sparse_format *first = &sparse_formats[c->v[S_FORMAT]];
     const bool of_bytes =
         first->format >= KV_FP8_656 || (c->v[S_EXTRA] && sparse_extra_format(c->v) >= KV_FP8_656);
     *must = true;
-    if (strncmp(run->kernel, "cuda-sm", 7) != 0) return false;
+    if (strncmp(c->run->kernel, "cuda-sm", 7) != 0) return false;
     if (first->fp16 && of_bytes) return true;
-    if (strncmp(run->kernel, "cuda-sm90", 9) != 0) return false;
+    if (strncmp(c->run->kernel, "cuda-sm90", 9) != 0) return false;
     if (c->v[S_LAYOUT] == LAYOUT_ODD) return true;
     for (int k = 0; k < S_CACHES; k++) {
         const int64_t size = kv_is_quantised(&s->pool[k].layout) ? 1 : 2;
-        if (s->pool[k].memory && s->pool[k].pages > 1 && s->pool[k].strides[0] * size % 16) return true;
+        if (s->pool[k].memory && s->pool[k].pages > 1 && s->pool[k].view->strides[0] * size % 16) return true;
     }
     return false;
-}
-
-static void tell_left(const struct axis *axis, int64_t value)
-{
-    char text[80];
-    axes_write(axis, 1, &value, text, sizeof text);
-    printf("  not of this kernel: %s\n", text);
 }
 
 /* The format pairs of the two caches that the current kernel supports; a second format equal to the first
@@ -91,12 +82,13 @@ static void choose(struct subject *op, const struct run *run)
     int64_t v[GRID_AXES];
     op->grid.cost = on_gpu(run) ? cost : cost_on_cpu, op->grid.dear = on_gpu(run) ? 4e5 : 2e5;
     format->count = extra->count = 0;
+    memset(taken, 0, sizeof taken);
     for (int i = 0; i < S_FORMATS; i++) {
         case_values(op, "shape 0, b 1, h_q 16", v);
         v[S_FORMAT] = i;
         if (sparse_formats[i].fp16 && !(run->types & FMLA_TAKES_FP16)) continue;
-        if (tuned && sparse_refuses(op, run, v))
-            tell_left(format, i);
+        if (tuned && case_asked(op, run, v) == FMLA_UNSUPPORTED)
+            sparse_tell_left(format, 1, &v[S_FORMAT]);
         else
             format->values[format->count++] = i;
     }
@@ -107,13 +99,14 @@ static void choose(struct subject *op, const struct run *run)
         for (int i = 0; i < format->count; i++) {
             const int64_t first = v[S_FORMAT] = format->values[i];
             const bool twice = j != S_EXTRA_SAME && sparse_extra_format(v) == sparse_formats[first].format;
-            taken[first][j] = !twice && sparse_is_sound(v) && !(tuned && sparse_refuses(op, run, v));
+            taken[first][j] =
+                !twice && sparse_is_sound(v) && !(tuned && case_asked(op, run, v) == FMLA_UNSUPPORTED);
             beside_any |= taken[first][j];
         }
         if (beside_any)
             extra->values[extra->count++] = j;
         else
-            tell_left(extra, j);
+            sparse_tell_left(extra, 1, &v[S_EXTRA_FORMAT]);
     }
 }
 /* ---- Faults ---------------------------------------------------------------------------------- */
@@ -132,28 +125,24 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
 }
 
 /* Cases that suit every fault. An lse is small if a key is alone. */
-static const char *fault_case(const struct run *run, uint64_t i)
+static void fault_cases(struct suite *suite)
 {
-    static char text[200];
+    const struct run *run = &suite->run[0];
     const bool alone = run->fault == FAULT_LSE_CANCELLED;
-    snprintf(text, sizeof text,
-             "shape 2, b 8, s_q 2, h_q 8, format %s, lengths varied, extra %d, extra_lengths varied, layout "
-             "padded, batch_invariant %d, %s",
-             i % 2 ? "fp8_584" : "fp8_656", !alone, run->fault == FAULT_BATCH,
-             alone ? "inputs steep" : "codes scales");
-    return i < 8 ? text : NULL;
+    for (uint64_t i = 0; i < 8; i++)
+        suite_case(
+            suite, run->seed + i, false,
+            "shape 2, b 8, s_q 2, h_q 8, format %s, lengths varied, extra %d, extra_lengths varied, layout "
+            "padded, batch_invariant %d, %s",
+            i % 2 ? "fp8_584" : "fp8_656", !alone, run->fault == FAULT_BATCH,
+            alone ? "inputs steep" : "codes scales");
 }
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
 
 /* Returns true if these formats are in the kernel's grid. */
 static bool has(const struct run *run, const int64_t *v)
 {
-    const struct axis *formats = &sparse_decode.axis[S_FORMAT];
-    const struct axis *extra = &sparse_decode.axis[S_EXTRA_FORMAT];
-    bool known = false, known_extra = false;
-    for (int i = 0; i < formats->count; i++) known |= formats->values[i] == v[S_FORMAT];
-    for (int i = 0; i < extra->count; i++) known_extra |= extra->values[i] == v[S_EXTRA_FORMAT];
-    return known && known_extra && possible(v) && (v[S_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
+    return possible(v) && (v[S_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
 
 /* Scores of +inf or beyond fp32; and the oracle's own strides and batches against its rows. */
@@ -163,11 +152,14 @@ static bool has(const struct run *run, const int64_t *v)
 static void more(struct suite *suite)
 {
     const uint64_t seed = suite->run[0].seed;
-    suite_each(suite, S_FORMAT, MANY "inputs infinite", seed, false);
-    suite_each(suite, S_FORMAT, MANY "inputs beyond", seed, false);
-    suite_each(suite, S_FORMAT,
-               "b 3, s_q 3, h_q 5, lengths varied, extra 3, extra_lengths varied, sink finite, layout odd",
-               seed, true);
+    for (int f = 0; f < S_FORMATS; f++) suite_case(suite, seed, false, MANY "inputs infinite, format %d", f);
+    for (int f = 0; f < S_FORMATS; f++) suite_case(suite, seed, false, MANY "inputs beyond, format %d", f);
+    for (int f = 0; f < S_FORMATS; f++)
+        suite_case(
+            suite, seed, true,
+            "b 3, s_q 3, h_q 5, format %d, lengths varied, extra 3, extra_lengths varied, sink finite, "
+            "layout odd",
+            f);
 }
 
 #define WIDE       "shape 5, " /* row of sparse_shapes: 2048 named */
@@ -195,7 +187,7 @@ struct subject sparse_decode = {
          "shape 6, h_q 2, format fp8_528_f32, extra 6, extra_format half, inputs spiked, layout far"},
     .more = more,
     .faults = ((FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK)) & ~(FAULT(MERGE_BASE))) | FAULT(BATCH),
-    .fault_case = fault_case,
+    .fault_cases = fault_cases,
     .plant_before = plant_before,
     /* Every kernel supports FP8, so most cases use it. */
     .gpu = {.graph = WIDE BUSY_EXTRA

@@ -125,10 +125,7 @@ static void draw_beyond(int t, const struct kv_layout *layout, struct token *tok
 void sparse_pool_draw(struct random_state *random, float mean)
 {
     float values[SPARSE_WIDEST] = {0};
-    for (int i = 0; i < DRAWN; i++) {
-        const float key = random_input(random, mean, 0.1f);
-        drawn_keys[0][i] = num_to_bf16(key), drawn_keys[1][i] = num_to_fp16(key);
-    }
+    draw_numbers(random, mean, 0.1f, DRAWN, drawn_keys[0], drawn_keys[1]);
     for (int f = 0; f < OF_BYTES; f++)
         for (int codes = 0; codes < CODES; codes++)
             for (int t = 0; t < TOKENS; t++) {
@@ -189,55 +186,33 @@ void sparse_pool_values(const struct sparse_pool *pool, const uint8_t *token, in
                             pool->scale);
 }
 
-/* Bytes are in units of the required alignment. */
+/* Bytes are in units of the required alignment, except that unaligned tokens may begin at any byte. */
 void sparse_pool_make(struct sparse_pool *pool, struct random_state *random, enum layout layout)
 {
-    struct guarded *g = pool->memory;
-    const int64_t pages = pool->pages, page_size = pool->page_size;
     static const fmla_dtype bytes[] = {
         {FMLA_TYPE_UINT, 8, 1}, {FMLA_TYPE_INT, 8, 1}, {10 /* DLPack's e4m3fn */, 8, 1}};
-    const bool odd = layout == LAYOUT_ODD; /* an unaligned token may begin at any byte */
-    const int64_t unit = odd ? 1 : 2;
-    const int64_t of_token = pool->layout.page_bytes_a_slot; /* bytes */
-    pool->shape[0] = pages, pool->shape[1] = page_size, pool->shape[2] = 1, pool->shape[3] = of_token;
-    switch (pool->format) {
-    case KV_FP8_656:
-        guarded_make(g, dtype_i32, 3, (int64_t[]){pages, page_size, of_token / 4}, layout);
-        pool->page_bytes = 4 * g->strides[0], pool->slot_bytes = 4 * g->strides[1];
-        break;
-    case KV_FP8_584:
-        guarded_make(g, dtype_bf16, 2, (int64_t[]){pages, page_size * of_token / 2}, layout);
-        pool->page_bytes = 2 * g->strides[0], pool->slot_bytes = of_token;
-        break;
-    case KV_FP8_528_F32:
-        guarded_make(g, dtype_i32, 3, (int64_t[]){pages, page_size, of_token / 4}, layout);
-        pool->page_bytes = 4 * g->strides[0], pool->slot_bytes = 4 * g->strides[1];
-        break;
-    case KV_FP8_528_SPLIT:
-    case KV_FP4_288_SPLIT:
-        guarded_make(g, odd ? bytes[0] : dtype_bf16, 2, (int64_t[]){pages, page_size * of_token / unit},
-                     layout);
-        pool->page_bytes = unit * g->strides[0], pool->slot_bytes = of_token;
-        break;
-    case KV_FP8_576:
-    case KV_FP8_528:
-    case KV_FP4_288:
-        guarded_make(g, odd ? bytes[0] : dtype_bf16, 3, (int64_t[]){pages, page_size, of_token / unit},
-                     layout);
-        pool->page_bytes = unit * g->strides[0], pool->slot_bytes = unit * g->strides[1];
-        break;
-    default:
-        guarded_make(g, pool->format == KV_FP16 ? dtype_fp16 : dtype_bf16, 4,
-                     (int64_t[]){pages, page_size, 1, pool->d_qk}, layout);
-        pool->page_bytes = 2 * g->strides[0], pool->slot_bytes = 2 * g->strides[1];
-        pool->shape[3] = pool->d_qk;
-    }
-    const int64_t size = kv_is_quantised(&pool->layout) ? 1 : 2;
+    struct guarded *g = pool->memory;
+    const bool codes = kv_is_quantised(&pool->layout),
+               together = pool->layout.scale_bytes != 0; /* tokens of a page are contiguous */
+    const int64_t of_token = codes ? pool->layout.page_bytes_a_slot : pool->d_qk, /* bytes, or values */
+        aligned = cache_formats[pool->format + 1].unit, size = codes ? 1 : 2;
+    const fmla_dtype type = pool->format == KV_FP16                         ? dtype_fp16
+                            : aligned == 4                                  ? dtype_i32
+                            : codes && aligned == 1 && layout == LAYOUT_ODD ? bytes[0]
+                                                                            : dtype_bf16;
+    const int64_t width = type.bits / 8, last = of_token * size / width;
+    const int64_t shape[] = {pool->pages, together ? pool->page_size * last : pool->page_size,
+                             codes ? last : 1, last};
+    guarded_make(g, type, together ? 2 : codes ? 3 : 4, shape, layout);
+    pool->page_bytes = width * g->strides[0];
+    pool->slot_bytes = together ? of_token : width * g->strides[1];
     *pool->view = g->tensor;
-    if (size == 1) pool->view->dtype = bytes[random_between(random, 0, 2)];
+    if (codes) pool->view->dtype = bytes[random_between(random, 0, 2)];
     pool->view->ndim = 4, pool->view->shape = pool->shape, pool->view->strides = pool->strides;
+    pool->shape[0] = pool->pages, pool->shape[1] = pool->page_size, pool->shape[2] = 1;
+    pool->shape[3] = pool->strides[2] = of_token;
     pool->strides[0] = pool->page_bytes / size, pool->strides[1] = pool->slot_bytes / size;
-    pool->strides[2] = pool->shape[3], pool->strides[3] = 1;
+    pool->strides[3] = 1;
 }
 
 uint8_t *sparse_pool_end(const struct sparse_pool *pool, uint8_t *token)
@@ -346,45 +321,7 @@ void sparse_pool_put_nans(const struct sparse_pool *pool, uint8_t *token)
         memcpy(at, &nan16, sizeof nan16);
 }
 
-int64_t sparse_pool_spread(struct sparse_pool *pool)
-{
-    const size_t front = (size_t)1 << 31, between = front + 64;
-    const int64_t before = pool->strides[0];
-    guarded_spread(pool->memory, pool->pages, (size_t)pool->page_bytes, front, between, false);
-    pool->view->data = pool->memory->far + front, pool->view->byte_offset = 0;
-    pool->strides[0] = (int64_t)between / (kv_is_quantised(&pool->layout) ? 1 : 2);
-    pool->view->strides = pool->strides;
-    return before;
-}
-
 /* ---- Lists ----------------------------------------------------------------------------------- */
-
-void sparse_pool_in(struct sparse_pool *pool, struct test_case *c, int first)
-{
-    pool->memory = &c->tensor[first], pool->view = &c->view[first];
-    pool->indices = &c->tensor[first + 1], pool->length = &c->tensor[first + 2];
-}
-
-int64_t sparse_pool_first(const struct sparse_pool *pool, const int32_t *list, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++)
-        if (sparse_pool_is_key(pool, list[i])) return i;
-    return -1;
-}
-
-void sparse_pool_magnitude(const struct sparse_pool *pool, const int32_t *list, int64_t count,
-                           int64_t key_head, double scale, const struct guarded *q, const uint16_t *row,
-                           struct magnitude *magnitude)
-{
-    float values[SPARSE_WIDEST] = {0}, key[SPARSE_WIDEST] = {0};
-    for (int64_t d = 0; d < pool->d_qk; d++) values[d] = (float)guarded_value(q, row + d);
-    for (int64_t i = 0; i < count; i++) {
-        if (!sparse_pool_is_key(pool, list[i])) continue;
-        sparse_pool_values(pool, sparse_pool_token(pool, list[i]) + key_head * pool->head_bytes, list[i],
-                           key);
-        magnitude_add(magnitude, scale, values, key, pool->d_qk, key, S_D_V);
-    }
-}
 
 static bool plant_index(struct patch *patch, int32_t *entry, int64_t index)
 {

@@ -62,9 +62,6 @@ struct sparse_pool {
 /* Draws the values that keys are copied from: N(mean, 0.1²), clamped to ±1. */
 void sparse_pool_draw(struct random_state *random, float mean);
 
-/* Sets cache, indices and lengths to the tensors of a case from `first` on; their arguments are set later. */
-void sparse_pool_in(struct sparse_pool *pool, struct test_case *c, int first);
-
 /* Makes the memory of the cache and the view that is the argument; format, d_qk, pages and page_size are
  * already set. */
 void sparse_pool_make(struct sparse_pool *pool, struct random_state *random, enum layout layout);
@@ -73,9 +70,6 @@ int64_t sparse_pool_slots(const struct sparse_pool *pool);
 
 /* Returns true if a key has that index. */
 bool sparse_pool_is_key(const struct sparse_pool *pool, int32_t index);
-
-/* Returns the first of `count` entries of a list that names a key; -1 if none does. */
-int64_t sparse_pool_first(const struct sparse_pool *pool, const int32_t *list, int64_t count);
 
 /* Return the addresses of a slot's bytes, and of its scales if they are stored apart. */
 uint8_t *sparse_pool_token(const struct sparse_pool *pool, int64_t slot);
@@ -107,15 +101,6 @@ void sparse_pool_put_nans(const struct sparse_pool *pool, uint8_t *token);
 
 /* Sets the values of a key as attention uses them: d_qk of them, from the bytes of its token. */
 void sparse_pool_values(const struct sparse_pool *pool, const uint8_t *token, int64_t slot, float *values);
-
-/* Copies the pages to addresses more than 2^31 bytes apart and points the view there. Returns the previous
- * stride of pages. */
-int64_t sparse_pool_spread(struct sparse_pool *pool);
-
-/* Adds the keys that a row with these values of q sees through the first entries of a list. */
-void sparse_pool_magnitude(const struct sparse_pool *pool, const int32_t *list, int64_t count,
-                           int64_t key_head, double scale, const struct guarded *q, const uint16_t *row,
-                           struct magnitude *magnitude);
 
 /* Plants a defect into entry i of a list of which `count` entries count; returns false if there is no
  * place for it. */

@@ -19,21 +19,16 @@ static struct {
     bool source[PREFILL_SOURCES][2], two_heads, unaligned;
 } leaves;
 
-static bool has_codes(int64_t source)
-{
-    return source != PREFILL_FLAT && source != PREFILL_FLAT_GAPS && source != PREFILL_PAGES;
-}
-
 static bool has_pages(int64_t source)
 {
-    return has_codes(source) || source == PREFILL_PAGES;
+    return prefill_has_codes(source) || source == PREFILL_PAGES;
 }
 
 /* Byte formats have a fixed width; pages have one key head, and groups of heads are whole. h_q is -1 if
  * not chosen yet. */
 static bool is_sound(int64_t source, int64_t d_qk, int64_t h_q, int64_t h_kv)
 {
-    if (has_codes(source) && d_qk != (source == PREFILL_FP8_656 ? 576 : 512)) return false;
+    if (prefill_has_codes(source) && d_qk != cache_formats[prefill_formats[source]].d_qk) return false;
     if (leaves.source[source][d_qk == 576]) return false;
     return h_kv == 1 || (!has_pages(source) && h_q != 1 && !leaves.two_heads);
 }
@@ -41,7 +36,7 @@ static bool is_sound(int64_t source, int64_t d_qk, int64_t h_q, int64_t h_kv)
 /* A page of FP8_584 has 584 · page_size bytes. */
 static bool is_unaligned(int64_t layout, int64_t source, int64_t page_size)
 {
-    return layout == LAYOUT_ODD || (source == PREFILL_FP8_584 && page_size % 2 == 1);
+    return layout == LAYOUT_ODD || (prefill_formats[source] == FMLA_KV_FP8_584 && page_size % 2 == 1);
 }
 
 /* Returns true if the choice allows this source; if it is still open, one in which all chosen values
@@ -53,7 +48,7 @@ static bool may_be_of(const int64_t *v, int64_t source)
     if (page_size >= 0 && !has_pages(source)) return false;
     if (page_size >= 0 && leaves.unaligned && is_unaligned(LAYOUT_CONTIGUOUS, source, page_size))
         return false;
-    return codes < 0 || codes == S_CODES_NAN || has_codes(source);
+    return codes < 0 || codes == S_CODES_NAN || prefill_has_codes(source);
 }
 
 /* With few keys of values ±1 some sums are almost 0, and tolerances do not cover the rounded weights of
@@ -89,7 +84,8 @@ static bool counts(const int64_t *v, int i, int j)
     if (v[PREFILL_INDICES] == S_INDICES_NONE && (codes || inputs))
         return i == PREFILL_INDICES || j == PREFILL_INDICES;
     if ((i == PREFILL_PAGE || j == PREFILL_PAGE) && !has_pages(source)) return i == PREFILL_SOURCE;
-    if (codes && !has_codes(source) && i != PREFILL_SOURCE && v[PREFILL_CODES] != S_CODES_NAN) return false;
+    if (codes && !prefill_has_codes(source) && i != PREFILL_SOURCE && v[PREFILL_CODES] != S_CODES_NAN)
+        return false;
     if (base && results == PREFILL_RESULTS_NONE) return with_results;
     if (empty && (results == PREFILL_RESULTS_NONE || results == PREFILL_RESULTS_MAX)) return with_results;
     return true;
@@ -105,7 +101,7 @@ static double cost_on_cpu(const int64_t *v)
     const bool none = v[PREFILL_INDICES] == S_INDICES_NONE;
     const int64_t tiles = h_kv * ((group + 15) / 16);
     return 16.0 * (double)(v[PREFILL_SQ] * tiles * (none ? 1 : keys)) +
-           case_cost_of_rows((double)(v[PREFILL_SQ] * v[PREFILL_HQ]), 0.0);
+           case_cost_of_rows(1, v[PREFILL_SQ] * v[PREFILL_HQ], 0);
 }
 
 /* Bytes: the GPU is not the bottleneck. */
@@ -115,9 +111,8 @@ static double cost_on_gpu(const int64_t *v)
     return (double)v[PREFILL_SQ] * (double)(2200 * v[PREFILL_HQ] + 4 * topk * v[PREFILL_HKV]);
 }
 
-static bool leaves_case(const struct test_case *c, const struct run *run, bool *must)
+static bool leaves_case(const struct test_case *c, bool *must)
 {
-    (void)run;
     *must = false;
     return leaves.unaligned && is_unaligned(c->v[PREFILL_LAYOUT], c->v[PREFILL_SOURCE], c->v[PREFILL_PAGE]);
 }
@@ -126,9 +121,6 @@ static bool leaves_case(const struct test_case *c, const struct run *run, bool *
  * reported. */
 static void choose(struct subject *op, const struct run *run)
 {
-    static const char *const names[PREFILL_SOURCES] = {
-        "flat keys", "flat keys with gaps", "FP8_656", "FP8_584",       "BF16 pages",
-        "FP8_528",   "FP8_528_SPLIT",       "FP4_288", "FP4_288_SPLIT", "FP8_528_F32"};
     memset(&leaves, 0, sizeof leaves);
     /* The portable kernel would need minutes. */
     const bool tuned = on_gpu(run) && strcmp(run->kernel, "cuda") != 0;
@@ -144,14 +136,16 @@ static void choose(struct subject *op, const struct run *run)
     for (int64_t source = 0; source < PREFILL_SOURCES; source++)
         for (int64_t d_qk = 512; d_qk <= 576; d_qk += 64) {
             v[PREFILL_SOURCE] = source, v[PREFILL_DQK] = d_qk;
-            if (!is_sound(source, d_qk, 128, 1) || !sparse_refuses(&sparse_prefill, run, v)) continue;
+            if (!is_sound(source, d_qk, 128, 1) || case_asked(&sparse_prefill, run, v) != FMLA_UNSUPPORTED)
+                continue;
             leaves.source[source][d_qk == 576] = true;
-            printf("  not of this kernel: %s, d_qk %lld\n", names[source], (long long)d_qk);
+            sparse_tell_left(&op->axis[PREFILL_DQK], 2, &v[PREFILL_DQK]);
         }
     v[PREFILL_SOURCE] = PREFILL_FLAT, v[PREFILL_DQK] = leaves.source[PREFILL_FLAT][1] ? 512 : 576;
-    v[PREFILL_LAYOUT] = LAYOUT_ODD, leaves.unaligned = sparse_refuses(&sparse_prefill, run, v);
+    v[PREFILL_LAYOUT] = LAYOUT_ODD,
+    leaves.unaligned = case_asked(&sparse_prefill, run, v) == FMLA_UNSUPPORTED;
     v[PREFILL_LAYOUT] = LAYOUT_CONTIGUOUS, v[PREFILL_HKV] = 2,
-    leaves.two_heads = sparse_refuses(&sparse_prefill, run, v);
+    leaves.two_heads = case_asked(&sparse_prefill, run, v) == FMLA_UNSUPPORTED;
     if (leaves.unaligned) printf("  not of this kernel: what is not aligned to 16 bytes\n");
     if (leaves.two_heads) printf("  not of this kernel: two key heads\n");
 }
@@ -177,15 +171,16 @@ static bool plant_after(struct test_case *c, enum defect fault)
 }
 
 /* Cases that suit every fault. An lse is small if a key is alone. */
-static const char *fault_case(const struct run *run, uint64_t i)
+static void fault_cases(struct suite *suite)
 {
+    const struct run *run = &suite->run[0];
     static const char *const sources[] = {"fp8_656", "fp8_584, d_qk 512", "flat_gaps"};
-    static char text[200];
-    snprintf(text, sizeof text, "s_q 9, h_q 8, source %s, lengths varied, layout padded, %s", sources[i % 3],
-             run->fault == FAULT_LSE_CANCELLED ? "inputs steep"
-             : run->fault == FAULT_MAX_NAN     ? "codes scales, inputs extreme"
-                                               : "codes scales");
-    return i < 9 ? text : NULL;
+    for (uint64_t i = 0; i < 9; i++)
+        suite_case(suite, run->seed + i, false, "s_q 9, h_q 8, source %s, lengths varied, layout padded, %s",
+                   sources[i % 3],
+                   run->fault == FAULT_LSE_CANCELLED ? "inputs steep"
+                   : run->fault == FAULT_MAX_NAN     ? "codes scales, inputs extreme"
+                                                     : "codes scales");
 }
 
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
@@ -207,39 +202,23 @@ static bool has(const struct run *run, const int64_t *v)
 static void more(struct suite *suite)
 {
     enum { FORMATS = 8 };
-    static const char *const formats[FORMATS] = {"flat",
-                                                 "flat, d_qk 512",
-                                                 "fp8_656",
-                                                 "fp8_584, d_qk 512",
-                                                 "fp8_528, d_qk 512",
-                                                 "fp4_288, d_qk 512",
-                                                 "fp4_288_split, d_qk 512",
-                                                 "fp8_528_f32, d_qk 512"};
+    static const char *const formats[FORMATS] = {"flat, d_qk 576", "flat",       "fp8_656, d_qk 576",
+                                                 "fp8_584",        "fp8_528",    "fp4_288",
+                                                 "fp4_288_split",  "fp8_528_f32"};
     static const char *const shapes[] = {
         "shape blocks, s_q 16, h_q 128", "shape blocks, s_q 9, h_q 80", "shape splits, s_q 9, h_q 80",
         "shape splits, s_q 20, h_q 80, lengths varied", "shape blocks, s_q 7, h_q 64, threads own"};
-    static const char *const sources[PREFILL_SOURCES] = {"flat, h_kv 2",
-                                                         "flat_gaps, h_kv 2",
-                                                         "fp8_656",
-                                                         "fp8_584, d_qk 512",
-                                                         "pages",
-                                                         "fp8_528, d_qk 512",
-                                                         "fp8_528_split, d_qk 512",
-                                                         "fp4_288, d_qk 512",
-                                                         "fp4_288_split, d_qk 512",
-                                                         "fp8_528_f32, d_qk 512"};
     const uint64_t seed = suite->run[0].seed;
-    char text[300];
     for (uint64_t i = 0; i <= 4 * FORMATS; i++) {
-        snprintf(text, sizeof text, "%s, source %s, inputs extreme, indices all", shapes[i / FORMATS],
-                 formats[i % FORMATS]);
-        suite_case(suite, text, seed + i, false);
+        suite_case(suite, seed + i, false, "d_qk 512, %s, source %s, inputs extreme, indices all",
+                   shapes[i / FORMATS], formats[i % FORMATS]);
     }
     for (int i = 0; i < PREFILL_SOURCES; i++) {
-        snprintf(text, sizeof text,
-                 "shape few, s_q 3, h_q 6, source %s, page_size 7, lengths varied, sink finite, layout odd",
-                 sources[i]);
-        suite_case(suite, text, seed, true);
+        const int32_t d_qk = prefill_has_codes(i) && prefill_formats[i] != FMLA_KV_FP8_656 ? 512 : 576;
+        suite_case(suite, seed, true,
+                   "shape few, s_q 3, h_q 6, h_kv %d, d_qk %d, source %d, page_size 7, lengths varied, sink "
+                   "finite, layout odd",
+                   has_pages(i) ? 1 : 2, d_qk, i);
     }
 }
 
@@ -272,7 +251,7 @@ struct subject sparse_prefill = {
     .more = more,
     .faults = ((FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK) | FAULT(MERGE_BASE) | FAULT(NO_EXTRA))) |
               FAULT(LSE_BASE) | FAULT(MAX_SCALE) | FAULT(MAX_NAN),
-    .fault_case = fault_case,
+    .fault_cases = fault_cases,
     .plant_before = sparse_plant,
     .plant_after = plant_after,
     .gpu = {.bases = {"h_q 128, source flat", "h_q 64, d_qk 512, source flat_gaps", "h_q 64, source fp8_656",

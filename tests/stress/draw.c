@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "draw.h"
+#include "stress.h"
 
 #include "../checkattn/axes.h"
 #include "../checkattn/decode_case.h"
@@ -9,15 +9,9 @@
 
 /* ---- Numbers --------------------------------------------------------------------------------- */
 
-/* Returns an entry of a list that ends with -1. */
-static int64_t one_of(struct random_state *random, const int64_t *list)
-{
-    int64_t count = 0;
-    while (list[count] >= 0) count++;
-    return list[random_between(random, 0, count - 1)];
-}
-
-#define ONE_OF(random, ...) one_of(random, (const int64_t[]){__VA_ARGS__, -1})
+#define ONE_OF(random, ...)                                                                                  \
+    ((const int64_t[]){                                                                                      \
+        __VA_ARGS__})[random_between(random, 0, COUNT_OF(((const int64_t[]){__VA_ARGS__})) - 1)]
 
 /* Returns one of `kinds` kinds, from 0 on. */
 static int64_t kind(struct random_state *random, int64_t kinds)
@@ -32,7 +26,7 @@ static int64_t size_of(struct random_state *random, int64_t most)
                                     63,  64,  65,  67,  101, 127, 128, 129, 131, 191,  192, 193, 257,
                                     320, 321, 509, 512, 513, 577, 640, 641, 769, 1024, 1025};
     int64_t count = 0;
-    while (count < (int64_t)(sizeof sizes / sizeof sizes[0]) && sizes[count] <= most) count++;
+    while (count < COUNT_OF(sizes) && sizes[count] <= most) count++;
     if (!random_between(random, 0, 11)) return 0;
     return random_between(random, 0, 4) ? sizes[random_between(random, 0, count - 1)]
                                         : random_between(random, 1, most);
@@ -107,8 +101,8 @@ static void draw_prefill(struct random_state *random, int64_t *v)
         topk = size_of(random, 641);
     } while (v[PREFILL_SQ] * v[PREFILL_HQ] * (topk + 1) > MOST_WORK);
     v[PREFILL_SHAPE] = axis_shape(size_of(random, 1025), topk, 0);
-    if (!flat && v[PREFILL_SOURCE] != PREFILL_PAGES)
-        v[PREFILL_DQK] = v[PREFILL_SOURCE] == PREFILL_FP8_656 ? 576 : 512;
+    if (prefill_has_codes(v[PREFILL_SOURCE]))
+        v[PREFILL_DQK] = cache_formats[prefill_formats[v[PREFILL_SOURCE]]].d_qk;
     v[PREFILL_PAGE] = page_of(random);
     v[PREFILL_INPUTS] = ONE_OF(random, S_NORMAL, S_SPIKED, S_STEEP, S_BEYOND, PREFILL_EXTREME);
     /* As in the grid: with few keys of values ±1 some sums are almost 0, and tolerances do not cover

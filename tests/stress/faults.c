@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #define _GNU_SOURCE /* popen */
-#include "faults.h"
+#include "stress.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,13 +37,13 @@ static void written_though_refused(const struct device_blocks *blocks, const fml
 }
 
 static const struct fault_kind kinds[] = {
-    {.name = "past-end", .after = past_end},
-    {.name = "past-end-quietly", .after = past_end_quietly},
-    {.name = "before-begin", .after = before_begin},
-    {.name = "read-beyond", .after = read_beyond},
-    {.name = "workspace", .after = workspace_end},
-    {.name = "input", .after = input_written},
-    {.name = "refused", .refused = written_though_refused},
+    {.name = "past-end", .hooks.after = past_end},
+    {.name = "past-end-quietly", .hooks.after = past_end_quietly},
+    {.name = "before-begin", .hooks.after = before_begin},
+    {.name = "read-beyond", .hooks.after = read_beyond},
+    {.name = "workspace", .hooks.after = workspace_end},
+    {.name = "input", .hooks.after = input_written},
+    {.name = "refused", .hooks.refused = written_though_refused},
     {.name = "dropped-key", .defect = FAULT_DROPPED_KEY},
     {.name = "gap", .defect = FAULT_GAP},
     {.name = "merge-base", .defect = FAULT_MERGE_BASE, .only = 1 + OP_MERGE},

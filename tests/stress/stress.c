@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
  * stress: random calls of every operation, from several host threads at once, through the cases of checkattn.
- * Each call has its memory between guard pages (pages.h; on a GPU between canaries), is made with workspaces
+ * Each call has its memory between guard pages (device.h; on a GPU between canaries), is made with workspaces
  * that must be refused and twice with one of exactly the queried size, and is compared with the oracle.
  *
  * Call N of a seed does not depend on earlier calls, so a failed call can be repeated alone.
  */
-#include "../checkattn/pages.h"
-#include "draw.h"
-#include "faults.h"
+#include "stress.h"
+
+#include "pthread_loop.h"
 #include "timing.h"
 
 #include <getopt.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -44,7 +43,7 @@ static struct {
     struct tested kernel[MOST_KERNELS];
     int32_t types[OPERATIONS]; /* types of the kernels that dispatch chooses from */
     _Atomic int64_t next, made, rows, failed, of_operation[OPERATIONS];
-    _Atomic int64_t under_way[MOST_THREADS]; /* current call of each host thread; 0: none */
+    char named_seed[32], under_way[MOST_THREADS][32]; /* " --seed N", and " --call N" of each host thread */
 } stress = {.seed = 1};
 
 /* ---- What went wrong ------------------------------------------------------------------------- */
@@ -59,46 +58,20 @@ static void wrong(const char *what)
     report(now.tally, now.run, "beside the call", what);
 }
 
-static size_t put_text(char *line, size_t at, const char *text)
+static void say(const char *text)
 {
-    while (*text) line[at++] = *text++;
-    return at;
-}
-
-static size_t put_number(char *line, size_t at, uint64_t number)
-{
-    char digits[24];
-    int count = 0;
-    do digits[count++] = (char)('0' + number % 10);
-    while (number /= 10);
-    while (count) line[at++] = digits[--count];
-    return at;
+    if (write(STDERR_FILENO, text, strlen(text)) < 0) _exit(3);
 }
 
 /* A kernel accessed memory outside its call. Its threads may be the library's own, so all current calls
  * are named. */
 static void bad_access(int signal)
 {
-    char line[64 + 32 * MOST_THREADS];
-    size_t at = put_text(line, 0, signal == SIGBUS ? "stress: SIGBUS" : "stress: SIGSEGV");
-    at = put_text(line, at, ": memory beside a buffer was touched; again, one of: --seed ");
-    at = put_number(line, at, stress.seed);
-    for (int i = 0; i < MOST_THREADS; i++) {
-        const int64_t call = atomic_load(&stress.under_way[i]);
-        if (!call) continue;
-        at = put_text(line, at, " --call ");
-        at = put_number(line, at, (uint64_t)call);
-    }
-    line[at++] = '\n';
-    if (write(STDERR_FILENO, line, at) < 0) _exit(3);
+    say(signal == SIGBUS ? "stress: SIGBUS" : "stress: SIGSEGV");
+    say(": memory beside a buffer was touched; again, one of:"), say(stress.named_seed);
+    for (int i = 0; i < MOST_THREADS; i++) say(stress.under_way[i]);
+    say("\n");
     _exit(1);
-}
-
-static void catch_bad_accesses(void)
-{
-    struct sigaction action = {.sa_handler = bad_access};
-    sigaction(SIGSEGV, &action, NULL);
-    sigaction(SIGBUS, &action, NULL);
 }
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
@@ -181,7 +154,7 @@ static void make_call(int64_t call)
     const bool gpu = on_gpu(&run);
     draw_case(&random, operation, run.types, gpu, v);
     now.run = &run, now.tally = &tally;
-    pages_draw(random_u64(&random));
+    device_draw_pages(random_u64(&random));
     case_check(subjects[operation], &run, v, random_u64(&random), &tally, NULL);
     atomic_fetch_add(&stress.made, 1);
     atomic_fetch_add(&stress.of_operation[operation], 1);
@@ -192,41 +165,27 @@ static void make_call(int64_t call)
             descriptors[operation].name, run.kernel, (unsigned long long)stress.seed, (long long)call);
 }
 
-struct host_thread {
-    int number;
-    int64_t last; /* last call of the round */
-};
-
-static void *host_thread(void *data)
+static void host_thread(void *last_of_round, int number)
 {
     enum { ENOUGH = 10 };
-    const struct host_thread *me = data;
+    char *under_way = stress.under_way[number];
     device_enter();
-    for (int64_t call; (call = atomic_fetch_add(&stress.next, 1)) <= me->last;) {
-        atomic_store(&stress.under_way[me->number], call);
+    for (int64_t call; (call = atomic_fetch_add(&stress.next, 1)) <= *(const int64_t *)last_of_round;) {
+        snprintf(under_way, sizeof stress.under_way[0], " --call %lld", (long long)call);
         if (timing_now() < stress.end && atomic_load(&stress.failed) < ENOUGH) make_call(call);
-        atomic_store(&stress.under_way[me->number], 0);
+        *under_way = '\0';
     }
-    return NULL;
 }
 
 /* Runs rounds of calls, each with one setting of the library's threads, until time or calls are used up. */
 static void make_calls(int threads)
 {
-    struct host_thread host[MOST_THREADS] = {{0}};
-    pthread_t thread[MOST_THREADS];
     for (int64_t first = 1; timing_now() < stress.end && !(stress.calls && first > stress.calls);) {
         int64_t last = first / ROUND * ROUND + ROUND - 1;
         if (stress.calls && last > stress.calls) last = stress.calls;
         set_threads(first);
         atomic_store(&stress.next, first);
-        int started = 0;
-        for (int i = 0; i < threads; i++) host[i] = (struct host_thread){i, last};
-        while (started + 1 < threads &&
-               !pthread_create(&thread[started], NULL, host_thread, &host[started + 1]))
-            started++;
-        host_thread(&host[0]);
-        while (started) pthread_join(thread[--started], NULL);
+        pthread_each(threads, host_thread, &last);
         first = last + 1;
     }
 }
@@ -302,12 +261,12 @@ int main(int argc, char **argv)
     else
         stress.device = device_pages;
     if (!find_kernels(gpu ? stress.device : (fmla_device){FMLA_DEVICE_CPU, 0})) return 3;
-    if (!gpu) catch_bad_accesses();
-    struct device_stress watch = {.wrong = wrong};
-    if (fault)
-        watch.after = fault->after, watch.refused = fault->refused, stress.defect = fault->defect,
-        stress.only = fault->only;
-    device_stress = &watch;
+    snprintf(stress.named_seed, sizeof stress.named_seed, " --seed %llu", (unsigned long long)stress.seed);
+    const struct sigaction action = {.sa_handler = bad_access};
+    if (!gpu) sigaction(SIGSEGV, &action, NULL), sigaction(SIGBUS, &action, NULL);
+    struct device_stress watch = {0};
+    if (fault) watch = fault->hooks, stress.defect = fault->defect, stress.only = fault->only;
+    watch.wrong = wrong, device_stress = &watch;
     for (int i = OPERATIONS - 1; i >= 0;
          i--) /* sparse decode and prefill share their random keys: the last draw stays */
         if (subjects[i]) operation_begin(subjects[i], stress.seed);
@@ -316,9 +275,9 @@ int main(int argc, char **argv)
     stress.end = start + (only ? 1e9 : (double)seconds);
     stress.calls = (int64_t)calls;
     if (only) {
-        set_threads((int64_t)only);
-        atomic_store(&stress.under_way[0], (int64_t)only);
-        make_call((int64_t)only);
+        int64_t last = (int64_t)only;
+        set_threads(last), atomic_store(&stress.next, last);
+        host_thread(&last, 0);
     } else {
         make_calls((int)threads);
     }
