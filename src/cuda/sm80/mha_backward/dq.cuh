@@ -6,6 +6,8 @@
 
 #include "scheduler.cuh"
 
+namespace mha_backward {
+
 /* Adds a warp's 16 × 8 sums to those in memory. */
 DEVICE void add_sums(float *to, int lane, const float (&x)[4])
 {
@@ -76,3 +78,5 @@ DEVICE void Backward<Element, Tiles>::add_dq(const TileCoord &coord) const
         if (fresh_thread() == 0) store_release(p.added + index, order + 1);
     }
 }
+
+} // namespace mha_backward

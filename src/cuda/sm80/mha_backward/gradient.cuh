@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
  * The gradients of a block of keys, which a CTA computes. Each function is defined in the file of its role.
- *
- * This kernel has no namespace: clear_empty_rows is not inlined, so its full name is part of the machine code
- * that bench/results/ records.
  */
 #pragma once
 
@@ -11,6 +8,8 @@
 #include "products.cuh"
 
 #include <stddef.h>
+
+namespace mha_backward {
 
 template <typename Element, typename Tiles> struct Backward : WarpProducts<Element, Tiles> {
     using Products = WarpProducts<Element, Tiles>;
@@ -88,3 +87,5 @@ template <typename Element, typename Tiles> struct Backward : WarpProducts<Eleme
                                const float (&sums)[KEY_TILES][TILES][4]) const;
     DEVICE void run() const;
 };
+
+} // namespace mha_backward

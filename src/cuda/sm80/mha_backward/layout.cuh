@@ -15,6 +15,8 @@
 #include "../../device/shared.cuh"
 #include "shape.h"
 
+namespace mha_backward {
+
 /* Returns the position of a row's lse or delta. Within 16 rows, the four that a thread has of two groups of
  * eight are adjacent. */
 DEVICE int stat_at(int row)
@@ -64,3 +66,5 @@ template <int D_QK_, int D_V_, int KEYS_, int WARP_KEYS_, bool EARLY_DV_> struct
     static_assert(ROWS == LINE_ELEMENTS, "a line of P has all rows of a tile");
     static_assert(KEY_GROUPS == 2 || KEY_GROUPS == 4, "warps share dQ's columns");
 };
+
+} // namespace mha_backward

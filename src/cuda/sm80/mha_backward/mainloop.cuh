@@ -39,6 +39,8 @@
 #include "scheduler.cuh"
 #include "softmax.cuh"
 
+namespace mha_backward {
+
 /* Waits for the other warp of the same keys. Barrier 0 is __syncthreads. */
 template <typename Element, typename Tiles> DEVICE void Backward<Element, Tiles>::pair_barrier() const
 {
@@ -149,6 +151,10 @@ template <typename Element, typename Tiles> DEVICE void backward_keys(const mha_
     backward.run();
 }
 
+} // namespace mha_backward
+
 #define MHA_BACKWARD_OF_SHAPE(PREFIX, ELEMENT, name, d_qk, d_v, keys, warp_keys, early_dv, blocks)           \
-    DEFINE_KERNEL(PREFIX##name, mha_backward_sm80_params, (MHA_BACKWARD_THREADS(keys, warp_keys), blocks),   \
-                  backward_keys<ELEMENT, BackwardTiles<d_qk, d_v, keys, warp_keys, early_dv>>(p))
+    DEFINE_KERNEL(                                                                                           \
+        PREFIX##name, mha_backward_sm80_params, (MHA_BACKWARD_THREADS(keys, warp_keys), blocks),             \
+        mha_backward::backward_keys<ELEMENT,                                                                 \
+                                    mha_backward::BackwardTiles<d_qk, d_v, keys, warp_keys, early_dv>>(p))

@@ -9,6 +9,8 @@
 #include "../../device/warpgroup.cuh"
 #include "scheduler.cuh"
 
+namespace mha_backward {
+
 /* Copies ROWS rows of COLUMNS columns. The first `rows` rows exist; the others become zeros. */
 template <int ROWS, int COLUMNS, int THREADS>
 DEVICE void copy_rows(uint32_t to, const uint16_t *from, int64_t stride, int rows)
@@ -103,3 +105,5 @@ __device__ __noinline__ void Backward<Element, Tiles>::clear_empty_rows(uint32_t
     }
     __syncthreads();
 }
+
+} // namespace mha_backward

@@ -9,6 +9,8 @@
 #include "../../device/warpgroup.cuh"
 #include "layout.cuh"
 
+namespace mha_backward {
+
 /* The products of a warp. */
 template <typename Element, typename Tiles> struct WarpProducts {
     static constexpr int KEY_TILES = Tiles::WARP_KEYS / 16, ROW_TILES = Tiles::WARP_ROWS / 8,
@@ -211,3 +213,5 @@ template <typename Element, typename Tiles> struct WarpProducts {
                            __uint_as_float(four.w));
     }
 };
+
+} // namespace mha_backward

@@ -13,6 +13,8 @@
 #include "../../device/result.cuh"
 #include "layout.cuh"
 
+namespace mha_backward {
+
 enum { ROW_KERNEL_THREADS = MHA_BACKWARD_ROW_THREADS };
 
 /* The tile of rows of a head that this CTA takes. */
@@ -109,8 +111,10 @@ template <typename Element, int D_QK> DEVICE void finish_rows(const mha_backward
     }
 }
 
+} // namespace mha_backward
+
 #define MHA_BACKWARD_ROW_KERNELS(PREFIX, ELEMENT, d_qk, d_v)                                                 \
-    DEFINE_KERNEL(PREFIX##prepare_##d_qk, mha_backward_sm80_params, (ROW_KERNEL_THREADS, 4),                 \
-                  prepare_rows<ELEMENT, d_qk, d_v>(p))                                                       \
-    DEFINE_KERNEL(PREFIX##finish_##d_qk, mha_backward_sm80_params, (ROW_KERNEL_THREADS, 4),                  \
-                  finish_rows<ELEMENT, d_qk>(p))
+    DEFINE_KERNEL(PREFIX##prepare_##d_qk, mha_backward_sm80_params, (mha_backward::ROW_KERNEL_THREADS, 4),   \
+                  mha_backward::prepare_rows<ELEMENT, d_qk, d_v>(p))                                         \
+    DEFINE_KERNEL(PREFIX##finish_##d_qk, mha_backward_sm80_params, (mha_backward::ROW_KERNEL_THREADS, 4),    \
+                  mha_backward::finish_rows<ELEMENT, d_qk>(p))

@@ -11,6 +11,8 @@
 #include "../../device/shared.cuh"
 #include "gradient.cuh"
 
+namespace mha_backward {
+
 /* Returns the key block of number `i`. Called by a whole warp. */
 template <typename Tiles> DEVICE KeyBlock find_key_block(const mha_backward_sm80_params &p, int i)
 {
@@ -69,3 +71,5 @@ DEVICE int64_t Backward<Element, Tiles>::tile_index(const TileCoord &coord) cons
 {
     return (int64_t)coord.head * p.row_tiles + row_tile() + coord.tile;
 }
+
+} // namespace mha_backward

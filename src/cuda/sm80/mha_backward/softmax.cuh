@@ -8,6 +8,8 @@
 #include "../../device/result.cuh"
 #include "gradient.cuh"
 
+namespace mha_backward {
+
 /* Sets masked scores to -inf, and those of keys past the request's last one: these keys are zeros, but
  * their P might be infinite. Row i of the tile sees key t of the block if t + diagonal <= i. */
 template <typename Element, typename Tiles>
@@ -91,3 +93,5 @@ DEVICE void Backward<Element, Tiles>::make_ds(const Scores &s, const Scores &dp,
             }
     }
 }
+
+} // namespace mha_backward
