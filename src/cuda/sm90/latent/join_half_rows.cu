@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The join kernels of Hopper's sparse decode, whose parts are rows of fp16 (half_rows.cuh).
+ * The join kernels of Hopper's decodes whose parts are rows of fp16 (half_rows.cuh).
  */
 #include "../../device/half_rows.cuh"
 #include "../../device/join.cuh"
 
-namespace sparse_decode {
+namespace latent {
 
 /* The values that a lane reads of a few parts of a row; has the interface of PartsOfLane. */
 template <int VECTORS_> struct HalvesOfLane {
@@ -41,7 +41,7 @@ template <int VECTORS_> struct HalvesOfLane {
     }
 };
 
-} // namespace sparse_decode
+} // namespace latent
 
-JOIN_KERNELS(join_half_rows_bf16, Bf16, sparse_decode::HalvesOfLane)
-JOIN_KERNELS(join_half_rows_fp16, Fp16, sparse_decode::HalvesOfLane)
+JOIN_KERNELS(join_half_rows_bf16, Bf16, latent::HalvesOfLane)
+JOIN_KERNELS(join_half_rows_fp16, Fp16, latent::HalvesOfLane)
