@@ -44,7 +44,7 @@ help:
 	@echo 'make             build the library and the command into build/release'
 	@echo 'make demo        compute, check, time and draw one decode batch; leaves its files in demo/'
 	@echo 'make test        build and run the tests'
-	@echo 'make test-long   after it: those that build the project in other ways, and checkattn with another seed'
+	@echo 'make test-long   after it: those that build the project in other ways, stress, and more of checkattn'
 	@echo 'make test-fresh  make demo and make test inside a minimal Debian tree (root or sudo, network)'
 	@echo 'make lab         compile the programs of lab/ into build/lab; they need nvcc, and a Hopper GPU to run'
 	@echo 'make lint        clang-format, clang-tidy, cppcheck, shellcheck, black, mypy'
