@@ -96,11 +96,12 @@ sed 's/"kv_scale"/"kv_other"/' f.safetensors >c.safetensors
 passes c.safetensors --repeat 1 --out c.out --log-base 2 --lse-empty neg
 cmp -s f.out c.out && wrong 'run does not read kv_scale'
 # FP8 products, with values and with codes.
-for which in fp8:FP8_656:bf16 fp8:FP8_576:bf16 codes:FP8_576:e4m3; do
-    IFS=: read -r products format type <<<"$which"
-    checked "--cache ${format,,} --products $products --seq-lens 0,1,65,200 --query-tokens 3 --heads 6 --causal --sink" '--repeat 1 --out p.out' \
+for which in fp8:FP8_656:bf16:bf16 fp8:FP8_576:bf16:bf16 codes:FP8_576:e4m3:bytes; do
+    IFS=: read -r products format type dtype <<<"$which"
+    checked "--cache ${format,,} --products $products --seq-lens 0,1,65,200 --query-tokens 3 --heads 6 --causal --sink" '--repeat 1 --out p.out --json run.json' \
         ", bf16, $format, products $products, causal, sink$" "^q +\[4, 3, 6, 576\] $type, FP8 products, causal, sink$" \
         '^check +PASS: 72 of 72 rows'
+    grep -q "\"dtype\":\"$dtype\"" run.json || wrong "run.json: $(cat run.json)"
 done
 # The scale of codes matters, and products follow the option.
 sed 's/"q_scale"/"q_other"/' in.safetensors >c.safetensors

@@ -224,13 +224,14 @@ static bool run_json(const struct job *job, struct reason *reason)
     const fmla_tensor *first = &call->tensor[0];
     char device[16];
     json_memory_watch();
-    json_t *line =
-        json_pack("{s:s, s:s, s:s, s:o, s:s, s:I, s:I, s:f, s:f, s:f, s:s}", "op", descriptors[call->op].name,
-                  "kernel", job->kernel, "device", machine_device_name(call->device, device), "q",
-                  shape_of(first), "dtype", first->dtype.code == FMLA_TYPE_BFLOAT ? "bf16" : "fp16",
-                  "workspace", (json_int_t)job->workspace, "runs", (json_int_t)job->repeat, "us",
-                  1e6 * job->seconds, "tflops", 1e-12 * job->work.flop / job->seconds, "gbs",
-                  1e-9 * job->work.bytes / job->seconds, "version", fmla_version_string());
+    const fmla_dtype dtype = first->dtype;
+    const char *const type = dtype.bits == 8 ? "bytes" : dtype.code == FMLA_TYPE_BFLOAT ? "bf16" : "fp16";
+    json_t *line = json_pack("{s:s, s:s, s:s, s:o, s:s, s:I, s:I, s:f, s:f, s:f, s:s}", "op",
+                             descriptors[call->op].name, "kernel", job->kernel, "device",
+                             machine_device_name(call->device, device), "q", shape_of(first), "dtype", type,
+                             "workspace", (json_int_t)job->workspace, "runs", (json_int_t)job->repeat, "us",
+                             1e6 * job->seconds, "tflops", 1e-12 * job->work.flop / job->seconds, "gbs",
+                             1e-9 * job->work.bytes / job->seconds, "version", fmla_version_string());
     const struct check_result *check = &job->check;
     if (job->checked)
         json_object_set_new(line, "check",
