@@ -30,7 +30,7 @@ struct option_counts {
     int64_t count;
 };
 
-enum { OPTION_CHOICES = 12 };
+enum { OPTION_CHOICES = 24 };
 
 struct option {
     const char *name; /* "--batch" */

@@ -360,6 +360,7 @@ int command_verify(int argc, char **argv)
     int op = 0;
     bool op_given = false;
     const char *operations[OPTION_CHOICES];
+    _Static_assert((int)OPERATIONS < (int)OPTION_CHOICES, "an option can name every operation");
     char words[200];
     struct option options[] = {
         OPTION_ONE_OF("--op", &op, "NAME", "compare only the kernels of this operation", &op_given, NULL),
