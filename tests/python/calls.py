@@ -58,7 +58,9 @@ def is_there(operation, device, element=None, bytes_of_token=None):
     if operation == "dense_decode_fp8":
         rows = [row for row in rows if "fp8" in row["products"] and element in (None, "bfloat16")]
     if bytes_of_token is not None:
-        rows = [row for row in rows if element in row["types"] and format_of(bytes_of_token) in row["kv_formats"]]
+        of_values = re.search(rf"^TENSOR\({OPERATIONS[operation].name}, \w+, .*ALLOW_(BF16|FP16|FLOATS)", TEXT, re.M)
+        rows = [row for row in rows if not of_values or element in row["types"]]
+        rows = [row for row in rows if format_of(bytes_of_token) in row["kv_formats"]]
         if operation == "dense_decode" and device != "cpu":  # a GPU's kernels take bf16 queries of such caches
             rows = [row for row in rows if element == "bfloat16"]
     return any(row["available"] and not row["forced_only"] for row in rows)

@@ -587,10 +587,14 @@ static void rows_drawn(void)
     if (!l->d_qk) l->d_qk = draw_one_in(2) ? 576 : draw_size(4096);
     l->width = l->d_qk, l->pages = size_or_none(1 << 20), l->page_size = draw_size(1 << 16);
     l->tokens = draw_fit(size_or_none(INT64_C(1) << 40), (double)l->d_qk * 8.0);
-    l->b = size_or_none(1 << 10), l->h_q = draw_size(1 << 10), l->max_pages = draw_size(1 << 10);
+    l->b = size_or_none(1 << 10), l->h_q = draw_size(1 << 10), l->h_kv = draw_size(16),
+    l->max_pages = draw_size(1 << 10);
     described_fit(operation, l);
     make(&s);
-    const int64_t rows = described_member(operation, "q") ? l->b : l->tokens;
+    /* There is something to write if the first result has elements. */
+    const struct member *result = described_tensor(operation, 0);
+    for (int which = 0; !(result->allowed & IS_OUTPUT); which++) result = described_tensor(operation, which);
+    const int64_t rows = result->dimensions[0] == DIM_b ? l->b : l->tokens;
     judge_one(rows > 0, operation_is_of_caches(operation) ? ceil_div(l->tokens, CACHE_WARPS) : 0);
     if (l->tokens > 0 && operation != OP_CACHE_CONVERT && operation_is_of_caches(operation))
         check_passed_of_tokens(&passed);
