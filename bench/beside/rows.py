@@ -260,6 +260,14 @@ class Mha(Problem):
 
 
 @dataclass(frozen=True)
+class MhaShort(Mha):
+    """Many short prompts."""
+
+    kind = "mha_short"
+    peers = ("fa3", "fa4")
+
+
+@dataclass(frozen=True)
 class MhaPortable(Mha):
     """The same by the kernel for every GPU since Ampere, beside the kernel for those GPUs that PyTorch has."""
 
@@ -404,10 +412,16 @@ def mha_rows():
 
 
 def chunk_rows():
-    rows = [MhaChunk(1, s_q, s_k, 16, 16, 192, 128) for s_k, s_q in product((8192, 65536, 131072), (16, 128, 512))]
-    rows += [MhaChunk(1, s_q, s_k, 32, 4, 128, 128) for s_k, s_q in product((8192, 65536), (16, 128, 512))]
-    rows += [MhaChunk(b, 128, 32768, 16, 16, 192, 128) for b in (4, 16)]
-    return rows + [MhaChunk(1, s_q, 32768, 128, 128, 192, 128) for s_q in (128, 2048)]
+    sizes = (16, 16, 192, 128), (128, 128, 192, 128), (32, 4, 128, 128)
+    shapes = product((8192, 32768, 65536), (16, 64, 128, 512, 2048), sizes)
+    rows = [MhaChunk(1, s_q, s_k, *of) for s_k, s_q, of in shapes]
+    rows += [MhaChunk(1, s_q, 131072, 16, 16, 192, 128) for s_q in (16, 128, 512)]
+    return rows + [MhaChunk(b, s_q, 32768, *of) for b, s_q, of in product((4, 16), (16, 128), (sizes[0], sizes[2]))]
+
+
+def short_rows():
+    shapes = product((64, 256), (128, 512), ((16, 16, 192, 128), (128, 128, 192, 128), (32, 4, 128, 128)))
+    return [MhaShort(b, s, *of, True) for b, s, of in shapes]
 
 
 def mha_gradients_rows_of(kind):
@@ -424,6 +438,7 @@ GROUPS = {
     "prefill": prefill_rows(),
     "mha": mha_rows(),
     "mha_chunk": chunk_rows(),
+    "mha_short": short_rows(),
     "mha_bwd": mha_gradients_rows_of(MhaGradients),
     "sm80": mha_rows_of(MhaPortable),
     "sm80_bwd": mha_gradients_rows_of(MhaGradientsPortable),
