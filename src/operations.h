@@ -11,7 +11,7 @@
 
 #include <stdbool.h>
 
-enum { MAX_PARTITIONS = 65536 };
+enum { MAX_PARTITIONS = 65536, MAX_MHA_SPLITS = 64 };
 
 /* Plans count splits in 32 bits: at most one per request and one more per partition. */
 enum { MAX_BATCH = INT32_MAX - MAX_PARTITIONS - 1 };

@@ -123,6 +123,11 @@ struct attention_problem {
     float scale;
     bool causal;
     enum splitting splitting;
+    /* Dense MHA on a GPU: requests are split by all of them, or each by its own lengths; into how many splits, 0:
+     * as many as take the least time. */
+    bool batch_dependent;
+    int32_t mha_splits;
+    int64_t max_s_q;  /* of ragged requests, as the caller gives it: 0 = not known */
     const void *plan; /* NULL: in tables, or planned inside the call */
     size_t plan_size;
     bool plan_in_tables; /* with num_partitions rows; both may be NULL in a size query */

@@ -684,17 +684,26 @@ typedef struct fmla_mha_forward_args {
     int32_t causal;        /* 1: token j of s_q sees keys t ≤ s_k - s_q + j */
     int32_t lse_empty;     /* FMLA_LSE_EMPTY_… */
     int32_t log_base;      /* FMLA_LOG_… */
+    /* Where tiles of query rows are too few for a GPU, Hopper's kernel cuts their keys into splits, whose results it
+     * joins. 0: a request is split by its own lengths, so that it has the same bits in any batch; with cu_seqlens
+     * only if max_s_q, or without it the number of tokens, is so small that any request may be. 1: by all, which is
+     * faster for several, and gives the same bits only in the same batch. */
+    int32_t batch_dependent;
+    /* Splits of every request, at most 64; 1 = none; 0 = as many as take the least time. A request of more than 2^24
+     * query rows times splits is not split. */
+    int32_t num_splits;
 } fmla_mha_forward_args;
 
 /* Returns the workspace of fmla_mha_forward for these arguments, in bytes, and its alignment; either may be
  * NULL. Reads the same kinds of arguments as fmla_dense_decode_workspace_size. The size grows with every
- * dimension on the CPU; it is 256 bytes on Hopper and 0 on other GPUs.
+ * dimension on the CPU; it is 256 bytes on Hopper and 0 on other GPUs. Where Hopper's kernel splits the keys of
+ * requests, each of their query rows takes 4 · d_v + 8 bytes more a split; then the size may fall as dimensions grow.
  * Errors: as fmla_mha_forward, except those of the workspace. */
 FMLA_API fmla_status fmla_mha_forward_workspace_size(const fmla_mha_forward_args *args, size_t *bytes,
                                                      size_t *alignment);
 
 /* Returns an upper bound of the workspace, as fmla_dense_decode_workspace_bound does. It covers every call of
- * fmla_mha_forward whose b, s_q or tokens, and h_q are at most these and whose types, d_qk, d_v, options,
+ * fmla_mha_forward whose b, s_q or tokens, keys and h_q are at most these and whose types, d_qk, d_v, options,
  * device and kernel are the same.
  * Errors: as fmla_mha_forward_workspace_size. */
 FMLA_API fmla_status fmla_mha_forward_workspace_bound(const fmla_mha_forward_args *args, size_t *bytes,
@@ -705,7 +714,7 @@ FMLA_API fmla_status fmla_mha_forward_workspace_bound(const fmla_mha_forward_arg
  * Errors: as fmla_mha_forward_workspace_size. */
 FMLA_API fmla_status fmla_mha_forward_kernel(const fmla_mha_forward_args *args, const char **name);
 
-/* Runs dense MHA. A request's result has the same bits for any batch around it.
+/* Runs dense MHA. A request's result has the same bits for any batch around it, unless batch_dependent is set.
  * Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace), FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. No
  * value in cu_seqlens is an error. */
 FMLA_API fmla_status fmla_mha_forward(const fmla_mha_forward_args *args);

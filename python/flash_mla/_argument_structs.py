@@ -89,7 +89,7 @@ class fmla_mha_forward_args(Structure):
         *neighbours(c_void_p, "stream"),
         *neighbours(c_char_p, "kernel"),
         *neighbours(c_float, "softmax_scale"),
-        *neighbours(c_int32, "causal lse_empty log_base"),
+        *neighbours(c_int32, "causal lse_empty log_base batch_dependent num_splits"),
     ]
 
 

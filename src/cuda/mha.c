@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense MHA on a GPU: the host part that all its kernels share. There is no plan, and no request is split.
+ * Dense MHA on a GPU: the host part that all its kernels share. There is no plan; Hopper's kernel
+ * splits requests.
  */
 #include "attention.h"
+
+#include "sm90/mha_forward/choice.h"
 
 #include <string.h>
 
@@ -40,11 +43,14 @@ struct mha_forward_params cuda_mha_params(const struct attention_problem *p)
     return params;
 }
 
-/* Hopper's kernel counts the taken tiles in the workspace. */
+/* Hopper's kernel counts the taken tiles in the workspace, and has the parts of splits there. */
 fmla_status cuda_mha_prepare(const struct attention_problem *p, struct cuda_work *w)
 {
     const struct cuda_key key = {.schedule = CUDA_SM90_MHA_FORWARD, .element = p->element};
-    if (w->device->capability == 90 && cuda_can_have(w->device, cuda_kernel_of(key)))
-        w->bytes = cuda_line_up(sizeof(struct tile_counters));
-    return FMLA_OK;
+    const int32_t sms = w->device->sms;
+    if (w->device->capability != 90 || !cuda_can_have(w->device, cuda_kernel_of(key))) return FMLA_OK;
+    w->bytes = cuda_line_up(sizeof(struct tile_counters));
+    const int64_t rows =
+        p->bound ? sm90_mha_forward_most_part_rows(p, sms) : sm90_mha_forward_splitting(p, sms).part_rows;
+    return rows ? cuda_place_parts(p, rows, w->bytes, w) : FMLA_OK;
 }

@@ -297,6 +297,15 @@ struct mha_forward_sm90_params {
     int32_t cached_keys;                 /* of a key head: the number that stays in L2 */
     struct tile_counters *tile_counters; /* NULL: every CTA has at most one tile */
     uint64_t ticket;                     /* of this launch */
+    /* The keys of a request's tiles are cut into splits: `splits` of them; or if that is 0, as many as have
+     * blocks_of_split key blocks each; or if that is 0 too, as many as mha_splits says for the request alone. */
+    int32_t splits, blocks_of_split;
+    int32_t most_splits, sms;
+    int32_t part_rows; /* that there is room for; a request whose rows find none is not split */
+    int32_t gap;
+    /* The rows of splits: of a request all of its first split, then all of its second; in a split by tile. */
+    float *part_out;            /* [part_rows][d_v], divided by the sums */
+    struct part_end *part_ends; /* [part_rows] */
 };
 
 /* The portable tensor-core kernel: a CTA takes a tile of rows (sm80/mha_forward/scheduler.cuh). */
@@ -380,7 +389,7 @@ enum { MHA_BACKWARD_ROW_THREADS = 256, MHA_BACKWARD_CONSUMERS = 2 };
 /* Hopper's dense MHA, by d_qk: rows of a tile, keys of a block. */
 #define MHA_SM90_ROWS(d_qk) ((d_qk) == 64 ? 192 : 128)
 #define MHA_SM90_KEYS(d_qk) 128
-enum { MHA_WARPS = 8 };
+enum { MHA_WARPS = 8, MHA_JOIN_WARPS = 4 };
 
 /* Parameters of the join, for dense and sparse decode. */
 struct join_params {

@@ -34,7 +34,7 @@ struct layout {
     bool flat;            /* tensors have all tokens in one dimension if they may (form_of) */
     /* Only used by calls made by name (named_calls.h): */
     unsigned has; /* optional tensors, HAS_… */
-    int32_t batch_invariant, num_partitions, causal, products;
+    int32_t batch_invariant, num_partitions, causal, products, batch_dependent, num_splits;
 };
 
 /* Returns the format of a cache. */

@@ -85,6 +85,9 @@ static inline void named_make(enum operation operation, void *args, struct held 
     put_number(operation, args, "num_partitions", layout->num_partitions);
     put_number(operation, args, "causal", layout->causal);
     put_number(operation, args, "products", layout->products);
+    put_number(operation, args, "batch_dependent", layout->batch_dependent);
+    if (operation == OP_MHA_FORWARD)
+        put_number(operation, args, "num_splits", layout->num_splits); /* decode: a table */
     put_number(operation, args, "rope_pairs", layout->has & HAS_TURNS ? FMLA_ROPE_HALVES : FMLA_ROPE_NONE);
 }
 

@@ -101,6 +101,72 @@ static void no_keys(void)
     CHECK_EQ(hopper(&c).call.tokens_k, 0);
 }
 
+/* ---- Splits ------------------------------------------------------------------------------------ */
+
+/* The fake GPU has 132 SMs. */
+static const struct split_case {
+    int64_t b, s_q, s_k, h_q, h_kv;
+    int32_t batch_dependent, num_splits;
+    int64_t splits, part_rows; /* 1 and 0: not split */
+} split_cases[] = {
+    {1, 128, 65536, 16, 16, 0, 0, 8, 8 * 128 * 16},     /* 16 tiles: 128 of 132 SMs */
+    {1, 512, 8192, 16, 16, 0, 0, 2, 2 * 512 * 16},      /* 64 tiles */
+    {1, 16, 65536, 32, 4, 0, 0, 16, 16 * 16 * 32},      /* 4 tiles; 16 is the most of a request by itself */
+    {1, 512, 65536, 32, 4, 0, 0, 1, 0},                 /* 128 tiles */
+    {1, 128, 512, 16, 16, 0, 0, 1, 0},                  /* 4 blocks */
+    {7, 128, 65536, 16, 16, 0, 0, 8, 7 * 8 * 128 * 16}, /* as alone */
+    {1, 512, 65536, 32, 4, 0, 3, 3, 3 * 512 * 32},
+    {1, 128, 65536, 16, 16, 0, 1, 1, 0},
+    {7, 128, 65536, 16, 16, 1, 0, 1, 0}, /* 112 tiles */
+};
+
+static void splits(void)
+{
+    for (int i = 0; i < (int)(sizeof split_cases / sizeof *split_cases); i++) {
+        const struct split_case *const want = &split_cases[i];
+        struct mha_forward_call c;
+        const struct layout layout =
+            SHAPE_OF(layout, .b = want->b, .s_q = want->s_q, .s_k = want->s_k, .h_q = want->h_q,
+                     .h_kv = want->h_kv, .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE);
+        mha_forward_make(&c, &layout, gpu_number(0));
+        c.args.batch_dependent = want->batch_dependent, c.args.num_splits = want->num_splits;
+        const bool split = want->splits > 1;
+        RUNS(mha_forward, &c, "sm90_mha_forward_bf16_192%s",
+             split ? "_splits|sm90_mha_forward_join_bf16_192" : "");
+        const struct mha_forward_sm90_params p = PARAMS(mha_forward_sm90_params, launched(split));
+        CHECK_ALL({p.splits, want->splits}, {p.part_rows, want->part_rows}, {p.part_out != NULL, split},
+                  {(int64_t)c.bytes, 256 + want->part_rows * (4 * D_V + 8)});
+    }
+}
+
+/* By the batch all requests have splits of as many blocks: here 10 tiles in 13 splits each. Ragged requests are split
+ * by themselves only if no request can have more tiles than there are SMs. */
+static void splits_of_a_batch(void)
+{
+    struct mha_forward_call c;
+    const struct layout layout = SHAPE_OF(layout, .b = 5, .s_q = 3, .s_k = 65536, .h_q = 8, .h_kv = 2,
+                                          .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE);
+    mha_forward_make(&c, &layout, gpu_number(0));
+    c.args.batch_dependent = 1;
+    struct mha_forward_sm90_params p;
+    RUNS(mha_forward, &c, "sm90_mha_forward_bf16_192_splits|sm90_mha_forward_join_bf16_192");
+    p = PARAMS(mha_forward_sm90_params, launched(1));
+    CHECK_ALL({p.splits, 0}, {p.blocks_of_split, 40}, {p.most_splits, 13}, {p.part_rows, 13 * 5 * 3 * 8});
+    static const struct {
+        int64_t max_s_q;
+        bool split;
+    } all[] = {{0, false}, {100, true}, {1 << 20, false}};
+    for (int i = 0; i < 3; i++) {
+        ragged(&c);
+        c.k.shape[0] = c.v.shape[0] = 65536;
+        c.args.max_s_q = all[i].max_s_q;
+        RUNS(mha_forward, &c, "sm90_mha_forward_bf16_192%s",
+             all[i].split ? "_splits|sm90_mha_forward_join_bf16_192" : "");
+        p = PARAMS(mha_forward_sm90_params, launched(all[i].split));
+        CHECK_ALL({p.splits, !all[i].split}, {p.blocks_of_split, 0}, {p.sms, fake->sms});
+    }
+}
+
 /* ---- Which kernel ------------------------------------------------------------------------------- */
 
 static void check_hopper(const char *what, const struct mha_forward_call *c)
@@ -271,6 +337,7 @@ static void gradients_refused(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tile_counters, no_keys, any_batch, refused,
-                         tiles_of_sm80, no_request, gradients, wide_gradients, gradients_refused);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", tiles, tile_counters, no_keys, splits,
+                         splits_of_a_batch, any_batch, refused, tiles_of_sm80, no_request, gradients,
+                         wide_gradients, gradients_refused);
 }

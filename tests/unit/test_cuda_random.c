@@ -9,6 +9,7 @@
  */
 #include "fake_cuda/passed.h"
 
+#include "cuda/mha_splits.h"
 #include "cuda/sm80/mha_forward/shape.h"
 #include "cuda/sm90/sparse_decode/choice.h"
 
@@ -342,6 +343,26 @@ static void judge_prefill(size_t bytes)
     HOLDS(tokens == s_q * h_kv);
 }
 
+/* Tests that there is room for the parts behind the counters, and that the join gets what the kernel gets. */
+static void judge_mha_splits(const struct mha_forward_sm90_params *p, int64_t rows, size_t bytes)
+{
+    const int64_t part_rows = p->part_rows, d_v = p->call.d_v;
+    const char *const end = workspace + bytes;
+    const struct fake_launch *const join = &fake->launch[1];
+    const struct mha_forward_sm90_params joined = PARAMS(mha_forward_sm90_params, join);
+    HOLDS(!memcmp(&joined, p, sizeof joined) && !strncmp(join->kernel, "sm90_mha_forward_join_", 22));
+    HOLDS(part_rows > 0 && part_rows <= rows * MHA_MOST_SPLITS && p->most_splits >= 2);
+    HOLDS((char *)p->part_out == workspace + 256 &&
+          inside(p->part_ends, part_rows, sizeof(struct part_end), end) &&
+          (char *)p->part_ends >= (char *)(p->part_out + part_rows * d_v));
+    const int32_t wanted = *(const int32_t *)option("num_splits");
+    const int64_t all = rows * wanted < MHA_MOST_PART_ROWS ? rows * wanted : MHA_MOST_PART_ROWS;
+    HOLDS(!wanted || (p->splits == wanted && part_rows == all));
+    HOLDS((p->splits == 0) + (p->blocks_of_split == 0) >= 1 && p->sms == fake->sms);
+    HOLDS(wanted || *(const int32_t *)option("batch_dependent") == (p->blocks_of_split > 0));
+    HOLDS(join->config.grid_x >= 1 && join->config.grid_x <= 4 * (unsigned)fake->sms);
+}
+
 static void judge_mha(size_t bytes)
 {
     const struct mha_forward_call *c = &call.mha_forward;
@@ -353,8 +374,9 @@ static void judge_mha(size_t bytes)
         HOLDS(!fake->launches);
         return;
     }
-    HOLDS(fake->launches == 1);
     const struct fake_launch *const launch = &fake->launch[0];
+    const bool splits = !strncmp(launch->kernel, "sm90", 4) && strstr(launch->kernel, "_splits");
+    HOLDS(fake->launches == 1 + splits);
     const struct mha_forward_params all =
         PARAMS(mha_forward_params, launch); /* with which all others begin */
     check_passed_of_mha(&passed, c, &all, b, h_q, h_kv);
@@ -374,7 +396,11 @@ static void judge_mha(size_t bytes)
     const int64_t rows = MHA_SM90_ROWS(p.call.d_qk), sms = (int64_t)fake->sms;
     check_passed_map(&passed, &p.q, "q", true), check_passed_map(&passed, &p.k, "k", false);
     check_passed_map(&passed, &p.v, "v", false);
-    HOLDS(bytes == 256 && (p.heads_of_tile == 1 || p.heads_of_tile == h_q / h_kv));
+    HOLDS(p.heads_of_tile == 1 || p.heads_of_tile == h_q / h_kv);
+    if (splits)
+        judge_mha_splits(&p, tokens * h_q, bytes);
+    else
+        HOLDS(bytes == 256 && p.splits == 1 && !p.part_out);
     HOLDS(p.tile_tokens == rows / p.heads_of_tile && p.tile_rows == p.tile_tokens * p.heads_of_tile);
     HOLDS(divides(p.heads_divisor, p.heads_of_tile) && p.units * p.heads_of_tile == h_q);
     HOLDS(p.units_of_key_head * p.heads_of_tile == h_q / h_kv && p.cached_keys > 0);

@@ -88,6 +88,14 @@ DEVICE void store_pair(const struct output_params &output, int64_t at, float low
     store_pair<Element>(output.out + at, output.pairs_aligned, low, high);
 }
 
+/* Stores two values, 8 bytes, if `stores`: without a branch, as below. */
+DEVICE void store_global_8(float *to, float first, float second, bool stores)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %3, 0;\n@p st.global.v2.f32 [%0], {%1, %2};\n}" ::"l"(to),
+                 "f"(first), "f"(second), "r"((int)stores)
+                 : "memory");
+}
+
 /* Stores 16 bytes if `stores`. Inline PTX, because nvcc splits a plain store in a branch of its own into
  * four. */
 DEVICE void store_global_16(void *to, uint4 words, bool stores)

@@ -142,6 +142,7 @@ static inline void draw_options(struct shape *s)
     s->plan = plan < 2 ? PLAN_NONE : plan == 2 ? PLAN_WHOLE : PLAN_TABLES;
     s->of.num_partitions = partitions < 6 ? 0 : (int32_t)draw_size(65536);
     s->of.batch_invariant = draw_one_in(8), s->odd = draw_one_in(8);
+    s->of.batch_dependent = draw_one_in(2), s->of.num_splits = draw_one_in(3) ? (int32_t)draw_below(65) : 0;
     s->of.has = draw_bits_of(HAS_LSE) | draw_bits_of(HAS_SINK);
 }
 
@@ -264,11 +265,13 @@ static inline int shape_in_words(enum operation operation, const struct shape *s
         if (s->of.size[i])
             length += snprintf(words + length, size - (size_t)length, " %s %" PRId64 ",", dimension_words[i],
                                s->of.size[i]);
-    return length + snprintf(words + length, size - (size_t)length,
-                             " %d bits, formats %d and %d, tensors %x, plan %d of %d partitions%s%s%s",
-                             s->of.type.bits, s->of.format, s->of.extra_format, s->of.has, s->plan,
-                             s->of.num_partitions, s->of.flat ? ", flat" : "",
-                             s->of.batch_invariant ? ", batch-invariant" : "", s->odd ? ", odd" : "");
+    return length +
+           snprintf(words + length, size - (size_t)length,
+                    " %d bits, formats %d and %d, tensors %x, plan %d of %d partitions, %d splits%s%s%s%s",
+                    s->of.type.bits, s->of.format, s->of.extra_format, s->of.has, s->plan,
+                    s->of.num_partitions, s->of.num_splits, s->of.flat ? ", flat" : "",
+                    s->of.batch_dependent ? ", batch-dependent" : "",
+                    s->of.batch_invariant ? ", batch-invariant" : "", s->odd ? ", odd" : "");
 }
 
 #endif

@@ -7,15 +7,22 @@
 #include "choice.h"
 
 enum { CACHED_BYTES = 24 * 1000 * 1000 /* of L2, for the K and V of heads that are processed together */ };
+enum { JOIN_BLOCKS_PER_SM = 4 };
+
+static struct cuda_kernel *kernel_of(const struct attention_problem *p, enum cuda_schedule schedule)
+{
+    return cuda_kernel_of(
+        (struct cuda_key){schedule, .element = p->element, .variant = mha_size_of(p->d_qk)});
+}
 
 static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
                           const struct cuda_work *w)
 {
     const char *op = operation_name(p->operation);
-    const int64_t tiles = sm90_mha_forward_tiles(p), sms = scope->device->sms;
+    const struct sm90_mha_splitting splitting = sm90_mha_forward_splitting(p, w->device->sms);
+    const int64_t tiles = sm90_mha_forward_tiles(p) * splitting.most_splits, sms = scope->device->sms;
     const int32_t heads = sm90_mha_forward_heads(p), tokens = sm90_mha_forward_tokens(p);
     const struct key_source *keys = &p->keys[0];
-    (void)w;
     if (!tiles) return FMLA_OK;
     struct mha_forward_sm90_params params = {
         .call = cuda_mha_params(p),
@@ -28,7 +35,17 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
         .cached_keys = (int32_t)(CACHED_BYTES / (2 * (p->d_qk + p->d_v))),
         .tile_counters = tiles > sms ? p->workspace : NULL,
         .ticket = cuda_ticket(),
+        .splits = splitting.splits,
+        .blocks_of_split = splitting.blocks_of_split,
+        .most_splits = splitting.most_splits,
+        .sms = w->device->sms,
+        .part_rows = (int32_t)splitting.part_rows,
     };
+    if (splitting.part_rows) {
+        char *const workspace = p->workspace;
+        params.part_out = (float *)(void *)(workspace + w->split.part_out_offset);
+        params.part_ends = (struct part_end *)(void *)(workspace + w->split.part_ends_offset);
+    }
     const struct tensor_view q = sm90_mha_forward_q_view(p),
                              k = sm90_mha_forward_key_view(p, &keys->k, p->d_qk),
                              v = sm90_mha_forward_key_view(p, &keys->v, p->d_v);
@@ -37,12 +54,21 @@ static fmla_status launch(const struct cuda_scope *scope, const struct attention
     if (!status) status = tensor_map_make(op, scope, "v", &v, &params.v);
     if (status) return status;
     const struct cuda_launch launch = {
-        .kernel = cuda_kernel_of(
-            (struct cuda_key){CUDA_SM90_MHA_FORWARD, .element = p->element, .variant = mha_size_of(p->d_qk)}),
+        .kernel = kernel_of(p, splitting.part_rows ? CUDA_SM90_MHA_FORWARD_SPLITS : CUDA_SM90_MHA_FORWARD),
         .blocks = tiles < sms ? tiles : sms,
         .stream = p->stream,
     };
-    return cuda_launch(op, scope, &launch, (void *[]){&params});
+    status = cuda_launch(op, scope, &launch, (void *[]){&params});
+    if (status || !splitting.part_rows) return status;
+    const int64_t rows = sm90_mha_forward_tiles(p) * params.tile_rows,
+                  wanted = cuda_ceil_div(rows, MHA_JOIN_WARPS), most = JOIN_BLOCKS_PER_SM * sms;
+    const struct cuda_launch join = {
+        .kernel = kernel_of(p, CUDA_SM90_MHA_FORWARD_JOIN),
+        .blocks = wanted < most ? wanted : most,
+        .flags = LAUNCH_OVERLAP,
+        .stream = p->stream,
+    };
+    return cuda_launch(op, scope, &join, (void *[]){&params});
 }
 
 const struct cuda_attention cuda_sm90_mha_forward = {.driver = CUDA_ATTENTION_DRIVER,

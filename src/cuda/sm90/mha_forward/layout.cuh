@@ -26,8 +26,8 @@ namespace mha_forward {
  * the next one. */
 enum { TILE_STAGES = 4 };
 
-/* A tile of query rows and the keys that it attends to. TileProducer writes it; the other producers and the
- * consumers read its halves, 16 bytes each. */
+/* A tile of query rows and the keys that it attends to, or a split of them. TileProducer writes it; the other
+ * producers and the consumers read its members, 16 bytes each. */
 struct TileRows {
     int token;        /* the first: index in the request, or among all tokens where requests are ragged */
     int rows;         /* rows that belong to the request */
@@ -40,12 +40,18 @@ struct TileKeys {
     int blocks;    /* key blocks visible to some row; < 0: no more tiles */
     int first_key; /* the request's first key among all keys */
 };
+struct TilePart {
+    int row;           /* of all parts, where the split's first row is; < 0: the tile is not split */
+    int step;          /* from a split's rows to those of the next one */
+    int splits, split; /* of the tile: their number, and which this is */
+};
 struct WorkTile {
     TileRows q;
     TileKeys kv;
+    TilePart part;
 };
 
-/* Return a half of the tile at the address `tile`. */
+/* Return a member of the tile at the address `tile`. */
 DEVICE TileRows load_tile_rows(uint32_t tile)
 {
     const uint4 words = load_shared_16(tile + offsetof(WorkTile, q));
@@ -58,8 +64,16 @@ DEVICE TileKeys load_tile_keys(uint32_t tile)
     return {(int)words.x, (int)words.y, (int)words.z, (int)words.w};
 }
 
-template <int D_QK_, int D_V_> struct MhaLayout {
+DEVICE TilePart load_tile_part(uint32_t tile)
+{
+    const uint4 words = load_shared_16(tile + offsetof(WorkTile, part));
+    return {(int)words.x, (int)words.y, (int)words.z, (int)words.w};
+}
+
+/* SPLITS_: the keys of some tiles are split. */
+template <int D_QK_, int D_V_, bool SPLITS_> struct MhaLayout {
     static constexpr int D_QK = D_QK_, D_V = D_V_;
+    static constexpr bool SPLITS = SPLITS_;
     static constexpr int KEYS = MHA_SM90_KEYS(D_QK_);
     static constexpr int CONSUMERS = MHA_SM90_ROWS(D_QK_) / 64, ROWS = 64 * CONSUMERS,
                          THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
@@ -96,8 +110,9 @@ template <int D_QK_, int D_V_> struct MhaLayout {
         BARRIERS
     };
     static constexpr uint32_t TILES_AT = (BARRIERS_AT + BARRIERS * 8 + 127) / 128 * 128;
-    static constexpr uint32_t WINDOW_AT = TILES_AT + TILE_STAGES * sizeof(WorkTile),
-                              WINDOW_BYTES = 32 * 20; /* of RequestWindow */
+    static constexpr uint32_t BYTES_OF_TILE = SPLITS ? sizeof(WorkTile) : offsetof(WorkTile, part);
+    static constexpr uint32_t WINDOW_AT = TILES_AT + TILE_STAGES * BYTES_OF_TILE,
+                              WINDOW_BYTES = SPLITS ? 32 * 28 + 16 : 32 * 20; /* of RequestWindow */
     static constexpr uint32_t OUT_AT = WINDOW_AT + WINDOW_BYTES,
                               OUT_ROWS = D_QK == 64 ? 16 : 8, /* rows a warp writes at a time */
         OUT_BYTES_OF_WARP = OUT_ROWS * D_V * 2;
@@ -113,10 +128,7 @@ template <int D_QK_, int D_V_> struct MhaLayout {
     DEVICE uint32_t q(int stage) const { return smem + (uint32_t)stage * Q_BYTES; }
     DEVICE uint32_t k(int stage) const { return smem + K_AT + (uint32_t)stage * K_BYTES; }
     DEVICE uint32_t v(int stage) const { return smem + V_AT + (uint32_t)stage * V_BYTES; }
-    DEVICE uint32_t tile(int stage) const
-    {
-        return smem + TILES_AT + (uint32_t)(stage * (int)sizeof(WorkTile));
-    }
+    DEVICE uint32_t tile(int stage) const { return smem + TILES_AT + (uint32_t)(stage * (int)BYTES_OF_TILE); }
     DEVICE uint32_t out(int warp) const { return smem + OUT_AT + (uint32_t)warp * OUT_BYTES_OF_WARP; }
 
     /* Called by one thread. */

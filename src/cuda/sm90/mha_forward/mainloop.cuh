@@ -398,6 +398,7 @@ template <typename Element, typename Layout> DEVICE void kernel(const mha_forwar
     const Layout l = {(uint32_t)__cvta_generic_to_shared(memory)};
     if (threadIdx.x == 0) l.init_barriers();
     __syncthreads();
+    if constexpr (Layout::SPLITS) let_next_kernel_start(); /* the join waits for the parts by itself */
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP_THREADS, 0);
     if (warpgroup == 0) {
         give_registers<Layout::PRODUCER_REGISTERS>();
@@ -415,6 +416,6 @@ template <typename Element, typename Layout> DEVICE void kernel(const mha_forwar
 
 } // namespace mha_forward
 
-#define MHA_FORWARD_KERNEL(NAME, ELEMENT, D_QK, D_V)                                                         \
-    DEFINE_KERNEL(NAME, mha_forward_sm90_params, (mha_forward::MhaLayout<D_QK, D_V>::THREADS, 1),            \
-                  mha_forward::kernel<ELEMENT, mha_forward::MhaLayout<D_QK, D_V>>(p))
+#define MHA_FORWARD_KERNEL(NAME, ELEMENT, D_QK, D_V, SPLITS)                                                 \
+    DEFINE_KERNEL(NAME, mha_forward_sm90_params, (mha_forward::MhaLayout<D_QK, D_V, SPLITS>::THREADS, 1),    \
+                  mha_forward::kernel<ELEMENT, mha_forward::MhaLayout<D_QK, D_V, SPLITS>>(p))

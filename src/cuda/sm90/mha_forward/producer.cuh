@@ -37,6 +37,14 @@ template <typename Layout> struct TileProducer {
     {
         const struct output_params &output = p.call.output;
         const TileRows tile = load_tile_rows(address);
+        if constexpr (Layout::SPLITS) {
+            const int first = load_tile_part(address).row;
+            if (first >= 0) {
+                for (int row = (int)threadIdx.x % 32; row < tile.rows; row += 32)
+                    p.part_ends[first + row] = {-INFINITY, 0.0f};
+                return;
+            }
+        }
 #pragma unroll 1
         for (int row = 0; row < tile.rows; row++) {
             const RowCoord coord = coord_of_row(p, tile.token, tile.head, row);
@@ -49,8 +57,10 @@ template <typename Layout> struct TileProducer {
 
     DEVICE void run() const
     {
-        static_assert(RequestWindow::BYTES <= Layout::WINDOW_BYTES, "the window fits");
-        RequestWindow requests(p, l.smem + Layout::WINDOW_AT);
+        using Window =
+            RequestWindow<Layout::ROWS, Layout::KEYS, Layout::SPLITS ? Numbers::SPLITS : Numbers::TILES>;
+        static_assert(Window::BYTES <= Layout::WINDOW_BYTES, "the window fits");
+        Window requests(p, l.smem + Layout::WINDOW_AT);
         const TileScheduler scheduler = {p};
         if (elect_one()) scheduler.begin();
         uint32_t published = 0; /* tiles published so far */
@@ -58,7 +68,7 @@ template <typename Layout> struct TileProducer {
         for (;;) {
             const uint32_t stage = published % TILE_STAGES;
             mbarrier_wait(l.barrier(Layout::TILE_EMPTY, stage), published / TILE_STAGES % 2 ^ 1);
-            const int blocks = requests.find(i, Layout::KEYS, l.tile(stage));
+            const int blocks = requests.find(i, l.tile(stage));
             __syncwarp();
             if (blocks) {
                 if (elect_one()) mbarrier_arrive(l.barrier(Layout::TILE_FULL, stage));

@@ -4,7 +4,8 @@
  *
  * Tiles are numbered by request; within a request by sets of heads whose keys and values fit L2 together;
  * within a set the tiles with the most keys first. A warp looks at 32 requests at a time and only moves
- * forward, because a CTA takes tiles in increasing order.
+ * forward, because a CTA takes tiles in increasing order. Where the keys of tiles are split (mha_splits.h), all
+ * tiles of a request have split 0 first, then split 1, so that tiles of one key head read the same keys from L2.
  *
  *   numbers   | request 0                                      | request 1 …
  *             | heads 0 … 3                    | heads 4 … 7   |
@@ -17,6 +18,7 @@
 #include "../../device/divide.cuh"
 #include "../../device/result.cuh"
 #include "../../device/warp.cuh"
+#include "../../mha_splits.h"
 
 #include <limits.h>
 
@@ -29,14 +31,25 @@ DEVICE RowCoord coord_of_row(const mha_forward_sm90_params &p, int token, int he
     return {token + token_offset, head + row - token_offset * p.heads_of_tile};
 }
 
+/* What RequestWindow numbers: tiles, where none are split; their splits; or only the tiles that are split, for the
+ * join. */
+enum class Numbers { TILES, SPLITS, SPLIT_TILES };
+
 /* Finds tiles by number. A window in shared memory describes 32 requests; lane i of the warp writes request
  * first + i. */
-struct RequestWindow {
-    enum { FIRST_TILES_AT = 32 * 16, BYTES = FIRST_TILES_AT + 32 * 4 };
+template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
+    static constexpr bool HAS_SPLITS = NUMBERS != Numbers::TILES;
+    enum {
+        FIRST_TILES_AT = 32 * 16,
+        SPLITS_AT = FIRST_TILES_AT + 32 * 4, /* what follows only with splits */
+        PART_ROWS_AT = SPLITS_AT + 32 * 8,   /* rows of parts before the window's end */
+        BYTES = HAS_SPLITS ? PART_ROWS_AT + 16 : SPLITS_AT
+    };
 
     const mha_forward_sm90_params &p;
     uint32_t
-        window; /* per request: first token, tokens, first key, keys; then the number of its first tile */
+        window; /* per request: first token, tokens, first key, keys; then the number of its first tile; then the
+                   splits of its tiles and, if there are several, the first row of its parts */
     int first = 0, end = 0; /* the window's first request; the number of the first tile behind the window */
 
     DEVICE RequestWindow(const mha_forward_sm90_params &params, uint32_t address) : p(params), window(address)
@@ -45,6 +58,7 @@ struct RequestWindow {
         if (call.starts_q && threadIdx.x % 32 == 31)
             store_shared_16(window + 31 * 16, make_uint4(min(max(call.starts_q[0], 0), call.tokens_q), 0,
                                                          min(max(call.starts_k[0], 0), call.tokens_k), 0));
+        if constexpr (HAS_SPLITS) store_shared_4(window + PART_ROWS_AT, 0);
         fill();
     }
 
@@ -67,18 +81,48 @@ struct RequestWindow {
             tokens = end_q - q, keys = end_k - k;
         }
         if (request >= call.b) tokens = 0;
-        const int tiles = (tokens + p.tile_tokens - 1) / p.tile_tokens * p.units,
+        const int rows = (tokens + p.tile_tokens - 1) / p.tile_tokens * p.units;
+        int splits = 1;
+        if constexpr (HAS_SPLITS) {
+            __syncwarp();
+            store_shared_16(window + (uint32_t)lane * 16, make_uint4(q, tokens, k, keys));
+            const int blocks = (keys + KEYS - 1) / KEYS;
+            splits = p.splits            ? p.splits
+                     : p.blocks_of_split ? max(min(mha_ceil_div(blocks, p.blocks_of_split), p.most_splits), 1)
+                                         : mha_splits(mha_tiles_alone(tokens, ROWS, call.h_kv, call.group),
+                                                      blocks, p.sms, p.most_splits);
+            if ((int64_t)tokens * call.h_q * splits > MHA_MOST_PART_ROWS_OF_REQUEST) splits = 1;
+            const int part_rows = splits > 1 ? tokens * call.h_q * splits : 0,
+                      up_to = (int)load_shared_4(window + PART_ROWS_AT) + warp_inclusive_sum(part_rows);
+            if (up_to > p.part_rows) splits = 1;
+            __syncwarp();
+            store_shared_8(window + SPLITS_AT + (uint32_t)lane * 8, (uint32_t)splits,
+                           (uint32_t)(up_to - part_rows));
+            if (lane == 31) store_shared_4(window + PART_ROWS_AT, (uint32_t)min(up_to, p.part_rows));
+        }
+        const int tiles = NUMBERS != Numbers::SPLIT_TILES ? rows * splits
+                          : splits > 1                    ? rows
+                                                          : 0,
                   up_to = warp_inclusive_sum(tiles);
         __syncwarp();
-        store_shared_16(window + (uint32_t)lane * 16, make_uint4(q, tokens, k, keys));
+        if constexpr (!HAS_SPLITS)
+            store_shared_16(window + (uint32_t)lane * 16, make_uint4(q, tokens, k, keys));
         store_shared_4(window + FIRST_TILES_AT + (uint32_t)lane * 4, end + up_to - tiles);
         end += __shfl_sync(~0u, up_to, 31);
         __syncwarp();
     }
 
+    /* Returns a split's share of the key blocks of a tile. */
+    static DEVICE TileKeys keys_of_split(const TileKeys &kv, const TilePart &part)
+    {
+        const int begin = kv.blocks * part.split / part.splits,
+                  end = kv.blocks * (part.split + 1) / part.splits, passed = begin * KEYS;
+        return {min(kv.keys, end * KEYS) - passed, kv.visible - passed, end - begin, kv.first_key + passed};
+    }
+
     /* Writes the WorkTile of number `i` to the address `tile` and returns its number of key blocks, or -1 if
      * there is no such tile. `i` must not decrease between calls. */
-    DEVICE int find(int i, int keys_of_block, uint32_t tile)
+    DEVICE int find(int i, uint32_t tile)
     {
         for (; end <= i; fill()) {
             first += 32;
@@ -87,8 +131,8 @@ struct RequestWindow {
             return -1;
         }
         const int first_tile = (int)load_shared_4(window + FIRST_TILES_AT + fresh_thread() % 32 * 4);
-        const int at = __popc(__ballot_sync(~0u, first_tile <= i)) - 1,
-                  within = i - __shfl_sync(~0u, first_tile, at);
+        const int at = __popc(__ballot_sync(~0u, first_tile <= i)) - 1;
+        int within = i - __shfl_sync(~0u, first_tile, at);
         const uint4 request = load_shared_16(window + (uint32_t)at * 16);
         const int tokens = (int)request.y, keys = (int)request.w;
         /* Heads whose keys and values fit L2 are processed together, in as few sets as that allows. The first
@@ -96,6 +140,14 @@ struct RequestWindow {
          * tiles. */
         const int of_request = (tokens + p.tile_tokens - 1) / p.tile_tokens,
                   of_head = of_request * p.units_of_key_head;
+        if constexpr (HAS_SPLITS) {
+            const uint2 words = load_shared_8(window + SPLITS_AT + (uint32_t)at * 8);
+            const int tiles = of_request * p.units, split = within / tiles, rows = tokens * p.call.h_q;
+            within -= split * tiles;
+            store_shared_16(tile + offsetof(WorkTile, part),
+                            make_uint4(words.x > 1 ? words.y + (uint32_t)(split * rows) : ~0u, (uint32_t)rows,
+                                       words.x, (uint32_t)split));
+        }
         const int fit = max(p.cached_keys / max(keys, 1), 1), sets = (p.call.h_kv + fit - 1) / fit;
         const int heads = p.call.h_kv / sets, larger = p.call.h_kv - heads * sets;
         const bool is_larger = within < larger * (heads + 1) * of_head;
@@ -110,9 +162,18 @@ struct RequestWindow {
                                                                  p.call.starts_q ? 0 : first + at, head));
         const int visible = p.call.causal ? keys - tokens + first_token + 1 : keys;
         const int most = p.call.causal ? min(keys, visible + p.tile_tokens - 1) : keys;
-        const int blocks = (max(most, 0) + keys_of_block - 1) / keys_of_block;
-        store_shared_16(tile + offsetof(WorkTile, kv), make_uint4(keys, visible, blocks, request.z));
-        return blocks;
+        const int blocks = (max(most, 0) + KEYS - 1) / KEYS;
+        TileKeys kv = {keys, visible, blocks, (int)request.z};
+        if constexpr (HAS_SPLITS) {
+            const TilePart part = load_tile_part(tile);
+            kv = keys_of_split(kv, part);
+            if (part.row >= 0)
+                store_shared_4(tile + offsetof(WorkTile, part.row),
+                               (uint32_t)(part.row + head * tokens + first_token * p.heads_of_tile));
+        }
+        store_shared_16(tile + offsetof(WorkTile, kv),
+                        make_uint4(kv.keys, kv.visible, kv.blocks, kv.first_key));
+        return kv.blocks;
     }
 };
 
