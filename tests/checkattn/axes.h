@@ -8,8 +8,8 @@
 
 #include "case.h"
 
-/* Both directions have the same axes, except for the last value of requests and one axis. */
-#define MHA_AXES(X)          MHA_AXES_WITH(X, "", "lse: 1 0")
+/* Both directions have the same axes, except for the last value of requests, one axis, and splits. */
+#define MHA_AXES(X)          MHA_AXES_WITH(X, "", "lse: 1 0") X(H_SPLITS, "splits: chosen batch none two seven most")
 #define MHA_BACKWARD_AXES(X) MHA_AXES_WITH(X, " within", "deterministic: 0 1")
 #define MHA_AXES_WITH(X, more_requests, own)                                                                 \
     X(H_B, "b: 0 1 2 7")                                                                                     \

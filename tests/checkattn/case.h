@@ -170,6 +170,9 @@ struct maker {
     void (*part)(struct test_case *c, int64_t request, struct part *part);
 };
 
+/* A value of the axis splits: with it a request's bits may depend on the others. */
+enum { SPLITS_OF_BATCH = 1 };
+
 /* What an operation sets: `of`, `maker`, `values` and `faults`, and what differs from the default. A list
  * of texts ends with NULL. */
 struct subject {
@@ -207,9 +210,9 @@ struct subject {
     int axes;
     const char *name;
     const struct member *tensor[MAX_TENSORS];
-    int tensors, results, result[RESULTS]; /* outputs in order: out first, lse last */
-    int tables, sink;                      /* tables: first of a plan's two */
-    int threads, plan, invariant, dtype;   /* axes of these names */
+    int tensors, results, result[RESULTS];       /* outputs in order: out first, lse last */
+    int tables, sink;                            /* tables: first of a plan's two */
+    int threads, plan, invariant, splits, dtype; /* axes of these names */
 };
 
 /* Bit of `faults`. */

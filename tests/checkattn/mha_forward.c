@@ -11,8 +11,11 @@
 
 static void make(struct test_case *c)
 {
+    static const int32_t splits[] = {0, 0, 1, 2, 7, 64};
     const enum layout layout = near_layout(c->v[H_LAYOUT]);
     mha_make(c);
+    c->args.mha_forward.batch_dependent = c->v[H_SPLITS] == SPLITS_OF_BATCH;
+    c->args.mha_forward.num_splits = splits[c->v[H_SPLITS]];
     case_tensor(c, MHA(out), layout, true);
     case_tensor(c, MHA(lse), layout, c->v[H_LSE] != 0);
     mha_spread(c);
@@ -67,7 +70,8 @@ static void part(struct test_case *c, int64_t r, struct part *p)
     p->first = mha_begin(c, false, r), p->tokens = mha_length(c, false, r);
     view_narrow_all(c, view, DIM_tokens_q, p->first, p->tokens);
     view_narrow_all(c, view, DIM_tokens_k, mha_begin(c, true, r), keys);
-    view->args.mha_forward.max_s_q = p->tokens, view->args.mha_forward.max_s_k = keys;
+    /* max_s_q stays, because splits follow from it */
+    view->args.mha_forward.max_s_k = keys;
     for (int k = 0; k < 2; k++) {
         const int i = MHA(cu_seqlens_q) + k;
         p->own[k].bytes = 2 * sizeof(int32_t);
@@ -113,7 +117,9 @@ struct subject mha_forward = {
     .of = OP_MHA_FORWARD,
     .values = MHA_AXES(AXIS_TEXT),
     .plant_after = plant_key,
-    .special = {MHA_SPECIAL, MHA_OWN_THREADS},
+    .special = {MHA_SPECIAL, MHA_OWN_THREADS, "b 2, shape long, heads 32_4, requests ragged, splits most",
+                "b 7, shape wide, heads 2_1, requests varied, causal 1, splits batch",
+                "b 3, shape wide, heads 5_5, sizes 64_64, requests ragged, causal 1, inputs spiked"},
     .by_oracle = {MHA_BY_ORACLE},
     .faults = ((FAULT(MERGE_BASE) - 1) & ~FAULT(SWAPPED_PAGE)) | FAULT(BATCH),
     .gpu = {MHA_GPU, .repeats = {MHA_REPEATS, "b 2, shape long"},
