@@ -30,6 +30,8 @@ def flash_attn_varlen_func(
     lse_empty: float = math.inf,
     log_base: float = math.e,
     stream: int = 0,
+    batch_invariant: bool = False,
+    num_splits: int = 0,
 ) -> Tuple[Any, Any]:
     """Multi-head attention of a batch of sequences packed one after the other. For new results, PyTorch's autograd gives the
     gradients of q, k and v (docs/semantics.md, "Dense MHA, backward"), but none through lse, no second derivatives, and none to
@@ -50,6 +52,9 @@ def flash_attn_varlen_func(
         out, lse: where to write the results, in place of new ones. out may have strides; lse is the transpose of an array that
             may have some.
         lse_empty, log_base, stream: as in `flash_mla_with_kvcache`.
+        batch_invariant: a sequence's results have the same bits in any batch. Where sequences have few tokens a GPU splits their
+            keys; by default, into as many splits as take the least time for the whole batch.
+        num_splits: of the keys of every sequence, at most 64; 1: none; 0: as many as take the least time.
 
     Returns:
         (out, lse): [tokens, h_q, d_v] of the type of q, and [tokens, h_q] fp32, the transpose of what is in memory. Results of
@@ -59,7 +64,8 @@ def flash_attn_varlen_func(
         As `flash_mla_with_kvcache`.
     """
     lengths = cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv
-    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream
+    splits = batch_invariant, num_splits
+    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, splits
     return _attend((q, k, v), 0, (q, k, v), lengths, rest)
 
 
@@ -70,7 +76,8 @@ def _attend(
     v. `rest`: the arguments from dropout_p on."""
     q, k, v = parts
     cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv = lengths
-    dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream = rest
+    dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, splits = rest
+    batch_invariant, num_splits = splits
     this = _operations.MHA
     module = module_of(this, "q", q)
     kind = type(q)
@@ -96,7 +103,13 @@ def _attend(
         0.0 if softmax_scale is None else scale_of(this, "softmax_scale", softmax_scale, "None = 1 / sqrt(d_qk)"),
         flag_of(this, "causal", causal),
         *lse_options(this, lse_empty, log_base),
+        not flag_of(this, "batch_invariant", batch_invariant),
+        integer_of(this, "num_splits", num_splits),
     )
+    if not 0 <= options[-1] <= MOST_SPLITS:
+        raise ValueError(
+            f"{this}: num_splits: is {num_splits}, must be 1 to {MOST_SPLITS}, or 0 (as many as take the least time)"
+        )
     turned = None
     if lse is not None:
         shape = tuple(shape_of(this, module, "lse", lse, 2))
@@ -113,6 +126,7 @@ def _attend(
     return out, turned.T if lse is None else lse
 
 
+MOST_SPLITS = 64
 _MHA = "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "out", "lse"  # the arrays other than q
 
 
@@ -132,12 +146,15 @@ def flash_attn_varlen_qkvpacked_func(
     lse_empty: float = math.inf,
     log_base: float = math.e,
     stream: int = 0,
+    batch_invariant: bool = False,
+    num_splits: int = 0,
 ) -> Tuple[Any, Any]:
     """Calls `flash_attn_varlen_func` on qkv [tokens, h, 2 · head_dim_qk + d_v]: q, k and v side by side, read in place. Errors
     name one of these."""
     parts = _parts("flash_attn_varlen_qkvpacked_func", "qkv", qkv, head_dim_qk, 2, stream)
     lengths = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen
-    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream
+    splits = batch_invariant, num_splits
+    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, splits
     return _attend((None, qkv, None), head_dim_qk, parts, lengths, rest)
 
 
@@ -160,12 +177,15 @@ def flash_attn_varlen_kvpacked_func(
     lse_empty: float = math.inf,
     log_base: float = math.e,
     stream: int = 0,
+    batch_invariant: bool = False,
+    num_splits: int = 0,
 ) -> Tuple[Any, Any]:
     """Calls `flash_attn_varlen_func` on kv [keys, h_kv, head_dim_qk + d_v]: k and v side by side, read in place. Errors name one
     of these."""
     parts = _parts("flash_attn_varlen_kvpacked_func", "kv", kv, head_dim_qk, 1, stream)
     lengths = cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv
-    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream
+    splits = batch_invariant, num_splits
+    rest = dropout_p, softmax_scale, causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream, splits
     return _attend((q, kv, None), head_dim_qk, (q, *parts), lengths, rest)
 
 

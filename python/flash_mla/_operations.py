@@ -308,7 +308,7 @@ SPARSE_PREFILL = Operation(
 MHA_FORWARD = Operation(
     *("mha_forward", MHA),
     "q k v cu_seqlens_q cu_seqlens_k out! lse!",
-    "max_s_q max_s_k softmax_scale causal lse_empty log_base",
+    "max_s_q max_s_k softmax_scale causal lse_empty log_base batch_dependent num_splits",
     _of_mha,
 )
 MHA_BACKWARD = Operation(

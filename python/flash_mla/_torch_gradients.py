@@ -18,7 +18,8 @@ from ._torch_tensors import of_c
 
 # `k`: the keys if v is given; keys, then values if only q is given; else queries, keys, values. d_qk gives the widths.
 _SOURCE = "Tensor? q, Tensor k, Tensor? v, Tensor cu_seqlens_q, Tensor cu_seqlens_k"
-_OPTIONS = "int d_qk, SymInt max_s_q, SymInt max_s_k, float softmax_scale, bool causal, bool deterministic, int lse_empty, int log_base"
+_OPTIONS = "int d_qk, SymInt max_s_q, SymInt max_s_k, float softmax_scale, bool causal, bool deterministic, int lse_empty, int log_base, \
+bool batch_dependent, int num_splits"
 _this = _operations.MHA
 _dispatch_modes = of_c("_len_torch_dispatch_stack")
 
@@ -32,11 +33,11 @@ def _parts(q: Optional[torch.Tensor], k: torch.Tensor, v: Optional[torch.Tensor]
     return parts if q is None else [q, *parts]
 
 
-def _attend(q, k, v, cu_q, cu_k, d_qk, max_s_q, max_s_k, scale, causal, deterministic, lse_empty, log_base):
+def _attend(q, k, v, cu_q, cu_k, d_qk, max_s_q, max_s_k, scale, causal, deterministic, *others):
     parts = _parts(q, k, v, d_qk)
     results = new_results(_operations.MHA_FORWARD, parts, parts[2].shape[-1])
     tensors = (*parts, cu_q, cu_k, *results)
-    launch(_operations.MHA_FORWARD, tensors, (max_s_q, max_s_k, scale, causal, lse_empty, log_base))
+    launch(_operations.MHA_FORWARD, tensors, (max_s_q, max_s_k, scale, causal, *others))
     return results
 
 
@@ -55,7 +56,24 @@ def _gradients_fake(q, k, v, *others):
 
 
 def _gradients(
-    q, k, v, cu_q, cu_k, out, lse, dout, dlse, d_qk, max_s_q, max_s_k, scale, causal, deterministic, _, log_base
+    q,
+    k,
+    v,
+    cu_q,
+    cu_k,
+    out,
+    lse,
+    dout,
+    dlse,
+    d_qk,
+    max_s_q,
+    max_s_k,
+    scale,
+    causal,
+    deterministic,
+    _,
+    log_base,
+    *_of_forward,
 ):
     """`dlse`: the gradient of lse in a compiled graph, which has one even if none arrives: it must be 0. As PyTorch's own operators do,
     this looks for use_deterministic_algorithms when it runs."""

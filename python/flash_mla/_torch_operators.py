@@ -131,7 +131,7 @@ def refuse_gradient(function: str, name: str, why: str) -> NoReturn:
 
 # ---- Operators ------------------------------------------------------------------------------------------------------
 
-_FLAGS, _NUMBERS = ("causal", "batch_invariant"), {c_float: "float", c_int64: "SymInt"}
+_FLAGS, _NUMBERS = ("causal", "batch_invariant", "batch_dependent"), {c_float: "float", c_int64: "SymInt"}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, _operations.BF16_OR_FP32: torch.bfloat16}
 
 

@@ -101,6 +101,13 @@ def test_tokens_of_no_sequence_are_not_written(kind, causal):
     check(kind, got, problem.expected(kind, causal=causal))
 
 
+@pytest.mark.parametrize("given", [dict(num_splits=n) for n in (1, 2, 64)] + [dict(batch_invariant=True)], ids=str)
+def test_splits(kind, given):
+    problem = Sequences([(6, 1500), (3, 40)])
+    got = flash_attn_varlen_func(**problem.arguments(kind), **given)
+    check(kind, got, problem.expected(kind))
+
+
 @pytest.mark.parametrize(
     "changed",
     [dict(max_seqlen_qo=0, max_seqlen_kv=0), dict(max_seqlen_qo=2**31 - 1), dict(is_varlen=False), dict(deterministic=True)],

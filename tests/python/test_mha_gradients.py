@@ -209,7 +209,7 @@ def test_operator():
     """Runs PyTorch's checks of an operator with a derivative."""
     leaves, _ = small()
     cu = torch.tensor((0, 6), dtype=torch.int32)
-    arguments = (*leaves, cu, cu, 0, 6, 6, 0.0, True, True, 0, 0)
+    arguments = (*leaves, cu, cu, 0, 6, 6, 0.0, True, True, 0, 0, True, 0)
     # test_aot_dispatch_static sends a gradient through lse; test_gradients compiles.
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(torch.ops.flash_mla.mha.default, arguments, test_utils=tests, rtol=1e-2, atol=1e-2)
