@@ -47,10 +47,17 @@ static int32_t splits_of(int64_t tiles, int64_t blocks, int32_t sms, int32_t at_
     return tiles > INT32_MAX ? 1 : mha_splits((int32_t)tiles, (int32_t)blocks, sms, at_most);
 }
 
+/* Returns a · b, or the largest number if that is larger. */
+static int64_t times(int64_t a, int64_t b)
+{
+    int64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
 /* Returns the query rows of all requests. */
 static int64_t all_rows(const struct attention_problem *p)
 {
-    return (p->ragged_q.starts ? p->ragged_q.tokens : p->b * p->s_q) * p->h_q;
+    return times(p->ragged_q.starts ? p->ragged_q.tokens : times(p->b, p->s_q), p->h_q);
 }
 
 static int64_t tiles_of_request(const struct attention_problem *p, int64_t tokens)
@@ -60,7 +67,8 @@ static int64_t tiles_of_request(const struct attention_problem *p, int64_t token
 
 /* Splits requests by the whole batch: into splits of as many blocks. What the host does not know of ragged requests
  * it takes to be even. A split is not shorter than half of an SM's share of all blocks, because the tile scheduler
- * balances what is longer. */
+ * balances what is longer. Requests that are split have at most twice as many splits as all blocks would make, since
+ * each but the last is whole; so ragged ones of any lengths have room. */
 static void split_by_batch(const struct attention_problem *p, int32_t sms, struct sm90_mha_splitting *s)
 {
     const int64_t block = MHA_SM90_KEYS(p->d_qk), blocks = cuda_ceil_div(p->capacity, block),
@@ -70,18 +78,19 @@ static void split_by_batch(const struct attention_problem *p, int32_t sms, struc
         tokens = cuda_ceil_div(p->ragged_q.tokens, p->b);
         even_blocks = least(blocks, cuda_ceil_div(cuda_ceil_div(p->ragged_k.tokens, p->b), block));
     }
-    const int64_t tiles = p->b * tiles_of_request(p, tokens);
+    const int64_t tiles = least(times(p->b, tiles_of_request(p, tokens)), INT32_MAX);
     const int32_t splits = splits_of(tiles, even_blocks, sms, MHA_MOST_SPLITS);
     int64_t of_split =
         most(cuda_ceil_div(even_blocks, splits), tiles * even_blocks / (MHA_WAVES_OF_SPLITS * sms));
-    if (p->ragged_q
-            .starts) /* at most twice as many splits as all blocks make: S blocks or more, the last fewer */
-        of_split =
-            most(of_split, cuda_ceil_div(2 * p->s_q * p->h_q * (p->ragged_k.tokens / block + p->b), room));
+    if (p->ragged_q.starts) {
+        const int64_t all_blocks = p->ragged_k.tokens / block + p->b,
+                      rows = least(times(p->s_q, p->h_q), room);
+        of_split = most(of_split, cuda_ceil_div(2 * rows * all_blocks, room));
+    }
     if (blocks < of_split + MHA_LEAST_BLOCKS) return;
     s->splits = 0, s->blocks_of_split = (int32_t)of_split;
     s->most_splits = (int32_t)least(cuda_ceil_div(blocks, of_split), MHA_MOST_SPLITS);
-    s->part_rows = least(all_rows(p) * s->most_splits, room);
+    s->part_rows = least(times(all_rows(p), s->most_splits), room);
 }
 
 /* Splits each request by its own lengths, if no request has more tiles than there are SMs, as far as is known. */
@@ -96,7 +105,7 @@ static void split_by_request(const struct attention_problem *p, int32_t sms, str
     if (tiles > sms) return;
     s->splits =
         p->ragged_q.starts ? 0 /* the kernel's choice */ : splits_of(tiles, blocks, sms, s->most_splits);
-    if (s->splits != 1) s->part_rows = all_rows(p) * (s->splits ? s->splits : s->most_splits);
+    if (s->splits != 1) s->part_rows = times(all_rows(p), s->splits ? s->splits : s->most_splits);
 }
 
 struct sm90_mha_splitting sm90_mha_forward_splitting(const struct attention_problem *p, int32_t sms)
@@ -105,23 +114,26 @@ struct sm90_mha_splitting sm90_mha_forward_splitting(const struct attention_prob
     struct sm90_mha_splitting s = none;
     if (!p->b || !all_rows(p) || !p->capacity) return none;
     if (p->mha_splits)
-        s.splits = s.most_splits = p->mha_splits, s.part_rows = s.splits > 1 ? all_rows(p) * s.splits : 0;
+        s.splits = s.most_splits = p->mha_splits,
+        s.part_rows = s.splits > 1 ? times(all_rows(p), s.splits) : 0;
     else if (p->batch_dependent)
         split_by_batch(p, sms, &s);
     else
         split_by_request(p, sms, &s);
-    if (!p->mha_splits && sm90_mha_forward_tiles(p) * s.most_splits > INT32_MAX - MOST_BLOCKS) return none;
+    if (!s.part_rows) return none;
+    if (!p->mha_splits && sm90_mha_forward_tiles(p) > (INT32_MAX - MOST_BLOCKS) / s.most_splits) return none;
     s.part_rows = least(s.part_rows, MHA_MOST_PART_ROWS);
-    return s.part_rows ? s : none;
+    return s;
 }
 
 int64_t sm90_mha_forward_most_part_rows(const struct attention_problem *p, int32_t sms)
 {
     const int64_t rows = p->b ? all_rows(p) : 0, of_sms = (int64_t)sms * MHA_SM90_ROWS(p->d_qk);
-    const int64_t wanted = p->mha_splits > 1    ? rows * p->mha_splits
-                           : p->mha_splits      ? 0
-                           : p->batch_dependent ? least(rows * MHA_MOST_SPLITS, MHA_WAVES_OF_PARTS * of_sms)
-                                                : rows * MHA_MOST_INVARIANT_SPLITS;
+    const int64_t wanted = p->mha_splits > 1 ? times(rows, p->mha_splits)
+                           : p->mha_splits   ? 0
+                           : p->batch_dependent
+                               ? least(times(rows, MHA_MOST_SPLITS), MHA_WAVES_OF_PARTS * of_sms)
+                               : times(rows, MHA_MOST_INVARIANT_SPLITS);
     return least(wanted, MHA_MOST_PART_ROWS);
 }
 
@@ -159,7 +171,7 @@ const char *sm90_mha_forward_refuses(const struct attention_problem *p, const ch
         return "takes d_v 128 with d_qk 128 or 192, and d_v 64 with d_qk 64";
     if (!p->b || !p->s_q) return NULL;
     *argument = "q";
-    if (sm90_mha_forward_tiles(p) * (p->mha_splits ? p->mha_splits : 1) > INT32_MAX - MOST_BLOCKS)
+    if (sm90_mha_forward_tiles(p) > (INT32_MAX - MOST_BLOCKS) / (p->mha_splits ? p->mha_splits : 1))
         return "takes fewer than 2^31 - 65536 tiles of rows, and of splits of them";
     const struct tensor_view q = sm90_mha_forward_q_view(p),
                              k = sm90_mha_forward_key_view(p, &keys->k, p->d_qk),
