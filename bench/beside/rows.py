@@ -261,7 +261,7 @@ class Mha(Problem):
 
 @dataclass(frozen=True)
 class MhaShort(Mha):
-    """Many short prompts."""
+    """The same for many short prompts."""
 
     kind = "mha_short"
     peers = ("fa3", "fa4")

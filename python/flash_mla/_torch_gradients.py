@@ -56,24 +56,7 @@ def _gradients_fake(q, k, v, *others):
 
 
 def _gradients(
-    q,
-    k,
-    v,
-    cu_q,
-    cu_k,
-    out,
-    lse,
-    dout,
-    dlse,
-    d_qk,
-    max_s_q,
-    max_s_k,
-    scale,
-    causal,
-    deterministic,
-    _,
-    log_base,
-    *_of_forward,
+    q, k, v, cu_q, cu_k, out, lse, dout, dlse, d_qk, max_s_q, max_s_k, scale, causal, deterministic, _, log_base, *_more
 ):
     """`dlse`: the gradient of lse in a compiled graph, which has one even if none arrives: it must be 0. As PyTorch's own operators do,
     this looks for use_deterministic_algorithms when it runs."""

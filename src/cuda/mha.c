@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense MHA on a GPU: the host part that all its kernels share. There is no plan; Hopper's kernel
- * splits requests.
+ * Dense MHA on a GPU: the host part that all its kernels share. There is no plan; Hopper's kernel splits
+ * requests.
  */
 #include "attention.h"
 
