@@ -37,7 +37,7 @@ enum { /* of caches, as bits */
        FORMATS_PAGED = FORMATS_FP8_656 | FORMATS_FP8_584 | FORMATS_FP8_576
 };
 enum { PRODUCTS_BF16 = 1 << FMLA_PRODUCTS_BF16, PRODUCTS_FP8 = 1 << FMLA_PRODUCTS_FP8 };
-enum { KERNEL_SIZES = 4 };
+enum { KERNEL_SIZES = 8 };
 
 /* The decisions of a back end about a problem. They are made once: a size query stops here, and a call
  * continues with them. */

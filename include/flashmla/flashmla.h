@@ -250,8 +250,8 @@ typedef struct fmla_capability {
     int32_t forced_only;   /* 1: the oracle or a part; runs only if named, never counts as support */
     int32_t types;         /* of vectors outside caches: bits FMLA_TAKES_…; 0 if not applicable */
     int32_t kv_formats;    /* bits 1 << FMLA_KV_… that a call may name; 0: names none, or any */
-    int32_t d_qk[4];       /* accepted sizes, then zeros; all zero: any size */
-    int32_t d_v[4];        /* the same */
+    int32_t d_qk[8];       /* accepted sizes, then zeros; all zero: any size */
+    int32_t d_v[8];        /* the same */
     int32_t products;      /* bits 1 << FMLA_PRODUCTS_… that a call may name; 0: names none */
     int32_t reserved;      /* 0 */
 } fmla_capability;

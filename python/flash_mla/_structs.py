@@ -39,7 +39,7 @@ class Capability(ctypes.Structure):
         *neighbours(c_size_t, "struct_size"),
         *neighbours(c_char_p, "operation kernel reason part_of"),
         *neighbours(c_int32, "available forced_only types kv_formats"),
-        *neighbours(c_int32 * 4, "d_qk d_v"),
+        *neighbours(c_int32 * 8, "d_qk d_v"),
         *neighbours(c_int32, "products reserved"),
     ]
 

@@ -65,12 +65,26 @@ enum sm90_sparse_prefill_variant {
     SM90_SPARSE_PREFILL_BYTES_JOIN_IN_KERNEL
 };
 
-/* Dense MHA and its gradients, by d_qk. The tile shapes of cuda-sm80 have lists of their own. */
-enum mha_size { MHA_64, MHA_128, MHA_192 };
+/* Dense MHA and its gradients on tensor cores, by d_qk. The tile shapes of cuda-sm80 have lists of their own. */
+enum mha_size { MHA_64, MHA_96, MHA_128, MHA_192, MHA_256 };
 
 static inline enum mha_size mha_size_of(int64_t d_qk)
 {
-    return d_qk == 64 ? MHA_64 : d_qk == 128 ? MHA_128 : MHA_192;
+    switch (d_qk) {
+    case 64: return MHA_64;
+    case 96: return MHA_96;
+    case 128: return MHA_128;
+    case 192: return MHA_192;
+    default: return MHA_256;
+    }
 }
+
+/* Returns d_v of the size. */
+static inline int64_t mha_values_of(int64_t d_qk)
+{
+    return d_qk <= 96 ? 64 : d_qk == 256 ? 256 : 128;
+}
+
+#define MHA_SIZES_TAKEN "takes d_qk/d_v of 256/256, 192/128, 128/128, 96/64 and 64/64"
 
 #endif

@@ -72,15 +72,15 @@ static void test_capabilities(void)
         CHECK(!strcmp(row.operation, operations[operation]), "row %" PRId64 " is of %s, after %s", rows,
               row.operation, operations[operation]);
         /* Attention kernels other than the oracle take latents of 512 and 576 with values of 512; those of
-         * MHA 64, 128 and 192 with values of 64 and 128. Plans, merge and operations of caches alone take any.
+         * MHA 64, 96, 128, 192 and 256 with values of 64, 128 and 256. Plans, merge and operations of caches alone take any.
          */
-        static const int32_t any[2][4], latent[2][4] = {{512, 576}, {512}},
-                                        heads[2][4] = {{64, 128, 192}, {64, 128}};
+        static const int32_t any[2][8], latent[2][8] = {{512, 576}, {512}},
+                                        heads[2][8] = {{64, 96, 128, 192, 256}, {64, 128, 256}};
         const bool plan = described_is_plan(operation), mha = operation_is_mha(operation),
                    dense = operation == OP_DENSE_DECODE, attention = described_member(operation, "workspace"),
                    named = described_kind(operation, MEMBER_FORMAT) && !operation_is_of_caches(operation),
                    own_sizes = named && !attention;
-        const int32_t(*sizes)[4] = !strcmp(row.kernel, "ref") ? any : mha ? heads : attention ? latent : any;
+        const int32_t(*sizes)[8] = !strcmp(row.kernel, "ref") ? any : mha ? heads : attention ? latent : any;
         CHECK((own_sizes || (!memcmp(row.d_qk, sizes[0], sizeof row.d_qk) &&
                              !memcmp(row.d_v, sizes[1], sizeof row.d_v))) &&
                   (row.types == 0) == plan && (row.kv_formats != 0) == named,

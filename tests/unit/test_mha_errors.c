@@ -50,8 +50,8 @@ static void test_either(void)
     REFUSED(call, "k", "bfloat16|must be float16", T(q).tensor.dtype = fp16);
     REFUSED(call, "v", "d_v|0", resize(&call, DIM_d_v, 0));
     REFUSED(call, "log_base", "1|0|2", put_int(&call, "log_base", 1));
-    REFUSED_HERE(call, "q", "d_qk is 96|64 128 192", resize(&call, DIM_d_qk, 96));
-    REFUSED_HERE(call, "v", "d_v is 192|cpu-generic|64 128", resize(&call, DIM_d_v, 192),
+    REFUSED_HERE(call, "q", "d_qk is 80|64 96 128 192 256", resize(&call, DIM_d_qk, 80));
+    REFUSED_HERE(call, "v", "d_v is 192|cpu-generic|64 128 256", resize(&call, DIM_d_v, 192),
                  name_kernel(&call, "cpu-generic"));
     TAKEN(call, "the oracle takes any sizes", resize_heads(&call, 40, 70), name_kernel(&call, "ref"));
     TAKEN(call, "fp16", call.layout.type = fp16, lay_out(&call));

@@ -15,7 +15,7 @@
 
 #include <math.h>
 
-enum { MOST_OF_LANE = 6 /* elements of a vector: lane, lane + 32, … */ };
+enum { MOST_OF_LANE = 8 /* elements of a vector: lane, lane + 32, … */ };
 
 /* A vector distributed over the lanes; elements past its width are 0. */
 struct Vector {

@@ -11,7 +11,7 @@
 
 #include "mha_request.cuh"
 
-enum { MOST_OF_LANE = 6 /* elements of a vector: lane, lane + 32, … */ };
+enum { MOST_OF_LANE = 8 /* elements of a vector: lane, lane + 32, … */ };
 
 template <typename Element> DEVICE void mha_forward(const mha_forward_params &p)
 {
