@@ -424,6 +424,21 @@ def short_rows():
     return [MhaShort(b, s, *of, True) for b, s, of in shapes]
 
 
+def wide_rows():
+    shapes = product(((8, 2048), (2, 8192), (1, 16384)), (True, False))
+    rows = [Mha(b, s, 16, 16, 256, 256, causal) for (b, s), causal in shapes]
+    rows += [Mha(2, 8192, 32, 4, 256, 256, True), MhaVarlen(16, 16, 16, 256, 256)]
+    chunks = product((16, 128, 512, 2048), (8192, 32768), (8, 64))
+    rows += [MhaChunk(1, s_q, s_k, h, h, 256, 256) for s_q, s_k, h in chunks]
+    return rows + [MhaShort(64, s, 16, 16, 256, 256, True) for s in (128, 512)]
+
+
+def wide_gradients_rows():
+    shapes = product(((8, 2048), (2, 8192), (1, 16384)), (True, False))
+    rows = [MhaGradients(b, s, 16, 16, 256, 256, causal) for (b, s), causal in shapes]
+    return rows + [MhaGradients(2, 8192, 32, 4, 256, 256, True)]
+
+
 def mha_gradients_rows_of(kind):
     shapes = product(((192, 128), (128, 128), (64, 64)), ((8, 2048), (2, 8192), (1, 16384)), (True, False))
     rows = [kind(b, s, 16, 16, d_qk, d_v, causal) for (d_qk, d_v), (b, s), causal in shapes]
@@ -439,6 +454,8 @@ GROUPS = {
     "mha": mha_rows(),
     "mha_chunk": chunk_rows(),
     "mha_short": short_rows(),
+    "mha_256": wide_rows(),
+    "mha_256_bwd": wide_gradients_rows(),
     "mha_bwd": mha_gradients_rows_of(MhaGradients),
     "sm80": mha_rows_of(MhaPortable),
     "sm80_bwd": mha_gradients_rows_of(MhaGradientsPortable),

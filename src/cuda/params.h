@@ -387,8 +387,9 @@ struct mha_backward_sm80_params {
 enum { MHA_BACKWARD_ROW_THREADS = 256, MHA_BACKWARD_CONSUMERS = 2 };
 
 /* Hopper's dense MHA, by d_qk: rows of a tile, keys of a block. */
-#define MHA_SM90_ROWS(d_qk) ((d_qk) == 64 ? 192 : 128)
-#define MHA_SM90_KEYS(d_qk) 128
+#define MHA_SM90_ROWS(d_qk)    ((d_qk) <= 96 ? 192 : 128)
+#define MHA_SM90_KEYS(d_qk)    ((d_qk) == 256 ? 80 : 128)
+#define MHA_SM90_THREADS(d_qk) (2 * MHA_SM90_ROWS(d_qk) + 128)
 enum { MHA_WARPS = 8, MHA_JOIN_WARPS = 4 };
 
 /* Parameters of the join, for dense and sparse decode. */

@@ -92,11 +92,13 @@ DEVICE uint64_t wgmma_columns(uint32_t tile, int step)
 #define WGMMA_NAMES_56 WGMMA_NAMES_32 ", " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55"
+#define WGMMA_NAMES_40 WGMMA_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define WGMMA_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define WGMMA_NAMES_16 WGMMA_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_D_8(d) WGMMA_SUMS_8(d, 0)
 #define WGMMA_D_16(d) WGMMA_SUMS_8(d, 0), WGMMA_SUMS_8(d, 8)
 #define WGMMA_D_32(d) WGMMA_SUMS_32(d, 0)
+#define WGMMA_D_40(d) WGMMA_D_32(d), WGMMA_SUMS_8(d, 32)
 #define WGMMA_D_56(d) WGMMA_D_32(d), WGMMA_SUMS_8(d, 32), WGMMA_SUMS_8(d, 40), WGMMA_SUMS_8(d, 48)
 #define WGMMA_D_64(d) WGMMA_D_32(d), WGMMA_SUMS_32(d, 32)
 #define WGMMA_D_128(d) WGMMA_D_64(d), WGMMA_SUMS_32(d, 64), WGMMA_SUMS_32(d, 96)
@@ -170,7 +172,12 @@ template <typename Element> DEVICE void wgmma_lines_of(float (&d)[32], uint64_t 
     wgmma_64<Element>(d, a, b, add);
 }
 
-/* The same for 112 or 128 columns. */
+/* The same for 80, 112 or 128 columns. */
+template <typename Element> DEVICE void wgmma_lines_of(float (&d)[40], uint64_t a, uint64_t b, int add)
+{
+    WGMMA_OF("m64n80k16", WGMMA_NAMES_40, "%42", "%40", "%41", "0, 0", WGMMA_D_40, "l"(a), "l"(b), "r"(add));
+}
+
 template <typename Element> DEVICE void wgmma_lines_of(float (&d)[56], uint64_t a, uint64_t b, int add)
 {
     WGMMA_OF("m64n112k16", WGMMA_NAMES_56, "%58", "%56", "%57", "0, 0", WGMMA_D_56, "l"(a), "l"(b), "r"(add));
@@ -208,6 +215,14 @@ template <typename Element> DEVICE void wgmma_256_columns(float (&d)[128], uint6
 {
     WGMMA_OF("m64n256k16", WGMMA_NAMES_128, "%130", "%128", "%129", "0, 1", WGMMA_D_128, "l"(a), "l"(b),
              "r"(add));
+}
+
+/* The same with A in registers. */
+template <typename Element>
+DEVICE void wgmma_256_columns(float (&d)[128], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    WGMMA_OF("m64n256k16", WGMMA_NAMES_128, "%133", "{%128, %129, %130, %131}", "%132", "1", WGMMA_D_128,
+             "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 /* ---- Products of e4m3 -------------------------------------------------------------------------- */

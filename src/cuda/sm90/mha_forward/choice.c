@@ -3,6 +3,7 @@
 
 #include "../../launch.h"
 #include "../../mha_splits.h"
+#include "../../variants.h"
 
 #include "../../../operations.h"
 
@@ -137,14 +138,26 @@ int64_t sm90_mha_forward_most_part_rows(const struct attention_problem *p, int32
     return least(wanted, MHA_MOST_PART_ROWS);
 }
 
+/* Tiles of 64 columns; of 96 two that overlap. */
+static int64_t column_tiles(int64_t d)
+{
+    return cuda_ceil_div(d, GROUP);
+}
+
+static int64_t column_step(int64_t d)
+{
+    return d % GROUP ? d - GROUP : GROUP;
+}
+
 struct tensor_view sm90_mha_forward_q_view(const struct attention_problem *p)
 {
     const bool ragged = p->ragged_q.starts;
     return (struct tensor_view){
         .data = p->q,
         .element = p->element,
-        .size = {GROUP, p->h_q, ragged ? p->ragged_q.tokens : p->s_q, p->d_qk / GROUP, ragged ? 1 : p->b},
-        .stride = {1, p->q_stride[2], p->q_stride[1], GROUP, p->q_stride[0]},
+        .size = {GROUP, p->h_q, ragged ? p->ragged_q.tokens : p->s_q, column_tiles(p->d_qk),
+                 ragged ? 1 : p->b},
+        .stride = {1, p->q_stride[2], p->q_stride[1], column_step(p->d_qk), p->q_stride[0]},
         .box = {GROUP, sm90_mha_forward_heads(p), sm90_mha_forward_tokens(p), 1, 1},
     };
 }
@@ -152,13 +165,13 @@ struct tensor_view sm90_mha_forward_q_view(const struct attention_problem *p)
 struct tensor_view sm90_mha_forward_key_view(const struct attention_problem *p, const struct key_view *view,
                                              int64_t d)
 {
-    const int64_t columns = d / GROUP;
+    const int64_t columns = column_tiles(d);
     return (struct tensor_view){
         .data = p->keys[0].page_size ? view->data
                                      : (const uint8_t *)(const void *)p->q, /* without keys nothing is read */
         .element = p->element,
         .size = {GROUP, p->keys[0].page_size, p->h_kv, columns, p->ragged_k.starts ? 1 : p->b},
-        .stride = {1, view->slot_bytes / 2, view->head_bytes / 2, GROUP, view->page_bytes / 2},
+        .stride = {1, view->slot_bytes / 2, view->head_bytes / 2, column_step(d), view->page_bytes / 2},
         .box = {GROUP, MHA_SM90_KEYS(p->d_qk), 1, (int32_t)columns, 1},
     };
 }
@@ -167,8 +180,7 @@ const char *sm90_mha_forward_refuses(const struct attention_problem *p, const ch
 {
     const struct key_source *keys = &p->keys[0];
     *argument = "v";
-    if (p->d_v != (p->d_qk == 64 ? 64 : 128))
-        return "takes d_v 128 with d_qk 128 or 192, and d_v 64 with d_qk 64";
+    if (p->d_v != mha_values_of(p->d_qk)) return MHA_SIZES_TAKEN;
     if (!p->b || !p->s_q) return NULL;
     *argument = "q";
     if (sm90_mha_forward_tiles(p) > (INT32_MAX - MOST_BLOCKS) / (p->mha_splits ? p->mha_splits : 1))

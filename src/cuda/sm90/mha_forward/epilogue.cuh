@@ -64,54 +64,86 @@ DEVICE void store_part(const mha_forward_sm90_params &p, int first, int rows, in
     }
 }
 
-/* Writes rows 16 · warp … of the tile in `stage` to `out`, through shared memory, or to the part of a split;
- * releases the stage and clears O; called by each warp of a consumer. fresh_thread() prevents ptxas from keeping
- * values derived from the thread index in registers between calls. */
+/* Writes rows 16 · warp … of a tile to `out` through shared memory: whole lines, OUT_ROWS rows at a time. */
 template <typename Element, typename Layout>
-DEVICE void store_rows(const mha_forward_sm90_params &p, const Layout &l, int stage, const float (&factor)[2],
-                       float (&o)[Layout::D_V / 2])
+DEVICE void store_lines(const mha_forward_sm90_params &p, const Layout &l, const TileRows &tile, int warp,
+                        int lane, const float (&factor)[2], const float (&o)[Layout::D_V / 2])
 {
     constexpr int CHUNKS = Layout::D_V / 8, /* of 16 bytes, per row */
         ROWS = Layout::OUT_ROWS, STORES = ROWS * CHUNKS / 32;
     const struct output_params &output = p.call.output;
-    const int thread = (int)fresh_thread() - WARPGROUP_THREADS, lane = thread % 32, warp = thread / 32;
     const uint32_t staging = l.out(warp);
+#pragma unroll
+    for (int first = 0; first < 16; first += ROWS) {
+        __syncwarp();
+#pragma unroll
+        for (int half = first / 8; half < (first + ROWS) / 8; half++)
+#pragma unroll
+            for (int j = 0; j < CHUNKS; j += 4) {
+                const int row = 8 * half - first + lane % 8;
+                uint32_t words[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    words[i] = Element::pack(o[4 * (j + i) + 2 * half] * factor[half],
+                                             o[4 * (j + i) + 2 * half + 1] * factor[half]);
+                store_matrices(staging + (uint32_t)(row * CHUNKS + ((j + lane / 8) ^ lane % 8)) * 16, words);
+            }
+        __syncwarp();
+        uint4 words[STORES];
+#pragma unroll
+        for (int i = 0; i < STORES; i++) {
+            const int row = (32 * i + lane) / CHUNKS, chunk = lane % CHUNKS;
+            words[i] = load_shared_16(staging + (uint32_t)(row * CHUNKS + (chunk ^ row % 8)) * 16);
+        }
+#pragma unroll
+        for (int i = 0; i < STORES; i++) {
+            const int row = 16 * warp + first + (32 * i + lane) / CHUNKS, chunk = lane % CHUNKS;
+            const RowCoord coord = coord_of_row(p, tile.token, tile.head, row);
+            store_global_16(output.out + out_offset(output, tile.request, coord) + 8 * chunk, words[i],
+                            row < tile.rows);
+        }
+    }
+}
+
+/* The same without shared memory: the four lanes of a row write 64 bytes of it at a time. */
+template <typename Element, typename Layout>
+DEVICE void store_eights(const mha_forward_sm90_params &p, const TileRows &tile, int thread,
+                         const float (&factor)[2], const float (&o)[Layout::D_V / 2])
+{
+    const struct output_params &output = p.call.output;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = thread / 32 * 16 + thread % 32 / 4 + 8 * half;
+        const RowCoord coord = coord_of_row(p, tile.token, tile.head, row);
+        uint16_t *to = output.out + out_offset(output, tile.request, coord) + thread % 4 * 8;
+#pragma unroll
+        for (int j = 0; j < Layout::D_V / 8; j += 4) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                words[i] = Element::pack(o[4 * (j + i) + 2 * half] * factor[half],
+                                         o[4 * (j + i) + 2 * half + 1] * factor[half]);
+            store_global_16(to + 8 * j, quad_gather_eight(words), row < tile.rows);
+        }
+    }
+}
+
+/* Writes rows 16 · warp … of the tile in `stage` to `out`, or to the part of a split; releases the stage and clears
+ * O; called by each warp of a consumer. fresh_thread() prevents ptxas from keeping values derived from the thread
+ * index in registers between calls. */
+template <typename Element, typename Layout>
+DEVICE void store_rows(const mha_forward_sm90_params &p, const Layout &l, int stage, const float (&factor)[2],
+                       float (&o)[Layout::D_V / 2])
+{
+    const int thread = (int)fresh_thread() - WARPGROUP_THREADS, lane = thread % 32, warp = thread / 32;
     const TileRows tile = load_tile_rows(l.tile(stage));
     const int part = Layout::SPLITS ? part_of(l.tile(stage)) : -1;
     if (part >= 0)
         store_part<Layout>(p, part, tile.rows, thread, factor, o);
+    else if constexpr (Layout::STAGES_OUT)
+        store_lines<Element>(p, l, tile, warp, lane, factor, o);
     else
-#pragma unroll
-        for (int first = 0; first < 16; first += ROWS) {
-            __syncwarp();
-#pragma unroll
-            for (int half = first / 8; half < (first + ROWS) / 8; half++)
-#pragma unroll
-                for (int j = 0; j < CHUNKS; j += 4) {
-                    const int row = 8 * half - first + lane % 8;
-                    uint32_t words[4];
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        words[i] = Element::pack(o[4 * (j + i) + 2 * half] * factor[half],
-                                                 o[4 * (j + i) + 2 * half + 1] * factor[half]);
-                    store_matrices(staging + (uint32_t)(row * CHUNKS + ((j + lane / 8) ^ lane % 8)) * 16,
-                                   words);
-                }
-            __syncwarp();
-            uint4 words[STORES];
-#pragma unroll
-            for (int i = 0; i < STORES; i++) {
-                const int row = (32 * i + lane) / CHUNKS, chunk = lane % CHUNKS;
-                words[i] = load_shared_16(staging + (uint32_t)(row * CHUNKS + (chunk ^ row % 8)) * 16);
-            }
-#pragma unroll
-            for (int i = 0; i < STORES; i++) {
-                const int row = 16 * warp + first + (32 * i + lane) / CHUNKS, chunk = lane % CHUNKS;
-                const RowCoord coord = coord_of_row(p, tile.token, tile.head, row);
-                store_global_16(output.out + out_offset(output, tile.request, coord) + 8 * chunk, words[i],
-                                row < tile.rows);
-            }
-        }
+        store_eights<Element, Layout>(p, tile, thread, factor, o);
     mbarrier_arrive_if(lane == 0, l.barrier(Layout::TILE_EMPTY, stage));
 #pragma unroll
     for (int i = 0; i < Layout::D_V / 2; i++) o[i] = 0.0f;

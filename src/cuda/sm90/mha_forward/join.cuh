@@ -17,6 +17,7 @@ enum { PARTS_AT_ONCE = 8 };
 template <int D_V> struct Columns;
 template <> struct Columns<128> {
     using Vector = float4;
+    static DEVICE float4 load(const float *from) { return __ldg((const float4 *)from); }
     static DEVICE void add(float4 &sum, float weight, const float4 &x)
     {
         sum.x = fmaf(weight, x.x, sum.x), sum.y = fmaf(weight, x.y, sum.y);
@@ -28,8 +29,27 @@ template <> struct Columns<128> {
             make_uint2(Element::pack(x.x * factor, x.y * factor), Element::pack(x.z * factor, x.w * factor));
     }
 };
+struct EightFloats {
+    float4 low, high;
+};
+template <> struct Columns<256> {
+    using Vector = EightFloats;
+    static DEVICE EightFloats load(const float *from)
+    {
+        return {Columns<128>::load(from), Columns<128>::load(from + 4)};
+    }
+    static DEVICE void add(EightFloats &sum, float weight, const EightFloats &x)
+    {
+        Columns<128>::add(sum.low, weight, x.low), Columns<128>::add(sum.high, weight, x.high);
+    }
+    template <typename Element> static DEVICE void store(uint16_t *to, const EightFloats &x, float factor)
+    {
+        Columns<128>::store<Element>(to, x.low, factor), Columns<128>::store<Element>(to + 4, x.high, factor);
+    }
+};
 template <> struct Columns<64> {
     using Vector = float2;
+    static DEVICE float2 load(const float *from) { return __ldg((const float2 *)from); }
     static DEVICE void add(float2 &sum, float weight, const float2 &x)
     {
         sum.x = fmaf(weight, x.x, sum.x), sum.y = fmaf(weight, x.y, sum.y);
@@ -82,7 +102,7 @@ DEVICE void join_row(const mha_forward_sm90_params &p, const TileRows &tile, con
     const auto load = [&](int begin) {
 #pragma unroll
         for (int i = 0; i < PARTS_AT_ONCE; i++)
-            if (begin + i < part.splits) x[i] = __ldg((const Vector *)(from + (begin + i) * step * D_V));
+            if (begin + i < part.splits) x[i] = Lane::load(from + (begin + i) * step * D_V);
     };
     load(0); /* the values do not wait for the weights */
     const PartWeights weights(p.part_ends + at, step, part.splits);

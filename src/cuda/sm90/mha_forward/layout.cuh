@@ -5,9 +5,13 @@
  *
  *            rows   keys    stages    stages   registers per
  *            /tile  /block  of K, V   of Q     consumer thread
- *   192/128  128    128     2         1        O 64 + S 64 + P 32, of 224      224 KiB
+ *   256/256  128     80     2         1        O 128 + S 40 + P 20, of 232     226 KiB
+ *   192/128  128    128     2         1        O 64 + S 64 + P 32, of 224      224
  *   128/128  128    128     2         2        the same                        208
- *   64/64    192    128     4         2        O 32 + S 64 + P 32, of 160      201
+ *    96/64   192    128     3         1        O 32 + S 64 + P 32, of 160      217
+ *   64/64    192    128     4         2        the same                        201
+ *
+ * Tiles of 96 columns are two of 64 that overlap: columns 0 … 63 and 32 … 95.
  */
 #pragma once
 
@@ -77,21 +81,24 @@ template <int D_QK_, int D_V_, bool SPLITS_> struct MhaLayout {
     static constexpr int KEYS = MHA_SM90_KEYS(D_QK_);
     static constexpr int CONSUMERS = MHA_SM90_ROWS(D_QK_) / 64, ROWS = 64 * CONSUMERS,
                          THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
-    static constexpr int KV_STAGES = D_QK == 64 ? 4 : 2, Q_STAGES = D_QK == 192 ? 1 : 2;
+    static constexpr int KV_STAGES = D_QK == 64 ? 4 : D_QK == 96 ? 3 : 2,
+                         Q_STAGES = D_QK == 64 || D_QK == 128 ? 2 : 1;
     /* Weights of a block that a thread computes while the previous block's O += P V still runs; limited by
      * registers. */
-    static constexpr int EARLY_WEIGHTS = D_QK == 64 ? 20 : 16;
+    static constexpr int EARLY_WEIGHTS = D_V == 64 ? 20 : 16;
     /* Test the barriers of the next stages between the exponentials: at small head sizes a block is short
      * compared with such a wait. */
-    static constexpr bool TESTS_EARLY = D_QK == 64;
+    static constexpr bool TESTS_EARLY = D_V == 64;
+    static constexpr bool STAGES_OUT = D_V != 256; /* out is written through shared memory */
     static constexpr bool IS_ORDERED = D_QK != 128; /* at 128 the order of wgmma costs more than it gains */
-    static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 56,
-                         CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 224;
+    static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : D_V == 256 ? 40 : 56,
+                         CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : D_V == 256 ? 232 : 224;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
                       (CONSUMERS + 1) * (65536 / THREADS / 8 * 8),
                   "warpgroups would wait for registers for ever");
 
-    static constexpr int QK_TILES = D_QK / 64, V_TILES = D_V / 64;
+    static constexpr int QK_TILES = (D_QK + 63) / 64, V_TILES = D_V / 64;
+    static constexpr int OVERLAP = QK_TILES * 64 - D_QK; /* columns of the last tile that the one before has */
     static constexpr uint32_t Q_TILE = ROWS * LINE_BYTES, KEY_TILE = KEYS * LINE_BYTES;
     static constexpr uint32_t Q_BYTES = QK_TILES * Q_TILE, K_BYTES = QK_TILES * KEY_TILE,
                               V_BYTES = V_TILES * KEY_TILE;
@@ -114,8 +121,8 @@ template <int D_QK_, int D_V_, bool SPLITS_> struct MhaLayout {
     static constexpr uint32_t WINDOW_AT = TILES_AT + TILE_STAGES * BYTES_OF_TILE,
                               WINDOW_BYTES = SPLITS ? 32 * 28 + 16 : 32 * 20; /* of RequestWindow */
     static constexpr uint32_t OUT_AT = WINDOW_AT + WINDOW_BYTES,
-                              OUT_ROWS = D_QK == 64 ? 16 : 8, /* rows a warp writes at a time */
-        OUT_BYTES_OF_WARP = OUT_ROWS * D_V * 2;
+                              OUT_ROWS = D_V == 64 ? 16 : 8, /* rows a warp writes at a time */
+        OUT_BYTES_OF_WARP = STAGES_OUT ? OUT_ROWS * D_V * 2 : 0;
     static constexpr uint32_t BYTES = OUT_AT + 4 * CONSUMERS * OUT_BYTES_OF_WARP;
     static_assert(BYTES <= 227 * 1024, "it fits");
 

@@ -6,7 +6,7 @@
  *     warpgroup 0              producers: warp 0 draws tiles from a counter in global memory, when few blocks
  *                              are left to load (scheduler.cuh), warp 1 loads Q and K, warp 2 V, by TMA
  *                              (producer.cuh)
- *     the others               2 consumers, 3 at 64/64 (layout.cuh), 64 rows of the tile each:
+ *     the others               2 consumers, 3 at 96/64 and 64/64 (layout.cuh), 64 rows of the tile each:
  *
  *       wgmma    | S = Q Kᵀ of block n - 1 |     O += P V of block n      |                  | S of n - 2 …
  *       warps    |        (wait)           | P of n - 1 from S, its start | the rest of P    |
@@ -96,9 +96,11 @@ template <typename Element, typename Layout> struct Consumer {
     {
         const uint32_t q = l.q(q_stage.index) + (uint32_t)group * TILE_BYTES, k = l.k(k_stage.index);
 #pragma unroll
-        for (int i = 0; i < QK_STEPS; i++)
-            wgmma_lines_of<Element>(s, wgmma_lines(q + i / 4 * Layout::Q_TILE, i % 4),
-                                    wgmma_lines(k + i / 4 * Layout::KEY_TILE, i % 4), i != 0);
+        for (int i = 0; i < QK_STEPS; i++) {
+            const int tile = i / 4, step = i % 4 + (tile == Layout::QK_TILES - 1 ? Layout::OVERLAP / 16 : 0);
+            wgmma_lines_of<Element>(s, wgmma_lines(q + tile * Layout::Q_TILE, step),
+                                    wgmma_lines(k + tile * Layout::KEY_TILE, step), i != 0);
+        }
         wgmma_commit();
     }
 
@@ -108,7 +110,9 @@ template <typename Element, typename Layout> struct Consumer {
 #pragma unroll
         for (int i = 0; i < KEY_STEPS; i++) {
             const uint64_t b = wgmma_descriptor(v, Layout::KEY_TILE, (uint32_t)i * 16 * LINE_BYTES);
-            if constexpr (D_V == 128)
+            if constexpr (D_V == 256)
+                wgmma_256_columns<Element>(o, w[i], b, 1);
+            else if constexpr (D_V == 128)
                 wgmma_128_columns<Element>(o, w[i], b, 1);
             else
                 wgmma_64_columns<Element>(o, w[i], b, 1);
