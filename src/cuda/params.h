@@ -292,11 +292,13 @@ struct mha_forward_sm90_params {
     struct tensor_map q, k, v;
     int32_t heads_of_tile;          /* that share a key head: 1, or all of them if requests have few tokens */
     int32_t tile_tokens, tile_rows; /* tile_rows: tile_tokens · heads_of_tile */
-    struct divisor heads_divisor;   /* heads_of_tile */
-    int32_t units, units_of_key_head;    /* h_q / heads_of_tile; group / heads_of_tile */
-    int32_t cached_keys;                 /* of a key head: the number that stays in L2 */
+    struct divisor heads_divisor, tokens_divisor, units_divisor; /* heads_of_tile, tile_tokens, units */
+    int32_t units, units_of_key_head; /* h_q / heads_of_tile; group / heads_of_tile */
+    int32_t cached_keys;              /* of a key head: the number that stays in L2 */
+    int32_t cached_keys_of_all;       /* the number of each key head where all stay in L2 */
     struct tile_counters *tile_counters; /* NULL: every CTA has at most one tile */
-    uint64_t ticket;                     /* of this launch */
+    uint64_t *grid_barrier;       /* the CTAs wait for each other and join the splits; NULL: the join's kernel does */
+    uint64_t ticket;              /* of this launch */
     /* The keys of a request's tiles are cut into splits: `splits` of them; or if that is 0, as many as have
      * blocks_of_split key blocks each; or if that is 0 too, as many as mha_splits says for the request alone. */
     int32_t splits, blocks_of_split;
@@ -390,7 +392,7 @@ enum { MHA_BACKWARD_ROW_THREADS = 256, MHA_BACKWARD_CONSUMERS = 2 };
 #define MHA_SM90_ROWS(d_qk)    ((d_qk) <= 96 ? 192 : 128)
 #define MHA_SM90_KEYS(d_qk)    ((d_qk) == 256 ? 80 : 128)
 #define MHA_SM90_THREADS(d_qk) (2 * MHA_SM90_ROWS(d_qk) + 128)
-enum { MHA_WARPS = 8, MHA_JOIN_WARPS = 4 };
+enum { MHA_WARPS = 8, MHA_JOIN_WARPS = 4, MHA_JOINED_REQUESTS = 32 /* that a warp looks at together */ };
 
 /* Parameters of the join, for dense and sparse decode. */
 struct join_params {

@@ -29,7 +29,7 @@ int64_t sm90_mha_forward_tiles(const struct attention_problem *p)
     const int64_t tokens = sm90_mha_forward_tokens(p), units = p->h_q / sm90_mha_forward_heads(p);
     if (!p->ragged_q.starts) return p->b * cuda_ceil_div(p->s_q, tokens) * units;
     const int64_t begun = p->ragged_q.tokens < p->b ? p->ragged_q.tokens : p->b; /* non-empty requests */
-    return (p->ragged_q.tokens / tokens + begun) * units;
+    return ((p->ragged_q.tokens - begun) / tokens + begun) * units;
 }
 
 static int64_t least(int64_t a, int64_t b)
@@ -43,9 +43,9 @@ static int64_t most(int64_t a, int64_t b)
 }
 
 /* Returns the splits of `tiles` tiles of `blocks` key blocks. */
-static int32_t splits_of(int64_t tiles, int64_t blocks, int32_t sms, int32_t at_most)
+static int32_t splits_of(int64_t tiles, int64_t blocks, int32_t sms, int32_t at_most, bool of_batch)
 {
-    return tiles > INT32_MAX ? 1 : mha_splits((int32_t)tiles, (int32_t)blocks, sms, at_most);
+    return tiles > INT32_MAX ? 1 : mha_splits((int32_t)tiles, (int32_t)blocks, sms, at_most, of_batch);
 }
 
 /* Returns a · b, or the largest number if that is larger. */
@@ -80,7 +80,7 @@ static void split_by_batch(const struct attention_problem *p, int32_t sms, struc
         even_blocks = least(blocks, cuda_ceil_div(cuda_ceil_div(p->ragged_k.tokens, p->b), block));
     }
     const int64_t tiles = least(times(p->b, tiles_of_request(p, tokens)), INT32_MAX);
-    const int32_t splits = splits_of(tiles, even_blocks, sms, MHA_MOST_SPLITS);
+    const int32_t splits = splits_of(tiles, even_blocks, sms, MHA_MOST_SPLITS, true);
     int64_t of_split =
         most(cuda_ceil_div(even_blocks, splits), tiles * even_blocks / (MHA_WAVES_OF_SPLITS * sms));
     if (p->ragged_q.starts) {
@@ -105,8 +105,20 @@ static void split_by_request(const struct attention_problem *p, int32_t sms, str
         mha_tiles_alone((int32_t)tokens, (int32_t)rows, (int32_t)p->h_kv, (int32_t)(p->h_q / p->h_kv));
     if (tiles > sms) return;
     s->splits =
-        p->ragged_q.starts ? 0 /* the kernel's choice */ : splits_of(tiles, blocks, sms, s->most_splits);
-    if (s->splits != 1) s->part_rows = times(all_rows(p), s->splits ? s->splits : s->most_splits);
+        p->ragged_q.starts ? 0 /* the kernel's choice */ : splits_of(tiles, blocks, sms, s->most_splits, false);
+    if (s->splits) s->most_splits = s->splits;
+    if (s->splits != 1) s->part_rows = times(all_rows(p), s->most_splits);
+}
+
+/* Returns the number of splits of all tiles, of ragged requests an estimate. */
+static int64_t expected_splits(const struct attention_problem *p, int32_t sms, const struct sm90_mha_splitting *s)
+{
+    const int64_t tiles = sm90_mha_forward_tiles(p);
+    if (s->splits || s->blocks_of_split || p->b > 1) return times(tiles, s->most_splits);
+    const int32_t rows = MHA_SM90_ROWS(p->d_qk), group = (int32_t)(p->h_q / p->h_kv),
+                  alone = mha_tiles_alone((int32_t)p->ragged_q.tokens, rows, (int32_t)p->h_kv, group);
+    return times(tiles, splits_of(alone, cuda_ceil_div(p->ragged_k.tokens, MHA_SM90_KEYS(p->d_qk)), sms,
+                                  s->most_splits, false));
 }
 
 struct sm90_mha_splitting sm90_mha_forward_splitting(const struct attention_problem *p, int32_t sms)
@@ -124,6 +136,7 @@ struct sm90_mha_splitting sm90_mha_forward_splitting(const struct attention_prob
     if (!s.part_rows) return none;
     if (!p->mha_splits && sm90_mha_forward_tiles(p) > (INT32_MAX - MOST_BLOCKS) / s.most_splits) return none;
     s.part_rows = least(s.part_rows, MHA_MOST_PART_ROWS);
+    s.joins_in_kernel = p->b <= MHA_JOINED_REQUESTS && expected_splits(p, sms, &s) <= sms;
     return s;
 }
 

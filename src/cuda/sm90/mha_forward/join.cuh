@@ -11,13 +11,13 @@
 
 namespace mha_forward {
 
-enum { PARTS_AT_ONCE = 8 };
+enum { PARTS_AT_ONCE = 8, PARTS_AT_ONCE_IN_KERNEL = 16 /* there are more registers */ };
 
 /* The columns of a lane. */
 template <int D_V> struct Columns;
 template <> struct Columns<128> {
     using Vector = float4;
-    static DEVICE float4 load(const float *from) { return __ldg((const float4 *)from); }
+    static DEVICE float4 load(const float *from) { return __ldcg((const float4 *)from); }
     static DEVICE void add(float4 &sum, float weight, const float4 &x)
     {
         sum.x = fmaf(weight, x.x, sum.x), sum.y = fmaf(weight, x.y, sum.y);
@@ -49,7 +49,7 @@ template <> struct Columns<256> {
 };
 template <> struct Columns<64> {
     using Vector = float2;
-    static DEVICE float2 load(const float *from) { return __ldg((const float2 *)from); }
+    static DEVICE float2 load(const float *from) { return __ldcg((const float2 *)from); }
     static DEVICE void add(float2 &sum, float weight, const float2 &x)
     {
         sum.x = fmaf(weight, x.x, sum.x), sum.y = fmaf(weight, x.y, sum.y);
@@ -74,8 +74,7 @@ struct PartWeights {
         for (int i = 0; i < 2; i++) {
             end[i] = {-INFINITY, 0.0f};
             if (lane + 32 * i < count) {
-                const float2 words = __ldg((const float2 *)(ends + (lane + 32 * i) * step));
-                end[i] = {words.x, words.y};
+                end[i] = load_fresh_part_end(ends + (lane + 32 * i) * step);
             }
         }
         max = parts_reference(warp_max(fmaxf(end[0].max, end[1].max)));
@@ -90,7 +89,7 @@ struct PartWeights {
     }
 };
 
-template <typename Element, int D_V>
+template <typename Element, int D_V, int PARTS_AT_ONCE>
 DEVICE void join_row(const mha_forward_sm90_params &p, const TileRows &tile, const TilePart &part, int row)
 {
     using Lane = Columns<D_V>;
@@ -122,23 +121,36 @@ DEVICE void join_row(const mha_forward_sm90_params &p, const TileRows &tile, con
     if (lane == 0) store_lse(output, tile.request, coord, score_lse(weights.max, weights.sum));
 }
 
-/* Rows are numbered by tile; a tile has tile_rows of them. */
-template <typename Element, int D_QK, int D_V> DEVICE void join(const mha_forward_sm90_params &p)
+/* Shared memory of a warp of join_all. */
+static constexpr int JOIN_MEMORY =
+    RequestWindow<128, 128, Numbers::SPLIT_TILES>::BYTES + (int)sizeof(WorkTile); /* of any size */
+
+/* Joins the rows of all split tiles: warp `warp` of `warps` of a CTA. Rows are numbered by tile; a tile has tile_rows of
+ * them. */
+template <typename Element, int D_QK, int D_V>
+DEVICE void join_all(const mha_forward_sm90_params &p, uint32_t memory, int warps, int warp)
 {
     using Window = RequestWindow<MHA_SM90_ROWS(D_QK), MHA_SM90_KEYS(D_QK), Numbers::SPLIT_TILES>;
-    __shared__ __align__(16) unsigned char windows[MHA_JOIN_WARPS][Window::BYTES + sizeof(WorkTile)];
-    const int warp = (int)threadIdx.x / 32;
-    const uint32_t window = (uint32_t)__cvta_generic_to_shared(windows[warp]), tile = window + Window::BYTES;
-    Window requests(p, window);
+    static_assert(Window::BYTES + sizeof(WorkTile) == JOIN_MEMORY && JOIN_MEMORY % 16 == 0, "");
+    const uint32_t tile = memory + Window::BYTES;
+    Window requests(p, memory);
     wait_for_kernels_before();
-    for (int64_t i = blockIdx.x * MHA_JOIN_WARPS + warp;; i += gridDim.x * MHA_JOIN_WARPS) {
+    for (int64_t i = (int64_t)blockIdx.x * warps + warp;; i += (int64_t)gridDim.x * warps) {
         const int number = (int)(i / p.tile_rows), row = (int)(i - (int64_t)number * p.tile_rows);
         __syncwarp();
         if (requests.find(number, tile) < 0) return;
         __syncwarp();
         const TileRows rows = load_tile_rows(tile);
-        if (row < rows.rows) join_row<Element, D_V>(p, rows, load_tile_part(tile), row);
+        if (row < rows.rows) join_row<Element, D_V, PARTS_AT_ONCE>(p, rows, load_tile_part(tile), row);
     }
+}
+
+/* The join as a kernel. */
+template <typename Element, int D_QK, int D_V> DEVICE void join(const mha_forward_sm90_params &p)
+{
+    __shared__ __align__(16) unsigned char memory[MHA_JOIN_WARPS][JOIN_MEMORY];
+    const int warp = (int)threadIdx.x / 32;
+    join_all<Element, D_QK, D_V>(p, (uint32_t)__cvta_generic_to_shared(memory[warp]), MHA_JOIN_WARPS, warp);
 }
 
 } // namespace mha_forward

@@ -55,6 +55,7 @@ template <typename Layout> struct TileProducer {
         }
     }
 
+    /* Looks at the requests while the CTA starts. */
     DEVICE void run() const
     {
         using Window =
@@ -62,7 +63,10 @@ template <typename Layout> struct TileProducer {
         static_assert(Window::BYTES <= Layout::WINDOW_BYTES, "the window fits");
         Window requests(p, l.smem + Layout::WINDOW_AT);
         const TileScheduler scheduler = {p};
-        if (elect_one()) scheduler.begin();
+        /* Each CTA has at most one tile, which stays in its stage for the join. */
+        const bool one_each = requests.all_have_one_tile();
+        if (elect_one() && !one_each) scheduler.begin();
+        __syncthreads();
         uint32_t published = 0; /* tiles published so far */
         int i = (int)blockIdx.x;
         for (;;) {
@@ -70,19 +74,19 @@ template <typename Layout> struct TileProducer {
             mbarrier_wait(l.barrier(Layout::TILE_EMPTY, stage), published / TILE_STAGES % 2 ^ 1);
             const int blocks = requests.find(i, l.tile(stage));
             __syncwarp();
-            if (blocks) {
+            if (!blocks) write_empty(l.tile(stage));
+            if (blocks || one_each) {
+                __syncwarp();
                 if (elect_one()) mbarrier_arrive(l.barrier(Layout::TILE_FULL, stage));
-                if (blocks < 0) break;
+                if (blocks <= 0) break;
                 mbarrier_wait(l.barrier(Layout::NEXT_WANTED, 0), published % 2);
                 published++;
-            } else {
-                write_empty(l.tile(stage));
             }
-            int next = 0;
-            if (elect_one()) next = scheduler.next(i);
+            int next = one_each ? INT_MAX : 0;
+            if (elect_one() && !one_each) next = scheduler.next(i);
             i = __reduce_max_sync(~0u, next);
         }
-        if (elect_one()) scheduler.end(i);
+        if (elect_one() && !one_each) scheduler.end(i);
     }
 };
 
@@ -90,9 +94,11 @@ template <typename Layout> struct QueryKeyProducer {
     const mha_forward_sm90_params &p;
     const Layout l;
 
-    /* Q has a single stage at 192; the prefetch brings it into L2 before the stage is free. */
+    /* Q has a single stage at wide heads; the prefetch brings it into L2 before the stage is free. */
     DEVICE void run()
     {
+        if (elect_one()) tma_prefetch_map(&p.k), tma_prefetch_map(&p.q);
+        __syncthreads();
         const uint32_t q_bytes = (uint32_t)p.tile_rows * LINE_BYTES * Layout::QK_TILES;
         Ring<Layout::KV_STAGES> k_stage;
         Ring<Layout::Q_STAGES> q_stage;
@@ -102,7 +108,7 @@ template <typename Layout> struct QueryKeyProducer {
             const TileKeys keys = load_tile_keys(l.tile(tile_stage.index));
             const int token = rows.token, request = (int)rows.request, head = rows.head,
                       key_head = head / p.call.group, blocks = keys.blocks;
-            if (blocks < 0) return;
+            if (blocks <= 0) return;
             if (elect_one())
 #pragma unroll
                 for (int i = 0; i < Layout::QK_TILES; i++) tma_prefetch(&p.q, {0, head, token, i, request});
@@ -134,13 +140,15 @@ template <typename Layout> struct ValueProducer {
 
     DEVICE void run()
     {
+        if (elect_one()) tma_prefetch_map(&p.v);
+        __syncthreads();
         Ring<Layout::KV_STAGES> v_stage;
         for (Ring<TILE_STAGES> tile_stage;; tile_stage.advance()) {
             mbarrier_wait(l.barrier(Layout::TILE_FULL, tile_stage.index), tile_stage.parity);
             const TileRows rows = load_tile_rows(l.tile(tile_stage.index));
             const TileKeys keys = load_tile_keys(l.tile(tile_stage.index));
             const int request = (int)rows.request, key_head = rows.head / p.call.group, blocks = keys.blocks;
-            if (blocks < 0) return;
+            if (blocks <= 0) return;
             for (int n = blocks - 1; n >= 0; n--) {
                 const int key = keys.first_key + n * Layout::KEYS;
                 fill_stage(l, Layout::V_FULL, Layout::V_EMPTY, v_stage, Layout::V_BYTES,

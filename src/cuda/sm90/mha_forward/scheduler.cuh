@@ -43,6 +43,7 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
         FIRST_TILES_AT = 32 * 16,
         SPLITS_AT = FIRST_TILES_AT + 32 * 4, /* what follows only with splits */
         PART_ROWS_AT = SPLITS_AT + 32 * 8,   /* rows of parts before the window's end */
+        END_AT = PART_ROWS_AT + 4,           /* `end` of the first window */
         BYTES = HAS_SPLITS ? PART_ROWS_AT + 16 : SPLITS_AT
     };
 
@@ -54,12 +55,9 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
 
     DEVICE RequestWindow(const mha_forward_sm90_params &params, uint32_t address) : p(params), window(address)
     {
-        const mha_forward_params &call = p.call;
-        if (call.starts_q && threadIdx.x % 32 == 31)
-            store_shared_16(window + 31 * 16, make_uint4(min(max(call.starts_q[0], 0), call.tokens_q), 0,
-                                                         min(max(call.starts_k[0], 0), call.tokens_k), 0));
         if constexpr (HAS_SPLITS) store_shared_4(window + PART_ROWS_AT, 0);
         fill();
+        if constexpr (HAS_SPLITS) store_shared_4(window + END_AT, (uint32_t)end);
     }
 
     /* Fills the window. A start is clamped to at least the starts before it and at most the number of
@@ -71,17 +69,23 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
         int q = 0, k = 0, tokens = call.s_q, keys = call.s_k;
         __syncwarp();
         if (call.starts_q) {
-            const uint4 last = load_shared_16(window + 31 * 16); /* last request before the window */
-            const int last_q = (int)(last.x + last.y), last_k = (int)(last.z + last.w);
-            const int at = min(request + 1, call.b);
-            const int end_q = min(max(warp_inclusive_max(call.starts_q[at]), last_q), call.tokens_q);
-            const int end_k = min(max(warp_inclusive_max(call.starts_k[at]), last_k), call.tokens_k);
+            const int at = min(request + 1, call.b), start_q = call.starts_q[at], start_k = call.starts_k[at];
+            int last_q, last_k; /* where the last request before the window ends */
+            if (first) {
+                const uint4 last = load_shared_16(window + 31 * 16);
+                last_q = (int)(last.x + last.y), last_k = (int)(last.z + last.w);
+            } else {
+                last_q = min(max(call.starts_q[0], 0), call.tokens_q);
+                last_k = min(max(call.starts_k[0], 0), call.tokens_k);
+            }
+            const int end_q = min(max(warp_inclusive_max(start_q), last_q), call.tokens_q),
+                      end_k = min(max(warp_inclusive_max(start_k), last_k), call.tokens_k);
             q = __shfl_up_sync(~0u, end_q, 1), k = __shfl_up_sync(~0u, end_k, 1);
             if (lane == 0) q = last_q, k = last_k;
             tokens = end_q - q, keys = end_k - k;
         }
         if (request >= call.b) tokens = 0;
-        const int rows = (tokens + p.tile_tokens - 1) / p.tile_tokens * p.units;
+        const int rows = tiles_of_head(tokens) * p.units;
         int splits = 1;
         if constexpr (HAS_SPLITS) {
             __syncwarp();
@@ -90,7 +94,7 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
             splits = p.splits            ? p.splits
                      : p.blocks_of_split ? max(min(mha_ceil_div(blocks, p.blocks_of_split), p.most_splits), 1)
                                          : mha_splits(mha_tiles_alone(tokens, ROWS, call.h_kv, call.group),
-                                                      blocks, p.sms, p.most_splits);
+                                                      blocks, p.sms, p.most_splits, false);
             if ((int64_t)tokens * call.h_q * splits > MHA_MOST_PART_ROWS_OF_REQUEST) splits = 1;
             const int part_rows = splits > 1 ? tokens * call.h_q * splits : 0,
                       up_to = (int)load_shared_4(window + PART_ROWS_AT) + warp_inclusive_sum(part_rows);
@@ -112,12 +116,59 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
         __syncwarp();
     }
 
-    /* Returns a split's share of the key blocks of a tile. */
-    static DEVICE TileKeys keys_of_split(const TileKeys &kv, const TilePart &part)
+    /* Returns the tiles of a request's tokens, of one head or set of heads. */
+    DEVICE int tiles_of_head(int tokens) const
     {
-        const int begin = kv.blocks * part.split / part.splits,
-                  end = kv.blocks * (part.split + 1) / part.splits, passed = begin * KEYS;
+        return fast_divide(tokens + p.tile_tokens - 1, p.tokens_divisor);
+    }
+
+    /* Returns whether no CTA has a second tile. Of many requests it is not known. */
+    DEVICE bool all_have_one_tile() const { return p.call.b <= MHA_JOINED_REQUESTS && end <= (int)gridDim.x; }
+
+    /* Returns a split's share of the key blocks of a tile. The first splits have at most one block more than the
+     * others. */
+    static DEVICE TileKeys keys_of_split(const TileKeys &kv, int split, int splits)
+    {
+        const int least = kv.blocks / splits, larger = kv.blocks - least * splits,
+                  begin = split * least + min(split, larger), end = begin + least + (split < larger),
+                  passed = begin * KEYS;
         return {min(kv.keys, end * KEYS) - passed, kv.visible - passed, end - begin, kv.first_key + passed};
+    }
+
+    /* A tile's number in the order of tokens, and its set of heads. */
+    struct Tile {
+        int order, unit;
+    };
+
+    /* Finds tile `within` of a request, of whose tokens a head has `of_request` tiles. Heads whose keys and values
+     * fit L2 are processed together, in as few sets as that allows. The first sets have at most one head more than the
+     * others: a small set keeps few CTAs busy with long tiles. */
+    DEVICE Tile tile_of_sets(int within, int of_request, int keys) const
+    {
+        const int of_head = of_request * p.units_of_key_head;
+        const int fit = max(p.cached_keys / max(keys, 1), 1), sets = (p.call.h_kv + fit - 1) / fit;
+        const int heads = p.call.h_kv / sets, larger = p.call.h_kv - heads * sets;
+        const bool is_larger = within < larger * (heads + 1) * of_head;
+        const int of_set = is_larger ? heads + 1 : heads, passed = is_larger ? 0 : larger * (heads + 1);
+        const int set = (within - passed * of_head) / (of_set * of_head), first_head = passed + set * of_set;
+        const int in_set = within - first_head * of_head, units = of_set * p.units_of_key_head,
+                  order = in_set / units;
+        return {order, first_head * p.units_of_key_head + in_set - order * units};
+    }
+
+    /* The same where splits of all tiles run at the same time: those that read the same keys are neighbours. */
+    DEVICE Tile tile_of_key_head(int within, int of_request) const
+    {
+        const int of_head = of_request * p.units_of_key_head, key_head = mha_div(within, of_head),
+                  in_head = within - key_head * of_head, order = mha_div(in_head, p.units_of_key_head);
+        return {order, (key_head - order) * p.units_of_key_head + in_head};
+    }
+
+    /* The same for all heads together. */
+    DEVICE Tile tile_of_all_heads(int within) const
+    {
+        const int order = fast_divide(within, p.units_divisor);
+        return {order, within - order * p.units};
     }
 
     /* Writes the WorkTile of number `i` to the address `tile` and returns its number of key blocks, or -1 if
@@ -135,27 +186,21 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
         int within = i - __shfl_sync(~0u, first_tile, at);
         const uint4 request = load_shared_16(window + (uint32_t)at * 16);
         const int tokens = (int)request.y, keys = (int)request.w;
-        /* Heads whose keys and values fit L2 are processed together, in as few sets as that allows. The first
-         * sets have at most one head more than the others: a small set keeps few CTAs busy with long
-         * tiles. */
-        const int of_request = (tokens + p.tile_tokens - 1) / p.tile_tokens,
-                  of_head = of_request * p.units_of_key_head;
+        const int of_request = tiles_of_head(tokens);
+        int split = 0, splits = 1, part_row = -1; /* of all of the request's parts: the first row of the split */
         if constexpr (HAS_SPLITS) {
             const uint2 words = load_shared_8(window + SPLITS_AT + (uint32_t)at * 8);
-            const int tiles = of_request * p.units, split = within / tiles, rows = tokens * p.call.h_q;
-            within -= split * tiles;
-            store_shared_16(tile + offsetof(WorkTile, part),
-                            make_uint4(words.x > 1 ? words.y + (uint32_t)(split * rows) : ~0u, (uint32_t)rows,
-                                       words.x, (uint32_t)split));
+            splits = (int)words.x;
+            if (splits > 1) {
+                const int tiles = of_request * p.units;
+                split = within / tiles, within -= split * tiles;
+                part_row = (int)words.y + split * tokens * p.call.h_q;
+            }
         }
-        const int fit = max(p.cached_keys / max(keys, 1), 1), sets = (p.call.h_kv + fit - 1) / fit;
-        const int heads = p.call.h_kv / sets, larger = p.call.h_kv - heads * sets;
-        const bool is_larger = within < larger * (heads + 1) * of_head;
-        const int of_set = is_larger ? heads + 1 : heads, passed = is_larger ? 0 : larger * (heads + 1);
-        const int set = (within - passed * of_head) / (of_set * of_head), first_head = passed + set * of_set;
-        const int in_set = within - first_head * of_head, units = of_set * p.units_of_key_head,
-                  order = in_set / units;
-        const int head = (first_head * p.units_of_key_head + in_set - order * units) * p.heads_of_tile;
+        const Tile of = splits > 1                        ? tile_of_key_head(within, of_request)
+                        : keys <= p.cached_keys_of_all ? tile_of_all_heads(within)
+                                                        : tile_of_sets(within, of_request, keys);
+        const int order = of.order, head = of.unit * p.heads_of_tile;
         const int first_token = (p.call.causal ? of_request - 1 - order : order) * p.tile_tokens;
         const int rows = min(tokens - first_token, p.tile_tokens) * p.heads_of_tile;
         store_shared_16(tile + offsetof(WorkTile, q), make_uint4((int)request.x + first_token, rows,
@@ -165,11 +210,13 @@ template <int ROWS, int KEYS, Numbers NUMBERS> struct RequestWindow {
         const int blocks = (max(most, 0) + KEYS - 1) / KEYS;
         TileKeys kv = {keys, visible, blocks, (int)request.z};
         if constexpr (HAS_SPLITS) {
-            const TilePart part = load_tile_part(tile);
-            kv = keys_of_split(kv, part);
-            if (part.row >= 0)
-                store_shared_4(tile + offsetof(WorkTile, part.row),
-                               (uint32_t)(part.row + head * tokens + first_token * p.heads_of_tile));
+            if (splits > 1) {
+                kv = keys_of_split(kv, split, splits);
+                part_row += head * tokens + first_token * p.heads_of_tile;
+            }
+            store_shared_16(tile + offsetof(WorkTile, part),
+                            make_uint4((uint32_t)part_row, (uint32_t)(tokens * p.call.h_q), (uint32_t)splits,
+                                       (uint32_t)split));
         }
         store_shared_16(tile + offsetof(WorkTile, kv),
                         make_uint4(kv.keys, kv.visible, kv.blocks, kv.first_key));
