@@ -71,5 +71,5 @@ template <typename Element> DEVICE void mha_forward(const mha_forward_params &p)
                   sum == 0.0f ? -INFINITY : (most == -INFINITY ? 0.0f : most) + logf(sum));
 }
 
-DEFINE_KERNEL(mha_forward_bf16, mha_forward_params, (32 * MHA_WARPS), mha_forward<Bf16>(p))
-DEFINE_KERNEL(mha_forward_fp16, mha_forward_params, (32 * MHA_WARPS), mha_forward<Fp16>(p))
+DEFINE_KERNEL(mha_forward_bf16, mha_forward_params, (32 * MHA_WARPS, 2), mha_forward<Bf16>(p))
+DEFINE_KERNEL(mha_forward_fp16, mha_forward_params, (32 * MHA_WARPS, 2), mha_forward<Fp16>(p))
