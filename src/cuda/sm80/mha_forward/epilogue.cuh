@@ -62,7 +62,7 @@ template <typename Layout> DEVICE void MhaForward<Layout>::write_lines(uint32_t 
         uint16_t *to = output.out + out_offset(output, tile.request, coord_of_row(p, tile, row)) +
                        lane % 8 * CHUNK_ELEMENTS;
 #pragma unroll
-        for (int g = 0; g < D_V / LINE_ELEMENTS; g++) {
+        for (int g = 0; g < V_LINES; g++) {
             const uint4 words = load_shared_16(lines + (uint32_t)(g * Q_GROUP) +
                                                swizzle_128((uint32_t)local, (uint32_t)(lane % 8)));
             if (p.out_aligned)

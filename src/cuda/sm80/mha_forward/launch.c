@@ -39,8 +39,7 @@ static const char *refuses(const struct attention_problem *p, const char **argum
     const int64_t shape[] = {p->ragged_q.starts ? 1 : p->b, p->ragged_q.starts ? p->ragged_q.tokens : p->s_q,
                              p->h_q};
     *argument = "v";
-    if (p->d_v != (p->d_qk == 64 ? 64 : 128))
-        return "takes d_v 128 with d_qk 128 or 192, and d_v 64 with d_qk 64";
+    if (p->d_v != mha_values_of(p->d_qk)) return MHA_SIZES_TAKEN;
     *argument = "q";
     if (tiles_of(p) > INT32_MAX) return "takes fewer than 2^31 tiles of rows";
     if (!cuda_rows_aligned(p->q, shape, p->q_stride, 3, 2, ALIGNMENT))
@@ -55,14 +54,14 @@ static const char *refuses(const struct attention_problem *p, const char **argum
     return NULL;
 }
 
-/* Returns the widest shape of which two CTAs fit an SM, including the memory that the system reserves per
- * CTA; else the small one. */
+/* Returns the widest shape of which as many CTAs as it says fit an SM, including the memory that the system
+ * reserves per CTA. Of a small one every GPU has room for one. */
 static struct cuda_kernel *kernel_for(const struct attention_problem *p, int32_t shared_bytes)
 {
     enum { OF_SYSTEM = 1024 };
-#define SHAPE(d_qk, d_v, suffix, ...) {d_qk, MHA_SM80_##d_qk##suffix},
+#define SHAPE(d_qk, d_v, suffix, row_tiles, warps, keys, q, ctas) {d_qk, ctas, MHA_SM80_##d_qk##suffix},
     static const struct {
-        int32_t d_qk;
+        int32_t d_qk, ctas;
         enum mha_sm80_shape shape;
     } shapes[] = {MHA_SM80_SHAPES(SHAPE)};
 #undef SHAPE
@@ -71,7 +70,7 @@ static struct cuda_kernel *kernel_for(const struct attention_problem *p, int32_t
         if (shapes[i].d_qk != p->d_qk) continue;
         kernel = cuda_kernel_of((struct cuda_key){
             .schedule = CUDA_SM80_MHA_FORWARD, .element = p->element, .variant = (int)shapes[i].shape});
-        if (2 * (kernel->dynamic_bytes + OF_SYSTEM) <= shared_bytes + OF_SYSTEM) break;
+        if (shapes[i].ctas * (kernel->dynamic_bytes + OF_SYSTEM) <= shared_bytes + OF_SYSTEM) break;
     }
     return kernel;
 }

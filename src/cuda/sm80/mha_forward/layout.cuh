@@ -3,7 +3,7 @@
  * The sizes and the shared memory of portable dense MHA forward, and the state of its threads.
  *
  * Shared memory, in bytes, in lines of 128 bytes (64 columns of a row), swizzled, so that ldmatrix has no
- * bank conflicts:
+ * bank conflicts; a row of 96 columns has two lines, and the second half of the second is not read:
  *      Q, later the output   ROWS × 2 · D_QK | K  STAGES × KEYS × 2 · D_QK | V  STAGES × KEYS × 2 · D_V | 128
  */
 #pragma once
@@ -36,24 +36,31 @@ struct MhaLayout {
     static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_;
     static constexpr int THREADS = 32 * WARPS, WARP_ROWS = 16 * ROW_TILES, ROWS = WARPS * WARP_ROWS;
     static constexpr int STEPS = D_QK / 16, KEY_TILES = KEYS / 8, COLUMN_TILES = D_V / 8;
-    static constexpr int ROWS_OF_PASS = THREADS / 8; /* eight threads copy a line */
+    static constexpr int QK_LINES = MHA_SM80_LINES(D_QK), V_LINES = MHA_SM80_LINES(D_V);
+    /* Eight threads copy a line. A pass copies a line of ROWS_OF_PASS rows; of a block of 16 or 48 keys, where it
+     * has 32 lines, two lines of 16 keys. */
+    static constexpr int ROWS_OF_PASS = THREADS / 8, KEYS_OF_PASS = KEYS % ROWS_OF_PASS ? 16 : ROWS_OF_PASS,
+                         LINES_OF_PASS = ROWS_OF_PASS / KEYS_OF_PASS;
 
     static constexpr uint32_t Q_GROUP = ROWS * LINE_BYTES, KEY_GROUP = KEYS * LINE_BYTES;
-    static constexpr uint32_t Q_BYTES = D_QK / LINE_ELEMENTS * Q_GROUP,
-                              K_BYTES = D_QK / LINE_ELEMENTS * KEY_GROUP,
-                              V_BYTES = D_V / LINE_ELEMENTS * KEY_GROUP;
-    static_assert(ROWS == MHA_SM80_ROWS && D_V <= D_QK, "");
+    static constexpr uint32_t Q_BYTES = QK_LINES * Q_GROUP, K_BYTES = QK_LINES * KEY_GROUP,
+                              V_BYTES = V_LINES * KEY_GROUP;
+    static_assert(ROWS == MHA_SM80_ROWS && D_V <= D_QK && D_V % LINE_ELEMENTS == 0, "");
     static_assert(Q_BYTES + STAGES * (K_BYTES + V_BYTES) + MHA_SM80_TILE_BYTES <=
                       MHA_SM80_BYTES(D_QK, D_V, KEYS_),
                   "the host knows how much it is");
-    static_assert(ROWS % ROWS_OF_PASS == 0 && KEYS % ROWS_OF_PASS == 0 && KEYS % 16 == 0, "");
+    static_assert(ROWS % ROWS_OF_PASS == 0 && KEYS % KEYS_OF_PASS == 0 && KEYS % 16 == 0, "");
+    static_assert(LINES_OF_PASS == 1 || (D_QK % (LINES_OF_PASS * LINE_ELEMENTS) == 0 &&
+                                         D_V % (LINES_OF_PASS * LINE_ELEMENTS) == 0),
+                  "a pass copies whole lines");
 };
 
 /* The attention of a tile by its CTA. Each function is defined in the file of its role. */
 template <typename Layout> struct MhaForward : Layout {
     using Layout::COLUMN_TILES, Layout::D_QK, Layout::D_V, Layout::K_BYTES, Layout::KEY_GROUP,
-        Layout::KEY_TILES, Layout::KEYS, Layout::Q_BYTES, Layout::Q_GROUP, Layout::Q_IN_REGISTERS,
-        Layout::ROW_TILES, Layout::ROWS, Layout::ROWS_OF_PASS, Layout::STAGES, Layout::STEPS, Layout::V_BYTES,
+        Layout::KEY_TILES, Layout::KEYS, Layout::KEYS_OF_PASS, Layout::LINES_OF_PASS, Layout::Q_BYTES,
+        Layout::Q_GROUP, Layout::Q_IN_REGISTERS, Layout::QK_LINES, Layout::ROW_TILES, Layout::ROWS,
+        Layout::ROWS_OF_PASS, Layout::STAGES, Layout::STEPS, Layout::V_BYTES, Layout::V_LINES,
         Layout::WARP_ROWS, Layout::WARPS;
     using typename Layout::Element;
 
@@ -109,6 +116,7 @@ template <typename Layout> struct MhaForward : Layout {
     /* ---- producer.cuh ---- */
 
     DEVICE static uint32_t chunk_of_thread();
+    template <int D> DEVICE static bool has_chunk(int line);
     template <int D>
     DEVICE void copy_block(uint32_t to, const uint16_t *from, int64_t stride, unsigned first_key) const;
     DEVICE void load_block(unsigned first_key, int stage) const;
